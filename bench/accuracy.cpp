@@ -12,21 +12,21 @@ namespace {
 
 using matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
-matrix rows(const std::vector<float>& x, index head, index length, index dim) {
+matrix rows(const std::vector<float>& x, idx_t head, idx_t length, idx_t dim) {
   using map = Eigen::Map<const Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>>;
   return map(x.data() + head * length * dim, length, dim).cast<double>();
 }
 
 /// Plain softmax, a few queries at a time so that long inputs fit into memory.
 Eigen::MatrixXd attend(const matrix& q, const matrix& k, const matrix& v, dataset::form of) {
-  constexpr index block = 256;
+  constexpr idx_t block = 256;
   const double scale = of.shared_keys ? 1 : 1 / std::sqrt(static_cast<double>(q.cols()));
   Eigen::MatrixXd out(q.rows(), v.cols());
-  for (index begin = 0; begin < q.rows(); begin += block) {
-    const index count = std::min(block, q.rows() - begin);
+  for (idx_t begin = 0; begin < q.rows(); begin += block) {
+    const idx_t count = std::min(block, q.rows() - begin);
     Eigen::MatrixXd weights = q.middleRows(begin, count) * k.transpose() * scale;
-    for (index i = 0; i < count; ++i) {
-      const index seen = of.causal ? begin + i + 1 : k.rows();
+    for (idx_t i = 0; i < count; ++i) {
+      const idx_t seen = of.causal ? begin + i + 1 : k.rows();
       auto row = weights.row(i);
       row.tail(k.rows() - seen).setZero();
       if (of.shared_keys && seen > 1) row[begin + i] = -std::numeric_limits<double>::infinity();
@@ -42,11 +42,11 @@ Eigen::MatrixXd mean_of_seen(const matrix& v, bool causal) {
   if (!causal) return v.colwise().mean().replicate(v.rows(), 1);
   Eigen::MatrixXd out(v.rows(), v.cols());
   Eigen::RowVectorXd sum = Eigen::RowVectorXd::Zero(v.cols());
-  for (index i = 0; i < v.rows(); ++i) out.row(i) = (sum += v.row(i)) / static_cast<double>(i + 1);
+  for (idx_t i = 0; i < v.rows(); ++i) out.row(i) = (sum += v.row(i)) / static_cast<double>(i + 1);
   return out;
 }
 
-std::vector<float> load(const std::string& path, std::array<index, 4>& shape) {
+std::vector<float> load(const std::string& path, std::array<idx_t, 4>& shape) {
   const array x = read_npy(path);
   if (x.shape.size() != 4)
     throw std::runtime_error("attn_bench: " + path + ": expected [batch, heads, length, dim]; found " +
@@ -58,7 +58,7 @@ std::vector<float> load(const std::string& path, std::array<index, 4>& shape) {
 }  // namespace
 
 dataset::dataset(const std::string& folder) : name_(std::filesystem::weakly_canonical(folder).filename().string()) {
-  std::array<index, 4> q{}, k{}, v{};
+  std::array<idx_t, 4> q{}, k{}, v{};
   q_ = load(folder + "/q.npy", q);
   k_ = load(folder + "/k.npy", k);
   v_ = load(folder + "/v.npy", v);
@@ -74,13 +74,13 @@ problem dataset::problem_for(bool causal, const flags& set) const {
   return {length_, heads_, kv_heads_, dim_, dim_v_, causal, set};
 }
 
-index dataset::kv_head_of(index head) const { return head / heads_ * kv_heads_ + head % heads_ / (heads_ / kv_heads_); }
+idx_t dataset::kv_head_of(idx_t head) const { return head / heads_ * kv_heads_ + head % heads_ / (heads_ / kv_heads_); }
 
 const dataset::answers& dataset::exact(form of) const {
   answers& known = exact_[of.causal][of.shared_keys];
   if (known.empty())
-    for (index head = 0; head < batch_ * heads_; ++head) {
-      const index kv_head = kv_head_of(head);
+    for (idx_t head = 0; head < batch_ * heads_; ++head) {
+      const idx_t kv_head = kv_head_of(head);
       const matrix q = rows(q_, head, length_, dim_);
       known.push_back(attend(q, of.shared_keys ? matrix(q.rowwise().normalized()) : rows(k_, kv_head, length_, dim_),
                              rows(v_, kv_head, length_, dim_v_), of));
@@ -90,7 +90,7 @@ const dataset::answers& dataset::exact(form of) const {
 
 double dataset::distance(const std::vector<float>& out, form of) const {
   double wrong = 0, whole = 0;
-  for (index head = 0; head < batch_ * heads_; ++head) {
+  for (idx_t head = 0; head < batch_ * heads_; ++head) {
     const Eigen::MatrixXd& expected = exact(of)[static_cast<std::size_t>(head)];
     wrong += (rows(out, head, length_, dim_v_) - expected).squaredNorm();
     whole += expected.squaredNorm();
@@ -100,7 +100,7 @@ double dataset::distance(const std::vector<float>& out, form of) const {
 
 double dataset::mean_error(form of) const {
   std::vector<float> out;
-  for (index head = 0; head < batch_ * heads_; ++head) {
+  for (idx_t head = 0; head < batch_ * heads_; ++head) {
     const matrix mean = mean_of_seen(rows(v_, kv_head_of(head), length_, dim_v_), of.causal);
     out.insert(out.end(), mean.data(), mean.data() + mean.size());
   }

@@ -27,8 +27,8 @@ class dataset {
   /// The folder's own name.
   const std::string& name() const { return name_; }
 
-  index batch() const { return batch_; }
-  index length() const { return length_; }
+  idx_t batch() const { return batch_; }
+  idx_t length() const { return length_; }
   const std::vector<float>& q() const { return q_; }
   const std::vector<float>& k() const { return k_; }
   const std::vector<float>& v() const { return v_; }
@@ -41,11 +41,11 @@ class dataset {
   double mean_error(form) const;
 
  private:
-  index kv_head_of(index head) const;
+  idx_t kv_head_of(idx_t head) const;
   const answers& exact(form) const;
 
   std::string name_;
-  index batch_, heads_, kv_heads_, length_, dim_, dim_v_;
+  idx_t batch_, heads_, kv_heads_, length_, dim_, dim_v_;
   std::vector<float> q_, k_, v_;
   mutable answers exact_[2][2];  // computed when first asked for
 };

@@ -31,18 +31,18 @@ double all_pairs(const problem& p) {
 double backward_flops(const problem& p, double pairs) { return 3 * seen_flops(p, pairs); }
 
 // Those within `side` tokens; the rest comes as running sums, one addition a token.
-double near_pairs(const problem& p, index side) {
+double near_pairs(const problem& p, idx_t side) {
   const auto n = static_cast<double>(p.length), s = static_cast<double>(std::min(side, p.length - 1));
   return n + (n * s - s * (s + 1) / 2) * (p.causal ? 1 : 2) + n;
 }
 
-index local_window(const flags& set) { return std::max<index>(set.window, 1); }
-index kernel_width(const flags& set) { return 2 * (std::max<index>(set.window, 2) / 2) - 1; }
+idx_t local_window(const flags& set) { return std::max<idx_t>(set.window, 1); }
+idx_t kernel_width(const flags& set) { return 2 * (std::max<idx_t>(set.window, 2) / 2) - 1; }
 
 double column_bytes(const problem& p) { return static_cast<double>(p.kv_heads * p.dim) * sizeof(element); }
 
 /// Unit normal biases [1, heads, rows, columns].
-input biases(index heads, index rows, index columns) {
+input biases(idx_t heads, idx_t rows, idx_t columns) {
   return {drawn_numbers<element>(role::bias, static_cast<std::size_t>(heads * rows * columns)),
           {1, heads, rows, columns}};
 }
@@ -58,14 +58,14 @@ runner prepare_full(const problem& p) {
   const element far_above(200);
   const element* const normal = drawn_numbers<element>(role::key, static_cast<std::size_t>(p.heads * p.length * p.dim));
   auto keys = std::make_shared<std::vector<element>>(normal, normal + p.heads * p.length * p.dim);
-  for (index h = 0; h < p.heads; ++h) (*keys)[static_cast<std::size_t>(h * p.length * p.dim)] = far_above;
+  for (idx_t h = 0; h < p.heads; ++h) (*keys)[static_cast<std::size_t>(h * p.length * p.dim)] = far_above;
   auto biased = std::make_shared<std::vector<element>>(w.data(), w.data() + p.length * p.length);
-  constexpr index rows = attn::detail::block_rows;
+  constexpr idx_t rows = attn::detail::block_rows;
   double due = 1;  // at least one block
-  for (index row = 0; row < p.length; row += rows, due += p.set.far) {
+  for (idx_t row = 0; row < p.length; row += rows, due += p.set.far) {
     if (due < 1) continue;
     due -= 1;
-    const index last = std::min(row + rows, p.length) - 1;
+    const idx_t last = std::min(row + rows, p.length) - 1;
     (*biased)[static_cast<std::size_t>(last * p.length + last)] = far_above;
   }
   return [=, causal = p.causal](input q, input k, input v, output out, attn::execution& exec) {
@@ -75,7 +75,7 @@ runner prepare_full(const problem& p) {
 }
 
 runner prepare_local(const problem& p) {
-  const index s = local_window(p.set);
+  const idx_t s = local_window(p.set);
   return [w = biases(1, p.length, 2 * s - 1), s, causal = p.causal](input q, input k, input v, output out,
                                                                     attn::execution& exec) {
     attn::aft_local(q, k, v, out, w, {.causal = causal, .window = s, .band = true}, exec);
@@ -112,7 +112,7 @@ training_runner train_full(const problem& p) {
 }
 
 training_runner train_local(const problem& p) {
-  const index s = local_window(p.set);
+  const idx_t s = local_window(p.set);
   return train_biased(biases(1, p.length, 2 * s - 1),
                       [s, causal = p.causal](const training_views& x, input w, output dw, attn::execution& exec) {
                         attn::aft_local_backward(x.q, x.k, x.v, w, x.d_out, {.q = x.dq, .k = x.dk, .v = x.dv, .w = dw},
@@ -146,11 +146,11 @@ struct full_stream final : stream {
   std::unique_ptr<stream> copy() const override { return std::make_unique<full_stream>(*this); }
   void feed(input k, input v) override { cache.append(k, v); }
   void step(input q, input k, input v, output out, attn::execution& exec) override {
-    const index heads = k.extent(1), length = cache.tokens() + 1;  // one row of biases stands for all
+    const idx_t heads = k.extent(1), length = cache.tokens() + 1;  // one row of biases stands for all
     attn::aft_full_step(cache, q.slice(1, 0, heads), k, v, out.slice(1, 0, heads),
                         input(w.data(), {1, 1, length, length}, {0, 0, 0, 1}), {}, exec);
   }
-  void rewind(index tokens) override { cache.truncate(tokens); }
+  void rewind(idx_t tokens) override { cache.truncate(tokens); }
 };
 
 struct local_stream final : stream {
@@ -163,12 +163,12 @@ struct local_stream final : stream {
   std::unique_ptr<stream> copy() const override { return std::make_unique<local_stream>(*this); }
   void feed(input k, input v) override { state.append(k, v); }
   void step(input q, input k, input v, output out, attn::execution& exec) override {
-    const index heads = k.extent(1);
-    const std::array<index, 4> shape = {1, 1, state.tokens() + 1, 2 * state.window() - 1};
+    const idx_t heads = k.extent(1);
+    const std::array<idx_t, 4> shape = {1, 1, state.tokens() + 1, 2 * state.window() - 1};
     attn::aft_local_step(state, q.slice(1, 0, heads), k, v, out.slice(1, 0, heads),
                          input(w.data(), shape, {0, 0, 0, 1}), {.band = true}, exec);
   }
-  void rewind(index) override {}
+  void rewind(idx_t) override {}
 };
 
 struct simple_stream final : stream {
@@ -178,10 +178,10 @@ struct simple_stream final : stream {
   std::unique_ptr<stream> copy() const override { return std::make_unique<simple_stream>(*this); }
   void feed(input k, input v) override { state.append(k, v); }
   void step(input q, input k, input v, output out, attn::execution& exec) override {
-    const index heads = k.extent(1);
+    const idx_t heads = k.extent(1);
     attn::aft_simple_step(state, q.slice(1, 0, heads), k, v, out.slice(1, 0, heads), {}, exec);
   }
-  void rewind(index) override {}
+  void rewind(idx_t) override {}
 };
 
 struct conv_stream final : stream {
@@ -194,10 +194,10 @@ struct conv_stream final : stream {
   std::unique_ptr<stream> copy() const override { return std::make_unique<conv_stream>(*this); }
   void feed(input k, input v) override { state.append(k, v); }
   void step(input q, input k, input v, output out, attn::execution& exec) override {
-    const index heads = k.extent(1);
+    const idx_t heads = k.extent(1);
     attn::aft_conv_step(state, q.slice(1, 0, heads), k, v, out.slice(1, 0, heads), w, {}, exec);
   }
-  void rewind(index) override {}
+  void rewind(idx_t) override {}
 };
 
 template <class Stream>
@@ -205,10 +205,10 @@ std::unique_ptr<stream> make_stream(const problem& p) {
   return std::make_unique<Stream>(p);
 }
 
-double step_flops(const problem& p, index seen) {
+double step_flops(const problem& p, idx_t seen) {
   return 4.0 * static_cast<double>(p.kv_heads * p.dim) * static_cast<double>(seen);
 }
-index in_window(const problem& p, index window) { return std::min(p.length, window); }
+idx_t in_window(const problem& p, idx_t window) { return std::min(p.length, window); }
 
 }  // namespace
 

@@ -8,15 +8,15 @@
 namespace bench::inline ATTN_BENCH_TYPE {
 namespace {
 
-constexpr index page_tokens = 64, sequences = 16;
+constexpr idx_t page_tokens = 64, sequences = 16;
 
 double token_bytes(const problem& p) { return static_cast<double>(p.kv_heads * (p.dim + p.dim_v)) * sizeof(element); }
 
 /// A sequence has a sixteenth, two, ... of the length.
-index length_of(index sequence, index longest) { return (sequence + 1) * longest / sequences; }
+idx_t length_of(idx_t sequence, idx_t longest) { return (sequence + 1) * longest / sequences; }
 double all_tokens(const problem& p) {
   double sum = 0;
-  for (index n = 0; n < sequences; ++n) sum += static_cast<double>(length_of(n, p.length));
+  for (idx_t n = 0; n < sequences; ++n) sum += static_cast<double>(length_of(n, p.length));
   return sum;
 }
 
@@ -35,8 +35,8 @@ struct paged_stream final : stream {
         cache(pool, 1) {}
   std::unique_ptr<stream> copy() const override {
     auto other = std::make_unique<paged_stream>(p);
-    for (index begin = 0; begin < cache.tokens(); begin += page_tokens) {
-      const index page = cache.table(0)[static_cast<std::size_t>(begin / page_tokens)],
+    for (idx_t begin = 0; begin < cache.tokens(); begin += page_tokens) {
+      const idx_t page = cache.table(0)[static_cast<std::size_t>(begin / page_tokens)],
                   count = std::min(page_tokens, cache.tokens() - begin);
       const auto rows = [&](const attn::tensor_view<element>& x) { return x.slice(0, page, 1).slice(2, 0, count); };
       other->feed(rows(pool.keys()), rows(pool.values()));
@@ -47,11 +47,11 @@ struct paged_stream final : stream {
   void step(input q, input k, input v, output out, attn::execution& exec) override {
     attn::full_softmax_step(cache, q, k, v, out, exec);
   }
-  void rewind(index tokens) override { cache.truncate(tokens); }
+  void rewind(idx_t tokens) override { cache.truncate(tokens); }
 };
 
 struct ragged_stream final : stream {
-  index longest;
+  idx_t longest;
   attn::kv_cache<element> cache;
   std::vector<element> results;
 
@@ -68,20 +68,20 @@ struct ragged_stream final : stream {
     return {x.data(), {sequences, x.extent(1), x.extent(2), x.extent(3)}, {0, x.stride(1), x.stride(2), x.stride(3)}};
   }
   void feed(input k, input v) override {
-    std::vector<index> lengths;
-    for (index n = 0; n < sequences; ++n)
-      lengths.push_back(std::clamp(length_of(n, longest) - 1 - cache.tokens(n), index(0), k.extent(2)));
+    std::vector<idx_t> lengths;
+    for (idx_t n = 0; n < sequences; ++n)
+      lengths.push_back(std::clamp(length_of(n, longest) - 1 - cache.tokens(n), idx_t(0), k.extent(2)));
     cache.append(repeated(k), repeated(v), {.lengths = lengths});
   }
   void step(input q, input k, input v, output out, attn::execution& exec) override {
     const output all(results.data(), {sequences, out.extent(1), 1, out.extent(3)});
     attn::full_softmax_step(cache, repeated(q), repeated(k), repeated(v), all, exec);
-    for (index h = 0; h < out.extent(1); ++h)
-      for (index d = 0; d < out.extent(3); ++d) out(0, h, 0, d) = all(sequences - 1, h, 0, d);
+    for (idx_t h = 0; h < out.extent(1); ++h)
+      for (idx_t d = 0; d < out.extent(3); ++d) out(0, h, 0, d) = all(sequences - 1, h, 0, d);
   }
-  void rewind(index) override {
-    for (index n = 0; n < sequences; ++n)
-      cache.truncate(n, std::min(cache.tokens(n), std::max<index>(0, length_of(n, longest) - 1)));
+  void rewind(idx_t) override {
+    for (idx_t n = 0; n < sequences; ++n)
+      cache.truncate(n, std::min(cache.tokens(n), std::max<idx_t>(0, length_of(n, longest) - 1)));
   }
 };
 

@@ -12,7 +12,7 @@ namespace {
 
 struct known_flag {
   const char* name;
-  std::variant<flags::index flags::*, double flags::*, std::string flags::*, bool flags::*> member;
+  std::variant<flags::idx_t flags::*, double flags::*, std::string flags::*, bool flags::*> member;
   double least;
   const char* help;
   bool shown_if_default = true;  // in labels
@@ -75,7 +75,7 @@ struct setter {
   flags& set;
   const known_flag& flag;
   const std::string& text;
-  void operator()(flags::index flags::*m) const { set.*m = number<flags::index>(flag.name, text, flag.least); }
+  void operator()(flags::idx_t flags::*m) const { set.*m = number<flags::idx_t>(flag.name, text, flag.least); }
   void operator()(double flags::*m) const { set.*m = number<double>(flag.name, text, flag.least); }
   void operator()(std::string flags::*m) const { set.*m = text; }
   void operator()(bool flags::*m) const { set.*m = boolean(flag.name, text); }
@@ -84,7 +84,7 @@ struct setter {
 std::string shown(const flags& set, const known_flag& flag) {
   struct printer {
     const flags& f;
-    std::string operator()(flags::index flags::*m) const { return std::to_string(f.*m); }
+    std::string operator()(flags::idx_t flags::*m) const { return std::to_string(f.*m); }
     std::string operator()(double flags::*m) const {
       char text[32];
       return {text, std::to_chars(text, text + sizeof text, f.*m).ptr};
@@ -152,9 +152,9 @@ std::string describe(const flags& set, const std::vector<std::string>& names) {
   return text;
 }
 
-std::vector<setting> settings_of(flags::index flags::*flag, std::initializer_list<flags::index> values) {
+std::vector<setting> settings_of(flags::idx_t flags::*flag, std::initializer_list<flags::idx_t> values) {
   std::vector<setting> settings;
-  for (const flags::index value : values) settings.push_back({{flag, value}});
+  for (const flags::idx_t value : values) settings.push_back({{flag, value}});
   return settings;
 }
 
@@ -167,7 +167,7 @@ std::string name_of(const setting& values) {
   std::string text;
   for (const auto& [member, value] : values)
     for (const known_flag& flag : known)
-      if (const auto* number = std::get_if<flags::index flags::*>(&flag.member); number && *number == member)
+      if (const auto* number = std::get_if<flags::idx_t flags::*>(&flag.member); number && *number == member)
         text += (text.empty() ? std::string() : std::string(",")) + flag.name + ':' + std::to_string(value);
   return text;
 }

@@ -9,19 +9,19 @@
 namespace bench {
 
 struct flags {
-  using index = std::ptrdiff_t;
-  index heads = 8, dim = 64, threads = 1;
-  index window = 128, block = 128, stride = 64, rounds = 4, rank = 256, landmarks = 64, features = 256;
-  index random = 3, topk = 3;
-  index exact = 0, clusters = 0, probe = 0, query_block = 0;  // 0: the operator's own
+  using idx_t = std::ptrdiff_t;
+  idx_t heads = 8, dim = 64, threads = 1;
+  idx_t window = 128, block = 128, stride = 64, rounds = 4, rank = 256, landmarks = 64, features = 256;
+  idx_t random = 3, topk = 3;
+  idx_t exact = 0, clusters = 0, probe = 0, query_block = 0;  // 0: the operator's own
   bool exact_inverse = false;
   double far = 0;
   std::string type = "float";  // of elements; several with commas between them
   std::string cache_type;      // of the elements of caches, beside those of the tokens; several with commas
   std::string precision = "standard";  // or fast: lines of it beside the others
   std::string input;           // folder with q.npy, k.npy, v.npy instead of the shipped data
-  index min_length = 256;
-  index max_length = 0;    // 0: by the operator's growth
+  idx_t min_length = 256;
+  idx_t max_length = 0;    // 0: by the operator's growth
   double max_seconds = 0;  // a run that takes longer is left out; 0: none for that reason
   double budget = 150;     // seconds the sweep may take; the main curve is run whatever it takes
   bool smoke = false;
@@ -45,13 +45,13 @@ std::string describe(const flags& set, const std::vector<std::string>& names);
 
 /// Values of some flags that take the place of those given: a point of a curve of error against time.
 struct flag_value {
-  flags::index flags::*flag;
-  flags::index value;
+  flags::idx_t flags::*flag;
+  flags::idx_t value;
 };
 using setting = std::vector<flag_value>;
 
 /// One setting for each value of one flag.
-std::vector<setting> settings_of(flags::index flags::*flag, std::initializer_list<flags::index> values);
+std::vector<setting> settings_of(flags::idx_t flags::*flag, std::initializer_list<flags::idx_t> values);
 
 /// `set` with the values of the setting.
 flags with(flags set, const setting&);

@@ -18,7 +18,7 @@ double mixing_flops(const problem& p) {
 /// q's memory holds as many numbers as the matrix.
 runner prepare_fnet(const problem& p) {
   return [channels = p.heads * p.dim](input q, input, input, output out, attn::execution& exec) {
-    const std::array<index, 4> shape = {1, 1, q.extent(2), channels};
+    const std::array<idx_t, 4> shape = {1, 1, q.extent(2), channels};
     attn::fnet(input(q.data(), shape), output(out.data(), shape), {}, exec);
   };
 }
@@ -26,7 +26,7 @@ runner prepare_fnet(const problem& p) {
 /// Its own adjoint.
 training_runner train_fnet(const problem& p) {
   return {{}, [channels = p.heads * p.dim](const training_views& x, attn::execution& exec) {
-            const std::array<index, 4> shape = {1, 1, x.q.extent(2), channels};
+            const std::array<idx_t, 4> shape = {1, 1, x.q.extent(2), channels};
             attn::fnet_backward(input(x.d_out.data(), shape), {.x = output(x.dq.data(), shape)}, {}, exec);
           }};
 }

@@ -18,7 +18,7 @@ namespace {
 
 /// Pairs of a query and a key of its chunk that it sees.
 double chunk_pairs(const problem& p) {
-  constexpr index chunk = attn::detail::kernel_chunk;
+  constexpr idx_t chunk = attn::detail::kernel_chunk;
   const auto full = static_cast<double>(p.length / chunk), rest = static_cast<double>(p.length % chunk);
   return full * chunk * (chunk + 1) / 2 + rest * (rest + 1) / 2;
 }
@@ -73,7 +73,7 @@ struct kernel_stream final : stream {
   std::unique_ptr<stream> copy() const override { return std::make_unique<kernel_stream>(*this); }
   void feed(input k, input v) override { append(state, k, v); }
   void step(input q, input k, input v, output out, attn::execution& exec) override { take(state, q, k, v, out, exec); }
-  void rewind(index) override {}
+  void rewind(idx_t) override {}
 };
 
 template <class State, class Append, class Step>
@@ -130,7 +130,7 @@ struct delta_numbers {
   attn::tensor_view<const real, 3> beta;
   attn::tensor_view<const real> log_decay;
 
-  delta_numbers(index heads, index length, index channels)
+  delta_numbers(idx_t heads, idx_t length, idx_t channels)
       : beta(drawn_numbers<real>(role::rate, static_cast<std::size_t>(heads * length)), {1, heads, length}),
         log_decay(drawn_numbers<real>(role::log_decay, static_cast<std::size_t>(heads * length * channels)),
                   {1, heads, length, channels}) {}

@@ -13,14 +13,14 @@
 namespace bench::inline ATTN_BENCH_TYPE {
 namespace {
 
-constexpr index hidden_for_one = 4;  // hidden numbers of the feed-forward layer for one input
+constexpr idx_t hidden_for_one = 4;  // hidden numbers of the feed-forward layer for one input
 
 /// A weight [outputs, inputs] that keeps the size of what it is multiplied by.
 struct random_weight {
-  index outputs, inputs;
+  idx_t outputs, inputs;
   std::shared_ptr<std::vector<element>> numbers;
 
-  random_weight(index m, index n, std::uint64_t seed)
+  random_weight(idx_t m, idx_t n, std::uint64_t seed)
       : outputs(m), inputs(n), numbers(std::make_shared<std::vector<element>>(static_cast<std::size_t>(m * n))) {
     attn::random_numbers draw(seed, 1);
     const double size = 1 / std::sqrt(static_cast<double>(n));
@@ -30,7 +30,7 @@ struct random_weight {
 };
 
 template <class T>
-attn::tensor_view<T, 3> sequence(const attn::tensor_view<T>& x, index channels) {
+attn::tensor_view<T, 3> sequence(const attn::tensor_view<T>& x, idx_t channels) {
   return {x.data(), {1, x.extent(2), channels}};
 }
 
@@ -42,14 +42,14 @@ double feed_forward_flops(const problem& p) { return 2 * hidden_for_one * projec
 double twice(double (*flops)(const problem&), const problem& p) { return 2 * flops(p); }  // of inputs and of weights
 
 runner prepare_project(const problem& p) {
-  const index channels = p.heads * p.dim;
+  const idx_t channels = p.heads * p.dim;
   return [=, w = random_weight(channels, channels, 1)](input q, input, input, output out, attn::execution& exec) {
     attn::project(sequence(q, channels), sequence(out, channels), {.weight = w.view()}, exec);
   };
 }
 
 training_runner train_project(const problem& p) {
-  const index channels = p.heads * p.dim;
+  const idx_t channels = p.heads * p.dim;
   return {{},
           [=, w = random_weight(channels, channels, 1), dw = random_weight(channels, channels, 2)](
               const training_views& x, attn::execution& exec) {
@@ -60,7 +60,7 @@ training_runner train_project(const problem& p) {
 }
 
 runner prepare_feed_forward(const problem& p) {
-  const index channels = p.heads * p.dim, hidden = hidden_for_one * channels;
+  const idx_t channels = p.heads * p.dim, hidden = hidden_for_one * channels;
   return [=, up = random_weight(hidden, channels, 1), down = random_weight(channels, hidden, 2)](
              input q, input, input, output out, attn::execution& exec) {
     attn::feed_forward(sequence(q, channels), sequence(out, channels), {.up = up.view(), .down = down.view()}, {},
@@ -69,7 +69,7 @@ runner prepare_feed_forward(const problem& p) {
 }
 
 training_runner train_feed_forward(const problem& p) {
-  const index channels = p.heads * p.dim, hidden = hidden_for_one * channels;
+  const idx_t channels = p.heads * p.dim, hidden = hidden_for_one * channels;
   return {{},
           [=, up = random_weight(hidden, channels, 1), down = random_weight(channels, hidden, 2),
            d_up = random_weight(hidden, channels, 3),

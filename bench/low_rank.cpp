@@ -35,7 +35,7 @@ double projection_bytes(const problem& p) {
 // One E and one F for all heads. Drawn as the library draws them where the error is measured; for longer sequences,
 // which are only timed, that would take minutes, and ready-made numbers serve, their size taken out by the scale.
 runner prepare_linformer(const problem& p) {
-  constexpr index longest_drawn = 4096;
+  constexpr idx_t longest_drawn = 4096;
   if (p.length > longest_drawn) {
     const auto count = static_cast<std::size_t>(p.set.rank * p.length);
     const element* numbers = drawn_numbers<element>(role::parameter, 2 * count);
@@ -59,7 +59,7 @@ runner prepare_nystrom(const problem& p) {
   };
 }
 
-constexpr index compressed_keys = 64, longest_segment = 1024;
+constexpr idx_t compressed_keys = 64, longest_segment = 1024;
 
 // Every token goes into the compressed keys; a query sees those, and its window. Causal, the sequence is compressed by
 // segments, and a query sees those that are over.

@@ -125,9 +125,9 @@ std::string families_of(const std::vector<variant>& variants) {
   return text;
 }
 
-std::string list_of(const std::vector<index>& lengths) {
+std::string list_of(const std::vector<idx_t>& lengths) {
   std::string text;
-  for (const index length : lengths) text += (text.empty() ? "" : " ") + std::to_string(length);
+  for (const idx_t length : lengths) text += (text.empty() ? "" : " ") + std::to_string(length);
   return text;
 }
 

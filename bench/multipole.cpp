@@ -85,14 +85,14 @@ struct multipole_stream final : stream {
   void step(input q, input k, input v, output out, attn::execution& exec) override {
     attn::multipole_step(cache, q, k, v, out, {}, exec);
   }
-  void rewind(index tokens) override { cache.truncate(tokens); }
+  void rewind(idx_t tokens) override { cache.truncate(tokens); }
 };
 
 // Numbers a step reads: for every query head, the keys of the candidates and the values of those taken; for each of
 // `shared_heads`, the clusters of the segments before and the tokens of its own.
-double numbers_read(const problem& p, index shared_heads) {
+double numbers_read(const problem& p, idx_t shared_heads) {
   const auto o = multipole_stream::settings(p);
-  const index segments = (p.length - 1) / o.segment, past = segments * o.segment;
+  const idx_t segments = (p.length - 1) / o.segment, past = segments * o.segment;
   const double candidates = static_cast<double>(std::min(past, o.candidate_clusters * o.segment / o.clusters)),
                taken = static_cast<double>(std::min(past, o.exact)),
                shared = static_cast<double>(segments * o.clusters + p.length - past);
@@ -109,7 +109,7 @@ double cache_bytes(const problem& p) {
 }
 
 // Choices that are worth their time: more keys taken, by means of fewer queries.
-setting choice(index exact, index clusters, index probe) {
+setting choice(idx_t exact, idx_t clusters, idx_t probe) {
   return {{&flags::exact, exact}, {&flags::clusters, clusters}, {&flags::probe, probe}};
 }
 

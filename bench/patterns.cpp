@@ -20,16 +20,16 @@ namespace {
 template <attn::key_pattern Pattern>
 double pattern_flops(const problem& p, const Pattern& pattern) {
   double pairs = 0;
-  for (index h = 0; h < p.heads; ++h) {
+  for (idx_t h = 0; h < p.heads; ++h) {
     const attn::pattern_shape s{.head = h, .queries = p.length, .keys = p.length, .causal = p.causal};
     pairs += static_cast<double>(attn::count_pairs(pattern, s));
   }
   return 2.0 * pairs * static_cast<double>(p.dim + p.dim_v);
 }
 
-constexpr index bigbird_block = 64;
+constexpr idx_t bigbird_block = 64;
 
-attn::tensor<index, 3> random_table(const problem& p) {
+attn::tensor<idx_t, 3> random_table(const problem& p) {
   return attn::draw_random_blocks((p.length + bigbird_block - 1) / bigbird_block, p.set.random,
                                   {.seed = 1, .heads = p.heads, .causal = p.causal});
 }
@@ -58,7 +58,7 @@ runner prepare_bigbird(const problem& p) {
   };
 }
 
-constexpr index lsh_buckets = 64, lsh_chunk = 64;
+constexpr idx_t lsh_buckets = 64, lsh_chunk = 64;
 
 /// Share of the keys of the chunk before that a causal query sees. Tokens are sorted by bucket, then position: a key
 /// some places before is earlier, unless a bucket begins in between and the key is later in its own.
@@ -140,7 +140,7 @@ training_runner train_strided(const problem& p, attn::strided_kind kind) {
 }
 
 training_runner train_bigbird(const problem& p) {
-  const auto table = std::make_shared<const attn::tensor<index, 3>>(random_table(p));
+  const auto table = std::make_shared<const attn::tensor<idx_t, 3>>(random_table(p));
   const auto options = [table, causal = p.causal](const training_views& x) {
     return attn::bigbird_options<element>{.causal = causal, .size = bigbird_block, .random = *table, .lse = x.lse};
   };
@@ -176,9 +176,9 @@ training_runner train_lsh(const problem& p) {
 struct topk_pairs {
   double keys = 0, sums = 0;
 
-  topk_pairs(const problem& p, index from) {
-    for (index i = from; i < p.length; ++i) {
-      const index earlier = i / p.set.block, chosen = std::min(earlier, p.set.topk - 1);
+  topk_pairs(const problem& p, idx_t from) {
+    for (idx_t i = from; i < p.length; ++i) {
+      const idx_t earlier = i / p.set.block, chosen = std::min(earlier, p.set.topk - 1);
       keys += static_cast<double>(chosen * p.set.block + i % p.set.block + 1);
       if (earlier > chosen) sums += static_cast<double>(earlier);
     }
@@ -222,7 +222,7 @@ training_runner train_topk(const problem& p) {
 
 struct topk_stream final : stream {
   attn::topk_blocks_cache<element> cache;
-  index topk;
+  idx_t topk;
 
   explicit topk_stream(const problem& p)
       : cache({.heads = p.kv_heads, .dim = p.dim, .value_dim = p.dim_v}, {.block = p.set.block}), topk(p.set.topk) {
@@ -233,7 +233,7 @@ struct topk_stream final : stream {
   void step(input q, input k, input v, output out, attn::execution& exec) override {
     attn::topk_blocks_step(cache, q, k, v, out, {.topk = topk}, exec);
   }
-  void rewind(index tokens) override { cache.truncate(tokens); }
+  void rewind(idx_t tokens) override { cache.truncate(tokens); }
 };
 
 double topk_step_flops(const problem& p) {

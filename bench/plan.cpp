@@ -6,18 +6,18 @@
 namespace bench {
 namespace {
 
-constexpr index longest_doubled = 16384;
+constexpr idx_t longest_doubled = 16384;
 
-bool contains(const std::vector<index>& lengths, index length) { return std::ranges::count(lengths, length) > 0; }
+bool contains(const std::vector<idx_t>& lengths, idx_t length) { return std::ranges::count(lengths, length) > 0; }
 
-bool is_power_of_4(index n) {
+bool is_power_of_4(idx_t n) {
   const auto bits = static_cast<std::size_t>(n);
   return std::has_single_bit(bits) && std::countr_zero(bits) % 2 == 0;
 }
 
-std::vector<index> all_lengths(index longest, const flags& set) {
-  std::vector<index> lengths;
-  for (index length = set.min_length; length <= longest; length *= length < longest_doubled ? 2 : 4)
+std::vector<idx_t> all_lengths(idx_t longest, const flags& set) {
+  std::vector<idx_t> lengths;
+  for (idx_t length = set.min_length; length <= longest; length *= length < longest_doubled ? 2 : 4)
     lengths.push_back(length);
   return lengths;
 }
@@ -39,18 +39,18 @@ const char* name_of(tier t) {
   }
 }
 
-std::vector<index> lengths_of(const variant& x, const flags& set) {
-  std::vector<index> lengths = all_lengths(set.max_length > 0 ? set.max_length : x.longest, set);
+std::vector<idx_t> lengths_of(const variant& x, const flags& set) {
+  std::vector<idx_t> lengths = all_lengths(set.max_length > 0 ? set.max_length : x.longest, set);
   if (x.backward && std::ranges::any_of(lengths, is_power_of_4))
-    std::erase_if(lengths, [](index n) { return !is_power_of_4(n); });
+    std::erase_if(lengths, [](idx_t n) { return !is_power_of_4(n); });
   if (x.has_setting() && !lengths.empty()) lengths = {contains(lengths, usual_length) ? usual_length : lengths.back()};
   return lengths;
 }
 
-std::vector<index> main_lengths(const flags& set) {
+std::vector<idx_t> main_lengths(const flags& set) {
   const auto all = all_lengths(set.max_length > 0 ? std::min(set.max_length, longest_doubled) : longest_doubled, set);
-  std::vector<index> lengths;
-  for (const index n : {256, 1024, 4096, 16384})
+  std::vector<idx_t> lengths;
+  for (const idx_t n : {256, 1024, 4096, 16384})
     if (contains(all, n)) lengths.push_back(n);
   for (std::size_t n = 0; lengths.empty() && n < all.size(); n += 2) lengths.push_back(all[n]);
   // One length beyond where the main curve usually ends: --min-length=32768 --max-length=32768.
@@ -58,10 +58,10 @@ std::vector<index> main_lengths(const flags& set) {
   return lengths;
 }
 
-tier tier_of(const variant& x, index length, const flags& set) {
+tier tier_of(const variant& x, idx_t length, const flags& set) {
   if (x.has_setting()) return tier::settings;
-  std::vector<index> lengths = main_lengths(set);
-  const index last = lengths.back();
+  std::vector<idx_t> lengths = main_lengths(set);
+  const idx_t last = lengths.back();
   if (x.main) {
     if (contains(lengths, length)) return tier::main_curve;
     return length <= last ? tier::between : tier::longer;
@@ -72,13 +72,13 @@ tier tier_of(const variant& x, index length, const flags& set) {
   return length < lengths.back() ? tier::between : tier::longer;
 }
 
-std::vector<index> fitted_lengths(const flags& set) {
-  std::vector<index> lengths = main_lengths(set);
+std::vector<idx_t> fitted_lengths(const flags& set) {
+  std::vector<idx_t> lengths = main_lengths(set);
   if (lengths.size() > 2) lengths.erase(lengths.begin());
   return lengths;
 }
 
-std::string listed(const std::vector<std::pair<std::string, index>>& names_and_lengths) {
+std::string listed(const std::vector<std::pair<std::string, idx_t>>& names_and_lengths) {
   std::string text;
   const std::string* last = nullptr;
   for (const auto& [name, length] : names_and_lengths) {

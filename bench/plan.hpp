@@ -22,18 +22,18 @@ const char* name_of(tier);
 /// Lengths are doubled up to 16384, where operators overtake each other; fewer beyond, where curves are straight. Of
 /// backward passes the powers of 4 that are among them: they follow the forward curves. Of a setting that is not the
 /// flags', one.
-std::vector<index> lengths_of(const variant&, const flags&);
+std::vector<idx_t> lengths_of(const variant&, const flags&);
 
 /// Those of the main lengths that are in the flags' range; where none is, every second length.
-std::vector<index> main_lengths(const flags&);
+std::vector<idx_t> main_lengths(const flags&);
 
-tier tier_of(const variant&, index length, const flags&);
+tier tier_of(const variant&, idx_t length, const flags&);
 
 /// The lengths from which exponents are fitted: those of the main curve, without the shortest where there are more than
 /// two. At 256 tokens some calls are all overhead.
-std::vector<index> fitted_lengths(const flags&);
+std::vector<idx_t> fitted_lengths(const flags&);
 
 /// "full_softmax_backward 8192 16384, linear 65536": what was not run, one entry for each operator.
-std::string listed(const std::vector<std::pair<std::string, index>>& names_and_lengths);
+std::string listed(const std::vector<std::pair<std::string, idx_t>>& names_and_lengths);
 
 }  // namespace bench

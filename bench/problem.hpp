@@ -8,11 +8,11 @@
 
 namespace bench {
 
-using attn::index;
+using attn::idx_t;
 
 /// One shape an operator is run at: q [1, heads, length, dim], k and v [1, kv_heads, length, dim or dim_v].
 struct problem {
-  index length, heads, kv_heads, dim, dim_v;
+  idx_t length, heads, kv_heads, dim, dim_v;
   bool causal;
   const flags& set;
 };

@@ -27,11 +27,11 @@ double of_peak(const record& r, const machine& m, const flags& set) {
 /// Slope of log time over log length, from lengths of the main curve: the same for all operators.
 struct fit {
   double slope;
-  index longest;  // of the lengths it is from
+  idx_t longest;  // of the lengths it is from
 };
 std::optional<fit> exponent(const points& all, const flags& set) {
   points fitted;
-  const std::vector<index> lengths = fitted_lengths(set);
+  const std::vector<idx_t> lengths = fitted_lengths(set);
   for (const record* r : all)
     if (std::ranges::count(lengths, r->length) > 0) fitted.push_back(r);
   if (fitted.size() < 2) return {};
@@ -44,8 +44,8 @@ std::optional<fit> exponent(const points& all, const flags& set) {
 }
 
 /// The shortest length from which on it is faster at every length measured for both.
-std::optional<index> beats_from(const points& all, const sweep& s) {
-  std::optional<index> from;
+std::optional<idx_t> beats_from(const points& all, const sweep& s) {
+  std::optional<idx_t> from;
   for (auto r = all.rbegin(); r != all.rend(); ++r) {
     const record* rival = s.find((*r)->of->rival + "/" + std::to_string((*r)->length));
     if (!rival || rival->seconds.empty()) continue;
@@ -98,9 +98,9 @@ std::string error_text(const std::vector<double>& values, const std::vector<data
 }
 
 /// The length the summary shows: 4096, or the longest that every operator was run at, or else the longest.
-index summary_length(const std::vector<points>& groups) {
-  const auto has = [](const points& all, index length) { return std::ranges::count(all, length, &record::length) > 0; };
-  index shown = groups[0].back()->length;
+idx_t summary_length(const std::vector<points>& groups) {
+  const auto has = [](const points& all, idx_t length) { return std::ranges::count(all, length, &record::length) > 0; };
+  idx_t shown = groups[0].back()->length;
   for (const points& all : groups)
     if (has(all, usual_length)) return usual_length;
   for (const record* r : groups[0])
@@ -109,12 +109,12 @@ index summary_length(const std::vector<points>& groups) {
 }
 
 /// The record at `length`, or else the longest.
-const record& shown_of(const points& all, index length) {
+const record& shown_of(const points& all, idx_t length) {
   const auto found = std::ranges::find(all, length, &record::length);
   return found == all.end() ? *all.back() : **found;
 }
 
-std::string time_shown(const record& r, index usual) {
+std::string time_shown(const record& r, idx_t usual) {
   return time_text(r.best()) + (r.length == usual ? "" : " @" + std::to_string(r.length));
 }
 
@@ -135,7 +135,7 @@ std::string exponent_text(const points& all, const flags& set) {
 std::string exponent_note(const flags& set) {
   if (fitted_lengths(set).size() < 2) return "";
   std::string lengths;
-  for (const index length : fitted_lengths(set)) lengths += (lengths.empty() ? "" : ", ") + std::to_string(length);
+  for (const idx_t length : fitted_lengths(set)) lengths += (lengths.empty() ? "" : ", ") + std::to_string(length);
   return "exponent: slope of log time over log length, at " + lengths +
          "; <=: up to this length, the longest of them " + "that was run.\n";
 }
@@ -162,7 +162,7 @@ std::string settings_summary(sweep& s) {
   if (forms.empty()) return "";
   std::ranges::sort(forms, {}, [](const points& f) { return f[0]->of; });
   // Where the lengths of operators differ, those that are not this one say theirs (@).
-  const index length = forms[0][0]->length;
+  const idx_t length = forms[0][0]->length;
   std::string table =
       text("\n%-22s %-32s %12s %8s", "operator", "setting", text("time at %td", length).c_str(), "of full") +
       names_of(s.data()) + "\n";
@@ -181,7 +181,7 @@ std::string settings_summary(sweep& s) {
 std::string backward_summary(const sweep& s, const machine& m, const flags& set) {
   const auto groups = by_operator(s, is_backward);
   if (groups.empty()) return "";
-  const index common = summary_length(groups);
+  const idx_t common = summary_length(groups);
   std::string table = text("\n%-30s %11s %17s %10s %8s %10s\n", "backward pass", "exponent",
                            text("time at %td", common).c_str(), "of forward", "of_peak", "scratch");
   for (const points& all : groups) {
@@ -218,7 +218,7 @@ std::string types_summary(sweep& s) {
 std::string forward_summary(sweep& s, const machine& m, const flags& set) {
   const auto groups = by_operator(s, is_forward);
   if (groups.empty()) return "";
-  const index common = summary_length(groups);
+  const idx_t common = summary_length(groups);
   const auto& data = s.data();
   std::string table = text("\n%-26s %11s %17s %8s %8s %10s", "", "", "", "", "", "") +
                       text("%*s\n", column_width(data[0]), "error on") +

@@ -46,7 +46,7 @@ struct full_softmax_stream final : stream {
   void step(input q, input k, input v, output out, attn::execution& exec) override {
     attn::full_softmax_step(cache, q, k, v, out, {}, exec);
   }
-  void rewind(index tokens) override { cache.truncate(tokens); }
+  void rewind(idx_t tokens) override { cache.truncate(tokens); }
 };
 
 template <class C>
@@ -60,7 +60,7 @@ struct sliding_window_stream final : stream {
   void step(input q, input k, input v, output out, attn::execution& exec) override {
     attn::sliding_window_step(cache, q, k, v, out, {}, exec);
   }
-  void rewind(index) override {}
+  void rewind(idx_t) override {}
 };
 
 runner prepare_full(const problem& p) {

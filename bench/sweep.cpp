@@ -61,7 +61,7 @@ void sweep::plan(const sweep_request& asked) {
   memory_ = 0.6 * static_cast<double>(available_memory_bytes());
   const name_filter wanted(asked.filter);
   for (const variant& x : variants_)
-    for (const index length : lengths_of(x, flags_))
+    for (const idx_t length : lengths_of(x, flags_))
       if (wanted.keeps(x.name + "/" + std::to_string(length)))
         records_.push_back({.of = &x, .length = length, .worth = tier_of(x, length, flags_)});
   std::ranges::stable_sort(records_, [](const record& a, const record& b) {
@@ -290,8 +290,8 @@ void sweep::show_progress(const record& r, const char* what) {
     show_status("%s, at most %.0f s left: %s", what, left, r.name().c_str());
 }
 
-std::vector<std::pair<std::string, index>> sweep::omitted(omission reason) const {
-  std::vector<std::pair<std::string, index>> names;
+std::vector<std::pair<std::string, idx_t>> sweep::omitted(omission reason) const {
+  std::vector<std::pair<std::string, idx_t>> names;
   std::vector<const record*> left_out;
   for (const record& r : records_)
     if (r.omitted == reason) left_out.push_back(&r);

@@ -21,7 +21,7 @@ enum class omission { none, time, seconds, memory };
 
 struct record {
   const variant* of;
-  index length;
+  idx_t length;
   tier worth;
   std::vector<double> seconds{};   // of every run that was timed
   double preparation_seconds = 0;  // of the last visit: parameters made, caches filled; not numbers drawn once for all
@@ -69,7 +69,7 @@ class sweep {
   const record* find(const std::string& name) const;
   const errors& errors_of(const variant&);
   /// What was not run for this reason, by name.
-  std::vector<std::pair<std::string, index>> omitted(omission) const;
+  std::vector<std::pair<std::string, idx_t>> omitted(omission) const;
   /// Operators that threw, and exact ones whose error is more than rounding.
   std::vector<std::string> complaints();
 

@@ -71,7 +71,7 @@ struct stream {
   virtual void feed(input k, input v) = 0;
   virtual void step(input q, input k, input v, output out, attn::execution&) = 0;
   /// Goes back to `tokens` tokens, where more of them would make the next step slower.
-  virtual void rewind(index tokens) = 0;
+  virtual void rewind(idx_t tokens) = 0;
 };
 
 struct decode_entry {

@@ -58,7 +58,7 @@ std::vector<variant> make_variants(const flags& set) {
   return all;
 }
 
-std::optional<traffic> traffic_of(const variant& x, index length, double seconds, const machine& m) {
+std::optional<traffic> traffic_of(const variant& x, idx_t length, double seconds, const machine& m) {
   const double bytes_moved = x.moved_bytes ? x.moved_bytes(length) : 0;
   if (bytes_moved == 0) return {};
   const double rate = bytes_moved / seconds, most = x.rewrites ? m.rewrite_bandwidth() : m.read_bandwidth();

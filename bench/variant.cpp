@@ -12,9 +12,9 @@
 namespace bench::inline ATTN_BENCH_TYPE {
 namespace {
 
-constexpr index longest_linear = 1 << 20, longest_quadratic = 1 << 14, longest_cache = 1 << 18;
-constexpr index longest_backward = 1 << 16;
-constexpr index queries_per_kv_head = 4;  // of the decoders
+constexpr idx_t longest_linear = 1 << 20, longest_quadratic = 1 << 14, longest_cache = 1 << 18;
+constexpr idx_t longest_backward = 1 << 16;
+constexpr idx_t queries_per_kv_head = 4;  // of the decoders
 constexpr double most_layers = 1024;
 
 /// Where the caches hold everything, memory is not the bound.
@@ -28,11 +28,11 @@ const std::string type_name = std::string(ATTN_BENCH_TEXT(ATTN_BENCH_TYPE)).subs
 /// Behind the name of an operator.
 const std::string type_suffix = std::same_as<element, float> ? "" : "_" + type_name;
 
-input random_view(role r, index heads, index length, index dim) {
+input random_view(role r, idx_t heads, idx_t length, idx_t dim) {
   return {drawn_numbers<element>(r, static_cast<std::size_t>(heads * length * dim)), {1, heads, length, dim}};
 }
 
-output result_view(index heads, index length, index dim, int slot = 0) {
+output result_view(idx_t heads, idx_t length, idx_t dim, int slot = 0) {
   return {result_memory<element>(static_cast<std::size_t>(heads * length * dim), slot), {1, heads, length, dim}};
 }
 
@@ -47,9 +47,9 @@ using shared_flags = std::shared_ptr<const flags>;
 struct problems {
   shared_flags set;
   bool causal;
-  index queries_per_kv_head = 1;
+  idx_t queries_per_kv_head = 1;
 
-  problem operator()(index length) const {
+  problem operator()(idx_t length) const {
     return {length, queries_per_kv_head * set->heads, set->heads, set->dim, set->dim, causal, *set};
   }
 };
@@ -82,8 +82,8 @@ double error_on(const dataset& data, bool causal, bool shared_keys, const flags&
   const problem p = data.problem_for(causal, set);
   const std::vector<element> q = rounded(data.q()), k = rounded(data.k()), v = rounded(data.v());
   std::vector<element> out(static_cast<std::size_t>(data.batch() * p.heads * p.length * p.dim_v));
-  for (index item = 0; item < data.batch(); ++item) {
-    const auto of_item = [&](auto& x, index heads, index dim) {
+  for (idx_t item = 0; item < data.batch(); ++item) {
+    const auto of_item = [&](auto& x, idx_t heads, idx_t dim) {
       return attn::tensor_view(x.data() + item * heads * p.length * dim, {1, heads, p.length, dim});
     };
     run(p, input(of_item(q, p.heads, p.dim)), input(of_item(k, p.kv_heads, p.dim)),
@@ -108,7 +108,7 @@ double error_of(const decode_entry& entry, const dataset& data, const flags& set
   attn::execution serial;
   return error_on(data, true, false, set, [&](const problem& p, input q, input k, input v, output out) {
     const auto state = entry.prepare(p);
-    for (index t = 0; t < p.length; ++t)
+    for (idx_t t = 0; t < p.length; ++t)
       state->step(q.slice(2, t, 1), k.slice(2, t, 1), v.slice(2, t, 1), out.slice(2, t, 1), serial);
   });
 }
@@ -126,19 +126,19 @@ variant make_variant(const operator_entry& entry, bool causal, const shared_flag
   x.exact = entry.exact;
   x.approximates = entry.approximates;
   x.longest = entry.cost == growth::linear ? longest_linear : longest_quadratic;
-  x.flops = [&entry, at](index length) { return entry.flops(at(length)); };
-  x.memory_bytes = [&entry, at](index length) {
+  x.flops = [&entry, at](idx_t length) { return entry.flops(at(length)); };
+  x.memory_bytes = [&entry, at](idx_t length) {
     const problem p = at(length);
     return bytes(p) + (entry.parameter_bytes ? entry.parameter_bytes(p) : 0);
   };
   if (entry.moved_bytes) {
-    x.moved_bytes = [&entry, at](index length) {
+    x.moved_bytes = [&entry, at](idx_t length) {
       const double moved = entry.moved_bytes(at(length));
       return if_beyond_caches(moved, moved);
     };
     x.rewrites = true;
   }
-  x.prepare = [&entry, at](index length) -> workload {
+  x.prepare = [&entry, at](idx_t length) -> workload {
     const problem p = at(length);
     const input q = random_view(role::query, p.heads, length, p.dim),
                 k = random_view(role::key, p.kv_heads, length, p.dim),
@@ -162,9 +162,9 @@ variant make_backward_variant(const operator_entry& entry, bool causal, const sh
   x.main = false;
   x.longest = std::min(x.longest, longest_backward);
   x.moved_bytes = {};
-  x.flops = [&entry, at](index length) { return entry.backward.flops(at(length)); };
-  x.memory_bytes = [forward](index length) { return 2 * forward.memory_bytes(length); };
-  x.prepare = [&entry, at](index length) -> workload {
+  x.flops = [&entry, at](idx_t length) { return entry.backward.flops(at(length)); };
+  x.memory_bytes = [forward](idx_t length) { return 2 * forward.memory_bytes(length); };
+  x.prepare = [&entry, at](idx_t length) -> workload {
     const problem p = at(length);
     const training_views views{
         .q = random_view(role::query, p.heads, length, p.dim),
@@ -193,10 +193,10 @@ double layers_of(const decode_entry& entry, const problem& p) {
                     most_layers);
 }
 
-constexpr index chunk = 4096;  // tokens a cache is filled with at once
+constexpr idx_t chunk = 4096;  // tokens a cache is filled with at once
 
 /// Tokens a state is filled with. Once it no longer grows, a step takes the same time whatever it has seen.
-index tokens_fed(const decode_entry& entry, const problem& p) {
+idx_t tokens_fed(const decode_entry& entry, const problem& p) {
   problem first = p;
   first.length = std::min(chunk, p.length);
   return (entry.cache_bytes(first) == entry.cache_bytes(p) ? first : p).length - 1;
@@ -209,9 +209,9 @@ double state_bytes(const decode_entry& entry, const problem& p) {
 std::vector<std::unique_ptr<stream>> make_layers(const decode_entry& entry, const problem& p) {
   std::vector<std::unique_ptr<stream>> layers;
   layers.push_back(entry.prepare(p));
-  const index tokens = tokens_fed(entry, p);
-  for (index begin = 0; begin < tokens; begin += chunk) {
-    const index count = std::min(chunk, tokens - begin);
+  const idx_t tokens = tokens_fed(entry, p);
+  for (idx_t begin = 0; begin < tokens; begin += chunk) {
+    const idx_t count = std::min(chunk, tokens - begin);
     layers[0]->feed(random_view(role::key, p.kv_heads, tokens, p.dim).slice(2, begin, count),
                     random_view(role::value, p.kv_heads, tokens, p.dim_v).slice(2, begin, count));
   }
@@ -230,18 +230,18 @@ variant make_variant(const decode_entry& entry, const shared_flags& set) {
   x.exact = entry.exact;
   x.approximates = entry.approximates;
   x.longest = longest_cache;
-  x.flops = [&entry, at](index length) { return entry.flops(at(length)); };
-  x.moved_bytes = [&entry, at](index length) {
+  x.flops = [&entry, at](idx_t length) { return entry.flops(at(length)); };
+  x.moved_bytes = [&entry, at](idx_t length) {
     const problem p = at(length);
     return if_beyond_caches(entry.cache_bytes(p), layers_of(entry, p) * entry.cache_bytes(p));
   };
   x.rewrites = entry.rewritten;
-  x.memory_bytes = [&entry, at](index length) {
+  x.memory_bytes = [&entry, at](idx_t length) {
     const problem p = at(length);
     const double fed = sizeof(element) * static_cast<double>(tokens_fed(entry, p) * p.kv_heads * (p.dim + p.dim_v));
     return fed + layers_of(entry, p) * state_bytes(entry, p);
   };
-  x.prepare = [&entry, at](index length) -> workload {
+  x.prepare = [&entry, at](idx_t length) -> workload {
     const problem p = at(length);
     const auto layers = std::make_shared<std::vector<std::unique_ptr<stream>>>(make_layers(entry, p));
     const input q = random_view(role::query, p.heads, 1, p.dim), k = random_view(role::key, p.kv_heads, 1, p.dim),
@@ -264,7 +264,7 @@ variant make_fast_variant(const operator_entry& entry, bool causal, const shared
   x.name = x.form = x.name + "_fast";
   x.products = arithmetic::of_bf16;
   x.rounding = std::same_as<element, float> ? 4e-5 : 1.5e-2;
-  x.prepare = [standard = x.prepare](index length) -> workload {
+  x.prepare = [standard = x.prepare](idx_t length) -> workload {
     return [run = standard(length)](attn::execution& exec) mutable {
       exec.set_precision(attn::precision::fast);
       run(exec);

@@ -13,7 +13,7 @@
 namespace bench {
 
 /// The length at which operators are compared.
-inline constexpr index usual_length = 4096;
+inline constexpr idx_t usual_length = 4096;
 
 /// One operator at one length, ready to be timed.
 using workload = std::function<void(attn::execution&)>;
@@ -30,12 +30,12 @@ struct variant {
   bool exact = false, approximates = true;
   bool main = false;      // on the main curve: the operator itself, or what one is compared with
   bool backward = false;  // the gradients of the rival's results
-  index longest = 0;
-  std::function<double(index length)> flops;
-  std::function<double(index length)> moved_bytes;  // where memory is the bound: of decoders, that of the state
+  idx_t longest = 0;
+  std::function<double(idx_t length)> flops;
+  std::function<double(idx_t length)> moved_bytes;  // where memory is the bound: of decoders, that of the state
   bool rewrites = false;                            // what it moves is written as well as read
-  std::function<double(index length)> memory_bytes;
-  std::function<workload(index length)> prepare;
+  std::function<double(idx_t length)> memory_bytes;
+  std::function<workload(idx_t length)> prepare;
   std::function<double(const dataset&)> error, mean_error;
 
   bool has_setting() const { return name != form; }
@@ -47,7 +47,7 @@ struct traffic {
   double bytes_per_second, share;
   const char* of;  // the bandwidth compared with
 };
-std::optional<traffic> traffic_of(const variant&, index length, double seconds, const machine&);
+std::optional<traffic> traffic_of(const variant&, idx_t length, double seconds, const machine&);
 
 /// Of the types that are asked for. Those of one form follow one another, the one with the flags' own setting first.
 /// Throws std::invalid_argument for a type that this attn_bench was not built for.

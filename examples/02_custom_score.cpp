@@ -26,7 +26,7 @@ double milliseconds(F&& run) {
 }
 
 int main() {
-  const attn::index length = 1024, heads = 8, dim = 64;
+  const attn::idx_t length = 1024, heads = 8, dim = 64;
   std::srand(1);
   matrix q = matrix::Random(length, heads * dim), k = matrix::Random(length, heads * dim),
          v = matrix::Random(length, heads * dim), out(length, heads * dim), expected(length, heads * dim);
@@ -37,7 +37,7 @@ int main() {
   // 1. ALiBi: a penalty that grows with the distance, with one slope per head. Once as an option, once by hand.
   std::vector<float> slopes;
   for (int h = 1; h <= heads; ++h) slopes.push_back(std::exp2(-8.f * float(h) / float(heads)));
-  const auto alibi = [&](float s, attn::index, attn::index h, attn::index i, attn::index j) {
+  const auto alibi = [&](float s, attn::idx_t, attn::idx_t h, attn::idx_t i, attn::idx_t j) {
     return s - slopes[h] * std::abs(float(i - j));
   };
   const double plain = milliseconds([&] { attn::full_softmax(Q, K, V, O); });
@@ -51,11 +51,11 @@ int main() {
   bool right = difference() < 1e-5f;
 
   // 2. Several documents packed into one sequence, none of which sees another: return -infinity for hidden keys.
-  const std::vector<attn::index> starts = {0, 300, 301, 777, length};
+  const std::vector<attn::idx_t> starts = {0, 300, 301, 777, length};
   std::vector<int> document(length);
   for (std::size_t n = 0; n + 1 < starts.size(); ++n)
-    for (attn::index i = starts[n]; i < starts[n + 1]; ++i) document[i] = int(n);
-  attn::full_softmax(Q, K, V, O, {}, [&](float s, attn::index, attn::index, attn::index i, attn::index j) {
+    for (attn::idx_t i = starts[n]; i < starts[n + 1]; ++i) document[i] = int(n);
+  attn::full_softmax(Q, K, V, O, {}, [&](float s, attn::idx_t, attn::idx_t, attn::idx_t i, attn::idx_t j) {
     return document[i] == document[j] ? s : -std::numeric_limits<float>::infinity();
   });
   for (std::size_t n = 0; n + 1 < starts.size(); ++n) {

@@ -12,11 +12,11 @@ double seconds() { return std::chrono::duration<double>(std::chrono::steady_cloc
 
 int main() {
   // Eight query heads share two key/value heads: the cache is a quarter of what eight would need.
-  const attn::index heads = 8, kv_heads = 2, dim = 64, prompt = 1024, total = 1536;
+  const attn::idx_t heads = 8, kv_heads = 2, dim = 64, prompt = 1024, total = 1536;
 
   std::mt19937 random(1);
   std::normal_distribution<float> normal;
-  const auto draw = [&](attn::index n) {
+  const auto draw = [&](attn::idx_t n) {
     std::vector<float> x(n * total * dim);
     for (float& value : x) value = normal(random);
     return x;
@@ -36,7 +36,7 @@ int main() {
   attn::kv_cache<float> cache({.heads = kv_heads, .dim = dim});
   cache.reserve(total);  // optional: the cache grows by itself, but must then copy its tokens
 
-  const auto feed = [&](attn::index first, attn::index count) {
+  const auto feed = [&](attn::idx_t first, attn::idx_t count) {
     const auto rows = [&](const view& x) { return x.slice(2, first, count); };
     attn::full_softmax_step(cache, rows(q), rows(k), rows(v), rows(out));
   };
@@ -45,7 +45,7 @@ int main() {
   std::printf("prompt of %td tokens         %8.1f ms\n", prompt, 1e3 * (seconds() - start));
 
   start = seconds();
-  for (attn::index token = prompt; token < total; ++token) feed(token, 1);
+  for (attn::idx_t token = prompt; token < total; ++token) feed(token, 1);
   const double each = (seconds() - start) / double(total - prompt);
   std::printf("%td more, one at a time      %8.1f us each: %.0f tokens a second\n", total - prompt, 1e6 * each,
               1 / each);

@@ -61,12 +61,12 @@ int main(int argc, char** argv) {
   if (argc > 1 && !file) return std::fprintf(stderr, "file not found: %s\n", argv[1]), 1;
   const std::vector<std::string> words = words_of(argc > 1 ? static_cast<std::istream&>(file) : built_in);
   if (words.empty()) return std::fprintf(stderr, "no words in %s\n", argv[1]), 1;
-  const attn::index length = std::ssize(words), dim = 64;
+  const attn::idx_t length = std::ssize(words), dim = 64;
   matrix x(length, dim), out(length, dim);
-  for (attn::index i = 0; i < length; ++i) x.row(i) = embed(words[i], dim);
+  for (attn::idx_t i = 0; i < length; ++i) x.row(i) = embed(words[i], dim);
 
   // Every word sees the 40 words before it, and from anywhere the first two, the title.
-  const std::vector<attn::index> title = {0, 1};
+  const std::vector<attn::idx_t> title = {0, 1};
   Eigen::VectorXf lse(length);
   const attn::sliding_window_options<float> window = {
       .causal = true, .left = 40, .global_positions = title, .lse = lse};
@@ -79,12 +79,12 @@ int main(int argc, char** argv) {
     return std::fprintf(stderr, "the text has no word \"%s\": name one as the second argument\n", wanted.c_str()), 1;
   std::printf("%td words; each sees the %td before it and the first two. What \"%s\" looks back at:\n", length,
               window.left, wanted.c_str());
-  for (attn::index i = 0, shown = 0; i < length && shown < 6; ++i) {
+  for (attn::idx_t i = 0, shown = 0; i < length && shown < 6; ++i) {
     if (words[i] != wanted) continue;
     ++shown;
-    std::vector<std::pair<float, attn::index>> seen;
+    std::vector<std::pair<float, attn::idx_t>> seen;
     float sum = 0;
-    for (attn::index j = 0; j <= i; ++j)
+    for (attn::idx_t j = 0; j <= i; ++j)
       if (i - j <= window.left || j < std::ssize(title)) {
         const float weight = std::exp(x.row(i).dot(x.row(j)) / std::sqrt(float(dim)) - lse[i]);
         sum += weight;

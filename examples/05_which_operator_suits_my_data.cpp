@@ -21,7 +21,7 @@
 #include <vector>
 
 struct array {
-  std::array<attn::index, 4> shape{};
+  std::array<attn::idx_t, 4> shape{};
   std::vector<float> numbers;
   attn::tensor_view<const float> view() const { return {numbers.data(), shape}; }
 };
@@ -59,7 +59,7 @@ array read_npy(const std::string& path) {
 }
 
 // Every channel of every head changes slowly from token to token, around `mean`.
-array make(attn::index heads, attn::index length, attn::index dim, double size, double mean, std::uint64_t seed) {
+array make(attn::idx_t heads, attn::idx_t length, attn::idx_t dim, double size, double mean, std::uint64_t seed) {
   attn::random_numbers numbers(seed);
   array x{{1, heads, length, dim}, std::vector<float>(static_cast<std::size_t>(heads * length * dim))};
   std::vector<double> state(static_cast<std::size_t>(dim));

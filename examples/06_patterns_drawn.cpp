@@ -10,10 +10,10 @@
 #include <vector>
 
 // Prints patterns side by side.
-void print(const std::vector<std::string>& names, const std::vector<std::string>& texts, attn::index length) {
+void print(const std::vector<std::string>& names, const std::vector<std::string>& texts, attn::idx_t length) {
   for (const std::string& name : names) std::printf("%-*s  ", int(length), name.c_str());
   std::puts("");
-  for (attn::index row = 0; row < length; ++row) {
+  for (attn::idx_t row = 0; row < length; ++row) {
     for (const std::string& text : texts)
       std::printf("%.*s  ", int(length), text.c_str() + row * (length + 1));
     std::puts("");
@@ -22,7 +22,7 @@ void print(const std::vector<std::string>& names, const std::vector<std::string>
 }
 
 int main(int argc, char** argv) {
-  const attn::index length = argc > 1 ? std::atoi(argv[1]) : 24;
+  const attn::idx_t length = argc > 1 ? std::atoi(argv[1]) : 24;
   if (length < 1) return std::fprintf(stderr, "usage: %s [length >= 1]\n", argv[0]), 1;
   const attn::window_pattern window{.left = 3, .right = 3};
   const attn::block_pattern block{.size = 4, .neighbours = 1};

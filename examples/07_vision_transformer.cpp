@@ -15,23 +15,23 @@
 
 using matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
-constexpr attn::index patch = 16, width = 256, head_count = 4, layer_count = 4;
+constexpr attn::idx_t patch = 16, width = 256, head_count = 4, layer_count = 4;
 
-matrix random_matrix(attn::random_numbers& numbers, attn::index rows, attn::index columns) {
+matrix random_matrix(attn::random_numbers& numbers, attn::idx_t rows, attn::idx_t columns) {
   matrix m(rows, columns);
   for (float& x : m.reshaped()) x = static_cast<float>(numbers.normal() / std::sqrt(static_cast<double>(columns)));
   return m;
 }
 
 // A picture of smooth waves of colour, cut into patches: [tokens, 3 * patch * patch].
-matrix patches_of_image(attn::index side) {
-  const attn::index across = side / patch;
+matrix patches_of_image(attn::idx_t side) {
+  const attn::idx_t across = side / patch;
   matrix patches(across * across, 3 * patch * patch);
-  for (attn::index y = 0; y < side; ++y)
-    for (attn::index x = 0; x < side; ++x)
-      for (attn::index colour = 0; colour < 3; ++colour) {
+  for (attn::idx_t y = 0; y < side; ++y)
+    for (attn::idx_t x = 0; x < side; ++x)
+      for (attn::idx_t colour = 0; colour < 3; ++colour) {
         const double u = 2.0 * x / side - 1, v = 2.0 * y / side - 1, r = std::hypot(u, v), turn = std::atan2(v, u);
-        const attn::index token = y / patch * across + x / patch, pixel = y % patch * patch + x % patch;
+        const attn::idx_t token = y / patch * across + x / patch, pixel = y % patch * patch + x % patch;
         patches(token, 3 * pixel + colour) = float(std::sin(9 * r + 3 * turn + 2 * colour) * std::cos(5 * u * v));
       }
   return patches;
@@ -62,11 +62,11 @@ mixer attention(auto attend) {
 }
 
 // One line per operator. Parameters that a model would have learned are random.
-std::vector<std::pair<std::string, mixer>> operators(attn::index across) {
+std::vector<std::pair<std::string, mixer>> operators(attn::idx_t across) {
   using in = attn::tensor_view<const float>;
   using to = attn::tensor_view<float>;
   using on = attn::execution;
-  const attn::index tokens = across * across;
+  const attn::idx_t tokens = across * across;
   attn::random_numbers numbers(2);
   const auto e = attn::draw_projection<float>(64, tokens, {.seed = 2});
   const auto features = attn::draw_features<float>(256, width / head_count, {.seed = 3});
@@ -105,7 +105,7 @@ std::vector<std::pair<std::string, mixer>> operators(attn::index across) {
 
 int main(int argc, char** argv) {
   const std::string wanted = argc > 1 ? argv[1] : "all";
-  const attn::index side = argc > 2 ? std::atol(argv[2]) : 512, tokens = side / patch * (side / patch);
+  const attn::idx_t side = argc > 2 ? std::atol(argv[2]) : 512, tokens = side / patch * (side / patch);
   if (side < patch || side % patch != 0) return std::fprintf(stderr, "the side must be a multiple of 16\n"), 1;
 
   attn::random_numbers numbers(1);
@@ -113,7 +113,7 @@ int main(int argc, char** argv) {
                place = 5 * random_matrix(numbers, tokens, width);
   const std::vector<block> blocks = [&] {
     std::vector<block> all;
-    for (attn::index n = 0; n < layer_count; ++n) all.emplace_back(numbers);
+    for (attn::idx_t n = 0; n < layer_count; ++n) all.emplace_back(numbers);
     return all;
   }();
   matrix embedded(tokens, width);

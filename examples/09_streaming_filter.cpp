@@ -39,12 +39,12 @@ int main(int argc, char** argv) {
 
   // Every head is a filter. All keys are 0, so a byte's weight depends on the bias alone: e^b for bytes in the window,
   // 1 for those before it (b decreases by 1 towards the start of the window). With b = 20 only the window counts.
-  constexpr attn::index bytes = 256, window = 128, band = 2 * window - 1;
+  constexpr attn::idx_t bytes = 256, window = 128, band = 2 * window - 1;
   const std::vector<float> boost = {0, 1, 2, 3, 4, 20};
-  const attn::index heads = std::ssize(boost);
+  const attn::idx_t heads = std::ssize(boost);
   std::vector<float> w(std::size_t(heads * band)), value(bytes), chance(std::size_t(heads * bytes));
-  for (attn::index h = 0; h < heads; ++h)
-    for (attn::index p = 0; p < window; ++p) w[h * band + p] = boost[h] - (h ? float(window - 1 - p) / window : 0);
+  for (attn::idx_t h = 0; h < heads; ++h)
+    for (attn::idx_t p = 0; p < window; ++p) w[h * band + p] = boost[h] - (h ? float(window - 1 - p) / window : 0);
 
   // One row of biases serves every position, one key and one value every head: strides of 0.
   const float no_key = 0;
@@ -63,7 +63,7 @@ int main(int argc, char** argv) {
     attn::aft_local_step(state, key, key, one_hot, out, biases, {.band = true, .gate = false});
     value[now] = 0;
     // The bits a compressor would need for the next byte; bytes that have not occurred yet have a small probability.
-    for (attn::index h = 0; h < heads; ++h)
+    for (attn::idx_t h = 0; h < heads; ++h)
       bits[h] -= std::log2(0.98 * double(chance[h * bytes + next]) + 0.02 / bytes);
   }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -71,7 +71,7 @@ int main(int argc, char** argv) {
   std::printf("%s: %zu bytes, %.0f per second through %td filters of %td channels; state of %zu KiB\n", path.c_str(),
               text.size(), double(text.size()) / seconds, heads, bytes, state.bytes() / 1024);
   std::printf("bits per byte, if the last %td count e^b times as much as those before:\n", window);
-  for (attn::index h = 0; h < heads; ++h)
+  for (attn::idx_t h = 0; h < heads; ++h)
     std::printf("  b = %2.0f  %.3f  %s\n", double(boost[h]), bits[h] / double(text.size() - 1),
                 std::string(std::size_t(std::lround(8 * bits[h] / double(text.size() - 1))), '#').c_str());
 }

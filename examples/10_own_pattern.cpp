@@ -9,15 +9,15 @@
 
 // Queries that share keys form a query set: here, the words of a sentence. Every query is in exactly one.
 struct sentences {
-  std::vector<attn::index> starts;  // of every sentence
+  std::vector<attn::idx_t> starts;  // of every sentence
 
-  attn::index query_sets(const attn::pattern_shape&) const { return std::ssize(starts); }
+  attn::idx_t query_sets(const attn::pattern_shape&) const { return std::ssize(starts); }
 
-  attn::position_range queries(const attn::pattern_shape& s, attn::index set) const {
+  attn::position_range queries(const attn::pattern_shape& s, attn::idx_t set) const {
     return {starts[set], set + 1 < std::ssize(starts) ? starts[set + 1] : s.keys};
   }
 
-  void keys(const attn::pattern_shape& s, attn::index set, auto&& see) const {
+  void keys(const attn::pattern_shape& s, attn::idx_t set, auto&& see) const {
     const attn::position_range own = queries(s, set);
     see(attn::position_range{own.begin + 1, own.end});  // no key twice: the first word is in the list
     see(starts);
@@ -29,18 +29,18 @@ int main() {
   std::printf("Five sentences in 24 words:\n\n%s\n", attn::pattern_text(small, 24).c_str());
 
   // Sentences of 10 to 50 words.
-  const attn::index length = 4096, dim = 64;
+  const attn::idx_t length = 4096, dim = 64;
   sentences text{{0}};
-  for (attn::index n = 0; text.starts.back() < length - 50; ++n)
+  for (attn::idx_t n = 0; text.starts.back() < length - 50; ++n)
     text.starts.push_back(text.starts.back() + 10 + n * 17 % 41);
   using matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
   const matrix q = matrix::Random(length, dim), k = matrix::Random(length, dim), v = matrix::Random(length, dim);
   matrix by_pattern(length, dim), by_mask(length, dim);
 
-  std::vector<attn::index> sentence_of(length);
-  for (attn::index s = 0; s < std::ssize(text.starts); ++s)
-    for (attn::index i = text.starts[s]; i < length; ++i) sentence_of[i] = s;
-  const auto mask = [&](float score, attn::index, attn::index, attn::index i, attn::index j) {
+  std::vector<attn::idx_t> sentence_of(length);
+  for (attn::idx_t s = 0; s < std::ssize(text.starts); ++s)
+    for (attn::idx_t i = text.starts[s]; i < length; ++i) sentence_of[i] = s;
+  const auto mask = [&](float score, attn::idx_t, attn::idx_t, attn::idx_t i, attn::idx_t j) {
     const bool seen = sentence_of[i] == sentence_of[j] || text.starts[sentence_of[j]] == j;
     return seen ? score : -std::numeric_limits<float>::infinity();
   };

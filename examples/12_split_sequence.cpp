@@ -13,7 +13,7 @@
 #include <vector>
 
 int main() {
-  const attn::index heads = 2, length = 20000, half = length / 2, dim = 32;
+  const attn::idx_t heads = 2, length = 20000, half = length / 2, dim = 32;
   std::mt19937 random(1);
   std::normal_distribution<float> normal;
   std::vector<float> q_memory(heads * dim), k_memory(heads * length * dim), v_memory(heads * length * dim);
@@ -23,7 +23,7 @@ int main() {
   const view k(k_memory.data(), {1, heads, length, dim}), v(v_memory.data(), {1, heads, length, dim});
 
   const attn::kernel_state_extents extents{.heads = heads, .features = dim, .value_dim = dim};
-  const auto feed = [&](attn::linear_state<float>& state, attn::index first, attn::index count) {
+  const auto feed = [&](attn::linear_state<float>& state, attn::idx_t first, attn::idx_t count) {
     state.append(k.slice(2, first, count), v.slice(2, first, count));
   };
 

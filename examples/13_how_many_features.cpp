@@ -10,17 +10,17 @@
 using matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
 // Normal numbers of the library: a seed gives the same numbers everywhere.
-matrix draw(attn::index rows, attn::index cols, float size, std::uint64_t seed) {
+matrix draw(attn::idx_t rows, attn::idx_t cols, float size, std::uint64_t seed) {
   attn::random_numbers numbers(seed);
   return matrix::NullaryExpr(rows, cols, [&] { return size * float(numbers.normal()); });
 }
 
 int main() {
-  const attn::index length = 1024, dim = 64;
+  const attn::idx_t length = 1024, dim = 64;
   const double wanted = 0.1;
   const matrix k0 = draw(length, dim, 1, 1), q0 = draw(length, dim, 1, 2), v = draw(length, dim, 1, 3).array() + 0.5f;
   std::printf("relative error against softmax, mean of 4 drawings\n%10s", "|q|, |k|");
-  for (attn::index count = 32; count <= 2048; count *= 4) std::printf("%8td", count);
+  for (attn::idx_t count = 32; count <= 2048; count *= 4) std::printf("%8td", count);
   std::printf("  features for an error of %.2f\n", wanted);
   bool right = true;
 
@@ -28,7 +28,7 @@ int main() {
     const matrix q = size * q0, k = size * k0;
     matrix exact(length, dim), out(length, dim);
     attn::full_softmax(q, k, v, exact);
-    const auto error = [&](attn::index count) {
+    const auto error = [&](attn::idx_t count) {
       double sum = 0;
       for (std::uint64_t seed = 1; seed <= 4; ++seed) {
         attn::performer(q, k, v, out, attn::draw_features<float>(count, dim, {.seed = seed}));
@@ -38,7 +38,7 @@ int main() {
     };
     std::printf("%10.1f", size * std::sqrt(double(dim)));
     double first = 0, last = 0;
-    for (attn::index count = 32; count <= 2048; count *= 4) {
+    for (attn::idx_t count = 32; count <= 2048; count *= 4) {
       std::printf("%8.3f", last = error(count));
       if (count == 32) first = last;
     }

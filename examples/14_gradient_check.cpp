@@ -9,7 +9,7 @@
 
 using matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;  // [length, heads * dim]
 
-const attn::index length = 50, heads = 2, dim = 16;
+const attn::idx_t length = 50, heads = 2, dim = 16;
 
 // A score function, and its derivative by s times d: softplus, which grows more slowly with the distance.
 const auto score = [](double s, auto, auto, auto i, auto j) {

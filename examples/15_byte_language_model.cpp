@@ -27,15 +27,15 @@ struct settings : sizes {
   std::vector<std::string> files{};
   std::string op = "full_softmax", load{}, save{}, prompt{};
   bool compare = false, self_test = false;
-  index batch = 4, steps = 1500, seed = 1, threads = std::max<index>(1, std::thread::hardware_concurrency()),
+  idx_t batch = 4, steps = 1500, seed = 1, threads = std::max<idx_t>(1, std::thread::hardware_concurrency()),
         bytes = 300;
-  index reports = 20;  // of what is held out, in training
+  idx_t reports = 20;  // of what is held out, in training
   double rate = 2e-3, temperature = 0.7;
 };
 
 settings parse(int count, char** arguments) {
   settings s;
-  const std::pair<std::string, std::variant<bool*, index*, double*, std::string*>> options[] = {
+  const std::pair<std::string, std::variant<bool*, idx_t*, double*, std::string*>> options[] = {
       {"--operator", &s.op},     {"--load", &s.load},
       {"--save", &s.save},       {"--prompt", &s.prompt},
       {"--masked", &s.masked},   {"--compare", &s.compare},
@@ -63,11 +63,11 @@ settings parse(int count, char** arguments) {
     char* end = nullptr;
     errno = 0;
     if (const auto text = std::get_if<std::string*>(&found->second)) **text = value;
-    if (const auto whole = std::get_if<index*>(&found->second)) **whole = std::strtol(value.c_str(), &end, 10);
+    if (const auto whole = std::get_if<idx_t*>(&found->second)) **whole = std::strtol(value.c_str(), &end, 10);
     if (const auto number = std::get_if<double*>(&found->second)) **number = std::strtod(value.c_str(), &end);
     if (end && (*end || value.empty() || errno != 0)) fail(name + " needs a number; found " + value);
   }
-  const std::pair<const char*, index> least_1[] = {{"--layers", s.layers}, {"--width", s.width},
+  const std::pair<const char*, idx_t> least_1[] = {{"--layers", s.layers}, {"--width", s.width},
                                                    {"--heads", s.heads},   {"--context", s.context},
                                                    {"--batch", s.batch},   {"--threads", s.threads}};
   for (const auto& [name, value] : least_1)
@@ -81,12 +81,12 @@ settings parse(int count, char** arguments) {
 
 // Bits for a byte of held-out text, over up to 64 windows of it.
 double held_out_bits(model& m, const std::string& text, execution& exec) {
-  const index places = std::ssize(text) - m.s.context, windows = std::min<index>(64, 1 + (places - 1) / m.s.context);
+  const idx_t places = std::ssize(text) - m.s.context, windows = std::min<idx_t>(64, 1 + (places - 1) / m.s.context);
   activations a(m.s, 1, m.s.context, false);
   attn::random_numbers masks(7);
   double bits = 0;
-  for (index n = 0; n < windows; ++n) {
-    const examples one = make_examples(text, {n * (places - 1) / std::max<index>(1, windows - 1)}, m.s, masks);
+  for (idx_t n = 0; n < windows; ++n) {
+    const examples one = make_examples(text, {n * (places - 1) / std::max<idx_t>(1, windows - 1)}, m.s, masks);
     m.forward(a, one.tokens, exec);
     bits += loss(a.logits, one.targets, exec) / double(windows);
   }
@@ -94,7 +94,7 @@ double held_out_bits(model& m, const std::string& text, execution& exec) {
 }
 
 struct point {
-  index step = 0;
+  idx_t step = 0;
   double seconds = 0, bits = 0;  // of training until then; held-out bits per byte
 };
 struct progress {
@@ -109,11 +109,11 @@ progress train(model& m, const corpus& text, const settings& s, bool quiet = fal
   progress p;
   times spent;  // in training alone: m also counts evaluation
   list<double> steps, bits, peaks;
-  for (index step = 1; step <= s.steps; ++step) {
+  for (idx_t step = 1; step <= s.steps; ++step) {
     m.spent = spent;
     const double start = seconds();
-    list<index> begins(static_cast<std::size_t>(s.batch));
-    for (index& begin : begins) begin = random.below(std::ssize(text.train) - s.context);
+    list<idx_t> begins(static_cast<std::size_t>(s.batch));
+    for (idx_t& begin : begins) begin = random.below(std::ssize(text.train) - s.context);
     const examples batch = make_examples(text.train, begins, m.s, random);
     m.forward(a, batch.tokens, exec);
     {
@@ -127,7 +127,7 @@ progress train(model& m, const corpus& text, const settings& s, bool quiet = fal
              exec);
     steps.push_back(seconds() - start);
     spent = m.spent;
-    if (step % std::max<index>(1, s.steps / s.reports) != 0 && step != s.steps) continue;
+    if (step % std::max<idx_t>(1, s.steps / s.reports) != 0 && step != s.steps) continue;
 
     p.curve.push_back({step, std::accumulate(steps.begin(), steps.end(), 0.), held_out_bits(m, text.held, exec)});
     p.mebibytes = (m.bytes() + a.bytes() + double(exec.scratch_bytes())) / (1 << 20);
@@ -158,7 +158,7 @@ progress train(model& m, const corpus& text, const settings& s, bool quiet = fal
 
 // A byte by its logits: the likeliest, or, with a temperature, one drawn by e^(logit / temperature).
 int pick(const auto& logits, double temperature, attn::random_numbers& random) {
-  index best = 0;
+  idx_t best = 0;
   const double most = logits.maxCoeff(&best);
   if (temperature <= 0) return static_cast<int>(best);
   const Eigen::ArrayXd chance = ((logits.template cast<double>().array() - most) / temperature).exp();
@@ -175,10 +175,10 @@ list<int> continue_prompt(model& m, const std::string& prompt, const settings& s
     fail("expected a prompt of 1 to " + std::to_string(s.context) + " bytes; found " + std::to_string(prompt.size()));
   list<int> tokens = tokens_of(prompt);
   list<operation> streams;
-  for (index n = 0; m.op.stream && n < s.layers; ++n) streams.push_back(m.op.stream());
+  for (idx_t n = 0; m.op.stream && n < s.layers; ++n) streams.push_back(m.op.stream());
   attn::random_numbers random(static_cast<std::uint64_t>(s.seed), 2);
-  for (index n = 0; n < s.bytes && std::ssize(tokens) < s.context; ++n) {
-    const index first = n > 0 && m.op.stream ? std::ssize(tokens) - 1 : 0;
+  for (idx_t n = 0; n < s.bytes && std::ssize(tokens) < s.context; ++n) {
+    const idx_t first = n > 0 && m.op.stream ? std::ssize(tokens) - 1 : 0;
     activations a(m.s, 1, std::ssize(tokens) - first, false);
     m.forward(a, {tokens.begin() + first, tokens.end()}, exec, first, streams);
     tokens.push_back(pick(rows_of(a.logits).row(a.length - 1), s.temperature, random));
@@ -187,11 +187,11 @@ list<int> continue_prompt(model& m, const std::string& prompt, const settings& s
 }
 
 // Whether the parallel form, which sees the whole text at once, writes the same bytes.
-bool parallel_agrees(model& m, const list<int>& tokens, index prompt, const settings& s, execution& exec) {
+bool parallel_agrees(model& m, const list<int>& tokens, idx_t prompt, const settings& s, execution& exec) {
   activations a(m.s, 1, std::ssize(tokens), false);
   m.forward(a, tokens, exec);
   attn::random_numbers random(static_cast<std::uint64_t>(s.seed), 2);
-  for (index n = prompt; n < std::ssize(tokens); ++n)
+  for (idx_t n = prompt; n < std::ssize(tokens); ++n)
     if (pick(rows_of(a.logits).row(n - 1), s.temperature, random) != tokens[n]) return false;
   return true;
 }
@@ -205,7 +205,7 @@ std::string fill_in(model& m, std::string prompt, const settings& s, execution& 
   activations a(m.s, 1, std::ssize(tokens), false);
   m.forward(a, tokens, exec);
   attn::random_numbers random(0);
-  for (index n = 0; n < std::ssize(tokens); ++n)
+  for (idx_t n = 0; n < std::ssize(tokens); ++n)
     if (tokens[n] == mask) prompt.begin()[n] = static_cast<char>(pick(rows_of(a.logits).row(n), 0, random));
   return prompt;
 }
@@ -213,7 +213,7 @@ std::string fill_in(model& m, std::string prompt, const settings& s, execution& 
 void write(model& m, const corpus& text, const settings& s) {
   execution exec(static_cast<int>(s.threads));
   std::string prompt = s.prompt;
-  if (prompt.empty()) prompt = part_of(text.held, 0, std::min<index>(200, (s.context + 1) / 2));
+  if (prompt.empty()) prompt = part_of(text.held, 0, std::min<idx_t>(200, (s.context + 1) / 2));
   if (s.masked) {
     if (s.prompt.empty())
       for (std::size_t n = 3; n < prompt.size(); n += 6) prompt[n] = '_';

@@ -16,11 +16,11 @@
 
 using matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;  // a row for every token
 
-constexpr attn::index vocabulary = 256, heads = 4, head_dim = 32, width = heads * head_dim, hidden = 4 * width;
-constexpr attn::index drafts = 3;  // tokens that may be rejected at once
+constexpr attn::idx_t vocabulary = 256, heads = 4, head_dim = 32, width = heads * head_dim, hidden = 4 * width;
+constexpr attn::idx_t drafts = 3;  // tokens that may be rejected at once
 
 std::mt19937 source(2);
-matrix random_weight(attn::index rows, attn::index cols, float size) {
+matrix random_weight(attn::idx_t rows, attn::idx_t cols, float size) {
   std::normal_distribution<float> normal(0, size / std::sqrt(float(cols)));
   return matrix::NullaryExpr(rows, cols, [&] { return normal(source); });
 }
@@ -43,14 +43,14 @@ struct weights {
 struct layer {
   virtual ~layer() = default;
   virtual void mix(const matrix& q, const matrix& k, const matrix& v, const matrix& x, matrix& out) = 0;
-  virtual void rollback(attn::index tokens) = 0;
+  virtual void rollback(attn::idx_t tokens) = 0;
   virtual std::size_t bytes() const = 0;
 
   explicit layer(const weights& all) : w(all) {}
   const weights& w;
 
   void run(matrix& x) {
-    const attn::index n = x.rows();
+    const attn::idx_t n = x.rows();
     matrix normed(n, width), q(n, width), k(n, width), v(n, width), mixed(n, width), out(n, width);
     attn::layer_norm(x, normed);
     attn::project(normed, q, {.weight = w.q});
@@ -72,12 +72,12 @@ struct delta_layer final : layer {
   using layer::layer;
   void mix(const matrix& q, const matrix& k, const matrix& v, const matrix& x, matrix& out) override {
     // Of every head: how much of the difference is written, and how much of the past is kept (Gated DeltaNet, 2025).
-    const attn::index n = x.rows();
+    const attn::idx_t n = x.rows();
     matrix rates(n, 2 * heads);
     attn::project(x, rates, {.weight = w.rates});
     matrix beta(heads, n), log_decay(heads, n);
-    for (attn::index h = 0; h < heads; ++h)
-      for (attn::index t = 0; t < n; ++t) {
+    for (attn::idx_t h = 0; h < heads; ++h)
+      for (attn::idx_t t = 0; t < n; ++t) {
         beta(h, t) = 1 / (1 + std::exp(-rates(t, h)));
         log_decay(h, t) = -0.1f * std::log1p(std::exp(rates(t, heads + h)));
       }
@@ -86,7 +86,7 @@ struct delta_layer final : layer {
                            .log_decay = {log_decay.data(), {1, heads, n, 1}},
                            .unit_norm_eps = 1e-6f});
   }
-  void rollback(attn::index tokens) override { state.rollback(tokens); }
+  void rollback(attn::idx_t tokens) override { state.rollback(tokens); }
   std::size_t bytes() const override { return state.bytes(); }
 };
 
@@ -97,7 +97,7 @@ struct attention_layer final : layer {
   void mix(const matrix& q, const matrix& k, const matrix& v, const matrix&, matrix& out) override {
     attn::full_softmax_step(cache, by_head(q), by_head(k), by_head(v), by_head(out));
   }
-  void rollback(attn::index tokens) override { cache.truncate(cache.tokens() - tokens); }
+  void rollback(attn::idx_t tokens) override { cache.truncate(cache.tokens() - tokens); }
   std::size_t bytes() const override { return cache.bytes(); }
 };
 
@@ -108,15 +108,15 @@ struct model {
   // Feeds tokens and gives, for each, the likeliest next one.
   std::vector<int> feed(const std::vector<int>& tokens) {
     matrix x(std::ssize(tokens), width), logits(x.rows(), vocabulary);
-    for (attn::index t = 0; t < x.rows(); ++t) x.row(t) = embedding.row(tokens[t]);
+    for (attn::idx_t t = 0; t < x.rows(); ++t) x.row(t) = embedding.row(tokens[t]);
     for (auto& each : layers) each->run(x);
     attn::layer_norm(x, x);
     attn::project(x, logits, {.weight = embedding});
     std::vector<int> next(tokens.size());
-    for (attn::index t = 0; t < x.rows(); ++t) logits.row(t).maxCoeff(&next[t]);
+    for (attn::idx_t t = 0; t < x.rows(); ++t) logits.row(t).maxCoeff(&next[t]);
     return next;
   }
-  void rollback(attn::index tokens) {
+  void rollback(attn::idx_t tokens) {
     for (auto& each : layers) each->rollback(tokens);
   }
 };
@@ -130,7 +130,7 @@ int main() {
     m.layers.push_back(std::make_unique<attention_layer>(all[3]));
     return m;
   };
-  const attn::index length = 400;
+  const attn::idx_t length = 400;
 
   model plain = whole();
   std::vector<int> one_by_one{7};
@@ -140,14 +140,14 @@ int main() {
   model checked = whole(), draft{embedding, {}};
   draft.layers.push_back(std::make_unique<delta_layer>(all[0]));
   std::vector<int> tokens{7};
-  attn::index steps = 0, drafted = 0, accepted = 0;
+  attn::idx_t steps = 0, drafted = 0, accepted = 0;
   while (std::ssize(tokens) < length) {
     // The last token and its drafts; the draft model also sees the last of them, so that both have seen the same.
     std::vector<int> proposal{tokens.back()};
-    for (attn::index n = 0; n < drafts; ++n) proposal.push_back(draft.feed({proposal.back()})[0]);
+    for (attn::idx_t n = 0; n < drafts; ++n) proposal.push_back(draft.feed({proposal.back()})[0]);
     draft.feed({proposal.back()});
     const std::vector<int> next = checked.feed(proposal);  // one step over the whole model
-    attn::index right = 0;
+    attn::idx_t right = 0;
     while (right < drafts && proposal[right + 1] == next[right]) ++right;
     tokens.insert(tokens.end(), next.begin(), next.begin() + right + 1);
     checked.rollback(drafts - right);

@@ -19,15 +19,15 @@
 #include <vector>
 
 using tensor = attn::tensor<float>;
-constexpr attn::index head_count = 4, head_dim = 64;
+constexpr attn::idx_t head_count = 4, head_dim = 64;
 constexpr float said = 3;  // the value, in every channel, of the token to be found
 
 /// The document: numbers of any token, from its position alone. Reading a file would do as well.
 struct document {
-  attn::index tokens;
+  attn::idx_t tokens;
 
-  attn::index place() const { return tokens / 3; }
-  static float number(attn::index which, attn::index h, attn::index i, attn::index d) {  // roughly normal
+  attn::idx_t place() const { return tokens / 3; }
+  static float number(attn::idx_t which, attn::idx_t h, attn::idx_t i, attn::idx_t d) {  // roughly normal
     std::uint64_t x = static_cast<std::uint64_t>(((i * head_count + h) * head_dim + d) * 3 + which) * 0x9e3779b97f4a7c15;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
     x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
@@ -35,25 +35,25 @@ struct document {
     const auto sixteenth = [&](int n) { return static_cast<float>((x >> (16 * n)) & 0xffff) / 65536 - 0.5F; };
     return 1.7F * (sixteenth(0) + sixteenth(1) + sixteenth(2) + sixteenth(3));
   }
-  float q(attn::index h, attn::index i, attn::index d) const { return number(0, h, i, d); }
-  float k(attn::index h, attn::index i, attn::index d) const {
+  float q(attn::idx_t h, attn::idx_t i, attn::idx_t d) const { return number(0, h, i, d); }
+  float k(attn::idx_t h, attn::idx_t i, attn::idx_t d) const {
     return i == place() ? 3 * q(h, tokens - 1, d) : number(1, h, i, d);  // what the last query looks for
   }
-  float v(attn::index h, attn::index i, attn::index d) const { return i == place() ? said : number(2, h, i, d); }
+  float v(attn::idx_t h, attn::idx_t i, attn::idx_t d) const { return i == place() ? said : number(2, h, i, d); }
 };
 
 /// What a process holds: the tokens at these positions, and no others.
 struct part {
-  std::vector<attn::index> positions;
+  std::vector<attn::idx_t> positions;
   tensor q, k, v, out;
 
-  part(const document& text, std::vector<attn::index> at) : positions(std::move(at)) {
-    const attn::index n = std::ssize(positions);
+  part(const document& text, std::vector<attn::idx_t> at) : positions(std::move(at)) {
+    const attn::idx_t n = std::ssize(positions);
     for (tensor* x : {&q, &k, &v, &out}) *x = tensor({1, head_count, n, head_dim});
-    for (attn::index h = 0; h < head_count; ++h)
-      for (attn::index i = 0; i < n; ++i)
-        for (attn::index d = 0; d < head_dim; ++d) {
-          const attn::index position = positions[static_cast<std::size_t>(i)];
+    for (attn::idx_t h = 0; h < head_count; ++h)
+      for (attn::idx_t i = 0; i < n; ++i)
+        for (attn::idx_t d = 0; d < head_dim; ++d) {
+          const attn::idx_t position = positions[static_cast<std::size_t>(i)];
           q(0, h, i, d) = text.q(h, position, d);
           k(0, h, i, d) = text.k(h, position, d);
           v(0, h, i, d) = text.v(h, position, d);
@@ -65,18 +65,18 @@ struct part {
 std::vector<double> answer(const document& text, bool exact) {
   const auto feature = [](double x) { return x > 0 ? x + 1 : std::exp(x); };  // of linear attention: elu + 1
   std::vector<double> result;
-  for (attn::index h = 0; h < head_count; ++h) {
+  for (attn::idx_t h = 0; h < head_count; ++h) {
     std::vector<double> sum(head_dim);
     double total = 0;
-    for (attn::index i = 0; i < text.tokens; ++i) {
+    for (attn::idx_t i = 0; i < text.tokens; ++i) {
       double score = 0;
-      for (attn::index d = 0; d < head_dim; ++d) {
+      for (attn::idx_t d = 0; d < head_dim; ++d) {
         const double q = text.q(h, text.tokens - 1, d), k = text.k(h, i, d);
         score += exact ? q * k : feature(q) * feature(k);
       }
       const double weight = exact ? std::exp(score / std::sqrt(double(head_dim))) : score;
       total += weight;
-      for (attn::index d = 0; d < head_dim; ++d) sum[static_cast<std::size_t>(d)] += weight * text.v(h, i, d);
+      for (attn::idx_t d = 0; d < head_dim; ++d) sum[static_cast<std::size_t>(d)] += weight * text.v(h, i, d);
     }
     for (double x : sum) result.push_back(x / total);
   }
@@ -90,8 +90,8 @@ bool check(const char* name, const document& text, const part& own, bool exact) 
   std::vector<float> row(head_count * head_dim), found(head_count * head_dim);
   const auto at = std::ranges::find(own.positions, text.tokens - 1);
   if (at != own.positions.end())
-    for (attn::index h = 0; h < head_count; ++h)
-      for (attn::index d = 0; d < head_dim; ++d)
+    for (attn::idx_t h = 0; h < head_count; ++h)
+      for (attn::idx_t d = 0; d < head_dim; ++d)
         row[static_cast<std::size_t>(h * head_dim + d)] = own.out(0, h, at - own.positions.begin(), d);
   MPI_Reduce(row.data(), found.data(), int(row.size()), MPI_FLOAT, MPI_SUM, 0, MPI_COMM_WORLD);  // zeros elsewhere
   if (rank != 0) return true;
@@ -113,7 +113,7 @@ int main(int argc, char** argv) {
   int rank = 0, size = 1;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &size);
-  const document text{std::max<attn::index>(argc > 1 ? std::atol(argv[1]) : 16384, 4)};
+  const document text{std::max<attn::idx_t>(argc > 1 ? std::atol(argv[1]) : 16384, 4)};
   const auto memory = [] {
     rusage usage{};
     getrusage(RUSAGE_SELF, &usage);
@@ -135,8 +135,8 @@ int main(int argc, char** argv) {
   }
   // Linear and causal: tokens in their order, here in ranges of the same length. Only states are sent.
   {
-    std::vector<attn::index> positions;
-    for (attn::index i = text.tokens * rank / size; i < text.tokens * (rank + 1) / size; ++i) positions.push_back(i);
+    std::vector<attn::idx_t> positions;
+    for (attn::idx_t i = text.tokens * rank / size; i < text.tokens * (rank + 1) / size; ++i) positions.push_back(i);
     part mine(text, positions);
     const double begin = MPI_Wtime();
     attn::mpi::linear(mine.q, mine.k, mine.v, mine.out, MPI_COMM_WORLD, {.causal = true});

@@ -25,18 +25,18 @@ const attn::rotary_options<float> positions{.base = 10000};
 
 // What a layer attends with: a cache or state of several items, and the step that feeds it.
 struct attention {
-  std::function<void(view q, view k, view v, out_view out, const std::vector<index>& lengths, attn::execution&)> step;
-  std::function<void(index from, index to)> copy_item;
-  std::function<void(index item)> reset;
+  std::function<void(view q, view k, view v, out_view out, const std::vector<idx_t>& lengths, attn::execution&)> step;
+  std::function<void(idx_t from, idx_t to)> copy_item;
+  std::function<void(idx_t item)> reset;
 };
 
 template <class Cache, class Step>
 attention attention_over(std::shared_ptr<Cache> cache, Step step) {
   return {[=](auto q, auto k, auto v, auto out, const auto& n, auto& exec) { step(*cache, q, k, v, out, n, exec); },
-          [=](index from, index to) { cache->copy_item(from, to); }, [=](index item) { cache->reset(item); }};
+          [=](idx_t from, idx_t to) { cache->copy_item(from, to); }, [=](idx_t item) { cache->reset(item); }};
 }
 
-attention make_attention(std::string_view name, index items, attn::page_pool<float>& pool) {
+attention make_attention(std::string_view name, idx_t items, attn::page_pool<float>& pool) {
   const attn::state_extents extents{.batch = items, .heads = sizes.kv_heads, .dim = sizes.head_dim};
   if (name == "full")
     return attention_over(std::make_shared<attn::paged_cache<float>>(pool, items),
@@ -73,19 +73,19 @@ attention make_attention(std::string_view name, index items, attn::page_pool<flo
 // A model and the sequences in progress, its batch items.
 class engine {
  public:
-  engine(const weights& w, std::string_view operator_name, index items, attn::page_pool<float>& pool)
+  engine(const weights& w, std::string_view operator_name, idx_t items, attn::page_pool<float>& pool)
       : weights_(w), items_(items) {
-    for (index n = 0; n < sizes.layers; ++n) layers_.push_back(make_attention(operator_name, items, pool));
+    for (idx_t n = 0; n < sizes.layers; ++n) layers_.push_back(make_attention(operator_name, items, pool));
   }
 
   // Item b takes the tokens of chunks[b], if any; gives its likeliest next token, or -1.
   std::vector<int> feed(const std::vector<std::vector<int>>& chunks) {
-    std::vector<index> lengths;
+    std::vector<idx_t> lengths;
     for (const auto& chunk : chunks) lengths.push_back(std::ssize(chunk));
-    const index length = *std::max_element(lengths.begin(), lengths.end()), rows = items_ * length;
+    const idx_t length = *std::max_element(lengths.begin(), lengths.end()), rows = items_ * length;
     matrix x = matrix::Zero(rows, sizes.width()), normed(rows, sizes.width()), mixed(rows, sizes.width());
-    for (index b = 0; b < items_; ++b)
-      for (index t = 0; t < lengths[b]; ++t) x.row(b * length + t) = weights_.embedding.row(chunks[b][t]);
+    for (idx_t b = 0; b < items_; ++b)
+      for (idx_t t = 0; t < lengths[b]; ++t) x.row(b * length + t) = weights_.embedding.row(chunks[b][t]);
     const auto by_item = [&](matrix& m) { return sequence(m.data(), {items_, length, m.cols()}); };
 
     for (std::size_t n = 0; n < layers_.size(); ++n) {
@@ -106,37 +106,37 @@ class engine {
 
     std::vector<int> next(chunks.size(), -1);
     matrix last(items_, sizes.width()), logits(items_, sizes.vocabulary);
-    for (index b = 0; b < items_; ++b) last.row(b) = x.row(b * length + std::max<index>(lengths[b], 1) - 1);
+    for (idx_t b = 0; b < items_; ++b) last.row(b) = x.row(b * length + std::max<idx_t>(lengths[b], 1) - 1);
     attn::rms_norm(last, last);
     attn::project(last, logits, {.weight = weights_.embedding}, exec_);
-    for (index b = 0; b < items_; ++b)
+    for (idx_t b = 0; b < items_; ++b)
       if (lengths[b] > 0) logits.row(b).maxCoeff(&next[b]);
     return next;
   }
-  void copy_item(index from, index to) {
+  void copy_item(idx_t from, idx_t to) {
     for (attention& layer : layers_) layer.copy_item(from, to);
   }
-  void reset(index item) {
+  void reset(idx_t item) {
     for (attention& layer : layers_) layer.reset(item);
   }
 
  private:
   const weights& weights_;
-  index items_;
+  idx_t items_;
   std::vector<attention> layers_;
   attn::execution exec_{2};
 };
 
 struct request {
   std::vector<int> tokens;  // the prompt, then what follows it
-  index wanted = 0;         // tokens in the end
-  index fed = 0;
+  idx_t wanted = 0;         // tokens in the end
+  idx_t fed = 0;
 };
 
-constexpr index chunk = 16;  // tokens of a prompt that are read at a time
+constexpr idx_t chunk = 16;  // tokens of a prompt that are read at a time
 
 // Serves all requests, `slots` of them at a time, each after the common beginning. Returns how many rounds it took.
-index serve(engine& model, index slots, const std::vector<int>& beginning, std::vector<request>& requests) {
+idx_t serve(engine& model, idx_t slots, const std::vector<int>& beginning, std::vector<request>& requests) {
   std::vector<std::vector<int>> chunks(slots + 1);
   for (std::size_t at = 0; at < beginning.size(); at += chunk) {  // the last item keeps the beginning for all others
     const auto end = std::min(at + chunk, beginning.size());
@@ -146,8 +146,8 @@ index serve(engine& model, index slots, const std::vector<int>& beginning, std::
   chunks[slots].clear();
   std::vector<request*> active(slots, nullptr);
   std::size_t waiting = 0;
-  for (index rounds = 0;; ++rounds) {
-    for (index slot = 0; slot < slots; ++slot) {
+  for (idx_t rounds = 0;; ++rounds) {
+    for (idx_t slot = 0; slot < slots; ++slot) {
       request*& r = active[slot];
       if (!r && waiting < requests.size()) {
         r = &requests[waiting++];
@@ -155,13 +155,13 @@ index serve(engine& model, index slots, const std::vector<int>& beginning, std::
       }
       chunks[slot].clear();
       if (!r) continue;
-      const index count = std::min<index>(chunk, std::ssize(r->tokens) - r->fed);
+      const idx_t count = std::min<idx_t>(chunk, std::ssize(r->tokens) - r->fed);
       chunks[slot].assign(r->tokens.begin() + r->fed, r->tokens.begin() + r->fed + count);
       r->fed += count;
     }
     if (std::all_of(active.begin(), active.end(), [](const request* r) { return !r; })) return rounds;
     const std::vector<int> next = model.feed(chunks);
-    for (index slot = 0; slot < slots; ++slot) {
+    for (idx_t slot = 0; slot < slots; ++slot) {
       request*& r = active[slot];
       if (!r || r->fed < std::ssize(r->tokens)) continue;  // of a prompt's chunks, the last one says what follows
       r->tokens.push_back(next[slot]);
@@ -189,13 +189,13 @@ int run(const std::vector<std::string_view>& arguments) {
     requests.push_back({{prompt.begin(), prompt.end()}, std::ssize(prompt) + 24 + 8 * std::ssize(requests), 0});
 
   // One pool for all layers: 4 prompts at a time take at most what is needed for 4 sequences and the beginning.
-  const auto serve_all = [&](index slots) {
+  const auto serve_all = [&](idx_t slots) {
     attn::page_pool<float> pool({.pages = sizes.layers * (slots + 1) * 12, .page_tokens = 16, .heads = sizes.kv_heads,
                                  .dim = sizes.head_dim});
     std::vector<request> all = requests;
     const auto start = std::chrono::steady_clock::now();
     engine model(all_weights, operator_name, slots + 1, pool);
-    const index rounds = serve(model, slots, beginning, all);
+    const idx_t rounds = serve(model, slots, beginning, all);
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
     std::size_t tokens = 0;
     for (const request& r : all) tokens += r.tokens.size();

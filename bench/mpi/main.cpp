@@ -14,7 +14,7 @@ namespace {
 
 struct known_flag {
   const char* name;
-  std::variant<index settings::*, double settings::*, std::string settings::*, bool settings::*> member;
+  std::variant<idx_t settings::*, double settings::*, std::string settings::*, bool settings::*> member;
   double least;
   const char* help;
 };
@@ -54,7 +54,7 @@ struct setter {
   settings& set;
   const known_flag& flag;
   const std::string& text;
-  void operator()(index settings::*m) const { set.*m = number<index>(flag, text); }
+  void operator()(idx_t settings::*m) const { set.*m = number<idx_t>(flag, text); }
   void operator()(double settings::*m) const { set.*m = number<double>(flag, text); }
   void operator()(std::string settings::*m) const { set.*m = text; }
   void operator()(bool settings::*m) const {

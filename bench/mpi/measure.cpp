@@ -14,13 +14,13 @@ namespace {
 constexpr int least_rounds = 3, most_rounds = 200;
 
 /// Of this process, contiguous.
-views views_of(const settings& set, index tokens, index length) {
-  const auto shape = [&](index heads) { return std::array<index, 4>{1, heads, tokens, set.dim}; };
-  const auto count = [&](index heads) { return static_cast<std::size_t>(heads * tokens * set.dim); };
-  const auto input = [&](role r, index heads) {
+views views_of(const settings& set, idx_t tokens, idx_t length) {
+  const auto shape = [&](idx_t heads) { return std::array<idx_t, 4>{1, heads, tokens, set.dim}; };
+  const auto count = [&](idx_t heads) { return static_cast<std::size_t>(heads * tokens * set.dim); };
+  const auto input = [&](role r, idx_t heads) {
     return attn::tensor_view<const float>(drawn_numbers(r, count(heads)), shape(heads));
   };
-  const auto result = [&](int slot, index heads) {
+  const auto result = [&](int slot, idx_t heads) {
     return attn::tensor_view<float>(result_memory(count(heads), slot), shape(heads));
   };
   const auto rows = static_cast<std::size_t>(set.heads * tokens);
@@ -39,7 +39,7 @@ views views_of(const settings& set, index tokens, index length) {
 
 /// One call by those that take part.
 void run_once(const settings& set, record& r, MPI_Comm comm, attn::execution& exec) {
-  const views x = views_of(set, r.length / static_cast<index>(r.parts()), r.length);
+  const views x = views_of(set, r.length / static_cast<idx_t>(r.parts()), r.length);
   MPI_Barrier(comm);
   const traffic before = traffic_so_far();
   const double begin = MPI_Wtime();
@@ -99,10 +99,10 @@ double record::median() const {
 }
 
 std::vector<record> measure(const team& all, const settings& set, const entry& of, bool weak) {
-  const index whole = of.linear ? set.linear_length : set.length, part = of.linear ? set.linear_part : set.part;
+  const idx_t whole = of.linear ? set.linear_length : set.length, part = of.linear ? set.linear_part : set.part;
   std::vector<record> lines;
-  const auto add = [&](int processes, index count) {
-    const index even = 2 * count;  // zigzag order needs parts of the same size
+  const auto add = [&](int processes, idx_t count) {
+    const idx_t even = 2 * count;  // zigzag order needs parts of the same size
     lines.push_back({.of = &of, .weak = weak, .length = (weak ? part * count : whole) / even * even,
                      .processes = processes});
   };

@@ -37,7 +37,7 @@ class team {
 struct record {
   const entry* of = nullptr;
   bool weak = false;
-  index length = 0;   // of the whole sequence
+  idx_t length = 0;   // of the whole sequence
   int processes = 0;  // 0: the operator of one process, without MPI
   std::vector<double> seconds{};  // each of the slowest process
   traffic sent{};                 // by one call of the process that sends most

@@ -10,16 +10,16 @@
 
 namespace bench::mpi {
 
-using attn::index;
+using attn::idx_t;
 
 struct settings {
-  index heads = 8, kv_heads = 8, dim = 64;
-  index length = 8192, linear_length = 32768;              // strong scaling: of the whole sequence
-  index part = 4096, linear_part = 16384;                  // weak scaling: of each process
-  index window = 128;
-  index model_length = 131072, linear_model_length = 8388608;  // of what is modelled
+  idx_t heads = 8, kv_heads = 8, dim = 64;
+  idx_t length = 8192, linear_length = 32768;              // strong scaling: of the whole sequence
+  idx_t part = 4096, linear_part = 16384;                  // weak scaling: of each process
+  idx_t window = 128;
+  idx_t model_length = 131072, linear_model_length = 8388608;  // of what is modelled
   double bandwidth = 12.5, latency = 2;                    // of the modelled network: GB/s, microseconds
-  index machines = 64;
+  idx_t machines = 64;
   double seconds = 1;  // for the runs of one line, at least
   bool smoke = false, help = false;
   std::string filter, out;

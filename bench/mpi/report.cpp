@@ -52,9 +52,9 @@ std::string measured_table(const settings& set, const machine& m, const std::vec
   return table;
 }
 
-std::vector<index> machine_counts(const settings& set) {
-  std::vector<index> counts;
-  for (index n = 1; n <= set.machines; n *= 2) counts.push_back(n);
+std::vector<idx_t> machine_counts(const settings& set) {
+  std::vector<idx_t> counts;
+  for (idx_t n = 1; n <= set.machines; n *= 2) counts.push_back(n);
   return counts;
 }
 
@@ -62,7 +62,7 @@ double model_length(const settings& set, const entry& of) {
   return static_cast<double>(of.linear ? set.linear_model_length : set.model_length);
 }
 
-double modelled(const settings& set, const record& base, index machines) {
+double modelled(const settings& set, const record& base, idx_t machines) {
   const network net{set.bandwidth * 1e9, set.latency * 1e-6};
   return base.of->model(set, net, base.rate(set), model_length(set, *base.of), static_cast<double>(machines));
 }
@@ -71,13 +71,13 @@ std::string model_table(const settings& set, const std::vector<record>& lines) {
   std::string table = text(
       "\nA model, nothing measured: machines of one thread, each as fast as `alone` above, on a network of %g GB/s and\n"
       "%g us. Time, and how many times as fast as one machine\n%-28s %8s", set.bandwidth, set.latency, "operator", "length");
-  for (index n : machine_counts(set)) table += text(" %10td", n);
+  for (idx_t n : machine_counts(set)) table += text(" %10td", n);
   for (const record& base : lines) {
     if (base.weak || base.processes != 0) continue;
     table += text("\n%-28s %8.0f", base.of->name.c_str(), model_length(set, *base.of));
-    for (index n : machine_counts(set)) table += text(" %10s", time_text(modelled(set, base, n)).c_str());
+    for (idx_t n : machine_counts(set)) table += text(" %10s", time_text(modelled(set, base, n)).c_str());
     table += text("\n%-28s %8s", "", "");
-    for (index n : machine_counts(set)) table += text(" %10.2f", modelled(set, base, 1) / modelled(set, base, n));
+    for (idx_t n : machine_counts(set)) table += text(" %10.2f", modelled(set, base, 1) / modelled(set, base, n));
   }
   return table + "\n";
 }
@@ -122,7 +122,7 @@ void write_json(const std::string& path, const settings& set, const machine& m, 
   comma = "";
   for (const record& base : lines) {
     if (base.weak || base.processes != 0) continue;
-    for (index n : machine_counts(set)) {
+    for (idx_t n : machine_counts(set)) {
       file << comma
            << text("\n    {\"operator\": \"%s\", \"length\": %.0f, \"machines\": %td, \"ms\": %.6g}",
                    base.of->name.c_str(), model_length(set, *base.of), n, modelled(set, base, n) * 1e3);

@@ -27,16 +27,16 @@ constexpr int byte_count = 256, mask = byte_count;  // the mask is one more toke
 // What a pass stores. For training, the input of every block and the result of its operator; otherwise, and with
 // reversible blocks, those of one block.
 struct activations {
-  index length;
+  idx_t length;
   bool keep;
   list<tensor> x, mixed, attended, lse;
   tensor remainder, sum, normed, logits, dx, d_normed;
 
-  activations(const sizes& s, index batch, index tokens, bool train) : length(tokens), keep(train && !s.reversible) {
-    const auto make = [&](index width) { return tensor({batch, length, width}); };
-    const index kept = keep ? s.layers : 1, stream = s.reversible ? 2 * s.width : s.width;
-    const auto add = [](list<tensor>& some, index count, const tensor& one) {
-      for (index n = 0; n < count; ++n) some.push_back(one);
+  activations(const sizes& s, idx_t batch, idx_t tokens, bool train) : length(tokens), keep(train && !s.reversible) {
+    const auto make = [&](idx_t width) { return tensor({batch, length, width}); };
+    const idx_t kept = keep ? s.layers : 1, stream = s.reversible ? 2 * s.width : s.width;
+    const auto add = [](list<tensor>& some, idx_t count, const tensor& one) {
+      for (idx_t n = 0; n < count; ++n) some.push_back(one);
     };
     add(x, keep ? kept + 1 : 1, make(stream));
     add(mixed, keep ? kept : 0, make(s.width));
@@ -66,9 +66,9 @@ struct working_block {
   const operation& mix_heads;  // that of op, or a stream
   activations& a;
   block& b;
-  index n;  // of the block
+  idx_t n;  // of the block
 
-  index slot() const { return a.keep ? n : 0; }
+  idx_t slot() const { return a.keep ? n : 0; }
   attn::multi_head_weights<float> attention() const {
     return {.query = b.query.value, .key = b.key.value, .value = b.value.value, .output = b.output.value};
   }
@@ -172,7 +172,7 @@ struct model {
   mixer op;
   std::deque<parameter> parameters{};  // a deque, so that addresses stay valid
   list<block> blocks{};
-  index updates = 0;
+  idx_t updates = 0;
   times spent{};
 
   model(const sizes& given, const mixer& chosen, std::uint64_t seed) : s(given), op(chosen) {
@@ -185,24 +185,24 @@ struct model {
     op.forward = timed(op.forward);
     op.backward = timed(op.backward);
     attn::random_numbers random(seed);
-    const auto add = [&](std::string name, index rows, index columns, double deviation, double mean = 0) -> parameter& {
+    const auto add = [&](std::string name, idx_t rows, idx_t columns, double deviation, double mean = 0) -> parameter& {
       const matrix zeros = matrix::Zero(rows, columns);
       parameter& p = parameters.emplace_back(parameter{name, zeros, zeros, zeros, zeros});
-      for (index n = 0; n < p.value.size(); ++n) p.value.data()[n] = float(mean + deviation * random.normal());
+      for (idx_t n = 0; n < p.value.size(); ++n) p.value.data()[n] = float(mean + deviation * random.normal());
       return p;
     };
-    const index w = s.width, projected = op.projects ? w : 0, keyed = op.keys ? projected : 0;
+    const idx_t w = s.width, projected = op.projects ? w : 0, keyed = op.keys ? projected : 0;
     const double unit = 0.4 / std::sqrt(double(w)), last = unit / std::sqrt(2. * double(s.layers));
     add("embedding", byte_count + 1, w, 0.03);
     add("positions", s.context, w, 0);
     add("gamma", 1, w, 0, 1);
     add("beta", 1, w, 0);
-    for (index n = 0; n < s.context; ++n)  // learning starts from the waves of Vaswani et al. 2017
-      for (index d = 0; d < w; ++d) {
+    for (idx_t n = 0; n < s.context; ++n)  // learning starts from the waves of Vaswani et al. 2017
+      for (idx_t d = 0; d < w; ++d) {
         const double angle = double(n) * std::pow(1e-4, double(d / 2) / double(w / 2));
         positions().value(n, d) = float(0.03 * (d % 2 ? std::cos(angle) : std::sin(angle)));
       }
-    for (index n = 0; n < s.layers; ++n) {
+    for (idx_t n = 0; n < s.layers; ++n) {
       const std::string name = "block_" + std::to_string(n) + "_";
       blocks.push_back({.gamma_1 = add(name + "gamma_1", 1, w, 0, 1),
                         .beta_1 = add(name + "beta_1", 1, w, 0),
@@ -225,7 +225,7 @@ struct model {
   attn::project_weights<float> to_logits() { return {.weight = embedding().value.topRows(byte_count)}; }
   sequence last(activations& a) const { return s.reversible ? a.sum : a.x.back(); }
   // What a step of training needs, as far as it is counted: products with weights, and pairs of queries and keys.
-  double operations(index batch) const {
+  double operations(idx_t batch) const {
     double products = double(byte_count * s.width);
     for (const block& b : blocks)
       for (const parameter* p : {&b.query, &b.key, &b.value, &b.output, &b.up, &b.down})
@@ -240,12 +240,12 @@ struct model {
 
   // The logits of what follows each token, or of what is masked there. The first token is at position `first`; streams,
   // if given, are one for each block, and have seen what is before it.
-  void forward(activations& a, const list<int>& tokens, execution& exec, index first = 0,
+  void forward(activations& a, const list<int>& tokens, execution& exec, idx_t first = 0,
                const list<operation>& streams = {}) {
     {
       const stopwatch watch(spent.embedding);
       auto x = rows_of(a.x[0]);
-      for (index n = 0; n < x.rows(); ++n) {
+      for (idx_t n = 0; n < x.rows(); ++n) {
         x.row(n).head(s.width) = embedding().value.row(tokens[n]) + positions().value.row(first + n % a.length);
         if (s.reversible) x.row(n).tail(s.width) = x.row(n).head(s.width);
       }
@@ -253,7 +253,7 @@ struct model {
     }
     {
       const stopwatch watch(spent.blocks);
-      for (index n = 0; n < s.layers; ++n)
+      for (idx_t n = 0; n < s.layers; ++n)
         working_block{s, op, streams.empty() ? op.forward : streams[n], a, blocks[n], n}.forward(exec);
       if (s.reversible) rows_of(a.sum) = rows_of(a.x[0]).leftCols(s.width) + rows_of(a.x[0]).rightCols(s.width);
     }
@@ -280,12 +280,12 @@ struct model {
     }
     {
       const stopwatch watch(spent.blocks);
-      for (index n = s.layers; n-- > 0;) working_block{s, op, op.forward, a, blocks[n], n}.backward(exec);
+      for (idx_t n = s.layers; n-- > 0;) working_block{s, op, op.forward, a, blocks[n], n}.backward(exec);
       if (s.reversible) dx.leftCols(s.width) += dx.rightCols(s.width);
     }
     const stopwatch watch(spent.embedding);
     d_positions.setZero();
-    for (index n = 0; n < dx.rows(); ++n) {
+    for (idx_t n = 0; n < dx.rows(); ++n) {
       d_embedding.row(tokens[n]) += dx.row(n).head(s.width);
       d_positions.row(n % a.length) += dx.row(n).head(s.width);
     }
@@ -299,7 +299,7 @@ struct model {
     const float b1 = 0.9f, b2 = 0.99f, clip = float(1 / std::max(1., std::sqrt(square)));
     ++updates;
     const float by = float(rate / (1 - std::pow(b1, updates))), unbiased = float(1 / (1 - std::pow(b2, updates)));
-    exec.for_each(std::ssize(parameters), [&](index n, int) {
+    exec.for_each(std::ssize(parameters), [&](idx_t n, int) {
       parameter& p = parameters.begin()[n];
       p.mean = b1 * p.mean + (1 - b1) * clip * p.gradient;
       p.square.array() = b2 * p.square.array() + (1 - b2) * (clip * p.gradient.array()).square();

@@ -16,7 +16,7 @@ using to = attn::tensor_view<float>;
 
 // What a model is made of.
 struct sizes {
-  index layers = 4, width = 256, heads = 4, context = 512;
+  idx_t layers = 4, width = 256, heads = 4, context = 512;
   bool masked = false, reversible = false;
 };
 
@@ -31,12 +31,12 @@ struct call {
   to dq{}, dk{}, dv{};
   matrix* d_own = nullptr;
 
-  index length() const { return q.extent(2); }  // the context, but for what is written after training
+  idx_t length() const { return q.extent(2); }  // the context, but for what is written after training
 };
 using operation = std::function<void(const call&)>;
 
 struct own_parameters {
-  index rows = 0, columns = 0;
+  idx_t rows = 0, columns = 0;
   double deviation = 0;  // of the normal numbers that training starts from
 };
 
@@ -50,16 +50,16 @@ struct mixer {
 };
 
 inline void scale(const to& x, float factor) {
-  for (index b = 0; b < x.extent(0); ++b)
-    for (index h = 0; h < x.extent(1); ++h)
-      for (index i = 0; i < x.extent(2); ++i)
-        for (index d = 0; d < x.extent(3); ++d) x(b, h, i, d) = factor == 0 ? 0 : factor * x(b, h, i, d);
+  for (idx_t b = 0; b < x.extent(0); ++b)
+    for (idx_t h = 0; h < x.extent(1); ++h)
+      for (idx_t i = 0; i < x.extent(2); ++i)
+        for (idx_t d = 0; d < x.extent(3); ++d) x(b, h, i, d) = factor == 0 ? 0 : factor * x(b, h, i, d);
 }
 
 // One entry an operator, in add(name, options, forward, backward).
 inline list<mixer> mixers(const sizes& s) {
   const bool causal = !s.masked;
-  const index dim = s.width / s.heads, near = std::max<index>(1, s.context / 8);
+  const idx_t dim = s.width / s.heads, near = std::max<idx_t>(1, s.context / 8);
   const attn::state_extents extents{.heads = s.heads, .dim = dim};
   list<mixer> all;
   const auto add = [&](const char* name, const auto& options, const auto& forward, const auto& backward) -> mixer& {
@@ -109,12 +109,12 @@ inline list<mixer> mixers(const sizes& s) {
         [](auto& c, auto& o) {
           attn::strided_backward(c.q, c.k, c.v, c.out, c.d_out, {.q = c.dq, .k = c.dk, .v = c.dv}, o, c.exec);
         });
-  const index size = near / 2 + 1;
+  const idx_t size = near / 2 + 1;
   const auto drawn = attn::draw_random_blocks(s.context / size + 1, 2, {.seed = 1, .causal = causal});
   const auto with_random = [=](auto& c, auto& o, const auto& f) {
-    const index blocks = (c.length() + size - 1) / size;
+    const idx_t blocks = (c.length() + size - 1) / size;
     auto table = drawn;
-    for (index n = 0; n < table.size(); ++n)
+    for (idx_t n = 0; n < table.size(); ++n)
       if (table.data()[n] >= blocks) table.data()[n] = -1;  // none, in a text shorter than the context
     o.random = table.view().slice(1, 0, blocks);
     f();
@@ -138,7 +138,7 @@ inline list<mixer> mixers(const sizes& s) {
   all.back().keys = false;
   // Two compressed keys for every segment, by logits that depend on the position alone.
   const auto logits = [context = s.context](auto& c) -> in {
-    const index rows = c.q.extent(1) * context;
+    const idx_t rows = c.q.extent(1) * context;
     return {c.own.data(), {c.q.extent(0), c.q.extent(1), c.length(), rows > 0 ? 2 : 0}, {0, context * 2, 2, 1}};
   };
   add(
@@ -150,7 +150,7 @@ inline list<mixer> mixers(const sizes& s) {
         attn::long_short_backward(c.q, c.k, c.v, c.out, logits(c), c.d_out,
                                   {.q = c.dq, .k = c.dk, .v = c.dv, .logits = d}, o, c.exec);
         c.d_own->setZero();
-        for (index n = 0; n < c.q.extent(0); ++n)
+        for (idx_t n = 0; n < c.q.extent(0); ++n)
           *c.d_own += matrix::Map(d.data() + n * c.d_own->size(), c.d_own->rows(), c.d_own->cols());
       });
   all.back().own = {s.heads * s.context, 2, 1};
@@ -234,7 +234,7 @@ inline list<mixer> mixers(const sizes& s) {
                              [](auto& state, auto& c) { attn::aft_simple_step(state, c.q, c.k, c.v, c.out, c.exec); });
   if (causal) return all;
 
-  const index rank = std::max<index>(1, s.context / 4);
+  const idx_t rank = std::max<idx_t>(1, s.context / 4);
   const auto e = [=](auto& c) { return c.own.topLeftCorner(rank, c.length()); };
   const auto f = [=](auto& c) { return c.own.bottomLeftCorner(rank, c.length()); };
   add(

@@ -10,14 +10,14 @@
 
 namespace byte_model {
 
-using attn::execution, attn::index;
+using attn::execution, attn::idx_t;
 
 // std::vector, indexed by index like all else here.
 template <class T>
 struct list : std::vector<T> {
   using std::vector<T>::vector;
-  T& operator[](index n) { return this->data()[n]; }
-  const T& operator[](index n) const { return this->data()[n]; }
+  T& operator[](idx_t n) { return this->data()[n]; }
+  const T& operator[](idx_t n) const { return this->data()[n]; }
 };
 
 inline double seconds() {
@@ -48,7 +48,7 @@ inline double median(list<double> numbers) {
 
 // Multiplies and adds in registers; what it reads and writes keeps the compiler from doing so beforehand.
 template <int... I>
-void multiply_and_add(index rounds, std::integer_sequence<int, I...>) {
+void multiply_and_add(idx_t rounds, std::integer_sequence<int, I...>) {
   namespace ei = Eigen::internal;
   using packet = ei::packet_traits<float>::type;
   static volatile float factors[] = {0.5F, 1.0F};
@@ -56,7 +56,7 @@ void multiply_and_add(index rounds, std::integer_sequence<int, I...>) {
   const float a = factors[0], b = factors[1];
   const packet x = ei::pset1<packet>(a), y = ei::pset1<packet>(b);
   packet sum[] = {ei::pset1<packet>(float(I))...};
-  for (index round = 0; round < rounds; ++round) ((sum[I] = ei::pmadd(x, y, sum[I])), ...);
+  for (idx_t round = 0; round < rounds; ++round) ((sum[I] = ei::pmadd(x, y, sum[I])), ...);
   packet total = ei::pset1<packet>(0.0F);
   ((total = ei::padd(total, sum[I])), ...);
   result = ei::predux(total);
@@ -65,9 +65,9 @@ void multiply_and_add(index rounds, std::integer_sequence<int, I...>) {
 // Operations a second when all threads do nothing else. It takes some milliseconds.
 inline double peak(execution& exec) {
   constexpr int accumulators = EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTERS >= 32 ? 24 : 12;
-  constexpr index rounds = 40000, operations = 2 * rounds * accumulators * Eigen::internal::packet_traits<float>::size;
+  constexpr idx_t rounds = 40000, operations = 2 * rounds * accumulators * Eigen::internal::packet_traits<float>::size;
   list<double> rates(static_cast<std::size_t>(exec.threads()));
-  exec.for_each(exec.threads(), [&](index task, int) {
+  exec.for_each(exec.threads(), [&](idx_t task, int) {
     list<double> trials;
     for (int n = 0; n < 15; ++n) {
       const double start = seconds();

@@ -31,7 +31,7 @@ inline list<std::string> read_texts(std::vector<std::string> files) {
   return texts;
 }
 
-inline std::string part_of(const std::string& text, index begin, index count) {
+inline std::string part_of(const std::string& text, idx_t begin, idx_t count) {
   return text.substr(static_cast<std::size_t>(begin), static_cast<std::size_t>(count));
 }
 
@@ -47,7 +47,7 @@ struct corpus {
 };
 
 // The last tenth of every text is held out.
-inline corpus hold_out(const list<std::string>& texts, index context) {
+inline corpus hold_out(const list<std::string>& texts, idx_t context) {
   corpus c;
   std::size_t size = 0;
   for (const std::string& text : texts) {
@@ -71,12 +71,12 @@ struct examples {
   list<int> tokens{}, targets{};
 };
 
-inline examples make_examples(const std::string& text, const list<index>& begins, const sizes& s,
+inline examples make_examples(const std::string& text, const list<idx_t>& begins, const sizes& s,
                               attn::random_numbers& random) {
   examples e;
-  for (const index begin : begins) {
+  for (const idx_t begin : begins) {
     const list<int> bytes = tokens_of(part_of(text, begin, s.context + 1));
-    for (index n = 0; n < s.context; ++n) {
+    for (idx_t n = 0; n < s.context; ++n) {
       const bool hidden = s.masked && random.below(100) < 15;
       e.tokens.push_back(hidden ? mask : bytes[n]);
       e.targets.push_back(!s.masked ? bytes[n + 1] : hidden ? bytes[n] : -1);
@@ -91,8 +91,8 @@ inline double loss(tensor& logits, const list<int>& targets, execution& exec) {
   const auto wanted = std::count_if(targets.begin(), targets.end(), [](int t) { return t >= 0; });
   const double count = std::max(1., double(wanted));
   list<double> bits(targets.size());  // added up in order, whatever the threads
-  exec.for_each((rows.rows() + 63) / 64, [&](index task, int) {
-    for (index n = 64 * task; n < std::min<index>(rows.rows(), 64 * task + 64); ++n) {
+  exec.for_each((rows.rows() + 63) / 64, [&](idx_t task, int) {
+    for (idx_t n = 64 * task; n < std::min<idx_t>(rows.rows(), 64 * task + 64); ++n) {
       const int target = targets[n];
       if (target < 0) {
         rows.row(n).setZero();

@@ -17,11 +17,11 @@
 namespace decoder {
 
 using matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
-using index = std::ptrdiff_t;
+using idx_t = std::ptrdiff_t;
 
 struct shape {
-  index vocabulary = 256, layers = 4, heads = 8, kv_heads = 2, head_dim = 32, hidden = 512;
-  index width() const { return heads * head_dim; }
+  idx_t vocabulary = 256, layers = 4, heads = 8, kv_heads = 2, head_dim = 32, hidden = 512;
+  idx_t width() const { return heads * head_dim; }
 };
 
 struct layer_weights {
@@ -32,7 +32,7 @@ struct weights {
   std::vector<layer_weights> layers;
 };
 
-inline matrix read_npy(const std::string& path, index rows, index cols) {
+inline matrix read_npy(const std::string& path, idx_t rows, idx_t cols) {
   const auto fail = [&](const std::string& what) { throw std::runtime_error(path + ": " + what); };
   std::ifstream file(path, std::ios::binary);
   if (!file) fail("file not found");
@@ -53,7 +53,7 @@ inline matrix read_npy(const std::string& path, index rows, index cols) {
     fail("expected shape (" + std::to_string(rows) + ", " + std::to_string(cols) + "); found (" +
          std::to_string(found_rows) + ", " + std::to_string(found_cols) + ")");
   matrix m(rows, cols);
-  if (!file.read(reinterpret_cast<char*>(m.data()), m.size() * index(sizeof(float)))) fail("the file ends early");
+  if (!file.read(reinterpret_cast<char*>(m.data()), m.size() * idx_t(sizeof(float)))) fail("the file ends early");
   return m;
 }
 
@@ -61,16 +61,16 @@ inline matrix read_npy(const std::string& path, index rows, index cols) {
 inline weights make_weights(const shape& s, const std::string& folder) {
   std::mt19937 source(2);
   std::normal_distribution<float> normal;
-  const auto made = [&](const std::string& name, index rows, index cols, float size = 1) -> matrix {
+  const auto made = [&](const std::string& name, idx_t rows, idx_t cols, float size = 1) -> matrix {
     if (!folder.empty()) return read_npy(folder + "/" + name + ".npy", rows, cols);
     return matrix::NullaryExpr(rows, cols, [&] { return normal(source) * size / std::sqrt(float(cols)); });
   };
   weights w{made("embedding", s.vocabulary, s.width(), 16), {}};
-  for (index n = 0; n < s.layers; ++n) {
-    const auto of = [&](const char* name, index rows, index cols) {
+  for (idx_t n = 0; n < s.layers; ++n) {
+    const auto of = [&](const char* name, idx_t rows, idx_t cols) {
       return made(std::to_string(n) + "." + name, rows, cols);
     };
-    const index width = s.width(), keys = s.kv_heads * s.head_dim;
+    const idx_t width = s.width(), keys = s.kv_heads * s.head_dim;
     w.layers.push_back({of("query", width, width), of("key", keys, width), of("value", keys, width),
                         of("output", width, width), of("gate", s.hidden, width), of("up", s.hidden, width),
                         of("down", width, s.hidden)});

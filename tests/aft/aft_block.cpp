@@ -12,10 +12,10 @@ namespace testing::aft_block_tests {
 namespace {
 
 using namespace attn::detail;
-using attn::index;
+using attn::idx_t;
 
 struct outcome {
-  index recomputed;  // rows of packets
+  idx_t recomputed;  // rows of packets
   float out;
 };
 
@@ -53,7 +53,7 @@ outcome mean_of_two(float gap, float size, const particulars& more = {}) {
   rows.find_row_exponents();
   keys.pack(elements, head, 0, 0, 3);
   rows.add_piece(keys, 0, 3);
-  const index recomputed = rows.finish(3);
+  const idx_t recomputed = rows.finish(3);
   return {recomputed, out[0]};
 }
 

@@ -7,13 +7,13 @@ namespace testing::aft_conv_tests {
 namespace {
 
 struct conv_shape {
-  index height = 1, width = 9, columns = 0;  // of the kernel; of the image
+  idx_t height = 1, width = 9, columns = 0;  // of the kernel; of the image
   bool one_key = false, per_head = true;
 };
 
 template <class S>
 void check(const aft_shape& s, const conv_shape& c, bool causal = false, bool gate = true,
-           const std::vector<index>& lengths = {}) {
+           const std::vector<idx_t>& lengths = {}) {
   CAPTURE(s.batch, s.heads, s.length, s.dim, c.height, c.width, c.columns, c.one_key, causal, gate);
   auto p = aft_problem<reference::aft_conv_options>(s);
   p.options.causal = causal, p.options.gate = gate, p.options.lengths = lengths;
@@ -30,16 +30,16 @@ void check(const aft_shape& s, const conv_shape& c, bool causal = false, bool ga
 
 TEMPLATE_LIST_TEST_CASE("aft_conv: lengths and widths about the edges of blocks", "[aft_conv]", exact_types) {
   for (bool causal : {false, true})
-    for (index length : {0, 1, 2, 33, 96, 97, 300})
-      for (index width : {1, 3, 15, 99, 193, 801})
+    for (idx_t length : {0, 1, 2, 33, 96, 97, 300})
+      for (idx_t width : {1, 3, 15, 99, 193, 801})
         check<TestType>({.batch = 1, .heads = 2, .length = length, .dim = 5}, {.width = width}, causal);
 }
 
 TEMPLATE_LIST_TEST_CASE("aft_conv: images", "[aft_conv]", exact_types) {
-  const index sides[][2] = {{1, 1}, {3, 4}, {14, 14}, {5, 100}, {70, 3}, {2, 250}, {9, 0}, {0, 9}};
+  const idx_t sides[][2] = {{1, 1}, {3, 4}, {14, 14}, {5, 100}, {70, 3}, {2, 250}, {9, 0}, {0, 9}};
   for (const auto& [rows, columns] : sides)
-    for (index height : {1, 3, 21})
-      for (index width : {1, 3, 9, 199}) {
+    for (idx_t height : {1, 3, 21})
+      for (idx_t width : {1, 3, 9, 199}) {
         if (columns == 0) continue;
         const aft_shape s{.batch = 1, .heads = 2, .length = rows * columns, .dim = 3};
         check<TestType>(s, {.height = height, .width = width, .columns = columns});

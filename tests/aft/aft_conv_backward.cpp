@@ -6,12 +6,12 @@ namespace testing::aft_conv_backward_tests {
 namespace {
 
 struct conv_shape {
-  index height = 1, width = 9, columns = 0;  // of the kernel; of the image
+  idx_t height = 1, width = 9, columns = 0;  // of the kernel; of the image
   bool one_key = false, per_head = true;
 };
 
 auto problem_of(const aft_shape& s, const conv_shape& c, bool causal = false, bool gate = true,
-                const std::vector<index>& lengths = {}) {
+                const std::vector<idx_t>& lengths = {}) {
   auto p = aft_problem<reference::aft_conv_options>(s);
   p.options.causal = causal, p.options.gate = gate, p.options.lengths = lengths;
   p.options.columns = c.columns;
@@ -24,7 +24,7 @@ auto problem_of(const aft_shape& s, const conv_shape& c, bool causal = false, bo
 }
 template <class S>
 void check(const aft_shape& s, const conv_shape& c, bool causal = false, bool gate = true,
-           const std::vector<index>& lengths = {}) {
+           const std::vector<idx_t>& lengths = {}) {
   CAPTURE(s.batch, s.heads, s.length, s.dim, s.keys, s.biases, c.height, c.width, c.columns, c.one_key, c.per_head,
           causal, gate);
   check_aft_gradients<S>(problem_of(s, c, causal, gate, lengths));
@@ -43,16 +43,16 @@ TEST_CASE("aft_conv_backward: the reverse pass against central differences", "[a
 TEMPLATE_LIST_TEST_CASE("aft_conv_backward: lengths and widths about the edges of blocks", "[aft_conv_backward]",
                         exact_types) {
   for (bool causal : {false, true})
-    for (index length : {0, 1, 2, 33, 96, 97, 300})
-      for (index width : {1, 15, 193, 801})
+    for (idx_t length : {0, 1, 2, 33, 96, 97, 300})
+      for (idx_t width : {1, 15, 193, 801})
         check<TestType>({.batch = 1, .heads = 2, .length = length, .dim = 3}, {.width = width}, causal);
 }
 
 TEMPLATE_LIST_TEST_CASE("aft_conv_backward: images", "[aft_conv_backward]", exact_types) {
-  const index sides[][2] = {{1, 1}, {3, 4}, {14, 14}, {3, 100}, {70, 3}, {0, 9}};
+  const idx_t sides[][2] = {{1, 1}, {3, 4}, {14, 14}, {3, 100}, {70, 3}, {0, 9}};
   for (const auto& [rows, columns] : sides)
-    for (index height : {1, 3, 21})
-      for (index width : {1, 9, 199})
+    for (idx_t height : {1, 3, 21})
+      for (idx_t width : {1, 9, 199})
         check<TestType>({.batch = 1, .heads = 2, .length = rows * columns, .dim = 3},
                         {.height = height, .width = width, .columns = columns});
 }
@@ -75,7 +75,7 @@ TEMPLATE_LIST_TEST_CASE("aft_conv_backward: keys of 80, biases of hundreds", "[a
     for (double biases : {1.0, 80.0, 400.0}) {
       const aft_shape s{.batch = 1, .heads = 2, .length = 150, .dim = 3, .keys = keys, .biases = biases};
       for (bool causal : {false, true})
-        for (index width : {9, 99, 401})
+        for (idx_t width : {9, 99, 401})
           check_saturated_aft_gradients<TestType>(problem_of(s, {.width = width}, causal));
       check_saturated_aft_gradients<TestType>(problem_of(s, {.height = 3, .width = 5, .columns = 15}));
     }

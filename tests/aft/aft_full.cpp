@@ -6,7 +6,7 @@ namespace testing::aft_full_tests {
 namespace {
 
 template <class S>
-void check(const aft_shape& s, bool causal, bool gate = true, const std::vector<index>& lengths = {},
+void check(const aft_shape& s, bool causal, bool gate = true, const std::vector<idx_t>& lengths = {},
            bool per_head = false) {
   CAPTURE(s.batch, s.heads, s.length, s.dim, causal, gate);
   auto p = aft_problem<reference::aft_full_options>(s);
@@ -19,8 +19,8 @@ void check(const aft_shape& s, bool causal, bool gate = true, const std::vector<
 
 TEMPLATE_LIST_TEST_CASE("aft_full: lengths and dims about the edges of blocks and packets", "[aft_full]", exact_types) {
   for (bool causal : {false, true})
-    for (index length : {0, 1, 2, 15, 16, 33, 95, 96, 97, 130, 385})
-      for (index dim : {0, 1, 3, 16, 33}) check<TestType>({.length = length, .dim = dim}, causal);
+    for (idx_t length : {0, 1, 2, 15, 16, 33, 95, 96, 97, 130, 385})
+      for (idx_t dim : {0, 1, 3, 16, 33}) check<TestType>({.length = length, .dim = dim}, causal);
 }
 
 TEMPLATE_LIST_TEST_CASE("aft_full: options combined", "[aft_full]", all_types) {

@@ -5,7 +5,7 @@
 namespace testing::aft_full_backward_tests {
 namespace {
 
-auto problem_of(const aft_shape& s, bool causal, bool gate = true, const std::vector<index>& lengths = {},
+auto problem_of(const aft_shape& s, bool causal, bool gate = true, const std::vector<idx_t>& lengths = {},
                 bool per_head = false) {
   auto p = aft_problem<reference::aft_full_options>(s);
   p.options.causal = causal, p.options.gate = gate, p.options.lengths = lengths;
@@ -13,7 +13,7 @@ auto problem_of(const aft_shape& s, bool causal, bool gate = true, const std::ve
   return p;
 }
 template <class S>
-void check(const aft_shape& s, bool causal, bool gate = true, const std::vector<index>& lengths = {},
+void check(const aft_shape& s, bool causal, bool gate = true, const std::vector<idx_t>& lengths = {},
            bool per_head = false) {
   CAPTURE(s.batch, s.heads, s.length, s.dim, s.keys, s.biases, causal, gate, per_head);
   check_aft_gradients<S>(problem_of(s, causal, gate, lengths, per_head));
@@ -30,9 +30,9 @@ TEST_CASE("aft_full_backward: the reverse pass against central differences", "[a
 TEMPLATE_LIST_TEST_CASE("aft_full_backward: lengths and dims about the edges of blocks and packets",
                         "[aft_full_backward]", exact_types) {
   for (bool causal : {false, true}) {
-    for (index length : {0, 1, 2, 15, 17, 95, 96, 97, 200})
-      for (index dim : {1, 3}) check<TestType>({.batch = 1, .heads = 2, .length = length, .dim = dim}, causal);
-    for (index dim : {0, 16, 33, 70}) check<TestType>({.batch = 1, .heads = 2, .length = 50, .dim = dim}, causal);
+    for (idx_t length : {0, 1, 2, 15, 17, 95, 96, 97, 200})
+      for (idx_t dim : {1, 3}) check<TestType>({.batch = 1, .heads = 2, .length = length, .dim = dim}, causal);
+    for (idx_t dim : {0, 16, 33, 70}) check<TestType>({.batch = 1, .heads = 2, .length = 50, .dim = dim}, causal);
   }
 }
 

@@ -6,8 +6,8 @@ namespace testing::aft_local_tests {
 namespace {
 
 template <class S>
-void check(const aft_shape& s, index window, bool band, bool causal, bool gate = true,
-           const std::vector<index>& lengths = {}, bool per_head = false) {
+void check(const aft_shape& s, idx_t window, bool band, bool causal, bool gate = true,
+           const std::vector<idx_t>& lengths = {}, bool per_head = false) {
   CAPTURE(s.batch, s.heads, s.length, s.dim, window, band, causal, gate);
   auto p = aft_problem<reference::aft_local_options>(s);
   p.options.causal = causal, p.options.gate = gate, p.options.lengths = lengths;
@@ -21,8 +21,8 @@ void check(const aft_shape& s, index window, bool band, bool causal, bool gate =
 TEMPLATE_LIST_TEST_CASE("aft_local: lengths and windows about the edges of blocks", "[aft_local]", exact_types) {
   for (bool causal : {false, true})
     for (bool band : {false, true})
-      for (index length : {0, 1, 2, 33, 96, 97, 300})
-        for (index window : {1, 2, 7, 50, 97, 400})
+      for (idx_t length : {0, 1, 2, 33, 96, 97, 300})
+        for (idx_t window : {1, 2, 7, 50, 97, 400})
           check<TestType>({.batch = 1, .heads = 2, .length = length, .dim = 5}, window, band, causal);
 }
 
@@ -51,8 +51,8 @@ TEMPLATE_LIST_TEST_CASE("aft_local: keys far away outweigh the window, and the w
       p.options.causal = causal, p.options.window = 30, p.options.band = true;
       p.options.w = tensor<double>(1, 1, 400, 59, inside);
       CHECK(aft_error<TestType>(p) <= tolerance<TestType>::out);
-      for (index j = 150; j < 200; ++j)  // a few keys hold nearly all of the weight: in the window, before it, after it
-        for (index d = 0; d < 8; ++d) p.k(0, 0, j, d) += 40;
+      for (idx_t j = 150; j < 200; ++j)  // a few keys hold nearly all of the weight: in the window, before it, after it
+        for (idx_t d = 0; d < 8; ++d) p.k(0, 0, j, d) += 40;
       CHECK(aft_error<TestType>(p) <= tolerance<TestType>::out);
     }
 }

@@ -5,8 +5,8 @@
 namespace testing::aft_local_backward_tests {
 namespace {
 
-auto problem_of(const aft_shape& s, index window, bool band, bool causal, bool gate = true,
-                const std::vector<index>& lengths = {}, bool per_head = false) {
+auto problem_of(const aft_shape& s, idx_t window, bool band, bool causal, bool gate = true,
+                const std::vector<idx_t>& lengths = {}, bool per_head = false) {
   auto p = aft_problem<reference::aft_local_options>(s);
   p.options.causal = causal, p.options.gate = gate, p.options.lengths = lengths;
   p.options.window = window, p.options.band = band;
@@ -14,8 +14,8 @@ auto problem_of(const aft_shape& s, index window, bool band, bool causal, bool g
   return p;
 }
 template <class S>
-void check(const aft_shape& s, index window, bool band, bool causal, bool gate = true,
-           const std::vector<index>& lengths = {}, bool per_head = false) {
+void check(const aft_shape& s, idx_t window, bool band, bool causal, bool gate = true,
+           const std::vector<idx_t>& lengths = {}, bool per_head = false) {
   CAPTURE(s.batch, s.heads, s.length, s.dim, s.keys, s.biases, window, band, causal, gate, per_head);
   check_aft_gradients<S>(problem_of(s, window, band, causal, gate, lengths, per_head));
 }
@@ -33,8 +33,8 @@ TEMPLATE_LIST_TEST_CASE("aft_local_backward: lengths and windows about the edges
                         exact_types) {
   for (bool causal : {false, true})
     for (bool band : {false, true})
-      for (index length : {0, 1, 2, 33, 96, 97, 300})
-        for (index window : {1, 7, 97, 400})
+      for (idx_t length : {0, 1, 2, 33, 96, 97, 300})
+        for (idx_t window : {1, 7, 97, 400})
           check<TestType>({.batch = 1, .heads = 1, .length = length, .dim = 3}, window, band, causal);
 }
 
@@ -57,7 +57,7 @@ TEMPLATE_LIST_TEST_CASE("aft_local_backward: keys of 80, biases of hundreds", "[
   for (bool causal : {false, true})
     for (double keys : {1.0, 80.0})
       for (double biases : {1.0, 80.0, 400.0})
-        for (index window : {5, 60, 200})
+        for (idx_t window : {5, 60, 200})
           check<TestType>({.batch = 1, .heads = 2, .length = 150, .dim = 3, .keys = keys, .biases = biases}, window,
                           true, causal);
 }
@@ -69,8 +69,8 @@ TEMPLATE_LIST_TEST_CASE("aft_local_backward: keys far away outweigh the window, 
       auto p = problem_of({.batch = 1, .heads = 1, .length = 300, .dim = 4}, 30, true, causal);
       p.options.w = tensor<double>(1, 1, 300, 59, inside);
       check_saturated_aft_gradients<TestType>(p);
-      for (index j = 150; j < 200; ++j)
-        for (index d = 0; d < 4; ++d) p.k(0, 0, j, d) += 40;
+      for (idx_t j = 150; j < 200; ++j)
+        for (idx_t d = 0; d < 4; ++d) p.k(0, 0, j, d) += 40;
       check_saturated_aft_gradients<TestType>(p);
     }
 }

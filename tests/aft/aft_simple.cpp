@@ -6,7 +6,7 @@ namespace testing::aft_simple_tests {
 namespace {
 
 template <class S>
-void check(const aft_shape& s, bool causal, bool gate = true, const std::vector<index>& lengths = {}) {
+void check(const aft_shape& s, bool causal, bool gate = true, const std::vector<idx_t>& lengths = {}) {
   CAPTURE(s.batch, s.heads, s.length, s.dim, causal, gate);
   auto p = aft_problem<reference::aft_simple_options>(s);
   p.options.causal = causal, p.options.gate = gate, p.options.lengths = lengths;
@@ -17,8 +17,8 @@ void check(const aft_shape& s, bool causal, bool gate = true, const std::vector<
 
 TEMPLATE_LIST_TEST_CASE("aft_simple: every small dim, lengths about the edges of chunks", "[aft_simple]", exact_types) {
   for (bool causal : {false, true}) {
-    for (index dim = 0; dim < 70; ++dim) check<TestType>({.length = 20, .dim = dim}, causal);
-    for (index length : {0, 1, 2, 15, 16, 17, 511, 512, 513, 1030})
+    for (idx_t dim = 0; dim < 70; ++dim) check<TestType>({.length = 20, .dim = dim}, causal);
+    for (idx_t length : {0, 1, 2, 15, 16, 17, 511, 512, 513, 1030})
       check<TestType>({.heads = 1, .length = length, .dim = 3}, causal);
   }
 }
@@ -37,8 +37,8 @@ TEST_CASE("aft_simple: keys of -infinity are masked, whatever their values", "[a
   for (bool causal : {false, true}) {
     p.options.causal = causal;
     auto without = p;
-    for (index j : {0, 1, 17, 39})
-      for (index d = 0; d < 20; ++d) {
+    for (idx_t j : {0, 1, 17, 39})
+      for (idx_t d = 0; d < 20; ++d) {
         without.k(1, 2, j, d) = -std::numeric_limits<double>::infinity();
         without.v(1, 2, j, d) = 0;
         p.v(1, 2, j, d) = j % 2 ? std::numeric_limits<double>::quiet_NaN() : 1e30;

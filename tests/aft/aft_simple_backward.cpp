@@ -4,13 +4,13 @@
 namespace testing::aft_simple_backward_tests {
 namespace {
 
-auto problem_of(const aft_shape& s, bool causal, bool gate = true, const std::vector<index>& lengths = {}) {
+auto problem_of(const aft_shape& s, bool causal, bool gate = true, const std::vector<idx_t>& lengths = {}) {
   auto p = aft_problem<reference::aft_simple_options>(s);
   p.options.causal = causal, p.options.gate = gate, p.options.lengths = lengths;
   return p;
 }
 template <class S>
-void check(const aft_shape& s, bool causal, bool gate = true, const std::vector<index>& lengths = {}) {
+void check(const aft_shape& s, bool causal, bool gate = true, const std::vector<idx_t>& lengths = {}) {
   CAPTURE(s.batch, s.heads, s.length, s.dim, s.keys, causal, gate);
   check_aft_gradients<S>(problem_of(s, causal, gate, lengths));
 }
@@ -26,8 +26,8 @@ TEST_CASE("aft_simple_backward: the reverse pass against central differences", "
 TEMPLATE_LIST_TEST_CASE("aft_simple_backward: dims, and lengths about the edges of chunks", "[aft_simple_backward]",
                         exact_types) {
   for (bool causal : {false, true}) {
-    for (index dim : {0, 1, 3, 16, 17, 33, 64, 70}) check<TestType>({.length = 20, .dim = dim}, causal);
-    for (index length : {0, 1, 2, 15, 16, 17, 127, 128, 129, 300})
+    for (idx_t dim : {0, 1, 3, 16, 17, 33, 64, 70}) check<TestType>({.length = 20, .dim = dim}, causal);
+    for (idx_t length : {0, 1, 2, 15, 16, 17, 127, 128, 129, 300})
       check<TestType>({.heads = 1, .length = length, .dim = 3}, causal);
   }
 }
@@ -45,7 +45,7 @@ TEMPLATE_LIST_TEST_CASE("aft_simple_backward: options combined", "[aft_simple_ba
 TEMPLATE_LIST_TEST_CASE("aft_simple_backward: threads, one gradient at a time, accumulate", "[aft_simple_backward]",
                         all_types) {
   for (bool causal : {false, true})
-    for (index heads : {1, 8})  // chunks in parallel, or heads
+    for (idx_t heads : {1, 8})  // chunks in parallel, or heads
       check_aft_gradient_bits<TestType>(
           problem_of({.batch = 1, .heads = heads, .length = 400, .dim = 70}, causal, true, {390}));
 }

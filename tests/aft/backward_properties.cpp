@@ -49,11 +49,11 @@ TEMPLATE_LIST_TEST_CASE("aft backward: what lies in a masked key changes nothing
   for_each_operator(shape, [&](auto p) {
     const auto d_out = cast<T>(random_normal(99, 1, 2, 130, 5));
     if constexpr (std::is_same_v<std::remove_cvref_t<decltype(p.options)>, reference::aft_full_options>) {
-      for (index h = 0; h < 2; ++h)
-        for (index t = 0; t < 130; ++t) p.options.w(0, h, t, 33) = -std::numeric_limits<double>::infinity();
+      for (idx_t h = 0; h < 2; ++h)
+        for (idx_t t = 0; t < 130; ++t) p.options.w(0, h, t, 33) = -std::numeric_limits<double>::infinity();
       const auto clean = run_aft_backward<T>(p, d_out, serial);
-      for (index h = 0; h < 2; ++h)
-        for (index d = 0; d < 5; ++d) p.k(0, h, 33, d) = p.v(0, h, 33, d) = nan;
+      for (idx_t h = 0; h < 2; ++h)
+        for (idx_t d = 0; d < 5; ++d) p.k(0, h, 33, d) = p.v(0, h, 33, d) = nan;
       const auto masked = run_aft_backward<T>(p, d_out, serial);
       CHECK((masked == clean));
       for (std::size_t n = 1; n < 3; ++n)
@@ -94,7 +94,7 @@ TEMPLATE_LIST_TEST_CASE("aft backward: what has no channels has a gradient of 0"
 // Of the biases; those of the rest are a law for all operators.
 TEMPLATE_LIST_TEST_CASE("aft backward: biases of any strides", "[aft_backward_properties]", all_types) {
   using S = TestType;
-  const index b = 2, h = 2, l = 100, d = 18;
+  const idx_t b = 2, h = 2, l = 100, d = 18;
   const auto p = aft_problem<reference::aft_full_options>({.batch = b, .heads = h, .length = l, .dim = d});
   const tensor<S> q = cast<S>(p.q), k = cast<S>(p.k), v = cast<S>(p.v), w = cast<S>(random_normal(3, 1, h, l, l)),
                   d_out = cast<S>(random_normal(99, b, h, l, d));
@@ -104,9 +104,9 @@ TEMPLATE_LIST_TEST_CASE("aft backward: biases of any strides", "[aft_backward_pr
     return attn::tensor_view<std::remove_pointer_t<decltype(data)>>(data, {1, h, l, l}, {l * l * h, 1, h, l * h});
   };
   const auto of_turned = turned_view(turned.data.data());
-  for (index n = 0; n < h; ++n)
-    for (index t = 0; t < l; ++t)
-      for (index j = 0; j < l; ++j) of_turned(0, n, t, j) = w(0, n, t, j);
+  for (idx_t n = 0; n < h; ++n)
+    for (idx_t t = 0; t < l; ++t)
+      for (idx_t j = 0; j < l; ++j) of_turned(0, n, t, j) = w(0, n, t, j);
   for (bool causal : {false, true}) {
     attn::execution serial;
     compiled_aft_full<S>::backward(view(q), view(k), view(v), view(w), view(d_out), {.w = view(dw)}, {.causal = causal},
@@ -115,9 +115,9 @@ TEMPLATE_LIST_TEST_CASE("aft backward: biases of any strides", "[aft_backward_pr
     compiled_aft_full<S>::backward(view(q), view(k), view(v), of_turned, view(d_out), {.w = other}, {.causal = causal},
                                    serial);
     bool same = true;
-    for (index n = 0; n < h; ++n)
-      for (index t = 0; t < l; ++t)
-        for (index j = 0; j < l; ++j) same = same && other(0, n, t, j) == dw(0, n, t, j);
+    for (idx_t n = 0; n < h; ++n)
+      for (idx_t t = 0; t < l; ++t)
+        for (idx_t j = 0; j < l; ++j) same = same && other(0, n, t, j) == dw(0, n, t, j);
     CHECK(same);
   }
 }
@@ -127,13 +127,13 @@ TEMPLATE_LIST_TEST_CASE("aft_simple_backward: a masked key gets nothing of a NaN
                         all_types) {
   using S = TestType;
   tensor<S> q = cast<S>(random_normal(1, 1, 1, 3, 9)), k = q, v = q, d_out = q, dk(1, 1, 3, 9, S(7)), dv = dk, dq = dk;
-  for (index d = 0; d < 9; ++d) k(0, 0, 1, d) = -std::numeric_limits<S>::infinity();
+  for (idx_t d = 0; d < 9; ++d) k(0, 0, 1, d) = -std::numeric_limits<S>::infinity();
   d_out(0, 0, 0, 4) = std::numeric_limits<S>::quiet_NaN();
   for (bool causal : {false, true}) {
     attn::execution serial;
     compiled_aft_simple<S>::backward(view(q), view(k), view(v), view(d_out),
                                      {.q = view(dq), .k = view(dk), .v = view(dv)}, {.causal = causal}, serial);
-    for (index d = 0; d < 9; ++d) {
+    for (idx_t d = 0; d < 9; ++d) {
       CHECK(static_cast<double>(dk(0, 0, 1, d)) == 0);
       CHECK(static_cast<double>(dv(0, 0, 1, d)) == 0);
     }

@@ -20,8 +20,8 @@ struct arguments {
   in_view<float> q_view = view(std::as_const(q)), k_view = view(std::as_const(k)), v_view = view(std::as_const(v)),
                  d_view = view(std::as_const(d_out)), w_view;
   out_view<float> dq = view(gradients[0]), dk = view(gradients[1]), dv = view(gradients[2]), dw;
-  std::vector<index> lengths;
-  index window = 4;
+  std::vector<idx_t> lengths;
+  idx_t window = 4;
   bool band = false, causal = false;
   std::optional<attn::token_grid> grid;
 
@@ -29,8 +29,8 @@ struct arguments {
       : w_view(w.data.data(), w_shape), dw(gradients[3].data.data(), w_shape) {}
   arguments(const arguments&) = delete;
 
-  in_view<float> shaped(index b, index h, index i, index d) const { return {other.data.data(), {b, h, i, d}}; }
-  out_view<float> writable(index b, index h, index i, index d) { return {other.data.data(), {b, h, i, d}}; }
+  in_view<float> shaped(idx_t b, idx_t h, idx_t i, idx_t d) const { return {other.data.data(), {b, h, i, d}}; }
+  out_view<float> writable(idx_t b, idx_t h, idx_t i, idx_t d) { return {other.data.data(), {b, h, i, d}}; }
 };
 
 using call = std::function<void(arguments&, attn::execution&)>;
@@ -104,7 +104,7 @@ void check_refused(const std::string& name, const extents& w, const std::vector<
   }
 }
 
-std::function<void(arguments&)> biases(index h, index rows, index columns) {
+std::function<void(arguments&)> biases(idx_t h, idx_t rows, idx_t columns) {
   return [=](arguments& d) { d.w_view = d.shaped(1, h, rows, columns), d.dw = {}; };
 }
 

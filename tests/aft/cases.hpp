@@ -5,7 +5,7 @@
 namespace testing {
 
 struct aft_shape {
-  index batch = 2, heads = 3, length = 65, dim = 16;
+  idx_t batch = 2, heads = 3, length = 65, dim = 16;
   double keys = 1, biases = 1, masked = 0.1;  // standard deviations, or half the range where above 5; share of masks
   std::uint64_t seed = 1;
 };
@@ -25,7 +25,7 @@ problem<Options> aft_problem(const aft_shape& s) {
   return p;
 }
 
-inline tensor<double> aft_biases(const aft_shape& s, index heads, index rows, index columns) {
+inline tensor<double> aft_biases(const aft_shape& s, idx_t heads, idx_t rows, idx_t columns) {
   tensor<double> w(1, heads, rows, columns);
   spread(w, s.biases, s.seed + 3);
   random_source random(s.seed + 4);

@@ -18,10 +18,10 @@ problem<reference::aft_full_options> missing_each_other(double gap, bool causal)
   auto p = aft_problem<reference::aft_full_options>(s);
   p.options.causal = causal;
   p.options.w = aft_biases(s, 1, 120, 120);
-  for (index t = 0; t < 120; ++t)
-    for (index j = 0; j < 120; ++j) p.options.w(0, 0, t, j) += j % 2 ? -gap : gap;
-  for (index j = 0; j < 120; ++j)
-    for (index d = 0; d < 20; ++d) p.k(0, 0, j, d) += (j % 2 ? gap : -gap) * (d < 10);
+  for (idx_t t = 0; t < 120; ++t)
+    for (idx_t j = 0; j < 120; ++j) p.options.w(0, 0, t, j) += j % 2 ? -gap : gap;
+  for (idx_t j = 0; j < 120; ++j)
+    for (idx_t d = 0; d < 20; ++d) p.k(0, 0, j, d) += (j % 2 ? gap : -gap) * (d < 10);
   return p;
 }
 
@@ -73,7 +73,7 @@ template <class Options>
 problem<Options> far_from_zero(double base, double step) {
   auto p = aft_problem<Options>({.batch = 1, .heads = 1, .length = 2, .dim = 3});
   p.options.gate = false;
-  for (index d = 0; d < 3; ++d) {
+  for (idx_t d = 0; d < 3; ++d) {
     p.k(0, 0, 0, d) = base, p.k(0, 0, 1, d) = base + step;
     p.v(0, 0, 0, d) = 1, p.v(0, 0, 1, d) = 3;
   }
@@ -101,12 +101,12 @@ TEST_CASE("aft: keys of millions, as far apart as rounding leaves them", "[extre
 template <class T>
 bool is_mean_of_largest(const tensor<double>& k, const tensor<double>& v, bool causal, const tensor<double>& out) {
   constexpr double near = std::is_same_v<T, float> ? 0x1p-20 : 0x1p-49;
-  for (index t = 0; t < k.length(); ++t)
-    for (index d = 0; d < k.dim(); ++d) {
-      const index keys = causal ? t + 1 : k.length();
+  for (idx_t t = 0; t < k.length(); ++t)
+    for (idx_t d = 0; d < k.dim(); ++d) {
+      const idx_t keys = causal ? t + 1 : k.length();
       double largest = -infinity, low = infinity, high = -infinity;
-      for (index j = 0; j < keys; ++j) largest = std::max(largest, k(0, 0, j, d));
-      for (index j = 0; j < keys; ++j)
+      for (idx_t j = 0; j < keys; ++j) largest = std::max(largest, k(0, 0, j, d));
+      for (idx_t j = 0; j < keys; ++j)
         if (k(0, 0, j, d) >= largest - near * std::abs(largest) - 60)
           low = std::min(low, v(0, 0, j, d)), high = std::max(high, v(0, 0, j, d));
       if (!(low * 0.99999 <= out(0, 0, t, d) && out(0, 0, t, d) <= high * 1.00001)) return false;
@@ -152,10 +152,10 @@ TEMPLATE_LIST_TEST_CASE("aft_simple: a key near the largest number outweighs the
   S out[4] = {}, steps[4] = {};
   compiled_aft_simple<S>::call(in(q), in(k), in(v), {out, {1, 1, 4, 1}}, {.causal = true, .gate = false}, serial);
   attn::aft_simple_state<S> state({.dim = 1});
-  for (index t = 0; t < 4; ++t)
+  for (idx_t t = 0; t < 4; ++t)
     compiled_aft_simple<S>::step(state, in(q).slice(2, t, 1), in(k).slice(2, t, 1), in(v).slice(2, t, 1),
                                  out_view<S>(steps, {1, 1, 4, 1}).slice(2, t, 1), {.gate = false}, serial);
-  for (index t = 0; t < 4; ++t) {
+  for (idx_t t = 0; t < 4; ++t) {
     CHECK(out[t] == (t == 0 ? 1 : 3));
     CHECK(steps[t] == out[t]);
   }
@@ -165,14 +165,14 @@ TEMPLATE_LIST_TEST_CASE("aft: rows that see nothing are zero", "[extremes]", exa
   const aft_shape s{.batch = 2, .heads = 2, .length = 110, .dim = 20};
   auto p = aft_problem<reference::aft_full_options>(s);
   p.options.w = aft_biases(s, 2, 110, 110);
-  for (index t : {0, 5, 95, 96, 109})
-    for (index j = 0; j < 110; ++j) p.options.w(0, 1, t, j) = -infinity;
+  for (idx_t t : {0, 5, 95, 96, 109})
+    for (idx_t j = 0; j < 110; ++j) p.options.w(0, 1, t, j) = -infinity;
   for (bool causal : {false, true}) {
     p.options.causal = causal;
     check<TestType>(p);
     attn::execution serial;
     const tensor<double> out = run_aft<TestType>(p, serial);
-    for (index t : {0, 5, 95, 96, 109}) CHECK(out(1, 1, t, 7) == 0);
+    for (idx_t t : {0, 5, 95, 96, 109}) CHECK(out(1, 1, t, 7) == 0);
   }
 }
 
@@ -181,8 +181,8 @@ TEMPLATE_LIST_TEST_CASE("aft: NaN behind a mask, and in one channel", "[extremes
   const aft_shape s{.batch = 1, .heads = 1, .length = 140, .dim = 20, .masked = 0};
   auto p = aft_problem<reference::aft_full_options>(s);
   p.options.w = aft_biases(s, 1, 140, 140);
-  for (index t = 0; t < 70; ++t)
-    for (index j = 1; j < 140; j += 2) p.options.w(0, 0, t, j) = -infinity;
+  for (idx_t t = 0; t < 70; ++t)
+    for (idx_t j = 1; j < 140; j += 2) p.options.w(0, 0, t, j) = -infinity;
   attn::execution serial;
   const tensor<double> before = run_aft<TestType>(p, serial);
   for (double bad : {std::numeric_limits<double>::quiet_NaN(), infinity}) {
@@ -191,8 +191,8 @@ TEMPLATE_LIST_TEST_CASE("aft: NaN behind a mask, and in one channel", "[extremes
       (in_key ? changed.k : changed.v)(0, 0, 33, 4) = bad;
       const tensor<double> after = run_aft<TestType>(changed, serial);
       bool right = true;
-      for (index t = 0; t < 140; ++t)
-        for (index d = 0; d < 20; ++d)
+      for (idx_t t = 0; t < 140; ++t)
+        for (idx_t d = 0; d < 20; ++d)
           right = right &&
                   (t >= 70 && d == 4 ? !std::isfinite(after(0, 0, t, d)) : after(0, 0, t, d) == before(0, 0, t, d));
       CHECK(right);

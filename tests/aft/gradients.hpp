@@ -72,7 +72,7 @@ std::vector<tensor<S>> run_aft_backward(const problem<Options>& p, const tensor<
       compiled_aft_local<S>::backward(view(q), view(k), view(v), view(w), view(d_out), gradients, options, execution);
     } else {
       auto options = with_common(attn::aft_conv_options<S>{});
-      const index columns = p.options.columns;
+      const idx_t columns = p.options.columns;
       if (columns > 0) options.grid = attn::token_grid{q.length() / columns, columns};
       const bool image = columns > 0;
       const auto dw = out_view<S>(to[3].data.data(), kernel_view(w, image).extents(), kernel_view(w, image).strides());

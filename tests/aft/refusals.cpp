@@ -16,15 +16,15 @@ struct arguments {
   out_view<float> out_view_ = view(out);
   tensor<float> other{2, 4, 30, 30, 1};  // more memory to point to
   in_view<float> w_view;
-  std::vector<index> lengths;
-  index window = 4;
+  std::vector<idx_t> lengths;
+  idx_t window = 4;
   bool band = false, causal = false;
   std::optional<attn::token_grid> grid;
 
   explicit arguments(const in_view<float>::extents_type& w_shape) : w_view(w.data.data(), w_shape) {}
   arguments(const arguments&) = delete;
 
-  in_view<float> shaped(index b, index h, index i, index d) const { return {other.data.data(), {b, h, i, d}}; }
+  in_view<float> shaped(idx_t b, idx_t h, idx_t i, idx_t d) const { return {other.data.data(), {b, h, i, d}}; }
 };
 
 using call = std::function<void(arguments&, attn::execution&)>;
@@ -115,7 +115,7 @@ void check_refused(const std::string& name, const in_view<float>::extents_type& 
   }
 }
 
-std::function<void(arguments&)> biases(index h, index rows, index columns) {
+std::function<void(arguments&)> biases(idx_t h, idx_t rows, idx_t columns) {
   return [=](arguments& d) { d.w_view = d.shaped(1, h, rows, columns); };
 }
 
@@ -139,7 +139,7 @@ TEST_CASE("aft_local refuses what does not fit", "[refusals]") {
   list.push_back({"w of two heads", "w heads", biases(2, 6, 6)});
   list.push_back({"a window of 0", "window", [](arguments& d) { d.window = 0; }});
   list.push_back({"a negative window", "window", [](arguments& d) { d.window = -3; }});
-  list.push_back({"a window beyond memory", "window", [](arguments& d) { d.window = std::numeric_limits<index>::max(); }});
+  list.push_back({"a window beyond memory", "window", [](arguments& d) { d.window = std::numeric_limits<idx_t>::max(); }});
   list.push_back({"a square w for a band", "w columns", [](arguments& d) { d.band = true; }});
   list.push_back({"a band for a square w", "w columns", biases(1, 6, 7)});
   list.push_back({"a band of another window", "w columns", [](arguments& d) {
@@ -192,7 +192,7 @@ TEST_CASE("aft_conv refuses what does not fit", "[refusals]") {
          d.grid = attn::token_grid{-2, -3};
        })},
       {"more than memory holds", "grid", image([](arguments& d) {
-         d.grid = attn::token_grid{index(1) << 40, index(1) << 40};
+         d.grid = attn::token_grid{idx_t(1) << 40, idx_t(1) << 40};
        })},
   };
   check_refused("aft_conv", {1, 3, 1, 5}, images, [&](arguments& d, attn::execution& execution) {

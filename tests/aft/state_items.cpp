@@ -12,10 +12,10 @@ constexpr attn::state_extents four{.batch = 4, .heads = 2, .dim = 9}, two{.batch
 // Threads where there are several items, none where there is one.
 struct executions {
   attn::execution three{3, 0}, serial;
-  attn::execution& of(index batch) { return batch > 1 ? three : serial; }
+  attn::execution& of(idx_t batch) { return batch > 1 ? three : serial; }
 };
 
-const auto append = [](auto& state, auto k, auto v, const std::vector<index>& lengths) {
+const auto append = [](auto& state, auto k, auto v, const std::vector<idx_t>& lengths) {
   state.append(k, v, {.lengths = lengths});
 };
 
@@ -23,21 +23,21 @@ const tensor<float>& biases() {
   static const tensor<float> w = cast<float>(random_normal(9, 1, 2, 300, 300));
   return w;
 }
-const auto simple_step = [](auto& state, auto q, auto k, auto v, auto out, const std::vector<index>& lengths) {
+const auto simple_step = [](auto& state, auto q, auto k, auto v, auto out, const std::vector<idx_t>& lengths) {
   static executions exec;
   compiled_aft_simple<float>::step(state, q, k, v, out, {.lengths = lengths}, exec.of(state.batch()));
 };
-const auto local_step = [](auto& state, auto q, auto k, auto v, auto out, const std::vector<index>& lengths) {
+const auto local_step = [](auto& state, auto q, auto k, auto v, auto out, const std::vector<idx_t>& lengths) {
   static executions exec;
   compiled_aft_local<float>::step(state, q, k, v, out, view(biases()), {.lengths = lengths}, exec.of(state.batch()));
 };
-const auto conv_step = [](auto& state, auto q, auto k, auto v, auto out, const std::vector<index>& lengths) {
+const auto conv_step = [](auto& state, auto q, auto k, auto v, auto out, const std::vector<idx_t>& lengths) {
   static executions exec;
   const in_view<float> kernels(biases().data.data(), {1, 1, 2, 11}, {0, 0, 300, 1});
   compiled_aft_conv<float>::step(state, q, k.slice(3, 2, 1), v, out, kernels, {.lengths = lengths},
                                  exec.of(state.batch()));
 };
-const auto full_step = [](auto& cache, auto q, auto k, auto v, auto out, const std::vector<index>& lengths) {
+const auto full_step = [](auto& cache, auto q, auto k, auto v, auto out, const std::vector<idx_t>& lengths) {
   static executions exec;
   compiled_aft_full<float>::step(cache, q, k, v, out, view(biases()), {.lengths = lengths}, exec.of(cache.batch()));
 };
@@ -76,7 +76,7 @@ TEST_CASE("what the longest item needs of the biases is needed, no more", "[stat
   attn::execution serial;
   attn::aft_local_state<float> state(two, {.window = 2});
   attn::kv_cache<float> cache(two);
-  const auto step = [&](std::vector<index> lengths) {
+  const auto step = [&](std::vector<idx_t> lengths) {
     const std::string local = refusal([&] {
       compiled_aft_local<float>::step(state, view(x), view(x), view(x), view(out), w, {.lengths = lengths}, serial);
     });

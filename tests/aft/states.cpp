@@ -12,11 +12,11 @@ namespace {
 
 // Feeds the rows of p in chunks; the first `silent` of them by append().
 template <class S, class Options, class State, class Step>
-tensor<double> fed(const problem<Options>& p, State& state, index silent, index chunk, Step&& step) {
+tensor<double> fed(const problem<Options>& p, State& state, idx_t silent, idx_t chunk, Step&& step) {
   const tensor<S> q = cast<S>(p.q), k = cast<S>(p.k), v = cast<S>(p.v);
   tensor<S> out(q.batch(), q.heads(), q.length(), q.dim());
   if (silent > 0) state.append(view(k).slice(2, 0, silent), view(v).slice(2, 0, silent));
-  for (index t = silent, count; t < q.length(); t += count) {
+  for (idx_t t = silent, count; t < q.length(); t += count) {
     count = std::min(chunk, q.length() - t);
     step(state, view(q).slice(2, t, count), view(k).slice(2, t, count), view(v).slice(2, t, count),
          view(out).slice(2, t, count));
@@ -39,9 +39,9 @@ TEMPLATE_LIST_TEST_CASE("aft states: extremes, chunk by chunk, after a silent st
   attn::execution two(2, 0);
   for (double size : {1.0, 100.0}) {
     const aft_shape s{.batch = 2, .heads = 2, .length = 230, .dim = 20, .keys = size, .biases = 2 * size};
-    for (index silent : {0, 150}) {
+    for (idx_t silent : {0, 150}) {
       const auto check = [&](const auto& p, const tensor<double>& out) {
-        const index rest = s.length - silent;
+        const idx_t rest = s.length - silent;
         CHECK(relative_error(rows(out, silent, rest), rows(expected(p), silent, rest)) <= tolerance<S>::out);
       };
       auto full = causal_problem<S, reference::aft_full_options>(s);
@@ -98,7 +98,7 @@ TEST_CASE("aft states: one key a head, one row of biases for an endless stream",
   CHECK(rows(after, 40, 50) == rows(out, 40, 50));
 
   // The same kernels as a band whose rows are one, for any length.
-  const in_view<float> band(kernels.data.data(), {1, 3, index(1) << 40, 31}, {0, 31, 0, 1});
+  const in_view<float> band(kernels.data.data(), {1, 3, idx_t(1) << 40, 31}, {0, 31, 0, 1});
   const in_view<float> keys(k.data.data(), {1, 3, 90, 5}, {0, 90, 1, 0});
   attn::aft_local_state<float> window({.heads = 3, .dim = 5}, {.window = 16});
   compiled_aft_local<float>::step(window, view(q), keys, view(v), view(local_out), band, {.band = true}, serial);
@@ -134,7 +134,7 @@ TEST_CASE("aft states: reset and copies", "[states]") {
 }
 
 TEST_CASE("aft states refuse what does not fit, and stay as they were", "[states][refusals]") {
-  constexpr index most = std::numeric_limits<index>::max(), large = index(1) << 40;
+  constexpr idx_t most = std::numeric_limits<idx_t>::max(), large = idx_t(1) << 40;
   const struct {
     const char *name, *says;
     std::function<void()> make;
@@ -164,7 +164,7 @@ TEST_CASE("aft states refuse what does not fit, and stay as they were", "[states
   attn::aft_conv_state<float> past({.heads = 2, .dim = 3}, {.width = 3});
   attn::kv_cache<float> cache({.heads = 2, .dim = 3}), filled = cache;
   filled.append(view(x), view(x));
-  const auto biases = [&](index h, index rows, index columns) {
+  const auto biases = [&](idx_t h, idx_t rows, idx_t columns) {
     return in_view<float>(w.data.data(), {1, h, rows, columns});
   };
   struct refused {

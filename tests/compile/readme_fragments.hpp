@@ -12,7 +12,7 @@ namespace {
 
 using matrix_type = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
-attn::index batch = 1, heads = 8, key_heads = 8, length = 512, dim = 64, value_dim = 48, sb = 1, sh = 1, sl = 1, sd = 1;
+attn::idx_t batch = 1, heads = 8, key_heads = 8, length = 512, dim = 64, value_dim = 48, sb = 1, sh = 1, sl = 1, sd = 1;
 float *pointer = nullptr, *qkv = nullptr;
 std::uint16_t* bits = nullptr;
 
@@ -23,16 +23,16 @@ matrix_type q_matrix, k_matrix, v_matrix, out_matrix, matrix, x_matrix, wq, wk, 
 auto features = attn::draw_features<float>(256, 64, {.seed = 7});
 std::vector<float> slope;
 std::vector<std::uint8_t> mask;
-std::vector<attn::index> offsets, key_offsets, lengths, survivors, tokens_there;
+std::vector<attn::idx_t> offsets, key_offsets, lengths, survivors, tokens_there;
 attn::kv_cache<float> cache({.dim = 64});
 attn::linear_state<float> sums({.features = 64, .value_dim = 64, .keep = 2});
 attn::rotary_options<float> rope;
 attn::execution threads;
 
 struct pattern_of_readme {
-  attn::index query_sets(const attn::pattern_shape&) const { return 1; }
-  attn::position_range queries(const attn::pattern_shape& s, attn::index) const { return {s.first_position(), s.keys}; }
-  void keys(const attn::pattern_shape& s, attn::index set, auto&& see) const { see(queries(s, set)); }
+  attn::idx_t query_sets(const attn::pattern_shape&) const { return 1; }
+  attn::position_range queries(const attn::pattern_shape& s, attn::idx_t) const { return {s.first_position(), s.keys}; }
+  void keys(const attn::pattern_shape& s, attn::idx_t set, auto&& see) const { see(queries(s, set)); }
 } my_pattern;
 
 }  // namespace

@@ -7,4 +7,4 @@ using number = std::int8_t;
 using number = Eigen::half;
 #endif
 
-attn::index tokens() { return attn::topk_blocks_cache<number>({.dim = 64}).tokens(); }
+attn::idx_t tokens() { return attn::topk_blocks_cache<number>({.dim = 64}).tokens(); }

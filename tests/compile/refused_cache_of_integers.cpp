@@ -7,4 +7,4 @@ using number = int;
 using number = std::int8_t;
 #endif
 
-attn::index tokens() { return attn::kv_cache<number>({.dim = 64}).tokens(); }
+attn::idx_t tokens() { return attn::kv_cache<number>({.dim = 64}).tokens(); }

@@ -7,7 +7,7 @@ void call(attn::tensor_view<const float> q, attn::tensor_view<float> out) {
 #ifdef WRONG
   attn::full_softmax(q, q, q, out, {.lengths = {1, 2}});
 #else
-  const std::array<attn::index, 2> lengths = {1, 2};
+  const std::array<attn::idx_t, 2> lengths = {1, 2};
   attn::full_softmax(q, q, q, out, {.lengths = lengths});
 #endif
 }

@@ -1,4 +1,4 @@
-// says: lengths, positions and dilations are lists of attn::index
+// says: lengths, positions and dilations are lists of attn::idx_t
 #include <attn/softmax/full_softmax.hpp>
 
 #include <vector>
@@ -6,7 +6,7 @@
 #ifdef WRONG
 using number = int;
 #else
-using number = attn::index;
+using number = attn::idx_t;
 #endif
 
 void call(attn::tensor_view<const float> q, attn::tensor_view<float> out, const std::vector<number>& lengths) {

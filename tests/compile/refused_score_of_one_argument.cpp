@@ -4,7 +4,7 @@
 #ifdef WRONG
 const auto score = [](float s) { return s; };
 #else
-const auto score = [](float s, attn::index, attn::index, attn::index, attn::index) { return s; };
+const auto score = [](float s, attn::idx_t, attn::idx_t, attn::idx_t, attn::idx_t) { return s; };
 #endif
 
 void call(const Eigen::MatrixXf& q, Eigen::MatrixXf& out) { attn::full_softmax(q, q, q, out, {}, score); }

@@ -4,7 +4,7 @@
 #ifdef WRONG
 const float score = 1;
 #else
-const auto score = [](float s, attn::index, attn::index, attn::index, attn::index) { return s; };
+const auto score = [](float s, attn::idx_t, attn::idx_t, attn::idx_t, attn::idx_t) { return s; };
 #endif
 
 void call(const Eigen::MatrixXf& q, Eigen::MatrixXf& out) { attn::sliding_window(q, q, q, out, {}, score); }

@@ -13,7 +13,7 @@ namespace testing::bf16_pair_tests {
 namespace {
 
 namespace detail = attn::detail;
-using attn::index;
+using attn::idx_t;
 using detail::bf16_pair;
 using detail::packet;
 using detail::width;
@@ -70,59 +70,59 @@ TEST_CASE("exp2_rounded is within 1.02e-4, exact at 0 and for -infinity", "[bf16
 }
 
 // Small whole numbers: their products and sums are exact.
-[[maybe_unused]] float number(index row, index col) {
+[[maybe_unused]] float number(idx_t row, idx_t col) {
   return static_cast<float>((row * 7 + col * 13 + row * col) % 15 - 7);
 }
 
 // A matrix of numbers as S, `stride` apart in a row.
 template <class S>
 struct matrix {
-  index rows, cols, stride;
+  idx_t rows, cols, stride;
   std::vector<S> data;
 
-  matrix(index r, index c, index s, index first_row)
+  matrix(idx_t r, idx_t c, idx_t s, idx_t first_row)
       : rows(r), cols(c), stride(s), data(static_cast<std::size_t>(r * c * s), S(100)) {
-    for (index i = 0; i < r; ++i)
-      for (index j = 0; j < c; ++j) data[static_cast<std::size_t>((i * c + j) * s)] = S(number(first_row + i, j));
+    for (idx_t i = 0; i < r; ++i)
+      for (idx_t j = 0; j < c; ++j) data[static_cast<std::size_t>((i * c + j) * s)] = S(number(first_row + i, j));
   }
-  const S* row(index i) const { return data.data() + i * cols * stride; }
+  const S* row(idx_t i) const { return data.data() + i * cols * stride; }
 };
 
 // C = A B^T by pack_rows and pack_panels_across, or A B by pack_rows and pack_panels, with the panels' padding NaN
 // before; every element of C.
 template <class S>
-void check_products(index rows, index depth, index cols, index stride) {
+void check_products(idx_t rows, idx_t depth, idx_t cols, idx_t stride) {
   CAPTURE(rows, depth, cols, stride);
   using detail::operands;
-  constexpr index wide = detail::panel_width<float>;
+  constexpr idx_t wide = detail::panel_width<float>;
   const matrix<S> a(rows, depth, stride, 3), across(cols, depth, stride, 40), straight(depth, cols, stride, 80);
   const bf16_pair rubbish{0x7fc07fc0};
-  const index pairs = operands<bf16_pair>(depth);
+  const idx_t pairs = operands<bf16_pair>(depth);
   std::vector<bf16_pair> tile(
       static_cast<std::size_t>(detail::tile_rows * detail::row_operands<bf16_pair>(depth) + width<float>), rubbish),
       panels(static_cast<std::size_t>(detail::round_up(cols, wide) * (pairs + 1)), rubbish), other = panels;
-  detail::pack_rows<bf16_pair>([&](index i) { return a.row(i); }, rows, depth, stride, 1.0f, tile.data());
-  detail::pack_panels_across<bf16_pair>([&](index i) { return across.row(i); }, cols, depth, stride, panels.data());
-  CHECK(detail::pack_panels<bf16_pair>([&](index i) { return straight.row(i); }, 0, depth, cols, stride, other.data(),
+  detail::pack_rows<bf16_pair>([&](idx_t i) { return a.row(i); }, rows, depth, stride, 1.0f, tile.data());
+  detail::pack_panels_across<bf16_pair>([&](idx_t i) { return across.row(i); }, cols, depth, stride, panels.data());
+  CHECK(detail::pack_panels<bf16_pair>([&](idx_t i) { return straight.row(i); }, 0, depth, cols, stride, other.data(),
                                        2 * (pairs + 1)));
-  const auto check = [&](const bf16_pair* panel, index first, bool transposed) {
+  const auto check = [&](const bf16_pair* panel, idx_t first, bool transposed) {
     detail::with_tile_height(rows, [&](auto M) {
       detail::tile_product<bf16_pair, M.value, 2>(
           detail::packed_rows<bf16_pair>{tile.data()}, panel, pairs, [&](auto m, auto half, const auto& sums) {
             float lanes[width<float>];
             detail::store<float>(lanes, sums);
-            for (index lane = 0; lane < width<float>; ++lane) {
-              const index col = first + half * width<float> + lane;
+            for (idx_t lane = 0; lane < width<float>; ++lane) {
+              const idx_t col = first + half * width<float> + lane;
               if (m >= rows || col >= cols) continue;
               float wanted = 0;
-              for (index k = 0; k < depth; ++k)
+              for (idx_t k = 0; k < depth; ++k)
                 wanted += number(3 + m, k) * (transposed ? number(40 + col, k) : number(80 + k, col));
               if (lanes[lane] != wanted) FAIL_CHECK("row " << m << ", column " << col << ": " << lanes[lane]);
             }
           });
     });
   };
-  for (index col = 0; col < cols; col += wide) {
+  for (idx_t col = 0; col < cols; col += wide) {
     check(panels.data() + col * pairs, col, true);
     check(other.data() + col * (pairs + 1), col, false);
   }
@@ -130,10 +130,10 @@ void check_products(index rows, index depth, index cols, index stride) {
 
 TEMPLATE_TEST_CASE("Products of pairs, any shape and memory", "[bf16]", bfloat16, half, float) {
   if constexpr (detail::bf16_products != detail::bf16_make::none) {
-    for (index rows : {1, 2, 5, int(detail::tile_rows)})
-      for (index depth : {1, 2, 3, 16, 31, 32, 33, 64, 77})
-        for (index cols : {1, 7, 16, 31, 33, 70})
-          for (index stride : {1, 3}) check_products<TestType>(rows, depth, cols, stride);
+    for (idx_t rows : {1, 2, 5, int(detail::tile_rows)})
+      for (idx_t depth : {1, 2, 3, 16, 31, 32, 33, 64, 77})
+        for (idx_t cols : {1, 7, 16, 31, 33, 70})
+          for (idx_t stride : {1, 3}) check_products<TestType>(rows, depth, cols, stride);
   }
 }
 
@@ -142,15 +142,15 @@ template <class P, class S>
 void check_end_of_rows() {
   constexpr unsigned char untouched = 0x5a;
   constexpr std::size_t more = 64;
-  for (index rows : {1, 5, int(detail::tile_rows)})
-    for (index depth : {1, 2, 3, 7, 16, 31, 32, 33, 64, 77})
-      for (index stride : {1, 3}) {
+  for (idx_t rows : {1, 5, int(detail::tile_rows)})
+    for (idx_t depth : {1, 2, 3, 7, 16, 31, 32, 33, 64, 77})
+      for (idx_t stride : {1, 3}) {
         CAPTURE(rows, depth, stride);
         const std::vector<S> x(static_cast<std::size_t>(rows * depth * stride), S(1));
         const auto size = static_cast<std::size_t>(detail::tile_rows * detail::row_operands<P>(depth));
         std::vector<P> packed(size + more);
         std::memset(static_cast<void*>(packed.data()), untouched, packed.size() * sizeof(P));
-        detail::pack_rows<P>([&](index i) { return x.data() + i * depth * stride; }, rows, depth, stride, 1,
+        detail::pack_rows<P>([&](idx_t i) { return x.data() + i * depth * stride; }, rows, depth, stride, 1,
                              packed.data());
         const auto* const bytes = reinterpret_cast<const unsigned char*>(packed.data());
         CHECK(std::all_of(bytes + size * sizeof(P), bytes + packed.size() * sizeof(P),
@@ -177,11 +177,11 @@ TEST_CASE("Which products of pairs these tests are of", "[bf16]") {
 
 TEST_CASE("pack_panels of pairs finds what is not finite, also in an odd last row", "[bf16]") {
   if constexpr (detail::bf16_products != detail::bf16_make::none) {
-    for (index bad = -1; bad < 5; ++bad) {
+    for (idx_t bad = -1; bad < 5; ++bad) {
       matrix<bfloat16> x(5, 40, 1, 0);
       if (bad >= 0) x.data[static_cast<std::size_t>(bad * 40 + 37)] = std::numeric_limits<bfloat16>::quiet_NaN();
       std::vector<bf16_pair> panels(static_cast<std::size_t>(3 * detail::round_up(40, detail::panel_width<float>)));
-      CHECK(detail::pack_panels<bf16_pair>([&](index i) { return x.row(i); }, 0, 5, 40, 1, panels.data(), 6) ==
+      CHECK(detail::pack_panels<bf16_pair>([&](idx_t i) { return x.row(i); }, 0, 5, 40, 1, panels.data(), 6) ==
             (bad < 0));
     }
   }

@@ -14,10 +14,10 @@ namespace {
 
 std::multiset<const float*> elements(const tensor_view<float>& x) {
   std::multiset<const float*> all;
-  for (index b = 0; b < x.extent(0); ++b)
-    for (index h = 0; h < x.extent(1); ++h)
-      for (index i = 0; i < x.extent(2); ++i)
-        for (index d = 0; d < x.extent(3); ++d) all.insert(&x(b, h, i, d));
+  for (idx_t b = 0; b < x.extent(0); ++b)
+    for (idx_t h = 0; h < x.extent(1); ++h)
+      for (idx_t i = 0; i < x.extent(2); ++i)
+        for (idx_t d = 0; d < x.extent(3); ++d) all.insert(&x(b, h, i, d));
   return all;
 }
 
@@ -34,8 +34,8 @@ bool overlaps_itself(const tensor_view<float>& x) {
 }
 
 tensor_view<float> random_view(random_source& random, std::vector<float>& memory) {
-  std::array<index, 4> extents, strides;
-  const index steps[] = {0, 1, 2, 3, 4, 6, 8, 12, -1, -2, -4, -12};
+  std::array<idx_t, 4> extents, strides;
+  const idx_t steps[] = {0, 1, 2, 3, 4, 6, 8, 12, -1, -2, -4, -12};
   for (int axis = 0; axis < 4; ++axis) {
     extents[static_cast<std::size_t>(axis)] = 1 + random.below(3);
     strides[static_cast<std::size_t>(axis)] = steps[random.below(12)];
@@ -61,15 +61,15 @@ TEST_CASE("shared memory is never missed, for any strides", "[check]") {
 }
 
 TEST_CASE("pieces of one buffer that do not overlap are accepted", "[check]") {
-  constexpr index batch = 2, heads = 3, length = 5, dim = 4;
+  constexpr idx_t batch = 2, heads = 3, length = 5, dim = 4;
   std::vector<float> memory(4 * batch * heads * length * dim);
-  const auto piece = [&](index n) {  // q, k, v and out as slices of one fused projection
+  const auto piece = [&](idx_t n) {  // q, k, v and out as slices of one fused projection
     return tensor_view<float>(memory.data() + n * heads * dim, {batch, heads, length, dim},
                               {length * 4 * heads * dim, dim, 4 * heads * dim, 1});
   };
-  for (index a = 0; a < 4; ++a) {
+  for (idx_t a = 0; a < 4; ++a) {
     CHECK_FALSE(attn::detail::elements_overlap(piece(a)));
-    for (index b = 0; b < 4; ++b) {
+    for (idx_t b = 0; b < 4; ++b) {
       CAPTURE(a, b);
       CHECK(attn::detail::may_share(piece(a), piece(b)) == (a == b));
     }

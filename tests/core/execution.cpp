@@ -22,12 +22,12 @@ using attn::execution;
 
 TEST_CASE("every task runs once, whatever the threads", "[execution]") {
   for (int threads : {1, 2, 3, 8})
-    for (index tasks : {0, 1, 2, 7, 1000}) {
+    for (idx_t tasks : {0, 1, 2, 7, 1000}) {
       CAPTURE(threads, tasks);
       execution run(threads);
       REQUIRE(run.threads() == threads);
       std::vector<int> times(static_cast<std::size_t>(tasks));
-      run.for_each(tasks, [&](index task, int) { ++times[static_cast<std::size_t>(task)]; });
+      run.for_each(tasks, [&](idx_t task, int) { ++times[static_cast<std::size_t>(task)]; });
       CHECK(std::all_of(times.begin(), times.end(), [](int n) { return n == 1; }));
     }
 }
@@ -36,7 +36,7 @@ TEST_CASE("a worker is one of the threads and runs one task at a time", "[execut
   execution run(4);
   std::vector<std::atomic<int>> busy(4);
   std::atomic<bool> good = true;
-  run.for_each(2000, [&](index, int worker) {
+  run.for_each(2000, [&](idx_t, int worker) {
     if (worker < 0 || worker >= 4 || busy[static_cast<std::size_t>(worker)].exchange(1)) good = false;
     std::this_thread::yield();
     busy[static_cast<std::size_t>(worker)] = 0;
@@ -46,24 +46,24 @@ TEST_CASE("a worker is one of the threads and runs one task at a time", "[execut
 
 TEST_CASE("serial work stays on the caller's thread, in order", "[execution]") {
   execution run;
-  std::vector<index> order;
+  std::vector<idx_t> order;
   const auto caller = std::this_thread::get_id();
-  run.for_each(5, [&](index task, int worker) {
+  run.for_each(5, [&](idx_t task, int worker) {
     CHECK(worker == 0);
     CHECK(std::this_thread::get_id() == caller);
     order.push_back(task);
   });
-  CHECK(order == std::vector<index>{0, 1, 2, 3, 4});
+  CHECK(order == std::vector<idx_t>{0, 1, 2, 3, 4});
 }
 
 TEST_CASE("an exception reaches the caller, and the execution can be used again", "[execution]") {
   for (int threads : {1, 3}) {
     execution run(threads);
-    for (index bad : {0, 41, 99}) {
+    for (idx_t bad : {0, 41, 99}) {
       CAPTURE(threads, bad);
       std::string caught;
       try {
-        run.for_each(100, [&](index task, int) {
+        run.for_each(100, [&](idx_t task, int) {
           if (task == bad) throw std::runtime_error("task " + std::to_string(task));
         });
       } catch (const std::runtime_error& error) {
@@ -72,7 +72,7 @@ TEST_CASE("an exception reaches the caller, and the execution can be used again"
       CHECK(caught == "task " + std::to_string(bad));
     }
     std::atomic<int> done = 0;
-    run.for_each(10, [&](index, int) { ++done; });
+    run.for_each(10, [&](idx_t, int) { ++done; });
     CHECK(done == 10);
   }
 }
@@ -80,7 +80,7 @@ TEST_CASE("an exception reaches the caller, and the execution can be used again"
 TEST_CASE("scratch memory grows once and is reused, aligned", "[execution]") {
   execution run;
   CHECK(run.scratch_bytes() == 0);
-  const auto floats = [](index count) { return [count](auto& pieces) { return pieces.template allocate<float>(count); }; };
+  const auto floats = [](idx_t count) { return [count](auto& pieces) { return pieces.template allocate<float>(count); }; };
   float* first = run.scratch(0, floats(1000));
   const std::size_t held = run.scratch_bytes();
   CHECK(held >= 4000);
@@ -109,7 +109,7 @@ TEST_CASE("an execution moves with its threads and scratch", "[execution]") {
   CHECK(second.threads() == 3);
   CHECK(second.scratch_bytes() == held);
   std::atomic<int> done = 0;
-  second.for_each(50, [&](index, int) { ++done; });
+  second.for_each(50, [&](idx_t, int) { ++done; });
   CHECK(done == 50);
   STATIC_REQUIRE_FALSE(std::is_copy_constructible_v<execution>);
 }
@@ -132,7 +132,7 @@ TEST_CASE("little work stays on the caller's thread", "[execution]") {
     const auto limit = exec.limit_threads({.operations = operations});
     std::atomic<int> others = 0;
     const auto caller = std::this_thread::get_id();
-    exec.for_each(100, [&](index, int worker) { others += worker == 0 && std::this_thread::get_id() != caller; });
+    exec.for_each(100, [&](idx_t, int worker) { others += worker == 0 && std::this_thread::get_id() != caller; });
     CHECK(others == 0);
     return exec.active_threads();
   };
@@ -155,7 +155,7 @@ TEST_CASE("the precision is the serial executions' too", "[execution]") {
 
 TEST_CASE("large scratch memory begins at a large page", "[execution]") {
   execution exec;
-  const auto address = [&](index bytes) {
+  const auto address = [&](idx_t bytes) {
     return reinterpret_cast<std::uintptr_t>(
         exec.shared_scratch([&](attn::detail::arena& memory) { return memory.allocate<char>(bytes); }));
   };
@@ -168,8 +168,8 @@ TEST_CASE("large scratch memory begins at a large page", "[execution]") {
 TEST_CASE("An execution that was used before fork() has threads in the child", "[execution]") {
   execution run(2);
   const auto all_run = [&] {
-    std::atomic<index> done{0};
-    run.for_each(50, [&](index, int) { ++done; });
+    std::atomic<idx_t> done{0};
+    run.for_each(50, [&](idx_t, int) { ++done; });
     return done == 50;
   };
   REQUIRE(all_run());

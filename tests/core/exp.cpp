@@ -30,7 +30,7 @@ constexpr T highest = std::is_same_v<T, float> ? T(88.72283) : T(709.78271289338
 template <class T>
 double worst_ulps(const std::vector<T>& x) {
   std::vector<T> y(x.size());
-  attn::exp(x.data(), y.data(), static_cast<attn::index>(x.size()));
+  attn::exp(x.data(), y.data(), static_cast<attn::idx_t>(x.size()));
   double worst = 0;
   for (std::size_t n = 0; n < x.size(); ++n) {
     const double error = ulps(y[n], std::exp(static_cast<long double>(x[n])));
@@ -83,11 +83,11 @@ TEMPLATE_TEST_CASE("exp of an array does not depend on its length or place, and 
   const std::vector<double> numbers = random_values(3, 70, 3);
   const std::vector<TestType> x(numbers.begin(), numbers.end());
   std::vector<TestType> whole(x.size());
-  attn::exp(x.data(), whole.data(), static_cast<attn::index>(x.size()));
+  attn::exp(x.data(), whole.data(), static_cast<attn::idx_t>(x.size()));
   for (std::size_t begin = 0; begin < 9; ++begin)
     for (std::size_t count = 0; count + begin <= x.size(); ++count) {
       std::vector<TestType> part(x.begin() + static_cast<std::ptrdiff_t>(begin), x.end());
-      attn::exp(part.data(), part.data(), static_cast<attn::index>(count));
+      attn::exp(part.data(), part.data(), static_cast<attn::idx_t>(count));
       bool same = true;
       for (std::size_t n = 0; n < part.size(); ++n)
         same = same && part[n] == (n < count ? whole[begin + n] : x[begin + n]);

@@ -19,7 +19,7 @@
 
 namespace {
 
-using attn::index;
+using attn::idx_t;
 using Eigen::bfloat16;
 
 // The same numbers as bf16 and as float.
@@ -27,9 +27,9 @@ struct numbers {
   std::vector<bfloat16> rounded;
   std::vector<float> exact;
 
-  explicit numbers(index count, std::uint64_t seed = 0, float size = 1) {
+  explicit numbers(idx_t count, std::uint64_t seed = 0, float size = 1) {
     attn::random_numbers random(seed, 1);
-    for (index n = 0; n < count; ++n) {
+    for (idx_t n = 0; n < count; ++n) {
       rounded.push_back(bfloat16(size * static_cast<float>(random.normal())));
       exact.push_back(static_cast<float>(rounded.back()));
     }
@@ -53,7 +53,7 @@ double difference(const std::vector<bfloat16>& a, const std::vector<float>& b) {
 }
 
 struct shape {
-  index queries, keys, dim, dim_v;
+  idx_t queries, keys, dim, dim_v;
 };
 const shape shapes[] = {{5, 7, 3, 5}, {13, 40, 32, 32}, {100, 130, 64, 40}, {97, 97, 80, 33}};
 
@@ -65,7 +65,7 @@ void compare(const shape& s, Run&& run, double tolerance = 0x1p-8) {
   std::vector<bfloat16> rounded(static_cast<std::size_t>(2 * s.queries * s.dim_v));
   std::vector<float> exact(rounded.size());
   const auto call = [&]<class S>(std::vector<S>& out) {
-    const auto view = [&](const numbers& x, index length, index dim) {
+    const auto view = [&](const numbers& x, idx_t length, idx_t dim) {
       return attn::tensor_view<const S>(x.data<S>(), {1, 2, length, dim});
     };
     run(S(), view(q, s.queries, s.dim), view(k, s.keys, s.dim), view(v, s.keys, s.dim_v),
@@ -90,7 +90,7 @@ TEST_CASE("The matrix unit: exact softmax", "[matrix_unit]") {
 }
 
 TEST_CASE("The matrix unit: values that are not finite reach only those who see them", "[matrix_unit]") {
-  const index length = 70, dim = 32;
+  const idx_t length = 70, dim = 32;
   numbers q(length * dim, 1), k(length * dim, 2), v(length * dim, 3);
   std::vector<bfloat16> plain(static_cast<std::size_t>(length * dim)), found = plain;
   const auto run = [&](std::vector<bfloat16>& out) {
@@ -101,12 +101,12 @@ TEST_CASE("The matrix unit: values that are not finite reach only those who see 
                        {.causal = true});
   };
   run(plain);
-  const index bad = 41;
+  const idx_t bad = 41;
   v.rounded[static_cast<std::size_t>(bad * dim + 5)] = std::numeric_limits<bfloat16>::quiet_NaN();
   run(found);
   double worst = 0;
-  for (index i = 0; i < length; ++i)
-    for (index d = 0; d < dim; ++d) {
+  for (idx_t i = 0; i < length; ++i)
+    for (idx_t d = 0; d < dim; ++d) {
       const float a = static_cast<float>(plain[static_cast<std::size_t>(i * dim + d)]),
                   b = static_cast<float>(found[static_cast<std::size_t>(i * dim + d)]);
       if (i >= bad && d == 5)
@@ -122,13 +122,13 @@ TEST_CASE("The matrix unit: gradients of exact softmax", "[matrix_unit]") {
     CAPTURE(s.queries, s.keys, s.dim, s.dim_v);
     const numbers q(s.queries * s.dim, 1), k(s.keys * s.dim, 2), v(s.keys * s.dim_v, 3), d(s.queries * s.dim_v, 4);
     const auto gradients = [&]<class S>(S) {
-      const auto count = [](index rows, index dim) { return static_cast<std::size_t>(rows * dim); };
+      const auto count = [](idx_t rows, idx_t dim) { return static_cast<std::size_t>(rows * dim); };
       std::vector<S> out(count(s.queries, s.dim_v)), dq(count(s.queries, s.dim)), dk(count(s.keys, s.dim)),
           dv(count(s.keys, s.dim_v));
-      const auto in = [](const numbers& x, index rows, index dim) {
+      const auto in = [](const numbers& x, idx_t rows, idx_t dim) {
         return attn::tensor_view<const S>(x.data<S>(), {1, 1, rows, dim});
       };
-      const auto to = [](std::vector<S>& x, index rows, index dim) {
+      const auto to = [](std::vector<S>& x, idx_t rows, idx_t dim) {
         return attn::tensor_view<S>(x.data(), {1, 1, rows, dim});
       };
       const auto query = in(q, s.queries, s.dim), key = in(k, s.keys, s.dim), value = in(v, s.keys, s.dim_v);
@@ -146,14 +146,14 @@ TEST_CASE("The matrix unit: gradients of exact softmax", "[matrix_unit]") {
 }
 
 TEST_CASE("The matrix unit: linformer, lengths within a pair", "[matrix_unit]") {
-  for (index length : {39, 64, 130}) {
-    const index rank = 20, dim = 48;
+  for (idx_t length : {39, 64, 130}) {
+    const idx_t rank = 20, dim = 48;
     const numbers e(rank * length, 5, 0.1f);
     compare(
         {30, length, dim, dim},
         [&]<class S>(S, auto q, auto k, auto v, auto out) {
           const attn::tensor_view<const S, 3> by(e.data<S>(), {1, rank, length});
-          const index seen[] = {length - 1};
+          const idx_t seen[] = {length - 1};
           attn::linformer(q, k, v, out, by, by, {.key_lengths = seen});
         },
         1.5 * 0x1p-8);
@@ -161,7 +161,7 @@ TEST_CASE("The matrix unit: linformer, lengths within a pair", "[matrix_unit]") 
 }
 
 TEST_CASE("The matrix unit: projections and their gradients", "[matrix_unit]") {
-  for (const auto& [length, inputs, outputs] : {std::array<index, 3>{7, 33, 5}, {61, 70, 40}}) {
+  for (const auto& [length, inputs, outputs] : {std::array<idx_t, 3>{7, 33, 5}, {61, 70, 40}}) {
     CAPTURE(length, inputs, outputs);
     const numbers x(length * inputs, 1), w(outputs * inputs, 2), d(length * outputs, 3);
     const auto run = [&, length = length, inputs = inputs, outputs = outputs]<class S>(S) {
@@ -191,10 +191,10 @@ constexpr double fast_float = 0;
 template <class S, class Run>
 void compare_fast(const shape& s, Run&& run, double least, double most) {
   CAPTURE(s.queries, s.keys, s.dim, s.dim_v);
-  const auto random = [&](index count, std::uint64_t seed) {
+  const auto random = [&](idx_t count, std::uint64_t seed) {
     std::vector<S> x;
     attn::random_numbers draw(seed, 1);
-    for (index n = 0; n < count; ++n) x.push_back(static_cast<S>(static_cast<float>(draw.normal())));
+    for (idx_t n = 0; n < count; ++n) x.push_back(static_cast<S>(static_cast<float>(draw.normal())));
     return x;
   };
   const auto q = random(2 * s.queries * s.dim, 1), k = random(2 * s.keys * s.dim, 2),
@@ -202,7 +202,7 @@ void compare_fast(const shape& s, Run&& run, double least, double most) {
   std::vector<S> standard(static_cast<std::size_t>(2 * s.queries * s.dim_v)), fast = standard;
   attn::execution exec;
   const auto call = [&](std::vector<S>& out) {
-    const auto view = [&](const std::vector<S>& x, index length, index dim) {
+    const auto view = [&](const std::vector<S>& x, idx_t length, idx_t dim) {
       return attn::tensor_view<const S>(x.data(), {1, 2, length, dim});
     };
     run(S(), view(q, s.queries, s.dim), view(k, s.keys, s.dim), view(v, s.keys, s.dim_v),
@@ -237,11 +237,11 @@ TEST_CASE("precision::fast: exact softmax", "[matrix_unit]") {
 }
 
 TEST_CASE("precision::fast: gradients are of standard products, however steep the scores", "[matrix_unit]") {
-  const index length = 70, dim = 32;
+  const idx_t length = 70, dim = 32;
   std::vector<Eigen::half> x[4];
   for (std::uint64_t seed : {1, 2, 3, 4}) {
     attn::random_numbers draw(seed, 1);
-    for (index n = 0; n < length * dim; ++n)
+    for (idx_t n = 0; n < length * dim; ++n)
       x[seed - 1].push_back(Eigen::half(static_cast<float>(draw.normal()) * (seed == 1 ? 1000 : 1)));
   }
   const auto view = [&](auto& numbers) {
@@ -268,13 +268,13 @@ TEST_CASE("precision::fast: linformer and projections", "[matrix_unit]") {
       const numbers e(20 * s.keys, 5, 0.1f);
       const std::vector<S> by(e.exact.begin(), e.exact.end());
       const attn::tensor_view<const S, 3> projection(by.data(), {1, 20, s.keys});
-      const index seen[] = {s.keys - 1};
+      const idx_t seen[] = {s.keys - 1};
       attn::linformer(q, k, v, out, projection, projection, {.key_lengths = seen}, exec);
     });
     compare_fast(s, [&]<class S>(S, auto q, auto, auto v, auto out, auto& exec) {
       const attn::tensor_view<const S, 3> x(q.data(), {1, s.queries, s.dim});
       const attn::tensor_view<const S, 2> weight(v.data(), {s.dim_v, s.dim});
-      for (index item : {0, 1})
+      for (idx_t item : {0, 1})
         attn::project(x, attn::tensor_view<S, 3>(out.data() + item * s.queries * s.dim_v, {1, s.queries, s.dim_v}),
                       {.weight = weight}, exec);
     });
@@ -282,7 +282,7 @@ TEST_CASE("precision::fast: linformer and projections", "[matrix_unit]") {
 }
 
 TEST_CASE("precision::fast: values that are not finite reach only those who see them", "[matrix_unit]") {
-  const index length = 70, dim = 32;
+  const idx_t length = 70, dim = 32;
   const numbers q(length * dim, 1), k(length * dim, 2);
   numbers v(length * dim, 3);
   attn::execution exec;
@@ -297,12 +297,12 @@ TEST_CASE("precision::fast: values that are not finite reach only those who see 
     return out;
   };
   const std::vector<float> plain = run();
-  const index bad = 41;
+  const idx_t bad = 41;
   for (float wrong : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::max()}) {
     v.exact[static_cast<std::size_t>(bad * dim + 5)] = wrong;
     const std::vector<float> found = run();
     for (std::size_t n = 0; n < found.size(); ++n)
-      if (static_cast<index>(n) / dim < bad || n % dim != 5) REQUIRE(found[n] == plain[n]);
+      if (static_cast<idx_t>(n) / dim < bad || n % dim != 5) REQUIRE(found[n] == plain[n]);
     if (std::isnan(wrong)) CHECK(std::isnan(found[static_cast<std::size_t>(bad * dim + 5)]));
   }
 }

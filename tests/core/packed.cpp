@@ -12,7 +12,7 @@
 namespace testing::packed_tests {
 namespace {
 
-const std::vector<index> offsets = {2, 5, 5, 100, 101, 140};
+const std::vector<idx_t> offsets = {2, 5, 5, 100, 101, 140};
 
 }  // namespace
 
@@ -24,25 +24,25 @@ TEST_CASE("packed: every sequence once, with its part of every view", "[packed]"
   const attn::tensor_view<const float, 3> layer(numbers.data(), {1, 150, 6});
   const attn::tensor_view<const float, 2> positions(numbers.data(), {1, 150}, {0, 6});
   const Eigen::Map<const Eigen::Matrix<float, 150, 6, Eigen::RowMajor>> matrix(numbers.data());
-  const std::vector<index> keys = {0, 3, 3, 7, 150, 150};
+  const std::vector<idx_t> keys = {0, 3, 3, 7, 150, 150};
   for (int threads : {1, 2, 3})
     for (bool in_order : {false, true}) {
       CAPTURE(threads, in_order);
       attn::execution exec(threads, 0);
       std::vector<std::atomic<int>> called(5);
       std::atomic<int> wrong = 0, inner_threads = 0;
-      std::atomic<index> last = -1;
+      std::atomic<idx_t> last = -1;
       attn::for_each_sequence(
           {.query_offsets = offsets, .key_offsets = keys, .in_order = in_order}, exec,
           [&](const attn::packed_sequence& s, attn::execution& inner) {
             const auto n = static_cast<std::size_t>(s.number());
             ++called[n];
             const float first = static_cast<float>(6 * offsets[n]);
-            const index length = offsets[n + 1] - offsets[n];
+            const idx_t length = offsets[n + 1] - offsets[n];
             if (in_order && last.exchange(s.number()) >= s.number()) ++wrong;
             if (s.query_length() != length || s.key_length() != keys[n + 1] - keys[n]) ++wrong;
             const auto head = s.queries(all);
-            if (head.extents() != std::array<index, 4>{1, 2, length, 3}) ++wrong;
+            if (head.extents() != std::array<idx_t, 4>{1, 2, length, 3}) ++wrong;
             if (length > 0 && (head(0, 1, 0, 0) != first + 3 || s.queries(rows)(0, 0, 0) != first ||
                                s.queries(layer, 1)(0, 0, 2) != first + 2 || s.queries(positions)(0, 0) != first ||
                                s.queries(matrix)(0, 0, 0, 1) != first + 1))
@@ -61,7 +61,7 @@ TEST_CASE("packed: empty sequences are passed over", "[packed]") {
   const auto count = [&](const attn::packed_sequence&, attn::execution&) { ++calls; };
   attn::for_each_sequence({.offsets = offsets}, count);
   CHECK(calls == 4);
-  const std::vector<index> none = {0}, empty = {3, 3, 3};
+  const std::vector<idx_t> none = {0}, empty = {3, 3, 3};
   attn::for_each_sequence({.offsets = none}, attn::execution(3), count);
   attn::for_each_sequence({.offsets = empty}, attn::execution(3), count);
   CHECK(calls == 4);
@@ -69,8 +69,8 @@ TEST_CASE("packed: empty sequences are passed over", "[packed]") {
 
 TEST_CASE("packed: what the body throws passes through, and its executions keep their scratch", "[packed]") {
   attn::execution exec(2, 0);
-  std::vector<index> many;
-  for (index n = 0; n <= 40; ++n) many.push_back(n);
+  std::vector<idx_t> many;
+  for (idx_t n = 0; n <= 40; ++n) many.push_back(n);
   many.push_back(200);  // and one that is longer than its share
   std::atomic<int> wrong = 0;
   const auto use = [&](const attn::packed_sequence& s, attn::execution& inner) {
@@ -104,7 +104,7 @@ TEST_CASE("packed: offsets that do not fit are refused", "[packed]") {
     CHECK(well_formed(message, "for_each_sequence"));
     CHECK(message.find(says) != std::string::npos);
   };
-  const std::vector<index> falling = {0, 5, 4}, negative = {-1, 5}, two = {0, 3}, none;
+  const std::vector<idx_t> falling = {0, 5, 4}, negative = {-1, 5}, two = {0, 3}, none;
   check("offsets that do not fall, after 5; found 4", {.offsets = falling});
   check("offsets from 0 on; found -1", {.offsets = negative});
   check("one more than there are sequences", {});

@@ -13,9 +13,9 @@ namespace testing::quantised_tests {
 namespace {
 
 namespace detail = attn::detail;
-using attn::index;
+using attn::idx_t;
 constexpr int w = detail::width<float>;
-constexpr index count = 48;  // whole packets of any build
+constexpr idx_t count = 48;  // whole packets of any build
 
 TEST_CASE("Numbers are rounded to the nearest code, in their order", "[quantised]") {
   random_source random(3);
@@ -24,7 +24,7 @@ TEST_CASE("Numbers are rounded to the nearest code, in their order", "[quantised
   for (float& number : x) number = static_cast<float>(random.normal()), largest = std::max(largest, std::abs(number));
   std::vector<detail::code_pair> pairs(count / 2);
   const float factor = detail::round_to_codes(x.data(), count, largest, 1000, pairs.data());
-  for (index n = 0; n < count; ++n) {
+  for (idx_t n = 0; n < count; ++n) {
     const auto& pair = pairs[static_cast<std::size_t>(n / 2)];
     const float code = n % 2 ? pair.second : pair.first;
     // half a code, and the rounding of x / factor, which is at most 1000

@@ -46,12 +46,12 @@ TEST_CASE("normal numbers have the moments of the normal distribution", "[random
 }
 
 TEST_CASE("whole numbers below n are equally likely", "[random]") {
-  for (attn::index n : {attn::index(1), attn::index(3), attn::index(10), attn::index(64)}) {
+  for (attn::idx_t n : {attn::idx_t(1), attn::idx_t(3), attn::idx_t(10), attn::idx_t(64)}) {
     attn::random_numbers numbers(2, static_cast<std::uint64_t>(n));
     const int draws = 1 << 16;
     std::vector<int> seen(static_cast<std::size_t>(n));
     for (int i = 0; i < draws; ++i) {
-      const attn::index x = numbers.below(n);
+      const attn::idx_t x = numbers.below(n);
       REQUIRE(x >= 0);
       REQUIRE(x < n);
       ++seen[static_cast<std::size_t>(x)];
@@ -60,7 +60,7 @@ TEST_CASE("whole numbers below n are equally likely", "[random]") {
     for (int count : seen) CHECK(std::abs(count - mean) <= 8 * std::sqrt(mean));
   }
   attn::random_numbers numbers(3);
-  CHECK(numbers.below(std::numeric_limits<attn::index>::max()) >= 0);
+  CHECK(numbers.below(std::numeric_limits<attn::idx_t>::max()) >= 0);
 }
 
 }  // namespace

@@ -15,27 +15,27 @@ namespace testing::rotary_tests {
 namespace {
 
 struct rotation {
-  index dims;
+  idx_t dims;
   bool interleaved = false;
   long double magnitude = 1;
   std::vector<double> frequencies{};
-  std::function<long double(index b, index i)> position;
+  std::function<long double(idx_t b, idx_t i)> position;
 };
 
 template <class S>
 tensor<double> expected(const tensor<S>& x, const rotation& r, bool back = false) {
   tensor<double> y = cast<double>(x);
-  for (index b = 0; b < x.batch(); ++b)
-    for (index h = 0; h < x.heads(); ++h)
-      for (index i = 0; i < x.length(); ++i)
-        for (index n = 0; n < r.dims / 2; ++n) {
+  for (idx_t b = 0; b < x.batch(); ++b)
+    for (idx_t h = 0; h < x.heads(); ++h)
+      for (idx_t i = 0; i < x.length(); ++i)
+        for (idx_t n = 0; n < r.dims / 2; ++n) {
           const auto pair = static_cast<long double>(n);
           const long double frequency = r.frequencies.empty()
                                             ? std::pow(10000.0L, -2 * pair / static_cast<long double>(r.dims))
                                             : r.frequencies[static_cast<std::size_t>(n)];
           const long double angle = r.position(b, i) * frequency, c = r.magnitude * std::cos(angle),
                             s = (back ? -1 : 1) * r.magnitude * std::sin(angle);
-          const index first = r.interleaved ? 2 * n : n, second = r.interleaved ? 2 * n + 1 : n + r.dims / 2;
+          const idx_t first = r.interleaved ? 2 * n : n, second = r.interleaved ? 2 * n + 1 : n + r.dims / 2;
           const auto a = static_cast<long double>(static_cast<double>(x(b, h, i, first))),
                      d = static_cast<long double>(static_cast<double>(x(b, h, i, second)));
           y(b, h, i, first) = static_cast<double>(a * c - d * s);
@@ -76,13 +76,13 @@ void check(const rotation& r, const attn::rotary_options<S>& o, const problem_sh
 
 TEMPLATE_LIST_TEST_CASE("rotary: pairs, parts of the dims, positions", "[rotary]", all_types) {
   for (bool interleaved : {false, true})
-    for (auto [dim, dims] : {std::array<index, 2>{2, 2}, {6, 6}, {64, 64}, {80, 80}, {128, 32}, {33, 20}, {5, 0}})
-      for (index first : {index(0), index(37), index(-20), index(1000000)}) {
+    for (auto [dim, dims] : {std::array<idx_t, 2>{2, 2}, {6, 6}, {64, 64}, {80, 80}, {128, 32}, {33, 20}, {5, 0}})
+      for (idx_t first : {idx_t(0), idx_t(37), idx_t(-20), idx_t(1000000)}) {
         attn::rotary_options<TestType> o{.first_position = first, .interleaved = interleaved};
         if (dims != dim) o.dims = dims;
         CAPTURE(interleaved, dim, dims, first);
         const rotation r{
-            .dims = dims, .interleaved = interleaved, .position = [=](index, index i) { return first + i; }};
+            .dims = dims, .interleaved = interleaved, .position = [=](idx_t, idx_t i) { return first + i; }};
         check<TestType>(r, o, {.batch = 2, .heads = 3, .queries = 37, .dim = dim}, std::abs(double(first)) + 37);
       }
 }
@@ -90,10 +90,10 @@ TEMPLATE_LIST_TEST_CASE("rotary: pairs, parts of the dims, positions", "[rotary]
 TEMPLATE_LIST_TEST_CASE("rotary: positions of every token, frequencies, magnitude, tables", "[rotary]", exact_types) {
   using T = TestType;
   const problem_shape shape{.batch = 2, .heads = 2, .queries = 21, .dim = 24};
-  std::vector<index> positions(42);
+  std::vector<idx_t> positions(42);
   random_source random(3);
-  for (index& p : positions) p = random.below(500) - 100;
-  const auto at = [&](index b, index i) {
+  for (idx_t& p : positions) p = random.below(500) - 100;
+  const auto at = [&](idx_t b, idx_t i) {
     return static_cast<long double>(positions[static_cast<std::size_t>(b * 21 + i)]);
   };
   const std::vector<double> frequencies = attn::rotary_llama3(24, {.base = 500, .factor = 8, .original_length = 64});
@@ -109,18 +109,18 @@ TEMPLATE_LIST_TEST_CASE("rotary: positions of every token, frequencies, magnitud
     check<T>(r, o, shape, 500);
     o.positions = {positions.data(), {1, 21}};
     rotation shared = r;
-    shared.position = [&](index, index i) { return at(0, i); };
+    shared.position = [&](idx_t, idx_t i) { return at(0, i); };
     check<T>(shared, o, shape, 500);
 
     tensor<T> cos(1, 1, 30, 12), sin = cos;
-    for (index p = 0; p < 30; ++p)
-      for (index n = 0; n < 12; ++n) {
+    for (idx_t p = 0; p < 30; ++p)
+      for (idx_t n = 0; n < 12; ++n) {
         const double angle = static_cast<double>(p) * frequencies[static_cast<std::size_t>(n)];
         cos(0, 0, p, n) = static_cast<T>(1.25 * std::cos(angle));
         sin(0, 0, p, n) = static_cast<T>(1.25 * std::sin(angle));
       }
     rotation listed = r;
-    listed.position = [](index, index i) { return static_cast<long double>(i + 5); };
+    listed.position = [](idx_t, idx_t i) { return static_cast<long double>(i + 5); };
     check<T>(listed,
              {.first_position = 5, .interleaved = interleaved, .cos = {cos.data.data(), {30, 12}},
               .sin = {sin.data.data(), {30, 12}}},
@@ -135,16 +135,16 @@ TEST_CASE("rotary: any strides, and no tokens", "[rotary]") {
   std::vector<float> from(2 * 3 * 9 * 16 * 2), to(from.size(), 7);  // [length, head, batch, dim], every other number
   const attn::tensor_view<float> strided(from.data(), {2, 3, 9, 16}, {32, 64, 192, 2}),
       out(to.data(), {2, 3, 9, 16}, {32, 64, 192, 2});
-  for (index b = 0; b < 2; ++b)
-    for (index h = 0; h < 3; ++h)
-      for (index i = 0; i < 9; ++i)
-        for (index d = 0; d < 16; ++d) strided(b, h, i, d) = x(b, h, i, d);
+  for (idx_t b = 0; b < 2; ++b)
+    for (idx_t h = 0; h < 3; ++h)
+      for (idx_t i = 0; i < 9; ++i)
+        for (idx_t d = 0; d < 16; ++d) strided(b, h, i, d) = x(b, h, i, d);
   attn::rotary(strided, out);
   bool same = true;
-  for (index b = 0; b < 2; ++b)
-    for (index h = 0; h < 3; ++h)
-      for (index i = 0; i < 9; ++i)
-        for (index d = 0; d < 16; ++d) same = same && out(b, h, i, d) == plain(b, h, i, d);
+  for (idx_t b = 0; b < 2; ++b)
+    for (idx_t h = 0; h < 3; ++h)
+      for (idx_t i = 0; i < 9; ++i)
+        for (idx_t d = 0; d < 16; ++d) same = same && out(b, h, i, d) == plain(b, h, i, d);
   CHECK(same);
   CHECK(std::count(to.begin(), to.end(), 7.0f) == 2 * 3 * 9 * 16);
   tensor<float> none(2, 3, 0, 16);
@@ -199,7 +199,7 @@ TEST_CASE("rotary: the ramp of YaRN in whole pairs of dims and without rounding"
 TEST_CASE("rotary refuses what does not fit", "[rotary]") {
   const tensor<float> x(2, 3, 9, 16, 1);
   tensor<float> out(2, 3, 9, 16, 7);
-  std::vector<index> positions(18, 3);
+  std::vector<idx_t> positions(18, 3);
   const tensor<float> table(1, 1, 10, 8, 1);
   const attn::tensor_view<const float, 2> ten(table.data.data(), {10, 8}), nine(table.data.data(), {9, 8});
   const auto check = [&](const char* says, const attn::rotary_options<float>& o, auto from, auto to) {
@@ -224,8 +224,8 @@ TEST_CASE("rotary refuses what does not fit", "[rotary]") {
   wrong("finite frequencies", {.frequencies = infinite});
   wrong("positions length = x length 9; found 8", {.positions = {positions.data(), {2, 8}}});
   wrong("positions batch", {.positions = {positions.data(), {3, 6}}});
-  wrong("positions from", {.first_position = std::numeric_limits<index>::max()});
-  wrong("positions from", {.first_position = (index(1) << 40) - 3});
+  wrong("positions from", {.first_position = std::numeric_limits<idx_t>::max()});
+  wrong("positions from", {.first_position = (idx_t(1) << 40) - 3});
   wrong("positions from 0 to 9; found 10", {.first_position = 2, .cos = ten, .sin = ten});
   wrong("positions from 0 to 9; found -1", {.first_position = -1, .cos = ten, .sin = ten});
   wrong("sin positions = cos positions 10; found 9", {.cos = ten, .sin = nine});

@@ -7,21 +7,21 @@
 namespace testing::sizes_tests {
 namespace {
 
-using attn::index;
+using attn::idx_t;
 
 // Whose products with anything overflow; which no list of anything has; whose lists of tokens no process can address.
-constexpr index most = std::numeric_limits<index>::max(), huge = index(1) << 60, large = index(1) << 45;
+constexpr idx_t most = std::numeric_limits<idx_t>::max(), huge = idx_t(1) << 60, large = idx_t(1) << 45;
 
 struct wrong_size {
   const char *name, *says;
   void (*make)();
 };
 
-template <class State, index batch, index heads, index features, index value_dim, index keep>
+template <class State, idx_t batch, idx_t heads, idx_t features, idx_t value_dim, idx_t keep>
 void kernel_state() {
   State({.batch = batch, .heads = heads, .features = features, .value_dim = value_dim, .keep = keep});
 }
-template <class State, index batch, index heads, index dim>
+template <class State, idx_t batch, idx_t heads, idx_t dim>
 void state_of() {
   State({.batch = batch, .heads = heads, .dim = dim});
 }
@@ -47,7 +47,7 @@ void add_caches(std::vector<wrong_size>& all, const char* name) {
 }
 
 template <class Cache>
-void reserve(index heads, index tokens) {
+void reserve(idx_t heads, idx_t tokens) {
   Cache({.batch = 1, .heads = heads, .dim = 8}).reserve(tokens);
 }
 
@@ -78,17 +78,17 @@ std::vector<wrong_size> wrong_sizes() {
       {"lsh", "rounds <= 65536; found 2147483648",
        [] {
          Eigen::MatrixXf x = Eigen::MatrixXf::Ones(3, 2), out(3, 2);
-         attn::lsh(x, x, out, {.rounds = index(1) << 31});
+         attn::lsh(x, x, out, {.rounds = idx_t(1) << 31});
        }},
       {"draw_rotations", "rounds <= 65536; found 2147483648",
-       [] { attn::draw_rotations<float>(index(1) << 31, 0, 2); }},
+       [] { attn::draw_rotations<float>(idx_t(1) << 31, 0, 2); }},
       {"tensor", "memory can hold", [] { attn::tensor<float, 2>({0, most}); }},
       {"for_each_sequence", "offsets below",
-       [] { attn::for_each_sequence({.offsets = std::array<index, 2>{0, most}}, [](auto&&...) {}); }},
+       [] { attn::for_each_sequence({.offsets = std::array<idx_t, 2>{0, most}}, [](auto&&...) {}); }},
       {"for_each_sequence", "key_offsets below",
        [] {
          attn::for_each_sequence(
-             {.query_offsets = std::array<index, 2>{0, 1}, .key_offsets = std::array<index, 2>{0, huge}},
+             {.query_offsets = std::array<idx_t, 2>{0, 1}, .key_offsets = std::array<idx_t, 2>{0, huge}},
              [](auto&&...) {});
        }},
   };
@@ -125,7 +125,7 @@ TEST_CASE("views that no memory can hold are refused", "[sizes]") {
     });
   };
   const attn::tensor_view<float> good(memory.data(), {1, 1, 2, 3});
-  for (const auto& [extents, strides] : std::vector<std::array<std::array<index, 4>, 2>>{
+  for (const auto& [extents, strides] : std::vector<std::array<std::array<idx_t, 4>, 2>>{
            {{{1, 1, 2, 3}, {0, 0, most, 1}}},
            {{{1, 1, 2, 3}, {0, 0, -most - 1, 1}}},
            {{{1, 1, most, 3}, {0, 0, 3, 1}}},

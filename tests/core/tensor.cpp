@@ -13,8 +13,8 @@ namespace testing::tensor_tests {
 TEST_CASE("a tensor is contiguous, the last axis fastest, and filled", "[tensor]") {
   attn::tensor<float, 3> x({2, 3, 4}, 1.5f);
   CHECK(x.size() == 24);
-  CHECK(x.extents() == std::array<index, 3>{2, 3, 4});
-  CHECK(x.view().strides() == std::array<index, 3>{12, 4, 1});
+  CHECK(x.extents() == std::array<idx_t, 3>{2, 3, 4});
+  CHECK(x.view().strides() == std::array<idx_t, 3>{12, 4, 1});
   CHECK(x(1, 2, 3) == 1.5f);
   x(1, 0, 2) = 7;
   CHECK(x.data()[14] == 7);
@@ -36,7 +36,7 @@ TEST_CASE("a tensor is a view wherever one is taken, const where it is const", "
 }
 
 TEST_CASE("a copy of a tensor owns its own memory", "[tensor]") {
-  attn::tensor<float, 1> x(std::array<index, 1>{3}, 2);
+  attn::tensor<float, 1> x(std::array<idx_t, 1>{3}, 2);
   const attn::tensor<float, 1> copy = x;
   x(0) = 5;
   CHECK(copy(0) == 2);
@@ -44,7 +44,7 @@ TEST_CASE("a copy of a tensor owns its own memory", "[tensor]") {
 
 TEST_CASE("a tensor refuses extents that are negative or that no memory can hold", "[tensor]") {
   CHECK(well_formed(refusal([] { attn::tensor<float, 2>({2, -1}); }), "tensor"));
-  CHECK(well_formed(refusal([] { attn::tensor<float, 2>({std::numeric_limits<index>::max(), 2}); }), "tensor"));
+  CHECK(well_formed(refusal([] { attn::tensor<float, 2>({std::numeric_limits<idx_t>::max(), 2}); }), "tensor"));
 }
 
 }  // namespace testing::tensor_tests

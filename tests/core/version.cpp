@@ -1,5 +1,7 @@
 // The version in the headers is the one CMake knows, which names the package.
-#include <attn/core/detail/config.hpp>
+#include <strings.h>
+
+#include <attn/attn.hpp>
 
 #include "support/catch.hpp"
 
@@ -7,3 +9,13 @@ TEST_CASE("the version of the headers is that of the package", "[version]") {
   CHECK(ATTN_VERSION == 10000 * ATTN_TEST_VERSION_MAJOR + 100 * ATTN_TEST_VERSION_MINOR + ATTN_TEST_VERSION_PATCH);
   CHECK(ATTN_VERSION >= 200);
 }
+
+// Unlike `index`, which POSIX has as a function, the name of the type can be used without attn::.
+
+namespace testing::names_tests {
+using namespace attn;
+using attn::idx_t;
+inline constexpr idx_t three = 3;
+}  // namespace testing::names_tests
+
+TEST_CASE("all names of attn can be used without attn::", "[version]") { CHECK(testing::names_tests::three == 3); }

@@ -15,11 +15,11 @@ namespace testing::fnet_tests {
 namespace {
 
 struct fnet_shape {
-  index batch = 1, heads = 1, length = 64, dim = 16;
+  idx_t batch = 1, heads = 1, length = 64, dim = 16;
 };
 
 template <class S>
-tensor<S> mixed(const tensor<S>& x, const std::vector<index>& lengths, attn::execution& execution) {
+tensor<S> mixed(const tensor<S>& x, const std::vector<idx_t>& lengths, attn::execution& execution) {
   tensor<S> out(x.batch(), x.heads(), x.length(), x.dim(), S(7));
   compiled_fnet<S>::call(view(x), view(out), {.lengths = lengths}, execution);
   return out;
@@ -27,7 +27,7 @@ tensor<S> mixed(const tensor<S>& x, const std::vector<index>& lengths, attn::exe
 
 // Against the reference on the same rounded input.
 template <class S>
-void check(const fnet_shape& s, const std::vector<index>& lengths = {}) {
+void check(const fnet_shape& s, const std::vector<idx_t>& lengths = {}) {
   CAPTURE(s.batch, s.heads, s.length, s.dim);
   const tensor<double> x =
       rounded<S>(random_normal(static_cast<std::uint64_t>(s.length * 1000 + s.dim), s.batch, s.heads, s.length, s.dim));
@@ -39,33 +39,33 @@ void check(const fnet_shape& s, const std::vector<index>& lengths = {}) {
 }  // namespace
 
 TEMPLATE_LIST_TEST_CASE("fnet: every small length with every small dim", "[fnet]", exact_types) {
-  for (index length = 0; length <= 40; ++length)
-    for (index dim = 0; dim <= 40; ++dim) check<TestType>({.length = length, .dim = dim});
+  for (idx_t length = 0; length <= 40; ++length)
+    for (idx_t dim = 0; dim <= 40; ++dim) check<TestType>({.length = length, .dim = dim});
 }
 
 TEMPLATE_LIST_TEST_CASE("fnet: dims about the edges of packets, primes and products", "[fnet]", exact_types) {
-  for (index dim : {47, 48, 49, 61, 62, 63, 64, 65, 66, 67, 96, 97, 127, 128, 129, 191, 257, 509, 512})
-    for (index length : {1, 2, 7, 61, 64, 67, 130}) check<TestType>({.length = length, .dim = dim});
+  for (idx_t dim : {47, 48, 49, 61, 62, 63, 64, 65, 66, 67, 96, 97, 127, 128, 129, 191, 257, 509, 512})
+    for (idx_t length : {1, 2, 7, 61, 64, 67, 130}) check<TestType>({.length = length, .dim = dim});
 }
 
 TEMPLATE_LIST_TEST_CASE("fnet: long sequences", "[fnet]", exact_types) {
-  for (index length : {1000, 1024, 1147, 2048, 2187, 3125}) check<TestType>({.length = length, .dim = 5});
+  for (idx_t length : {1000, 1024, 1147, 2048, 2187, 3125}) check<TestType>({.length = length, .dim = 5});
 }
 
 TEMPLATE_LIST_TEST_CASE("fnet: longer sequences", "[fnet][long]", exact_types) {
   check<TestType>({.length = 4096, .dim = 33});
-  for (index length : {4099, 6000}) check<TestType>({.length = length, .dim = 7});
-  for (index length : {8192, 8194, 10125}) check<TestType>({.length = length, .dim = 2});
+  for (idx_t length : {4099, 6000}) check<TestType>({.length = length, .dim = 7});
+  for (idx_t length : {8192, 8194, 10125}) check<TestType>({.length = length, .dim = 2});
   check<TestType>({.length = 16384, .dim = 1});
 }
 
 TEMPLATE_LIST_TEST_CASE("fnet: 16-bit storage computes in float", "[fnet]", storage_types) {
-  for (index length : {1, 2, 31, 64, 101, 257})
-    for (index dim : {1, 7, 16, 33, 64, 96}) check<TestType>({.batch = 2, .heads = 2, .length = length, .dim = dim});
+  for (idx_t length : {1, 2, 31, 64, 101, 257})
+    for (idx_t dim : {1, 7, 16, 33, 64, 96}) check<TestType>({.batch = 2, .heads = 2, .length = length, .dim = dim});
 }
 
 TEMPLATE_LIST_TEST_CASE("fnet: true lengths", "[fnet]", all_types) {
-  for (index dim : {6, 40}) {
+  for (idx_t dim : {6, 40}) {
     check<TestType>({.batch = 4, .heads = 2, .length = 50, .dim = dim}, {50, 0, 37, 37});
     check<TestType>({.batch = 3, .heads = 1, .length = 74, .dim = dim}, {1, 74, 73});
     check<TestType>({.batch = 2, .heads = 3, .length = 9, .dim = dim}, {0, 0});
@@ -73,7 +73,7 @@ TEMPLATE_LIST_TEST_CASE("fnet: true lengths", "[fnet]", all_types) {
 }
 
 TEMPLATE_LIST_TEST_CASE("fnet: many slices on many threads", "[fnet]", exact_types) {
-  const std::vector<index> lengths = {33, 33, 70, 70, 12, 0, 70, 67};
+  const std::vector<idx_t> lengths = {33, 33, 70, 70, 12, 0, 70, 67};
   const tensor<TestType> x = cast<TestType>(random_normal(5, 8, 3, 70, 40));
   attn::execution serial, five(5);
   const auto wanted = mixed(x, lengths, serial);
@@ -83,7 +83,7 @@ TEMPLATE_LIST_TEST_CASE("fnet: many slices on many threads", "[fnet]", exact_typ
 
 TEMPLATE_LIST_TEST_CASE("fnet: later waves, by threads as by one", "[fnet]", exact_types) {
   // Slices of 1 MiB, of which 4 MiB go together; lengths change within a wave and between waves.
-  const std::vector<index> lengths = {1000, 1000, 64, 1000, 999, 0, 1000, 1000};
+  const std::vector<idx_t> lengths = {1000, 1000, 64, 1000, 999, 0, 1000, 1000};
   const tensor<TestType> x = cast<TestType>(random_normal(8, 8, 2, 1000, 256));
   attn::execution serial, two(2), three(3);
   const auto wanted = mixed(x, lengths, serial);
@@ -93,12 +93,12 @@ TEMPLATE_LIST_TEST_CASE("fnet: later waves, by threads as by one", "[fnet]", exa
 
 TEMPLATE_LIST_TEST_CASE("fnet: x and out of different layouts", "[fnet]", exact_types) {
   using T = TestType;
-  const index batch = 2, heads = 3, length = 37, dim = 29;
+  const idx_t batch = 2, heads = 3, length = 37, dim = 29;
   const tensor<T> x = cast<T>(random_normal(9, batch, heads, length, dim));
   attn::execution serial;
   const tensor<T> wanted = mixed(x, {}, serial);
-  const std::array<index, 4> extents{batch, heads, length, dim};
-  const std::array<index, 4> layouts[] = {{heads * length * dim, length * dim, dim, 1},
+  const std::array<idx_t, 4> extents{batch, heads, length, dim};
+  const std::array<idx_t, 4> layouts[] = {{heads * length * dim, length * dim, dim, 1},
                                           {heads * length * dim, dim, heads * dim, 1},
                                           {heads * length * dim, length * dim, 1, length}};
   for (const auto& from : layouts)
@@ -106,14 +106,14 @@ TEMPLATE_LIST_TEST_CASE("fnet: x and out of different layouts", "[fnet]", exact_
       std::vector<T> in(x.data.size()), out(x.data.size(), T(7));
       const attn::tensor_view<T> in_view(in.data(), extents, from), out_view(out.data(), extents, to);
       const auto each = [&](auto&& body) {
-        for (index b = 0; b < batch; ++b)
-          for (index h = 0; h < heads; ++h)
-            for (index t = 0; t < length; ++t)
-              for (index d = 0; d < dim; ++d) body(b, h, t, d);
+        for (idx_t b = 0; b < batch; ++b)
+          for (idx_t h = 0; h < heads; ++h)
+            for (idx_t t = 0; t < length; ++t)
+              for (idx_t d = 0; d < dim; ++d) body(b, h, t, d);
       };
       each([&](auto... i) { in_view(i...) = x(i...); });
       compiled_fnet<T>::call(in_view, out_view, {}, serial);
-      index different = 0;
+      idx_t different = 0;
       each([&](auto... i) { different += out_view(i...) != wanted(i...); });
       CHECK(different == 0);
     }
@@ -121,13 +121,13 @@ TEMPLATE_LIST_TEST_CASE("fnet: x and out of different layouts", "[fnet]", exact_
 
 TEMPLATE_LIST_TEST_CASE("fnet: twice gives the even part of the sequence", "[fnet]", exact_types) {
   // Only that part of x counts; it comes back L D times as large.
-  const index length = 48, dim = 40;
+  const idx_t length = 48, dim = 40;
   const tensor<TestType> x = cast<TestType>(random_normal(6, 1, 1, length, dim));
   attn::execution serial;
   const tensor<TestType> twice = mixed(mixed(x, {}, serial), {}, serial);
   tensor<double> even(1, 1, length, dim);
-  for (index t = 0; t < length; ++t)
-    for (index d = 0; d < dim; ++d)
+  for (idx_t t = 0; t < length; ++t)
+    for (idx_t d = 0; d < dim; ++d)
       even(0, 0, t, d) =
           static_cast<double>(length * dim) / 2 *
           (static_cast<double>(x(0, 0, t, d)) + static_cast<double>(x(0, 0, (length - t) % length, (dim - d) % dim)));
@@ -135,12 +135,12 @@ TEMPLATE_LIST_TEST_CASE("fnet: twice gives the even part of the sequence", "[fne
 }
 
 TEST_CASE("fnet: scratch is what the header says", "[fnet]") {
-  constexpr index wide = 2 * attn::detail::width<float>;
-  const auto convolves = [](index n) { return !attn::detail::fourier_plan<float>::is_smooth(n); };
-  for (auto [length, dim] : {std::array<index, 2>{4096, 64}, {4099, 64}, {64, 4099}, {1000, 1}, {1009, 250}}) {
+  constexpr idx_t wide = 2 * attn::detail::width<float>;
+  const auto convolves = [](idx_t n) { return !attn::detail::fourier_plan<float>::is_smooth(n); };
+  for (auto [length, dim] : {std::array<idx_t, 2>{4096, 64}, {4099, 64}, {64, 4099}, {1000, 1}, {1009, 250}}) {
     attn::execution serial;
     mixed(tensor<float>(1, 1, length, dim, 1), {}, serial);
-    const index rows = length * ((dim / 2 + wide) / wide);
+    const idx_t rows = length * ((dim / 2 + wide) / wide);
     // A convolution takes a size of factors 2, 3 and 5 from 2 n - 1 on.
     const double spare = 2.2 * static_cast<double>(std::max(length * convolves(length), dim * convolves(dim)));
     const double tables = static_cast<double>(8 * length * (1 + convolves(length)) + 6 * dim * (1 + convolves(dim)));
@@ -162,12 +162,12 @@ TEST_CASE("fnet refuses what does not fit", "[fnet]") {
     tensor<float> x{2, 3, 6, 8, 0.5f}, out{2, 3, 6, 8, 7};
     in_view<float> from = view(std::as_const(x));
     out_view<float> to = view(out);
-    std::vector<index> list;
+    std::vector<idx_t> list;
     attn::fnet_options<float> options;
 
     call_inputs() = default;
     call_inputs(const call_inputs&) = delete;
-    void lengths(std::vector<index> values) { list = std::move(values), options.lengths = list; }
+    void lengths(std::vector<idx_t> values) { list = std::move(values), options.lengths = list; }
   };
   struct refused {
     const char *what, *says;

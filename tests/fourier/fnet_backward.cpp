@@ -12,7 +12,7 @@
 namespace testing::fnet_backward_tests {
 namespace {
 
-gradient_case case_of(index batch, index heads, index length, index dim, const std::vector<index>& lengths = {}) {
+gradient_case case_of(idx_t batch, idx_t heads, idx_t length, idx_t dim, const std::vector<idx_t>& lengths = {}) {
   gradient_case c;
   c.name = "length " + std::to_string(length) + ", dim " + std::to_string(dim);
   c.names = {"x"};
@@ -24,14 +24,14 @@ gradient_case case_of(index batch, index heads, index length, index dim, const s
 }
 
 template <class S>
-tensor<S> gradient(const tensor<S>& d_out, const std::vector<index>& lengths, attn::execution& exec) {
+tensor<S> gradient(const tensor<S>& d_out, const std::vector<idx_t>& lengths, attn::execution& exec) {
   tensor<S> dx(d_out.batch(), d_out.heads(), d_out.length(), d_out.dim(), S(7));
   compiled_fnet<S>::backward(view(d_out), {.x = view(dx)}, {.lengths = lengths}, exec);
   return dx;
 }
 
 template <class S>
-void check(index batch, index heads, index length, index dim, const std::vector<index>& lengths = {}) {
+void check(idx_t batch, idx_t heads, idx_t length, idx_t dim, const std::vector<idx_t>& lengths = {}) {
   attn::execution serial;
   check_gradients(
       case_of(batch, heads, length, dim, lengths), gradient_tolerance<S>::value,
@@ -46,8 +46,8 @@ void check(index batch, index heads, index length, index dim, const std::vector<
 }  // namespace
 
 TEMPLATE_LIST_TEST_CASE("fnet_backward: against the reverse pass", "[fnet_backward]", all_types) {
-  for (index length : {0, 1, 2, 7, 16, 31, 47})
-    for (index dim : {1, 3, 8, 16, 33}) check<TestType>(2, 2, length, dim);
+  for (idx_t length : {0, 1, 2, 7, 16, 31, 47})
+    for (idx_t dim : {1, 3, 8, 16, 33}) check<TestType>(2, 2, length, dim);
 }
 
 TEMPLATE_LIST_TEST_CASE("fnet_backward: true lengths", "[fnet_backward]", all_types) {
@@ -58,14 +58,14 @@ TEMPLATE_LIST_TEST_CASE("fnet_backward: true lengths", "[fnet_backward]", all_ty
 TEMPLATE_LIST_TEST_CASE("fnet_backward: added to what is there; padding is neither read nor written then",
                         "[fnet_backward]", all_types) {
   using S = TestType;
-  const std::vector<index> lengths = {35, 20};
-  for (index dim : {5, 32, 41}) {
+  const std::vector<idx_t> lengths = {35, 20};
+  for (idx_t dim : {5, 32, 41}) {
     tensor<S> d = cast<S>(random_normal(1, 2, 2, 35, dim)), sum = cast<S>(random_normal(2, 2, 2, 35, dim, 10));
     attn::execution serial, three(3, 0);
     const tensor<S> alone = gradient(d, lengths, serial), before = sum;
-    for (index h = 0; h < 2; ++h)
-      for (index i = 20; i < 35; ++i)
-        for (index e = 0; e < dim; ++e) d(1, h, i, e) = std::numeric_limits<S>::quiet_NaN();
+    for (idx_t h = 0; h < 2; ++h)
+      for (idx_t i = 20; i < 35; ++i)
+        for (idx_t e = 0; e < dim; ++e) d(1, h, i, e) = std::numeric_limits<S>::quiet_NaN();
     CHECK(gradient(d, lengths, serial) == alone);
     CHECK(gradient(d, lengths, three) == alone);
     tensor<double> wanted = cast<double>(before);
@@ -73,8 +73,8 @@ TEMPLATE_LIST_TEST_CASE("fnet_backward: added to what is there; padding is neith
     compiled_fnet<S>::backward(view(std::as_const(d)), {.x = view(sum), .accumulate = true}, {.lengths = lengths},
                                serial);
     CHECK(relative_error(sum, wanted) <= 2 * gradient_tolerance<S>::value);  // the gradient alone is rounded too
-    for (index i = 20; i < 35; ++i)
-      for (index e = 0; e < dim; ++e) CHECK(sum(1, 1, i, e) == before(1, 1, i, e));
+    for (idx_t i = 20; i < 35; ++i)
+      for (idx_t e = 0; e < dim; ++e) CHECK(sum(1, 1, i, e) == before(1, 1, i, e));
     if (sizeof(S) > 2)
       for (std::size_t n = 0; n < sum.data.size(); ++n) CHECK(sum.data[n] == before.data[n] + alone.data[n]);
   }
@@ -82,21 +82,21 @@ TEMPLATE_LIST_TEST_CASE("fnet_backward: added to what is there; padding is neith
 
 TEMPLATE_LIST_TEST_CASE("fnet_backward: layouts", "[fnet_backward]", exact_types) {
   using S = TestType;
-  const index length = 37, dim = 29;
+  const idx_t length = 37, dim = 29;
   const tensor<S> d = cast<S>(random_normal(9, 2, 3, length, dim));
   attn::execution serial;
   const tensor<S> wanted = gradient(d, {}, serial);
-  const std::array<index, 4> extents{2, 3, length, dim};
-  for (const std::array<index, 4>& strides :
-       {std::array<index, 4>{3 * length * dim, dim, 3 * dim, 1}, {3 * length * dim, length * dim, 1, length}})
+  const std::array<idx_t, 4> extents{2, 3, length, dim};
+  for (const std::array<idx_t, 4>& strides :
+       {std::array<idx_t, 4>{3 * length * dim, dim, 3 * dim, 1}, {3 * length * dim, length * dim, 1, length}})
     for (bool adds : {false, true}) {
       std::vector<S> from(d.data.size()), to(d.data.size(), adds ? S(0) : S(7));
       const attn::tensor_view<S> from_view(from.data(), extents, strides), to_view(to.data(), extents, strides);
       const auto each = [&](auto&& body) {
-        for (index b = 0; b < 2; ++b)
-          for (index h = 0; h < 3; ++h)
-            for (index i = 0; i < length; ++i)
-              for (index e = 0; e < dim; ++e) body(b, h, i, e);
+        for (idx_t b = 0; b < 2; ++b)
+          for (idx_t h = 0; h < 3; ++h)
+            for (idx_t i = 0; i < length; ++i)
+              for (idx_t e = 0; e < dim; ++e) body(b, h, i, e);
       };
       each([&](auto... i) { from_view(i...) = d(i...); });
       compiled_fnet<S>::backward(from_view, {.x = to_view, .accumulate = adds}, {}, serial);
@@ -126,7 +126,7 @@ TEST_CASE("fnet_backward refuses what does not fit", "[fnet_backward]") {
     tensor<float> d{2, 3, 6, 8, 0.5f}, dx{2, 3, 6, 8, 7};
     in_view<float> from = view(std::as_const(d));
     out_view<float> to = view(dx);
-    std::vector<index> list;
+    std::vector<idx_t> list;
     call_inputs() = default;
     call_inputs(const call_inputs&) = delete;
   };

@@ -14,7 +14,7 @@ namespace {
 using attn::detail::arena;
 using attn::detail::fourier_plan;
 template <class T>
-constexpr index wide = attn::detail::row_width<T>;
+constexpr idx_t wide = attn::detail::row_width<T>;
 
 // A plan with memory of its own, and rows to transform.
 template <class T>
@@ -23,7 +23,7 @@ struct planned {
   std::vector<T> rows;
   fourier_plan<T> plan;
 
-  explicit planned(index n) {
+  explicit planned(idx_t n) {
     arena count;
     plan = fourier_plan<T>::layout(count, n);
     memory.resize(count.used() + 64);
@@ -35,12 +35,12 @@ struct planned {
   }
   T* spare() { return rows.data() + plan.length() * wide<T>; }
   void hartley_twice() { attn::detail::hartley_twice(plan, rows.data(), spare()); }
-  T result(index k, index lane) const { return rows[static_cast<std::size_t>(plan.order(k) * wide<T> + lane)]; }
+  T result(idx_t k, idx_t lane) const { return rows[static_cast<std::size_t>(plan.order(k) * wide<T> + lane)]; }
 };
 
 // The error of 2 H_k = 2 Σ_t x_t cas(2π t k / n) over all channels, relative.
 template <class T>
-double hartley_error(index n) {
+double hartley_error(idx_t n) {
   planned<T> p(n);
   const tensor<double> x = random_normal(static_cast<std::uint64_t>(n), 1, 1, n, wide<T>);
   for (std::size_t i = 0; i < x.data.size(); ++i) p.rows[i] = static_cast<T>(x.data[i]);
@@ -48,10 +48,10 @@ double hartley_error(index n) {
   p.hartley_twice();
   const auto roots = reference::circle(n);
   double wrong = 0, whole = 0;
-  for (index k = 0; k < n; ++k)
-    for (index lane = 0; lane < wide<T>; ++lane) {
+  for (idx_t k = 0; k < n; ++k)
+    for (idx_t lane = 0; lane < wide<T>; ++lane) {
       double sum = 0;
-      for (index t = 0; t < n; ++t) {
+      for (idx_t t = 0; t < n; ++t) {
         const auto root = roots[static_cast<std::size_t>(t * k % n)];
         sum +=
             2 * static_cast<double>(given[static_cast<std::size_t>(t * wide<T> + lane)]) * (root.real() - root.imag());
@@ -66,9 +66,9 @@ double hartley_error(index n) {
 }  // namespace
 
 TEST_CASE("roots of unity are those of long double", "[transform]") {
-  for (index n : {1, 2, 3, 7, 8, 12, 360, 4096, 4099, 262144}) {
+  for (idx_t n : {1, 2, 3, 7, 8, 12, 360, 4096, 4099, 262144}) {
     double worst = 0;
-    for (index k = 0; k < std::min<index>(n, 5000); ++k) {
+    for (idx_t k = 0; k < std::min<idx_t>(n, 5000); ++k) {
       const long double angle = 2 * std::numbers::pi_v<long double> * static_cast<long double>(k) / n;
       const auto root = attn::detail::root_of_unity(k, n);
       worst = std::max({worst, std::abs(root.real() - static_cast<double>(std::cos(angle))),
@@ -81,12 +81,12 @@ TEST_CASE("roots of unity are those of long double", "[transform]") {
 }
 
 TEST_CASE("lengths of the convolution are products of 2, 3 and 5", "[transform]") {
-  for (index n : {1, 2, 7, 11, 997, 8197, 131073}) {
-    const index size = attn::detail::smooth_size(n);
+  for (idx_t n : {1, 2, 7, 11, 997, 8197, 131073}) {
+    const idx_t size = attn::detail::smooth_size(n);
     CHECK(size >= n);
     CHECK(size < 2 * n);
-    index rest = size;
-    for (index p : {2, 3, 5})
+    idx_t rest = size;
+    for (idx_t p : {2, 3, 5})
       for (; rest % p == 0;) rest /= p;
     CHECK(rest == 1);
   }
@@ -96,10 +96,10 @@ TEST_CASE("lengths of the convolution are products of 2, 3 and 5", "[transform]"
 // plain sum it is compared with, which grows with the square root, is what shows.
 TEMPLATE_LIST_TEST_CASE("the transform of every length", "[transform]", exact_types) {
   constexpr double bound = std::is_same_v<TestType, float> ? 5e-7 : 4e-15;
-  std::vector<index> lengths;
-  for (index n = 1; n <= 130; ++n) lengths.push_back(n);
-  for (index n : {243, 256, 257, 360, 512, 625, 729, 899, 961, 997, 1000, 1024, 1147}) lengths.push_back(n);
-  for (index n : lengths) {
+  std::vector<idx_t> lengths;
+  for (idx_t n = 1; n <= 130; ++n) lengths.push_back(n);
+  for (idx_t n : {243, 256, 257, 360, 512, 625, 729, 899, 961, 997, 1000, 1024, 1147}) lengths.push_back(n);
+  for (idx_t n : lengths) {
     INFO("length " << n);
     CHECK(hartley_error<TestType>(n) <= bound);
   }
@@ -107,12 +107,12 @@ TEMPLATE_LIST_TEST_CASE("the transform of every length", "[transform]", exact_ty
 
 TEMPLATE_LIST_TEST_CASE("the transform: a channel's bits do not depend on other lanes", "[transform]", exact_types) {
   using T = TestType;
-  for (index n : {8, 60, 77, 128, 1000, 37}) {
+  for (idx_t n : {8, 60, 77, 128, 1000, 37}) {
     INFO("length " << n);
     planned<T> all(n), lone(n);
     random_source random(3);
-    for (index t = 0; t < n; ++t)
-      for (index lane = 0; lane < wide<T>; ++lane) {
+    for (idx_t t = 0; t < n; ++t)
+      for (idx_t lane = 0; lane < wide<T>; ++lane) {
         const auto at = static_cast<std::size_t>(t * wide<T> + lane);
         all.rows[at] = static_cast<T>(random.normal());
         if (lane % (wide<T> / 2) == 0) lone.rows[at] = all.rows[at];  // the real and the imaginary channel of lane 0
@@ -120,8 +120,8 @@ TEMPLATE_LIST_TEST_CASE("the transform: a channel's bits do not depend on other 
     all.hartley_twice();
     lone.hartley_twice();
     bool same = true;
-    for (index k = 0; k < n; ++k)
-      for (index lane : {index(0), wide<T> / 2}) same = same && all.result(k, lane) == lone.result(k, lane);
+    for (idx_t k = 0; k < n; ++k)
+      for (idx_t lane : {idx_t(0), wide<T> / 2}) same = same && all.result(k, lane) == lone.result(k, lane);
     CHECK(same);
   }
 }

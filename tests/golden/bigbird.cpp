@@ -10,7 +10,7 @@ problem<reference::bigbird_options> read(const golden_case& golden) {
   p.options.size = golden.integer("block");
   if (golden.has("global_blocks")) p.options.global_blocks = golden.integer("global_blocks");
   if (golden.has("window_blocks")) p.options.window_blocks = golden.integer("window_blocks");
-  p.options.random = cast<index>(golden.optional_array("random"));
+  p.options.random = cast<idx_t>(golden.optional_array("random"));
   return p;
 }
 

@@ -9,7 +9,7 @@ problem<reference::block_options> read(const golden_case& golden) {
   read_softmax_options(golden, p.options);
   p.options.size = golden.integer("block");
   if (golden.has("neighbours")) p.options.neighbours = golden.integer("neighbours");
-  p.options.permutation = cast<index>(golden.optional_array("permutation"));
+  p.options.permutation = cast<idx_t>(golden.optional_array("permutation"));
   auto& e = p.options.permutation.extents;
   if (!p.options.permutation.empty()) e = {1, e[2], e[3], 1};  // [H, blocks]
   return p;

@@ -17,7 +17,7 @@ reference::result run_fnet(const golden_case& golden) {
   const tensor<T> x = cast<T>(golden.array("x"));
   tensor<T> out(x.batch(), x.heads(), x.length(), x.dim(), T(7));
   attn::execution serial;
-  const std::vector<index> lengths = golden.integers("lengths");
+  const std::vector<idx_t> lengths = golden.integers("lengths");
   compiled_fnet<T>::call(by_item(view(x)), by_item(view(out)), {.lengths = lengths}, serial);
   return {cast<double>(out), {}};
 }
@@ -38,7 +38,7 @@ template <class T>
 named_tensors case_by_library(const golden_case& golden) {
   const tensor<T> d_out = cast<T>(golden.array("d_out"));
   tensor<T> dx = d_out;
-  const std::vector<index> lengths = golden.integers("lengths");
+  const std::vector<idx_t> lengths = golden.integers("lengths");
   attn::execution serial;
   compiled_fnet<T>::backward(by_item(view(d_out)), {.x = by_item(view(dx))}, {.lengths = lengths}, serial);
   return {{"x", cast<double>(dx)}};

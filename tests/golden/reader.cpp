@@ -42,7 +42,7 @@ const std::string good = "operator = full_softmax\nsource = someone # who\ntoler
 TEST_CASE("npy: every element type arrives as double", "[reader]") {
   using detail::parse_npy;
   CHECK(parse_npy(npy<double>("<f8", "(2, 3)", {1, 2, 3, 4, 5, -6.5})).values.back() == -6.5);
-  CHECK(parse_npy(npy<double>("<f8", "(2, 3)", {1, 2, 3, 4, 5, -6.5})).shape == std::vector<index>{2, 3});
+  CHECK(parse_npy(npy<double>("<f8", "(2, 3)", {1, 2, 3, 4, 5, -6.5})).shape == std::vector<idx_t>{2, 3});
   CHECK(parse_npy(npy<float>("<f4", "(1,)", {0.25f})).values == std::vector<double>{0.25});
   CHECK(parse_npy(npy<std::int64_t>("<i8", "(2,)", {-1, 1 << 20})).values == std::vector<double>{-1, 1 << 20});
   CHECK(parse_npy(npy<double>("<f8", "()", {8})).shape.empty());
@@ -70,7 +70,7 @@ TEST_CASE("case.txt: numbers, lists, comments", "[reader]") {
   CHECK(golden.text("source") == "someone");
   CHECK(golden.number("tolerance") == 1e-10);
   CHECK(golden.flag("causal", false));
-  CHECK(golden.integers("lengths") == std::vector<index>{3, -4});
+  CHECK(golden.integers("lengths") == std::vector<idx_t>{3, -4});
   CHECK(golden.integers("dilation").empty());
   CHECK(golden.integer("left") == -1);
   CHECK_THROWS(golden.text("scale"));

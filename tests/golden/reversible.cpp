@@ -37,9 +37,9 @@ struct function {
       return;
     }
     compiled_layers<S>::project(x, out, {.weight = matrix(w), .bias = vector(b)}, exec);
-    for (index n = 0; n < out.extent(0); ++n)
-      for (index i = 0; i < out.extent(1); ++i)
-        for (index d = 0; d < out.extent(2); ++d) out(n, i, d) = std::tanh(out(n, i, d));
+    for (idx_t n = 0; n < out.extent(0); ++n)
+      for (idx_t i = 0; i < out.extent(1); ++i)
+        for (idx_t d = 0; d < out.extent(2); ++d) out(n, i, d) = std::tanh(out(n, i, d));
   }
 
   // dx from d_out, and what the weights get.
@@ -58,14 +58,14 @@ struct function {
                                          exec);
       compiled_layers<S>::project_backward(x, {.weight = matrix(w)}, sequence(std::as_const(inner)),
                                            {.x = dx, .weight = to_weight}, exec);
-      for (index n = 0; n < dx.extent(0); ++n)
-        for (index i = 0; i < dx.extent(1); ++i)
-          for (index d = 0; d < dx.extent(2); ++d) dx(n, i, d) += dq(n, 0, i, d) + dk(n, 0, i, d);
+      for (idx_t n = 0; n < dx.extent(0); ++n)
+        for (idx_t i = 0; i < dx.extent(1); ++i)
+          for (idx_t d = 0; d < dx.extent(2); ++d) dx(n, i, d) += dq(n, 0, i, d) + dk(n, 0, i, d);
       return;
     }
-    for (index n = 0; n < out.extent(0); ++n)
-      for (index i = 0; i < out.extent(1); ++i)
-        for (index d = 0; d < out.extent(2); ++d)
+    for (idx_t n = 0; n < out.extent(0); ++n)
+      for (idx_t i = 0; i < out.extent(1); ++i)
+        for (idx_t d = 0; d < out.extent(2); ++d)
           inner(n, 0, i, d) = d_out(n, i, d) * (1 - out(n, i, d)) * (1 + out(n, i, d));
     compiled_layers<S>::project_backward(x, {.weight = matrix(w), .bias = vector(b)}, sequence(std::as_const(inner)),
                                          {.x = dx, .weight = to_weight, .bias = {d_bias.data.data(), {d_bias.dim()}}},
@@ -82,7 +82,7 @@ problem_of_layers read(const golden_case& golden) {
   problem_of_layers p;
   p.x = golden.array("x");
   p.x.extents = {p.x.extents[1], 1, p.x.extents[2], p.x.extents[3]};
-  for (index layer = 0; layer < golden.integer("layers"); ++layer)
+  for (idx_t layer = 0; layer < golden.integer("layers"); ++layer)
     for (const char* which : {"f", "g"}) {
       const std::string kind = golden.text(which), name = which + std::to_string(layer);
       if (kind != "tanh" && kind != "attention") throw std::runtime_error("no function is called " + kind);

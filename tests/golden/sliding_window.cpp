@@ -5,7 +5,7 @@ namespace {
 
 static_assert(reference::unlimited == attn::unlimited);
 
-index reach(const golden_case& golden, const std::string& key, index otherwise) {
+idx_t reach(const golden_case& golden, const std::string& key, idx_t otherwise) {
   if (!golden.has(key)) return otherwise;
   return golden.integer(key) == -1 ? attn::unlimited : golden.integer(key);
 }

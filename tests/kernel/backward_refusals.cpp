@@ -19,14 +19,14 @@ struct backward_inputs {
   out_view<float> dq_view = view(dq), dk_view = view(dk), dv_view = view(dv);
   attn::tensor_view<const float, 3> features = features_of(w), gates{};
   attn::tensor_view<float, 3> dw_view{dw.data.data(), {1, 10, 8}}, dg_view{};
-  std::vector<index> indices;
+  std::vector<idx_t> indices;
   bool causal = true, centred = false;
   float eps = 1e-6f, feature_eps = 0;
 
   backward_inputs() = default;
   backward_inputs(const backward_inputs&) = delete;
 
-  in_view<float> shaped(index b, index h, index i, index d) const { return {other.data.data(), {b, h, i, d}}; }
+  in_view<float> shaped(idx_t b, idx_t h, idx_t i, idx_t d) const { return {other.data.data(), {b, h, i, d}}; }
   void gated() { gates = {gate.data.data(), {2, 4, 9}}, dg_view = {dg.data.data(), {2, 4, 9}}; }
 };
 

@@ -21,7 +21,7 @@ void check(const delta_rule_problem& problem) {
 
 // The tokens of p in the chunks given, and the state in the end.
 template <class S>
-reference::result streamed(const delta_rule_problem& p, const std::vector<index>& chunks) {
+reference::result streamed(const delta_rule_problem& p, const std::vector<idx_t>& chunks) {
   const delta_rule_memory<S> m(p);
   attn::delta_rule_state<S> state({.batch = p.x.v.batch(),
                                    .heads = p.x.v.heads(),
@@ -29,8 +29,8 @@ reference::result streamed(const delta_rule_problem& p, const std::vector<index>
                                    .value_dim = p.x.v.dim()});
   tensor<S> out(p.x.v.batch(), p.x.v.heads(), p.x.v.length(), p.x.v.dim(), S(7));
   attn::execution serial;
-  index begin = 0;
-  for (index count : chunks) {
+  idx_t begin = 0;
+  for (idx_t count : chunks) {
     const auto part = [&](auto x) { return x.slice(2, begin, count); };
     compiled_delta_rule<S>::step(state, part(view(m.q)), part(view(m.k)), part(view(m.v)), part(view(out)),
                                  m.step_options(begin, count), serial);
@@ -61,7 +61,7 @@ TEMPLATE_LIST_TEST_CASE("delta_rule: 16-bit storage computes in float", "[delta_
 }
 
 TEMPLATE_LIST_TEST_CASE("delta_rule: odd lengths and dims", "[delta_rule]", exact_types) {
-  const index lengths[] = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130, 257}, dims[] = {1, 3, 8, 16, 33, 64, 80, 128};
+  const idx_t lengths[] = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130, 257}, dims[] = {1, 3, 8, 16, 33, 64, 80, 128};
   for (std::size_t n = 0; n < std::size(lengths); ++n)
     for (std::size_t step : {0u, 3u, 5u}) {
       delta_rule_shape shape{.length = lengths[n], .state = true, .decays = static_cast<int>(n + step) % 3};
@@ -95,7 +95,7 @@ TEMPLATE_LIST_TEST_CASE("delta_rule: what one decay says, a decay for each chann
   delta_rule_problem p = random_delta_rule({.length = 150, .dim = 20, .state = true, .decays = 1});
   const reference::result one = run_serially<TestType>(p);
   tensor<double> all(2, 2, 150, 20);
-  for (index row = 0; row < 2 * 2 * 150; ++row)
+  for (idx_t row = 0; row < 2 * 2 * 150; ++row)
     std::fill_n(all.data.begin() + row * 20, 20, p.x.log_decay.data[static_cast<std::size_t>(row)]);
   p.x.log_decay = all;
   const reference::result each = run_serially<TestType>(p);
@@ -109,7 +109,7 @@ TEMPLATE_LIST_TEST_CASE("delta_rule: a sequence in two parts, by its state", "[d
         rounded<TestType>(random_delta_rule({.length = 200, .state = true, .decays = decays}));
     const reference::result whole = run_serially<TestType>(p);
     delta_rule_problem first = p, second = p;
-    const auto split = [](const tensor<double>& x, index begin, index count) {
+    const auto split = [](const tensor<double>& x, idx_t begin, idx_t count) {
       return given(x) ? rows(x, begin, count) : x;
     };
     for (auto field : {&reference::delta_rule_inputs<double>::q, &reference::delta_rule_inputs<double>::k,
@@ -133,20 +133,20 @@ TEMPLATE_LIST_TEST_CASE("delta_rule: padding changes no bit", "[delta_rule]", al
     p.options.lengths = {0, 71};
     const reference::result clean = run_serially<TestType>(p);
     for (tensor<double>* x : {&p.x.q, &p.x.k, &p.x.v, &p.x.beta, &p.x.log_decay})
-      for (index b = 0; b < x->batch(); ++b)
-        for (index h = 0; h < x->heads(); ++h)
-          for (index i = p.options.lengths[static_cast<std::size_t>(b)]; i < x->length(); ++i)
-            for (index d = 0; d < x->dim(); ++d) (*x)(b, h, i, d) = std::numeric_limits<double>::quiet_NaN();
+      for (idx_t b = 0; b < x->batch(); ++b)
+        for (idx_t h = 0; h < x->heads(); ++h)
+          for (idx_t i = p.options.lengths[static_cast<std::size_t>(b)]; i < x->length(); ++i)
+            for (idx_t d = 0; d < x->dim(); ++d) (*x)(b, h, i, d) = std::numeric_limits<double>::quiet_NaN();
     const reference::result padded = run_serially<TestType>(p);
     CHECK(padded.out == clean.out);
     CHECK(padded.final_state == clean.final_state);
     const tensor<double> before = rounded<real<TestType>>(p.x.initial_state);
-    for (index h = 0; h < 4; ++h) CHECK(head(clean.final_state, 0, h) == head(before, 0, h));
+    for (idx_t h = 0; h < 4; ++h) CHECK(head(clean.final_state, 0, h) == head(before, 0, h));
   }
 }
 
 TEMPLATE_LIST_TEST_CASE("delta_rule: a long head and many, on any number of threads", "[delta_rule]", exact_types) {
-  for (index heads : {1, 3})
+  for (idx_t heads : {1, 3})
     for (int decays = 0; decays < 3; ++decays) {
       const delta_rule_shape shape{
           .batch = 1, .key_heads = heads, .length = 9000, .dim = 24, .value_dim = 20, .state = true, .decays = decays};
@@ -168,16 +168,16 @@ TEMPLATE_LIST_TEST_CASE("delta_rule: a long head and many, on any number of thre
 
 TEMPLATE_LIST_TEST_CASE("delta_rule: token by token, in chunks and at once agree", "[delta_rule]", all_types) {
   for (int decays = 0; decays < 3; ++decays)
-    for (index length : {1, 5, 70, 200}) {
+    for (idx_t length : {1, 5, 70, 200}) {
       delta_rule_problem p =
           random_delta_rule({.group = 2, .length = length, .dim = 20, .value_dim = 33, .decays = decays});
       if (decays == 1) p.options.unit_norm_eps = 1e-6, p.options.scale = 0.7;
       p = rounded<TestType>(p);
       const tensor<double> wanted = expected(p).out;
-      std::vector<index> mixed;
-      for (index fed = 0, next = 1; fed < length; fed += mixed.back(), next = next * 3 % 50)
+      std::vector<idx_t> mixed;
+      for (idx_t fed = 0, next = 1; fed < length; fed += mixed.back(), next = next * 3 % 50)
         mixed.push_back(std::min(next, length - fed));
-      for (const auto& chunks : {std::vector<index>(static_cast<std::size_t>(length), 1), {length}, mixed}) {
+      for (const auto& chunks : {std::vector<idx_t>(static_cast<std::size_t>(length), 1), {length}, mixed}) {
         CAPTURE(decays, length, chunks.size());
         CHECK(relative_error(streamed<TestType>(p, chunks).out, wanted) <= tolerance<TestType>::out);
       }
@@ -189,7 +189,7 @@ TEST_CASE("delta_rule: on Eigen matrices of either order", "[delta_rule]") {
   const Eigen::MatrixXf q = Eigen::MatrixXf::Random(70, 8), k = 0.3f * Eigen::MatrixXf::Random(70, 8);
   const row_major v = row_major::Random(70, 5);
   Eigen::MatrixXf state = Eigen::MatrixXf::Zero(8, 5), wanted(70, 5);
-  for (index t = 0; t < 70; ++t) {
+  for (idx_t t = 0; t < 70; ++t) {
     state += k.row(t).transpose() * (v.row(t) - k.row(t) * state);
     wanted.row(t) = 0.5f * q.row(t) * state;
   }
@@ -217,14 +217,14 @@ struct delta_rule_call {
   in_view<float> q_view = view(std::as_const(q)), k_view = view(std::as_const(k)), v_view = view(std::as_const(v));
   out_view<float> to = view(out);
   attn::delta_rule_options<float> options;
-  std::vector<index> lengths;
+  std::vector<idx_t> lengths;
 
   delta_rule_call() {
     options.beta = optional_rows(beta), options.log_decay = optional_view(log_decay);
     options.initial_state = optional_view(state), options.final_state = view(after);
   }
   delta_rule_call(const delta_rule_call&) = delete;
-  in_view<float> shaped(index b, index h, index i, index d) const { return {other.data.data(), {b, h, i, d}}; }
+  in_view<float> shaped(idx_t b, idx_t h, idx_t i, idx_t d) const { return {other.data.data(), {b, h, i, d}}; }
 };
 
 }  // namespace

@@ -60,7 +60,7 @@ TEMPLATE_LIST_TEST_CASE("delta_rule_backward: 16-bit storage computes in float",
 }
 
 TEMPLATE_LIST_TEST_CASE("delta_rule_backward: odd lengths and dims", "[delta_rule_backward]", exact_types) {
-  const index lengths[] = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130, 257}, dims[] = {1, 3, 8, 16, 33, 64, 80, 128};
+  const idx_t lengths[] = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130, 257}, dims[] = {1, 3, 8, 16, 33, 64, 80, 128};
   for (std::size_t n = 0; n < std::size(lengths); ++n)
     for (int decays = 0; decays < 3; ++decays) {
       if (few_shapes && lengths[n] > 65 && decays != static_cast<int>(n % 3)) continue;
@@ -69,7 +69,7 @@ TEMPLATE_LIST_TEST_CASE("delta_rule_backward: odd lengths and dims", "[delta_rul
       CAPTURE(shape.length, shape.dim, shape.value_dim, decays);
       check_backward<TestType>(random_delta_rule(shape, n + 1));
     }
-  for (index none = 0; none < 5; ++none) {
+  for (idx_t none = 0; none < 5; ++none) {
     delta_rule_shape shape{.length = 5, .dim = 4, .value_dim = 3, .state = true, .decays = 2};
     (none == 0 ? shape.batch : none == 1 ? shape.key_heads : none == 2 ? shape.dim : none == 3 ? shape.value_dim
                                                                                                : shape.length) = 0;
@@ -142,15 +142,15 @@ TEMPLATE_LIST_TEST_CASE("delta_rule_backward: alone, added, head by head, padded
       CHECK(relative_error(added[n], wanted) <= 2 * gradient_tolerance<S>::value);
     }
 
-    const auto part = [](const tensor<double>& x, index b, index h, index heads) {
+    const auto part = [](const tensor<double>& x, idx_t b, idx_t h, idx_t heads) {
       tensor<double> y(x.batch() ? 1 : 0, x.batch() ? heads : 0, x.length(), x.dim());
-      for (index g = 0; g < y.heads(); ++g)
-        for (index i = 0; i < x.length(); ++i)
-          for (index c = 0; c < x.dim(); ++c) y(0, g, i, c) = x(b, h * heads + g, i, c);
+      for (idx_t g = 0; g < y.heads(); ++g)
+        for (idx_t i = 0; i < x.length(); ++i)
+          for (idx_t c = 0; c < x.dim(); ++c) y(0, g, i, c) = x(b, h * heads + g, i, c);
       return y;
     };
-    for (index b = 0; b < 2; ++b)
-      for (index h = 0; h < 2; ++h) {
+    for (idx_t b = 0; b < 2; ++b)
+      for (idx_t h = 0; h < 2; ++h) {
         delta_rule_problem one = p;
         one.x = {part(p.x.q, b, h, 1),    part(p.x.k, b, h, 1),         part(p.x.v, b, h, 2),
                  part(p.x.beta, b, h, 2), part(p.x.log_decay, b, h, 2), part(p.x.initial_state, b, h, 2)};
@@ -162,15 +162,15 @@ TEMPLATE_LIST_TEST_CASE("delta_rule_backward: alone, added, head by head, padded
     delta_rule_problem padded = p;
     tensors d_padded = d;
     for (tensor<double>* x : {&padded.x.q, &padded.x.k, &padded.x.v, &padded.x.beta, &padded.x.log_decay, &d_padded[0]})
-      for (index h = 0; h < x->heads(); ++h)
-        for (index i = 90; i < x->length(); ++i)
-          for (index c = 0; c < x->dim(); ++c) (*x)(0, h, i, c) = std::numeric_limits<double>::quiet_NaN();
+      for (idx_t h = 0; h < x->heads(); ++h)
+        for (idx_t i = 90; i < x->length(); ++i)
+          for (idx_t c = 0; c < x->dim(); ++c) (*x)(0, h, i, c) = std::numeric_limits<double>::quiet_NaN();
     CHECK(gradients_by<S>(padded, d_padded) == all);
     bool zeros = true;
     for (std::size_t n = 0; n < 5; ++n)
-      for (index h = 0; h < all[n].heads(); ++h)
-        for (index i = 90; i < all[n].length(); ++i)
-          for (index c = 0; c < all[n].dim(); ++c) zeros = zeros && all[n](0, h, i, c) == 0;
+      for (idx_t h = 0; h < all[n].heads(); ++h)
+        for (idx_t i = 90; i < all[n].length(); ++i)
+          for (idx_t c = 0; c < all[n].dim(); ++c) zeros = zeros && all[n](0, h, i, c) == 0;
     CHECK(zeros);
   }
 }
@@ -202,13 +202,13 @@ TEMPLATE_LIST_TEST_CASE("delta_rule_backward: decays of which nothing is left", 
 }
 
 TEST_CASE("delta_rule_backward: beyond a segment, scratch grows by a state for each", "[delta_rule_backward]") {
-  const auto scratch = [](index length) {
+  const auto scratch = [](idx_t length) {
     attn::execution serial;
     const delta_rule_problem p = random_delta_rule({.batch = 1, .key_heads = 1, .length = length, .dim = 3});
     gradients_by<float>(p, random_d_results(p), serial);
     return serial.scratch_bytes();
   };
-  constexpr index segment = 16384;
+  constexpr idx_t segment = 16384;
   CHECK(scratch(3 * segment) - scratch(segment) <= 2 * (32 * 32 * sizeof(float) + 64));
 }
 
@@ -224,7 +224,7 @@ struct delta_rule_backward_inputs {
                  d_view = view(std::as_const(d_out));
   attn::delta_rule_options<float> options;
   attn::delta_rule_gradients<float> gradients;
-  std::vector<index> lengths;
+  std::vector<idx_t> lengths;
 
   delta_rule_backward_inputs() {
     options.beta = optional_rows(beta), options.log_decay = optional_view(log_decay);
@@ -235,7 +235,7 @@ struct delta_rule_backward_inputs {
   delta_rule_backward_inputs(const delta_rule_backward_inputs&) = delete;
 
   static tensor<float> like(const tensor<float>& x) { return {x.batch(), x.heads(), x.length(), x.dim(), 7}; }
-  in_view<float> shaped(index b, index h, index i, index d) const { return {other.data.data(), {b, h, i, d}}; }
+  in_view<float> shaped(idx_t b, idx_t h, idx_t i, idx_t d) const { return {other.data.data(), {b, h, i, d}}; }
 };
 
 }  // namespace

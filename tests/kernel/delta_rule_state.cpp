@@ -19,13 +19,13 @@ struct delta_rule_stream {
   delta_rule_memory<S> m{p};
   tensor<S> out{2, 4, 80, 5};
 
-  void step(attn::delta_rule_state<S>& state, index begin, index count) {
+  void step(attn::delta_rule_state<S>& state, idx_t begin, idx_t count) {
     attn::execution serial;
     const auto part = [&](auto x) { return x.slice(2, begin, count); };
     compiled_delta_rule<S>::step(state, part(view(m.q)), part(view(m.k)), part(view(m.v)), part(view(out)),
                                  m.step_options(begin, count), serial);
   }
-  void append(attn::delta_rule_state<S>& state, index begin, index count) {
+  void append(attn::delta_rule_state<S>& state, idx_t begin, idx_t count) {
     attn::execution serial;
     compiled_delta_rule<S>::append(state, view(m.k).slice(2, begin, count), view(m.v).slice(2, begin, count),
                                    m.step_options(begin, count), serial);
@@ -50,17 +50,17 @@ TEMPLATE_LIST_TEST_CASE("delta_rule_state: its numbers are those of the final st
   CHECK(state.tokens() == 80);
   const tensor<double> wanted = expected(x.p).final_state;
   tensor<double> actual(2, 4, 9, 5);
-  for (index b = 0; b < 2; ++b)
-    for (index h = 0; h < 4; ++h)
-      for (index d = 0; d < 9; ++d)
-        for (index e = 0; e < 5; ++e) actual(b, h, d, e) = static_cast<double>(state.value(b, h, d, e));
+  for (idx_t b = 0; b < 2; ++b)
+    for (idx_t h = 0; h < 4; ++h)
+      for (idx_t d = 0; d < 9; ++d)
+        for (idx_t e = 0; e < 5; ++e) actual(b, h, d, e) = static_cast<double>(state.value(b, h, d, e));
   CHECK(relative_error(actual, wanted) <= tolerance<real<TestType>>::out);
 }
 
 TEMPLATE_LIST_TEST_CASE("delta_rule_state: append feeds as a step does, without queries", "[delta_rule_state]", all_types) {
   delta_rule_stream<TestType> x;
   attn::delta_rule_state<TestType> asked(extents), fed(extents);
-  for (const auto& [begin, count] : {std::pair<index, index>{0, 1}, {1, 70}, {71, 3}, {74, 0}, {74, 6}}) {
+  for (const auto& [begin, count] : {std::pair<idx_t, idx_t>{0, 1}, {1, 70}, {71, 3}, {74, 0}, {74, 6}}) {
     x.step(asked, begin, count), x.append(fed, begin, count);
     CHECK(fed.tokens() == asked.tokens());
     CHECK(bytes_of(fed) == bytes_of(asked));
@@ -115,7 +115,7 @@ TEST_CASE("delta_rule_state refuses extents that no state has", "[refusals][delt
   for (const extents_type& wrong :
        {extents_type{.batch = -1, .dim = 4, .value_dim = 4}, extents_type{.heads = -1, .dim = 4, .value_dim = 4},
         extents_type{.dim = -4, .value_dim = 4}, extents_type{.dim = 4, .value_dim = -4},
-        extents_type{.dim = index(1) << 40, .value_dim = index(1) << 40}})
+        extents_type{.dim = idx_t(1) << 40, .value_dim = idx_t(1) << 40}})
     CHECK(well_formed(refusal([&] { attn::delta_rule_state<float> state(wrong); }), "delta_rule_state"));
 }
 
@@ -132,7 +132,7 @@ struct delta_rule_step_inputs {
 
   delta_rule_step_inputs() { options.beta = optional_rows(beta), options.log_decay = optional_view(log_decay); }
   delta_rule_step_inputs(const delta_rule_step_inputs&) = delete;
-  in_view<float> shaped(index b, index h, index i, index d) const { return {other.data.data(), {b, h, i, d}}; }
+  in_view<float> shaped(idx_t b, idx_t h, idx_t i, idx_t d) const { return {other.data.data(), {b, h, i, d}}; }
 };
 
 }  // namespace

@@ -54,7 +54,7 @@ TEST_CASE("merging refuses a state of another kind or shape, and changes nothing
   machine& one = *all[0].second;
   one.step(0, 5);
   const std::string before = written(one);
-  for (index attn::kernel_state_extents::*axis :
+  for (idx_t attn::kernel_state_extents::*axis :
        {&attn::kernel_state_extents::batch, &attn::kernel_state_extents::heads, &attn::kernel_state_extents::features,
         &attn::kernel_state_extents::value_dim}) {
     attn::kernel_state_extents other = linear_extents;
@@ -70,7 +70,7 @@ TEST_CASE("merging refuses a state of another kind or shape, and changes nothing
 }
 
 TEST_CASE("states of no size memory could have are refused", "[kernel_state]") {
-  constexpr index huge = index(1) << 40, most = std::numeric_limits<index>::max(), least = -most - 1;
+  constexpr idx_t huge = idx_t(1) << 40, most = std::numeric_limits<idx_t>::max(), least = -most - 1;
   for (const attn::kernel_state_extents& e : {attn::kernel_state_extents{.heads = -1, .features = 4, .value_dim = 4},
                                               {.heads = 1, .features = -4, .value_dim = 4},
                                               {.heads = 1, .features = 4, .value_dim = -4},
@@ -93,21 +93,21 @@ TEST_CASE("states of no size memory could have are refused", "[kernel_state]") {
 // Float sums of a million terms of one sign, token by token and in chunks, against the exact mean, a constant: bounds
 // as stated in kernel_state.hpp, n / 2 units in the last place at worst, sqrt(n) where terms vary.
 TEST_CASE("a million tokens of constant values stay that constant", "[kernel_state][long]") {
-  constexpr index tokens = 1'000'000, at_once = 1000;
+  constexpr idx_t tokens = 1'000'000, at_once = 1000;
   const auto k = cast<float>(random_normal(1, 1, 1, at_once, 4)), q = cast<float>(random_normal(2, 1, 1, at_once, 4));
   const tensor<float> v(1, 1, at_once, 1, 3.3f);
   tensor<float> out(1, 1, at_once, 1);
   for (bool chunks : {false, true}) {
     attn::linear_state<float> state({.heads = 1, .features = 4, .value_dim = 1});
-    for (index begin = 0; begin < tokens; begin += at_once) {
-      const auto feed = [&](index from, index some) {
+    for (idx_t begin = 0; begin < tokens; begin += at_once) {
+      const auto feed = [&](idx_t from, idx_t some) {
         const auto part = [&](auto x) { return x.slice(2, from, some); };
         attn::linear_step(state, part(view(q)), part(view(k)), part(view(v)), part(view(out)), {.eps = 0});
       };
       if (chunks)
         feed(0, at_once);
       else
-        for (index t = 0; t < at_once; ++t) feed(t, 1);
+        for (idx_t t = 0; t < at_once; ++t) feed(t, 1);
     }
     double worst = 0;
     for (float x : out.data) worst = std::max(worst, static_cast<double>(std::abs(x / 3.3f - 1)));
@@ -133,23 +133,23 @@ TEST_CASE("a caller's map is called for the numbers there are, and asked once ho
           "[kernel_state]") {
   const tensor<float> k(1, 2, 70, 5, 0.5f), v(1, 2, 70, 3, 1);
   tensor<float> out(1, 2, 70, 3);
-  for (index tokens : {1, 70}) {
+  for (idx_t tokens : {1, 70}) {
     attn::linear_state<float> state({.heads = 2, .features = 5, .value_dim = 3});
     const auto some = [&](auto x) { return x.slice(2, 0, tokens); };
-    index calls = 0;
+    idx_t calls = 0;
     attn::linear_step(state, some(view(k)), some(view(k)), some(view(v)), some(view(out)), {},
                       [&](float x) { return ++calls, x * x; });
     CHECK(calls == 2 * 2 * tokens * 5);  // queries and keys of two heads
 
     struct one_more_every_time {
-      index* asked;
-      index features(index channels) const { return channels + (*asked)++; }
+      idx_t* asked;
+      idx_t features(idx_t channels) const { return channels + (*asked)++; }
       void operator()(std::span<const float> token, std::span<float> phi) const {
         REQUIRE(phi.size() == token.size());
         std::copy(token.begin(), token.end(), phi.begin());
       }
     };
-    index asked = 0;
+    idx_t asked = 0;
     attn::linear_step(state, some(view(k)), some(view(k)), some(view(v)), some(view(out)), {},
                       one_more_every_time{&asked});
     CHECK(asked == 1);
@@ -159,7 +159,7 @@ TEST_CASE("a caller's map is called for the numbers there are, and asked once ho
 
 TEST_CASE("append feeds as a step does, without queries", "[kernel_state]") {
   const auto w = attn::draw_features<float>(6, 4, {.seed = 2});
-  for (index tokens : {1, 100}) {
+  for (idx_t tokens : {1, 100}) {
     const auto k = cast<float>(random_normal(1, 1, 2, tokens, 4)), v = cast<float>(random_normal(2, 1, 2, tokens, 2));
     const auto gate = cast<float>(random_gates(1, 4, tokens));
     const tensor<float> q(1, 4, tokens, 4, 0.5f);
@@ -206,14 +206,14 @@ TEST_CASE("append feeds as a step does, without queries", "[kernel_state]") {
 }
 
 TEST_CASE("without queries a step only takes in", "[kernel_state]") {
-  for (index tokens : {1, 100}) {
+  for (idx_t tokens : {1, 100}) {
     attn::linear_state<float> asked({.heads = 2, .features = 4, .value_dim = 2}), fed = asked;
     const auto k = cast<float>(random_normal(1, 1, 2, tokens, 4)), v = cast<float>(random_normal(2, 1, 2, tokens, 2));
     tensor<float> out(1, 2, tokens, 2);
     attn::linear_step(asked, view(k), view(k), view(v), view(out));
     attn::linear_step(fed, in_view<float>(nullptr, {1, 0, tokens, 4}), view(k), view(v),
                       out_view<float>(nullptr, {1, 0, tokens, 2}));
-    for (index r = 0; r < 4; ++r) {
+    for (idx_t r = 0; r < 4; ++r) {
       CHECK(fed.weight(0, 1, r) == asked.weight(0, 1, r));
       CHECK(fed.sum(0, 1, r, 1) == asked.sum(0, 1, r, 1));
     }

@@ -56,7 +56,7 @@ TEMPLATE_LIST_TEST_CASE("linear: 16-bit storage computes in float", "[linear]", 
 }
 
 TEMPLATE_LIST_TEST_CASE("linear: odd lengths and dims", "[linear]", exact_types) {
-  const index lengths[] = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130, 257}, dims[] = {1, 3, 8, 16, 33, 64, 80, 128};
+  const idx_t lengths[] = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130, 257}, dims[] = {1, 3, 8, 16, 33, 64, 80, 128};
   for (std::size_t n = 0; n < std::size(lengths); ++n)
     for (std::size_t step : {0u, 3u, 5u})
       for (bool causal : {false, true}) {
@@ -70,7 +70,7 @@ TEMPLATE_LIST_TEST_CASE("linear: odd lengths and dims", "[linear]", exact_types)
 }
 
 TEMPLATE_LIST_TEST_CASE("linear: queries and keys of different lengths", "[linear]", exact_types) {
-  const std::array<index, 2> pairs[] = {{1, 300}, {2, 129}, {48, 49},  {5, 1},    {300, 1}, {129, 60},
+  const std::array<idx_t, 2> pairs[] = {{1, 300}, {2, 129}, {48, 49},  {5, 1},    {300, 1}, {129, 60},
                                         {0, 9},   {9, 0},   {77, 530}, {1, 1100}, {64, 64}, {64, 128}};
   for (auto [queries, keys] : pairs)
     for (bool causal : {false, true}) {
@@ -82,7 +82,7 @@ TEMPLATE_LIST_TEST_CASE("linear: queries and keys of different lengths", "[linea
 }
 
 TEMPLATE_LIST_TEST_CASE("linear: grouped queries; a batch of none, heads of no width", "[linear]", exact_types) {
-  for (auto [heads, kv_heads] : {std::pair<index, index>{8, 1}, {8, 4}, {6, 6}, {6, 2}, {0, 0}, {1, 1}})
+  for (auto [heads, kv_heads] : {std::pair<idx_t, idx_t>{8, 1}, {8, 4}, {6, 6}, {6, 2}, {0, 0}, {1, 1}})
     for (bool causal : {false, true}) {
       linear_problem p = problem_of({.heads = heads, .kv_heads = kv_heads, .queries = 66, .keys = 66});
       p.options.causal = causal;
@@ -122,7 +122,7 @@ TEST_CASE("linear: waves beyond the first, on any number of threads", "[linear]"
 TEST_CASE("linear: scratch does not depend on the length", "[linear]") {
   for (bool causal : {false, true})
     for (int threads : {1, 2}) {
-      const auto scratch = [&](index length) {
+      const auto scratch = [&](idx_t length) {
         attn::execution execution(threads, 0);
         auto p = problem_of({.batch = 1, .heads = 1, .kv_heads = 1, .queries = length, .keys = length});
         p.options.causal = causal;

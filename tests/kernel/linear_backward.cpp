@@ -60,7 +60,7 @@ TEMPLATE_LIST_TEST_CASE("linear_backward: 16-bit storage computes in float", "[l
 }
 
 TEMPLATE_LIST_TEST_CASE("linear_backward: odd lengths and dims", "[linear_backward]", exact_types) {
-  const index lengths[] = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130, 257}, dims[] = {1, 3, 8, 16, 33, 64, 80, 128};
+  const idx_t lengths[] = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130, 257}, dims[] = {1, 3, 8, 16, 33, 64, 80, 128};
   for (std::size_t n = 0; n < std::size(lengths); ++n)
     for (bool causal : {false, true}) {
       problem_shape shape{.batch = 1, .heads = 2, .kv_heads = 1, .queries = lengths[n], .keys = lengths[n]};
@@ -75,7 +75,7 @@ TEMPLATE_LIST_TEST_CASE("linear_backward: odd lengths and dims", "[linear_backwa
 }
 
 TEMPLATE_LIST_TEST_CASE("linear_backward: queries and keys of different lengths", "[linear_backward]", exact_types) {
-  const std::array<index, 2> pairs[] = {{1, 300}, {2, 129}, {48, 49}, {5, 1},    {300, 1}, {129, 60},
+  const std::array<idx_t, 2> pairs[] = {{1, 300}, {2, 129}, {48, 49}, {5, 1},    {300, 1}, {129, 60},
                                         {0, 9},   {9, 0},   {40, 70}, {1, 1100}, {64, 64}, {64, 128}};
   for (auto [queries, keys] : pairs)
     for (bool causal : {false, true}) {
@@ -90,7 +90,7 @@ TEMPLATE_LIST_TEST_CASE("linear_backward: queries and keys of different lengths"
 
 TEMPLATE_LIST_TEST_CASE("linear_backward: grouped queries; a batch of none, heads of no width", "[linear_backward]",
                         exact_types) {
-  for (auto [heads, kv_heads] : {std::pair<index, index>{8, 1}, {6, 6}, {6, 2}, {0, 0}, {1, 1}})
+  for (auto [heads, kv_heads] : {std::pair<idx_t, idx_t>{8, 1}, {6, 6}, {6, 2}, {0, 0}, {1, 1}})
     for (bool causal : {false, true}) {
       linear_problem p =
           problem_of({.heads = heads, .kv_heads = kv_heads, .queries = 66, .keys = 66, .dim = 4, .value_dim = 3});

@@ -25,7 +25,7 @@ void check(const linear_decay_problem& problem) {
 
 // The tokens of p in the chunks given.
 template <class S>
-tensor<double> streamed(const linear_decay_problem& p, const std::vector<index>& chunks) {
+tensor<double> streamed(const linear_decay_problem& p, const std::vector<idx_t>& chunks) {
   const linear_decay_memory<S> m(p);
   attn::linear_state<S> state({.batch = p.x.q.batch(),
                                .heads = p.x.sums_heads(),
@@ -33,8 +33,8 @@ tensor<double> streamed(const linear_decay_problem& p, const std::vector<index>&
                                .value_dim = p.x.v.dim()});
   tensor<S> out(p.x.q.batch(), p.x.q.heads(), p.x.q.length(), p.x.v.dim(), S(7));
   attn::execution serial;
-  index begin = 0;
-  for (index count : chunks) {
+  idx_t begin = 0;
+  for (idx_t count : chunks) {
     const auto part = [&](auto x) { return x.slice(2, begin, count); };
     compiled_linear<S>::step(state, part(view(m.q)), part(view(m.k)), part(view(m.v)), part(view(out)),
                              m.step_options(begin, count), p.options.feature, serial);
@@ -86,18 +86,18 @@ TEST_CASE("linear_decay: queries that see no key give zeros, whatever they are",
     linear_decay_problem p = random_linear_decay(
         {.queries = 9, .keys = causal ? 4 : 0, .kind = causal ? decays::channel : decays::none});
     p.options.causal = causal, p.options.scale = 0.5;
-    const index alone = causal ? 5 : 9;
-    for (index h : {0, 1})
-      for (index i = 0; i < alone; ++i) p.x.q(0, h, i, 1) = std::numeric_limits<double>::quiet_NaN();
+    const idx_t alone = causal ? 5 : 9;
+    for (idx_t h : {0, 1})
+      for (idx_t i = 0; i < alone; ++i) p.x.q(0, h, i, 1) = std::numeric_limits<double>::quiet_NaN();
     CAPTURE(causal);
     const tensor<double> out = run_serially<float>(p).out;
     const tensors d_results = {random_normal(5, 2, 2, 9, 5)};
     const tensor<double> dq = decay_gradients_by<float>(p, d_results)[0];
-    for (index b : {0, 1})
-      for (index h : {0, 1})
-        for (index i = 0; i < alone; ++i) {
-          for (index c = 0; c < 5; ++c) CHECK(out(b, h, i, c) == 0);
-          for (index c = 0; c < 9; ++c) CHECK(dq(b, h, i, c) == 0);
+    for (idx_t b : {0, 1})
+      for (idx_t h : {0, 1})
+        for (idx_t i = 0; i < alone; ++i) {
+          for (idx_t c = 0; c < 5; ++c) CHECK(out(b, h, i, c) == 0);
+          for (idx_t c = 0; c < 9; ++c) CHECK(dq(b, h, i, c) == 0);
         }
   }
 }
@@ -124,7 +124,7 @@ TEMPLATE_LIST_TEST_CASE("linear_decay: 16-bit storage computes in float", "[line
 }
 
 TEMPLATE_LIST_TEST_CASE("linear_decay: odd lengths and dims", "[linear_decay]", exact_types) {
-  const index lengths[] = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130, 257}, dims[] = {1, 3, 8, 16, 33, 64, 80, 128};
+  const idx_t lengths[] = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130, 257}, dims[] = {1, 3, 8, 16, 33, 64, 80, 128};
   for (std::size_t n = 0; n < std::size(lengths); ++n)
     for (bool bonus : {false, true}) {
       linear_decay_shape shape{.batch = 1, .heads = 2, .kv_heads = 1, .queries = lengths[n], .keys = lengths[n]};
@@ -135,7 +135,7 @@ TEMPLATE_LIST_TEST_CASE("linear_decay: odd lengths and dims", "[linear_decay]", 
 }
 
 TEMPLATE_LIST_TEST_CASE("linear_decay: queries and keys of different lengths", "[linear_decay]", exact_types) {
-  for (auto [queries, keys] : {std::pair<index, index>{1, 150}, {48, 49}, {65, 1}, {150, 1}, {129, 60}, {9, 0}, {0, 9}})
+  for (auto [queries, keys] : {std::pair<idx_t, idx_t>{1, 150}, {48, 49}, {65, 1}, {150, 1}, {129, 60}, {9, 0}, {0, 9}})
     for (bool bonus : {false, true}) {
       CAPTURE(queries, keys, bonus);
       check<TestType>(random_linear_decay({.queries = queries, .keys = keys, .bonus = bonus, .states = true}));
@@ -176,26 +176,26 @@ TEMPLATE_LIST_TEST_CASE("linear_decay: token by token, in chunks and at once", "
       p = rounded<S>(p);
       const tensor<double> wanted = expected(p).out;
       CAPTURE(int(kind), bonus);
-      CHECK(relative_error(streamed<S>(p, std::vector<index>(200, 1)), wanted) <= tolerance<S>::out);
+      CHECK(relative_error(streamed<S>(p, std::vector<idx_t>(200, 1)), wanted) <= tolerance<S>::out);
       CHECK(relative_error(streamed<S>(p, {3, 64, 0, 2, 100, 1, 30}), wanted) <= tolerance<S>::out);
     }
 }
 
 // The models of include/attn/README.md, each by its own recurrence.
 TEST_CASE("linear_decay: RetNet, Lightning, Mamba-2, GLA, HGRN2 and RWKV-6", "[linear_decay]") {
-  constexpr index heads = 2, length = 100, dim = 8, dim_v = 6;
+  constexpr idx_t heads = 2, length = 100, dim = 8, dim_v = 6;
   linear_decay_shape shape{.batch = 1, .queries = length, .keys = length, .dim = dim, .value_dim = dim_v};
   random_source random(3);
   // out_t = s q_t^T S_t, S_t = diag(a_t) S_(t-1) + k_t v_t^T; `before`: out_t = q_t^T (S_(t-1) + diag(u) k_t v_t^T).
   const auto recurrence = [&](const tensor<double>& q, const tensor<double>& k, const tensor<double>& v, auto&& decay,
                               double scale, const tensor<double>* bonus) {
     tensor<double> out(1, heads, length, dim_v);
-    for (index h = 0; h < heads; ++h) {
+    for (idx_t h = 0; h < heads; ++h) {
       double state[dim][dim_v] = {};
-      for (index t = 0; t < length; ++t)
-        for (index e = 0; e < dim_v; ++e) {
+      for (idx_t t = 0; t < length; ++t)
+        for (idx_t e = 0; e < dim_v; ++e) {
           double sum = 0;
-          for (index d = 0; d < dim; ++d) {
+          for (idx_t d = 0; d < dim; ++d) {
             const double key = k(0, h, t, d) * v(0, h, t, e), before = state[d][e];
             state[d][e] = decay(h, t, d) * before + key;
             sum += q(0, h, t, d) * (bonus ? before + (*bonus)(0, h, 0, d) * key : state[d][e]);
@@ -214,11 +214,11 @@ TEST_CASE("linear_decay: RetNet, Lightning, Mamba-2, GLA, HGRN2 and RWKV-6", "[l
     shape.kind = decays::token;
     linear_decay_problem p = random_linear_decay(shape);
     const double gamma[heads] = {1 - 1 / 32.0, 1 - 1 / 64.0};
-    for (index h = 0; h < heads; ++h)
-      for (index t = 0; t < length; ++t) p.x.log_decay(0, h, t, 0) = std::log(gamma[h]);
+    for (idx_t h = 0; h < heads; ++h)
+      for (idx_t t = 0; t < length; ++t) p.x.log_decay(0, h, t, 0) = std::log(gamma[h]);
     p.options.scale = 1 / std::sqrt(8.0);
     agree("RetNet", p,
-          recurrence(p.x.q, p.x.k, p.x.v, [&](index h, index, index) { return gamma[h]; }, p.options.scale, nullptr));
+          recurrence(p.x.q, p.x.k, p.x.v, [&](idx_t h, idx_t, idx_t) { return gamma[h]; }, p.options.scale, nullptr));
   }
   {  // h_t = e^(A dt_t) h_(t-1) + dt_t B_t x_t^T, y_t = C_t^T h_t
     linear_decay_problem p = random_linear_decay(shape);
@@ -226,29 +226,29 @@ TEST_CASE("linear_decay: RetNet, Lightning, Mamba-2, GLA, HGRN2 and RWKV-6", "[l
     tensor<double> dt(1, heads, length, 1);
     const double a[heads] = {-0.5, -2};
     for (double& each : dt.data) each = 0.5 * random.uniform();
-    for (index h = 0; h < heads; ++h)
-      for (index t = 0; t < length; ++t) {
+    for (idx_t h = 0; h < heads; ++h)
+      for (idx_t t = 0; t < length; ++t) {
         p.x.log_decay(0, h, t, 0) = a[h] * dt(0, h, t, 0);
-        for (index e = 0; e < dim_v; ++e) p.x.v(0, h, t, e) = dt(0, h, t, 0) * x(0, h, t, e);
+        for (idx_t e = 0; e < dim_v; ++e) p.x.v(0, h, t, e) = dt(0, h, t, 0) * x(0, h, t, e);
       }
     tensor<double> b_dt = p.x.k;
-    for (index h = 0; h < heads; ++h)
-      for (index t = 0; t < length; ++t)
-        for (index d = 0; d < dim; ++d) b_dt(0, h, t, d) *= dt(0, h, t, 0);
+    for (idx_t h = 0; h < heads; ++h)
+      for (idx_t t = 0; t < length; ++t)
+        for (idx_t d = 0; d < dim; ++d) b_dt(0, h, t, d) *= dt(0, h, t, 0);
     agree("Mamba-2", p,
-          recurrence(p.x.q, b_dt, x, [&](index h, index t, index) { return std::exp(a[h] * dt(0, h, t, 0)); }, 1,
+          recurrence(p.x.q, b_dt, x, [&](idx_t h, idx_t t, idx_t) { return std::exp(a[h] * dt(0, h, t, 0)); }, 1,
                      nullptr));
   }
   shape.kind = decays::channel;
   {  // alpha_t per channel, a sigmoid to the power 1 / 16
     linear_decay_problem p = random_linear_decay(shape);
     const tensor<double> logits = random_normal(40, 1, heads, length, dim);
-    const auto alpha = [&](index h, index t, index d) {
+    const auto alpha = [&](idx_t h, idx_t t, idx_t d) {
       return std::pow(1 / (1 + std::exp(-logits(0, h, t, d))), 1 / 16.0);
     };
-    for (index h = 0; h < heads; ++h)
-      for (index t = 0; t < length; ++t)
-        for (index d = 0; d < dim; ++d) p.x.log_decay(0, h, t, d) = std::log(alpha(h, t, d));
+    for (idx_t h = 0; h < heads; ++h)
+      for (idx_t t = 0; t < length; ++t)
+        for (idx_t d = 0; d < dim; ++d) p.x.log_decay(0, h, t, d) = std::log(alpha(h, t, d));
     p.options.scale = 1 / std::sqrt(8.0);
     agree("GLA", p, recurrence(p.x.q, p.x.k, p.x.v, alpha, p.options.scale, nullptr));
   }
@@ -259,7 +259,7 @@ TEST_CASE("linear_decay: RetNet, Lightning, Mamba-2, GLA, HGRN2 and RWKV-6", "[l
     for (std::size_t n = 0; n < f.data.size(); ++n)
       p.x.log_decay.data[n] = std::log(f.data[n]), p.x.k.data[n] = 1 - f.data[n];
     agree("HGRN2", p,
-          recurrence(p.x.q, p.x.k, p.x.v, [&](index h, index t, index d) { return f(0, h, t, d); }, 1, nullptr));
+          recurrence(p.x.q, p.x.k, p.x.v, [&](idx_t h, idx_t t, idx_t d) { return f(0, h, t, d); }, 1, nullptr));
   }
   {  // receptance r = q, w_t = exp(-exp(x_t)), bonus u
     shape.bonus = true;
@@ -268,7 +268,7 @@ TEST_CASE("linear_decay: RetNet, Lightning, Mamba-2, GLA, HGRN2 and RWKV-6", "[l
     for (std::size_t n = 0; n < x.data.size(); ++n) p.x.log_decay.data[n] = -std::exp(x.data[n]);
     agree("RWKV-6", p,
           recurrence(p.x.q, p.x.k, p.x.v,
-                     [&](index h, index t, index d) { return std::exp(-std::exp(x(0, h, t, d))); }, 1, &p.x.bonus));
+                     [&](idx_t h, idx_t t, idx_t d) { return std::exp(-std::exp(x(0, h, t, d))); }, 1, &p.x.bonus));
   }
 }
 

@@ -20,7 +20,7 @@ void check_backward(const linear_decay_problem& problem) {
 template <class S>
 tensors random_d_results(const linear_decay_problem& p) {
   const auto &q = p.x.q, &v = p.x.v;
-  const index features = p.options.feature == linear_feature::pairs ? 2 * q.dim() : q.dim();
+  const idx_t features = p.options.feature == linear_feature::pairs ? 2 * q.dim() : q.dim();
   return {rounded<S>(random_normal(97, q.batch(), q.heads(), q.length(), v.dim())),
           rounded<real<S>>(random_normal(98, q.batch(), p.x.sums_heads(), features, v.dim())),
           rounded<real<S>>(random_normal(99, q.batch(), p.x.sums_heads(), 1, features))};
@@ -104,7 +104,7 @@ TEMPLATE_LIST_TEST_CASE("linear_decay_backward: 16-bit storage computes in float
 }
 
 TEMPLATE_LIST_TEST_CASE("linear_decay_backward: odd lengths and dims", "[linear_decay_backward]", exact_types) {
-  const index lengths[] = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130, 257}, dims[] = {1, 3, 8, 16, 33, 64, 80, 128};
+  const idx_t lengths[] = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130, 257}, dims[] = {1, 3, 8, 16, 33, 64, 80, 128};
   for (std::size_t n = 0; n < std::size(lengths); ++n)
     for (bool bonus : {false, true}) {
       if (few_shapes && lengths[n] > 65 && bonus != (n % 2 == 0)) continue;
@@ -117,7 +117,7 @@ TEMPLATE_LIST_TEST_CASE("linear_decay_backward: odd lengths and dims", "[linear_
 
 TEMPLATE_LIST_TEST_CASE("linear_decay_backward: queries and keys of different lengths", "[linear_decay_backward]",
                         exact_types) {
-  for (auto [queries, keys] : {std::pair<index, index>{1, 150}, {48, 49}, {65, 1}, {150, 1}, {129, 60}, {9, 0}, {0, 9}})
+  for (auto [queries, keys] : {std::pair<idx_t, idx_t>{1, 150}, {48, 49}, {65, 1}, {150, 1}, {129, 60}, {9, 0}, {0, 9}})
     for (bool bonus : {false, true}) {
       CAPTURE(queries, keys, bonus);
       check_backward<TestType>(random_linear_decay({.queries = queries, .keys = keys, .bonus = bonus, .states = true}));
@@ -183,9 +183,9 @@ TEMPLATE_LIST_TEST_CASE("linear_decay_backward: alone, added, padded", "[linear_
     tensors d_padded = d;
     auto& x_in = padded.x;
     for (tensor<double>* x : {&x_in.q, &x_in.k, &x_in.v, &x_in.decay, &x_in.log_decay, &d_padded[0]})
-      for (index h = 0; h < x->heads() && !x->empty(); ++h)
-        for (index t = 90; t < 100; ++t)
-          for (index c = 0; c < x->dim(); ++c) (*x)(0, h, t, c) = std::numeric_limits<double>::quiet_NaN();
+      for (idx_t h = 0; h < x->heads() && !x->empty(); ++h)
+        for (idx_t t = 90; t < 100; ++t)
+          for (idx_t c = 0; c < x->dim(); ++c) (*x)(0, h, t, c) = std::numeric_limits<double>::quiet_NaN();
     CHECK(decay_gradients_by<S>(padded, d_padded) == all);
   }
 }

@@ -35,7 +35,7 @@ struct inputs {
   inputs() = default;
   inputs(const inputs&) = delete;
 
-  in_view<float> shaped(index b, index h, index i, index d) const { return {other.data.data(), {b, h, i, d}}; }
+  in_view<float> shaped(idx_t b, idx_t h, idx_t i, idx_t d) const { return {other.data.data(), {b, h, i, d}}; }
   bool untouched() const {
     return std::ranges::all_of(std::array{&out, &final_state, &final_weights, &dq, &d_log_decay, &d_bonus, &d_state},
                                [](const tensor<float>* x) {

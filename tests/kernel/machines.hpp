@@ -7,14 +7,14 @@
 
 namespace testing::kernel_machines {
 
-inline constexpr index batch = 2, heads = 4, kv_heads = 2, length = 150, dim = 9, value_dim = 12, count = 20;
+inline constexpr idx_t batch = 2, heads = 4, kv_heads = 2, length = 150, dim = 9, value_dim = 12, count = 20;
 
 // One operator's state, so that each test runs over all of them.
 struct machine {
   virtual ~machine() = default;
   virtual std::unique_ptr<machine> fresh() const = 0;
   virtual std::unique_ptr<machine> copy() const = 0;
-  virtual void step(index begin, index tokens) = 0;
+  virtual void step(idx_t begin, idx_t tokens) = 0;
   virtual attn::kernel_state<float>& state() = 0;
   double near = 1e-5;  // what rounding may change
   tensor<float> out{batch, heads, length, value_dim, 7};
@@ -46,7 +46,7 @@ struct machine_of final : machine {
     return other;
   }
   std::unique_ptr<machine> copy() const override { return std::make_unique<machine_of>(*this); }
-  void step(index begin, index tokens) override {
+  void step(idx_t begin, idx_t tokens) override {
     const auto part = [&](auto x) { return x.slice(2, begin, tokens); };
     feed(made, part(view(input(0))), part(view(input(1))), part(view(input(2))), part(view(out)), begin, tokens);
   }
@@ -75,7 +75,7 @@ inline std::vector<std::pair<std::string, std::unique_ptr<machine>>> machines() 
   for (bool gated : {false, true}) {
     all.emplace_back(gated ? "linear with decay" : "linear",
                      machine_for(attn::linear_state<float>(linear_extents),
-                                 [gated](auto& s, in q, in k, in v, out o, index begin, index tokens) {
+                                 [gated](auto& s, in q, in k, in v, out o, idx_t begin, idx_t tokens) {
                                    attn::execution serial;
                                    attn::linear_step_options<float> options;
                                    if (gated) options.decay = gate_view(gates()).slice(2, begin, tokens);
@@ -84,7 +84,7 @@ inline std::vector<std::pair<std::string, std::unique_ptr<machine>>> machines() 
                                  }));
     all.emplace_back(gated ? "rfa with gate" : "rfa",
                      machine_for(attn::rfa_state<float>(drawn_extents),
-                                 [gated](auto& s, in q, in k, in v, out o, index begin, index tokens) {
+                                 [gated](auto& s, in q, in k, in v, out o, idx_t begin, idx_t tokens) {
                                    attn::execution serial;
                                    attn::rfa_step_options<float> options;
                                    if (gated) options.gate = gate_view(gates()).slice(2, begin, tokens);
@@ -95,7 +95,7 @@ inline std::vector<std::pair<std::string, std::unique_ptr<machine>>> machines() 
                       attn::performer_kernel::trigonometric, attn::performer_kernel::relu})
     all.emplace_back("performer, kernel " + std::to_string(int(kernel)),
                      machine_for(attn::performer_state<float>(drawn_extents, {.kernel = kernel}),
-                                 [](auto& s, in q, in k, in v, out o, index, index) {
+                                 [](auto& s, in q, in k, in v, out o, idx_t, idx_t) {
                                    attn::execution serial;
                                    compiled_performer<float>::step(s, q, k, v, o, features().view(), {}, serial);
                                  }));

@@ -11,11 +11,11 @@ namespace {
 using kernel = reference::performer_kernel;
 constexpr kernel kernels[] = {kernel::positive, kernel::hyperbolic, kernel::trigonometric, kernel::relu};
 
-performer_problem problem_of(const problem_shape& shape, index feature_heads = 1, index count = 24,
+performer_problem problem_of(const problem_shape& shape, idx_t feature_heads = 1, idx_t count = 24,
                              std::uint64_t seed = 1) {
   auto p = random_problem<performer_problem>(shape, seed);
   const auto w =
-      attn::draw_features<double>(count, std::max<index>(shape.dim, 1), {.seed = seed, .heads = feature_heads});
+      attn::draw_features<double>(count, std::max<idx_t>(shape.dim, 1), {.seed = seed, .heads = feature_heads});
   p.options.features = tensor<double>(1, feature_heads, count, shape.dim);
   std::copy_n(w.data(), p.options.features.data.size(), p.options.features.data.begin());
   return p;
@@ -35,7 +35,7 @@ TEMPLATE_LIST_TEST_CASE("performer: every combination of options", "[performer]"
   for (kernel chosen : kernels)
     for (int bits : selected_bits(4))
       for (int lengths = 0; lengths < 4; ++lengths) {
-        const index feature_heads = bits & 8 ? 4 : 1;
+        const idx_t feature_heads = bits & 8 ? 4 : 1;
         performer_problem p = problem_of(
             {.heads = 4, .queries = lengths == 1 ? 90 : 77, .keys = 90, .dim = 5, .value_dim = 3}, feature_heads, 10);
         p.options.kernel = chosen;
@@ -55,7 +55,7 @@ TEMPLATE_LIST_TEST_CASE("performer: every combination of options", "[performer]"
 
 TEMPLATE_LIST_TEST_CASE("performer: feature_eps as published", "[performer]", exact_types) {
   for (double eps : {0.0, 0.3})
-    for (index feature_heads : {1, 2, 4})
+    for (idx_t feature_heads : {1, 2, 4})
       for (bool centred : {false, true}) {
         performer_problem p = problem_of({.queries = 10, .keys = 70, .dim = 5, .value_dim = 3}, feature_heads);
         p.options.feature_eps = 0.01;
@@ -78,8 +78,8 @@ TEMPLATE_LIST_TEST_CASE("performer: 16-bit storage computes in float", "[perform
 }
 
 TEMPLATE_LIST_TEST_CASE("performer: odd lengths and dims", "[performer]", exact_types) {
-  const index lengths[] = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130, 257}, dims[] = {1, 3, 8, 16, 33, 64, 80, 128};
-  const index counts[] = {7, 5, 16, 33, 100};
+  const idx_t lengths[] = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130, 257}, dims[] = {1, 3, 8, 16, 33, 64, 80, 128};
+  const idx_t counts[] = {7, 5, 16, 33, 100};
   for (std::size_t n = 0; n < std::size(lengths); ++n)
     for (std::size_t step : {0u, 3u, 5u})
       for (bool causal : {false, true}) {
@@ -93,10 +93,10 @@ TEMPLATE_LIST_TEST_CASE("performer: odd lengths and dims", "[performer]", exact_
 }
 
 TEMPLATE_LIST_TEST_CASE("performer: queries and keys of different lengths, grouped", "[performer]", exact_types) {
-  const std::array<index, 2> pairs[] = {{1, 300}, {2, 129}, {5, 1}, {129, 60}, {0, 9}, {9, 0}, {64, 128}, {1, 1100}};
+  const std::array<idx_t, 2> pairs[] = {{1, 300}, {2, 129}, {5, 1}, {129, 60}, {0, 9}, {9, 0}, {64, 128}, {1, 1100}};
   for (auto [queries, keys] : pairs)
     for (bool causal : {false, true})
-      for (index feature_heads : {1, 2, 6}) {
+      for (idx_t feature_heads : {1, 2, 6}) {
         performer_problem p = problem_of(
             {.batch = 1, .heads = 6, .kv_heads = 2, .queries = queries, .keys = keys, .dim = 8}, feature_heads);
         p.options.causal = causal;
@@ -136,16 +136,16 @@ TEMPLATE_LIST_TEST_CASE("performer: queries and keys of norm 100 lose digits, no
         p.options.kernel = chosen;
         p.options.causal = causal;
         for (auto* x : {&p.q, &p.k})
-          for (index row = 0; row < x->batch() * x->heads() * x->length(); ++row) {
+          for (idx_t row = 0; row < x->batch() * x->heads() * x->length(); ++row) {
             double* const numbers = x->data.data() + row * 64;
             double square = 0;
-            for (index d = 0; d < 64; ++d) square += numbers[d] * numbers[d];
-            for (index d = 0; d < 64; ++d) numbers[d] *= 100 / std::sqrt(square);
+            for (idx_t d = 0; d < 64; ++d) square += numbers[d] * numbers[d];
+            for (idx_t d = 0; d < 64; ++d) numbers[d] *= 100 / std::sqrt(square);
           }
         if (kind > 0)  // every key against every query: no feature is large in both
-          for (index h = 0; h < 2; ++h)
-            for (index i = 0; i < 150; ++i)
-              for (index d = 0; d < 64; ++d) p.q(0, h, i, d) = (kind == 1 ? -1 : 1) * p.k(0, 0, i, d);
+          for (idx_t h = 0; h < 2; ++h)
+            for (idx_t i = 0; i < 150; ++i)
+              for (idx_t d = 0; d < 64; ++d) p.q(0, h, i, d) = (kind == 1 ? -1 : 1) * p.k(0, 0, i, d);
         CAPTURE(int(chosen), causal, kind);
         CHECK(error_of<TestType>(p) <= 1000 * static_cast<double>(std::numeric_limits<TestType>::epsilon()));
       }
@@ -162,8 +162,8 @@ TEMPLATE_LIST_TEST_CASE("performer: keys of any norm give a mean of the values",
           p.options.kernel = chosen;
           p.options.causal = causal;
           for (double& x : p.k.data) x *= norm;
-          for (index h = 0; h < p.v.heads(); ++h)
-            for (index j = 0; j < 40; ++j) p.v(0, h, j, 0) = 1;
+          for (idx_t h = 0; h < p.v.heads(); ++h)
+            for (idx_t j = 0; j < 40; ++j) p.v(0, h, j, 0) = 1;
           for (double& x : p.q.data) x *= long_queries ? norm : 1;
           double largest = 0;
           for (double x : p.v.data) largest = std::max(largest, std::abs(x));
@@ -185,7 +185,7 @@ TEMPLATE_LIST_TEST_CASE("performer: keys of any norm give a mean of the values",
           attn::performer_state<TestType> state({.heads = k.heads(), .features = 24, .value_dim = 3},
                                                 {.kernel = static_cast<attn::performer_kernel>(chosen)});
           attn::execution serial;
-          for (index t = 0; t < 40; ++t) {
+          for (idx_t t = 0; t < 40; ++t) {
             const auto at = [&](auto x) { return x.slice(2, t, 1); };
             compiled_performer<TestType>::step(state, at(view(q)), at(view(k)), at(view(v)), at(view(out)),
                                                features_of(w), {}, serial);
@@ -216,8 +216,8 @@ TEST_CASE("performer: takes drawn features, or a matrix", "[performer]") {
                         v = Eigen::MatrixXf::Random(40, 5);
   auto drawn = attn::draw_features<float>(32, 8, {.seed = 3});
   Eigen::MatrixXf w(32, 8), out(30, 5), other(30, 5);
-  for (index r = 0; r < 32; ++r)
-    for (index d = 0; d < 8; ++d) w(r, d) = drawn(0, r, d);
+  for (idx_t r = 0; r < 32; ++r)
+    for (idx_t d = 0; d < 8; ++d) w(r, d) = drawn(0, r, d);
   attn::performer(q, k, v, out, drawn);
   attn::performer(q, k, v, other, w);
   CHECK(out == other);

@@ -14,8 +14,8 @@ constexpr performer_kernel kernels[] = {performer_kernel::positive, performer_ke
                                         performer_kernel::trigonometric, performer_kernel::relu};
 
 // `size` of queries and keys: trigonometric features of long ones cancel.
-performer_problem problem_of(const problem_shape& shape, performer_kernel kernel, index features = 10,
-                             index matrices = 1, std::uint64_t seed = 1, double size = 1) {
+performer_problem problem_of(const problem_shape& shape, performer_kernel kernel, idx_t features = 10,
+                             idx_t matrices = 1, std::uint64_t seed = 1, double size = 1) {
   auto p = random_problem<performer_problem>(shape, seed);
   if (kernel == performer_kernel::trigonometric) size *= 0.4;
   for (double& x : p.q.data) x *= size;
@@ -71,12 +71,12 @@ TEMPLATE_LIST_TEST_CASE("performer_backward: 16-bit storage computes in float", 
 }
 
 TEMPLATE_LIST_TEST_CASE("performer_backward: odd lengths and dims", "[performer_backward]", exact_types) {
-  const index lengths[] = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130}, dims[] = {1, 3, 8, 16, 33, 64};
+  const idx_t lengths[] = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130}, dims[] = {1, 3, 8, 16, 33, 64};
   for (std::size_t n = 0; n < std::size(lengths); ++n)
     for (bool causal : {false, true}) {
       problem_shape shape{.batch = 1, .heads = 2, .kv_heads = 1, .queries = lengths[n], .keys = lengths[n]};
       shape.dim = dims[(n + 3) % 6], shape.value_dim = dims[(5 * n) % 6];
-      performer_problem p = problem_of(shape, kernels[n % 4], 1 + static_cast<index>(11 * n % 27), 1, n + 1);
+      performer_problem p = problem_of(shape, kernels[n % 4], 1 + static_cast<idx_t>(11 * n % 27), 1, n + 1);
       p.options.scale = {};
       p = rounded<TestType>(p);
       if (std::is_same_v<TestType, float>)

@@ -14,9 +14,9 @@ namespace {
 
 using attn::feature_rows;
 
-double product(const attn::tensor<double, 3>& w, index a, index b) {
+double product(const attn::tensor<double, 3>& w, idx_t a, idx_t b) {
   double sum = 0;
-  for (index d = 0; d < w.extent(2); ++d) sum += w(0, a, d) * w(0, b, d);
+  for (idx_t d = 0; d < w.extent(2); ++d) sum += w(0, a, d) * w(0, b, d);
   return sum;
 }
 
@@ -40,9 +40,9 @@ double estimate(const attn::tensor<double, 3>& w, const std::vector<double>& q, 
                 attn::performer_kernel kernel) {
   double sum = 0, q_square = 0, k_square = 0;
   for (std::size_t d = 0; d < q.size(); ++d) q_square += q[d] * q[d] / 2, k_square += k[d] * k[d] / 2;
-  for (index r = 0; r < w.extent(1); ++r) {
+  for (idx_t r = 0; r < w.extent(1); ++r) {
     double a = 0, b = 0;
-    for (index d = 0; d < w.extent(2); ++d) {
+    for (idx_t d = 0; d < w.extent(2); ++d) {
       a += w(0, r, d) * q[static_cast<std::size_t>(d)];
       b += w(0, r, d) * k[static_cast<std::size_t>(d)];
     }
@@ -56,7 +56,7 @@ double estimate(const attn::tensor<double, 3>& w, const std::vector<double>& q, 
 using number = widest_type;
 
 // Error of performer against softmax on one input, over draws.
-double attention_error(index features, feature_rows rows, std::uint64_t seed) {
+double attention_error(idx_t features, feature_rows rows, std::uint64_t seed) {
   const auto q = random_normal(1, 1, 1, 40, 8, 0.35), k = random_normal(2, 1, 1, 60, 8, 0.35),
              v = random_normal(3, 1, 1, 60, 8);
   const auto q_given = cast<number>(q), k_given = cast<number>(k), v_given = cast<number>(v);
@@ -68,16 +68,16 @@ double attention_error(index features, feature_rows rows, std::uint64_t seed) {
 }
 
 tensor<double> of_norm_one(tensor<double> x) {
-  for (index i = 0; i < x.length(); ++i) {
+  for (idx_t i = 0; i < x.length(); ++i) {
     double square = 0;
-    for (index d = 0; d < x.dim(); ++d) square += x(0, 0, i, d) * x(0, 0, i, d);
-    for (index d = 0; d < x.dim(); ++d) x(0, 0, i, d) /= std::sqrt(square);
+    for (idx_t d = 0; d < x.dim(); ++d) square += x(0, 0, i, d) * x(0, 0, i, d);
+    for (idx_t d = 0; d < x.dim(); ++d) x(0, 0, i, d) /= std::sqrt(square);
   }
   return x;
 }
 
 // rfa against what it stands for: softmax over queries and keys of norm 1, unscaled.
-double rfa_error(index features, std::uint64_t seed) {
+double rfa_error(idx_t features, std::uint64_t seed) {
   const auto q = of_norm_one(random_normal(1, 1, 1, 40, 8)), k = of_norm_one(random_normal(2, 1, 1, 60, 8)),
              v = random_normal(3, 1, 1, 60, 8);
   const auto q_given = cast<number>(q), k_given = cast<number>(k), v_given = cast<number>(v);
@@ -93,17 +93,17 @@ double rfa_error(index features, std::uint64_t seed) {
 }  // namespace
 
 TEST_CASE("draw_features: blocks are orthogonal, lengths as promised", "[random_features]") {
-  for (auto [count, dim] : {std::pair<index, index>{64, 64}, {100, 16}, {5, 33}, {3, 1}, {1, 1}, {40, 3}})
+  for (auto [count, dim] : {std::pair<idx_t, idx_t>{64, 64}, {100, 16}, {5, 33}, {3, 1}, {1, 1}, {40, 3}})
     for (auto rows : {feature_rows::orthogonal, feature_rows::equal_norms}) {
       const auto w = attn::draw_features<double>(count, dim, {.seed = 5, .rows = rows});
       double worst = 0;
-      for (index a = 0; a < count; ++a)
-        for (index b = a / dim * dim; b < a; ++b)
+      for (idx_t a = 0; a < count; ++a)
+        for (idx_t b = a / dim * dim; b < a; ++b)
           worst = std::max(worst, std::abs(product(w, a, b)) / std::sqrt(product(w, a, a) * product(w, b, b)));
       CAPTURE(count, dim, int(rows));
       CHECK(worst <= 1e-14);
       if (rows == feature_rows::equal_norms)
-        for (index a = 0; a < count; ++a) CHECK(std::abs(product(w, a, a) / static_cast<double>(dim) - 1) <= 1e-13);
+        for (idx_t a = 0; a < count; ++a) CHECK(std::abs(product(w, a, a) / static_cast<double>(dim) - 1) <= 1e-13);
     }
 }
 
@@ -111,10 +111,10 @@ TEST_CASE("draw_features: blocks are orthogonal, lengths as promised", "[random_
 // Bounds are five standard deviations of the mean over 4000 rows.
 TEST_CASE("draw_features: rows have the moments of normal vectors", "[random_features]") {
   for (auto rows : {feature_rows::orthogonal, feature_rows::independent}) {
-    const index count = 4000, dim = 16;
+    const idx_t count = 4000, dim = 16;
     const auto w = attn::draw_features<double>(count, dim, {.seed = 9, .rows = rows});
     double mean = 0, square = 0, fourth = 0, length_square = 0, mixed = 0;
-    for (index r = 0; r < count; ++r) {
+    for (idx_t r = 0; r < count; ++r) {
       const double x = w(0, r, 3), y = w(0, r, 11);
       mean += x, square += x * x, fourth += x * x * x * x, mixed += x * y;
       length_square += product(w, r, r);
@@ -132,7 +132,7 @@ TEST_CASE("draw_features: rows have the moments of normal vectors", "[random_fea
 TEST_CASE("draw_features: the same bits with every compiler", "[random_features]") {
   const auto hash = [](const auto& w) {
     std::uint64_t h = 0xcbf29ce484222325;
-    for (index n = 0; n < w.size(); ++n)
+    for (idx_t n = 0; n < w.size(); ++n)
       h = (h ^ std::bit_cast<std::uint64_t>(static_cast<double>(w.data()[n]))) * 0x100000001b3;
     return h;
   };
@@ -162,7 +162,7 @@ TEST_CASE("draw_features: 16-bit features are rounded once", "[random_features]"
   const auto exact = attn::draw_features<double>(20, 8, {.seed = 3});
   const auto stored = attn::draw_features<Eigen::bfloat16>(20, 8, {.seed = 3});
   double worst = 0;
-  for (index n = 0; n < exact.size(); ++n) {
+  for (idx_t n = 0; n < exact.size(); ++n) {
     const double x = exact.data()[n];
     worst = std::max(worst, std::abs(static_cast<double>(stored.data()[n]) - x) / std::abs(x));
   }
@@ -174,7 +174,7 @@ TEST_CASE("draw_features refuses what cannot be drawn", "[random_features]") {
   CHECK(well_formed(refusal([] { attn::draw_features<float>(-4, 8); }), "draw_features"));
   CHECK(well_formed(refusal([] { attn::draw_features<float>(4, 0); }), "draw_features"));
   CHECK(well_formed(refusal([] { attn::draw_features<float>(4, 8, {.heads = 0}); }), "draw_features"));
-  CHECK(well_formed(refusal([] { attn::draw_features<float>(index(1) << 40, index(1) << 40); }), "draw_features"));
+  CHECK(well_formed(refusal([] { attn::draw_features<float>(idx_t(1) << 40, idx_t(1) << 40); }), "draw_features"));
 }
 
 // The mean over 400 draws differs from exp(q.k) by chance only: five standard deviations of a mean.
@@ -190,7 +190,7 @@ TEST_CASE("features estimate exp(q.k) without bias, at the rate 1/sqrt(m), and o
     double deviation[2][2];
     for (int few : {0, 1})
       for (auto rows : {feature_rows::independent, feature_rows::orthogonal}) {
-        const index count = few ? 8 : 128;
+        const idx_t count = few ? 8 : 128;
         const auto s = over_draws(draws, [&](std::uint64_t seed) {
           return estimate(attn::draw_features<double>(count, 8, {.seed = seed, .rows = rows}), q, k, kernel);
         });
@@ -209,7 +209,7 @@ TEST_CASE("features estimate exp(q.k) without bias, at the rate 1/sqrt(m), and o
 }
 
 TEST_CASE("performer comes near softmax at the rate 1/sqrt(m), orthogonal features no worse", "[random_features]") {
-  const auto mean_error = [](index features, feature_rows rows) {
+  const auto mean_error = [](idx_t features, feature_rows rows) {
     return over_draws(60, [&](std::uint64_t seed) { return attention_error(features, rows, seed); }).mean;
   };
   const double few = mean_error(64, feature_rows::orthogonal), many = mean_error(1024, feature_rows::orthogonal);
@@ -220,7 +220,7 @@ TEST_CASE("performer comes near softmax at the rate 1/sqrt(m), orthogonal featur
 }
 
 TEST_CASE("rfa comes near softmax of unit vectors at the rate 1/sqrt(m)", "[random_features]") {
-  const auto mean_error = [](index features) {
+  const auto mean_error = [](idx_t features) {
     return over_draws(60, [&](std::uint64_t seed) { return rfa_error(features, seed); }).mean;
   };
   const double few = mean_error(64), many = mean_error(1024);

@@ -17,7 +17,7 @@ struct call_inputs {
   in_view<float> q_view = view(std::as_const(q)), k_view = view(std::as_const(k)), v_view = view(std::as_const(v));
   out_view<float> out_view_ = view(out);
   attn::tensor_view<const float, 3> features = features_of(w);
-  std::vector<index> indices;
+  std::vector<idx_t> indices;
   attn::linear_options<float> linear;
   attn::performer_options<float> performer;
   attn::rfa_options<float> rfa;
@@ -25,9 +25,9 @@ struct call_inputs {
   call_inputs() = default;
   call_inputs(const call_inputs&) = delete;
 
-  in_view<float> shaped(index b, index h, index i, index d) const { return {other.data.data(), {b, h, i, d}}; }
-  std::span<const index> list(std::vector<index> values) { return indices = std::move(values); }
-  attn::tensor_view<const float, 3> gates(index b, index h, index n) const { return {gate.data.data(), {b, h, n}}; }
+  in_view<float> shaped(idx_t b, idx_t h, idx_t i, idx_t d) const { return {other.data.data(), {b, h, i, d}}; }
+  std::span<const idx_t> list(std::vector<idx_t> values) { return indices = std::move(values); }
+  attn::tensor_view<const float, 3> gates(idx_t b, idx_t h, idx_t n) const { return {gate.data.data(), {b, h, n}}; }
 };
 
 struct refused {
@@ -82,17 +82,17 @@ std::vector<refused> common() {
 
 // The lengths of all three calls.
 std::vector<refused> lengths() {
-  const auto set = [](const char* what, const char* says, std::function<void(call_inputs&, std::span<const index>)> put,
-                      std::vector<index> values) {
+  const auto set = [](const char* what, const char* says, std::function<void(call_inputs&, std::span<const idx_t>)> put,
+                      std::vector<idx_t> values) {
     return refused{what, says, [put, values](call_inputs& d) { put(d, d.list(values)); }};
   };
-  const auto both = [](call_inputs& d, std::span<const index> x) {
+  const auto both = [](call_inputs& d, std::span<const idx_t> x) {
     d.linear.lengths = d.performer.lengths = d.rfa.lengths = x;
   };
-  const auto queries = [](call_inputs& d, std::span<const index> x) {
+  const auto queries = [](call_inputs& d, std::span<const idx_t> x) {
     d.linear.query_lengths = d.performer.query_lengths = d.rfa.query_lengths = x;
   };
-  const auto keys = [](call_inputs& d, std::span<const index> x) {
+  const auto keys = [](call_inputs& d, std::span<const idx_t> x) {
     d.linear.key_lengths = d.performer.key_lengths = d.rfa.key_lengths = x;
   };
   return {set("lengths for q and k of different length", "lengths", both, {6, 6}),
@@ -126,7 +126,7 @@ std::vector<refused> features() {
            }},
           {"features without end", "features",
            [](call_inputs& d) {
-             d.features = {d.w.data.data(), {1, index(1) << 56, 8}, {0, 0, 1}};
+             d.features = {d.w.data.data(), {1, idx_t(1) << 56, 8}, {0, 0, 1}};
            }},
           {"null features", "null",
            [](call_inputs& d) {
@@ -138,8 +138,8 @@ std::vector<refused> features() {
 }
 
 // `put` gives the call gates.
-std::vector<refused> gates(const std::function<void(call_inputs&, attn::tensor_view<const float, 3>)>& put, index length) {
-  const auto of_shape = [&](const char* what, const char* says, index b, index h, index n) {
+std::vector<refused> gates(const std::function<void(call_inputs&, attn::tensor_view<const float, 3>)>& put, idx_t length) {
+  const auto of_shape = [&](const char* what, const char* says, idx_t b, idx_t h, idx_t n) {
     return refused{what, says, [=](call_inputs& d) { put(d, d.gates(b, h, n)); }};
   };
   const auto with = [&](const char* what, float value) {
@@ -192,12 +192,12 @@ TEST_CASE("linear refuses what does not fit", "[refusals]") {
                                  reference::linear_feature::elu_plus_one, serial);
   });
   struct map_of {
-    index count;
-    index features(index) const { return count; }
+    idx_t count;
+    idx_t features(idx_t) const { return count; }
     void operator()(std::span<const float>, std::span<float>) const {}
   };
   call_inputs d;
-  for (index count : {index(-1), index(1) << 56, std::numeric_limits<index>::max()})
+  for (idx_t count : {idx_t(-1), idx_t(1) << 56, std::numeric_limits<idx_t>::max()})
     CHECK(well_formed(refusal([&] { attn::linear(d.q_view, d.k_view, d.v_view, d.out_view_, {}, map_of{count}); }),
                       "linear"));
 }
@@ -206,7 +206,7 @@ TEST_CASE("linear: gates of padding may be anything", "[refusals]") {
   call_inputs d;
   d.linear.causal = true;
   d.linear.key_lengths = d.list({4, 9});
-  for (index h = 0; h < 4; ++h) d.gate(0, h, 7, 0) = nan;
+  for (idx_t h = 0; h < 4; ++h) d.gate(0, h, 7, 0) = nan;
   d.linear.decay = d.gates(2, 4, 9);
   attn::execution serial;
   compiled_linear<float>::call(d.q_view, d.k_view, d.v_view, d.out_view_, d.linear,
@@ -265,7 +265,7 @@ TEST_CASE("steps refuse what does not fit, and leave the state as it was", "[ref
     });
     call_inputs d;
     d.k_view = d.k_view.slice(2, 0, 6), d.v_view = d.v_view.slice(2, 0, 6);
-    for (auto [batch, heads, dim] : {std::array<index, 3>{1, 2, 5}, {2, 3, 5}, {2, 1, 5}, {2, 2, 4}}) {
+    for (auto [batch, heads, dim] : {std::array<idx_t, 3>{1, 2, 5}, {2, 3, 5}, {2, 1, 5}, {2, 2, 4}}) {
       auto state = make(batch, heads, dim);
       CHECK(well_formed(refusal([&] { step(state, d); }), name));
     }
@@ -288,7 +288,7 @@ TEST_CASE("steps refuse what does not fit, and leave the state as it was", "[ref
                                       }}};
   check(
       "linear_step",
-      [](index b, index h, index dim) {
+      [](idx_t b, idx_t h, idx_t dim) {
         return attn::linear_state<float>({.batch = b, .heads = h, .features = 8, .value_dim = dim});
       },
       [](auto& state, call_inputs& d) {
@@ -305,7 +305,7 @@ TEST_CASE("steps refuse what does not fit, and leave the state as it was", "[ref
                                          [](call_inputs& d) { d.gate.data[3] = 1.5f, d.linear.decay = d.gates(2, 2, 6); }}}));
   check(
       "performer_step",
-      [](index b, index h, index dim) {
+      [](idx_t b, idx_t h, idx_t dim) {
         return attn::performer_state<float>({.batch = b, .heads = h, .features = 10, .value_dim = dim});
       },
       [](auto& state, call_inputs& d) {
@@ -317,7 +317,7 @@ TEST_CASE("steps refuse what does not fit, and leave the state as it was", "[ref
                                                      }}}));
   check(
       "rfa_step",
-      [](index b, index h, index dim) {
+      [](idx_t b, idx_t h, idx_t dim) {
         return attn::rfa_state<float>({.batch = b, .heads = h, .features = 10, .value_dim = dim});
       },
       [](auto& state, call_inputs& d) {

@@ -8,10 +8,10 @@
 namespace testing::rfa_tests {
 namespace {
 
-rfa_problem problem_of(const problem_shape& shape, index feature_heads = 1, index count = 64, std::uint64_t seed = 1) {
+rfa_problem problem_of(const problem_shape& shape, idx_t feature_heads = 1, idx_t count = 64, std::uint64_t seed = 1) {
   auto p = random_problem<rfa_problem>(shape, seed);
   const auto w =
-      attn::draw_features<double>(count, std::max<index>(shape.dim, 1), {.seed = seed, .heads = feature_heads});
+      attn::draw_features<double>(count, std::max<idx_t>(shape.dim, 1), {.seed = seed, .heads = feature_heads});
   p.options.features = tensor<double>(1, feature_heads, count, shape.dim);
   std::copy_n(w.data(), p.options.features.data.size(), p.options.features.data.begin());
   return p;
@@ -28,7 +28,7 @@ void check(const rfa_problem& p) {
 TEMPLATE_LIST_TEST_CASE("rfa: every combination of options", "[rfa]", exact_types) {
   for (int bits : selected_bits(4))
     for (int lengths = 0; lengths < 4; ++lengths)
-      for (index feature_heads : {1, 2, 4}) {
+      for (idx_t feature_heads : {1, 2, 4}) {
         const bool causal = bits & 1;
         if (bits & 2 && !causal) continue;
         rfa_problem p =
@@ -55,7 +55,7 @@ TEMPLATE_LIST_TEST_CASE("rfa: 16-bit storage computes in float", "[rfa]", storag
 }
 
 TEMPLATE_LIST_TEST_CASE("rfa: odd lengths and dims", "[rfa]", exact_types) {
-  const index lengths[] = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130, 257}, dims[] = {1, 3, 8, 16, 33, 64, 80, 128};
+  const idx_t lengths[] = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130, 257}, dims[] = {1, 3, 8, 16, 33, 64, 80, 128};
   for (std::size_t n = 0; n < std::size(lengths); ++n)
     for (std::size_t step : {0u, 3u, 5u})
       for (bool causal : {false, true}) {
@@ -87,7 +87,7 @@ TEST_CASE("rfa: waves beyond the first, on any number of threads", "[rfa]") {
 
 TEMPLATE_LIST_TEST_CASE("rfa: a token of zeros has the features of no direction", "[rfa]", exact_types) {
   rfa_problem p = problem_of({.queries = 20, .keys = 20, .dim = 8, .value_dim = 4});
-  for (index d = 0; d < 8; ++d) p.q(0, 1, 3, d) = p.k(1, 0, 5, d) = 0;
+  for (idx_t d = 0; d < 8; ++d) p.q(0, 1, 3, d) = p.k(1, 0, 5, d) = 0;
   check<TestType>(p);
   p.options.norm_eps = 1e-3;
   check<TestType>(p);

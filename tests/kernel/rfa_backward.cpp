@@ -9,7 +9,7 @@ namespace testing::rfa_backward_tests {
 namespace {
 
 // Short features keep the cosines positive, and denominators away from 0.
-rfa_problem problem_of(const problem_shape& shape, index features = 10, index matrices = 1, std::uint64_t seed = 1) {
+rfa_problem problem_of(const problem_shape& shape, idx_t features = 10, idx_t matrices = 1, std::uint64_t seed = 1) {
   auto p = random_problem<rfa_problem>(shape, seed);
   p.options.features = random_normal(seed + 100, 1, matrices, features, shape.dim, 0.5);
   return p;
@@ -21,7 +21,7 @@ TEMPLATE_LIST_TEST_CASE("rfa_backward: every combination of options", "[rfa_back
   for (int bits : selected_bits(5)) {
     const bool causal = bits & 1, gated = bits & 2;
     if (gated && !causal) continue;
-    for (index matrices : {1, 2, 4}) {
+    for (idx_t matrices : {1, 2, 4}) {
       rfa_problem p = problem_of({.queries = 70, .keys = 85, .dim = 5, .value_dim = 3}, 7, matrices);
       p.options.causal = causal;
       if (gated) p.options.gate = random_gates(2, bits & 4 ? 2 : 4, 85);
@@ -53,12 +53,12 @@ TEMPLATE_LIST_TEST_CASE("rfa_backward: 16-bit storage computes in float", "[rfa_
 }
 
 TEMPLATE_LIST_TEST_CASE("rfa_backward: odd lengths and dims", "[rfa_backward]", exact_types) {
-  const index lengths[] = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130}, dims[] = {1, 3, 8, 16, 33, 64};
+  const idx_t lengths[] = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130}, dims[] = {1, 3, 8, 16, 33, 64};
   for (std::size_t n = 0; n < std::size(lengths); ++n)
     for (bool causal : {false, true}) {
       problem_shape shape{.batch = 1, .heads = 2, .kv_heads = 1, .queries = lengths[n], .keys = lengths[n]};
       shape.dim = dims[(n + 3) % 6], shape.value_dim = dims[(5 * n) % 6];
-      rfa_problem p = problem_of(shape, 1 + static_cast<index>(11 * n % 27), 1, n + 1);
+      rfa_problem p = problem_of(shape, 1 + static_cast<idx_t>(11 * n % 27), 1, n + 1);
       p.options.norm_eps = 0.25;  // of a single number only the sign counts without it
       p.options.causal = causal;
       p.options.eps = 0.5;  // of a single key all but eps's part of the gradients cancels
@@ -72,12 +72,12 @@ TEST_CASE("rfa_backward: tokens of zeros", "[rfa_backward]") {
   for (double norm_eps : {0.0, 0.5}) {
     rfa_problem p = problem_of({.batch = 1, .heads = 1, .kv_heads = 1, .queries = 9, .keys = 9, .dim = 4});
     p.options.norm_eps = norm_eps;
-    for (index d = 0; d < 4; ++d) p.q(0, 0, 3, d) = p.k(0, 0, 5, d) = 0;
+    for (idx_t d = 0; d < 4; ++d) p.q(0, 0, 3, d) = p.k(0, 0, 5, d) = 0;
     const auto d_out = random_normal(9, 1, 1, 9, 16);
     const tensors all = gradients_by<float>(p, d_out);
     for (const auto& gradient : all) CHECK(all_finite(gradient));
     double of_query = 0, of_key = 0;
-    for (index d = 0; d < 4; ++d) of_query += std::abs(all[0](0, 0, 3, d)), of_key += std::abs(all[1](0, 0, 5, d));
+    for (idx_t d = 0; d < 4; ++d) of_query += std::abs(all[0](0, 0, 3, d)), of_key += std::abs(all[1](0, 0, 5, d));
     CHECK((of_query > 0) == (norm_eps > 0));
     CHECK((of_key > 0) == (norm_eps > 0));
   }

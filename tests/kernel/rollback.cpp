@@ -11,7 +11,7 @@
 namespace testing::rollback_tests {
 namespace {
 
-constexpr index batch = 2, kv_heads = 2, heads = 4, length = 90, dim = 9, value_dim = 12, count = 20, keep = 5;
+constexpr idx_t batch = 2, kv_heads = 2, heads = 4, length = 90, dim = 9, value_dim = 12, count = 20, keep = 5;
 
 struct inputs {
   tensor<float> q = cast<float>(random_normal(1, batch, heads, length, dim)),
@@ -23,7 +23,7 @@ struct inputs {
   attn::tensor<float, 3> features = attn::draw_features<float>(count, dim, {.seed = 4});
 };
 
-attn::tensor_view<const float, 3> rows(const tensor<float>& x, index begin, index n) {
+attn::tensor_view<const float, 3> rows(const tensor<float>& x, idx_t begin, idx_t n) {
   return attn::tensor_view<const float, 3>(x.data.data(), {x.batch(), x.heads(), x.length()}).slice(2, begin, n);
 }
 
@@ -38,7 +38,7 @@ std::string content(const State& state) {
 // Items go back one by one. feed(state, begin, n, lengths) feeds tokens, all or the first lengths[b] of n.
 template <class State, class Feed>
 void check_item_rollback(const State& fresh, const State& without, Feed&& feed) {
-  const std::vector<index> swapped{1, 0};
+  const std::vector<idx_t> swapped{1, 0};
   State state = fresh;
   feed(state, 0, 6, {});
   feed(state, 6, 4, {4, 1});
@@ -69,7 +69,7 @@ void check_item_rollback(const State& fresh, const State& without, Feed&& feed) 
   CHECK((state.kept(0) == keep && state.kept(1) == keep && state.tokens(0) == 10 && state.tokens(1) == 40));
   state.rollback(0, 4), state.rollback(1, 5);
   State never = without;
-  for (index t = 0; t < 6; ++t) feed(never, t, 1, {1, 0});
+  for (idx_t t = 0; t < 6; ++t) feed(never, t, 1, {1, 0});
   feed(never, 0, 35, {0, 35});
   CHECK(content(never) == content(state));
 }
@@ -78,23 +78,23 @@ void check_item_rollback(const State& fresh, const State& without, Feed&& feed) 
 template <class State, class Feed>
 void check_rollback(const State& fresh, const State& without, Feed&& with_lengths) {
   check_item_rollback(fresh, without, with_lengths);
-  const auto feed = [&](State& to, index begin, index n) { with_lengths(to, begin, n, {}); };
+  const auto feed = [&](State& to, idx_t begin, idx_t n) { with_lengths(to, begin, n, {}); };
   State state = fresh, plain = without;
-  index at = 0;
-  for (index n : {1, 2, 1, 3, 4, 7, 1, 40, 6, 1}) {
-    const index kept_before = state.kept();
+  idx_t at = 0;
+  for (idx_t n : {1, 2, 1, 3, 4, 7, 1, 40, 6, 1}) {
+    const idx_t kept_before = state.kept();
     feed(state, at, n);
     at += n;
     feed(plain, at - n, n);
     REQUIRE(state.tokens() == at);
-    REQUIRE(state.kept() == std::min<index>(keep, n > keep ? keep : kept_before + n));
-    for (index m = 0; m <= state.kept(); ++m) {
+    REQUIRE(state.kept() == std::min<idx_t>(keep, n > keep ? keep : kept_before + n));
+    for (idx_t m = 0; m <= state.kept(); ++m) {
       State back = state;
       back.rollback(m);
       CHECK(back.tokens() == at - m);
       CHECK(back.kept() == state.kept() - m);
       // Fed again they give the same bits, since each is a token of its own.
-      for (index t = at - m; t < at; ++t) feed(back, t, 1);
+      for (idx_t t = at - m; t < at; ++t) feed(back, t, 1);
       CHECK(content(back) == content(state));
     }
   }
@@ -129,7 +129,7 @@ TEST_CASE("linear goes back", "[rollback]") {
   auto kept = e;
   kept.keep = keep;
   check_rollback(attn::linear_state<float>(kept), attn::linear_state<float>(e),
-                 [&](auto& state, index begin, index n, const std::vector<index>& lengths) {
+                 [&](auto& state, idx_t begin, idx_t n, const std::vector<idx_t>& lengths) {
     const auto part = [&](auto all) { return all.slice(2, begin, n); };
     attn::linear_step(state, part(view(x.q)), part(view(x.k)), part(view(x.v)), part(view(x.out)),
                       {.lengths = lengths, .decay = rows(x.gate, begin, n)});
@@ -142,7 +142,7 @@ TEST_CASE("performer goes back, log scales too", "[rollback]") {
   auto kept = e;
   kept.keep = keep;
   check_rollback(attn::performer_state<float>(kept), attn::performer_state<float>(e),
-                 [&](auto& state, index begin, index n, const std::vector<index>& lengths) {
+                 [&](auto& state, idx_t begin, idx_t n, const std::vector<idx_t>& lengths) {
                    const auto part = [&](auto all) { return all.slice(2, begin, n); };
                    attn::performer_step(state, part(view(x.q)), part(view(x.k)), part(view(x.v)), part(view(x.out)),
                                         x.features, {.lengths = lengths});
@@ -155,7 +155,7 @@ TEST_CASE("rfa goes back", "[rollback]") {
   auto kept = e;
   kept.keep = keep;
   check_rollback(attn::rfa_state<float>(kept), attn::rfa_state<float>(e),
-                 [&](auto& state, index begin, index n, const std::vector<index>& lengths) {
+                 [&](auto& state, idx_t begin, idx_t n, const std::vector<idx_t>& lengths) {
     const auto part = [&](auto all) { return all.slice(2, begin, n); };
     attn::rfa_step(state, part(view(x.q)), part(view(x.k)), part(view(x.v)), part(view(x.out)), x.features,
                    {.lengths = lengths, .gate = rows(x.gate, begin, n)});
@@ -168,7 +168,7 @@ TEST_CASE("delta_rule goes back", "[rollback]") {
   auto kept = e;
   kept.keep = keep;
   check_rollback(attn::delta_rule_state<float>(kept), attn::delta_rule_state<float>(e),
-                 [&](auto& state, index begin, index n, const std::vector<index>& lengths) {
+                 [&](auto& state, idx_t begin, idx_t n, const std::vector<idx_t>& lengths) {
                    const auto part = [&](auto all) { return all.slice(2, begin, n); };
                    attn::delta_rule_step(state, part(view(x.key_q)), part(view(x.k)), part(view(x.v)),
                                          part(view(x.key_out)),

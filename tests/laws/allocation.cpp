@@ -55,7 +55,7 @@ TEMPLATE_LIST_TEST_CASE("law 11: no allocation in a step of a stream", "[allocat
     for (bool grown : {false, true}) {
       const bound<TestType> state = op.stream(shape);  // caches come with their memory reserved
       std::size_t allocated = 0;
-      for (index begin = 0, count = 17; begin + count <= 300; begin += count, count = begin % 2 ? 1 : 17) {
+      for (idx_t begin = 0, count = 17; begin + count <= 300; begin += count, count = begin % 2 ? 1 : 17) {
         law_call<TestType> call = call_of(in, r, serial);
         call.q = call.q.slice(2, begin, count), call.k = call.k.slice(2, begin, count);
         call.v = call.v.slice(2, begin, count), call.out = call.out.slice(2, begin, count);

@@ -11,17 +11,17 @@ TEMPLATE_LIST_TEST_CASE("law 7: the average of a constant is that constant", "[a
       shape = fitted(op, shape);
       INFO(op.name << ", " << text(shape));
       law_inputs<TestType> in = random_inputs<TestType>(shape);
-      const auto constant = [](index d) { return TestType(d % 2 ? -3 : 2) + TestType(d) / 8; };
-      for (index b = 0; b < shape.batch; ++b)
-        for (index h = 0; h < shape.kv_heads; ++h)
-          for (index j = 0; j < shape.keys; ++j)
-            for (index d = 0; d < shape.value_dim; ++d) in.v(b, h, j, d) = constant(d);
+      const auto constant = [](idx_t d) { return TestType(d % 2 ? -3 : 2) + TestType(d) / 8; };
+      for (idx_t b = 0; b < shape.batch; ++b)
+        for (idx_t h = 0; h < shape.kv_heads; ++h)
+          for (idx_t j = 0; j < shape.keys; ++j)
+            for (idx_t d = 0; d < shape.value_dim; ++d) in.v(b, h, j, d) = constant(d);
       const law_result<TestType> r = attend(op, shape, in);
       double worst = 0;
-      for (index b = 0; b < shape.batch; ++b)
-        for (index h = 0; h < shape.heads; ++h)
-          for (index i = 0; i < shape.queries; ++i)
-            for (index d = 0; d < shape.value_dim; ++d) {
+      for (idx_t b = 0; b < shape.batch; ++b)
+        for (idx_t h = 0; h < shape.heads; ++h)
+          for (idx_t i = 0; i < shape.queries; ++i)
+            for (idx_t d = 0; d < shape.value_dim; ++d) {
               const double error = std::abs(static_cast<double>(r.out(b, h, i, d) / constant(d)) - 1);
               if (!(error <= worst)) worst = error;
             }

@@ -10,31 +10,31 @@ namespace {
 using namespace stored;
 
 // One call. `gap`: rows lie so many elements further apart, with NaN between them.
-results run(const stored_operator& op, const inputs& in, attn::execution& exec, index gap = 0) {
+results run(const stored_operator& op, const inputs& in, attn::execution& exec, idx_t gap = 0) {
   const element nan = std::numeric_limits<element>::quiet_NaN();
   struct memory {
     std::vector<element> numbers;
-    std::array<index, 4> extents{}, strides{};
+    std::array<idx_t, 4> extents{}, strides{};
     out_view<element> view() { return {numbers.data(), extents, strides}; }
   };
   const auto place = [&](const values& x) {
-    const index row = x.dim() + gap, head = x.length() * row;
+    const idx_t row = x.dim() + gap, head = x.length() * row;
     memory m{std::vector<element>(static_cast<std::size_t>(x.batch() * x.heads() * head), nan),
              x.extents,
              {x.heads() * head, head, row, 1}};
-    for (index b = 0; b < x.batch(); ++b)
-      for (index h = 0; h < x.heads(); ++h)
-        for (index i = 0; i < x.length(); ++i)
-          for (index d = 0; d < x.dim(); ++d) m.view()(b, h, i, d) = x(b, h, i, d);
+    for (idx_t b = 0; b < x.batch(); ++b)
+      for (idx_t h = 0; h < x.heads(); ++h)
+        for (idx_t i = 0; i < x.length(); ++i)
+          for (idx_t d = 0; d < x.dim(); ++d) m.view()(b, h, i, d) = x(b, h, i, d);
     return m;
   };
   const auto taken = [&](memory& m) {
     values x(m.extents[0], m.extents[1], m.extents[2], m.extents[3]);
-    for (index b = 0; b < x.batch(); ++b)
-      for (index h = 0; h < x.heads(); ++h)
-        for (index i = 0; i < x.length(); ++i) {
-          for (index d = 0; d < x.dim(); ++d) x(b, h, i, d) = m.view()(b, h, i, d);
-          for (index d = x.dim(); d < x.dim() + gap; ++d)
+    for (idx_t b = 0; b < x.batch(); ++b)
+      for (idx_t h = 0; h < x.heads(); ++h)
+        for (idx_t i = 0; i < x.length(); ++i) {
+          for (idx_t d = 0; d < x.dim(); ++d) x(b, h, i, d) = m.view()(b, h, i, d);
+          for (idx_t d = x.dim(); d < x.dim() + gap; ++d)
             if (!std::isnan(static_cast<float>(*(&m.view()(b, h, i, 0) + d)))) FAIL("a gap was written");
         }
     return x;
@@ -51,39 +51,39 @@ results run(const stored_operator& op, const inputs& in) {
   return run(op, in, serial);
 }
 
-inputs random_inputs(const stored_operator& op, index batch = 2) {
-  const index width = op.square ? dim : value_dim;
+inputs random_inputs(const stored_operator& op, idx_t batch = 2) {
+  const idx_t width = op.square ? dim : value_dim;
   return {drawn(1, batch, heads, length, dim), drawn(2, batch, op.kv_heads, length, dim),
           drawn(3, batch, op.kv_heads, length, width), drawn(4, batch, heads, length, width)};
 }
 
-values item_of(const values& x, index b) {
+values item_of(const values& x, idx_t b) {
   values one(1, x.heads(), x.length(), x.dim());
   std::copy_n(x.data.begin() + one.size() * b, one.size(), one.data.begin());
   return one;
 }
 
-values heads_of(const values& x, index begin, index count) {
+values heads_of(const values& x, idx_t begin, idx_t count) {
   values some(x.batch(), count, x.length(), x.dim());
-  for (index b = 0; b < x.batch(); ++b)
-    for (index h = 0; h < count; ++h)
-      for (index i = 0; i < x.length(); ++i)
-        for (index d = 0; d < x.dim(); ++d) some(b, h, i, d) = x(b, begin + h, i, d);
+  for (idx_t b = 0; b < x.batch(); ++b)
+    for (idx_t h = 0; h < count; ++h)
+      for (idx_t i = 0; i < x.length(); ++i)
+        for (idx_t d = 0; d < x.dim(); ++d) some(b, h, i, d) = x(b, begin + h, i, d);
   return some;
 }
 
 // Rows [begin, end) of item b become `value`.
-void fill_rows(values& x, index b, index begin, index end, element value) {
-  for (index h = 0; h < x.heads(); ++h)
-    for (index i = begin; i < end; ++i)
-      for (index d = 0; d < x.dim(); ++d) x(b, h, i, d) = value;
+void fill_rows(values& x, idx_t b, idx_t begin, idx_t end, element value) {
+  for (idx_t h = 0; h < x.heads(); ++h)
+    for (idx_t i = begin; i < end; ++i)
+      for (idx_t d = 0; d < x.dim(); ++d) x(b, h, i, d) = value;
 }
 
-bool same_rows(const values& a, const values& b, index end) {
-  for (index n = 0; n < a.batch(); ++n)
-    for (index h = 0; h < a.heads(); ++h)
-      for (index i = 0; i < end; ++i)
-        for (index d = 0; d < a.dim(); ++d)
+bool same_rows(const values& a, const values& b, idx_t end) {
+  for (idx_t n = 0; n < a.batch(); ++n)
+    for (idx_t h = 0; h < a.heads(); ++h)
+      for (idx_t i = 0; i < end; ++i)
+        for (idx_t d = 0; d < a.dim(); ++d)
           if (!(a(n, h, i, d) == b(n, h, i, d))) return false;
   return true;
 }
@@ -104,7 +104,7 @@ TEST_CASE("bfloat16: an item alone gives what it gives in a batch", "[bfloat16_l
     INFO(op.name);
     const inputs in = random_inputs(op);
     const results all = run(op, in);
-    for (index b : {0, 1}) {
+    for (idx_t b : {0, 1}) {
       const results one = run(op, {item_of(in.q, b), item_of(in.k, b), item_of(in.v, b), item_of(in.d_out, b)});
       CHECK(one == results{item_of(all.out, b), item_of(all.dq, b), item_of(all.dk, b), item_of(all.dv, b)});
     }
@@ -116,8 +116,8 @@ TEST_CASE("bfloat16: the heads of one key head alone give what they give among o
     INFO(op.name);
     const inputs in = random_inputs(op);
     const results all = run(op, in);
-    const index group = heads / op.kv_heads;
-    for (index kv = 0; kv < op.kv_heads; ++kv) {
+    const idx_t group = heads / op.kv_heads;
+    for (idx_t kv = 0; kv < op.kv_heads; ++kv) {
       const auto queries = [&](const values& x) { return heads_of(x, kv * group, group); };
       const auto keys = [&](const values& x) { return heads_of(x, kv, 1); };
       CHECK(run(op, {queries(in.q), keys(in.k), keys(in.v), queries(in.d_out)}) ==
@@ -127,7 +127,7 @@ TEST_CASE("bfloat16: the heads of one key head alone give what they give among o
 }
 
 TEST_CASE("bfloat16: what lies in padding changes no bit", "[bfloat16_laws]") {
-  const index real = 77;
+  const idx_t real = 77;
   for (const stored_operator& op : stored_operators()) {
     INFO(op.name);
     inputs in = random_inputs(op);
@@ -137,9 +137,9 @@ TEST_CASE("bfloat16: what lies in padding changes no bit", "[bfloat16_laws]") {
       fill_rows(*x, 0, real, length, std::numeric_limits<element>::quiet_NaN());
     CHECK(run(op, in) == clean);
     for (const values* x : {&clean.out, &clean.dq, &clean.dk, &clean.dv})
-      for (index h = 0; h < x->heads(); ++h)
-        for (index i = real; i < length; ++i)
-          for (index d = 0; d < x->dim(); ++d) REQUIRE((*x)(0, h, i, d) == element(0));
+      for (idx_t h = 0; h < x->heads(); ++h)
+        for (idx_t i = real; i < length; ++i)
+          for (idx_t d = 0; d < x->dim(); ++d) REQUIRE((*x)(0, h, i, d) == element(0));
   }
 }
 
@@ -149,7 +149,7 @@ TEST_CASE("bfloat16: what comes later changes no bit, be it not finite", "[bfloa
     INFO(op.name);
     const inputs in = random_inputs(op, 1);
     const results before = run(op, in);
-    for (index from : {64, 101})
+    for (idx_t from : {64, 101})
       for (element later :
            {element(0.5f), std::numeric_limits<element>::infinity(), std::numeric_limits<element>::quiet_NaN()}) {
         INFO("tokens from " << from << " are " << later);
@@ -187,7 +187,7 @@ struct few_queries {
   values q, k, v, out;
   tensor<float> bias, lse;
 
-  few_queries(index queries, index keys, float size)
+  few_queries(idx_t queries, idx_t keys, float size)
       : q(drawn(1, 1, heads, queries, 64)), k(drawn(2, 1, 1, keys, 64)), v(drawn(3, 1, 1, keys, 32)),
         out(1, heads, queries, 32), bias(1, heads, queries, keys), lse(1, heads, queries, 1) {
     for (element& x : q.data) x = element(static_cast<float>(x) * size);
@@ -200,22 +200,22 @@ struct few_queries {
                                          options, {}, serial);
   }
   // The rows of `out`, but for one.
-  std::vector<element> others(index h, index i) const {
+  std::vector<element> others(idx_t h, idx_t i) const {
     std::vector<element> rows;
-    for (index head = 0; head < heads; ++head)
-      for (index row = 0; row < out.length(); ++row)
-        for (index d = 0; d < out.dim() && (head != h || row != i); ++d) rows.push_back(out(0, head, row, d));
+    for (idx_t head = 0; head < heads; ++head)
+      for (idx_t row = 0; row < out.length(); ++row)
+        for (idx_t d = 0; d < out.dim() && (head != h || row != i); ++d) rows.push_back(out(0, head, row, d));
     return rows;
   }
 };
 
 TEST_CASE("bfloat16: no query of few changes a bit of another's result", "[bfloat16_laws]") {
-  for (index keys : {31, 128, 300})
-    for (index queries : {1, 2, 4}) {
+  for (idx_t keys : {31, 128, 300})
+    for (idx_t queries : {1, 2, 4}) {
       CAPTURE(keys, queries);
       few_queries plain(queries, keys, 1), steep = plain, masked = plain;
-      const index last = queries - 1;
-      for (index d = 0; d < 64; ++d) steep.q(0, 1, last, d) = element(300 * static_cast<float>(steep.q(0, 1, last, d)));
+      const idx_t last = queries - 1;
+      for (idx_t d = 0; d < 64; ++d) steep.q(0, 1, last, d) = element(300 * static_cast<float>(steep.q(0, 1, last, d)));
       masked.bias(0, 1, last, 5) = -std::numeric_limits<float>::infinity();
       for (few_queries* x : {&plain, &steep, &masked}) x->run(true);
       CHECK(steep.others(1, last) == plain.others(1, last));
@@ -225,14 +225,14 @@ TEST_CASE("bfloat16: no query of few changes a bit of another's result", "[bfloa
 }
 
 TEST_CASE("bfloat16: a value that one of few queries does not see may be anything to it", "[bfloat16_laws]") {
-  for (index keys : {31, 128}) {
+  for (idx_t keys : {31, 128}) {
     few_queries plain(4, keys, 1), poisoned = plain;
     for (few_queries* x : {&plain, &poisoned}) x->bias(0, 2, 1, 6) = -std::numeric_limits<float>::infinity();
-    for (index d = 0; d < 32; ++d) poisoned.v(0, 0, 6, d) = std::numeric_limits<element>::quiet_NaN();
+    for (idx_t d = 0; d < 32; ++d) poisoned.v(0, 0, 6, d) = std::numeric_limits<element>::quiet_NaN();
     plain.run(false), poisoned.run(false);
-    for (index h = 0; h < heads; ++h)
-      for (index i = 0; i < 4; ++i)
-        for (index d = 0; d < 32; ++d)
+    for (idx_t h = 0; h < heads; ++h)
+      for (idx_t i = 0; i < 4; ++i)
+        for (idx_t d = 0; d < 32; ++d)
           REQUIRE((h == 2 && i == 1 ? poisoned.out(0, h, i, d) == plain.out(0, h, i, d)
                                     : std::isnan(static_cast<float>(poisoned.out(0, h, i, d)))));
   }
@@ -241,12 +241,12 @@ TEST_CASE("bfloat16: a value that one of few queries does not see may be anythin
 TEST_CASE("bfloat16: scores of few queries lose no more than those of many", "[bfloat16_laws]") {
   for (float size : {1.0f, 30.0f}) {
     few_queries many(5, 300, size), few(4, 300, size);
-    for (index h = 0; h < heads; ++h)
-      for (index i = 0; i < 4; ++i)
-        for (index d = 0; d < 64; ++d) few.q(0, h, i, d) = many.q(0, h, i, d);
+    for (idx_t h = 0; h < heads; ++h)
+      for (idx_t i = 0; i < 4; ++i)
+        for (idx_t d = 0; d < 64; ++d) few.q(0, h, i, d) = many.q(0, h, i, d);
     many.run(false), few.run(false);
-    for (index h = 0; h < heads; ++h)
-      for (index i = 0; i < 4; ++i) CHECK(std::abs(few.lse(0, h, i, 0) - many.lse(0, h, i, 0)) < 1e-3f);
+    for (idx_t h = 0; h < heads; ++h)
+      for (idx_t i = 0; i < 4; ++i) CHECK(std::abs(few.lse(0, h, i, 0) - many.lse(0, h, i, 0)) < 1e-3f);
   }
 }
 

@@ -7,11 +7,11 @@ namespace {
 
 // Rows from `begin` on of every head become those of `from`.
 template <class T>
-void replace_rows(tensor<T>& x, const tensor<T>& from, index begin) {
-  for (index b = 0; b < x.batch(); ++b)
-    for (index h = 0; h < x.heads(); ++h)
-      for (index i = begin; i < x.length(); ++i)
-        for (index d = 0; d < x.dim(); ++d) x(b, h, i, d) = from(b, h, i, d);
+void replace_rows(tensor<T>& x, const tensor<T>& from, idx_t begin) {
+  for (idx_t b = 0; b < x.batch(); ++b)
+    for (idx_t h = 0; h < x.heads(); ++h)
+      for (idx_t i = begin; i < x.length(); ++i)
+        for (idx_t d = 0; d < x.dim(); ++d) x(b, h, i, d) = from(b, h, i, d);
 }
 
 enum class change { not_finite, other_numbers, large };
@@ -19,12 +19,12 @@ enum class change { not_finite, other_numbers, large };
 // Nothing before key `now`, nor the queries that stand before it, may learn of a change from there on.
 template <class T>
 void check_future(const law_operator<T>& op, const law_shape& shape, const law_inputs<T>& in,
-                  const law_result<T>& before, index now, change what) {
-  const index first = std::clamp<index>(now - (shape.keys - shape.queries), 0, shape.queries);
+                  const law_result<T>& before, idx_t now, change what) {
+  const idx_t first = std::clamp<idx_t>(now - (shape.keys - shape.queries), 0, shape.queries);
   INFO(op.name << ", " << text(shape) << ", future from " << now << ", change " << int(what));
   law_inputs<T> changed = in;
   if (what == change::not_finite) {
-    for (index b = 0; b < shape.batch; ++b) {
+    for (idx_t b = 0; b < shape.batch; ++b) {
       poison_rows(changed.q, b, first, shape.queries);
       for (auto* x : {&changed.k, &changed.v}) poison_rows(*x, b, now, shape.keys);
     }
@@ -49,15 +49,15 @@ TEMPLATE_LIST_TEST_CASE("law 5: the future changes no earlier bit", "[causality]
     if (!op.causal) continue;
     std::vector<law_shape> shapes = law_shapes({2, 7, 16, 63, 64, 65, 127, 130, 257});
     if (op.cross)
-      for (auto [queries, keys] : {std::pair<index, index>{65, 130}, {130, 65}, {1, 40}})
+      for (auto [queries, keys] : {std::pair<idx_t, idx_t>{65, 130}, {130, 65}, {1, 40}})
         shapes.push_back({.queries = queries, .keys = keys, .dim = 33, .value_dim = 8});
-    for (index n = 0; law_shape shape : shapes) {
+    for (idx_t n = 0; law_shape shape : shapes) {
       shape = fitted(op, shape);
       const law_inputs<TestType> in = random_inputs<TestType>(shape);
       const law_result<TestType> before = attend(op, shape, in);
-      const index length = shape.keys;
+      const idx_t length = shape.keys;
       // The changes by turns: four places and three changes, so that from shape to shape each place meets all.
-      for (index now : {index(1), length / 3, length / 2 + 1, length - 1}) {
+      for (idx_t now : {idx_t(1), length / 3, length / 2 + 1, length - 1}) {
         ++n;
         if (few_shapes && now != length / 3 && now != length - 1) continue;
         check_future(op, shape, in, before, now, static_cast<change>(n % 3));

@@ -24,17 +24,17 @@ TEMPLATE_LIST_TEST_CASE("law 9: logits of ±1e4 stay finite", "[extremes]", exac
 TEMPLATE_LIST_TEST_CASE("law 9: rows that see no key are zero, lse −infinity", "[extremes]", exact_types) {
   for (const auto& op : operators<TestType>()) {
     if (!op.cross || !op.sees) continue;
-    for (auto [queries, keys] : {std::pair<index, index>{9, 0}, {70, 3}, {130, 60}, {257, 256}}) {
+    for (auto [queries, keys] : {std::pair<idx_t, idx_t>{9, 0}, {70, 3}, {130, 60}, {257, 256}}) {
       const law_shape shape = fitted(op, {.queries = queries, .keys = keys});
       INFO(op.name << ", " << text(shape));
       const law_result<TestType> r = attend(op, shape, random_inputs<TestType>(shape));
       bool right = true;
-      for (index b = 0; b < shape.batch; ++b)
-        for (index h = 0; h < shape.heads; ++h)
-          for (index i = 0; i < queries; ++i) {
+      for (idx_t b = 0; b < shape.batch; ++b)
+        for (idx_t h = 0; h < shape.heads; ++h)
+          for (idx_t i = 0; i < queries; ++i) {
             bool any = false;
-            for (index j = 0; j < keys; ++j) any = any || op.sees(shape, b, h, i, j);
-            for (index d = 0; d < shape.value_dim; ++d)
+            for (idx_t j = 0; j < keys; ++j) any = any || op.sees(shape, b, h, i, j);
+            for (idx_t d = 0; d < shape.value_dim; ++d)
               right = right && (any ? std::isfinite(r.out(b, h, i, d)) : r.out(b, h, i, d) == 0);
             if (!op.lse) continue;
             const TestType lse = r.lse(b, h, i, 0);

@@ -29,7 +29,7 @@ struct fuzz_case {
   law_shape shape;
   numbers kind;
   fault wrong;
-  std::vector<index> lengths{}, query_lengths{}, key_lengths{};
+  std::vector<idx_t> lengths{}, query_lengths{}, key_lengths{};
   std::array<const layout*, 5> as{};
   bool threads = false, in_chunks = false;
 
@@ -43,8 +43,8 @@ struct fuzz_case {
 
 template <class T>
 fuzz_case<T> draw(random_source& random) {
-  constexpr std::array<index, 20> extents = {0, 1, 1, 2, 3, 4, 5, 7, 8, 9, 13, 15, 16, 17, 24, 31, 32, 33, 47, 65};
-  constexpr std::array<index, 9> dims = {1, 2, 3, 4, 7, 8, 15, 16, 33};
+  constexpr std::array<idx_t, 20> extents = {0, 1, 1, 2, 3, 4, 5, 7, 8, 9, 13, 15, 16, 17, 24, 31, 32, 33, 47, 65};
+  constexpr std::array<idx_t, 9> dims = {1, 2, 3, 4, 7, 8, 15, 16, 33};
   fuzz_case<T> c{.op = operators<T>()[static_cast<std::size_t>(random.below(std::ssize(operators<T>())))],
                  .shape = {}, .kind = one_of(random, kinds),
                  .wrong = random.below(3) == 0 ? one_of(random, faults) : fault::none};
@@ -53,9 +53,9 @@ fuzz_case<T> draw(random_source& random) {
   s.dim = one_of(random, dims), s.value_dim = one_of(random, dims);
   s.queries = one_of(random, extents), s.keys = c.op.cross && random.below(2) ? one_of(random, extents) : s.queries;
   s = fitted(c.op, s);
-  const auto list = [&](index longest) {
-    std::vector<index> all;
-    for (index b = 0; b < s.batch; ++b) all.push_back(random.below(longest + 1));
+  const auto list = [&](idx_t longest) {
+    std::vector<idx_t> all;
+    for (idx_t b = 0; b < s.batch; ++b) all.push_back(random.below(longest + 1));
     return all;
   };
   if (c.op.padding && random.below(3) == 0) {
@@ -84,11 +84,11 @@ law_inputs<T> inputs_of(const fuzz_case<T>& c, random_source& random) {
 // Puts the fault into the call; false where it makes no difference to what the operator reads.
 template <class T>
 bool spoil(const fuzz_case<T>& c, law_call<T>& call, random_source& random) {
-  constexpr index huge = std::numeric_limits<index>::max() / 2;
+  constexpr idx_t huge = std::numeric_limits<idx_t>::max() / 2;
   in_view<T> out(call.out);
   in_view<T>* const views[] = {&call.q, &call.k, &call.v, &out};
-  constexpr std::array<index, 3> but_k = {0, 2, 3};  // lsh does not read k, fnet neither k nor v
-  const index which = c.op.of == "fnet"  ? random.below(2) * 3
+  constexpr std::array<idx_t, 3> but_k = {0, 2, 3};  // lsh does not read k, fnet neither k nor v
+  const idx_t which = c.op.of == "fnet"  ? random.below(2) * 3
                       : c.op.of == "lsh" ? one_of(random, but_k)
                                          : random.below(4);
   in_view<T>& x = *views[which];
@@ -138,7 +138,7 @@ std::string outcome(const fuzz_case<T>& c, random_source& random, attn::executio
   law_result<T> fresh = fresh_result(c.op, c.shape);
   laid_out<T> q(in.q, *c.as[0]), k(in.k, *c.as[1]), v(in.v, *c.as[2]);
   laid_out<T> out(fresh.out, *c.as[3]), lse(fresh.lse, *c.as[4]);
-  const index between = out.untouched();
+  const idx_t between = out.untouched();
   attn::tensor_view<T, 3> rows;
   if (c.op.lse) rows = lse.row_view();
   law_call<T> call{q.view, k.view, v.view, out.view, rows, c.lengths, c.threads ? &threads : &serial,
@@ -150,7 +150,7 @@ std::string outcome(const fuzz_case<T>& c, random_source& random, attn::executio
   try {
     if (c.in_chunks) {
       const bound<T> step = c.op.stream(c.shape);
-      for (index begin = 0, some; begin < c.shape.queries; begin += some) {
+      for (idx_t begin = 0, some; begin < c.shape.queries; begin += some) {
         some = 1 + random.below(c.shape.queries - begin);
         law_call<T> chunk = call;
         chunk.q = call.q.slice(2, begin, some), chunk.k = call.k.slice(2, begin, some);

@@ -46,7 +46,7 @@ double deviation(const tensor<T>& actual, const tensor<double>& wanted, double s
 inline constexpr double allowed_deviation = 3;
 
 struct fuzz_tally {
-  index calls = 0, refused = 0;
+  idx_t calls = 0, refused = 0;
   double worst = 0;
   std::string worst_at{};
 

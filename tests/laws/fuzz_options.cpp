@@ -9,7 +9,7 @@ namespace testing::fuzz_options_tests {
 namespace {
 
 constexpr double inf = std::numeric_limits<double>::infinity(), none = std::numeric_limits<double>::quiet_NaN();
-constexpr index most = std::numeric_limits<index>::max();
+constexpr idx_t most = std::numeric_limits<idx_t>::max();
 
 // A value of an option, and whether it is one.
 template <class T>
@@ -52,7 +52,7 @@ options_case<T> draw(random_source& random) {
   auto& w = c.wanted;
   const auto both = [&](auto&& set) { set(c.full), set(c.windowed); };
   using real_choices = std::vector<choice<double>>;
-  using index_choices = std::vector<choice<index>>;
+  using index_choices = std::vector<choice<idx_t>>;
   if (sometimes("causal")) both([](auto& o) { o.causal = true; }), w.causal = true;
   if (sometimes("scale")) {
     w.scale = static_cast<double>(static_cast<T>(
@@ -70,9 +70,9 @@ options_case<T> draw(random_source& random) {
   }
   // One number more than there are heads, at times.
   const auto list = [&](const real_choices& values, std::vector<T>& into) {
-    const index heads = s.heads + (random.below(12) == 0);
+    const idx_t heads = s.heads + (random.below(12) == 0);
     c.wrong |= heads != s.heads;
-    for (index h = 0; h < heads; ++h) into.push_back(static_cast<T>(pick(values)));
+    for (idx_t h = 0; h < heads; ++h) into.push_back(static_cast<T>(pick(values)));
   };
   if (sometimes("slopes")) {
     // Times distances up to 240 they round scores to a few units of the tolerance.
@@ -87,16 +87,16 @@ options_case<T> draw(random_source& random) {
   if (c.window) {
     w.left = c.windowed.left = pick(index_choices{{0}, {1}, {3}, {17}, {64}, {most}, {most - 1}, {-1, false}});
     w.right = c.windowed.right = pick(index_choices{{0}, {2}, {5}, {31}, {most}, {most - 1}, {-most, false}});
-    const index dilations = sometimes("dilation") ? random.below(2) ? s.heads : 1 : 0;
-    for (index n = 0; n < dilations; ++n)
+    const idx_t dilations = sometimes("dilation") ? random.below(2) ? s.heads : 1 : 0;
+    for (idx_t n = 0; n < dilations; ++n)
       w.dilation.push_back(pick(index_choices{{1}, {2}, {3}, {7}, {1}, {0, false}, {most}}));
     if (sometimes("global"))
-      for (index n = random.below(4); n >= 0; --n)
+      for (idx_t n = random.below(4); n >= 0; --n)
         w.global_positions.push_back(pick(index_choices{{0}, {1}, {9}, {30}, {39}, {5000}, {most}, {-1, false}}));
     c.windowed.dilation = w.dilation, c.windowed.global_positions = w.global_positions;
   } else if (sometimes("bias")) {
-    const auto or_one = [&](index extent) { return random.below(2) ? index(1) : extent; };
-    const index batch = or_one(s.batch), heads = or_one(s.heads), queries = or_one(s.queries);
+    const auto or_one = [&](idx_t extent) { return random.below(2) ? idx_t(1) : extent; };
+    const idx_t batch = or_one(s.batch), heads = or_one(s.heads), queries = or_one(s.queries);
     c.bias = tensor<T>(batch, heads, queries, s.keys);
     for (T& x : c.bias.data) x = random.below(6) == 0 ? T(-inf) : static_cast<T>(random.normal());
     c.full.bias = view(c.bias);

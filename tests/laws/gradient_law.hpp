@@ -42,7 +42,7 @@ tensor<T> random_d_out(const law_shape& s, std::uint64_t seed = 400) {
 // `forward` is what the forward call wrote.
 template <class T>
 law_backward_call<T> call_of(const law_inputs<T>& in, law_result<T>& forward, const tensor<T>& d_out,
-                             law_gradients<T>& g, attn::execution& execution, std::vector<index> lengths = {}) {
+                             law_gradients<T>& g, attn::execution& execution, std::vector<idx_t> lengths = {}) {
   law_backward_call<T> call{.q = view(in.q),
                             .k = view(in.k),
                             .v = view(in.v),
@@ -64,7 +64,7 @@ law_backward_call<T> call_of(const law_inputs<T>& in, law_result<T>& forward, co
 template <class T>
 law_gradients<T> differentiate(const law_operator<T>& op, const law_shape& s, const law_inputs<T>& in,
                                law_result<T> forward, const tensor<T>& d_out, attn::execution& execution,
-                               std::vector<index> lengths = {}) {
+                               std::vector<idx_t> lengths = {}) {
   law_gradients<T> g = fresh_gradients(op, s);
   law_backward_call<T> call = call_of(in, forward, d_out, g, execution, std::move(lengths));
   call.parameters = &g.parameters;
@@ -74,27 +74,27 @@ law_gradients<T> differentiate(const law_operator<T>& op, const law_shape& s, co
 // After a forward call.
 template <class T>
 law_gradients<T> differentiate(const law_operator<T>& op, const law_shape& s, const law_inputs<T>& in,
-                               const tensor<T>& d_out, attn::execution& execution, std::vector<index> lengths = {}) {
+                               const tensor<T>& d_out, attn::execution& execution, std::vector<idx_t> lengths = {}) {
   return differentiate(op, s, in, attend(op, s, in, execution, lengths), d_out, execution, lengths);
 }
 template <class T>
 law_gradients<T> differentiate(const law_operator<T>& op, const law_shape& s, const law_inputs<T>& in,
-                               const tensor<T>& d_out, std::vector<index> lengths = {}) {
+                               const tensor<T>& d_out, std::vector<idx_t> lengths = {}) {
   attn::execution serial;
   return differentiate(op, s, in, d_out, serial, std::move(lengths));
 }
 
 template <class T>
-bool same_rows(const tensor<T>& a, const tensor<T>& b, index item, index h, index i) {
-  for (index d = 0; d < a.dim(); ++d)
+bool same_rows(const tensor<T>& a, const tensor<T>& b, idx_t item, idx_t h, idx_t i) {
+  for (idx_t d = 0; d < a.dim(); ++d)
     if (a(item, h, i, d) != b(item, h, i, d)) return false;
   return true;
 }
 template <class T>
-bool zero_rows(const tensor<T>& x, index item, index begin, index end) {
-  for (index h = 0; h < x.heads(); ++h)
-    for (index i = begin; i < end; ++i)
-      for (index d = 0; d < x.dim(); ++d)
+bool zero_rows(const tensor<T>& x, idx_t item, idx_t begin, idx_t end) {
+  for (idx_t h = 0; h < x.heads(); ++h)
+    for (idx_t i = begin; i < end; ++i)
+      for (idx_t d = 0; d < x.dim(); ++d)
         if (x(item, h, i, d) != 0) return false;
   return true;
 }

@@ -15,7 +15,7 @@ TEMPLATE_LIST_TEST_CASE("law 11 of gradients: no allocation once scratch has gro
       law_shape shape;
       law_inputs<T> in;
       tensor<T> d_out;
-      std::vector<index> lengths;
+      std::vector<idx_t> lengths;
       law_result<T> whole, padded;
     };
     std::vector<problem> problems;

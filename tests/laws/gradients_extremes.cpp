@@ -18,19 +18,19 @@ TEMPLATE_LIST_TEST_CASE("law 9 of gradients: rows that see no key have none", "[
   using T = TestType;
   for (const auto& op : operators<T>()) {
     if (!op.backward || !op.cross || !op.sees) continue;
-    for (auto [queries, keys] : {std::pair<index, index>{9, 0}, {70, 3}, {130, 60}, {257, 256}}) {
+    for (auto [queries, keys] : {std::pair<idx_t, idx_t>{9, 0}, {70, 3}, {130, 60}, {257, 256}}) {
       const law_shape shape = fitted(op, {.queries = queries, .keys = keys});
       INFO(op.name << ", " << text(shape));
       const law_inputs<T> in = random_inputs<T>(shape);
       const law_gradients<T> g = differentiate(op, shape, in, random_d_out<T>(shape));
       CHECK(all_finite(g));
       bool right = true;
-      for (index b = 0; b < shape.batch; ++b)
-        for (index h = 0; h < shape.heads; ++h)
-          for (index i = 0; i < queries; ++i) {
+      for (idx_t b = 0; b < shape.batch; ++b)
+        for (idx_t h = 0; h < shape.heads; ++h)
+          for (idx_t i = 0; i < queries; ++i) {
             bool any = false;
-            for (index j = 0; j < keys; ++j) any = any || op.sees(shape, b, h, i, j);
-            for (index d = 0; !any && d < shape.dim; ++d) right = right && g.q(b, h, i, d) == 0;
+            for (idx_t j = 0; j < keys; ++j) any = any || op.sees(shape, b, h, i, j);
+            for (idx_t d = 0; !any && d < shape.dim; ++d) right = right && g.q(b, h, i, d) == 0;
           }
       CHECK(right);
     }

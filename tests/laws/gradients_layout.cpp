@@ -16,7 +16,7 @@ void check_gradient_layouts(const law_operator<T>& op, const law_shape& shape, c
   const law_gradients<T> fresh = fresh_gradients(op, shape);
   laid_out<T> q(in.q, *pick(0)), k(in.k, *pick(1)), v(in.v, *pick(2)), out(forward.out, *pick(3)), d(d_out, *pick(4)),
       lse(forward.lse, *pick(5)), dq(fresh.q, *pick(6)), dk(fresh.k, *pick(7)), dv(fresh.v, *pick(8));
-  const index between[] = {dq.untouched(), dk.untouched(), dv.untouched()};
+  const idx_t between[] = {dq.untouched(), dk.untouched(), dv.untouched()};
   attn::execution serial;
   std::vector<T> parameters;
   law_backward_call<T> call{.q = q.view,

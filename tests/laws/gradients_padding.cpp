@@ -7,30 +7,30 @@
 namespace testing::gradients_padding_tests {
 namespace {
 
-std::size_t nth(index b) { return static_cast<std::size_t>(b); }
+std::size_t nth(idx_t b) { return static_cast<std::size_t>(b); }
 
 // Rows [0, n) of heads [first, first + heads) of batch item b.
 template <class T>
-tensor<T> part(const tensor<T>& x, index b, index first, index heads, index n) {
+tensor<T> part(const tensor<T>& x, idx_t b, idx_t first, idx_t heads, idx_t n) {
   if (x.extents == tensor<T>().extents) return {};
   tensor<T> some(1, heads, n, x.dim());
-  for (index h = 0; h < heads; ++h)
-    for (index i = 0; i < n; ++i)
-      for (index d = 0; d < x.dim(); ++d) some(0, h, i, d) = x(b, first + h, i, d);
+  for (idx_t h = 0; h < heads; ++h)
+    for (idx_t i = 0; i < n; ++i)
+      for (idx_t d = 0; d < x.dim(); ++d) some(0, h, i, d) = x(b, first + h, i, d);
   return some;
 }
 
 // Of what is differentiated in batch item b: query heads that share `kv_heads` key heads from the first on.
 template <class T>
-law_inputs<T> part(const law_inputs<T>& x, index b, index group, index first, index kv_heads, index queries,
-                   index keys) {
+law_inputs<T> part(const law_inputs<T>& x, idx_t b, idx_t group, idx_t first, idx_t kv_heads, idx_t queries,
+                   idx_t keys) {
   return {part(x.q, b, first * group, kv_heads * group, queries), part(x.k, b, first, kv_heads, keys),
           part(x.v, b, first, kv_heads, keys)};
 }
 
 template <class T>
-void check_gradient_padding(const law_operator<T>& op, const law_shape& shape, const std::vector<index>& queries,
-                            const std::vector<index>& keys, bool apart) {
+void check_gradient_padding(const law_operator<T>& op, const law_shape& shape, const std::vector<idx_t>& queries,
+                            const std::vector<idx_t>& keys, bool apart) {
   INFO(op.name << ", " << text(shape));
   const law_inputs<T> clean = random_inputs<T>(shape);
   const tensor<T> d_out = random_d_out<T>(shape);
@@ -45,7 +45,7 @@ void check_gradient_padding(const law_operator<T>& op, const law_shape& shape, c
     else
       call.lengths = keys;
     op.bind(shape)(call);
-    for (index b = 0; poison && b < shape.batch; ++b) {
+    for (idx_t b = 0; poison && b < shape.batch; ++b) {
       poison_rows(in.q, b, queries[nth(b)], shape.queries);
       poison_rows(in.k, b, keys[nth(b)], shape.keys);
       poison_rows(in.v, b, keys[nth(b)], shape.keys);
@@ -63,8 +63,8 @@ void check_gradient_padding(const law_operator<T>& op, const law_shape& shape, c
   const law_gradients<T> padded = run(true);
   CHECK(identical(padded, run(false)));
 
-  for (index b = 0; b < shape.batch; ++b) {
-    const index nq = queries[nth(b)], nk = keys[nth(b)], group = shape.heads / shape.kv_heads;
+  for (idx_t b = 0; b < shape.batch; ++b) {
+    const idx_t nq = queries[nth(b)], nk = keys[nth(b)], group = shape.heads / shape.kv_heads;
     law_shape alone = shape;
     alone.batch = 1, alone.first_batch = b, alone.queries = nq, alone.keys = nk;
     const law_gradients<T> wanted =
@@ -88,7 +88,7 @@ TEMPLATE_LIST_TEST_CASE("law 1 of gradients: padding changes nothing", "[gradien
     for (law_shape shape : law_shapes({0, 1, 7, 16, 65, 130})) {
       shape = fitted(op, shape);
       shape.batch = 3;
-      const std::vector<index> lengths = {shape.queries / 2, shape.queries, shape.queries > 3 ? 3 : 0};
+      const std::vector<idx_t> lengths = {shape.queries / 2, shape.queries, shape.queries > 3 ? 3 : 0};
       check_gradient_padding(op, shape, lengths, lengths, false);
     }
   }
@@ -100,7 +100,7 @@ TEMPLATE_LIST_TEST_CASE("law 1 of gradients: queries and keys are padded apart",
     for (law_shape shape : law_shapes({7, 33, 70})) {
       shape = fitted(op, shape);
       shape.batch = 3, shape.keys = shape.queries * 3 / 2;
-      const index q = shape.queries, k = shape.keys;
+      const idx_t q = shape.queries, k = shape.keys;
       check_gradient_padding(op, shape, {q, q / 2, q - 1}, {k / 3, k, k - 5},
                              true);  // fewer keys than queries, and more
     }
@@ -117,10 +117,10 @@ TEMPLATE_LIST_TEST_CASE("law 2 of gradients: each key head stands alone", "[grad
       const law_inputs<T> in = random_inputs<T>(shape);
       const tensor<T> d_out = random_d_out<T>(shape);
       const law_gradients<T> together = differentiate(op, shape, in, d_out);
-      const index group = shape.heads / shape.kv_heads;
+      const idx_t group = shape.heads / shape.kv_heads;
       bool same = true;
-      for (index b = 0; b < shape.batch; ++b)
-        for (index kv = 0; kv < shape.kv_heads; ++kv) {
+      for (idx_t b = 0; b < shape.batch; ++b)
+        for (idx_t kv = 0; kv < shape.kv_heads; ++kv) {
           law_shape alone = shape;
           alone.batch = alone.kv_heads = 1, alone.heads = group;
           alone.first_batch = b, alone.first_head = kv * group;

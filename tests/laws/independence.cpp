@@ -13,12 +13,12 @@ TEMPLATE_LIST_TEST_CASE("law 2: each head stands alone", "[independence]", exact
       const law_inputs<TestType> in = random_inputs<TestType>(shape);
       const law_result<TestType> together = attend(op, shape, in);
       bool same = true;
-      for (index b = 0; b < shape.batch; ++b)
-        for (index h = 0; h < shape.heads; ++h) {
+      for (idx_t b = 0; b < shape.batch; ++b)
+        for (idx_t h = 0; h < shape.heads; ++h) {
           law_shape alone = shape;
           alone.batch = alone.heads = alone.kv_heads = 1;
           alone.first_batch = b, alone.first_head = h;
-          const index kv_head = h / (shape.heads / shape.kv_heads);
+          const idx_t kv_head = h / (shape.heads / shape.kv_heads);
           const law_result<TestType> single =
               attend(op, alone, {head(in.q, b, h), head(in.k, b, kv_head), head(in.v, b, kv_head)});
           same = same && identical(single.out, head(together.out, b, h));

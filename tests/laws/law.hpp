@@ -24,8 +24,8 @@ namespace testing {
 // What a law calls an operator with. `first_batch` and `first_head` say where these items stand in a larger
 // batch, for parameters that differ per item or head.
 struct law_shape {
-  index batch = 2, heads = 4, kv_heads = 2, queries = 0, keys = 0, dim = 16, value_dim = 16;
-  index first_batch = 0, first_head = 0;
+  idx_t batch = 2, heads = 4, kv_heads = 2, queries = 0, keys = 0, dim = 16, value_dim = 16;
+  idx_t first_batch = 0, first_head = 0;
 };
 
 template <class T>
@@ -33,9 +33,9 @@ struct law_call {
   in_view<T> q, k, v;
   out_view<T> out;
   attn::tensor_view<T, 3> lse;  // null if the operator has none, or nobody asks
-  std::vector<index> lengths;   // none, or one per batch item
+  std::vector<idx_t> lengths;   // none, or one per batch item
   attn::execution* execution;
-  std::vector<index> query_lengths{}, key_lengths{};  // instead of lengths
+  std::vector<idx_t> query_lengths{}, key_lengths{};  // instead of lengths
 
   void set_lengths(auto& options) const {
     options.lengths = lengths;
@@ -57,9 +57,9 @@ struct law_backward_call {
   in_view<T> q, k, v, out, d_out;
   attn::tensor_view<T, 3> lse;
   out_view<T> dq, dk, dv;
-  std::vector<index> lengths;
+  std::vector<idx_t> lengths;
   attn::execution* execution;
-  std::vector<index> query_lengths{}, key_lengths{};
+  std::vector<idx_t> query_lengths{}, key_lengths{};
   std::vector<T>* parameters = nullptr;  // if not null, gets the gradients of the operator's parameters
 
   void set_lengths(auto& options) const {
@@ -78,7 +78,7 @@ using backward_binder = std::function<std::function<void(const law_backward_call
 // the result has none.
 struct law_reference_call {
   tensor<double> q, k, v;
-  std::vector<index> lengths{}, query_lengths{}, key_lengths{};
+  std::vector<idx_t> lengths{}, query_lengths{}, key_lengths{};
   // For gradients of parameters: what is added to them, in the order in which the entry gives their gradients.
   std::vector<double> moves{};
   mutable std::size_t next_move = 0;
@@ -137,7 +137,7 @@ struct law_operator {
   double error_factor = 1;  // of the tolerance, where an operator loses more than a softmax: the entry says why
   // Laws 9, 10: does row i of item b and head h see row j of k and v? Empty: it is not known, and a NaN may go anywhere
   // in its head.
-  std::function<bool(const law_shape&, index b, index h, index i, index j)> sees;
+  std::function<bool(const law_shape&, idx_t b, idx_t h, idx_t i, idx_t j)> sees;
   reference_binder reference{};  // law 0
   binder<T> stream{};  // law 6: a fresh state; each call feeds the next tokens
   std::vector<law_limit<T>> limits{};
@@ -198,10 +198,10 @@ const std::vector<law_operator<T>>& operators() {
 
 // Every length meets a pair of dims, and eight lengths all dims of keys and of values; lengths that cost little meet
 // another pair. For few operators, which qemu may run, no length exceeds a block of keys.
-inline std::vector<law_shape> law_shapes(std::vector<index> lengths = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130, 257}) {
-  constexpr index dims[] = {1, 3, 8, 16, 33, 64, 80, 128};
+inline std::vector<law_shape> law_shapes(std::vector<idx_t> lengths = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130, 257}) {
+  constexpr idx_t dims[] = {1, 3, 8, 16, 33, 64, 80, 128};
 #if defined(ATTN_TEST_FLOAT_ALONE)
-  std::erase_if(lengths, [](index length) { return length > 65; });
+  std::erase_if(lengths, [](idx_t length) { return length > 65; });
 #endif
   std::vector<law_shape> shapes;
   for (std::size_t n = 0; n < lengths.size(); ++n)
@@ -254,11 +254,11 @@ law_inputs<T> extreme_inputs(const law_shape& s) {
   const double size = std::sqrt(1e4 / std::sqrt(static_cast<double>(s.dim)));
   random_source random(77);
   for (auto* x : {&in.q, &in.k})
-    for (index b = 0; b < x->batch(); ++b)
-      for (index h = 0; h < x->heads(); ++h)
-        for (index i = 0; i < x->length(); ++i) {
+    for (idx_t b = 0; b < x->batch(); ++b)
+      for (idx_t h = 0; h < x->heads(); ++h)
+        for (idx_t i = 0; i < x->length(); ++i) {
           const double sign = x == &in.k && random.below(5) == 0 ? 0 : random.below(2) ? 1 : -1;
-          for (index d = 0; d < s.dim; ++d) (*x)(b, h, i, d) = static_cast<T>(sign * size);
+          for (idx_t d = 0; d < s.dim; ++d) (*x)(b, h, i, d) = static_cast<T>(sign * size);
         }
   return in;
 }
@@ -299,7 +299,7 @@ law_result<T> fresh_result(const law_operator<T>& op, const law_shape& s) {
 
 template <class T>
 law_call<T> call_of(const law_inputs<T>& in, law_result<T>& r, attn::execution& execution,
-                    std::vector<index> lengths = {}) {
+                    std::vector<idx_t> lengths = {}) {
   law_call<T> call{view(in.q), view(in.k), view(in.v), view(r.out), {}, std::move(lengths), &execution};
   if (!r.lse.extents[3]) return call;
   call.lse = row_view(r.lse);
@@ -308,14 +308,14 @@ law_call<T> call_of(const law_inputs<T>& in, law_result<T>& r, attn::execution& 
 
 template <class T>
 law_result<T> attend(const law_operator<T>& op, const law_shape& s, const law_inputs<T>& in, attn::execution& execution,
-                     std::vector<index> lengths = {}) {
+                     std::vector<idx_t> lengths = {}) {
   law_result<T> r = fresh_result(op, s);
   op.bind(s)(call_of(in, r, execution, std::move(lengths)));
   return r;
 }
 template <class T>
 law_result<T> attend(const law_operator<T>& op, const law_shape& s, const law_inputs<T>& in,
-                     std::vector<index> lengths = {}) {
+                     std::vector<idx_t> lengths = {}) {
   attn::execution serial;
   return attend(op, s, in, serial, std::move(lengths));
 }
@@ -323,12 +323,12 @@ law_result<T> attend(const law_operator<T>& op, const law_shape& s, const law_in
 // By the streaming form, chunk after chunk.
 template <class T>
 law_result<T> attend_in_chunks(const law_operator<T>& op, const law_shape& s, const law_inputs<T>& in,
-                               const std::vector<index>& chunks) {
+                               const std::vector<idx_t>& chunks) {
   const bound<T> state = op.stream(s);
   law_result<T> r = fresh_result(op, s);
   attn::execution serial;
-  index begin = 0;
-  for (index count : chunks) {
+  idx_t begin = 0;
+  for (idx_t count : chunks) {
     law_call<T> call = call_of(in, r, serial);
     call.q = call.q.slice(2, begin, count), call.k = call.k.slice(2, begin, count);
     call.v = call.v.slice(2, begin, count), call.out = call.out.slice(2, begin, count);
@@ -341,7 +341,7 @@ law_result<T> attend_in_chunks(const law_operator<T>& op, const law_shape& s, co
 
 // Values that must not get through: NaN and both infinities, by turns.
 template <class T>
-T poison_value(index n) {
+T poison_value(idx_t n) {
   constexpr T values[] = {std::numeric_limits<T>::quiet_NaN(), std::numeric_limits<T>::infinity(),
                           -std::numeric_limits<T>::infinity()};
   return values[n % 3];
@@ -349,10 +349,10 @@ T poison_value(index n) {
 
 // Fills rows [begin, end) of batch item b with poison values.
 template <class T>
-void poison_rows(tensor<T>& x, index b, index begin, index end) {
-  for (index h = 0; h < x.heads(); ++h)
-    for (index i = begin; i < end; ++i)
-      for (index d = 0; d < x.dim(); ++d) x(b, h, i, d) = poison_value<T>(h + i + d);
+void poison_rows(tensor<T>& x, idx_t b, idx_t begin, idx_t end) {
+  for (idx_t h = 0; h < x.heads(); ++h)
+    for (idx_t i = begin; i < end; ++i)
+      for (idx_t d = 0; d < x.dim(); ++d) x(b, h, i, d) = poison_value<T>(h + i + d);
 }
 
 }  // namespace testing

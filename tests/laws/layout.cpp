@@ -15,7 +15,7 @@ void check_layouts(const law_operator<T>& op, const law_shape& shape, const boun
                << ", out: " << as[3]->name << ", lse: " << as[4]->name);
   law_result<T> fresh = fresh_result(op, shape);
   laid_out<T> q(in.q, *as[0]), k(in.k, *as[1]), v(in.v, *as[2]), out(fresh.out, *as[3]), lse(fresh.lse, *as[4]);
-  const index between = out.untouched();
+  const idx_t between = out.untouched();
   attn::tensor_view<T, 3> rows;
   if (op.lse) rows = lse.row_view();
   attn::execution serial;
@@ -58,7 +58,7 @@ TEMPLATE_LIST_TEST_CASE("law 3: one head's memory may serve all heads", "[layout
     INFO(op.name);
     law_inputs<T> in = random_inputs<T>(shape);
     const law_inputs<T> first = {head(in.q, 0, 0), head(in.k, 0, 0), head(in.v, 0, 0)};
-    const auto broadcast = [](const tensor<T>& x, index batch, index heads) {
+    const auto broadcast = [](const tensor<T>& x, idx_t batch, idx_t heads) {
       return in_view<T>(x.data.data(), {batch, heads, x.length(), x.dim()}, {0, 0, x.dim(), 1});
     };
     const auto copied = [](tensor<T>& to, const tensor<T>& from) {

@@ -5,7 +5,7 @@
 
 namespace testing {
 
-using strides = std::array<index, 4>;
+using strides = std::array<idx_t, 4>;
 
 struct layout {
   const char* name;
@@ -53,27 +53,27 @@ struct laid_out {
 
   laid_out(const tensor<T>& x, const layout& as) {
     strides steps = as.of(x.extents);
-    index last = 0;
-    for (std::size_t axis = 0; axis < 4; ++axis) last += std::max<index>(x.extents[axis] - 1, 0) * steps[axis];
+    idx_t last = 0;
+    for (std::size_t axis = 0; axis < 4; ++axis) last += std::max<idx_t>(x.extents[axis] - 1, 0) * steps[axis];
     memory.assign(static_cast<std::size_t>(last + 1), std::numeric_limits<T>::quiet_NaN());
     T* origin = memory.data();
     if (as.backwards) {
       origin += last;
-      for (index& step : steps) step = -step;
+      for (idx_t& step : steps) step = -step;
     }
     view = {origin, x.extents, steps};
-    for (index b = 0; b < x.batch(); ++b)
-      for (index h = 0; h < x.heads(); ++h)
-        for (index i = 0; i < x.length(); ++i)
-          for (index d = 0; d < x.dim(); ++d) view(b, h, i, d) = x(b, h, i, d);
+    for (idx_t b = 0; b < x.batch(); ++b)
+      for (idx_t h = 0; h < x.heads(); ++h)
+        for (idx_t i = 0; i < x.length(); ++i)
+          for (idx_t d = 0; d < x.dim(); ++d) view(b, h, i, d) = x(b, h, i, d);
   }
 
   tensor<T> gathered() const {
     tensor<T> x(view.extent(0), view.extent(1), view.extent(2), view.extent(3));
-    for (index b = 0; b < x.batch(); ++b)
-      for (index h = 0; h < x.heads(); ++h)
-        for (index i = 0; i < x.length(); ++i)
-          for (index d = 0; d < x.dim(); ++d) x(b, h, i, d) = view(b, h, i, d);
+    for (idx_t b = 0; b < x.batch(); ++b)
+      for (idx_t h = 0; h < x.heads(); ++h)
+        for (idx_t i = 0; i < x.length(); ++i)
+          for (idx_t d = 0; d < x.dim(); ++d) x(b, h, i, d) = view(b, h, i, d);
     return x;
   }
   // As [batch, head, length].
@@ -82,8 +82,8 @@ struct laid_out {
             {view.extent(0), view.extent(1), view.extent(2)},
             {view.stride(0), view.stride(1), view.stride(2)}};
   }
-  index untouched() const {
-    return static_cast<index>(std::count_if(memory.begin(), memory.end(), [](T x) { return std::isnan(x); }));
+  idx_t untouched() const {
+    return static_cast<idx_t>(std::count_if(memory.begin(), memory.end(), [](T x) { return std::isnan(x); }));
   }
 };
 

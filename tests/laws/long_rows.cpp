@@ -5,7 +5,7 @@
 namespace testing::long_rows_tests {
 namespace {
 
-constexpr index length = 524288;
+constexpr idx_t length = 524288;
 // Of what the weights sum up to. A tile's worth of keys beside the sink, some 400, is less than half a unit in its last
 // place each: 8e-6. The sums of the kernels and of AFT take fewer keys at a time.
 constexpr double most_of_softmax = 2e-5, most_of_sums = 1e-5;
@@ -17,7 +17,7 @@ struct long_keys {
 
   explicit long_keys(bool linear) {
     double rest = 0;
-    for (index j = 1; j < length; ++j) {
+    for (idx_t j = 1; j < length; ++j) {
       const double wave = std::sin(static_cast<double>(j));
       k(0, 0, j, 0) = static_cast<float>(linear ? 1 + wave : 1.5 * wave);
       v(0, 0, j, 0) = -1;
@@ -37,7 +37,7 @@ struct long_keys {
 // The largest error of the last rows, the earlier of which may see fewer keys.
 double worst_error(const tensor<float>& x, double right) {
   double worst = 0;
-  for (index i = x.length() - std::min<index>(8, x.length()); i < x.length(); ++i) {
+  for (idx_t i = x.length() - std::min<idx_t>(8, x.length()); i < x.length(); ++i) {
     const double error = std::abs(static_cast<double>(x(0, 0, i, 0)) - right);
     if (!(error <= worst)) worst = error;
   }
@@ -55,7 +55,7 @@ void check_gradients(const law_long_rows<float>& form, const law_shape& s, const
                     .execution = &serial});
   const double mean = keys.mean(), all = keys.sink + keys.others, n = static_cast<double>(s.queries);
   double right = 0, size = 0, of_others = 0, of_keys = 0, key_size = 0;
-  for (index j = 0; j < length; ++j) {
+  for (idx_t j = 0; j < length; ++j) {
     const double k = static_cast<double>(keys.k(0, 0, j, 0)), weight = std::exp(k) / all;
     const double d = weight * (static_cast<double>(keys.v(0, 0, j, 0)) - mean);
     right += d * k, size += weight * (1 + mean) * std::abs(k);
@@ -101,7 +101,7 @@ TEST_CASE("law 12: gradients of keys are such sums too", "[long_rows]") {
       const tensor<float> q(1, 1, length, 1), k(1, 1, 2, 1);
       tensor<float> v(1, 1, 2, 1), d_out(1, 1, length, 1), dv = v, out = q;
       double others = 0;
-      for (index i = 1; i < length; ++i) {
+      for (idx_t i = 1; i < length; ++i) {
         d_out(0, 0, i, 0) = static_cast<float>(1.5 + std::sin(static_cast<double>(i)));
         others += static_cast<double>(d_out(0, 0, i, 0));
       }

@@ -11,21 +11,21 @@ namespace {
 template <class T>
 struct packed_tensor {
   std::vector<T> memory;
-  index total = 0, heads = 0, dim = 0;
+  idx_t total = 0, heads = 0, dim = 0;
 
   packed_tensor(const std::vector<const tensor<T>*>& parts) : heads(parts[0]->heads()), dim(parts[0]->dim()) {
     for (const tensor<T>* part : parts)
-      for (index t = 0; t < part->length(); ++t, ++total)
-        for (index h = 0; h < heads; ++h)
-          for (index d = 0; d < dim; ++d) memory.push_back((*part)(0, h, t, d));
+      for (idx_t t = 0; t < part->length(); ++t, ++total)
+        for (idx_t h = 0; h < heads; ++h)
+          for (idx_t d = 0; d < dim; ++d) memory.push_back((*part)(0, h, t, d));
   }
   attn::tensor_view<T> view() { return {memory.data(), {1, heads, total, dim}, {0, dim, heads * dim, 1}}; }
   attn::tensor_view<T, 3> rows() { return {memory.data(), {1, heads, total}, {0, 1, heads}}; }
 
-  bool holds(const tensor<T>& part, index begin) {
-    for (index h = 0; h < heads; ++h)
-      for (index t = 0; t < part.length(); ++t)
-        for (index d = 0; d < dim; ++d)
+  bool holds(const tensor<T>& part, idx_t begin) {
+    for (idx_t h = 0; h < heads; ++h)
+      for (idx_t t = 0; t < part.length(); ++t)
+        for (idx_t d = 0; d < dim; ++d)
           if (std::memcmp(&view()(0, h, begin + t, d), &part(0, h, t, d), sizeof(T)) != 0) return false;
     return true;
   }
@@ -35,9 +35,9 @@ struct packed_tensor {
 
 TEMPLATE_LIST_TEST_CASE("packed sequences give what each gives alone", "[packed]", exact_types) {
   using T = TestType;
-  const std::vector<index> lengths = {33, 0, 5, 1, 97, 64};
-  std::vector<index> offsets = {0};
-  for (index n : lengths) offsets.push_back(offsets.back() + n);
+  const std::vector<idx_t> lengths = {33, 0, 5, 1, 97, 64};
+  std::vector<idx_t> offsets = {0};
+  for (idx_t n : lengths) offsets.push_back(offsets.back() + n);
   for (const auto& op : operators<T>()) {
     INFO(op.name);
     struct part {
@@ -51,7 +51,7 @@ TEMPLATE_LIST_TEST_CASE("packed sequences give what each gives alone", "[packed]
     };
     std::vector<part> parts;
     attn::execution serial, three(3, 0);
-    for (index n : lengths) {
+    for (idx_t n : lengths) {
       law_shape shape{.batch = 1, .queries = n, .keys = n};
       shape = fitted(op, shape);
       const law_inputs<T> in = random_inputs<T>(shape);

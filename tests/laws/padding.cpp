@@ -6,23 +6,23 @@
 namespace testing::padding_tests {
 namespace {
 
-std::size_t at(index b) { return static_cast<std::size_t>(b); }
+std::size_t at(idx_t b) { return static_cast<std::size_t>(b); }
 
 // Rows [0, n) of batch item b.
 template <class T>
-tensor<T> item(const tensor<T>& x, index b, index n) {
+tensor<T> item(const tensor<T>& x, idx_t b, idx_t n) {
   tensor<T> part(1, x.heads(), n, x.dim());
-  for (index h = 0; h < x.heads(); ++h)
-    for (index i = 0; i < n; ++i)
-      for (index d = 0; d < x.dim(); ++d) part(0, h, i, d) = x(b, h, i, d);
+  for (idx_t h = 0; h < x.heads(); ++h)
+    for (idx_t i = 0; i < n; ++i)
+      for (idx_t d = 0; d < x.dim(); ++d) part(0, h, i, d) = x(b, h, i, d);
   return part;
 }
 
 template <class T>
-bool blank(const law_result<T>& r, index b, index begin) {
-  for (index h = 0; h < r.out.heads(); ++h)
-    for (index i = begin; i < r.out.length(); ++i) {
-      for (index d = 0; d < r.out.dim(); ++d)
+bool blank(const law_result<T>& r, idx_t b, idx_t begin) {
+  for (idx_t h = 0; h < r.out.heads(); ++h)
+    for (idx_t i = begin; i < r.out.length(); ++i) {
+      for (idx_t d = 0; d < r.out.dim(); ++d)
         if (r.out(b, h, i, d) != 0) return false;
       if (!r.lse.empty() && r.lse(b, h, i, 0) != -std::numeric_limits<T>::infinity()) return false;
     }
@@ -31,12 +31,12 @@ bool blank(const law_result<T>& r, index b, index begin) {
 
 // `apart`: queries and keys have lengths of their own.
 template <class T>
-void check_padding(const law_operator<T>& op, const law_shape& shape, const std::vector<index>& queries,
-                   const std::vector<index>& keys, bool apart) {
+void check_padding(const law_operator<T>& op, const law_shape& shape, const std::vector<idx_t>& queries,
+                   const std::vector<idx_t>& keys, bool apart) {
   INFO(op.name << ", " << text(shape));
   const law_inputs<T> clean = random_inputs<T>(shape);
   law_inputs<T> in = clean;
-  for (index b = 0; b < shape.batch; ++b) {
+  for (idx_t b = 0; b < shape.batch; ++b) {
     poison_rows(in.q, b, queries[at(b)], shape.queries);
     poison_rows(in.k, b, keys[at(b)], shape.keys);
     poison_rows(in.v, b, keys[at(b)], shape.keys);
@@ -50,8 +50,8 @@ void check_padding(const law_operator<T>& op, const law_shape& shape, const std:
     call.lengths = keys;
   op.bind(shape)(call);
 
-  for (index b = 0; b < shape.batch; ++b) {
-    const index nq = queries[at(b)], nk = keys[at(b)];
+  for (idx_t b = 0; b < shape.batch; ++b) {
+    const idx_t nq = queries[at(b)], nk = keys[at(b)];
     law_shape alone = shape;
     alone.batch = 1, alone.first_batch = b, alone.queries = nq, alone.keys = nk;
     const law_result<T> wanted = attend(op, alone, {item(clean.q, b, nq), item(clean.k, b, nk), item(clean.v, b, nk)});
@@ -70,7 +70,7 @@ TEMPLATE_LIST_TEST_CASE("law 1: padding changes nothing", "[padding]", exact_typ
     for (law_shape shape : law_shapes()) {
       shape = fitted(op, shape);
       shape.batch = 3;
-      const std::vector<index> lengths = {shape.queries / 2, shape.queries, shape.queries > 3 ? 3 : 0};
+      const std::vector<idx_t> lengths = {shape.queries / 2, shape.queries, shape.queries > 3 ? 3 : 0};
       check_padding(op, shape, lengths, lengths, false);
     }
   }
@@ -82,7 +82,7 @@ TEMPLATE_LIST_TEST_CASE("law 1: queries and keys are padded apart", "[padding]",
     for (law_shape shape : law_shapes({7, 20, 33, 70})) {
       shape = fitted(op, shape);
       shape.batch = 3, shape.keys = shape.queries * 3 / 2;
-      const index q = shape.queries, k = shape.keys;
+      const idx_t q = shape.queries, k = shape.keys;
       check_padding(op, shape, {q, q / 2, q - 1}, {k / 3, k, k - 5}, true);  // fewer keys than queries, and more
     }
   }

@@ -8,7 +8,7 @@ namespace {
 
 struct law_case {
   law_shape shape;
-  std::vector<index> lengths{}, query_lengths{}, key_lengths{};
+  std::vector<idx_t> lengths{}, query_lengths{}, key_lengths{};
 };
 
 template <class T>
@@ -32,7 +32,7 @@ std::vector<law_case> cases(const law_operator<T>& op) {
   std::vector<law_case> all;
   for (law_shape shape : law_shapes({0, 1, 2, 7, 16, 33, 65, 130})) {
     law_case c{fitted(op, shape)};
-    const index n = shape.keys;
+    const idx_t n = shape.keys;
     if (op.padding && all.size() % 2 == 1) c.lengths = {n * 3 / 4, n};
     if (n > 65) c.shape.batch = 1, c.lengths.resize(std::min<std::size_t>(1, c.lengths.size()));  // they take long
     all.push_back(c);
@@ -123,7 +123,7 @@ TEMPLATE_LIST_TEST_CASE("law 0: operators agree with their references", "[agreem
       const reference::result wanted = op.reference(c.shape)(in_double(in, c));
       check_agreement(op, attend(op, c, in), wanted);
       if (op.stream && c.lengths.empty() && c.shape.queries == c.shape.keys && c.shape.queries > 2) {
-        const index n = c.shape.queries;
+        const idx_t n = c.shape.queries;
         INFO("in chunks");
         check_agreement(op, attend_in_chunks(op, c.shape, in, {1, n / 2, 1, n - n / 2 - 2}), wanted);
       }

@@ -20,11 +20,11 @@ struct stored_form {
   using element = S;
   using values = tensor<element>;
 
-  static constexpr index heads = 4, dim = 33, value_dim = 40, length = 150, features = 20;
+  static constexpr idx_t heads = 4, dim = 33, value_dim = 40, length = 150, features = 20;
 
   struct inputs {
     values q, k, v, d_out;
-    std::vector<index> lengths{};
+    std::vector<idx_t> lengths{};
   };
   struct results {
     values out, dq, dk, dv;
@@ -33,7 +33,7 @@ struct stored_form {
   struct stored_call {
     in_view<element> q, k, v, d_out;
     out_view<element> out, dq, dk, dv;
-    std::vector<index> lengths;
+    std::vector<idx_t> lengths;
     attn::execution& execution;
 
     template <class Options>
@@ -48,12 +48,12 @@ struct stored_form {
     std::string name;
     bool causal;
     std::function<void(const stored_call&)> run;
-    index kv_heads = 2;
+    idx_t kv_heads = 2;
     bool square = false;  // values have the dim of keys
   };
 
   // The same numbers for every element type.
-  static values drawn(std::uint64_t seed, index batch, index count, index tokens, index width, double scale = 1) {
+  static values drawn(std::uint64_t seed, idx_t batch, idx_t count, idx_t tokens, idx_t width, double scale = 1) {
     return cast<element>(rounded<Eigen::bfloat16>(random_normal(seed, batch, count, tokens, width, scale)));
   }
 
@@ -189,10 +189,10 @@ struct stored_form {
               const auto options = c.template options<typename compiled::options>(false);
               compiled::call(c.q, c.out, options, c.execution);
               compiled::backward(c.d_out, {.x = c.dq}, options, c.execution);
-              for (index b = 0; b < c.dv.extent(0); ++b)
-                for (index h = 0; h < c.dv.extent(1); ++h)
-                  for (index i = 0; i < c.dv.extent(2); ++i)
-                    for (index d = 0; d < c.dv.extent(3); ++d) c.dv(b, h, i, d) = element(0);
+              for (idx_t b = 0; b < c.dv.extent(0); ++b)
+                for (idx_t h = 0; h < c.dv.extent(1); ++h)
+                  for (idx_t i = 0; i < c.dv.extent(2); ++i)
+                    for (idx_t d = 0; d < c.dv.extent(3); ++d) c.dv(b, h, i, d) = element(0);
             },
             heads, true};
   }
@@ -243,8 +243,8 @@ using values = form::values;
 using inputs = form::inputs;
 using results = form::results;
 using stored_operator = form::stored_operator;
-inline constexpr index heads = form::heads, dim = form::dim, value_dim = form::value_dim, length = form::length;
-inline values drawn(std::uint64_t seed, index batch, index count, index tokens, index width) {
+inline constexpr idx_t heads = form::heads, dim = form::dim, value_dim = form::value_dim, length = form::length;
+inline values drawn(std::uint64_t seed, idx_t batch, idx_t count, idx_t tokens, idx_t width) {
   return form::drawn(seed, batch, count, tokens, width);
 }
 inline const std::vector<stored_operator>& stored_operators() { return form::stored_operators(); }

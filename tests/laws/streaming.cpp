@@ -6,11 +6,11 @@ namespace testing::streaming_tests {
 namespace {
 
 // Chunks that add up to `length`: single tokens, one chunk, or a mixture.
-std::vector<std::vector<index>> feedings(index length) {
-  std::vector<index> mixed;
-  for (index fed = 0, next = 1; fed < length; fed += mixed.back(), next = next * 3 % 50)
+std::vector<std::vector<idx_t>> feedings(idx_t length) {
+  std::vector<idx_t> mixed;
+  for (idx_t fed = 0, next = 1; fed < length; fed += mixed.back(), next = next * 3 % 50)
     mixed.push_back(std::min(next, length - fed));
-  return {std::vector<index>(static_cast<std::size_t>(length), 1), {length}, mixed};
+  return {std::vector<idx_t>(static_cast<std::size_t>(length), 1), {length}, mixed};
 }
 
 }  // namespace

@@ -35,7 +35,7 @@ TEMPLATE_LIST_TEST_CASE("law 4: fewer queries than threads, many keys", "[thread
   attn::execution four(4, 0);
   for (const auto& op : operators<TestType>()) {
     if (!op.cross) continue;
-    for (index queries : {1, 2}) {
+    for (idx_t queries : {1, 2}) {
       const law_shape shape = fitted(op, {.batch = 1, .heads = 2, .kv_heads = 1, .queries = queries, .keys = 3000});
       INFO(op.name << ", " << text(shape));
       const law_inputs<TestType> in = random_inputs<TestType>(shape);

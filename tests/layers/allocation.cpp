@@ -8,7 +8,7 @@ TEMPLATE_LIST_TEST_CASE("layers: no allocation once scratch has grown", "[layer_
   for (const auto& op : layers<TestType>()) {
     attn::execution serial;
     for (bool grown : {false, true})
-      for (index length : lengths) {
+      for (idx_t length : lengths) {
         const auto x = input(op, 2, length);
         auto out = x;
         const std::size_t before = allocations(), scratch = serial.scratch_bytes();
@@ -27,7 +27,7 @@ TEMPLATE_LIST_TEST_CASE("layers backward: no allocation once scratch has grown",
     if (op.sees != reach::token) continue;  // the table's mixers allocate their callables
     attn::execution serial;
     for (bool grown : {false, true})
-      for (index length : {0, 1, 48, 200}) {
+      for (idx_t length : {0, 1, 48, 200}) {
         const auto x = input(op, 2, length), d = input(op, 2, length, 10);
         auto dx = x;
         auto gradients = op.weights;
@@ -71,7 +71,7 @@ TEMPLATE_LIST_TEST_CASE("multi_head_backward, encoder_block_backward: no allocat
 TEMPLATE_LIST_TEST_CASE("reversible_block_backward: 24 layers train in the memory of two", "[layer_allocation]",
                         exact_types) {
   using S = TestType;
-  const index dim = 12;
+  const idx_t dim = 12;
   std::vector<tensor<S>> gradients = random_layers<S>(1, dim, 20, 0.5)[0];
   std::vector<tensor<S>*> to;
   for (auto& g : gradients) to.push_back(&g);

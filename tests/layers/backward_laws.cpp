@@ -10,11 +10,11 @@ namespace testing::backward_laws_tests {
 TEMPLATE_LIST_TEST_CASE("layers backward: dx of a batch is that of each item alone", "[layer_backward_laws]",
                         exact_types) {
   for (const auto& op : backward_layers<TestType>())
-    for (index length : {1, 3, 48, 65}) {
+    for (idx_t length : {1, 3, 48, 65}) {
       INFO(op.name << ", length " << length);
       const auto x = input(op, 3, length), d = input(op, 3, length, 10);
       const auto all = result(op, x, d).dx;
-      for (index b = 0; b < 3; ++b) CHECK(head(all, b, 0) == result(op, head(x, b, 0), head(d, b, 0)).dx);
+      for (idx_t b = 0; b < 3; ++b) CHECK(head(all, b, 0) == result(op, head(x, b, 0), head(d, b, 0)).dx);
     }
 }
 
@@ -22,7 +22,7 @@ TEMPLATE_LIST_TEST_CASE("layers backward: any number of threads gives the same b
                         all_types) {
   attn::execution two(2, 0), five(5, 0);
   for (const auto& op : backward_layers<TestType>())
-    for (index length : {0, 1, 48, 200}) {
+    for (idx_t length : {0, 1, 48, 200}) {
       INFO(op.name << ", length " << length);
       const auto x = input(op, 3, length), d = input(op, 3, length, 10);
       const auto wanted = result(op, x, d);
@@ -53,12 +53,12 @@ TEMPLATE_LIST_TEST_CASE("layers backward: concurrent calls with separate executi
 TEMPLATE_LIST_TEST_CASE("layers backward: any strides give the same bits, and gaps are neither read nor written",
                         "[layer_backward_laws]", exact_types) {
   struct layout {
-    std::array<index, 3> strides;  // of batch, length and features, in a memory of NaN
-    index first;                   // where the first number lies
+    std::array<idx_t, 3> strides;  // of batch, length and features, in a memory of NaN
+    idx_t first;                   // where the first number lies
   };
   for (const auto& op : backward_layers<TestType>())
-    for (index length : {1, 7, 65}) {
-      const index width = op.width, size = 4 * length * (width + 5);
+    for (idx_t length : {1, 7, 65}) {
+      const idx_t width = op.width, size = 4 * length * (width + 5);
       const layout layouts[] = {{{length * width, 1, length}, 0},           // column-major
                                 {{1, 4 * width, 4}, 0},                     // three items of four, side by side
                                 {{length * (width + 5), width + 5, 1}, 0},  // rows with gaps
@@ -75,16 +75,16 @@ TEMPLATE_LIST_TEST_CASE("layers backward: any strides give the same bits, and ga
         };
         const auto from = placed(x_memory), d_from = placed(d_memory), to = placed(dx_memory);
         const auto every_number = [&](auto&& visit) {
-          for (index b = 0; b < 3; ++b)
-            for (index i = 0; i < length; ++i)
-              for (index e = 0; e < width; ++e) visit(b, i, e);
+          for (idx_t b = 0; b < 3; ++b)
+            for (idx_t i = 0; i < length; ++i)
+              for (idx_t e = 0; e < width; ++e) visit(b, i, e);
         };
         every_number(
-            [&](index b, index i, index e) { from(b, i, e) = x(b, 0, i, e), d_from(b, i, e) = d(b, 0, i, e); });
+            [&](idx_t b, idx_t i, idx_t e) { from(b, i, e) = x(b, 0, i, e), d_from(b, i, e) = d(b, 0, i, e); });
         backward_result<TestType> found{wanted.dx, wanted.gradients};
         attn::execution serial;
         op.run(from, d_from, to, found.gradients, serial);
-        every_number([&](index b, index i, index e) { found.dx(b, 0, i, e) = std::exchange(to(b, i, e), nan); });
+        every_number([&](idx_t b, idx_t i, idx_t e) { found.dx(b, 0, i, e) = std::exchange(to(b, i, e), nan); });
         CHECK(found == wanted);
         CHECK(std::all_of(dx_memory.begin(), dx_memory.end(), [](TestType number) { return std::isnan(number); }));
       }
@@ -96,16 +96,16 @@ TEMPLATE_LIST_TEST_CASE("layers backward: what is not finite in tokens without g
                         "[layer_backward_laws]", exact_types) {
   constexpr TestType bad[] = {std::numeric_limits<TestType>::quiet_NaN(), std::numeric_limits<TestType>::infinity()};
   for (const auto& op : backward_layers<TestType>())
-    for (index length : {3, 50}) {
+    for (idx_t length : {3, 50}) {
       if (op.sees != reach::token) continue;  // for the others it is the operator's lengths that decide
       auto x = input(op, 3, length), d = input(op, 3, length, 10);
-      for (index e = 0; e < op.width; ++e) d(1, 0, length - 1, e) = 0;
+      for (idx_t e = 0; e < op.width; ++e) d(1, 0, length - 1, e) = 0;
       const auto clean = result(op, x, d);
       for (TestType value : bad) {
-        for (index e = 0; e < op.width; ++e) x(1, 0, length - 1, e) = value;
+        for (idx_t e = 0; e < op.width; ++e) x(1, 0, length - 1, e) = value;
         INFO(op.name << ", length " << length << ", " << value);
         CHECK(result(op, x, d) == clean);
-        for (index e = 0; e < op.width; ++e) CHECK(clean.dx(1, 0, length - 1, e) == 0);
+        for (idx_t e = 0; e < op.width; ++e) CHECK(clean.dx(1, 0, length - 1, e) == 0);
       }
     }
 }
@@ -113,18 +113,18 @@ TEMPLATE_LIST_TEST_CASE("layers backward: what is not finite in tokens without g
 TEMPLATE_LIST_TEST_CASE("layers backward: a gradient that is not finite reaches only the rows that led to it",
                         "[layer_backward_laws]", exact_types) {
   for (const auto& op : backward_layers<TestType>())
-    for (index length : {3, 50})
-      for (index at : {index(0), length / 2, length - 1}) {
+    for (idx_t length : {3, 50})
+      for (idx_t at : {idx_t(0), length / 2, length - 1}) {
         const auto x = input(op, 3, length);
         auto d = input(op, 3, length, 10);
         const auto clean = result(op, x, d).dx;
-        for (index e = 0; e < op.width; ++e) d(1, 0, at, e) = std::numeric_limits<TestType>::quiet_NaN();
+        for (idx_t e = 0; e < op.width; ++e) d(1, 0, at, e) = std::numeric_limits<TestType>::quiet_NaN();
         const auto found = result(op, x, d).dx;
         int wrong = 0;
-        for (index b = 0; b < 3; ++b)
-          for (index i = 0; i < length; ++i) {
+        for (idx_t b = 0; b < 3; ++b)
+          for (idx_t i = 0; i < length; ++i) {
             const bool led = b == 1 && (i == at || (i < at && op.sees == reach::past) || op.sees == reach::sequence);
-            for (index e = 0; e < op.width; ++e) wrong += !led && found(b, 0, i, e) != clean(b, 0, i, e);
+            for (idx_t e = 0; e < op.width; ++e) wrong += !led && found(b, 0, i, e) != clean(b, 0, i, e);
           }
         INFO(op.name << ", length " << length << ", at token " << at);
         CHECK(wrong == 0);

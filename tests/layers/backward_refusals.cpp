@@ -11,7 +11,7 @@ namespace {
 struct arguments {
   tensor<float> x{2, 1, 6, 8, 0.5f}, y{2, 1, 9, 8, 0.25f}, d{2, 1, 6, 8, 0.125f}, rest{2, 1, 6, 8, 7};
   tensor<float> memory{1, 1, 40, 40, 0.1f}, written{1, 1, 40, 40, 7};
-  index used = 0;
+  idx_t used = 0;
   in_sequence<float> x_view = sequence(std::as_const(x)), y_view = sequence(std::as_const(y)),
                      d_view = sequence(std::as_const(d));
   out_sequence<float> dx = next(2, 6, 8), remainder = sequence(rest);
@@ -46,13 +46,13 @@ struct arguments {
 
   arguments() = default;
   arguments(const arguments&) = delete;
-  in_matrix<float> matrix(index rows, index columns) const { return {memory.data.data(), {rows, columns}}; }
-  in_vector<float> vector(index n) const { return {memory.data.data(), {n}}; }
-  in_sequence<float> shaped(index b, index l, index e) const { return {memory.data.data(), {b, l, e}}; }
-  float* next_memory(index n) { return written.data.data() + std::exchange(used, used + n); }
-  out_sequence<float> next(index b, index l, index e) { return {next_memory(b * l * e), {b, l, e}}; }
-  attn::tensor_view<float, 2> next(index rows, index columns) { return {next_memory(rows * columns), {rows, columns}}; }
-  attn::tensor_view<float, 1> next(index n) { return {next_memory(n), {n}}; }
+  in_matrix<float> matrix(idx_t rows, idx_t columns) const { return {memory.data.data(), {rows, columns}}; }
+  in_vector<float> vector(idx_t n) const { return {memory.data.data(), {n}}; }
+  in_sequence<float> shaped(idx_t b, idx_t l, idx_t e) const { return {memory.data.data(), {b, l, e}}; }
+  float* next_memory(idx_t n) { return written.data.data() + std::exchange(used, used + n); }
+  out_sequence<float> next(idx_t b, idx_t l, idx_t e) { return {next_memory(b * l * e), {b, l, e}}; }
+  attn::tensor_view<float, 2> next(idx_t rows, idx_t columns) { return {next_memory(rows * columns), {rows, columns}}; }
+  attn::tensor_view<float, 1> next(idx_t n) { return {next_memory(n), {n}}; }
 };
 
 void nothing(in_sequence<float>, out_sequence<float>, attn::execution&) { FAIL("the mixer was called"); }

@@ -9,7 +9,7 @@ namespace testing {
 template <class S>
 struct backward_layer {
   std::string name;
-  index width;  // of input and output
+  idx_t width;  // of input and output
   reach sees;   // of a row of dx: the rows of x and d_out it depends on; past: its own and later ones
   std::vector<tensor<S>> weights;
   // dx and the gradients of the weights.
@@ -19,7 +19,7 @@ struct backward_layer {
 };
 
 template <class S>
-void add_backward_layers(std::vector<backward_layer<S>>& all, index width) {
+void add_backward_layers(std::vector<backward_layer<S>>& all, idx_t width) {
   using L = compiled_layers<S>;
   using list = std::vector<tensor<S>>;
   const auto out_matrix = [](tensor<S>& g) { return matrix_or_none(&g); };
@@ -122,7 +122,7 @@ backward_result<S> result(const backward_layer<S>& op, const tensor<S>& x, const
 }
 
 template <class S>
-tensor<S> input(const backward_layer<S>& op, index batch, index length, std::uint64_t seed = 9) {
+tensor<S> input(const backward_layer<S>& op, idx_t batch, idx_t length, std::uint64_t seed = 9) {
   return cast<S>(random_sequence(seed, batch, length, op.width));
 }
 

@@ -4,7 +4,7 @@
 namespace testing::encoder_block_tests {
 namespace {
 
-reference::encoder_block_weights random_weights(index dim, index hidden, bool all, bool gated = false) {
+reference::encoder_block_weights random_weights(idx_t dim, idx_t hidden, bool all, bool gated = false) {
   reference::encoder_block_weights w;
   w.feed = random_feed_forward(dim, hidden, dim, all, gated);
   if (!all) return w;
@@ -16,14 +16,14 @@ reference::encoder_block_weights random_weights(index dim, index hidden, bool al
 // Every token takes half of the one before it.
 template <class S>
 void shift(in_sequence<S> x, out_sequence<S> out, attn::execution&) {
-  for (index b = 0; b < x.extent(0); ++b)
-    for (index i = 0; i < x.extent(1); ++i)
-      for (index d = 0; d < x.extent(2); ++d)
+  for (idx_t b = 0; b < x.extent(0); ++b)
+    for (idx_t i = 0; i < x.extent(1); ++i)
+      for (idx_t d = 0; d < x.extent(2); ++d)
         out(b, i, d) = i > 0 ? static_cast<S>(static_cast<real<S>>(x(b, i - 1, d)) / 2) : S(0);
 }
 
 template <class S>
-double error_of(index batch, index length, index dim, index hidden, bool all, bool norm_first, attn::activation f,
+double error_of(idx_t batch, idx_t length, idx_t dim, idx_t hidden, bool all, bool norm_first, attn::activation f,
                 bool in_place, bool llama = false) {
   const auto x = rounded<S>(random_sequence(5, batch, length, dim));
   const auto w = rounded<S>(random_weights(dim, hidden, all, llama));
@@ -56,7 +56,7 @@ TEMPLATE_LIST_TEST_CASE("encoder_block: against the reference", "[encoder_block]
   for (bool norm_first : {true, false})
     for (bool all : {false, true})
       for (bool in_place : {false, true})
-        for (index length : {0, 1, 47, 130}) {
+        for (idx_t length : {0, 1, 47, 130}) {
           CAPTURE(norm_first, all, in_place, length);
           const auto f = static_cast<attn::activation>(length % 3);
           CHECK(error_of<TestType>(2, length, 24, 70, all, norm_first, f, in_place) <= allowed<TestType>);
@@ -65,15 +65,15 @@ TEMPLATE_LIST_TEST_CASE("encoder_block: against the reference", "[encoder_block]
 
 TEMPLATE_LIST_TEST_CASE("encoder_block: RMS norm and a gate", "[encoder_block]", exact_types) {
   for (bool norm_first : {true, false})
-    for (index length : {1, 47})
+    for (idx_t length : {1, 47})
       CHECK(error_of<TestType>(2, length, 24, 70, length == 47, norm_first, attn::activation::silu, false, true) <=
             allowed<TestType>);
 }
 
 TEMPLATE_LIST_TEST_CASE("encoder_block: odd sizes", "[encoder_block]", exact_types) {
   for (bool norm_first : {true, false})
-    for (index dim : {0, 1, 33, 530})
-      for (index hidden : {0, 5, 600}) {
+    for (idx_t dim : {0, 1, 33, 530})
+      for (idx_t hidden : {0, 5, 600}) {
         if (dim == 1) continue;  // a norm of one feature keeps nothing but beta: there is nothing to compare
         CAPTURE(norm_first, dim, hidden);
         CHECK(error_of<TestType>(1, 10, dim, hidden, true, norm_first, attn::activation::gelu, false) <=
@@ -123,8 +123,8 @@ TEST_CASE("encoder_block: Eigen matrices and default arguments", "[encoder_block
   const Eigen::MatrixXf x = Eigen::MatrixXf::Random(9, 6), u = Eigen::MatrixXf::Zero(4, 6);
   Eigen::MatrixXf out(9, 6);
   const auto nothing = [](auto, auto to, attn::execution&) {
-    for (index i = 0; i < to.extent(1); ++i)
-      for (index d = 0; d < to.extent(2); ++d) to(0, i, d) = 0;
+    for (idx_t i = 0; i < to.extent(1); ++i)
+      for (idx_t d = 0; d < to.extent(2); ++d) to(0, i, d) = 0;
   };
   attn::encoder_block(x, out, {.feed_forward = {.up = u, .down = u.transpose()}}, nothing);
   CHECK((out - x).isZero(0));  // nothing mixed, nothing fed: the residual alone

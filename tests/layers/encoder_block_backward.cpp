@@ -23,13 +23,13 @@ struct block_arguments {
 };
 
 struct block_case {
-  index batch = 2, length = 21, dim = 10, hidden = 14, blocks = 1;
+  idx_t batch = 2, length = 21, dim = 10, hidden = 14, blocks = 1;
   bool norm_first = true, all = true, causal = false, mixed = false, fourier = false, in_place = false, rms = false;
   attn::activation f = attn::activation::gelu;
 };
 
 void add_block(gradient_case& r, const block_case& a, std::uint64_t seed) {
-  const auto vector_of = [&](const char* name, index n, double mean) {
+  const auto vector_of = [&](const char* name, idx_t n, double mean) {
     if (!a.all) return;
     tensor<double> v = random_vector(++seed, n, 0.5);
     for (double& value : v.data) value += mean;
@@ -96,9 +96,9 @@ struct block {
     return {.query = matrix(in.query), .key = matrix(in.key), .value = matrix(in.value), .output = matrix(in.output)};
   }
   static void scale(in_sequence<S> x, out_sequence<S> to) {
-    for (index b = 0; b < x.extent(0); ++b)
-      for (index i = 0; i < x.extent(1); ++i)
-        for (index d = 0; d < x.extent(2); ++d) to(b, i, d) = static_cast<S>(static_cast<real<S>>(x(b, i, d)) / 8);
+    for (idx_t b = 0; b < x.extent(0); ++b)
+      for (idx_t i = 0; i < x.extent(1); ++i)
+        for (idx_t d = 0; d < x.extent(2); ++d) to(b, i, d) = static_cast<S>(static_cast<real<S>>(x(b, i, d)) / 8);
   }
   mixer_of<S> mixer() const {
     if (a.fourier)
@@ -165,7 +165,7 @@ layer_backward_case<S> case_of(const block_case& a) {
            ", mixed " + std::to_string(a.mixed) + ", fourier " + std::to_string(a.fourier) + ", rms " +
            std::to_string(a.rms) + ", activation " + std::to_string(int(a.f));
   add(r, "x", random_sequence(1, a.batch, a.length, a.dim));
-  for (index n = 0; n < a.blocks; ++n) add_block(r, a, 100 + 20 * static_cast<std::uint64_t>(n));
+  for (idx_t n = 0; n < a.blocks; ++n) add_block(r, a, 100 + 20 * static_cast<std::uint64_t>(n));
   const int each = block_inputs(a);
   r.forward = [a, each](const std::vector<tensor<variable>>& in) {
     tensor<variable> x = in[0];
@@ -235,7 +235,7 @@ TEMPLATE_LIST_TEST_CASE("encoder_block_backward: options", "[encoder_block_backw
 
 TEMPLATE_LIST_TEST_CASE("encoder_block_backward: lengths", "[encoder_block_backward]", exact_types) {
   for (bool norm_first : {false, true})
-    for (index length : {0, 1, 2, 47, 65})
+    for (idx_t length : {0, 1, 2, 47, 65})
       check_layer_backward(case_of<TestType>({.length = length, .norm_first = norm_first}), factor<TestType>);
 }
 

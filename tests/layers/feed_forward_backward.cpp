@@ -5,7 +5,7 @@ namespace testing::feed_forward_backward_tests {
 namespace {
 
 struct feed_case {
-  index batch = 2, length = 20, inputs = 8, hidden = 20, outputs = 8;
+  idx_t batch = 2, length = 20, inputs = 8, hidden = 20, outputs = 8;
   bool up_bias = true, down_bias = true, gated = false;
   attn::activation f = attn::activation::gelu;
   double scale = 1;  // of the inputs
@@ -58,8 +58,8 @@ layer_backward_case<S> case_of(const feed_case& a) {
 
 TEMPLATE_LIST_TEST_CASE("feed_forward_backward: against the reverse pass", "[feed_forward_backward]", all_types) {
   int n = 0;
-  for (index length : {0, 1, 3, 47, 65})
-    for (index hidden : {1, 20, 70})
+  for (idx_t length : {0, 1, 3, 47, 65})
+    for (idx_t hidden : {1, 20, 70})
       for (int f = 0; f < 4; ++f) {
         ++n;
         check_layer_backward(case_of<TestType>({.length = length,
@@ -103,13 +103,13 @@ TEMPLATE_LIST_TEST_CASE("feed_forward_backward: the slopes of the activations", 
   for (int kind = 0; kind < 4; ++kind) {
     const auto f = static_cast<attn::activation>(kind);
     tensor<S> x(1, 1, 4001, 1), one(1, 1, 1, 1, S(1)), d(1, 1, 4001, 1, S(1)), dx = x;
-    for (index i = 0; i < 4001; ++i) x(0, 0, i, 0) = static_cast<S>(static_cast<double>(i - 2000) * 0.01 + 0.003);
+    for (idx_t i = 0; i < 4001; ++i) x(0, 0, i, 0) = static_cast<S>(static_cast<double>(i - 2000) * 0.01 + 0.003);
     attn::execution serial;
     compiled_layers<S>::feed_forward_backward(sequence(std::as_const(x)),
                                               {.up = matrix(std::as_const(one)), .down = matrix(std::as_const(one))},
                                               sequence(std::as_const(d)), {.x = sequence(dx)}, f, serial);
     double worst = 0;
-    for (index i = 0; i < 4001; ++i) {
+    for (idx_t i = 0; i < 4001; ++i) {
       reference::variable::forget();
       tensor<variable> at(1, 1, 1, 1, reference::variable::independent(static_cast<double>(x(0, 0, i, 0)))), y = at;
       y.data[0] = activated(f, at.data[0]);

@@ -107,9 +107,9 @@ void check_layer_backward(layer_backward_case<S> c, double factor = 1) {
 // sinks, for without them a key bias has no gradient: it moves all scores of a query.
 template <class S>
 struct attention_pair {
-  index heads = 1;
+  idx_t heads = 1;
   bool causal = false;
-  std::vector<index> lengths{};
+  std::vector<idx_t> lengths{};
   std::vector<real<S>> sinks = std::vector<real<S>>(static_cast<std::size_t>(heads), real<S>(1));
   std::shared_ptr<tensor<real<S>>> lse = std::make_shared<tensor<real<S>>>();
 
@@ -121,7 +121,7 @@ struct attention_pair {
   }
   attention_of<S> forward() const {
     return [*this](in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, attn::execution& exec) {
-      const std::array<index, 4> extents = {q.extent(0), q.extent(1), q.extent(2), 1};
+      const std::array<idx_t, 4> extents = {q.extent(0), q.extent(1), q.extent(2), 1};
       if (lse->extents != extents) *lse = tensor<real<S>>(extents[0], extents[1], extents[2], 1);
       compiled_full_softmax<S>::call(q, k, v, out, options(), {}, exec);
     };

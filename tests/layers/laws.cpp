@@ -9,22 +9,22 @@ namespace testing::laws_tests {
 
 TEMPLATE_LIST_TEST_CASE("layers: a batch gives what each item alone gives", "[layer_laws]", exact_types) {
   for (const auto& op : layers<TestType>())
-    for (index length : lengths) {
+    for (idx_t length : lengths) {
       INFO(op.name << ", length " << length);
       const auto x = input(op, 3, length), all = result(op, x);
-      for (index b = 0; b < 3; ++b) CHECK(head(all, b, 0) == result(op, head(x, b, 0)));
+      for (idx_t b = 0; b < 3; ++b) CHECK(head(all, b, 0) == result(op, head(x, b, 0)));
     }
 }
 
 TEMPLATE_LIST_TEST_CASE("layers: any strides give the same bits, and gaps are neither read nor written", "[layer_laws]",
                         exact_types) {
   struct layout {
-    std::array<index, 3> strides;  // of batch, length and features, in a memory of NaN
-    index first;                   // where the first number lies
+    std::array<idx_t, 3> strides;  // of batch, length and features, in a memory of NaN
+    idx_t first;                   // where the first number lies
   };
   for (const auto& op : layers<TestType>())
-    for (index length : {1, 7, 65}) {
-      const index width = op.width, size = 4 * length * (width + 5);
+    for (idx_t length : {1, 7, 65}) {
+      const idx_t width = op.width, size = 4 * length * (width + 5);
       const layout layouts[] = {{{length * width, 1, length}, 0},           // column-major
                                 {{1, 4 * width, 4}, 0},                     // three items of four, side by side
                                 {{length * (width + 5), width + 5, 1}, 0},  // rows with gaps
@@ -41,14 +41,14 @@ TEMPLATE_LIST_TEST_CASE("layers: any strides give the same bits, and gaps are ne
         const auto from = placed(x_memory), out = placed(out_memory);
         tensor<TestType> found = wanted;
         const auto every_number = [&](auto&& visit) {
-          for (index b = 0; b < 3; ++b)
-            for (index i = 0; i < length; ++i)
-              for (index d = 0; d < width; ++d) visit(b, i, d);
+          for (idx_t b = 0; b < 3; ++b)
+            for (idx_t i = 0; i < length; ++i)
+              for (idx_t d = 0; d < width; ++d) visit(b, i, d);
         };
-        every_number([&](index b, index i, index d) { from(b, i, d) = x(b, 0, i, d); });
+        every_number([&](idx_t b, idx_t i, idx_t d) { from(b, i, d) = x(b, 0, i, d); });
         attn::execution serial;
         op.run(from, out, serial);
-        every_number([&](index b, index i, index d) { found(b, 0, i, d) = std::exchange(out(b, i, d), nan); });
+        every_number([&](idx_t b, idx_t i, idx_t d) { found(b, 0, i, d) = std::exchange(out(b, i, d), nan); });
         CHECK(found == wanted);
         CHECK(std::all_of(out_memory.begin(), out_memory.end(), [](TestType number) { return std::isnan(number); }));
       }
@@ -58,7 +58,7 @@ TEMPLATE_LIST_TEST_CASE("layers: any strides give the same bits, and gaps are ne
 TEMPLATE_LIST_TEST_CASE("layers: any number of threads gives the same bits", "[layer_threads]", all_types) {
   attn::execution two(2, 0), five(5, 0);
   for (const auto& op : layers<TestType>())
-    for (index length : lengths) {
+    for (idx_t length : lengths) {
       INFO(op.name << ", length " << length);
       const auto x = input(op, 3, length), wanted = result(op, x);
       CHECK(result(op, x, two) == wanted);
@@ -86,18 +86,18 @@ TEMPLATE_LIST_TEST_CASE("layers: concurrent calls with separate executions", "[l
 TEMPLATE_LIST_TEST_CASE("layers: what is not finite reaches only rows that see it", "[layer_laws]", exact_types) {
   constexpr TestType bad[] = {std::numeric_limits<TestType>::quiet_NaN(), std::numeric_limits<TestType>::infinity()};
   for (const auto& op : layers<TestType>())
-    for (index length : {3, 50}) {
+    for (idx_t length : {3, 50}) {
       const auto x = input(op, 3, length), clean = result(op, x);
       for (TestType value : bad)
-        for (index at : {index(1), length / 2, length - 1}) {
+        for (idx_t at : {idx_t(1), length / 2, length - 1}) {
           auto poisoned = x;
-          for (index d = 0; d < op.width; ++d) poisoned(1, 0, at, d) = value;
+          for (idx_t d = 0; d < op.width; ++d) poisoned(1, 0, at, d) = value;
           const auto found = result(op, poisoned);
           int wrong = 0;
-          for (index b = 0; b < 3; ++b)
-            for (index i = 0; i < length; ++i) {
+          for (idx_t b = 0; b < 3; ++b)
+            for (idx_t i = 0; i < length; ++i) {
               const bool sees = b == 1 && (i == at || (i > at && op.sees == reach::past) || op.sees == reach::sequence);
-              for (index d = 0; d < op.width; ++d) wrong += !sees && found(b, 0, i, d) != clean(b, 0, i, d);
+              for (idx_t d = 0; d < op.width; ++d) wrong += !sees && found(b, 0, i, d) != clean(b, 0, i, d);
             }
           INFO(op.name << ", length " << length << ", " << value << " at token " << at);
           CHECK(wrong == 0);

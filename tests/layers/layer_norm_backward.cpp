@@ -5,7 +5,7 @@ namespace testing::layer_norm_backward_tests {
 namespace {
 
 template <class S>
-layer_backward_case<S> case_of(index batch, index length, index dim, bool gamma, bool beta, double eps = 1e-5,
+layer_backward_case<S> case_of(idx_t batch, idx_t length, idx_t dim, bool gamma, bool beta, double eps = 1e-5,
                                bool rms = false) {
   layer_backward_case<S> c;
   auto& r = c.reference;
@@ -45,8 +45,8 @@ layer_backward_case<S> case_of(index batch, index length, index dim, bool gamma,
 }  // namespace
 
 TEMPLATE_LIST_TEST_CASE("layer_norm_backward: against the reverse pass", "[layer_norm_backward]", all_types) {
-  for (index length : {0, 1, 7, 65, 130})
-    for (index dim : {5, 8, 33, 80})  // of two features a norm keeps the sign alone: the gradient of x cancels
+  for (idx_t length : {0, 1, 7, 65, 130})
+    for (idx_t dim : {5, 8, 33, 80})  // of two features a norm keeps the sign alone: the gradient of x cancels
       for (int given : {0, 1, 2, 3})
         check_layer_backward(case_of<TestType>(1 + length % 3, length, dim, given & 1, given & 2));
 }
@@ -58,8 +58,8 @@ TEMPLATE_LIST_TEST_CASE("layer_norm_backward: a large eps, one feature, none", "
 }
 
 TEMPLATE_LIST_TEST_CASE("rms_norm_backward: against the reverse pass", "[layer_norm_backward]", all_types) {
-  for (index length : {0, 1, 65, 130})
-    for (index dim : {5, 8, 33})
+  for (idx_t length : {0, 1, 65, 130})
+    for (idx_t dim : {5, 8, 33})
       check_layer_backward(case_of<TestType>(1 + length % 3, length, dim, dim != 8, false, 1e-5, true));
   check_layer_backward(case_of<TestType>(2, 20, 16, true, false, 0.5, true));
   check_layer_backward(case_of<TestType>(2, 20, 0, true, false, 1e-5, true));

@@ -19,23 +19,23 @@ out_sequence<S> sequence(tensor<S>& x) {
 // The null view where the tensor is empty and has no extents.
 template <class S>
 in_matrix<S> matrix(const tensor<S>& x) {
-  if (x.extents == std::array<index, 4>{}) return {};
+  if (x.extents == std::array<idx_t, 4>{}) return {};
   return {x.data.data(), {x.length(), x.dim()}};
 }
 template <class S>
 in_vector<S> vector(const tensor<S>& x) {
-  if (x.extents == std::array<index, 4>{}) return {};
+  if (x.extents == std::array<idx_t, 4>{}) return {};
   return {x.data.data(), {x.dim()}};
 }
 
 // Weights that keep the size of what they project.
-inline tensor<double> random_weight(std::uint64_t seed, index rows, index columns, double gain = 1) {
-  return random_normal(seed, 1, 1, rows, columns, gain / std::sqrt(static_cast<double>(std::max<index>(columns, 1))));
+inline tensor<double> random_weight(std::uint64_t seed, idx_t rows, idx_t columns, double gain = 1) {
+  return random_normal(seed, 1, 1, rows, columns, gain / std::sqrt(static_cast<double>(std::max<idx_t>(columns, 1))));
 }
-inline tensor<double> random_vector(std::uint64_t seed, index n, double scale = 0.5) {
+inline tensor<double> random_vector(std::uint64_t seed, idx_t n, double scale = 0.5) {
   return random_normal(seed, 1, 1, 1, n, scale);
 }
-inline tensor<double> random_sequence(std::uint64_t seed, index batch, index length, index dim) {
+inline tensor<double> random_sequence(std::uint64_t seed, idx_t batch, idx_t length, idx_t dim) {
   return random_normal(seed, batch, 1, length, dim);
 }
 
@@ -108,9 +108,9 @@ reference::encoder_block_weights rounded(const reference::encoder_block_weights&
   return {rounded<S>(w.gamma_1), rounded<S>(w.beta_1), rounded<S>(w.gamma_2), rounded<S>(w.beta_2), rounded<S>(w.feed)};
 }
 
-inline reference::feed_forward_weights random_feed_forward(index inputs, index hidden, index outputs,
+inline reference::feed_forward_weights random_feed_forward(idx_t inputs, idx_t hidden, idx_t outputs,
                                                            bool biases = true, bool gated = false) {
-  const auto bias = [&](std::uint64_t seed, index n) { return biases ? random_vector(seed, n) : tensor<double>{}; };
+  const auto bias = [&](std::uint64_t seed, idx_t n) { return biases ? random_vector(seed, n) : tensor<double>{}; };
   reference::feed_forward_weights w{random_weight(11, hidden, inputs), bias(12, hidden),
                                     random_weight(13, outputs, hidden), bias(14, outputs)};
   if (gated) w.gate = random_weight(15, hidden, inputs), w.gate_bias = bias(16, hidden);

@@ -5,13 +5,13 @@ namespace testing::multi_head_tests {
 namespace {
 
 struct heads_case {
-  index batch = 2, queries = 30, keys = 30, model = 24, model_kv = 24, heads = 4, kv_heads = 4, dim = 6, dim_v = 6,
+  idx_t batch = 2, queries = 30, keys = 30, model = 24, model_kv = 24, heads = 4, kv_heads = 4, dim = 6, dim_v = 6,
         out = 24;
   bool biases = true, key = true, output = true, causal = false;
 };
 
 reference::multi_head_weights random_weights(const heads_case& c) {
-  const auto bias = [&](std::uint64_t seed, index n) { return c.biases ? random_vector(seed, n) : tensor<double>{}; };
+  const auto bias = [&](std::uint64_t seed, idx_t n) { return c.biases ? random_vector(seed, n) : tensor<double>{}; };
   reference::multi_head_weights w;
   w.query = random_weight(1, c.heads * c.dim, c.model), w.query_bias = bias(2, c.heads * c.dim);
   w.value = random_weight(3, c.kv_heads * c.dim_v, c.model_kv), w.value_bias = bias(4, c.kv_heads * c.dim_v);
@@ -45,8 +45,8 @@ constexpr double allowed = 4 * tolerance<S>::out;
 }  // namespace
 
 TEMPLATE_LIST_TEST_CASE("multi_head: self-attention", "[multi_head]", all_types) {
-  for (index length : {0, 1, 2, 7, 48, 65, 130})
-    for (index heads : {1, 3, 8}) {
+  for (idx_t length : {0, 1, 2, 7, 48, 65, 130})
+    for (idx_t heads : {1, 3, 8}) {
       CAPTURE(length, heads);
       heads_case c{.queries = length, .keys = length, .heads = heads, .kv_heads = heads, .dim = 8, .dim_v = 5};
       CHECK(error_of<TestType>(c, true) <= allowed<TestType>);
@@ -56,8 +56,8 @@ TEMPLATE_LIST_TEST_CASE("multi_head: self-attention", "[multi_head]", all_types)
 }
 
 TEMPLATE_LIST_TEST_CASE("multi_head: grouped queries, cross attention, other widths", "[multi_head]", all_types) {
-  for (index kv_heads : {1, 2, 4})
-    for (index keys : {0, 1, 40, 101}) {
+  for (idx_t kv_heads : {1, 2, 4})
+    for (idx_t keys : {0, 1, 40, 101}) {
       CAPTURE(kv_heads, keys);
       const heads_case c{.queries = 33, .keys = keys, .model_kv = 17, .kv_heads = kv_heads, .dim_v = 9, .out = 13};
       CHECK(error_of<TestType>(c, false) <= allowed<TestType>);
@@ -78,11 +78,11 @@ TEMPLATE_LIST_TEST_CASE("multi_head: shared queries and keys, no output weight",
 TEST_CASE("multi_head: self-attention and attention to a copy agree to the last bit", "[multi_head]") {
   const multi_head_store<float> stored(random_weights({}));
   tensor<float> turned = stored.key;
-  for (index i = 0; i < 24; ++i)
-    for (index d = 0; d < 24; ++d) turned(0, 0, d, i) = stored.key(0, 0, i, d);
+  for (idx_t i = 0; i < 24; ++i)
+    for (idx_t d = 0; d < 24; ++d) turned(0, 0, d, i) = stored.key(0, 0, i, d);
   auto weights = stored.views();
   weights.key = {turned.data.data(), {24, 24}, {1, 24}};
-  for (index length : {3, 30}) {
+  for (idx_t length : {3, 30}) {
     const tensor<float> x = cast<float>(random_sequence(1, 2, length, 24)), copy = x;
     tensor<float> itself(2, 1, length, 24), other = itself;
     attn::execution serial;
@@ -107,12 +107,12 @@ TEST_CASE("multi_head: the operator sees views of what was projected, and out wh
                                      attn::execution& exec) {
     ++calls;
     CHECK(&exec == &serial);
-    CHECK(q.extents() == std::array<index, 4>{2, 4, 30, 6});
-    CHECK(k.extents() == std::array<index, 4>{2, 2, 30, 6});
-    CHECK(v.extents() == std::array<index, 4>{2, 2, 30, 5});
-    CHECK(q.strides() == std::array<index, 4>{30 * 24, 6, 24, 1});
+    CHECK(q.extents() == std::array<idx_t, 4>{2, 4, 30, 6});
+    CHECK(k.extents() == std::array<idx_t, 4>{2, 2, 30, 6});
+    CHECK(v.extents() == std::array<idx_t, 4>{2, 2, 30, 5});
+    CHECK(q.strides() == std::array<idx_t, 4>{30 * 24, 6, 24, 1});
     CHECK(to.data() == out.data.data());
-    CHECK(to.strides() == std::array<index, 4>{30 * 20, 5, 20, 1});
+    CHECK(to.strides() == std::array<idx_t, 4>{30 * 20, 5, 20, 1});
   };
   compiled_layers<float>::multi_head(sequence(x), sequence(out), stored.views(), op, {.heads = 4, .kv_heads = 2},
                                      serial);
@@ -123,7 +123,7 @@ TEST_CASE("multi_head: Eigen matrices, default arguments, padding by the operato
   using matrix = Eigen::MatrixXf;
   const matrix x = matrix::Random(12, 8), w = matrix::Random(8, 8), eye = matrix::Identity(8, 8);
   matrix out(12, 8), by_hand(12, 8);
-  const attn::index length[] = {9};
+  const attn::idx_t length[] = {9};
   const auto attend = [&](auto q, auto k, auto v, auto to, attn::execution& exec) {
     compiled_full_softmax<float>::call(q, k, v, to, {.lengths = length}, {}, exec);
   };

@@ -6,11 +6,11 @@ namespace testing::multi_head_backward_tests {
 namespace {
 
 struct heads_case {
-  index batch = 2, queries = 21, keys = 17, model = 10, model_kv = 7, heads = 4, kv_heads = 4, dim = 3, dim_v = 5,
+  idx_t batch = 2, queries = 21, keys = 17, model = 10, model_kv = 7, heads = 4, kv_heads = 4, dim = 3, dim_v = 5,
         out = 9;
   bool context = false, key = true, output = true, causal = false, attended = false;
   int biases = 15;  // of query, value, key, output
-  std::vector<index> lengths{};
+  std::vector<idx_t> lengths{};
 };
 
 std::string name_of(const heads_case& a) {
@@ -52,7 +52,7 @@ layer_backward_case<S> case_of(heads_case a) {
   layer_backward_case<S> c;
   auto& r = c.reference;
   r.name = name_of(a);
-  const index model_kv = a.context ? a.model_kv : a.model;
+  const idx_t model_kv = a.context ? a.model_kv : a.model;
   add(r, "x", random_sequence(1, a.batch, a.queries, a.model));
   if (a.context) add(r, "context", random_sequence(2, a.batch, a.keys, model_kv));
   add(r, "query", random_weight(3, a.heads * a.dim, a.model));
@@ -113,7 +113,7 @@ constexpr double factor = sizeof(S) == 2 ? 8 : 2;
 TEMPLATE_LIST_TEST_CASE("multi_head_backward: options", "[multi_head_backward]", all_types) {
   std::vector<heads_case> all;
   for (int bits = 0; bits < 32; ++bits)
-    for (index kv_heads : {1, 2, 4})
+    for (idx_t kv_heads : {1, 2, 4})
       for (int biases : {0, 5, 10, 15}) {
         heads_case c{.kv_heads = kv_heads};
         c.context = bits & 1, c.key = bits & 2, c.output = bits & 4, c.causal = bits & 8, c.attended = bits & 16;
@@ -132,7 +132,7 @@ TEMPLATE_LIST_TEST_CASE("multi_head_backward: options", "[multi_head_backward]",
 }
 
 TEMPLATE_LIST_TEST_CASE("multi_head_backward: lengths", "[multi_head_backward]", all_types) {
-  for (index length : {0, 1, 2, 48, 65})
+  for (idx_t length : {0, 1, 2, 48, 65})
     for (bool context : {false, true})
       check_layer_backward(case_of<TestType>({.queries = length, .keys = length / 2, .context = context}),
                            factor<TestType>);
@@ -152,12 +152,12 @@ TEMPLATE_LIST_TEST_CASE("multi_head_backward: padding", "[multi_head_backward]",
   std::vector<tensor<S>> inputs;
   for (const auto& x : c.reference.inputs) inputs.push_back(cast<S>(x));
   tensor<S> d_out = cast<S>(random_sequence(70, a.batch, a.queries, a.out));
-  for (index i = 13; i < 21; ++i)
-    for (index d = 0; d < a.out; ++d) d_out(0, 0, i, d) = S(0);
+  for (idx_t i = 13; i < 21; ++i)
+    for (idx_t d = 0; d < a.out; ++d) d_out(0, 0, i, d) = S(0);
   attn::execution serial;
   const auto clean = all_gradients(c, inputs, d_out, serial);
-  for (index i = 13; i < 21; ++i)
-    for (index d = 0; d < a.model; ++d) {
+  for (idx_t i = 13; i < 21; ++i)
+    for (idx_t d = 0; d < a.model; ++d) {
       CHECK(clean[0](0, 0, i, d) == S(0));
       inputs[0](0, 0, i, d) = std::numeric_limits<S>::quiet_NaN();
     }
@@ -181,22 +181,22 @@ TEST_CASE("multi_head_backward: the operator's callables see views of what was p
   const auto op = [&](auto, auto, auto, auto out, attn::execution& exec) {
     CHECK(calls++ == 0);
     CHECK(&exec == &serial);
-    for (index n = 0; n < 2 * 21 * 20; ++n) out.data()[n] = static_cast<float>(n);
+    for (idx_t n = 0; n < 2 * 21 * 20; ++n) out.data()[n] = static_cast<float>(n);
   };
   const auto op_backward = [&](auto q, auto k, auto v, auto out, auto d, auto dq, auto dk, auto dv, attn::execution&) {
     CHECK(calls++ == 1);
-    CHECK(q.extents() == std::array<index, 4>{2, 4, 21, 3});
-    CHECK(k.extents() == std::array<index, 4>{2, 2, 21, 3});
-    CHECK(v.extents() == std::array<index, 4>{2, 2, 21, 5});
-    CHECK(out.extents() == std::array<index, 4>{2, 4, 21, 5});
-    CHECK(out.strides() == std::array<index, 4>{21 * 20, 5, 20, 1});
+    CHECK(q.extents() == std::array<idx_t, 4>{2, 4, 21, 3});
+    CHECK(k.extents() == std::array<idx_t, 4>{2, 2, 21, 3});
+    CHECK(v.extents() == std::array<idx_t, 4>{2, 2, 21, 5});
+    CHECK(out.extents() == std::array<idx_t, 4>{2, 4, 21, 5});
+    CHECK(out.strides() == std::array<idx_t, 4>{21 * 20, 5, 20, 1});
     CHECK(out.data()[100] == 100);
     CHECK(d.extents() == out.extents());
     CHECK(dq.extents() == q.extents());
     CHECK(dk.extents() == k.extents());
     CHECK(dv.extents() == v.extents());
     for (const auto& g : {dq, dk, dv})
-      for (index n = 0; n < g.size(); ++n) g.data()[n] = 0;
+      for (idx_t n = 0; n < g.size(); ++n) g.data()[n] = 0;
   };
   attn::multi_head_backward(sequence(in.x), weights_of(in), op, op_backward, sequence(d_out), {.x = sequence(dx)},
                             {.heads = 4, .kv_heads = 2}, serial);

@@ -5,7 +5,7 @@ namespace testing::project_backward_tests {
 namespace {
 
 template <class S>
-layer_backward_case<S> case_of(index batch, index length, index inputs, index outputs, bool bias, bool transposed) {
+layer_backward_case<S> case_of(idx_t batch, idx_t length, idx_t inputs, idx_t outputs, bool bias, bool transposed) {
   layer_backward_case<S> c;
   auto& r = c.reference;
   r.name = "batch " + std::to_string(batch) + ", length " + std::to_string(length) + ", " + std::to_string(inputs) +
@@ -19,8 +19,8 @@ layer_backward_case<S> case_of(index batch, index length, index inputs, index ou
   c.run = [=](const std::vector<tensor<S>>& in, const tensor<S>& d_out, const std::vector<tensor<S>*>& g,
               bool accumulate, attn::execution& exec) {
     tensor<S> turned(1, 1, inputs, outputs);  // the weight by columns
-    for (index o = 0; o < outputs; ++o)
-      for (index i = 0; i < inputs; ++i) turned(0, 0, i, o) = in[1](0, 0, o, i);
+    for (idx_t o = 0; o < outputs; ++o)
+      for (idx_t i = 0; i < inputs; ++i) turned(0, 0, i, o) = in[1](0, 0, o, i);
     const in_matrix<S> weight =
         transposed ? in_matrix<S>{turned.data.data(), {outputs, inputs}, {1, outputs}} : matrix(in[1]);
     compiled_layers<S>::project_backward(
@@ -38,9 +38,9 @@ layer_backward_case<S> case_of(index batch, index length, index inputs, index ou
 
 TEMPLATE_LIST_TEST_CASE("project_backward: against the reverse pass", "[project_backward]", all_types) {
   int n = 0;
-  for (index length : {0, 1, 2, 3, 7, 47, 65})
-    for (index inputs : {1, 13, 64})
-      for (index outputs : {2, 12, 35}) {
+  for (idx_t length : {0, 1, 2, 3, 7, 47, 65})
+    for (idx_t inputs : {1, 13, 64})
+      for (idx_t outputs : {2, 12, 35}) {
         ++n;
         check_layer_backward(case_of<TestType>(1 + n % 3, length, inputs, outputs, n % 2 == 0, n % 3 == 0));
       }

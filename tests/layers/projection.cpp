@@ -7,7 +7,7 @@ namespace testing::projection_tests {
 namespace {
 
 template <class S>
-double project_error(index batch, index length, index inputs, index outputs, bool bias) {
+double project_error(idx_t batch, idx_t length, idx_t inputs, idx_t outputs, bool bias) {
   const auto x = rounded<S>(random_sequence(1, batch, length, inputs));
   const auto w = rounded<S>(random_weight(2, outputs, inputs));
   const auto b = bias ? rounded<S>(random_vector(3, outputs)) : tensor<double>{};
@@ -19,7 +19,7 @@ double project_error(index batch, index length, index inputs, index outputs, boo
 }
 
 template <class S>
-double norm_error(index length, index dim, bool parameters, double eps, double offset) {
+double norm_error(idx_t length, idx_t dim, bool parameters, double eps, double offset) {
   auto x = random_sequence(1, 2, length, dim);
   for (double& value : x.data) value += offset;
   x = rounded<S>(x);
@@ -55,8 +55,8 @@ constexpr attn::activation every_activation[] = {attn::activation::relu, attn::a
                                                  attn::activation::gelu_tanh, attn::activation::silu};
 
 template <class S>
-double feed_forward_error(index length, index inputs, index hidden, index outputs, bool biases, attn::activation f,
-                          index batch = 2, bool gated = false) {
+double feed_forward_error(idx_t length, idx_t inputs, idx_t hidden, idx_t outputs, bool biases, attn::activation f,
+                          idx_t batch = 2, bool gated = false) {
   const auto x = rounded<S>(random_sequence(1, batch, length, inputs));
   const auto w = rounded<S>(random_feed_forward(inputs, hidden, outputs, biases, gated));
   const feed_forward_store<S> stored(w);
@@ -90,15 +90,15 @@ double exactly(attn::activation f, long double x) {
 }  // namespace
 
 TEMPLATE_LIST_TEST_CASE("project: against the reference", "[projection]", all_types) {
-  for (index length : {0, 1, 2, 4, 5, 12, 47, 48, 49, 130})
-    for (index inputs : {0, 1, 7, 33, 64})
-      for (index outputs : {0, 1, 15, 64, 70}) {
+  for (idx_t length : {0, 1, 2, 4, 5, 12, 47, 48, 49, 130})
+    for (idx_t inputs : {0, 1, 7, 33, 64})
+      for (idx_t outputs : {0, 1, 15, 64, 70}) {
         CAPTURE(length, inputs, outputs);
         CHECK(project_error<TestType>(2, length, inputs, outputs, (length + inputs) % 2 == 0) <=
               tolerance<TestType>::out);
       }
   CHECK(project_error<TestType>(33, 3, 64, 70, true) <= tolerance<TestType>::out);  // more than a block of few tokens
-  for (index inputs : {511, 512, 513, 1100}) {                                      // sums are split into blocks of 512
+  for (idx_t inputs : {511, 512, 513, 1100}) {                                      // sums are split into blocks of 512
     CAPTURE(inputs);
     CHECK(project_error<TestType>(3, 31, inputs, 140, true) <= tolerance<TestType>::out);
   }
@@ -108,8 +108,8 @@ TEMPLATE_LIST_TEST_CASE("project: a transposed weight is a view", "[projection]"
   const auto x = cast<TestType>(random_sequence(1, 2, 20, 9));
   const auto w = cast<TestType>(random_weight(2, 9, 13));  // [inputs, outputs]
   tensor<TestType> turned(1, 1, 13, 9);
-  for (index o = 0; o < 13; ++o)
-    for (index i = 0; i < 9; ++i) turned(0, 0, o, i) = w(0, 0, i, o);
+  for (idx_t o = 0; o < 13; ++o)
+    for (idx_t i = 0; i < 9; ++i) turned(0, 0, o, i) = w(0, 0, i, o);
   tensor<TestType> out(2, 1, 20, 13), other = out;
   attn::execution serial;
   compiled_layers<TestType>::project(sequence(x), sequence(out), {.weight = matrix(turned)}, serial);
@@ -162,8 +162,8 @@ TEST_CASE("project, layer_norm, feed_forward: Eigen matrices and default argumen
 }
 
 TEMPLATE_LIST_TEST_CASE("layer_norm: against the reference", "[layer_norm]", all_types) {
-  for (index length : {0, 1, 65, 130})
-    for (index dim : {0, 1, 3, 16, 33, 64, 200})
+  for (idx_t length : {0, 1, 65, 130})
+    for (idx_t dim : {0, 1, 3, 16, 33, 64, 200})
       for (bool parameters : {false, true}) {
         CAPTURE(length, dim, parameters);
         CHECK(norm_error<TestType>(length, dim, parameters, 1e-5, 0) <= tolerance<TestType>::out);
@@ -196,8 +196,8 @@ TEST_CASE("layer_norm: equal features become beta", "[layer_norm]") {
 
 TEMPLATE_LIST_TEST_CASE("feed_forward: against the reference", "[feed_forward]", all_types) {
   for (attn::activation f : every_activation) {
-    for (index length : {0, 1, 3, 49, 100})
-      for (index hidden : {0, 1, 40, 130}) {
+    for (idx_t length : {0, 1, 3, 49, 100})
+      for (idx_t hidden : {0, 1, 40, 130}) {
         CAPTURE(int(f), length, hidden);
         CHECK(feed_forward_error<TestType>(length, 24, hidden, 17, hidden % 4 == 0, f) <= tolerance<TestType>::out);
       }
@@ -212,13 +212,13 @@ TEMPLATE_LIST_TEST_CASE("feed_forward: against the reference", "[feed_forward]",
 TEMPLATE_LIST_TEST_CASE("feed_forward: gated, against the reference", "[feed_forward]", all_types) {
   // Two rounded factors where the tolerance is of one.
   constexpr double allowed = 2 * tolerance<TestType>::out;
-  for (index length : {0, 1, 3, 49, 100})
-    for (index hidden : {1, 40, 130}) {
+  for (idx_t length : {0, 1, 3, 49, 100})
+    for (idx_t hidden : {1, 40, 130}) {
       CAPTURE(length, hidden);
       const auto f = every_activation[static_cast<std::size_t>((length + hidden) % 4)];
       CHECK(feed_forward_error<TestType>(length, 24, hidden, 17, hidden % 4 == 0, f, 2, true) <= allowed);
     }
-  for (index length : {2, 50})
+  for (idx_t length : {2, 50})
     CHECK(feed_forward_error<TestType>(length, 530, 1100, 33, true, attn::activation::silu, 2, true) <= allowed);
   CHECK(feed_forward_error<TestType>(3, 24, 130, 17, true, attn::activation::silu, 33, true) <= allowed);
 }
@@ -237,9 +237,9 @@ TEMPLATE_LIST_TEST_CASE("feed_forward: in place", "[feed_forward]", exact_types)
 TEMPLATE_LIST_TEST_CASE("project, feed_forward: scratch of few tokens does not grow with the batch", "[feed_forward]",
                         exact_types) {
   const feed_forward_store<TestType> stored(random_feed_forward(20, 90, 20));
-  for (index length : {1, 4}) {
+  for (idx_t length : {1, 4}) {
     std::vector<std::size_t> scratch;
-    for (index batch : {48, 500}) {  // 48 rows are a block
+    for (idx_t batch : {48, 500}) {  // 48 rows are a block
       const tensor<TestType> x = cast<TestType>(random_sequence(1, batch, length, 20));
       tensor<TestType> out = x, up(batch, 1, length, 90);
       attn::execution projecting, feeding;

@@ -32,9 +32,9 @@ struct arguments {
 
   arguments() = default;
   arguments(const arguments&) = delete;
-  in_matrix<float> matrix(index rows, index columns) const { return {memory.data.data(), {rows, columns}}; }
-  in_vector<float> vector(index n) const { return {memory.data.data(), {n}}; }
-  in_sequence<float> shaped(index b, index l, index d) const { return {memory.data.data(), {b, l, d}}; }
+  in_matrix<float> matrix(idx_t rows, idx_t columns) const { return {memory.data.data(), {rows, columns}}; }
+  in_vector<float> vector(idx_t n) const { return {memory.data.data(), {n}}; }
+  in_sequence<float> shaped(idx_t b, idx_t l, idx_t d) const { return {memory.data.data(), {b, l, d}}; }
   template <class View>
   View within_out(const View& like) const {
     return {out.data.data(), like.extents()};
@@ -95,7 +95,7 @@ std::vector<refused> with_sequences(std::vector<refused> more) {
        }},
       {"more tokens than can be counted, of nothing", "x batch * length that memory can hold",
        [](arguments& d) {
-         constexpr index many = index(1) << 33;
+         constexpr idx_t many = idx_t(1) << 33;
          d.out_view_ = {nullptr, {many, many, 0}};
          d.x_view = d.y_view = d.out_view_;
          d.weight = {}, d.bias = d.gamma = d.beta = {}, d.heads = {}, d.options = {}, d.block = {}, d.remainder = {};
@@ -262,7 +262,7 @@ TEST_CASE("multi_head refuses what does not fit", "[layer_refusals]") {
            }},
           {"more tokens of y than can be counted, of nothing", "context batch * length that memory can hold",
            [](arguments& d) {
-             constexpr index many = index(1) << 33;
+             constexpr idx_t many = idx_t(1) << 33;
              d.out_view_ = {nullptr, {many, 1, 0}};
              d.x_view = d.out_view_;
              d.y_view = {nullptr, {many, many, 0}};

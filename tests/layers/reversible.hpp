@@ -73,7 +73,7 @@ class reversible_layer {
 
 // Weights of some layers, each query, key, value, up, down.
 template <class S>
-std::vector<std::vector<tensor<S>>> random_layers(index layers, index dim, index hidden, double gain) {
+std::vector<std::vector<tensor<S>>> random_layers(idx_t layers, idx_t dim, idx_t hidden, double gain) {
   std::vector<std::vector<tensor<S>>> all;
   for (std::uint64_t n = 0; n < static_cast<std::uint64_t>(layers); ++n)
     all.push_back({cast<S>(random_weight(10 * n, dim, dim)), cast<S>(random_weight(10 * n + 1, dim, dim)),

@@ -9,7 +9,7 @@ template <class S>
 struct functions {
   tensor<S> value, weight, bias;
 
-  functions(index dim, index layer, double gain)
+  functions(idx_t dim, idx_t layer, double gain)
       : value(cast<S>(random_weight(10 + 2 * layer, dim, dim, gain))),
         weight(cast<S>(random_weight(11 + 2 * layer, dim, dim, gain))),
         bias(cast<S>(random_vector(100 + layer, dim, 0.1))) {}
@@ -22,9 +22,9 @@ struct functions {
   }
   void tanh(in_sequence<S> x, out_sequence<S> out, attn::execution& exec) const {
     compiled_layers<S>::project(x, out, {.weight = matrix(weight), .bias = vector(bias)}, exec);
-    for (index b = 0; b < out.extent(0); ++b)
-      for (index i = 0; i < out.extent(1); ++i)
-        for (index d = 0; d < out.extent(2); ++d)
+    for (idx_t b = 0; b < out.extent(0); ++b)
+      for (idx_t i = 0; i < out.extent(1); ++i)
+        for (idx_t d = 0; d < out.extent(2); ++d)
           out(b, i, d) = static_cast<S>(std::tanh(static_cast<real<S>>(out(b, i, d))));
   }
   mixer_of<S> f() const {
@@ -36,16 +36,16 @@ struct functions {
 };
 
 template <class S>
-std::vector<functions<S>> stack(index dim, double gain, index layers = 24) {
+std::vector<functions<S>> stack(idx_t dim, double gain, idx_t layers = 24) {
   std::vector<functions<S>> all;
-  for (index layer = 0; layer < layers; ++layer) all.emplace_back(dim, layer, gain);
+  for (idx_t layer = 0; layer < layers; ++layer) all.emplace_back(dim, layer, gain);
   return all;
 }
 
 // There and back through a stack, in place: the error relative to x.
 template <class S>
 double round_trip(const std::vector<functions<S>>& layers, bool with_remainder, int threads = 1) {
-  const index dim = layers[0].value.dim();
+  const idx_t dim = layers[0].value.dim();
   const tensor<S> x = cast<S>(random_sequence(1, 2, 40, 2 * dim));
   tensor<S> y = x, rest(2, 1, 40, 2 * dim);
   attn::reversible_block_options<S> options;
@@ -64,23 +64,23 @@ double round_trip(const std::vector<functions<S>>& layers, bool with_remainder, 
 
 TEMPLATE_LIST_TEST_CASE("reversible_block: against the reference", "[reversible_block]", all_types) {
   using S = TestType;
-  for (index length : {0, 1, 65, 130})
-    for (index dim : {0, 1, 8, 33}) {
+  for (idx_t length : {0, 1, 65, 130})
+    for (idx_t dim : {0, 1, 8, 33}) {
       CAPTURE(length, dim);
       const auto x = rounded<S>(random_sequence(1, 2, length, 2 * dim));
       const tensor<S> sx = cast<S>(x);
       tensor<S> out(2, 1, length, 2 * dim, S(7));
       const mixer_of<S> f = [](auto s, auto to, attn::execution&) {
-        for (index b = 0; b < s.extent(0); ++b)
-          for (index i = 0; i < s.extent(1); ++i)
-            for (index d = 0; d < s.extent(2); ++d)
+        for (idx_t b = 0; b < s.extent(0); ++b)
+          for (idx_t i = 0; i < s.extent(1); ++i)
+            for (idx_t d = 0; d < s.extent(2); ++d)
               to(b, i, d) = static_cast<S>(static_cast<real<S>>(s(b, s.extent(1) - 1 - i, d)) / 2);
       };
       const auto wanted_f = [](const tensor<double>& s) {
         tensor<double> to = s;
-        for (index b = 0; b < s.batch(); ++b)
-          for (index i = 0; i < s.length(); ++i)
-            for (index d = 0; d < s.dim(); ++d) to(b, 0, i, d) = s(b, 0, s.length() - 1 - i, d) / 2;
+        for (idx_t b = 0; b < s.batch(); ++b)
+          for (idx_t i = 0; i < s.length(); ++i)
+            for (idx_t d = 0; d < s.dim(); ++d) to(b, 0, i, d) = s(b, 0, s.length() - 1 - i, d) / 2;
         return to;
       };
       attn::execution serial;
@@ -97,7 +97,7 @@ TEMPLATE_LIST_TEST_CASE("reversible_block: against the reference", "[reversible_
 
 TEST_CASE("reversible_block: there and back in float, with a remainder, to the last bit", "[reversible_block]") {
   for (double gain : {0.25, 0.5, 1.0, 2.0})
-    for (index dim : {6, 32}) {
+    for (idx_t dim : {6, 32}) {
       CAPTURE(gain, dim);
       CHECK(round_trip(stack<float>(dim, gain), true) == 0);
       CHECK(round_trip(stack<float>(dim, gain), true, 3) == 0);
@@ -131,8 +131,8 @@ TEST_CASE("reversible_block: what the second function throws passes through, whe
   const tensor<float> x = cast<float>(random_sequence(1, 1, 5, 8));
   tensor<float> out(1, 1, 5, 8, 7.0f);
   const mixer_of<float> zero = [](auto, auto to, attn::execution&) {
-    for (index i = 0; i < 5; ++i)
-      for (index d = 0; d < 4; ++d) to(0, i, d) = 0;
+    for (idx_t i = 0; i < 5; ++i)
+      for (idx_t d = 0; d < 4; ++d) to(0, i, d) = 0;
   };
   const mixer_of<float> thrower = [](auto, auto, attn::execution&) { throw std::runtime_error("g"); };
   attn::execution serial;
@@ -140,8 +140,8 @@ TEST_CASE("reversible_block: what the second function throws passes through, whe
     compiled_layers<float>::reversible_block(sequence(x), sequence(out), zero, g, {}, serial);
   };
   CHECK_THROWS_AS(call(thrower), std::runtime_error);
-  for (index i = 0; i < 5; ++i)
-    for (index d = 0; d < 8; ++d) CHECK(out(0, 0, i, d) == (d < 4 ? x(0, 0, i, d) : 7.0f));
+  for (idx_t i = 0; i < 5; ++i)
+    for (idx_t d = 0; d < 8; ++d) CHECK(out(0, 0, i, d) == (d < 4 ? x(0, 0, i, d) : 7.0f));
   call(zero);  // and the execution is sound
   CHECK(out == x);
 }
@@ -150,8 +150,8 @@ TEST_CASE("reversible_block: Eigen matrices and default arguments", "[reversible
   const Eigen::MatrixXf x = Eigen::MatrixXf::Random(9, 6);
   Eigen::MatrixXf y(9, 6), back(9, 6);
   const auto half = [](auto s, auto to, attn::execution&) {
-    for (index i = 0; i < s.extent(1); ++i)
-      for (index d = 0; d < s.extent(2); ++d) to(0, i, d) = s(0, i, d) / 2;
+    for (idx_t i = 0; i < s.extent(1); ++i)
+      for (idx_t d = 0; d < s.extent(2); ++d) to(0, i, d) = s(0, i, d) / 2;
   };
   attn::reversible_block(x, y, half, half);
   CHECK((y.leftCols(3) - x.leftCols(3) - x.rightCols(3) / 2).norm() < 1e-6f);

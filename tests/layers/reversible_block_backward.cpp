@@ -6,7 +6,7 @@ namespace testing::reversible_block_backward_tests {
 namespace {
 
 struct reversible_case {
-  index batch = 2, length = 19, dim = 8, hidden = 11, layers = 1;
+  idx_t batch = 2, length = 19, dim = 8, hidden = 11, layers = 1;
   bool remainder = false, in_place = false;
   double gain = 1;
 };
@@ -18,7 +18,7 @@ layer_backward_case<S> case_of(const reversible_case& a) {
   r.name = "length " + std::to_string(a.length) + ", layers " + std::to_string(a.layers) + ", remainder " +
            std::to_string(a.remainder) + ", in place " + std::to_string(a.in_place);
   add(r, "x", random_sequence(1, a.batch, a.length, 2 * a.dim));
-  for (index n = 0; n < a.layers; ++n) {
+  for (idx_t n = 0; n < a.layers; ++n) {
     const std::uint64_t seed = 10 * static_cast<std::uint64_t>(n + 1);
     add(r, "query", random_weight(seed, a.dim, a.dim)), add(r, "key", random_weight(seed + 1, a.dim, a.dim));
     add(r, "value", random_weight(seed + 2, a.dim, a.dim, a.gain));
@@ -27,7 +27,7 @@ layer_backward_case<S> case_of(const reversible_case& a) {
   }
   r.forward = [a](const std::vector<tensor<variable>>& in) {
     tensor<variable> x = in[0];
-    for (index n = 0; n < a.layers; ++n) {
+    for (idx_t n = 0; n < a.layers; ++n) {
       const auto w = [&, n](int which) { return in[static_cast<std::size_t>(1 + 5 * n + which)]; };
       const auto f = [&](const tensor<variable>& s) {
         const reference::basic_multi_head_weights<variable> heads{w(0), w(1), w(2), {}, {}, {}, {}, {}};
@@ -48,7 +48,7 @@ layer_backward_case<S> case_of(const reversible_case& a) {
     tensor<S> x = in[0], rest(a.batch, 1, a.length, 2 * a.dim), d = d_out;
     const attn::reversible_block_options<S> options{.remainder = a.remainder ? sequence(rest) : out_sequence<S>()};
     std::vector<reversible_layer<S>> layers;
-    for (index n = 0; n < a.layers; ++n) {
+    for (idx_t n = 0; n < a.layers; ++n) {
       const auto from = in.begin() + 1 + 5 * n;
       layers.emplace_back(std::vector<tensor<S>>(from, from + 5),
                           std::vector<tensor<S>*>(to.begin() + 1 + 5 * n, to.begin() + 6 + 5 * n), accumulate);
@@ -80,7 +80,7 @@ constexpr double factor = sizeof(S) == 2 ? 6 : 2;
 
 TEMPLATE_LIST_TEST_CASE("reversible_block_backward: against the reverse pass", "[reversible_block_backward]",
                         all_types) {
-  for (index length : {0, 1, 19, 65})
+  for (idx_t length : {0, 1, 19, 65})
     for (bool remainder : {false, true})
       check_layer_backward(case_of<TestType>({.length = length, .remainder = remainder}), factor<TestType>);
 }
@@ -131,7 +131,7 @@ TEMPLATE_LIST_TEST_CASE("reversible_block_backward: x as reversible_block_invers
 TEMPLATE_LIST_TEST_CASE("reversible_block_backward: 24 layers as with stored activations",
                         "[reversible_block_backward]", exact_types) {
   using S = TestType;
-  const index layers = 24, dim = 8;
+  const idx_t layers = 24, dim = 8;
   std::vector<reversible_layer<S>> stack;
   std::vector<tensor<S>> gradients, stored_gradients;
   const auto weights = random_layers<S>(layers, dim, 16, 0.5);
@@ -165,17 +165,17 @@ TEMPLATE_LIST_TEST_CASE("reversible_block_backward: 24 layers as with stored act
 
   const auto by_store = stack_of(stored_gradients);
   tensor<S> d_stored = d_out, made(2, 1, 33, dim), change = made;
-  const auto half = [&](auto&& whole, index which) { return whole.slice(2, which * dim, dim); };
+  const auto half = [&](auto&& whole, idx_t which) { return whole.slice(2, which * dim, dim); };
   for (std::size_t n = weights.size(); n-- > 0;) {
     const auto step = [&](const mixer_of<S>& f, const mixer_backward_of<S>& f_backward, in_sequence<S> from,
-                          index d_of) {
+                          idx_t d_of) {
       f(from, sequence(made), serial);
       f_backward(from, sequence(std::as_const(made)), half(sequence(std::as_const(d_stored)), d_of), sequence(change),
                  serial);
       const auto to = half(sequence(d_stored), 1 - d_of);
-      for (index b = 0; b < 2; ++b)
-        for (index i = 0; i < 33; ++i)
-          for (index e = 0; e < dim; ++e) to(b, i, e) += change(b, 0, i, e);
+      for (idx_t b = 0; b < 2; ++b)
+        for (idx_t i = 0; i < 33; ++i)
+          for (idx_t e = 0; e < dim; ++e) to(b, i, e) += change(b, 0, i, e);
     };
     step(by_store[n].g(), by_store[n].g_backward(), half(sequence(std::as_const(stored[n + 1])), 0), 1);
     step(by_store[n].f(), by_store[n].f_backward(), half(sequence(std::as_const(stored[n])), 1), 0);
@@ -191,8 +191,8 @@ TEST_CASE("reversible_block_backward: the reverse pass against central differenc
 TEST_CASE("reversible_block_backward: Eigen matrices and default arguments", "[reversible_block_backward]") {
   Eigen::MatrixXf x = Eigen::MatrixXf::Random(9, 6), y(9, 6), d = Eigen::MatrixXf::Random(9, 6), dx(9, 6), back(9, 6);
   const auto half = [](auto s, auto to, attn::execution&) {
-    for (index i = 0; i < s.extent(1); ++i)
-      for (index e = 0; e < s.extent(2); ++e) to(0, i, e) = s(0, i, e) / 2;
+    for (idx_t i = 0; i < s.extent(1); ++i)
+      for (idx_t e = 0; e < s.extent(2); ++e) to(0, i, e) = s(0, i, e) / 2;
   };
   const auto half_backward = [&](auto, auto, auto d_out, auto to, attn::execution& exec) { half(d_out, to, exec); };
   attn::reversible_block(x, y, half, half);

@@ -10,7 +10,7 @@ enum class reach { token, past, sequence };
 template <class S>
 struct layer {
   std::string name;
-  index width;  // of input and output
+  idx_t width;  // of input and output
   reach sees;
   std::function<void(in_sequence<S>, out_sequence<S>, attn::execution&)> run;
 };
@@ -22,7 +22,7 @@ struct layer_parts {
   tensor<S> weight, bias, half_weight;
   feed_forward_store<S> feed, gated;
 
-  explicit layer_parts(index width)
+  explicit layer_parts(idx_t width)
       : weight(cast<S>(random_weight(1, width, width))),
         bias(cast<S>(random_vector(2, width))),
         half_weight(cast<S>(random_weight(3, width / 2, width / 2))),
@@ -50,7 +50,7 @@ struct layer_parts {
 
 // `p` outlives the table.
 template <class S>
-void add_layers(std::vector<layer<S>>& all, index width, const layer_parts<S>& p) {
+void add_layers(std::vector<layer<S>>& all, idx_t width, const layer_parts<S>& p) {
   using L = compiled_layers<S>;
   const auto add = [&](const char* name, reach sees, auto run) {
     all.push_back({name + (" of width " + std::to_string(width)), width, sees, run});
@@ -97,7 +97,7 @@ const std::vector<layer<S>>& layers() {
 }
 
 template <class S>
-tensor<S> input(const layer<S>& op, index batch, index length) {
+tensor<S> input(const layer<S>& op, idx_t batch, idx_t length) {
   return cast<S>(random_sequence(9, batch, length, op.width));
 }
 
@@ -113,6 +113,6 @@ tensor<S> result(const layer<S>& op, const tensor<S>& x) {
   return result(op, x, serial);
 }
 
-inline constexpr index lengths[] = {0, 1, 3, 7, 48, 65, 130};
+inline constexpr idx_t lengths[] = {0, 1, 3, 7, 48, 65, 130};
 
 }  // namespace testing

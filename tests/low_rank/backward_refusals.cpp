@@ -13,7 +13,7 @@ struct common_call {
   tensor<float> dq{2, 4, 6, 8, 7}, dk{2, 2, 9, 8, 7}, dv{2, 2, 9, 5, 7};
   in_view<float> q_view = view(std::as_const(q)), k_view = view(std::as_const(k)), v_view = view(std::as_const(v)),
                  out_view_ = view(std::as_const(out)), d_view = view(std::as_const(d));
-  std::vector<index> list;
+  std::vector<idx_t> list;
   std::vector<float> numbers;
   attn::execution serial;
 
@@ -121,7 +121,7 @@ struct linformer_gradient_call : common_call {
   attn::linformer_options<float> options;
 
   linformer_gradient_call() { options.lse = row_view(lse); }
-  in_view<float> shaped(index b, index h, index i, index n) const { return {more.data.data(), {b, h, i, n}}; }
+  in_view<float> shaped(idx_t b, idx_t h, idx_t i, idx_t n) const { return {more.data.data(), {b, h, i, n}}; }
   std::vector<const tensor<float>*> written() const { return {&dq, &dk, &dv, &de, &df}; }
   void run() {
     compiled_linformer<float>::backward(q_view, k_view, v_view, out_view_, e_view, f_view, d_view, g, options, serial);
@@ -141,7 +141,7 @@ struct long_short_gradient_call : common_call {
   attn::long_short_options<float> options;
 
   long_short_gradient_call() { options.lse = row_view(lse), options.sinks = sinks; }
-  in_view<float> shaped(index b, index h, index i, index n) const { return {more.data.data(), {b, h, i, n}}; }
+  in_view<float> shaped(idx_t b, idx_t h, idx_t i, idx_t n) const { return {more.data.data(), {b, h, i, n}}; }
   std::vector<const tensor<float>*> written() const { return {&dq, &dk, &dv, &dp, &ds, &dg}; }
   void run() {
     compiled_long_short<float>::backward(q_view, k_view, v_view, out_view_, logits_view, d_view, g, options, serial);

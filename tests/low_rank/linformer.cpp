@@ -8,7 +8,7 @@ namespace testing::linformer_tests {
 namespace {
 
 struct projections {
-  index rank = 20;
+  idx_t rank = 20;
   bool e_per_head = false, f_per_head = false, one = false;
 };
 
@@ -41,7 +41,7 @@ TEMPLATE_LIST_TEST_CASE("linformer: every kind of projection with every kind of 
                                 {100, true, true, true},
                                 {1}})
     for (lengths given : {lengths::none, lengths::both, lengths::queries_and_keys, lengths::keys_only})
-      for (index kv_heads : {1, 2, 4}) {
+      for (idx_t kv_heads : {1, 2, 4}) {
         problem_shape shape{.kv_heads = kv_heads, .queries = 50, .keys = 77, .dim = 9, .value_dim = 12};
         if (given == lengths::both) shape.queries = shape.keys;
         linformer_problem p = problem_of(shape, by);
@@ -56,9 +56,9 @@ TEMPLATE_LIST_TEST_CASE("linformer: every kind of projection with every kind of 
 }
 
 TEMPLATE_LIST_TEST_CASE("linformer: odd lengths, dims and ranks", "[linformer]", exact_types) {
-  const index sizes[] = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130, 257}, dims[] = {1, 3, 8, 16, 33, 64, 80, 128};
+  const idx_t sizes[] = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130, 257}, dims[] = {1, 3, 8, 16, 33, 64, 80, 128};
   for (std::size_t n = 0; n < std::size(sizes); ++n)
-    for (index rank : {1, 5, 12, 32, 65, 130}) {
+    for (idx_t rank : {1, 5, 12, 32, 65, 130}) {
       problem_shape shape{.queries = sizes[(3 * n + 1) % 11], .keys = sizes[n]};
       shape.dim = dims[(n + static_cast<std::size_t>(rank)) % 8], shape.value_dim = dims[(3 * n) % 8];
       CAPTURE(shape.queries, shape.keys, shape.dim, shape.value_dim, rank);
@@ -67,7 +67,7 @@ TEMPLATE_LIST_TEST_CASE("linformer: odd lengths, dims and ranks", "[linformer]",
 }
 
 TEMPLATE_LIST_TEST_CASE("linformer: empty batches and heads", "[linformer]", exact_types) {
-  for (auto [batch, heads, kv_heads] : {std::array<index, 3>{0, 4, 2}, {2, 0, 0}, {0, 0, 0}, {1, 1, 1}}) {
+  for (auto [batch, heads, kv_heads] : {std::array<idx_t, 3>{0, 4, 2}, {2, 0, 0}, {0, 0, 0}, {1, 1, 1}}) {
     CAPTURE(batch, heads, kv_heads);
     check<TestType>(problem_of({.batch = batch, .heads = heads, .kv_heads = kv_heads}, {10, true, false}));
   }
@@ -97,9 +97,9 @@ TEMPLATE_LIST_TEST_CASE("linformer: projections of any layout", "[linformer]", e
   std::vector<T> turned(e.data.size()), sparse(3 * f.data.size());
   const projection_view<T> te(turned.data() + turned.size() - 1, {4, 24, 65}, {-24 * 65, -1, -24});
   const projection_view<T> sf(sparse.data(), {4, 24, 65}, {3 * 24 * 65, 3 * 65, 3});
-  for (index h = 0; h < 4; ++h)
-    for (index r = 0; r < 24; ++r)
-      for (index j = 0; j < 65; ++j) {
+  for (idx_t h = 0; h < 4; ++h)
+    for (idx_t r = 0; r < 24; ++r)
+      for (idx_t j = 0; j < 65; ++j) {
         turned[turned.size() - 1 - static_cast<std::size_t>(h * 24 * 65 + r + j * 24)] = e(0, h, r, j);
         sparse[static_cast<std::size_t>(3 * ((h * 24 + r) * 65 + j))] = f(0, h, r, j);
       }
@@ -122,7 +122,7 @@ TEST_CASE("linformer: on Eigen matrices, as a caller writes it", "[linformer]") 
 }
 
 TEST_CASE("linformer: scratch grows with the length only as far as a stretch of it", "[linformer]") {
-  const auto scratch = [](index length) {
+  const auto scratch = [](idx_t length) {
     attn::execution execution;
     run<float>(problem_of({.batch = 1, .heads = 2, .kv_heads = 1, .queries = 8, .keys = length, .dim = 8}, {64}),
                execution);

@@ -65,14 +65,14 @@ struct form {
 
 enum class lengths { none, both, queries_and_keys, keys_only };
 
-linformer_problem problem_of(const problem_shape& s, index rank, bool e_per_head, bool f_per_head) {
+linformer_problem problem_of(const problem_shape& s, idx_t rank, bool e_per_head, bool f_per_head) {
   linformer_problem p = random_problem<linformer_problem>(s, 1);
-  const double size = 1 / std::sqrt(static_cast<double>(std::max<index>(1, s.keys)));
+  const double size = 1 / std::sqrt(static_cast<double>(std::max<idx_t>(1, s.keys)));
   p.options.e = random_normal(50, 1, e_per_head ? s.heads : 1, rank, s.keys, size);
   p.options.f = random_normal(51, 1, f_per_head ? s.heads : 1, rank, s.keys, size);
   return p;
 }
-linformer_problem with_lengths(lengths given, index rank, bool e_per_head, bool f_per_head) {
+linformer_problem with_lengths(lengths given, idx_t rank, bool e_per_head, bool f_per_head) {
   problem_shape shape{.queries = 30, .keys = 37, .dim = 9, .value_dim = 12};
   if (given == lengths::both) shape.queries = shape.keys;
   linformer_problem p = problem_of(shape, rank, e_per_head, f_per_head);
@@ -96,9 +96,9 @@ TEMPLATE_LIST_TEST_CASE("linformer_backward: kinds of projections and lengths", 
 }
 
 TEMPLATE_LIST_TEST_CASE("linformer_backward: odd lengths, dims and ranks", "[linformer_backward]", exact_types) {
-  const index sizes[] = {0, 1, 2, 7, 16, 63, 130, 150}, dims[] = {1, 3, 8, 16, 33, 64, 80};
+  const idx_t sizes[] = {0, 1, 2, 7, 16, 63, 130, 150}, dims[] = {1, 3, 8, 16, 33, 64, 80};
   for (std::size_t n = 0; n < std::size(sizes); ++n)
-    for (index rank : {1, 2, 13, 70}) {
+    for (idx_t rank : {1, 2, 13, 70}) {
       problem_shape shape{.batch = 1, .heads = 2, .kv_heads = 1, .queries = sizes[(3 * n + 1) % 8], .keys = sizes[n]};
       shape.dim = dims[(n + static_cast<std::size_t>(rank)) % 7], shape.value_dim = dims[(3 * n) % 7];
       CAPTURE(shape.queries, shape.keys, shape.dim, shape.value_dim, rank);
@@ -109,7 +109,7 @@ TEMPLATE_LIST_TEST_CASE("linformer_backward: odd lengths, dims and ranks", "[lin
 TEMPLATE_LIST_TEST_CASE("linformer_backward: grouped queries, waves, empty batches and heads", "[linformer_backward]",
                         exact_types) {
   for (auto [batch, heads, kv_heads] :
-       {std::array<index, 3>{0, 4, 2}, {2, 0, 0}, {1, 1, 1}, {2, 6, 1}, {1, 6, 3}, {3, 3, 3}, {5, 16, 16}})
+       {std::array<idx_t, 3>{0, 4, 2}, {2, 0, 0}, {1, 1, 1}, {2, 6, 1}, {1, 6, 3}, {3, 3, 3}, {5, 16, 16}})
     for (bool per_head : {false, true}) {
       CAPTURE(batch, heads, kv_heads, per_head);
       const problem_shape shape{
@@ -147,7 +147,7 @@ TEMPLATE_LIST_TEST_CASE("linformer_backward: padding, threads and batches change
     linformer_problem p = problem_of({.batch = 3, .queries = 150, .keys = 150}, 16, per_head, per_head);
     p.options.lengths = {150, 12, 77};
     check_form_threads_and_padding<form<TestType>>(p);
-    check_form_independent<form<TestType>>(p, [&](linformer_problem& one, index, index first, index count) {
+    check_form_independent<form<TestType>>(p, [&](linformer_problem& one, idx_t, idx_t first, idx_t count) {
       if (!per_head) return;
       one.options.e = heads_of_item(p.options.e, 0, first, count);
       one.options.f = heads_of_item(p.options.f, 0, first, count);

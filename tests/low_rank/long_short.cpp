@@ -9,7 +9,7 @@
 namespace testing::long_short_tests {
 namespace {
 
-long_short_problem problem_of(const problem_shape& s, index rank, std::uint64_t seed = 1) {
+long_short_problem problem_of(const problem_shape& s, idx_t rank, std::uint64_t seed = 1) {
   long_short_problem p = random_problem<long_short_problem>(s, seed);
   p.options.logits = random_normal(seed + 1000, s.batch, s.heads, s.keys, rank, 3);
   return p;
@@ -24,11 +24,11 @@ void check(const long_short_problem& p) {
 
 // Bits beyond the common ones: 64 block, 128 local norm, 256 global norm, 512 their shifts.
 template <class S>
-void check_choice(int choice, index queries, index keys) {
+void check_choice(int choice, idx_t queries, idx_t keys) {
   CAPTURE(choice, queries, keys);
   const bool norms = choice & (128 | 256);
   long_short_problem p =
-      problem_of({.queries = queries, .keys = keys, .dim = 9, .value_dim = norms ? index(9) : index(12)}, 3);
+      problem_of({.queries = queries, .keys = keys, .dim = 9, .value_dim = norms ? idx_t(9) : idx_t(12)}, 3);
   auto& o = p.options;
   choose(o, choice, queries, keys);
   o.alibi_slopes = {}, o.score = {};
@@ -58,8 +58,8 @@ TEMPLATE_LIST_TEST_CASE("long_short: 16-bit storage computes in float", "[long_s
 }
 
 TEMPLATE_LIST_TEST_CASE("long_short: odd lengths, dims, ranks and segments", "[long_short]", exact_types) {
-  const index lengths[] = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130, 257, 530}, dims[] = {1, 3, 8, 16, 33, 64, 80, 128};
-  const index ranks[] = {0, 1, 5, 12, 13, 64};
+  const idx_t lengths[] = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130, 257, 530}, dims[] = {1, 3, 8, 16, 33, 64, 80, 128};
+  const idx_t ranks[] = {0, 1, 5, 12, 13, 64};
   for (std::size_t n = 0; n < std::size(lengths); ++n)
     for (std::size_t c = 0; c < std::size(ranks); ++c)
       for (bool causal : {false, true}) {
@@ -68,14 +68,14 @@ TEMPLATE_LIST_TEST_CASE("long_short: odd lengths, dims, ranks and segments", "[l
         long_short_problem p = problem_of(shape, ranks[c], n + 1);
         auto& o = p.options;
         o.left = 20, o.right = 9, o.block = c % 2 ? 0 : 24;
-        if (causal) o.causal = true, o.segment = 1 + static_cast<index>(37 * n + 11 * c) % 300;
+        if (causal) o.causal = true, o.segment = 1 + static_cast<idx_t>(37 * n + 11 * c) % 300;
         CAPTURE(shape.queries, shape.dim, shape.value_dim, ranks[c], causal, o.segment);
         check<TestType>(p);
       }
 }
 
 TEMPLATE_LIST_TEST_CASE("long_short: queries and keys of different lengths", "[long_short]", exact_types) {
-  const std::array<index, 2> pairs[] = {{1, 300}, {2, 129}, {5, 1}, {300, 1}, {129, 60}, {0, 9}, {9, 0}, {77, 530}};
+  const std::array<idx_t, 2> pairs[] = {{1, 300}, {2, 129}, {5, 1}, {300, 1}, {129, 60}, {0, 9}, {9, 0}, {77, 530}};
   for (auto [queries, keys] : pairs)
     for (bool causal : {false, true}) {
       long_short_problem p = problem_of({.queries = queries, .keys = keys, .dim = 20, .value_dim = 24}, 7);
@@ -87,16 +87,16 @@ TEMPLATE_LIST_TEST_CASE("long_short: queries and keys of different lengths", "[l
 }
 
 TEST_CASE("long_short: huge windows and blocks do not overflow", "[long_short]") {
-  const index most = std::numeric_limits<index>::max();
-  for (auto [left, right, block] : {std::array<index, 3>{most, most, 0}, {most, 0, most}, {3, most / 2, 7}})
-    for (index queries : {60, 90, 110})
+  const idx_t most = std::numeric_limits<idx_t>::max();
+  for (auto [left, right, block] : {std::array<idx_t, 3>{most, most, 0}, {most, 0, most}, {3, most / 2, 7}})
+    for (idx_t queries : {60, 90, 110})
       for (bool causal : {false, true}) {
         long_short_problem p = problem_of({.queries = queries, .keys = 90}, 4), cut = p;
         p.options.left = left, p.options.right = right, p.options.block = block, p.options.causal = causal;
         if (causal) p.options.segment = most;
         auto& o = cut.options = p.options;  // the reference adds them up
-        o.left = std::min<index>(left, 1000), o.right = std::min<index>(right, 1000),
-        o.block = std::min<index>(block, 1000);
+        o.left = std::min<idx_t>(left, 1000), o.right = std::min<idx_t>(right, 1000),
+        o.block = std::min<idx_t>(block, 1000);
         if (causal) o.segment = 1000;
         const reference::result wanted = reference::long_short(cut.q, cut.k, cut.v, o);
         CHECK(relative_error(run_long_short<widest_type>(p).out, wanted.out) <= tolerance<widest_type>::out);
@@ -105,25 +105,25 @@ TEST_CASE("long_short: huge windows and blocks do not overflow", "[long_short]")
 
 TEMPLATE_LIST_TEST_CASE("long_short: a NaN logit reaches those who see its segment", "[long_short]", exact_types) {
   constexpr double nan = std::numeric_limits<double>::quiet_NaN();
-  const index head = 1, column = 2;
+  const idx_t head = 1, column = 2;
   for (auto [length, token, segment] :  // one part and several, of which one has NaN
-       {std::array<index, 3>{100, 37, 0}, {300, 37, 0}, {300, 299, 0}, {100, 37, 16}, {900, 301, 300}}) {
+       {std::array<idx_t, 3>{100, 37, 0}, {300, 37, 0}, {300, 299, 0}, {100, 37, 16}, {900, 301, 300}}) {
     long_short_problem p = problem_of({.batch = 1, .queries = length, .keys = length}, 3);
     p.options.causal = segment > 0, p.options.segment = segment;
     const reference::result clean = run_long_short<TestType>(p);
     // In one token of a part, and in all of one.
-    for (index count : {index(1), segment > 0 ? segment : length}) {
+    for (idx_t count : {idx_t(1), segment > 0 ? segment : length}) {
       long_short_problem spoilt = p;
-      const index first = segment > 0 ? token / segment * segment : 0;
-      const index last = (segment > 0 ? first + segment : length) - 1, visible = segment > 0 ? last : 0;
-      for (index t = count == 1 ? token : first; t <= (count == 1 ? token : last); ++t)
+      const idx_t first = segment > 0 ? token / segment * segment : 0;
+      const idx_t last = (segment > 0 ? first + segment : length) - 1, visible = segment > 0 ? last : 0;
+      for (idx_t t = count == 1 ? token : first; t <= (count == 1 ? token : last); ++t)
         spoilt.options.logits(0, head, t, column) = nan;
       const reference::result result = run_long_short<TestType>(spoilt);
       CAPTURE(length, token, segment, count);
-      index wrong = 0;
-      for (index h = 0; h < clean.out.heads(); ++h)
-        for (index i = 0; i < length; ++i)
-          for (index d = 0; d < clean.out.dim(); ++d) {
+      idx_t wrong = 0;
+      for (idx_t h = 0; h < clean.out.heads(); ++h)
+        for (idx_t i = 0; i < length; ++i)
+          for (idx_t d = 0; d < clean.out.dim(); ++d) {
             const double x = result.out(0, h, i, d);
             wrong += h == head && i >= visible ? !std::isnan(x) : x != clean.out(0, h, i, d);
           }
@@ -134,13 +134,13 @@ TEMPLATE_LIST_TEST_CASE("long_short: a NaN logit reaches those who see its segme
 
 TEMPLATE_LIST_TEST_CASE("long_short: logits of -infinity leave tokens out", "[long_short]", exact_types) {
   constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
-  for (index length : {100, 600})
-    for (index segment : {0, 16, 300}) {
+  for (idx_t length : {100, 600})
+    for (idx_t segment : {0, 16, 300}) {
       long_short_problem p = problem_of({.batch = 1, .queries = length, .keys = length}, 5);
       auto& o = p.options;
       o.causal = segment > 0, o.segment = segment;
-      for (index h = 0; h < 4; ++h)
-        for (index t = 0; t < length; ++t) {
+      for (idx_t h = 0; h < 4; ++h)
+        for (idx_t t = 0; t < length; ++t) {
           if (t % 16 != 5) o.logits(0, h, t, 0) = minus_infinity;  // one token in a segment
           if (t % 3 == 0) o.logits(0, h, t, 1) = minus_infinity;
           if (t % 300 < 256 && segment != 16) o.logits(0, h, t, 2) = t == 7 ? 1 : minus_infinity;
@@ -151,16 +151,16 @@ TEMPLATE_LIST_TEST_CASE("long_short: logits of -infinity leave tokens out", "[lo
 }
 
 TEST_CASE("long_short: a compressed key of no token is 0", "[long_short]") {
-  for (index length : {100, 600}) {
+  for (idx_t length : {100, 600}) {
     long_short_problem p = problem_of({.batch = 1, .queries = length, .keys = length}, 2);
-    for (index h = 0; h < 2; ++h)
-      for (index d = 0; d < p.k.dim(); ++d) p.k(0, h, 5, d) = 0;
-    for (index h = 0; h < 2; ++h)
-      for (index d = 0; d < p.v.dim(); ++d) p.v(0, h, 5, d) = 0;
-    for (index h = 0; h < 4; ++h)
-      for (index t = 0; t < length; ++t) p.options.logits(0, h, t, 1) = -std::numeric_limits<double>::infinity();
+    for (idx_t h = 0; h < 2; ++h)
+      for (idx_t d = 0; d < p.k.dim(); ++d) p.k(0, h, 5, d) = 0;
+    for (idx_t h = 0; h < 2; ++h)
+      for (idx_t d = 0; d < p.v.dim(); ++d) p.v(0, h, 5, d) = 0;
+    for (idx_t h = 0; h < 4; ++h)
+      for (idx_t t = 0; t < length; ++t) p.options.logits(0, h, t, 1) = -std::numeric_limits<double>::infinity();
     const reference::result none = run_long_short<widest_type>(p);
-    for (index h = 0; h < 4; ++h) p.options.logits(0, h, 5, 1) = 0;  // the token of zeros alone
+    for (idx_t h = 0; h < 4; ++h) p.options.logits(0, h, 5, 1) = 0;  // the token of zeros alone
     CHECK(none.out == run_long_short<widest_type>(p).out);
   }
 }

@@ -112,17 +112,17 @@ struct form {
   static inline bool without_lse = false;
 };
 
-long_short_problem problem_of(const problem_shape& s, index rank, std::uint64_t seed = 1) {
+long_short_problem problem_of(const problem_shape& s, idx_t rank, std::uint64_t seed = 1) {
   long_short_problem p = random_problem<long_short_problem>(s, seed);
   p.options.logits = random_normal(seed + 1000, s.batch, s.heads, s.keys, rank);
   return p;
 }
 
 // Bits beyond the common ones: 64 block, 128 local norm, 256 global norm, 512 their shifts.
-long_short_problem problem_of_choice(int choice, index queries, index keys) {
+long_short_problem problem_of_choice(int choice, idx_t queries, idx_t keys) {
   const bool norms = choice & (128 | 256);
   long_short_problem p =
-      problem_of({.queries = queries, .keys = keys, .dim = 9, .value_dim = norms ? index(9) : index(12)}, 3);
+      problem_of({.queries = queries, .keys = keys, .dim = 9, .value_dim = norms ? idx_t(9) : idx_t(12)}, 3);
   auto& o = p.options;
   choose(o, choice, queries, keys);
   o.alibi_slopes = {}, o.score = {};
@@ -163,7 +163,7 @@ TEMPLATE_LIST_TEST_CASE("long_short_backward: combinations of options", "[long_s
 
 TEMPLATE_LIST_TEST_CASE("long_short_backward: odd lengths, dims, ranks and segments", "[long_short_backward]",
                         exact_types) {
-  const index lengths[] = {0, 1, 2, 7, 16, 63, 130, 290}, dims[] = {1, 3, 8, 16, 33, 64}, ranks[] = {0, 1, 5, 13, 40};
+  const idx_t lengths[] = {0, 1, 2, 7, 16, 63, 130, 290}, dims[] = {1, 3, 8, 16, 33, 64}, ranks[] = {0, 1, 5, 13, 40};
   for (std::size_t n = 0; n < std::size(lengths); ++n)
     for (std::size_t c = 0; c < std::size(ranks); ++c) {
       problem_shape shape{.batch = 1, .heads = 2, .kv_heads = 1, .queries = lengths[n], .keys = lengths[n]};
@@ -172,7 +172,7 @@ TEMPLATE_LIST_TEST_CASE("long_short_backward: odd lengths, dims, ranks and segme
       long_short_problem p = problem_of(shape, ranks[c], n + 1);
       auto& o = p.options;
       o.left = 20, o.right = 9, o.block = c % 2 ? 0 : 24;
-      if ((n + c) % 2) o.causal = true, o.segment = 1 + static_cast<index>(37 * n + 11 * c) % 200;
+      if ((n + c) % 2) o.causal = true, o.segment = 1 + static_cast<idx_t>(37 * n + 11 * c) % 200;
       CAPTURE(shape.queries, shape.keys, shape.dim, shape.value_dim, ranks[c], o.causal, o.segment);
       check<TestType>(p);
     }
@@ -193,7 +193,7 @@ TEMPLATE_LIST_TEST_CASE("long_short_backward: blocks, parts and pieces", "[long_
 TEMPLATE_LIST_TEST_CASE("long_short_backward: grouped queries, empty batches and heads", "[long_short_backward]",
                         exact_types) {
   for (auto [batch, heads, kv_heads] :
-       {std::array<index, 3>{0, 4, 2}, {2, 0, 0}, {1, 1, 1}, {2, 6, 1}, {1, 6, 3}, {3, 3, 3}}) {
+       {std::array<idx_t, 3>{0, 4, 2}, {2, 0, 0}, {1, 1, 1}, {2, 6, 1}, {1, 6, 3}, {3, 3, 3}}) {
     long_short_problem p = problem_of(
         {.batch = batch, .heads = heads, .kv_heads = kv_heads, .queries = 25, .keys = 31, .dim = 8, .value_dim = 8}, 5);
     p.options.left = 6, p.options.right = 2;
@@ -234,7 +234,7 @@ TEMPLATE_LIST_TEST_CASE("long_short_backward: padding, threads and batches chang
       if (norms) o.local_gamma = random_values(1, 16), o.global_gamma = random_values(2, 16);
       CAPTURE(causal, norms);
       check_form_threads_and_padding<form<TestType>>(p);
-      check_form_independent<form<TestType>>(p, [&](long_short_problem& one, index b, index first, index count) {
+      check_form_independent<form<TestType>>(p, [&](long_short_problem& one, idx_t b, idx_t first, idx_t count) {
         one.options.logits = heads_of_item(p.options.logits, b, first, count);
       });
     }
@@ -260,7 +260,7 @@ TEST_CASE("long_short_backward: extremes", "[long_short_backward]") {
   long_short_problem p = problem_of_choice(64, 30, 30);
   for (double& x : p.q.data) x *= 3000;
   for (double& x : p.options.logits.data) x *= 3000;
-  for (index t = 0; t < 30; ++t) p.options.logits(0, 0, t, 1) = -reference::infinity;  // a compressed key of no token
+  for (idx_t t = 0; t < 30; ++t) p.options.logits(0, 0, t, 1) = -reference::infinity;  // a compressed key of no token
   attn::execution serial;
   for (const auto& g : run_gradients<form<float>>(p, random_d_results<form<float>>(p), serial)) CHECK(all_finite(g));
 }

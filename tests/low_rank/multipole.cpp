@@ -26,7 +26,7 @@ void check(const multipole_problem& p) {
 TEST_CASE("multipole: every combination of options", "[multipole]") {
   for (int choice = 0; choice < 1024; ++choice) {
     if (choice & (8 | 16)) continue;  // no ALiBi, no score
-    for (const auto& [queries, keys] : {std::array<index, 2>{40, 40}, {25, 38}, {45, 33}}) {
+    for (const auto& [queries, keys] : {std::array<idx_t, 2>{40, 40}, {25, 38}, {45, 33}}) {
       CAPTURE(choice, queries, keys);
       multipole_problem p = exact_choices({.queries = queries, .keys = keys, .dim = 9, .value_dim = 12}, 5, 3);
       choose(p.options, choice, queries, keys);
@@ -37,8 +37,8 @@ TEST_CASE("multipole: every combination of options", "[multipole]") {
 }
 
 TEST_CASE("multipole: odd lengths, dims and clusters", "[multipole]") {
-  const index lengths[] = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130, 257, 530}, dims[] = {1, 3, 8, 16, 33, 64, 80, 128};
-  const index clusters[] = {0, 1, 5, 12, 13, 64};
+  const idx_t lengths[] = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130, 257, 530}, dims[] = {1, 3, 8, 16, 33, 64, 80, 128};
+  const idx_t clusters[] = {0, 1, 5, 12, 13, 64};
   for (std::size_t n = 0; n < std::size(lengths); ++n)
     for (std::size_t c = 0; c < std::size(clusters); ++c)
       for (bool causal : {false, true}) {
@@ -46,10 +46,10 @@ TEST_CASE("multipole: odd lengths, dims and clusters", "[multipole]") {
         shape.dim = dims[(n + c) % 8], shape.value_dim = dims[(n + 3 * c) % 8];
         multipole_problem p = multipole_of(shape, n + 1);
         auto& o = p.options;
-        o.causal = causal, o.clusters = clusters[c], o.exact = 1 + static_cast<index>(13 * n + 5 * c) % 90;
-        o.block = 1 + static_cast<index>(11 * n + 7 * c) % 140, o.probe = 1 + static_cast<index>(3 * n + c) % 20;
-        o.lookback = 1 + static_cast<index>(n + 3 * c) % 30, o.iterations = static_cast<index>(n + c) % 4;
-        if (causal) o.segment = 1 + static_cast<index>(37 * n + 11 * c) % 100;
+        o.causal = causal, o.clusters = clusters[c], o.exact = 1 + static_cast<idx_t>(13 * n + 5 * c) % 90;
+        o.block = 1 + static_cast<idx_t>(11 * n + 7 * c) % 140, o.probe = 1 + static_cast<idx_t>(3 * n + c) % 20;
+        o.lookback = 1 + static_cast<idx_t>(n + 3 * c) % 30, o.iterations = static_cast<idx_t>(n + c) % 4;
+        if (causal) o.segment = 1 + static_cast<idx_t>(37 * n + 11 * c) % 100;
         CAPTURE(shape.queries, shape.dim, shape.value_dim, o.clusters, causal, o.segment, o.exact, o.block, o.probe);
         check<double>(p);
       }
@@ -72,7 +72,7 @@ TEMPLATE_LIST_TEST_CASE("multipole: choices are exact where arithmetic is", "[mu
 }
 
 TEMPLATE_LIST_TEST_CASE("multipole: queries and keys of different lengths", "[multipole]", exact_types) {
-  const std::array<index, 2> pairs[] = {{1, 300}, {2, 129}, {5, 1}, {300, 1}, {129, 60}, {0, 9}, {9, 0}, {77, 530}};
+  const std::array<idx_t, 2> pairs[] = {{1, 300}, {2, 129}, {5, 1}, {300, 1}, {129, 60}, {0, 9}, {9, 0}, {77, 530}};
   for (auto [queries, keys] : pairs)
     for (bool causal : {false, true}) {
       multipole_problem p = exact_choices({.queries = queries, .keys = keys, .dim = 20, .value_dim = 24}, 7, 7);
@@ -85,7 +85,7 @@ TEMPLATE_LIST_TEST_CASE("multipole: queries and keys of different lengths", "[mu
 }
 
 TEST_CASE("multipole: huge numbers do not overflow", "[multipole]") {
-  const index most = std::numeric_limits<index>::max();
+  const idx_t most = std::numeric_limits<idx_t>::max();
   for (bool causal : {false, true}) {
     multipole_problem p = exact_choices({.queries = 64, .keys = 64}, 7), cut = p;
     for (auto* o : {&p.options, &cut.options}) o->causal = causal, o->exact = 10, o->segment = 16;
@@ -114,8 +114,8 @@ TEMPLATE_LIST_TEST_CASE("multipole: k-means on threads and in many parts", "[mul
 // moves the output by some 0.01. Were the digits of |k|^2 lost, it would be 0.08.
 TEST_CASE("multipole: k-means of keys far from the origin", "[multipole]") {
   multipole_problem p = multipole_of({.batch = 1, .heads = 1, .kv_heads = 1, .queries = 64, .keys = 512, .dim = 32});
-  for (index j = 0; j < 512; ++j)
-    for (index d = 0; d < 32; ++d) p.k(0, 0, j, d) = p.k(0, 0, j, d) * 0.3 + ((j * 7 % 20 * 5 + d) % 11 < 5 ? 1 : -1);
+  for (idx_t j = 0; j < 512; ++j)
+    for (idx_t d = 0; d < 32; ++d) p.k(0, 0, j, d) = p.k(0, 0, j, d) * 0.3 + ((j * 7 % 20 * 5 + d) % 11 < 5 ? 1 : -1);
   p.options.clusters = 20, p.options.exact = 0, p.options.iterations = 4;
   multipole_problem moved = p;
   for (double& x : moved.k.data) x += 300;
@@ -123,7 +123,7 @@ TEST_CASE("multipole: k-means of keys far from the origin", "[multipole]") {
 }
 
 TEMPLATE_LIST_TEST_CASE("multipole: many clusters, of which few change", "[multipole]", exact_types) {
-  for (index exact : {0, 3, 20}) {
+  for (idx_t exact : {0, 3, 20}) {
     multipole_problem p = exact_choices({.batch = 1, .queries = 128, .keys = 128, .dim = 12}, 8, 9);
     auto& o = p.options;
     o.causal = true, o.segment = 16, o.exact = exact, o.block = 4, o.probe = 1, o.lookback = 1;

@@ -77,7 +77,7 @@ struct form {
   static inline bool without_lse = false;
 };
 
-multipole_problem problem_of_choice(int choice, index queries, index keys) {
+multipole_problem problem_of_choice(int choice, idx_t queries, idx_t keys) {
   multipole_problem p = exact_choices({.queries = queries, .keys = keys, .dim = 9, .value_dim = 12}, 5, 3);
   choose(p.options, choice, queries, keys);
   choose_multipole(p.options, choice);
@@ -109,15 +109,15 @@ TEST_CASE("multipole_backward: the reverse pass agrees with central differences"
 #if !defined(ATTN_TEST_FEW_TYPES)
 TEST_CASE("multipole_backward: every option with every other", "[multipole_backward]") {
   for (int choice : choices())
-    for (const auto& [queries, keys] : {std::array<index, 2>{40, 40}, {25, 38}, {45, 33}}) {
+    for (const auto& [queries, keys] : {std::array<idx_t, 2>{40, 40}, {25, 38}, {45, 33}}) {
       CAPTURE(choice, queries, keys);
       check_form<form<double>, double>(problem_of_choice(choice, queries, keys));
     }
 }
 
 TEST_CASE("multipole_backward: odd lengths, dims and clusters", "[multipole_backward]") {
-  const index lengths[] = {0, 1, 2, 7, 16, 63, 65, 130}, dims[] = {1, 3, 8, 16, 33, 64, 80, 128};
-  const index clusters[] = {0, 1, 5, 13, 64};
+  const idx_t lengths[] = {0, 1, 2, 7, 16, 63, 65, 130}, dims[] = {1, 3, 8, 16, 33, 64, 80, 128};
+  const idx_t clusters[] = {0, 1, 5, 13, 64};
   for (std::size_t n = 0; n < std::size(lengths); ++n)
     for (std::size_t c = 0; c < std::size(clusters); ++c)
       for (bool causal : {false, true}) {
@@ -125,10 +125,10 @@ TEST_CASE("multipole_backward: odd lengths, dims and clusters", "[multipole_back
         shape.dim = dims[(n + c) % 5], shape.value_dim = dims[(n + 3 * c) % 8];
         multipole_problem p = multipole_of(shape, n + 1);
         auto& o = p.options;
-        o.causal = causal, o.clusters = clusters[c], o.exact = 1 + static_cast<index>(13 * n + 5 * c) % 60;
-        o.block = 1 + static_cast<index>(11 * n + 7 * c) % 140, o.probe = 1 + static_cast<index>(3 * n + c) % 20;
-        o.lookback = 1 + static_cast<index>(n + 3 * c) % 30, o.iterations = static_cast<index>(n + c) % 4;
-        if (causal) o.segment = 1 + static_cast<index>(37 * n + 11 * c) % 40;
+        o.causal = causal, o.clusters = clusters[c], o.exact = 1 + static_cast<idx_t>(13 * n + 5 * c) % 60;
+        o.block = 1 + static_cast<idx_t>(11 * n + 7 * c) % 140, o.probe = 1 + static_cast<idx_t>(3 * n + c) % 20;
+        o.lookback = 1 + static_cast<idx_t>(n + 3 * c) % 30, o.iterations = static_cast<idx_t>(n + c) % 4;
+        if (causal) o.segment = 1 + static_cast<idx_t>(37 * n + 11 * c) % 40;
         CAPTURE(shape.queries, shape.dim, shape.value_dim, o.clusters, causal, o.segment, o.exact, o.block, o.probe);
         check_form<form<double>, double>(p);
       }
@@ -137,7 +137,7 @@ TEST_CASE("multipole_backward: odd lengths, dims and clusters", "[multipole_back
 
 TEMPLATE_LIST_TEST_CASE("multipole_backward: all types, few changed clusters and pieces", "[multipole_backward]",
                         all_types) {
-  for (index exact : {0, 3, 20}) {
+  for (idx_t exact : {0, 3, 20}) {
     multipole_problem p = exact_choices({.batch = 1, .queries = 64, .keys = 64, .dim = 16}, 8, 9);
     auto& o = p.options;
     o.causal = true, o.segment = 8, o.exact = exact, o.block = 4, o.probe = 1, o.lookback = 1;
@@ -170,7 +170,7 @@ TEMPLATE_LIST_TEST_CASE("multipole_backward: without lse, alone, added, threads,
     check_form_alone<form<TestType>>(p);
     check_form_accumulates<form<TestType>, TestType>(p);
     check_form_threads_and_padding<form<TestType>>(p);
-    check_form_independent<form<TestType>>(p, [&](multipole_problem& alone, index b, index first, index count) {
+    check_form_independent<form<TestType>>(p, [&](multipole_problem& alone, idx_t b, idx_t first, idx_t count) {
       alone.options.assignment = heads_of_item(p.options.assignment, b, first / count, 1);
       if (!p.options.sinks.empty())
         alone.options.sinks.assign(p.options.sinks.begin() + first, p.options.sinks.begin() + first + count);

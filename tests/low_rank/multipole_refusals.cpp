@@ -7,7 +7,7 @@ namespace testing::multipole_refusals_tests {
 namespace {
 
 struct multipole_call_of_test : call_inputs<attn::multipole_options<float>> {
-  void assign(index b, index h, index j, index value) {
+  void assign(idx_t b, idx_t h, idx_t j, idx_t value) {
     indices.assign(static_cast<std::size_t>(b * h * j), 0);
     if (!indices.empty()) indices.back() = value;
     options.assignment = {indices.data(), {b, h, j}};
@@ -32,7 +32,7 @@ TEST_CASE("multipole refuses what does not fit", "[multipole_refusals]") {
   auto list = common_refusals<here>();
   list.push_back({"negative exact", "exact >= 0; found -1", [](here& d) { d.options.exact = -1; }});
   list.push_back({"negative clusters", "clusters >= 0; found -2", [](here& d) { d.options.clusters = -2; }});
-  list.push_back({"too many clusters", "clusters <= 16777216", [](here& d) { d.options.clusters = index(1) << 25; }});
+  list.push_back({"too many clusters", "clusters <= 16777216", [](here& d) { d.options.clusters = idx_t(1) << 25; }});
   list.push_back({"neither", "exact keys or clusters; found neither",
                   [](here& d) { d.options.exact = 0, d.options.clusters = 0; }});
   list.push_back({"no block", "block >= 1; found 0", [](here& d) { d.options.block = 0; }});
@@ -91,7 +91,7 @@ TEST_CASE("multipole_cache refuses what does not fit", "[multipole_refusals]") {
 TEST_CASE("multipole_step refuses what does not fit", "[multipole_refusals]") {
   attn::multipole_cache<float> cache({.batch = 1, .heads = 2, .dim = 4}, {.clusters = 2, .segment = 2});
   const tensor<float> some(1, 4, 5, 8, 0.5f);
-  const auto shaped = [&](index b, index h, index i, index d) {
+  const auto shaped = [&](idx_t b, idx_t h, idx_t i, idx_t d) {
     return in_view<float>(some.data.data(), {b, h, i, d});
   };
   cache.append(shaped(1, 2, 3, 4), shaped(1, 2, 3, 4));

@@ -9,7 +9,7 @@ namespace {
 
 using reference::pinv;
 
-nystrom_problem problem_of(const problem_shape& s, index landmarks, pinv inverse = pinv::per_head,
+nystrom_problem problem_of(const problem_shape& s, idx_t landmarks, pinv inverse = pinv::per_head,
                            std::uint64_t seed = 1) {
   nystrom_problem p = random_problem<nystrom_problem>(s, seed);
   p.options.landmarks = landmarks;
@@ -37,7 +37,7 @@ enum class lengths { none, both, queries_and_keys, keys_only };
 
 TEMPLATE_LIST_TEST_CASE("nystrom: every inverse, convolution and kind of lengths", "[nystrom]", all_types) {
   for (pinv inverse : {pinv::per_head, pinv::whole_batch, pinv::exact})
-    for (index width : {0, 1, 3, 9, 301})
+    for (idx_t width : {0, 1, 3, 9, 301})
       for (lengths given : {lengths::none, lengths::both, lengths::queries_and_keys, lengths::keys_only}) {
         problem_shape shape{.queries = 50, .keys = 77, .dim = 9, .value_dim = 12};
         if (given == lengths::both) shape.queries = shape.keys;
@@ -54,9 +54,9 @@ TEMPLATE_LIST_TEST_CASE("nystrom: every inverse, convolution and kind of lengths
 }
 
 TEMPLATE_LIST_TEST_CASE("nystrom: odd lengths, dims and landmarks", "[nystrom]", exact_types) {
-  const index sizes[] = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130, 257}, dims[] = {1, 3, 8, 16, 33, 64, 80, 128};
+  const idx_t sizes[] = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130, 257}, dims[] = {1, 3, 8, 16, 33, 64, 80, 128};
   for (std::size_t n = 0; n < std::size(sizes); ++n)
-    for (index landmarks : {1, 2, 6, 31, 64}) {
+    for (idx_t landmarks : {1, 2, 6, 31, 64}) {
       problem_shape shape{.queries = sizes[(3 * n + 1) % 11], .keys = sizes[n]};
       shape.dim = dims[(n + static_cast<std::size_t>(landmarks)) % 8], shape.value_dim = dims[(3 * n) % 8];
       CAPTURE(shape.queries, shape.keys, shape.dim, shape.value_dim, landmarks);
@@ -66,7 +66,7 @@ TEMPLATE_LIST_TEST_CASE("nystrom: odd lengths, dims and landmarks", "[nystrom]",
 
 TEMPLATE_LIST_TEST_CASE("nystrom: grouped queries, empty batches and heads", "[nystrom]", exact_types) {
   for (auto [batch, heads, kv_heads] :
-       {std::array<index, 3>{0, 4, 2}, {2, 0, 0}, {0, 0, 0}, {1, 1, 1}, {2, 6, 1}, {1, 6, 3}, {3, 6, 6}})
+       {std::array<idx_t, 3>{0, 4, 2}, {2, 0, 0}, {0, 0, 0}, {1, 1, 1}, {2, 6, 1}, {1, 6, 3}, {3, 6, 6}})
     for (pinv inverse : {pinv::per_head, pinv::whole_batch}) {
       CAPTURE(batch, heads, kv_heads, int(inverse));
       check<TestType>(problem_of({.batch = batch, .heads = heads, .kv_heads = kv_heads}, 20, inverse));
@@ -74,7 +74,7 @@ TEMPLATE_LIST_TEST_CASE("nystrom: grouped queries, empty batches and heads", "[n
 }
 
 TEMPLATE_LIST_TEST_CASE("nystrom: any number of iterations", "[nystrom]", exact_types) {
-  for (index iterations : {0, 1, 2, 12}) {
+  for (idx_t iterations : {0, 1, 2, 12}) {
     nystrom_problem p = problem_of({.queries = 90, .keys = 90}, 10);
     p.options.iterations = iterations;
     CAPTURE(iterations);
@@ -104,10 +104,10 @@ TEMPLATE_LIST_TEST_CASE("nystrom: the start of the whole batch, padded and by th
   CHECK(run<TestType>(p, two).out == alone.out);
   CHECK(run<TestType>(p, seven).out == alone.out);
   for (tensor<double>* x : {&p.q, &p.k, &p.v})
-    for (index b = 0; b < 3; ++b)
-      for (index h = 0; h < x->heads(); ++h)
-        for (index i = p.options.lengths[static_cast<std::size_t>(b)]; i < 130; ++i)
-          for (index d = 0; d < x->dim(); ++d) (*x)(b, h, i, d) = std::numeric_limits<double>::quiet_NaN();
+    for (idx_t b = 0; b < 3; ++b)
+      for (idx_t h = 0; h < x->heads(); ++h)
+        for (idx_t i = p.options.lengths[static_cast<std::size_t>(b)]; i < 130; ++i)
+          for (idx_t d = 0; d < x->dim(); ++d) (*x)(b, h, i, d) = std::numeric_limits<double>::quiet_NaN();
   CHECK(run<TestType>(p, serial).out == alone.out);
 }
 
@@ -115,10 +115,10 @@ TEMPLATE_LIST_TEST_CASE("nystrom: a converged iteration is the exact inverse", "
   // More weight on the landmarks' own: A is far from singular, and 20 steps converge.
   nystrom_problem p = problem_of({.queries = 64, .keys = 64}, 8);
   p.k = random_normal(5, 2, 2, 64, 16), p.q = tensor<double>(2, 4, 64, 16);
-  for (index b = 0; b < 2; ++b)
-    for (index h = 0; h < 4; ++h)
-      for (index i = 0; i < 64; ++i)
-        for (index d = 0; d < 16; ++d) p.q(b, h, i, d) = 8 * p.k(b, h / 2, i, d);
+  for (idx_t b = 0; b < 2; ++b)
+    for (idx_t h = 0; h < 4; ++h)
+      for (idx_t i = 0; i < 64; ++i)
+        for (idx_t d = 0; d < 16; ++d) p.q(b, h, i, d) = 8 * p.k(b, h / 2, i, d);
   p.options.iterations = 20;
   attn::execution serial;
   const auto iterated = run<TestType>(p, serial);
@@ -138,8 +138,8 @@ TEST_CASE("nystrom: the cutoff damps small singular values", "[nystrom]") {
 TEST_CASE("nystrom: equal landmarks make A singular, and nothing breaks", "[nystrom]") {
   tensor<float> q(1, 1, 60, 8, 0.5f), v = cast<float>(random_normal(3, 1, 1, 60, 4)), out(1, 1, 60, 4);
   double mean[4] = {};
-  for (index j = 0; j < 60; ++j)
-    for (index d = 0; d < 4; ++d) mean[d] += static_cast<double>(v(0, 0, j, d)) / 60;
+  for (idx_t j = 0; j < 60; ++j)
+    for (idx_t d = 0; d < 4; ++d) mean[d] += static_cast<double>(v(0, 0, j, d)) / 60;
   for (auto inverse : {attn::pseudo_inverse::exact, attn::pseudo_inverse::per_head}) {
     attn::nystrom_options<float> options;
     options.landmarks = 6, options.inverse = inverse;
@@ -147,8 +147,8 @@ TEST_CASE("nystrom: equal landmarks make A singular, and nothing breaks", "[nyst
     compiled_nystrom<float>::call(view(std::as_const(q)), view(std::as_const(q)), view(std::as_const(v)), view(out),
                                   options, serial);
     double worst = 0;
-    for (index i = 0; i < 60; ++i)
-      for (index d = 0; d < 4; ++d) worst = std::max(worst, std::abs(static_cast<double>(out(0, 0, i, d)) - mean[d]));
+    for (idx_t i = 0; i < 60; ++i)
+      for (idx_t d = 0; d < 4; ++d) worst = std::max(worst, std::abs(static_cast<double>(out(0, 0, i, d)) - mean[d]));
     CHECK(worst <= 1e-6);
   }
 }
@@ -163,7 +163,7 @@ TEST_CASE("nystrom: on Eigen matrices, as a caller writes it", "[nystrom]") {
 }
 
 TEST_CASE("nystrom: scratch does not grow with the length", "[nystrom]") {
-  const auto scratch = [](index length) {
+  const auto scratch = [](idx_t length) {
     attn::execution execution;
     run<float>(problem_of({.batch = 1, .heads = 2, .kv_heads = 1, .queries = length, .keys = length, .dim = 8}, 16),
                execution);

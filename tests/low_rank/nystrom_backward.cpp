@@ -69,7 +69,7 @@ tensors run_backward(const nystrom_problem& p, const tensor<double>& d_out, attn
 }
 tensor<double> random_d_out(const nystrom_problem& p) { return random_d_results<form<float>>(p)[0]; }
 
-nystrom_problem problem_of(const problem_shape& s, index landmarks, pinv inverse = pinv::per_head,
+nystrom_problem problem_of(const problem_shape& s, idx_t landmarks, pinv inverse = pinv::per_head,
                            std::uint64_t seed = 1) {
   nystrom_problem p = random_problem<nystrom_problem>(s, seed);
   p.options.landmarks = landmarks;
@@ -80,7 +80,7 @@ nystrom_problem problem_of(const problem_shape& s, index landmarks, pinv inverse
 
 enum class lengths { none, both, queries_and_keys, keys_only };
 
-nystrom_problem with_lengths(const problem_shape& s, lengths given, index landmarks, pinv inverse) {
+nystrom_problem with_lengths(const problem_shape& s, lengths given, idx_t landmarks, pinv inverse) {
   problem_shape shape = s;
   if (given == lengths::both) shape.queries = shape.keys;
   nystrom_problem p = problem_of(shape, landmarks, inverse);
@@ -95,7 +95,7 @@ nystrom_problem with_lengths(const problem_shape& s, lengths given, index landma
 TEMPLATE_LIST_TEST_CASE("nystrom_backward: every inverse, convolution and kind of lengths", "[nystrom_backward]",
                         all_types) {
   for (pinv inverse : {pinv::per_head, pinv::whole_batch, pinv::exact})
-    for (index width : {0, 1, 9, 61})
+    for (idx_t width : {0, 1, 9, 61})
       for (lengths given : {lengths::none, lengths::both, lengths::queries_and_keys, lengths::keys_only}) {
         nystrom_problem p = with_lengths({.queries = 30, .keys = 37, .dim = 9, .value_dim = 12}, given, 7, inverse);
         if (width > 0) p.options.convolution = random_normal(9, 1, 1, 4, width, 0.3);
@@ -106,9 +106,9 @@ TEMPLATE_LIST_TEST_CASE("nystrom_backward: every inverse, convolution and kind o
 }
 
 TEMPLATE_LIST_TEST_CASE("nystrom_backward: odd lengths, dims and landmarks", "[nystrom_backward]", exact_types) {
-  const index sizes[] = {0, 1, 2, 7, 16, 63, 130}, dims[] = {1, 3, 8, 16, 33, 64, 80};
+  const idx_t sizes[] = {0, 1, 2, 7, 16, 63, 130}, dims[] = {1, 3, 8, 16, 33, 64, 80};
   for (std::size_t n = 0; n < std::size(sizes); ++n)
-    for (index landmarks : {1, 2, 6, 13}) {
+    for (idx_t landmarks : {1, 2, 6, 13}) {
       problem_shape shape{.batch = 1, .heads = 2, .kv_heads = 1, .queries = sizes[(3 * n + 1) % 7], .keys = sizes[n]};
       shape.dim = dims[(n + static_cast<std::size_t>(landmarks)) % 7], shape.value_dim = dims[(3 * n) % 7];
       CAPTURE(shape.queries, shape.keys, shape.dim, shape.value_dim, landmarks);
@@ -119,7 +119,7 @@ TEMPLATE_LIST_TEST_CASE("nystrom_backward: odd lengths, dims and landmarks", "[n
 TEMPLATE_LIST_TEST_CASE("nystrom_backward: grouped queries, empty batches and heads", "[nystrom_backward]",
                         exact_types) {
   for (auto [batch, heads, kv_heads] :
-       {std::array<index, 3>{0, 4, 2}, {2, 0, 0}, {1, 1, 1}, {2, 6, 1}, {1, 6, 3}, {3, 3, 3}})
+       {std::array<idx_t, 3>{0, 4, 2}, {2, 0, 0}, {1, 1, 1}, {2, 6, 1}, {1, 6, 3}, {3, 3, 3}})
     for (pinv inverse : {pinv::per_head, pinv::whole_batch, pinv::exact}) {
       CAPTURE(batch, heads, kv_heads, int(inverse));
       check<TestType>(problem_of(
@@ -128,7 +128,7 @@ TEMPLATE_LIST_TEST_CASE("nystrom_backward: grouped queries, empty batches and he
 }
 
 TEMPLATE_LIST_TEST_CASE("nystrom_backward: any number of iterations", "[nystrom_backward]", exact_types) {
-  for (index iterations : {0, 1, 2, 9}) {
+  for (idx_t iterations : {0, 1, 2, 9}) {
     nystrom_problem p = problem_of({.batch = 1, .heads = 2, .queries = 40, .keys = 40, .dim = 8}, 6);
     p.options.iterations = iterations;
     CAPTURE(iterations);
@@ -210,7 +210,7 @@ TEMPLATE_LIST_TEST_CASE("nystrom_backward: padding, threads and batches change n
     p.options.convolution = random_normal(9, 1, 1, 4, 5);
     check_form_threads_and_padding<form<TestType>>(p);
     if (inverse == pinv::whole_batch) continue;
-    check_form_independent<form<TestType>>(p, [&](nystrom_problem& one, index, index first, index count) {
+    check_form_independent<form<TestType>>(p, [&](nystrom_problem& one, idx_t, idx_t first, idx_t count) {
       one.options.convolution = rows(p.options.convolution, first, count);
     });
   }
@@ -225,14 +225,14 @@ TEMPLATE_LIST_TEST_CASE("nystrom_backward: any strides", "[nystrom_backward]", e
   // [batch, head, dim, length]
   const auto exchanged = [](const tensor<double>& x) {
     tensor<T> to(x.batch(), x.heads(), x.dim(), x.length());
-    for (index b = 0; b < x.batch(); ++b)
-      for (index h = 0; h < x.heads(); ++h)
-        for (index i = 0; i < x.length(); ++i)
-          for (index d = 0; d < x.dim(); ++d) to(b, h, d, i) = static_cast<T>(x(b, h, i, d));
+    for (idx_t b = 0; b < x.batch(); ++b)
+      for (idx_t h = 0; h < x.heads(); ++h)
+        for (idx_t i = 0; i < x.length(); ++i)
+          for (idx_t d = 0; d < x.dim(); ++d) to(b, h, d, i) = static_cast<T>(x(b, h, i, d));
     return to;
   };
   const auto back = [](auto& x) {
-    const index n = x.length(), m = x.dim();
+    const idx_t n = x.length(), m = x.dim();
     return attn::tensor_view<std::remove_reference_t<decltype(*x.data.data())>>(
         x.data.data(), {x.batch(), x.heads(), m, n}, {x.heads() * n * m, n * m, 1, m});
   };
@@ -257,7 +257,7 @@ TEST_CASE("nystrom_backward: extreme scores", "[nystrom_backward]") {
 }
 
 TEST_CASE("nystrom_backward: scratch does not grow with the square of the length", "[nystrom_backward]") {
-  const auto scratch = [](index length) {
+  const auto scratch = [](idx_t length) {
     attn::execution execution;
     const nystrom_problem p =
         problem_of({.batch = 1, .heads = 2, .kv_heads = 1, .queries = length, .keys = length, .dim = 8}, 16);

@@ -13,7 +13,7 @@ TEST_CASE("draw_projection: normal with variance 1 / rank", "[projection]") {
   const auto x = e.view();
   const double count = static_cast<double>(x.size());
   double mean = 0, square = 0, fourth = 0;
-  for (attn::index n = 0; n < x.size(); ++n) {
+  for (attn::idx_t n = 0; n < x.size(); ++n) {
     const double z = x.data()[n] * 8;
     mean += z / count, square += z * z / count, fourth += z * z * z * z / count;
   }
@@ -29,14 +29,14 @@ TEST_CASE("draw_projection: same seed, same numbers; another seed or head, other
   const auto c = attn::draw_projection<float>(16, 30, {.seed = 2});
   const auto d = attn::draw_projection<float>(16, 30, {.seed = 1, .heads = 2});
   int differ = 0, others = 0;
-  for (attn::index r = 0; r < 16; ++r)
-    for (attn::index j = 0; j < 30; ++j) {
+  for (attn::idx_t r = 0; r < 16; ++r)
+    for (attn::idx_t j = 0; j < 30; ++j) {
       differ += a.view()(0, r, j) != d.view()(0, r, j) || a.view()(1, r, j) != d.view()(1, r, j);
       differ += a.view()(0, r, j) != b.view()(0, r, j);  // the longer one begins with the shorter
       others += a.view()(0, r, j) == c.view()(0, r, j);
       others += a.view()(0, r, j) == a.view()(1, r, j);
     }
-  CHECK(a.view().extents() == std::array<attn::index, 3>{2, 16, 30});
+  CHECK(a.view().extents() == std::array<attn::idx_t, 3>{2, 16, 30});
   CHECK(differ == 0);
   CHECK(others == 0);
 }
@@ -45,7 +45,7 @@ TEST_CASE("draw_projection: the tensor converts to the view an operator takes", 
   const attn::tensor<float, 3> e = attn::draw_projection<float>(3, 4, {.heads = 2});
   const attn::tensor_view<const float, 3> view = e;
   CHECK(view.data() == e.data());
-  CHECK(view.extents() == std::array<attn::index, 3>{2, 3, 4});
+  CHECK(view.extents() == std::array<attn::idx_t, 3>{2, 3, 4});
 }
 
 TEST_CASE("draw_projection: bits that no compiler changes", "[projection]") {
@@ -65,7 +65,7 @@ TEST_CASE("draw_projection refuses what does not fit", "[projection]") {
   check("rank >= 1; found -3", [] { attn::draw_projection<float>(-3, 10); });
   check("length >= 0; found -1", [] { attn::draw_projection<float>(4, -1); });
   check("heads >= 1; found 0", [] { attn::draw_projection<float>(4, 10, {.heads = 0}); });
-  check("that memory can hold", [] { attn::draw_projection<float>(attn::index(1) << 40, attn::index(1) << 40); });
+  check("that memory can hold", [] { attn::draw_projection<float>(attn::idx_t(1) << 40, attn::idx_t(1) << 40); });
   CHECK(attn::draw_projection<float>(4, 0).view().empty());
 }
 

@@ -10,7 +10,7 @@ namespace {
 struct linformer_door : call_inputs<attn::linformer_options<float>> {
   projection_view<float> e = projection(1, 3, 9), f = projection(4, 3, 9);
 
-  projection_view<float> projection(index h, index r, index j) const { return {other.data.data(), {h, r, j}}; }
+  projection_view<float> projection(idx_t h, idx_t r, idx_t j) const { return {other.data.data(), {h, r, j}}; }
 };
 
 struct linformer_form {
@@ -34,8 +34,8 @@ struct nystrom_form {
 TEST_CASE("linformer refuses what does not fit", "[refusals]") {
   using here = linformer_door;
   auto list = common_refusals<here>();
-  const auto e = [](index h, index r, index j) { return [=](here& d) { d.e = d.projection(h, r, j); }; };
-  const auto f = [](index h, index r, index j) { return [=](here& d) { d.f = d.projection(h, r, j); }; };
+  const auto e = [](idx_t h, idx_t r, idx_t j) { return [=](here& d) { d.e = d.projection(h, r, j); }; };
+  const auto f = [](idx_t h, idx_t r, idx_t j) { return [=](here& d) { d.f = d.projection(h, r, j); }; };
   list.push_back({"e of no rank", "rank of e >= 1; found 0", e(1, 0, 9)});
   list.push_back({"f of no rank", "rank of f >= 1; found 0", f(1, 0, 9)});
   list.push_back({"e of a negative rank", "extents", e(1, -2, 9)});
@@ -62,7 +62,7 @@ TEST_CASE("nystrom refuses what does not fit", "[refusals]") {
   list.push_back({"a negative cutoff", "cutoff", [](here& d) { d.options.cutoff = -0.1f; }});
   list.push_back({"a cutoff of 1", "cutoff", [](here& d) { d.options.cutoff = 1; }});
   list.push_back({"a cutoff of NaN", "cutoff", [](here& d) { d.options.cutoff = std::nanf(""); }});
-  const auto kernel = [](index h, index width) {
+  const auto kernel = [](idx_t h, idx_t width) {
     return [=](here& d) { d.options.convolution = {d.other.data.data(), {h, width}}; };
   };
   list.push_back({"a convolution of even width", "odd width; found 4", kernel(4, 4)});

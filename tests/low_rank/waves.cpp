@@ -11,7 +11,7 @@ constexpr problem_shape many_heads{
     .batch = 5, .heads = 8, .kv_heads = 8, .queries = 300, .keys = 300, .dim = 64, .value_dim = 64};
 
 template <class T>
-long_short_problem long_short_of(const problem_shape& s, index rank, index segment) {
+long_short_problem long_short_of(const problem_shape& s, idx_t rank, idx_t segment) {
   long_short_problem p = random_problem<long_short_problem>(s, 1);
   p.options.logits = random_normal(1000, s.batch, s.heads, s.keys, rank, 3);
   p.options.causal = segment > 0, p.options.segment = segment;
@@ -27,7 +27,7 @@ struct laid_out {
 
   laid_out(const tensor<T>& x, int layout) {
     const auto [b, h, n, d] = x.extents;
-    const index gap = layout == 2 ? 3 : 0;
+    const idx_t gap = layout == 2 ? 3 : 0;
     memory.assign(static_cast<std::size_t>(b * h * (n + gap) * (d + gap)), T(9));
     if (layout == 0)  // [batch, length, head, dim]
       view = {memory.data(), {b, h, n, d}, {h * n * d, d, h * d, 1}};
@@ -37,10 +37,10 @@ struct laid_out {
       view = {memory.data() + (n - 1) * (d + gap),
               {b, h, n, d},
               {h * (n + gap) * (d + gap), (n + gap) * (d + gap), -(d + gap), 1}};
-    for (index i = 0; i < b; ++i)
-      for (index j = 0; j < h; ++j)
-        for (index r = 0; r < n; ++r)
-          for (index c = 0; c < d; ++c) view(i, j, r, c) = x(i, j, r, c);
+    for (idx_t i = 0; i < b; ++i)
+      for (idx_t j = 0; j < h; ++j)
+        for (idx_t r = 0; r < n; ++r)
+          for (idx_t c = 0; c < d; ++c) view(i, j, r, c) = x(i, j, r, c);
   }
 };
 
@@ -56,11 +56,11 @@ void check_layouts(const problem_shape& s, Call&& call) {
     const laid_out<T> q2(q, first), k2(k, (first + 1) % 3), v2(v, (first + 2) % 3);
     const laid_out<T> out2(tensor<T>(s.batch, s.heads, s.queries, s.value_dim, T(7)), (first + 1) % 3);
     call(q2.view, k2.view, v2.view, out2.view);
-    index different = 0;
-    for (index b = 0; b < s.batch; ++b)
-      for (index h = 0; h < s.heads; ++h)
-        for (index i = 0; i < s.queries; ++i)
-          for (index d = 0; d < s.value_dim; ++d) different += plain(b, h, i, d) != out2.view(b, h, i, d);
+    idx_t different = 0;
+    for (idx_t b = 0; b < s.batch; ++b)
+      for (idx_t h = 0; h < s.heads; ++h)
+        for (idx_t i = 0; i < s.queries; ++i)
+          for (idx_t d = 0; d < s.value_dim; ++d) different += plain(b, h, i, d) != out2.view(b, h, i, d);
     CAPTURE(first);
     CHECK(different == 0);
   }
@@ -102,7 +102,7 @@ TEMPLATE_LIST_TEST_CASE("linformer: later waves, by threads as by one", "[waves]
 
 TEMPLATE_LIST_TEST_CASE("long_short: later waves, by threads as by one", "[waves]", exact_types) {
   attn::execution serial, two(2), five(5);
-  for (index segment : {0, 16}) {  // causal: 18 segments of each of 40 heads
+  for (idx_t segment : {0, 16}) {  // causal: 18 segments of each of 40 heads
     long_short_problem p = long_short_of<TestType>(many_heads, 16, segment);
     p.options.lengths = {300, 40, 0, 299, 64};
     const reference::result alone = run_long_short<TestType>(p, serial);

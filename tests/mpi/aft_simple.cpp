@@ -6,10 +6,10 @@
 namespace testing::aft_simple_tests {
 namespace {
 
-constexpr index segment = 512;
+constexpr idx_t segment = 512;
 
 struct problem {
-  index tokens = 4 * segment + 300;
+  idx_t tokens = 4 * segment + 300;
   tensor<double> q = random_normal(1, 2, 3, tokens, 19), k = random_normal(2, 2, 3, tokens, 19),
                  v = random_normal(3, 2, 3, tokens, 19);
 };
@@ -30,7 +30,7 @@ void check(const problem& p, const attn::aft_simple_options<S>& options, attn::e
 
 TEST_CASE("mpi aft_simple: options", "[aft_simple]") {
   const problem p;
-  const std::vector<index> lengths = {p.tokens - 700, 0};
+  const std::vector<idx_t> lengths = {p.tokens - 700, 0};
   for (bool causal : {false, true})
     for (bool gate : {true, false}) {
       CAPTURE(causal, gate);
@@ -54,10 +54,10 @@ TEST_CASE("mpi aft_simple: threads within the processes", "[aft_simple]") {
 
 TEST_CASE("mpi aft_simple: keys of any size, and masks", "[aft_simple]") {
   problem p;
-  for (index b : {0, 1})
-    for (index h : {0, 1, 2})
-      for (index i = 0; i < p.tokens; ++i)
-        for (index d = 0; d < 19; ++d) {
+  for (idx_t b : {0, 1})
+    for (idx_t h : {0, 1, 2})
+      for (idx_t i = 0; i < p.tokens; ++i)
+        for (idx_t d = 0; d < 19; ++d) {
           double& x = p.k(b, h, i, d);
           x *= i % 700 < 300 ? 1 : 300;
           if (i < 600 && d == 3) x = -std::numeric_limits<double>::infinity();
@@ -67,12 +67,12 @@ TEST_CASE("mpi aft_simple: keys of any size, and masks", "[aft_simple]") {
 
 TEST_CASE("mpi aft_simple: no bit depends on padding", "[aft_simple]") {
   problem p;
-  const std::vector<index> lengths = {700, 1700};
-  for (index b : {0, 1})
+  const std::vector<idx_t> lengths = {700, 1700};
+  for (idx_t b : {0, 1})
     for (tensor<double>* x : {&p.q, &p.k, &p.v})
-      for (index h = 0; h < 3; ++h)
-        for (index i = lengths[static_cast<std::size_t>(b)]; i < p.tokens; ++i)
-          for (index d = 0; d < 19; ++d) (*x)(b, h, i, d) = std::numeric_limits<double>::quiet_NaN();
+      for (idx_t h = 0; h < 3; ++h)
+        for (idx_t i = lengths[static_cast<std::size_t>(b)]; i < p.tokens; ++i)
+          for (idx_t d = 0; d < 19; ++d) (*x)(b, h, i, d) = std::numeric_limits<double>::quiet_NaN();
   for (bool causal : {false, true}) check<float>(p, {.causal = causal, .lengths = lengths});
 }
 
@@ -87,7 +87,7 @@ TEST_CASE("mpi aft_simple: sequences and batches without elements", "[aft_simple
 
 TEST_CASE("mpi aft_simple: what is refused, is refused by all", "[aft_simple]") {
   const bool last = own_rank() == process_count() - 1;
-  const auto refused = [&](index batch, index dim, index keys, const attn::aft_simple_options<float>& options) {
+  const auto refused = [&](idx_t batch, idx_t dim, idx_t keys, const attn::aft_simple_options<float>& options) {
     const tensor<float> q(batch, 2, 10, dim, 1), k(batch, 2, keys, dim, 1);
     tensor<float> out(batch, 2, 10, dim, rubbish);
     const std::string message = refusal_of_all("mpi::aft_simple", [&] {
@@ -97,7 +97,7 @@ TEST_CASE("mpi aft_simple: what is refused, is refused by all", "[aft_simple]") 
     return message;
   };
   const auto contains = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
-  const std::vector<index> one = {1}, long_one = {1, 10 * process_count() + 1};
+  const std::vector<idx_t> one = {1}, long_one = {1, 10 * process_count() + 1};
   CHECK(contains(refused(2, 4, last ? 9 : 10, {}), "key length = query length"));
   CHECK(contains(refused(2, 4, 10, {.lengths = one}), "lengths, one per batch item"));
   CHECK(contains(refused(2, 4, 10, {.lengths = long_one}), "lengths from 0 to"));
@@ -107,7 +107,7 @@ TEST_CASE("mpi aft_simple: what is refused, is refused by all", "[aft_simple]") 
   CHECK(contains(refused(2, last ? 4 : 5, 10, {}), "dim on all processes"));
   CHECK(contains(refused(2, 4, 10, {.causal = last}), differ));
   CHECK(contains(refused(2, 4, 10, {.gate = last}), differ));
-  const std::vector<index> others = {last ? 3 : 4, 5};
+  const std::vector<idx_t> others = {last ? 3 : 4, 5};
   CHECK(contains(refused(2, 4, 10, {.lengths = others}), differ));
 }
 

@@ -6,10 +6,10 @@
 namespace testing::aft_simple_backward_tests {
 namespace {
 
-constexpr index segment = 512;
+constexpr idx_t segment = 512;
 
 struct problem {
-  index tokens = 4 * segment + 300;
+  idx_t tokens = 4 * segment + 300;
   tensor<double> q = random_normal(1, 2, 3, tokens, 19), k = random_normal(2, 2, 3, tokens, 19),
                  v = random_normal(3, 2, 3, tokens, 19), d_out = random_normal(4, 2, 3, tokens, 19);
 };
@@ -52,7 +52,7 @@ void check(const problem& p, const attn::aft_simple_options<S>& options, bool of
 
 TEST_CASE("mpi aft_simple_backward: options", "[aft_simple_backward]") {
   const problem p;
-  const std::vector<index> lengths = {p.tokens - 700, 0};
+  const std::vector<idx_t> lengths = {p.tokens - 700, 0};
   for (bool causal : {false, true})
     for (bool gate : {true, false}) {
       CAPTURE(causal, gate);
@@ -81,12 +81,12 @@ TEST_CASE("mpi aft_simple_backward: keys of any size", "[aft_simple_backward]") 
 
 TEST_CASE("mpi aft_simple_backward: no bit depends on padding", "[aft_simple_backward]") {
   problem p;
-  const std::vector<index> lengths = {700, 1700};
-  for (index b : {0, 1})
+  const std::vector<idx_t> lengths = {700, 1700};
+  for (idx_t b : {0, 1})
     for (tensor<double>* x : {&p.q, &p.k, &p.v, &p.d_out})
-      for (index h = 0; h < 3; ++h)
-        for (index i = lengths[static_cast<std::size_t>(b)]; i < p.tokens; ++i)
-          for (index d = 0; d < 19; ++d) (*x)(b, h, i, d) = std::numeric_limits<double>::quiet_NaN();
+      for (idx_t h = 0; h < 3; ++h)
+        for (idx_t i = lengths[static_cast<std::size_t>(b)]; i < p.tokens; ++i)
+          for (idx_t d = 0; d < 19; ++d) (*x)(b, h, i, d) = std::numeric_limits<double>::quiet_NaN();
   for (bool causal : {false, true}) check<float>(p, {.causal = causal, .lengths = lengths});
 }
 

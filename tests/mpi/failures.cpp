@@ -33,7 +33,7 @@ TEST_CASE("a score function throws on process 1, amid the ring", "[.][failure_sc
   const attn::tensor_view<float> out(result.data(), {1, 1, 4, 8});
   const bool throws = own_rank() == 1;
   attn::mpi::full_softmax(x, x, x, out, MPI_COMM_WORLD, {},
-                          [&](float s, attn::index, attn::index, attn::index, attn::index key) {
+                          [&](float s, attn::idx_t, attn::idx_t, attn::idx_t, attn::idx_t key) {
                             if (throws && key < 4) throw std::runtime_error("thrown by a score function");
                             return s;
                           });

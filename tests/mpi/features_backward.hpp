@@ -7,7 +7,7 @@
 namespace testing {
 
 struct features_problem {
-  index tokens = 2 * 1024 + 200;
+  idx_t tokens = 2 * 1024 + 200;
   tensor<double> q = random_normal(1, 2, 4, tokens, 9, 0.7), k = random_normal(2, 2, 2, tokens, 9, 0.7),
                  v = random_normal(3, 2, 2, tokens, 5), d_out = random_normal(4, 2, 4, tokens, 5);
 };
@@ -15,7 +15,7 @@ struct features_problem {
 // alone(q, k, v, features, d_out, gradients, gates) and the same of spread: Gradients has q, k, v and features, and where
 // there are gates, gate. Bitwise where ranges begin at segments, but for the features, which are summed up over processes.
 template <class S, class Gradients, class Alone, class Spread>
-void check_gradients(const features_problem& p, index feature_heads, index gate_heads, double bound, const Alone& alone,
+void check_gradients(const features_problem& p, idx_t feature_heads, idx_t gate_heads, double bound, const Alone& alone,
                      const Spread& spread) {
   using T = attn::compute_type<S>;
   const tensor<S> q = cast<S>(p.q), k = cast<S>(p.k), v = cast<S>(p.v), d_out = cast<S>(p.d_out);

@@ -62,7 +62,7 @@ void check_choices() {
       check<S>(problem<S>({.causal = causal, .score = true, .queries = 23, .keys = 90}), how);
       check<S>(problem<S>({.causal = causal, .terms = true, .queries = 90, .keys = 23}), how);  // rows without a key
     }
-    for (index length : {0, 1, 3}) check<S>(problem<S>(choice{.causal = true, .queries = length, .keys = length}), how);
+    for (idx_t length : {0, 1, 3}) check<S>(problem<S>(choice{.causal = true, .queries = length, .keys = length}), how);
   }
 }
 
@@ -108,7 +108,7 @@ TEST_CASE("mpi::full_softmax: Eigen matrices, without options, and a part of the
   MPI_Comm_size(half, &members);
   MPI_Comm_rank(half, &place);
   CHECK(members == (rank % 2 ? size / 2 : (size + 1) / 2));
-  const index begin = 40 * place / members, count = 40 * (place + 1) / members - begin;
+  const idx_t begin = 40 * place / members, count = 40 * (place + 1) / members - begin;
   Eigen::MatrixXf out(count, 8);
   attn::mpi::full_softmax(q.middleRows(begin, count), k.middleRows(begin, count), v.middleRows(begin, count), out, half,
                           {.causal = true});
@@ -153,7 +153,7 @@ TEST_CASE("mpi::full_softmax: the bytes a process sends", "[full_softmax]") {
   const std::size_t before = attn::detail::sent_bytes();
   own_part(p, spread::even, serial);
   const int size = process_count(), rank = own_rank();
-  const index tokens = 64 - std::ssize(rows_of(64, spread::even, (rank + 1) % size, size));
+  const idx_t tokens = 64 - std::ssize(rows_of(64, spread::even, (rank + 1) % size, size));
   const std::size_t keys = size > 1 ? static_cast<std::size_t>(tokens * 2 * 2 * (9 + 12)) * sizeof(float) : 0;
   CHECK(attn::detail::sent_bytes() - before ==
         keys + static_cast<std::size_t>(size - 1) * sizeof(attn::detail::process_shape));

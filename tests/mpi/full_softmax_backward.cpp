@@ -125,7 +125,7 @@ void check_choices() {
       check<S>(problem<S>({.causal = causal, .score = true, .queries = 23, .keys = 90}), how, {.saved_lse = false});
       check<S>(problem<S>({.causal = causal, .terms = true, .queries = 90, .keys = 23}), how, {.differ = true});
     }
-    for (index length : {0, 2}) check<S>(problem<S>(choice{.causal = true, .queries = length, .keys = length}), how);
+    for (idx_t length : {0, 2}) check<S>(problem<S>(choice{.causal = true, .queries = length, .keys = length}), how);
   }
 }
 

@@ -6,10 +6,10 @@
 namespace testing::linear_tests {
 namespace {
 
-constexpr index segment = 1024;
+constexpr idx_t segment = 1024;
 
 struct problem {
-  index tokens = 4 * segment + 300, queries = tokens;
+  idx_t tokens = 4 * segment + 300, queries = tokens;
   tensor<double> q = random_normal(1, 2, 4, queries, 9), k = random_normal(2, 2, 2, tokens, 9),
                  v = random_normal(3, 2, 2, tokens, 5);
 };
@@ -19,7 +19,7 @@ template <class S>
 constexpr double bound = std::is_same_v<S, double> ? 1e-13 : std::is_same_v<S, float> ? 4e-6 : 0x1p-7;
 
 template <class S, class Map = attn::feature_maps::elu_plus_one>
-void check(const problem& p, attn::linear_options<S> options, index decay_heads = 0, const Map& map = {},
+void check(const problem& p, attn::linear_options<S> options, idx_t decay_heads = 0, const Map& map = {},
            attn::execution exec = attn::execution()) {
   const auto decay = gates_near_one<attn::compute_type<S>>(decay_heads, p.tokens);
   check_spread<S>(
@@ -40,7 +40,7 @@ TEST_CASE("mpi linear: options", "[linear]") {
   for (bool causal : {false, true})
     for (bool normalise : {true, false})
       for (bool padded : {false, true}) {
-        const std::vector<index> lengths = {p.tokens - 700, normalise ? 0 : 1500};
+        const std::vector<idx_t> lengths = {p.tokens - 700, normalise ? 0 : 1500};
         CAPTURE(causal, normalise, padded);
         attn::linear_options<float> options{.causal = causal, .eps = 0.25f, .normalise = normalise};
         if (padded) options.lengths = lengths;
@@ -79,7 +79,7 @@ TEST_CASE("mpi linear: threads within the processes", "[linear]") {
 }
 
 TEST_CASE("mpi linear: fewer queries than keys, and more", "[linear]") {
-  for (index more : {-3000, -1, 70}) {
+  for (idx_t more : {-3000, -1, 70}) {
     problem p;
     p.q = random_normal(1, 2, 4, p.tokens + more, 9);
     for (bool causal : {false, true}) {
@@ -87,10 +87,10 @@ TEST_CASE("mpi linear: fewer queries than keys, and more", "[linear]") {
       if (more <= 0) check<float>(p, {.causal = causal});
       // Queries before the first key are on process 0.
       const bool last = own_rank() == process_count() - 1;
-      const index begin = own_rank() * 2 * segment, end = begin + 2 * segment;
-      const auto within = [](index n, index most) { return std::clamp<index>(n, 0, most); };
+      const idx_t begin = own_rank() * 2 * segment, end = begin + 2 * segment;
+      const auto within = [](idx_t n, idx_t most) { return std::clamp<idx_t>(n, 0, most); };
       const tensor<float> q = cast<float>(p.q), k = cast<float>(p.k), v = cast<float>(p.v);
-      const index first = begin == 0 ? 0 : within(begin + more, q.length()),
+      const idx_t first = begin == 0 ? 0 : within(begin + more, q.length()),
                   count = (last ? q.length() : within(end + more, q.length())) - first,
                   key = within(begin, p.tokens), keys = (last ? p.tokens : within(end, p.tokens)) - key;
       tensor<float> wanted(2, 4, q.length(), 5), out(2, 4, count, 5, rubbish);
@@ -105,18 +105,18 @@ TEST_CASE("mpi linear: fewer queries than keys, and more", "[linear]") {
 
 TEST_CASE("mpi linear: no bit depends on padding", "[linear]") {
   problem p;
-  const std::vector<index> lengths = {1700, 3100};
-  for (index b : {0, 1})
+  const std::vector<idx_t> lengths = {1700, 3100};
+  for (idx_t b : {0, 1})
     for (tensor<double>* x : {&p.q, &p.k, &p.v})
-      for (index h = 0; h < x->heads(); ++h)
-        for (index i = lengths[static_cast<std::size_t>(b)]; i < p.tokens; ++i)
-          for (index d = 0; d < x->dim(); ++d) (*x)(b, h, i, d) = std::numeric_limits<double>::quiet_NaN();
+      for (idx_t h = 0; h < x->heads(); ++h)
+        for (idx_t i = lengths[static_cast<std::size_t>(b)]; i < p.tokens; ++i)
+          for (idx_t d = 0; d < x->dim(); ++d) (*x)(b, h, i, d) = std::numeric_limits<double>::quiet_NaN();
   for (bool causal : {false, true}) check<float>(p, {.causal = causal, .lengths = lengths});
 }
 
 TEST_CASE("mpi linear: sequences and batches without elements", "[linear]") {
   for (bool causal : {false, true}) {
-    const index own = own_rank() == process_count() - 1 ? 3 : 0;
+    const idx_t own = own_rank() == process_count() - 1 ? 3 : 0;
     const tensor<float> q(1, 2, own, 4, 1), none(1, 2, 0, 4);
     tensor<float> out(1, 2, own, 4, rubbish);
     attn::mpi::linear(view(q), view(none), view(none), view(out), MPI_COMM_WORLD, {.causal = causal});
@@ -137,7 +137,7 @@ TEST_CASE("mpi linear: any communicator", "[linear]") {
   MPI_Comm_split(MPI_COMM_WORLD, rank % 2, size - rank, &half);
   int place = 0, places = 0;
   MPI_Comm_rank(half, &place), MPI_Comm_size(half, &places);
-  const index tokens = 70;
+  const idx_t tokens = 70;
   const auto x = cast<float>(random_normal(static_cast<std::uint64_t>(rank % 2) + 1, 1, 1, tokens * places, 4));
   tensor<float> wanted(1, 1, x.length(), 4), out(1, 1, tokens, 4, rubbish);
   attn::linear(view(x), view(x), view(x), view(wanted), {.causal = true});
@@ -153,8 +153,8 @@ TEST_CASE("mpi linear: any communicator", "[linear]") {
 
 TEST_CASE("mpi linear: what is refused, is refused by all", "[linear]") {
   const bool last = own_rank() == process_count() - 1;
-  const auto refused = [&](index batch, index heads, index kv_heads, index dim, index dim_v, index tokens,
-                           index queries, const attn::linear_options<float>& options) {
+  const auto refused = [&](idx_t batch, idx_t heads, idx_t kv_heads, idx_t dim, idx_t dim_v, idx_t tokens,
+                           idx_t queries, const attn::linear_options<float>& options) {
     const tensor<float> q(batch, heads, queries, dim, 1), k(batch, kv_heads, tokens, dim, 1),
         v(batch, kv_heads, tokens, dim_v, 1);
     tensor<float> out(batch, heads, queries, dim_v, rubbish);
@@ -167,7 +167,7 @@ TEST_CASE("mpi linear: what is refused, is refused by all", "[linear]") {
   };
   const auto contains = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
   CHECK(contains(refused(2, 4, 3, 8, 8, 10, 10, {}), "key heads that divide"));
-  const std::vector<index> three = {1, 1, 1}, long_one = {1, 10 * process_count() + 1};
+  const std::vector<idx_t> three = {1, 1, 1}, long_one = {1, 10 * process_count() + 1};
   CHECK(contains(refused(2, 4, 2, 8, 8, 10, 10, {.lengths = three}), "lengths, one per batch item"));
   CHECK(contains(refused(2, 4, 2, 8, 8, 10, 10, {.lengths = long_one}), "lengths from 0 to"));
   CHECK(contains(refused(2, 4, 2, 8, 8, 10, 10, {.eps = -1}), "eps >= 0"));
@@ -196,16 +196,16 @@ TEST_CASE("mpi linear: what is refused, is refused by all", "[linear]") {
   CHECK(contains(refused(2, 4, 2, 8, last ? 7 : 8, 10, 10, {}), "a value dim on all processes"));
   CHECK(contains(refused(2, 4, 2, 8, 8, 10, 10, {.causal = last}), "the same options on all processes"));
   CHECK(contains(refused(2, 4, 2, 8, 8, 10, 10, {.eps = last ? 0.f : 1.f}), "the same options on all processes"));
-  const std::vector<index> others = {last ? 9 : 8, 3};
+  const std::vector<idx_t> others = {last ? 9 : 8, 3};
   CHECK(contains(refused(2, 4, 2, 8, 8, 10, 10, {.lengths = others}), "the same options on all processes"));
   attn::linear_options<float> one_decays{.causal = true};
   if (last) one_decays.decay = row_view(decay);
   CHECK(contains(refused(2, 4, 2, 8, 8, 10, 10, one_decays), "the same options on all processes"));
-  const std::vector<index> all = {10 * process_count(), 10 * process_count()}, fewer = {10 * process_count(), 10 * process_count() - 1};
+  const std::vector<idx_t> all = {10 * process_count(), 10 * process_count()}, fewer = {10 * process_count(), 10 * process_count() - 1};
   CHECK(contains(refused(2, 4, 2, 8, 8, 10, 10, {.causal = true, .query_lengths = all, .key_lengths = fewer}),
                  "causal queries at the positions"));
   // Of process 0 a query too few, of the last one a query too many.
-  const index more = last ? 1 : own_rank() == 0 ? -1 : 0;
+  const idx_t more = last ? 1 : own_rank() == 0 ? -1 : 0;
   CHECK(contains(refused(2, 4, 2, 8, 8, 10, 10 + more, {.causal = true}), "causal queries at the positions"));
 
   const tensor<double> x(1, 1, 3, 4, 1);

@@ -6,10 +6,10 @@
 namespace testing::linear_backward_tests {
 namespace {
 
-constexpr index segment = 1024;
+constexpr idx_t segment = 1024;
 
 struct problem {
-  index tokens = 2 * segment + 300, batch = 2, heads = 4, kv_heads = 2;
+  idx_t tokens = 2 * segment + 300, batch = 2, heads = 4, kv_heads = 2;
   tensor<double> q = random_normal(1, batch, heads, tokens, 9), k = random_normal(2, batch, kv_heads, tokens, 9),
                  v = random_normal(3, batch, kv_heads, tokens, 5), d_out = random_normal(4, batch, heads, tokens, 5);
 };
@@ -24,7 +24,7 @@ struct gradients {
 };
 
 struct case_options {
-  index decay_heads = 0;
+  idx_t decay_heads = 0;
   bool of_q = true, of_keys = true, accumulate = false;
   int threads = 1;
 };
@@ -74,7 +74,7 @@ TEST_CASE("mpi linear_backward: options", "[linear_backward]") {
   const problem p;
   for (bool causal : {false, true})
     for (bool padded : {false, true}) {
-      const std::vector<index> lengths = {p.tokens - 700, causal ? 0 : 1500};
+      const std::vector<idx_t> lengths = {p.tokens - 700, causal ? 0 : 1500};
       CAPTURE(causal, padded);
       attn::linear_options<float> options{.causal = causal, .eps = 0.25f, .normalise = !padded};
       if (padded) options.lengths = lengths;
@@ -105,12 +105,12 @@ TEST_CASE("mpi linear_backward: threads within the processes", "[linear_backward
 
 TEST_CASE("mpi linear_backward: fewer queries than keys", "[linear_backward]") {
   const problem p;
-  const index more = 900, count = p.tokens - more, begin = std::min(own_rank() * segment, p.tokens),
+  const idx_t more = 900, count = p.tokens - more, begin = std::min(own_rank() * segment, p.tokens),
               end = own_rank() == process_count() - 1 ? p.tokens : std::min(begin + segment, p.tokens);
   for (bool causal : {false, true}) {
     // Causal queries are those of the last keys; others are split at whole segments, too, for the sake of bits.
-    const index first = causal ? std::max<index>(begin - more, 0) : std::min(begin, count),
-                last = causal ? std::max<index>(end - more, 0)
+    const idx_t first = causal ? std::max<idx_t>(begin - more, 0) : std::min(begin, count),
+                last = causal ? std::max<idx_t>(end - more, 0)
                               : own_rank() == process_count() - 1 ? count : std::min(end, count);
     const auto q = rows(cast<float>(p.q), 0, count), d_out = rows(cast<float>(p.d_out), 0, count), k = cast<float>(p.k),
                v = cast<float>(p.v);
@@ -131,12 +131,12 @@ TEST_CASE("mpi linear_backward: fewer queries than keys", "[linear_backward]") {
 
 TEST_CASE("mpi linear_backward: no bit depends on padding", "[linear_backward]") {
   problem p;
-  const std::vector<index> lengths = {700, 2100};
-  for (index b : {0, 1})
+  const std::vector<idx_t> lengths = {700, 2100};
+  for (idx_t b : {0, 1})
     for (tensor<double>* x : {&p.q, &p.k, &p.v, &p.d_out})
-      for (index h = 0; h < x->heads(); ++h)
-        for (index i = lengths[static_cast<std::size_t>(b)]; i < p.tokens; ++i)
-          for (index d = 0; d < x->dim(); ++d) (*x)(b, h, i, d) = std::numeric_limits<double>::quiet_NaN();
+      for (idx_t h = 0; h < x->heads(); ++h)
+        for (idx_t i = lengths[static_cast<std::size_t>(b)]; i < p.tokens; ++i)
+          for (idx_t d = 0; d < x->dim(); ++d) (*x)(b, h, i, d) = std::numeric_limits<double>::quiet_NaN();
   for (bool causal : {false, true}) check<float>(p, {.causal = causal, .lengths = lengths});
 }
 

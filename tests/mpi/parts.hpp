@@ -14,46 +14,46 @@ enum class spread { even, uneven, last, every_second, zigzag };
 inline constexpr spread spreads[] = {spread::even, spread::uneven, spread::last, spread::every_second, spread::zigzag};
 
 // The rows of the whole sequence that `rank` of `size` processes has, in its order.
-inline std::vector<index> rows_of(index tokens, spread how, int rank, int size) {
+inline std::vector<idx_t> rows_of(idx_t tokens, spread how, int rank, int size) {
   if (how == spread::zigzag) return attn::mpi::zigzag_positions(tokens, rank, size);
-  std::vector<index> shares;
-  for (index p = 0; p < size; ++p)
+  std::vector<idx_t> shares;
+  for (idx_t p = 0; p < size; ++p)
     shares.push_back(how == spread::even     ? 1
                      : how == spread::uneven ? 1 + p * 7 % 5
                      : how == spread::last   ? (p + 1 == size)
                                              : (p + 1) % 2);
-  const index all = std::accumulate(shares.begin(), shares.end(), index(0));
-  const index before = std::accumulate(shares.begin(), shares.begin() + rank, index(0));
-  const index begin = tokens * before / all, end = tokens * (before + shares[static_cast<std::size_t>(rank)]) / all;
-  std::vector<index> rows(static_cast<std::size_t>(end - begin));
+  const idx_t all = std::accumulate(shares.begin(), shares.end(), idx_t(0));
+  const idx_t before = std::accumulate(shares.begin(), shares.begin() + rank, idx_t(0));
+  const idx_t begin = tokens * before / all, end = tokens * (before + shares[static_cast<std::size_t>(rank)]) / all;
+  std::vector<idx_t> rows(static_cast<std::size_t>(end - begin));
   std::iota(rows.begin(), rows.end(), begin);
   return rows;
 }
-inline std::vector<index> own_rows(index tokens, spread how) {
+inline std::vector<idx_t> own_rows(idx_t tokens, spread how) {
   return rows_of(tokens, how, own_rank(), process_count());
 }
 
 // These rows of every head.
 template <class T>
-tensor<T> rows(const tensor<T>& x, const std::vector<index>& which) {
+tensor<T> rows(const tensor<T>& x, const std::vector<idx_t>& which) {
   tensor<T> part(x.batch(), x.heads(), std::ssize(which), x.dim());
-  for (index b = 0; b < x.batch(); ++b)
-    for (index h = 0; h < x.heads(); ++h)
-      for (index i = 0; i < std::ssize(which); ++i)
-        for (index d = 0; d < x.dim(); ++d) part(b, h, i, d) = x(b, h, which[static_cast<std::size_t>(i)], d);
+  for (idx_t b = 0; b < x.batch(); ++b)
+    for (idx_t h = 0; h < x.heads(); ++h)
+      for (idx_t i = 0; i < std::ssize(which); ++i)
+        for (idx_t d = 0; d < x.dim(); ++d) part(b, h, i, d) = x(b, h, which[static_cast<std::size_t>(i)], d);
   return part;
 }
 
 // How far these rows of a result are from those of the whole, as a part of its norm: what one process has may be
 // smaller than the rounding errors.
 template <class A, class E>
-double error_of_rows(const tensor<A>& part, const tensor<E>& whole, const std::vector<index>& which) {
+double error_of_rows(const tensor<A>& part, const tensor<E>& whole, const std::vector<idx_t>& which) {
   tensor<A> merged = cast<A>(whole);
   if (part.extents != rows(whole, which).extents) return std::numeric_limits<double>::infinity();
-  for (index b = 0; b < part.batch(); ++b)
-    for (index h = 0; h < part.heads(); ++h)
-      for (index i = 0; i < part.length(); ++i)
-        for (index d = 0; d < part.dim(); ++d) merged(b, h, which[static_cast<std::size_t>(i)], d) = part(b, h, i, d);
+  for (idx_t b = 0; b < part.batch(); ++b)
+    for (idx_t h = 0; h < part.heads(); ++h)
+      for (idx_t i = 0; i < part.length(); ++i)
+        for (idx_t d = 0; d < part.dim(); ++d) merged(b, h, which[static_cast<std::size_t>(i)], d) = part(b, h, i, d);
   return relative_error(merged, whole);
 }
 

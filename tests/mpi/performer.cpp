@@ -6,11 +6,11 @@
 namespace testing::performer_tests {
 namespace {
 
-constexpr index segment = 1024;
+constexpr idx_t segment = 1024;
 using kernel = attn::performer_kernel;
 
 struct problem {
-  index tokens = 4 * segment + 300;
+  idx_t tokens = 4 * segment + 300;
   tensor<double> q = random_normal(1, 2, 4, tokens, 9, 0.7), k = random_normal(2, 2, 2, tokens, 9, 0.7),
                  v = random_normal(3, 2, 2, tokens, 5);
 };
@@ -24,7 +24,7 @@ double bound_of(kernel chosen) {
 }
 
 template <class S>
-void check(const problem& p, const attn::performer_options<S>& options, index heads = 1,
+void check(const problem& p, const attn::performer_options<S>& options, idx_t heads = 1,
            attn::execution exec = attn::execution()) {
   const auto features = attn::draw_features<S>(20, 9, {.seed = 7, .heads = heads});
   check_spread<S>(
@@ -39,10 +39,10 @@ void check(const problem& p, const attn::performer_options<S>& options, index he
 
 TEST_CASE("mpi performer: kernels and options", "[performer]") {
   const problem p;
-  const std::vector<index> lengths = {p.tokens - 700, 1500};
+  const std::vector<idx_t> lengths = {p.tokens - 700, 1500};
   for (kernel chosen : {kernel::positive, kernel::hyperbolic, kernel::trigonometric, kernel::relu})
     for (bool causal : {false, true})
-      for (index heads : {1, 2, 4}) {
+      for (idx_t heads : {1, 2, 4}) {
         CAPTURE(static_cast<int>(chosen), causal, heads);
         attn::performer_options<float> options{.causal = causal, .kernel = chosen};
         if (heads == 1) options.lengths = lengths;
@@ -53,7 +53,7 @@ TEST_CASE("mpi performer: kernels and options", "[performer]") {
 
 TEST_CASE("mpi performer: what is taken from all keys", "[performer]") {
   const problem p;
-  const std::vector<index> lengths = {p.tokens - 700, 1500};
+  const std::vector<idx_t> lengths = {p.tokens - 700, 1500};
   for (bool padded : {false, true}) {
     attn::performer_options<float> options;
     if (padded) options.lengths = lengths;
@@ -87,16 +87,16 @@ TEST_CASE("mpi performer: threads within the processes", "[performer]") {
 // Log scales that differ by hundreds from one process to the next.
 TEST_CASE("mpi performer: keys of very different sizes", "[performer]") {
   problem p;
-  for (index i = 0; i < p.tokens; ++i)
-    for (index b : {0, 1})
-      for (index h : {0, 1})
-        for (index d = 0; d < 9; ++d) p.k(b, h, i, d) *= i % 2000 < 1000 ? 0.1 : 30;
+  for (idx_t i = 0; i < p.tokens; ++i)
+    for (idx_t b : {0, 1})
+      for (idx_t h : {0, 1})
+        for (idx_t d = 0; d < 9; ++d) p.k(b, h, i, d) *= i % 2000 < 1000 ? 0.1 : 30;
   for (bool causal : {false, true}) check<float>(p, {.causal = causal});
 }
 
 TEST_CASE("mpi performer: sequences without keys", "[performer]") {
   const auto features = attn::draw_features<float>(8, 4, {.seed = 7});
-  const index own = own_rank() == process_count() - 1 ? 3 : 0;
+  const idx_t own = own_rank() == process_count() - 1 ? 3 : 0;
   const tensor<float> q(1, 2, own, 4, 1), none(1, 2, 0, 4);
   for (bool causal : {false, true}) {
     tensor<float> out(1, 2, own, 4, rubbish);
@@ -119,7 +119,7 @@ TEST_CASE("mpi performer: what is refused, is refused by all", "[performer]") {
   };
   const auto contains = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
   const auto features = attn::draw_features<float>(8, 4, {.seed = 7});
-  const auto of_dim = [&](index dim) { return attn::draw_features<float>(8, dim, {.seed = 7}); };
+  const auto of_dim = [&](idx_t dim) { return attn::draw_features<float>(8, dim, {.seed = 7}); };
   CHECK(contains(refused(of_dim(last ? 5 : 4), {}), "feature columns = query dim"));
   CHECK(contains(refused(features, {.scale = -1}), "scale >= 0"));
   CHECK(contains(refused(features, {.causal = true, .center_keys = true}), "no causal with center_keys"));

@@ -17,7 +17,7 @@ double bound_of(kernel chosen) {
 }
 
 template <class S>
-void check(const features_problem& p, const attn::performer_options<S>& options, index feature_heads = 1,
+void check(const features_problem& p, const attn::performer_options<S>& options, idx_t feature_heads = 1,
            attn::execution exec = attn::execution()) {
   check_gradients<S, attn::performer_gradients<S>>(
       p, feature_heads, 0, bound_of<S>(options.kernel),
@@ -31,7 +31,7 @@ void check(const features_problem& p, const attn::performer_options<S>& options,
 
 TEST_CASE("mpi performer_backward: kernels and options", "[performer_backward]") {
   const features_problem p;
-  const std::vector<index> lengths = {p.tokens - 700, 1500};
+  const std::vector<idx_t> lengths = {p.tokens - 700, 1500};
   for (kernel chosen : {kernel::positive, kernel::hyperbolic, kernel::trigonometric, kernel::relu})
     for (bool causal : {false, true}) {
       CAPTURE(static_cast<int>(chosen), causal);

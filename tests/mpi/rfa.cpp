@@ -6,10 +6,10 @@
 namespace testing::rfa_tests {
 namespace {
 
-constexpr index segment = 1024;
+constexpr idx_t segment = 1024;
 
 struct problem {
-  index tokens = 4 * segment + 300;
+  idx_t tokens = 4 * segment + 300;
   tensor<double> q = random_normal(1, 2, 4, tokens, 9), k = random_normal(2, 2, 2, tokens, 9),
                  v = random_normal(3, 2, 2, tokens, 5);
 };
@@ -19,7 +19,7 @@ template <class S>
 constexpr double bound = std::is_same_v<S, float> ? 1e-4 : 0x1p-6;
 
 template <class S>
-void check(const problem& p, attn::rfa_options<S> options, index feature_heads = 1, index gate_heads = 0,
+void check(const problem& p, attn::rfa_options<S> options, idx_t feature_heads = 1, idx_t gate_heads = 0,
            attn::execution exec = attn::execution()) {
   const auto features = attn::draw_features<S>(40, 9, {.seed = 7, .heads = feature_heads});
   const auto gates = gates_near_one<attn::compute_type<S>>(gate_heads, p.tokens);
@@ -38,9 +38,9 @@ void check(const problem& p, attn::rfa_options<S> options, index feature_heads =
 
 TEST_CASE("mpi rfa: options", "[rfa]") {
   const problem p;
-  const std::vector<index> lengths = {p.tokens - 700, 1500};
+  const std::vector<idx_t> lengths = {p.tokens - 700, 1500};
   for (bool padded : {false, true})
-    for (index feature_heads : {1, 2, 4}) {
+    for (idx_t feature_heads : {1, 2, 4}) {
       CAPTURE(padded, feature_heads);
       attn::rfa_options<float> options{.eps = 0.5f};
       if (padded) options.lengths = lengths, options.norm_eps = 0.1f;

@@ -11,7 +11,7 @@ template <class S>
 constexpr double bound = std::is_same_v<S, float> ? 1e-3 : 0x1p-5;
 
 template <class S>
-void check(const features_problem& p, attn::rfa_options<S> options, index feature_heads = 1, index gate_heads = 0,
+void check(const features_problem& p, attn::rfa_options<S> options, idx_t feature_heads = 1, idx_t gate_heads = 0,
            attn::execution exec = attn::execution()) {
   options.eps = 30;  // keeps sums over thousands of keys of either sign away from 0
   check_gradients<S, attn::rfa_gradients<S>>(
@@ -28,8 +28,8 @@ void check(const features_problem& p, attn::rfa_options<S> options, index featur
 
 TEST_CASE("mpi rfa_backward: options", "[rfa_backward]") {
   const features_problem p;
-  const std::vector<index> lengths = {p.tokens - 700, 1500};
-  for (index feature_heads : {1, 4}) {
+  const std::vector<idx_t> lengths = {p.tokens - 700, 1500};
+  for (idx_t feature_heads : {1, 4}) {
     CAPTURE(feature_heads);
     attn::rfa_options<float> options;
     if (feature_heads == 4) options.lengths = lengths, options.norm_eps = 0.1f;

@@ -9,8 +9,8 @@ namespace {
 enum class globals { none, some, own_projections };
 
 struct window {
-  index left = 5, right = 3;
-  std::vector<index> dilation{};
+  idx_t left = 5, right = 3;
+  std::vector<idx_t> dilation{};
   globals positions = globals::none;
 };
 
@@ -18,7 +18,7 @@ template <class S>
 struct window_problem : problem<S> {
   using T = attn::compute_type<S>;
   window w;
-  std::vector<index> positions;
+  std::vector<idx_t> positions;
   tensor<S> q_global, k_global, v_global;
 
   window_problem(const typename problem<S>::choice& c, window given) : problem<S>(c), w(std::move(given)) {
@@ -57,7 +57,7 @@ outcome<S> whole(const window_problem<S>& p) {
 }
 
 template <class S>
-outcome<S> own_part(const window_problem<S>& p, const std::vector<index>& queries, const std::vector<index>& keys,
+outcome<S> own_part(const window_problem<S>& p, const std::vector<idx_t>& queries, const std::vector<idx_t>& keys,
                     attn::execution& exec) {
   using T = attn::compute_type<S>;
   const tensor<S> q = rows(p.q, queries), k = rows(p.k, keys), v = rows(p.v, keys), gq = rows(p.q_global, queries),
@@ -115,16 +115,16 @@ TEST_CASE("mpi::sliding_window: 16-bit elements are rounded once", "[sliding_win
 }
 
 TEST_CASE("mpi::sliding_window: the bits of one process where ranges begin at its chunks", "[sliding_window]") {
-  for (auto [left, right, chunk] : {std::array<index, 3>{100, 20, 384}, {700, 0, 768}, {0, 500, 576}}) {
+  for (auto [left, right, chunk] : {std::array<idx_t, 3>{100, 20, 384}, {700, 0, 768}, {0, 500, 576}}) {
     const int size = process_count(), rank = own_rank();
-    std::vector<index> own;
-    index before = 0, tokens = 0;
+    std::vector<idx_t> own;
+    idx_t before = 0, tokens = 0;
     for (int p = 0; p < size; ++p) {
       if (p < rank) before += chunk * (1 + p % 2);
       tokens += chunk * (1 + p % 2);
     }
     tokens -= 17;  // the last range ends anywhere
-    for (index i = before; i < std::min(tokens, before + chunk * (1 + rank % 2)); ++i) own.push_back(i);
+    for (idx_t i = before; i < std::min(tokens, before + chunk * (1 + rank % 2)); ++i) own.push_back(i);
     const window_problem<float> p({.terms = true, .queries = tokens, .keys = tokens}, {.left = left, .right = right});
     attn::execution threads(2, 0);
     const outcome<float> all = whole(p), part = own_part(p, own, own, threads);
@@ -139,7 +139,7 @@ TEST_CASE("mpi::sliding_window: long ranges", "[sliding_window]") {
   for (spread how : {spread::even, spread::uneven, spread::every_second})
     for (bool causal : {false, true})
       for (globals positions : {globals::none, globals::some})
-        for (index keys : {3000, 2500}) {
+        for (idx_t keys : {3000, 2500}) {
           check<float>({{.causal = causal, .terms = true, .score = true, .queries = 3000, .keys = keys},
                         {.left = 20, .right = 6, .dilation = {3}, .positions = positions}}, how);
           check<float>({{.causal = causal, .queries = keys, .keys = 3000},
@@ -165,7 +165,7 @@ TEST_CASE("mpi::sliding_window: only what windows reach is sent", "[sliding_wind
   const std::size_t before = attn::detail::sent_bytes();
   own_part(p, own, own, serial);
   const int size = process_count(), rank = own_rank();
-  const index reached = (rank + 1 < size ? 7 : 0) + (rank > 0 ? 4 : 0);
+  const idx_t reached = (rank + 1 < size ? 7 : 0) + (rank > 0 ? 4 : 0);
   CHECK(attn::detail::sent_bytes() - before ==
         static_cast<std::size_t>(reached * 2 * 2 * (9 + 12)) * sizeof(float) * (size > 1) +
             static_cast<std::size_t>(size - 1) * sizeof(attn::detail::process_shape));
@@ -174,21 +174,21 @@ TEST_CASE("mpi::sliding_window: only what windows reach is sent", "[sliding_wind
 TEST_CASE("mpi::sliding_window: a process copies what others want, and nothing between", "[sliding_window]") {
   namespace detail = attn::detail;
   const detail::process_group group("test", MPI_COMM_WORLD);
-  const detail::sequence_split split(std::vector<index>(static_cast<std::size_t>(group.size()), 50), false);
-  const index begin = 50 * group.rank(), end = begin + 50, all = split.tokens();
+  const detail::sequence_split split(std::vector<idx_t>(static_cast<std::size_t>(group.size()), 50), false);
+  const idx_t begin = 50 * group.rank(), end = begin + 50, all = split.tokens();
   tensor<float> x(1, 2, 50, 3);
-  for (index h = 0; h < 2; ++h)
-    for (index i = 0; i < 50; ++i)
-      for (index d = 0; d < 3; ++d) x(0, h, i, d) = static_cast<float>(begin + i + 1000 * h);
+  for (idx_t h = 0; h < 2; ++h)
+    for (idx_t i = 0; i < 50; ++i)
+      for (idx_t d = 0; d < 3; ++d) x(0, h, i, d) = static_cast<float>(begin + i + 1000 * h);
   detail::row_exchange<float> exchange(group, split, view(std::as_const(x)), [&](int p) {
-    const index first = 50 * p, last = first + 50;  // 7 tokens before its own, the last 2 of these, 4 behind them
-    return detail::row_ranges{{std::max<index>(first - 7, 0), first}, {last - 2, std::min(last + 4, all)}};
+    const idx_t first = 50 * p, last = first + 50;  // 7 tokens before its own, the last 2 of these, 4 behind them
+    return detail::row_ranges{{std::max<idx_t>(first - 7, 0), first}, {last - 2, std::min(last + 4, all)}};
   });
   exchange.wait();
   CHECK(exchange.leaving.rows == (group.rank() + 1 < group.size() ? 7 : 0) + (group.rank() > 0 ? 4 : 0));
-  index at = 0;
-  for (auto [first, last] : {std::array{std::max<index>(begin - 7, 0), begin}, {end - 2, std::min(end + 4, all)}})
-    for (index i = first; i < last; ++i, ++at) {
+  idx_t at = 0;
+  for (auto [first, last] : {std::array{std::max<idx_t>(begin - 7, 0), begin}, {end - 2, std::min(end + 4, all)}})
+    for (idx_t i = first; i < last; ++i, ++at) {
       const auto row = exchange.rows.view(at, 1);
       CHECK(row(0, 0, 0, 2) == static_cast<float>(i));
       CHECK(row(0, 1, 0, 0) == static_cast<float>(i + 1000));
@@ -200,12 +200,12 @@ TEST_CASE("mpi::sliding_window: what lies beyond the windows changes no bit, eve
   const window_problem<float> p({.queries = 200, .keys = 200}, {.left = 20, .right = 6});
   window_problem<float> dirty = p;
   const auto own = own_rows(200, spread::uneven);
-  for (index b = 0; b < 2; ++b)
-    for (index h = 0; h < 2; ++h) dirty.k(b, h, 150, 0) = dirty.v(b, h, 150, 1) = NAN;
+  for (idx_t b = 0; b < 2; ++b)
+    for (idx_t h = 0; h < 2; ++h) dirty.k(b, h, 150, 0) = dirty.v(b, h, 150, 1) = NAN;
   attn::execution serial;
   const outcome<float> clean = own_part(p, own, own, serial), other = own_part(dirty, own, own, serial);
-  for (index i = 0; i < std::ssize(own); ++i) {
-    const index position = own[static_cast<std::size_t>(i)];
+  for (idx_t i = 0; i < std::ssize(own); ++i) {
+    const idx_t position = own[static_cast<std::size_t>(i)];
     const bool seen = position - 20 <= 150 && 150 <= position + 6;
     CAPTURE(position);
     if (seen)
@@ -219,7 +219,7 @@ TEST_CASE("mpi::sliding_window: all processes refuse what does not fit one", "[s
   using options = attn::mpi::sliding_window_options<float>;
   const bool last = own_rank() + 1 == process_count(), several = process_count() > 1;
   tensor<float> q(1, 2, 5, 8, 0.5f), k(1, 2, 5, 8, 0.25f), v(1, 2, 5, 7, 1), out(1, 2, 5, 7, 7);
-  const std::vector<index> one = {1}, two = {2}, zero = {0}, negative = {-1};
+  const std::vector<idx_t> one = {1}, two = {2}, zero = {0}, negative = {-1};
   const auto check = [&](const char* says, const options& o, MPI_Comm comm = MPI_COMM_WORLD) {
     check_all_refuse("mpi::sliding_window", says, [&] {
       attn::mpi::sliding_window(view(std::as_const(q)), view(std::as_const(k)), view(std::as_const(v)), view(out), comm,

@@ -11,7 +11,7 @@ struct problem {
   using T = attn::compute_type<S>;
   struct choice {
     bool causal = false, terms = false, score = false, lse = true;
-    index queries = 70, keys = 70, kv_heads = 2;
+    idx_t queries = 70, keys = 70, kv_heads = 2;
   };
 
   explicit problem(const choice& c, std::uint64_t seed = 1)
@@ -26,11 +26,11 @@ struct problem {
     if (chosen.terms) o.scale = T(0.4), o.softcap = T(1.5), o.alibi_slopes = slopes, o.sinks = sinks;
     return o;
   }
-  static T score(T s, index b, index h, index i, index j) {
+  static T score(T s, idx_t b, idx_t h, idx_t i, idx_t j) {
     return (i * 3 + j * 5 + h) % 11 == 0 ? -std::numeric_limits<T>::infinity()
                                          : s * T(0.5) + T(0.01) * static_cast<T>(b + i - j);
   }
-  static T score_backward(T, T d, index, index h, index i, index j) {
+  static T score_backward(T, T d, idx_t, idx_t h, idx_t i, idx_t j) {
     return (i * 3 + j * 5 + h) % 11 == 0 ? T(0) : d * T(0.5);
   }
 

@@ -4,20 +4,20 @@
 namespace testing::zigzag_tests {
 
 TEST_CASE("zigzag: every token is on one process, one early and one late range on each", "[zigzag]") {
-  CHECK(attn::mpi::zigzag_positions(8, 0, 2) == std::vector<index>{0, 1, 6, 7});
-  CHECK(attn::mpi::zigzag_positions(8, 1, 2) == std::vector<index>{2, 3, 4, 5});
+  CHECK(attn::mpi::zigzag_positions(8, 0, 2) == std::vector<idx_t>{0, 1, 6, 7});
+  CHECK(attn::mpi::zigzag_positions(8, 1, 2) == std::vector<idx_t>{2, 3, 4, 5});
   for (int size : {1, 2, 3, 7})
-    for (index tokens : {0, 1, 5, 41, 256}) {
-      std::vector<index> all, halves(static_cast<std::size_t>(tokens));
+    for (idx_t tokens : {0, 1, 5, 41, 256}) {
+      std::vector<idx_t> all, halves(static_cast<std::size_t>(tokens));
       for (int rank = 0; rank < size; ++rank) {
-        const std::vector<index> own = attn::mpi::zigzag_positions(tokens, rank, size);
+        const std::vector<idx_t> own = attn::mpi::zigzag_positions(tokens, rank, size);
         CHECK(attn::mpi::zigzag_length(tokens, rank, size) == std::ssize(own));
         CHECK(std::is_sorted(own.begin(), own.end()));
         CHECK(std::abs(std::ssize(own) - tokens / size) <= 2);
         all.insert(all.end(), own.begin(), own.end());
       }
       std::sort(all.begin(), all.end());
-      std::iota(halves.begin(), halves.end(), index(0));
+      std::iota(halves.begin(), halves.end(), idx_t(0));
       CHECK(all == halves);
     }
   CHECK(well_formed(refusal([] { attn::mpi::zigzag_length(-1, 0, 2); }), "mpi::zigzag_length"));
@@ -26,9 +26,9 @@ TEST_CASE("zigzag: every token is on one process, one early and one late range o
 }
 
 TEST_CASE("zigzag: scattered and gathered", "[zigzag]") {
-  for (index tokens : {0, 3, 50}) {
+  for (idx_t tokens : {0, 3, 50}) {
     const tensor<float> all = cast<float>(random_normal(4, 2, 3, tokens, 5));
-    const std::vector<index> own = own_rows(tokens, spread::zigzag);
+    const std::vector<idx_t> own = own_rows(tokens, spread::zigzag);
     tensor<float> part(2, 3, std::ssize(own), 5, 7), back(2, 3, tokens, 5, 7);
     attn::mpi::zigzag_scatter(own_rank() == 0 ? view(all) : attn::tensor_view<const float>(), view(part), MPI_COMM_WORLD);
     CHECK(part == rows(all, own));
@@ -39,7 +39,7 @@ TEST_CASE("zigzag: scattered and gathered", "[zigzag]") {
 }
 
 TEST_CASE("zigzag: all processes refuse what does not fit one", "[zigzag]") {
-  const index tokens = 20;
+  const idx_t tokens = 20;
   const auto own = std::ssize(own_rows(tokens, spread::zigzag));
   const bool last = own_rank() + 1 == process_count();
   tensor<float> all(1, 2, tokens, 3), part(1, 2, own, 3, 7), longer(1, 2, own + 1, 3, 7), wider(1, 2, own, 4, 7);

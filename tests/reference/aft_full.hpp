@@ -12,7 +12,7 @@ using aft_full_options = aft_full_options_of<double>;
 
 template <class N>
 tensor<N> aft_full(const tensor<N>& q, const tensor<N>& k, const tensor<N>& v, const aft_full_options_of<N>& options) {
-  return aft<N>(q, k, v, options, [&](index h, index t, index j) { return options.w.broadcast(0, h, t, j); });
+  return aft<N>(q, k, v, options, [&](idx_t h, idx_t t, idx_t j) { return options.w.broadcast(0, h, t, j); });
 }
 
 }  // namespace reference

@@ -9,7 +9,7 @@ struct aft_simple_options : aft_options {};
 template <class N>
 tensor<N> aft_simple(const tensor<N>& q, const tensor<N>& k, const tensor<N>& v,
                      const aft_simple_options& options = {}) {
-  return aft<N>(q, k, v, options, [](index, index, index) { return N(0); });
+  return aft<N>(q, k, v, options, [](idx_t, idx_t, idx_t) { return N(0); });
 }
 
 }  // namespace reference

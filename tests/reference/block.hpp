@@ -6,8 +6,8 @@ namespace reference {
 
 template <class N>
 struct basic_block_options : basic_softmax_options<N> {
-  index size = 128, neighbours = 1;
-  tensor<index> permutation;  // [1, H|1, blocks, 1], -1 for none
+  idx_t size = 128, neighbours = 1;
+  tensor<idx_t> permutation;  // [1, H|1, blocks, 1], -1 for none
 };
 using block_options = basic_block_options<double>;
 
@@ -18,8 +18,8 @@ void copy_choices(const block_options& from, basic_block_options<N>& to) {
 }
 
 template <class N>
-bool sees(const basic_block_options<N>& o, index head, index position, index key, index) {
-  const index query_block = block_of(position, o.size), key_block = block_of(key, o.size);
+bool sees(const basic_block_options<N>& o, idx_t head, idx_t position, idx_t key, idx_t) {
+  const idx_t query_block = block_of(position, o.size), key_block = block_of(key, o.size);
   if (o.permutation.empty()) return std::abs(query_block - key_block) <= o.neighbours;
   return query_block >= 0 && entry(o.permutation, head, query_block, 0) == key_block;
 }

@@ -14,15 +14,15 @@ template <class N>
 basic_result<N> full_softmax(const tensor<N>& q, const tensor<N>& k, const tensor<N>& v,
                              const basic_full_softmax_options<N>& options = {}) {
   basic_result<N> into = empty_result(q, v);
-  for (index b = 0; b < q.batch(); ++b) {
-    const index queries = true_length(options.lengths, options.query_lengths, b, q.length());
-    const index keys = true_length(options.lengths, options.key_lengths, b, k.length());
-    for (index h = 0; h < q.heads(); ++h)
-      for (index i = 0; i < queries; ++i) {
-        const index position = i + options.first_position.value_or(keys - queries);
+  for (idx_t b = 0; b < q.batch(); ++b) {
+    const idx_t queries = true_length(options.lengths, options.query_lengths, b, q.length());
+    const idx_t keys = true_length(options.lengths, options.key_lengths, b, k.length());
+    for (idx_t h = 0; h < q.heads(); ++h)
+      for (idx_t i = 0; i < queries; ++i) {
+        const idx_t position = i + options.first_position.value_or(keys - queries);
         std::vector<N> scores;
-        std::vector<index> seen;
-        for (index j = 0; j < keys; ++j) {
+        std::vector<idx_t> seen;
+        for (idx_t j = 0; j < keys; ++j) {
           if (options.causal && j > position) continue;
           const N bias = options.bias.empty() ? N(0) : options.bias.broadcast(b, h, i, j);
           if (bias == -infinity) continue;

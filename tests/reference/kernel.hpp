@@ -16,7 +16,7 @@ using features = features_of_numbers<double>;
 
 struct kernel_options {
   bool causal = false, normalise = true;
-  std::vector<index> lengths, query_lengths, key_lengths;
+  std::vector<idx_t> lengths, query_lengths, key_lengths;
   double eps = 0;
   tensor<double> gate;      // [B, H or Hkv, L, 1], or empty
   bool complement = false;  // key j enters with 1 - g_j
@@ -31,25 +31,25 @@ tensor<N> kernel_attention(const tensor<N>& q, const tensor<N>& k, const tensor<
   using number = wide<N>;
   tensor<N> out(q.batch(), q.heads(), q.length(), v.dim());
   if (options.terms) *options.terms = tensor<double>(q.batch(), q.heads(), q.length(), v.dim());
-  for (index b = 0; b < q.batch(); ++b) {
-    const index queries = true_length(options.lengths, options.query_lengths, b, q.length());
-    const index keys = true_length(options.lengths, options.key_lengths, b, k.length());
-    for (index h = 0; h < q.heads(); ++h) {
-      const index kv_head = h / (q.heads() / k.heads());
+  for (idx_t b = 0; b < q.batch(); ++b) {
+    const idx_t queries = true_length(options.lengths, options.query_lengths, b, q.length());
+    const idx_t keys = true_length(options.lengths, options.key_lengths, b, k.length());
+    for (idx_t h = 0; h < q.heads(); ++h) {
+      const idx_t kv_head = h / (q.heads() / k.heads());
       std::vector<features_of_numbers<N>> of_keys;
-      for (index j = 0; j < keys; ++j) of_keys.push_back(phi_k(b, h, j));
-      const auto gate = [&](index j) -> number {
+      for (idx_t j = 0; j < keys; ++j) of_keys.push_back(phi_k(b, h, j));
+      const auto gate = [&](idx_t j) -> number {
         if (gates.empty()) return 1;
         return gates(b, h / (q.heads() / gates.heads()), j, 0);
       };
-      for (index i = 0; i < queries; ++i) {
+      for (idx_t i = 0; i < queries; ++i) {
         const features_of_numbers<N> of_query = phi_q(b, h, i);
-        const index last = options.causal ? i + keys - queries : keys - 1;
+        const idx_t last = options.causal ? i + keys - queries : keys - 1;
         std::vector<number> sum(static_cast<std::size_t>(v.dim()));
         std::vector<long double> size(static_cast<std::size_t>(v.dim()));
         number denominator = 0, decay = 1;
         long double denominator_size = 0;
-        for (index j = last; j >= 0; --j) {
+        for (idx_t j = last; j >= 0; --j) {
           number weight = 0;
           long double weight_size = 0;
           for (std::size_t r = 0; r < of_query.size(); ++r) {
@@ -62,7 +62,7 @@ tensor<N> kernel_attention(const tensor<N>& q, const tensor<N>& k, const tensor<
           if constexpr (std::is_same_v<N, double>) weight_size *= factor;
           if (!gates.empty()) decay *= gate(j);
           denominator += weight, denominator_size += weight_size;
-          for (index d = 0; d < v.dim(); ++d) {
+          for (idx_t d = 0; d < v.dim(); ++d) {
             sum[static_cast<std::size_t>(d)] += weight * v(b, kv_head, j, d);
             if constexpr (std::is_same_v<N, double>)
               size[static_cast<std::size_t>(d)] += weight_size * abs(v(b, kv_head, j, d));
@@ -73,7 +73,7 @@ tensor<N> kernel_attention(const tensor<N>& q, const tensor<N>& k, const tensor<
         else
           denominator = 1;
         if (last < 0 || denominator == 0) continue;
-        for (index d = 0; d < v.dim(); ++d) {
+        for (idx_t d = 0; d < v.dim(); ++d) {
           const number row = sum[static_cast<std::size_t>(d)] / denominator;
           out(b, h, i, d) = static_cast<N>(row);
           if constexpr (std::is_same_v<N, double>)

@@ -9,11 +9,11 @@ namespace reference {
 template <class N>
 tensor<N> project(const tensor<N>& x, const tensor<N>& w, const tensor<N>& b = {}) {
   tensor<N> out(x.batch(), 1, x.length(), w.length());
-  for (index n = 0; n < x.batch(); ++n)
-    for (index i = 0; i < x.length(); ++i)
-      for (index o = 0; o < w.length(); ++o) {
+  for (idx_t n = 0; n < x.batch(); ++n)
+    for (idx_t i = 0; i < x.length(); ++i)
+      for (idx_t o = 0; o < w.length(); ++o) {
         N sum = b.empty() ? N(0) : b(0, 0, 0, o);
-        for (index d = 0; d < x.dim(); ++d) sum += x(n, 0, i, d) * w(0, 0, o, d);
+        for (idx_t d = 0; d < x.dim(); ++d) sum += x(n, 0, i, d) * w(0, 0, o, d);
         out(n, 0, i, o) = sum;
       }
   return out;
@@ -23,13 +23,13 @@ template <class N>
 tensor<N> layer_norm(const tensor<N>& x, const tensor<N>& gamma, const tensor<N>& beta, double eps) {
   using std::sqrt;
   tensor<N> out = x;
-  for (index n = 0; n < x.batch(); ++n)
-    for (index i = 0; i < x.length(); ++i) {
+  for (idx_t n = 0; n < x.batch(); ++n)
+    for (idx_t i = 0; i < x.length(); ++i) {
       N mean = 0, variance = 0;
-      for (index d = 0; d < x.dim(); ++d) mean += x(n, 0, i, d) / static_cast<double>(x.dim());
-      for (index d = 0; d < x.dim(); ++d)
+      for (idx_t d = 0; d < x.dim(); ++d) mean += x(n, 0, i, d) / static_cast<double>(x.dim());
+      for (idx_t d = 0; d < x.dim(); ++d)
         variance += (x(n, 0, i, d) - mean) * (x(n, 0, i, d) - mean) / static_cast<double>(x.dim());
-      for (index d = 0; d < x.dim(); ++d)
+      for (idx_t d = 0; d < x.dim(); ++d)
         out(n, 0, i, d) = (x(n, 0, i, d) - mean) / sqrt(variance + eps) * (gamma.empty() ? N(1) : gamma(0, 0, 0, d)) +
                           (beta.empty() ? N(0) : beta(0, 0, 0, d));
     }
@@ -40,11 +40,11 @@ template <class N>
 tensor<N> rms_norm(const tensor<N>& x, const tensor<N>& gamma, double eps) {
   using std::sqrt;
   tensor<N> out = x;
-  for (index n = 0; n < x.batch(); ++n)
-    for (index i = 0; i < x.length(); ++i) {
+  for (idx_t n = 0; n < x.batch(); ++n)
+    for (idx_t i = 0; i < x.length(); ++i) {
       N square = 0;
-      for (index d = 0; d < x.dim(); ++d) square += x(n, 0, i, d) * x(n, 0, i, d) / static_cast<double>(x.dim());
-      for (index d = 0; d < x.dim(); ++d)
+      for (idx_t d = 0; d < x.dim(); ++d) square += x(n, 0, i, d) * x(n, 0, i, d) / static_cast<double>(x.dim());
+      for (idx_t d = 0; d < x.dim(); ++d)
         out(n, 0, i, d) = x(n, 0, i, d) / sqrt(square + eps) * (gamma.empty() ? N(1) : gamma(0, 0, 0, d));
     }
   return out;
@@ -87,21 +87,21 @@ tensor<N> feed_forward(const tensor<N>& x, const basic_feed_forward_weights<N>& 
 
 // [batch, 1, length, heads * dim] to [batch, heads, length, dim], and back.
 template <class N>
-tensor<N> split(const tensor<N>& x, index heads) {
+tensor<N> split(const tensor<N>& x, idx_t heads) {
   tensor<N> out(x.batch(), heads, x.length(), x.dim() / heads);
-  for (index b = 0; b < x.batch(); ++b)
-    for (index h = 0; h < heads; ++h)
-      for (index i = 0; i < x.length(); ++i)
-        for (index d = 0; d < out.dim(); ++d) out(b, h, i, d) = x(b, 0, i, h * out.dim() + d);
+  for (idx_t b = 0; b < x.batch(); ++b)
+    for (idx_t h = 0; h < heads; ++h)
+      for (idx_t i = 0; i < x.length(); ++i)
+        for (idx_t d = 0; d < out.dim(); ++d) out(b, h, i, d) = x(b, 0, i, h * out.dim() + d);
   return out;
 }
 template <class N>
 tensor<N> merge(const tensor<N>& x) {
   tensor<N> out(x.batch(), 1, x.length(), x.heads() * x.dim());
-  for (index b = 0; b < x.batch(); ++b)
-    for (index h = 0; h < x.heads(); ++h)
-      for (index i = 0; i < x.length(); ++i)
-        for (index d = 0; d < x.dim(); ++d) out(b, 0, i, h * x.dim() + d) = x(b, h, i, d);
+  for (idx_t b = 0; b < x.batch(); ++b)
+    for (idx_t h = 0; h < x.heads(); ++h)
+      for (idx_t i = 0; i < x.length(); ++i)
+        for (idx_t d = 0; d < x.dim(); ++d) out(b, 0, i, h * x.dim() + d) = x(b, h, i, d);
   return out;
 }
 
@@ -113,15 +113,15 @@ using multi_head_weights = basic_multi_head_weights<double>;
 
 // Around op(q, k, v).
 template <class N, class Operator>
-tensor<N> multi_head_around(const tensor<N>& x, const tensor<N>& y, const basic_multi_head_weights<N>& w, index heads,
-                            index kv_heads, Operator&& op) {
+tensor<N> multi_head_around(const tensor<N>& x, const tensor<N>& y, const basic_multi_head_weights<N>& w, idx_t heads,
+                            idx_t kv_heads, Operator&& op) {
   const tensor<N> q = split(project(x, w.query, w.query_bias), heads);
   const tensor<N> k = w.key.empty() ? q : split(project(y, w.key, w.key_bias), kv_heads);
   const tensor<N> mixed = merge(op(q, k, split(project(y, w.value, w.value_bias), kv_heads)));
   return w.output.empty() ? mixed : project(mixed, w.output, w.output_bias);
 }
 inline tensor<double> multi_head(const tensor<double>& x, const tensor<double>& y, const multi_head_weights& w,
-                                 index heads, index kv_heads, const full_softmax_options& options = {}) {
+                                 idx_t heads, idx_t kv_heads, const full_softmax_options& options = {}) {
   return multi_head_around(x, y, w, heads, kv_heads, [&](const auto& q, const auto& k, const auto& v) {
     return full_softmax(q, k, v, options).out;
   });
@@ -147,9 +147,9 @@ tensor<N> encoder_block(const tensor<N>& x, Mixer&& mix, const basic_encoder_blo
   const auto norm = [&](const tensor<N>& s, const tensor<N>& gamma, const tensor<N>& beta) {
     if (!rms) return layer_norm(s, gamma, beta, eps);
     tensor<N> out = rms_norm(s, gamma, eps);
-    for (index b = 0; !beta.empty() && b < s.batch(); ++b)
-      for (index i = 0; i < s.length(); ++i)
-        for (index d = 0; d < s.dim(); ++d) out(b, 0, i, d) += beta(0, 0, 0, d);
+    for (idx_t b = 0; !beta.empty() && b < s.batch(); ++b)
+      for (idx_t i = 0; i < s.length(); ++i)
+        for (idx_t d = 0; d < s.dim(); ++d) out(b, 0, i, d) += beta(0, 0, 0, d);
     return out;
   };
   const auto norm_1 = [&](const tensor<N>& s) { return norm(s, w.gamma_1, w.beta_1); };
@@ -163,11 +163,11 @@ tensor<N> encoder_block(const tensor<N>& x, Mixer&& mix, const basic_encoder_blo
 }
 
 template <class N>
-tensor<N> half_of(const tensor<N>& x, index which) {
+tensor<N> half_of(const tensor<N>& x, idx_t which) {
   tensor<N> out(x.batch(), 1, x.length(), x.dim() / 2);
-  for (index b = 0; b < x.batch(); ++b)
-    for (index i = 0; i < x.length(); ++i)
-      for (index d = 0; d < out.dim(); ++d) out(b, 0, i, d) = x(b, 0, i, which * out.dim() + d);
+  for (idx_t b = 0; b < x.batch(); ++b)
+    for (idx_t i = 0; i < x.length(); ++i)
+      for (idx_t d = 0; d < out.dim(); ++d) out(b, 0, i, d) = x(b, 0, i, which * out.dim() + d);
   return out;
 }
 
@@ -175,9 +175,9 @@ template <class N, class F, class G>
 tensor<N> reversible_block(const tensor<N>& x, F&& f, G&& g) {
   const tensor<N> y1 = sum(half_of(x, 0), f(half_of(x, 1))), y2 = sum(half_of(x, 1), g(y1));
   tensor<N> out = x;
-  for (index b = 0; b < x.batch(); ++b)
-    for (index i = 0; i < x.length(); ++i)
-      for (index d = 0; d < y1.dim(); ++d) {
+  for (idx_t b = 0; b < x.batch(); ++b)
+    for (idx_t i = 0; i < x.length(); ++i)
+      for (idx_t d = 0; d < y1.dim(); ++d) {
         out(b, 0, i, d) = y1(b, 0, i, d);
         out(b, 0, i, y1.dim() + d) = y2(b, 0, i, d);
       }

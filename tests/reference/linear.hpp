@@ -11,10 +11,10 @@ struct linear_options : kernel_options {
 };
 
 template <class N>
-features_of_numbers<N> linear_features(linear_feature kind, const tensor<N>& x, index b, index h, index i) {
+features_of_numbers<N> linear_features(linear_feature kind, const tensor<N>& x, idx_t b, idx_t h, idx_t i) {
   using std::exp;
   features_of_numbers<N> phi;
-  for (index d = 0; d < x.dim(); ++d) {
+  for (idx_t d = 0; d < x.dim(); ++d) {
     const N number = x(b, h, i, d);
     switch (kind) {
       case linear_feature::elu_plus_one:
@@ -41,10 +41,10 @@ features_of_numbers<N> linear_features(linear_feature kind, const tensor<N>& x, 
 template <class N>
 tensor<N> linear(const tensor<N>& q, const tensor<N>& k, const tensor<N>& v, const tensor<N>& gate,
                  const linear_options& options) {
-  const index group = k.heads() ? q.heads() / k.heads() : 1;
+  const idx_t group = k.heads() ? q.heads() / k.heads() : 1;
   return kernel_attention(
-      q, k, v, gate, options, [&](index b, index h, index i) { return linear_features(options.feature, q, b, h, i); },
-      [&](index b, index h, index j) { return linear_features(options.feature, k, b, h / group, j); });
+      q, k, v, gate, options, [&](idx_t b, idx_t h, idx_t i) { return linear_features(options.feature, q, b, h, i); },
+      [&](idx_t b, idx_t h, idx_t j) { return linear_features(options.feature, k, b, h / group, j); });
 }
 
 inline result linear(const tensor<double>& q, const tensor<double>& k, const tensor<double>& v,

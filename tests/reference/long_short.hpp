@@ -6,7 +6,7 @@ namespace reference {
 
 template <class N>
 struct basic_long_short_options : basic_softmax_options<N> {  // no ALiBi and no score: a compressed key has no position
-  index left = 128, right = 128, block = 0, segment = 0;
+  idx_t left = 128, right = 128, block = 0, segment = 0;
   tensor<N> logits;  // [B, H, Lk, r]
   std::vector<N> local_gamma, local_beta, global_gamma, global_beta;
   double norm_eps = 1e-5;
@@ -26,9 +26,9 @@ std::vector<N> normed(std::vector<N> x, const std::vector<N>& gamma, const std::
 }
 
 template <class N>
-std::vector<N> row(const tensor<N>& x, index b, index h, index i) {
+std::vector<N> row(const tensor<N>& x, idx_t b, idx_t h, idx_t i) {
   std::vector<N> values;
-  for (index d = 0; d < x.dim(); ++d) values.push_back(x(b, h, i, d));
+  for (idx_t d = 0; d < x.dim(); ++d) values.push_back(x(b, h, i, d));
   return values;
 }
 
@@ -36,24 +36,24 @@ std::vector<N> row(const tensor<N>& x, index b, index h, index i) {
 template <class N>
 struct long_short_key {
   std::vector<N> key, value;
-  index from;
+  idx_t from;
 };
 
 // Compressed key c of tokens [begin, end).
 template <class N>
-long_short_key<N> compressed(const tensor<N>& k, const tensor<N>& v, const basic_long_short_options<N>& o, index b,
-                             index h, index kv_head, index begin, index end, index c) {
+long_short_key<N> compressed(const tensor<N>& k, const tensor<N>& v, const basic_long_short_options<N>& o, idx_t b,
+                             idx_t h, idx_t kv_head, idx_t begin, idx_t end, idx_t c) {
   using std::exp;
   double largest = -infinity;  // only stabilises
   N sum = 0;
-  for (index t = begin; t < end; ++t) largest = std::max(largest, static_cast<double>(o.logits(b, h, t, c)));
-  for (index t = begin; t < end; ++t) sum += exp(o.logits(b, h, t, c) - largest);
+  for (idx_t t = begin; t < end; ++t) largest = std::max(largest, static_cast<double>(o.logits(b, h, t, c)));
+  for (idx_t t = begin; t < end; ++t) sum += exp(o.logits(b, h, t, c) - largest);
   long_short_key<N> one{std::vector<N>(static_cast<std::size_t>(k.dim())),
                         std::vector<N>(static_cast<std::size_t>(v.dim())), end - 1};
-  for (index t = begin; t < end; ++t) {
+  for (idx_t t = begin; t < end; ++t) {
     const N weight = exp(o.logits(b, h, t, c) - largest) / sum;
-    for (index d = 0; d < k.dim(); ++d) one.key[static_cast<std::size_t>(d)] += weight * k(b, kv_head, t, d);
-    for (index d = 0; d < v.dim(); ++d) one.value[static_cast<std::size_t>(d)] += weight * v(b, kv_head, t, d);
+    for (idx_t d = 0; d < k.dim(); ++d) one.key[static_cast<std::size_t>(d)] += weight * k(b, kv_head, t, d);
+    for (idx_t d = 0; d < v.dim(); ++d) one.value[static_cast<std::size_t>(d)] += weight * v(b, kv_head, t, d);
   }
   one.key = normed(one.key, o.global_gamma, o.global_beta, o.norm_eps);
   one.value = normed(one.value, o.global_gamma, o.global_beta, o.norm_eps);
@@ -64,41 +64,41 @@ template <class N>
 basic_result<N> long_short(const tensor<N>& q, const tensor<N>& k, const tensor<N>& v,
                            const basic_long_short_options<N>& o) {
   basic_result<N> into = empty_result(q, v);
-  const index group = k.heads() ? q.heads() / k.heads() : 1;
-  for (index b = 0; b < q.batch(); ++b)
-    for (index h = 0; h < q.heads(); ++h) {
-      const index queries = true_length(o.lengths, o.query_lengths, b, q.length());
-      const index keys = true_length(o.lengths, o.key_lengths, b, k.length()), kv_head = h / group;
+  const idx_t group = k.heads() ? q.heads() / k.heads() : 1;
+  for (idx_t b = 0; b < q.batch(); ++b)
+    for (idx_t h = 0; h < q.heads(); ++h) {
+      const idx_t queries = true_length(o.lengths, o.query_lengths, b, q.length());
+      const idx_t keys = true_length(o.lengths, o.key_lengths, b, k.length()), kv_head = h / group;
       std::vector<long_short_key<N>> all;  // the compressed ones, then the tokens
-      const index size = o.causal ? o.segment : std::max<index>(keys, 1);
-      for (index end = size; end <= keys; end += size)
-        for (index c = 0; c < o.logits.dim(); ++c)
+      const idx_t size = o.causal ? o.segment : std::max<idx_t>(keys, 1);
+      for (idx_t end = size; end <= keys; end += size)
+        for (idx_t c = 0; c < o.logits.dim(); ++c)
           all.push_back(compressed(k, v, o, b, h, kv_head, end - size, end, c));
       const auto count = std::ssize(all);
-      for (index j = 0; j < keys; ++j)
+      for (idx_t j = 0; j < keys; ++j)
         all.push_back({normed(row(k, b, kv_head, j), o.local_gamma, o.local_beta, o.norm_eps),
                        normed(row(v, b, kv_head, j), o.local_gamma, o.local_beta, o.norm_eps), j});
 
       // softmax_row takes keys and values as tensors: those of this head alone
       tensor<N> row_q(1, 1, 1, q.dim()), own_k(1, 1, std::ssize(all), k.dim()), own_v(1, 1, std::ssize(all), v.dim());
-      for (index n = 0; n < std::ssize(all); ++n) {
-        for (index d = 0; d < k.dim(); ++d)
+      for (idx_t n = 0; n < std::ssize(all); ++n) {
+        for (idx_t d = 0; d < k.dim(); ++d)
           own_k(0, 0, n, d) = all[static_cast<std::size_t>(n)].key[static_cast<std::size_t>(d)];
-        for (index d = 0; d < v.dim(); ++d)
+        for (idx_t d = 0; d < v.dim(); ++d)
           own_v(0, 0, n, d) = all[static_cast<std::size_t>(n)].value[static_cast<std::size_t>(d)];
       }
       basic_softmax_options<N> head_options = o;
       if (!o.sinks.empty()) head_options.sinks = {o.sinks[static_cast<std::size_t>(h)]};
-      for (index i = 0; i < queries; ++i) {
-        const index position = i + keys - queries;
-        index block = o.block ? position / o.block : 0;
+      for (idx_t i = 0; i < queries; ++i) {
+        const idx_t position = i + keys - queries;
+        idx_t block = o.block ? position / o.block : 0;
         if (o.block && block * o.block > position) --block;
-        const index first = o.block ? block * o.block : position, last = o.block ? first + o.block - 1 : position;
-        for (index d = 0; d < q.dim(); ++d) row_q(0, 0, 0, d) = q(b, h, i, d);
+        const idx_t first = o.block ? block * o.block : position, last = o.block ? first + o.block - 1 : position;
+        for (idx_t d = 0; d < q.dim(); ++d) row_q(0, 0, 0, d) = q(b, h, i, d);
         std::vector<N> scores;
-        std::vector<index> seen;
-        for (index n = 0; n < std::ssize(all); ++n) {
-          const index token = n - count;
+        std::vector<idx_t> seen;
+        for (idx_t n = 0; n < std::ssize(all); ++n) {
+          const idx_t token = n - count;
           if (o.causal && all[static_cast<std::size_t>(n)].from > position) continue;
           if (token >= 0 && (token < first - o.left || token > last + o.right)) continue;
           scores.push_back(plain_score(head_options, row_q, own_k, 0, 0, 0, n, 0));
@@ -106,7 +106,7 @@ basic_result<N> long_short(const tensor<N>& q, const tensor<N>& k, const tensor<
         }
         basic_result<N> one = empty_result(row_q, own_v);
         softmax_row(head_options, scores, seen, own_v, 0, 0, 0, one);
-        for (index d = 0; d < v.dim(); ++d) into.out(b, h, i, d) = one.out(0, 0, 0, d);
+        for (idx_t d = 0; d < v.dim(); ++d) into.out(b, h, i, d) = one.out(0, 0, 0, d);
         into.lse(b, h, i, 0) = one.lse(0, 0, 0, 0);
       }
     }

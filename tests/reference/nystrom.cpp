@@ -10,24 +10,24 @@ namespace {
 
 template <class N>
 struct matrix {
-  index rows = 0, cols = 0;
+  idx_t rows = 0, cols = 0;
   std::vector<N> data;
 
-  matrix(index r, index c) : rows(r), cols(c), data(static_cast<std::size_t>(r * c), N(0)) {}
-  N& operator()(index i, index j) { return data[static_cast<std::size_t>(i * cols + j)]; }
-  const N& operator()(index i, index j) const { return data[static_cast<std::size_t>(i * cols + j)]; }
+  matrix(idx_t r, idx_t c) : rows(r), cols(c), data(static_cast<std::size_t>(r * c), N(0)) {}
+  N& operator()(idx_t i, idx_t j) { return data[static_cast<std::size_t>(i * cols + j)]; }
+  const N& operator()(idx_t i, idx_t j) const { return data[static_cast<std::size_t>(i * cols + j)]; }
 
   matrix transposed() const {
     matrix to(cols, rows);
-    for (index i = 0; i < rows; ++i)
-      for (index j = 0; j < cols; ++j) to(j, i) = (*this)(i, j);
+    for (idx_t i = 0; i < rows; ++i)
+      for (idx_t j = 0; j < cols; ++j) to(j, i) = (*this)(i, j);
     return to;
   }
   friend matrix operator*(const matrix& a, const matrix& b) {
     matrix c(a.rows, b.cols);
-    for (index i = 0; i < a.rows; ++i)
-      for (index k = 0; k < a.cols; ++k)
-        for (index j = 0; j < b.cols; ++j) c(i, j) += a(i, k) * b(k, j);
+    for (idx_t i = 0; i < a.rows; ++i)
+      for (idx_t k = 0; k < a.cols; ++k)
+        for (idx_t j = 0; j < b.cols; ++j) c(i, j) += a(i, k) * b(k, j);
     return c;
   }
 };
@@ -36,25 +36,25 @@ struct matrix {
 template <class N>
 matrix<N> shifted(const N& a, const N& b, matrix<N> x) {
   for (N& value : x.data) value *= b;
-  for (index i = 0; i < x.rows; ++i) x(i, i) += a;
+  for (idx_t i = 0; i < x.rows; ++i) x(i, i) += a;
   return x;
 }
 
 template <class N>
-matrix<N> rows_of(const tensor<N>& x, index b, index h, index count) {
+matrix<N> rows_of(const tensor<N>& x, idx_t b, idx_t h, idx_t count) {
   matrix<N> rows(count, x.dim());
-  for (index i = 0; i < count; ++i)
-    for (index d = 0; d < x.dim(); ++d) rows(i, d) = x(b, h, i, d);
+  for (idx_t i = 0; i < count; ++i)
+    for (idx_t d = 0; d < x.dim(); ++d) rows(i, d) = x(b, h, i, d);
   return rows;
 }
 
 template <class N>
-matrix<N> segment_means(const matrix<N>& x, index count) {
+matrix<N> segment_means(const matrix<N>& x, idx_t count) {
   matrix<N> means(count, x.cols);
-  for (index a = 0; a < count; ++a) {
-    const index begin = a * x.rows / count, end = (a + 1) * x.rows / count;
-    for (index i = begin; i < end; ++i)
-      for (index d = 0; d < x.cols; ++d) means(a, d) += x(i, d) / N(static_cast<double>(end - begin));
+  for (idx_t a = 0; a < count; ++a) {
+    const idx_t begin = a * x.rows / count, end = (a + 1) * x.rows / count;
+    for (idx_t i = begin; i < end; ++i)
+      for (idx_t d = 0; d < x.cols; ++d) means(a, d) += x(i, d) / N(static_cast<double>(end - begin));
   }
   return means;
 }
@@ -64,15 +64,15 @@ template <class N>
 matrix<N> softmax_weights(double scale, const matrix<N>& q, const matrix<N>& k) {
   using std::exp;
   matrix<N> weights = q * k.transposed();
-  for (index i = 0; i < q.rows; ++i) {
+  for (idx_t i = 0; i < q.rows; ++i) {
     double largest = -infinity;
     N sum = 0;
-    for (index j = 0; j < k.rows; ++j) {
+    for (idx_t j = 0; j < k.rows; ++j) {
       weights(i, j) *= N(scale);
       largest = std::max(largest, static_cast<double>(weights(i, j)));
     }
-    for (index j = 0; j < k.rows; ++j) sum += weights(i, j) = exp(weights(i, j) - N(largest));
-    for (index j = 0; j < k.rows; ++j) weights(i, j) /= sum;
+    for (idx_t j = 0; j < k.rows; ++j) sum += weights(i, j) = exp(weights(i, j) - N(largest));
+    for (idx_t j = 0; j < k.rows; ++j) weights(i, j) /= sum;
   }
   return weights;
 }
@@ -90,9 +90,9 @@ struct largest_sums {
 template <class N>
 N largest_column(const matrix<N>& a) {
   N largest = 0;
-  for (index j = 0; j < a.cols; ++j) {
+  for (idx_t j = 0; j < a.cols; ++j) {
     N sum = 0;
-    for (index i = 0; i < a.rows; ++i) sum += a(i, j);
+    for (idx_t i = 0; i < a.rows; ++i) sum += a(i, j);
     if (sum > largest) largest = sum;
   }
   return largest;
@@ -103,9 +103,9 @@ largest_sums<N> sums_of(const matrix<N>& a) {
 }
 
 template <class N>
-matrix<N> iterated_inverse(const matrix<N>& a, const largest_sums<N>& sums, index iterations) {
+matrix<N> iterated_inverse(const matrix<N>& a, const largest_sums<N>& sums, idx_t iterations) {
   matrix<N> z = shifted(N(0), N(1) / (sums.column * sums.row), a.transposed());
-  for (index n = 0; n < iterations; ++n) {
+  for (idx_t n = 0; n < iterations; ++n) {
     const matrix<N> az = a * z;
     const matrix<N> u = shifted(N(15), N(-1), az * shifted(N(7), N(-1), az));
     z = shifted(N(0), N(0.25), z * shifted(N(13), N(-1), az * u));
@@ -115,8 +115,8 @@ matrix<N> iterated_inverse(const matrix<N>& a, const largest_sums<N>& sums, inde
 
 Eigen::JacobiSVD<Eigen::MatrixXd> decomposed(const matrix<double>& a) {
   Eigen::MatrixXd x(a.rows, a.cols);
-  for (index i = 0; i < a.rows; ++i)
-    for (index j = 0; j < a.cols; ++j) x(i, j) = a(i, j);
+  for (idx_t i = 0; i < a.rows; ++i)
+    for (idx_t j = 0; j < a.cols; ++j) x(i, j) = a(i, j);
   return Eigen::JacobiSVD<Eigen::MatrixXd>(x, Eigen::ComputeFullU | Eigen::ComputeFullV);
 }
 
@@ -124,33 +124,33 @@ matrix<double> exact_inverse(const matrix<double>& a, double cutoff) {
   const auto svd = decomposed(a);
   const auto& values = svd.singularValues();
   Eigen::MatrixXd inverse = Eigen::MatrixXd::Zero(a.cols, a.rows);
-  for (index n = 0; n < values.size(); ++n)
+  for (idx_t n = 0; n < values.size(); ++n)
     if (values[n] > 1e-14 * values[0])
       inverse += svd.matrixV().col(n) * svd.matrixU().col(n).transpose() * values[n] /
                  (values[n] * values[n] + cutoff * cutoff * (values[0] * values[0] - values[n] * values[n]));
   matrix<double> to(a.cols, a.rows);
-  for (index i = 0; i < to.rows; ++i)
-    for (index j = 0; j < to.cols; ++j) to(i, j) = inverse(i, j);
+  for (idx_t i = 0; i < to.rows; ++i)
+    for (idx_t j = 0; j < to.cols; ++j) to(i, j) = inverse(i, j);
   return to;
 }
 
 // Gauss and Jordan, with pivots.
 template <class N>
 matrix<N> inverse_by_elimination(matrix<N> a) {
-  const index m = a.rows;
+  const idx_t m = a.rows;
   matrix<N> b(m, m);
-  for (index i = 0; i < m; ++i) b(i, i) = 1;
-  for (index n = 0; n < m; ++n) {
-    index pivot = n;
-    for (index i = n; i < m; ++i)
+  for (idx_t i = 0; i < m; ++i) b(i, i) = 1;
+  for (idx_t n = 0; n < m; ++n) {
+    idx_t pivot = n;
+    for (idx_t i = n; i < m; ++i)
       if (std::abs(static_cast<double>(a(i, n))) > std::abs(static_cast<double>(a(pivot, n)))) pivot = i;
-    for (index j = 0; j < m; ++j) std::swap(a(n, j), a(pivot, j)), std::swap(b(n, j), b(pivot, j));
+    for (idx_t j = 0; j < m; ++j) std::swap(a(n, j), a(pivot, j)), std::swap(b(n, j), b(pivot, j));
     const N by = N(1) / a(n, n);
-    for (index j = 0; j < m; ++j) a(n, j) *= by, b(n, j) *= by;
-    for (index i = 0; i < m; ++i) {
+    for (idx_t j = 0; j < m; ++j) a(n, j) *= by, b(n, j) *= by;
+    for (idx_t i = 0; i < m; ++i) {
       if (i == n) continue;
       const N factor = a(i, n);
-      for (index j = 0; j < m; ++j) a(i, j) -= factor * a(n, j), b(i, j) -= factor * b(n, j);
+      for (idx_t j = 0; j < m; ++j) a(i, j) -= factor * a(n, j), b(i, j) -= factor * b(n, j);
     }
   }
   return b;
@@ -164,8 +164,8 @@ matrix<variable> exact_inverse(const matrix<variable>& a, double cutoff) {
   for (std::size_t n = 0; n < a.data.size(); ++n) values.data[n] = a.data[n].value();
   const auto svd = decomposed(values);
   variable largest = 0;
-  for (index i = 0; i < a.rows; ++i)
-    for (index j = 0; j < a.cols; ++j) largest += variable(svd.matrixU()(i, 0) * svd.matrixV()(j, 0)) * a(i, j);
+  for (idx_t i = 0; i < a.rows; ++i)
+    for (idx_t j = 0; j < a.cols; ++j) largest += variable(svd.matrixU()(i, 0) * svd.matrixV()(j, 0)) * a(i, j);
   const double squared = cutoff * cutoff;
   return inverse_by_elimination(
              shifted(variable(squared) * largest * largest, variable(1 - squared), a.transposed() * a)) *
@@ -177,8 +177,8 @@ template <class N>
 struct nystrom_head {
   matrix<N> q, k, v;
 
-  bool whole(index m) const { return q.rows <= m || k.rows <= m; }
-  matrix<N> landmark_weights(double scale, index m) const {
+  bool whole(idx_t m) const { return q.rows <= m || k.rows <= m; }
+  matrix<N> landmark_weights(double scale, idx_t m) const {
     return softmax_weights(scale, segment_means(q, m), segment_means(k, m));
   }
 };
@@ -190,20 +190,20 @@ tensor<N> nystrom(const tensor<N>& q, const tensor<N>& k, const tensor<N>& v, co
                   const nystrom_options& options) {
   tensor<N> into(q.batch(), q.heads(), q.length(), v.dim());
   const double scale = options.scale.value_or(1 / std::sqrt(static_cast<double>(q.dim())));
-  const index m = options.landmarks;
-  const auto head = [&](index b, index h) {
-    const index kv = h / (q.heads() / k.heads());
+  const idx_t m = options.landmarks;
+  const auto head = [&](idx_t b, idx_t h) {
+    const idx_t kv = h / (q.heads() / k.heads());
     return nystrom_head<N>{rows_of(q, b, h, true_length(options.lengths, options.query_lengths, b, q.length())),
                            rows_of(k, b, kv, true_length(options.lengths, options.key_lengths, b, k.length())),
                            rows_of(v, b, kv, true_length(options.lengths, options.key_lengths, b, k.length()))};
   };
   largest_sums<N> common;  // of the whole batch
-  for (index b = 0; b < q.batch() && options.inverse == pinv::whole_batch; ++b)
-    for (index h = 0; h < q.heads(); ++h)
+  for (idx_t b = 0; b < q.batch() && options.inverse == pinv::whole_batch; ++b)
+    for (idx_t h = 0; h < q.heads(); ++h)
       if (const auto x = head(b, h); !x.whole(m)) common.raise(sums_of(x.landmark_weights(scale, m)));
 
-  for (index b = 0; b < q.batch(); ++b)
-    for (index h = 0; h < q.heads(); ++h) {
+  for (idx_t b = 0; b < q.batch(); ++b)
+    for (idx_t h = 0; h < q.heads(); ++h) {
       const nystrom_head<N> x = head(b, h);
       if (x.k.rows == 0) continue;
       matrix<N> out(0, 0);
@@ -217,12 +217,12 @@ tensor<N> nystrom(const tensor<N>& q, const tensor<N>& k, const tensor<N>& v, co
         out = softmax_weights(scale, x.q, segment_means(x.k, m)) *
               (inverse * (softmax_weights(scale, segment_means(x.q, m), x.k) * x.v));
       }
-      for (index i = 0; i < x.q.rows; ++i)
-        for (index d = 0; d < v.dim(); ++d) {
+      for (idx_t i = 0; i < x.q.rows; ++i)
+        for (idx_t d = 0; d < v.dim(); ++d) {
           N sum = out(i, d);
-          const index width = convolution.dim(), position = i + x.k.rows - x.q.rows;
-          for (index p = 0; p < width; ++p) {
-            const index j = position + p - width / 2;
+          const idx_t width = convolution.dim(), position = i + x.k.rows - x.q.rows;
+          for (idx_t p = 0; p < width; ++p) {
+            const idx_t j = position + p - width / 2;
             if (j >= 0 && j < x.k.rows) sum += convolution(0, 0, h, p) * x.v(j, d);
           }
           into(b, h, i, d) = sum;

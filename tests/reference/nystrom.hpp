@@ -10,7 +10,7 @@ class variable;
 enum class pinv { per_head, whole_batch, exact };
 
 struct nystrom_options : softmax_options {
-  index landmarks = 64, iterations = 6;
+  idx_t landmarks = 64, iterations = 6;
   pinv inverse = pinv::per_head;
   double cutoff = 0;           // s becomes s / (s² + cutoff² (largest² - s²))
   tensor<double> convolution;  // [1, 1, H, width]

@@ -8,15 +8,15 @@ namespace reference {
 template <class N, class Options>
 basic_result<N> by_pattern(const tensor<N>& q, const tensor<N>& k, const tensor<N>& v, const Options& options) {
   basic_result<N> into = empty_result(q, v);
-  for (index b = 0; b < q.batch(); ++b) {
-    const index queries = true_length(options.lengths, options.query_lengths, b, q.length());
-    const index keys = true_length(options.lengths, options.key_lengths, b, k.length());
-    for (index h = 0; h < q.heads(); ++h)
-      for (index i = 0; i < queries; ++i) {
-        const index position = i + keys - queries;
+  for (idx_t b = 0; b < q.batch(); ++b) {
+    const idx_t queries = true_length(options.lengths, options.query_lengths, b, q.length());
+    const idx_t keys = true_length(options.lengths, options.key_lengths, b, k.length());
+    for (idx_t h = 0; h < q.heads(); ++h)
+      for (idx_t i = 0; i < queries; ++i) {
+        const idx_t position = i + keys - queries;
         std::vector<N> scores;
-        std::vector<index> seen;
-        for (index j = 0; j < keys; ++j) {
+        std::vector<idx_t> seen;
+        for (idx_t j = 0; j < keys; ++j) {
           if ((options.causal && j > position) || !sees(options, h, position, j, keys)) continue;
           N score = plain_score(options, q, k, b, h, i, j, position - j);
           if (options.score) score = options.score(score, b, h, position, j);
@@ -30,14 +30,14 @@ basic_result<N> by_pattern(const tensor<N>& q, const tensor<N>& k, const tensor<
 }
 
 /// Which block of `size` a position lies in; positions before the first key lie in negative ones.
-inline index block_of(index position, index size) {
-  index block = position / size;
+inline idx_t block_of(idx_t position, idx_t size) {
+  idx_t block = position / size;
   if (block * size > position) --block;
   return block;
 }
 
 /// The entry of a table with one row of heads, or one for all; none is -1.
-inline index entry(const tensor<index>& table, index head, index row, index column) {
+inline idx_t entry(const tensor<idx_t>& table, idx_t head, idx_t row, idx_t column) {
   return table(0, table.heads() == 1 ? 0 : head, row, column);
 }
 

@@ -15,22 +15,22 @@ struct performer_options : kernel_options {
 
 // W x̃ of one token, x̃ = √scale (x - centre).
 template <class N>
-features_of_numbers<N> projected(const performer_options& options, const tensor<N>& w, const tensor<N>& x, index b,
-                                 index x_head, index head, index heads, index i, const features_of_numbers<N>& centre,
+features_of_numbers<N> projected(const performer_options& options, const tensor<N>& w, const tensor<N>& x, idx_t b,
+                                 idx_t x_head, idx_t head, idx_t heads, idx_t i, const features_of_numbers<N>& centre,
                                  wide<N>& half_square) {
   using number = wide<N>;
   const long double root =
       std::sqrt(static_cast<long double>(options.scale.value_or(1 / std::sqrt(static_cast<double>(x.dim())))));
-  const auto at = [&](index d) -> number {
+  const auto at = [&](idx_t d) -> number {
     return static_cast<number>(static_cast<std::conditional_t<std::is_same_v<N, double>, long double, double>>(root)) *
            (x(b, x_head, i, d) - (centre.empty() ? number(0) : centre[static_cast<std::size_t>(d)]));
   };
   half_square = 0;
-  for (index d = 0; d < x.dim(); ++d) half_square += at(d) * at(d) / 2;
+  for (idx_t d = 0; d < x.dim(); ++d) half_square += at(d) * at(d) / 2;
   features_of_numbers<N> u;
-  for (index r = 0; r < w.length(); ++r) {
+  for (idx_t r = 0; r < w.length(); ++r) {
     number sum = 0;
-    for (index d = 0; d < x.dim(); ++d) sum += w(0, head / (heads / w.heads()), r, d) * at(d);
+    for (idx_t d = 0; d < x.dim(); ++d) sum += w(0, head / (heads / w.heads()), r, d) * at(d);
     u.push_back(sum);
   }
   return u;
@@ -68,43 +68,43 @@ tensor<N> performer(const tensor<N>& q, const tensor<N>& k, const tensor<N>& v, 
                     const performer_options& options) {
   using number = wide<N>;
   using numbers = features_of_numbers<N>;
-  const index group = k.heads() ? q.heads() / k.heads() : 1;
+  const idx_t group = k.heads() ? q.heads() / k.heads() : 1;
   const bool published = options.kernel == performer_kernel::positive && options.feature_eps.value_or(0) > 0;
   // Of one head's keys: their mean, and the largest W x̃ of all; both stay until another head is asked for.
   struct {
-    index b = -1, h = -1;
+    idx_t b = -1, h = -1;
     numbers centre;
     number top = 0;
   } known;
-  const auto key = [&](index b, index h, index j, number& half_square) {
+  const auto key = [&](idx_t b, idx_t h, idx_t j, number& half_square) {
     return projected(options, w, k, b, h / group, h, q.heads(), j, known.centre, half_square);
   };
   const auto largest = [](const numbers& u) { return *std::max_element(u.begin(), u.end()); };
-  const auto learn = [&](index b, index h) {
+  const auto learn = [&](idx_t b, idx_t h) {
     if (known.b == b && known.h == h) return;
     known.b = b, known.h = h;
     known.centre.clear();
-    const index keys = true_length(options.lengths, options.key_lengths, b, k.length());
-    for (index d = 0; options.center_keys && d < k.dim(); ++d) {
+    const idx_t keys = true_length(options.lengths, options.key_lengths, b, k.length());
+    for (idx_t d = 0; options.center_keys && d < k.dim(); ++d) {
       number mean = 0;
-      for (index j = 0; j < keys; ++j) mean += k(b, h / group, j, d) / static_cast<number>(static_cast<double>(keys));
+      for (idx_t j = 0; j < keys; ++j) mean += k(b, h / group, j, d) / static_cast<number>(static_cast<double>(keys));
       known.centre.push_back(mean);  // after the last is there, all are: keys before it are not centred yet
     }
     number unused = 0;
-    for (index j = 0; published && j < keys; ++j) {
+    for (idx_t j = 0; published && j < keys; ++j) {
       const number here = largest(key(b, h, j, unused));
       if (j == 0 || here > known.top) known.top = here;
     }
   };
   return kernel_attention(
       q, k, v, tensor<N>(), options,
-      [&](index b, index h, index i) {
+      [&](idx_t b, idx_t h, idx_t i) {
         number half_square = 0;
         const numbers u = projected(options, w, q, b, h, h, q.heads(), i, numbers(), half_square);
         return performer_features<number>(options, u, half_square,
                                           published ? std::optional<number>(largest(u)) : std::nullopt);
       },
-      [&](index b, index h, index j) {
+      [&](idx_t b, idx_t h, idx_t j) {
         number half_square = 0;
         learn(b, h);
         const numbers u = key(b, h, j, half_square);

@@ -16,15 +16,15 @@ tensor<N> rfa(const tensor<N>& q, const tensor<N>& k, const tensor<N>& v, const 
   using std::cos, std::sin, std::sqrt;
   using number = wide<N>;
   options.complement = !gate.empty();
-  const index group = k.heads() ? q.heads() / k.heads() : 1;
-  const auto phi = [&](const tensor<N>& x, index b, index x_head, index h, index i) {
+  const idx_t group = k.heads() ? q.heads() / k.heads() : 1;
+  const auto phi = [&](const tensor<N>& x, idx_t b, idx_t x_head, idx_t h, idx_t i) {
     number norm = 0;
-    for (index d = 0; d < x.dim(); ++d) norm += static_cast<number>(x(b, x_head, i, d)) * x(b, x_head, i, d);
+    for (idx_t d = 0; d < x.dim(); ++d) norm += static_cast<number>(x(b, x_head, i, d)) * x(b, x_head, i, d);
     norm = sqrt(norm) + static_cast<number>(options.norm_eps);
     features_of_numbers<N> sines, cosines;
-    for (index r = 0; r < w.length(); ++r) {
+    for (idx_t r = 0; r < w.length(); ++r) {
       number sum = 0;
-      for (index d = 0; d < x.dim(); ++d)
+      for (idx_t d = 0; d < x.dim(); ++d)
         sum += static_cast<number>(w(0, h / (q.heads() / w.heads()), r, d)) * x(b, x_head, i, d);
       const number angle = norm == 0 ? number(0) : sum / norm;
       sines.push_back(sin(angle));
@@ -34,8 +34,8 @@ tensor<N> rfa(const tensor<N>& q, const tensor<N>& k, const tensor<N>& v, const 
     return sines;
   };
   return kernel_attention(
-      q, k, v, gate, options, [&](index b, index h, index i) { return phi(q, b, h, h, i); },
-      [&](index b, index h, index j) { return phi(k, b, h / group, h, j); });
+      q, k, v, gate, options, [&](idx_t b, idx_t h, idx_t i) { return phi(q, b, h, h, i); },
+      [&](idx_t b, idx_t h, idx_t j) { return phi(k, b, h / group, h, j); });
 }
 
 inline result rfa(const tensor<double>& q, const tensor<double>& k, const tensor<double>& v,

@@ -6,13 +6,13 @@
 
 namespace reference {
 
-inline constexpr index unlimited = std::numeric_limits<index>::max();
+inline constexpr idx_t unlimited = std::numeric_limits<idx_t>::max();
 
 template <class N>
 struct basic_sliding_window_options : basic_softmax_options<N> {
-  index left = 128, right = 128;
-  std::vector<index> dilation;          // none: 1; one; or one per head
-  std::vector<index> global_positions;  // any order
+  idx_t left = 128, right = 128;
+  std::vector<idx_t> dilation;          // none: 1; one; or one per head
+  std::vector<idx_t> global_positions;  // any order
   tensor<N> q_global, k_global, v_global;
 };
 using sliding_window_options = basic_sliding_window_options<double>;
@@ -26,17 +26,17 @@ void copy_choices(const sliding_window_options& from, basic_sliding_window_optio
 
 // Does the query at position p see the key at position j, `offset` = j − p away?
 template <class N>
-bool in_window(const basic_sliding_window_options<N>& options, index head, index offset) {
-  index dilation = 1;
+bool in_window(const basic_sliding_window_options<N>& options, idx_t head, idx_t offset) {
+  idx_t dilation = 1;
   if (options.dilation.size() == 1) dilation = options.dilation[0];
   if (options.dilation.size() > 1) dilation = options.dilation[static_cast<std::size_t>(head)];
   if (offset % dilation != 0) return false;
-  const index steps = offset / dilation;
+  const idx_t steps = offset / dilation;
   return -options.left <= steps && steps <= options.right;
 }
 
 template <class N>
-bool is_global(const basic_sliding_window_options<N>& options, index position) {
+bool is_global(const basic_sliding_window_options<N>& options, idx_t position) {
   const auto& list = options.global_positions;
   return std::find(list.begin(), list.end(), position) != list.end();
 }
@@ -45,20 +45,20 @@ template <class N>
 basic_result<N> sliding_window(const tensor<N>& q, const tensor<N>& k, const tensor<N>& v,
                                const basic_sliding_window_options<N>& options = {}) {
   basic_result<N> into = empty_result(q, v);
-  for (index b = 0; b < q.batch(); ++b) {
-    const index queries = true_length(options.lengths, options.query_lengths, b, q.length());
-    const index keys = true_length(options.lengths, options.key_lengths, b, k.length());
-    for (index h = 0; h < q.heads(); ++h)
-      for (index i = 0; i < queries; ++i) {
-        const index position = i + options.first_position.value_or(keys - queries);
+  for (idx_t b = 0; b < q.batch(); ++b) {
+    const idx_t queries = true_length(options.lengths, options.query_lengths, b, q.length());
+    const idx_t keys = true_length(options.lengths, options.key_lengths, b, k.length());
+    for (idx_t h = 0; h < q.heads(); ++h)
+      for (idx_t i = 0; i < queries; ++i) {
+        const idx_t position = i + options.first_position.value_or(keys - queries);
         const bool global_query = is_global(options, position);
         const bool own = global_query && !options.q_global.empty();
         const tensor<N>& row_q = own ? options.q_global : q;
         const tensor<N>& row_k = own ? options.k_global : k;
         const tensor<N>& row_v = own ? options.v_global : v;
         std::vector<N> scores;
-        std::vector<index> seen;
-        for (index j = 0; j < keys; ++j) {
+        std::vector<idx_t> seen;
+        for (idx_t j = 0; j < keys; ++j) {
           if (options.causal && j > position) continue;
           if (!global_query && !is_global(options, j) && !in_window(options, h, j - position)) continue;
           N score = plain_score(options, row_q, row_k, b, h, i, j, position - j);

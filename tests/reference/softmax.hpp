@@ -13,22 +13,22 @@
 
 namespace reference {
 
-using testing::index;
+using testing::idx_t;
 using testing::tensor;
 
 inline constexpr double infinity = std::numeric_limits<double>::infinity();
 
 // (score, batch, head, row of q, row of k) -> score
 template <class N>
-using basic_score_function = std::function<N(N, index, index, index, index)>;
+using basic_score_function = std::function<N(N, idx_t, idx_t, idx_t, idx_t)>;
 using score_function = basic_score_function<double>;
 
 template <class N>
 struct basic_softmax_options {
   std::optional<double> scale;
   bool causal = false;
-  std::vector<index> lengths, query_lengths, key_lengths;
-  std::optional<index> first_position;  // of the first query among the keys
+  std::vector<idx_t> lengths, query_lengths, key_lengths;
+  std::optional<idx_t> first_position;  // of the first query among the keys
   std::optional<double> softcap;
   std::vector<N> alibi_slopes, sinks;
   basic_score_function<N> score;
@@ -58,7 +58,7 @@ basic_result<N> empty_result(const tensor<N>& q, const tensor<N>& v) {
           tensor<N>(q.batch(), q.heads(), q.length(), 1, -infinity)};
 }
 
-inline index true_length(const std::vector<index>& both, const std::vector<index>& one, index b, index extent) {
+inline idx_t true_length(const std::vector<idx_t>& both, const std::vector<idx_t>& one, idx_t b, idx_t extent) {
   if (!both.empty()) return both[static_cast<std::size_t>(b)];
   return one.empty() ? extent : one[static_cast<std::size_t>(b)];
 }
@@ -66,12 +66,12 @@ inline index true_length(const std::vector<index>& both, const std::vector<index
 // The score of query row i and key row j, which stand `distance` positions apart, but for the bias
 // and the caller's own function.
 template <class N>
-N plain_score(const basic_softmax_options<N>& options, const tensor<N>& q, const tensor<N>& k, index b, index h,
-              index i, index j, index distance) {
+N plain_score(const basic_softmax_options<N>& options, const tensor<N>& q, const tensor<N>& k, idx_t b, idx_t h,
+              idx_t i, idx_t j, idx_t distance) {
   using std::tanh;
-  const index kv_head = h / (q.heads() / k.heads());
+  const idx_t kv_head = h / (q.heads() / k.heads());
   N dot = 0;
-  for (index d = 0; d < q.dim(); ++d) dot += q(b, h, i, d) * k(b, kv_head, j, d);
+  for (idx_t d = 0; d < q.dim(); ++d) dot += q(b, h, i, d) * k(b, kv_head, j, d);
   N score = dot * options.scale.value_or(1 / std::sqrt(static_cast<double>(q.dim())));
   if (options.softcap) score = *options.softcap * tanh(score / *options.softcap);
   if (!options.alibi_slopes.empty())
@@ -81,8 +81,8 @@ N plain_score(const basic_softmax_options<N>& options, const tensor<N>& q, const
 
 // Row i of the result from the scores of the keys it sees. A score of −infinity hides its key.
 template <class N>
-void softmax_row(const basic_softmax_options<N>& options, const std::vector<N>& scores, const std::vector<index>& keys,
-                 const tensor<N>& v, index b, index h, index i, basic_result<N>& into) {
+void softmax_row(const basic_softmax_options<N>& options, const std::vector<N>& scores, const std::vector<idx_t>& keys,
+                 const tensor<N>& v, idx_t b, idx_t h, idx_t i, basic_result<N>& into) {
   using std::exp, std::log;
   double largest = -infinity;  // what only stabilises is a constant
   for (const N& x : scores)
@@ -95,11 +95,11 @@ void softmax_row(const basic_softmax_options<N>& options, const std::vector<N>& 
   for (const N& score : scores) denominator += exp(score - largest);
   if (!options.sinks.empty()) denominator += exp(options.sinks[static_cast<std::size_t>(h)] - largest);
 
-  const index kv_head = h / (into.out.heads() / v.heads());
+  const idx_t kv_head = h / (into.out.heads() / v.heads());
   for (std::size_t n = 0; n < keys.size(); ++n) {
     if (scores[n] == -infinity) continue;
     const N weight = exp(scores[n] - largest) / denominator;
-    for (index d = 0; d < v.dim(); ++d) into.out(b, h, i, d) += weight * v(b, kv_head, keys[n], d);
+    for (idx_t d = 0; d < v.dim(); ++d) into.out(b, h, i, d) += weight * v(b, kv_head, keys[n], d);
   }
   into.lse(b, h, i, 0) = largest + log(denominator);
 }

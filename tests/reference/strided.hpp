@@ -7,7 +7,7 @@ namespace reference {
 template <class N>
 struct basic_strided_options : basic_softmax_options<N> {
   bool fixed = false;
-  index stride = 64, summary = 1;
+  idx_t stride = 64, summary = 1;
 };
 using strided_options = basic_strided_options<double>;
 
@@ -18,7 +18,7 @@ void copy_choices(const strided_options& from, basic_strided_options<N>& to) {
 }
 
 template <class N>
-bool sees(const basic_strided_options<N>& o, index, index position, index key, index) {
+bool sees(const basic_strided_options<N>& o, idx_t, idx_t position, idx_t key, idx_t) {
   if (!o.fixed) return std::abs(position - key) < o.stride || (position - key) % o.stride == 0;
   return block_of(position, o.stride) == block_of(key, o.stride) || key % o.stride >= o.stride - o.summary;
 }

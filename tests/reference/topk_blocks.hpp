@@ -10,7 +10,7 @@ namespace reference {
 
 template <class N>
 struct basic_topk_blocks_options : basic_softmax_options<N> {
-  index block = 128, topk = 3;
+  idx_t block = 128, topk = 3;
 };
 using topk_blocks_options = basic_topk_blocks_options<double>;
 
@@ -24,37 +24,37 @@ void copy_choices(const topk_blocks_options& from, basic_topk_blocks_options<N>&
 template <class N>
 struct block_matches {
   const tensor<N>& q;
-  index block;
+  idx_t block;
   tensor<double> sums, sizes;  // of the keys of every complete block, and of their absolute values
 
-  block_matches(const tensor<N>& queries, const tensor<N>& k, index keys, index b, index kv_head, index block_size)
+  block_matches(const tensor<N>& queries, const tensor<N>& k, idx_t keys, idx_t b, idx_t kv_head, idx_t block_size)
       : q(queries), block(block_size), sums(1, 1, keys / block, k.dim()), sizes(sums) {
-    for (index c = 0; c < sums.length(); ++c)
-      for (index j = c * block; j < (c + 1) * block; ++j)
-        for (index d = 0; d < k.dim(); ++d) {
+    for (idx_t c = 0; c < sums.length(); ++c)
+      for (idx_t j = c * block; j < (c + 1) * block; ++j)
+        for (idx_t d = 0; d < k.dim(); ++d) {
           const double key = static_cast<double>(k(b, kv_head, j, d));
           sums(0, 0, c, d) += key, sizes(0, 0, c, d) += std::abs(key);
         }
   }
 
   // q_i . mean of block c. Divided at the end, so that it is exact where sums are.
-  double match(index b, index h, index i, index c) const {
+  double match(idx_t b, idx_t h, idx_t i, idx_t c) const {
     double dot = 0;
-    for (index d = 0; d < q.dim(); ++d) dot += static_cast<double>(q(b, h, i, d)) * sums(0, 0, c, d);
+    for (idx_t d = 0; d < q.dim(); ++d) dot += static_cast<double>(q(b, h, i, d)) * sums(0, 0, c, d);
     return dot / static_cast<double>(block);
   }
-  double size(index b, index h, index i, index c) const {
+  double size(idx_t b, idx_t h, idx_t i, idx_t c) const {
     double dot = 0;
-    for (index d = 0; d < q.dim(); ++d) dot += std::abs(static_cast<double>(q(b, h, i, d))) * sizes(0, 0, c, d);
+    for (idx_t d = 0; d < q.dim(); ++d) dot += std::abs(static_cast<double>(q(b, h, i, d))) * sizes(0, 0, c, d);
     return dot / static_cast<double>(block);
   }
   // The first `earlier` blocks, best first.
-  std::vector<index> ranked(index b, index h, index i, index earlier) const {
+  std::vector<idx_t> ranked(idx_t b, idx_t h, idx_t i, idx_t earlier) const {
     std::vector<double> matches;
-    for (index c = 0; c < earlier; ++c) matches.push_back(match(b, h, i, c));
-    std::vector<index> order(matches.size());
-    std::iota(order.begin(), order.end(), index(0));
-    std::stable_sort(order.begin(), order.end(), [&](index x, index y) {
+    for (idx_t c = 0; c < earlier; ++c) matches.push_back(match(b, h, i, c));
+    std::vector<idx_t> order(matches.size());
+    std::iota(order.begin(), order.end(), idx_t(0));
+    std::stable_sort(order.begin(), order.end(), [&](idx_t x, idx_t y) {
       const double a = matches[static_cast<std::size_t>(x)], other = matches[static_cast<std::size_t>(y)];
       return a > other || (!std::isnan(a) && std::isnan(other));
     });
@@ -66,15 +66,15 @@ struct block_matches {
 // terms: rounding must not decide.
 inline double topk_gap(const tensor<double>& q, const tensor<double>& k, const topk_blocks_options& o) {
   double gap = infinity;
-  for (index b = 0; b < q.batch(); ++b) {
-    const index queries = true_length(o.lengths, o.query_lengths, b, q.length());
-    const index keys = true_length(o.lengths, o.key_lengths, b, k.length());
-    for (index h = 0; h < q.heads() && o.topk > 1; ++h) {
+  for (idx_t b = 0; b < q.batch(); ++b) {
+    const idx_t queries = true_length(o.lengths, o.query_lengths, b, q.length());
+    const idx_t keys = true_length(o.lengths, o.key_lengths, b, k.length());
+    for (idx_t h = 0; h < q.heads() && o.topk > 1; ++h) {
       const block_matches<double> blocks(q, k, keys, b, h / (q.heads() / k.heads()), o.block);
-      for (index i = 0; i < queries; ++i) {
-        const index position = i + keys - queries;
+      for (idx_t i = 0; i < queries; ++i) {
+        const idx_t position = i + keys - queries;
         if (position < 0 || position / o.block <= o.topk - 1) continue;
-        const std::vector<index> order = blocks.ranked(b, h, i, position / o.block);
+        const std::vector<idx_t> order = blocks.ranked(b, h, i, position / o.block);
         const auto last = order.begin() + (o.topk - 2);
         const double size = std::max(blocks.size(b, h, i, last[0]), blocks.size(b, h, i, last[1]));
         if (size > 0) gap = std::min(gap, (blocks.match(b, h, i, last[0]) - blocks.match(b, h, i, last[1])) / size);
@@ -88,24 +88,24 @@ template <class N>
 basic_result<N> topk_blocks(const tensor<N>& q, const tensor<N>& k, const tensor<N>& v,
                             const basic_topk_blocks_options<N>& o) {
   basic_result<N> into = empty_result(q, v);
-  for (index b = 0; b < q.batch(); ++b) {
-    const index queries = true_length(o.lengths, o.query_lengths, b, q.length());
-    const index keys = true_length(o.lengths, o.key_lengths, b, k.length());
-    for (index h = 0; h < q.heads(); ++h) {
+  for (idx_t b = 0; b < q.batch(); ++b) {
+    const idx_t queries = true_length(o.lengths, o.query_lengths, b, q.length());
+    const idx_t keys = true_length(o.lengths, o.key_lengths, b, k.length());
+    for (idx_t h = 0; h < q.heads(); ++h) {
       const block_matches<N> blocks(q, k, keys, b, h / (q.heads() / k.heads()), o.block);
-      for (index i = 0; i < queries; ++i) {
-        const index position = i + keys - queries;
+      for (idx_t i = 0; i < queries; ++i) {
+        const idx_t position = i + keys - queries;
         if (position < 0) continue;
-        const index own = position / o.block;
-        std::vector<index> chosen = blocks.ranked(b, h, i, own);
+        const idx_t own = position / o.block;
+        std::vector<idx_t> chosen = blocks.ranked(b, h, i, own);
         if (std::ssize(chosen) > o.topk - 1) chosen.resize(static_cast<std::size_t>(o.topk - 1));
         std::sort(chosen.begin(), chosen.end());
-        std::vector<index> seen;
-        for (index c : chosen)
-          for (index j = c * o.block; j < (c + 1) * o.block; ++j) seen.push_back(j);
-        for (index j = own * o.block; j <= position; ++j) seen.push_back(j);
+        std::vector<idx_t> seen;
+        for (idx_t c : chosen)
+          for (idx_t j = c * o.block; j < (c + 1) * o.block; ++j) seen.push_back(j);
+        for (idx_t j = own * o.block; j <= position; ++j) seen.push_back(j);
         std::vector<N> scores;
-        for (index j : seen) {
+        for (idx_t j : seen) {
           N score = plain_score(o, q, k, b, h, i, j, position - j);
           if (o.score) score = o.score(score, b, h, position, j);
           scores.push_back(score);

@@ -15,7 +15,7 @@
 
 namespace reference {
 
-using testing::index;
+using testing::idx_t;
 using testing::tensor;
 
 class variable {

@@ -8,7 +8,7 @@ namespace testing::backward_refusals_tests {
 namespace {
 
 // A good call with every gradient that is of something given, to be made wrong in one place.
-template <class Options, class Gradients, index Keys = 9>
+template <class Options, class Gradients, idx_t Keys = 9>
 struct backward_inputs : call_inputs<Options, Keys> {
   tensor<float> d_out{2, 4, 6, 5, 0.5f}, dq{2, 4, 6, 8, 7}, dk{2, 2, Keys, 8, 7}, dv{2, 2, Keys, 5, 7},
       d_parameter{2, 4, 6, 9, 7};

@@ -7,7 +7,7 @@ namespace {
 
 using block_problem = problem<reference::block_options>;
 
-block_problem problem_of(const problem_shape& shape, index size, index neighbours, std::uint64_t seed = 1) {
+block_problem problem_of(const problem_shape& shape, idx_t size, idx_t neighbours, std::uint64_t seed = 1) {
   block_problem p = random_problem<block_problem>(shape, seed);
   p.options.size = size, p.options.neighbours = neighbours;
   return p;
@@ -23,7 +23,7 @@ void check(const block_problem& p) {
 enum class table { none, per_head, for_all };
 
 template <class S>
-void check_choice(int choice, table permuted, index queries, index keys, index size, index neighbours) {
+void check_choice(int choice, table permuted, idx_t queries, idx_t keys, idx_t size, idx_t neighbours) {
   CAPTURE(choice, int(permuted), queries, keys, size, neighbours);
   block_problem p = problem_of({.queries = queries, .keys = keys, .dim = 9, .value_dim = 12}, size, neighbours);
   choose(p.options, choice, queries, keys);
@@ -50,8 +50,8 @@ TEMPLATE_LIST_TEST_CASE("block: 16-bit storage computes in float", "[block]", st
 }
 
 TEMPLATE_LIST_TEST_CASE("block: odd lengths, dims and blocks", "[block]", exact_types) {
-  const index lengths[] = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130, 257}, dims[] = {1, 3, 8, 16, 33, 64, 80, 128};
-  const index blocks[][2] = {{1, 0}, {1, 3}, {7, 1}, {32, 1}, {64, 0}, {100, 1}, {1000, 0}, {16, 1000}};
+  const idx_t lengths[] = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130, 257}, dims[] = {1, 3, 8, 16, 33, 64, 80, 128};
+  const idx_t blocks[][2] = {{1, 0}, {1, 3}, {7, 1}, {32, 1}, {64, 0}, {100, 1}, {1000, 0}, {16, 1000}};
   for (std::size_t n = 0; n < std::size(lengths); ++n)
     for (std::size_t w = 0; w < std::size(blocks); ++w) {
       problem_shape shape{.queries = lengths[n], .keys = lengths[n]};
@@ -64,10 +64,10 @@ TEMPLATE_LIST_TEST_CASE("block: odd lengths, dims and blocks", "[block]", exact_
 }
 
 TEMPLATE_LIST_TEST_CASE("block: queries and keys of different lengths", "[block]", exact_types) {
-  const std::array<index, 2> pairs[] = {{1, 300},  {2, 129}, {48, 49}, {5, 1},   {300, 1},
+  const std::array<idx_t, 2> pairs[] = {{1, 300},  {2, 129}, {48, 49}, {5, 1},   {300, 1},
                                         {129, 60}, {0, 9},   {9, 0},   {77, 530}};
   for (auto [queries, keys] : pairs)
-    for (index size : {3, 50})
+    for (idx_t size : {3, 50})
       for (bool causal : {false, true}) {
         block_problem p = problem_of({.queries = queries, .keys = keys, .dim = 20, .value_dim = 24}, size, 1);
         p.options.causal = causal;
@@ -77,9 +77,9 @@ TEMPLATE_LIST_TEST_CASE("block: queries and keys of different lengths", "[block]
 }
 
 TEMPLATE_LIST_TEST_CASE("block: huge numbers do not overflow", "[block]", exact_types) {
-  const index most = std::numeric_limits<index>::max();
-  for (auto [size, neighbours] : {std::array<index, 2>{most, 0}, {most, most}, {1, most}, {most / 2, 3}, {7, most / 3}})
-    for (index queries : {60, 90, 110}) {
+  const idx_t most = std::numeric_limits<idx_t>::max();
+  for (auto [size, neighbours] : {std::array<idx_t, 2>{most, 0}, {most, most}, {1, most}, {most / 2, 3}, {7, most / 3}})
+    for (idx_t queries : {60, 90, 110}) {
       CAPTURE(size, neighbours, queries);
       check<TestType>(problem_of({.queries = queries, .keys = 90}, size, neighbours));
     }
@@ -96,7 +96,7 @@ TEST_CASE("block: on Eigen matrices, as a caller writes it", "[block]") {
   Eigen::MatrixXf v = Eigen::MatrixXf::Random(30, 5), out(30, 5);
   attn::block(q, k, v, out, {.size = 1, .neighbours = 0});
   CHECK((out - v).norm() <= 1e-6f * v.norm());
-  Eigen::Matrix<attn::index, 1, 3> key_block(2, 0, -1);
+  Eigen::Matrix<attn::idx_t, 1, 3> key_block(2, 0, -1);
   attn::block(q, k, v, out, {.size = 10, .permutation = key_block}, [](float, auto, auto, auto i, auto j) {
     return i % 10 == j % 10 ? 0.0f : -std::numeric_limits<float>::infinity();
   });

@@ -17,7 +17,7 @@ bool untouched(const tensor<float>& x) {
 }
 
 const tensor<float> some(4, 8, 40, 40, 0.5f);  // memory for inputs of any shape
-in_view<float> shaped(index b, index h, index i, index d) { return {some.data.data(), {b, h, i, d}}; }
+in_view<float> shaped(idx_t b, idx_t h, idx_t i, idx_t d) { return {some.data.data(), {b, h, i, d}}; }
 
 // q, k, v of two new tokens over a cache of 3 tokens: batch 2, heads 4 over 2, dims 8 and 5.
 struct step_inputs {
@@ -116,7 +116,7 @@ TEST_CASE("full_softmax_step refuses what does not fit", "[cache_refusals]") {
 }
 
 TEST_CASE("sliding_window_cache refuses what does not fit", "[cache_refusals]") {
-  const auto check = [](const char* says, index left, std::vector<index> dilation, std::vector<index> globals,
+  const auto check = [](const char* says, idx_t left, std::vector<idx_t> dilation, std::vector<idx_t> globals,
                         attn::state_extents extents = {.batch = 2, .heads = 2, .dim = 8, .value_dim = 5}) {
     const attn::sliding_window_cache_options options{left, dilation, globals};
     const std::string message =
@@ -177,7 +177,7 @@ TEST_CASE("sliding_window_step refuses what does not fit", "[cache_refusals]") {
 
 TEST_CASE("sliding_window_step refuses a dilation per head for other heads", "[cache_refusals]") {
   attn::sliding_window_cache_options window;
-  const std::vector<index> per_head = {1, 2};
+  const std::vector<idx_t> per_head = {1, 2};
   window.left = 4, window.dilation = per_head;
   attn::sliding_window_cache<float> cache({.batch = 2, .heads = 2, .dim = 8, .value_dim = 5}, window);
   tensor<float> out(2, 4, 2, 5, 7);
@@ -195,7 +195,7 @@ TEST_CASE("topk_blocks_cache refuses what does not fit", "[cache_refusals]") {
     CHECK(well_formed(message, "topk_blocks_cache"));
     CHECK(message.find(says) != std::string::npos);
   };
-  const auto made = [](index block, attn::state_extents extents = {.batch = 2, .heads = 2, .dim = 8, .value_dim = 5}) {
+  const auto made = [](idx_t block, attn::state_extents extents = {.batch = 2, .heads = 2, .dim = 8, .value_dim = 5}) {
     return refusal([&] { attn::topk_blocks_cache<float> cache(extents, {.block = block}); });
   };
   CHECK(made(1) == "");
@@ -217,7 +217,7 @@ TEST_CASE("topk_blocks_cache refuses what does not fit", "[cache_refusals]") {
   check("from 0 to 3; found 4", refusal([&] { cache.truncate(4); }));
   check("from 0 to 3; found -1", refusal([&] { cache.truncate(-1); }));
   check("reserve", refusal([&] { cache.reserve(-1); }));
-  check("", refusal([&] { cache.reserve(std::numeric_limits<index>::max() / 2); }));
+  check("", refusal([&] { cache.reserve(std::numeric_limits<idx_t>::max() / 2); }));
   CHECK(cache.tokens() == 3);
 }
 
@@ -268,7 +268,7 @@ TEST_CASE("caches of several sequences refuse what does not fit", "[cache_refusa
   const tensor<float> q(4, 4, 3, 20, 0.5f), k(4, 2, 3, 20, 0.5f), v(4, 2, 3, 12, 0.5f);
   tensor<float> out(4, 4, 3, 12, 7);
   const attn::state_extents four{.batch = 4, .heads = 2, .dim = 20, .value_dim = 12};
-  const std::vector<index> three(3, 1), negative = {0, 1, -1, 0}, long_one = {3, 4, 0, 0};
+  const std::vector<idx_t> three(3, 1), negative = {0, 1, -1, 0}, long_one = {3, 4, 0, 0};
   const auto says = [&](const std::string& message, const char* name, const char* text) {
     INFO(message << " should mention " << text);
     CHECK(well_formed(message, name));
@@ -276,7 +276,7 @@ TEST_CASE("caches of several sequences refuse what does not fit", "[cache_refusa
     CHECK(out == tensor<float>(4, 4, 3, 12, 7));
   };
   const auto check_step = [&](auto& cache, const char* text, const attn::full_softmax_step_options<float>& o) {
-    const std::vector<index> before(cache.lengths().begin(), cache.lengths().end());
+    const std::vector<idx_t> before(cache.lengths().begin(), cache.lengths().end());
     says(refusal([&] { attn::full_softmax_step(cache, view(q), view(k), view(v), view(out), o); }),
          "full_softmax_step", text);
     CHECK(std::equal(before.begin(), before.end(), cache.lengths().begin()));
@@ -303,7 +303,7 @@ TEST_CASE("caches of several sequences refuse what does not fit", "[cache_refusa
   attn::sliding_window_cache<float> ring(four, {.left = 4});
   ring.append(view(k), view(v));
   check_items_of(ring, "sliding_window_cache");
-  const std::vector<index> falling = {5, 5}, two = {1, 2};
+  const std::vector<idx_t> falling = {5, 5}, two = {1, 2};
   const auto check_window = [&](const char* text, const attn::sliding_window_cache_options& window) {
     says(refusal([&] { attn::sliding_window_step(cache, window, view(q), view(k), view(v), view(out)); }),
          "sliding_window_step", text);
@@ -318,7 +318,7 @@ TEST_CASE("caches of several sequences refuse what does not fit", "[cache_refusa
 
   // Memory of the caller's: of one shape, apart, and large enough.
   tensor<float> keys(4, 2, 5, 20), values(4, 2, 5, 12);
-  const auto made = [&](auto x, auto y, const std::vector<index>& lengths = {}) {
+  const auto made = [&](auto x, auto y, const std::vector<idx_t>& lengths = {}) {
     return refusal([&] { attn::kv_cache<float>(x, y, lengths); });
   };
   says(made(view(keys), view(values).slice(2, 0, 4)), "kv_cache", "value length");
@@ -326,7 +326,7 @@ TEST_CASE("caches of several sequences refuse what does not fit", "[cache_refusa
   says(made(view(keys), view(keys).slice(3, 1, 12)), "kv_cache", "overlap");
   says(made(view(keys), view(values), three), "kv_cache", "lengths");
   says(made(view(keys), view(values), {6, 0, 0, 0}), "kv_cache", "lengths from 0 to 5; found 6");
-  attn::kv_cache<float> given(view(keys), view(values), std::vector<index>{3, 0, 0, 0});
+  attn::kv_cache<float> given(view(keys), view(values), std::vector<idx_t>{3, 0, 0, 0});
   check_step(given, "tokens up to the 5 there is room for; found 6", {});
   says(refusal([&] { given.reserve(6); }), "kv_cache", "room");
   const auto longer = view(std::as_const(keys)).slice(2, 0, 3);
@@ -341,7 +341,7 @@ TEST_CASE("caches of several sequences refuse what does not fit", "[cache_refusa
 
   // Pages.
   says(refusal([] { attn::page_pool<float>({.pages = -1}); }), "page_pool", "pages >= 0; found -1");
-  constexpr index huge = std::numeric_limits<index>::max();
+  constexpr idx_t huge = std::numeric_limits<idx_t>::max();
   says(refusal([] { attn::page_pool<float>({.pages = huge, .dim = 0}); }), "page_pool", "pages that memory can hold");
   says(refusal([] { attn::kv_cache<float>({.batch = huge, .dim = 4}); }), "kv_cache", "batch items");
   says(refusal([] { attn::sliding_window_cache<float>({.batch = huge, .dim = 4}); }), "sliding_window_cache",
@@ -349,23 +349,23 @@ TEST_CASE("caches of several sequences refuse what does not fit", "[cache_refusa
   says(refusal([] { attn::page_pool<float>({.pages = 1, .page_tokens = 0}); }), "page_pool", "tokens of a page");
   attn::page_pool<float> pool({.pages = 9, .page_tokens = 2, .heads = 2, .dim = 20, .value_dim = 12});
   attn::paged_cache<float> paged(pool, 4);
-  paged.append(view(k), view(v), {.lengths = std::vector<index>{3, 3, 0, 3}});
+  paged.append(view(k), view(v), {.lengths = std::vector<idx_t>{3, 3, 0, 3}});
   check_items_of(paged, "paged_cache");
   check_step(paged, "new pages as the 3 that are free; found 5", {});
   CHECK(pool.free_pages() == 3);
   paged.copy_item(0, 2);  // shares a page that is not full: one copy more
-  check_step(paged, "new pages as the 3 that are free; found 4", {.lengths = std::vector<index>{3, 0, 3, 2}});
+  check_step(paged, "new pages as the 3 that are free; found 4", {.lengths = std::vector<idx_t>{3, 0, 3, 2}});
   says(refusal([&] { paged.copy_item(0, 1, 4); }), "paged_cache", "tokens to keep");
-  const index used = paged.table(0)[0], other = paged.table(1)[0];
-  says(refusal([&] { paged.assign(3, std::vector<index>{used, 9}, 4); }), "paged_cache", "pages from 0 to 8; found 9");
-  says(refusal([&] { paged.assign(3, std::vector<index>{used, -1}, 4); }), "paged_cache", "pages from 0 to 8");
-  says(refusal([&] { paged.assign(3, std::vector<index>{used, used}, 4); }), "paged_cache", "every page once");
-  says(refusal([&] { paged.assign(3, std::vector<index>{used, other}, 2); }), "paged_cache", "pages for the tokens 1");
-  says(refusal([&] { paged.assign(3, std::vector<index>{used}, -1); }), "paged_cache", "tokens >= 0");
-  says(refusal([&] { paged.assign(3, std::vector<index>{used}, huge); }), "paged_cache", "pages for the tokens");
-  const index free = pool.allocate();
+  const idx_t used = paged.table(0)[0], other = paged.table(1)[0];
+  says(refusal([&] { paged.assign(3, std::vector<idx_t>{used, 9}, 4); }), "paged_cache", "pages from 0 to 8; found 9");
+  says(refusal([&] { paged.assign(3, std::vector<idx_t>{used, -1}, 4); }), "paged_cache", "pages from 0 to 8");
+  says(refusal([&] { paged.assign(3, std::vector<idx_t>{used, used}, 4); }), "paged_cache", "every page once");
+  says(refusal([&] { paged.assign(3, std::vector<idx_t>{used, other}, 2); }), "paged_cache", "pages for the tokens 1");
+  says(refusal([&] { paged.assign(3, std::vector<idx_t>{used}, -1); }), "paged_cache", "tokens >= 0");
+  says(refusal([&] { paged.assign(3, std::vector<idx_t>{used}, huge); }), "paged_cache", "pages for the tokens");
+  const idx_t free = pool.allocate();
   pool.release(free);
-  says(refusal([&] { paged.assign(3, std::vector<index>{used, free}, 4); }), "paged_cache", "pages in use");
+  says(refusal([&] { paged.assign(3, std::vector<idx_t>{used, free}, 4); }), "paged_cache", "pages in use");
   says(refusal([&] { pool.release(free); }), "page_pool", "a page in use");
   says(refusal([&] { pool.retain(10); }), "page_pool", "a page from 0 to 8");
   while (pool.free_pages() > 0) pool.allocate();

@@ -23,20 +23,20 @@ using int8 = std::int8_t;
 // whose largest difference is larger than their largest number.
 template <class C>
 tensor<double> kept(tensor<double> x, bool keys) {
-  for (index b = 0; b < x.batch(); ++b)
-    for (index h = 0; h < x.heads(); ++h)
-      for (index t = x.length() - 1; t >= 0; --t) {  // a row is what its block's first was, which comes last
+  for (idx_t b = 0; b < x.batch(); ++b)
+    for (idx_t h = 0; h < x.heads(); ++h)
+      for (idx_t t = x.length() - 1; t >= 0; --t) {  // a row is what its block's first was, which comes last
         double largest = 0, alone = 0;
         bool from_reference = keys;
-        const auto reference = [&](index d) {
+        const auto reference = [&](idx_t d) {
           return from_reference ? static_cast<double>(bfloat16(static_cast<float>(x(b, h, t / 16 * 16, d)))) : 0.0;
         };
-        for (index d = 0; d < x.dim(); ++d) {
+        for (idx_t d = 0; d < x.dim(); ++d) {
           largest = std::max(largest, std::abs(x(b, h, t, d) - reference(d)));
           alone = std::max(alone, std::abs(x(b, h, t, d)));
         }
         if (alone < largest) from_reference = false, largest = alone;
-        for (index d = 0; d < x.dim(); ++d) {
+        for (idx_t d = 0; d < x.dim(); ++d) {
           double& number = x(b, h, t, d);
           if constexpr (!std::same_as<C, int8>)
             number = static_cast<double>(static_cast<C>(static_cast<float>(number)));
@@ -55,7 +55,7 @@ constexpr double error_of = std::same_as<C, int8>       ? 3e-4
                                                         : 2e-6;
 
 struct cache_case {
-  index heads = 4, kv_heads = 2, dim = 64, value_dim = 64, tokens = 150;
+  idx_t heads = 4, kv_heads = 2, dim = 64, value_dim = 64, tokens = 150;
 };
 const cache_case cases[] = {{},
                             {.heads = 6, .kv_heads = 1, .dim = 80, .value_dim = 48},
@@ -70,30 +70,30 @@ full_softmax_problem problem_of(const cache_case& s) {
                                                  .dim = s.dim,
                                                  .value_dim = s.value_dim});
   p.options.causal = true;
-  for (index b = 0; b < p.k.batch(); ++b)  // a channel that stands out, as in trained models
-    for (index h = 0; h < s.kv_heads; ++h)
-      for (index t = 0; t < s.tokens; ++t) p.k(b, h, t, 1) += 12, p.v(b, h, t, 0) -= 9;
+  for (idx_t b = 0; b < p.k.batch(); ++b)  // a channel that stands out, as in trained models
+    for (idx_t h = 0; h < s.kv_heads; ++h)
+      for (idx_t t = 0; t < s.tokens; ++t) p.k(b, h, t, 1) += 12, p.v(b, h, t, 0) -= 9;
   return rounded<float>(p);
 }
 
 // How tokens arrive: by few and by many, begun anywhere in a block of 16.
-const std::vector<index> chunks = {1, 2, 30, 4, 3, 17, 1, 1, 1, 5, 1000};
+const std::vector<idx_t> chunks = {1, 2, 30, 4, 3, 17, 1, 1, 1, 5, 1000};
 
 /// step(q, k, v, out, begin) of all chunks.
 template <class Step>
 tensor<double> decode(const full_softmax_problem& p, const Step& step) {
   tensor<double> all(p.q.batch(), p.q.heads(), p.q.length(), p.v.dim());
-  index begin = 0;
-  for (index chunk : chunks) {
-    const index count = std::min(chunk, p.q.length() - begin);
+  idx_t begin = 0;
+  for (idx_t chunk : chunks) {
+    const idx_t count = std::min(chunk, p.q.length() - begin);
     const auto part = [&](const tensor<double>& x) { return cast<float>(rows(x, begin, count)); };
     const tensor<float> q = part(p.q), k = part(p.k), v = part(p.v);
     tensor<float> out(p.q.batch(), p.q.heads(), count, p.v.dim(), 7.0f);
     step(view(q), view(k), view(v), view(out), begin);
-    for (index b = 0; b < out.batch(); ++b)
-      for (index h = 0; h < out.heads(); ++h)
-        for (index i = 0; i < count; ++i)
-          for (index d = 0; d < out.dim(); ++d) all(b, h, begin + i, d) = static_cast<double>(out(b, h, i, d));
+    for (idx_t b = 0; b < out.batch(); ++b)
+      for (idx_t h = 0; h < out.heads(); ++h)
+        for (idx_t i = 0; i < count; ++i)
+          for (idx_t d = 0; d < out.dim(); ++d) all(b, h, begin + i, d) = static_cast<double>(out(b, h, i, d));
     begin += count;
   }
   return all;
@@ -110,9 +110,9 @@ void check_cache() {
         {.pages = 20, .page_tokens = 64, .heads = s.kv_heads, .dim = s.dim, .value_dim = s.value_dim});
     attn::paged_cache<C> paged(pool, p.k.batch());
     const auto found =
-        decode(p, [&](auto q, auto k, auto v, auto out, index) { attn::full_softmax_step(cache, q, k, v, out, exec); });
+        decode(p, [&](auto q, auto k, auto v, auto out, idx_t) { attn::full_softmax_step(cache, q, k, v, out, exec); });
     const auto in_pages =
-        decode(p, [&](auto q, auto k, auto v, auto out, index) { attn::full_softmax_step(paged, q, k, v, out); });
+        decode(p, [&](auto q, auto k, auto v, auto out, idx_t) { attn::full_softmax_step(paged, q, k, v, out); });
     CHECK(found.data == in_pages.data);
     p.k = kept<C>(p.k, true), p.v = kept<C>(p.v, false);
     CHECK(relative_error(found, expected(p).out) <= error_of<C>);
@@ -128,24 +128,24 @@ TEST_CASE("A cache of int8 attends what it keeps", "[cache_types]") { check_cach
 namespace {
 
 template <class C>
-void check_window(index left, index dilation, std::vector<index> globals) {
+void check_window(idx_t left, idx_t dilation, std::vector<idx_t> globals) {
   CAPTURE(left, dilation);
   full_softmax_problem p = problem_of({.value_dim = 32});
   const auto& [batch, heads] = std::pair(p.k.batch(), p.k.heads());
-  const std::vector<index> dilations{dilation};
+  const std::vector<idx_t> dilations{dilation};
   const attn::sliding_window_cache_options window{.left = left, .dilation = dilations, .global_positions = globals};
   attn::sliding_window_cache<C> ring({.batch = batch, .heads = heads, .dim = 64, .value_dim = 32}, window);
   attn::kv_cache<C> whole({.batch = batch, .heads = heads, .dim = 64, .value_dim = 32});
   const auto of_ring =
-      decode(p, [&](auto q, auto k, auto v, auto out, index) { attn::sliding_window_step(ring, q, k, v, out); });
+      decode(p, [&](auto q, auto k, auto v, auto out, idx_t) { attn::sliding_window_step(ring, q, k, v, out); });
   const auto of_whole = decode(
-      p, [&](auto q, auto k, auto v, auto out, index) { attn::sliding_window_step(whole, window, q, k, v, out); });
+      p, [&](auto q, auto k, auto v, auto out, idx_t) { attn::sliding_window_step(whole, window, q, k, v, out); });
   // The same by a bias that hides what the window does.
-  const index length = p.q.length();
+  const idx_t length = p.q.length();
   p.options.bias = tensor<double>(1, 1, length, length);
-  const auto global = [&](index t) { return std::find(globals.begin(), globals.end(), t) != globals.end(); };
-  for (index i = 0; i < length; ++i)
-    for (index j = 0; j <= i; ++j)
+  const auto global = [&](idx_t t) { return std::find(globals.begin(), globals.end(), t) != globals.end(); };
+  for (idx_t i = 0; i < length; ++i)
+    for (idx_t j = 0; j <= i; ++j)
       if (!global(i) && !global(j) && ((i - j) % dilation != 0 || (i - j) / dilation > left))
         p.options.bias(0, 0, i, j) = -std::numeric_limits<double>::infinity();
   const full_softmax_problem tokens = p;
@@ -167,7 +167,7 @@ TEST_CASE("Windows over a cache of int8", "[cache_types]") {
 TEST_CASE("Windows over a cache of bfloat16", "[cache_types]") { check_window<bfloat16>(33, 2, {}); }
 
 TEST_CASE("Items of a cache of int8 are sequences of their own", "[cache_types]") {
-  const auto step = [](auto& cache, auto q, auto k, auto v, auto out, attn::list_view<index> lengths) {
+  const auto step = [](auto& cache, auto q, auto k, auto v, auto out, attn::list_view<idx_t> lengths) {
     attn::full_softmax_step(cache, q, k, v, out, {.lengths = lengths});
   };
   attn::kv_cache<int8> cache({.batch = 4, .heads = 2, .dim = 20, .value_dim = 12});
@@ -176,13 +176,13 @@ TEST_CASE("Items of a cache of int8 are sequences of their own", "[cache_types]"
   const attn::state_extents extents{.batch = 4, .heads = 2, .dim = 20, .value_dim = 12};
   attn::sliding_window_cache<int8> ring(extents, {.left = 30});
   check_items<float>(ring, attn::sliding_window_cache<int8>({.heads = 2, .dim = 20, .value_dim = 12}, {.left = 30}),
-                     [](auto& c, auto q, auto k, auto v, auto out, attn::list_view<index> lengths) {
+                     [](auto& c, auto q, auto k, auto v, auto out, attn::list_view<idx_t> lengths) {
                        attn::sliding_window_step(c, q, k, v, out, {.lengths = lengths});
                      });
 }
 
 TEST_CASE("A cache of int8 in the caller's memory, and values that are dims of the keys", "[cache_types]") {
-  const index heads = 2, dim = 48, value_dim = 32, tokens = 70, blocks = 5;
+  const idx_t heads = 2, dim = 48, value_dim = 32, tokens = 70, blocks = 5;
   full_softmax_problem p = random_problem<full_softmax_problem>({.batch = 1,
                                                                  .heads = 4,
                                                                  .kv_heads = heads,
@@ -191,11 +191,11 @@ TEST_CASE("A cache of int8 in the caller's memory, and values that are dims of t
                                                                  .dim = dim,
                                                                  .value_dim = value_dim});
   p.options.causal = true;
-  for (index h = 0; h < heads; ++h)
-    for (index t = 0; t < tokens; ++t)
-      for (index d = 0; d < value_dim; ++d) p.v(0, h, t, d) = p.k(0, h, t, d);
+  for (idx_t h = 0; h < heads; ++h)
+    for (idx_t t = 0; t < tokens; ++t)
+      for (idx_t d = 0; d < value_dim; ++d) p.v(0, h, t, d) = p.k(0, h, t, d);
   p = rounded<float>(p);
-  const index bytes = 64 + 18 * dim, stride = bytes + 14;
+  const idx_t bytes = 64 + 18 * dim, stride = bytes + 14;
   std::vector<int8> memory(static_cast<std::size_t>(heads * blocks * stride));
   const attn::tensor_view<int8> view_of(memory.data(), {1, heads, blocks, bytes}, {0, blocks * stride, stride, 1});
   attn::kv_cache<int8> given(view_of, view_of.slice(3, 0, 64 + 18 * value_dim)),
@@ -204,19 +204,19 @@ TEST_CASE("A cache of int8 in the caller's memory, and values that are dims of t
   CHECK(given.value_dim() == value_dim);
   CHECK(given.capacity() == 16 * blocks);
   CHECK(given.values_in_keys());
-  const std::vector<index> there = {20};
+  const std::vector<idx_t> there = {20};
   CHECK(attn::kv_cache<int8>(view_of, view_of, there).tokens() == 20);
   const auto run = [&](attn::kv_cache<int8>& cache) {
-    return decode(p, [&](auto q, auto k, auto, auto out, index) {
+    return decode(p, [&](auto q, auto k, auto, auto out, idx_t) {
       attn::full_softmax_step(cache, q, k, k.slice(3, 0, value_dim), out);
     });
   };
   const auto a = run(given), b = run(own);
   CHECK(a.data == b.data);
   p.k = kept<int8>(p.k, true);
-  for (index h = 0; h < heads; ++h)
-    for (index t = 0; t < tokens; ++t)
-      for (index d = 0; d < value_dim; ++d) p.v(0, h, t, d) = p.k(0, h, t, d);
+  for (idx_t h = 0; h < heads; ++h)
+    for (idx_t t = 0; t < tokens; ++t)
+      for (idx_t d = 0; d < value_dim; ++d) p.v(0, h, t, d) = p.k(0, h, t, d);
   CHECK(relative_error(a, expected(p).out) <= error_of<int8>);
 }
 
@@ -233,8 +233,8 @@ TEST_CASE("A query that is not finite reaches its own result alone in a cache of
     cache.truncate(40);
     q(0, 2, 0, 5) = bad;
     attn::full_softmax_step(cache, view(std::as_const(q)), view(k_new), view(v_new), view(poisoned));
-    for (index h = 0; h < 4; ++h)
-      for (index d = 0; d < 32; ++d)
+    for (idx_t h = 0; h < 4; ++h)
+      for (idx_t d = 0; d < 32; ++d)
         CHECK((h == 2 ? std::isnan(poisoned(0, h, 0, d)) : poisoned(0, h, 0, d) == fine(0, h, 0, d)));
   }
 }
@@ -247,7 +247,7 @@ TEST_CASE("Caches of int8 refuse what has no finite scale or does not fit", "[ca
   };
   attn::kv_cache<int8> cache({.batch = 2, .heads = 2, .dim = 8});
   tensor<float> k = cast<float>(random_normal(1, 2, 2, 3, 8)), v = cast<float>(random_normal(2, 2, 2, 3, 8));
-  const auto append = [&](std::vector<index> lengths) {
+  const auto append = [&](std::vector<idx_t> lengths) {
     cache.append(view(std::as_const(k)), view(std::as_const(v)), {.lengths = lengths});
   };
   append({3, 2});
@@ -268,7 +268,7 @@ TEST_CASE("Caches of int8 refuse what has no finite scale or does not fit", "[ca
   wrong("full_softmax_step", [&] {  // finite as they are, but not as they are rotated
     tensor<float> out(2, 2, 3, 8, 7.0f);
     attn::full_softmax_step(cache, view(std::as_const(k)), view(std::as_const(k)), view(std::as_const(v)), view(out),
-                            {.lengths = std::vector<index>{0, 2}, .rotary = attn::rotary_options<float>{}});
+                            {.lengths = std::vector<idx_t>{0, 2}, .rotary = attn::rotary_options<float>{}});
   });
   CHECK(cache.tokens(1) == 4);
   wrong("kv_cache", [] { attn::kv_cache<int8>({.dim = 7}); });
@@ -276,11 +276,11 @@ TEST_CASE("Caches of int8 refuse what has no finite scale or does not fit", "[ca
   wrong("page_pool", [] { attn::page_pool<int8>({.pages = 2, .dim = 9}); });
   wrong("sliding_window_cache", [] { attn::sliding_window_cache<int8>({.dim = 9}); });
   std::vector<int8> memory(1000);
-  const auto given = [&](index offset, index bytes, index stride) {
+  const auto given = [&](idx_t offset, idx_t bytes, idx_t stride) {
     const attn::tensor_view<int8> x(memory.data() + offset, {1, 1, 2, bytes}, {0, 0, stride, 1});
     attn::kv_cache<int8>(x, x);
   };
-  wrong("kv_cache", [] { attn::kv_cache<int8>({.dim = std::numeric_limits<index>::max() - 1}).reserve(1); });
+  wrong("kv_cache", [] { attn::kv_cache<int8>({.dim = std::numeric_limits<idx_t>::max() - 1}).reserve(1); });
   wrong("kv_cache", [&] { given(0, 10, 200); });
   given(0, 64 + 18 * 4, 200);  // values are the same: they may be of as many dims
   wrong("kv_cache", [&] { given(0, 64 + 18 * 4 + 2, 200); });
@@ -295,7 +295,7 @@ TEST_CASE("Large channels that turn within a block cost int8 no more than one sc
   full_softmax_problem p;
   p.q = random_normal(1, 1, 1, 200, 128), p.k = random_normal(2, 1, 1, 200, 128);
   p.v = random_normal(3, 1, 1, 200, 128);
-  for (index t = 0; t < 200; ++t) p.k(0, 0, t, 3) += 100, p.k(0, 0, t, 67) -= 100;
+  for (idx_t t = 0; t < 200; ++t) p.k(0, 0, t, 3) += 100, p.k(0, 0, t, 67) -= 100;
   p.options.causal = true;
   p = rounded<float>(p);
   const attn::rotary_options<float> turns{.base = 1e6};
@@ -307,13 +307,13 @@ TEST_CASE("Large channels that turn within a block cost int8 no more than one sc
     attn::kv_cache<int8> cache({.dim = 128});
     const auto step = [&](auto... tensors) { attn::full_softmax_step(cache, tensors...); };
     return relative_error(
-        decode(x, [&](auto a, auto b, auto c, auto out, index) { step(a, b, c, out); }), expected(turned).out);
+        decode(x, [&](auto a, auto b, auto c, auto out, idx_t) { step(a, b, c, out); }), expected(turned).out);
   };
   full_softmax_problem scaled = turned;  // one scale per key
-  for (index t = 0; t < 200; ++t) {
+  for (idx_t t = 0; t < 200; ++t) {
     double largest = 0;
-    for (index d = 0; d < 128; ++d) largest = std::max(largest, std::abs(turned.k(0, 0, t, d)));
-    for (index d = 0; d < 128; ++d)
+    for (idx_t d = 0; d < 128; ++d) largest = std::max(largest, std::abs(turned.k(0, 0, t, d)));
+    for (idx_t d = 0; d < 128; ++d)
       scaled.k(0, 0, t, d) = std::nearbyint(turned.k(0, 0, t, d) / largest * 127) * largest / 127;
   }
   const double reached = error(turned), allowed = relative_error(expected(scaled).out, expected(turned).out);
@@ -332,7 +332,7 @@ TEST_CASE("A cache of 16-bit numbers refuses what it would make infinite", "[cac
     INFO(message);
     CHECK(well_formed(message, "kv_cache"));
     CHECK(cache.tokens() == 3);
-    cache.append(view(good), view(std::as_const(bad)), {.lengths = std::vector<index>{2}});  // padding may be anything
+    cache.append(view(good), view(std::as_const(bad)), {.lengths = std::vector<idx_t>{2}});  // padding may be anything
   };
   check(attn::kv_cache<Eigen::half>({.heads = 2, .dim = 8}), 65504.0f, 1e5f);
   check(attn::kv_cache<bfloat16>({.heads = 2, .dim = 8}), 0x1.fep127f, std::numeric_limits<float>::max());
@@ -354,7 +354,7 @@ TEST_CASE("A cache of int8 on the keys and values of a trained model errs by les
     const tensor<double> exact = expected(p).out;
     attn::kv_cache<int8> cache({.batch = p.k.batch(), .heads = p.k.heads(), .dim = p.k.dim(), .value_dim = p.v.dim()});
     const double error = relative_error(
-        decode(p, [&](auto q, auto k, auto v, auto out, index) { attn::full_softmax_step(cache, q, k, v, out); }),
+        decode(p, [&](auto q, auto k, auto v, auto out, idx_t) { attn::full_softmax_step(cache, q, k, v, out); }),
         exact);
     CAPTURE(layer, error);
     CHECK(error < 0.005);

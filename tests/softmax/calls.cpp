@@ -18,7 +18,7 @@ full_softmax_problem problem_of(const problem_shape& shape) { return random_prob
 
 // ALiBi as a caller would write it.
 const std::vector<float> slopes = {0.5f, 0.25f, 0.125f, 0.0625f};
-const auto alibi = [](float s, index, index h, index i, index j) {
+const auto alibi = [](float s, idx_t, idx_t h, idx_t i, idx_t j) {
   return s - slopes[static_cast<std::size_t>(h)] * std::abs(static_cast<float>(i - j));
 };
 
@@ -35,7 +35,7 @@ TEST_CASE("full_softmax: options, score and execution may each be left out", "[f
   const tensor<float> q(1, 2, 6, 8, 0.5f), v(1, 2, 6, 5, 2);
   tensor<float> out(1, 2, 6, 5);
   attn::execution threads(2);
-  const auto plain = [](float s, index, index, index, index) { return s; };
+  const auto plain = [](float s, idx_t, idx_t, idx_t, idx_t) { return s; };
   const attn::full_softmax_options<float> options = {.scale = 0.5f, .causal = true};
   const auto check = [&](auto&&... rest) {
     out = tensor<float>(1, 2, 6, 5, 7);
@@ -63,12 +63,12 @@ TEST_CASE("full_softmax: options, score and execution may each be left out", "[f
 }
 
 TEST_CASE("full_softmax: in a score function i and j are positions", "[full_softmax]") {
-  for (auto [queries, keys] : {std::pair<index, index>{3, 40}, {40, 40}, {25, 90}, {90, 25}, {2, 1}})
+  for (auto [queries, keys] : {std::pair<idx_t, idx_t>{3, 40}, {40, 40}, {25, 90}, {90, 25}, {2, 1}})
     for (bool causal : {false, true}) {
       const auto p = rounded<float>(problem_of({.queries = queries, .keys = keys}));
       const tensor<float> q = cast<float>(p.q), k = cast<float>(p.k), v = cast<float>(p.v);
       tensor<float> built_in(2, 4, queries, 16), by_hand = built_in;
-      const std::vector<index> lengths = {keys, keys / 2};
+      const std::vector<idx_t> lengths = {keys, keys / 2};
       const attn::full_softmax_options<float> options = {.causal = causal, .key_lengths = lengths};
       auto with_slopes = options;
       with_slopes.alibi_slopes = slopes;
@@ -76,7 +76,7 @@ TEST_CASE("full_softmax: in a score function i and j are positions", "[full_soft
       attn::full_softmax(view(q), view(k), view(v), view(built_in), with_slopes);
       attn::full_softmax(view(q), view(k), view(v), view(by_hand), options, alibi);
       CHECK(relative_error(by_hand, built_in) <= 1e-6);
-      const std::vector<index> globals = {0, 7};
+      const std::vector<idx_t> globals = {0, 7};
       const attn::sliding_window_options<float> window = {
           .causal = causal, .key_lengths = lengths, .left = 9, .right = 4, .global_positions = globals};
       auto window_with_slopes = window;
@@ -96,8 +96,8 @@ TEST_CASE("full_softmax_step: in a score function i and j are positions since th
   const attn::state_extents extents = {.batch = 2, .heads = 2, .dim = 16};
   attn::kv_cache<float> cache(extents);
   attn::sliding_window_cache<float> ring(extents, {.left = 11});
-  index begin = 0;
-  for (index count : {1, 2, 7, 0, 40}) {
+  idx_t begin = 0;
+  for (idx_t count : {1, 2, 7, 0, 40}) {
     const auto rows_of = [&](const tensor<float>& x) { return view(x).slice(2, begin, count); };
     tensor<float> out(2, 4, count, 16);
     attn::full_softmax_step(cache, rows_of(q), rows_of(k), rows_of(v), view(out), {}, alibi);
@@ -124,15 +124,15 @@ TEST_CASE("full_softmax: rows that see no key are zero, sinks or not", "[full_so
   const tensor<float> q(1, 2, 9, 8, 0.5f), k(1, 2, 4, 8, 0.5f), v(1, 2, 4, 5, 2);
   tensor<float> out(1, 2, 9, 5, 7), lse(1, 2, 9, 1, 7);
   attn::full_softmax(view(q), view(k), view(v), view(out), {.causal = true, .sinks = sinks, .lse = row_view(lse)});
-  for (index h = 0; h < 2; ++h)
-    for (index i = 0; i < 9; ++i) {
+  for (idx_t h = 0; h < 2; ++h)
+    for (idx_t i = 0; i < 9; ++i) {
       CHECK((out(0, h, i, 3) == 0) == (i < 5));
       CHECK((lse(0, h, i, 0) == -std::numeric_limits<float>::infinity()) == (i < 5));
     }
 }
 
 TEST_CASE("full_softmax: a sink of -infinity is none", "[full_softmax]") {
-  for (index queries : {2, 30}) {
+  for (idx_t queries : {2, 30}) {
     const full_softmax_problem p = problem_of({.queries = queries, .keys = 30});
     full_softmax_problem with_sinks = p;
     with_sinks.options.sinks.assign(4, -infinity);
@@ -152,7 +152,7 @@ TEST_CASE("full_softmax: the smallest softcap and the largest scale that are tak
 }
 
 TEST_CASE("full_softmax: q, k, v and out of different layouts in one call", "[full_softmax]") {
-  for (index queries : {3, 50}) {
+  for (idx_t queries : {3, 50}) {
     const full_softmax_problem p = problem_of({.queries = queries, .keys = 70});
     const tensor<float> q = cast<float>(p.q), k = cast<float>(p.k), v = cast<float>(p.v);
     tensor<float> plain(2, 4, queries, 16), strided = plain;
@@ -166,17 +166,17 @@ TEST_CASE("full_softmax: q, k, v and out of different layouts in one call", "[fu
     const out_view<float> out2(out_memory.data.data() + (queries - 1) * 19, {2, 4, queries, 16},
                                {queries * 19, 2 * queries * 19, -19, 1});
     const auto copy = [](const tensor<float>& from, const in_view<float>& to) {
-      for (index b = 0; b < from.batch(); ++b)
-        for (index h = 0; h < from.heads(); ++h)
-          for (index i = 0; i < from.length(); ++i)
-            for (index d = 0; d < from.dim(); ++d) const_cast<float&>(to(b, h, i, d)) = from(b, h, i, d);
+      for (idx_t b = 0; b < from.batch(); ++b)
+        for (idx_t h = 0; h < from.heads(); ++h)
+          for (idx_t i = 0; i < from.length(); ++i)
+            for (idx_t d = 0; d < from.dim(); ++d) const_cast<float&>(to(b, h, i, d)) = from(b, h, i, d);
     };
     copy(q, q2), copy(k, k2), copy(v, v2);
     const auto compare = [&] {
-      for (index b = 0; b < 2; ++b)
-        for (index h = 0; h < 4; ++h)
-          for (index i = 0; i < queries; ++i)
-            for (index d = 0; d < 16; ++d) strided(b, h, i, d) = out2(b, h, i, d);
+      for (idx_t b = 0; b < 2; ++b)
+        for (idx_t h = 0; h < 4; ++h)
+          for (idx_t i = 0; i < queries; ++i)
+            for (idx_t d = 0; d < 16; ++d) strided(b, h, i, d) = out2(b, h, i, d);
       CHECK(strided == plain);
     };
     CAPTURE(queries);
@@ -192,8 +192,8 @@ TEST_CASE("full_softmax: q, k, v and out of different layouts in one call", "[fu
 TEST_CASE("full_softmax: views of nothing, with strides", "[full_softmax]") {
   const tensor<float> some(2, 4, 6, 8, 0.5f);
   tensor<float> out(2, 4, 6, 8, 7);
-  const auto null = [](std::array<index, 4> extents) { return in_view<float>(nullptr, extents, {64, 16, 8, 1}); };
-  const auto null_out = [](std::array<index, 4> extents) { return out_view<float>(nullptr, extents, {64, 16, 8, 1}); };
+  const auto null = [](std::array<idx_t, 4> extents) { return in_view<float>(nullptr, extents, {64, 16, 8, 1}); };
+  const auto null_out = [](std::array<idx_t, 4> extents) { return out_view<float>(nullptr, extents, {64, 16, 8, 1}); };
   const auto both = [&](const auto&... views) {
     attn::full_softmax(views...);
     attn::sliding_window(views...);
@@ -201,7 +201,7 @@ TEST_CASE("full_softmax: views of nothing, with strides", "[full_softmax]") {
   both(null({2, 4, 0, 8}), view(some), view(some), null_out({2, 4, 0, 8}));
   both(view(some), null({2, 4, 0, 8}), null({2, 4, 0, 8}), view(out));
   CHECK(out == tensor<float>(2, 4, 6, 8));
-  for (index queries : {6, 2}) {  // no dim: plain averages
+  for (idx_t queries : {6, 2}) {  // no dim: plain averages
     both(null({2, 4, queries, 0}), null({2, 4, 6, 0}), view(some), view(out).slice(2, 0, queries));
     CHECK(std::abs(out(1, 3, 1, 7) - 0.5f) <= 1e-6f);
     both(view(some).slice(2, 0, queries), view(some), null({2, 4, 6, 0}), null_out({2, 4, queries, 0}));
@@ -221,7 +221,7 @@ TEST_CASE("full_softmax: small calls stay on the caller's thread", "[full_softma
   attn::execution threads(3);
   std::mutex mutex;
   std::set<std::thread::id> seen;
-  const auto score = [&](float s, index, index, index, index) {
+  const auto score = [&](float s, idx_t, idx_t, idx_t, idx_t) {
     const std::scoped_lock lock(mutex);
     seen.insert(std::this_thread::get_id());
     return s;
@@ -256,7 +256,7 @@ TEST_CASE("full_softmax: more heads than one wave takes, by several threads as b
 
 TEST_CASE("full_softmax takes pieces of one buffer that do not overlap", "[full_softmax]") {
   tensor<float> fused(1, 1, 9, 4 * 8, 0.5f);  // [length, q | k | v | out]
-  const auto piece = [&](index n) { return view(fused).slice(3, 8 * n, 8); };
+  const auto piece = [&](idx_t n) { return view(fused).slice(3, 8 * n, 8); };
   attn::execution serial;
   compiled_full_softmax<float>::call(piece(0), piece(1), piece(2), piece(3), {}, {}, serial);
   CHECK(fused(0, 0, 8, 31) == 0.5f);

@@ -42,7 +42,7 @@ std::vector<choice> every_choice() {
   });
 }
 
-full_softmax_problem apply(const choice& c, index queries, index keys) {
+full_softmax_problem apply(const choice& c, idx_t queries, idx_t keys) {
   problem_shape shape{.queries = c.given == lengths::both ? keys : queries, .keys = keys, .dim = 9, .value_dim = 12};
   full_softmax_problem p = problem_of(shape);
   auto& o = p.options;
@@ -51,14 +51,14 @@ full_softmax_problem apply(const choice& c, index queries, index keys) {
   if (c.alibi) o.alibi_slopes = {0.5, 0.25, 0.125, 0};
   if (c.sinks) o.sinks = {0.3, -1, 2, 0};
   if (c.score)
-    o.score = [](double s, index b, index h, index i, index j) {
+    o.score = [](double s, idx_t b, idx_t h, idx_t i, idx_t j) {
       return (i * 3 + j * 5 + h) % 11 == 0 ? -reference::infinity : s * 0.5 + 0.01 * static_cast<double>(b + i - j);
     };
   if (c.given == lengths::both) o.lengths = {keys - 5, keys};
   if (c.given == lengths::queries_and_keys)
     o.query_lengths = {queries, queries / 2}, o.key_lengths = {keys / 3, keys - 1};
   if (c.given == lengths::keys_only) o.key_lengths = {keys, keys / 2};
-  const index rows = shape.queries;
+  const idx_t rows = shape.queries;
   if (c.added == bias::one_row) o.bias = random_normal(8, 1, 1, 1, keys);
   if (c.added == bias::per_head) o.bias = random_normal(8, 1, shape.heads, rows, keys);
   if (c.added == bias::everything) o.bias = random_normal(8, shape.batch, shape.heads, rows, keys);
@@ -86,7 +86,7 @@ TEMPLATE_LIST_TEST_CASE("full_softmax: 16-bit storage computes in float", "[full
 }
 
 TEMPLATE_LIST_TEST_CASE("full_softmax: odd lengths and dims", "[full_softmax]", exact_types) {
-  const index lengths[] = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130, 257}, dims[] = {1, 3, 8, 16, 33, 64, 80, 128};
+  const idx_t lengths[] = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130, 257}, dims[] = {1, 3, 8, 16, 33, 64, 80, 128};
   for (std::size_t n = 0; n < std::size(lengths); ++n)
     for (std::size_t step : {0u, 3u, 5u})
       for (bool causal : {false, true}) {
@@ -100,7 +100,7 @@ TEMPLATE_LIST_TEST_CASE("full_softmax: odd lengths and dims", "[full_softmax]", 
 }
 
 TEMPLATE_LIST_TEST_CASE("full_softmax: queries and keys of different lengths", "[full_softmax]", exact_types) {
-  const std::array<index, 2> pairs[] = {{1, 300},  {2, 129}, {48, 49}, {5, 1},   {300, 1},
+  const std::array<idx_t, 2> pairs[] = {{1, 300},  {2, 129}, {48, 49}, {5, 1},   {300, 1},
                                         {129, 60}, {0, 9},   {9, 0},   {77, 530}};
   for (auto [queries, keys] : pairs)
     for (bool causal : {false, true}) {
@@ -112,8 +112,8 @@ TEMPLATE_LIST_TEST_CASE("full_softmax: queries and keys of different lengths", "
 }
 
 TEMPLATE_LIST_TEST_CASE("full_softmax: grouped queries", "[full_softmax]", exact_types) {
-  for (auto [heads, kv_heads] : {std::pair<index, index>{8, 1}, {8, 4}, {6, 6}, {6, 2}, {0, 0}, {1, 1}})
-    for (index queries : {1, 3, 66}) {
+  for (auto [heads, kv_heads] : {std::pair<idx_t, idx_t>{8, 1}, {8, 4}, {6, 6}, {6, 2}, {0, 0}, {1, 1}})
+    for (idx_t queries : {1, 3, 66}) {
       problem_shape shape{.batch = 2, .heads = heads, .kv_heads = kv_heads, .queries = queries, .keys = 66};
       full_softmax_problem p = problem_of(shape);
       p.options.causal = true;
@@ -148,8 +148,8 @@ TEST_CASE("full_softmax: the score function sees real rows and keys only", "[ful
   full_softmax_problem p = problem_of({.queries = 70, .keys = 70});
   p.options.lengths = {13, 67};
   bool inside = true;
-  p.options.score = [&](double s, index b, index h, index i, index j) {
-    const index length = p.options.lengths[static_cast<std::size_t>(b)];
+  p.options.score = [&](double s, idx_t b, idx_t h, idx_t i, idx_t j) {
+    const idx_t length = p.options.lengths[static_cast<std::size_t>(b)];
     inside = inside && 0 <= h && h < 4 && 0 <= i && i < length && 0 <= j && j < length;
     return s;
   };
@@ -159,19 +159,19 @@ TEST_CASE("full_softmax: the score function sees real rows and keys only", "[ful
 
 TEST_CASE("full_softmax: a masked key may hold anything", "[full_softmax]") {
   full_softmax_problem p = problem_of({.queries = 50, .keys = 70});
-  const auto hide = [](index j) { return j % 9 == 4; };
+  const auto hide = [](idx_t j) { return j % 9 == 4; };
   full_softmax_problem dirty = p;
-  for (index b = 0; b < 2; ++b)
-    for (index h = 0; h < 2; ++h)
-      for (index j = 0; j < 70; ++j)
+  for (idx_t b = 0; b < 2; ++b)
+    for (idx_t h = 0; h < 2; ++h)
+      for (idx_t j = 0; j < 70; ++j)
         if (hide(j))
-          for (index d = 0; d < 16; ++d) dirty.k(b, h, j, d) = dirty.v(b, h, j, d) = j % 2 ? NAN : HUGE_VAL;
+          for (idx_t d = 0; d < 16; ++d) dirty.k(b, h, j, d) = dirty.v(b, h, j, d) = j % 2 ? NAN : HUGE_VAL;
   SECTION("by a bias of −infinity") {
     p.options.bias = tensor<double>(1, 1, 1, 70);
-    for (index j = 0; j < 70; ++j) p.options.bias(0, 0, 0, j) = hide(j) ? -reference::infinity : 0.5;
+    for (idx_t j = 0; j < 70; ++j) p.options.bias(0, 0, 0, j) = hide(j) ? -reference::infinity : 0.5;
   }
   SECTION("by the score function") {
-    p.options.score = [=](double s, index, index, index, index j) { return hide(j) ? -reference::infinity : s; };
+    p.options.score = [=](double s, idx_t, idx_t, idx_t, idx_t j) { return hide(j) ? -reference::infinity : s; };
   }
   dirty.options = p.options;
   CHECK(relative_error(run<float>(dirty).out, expected(p).out) <= tolerance<float>::out);
@@ -197,12 +197,12 @@ TEST_CASE("full_softmax: without options or lse, on Eigen matrices of either ord
   CHECK((lse - scores.rowwise().sum().array().log().matrix()).norm() <= 2e-6f * lse.norm());
 
   attn::full_softmax(q, k, v, out, {.causal = false},
-                     [](float s, attn::index, attn::index, attn::index, attn::index) { return s; });
+                     [](float s, attn::idx_t, attn::idx_t, attn::idx_t, attn::idx_t) { return s; });
   CHECK((out - wanted).norm() <= 2e-6f * wanted.norm());
 }
 
 TEST_CASE("full_softmax: scratch grows with length × dim, never length × length", "[full_softmax]") {
-  const auto scratch = [](index length) {
+  const auto scratch = [](idx_t length) {
     attn::execution execution;
     run<float>(problem_of({.batch = 1, .heads = 1, .kv_heads = 1, .queries = length, .keys = length}), execution);
     return static_cast<double>(execution.scratch_bytes());
@@ -213,7 +213,7 @@ TEST_CASE("full_softmax: scratch grows with length × dim, never length × lengt
 }
 
 TEST_CASE("full_softmax: a query of NaN has a result of NaN, however many queries there are", "[full_softmax]") {
-  for (index queries = 1; queries <= 6; ++queries) {
+  for (idx_t queries = 1; queries <= 6; ++queries) {
     tensor<float> q(1, 1, queries, 8, 0.5f), k(1, 1, 70, 8, 0.25f), v(1, 1, 70, 3, 1), out(1, 1, queries, 3);
     tensor<float> lse(1, 1, queries, 1);
     q(0, 0, 0, 5) = std::numeric_limits<float>::quiet_NaN();
@@ -226,8 +226,8 @@ TEST_CASE("full_softmax: a query of NaN has a result of NaN, however many querie
 }
 
 TEMPLATE_LIST_TEST_CASE("full_softmax: queries at any position", "[full_softmax]", all_types) {
-  for (index queries : {3, 21, 200})
-    for (index first : {index(-250), index(-20), index(-2), index(0), index(7), index(34), index(35), index(400)})
+  for (idx_t queries : {3, 21, 200})
+    for (idx_t first : {idx_t(-250), idx_t(-20), idx_t(-2), idx_t(0), idx_t(7), idx_t(34), idx_t(35), idx_t(400)})
       for (bool causal : {false, true}) {
         full_softmax_problem p = problem_of({.queries = queries, .keys = 35, .dim = 9, .value_dim = 12});
         p.options.causal = causal;
@@ -235,7 +235,7 @@ TEMPLATE_LIST_TEST_CASE("full_softmax: queries at any position", "[full_softmax]
         p.options.alibi_slopes = {0.05, 0.025, 0.0125, 0};
         if (first % 2) p.options.query_lengths = {queries / 2, queries}, p.options.key_lengths = {35, 11};
         if (first == 7)
-          p.options.score = [](double s, index b, index, index i, index j) {
+          p.options.score = [](double s, idx_t b, idx_t, idx_t i, idx_t j) {
             return s + 0.01 * static_cast<double>(b + i - j);
           };
         CAPTURE(queries, first, causal);
@@ -244,7 +244,7 @@ TEMPLATE_LIST_TEST_CASE("full_softmax: queries at any position", "[full_softmax]
 }
 
 TEST_CASE("full_softmax: the position queries have anyway changes no bit", "[full_softmax]") {
-  for (index queries : {2, 130}) {
+  for (idx_t queries : {2, 130}) {
     full_softmax_problem p = problem_of({.queries = queries, .keys = 300});
     p.options.causal = true;
     const reference::result plain = run<float>(p);

@@ -19,7 +19,7 @@ struct choice {
   bool causal, softcap, alibi, sinks, score, scale, d_lse, saved_lse;
   lengths given;
   bias added;
-  index kv_heads;
+  idx_t kv_heads;
 };
 
 // Every two values of two options meet.
@@ -32,7 +32,7 @@ std::vector<choice> choices() {
     c.causal = flag(), c.softcap = flag(), c.alibi = flag(), c.sinks = flag(), c.score = flag();
     c.scale = flag(), c.d_lse = flag(), c.saved_lse = flag();
     c.given = static_cast<lengths>(random.below(4)), c.added = static_cast<bias>(random.below(5));
-    c.kv_heads = index(1) << random.below(3);
+    c.kv_heads = idx_t(1) << random.below(3);
     drawn.push_back(c);
   }
   return selected(
@@ -44,7 +44,7 @@ std::vector<choice> choices() {
       true);
 }
 
-full_softmax_problem apply(const choice& c, index queries, index keys, index dim = 9, index value_dim = 12) {
+full_softmax_problem apply(const choice& c, idx_t queries, idx_t keys, idx_t dim = 9, idx_t value_dim = 12) {
   problem_shape shape{.kv_heads = c.kv_heads,
                       .queries = c.given == lengths::both ? keys : queries,
                       .keys = keys,
@@ -62,7 +62,7 @@ full_softmax_problem apply(const choice& c, index queries, index keys, index dim
   if (c.given == lengths::queries_and_keys)
     o.query_lengths = {queries, queries / 2}, o.key_lengths = {keys / 3, keys - 1};
   if (c.given == lengths::keys_only) o.key_lengths = {keys, keys / 2};
-  const index rows = shape.queries;
+  const idx_t rows = shape.queries;
   if (c.added == bias::one_row) o.bias = random_normal(8, 1, 1, 1, keys);
   if (c.added == bias::per_row) o.bias = random_normal(8, shape.batch, 1, rows, keys);
   if (c.added == bias::per_head) o.bias = random_normal(8, 1, shape.heads, rows, keys);
@@ -72,7 +72,7 @@ full_softmax_problem apply(const choice& c, index queries, index keys, index dim
 }
 
 template <class S>
-void check_choice(const choice& c, index queries, index keys) {
+void check_choice(const choice& c, idx_t queries, idx_t keys) {
   CAPTURE(c.causal, c.softcap, c.alibi, c.sinks, c.score, c.scale, c.d_lse, c.saved_lse, int(c.given), int(c.added),
           c.kv_heads);
   check_backward<S>(apply(c, queries, keys), c.d_lse, {.saved_lse = c.saved_lse});
@@ -100,7 +100,7 @@ TEST_CASE("full_softmax_backward: the reverse pass agrees with central differenc
 }
 
 TEMPLATE_LIST_TEST_CASE("full_softmax_backward: odd lengths and dims", "[full_softmax_backward]", exact_types) {
-  const index lengths[] = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130}, dims[] = {1, 3, 16, 33, 64, 80};
+  const idx_t lengths[] = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130}, dims[] = {1, 3, 16, 33, 64, 80};
   for (std::size_t n = 0; n < std::size(lengths); ++n)
     for (std::size_t step : {0u, 3u}) {
       if (lengths[n] > 65 && step != 0) continue;
@@ -117,7 +117,7 @@ TEMPLATE_LIST_TEST_CASE("full_softmax_backward: odd lengths and dims", "[full_so
 
 TEMPLATE_LIST_TEST_CASE("full_softmax_backward: queries and keys of different lengths", "[full_softmax_backward]",
                         exact_types) {
-  const std::array<index, 2> pairs[] = {{1, 300}, {2, 129}, {48, 49}, {5, 1}, {300, 1}, {129, 60}, {0, 9}, {9, 0}};
+  const std::array<idx_t, 2> pairs[] = {{1, 300}, {2, 129}, {48, 49}, {5, 1}, {300, 1}, {129, 60}, {0, 9}, {9, 0}};
   for (auto [queries, keys] : pairs)
     for (bool causal : {false, true}) {
       full_softmax_problem p = problem_of(
@@ -134,9 +134,9 @@ TEMPLATE_LIST_TEST_CASE("full_softmax_backward: rows whose bias or score masks e
     for (bool score : {false, true}) {
       full_softmax_problem p = problem_of({.queries = 20, .keys = 23, .dim = 9, .value_dim = 4});
       p.options.bias = random_normal(8, 1, 4, 20, 23);
-      for (index h = 0; h < 4; ++h)
-        for (index i = h; i < 20; i += 5)
-          for (index j = 0; j < 23; ++j)  // with a score function, but the keys that mask themselves
+      for (idx_t h = 0; h < 4; ++h)
+        for (idx_t i = h; i < 20; i += 5)
+          for (idx_t j = 0; j < 23; ++j)  // with a score function, but the keys that mask themselves
             if (!score || !smooth_score::masks(h, i + 3, j)) p.options.bias(0, h, i, j) = -reference::infinity;
       if (sinks) p.options.sinks = {0.3, -1, 2, 0};
       if (score) p.options.score = smooth_score{};
@@ -174,7 +174,7 @@ TEMPLATE_LIST_TEST_CASE("full_softmax_backward: each gradient alone", "[full_sof
 }
 
 TEMPLATE_LIST_TEST_CASE("full_softmax_backward: queries at any position", "[full_softmax_backward]", exact_types) {
-  for (index first : {index(-30), index(-3), index(0), index(5), index(40)})
+  for (idx_t first : {idx_t(-30), idx_t(-3), idx_t(0), idx_t(5), idx_t(40)})
     for (bool causal : {false, true}) {
       full_softmax_problem p = problem_of(
           {.heads = 2, .kv_heads = 1, .queries = 17, .keys = 23, .dim = 5, .value_dim = 7});

@@ -9,40 +9,40 @@ namespace testing::kv_cache_tests {
 namespace {
 
 // How 100 tokens may arrive.
-const std::vector<std::vector<index>> feedings = {
-    std::vector<index>(100, 1), {100}, {60, 1, 1, 1, 20, 17}, {1, 98, 1}, {33, 33, 34}, {0, 50, 0, 50}};
+const std::vector<std::vector<idx_t>> feedings = {
+    std::vector<idx_t>(100, 1), {100}, {60, 1, 1, 1, 20, 17}, {1, 98, 1}, {33, 33, 34}, {0, 50, 0, 50}};
 
 template <class S>
-tensor<S> part(const tensor<double>& x, index begin, index count) {
+tensor<S> part(const tensor<double>& x, idx_t begin, idx_t count) {
   return cast<S>(rows(x, begin, count));
 }
 
 // All rows of the problem by appending chunk after chunk.
 template <class S>
-reference::result decode(const full_softmax_problem& p, const std::vector<index>& chunks, attn::kv_cache<S>& cache) {
+reference::result decode(const full_softmax_problem& p, const std::vector<idx_t>& chunks, attn::kv_cache<S>& cache) {
   stored_options<S, reference::full_softmax_options> stored(p.options);
   reference::result all = reference::empty_result(p.q, p.v);
   attn::execution serial;
-  index begin = 0;
-  for (index count : chunks) {
+  idx_t begin = 0;
+  for (idx_t count : chunks) {
     const tensor<S> q = part<S>(p.q, begin, count), k = part<S>(p.k, begin, count), v = part<S>(p.v, begin, count);
     tensor<S> out(p.q.batch(), p.q.heads(), count, p.v.dim(), S(7));
     tensor<real<S>> lse(p.q.batch(), p.q.heads(), count, 1, real<S>(7)), bias;
     stored.options.lse = row_view(lse);
     if (!p.options.bias.empty()) {  // [B, H, count, size after the append]
       bias = tensor<real<S>>(p.q.batch(), p.q.heads(), count, begin + count);
-      for (index b = 0; b < bias.batch(); ++b)
-        for (index h = 0; h < bias.heads(); ++h)
-          for (index i = 0; i < count; ++i)
-            for (index j = 0; j < begin + count; ++j)
+      for (idx_t b = 0; b < bias.batch(); ++b)
+        for (idx_t h = 0; h < bias.heads(); ++h)
+          for (idx_t i = 0; i < count; ++i)
+            for (idx_t j = 0; j < begin + count; ++j)
               bias(b, h, i, j) = static_cast<real<S>>(p.options.bias.broadcast(b, h, begin + i, j));
       stored.options.bias = view(std::as_const(bias));
     }
     compiled_full_softmax<S>::step(cache, view(q), view(k), view(v), view(out), stored.options, stored.score, serial);
-    for (index b = 0; b < out.batch(); ++b)
-      for (index h = 0; h < out.heads(); ++h)
-        for (index i = 0; i < count; ++i) {
-          for (index d = 0; d < out.dim(); ++d) all.out(b, h, begin + i, d) = static_cast<double>(out(b, h, i, d));
+    for (idx_t b = 0; b < out.batch(); ++b)
+      for (idx_t h = 0; h < out.heads(); ++h)
+        for (idx_t i = 0; i < count; ++i) {
+          for (idx_t d = 0; d < out.dim(); ++d) all.out(b, h, begin + i, d) = static_cast<double>(out(b, h, i, d));
           all.lse(b, h, begin + i, 0) = static_cast<double>(lse(b, h, i, 0));
         }
     begin += count;
@@ -51,7 +51,7 @@ reference::result decode(const full_softmax_problem& p, const std::vector<index>
 }
 
 template <class S>
-void check(full_softmax_problem p, const std::vector<index>& chunks) {
+void check(full_softmax_problem p, const std::vector<idx_t>& chunks) {
   p.options.causal = true;
   p = rounded<S>(p);
   attn::kv_cache<S> cache(
@@ -62,7 +62,7 @@ void check(full_softmax_problem p, const std::vector<index>& chunks) {
   CHECK(relative_error(actual.lse, wanted.lse) <= tolerance<S>::lse);
 }
 
-full_softmax_problem hundred_tokens(index heads = 4, index kv_heads = 2) {
+full_softmax_problem hundred_tokens(idx_t heads = 4, idx_t kv_heads = 2) {
   return random_problem<full_softmax_problem>(
       {.heads = heads, .kv_heads = kv_heads, .queries = 100, .keys = 100, .dim = 20, .value_dim = 12});
 }
@@ -70,10 +70,10 @@ full_softmax_problem hundred_tokens(index heads = 4, index kv_heads = 2) {
 template <class S>
 bool same(const attn::tensor_view<const S>& held, const tensor<S>& x) {
   if (held.extents() != x.extents) return false;
-  for (index b = 0; b < x.batch(); ++b)
-    for (index h = 0; h < x.heads(); ++h)
-      for (index i = 0; i < x.length(); ++i)
-        for (index d = 0; d < x.dim(); ++d)
+  for (idx_t b = 0; b < x.batch(); ++b)
+    for (idx_t h = 0; h < x.heads(); ++h)
+      for (idx_t i = 0; i < x.length(); ++i)
+        for (idx_t d = 0; d < x.dim(); ++d)
           if (held(b, h, i, d) != x(b, h, i, d)) return false;
   return true;
 }
@@ -95,7 +95,7 @@ TEMPLATE_LIST_TEST_CASE("full_softmax_step: every option", "[kv_cache]", exact_t
     if (bits & 4) p.options.sinks = {0.3, -1, 2, 0};
     if (bits & 8) p.options.bias = random_normal(4, 1, 4, 100, 100);
     if (bits & 16)
-      p.options.score = [](double s, index b, index h, index i, index j) {
+      p.options.score = [](double s, idx_t b, idx_t h, idx_t i, idx_t j) {
         return (i + 2 * j + h) % 7 == 0 ? -reference::infinity : s + 0.01 * static_cast<double>(i - j + b);
       };
     p.options.scale = 0.3;
@@ -106,7 +106,7 @@ TEMPLATE_LIST_TEST_CASE("full_softmax_step: every option", "[kv_cache]", exact_t
 }
 
 TEMPLATE_LIST_TEST_CASE("full_softmax_step: grouped queries over a longer cache", "[kv_cache]", exact_types) {
-  for (auto [heads, kv_heads] : {std::pair<index, index>{32, 8}, {8, 1}, {5, 5}, {7, 1}}) {
+  for (auto [heads, kv_heads] : {std::pair<idx_t, idx_t>{32, 8}, {8, 1}, {5, 5}, {7, 1}}) {
     const auto p = random_problem<full_softmax_problem>(
         {.batch = 1, .heads = heads, .kv_heads = kv_heads, .queries = 600, .keys = 600, .dim = 64, .value_dim = 64});
     CAPTURE(heads, kv_heads);
@@ -119,9 +119,9 @@ TEMPLATE_LIST_TEST_CASE("kv_cache: holds what was appended", "[kv_cache]", all_t
   const auto k = cast<TestType>(p.k), v = cast<TestType>(p.v);
   attn::kv_cache<TestType> cache({.batch = 2, .heads = 2, .dim = 20, .value_dim = 12});
   CHECK(cache.tokens() == 0);
-  CHECK(cache.keys().extents() == std::array<index, 4>{2, 2, 0, 20});
-  for (index begin : {0, 10, 20, 90}) {
-    const index count = begin == 20 ? 70 : 10;
+  CHECK(cache.keys().extents() == std::array<idx_t, 4>{2, 2, 0, 20});
+  for (idx_t begin : {0, 10, 20, 90}) {
+    const idx_t count = begin == 20 ? 70 : 10;
     const auto some_k = part<TestType>(p.k, begin, count), some_v = part<TestType>(p.v, begin, count);
     cache.append(view(some_k), view(some_v));
     CHECK(cache.tokens() == begin + count);
@@ -179,7 +179,7 @@ TEST_CASE("kv_cache: appending is cheap without reserving", "[kv_cache]") {
   const tensor<float> token(1, 1, 1, 4, 1.5f);
   int moves = 0;
   for (int n = 0; n < 4000; ++n) {
-    const index before = cache.capacity();
+    const idx_t before = cache.capacity();
     cache.append(view(token), view(token));
     moves += cache.capacity() != before;
   }
@@ -206,7 +206,7 @@ TEST_CASE("full_softmax_step: what a score function throws leaves the cache as i
   const tensor<float> x(1, 1, 3, 4, 0.5f);
   tensor<float> out(1, 1, 3, 4);
   cache.append(view(x), view(x));
-  const auto score = [](float s, index, index, index i, index) { return i < 5 ? s : throw std::runtime_error("no"); };
+  const auto score = [](float s, idx_t, idx_t, idx_t i, idx_t) { return i < 5 ? s : throw std::runtime_error("no"); };
   CHECK_THROWS_AS(attn::full_softmax_step(cache, view(x), view(x), view(x), view(out), {}, score), std::runtime_error);
   CHECK(cache.tokens() == 3);
 }

@@ -15,9 +15,9 @@ struct lsh_problem {
   reference::lsh_options options;
 };
 
-lsh_problem problem_of(index length, index dim, index value_dim, const reference::lsh_options& options,
+lsh_problem problem_of(idx_t length, idx_t dim, idx_t value_dim, const reference::lsh_options& options,
                        std::uint64_t seed) {
-  const index batch = 2, heads = 4, kv_heads = 2;
+  const idx_t batch = 2, heads = 4, kv_heads = 2;
   lsh_problem p{random_normal(seed, batch, heads, length, dim),
                 random_normal(seed + 1, batch, kv_heads, length, value_dim), options};
   p.options.rotations = random_normal(seed + 2, seed % 2 ? heads : 1, options.rounds, dim, options.buckets / 2);
@@ -51,7 +51,7 @@ reference::result run_lsh(const lsh_problem& p, attn::execution& execution) {
 
 // On inputs whose buckets rounding does not decide.
 template <class S>
-void check(index length, index dim, index value_dim, const reference::lsh_options& options, std::uint64_t seed = 1) {
+void check(idx_t length, idx_t dim, idx_t value_dim, const reference::lsh_options& options, std::uint64_t seed = 1) {
   lsh_problem p = rounded_problem<S>(problem_of(length, dim, value_dim, options, seed));
   while (reference::lsh_gap(p.q, p.options) < 2e-5)
     p = rounded_problem<S>(problem_of(length, dim, value_dim, options, seed += 100));
@@ -61,7 +61,7 @@ void check(index length, index dim, index value_dim, const reference::lsh_option
   CHECK(relative_error(actual.lse, wanted.lse) <= tolerance<S>::lse);
 }
 
-reference::lsh_options chosen(int choice, index length) {
+reference::lsh_options chosen(int choice, idx_t length) {
   reference::lsh_options o;
   choose(o, choice, length, length);
   o.query_lengths = o.key_lengths = {};
@@ -95,12 +95,12 @@ TEMPLATE_LIST_TEST_CASE("lsh: 16-bit storage computes in float", "[lsh]", storag
 }
 
 TEMPLATE_LIST_TEST_CASE("lsh: odd lengths, dims, chunks and buckets", "[lsh]", exact_types) {
-  const index lengths[] = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130, 257}, dims[] = {1, 3, 8, 16, 33, 64, 80, 128};
-  const index chunks[] = {1, 3, 16, 64, 100, 1000};
+  const idx_t lengths[] = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130, 257}, dims[] = {1, 3, 8, 16, 33, 64, 80, 128};
+  const idx_t chunks[] = {1, 3, 16, 64, 100, 1000};
   for (std::size_t n = 0; n < std::size(lengths); ++n)
     for (std::size_t c = 0; c < std::size(chunks); ++c) {
       reference::lsh_options o;
-      o.rounds = 1 + static_cast<index>(n + c) % 3, o.buckets = 2 * (1 + static_cast<index>(5 * n + 7 * c) % 40);
+      o.rounds = 1 + static_cast<idx_t>(n + c) % 3, o.buckets = 2 * (1 + static_cast<idx_t>(5 * n + 7 * c) % 40);
       o.chunk = chunks[c], o.causal = (n + c) % 2, o.wrap = (n + c) % 3 == 0;
       CAPTURE(lengths[n], o.rounds, o.buckets, o.chunk, o.causal, o.wrap);
       check<TestType>(lengths[n], dims[(n + c) % 8], dims[(n + 3 * c) % 8], o, n + 1);
@@ -108,8 +108,8 @@ TEMPLATE_LIST_TEST_CASE("lsh: odd lengths, dims, chunks and buckets", "[lsh]", e
 }
 
 TEMPLATE_LIST_TEST_CASE("lsh: sequences of many segments", "[lsh]", exact_types) {
-  const index chunks[] = {7, 64, 100, 600};
-  for (index n = 0; n < 4; ++n)
+  const idx_t chunks[] = {7, 64, 100, 600};
+  for (idx_t n = 0; n < 4; ++n)
     for (bool causal : {false, true}) {
       reference::lsh_options o;
       o.rounds = 2, o.buckets = 40, o.chunk = chunks[n], o.causal = causal, o.wrap = n % 2;
@@ -120,9 +120,9 @@ TEMPLATE_LIST_TEST_CASE("lsh: sequences of many segments", "[lsh]", exact_types)
 }
 
 TEMPLATE_LIST_TEST_CASE("lsh: more chunks asked for than there are", "[lsh]", exact_types) {
-  for (index rounds : {1, 2})
-    for (index length : {3, 9, 20})
-      for (index both = 1; both < 9; ++both) {
+  for (idx_t rounds : {1, 2})
+    for (idx_t length : {3, 9, 20})
+      for (idx_t both = 1; both < 9; ++both) {
         reference::lsh_options o;
         o.rounds = rounds, o.buckets = 4, o.chunk = 4, o.wrap = true, o.lookback = both, o.lookahead = both / 2;
         CAPTURE(rounds, length, both);
@@ -131,8 +131,8 @@ TEMPLATE_LIST_TEST_CASE("lsh: more chunks asked for than there are", "[lsh]", ex
 }
 
 TEST_CASE("lsh: a query sees a key that is not a number, wherever it is", "[lsh]") {
-  for (index rounds : {1, 3})
-    for (index length : {2, 5, 40}) {
+  for (idx_t rounds : {1, 3})
+    for (idx_t length : {2, 5, 40}) {
       tensor<float> q = cast<float>(random_normal(1, 1, 1, length, 4)),
                     v = cast<float>(random_normal(2, 1, 1, length, 3));
       tensor<float> out(1, 1, length, 3);
@@ -140,7 +140,7 @@ TEST_CASE("lsh: a query sees a key that is not a number, wherever it is", "[lsh]
       attn::execution serial;
       compiled_lsh<float>::call(view(q), view(v), view(out), {.rounds = rounds, .buckets = 2, .chunk = length}, {},
                                 serial);
-      for (index i = 0; i < length; ++i) CHECK(std::isnan(out(0, 0, i, 2)));
+      for (idx_t i = 0; i < length; ++i) CHECK(std::isnan(out(0, 0, i, 2)));
     }
 }
 
@@ -171,7 +171,7 @@ TEST_CASE("lsh: more heads than a wave takes, with and without threads", "[lsh]"
   // 0.5 MB per head with its tables: a wave takes three of the eight.
   const tensor<float> q = cast<float>(random_normal(1, 2, 4, 700, 64)),
                       v = cast<float>(random_normal(2, 2, 2, 700, 64));
-  const std::vector<index> lengths = {700, 555};
+  const std::vector<idx_t> lengths = {700, 555};
   for (bool wrap : {false, true}) {
     tensor<float> alone(2, 4, 700, 64, 7), shared(2, 4, 700, 64, 8);
     tensor<float> alone_lse(2, 4, 700, 1, 7), shared_lse(2, 4, 700, 1, 8);
@@ -192,11 +192,11 @@ TEST_CASE("lsh: every view with a layout of its own", "[lsh]") {
   const tensor<float> q = cast<float>(random_normal(1, 2, 4, 150, 16)),
                       v = cast<float>(random_normal(2, 2, 2, 150, 16));
   tensor<float> plain(2, 4, 150, 16), q_columns(2, 4, 16, 150), v_gaps(2, 150, 2, 32), by_token(2, 150, 4, 16);
-  for (index b = 0; b < 2; ++b)
-    for (index i = 0; i < 150; ++i)
-      for (index d = 0; d < 16; ++d) {
-        for (index h = 0; h < 4; ++h) q_columns(b, h, d, i) = q(b, h, i, d);
-        for (index h = 0; h < 2; ++h) v_gaps(b, i, h, 2 * d) = v(b, h, i, d);
+  for (idx_t b = 0; b < 2; ++b)
+    for (idx_t i = 0; i < 150; ++i)
+      for (idx_t d = 0; d < 16; ++d) {
+        for (idx_t h = 0; h < 4; ++h) q_columns(b, h, d, i) = q(b, h, i, d);
+        for (idx_t h = 0; h < 2; ++h) v_gaps(b, i, h, 2 * d) = v(b, h, i, d);
       }
   attn::execution serial;
   const attn::lsh_options<float> o{.rounds = 3, .buckets = 6, .chunk = 20};
@@ -204,10 +204,10 @@ TEST_CASE("lsh: every view with a layout of its own", "[lsh]") {
   compiled_lsh<float>::call({q_columns.data.data(), {2, 4, 150, 16}, {4 * 16 * 150, 16 * 150, 1, 150}},
                             {v_gaps.data.data(), {2, 2, 150, 16}, {150 * 64, 32, 64, 2}},
                             attn::blhd_view(by_token.data.data(), 2, 150, 4, 16), o, {}, serial);
-  for (index b = 0; b < 2; ++b)
-    for (index h = 0; h < 4; ++h)
-      for (index i = 0; i < 150; ++i)
-        for (index d = 0; d < 16; ++d) REQUIRE(by_token(b, i, h, d) == plain(b, h, i, d));
+  for (idx_t b = 0; b < 2; ++b)
+    for (idx_t h = 0; h < 4; ++h)
+      for (idx_t i = 0; i < 150; ++i)
+        for (idx_t d = 0; d < 16; ++d) REQUIRE(by_token(b, i, h, d) == plain(b, h, i, d));
 }
 
 TEST_CASE("lsh: options, score and execution may each be left out", "[lsh]") {
@@ -244,10 +244,10 @@ TEST_CASE("lsh: on a trained model's queries the error falls with every doubling
     attn::execution serial;
     compiled_full_softmax<float>::call(
         view(q), view(k), view(v), view(exact), {},
-        [](float s, index, index, index i, index j) { return i == j ? -std::numeric_limits<float>::infinity() : s; },
+        [](float s, idx_t, idx_t, idx_t i, idx_t j) { return i == j ? -std::numeric_limits<float>::infinity() : s; },
         serial);
     double before = std::numeric_limits<double>::infinity();
-    for (index rounds : {1, 2, 4, 8, 16}) {
+    for (idx_t rounds : {1, 2, 4, 8, 16}) {
       const attn::lsh_options<float> o{.rounds = rounds, .buckets = 16, .chunk = 64, .seed = 1};
       compiled_lsh<float>::call(view(q), view(v), view(out), o, {}, serial);
       const double error = relative_error(out, exact);
@@ -268,7 +268,7 @@ TEST_CASE("lsh refuses what does not fit", "[refusals]") {
   };
   using here = call_inputs<form::options, 6>;
   std::vector<refused<here>> list;
-  const auto rotations = [](index h, index rounds, index dim, index half) {
+  const auto rotations = [](idx_t h, idx_t rounds, idx_t dim, idx_t half) {
     return [=](here& d) {
       d.options.rounds = 2, d.options.buckets = 6;
       d.options.rotations = d.shaped(h, rounds, dim, half);

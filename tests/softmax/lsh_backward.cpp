@@ -26,7 +26,7 @@ lsh_problem problem_of(const problem_shape& shape, const reference::lsh_options&
 
 struct choice {
   bool causal, softcap, alibi, sinks, score, lengths, wrap, ahead, scaled, norm_eps, d_lse, saved_lse;
-  index kv_heads, chunk;
+  idx_t kv_heads, chunk;
 };
 
 std::vector<choice> choices() {
@@ -37,7 +37,7 @@ std::vector<choice> choices() {
     choice c;
     c.causal = flag(), c.softcap = flag(), c.alibi = flag(), c.sinks = flag(), c.score = flag(), c.lengths = flag();
     c.wrap = flag(), c.ahead = flag(), c.scaled = flag(), c.norm_eps = flag(), c.d_lse = flag(), c.saved_lse = flag();
-    c.kv_heads = index(1) << random.below(3), c.chunk = 3 + 5 * random.below(3);
+    c.kv_heads = idx_t(1) << random.below(3), c.chunk = 3 + 5 * random.below(3);
     drawn.push_back(c);
   }
   return selected(
@@ -50,7 +50,7 @@ std::vector<choice> choices() {
 }
 
 template <class S>
-lsh_problem apply(const choice& c, index length, index dim = 9, index value_dim = 12) {
+lsh_problem apply(const choice& c, idx_t length, idx_t dim = 9, idx_t value_dim = 12) {
   reference::lsh_options o;
   o.rounds = c.ahead ? 3 : 2, o.buckets = c.wrap ? 6 : 2, o.chunk = c.chunk, o.wrap = c.wrap;
   o.lookahead = c.ahead, o.scaled = c.scaled, o.norm_eps = c.norm_eps ? 0.01 : 0;
@@ -64,7 +64,7 @@ lsh_problem apply(const choice& c, index length, index dim = 9, index value_dim 
 }
 
 template <class S>
-void check_choices(index length) {
+void check_choices(idx_t length) {
   for (const choice& c : choices()) {
     CAPTURE(c.causal, c.softcap, c.alibi, c.sinks, c.score, c.lengths, c.wrap, c.ahead, c.scaled, c.norm_eps, c.d_lse,
             c.saved_lse, c.kv_heads, c.chunk);
@@ -91,12 +91,12 @@ TEST_CASE("lsh_backward: the reverse pass agrees with central differences", "[ls
 }
 
 TEMPLATE_LIST_TEST_CASE("lsh_backward: odd lengths, dims, chunks and buckets", "[lsh_backward]", exact_types) {
-  const index lengths[] = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130}, dims[] = {1, 3, 16, 33, 64}, chunks[] = {1, 16, 1000};
+  const idx_t lengths[] = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130}, dims[] = {1, 3, 16, 33, 64}, chunks[] = {1, 16, 1000};
   attn::execution three(3, 0);
   for (std::size_t n = 0; n < std::size(lengths); ++n)
     for (std::size_t c = 0; c < std::size(chunks); ++c) {
       reference::lsh_options o;
-      o.rounds = 1 + static_cast<index>(n + c) % 3, o.buckets = 2 * (1 + static_cast<index>(5 * n + 7 * c) % 40);
+      o.rounds = 1 + static_cast<idx_t>(n + c) % 3, o.buckets = 2 * (1 + static_cast<idx_t>(5 * n + 7 * c) % 40);
       o.chunk = chunks[c], o.causal = (n + c) % 2, o.wrap = (n + c) % 3 == 0;
       problem_shape shape{.batch = 1, .heads = 2, .kv_heads = 1, .queries = lengths[n]};
       shape.dim = dims[(n + c) % 5], shape.value_dim = dims[(n + 2 * c + 1) % 5];
@@ -109,7 +109,7 @@ TEMPLATE_LIST_TEST_CASE("lsh_backward: odd lengths, dims, chunks and buckets", "
 
 TEMPLATE_LIST_TEST_CASE("lsh_backward: sequences of many segments", "[lsh_backward]", exact_types) {
   attn::execution four(4, 0);
-  for (index chunk : {7, 300}) {
+  for (idx_t chunk : {7, 300}) {
     reference::lsh_options o;
     o.rounds = chunk == 7 ? 2 : 1, o.buckets = 40, o.chunk = chunk;
     o.causal = chunk == 7, o.wrap = true, o.lookahead = chunk == 7;

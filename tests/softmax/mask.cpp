@@ -12,24 +12,24 @@ namespace testing::mask_tests {
 namespace {
 
 struct masked_shape {
-  index batch = 2, heads = 4, kv_heads = 2, queries = 130, keys = 430, dim = 12, value_dim = 9;  // more than one tile
+  idx_t batch = 2, heads = 4, kv_heads = 2, queries = 130, keys = 430, dim = 12, value_dim = 9;  // more than one tile
 };
 
 // Extents 1 broadcast.
 struct byte_mask {
   std::vector<std::uint8_t> bytes;
-  std::array<index, 4> extents;
+  std::array<idx_t, 4> extents;
 
-  byte_mask(std::array<index, 4> e, const std::function<bool(index b, index h, index i, index j)>& sees) : extents(e) {
-    for (index b = 0; b < e[0]; ++b)
-      for (index h = 0; h < e[1]; ++h)
-        for (index i = 0; i < e[2]; ++i)
-          for (index j = 0; j < e[3]; ++j)
+  byte_mask(std::array<idx_t, 4> e, const std::function<bool(idx_t b, idx_t h, idx_t i, idx_t j)>& sees) : extents(e) {
+    for (idx_t b = 0; b < e[0]; ++b)
+      for (idx_t h = 0; h < e[1]; ++h)
+        for (idx_t i = 0; i < e[2]; ++i)
+          for (idx_t j = 0; j < e[3]; ++j)
             bytes.push_back(static_cast<std::uint8_t>(sees(b, h, i, j) ? 1 + (i + j) % 255 : 0));
   }
   attn::tensor_view<const std::uint8_t> view() const { return {bytes.data(), extents}; }
-  bool sees(index b, index h, index i, index j) const {
-    const auto at = [&](int axis, index n) { return extents[static_cast<std::size_t>(axis)] == 1 ? 0 : n; };
+  bool sees(idx_t b, idx_t h, idx_t i, idx_t j) const {
+    const auto at = [&](int axis, idx_t n) { return extents[static_cast<std::size_t>(axis)] == 1 ? 0 : n; };
     const auto v = view();
     return v(at(0, b), at(1, h), at(2, i), j) != 0;
   }
@@ -37,12 +37,12 @@ struct byte_mask {
 
 // Scattered, of one row for all, in blocks of whole tiles, and with rows that see nothing.
 std::vector<byte_mask> masks_of(const masked_shape& s) {
-  const auto scattered = [](index b, index h, index i, index j) { return (7 * i + 13 * j + 3 * b + h) % 5 < 3; };
+  const auto scattered = [](idx_t b, idx_t h, idx_t i, idx_t j) { return (7 * i + 13 * j + 3 * b + h) % 5 < 3; };
   return {{{s.batch, s.heads, s.queries, s.keys}, scattered},
-          {{1, 1, 1, s.keys}, [](index, index, index, index j) { return j % 9 != 4 && j > 20; }},
+          {{1, 1, 1, s.keys}, [](idx_t, idx_t, idx_t, idx_t j) { return j % 9 != 4 && j > 20; }},
           {{1, s.heads, s.queries, s.keys},
-           [](index, index h, index i, index j) { return (i / 64 + j / 200 + h) % 2 == 0 && i % 50 != 3; }},
-          {{s.batch, 1, s.queries, s.keys}, [](index, index, index, index) { return true; }}};
+           [](idx_t, idx_t h, idx_t i, idx_t j) { return (i / 64 + j / 200 + h) % 2 == 0 && i % 50 != 3; }},
+          {{s.batch, 1, s.queries, s.keys}, [](idx_t, idx_t, idx_t, idx_t) { return true; }}};
 }
 
 template <class S>
@@ -72,7 +72,7 @@ masked_run<S> run(const masked_inputs<S>& in, Options o, const score_of<S>& scor
   Compiled::call(view(in.q), view(in.k), view(in.v), view(r.out), o, score, exec);
   score_backward_of<S> back;
   if (score)
-    back = [&score](real<S> x, real<S> d, index b, index h, index i, index j) {
+    back = [&score](real<S> x, real<S> d, idx_t b, idx_t h, idx_t i, idx_t j) {
       return score(x, b, h, i, j) == -std::numeric_limits<real<S>>::infinity() ? real<S>(0) : d;
     };
   Compiled::backward(view(in.q), view(in.k), view(in.v), view(std::as_const(r.out)), view(in.d_out),
@@ -88,8 +88,8 @@ void check(const masked_shape& s, const Options& o) {
     CAPTURE(n);
     Options masked = o;
     masked.mask = mask.view();
-    const index shift = s.keys - s.queries;  // i is a position
-    const auto hides = [&](real<S> x, index b, index h, index i, index j) {
+    const idx_t shift = s.keys - s.queries;  // i is a position
+    const auto hides = [&](real<S> x, idx_t b, idx_t h, idx_t i, idx_t j) {
       return mask.sees(b, h, i - shift, j) ? x : -std::numeric_limits<real<S>>::infinity();
     };
     const masked_run<S> found = run<S, Compiled>(in, masked), wanted = run<S, Compiled>(in, o, hides);
@@ -108,7 +108,7 @@ void check(const masked_shape& s, const Options& o) {
 TEMPLATE_LIST_TEST_CASE("mask: full_softmax, with every other option", "[mask]", all_types) {
   using S = TestType;
   const std::vector<real<S>> slopes = {real<S>(0.5), real<S>(0.25), 0, real<S>(0.125)}, sinks(4, real<S>(0.25));
-  const std::vector<index> query_lengths = {130, 77}, key_lengths = {400, 430};
+  const std::vector<idx_t> query_lengths = {130, 77}, key_lengths = {400, 430};
   tensor<real<S>> bias = cast<real<S>>(random_normal(9, 1, 4, 1, 430));
   bias(0, 1, 0, 17) = -std::numeric_limits<real<S>>::infinity();
   attn::full_softmax_options<S> o;
@@ -121,21 +121,21 @@ TEMPLATE_LIST_TEST_CASE("mask: full_softmax, with every other option", "[mask]",
 }
 
 TEST_CASE("mask: with true lengths", "[mask]") {
-  const std::vector<index> query_lengths = {130, 77}, key_lengths = {400, 430};
+  const std::vector<idx_t> query_lengths = {130, 77}, key_lengths = {400, 430};
   const masked_inputs<float> in{{}};
   const byte_mask mask = masks_of(in.s)[0];
   attn::full_softmax_options<float> o{.query_lengths = query_lengths, .key_lengths = key_lengths};
   o.mask = mask.view();
   const masked_run<float> found = run<float, compiled_full_softmax<float>>(in, o);
-  for (index b = 0; b < 2; ++b) {
-    const auto item = [&](const tensor<float>& x, index rows) {
+  for (idx_t b = 0; b < 2; ++b) {
+    const auto item = [&](const tensor<float>& x, idx_t rows) {
       tensor<float> y(1, x.heads(), rows, x.dim());
-      for (index h = 0; h < x.heads(); ++h)
-        for (index i = 0; i < rows; ++i)
-          for (index d = 0; d < x.dim(); ++d) y(0, h, i, d) = x(b, h, i, d);
+      for (idx_t h = 0; h < x.heads(); ++h)
+        for (idx_t i = 0; i < rows; ++i)
+          for (idx_t d = 0; d < x.dim(); ++d) y(0, h, i, d) = x(b, h, i, d);
       return y;
     };
-    const index nq = query_lengths[static_cast<std::size_t>(b)], nk = key_lengths[static_cast<std::size_t>(b)];
+    const idx_t nq = query_lengths[static_cast<std::size_t>(b)], nk = key_lengths[static_cast<std::size_t>(b)];
     masked_inputs<float> one{{.batch = 1, .queries = nq, .keys = nk}};
     one.q = item(in.q, nq), one.k = item(in.k, nk), one.v = item(in.v, nk), one.d_out = item(in.d_out, nq);
     const masked_run<float> alone = run<float, compiled_full_softmax<float>>(
@@ -148,7 +148,7 @@ TEST_CASE("mask: with true lengths", "[mask]") {
 
 TEMPLATE_LIST_TEST_CASE("mask: windows and patterns", "[mask]", exact_types) {
   using S = TestType;
-  const std::vector<index> globals = {0, 77}, dilation = {2};
+  const std::vector<idx_t> globals = {0, 77}, dilation = {2};
   check<S, compiled_sliding_window<S>>({}, attn::sliding_window_options<S>{.left = 60, .right = 40});
   check<S, compiled_sliding_window<S>>(
       {}, attn::sliding_window_options<S>{.causal = true, .left = 60, .dilation = dilation, .global_positions = globals});
@@ -159,13 +159,13 @@ TEMPLATE_LIST_TEST_CASE("mask: windows and patterns", "[mask]", exact_types) {
 
 TEST_CASE("mask: what it hides reaches nothing, not even NaN", "[mask]") {
   const masked_inputs<float> in{{}};
-  const byte_mask mask({1, 1, 1, 430}, [](index, index, index, index j) { return j % 3 != 1; });
+  const byte_mask mask({1, 1, 1, 430}, [](idx_t, idx_t, idx_t, idx_t j) { return j % 3 != 1; });
   attn::full_softmax_options<float> o;
   o.mask = mask.view();
   masked_inputs<float> poisoned = in;
-  for (index b = 0; b < 2; ++b)
-    for (index h = 0; h < 2; ++h)
-      for (index j = 1; j < 430; j += 3) {
+  for (idx_t b = 0; b < 2; ++b)
+    for (idx_t h = 0; h < 2; ++h)
+      for (idx_t j = 1; j < 430; j += 3) {
         poisoned.k(b, h, j, j % 12) = std::numeric_limits<float>::quiet_NaN();
         poisoned.v(b, h, j, j % 9) = j % 2 ? HUGE_VALF : std::numeric_limits<float>::quiet_NaN();
       }
@@ -174,10 +174,10 @@ TEST_CASE("mask: what it hides reaches nothing, not even NaN", "[mask]") {
   CHECK(clean.out == dirty.out);
   CHECK(clean.dq == dirty.dq);
   bool zero = true, same = true;
-  for (index b = 0; b < 2; ++b)
-    for (index h = 0; h < 2; ++h)
-      for (index j = 0; j < 430; ++j)
-        for (index d = 0; d < 12; ++d) {
+  for (idx_t b = 0; b < 2; ++b)
+    for (idx_t h = 0; h < 2; ++h)
+      for (idx_t j = 0; j < 430; ++j)
+        for (idx_t d = 0; d < 12; ++d) {
           if (j % 3 == 1) zero = zero && dirty.dk(b, h, j, d) == 0;
           else same = same && dirty.dk(b, h, j, d) == clean.dk(b, h, j, d);
         }
@@ -192,17 +192,17 @@ TEST_CASE("mask: of bool, of Eigen's arrays, with any strides, in steps", "[mask
       run<float, compiled_full_softmax<float>>(in, attn::full_softmax_options<float>{.mask = mask.view()});
   std::unique_ptr<bool[]> flags(new bool[mask.bytes.size()]);  // [keys, queries, heads, batch]
   const attn::tensor_view<bool> turned(flags.get(), {2, 4, 130, 430}, {1, 2, 8, 8 * 130});
-  for (index b = 0; b < 2; ++b)
-    for (index h = 0; h < 4; ++h)
-      for (index i = 0; i < 130; ++i)
-        for (index j = 0; j < 430; ++j) turned(b, h, i, j) = mask.sees(b, h, i, j);
+  for (idx_t b = 0; b < 2; ++b)
+    for (idx_t h = 0; h < 4; ++h)
+      for (idx_t i = 0; i < 130; ++i)
+        for (idx_t j = 0; j < 430; ++j) turned(b, h, i, j) = mask.sees(b, h, i, j);
   CHECK(run<float, compiled_full_softmax<float>>(in, attn::full_softmax_options<float>{.mask = turned}) == wanted);
 
   const Eigen::Matrix<bool, -1, -1> seen = Eigen::MatrixXf::Random(9, 9).array() > 0;
   const Eigen::MatrixXf x = Eigen::MatrixXf::Random(9, 5);
   Eigen::MatrixXf out(9, 5), other(9, 5);
   attn::full_softmax(x, x, x, out, {.mask = seen});
-  attn::full_softmax(x, x, x, other, {}, [&](float s, index, index, index i, index j) {
+  attn::full_softmax(x, x, x, other, {}, [&](float s, idx_t, idx_t, idx_t i, idx_t j) {
     return seen(i, j) ? s : -std::numeric_limits<float>::infinity();
   });
   CHECK((out - other).norm() < 1e-5);
@@ -232,7 +232,7 @@ TEST_CASE("mask: of another shape, or where results go, is refused", "[mask]") {
     CHECK(message.find(text) != std::string::npos);
     CHECK(out == tensor<float>(2, 4, 5, 9, 7));
   };
-  const auto of = [&](index b, index h, index i, index j) {
+  const auto of = [&](idx_t b, idx_t h, idx_t i, idx_t j) {
     return attn::tensor_view<const std::uint8_t>(bytes.data(), {b, h, i, j});
   };
   says("mask batch 1 or 2; found 3", of(3, 4, 5, 6));

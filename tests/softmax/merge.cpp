@@ -16,7 +16,7 @@ struct partial {
 };
 
 template <class S>
-partial<S> part_of(const full_softmax_problem& p, index begin, index count) {
+partial<S> part_of(const full_softmax_problem& p, idx_t begin, idx_t count) {
   full_softmax_problem piece = p;
   piece.k = rows(p.k, begin, count);
   piece.v = rows(p.v, begin, count);
@@ -64,8 +64,8 @@ TEMPLATE_LIST_TEST_CASE("merge_softmax: a causal call in blocks of queries and k
   p.options.causal = true;
   p.options.alibi_slopes = {0.5, 0.25, 0.125, 0};
   const reference::result whole = expected(rounded<TestType>(p));
-  const std::array<std::array<index, 2>, 4> query_chunks{{{0, 3}, {3, 97}, {100, 49}, {149, 1}}};
-  const std::array<std::array<index, 2>, 3> key_blocks{{{0, 64}, {64, 65}, {129, 41}}};
+  const std::array<std::array<idx_t, 2>, 4> query_chunks{{{0, 3}, {3, 97}, {100, 49}, {149, 1}}};
+  const std::array<std::array<idx_t, 2>, 3> key_blocks{{{0, 64}, {64, 65}, {129, 41}}};
   for (auto [first_query, queries] : query_chunks) {
     full_softmax_problem piece = p;
     piece.q = rows(p.q, first_query, queries);
@@ -99,10 +99,10 @@ TEMPLATE_LIST_TEST_CASE("merge_softmax: nothing is neutral, bit by bit", "[merge
 
 TEMPLATE_LIST_TEST_CASE("merge_softmax: parts of very different weight", "[merge]", exact_types) {
   auto p = random_problem<full_softmax_problem>(shape);
-  for (index b = 0; b < 2; ++b)
-    for (index h = 0; h < 2; ++h)
-      for (index j = 40; j < 100; ++j)
-        for (index d = 0; d < 16; ++d) p.k(b, h, j, d) *= 1000;
+  for (idx_t b = 0; b < 2; ++b)
+    for (idx_t h = 0; h < 2; ++h)
+      for (idx_t j = 40; j < 100; ++j)
+        for (idx_t d = 0; d < 16; ++d) p.k(b, h, j, d) *= 1000;
   auto merged = part_of<TestType>(p, 0, 40);
   const auto heavy = part_of<TestType>(p, 40, 60);
   merge(merged, heavy);

@@ -27,17 +27,17 @@ std::vector<tensor<variable>> merged(const std::vector<tensor<variable>>& x) {
   return {out, lse};
 }
 
-gradient_case merge_case(index length, index dim) {
+gradient_case merge_case(idx_t length, idx_t dim) {
   gradient_case c;
   c.names = {"out", "lse", "other_out", "other_lse"};
   c.inputs = {random_normal(1, 2, 3, length, dim), random_normal(2, 2, 3, length, 1, 3),
               random_normal(3, 2, 3, length, dim), random_normal(4, 2, 3, length, 1, 3)};
   // A part that has seen no key has zeros; the first rows: the one, the other, both.
-  for (index i = 0; i < std::min<index>(3, length); ++i)
+  for (idx_t i = 0; i < std::min<idx_t>(3, length); ++i)
     for (std::size_t part : {0u, 2u}) {
       if (i + 1 != 3 && (part == 0) != (i == 0)) continue;
       c.inputs[part + 1](0, 1, i, 0) = -reference::infinity;
-      for (index d = 0; d < dim; ++d) c.inputs[part](0, 1, i, d) = 0;
+      for (idx_t d = 0; d < dim; ++d) c.inputs[part](0, 1, i, d) = 0;
     }
   c.forward = merged;
   return c;
@@ -64,7 +64,7 @@ tensors library(const tensors& in, const tensors& d_results, bool with_d_lse, bo
 }
 
 template <class S>
-void check(index length, index dim, bool with_d_lse) {
+void check(idx_t length, idx_t dim, bool with_d_lse) {
   gradient_case c = merge_case(length, dim);
   c.inputs[0] = rounded<S>(c.inputs[0]), c.inputs[2] = rounded<S>(c.inputs[2]);
   c.inputs[1] = rounded<real<S>>(c.inputs[1]), c.inputs[3] = rounded<real<S>>(c.inputs[3]);
@@ -80,8 +80,8 @@ void check(index length, index dim, bool with_d_lse) {
 }  // namespace
 
 TEMPLATE_LIST_TEST_CASE("merge_softmax_backward: the reverse pass of its formula", "[merge_backward]", all_types) {
-  for (index length : {0, 1, 3, 20})
-    for (index dim : {1, 3, 16, 33})
+  for (idx_t length : {0, 1, 3, 20})
+    for (idx_t dim : {1, 3, 16, 33})
       for (bool with_d_lse : {false, true}) {
         CAPTURE(length, dim, with_d_lse);
         check<TestType>(length, dim, with_d_lse);
@@ -116,7 +116,7 @@ TEMPLATE_LIST_TEST_CASE("merge_softmax_backward: two halves give the gradients o
 
   full_softmax_problem half[2] = {p, p};
   tensors parts, d_parts[2];  // out, lse of the one and of the other
-  for (index n = 0; n < 2; ++n) {
+  for (idx_t n = 0; n < 2; ++n) {
     half[n].k = rows(p.k, 15 * n, n ? 25 : 15), half[n].v = rows(p.v, 15 * n, n ? 25 : 15);
     const reference::result r = run<T>(half[n]);
     parts.push_back(r.out), parts.push_back(r.lse);

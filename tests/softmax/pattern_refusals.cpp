@@ -7,7 +7,7 @@ namespace testing::pattern_refusals_tests {
 TEST_CASE("block refuses what does not fit", "[refusals]") {
   using here = call_inputs<attn::block_options<float>>;
   auto list = common_refusals<here>();
-  const auto table = [](std::vector<index> entries, index heads, index blocks) {
+  const auto table = [](std::vector<idx_t> entries, idx_t heads, idx_t blocks) {
     return [=](here& d) {
       d.options.size = 4;
       d.options.permutation = {d.list(entries).data(), {heads, blocks}};
@@ -29,7 +29,7 @@ TEST_CASE("block refuses what does not fit", "[refusals]") {
 TEST_CASE("strided refuses what does not fit", "[refusals]") {
   using here = call_inputs<attn::strided_options<float>>;
   auto list = common_refusals<here>();
-  const auto fixed = [](index summary) {
+  const auto fixed = [](idx_t summary) {
     return [=](here& d) {
       d.options.kind = attn::strided_kind::fixed;
       d.options.stride = 5, d.options.summary = summary;
@@ -45,7 +45,7 @@ TEST_CASE("strided refuses what does not fit", "[refusals]") {
 TEST_CASE("bigbird refuses what does not fit", "[refusals]") {
   using here = call_inputs<attn::bigbird_options<float>>;
   auto list = common_refusals<here>();
-  const auto table = [](std::vector<index> entries, index heads, index blocks, index count) {
+  const auto table = [](std::vector<idx_t> entries, idx_t heads, idx_t blocks, idx_t count) {
     return [=](here& d) {
       d.options.size = 4;
       d.options.random = {d.list(entries).data(), {heads, blocks, count}};

@@ -11,10 +11,10 @@ using piece = listed_pattern::piece;
 using listed_problem = problem<reference::listed_options>;
 
 // A pattern of odd pieces over positions from `first` on: ranges with and without a step, lists, windows.
-listed_pattern odd_pattern(index first, index keys) {
-  const std::vector<index> some = {0, 3, 11, 40, 41, 90, 1000000};
+listed_pattern odd_pattern(idx_t first, idx_t keys) {
+  const std::vector<idx_t> some = {0, 3, 11, 40, 41, 90, 1000000};
   listed_pattern p;
-  for (index step : {0, 1, 2})
+  for (idx_t step : {0, 1, 2})
     p.all.push_back({{first + step, first + 60, 3},
                      {{.range = {-5, 9}},
                       {.range = {20 + step, 200, 7}, .except_self = true},
@@ -42,11 +42,11 @@ void check(listed_problem p, const Pattern& pattern, attn::execution& execution)
 
 // A query sees every step-th key from 2 on, of those in a range that begins at `begin`.
 struct from_anywhere {
-  index begin, step;
-  index query_sets(const attn::pattern_shape&) const { return 1; }
-  attn::position_range queries(const attn::pattern_shape& s, index) const { return {0, s.keys, 1}; }
-  void keys(const attn::pattern_shape&, index, auto&& see) const {
-    see(attn::position_range{2, attn::unlimited, step}, [b = begin](index p) {
+  idx_t begin, step;
+  idx_t query_sets(const attn::pattern_shape&) const { return 1; }
+  attn::position_range queries(const attn::pattern_shape& s, idx_t) const { return {0, s.keys, 1}; }
+  void keys(const attn::pattern_shape&, idx_t, auto&& see) const {
+    see(attn::position_range{2, attn::unlimited, step}, [b = begin](idx_t p) {
       return attn::position_range{b, p + 1};
     });
   }
@@ -64,10 +64,10 @@ std::string refused_pattern(const listed_pattern& pattern) {
 }
 
 template <class Options>
-std::string text_by_reference(const Options& options, index length) {
+std::string text_by_reference(const Options& options, idx_t length) {
   std::string rows;
-  for (index i = 0; i < length; ++i) {
-    for (index j = 0; j < length; ++j) rows += (options.causal && j > i) || !sees(options, 0, i, j, length) ? '.' : '#';
+  for (idx_t i = 0; i < length; ++i) {
+    for (idx_t j = 0; j < length; ++j) rows += (options.causal && j > i) || !sees(options, 0, i, j, length) ? '.' : '#';
     rows += '\n';
   }
   return rows;
@@ -78,7 +78,7 @@ std::string text_by_reference(const Options& options, index length) {
 TEMPLATE_LIST_TEST_CASE("pattern_softmax: odd patterns, every combination of options", "[pattern_softmax]",
                         exact_types) {
   attn::execution serial, three(3);
-  for (auto [queries, keys] : {std::array<index, 2>{100, 100}, {70, 130}, {130, 70}})
+  for (auto [queries, keys] : {std::array<idx_t, 2>{100, 100}, {70, 130}, {130, 70}})
     for (int choice = 0; choice < 32; ++choice) {
       CAPTURE(queries, keys, choice);
       const problem_shape shape{.queries = queries, .keys = keys, .dim = 9, .value_dim = 12};
@@ -98,8 +98,8 @@ TEMPLATE_LIST_TEST_CASE("pattern_softmax: joined patterns", "[pattern_softmax]",
         {.queries = 150, .keys = 150, .dim = 9, .value_dim = choice % 3 ? 37 : 48});  // 48: rows of out hold the states
     choose(p.options, choice, 150, 150);
     listed_pattern near, far;
-    for (index g = 0; g < 3; ++g) near.all.push_back({{50 * g, 50 * g + 50}, {{.range = {50 * g, 50 * g + 50}}}});
-    for (index r = 0; r < 50; ++r)  // every 50th key but the query's own
+    for (idx_t g = 0; g < 3; ++g) near.all.push_back({{50 * g, 50 * g + 50}, {{.range = {50 * g, 50 * g + 50}}}});
+    for (idx_t r = 0; r < 50; ++r)  // every 50th key but the query's own
       far.all.push_back({{r, 150, 50}, {{.range = {r, 150, 50}, .except_self = true}}});
     note(near, 0, 150, p.options), note(far, 0, 150, p.options);
     check<TestType>(p, joined_listed_pattern{near, far}, serial);
@@ -108,8 +108,8 @@ TEMPLATE_LIST_TEST_CASE("pattern_softmax: joined patterns", "[pattern_softmax]",
 }
 
 TEST_CASE("pattern_softmax: a query's range may begin anywhere", "[pattern_softmax]") {
-  constexpr index least = std::numeric_limits<index>::min(), most = std::numeric_limits<index>::max();
-  for (index begin : {least, least + 1, index(-1), index(2)})
+  constexpr idx_t least = std::numeric_limits<idx_t>::min(), most = std::numeric_limits<idx_t>::max();
+  for (idx_t begin : {least, least + 1, idx_t(-1), idx_t(2)})
     CHECK(attn::pattern_text(from_anywhere{begin, 1}, 4) == "....\n....\n..#.\n..##\n");
   CHECK(attn::pattern_text(from_anywhere{least, most}, 4) == "....\n....\n..#.\n..#.\n");
 }
@@ -138,8 +138,8 @@ TEST_CASE("pattern_softmax refuses patterns that do not fit, out untouched", "[p
 TEST_CASE("pattern_softmax: keys and values that nobody sees are never touched", "[pattern_softmax]") {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   tensor<float> q(1, 1, 200, 8, 0.5f), k(1, 1, 200, 8, nan), v(1, 1, 200, 8, nan), out(1, 1, 200, 8, 7);
-  for (index j : {7, 8, 150})
-    for (index d = 0; d < 8; ++d) k(0, 0, j, d) = 0.1f, v(0, 0, j, d) = static_cast<float>(j);
+  for (idx_t j : {7, 8, 150})
+    for (idx_t d = 0; d < 8; ++d) k(0, 0, j, d) = 0.1f, v(0, 0, j, d) = static_cast<float>(j);
   attn::execution serial;
   const listed_pattern pattern{{{{0, 100}, {{.range = {7, 9}}}}, {{100, 200}, {{.list = {150}}}}}};
   compiled_pattern_softmax<float>::call(view(std::as_const(q)), view(std::as_const(k)), view(std::as_const(v)),
@@ -154,9 +154,9 @@ TEST_CASE("pattern_softmax: more heads than a wave takes, with and without threa
       .batch = 2, .heads = 10, .kv_heads = 5, .queries = 1000, .keys = 1000, .dim = 64, .value_dim = 64};
   const listed_problem p = random_problem<listed_problem>(shape);
   const tensor<float> q = cast<float>(p.q), k = cast<float>(p.k), v = cast<float>(p.v);
-  const std::vector<index> lengths = {1000, 730};
+  const std::vector<idx_t> lengths = {1000, 730};
   listed_pattern overlapping, apart, steps;  // ranges packed once for all query sets; packed by each; gathered by each
-  for (index n = 0; n < 1000; n += 100) {
+  for (idx_t n = 0; n < 1000; n += 100) {
     overlapping.all.push_back({{n, n + 100}, {{.range = {n - 200, n + 100}}}});
     apart.all.push_back({{n, n + 100}, {{.range = {n, n + 50}}}});
     steps.all.push_back({{n, n + 100}, {{.range = {3, 1000, 7}}}});
@@ -184,13 +184,13 @@ TEST_CASE("pattern_softmax: every view with a layout of its own", "[pattern_soft
   const listed_problem p = random_problem<listed_problem>(shape);
   const tensor<float> q = cast<float>(p.q), k = cast<float>(p.k), v = cast<float>(p.v);
   listed_pattern near, far;
-  for (index n = 0; n < 90; n += 30) near.all.push_back({{n, n + 30}, {{.range = {n, n + 30}}}});
-  for (index r = 0; r < 30; ++r) far.all.push_back({{r, 90, 30}, {{.range = {r, 90, 30}, .except_self = true}}});
+  for (idx_t n = 0; n < 90; n += 30) near.all.push_back({{n, n + 30}, {{.range = {n, n + 30}}}});
+  for (idx_t r = 0; r < 30; ++r) far.all.push_back({{r, 90, 30}, {{.range = {r, 90, 30}, .except_self = true}}});
   const joined_listed_pattern pattern{near, far};
   attn::execution serial;
   tensor<float> plain(p.q.batch(), 4, 90, 16);
   compiled_pattern_softmax<float>::call(view(q), view(k), view(v), view(plain), pattern, {}, {}, serial);
-  const index batch = q.batch();
+  const idx_t batch = q.batch();
   tensor<float> memory[4] = {tensor<float>(1, 1, batch * 4 * 90, 16), tensor<float>(1, 1, batch * 2 * 90, 16),
                              tensor<float>(1, 1, batch * 2 * 90, 40), tensor<float>(1, 1, batch * 4 * 90, 32, 7)};
   const out_view<float> by_token(memory[0].data.data(), {batch, 4, 90, 16}, {90 * 64, 16, 64, 1}),
@@ -198,18 +198,18 @@ TEST_CASE("pattern_softmax: every view with a layout of its own", "[pattern_soft
       gaps(memory[2].data.data() + 5, {batch, 2, 90, 16}, {2 * 90 * 40, 40, 80, 2}),
       result(memory[3].data.data(), {batch, 4, 90, 16}, {4 * 90 * 32, 1, 4 * 32, 4});
   const auto copy = [](const tensor<float>& from, const out_view<float>& to) {
-    for (index b = 0; b < from.batch(); ++b)
-      for (index h = 0; h < from.heads(); ++h)
-        for (index i = 0; i < from.length(); ++i)
-          for (index d = 0; d < from.dim(); ++d) to(b, h, i, d) = from(b, h, i, d);
+    for (idx_t b = 0; b < from.batch(); ++b)
+      for (idx_t h = 0; h < from.heads(); ++h)
+        for (idx_t i = 0; i < from.length(); ++i)
+          for (idx_t d = 0; d < from.dim(); ++d) to(b, h, i, d) = from(b, h, i, d);
   };
   copy(q, by_token), copy(k, columns), copy(v, gaps);
   compiled_pattern_softmax<float>::call(by_token, columns, gaps, result, pattern, {}, {}, serial);
   tensor<float> gathered(batch, 4, 90, 16);
-  for (index b = 0; b < batch; ++b)
-    for (index h = 0; h < 4; ++h)
-      for (index i = 0; i < 90; ++i)
-        for (index d = 0; d < 16; ++d) gathered(b, h, i, d) = result(b, h, i, d);
+  for (idx_t b = 0; b < batch; ++b)
+    for (idx_t h = 0; h < 4; ++h)
+      for (idx_t i = 0; i < 90; ++i)
+        for (idx_t d = 0; d < 16; ++d) gathered(b, h, i, d) = result(b, h, i, d);
   CHECK(gathered == plain);
 }
 
@@ -246,9 +246,9 @@ TEST_CASE("patterns as text show what is seen", "[pattern_softmax]") {
   CHECK(attn::pattern_text(attn::block_pattern{2, 0}, 5) == "##...\n##...\n..##.\n..##.\n....#\n");
   CHECK(attn::pattern_text(attn::block_pattern{2, 0}, 3, true) == "#..\n##.\n..#\n");
   CHECK(attn::pattern_text(attn::block_pattern{2, 0}, 0) == "");
-  for (index length : {1, 2, 7, 33})
+  for (idx_t length : {1, 2, 7, 33})
     for (bool causal : {false, true})
-      for (index size : {1, 3, 4, 50}) {
+      for (idx_t size : {1, 3, 4, 50}) {
         CAPTURE(length, causal, size);
         reference::block_options block;
         block.causal = causal, block.size = size;

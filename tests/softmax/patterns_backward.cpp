@@ -41,7 +41,7 @@ namespace {
 // What the options of all of them have in common; every two values of two options meet.
 struct choice {
   bool causal, softcap, alibi, sinks, score, lengths, d_lse, saved_lse;
-  index kv_heads;
+  idx_t kv_heads;
   int pattern;  // which of an operator's own
 };
 constexpr int patterns = 4;
@@ -54,7 +54,7 @@ std::vector<choice> choices() {
     choice c;
     c.causal = flag(), c.softcap = flag(), c.alibi = flag(), c.sinks = flag(), c.score = flag(), c.lengths = flag();
     c.d_lse = flag(), c.saved_lse = flag();
-    c.kv_heads = index(1) << random.below(3), c.pattern = static_cast<int>(random.below(patterns));
+    c.kv_heads = idx_t(1) << random.below(3), c.pattern = static_cast<int>(random.below(patterns));
     drawn.push_back(c);
   }
   return selected(
@@ -67,42 +67,42 @@ std::vector<choice> choices() {
 }
 
 // An operator's own options for a pattern of its own: 0 to 3.
-void set(reference::block_options& o, int pattern, index, index keys) {
-  o.size = std::array<index, 4>{7, 16, 5, 1000}[static_cast<std::size_t>(pattern)], o.neighbours = pattern % 2;
+void set(reference::block_options& o, int pattern, idx_t, idx_t keys) {
+  o.size = std::array<idx_t, 4>{7, 16, 5, 1000}[static_cast<std::size_t>(pattern)], o.neighbours = pattern % 2;
   if (pattern < 2) return;
   o.size = 6;
   o.permutation = block_table(0, pattern == 2 ? 4 : 1, (keys + 5) / 6, 1);
 }
-void set(reference::strided_options& o, int pattern, index, index) {
+void set(reference::strided_options& o, int pattern, idx_t, idx_t) {
   o.fixed = pattern >= 2;
-  o.stride = std::array<index, 4>{5, 1, 8, 13}[static_cast<std::size_t>(pattern)], o.summary = pattern == 3 ? 13 : 2;
+  o.stride = std::array<idx_t, 4>{5, 1, 8, 13}[static_cast<std::size_t>(pattern)], o.summary = pattern == 3 ? 13 : 2;
 }
-void set(reference::bigbird_options& o, int pattern, index, index keys) {
-  o.size = std::array<index, 4>{3, 8, 16, 5}[static_cast<std::size_t>(pattern)];
+void set(reference::bigbird_options& o, int pattern, idx_t, idx_t keys) {
+  o.size = std::array<idx_t, 4>{3, 8, 16, 5}[static_cast<std::size_t>(pattern)];
   o.global_blocks = pattern % 3, o.window_blocks = pattern == 1 ? 1 : 3;
   if (pattern != 1) o.random = block_table(0, pattern == 2 ? 1 : 4, (keys + o.size - 1) / o.size, 1 + pattern % 2);
 }
 
-void set(reference::listed_options& o, int pattern, index queries, index keys) {
-  const index first = -1000;  // lengths of items differ, and so do the positions of their first queries
-  const std::vector<index> some = {0, 3, 11, 30, 90, 1000000};
+void set(reference::listed_options& o, int pattern, idx_t queries, idx_t keys) {
+  const idx_t first = -1000;  // lengths of items differ, and so do the positions of their first queries
+  const std::vector<idx_t> some = {0, 3, 11, 30, 90, 1000000};
   if (pattern == 0) {  // ranges with and without a step, lists, windows, queries that see nothing
-    for (index step : {0, 1, 2})
+    for (idx_t step : {0, 1, 2})
       o.pattern.all.push_back({{first + step, keys / 2, 3},
                                {{.range = {-5, 3}},
                                 {.range = {9 + step, 200, 7}, .except_self = true},
                                 {.range = {3, 9}, .left = 9, .right = 2}}});
-    const index from = keys / 2 + 1;
+    const idx_t from = keys / 2 + 1;
     o.pattern.all.push_back({{from - 1, from}, {}});
     o.pattern.all.push_back({{from, keys + 30}, {{.list = some, .except_self = true}, {.range = {12, 14}}}});
   } else if (pattern == 1) {  // everything
     o.pattern.all.push_back({{first, keys}, {{.range = {0, keys}}}});
   } else {  // blocks, and of other blocks every 5th key before and a few after: joined
-    for (index g = first; g < keys; g += 10)
+    for (idx_t g = first; g < keys; g += 10)
       o.pattern.all.push_back({{g, std::min(g + 10, keys)}, {{.range = {g, g + 10}}}});
     o.joined_to.all.push_back({{first, 0}, {}});
-    for (index g = 0; g < keys; g += 10) {
-      const std::vector<index> later = {g + 11, g + 13, g + 20};
+    for (idx_t g = 0; g < keys; g += 10) {
+      const std::vector<idx_t> later = {g + 11, g + 13, g + 20};
       o.joined_to.all.push_back(
           {{g, std::min(g + 10, keys)}, {{.range = {g % 20 == 0 ? 0 : 1, g, 5}}, {.list = later}}});
     }
@@ -120,7 +120,7 @@ problem<Options> problem_of(const problem_shape& shape, int pattern, std::uint64
 }
 
 template <class Options>
-problem<Options> apply(const choice& c, index queries, index keys, index dim = 9, index value_dim = 12) {
+problem<Options> apply(const choice& c, idx_t queries, idx_t keys, idx_t dim = 9, idx_t value_dim = 12) {
   auto p = problem_of<Options>(
       {.kv_heads = c.kv_heads, .queries = queries, .keys = keys, .dim = dim, .value_dim = value_dim}, c.pattern);
   auto& o = p.options;
@@ -134,7 +134,7 @@ problem<Options> apply(const choice& c, index queries, index keys, index dim = 9
 }
 
 template <class S, class Options>
-void check_choices(index queries, index keys) {
+void check_choices(idx_t queries, idx_t keys) {
   for (const choice& c : choices()) {
     CAPTURE(c.causal, c.softcap, c.alibi, c.sinks, c.score, c.lengths, c.d_lse, c.saved_lse, c.kv_heads, c.pattern);
     check_backward<S>(apply<Options>(c, queries, keys), c.d_lse, {.saved_lse = c.saved_lse});
@@ -143,9 +143,9 @@ void check_choices(index queries, index keys) {
 
 template <class S, class Options>
 void check_shapes() {
-  const std::array<index, 2> pairs[] = {{0, 0},   {1, 1}, {2, 2},    {63, 63}, {65, 65}, {130, 130},
+  const std::array<idx_t, 2> pairs[] = {{0, 0},   {1, 1}, {2, 2},    {63, 63}, {65, 65}, {130, 130},
                                         {1, 300}, {5, 1}, {129, 60}, {0, 9},   {9, 0},   {48, 131}};
-  const index dims[] = {1, 3, 16, 33, 64};
+  const idx_t dims[] = {1, 3, 16, 33, 64};
   attn::execution three(3, 0);
   for (std::size_t n = 0; n < std::size(pairs); ++n) {
     const auto [queries, keys] = pairs[n];

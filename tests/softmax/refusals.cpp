@@ -9,7 +9,7 @@ TEST_CASE("full_softmax refuses what does not fit", "[refusals]") {
   using options = attn::full_softmax_options<float>;
   using here = call_inputs<options>;
   auto list = common_refusals<here>();
-  const auto bias = [](index b, index h, index i, index j) {
+  const auto bias = [](idx_t b, idx_t h, idx_t i, idx_t j) {
     return [=](here& d) { d.options.bias = d.shaped(b, h, i, j); };
   };
   list.push_back({"bias of another batch", "bias", bias(3, 1, 1, 9)});

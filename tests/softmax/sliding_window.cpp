@@ -9,7 +9,7 @@
 namespace testing::sliding_window_tests {
 namespace {
 
-sliding_window_problem problem_of(const problem_shape& shape, index left, index right, std::uint64_t seed = 1) {
+sliding_window_problem problem_of(const problem_shape& shape, idx_t left, idx_t right, std::uint64_t seed = 1) {
   sliding_window_problem p = random_problem<sliding_window_problem>(shape, seed);
   p.options.left = left, p.options.right = right;
   return p;
@@ -43,7 +43,7 @@ std::vector<choice> every_choice() {
   });
 }
 
-sliding_window_problem apply(const choice& c, index queries, index keys, index left, index right) {
+sliding_window_problem apply(const choice& c, idx_t queries, idx_t keys, idx_t left, idx_t right) {
   const problem_shape shape{.queries = queries, .keys = keys, .dim = 9, .value_dim = 12};
   sliding_window_problem p = problem_of(shape, left, right);
   auto& o = p.options;
@@ -52,7 +52,7 @@ sliding_window_problem apply(const choice& c, index queries, index keys, index l
   if (c.sinks) o.sinks = {0.3, -1, 2, 0};
   if (c.alibi) o.alibi_slopes = {0.5, 0.25, 0.125, 0};
   if (c.score)
-    o.score = [](double s, index b, index h, index i, index j) {
+    o.score = [](double s, idx_t b, idx_t h, idx_t i, idx_t j) {
       return (i * 3 + j * 5 + h) % 11 == 0 ? -reference::infinity : s * 0.5 + 0.01 * static_cast<double>(b + i - j);
     };
   if (c.lengths) o.query_lengths = {queries, queries - 9}, o.key_lengths = {keys - 6, keys};
@@ -68,7 +68,7 @@ sliding_window_problem apply(const choice& c, index queries, index keys, index l
 }
 
 template <class S>
-void check_choice(const choice& c, index queries, index keys, index left, index right) {
+void check_choice(const choice& c, idx_t queries, idx_t keys, idx_t left, idx_t right) {
   CAPTURE(c.causal, c.softcap, c.sinks, c.alibi, c.score, c.lengths, int(c.steps), int(c.tokens));
   CAPTURE(queries, keys, left, right);
   check<S>(apply(c, queries, keys, left, right));
@@ -90,8 +90,8 @@ TEMPLATE_LIST_TEST_CASE("sliding_window: 16-bit storage computes in float", "[sl
 }
 
 TEMPLATE_LIST_TEST_CASE("sliding_window: odd lengths, dims and windows", "[sliding_window]", exact_types) {
-  const index lengths[] = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130, 257}, dims[] = {1, 3, 8, 16, 33, 64, 80, 128};
-  const index windows[][2] = {{0, 0}, {1, 0}, {0, 2}, {7, 7}, {64, 0}, {63, 65}, {1000, 1}, {5, attn::unlimited}};
+  const idx_t lengths[] = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130, 257}, dims[] = {1, 3, 8, 16, 33, 64, 80, 128};
+  const idx_t windows[][2] = {{0, 0}, {1, 0}, {0, 2}, {7, 7}, {64, 0}, {63, 65}, {1000, 1}, {5, attn::unlimited}};
   for (std::size_t n = 0; n < std::size(lengths); ++n)
     for (std::size_t w = 0; w < std::size(windows); ++w) {
       problem_shape shape{.queries = lengths[n], .keys = lengths[n]};
@@ -115,7 +115,7 @@ TEMPLATE_LIST_TEST_CASE("sliding_window: long rows with dilation and global toke
 }
 
 TEMPLATE_LIST_TEST_CASE("sliding_window: queries and keys of different lengths", "[sliding_window]", exact_types) {
-  const std::array<index, 2> pairs[] = {{1, 300},  {2, 129}, {48, 49}, {5, 1},   {300, 1},
+  const std::array<idx_t, 2> pairs[] = {{1, 300},  {2, 129}, {48, 49}, {5, 1},   {300, 1},
                                         {129, 60}, {0, 9},   {9, 0},   {77, 530}};
   for (auto [queries, keys] : pairs)
     for (bool causal : {false, true}) {
@@ -128,8 +128,8 @@ TEMPLATE_LIST_TEST_CASE("sliding_window: queries and keys of different lengths",
 }
 
 TEMPLATE_LIST_TEST_CASE("sliding_window: huge windows and steps do not overflow", "[sliding_window]", exact_types) {
-  const index most = attn::unlimited;
-  for (auto [left, right, step] : {std::array<index, 3>{most, most, 1},
+  const idx_t most = attn::unlimited;
+  for (auto [left, right, step] : {std::array<idx_t, 3>{most, most, 1},
                                    {most - 1, most - 1, 1},
                                    {most / 2, 3, 5},
                                    {most, 0, 7},
@@ -153,7 +153,7 @@ TEMPLATE_LIST_TEST_CASE("sliding_window: the promised accuracy at length 4096", 
 TEST_CASE("sliding_window: on Eigen matrices, as a caller writes it", "[sliding_window]") {
   const Eigen::MatrixXf q = Eigen::MatrixXf::Random(30, 8), k = Eigen::MatrixXf::Random(30, 8);
   Eigen::MatrixXf v = Eigen::MatrixXf::Random(30, 5), out(30, 5), whole(30, 5);
-  const std::vector<attn::index> first = {0};
+  const std::vector<attn::idx_t> first = {0};
   attn::sliding_window(q, k, v, out, {.left = 0, .right = 0});
   CHECK((out - v).norm() <= 1e-6f * v.norm());
   attn::sliding_window(q, k, v, out, {.left = 4, .right = 0, .global_positions = first});
@@ -163,11 +163,11 @@ TEST_CASE("sliding_window: on Eigen matrices, as a caller writes it", "[sliding_
 
 TEST_CASE("sliding_window: keys and values that nobody sees are never touched", "[sliding_window]") {
   // The last 8 of 20000 queries see 64 keys back; what lies far before them faults when read.
-  constexpr index length = 20000, dim = 16, queries = 8;
+  constexpr idx_t length = 20000, dim = 16, queries = 8;
   guarded_memory<float> k(length * dim, 18000 * dim), v(length * dim, 18000 * dim);
   const tensor<double> q = random_normal(1, 1, 1, queries, dim);
   const tensor<double> tail = random_normal(2, 1, 1, length - k.first_readable(dim), dim);
-  for (index n = 0; n < tail.size(); ++n)
+  for (idx_t n = 0; n < tail.size(); ++n)
     k.data()[length * dim - tail.size() + n] = v.data()[length * dim - tail.size() + n] =
         static_cast<float>(tail.data[static_cast<std::size_t>(n)]);
   const tensor<float> row = cast<float>(q);
@@ -181,7 +181,7 @@ TEST_CASE("sliding_window: keys and values that nobody sees are never touched", 
 }
 
 TEST_CASE("sliding_window: scratch does not grow with the length", "[sliding_window]") {
-  const auto scratch = [](index length, bool causal) {
+  const auto scratch = [](idx_t length, bool causal) {
     attn::execution execution;
     sliding_window_problem p =
         problem_of({.batch = 1, .heads = 2, .kv_heads = 1, .queries = length, .keys = length, .dim = 8}, 40, 40);
@@ -195,19 +195,19 @@ TEST_CASE("sliding_window: scratch does not grow with the length", "[sliding_win
 
 TEST_CASE("sliding_window: steps beyond the sequence leave each query itself", "[sliding_window]") {
   tensor<float> q(1, 1, 10, 8, 0.5f), v(1, 1, 10, 3), out(1, 1, 10, 3, 7);
-  for (index i = 0; i < 10; ++i)
-    for (index d = 0; d < 3; ++d) v(0, 0, i, d) = static_cast<float>(i);
-  for (index steps : {index(10), index(1) << 40, attn::unlimited}) {
-    const std::vector<index> dilation = {steps};
+  for (idx_t i = 0; i < 10; ++i)
+    for (idx_t d = 0; d < 3; ++d) v(0, 0, i, d) = static_cast<float>(i);
+  for (idx_t steps : {idx_t(10), idx_t(1) << 40, attn::unlimited}) {
+    const std::vector<idx_t> dilation = {steps};
     attn::sliding_window(view(q), view(q), view(v), view(out), {.dilation = dilation});
     CHECK(out == v);
   }
 }
 
 TEMPLATE_LIST_TEST_CASE("sliding_window: queries at any position", "[sliding_window]", exact_types) {
-  for (index first : {index(-250), index(-20), index(-2), index(0), index(7), index(60), index(400)})
+  for (idx_t first : {idx_t(-250), idx_t(-20), idx_t(-2), idx_t(0), idx_t(7), idx_t(60), idx_t(400)})
     for (bool causal : {false, true})
-      for (index queries : {21, 200})
+      for (idx_t queries : {21, 200})
         for (dilation steps : {dilation::none, dilation::per_head})
           for (bool globals : {false, true}) {
             sliding_window_problem p = problem_of({.queries = queries, .keys = 65, .dim = 9, .value_dim = 12},

@@ -23,7 +23,7 @@ struct choice {
   reach window;
   dilation steps;
   globals positions;
-  index kv_heads;
+  idx_t kv_heads;
 };
 
 // Every two values of two options meet.
@@ -37,7 +37,7 @@ std::vector<choice> choices() {
     c.scale = flag(), c.d_lse = flag(), c.saved_lse = flag();
     c.given = static_cast<lengths>(random.below(4)), c.window = static_cast<reach>(random.below(5));
     c.steps = static_cast<dilation>(random.below(3)), c.positions = static_cast<globals>(random.below(4));
-    c.kv_heads = index(1) << random.below(3);
+    c.kv_heads = idx_t(1) << random.below(3);
     drawn.push_back(c);
   }
   return selected(
@@ -50,7 +50,7 @@ std::vector<choice> choices() {
       true);
 }
 
-sliding_window_problem apply(const choice& c, index queries, index keys, index dim = 9, index value_dim = 12) {
+sliding_window_problem apply(const choice& c, idx_t queries, idx_t keys, idx_t dim = 9, idx_t value_dim = 12) {
   // Projections of their own are for self-attention.
   if (c.given == lengths::both || c.positions == globals::own_projections) queries = keys;
   problem_shape shape{.kv_heads = c.kv_heads, .queries = queries, .keys = keys, .dim = dim, .value_dim = value_dim};
@@ -75,7 +75,7 @@ sliding_window_problem apply(const choice& c, index queries, index keys, index d
   if (c.steps == dilation::per_head) o.dilation = {1, 4, 2, 7};
   if (c.positions != globals::none) o.global_positions = {12, 0, 5};
   if (c.positions == globals::all_over)
-    for (index j = 3; j < keys + 9; j += 4) o.global_positions.push_back(j == 5 ? 6 : j + (j == 12));
+    for (idx_t j = 3; j < keys + 9; j += 4) o.global_positions.push_back(j == 5 ? 6 : j + (j == 12));
   if (c.positions == globals::own_projections) {
     o.q_global = random_normal(21, shape.batch, shape.heads, queries, dim);
     o.k_global = random_normal(22, shape.batch, shape.kv_heads, keys, dim);
@@ -85,7 +85,7 @@ sliding_window_problem apply(const choice& c, index queries, index keys, index d
 }
 
 template <class S>
-void check_choice(const choice& c, index queries, index keys) {
+void check_choice(const choice& c, idx_t queries, idx_t keys) {
   CAPTURE(c.causal, c.softcap, c.alibi, c.sinks, c.score, c.scale, c.d_lse, c.saved_lse, int(c.given), int(c.window),
           int(c.steps), int(c.positions), c.kv_heads);
   check_backward<S>(apply(c, queries, keys), c.d_lse, {.saved_lse = c.saved_lse});
@@ -112,8 +112,8 @@ TEST_CASE("sliding_window_backward: the reverse pass agrees with central differe
 
 TEMPLATE_LIST_TEST_CASE("sliding_window_backward: windows of all sizes, odd lengths and dims",
                         "[sliding_window_backward]", exact_types) {
-  const index lengths[] = {0, 1, 2, 16, 63, 64, 65, 127, 130, 257}, dims[] = {1, 3, 16, 33, 64};
-  const std::array<index, 2> windows[] = {{5, 3}, {20, 0}, {0, 70}, {48, 48}, {128, 1}, {3, 200}};
+  const idx_t lengths[] = {0, 1, 2, 16, 63, 64, 65, 127, 130, 257}, dims[] = {1, 3, 16, 33, 64};
+  const std::array<idx_t, 2> windows[] = {{5, 3}, {20, 0}, {0, 70}, {48, 48}, {128, 1}, {3, 200}};
   for (std::size_t n = 0; n < std::size(lengths); ++n)
     for (std::size_t w = 0; w < std::size(windows); ++w) {
       problem_shape shape{.batch = 1, .heads = 2, .kv_heads = 1, .queries = lengths[n], .keys = lengths[n]};
@@ -134,10 +134,10 @@ TEMPLATE_LIST_TEST_CASE("sliding_window_backward: windows of all sizes, odd leng
 // More positions than one part of the sequence has, with threads and without.
 TEMPLATE_LIST_TEST_CASE("sliding_window_backward: long sequences", "[sliding_window_backward]", exact_types) {
   attn::execution four(4, 0);
-  for (index window : {3, 40, 140})
+  for (idx_t window : {3, 40, 140})
     for (bool globals : {false, true}) {
       if (globals && window == 140) continue;
-      const index keys = window == 3 && !globals ? 4500 : 2500;
+      const idx_t keys = window == 3 && !globals ? 4500 : 2500;
       sliding_window_problem p = problem_of(
           {.batch = 1, .heads = 2, .kv_heads = 1, .queries = keys - 100, .keys = keys, .dim = 2, .value_dim = 1});
       p.options.left = window, p.options.right = window == 40 ? 0 : 2;
@@ -168,7 +168,7 @@ TEMPLATE_LIST_TEST_CASE("sliding_window_backward: each gradient alone", "[slidin
 }
 
 TEMPLATE_LIST_TEST_CASE("sliding_window_backward: queries at any position", "[sliding_window_backward]", exact_types) {
-  for (index first : {index(-30), index(-3), index(0), index(5), index(60)})
+  for (idx_t first : {idx_t(-30), idx_t(-3), idx_t(0), idx_t(5), idx_t(60)})
     for (bool causal : {false, true})
       for (bool globals : {false, true}) {
         sliding_window_problem p = problem_of(
@@ -189,7 +189,7 @@ TEMPLATE_LIST_TEST_CASE("sliding_window_backward: queries at any position", "[sl
 
 // Parts begin every 2048 keys: queries beyond the keys belong to the last.
 TEST_CASE("sliding_window_backward: several parts and queries beyond the keys", "[sliding_window_backward]") {
-  for (index first : {index(-60), index(4080)}) {
+  for (idx_t first : {idx_t(-60), idx_t(4080)}) {
     sliding_window_problem p = problem_of(
         {.batch = 1, .heads = 1, .kv_heads = 1, .queries = 110, .keys = 4130, .dim = 3, .value_dim = 2});
     p.options.left = 6, p.options.right = 3;

@@ -8,8 +8,8 @@
 namespace testing::sliding_window_cache_tests {
 namespace {
 
-const std::vector<std::vector<index>> feedings = {
-    std::vector<index>(150, 1), {150}, {60, 1, 1, 1, 70, 17}, {1, 148, 1}, {13, 2, 40, 95}, {0, 75, 0, 75}};
+const std::vector<std::vector<idx_t>> feedings = {
+    std::vector<idx_t>(150, 1), {150}, {60, 1, 1, 1, 70, 17}, {1, 148, 1}, {13, 2, 40, 95}, {0, 75, 0, 75}};
 
 template <class S>
 struct stream {
@@ -19,11 +19,11 @@ struct stream {
         cache({.batch = p.k.batch(), .heads = p.k.heads(), .dim = p.k.dim(), .value_dim = p.v.dim()},
               {stored.options.left, stored.options.dilation, stored.options.global_positions}) {}
 
-  reference::result feed(const std::vector<index>& chunks) {
+  reference::result feed(const std::vector<idx_t>& chunks) {
     reference::result all = reference::empty_result(p.q, p.v);
     attn::execution serial;
-    index begin = 0;
-    for (index count : chunks) {
+    idx_t begin = 0;
+    for (idx_t count : chunks) {
       const auto q = cast<S>(rows(p.q, begin, count)), k = cast<S>(rows(p.k, begin, count)),
                  v = cast<S>(rows(p.v, begin, count));
       tensor<S> out(p.q.batch(), p.q.heads(), count, p.v.dim(), S(7));
@@ -33,10 +33,10 @@ struct stream {
       options.alibi_slopes = stored.options.alibi_slopes, options.sinks = stored.options.sinks;
       options.lse = row_view(lse);
       compiled_sliding_window<S>::step(cache, view(q), view(k), view(v), view(out), options, stored.score, serial);
-      for (index b = 0; b < out.batch(); ++b)
-        for (index h = 0; h < out.heads(); ++h)
-          for (index i = 0; i < count; ++i) {
-            for (index d = 0; d < out.dim(); ++d) all.out(b, h, begin + i, d) = static_cast<double>(out(b, h, i, d));
+      for (idx_t b = 0; b < out.batch(); ++b)
+        for (idx_t h = 0; h < out.heads(); ++h)
+          for (idx_t i = 0; i < count; ++i) {
+            for (idx_t d = 0; d < out.dim(); ++d) all.out(b, h, begin + i, d) = static_cast<double>(out(b, h, i, d));
             all.lse(b, h, begin + i, 0) = static_cast<double>(lse(b, h, i, 0));
           }
       begin += count;
@@ -49,14 +49,14 @@ struct stream {
   attn::sliding_window_cache<S> cache;
 };
 
-sliding_window_problem tokens(index left) {
+sliding_window_problem tokens(idx_t left) {
   auto p = random_problem<sliding_window_problem>({.queries = 150, .keys = 150, .dim = 20, .value_dim = 12});
   p.options.left = left, p.options.right = 0, p.options.causal = true;
   return p;
 }
 
 template <class S>
-void check(const sliding_window_problem& problem, const std::vector<index>& chunks) {
+void check(const sliding_window_problem& problem, const std::vector<idx_t>& chunks) {
   stream<S> s(rounded<S>(problem));
   const reference::result actual = s.feed(chunks), wanted = expected(s.p);
   CHECK(s.cache.tokens() == 150);
@@ -69,7 +69,7 @@ void check(const sliding_window_problem& problem, const std::vector<index>& chun
 TEMPLATE_LIST_TEST_CASE("sliding_window_step: any feeding equals one causal call", "[sliding_window_cache]",
                         all_types) {
   for (std::size_t n = 0; n < feedings.size(); ++n)
-    for (index left : {0, 1, 30, 149, 400}) {
+    for (idx_t left : {0, 1, 30, 149, 400}) {
       CAPTURE(n, left);
       check<TestType>(tokens(left), feedings[n]);
     }
@@ -85,7 +85,7 @@ TEMPLATE_LIST_TEST_CASE("sliding_window_step: every option", "[sliding_window_ca
     if (bits & 16) p.options.dilation = {3};
     if (bits & 32) p.options.dilation = {1, 4, 2, 7};
     if (bits & 64)
-      p.options.score = [](double s, index b, index h, index i, index j) {
+      p.options.score = [](double s, idx_t b, idx_t h, idx_t i, idx_t j) {
         return (i + 2 * j + h) % 7 == 0 ? -reference::infinity : s + 0.01 * static_cast<double>(i - j + b);
       };
     p.options.scale = 0.3;
@@ -99,7 +99,7 @@ TEMPLATE_LIST_TEST_CASE("sliding_window_step: every option", "[sliding_window_ca
 TEST_CASE("sliding_window_cache: size, capacity and bytes", "[sliding_window_cache]") {
   attn::sliding_window_cache_options options;
   options.left = 20;
-  const std::vector<index> dilation = {3}, positions = {0, 7};
+  const std::vector<idx_t> dilation = {3}, positions = {0, 7};
   options.dilation = dilation, options.global_positions = positions;
   attn::sliding_window_cache<float> cache({.heads = 2, .dim = 8, .value_dim = 6}, options);
   CHECK(cache.tokens() == 0);
@@ -151,13 +151,13 @@ TEST_CASE("sliding_window_cache: tokens may be fed without asking", "[sliding_wi
   auto p = rounded<float>(tokens(25));
   p.options.dilation = {2}, p.options.global_positions = {0, 80};
   const auto wanted = expected(p).out;
-  for (index quiet : {0, 1, 60, 149}) {
+  for (idx_t quiet : {0, 1, 60, 149}) {
     CAPTURE(quiet);
     stream<float> s(p);
     const auto past_k = cast<float>(rows(p.k, 0, quiet)), past_v = cast<float>(rows(p.v, 0, quiet));
     s.cache.append(view(past_k), view(past_v));
     CHECK(s.cache.tokens() == quiet);
-    const index rest = 150 - quiet;
+    const idx_t rest = 150 - quiet;
     const auto q = cast<float>(rows(p.q, quiet, rest)), k = cast<float>(rows(p.k, quiet, rest)),
                v = cast<float>(rows(p.v, quiet, rest));
     tensor<float> out(2, 4, rest, 12);
@@ -172,7 +172,7 @@ TEST_CASE("sliding_window_step: what a score function throws resets the stream",
   const tensor<float> x(1, 1, 8, 4, 0.5f);
   tensor<float> out(1, 1, 8, 4);
   cache.append(view(x), view(x));
-  const auto score = [](float s, index, index, index i, index) { return i < 12 ? s : throw std::runtime_error("no"); };
+  const auto score = [](float s, idx_t, idx_t, idx_t i, idx_t) { return i < 12 ? s : throw std::runtime_error("no"); };
   CHECK_THROWS_AS(attn::sliding_window_step(cache, view(x), view(x), view(x), view(out), {}, score),
                   std::runtime_error);
   CHECK(cache.tokens() == 0);

@@ -7,12 +7,12 @@ namespace {
 
 using strided_problem = problem<reference::strided_options>;
 
-strided_problem problem_of(const problem_shape& shape, index stride, index summary, std::uint64_t seed = 1) {
+strided_problem problem_of(const problem_shape& shape, idx_t stride, idx_t summary, std::uint64_t seed = 1) {
   strided_problem p = random_problem<strided_problem>(shape, seed);
   p.options.stride = stride, p.options.fixed = summary >= 0, p.options.summary = summary;
   return p;
 }
-constexpr index not_fixed = -1;
+constexpr idx_t not_fixed = -1;
 
 template <class S>
 void check(const strided_problem& p) {
@@ -22,7 +22,7 @@ void check(const strided_problem& p) {
 }
 
 template <class S>
-void check_choice(int choice, index queries, index keys, index stride, index summary) {
+void check_choice(int choice, idx_t queries, idx_t keys, idx_t stride, idx_t summary) {
   CAPTURE(choice, queries, keys, stride, summary);
   strided_problem p = problem_of({.queries = queries, .keys = keys, .dim = 9, .value_dim = 12}, stride, summary);
   choose(p.options, choice, queries, keys);
@@ -33,7 +33,7 @@ void check_choice(int choice, index queries, index keys, index stride, index sum
 
 TEMPLATE_LIST_TEST_CASE("strided: every combination of options", "[strided]", exact_types) {
   for (int choice = 0; choice < 64; ++choice)
-    for (index summary : {not_fixed, index(2)}) {
+    for (idx_t summary : {not_fixed, idx_t(2)}) {
       check_choice<TestType>(choice, 40, 40, 7, summary);
       check_choice<TestType>(choice, 25, 38, 5, summary);
       check_choice<TestType>(choice, 38, 25, 4, summary);
@@ -47,8 +47,8 @@ TEMPLATE_LIST_TEST_CASE("strided: 16-bit storage computes in float", "[strided]"
 }
 
 TEMPLATE_LIST_TEST_CASE("strided: odd lengths, dims and strides", "[strided]", exact_types) {
-  const index lengths[] = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130, 257}, dims[] = {1, 3, 8, 16, 33, 64, 80, 128};
-  const index strides[][2] = {{1, -1}, {2, -1}, {13, -1}, {64, -1}, {1000, -1}, {1, 0},
+  const idx_t lengths[] = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130, 257}, dims[] = {1, 3, 8, 16, 33, 64, 80, 128};
+  const idx_t strides[][2] = {{1, -1}, {2, -1}, {13, -1}, {64, -1}, {1000, -1}, {1, 0},
                               {1, 1},  {8, 8},  {9, 0},   {30, 4},  {64, 1},    {1000, 2}};
   for (std::size_t n = 0; n < std::size(lengths); ++n)
     for (std::size_t w = 0; w < std::size(strides); ++w) {
@@ -63,7 +63,7 @@ TEMPLATE_LIST_TEST_CASE("strided: odd lengths, dims and strides", "[strided]", e
 
 TEMPLATE_LIST_TEST_CASE("strided: long rows", "[strided]", exact_types) {
   for (bool causal : {false, true})
-    for (index summary : {not_fixed, index(3)}) {
+    for (idx_t summary : {not_fixed, idx_t(3)}) {
       strided_problem p = problem_of({.batch = 1, .queries = 1500, .keys = 1500}, 40, summary);
       p.options.causal = causal;
       CAPTURE(causal, summary);
@@ -72,10 +72,10 @@ TEMPLATE_LIST_TEST_CASE("strided: long rows", "[strided]", exact_types) {
 }
 
 TEMPLATE_LIST_TEST_CASE("strided: queries and keys of different lengths", "[strided]", exact_types) {
-  const std::array<index, 2> pairs[] = {{1, 300},  {2, 129}, {48, 49}, {5, 1},   {300, 1},
+  const std::array<idx_t, 2> pairs[] = {{1, 300},  {2, 129}, {48, 49}, {5, 1},   {300, 1},
                                         {129, 60}, {0, 9},   {9, 0},   {77, 530}};
   for (auto [queries, keys] : pairs)
-    for (index summary : {not_fixed, index(1)})
+    for (idx_t summary : {not_fixed, idx_t(1)})
       for (bool causal : {false, true}) {
         strided_problem p = problem_of({.queries = queries, .keys = keys, .dim = 20, .value_dim = 24}, 17, summary);
         p.options.causal = causal;
@@ -85,10 +85,10 @@ TEMPLATE_LIST_TEST_CASE("strided: queries and keys of different lengths", "[stri
 }
 
 TEMPLATE_LIST_TEST_CASE("strided: huge strides do not overflow", "[strided]", exact_types) {
-  const index most = std::numeric_limits<index>::max();
-  for (index stride : {most, most / 2})
-    for (index summary : {not_fixed, index(0), index(1), stride})
-      for (index queries : {60, 90, 110}) {
+  const idx_t most = std::numeric_limits<idx_t>::max();
+  for (idx_t stride : {most, most / 2})
+    for (idx_t summary : {not_fixed, idx_t(0), idx_t(1), stride})
+      for (idx_t queries : {60, 90, 110}) {
         CAPTURE(stride, summary, queries);
         check<TestType>(problem_of({.queries = queries, .keys = 90}, stride, summary));
       }

@@ -10,10 +10,10 @@
 namespace testing::topk_blocks_tests {
 namespace {
 
-constexpr index huge = index(1) << 62, most = std::numeric_limits<index>::max();
+constexpr idx_t huge = idx_t(1) << 62, most = std::numeric_limits<idx_t>::max();
 
 struct setting {
-  index block, topk;
+  idx_t block, topk;
 };
 
 template <class S>
@@ -36,7 +36,7 @@ void check(const problem_shape& shape, const setting& s, std::uint64_t seed = 1)
 }
 
 template <class S>
-void check_options(int bits, index queries, index keys, const setting& s) {
+void check_options(int bits, idx_t queries, idx_t keys, const setting& s) {
   CAPTURE(bits, queries, keys, s.block, s.topk);
   const problem_shape shape{.queries = queries, .keys = keys, .dim = 9, .value_dim = 12};
   check<S>(topk_of<S>(shape, chosen_topk(bits, s.block, s.topk, queries, keys)));
@@ -49,51 +49,51 @@ struct seen_keys {
       : q(1, 1, std::ssize(queries), 1), k(1, 1, std::ssize(keys), 1), out(1, 1, q.length(), k.length(), 7) {
     q.data = queries, k.data = keys;
     tensor<float> identity(1, 1, k.length(), k.length());
-    for (index j = 0; j < k.length(); ++j) identity(0, 0, j, j) = 1;
+    for (idx_t j = 0; j < k.length(); ++j) identity(0, 0, j, j) = 1;
     options.scale = 0.0f;
     attn::execution serial;
     compiled_topk_blocks<float>::call(view(std::as_const(q)), view(std::as_const(k)), view(std::as_const(identity)),
                                       view(out), options, {}, serial);
   }
-  std::vector<index> of(index i) const {
-    std::vector<index> seen;
-    for (index j = 0; j < k.length(); ++j)
+  std::vector<idx_t> of(idx_t i) const {
+    std::vector<idx_t> seen;
+    for (idx_t j = 0; j < k.length(); ++j)
       if (out(0, 0, i, j) != 0) seen.push_back(j);
     return seen;
   }
 };
-using key_list = std::vector<index>;
+using key_list = std::vector<idx_t>;
 
 // Blocks of `kinds` kinds by turns, of small integers: sums and products are exact, and blocks of a kind match equally.
 template <class S>
-topk_problem repeated_blocks(const problem_shape& shape, const setting& s, index kinds, std::uint64_t seed) {
+topk_problem repeated_blocks(const problem_shape& shape, const setting& s, idx_t kinds, std::uint64_t seed) {
   topk_problem p = random_problem<topk_problem>(shape, seed);
   p.options.block = s.block, p.options.topk = s.topk;
   random_source random(seed);
   for (double& x : p.q.data) x = static_cast<double>(random.below(5) - 2);
   for (double& x : p.k.data) x = static_cast<double>(random.below(5) - 2);
-  const index period = kinds * s.block;
-  for (index b = 0; b < shape.batch; ++b)
-    for (index h = 0; h < shape.kv_heads; ++h)
-      for (index j = period; j < shape.keys; ++j)
-        for (index d = 0; d < shape.dim; ++d) p.k(b, h, j, d) = p.k(b, h, j % period, d);
+  const idx_t period = kinds * s.block;
+  for (idx_t b = 0; b < shape.batch; ++b)
+    for (idx_t h = 0; h < shape.kv_heads; ++h)
+      for (idx_t j = period; j < shape.keys; ++j)
+        for (idx_t d = 0; d < shape.dim; ++d) p.k(b, h, j, d) = p.k(b, h, j % period, d);
   p.v = rounded<S>(p.v);
   return p;
 }
 
 // Rows that are no numbers in the reference are none here; the others are near. How many are none.
 template <class S>
-index check_with_nans(const topk_problem& p) {
+idx_t check_with_nans(const topk_problem& p) {
   const reference::result wanted = expected(p), actual = run_pattern<S>(p);
   tensor<double> numbers = wanted.out, others = actual.out;
-  index rows = 0;
+  idx_t rows = 0;
   bool same = true;
-  for (index b = 0; b < p.q.batch(); ++b)
-    for (index h = 0; h < p.q.heads(); ++h)
-      for (index i = 0; i < p.q.length(); ++i) {
+  for (idx_t b = 0; b < p.q.batch(); ++b)
+    for (idx_t h = 0; h < p.q.heads(); ++h)
+      for (idx_t i = 0; i < p.q.length(); ++i) {
         rows += std::isnan(wanted.out(b, h, i, 0));
         same = same && std::isnan(wanted.lse(b, h, i, 0)) == std::isnan(actual.lse(b, h, i, 0));
-        for (index d = 0; d < p.v.dim(); ++d) {
+        for (idx_t d = 0; d < p.v.dim(); ++d) {
           same = same && std::isnan(wanted.out(b, h, i, d)) == std::isnan(actual.out(b, h, i, d));
           if (std::isnan(wanted.out(b, h, i, d))) numbers(b, h, i, d) = others(b, h, i, d) = 0;
         }
@@ -121,7 +121,7 @@ TEMPLATE_LIST_TEST_CASE("topk_blocks: 16-bit storage computes in float", "[topk_
 }
 
 TEMPLATE_LIST_TEST_CASE("topk_blocks: odd lengths, dims and blocks", "[topk_blocks]", exact_types) {
-  const index lengths[] = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130, 257}, dims[] = {1, 3, 8, 16, 33, 64, 80, 128};
+  const idx_t lengths[] = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130, 257}, dims[] = {1, 3, 8, 16, 33, 64, 80, 128};
   const setting settings[] = {{1, 1},     {1, 2},  {1, 40}, {5, 3},   {5, 1},    {16, 2},     {16, 3},
                               {16, huge}, {64, 2}, {64, 3}, {100, 2}, {1000, 5}, {huge, huge}};
   for (std::size_t n = 0; n < std::size(lengths); ++n)
@@ -133,7 +133,7 @@ TEMPLATE_LIST_TEST_CASE("topk_blocks: odd lengths, dims and blocks", "[topk_bloc
 }
 
 TEMPLATE_LIST_TEST_CASE("topk_blocks: queries and keys of different lengths", "[topk_blocks]", exact_types) {
-  const std::array<index, 2> pairs[] = {{1, 300}, {2, 129}, {48, 49},  {5, 1},   {300, 1}, {129, 60},
+  const std::array<idx_t, 2> pairs[] = {{1, 300}, {2, 129}, {48, 49},  {5, 1},   {300, 1}, {129, 60},
                                         {0, 9},   {9, 0},   {77, 530}, {16, 17}, {17, 16}, {3, 64}};
   for (auto [queries, keys] : pairs)
     for (setting s : {setting{11, 3}, {16, 2}, {1, 5}, {64, 4}})
@@ -141,7 +141,7 @@ TEMPLATE_LIST_TEST_CASE("topk_blocks: queries and keys of different lengths", "[
 }
 
 TEMPLATE_LIST_TEST_CASE("topk_blocks: grouped queries", "[topk_blocks]", exact_types) {
-  for (auto [heads, kv_heads] : {std::pair<index, index>{1, 1}, {6, 1}, {8, 2}, {5, 5}})
+  for (auto [heads, kv_heads] : {std::pair<idx_t, idx_t>{1, 1}, {6, 1}, {8, 2}, {5, 5}})
     check<TestType>({.heads = heads, .kv_heads = kv_heads, .queries = 150, .keys = 160, .dim = 16, .value_dim = 8},
                     {8, 4});
 }
@@ -149,7 +149,7 @@ TEMPLATE_LIST_TEST_CASE("topk_blocks: grouped queries", "[topk_blocks]", exact_t
 TEMPLATE_LIST_TEST_CASE("topk_blocks: many blocks, many of them chosen", "[topk_blocks]", exact_types) {
   const problem_shape shape{.batch = 1, .heads = 2, .kv_heads = 1, .dim = 8, .value_dim = 5};
   for (auto [length, block, topk] :
-       {std::array<index, 3>{700, 1, 150}, {1300, 3, 7}, {2000, 1, 2}, {900, 2, 300}, {1500, 100, 3}}) {
+       {std::array<idx_t, 3>{700, 1, 150}, {1300, 3, 7}, {2000, 1, 2}, {900, 2, 300}, {1500, 100, 3}}) {
     problem_shape s = shape;
     s.queries = length, s.keys = length + 3;
     check<TestType>(s, {block, topk});
@@ -158,7 +158,7 @@ TEMPLATE_LIST_TEST_CASE("topk_blocks: many blocks, many of them chosen", "[topk_
 
 TEMPLATE_LIST_TEST_CASE("topk_blocks: huge numbers do not overflow", "[topk_blocks]", exact_types) {
   for (setting s : {setting{huge, 3}, {7, huge}, {huge, huge}, {most, 3}, {7, most}, {most, most}})
-    for (index queries : {60, 90, 110}) check<TestType>({.queries = queries, .keys = 90}, s);
+    for (idx_t queries : {60, 90, 110}) check<TestType>({.queries = queries, .keys = 90}, s);
 }
 
 TEMPLATE_LIST_TEST_CASE("topk_blocks: a batch of none, heads of no width", "[topk_blocks]", exact_types) {
@@ -199,7 +199,7 @@ TEST_CASE("topk_blocks: the keys a query sees", "[topk_blocks]") {
 TEMPLATE_LIST_TEST_CASE("topk_blocks: of blocks that match equally the earlier are chosen", "[topk_blocks]",
                         all_types) {
   const problem_shape shape{.queries = 150, .keys = 157, .dim = 8, .value_dim = 12};
-  for (index kinds : {1, 2, 3, 7})
+  for (idx_t kinds : {1, 2, 3, 7})
     for (setting s : {setting{1, 3}, {4, 2}, {5, 4}, {16, 3}, {3, 20}}) {
       CAPTURE(kinds, s.block, s.topk);
       check<TestType>(repeated_blocks<TestType>(shape, s, kinds, static_cast<std::uint64_t>(kinds)));
@@ -213,15 +213,15 @@ TEMPLATE_LIST_TEST_CASE("topk_blocks: of blocks that match equally the earlier a
 TEMPLATE_LIST_TEST_CASE("topk_blocks: a key that is not a number is seen only where it must be", "[topk_blocks]",
                         exact_types) {
   const problem_shape shape{.batch = 1, .heads = 4, .kv_heads = 2, .queries = 60, .keys = 60, .dim = 8, .value_dim = 6};
-  for (index topk : {1, 2, 3, 4, 100}) {
+  for (idx_t topk : {1, 2, 3, 4, 100}) {
     CAPTURE(topk);
     reference::topk_blocks_options o;
     o.block = 5, o.topk = topk;
     topk_problem p = topk_of<TestType>(shape, o);
     p.k(0, 1, 12, 3) = std::numeric_limits<double>::quiet_NaN();
-    const index nans = check_with_nans<TestType>(p);
+    const idx_t nans = check_with_nans<TestType>(p);
     // Of both heads of the group: its own block from it on, and later blocks that see all before them.
-    const index rows = topk == 100 ? 48 : topk == 4 ? 8 : 3;
+    const idx_t rows = topk == 100 ? 48 : topk == 4 ? 8 : 3;
     CHECK(nans == 2 * rows);
     p.k(0, 1, 27, 0) = std::numeric_limits<double>::quiet_NaN();  // of two the earlier
     CHECK(check_with_nans<TestType>(p) >= nans);
@@ -234,10 +234,10 @@ TEMPLATE_LIST_TEST_CASE("topk_blocks: what lies in the padding is not read", "[t
   topk_problem p = topk_of<TestType>({.queries = 50, .keys = 70}, o);
   const reference::result clean = run_pattern<TestType>(p);
   for (tensor<double>* x : {&p.q, &p.k, &p.v})
-    for (index b = 0; b < 2; ++b)
-      for (index h = 0; h < x->heads(); ++h)
-        for (index i = (x == &p.q ? o.query_lengths : o.key_lengths)[static_cast<std::size_t>(b)]; i < x->length(); ++i)
-          for (index d = 0; d < 16; ++d)
+    for (idx_t b = 0; b < 2; ++b)
+      for (idx_t h = 0; h < x->heads(); ++h)
+        for (idx_t i = (x == &p.q ? o.query_lengths : o.key_lengths)[static_cast<std::size_t>(b)]; i < x->length(); ++i)
+          for (idx_t d = 0; d < 16; ++d)
             (*x)(b, h, i, d) = d % 2 ? reference::infinity : std::numeric_limits<double>::quiet_NaN();
   const reference::result padded = run_pattern<TestType>(p);
   CHECK(padded.out == clean.out);
@@ -269,14 +269,14 @@ TEMPLATE_LIST_TEST_CASE("topk_blocks: one block that all queries choose, with an
     p.options.block = s.block, p.options.topk = s.topk, p.options.key_lengths = {1150, 1150};
     p.options.query_lengths = {1150, 700};
     for (double& x : p.q.data) x = 0.3 * x + 0.5;
-    for (index b = 0; b < 2; ++b)
-      for (index h = 0; h < 2; ++h)
-        for (index j = 0; j < s.block; ++j)
-          for (index d = 0; d < 24; ++d) p.k(b, h, j, d) += 2;
+    for (idx_t b = 0; b < 2; ++b)
+      for (idx_t h = 0; h < 2; ++h)
+        for (idx_t j = 0; j < s.block; ++j)
+          for (idx_t d = 0; d < 24; ++d) p.k(b, h, j, d) += 2;
     p.q = rounded<TestType>(p.q), p.k = rounded<TestType>(p.k), p.v = rounded<TestType>(p.v);
     const reference::block_matches<double> blocks(p.q, p.k, 1150, 0, 0, s.block);
     bool first = true;
-    for (index i = s.block; i < 1150; ++i) first = first && blocks.ranked(0, 1, i, i / s.block)[0] == 0;
+    for (idx_t i = s.block; i < 1150; ++i) first = first && blocks.ranked(0, 1, i, i / s.block)[0] == 0;
     CHECK(first);
     if (s.topk == 2) check<TestType>(p);
 

@@ -7,16 +7,16 @@
 namespace testing::topk_blocks_backward_tests {
 namespace {
 
-constexpr index huge = index(1) << 62;
+constexpr idx_t huge = idx_t(1) << 62;
 
 struct setting {
-  index block, topk;
+  idx_t block, topk;
 };
 constexpr setting settings[] = {{4, 3}, {1, 2}, {6, 100}, {7, 2}};
 
 struct choice {
   bool softcap, alibi, sinks, score, lengths, d_lse, saved_lse;
-  index kv_heads;
+  idx_t kv_heads;
   int blocks;  // which setting
 };
 
@@ -28,7 +28,7 @@ std::vector<choice> choices() {
     choice c;
     c.softcap = flag(), c.alibi = flag(), c.sinks = flag(), c.score = flag(), c.lengths = flag();
     c.d_lse = flag(), c.saved_lse = flag();
-    c.kv_heads = index(1) << random.below(3), c.blocks = static_cast<int>(random.below(std::ssize(settings)));
+    c.kv_heads = idx_t(1) << random.below(3), c.blocks = static_cast<int>(random.below(std::ssize(settings)));
     drawn.push_back(c);
   }
   return selected(
@@ -41,7 +41,7 @@ std::vector<choice> choices() {
 }
 
 template <class S>
-topk_problem apply(const choice& c, index queries, index keys, index dim = 9, index value_dim = 12,
+topk_problem apply(const choice& c, idx_t queries, idx_t keys, idx_t dim = 9, idx_t value_dim = 12,
                    double least_gap = 1e-6) {
   reference::topk_blocks_options o;
   o.block = settings[c.blocks].block, o.topk = settings[c.blocks].topk;
@@ -56,7 +56,7 @@ topk_problem apply(const choice& c, index queries, index keys, index dim = 9, in
 }
 
 template <class S>
-void check_choices(index queries, index keys) {
+void check_choices(idx_t queries, idx_t keys) {
   for (const choice& c : choices()) {
     CAPTURE(c.softcap, c.alibi, c.sinks, c.score, c.lengths, c.d_lse, c.saved_lse, c.kv_heads, c.blocks);
     check_backward<S>(apply<S>(c, queries, keys), c.d_lse, {.saved_lse = c.saved_lse});
@@ -98,9 +98,9 @@ TEST_CASE("topk_blocks_backward: the reverse pass agrees with central difference
 }
 
 TEMPLATE_LIST_TEST_CASE("topk_blocks_backward: odd lengths, dims and blocks", "[topk_blocks_backward]", exact_types) {
-  const std::array<index, 2> pairs[] = {{0, 0},     {1, 1},   {2, 2}, {7, 7},    {16, 16}, {63, 63}, {64, 64}, {65, 65},
+  const std::array<idx_t, 2> pairs[] = {{0, 0},     {1, 1},   {2, 2}, {7, 7},    {16, 16}, {63, 63}, {64, 64}, {65, 65},
                                         {130, 130}, {1, 300}, {5, 1}, {129, 60}, {0, 9},   {9, 0},   {48, 131}};
-  const index dims[] = {1, 3, 16, 33, 64};
+  const idx_t dims[] = {1, 3, 16, 33, 64};
   const setting given[] = {{1, 3}, {5, 3}, {16, 2}, {16, 1}, {64, 2}, {1000, 3}, {huge, huge}};
   attn::execution three(3, 0);
   for (std::size_t n = 0; n < std::size(pairs); ++n)
@@ -134,10 +134,10 @@ TEMPLATE_LIST_TEST_CASE("topk_blocks_backward: one block that all queries choose
       {.batch = 2, .heads = 4, .kv_heads = 2, .queries = 1150, .keys = 1150, .dim = 6, .value_dim = 4});
   p.options.block = 32, p.options.topk = 2, p.options.lengths = {1150, 300};
   for (double& x : p.q.data) x = 0.1 * x + 0.5;
-  for (index b = 0; b < 2; ++b)
-    for (index h = 0; h < 2; ++h)
-      for (index j = 0; j < 32; ++j)
-        for (index d = 0; d < 6; ++d) p.k(b, h, j, d) += 3;
+  for (idx_t b = 0; b < 2; ++b)
+    for (idx_t h = 0; h < 2; ++h)
+      for (idx_t j = 0; j < 32; ++j)
+        for (idx_t d = 0; d < 6; ++d) p.k(b, h, j, d) += 3;
   p.q = rounded<TestType>(p.q), p.k = rounded<TestType>(p.k), p.v = rounded<TestType>(p.v);
   REQUIRE(reference::topk_gap(p.q, p.k, p.options) > 1e-3);
   check_threads<TestType>(p);

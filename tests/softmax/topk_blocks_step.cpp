@@ -7,15 +7,15 @@
 namespace testing::topk_blocks_step_tests {
 namespace {
 
-using chunks = std::vector<index>;
+using chunks = std::vector<idx_t>;
 
-chunks of_equal(index length, index count) {
+chunks of_equal(idx_t length, idx_t count) {
   chunks all(static_cast<std::size_t>(length / count), count);
   if (length % count > 0) all.push_back(length % count);
   return all;
 }
 
-constexpr index length = 150;
+constexpr idx_t length = 150;
 const std::vector<chunks> feedings = {of_equal(length, 1),          of_equal(length, 2),  of_equal(length, 4),
                                       of_equal(length, 5),          of_equal(length, 64), {length},
                                       {60, 1, 4, 5, 3, 0, 70, 2, 5}};
@@ -35,7 +35,7 @@ struct stream {
 
   // The next tokens, after those in the cache.
   void feed(const chunks& counts, attn::execution& exec) {
-    for (index count : counts) {
+    for (idx_t count : counts) {
       attn::topk_blocks_step_options<S> o;
       const auto next = [&](auto&& x) { return view(x).slice(2, cache.tokens(), count); };
       o.scale = stored.options.scale, o.softcap = stored.options.softcap, o.topk = p.options.topk;
@@ -49,12 +49,12 @@ struct stream {
     attn::execution serial;
     feed(counts, serial);
   }
-  void append(index count) {
-    const index begin = cache.tokens();
+  void append(idx_t count) {
+    const idx_t begin = cache.tokens();
     cache.append(view(std::as_const(k)).slice(2, begin, count), view(std::as_const(v)).slice(2, begin, count));
   }
   // Rows from `first` on, bit by bit.
-  bool same_from(index first, const stream& other) const {
+  bool same_from(idx_t first, const stream& other) const {
     return rows(out, first, out.length() - first) == rows(other.out, first, out.length() - first) &&
            rows(lse, first, out.length() - first) == rows(other.lse, first, out.length() - first);
   }
@@ -78,7 +78,7 @@ void check(const topk_problem& p, const chunks& counts) {
 }
 
 template <class S>
-topk_problem tokens(index block, index topk, const problem_shape& given = {}) {
+topk_problem tokens(idx_t block, idx_t topk, const problem_shape& given = {}) {
   reference::topk_blocks_options o;
   o.block = block, o.topk = topk;
   problem_shape shape = given;
@@ -89,15 +89,15 @@ topk_problem tokens(index block, index topk, const problem_shape& given = {}) {
 }  // namespace
 
 TEMPLATE_LIST_TEST_CASE("topk_blocks_step: any feeding equals one call", "[topk_blocks_step]", all_types) {
-  constexpr index huge = index(1) << 62;
-  for (auto [block, topk] : {std::array<index, 2>{16, 3},
+  constexpr idx_t huge = idx_t(1) << 62;
+  for (auto [block, topk] : {std::array<idx_t, 2>{16, 3},
                              {1, 4},
                              {5, 2},
                              {7, 1},
                              {64, 2},
                              {4, huge},
                              {huge, 3},
-                             {std::numeric_limits<index>::max(), std::numeric_limits<index>::max()}}) {
+                             {std::numeric_limits<idx_t>::max(), std::numeric_limits<idx_t>::max()}}) {
     const topk_problem p = tokens<TestType>(block, topk, {.dim = 20, .value_dim = 12});
     for (std::size_t n = 0; n < feedings.size(); ++n) {
       CAPTURE(block, topk, n);
@@ -119,9 +119,9 @@ TEMPLATE_LIST_TEST_CASE("topk_blocks_step: every option", "[topk_blocks_step]", 
 }
 
 TEMPLATE_LIST_TEST_CASE("topk_blocks_step: batches, grouped queries, odd dims", "[topk_blocks_step]", exact_types) {
-  const index dims[] = {1, 3, 8, 33, 80, 128};
+  const idx_t dims[] = {1, 3, 8, 33, 80, 128};
   for (std::size_t n = 0;
-       auto [batch, heads, kv_heads] : {std::array<index, 3>{1, 1, 1}, {3, 6, 1}, {1, 8, 2}, {2, 5, 5}})
+       auto [batch, heads, kv_heads] : {std::array<idx_t, 3>{1, 1, 1}, {3, 6, 1}, {1, 8, 2}, {2, 5, 5}})
     for (std::size_t step : {1u, 2u}) {
       ++n;
       const topk_problem p = tokens<TestType>(8, 4,
@@ -152,9 +152,9 @@ TEMPLATE_LIST_TEST_CASE("topk_blocks_step: truncated tokens leave nothing behind
   topk_problem other = tokens<TestType>(16, 3);  // what is forgotten
   for (tensor<double>* x : {&other.k, &other.v})
     for (double& value : x->data) value = 3 * value + 1;
-  for (index d = 0; d < 16; ++d) other.k(1, 1, 85, d) = std::numeric_limits<double>::quiet_NaN();
+  for (idx_t d = 0; d < 16; ++d) other.k(1, 1, 85, d) = std::numeric_limits<double>::quiet_NaN();
   const tensor<TestType> k = cast<TestType>(other.k), v = cast<TestType>(other.v);
-  for (index kept : {0, 1, 16, 37, 64, 79, 80, 89})
+  for (idx_t kept : {0, 1, 16, 37, 64, 79, 80, 89})
     for (const chunks& counts : {of_equal(length, 1), of_equal(length, 3), of_equal(length, 5), chunks{length}}) {
       CAPTURE(kept, counts.front());
       stream<TestType> never(p), once(p);
@@ -200,10 +200,10 @@ TEMPLATE_LIST_TEST_CASE("topk_blocks_cache: tokens fed without queries, reset, c
   const attn::topk_blocks_cache<TestType> moved = std::move(later.cache);
   CHECK(moved.tokens() == length);
   bool same = true;
-  for (index b = 0; b < 2; ++b)
-    for (index h = 0; h < 2; ++h)
-      for (index i = 0; i < length; ++i)
-        for (index d = 0; d < 16; ++d)
+  for (idx_t b = 0; b < 2; ++b)
+    for (idx_t h = 0; h < 2; ++h)
+      for (idx_t i = 0; i < length; ++i)
+        for (idx_t d = 0; d < 16; ++d)
           same = same && moved.keys()(b, h, i, d) == s.k(b, h, i, d) && moved.values()(b, h, i, d) == s.v(b, h, i, d);
   CHECK(same);
 }
@@ -237,10 +237,10 @@ TEST_CASE("topk_blocks_cache: extents, memory, and what is reserved", "[topk_blo
 TEST_CASE("topk_blocks_step: what a score function throws leaves the cache as it was", "[topk_blocks_step]") {
   attn::execution serial, three(3, 0);
   const topk_problem p = tokens<float>(8, 3);
-  const score_of<float> thrower = [](float s, index, index h, index i, index) {
+  const score_of<float> thrower = [](float s, idx_t, idx_t h, idx_t i, idx_t) {
     return h < 3 || i < 101 ? s : throw std::runtime_error("no");
   };
-  for (index count : {2, 4, 5, 49})
+  for (idx_t count : {2, 4, 5, 49})
     for (attn::execution* exec : {&serial, &three}) {
       CAPTURE(count);
       stream<float> once(p), never(p);
@@ -272,7 +272,7 @@ TEST_CASE("topk_blocks_step: options, score and execution may each be left out",
   const tensor<float> q(1, 2, 6, 8, 0.5f), v(1, 2, 6, 5, 2);
   tensor<float> out(1, 2, 6, 5);
   attn::execution threads(2);
-  const auto plain = [](float s, index, index, index, index) { return s; };
+  const auto plain = [](float s, idx_t, idx_t, idx_t, idx_t) { return s; };
   attn::topk_blocks_cache<float> cache({.heads = 2, .dim = 8, .value_dim = 5}, {.block = 2});
   const auto check = [&](auto&&... rest) {
     out = tensor<float>(1, 2, 6, 5, 7);

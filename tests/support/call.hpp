@@ -51,10 +51,10 @@ using in_view = attn::tensor_view<const S>;
 template <class S>
 using out_view = attn::tensor_view<S>;
 template <class S>
-using score_of = std::function<real<S>(real<S>, attn::index, attn::index, attn::index, attn::index)>;
+using score_of = std::function<real<S>(real<S>, attn::idx_t, attn::idx_t, attn::idx_t, attn::idx_t)>;
 // (score, d, batch, head, i, j): d times the derivative of a score function by the score.
 template <class S>
-using score_backward_of = std::function<real<S>(real<S>, real<S>, attn::index, attn::index, attn::index, attn::index)>;
+using score_backward_of = std::function<real<S>(real<S>, real<S>, attn::idx_t, attn::idx_t, attn::idx_t, attn::idx_t)>;
 
 // Backward passes, compiled apart from the forward ones so that the two are compiled at the same time. S is one of
 // all_types. An empty score means none.

@@ -96,7 +96,7 @@ tensor<double> run_aft(const problem<Options>& p, attn::execution& execution) {
     compiled_aft_local<S>::call(view(q), view(k), view(v), view(out), view(std::as_const(w)), options, execution);
   } else if constexpr (std::is_same_v<Options, reference::aft_conv_options>) {
     auto options = with_common(attn::aft_conv_options<S>{});
-    const index columns = p.options.columns;
+    const idx_t columns = p.options.columns;
     if (columns > 0) options.grid = attn::token_grid{q.length() / columns, columns};
     compiled_aft_conv<S>::call(view(q), view(k), view(v), view(out), kernel_view(std::as_const(w), columns > 0),
                                options, execution);

@@ -31,17 +31,17 @@ struct delta_rule_problem {
 
 // What a random problem has: q and k are shared by the heads of `group` values each.
 struct delta_rule_shape {
-  index batch = 2, key_heads = 2, group = 1, length = 65, dim = 16, value_dim = 16;
+  idx_t batch = 2, key_heads = 2, group = 1, length = 65, dim = 16, value_dim = 16;
   bool beta = true, state = false;
   int decays = 0;  // per token: 0, 1 or dim
 };
 
 // From mild decays to ones of which nothing is left: 0 and minus infinity among them.
-inline tensor<double> random_log_decay(std::uint64_t seed, index batch, index heads, index length, index dim) {
+inline tensor<double> random_log_decay(std::uint64_t seed, idx_t batch, idx_t heads, idx_t length, idx_t dim) {
   random_source random(seed);
   tensor<double> x(batch, heads, length, dim);
   for (double& g : x.data) {
-    const index kind = random.below(40);
+    const idx_t kind = random.below(40);
     g = kind == 0 ? -reference::infinity : kind == 1 ? -30 : kind < 6 ? 0 : -0.3 * random.uniform();
   }
   return x;
@@ -49,18 +49,18 @@ inline tensor<double> random_log_decay(std::uint64_t seed, index batch, index he
 
 // Keys are of length 1 at most, and beta from 0 to 2 like the originals': then no step makes the state longer.
 inline delta_rule_problem random_delta_rule(const delta_rule_shape& s, std::uint64_t seed = 1) {
-  const index heads = s.key_heads * s.group;
+  const idx_t heads = s.key_heads * s.group;
   delta_rule_problem p;
   p.x.q = random_normal(7 * seed, s.batch, s.key_heads, s.length, s.dim);
   p.x.k = random_normal(7 * seed + 1, s.batch, s.key_heads, s.length, s.dim);
   p.x.v = random_normal(7 * seed + 2, s.batch, heads, s.length, s.value_dim);
   random_source random(7 * seed + 3);
-  for (index row = 0; row < s.batch * s.key_heads * s.length; ++row) {
+  for (idx_t row = 0; row < s.batch * s.key_heads * s.length; ++row) {
     double squares = 0;
     double* const k = p.x.k.data.data() + row * s.dim;
-    for (index d = 0; d < s.dim; ++d) squares += k[d] * k[d];
+    for (idx_t d = 0; d < s.dim; ++d) squares += k[d] * k[d];
     const double factor = (1 - 0.4 * random.uniform()) / std::sqrt(squares);
-    for (index d = 0; d < s.dim; ++d) k[d] *= factor;
+    for (idx_t d = 0; d < s.dim; ++d) k[d] *= factor;
   }
   if (s.beta) {
     p.x.beta = tensor<double>(s.batch, heads, s.length, 1);
@@ -117,7 +117,7 @@ struct delta_rule_memory {
   }
   delta_rule_memory(const delta_rule_memory&) = delete;
 
-  attn::delta_rule_step_options<S> step_options(index begin, index count) const {
+  attn::delta_rule_step_options<S> step_options(idx_t begin, idx_t count) const {
     attn::delta_rule_step_options<S> o;
     o.scale = options.scale, o.unit_norm_eps = options.unit_norm_eps;
     if (options.beta) o.beta = options.beta.slice(2, begin, count);
@@ -126,7 +126,7 @@ struct delta_rule_memory {
   }
 
  private:
-  std::vector<index> lengths_;
+  std::vector<idx_t> lengths_;
 };
 
 // out and the final state start as rubbish: rows that should be zero must have been written.

@@ -125,9 +125,9 @@ attn::tensor_view<const T, 3> features_of(const tensor<T>& w) {
 template <class T>
 tensor<double> features_in_double(const attn::tensor_view<const T, 3>& x) {
   tensor<double> w(1, x.extent(0), x.extent(1), x.extent(2));
-  for (index h = 0; h < w.heads(); ++h)
-    for (index r = 0; r < w.length(); ++r)
-      for (index d = 0; d < w.dim(); ++d) w(0, h, r, d) = static_cast<double>(x(h, r, d));
+  for (idx_t h = 0; h < w.heads(); ++h)
+    for (idx_t r = 0; r < w.length(); ++r)
+      for (idx_t d = 0; d < w.dim(); ++d) w(0, h, r, d) = static_cast<double>(x(h, r, d));
   return w;
 }
 
@@ -159,7 +159,7 @@ reference::result run(const rfa_problem& p, attn::execution& execution) {
 }
 
 // Gates with zeros and ones among them.
-inline tensor<double> random_gates(index batch, index heads, index length, std::uint64_t seed = 5) {
+inline tensor<double> random_gates(idx_t batch, idx_t heads, idx_t length, std::uint64_t seed = 5) {
   random_source random(seed);
   tensor<double> gate(batch, heads, length, 1);
   for (double& g : gate.data) g = random.below(9) == 0 ? 0 : random.below(9) == 0 ? 1 : random.uniform();
@@ -168,12 +168,12 @@ inline tensor<double> random_gates(index batch, index heads, index length, std::
 
 // Gates from 1/2 to 1, a head's own wherever it stands in a larger batch.
 template <class T>
-tensor<T> slow_gates(index batch, index heads, index length, index first_batch, index first_head) {
+tensor<T> slow_gates(idx_t batch, idx_t heads, idx_t length, idx_t first_batch, idx_t first_head) {
   tensor<T> gate(batch, heads, length, 1);
-  for (index b = 0; b < batch; ++b)
-    for (index h = 0; h < heads; ++h) {
+  for (idx_t b = 0; b < batch; ++b)
+    for (idx_t h = 0; h < heads; ++h) {
       random_source random(static_cast<std::uint64_t>(16 * (first_batch + b) + first_head + h));
-      for (index i = 0; i < length; ++i) gate(b, h, i, 0) = static_cast<T>(0.5 + 0.5 * random.uniform());
+      for (idx_t i = 0; i < length; ++i) gate(b, h, i, 0) = static_cast<T>(0.5 + 0.5 * random.uniform());
     }
   return gate;
 }
@@ -215,7 +215,7 @@ template <class S, class Problem, class Make>
 bool threads_agree_beyond_one_wave(Make&& make) {
   for (bool causal : {false, true}) {
     constexpr int threads = 2;
-    const index length = 1024 * threads * (causal ? 2 * 4 : 16) + 1100;
+    const idx_t length = 1024 * threads * (causal ? 2 * 4 : 16) + 1100;
     Problem p = make(problem_shape{
         .batch = 1, .heads = 1, .kv_heads = 1, .queries = length, .keys = length, .dim = 16, .value_dim = 16});
     p.options.causal = causal;

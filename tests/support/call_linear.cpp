@@ -16,7 +16,7 @@ namespace {
 
 // More features than numbers: the map sees a whole token.
 struct pairs {
-  index features(index dim) const { return 2 * dim; }
+  idx_t features(idx_t dim) const { return 2 * dim; }
   template <class T>
   void operator()(std::span<const T> token, std::span<T> phi) const {
     for (std::size_t d = 0; d < token.size(); ++d) {

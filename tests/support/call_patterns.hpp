@@ -13,9 +13,9 @@ namespace testing {
 struct listed_pattern {
   struct piece {
     attn::position_range range{};
-    std::vector<attn::index> list{};  // instead of the range
+    std::vector<attn::idx_t> list{};  // instead of the range
     bool except_self = false;
-    attn::index left = attn::unlimited, right = attn::unlimited;  // of which a query sees those so near
+    attn::idx_t left = attn::unlimited, right = attn::unlimited;  // of which a query sees those so near
   };
   struct query_set {
     attn::position_range queries;
@@ -23,13 +23,13 @@ struct listed_pattern {
   };
   std::vector<query_set> all;
 
-  attn::index query_sets(const attn::pattern_shape&) const { return std::ssize(all); }
-  attn::position_range queries(const attn::pattern_shape&, attn::index n) const {
+  attn::idx_t query_sets(const attn::pattern_shape&) const { return std::ssize(all); }
+  attn::position_range queries(const attn::pattern_shape&, attn::idx_t n) const {
     return all[static_cast<std::size_t>(n)].queries;
   }
-  void keys(const attn::pattern_shape&, attn::index n, auto&& see) const {
+  void keys(const attn::pattern_shape&, attn::idx_t n, auto&& see) const {
     for (const piece& p : all[static_cast<std::size_t>(n)].pieces) {
-      const auto of_query = [&p](attn::index at) { return attn::position_range{at - p.left, at + p.right + 1}; };
+      const auto of_query = [&p](attn::idx_t at) { return attn::position_range{at - p.left, at + p.right + 1}; };
       const bool near = p.left != attn::unlimited;
       if (!p.list.empty())
         p.except_self ? see.except_self(p.list) : near ? see(p.list, of_query) : see(p.list);

@@ -30,15 +30,15 @@ class golden_case {
     return values_.at(key);
   }
   double number(const std::string& key) const { return single<double>(key); }
-  index integer(const std::string& key) const { return single<index>(key); }
+  idx_t integer(const std::string& key) const { return single<idx_t>(key); }
   bool flag(const std::string& key, bool otherwise) const {
     if (!has(key)) return otherwise;
     if (text(key) != "true" && text(key) != "false")
       throw std::runtime_error(name_ + ": " + key + " is neither true nor false");
     return text(key) == "true";
   }
-  std::vector<index> integers(const std::string& key) const {
-    return has(key) ? list<index>(key) : std::vector<index>{};
+  std::vector<idx_t> integers(const std::string& key) const {
+    return has(key) ? list<idx_t>(key) : std::vector<idx_t>{};
   }
 
   // An array of at most four extents; missing leading ones are 1.

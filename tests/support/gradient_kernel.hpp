@@ -156,14 +156,14 @@ void check_backward(const Problem& problem, double factor = 1) {
 
 // The gradients of one batch item and key head alone.
 template <class Problem>
-Problem one_head(const Problem& p, index b, index kv_head) {
+Problem one_head(const Problem& p, idx_t b, idx_t kv_head) {
   Problem one = p;
-  const index group = p.q.heads() / p.k.heads();
-  const auto part = [&](const tensor<double>& x, index heads, bool batched) {
+  const idx_t group = p.q.heads() / p.k.heads();
+  const auto part = [&](const tensor<double>& x, idx_t heads, bool batched) {
     tensor<double> y(1, heads, x.length(), x.dim());
-    for (index h = 0; h < heads; ++h)
-      for (index i = 0; i < x.length(); ++i)
-        for (index d = 0; d < x.dim(); ++d) y(0, h, i, d) = x(batched ? b : 0, kv_head * heads + h, i, d);
+    for (idx_t h = 0; h < heads; ++h)
+      for (idx_t i = 0; i < x.length(); ++i)
+        for (idx_t d = 0; d < x.dim(); ++d) y(0, h, i, d) = x(batched ? b : 0, kv_head * heads + h, i, d);
     return y;
   };
   one.q = part(p.q, group, true), one.k = part(p.k, 1, true), one.v = part(p.v, 1, true);
@@ -181,12 +181,12 @@ Problem one_head(const Problem& p, index b, index kv_head) {
 template <class S, class Problem>
 void check_backward_laws(const Problem& problem) {
   const Problem p = rounded<S>(problem);
-  const index group = p.q.heads() / p.k.heads();
+  const idx_t group = p.q.heads() / p.k.heads();
   tensor<double> d_out = rounded<S>(random_normal(99, p.q.batch(), p.q.heads(), p.q.length(), p.v.dim()));
   const tensors all = gradients_by<S>(p, d_out);
   const auto& o = p.options;
-  const auto queries = [&](index b) { return reference::true_length(o.lengths, o.query_lengths, b, p.q.length()); };
-  const auto keys = [&](index b) { return reference::true_length(o.lengths, o.key_lengths, b, p.k.length()); };
+  const auto queries = [&](idx_t b) { return reference::true_length(o.lengths, o.query_lengths, b, p.q.length()); };
+  const auto keys = [&](idx_t b) { return reference::true_length(o.lengths, o.key_lengths, b, p.k.length()); };
 
   // What is asked for alone is the same.
   for (std::size_t n = 0; n < gradient_count; ++n) {
@@ -208,18 +208,18 @@ void check_backward_laws(const Problem& problem) {
       }
 
   // A head alone.
-  for (index b = 0; b < p.q.batch(); ++b)
-    for (index h = 0; h < p.k.heads(); ++h) {
+  for (idx_t b = 0; b < p.q.batch(); ++b)
+    for (idx_t h = 0; h < p.k.heads(); ++h) {
       const Problem one = one_head(p, b, h);
       tensor<double> d_one(1, group, p.q.length(), p.v.dim());
-      for (index g = 0; g < group; ++g)
-        for (index i = 0; i < p.q.length(); ++i)
-          for (index d = 0; d < p.v.dim(); ++d) d_one(0, g, i, d) = d_out(b, h * group + g, i, d);
+      for (idx_t g = 0; g < group; ++g)
+        for (idx_t i = 0; i < p.q.length(); ++i)
+          for (idx_t d = 0; d < p.v.dim(); ++d) d_one(0, g, i, d) = d_out(b, h * group + g, i, d);
       const tensors alone = gradients_by<S>(one, d_one);
       CHECK(head(alone[1], 0, 0) == head(all[1], b, h));
       CHECK(head(alone[2], 0, 0) == head(all[2], b, h));
-      for (index g = 0; g < group; ++g) CHECK(head(alone[0], 0, g) == head(all[0], b, h * group + g));
-      for (index g = 0, each = o.gate.empty() ? 0 : o.gate.heads() / p.k.heads(); g < each; ++g)
+      for (idx_t g = 0; g < group; ++g) CHECK(head(alone[0], 0, g) == head(all[0], b, h * group + g));
+      for (idx_t g = 0, each = o.gate.empty() ? 0 : o.gate.heads() / p.k.heads(); g < each; ++g)
         CHECK(head(alone[3], 0, g) == head(all[3], b, h * each + g));
     }
 
@@ -228,10 +228,10 @@ void check_backward_laws(const Problem& problem) {
   Problem padded = p;
   tensor<double> d_padded = d_out;
   const auto poison = [&](tensor<double>& x, const auto& length, double value) {
-    for (index b = 0; b < x.batch(); ++b)
-      for (index h = 0; h < x.heads(); ++h)
-        for (index i = length(b); i < x.length(); ++i)
-          for (index d = 0; d < x.dim(); ++d) x(b, h, i, d) = value;
+    for (idx_t b = 0; b < x.batch(); ++b)
+      for (idx_t h = 0; h < x.heads(); ++h)
+        for (idx_t i = length(b); i < x.length(); ++i)
+          for (idx_t d = 0; d < x.dim(); ++d) x(b, h, i, d) = value;
   };
   poison(padded.q, queries, nan), poison(padded.k, keys, nan), poison(padded.v, keys, nan);
   poison(padded.options.gate, keys, nan), poison(d_padded, queries, nan);

@@ -19,7 +19,7 @@ template <class T>
 class guarded_memory {
  public:
 #if __has_include(<sys/mman.h>)
-  guarded_memory(index count, index guarded) : bytes_(static_cast<std::size_t>(count) * sizeof(T)) {
+  guarded_memory(idx_t count, idx_t guarded) : bytes_(static_cast<std::size_t>(count) * sizeof(T)) {
     const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
     guarded_ = static_cast<std::size_t>(guarded) * sizeof(T) / page * page;
     memory_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -27,13 +27,13 @@ class guarded_memory {
   }
   ~guarded_memory() { munmap(memory_, bytes_); }
 #else
-  guarded_memory(index count, index) : plain_(new T[static_cast<std::size_t>(count)]()), memory_(plain_.get()) {}
+  guarded_memory(idx_t count, idx_t) : plain_(new T[static_cast<std::size_t>(count)]()), memory_(plain_.get()) {}
 #endif
   guarded_memory(const guarded_memory&) = delete;
 
   T* data() const { return static_cast<T*>(memory_); }
   // The first row of `dim` elements that may be read.
-  index first_readable(index dim) const { return (static_cast<index>(guarded_ / sizeof(T)) + dim - 1) / dim; }
+  idx_t first_readable(idx_t dim) const { return (static_cast<idx_t>(guarded_ / sizeof(T)) + dim - 1) / dim; }
 
  private:
 #if !__has_include(<sys/mman.h>)

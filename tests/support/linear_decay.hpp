@@ -17,9 +17,9 @@ struct linear_decay_problem {
 enum class decays { none, token, channel, factor };  // factor: `decay` in the place of its logarithm
 
 struct linear_decay_shape {
-  index batch = 2, heads = 2, kv_heads = 2, queries = 77, keys = 77, dim = 9, value_dim = 5;
+  idx_t batch = 2, heads = 2, kv_heads = 2, queries = 77, keys = 77, dim = 9, value_dim = 5;
   decays kind = decays::channel;
-  index decay_heads = 2, state_heads = 0;  // 0: as many as there are sums
+  idx_t decay_heads = 2, state_heads = 0;  // 0: as many as there are sums
   bool bonus = false, states = false;
   reference::linear_feature feature = reference::linear_feature::identity;  // elu_plus_one: normalised
 };
@@ -30,12 +30,12 @@ inline linear_decay_problem random_linear_decay(const linear_decay_shape& s, std
   p.x.q = random_normal(9 * seed, s.batch, s.heads, s.queries, s.dim);
   p.x.k = random_normal(9 * seed + 1, s.batch, s.kv_heads, s.keys, s.dim);
   p.x.v = random_normal(9 * seed + 2, s.batch, s.kv_heads, s.keys, s.value_dim);
-  const index features = s.feature == linear_feature::pairs ? 2 * s.dim : s.dim;
+  const idx_t features = s.feature == linear_feature::pairs ? 2 * s.dim : s.dim;
   random_source random(9 * seed + 3);
   if (s.kind != decays::none) {
     tensor<double> g(s.batch, s.decay_heads, s.keys, s.kind == decays::channel ? features : 1);
     for (double& x : g.data) {  // from mild ones to ones of which nothing is left
-      const index which = random.below(40);
+      const idx_t which = random.below(40);
       x = which == 0 ? -reference::infinity : which == 1 ? -30 : which < 6 ? 0 : which == 6 ? -1e-6
                                                                                       : -0.3 * random.uniform();
       if (s.kind == decays::factor) x = std::exp(x);
@@ -48,7 +48,7 @@ inline linear_decay_problem random_linear_decay(const linear_decay_shape& s, std
   };
   if (s.bonus) p.x.bonus = positive(random_normal(9 * seed + 4, 1, s.heads, 1, features));
   if (s.states) {
-    const index heads = s.state_heads ? s.state_heads : p.x.sums_heads();
+    const idx_t heads = s.state_heads ? s.state_heads : p.x.sums_heads();
     p.x.initial_state = random_normal(9 * seed + 5, s.batch, heads, features, s.value_dim);
     p.x.initial_weights = positive(random_normal(9 * seed + 6, s.batch, heads, 1, features));
   }
@@ -91,7 +91,7 @@ struct linear_decay_memory {
   tensor<S> q, k, v;
   tensor<T> decay, log_decay, bonus, initial_state, initial_weights, final_state, final_weights;
   attn::linear_options<S> options;
-  std::vector<index> lengths, query_lengths, key_lengths;
+  std::vector<idx_t> lengths, query_lengths, key_lengths;
 
   explicit linear_decay_memory(const linear_decay_problem& p)
       : q(cast<S>(p.x.q)), k(cast<S>(p.x.k)), v(cast<S>(p.x.v)), decay(cast<T>(p.x.decay)),
@@ -111,7 +111,7 @@ struct linear_decay_memory {
   }
   linear_decay_memory(const linear_decay_memory&) = delete;
 
-  attn::linear_step_options<S> step_options(index begin, index count) const {
+  attn::linear_step_options<S> step_options(idx_t begin, idx_t count) const {
     attn::linear_step_options<S> o;
     o.eps = options.eps, o.normalise = options.normalise, o.scale = options.scale, o.bonus = options.bonus;
     if (options.decay) o.decay = options.decay.slice(2, begin, count);
@@ -129,7 +129,7 @@ struct linear_decay_result {
 template <class S>
 linear_decay_result run(const linear_decay_problem& p, attn::execution& execution) {
   linear_decay_memory<S> m(p);
-  const index features = p.options.feature == reference::linear_feature::pairs ? 2 * p.x.k.dim() : p.x.k.dim();
+  const idx_t features = p.options.feature == reference::linear_feature::pairs ? 2 * p.x.k.dim() : p.x.k.dim();
   tensor<S> out(p.x.q.batch(), p.x.q.heads(), p.x.q.length(), p.x.v.dim(), S(7));
   m.final_state = tensor<real<S>>(p.x.q.batch(), p.x.sums_heads(), features, p.x.v.dim(), real<S>(7));
   m.final_weights = tensor<real<S>>(p.x.q.batch(), p.x.sums_heads(), 1, features, real<S>(7));

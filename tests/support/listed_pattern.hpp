@@ -12,7 +12,7 @@ namespace reference {
 template <class N>
 struct basic_listed_options : basic_softmax_options<N> {
   testing::listed_pattern pattern, joined_to;     // the second empty: none
-  std::map<std::pair<index, index>, index> seen;  // (position of the query, key) -> how often
+  std::map<std::pair<idx_t, idx_t>, idx_t> seen;  // (position of the query, key) -> how often
 };
 using listed_options = basic_listed_options<double>;
 template <class N>
@@ -21,7 +21,7 @@ void copy_choices(const listed_options& from, basic_listed_options<N>& to) {
   to.seen = from.seen;
 }
 template <class N>
-bool sees(const basic_listed_options<N>& o, index, index position, index key, index) {
+bool sees(const basic_listed_options<N>& o, idx_t, idx_t position, idx_t key, idx_t) {
   return o.seen.count({position, key}) != 0;
 }
 
@@ -30,15 +30,15 @@ bool sees(const basic_listed_options<N>& o, index, index position, index key, in
 namespace testing {
 
 // Lists what queries from position `first` on see of so many keys.
-inline void note(const listed_pattern& pattern, index first, index keys, reference::listed_options& to) {
+inline void note(const listed_pattern& pattern, idx_t first, idx_t keys, reference::listed_options& to) {
   for (const auto& set : pattern.all)
-    for (index p = set.queries.begin; p < std::min(set.queries.end, keys); p += set.queries.step) {
+    for (idx_t p = set.queries.begin; p < std::min(set.queries.end, keys); p += set.queries.step) {
       if (p < first) continue;
       for (const auto& given : set.pieces) {
-        std::vector<index> list = given.list;
+        std::vector<idx_t> list = given.list;
         if (list.empty())
-          for (index j = given.range.begin; j < given.range.end; j += given.range.step) list.push_back(j);
-        for (index j : list)
+          for (idx_t j = given.range.begin; j < given.range.end; j += given.range.step) list.push_back(j);
+        for (idx_t j : list)
           if (j >= 0 && j < keys && !(given.except_self && j == p) &&
               (given.left == attn::unlimited || (p - given.left <= j && j <= p + given.right)))
             ++to.seen[{p, j}];

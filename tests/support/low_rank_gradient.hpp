@@ -101,19 +101,19 @@ void check_form_threads_and_padding(typename Form::problem p) {
   for (auto& d : d_results) padded.push_back(&d);
   if constexpr (requires { p.options.logits; }) padded.push_back(&p.options.logits);
   for (tensor<double>* x : padded)
-    for (index b = 0; b < x->batch(); ++b)
-      for (index h = 0; h < x->heads(); ++h)
-        for (index i = p.options.lengths[static_cast<std::size_t>(b)]; i < x->length(); ++i)
-          for (index d = 0; d < x->dim(); ++d) (*x)(b, h, i, d) = std::numeric_limits<double>::quiet_NaN();
+    for (idx_t b = 0; b < x->batch(); ++b)
+      for (idx_t h = 0; h < x->heads(); ++h)
+        for (idx_t i = p.options.lengths[static_cast<std::size_t>(b)]; i < x->length(); ++i)
+          for (idx_t d = 0; d < x->dim(); ++d) (*x)(b, h, i, d) = std::numeric_limits<double>::quiet_NaN();
   CHECK(run_gradients<Form>(p, d_results, serial) == alone);
 }
 
 // One item of x, heads [first, first + count).
-inline tensor<double> heads_of_item(const tensor<double>& x, index b, index first, index count) {
+inline tensor<double> heads_of_item(const tensor<double>& x, idx_t b, idx_t first, idx_t count) {
   tensor<double> to(1, count, x.length(), x.dim());
-  for (index h = 0; h < count; ++h)
-    for (index i = 0; i < x.length(); ++i)
-      for (index d = 0; d < x.dim(); ++d) to(0, h, i, d) = x(b, first + h, i, d);
+  for (idx_t h = 0; h < count; ++h)
+    for (idx_t i = 0; i < x.length(); ++i)
+      for (idx_t d = 0; d < x.dim(); ++d) to(0, h, i, d) = x(b, first + h, i, d);
   return to;
 }
 
@@ -123,9 +123,9 @@ template <class Form, class One>
 void check_form_independent(const typename Form::problem& p, One&& one) {
   attn::execution serial;
   const tensors d_results = random_d_results<Form>(p), all = run_gradients<Form>(p, d_results, serial);
-  const index group = p.q.heads() / p.k.heads();
-  for (index b = 0; b < p.q.batch(); ++b)
-    for (index kv = 0; kv < p.k.heads(); ++kv) {
+  const idx_t group = p.q.heads() / p.k.heads();
+  for (idx_t b = 0; b < p.q.batch(); ++b)
+    for (idx_t kv = 0; kv < p.k.heads(); ++kv) {
       typename Form::problem alone = p;
       alone.q = heads_of_item(p.q, b, kv * group, group);
       alone.k = heads_of_item(p.k, b, kv, 1), alone.v = heads_of_item(p.v, b, kv, 1);

@@ -17,7 +17,7 @@ namespace testing {
 static_assert(std::endian::native == std::endian::little, "the reader copies little-endian numbers");
 
 struct npy_array {
-  std::vector<index> shape;
+  std::vector<idx_t> shape;
   std::vector<double> values;
 };
 

@@ -23,7 +23,7 @@ inline reference::result expected(const sliding_window_problem& p) {
 }
 
 struct problem_shape {
-  index batch = 2, heads = 4, kv_heads = 2, queries = 65, keys = 65, dim = 16, value_dim = 16;
+  idx_t batch = 2, heads = 4, kv_heads = 2, queries = 65, keys = 65, dim = 16, value_dim = 16;
 };
 
 // Unit-normal q, k and v.

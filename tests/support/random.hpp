@@ -24,13 +24,13 @@ class random_source {
     const double radius = std::sqrt(-2 * std::log(uniform()));
     return radius * std::cos(2 * std::numbers::pi * uniform());
   }
-  index below(index n) { return static_cast<index>(bits() % static_cast<std::uint64_t>(n)); }
+  idx_t below(idx_t n) { return static_cast<idx_t>(bits() % static_cast<std::uint64_t>(n)); }
 
  private:
   std::uint64_t state_;
 };
 
-inline tensor<double> random_normal(std::uint64_t seed, index batch, index heads, index length, index dim,
+inline tensor<double> random_normal(std::uint64_t seed, idx_t batch, idx_t heads, idx_t length, idx_t dim,
                                     double scale = 1) {
   random_source random(seed);
   tensor<double> x(batch, heads, length, dim);
@@ -38,7 +38,7 @@ inline tensor<double> random_normal(std::uint64_t seed, index batch, index heads
   return x;
 }
 
-inline std::vector<double> random_values(std::uint64_t seed, index count, double scale = 1) {
+inline std::vector<double> random_values(std::uint64_t seed, idx_t count, double scale = 1) {
   return random_normal(seed, 1, 1, 1, count, scale).data;
 }
 

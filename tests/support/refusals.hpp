@@ -12,14 +12,14 @@ namespace testing {
 
 // A good call, to be spoilt in one place: batch 2, heads 4 over 2, lengths 6 and (if there are keys apart) 9, dims 8
 // and 5.
-template <class Options, index Keys = 9>
+template <class Options, idx_t Keys = 9>
 struct call_inputs {
   tensor<float> q{2, 4, 6, 8, 0.5f}, k{2, 2, Keys, 8, 0.25f}, v{2, 2, Keys, 5, 2}, out{2, 4, 6, 5, 7},
       lse{2, 4, 6, 1, 7};
   in_view<float> q_view = view(std::as_const(q)), k_view = view(std::as_const(k)), v_view = view(std::as_const(v));
   out_view<float> out_view_ = view(out);
   tensor<float> other{2, 4, 30, 30, 1};  // more memory to point to
-  std::vector<index> indices;
+  std::vector<idx_t> indices;
   std::vector<float> numbers;
   Options options;
 
@@ -28,8 +28,8 @@ struct call_inputs {
   }
   call_inputs(const call_inputs&) = delete;
 
-  in_view<float> shaped(index b, index h, index i, index d) const { return {other.data.data(), {b, h, i, d}}; }
-  std::span<const index> list(std::vector<index> values) { return indices = std::move(values); }
+  in_view<float> shaped(idx_t b, idx_t h, idx_t i, idx_t d) const { return {other.data.data(), {b, h, i, d}}; }
+  std::span<const idx_t> list(std::vector<idx_t> values) { return indices = std::move(values); }
   std::span<const float> values(std::size_t count) { return numbers.assign(count, 0.5f), numbers; }
 };
 
@@ -181,9 +181,9 @@ std::vector<refused<Call>> common_refusals() {
   if constexpr (requires(Call& d) { d.options.first_position; })
     add({
         {"a position beyond all", "first_position from -2^40 to 2^40; found 1099511627777",
-         [](auto& d) { d.options.first_position = (index(1) << 40) + 1; }},
+         [](auto& d) { d.options.first_position = (idx_t(1) << 40) + 1; }},
         {"a position before all", "first_position",
-         [](auto& d) { d.options.first_position = std::numeric_limits<index>::min(); }},
+         [](auto& d) { d.options.first_position = std::numeric_limits<idx_t>::min(); }},
     });
   if constexpr (requires(Call& d) { d.options.sinks; })
     add({
@@ -210,7 +210,7 @@ std::vector<refused<Call>> common_refusals() {
 }
 
 // Form::call is the operator, called with the call_inputs or with what stands in it; Form::options what it takes.
-template <class Form, index Keys = 9, class Call = call_inputs<typename Form::options, Keys>>
+template <class Form, idx_t Keys = 9, class Call = call_inputs<typename Form::options, Keys>>
 void check_refused(const std::string& name, const std::vector<refused<Call>>& list) {
   using form = Form;
   const auto message_of = [](Call& d) {

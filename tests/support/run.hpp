@@ -109,7 +109,7 @@ class stored_options {
     options.alibi_slopes = slopes_;
     options.sinks = sinks_;
     if (from_.score)
-      score = [f = from_.score](real<S> s, index b, index h, index i, index j) {
+      score = [f = from_.score](real<S> s, idx_t b, idx_t h, idx_t i, idx_t j) {
         return static_cast<real<S>>(f(static_cast<double>(s), b, h, i, j));
       };
     if constexpr (windowed) {

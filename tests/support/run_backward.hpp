@@ -15,20 +15,20 @@ double gradient_factor(const std::string& of) {
 
 // A lone key has weight 1 whatever its score, whose gradient is d_lse: what is left of two equal sums over the values'
 // dims. Of few terms it keeps its digits.
-inline constexpr index lone_key_value_dim = 3;
+inline constexpr idx_t lone_key_value_dim = 3;
 
 // The score function of all these tests, which masks some keys and is not linear in the score, and d times its
 // derivative.
 struct smooth_score {
-  static bool masks(index h, index i, index j) { return (i * 3 + j * 5 + h) % 11 == 0; }
+  static bool masks(idx_t h, idx_t i, idx_t j) { return (i * 3 + j * 5 + h) % 11 == 0; }
 
   template <class N>
-  N operator()(const N& s, index b, index h, index i, index j) const {
+  N operator()(const N& s, idx_t b, idx_t h, idx_t i, idx_t j) const {
     using std::sin;
     if (masks(h, i, j)) return -reference::infinity;
     return 0.5 * s + sin(s) + 0.01 * static_cast<double>(b + i - j);
   }
-  static double backward(double s, double d, index h, index i, index j) {
+  static double backward(double s, double d, idx_t h, idx_t i, idx_t j) {
     return masks(h, i, j) ? 0 : d * (0.5 + std::cos(s));
   }
 };
@@ -183,7 +183,7 @@ named_tensors library_gradients(const problem<Options>& p, const gradient_case& 
   gradients.accumulate = request.accumulate;
   score_backward_of<S> score_backward;
   if (p.options.score)
-    score_backward = [](real<S> s, real<S> d, index, index h, index i, index j) {
+    score_backward = [](real<S> s, real<S> d, idx_t, idx_t h, idx_t i, idx_t j) {
       return static_cast<real<S>>(smooth_score::backward(static_cast<double>(s), static_cast<double>(d), h, i, j));
     };
   op.backward(q, k, v, out, d_out, gradients, score_backward, exec);

@@ -11,12 +11,12 @@ namespace testing {
 using multipole_problem = problem<reference::multipole_options>;
 
 // Different keys of a segment, drawn as the library says it does: a shuffle by the numbers of (seed, segment).
-inline std::function<std::vector<index>(index, index, index)> drawn_starts(std::uint64_t seed) {
-  return [seed](index segment, index keys, index clusters) {
+inline std::function<std::vector<idx_t>(idx_t, idx_t, idx_t)> drawn_starts(std::uint64_t seed) {
+  return [seed](idx_t segment, idx_t keys, idx_t clusters) {
     attn::random_numbers random(seed, static_cast<std::uint64_t>(segment));
-    std::vector<index> order(static_cast<std::size_t>(keys));
-    std::iota(order.begin(), order.end(), index(0));
-    for (index c = 0; c < clusters; ++c)
+    std::vector<idx_t> order(static_cast<std::size_t>(keys));
+    std::iota(order.begin(), order.end(), idx_t(0));
+    for (idx_t c = 0; c < clusters; ++c)
       std::swap(order[static_cast<std::size_t>(c)], order[static_cast<std::size_t>(c + random.below(keys - c))]);
     order.resize(static_cast<std::size_t>(clusters));
     return order;
@@ -36,7 +36,7 @@ inline multipole_problem multipole_of(const problem_shape& s, std::uint64_t seed
 
 // What float computes exactly: probes of 1, 2, 4 or 8 queries, keys whose number is a power of two where they are
 // several, clusters that are given. Choices are then those of double.
-inline multipole_problem exact_choices(const problem_shape& s, index clusters, std::uint64_t seed = 1) {
+inline multipole_problem exact_choices(const problem_shape& s, idx_t clusters, std::uint64_t seed = 1) {
   multipole_problem p = multipole_of(s, seed);
   round_to_eighths(p.q), round_to_eighths(p.k);
   p.options.assignment = tensor<double>(s.batch, s.kv_heads, s.keys, 1);
@@ -67,7 +67,7 @@ multipole_problem rounded(multipole_problem p) {
 template <class S>
 struct stored_multipole_options {
   common_softmax_options<S, attn::multipole_options<S>> common;
-  std::vector<index> assignment;
+  std::vector<idx_t> assignment;
   attn::multipole_options<S>& options = common.options;
 
   explicit stored_multipole_options(const reference::multipole_options& from, std::uint64_t seed = 0) : common(from) {
@@ -76,7 +76,7 @@ struct stored_multipole_options {
     if (from.causal) o.lookback = from.lookback, o.segment = from.segment;
     o.candidate_clusters = from.candidate_clusters;
     o.iterations = from.iterations, o.seed = seed;
-    for (double c : from.assignment.data) assignment.push_back(static_cast<index>(c));
+    for (double c : from.assignment.data) assignment.push_back(static_cast<idx_t>(c));
     if (!from.assignment.empty())
       o.assignment = {assignment.data(), {from.assignment.batch(), from.assignment.heads(), from.assignment.length()}};
   }

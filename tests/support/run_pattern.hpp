@@ -52,7 +52,7 @@ class common_softmax_options {
     if constexpr (requires { options.alibi_slopes; }) options.alibi_slopes = slopes_;
     options.sinks = sinks_;
     if (from_.score)
-      score = [f = from_.score](real<S> s, index b, index h, index i, index j) {
+      score = [f = from_.score](real<S> s, idx_t b, idx_t h, idx_t i, idx_t j) {
         return static_cast<real<S>>(f(static_cast<double>(s), b, h, i, j));
       };
   }
@@ -96,13 +96,13 @@ errors pattern_errors(problem<Options> p) {
 }
 
 // The options all of them share, each alone and all together: choice 0 to 63.
-inline void choose(reference::softmax_options& o, int choice, index queries, index keys) {
+inline void choose(reference::softmax_options& o, int choice, idx_t queries, idx_t keys) {
   o.causal = choice & 1;
   if (choice & 2) o.softcap = 1.5;
   if (choice & 4) o.sinks = {0.3, -1, 2, 0};
   if (choice & 8) o.alibi_slopes = {0.5, 0.25, 0.125, 0};
   if (choice & 16)
-    o.score = [](double s, index b, index h, index i, index j) {
+    o.score = [](double s, idx_t b, idx_t h, idx_t i, idx_t j) {
       return (i * 3 + j * 5 + h) % 11 == 0 ? -reference::infinity : s * 0.5 + 0.01 * static_cast<double>(b + i - j);
     };
   if (choice & 32) {
@@ -113,13 +113,13 @@ inline void choose(reference::softmax_options& o, int choice, index queries, ind
 
 // A table of blocks [1, heads, blocks, columns]: entries from -1 to blocks - 1 that depend on their indices only, so
 // that a shorter sequence's table is the longer one's without what lies beyond.
-inline tensor<index> block_table(index first_head, index heads, index blocks, index columns) {
-  tensor<index> table(1, heads, blocks, columns);
-  for (index h = 0; h < heads; ++h)
-    for (index a = 0; a < blocks; ++a)
-      for (index n = 0; n < columns; ++n) {
+inline tensor<idx_t> block_table(idx_t first_head, idx_t heads, idx_t blocks, idx_t columns) {
+  tensor<idx_t> table(1, heads, blocks, columns);
+  for (idx_t h = 0; h < heads; ++h)
+    for (idx_t a = 0; a < blocks; ++a)
+      for (idx_t n = 0; n < columns; ++n) {
         random_source random(static_cast<std::uint64_t>(((first_head + h) * 1000 + a) * 10 + n));
-        const index drawn = random.below(a + 9) - 1;
+        const idx_t drawn = random.below(a + 9) - 1;
         table(0, h, a, n) = drawn < blocks ? drawn : -1;
       }
   return table;

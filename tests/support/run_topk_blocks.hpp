@@ -36,7 +36,7 @@ auto reference_of(const tensor<N>& q, const tensor<N>& k, const tensor<N>& v,
 inline reference::result expected(const topk_problem& p) { return reference::topk_blocks(p.q, p.k, p.v, p.options); }
 
 // The options all softmax operators share, but for `causal`: 0 to 31.
-inline reference::topk_blocks_options chosen_topk(int bits, index block, index topk, index queries, index keys) {
+inline reference::topk_blocks_options chosen_topk(int bits, idx_t block, idx_t topk, idx_t queries, idx_t keys) {
   reference::topk_blocks_options o;
   choose(o, 2 * bits, queries, keys);
   o.block = block, o.topk = topk;

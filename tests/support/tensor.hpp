@@ -7,32 +7,32 @@
 
 namespace testing {
 
-using index = std::ptrdiff_t;
+using idx_t = std::ptrdiff_t;
 
 template <class T>
 struct tensor {
-  std::array<index, 4> extents{};
+  std::array<idx_t, 4> extents{};
   std::vector<T> data;
 
   tensor() = default;
-  tensor(index batch, index heads, index length, index dim, T value = T(0))
+  tensor(idx_t batch, idx_t heads, idx_t length, idx_t dim, T value = T(0))
       : extents{batch, heads, length, dim}, data(static_cast<std::size_t>(batch * heads * length * dim), value) {}
 
-  index batch() const { return extents[0]; }
-  index heads() const { return extents[1]; }
-  index length() const { return extents[2]; }
-  index dim() const { return extents[3]; }
-  index size() const { return static_cast<index>(data.size()); }
+  idx_t batch() const { return extents[0]; }
+  idx_t heads() const { return extents[1]; }
+  idx_t length() const { return extents[2]; }
+  idx_t dim() const { return extents[3]; }
+  idx_t size() const { return static_cast<idx_t>(data.size()); }
   bool empty() const { return data.empty(); }
 
-  std::size_t offset(index b, index h, index i, index d) const {
+  std::size_t offset(idx_t b, idx_t h, idx_t i, idx_t d) const {
     return static_cast<std::size_t>(((b * heads() + h) * length() + i) * dim() + d);
   }
-  T& operator()(index b, index h, index i, index d) { return data[offset(b, h, i, d)]; }
-  const T& operator()(index b, index h, index i, index d) const { return data[offset(b, h, i, d)]; }
+  T& operator()(idx_t b, idx_t h, idx_t i, idx_t d) { return data[offset(b, h, i, d)]; }
+  const T& operator()(idx_t b, idx_t h, idx_t i, idx_t d) const { return data[offset(b, h, i, d)]; }
 
   // For tensors that are broadcast along extents of 1.
-  const T& broadcast(index b, index h, index i, index d) const {
+  const T& broadcast(idx_t b, idx_t h, idx_t i, idx_t d) const {
     return (*this)(extents[0] == 1 ? 0 : b, extents[1] == 1 ? 0 : h, extents[2] == 1 ? 0 : i, d);
   }
 
@@ -58,21 +58,21 @@ std::vector<To> cast(const std::vector<From>& from) {
 
 // Rows [begin, begin + count) of every head.
 template <class T>
-tensor<T> rows(const tensor<T>& x, index begin, index count) {
+tensor<T> rows(const tensor<T>& x, idx_t begin, idx_t count) {
   tensor<T> part(x.batch(), x.heads(), count, x.dim());
-  for (index b = 0; b < x.batch(); ++b)
-    for (index h = 0; h < x.heads(); ++h)
-      for (index i = 0; i < count; ++i)
-        for (index d = 0; d < x.dim(); ++d) part(b, h, i, d) = x(b, h, begin + i, d);
+  for (idx_t b = 0; b < x.batch(); ++b)
+    for (idx_t h = 0; h < x.heads(); ++h)
+      for (idx_t i = 0; i < count; ++i)
+        for (idx_t d = 0; d < x.dim(); ++d) part(b, h, i, d) = x(b, h, begin + i, d);
   return part;
 }
 
 // One head of one batch item.
 template <class T>
-tensor<T> head(const tensor<T>& x, index b, index h) {
+tensor<T> head(const tensor<T>& x, idx_t b, idx_t h) {
   tensor<T> part(1, 1, x.length(), x.dim());
-  for (index i = 0; i < x.length(); ++i)
-    for (index d = 0; d < x.dim(); ++d) part(0, 0, i, d) = x(b, h, i, d);
+  for (idx_t i = 0; i < x.length(); ++i)
+    for (idx_t d = 0; d < x.dim(); ++d) part(0, 0, i, d) = x(b, h, i, d);
   return part;
 }
 

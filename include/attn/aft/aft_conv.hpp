@@ -26,14 +26,14 @@ namespace attn::inline ATTN_ISA {
 
 /// Tokens of an image, row by row.
 struct token_grid {
-  index rows = 0, columns = 0;
+  idx_t rows = 0, columns = 0;
 };
 
 /// Options of aft_conv for elements of type S.
 template <class S>
 struct aft_conv_options {
   bool causal = false;               ///< row t sees the keys up to t, and half of the kernel is unused; not for images
-  list_view<index> lengths{};        ///< true lengths, one per batch item: of an image, its first tokens; the rest is 0
+  list_view<idx_t> lengths{};        ///< true lengths, one per batch item: of an image, its first tokens; the rest is 0
   std::optional<token_grid> grid{};  ///< the tokens are those of an image; otherwise they form one line
   bool gate = true;                  ///< multiply by sigmoid(q); without, q is not read
 };

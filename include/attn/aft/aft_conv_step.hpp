@@ -17,7 +17,7 @@
 namespace attn::inline ATTN_ISA {
 
 struct aft_conv_state_options {
-  index width = 1;  ///< width of the kernels, odd
+  idx_t width = 1;  ///< width of the kernels, odd
 };
 
 /// The last tokens of a stream and the sums over those before them. append(k, v) feeds tokens k [B, H, n, D] or
@@ -25,7 +25,7 @@ struct aft_conv_state_options {
 template <element S>
 class aft_conv_state : public detail::aft_window_state<S, true> {
   static constexpr const char* name = "aft_conv_state";
-  static index window_of(index width) {
+  static idx_t window_of(idx_t width) {
     const detail::validator check(name);
     check.at_least("width", 1, width);
     if (width % 2 == 0) check.fail("odd width", width);
@@ -38,7 +38,7 @@ class aft_conv_state : public detail::aft_window_state<S, true> {
   explicit aft_conv_state(const state_extents& extents, const aft_conv_state_options& options = {})
       : detail::aft_window_state<S, true>(name, extents, window_of(options.width)) {}
 
-  index width() const { return 2 * this->window() - 1; }
+  idx_t width() const { return 2 * this->window() - 1; }
 };
 
 /// Feeds n tokens k [B, H, n, D] or [B, H, n, 1], v [B, H, n, D] and writes the rows of their queries q [B, H, n, D]:
@@ -53,7 +53,7 @@ void aft_conv_step(aft_conv_state<S>& state, const Q& q, const K& k, const V& v,
   auto x = detail::step_tensors<S>(check, state.extents(), true, given, q, k, v, out, w);
   detail::check_kernels(check, x, false);
   check.equal("w width = state width", state.width(), x.w.extents[3]);
-  state.step(x, detail::execution_of(exec, options), [&](const auto& kernel, index p, index j) {
+  state.step(x, detail::execution_of(exec, options), [&](const auto& kernel, idx_t p, idx_t j) {
     return x.elements->at(kernel, 0, j - p + state.window() - 1);
   });
 }

@@ -26,7 +26,7 @@ namespace attn::inline ATTN_ISA {
 template <class S>
 struct aft_full_options {
   bool causal = false;         ///< row t sees the keys up to t
-  list_view<index> lengths{};  ///< true lengths, one per batch item; rows of padding are 0 in out
+  list_view<idx_t> lengths{};  ///< true lengths, one per batch item; rows of padding are 0 in out
   bool gate = true;            ///< multiply by sigmoid(q); without, q is not read
 };
 
@@ -37,17 +37,17 @@ template <class T>
 struct full_bias {
   matrix_view<const void> w;
   const aft_elements<T>& elements;
-  index first, keys;
+  idx_t first, keys;
   bool causal;
 
   bool has_diagonal() const { return causal; }
-  index diagonal() const { return first; }
+  idx_t diagonal() const { return first; }
   template <class F>
   void ranges(F&& f) const {
-    const index end = causal ? first : keys;
-    if (end > 0) f(index(0), end);
+    const idx_t end = causal ? first : keys;
+    if (end > 0) f(idx_t(0), end);
   }
-  void fill(index row, index begin, index count, T* to) const {
+  void fill(idx_t row, idx_t begin, idx_t count, T* to) const {
     elements.copy(elements.at(w, first + row, begin), w.col_stride, count, to);
   }
 };
@@ -66,7 +66,7 @@ struct aft_full_call {
 
   work_estimate work() const { return x.work(static_cast<double>(x.length) * static_cast<double>(x.length)); }
   // Pieces of keys end where blocks of rows end, so that a causal block sees whole pieces.
-  index piece() const { return x.causal ? block_rows : product_keys; }
+  idx_t piece() const { return x.causal ? block_rows : product_keys; }
 
   void allocate(arena& memory) {
     bundles = head_bundles<T>::make(x, memory);
@@ -78,14 +78,14 @@ struct aft_full_call {
   /// The sums of all rows of a bundle; finish(rows, keys) is called for each block of them.
   template <class Finish>
   void attend(const head_bundle& bundle, execution& exec, Finish&& finish) const {
-    const index parts = x.parts(), length = bundle[0].length, members = std::ssize(bundle);
-    exec.for_each(ceil_div(length, piece()) * members, [&](index task, int) {
-      const index n = task / members, head = task % members, begin = n * piece();
+    const idx_t parts = x.parts(), length = bundle[0].length, members = std::ssize(bundle);
+    exec.for_each(ceil_div(length, piece()) * members, [&](idx_t task, int) {
+      const idx_t n = task / members, head = task % members, begin = n * piece();
       packed[n].pack(*x.elements, bundle.data()[head], head * parts, begin, std::min(piece(), length - begin));
     });
-    const index blocks = ceil_div(length, block_rows);
-    exec.for_each(blocks, [&](index task, int worker) {
-      const index first = (blocks - 1 - task) * block_rows, end = std::min(first + block_rows, length);
+    const idx_t blocks = ceil_div(length, block_rows);
+    exec.for_each(blocks, [&](idx_t task, int worker) {
+      const idx_t first = (blocks - 1 - task) * block_rows, end = std::min(first + block_rows, length);
       auto block = exec.scratch(
           worker, [&](arena& memory) { return aft_block<T>::layout(memory, bundles.most * parts, x.causal); });
       block.packets = members * parts;
@@ -95,8 +95,8 @@ struct aft_full_call {
       const aft_rows<T, full_bias<T>> rows{.block = block, .elements = *x.elements, .heads = bundle, .bias = bias,
                                            .first = first, .parts = parts, .outside = nullptr, .gate = x.gate};
       rows.find_row_exponents();
-      const index keys = x.causal ? first : length;
-      for (index begin = 0; begin < keys; begin += piece())
+      const idx_t keys = x.causal ? first : length;
+      for (idx_t begin = 0; begin < keys; begin += piece())
         rows.add_piece(packed[begin / piece()], begin, std::min(piece(), keys - begin));
       finish(rows, keys);
     });
@@ -105,11 +105,11 @@ struct aft_full_call {
   void run(execution& exec) {
     const auto limit = exec.limit_threads(work());
     exec.shared_scratch([&](arena& memory) { return allocate(memory), 0; });
-    for (index b = 0; b < bundles.count; ++b) {
+    for (idx_t b = 0; b < bundles.count; ++b) {
       const head_bundle& bundle = bundles.list[b];
-      attend(bundle, exec, [](const auto& rows, index keys) { rows.finish(keys); });
+      attend(bundle, exec, [](const auto& rows, idx_t keys) { rows.finish(keys); });
       if (bundle[0].length == x.length) continue;
-      exec.for_each(std::ssize(bundle), [&](index n, int) {
+      exec.for_each(std::ssize(bundle), [&](idx_t n, int) {
         const aft_head& head = bundle.data()[n];
         x.elements->clear(head, head.length, x.length);
       });

@@ -47,13 +47,13 @@ struct full_key_bias {
   const aft_bias_sink<T>& gradient;
   bool causal;
 
-  void fill(index t, index begin, index count, T* to) const {
-    const index seen = causal ? std::clamp(t + 1 - begin, index(0), count) : count;
+  void fill(idx_t t, idx_t begin, idx_t count, T* to) const {
+    const idx_t seen = causal ? std::clamp(t + 1 - begin, idx_t(0), count) : count;
     if (seen > 0) elements.copy(elements.at(w, t, begin), w.col_stride, seen, to);
     std::fill(to + seen, to + count, -std::numeric_limits<T>::infinity());
   }
-  void add_gradient(index t, index begin, index count, const T* values) const {
-    gradient.add(t, begin, causal ? std::clamp(t + 1 - begin, index(0), count) : count, values);
+  void add_gradient(idx_t t, idx_t begin, idx_t count, const T* values) const {
+    gradient.add(t, begin, causal ? std::clamp(t + 1 - begin, idx_t(0), count) : count, values);
   }
 };
 
@@ -68,7 +68,7 @@ struct aft_full_backward_call {
     work.operations *= 3;
     const auto limit = exec.limit_threads(work);
     const bool biased = x.wants(x.dw), keys_too = biased || x.wants(x.dk) || x.wants(x.dv);
-    const index parts = x.parts();
+    const idx_t parts = x.parts();
     aft_stored_rows<T> rows;
     aft_bias_gradients<T> biases;
     exec.shared_scratch([&](arena& memory) {
@@ -79,22 +79,22 @@ struct aft_full_backward_call {
     });
     if (x.causal || !x.lengths.empty() || forward.bundles.count == 0) biases.clear(exec);
     rows.find_highest(x, elements, exec);
-    for (index b = 0; b < forward.bundles.count; ++b) {
+    for (idx_t b = 0; b < forward.bundles.count; ++b) {
       const head_bundle bundle = forward.bundles.list[b];
-      const index length = bundle[0].length;
-      forward.attend(bundle, exec, [&](const auto& block, index keys) {
-        rows.add(x, elements, block, keys, [](index) { return false; });
+      const idx_t length = bundle[0].length;
+      forward.attend(bundle, exec, [&](const auto& block, idx_t keys) {
+        rows.add(x, elements, block, keys, [](idx_t) { return false; });
       });
       biases.begin(forward.bundles, b, exec);
-      exec.for_each(keys_too ? ceil_div(length, block_rows) : 0, [&](index task, int worker) {
-        const index begin = task * block_rows, count = std::min(block_rows, length - begin);
+      exec.for_each(keys_too ? ceil_div(length, block_rows) : 0, [&](idx_t task, int worker) {
+        const idx_t begin = task * block_rows, count = std::min(block_rows, length - begin);
         const auto block = exec.scratch(worker, [&](arena& memory) {
           return aft_key_block<T>::layout(memory, forward.bundles.most * parts, biased);
         });
         const full_key_bias<T> bias{bundle[0].w, *x.elements, biases.sink, x.causal};
         const aft_key_gradients<T, full_key_bias<T>> keys{block, x, elements, rows, bundle, bias, begin, count, biased};
         keys.start();
-        const index first = x.causal ? begin : 0;
+        const idx_t first = x.causal ? begin : 0;
         keys.add_rows(first, length - first);
         keys.finish(nullptr);
       });

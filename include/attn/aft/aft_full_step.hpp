@@ -13,14 +13,14 @@ namespace detail {
 
 /// The rows of a chunk; k and v of x are those of the cache, which has tokens[b] of item b, the chunk included.
 template <class T>
-void full_step_rows(const aft_tensors<T>& x, std::span<const index> tokens, execution& exec) {
+void full_step_rows(const aft_tensors<T>& x, std::span<const idx_t> tokens, execution& exec) {
   const auto limit = exec.limit_threads(x.work(16 * static_cast<double>(x.length * x.k.extents[2])));
-  exec.for_each(x.batch * x.heads * x.length, [&](index task, int worker) {
+  exec.for_each(x.batch * x.heads * x.length, [&](idx_t task, int worker) {
     const aft_head head = x.head(task / x.length);
-    const index t = task % x.length, b = task / (x.length * x.heads);
-    const index row = tokens[static_cast<std::size_t>(b)] - head.length + t;
+    const idx_t t = task % x.length, b = task / (x.length * x.heads);
+    const idx_t row = tokens[static_cast<std::size_t>(b)] - head.length + t;
     if (t >= head.length) return x.elements->clear(head, t, t + 1);
-    constexpr index keys_together = 64 * key_piece;
+    constexpr idx_t keys_together = 64 * key_piece;
     key_sums<T>*sums = nullptr, *keys = nullptr;
     const auto biases = exec.scratch(worker, [&](arena& memory) {
       sums = memory.allocate<key_sums<T>>(2 * x.parts());
@@ -29,16 +29,16 @@ void full_step_rows(const aft_tensors<T>& x, std::span<const index> tokens, exec
     });
     std::fill_n(sums, 2 * x.parts(), key_sums<T>{});
     key_sums<T>* const all = sums + x.parts();  // of keys before the last keys_together
-    for (index j = 0, count; j <= row; j += count) {
+    for (idx_t j = 0, count; j <= row; j += count) {
       count = std::min(key_piece, row + 1 - j);
       if (j % keys_together == 0)
-        for (index p = 0; p < x.parts(); ++p) all[p].merge(std::exchange(sums[p], {}));
-      add_to_row(x, x.elements->at(head.w, row, j), head.w.col_stride, count, biases, sums, [&](index p) {
+        for (idx_t p = 0; p < x.parts(); ++p) all[p].merge(std::exchange(sums[p], {}));
+      add_to_row(x, x.elements->at(head.w, row, j), head.w.col_stride, count, biases, sums, [&](idx_t p) {
         x.elements->split(head, p * width<T>, j, count, keys);
         return keys;
       });
     }
-    for (index p = 0; p < x.parts(); ++p) all[p].merge(sums[p]);
+    for (idx_t p = 0; p < x.parts(); ++p) all[p].merge(sums[p]);
     write_row(x, head, t, all);
   });
 }
@@ -57,7 +57,7 @@ void aft_full_step(kv_cache<S>& cache, const Q& q, const K& k, const V& v, O&& o
   const auto& given = detail::options_or_default<aft_step_options>(options);
   auto x = detail::step_tensors<S>(check, {.batch = cache.batch(), .heads = cache.heads(), .dim = cache.dim()}, false,
                                    given, q, k, v, out, w);
-  const index tokens = cache.tokens_after(x.length, x.lengths);
+  const idx_t tokens = cache.tokens_after(x.length, x.lengths);
   check.equal("value dim = cache value dim", cache.value_dim(), x.dim);
   detail::check_biases(check, x);
   check.at_least("w rows", tokens, x.w.extents[2]);

@@ -25,8 +25,8 @@ namespace attn::inline ATTN_ISA {
 template <class S>
 struct aft_local_options {
   bool causal = false;         ///< row t sees the keys up to t
-  list_view<index> lengths{};  ///< true lengths, one per batch item; rows of padding are 0 in out
-  index window = 128;          ///< s: positions nearer than this have a bias, >= 1; may be longer than the sequence
+  list_view<idx_t> lengths{};  ///< true lengths, one per batch item; rows of padding are 0 in out
+  idx_t window = 128;          ///< s: positions nearer than this have a bias, >= 1; may be longer than the sequence
   bool band = false;           ///< w is a band [L, 2 s - 1] instead of [L, L]
   bool gate = true;            ///< multiply by sigmoid(q); without, q is not read
 };
@@ -38,7 +38,7 @@ struct aft_local_biases {
   aft_window_layout layout;
 };
 template <class T>
-aft_local_biases check_aft_local(const validator& check, const aft_tensors<T>& x, index window, bool band) {
+aft_local_biases check_aft_local(const validator& check, const aft_tensors<T>& x, idx_t window, bool band) {
   check.at_least("window", 1, window);
   check.fits("window", {2, window});
   check_biases(check, x);

@@ -17,7 +17,7 @@
 namespace attn::inline ATTN_ISA {
 
 struct aft_local_state_options {
-  index window = 128;  ///< tokens with a bias of their own, >= 1: the window of aft_local
+  idx_t window = 128;  ///< tokens with a bias of their own, >= 1: the window of aft_local
 };
 
 /// The last tokens of a stream and the sums over those before them. append(k, v) feeds tokens k, v [B, H, n, D] without
@@ -32,7 +32,7 @@ class aft_local_state : public detail::aft_window_state<S, false> {
 };
 
 struct aft_local_step_options {
-  list_view<index> lengths{};  ///< item b takes the first lengths[b] tokens, the rest is padding; all unless given
+  list_view<idx_t> lengths{};  ///< item b takes the first lengths[b] tokens, the rest is padding; all unless given
   bool band = false;  ///< w is a band [L, 2 window - 1] instead of [L, L]
   bool gate = true;   ///< multiply by sigmoid(q); without, q is not read
 };
@@ -49,13 +49,13 @@ void aft_local_step(aft_local_state<S>& state, const Q& q, const K& k, const V& 
   const auto& given = detail::options_or_default<aft_local_step_options>(options);
   const auto x = detail::step_tensors<S>(check, state.extents(), false, given, q, k, v, out, w);
   detail::check_biases(check, x);
-  const index window = state.window(), tokens = state.tokens_after(x.length, x.lengths);
+  const idx_t window = state.window(), tokens = state.tokens_after(x.length, x.lengths);
   check.at_least("w rows", tokens, x.w.extents[2]);
   if (given.band)
     check.equal("w columns = 2 * window - 1 =", 2 * window - 1, x.w.extents[3]);
   else
     check.at_least("w columns", tokens, x.w.extents[3]);
-  state.step(x, detail::execution_of(exec, options), [&, band = given.band](const auto& bias, index p, index j) {
+  state.step(x, detail::execution_of(exec, options), [&, band = given.band](const auto& bias, idx_t p, idx_t j) {
     return x.elements->at(bias, p, band ? j - p + window - 1 : j);
   });
 }

@@ -23,7 +23,7 @@ namespace attn::inline ATTN_ISA {
 template <class S>
 struct aft_simple_options {
   bool causal = false;         ///< row t sees the keys up to t
-  list_view<index> lengths{};  ///< true lengths, one per batch item; rows of padding are 0 in out
+  list_view<idx_t> lengths{};  ///< true lengths, one per batch item; rows of padding are 0 in out
   bool gate = true;            ///< multiply by sigmoid(q); without, q is not read
 };
 
@@ -32,7 +32,7 @@ namespace detail {
 /// Adds rows [begin, end) to C packets of sums one by one and writes each row's own result. Sums with large exponents
 /// are rare, and are computed by a second pass.
 template <class T, class S, int C, bool Large = false>
-void simple_rows_causal(const aft_head& head, bool gate, index begin, index end, index c, key_sums<T>* sums) {
+void simple_rows_causal(const aft_head& head, bool gate, idx_t begin, idx_t end, idx_t c, key_sums<T>* sums) {
   if (begin == end) return;
   bool large = false;
   read_channels<T, S, C>(head, c, [&](const auto& key, const auto& value) {
@@ -42,7 +42,7 @@ void simple_rows_causal(const aft_head& head, bool gate, index begin, index end,
       unroll<C>([&](auto n) { s[n] = sums[n]; });
       if (end - begin > 1)
         unroll<C>([&](auto n) { size = max(size, abs(max(s[n].exponent, nearest_power<T>(key(begin, n))))); });
-      for (index t = begin; t < end; ++t)
+      for (idx_t t = begin; t < end; ++t)
         unroll<C>([&](auto n) {
           const packet<T> x = key(t, n), exponent = nearest_power<T>(x);
           s[n].raise(Large ? lower_large<T>(exponent) : exponent);
@@ -64,21 +64,21 @@ void simple_rows_causal(const aft_head& head, bool gate, index begin, index end,
 
 /// Rows [begin, end) of C packets that all have the same means.
 template <class T, class S, int C>
-void simple_rows_shared(const aft_head& head, bool gate, index begin, index end, index c, const key_sums<T>* sums) {
+void simple_rows_shared(const aft_head& head, bool gate, idx_t begin, idx_t end, idx_t c, const key_sums<T>* sums) {
   write_channels<T, S, C>(head, gate, c, [&](const auto& write) {
     packet<T> mean[C];
     unroll<C>([&](auto n) { mean[n] = if_less(zero<T>(), sums[n].den, div(sums[n].num, sums[n].den), sums[n].den); });
-    for (index t = begin; t < end; ++t) unroll<C>([&](auto n) { write(t, n, mean[n], broadcast<T>(T(1))); });
+    for (idx_t t = begin; t < end; ++t) unroll<C>([&](auto n) { write(t, n, mean[n], broadcast<T>(T(1))); });
   });
 }
 
 /// Rows [begin, end) of out, from the sums of `parts` packets: of all keys, or causal of those before `begin`.
 template <class T>
-using simple_rows_function = void (*)(const aft_head&, bool gate, index begin, index end, index parts, key_sums<T>*);
+using simple_rows_function = void (*)(const aft_head&, bool gate, idx_t begin, idx_t end, idx_t parts, key_sums<T>*);
 
 template <class T, class S, bool Causal>
-void simple_rows(const aft_head& head, bool gate, index begin, index end, index parts, key_sums<T>* sums) {
-  for_columns(parts, [&](auto count, index p) {
+void simple_rows(const aft_head& head, bool gate, idx_t begin, idx_t end, idx_t parts, key_sums<T>* sums) {
+  for_columns(parts, [&](auto count, idx_t p) {
     if constexpr (Causal)
       simple_rows_causal<T, S, count.value>(head, gate, begin, end, p * width<T>, sums + p);
     else
@@ -88,22 +88,22 @@ void simple_rows(const aft_head& head, bool gate, index begin, index end, index 
 
 template <class T>
 struct aft_simple_call {
-  static constexpr index chunk = 256;  // tokens of a task
+  static constexpr idx_t chunk = 256;  // tokens of a task
 
   const aft_tensors<T>& x;
   add_rows_function<T> add_rows;
   simple_rows_function<T> write_rows;
 
   void run(execution& exec) const {
-    run(exec, [](arena&) {}, [&](const sums_array<T>& sums, index chunks) {
-      exec.for_each(x.batch * x.heads, [&](index head, int) {
-        const index first = head * chunks, end = first + chunks;
+    run(exec, [](arena&) {}, [&](const sums_array<T>& sums, idx_t chunks) {
+      exec.for_each(x.batch * x.heads, [&](idx_t head, int) {
+        const idx_t first = head * chunks, end = first + chunks;
         sums.accumulate(first, chunks);
         if (x.causal) {
-          for (index n = end - 1; n > first; --n) std::copy_n(sums.at(n - 1), x.parts(), sums.at(n));
+          for (idx_t n = end - 1; n > first; --n) std::copy_n(sums.at(n - 1), x.parts(), sums.at(n));
           if (chunks > 0) sums.clear(first);
         } else {
-          for (index n = first; n + 1 < end; ++n) std::copy_n(sums.at(end - 1), x.parts(), sums.at(n));
+          for (idx_t n = first; n + 1 < end; ++n) std::copy_n(sums.at(end - 1), x.parts(), sums.at(n));
         }
       });
     });
@@ -114,25 +114,25 @@ struct aft_simple_call {
   template <class Layout, class Join>
   void run(execution& exec, const Layout& layout, const Join& join) const {
     const auto limit = exec.limit_threads(x.work(10 * static_cast<double>(x.length)));
-    const index heads = x.batch * x.heads, parts = x.parts(), chunks = (x.length + chunk - 1) / chunk;
+    const idx_t heads = x.batch * x.heads, parts = x.parts(), chunks = (x.length + chunk - 1) / chunk;
     const auto sums = exec.shared_scratch([&](arena& memory) {
       layout(memory);
       return sums_array<T>::layout(memory, heads * chunks, parts);
     });
     // body(head, its rows [begin, end), its sums) for every chunk of every head
     const auto for_each_chunk = [&](auto&& body) {
-      exec.for_each(heads * chunks, [&](index task, int) {
+      exec.for_each(heads * chunks, [&](idx_t task, int) {
         const aft_head head = x.head(task / chunks);
-        const index begin = task % chunks * chunk;
+        const idx_t begin = task % chunks * chunk;
         body(head, begin, std::clamp(head.length, begin, begin + chunk), sums.at(task));
       });
     };
-    for_each_chunk([&](const aft_head& head, index begin, index end, key_sums<T>* s) {
+    for_each_chunk([&](const aft_head& head, idx_t begin, idx_t end, key_sums<T>* s) {
       std::fill_n(s, parts, key_sums<T>{});
       add_rows(head, begin, end, parts, s);
     });
     join(sums, chunks);
-    for_each_chunk([&](const aft_head& head, index begin, index end, key_sums<T>* s) {
+    for_each_chunk([&](const aft_head& head, idx_t begin, idx_t end, key_sums<T>* s) {
       write_rows(head, x.gate, begin, end, parts, s);
       x.elements->clear(head, end, std::min(begin + chunk, x.length));
     });

@@ -38,7 +38,7 @@ struct simple_backward_rows {
   aft_head head;
   aft_head_gradients to;
   bool gate, accumulate;
-  index begin, end;
+  idx_t begin, end;
 };
 
 /// Whether dq can hold numbers of the compute type between the two passes. It then gets d_out sigma'(q) in the first
@@ -50,13 +50,13 @@ bool keeps_slopes(const simple_backward_rows<T>& rows) {
 
 /// Adds dy of the rows to the sums of C packets.
 template <class T, class S, int C>
-void add_gated(const simple_backward_rows<T>& rows, index c, packet<T>* total) {
+void add_gated(const simple_backward_rows<T>& rows, idx_t c, packet<T>* total) {
   const gradient_writer<T, S> dq{typed<S>(rows.to.q), c, false};
   const bool keep = keeps_slopes<T, S>(rows);
   read_backward<T, S, C>(rows.head, rows.to.d_out, c, [&](const auto& x) {
     packet<T> sum[C];
     unroll<C>([&](auto n) { sum[n] = total[n]; });
-    for (index t = rows.begin; t < rows.end; ++t)
+    for (idx_t t = rows.begin; t < rows.end; ++t)
       unroll<C>([&](auto n) {
         const packet<T> d = x.d_out(t, n);
         if (!rows.gate) {
@@ -73,7 +73,7 @@ void add_gated(const simple_backward_rows<T>& rows, index c, packet<T>* total) {
 
 /// The gradients of rows that all have the same mean, from the sums of all keys and of all dy.
 template <class T, class S, int C>
-void simple_backward_shared(const simple_backward_rows<T>& rows, index c, const key_sums<T>* sums,
+void simple_backward_shared(const simple_backward_rows<T>& rows, idx_t c, const key_sums<T>* sums,
                             const packet<T>* gated) {
   const gradient_writer<T, S> dq{typed<S>(rows.to.q), c, rows.accumulate}, dk{typed<S>(rows.to.k), c, rows.accumulate},
       dv{typed<S>(rows.to.v), c, rows.accumulate};
@@ -86,7 +86,7 @@ void simple_backward_shared(const simple_backward_rows<T>& rows, index c, const 
   });
   read_backward<T, S, C>(rows.head, rows.to.d_out, c, [&](const auto& x) {
     if (dk || dv)
-      for (index t = rows.begin; t < rows.end; ++t)
+      for (idx_t t = rows.begin; t < rows.end; ++t)
         unroll<C>([&](auto n) {
           const packet<T> weight = weight_beside(x.k(t, n), negated[n]);
           const packet<T> d = if_less(zero<T>(), weight, mul(weight, share[n]), weight);
@@ -98,7 +98,7 @@ void simple_backward_shared(const simple_backward_rows<T>& rows, index c, const 
     const channel_reader<T, S, false> kept_slopes{
         {dq.to.data, dq.to.rows, dq.to.cols, dq.to.row_stride, dq.to.col_stride}, c};
     const bool whole = dq.to.col_stride == 1 && c + C * width<T> <= dq.to.cols;
-    for (index t = rows.begin; t < rows.end; ++t)
+    for (idx_t t = rows.begin; t < rows.end; ++t)
       unroll<C>([&](auto n) {
         packet<T> slope = zero<T>();
         if (kept)
@@ -122,7 +122,7 @@ struct causal_row {
 /// -exponent of the rows after them; without, dk and dv are left out, otherwise dq. `total` becomes the sums of g and h
 /// of these rows alone.
 template <class T, class S, int C>
-void simple_backward_causal(const simple_backward_rows<T>& rows, index c, const key_sums<T>* before,
+void simple_backward_causal(const simple_backward_rows<T>& rows, idx_t c, const key_sums<T>* before,
                             const key_sums<T>* after, key_sums<T>* total, causal_row<T>* scratch) {
   const gradient_writer<T, S> dq{typed<S>(rows.to.q), c, rows.accumulate}, dk{typed<S>(rows.to.k), c, rows.accumulate},
       dv{typed<S>(rows.to.v), c, rows.accumulate};
@@ -130,7 +130,7 @@ void simple_backward_causal(const simple_backward_rows<T>& rows, index c, const 
   read_backward<T, S, C>(rows.head, rows.to.d_out, c, [&](const auto& x) {
     key_sums<T> s[C];
     unroll<C>([&](auto n) { s[n] = before[n]; });
-    for (index t = rows.begin; t < rows.end; ++t)
+    for (idx_t t = rows.begin; t < rows.end; ++t)
       unroll<C>([&](auto n) {
         const packet<T> key = x.k(t, n);
         s[n].raise(lower_large<T>(nearest_power<T>(key)));
@@ -153,7 +153,7 @@ void simple_backward_causal(const simple_backward_rows<T>& rows, index c, const 
       own[n].exponent = scratch[(rows.end - 1 - rows.begin) * C + n].exponent;
       later[n].raise(sub(zero<T>(), own[n].exponent));
     });
-    for (index t = rows.end - 1; t >= rows.begin; --t)
+    for (idx_t t = rows.end - 1; t >= rows.begin; --t)
       unroll<C>([&](auto n) {
         const causal_row<T>& row = scratch[(t - rows.begin) * C + n];
         const packet<T> factor = power_of_two<T>(sub(row.exponent, own[n].exponent));
@@ -171,25 +171,25 @@ void simple_backward_causal(const simple_backward_rows<T>& rows, index c, const 
 /// The same for all packets, compiled once for each element type.
 template <class T>
 struct simple_backward_functions {
-  void (*add_gated)(const simple_backward_rows<T>&, index parts, packet<T>* total);
-  void (*shared)(const simple_backward_rows<T>&, index parts, const key_sums<T>*, const packet<T>* gated);
-  void (*causal)(const simple_backward_rows<T>&, index parts, const key_sums<T>* before, const key_sums<T>* after,
+  void (*add_gated)(const simple_backward_rows<T>&, idx_t parts, packet<T>* total);
+  void (*shared)(const simple_backward_rows<T>&, idx_t parts, const key_sums<T>*, const packet<T>* gated);
+  void (*causal)(const simple_backward_rows<T>&, idx_t parts, const key_sums<T>* before, const key_sums<T>* after,
                  key_sums<T>* total, causal_row<T>* scratch);
-  void (*clear)(const aft_head_gradients& to, index begin, index end, bool accumulate);
+  void (*clear)(const aft_head_gradients& to, idx_t begin, idx_t end, bool accumulate);
 };
 template <class S, class T = compute_type<S>>
 inline constexpr simple_backward_functions<T> simple_backward_of = {
-    [](const simple_backward_rows<T>& rows, index parts, packet<T>* total) {
-      for_columns(parts, [&](auto C, index p) { add_gated<T, S, C.value>(rows, p * width<T>, total + p); });
+    [](const simple_backward_rows<T>& rows, idx_t parts, packet<T>* total) {
+      for_columns(parts, [&](auto C, idx_t p) { add_gated<T, S, C.value>(rows, p * width<T>, total + p); });
     },
-    [](const simple_backward_rows<T>& rows, index parts, const key_sums<T>* sums, const packet<T>* gated) {
-      for_columns(parts, [&](auto C, index p) {
+    [](const simple_backward_rows<T>& rows, idx_t parts, const key_sums<T>* sums, const packet<T>* gated) {
+      for_columns(parts, [&](auto C, idx_t p) {
         simple_backward_shared<T, S, C.value>(rows, p * width<T>, sums + p, gated + p);
       });
     },
-    [](const simple_backward_rows<T>& rows, index parts, const key_sums<T>* before, const key_sums<T>* after,
+    [](const simple_backward_rows<T>& rows, idx_t parts, const key_sums<T>* before, const key_sums<T>* after,
        key_sums<T>* total, causal_row<T>* scratch) {
-      for_columns(parts, [&](auto C, index p) {
+      for_columns(parts, [&](auto C, idx_t p) {
         simple_backward_causal<T, S, C.value>(rows, p * width<T>, before + p, after ? after + p : nullptr,
                                               total ? total + p : nullptr, scratch);
       });
@@ -198,23 +198,23 @@ inline constexpr simple_backward_functions<T> simple_backward_of = {
 
 template <class T>
 struct aft_simple_backward_call {
-  static constexpr index chunk = 256;  // tokens of a task
+  static constexpr idx_t chunk = 256;  // tokens of a task
 
   const aft_backward_tensors<T>& x;
   add_rows_function<T> add_rows;
   const simple_backward_functions<T>& functions;
   sums_array<T> keys{}, rows{};  // per chunk: sums of its keys, then of what its rows see before it; of g and h
   packet<T>* gated = nullptr;    // per chunk: sums of dy
-  index parts = 0, chunks = 0;
+  idx_t parts = 0, chunks = 0;
 
-  simple_backward_rows<T> rows_of(index task) const {
-    const index n = task / chunks, begin = task % chunks * chunk;
+  simple_backward_rows<T> rows_of(idx_t task) const {
+    const idx_t n = task / chunks, begin = task % chunks * chunk;
     const aft_head head = x.head(n);
     return {head, x.gradients(n), x.gate, x.accumulate, begin, std::clamp(head.length, begin, begin + chunk)};
   }
 
   /// Pass 1: the sums of each chunk.
-  void sum(index task) const {
+  void sum(idx_t task) const {
     const auto own = rows_of(task);
     keys.clear(task);
     add_rows(own.head, own.begin, own.end, parts, keys.at(task));
@@ -223,29 +223,29 @@ struct aft_simple_backward_call {
     functions.add_gated(own, parts, gated + task * parts);
   }
   /// Every chunk gets the sum of the chunks before it; not causal, the first chunk gets the sum of all.
-  void combine(index head) const {
-    const index first = head * chunks, end = first + chunks;
+  void combine(idx_t head) const {
+    const idx_t first = head * chunks, end = first + chunks;
     keys.accumulate(first, chunks);
     if (x.causal) {
-      for (index n = end - 1; n > first; --n) std::copy_n(keys.at(n - 1), parts, keys.at(n));
+      for (idx_t n = end - 1; n > first; --n) std::copy_n(keys.at(n - 1), parts, keys.at(n));
       if (chunks > 0) keys.clear(first);
       return;
     }
     if (chunks == 0) return;
     std::copy_n(keys.at(end - 1), parts, keys.at(first));
-    for (index p = 0; p < parts; ++p) {
+    for (idx_t p = 0; p < parts; ++p) {
       packet<T> sum = zero<T>(), error = zero<T>();
-      for (index n = first; n < end; ++n) add_compensated(sum, error, gated[n * parts + p]);
+      for (idx_t n = first; n < end; ++n) add_compensated(sum, error, gated[n * parts + p]);
       gated[first * parts + p] = compensated_sum<T>(sum, error);
     }
   }
   /// Causal: what lies after chunk n, whose own sums are rows.at(n), is added to what chunk n - 1 gets.
-  void hand_on(index n, const sums_array<T>& later) const {
+  void hand_on(idx_t n, const sums_array<T>& later) const {
     later.merge(n - 1, later.at(n));
     later.merge(n - 1, rows.at(n));
   }
   /// Pass 2: all gradients, or where `totals`, dq and the sums of g and h; else dk and dv.
-  void write(index task, bool totals, bool keys_too, const sums_array<T>& later, execution& exec, int worker) const {
+  void write(idx_t task, bool totals, bool keys_too, const sums_array<T>& later, execution& exec, int worker) const {
     const auto own = rows_of(task);
     if (x.causal) {
       const auto scratch =
@@ -254,7 +254,7 @@ struct aft_simple_backward_call {
       functions.causal(own, parts, keys.at(task), keys_too ? later.at(task) : nullptr, totals ? rows.at(task) : nullptr,
                        scratch);
     } else {
-      const index first = task / chunks * chunks;
+      const idx_t first = task / chunks * chunks;
       functions.shared(own, parts, keys.at(first), gated + first * parts);
     }
     if (keys_too) functions.clear(own.to, own.end, std::min(own.begin + chunk, x.length), x.accumulate);
@@ -262,7 +262,7 @@ struct aft_simple_backward_call {
 
   void run(execution& exec) {
     const auto limit = exec.limit_threads(x.work(30 * static_cast<double>(x.length)));
-    const index heads = x.batch * x.heads;
+    const idx_t heads = x.batch * x.heads;
     parts = x.parts(), chunks = (x.length + chunk - 1) / chunk;
     sums_array<T> later;
     exec.shared_scratch([&](arena& memory) {
@@ -275,12 +275,12 @@ struct aft_simple_backward_call {
     if (chunks == 0) return;
     if (heads % exec.active_threads() == 0 || heads >= 4 * exec.active_threads()) {
       // One head at a time, so that the second pass mostly reads from the cache.
-      exec.for_each(heads, [&](index head, int worker) {
-        const index first = head * chunks, end = first + chunks;
-        for (index n = first; n < end; ++n) sum(n);
+      exec.for_each(heads, [&](idx_t head, int worker) {
+        const idx_t first = head * chunks, end = first + chunks;
+        for (idx_t n = first; n < end; ++n) sum(n);
         combine(head);
         if (x.causal) later.clear(end - 1);
-        for (index n = end - 1; n >= first; --n) {
+        for (idx_t n = end - 1; n >= first; --n) {
           write(n, x.causal, true, later, exec, worker);
           if (!x.causal || n == first) continue;
           later.clear(n - 1);
@@ -289,19 +289,19 @@ struct aft_simple_backward_call {
       });
       return;
     }
-    exec.for_each(heads * chunks, [&](index task, int) { sum(task); });
-    exec.for_each(heads, [&](index head, int) { combine(head); });
+    exec.for_each(heads * chunks, [&](idx_t task, int) { sum(task); });
+    exec.for_each(heads, [&](idx_t head, int) { combine(head); });
     if (x.causal) {
-      exec.for_each(heads * chunks, [&](index task, int worker) { write(task, true, false, later, exec, worker); });
-      exec.for_each(heads, [&](index head, int) {
-        const index first = head * chunks;
-        for (index n = first + chunks - 1; n >= first; --n) {
+      exec.for_each(heads * chunks, [&](idx_t task, int worker) { write(task, true, false, later, exec, worker); });
+      exec.for_each(heads, [&](idx_t head, int) {
+        const idx_t first = head * chunks;
+        for (idx_t n = first + chunks - 1; n >= first; --n) {
           later.clear(n);
           if (n + 1 < first + chunks) hand_on(n + 1, later);
         }
       });
     }
-    exec.for_each(heads * chunks, [&](index task, int worker) { write(task, false, true, later, exec, worker); });
+    exec.for_each(heads * chunks, [&](idx_t task, int worker) { write(task, false, true, later, exec, worker); });
   }
 };
 

@@ -34,7 +34,7 @@ class aft_simple_state : public detail::aft_state<S> {
   void append(const K& k, const V& v, const append_options& options = {}) {
     const auto x = detail::tokens_of<S>(detail::validator(base::name_), base::extents(), false, as_view(k), as_view(v),
                                         options.lengths);
-    for (index n = 0; n < x.batch * x.heads; ++n) {
+    for (idx_t n = 0; n < x.batch * x.heads; ++n) {
       const auto head = x.head(n);
       detail::add_rows<typename base::T, S>(head, 0, head.length, x.parts(), base::sums(n));
     }
@@ -53,7 +53,7 @@ void aft_simple_step(aft_simple_state<S>& state, const Q& q, const K& k, const V
   const auto x = detail::step_tensors<S>(check, state.extents(), false, given, q, k, v, out);
   execution& e = detail::execution_of(exec, options);
   const auto limit = e.limit_threads(x.work(20 * static_cast<double>(x.length)));
-  e.for_each(x.batch * x.heads, [&](index n, int) {
+  e.for_each(x.batch * x.heads, [&](idx_t n, int) {
     const auto head = x.head(n);
     detail::simple_rows<compute_type<S>, S, true>(head, x.gate, 0, head.length, x.parts(), state.sums(n));
     x.elements->clear(head, head.length, x.length);

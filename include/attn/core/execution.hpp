@@ -66,17 +66,17 @@ class arena {
   explicit arena(std::byte* base = nullptr) : base_(base) {}
 
   template <class T>
-  T* allocate(index count) {
+  T* allocate(idx_t count) {
     const std::size_t begin = used_;
     used_ += (static_cast<std::size_t>(count) * sizeof(T) + cache_line - 1) / cache_line * cache_line;
     return base_ ? reinterpret_cast<T*>(base_ + begin) : nullptr;
   }
   /// `count` objects made by layout(*this), which allocates what they point to.
   template <class Layout>
-  auto* allocate_list(index count, Layout&& layout) {
+  auto* allocate_list(idx_t count, Layout&& layout) {
     using item = decltype(layout(*this));
     item* const list = allocate<item>(count);
-    for (index n = 0; n < count; ++n) {
+    for (idx_t n = 0; n < count; ++n) {
       const item one = layout(*this);
       if (list) list[n] = one;
     }
@@ -183,8 +183,8 @@ class execution {
   /// body(task, worker) for every task in [0, tasks), in any order, each once; returns when all are done. Tasks are
   /// claimed in ascending order, so put the long ones first. An exception stops further claims and is rethrown here.
   template <class Body>
-  void for_each(index tasks, Body&& body) {
-    run(tasks, {&body, [](void* b, index task, int worker) {
+  void for_each(idx_t tasks, Body&& body) {
+    run(tasks, {&body, [](void* b, idx_t task, int worker) {
                   (*static_cast<std::remove_reference_t<Body>*>(b))(task, worker);
                 }});
   }
@@ -272,23 +272,23 @@ class execution {
   /// A body with its type erased: tasks are long, and the threading is compiled once.
   struct any_body {
     void* body;
-    void (*call)(void*, index, int);
-    void operator()(index task, int worker) const { call(body, task, worker); }
+    void (*call)(void*, idx_t, int);
+    void operator()(idx_t task, int worker) const { call(body, task, worker); }
   };
 
-  [[gnu::noinline]] void run(index tasks, const any_body& body) {
-    const int helpers = static_cast<int>(std::min<index>(active_threads(), tasks)) - 1;
+  [[gnu::noinline]] void run(idx_t tasks, const any_body& body) {
+    const int helpers = static_cast<int>(std::min<idx_t>(active_threads(), tasks)) - 1;
     if (helpers <= 0) {
-      for (index task = 0; task < tasks; ++task) body(task, 0);
+      for (idx_t task = 0; task < tasks; ++task) body(task, 0);
       return;
     }
     if (pool_.get_deleter().process != detail::this_process()) pool_ = detail::make_pool(threads() - 1);
-    std::atomic<index> next{0};
+    std::atomic<idx_t> next{0};
     std::exception_ptr error;
     std::atomic<bool> failed{false};
     const auto work = [&](int worker) {
       try {
-        for (index task; (task = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) body(task, worker);
+        for (idx_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) body(task, worker);
       } catch (...) {
         next.store(tasks, std::memory_order_relaxed);
         if (!failed.exchange(true)) error = std::current_exception();

@@ -51,20 +51,20 @@ class kv_cache : public detail::token_state {
   /// std::int8_t must be contiguous, and at even addresses), which has the first lengths[b] tokens of item b already,
   /// none unless given. `values` may be the first dims of `keys`. A copy of the cache is in the same memory. Throws
   /// std::invalid_argument for views that do not fit.
-  kv_cache(const tensor_view<S>& keys, const tensor_view<S>& values, list_view<index> lengths = {})
+  kv_cache(const tensor_view<S>& keys, const tensor_view<S>& values, list_view<idx_t> lengths = {})
       : kv_cache(detail::kv_memory<S>(detail::validator("kv_cache"), keys, values)) {
     detail::check_length_list(detail::validator("kv_cache"), "lengths", lengths, batch(), capacity());
     std::copy(lengths.begin(), lengths.end(), lengths_.begin());
   }
 
   /// Number of tokens of an item that there is room for.
-  index capacity() const { return memory_.rows(); }
+  idx_t capacity() const { return memory_.rows(); }
   /// Of memory of its own.
   std::size_t bytes() const { return memory_.bytes(); }
 
   /// Room for `tokens` tokens; never shrinks. What views point to may move. Throws std::invalid_argument for sizes no
   /// memory can hold, or beyond the caller's memory, std::bad_alloc.
-  void reserve(index tokens) {
+  void reserve(idx_t tokens) {
     const detail::validator check(name_);
     check.at_least("tokens to reserve", 0, tokens);
     check_room(check, tokens);
@@ -72,31 +72,31 @@ class kv_cache : public detail::token_state {
   }
 
   /// Forgets all but the first `tokens` tokens of every item, or of one; the memory stays.
-  void truncate(index tokens) {
+  void truncate(idx_t tokens) {
     check_kept(tokens, this->tokens());
-    for (index& length : lengths_) length = std::min(length, tokens);
+    for (idx_t& length : lengths_) length = std::min(length, tokens);
   }
-  void truncate(index item, index tokens) {
+  void truncate(idx_t item, idx_t tokens) {
     check_kept(tokens, this->tokens(item));
     length(item) = tokens;
   }
   /// Forgets all tokens, or those of one item; the memory stays.
   void reset() { truncate(0); }
-  void reset(index item) { truncate(item, 0); }
+  void reset(idx_t item) { truncate(item, 0); }
 
   /// Item `to` becomes a copy of item `from`: a branch.
-  void copy_item(index from, index to) {
+  void copy_item(idx_t from, idx_t to) {
     if (check_item(from) != check_item(to)) memory_.copy(from, to, length(to) = length(from));
   }
   /// Item n becomes what item order[n] was, for all n: the survivors of a beam search. Throws std::invalid_argument for
   /// a list of another size, or for items that do not exist.
-  void reorder(list_view<index> order) {
-    const auto exchange = [&](index a, index b) {
+  void reorder(list_view<idx_t> order) {
+    const auto exchange = [&](idx_t a, idx_t b) {
       memory_.exchange(a, b, std::max(length(a), length(b)));
       std::swap(length(a), length(b));
     };
     detail::reorder_items(
-        detail::validator(name_), order, batch(), [&](index from, index to) { copy_item(from, to); }, exchange);
+        detail::validator(name_), order, batch(), [&](idx_t from, idx_t to) { copy_item(from, to); }, exchange);
   }
 
   /// Appends copies of the tokens k [B, Hkv, n, D] and v [B, Hkv, n, Dv]; where memory must grow, the earlier tokens
@@ -122,20 +122,20 @@ class kv_cache : public detail::token_state {
   /// The checks of append() alone.
   template <class E>
   void check_tokens(const detail::validator& check, const tensor_view<const E>& k, const tensor_view<const E>& v,
-                    std::span<const index> lengths) const {
+                    std::span<const idx_t> lengths) const {
     token_state::check_tokens(check, k, v, lengths);
     check_room(check, tokens_after(k.extent(2), lengths));
     memory_.check_tokens(check, k, v, lengths);
   }
   /// append() of tokens that were already checked.
   template <class E>
-  void append_checked(const tensor_view<const E>& k, const tensor_view<const E>& v, std::span<const index> lengths) {
-    const index count = k.extent(2), most = tokens_after(count, lengths);
-    if (most > capacity()) reserve(std::max({most, 2 * capacity(), index(16)}));
-    for (index b = 0; b < batch(); ++b) {
-      const index taken = taken_of(b, count, lengths);
-      for (index h = 0; h < heads(); ++h)
-        for (index i = 0; i < taken; ++i) memory_.put(k, v, b, h, i, b, length(b) + i);
+  void append_checked(const tensor_view<const E>& k, const tensor_view<const E>& v, std::span<const idx_t> lengths) {
+    const idx_t count = k.extent(2), most = tokens_after(count, lengths);
+    if (most > capacity()) reserve(std::max({most, 2 * capacity(), idx_t(16)}));
+    for (idx_t b = 0; b < batch(); ++b) {
+      const idx_t taken = taken_of(b, count, lengths);
+      for (idx_t h = 0; h < heads(); ++h)
+        for (idx_t i = 0; i < taken; ++i) memory_.put(k, v, b, h, i, b, length(b) + i);
       length(b) += taken;
     }
   }
@@ -143,8 +143,8 @@ class kv_cache : public detail::token_state {
     memory_.no_alias(check, what, x);
   }
   /// Undoes an append of `count` tokens.
-  void forget(index count, std::span<const index> lengths) {
-    for (index b = 0; b < batch(); ++b) length(b) -= taken_of(b, count, lengths);
+  void forget(idx_t count, std::span<const idx_t> lengths) {
+    for (idx_t b = 0; b < batch(); ++b) length(b) -= taken_of(b, count, lengths);
   }
   detail::page_tables pages() const { return {}; }
   bool values_in_keys() const { return memory_.values_in_keys(); }
@@ -157,7 +157,7 @@ class kv_cache : public detail::token_state {
  private:
   explicit kv_cache(detail::kv_memory<S> given) : token_state("kv_cache", given.extents()), memory_(std::move(given)) {}
 
-  void check_room(const detail::validator& check, index tokens) const {
+  void check_room(const detail::validator& check, idx_t tokens) const {
     if (memory_.given() && tokens > capacity())
       check.fail({"tokens up to the ", capacity(), " there is room for"}, tokens);
   }

@@ -31,7 +31,7 @@ namespace attn::inline ATTN_ISA {
 struct packed_offsets {
   /// For queries and keys alike, or separately: one more entry than there are sequences, beginning with 0, never
   /// decreasing.
-  list_view<index> offsets{}, query_offsets{}, key_offsets{};
+  list_view<idx_t> offsets{}, query_offsets{}, key_offsets{};
   /// One sequence after another, each by all threads.
   bool in_order = false;
 };
@@ -39,12 +39,12 @@ struct packed_offsets {
 /// One of the packed sequences.
 class packed_sequence {
  public:
-  packed_sequence(index number, std::span<const index> queries, std::span<const index> keys)
+  packed_sequence(idx_t number, std::span<const idx_t> queries, std::span<const idx_t> keys)
       : number_(number), queries_(queries), keys_(keys) {}
 
-  index number() const { return number_; }
-  index query_length() const { return length(queries_); }
-  index key_length() const { return length(keys_); }
+  idx_t number() const { return number_; }
+  idx_t query_length() const { return length(queries_); }
+  idx_t key_length() const { return length(keys_); }
 
   /// The sequence's part of a view of all: along the length, which is the third axis; of Eigen matrices the rows, of
   /// views of rank 2 or 1 the last axis. Other axes, such as that of the layers' [batch, length, dim], have to be
@@ -70,11 +70,11 @@ class packed_sequence {
   template <class View>
   static constexpr int length_axis = View::rank > 2 ? 2 : View::rank - 1;
 
-  index length(std::span<const index> offsets) const { return at(offsets, number_ + 1) - at(offsets, number_); }
-  static index at(std::span<const index> offsets, index n) { return offsets[static_cast<std::size_t>(n)]; }
+  idx_t length(std::span<const idx_t> offsets) const { return at(offsets, number_ + 1) - at(offsets, number_); }
+  static idx_t at(std::span<const idx_t> offsets, idx_t n) { return offsets[static_cast<std::size_t>(n)]; }
 
   template <class T, int Rank>
-  auto part(const tensor_view<T, Rank>& x, int axis, std::span<const index> offsets) const {
+  auto part(const tensor_view<T, Rank>& x, int axis, std::span<const idx_t> offsets) const {
     const detail::validator check("for_each_sequence");
     if (axis < 0 || axis >= Rank) check.fail({"an axis of the view, from 0 to ", Rank - 1}, axis);
     if (offsets.back() > x.extent(axis))
@@ -82,13 +82,13 @@ class packed_sequence {
     return x.slice(axis, at(offsets, number_), length(offsets));
   }
 
-  index number_;
-  std::span<const index> queries_, keys_;
+  idx_t number_;
+  std::span<const idx_t> queries_, keys_;
 };
 
 namespace detail {
 
-inline std::span<const index> check_offsets(const validator& check, const char* what, std::span<const index> list) {
+inline std::span<const idx_t> check_offsets(const validator& check, const char* what, std::span<const idx_t> list) {
   if (list.empty()) check.fail({what, ", one more than there are sequences"}, "none");
   if (list[0] < 0) check.fail({what, " from 0 on"}, list[0]);
   for (std::size_t n = 1; n < list.size(); ++n)
@@ -111,34 +111,34 @@ void for_each_sequence(const packed_offsets& options, execution_ref threads, Bod
   const auto keys = detail::check_offsets(check, both ? "offsets" : "key_offsets",
                                                   both ? options.offsets : options.key_offsets);
   check.equal("entries of key_offsets = those of query_offsets", std::ssize(queries), std::ssize(keys));
-  const index count = std::ssize(queries) - 1;
-  const auto sequence = [&](index n) { return packed_sequence(n, queries, keys); };
-  const auto tokens = [&](index n) { return sequence(n).query_length() + sequence(n).key_length(); };
+  const idx_t count = std::ssize(queries) - 1;
+  const auto sequence = [&](idx_t n) { return packed_sequence(n, queries, keys); };
+  const auto tokens = [&](idx_t n) { return sequence(n).query_length() + sequence(n).key_length(); };
 
   execution& exec = threads.get();
   if (options.in_order || exec.threads() == 1) {
-    for (index n = 0; n < count; ++n)
+    for (idx_t n = 0; n < count; ++n)
       if (tokens(n) > 0) body(sequence(n), exec);
     return;
   }
   // The longest first. A sequence that is more than one thread's share of the remaining work, assuming that work grows
   // with the square of the length, is computed by all threads.
-  const auto order = exec.workspace([&](detail::arena& memory) { return memory.allocate<index>(count); });
-  std::iota(*order, *order + count, index(0));
+  const auto order = exec.workspace([&](detail::arena& memory) { return memory.allocate<idx_t>(count); });
+  std::iota(*order, *order + count, idx_t(0));
   std::sort(*order, *order + count,
-            [&](index a, index b) { return tokens(a) != tokens(b) ? tokens(a) > tokens(b) : a < b; });
-  const auto work = [&](index n) { return static_cast<double>(tokens(n)) * static_cast<double>(tokens(n)); };
+            [&](idx_t a, idx_t b) { return tokens(a) != tokens(b) ? tokens(a) > tokens(b) : a < b; });
+  const auto work = [&](idx_t n) { return static_cast<double>(tokens(n)) * static_cast<double>(tokens(n)); };
   double left = 0;
-  for (index n = 0; n < count; ++n) left += work(n);
-  index first = 0;
+  for (idx_t n = 0; n < count; ++n) left += work(n);
+  idx_t first = 0;
   for (; first < count && work((*order)[first]) > left / (2 * exec.threads()); ++first) {
-    const index n = (*order)[first];
+    const idx_t n = (*order)[first];
     left -= work(n);
     if (tokens(n) > 0) body(sequence(n), exec);
   }
   const auto serial = exec.serial_executions();
-  exec.for_each(count - first, [&](index task, int worker) {
-    const index n = (*order)[first + task];
+  exec.for_each(count - first, [&](idx_t task, int worker) {
+    const idx_t n = (*order)[first + task];
     if (tokens(n) > 0) body(sequence(n), serial[static_cast<std::size_t>(worker)]);
   });
 }

@@ -20,15 +20,15 @@
 namespace attn::inline ATTN_ISA {
 
 struct page_pool_extents {
-  index pages = 0;
+  idx_t pages = 0;
   /// With std::int8_t rounded up to a multiple of 16.
-  index page_tokens = 64;
+  idx_t page_tokens = 64;
   /// Key heads.
-  index heads = 1;
+  idx_t heads = 1;
   /// Of keys.
-  index dim = 0;
+  idx_t dim = 0;
   /// Of values; that of keys unless given.
-  index value_dim = -1;
+  idx_t value_dim = -1;
 };
 
 /// Chooses pages. One of your own may take the place of the free list that every pool has.
@@ -36,29 +36,29 @@ class page_allocator {
  public:
   virtual ~page_allocator() = default;
   /// Number of pages that allocate() can still return.
-  virtual index available() const = 0;
+  virtual idx_t available() const = 0;
   /// Returns a page that is not in use; called only while there is one.
-  virtual index allocate() = 0;
+  virtual idx_t allocate() = 0;
   /// Marks a page as free.
-  virtual void free(index page) = 0;
+  virtual void free(idx_t page) = 0;
 };
 
 /// The page that was freed last is used first.
 class page_free_list : public page_allocator {
  public:
-  explicit page_free_list(index pages) : free_(static_cast<std::size_t>(pages)) {
-    for (index& page : free_) page = --pages;
+  explicit page_free_list(idx_t pages) : free_(static_cast<std::size_t>(pages)) {
+    for (idx_t& page : free_) page = --pages;
   }
-  index available() const override { return std::ssize(free_); }
-  index allocate() override {
-    const index page = free_.back();
+  idx_t available() const override { return std::ssize(free_); }
+  idx_t allocate() override {
+    const idx_t page = free_.back();
     free_.pop_back();
     return page;
   }
-  void free(index page) override { free_.push_back(page); }
+  void free(idx_t page) override { free_.push_back(page); }
 
  private:
-  std::vector<index> free_;
+  std::vector<idx_t> free_;
 };
 
 template <class S>
@@ -79,12 +79,12 @@ class page_pool {
   page_pool(const page_pool&) = delete;
   page_pool& operator=(const page_pool&) = delete;
 
-  index pages() const { return memory_.extents().batch; }
-  index page_tokens() const { return memory_.rows(); }
-  index heads() const { return memory_.extents().heads; }
-  index dim() const { return memory_.extents().dim; }
-  index value_dim() const { return memory_.extents().value_dim; }
-  index free_pages() const { return allocator_->available(); }
+  idx_t pages() const { return memory_.extents().batch; }
+  idx_t page_tokens() const { return memory_.rows(); }
+  idx_t heads() const { return memory_.extents().heads; }
+  idx_t dim() const { return memory_.extents().dim; }
+  idx_t value_dim() const { return memory_.extents().value_dim; }
+  idx_t free_pages() const { return allocator_->available(); }
   std::size_t bytes() const { return memory_.bytes() + users_.capacity() * sizeof(int); }
 
   /// All pages, [pages, Hkv, page tokens, D] and [.., Dv].
@@ -92,19 +92,19 @@ class page_pool {
   tensor_view<S> values() const { return memory_.values(); }
 
   /// How many sequences use a page.
-  index users(index page) const { return users_[check_page(page)]; }
+  idx_t users(idx_t page) const { return users_[check_page(page)]; }
   /// Allocates a free page, which then has one user. Throws std::invalid_argument if there is none.
-  index allocate() {
+  idx_t allocate() {
     const detail::validator check("page_pool");
     check.at_least("free pages", 1, free_pages());
-    const index page = allocator_->allocate();
+    const idx_t page = allocator_->allocate();
     if (users_[check_page(page)] != 0) check.fail("the allocator to give a free page", page);
     users_[static_cast<std::size_t>(page)] = 1;
     return page;
   }
   /// Adds or removes one user of a page that has users. Throws std::invalid_argument for a page without users.
-  void retain(index page) { ++users_[check_used(page)]; }
-  void release(index page) {
+  void retain(idx_t page) { ++users_[check_used(page)]; }
+  void release(idx_t page) {
     if (--users_[check_used(page)] == 0) allocator_->free(page);
   }
 
@@ -122,17 +122,17 @@ class page_pool {
   static detail::kv_memory<S> own(const page_pool_extents& e, const kv_cache_options& options) {
     const detail::validator check("page_pool");
     check.at_least("pages", 0, e.pages);
-    check.fits("pages", {e.pages, static_cast<index>(sizeof(index))});
+    check.fits("pages", {e.pages, static_cast<idx_t>(sizeof(idx_t))});
     detail::kv_memory<S> memory(check, {e.pages, e.heads, e.dim, e.value_dim}, options.values_in_keys);
     check.at_least("tokens of a page", 1, e.page_tokens);
     memory.make_pages(check, e.page_tokens);
     return memory;
   }
-  std::size_t check_page(index page) const {
+  std::size_t check_page(idx_t page) const {
     if (page < 0 || page >= pages()) detail::validator("page_pool").fail({"a page from 0 to ", pages() - 1}, page);
     return static_cast<std::size_t>(page);
   }
-  std::size_t check_used(index page) const {
+  std::size_t check_used(idx_t page) const {
     if (users(page) == 0) detail::validator("page_pool").fail("a page in use", page);
     return static_cast<std::size_t>(page);
   }

@@ -30,12 +30,12 @@ class paged_cache : public detail::token_state {
   using value_type = S;
 
   /// `batch` empty sequences. The pool must outlive the cache.
-  paged_cache(page_pool<S>& pool, index batch)
+  paged_cache(page_pool<S>& pool, idx_t batch)
       : token_state("paged_cache", {batch, pool.heads(), pool.dim(), pool.value_dim()}), pool_(&pool),
         tables_(static_cast<std::size_t>(batch)) {}
   paged_cache(const paged_cache& other) : token_state(other), pool_(other.pool_), tables_(other.tables_) {
     for (const auto& table : tables_)
-      for (index page : table) pool_->retain(page);
+      for (idx_t page : table) pool_->retain(page);
   }
   paged_cache(paged_cache&&) noexcept = default;
   paged_cache& operator=(paged_cache other) noexcept {
@@ -46,48 +46,48 @@ class paged_cache : public detail::token_state {
   }
   ~paged_cache() {
     for (const auto& table : tables_)
-      for (index page : table) pool_->release(page);
+      for (idx_t page : table) pool_->release(page);
   }
 
   page_pool<S>& pool() const { return *pool_; }
   /// The pages of a sequence: token t is token t % page_tokens of page table(item)[t / page_tokens].
-  std::span<const index> table(index item) const { return table_of(check_item(item)); }
+  std::span<const idx_t> table(idx_t item) const { return table_of(check_item(item)); }
 
   /// Forgets all but the first `tokens` tokens of every item, or of one; pages that no other sequence uses become free.
-  void truncate(index tokens) {
+  void truncate(idx_t tokens) {
     check_kept(tokens, this->tokens());
-    for (index b = 0; b < batch(); ++b) cut(b, std::min(length(b), tokens));
+    for (idx_t b = 0; b < batch(); ++b) cut(b, std::min(length(b), tokens));
   }
-  void truncate(index item, index tokens) {
+  void truncate(idx_t item, idx_t tokens) {
     check_kept(tokens, this->tokens(item));
     cut(item, tokens);
   }
   /// Forgets all tokens, or those of one item.
   void reset() { truncate(0); }
-  void reset(index item) { truncate(item, 0); }
+  void reset(idx_t item) { truncate(item, 0); }
 
   /// Item `to` becomes what item `from` is, sharing its pages; or it gets the first `tokens` tokens of `from`.
-  void copy_item(index from, index to) { copy_item(from, to, tokens(from)); }
-  void copy_item(index from, index to, index tokens) {
+  void copy_item(idx_t from, idx_t to) { copy_item(from, to, tokens(from)); }
+  void copy_item(idx_t from, idx_t to, idx_t tokens) {
     check_kept(tokens, this->tokens(from));
     if (from == check_item(to)) return truncate(to, tokens);
-    std::vector<index> shared(table_of(from).begin(), table_of(from).begin() + pages_for(tokens));
+    std::vector<idx_t> shared(table_of(from).begin(), table_of(from).begin() + pages_for(tokens));
     adopt(to, std::move(shared), tokens);
   }
   /// Item n becomes what item order[n] was, for all n. Throws std::invalid_argument for a list of another size, or for
   /// items that do not exist.
-  void reorder(list_view<index> order) {
-    const auto exchange = [&](index a, index b) {
+  void reorder(list_view<idx_t> order) {
+    const auto exchange = [&](idx_t a, idx_t b) {
       table_of(a).swap(table_of(b));
       std::swap(length(a), length(b));
     };
     detail::reorder_items(
-        detail::validator(name_), order, batch(), [&](index from, index to) { copy_item(from, to); }, exchange);
+        detail::validator(name_), order, batch(), [&](idx_t from, idx_t to) { copy_item(from, to); }, exchange);
   }
   /// An item becomes the `tokens` tokens that lie in the given pages of the pool. The pages must have users already,
   /// such as code that keeps common beginnings for later. Throws std::invalid_argument for pages that do not exist, are
   /// not in use or are listed twice, and for a number of pages that does not fit the number of tokens.
-  void assign(index item, list_view<index> pages, index tokens) {
+  void assign(idx_t item, list_view<idx_t> pages, idx_t tokens) {
     const detail::validator check(name_);
     check_item(item);
     check.at_least("tokens", 0, tokens);
@@ -116,18 +116,18 @@ class paged_cache : public detail::token_state {
 
   /// append() of tokens that were already checked.
   template <class E>
-  void append_checked(const tensor_view<const E>& k, const tensor_view<const E>& v, std::span<const index> lengths) {
+  void append_checked(const tensor_view<const E>& k, const tensor_view<const E>& v, std::span<const idx_t> lengths) {
     try {
-      for (index b = 0; b < batch(); ++b) grow(b, taken_of(b, k.extent(2), lengths));
+      for (idx_t b = 0; b < batch(); ++b) grow(b, taken_of(b, k.extent(2), lengths));
     } catch (...) {  // out of memory, or an exception of the caller's allocator
-      for (index b = 0; b < batch(); ++b) cut(b, length(b));
+      for (idx_t b = 0; b < batch(); ++b) cut(b, length(b));
       throw;
     }
-    for (index b = 0; b < batch(); ++b) {
-      const index taken = taken_of(b, k.extent(2), lengths);
-      for (index h = 0; h < heads(); ++h)
-        for (index i = 0; i < taken; ++i) {
-          const index t = length(b) + i;
+    for (idx_t b = 0; b < batch(); ++b) {
+      const idx_t taken = taken_of(b, k.extent(2), lengths);
+      for (idx_t h = 0; h < heads(); ++h)
+        for (idx_t i = 0; i < taken; ++i) {
+          const idx_t t = length(b) + i;
           pool_->memory().put(k, v, b, h, i, page_of(b, t), t % pool_->page_tokens());
         }
       length(b) += taken;
@@ -137,17 +137,17 @@ class paged_cache : public detail::token_state {
   /// The checks of append() alone.
   template <class E>
   void check_tokens(const detail::validator& check, const tensor_view<const E>& k, const tensor_view<const E>& v,
-                    std::span<const index> lengths) const {
+                    std::span<const idx_t> lengths) const {
     token_state::check_tokens(check, k, v, lengths);
     pool_->memory().check_tokens(check, k, v, lengths);
-    index needed = 0;
-    for (index b = 0; b < batch(); ++b) {
-      const index taken = taken_of(b, k.extent(2), lengths);
+    idx_t needed = 0;
+    for (idx_t b = 0; b < batch(); ++b) {
+      const idx_t taken = taken_of(b, k.extent(2), lengths);
       if (taken == 0) continue;
       needed += pages_for(length(b) + taken) - std::ssize(table_of(b));
       if (!writes_shared(b)) continue;
-      index users = pool_->users(table_of(b).back());  // of sequences that write to it the last need not copy it
-      for (index other = 0; other < b; ++other)
+      idx_t users = pool_->users(table_of(b).back());  // of sequences that write to it the last need not copy it
+      for (idx_t other = 0; other < b; ++other)
         users -= taken_of(other, k.extent(2), lengths) > 0 && writes_shared(other) &&
                  table_of(other).back() == table_of(b).back();
       needed += users > 1;
@@ -158,8 +158,8 @@ class paged_cache : public detail::token_state {
   void no_alias(const detail::validator& check, const char* what, const detail::memory_layout& x) const {
     pool_->memory().no_alias(check, what, x);
   }
-  void forget(index count, std::span<const index> lengths) {
-    for (index b = 0; b < batch(); ++b) cut(b, length(b) - taken_of(b, count, lengths));
+  void forget(idx_t count, std::span<const idx_t> lengths) {
+    for (idx_t b = 0; b < batch(); ++b) cut(b, length(b) - taken_of(b, count, lengths));
   }
   tensor_view<const S> keys() const { return pool_->keys(); }
   tensor_view<const S> values() const { return pool_->values(); }
@@ -167,47 +167,47 @@ class paged_cache : public detail::token_state {
   bool values_in_keys() const { return pool_->memory().values_in_keys(); }
 
  private:
-  std::vector<index>& table_of(index b) { return tables_[static_cast<std::size_t>(b)]; }
-  const std::vector<index>& table_of(index b) const { return tables_[static_cast<std::size_t>(b)]; }
-  index page_of(index b, index t) const {
+  std::vector<idx_t>& table_of(idx_t b) { return tables_[static_cast<std::size_t>(b)]; }
+  const std::vector<idx_t>& table_of(idx_t b) const { return tables_[static_cast<std::size_t>(b)]; }
+  idx_t page_of(idx_t b, idx_t t) const {
     return table_of(b)[static_cast<std::size_t>(t / pool_->page_tokens())];
   }
-  index pages_for(index tokens) const {
+  idx_t pages_for(idx_t tokens) const {
     return tokens / pool_->page_tokens() + (tokens % pool_->page_tokens() != 0);
   }
 
   /// Whether the next token of an item goes to a page that other sequences use.
-  bool writes_shared(index b) const {
+  bool writes_shared(idx_t b) const {
     return length(b) % pool_->page_tokens() != 0 && pool_->users(table_of(b).back()) > 1;
   }
-  void own_last_page(index b) {
-    const index page = pool_->allocate();
+  void own_last_page(idx_t b) {
+    const idx_t page = pool_->allocate();
     pool_->memory().copy(table_of(b).back(), page, length(b) % pool_->page_tokens());
     pool_->release(std::exchange(table_of(b).back(), page));
   }
   /// Allocates pages for so many more tokens; the page where they begin becomes the item's own.
-  void grow(index b, index taken) {
+  void grow(idx_t b, idx_t taken) {
     if (taken == 0) return;
     if (writes_shared(b)) own_last_page(b);
-    std::vector<index>& table = table_of(b);
+    std::vector<idx_t>& table = table_of(b);
     const std::size_t pages = static_cast<std::size_t>(pages_for(length(b) + taken));
     if (pages > table.capacity()) table.reserve(std::max(pages, 2 * table.size()));  // a page is not lost to push_back
     while (table.size() < pages) table.push_back(pool_->allocate());
   }
-  void cut(index b, index tokens) {
-    std::vector<index>& table = table_of(b);
+  void cut(idx_t b, idx_t tokens) {
+    std::vector<idx_t>& table = table_of(b);
     for (; std::ssize(table) > pages_for(tokens); table.pop_back()) pool_->release(table.back());
     length(b) = tokens;
   }
-  void adopt(index b, std::vector<index>&& pages, index tokens) {
-    for (index page : pages) pool_->retain(page);
-    for (index page : table_of(b)) pool_->release(page);
+  void adopt(idx_t b, std::vector<idx_t>&& pages, idx_t tokens) {
+    for (idx_t page : pages) pool_->retain(page);
+    for (idx_t page : table_of(b)) pool_->release(page);
     table_of(b) = std::move(pages);
     length(b) = tokens;
   }
 
   page_pool<S>* pool_;
-  std::vector<std::vector<index>> tables_;
+  std::vector<std::vector<idx_t>> tables_;
 };
 
 }  // namespace attn::inline ATTN_ISA

@@ -26,11 +26,11 @@ class random_numbers {
   std::uint64_t bits() { return mixed(state_ += step); }
 
   /// A whole number from 0 to n - 1 (n >= 1), without bias (Lemire 2019).
-  index below(index n) {
+  idx_t below(idx_t n) {
     const auto range = static_cast<std::uint64_t>(n), least = (0 - range) % range;
     for (;;) {
       const wide product = static_cast<wide>(bits()) * range;
-      if (static_cast<std::uint64_t>(product) >= least) return static_cast<index>(product >> 64);
+      if (static_cast<std::uint64_t>(product) >= least) return static_cast<idx_t>(product >> 64);
     }
   }
 

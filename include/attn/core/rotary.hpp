@@ -30,13 +30,13 @@ struct rotary_options {
   using real = compute_type<S>;
 
   /// Position of the first token.
-  index first_position = 0;
+  idx_t first_position = 0;
   /// Positions of the tokens, in place of first_position + i: [B or 1, L].
-  view_field<const index, 2> positions{};
+  view_field<const idx_t, 2> positions{};
   /// Whether dims 2 n and 2 n + 1 are rotated together, instead of n and n + dims / 2.
   bool interleaved = false;
   /// How many dims, the first ones, are rotated, an even number; the others are copied. All of them unless given.
-  std::optional<index> dims{};
+  std::optional<idx_t> dims{};
   /// Base of the frequencies base^(-2 n / dims), n = 0, 1, ... dims / 2 - 1.
   double base = 10000;
   /// dims / 2 frequencies in place of those of the base, as the functions below return them.
@@ -83,7 +83,7 @@ void rotary_backward(const D& d_out, const rotary_gradients<element_of<const D&>
 /// How a model that was trained with original_length positions is used with `factor` times as many.
 struct rotary_scaling {
   double base = 10000, factor = 1;
-  index original_length = 2048;
+  idx_t original_length = 2048;
   /// rotary_yarn, rotary_llama3: turns within the original length above which a frequency stays, 32 and 4 unless given,
   /// and below which it is divided.
   std::optional<double> fast_turns{};
@@ -95,27 +95,27 @@ struct rotary_scaling {
 
 /// base^(-2 n / dims), n < dims / 2. Throws std::invalid_argument for dims that are odd or negative, for bases and
 /// factors that are not greater than 0, and, like the functions below, for settings that do not fit.
-inline std::vector<double> rotary_frequencies(index dims, double base = 10000) {
-  return detail::frequencies_of("rotary_frequencies", dims, {base}, [](index, double f) { return f; });
+inline std::vector<double> rotary_frequencies(idx_t dims, double base = 10000) {
+  return detail::frequencies_of("rotary_frequencies", dims, {base}, [](idx_t, double f) { return f; });
 }
 
 /// Position interpolation (Chen 2023): all frequencies divided by the factor.
-inline std::vector<double> rotary_linear(index dims, const rotary_scaling& s) {
+inline std::vector<double> rotary_linear(idx_t dims, const rotary_scaling& s) {
   return detail::frequencies_of("rotary_linear", dims, {s.base, s.factor},
-                                [&](index, double f) { return f / s.factor; });
+                                [&](idx_t, double f) { return f / s.factor; });
 }
 
 /// NTK-aware scaling (bloc97 2023): the base times factor^(dims / (dims - 2)), which keeps the highest frequency and
 /// divides the lowest one by the factor.
-inline std::vector<double> rotary_ntk(index dims, const rotary_scaling& s) {
+inline std::vector<double> rotary_ntk(idx_t dims, const rotary_scaling& s) {
   const double power = dims > 2 ? static_cast<double>(dims) / static_cast<double>(dims - 2) : 0;
   return detail::frequencies_of("rotary_ntk", dims, {s.base * std::pow(s.factor, power), s.factor},
-                                [](index, double f) { return f; });
+                                [](idx_t, double f) { return f; });
 }
 
 /// YaRN (Peng 2023): frequencies of more than fast_turns turns within the original length stay, those of fewer than
 /// slow_turns are divided by the factor, with a ramp over the pairs between. Goes with .magnitude = rotary_magnitude().
-inline std::vector<double> rotary_yarn(index dims, const rotary_scaling& s) {
+inline std::vector<double> rotary_yarn(idx_t dims, const rotary_scaling& s) {
   const double fast_turns =
       detail::checked_turns("rotary_yarn", s.original_length, s.fast_turns.value_or(32), s.slow_turns);
   if (!(s.base > 1)) detail::validator("rotary_yarn").fail("a base > 1", s.base);
@@ -123,11 +123,11 @@ inline std::vector<double> rotary_yarn(index dims, const rotary_scaling& s) {
     return static_cast<double>(dims) * std::log(static_cast<double>(s.original_length) / (turns * detail::two_pi)) /
            (2 * std::log(s.base));
   };
-  const double last = static_cast<double>(std::max<index>(1, dims) - 1);
+  const double last = static_cast<double>(std::max<idx_t>(1, dims) - 1);
   const double first_pair = pair_of(fast_turns), last_pair = pair_of(s.slow_turns);
   const double low = std::max(s.whole_pairs ? std::floor(first_pair) : first_pair, 0.0),
                high = std::max(std::min(s.whole_pairs ? std::ceil(last_pair) : last_pair, last), low + 0.001);
-  return detail::frequencies_of("rotary_yarn", dims, {s.base, s.factor}, [&](index n, double f) {
+  return detail::frequencies_of("rotary_yarn", dims, {s.base, s.factor}, [&](idx_t n, double f) {
     const double divided = std::clamp((static_cast<double>(n) - low) / (high - low), 0.0, 1.0);
     return f * (1 - divided) + f / s.factor * divided;
   });
@@ -140,10 +140,10 @@ inline double rotary_magnitude(double factor, double mscale = 1) {
 
 /// Llama 3.1: wavelengths above original_length / slow_turns are multiplied by the factor, those below
 /// original_length / fast_turns stay, with a ramp over the turns between.
-inline std::vector<double> rotary_llama3(index dims, const rotary_scaling& s) {
+inline std::vector<double> rotary_llama3(idx_t dims, const rotary_scaling& s) {
   const double fast =
       detail::checked_turns("rotary_llama3", s.original_length, s.fast_turns.value_or(4), s.slow_turns);
-  return detail::frequencies_of("rotary_llama3", dims, {s.base, s.factor}, [&](index, double f) {
+  return detail::frequencies_of("rotary_llama3", dims, {s.base, s.factor}, [&](idx_t, double f) {
     const double turns = static_cast<double>(s.original_length) * f / detail::two_pi;
     const double stays = std::clamp((turns - s.slow_turns) / (fast - s.slow_turns), 0.0, 1.0);
     return f * stays + f / s.factor * (1 - stays);

@@ -13,14 +13,14 @@ namespace attn::inline ATTN_ISA {
 template <class T, int Rank = 4>
 class tensor {
  public:
-  using extents_type = std::array<index, Rank>;
+  using extents_type = std::array<idx_t, Rank>;
 
   tensor() = default;
   /// Filled with `value`. Throws std::invalid_argument for negative extents or sizes no memory can hold.
   explicit tensor(const extents_type& extents, const T& value = T(0)) : extents_(extents) {
     const detail::validator check("tensor");
-    index count = 1;
-    for (index n : extents) {
+    idx_t count = 1;
+    for (idx_t n : extents) {
       check.at_least("extents", 0, n);
       count = check.fits("a tensor", {count, n});
     }
@@ -29,8 +29,8 @@ class tensor {
 
   T* data() { return elements_.data(); }
   const T* data() const { return elements_.data(); }
-  index size() const { return static_cast<index>(elements_.size()); }
-  index extent(int axis) const { return extents_[static_cast<std::size_t>(axis)]; }
+  idx_t size() const { return static_cast<idx_t>(elements_.size()); }
+  idx_t extent(int axis) const { return extents_[static_cast<std::size_t>(axis)]; }
   const extents_type& extents() const { return extents_; }
 
   tensor_view<T, Rank> view() { return {data(), extents_}; }
@@ -38,11 +38,11 @@ class tensor {
   operator tensor_view<T, Rank>() { return view(); }
   operator tensor_view<const T, Rank>() const { return view(); }
 
-  template <std::convertible_to<index>... I>
+  template <std::convertible_to<idx_t>... I>
   T& operator()(I... i) {
     return view()(i...);
   }
-  template <std::convertible_to<index>... I>
+  template <std::convertible_to<idx_t>... I>
   const T& operator()(I... i) const {
     return view()(i...);
   }

@@ -29,7 +29,7 @@
 
 namespace attn::inline ATTN_ISA {
 
-using index = std::ptrdiff_t;
+using idx_t = std::ptrdiff_t;
 
 /// Element types. Arithmetic on float and double is done in these types, that on 16-bit types in float.
 template <class T>
@@ -49,9 +49,9 @@ namespace detail {
 /// Eigen expressions with direct access to memory: a pointer and two strides.
 template <class M>
 concept eigen_memory = requires(std::remove_reference_t<M>& m) {
-  { m.rows() } -> std::convertible_to<index>;
-  { m.innerStride() } -> std::convertible_to<index>;
-  { m.outerStride() } -> std::convertible_to<index>;
+  { m.rows() } -> std::convertible_to<idx_t>;
+  { m.innerStride() } -> std::convertible_to<idx_t>;
+  { m.outerStride() } -> std::convertible_to<idx_t>;
   m.data();
   { std::remove_reference_t<M>::IsRowMajor };
   { std::remove_reference_t<M>::IsVectorAtCompileTime };
@@ -90,7 +90,7 @@ class tensor_view {
  public:
   using element_type = T;
   using value_type = std::remove_const_t<T>;
-  using extents_type = std::array<index, Rank>;
+  using extents_type = std::array<idx_t, Rank>;
   static constexpr int rank = Rank;
 
   /// The null view: every extent 0. As an optional argument it means "not given".
@@ -98,10 +98,10 @@ class tensor_view {
 
   /// Contiguous memory, the last axis fastest. One extent for every axis.
   template <std::size_t N>
-  constexpr tensor_view(T* data, const index (&extents)[N]) : tensor_view(data, axes(extents)) {}
+  constexpr tensor_view(T* data, const idx_t (&extents)[N]) : tensor_view(data, axes(extents)) {}
   template <std::same_as<extents_type> Extents>
   constexpr tensor_view(T* data, const Extents& extents) : data_(data), extents_(extents) {
-    index stride = 1;
+    idx_t stride = 1;
     for (std::size_t axis = Rank; axis-- > 0;) {
       strides_[axis] = stride;
       stride *= extents_[axis];
@@ -110,7 +110,7 @@ class tensor_view {
 
   /// Any strides, in elements.
   template <std::size_t N, std::size_t M>
-  constexpr tensor_view(T* data, const index (&extents)[N], const index (&strides)[M])
+  constexpr tensor_view(T* data, const idx_t (&extents)[N], const idx_t (&strides)[M])
       : tensor_view(data, axes(extents), axes(strides)) {}
   template <std::same_as<extents_type> Extents>
   constexpr tensor_view(T* data, const Extents& extents, const Extents& strides)
@@ -143,7 +143,7 @@ class tensor_view {
     requires(Rank == 1 && !detail::eigen_memory<R> && std::ranges::contiguous_range<R> &&
              std::convertible_to<decltype(std::ranges::data(std::declval<R&>())), T*>)
   constexpr tensor_view(R&& range)
-      : data_(std::ranges::data(range)), extents_{static_cast<index>(std::ranges::size(range))}, strides_{1} {}
+      : data_(std::ranges::data(range)), extents_{static_cast<idx_t>(std::ranges::size(range))}, strides_{1} {}
 
 #if defined(__cpp_lib_mdspan)
   /// The last axes of the span become the last axes of the view; the leading ones have extent 1.
@@ -153,38 +153,38 @@ class tensor_view {
   constexpr tensor_view(const std::mdspan<U, Extents, Layout, Accessor>& span) : data_(span.data_handle()) {
     extents_.fill(1);
     for (std::size_t axis = 0; axis < Extents::rank(); ++axis) {
-      extents_[Rank - Extents::rank() + axis] = static_cast<index>(span.extent(axis));
-      strides_[Rank - Extents::rank() + axis] = static_cast<index>(span.stride(axis));
+      extents_[Rank - Extents::rank() + axis] = static_cast<idx_t>(span.extent(axis));
+      strides_[Rank - Extents::rank() + axis] = static_cast<idx_t>(span.stride(axis));
     }
   }
 #endif
 
   constexpr T* data() const { return data_; }
-  constexpr index extent(int axis) const { return extents_[static_cast<std::size_t>(axis)]; }
-  constexpr index stride(int axis) const { return strides_[static_cast<std::size_t>(axis)]; }
+  constexpr idx_t extent(int axis) const { return extents_[static_cast<std::size_t>(axis)]; }
+  constexpr idx_t stride(int axis) const { return strides_[static_cast<std::size_t>(axis)]; }
   constexpr const extents_type& extents() const { return extents_; }
   constexpr const extents_type& strides() const { return strides_; }
   /// Whether the view was given. Only the null view was not; a view of shape [1, 2, 0, 64] without memory was.
   constexpr explicit operator bool() const { return data_ != nullptr || extents_ != extents_type{}; }
 
-  constexpr index size() const {
-    index n = 1;
-    for (index e : extents_) n *= e;
+  constexpr idx_t size() const {
+    idx_t n = 1;
+    for (idx_t e : extents_) n *= e;
     return n;
   }
   constexpr bool empty() const { return size() == 0; }
 
-  template <std::convertible_to<index>... I>
+  template <std::convertible_to<idx_t>... I>
     requires(sizeof...(I) == Rank)
   constexpr T& operator()(I... i) const {
-    index offset = 0;
+    idx_t offset = 0;
     std::size_t axis = 0;
-    ((offset += static_cast<index>(i) * strides_[axis++]), ...);
+    ((offset += static_cast<idx_t>(i) * strides_[axis++]), ...);
     return data_[offset];
   }
 
   /// The elements [begin, begin + count) of one axis.
-  constexpr tensor_view slice(int axis, index begin, index count) const {
+  constexpr tensor_view slice(int axis, idx_t begin, idx_t count) const {
     tensor_view part = *this;
     if (data_) part.data_ += begin * stride(axis);
     part.extents_[static_cast<std::size_t>(axis)] = count;
@@ -193,7 +193,7 @@ class tensor_view {
 
  private:
   template <std::size_t N>
-  static constexpr extents_type axes(const index (&list)[N]) {
+  static constexpr extents_type axes(const idx_t (&list)[N]) {
     static_assert(N == Rank, "attn::tensor_view: expected one extent, and one stride, for each axis (4, or Rank)");
     extents_type all{};
     std::copy_n(list, N < Rank ? N : Rank, all.begin());
@@ -278,7 +278,7 @@ using element_type_of = typename decltype(view_or_any<X>())::element_type;
 template <class X>
 using element_of = typename decltype(detail::view_or_any<X>())::value_type;
 
-/// A list of numbers in the caller's memory, such as lengths, one for each batch item: std::vector<index>, std::array,
+/// A list of numbers in the caller's memory, such as lengths, one for each batch item: std::vector<idx_t>, std::array,
 /// an array or a std::span.
 template <class T>
 class list_view : public std::span<const T> {
@@ -296,7 +296,7 @@ class list_view : public std::span<const T> {
   template <class Range>
   static constexpr std::span<const T> checked(const Range& range) {
     constexpr bool same = std::same_as<std::ranges::range_value_t<Range>, T>;
-    static_assert(same, "attn: lengths, positions and dilations are lists of attn::index (std::ptrdiff_t); sinks and "
+    static_assert(same, "attn: lengths, positions and dilations are lists of attn::idx_t (std::ptrdiff_t); sinks and "
                         "slopes are lists of float, of double for double elements");
     if constexpr (same) return {std::ranges::data(range), static_cast<std::size_t>(std::ranges::size(range))};
     else return {};
@@ -305,24 +305,24 @@ class list_view : public std::span<const T> {
 
 /// Contiguous [batch, length, head, dim] memory, as most frameworks' projections leave it.
 template <class T>
-constexpr tensor_view<T> blhd_view(T* data, index batch, index length, index heads, index dim) {
+constexpr tensor_view<T> blhd_view(T* data, idx_t batch, idx_t length, idx_t heads, idx_t dim) {
   return {data, {batch, heads, length, dim}, {length * heads * dim, dim, heads * dim, 1}};
 }
 
 /// A sequence [batch, length, heads * dim] as [batch, heads, length, dim]. Throws std::invalid_argument unless `heads`
 /// divides the last extent.
 template <class T>
-constexpr tensor_view<T> split_heads(const tensor_view<T, 3>& x, index heads) {
+constexpr tensor_view<T> split_heads(const tensor_view<T, 3>& x, idx_t heads) {
   if (heads < 1 || x.extent(2) % heads != 0)
     throw std::invalid_argument("attn::split_heads: expected heads that divide the columns " +
                                 std::to_string(x.extent(2)) + "; found " + std::to_string(heads));
-  const index dim = x.extent(2) / heads;
+  const idx_t dim = x.extent(2) / heads;
   return {x.data(), {x.extent(0), heads, x.extent(1), dim}, {x.stride(0), dim * x.stride(2), x.stride(1), x.stride(2)}};
 }
 
 /// An Eigen matrix [length, heads * dim] as [1, heads, length, dim].
 template <detail::eigen_memory M>
-constexpr auto split_heads(M&& m, index heads) {
+constexpr auto split_heads(M&& m, idx_t heads) {
   using element = detail::eigen_element<M>;
   const tensor_view<element> whole(m);
   return split_heads(tensor_view<element, 3>(whole.data(), {1, whole.extent(2), whole.extent(3)},
@@ -336,10 +336,10 @@ namespace detail {
 template <class T>
 struct matrix_view {
   T* data = nullptr;
-  index rows = 0, cols = 0;
-  index row_stride = 0, col_stride = 1;
+  idx_t rows = 0, cols = 0;
+  idx_t row_stride = 0, col_stride = 1;
 
-  T* row(index i) const { return data + i * row_stride; }
+  T* row(idx_t i) const { return data + i * row_stride; }
 };
 
 template <class T>
@@ -348,32 +348,32 @@ matrix_view<T> matrix_of(const tensor_view<T, 2>& x) {
 }
 
 template <class T>
-matrix_view<T> head_of(const tensor_view<T>& x, index batch, index head) {
+matrix_view<T> head_of(const tensor_view<T>& x, idx_t batch, idx_t head) {
   if (!x.data()) return {nullptr, x.extent(2), x.extent(3), 0, x.stride(3)};  // rows of no elements have no address
   return {x.data() + batch * x.stride(0) + head * x.stride(1), x.extent(2), x.extent(3), x.stride(2), x.stride(3)};
 }
 
 /// The row of one head, or null where the view is not given.
 template <class T>
-T* row_of(const tensor_view<T, 3>& x, index batch, index head) {
+T* row_of(const tensor_view<T, 3>& x, idx_t batch, idx_t head) {
   return x.data() ? x.data() + batch * x.stride(0) + head * x.stride(1) : nullptr;
 }
 
 /// Writes row i of x, converted.
 template <class T, class S>
-void write_row(const T* from, const matrix_view<S>& x, index i) {
+void write_row(const T* from, const matrix_view<S>& x, idx_t i) {
   S* const row = x.row(i);
   if (x.col_stride == 1)
-    for (index d = 0; d < x.cols; ++d) row[d] = static_cast<S>(from[d]);
+    for (idx_t d = 0; d < x.cols; ++d) row[d] = static_cast<S>(from[d]);
   else
-    for (index d = 0; d < x.cols; ++d) row[d * x.col_stride] = static_cast<S>(from[d]);
+    for (idx_t d = 0; d < x.cols; ++d) row[d * x.col_stride] = static_cast<S>(from[d]);
 }
 
 /// Zeros for rows [begin, end): padding.
 template <class S>
-void clear_rows(const matrix_view<S>& x, index begin, index end) {
-  for (index i = begin; i < end; ++i)
-    for (index d = 0; d < x.cols; ++d) x.row(i)[d * x.col_stride] = static_cast<S>(0.0f);
+void clear_rows(const matrix_view<S>& x, idx_t begin, idx_t end) {
+  for (idx_t i = begin; i < end; ++i)
+    for (idx_t d = 0; d < x.cols; ++d) x.row(i)[d * x.col_stride] = static_cast<S>(0.0f);
 }
 
 }  // namespace detail

@@ -68,9 +68,9 @@ class view_field : public tensor_view<T, Rank> {
   constexpr view_field(X&& x) : view(detail::view_of_field<T, Rank, X>(x)) {}
   /// {pointer, extents} and {pointer, extents, strides}, as of a tensor_view.
   template <std::size_t N>
-  constexpr view_field(T* data, const index (&extents)[N]) : view(data, extents) {}
+  constexpr view_field(T* data, const idx_t (&extents)[N]) : view(data, extents) {}
   template <std::size_t N, std::size_t M>
-  constexpr view_field(T* data, const index (&extents)[N], const index (&strides)[M]) : view(data, extents, strides) {}
+  constexpr view_field(T* data, const idx_t (&extents)[N], const idx_t (&strides)[M]) : view(data, extents, strides) {}
   template <std::same_as<typename view::extents_type> Extents>
   constexpr view_field(T* data, const Extents& extents) : view(data, extents) {}
   template <std::same_as<typename view::extents_type> Extents>

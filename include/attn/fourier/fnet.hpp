@@ -31,13 +31,13 @@ struct fnet_options {
   static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
 
   /// True lengths, one per batch item: the transform runs over these, and rows of padding are 0 in out.
-  list_view<index> lengths{};
+  list_view<idx_t> lengths{};
 };
 
 namespace detail {
 
 inline void check_fnet(const validator& check, const memory_layout& x, const memory_layout& out,
-                       std::span<const index> lengths) {
+                       std::span<const idx_t> lengths) {
   check.memory({{"out", out}}, {{"x", x}});
   check.extents({{"out batch = x batch", x.extents[0], out.extents[0]},
                  {"out heads = x heads", x.extents[1], out.extents[1]},

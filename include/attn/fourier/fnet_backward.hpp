@@ -31,7 +31,7 @@ struct fnet_gradients {
 namespace detail {
 
 inline void check_fnet_backward(const validator& check, const memory_layout& d_out, const memory_layout& dx,
-                                std::span<const index> lengths) {
+                                std::span<const idx_t> lengths) {
   check.memory({{"the gradient of x", dx}}, {{"d_out", d_out}});
   if (dx.given()) check_same_shape(check, "the gradient of x", dx, "d_out", d_out);
   check_length_list(check, "lengths", lengths, d_out.extents[0], d_out.extents[2]);

@@ -34,7 +34,7 @@ struct delta_rule_options {
 
   /// Factor of out; 1 / sqrt(D) unless given.
   std::optional<real> scale{};
-  list_view<index> lengths{};                // true lengths, one per batch item; rows of padding are 0 in out
+  list_view<idx_t> lengths{};                // true lengths, one per batch item; rows of padding are 0 in out
   view_field<const real, 3> beta{};          // how much of the difference is written, [B, Hv, L]; 1 unless given
   view_field<const real> log_decay{};        // g <= 0, -infinity included: per token [B, Hv, L, 1] or channel [.., D]
   view_field<const real> initial_state{};    // S_0 [B, Hv, D, Dv]; 0 unless given

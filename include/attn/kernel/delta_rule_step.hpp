@@ -28,13 +28,13 @@ namespace attn::inline ATTN_ISA {
 
 /// Extents of a delta_rule_state.
 struct delta_rule_state_extents {
-  index batch = 1;
+  idx_t batch = 1;
   /// Value heads; the number of key heads divides it.
-  index heads = 1;
+  idx_t heads = 1;
   /// Dims of keys and of values.
-  index dim = 0, value_dim = 0;
+  idx_t dim = 0, value_dim = 0;
   /// Tokens that rollback can undo.
-  index keep = 0;
+  idx_t keep = 0;
 };
 
 /// Options of delta_rule_step: those of delta_rule that apply to single tokens.
@@ -45,7 +45,7 @@ struct delta_rule_step_options {
 
   std::optional<real> scale{};
   /// Item b takes the first lengths[b] tokens, the rest is padding; all tokens unless given.
-  list_view<index> lengths{};
+  list_view<idx_t> lengths{};
   view_field<const real, 3> beta{};     // [B, Hv, n]
   view_field<const real> log_decay{};   // [B, Hv, n, 1 or D]
   std::optional<real> unit_norm_eps{};
@@ -67,19 +67,19 @@ class delta_rule_state : public detail::item_state<delta_rule_state<S>, compute_
     check.at_least("dim", 0, e.dim);
     check.at_least("value dim", 0, e.value_dim);
     // An upper bound of the numbers of a state: padding at most doubles the larger of an extent and 64.
-    const index most =
-        check.fits("the state of a head", {std::max<index>(e.dim, 64), std::max<index>(e.value_dim, 64), 4});
+    const idx_t most =
+        check.fits("the state of a head", {std::max<idx_t>(e.dim, 64), std::max<idx_t>(e.value_dim, 64), 4});
     check.fits("states", {base::places(), e.batch, e.heads, most});
     base::allocate(e.batch, place_size());
   }
 
   using base::batch, base::kept, base::rollback;
-  index heads() const { return extents_.heads; }
-  index dim() const { return extents_.dim; }
-  index value_dim() const { return extents_.value_dim; }
+  idx_t heads() const { return extents_.heads; }
+  idx_t dim() const { return extents_.dim; }
+  idx_t value_dim() const { return extents_.value_dim; }
 
   /// Element (d, e) of the state of one head.
-  T value(index b, index h, index d, index e) const { return *of(b, h).at(d, e); }
+  T value(idx_t b, idx_t h, idx_t d, idx_t e) const { return *of(b, h).at(d, e); }
 
   /// Throws std::runtime_error if writing fails.
   void write(std::ostream& stream) const {
@@ -126,24 +126,24 @@ class delta_rule_state : public detail::item_state<delta_rule_state<S>, compute_
         },
         [&](const detail::sequence_lengths& first) { detail::delta_steps(call, first, exec); });
   }
-  void clear_item(index b) { std::fill_n(items().at(b), place_size(), T(0)); }
+  void clear_item(idx_t b) { std::fill_n(items().at(b), place_size(), T(0)); }
 
  private:
   /// Up to this many tokens a step computes them one by one; for more, a chunk is faster.
-  static constexpr index few = 3;
+  static constexpr idx_t few = 3;
 
-  index head_size() const { return detail::delta_call<T>::state_size(dim(), value_dim()); }
-  index place_size() const { return heads() * head_size(); }
-  detail::panels<T> of(index b, index h) const {
+  idx_t head_size() const { return detail::delta_call<T>::state_size(dim(), value_dim()); }
+  idx_t place_size() const { return heads() * head_size(); }
+  detail::panels<T> of(idx_t b, idx_t h) const {
     return {items().at(b) + h * head_size(), detail::round_up(dim(), detail::panel_width<T>)};
   }
 
   detail::state_stream<T> stream() const { return {base::name_, 4, 0, batch(), heads(), dim(), value_dim()}; }
   template <class Visit>
   void each_number(Visit&& visit) const {
-    for (index n = 0; n < batch() * heads(); ++n)
-      for (index d = 0; d < dim(); ++d)
-        for (index e = 0; e < value_dim(); ++e) visit(*of(n / heads(), n % heads()).at(d, e));
+    for (idx_t n = 0; n < batch() * heads(); ++n)
+      for (idx_t d = 0; d < dim(); ++d)
+        for (idx_t e = 0; e < value_dim(); ++e) visit(*of(n / heads(), n % heads()).at(d, e));
   }
 
   delta_rule_state_extents extents_;

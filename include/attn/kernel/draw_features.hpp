@@ -23,50 +23,50 @@ enum class feature_rows {
 struct draw_options {
   std::uint64_t seed = 0;
   feature_rows rows = feature_rows::orthogonal;
-  index heads = 1;  // 1: one matrix for all heads; else one per head
+  idx_t heads = 1;  // 1: one matrix for all heads; else one per head
 };
 
 namespace detail {
 
 /// Products and sums rounded once, the same with every compiler.
-inline double exact_dot(const double* a, const double* b, index n) {
+inline double exact_dot(const double* a, const double* b, idx_t n) {
   double sum = 0;
-  for (index i = 0; i < n; ++i) sum = std::fma(a[i], b[i], sum);
+  for (idx_t i = 0; i < n; ++i) sum = std::fma(a[i], b[i], sum);
   return sum;
 }
 
 /// Makes rows [count, dim] orthonormal, count <= dim. Gram-Schmidt, each row twice, with positive lengths, so that
 /// normal rows become uniformly distributed ones (the Q of a QR decomposition whose R has a positive diagonal).
-inline void make_orthonormal(double* rows, index count, index dim) {
-  for (index i = 0; i < count; ++i) {
+inline void make_orthonormal(double* rows, idx_t count, idx_t dim) {
+  for (idx_t i = 0; i < count; ++i) {
     double* const row = rows + i * dim;
     for (int time = 0; time < 2; ++time)
-      for (index j = 0; j < i; ++j) {
+      for (idx_t j = 0; j < i; ++j) {
         const double along = -exact_dot(row, rows + j * dim, dim);
-        for (index d = 0; d < dim; ++d) row[d] = std::fma(along, rows[j * dim + d], row[d]);
+        for (idx_t d = 0; d < dim; ++d) row[d] = std::fma(along, rows[j * dim + d], row[d]);
       }
     const double length = std::sqrt(exact_dot(row, row, dim));
-    for (index d = 0; d < dim; ++d) row[d] /= length;
+    for (idx_t d = 0; d < dim; ++d) row[d] /= length;
   }
 }
 
 /// `count` rows of one head.
-inline void draw_rows(random_numbers& numbers, feature_rows kind, index count, index dim, double* rows) {
+inline void draw_rows(random_numbers& numbers, feature_rows kind, idx_t count, idx_t dim, double* rows) {
   const auto normal = [&](double* row) {
-    for (index d = 0; d < dim; ++d) row[d] = numbers.normal();
+    for (idx_t d = 0; d < dim; ++d) row[d] = numbers.normal();
   };
-  for (index i = 0; i < count; ++i) normal(rows + i * dim);
+  for (idx_t i = 0; i < count; ++i) normal(rows + i * dim);
   if (kind == feature_rows::independent) return;
   std::vector<double> other(static_cast<std::size_t>(dim));
-  for (index first = 0; first < count; first += dim)
+  for (idx_t first = 0; first < count; first += dim)
     make_orthonormal(rows + first * dim, std::min(dim, count - first), dim);
-  for (index i = 0; i < count; ++i) {
+  for (idx_t i = 0; i < count; ++i) {
     double length = std::sqrt(static_cast<double>(dim));
     if (kind == feature_rows::orthogonal) {  // the length of another normal vector, independent of the direction
       normal(other.data());
       length = std::sqrt(exact_dot(other.data(), other.data(), dim));
     }
-    for (index d = 0; d < dim; ++d) rows[i * dim + d] *= length;
+    for (idx_t d = 0; d < dim; ++d) rows[i * dim + d] *= length;
   }
 }
 
@@ -89,7 +89,7 @@ S nearest_element(double x) {
 /// O(heads count dim^2); done once, not in every call. Throws std::invalid_argument unless count, dim and heads are at
 /// least 1.
 template <element S>
-tensor<S, 3> draw_features(index count, index dim, const draw_options& options = {}) {
+tensor<S, 3> draw_features(idx_t count, idx_t dim, const draw_options& options = {}) {
   const detail::validator check("draw_features");
   check.at_least("count", 1, count);
   check.at_least("dim", 1, dim);
@@ -98,7 +98,7 @@ tensor<S, 3> draw_features(index count, index dim, const draw_options& options =
   tensor<S, 3> features({options.heads, count, dim});
   std::vector<double> rows(static_cast<std::size_t>(count * dim));
   S* to = features.data();
-  for (index h = 0; h < options.heads; ++h) {
+  for (idx_t h = 0; h < options.heads; ++h) {
     random_numbers numbers(options.seed, static_cast<std::uint64_t>(h));
     detail::draw_rows(numbers, options.rows, count, dim, rows.data());
     for (double x : rows) *to++ = detail::nearest_element<S>(x);

@@ -4,7 +4,7 @@
 //   attn::linear(q, k, v, out, {}, [](float x) { return x * x; });      // your own, number by number
 //
 // A map need not compute one feature of each number. It may also be a type with
-//   attn::index features(attn::index dim) const;                        // how many
+//   attn::idx_t features(attn::idx_t dim) const;                        // how many
 //   void operator()(std::span<const T> token, std::span<T> phi) const;  // all of them, of one token
 // Maps are called in no particular order and from all threads of the execution at once; T is float or double.
 #pragma once
@@ -44,8 +44,8 @@ concept number_map = requires(const F& f, T x) {
 };
 
 template <class F, class T>
-concept token_map = requires(const F& f, std::span<const T> token, std::span<T> phi, index dim) {
-  { f.features(dim) } -> std::convertible_to<index>;
+concept token_map = requires(const F& f, std::span<const T> token, std::span<T> phi, idx_t dim) {
+  { f.features(dim) } -> std::convertible_to<idx_t>;
   f(token, phi);
 };
 
@@ -60,7 +60,7 @@ constexpr bool require_feature_map() {
 
 /// Number of features of a map. The caller's map is asked once, because memory is allocated accordingly.
 template <class F>
-index features_of(const F& map, index dim) {
+idx_t features_of(const F& map, idx_t dim) {
   if constexpr (requires { map.features(dim); })
     return map.features(dim);
   else
@@ -85,56 +85,56 @@ struct mapped_features final : feature_map<compute_type<S>> {
   using T = compute_type<S>;
 
   const F& map;
-  index dim;
+  idx_t dim;
 
-  mapped_features(const F& f, index d, index count) : map(f), dim(d) {
+  mapped_features(const F& f, idx_t d, idx_t count) : map(f), dim(d) {
     this->features = count;
     if constexpr (token_map<F, T>) this->scratch_size = dim * kernel_chunk + dim + count + width<T>;
   }
 
-  void keys(const token_rows<T>& x, index, T* phi, T*, [[maybe_unused]] T* work) const override {
-    [[maybe_unused]] const index count = this->features;
+  void keys(const token_rows<T>& x, idx_t, T* phi, T*, [[maybe_unused]] T* work) const override {
+    [[maybe_unused]] const idx_t count = this->features;
     if constexpr (token_map<F, T>) {
       T *const columns = work, *const token = work + dim * kernel_chunk, *const made = token + dim;
       access_to<S, T>.pack_columns(x, dim, columns);
-      for (index t = 0; t < x.lanes; ++t) {
-        for (index d = 0; d < dim; ++d) token[d] = columns[d * kernel_chunk + std::min(t, x.count - 1)];
+      for (idx_t t = 0; t < x.lanes; ++t) {
+        for (idx_t d = 0; d < dim; ++d) token[d] = columns[d * kernel_chunk + std::min(t, x.count - 1)];
         if (t < x.count)
           map(std::span<const T>(token, static_cast<std::size_t>(dim)),
               std::span<T>(made, static_cast<std::size_t>(count)));
-        for (index r = 0; r < count; ++r) phi[r * kernel_chunk + t] = made[r];
+        for (idx_t r = 0; r < count; ++r) phi[r * kernel_chunk + t] = made[r];
       }
     } else if constexpr (std::same_as<F, feature_maps::elu_plus_one> || std::same_as<F, feature_maps::relu>) {
       pack_columns<S>(x, dim, phi, [](const packet<T>& p) { return map_packet<F, T>(p); });
     } else {
       access_to<S, T>.pack_columns(x, dim, phi);
       if constexpr (!std::same_as<F, feature_maps::identity>)
-        for (index r = 0; r < dim; ++r)
-          for (index t = 0; t < x.count; ++t)
+        for (idx_t r = 0; r < dim; ++r)
+          for (idx_t t = 0; t < x.count; ++t)
             phi[r * kernel_chunk + t] = static_cast<T>(map(phi[r * kernel_chunk + t]));
     }
   }
 
-  void rows(const stored_matrix<T>& x, index begin, index count, const panels<T>& to,
+  void rows(const stored_matrix<T>& x, idx_t begin, idx_t count, const panels<T>& to,
             [[maybe_unused]] T* work) const override {
     if constexpr (token_map<F, T>) {
       T *const token = work, *const made = token + dim;
-      for (index t = 0; t < count; ++t) {
+      for (idx_t t = 0; t < count; ++t) {
         x.read_row(begin + t, token);
         map(std::span<const T>(token, static_cast<std::size_t>(dim)),
             std::span<T>(made, static_cast<std::size_t>(this->features)));
         std::fill_n(made + this->features, width<T>, T(0));
-        for (index r = 0; r < this->features; r += width<T>) store<T>(to.at(t, r), load<T>(made + r));
+        for (idx_t r = 0; r < this->features; r += width<T>) store<T>(to.at(t, r), load<T>(made + r));
       }
     } else {
       x.access->pack_panels(x, begin, count, to.data);
       if constexpr (std::same_as<F, feature_maps::elu_plus_one> || std::same_as<F, feature_maps::relu>)
-        each_packet(count, dim, [](index, index, const auto& p) { return map_packet<F, T>(p); }, to, to);
+        each_packet(count, dim, [](idx_t, idx_t, const auto& p) { return map_packet<F, T>(p); }, to, to);
       else if constexpr (!std::same_as<F, feature_maps::identity>)
-        for (index t = 0; t < count; ++t)
-          for (index r = 0; r < dim; ++r) *to.at(t, r) = static_cast<T>(map(*to.at(t, r)));
-      for (index r = dim; r < round_up(dim, width<T>); ++r)
-        for (index t = 0; t < count; ++t) *to.at(t, r) = T(0);
+        for (idx_t t = 0; t < count; ++t)
+          for (idx_t r = 0; r < dim; ++r) *to.at(t, r) = static_cast<T>(map(*to.at(t, r)));
+      for (idx_t r = dim; r < round_up(dim, width<T>); ++r)
+        for (idx_t t = 0; t < count; ++t) *to.at(t, r) = T(0);
     }
   }
 };

@@ -39,7 +39,7 @@ struct linear_options {
 
   bool causal = false;  // query i is at position i + Lk - Lq (true lengths) and sees the keys up to there
   /// True lengths, one per batch item: for queries and keys alike, or separately. Rows of padding are 0 in out.
-  list_view<index> lengths{}, query_lengths{}, key_lengths{};
+  list_view<idx_t> lengths{}, query_lengths{}, key_lengths{};
   real eps = real(1e-6);  // added to the denominator
   bool normalise = true;  // whether to divide by phi(q).z + eps
   view_field<const real, 3> decay{};   // decay of the sums before a token, from 0 to 1: [B, H or Hkv, Lk]; causal only
@@ -67,7 +67,7 @@ void run_linear(const char* name, const kernel_views<S>& x, const linear_options
     const validator check(name);
     kernel_call<T> call = check_kernel<false>(check, x, options, step, options.decay);
     call.normalise = options.normalise;
-    const index count = features_of(map, call.shape.dim);
+    const idx_t count = features_of(map, call.shape.dim);
     check_feature_count(check, count, call.shape);
     check_linear_extra(check, call, options, count,
                        {{"out", x.out}, {"final_state", options.final_state}, {"final_weights", options.final_weights}},

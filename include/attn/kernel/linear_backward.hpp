@@ -92,9 +92,9 @@ struct mapped_features_backward final : feature_map_backward<compute_type<S>> {
   using T = compute_type<S>;
 
   const B& map_backward;
-  index dim, features;
+  idx_t dim, features;
 
-  mapped_features_backward(const B& f, index d, index count) : map_backward(f), dim(d), features(count) {
+  mapped_features_backward(const B& f, idx_t d, idx_t count) : map_backward(f), dim(d), features(count) {
     this->by_rows = differentiable_map<F>;
     if constexpr (!differentiable_map<F>) this->scratch_size = dim * kernel_chunk + 2 * dim + count;
   }
@@ -109,22 +109,22 @@ struct mapped_features_backward final : feature_map_backward<compute_type<S>> {
       return d;
   }
 
-  void key_rows(const stored_matrix<T>& k, index begin, index count, T* phi, index stride) const override {
+  void key_rows(const stored_matrix<T>& k, idx_t begin, idx_t count, T* phi, idx_t stride) const override {
     if constexpr (differentiable_map<F>)
-      for (index t = 0; t < count; ++t) {
+      for (idx_t t = 0; t < count; ++t) {
         const S* const row = reinterpret_cast<const S*>(k.row(begin + t));
-        for (index d = 0; d < dim; d += width<T>)
+        for (idx_t d = 0; d < dim; d += width<T>)
           store<T>(phi + t * stride + d, map_packet<F, T>(load_part<T>(row + d * k.col_stride, k.col_stride, dim - d)));
       }
   }
-  void back_rows(const T* phi, T* d, index count) const override {
-    for (index n = 0; n < count; n += width<T>) store<T>(d + n, times_derivative(load<T>(phi + n), load<T>(d + n)));
+  void back_rows(const T* phi, T* d, idx_t count) const override {
+    for (idx_t n = 0; n < count; n += width<T>) store<T>(d + n, times_derivative(load<T>(phi + n), load<T>(d + n)));
   }
 
   void back_to(const tokens_back<T>& x, const stored_gradient_head<T>& to, T* dx, kernel_sums<T>* dw,
                T* work) const override {
     if constexpr (std::same_as<S, T> && differentiable_map<F>) {
-      const auto at = [&](index n) { return times_derivative(load<T>(x.phi + n), load<T>(x.d + n)); };
+      const auto at = [&](idx_t n) { return times_derivative(load<T>(x.phi + n), load<T>(x.d + n)); };
       if (to) store_columns<T>(at, matrix_of<T, S>(to.to), x.position, x.first, x.rows.count, to.accumulate);
     } else {
       feature_map_backward<T>::back_to(x, to, dx, dw, work);
@@ -134,9 +134,9 @@ struct mapped_features_backward final : feature_map_backward<compute_type<S>> {
   void back(const tokens_back<T>& x, T* dx, kernel_sums<T>*, T* work) const override {
     if (!dx) return;
     if constexpr (differentiable_map<F>) {
-      for (index r = 0; r < dim; ++r)
-        for (index t = 0; t < x.rows.lanes; t += width<T>) {
-          const index n = r * kernel_chunk + t;
+      for (idx_t r = 0; r < dim; ++r)
+        for (idx_t t = 0; t < x.rows.lanes; t += width<T>) {
+          const idx_t n = r * kernel_chunk + t;
           store<T>(dx + n, times_derivative(load<T>(x.phi + n), load<T>(x.d + n)));
         }
     } else {
@@ -144,17 +144,17 @@ struct mapped_features_backward final : feature_map_backward<compute_type<S>> {
       access_to<S, T>.pack_columns(x.rows, dim, columns);
       if constexpr (token_map<F, T>) {
         T* const d_phi = d_token + dim;
-        for (index t = x.first; t < x.rows.count; ++t) {
-          for (index d = 0; d < dim; ++d) token[d] = columns[d * kernel_chunk + t];
-          for (index r = 0; r < features; ++r) d_phi[r] = x.d[r * kernel_chunk + t];
+        for (idx_t t = x.first; t < x.rows.count; ++t) {
+          for (idx_t d = 0; d < dim; ++d) token[d] = columns[d * kernel_chunk + t];
+          for (idx_t r = 0; r < features; ++r) d_phi[r] = x.d[r * kernel_chunk + t];
           map_backward(std::span<const T>(token, static_cast<std::size_t>(dim)),
                        std::span<const T>(d_phi, static_cast<std::size_t>(features)),
                        std::span<T>(d_token, static_cast<std::size_t>(dim)));
-          for (index d = 0; d < dim; ++d) dx[d * kernel_chunk + t] = d_token[d];
+          for (idx_t d = 0; d < dim; ++d) dx[d * kernel_chunk + t] = d_token[d];
         }
       } else {
-        for (index d = 0; d < dim; ++d)
-          for (index n = d * kernel_chunk + x.first; n < d * kernel_chunk + x.rows.count; ++n)
+        for (idx_t d = 0; d < dim; ++d)
+          for (idx_t n = d * kernel_chunk + x.first; n < d * kernel_chunk + x.rows.count; ++n)
             dx[n] = static_cast<T>(map_backward(columns[n], x.d[n]));
       }
     }
@@ -164,7 +164,7 @@ struct mapped_features_backward final : feature_map_backward<compute_type<S>> {
 /// Checks the options that only linear has; call.extra.run then says whether any is given.
 template <class S, class T = compute_type<S>>
 void check_linear_backward(const validator& check, kernel_call<T>& call, const kernel_backward_views<S>& a,
-                           const linear_gradients<S>& g, linear_options<S> options, index features) {
+                           const linear_gradients<S>& g, linear_options<S> options, idx_t features) {
   backward_views views;
   views.gradient("the gradient of q", g.q, "q", a.x.q);
   views.gradient("the gradient of k", g.k, "k", a.x.k);
@@ -183,7 +183,7 @@ void check_linear_backward(const validator& check, kernel_call<T>& call, const k
   const attention_shape& s = call.shape;
   check_linear_state(check, "d_final_state", g.d_final_state, s, features);
   check_linear_state(check, "d_final_weights", g.d_final_weights, s, features);
-  for (const index heads : {g.d_final_state.extent(1), g.d_final_weights.extent(1)})
+  for (const idx_t heads : {g.d_final_state.extent(1), g.d_final_weights.extent(1)})
     if (heads == s.heads && heads > s.kv_heads) call.heads = heads;
   if (g.d_final_state) check.equal("heads of d_final_state = heads of sums", call.heads, g.d_final_state.extent(1));
   if (g.d_final_weights)
@@ -199,7 +199,7 @@ void run_linear_backward(const kernel_backward_views<S>& views, const linear_gra
     const validator check("linear_backward");
     kernel_call<T> call = check_kernel_backward<false>(check, views, options);
     call.normalise = options.normalise;
-    const index count = features_of(map, call.shape.dim);
+    const idx_t count = features_of(map, call.shape.dim);
     check_feature_count(check, count, call.shape);
     check_linear_backward(check, call, views, gradients, options, count);
     mapped_features<S, F> features(map, call.shape.dim, count);

@@ -21,7 +21,7 @@ struct linear_step_options {
   using real = compute_type<S>;
 
   /// Item b takes the first lengths[b] tokens, the rest is padding; all tokens unless given.
-  list_view<index> lengths{};
+  list_view<idx_t> lengths{};
   real eps = real(1e-6);
   bool normalise = true;
   view_field<const real, 3> decay{};   // [B, H or Hkv, n]

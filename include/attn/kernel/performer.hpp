@@ -42,7 +42,7 @@ struct performer_options {
   std::optional<real> scale{};  // factor of q.k, >= 0; 1 / sqrt(D) unless given
   bool causal = false;  // query i is at position i + Lk - Lq (true lengths) and sees the keys up to there
   /// True lengths, one per batch item: for queries and keys alike, or separately. Rows of padding are 0 in out.
-  list_view<index> lengths{}, query_lengths{}, key_lengths{};
+  list_view<idx_t> lengths{}, query_lengths{}, key_lengths{};
   performer_kernel kernel = performer_kernel::positive;
   real eps = real(0);  // added to the denominator
   /// relu: added to each feature; 0.001 unless given. positive, not causal: added to exp(W x~ - |x~|^2 / 2 - max W x~),

@@ -24,7 +24,7 @@ struct performer_step_options {
 
   std::optional<real> scale{};
   /// Item b takes the first lengths[b] tokens, the rest is padding; all tokens unless given.
-  list_view<index> lengths{};
+  list_view<idx_t> lengths{};
   real eps = real(0);
   std::optional<real> feature_eps{};  // relu only
 };

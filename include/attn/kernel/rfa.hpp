@@ -35,7 +35,7 @@ struct rfa_options {
 
   bool causal = false;  // query i is at position i + Lk - Lq (true lengths) and sees the keys up to there
   /// True lengths, one per batch item: for queries and keys alike, or separately. Rows of padding are 0 in out.
-  list_view<index> lengths{}, query_lengths{}, key_lengths{};
+  list_view<idx_t> lengths{}, query_lengths{}, key_lengths{};
   real eps = real(0);  // added to the denominator
   real norm_eps = real(0);  // added to the norm of a token before dividing by it; the original uses 0.001
   view_field<const real, 3> gate{};   // per token, from 0 to 1: [B, H or Hkv, Lk]; causal only
@@ -53,17 +53,17 @@ struct rfa_features final : projected_features<T> {
 
   void prepare(execution&) override { this->pack(T(1)); }
 
-  void keys(const token_rows<T>& x, index item_head, T* phi, T*, T* work) const override {
+  void keys(const token_rows<T>& x, idx_t item_head, T* phi, T*, T* work) const override {
     T *const columns = work, *const factor = work + dim * kernel_chunk;
     call.k.access->pack_columns(x, dim, columns);
     sum_squares(columns, dim, x.lanes, factor);
-    for (index t = 0; t < x.lanes; ++t) {
+    for (idx_t t = 0; t < x.lanes; ++t) {
       const T norm = std::sqrt(factor[t]) + norm_eps;
       factor[t] = norm == T(0) ? T(0) : T(1) / norm;
     }
     this->project(item_head, columns, x.lanes, phi, this->pairs_in(work));
-    for (index r = 0; r < rows; ++r)
-      for (index t = 0; t < x.lanes; t += width<T>) {
+    for (idx_t r = 0; r < rows; ++r)
+      for (idx_t t = 0; t < x.lanes; t += width<T>) {
         T* const at = phi + r * kernel_chunk + t;
         packet<T> sine, cosine;
         sin_cos<T>(mul(load<T>(at), load<T>(factor + t)), sine, cosine);

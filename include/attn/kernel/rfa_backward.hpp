@@ -54,17 +54,17 @@ struct rfa_features_backward final : projected_features_backward<T> {
   void prepare(execution&) override { this->pack(T(1)); }
 
   void back(const tokens_back<T>& x, T* dx, kernel_sums<T>* dw, T* work) const override {
-    const index lanes = x.rows.lanes, m = rows * kernel_chunk;
+    const idx_t lanes = x.rows.lanes, m = rows * kernel_chunk;
     T *const columns = work, *const norm = work + (dim + 1) * kernel_chunk, *const factor = norm + kernel_chunk;
     this->features.call.k.access->pack_columns(x.rows, dim, columns);
     sum_squares(columns, dim, lanes, norm);
-    for (index t = 0; t < lanes; ++t) {
+    for (idx_t t = 0; t < lanes; ++t) {
       norm[t] = std::sqrt(norm[t]);
       factor[t] = norm[t] + norm_eps == T(0) ? T(0) : T(1) / (norm[t] + norm_eps);
     }
-    for (index r = 0; r < rows; ++r)
-      for (index t = 0; t < lanes; t += width<T>) {
-        const index n = r * kernel_chunk + t;
+    for (idx_t r = 0; r < rows; ++r)
+      for (idx_t t = 0; t < lanes; t += width<T>) {
+        const idx_t n = r * kernel_chunk + t;
         const packet<T> of_sine = mul(load<T>(x.d + n), load<T>(x.phi + n + m));
         store<T>(x.d + n, sub(of_sine, mul(load<T>(x.d + n + m), load<T>(x.phi + n))));
       }
@@ -76,15 +76,15 @@ struct rfa_features_backward final : projected_features_backward<T> {
   }
 
   /// From the gradients y of x^ to those of x = x^ (|x| + norm_eps).
-  void back_norm(const T* columns, const T* norm, const T* factor, index lanes, T* dx) const {
-    for (index t = 0; t < lanes; t += width<T>) {
+  void back_norm(const T* columns, const T* norm, const T* factor, idx_t lanes, T* dx) const {
+    for (idx_t t = 0; t < lanes; t += width<T>) {
       const packet<T> f = load<T>(factor + t), size = load<T>(norm + t);
       packet<T> along = zero<T>();
-      for (index d = 0; d < dim; ++d)
+      for (idx_t d = 0; d < dim; ++d)
         along = fma(load<T>(dx + d * kernel_chunk + t), mul(load<T>(columns + d * kernel_chunk + t), f), along);
       const packet<T> less = if_less(zero<T>(), size, div(mul(along, f), size), zero<T>());
-      for (index d = 0; d < dim; ++d) {
-        const index n = d * kernel_chunk + t;
+      for (idx_t d = 0; d < dim; ++d) {
+        const idx_t n = d * kernel_chunk + t;
         store<T>(dx + n, sub(mul(load<T>(dx + n), f), mul(load<T>(columns + n), less)));
       }
     }

@@ -19,7 +19,7 @@ struct rfa_step_options {
   using real = compute_type<S>;
 
   /// Item b takes the first lengths[b] tokens, the rest is padding; all tokens unless given.
-  list_view<index> lengths{};
+  list_view<idx_t> lengths{};
   real eps = real(0), norm_eps = real(0);
   view_field<const real, 3> gate{};   // [B, H or Hkv, n]
 };

@@ -51,16 +51,16 @@ template <class T, class P>
 void run_encoder_tail(const input_tokens<T>& x, const input_tokens<T>& mixed, const output_tokens<T>& out,
                       const row_norm<T>& norm_1, const row_norm<T>& norm_2, bool norm_first,
                       const feed_forward_memory<P>& weights, activation f, execution& exec) {
-  const auto begin = [&](index n, T* normed, T* h) {
+  const auto begin = [&](idx_t n, T* normed, T* h) {
     x.load(n, h);
     mixed.load(n, normed);
-    for (index d = 0; d < x.dim; ++d) h[d] += normed[d];
+    for (idx_t d = 0; d < x.dim; ++d) h[d] += normed[d];
     if (!norm_first) norm_1.apply(h);
     std::copy(h, h + x.dim, normed);
     if (norm_first) norm_2.apply(normed);
   };
-  const auto end = [&](index n, const T* fed, T* h) {
-    for (index d = 0; d < x.dim; ++d) h[d] += fed[d];
+  const auto end = [&](idx_t n, const T* fed, T* h) {
+    for (idx_t d = 0; d < x.dim; ++d) h[d] += fed[d];
     if (!norm_first) norm_2.apply(h);
     out.store(n, h);
   };
@@ -98,7 +98,7 @@ void run_encoder_block(const tensor_view<const S, 3>& x, const tensor_view<S, 3>
 template <class S>
 void check_encoder_block(const layer_validator& check, const encoder_block_weights<S>& w,
                          const encoder_block_options<S>& options) {
-  const index dim = check.x.extents[2];
+  const idx_t dim = check.x.extents[2];
   const tensor_view<S, 3>& mixed = options.mixed;
   check.out_dim(dim);
   if (!(options.eps >= 0)) check.fail("eps >= 0", static_cast<double>(options.eps));

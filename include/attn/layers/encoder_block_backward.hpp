@@ -52,11 +52,11 @@ void norm_sum(const token_sum<T>& x, const tensor_view<T, 3>& out, const row_nor
   const output_tokens<T> to(out);
   const double numbers = static_cast<double>(to.count) * static_cast<double>(to.dim);
   const auto limit = exec.limit_threads({.operations = 8 * numbers, .bytes = 3 * sizeof(T) * numbers});
-  exec.for_each(ceil_div(to.count, tokens_per_task), [&](index task, int worker) {
+  exec.for_each(ceil_div(to.count, tokens_per_task), [&](idx_t task, int worker) {
     const auto [row, spare] = exec.scratch(worker, [&](arena& memory) {
       return std::array{memory.allocate<T>(to.dim), memory.allocate<T>(to.dim)};
     });
-    for (index n = task * tokens_per_task; n < std::min((task + 1) * tokens_per_task, to.count); ++n) {
+    for (idx_t n = task * tokens_per_task; n < std::min((task + 1) * tokens_per_task, to.count); ++n) {
       x.load(n, row, spare);
       norm.apply(row);
       to.store(n, row);
@@ -161,11 +161,11 @@ struct encoder_backward_call {
     const feed_forward_memory<product_type<S>> memory(weights.feed_forward);
     feed_tokens<product_type<S>>(
         h, memory, options.activation,
-        [&](index n, T* row, T* residual) {
+        [&](idx_t n, T* row, T* residual) {
           h.load(n, row);
           h.load(n, residual);
         },
-        [&](index n, const T* sums, T* residual) {
+        [&](idx_t n, const T* sums, T* residual) {
           add_row(residual, sums, h.dim);
           fed.store(n, residual);
         },

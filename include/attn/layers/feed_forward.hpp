@@ -51,8 +51,8 @@ struct feed_forward_memory {
 };
 
 template <class T>
-void multiply_rows(T* x, const T* y, index count) {
-  for (index n = 0; n < count; ++n) x[n] *= y[n];
+void multiply_rows(T* x, const T* y, idx_t count) {
+  for (idx_t n = 0; n < count; ++n) x[n] *= y[n];
 }
 
 /// Up to token_block tokens on their way through the layer. Hidden numbers are computed in blocks of input_block, which
@@ -74,70 +74,70 @@ struct feed_forward_block {
         residual(memory, token_block, w.down.outputs) {}
 
   /// out from the first `rows` inputs.
-  void run(index rows, const packed_weight<P>& up, const packed_weight<P>& down, const packed_weight<P>* gate,
+  void run(idx_t rows, const packed_weight<P>& up, const packed_weight<P>& down, const packed_weight<P>* gate,
            activation f) {
-    x.pack([&](index r) { return inputs.row(r); }, rows);
+    x.pack([&](idx_t r) { return inputs.row(r); }, rows);
     out.begin(down.bias, rows);
-    for (index j0 = 0; j0 < down.from->inputs; j0 += input_block) {
-      const index count = std::min(input_block, down.from->inputs - j0);
+    for (idx_t j0 = 0; j0 < down.from->inputs; j0 += input_block) {
+      const idx_t count = std::min(input_block, down.from->inputs - j0);
       multiply_tokens(x, up, j0, count, hidden);
       if (gate) multiply_tokens(x, *gate, j0, count, gates);
-      for (index r = 0; r < rows; ++r)
+      for (idx_t r = 0; r < rows; ++r)
         if (gate)
           activate(f, gates.row(r), count), multiply_rows(hidden.row(r), gates.row(r), count);
         else
           activate(f, hidden.row(r), count);
       hidden_tiles.inputs = count;
-      hidden_tiles.pack([&](index r) { return hidden.row(r); }, rows);
+      hidden_tiles.pack([&](idx_t r) { return hidden.row(r); }, rows);
       add_products(hidden_tiles.from(0), rows, down.block(j0), operands<P>(count), out);
     }
   }
 };
 
 template <class P, class Begin, class End>
-void feed_many_tokens(index rows, const feed_forward_memory<P>& w, activation f, Begin&& begin, End&& end,
+void feed_many_tokens(idx_t rows, const feed_forward_memory<P>& w, activation f, Begin&& begin, End&& end,
                       execution& exec) {
   const auto packed = exec.shared_scratch([&](arena& memory) {
     return std::array{packed_weight<P>(memory, w.up), packed_weight<P>(memory, w.down),
                       packed_weight<P>(memory, w.gate)};
   });
   pack_weights<P>(packed, exec);
-  exec.for_each(ceil_div(rows, token_block), [&](index task, int worker) {
-    const index first = task * token_block, count = std::min(token_block, rows - first);
+  exec.for_each(ceil_div(rows, token_block), [&](idx_t task, int worker) {
+    const idx_t first = task * token_block, count = std::min(token_block, rows - first);
     auto block = exec.scratch(worker, [&](arena& memory) { return feed_forward_block<P>(memory, w); });
-    for (index r = 0; r < count; ++r) begin(first + r, block.inputs.row(r), block.residual.row(r));
+    for (idx_t r = 0; r < count; ++r) begin(first + r, block.inputs.row(r), block.residual.row(r));
     block.run(count, packed[0], packed[1], w.gated ? &packed[2] : nullptr, f);
-    for (index r = 0; r < count; ++r) end(first + r, block.out.row(r), block.residual.row(r));
+    for (idx_t r = 0; r < count; ++r) end(first + r, block.out.row(r), block.residual.row(r));
   });
 }
 
 /// The same for sequences of few tokens, with the weights in place, token_block rows at a time.
 template <class P, class Begin, class End>
-void feed_few_tokens(index rows, const feed_forward_memory<P>& w, activation f, Begin&& begin, End&& end,
+void feed_few_tokens(idx_t rows, const feed_forward_memory<P>& w, activation f, Begin&& begin, End&& end,
                      execution& exec) {
   using T = sum_type<P>;
   struct pieces {
     row_buffer<T> x, hidden, out, residual;
   };
   const auto all = exec.shared_scratch([&](arena& memory) {
-    const auto make = [&](index count) { return row_buffer<T>(memory, std::min(token_block, rows), count, width<T>); };
+    const auto make = [&](idx_t count) { return row_buffer<T>(memory, std::min(token_block, rows), count, width<T>); };
     return pieces{make(w.up.inputs), make(w.up.outputs), make(w.down.outputs), make(w.down.outputs)};
   });
-  for (index first = 0; first < rows; first += token_block) {
-    const index count = std::min(token_block, rows - first);
-    for (index r = 0; r < count; ++r) begin(first + r, all.x.row(r), all.residual.row(r));
-    few_token_products(all.x, count, w.gated ? w.gate : w.up, exec, [&](index r, index o, index n, T* values) {
+  for (idx_t first = 0; first < rows; first += token_block) {
+    const idx_t count = std::min(token_block, rows - first);
+    for (idx_t r = 0; r < count; ++r) begin(first + r, all.x.row(r), all.residual.row(r));
+    few_token_products(all.x, count, w.gated ? w.gate : w.up, exec, [&](idx_t r, idx_t o, idx_t n, T* values) {
       activate(f, values, n);
       std::copy(values, values + n, all.hidden.row(r) + o);
     });
     if (w.gated)
-      few_token_products(all.x, count, w.up, exec, [&](index r, index o, index n, const T* values) {
+      few_token_products(all.x, count, w.up, exec, [&](idx_t r, idx_t o, idx_t n, const T* values) {
         multiply_rows(all.hidden.row(r) + o, values, n);
       });
-    few_token_products(all.hidden, count, w.down, exec, [&](index r, index o, index n, const T* values) {
+    few_token_products(all.hidden, count, w.down, exec, [&](idx_t r, idx_t o, idx_t n, const T* values) {
       std::copy(values, values + n, all.out.row(r) + o);
     });
-    for (index r = 0; r < count; ++r) end(first + r, all.out.row(r), all.residual.row(r));
+    for (idx_t r = 0; r < count; ++r) end(first + r, all.out.row(r), all.residual.row(r));
   }
 }
 
@@ -191,8 +191,8 @@ void feed_forward(const X& x, O&& out, const Weights& weights, Options&& options
   execution& threads = detail::execution_of(exec, options);
   detail::with_products<S>(threads, [&]<class P>(std::type_identity<P>) {
     detail::feed_tokens<P>(
-        tokens, w, given.activation, [&](index n, T* row, T*) { tokens.load(n, row); },
-        [&](index n, const T* sums, T*) { results.store(n, sums); }, threads);
+        tokens, w, given.activation, [&](idx_t n, T* row, T*) { tokens.load(n, row); },
+        [&](idx_t n, const T* sums, T*) { results.store(n, sums); }, threads);
   });
 }
 

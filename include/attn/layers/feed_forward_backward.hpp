@@ -78,9 +78,9 @@ struct feed_forward_backward_call {
   const feed_forward_backward_memory<P>& memory;
   activation f;
 
-  index inputs() const { return memory.weights.up.inputs; }
-  index hidden() const { return memory.weights.up.outputs; }
-  index outputs() const { return memory.weights.down.outputs; }
+  idx_t inputs() const { return memory.weights.up.inputs; }
+  idx_t hidden() const { return memory.weights.up.outputs; }
+  idx_t outputs() const { return memory.weights.down.outputs; }
   bool gated() const { return memory.weights.gated; }
   bool any_up() const { return memory.up.given() || memory.up_bias.given(); }
   bool any_gate() const { return memory.gate.given() || memory.gate_bias.given(); }
@@ -105,7 +105,7 @@ struct feed_forward_backward_call {
     const packed_weight<P>& gate() const { return weights[3]; }
     const packed_weight<P>& gate_back_to_x() const { return weights[4]; }
   };
-  shared_pieces layout(arena& m, index chunks) const {
+  shared_pieces layout(arena& m, idx_t chunks) const {
     const packed_weight<P> up(m, memory.weights.up), to_hidden(m, memory.down_transposed),
         to_x(m, memory.up_transposed), gate(m, memory.weights.gate), gate_to_x(m, memory.gate_transposed);
     const input_panels<P> x_panels(m, inputs(), memory.up.given() || memory.gate.given() ? chunks : 0),
@@ -122,7 +122,7 @@ struct feed_forward_backward_call {
     row_buffer<T> x, d, hidden, slopes, gates, gate_slopes, dx;
   };
   block_pieces layout_block(arena& m) const {
-    const index piece = std::min(input_block, hidden());
+    const idx_t piece = std::min(input_block, hidden());
     const packed_tokens<P> x_tiles(m, inputs()), d_tiles(m, outputs()), slope_tiles(m, piece);
     const row_buffer<T> x_rows(m, token_block, inputs()), d_rows(m, token_block, outputs()),
         hidden_rows(m, token_block, piece, panel_width<T>), slope_rows(m, token_block, piece, panel_width<T>),
@@ -133,10 +133,10 @@ struct feed_forward_backward_call {
             slope_rows, gate_rows, gate_slope_rows, dx_rows};
   }
 
-  void run_block(index first, index rows, const chunk_place& place, const shared_pieces& shared,
+  void run_block(idx_t first, idx_t rows, const chunk_place& place, const shared_pieces& shared,
                  block_pieces block) const {
     const auto& [up_sums, down_sums, gate_sums] = shared.sums;
-    for (index r = 0; r < rows; ++r) {
+    for (idx_t r = 0; r < rows; ++r) {
       d.load(first + r, block.d.row(r));
       if (is_zero(block.d.row(r), outputs()))
         std::fill_n(block.x.row(r), inputs(), T(0));
@@ -146,15 +146,15 @@ struct feed_forward_backward_call {
     if (down_sums.wanted()) down_sums.d.put(place, block.d, rows, 0, outputs());
     if (!needs_hidden()) return;
     if (memory.up.given() || memory.gate.given()) up_sums.x.put(place, block.x, rows, 0, inputs());
-    block.x_tiles.pack([&](index r) { return block.x.row(r); }, rows);
-    block.d_tiles.pack([&](index r) { return block.d.row(r); }, rows);
+    block.x_tiles.pack([&](idx_t r) { return block.x.row(r); }, rows);
+    block.d_tiles.pack([&](idx_t r) { return block.d.row(r); }, rows);
     if (dx.given()) clear_buffer(block.dx, rows);
-    for (index j0 = 0; j0 < hidden(); j0 += input_block) {
-      const index count = std::min(input_block, hidden() - j0);
+    for (idx_t j0 = 0; j0 < hidden(); j0 += input_block) {
+      const idx_t count = std::min(input_block, hidden() - j0);
       multiply_tokens(block.x_tiles, shared.up(), j0, count, block.hidden);
       if (needs_slopes()) multiply_tokens(block.d_tiles, shared.back_to_hidden(), j0, count, block.slopes);
       if (gated()) multiply_tokens(block.x_tiles, shared.gate(), j0, count, block.gates);
-      for (index r = 0; r < rows; ++r)
+      for (idx_t r = 0; r < rows; ++r)
         if (gated())
           gate_row(block, r, count);
         else if (needs_slopes())
@@ -167,21 +167,21 @@ struct feed_forward_backward_call {
       if (!dx.given()) continue;
       block.slope_tiles.inputs = count;
       const auto add_back = [&](const row_buffer<T>& slopes, const packed_weight<P>& back) {
-        block.slope_tiles.pack([&](index r) { return slopes.row(r); }, rows);
+        block.slope_tiles.pack([&](idx_t r) { return slopes.row(r); }, rows);
         add_products(block.slope_tiles.from(0), rows, back.block(j0), operands<P>(count), block.dx);
       };
       add_back(block.slopes, shared.back_to_x());
       if (gated()) add_back(block.gate_slopes, shared.gate_back_to_x());
     }
-    for (index r = 0; dx.given() && r < rows; ++r) dx.put(first + r, 0, inputs(), block.dx.row(r));
+    for (idx_t r = 0; dx.given() && r < rows; ++r) dx.put(first + r, 0, inputs(), block.dx.row(r));
   }
 
   /// Of a row: hidden p becomes h = f(q) p, slopes d V become g, and gates q and their slopes f(q) and s.
-  void gate_row(const block_pieces& block, index r, index count) const {
+  void gate_row(const block_pieces& block, idx_t r, idx_t count) const {
     T *const hidden_row = block.hidden.row(r), *const gate = block.gates.row(r), *const slopes = block.slopes.row(r),
       *const gate_slopes = block.gate_slopes.row(r);
     if (needs_slopes()) {
-      for (index n = 0; n < count; ++n) gate_slopes[n] = slopes[n] * hidden_row[n];
+      for (idx_t n = 0; n < count; ++n) gate_slopes[n] = slopes[n] * hidden_row[n];
       activate_backward(f, gate, gate_slopes, count);
       multiply_rows(slopes, gate, count);
     } else {
@@ -194,11 +194,11 @@ struct feed_forward_backward_call {
     if (!needs_hidden() && !memory.down_bias.given()) return;
     const auto limit = exec.limit_threads(
         {.operations = 2 * static_cast<double>(x.count) * products(), .bytes = sizeof(T) * products()});
-    const index together = chunks_together(exec, x.count);
+    const idx_t together = chunks_together(exec, x.count);
     const shared_pieces shared = exec.shared_scratch([&](arena& m) { return layout(m, together); });
     if (needs_hidden()) pack_weights<P>(shared.weights, exec);
     sum_over_tokens<P>(x.count, together, shared.sums, exec,
-                       [&](index first, index rows, const chunk_place& place, int worker) {
+                       [&](idx_t first, idx_t rows, const chunk_place& place, int worker) {
                          const auto block = exec.scratch(worker, [&](arena& m) { return layout_block(m); });
                          run_block(first, rows, place, shared, block);
                        });

@@ -42,15 +42,15 @@ bool variance_lost(T variance) {
 /// Scales a row to numbers up to 1 by a power of two, which it returns; rows of zeros, or with an infinity,
 /// stay.
 template <class T>
-[[gnu::noinline]] T scale_row(T* row, index dim) {
+[[gnu::noinline]] T scale_row(T* row, idx_t dim) {
   T size = 0;
-  for (index d = 0; d < dim; ++d) size = std::max(size, std::abs(row[d]));  // NaN is no maximum
+  for (idx_t d = 0; d < dim; ++d) size = std::max(size, std::abs(row[d]));  // NaN is no maximum
   int exponent = 0;
   if (!(size > 0 && size < std::numeric_limits<T>::infinity())) return T(1);
   std::frexp(size, &exponent);
   constexpr int most = std::numeric_limits<T>::max_exponent - 2;
   const T power = std::ldexp(T(1), std::clamp(-exponent, -most, most));
-  for (index d = 0; d < dim; ++d) row[d] *= power;
+  for (idx_t d = 0; d < dim; ++d) row[d] *= power;
   return power;
 }
 
@@ -58,12 +58,12 @@ template <class T>
 template <class T>
 struct row_norm {
   T *gamma, *beta;  // padded with zeros to whole packets
-  index dim;
+  idx_t dim;
   T eps = 0;
   T share, terms;       // a power of two below 1 / dim, with which sums do not overflow; 2 dim times that
   bool centred = true;  // whether the mean is subtracted; not by rms_norm
 
-  row_norm(arena& memory, index features)
+  row_norm(arena& memory, idx_t features)
       : gamma(memory.allocate<T>(round_up(features, width<T>))),
         beta(memory.allocate<T>(round_up(features, width<T>))),
         dim(features),
@@ -86,24 +86,24 @@ struct row_norm {
   /// Subtracts the mean from a row that is not empty, without means nothing, and scales it by a power of two for which
   /// sums and squares stay in the range of T.
   row_scale centre(T* row) const {
-    const index whole = dim / width<T> * width<T>;
+    const idx_t whole = dim / width<T> * width<T>;
     T mean = 0;  // half of it: halves of numbers do not overflow where a mean is subtracted
     if (centred) {
       packet<T> sums = zero<T>();
-      for (index d = 0; d < whole; d += width<T>) sums = fma(load<T>(row + d), broadcast<T>(share), sums);
+      for (idx_t d = 0; d < whole; d += width<T>) sums = fma(load<T>(row + d), broadcast<T>(share), sums);
       T sum = sum_lanes(sums);
-      for (index d = whole; d < dim; ++d) sum += row[d] * share;
+      for (idx_t d = whole; d < dim; ++d) sum += row[d] * share;
       mean = sum / terms;
     }
 
     packet<T> squares = zero<T>();
-    for (index d = 0; d < whole; d += width<T>) {
+    for (idx_t d = 0; d < whole; d += width<T>) {
       const packet<T> away = fma(load<T>(row + d), broadcast<T>(T(0.5)), broadcast<T>(-mean));
       store<T>(row + d, away);
       squares = fma(away, away, squares);
     }
     T square = sum_lanes(squares);
-    for (index d = whole; d < dim; ++d) {
+    for (idx_t d = whole; d < dim; ++d) {
       row[d] = row[d] * T(0.5) - mean;
       square += row[d] * row[d];
     }
@@ -116,7 +116,7 @@ struct row_norm {
   [[gnu::noinline]] row_scale scaled(T* row, T power) const {
     power *= scale_row(row, dim);
     T square = 0;
-    for (index d = 0; d < dim; ++d) square += row[d] * row[d];
+    for (idx_t d = 0; d < dim; ++d) square += row[d] * row[d];
     const T factor = T(1) / std::hypot(std::sqrt(square / static_cast<T>(dim)), std::sqrt(eps) * power);
     return {factor, factor * power};
   }
@@ -125,7 +125,7 @@ struct row_norm {
   void apply(T* row) const {
     if (dim == 0) return;
     const T factor = centre(row).factor;
-    for (index d = 0; d < dim; ++d) row[d] = row[d] * factor * gamma[d] + beta[d];
+    for (idx_t d = 0; d < dim; ++d) row[d] = row[d] * factor * gamma[d] + beta[d];
   }
 };
 
@@ -134,9 +134,9 @@ template <class T>
 void run_layer_norm(const input_tokens<T>& x, const output_tokens<T>& out, const row_norm<T>& norm, execution& exec) {
   const double numbers = static_cast<double>(x.count) * static_cast<double>(x.dim);
   const auto limit = exec.limit_threads({.operations = 8 * numbers, .bytes = 2 * sizeof(T) * numbers});
-  exec.for_each(ceil_div(x.count, tokens_per_task), [&](index task, int worker) {
+  exec.for_each(ceil_div(x.count, tokens_per_task), [&](idx_t task, int worker) {
     T* const row = exec.scratch(worker, [&](arena& memory) { return memory.allocate<T>(x.dim); });
-    for (index n = task * tokens_per_task; n < std::min((task + 1) * tokens_per_task, x.count); ++n) {
+    for (idx_t n = task * tokens_per_task; n < std::min((task + 1) * tokens_per_task, x.count); ++n) {
       x.load(n, row);
       norm.apply(row);
       out.store(n, row);
@@ -155,7 +155,7 @@ void layer_norm(const X& x, O&& out, Weights&& weights = {}, Options&& options =
   const auto [from, to] = detail::sequences_of(x, out);
   const auto& w = detail::weights_of<layer_norm_weights<S>, true>(weights);
   const T eps = detail::options_or_default<layer_norm_options<S>>(options).eps;
-  const index dim = from.extent(2);
+  const idx_t dim = from.extent(2);
   const detail::layer_validator check("layer_norm", from, to);
   check.out_dim(dim);
   if (!(eps >= 0)) check.fail("eps >= 0", static_cast<double>(eps));

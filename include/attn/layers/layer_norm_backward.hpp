@@ -48,15 +48,15 @@ struct norm_backward_call {
   input_tokens<T> residual;
   gradient_memory<T> dx, copy, gamma, beta;
 
-  index dim() const { return norm.dim; }
-  index padded() const { return round_up(dim(), width<T>); }
+  idx_t dim() const { return norm.dim; }
+  idx_t padded() const { return round_up(dim(), width<T>); }
 
   /// Rows of a task, whole packets, and its sums for gamma and beta. Numbers that fill up packets are 0.
-  void run_tokens(index begin, index end, T* rows, T* sums) const {
+  void run_tokens(idx_t begin, idx_t end, T* rows, T* sums) const {
     T *const z = rows, *const g = rows + padded(), *const spare = rows + 2 * padded();
     std::fill_n(rows, 3 * padded(), T(0));
     std::fill_n(sums, 2 * padded(), T(0));
-    for (index n = begin; n < end; ++n) {
+    for (idx_t n = begin; n < end; ++n) {
       d.load(n, g, spare);
       if (is_zero(g, dim())) {
         store_token(n, g, spare);
@@ -66,7 +66,7 @@ struct norm_backward_call {
       std::fill(z + dim(), z + padded(), T(0));
       const auto [factor, slope] = norm.centre(z);
       packet<T> sum = zero<T>(), sum_z = zero<T>();
-      for (index i = 0; i < padded(); i += width<T>) {
+      for (idx_t i = 0; i < padded(); i += width<T>) {
         const packet<T> here = load<T>(g + i), scaled = mul(here, load<T>(norm.gamma + i));
         const packet<T> unit = mul(load<T>(z + i), broadcast<T>(factor));
         store<T>(z + i, unit);
@@ -78,7 +78,7 @@ struct norm_backward_call {
       }
       const packet<T> mean = broadcast<T>(norm.centred ? sum_lanes(sum) / static_cast<T>(dim()) : T(0));
       const packet<T> mean_z = broadcast<T>(-sum_lanes(sum_z) / static_cast<T>(dim()));
-      for (index i = 0; i < padded(); i += width<T>) {
+      for (idx_t i = 0; i < padded(); i += width<T>) {
         const packet<T> away = fma(mean_z, load<T>(z + i), sub(load<T>(g + i), mean));
         store<T>(z + i, mul(away, broadcast<T>(slope)));
       }
@@ -87,7 +87,7 @@ struct norm_backward_call {
     }
   }
 
-  void store_token(index n, T* row, T* spare) const {
+  void store_token(idx_t n, T* row, T* spare) const {
     if (residual.data) {
       residual.load(n, spare);
       add_row(row, spare, dim());
@@ -99,27 +99,27 @@ struct norm_backward_call {
   void run(execution& exec) const {
     const bool sums_wanted = gamma.given() || beta.given();
     if (!sums_wanted && !dx.given() && !copy.given()) return;
-    const index count = x.first.count, tasks = ceil_div(count, tokens_per_task);
+    const idx_t count = x.first.count, tasks = ceil_div(count, tokens_per_task);
     const double numbers = static_cast<double>(count) * static_cast<double>(dim());
     const auto limit = exec.limit_threads({.operations = 16 * numbers, .bytes = 3 * sizeof(T) * numbers});
     // The sums of so many tasks are kept until they are added in order.
-    const index together = sums_wanted && exec.active_threads() > 1 ? 4 * exec.active_threads() : 1, one = 2 * padded();
+    const idx_t together = sums_wanted && exec.active_threads() > 1 ? 4 * exec.active_threads() : 1, one = 2 * padded();
     T* const sums = exec.shared_scratch([&](arena& memory) { return memory.allocate<T>((together + 1) * one); });
     T* const total = sums + together * one;
     std::fill_n(total, one, T(0));
-    const auto run_task = [&](index task, int worker, T* task_sums) {
+    const auto run_task = [&](idx_t task, int worker, T* task_sums) {
       const auto [rows, own] = exec.scratch(worker, [&](arena& memory) {
         return std::array{memory.allocate<T>(3 * padded()), memory.allocate<T>(2 * padded())};
       });
-      const index begin = task * tokens_per_task;
+      const idx_t begin = task * tokens_per_task;
       run_tokens(begin, std::min(begin + tokens_per_task, count), rows, task_sums ? task_sums : own);
     };
     if (dim() > 0 && !sums_wanted)
-      exec.for_each(tasks, [&](index task, int worker) { run_task(task, worker, nullptr); });
-    for (index first = 0; dim() > 0 && sums_wanted && first < tasks; first += together) {
-      const index here = std::min(together, tasks - first);
-      exec.for_each(here, [&](index task, int worker) { run_task(first + task, worker, sums + task * one); });
-      for (index task = 0; task < here; ++task) add_row(total, sums + task * one, one);
+      exec.for_each(tasks, [&](idx_t task, int worker) { run_task(task, worker, nullptr); });
+    for (idx_t first = 0; dim() > 0 && sums_wanted && first < tasks; first += together) {
+      const idx_t here = std::min(together, tasks - first);
+      exec.for_each(here, [&](idx_t task, int worker) { run_task(first + task, worker, sums + task * one); });
+      for (idx_t task = 0; task < here; ++task) add_row(total, sums + task * one, one);
     }
     if (gamma.given()) gamma.put(0, 0, dim(), total);
     if (beta.given()) beta.put(0, 0, dim(), total + padded());
@@ -139,7 +139,7 @@ void layer_norm_backward(const X& x, const Weights& weights, const D& d_out,
   const auto [from, d] = detail::inputs_of(x, d_out);
   const auto& w = detail::weights_of<layer_norm_weights<S>>(weights);
   const T eps = detail::options_or_default<layer_norm_options<S>>(options).eps;
-  const index dim = from.extent(2);
+  const idx_t dim = from.extent(2);
   detail::backward_views views;
   views.gradient("the gradient of x", gradients.x, "x", from);
   views.gradient("the gradient of gamma", gradients.gamma, "gamma", w.gamma);

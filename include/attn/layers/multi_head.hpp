@@ -38,9 +38,9 @@ struct multi_head_weights {
 /// Options of multi_head for elements of type S.
 template <class S>
 struct multi_head_options {
-  index heads = 1;
+  idx_t heads = 1;
   /// Heads of keys and values; as many as `heads` unless given, and a divisor of it (grouped queries).
-  std::optional<index> kv_heads{};
+  std::optional<idx_t> kv_heads{};
   /// The sequence y that keys and values are projected from, [B, Lk, m]; x unless given.
   view_field<const S, 3> context{};
   /// Written if given, where there is an output weight: the heads' output, [B, Lq, heads Dv]. multi_head_backward reads
@@ -52,7 +52,7 @@ namespace detail {
 
 template <class S>
 void check_attended(const layer_validator& check, const tensor_view<const S, 3>& y, const multi_head_weights<S>& w,
-                    const tensor_view<S, 3>& attended, index dim) {
+                    const tensor_view<S, 3>& attended, idx_t dim) {
   check.extents({{"attended batch = x batch", check.x.extents[0], attended.extent(0)},
                  {"attended length = x length", check.x.extents[1], attended.extent(1)},
                  {"attended dim", dim, attended.extent(2)}});
@@ -75,22 +75,22 @@ void check_attended(const layer_validator& check, const tensor_view<const S, 3>&
 template <class S>
 void check_multi_head(const layer_validator& check, const tensor_view<const S, 3>& y, const multi_head_weights<S>& w,
                       const multi_head_options<S>& options) {
-  const index* const x = check.x.extents;
+  const idx_t* const x = check.x.extents;
   check.separate_from_out("context", y);
   check.equal("context batch = x batch", x[0], y.extent(0));
   check.at_least("heads", 1, options.heads);
-  const index heads = options.heads, kv_heads = options.kv_heads.value_or(heads);
+  const idx_t heads = options.heads, kv_heads = options.kv_heads.value_or(heads);
   check.at_least("kv_heads", 1, kv_heads);
   if (heads % kv_heads != 0) check.fail({"kv_heads that divide heads ", heads}, kv_heads);
 
-  const auto head_dim = [&](const char* what, index rows, index count) {
+  const auto head_dim = [&](const char* what, idx_t rows, idx_t count) {
     if (rows % count != 0) check.fail({what, " rows divisible by heads ", count}, rows);
     return rows / count;
   };
   check.linear("query weight", w.query, "query bias", w.query_bias, x[2]);
   check.linear("value weight", w.value, "value bias", w.value_bias, y.extent(2));
-  const index dim = head_dim("query weight", w.query.extent(0), heads);
-  const index dim_v = head_dim("value weight", w.value.extent(0), kv_heads);
+  const idx_t dim = head_dim("query weight", w.query.extent(0), heads);
+  const idx_t dim_v = head_dim("value weight", w.value.extent(0), kv_heads);
   if (w.key) {
     check.linear("key weight", w.key, "key bias", w.key_bias, y.extent(2));
     check.equal("key weight rows = kv_heads x query head dim", kv_heads * dim, w.key.extent(0));
@@ -131,12 +131,12 @@ template <class S, class Operator>
 void run_multi_head(const tensor_view<const S, 3>& x, const tensor_view<const S, 3>& y, const tensor_view<S, 3>& out,
                     const multi_head_weights<S>& w, const multi_head_options<S>& options, Operator& op,
                     execution& exec) {
-  const index heads = options.heads, kv_heads = options.kv_heads.value_or(heads);
+  const idx_t heads = options.heads, kv_heads = options.kv_heads.value_or(heads);
   struct projected {
     tensor_view<S, 3> q, k, v, attended;
   };
   const auto workspace = exec.workspace([&](arena& memory) {
-    const auto allocate = [&](const tensor_view<const S, 3>& from, index dim) {
+    const auto allocate = [&](const tensor_view<const S, 3>& from, idx_t dim) {
       return allocate_sequence<S>(memory, from.extent(0), from.extent(1), dim);
     };
     const auto q = allocate(x, w.query.extent(0));

@@ -58,15 +58,15 @@ void run_multi_head_backward(const tensor_view<const S, 3>& x, const multi_head_
   using P = product_type<S>;
   using view = tensor_view<const S>;
   const auto& y = options.context ? options.context : x;
-  const index heads = options.heads, kv_heads = options.kv_heads.value_or(heads);
+  const idx_t heads = options.heads, kv_heads = options.kv_heads.value_or(heads);
   struct pieces {
     tensor_view<S, 3> q, k, v, attended, d_attended, dq, dk, dv;
   };
   const auto workspace = exec.workspace([&](arena& memory) {
-    const auto allocate = [&](const tensor_view<const S, 3>& from, index dim) {
+    const auto allocate = [&](const tensor_view<const S, 3>& from, idx_t dim) {
       return allocate_sequence<S>(memory, from.extent(0), from.extent(1), dim);
     };
-    const index attended_dim = heads * (w.value.extent(0) / kv_heads);
+    const idx_t attended_dim = heads * (w.value.extent(0) / kv_heads);
     pieces p;
     p.q = allocate(x, w.query.extent(0));
     p.k = w.key ? allocate(y, w.key.extent(0)) : p.q;

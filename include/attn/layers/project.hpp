@@ -41,10 +41,10 @@ template <class T, class P>
 void project_few_tokens(const input_tokens<T>& x, const projection<P>& p, execution& exec) {
   const auto rows = exec.shared_scratch(
       [&](arena& memory) { return row_buffer<T>(memory, std::min(token_block, x.count), x.dim, width<T>); });
-  for (index first = 0; first < x.count; first += token_block) {
-    const index count = std::min(token_block, x.count - first);
-    for (index r = 0; r < count; ++r) x.load(first + r, rows.row(r));
-    few_token_products(rows, count, p.weight, exec, [&](index r, index output, index n, const T* values) {
+  for (idx_t first = 0; first < x.count; first += token_block) {
+    const idx_t count = std::min(token_block, x.count - first);
+    for (idx_t r = 0; r < count; ++r) x.load(first + r, rows.row(r));
+    few_token_products(rows, count, p.weight, exec, [&](idx_t r, idx_t output, idx_t n, const T* values) {
       p.out.store(first + r, output, n, values);
     });
   }
@@ -59,17 +59,17 @@ void project_many_tokens(const input_tokens<sum_type<P>>& x, std::span<const pro
     return memory.allocate_list(std::ssize(list), [&](arena& m) { return packed_weight<P>(m, (next++)->weight); });
   });
   pack_weights<P>({weights, list.size()}, exec);
-  index widest = 0;
+  idx_t widest = 0;
   for (const auto& p : list) widest = std::max(widest, p.weight.outputs);
-  exec.for_each(ceil_div(x.count, token_block), [&](index task, int worker) {
-    const index begin = task * token_block, rows = std::min(token_block, x.count - begin);
+  exec.for_each(ceil_div(x.count, token_block), [&](idx_t task, int worker) {
+    const idx_t begin = task * token_block, rows = std::min(token_block, x.count - begin);
     auto [packed, sums] = exec.scratch(worker, [&](arena& memory) {
       return std::pair{packed_tokens<P>(memory, x.dim), row_buffer<T>(memory, token_block, widest, panel_width<T>)};
     });
-    packed.pack([&](index r) { return x.at(begin + r); }, rows, x.strides[2], *x.access);
+    packed.pack([&](idx_t r) { return x.at(begin + r); }, rows, x.strides[2], *x.access);
     for (std::size_t n = 0; n < list.size(); ++n) {
       multiply_tokens(packed, weights[n], 0, list[n].weight.outputs, sums);
-      for (index r = 0; r < rows; ++r) list[n].out.store(begin + r, sums.row(r));
+      for (idx_t r = 0; r < rows; ++r) list[n].out.store(begin + r, sums.row(r));
     }
   });
 }

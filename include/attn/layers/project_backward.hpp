@@ -47,7 +47,7 @@ struct projection_gradient {
   projection_gradient(const tensor_view<const S, 2>& w, const token_sum<T>& d_projected,
                       const tensor_view<S, 2>& d_weight, const tensor_view<S, 1>& d_bias, bool accumulate)
       : transposed(detail::transposed(w), {}), d(d_projected), weight(d_weight, accumulate), bias(d_bias, accumulate) {}
-  index outputs() const { return transposed.inputs; }
+  idx_t outputs() const { return transposed.inputs; }
 };
 
 /// A call of run_projections_backward: several projections of one sequence x.
@@ -75,13 +75,13 @@ struct projections_backward_call {
   bool any_weight() const {
     return std::any_of(list.begin(), list.end(), [](const auto& p) { return p.weight.given(); });
   }
-  index widest() const {
-    index widest = 0;
+  idx_t widest() const {
+    idx_t widest = 0;
     for (const auto& p : list) widest = std::max(widest, p.outputs());
     return widest;
   }
 
-  shared_pieces layout(arena& memory, index chunks) const {
+  shared_pieces layout(arena& memory, idx_t chunks) const {
     shared_pieces all{};
     auto next = list.begin();
     if (dx.given())
@@ -102,26 +102,26 @@ struct projections_backward_call {
             memory.allocate<T>(widest())};
   }
 
-  void run_block(index first, index rows, const chunk_place& place, const shared_pieces& shared,
+  void run_block(idx_t first, idx_t rows, const chunk_place& place, const shared_pieces& shared,
                  block_pieces block) const {
     bool is_used[token_block] = {};
     if (dx.given()) clear_buffer(block.dx, rows);
     for (std::size_t n = 0; n < list.size(); ++n) {
       const auto& p = list[n];
       block.d.stride = p.outputs();
-      for (index r = 0; r < rows; ++r) {
+      for (idx_t r = 0; r < rows; ++r) {
         p.d.load(first + r, block.d.row(r), block.spare);
         is_used[r] = is_used[r] || !is_zero(block.d.row(r), p.outputs());
       }
       if (shared.sums[n].wanted()) shared.sums[n].d.put(place, block.d, rows, 0, p.outputs());
       if (!dx.given()) continue;
       block.packed.inputs = p.outputs();
-      block.packed.pack([&](index r) { return block.d.row(r); }, rows);
+      block.packed.pack([&](idx_t r) { return block.d.row(r); }, rows);
       add_token_products(block.packed, shared.weights[n], block.dx);
     }
-    for (index r = 0; dx.given() && r < rows; ++r) dx.put(first + r, 0, x.dim, block.dx.row(r));
+    for (idx_t r = 0; dx.given() && r < rows; ++r) dx.put(first + r, 0, x.dim, block.dx.row(r));
     if (!any_weight()) return;
-    for (index r = 0; r < rows; ++r)
+    for (idx_t r = 0; r < rows; ++r)
       if (is_used[r])
         x.load(first + r, block.x.row(r));
       else
@@ -135,11 +135,11 @@ struct projections_backward_call {
       products += static_cast<double>(p.outputs()) * static_cast<double>(x.dim) * (dx.given() + p.weight.given());
     const auto limit = exec.limit_threads(
         {.operations = 2 * static_cast<double>(x.count) * products, .bytes = 2 * sizeof(T) * products});
-    const index together = chunks_together(exec, x.count);
+    const idx_t together = chunks_together(exec, x.count);
     const shared_pieces shared = exec.shared_scratch([&](arena& memory) { return layout(memory, together); });
     if (dx.given()) pack_weights<P>({shared.weights, list.size()}, exec);
     sum_over_tokens<P>(x.count, together, {shared.sums, list.size()}, exec,
-                       [&](index first, index rows, const chunk_place& place, int worker) {
+                       [&](idx_t first, idx_t rows, const chunk_place& place, int worker) {
                          const auto block = exec.scratch(worker, [&](arena& memory) { return layout_block(memory); });
                          run_block(first, rows, place, shared, block);
                        });

@@ -62,27 +62,27 @@ template <class S>
 void add_change(const tensor_view<const S, 3>& from, const tensor_view<S, 3>& change, compute_type<S> sign,
                 const tensor_view<S, 3>& to, const tensor_view<S, 3>& remainder, execution& exec) {
   using T = compute_type<S>;
-  const index length = from.extent(1), dim = from.extent(2), rows = from.extent(0) * length;
+  const idx_t length = from.extent(1), dim = from.extent(2), rows = from.extent(0) * length;
   if (from.empty()) return;
-  const auto row = [&](const auto& x, index n) {
+  const auto row = [&](const auto& x, idx_t n) {
     return x.data() + n / length * x.stride(0) + n % length * x.stride(1);
   };
   const auto limit = exec.limit_threads(
       {.bytes = (remainder ? 5.0 : 3.0) * sizeof(S) * static_cast<double>(rows) * static_cast<double>(dim)});
-  exec.for_each(ceil_div(rows, tokens_per_task), [&](index task, int) {
-    const index x_stride = from.stride(2), out_stride = to.stride(2), rest_stride = remainder.stride(2);
-    for (index n = task * tokens_per_task; n < std::min((task + 1) * tokens_per_task, rows); ++n) {
+  exec.for_each(ceil_div(rows, tokens_per_task), [&](idx_t task, int) {
+    const idx_t x_stride = from.stride(2), out_stride = to.stride(2), rest_stride = remainder.stride(2);
+    for (idx_t n = task * tokens_per_task; n < std::min((task + 1) * tokens_per_task, rows); ++n) {
       const S *const a = row(from, n), *const b = row(change, n);
       S* const out = row(to, n);
       if (remainder) {
         S* const r = row(remainder, n);
-        for (index d = 0; d < dim; ++d) {
+        for (idx_t d = 0; d < dim; ++d) {
           S value = a[d * x_stride];
           add_with_rest<S>(value, r[d * rest_stride], sign * static_cast<T>(b[d]));
           out[d * out_stride] = value;
         }
       } else {
-        for (index d = 0; d < dim; ++d)
+        for (idx_t d = 0; d < dim; ++d)
           out[d * out_stride] = static_cast<S>(static_cast<T>(a[d * x_stride]) + sign * static_cast<T>(b[d]));
       }
     }
@@ -94,11 +94,11 @@ void add_change(const tensor_view<const S, 3>& from, const tensor_view<S, 3>& ch
 template <class S, class First, class Second>
 void run_reversible(const tensor_view<const S, 3>& x, const tensor_view<S, 3>& out, const tensor_view<S, 3>& remainder,
                     int sign, First& change_first, Second& change_second, execution& exec) {
-  const index dim = x.extent(2) / 2, first = sign < 0;
-  const auto half = [&](const auto& whole, index which) { return whole.slice(2, which * dim, dim); };
+  const idx_t dim = x.extent(2) / 2, first = sign < 0;
+  const auto half = [&](const auto& whole, idx_t which) { return whole.slice(2, which * dim, dim); };
   const auto change =
       exec.workspace([&](arena& memory) { return allocate_sequence<S>(memory, x.extent(0), x.extent(1), dim); });
-  const auto add = [&](index which) {
+  const auto add = [&](idx_t which) {
     const auto rest = remainder ? half(remainder, which) : remainder;
     add_change<S>(half(x, which), *change, static_cast<compute_type<S>>(sign), half(out, which), rest, exec);
   };
@@ -115,7 +115,7 @@ void reversible(const char* name, int sign, const X& x, O& out, F& f, G& g, Opti
   static_assert(token_mixer<F, S> && token_mixer<G, S>, "attn: f and g must be callable as f(x, out, execution)");
   const auto [from, to] = sequences_of(x, out);
   const tensor_view<S, 3> remainder = options_or_default<reversible_block_options<S>>(options).remainder;
-  const index dim = from.extent(2);
+  const idx_t dim = from.extent(2);
   const layer_validator check(name, from, to);
   check.memory({{"remainder", remainder}}, {{"x", from}, {"out", to}});
   if (dim % 2 != 0) check.fail("an even width", dim);

@@ -46,8 +46,8 @@ void run_reversible_backward(const tensor_view<const S, 3>& out, const tensor_vi
                              execution& exec) {
   using half_view = tensor_view<const S, 3>;
   using T = compute_type<S>;
-  const index dim = out.extent(2) / 2;
-  const auto half = [&](const auto& whole, index which) { return whole.slice(2, which * dim, dim); };
+  const idx_t dim = out.extent(2) / 2;
+  const auto half = [&](const auto& whole, idx_t which) { return whole.slice(2, which * dim, dim); };
   const bool apart = gradients.accumulate || !gradients.x;
   struct pieces {
     tensor_view<S, 3> made, change, d1;
@@ -58,7 +58,7 @@ void run_reversible_backward(const tensor_view<const S, 3>& out, const tensor_vi
     return pieces{made, change, apart ? allocate() : half(gradients.x, 0)};
   });
   const tensor_view<S, 3> made = workspace->made, change = workspace->change, d1 = workspace->d1;
-  const auto undo = [&](index which) {
+  const auto undo = [&](idx_t which) {
     const auto rest = remainder ? half(remainder, which) : remainder;
     add_change<S>(half(out, which), made, T(-1), half(x, which), rest, exec);
   };
@@ -97,7 +97,7 @@ void check_reversible_backward(const tensor_view<const S, 3>& out, const tensor_
   check_gradient(check, "x", g.x, x);
   if (remainder) check_same_shape(check, "remainder", remainder, "out", out);
   if (out.extent(2) % 2 != 0) check.fail("an even width", out.extent(2));
-  check.fits("out", {out.extent(0), out.extent(1), std::max<index>(1, out.extent(2))});
+  check.fits("out", {out.extent(0), out.extent(1), std::max<idx_t>(1, out.extent(2))});
 }
 
 }  // namespace detail

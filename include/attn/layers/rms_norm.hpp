@@ -36,7 +36,7 @@ void rms_norm(const X& x, O&& out, Weights&& weights = {}, Options&& options = {
   const auto [from, to] = detail::sequences_of(x, out);
   const auto& w = detail::weights_of<rms_norm_weights<S>, true>(weights);
   const T eps = detail::options_or_default<rms_norm_options<S>>(options).eps;
-  const index dim = from.extent(2);
+  const idx_t dim = from.extent(2);
   const detail::layer_validator check("rms_norm", from, to);
   check.out_dim(dim);
   if (!(eps >= 0)) check.fail("eps >= 0", static_cast<double>(eps));

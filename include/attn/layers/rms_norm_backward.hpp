@@ -42,7 +42,7 @@ void rms_norm_backward(const X& x, const Weights& weights, const D& d_out,
   const auto [from, d] = detail::inputs_of(x, d_out);
   const auto& w = detail::weights_of<rms_norm_weights<S>>(weights);
   const T eps = detail::options_or_default<rms_norm_options<S>>(options).eps;
-  const index dim = from.extent(2);
+  const idx_t dim = from.extent(2);
   detail::backward_views views;
   views.gradient("the gradient of x", gradients.x, "x", from);
   views.gradient("the gradient of gamma", gradients.gamma, "gamma", w.gamma);

@@ -16,13 +16,13 @@ namespace attn::inline ATTN_ISA {
 struct draw_projection_options {
   std::uint64_t seed = 0;
   /// One projection for all heads, or one per head.
-  index heads = 1;
+  idx_t heads = 1;
 };
 
 /// A projection [heads, rank, length]. Cost: about 0.1 microseconds a number. Throws std::invalid_argument for heads or
 /// rank below 1, length below 0, or more numbers than memory can hold.
 template <element T>
-tensor<T, 3> draw_projection(index rank, index length, const draw_projection_options& options = {}) {
+tensor<T, 3> draw_projection(idx_t rank, idx_t length, const draw_projection_options& options = {}) {
   const detail::validator check("draw_projection");
   check.at_least("heads", 1, options.heads);
   check.at_least("rank", 1, rank);
@@ -30,10 +30,10 @@ tensor<T, 3> draw_projection(index rank, index length, const draw_projection_opt
   check.fits("heads * rank * length", {options.heads, rank, length});
   tensor<T, 3> drawn({options.heads, rank, length});
   const double deviation = 1 / std::sqrt(static_cast<double>(rank));
-  for (index h = 0; h < options.heads; ++h)
-    for (index j = 0; j < length; ++j) {
+  for (idx_t h = 0; h < options.heads; ++h)
+    for (idx_t j = 0; j < length; ++j) {
       random_numbers numbers(options.seed, static_cast<std::uint64_t>(h) << 32 ^ static_cast<std::uint64_t>(j));
-      for (index r = 0; r < rank; ++r) drawn(h, r, j) = static_cast<T>(numbers.normal() * deviation);
+      for (idx_t r = 0; r < rank; ++r) drawn(h, r, j) = static_cast<T>(numbers.normal() * deviation);
     }
   return drawn;
 }

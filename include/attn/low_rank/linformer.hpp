@@ -32,7 +32,7 @@ struct linformer_options {
   /// Factor of q.(E k); 1 / sqrt(D) unless given.
   std::optional<real> scale{};
   /// True lengths, one per batch item: for queries and keys alike, or separately. Rows of padding are 0 in out.
-  list_view<index> lengths{}, query_lengths{}, key_lengths{};
+  list_view<idx_t> lengths{}, query_lengths{}, key_lengths{};
   /// Written if given: the natural logarithm of the denominator, [B, H, Lq].
   view_field<real, 3> lse{};
 };
@@ -59,7 +59,7 @@ struct linformer_call {
 
   void run(execution& exec) {
     const attention_shape& shape = views.shape;
-    const index heads = std::max(keys.heads, values.heads), rank = keys.rank();
+    const idx_t heads = std::max(keys.heads, values.heads), rank = keys.rank();
     const auto packed = exec.workspace([&](arena& memory) {
       P* const first = memory.allocate<P>(keys.packed_size());
       return std::array{first, shared ? first : memory.allocate<P>(values.packed_size())};
@@ -74,21 +74,21 @@ struct linformer_call {
                                .packed = memory.allocate_list(heads, packed_head)};
     };
     // 32 heads share the packing of E and F.
-    for_each_wave(exec, shape.batch, std::max<index>(1, 32 / shape.heads), layout,
+    for_each_wave(exec, shape.batch, std::max<idx_t>(1, 32 / shape.heads), layout,
                   [&](const wave<linformer_item<P>>& w) { run_wave(w, heads); });
   }
 
   /// `heads` are those of the packed keys.
-  void run_wave(const wave<linformer_item<P>>& w, index heads) const {
+  void run_wave(const wave<linformer_item<P>>& w, idx_t heads) const {
     project(keys, values, shared, views.lengths, w);
-    w.for_each(heads, [&](index, const linformer_item<P>& item, index h, int) {
+    w.for_each(heads, [&](idx_t, const linformer_item<P>& item, idx_t h, int) {
       item.packed[h].pack(keys.result(item.keys, h * keys.heads / heads),
                           values.result(item.values, h * values.heads / heads), 0, keys.rank());
     });
     // All rows of one head are computed before the next: its packed keys stay in the cache.
-    const index all = views.shape.heads, row_blocks = ceil_div(views.shape.queries, max_rows);
-    w.exec.for_each(w.count * all * row_blocks, [&](index task, int worker) {
-      const index n = task / row_blocks / all, h = task / row_blocks % all, b = w.first + n;
+    const idx_t all = views.shape.heads, row_blocks = ceil_div(views.shape.queries, max_rows);
+    w.exec.for_each(w.count * all * row_blocks, [&](idx_t task, int worker) {
+      const idx_t n = task / row_blocks / all, h = task / row_blocks % all, b = w.first + n;
       views.attend_rows(b, h, task % row_blocks * max_rows, w.scratch[n].packed[h * heads / all],
                         views.lengths.keys(b) > 0 ? keys.rank() : 0, terms, lse, w.exec, worker, [](auto&) {});
     });

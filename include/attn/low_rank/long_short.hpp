@@ -33,13 +33,13 @@ struct long_short_options {
   /// A query sees no key after its own position, and compressed keys of finished segments only.
   bool causal = false;
   /// True lengths, one per batch item: for queries and keys alike, or separately. Rows of padding are 0 in out.
-  list_view<index> lengths{}, query_lengths{}, key_lengths{};
+  list_view<idx_t> lengths{}, query_lengths{}, key_lengths{};
   /// Keys of the window before and after the query, >= 0.
-  index left = 128, right = 128;
+  idx_t left = 128, right = 128;
   /// If > 0, `left` and `right` are counted from the ends of the query's own block of this size, which is seen whole.
-  index block = 0;
+  idx_t block = 0;
   /// Tokens of a segment, >= 1: causal only.
-  index segment = 0;
+  idx_t segment = 0;
   /// Layer norms, gamma (x - mean) / sqrt(variance + norm_eps) + beta: of the window's keys and values, and of the
   /// compressed ones. D numbers each, for D = Dv; beta may be left out.
   list_view<real> local_gamma{}, local_beta{}, global_gamma{}, global_beta{};
@@ -62,8 +62,8 @@ key_norm<T> check_norm(const validator& check, const char* gamma, std::span<cons
   if (scales.empty() && !shifts.empty()) check.fail({gamma, " where ", beta, " is given"}, "none");
   if (scales.empty()) return {};
   check.equal("value dim = key dim where keys and values are normed,", s.dim, s.dim_v);
-  check.one_per(gamma, "dim", s.dim, static_cast<index>(scales.size()));
-  if (!shifts.empty()) check.one_per(beta, "dim", s.dim, static_cast<index>(shifts.size()));
+  check.one_per(gamma, "dim", s.dim, static_cast<idx_t>(scales.size()));
+  if (!shifts.empty()) check.one_per(beta, "dim", s.dim, static_cast<idx_t>(shifts.size()));
   check_no_alias(check, gamma, scales, out, lse);
   check_no_alias(check, beta, shifts, out, lse);
   return {scales.data(), shifts.empty() ? nullptr : shifts.data(), eps};
@@ -78,7 +78,7 @@ inline void check_compression(const validator& check, const attention_shape& s, 
   check.fits("compressed keys", {s.keys, logits.extents[3], s.dim + s.dim_v + 1});
 }
 
-inline void check_window(const validator& check, index left, index right, index block, bool causal, index segment) {
+inline void check_window(const validator& check, idx_t left, idx_t right, idx_t block, bool causal, idx_t segment) {
   check.at_least("left", 0, left);
   check.at_least("right", 0, right);
   check.at_least("block", 0, block);
@@ -104,7 +104,7 @@ long_short_call<S, P> checked_long_short(const validator& check, const attention
   };
   const key_norm<T> local = norm("local_gamma", given.local_gamma, "local_beta", given.local_beta);
   const key_norm<T> global = norm("global_gamma", given.global_gamma, "global_beta", given.global_beta);
-  const index all = s.queries + s.keys;
+  const idx_t all = s.queries + s.keys;
   return {.views = views,
           .logits = logits,
           .sinks = given.sinks,

@@ -42,30 +42,30 @@ struct multipole_options {
   /// A query sees no key after its own position.
   bool causal = false;
   /// True lengths, one per batch item: for queries and keys alike, or separately. Rows of padding are 0 in out.
-  list_view<index> lengths{}, query_lengths{}, key_lengths{};
+  list_view<idx_t> lengths{}, query_lengths{}, key_lengths{};
   /// Keys a block of queries takes exactly, >= 0; all keys where there are fewer.
-  index exact = 192;
+  idx_t exact = 192;
   /// Number of clusters, >= 0, with causal of every segment; 64 unless given, with causal 8. With 0 the other keys are
   /// not seen.
-  std::optional<index> clusters{};
+  std::optional<idx_t> clusters{};
   /// Queries that choose together, >= 1; 96 unless given, with causal 128. A smaller block has smaller errors and costs
   /// more.
-  std::optional<index> block{};
+  std::optional<idx_t> block{};
   /// Number of queries in each mean by which a block chooses, >= 1. Use fewer where queries differ much.
-  index probe = 32;
+  idx_t probe = 32;
   /// Causal only: by how many queries, up to its first one, a block chooses, >= 1; min(32, block) unless given.
-  std::optional<index> lookback{};
+  std::optional<idx_t> lookback{};
   /// If not 0, keys are chosen only from so many clusters, those with the largest max over g of x_g.(mean of the
   /// cluster - mean of the keys). If 0, or without clusters, all keys are candidates.
-  index candidate_clusters = 0;
+  idx_t candidate_clusters = 0;
   /// Causal only: tokens of a segment, >= 1; 256 unless given.
-  std::optional<index> segment{};
+  std::optional<idx_t> segment{};
   /// Steps of k-means, >= 0, and the seed of the keys it starts from.
-  index iterations = 1;
+  idx_t iterations = 1;
   std::uint64_t seed = 0;
   /// In place of k-means: the cluster of every key, 0 ... clusters - 1, with causal within its segment, [B, Hkv, Lk].
   /// Padding is not read.
-  view_field<const index, 3> assignment{};
+  view_field<const idx_t, 3> assignment{};
   /// c tanh(s / c) on scale q.k.
   std::optional<real> softcap{};
   /// A logit per head that joins the denominator and has no value.
@@ -77,7 +77,7 @@ struct multipole_options {
 namespace detail {
 
 inline void check_assignment(const validator& check, const attention_shape& s, const sequence_lengths& lengths,
-                             const tensor_view<const index, 3>& assignment, index clusters, const memory_layout& out,
+                             const tensor_view<const idx_t, 3>& assignment, idx_t clusters, const memory_layout& out,
                              const memory_layout& lse) {
   if (!assignment) return;
   if (clusters == 0) check.fail("clusters > 0 with an assignment", 0);
@@ -85,10 +85,10 @@ inline void check_assignment(const validator& check, const attention_shape& s, c
   check.extents({{"assignment batch = key batch", s.batch, assignment.extent(0)},
                  {"assignment heads = key heads", s.kv_heads, assignment.extent(1)},
                  {"assignment length = key length", s.keys, assignment.extent(2)}});
-  for (index b = 0; b < s.batch; ++b)
-    for (index h = 0; h < s.kv_heads; ++h)
-      for (index j = 0; j < lengths.keys(b); ++j)
-        if (const index c = assignment(b, h, j); c < 0 || c >= clusters)
+  for (idx_t b = 0; b < s.batch; ++b)
+    for (idx_t h = 0; h < s.kv_heads; ++h)
+      for (idx_t j = 0; j < lengths.keys(b); ++j)
+        if (const idx_t c = assignment(b, h, j); c < 0 || c >= clusters)
           check.fail({"assignment from 0 to ", clusters - 1}, c);
 }
 
@@ -98,7 +98,7 @@ multipole_call<S> checked_multipole(const validator& check, const attention_view
                                     const multipole_options<S>& given, const memory_layout& out) {
   using T = compute_type<S>;
   const bool causal = given.causal;
-  const index block = given.block.value_or(causal ? 128 : 96);
+  const idx_t block = given.block.value_or(causal ? 128 : 96);
   multipole_settings o{.causal = causal,
                        .assigned = bool(given.assignment),
                        .block = block,
@@ -107,7 +107,7 @@ multipole_call<S> checked_multipole(const validator& check, const attention_view
                        .clusters = given.clusters.value_or(causal ? 8 : 64),
                        .candidate_clusters = given.candidate_clusters,
                        .segment = given.segment.value_or(256),
-                       .lookback = given.lookback.value_or(std::min<index>(32, block)),
+                       .lookback = given.lookback.value_or(std::min<idx_t>(32, block)),
                        .iterations = given.iterations,
                        .seed = given.seed};
   const attention_shape& s = views.shape;
@@ -119,13 +119,13 @@ multipole_call<S> checked_multipole(const validator& check, const attention_view
   if (!causal && given.segment) check.fail("a segment with causal only", *given.segment);
   check_assignment(check, s, views.lengths, given.assignment, o.clusters, out, given.lse);
   // Settings beyond what can occur have the same result as the largest that can, and are clamped.
-  o.lookback = std::min(o.lookback, std::max<index>(1, s.queries));
+  o.lookback = std::min(o.lookback, std::max<idx_t>(1, s.queries));
   o.probe = std::min(o.probe, causal ? o.lookback : o.block);
-  o.exact = std::min(o.exact, std::numeric_limits<index>::max() / 4);
-  o.segment = std::min(o.segment, std::max<index>(1, s.keys));
-  o.block = std::min(o.block, causal ? o.segment : std::max<index>(1, s.queries));
+  o.exact = std::min(o.exact, std::numeric_limits<idx_t>::max() / 4);
+  o.segment = std::min(o.segment, std::max<idx_t>(1, s.keys));
+  o.block = std::min(o.block, causal ? o.segment : std::max<idx_t>(1, s.queries));
   if (o.clusters == 0) o.candidate_clusters = 0;
-  if (!o.assigned) o.clusters = std::min(o.clusters, causal ? o.segment : std::max<index>(1, s.keys));
+  if (!o.assigned) o.clusters = std::min(o.clusters, causal ? o.segment : std::max<idx_t>(1, s.keys));
   check.fits("clusters", {o.segments(s.keys) + o.parts(s.keys), o.clusters, s.dim + s.dim_v + 1});
   return {.views = views,
           .o = o,

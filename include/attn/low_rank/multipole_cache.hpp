@@ -18,15 +18,15 @@ namespace attn::inline ATTN_ISA {
 /// Settings of the clusters and of the choice: see multipole_options.
 struct multipole_cache_options {
   /// Keys a query takes exactly, >= 0.
-  index exact = 128;
+  idx_t exact = 128;
   /// Clusters of a segment, >= 0.
-  index clusters = 16;
+  idx_t clusters = 16;
   /// If not 0, keys are read and chosen only from so many clusters; if 0, or without clusters, from all keys.
-  index candidate_clusters = 32;
+  idx_t candidate_clusters = 32;
   /// Tokens of a segment, >= 1.
-  index segment = 256;
+  idx_t segment = 256;
   /// Steps of k-means, >= 0, and the seed of the keys it starts from.
-  index iterations = 1;
+  idx_t iterations = 1;
   std::uint64_t seed = 0;
 };
 
@@ -45,7 +45,7 @@ class multipole_cache : public detail::token_state {
       : token_state("multipole_cache", extents), keys_and_values_(extents), segments_(lengths_) {
     settings_ = {.causal = true,
                  .exact = options.exact,
-                 .clusters = std::min(options.clusters, std::max<index>(1, options.segment)),
+                 .clusters = std::min(options.clusters, std::max<idx_t>(1, options.segment)),
                  .candidate_clusters = options.clusters > 0 ? options.candidate_clusters : 0,
                  .segment = options.segment,
                  .iterations = options.iterations,
@@ -56,7 +56,7 @@ class multipole_cache : public detail::token_state {
   }
 
   /// Tokens there is room for.
-  index capacity() const { return keys_and_values_.capacity(); }
+  idx_t capacity() const { return keys_and_values_.capacity(); }
   std::size_t bytes() const {
     return keys_and_values_.bytes() +
            (means_.capacity() + value_means_.capacity() + counts_.capacity()) * sizeof(real) +
@@ -65,46 +65,46 @@ class multipole_cache : public detail::token_state {
 
   /// Room for `tokens` tokens; never shrinks. What views point to may move. Throws std::invalid_argument for sizes no
   /// memory can hold, std::bad_alloc.
-  void reserve(index tokens) {
-    detail::validator(name_).fits("tokens", {batch(), heads(), std::max(tokens, index(0)), std::max(dim(), value_dim()),
+  void reserve(idx_t tokens) {
+    detail::validator(name_).fits("tokens", {batch(), heads(), std::max(tokens, idx_t(0)), std::max(dim(), value_dim()),
                                              sizeof(S)});  // keys_and_values_ has another name
     keys_and_values_.reserve(tokens);
     reserve_segments(tokens / settings_.segment);
   }
   /// Forgets all but the first `tokens` tokens of every item, or of one; the memory stays.
-  void truncate(index tokens) {
+  void truncate(idx_t tokens) {
     check_kept(tokens, this->tokens());
-    for (index b = 0; b < batch(); ++b) cut(b, std::min(length(b), tokens));
+    for (idx_t b = 0; b < batch(); ++b) cut(b, std::min(length(b), tokens));
   }
-  void truncate(index item, index tokens) {
+  void truncate(idx_t item, idx_t tokens) {
     check_kept(tokens, this->tokens(item));
     cut(item, tokens);
   }
   /// Forgets all tokens, or those of one item; the memory stays.
   void reset() { truncate(0); }
-  void reset(index item) { truncate(item, 0); }
+  void reset(idx_t item) { truncate(item, 0); }
 
   /// Item `to` becomes a copy of item `from`: a branch.
-  void copy_item(index from, index to) {
+  void copy_item(idx_t from, idx_t to) {
     check_item(from), check_item(to);
     keys_and_values_.copy_item(from, to);
     length(to) = length(from);
-    each_list([&](auto* list, index each) {
+    each_list([&](auto* list, idx_t each) {
       if (from != to) std::copy_n(list + from * each, each, list + to * each);
     });
     segments(to) = segments(from);
   }
   /// Item n becomes what item order[n] was, for all n. Throws std::invalid_argument for a list of another size, or for
   /// items that do not exist.
-  void reorder(list_view<index> order) {
-    const auto exchange = [&](index a, index b) {
-      each_list([&](auto* list, index each) {
+  void reorder(list_view<idx_t> order) {
+    const auto exchange = [&](idx_t a, idx_t b) {
+      each_list([&](auto* list, idx_t each) {
         std::swap_ranges(list + a * each, list + (a + 1) * each, list + b * each);
       });
       std::swap(segments(a), segments(b));
     };
-    const auto copy = [&](index from, index to) {
-      each_list([&](auto* list, index each) { std::copy_n(list + from * each, each, list + to * each); });
+    const auto copy = [&](idx_t from, idx_t to) {
+      each_list([&](auto* list, idx_t each) { std::copy_n(list + from * each, each, list + to * each); });
       segments(to) = segments(from);
     };
     detail::reorder_items(detail::validator(name_), order, batch(), copy, exchange);
@@ -128,11 +128,11 @@ class multipole_cache : public detail::token_state {
   // For the step ------------------------------------------------------------------------------------------------------
 
   void check_tokens(const detail::validator& check, const tensor_view<const S>& k, const tensor_view<const S>& v,
-                    std::span<const index> given) const {
+                    std::span<const idx_t> given) const {
     keys_and_values_.check_tokens(check, k, v, given);
   }
   /// append() of tokens that were already checked.
-  void append_checked(const tensor_view<const S>& k, const tensor_view<const S>& v, std::span<const index> given,
+  void append_checked(const tensor_view<const S>& k, const tensor_view<const S>& v, std::span<const idx_t> given,
                       execution& exec) {
     keys_and_values_.append_checked(k, v, given);
     copy_lengths();
@@ -143,8 +143,8 @@ class multipole_cache : public detail::token_state {
       throw;
     }
   }
-  void forget(index count, std::span<const index> given) {
-    for (index b = 0; b < batch(); ++b) cut(b, length(b) - taken_of(b, count, given));
+  void forget(idx_t count, std::span<const idx_t> given) {
+    for (idx_t b = 0; b < batch(); ++b) cut(b, length(b) - taken_of(b, count, given));
   }
   void no_alias(const detail::validator& check, const char* what, const detail::memory_layout& x) const {
     keys_and_values_.no_alias(check, what, x);
@@ -153,14 +153,14 @@ class multipole_cache : public detail::token_state {
 
   /// The clusters of the segments of one head, one after the other.
   struct head_clusters {
-    index stride, stride_v;
+    idx_t stride, stride_v;
     const real *means, *value_means;       // [clusters][stride]
     const real *counts, *logs;             // [clusters]: how many keys, and log2 of it
     const detail::cluster_number* order;   // [segments][segment]: keys of a segment by cluster
     const detail::cluster_number* begins;  // [clusters]: where a cluster begins in its segment's order
   };
-  head_clusters clusters_of(index b, index h) const {
-    const index rows = room_ * settings_.clusters, head = b * heads() + h;
+  head_clusters clusters_of(idx_t b, idx_t h) const {
+    const idx_t rows = room_ * settings_.clusters, head = b * heads() + h;
     return {stride(),
             stride_v(),
             means_.data() + head * rows * stride(),
@@ -172,23 +172,23 @@ class multipole_cache : public detail::token_state {
   }
 
  private:
-  index stride() const { return detail::cluster_sums<real>::padded(dim()); }
-  index stride_v() const { return detail::cluster_sums<real>::padded(value_dim()); }
+  idx_t stride() const { return detail::cluster_sums<real>::padded(dim()); }
+  idx_t stride_v() const { return detail::cluster_sums<real>::padded(value_dim()); }
 
-  index& segments(index b) { return segments_[static_cast<std::size_t>(b)]; }
-  void cut(index b, index tokens) {
+  idx_t& segments(idx_t b) { return segments_[static_cast<std::size_t>(b)]; }
+  void cut(idx_t b, idx_t tokens) {
     keys_and_values_.truncate(b, tokens);
     length(b) = tokens;
     segments(b) = std::min(segments(b), tokens / settings_.segment);
   }
   void copy_lengths() {
-    const std::span<const index> now = keys_and_values_.lengths();
+    const std::span<const idx_t> now = keys_and_values_.lengths();
     std::copy(now.begin(), now.end(), lengths_.begin());
   }
   /// visit(list, numbers of an item) for all lists of cluster data.
   template <class Visit>
   void each_list(const Visit& visit) {
-    const index m = settings_.clusters, rows = heads() * room_ * m;
+    const idx_t m = settings_.clusters, rows = heads() * room_ * m;
     visit(means_.data(), rows * stride());
     visit(value_means_.data(), rows * stride_v());
     visit(counts_.data(), 2 * rows);
@@ -196,16 +196,16 @@ class multipole_cache : public detail::token_state {
     visit(begins_.data(), rows);
   }
 
-  void reserve_segments(index segments) {
+  void reserve_segments(idx_t segments) {
     if (segments <= room_) return;
     const detail::validator check("multipole_cache");
-    const index item_heads = batch() * heads(), m = settings_.clusters;
-    const index widest = std::max({stride(), stride_v(), index(2)});
+    const idx_t item_heads = batch() * heads(), m = settings_.clusters;
+    const idx_t widest = std::max({stride(), stride_v(), idx_t(2)});
     check.fits("clusters", {item_heads, segments, m, widest, sizeof(real)});
-    check.fits("keys of segments", {item_heads, segments, settings_.segment, sizeof(index)});
-    const auto grown = [&](const auto& from, index numbers, index lists) {  // `numbers` per segment, of each list
+    check.fits("keys of segments", {item_heads, segments, settings_.segment, sizeof(idx_t)});
+    const auto grown = [&](const auto& from, idx_t numbers, idx_t lists) {  // `numbers` per segment, of each list
       std::remove_cvref_t<decltype(from)> to(static_cast<std::size_t>(item_heads * lists * segments * numbers));
-      for (index h = 0; h < item_heads * lists && room_ > 0; ++h)
+      for (idx_t h = 0; h < item_heads * lists && room_ > 0; ++h)
         std::copy_n(from.data() + h * room_ * numbers, room_ * numbers, to.data() + h * segments * numbers);
       return to;
     };
@@ -218,25 +218,25 @@ class multipole_cache : public detail::token_state {
   }
 
   void cluster_segments(execution& exec) {
-    index most = 0, finished = 0;  // new ones of an item; segments of the longest
-    for (index b = 0; b < batch(); ++b) {
+    idx_t most = 0, finished = 0;  // new ones of an item; segments of the longest
+    for (idx_t b = 0; b < batch(); ++b) {
       most = std::max(most, settings_.segments(length(b)) - segments(b));
       finished = std::max(finished, settings_.segments(length(b)));
     }
     if (most <= 0) return;
     if (finished > room_) reserve_segments(std::max(finished, 2 * room_));
-    const index item_heads = batch() * heads();
+    const idx_t item_heads = batch() * heads();
     if (settings_.clusters > 0)
-      exec.for_each(item_heads * most, [&](index task, int worker) {
-        const index item_head = task % item_heads, number = segments(item_head / heads()) + task / item_heads;
+      exec.for_each(item_heads * most, [&](idx_t task, int worker) {
+        const idx_t item_head = task % item_heads, number = segments(item_head / heads()) + task / item_heads;
         if (number < settings_.segments(length(item_head / heads()))) cluster_segment(item_head, number, exec, worker);
       });
-    for (index b = 0; b < batch(); ++b) segments(b) = settings_.segments(length(b));
+    for (idx_t b = 0; b < batch(); ++b) segments(b) = settings_.segments(length(b));
   }
 
-  void cluster_segment(index item_head, index number, execution& exec, int worker) {
+  void cluster_segment(idx_t item_head, idx_t number, execution& exec, int worker) {
     const detail::multipole_settings& o = settings_;
-    const index size = o.segment, m = o.clusters, keys = size + 1;  // one segment, and a query after it
+    const idx_t size = o.segment, m = o.clusters, keys = size + 1;  // one segment, and a query after it
     struct pieces {
       detail::multipole_clusters<real> clusters;
       detail::cluster_scratch<real> scratch;
@@ -254,18 +254,18 @@ class multipole_cache : public detail::token_state {
     p.clusters.cluster_one(o, k, v, keys, number, p.scratch);
 
     const detail::cluster_sums<real>& sums = p.clusters.sums;
-    const index row = (item_head * room_ + number) * m;
+    const idx_t row = (item_head * room_ + number) * m;
     detail::cluster_number* const order = order_.data() + (item_head * room_ + number) * size;
     detail::cluster_number* const begins = begins_.data() + row;
     detail::cluster_number at = 0;
-    for (index c = 0; c < m; ++c) {
+    for (idx_t c = 0; c < m; ++c) {
       const real count = sums.counts[c], factor = count > 0 ? 1 / count : real(0);
-      for (index d = 0; d < stride(); ++d)
+      for (idx_t d = 0; d < stride(); ++d)
         means_[static_cast<std::size_t>((row + c) * stride() + d)] = factor > 0 ? sums.key(c)[d] * factor : real(0);
-      for (index d = 0; d < stride_v(); ++d)
+      for (idx_t d = 0; d < stride_v(); ++d)
         value_means_[static_cast<std::size_t>((row + c) * stride_v() + d)] =
             factor > 0 ? sums.value(c)[d] * factor : real(0);
-      const index counted = 2 * item_head * room_ * m + number * m + c;
+      const idx_t counted = 2 * item_head * room_ * m + number * m + c;
       counts_[static_cast<std::size_t>(counted)] = count;
       counts_[static_cast<std::size_t>(counted + room_ * m)] =
           count > 0 ? std::log2(count) : -std::numeric_limits<real>::infinity();
@@ -273,13 +273,13 @@ class multipole_cache : public detail::token_state {
       at = static_cast<detail::cluster_number>(at + static_cast<detail::cluster_number>(count));
     }
     std::copy_n(begins, m, p.next);
-    for (index j = 0; j < size; ++j) order[p.next[p.clusters.cluster[j]]++] = static_cast<detail::cluster_number>(j);
+    for (idx_t j = 0; j < size; ++j) order[p.next[p.clusters.cluster[j]]++] = static_cast<detail::cluster_number>(j);
   }
 
   kv_cache<S> keys_and_values_;
   detail::multipole_settings settings_;
-  std::vector<index> segments_;  // clustered, of every item
-  index room_ = 0;               // segments there is room for
+  std::vector<idx_t> segments_;  // clustered, of every item
+  idx_t room_ = 0;               // segments there is room for
   std::vector<real> means_, value_means_, counts_;
   std::vector<detail::cluster_number> order_, begins_;
 };

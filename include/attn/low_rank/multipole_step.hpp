@@ -28,7 +28,7 @@ struct multipole_step_options {
   /// As in multipole_options; lse is [B, H, n].
   std::optional<real> scale{};
   /// Item b has the first lengths[b] tokens of the chunk, the rest is padding; all tokens unless given.
-  list_view<index> lengths{};
+  list_view<idx_t> lengths{};
   /// Rotates the new queries and keys to their positions, which follow the item's tokens so far, before anything else.
   std::optional<rotary_options<S>> rotary{};
   std::optional<real> softcap{};
@@ -53,7 +53,7 @@ void multipole_step(multipole_cache<S>& cache, const Q& q, const K& k, const V& 
           return detail::rotary_step<S>::layout(memory, given.rotary.has_value(), call.q, call.k);
         });
         rotation->rotate(call.check, given.rotary, cache.lengths(), given.lengths, call.q, call.k, call.exec);
-        const index count = call.shape.queries;
+        const idx_t count = call.shape.queries;
         cache.append_checked(call.k, call.v, given.lengths, call.exec);
         call.lengths = {count, cache.tokens(), given.lengths, cache.lengths()};
         try {

@@ -40,12 +40,12 @@ struct nystrom_options {
   /// Factor of q.k; 1 / sqrt(D) unless given.
   std::optional<real> scale{};
   /// True lengths, one per batch item: for queries and keys alike, or separately. Rows of padding are 0 in out.
-  list_view<index> lengths{}, query_lengths{}, key_lengths{};
+  list_view<idx_t> lengths{}, query_lengths{}, key_lengths{};
   /// The number m of landmarks.
-  index landmarks = 64;
+  idx_t landmarks = 64;
   pseudo_inverse inverse = pseudo_inverse::per_head;
   /// Steps of the iterative inverse.
-  index iterations = 6;
+  idx_t iterations = 6;
   /// Exact inverse: singular values well below this times the largest hardly count (see detail/pseudo_inverse.hpp).
   real cutoff = real(0.03);
   /// Added to the result if given: the values convolved along the sequence, channel by channel, with one kernel per head,
@@ -56,13 +56,13 @@ struct nystrom_options {
 
 namespace detail {
 
-inline void check_landmarks(const validator& check, index landmarks, index iterations, double cutoff) {
+inline void check_landmarks(const validator& check, idx_t landmarks, idx_t iterations, double cutoff) {
   check.at_least("landmarks", 1, landmarks);
   check.at_least("iterations", 0, iterations);
   if (!(cutoff >= 0 && cutoff < 1)) check.fail("a cutoff from 0 to below 1", cutoff);
 }
 
-inline void check_convolution(const validator& check, index heads, const memory_layout& convolution,
+inline void check_convolution(const validator& check, idx_t heads, const memory_layout& convolution,
                               const memory_layout& out) {
   check.memory({{"out", out}}, {{"convolution", convolution}});
   check.equal("heads of convolution = query heads", heads, convolution.extents[0]);

@@ -29,10 +29,10 @@ void run_spread(const aft_simple_call<T>& call, const spread_sequence& sequence,
   sums_array<T> before;
   call.run(
       exec, [&](arena& memory) { before = sums_array<T>::layout(memory, x.batch * x.heads, x.parts()); },
-      [&](const sums_array<T>& sums, index chunks) {
+      [&](const sums_array<T>& sums, idx_t chunks) {
         scan_key_sums(x, sequence, sums, chunks, before);
         if (!x.causal)
-          for (index n = 0; n < x.batch * x.heads * chunks; ++n)
+          for (idx_t n = 0; n < x.batch * x.heads * chunks; ++n)
             std::copy_n(before.at(n / chunks), x.parts(), sums.at(n));
       });
 }

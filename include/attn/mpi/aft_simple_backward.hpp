@@ -27,7 +27,7 @@ template <class T>
 void run_spread_backward(aft_simple_backward_call<T> call, const spread_sequence& sequence, execution& exec) {
   const aft_backward_tensors<T>& x = call.x;
   const auto limit = exec.limit_threads(x.work(30 * static_cast<double>(x.length)));
-  const index heads = x.batch * x.heads, parts = x.parts(), chunks = (x.length + call.chunk - 1) / call.chunk;
+  const idx_t heads = x.batch * x.heads, parts = x.parts(), chunks = (x.length + call.chunk - 1) / call.chunk;
   sums_array<T> later, before, after;  // of every chunk; two states
   packet<T>* total = nullptr;          // of dy, for every head
   call.parts = parts, call.chunks = chunks;
@@ -40,15 +40,15 @@ void run_spread_backward(aft_simple_backward_call<T> call, const spread_sequence
     after = sums_array<T>::layout(memory, heads, parts);
     return total = memory.allocate<packet<T>>(heads * parts);
   });
-  exec.for_each(heads * chunks, [&](index task, int) { call.sum(task); });
+  exec.for_each(heads * chunks, [&](idx_t task, int) { call.sum(task); });
   scan_key_sums(x, sequence, call.keys, chunks, before);
   const holder_list& holders = sequence.key_holders();
   if (x.causal) {
-    exec.for_each(heads * chunks, [&](index task, int worker) { call.write(task, true, false, later, exec, worker); });
+    exec.for_each(heads * chunks, [&](idx_t task, int worker) { call.write(task, true, false, later, exec, worker); });
     // From what lies after the last chunk to what does after each, as hand_on() of one process has it.
     const auto add_rows = [&] {
-      for (index head = 0; head < heads; ++head)
-        for (index n = (head + 1) * chunks - 1; n >= head * chunks; --n) {
+      for (idx_t head = 0; head < heads; ++head)
+        for (idx_t n = (head + 1) * chunks - 1; n >= head * chunks; --n) {
           if (holders.last() && n == (head + 1) * chunks - 1) after.clear(head);
           std::copy_n(after.at(head), parts, later.at(n));
           after.clear(head);
@@ -61,19 +61,19 @@ void run_spread_backward(aft_simple_backward_call<T> call, const spread_sequence
               static_cast<std::size_t>(heads * parts) * sizeof(key_sums<T>), add_rows);
   } else {
     sequence.add_in_order(total, static_cast<std::size_t>(heads * parts) * sizeof(packet<T>), [&] {
-      for (index n = 0; n < heads * chunks; ++n)
-        for (index p = 0; p < parts; ++p) {
+      for (idx_t n = 0; n < heads * chunks; ++n)
+        for (idx_t p = 0; p < parts; ++p) {
           packet<T>& sum = total[n / chunks * parts + p];
           const packet<T> own = call.gated[n * parts + p];
           sum = holders.first() && n % chunks == 0 ? own : add(sum, own);
         }
     });
-    for (index head = 0; head < heads && chunks > 0; ++head) {
+    for (idx_t head = 0; head < heads && chunks > 0; ++head) {
       std::copy_n(before.at(head), parts, call.keys.at(head * chunks));
       std::copy_n(total + head * parts, parts, call.gated + head * chunks * parts);
     }
   }
-  exec.for_each(heads * chunks, [&](index task, int worker) { call.write(task, false, true, later, exec, worker); });
+  exec.for_each(heads * chunks, [&](idx_t task, int worker) { call.write(task, false, true, later, exec, worker); });
 }
 
 }  // namespace detail

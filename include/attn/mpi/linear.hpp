@@ -29,7 +29,7 @@ void run_spread_linear(MPI_Comm communicator, const kernel_views<S>& x, const li
                        execution& exec) {
   if constexpr (require_feature_map<F, T>()) {
     spread_kernel_call<S> spread("mpi::linear", communicator, x);
-    index count = 0;
+    idx_t count = 0;
     kernel_call<T> call = spread.check(
         options, options.decay,
         [&](const validator& check, const linear_options<S>& own, common_settings& settings) {

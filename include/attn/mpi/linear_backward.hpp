@@ -32,7 +32,7 @@ void run_spread_linear_backward(MPI_Comm communicator, const kernel_backward_vie
                                 const B& map_backward, execution& exec) {
   if constexpr (require_feature_map<F, T>() && require_map_backward<F, B, T>()) {
     spread_kernel_call<S> spread("mpi::linear_backward", communicator, views.x);
-    index count = 0;
+    idx_t count = 0;
     kernel_call<T> call = spread.check(
         options, options.decay,
         [&](const validator& check, const linear_options<S>& own, common_settings& settings) {

@@ -32,20 +32,20 @@ namespace detail {
 template <class T>
 void prepare_spread(performer_features<T>& features, const spread_sequence& sequence, execution& exec) {
   const kernel_call<T>& call = features.call;
-  const index item_heads = features.item_heads(), dim = features.dim;
+  const idx_t item_heads = features.item_heads(), dim = features.dim;
   features.pack_rows();
   if (features.centred) {
-    const index most = (call.shape.keys + kernel_segment - 1) / kernel_segment;
+    const idx_t most = (call.shape.keys + kernel_segment - 1) / kernel_segment;
     std::vector<double> sums(static_cast<std::size_t>(item_heads * dim));
     std::vector<double> own(static_cast<std::size_t>(most * item_heads * dim));
-    exec.for_each(item_heads * most, [&](index task, int worker) {
+    exec.for_each(item_heads * most, [&](idx_t task, int worker) {
       T* const row = exec.scratch(worker, [&](arena& memory) { return memory.allocate<T>(dim); });
       features.sum_segment(task % item_heads, task / item_heads, own.data() + task * dim, row);
     });
     sequence.add_in_order(sums.data(), sums.size() * sizeof(double), [&] {
       for (std::size_t n = 0; n < own.size(); ++n) sums[n % sums.size()] += own[n];
     });
-    for (index item_head = 0; item_head < item_heads; ++item_head)
+    for (idx_t item_head = 0; item_head < item_heads; ++item_head)
       features.set_centre(item_head, sums.data() + item_head * dim, sequence.keys(item_head / call.heads));
   }
   if (features.published) {

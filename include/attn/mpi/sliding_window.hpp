@@ -35,10 +35,10 @@ struct sliding_window_options {
 
   std::optional<real> scale{};
   bool causal = false;
-  index left = 128, right = 128;
-  list_view<index> dilation{};
+  idx_t left = 128, right = 128;
+  list_view<idx_t> dilation{};
   /// Of the whole sequence.
-  list_view<index> global_positions{};
+  list_view<idx_t> global_positions{};
   /// All three, or none, on every process.
   view_field<const S> q_global{}, k_global{}, v_global{};
   std::optional<real> softcap{};
@@ -77,7 +77,7 @@ void sliding_window(const Q& q, const K& k, const V& v, O&& out, MPI_Comm commun
   const double settings[] = {double(given.causal), double(given.left), double(given.right),
                              double(given.scale.has_value()), number(given.scale), double(given.softcap.has_value()),
                              number(given.softcap), double(bool(given.q_global)),
-                             detail::checksum<index>(given.dilation), detail::checksum<index>(given.global_positions),
+                             detail::checksum<idx_t>(given.dilation), detail::checksum<idx_t>(given.global_positions),
                              detail::checksum<T>(given.alibi_slopes), detail::checksum<T>(given.sinks)};
   std::copy(std::begin(settings), std::end(settings), own.settings);
   const auto all = detail::agree(group, own, [&] {

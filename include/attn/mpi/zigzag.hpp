@@ -19,17 +19,17 @@ namespace attn::inline ATTN_ISA::mpi {
 
 /// Tokens of a sequence of `tokens` that process `rank` of `size` holds: their number, and their positions in its
 /// order. Throw std::invalid_argument for a process that does not exist, or fewer than 0 tokens.
-inline index zigzag_length(index tokens, int rank, int size) {
+inline idx_t zigzag_length(idx_t tokens, int rank, int size) {
   const attn::detail::validator check("mpi::zigzag_length");
   check.at_least("tokens", 0, tokens);
   if (rank < 0 || rank >= size) check.fail(attn::detail::text({"a process from 0 to ", size - 1}), rank);
   return attn::detail::sequence_split::zigzag_length(tokens, rank, size);
 }
-inline std::vector<index> zigzag_positions(index tokens, int rank, int size) {
-  std::vector<index> positions;
+inline std::vector<idx_t> zigzag_positions(idx_t tokens, int rank, int size) {
+  std::vector<idx_t> positions;
   positions.reserve(static_cast<std::size_t>(zigzag_length(tokens, rank, size)));
   for (const attn::detail::sequence_range& part : attn::detail::sequence_split::of_zigzag(tokens, rank, size))
-    for (index n = 0; n < part.length; ++n) positions.push_back(part.begin + n);
+    for (idx_t n = 0; n < part.length; ++n) positions.push_back(part.begin + n);
   return positions;
 }
 
@@ -52,7 +52,7 @@ class zigzag_exchange {
                             .keys = part.extent(2)},
                            [&] { check(validator(name), root); });
     tokens_ = all[0].queries;
-    std::vector<index> lengths;
+    std::vector<idx_t> lengths;
     for (const process_shape& one : all) lengths.push_back(one.keys);
     for (int p = 0; p < group_.size(); ++p)
       validator(name).equal(text({"tokens in the part of process ", p, ", of ", tokens_, " in zigzag order:"}).c_str(),
@@ -82,21 +82,21 @@ class zigzag_exchange {
   /// Through memory on both sides: with_whole and with_part take its elements to or from the views.
   template <class Whole, class Part>
   void run(const Whole& with_whole, const Part& with_part) const {
-    const index length = part_.extent(2), row = part_.extent(0) * part_.extent(1) * part_.extent(3);
+    const idx_t length = part_.extent(2), row = part_.extent(0) * part_.extent(1) * part_.extent(3);
     std::vector<S> memory;
-    const auto elements = [&](index n) { return static_cast<std::size_t>(n * row); };
+    const auto elements = [&](idx_t n) { return static_cast<std::size_t>(n * row); };
     const auto on_part = [&] {
       std::size_t at = 0;
-      for_each_row(part_, [&](index b, index h, index i) {
-        for (index d = 0; d < part_.extent(3); ++d) with_part(memory[at++], part_(b, h, i, d));
+      for_each_row(part_, [&](idx_t b, idx_t h, idx_t i) {
+        for (idx_t d = 0; d < part_.extent(3); ++d) with_part(memory[at++], part_(b, h, i, d));
       });
     };
-    const auto on_whole = [&](const std::vector<index>& positions) {
+    const auto on_whole = [&](const std::vector<idx_t>& positions) {
       std::size_t at = 0;
-      for (index b = 0; b < part_.extent(0); ++b)
-        for (index h = 0; h < part_.extent(1); ++h)
-          for (index i : positions)
-            for (index d = 0; d < part_.extent(3); ++d) with_whole(memory[at++], whole_(b, h, i, d));
+      for (idx_t b = 0; b < part_.extent(0); ++b)
+        for (idx_t h = 0; h < part_.extent(1); ++h)
+          for (idx_t i : positions)
+            for (idx_t d = 0; d < part_.extent(3); ++d) with_whole(memory[at++], whole_(b, h, i, d));
     };
     message_list messages;
     if (group_.rank() != 0) {
@@ -108,7 +108,7 @@ class zigzag_exchange {
       return;
     }
     for (int p = 0; p < group_.size(); ++p) {
-      const std::vector<index> positions = mpi::zigzag_positions(tokens_, p, group_.size());
+      const std::vector<idx_t> positions = mpi::zigzag_positions(tokens_, p, group_.size());
       memory.resize(elements(std::ssize(positions)));
       const std::size_t bytes = memory.size() * sizeof(S);
       if (from_whole) {
@@ -127,7 +127,7 @@ class zigzag_exchange {
   process_group group_;
   tensor_view<W> whole_;
   tensor_view<P> part_;
-  index tokens_ = 0;
+  idx_t tokens_ = 0;
 };
 
 }  // namespace attn::inline ATTN_ISA::detail

@@ -23,36 +23,36 @@ namespace attn::inline ATTN_ISA {
 
 /// Which query sees which keys in BigBird attention.
 struct bigbird_pattern {
-  index size = 64, window_blocks = 3, global_blocks = 1;
-  view_field<const index, 3> random{};
+  idx_t size = 64, window_blocks = 3, global_blocks = 1;
+  view_field<const idx_t, 3> random{};
 
   /// Query sets are blocks, taken alternately from both ends: the global ones, which see most keys, go first.
-  index query_sets(const pattern_shape& s) const { return s.blocks(s.clamped(size)) - s.first_block(s.clamped(size)); }
-  static index block_of(const pattern_shape& s, index b, index set) {
+  idx_t query_sets(const pattern_shape& s) const { return s.blocks(s.clamped(size)) - s.first_block(s.clamped(size)); }
+  static idx_t block_of(const pattern_shape& s, idx_t b, idx_t set) {
     return set % 2 == 0 ? s.first_block(b) + set / 2 : s.blocks(b) - 1 - set / 2;
   }
-  position_range queries(const pattern_shape& s, index set) const {
-    const index b = s.clamped(size), block = block_of(s, b, set);
+  position_range queries(const pattern_shape& s, idx_t set) const {
+    const idx_t b = s.clamped(size), block = block_of(s, b, set);
     return {block * b, (block + 1) * b};
   }
-  void keys(const pattern_shape& s, index set, auto&& see) const {
-    const index b = s.clamped(size), count = s.blocks(b), block = block_of(s, b, set),
+  void keys(const pattern_shape& s, idx_t set, auto&& see) const {
+    const idx_t b = s.clamped(size), count = s.blocks(b), block = block_of(s, b, set),
                 reach = std::min(window_blocks / 2, s.queries + s.keys);
-    const index first = std::min(global_blocks, count), last = count - first;
+    const idx_t first = std::min(global_blocks, count), last = count - first;
     if (block >= 0 && (block < first || block >= last)) return see(position_range{0, s.keys});
     // Window and global blocks in ascending order, each once.
-    const index low = std::max(block - reach, first), high = std::min(block + reach + 1, last);
-    const auto see_blocks = [&](index from, index to) { see(position_range{from * b, to * b}); };
+    const idx_t low = std::max(block - reach, first), high = std::min(block + reach + 1, last);
+    const auto see_blocks = [&](idx_t from, idx_t to) { see(position_range{from * b, to * b}); };
     const bool adjacent = low == first && low < high;
     see_blocks(0, adjacent ? high : first);
     if (low < high && !adjacent) see_blocks(low, high);
     see_blocks(std::max(last, first), count);
     if (!random || block < 0 || block >= random.extent(1)) return;
-    const auto entry = [&, h = random.extent(0) == 1 ? 0 : s.head](index n) { return random(h, block, n); };
-    for (index n = 0; n < random.extent(2); ++n) {
-      const index a = entry(n);
+    const auto entry = [&, h = random.extent(0) == 1 ? 0 : s.head](idx_t n) { return random(h, block, n); };
+    for (idx_t n = 0; n < random.extent(2); ++n) {
+      const idx_t a = entry(n);
       bool skip = a < 0 || a >= count || a < first || a >= last || (a >= low && a < high);
-      for (index earlier = 0; earlier < n && !skip; ++earlier) skip = entry(earlier) == a;
+      for (idx_t earlier = 0; earlier < n && !skip; ++earlier) skip = entry(earlier) == a;
       if (!skip) see_blocks(a, a + 1);
     }
   }
@@ -60,7 +60,7 @@ struct bigbird_pattern {
 
 namespace detail {
 
-inline void check_bigbird_blocks(const validator& check, index window_blocks, index global_blocks) {
+inline void check_bigbird_blocks(const validator& check, idx_t window_blocks, idx_t global_blocks) {
   check.at_least("window blocks", 1, window_blocks);
   if (window_blocks % 2 == 0) check.fail("an odd number of window blocks", window_blocks);
   check.at_least("global blocks", 0, global_blocks);
@@ -71,12 +71,12 @@ inline void check_bigbird(const validator& check, const attention_shape& shape, 
   check_bigbird_blocks(check, pattern.window_blocks, pattern.global_blocks);
   const auto& table = pattern.random;
   if (!table) return;
-  const index blocks = ceil_div(shape.keys, pattern.size);
+  const idx_t blocks = ceil_div(shape.keys, pattern.size);
   check.broadcasts("random heads", shape.heads, table.extent(0));
   check.equal("random rows = key blocks", blocks, table.extent(1));
-  for (index h = 0; h < table.extent(0); ++h)
-    for (index a = 0; a < blocks; ++a)
-      for (index n = 0; n < table.extent(2); ++n)
+  for (idx_t h = 0; h < table.extent(0); ++h)
+    for (idx_t a = 0; a < blocks; ++a)
+      for (idx_t n = 0; n < table.extent(2); ++n)
         if (table(h, a, n) < -1 || table(h, a, n) >= blocks)
           check.fail({"random blocks from -1 to ", blocks - 1}, table(h, a, n));
 }
@@ -86,39 +86,39 @@ inline void check_bigbird(const validator& check, const attention_shape& shape, 
 /// Options of draw_random_blocks.
 struct random_blocks_options {
   std::uint64_t seed = 0;
-  index heads = 1;
+  idx_t heads = 1;
   /// As in bigbird_options: blocks that are seen in any case are not drawn.
-  index window_blocks = 3, global_blocks = 1;
+  idx_t window_blocks = 3, global_blocks = 1;
   /// Only blocks before the query's.
   bool causal = false;
 };
 
 /// Draws `count` different blocks for every query block of every head, uniformly: [heads, blocks, count], with -1 where
 /// there are fewer. A seed gives the same table on every machine. Throws std::invalid_argument for negative numbers.
-inline tensor<index, 3> draw_random_blocks(index blocks, index count, const random_blocks_options& options = {}) {
+inline tensor<idx_t, 3> draw_random_blocks(idx_t blocks, idx_t count, const random_blocks_options& options = {}) {
   const detail::validator check("draw_random_blocks");
   check.at_least("heads", 0, options.heads);
   check.at_least("blocks", 0, blocks);
   check.at_least("random blocks", 0, count);
   detail::check_bigbird_blocks(check, options.window_blocks, options.global_blocks);
   check.fits("a table", {options.heads, blocks, count});
-  tensor<index, 3> table({options.heads, blocks, count}, -1);
-  const index first = std::min(options.global_blocks, blocks), last = std::max(first, blocks - options.global_blocks);
-  for (index h = 0; h < options.heads; ++h)
-    for (index block = 0; block < blocks; ++block) {
+  tensor<idx_t, 3> table({options.heads, blocks, count}, -1);
+  const idx_t first = std::min(options.global_blocks, blocks), last = std::max(first, blocks - options.global_blocks);
+  for (idx_t h = 0; h < options.heads; ++h)
+    for (idx_t block = 0; block < blocks; ++block) {
       // Candidates are [first, low) and [high, last).
-      const index reach = std::min(options.window_blocks / 2, blocks);
-      const index low = std::clamp(block - reach, first, last);
-      const index high = options.causal ? last : std::clamp(block + reach + 1, low, last);
-      const index candidates = low - first + last - high, drawn = std::min(count, candidates);
+      const idx_t reach = std::min(options.window_blocks / 2, blocks);
+      const idx_t low = std::clamp(block - reach, first, last);
+      const idx_t high = options.causal ? last : std::clamp(block + reach + 1, low, last);
+      const idx_t candidates = low - first + last - high, drawn = std::min(count, candidates);
       random_numbers numbers(options.seed, static_cast<std::uint64_t>(h * blocks + block));
-      index* const row = table.data() + (h * blocks + block) * count;
-      for (index n = 0; n < drawn; ++n) {  // Floyd's sampling without replacement
-        const index most = candidates - drawn + n, rank = numbers.below(most + 1);
+      idx_t* const row = table.data() + (h * blocks + block) * count;
+      for (idx_t n = 0; n < drawn; ++n) {  // Floyd's sampling without replacement
+        const idx_t most = candidates - drawn + n, rank = numbers.below(most + 1);
         row[n] = std::find(row, row + n, rank) == row + n ? rank : most;
       }
       std::sort(row, row + drawn);
-      for (index n = 0; n < drawn; ++n) row[n] += row[n] < low - first ? first : high - (low - first);
+      for (idx_t n = 0; n < drawn; ++n) row[n] += row[n] < low - first ? first : high - (low - first);
     }
   return table;
 }
@@ -131,15 +131,15 @@ struct bigbird_options {
 
   std::optional<real> scale{};
   bool causal = false;
-  list_view<index> lengths{}, query_lengths{}, key_lengths{};
+  list_view<idx_t> lengths{}, query_lengths{}, key_lengths{};
   /// b, >= 1: positions [0, b) are the first block, and so on.
-  index size = 64;
+  idx_t size = 64;
   /// Odd: the query's own block, and equally many on each side of it.
-  index window_blocks = 3;
+  idx_t window_blocks = 3;
   /// g, >= 0: the first g and the last g blocks are global.
-  index global_blocks = 1;
+  idx_t global_blocks = 1;
   /// Random blocks of each query block, [H or 1, blocks, r], -1 for none; those that begin beyond the length are empty.
-  view_field<const index, 3> random{};
+  view_field<const idx_t, 3> random{};
   /// Which keys of the pattern a query sees: [B or 1, H or 1, Lq or 1, Lk] of bool or bytes.
   mask_view mask{};
   std::optional<real> softcap{};

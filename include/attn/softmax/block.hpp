@@ -19,31 +19,31 @@ namespace attn::inline ATTN_ISA {
 
 /// Which query sees which keys in block attention.
 struct block_pattern {
-  index size = 128, neighbours = 1;
-  view_field<const index, 2> permutation{};
+  idx_t size = 128, neighbours = 1;
+  view_field<const idx_t, 2> permutation{};
 
   /// Small blocks share a query set.
-  index blocks_per_set(index b) const { return permutation ? 1 : std::max<index>(1, detail::max_rows / b); }
+  idx_t blocks_per_set(idx_t b) const { return permutation ? 1 : std::max<idx_t>(1, detail::max_rows / b); }
 
-  index query_sets(const pattern_shape& s) const {
-    const index b = s.clamped(size);
+  idx_t query_sets(const pattern_shape& s) const {
+    const idx_t b = s.clamped(size);
     return detail::ceil_div(s.blocks(b) - s.first_block(b), blocks_per_set(b));
   }
-  position_range queries(const pattern_shape& s, index set) const {
-    const index b = s.clamped(size), m = blocks_per_set(b), block = s.first_block(b) + set * m;
+  position_range queries(const pattern_shape& s, idx_t set) const {
+    const idx_t b = s.clamped(size), m = blocks_per_set(b), block = s.first_block(b) + set * m;
     return {block * b, (block + m) * b};
   }
-  void keys(const pattern_shape& s, index set, auto&& see) const {
-    const index b = s.clamped(size), n = std::clamp<index>(neighbours, 0, s.queries + s.keys),
+  void keys(const pattern_shape& s, idx_t set, auto&& see) const {
+    const idx_t b = s.clamped(size), n = std::clamp<idx_t>(neighbours, 0, s.queries + s.keys),
                 block = s.first_block(b) + set * blocks_per_set(b);
     if (!permutation) {
       const position_range own = queries(s, set);
-      see(position_range{own.begin - n * b, own.end + n * b}, [b, n](index p) {
-        const index of_query = detail::floor_div(p, b);
+      see(position_range{own.begin - n * b, own.end + n * b}, [b, n](idx_t p) {
+        const idx_t of_query = detail::floor_div(p, b);
         return position_range{(of_query - n) * b, (of_query + n + 1) * b};
       });
     } else if (block >= 0 && block < permutation.extent(1)) {
-      const index key_block = permutation(permutation.extent(0) == 1 ? 0 : s.head, block);
+      const idx_t key_block = permutation(permutation.extent(0) == 1 ? 0 : s.head, block);
       if (key_block >= 0) see(position_range{key_block * b, (key_block + 1) * b});
     }
   }
@@ -57,14 +57,14 @@ struct block_options {
 
   std::optional<real> scale{};
   bool causal = false;
-  list_view<index> lengths{}, query_lengths{}, key_lengths{};
+  list_view<idx_t> lengths{}, query_lengths{}, key_lengths{};
   /// b, >= 1: positions [0, b) are the first block, and so on.
-  index size = 128;
+  idx_t size = 128;
   /// n, >= 0: blocks seen on each side of the query's own.
-  index neighbours = 1;
+  idx_t neighbours = 1;
   /// In place of neighbours: the one key block that each query block sees, [H or 1, blocks], -1 for none. One that
   /// begins beyond the length is empty.
-  view_field<const index, 2> permutation{};
+  view_field<const idx_t, 2> permutation{};
   /// Which keys of the pattern a query sees: [B or 1, H or 1, Lq or 1, Lk] of bool or bytes.
   mask_view mask{};
   std::optional<real> softcap{};
@@ -79,11 +79,11 @@ inline void check_block(const validator& check, const attention_shape& shape, co
   check.at_least("neighbours", 0, pattern.neighbours);
   const auto& table = pattern.permutation;
   if (!table) return;
-  const index blocks = ceil_div(shape.keys, pattern.size);
+  const idx_t blocks = ceil_div(shape.keys, pattern.size);
   check.broadcasts("permutation heads", shape.heads, table.extent(0));
   check.equal("permutation blocks = key blocks", blocks, table.extent(1));
-  for (index h = 0; h < table.extent(0); ++h)
-    for (index a = 0; a < blocks; ++a)
+  for (idx_t h = 0; h < table.extent(0); ++h)
+    for (idx_t a = 0; a < blocks; ++a)
       if (table(h, a) < -1 || table(h, a) >= blocks)
         check.fail({"permutation entries from -1 to ", blocks - 1}, table(h, a));
 }

@@ -41,10 +41,10 @@ struct full_softmax_options {
   /// Query i sees the keys up to its position.
   bool causal = false;
   /// True lengths, one per batch item: for queries and keys alike, or separately. Rows of padding are 0 in out.
-  list_view<index> lengths{}, query_lengths{}, key_lengths{};
+  list_view<idx_t> lengths{}, query_lengths{}, key_lengths{};
   /// Position of the first query of every batch item among its keys, which may be negative or beyond them; Lk - Lq
   /// (true lengths) unless given. merge_softmax() combines the results over several sets of keys.
-  std::optional<index> first_position{};
+  std::optional<idx_t> first_position{};
   /// Added to the scores: [B or 1, H or 1, Lq or 1, Lk]; -infinity masks a key.
   view_field<const real> bias{};
   /// Which keys a query sees, in addition to causal and lengths: [B or 1, H or 1, Lq or 1, Lk] of bool or bytes
@@ -64,7 +64,7 @@ namespace detail {
 
 /// Up to this many queries per head are attended with the keys in place (streaming.hpp); for more, packing the keys
 /// pays.
-inline constexpr index few_queries = 4;
+inline constexpr idx_t few_queries = 4;
 
 template <class S, class Score, class C = S, class P = product_type<S>>
 struct full_call {
@@ -74,62 +74,62 @@ struct full_call {
   const attention_shape& shape = in.shape;
   const sequence_lengths& lengths = in.lengths;
 
-  bool few(index b) const { return lengths.queries(b) <= few_queries && !in.maximum; }
-  cache_rows<const C> keys_of(index b, index kv) const { return {in.k, b, kv, shape.dim, true, in.pages}; }
-  cache_rows<const C> values_of(index b, index kv) const {
+  bool few(idx_t b) const { return lengths.queries(b) <= few_queries && !in.maximum; }
+  cache_rows<const C> keys_of(idx_t b, idx_t kv) const { return {in.k, b, kv, shape.dim, true, in.pages}; }
+  cache_rows<const C> values_of(idx_t b, idx_t kv) const {
     return {in.v, b, kv, shape.dim_v, in.v.data() == in.k.data(), in.pages};
   }
 
   /// Packs rows [begin, end) of a head; rows in eight bits are first converted to numbers, some at a time.
-  void pack(packed_keys<P>& keys, const cache_rows<const C>& k, const cache_rows<const C>& v, index begin, index end,
+  void pack(packed_keys<P>& keys, const cache_rows<const C>& k, const cache_rows<const C>& v, idx_t begin, idx_t end,
             int worker) const {
     if constexpr (!std::same_as<C, std::int8_t>) {
       keys.pack(k, v, begin, end);
     } else {
-      constexpr index some = 2 * panel_width<P>;
-      const index cols = std::max(shape.dim, shape.dim_v);
+      constexpr idx_t some = 2 * panel_width<P>;
+      const idx_t cols = std::max(shape.dim, shape.dim_v);
       float* const numbers =
           in.exec.scratch(worker, [&](arena& memory) { return memory.allocate<float>(some * cols); });
-      const auto expand = [&](const cache_rows<const C>& x, index from, index to) {
-        for (index j = from; j < to;) {
+      const auto expand = [&](const cache_rows<const C>& x, idx_t from, idx_t to) {
+        for (idx_t j = from; j < to;) {
           const quantised_rows rows = x.from(j);
-          const index count = std::min(to - j, rows.rows);
+          const idx_t count = std::min(to - j, rows.rows);
           rows.expand(0, count, numbers + (j - from) * cols, cols);
           j += count;
         }
       };
-      for (index from = begin; from < end; from += some) {
-        const index to = std::min(from + some, end);
-        const auto row = [&](index slot) { return numbers + slot * cols; };
+      for (idx_t from = begin; from < end; from += some) {
+        const idx_t to = std::min(from + some, end);
+        const auto row = [&](idx_t slot) { return numbers + slot * cols; };
         expand(k, from, to);
         keys.pack_keys(row, 1, from, to);
         expand(v, from, to);
-        keys.pack_value_rows([&](index slot) { return row(slot - from); }, 1, from, to);
+        keys.pack_value_rows([&](idx_t slot) { return row(slot - from); }, 1, from, to);
       }
     }
   }
 
   /// A wave of key heads, by the blockwise kernel: keys are packed, then attended.
   void attend_wave(const wave<packed_keys<P>>& key_heads) const {
-    constexpr index pack_step = 512;
-    const index group = shape.group(), row_blocks = ceil_div(shape.queries, max_rows);
-    const index steps = ceil_div(shape.keys, pack_step);
-    key_heads.for_each(steps, [&](index key_head, packed_keys<P>& keys, index step, int worker) {
-      const index b = key_head / shape.kv_heads, h = key_head % shape.kv_heads;
-      const index begin = step * pack_step, end = std::min(begin + pack_step, in.visible_keys(b));
+    constexpr idx_t pack_step = 512;
+    const idx_t group = shape.group(), row_blocks = ceil_div(shape.queries, max_rows);
+    const idx_t steps = ceil_div(shape.keys, pack_step);
+    key_heads.for_each(steps, [&](idx_t key_head, packed_keys<P>& keys, idx_t step, int worker) {
+      const idx_t b = key_head / shape.kv_heads, h = key_head % shape.kv_heads;
+      const idx_t begin = step * pack_step, end = std::min(begin + pack_step, in.visible_keys(b));
       if (begin < end && !few(b)) pack(keys, keys_of(b, h), values_of(b, h), begin, end, worker);
     });
     // The last row blocks of a causal call are the longest: they go first.
-    key_heads.for_each(row_blocks * group, [&](index key_head, const packed_keys<P>& keys, index step, int worker) {
-      const index b = key_head / shape.kv_heads, h = key_head % shape.kv_heads * group + step % group;
-      const index i0 = (row_blocks - 1 - step / group) * max_rows, i1 = std::min(i0 + max_rows, lengths.queries(b));
+    key_heads.for_each(row_blocks * group, [&](idx_t key_head, const packed_keys<P>& keys, idx_t step, int worker) {
+      const idx_t b = key_head / shape.kv_heads, h = key_head % shape.kv_heads * group + step % group;
+      const idx_t i0 = (row_blocks - 1 - step / group) * max_rows, i1 = std::min(i0 + max_rows, lengths.queries(b));
       if (i0 < i1 && !few(b)) {
         auto block = in.exec.scratch(
             worker, [&](arena& memory) { return row_block<P>::layout(memory, shape.dim, shape.dim_v); });
         block.begin(in.query(b, h), {i0, 1, nullptr}, i1 - i0, in.terms.query_factor());
-        const index all = lengths.keys(b), shift = in.shift(b);
-        for (index i = i0; i < i1; ++i)
-          block.ranges[i - i0] = {0, in.causal ? std::clamp(i + shift + 1, index(0), all) : all};
+        const idx_t all = lengths.keys(b), shift = in.shift(b);
+        for (idx_t i = i0; i < i1; ++i)
+          block.ranges[i - i0] = {0, in.causal ? std::clamp(i + shift + 1, idx_t(0), all) : all};
         attend(block, keys, in.terms.for_head(b, h, shift));
         in.finish(block, b, h);
       }
@@ -139,19 +139,19 @@ struct full_call {
 
   /// The batch items with few queries, by the streaming kernel: waves of chunks of keys, merged in order.
   void attend_few() const {
-    const index most_rows = shape.group() * std::min(few_queries, shape.queries);
-    const index chunks = std::max<index>(1, ceil_div(shape.keys, stream_chunk));
-    const index tasks = shape.batch * shape.kv_heads * chunks, threads = in.exec.active_threads();
+    const idx_t most_rows = shape.group() * std::min(few_queries, shape.queries);
+    const idx_t chunks = std::max<idx_t>(1, ceil_div(shape.keys, stream_chunk));
+    const idx_t tasks = shape.batch * shape.kv_heads * chunks, threads = in.exec.active_threads();
     const auto layout = [&](arena& memory) { return online_softmax<T>::layout(memory, most_rows, shape.dim_v); };
     const auto workspace = in.exec.workspace(layout);
     online_softmax<T> total = *workspace;  // of the key head in progress, which may continue in the next wave
     for_each_wave(in.exec, tasks, threads == 1 ? 1 : 4 * threads, layout, [&](const wave<online_softmax<T>>& some) {
-      some.for_each(1, [&](index task, online_softmax<T>& state, index, int worker) {
+      some.for_each(1, [&](idx_t task, online_softmax<T>& state, idx_t, int worker) {
         attend_chunk(task / chunks, task % chunks, most_rows, state, worker);
       });
-      for (index n = 0; n < some.count; ++n) {
-        const index key_head = (some.first + n) / chunks, chunk = (some.first + n) % chunks;
-        const index b = key_head / shape.kv_heads;
+      for (idx_t n = 0; n < some.count; ++n) {
+        const idx_t key_head = (some.first + n) / chunks, chunk = (some.first + n) % chunks;
+        const idx_t b = key_head / shape.kv_heads;
         if (!few(b)) continue;
         if (chunk == 0) {
           total.rows = some.scratch[n].rows;
@@ -159,17 +159,17 @@ struct full_call {
         }
         total.merge(some.scratch[n]);
         if (chunk + 1 < chunks) continue;
-        const index h = key_head % shape.kv_heads * shape.group(), queries = lengths.queries(b);
-        for (index r = 0; r < total.rows; ++r) in.finish_row(total, r, b, h + r / queries, r % queries);
+        const idx_t h = key_head % shape.kv_heads * shape.group(), queries = lengths.queries(b);
+        for (idx_t r = 0; r < total.rows; ++r) in.finish_row(total, r, b, h + r / queries, r % queries);
       }
     });
   }
 
   /// The few queries of one key head and one chunk of its keys.
-  void attend_chunk(index key_head, index chunk, index most_rows, online_softmax<T>& state, int worker) const {
-    const index b = key_head / shape.kv_heads, h = key_head % shape.kv_heads * shape.group();
+  void attend_chunk(idx_t key_head, idx_t chunk, idx_t most_rows, online_softmax<T>& state, int worker) const {
+    const idx_t b = key_head / shape.kv_heads, h = key_head % shape.kv_heads * shape.group();
     if (!few(b)) return;
-    const index seen = in.visible_keys(b), begin = chunk * stream_chunk, end = std::min(begin + stream_chunk, seen);
+    const idx_t seen = in.visible_keys(b), begin = chunk * stream_chunk, end = std::min(begin + stream_chunk, seen);
     state.rows = shape.group() * lengths.queries(b);
     state.clear();
     if (begin >= end) return;
@@ -178,26 +178,26 @@ struct full_call {
     });
     rows.begin(in.q, b, h, state.rows, lengths.queries(b), in.terms.query_factor());
     const auto limit = in.causal ? stream_limit{in.shift(b) + 1, 1} : stream_limit{lengths.keys(b), 0};
-    const index kv = key_head % shape.kv_heads;
+    const idx_t kv = key_head % shape.kv_heads;
     attend_stream(rows, keys_of(b, kv), values_of(b, kv), {}, begin, end,
                   in.terms.for_head(b, 0, in.shift(b)), limit, state, seen);
   }
 
   void run() const {
     const auto limit = in.limit_threads(shape.keys, static_cast<double>(shape.keys));
-    index few_items = 0;
-    for (index b = 0; b < shape.batch; ++b) few_items += few(b);
+    idx_t few_items = 0;
+    for (idx_t b = 0; b < shape.batch; ++b) few_items += few(b);
     if (few_items > 0) attend_few();
-    const index key_heads = shape.batch * shape.kv_heads;
-    const index bytes = shape.keys * (shape.dim + shape.dim_v) * static_cast<index>(sizeof(T));
+    const idx_t key_heads = shape.batch * shape.kv_heads;
+    const idx_t bytes = shape.keys * (shape.dim + shape.dim_v) * static_cast<idx_t>(sizeof(T));
     if (few_items < shape.batch)
       for_each_wave(
           in.exec, key_heads, wave_size(in.exec, key_heads, bytes),
           [&](arena& memory) { return packed_keys<P>::layout(memory, shape.keys, shape.dim, shape.dim_v); },
           [&](const wave<packed_keys<P>>& some) { attend_wave(some); });
     else
-      for (index b = 0; b < shape.batch; ++b)
-        for (index h = 0; h < shape.heads; ++h) in.clear_padding(b, h);
+      for (idx_t b = 0; b < shape.batch; ++b)
+        for (idx_t h = 0; h < shape.heads; ++h) in.clear_padding(b, h);
   }
 };
 template <class S, class Score, class C>

@@ -51,8 +51,8 @@ namespace detail {
 
 /// Keys of a segment, which has a separate sum of dq: an eighth of the keys, at least 512. It depends on the shape
 /// only, so that threads do not change the sums.
-inline index backward_segment(index keys) {
-  return round_up(std::clamp<index>(ceil_div(keys, 8), 512, 32768), backward_key_block);
+inline idx_t backward_segment(idx_t keys) {
+  return round_up(std::clamp<idx_t>(ceil_div(keys, 8), 512, 32768), backward_key_block);
 }
 
 /// The driver. Waves of key heads; for each: 1. keys and values are packed once 2. for every query head of the group:
@@ -62,7 +62,7 @@ template <class S, class Score, class ScoreBackward, class G>
 struct full_backward {
   using T = compute_type<S>;
   using P = product_type<S>;
-  static constexpr index pack_step = 512;
+  static constexpr idx_t pack_step = 512;
 
   const softmax_backward_call<S, Score, ScoreBackward, G>& in;
   const attention_shape& shape = in.shape;
@@ -76,13 +76,13 @@ struct full_backward {
     T* slopes;              // [segments]: their sums of the gradient of the slope
   };
 
-  index dq_stride() const { return round_up(shape.dim, panel_width<T>); }
-  index dq_size() const { return round_up(shape.queries, max_rows) * dq_stride(); }
-  index segment() const { return backward_segment(shape.keys); }
-  index segments() const { return ceil_div(shape.keys, segment()); }
-  index row_blocks() const { return ceil_div(shape.queries, max_rows); }
+  idx_t dq_stride() const { return round_up(shape.dim, panel_width<T>); }
+  idx_t dq_size() const { return round_up(shape.queries, max_rows) * dq_stride(); }
+  idx_t segment() const { return backward_segment(shape.keys); }
+  idx_t segments() const { return ceil_div(shape.keys, segment()); }
+  idx_t row_blocks() const { return ceil_div(shape.queries, max_rows); }
 
-  head_scratch layout(arena& memory, index parts) const {
+  head_scratch layout(arena& memory, idx_t parts) const {
     return {.keys = backward_keys<P>::layout(memory, shape.keys, shape.dim, shape.dim_v, bool(in.dk), bool(in.dv),
                                            many_queries(shape.queries)),
             .rows = backward_rows<P>::layout(memory, shape.queries, shape.dim, shape.dim_v),
@@ -91,19 +91,19 @@ struct full_backward {
   }
 
   /// One segment of keys with all rows of a head; its sum of dq goes to `dq`.
-  void add_segment(index b, index h, index number, const head_scratch& s, T* dq, int worker) const {
-    const index begin = number * segment(), keys = lengths.keys(b), queries = lengths.queries(b),
+  void add_segment(idx_t b, idx_t h, idx_t number, const head_scratch& s, T* dq, int worker) const {
+    const idx_t begin = number * segment(), keys = lengths.keys(b), queries = lengths.queries(b),
                 end = std::min(begin + segment(), keys), shift = in.forward.shift(b);
     const auto scratch = in.forward.exec.scratch(worker, [&](arena& memory) { return in.layout_scratch(memory); });
     if (dq) std::fill_n(dq, dq_size(), T(0));
     const auto head_terms = in.terms().for_head(b, h, shift);
     auto back = in.back(head_terms);
     key_range ranges[max_rows];
-    for (index from = begin; from < end; from += backward_key_block)
-      for (index i0 = 0; i0 < queries; i0 += max_rows) {
-        const index count = std::min(max_rows, queries - i0);
-        for (index r = 0; r < count; ++r)
-          ranges[r] = {0, in.forward.causal ? std::clamp(i0 + r + shift + 1, index(0), keys) : keys};
+    for (idx_t from = begin; from < end; from += backward_key_block)
+      for (idx_t i0 = 0; i0 < queries; i0 += max_rows) {
+        const idx_t count = std::min(max_rows, queries - i0);
+        for (idx_t r = 0; r < count; ++r)
+          ranges[r] = {0, in.forward.causal ? std::clamp(i0 + r + shift + 1, idx_t(0), keys) : keys};
         backward_block(s.rows.from(i0), count, ranges, {i0, 1, nullptr}, s.keys, from,
                        std::min(from + backward_key_block, end), head_terms, scratch,
                        dq ? dq + i0 * dq_stride() : nullptr, dq_stride(), back);
@@ -112,52 +112,52 @@ struct full_backward {
   }
 
   /// Query head `member` of the group of every key head.
-  void attend_heads(const wave<head_scratch>& key_heads, index member, index parts) const {
-    const auto batch_of = [&](index key_head) { return key_head / shape.kv_heads; };
-    const auto query_head = [&](index key_head) { return key_head % shape.kv_heads * shape.group() + member; };
-    const index block_size = max_rows * dq_stride();
-    key_heads.for_each(row_blocks(), [&](index key_head, const head_scratch& s, index block, int) {
-      const index b = batch_of(key_head), h = query_head(key_head), i0 = block * max_rows;
-      const index count = std::min(max_rows, lengths.queries(b) - i0);
+  void attend_heads(const wave<head_scratch>& key_heads, idx_t member, idx_t parts) const {
+    const auto batch_of = [&](idx_t key_head) { return key_head / shape.kv_heads; };
+    const auto query_head = [&](idx_t key_head) { return key_head % shape.kv_heads * shape.group() + member; };
+    const idx_t block_size = max_rows * dq_stride();
+    key_heads.for_each(row_blocks(), [&](idx_t key_head, const head_scratch& s, idx_t block, int) {
+      const idx_t b = batch_of(key_head), h = query_head(key_head), i0 = block * max_rows;
+      const idx_t count = std::min(max_rows, lengths.queries(b) - i0);
       if (count > 0) in.pack_rows(s.rows.from(i0), b, h, head_of(in.q, b, h), {i0, 1, nullptr}, count);
       if (in.dq) std::fill_n(s.dq + block * block_size, block_size, T(0));
     });
-    for (index first = 0; first < segments(); first += parts) {
-      const index count = std::min(parts, segments() - first);
-      key_heads.for_each(count, [&](index key_head, const head_scratch& s, index n, int worker) {
+    for (idx_t first = 0; first < segments(); first += parts) {
+      const idx_t count = std::min(parts, segments() - first);
+      key_heads.for_each(count, [&](idx_t key_head, const head_scratch& s, idx_t n, int worker) {
         // Of a causal call the first segments have most rows: they go first.
         T* const dq = in.dq ? s.dq + (n + 1) * dq_size() : nullptr;
         add_segment(batch_of(key_head), query_head(key_head), first + n, s, dq, worker);
       });
       if (!in.dq) continue;
-      key_heads.for_each(row_blocks(), [&](index, const head_scratch& s, index block, int) {
+      key_heads.for_each(row_blocks(), [&](idx_t, const head_scratch& s, idx_t block, int) {
         T* const total = s.dq + block * block_size;
-        for (index n = 1; n <= count; ++n)
-          for (index x = 0; x < block_size; x += width<T>)
+        for (idx_t n = 1; n <= count; ++n)
+          for (idx_t x = 0; x < block_size; x += width<T>)
             store<T>(total + x, add(load<T>(total + x), load<T>(total + n * dq_size() + x)));
       });
     }
     if (in.dq)
-      key_heads.for_each(row_blocks(), [&](index key_head, const head_scratch& s, index block, int) {
-        const index b = batch_of(key_head), i0 = block * max_rows;
+      key_heads.for_each(row_blocks(), [&](idx_t key_head, const head_scratch& s, idx_t block, int) {
+        const idx_t b = batch_of(key_head), i0 = block * max_rows;
         store_gradient_rows(s.dq, dq_stride(), in.terms().scale, head_of(in.dq, b, query_head(key_head)), i0,
                             std::min(i0 + max_rows, shape.queries), lengths.queries(b), in.accumulate);
       });
-    for (index n = 0; in.d_slopes && n < key_heads.count; ++n) {
+    for (idx_t n = 0; in.d_slopes && n < key_heads.count; ++n) {
       T& sum = in.slope_sums[batch_of(key_heads.first + n) * shape.heads + query_head(key_heads.first + n)];
-      for (index part = 0; part < segments(); ++part) sum += key_heads.scratch[n].slopes[part];
+      for (idx_t part = 0; part < segments(); ++part) sum += key_heads.scratch[n].slopes[part];
     }
   }
 
-  void attend_wave(const wave<head_scratch>& key_heads, index parts) const {
-    key_heads.for_each(ceil_div(shape.keys, pack_step), [&](index key_head, head_scratch& s, index step, int) {
-      const index b = key_head / shape.kv_heads, h = key_head % shape.kv_heads, begin = step * pack_step;
-      const index end = std::min(begin + pack_step, lengths.keys(b));
+  void attend_wave(const wave<head_scratch>& key_heads, idx_t parts) const {
+    key_heads.for_each(ceil_div(shape.keys, pack_step), [&](idx_t key_head, head_scratch& s, idx_t step, int) {
+      const idx_t b = key_head / shape.kv_heads, h = key_head % shape.kv_heads, begin = step * pack_step;
+      const idx_t end = std::min(begin + pack_step, lengths.keys(b));
       if (begin < end) s.keys.pack(head_of(in.k, b, h), head_of(in.v, b, h), begin, end);
     });
-    for (index member = 0; member < shape.group(); ++member) attend_heads(key_heads, member, parts);
-    key_heads.for_each(ceil_div(shape.keys, pack_step), [&](index key_head, const head_scratch& s, index step, int) {
-      const index b = key_head / shape.kv_heads, h = key_head % shape.kv_heads, begin = step * pack_step;
+    for (idx_t member = 0; member < shape.group(); ++member) attend_heads(key_heads, member, parts);
+    key_heads.for_each(ceil_div(shape.keys, pack_step), [&](idx_t key_head, const head_scratch& s, idx_t step, int) {
+      const idx_t b = key_head / shape.kv_heads, h = key_head % shape.kv_heads, begin = step * pack_step;
       s.keys.store(in.dk, in.dv, b, h, begin, std::min(begin + pack_step, shape.keys), lengths.keys(b),
                    in.terms().scale, in.accumulate);
     });
@@ -165,20 +165,20 @@ struct full_backward {
 
   void run() const {
     execution& exec = in.forward.exec;
-    const index key_heads = shape.batch * shape.kv_heads, threads = exec.active_threads();
+    const idx_t key_heads = shape.batch * shape.kv_heads, threads = exec.active_threads();
     // A bias that is broadcast over heads or batch items gets their gradients one by one, in order.
     const bool in_order = in.d_bias && ((in.d_bias.extent(0) == 1 && shape.batch > 1) ||
                                         (in.d_bias.extent(1) == 1 && shape.kv_heads > 1));
-    const index bytes = static_cast<index>(sizeof(T)) * 3 * (shape.keys + shape.queries) * (shape.dim + shape.dim_v);
+    const idx_t bytes = static_cast<idx_t>(sizeof(T)) * 3 * (shape.keys + shape.queries) * (shape.dim + shape.dim_v);
     // Threads share the segments of a key head rather than take a key head each: fewer packed keys compete for the
     // caches.
-    const index enough = ceil_div(4 * threads, std::max<index>(1, segments()));
-    const index size = in_order ? std::min<index>(1, key_heads)
+    const idx_t enough = ceil_div(4 * threads, std::max<idx_t>(1, segments()));
+    const idx_t size = in_order ? std::min<idx_t>(1, key_heads)
                                 : std::min({wave_size(exec, key_heads, bytes), enough, key_heads});
-    const auto parts_of = [&](index count) {
-      return count % threads == 0 || count >= 4 * threads ? 1 : std::clamp<index>(segments(), 1, 8);
+    const auto parts_of = [&](idx_t count) {
+      return count % threads == 0 || count >= 4 * threads ? 1 : std::clamp<idx_t>(segments(), 1, 8);
     };
-    const index most = size > 0 ? std::max(parts_of(size), parts_of(key_heads % size)) : 1;
+    const idx_t most = size > 0 ? std::max(parts_of(size), parts_of(key_heads % size)) : 1;
     for_each_wave(
         exec, key_heads, size, [&](arena& memory) { return layout(memory, most); },
         [&](const wave<head_scratch>& w) { attend_wave(w, parts_of(w.count)); });

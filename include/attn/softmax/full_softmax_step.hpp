@@ -35,7 +35,7 @@ struct full_softmax_step_options {
   /// As in full_softmax_options.
   std::optional<real> scale{};
   /// Item b has the first lengths[b] tokens of the chunk, the rest is padding; all tokens unless given.
-  list_view<index> lengths{};
+  list_view<idx_t> lengths{};
   /// Rotates the new queries and keys to their positions, which follow the item's tokens so far, before anything else.
   std::optional<rotary_options<S>> rotary{};
   /// As in full_softmax_options: bias and mask [B or 1, H or 1, n or 1, cache.tokens() with the new ones], lse [B, H, n].
@@ -58,7 +58,7 @@ void full_softmax_step(Cache& cache, const Q& q, const K& k, const V& v, O&& out
       "full_softmax_step", q, k, v, out, options, score, exec, [&](auto& call, const auto& given) {
         cache.check_tokens(call.check, call.k, call.v, given.lengths);
         call.check.equal("query length = key length", call.shape.keys, call.shape.queries);
-        const index count = call.shape.queries;
+        const idx_t count = call.shape.queries;
         call.lengths.full_keys = call.shape.keys = cache.tokens_after(count, given.lengths);
         detail::check_bias(call, given.bias);
         detail::check_mask(call.check, call.shape, given);

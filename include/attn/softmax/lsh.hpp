@@ -31,24 +31,24 @@ namespace attn::inline ATTN_ISA {
 /// Options of draw_rotations.
 struct rotations_options {
   std::uint64_t seed = 0;
-  index heads = 1;
+  idx_t heads = 1;
 };
 
 /// Draws rotations for lsh, [heads, rounds, dim, buckets / 2] unit normal numbers: a seed gives the same numbers on
 /// every machine, and head 0 has the numbers that lsh itself draws from the seed. T is float or double, the compute
 /// type. Throws std::invalid_argument for sizes that do not fit.
 template <class T>
-tensor<T> draw_rotations(index rounds, index dim, index buckets, const rotations_options& options = {}) {
+tensor<T> draw_rotations(idx_t rounds, idx_t dim, idx_t buckets, const rotations_options& options = {}) {
   static_assert(std::same_as<T, float> || std::same_as<T, double>, "attn: rotations are float or double");
   const detail::validator check("draw_rotations");
   check.at_least("heads", 0, options.heads);
   detail::check_rounds(check, rounds);
   check.at_least("dim", 0, dim);
   detail::check_buckets(check, buckets);
-  const index count = check.fits("rotations", {rounds, dim, buckets}) / 2;
+  const idx_t count = check.fits("rotations", {rounds, dim, buckets}) / 2;
   check.fits("rotations", {options.heads, rounds, dim, buckets});
   tensor<T> rotations({options.heads, rounds, dim, buckets / 2});
-  for (index h = 0; h < options.heads; ++h)
+  for (idx_t h = 0; h < options.heads; ++h)
     detail::fill_rotations(rotations.data() + h * count, count, options.seed, h);
   return rotations;
 }
@@ -62,16 +62,16 @@ struct lsh_options {
   /// Factor of q.k: `scale` if given, else 1 / sqrt(D), or 1 unless `scaled`, as in the original.
   std::optional<real> scale{};
   bool causal = false;
-  list_view<index> lengths{};
+  list_view<idx_t> lengths{};
   /// Hashes of every token, from 1 to 2^16: with more rounds more of the important keys are found.
-  index rounds = 4;
+  idx_t rounds = 4;
   /// Buckets of a hash, even, from 2 to 2^24.
-  index buckets = 64;
+  idx_t buckets = 64;
   /// Tokens of a chunk, >= 1.
-  index chunk = 64;
+  idx_t chunk = 64;
   /// Chunks seen before and after the own one. No chunk is seen twice: where there are too few, `lookback` counts
   /// first.
-  index lookback = 1, lookahead = 0;
+  idx_t lookback = 1, lookahead = 0;
   /// The chunks of all rounds form one ring, as published: the first of a round sees the last of the round before.
   bool wrap = false;
   bool scaled = true;

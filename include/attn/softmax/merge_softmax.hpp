@@ -33,9 +33,9 @@ void merge_softmax(O&& out, std::type_identity_t<tensor_view<compute_type<elemen
                  {"other_lse heads = out heads", into.extent(1), other_lse.extent(1)},
                  {"other_lse length = out length", into.extent(2), other_lse.extent(2)}});
 
-  for (index b = 0; b < into.extent(0); ++b)
-    for (index h = 0; h < into.extent(1); ++h)
-      for (index i = 0; i < into.extent(2); ++i) {
+  for (idx_t b = 0; b < into.extent(0); ++b)
+    for (idx_t h = 0; h < into.extent(1); ++h)
+      for (idx_t i = 0; i < into.extent(2); ++i) {
         const T mine = lse(b, h, i), theirs = other_lse(b, h, i);
         if (theirs == -std::numeric_limits<T>::infinity()) continue;
         const T highest = std::max(mine, theirs), own = std::exp(mine - highest), others = std::exp(theirs - highest);
@@ -46,11 +46,11 @@ void merge_softmax(O&& out, std::type_identity_t<tensor_view<compute_type<elemen
         };
         S* const x = detail::head_of(into, b, h).row(i);
         const S* const y = detail::head_of(from, b, h).row(i);
-        const index stride = into.stride(3), other_stride = from.stride(3);
+        const idx_t stride = into.stride(3), other_stride = from.stride(3);
         if (stride == 1 && other_stride == 1)
-          for (index d = 0; d < into.extent(3); ++d) x[d] = merged(x[d], y[d]);
+          for (idx_t d = 0; d < into.extent(3); ++d) x[d] = merged(x[d], y[d]);
         else
-          for (index d = 0; d < into.extent(3); ++d) x[d * stride] = merged(x[d * stride], y[d * other_stride]);
+          for (idx_t d = 0; d < into.extent(3); ++d) x[d * stride] = merged(x[d * stride], y[d * other_stride]);
       }
 }
 

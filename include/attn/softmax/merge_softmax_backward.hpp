@@ -80,16 +80,16 @@ void merge_softmax_backward(const O& out, std::type_identity_t<Rows> lse, const 
 
   const auto times = [](T weight, T x) { return weight == T(0) ? T(0) : weight * x; };  // 0 even if x is NaN
   constexpr T unseen = -std::numeric_limits<T>::infinity();
-  for (index b = 0; b < mine.extent(0); ++b)
-    for (index h = 0; h < mine.extent(1); ++h)
-      for (index i = 0; i < mine.extent(2); ++i) {
+  for (idx_t b = 0; b < mine.extent(0); ++b)
+    for (idx_t h = 0; h < mine.extent(1); ++h)
+      for (idx_t i = 0; i < mine.extent(2); ++i) {
         const T x = lse(b, h, i), y = other_lse(b, h, i), highest = x < y ? y : x;
         const T part = x == unseen ? T(0) : std::exp(x - highest);
         const T other_part = y == unseen ? T(0) : std::exp(y - highest);
         const T sum = part + other_part, normal = sum == T(0) ? T(0) : T(1) / sum;
         const T w = part * normal, other_w = other_part * normal, d_row = g.d_lse ? g.d_lse(b, h, i) : T(0);
         T change = 0;  // d_out . (out - other_out), where both have seen keys
-        for (index e = 0; e < mine.extent(3); ++e) {
+        for (idx_t e = 0; e < mine.extent(3); ++e) {
           const T d_e = static_cast<T>(d(b, h, i, e));
           if (w != T(0) && other_w != T(0))
             change += d_e * (static_cast<T>(mine(b, h, i, e)) - static_cast<T>(theirs(b, h, i, e)));

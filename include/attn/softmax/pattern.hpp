@@ -1,12 +1,12 @@
 // attn: patterns. A pattern is a small value that says which query sees which keys; pattern_softmax.hpp uses it.
 //
 //   struct paragraphs {                                      // every query sees the paragraph it is in
-//     std::vector<attn::index> starts;                       // 0, ..., the end of the last one
-//     attn::index query_sets(const attn::pattern_shape&) const { return std::ssize(starts) - 1; }
-//     attn::position_range queries(const attn::pattern_shape&, attn::index set) const {
+//     std::vector<attn::idx_t> starts;                       // 0, ..., the end of the last one
+//     attn::idx_t query_sets(const attn::pattern_shape&) const { return std::ssize(starts) - 1; }
+//     attn::position_range queries(const attn::pattern_shape&, attn::idx_t set) const {
 //       return {starts[set], starts[set + 1]};
 //     }
-//     void keys(const attn::pattern_shape& shape, attn::index set, auto&& see) const { see(queries(shape, set)); }
+//     void keys(const attn::pattern_shape& shape, attn::idx_t set, auto&& see) const { see(queries(shape, set)); }
 //   };
 //   std::puts(attn::pattern_text(paragraphs{{0, 5, 16}}, 16).c_str());
 //
@@ -35,23 +35,23 @@ namespace attn::inline ATTN_ISA {
 
 /// One head of one batch item without its padding: what a pattern is evaluated for.
 struct pattern_shape {
-  index batch = 0, head = 0;
-  index queries = 0, keys = 0;
+  idx_t batch = 0, head = 0;
+  idx_t queries = 0, keys = 0;
   bool causal = false;
 
   /// The position of the first query.
-  index first_position() const { return keys - queries; }
+  idx_t first_position() const { return keys - queries; }
 
   /// For patterns of blocks: a size clamped to the sequence; a larger size means the same and might overflow.
-  index clamped(index size) const { return std::clamp<index>(size, 1, std::max<index>(1, queries + keys)); }
-  index first_block(index size) const { return detail::floor_div(first_position(), size); }
+  idx_t clamped(idx_t size) const { return std::clamp<idx_t>(size, 1, std::max<idx_t>(1, queries + keys)); }
+  idx_t first_block(idx_t size) const { return detail::floor_div(first_position(), size); }
   /// Number of blocks of keys.
-  index blocks(index size) const { return detail::ceil_div(keys, size); }
+  idx_t blocks(idx_t size) const { return detail::ceil_div(keys, size); }
 };
 
 /// Positions begin, begin + step, ... below end.
 struct position_range {
-  index begin = 0, end = 0, step = 1;
+  idx_t begin = 0, end = 0, step = 1;
 };
 
 /// Two patterns as one; no query may see a key in both.
@@ -86,33 +86,33 @@ class function_ref<Result(Args...)> {
 };
 
 /// The positions of a range that lie in [low, high).
-inline position_range clip(position_range r, index low, index high) {
+inline position_range clip(position_range r, idx_t low, idx_t high) {
   if (r.step < 1) validator("pattern").fail("ranges of a step >= 1", r.step);
   if (r.begin < low) {
-    index beyond = (r.begin % r.step - low % r.step) % r.step;  // a difference of positions may overflow
+    idx_t beyond = (r.begin % r.step - low % r.step) % r.step;  // a difference of positions may overflow
     if (beyond < 0) beyond += r.step;
     r.begin = low + std::min(beyond, high - low);
   }
   r.end = std::max(r.begin, std::min(r.end, high));
-  r.step = std::min(r.step, std::max<index>(1, high - low));  // a larger one leads beyond the end as well
+  r.step = std::min(r.step, std::max<idx_t>(1, high - low));  // a larger one leads beyond the end as well
   return r;
 }
-constexpr index count_of(const position_range& r) { return ceil_div(r.end - r.begin, r.step); }
+constexpr idx_t count_of(const position_range& r) { return ceil_div(r.end - r.begin, r.step); }
 
 /// The positions seen by the query at a position; null: all.
-using query_range = function_ref<position_range(index)>;
+using query_range = function_ref<position_range(idx_t)>;
 
 /// A set of keys that the queries of a query set see, clipped to the sequence. Slot n holds key positions[n].
 struct key_set {
   index_map positions;
-  index count = 0;
+  idx_t count = 0;
   bool self = true;                 // whether a query sees the key at its own position
-  std::span<const index> listed{};  // the list as the pattern gave it
+  std::span<const idx_t> listed{};  // the list as the pattern gave it
 
   bool contiguous() const { return !positions.list && positions.step == 1; }
 
   /// Number of slots whose keys are before `position`.
-  index slots_before(index position) const {
+  idx_t slots_before(idx_t position) const {
     if (positions.list) return std::lower_bound(positions.list, positions.list + count, position) - positions.list;
     if (position <= positions.first) return 0;
     return position > positions[count - 1] ? count : ceil_div(position - positions.first, positions.step);
@@ -122,14 +122,14 @@ struct key_set {
   void check_list(const validator& check) const {
     if (listed.empty()) return;
     if (listed[0] < 0) check.fail("listed keys >= 0", listed[0]);
-    const auto fall = std::adjacent_find(listed.begin(), listed.end(), std::greater_equal<index>());
+    const auto fall = std::adjacent_find(listed.begin(), listed.end(), std::greater_equal<idx_t>());
     if (fall != listed.end()) check.fail("listed keys that ascend", text({fall[0], " before ", fall[1]}));
   }
 
   /// The slots seen by the query at position p.
-  key_range slots_of(const pattern_shape& s, index p, const query_range& of_query) const {
+  key_range slots_of(const pattern_shape& s, idx_t p, const query_range& of_query) const {
     const position_range seen = of_query ? of_query(p) : position_range{0, s.keys};
-    const index end = s.causal ? std::min(seen.end, p + 1) : seen.end;
+    const idx_t end = s.causal ? std::min(seen.end, p + 1) : seen.end;
     return {slots_before(seen.begin), slots_before(end)};
   }
 };
@@ -139,13 +139,13 @@ using visit_keys = function_ref<void(const key_set&, const query_range&)>;
 
 /// The argument `see` of a pattern's keys().
 struct key_visitor {
-  index keys;
+  idx_t keys;
   const visit_keys& visit;
 
   void operator()(const position_range& range, const query_range& of_query = {}) const { give(range, of_query, true); }
-  void operator()(std::span<const index> list, const query_range& of_query = {}) const { give(list, of_query, true); }
+  void operator()(std::span<const idx_t> list, const query_range& of_query = {}) const { give(list, of_query, true); }
   void except_self(const position_range& range) const { give(range, {}, false); }
-  void except_self(std::span<const index> list) const { give(list, {}, false); }
+  void except_self(std::span<const idx_t> list) const { give(list, {}, false); }
 
  private:
   void give(const position_range& range, const query_range& of_query, bool self) const {
@@ -153,16 +153,16 @@ struct key_visitor {
     const key_set set{.positions = {r.begin, r.step, nullptr}, .count = count_of(r), .self = self};
     if (set.count > 0) visit(set, of_query);
   }
-  void give(std::span<const index> list, const query_range& of_query, bool self) const {
-    const index count = std::lower_bound(list.begin(), list.end(), keys) - list.begin();
+  void give(std::span<const idx_t> list, const query_range& of_query, bool self) const {
+    const idx_t count = std::lower_bound(list.begin(), list.end(), keys) - list.begin();
     if (count > 0) visit({.positions = {0, 1, list.data()}, .count = count, .self = self, .listed = list}, of_query);
   }
 };
 
 /// Number of patterns that are joined in one: 1 for a single pattern, 0 for a type that is not a pattern.
 template <class P>
-inline constexpr int patterns_in = requires(const P& p, const pattern_shape& s, index set, const key_visitor& see) {
-  { p.query_sets(s) } -> std::convertible_to<index>;
+inline constexpr int patterns_in = requires(const P& p, const pattern_shape& s, idx_t set, const key_visitor& see) {
+  { p.query_sets(s) } -> std::convertible_to<idx_t>;
   { p.queries(s, set) } -> std::convertible_to<position_range>;
   p.keys(s, set, see);
 };
@@ -177,27 +177,27 @@ class pattern_ref {
   template <class P>
   explicit pattern_ref(const P& pattern)
       : pattern_(&pattern),
-        query_sets_([](auto* p, auto& s) -> index { return static_cast<const P*>(p)->query_sets(s); }),
-        queries_([](auto* p, auto& s, index n) -> position_range { return static_cast<const P*>(p)->queries(s, n); }),
-        keys_([](auto* p, auto& s, index n, auto& see) { static_cast<const P*>(p)->keys(s, n, see); }) {}
+        query_sets_([](auto* p, auto& s) -> idx_t { return static_cast<const P*>(p)->query_sets(s); }),
+        queries_([](auto* p, auto& s, idx_t n) -> position_range { return static_cast<const P*>(p)->queries(s, n); }),
+        keys_([](auto* p, auto& s, idx_t n, auto& see) { static_cast<const P*>(p)->keys(s, n, see); }) {}
 
-  index query_sets(const pattern_shape& s) const { return query_sets_(pattern_, s); }
+  idx_t query_sets(const pattern_shape& s) const { return query_sets_(pattern_, s); }
 
   /// The queries of a set, clipped to the sequence.
-  position_range queries(const pattern_shape& s, index set) const {
+  position_range queries(const pattern_shape& s, idx_t set) const {
     return clip(queries_(pattern_, s, set), s.first_position(), s.keys);
   }
 
   /// visit(key set, query_range) for the keys of a query set.
-  void keys(const pattern_shape& s, index set, const visit_keys& visit) const {
+  void keys(const pattern_shape& s, idx_t set, const visit_keys& visit) const {
     keys_(pattern_, s, set, {s.keys, visit});
   }
 
  private:
   const void* pattern_ = nullptr;
-  index (*query_sets_)(const void*, const pattern_shape&) = nullptr;
-  position_range (*queries_)(const void*, const pattern_shape&, index) = nullptr;
-  void (*keys_)(const void*, const pattern_shape&, index, const key_visitor&) = nullptr;
+  idx_t (*query_sets_)(const void*, const pattern_shape&) = nullptr;
+  position_range (*queries_)(const void*, const pattern_shape&, idx_t) = nullptr;
+  void (*keys_)(const void*, const pattern_shape&, idx_t, const key_visitor&) = nullptr;
 };
 
 /// The patterns that are joined in one.
@@ -214,13 +214,13 @@ std::array<pattern_ref, patterns_in<P>> patterns_of(const P& pattern) {
 
 /// visit(position of a query, key set, slots it sees) for every query and key set.
 inline void for_each_query(std::span<const pattern_ref> patterns, const pattern_shape& s, const validator& check,
-                           const function_ref<void(index, const key_set&, const key_range&)>& visit) {
+                           const function_ref<void(idx_t, const key_set&, const key_range&)>& visit) {
   for (const pattern_ref& pattern : patterns)
-    for (index n = 0, sets = pattern.query_sets(s); n < sets; ++n) {
+    for (idx_t n = 0, sets = pattern.query_sets(s); n < sets; ++n) {
       const position_range queries = pattern.queries(s, n);
       pattern.keys(s, n, [&](const key_set& set, const query_range& of_query) {
         set.check_list(check);
-        for (index p = queries.begin; p < queries.end; p += queries.step) visit(p, set, set.slots_of(s, p, of_query));
+        for (idx_t p = queries.begin; p < queries.end; p += queries.step) visit(p, set, set.slots_of(s, p, of_query));
       });
     }
 }
@@ -233,19 +233,19 @@ concept key_pattern = (detail::patterns_in<P> > 0);
 
 /// The keys from `left` before to `right` after the query.
 struct window_pattern {
-  index left = 128, right = 128;
+  idx_t left = 128, right = 128;
 
-  static constexpr index rows = 384;  // several row blocks of the kernel share the keys between them
+  static constexpr idx_t rows = 384;  // several row blocks of the kernel share the keys between them
 
-  index query_sets(const pattern_shape& s) const { return detail::ceil_div(s.queries, rows); }
-  position_range queries(const pattern_shape& s, index set) const {
-    const index begin = s.first_position() + set * rows;
+  idx_t query_sets(const pattern_shape& s) const { return detail::ceil_div(s.queries, rows); }
+  position_range queries(const pattern_shape& s, idx_t set) const {
+    const idx_t begin = s.first_position() + set * rows;
     return {begin, begin + rows};
   }
-  void keys(const pattern_shape& s, index set, auto&& see) const {
-    const index all = s.queries + s.keys, before = std::min(left, all), after = std::min(right, all);
+  void keys(const pattern_shape& s, idx_t set, auto&& see) const {
+    const idx_t all = s.queries + s.keys, before = std::min(left, all), after = std::min(right, all);
     const position_range own = queries(s, set);
-    see(position_range{own.begin - before, own.end + after}, [before, after](index p) {
+    see(position_range{own.begin - before, own.end + after}, [before, after](idx_t p) {
       return position_range{p - before, p + after + 1};
     });
   }
@@ -253,10 +253,10 @@ struct window_pattern {
 
 /// How many keys all queries together see by the pattern. Throws std::invalid_argument for lists that do not ascend.
 template <key_pattern P>
-index count_pairs(const P& pattern, const pattern_shape& s) {
-  index pairs = 0;
+idx_t count_pairs(const P& pattern, const pattern_shape& s) {
+  idx_t pairs = 0;
   detail::for_each_query(detail::patterns_of(pattern), s, detail::validator("count_pairs"),
-                         [&](index p, const detail::key_set& set, const detail::key_range& slots) {
+                         [&](idx_t p, const detail::key_set& set, const detail::key_range& slots) {
                            if (slots.begin >= slots.end) return;
                            pairs += slots.end - slots.begin;
                            if (!set.self && set.positions.find(p, slots.begin, slots.end) >= 0) --pairs;
@@ -266,14 +266,14 @@ index count_pairs(const P& pattern, const pattern_shape& s) {
 
 /// The pattern over `length` tokens as text, a row per query: '#' for a key it sees, '.' for one it does not.
 template <key_pattern P>
-std::string pattern_text(const P& pattern, index length, bool causal = false, index head = 0) {
+std::string pattern_text(const P& pattern, idx_t length, bool causal = false, idx_t head = 0) {
   const pattern_shape s{.head = head, .queries = length, .keys = length, .causal = causal};
   std::string rows;
-  for (index i = 0; i < length; ++i) rows += std::string(static_cast<std::size_t>(length), '.') + '\n';
+  for (idx_t i = 0; i < length; ++i) rows += std::string(static_cast<std::size_t>(length), '.') + '\n';
   detail::for_each_query(detail::patterns_of(pattern), s, detail::validator("pattern_text"),
-                         [&](index p, const detail::key_set& set, const detail::key_range& slots) {
-                           for (index slot = slots.begin; slot < slots.end; ++slot) {
-                             const index key = set.positions[slot];
+                         [&](idx_t p, const detail::key_set& set, const detail::key_range& slots) {
+                           for (idx_t slot = slots.begin; slot < slots.end; ++slot) {
+                             const idx_t key = set.positions[slot];
                              if (set.self || key != p) rows[static_cast<std::size_t>(p * (length + 1) + key)] = '#';
                            }
                          });

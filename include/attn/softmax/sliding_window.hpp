@@ -23,7 +23,7 @@
 namespace attn::inline ATTN_ISA {
 
 /// No bound of the window on that side.
-inline constexpr index unlimited = std::numeric_limits<index>::max();
+inline constexpr idx_t unlimited = std::numeric_limits<idx_t>::max();
 
 /// Options of sliding_window for elements of type S.
 template <class S>
@@ -35,17 +35,17 @@ struct sliding_window_options {
   /// A query sees no key after its own position, not even a global one.
   bool causal = false;
   /// True lengths, one per batch item: for queries and keys alike, or separately. Rows of padding are 0 in out.
-  list_view<index> lengths{}, query_lengths{}, key_lengths{};
+  list_view<idx_t> lengths{}, query_lengths{}, key_lengths{};
   /// As in full_softmax_options.
-  std::optional<index> first_position{};
+  std::optional<idx_t> first_position{};
   /// Number of keys seen before and after the query's own, >= 0, or `unlimited`; a window of 2 w + 1 keys is left =
   /// right = w.
-  index left = 128, right = 128;
+  idx_t left = 128, right = 128;
   /// Stride between the keys of the window, >= 1: a list of one for all heads, or of one per head; 1 unless given.
-  list_view<index> dilation{};
+  list_view<idx_t> dilation{};
   /// Positions, >= 0, whose keys are seen by every query, and whose queries see every key. In any order; duplicates and
   /// positions beyond the length are ignored.
-  list_view<index> global_positions{};
+  list_view<idx_t> global_positions{};
   /// Separate projections for the rows of global queries (all three, or none), of the shapes of q, k, v.
   view_field<const S> q_global{}, k_global{}, v_global{};
   /// As in full_softmax_options.
@@ -62,54 +62,54 @@ template <class P>
 struct window_scratch {
   row_block<P> block;
   packed_keys<P> keys, global_keys;
-  index* key_list = nullptr;  // rows of k that are packed
-  index* rank = nullptr;      // how many packed keys are before an entry of the class
-  index* row_list = nullptr;  // rows of q that are in the block
+  idx_t* key_list = nullptr;  // rows of k that are packed
+  idx_t* rank = nullptr;      // how many packed keys are before an entry of the class
+  idx_t* row_list = nullptr;  // rows of q that are in the block
 
-  static window_scratch layout(arena& memory, index chunk, index reach, index globals, index dim, index dim_v) {
+  static window_scratch layout(arena& memory, idx_t chunk, idx_t reach, idx_t globals, idx_t dim, idx_t dim_v) {
     return {.block = row_block<P>::layout(memory, dim, dim_v),
             .keys = packed_keys<P>::layout(memory, chunk + reach, dim, dim_v),
             .global_keys = packed_keys<P>::layout(memory, globals, dim, dim_v),
-            .key_list = memory.allocate<index>(globals ? chunk + reach : 0),
-            .rank = memory.allocate<index>(globals ? chunk + reach + 1 : 0),
-            .row_list = memory.allocate<index>(globals ? max_rows : 0)};
+            .key_list = memory.allocate<idx_t>(globals ? chunk + reach : 0),
+            .rank = memory.allocate<idx_t>(globals ? chunk + reach + 1 : 0),
+            .row_list = memory.allocate<idx_t>(globals ? max_rows : 0)};
   }
 };
 
 /// Which keys a window has. Keys and queries of residue class r of a head's dilation d are at positions r + d t; in
 /// terms of t the window has no dilation.
 struct window_sets {
-  list_view<index> dilations;
-  index left, right, most;           // the window in keys of a class, and all positions, clamped
-  std::span<const index> globals{};  // ascending, each once
+  list_view<idx_t> dilations;
+  idx_t left, right, most;           // the window in keys of a class, and all positions, clamped
+  std::span<const idx_t> globals{};  // ascending, each once
 
   template <class Options>
   static window_sets of(const attention_shape& s, const Options& options) {
-    index all = s.queries + s.keys;  // no query and key are further apart
+    idx_t all = s.queries + s.keys;  // no query and key are further apart
     if (options.first_position) all += std::abs(*options.first_position);
     return {options.dilation, std::min(options.left, all), options.causal ? 0 : std::min(options.right, all), all};
   }
 
   /// The dilation of one head, clamped so that there are no more classes than positions.
-  index dilation(index h) const {
-    const index given =
+  idx_t dilation(idx_t h) const {
+    const idx_t given =
         dilations.empty() ? 1 : dilations[dilations.size() == 1 ? 0 : static_cast<std::size_t>(h)];
-    return std::min(given, std::max<index>(1, most));
+    return std::min(given, std::max<idx_t>(1, most));
   }
-  bool is_global(index position) const { return std::binary_search(globals.begin(), globals.end(), position); }
+  bool is_global(idx_t position) const { return std::binary_search(globals.begin(), globals.end(), position); }
 
   /// Number of global positions before `end`.
-  index globals_before(index end) const {
+  idx_t globals_before(idx_t end) const {
     return std::lower_bound(globals.begin(), globals.end(), end) - globals.begin();
   }
   /// Sorts the given global positions into `list`, which has room for them.
-  void sort_globals(list_view<index> given, index* list) {
+  void sort_globals(list_view<idx_t> given, idx_t* list) {
     std::copy(given.begin(), given.end(), list);
     std::sort(list, list + given.size());
     globals = {list, std::unique(list, list + given.size())};
   }
   /// t of the first query of class r, for a query shift.
-  static index first_of(index shift, index r, index d) {
+  static idx_t first_of(idx_t shift, idx_t r, idx_t d) {
     return shift > r ? ceil_div(shift - r, d) : -((r - shift) / d);
   }
 };
@@ -120,27 +120,27 @@ struct window_call : window_sets {
 
   const softmax_call<S, Score>& in;
   const sliding_window_options<S>& options;
-  index chunk;  // queries of a task
+  idx_t chunk;  // queries of a task
   const attention_shape& shape = in.shape;
 
   /// Number of chunks of one residue class of head h, for the longest batch item.
-  index chunks(index h) const { return ceil_div(ceil_div(shape.queries, dilation(h)), chunk); }
+  idx_t chunks(idx_t h) const { return ceil_div(ceil_div(shape.queries, dilation(h)), chunk); }
 
   /// Attends one chunk of the queries of head h whose positions are r modulo its dilation d. In such a class positions
   /// are r + d t, and in terms of t the window has no dilation.
-  void attend_chunk(index b, index h, index r, index piece, window_scratch<P>& s) const {
-    const index d = dilation(h), n = in.lengths.keys(b), shift = in.shift(b);
-    const index keys = n > r ? ceil_div(n - r, d) : 0;                          // of the class
-    const index t0 = first_of(shift, r, d) + piece * chunk;
-    const index t1 = std::min(t0 + chunk, first_of(in.last_shift(b), r, d));
+  void attend_chunk(idx_t b, idx_t h, idx_t r, idx_t piece, window_scratch<P>& s) const {
+    const idx_t d = dilation(h), n = in.lengths.keys(b), shift = in.shift(b);
+    const idx_t keys = n > r ? ceil_div(n - r, d) : 0;                          // of the class
+    const idx_t t0 = first_of(shift, r, d) + piece * chunk;
+    const idx_t t1 = std::min(t0 + chunk, first_of(in.last_shift(b), r, d));
     if (t0 >= t1) return;
-    const index k0 = std::clamp(t0 - left, index(0), keys), k1 = std::clamp(t1 + right, k0, keys);
+    const idx_t k0 = std::clamp(t0 - left, idx_t(0), keys), k1 = std::clamp(t1 + right, k0, keys);
 
-    index count = k1 - k0;
+    idx_t count = k1 - k0;
     s.keys.positions = {r + d * k0, d, nullptr};
     if (!globals.empty()) {
       count = 0;
-      for (index t = k0; t < k1; ++t) {
+      for (idx_t t = k0; t < k1; ++t) {
         s.rank[t - k0] = count;
         if (!is_global(r + d * t)) s.key_list[count++] = r + d * t;
       }
@@ -152,28 +152,28 @@ struct window_call : window_sets {
     s.keys.pack(in.key(b, h), in.value(b, h), 0, count);
 
     const auto head_terms = in.terms.for_head(b, h, shift);
-    const auto slot = [&](index t) {
-      const index at = std::clamp(t, k0, k1) - k0;
+    const auto slot = [&](idx_t t) {
+      const idx_t at = std::clamp(t, k0, k1) - k0;
       return globals.empty() ? at : s.rank[at];
     };
-    for (index t = t0; t < t1; t += max_rows) {
-      const index stop = std::min(t + max_rows, t1);
-      index rows = stop - t;
+    for (idx_t t = t0; t < t1; t += max_rows) {
+      const idx_t stop = std::min(t + max_rows, t1);
+      idx_t rows = stop - t;
       index_map positions{r + d * t - shift, d, nullptr};
       if (!globals.empty()) {
         rows = 0;
-        for (index u = t; u < stop; ++u)
+        for (idx_t u = t; u < stop; ++u)
           if (!is_global(r + d * u)) s.row_list[rows++] = r + d * u - shift;
         positions.list = s.row_list;
       }
       s.block.begin(in.query(b, h), positions, rows, in.terms.query_factor());
-      for (index row = 0; row < rows; ++row) {
-        const index u = (positions[row] + shift - r) / d;
+      for (idx_t row = 0; row < rows; ++row) {
+        const idx_t u = (positions[row] + shift - r) / d;
         s.block.ranges[row] = {slot(u - left), slot(u + right + 1)};
       }
       attend(s.block, s.keys, head_terms);
       if (!globals.empty()) {
-        for (index row = 0; row < rows; ++row)
+        for (idx_t row = 0; row < rows; ++row)
           s.block.ranges[row] = {0, globals_before(in.causal ? std::min(n, positions[row] + shift + 1) : n)};
         attend(s.block, s.global_keys, head_terms);
       }
@@ -182,11 +182,11 @@ struct window_call : window_sets {
   }
 
   /// Attends up to max_rows global queries, from entry `begin` of the list on, to every key.
-  void attend_globals(index b, index h, index begin, window_scratch<P>& s) const {
-    const index n = in.lengths.keys(b), shift = in.shift(b);
-    const index end = std::min(begin + max_rows, globals_before(in.last_shift(b)));
-    index rows = 0;
-    for (index g = begin; g < end; ++g)
+  void attend_globals(idx_t b, idx_t h, idx_t begin, window_scratch<P>& s) const {
+    const idx_t n = in.lengths.keys(b), shift = in.shift(b);
+    const idx_t end = std::min(begin + max_rows, globals_before(in.last_shift(b)));
+    idx_t rows = 0;
+    for (idx_t g = begin; g < end; ++g)
       if (globals[static_cast<std::size_t>(g)] >= shift)
         s.row_list[rows++] = globals[static_cast<std::size_t>(g)] - shift;
     if (rows == 0) return;
@@ -196,16 +196,16 @@ struct window_call : window_sets {
     const matrix_view<const S> value = own ? head_of(options.v_global, b, h / shape.group()) : in.value(b, h);
     s.block.begin(own ? head_of(options.q_global, b, h) : in.query(b, h), {0, 1, s.row_list}, rows,
                   in.terms.query_factor());
-    const index stop = in.causal ? std::min(s.row_list[rows - 1] + shift + 1, n) : n;
-    const index step = std::min(s.keys.capacity, long_piece);
+    const idx_t stop = in.causal ? std::min(s.row_list[rows - 1] + shift + 1, n) : n;
+    const idx_t step = std::min(s.keys.capacity, long_piece);
     long_sums sums(s.block.state, s.block.total, rows, long_piece);
-    for (index at = 0; at < stop; at += step) {
-      const index count = std::min(step, stop - at);
+    for (idx_t at = 0; at < stop; at += step) {
+      const idx_t count = std::min(step, stop - at);
       sums.next(count);
       s.keys.positions = {at, 1, nullptr};
       s.keys.pack(key, value, 0, count);
-      for (index row = 0; row < rows; ++row)
-        s.block.ranges[row] = {0, in.causal ? std::clamp(s.row_list[row] + shift + 1 - at, index(0), count) : count};
+      for (idx_t row = 0; row < rows; ++row)
+        s.block.ranges[row] = {0, in.causal ? std::clamp(s.row_list[row] + shift + 1 - at, idx_t(0), count) : count};
       attend(s.block, s.keys, head_terms);
     }
     sums.finish();
@@ -213,21 +213,21 @@ struct window_call : window_sets {
   }
 
   void run() {
-    const index given = std::ssize(options.global_positions), seen = std::min(left + right + 1 + given, shape.keys);
+    const idx_t given = std::ssize(options.global_positions), seen = std::min(left + right + 1 + given, shape.keys);
     const auto limit = in.limit_threads(seen, static_cast<double>(seen));
     sort_globals(options.global_positions,
-                 in.exec.shared_scratch([&](arena& memory) { return memory.allocate<index>(given); }));
-    const index listed = std::ssize(globals), reach = std::min(left + right, shape.keys);
+                 in.exec.shared_scratch([&](arena& memory) { return memory.allocate<idx_t>(given); }));
+    const idx_t listed = std::ssize(globals), reach = std::min(left + right, shape.keys);
     const auto layout = [&](arena& memory) {
       return window_scratch<P>::layout(memory, chunk, reach, listed, shape.dim, shape.dim_v);
     };
-    index pieces = 0;  // of the head that has most of them
-    for (index h = 0; h < shape.heads; ++h) pieces = std::max(pieces, chunks(h) * dilation(h));
-    const index heads = shape.batch * shape.heads, global_blocks = ceil_div(listed, max_rows);
+    idx_t pieces = 0;  // of the head that has most of them
+    for (idx_t h = 0; h < shape.heads; ++h) pieces = std::max(pieces, chunks(h) * dilation(h));
+    const idx_t heads = shape.batch * shape.heads, global_blocks = ceil_div(listed, max_rows);
     // The global queries, whose work is the longest, go first; then the chunks; the rows of padding last.
-    in.exec.for_each(heads * (global_blocks + pieces + 1), [&](index task, int worker) {
-      const index b = task % heads / shape.heads, h = task % heads % shape.heads, d = dilation(h);
-      index piece = task / heads;
+    in.exec.for_each(heads * (global_blocks + pieces + 1), [&](idx_t task, int worker) {
+      const idx_t b = task % heads / shape.heads, h = task % heads % shape.heads, d = dilation(h);
+      idx_t piece = task / heads;
       if (piece < global_blocks) {
         auto scratch = in.exec.scratch(worker, layout);
         return attend_globals(b, h, piece * max_rows, scratch);
@@ -248,8 +248,8 @@ void check_window_options(const validator& check, const attention_shape& shape, 
   check.at_least("left", 0, options.left);
   check.at_least("right", 0, options.right);
   if (options.dilation.size() > 1) check_per_head(check, "dilation", options.dilation, shape.heads);
-  for (index d : options.dilation) check.at_least("dilation", 1, d);
-  for (index position : options.global_positions) check.at_least("global positions", 0, position);
+  for (idx_t d : options.dilation) check.at_least("dilation", 1, d);
+  for (idx_t position : options.global_positions) check.at_least("global positions", 0, position);
   const int own = bool(options.q_global) + bool(options.k_global) + bool(options.v_global);
   if (own == 0) return;
   if (own != 3) check.fail("q_global, k_global and v_global together", text({"only ", own, " of them"}));
@@ -262,9 +262,9 @@ void check_window_options(const validator& check, const attention_shape& shape, 
 
 /// Queries of a chunk. Longer windows have longer chunks: the keys that neighbouring chunks pack again stay fewer than
 /// a chunk's own.
-inline index window_chunk(index left, index right) {
-  constexpr index most = 20 * max_rows;
-  return round_up(std::clamp<index>(std::min(left, most) + std::min(right, most), 4 * max_rows, most), max_rows);
+inline idx_t window_chunk(idx_t left, idx_t right) {
+  constexpr idx_t most = 20 * max_rows;
+  return round_up(std::clamp<idx_t>(std::min(left, most) + std::min(right, most), 4 * max_rows, most), max_rows);
 }
 
 template <class S, class Score>

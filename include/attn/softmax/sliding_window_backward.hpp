@@ -57,9 +57,9 @@ void sliding_window_backward(const Q& q, const K& k, const V& v, const O& out, c
         detail::check_window_options(call.forward.check, call.shape, given, call.out);
         detail::window_backward<S, std::remove_reference_t<decltype(call)>, sliding_window_gradients<S>> driver{
             detail::window_sets::of(call.shape, given), call, given, gradients};
-        const index listed = std::ssize(given.global_positions);
+        const idx_t listed = std::ssize(given.global_positions);
         const auto list =
-            call.forward.exec.workspace([&](detail::arena& memory) { return memory.allocate<index>(listed); });
+            call.forward.exec.workspace([&](detail::arena& memory) { return memory.allocate<idx_t>(listed); });
         driver.sort_globals(given.global_positions, *list);
         const double seen = static_cast<double>(std::min(driver.left + driver.right + 1 + 2 * listed, call.shape.keys));
         call.run(

@@ -33,7 +33,7 @@ struct sliding_window_step_options {
   /// As in full_softmax_options; lse is [B, H, n].
   std::optional<real> scale{};
   /// Item b has the first lengths[b] tokens of the chunk, the rest is padding; all tokens unless given.
-  list_view<index> lengths{};
+  list_view<idx_t> lengths{};
   /// Rotates the new queries and keys to their positions, which follow the item's tokens so far, before anything else.
   std::optional<rotary_options<S>> rotary{};
   std::optional<real> softcap{};
@@ -44,12 +44,12 @@ struct sliding_window_step_options {
 /// The window of a stream. Steps are causal, so there is nothing to the right.
 struct sliding_window_cache_options {
   /// Number of keys seen before the query's own, >= 0.
-  index left = 128;
+  idx_t left = 128;
   /// Stride between the keys of the window, >= 1: a list of one for all heads, or of one per query head; 1 unless
   /// given.
-  list_view<index> dilation{};
+  list_view<idx_t> dilation{};
   /// Positions whose keys are seen by every later query, and whose queries see every earlier key.
-  list_view<index> global_positions{};
+  list_view<idx_t> global_positions{};
 };
 
 /// The last tokens of a stream, and those at its global positions. A moved-from cache may only be assigned to or
@@ -76,27 +76,27 @@ class sliding_window_cache : public detail::token_state {
   }
 
   /// Number of tokens in the ring, and of rows of memory: those and the global positions.
-  index capacity() const { return capacity_; }
-  index rows() const { return capacity_ + static_cast<index>(globals_.size()); }
+  idx_t capacity() const { return capacity_; }
+  idx_t rows() const { return capacity_ + static_cast<idx_t>(globals_.size()); }
   std::size_t bytes() const { return memory_.bytes(); }
 
   /// Begins a new stream: in all items, or in one.
   void reset() { std::fill(lengths_.begin(), lengths_.end(), 0); }
-  void reset(index item) { length(check_item(item)) = 0; }
+  void reset(idx_t item) { length(check_item(item)) = 0; }
   /// Item `to` becomes a copy of item `from`: a branch.
-  void copy_item(index from, index to) {
+  void copy_item(idx_t from, idx_t to) {
     if (check_item(from) != check_item(to)) memory_.copy(from, to, rows());
     length(to) = length(from);
   }
   /// Item n becomes what item order[n] was, for all n. Throws std::invalid_argument for a list of another size, or for
   /// items that do not exist.
-  void reorder(list_view<index> order) {
-    const auto exchange = [&](index a, index b) {
+  void reorder(list_view<idx_t> order) {
+    const auto exchange = [&](idx_t a, idx_t b) {
       memory_.exchange(a, b, rows());
       std::swap(length(a), length(b));
     };
     detail::reorder_items(
-        detail::validator(name_), order, batch(), [&](index from, index to) { copy_item(from, to); }, exchange);
+        detail::validator(name_), order, batch(), [&](idx_t from, idx_t to) { copy_item(from, to); }, exchange);
   }
 
   /// Feeds tokens without attending: k [B, Hkv, n, D], v [B, Hkv, n, Dv]. Throws std::invalid_argument for shapes that
@@ -107,10 +107,10 @@ class sliding_window_cache : public detail::token_state {
     detail::check_stores<S, E>();
     const tensor_view<const E> keys = as_view(k), values = as_view(v);
     check_tokens(detail::validator(name_), keys, values, options.lengths);
-    const index count = keys.extent(2);
-    for (index b = 0; b < batch(); ++b)
-      for (index h = 0; h < heads(); ++h)
-        for (index t = 0; t < taken_of(b, count, options.lengths); ++t) put(keys, values, b, h, t);
+    const idx_t count = keys.extent(2);
+    for (idx_t b = 0; b < batch(); ++b)
+      for (idx_t h = 0; h < heads(); ++h)
+        for (idx_t t = 0; t < taken_of(b, count, options.lengths); ++t) put(keys, values, b, h, t);
     advance(count, options.lengths);
   }
 
@@ -126,20 +126,20 @@ class sliding_window_cache : public detail::token_state {
 
   /// Token t of a chunk goes to its place in the ring and, if global, among the global ones.
   template <class E>
-  void put(const tensor_view<const E>& k, const tensor_view<const E>& v, index b, index h, index t) {
-    const index position = length(b) + t;
+  void put(const tensor_view<const E>& k, const tensor_view<const E>& v, idx_t b, idx_t h, idx_t t) {
+    const idx_t position = length(b) + t;
     const auto found = std::lower_bound(globals_.begin(), globals_.end(), position);
     memory_.put(k, v, b, h, t, b, position % capacity_);
     if (found != globals_.end() && *found == position)
       memory_.put(k, v, b, h, t, b, capacity_ + (found - globals_.begin()));
   }
-  void advance(index count, std::span<const index> given) {
-    for (index b = 0; b < batch(); ++b) length(b) += taken_of(b, count, given);
+  void advance(idx_t count, std::span<const idx_t> given) {
+    for (idx_t b = 0; b < batch(); ++b) length(b) += taken_of(b, count, given);
   }
   /// The checks of append() alone.
   template <class E>
   void check_tokens(const detail::validator& check, const tensor_view<const E>& k, const tensor_view<const E>& v,
-                    std::span<const index> given) const {
+                    std::span<const idx_t> given) const {
     token_state::check_tokens(check, k, v, given);
     memory_.check_tokens(check, k, v, given);
   }
@@ -152,9 +152,9 @@ class sliding_window_cache : public detail::token_state {
       : token_state("sliding_window_cache", memory.extents()), left_(options.left), memory_(std::move(memory)) {
     const detail::validator check(name_);
     detail::stream_window{left_, options.dilation, options.global_positions}.check(check);
-    index widest = 1, furthest = 0;
-    for (index d : options.dilation) widest = std::max(widest, d);
-    for (index p : options.global_positions) furthest = std::max(furthest, p);
+    idx_t widest = 1, furthest = 0;
+    for (idx_t d : options.dilation) widest = std::max(widest, d);
+    for (idx_t p : options.global_positions) furthest = std::max(furthest, p);
     dilation_.assign(options.dilation.begin(), options.dilation.end());
     globals_.assign(options.global_positions.begin(), options.global_positions.end());
     std::sort(globals_.begin(), globals_.end());
@@ -164,8 +164,8 @@ class sliding_window_cache : public detail::token_state {
     capacity_ = detail::row_format<S>::ring(capacity_);
   }
 
-  index left_, capacity_ = 0;
-  std::vector<index> dilation_, globals_;
+  idx_t left_, capacity_ = 0;
+  std::vector<idx_t> dilation_, globals_;
   detail::kv_memory<S> memory_;
 };
 
@@ -181,14 +181,14 @@ struct ring_source {
   tensor_view<const C> all_keys = cache.keys(), all_values = cache.values();
 
   stream_window window() const { return cache.window(); }
-  index before(index b) const { return cache.tokens(b); }
-  index ring() const { return cache.capacity(); }
-  index global_row(index g) const { return ring() + g; }
-  cache_rows<const C> keys(index b, index kv) const { return {all_keys, b, kv, cache.dim(), true, {}}; }
-  cache_rows<const C> values(index b, index kv) const {
+  idx_t before(idx_t b) const { return cache.tokens(b); }
+  idx_t ring() const { return cache.capacity(); }
+  idx_t global_row(idx_t g) const { return ring() + g; }
+  cache_rows<const C> keys(idx_t b, idx_t kv) const { return {all_keys, b, kv, cache.dim(), true, {}}; }
+  cache_rows<const C> values(idx_t b, idx_t kv) const {
     return {all_values, b, kv, cache.value_dim(), cache.values_in_keys(), {}};
   }
-  void put(index b, index kv, index t) const { cache.put(k_new, v_new, b, kv, t); }
+  void put(idx_t b, idx_t kv, idx_t t) const { cache.put(k_new, v_new, b, kv, t); }
 };
 
 /// The common part of both steps: checks, rotates, and calls attend(call, options) with the chunk.
@@ -252,7 +252,7 @@ void sliding_window_step(Cache& cache, const sliding_window_cache_options& windo
     check.fail("global positions that ascend", "others");
   detail::run_window_step<S>(
       cache, seen, q, k, v, out, options, score, exec, [&](auto& call, const auto& given) {
-        const index count = call.shape.queries;
+        const idx_t count = call.shape.queries;
         cache.append_checked(call.k, call.v, given.lengths);
         call.lengths.full_keys = cache.tokens(), call.lengths.given_keys = cache.lengths();
         try {

@@ -20,12 +20,12 @@ namespace attn::inline ATTN_ISA {
 
 /// Every stride-th key, counted from the query, without the query's own.
 struct residue_pattern {
-  index stride = 64;
+  idx_t stride = 64;
 
-  index query_sets(const pattern_shape& s) const { return std::min(stride, s.queries); }
-  position_range queries(const pattern_shape& s, index set) const { return {s.first_position() + set, s.keys, stride}; }
-  void keys(const pattern_shape& s, index set, auto&& see) const {
-    const index p = s.first_position() + set;
+  idx_t query_sets(const pattern_shape& s) const { return std::min(stride, s.queries); }
+  position_range queries(const pattern_shape& s, idx_t set) const { return {s.first_position() + set, s.keys, stride}; }
+  void keys(const pattern_shape& s, idx_t set, auto&& see) const {
+    const idx_t p = s.first_position() + set;
     if (stride < std::max(s.queries, s.keys))
       see.except_self(position_range{p - detail::floor_div(p, stride) * stride, s.keys, stride});
   }
@@ -33,37 +33,37 @@ struct residue_pattern {
 
 /// The last `summary` positions of every block of `stride`, and those of the query's own block.
 struct fixed_pattern {
-  index stride = 64, summary = 1;
+  idx_t stride = 64, summary = 1;
 
   /// Rows of several blocks share the summaries, which are gathered once per query set.
-  static index blocks_per_set(index l) { return std::max<index>(1, 4 * detail::max_rows / l); }
+  static idx_t blocks_per_set(idx_t l) { return std::max<idx_t>(1, 4 * detail::max_rows / l); }
 
-  index query_sets(const pattern_shape& s) const {
-    const index l = s.clamped(stride);
+  idx_t query_sets(const pattern_shape& s) const {
+    const idx_t l = s.clamped(stride);
     return detail::ceil_div(s.blocks(l) - s.first_block(l), blocks_per_set(l));
   }
   /// In causal calls the last rows see most keys: they go first.
-  position_range queries(const pattern_shape& s, index set) const {
-    const index l = s.clamped(stride), m = blocks_per_set(l);
-    const index block = s.first_block(l) + (query_sets(s) - 1 - set) * m;
+  position_range queries(const pattern_shape& s, idx_t set) const {
+    const idx_t l = s.clamped(stride), m = blocks_per_set(l);
+    const idx_t block = s.first_block(l) + (query_sets(s) - 1 - set) * m;
     return {block * l, (block + m) * l};
   }
-  void keys(const pattern_shape& s, index set, auto&& see) const {
-    const index l = s.clamped(stride), blocks = s.blocks(l);
-    const index own = std::min(stride - summary, l);  // keys of a block that only its own queries see
-    see(queries(s, set), [l, own](index p) {
-      const index begin = detail::floor_div(p, l) * l;
+  void keys(const pattern_shape& s, idx_t set, auto&& see) const {
+    const idx_t l = s.clamped(stride), blocks = s.blocks(l);
+    const idx_t own = std::min(stride - summary, l);  // keys of a block that only its own queries see
+    see(queries(s, set), [l, own](idx_t p) {
+      const idx_t begin = detail::floor_div(p, l) * l;
       return position_range{begin, begin + own};
     });
     if (l - own < blocks)
-      for (index j = own; j < l; ++j) see(position_range{j, s.keys, l});
+      for (idx_t j = own; j < l; ++j) see(position_range{j, s.keys, l});
     else
-      for (index block = 0; block < blocks; ++block) see(position_range{block * l + own, (block + 1) * l});
+      for (idx_t block = 0; block < blocks; ++block) see(position_range{block * l + own, (block + 1) * l});
   }
 };
 
 /// The pattern of strided.
-constexpr auto strided_pattern(index stride) {
+constexpr auto strided_pattern(idx_t stride) {
   return joined_patterns<window_pattern, residue_pattern>{{stride - 1, stride - 1}, {stride}};
 }
 
@@ -77,12 +77,12 @@ struct strided_options {
 
   std::optional<real> scale{};
   bool causal = false;
-  list_view<index> lengths{}, query_lengths{}, key_lengths{};
+  list_view<idx_t> lengths{}, query_lengths{}, key_lengths{};
   strided_kind kind = strided_kind::strided;
   /// l, >= 1.
-  index stride = 64;
+  idx_t stride = 64;
   /// c, for fixed: from 0 to l.
-  index summary = 1;
+  idx_t summary = 1;
   /// Which keys of the pattern a query sees: [B or 1, H or 1, Lq or 1, Lk] of bool or bytes.
   mask_view mask{};
   std::optional<real> softcap{};

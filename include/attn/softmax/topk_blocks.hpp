@@ -31,11 +31,11 @@ struct topk_blocks_options {
   using real = compute_type<S>;
 
   std::optional<real> scale{};
-  list_view<index> lengths{}, query_lengths{}, key_lengths{};
+  list_view<idx_t> lengths{}, query_lengths{}, key_lengths{};
   /// Keys of a block, >= 1.
-  index block = 128;
+  idx_t block = 128;
   /// Blocks a query sees, its own among them, >= 1.
-  index topk = 3;
+  idx_t topk = 3;
   std::optional<real> softcap{};
   list_view<real> alibi_slopes{}, sinks{};
   view_field<real, 3> lse{};

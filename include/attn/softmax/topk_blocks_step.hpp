@@ -29,10 +29,10 @@ struct topk_blocks_step_options {
   /// As in topk_blocks_options; lse is [B, H, n].
   std::optional<real> scale{};
   /// Item b has the first lengths[b] tokens of the chunk, the rest is padding; all tokens unless given.
-  list_view<index> lengths{};
+  list_view<idx_t> lengths{};
   /// Rotates the new queries and keys to their positions, which follow the item's tokens so far, before anything else.
   std::optional<rotary_options<S>> rotary{};
-  index topk = 3;
+  idx_t topk = 3;
   std::optional<real> softcap{};
   list_view<real> alibi_slopes{}, sinks{};
   view_field<real, 3> lse{};
@@ -41,7 +41,7 @@ struct topk_blocks_step_options {
 /// Options that are the same in all steps.
 struct topk_blocks_cache_options {
   /// Keys of a block, >= 1.
-  index block = 128;
+  idx_t block = 128;
 };
 
 /// Keys and values of the tokens so far, and the sums of the keys of every block. A moved-from cache may only be
@@ -67,35 +67,35 @@ class topk_blocks_cache : kv_cache<S> {
       base::values;
 
   /// Tokens of a block.
-  index block() const { return block_; }
+  idx_t block() const { return block_; }
   std::size_t bytes() const { return base::bytes() + sums_.capacity() * sizeof(T); }
 
-  void reserve(index count) {
+  void reserve(idx_t count) {
     base::reserve(count);
     reserve_sums();
   }
-  void truncate(index count) {
+  void truncate(idx_t count) {
     base::check_kept(count, tokens());
-    for (index b = 0; b < batch(); ++b) cut(b, std::min(count, base::length(b)));
+    for (idx_t b = 0; b < batch(); ++b) cut(b, std::min(count, base::length(b)));
   }
-  void truncate(index item, index count) {
+  void truncate(idx_t item, idx_t count) {
     base::check_kept(count, tokens(item));
     cut(item, count);
   }
   void reset() { truncate(0); }
-  void reset(index item) { truncate(item, 0); }
+  void reset(idx_t item) { truncate(item, 0); }
 
-  void copy_item(index from, index to) {
+  void copy_item(idx_t from, idx_t to) {
     base::copy_item(from, to);
-    for (index h = 0; h < heads() && from != to; ++h)
+    for (idx_t h = 0; h < heads() && from != to; ++h)
       std::copy_n(sums_.data() + (from * heads() + h) * sums_stride_, sums_stride_,
                   sums_.data() + (to * heads() + h) * sums_stride_);
   }
-  void reorder(list_view<index> order) {
+  void reorder(list_view<idx_t> order) {
     base::reorder(order);
     const std::vector<T> before = sums_;
-    const index each = heads() * sums_stride_;
-    for (index b = 0; b < batch(); ++b)
+    const idx_t each = heads() * sums_stride_;
+    for (idx_t b = 0; b < batch(); ++b)
       std::copy_n(before.data() + order[static_cast<std::size_t>(b)] * each, each, sums_.data() + b * each);
   }
 
@@ -113,70 +113,70 @@ class topk_blocks_cache : kv_cache<S> {
   using base::check_tokens, base::no_alias, base::tokens_after;
 
   template <class E>
-  void append_checked(const tensor_view<const E>& k, const tensor_view<const E>& v, std::span<const index> given) {
+  void append_checked(const tensor_view<const E>& k, const tensor_view<const E>& v, std::span<const idx_t> given) {
     base::append_checked(k, v, given);
-    const index count = k.extent(2);
+    const idx_t count = k.extent(2);
     try {
       reserve_sums();
     } catch (...) {
       base::forget(count, given);
       throw;
     }
-    for (index b = 0; b < batch(); ++b) add_up(b, base::length(b) - base::taken_of(b, count, given), base::length(b));
+    for (idx_t b = 0; b < batch(); ++b) add_up(b, base::length(b) - base::taken_of(b, count, given), base::length(b));
   }
 
-  void forget(index count, std::span<const index> given) {
-    for (index b = 0; b < batch(); ++b) cut(b, base::length(b) - base::taken_of(b, count, given));
+  void forget(idx_t count, std::span<const idx_t> given) {
+    for (idx_t b = 0; b < batch(); ++b) cut(b, base::length(b) - base::taken_of(b, count, given));
   }
 
   /// The sums of the first key head of batch item 0; those of the next key head follow sums_stride() numbers later.
   const T* sums() const { return sums_.data(); }
-  index sums_stride() const { return sums_stride_; }
+  idx_t sums_stride() const { return sums_stride_; }
 
  private:
-  detail::block_sums<T> sums_of(index key_head) { return {sums_.data() + key_head * sums_stride_, dim()}; }
+  detail::block_sums<T> sums_of(idx_t key_head) { return {sums_.data() + key_head * sums_stride_, dim()}; }
 
   /// Makes room for the sums of as many tokens as the cache has room for.
   void reserve_sums() {
-    const index key_heads = batch() * heads(),
+    const idx_t key_heads = batch() * heads(),
                 stride = detail::block_sums<T>::size(detail::ceil_div(capacity(), block_), dim());
     if (stride <= sums_stride_) return;
     std::vector<T> grown(
         static_cast<std::size_t>(detail::validator("topk_blocks_cache").fits("sums of blocks", {key_heads, stride})));
-    for (index key_head = 0; key_head < key_heads; ++key_head)
+    for (idx_t key_head = 0; key_head < key_heads; ++key_head)
       std::copy_n(sums_.data() + key_head * sums_stride_, sums_stride_, grown.data() + key_head * stride);
     sums_ = std::move(grown);
     sums_stride_ = stride;
   }
 
   /// Adds the keys of tokens [begin, end) of an item to the sums of their blocks; a block's first key begins its sum.
-  void add_up(index b, index begin, index end) {
+  void add_up(idx_t b, idx_t begin, idx_t end) {
     const tensor_view<const S> k = keys();
-    for (index h = 0; h < heads(); ++h) {
+    for (idx_t h = 0; h < heads(); ++h) {
       const auto rows = detail::head_of(k, b, h);
       const auto sums = sums_of(b * heads() + h);
-      for (index j = begin; j < end; ++j) {
+      for (idx_t j = begin; j < end; ++j) {
         if (j % block_ == 0) sums.clear(j / block_);
         sums.add_key(j / block_, rows.row(j), rows.col_stride);
       }
     }
   }
   /// Keeps the first `count` tokens of an item; if the last block is cut, its sum is computed again.
-  void cut(index b, index count) {
+  void cut(idx_t b, idx_t count) {
     if (count == base::length(b)) return;
     base::length(b) = count;
     add_up(b, count / block_ * block_, count);
   }
 
-  index block_;
+  idx_t block_;
   std::vector<T> sums_;
-  index sums_stride_ = 0;
+  idx_t sums_stride_ = 0;
 };
 
 namespace detail {
 
 /// Up to this many queries per head are attended with the keys in place.
-inline constexpr index few_topk_queries = 4;
+inline constexpr idx_t few_topk_queries = 4;
 
 /// A few queries of a call whose keys are those of a cache.
 template <class S, class Score>
@@ -200,23 +200,23 @@ struct topk_step {
             online_softmax<T>::layout(memory, 1, shape.dim_v), long_softmax<T>::layout(memory, 1, shape.dim_v)};
   }
 
-  void attend_query(index b, index h, index i, scratch& s) const {
-    const index position = i + in.shift(b), own = blocks.block_of(position) * blocks.block;
-    const index key_head = b * shape.kv_heads + h / shape.group();
+  void attend_query(idx_t b, idx_t h, idx_t i, scratch& s) const {
+    const idx_t position = i + in.shift(b), own = blocks.block_of(position) * blocks.block;
+    const idx_t key_head = b * shape.kv_heads + h / shape.group();
     const block_sums<const T> sums{cache.sums() + key_head * cache.sums_stride(), shape.dim};
     if (blocks.rounds > 0) s.chooser.choose(in.query(b, h), i, 1, position, blocks, sums);
     s.query.begin(in.q.slice(2, i, 1), b, h, 1, 1, in.terms.query_factor());
     s.state.clear();
     long_sums all(s.state, s.total, 1, stream_chunk);
-    const auto attend_keys = [&](index begin, index end) {
-      for (index count; begin < end; begin += count) {
+    const auto attend_keys = [&](idx_t begin, idx_t end) {
+      for (idx_t count; begin < end; begin += count) {
         count = std::min(stream_chunk, end - begin);
         all.next(count);
         attend_stream(s.query, in.key(b, h), in.value(b, h), {}, begin, begin + count,
                       in.terms.for_head(b, h, position), stream_limit{begin + count, 0}, s.state);
       }
     };
-    for (index r = 0; r < blocks.choices(position); ++r)
+    for (idx_t r = 0; r < blocks.choices(position); ++r)
       attend_keys(s.chooser.chosen[r] * blocks.block, (s.chooser.chosen[r] + 1) * blocks.block);
     attend_keys(own, position + 1);
     all.finish();
@@ -225,12 +225,12 @@ struct topk_step {
 
   void run() const {
     const double seen = static_cast<double>(std::min((blocks.rounds + 1) * blocks.block, shape.keys));
-    const auto limit = in.limit_threads(static_cast<index>(seen) + blocks.blocks / 2,
+    const auto limit = in.limit_threads(static_cast<idx_t>(seen) + blocks.blocks / 2,
                                         static_cast<double>(shape.group() * shape.queries) * seen);
-    in.exec.for_each(shape.batch * shape.heads, [&](index n, int worker) {
+    in.exec.for_each(shape.batch * shape.heads, [&](idx_t n, int worker) {
       scratch s = in.exec.scratch(worker, [&](arena& memory) { return layout(memory); });
-      const index b = n / shape.heads, h = n % shape.heads;
-      for (index i = 0; i < in.lengths.queries(b); ++i) attend_query(b, h, i, s);
+      const idx_t b = n / shape.heads, h = n % shape.heads;
+      for (idx_t i = 0; i < in.lengths.queries(b); ++i) attend_query(b, h, i, s);
       in.clear_padding(b, h);
     });
   }
@@ -259,7 +259,7 @@ void topk_blocks_step(topk_blocks_cache<S>& cache, const Q& q, const K& k, const
           return detail::rotary_step<S>::layout(memory, given.rotary.has_value(), call.q, call.k);
         });
         rotation->rotate(call.check, given.rotary, cache.lengths(), given.lengths, call.q, call.k, call.exec);
-        const index count = call.shape.queries;
+        const idx_t count = call.shape.queries;
         cache.append_checked(call.k, call.v, given.lengths);
         call.lengths = {count, call.shape.keys = cache.tokens(), given.lengths, cache.lengths()};
         call.k = cache.keys();

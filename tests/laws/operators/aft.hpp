@@ -7,8 +7,8 @@
 namespace testing {
 
 template <class T>
-T aft_bias_value(index h, index i, index j) {
-  const index mixed = 3 * h + 7 * i + 11 * j;
+T aft_bias_value(idx_t h, idx_t i, idx_t j) {
+  const idx_t mixed = 3 * h + 7 * i + 11 * j;
   if (mixed % 13 == 0 && i != j) return -std::numeric_limits<T>::infinity();
   return static_cast<T>(mixed % 17) / 8 - 1;
 }
@@ -17,9 +17,9 @@ T aft_bias_value(index h, index i, index j) {
 template <class T>
 tensor<T> aft_biases(const law_shape& s, bool zero = false) {
   tensor<T> w(1, s.heads, s.keys, s.keys);
-  for (index h = 0; h < s.heads && !zero; ++h)
-    for (index i = 0; i < s.keys; ++i)
-      for (index j = 0; j < s.keys; ++j) w(0, h, i, j) = aft_bias_value<T>(s.first_head + h, i, j);
+  for (idx_t h = 0; h < s.heads && !zero; ++h)
+    for (idx_t i = 0; i < s.keys; ++i)
+      for (idx_t j = 0; j < s.keys; ++j) w(0, h, i, j) = aft_bias_value<T>(s.first_head + h, i, j);
   return w;
 }
 
@@ -58,9 +58,9 @@ reference_binder aft_reference(tensor<double> (*of)(const tensor<double>&, const
 template <class T, class Bias>
 bound<T> bind_aft_full(const law_shape& s, bool causal, Bias bias) {
   auto w = std::make_shared<tensor<T>>(1, s.heads, s.keys, s.keys);
-  for (index h = 0; h < s.heads; ++h)
-    for (index i = 0; i < s.keys; ++i)
-      for (index j = 0; j < s.keys; ++j) (*w)(0, h, i, j) = bias(s.first_head + h, i, j);
+  for (idx_t h = 0; h < s.heads; ++h)
+    for (idx_t i = 0; i < s.keys; ++i)
+      for (idx_t j = 0; j < s.keys; ++j) (*w)(0, h, i, j) = bias(s.first_head + h, i, j);
   return [w, causal](const law_call<T>& call) {
     compiled_aft_full<T>::call(call.q, call.k, call.v, call.out, view(std::as_const(*w)),
                                {.causal = causal, .lengths = call.lengths}, *call.execution);

@@ -5,54 +5,54 @@ namespace {
 
 struct aft_conv_entry {
   std::string name;
-  index height = 1, width = 9;
+  idx_t height = 1, width = 9;
   bool image = false, causal = false, gate = true;
-  index most_columns = 1;  // of an image; of one column: a shorter sequence is a smaller one
+  idx_t most_columns = 1;  // of an image; of one column: a shorter sequence is a smaller one
   bool one_key = false;    // for all channels of a head
 };
 
 // As many as divide the length.
-index columns(const aft_conv_entry& entry, index length) {
-  index most = entry.most_columns;
+idx_t columns(const aft_conv_entry& entry, idx_t length) {
+  idx_t most = entry.most_columns;
   while (length % most != 0) --most;
   return most;
 }
 
 template <class T>
-T kernel_value(const aft_conv_entry& entry, index h, index down, index right) {
+T kernel_value(const aft_conv_entry& entry, idx_t h, idx_t down, idx_t right) {
   if (std::abs(down) > entry.height / 2 || std::abs(right) > entry.width / 2) return T(0);
-  const index mixed = 5 * h + 3 * down + 7 * right + 100;
+  const idx_t mixed = 5 * h + 3 * down + 7 * right + 100;
   if (mixed % 7 == 0 && (down != 0 || right != 0)) return -std::numeric_limits<T>::infinity();
   return static_cast<T>(mixed % 17) / 8 - 1;
 }
 
 template <class T>
-T bias_of(const aft_conv_entry& entry, index length, index h, index i, index j) {
+T bias_of(const aft_conv_entry& entry, idx_t length, idx_t h, idx_t i, idx_t j) {
   if (!entry.image) return kernel_value<T>(entry, h, 0, j - i);
-  const index across = columns(entry, length);
+  const idx_t across = columns(entry, length);
   return kernel_value<T>(entry, h, j / across - i / across, j % across - i % across);
 }
 
 // The key of a head's first channel, for one or all of them.
 template <class T>
-in_view<T> one_key(const in_view<T>& k, index channels) {
+in_view<T> one_key(const in_view<T>& k, idx_t channels) {
   return {k.data(), {k.extent(0), k.extent(1), k.extent(2), channels}, {k.stride(0), k.stride(1), k.stride(2), 0}};
 }
 
 tensor<double> first_channel(const tensor<double>& k) {
   tensor<double> one(k.batch(), k.heads(), k.length(), 1);
-  for (index b = 0; b < k.batch(); ++b)
-    for (index h = 0; h < k.heads(); ++h)
-      for (index j = 0; j < k.length(); ++j) one(b, h, j, 0) = k(b, h, j, 0);
+  for (idx_t b = 0; b < k.batch(); ++b)
+    for (idx_t h = 0; h < k.heads(); ++h)
+      for (idx_t j = 0; j < k.length(); ++j) one(b, h, j, 0) = k(b, h, j, 0);
   return one;
 }
 
 template <class T>
 std::shared_ptr<tensor<T>> kernels(const aft_conv_entry& entry, const law_shape& s, bool zero = false) {
   auto w = std::make_shared<tensor<T>>(1, s.heads, entry.height, entry.width);
-  for (index h = 0; h < s.heads && !zero; ++h)
-    for (index r = 0; r < entry.height; ++r)
-      for (index c = 0; c < entry.width; ++c)
+  for (idx_t h = 0; h < s.heads && !zero; ++h)
+    for (idx_t r = 0; r < entry.height; ++r)
+      for (idx_t c = 0; c < entry.width; ++c)
         (*w)(0, h, r, c) = kernel_value<T>(entry, s.first_head + h, r - entry.height / 2, c - entry.width / 2);
   return w;
 }
@@ -62,7 +62,7 @@ template <class T>
 attn::aft_conv_options<T> options_of(const aft_conv_entry& entry, const auto& call) {
   attn::aft_conv_options<T> options;
   options.causal = entry.causal, options.gate = entry.gate, call.set_lengths(options);
-  const index length = call.q.extent(2), across = columns(entry, length);
+  const idx_t length = call.q.extent(2), across = columns(entry, length);
   if (entry.image) options.grid = attn::token_grid{length / across, across};
   return options;
 }
@@ -85,10 +85,10 @@ backward_binder<T> aft_conv_backward(const aft_conv_entry& entry) {
       out_view<T> dk = call.dk;
       if (entry.one_key) {  // the other channels have no part in anything
         k = k.slice(3, 0, 1), dk = dk.slice(3, 0, 1);
-        for (index b = 0; b < k.extent(0); ++b)
-          for (index h = 0; h < k.extent(1); ++h)
-            for (index j = 0; j < k.extent(2); ++j)
-              for (index d = 1; d < call.k.extent(3); ++d) call.dk(b, h, j, d) = T(0);
+        for (idx_t b = 0; b < k.extent(0); ++b)
+          for (idx_t h = 0; h < k.extent(1); ++h)
+            for (idx_t j = 0; j < k.extent(2); ++j)
+              for (idx_t d = 1; d < call.k.extent(3); ++d) call.dk(b, h, j, d) = T(0);
       }
       const auto of_w = kernel_view(std::as_const(*w), entry.image);
       compiled_aft_conv<T>::backward(
@@ -124,12 +124,12 @@ void add_aft_conv(std::vector<law_operator<T>>& all) {
         return reference::result{reference::aft_conv(call.q, k, call.v, given), {}};
       };
     };
-    op.sees = [=](const law_shape& s, index, index h, index i, index j) {
+    op.sees = [=](const law_shape& s, idx_t, idx_t h, idx_t i, idx_t j) {
       return (!entry.causal || j <= i) && !std::isinf(bias_of<T>(entry, s.keys, s.first_head + h, i, j));
     };
     if (entry.gate)
       op.limits = {{"as full", op.bind, [=](const law_shape& s) -> bound<T> {
-                      const bound<T> full = bind_aft_full<T>(s, entry.causal, [=](index h, index i, index j) {
+                      const bound<T> full = bind_aft_full<T>(s, entry.causal, [=](idx_t h, idx_t i, idx_t j) {
                         return bias_of<T>(entry, s.keys, h, i, j);
                       });
                       if (!entry.one_key) return full;

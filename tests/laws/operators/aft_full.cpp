@@ -27,13 +27,13 @@ void add_aft_full(std::vector<law_operator<T>>& all) {
       op.reference = aft_reference<reference::aft_full_options>(reference::aft_full, [=](const law_shape& s) {
         return reference::aft_full_options{{causal, gate, {}}, cast<double>(aft_biases<T>(s))};
       });
-      op.sees = [=](const law_shape& s, index, index h, index i, index j) {
+      op.sees = [=](const law_shape& s, idx_t, idx_t h, idx_t i, idx_t j) {
         return (!causal || j <= i) && !std::isinf(aft_bias_value<T>(s.first_head + h, i, j));
       };
       if (gate)
         op.limits = {
             {"no biases",
-             [=](const law_shape& s) { return bind_aft_full<T>(s, causal, [](index, index, index) { return T(0); }); },
+             [=](const law_shape& s) { return bind_aft_full<T>(s, causal, [](idx_t, idx_t, idx_t) { return T(0); }); },
              [=](const law_shape&) { return bind_aft_simple<T>(causal, true); }}};
       if (causal)
         op.stream = [=](const law_shape& s) -> bound<T> {

@@ -5,7 +5,7 @@ namespace {
 
 struct aft_local_entry {
   std::string name;
-  index window = 5;
+  idx_t window = 5;
   bool band = false, causal = false, gate = true;
 };
 
@@ -14,10 +14,10 @@ std::shared_ptr<tensor<T>> local_biases(const aft_local_entry& entry, const law_
   auto w = std::make_shared<tensor<T>>(aft_biases<T>(s, zero));
   if (entry.band) {
     tensor<T> band(1, s.heads, s.keys, 2 * entry.window - 1);
-    for (index h = 0; h < s.heads; ++h)
-      for (index t = 0; t < s.keys; ++t)
-        for (index p = 0; p < band.dim(); ++p) {
-          const index j = t + p - entry.window + 1;
+    for (idx_t h = 0; h < s.heads; ++h)
+      for (idx_t t = 0; t < s.keys; ++t)
+        for (idx_t p = 0; p < band.dim(); ++p) {
+          const idx_t j = t + p - entry.window + 1;
           band(0, h, t, p) = 0 <= j && j < s.keys ? (*w)(0, h, t, j) : std::numeric_limits<T>::quiet_NaN();
         }
     *w = band;
@@ -63,7 +63,7 @@ void add_aft_local(std::vector<law_operator<T>>& all) {
       return reference::aft_local_options{
           {entry.causal, entry.gate, {}}, cast<double>(*local_biases<T>(entry, s)), entry.window, entry.band};
     });
-    op.sees = [=](const law_shape& s, index, index h, index i, index j) {
+    op.sees = [=](const law_shape& s, idx_t, idx_t h, idx_t i, idx_t j) {
       if (entry.causal && j > i) return false;
       return std::abs(i - j) >= entry.window || !std::isinf(aft_bias_value<T>(s.first_head + h, i, j));
     };
@@ -71,7 +71,7 @@ void add_aft_local(std::vector<law_operator<T>>& all) {
       op.limits = {{"window of the length",
                     [=](const law_shape& s) {
                       aft_local_entry wide = entry;
-                      wide.window = std::max<index>(1, s.keys);
+                      wide.window = std::max<idx_t>(1, s.keys);
                       return bind_aft_local<T>(wide, s);
                     },
                     [=](const law_shape& s) { return bind_aft_full<T>(s, entry.causal, aft_bias_value<T>); }},

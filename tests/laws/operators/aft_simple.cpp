@@ -19,10 +19,10 @@ void add_aft_simple(std::vector<law_operator<T>>& all) {
       };
       op.reference = aft_reference<reference::aft_simple_options>(
           reference::aft_simple, [=](const law_shape&) { return reference::aft_simple_options{{causal, gate, {}}}; });
-      op.sees = [=](const law_shape&, index, index, index i, index j) { return !causal || j <= i; };
+      op.sees = [=](const law_shape&, idx_t, idx_t, idx_t i, idx_t j) { return !causal || j <= i; };
       if (gate)
         op.limits = {{"full without biases", op.bind, [=](const law_shape& s) {
-                        return bind_aft_full<T>(s, causal, [](index, index, index) { return T(0); });
+                        return bind_aft_full<T>(s, causal, [](idx_t, idx_t, idx_t) { return T(0); });
                       }}};
       if (causal)
         op.stream = [=](const law_shape& s) -> bound<T> {

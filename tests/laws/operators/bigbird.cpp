@@ -6,7 +6,7 @@ namespace {
 template <class T>
 void add_bigbird(std::vector<law_operator<T>>& all) {
   using options = reference::bigbird_options;
-  const auto sized = [](index size, index globals, index random, bool causal,
+  const auto sized = [](idx_t size, idx_t globals, idx_t random, bool causal,
                         bool more = false) -> options_for<options> {
     return [=](const law_shape& s) {
       options o;

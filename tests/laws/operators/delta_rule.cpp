@@ -19,13 +19,13 @@ struct delta_rule_parameters {
   tensor<T> beta, log_decay, state, d_beta, d_log_decay, d_state;
 
   delta_rule_parameters(const delta_rule_entry& e, const law_shape& s) : entry(e) {
-    const auto draw = [&](index rows, index dim, auto value) {
+    const auto draw = [&](idx_t rows, idx_t dim, auto value) {
       tensor<T> x(s.batch, s.heads, rows, dim);
-      for (index b = 0; b < s.batch; ++b)
-        for (index h = 0; h < s.heads; ++h) {
+      for (idx_t b = 0; b < s.batch; ++b)
+        for (idx_t h = 0; h < s.heads; ++h) {
           random_source random(static_cast<std::uint64_t>(16 * (s.first_batch + b) + s.first_head + h));
-          for (index i = 0; i < rows; ++i)
-            for (index d = 0; d < dim; ++d) x(b, h, i, d) = static_cast<T>(value(random.uniform()));
+          for (idx_t i = 0; i < rows; ++i)
+            for (idx_t d = 0; d < dim; ++d) x(b, h, i, d) = static_cast<T>(value(random.uniform()));
         }
       return x;
     };
@@ -81,20 +81,20 @@ law_operator<T> operator_of(const delta_rule_entry& entry) {
           {}};
     };
   };
-  op.sees = [](const law_shape&, index, index, index i, index j) { return j <= i; };
+  op.sees = [](const law_shape&, idx_t, idx_t, idx_t i, idx_t j) { return j <= i; };
   if (entry.others) return op;
   op.stream = [entry](const law_shape& shape) -> bound<T> {
     struct fed {
       delta_rule_parameters<T> p;
       attn::delta_rule_state<T> state;
-      index tokens = 0;
+      idx_t tokens = 0;
     };
     auto shared = std::make_shared<fed>(
         fed{delta_rule_parameters<T>(entry, shape),
             attn::delta_rule_state<T>(
                 {.batch = shape.batch, .heads = shape.heads, .dim = shape.dim, .value_dim = shape.value_dim})});
     return [shared](const law_call<T>& call) {
-      const index count = call.k.extent(2);
+      const idx_t count = call.k.extent(2);
       attn::delta_rule_step_options<T> options;
       call.set_lengths(options);
       if (const auto all = optional_rows(shared->p.beta)) options.beta = all.slice(2, shared->tokens, count);
@@ -113,17 +113,17 @@ template <class T>
 law_limit<T> orthonormal_is_linear() {
   const auto keys = [](const law_shape& s) {
     auto k = std::make_shared<tensor<T>>(s.batch, s.heads, s.keys, s.dim);
-    for (index b = 0; b < s.batch; ++b)
-      for (index h = 0; h < s.heads; ++h)
-        for (index i = 0; i < std::min(s.keys, s.dim); ++i) (*k)(b, h, i, (i + h) % s.dim) = 1;
+    for (idx_t b = 0; b < s.batch; ++b)
+      for (idx_t h = 0; h < s.heads; ++h)
+        for (idx_t i = 0; i < std::min(s.keys, s.dim); ++i) (*k)(b, h, i, (i + h) % s.dim) = 1;
     return k;
   };
   return {"orthonormal keys",
           [keys](const law_shape& s) -> bound<T> {
             auto beta = std::make_shared<tensor<T>>(s.batch, s.heads, s.keys, 1);
-            for (index b = 0; b < s.batch; ++b)
-              for (index h = 0; h < s.heads; ++h)
-                for (index i = 0; i < std::min(s.keys, s.dim); ++i) (*beta)(b, h, i, 0) = 1;
+            for (idx_t b = 0; b < s.batch; ++b)
+              for (idx_t h = 0; h < s.heads; ++h)
+                for (idx_t i = 0; i < std::min(s.keys, s.dim); ++i) (*beta)(b, h, i, 0) = 1;
             return [beta, k = keys(s)](const law_call<T>& call) {
               attn::delta_rule_options<T> options{.scale = T(1)};
               call.set_lengths(options);

@@ -28,10 +28,10 @@ law_limit<T> twice_is_even_part() {
           [](const law_shape& s) -> bound<T> {
             return [s](const law_call<T>& call) {
               const T size = static_cast<T>(s.queries * s.dim) / 2;
-              for (index b = 0; b < s.batch; ++b)
-                for (index h = 0; h < s.heads; ++h)
-                  for (index t = 0; t < s.queries; ++t)
-                    for (index d = 0; d < s.dim; ++d)
+              for (idx_t b = 0; b < s.batch; ++b)
+                for (idx_t h = 0; h < s.heads; ++h)
+                  for (idx_t t = 0; t < s.queries; ++t)
+                    for (idx_t d = 0; d < s.dim; ++d)
                       call.out(b, h, t, d) =
                           size * (call.q(b, h, t, d) + call.q(b, h, (s.queries - t) % s.queries, (s.dim - d) % s.dim));
             };

@@ -10,12 +10,12 @@ struct full_softmax_entry {
   bool causal = false, bias = false, softcap = false, alibi = false, sinks = false, score = false;
   bool mask = false;  // and a scale, and where the first query is
 };
-constexpr index first_position = 2;
+constexpr idx_t first_position = 2;
 
 // Deterministic in the absolute batch item and head, so that an item alone gets the parameters it has in a batch.
 template <class T>
-T bias_value(index b, index h, index i, index j) {
-  const index mixed = 5 * b + 3 * h + 7 * i + 11 * j;
+T bias_value(idx_t b, idx_t h, idx_t i, idx_t j) {
+  const idx_t mixed = 5 * b + 3 * h + 7 * i + 11 * j;
   if (mixed % 13 == 0 && i != j) return -std::numeric_limits<T>::infinity();
   return static_cast<T>(mixed % 17) / 8;
 }
@@ -34,10 +34,10 @@ struct parameters {
     if (e.sinks) sinks = law_sinks<T>(s);
     if (e.bias) {
       bias = tensor<T>(s.batch, s.heads, s.queries, s.keys);
-      for (index b = 0; b < s.batch; ++b)
-        for (index h = 0; h < s.heads; ++h)
-          for (index i = 0; i < s.queries; ++i)
-            for (index j = 0; j < s.keys; ++j)
+      for (idx_t b = 0; b < s.batch; ++b)
+        for (idx_t h = 0; h < s.heads; ++h)
+          for (idx_t i = 0; i < s.queries; ++i)
+            for (idx_t j = 0; j < s.keys; ++j)
               bias(b, h, i, j) = bias_value<T>(s.first_batch + b, s.first_head + h, i, j);
     }
     if (e.mask) mask = law_mask(s);
@@ -98,7 +98,7 @@ law_operator<T> operator_of(const full_softmax_entry& entry) {
       return p->reference_of(call);
     };
   };
-  op.sees = [entry](const law_shape& s, index b, index h, index i, index j) {
+  op.sees = [entry](const law_shape& s, idx_t b, idx_t h, idx_t i, idx_t j) {
     if (entry.bias && std::isinf(bias_value<T>(s.first_batch + b, s.first_head + h, i, j))) return false;
     if (entry.mask && !mask_sees(s.first_batch + b, s.first_head + h, i, j)) return false;
     return !entry.causal || j <= i + (entry.mask ? first_position : s.keys - s.queries);

@@ -15,13 +15,13 @@ struct linear_entry {
 
 // By batch item and head of the larger batch.
 template <class T>
-tensor<T> initial(const law_shape& s, index rows, index columns) {
+tensor<T> initial(const law_shape& s, idx_t rows, idx_t columns) {
   tensor<T> x(s.batch, s.heads, rows, columns);
-  const index size = rows * columns;
-  for (index b = 0; b < s.batch; ++b)
-    for (index h = 0; h < s.heads; ++h) {
+  const idx_t size = rows * columns;
+  for (idx_t b = 0; b < s.batch; ++b)
+    for (idx_t h = 0; h < s.heads; ++h) {
       random_source random(static_cast<std::uint64_t>(16 * (s.first_batch + b) + s.first_head + h) + 7);
-      for (index n = 0; n < size; ++n)
+      for (idx_t n = 0; n < size; ++n)
         x.data[static_cast<std::size_t>((b * s.heads + h) * size + n)] = static_cast<T>(random.normal());
     }
   return x;
@@ -41,10 +41,10 @@ struct parameters {
     }
     if (!e.channels) return;
     log_decay = tensor<T>(s.batch, s.heads, s.keys, s.dim);
-    for (index b = 0; b < s.batch; ++b)
-      for (index h = 0; h < s.heads; ++h)
-        for (index t = 0; t < s.keys; ++t)
-          for (index d = 0; d < s.dim; ++d)
+    for (idx_t b = 0; b < s.batch; ++b)
+      for (idx_t h = 0; h < s.heads; ++h)
+        for (idx_t t = 0; t < s.keys; ++t)
+          for (idx_t d = 0; d < s.dim; ++d)
             log_decay(b, h, t, d) = std::log(gates(b, h, t, 0)) * static_cast<T>(1 + d % 3);
     bonus = tensor<T>(1, s.heads, 1, s.dim, T(0.5));
     d_log_decay = log_decay, d_bonus = bonus;
@@ -121,9 +121,9 @@ law_operator<T> operator_of(const linear_entry& entry) {
       struct fed {
         parameters<T> p;
         attn::linear_state<T> state;
-        index tokens = 0;
+        idx_t tokens = 0;
       };
-      const index features = shape.dim * (entry.feature == reference::linear_feature::pairs ? 2 : 1);
+      const idx_t features = shape.dim * (entry.feature == reference::linear_feature::pairs ? 2 : 1);
       auto shared = std::make_shared<fed>(fed{
           parameters<T>(entry, shape),
           attn::linear_state<T>({.batch = shape.batch,
@@ -145,7 +145,7 @@ law_operator<T> operator_of(const linear_entry& entry) {
         shared->tokens += call.k.extent(2);
       };
     };
-  op.sees = [entry](const law_shape& s, index, index, index i, index j) {
+  op.sees = [entry](const law_shape& s, idx_t, idx_t, idx_t i, idx_t j) {
     return !entry.causal || j <= i + s.keys - s.queries;
   };
   return op;

@@ -6,19 +6,19 @@ namespace {
 
 struct linformer_entry {
   std::string name;
-  index rank = 1;
+  idx_t rank = 1;
   bool e_per_head = false, f_per_head = false, one = false;  // one: F is E
   bool scaled = false;
 };
 
 // Deterministic in the absolute head and the token, so that a part of a call gets the numbers it has in the whole.
 template <class T>
-tensor<T> projection_for(std::uint64_t seed, const law_shape& s, index rank, bool per_head) {
+tensor<T> projection_for(std::uint64_t seed, const law_shape& s, idx_t rank, bool per_head) {
   tensor<T> e(1, per_head ? s.heads : 1, rank, s.keys);
-  for (index h = 0; h < e.heads(); ++h)
-    for (index j = 0; j < s.keys; ++j) {
+  for (idx_t h = 0; h < e.heads(); ++h)
+    for (idx_t j = 0; j < s.keys; ++j) {
       random_source random(seed + static_cast<std::uint64_t>((per_head ? s.first_head + h : 0) * 10000 + j));
-      for (index r = 0; r < rank; ++r) e(0, h, r, j) = static_cast<T>(random.normal() / std::sqrt(double(rank)));
+      for (idx_t r = 0; r < rank; ++r) e(0, h, r, j) = static_cast<T>(random.normal() / std::sqrt(double(rank)));
     }
   return e;
 }
@@ -88,7 +88,7 @@ law_operator<T> operator_of(const linformer_entry& entry) {
       return reference::linformer(call.q, call.k, call.v, o);
     };
   };
-  op.sees = [](const law_shape&, index, index, index, index) { return true; };
+  op.sees = [](const law_shape&, idx_t, idx_t, idx_t, idx_t) { return true; };
   return op;
 }
 
@@ -96,8 +96,8 @@ template <class T>
 law_limit<T> identity_is_full() {
   return {"rank = length, identity",
           [](const law_shape& s) {
-            tensor<T> e(1, 1, std::max<index>(1, s.keys), s.keys);
-            for (index j = 0; j < s.keys; ++j) e(0, 0, j, j) = T(1);
+            tensor<T> e(1, 1, std::max<idx_t>(1, s.keys), s.keys);
+            for (idx_t j = 0; j < s.keys; ++j) e(0, 0, j, j) = T(1);
             return bind_projections(e, tensor<T>{});
           },
           [](const law_shape&) -> bound<T> {

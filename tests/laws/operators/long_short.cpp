@@ -8,7 +8,7 @@ namespace {
 
 struct long_short_entry {
   std::string name;
-  index left, right, rank, segment = 0, block = 0;
+  idx_t left, right, rank, segment = 0, block = 0;
   bool norms = false, scores = false;  // scores: softcap, sinks, scale
 };
 
@@ -19,10 +19,10 @@ struct parameters {
   std::vector<T> sinks, gamma, beta, d_sinks, d_norms[4];  // of local gamma and beta, global gamma and beta
 
   parameters(const long_short_entry& e, const law_shape& s) : entry(e), logits(s.batch, s.heads, s.keys, e.rank) {
-    for (index b = 0; b < s.batch; ++b)
-      for (index h = 0; h < s.heads; ++h)
-        for (index j = 0; j < s.keys; ++j)
-          for (index c = 0; c < e.rank; ++c) {  // by where it stands in the larger batch
+    for (idx_t b = 0; b < s.batch; ++b)
+      for (idx_t h = 0; h < s.heads; ++h)
+        for (idx_t j = 0; j < s.keys; ++j)
+          for (idx_t c = 0; c < e.rank; ++c) {  // by where it stands in the larger batch
             random_source random(
                 static_cast<std::uint64_t>((((s.first_batch + b) * 16 + s.first_head + h) * 1000 + j) * 20 + c));
             logits(b, h, j, c) = static_cast<T>(2 * random.normal());
@@ -100,10 +100,10 @@ law_operator<T> operator_of(const long_short_entry& entry) {
     };
   };
   // Compressed keys mix the tokens of all, or of their segment.
-  op.sees = [entry](const law_shape& s, index, index, index i, index j) {
-    const index position = i + s.keys - s.queries;
+  op.sees = [entry](const law_shape& s, idx_t, idx_t, idx_t i, idx_t j) {
+    const idx_t position = i + s.keys - s.queries;
     if (entry.segment == 0) return true;
-    const index end = (j / entry.segment + 1) * entry.segment;
+    const idx_t end = (j / entry.segment + 1) * entry.segment;
     if (end <= s.keys && end - 1 <= position) return true;
     return position - entry.left <= j && j <= position;
   };
@@ -116,7 +116,7 @@ void add_long_short(std::vector<law_operator<T>>& all) {
   for (bool causal : {false, true})
     op.limits.push_back({"a window of the length, no compressed keys",
                          [causal](const law_shape& s) {
-                           return bind_long_short<T>({"", 300, 300, 0, causal ? index(20) : index(0)}, s);
+                           return bind_long_short<T>({"", 300, 300, 0, causal ? idx_t(20) : idx_t(0)}, s);
                          },
                          full_binder<T>(causal)});
   all.push_back(op);

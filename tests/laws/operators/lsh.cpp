@@ -8,10 +8,10 @@ namespace {
 
 struct lsh_entry {
   std::string name;
-  index rounds, buckets, chunk;
+  idx_t rounds, buckets, chunk;
   bool causal = false, wrap = false, unrotated = false;
   bool scores = false;  // softcap, sinks, ALiBi, scale, a score function
-  index lookback = 1, lookahead = 0;
+  idx_t lookback = 1, lookahead = 0;
   bool scaled = true;
   double norm_eps = 0;
 };
@@ -26,10 +26,10 @@ struct parameters {
 
   parameters(const lsh_entry& e, const law_shape& s)
       : entry(e), rotations(s.heads, e.rounds, s.dim, e.buckets / 2), shape(s) {
-    const index per_head = rotations.size() / s.heads;
-    for (index h = 0; h < s.heads && !e.unrotated; ++h) {
+    const idx_t per_head = rotations.size() / s.heads;
+    for (idx_t h = 0; h < s.heads && !e.unrotated; ++h) {
       random_source random(static_cast<std::uint64_t>(s.first_head + h) + 11);
-      for (index n = 0; n < per_head; ++n)
+      for (idx_t n = 0; n < per_head; ++n)
         rotations.data[static_cast<std::size_t>(h * per_head + n)] = static_cast<T>(random.normal());
     }
     if (e.scores) slopes = law_slopes<T>(s), sinks = law_sinks<T>(s), score = own_score_of<T>(s);
@@ -88,21 +88,21 @@ binder<T> masked_full(Seen seen) {
   return [seen](const law_shape& s) {
     return [seen, s](const law_call<T>& call) {
       tensor<double> q(s.batch, s.heads, s.queries, s.dim);
-      for (index b = 0; b < s.batch; ++b)
-        for (index h = 0; h < s.heads; ++h)
-          for (index i = 0; i < s.queries; ++i)
-            for (index d = 0; d < s.dim; ++d) q(b, h, i, d) = static_cast<double>(call.q(b, h, i, d));
+      for (idx_t b = 0; b < s.batch; ++b)
+        for (idx_t h = 0; h < s.heads; ++h)
+          for (idx_t i = 0; i < s.queries; ++i)
+            for (idx_t d = 0; d < s.dim; ++d) q(b, h, i, d) = static_cast<double>(call.q(b, h, i, d));
       const tensor<T> k = cast<T>(reference::lsh_keys(q, 0));
       tensor<T> v(s.batch, s.heads, s.queries, s.value_dim);
-      for (index b = 0; b < s.batch; ++b)
-        for (index h = 0; h < s.heads; ++h)
-          for (index i = 0; i < s.queries; ++i)
-            for (index d = 0; d < s.value_dim; ++d) v(b, h, i, d) = call.v(b, h / (s.heads / s.kv_heads), i, d);
+      for (idx_t b = 0; b < s.batch; ++b)
+        for (idx_t h = 0; h < s.heads; ++h)
+          for (idx_t i = 0; i < s.queries; ++i)
+            for (idx_t d = 0; d < s.value_dim; ++d) v(b, h, i, d) = call.v(b, h / (s.heads / s.kv_heads), i, d);
       attn::full_softmax_options<T> o;
       o.lse = call.lse;
       compiled_full_softmax<T>::call(
           call.q, view(k), view(std::as_const(v)), call.out, o,
-          [&](T score, index, index, index i, index j) {
+          [&](T score, idx_t, idx_t, idx_t i, idx_t j) {
             const bool alone = s.queries == 1;  // it may see itself
             return alone || (i != j && seen(i, j)) ? score : -std::numeric_limits<T>::infinity();
           },
@@ -120,7 +120,7 @@ law_operator<T> operator_of(const lsh_entry& entry) {
   op.cross = false;
   op.tied = true;
   if (entry.chunk >= 257)  // all that law 10 asks for share it; otherwise the hashes say who sees whom
-    op.sees = [](const law_shape& s, index, index, index i, index j) { return i != j || s.keys == 1; };
+    op.sees = [](const law_shape& s, idx_t, idx_t, idx_t i, idx_t j) { return i != j || s.keys == 1; };
   op.bind = [entry](const law_shape& s) { return bind_lsh<T>(entry, s); };
   op.backward = lsh_backward<T>(entry);
   op.reference = [entry](const law_shape& s) {
@@ -138,10 +138,10 @@ void add_lsh(std::vector<law_operator<T>>& all) {
     return [entry](const law_shape& s) { return bind_lsh<T>(entry, s); };
   };
   op.limits.push_back(
-      {"a chunk of the length", limit({"", 1, 8, 300}), masked_full<T>([](index, index) { return true; })});
+      {"a chunk of the length", limit({"", 1, 8, 300}), masked_full<T>([](idx_t, idx_t) { return true; })});
   op.limits.push_back({"one bucket: local chunks",
                        limit({.name = "", .rounds = 1, .buckets = 2, .chunk = 16, .unrotated = true}),
-                       masked_full<T>([](index i, index j) { return j / 16 == i / 16 || j / 16 + 1 == i / 16; })});
+                       masked_full<T>([](idx_t i, idx_t j) { return j / 16 == i / 16 || j / 16 + 1 == i / 16; })});
   all.push_back(op);
   all.push_back(operator_of<T>({.name = "lsh of everything",
                                 .rounds = 3,

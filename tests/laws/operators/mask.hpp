@@ -5,7 +5,7 @@
 namespace testing {
 
 // Of rows as they are in the larger batch. Where every row has its own position's key or the first, none sees nothing.
-inline bool mask_sees(index b, index h, index i, index j) {
+inline bool mask_sees(idx_t b, idx_t h, idx_t i, idx_t j) {
   return i == j || j == 0 || (7 * i + 13 * j + 3 * b + h) % 5 < 3;
 }
 
@@ -13,41 +13,41 @@ class law_mask {
  public:
   law_mask() = default;
   explicit law_mask(const law_shape& s) : extents_{s.batch, s.heads, s.queries, s.keys} {
-    for (index b = 0; b < s.batch; ++b)
-      for (index h = 0; h < s.heads; ++h)
-        for (index i = 0; i < s.queries; ++i)
-          for (index j = 0; j < s.keys; ++j) bytes_.push_back(mask_sees(s.first_batch + b, s.first_head + h, i, j));
+    for (idx_t b = 0; b < s.batch; ++b)
+      for (idx_t h = 0; h < s.heads; ++h)
+        for (idx_t i = 0; i < s.queries; ++i)
+          for (idx_t j = 0; j < s.keys; ++j) bytes_.push_back(mask_sees(s.first_batch + b, s.first_head + h, i, j));
   }
   attn::mask_view view() const { return attn::tensor_view<const std::uint8_t>(bytes_.data(), extents_); }
 
  private:
   std::vector<std::uint8_t> bytes_;
-  std::array<index, 4> extents_{};
+  std::array<idx_t, 4> extents_{};
 };
 
 template <class N>
-N own_score(N x, index h, index i, index j) {
+N own_score(N x, idx_t h, idx_t i, idx_t j) {
   return x / 2 + static_cast<N>((h + i + 3 * j) % 5) / 4;
 }
 template <class T>
 score_of<T> own_score_of(const law_shape& s) {
-  return [first = s.first_head](T x, index, index h, index i, index j) { return own_score(x, first + h, i, j); };
+  return [first = s.first_head](T x, idx_t, idx_t h, idx_t i, idx_t j) { return own_score(x, first + h, i, j); };
 }
 template <class T>
-T own_score_backward(T, T d, index, index, index, index) {
+T own_score_backward(T, T d, idx_t, idx_t, idx_t, idx_t) {
   return d / 2;
 }
 
 // The same for a reference, whose score functions get the position of a query; that of row 0 is `first`, if given.
 inline reference::score_function mask_for_reference(const law_shape& s, const law_reference_call& call, bool masked,
-                                                    bool scored, std::optional<index> first = {}) {
+                                                    bool scored, std::optional<idx_t> first = {}) {
   if (!masked && !scored) return {};
-  std::vector<index> begin;
-  for (index b = 0; b < s.batch; ++b)
+  std::vector<idx_t> begin;
+  for (idx_t b = 0; b < s.batch; ++b)
     begin.push_back(first.value_or(reference::true_length(call.lengths, call.key_lengths, b, s.keys) -
                                    reference::true_length(call.lengths, call.query_lengths, b, s.queries)));
-  return [=](double x, index b, index h, index position, index j) {
-    const index i = position - begin[static_cast<std::size_t>(b)];
+  return [=](double x, idx_t b, idx_t h, idx_t position, idx_t j) {
+    const idx_t i = position - begin[static_cast<std::size_t>(b)];
     if (masked && !mask_sees(s.first_batch + b, s.first_head + h, i, j)) return -reference::infinity;
     return scored ? own_score(x, s.first_head + h, position, j) : x;
   };
@@ -57,13 +57,13 @@ inline reference::score_function mask_for_reference(const law_shape& s, const la
 template <class T>
 std::vector<T> law_slopes(const law_shape& s) {
   std::vector<T> slopes;
-  for (index h = 0; h < s.heads; ++h) slopes.push_back(static_cast<T>(std::exp2(-(s.first_head + h + 1))));
+  for (idx_t h = 0; h < s.heads; ++h) slopes.push_back(static_cast<T>(std::exp2(-(s.first_head + h + 1))));
   return slopes;
 }
 template <class T>
 std::vector<T> law_sinks(const law_shape& s) {
   std::vector<T> sinks;
-  for (index h = 0; h < s.heads; ++h) sinks.push_back(static_cast<T>(s.first_head + h) - 1);
+  for (idx_t h = 0; h < s.heads; ++h) sinks.push_back(static_cast<T>(s.first_head + h) - 1);
   return sinks;
 }
 

@@ -6,8 +6,8 @@ namespace {
 
 struct multipole_entry {
   std::string name;
-  index exact, clusters, block, probe = 1;
-  index segment = 0, candidate_clusters = 0;  // a segment: causal
+  idx_t exact, clusters, block, probe = 1;
+  idx_t segment = 0, candidate_clusters = 0;  // a segment: causal
   bool scores = false;  // softcap, sinks, scale
   bool assigned = false;
   bool others = false;  // lookback, iterations and seed that are not the default
@@ -17,13 +17,13 @@ template <class T>
 struct parameters {
   multipole_entry entry;
   std::vector<T> sinks, d_sinks;
-  std::vector<index> assignment;
+  std::vector<idx_t> assignment;
   law_shape shape;
 
   parameters(const multipole_entry& e, const law_shape& s) : entry(e), shape(s) {
     if (e.scores) sinks = d_sinks = law_sinks<T>(s);
-    for (index n = 0; n < s.batch * s.kv_heads; ++n)
-      for (index j = 0; j < s.keys; ++j) assignment.push_back(j * 7 % 5 % e.clusters);
+    for (idx_t n = 0; n < s.batch * s.kv_heads; ++n)
+      for (idx_t j = 0; j < s.keys; ++j) assignment.push_back(j * 7 % 5 % e.clusters);
   }
 
   attn::multipole_options<T> options(const auto& call) const {
@@ -45,7 +45,7 @@ struct parameters {
     o.exact = entry.exact, o.clusters = entry.clusters, o.block = entry.block, o.probe = entry.probe;
     o.candidate_clusters = entry.candidate_clusters;
     o.causal = entry.segment > 0;
-    if (entry.segment > 0) o.segment = entry.segment, o.lookback = std::min<index>(32, entry.block);
+    if (entry.segment > 0) o.segment = entry.segment, o.lookback = std::min<idx_t>(32, entry.block);
     if (entry.assigned) {
       o.assignment = tensor<double>(shape.batch, shape.kv_heads, shape.keys, 1);
       std::copy(assignment.begin(), assignment.end(), o.assignment.data.begin());
@@ -96,7 +96,7 @@ law_operator<T> operator_of(const multipole_entry& entry) {
   op.error_factor = 4;
   if (entry.segment == 0) op.queries_mix = true;  // they choose together
   // Every key is taken or part of a cluster.
-  op.sees = [entry](const law_shape& s, index, index, index i, index j) {
+  op.sees = [entry](const law_shape& s, idx_t, idx_t, idx_t i, idx_t j) {
     return entry.segment == 0 || j <= i + s.keys - s.queries;
   };
   return op;

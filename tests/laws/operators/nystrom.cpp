@@ -6,9 +6,9 @@ namespace {
 
 struct nystrom_entry {
   std::string name;
-  index landmarks = 16;
+  idx_t landmarks = 16;
   attn::pseudo_inverse inverse = attn::pseudo_inverse::per_head;
-  index width = 0;      // of the convolution
+  idx_t width = 0;      // of the convolution
   bool others = false;  // a scale, iterations and a cutoff that are not the default
 };
 
@@ -18,8 +18,8 @@ struct parameters {
   tensor<T> kernel, d_kernel;
 
   parameters(const nystrom_entry& e, const law_shape& s) : entry(e), kernel(1, 1, s.heads, e.width) {
-    for (index h = 0; h < s.heads; ++h)
-      for (index p = 0; p < e.width; ++p)
+    for (idx_t h = 0; h < s.heads; ++h)
+      for (idx_t p = 0; p < e.width; ++p)
         kernel(0, 0, h, p) = static_cast<T>((3 * (s.first_head + h) + 5 * p) % 7) / 8 - T(0.25);
     d_kernel = kernel;
   }
@@ -80,15 +80,15 @@ law_operator<T> operator_of(const nystrom_entry& entry) {
       return reference::nystrom(call.q, call.k, call.v, p->reference_options(call));
     };
   };
-  if (op.independent) op.sees = [](const law_shape&, index, index, index, index) { return true; };
+  if (op.independent) op.sees = [](const law_shape&, idx_t, idx_t, idx_t, idx_t) { return true; };
   return op;
 }
 
 template <class T>
-law_limit<T> landmarks_for_all(std::string name, index more) {
+law_limit<T> landmarks_for_all(std::string name, idx_t more) {
   return {name,
           [more](const law_shape& s) {
-            return bind_nystrom<T>({.name = "", .landmarks = std::max<index>(1, s.keys) + more}, s);
+            return bind_nystrom<T>({.name = "", .landmarks = std::max<idx_t>(1, s.keys) + more}, s);
           },
           [](const law_shape&) -> bound<T> {
             return [](const law_call<T>& call) {

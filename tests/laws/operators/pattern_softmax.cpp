@@ -5,7 +5,7 @@ namespace testing::pattern_softmax_law {
 namespace {
 
 // Queries at even positions see a window, those at odd ones every 9th key but their own; all see keys 0, 64 and 101.
-bool own_pattern_sees(index position, index key) {
+bool own_pattern_sees(idx_t position, idx_t key) {
   if (key == 0 || key == 64 || key == 101) return true;
   if (position % 2 == 0) return position - 6 <= key && key <= position + 3;
   return key % 9 == 4 && key != position;
@@ -13,15 +13,15 @@ bool own_pattern_sees(index position, index key) {
 
 // For reference::by_pattern, which asks `sees`.
 struct own_pattern_options : reference::softmax_options {};
-bool sees(const own_pattern_options&, index, index position, index key, index) {
+bool sees(const own_pattern_options&, idx_t, idx_t position, idx_t key, idx_t) {
   return own_pattern_sees(position, key);
 }
 
 listed_pattern own_pattern(const law_shape& s) {
-  std::vector<index> others, common = {0, 64, 101};
-  for (index j = 4; j < s.keys; j += 9) others.push_back(j);
-  const index first = (s.keys - s.queries) - 1000;
-  const index even = first - first % 2;
+  std::vector<idx_t> others, common = {0, 64, 101};
+  for (idx_t j = 4; j < s.keys; j += 9) others.push_back(j);
+  const idx_t first = (s.keys - s.queries) - 1000;
+  const idx_t even = first - first % 2;
   listed_pattern p;
   listed_pattern::query_set near{{even, s.keys, 2}, {{.list = common}}};
   const attn::position_range between[] = {{1, 64}, {65, 101}, {102, s.keys}};
@@ -124,8 +124,8 @@ law_operator<T> operator_of(const own_entry& entry) {
   op.reference = [bind](const law_shape& s) {
     return [p = bind(s)](const law_reference_call& call) { return p->reference_of(call); };
   };
-  op.sees = [entry](const law_shape& s, index b, index h, index i, index j) {
-    const index position = i + s.keys - s.queries;
+  op.sees = [entry](const law_shape& s, idx_t b, idx_t h, idx_t i, idx_t j) {
+    const idx_t position = i + s.keys - s.queries;
     if (entry.everything && !mask_sees(s.first_batch + b, s.first_head + h, i, j)) return false;
     return !(entry.causal && j > position) && own_pattern_sees(position, j);
   };

@@ -89,13 +89,13 @@ law_operator<T> pattern_operator(std::string name, const options_for<Options>& o
     law_shape shape{.queries = -1};
     Options options;
   };
-  op.sees = [=, last = std::make_shared<known>()](const law_shape& s, index b, index h, index i, index j) {
+  op.sees = [=, last = std::make_shared<known>()](const law_shape& s, idx_t b, idx_t h, idx_t i, idx_t j) {
     if (masked && !mask_sees(s.first_batch + b, s.first_head + h, i, j)) return false;
     const law_shape& same = last->shape;  // asked pair by pair: the options are made once
     if (s.queries != same.queries || s.keys != same.keys || s.heads != same.heads || s.first_head != same.first_head)
       *last = {s, options(s)};
     const Options& o = last->options;
-    const index position = i + s.keys - s.queries;
+    const idx_t position = i + s.keys - s.queries;
     return !(o.causal && j > position) && reference::sees(o, h, position, j, s.keys);
   };
   return op;

@@ -12,7 +12,7 @@ struct performer_entry {
 
   // Sines and cosines cancel where |q|^2 and |k|^2 are large; here they are 1 / 2.
   template <class T>
-  std::optional<T> scale(index dim) const {
+  std::optional<T> scale(idx_t dim) const {
     if (kernel == attn::performer_kernel::trigonometric) return T(0.5) / static_cast<T>(dim);
     return {};
   }
@@ -30,10 +30,10 @@ struct parameters {
         features(e.own_features ? drawn(s.dim, s.first_head + s.heads) : drawn(s.dim, 1)),
         all_heads(e.own_features),
         d_features(static_cast<std::size_t>((all_heads ? s.heads : 1) * 24 * s.dim)) {}
-  static attn::tensor<T, 3> drawn(index dim, index heads) {
+  static attn::tensor<T, 3> drawn(idx_t dim, idx_t heads) {
     return attn::draw_features<T>(24, dim, {.seed = 11, .heads = heads});
   }
-  feature_view<T> view(index heads) const {
+  feature_view<T> view(idx_t heads) const {
     const auto all = features.view();
     return all_heads ? all.slice(0, all.extent(0) - heads, heads) : all;
   }
@@ -112,7 +112,7 @@ law_operator<T> operator_of(const performer_entry& entry) {
                                     options, *call.execution);
       };
     };
-  op.sees = [entry](const law_shape& s, index, index, index i, index j) {
+  op.sees = [entry](const law_shape& s, idx_t, idx_t, idx_t i, idx_t j) {
     return !entry.causal || j <= i + s.keys - s.queries;
   };
   return op;

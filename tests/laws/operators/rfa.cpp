@@ -75,7 +75,7 @@ law_operator<T> operator_of(const rfa_entry& entry) {
       struct fed {
         parameters<T> p;
         attn::rfa_state<T> state;
-        index tokens = 0;
+        idx_t tokens = 0;
       };
       auto shared = std::make_shared<fed>(
           fed{parameters<T>(entry, shape),
@@ -92,7 +92,7 @@ law_operator<T> operator_of(const rfa_entry& entry) {
         shared->tokens += call.k.extent(2);
       };
     };
-  op.sees = [entry](const law_shape& s, index, index, index i, index j) {
+  op.sees = [entry](const law_shape& s, idx_t, idx_t, idx_t i, idx_t j) {
     return !entry.causal || j <= i + s.keys - s.queries;
   };
   return op;
@@ -112,10 +112,10 @@ law_limit<T> gate_of_zero_is_own_value() {
           },
           [](const law_shape& s) -> bound<T> {
             return [s](const law_call<T>& call) {
-              for (index b = 0; b < s.batch; ++b)
-                for (index h = 0; h < s.heads; ++h)
-                  for (index i = 0; i < s.queries; ++i)
-                    for (index d = 0; d < s.value_dim; ++d)
+              for (idx_t b = 0; b < s.batch; ++b)
+                for (idx_t h = 0; h < s.heads; ++h)
+                  for (idx_t i = 0; i < s.queries; ++i)
+                    for (idx_t d = 0; d < s.value_dim; ++d)
                       call.out(b, h, i, d) = call.v(b, h / (s.heads / s.kv_heads), i, d);
             };
           }};

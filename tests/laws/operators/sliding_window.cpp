@@ -6,25 +6,25 @@ namespace {
 
 struct sliding_window_entry {
   std::string name;
-  index left = 0, right = 0;
+  idx_t left = 0, right = 0;
   bool causal = false;
-  std::vector<index> dilation{}, globals{};  // a dilation per head: head h takes entry h of the cycle
+  std::vector<idx_t> dilation{}, globals{};  // a dilation per head: head h takes entry h of the cycle
   bool own_projections = false;
   bool scores = false;  // softcap, sinks, ALiBi, scale
   bool mask = false;    // and a score function, and where the first query is
 };
-constexpr index first_position = 2;
+constexpr idx_t first_position = 2;
 
 // The numbers of a larger tensor at the place where this shape stands in it.
 template <class T>
-tensor<T> own_projection(std::uint64_t seed, const law_shape& s, index first_head, index heads, index length,
-                         index dim) {
+tensor<T> own_projection(std::uint64_t seed, const law_shape& s, idx_t first_head, idx_t heads, idx_t length,
+                         idx_t dim) {
   tensor<T> x(s.batch, heads, length, dim);
-  for (index b = 0; b < s.batch; ++b)
-    for (index h = 0; h < heads; ++h)
-      for (index i = 0; i < length; ++i) {
+  for (idx_t b = 0; b < s.batch; ++b)
+    for (idx_t h = 0; h < heads; ++h)
+      for (idx_t i = 0; i < length; ++i) {
         random_source random(seed + static_cast<std::uint64_t>(((s.first_batch + b) * 16 + first_head + h) * 1000 + i));
-        for (index d = 0; d < dim; ++d) x(b, h, i, d) = static_cast<T>(random.normal());
+        for (idx_t d = 0; d < dim; ++d) x(b, h, i, d) = static_cast<T>(random.normal());
       }
   return x;
 }
@@ -32,7 +32,7 @@ tensor<T> own_projection(std::uint64_t seed, const law_shape& s, index first_hea
 template <class T>
 struct parameters {
   sliding_window_entry entry;
-  std::vector<index> dilation;
+  std::vector<idx_t> dilation;
   law_shape shape;
   std::vector<T> slopes, sinks;
   tensor<T> q_global, k_global, v_global;
@@ -42,13 +42,13 @@ struct parameters {
   parameters(const sliding_window_entry& e, const law_shape& s) : entry(e), dilation(e.dilation), shape(s) {
     if (e.dilation.size() > 1) {
       dilation.clear();
-      for (index h = 0; h < s.heads; ++h)
+      for (idx_t h = 0; h < s.heads; ++h)
         dilation.push_back(e.dilation[static_cast<std::size_t>(s.first_head + h) % e.dilation.size()]);
     }
     if (e.scores) slopes = law_slopes<T>(s), sinks = law_sinks<T>(s);
     if (e.mask) mask = law_mask(s), score = own_score_of<T>(s);
     if (!e.own_projections) return;
-    const index first_kv_head = s.first_head / 2;  // two query heads share one
+    const idx_t first_kv_head = s.first_head / 2;  // two query heads share one
     q_global = own_projection<T>(1, s, s.first_head, s.heads, s.queries, s.dim);
     k_global = own_projection<T>(2, s, first_kv_head, s.kv_heads, s.keys, s.dim);
     v_global = own_projection<T>(3, s, first_kv_head, s.kv_heads, s.keys, s.value_dim);
@@ -81,13 +81,13 @@ struct parameters {
   }
 };
 
-bool sees(const sliding_window_entry& entry, const law_shape& s, index b, index h, index i, index j) {
+bool sees(const sliding_window_entry& entry, const law_shape& s, idx_t b, idx_t h, idx_t i, idx_t j) {
   if (entry.mask && !mask_sees(s.first_batch + b, s.first_head + h, i, j)) return false;
   reference::sliding_window_options o;
   o.left = entry.left, o.right = entry.right, o.global_positions = entry.globals;
   if (!entry.dilation.empty())
     o.dilation = {entry.dilation[static_cast<std::size_t>(s.first_head + h) % entry.dilation.size()]};
-  const index position = i + (entry.mask ? first_position : s.keys - s.queries);
+  const idx_t position = i + (entry.mask ? first_position : s.keys - s.queries);
   const bool global_query = reference::is_global(o, position);
   if (entry.causal && j > position) return false;
   if (global_query) return !entry.own_projections;  // else it reads k_global and v_global
@@ -173,7 +173,7 @@ law_operator<T> operator_of(const sliding_window_entry& entry) {
       return p->reference_of(call);
     };
   };
-  op.sees = [entry](const law_shape& s, index b, index h, index i, index j) { return sees(entry, s, b, h, i, j); };
+  op.sees = [entry](const law_shape& s, idx_t b, idx_t h, idx_t i, idx_t j) { return sees(entry, s, b, h, i, j); };
   if (entry.causal && entry.left != attn::unlimited && !entry.own_projections)
     op.stream = [entry](const law_shape& shape) { return stream_window<T>(entry, shape); };
   return op;
@@ -185,7 +185,7 @@ std::vector<law_limit<T>> window_limits() {
   std::vector<law_limit<T>> limits;
   for (bool causal : {false, true}) {
     const auto full = [causal](const law_shape&) { return bind_full<T>(causal); };
-    const auto window = [causal](index left, index right, const law_shape& shape) {
+    const auto window = [causal](idx_t left, idx_t right, const law_shape& shape) {
       sliding_window_entry entry;
       entry.left = left, entry.right = right, entry.causal = causal;
       return bind_window<T>(entry, shape);
@@ -198,7 +198,7 @@ std::vector<law_limit<T>> window_limits() {
   limits.push_back({"every position global",
                     [](const law_shape& s) {
                       sliding_window_entry entry;
-                      for (index j = 0; j < s.keys; ++j) entry.globals.push_back(j);
+                      for (idx_t j = 0; j < s.keys; ++j) entry.globals.push_back(j);
                       return bind_window<T>(entry, s);
                     },
                     [](const law_shape&) { return bind_full<T>(false); }});
@@ -207,7 +207,7 @@ std::vector<law_limit<T>> window_limits() {
 
 template <class T>
 void add_sliding_window(std::vector<law_operator<T>>& all) {
-  const std::vector<index> some = {0, 5, 64, 200};
+  const std::vector<idx_t> some = {0, 5, 64, 200};
   const sliding_window_entry entries[] = {
       {.name = "sliding_window", .left = 5, .right = 3},
       {.name = "sliding_window causal", .left = 40, .right = 0, .causal = true},
@@ -244,7 +244,7 @@ void add_sliding_window(std::vector<law_operator<T>>& all) {
                                   window_backward<T>(unlimited)});
   const auto global = [](const law_shape& s) {
     sliding_window_entry entry{.name = "", .left = 1, .right = 1};
-    for (index i = 0; i < s.queries; ++i) entry.globals.push_back(s.keys - s.queries + i);
+    for (idx_t i = 0; i < s.queries; ++i) entry.globals.push_back(s.keys - s.queries + i);
     return entry;
   };
   all.back().long_rows.push_back({"global queries", [=](const law_shape& s) { return bind_window<T>(global(s), s); },

@@ -6,7 +6,7 @@ namespace {
 template <class T>
 void add_strided(std::vector<law_operator<T>>& all) {
   using options = reference::strided_options;
-  const auto strided = [](index stride, bool causal, bool more = false) -> options_for<options> {
+  const auto strided = [](idx_t stride, bool causal, bool more = false) -> options_for<options> {
     return [=](const law_shape& s) {
       options o;
       o.stride = stride, o.causal = causal;
@@ -14,7 +14,7 @@ void add_strided(std::vector<law_operator<T>>& all) {
       return o;
     };
   };
-  const auto fixed = [](index stride, index summary, bool causal) -> options_for<options> {
+  const auto fixed = [](idx_t stride, idx_t summary, bool causal) -> options_for<options> {
     return [=](const law_shape&) {
       options o;
       o.fixed = true, o.stride = stride, o.summary = summary, o.causal = causal;

@@ -8,7 +8,7 @@ namespace {
 
 struct topk_entry {
   std::string name;
-  index block, topk;
+  idx_t block, topk;
   bool scores = false;  // softcap, sinks, ALiBi, scale, a score function
 };
 
@@ -97,10 +97,10 @@ law_operator<T> operator_of(const topk_entry& entry) {
     };
   };
   if (entry.topk >= 300)  // all there are; otherwise the matches say who sees whom
-    op.sees = [](const law_shape& s, index, index, index i, index j) { return j <= i + s.keys - s.queries; };
+    op.sees = [](const law_shape& s, idx_t, idx_t, idx_t i, idx_t j) { return j <= i + s.keys - s.queries; };
   if (entry.topk == 1)
-    op.sees = [block = entry.block](const law_shape& s, index, index, index i, index j) {
-      const index position = i + s.keys - s.queries;
+    op.sees = [block = entry.block](const law_shape& s, idx_t, idx_t, idx_t i, idx_t j) {
+      const idx_t position = i + s.keys - s.queries;
       return j <= position && j >= position / block * block;
     };
   return op;

@@ -10,19 +10,19 @@ template <class T>
 struct aft_bias_sink {
   matrix_view<void> to{};
   const aft_gradient_elements<T>* elements = nullptr;
-  index size = 0;  // bytes of an element
+  idx_t size = 0;  // bytes of an element
   bool accumulate = false;
   T* sums = nullptr;  // [rows][columns]
 
-  void add(index row, index column, index count, const T* values) const {
+  void add(idx_t row, idx_t column, idx_t count, const T* values) const {
     if (sums) {
       T* const s = sums + row * to.cols + column;
-      for (index j = 0; j < count; ++j) s[j] += values[j];
+      for (idx_t j = 0; j < count; ++j) s[j] += values[j];
     } else {
       elements->store_row(at(row, column), to.col_stride, count, values, accumulate);
     }
   }
-  void* at(index row, index column) const {
+  void* at(idx_t row, idx_t column) const {
     return static_cast<char*>(to.data) + (row * to.row_stride + column * to.col_stride) * size;
   }
 };
@@ -37,11 +37,11 @@ struct aft_bias_gradients {
   bool wanted = false;
 
   static aft_bias_gradients layout(arena& memory, const aft_backward_tensors<T>& x,
-                                   const aft_gradient_elements<T>& elements, index most_heads, bool many_pairs) {
+                                   const aft_gradient_elements<T>& elements, idx_t most_heads, bool many_pairs) {
     aft_bias_gradients g{.x = &x, .elements = &elements, .wanted = x.wants(x.dw)};
-    const index sharing = x.batch * (x.shares_biases() ? x.heads : 1);
+    const idx_t sharing = x.batch * (x.shares_biases() ? x.heads : 1);
     const auto lengths = x.lengths;
-    const bool differ = std::any_of(lengths.begin(), lengths.end(), [&](index n) { return n != lengths[0]; });
+    const bool differ = std::any_of(lengths.begin(), lengths.end(), [&](idx_t n) { return n != lengths[0]; });
     if (g.wanted && (many_pairs || differ || sharing > most_heads))
       g.sink.sums = memory.allocate<T>(x.dw.extents[2] * x.dw.extents[3]);
     g.sink.elements = &elements, g.sink.size = x.dw.item, g.sink.accumulate = x.accumulate;
@@ -51,25 +51,25 @@ struct aft_bias_gradients {
   /// Zeros everywhere, for entries that no pair writes.
   void clear(execution& exec) const {
     if (!wanted || x->accumulate) return;
-    exec.for_each(x->dw.extents[1] * x->dw.extents[2], [&](index task, int) {
-      const index row = task % x->dw.extents[2];
+    exec.for_each(x->dw.extents[1] * x->dw.extents[2], [&](idx_t task, int) {
+      const idx_t row = task % x->dw.extents[2];
       elements->clear(gradient_head_of(x->dw, 0, task / x->dw.extents[2]), row, row + 1);
     });
   }
 
   /// Call before and after bundle b: the first and the last bundle that share a head of w begin and end its sums.
-  void begin(const head_bundles<T>& bundles, index b, execution& exec) {
-    const index head = bundles.list[b][0].bias_head;
+  void begin(const head_bundles<T>& bundles, idx_t b, execution& exec) {
+    const idx_t head = bundles.list[b][0].bias_head;
     if (!wanted || (b > 0 && bundles.list[b - 1][0].bias_head == head)) return;
     sink.to = gradient_head_of(x->dw, 0, head);
     if (sink.sums)
       exec.for_each(sink.to.rows,
-                    [&](index row, int) { std::fill_n(sink.sums + row * sink.to.cols, sink.to.cols, T(0)); });
+                    [&](idx_t row, int) { std::fill_n(sink.sums + row * sink.to.cols, sink.to.cols, T(0)); });
   }
-  void end(const head_bundles<T>& bundles, index b, execution& exec) const {
-    const index head = bundles.list[b][0].bias_head;
+  void end(const head_bundles<T>& bundles, idx_t b, execution& exec) const {
+    const idx_t head = bundles.list[b][0].bias_head;
     if (!wanted || !sink.sums || (b + 1 < bundles.count && bundles.list[b + 1][0].bias_head == head)) return;
-    exec.for_each(sink.to.rows, [&](index row, int) {
+    exec.for_each(sink.to.rows, [&](idx_t row, int) {
       elements->store_row(sink.at(row, 0), sink.to.col_stride, sink.to.cols, sink.sums + row * sink.to.cols,
                           sink.accumulate);
     });
@@ -80,7 +80,7 @@ struct aft_bias_gradients {
 template <class T>
 void clear_all_padding(const aft_backward_tensors<T>& x, const aft_gradient_elements<T>& elements, execution& exec) {
   if (x.lengths.empty() && x.dim > 0) return;
-  exec.for_each(x.batch * x.heads, [&](index n, int) {
+  exec.for_each(x.batch * x.heads, [&](idx_t n, int) {
     elements.clear_padding(x.gradients(n), x.dim > 0 ? x.head(n).length : 0, x.length, x.accumulate);
   });
 }

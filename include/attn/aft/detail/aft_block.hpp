@@ -25,13 +25,13 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-inline constexpr index block_rows = 96;                  // rows of a block, a multiple of every tile height
-inline constexpr index product_keys = 384;               // keys a product takes at most
+inline constexpr idx_t block_rows = 96;                  // rows of a block, a multiple of every tile height
+inline constexpr idx_t product_keys = 384;               // keys a product takes at most
 inline constexpr int weight_stride = product_keys + 16;  // rows of a tile fall into different cache sets
 
 /// The least that sum_lower_bound() may be for a fast result over `keys` keys.
 template <class T>
-T trusted_sum(index keys) {
+T trusted_sum(idx_t keys) {
   return std::ldexp(static_cast<T>(keys + 1), float_bits<T>::mantissa + 7 - float_bits<T>::bias);
 }
 
@@ -49,18 +49,18 @@ template <class T>
 struct packed_piece {
   T* panels = nullptr;  // per packet [capacity][e^k v | e^k]
   packed_channels<T>* packets = nullptr;
-  index capacity = 0;
+  idx_t capacity = 0;
 
-  static packed_piece layout(arena& memory, index packets, index capacity) {
+  static packed_piece layout(arena& memory, idx_t packets, idx_t capacity) {
     T* const panels = memory.allocate<T>(packets * capacity * panel_width<T>);
     return {panels, memory.allocate<packed_channels<T>>(packets), capacity};
   }
 
-  T* panel(index packet) const { return panels + packet * capacity * panel_width<T>; }
+  T* panel(idx_t packet) const { return panels + packet * capacity * panel_width<T>; }
 
   /// Packs rows [begin, begin + count) of one head as packets first ... of the piece.
-  void pack(const aft_elements<T>& elements, const aft_head& head, index first, index begin, index count) const {
-    for (index c = 0, p = first; c < head.v.cols; c += width<T>, ++p)
+  void pack(const aft_elements<T>& elements, const aft_head& head, idx_t first, idx_t begin, idx_t count) const {
+    for (idx_t c = 0, p = first; c < head.v.cols; c += width<T>, ++p)
       packets[p] = elements.pack(head, c, begin, count, panel(p));
   }
 };
@@ -68,7 +68,7 @@ struct packed_piece {
 /// Up to block_rows rows that share their biases, with the sums of all channels of a bundle of heads.
 template <class T>
 struct aft_block {
-  static constexpr index together = 4;  // packets that are finished together and share what the exact form reads
+  static constexpr idx_t together = 4;  // packets that are finished together and share what the exact form reads
 
   T* weights = nullptr;                // [block_rows][weight_stride]
   T* sums = nullptr;                   // per packet [block_rows][num | den]
@@ -80,12 +80,12 @@ struct aft_block {
   bool* exact = nullptr;               // [together][block_rows]: which of them are added up exactly
   key_sums<T>* keys = nullptr;         // [key_piece]
   split_biases<T> biases, diagonal;
-  index packets = 0, rows = 0;
-  index taken = 0;     // keys since sums were moved to long_sums
+  idx_t packets = 0, rows = 0;
+  idx_t taken = 0;     // keys since sums were moved to long_sums
   bool moved = false;
-  static constexpr index most_taken = 32 * product_keys;
+  static constexpr idx_t most_taken = 32 * product_keys;
 
-  static aft_block layout(arena& memory, index packets, bool causal) {
+  static aft_block layout(arena& memory, idx_t packets, bool causal) {
     return {.weights = memory.allocate<T>(block_rows * weight_stride),
             .sums = memory.allocate<T>(packets * block_rows * panel_width<T>),
             .long_sums = memory.allocate<T>(packets * block_rows * panel_width<T>),
@@ -97,10 +97,10 @@ struct aft_block {
             .diagonal = split_biases<T>::layout(memory, causal ? block_rows : 0), .packets = packets};
   }
 
-  void begin(index count) {
+  void begin(idx_t count) {
     rows = count, taken = 0, moved = false;
-    const index padded = round_up(rows, tile_rows);
-    for (index p = 0; p < packets; ++p)
+    const idx_t padded = round_up(rows, tile_rows);
+    for (idx_t p = 0; p < packets; ++p)
       std::fill_n(sums + p * block_rows * panel_width<T>, padded * panel_width<T>, T(0));
     std::fill_n(seen, packets, packed_channels<T>{});
     std::fill_n(weights + rows * weight_stride, (padded - rows) * weight_stride, T(0));
@@ -108,12 +108,12 @@ struct aft_block {
 
   /// Moves the sums to long_sums, so that they take most_taken keys from zero.
   [[gnu::noinline]] void move_sums() {
-    constexpr index size = block_rows * panel_width<T>;
-    for (index p = 0; p < packets; ++p) {
+    constexpr idx_t size = block_rows * panel_width<T>;
+    for (idx_t p = 0; p < packets; ++p) {
       const packet<T> scale = moved ? power_of_two<T>(sub(long_exponent[p], key_sums<T>::finite(seen[p].exponent)))
                                     : zero<T>();
       T *const from = sums + p * size, *const to = long_sums + p * size;
-      for (index x = 0; x < rows * panel_width<T>; x += width<T>) {
+      for (idx_t x = 0; x < rows * panel_width<T>; x += width<T>) {
         const packet<T> all = moved ? fma(load<T>(to + x), scale, load<T>(from + x)) : load<T>(from + x);
         store<T>(to + x, all), store<T>(from + x, zero<T>());
       }
@@ -131,13 +131,13 @@ struct aft_block {
 
 /// The exponent of the largest of `count` biases, -infinity if all mask.
 template <class T>
-T highest_exponent(const T* bias, index count) {
+T highest_exponent(const T* bias, idx_t count) {
   constexpr T infinity = std::numeric_limits<T>::infinity();
   packet<T> highest = broadcast<T>(-infinity);
   const auto include = [&](const packet<T>& x) {
     highest = max(highest, if_less(abs(x), broadcast<T>(infinity), x, broadcast<T>(-infinity)));
   };
-  index j = 0;
+  idx_t j = 0;
   for (; j + width<T> <= count; j += width<T>) include(load<T>(bias + j));
   for (; j < count; ++j) include(broadcast<T>(bias[j]));
   return max_lanes(split_exp<T>(highest).exponent);
@@ -145,7 +145,7 @@ T highest_exponent(const T* bias, index count) {
 
 /// Step 2 for one row, in place.
 template <class T>
-void fill_weights(T* row, index count, T exponent) {
+void fill_weights(T* row, idx_t count, T exponent) {
   const packet<T> reference = key_sums<T>::finite(broadcast<T>(exponent));
   map_packets(row, row, count, [&](const packet<T>& x) {
     const auto e = split_exp<T>(x);
@@ -155,7 +155,7 @@ void fill_weights(T* row, index count, T exponent) {
 
 /// Step 3 for M rows and one packet of channels.
 template <class T, int M>
-void tile_sums(const T* weights, const T* panel, index count, const packet<T>& old_scale, const packet<T>& new_scale,
+void tile_sums(const T* weights, const T* panel, idx_t count, const packet<T>& old_scale, const packet<T>& new_scale,
                T* sums) {
   tile_product<T, M, 2>(left_operand<T, weight_stride, 1>{weights}, panel, count,
                         [&](auto m, auto half, const auto& x) {
@@ -166,11 +166,11 @@ void tile_sums(const T* weights, const T* panel, index count, const packet<T>& o
 
 /// Step 3 for one row where a key or value is not finite: masked keys are left out. Same sums, to the last bit.
 template <class T>
-[[gnu::noinline]] void masked_sums(const T* weights, const T* bias, const T* panel, index count,
+[[gnu::noinline]] void masked_sums(const T* weights, const T* bias, const T* panel, idx_t count,
                                    const packet<T>& old_scale, const packet<T>& new_scale, T* sums) {
   for (int half = 0; half < panel_width<T>; half += width<T>) {
     packet<T> x = zero<T>();
-    for (index j = 0; j < count; ++j)
+    for (idx_t j = 0; j < count; ++j)
       if (bias[j] != -std::numeric_limits<T>::infinity())
         x = fma(broadcast<T>(weights[j]), load<T>(panel + j * panel_width<T> + half), x);
     store<T>(sums + half, fma(x, new_scale, mul(load<T>(sums + half), old_scale)));
@@ -187,17 +187,17 @@ struct aft_rows {
   const aft_elements<T>& elements;
   head_bundle heads;
   const Bias& bias;
-  index first, parts;  // row of the sequence the block begins with; packets of channels per head
+  idx_t first, parts;  // row of the sequence the block begins with; packets of channels per head
   const key_sums<T>* outside;  // sums over keys all rows see without a bias, per packet; null if there are none
   bool gate;
 
   /// W for every row.
   void find_row_exponents() const {
-    for (index r = 0; r < block.rows; ++r) {
+    for (idx_t r = 0; r < block.rows; ++r) {
       T highest = -std::numeric_limits<T>::infinity();
-      bias.ranges([&](index begin, index end) {
-        for (index j = begin; j < end; j += product_keys) {
-          const index count = std::min(product_keys, end - j);
+      bias.ranges([&](idx_t begin, idx_t end) {
+        for (idx_t j = begin; j < end; j += product_keys) {
+          const idx_t count = std::min(product_keys, end - j);
           bias.fill(r, j, count, block.weights);
           highest = std::max(highest, highest_exponent(block.weights, count));
         }
@@ -207,15 +207,15 @@ struct aft_rows {
   }
 
   /// Steps 2 and 3 for keys [begin, begin + count), which `piece` holds.
-  void add_piece(const packed_piece<T>& piece, index begin, index count) const {
+  void add_piece(const packed_piece<T>& piece, idx_t begin, idx_t count) const {
     if (block.taken > 0 && block.taken + count > block.most_taken) block.move_sums();
     block.taken += count;
-    for (index r = 0; r < block.rows; ++r) {
+    for (idx_t r = 0; r < block.rows; ++r) {
       T* const row = block.weights + r * weight_stride;
       bias.fill(r, begin, count, row);
       fill_weights(row, count, block.row_exponent[r]);
     }
-    for (index p = 0; p < block.packets; ++p) {
+    for (idx_t p = 0; p < block.packets; ++p) {
       packed_channels<T>& seen = block.seen[p];
       const packed_channels<T>& added = piece.packets[p];
       const packet<T> now = max(seen.exponent, added.exponent), reference = key_sums<T>::finite(now);
@@ -225,13 +225,13 @@ struct aft_rows {
       const T* const panel = piece.panel(p);
       T* const sums = block.sums + p * block_rows * panel_width<T>;
       if (added.finite) [[likely]]
-        for (index r = 0; r < block.rows; r += tile_rows)
+        for (idx_t r = 0; r < block.rows; r += tile_rows)
           with_tile_height(block.rows - r, [&](auto M) {
             tile_sums<T, M.value>(block.weights + r * weight_stride, panel, count, old_scale, scale,
                                   sums + r * panel_width<T>);
           });
       else
-        for (index r = 0; r < block.rows; ++r) {
+        for (idx_t r = 0; r < block.rows; ++r) {
           alignas(64) T plain[product_keys];
           bias.fill(r, begin, count, plain);
           masked_sums(block.weights + r * weight_stride, plain, panel, count, old_scale, scale,
@@ -242,11 +242,11 @@ struct aft_rows {
 
   /// Adds keys [begin, begin + keys) with the biases of `rows` to the totals marked `exact` of `count` packets from p
   /// on; a row of the diagonal sees those up to its own.
-  void add_exactly(index p, index count, index begin, index keys, const split_biases<T>& rows, bool diagonal) const {
+  void add_exactly(idx_t p, idx_t count, idx_t begin, idx_t keys, const split_biases<T>& rows, bool diagonal) const {
     const aft_head& head = heads.data()[p / parts];
-    for (index n = 0; n < count; ++n) {
+    for (idx_t n = 0; n < count; ++n) {
       bool split = false;
-      for (index r = 0; r < block.rows; ++r) {
+      for (idx_t r = 0; r < block.rows; ++r) {
         if (!block.exact[n * block_rows + r]) continue;
         if (!split) elements.split(head, (p + n) % parts * width<T>, begin, keys, block.keys);
         split = true;
@@ -254,50 +254,50 @@ struct aft_rows {
       }
     }
   }
-  void add_diagonal(index p, index count) const {
+  void add_diagonal(idx_t p, idx_t count) const {
     if (bias.has_diagonal()) add_exactly(p, count, bias.diagonal(), block.rows, block.diagonal, true);
   }
 
   /// After all pieces: adds the diagonal and the keys outside, tests, divides and writes. Returns how many rows of
   /// packets needed recomputation.
-  index finish(index keys) const {
-    return finish(keys, [&](index p, const key_sums<T>* totals) {
+  idx_t finish(idx_t keys) const {
+    return finish(keys, [&](idx_t p, const key_sums<T>* totals) {
       elements.write(heads.data()[p / parts], gate, p % parts * width<T>, first, block.rows, totals);
     });
   }
   /// The same; write(p, totals) takes the sums of packet p in every row.
   template <class Write>
-  index finish(index keys, Write&& write) const {
+  idx_t finish(idx_t keys, Write&& write) const {
     block.join_sums();
-    for (index r = 0; bias.has_diagonal() && r < block.rows; ++r) {
+    for (idx_t r = 0; bias.has_diagonal() && r < block.rows; ++r) {
       const auto row = block.diagonal.row(r);
       bias.fill(r, bias.diagonal(), r + 1, row.factor);
       row.split(r + 1);
     }
-    index recomputed = 0;
-    for (index p = 0, count; p < block.packets; p += count) {
+    idx_t recomputed = 0;
+    for (idx_t p = 0, count; p < block.packets; p += count) {
       count = std::min(block.together, parts - p % parts);
       std::fill_n(block.totals, block.together * block_rows, key_sums<T>{});
       std::fill_n(block.exact, block.together * block_rows, true);
       add_diagonal(p, count);
-      index underflowed = 0;
-      for (index n = 0; n < count; ++n) underflowed += combine(p, n, keys);
+      idx_t underflowed = 0;
+      for (idx_t n = 0; n < count; ++n) underflowed += combine(p, n, keys);
       if (underflowed > 0) recompute(p, count, keys);
       recomputed += underflowed;
-      for (index n = 0; n < count; ++n) write(p + n, block.totals + n * block_rows);
+      for (idx_t n = 0; n < count; ++n) write(p + n, block.totals + n * block_rows);
     }
     return recomputed;
   }
 
   /// Adds up all sums of packet p + n; marks in `exact`, and counts, the rows that need recomputation. Where every key
   /// is masked nothing can be lost.
-  index combine(index p, index n, index keys) const {
+  idx_t combine(idx_t p, idx_t n, idx_t keys) const {
     const T* const sums = block.sums + (p + n) * block_rows * panel_width<T>;
     const packet<T> exponent = block.seen[p + n].exponent, smallest = block.seen[p + n].smallest;
     const packet<T> enough = broadcast<T>(trusted_sum<T>(keys));
     const packet<T> none = broadcast<T>(-std::numeric_limits<T>::infinity());
-    index underflowed = 0;
-    for (index r = 0; r < block.rows; ++r) {
+    idx_t underflowed = 0;
+    for (idx_t r = 0; r < block.rows; ++r) {
       const packet<T> scale = add(exponent, broadcast<T>(block.row_exponent[r]));
       key_sums<T> all{load<T>(sums + r * panel_width<T>), load<T>(sums + r * panel_width<T> + width<T>), scale};
       key_sums<T>& total = block.totals[n * block_rows + r];
@@ -314,18 +314,18 @@ struct aft_rows {
   }
 
   /// Computes the marked rows of `count` packets again, exactly; channels that lost nothing keep their sums.
-  [[gnu::noinline]] void recompute(index p, index count, index keys) const {
+  [[gnu::noinline]] void recompute(idx_t p, idx_t count, idx_t keys) const {
     const packet<T> enough = broadcast<T>(trusted_sum<T>(keys));
     auto* const fast_sums = reinterpret_cast<key_sums<T>*>(block.weights);  // the product is over
     static_assert(aft_block<T>::together * sizeof(key_sums<T>) <= weight_stride * sizeof(T));
-    for (index n = 0; n < count * block_rows; ++n)
+    for (idx_t n = 0; n < count * block_rows; ++n)
       if (block.exact[n]) fast_sums[n] = block.totals[n], block.totals[n] = {};
-    bias.ranges([&](index begin, index end) {
-      for (index j = begin; j < end; j += key_piece) {
-        const index some = std::min(key_piece, end - j);
-        for (index r = 0; r < block.rows; ++r) {
+    bias.ranges([&](idx_t begin, idx_t end) {
+      for (idx_t j = begin; j < end; j += key_piece) {
+        const idx_t some = std::min(key_piece, end - j);
+        for (idx_t r = 0; r < block.rows; ++r) {
           bool any = false;
-          for (index n = 0; n < count; ++n) any |= block.exact[n * block_rows + r];
+          for (idx_t n = 0; n < count; ++n) any |= block.exact[n * block_rows + r];
           if (!any) continue;
           const auto row = block.biases.row(r);
           bias.fill(r, j, some, row.factor);
@@ -335,7 +335,7 @@ struct aft_rows {
       }
     });
     add_diagonal(p, count);
-    for (index n = 0; n < count * block_rows; ++n) {
+    for (idx_t n = 0; n < count * block_rows; ++n) {
       if (!block.exact[n]) continue;
       key_sums<T>& exact = block.totals[n];
       if (outside) exact.merge(outside[p + n / block_rows]);

@@ -11,8 +11,8 @@ struct aft_head {
   matrix_view<const void> q, k, v;
   matrix_view<void> out;
   matrix_view<const void> w{};
-  index length = 0;
-  index number = 0, bias_head = 0;  // batch item * heads + head; the head of w that is its own
+  idx_t length = 0;
+  idx_t number = 0, bias_head = 0;  // batch item * heads + head; the head of w that is its own
 };
 
 template <class S, class Void>
@@ -25,10 +25,10 @@ matrix_view<S> typed(const matrix_view<Void>& x) {
 template <class T, class S, bool Whole>
 struct channel_reader {
   matrix_view<const S> x;
-  index c;
+  idx_t c;
 
-  ATTN_INLINE packet<T> operator()(index row, int n = 0) const {
-    const index from = c + n * width<T>;
+  ATTN_INLINE packet<T> operator()(idx_t row, int n = 0) const {
+    const idx_t from = c + n * width<T>;
     if constexpr (Whole) return load_as<T>(x.row(row) + from);
     return gather_part<T>(x.row(row) + from * x.col_stride, x.col_stride, x.cols - from);
   }
@@ -36,7 +36,7 @@ struct channel_reader {
 
 /// f(reader of k, reader of v) for C packets from channel c on.
 template <class T, class S, int C, class F>
-ATTN_INLINE void read_channels(const aft_head& head, index c, F&& f) {
+ATTN_INLINE void read_channels(const aft_head& head, idx_t c, F&& f) {
   const auto k = typed<const S>(head.k), v = typed<const S>(head.v);
   if (k.col_stride == 1 && v.col_stride == 1 && c + C * width<T> <= std::min(k.cols, v.cols)) [[likely]]
     f(channel_reader<T, S, true>{k, c}, channel_reader<T, S, true>{v, c});
@@ -50,24 +50,24 @@ template <class T, class S, bool Whole>
 struct channel_writer {
   channel_reader<T, S, Whole> q;
   matrix_view<S> out;
-  index c;
+  idx_t c;
   bool gate;
 
-  ATTN_INLINE void operator()(index row, int n, packet<T> num, packet<T> den) const {
+  ATTN_INLINE void operator()(idx_t row, int n, packet<T> num, packet<T> den) const {
     packet<T> over = broadcast<T>(T(1));  // multiplies the mean, since num may be tiny
     if (gate) {
       const sigmoid_fraction<T> factor(q(row, n));
       over = factor.over, den = mul(den, factor.under);
     }
     const packet<T> mean = if_less(zero<T>(), den, mul(div(num, den), over), den);
-    const index at = c + n * width<T>;
+    const idx_t at = c + n * width<T>;
     if constexpr (Whole && std::same_as<T, S>) {
       store<T>(out.row(row) + at, mean);
     } else {
       alignas(64) T lanes[width<T>];
       store<T>(lanes, mean);
       S* const to = out.row(row) + at * out.col_stride;
-      for (index i = 0; i < std::min<index>(out.cols - at, width<T>); ++i)
+      for (idx_t i = 0; i < std::min<idx_t>(out.cols - at, width<T>); ++i)
         to[i * out.col_stride] = static_cast<S>(lanes[i]);
     }
   }
@@ -75,7 +75,7 @@ struct channel_writer {
 
 /// f(writer) for C packets from channel c on.
 template <class T, class S, int C, class F>
-ATTN_INLINE void write_channels(const aft_head& head, bool gate, index c, F&& f) {
+ATTN_INLINE void write_channels(const aft_head& head, bool gate, idx_t c, F&& f) {
   const auto q = typed<const S>(head.q);
   const auto out = typed<S>(head.out);
   if (q.col_stride == 1 && out.col_stride == 1 && c + C * width<T> <= out.cols) [[likely]]
@@ -96,36 +96,36 @@ struct packed_channels {
 /// packet of channels from c on.
 template <class T>
 struct aft_elements {
-  index size;
+  idx_t size;
   /// Numbers `stride` elements apart, converted.
-  void (*copy)(const void* from, index stride, index count, T* to);
+  void (*copy)(const void* from, idx_t stride, idx_t count, T* to);
   /// Keys with their values, each as sums of its own.
-  void (*split)(const aft_head& head, index c, index begin, index count, key_sums<T>* to);
+  void (*split)(const aft_head& head, idx_t c, idx_t begin, idx_t count, key_sums<T>* to);
   /// Keys for the product: panel [count][e^k v | e^k], both times 2^-exponent.
-  packed_channels<T> (*pack)(const aft_head& head, index c, index begin, index count, T* panel);
+  packed_channels<T> (*pack)(const aft_head& head, idx_t c, idx_t begin, idx_t count, T* panel);
   /// Rows of out.
-  void (*write)(const aft_head& head, bool gate, index c, index begin, index count, const key_sums<T>* sums);
+  void (*write)(const aft_head& head, bool gate, idx_t c, idx_t begin, idx_t count, const key_sums<T>* sums);
   /// Zeros for all channels of rows [begin, end) of out.
-  void (*clear)(const aft_head& head, index begin, index end);
+  void (*clear)(const aft_head& head, idx_t begin, idx_t end);
 
   /// An element of a matrix.
-  const void* at(const matrix_view<const void>& x, index row, index column) const {
+  const void* at(const matrix_view<const void>& x, idx_t row, idx_t column) const {
     return static_cast<const char*>(x.data) + (row * x.row_stride + column * x.col_stride) * size;
   }
 };
 
 template <class T, class S>
-void copy_elements(const void* first, index stride, index count, T* to) {
+void copy_elements(const void* first, idx_t stride, idx_t count, T* to) {
   const S* const from = static_cast<const S*>(first);
-  index j = 0;
+  idx_t j = 0;
   for (; j + width<T> <= count; j += width<T>) store<T>(to + j, load_part<T>(from + j * stride, stride, width<T>));
   for (; j < count; ++j) to[j] = static_cast<T>(from[j * stride]);
 }
 
 template <class T, class S>
-void split_channels(const aft_head& head, index c, index begin, index count, key_sums<T>* to) {
+void split_channels(const aft_head& head, idx_t c, idx_t begin, idx_t count, key_sums<T>* to) {
   read_channels<T, S, 1>(head, c, [&](const auto& key, const auto& x) {
-    for (index j = 0; j < count; ++j) {
+    for (idx_t j = 0; j < count; ++j) {
       const auto e = split_exp<T>(key(begin + j));
       to[j] = {if_less(zero<T>(), e.factor, mul(e.factor, x(begin + j)), e.factor), e.factor, e.exponent};
     }
@@ -133,17 +133,17 @@ void split_channels(const aft_head& head, index c, index begin, index count, key
 }
 
 template <class T, class S>
-packed_channels<T> pack_channels(const aft_head& head, index c, index begin, index count, T* panel) {
+packed_channels<T> pack_channels(const aft_head& head, idx_t c, idx_t begin, idx_t count, T* panel) {
   packed_channels<T> all;
   read_channels<T, S, 1>(head, c, [&](const auto& key, const auto& x) {
     const packet<T> none = all.exponent, infinity = all.smallest;
     packet<T> highest = none, size = infinity, trace = zero<T>();
-    for (index j = begin; j < begin + count; ++j) {
+    for (idx_t j = begin; j < begin + count; ++j) {
       const packet<T> k_j = key(j);
       highest = max(highest, if_less(abs(k_j), infinity, k_j, none));
     }
     const packet<T> exponent = split_exp<T>(highest).exponent, reference = key_sums<T>::finite(exponent);
-    for (index j = begin; j < begin + count; ++j, panel += panel_width<T>) {
+    for (idx_t j = begin; j < begin + count; ++j, panel += panel_width<T>) {
       const auto e = split_exp<T>(key(j));
       const packet<T> v_j = x(j), weight = mul(e.factor, power_of_two<T>(sub(e.exponent, reference)));
       const packet<T> weighted = if_less(zero<T>(), e.factor, mul(weight, v_j), e.factor);
@@ -158,39 +158,39 @@ packed_channels<T> pack_channels(const aft_head& head, index c, index begin, ind
 }
 
 template <class T, class S>
-void write_sums(const aft_head& head, bool gate, index c, index begin, index count, const key_sums<T>* sums) {
+void write_sums(const aft_head& head, bool gate, idx_t c, idx_t begin, idx_t count, const key_sums<T>* sums) {
   write_channels<T, S, 1>(head, gate, c, [&](const auto& write) {
-    for (index r = 0; r < count; ++r) write(begin + r, 0, sums[r].num, sums[r].den);
+    for (idx_t r = 0; r < count; ++r) write(begin + r, 0, sums[r].num, sums[r].den);
   });
 }
 
 template <class S, class T = compute_type<S>>
 inline constexpr aft_elements<T> elements_of = {
     sizeof(S), copy_elements<T, S>, split_channels<T, S>, pack_channels<T, S>, write_sums<T, S>,
-    [](const aft_head& head, index begin, index end) { clear_rows(typed<S>(head.out), begin, end); }};
+    [](const aft_head& head, idx_t begin, idx_t end) { clear_rows(typed<S>(head.out), begin, end); }};
 
 /// f(integral_constant<int, C>, p) for packets p ... p + C - 1, until all are done.
 template <class F>
-void for_columns(index packets, F&& f) {
+void for_columns(idx_t packets, F&& f) {
   constexpr int columns = 4;  // packets of channels that are summed together
-  index p = 0;
+  idx_t p = 0;
   for (; p + columns <= packets; p += columns) f(std::integral_constant<int, columns>{}, p);
   for (; p < packets; ++p) f(std::integral_constant<int, 1>{}, p);
 }
 
 /// Adds rows [begin, end) of k and v, channels from c on, without biases, to the sums of C packets in memory.
 template <class T, class S, int C>
-void add_plain_keys(const aft_head& head, index c, index begin, index end, key_sums<T>* total) {
+void add_plain_keys(const aft_head& head, idx_t c, idx_t begin, idx_t end, key_sums<T>* total) {
   // Rows that share a maximum and are summed up from zero; they come from the cache the second time.
-  constexpr index step = 16;
+  constexpr idx_t step = 16;
   read_channels<T, S, C>(head, c, [&](const auto& key, const auto& value) {
     key_sums<T> sums[C];
     unroll<C>([&](auto n) { sums[n] = total[n]; });
-    for (index j0 = begin; j0 < end; j0 += step) {
-      const index j1 = std::min(j0 + step, end);
+    for (idx_t j0 = begin; j0 < end; j0 += step) {
+      const idx_t j1 = std::min(j0 + step, end);
       packet<T> reference[C];
       unroll<C>([&](auto n) { reference[n] = broadcast<T>(-std::numeric_limits<T>::infinity()); });
-      for (index j = j0; j < j1; ++j) unroll<C>([&](auto n) { reference[n] = max(reference[n], key(j, n)); });
+      for (idx_t j = j0; j < j1; ++j) unroll<C>([&](auto n) { reference[n] = max(reference[n], key(j, n)); });
       unroll<C>([&](auto n) {
         const auto largest = split_exp<T>(reference[n]);
         sums[n].raise(lower_large<T>(largest.exponent));
@@ -199,7 +199,7 @@ void add_plain_keys(const aft_head& head, index c, index begin, index end, key_s
       });
       packet<T> num[C], den[C];
       unroll<C>([&](auto n) { num[n] = den[n] = zero<T>(); });
-      for (index j = j0; j < j1; ++j)
+      for (idx_t j = j0; j < j1; ++j)
         unroll<C>([&](auto n) {
           const packet<T> weight = weight_beside(key(j, n), reference[n]);
           num[n] = fma(weight, if_less(zero<T>(), weight, value(j, n), zero<T>()), num[n]);
@@ -213,11 +213,11 @@ void add_plain_keys(const aft_head& head, index c, index begin, index end, key_s
 
 /// Adds rows [begin, end) to sums in memory, `parts` packets of them.
 template <class T>
-using add_rows_function = void (*)(const aft_head& head, index begin, index end, index parts, key_sums<T>* sums);
+using add_rows_function = void (*)(const aft_head& head, idx_t begin, idx_t end, idx_t parts, key_sums<T>* sums);
 
 template <class T, class S>
-void add_rows(const aft_head& head, index begin, index end, index parts, key_sums<T>* sums) {
-  for_columns(parts, [&](auto count, index p) {
+void add_rows(const aft_head& head, idx_t begin, idx_t end, idx_t parts, key_sums<T>* sums) {
+  for_columns(parts, [&](auto count, idx_t p) {
     add_plain_keys<T, S, count.value>(head, p * width<T>, begin, end, sums + p);
   });
 }

@@ -27,29 +27,29 @@ struct packed_rows_of {
 template <class T>
 struct aft_gradient_elements {
   /// K of one packet of channels of the first `length` keys.
-  packet<T> (*highest)(const aft_head& head, index c, index length);
+  packet<T> (*highest)(const aft_head& head, idx_t c, idx_t length);
   /// Rows [begin, begin + count) of one packet of channels, from the sums of their keys; writes dq. `scales` are the W.
-  void (*rows)(const aft_head& head, const aft_head_gradients& to, bool gate, bool accumulate, index c, index begin,
-               index count, const key_sums<T>* totals, const T* scales, const packet<T>& highest,
+  void (*rows)(const aft_head& head, const aft_head_gradients& to, bool gate, bool accumulate, idx_t c, idx_t begin,
+               idx_t count, const key_sums<T>* totals, const T* scales, const packet<T>& highest,
                const packed_rows_of<T>& packed);
   /// Keys [begin, begin + count): those that are masked or not finite are 0.
-  void (*keys)(const aft_head& head, index c, index begin, index count, const packet<T>& highest, T* panel);
+  void (*keys)(const aft_head& head, idx_t c, idx_t begin, idx_t count, const packet<T>& highest, T* panel);
   /// Rows of a gradient from one packet of channels on, `stride` numbers apart.
-  void (*store)(const matrix_view<void>& to, index c, index begin, index count, const T* from, index stride,
+  void (*store)(const matrix_view<void>& to, idx_t c, idx_t begin, idx_t count, const T* from, idx_t stride,
                 bool accumulate);
   /// `count` entries `stride` elements apart.
-  void (*store_row)(void* to, index stride, index count, const T* from, bool accumulate);
-  void (*clear_padding)(const aft_head_gradients& to, index begin, index end, bool accumulate);
-  void (*clear)(const matrix_view<void>& x, index begin, index end);
+  void (*store_row)(void* to, idx_t stride, idx_t count, const T* from, bool accumulate);
+  void (*clear_padding)(const aft_head_gradients& to, idx_t begin, idx_t end, bool accumulate);
+  void (*clear)(const matrix_view<void>& x, idx_t begin, idx_t end);
 };
 
 template <class T, class S>
-packet<T> highest_key(const aft_head& head, index c, index length) {
+packet<T> highest_key(const aft_head& head, idx_t c, idx_t length) {
   packet<T> exponent = zero<T>();
   read_channels<T, S, 1>(head, c, [&](const auto& key, const auto&) {
     const packet<T> none = broadcast<T>(std::numeric_limits<T>::lowest());
     packet<T> highest = none;
-    for (index j = 0; j < length; ++j) {
+    for (idx_t j = 0; j < length; ++j) {
       const packet<T> k_j = key(j);
       highest = max(highest, if_less(abs(k_j), broadcast<T>(std::numeric_limits<T>::infinity()), k_j, none));
     }
@@ -59,14 +59,14 @@ packet<T> highest_key(const aft_head& head, index c, index length) {
 }
 
 template <class T, class S>
-void pack_backward_rows(const aft_head& head, const aft_head_gradients& to, bool gate, bool accumulate, index c,
-                        index begin, index count, const key_sums<T>* totals, const T* scales, const packet<T>& highest,
+void pack_backward_rows(const aft_head& head, const aft_head_gradients& to, bool gate, bool accumulate, idx_t c,
+                        idx_t begin, idx_t count, const key_sums<T>* totals, const T* scales, const packet<T>& highest,
                         const packed_rows_of<T>& packed) {
   const gradient_writer<T, S> dq{typed<S>(to.q), c, accumulate};
   const packet<T> least = broadcast<T>(std::ldexp(T(1), -(float_bits<T>::bias + 1) / 2)), one = broadcast<T>(T(1));
   const packet<T> tiny = broadcast<T>(std::numeric_limits<T>::min());
   read_backward<T, S, 1>(head, to.d_out, c, [&](const auto& x) {
-    for (index r = 0; r < count; ++r) {
+    for (idx_t r = 0; r < count; ++r) {
       const key_sums<T>& all = totals[r];
       const packet<T> d = x.d_out(begin + r), mean = if_less(zero<T>(), all.den, div(all.num, all.den), all.den);
       const auto factors = gate ? gate_slopes<T>(x.q(begin + r)) : gate_slopes<T>();
@@ -90,9 +90,9 @@ void pack_backward_rows(const aft_head& head, const aft_head_gradients& to, bool
 }
 
 template <class T, class S>
-void pack_backward_keys(const aft_head& head, index c, index begin, index count, const packet<T>& highest, T* panel) {
+void pack_backward_keys(const aft_head& head, idx_t c, idx_t begin, idx_t count, const packet<T>& highest, T* panel) {
   read_channels<T, S, 1>(head, c, [&](const auto& key, const auto& value) {
-    for (index j = begin; j < begin + count; ++j, panel += panel_width<T>) {
+    for (idx_t j = begin; j < begin + count; ++j, panel += panel_width<T>) {
       const auto e = split_exp<T>(key(j));
       const packet<T> x = value(j), weight = mul(e.factor, power_of_two<T>(sub(e.exponent, highest)));
       const packet<T> finite = fma(x, zero<T>(), weight);  // NaN where key or value is not finite
@@ -103,19 +103,19 @@ void pack_backward_keys(const aft_head& head, index c, index begin, index count,
 }
 
 template <class T, class S>
-void store_channels(const matrix_view<void>& to, index c, index begin, index count, const T* from, index stride,
+void store_channels(const matrix_view<void>& to, idx_t c, idx_t begin, idx_t count, const T* from, idx_t stride,
                     bool accumulate) {
   const gradient_writer<T, S> write{typed<S>(to), c, accumulate};
-  for (index j = 0; j < count; ++j) write(begin + j, 0, load<T>(from + j * stride));
+  for (idx_t j = 0; j < count; ++j) write(begin + j, 0, load<T>(from + j * stride));
 }
 
 template <class T, class S>
-void store_run(void* first, index stride, index count, const T* from, bool accumulate) {
+void store_run(void* first, idx_t stride, idx_t count, const T* from, bool accumulate) {
   S* const to = static_cast<S*>(first);
   if (stride == 1)
-    for (index j = 0; j < count; ++j) store_gradient(to[j], from[j], accumulate);
+    for (idx_t j = 0; j < count; ++j) store_gradient(to[j], from[j], accumulate);
   else
-    for (index j = 0; j < count; ++j) store_gradient(to[j * stride], from[j], accumulate);
+    for (idx_t j = 0; j < count; ++j) store_gradient(to[j * stride], from[j], accumulate);
 }
 
 template <class S, class T = compute_type<S>>
@@ -126,6 +126,6 @@ inline constexpr aft_gradient_elements<T> gradient_elements_of = {
     store_channels<T, S>,
     store_run<T, S>,
     clear_padding<S>,
-    [](const matrix_view<void>& x, index begin, index end) { clear_rows(typed<S>(x), begin, end); }};
+    [](const matrix_view<void>& x, idx_t begin, idx_t end) { clear_rows(typed<S>(x), begin, end); }};
 
 }  // namespace attn::inline ATTN_ISA::detail

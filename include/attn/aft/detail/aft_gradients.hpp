@@ -9,7 +9,7 @@
 namespace attn::inline ATTN_ISA::detail {
 
 /// A head of a writable view of rank 4.
-inline matrix_view<void> gradient_head_of(const memory_layout& x, index batch, index head) {
+inline matrix_view<void> gradient_head_of(const memory_layout& x, idx_t batch, idx_t head) {
   const auto m = head_of(x, batch, head);
   return {const_cast<void*>(m.data), m.rows, m.cols, m.row_stride, m.col_stride};
 }
@@ -27,8 +27,8 @@ struct aft_backward_tensors : aft_tensors<T> {
   bool accumulate = false;
 
   /// Of head `head`, one of those aft_tensors::head() makes.
-  aft_head_gradients gradients(index n) const {
-    const index b = n / this->heads, h = n % this->heads;
+  aft_head_gradients gradients(idx_t n) const {
+    const idx_t b = n / this->heads, h = n % this->heads;
     return {head_of(this->out, b, h), gradient_head_of(dq, b, h), gradient_head_of(dk, b, h),
             gradient_head_of(dv, b, h)};
   }
@@ -87,7 +87,7 @@ struct backward_readers {
 
 /// f(readers) for C packets from channel c on.
 template <class T, class S, int C, class F>
-ATTN_INLINE void read_backward(const aft_head& head, const matrix_view<const void>& d_out, index c, F&& f) {
+ATTN_INLINE void read_backward(const aft_head& head, const matrix_view<const void>& d_out, idx_t c, F&& f) {
   const auto q = typed<const S>(head.q), k = typed<const S>(head.k), v = typed<const S>(head.v);
   const auto d = typed<const S>(d_out);
   if (q.col_stride == 1 && k.col_stride == 1 && v.col_stride == 1 && d.col_stride == 1 && c + C * width<T> <= v.cols)
@@ -101,26 +101,26 @@ ATTN_INLINE void read_backward(const aft_head& head, const matrix_view<const voi
 template <class T, class S>
 struct gradient_writer {
   matrix_view<S> to;
-  index c;
+  idx_t c;
   bool accumulate;
 
   explicit operator bool() const { return to.data != nullptr; }
-  ATTN_INLINE void operator()(index row, int n, const packet<T>& x) const {
-    const index at = c + n * width<T>;
+  ATTN_INLINE void operator()(idx_t row, int n, const packet<T>& x) const {
+    const idx_t at = c + n * width<T>;
     S* const p = to.row(row) + at * to.col_stride;
     if constexpr (std::same_as<T, S>)
       if (to.col_stride == 1 && at + width<T> <= to.cols) [[likely]]
         return store<T>(p, accumulate ? add(load<T>(p), x) : x);
     alignas(64) T lanes[width<T>];
     store<T>(lanes, x);
-    for (index i = 0; i < std::min<index>(to.cols - at, width<T>); ++i)
+    for (idx_t i = 0; i < std::min<idx_t>(to.cols - at, width<T>); ++i)
       store_gradient(p[i * to.col_stride], lanes[i], accumulate);
   }
 };
 
 /// Rows [begin, end) of padding: zeros, unless what is there stays.
 template <class S>
-void clear_padding(const aft_head_gradients& to, index begin, index end, bool accumulate) {
+void clear_padding(const aft_head_gradients& to, idx_t begin, idx_t end, bool accumulate) {
   if (accumulate) return;
   for (const auto* x : {&to.q, &to.k, &to.v})
     if (x->data && begin < end) clear_rows(typed<S>(*x), begin, end);

@@ -30,10 +30,10 @@ struct aft_stored_rows {
   bool* apart = nullptr;         // per packet [capacity]
   T* scales = nullptr;           // [capacity]: W
   packet<T>* highest = nullptr;  // K of all packets of the heads of the call
-  index capacity = 0, parts = 0;
+  idx_t capacity = 0, parts = 0;
 
-  static aft_stored_rows layout(arena& memory, index heads, index parts, index length, index packets) {
-    const index capacity = round_up(length, block_rows) + tile_rows;  // packets fall into different cache sets
+  static aft_stored_rows layout(arena& memory, idx_t heads, idx_t parts, idx_t length, idx_t packets) {
+    const idx_t capacity = round_up(length, block_rows) + tile_rows;  // packets fall into different cache sets
     return {.panels = memory.allocate<T>(packets * capacity * panel_width<T>),
             .exact = memory.allocate<key_sums<T>>(packets * capacity),
             .apart = memory.allocate<bool>(packets * capacity),
@@ -43,31 +43,31 @@ struct aft_stored_rows {
             .parts = parts};
   }
 
-  packed_rows_of<T> of(index p) const {
+  packed_rows_of<T> of(idx_t p) const {
     return {panels + p * capacity * panel_width<T>, exact + p * capacity, apart + p * capacity};
   }
-  const packet<T>& highest_of(const head_bundle& heads, index p) const {
+  const packet<T>& highest_of(const head_bundle& heads, idx_t p) const {
     return highest[heads.data()[p / parts].number * parts + p % parts];
   }
 
   void find_highest(const aft_backward_tensors<T>& x, const aft_gradient_elements<T>& elements, execution& exec) const {
-    exec.for_each(x.batch * x.heads, [&](index n, int) {
+    exec.for_each(x.batch * x.heads, [&](idx_t n, int) {
       const aft_head head = x.head(n);
-      for (index p = 0; p < parts; ++p) highest[n * parts + p] = elements.highest(head, p * width<T>, head.length);
+      for (idx_t p = 0; p < parts; ++p) highest[n * parts + p] = elements.highest(head, p * width<T>, head.length);
     });
   }
 
   /// A block of rows from its sums. sees_beyond(r): may row r see keys without a bias?
   template <class Rows, class Beyond>
-  void add(const aft_backward_tensors<T>& x, const aft_gradient_elements<T>& elements, const Rows& rows, index keys,
+  void add(const aft_backward_tensors<T>& x, const aft_gradient_elements<T>& elements, const Rows& rows, idx_t keys,
            Beyond&& sees_beyond) const {
     bool scaled = false;
-    const index first = rows.first, count = rows.block.rows;
-    rows.finish(keys, [&](index p, const key_sums<T>* totals) {
-      for (index r = 0; !scaled && r < count; ++r) {
+    const idx_t first = rows.first, count = rows.block.rows;
+    rows.finish(keys, [&](idx_t p, const key_sums<T>* totals) {
+      for (idx_t r = 0; !scaled && r < count; ++r) {
         T scale = rows.block.row_exponent[r];
         if (rows.bias.has_diagonal())
-          for (index j = 0; j <= r; ++j) scale = std::max(scale, rows.block.diagonal.row(r).exponent[j]);
+          for (idx_t j = 0; j <= r; ++j) scale = std::max(scale, rows.block.diagonal.row(r).exponent[j]);
         if (sees_beyond(r)) scale = std::max(scale, T(0));
         scales[first + r] = scale == -std::numeric_limits<T>::infinity() ? T(0) : scale;
       }
@@ -79,10 +79,10 @@ struct aft_stored_rows {
   }
 
   /// Adds rows [begin, end) of packet p, whose keys have no biases: num = g, den = h, exponent as of `exact`.
-  void add_plain(const head_bundle& heads, index p, index begin, index end, key_sums<T>& sums) const {
+  void add_plain(const head_bundle& heads, idx_t p, idx_t begin, idx_t end, key_sums<T>& sums) const {
     const auto own = of(p);
     const packet<T> none = sub(zero<T>(), highest_of(heads, p));
-    for (index t = begin; t < end; ++t) {
+    for (idx_t t = begin; t < end; ++t) {
       const T* const row = own.panel + t * panel_width<T>;
       sums.merge({load<T>(row), load<T>(row + width<T>), sub(none, broadcast<T>(scales[t]))});
       if (own.apart[t]) sums.merge(own.exact[t]);
@@ -92,11 +92,11 @@ struct aft_stored_rows {
 
 /// Products of M rows with one panel of keys over `packets` packets of channels, num and den; added to what is there.
 template <class T, int M>
-void channel_products(const T* rows, index packet_stride, const T* panel, index packets, T* to, index stride) {
+void channel_products(const T* rows, idx_t packet_stride, const T* panel, idx_t packets, T* to, idx_t stride) {
   constexpr int wide = panel_width<T>;
   packet<T> acc[M][2];
   unroll<M>([&](auto m) { unroll<2>([&](auto n) { acc[m][n] = load<T>(to + m * stride + n * width<T>); }); });
-  for (index p = 0; p < packets; ++p, rows += packet_stride)
+  for (idx_t p = 0; p < packets; ++p, rows += packet_stride)
     for (int k = 0; k < wide; ++k, panel += wide) {
       const packet<T> b[2] = {load<T>(panel), load<T>(panel + width<T>)};
       unroll<M>([&](auto m) {
@@ -112,10 +112,10 @@ void channel_products(const T* rows, index packet_stride, const T* panel, index 
 ///   add_gradient(t, begin, count, values) takes the gradient of those
 template <class T>
 struct aft_key_block {
-  static constexpr index row_piece = 192;              // rows whose weights are computed at a time
+  static constexpr idx_t row_piece = 192;              // rows whose weights are computed at a time
   static constexpr int stride = int(block_rows) + 16;  // rows of a tile fall into different cache sets
-  static constexpr index chunk = 8;                    // packets of channels whose panels stay in the first-level cache
-  static constexpr index wide = panel_width<T>;
+  static constexpr idx_t chunk = 8;                    // packets of channels whose panels stay in the first-level cache
+  static constexpr idx_t wide = panel_width<T>;
 
   T* keys = nullptr;                          // per packet [block_rows][e^k v | e^k]
   T* across = nullptr;                        // per panel of keys [channel, num then -den][wide]
@@ -127,8 +127,8 @@ struct aft_key_block {
   T* shared = nullptr;                        // [block_rows][width]: dk of keys that all channels share
   split_biases<T> biases{};
 
-  static aft_key_block layout(arena& memory, index packets, bool biased) {
-    const index size = packets * block_rows * wide;
+  static aft_key_block layout(arena& memory, idx_t packets, bool biased) {
+    const idx_t size = packets * block_rows * wide;
     return {.keys = memory.allocate<T>(size),
             .across = memory.allocate<T>(biased ? size : 0),
             .sums = memory.allocate<T>(size),
@@ -150,18 +150,18 @@ struct aft_key_gradients {
   const aft_stored_rows<T>& rows;
   head_bundle heads;
   const Bias& bias;
-  index begin, count;  // of the keys
+  idx_t begin, count;  // of the keys
   bool biased;         // whether the gradient of w is wanted
 
-  static constexpr index wide = panel_width<T>, stride = aft_key_block<T>::stride;
+  static constexpr idx_t wide = panel_width<T>, stride = aft_key_block<T>::stride;
 
-  index packets() const { return std::ssize(heads) * rows.parts; }
-  const aft_head& head_of_packet(index p) const { return heads.data()[p / rows.parts]; }
-  index channel(index p) const { return p % rows.parts * width<T>; }
+  idx_t packets() const { return std::ssize(heads) * rows.parts; }
+  const aft_head& head_of_packet(idx_t p) const { return heads.data()[p / rows.parts]; }
+  idx_t channel(idx_t p) const { return p % rows.parts * width<T>; }
   bool wants_keys() const { return x.wants(x.dk) || x.wants(x.dv); }
 
   void start() const {
-    for (index p = 0; p < packets(); ++p) {
+    for (idx_t p = 0; p < packets(); ++p) {
       T* const panel = block.keys + p * block_rows * wide;
       elements.keys(head_of_packet(p), channel(p), begin, count, rows.highest_of(heads, p), panel);
       std::fill(panel + count * wide, panel + block_rows * wide, T(0));
@@ -172,8 +172,8 @@ struct aft_key_gradients {
   }
 
   /// Rows [first, first + n).
-  void add_rows(index first, index n) const {
-    for (index t = first; t < first + n; t += block.row_piece) add_piece(t, std::min(block.row_piece, first + n - t));
+  void add_rows(idx_t first, idx_t n) const {
+    for (idx_t t = first; t < first + n; t += block.row_piece) add_piece(t, std::min(block.row_piece, first + n - t));
   }
 
   /// All rows are added: `outside` are sums over rows that see the keys without a bias, per packet; null if there are
@@ -181,11 +181,11 @@ struct aft_key_gradients {
   void finish(const key_sums<T>* outside) const {
     if (!wants_keys()) return;
     const bool one_key = x.one_key && x.dk.data && x.dk.extents[3] == 1 && x.dim != 1;
-    for (index p = 0; p < packets(); ++p) {
+    for (idx_t p = 0; p < packets(); ++p) {
       const aft_head& head = head_of_packet(p);
       const T* const panel = block.keys + p * block_rows * wide;
       T* const sums = block.sums + p * block_rows * wide;
-      for (index j = 0; j < count; ++j) {
+      for (idx_t j = 0; j < count; ++j) {
         const packet<T> weighted = load<T>(panel + j * wide), weight = load<T>(panel + j * wide + width<T>);
         const packet<T> g = load<T>(sums + j * wide), h = load<T>(sums + j * wide + width<T>);
         store<T>(sums + j * wide, mul(weight, g));
@@ -193,7 +193,7 @@ struct aft_key_gradients {
       }
       if (block.any_exact[p]) {
         const T* const exact = block.exact + p * block_rows * wide;
-        for (index j = 0; j < count * wide; j += width<T>)
+        for (idx_t j = 0; j < count * wide; j += width<T>)
           store<T>(sums + j, add(load<T>(sums + j), load<T>(exact + j)));
       }
       if (outside) add_outside(p, outside[p], sums);
@@ -205,7 +205,7 @@ struct aft_key_gradients {
         continue;
       }
       if (p % rows.parts == 0) std::fill_n(block.shared, block_rows * width<T>, T(0));
-      for (index j = 0; j < count; ++j) block.shared[j * width<T>] += sum_lanes(load<T>(sums + j * wide + width<T>));
+      for (idx_t j = 0; j < count; ++j) block.shared[j * width<T>] += sum_lanes(load<T>(sums + j * wide + width<T>));
       if (p % rows.parts == rows.parts - 1) elements.store(to.k, 0, begin, count, block.shared, width<T>, x.accumulate);
     }
   }
@@ -213,9 +213,9 @@ struct aft_key_gradients {
  private:
   /// Step 3's right-hand side: keys become columns.
   void transpose_keys() const {
-    const index depth = packets() * wide;
-    for (index p = 0; p < packets(); ++p)
-      for (index j = 0; j < count; j += width<T>)
+    const idx_t depth = packets() * wide;
+    for (idx_t p = 0; p < packets(); ++p)
+      for (idx_t j = 0; j < count; j += width<T>)
         for (int half = 0; half < 2; ++half) {
           packet<T> square[width<T>];
           for (int i = 0; i < width<T>; ++i)
@@ -225,12 +225,12 @@ struct aft_key_gradients {
           for (int c = 0; c < width<T>; ++c) store<T>(to + c * wide, half ? sub(zero<T>(), square[c]) : square[c]);
         }
     if (count % wide != 0 && count % wide <= width<T>)  // the second half of the last panel
-      for (index k = 0; k < depth; ++k)
+      for (idx_t k = 0; k < depth; ++k)
         store<T>(block.across + (count / wide * depth + k) * wide + width<T>, zero<T>());
   }
 
-  void add_piece(index first, index n) const {
-    for (index t = 0; t < n; ++t) {
+  void add_piece(idx_t first, idx_t n) const {
+    for (idx_t t = 0; t < n; ++t) {
       T* const row = block.weights + t * stride;
       bias.fill(first + t, begin, count, row);
       fill_weights(row, count, rows.scales[first + t]);
@@ -239,25 +239,25 @@ struct aft_key_gradients {
     if (wants_keys()) add_sums(first, n);
     if (biased) {
       multiply(first, n);
-      for (index t = 0; t < n && packets() > 0; ++t)  // without channels, weights are undefined
-        for (index j = 0; j < round_up(count, width<T>); j += width<T>) {
+      for (idx_t t = 0; t < n && packets() > 0; ++t)  // without channels, weights are undefined
+        for (idx_t j = 0; j < round_up(count, width<T>); j += width<T>) {
           T* const at = block.products + t * stride + j;
           store<T>(at, mul(load<T>(at), load<T>(block.weights + t * stride + j)));
         }
     }
-    for (index p = 0; p < packets(); ++p) {
+    for (idx_t p = 0; p < packets(); ++p) {
       const bool* const apart = rows.of(p).apart + first;
       if (std::find(apart, apart + n, true) != apart + n) add_apart(p, first, n);
     }
-    for (index t = 0; biased && t < n; ++t) bias.add_gradient(first + t, begin, count, block.products + t * stride);
+    for (idx_t t = 0; biased && t < n; ++t) bias.add_gradient(first + t, begin, count, block.products + t * stride);
   }
 
   /// Step 2.
-  void add_sums(index first, index n) const {
-    for (index p = 0; p < packets(); ++p) {
+  void add_sums(idx_t first, idx_t n) const {
+    for (idx_t p = 0; p < packets(); ++p) {
       const T* const panel = rows.of(p).panel + first * wide;
       T* const all = block.sums + p * block_rows * wide;
-      for (index j = 0; j < count; j += tile_rows)
+      for (idx_t j = 0; j < count; j += tile_rows)
         with_tile_height(count - j, [&](auto M) {
           tile_product<T, M.value, 2>(left_operand<T, 1, int(stride)>{block.weights + j}, panel, n,
                                       [&](auto m, auto half, const auto& sum) {
@@ -269,13 +269,13 @@ struct aft_key_gradients {
   }
 
   /// Step 3.
-  void multiply(index first, index n) const {
-    const index depth = packets() * wide, packet_stride = rows.capacity * wide;
+  void multiply(idx_t first, idx_t n) const {
+    const idx_t depth = packets() * wide, packet_stride = rows.capacity * wide;
     std::fill_n(block.products, round_up(n, tile_rows) * stride, T(0));
-    for (index j = 0; j < count; j += wide)
-      for (index p = 0; p < packets(); p += block.chunk) {
+    for (idx_t j = 0; j < count; j += wide)
+      for (idx_t p = 0; p < packets(); p += block.chunk) {
         const T* const panel = block.across + (j / wide * depth + p * wide) * wide;
-        for (index t = 0; t < n; t += tile_rows)
+        for (idx_t t = 0; t < n; t += tile_rows)
           with_tile_height(n - t, [&](auto M) {
             channel_products<T, M.value>(rows.of(p).panel + (first + t) * wide, packet_stride, panel,
                                          std::min(block.chunk, packets() - p), block.products + t * stride + j, stride);
@@ -284,18 +284,18 @@ struct aft_key_gradients {
   }
 
   /// Rows of packet p that are stored separately, key by key.
-  [[gnu::noinline]] void add_apart(index p, index first, index n) const {
+  [[gnu::noinline]] void add_apart(idx_t p, idx_t first, idx_t n) const {
     T* const exact = block.exact + p * block_rows * wide;
     if (!block.any_exact[p]) std::fill_n(exact, block_rows * wide, T(0));
     block.any_exact[p] = true;
     x.elements->split(head_of_packet(p), channel(p), begin, count, block.split);
     const auto row = block.biases.row(0);
-    for (index t = first; t < first + n; ++t) {
+    for (idx_t t = first; t < first + n; ++t) {
       if (!rows.of(p).apart[t]) continue;
       const key_sums<T>& own = rows.of(p).exact[t];
       bias.fill(t, begin, count, row.factor);
       row.split(count);
-      for (index j = 0; j < count; ++j) {
+      for (idx_t j = 0; j < count; ++j) {
         if (row.factor[j] == T(0)) continue;
         const packet<T> exponent = add(own.exponent, broadcast<T>(row.exponent[j]));
         const auto [dv, dk] = weighted(block.split[j], own, exponent, broadcast<T>(row.factor[j]));
@@ -308,9 +308,9 @@ struct aft_key_gradients {
   }
 
   /// Adds the sums over rows without biases.
-  void add_outside(index p, const key_sums<T>& outside, T* sums) const {
+  void add_outside(idx_t p, const key_sums<T>& outside, T* sums) const {
     x.elements->split(head_of_packet(p), channel(p), begin, count, block.split);
-    for (index j = 0; j < count; ++j) {
+    for (idx_t j = 0; j < count; ++j) {
       const auto [dv, dk] = weighted(block.split[j], outside, outside.exponent, broadcast<T>(T(1)));
       T* const to = sums + j * wide;
       store<T>(to, add(load<T>(to), dv));

@@ -8,7 +8,7 @@ namespace attn::inline ATTN_ISA {
 
 /// Options of a step.
 struct aft_step_options {
-  list_view<index> lengths{};  ///< item b takes the first lengths[b] tokens, the rest is padding; all unless given
+  list_view<idx_t> lengths{};  ///< item b takes the first lengths[b] tokens, the rest is padding; all unless given
   bool gate = true;  ///< multiply by sigmoid(q); without, q is not read
 };
 
@@ -32,7 +32,7 @@ auto step_tensors(const validator& check, const state_extents& state, bool one_k
 template <class S>
 aft_tensors<compute_type<S>> tokens_of(const validator& check, const state_extents& state, bool one_key,
                                        const tensor_view<const S>& keys, const tensor_view<const S>& values,
-                                       list_view<index> lengths) {
+                                       list_view<idx_t> lengths) {
   memory_layout k = keys, v = values, none = tensor_view<const S>();
   if (one_key && k.extents[3] == 1) k.extents[3] = state.dim, k.strides[3] = 0;
   check_tokens(check, state.batch, state.heads, state.dim, state.dim, k, v);
@@ -49,23 +49,23 @@ class aft_state : public item_state<aft_state<S>, key_sums<compute_type<S>>> {
  public:
   using T = compute_type<S>;
 
-  index heads() const { return extents_.heads; }
-  index dim() const { return extents_.dim; }
+  idx_t heads() const { return extents_.heads; }
+  idx_t dim() const { return extents_.dim; }
   const state_extents& extents() const { return extents_; }
 
   // For the step ------------------------------------------------------------------------------------------------------
 
   /// The sums of packet p of a head, the window behind them.
-  key_sums<T>* sums(index head, index p = 0) {
+  key_sums<T>* sums(idx_t head, idx_t p = 0) {
     return base::items().data + (head * parts() + p) * (window_ + 1);
   }
   void advance(const aft_tensors<T>& x) {
-    for (index b = 0; b < x.batch; ++b) base::length(b) += x.taken(b);
+    for (idx_t b = 0; b < x.batch; ++b) base::length(b) += x.taken(b);
   }
-  void clear_item(index b) { std::fill_n(sums(b * heads()), heads() * parts() * (window_ + 1), key_sums<T>{}); }
+  void clear_item(idx_t b) { std::fill_n(sums(b * heads()), heads() * parts() * (window_ + 1), key_sums<T>{}); }
 
  protected:
-  aft_state(const char* name, const state_extents& extents, index window)
+  aft_state(const char* name, const state_extents& extents, idx_t window)
       : base(name, extents.batch, 0), extents_(check_state_extents(validator(name), extents)), window_(window) {
     const validator check(name);
     check.equal("value_dim = dim", extents_.dim, extents_.value_dim);
@@ -74,26 +74,26 @@ class aft_state : public item_state<aft_state<S>, key_sums<compute_type<S>>> {
     base::allocate(extents_.batch, heads() * parts() * (window + 1));
   }
 
-  index parts() const { return (dim() + width<T> - 1) / width<T>; }
+  idx_t parts() const { return (dim() + width<T> - 1) / width<T>; }
 
   state_extents extents_;
-  index window_;
+  idx_t window_;
 };
 
 /// Adds `count` keys to the sums of a row. keys(p) gives those of packet p; w points to their biases, `stride` elements
 /// apart.
 template <class T, class Keys>
-void add_to_row(const aft_tensors<T>& x, const void* w, index stride, index count, const split_biases<T>& biases,
+void add_to_row(const aft_tensors<T>& x, const void* w, idx_t stride, idx_t count, const split_biases<T>& biases,
                 key_sums<T>* sums, Keys&& keys) {
   x.elements->copy(w, stride, count, biases.factor);
   biases.split(count);
-  for (index p = 0; p < x.parts(); ++p) add_keys(sums[p], keys(p), biases, count);
+  for (idx_t p = 0; p < x.parts(); ++p) add_keys(sums[p], keys(p), biases, count);
 }
 
 /// Sums become row t of the output.
 template <class T>
-void write_row(const aft_tensors<T>& x, const aft_head& head, index t, const key_sums<T>* sums) {
-  for (index p = 0; p < x.parts(); ++p) x.elements->write(head, x.gate, p * width<T>, t, 1, sums + p);
+void write_row(const aft_tensors<T>& x, const aft_head& head, idx_t t, const key_sums<T>* sums) {
+  for (idx_t p = 0; p < x.parts(); ++p) x.elements->write(head, x.gate, p * width<T>, t, 1, sums + p);
 }
 
 /// The state of aft_local and aft_conv: the last `window` tokens of a stream in a ring, position t in entry t % window,
@@ -106,16 +106,16 @@ class aft_window_state : public aft_state<S> {
 
  public:
   /// Tokens with a bias of their own.
-  index window() const { return window_; }
+  idx_t window() const { return window_; }
 
   /// Feeds tokens without attending: k, v [B, H, n, D].
   template <viewable K, viewable V>
   void append(const K& k, const V& v, const append_options& options = {}) {
     const auto x =
         tokens_of<S>(validator(base::name_), base::extents(), OneKey, as_view(k), as_view(v), options.lengths);
-    for (index n = 0; n < x.batch * x.heads; ++n) {
+    for (idx_t n = 0; n < x.batch * x.heads; ++n) {
       const auto head = x.head(n);
-      for (index t = 0; t < head.length; ++t) put(x, head, base::length(n / x.heads) + t, t);
+      for (idx_t t = 0; t < head.length; ++t) put(x, head, base::length(n / x.heads) + t, t);
     }
     base::advance(x);
   }
@@ -126,22 +126,22 @@ class aft_window_state : public aft_state<S> {
   void step(const aft_tensors<T>& x, execution& exec, Bias&& bias) {
     const auto limit = exec.limit_threads(x.work(4 * static_cast<double>(x.length * (window_ + 10))));
     try {
-      exec.for_each(x.batch * x.heads, [&](index task, int worker) {
+      exec.for_each(x.batch * x.heads, [&](idx_t task, int worker) {
         const auto head = x.head(task);
         key_sums<T>* row = nullptr;
         const auto biases = exec.scratch(worker, [&](arena& memory) {
           row = memory.allocate<key_sums<T>>(x.parts());
           return split_biases<T>::layout(memory, 1);
         });
-        for (index t = 0; t < head.length; ++t) {
-          const index position = base::length(task / x.heads) + t;
+        for (idx_t t = 0; t < head.length; ++t) {
+          const idx_t position = base::length(task / x.heads) + t;
           put(x, head, position, t);
-          for (index p = 0; p < x.parts(); ++p) row[p] = *sums(task, p);
-          for (index from = std::max<index>(0, position - window_ + 1), count; from <= position; from += count) {
-            const index entry = from % window_;  // the ring's end cuts the window
+          for (idx_t p = 0; p < x.parts(); ++p) row[p] = *sums(task, p);
+          for (idx_t from = std::max<idx_t>(0, position - window_ + 1), count; from <= position; from += count) {
+            const idx_t entry = from % window_;  // the ring's end cuts the window
             count = std::min({position + 1 - from, window_ - entry, key_piece});
             add_to_row(x, bias(head.w, position, from), head.w.col_stride, count, biases, row,
-                       [&](index p) { return sums(task, p) + 1 + entry; });
+                       [&](idx_t p) { return sums(task, p) + 1 + entry; });
           }
           write_row(x, head, t, row);
         }
@@ -155,13 +155,13 @@ class aft_window_state : public aft_state<S> {
   }
 
  protected:
-  aft_window_state(const char* name, const state_extents& extents, index window)
+  aft_window_state(const char* name, const state_extents& extents, idx_t window)
       : base(name, extents, (validator(name).at_least("window", 1, window), window)) {}
 
  private:
   /// Row t of a chunk enters the window at its position; the token that leaves it is added to the sums.
-  void put(const aft_tensors<T>& x, const aft_head& from, index position, index t) {
-    for (index p = 0; p < x.parts(); ++p) {
+  void put(const aft_tensors<T>& x, const aft_head& from, idx_t position, idx_t t) {
+    for (idx_t p = 0; p < x.parts(); ++p) {
       key_sums<T>*const past = sums(from.number, p), *const entry = past + 1 + position % window_;
       if (position >= window_) past->merge(*entry);
       x.elements->split(from, p * width<T>, t, 1, entry);

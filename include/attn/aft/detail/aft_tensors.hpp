@@ -19,7 +19,7 @@ inline memory_layout of_rank_4(memory_layout x) {
 }
 
 /// A head of a view of rank 4.
-inline matrix_view<const void> head_of(const memory_layout& x, index batch, index head) {
+inline matrix_view<const void> head_of(const memory_layout& x, idx_t batch, idx_t head) {
   const char* const origin = x.data ? x.data + (batch * x.strides[0] + head * x.strides[1]) * x.item : nullptr;
   return {origin, x.extents[2], x.extents[3], x.strides[2], x.strides[3]};
 }
@@ -29,14 +29,14 @@ template <class T>
 struct aft_tensors {
   memory_layout q, k, v, out, w;
   const aft_elements<T>* elements;
-  list_view<index> lengths{};
+  list_view<idx_t> lengths{};
   bool causal = true, gate = true;
   bool one_key = false;  // a k of one channel serves all of a head
-  index batch = 0, heads = 0, length = 0, dim = 0;
+  idx_t batch = 0, heads = 0, length = 0, dim = 0;
 
   /// Head n of all heads of the batch.
-  aft_head head(index n) const {
-    const index b = n / heads, h = n % heads;
+  aft_head head(idx_t n) const {
+    const idx_t b = n / heads, h = n % heads;
     const auto to = head_of(out, b, h);
     return {.q = head_of(q, b, h), .k = head_of(k, b, h), .v = head_of(v, b, h),
             .out = {const_cast<void*>(to.data), to.rows, to.cols, to.row_stride, to.col_stride},
@@ -45,10 +45,10 @@ struct aft_tensors {
             .number = n, .bias_head = shares_biases() ? 0 : h};
   }
   /// Tokens of an item.
-  index taken(index b) const { return lengths.empty() ? length : lengths[static_cast<std::size_t>(b)]; }
+  idx_t taken(idx_t b) const { return lengths.empty() ? length : lengths[static_cast<std::size_t>(b)]; }
   bool shares_biases() const { return w.extents[1] == 1; }
   /// Packets of channels per head.
-  index parts() const { return (dim + width<T> - 1) / width<T>; }
+  idx_t parts() const { return (dim + width<T> - 1) / width<T>; }
   /// For `pairs` of a row and a key per head; causal calls see half of them.
   work_estimate work(double pairs) const {
     const double channels = static_cast<double>(batch * heads) * static_cast<double>(dim);
@@ -126,20 +126,20 @@ void check_kernels(const validator& check, aft_tensors<T>& x, bool image) {
 template <class T>
 struct head_bundles {
   /// Channels of a bundle, at most: enough to make up for the exponentials of w, few enough for the cache.
-  static constexpr index channels = 512;
+  static constexpr idx_t channels = 512;
 
   head_bundle* list = nullptr;
   aft_head* heads = nullptr;  // in order
-  index count = 0, most = 0;  // bundles; heads of the largest
+  idx_t count = 0, most = 0;  // bundles; heads of the largest
 
   static head_bundles make(const aft_tensors<T>& x, arena& memory) {
     head_bundles g;
-    const index all = x.batch * x.heads;
-    g.most = std::min(all, std::max<index>(1, channels / (std::max<index>(1, x.parts()) * width<T>)));
+    const idx_t all = x.batch * x.heads;
+    g.most = std::min(all, std::max<idx_t>(1, channels / (std::max<idx_t>(1, x.parts()) * width<T>)));
     g.list = memory.allocate<head_bundle>(all);
     g.heads = memory.allocate<aft_head>(all);
     if (!g.list) return g;
-    for (index n = 0, first = 0; n < all; ++n) {
+    for (idx_t n = 0, first = 0; n < all; ++n) {
       g.heads[n] = x.shares_biases() ? x.head(n) : x.head(n % x.batch * x.heads + n / x.batch);
       const aft_head &here = g.heads[n], &start = g.heads[first];
       const bool joins =

@@ -13,24 +13,24 @@ namespace attn::inline ATTN_ISA::detail {
 /// Tokens in `lines` lines of `columns`, row by row; a window reaches `up` lines and `side` columns to each side. In
 /// the backward pass blocks are of keys, and the biases of a block are towards rows.
 struct aft_window_grid {
-  index lines = 1, columns = 0, up = 0, side = 0;
+  idx_t lines = 1, columns = 0, up = 0, side = 0;
   bool causal = false;  // of one line
   bool of_keys = false;
 
-  index blocks() const { return (columns + block_rows - 1) / block_rows; }  // a line
+  idx_t blocks() const { return (columns + block_rows - 1) / block_rows; }  // a line
   /// Columns of line r, where the first n tokens are real.
-  index columns_of(index r, index n) const { return std::clamp(n - r * columns, index(0), columns); }
-  index first_line(index r) const { return std::max<index>(r - up, 0); }
-  index end_line(index r) const { return std::min(r + up + 1, lines); }
+  idx_t columns_of(idx_t r, idx_t n) const { return std::clamp(n - r * columns, idx_t(0), columns); }
+  idx_t first_line(idx_t r) const { return std::max<idx_t>(r - up, 0); }
+  idx_t end_line(idx_t r) const { return std::min(r + up + 1, lines); }
   bool sees_before() const { return !causal || !of_keys; }
   bool sees_after() const { return !causal || of_keys; }
   /// Columns [from, to) of a line of `all` columns that block i may have a bias for; before them and after them it has
   /// none. A causal block of rows ends there, one of keys begins there.
-  index from(index i, index all) const {
-    return std::clamp(i * block_rows - (sees_before() ? side : 0), index(0), all);
+  idx_t from(idx_t i, idx_t all) const {
+    return std::clamp(i * block_rows - (sees_before() ? side : 0), idx_t(0), all);
   }
-  index to(index i, index all) const {
-    return std::clamp(sees_after() ? (i + 1) * block_rows + side : i * block_rows, index(0), all);
+  idx_t to(idx_t i, idx_t all) const {
+    return std::clamp(sees_after() ? (i + 1) * block_rows + side : i * block_rows, idx_t(0), all);
   }
 };
 
@@ -48,36 +48,36 @@ struct aft_window_bias {
   const aft_elements<T>& elements;
   aft_window_layout layout;
   aft_window_grid grid;
-  index keys, r, i;
+  idx_t keys, r, i;
 
   /// Whether a row may see a key without a bias; true where this is not certain.
-  bool sees_beyond(index row) const {
-    const index column = i * block_rows + row;
+  bool sees_beyond(idx_t row) const {
+    const idx_t column = i * block_rows + row;
     return grid.first_line(r) > 0 || grid.end_line(r) < grid.lines || column > grid.side ||
            (!grid.causal && column + grid.side + 1 < grid.columns);
   }
   bool has_diagonal() const { return grid.causal; }
-  index diagonal() const { return i * block_rows; }
+  idx_t diagonal() const { return i * block_rows; }
 
   template <class F>
   void ranges(F&& f) const {
-    for (index line = grid.first_line(r); line < grid.end_line(r); ++line) {
-      const index all = grid.columns_of(line, keys), from = grid.from(i, all), to = grid.to(i, all);
+    for (idx_t line = grid.first_line(r); line < grid.end_line(r); ++line) {
+      const idx_t all = grid.columns_of(line, keys), from = grid.from(i, all), to = grid.to(i, all);
       if (from < to) f(line * grid.columns + from, line * grid.columns + to);
     }
   }
   /// Where the biases of a row towards some keys of one line lie: those of keys [low, high), from w(row, column) on.
   struct place {
-    index low, high, row, column;
+    idx_t low, high, row, column;
   };
-  place find(index row, index begin, index count) const {
-    const index column = i * block_rows + row, line = begin / grid.columns, first = begin - line * grid.columns;
-    const index low = std::clamp(column - grid.side - first, index(0), count), t = first + low;
-    const index w_row = layout == aft_window_layout::kernel ? line - r + grid.up : column;
+  place find(idx_t row, idx_t begin, idx_t count) const {
+    const idx_t column = i * block_rows + row, line = begin / grid.columns, first = begin - line * grid.columns;
+    const idx_t low = std::clamp(column - grid.side - first, idx_t(0), count), t = first + low;
+    const idx_t w_row = layout == aft_window_layout::kernel ? line - r + grid.up : column;
     return {low, std::clamp(column + grid.side + 1 - first, low, count), w_row,
             layout == aft_window_layout::square ? t : t - column + grid.side};
   }
-  void fill(index row, index begin, index count, T* to) const {
+  void fill(idx_t row, idx_t begin, idx_t count, T* to) const {
     const auto [low, high, w_row, w_column] = find(row, begin, count);
     std::fill(to, to + low, T(0));
     std::fill(to + high, to + count, T(0));
@@ -92,8 +92,8 @@ struct aft_window_sums {
   aft_window_grid grid;
   sums_array<T> beside{}, after{}, lines{}, beyond{};
 
-  static aft_window_sums layout(arena& memory, const aft_window_grid& grid, index heads, index parts) {
-    const index all = heads * grid.lines * grid.blocks(), by_line = grid.lines > 1 ? heads * grid.lines : 0;
+  static aft_window_sums layout(arena& memory, const aft_window_grid& grid, idx_t heads, idx_t parts) {
+    const idx_t all = heads * grid.lines * grid.blocks(), by_line = grid.lines > 1 ? heads * grid.lines : 0;
     aft_window_sums s{.grid = grid};
     s.beside = sums_array<T>::layout(memory, all, parts), s.after = sums_array<T>::layout(memory, all, parts);
     s.lines = sums_array<T>::layout(memory, by_line, parts), s.beyond = sums_array<T>::layout(memory, by_line, parts);
@@ -102,36 +102,36 @@ struct aft_window_sums {
 
   /// add(head, begin, end, sums) adds tokens [begin, end) of a head; length_of(head) are its true tokens.
   template <class Add, class Length>
-  void sum(index heads, execution& exec, Add&& add, Length&& length_of) const {
-    const index blocks = grid.blocks();
-    exec.for_each(heads * grid.lines * blocks, [&](index task, int) {
-      const index head = task / blocks / grid.lines, r = task / blocks % grid.lines, i = task % blocks;
-      const index all = grid.columns_of(r, length_of(head)), at = r * grid.columns;
+  void sum(idx_t heads, execution& exec, Add&& add, Length&& length_of) const {
+    const idx_t blocks = grid.blocks();
+    exec.for_each(heads * grid.lines * blocks, [&](idx_t task, int) {
+      const idx_t head = task / blocks / grid.lines, r = task / blocks % grid.lines, i = task % blocks;
+      const idx_t all = grid.columns_of(r, length_of(head)), at = r * grid.columns;
       beside.clear(task), after.clear(task);
       if (grid.sees_before() && i > 0) add(head, at + grid.from(i - 1, all), at + grid.from(i, all), beside.at(task));
       if (grid.sees_after())
         add(head, at + grid.to(i, all), at + (i + 1 < blocks ? grid.to(i + 1, all) : all), after.at(task));
     });
-    exec.for_each(heads * grid.lines, [&](index task, int) {
-      const index first = task * blocks;
+    exec.for_each(heads * grid.lines, [&](idx_t task, int) {
+      const idx_t first = task * blocks;
       beside.accumulate(first, blocks);
       after.accumulate(first + blocks - 1, blocks, -1);
-      for (index i = 0; i < blocks; ++i) beside.merge(first + i, after.at(first + i));
+      for (idx_t i = 0; i < blocks; ++i) beside.merge(first + i, after.at(first + i));
       if (grid.lines == 1) return;
-      const index head = task / grid.lines, r = task % grid.lines, at = r * grid.columns;
+      const idx_t head = task / grid.lines, r = task % grid.lines, at = r * grid.columns;
       lines.clear(task);
       add(head, at, at + grid.columns_of(r, length_of(head)), lines.at(task));
     });
     if (grid.lines == 1) return;
-    exec.for_each(heads, [&](index head, int) {
-      const index first = head * grid.lines;
-      for (index r = 0; r < grid.lines; ++r) {
+    exec.for_each(heads, [&](idx_t head, int) {
+      const idx_t first = head * grid.lines;
+      for (idx_t r = 0; r < grid.lines; ++r) {
         beyond.clear(first + r);
         if (r > 0) beyond.merge(first + r, beyond.at(first + r - 1));
         if (r - grid.up > 0) beyond.merge(first + r, lines.at(first + r - grid.up - 1));
       }
       // Upwards, lines[r] becomes the sum of the lines from r on: those below r are read no more.
-      for (index r = grid.lines - 1; r >= 0; --r) {
+      for (idx_t r = grid.lines - 1; r >= 0; --r) {
         if (r + 1 < grid.lines) lines.merge(first + r, lines.at(first + r + 1));
         if (r - grid.up - 1 >= 0) beyond.merge(first + r - grid.up - 1, lines.at(first + r));
       }
@@ -139,12 +139,12 @@ struct aft_window_sums {
   }
 
   /// Of one head: the sum over what block i of line r has no bias for.
-  void outside(index head, index r, index i, const sums_array<T>& to, index n) const {
-    const auto place = [&](index line) { return (head * grid.lines + line) * grid.blocks() + i; };
+  void outside(idx_t head, idx_t r, idx_t i, const sums_array<T>& to, idx_t n) const {
+    const auto place = [&](idx_t line) { return (head * grid.lines + line) * grid.blocks() + i; };
     std::copy_n(beside.at(place(r)), beside.parts, to.at(n));
     if (grid.lines == 1) return;
     to.merge(n, beyond.at(head * grid.lines + r));
-    for (index line = grid.first_line(r); line < grid.end_line(r); ++line)
+    for (idx_t line = grid.first_line(r); line < grid.end_line(r); ++line)
       if (line != r) to.merge(n, beside.at(place(line)));
   }
 };
@@ -173,21 +173,21 @@ struct aft_window_call {
   void sum_outside(execution& exec) const {
     sums.sum(
         x.batch * x.heads, exec,
-        [&](index head, index begin, index end, key_sums<T>* to) {
+        [&](idx_t head, idx_t begin, idx_t end, key_sums<T>* to) {
           add_rows(bundles.heads[head], begin, end, x.parts(), to);
         },
-        [&](index head) { return bundles.heads[head].length; });
+        [&](idx_t head) { return bundles.heads[head].length; });
   }
 
   /// The sums of rows of bundles [first_bundle, end_bundle); finish(rows, keys) is called for each block of them.
   template <class Finish>
-  void attend(index first_bundle, index end_bundle, execution& exec, Finish&& finish) const {
-    const index blocks = grid.blocks(), parts = x.parts();
-    exec.for_each((end_bundle - first_bundle) * grid.lines * blocks, [&](index task, int worker) {
+  void attend(idx_t first_bundle, idx_t end_bundle, execution& exec, Finish&& finish) const {
+    const idx_t blocks = grid.blocks(), parts = x.parts();
+    exec.for_each((end_bundle - first_bundle) * grid.lines * blocks, [&](idx_t task, int worker) {
       const head_bundle bundle = bundles.list[first_bundle + task / blocks / grid.lines];
-      const index r = task / blocks % grid.lines, i = task % blocks, at = r * grid.columns;
-      const index first = i * block_rows, end = std::min(first + block_rows, grid.columns);
-      const index length = bundle[0].length, real = std::clamp(grid.columns_of(r, length), first, end);
+      const idx_t r = task / blocks % grid.lines, i = task % blocks, at = r * grid.columns;
+      const idx_t first = i * block_rows, end = std::min(first + block_rows, grid.columns);
+      const idx_t length = bundle[0].length, real = std::clamp(grid.columns_of(r, length), first, end);
       if (first == real) return;
       sums_array<T> outside;
       packed_piece<T> piece;
@@ -196,7 +196,7 @@ struct aft_window_call {
         piece = packed_piece<T>::layout(memory, bundles.most * parts, product_keys);
         return aft_block<T>::layout(memory, bundles.most * parts, grid.causal);
       });
-      for (index n = 0; n < std::ssize(bundle); ++n)
+      for (idx_t n = 0; n < std::ssize(bundle); ++n)
         sums.outside(bundle.data() + n - bundles.heads, r, i, outside, n);
       block.packets = std::ssize(bundle) * parts;
       block.begin(real - first);
@@ -206,12 +206,12 @@ struct aft_window_call {
           .block = block, .elements = *x.elements, .heads = bundle, .bias = bias,
           .first = at + first, .parts = parts, .outside = outside.data, .gate = x.gate};
       rows.find_row_exponents();
-      index keys = 0;
-      bias.ranges([&](index begin, index stop) {
+      idx_t keys = 0;
+      bias.ranges([&](idx_t begin, idx_t stop) {
         keys += stop - begin;
-        for (index j = begin; j < stop; j += product_keys) {
-          const index count = std::min(product_keys, stop - j);
-          for (index n = 0; n < std::ssize(bundle); ++n) piece.pack(*x.elements, bundle.data()[n], n * parts, j, count);
+        for (idx_t j = begin; j < stop; j += product_keys) {
+          const idx_t count = std::min(product_keys, stop - j);
+          for (idx_t n = 0; n < std::ssize(bundle); ++n) piece.pack(*x.elements, bundle.data()[n], n * parts, j, count);
           rows.add_piece(piece, j, count);
         }
       });
@@ -223,9 +223,9 @@ struct aft_window_call {
     const auto limit = exec.limit_threads(work());
     exec.shared_scratch([&](arena& memory) { return allocate(memory), 0; });
     sum_outside(exec);
-    attend(0, bundles.count, exec, [](const auto& rows, index keys) { rows.finish(keys); });
+    attend(0, bundles.count, exec, [](const auto& rows, idx_t keys) { rows.finish(keys); });
     if (x.lengths.empty()) return;
-    exec.for_each(x.batch * x.heads, [&](index n, int) {
+    exec.for_each(x.batch * x.heads, [&](idx_t n, int) {
       x.elements->clear(bundles.heads[n], bundles.heads[n].length, x.length);
     });
   }

@@ -17,24 +17,24 @@ struct window_key_bias {
   const aft_elements<T>& elements;
   aft_window_layout layout;
   aft_window_grid grid;
-  index length;
+  idx_t length;
   aft_bias_sink<T> gradient;
 
-  index seen(index t, index begin, index count) const {
-    return grid.causal ? std::clamp(t + 1 - begin, index(0), count) : count;
+  idx_t seen(idx_t t, idx_t begin, idx_t count) const {
+    return grid.causal ? std::clamp(t + 1 - begin, idx_t(0), count) : count;
   }
-  aft_window_bias<T> of(index t) const {
-    const index r = t / grid.columns, i = (t - r * grid.columns) / block_rows;
+  aft_window_bias<T> of(idx_t t) const {
+    const idx_t r = t / grid.columns, i = (t - r * grid.columns) / block_rows;
     return {.w = w, .elements = elements, .layout = layout, .grid = grid, .keys = length, .r = r, .i = i};
   }
-  index row(index t) const { return t % grid.columns % block_rows; }
+  idx_t row(idx_t t) const { return t % grid.columns % block_rows; }
 
-  void fill(index t, index begin, index count, T* to) const {
-    const index n = seen(t, begin, count);
+  void fill(idx_t t, idx_t begin, idx_t count, T* to) const {
+    const idx_t n = seen(t, begin, count);
     of(t).fill(row(t), begin, n, to);
     std::fill(to + n, to + count, -std::numeric_limits<T>::infinity());
   }
-  void add_gradient(index t, index begin, index count, const T* values) const {
+  void add_gradient(idx_t t, idx_t begin, idx_t count, const T* values) const {
     const auto place = of(t).find(row(t), begin, seen(t, begin, count));
     if (place.low < place.high) gradient.add(place.row, place.column, place.high - place.low, values + place.low);
   }
@@ -42,7 +42,7 @@ struct window_key_bias {
 
 template <class T>
 struct aft_window_backward_call {
-  static constexpr index most_segments = 32;  // of the keys: each has a separate sum of the gradient of a kernel
+  static constexpr idx_t most_segments = 32;  // of the keys: each has a separate sum of the gradient of a kernel
 
   const aft_backward_tensors<T>& x;
   const aft_gradient_elements<T>& elements;
@@ -57,16 +57,16 @@ struct aft_window_backward_call {
     const auto limit = exec.limit_threads(work);
     const bool biased = x.wants(x.dw), keys_too = biased || x.wants(x.dk) || x.wants(x.dv);
     const bool kernel = biased && layout == aft_window_layout::kernel;
-    const index parts = x.parts(), blocks = grid.lines * grid.blocks();
-    const index segments = kernel ? std::min(blocks, most_segments) : blocks;
-    const index entries = kernel ? x.dw.extents[2] * x.dw.extents[3] : 0;
+    const idx_t parts = x.parts(), blocks = grid.lines * grid.blocks();
+    const idx_t segments = kernel ? std::min(blocks, most_segments) : blocks;
+    const idx_t entries = kernel ? x.dw.extents[2] * x.dw.extents[3] : 0;
     aft_stored_rows<T> rows;
     aft_bias_gradients<T> biases;
     aft_window_sums<T> beside;
     T* partial = nullptr;  // [segments][entries]
     exec.shared_scratch([&](arena& memory) {
       forward.allocate(memory);
-      const index most = forward.bundles.most;
+      const idx_t most = forward.bundles.most;
       rows = aft_stored_rows<T>::layout(memory, x.batch * x.heads, parts, x.length, most * parts);
       biases = aft_bias_gradients<T>::layout(memory, x, elements, most, kernel);
       auto of_keys = grid;
@@ -78,27 +78,27 @@ struct aft_window_backward_call {
     if (!kernel || forward.bundles.count == 0) biases.clear(exec);
     rows.find_highest(x, elements, exec);
     forward.sum_outside(exec);
-    for (index b = 0; b < forward.bundles.count; ++b) {
+    for (idx_t b = 0; b < forward.bundles.count; ++b) {
       const head_bundle bundle = forward.bundles.list[b];
-      forward.attend(b, b + 1, exec, [&](const auto& block, index keys) {
-        rows.add(x, elements, block, keys, [&](index r) { return block.bias.sees_beyond(r); });
+      forward.attend(b, b + 1, exec, [&](const auto& block, idx_t keys) {
+        rows.add(x, elements, block, keys, [&](idx_t r) { return block.bias.sees_beyond(r); });
       });
       if (!keys_too) continue;
       beside.sum(
           std::ssize(bundle), exec,
-          [&](index head, index begin, index end, key_sums<T>* to) {
-            for (index p = 0; p < parts; ++p) rows.add_plain(bundle, head * parts + p, begin, end, to[p]);
+          [&](idx_t head, idx_t begin, idx_t end, key_sums<T>* to) {
+            for (idx_t p = 0; p < parts; ++p) rows.add_plain(bundle, head * parts + p, begin, end, to[p]);
           },
-          [&](index) { return bundle[0].length; });
+          [&](idx_t) { return bundle[0].length; });
       biases.begin(forward.bundles, b, exec);
-      exec.for_each(segments, [&](index segment, int worker) {
+      exec.for_each(segments, [&](idx_t segment, int worker) {
         aft_bias_sink<T> sink = biases.sink;
         if (kernel) sink.sums = partial + segment * entries, std::fill_n(sink.sums, entries, T(0));
-        for (index n = segment * blocks / segments; n < (segment + 1) * blocks / segments; ++n)
+        for (idx_t n = segment * blocks / segments; n < (segment + 1) * blocks / segments; ++n)
           add_keys_block(bundle, rows, beside, sink, n, forward.bundles.most, exec, worker);
       });
-      for (index segment = 0; segment < segments; ++segment)
-        for (index n = 0; n < entries; ++n) biases.sink.sums[n] += partial[segment * entries + n];
+      for (idx_t segment = 0; segment < segments; ++segment)
+        for (idx_t n = 0; n < entries; ++n) biases.sink.sums[n] += partial[segment * entries + n];
       biases.end(forward.bundles, b, exec);
     }
     clear_all_padding(x, elements, exec);
@@ -107,9 +107,9 @@ struct aft_window_backward_call {
  private:
   /// Block n of the keys of a bundle.
   void add_keys_block(const head_bundle& bundle, const aft_stored_rows<T>& rows, const aft_window_sums<T>& beside,
-                      const aft_bias_sink<T>& sink, index n, index most, execution& exec, int worker) const {
-    const index r = n / grid.blocks(), i = n % grid.blocks(), length = bundle[0].length, parts = x.parts();
-    const index count = std::min(grid.columns_of(r, length) - i * block_rows, block_rows);
+                      const aft_bias_sink<T>& sink, idx_t n, idx_t most, execution& exec, int worker) const {
+    const idx_t r = n / grid.blocks(), i = n % grid.blocks(), length = bundle[0].length, parts = x.parts();
+    const idx_t count = std::min(grid.columns_of(r, length) - i * block_rows, block_rows);
     if (count <= 0) return;
     sums_array<T> outside;
     const bool biased = x.wants(x.dw);
@@ -117,14 +117,14 @@ struct aft_window_backward_call {
       outside = sums_array<T>::layout(memory, most, parts);
       return aft_key_block<T>::layout(memory, most * parts, biased);
     });
-    for (index head = 0; head < std::ssize(bundle); ++head) beside.outside(head, r, i, outside, head);
+    for (idx_t head = 0; head < std::ssize(bundle); ++head) beside.outside(head, r, i, outside, head);
     const window_key_bias<T> bias{bundle[0].w, *x.elements, layout, grid, length, sink};
     const aft_key_gradients<T, window_key_bias<T>> keys{
         block, x, elements, rows, bundle, bias, r * grid.columns + i * block_rows, count, biased};
     keys.start();
     const aft_window_bias<T> ranges{
         .w = {}, .elements = *x.elements, .layout = layout, .grid = beside.grid, .keys = length, .r = r, .i = i};
-    ranges.ranges([&](index begin, index end) { keys.add_rows(begin, end - begin); });
+    ranges.ranges([&](idx_t begin, idx_t end) { keys.add_rows(begin, end - begin); });
     keys.finish(outside.data);
   }
 };

@@ -47,23 +47,23 @@ struct key_sums {
 template <class T>
 struct sums_array {
   key_sums<T>* data = nullptr;
-  index parts = 0;
+  idx_t parts = 0;
 
-  static sums_array layout(arena& memory, index count, index parts) {
+  static sums_array layout(arena& memory, idx_t count, idx_t parts) {
     return {memory.allocate<key_sums<T>>(count * parts), parts};
   }
-  key_sums<T>* at(index n) const { return data + n * parts; }
-  void clear(index n) const { std::fill_n(at(n), parts, key_sums<T>{}); }
-  void merge(index to, const key_sums<T>* from) const {
-    for (index p = 0; p < parts; ++p) at(to)[p].merge(from[p]);
+  key_sums<T>* at(idx_t n) const { return data + n * parts; }
+  void clear(idx_t n) const { std::fill_n(at(n), parts, key_sums<T>{}); }
+  void merge(idx_t to, const key_sums<T>* from) const {
+    for (idx_t p = 0; p < parts; ++p) at(to)[p].merge(from[p]);
   }
   /// Of `count` sums from `first` on, `step` apart, each becomes the sum of those up to it. Some are added up before they
   /// meet the sum of all before them: no sum has so many terms that one large one swallows small ones.
-  [[gnu::noinline]] void accumulate(index first, index count, index step = 1) const {
-    constexpr index together = 64;
-    for (index p = 0; p < parts; ++p) {
+  [[gnu::noinline]] void accumulate(idx_t first, idx_t count, idx_t step = 1) const {
+    constexpr idx_t together = 64;
+    for (idx_t p = 0; p < parts; ++p) {
       key_sums<T> before, some;
-      for (index n = 0; n < count; ++n) {
+      for (idx_t n = 0; n < count; ++n) {
         key_sums<T>& sum = at(first + n * step)[p];
         some.merge(sum);
         sum = before;
@@ -74,23 +74,23 @@ struct sums_array {
   }
 };
 
-inline constexpr index key_piece = 96;  // keys that are split at a time
+inline constexpr idx_t key_piece = 96;  // keys that are split at a time
 
 /// The biases of one row towards `key_piece` keys as factor and exponent.
 template <class T>
 struct split_biases {
-  static constexpr index stride = round_up(key_piece, 16) + 16;
+  static constexpr idx_t stride = round_up(key_piece, 16) + 16;
   T *factor = nullptr, *exponent = nullptr;
 
-  static split_biases layout(arena& memory, index rows) {
+  static split_biases layout(arena& memory, idx_t rows) {
     return {memory.allocate<T>(rows * stride), memory.allocate<T>(rows * stride)};
   }
-  split_biases row(index r) const { return {factor + r * stride, exponent + r * stride}; }
+  split_biases row(idx_t r) const { return {factor + r * stride, exponent + r * stride}; }
 
   /// Splits the first `count` entries of `factor`, which hold biases, in place.
-  void split(index count) const {
+  void split(idx_t count) const {
     std::fill(factor + count, factor + round_up(count, width<T>), T(0));
-    for (index j = 0; j < count; j += width<T>) {
+    for (idx_t j = 0; j < count; j += width<T>) {
       const auto e = split_exp<T>(load<T>(factor + j));
       store<T>(factor + j, e.factor);
       store<T>(exponent + j, e.exponent);
@@ -100,13 +100,13 @@ struct split_biases {
 
 /// Adds `count` keys with their biases, summed up from zero.
 template <class T>
-void add_keys(key_sums<T>& sums, const key_sums<T>* keys, const split_biases<T>& bias, index count) {
+void add_keys(key_sums<T>& sums, const key_sums<T>* keys, const split_biases<T>& bias, idx_t count) {
   packet<T> highest = sums.exponent;
-  for (index j = 0; j < count; ++j) highest = max(highest, add(keys[j].exponent, broadcast<T>(bias.exponent[j])));
+  for (idx_t j = 0; j < count; ++j) highest = max(highest, add(keys[j].exponent, broadcast<T>(bias.exponent[j])));
   sums.raise(highest);
   const packet<T> reference = key_sums<T>::finite(highest);
   packet<T> num = zero<T>(), den = zero<T>();
-  for (index j = 0; j < count; ++j) {
+  for (idx_t j = 0; j < count; ++j) {
     if (bias.factor[j] == T(0)) continue;
     const packet<T> exponent = add(keys[j].exponent, broadcast<T>(bias.exponent[j]));
     const packet<T> weight = mul(power_of_two<T>(sub(exponent, reference)), broadcast<T>(bias.factor[j]));

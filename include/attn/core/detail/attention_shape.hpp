@@ -8,12 +8,12 @@ namespace attn::inline ATTN_ISA {
 namespace detail {
 
 /// The furthest position of a token, in either direction: sums of positions do not overflow.
-inline constexpr index furthest_position = index(1) << 40;
+inline constexpr idx_t furthest_position = idx_t(1) << 40;
 
 struct attention_shape {
-  index batch = 0, heads = 0, kv_heads = 0, queries = 0, keys = 0, dim = 0, dim_v = 0;
+  idx_t batch = 0, heads = 0, kv_heads = 0, queries = 0, keys = 0, dim = 0, dim_v = 0;
 
-  index group() const { return kv_heads ? heads / kv_heads : 0; }
+  idx_t group() const { return kv_heads ? heads / kv_heads : 0; }
   /// Multiplications and additions of one query and one key in every head.
   double operations_per_pair() const {
     return 2 * static_cast<double>(batch) * static_cast<double>(heads) * static_cast<double>(dim + dim_v);
@@ -52,7 +52,7 @@ struct attention_shape {
 }
 
 /// Tokens k [B, Hkv, n, D] and v [B, Hkv, n, Dv] for a cache of these extents.
-[[gnu::noinline]] inline void check_tokens(const validator& check, index batch, index kv_heads, index dim, index dim_v,
+[[gnu::noinline]] inline void check_tokens(const validator& check, idx_t batch, idx_t kv_heads, idx_t dim, idx_t dim_v,
                                            const memory_layout& k, const memory_layout& v) {
   check.memory({}, {{"k", k}, {"v", v}});
   check.extents({{"key batch = cache batch", batch, k.extents[0]},
@@ -66,28 +66,28 @@ struct attention_shape {
 
 /// True lengths per batch item: those given, else the extents.
 struct sequence_lengths {
-  index full_queries = 0, full_keys = 0;
-  std::span<const index> given_queries{}, given_keys{};
+  idx_t full_queries = 0, full_keys = 0;
+  std::span<const idx_t> given_queries{}, given_keys{};
 
-  index queries(index batch) const {
+  idx_t queries(idx_t batch) const {
     return given_queries.empty() ? full_queries : given_queries[static_cast<std::size_t>(batch)];
   }
-  index keys(index batch) const { return given_keys.empty() ? full_keys : given_keys[static_cast<std::size_t>(batch)]; }
+  idx_t keys(idx_t batch) const { return given_keys.empty() ? full_keys : given_keys[static_cast<std::size_t>(batch)]; }
 };
 
-inline void check_length_list(const validator& check, const char* what, std::span<const index> list, index batch,
-                              index longest) {
+inline void check_length_list(const validator& check, const char* what, std::span<const idx_t> list, idx_t batch,
+                              idx_t longest) {
   if (list.empty()) return;
-  check.one_per(what, "batch item", batch, static_cast<index>(list.size()));
-  for (index n : list)
+  check.one_per(what, "batch item", batch, static_cast<idx_t>(list.size()));
+  for (idx_t n : list)
     if (n < 0 || n > longest) check.fail({what, " from 0 to ", longest}, n);
 }
 
 /// `lengths` holds for queries and keys alike; `query_lengths` and `key_lengths` for one side each.
 [[gnu::noinline]] inline sequence_lengths check_lengths(const validator& check, const attention_shape& s,
-                                                        std::span<const index> lengths,
-                                                        std::span<const index> query_lengths,
-                                                        std::span<const index> key_lengths) {
+                                                        std::span<const idx_t> lengths,
+                                                        std::span<const idx_t> query_lengths,
+                                                        std::span<const idx_t> key_lengths) {
   const bool both = !lengths.empty();
   if (both && (!query_lengths.empty() || !key_lengths.empty()))
     check.fail("either lengths, or query_lengths and key_lengths", "both");
@@ -107,8 +107,8 @@ sequence_lengths check_lengths(const validator& check, const attention_shape& s,
 
 /// A list with one setting per head, or an empty one.
 template <class T>
-void check_per_head(const validator& check, const char* what, std::span<const T> list, index heads) {
-  if (!list.empty()) check.one_per(what, "head", heads, static_cast<index>(list.size()));
+void check_per_head(const validator& check, const char* what, std::span<const T> list, idx_t heads) {
+  if (!list.empty()) check.one_per(what, "head", heads, static_cast<idx_t>(list.size()));
 }
 
 /// A list that is read while results are written shares no memory with them.
@@ -122,7 +122,7 @@ void check_no_alias(const validator& check, const char* what, std::span<const T>
 
 /// Entry `head` of a per-head list, or null where there is none.
 template <class T>
-const T* per_head(std::span<const T> list, index head) {
+const T* per_head(std::span<const T> list, idx_t head) {
   return list.empty() ? nullptr : list.data() + head;
 }
 

@@ -62,7 +62,7 @@ template <class P>
 inline constexpr int numbers_of = operand<P>::numbers;
 /// Number of operands that hold n numbers.
 template <class P>
-constexpr index operands(index n) {
+constexpr idx_t operands(idx_t n) {
   return (n + numbers_of<P> - 1) / numbers_of<P> * operand<P>::operands;
 }
 
@@ -144,15 +144,15 @@ inline constexpr bool has_pairs = std::same_as<T, float> && bf16_products != bf1
 
 /// Rows 2 n and 2 n + 1 of x [rows][stride], with the first `lanes` numbers in use, as pairs [n][stride]; if the number
 /// of rows is odd, the last one is paired with zeros.
-inline void rows_to_pairs(const float* x, index rows, index lanes, index stride, bf16_pair* pairs) {
-  for (index r = 0; r < rows; r += 2, x += 2 * stride, pairs += stride)
-    for (index n = 0; n < lanes; n += width<float>)
+inline void rows_to_pairs(const float* x, idx_t rows, idx_t lanes, idx_t stride, bf16_pair* pairs) {
+  for (idx_t r = 0; r < rows; r += 2, x += 2 * stride, pairs += stride)
+    for (idx_t n = 0; n < lanes; n += width<float>)
       store<bf16_pair>(pairs + n, pair_lanes(to_bf16(load<float>(x + n)),
                                              r + 1 < rows ? to_bf16(load<float>(x + stride + n)) : half_lanes{}));
 }
 /// `count` numbers, rounded up to whole packets, as pairs of neighbours.
-inline void lanes_to_pairs(const float* x, index count, bf16_pair* pairs) {
-  for (index n = 0; n < count; n += width<float>) {
+inline void lanes_to_pairs(const float* x, idx_t count, bf16_pair* pairs) {
+  for (idx_t n = 0; n < count; n += width<float>) {
     const half_lanes rounded = to_bf16(load<float>(x + n));
     std::memcpy(reinterpret_cast<std::uint16_t*>(pairs) + n, &rounded, sizeof rounded);
   }

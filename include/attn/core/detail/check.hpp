@@ -21,13 +21,13 @@ namespace attn::inline ATTN_ISA::detail {
 /// A word of a message: text that outlives it, or a number.
 struct word {
   const char* text = nullptr;
-  index whole = 0;
+  idx_t whole = 0;
   double real = 0;
   bool is_real = false;
 
   word(const char* t) : text(t) {}
   word(const std::string& t) : text(t.c_str()) {}
-  word(std::integral auto n) : whole(static_cast<index>(n)) {}
+  word(std::integral auto n) : whole(static_cast<idx_t>(n)) {}
   word(double x) : real(x), is_real(true) {}
 };
 
@@ -42,16 +42,16 @@ struct word {
 }
 
 /// What no process can address, in bytes; and where counting ends, which leaves room for sums of products.
-inline constexpr index beyond_memory = index(1) << 47, beyond_count = index(1) << 60;
+inline constexpr idx_t beyond_memory = idx_t(1) << 47, beyond_count = idx_t(1) << 60;
 
 /// The product of non-negative sizes, or -1 where it is `limit` or more. Sizes of 0 count as 1 for this: products of
 /// some of the sizes do not overflow either, and a state of nothing has lists of its items all the same.
-[[gnu::noinline]] inline index checked_product(std::span<const index> sizes, index limit = beyond_memory) {
-  index product = 1;
+[[gnu::noinline]] inline idx_t checked_product(std::span<const idx_t> sizes, idx_t limit = beyond_memory) {
+  idx_t product = 1;
   bool nothing = false;
-  for (index size : sizes) {
+  for (idx_t size : sizes) {
     nothing |= size == 0;
-    if (size < 0 || __builtin_mul_overflow(product, std::max<index>(size, 1), &product) || product >= limit) return -1;
+    if (size < 0 || __builtin_mul_overflow(product, std::max<idx_t>(size, 1), &product) || product >= limit) return -1;
   }
   return nothing ? 0 : product;
 }
@@ -59,9 +59,9 @@ inline constexpr index beyond_memory = index(1) << 47, beyond_count = index(1) <
 /// A view without its element type.
 struct memory_layout {
   const char* data = nullptr;
-  index item = 0;  // bytes of an element
+  idx_t item = 0;  // bytes of an element
   int rank = 0;
-  index extents[4] = {}, strides[4] = {};  // strides in elements
+  idx_t extents[4] = {}, strides[4] = {};  // strides in elements
 
   memory_layout() = default;
   template <class T, int Rank>
@@ -72,17 +72,17 @@ struct memory_layout {
   }
 
   bool empty() const {
-    return std::any_of(extents, extents + rank, [](index n) { return n == 0; });
+    return std::any_of(extents, extents + rank, [](idx_t n) { return n == 0; });
   }
   /// Whether this is not the null view.
   bool given() const {
-    return data || std::any_of(extents, extents + rank, [](index n) { return n != 0; });
+    return data || std::any_of(extents, extents + rank, [](idx_t n) { return n != 0; });
   }
 };
 
 /// Adds the bytes that an axis of a view spans to `bytes`; whether that is a number.
-inline bool add_span(index stride, index extent, index item, index& bytes) {
-  index step = 0, span = 0;
+inline bool add_span(idx_t stride, idx_t extent, idx_t item, idx_t& bytes) {
+  idx_t step = 0, span = 0;
   return !__builtin_mul_overflow(stride, item, &step) && !__builtin_mul_overflow(step, extent - 1, &span) &&
          span > -beyond_count && span < beyond_count && (bytes += std::abs(span)) < beyond_count;
 }
@@ -95,7 +95,7 @@ inline bool same_memory(const memory_layout& x, const memory_layout& y) {
   return same;
 }
 
-[[gnu::cold, gnu::noinline]] inline std::string list_text(const index* list, int count) {
+[[gnu::cold, gnu::noinline]] inline std::string list_text(const idx_t* list, int count) {
   std::string all = "[";
   for (int n = 0; n < count; ++n) all += (n ? ", " : "") + std::to_string(list[n]);
   return all + "]";
@@ -121,38 +121,38 @@ class validator {
   }
 
   /// "expected WHAT WANTED; found VALUE"
-  [[gnu::noinline]] void equal(const char* what, index wanted, index value) const {
+  [[gnu::noinline]] void equal(const char* what, idx_t wanted, idx_t value) const {
     if (value != wanted) fail({what, " ", wanted}, value);
   }
 
-  [[gnu::noinline]] void at_least(const char* what, index least, index value) const {
+  [[gnu::noinline]] void at_least(const char* what, idx_t least, idx_t value) const {
     if (value < least) fail({what, " >= ", least}, value);
   }
 
   /// Checks that memory can hold the product of the sizes; returns it.
-  [[gnu::noinline]] index fits(const char* what, std::initializer_list<index> sizes) const {
-    const index product = checked_product({sizes.begin(), sizes.size()});
+  [[gnu::noinline]] idx_t fits(const char* what, std::initializer_list<idx_t> sizes) const {
+    const idx_t product = checked_product({sizes.begin(), sizes.size()});
     if (product < 0) fail({what, " that memory can hold"}, "a size beyond it");
     return product;
   }
 
   /// Checks that a list has `wanted` entries.
-  [[gnu::noinline]] void one_per(const char* what, const char* thing, index wanted, index value) const {
+  [[gnu::noinline]] void one_per(const char* what, const char* thing, idx_t wanted, idx_t value) const {
     if (value != wanted) fail({what, ", one per ", thing, ": ", wanted}, value);
   }
 
   /// Checks that an extent is `wanted`, or 1 (broadcast).
-  [[gnu::noinline]] void broadcasts(const char* what, index wanted, index value) const {
+  [[gnu::noinline]] void broadcasts(const char* what, idx_t wanted, idx_t value) const {
     if (value != wanted && value != 1) fail({what, " 1 or ", wanted}, value);
   }
 
   /// A view that can be read: no negative extent, memory behind it unless it is empty.
   [[gnu::noinline]] void readable(const char* what, const memory_layout& x) const {
-    if (std::any_of(x.extents, x.extents + x.rank, [](index n) { return n < 0; }))
+    if (std::any_of(x.extents, x.extents + x.rank, [](idx_t n) { return n < 0; }))
       fail({what, " with extents >= 0"}, list_text(x.extents, x.rank));
     if (!x.data && !x.empty())
       fail({what, " with memory behind its extents"}, "a null view of shape " + list_text(x.extents, x.rank));
-    index bytes = 0;
+    idx_t bytes = 0;
     for (int n = 0; n < x.rank && !x.empty(); ++n)
       if (x.extents[n] > 1 && !add_span(x.strides[n], x.extents[n], x.item, bytes))
         fail({what, " with strides * extents that memory can hold"}, "strides " + list_text(x.strides, x.rank));
@@ -168,7 +168,7 @@ class validator {
   /// A table of extents: name, expected, found.
   struct extent {
     const char* what;
-    index wanted, value;
+    idx_t wanted, value;
   };
   [[gnu::noinline]] void extents(std::initializer_list<extent> table) const {
     for (const extent& e : table) equal(e.what, e.wanted, e.value);
@@ -205,24 +205,24 @@ class validator {
 /// The axes of a view that move: byte steps made positive, and the lowest address touched.
 struct moving_axes {
   struct axis {
-    index stride, extent;
+    idx_t stride, extent;
   };
   axis axes[4] = {};
   int count = 0;
-  index item;
+  idx_t item;
   std::uintptr_t origin;
   bool endless = false;  // more bytes than there are numbers
 
   explicit moving_axes(const memory_layout& x) : item(x.item) {
     const char* lowest = x.data;
-    index all = item;
+    idx_t all = item;
     for (int n = 0; n < x.rank; ++n) {
       if (x.extents[n] < 2) continue;
       if (!add_span(x.strides[n], x.extents[n], x.item, all)) {
         endless = true;
         break;
       }
-      const index step = x.strides[n] * x.item;
+      const idx_t step = x.strides[n] * x.item;
       if (step < 0) lowest += step * (x.extents[n] - 1);
       axes[count++] = {std::abs(step), x.extents[n]};
     }
@@ -230,14 +230,14 @@ struct moving_axes {
   }
 
   /// Bytes from the lowest address on that the axes with steps below `limit` touch.
-  index span(index limit) const {
-    index bytes = item;
+  idx_t span(idx_t limit) const {
+    idx_t bytes = item;
     for (int n = 0; n < count; ++n)
       if (axes[n].stride < limit) bytes += axes[n].stride * (axes[n].extent - 1);
     return bytes;
   }
   /// The greatest common divisor of the steps from `limit` on, and of `period`.
-  index period(index limit, index period) const {
+  idx_t period(idx_t limit, idx_t period) const {
     for (int n = 0; n < count; ++n)
       if (axes[n].stride >= limit) period = std::gcd(period, axes[n].stride);
     return period;
@@ -262,17 +262,17 @@ inline bool elements_overlap(const memory_layout& x) {
 /// as sharing.
 inline bool may_share(const memory_layout& x, const memory_layout& y) {
   if (x.empty() || y.empty()) return false;
-  constexpr index all = std::numeric_limits<index>::max();
+  constexpr idx_t all = std::numeric_limits<idx_t>::max();
   const moving_axes a(x), b(y);
   if (a.endless || b.endless) return true;
   if (a.origin + static_cast<std::uintptr_t>(a.span(all)) <= b.origin ||
       b.origin + static_cast<std::uintptr_t>(b.span(all)) <= a.origin)
     return false;
-  const auto apart_at = [&](index cut) {
-    const index period = b.period(cut, a.period(cut, 0));
+  const auto apart_at = [&](idx_t cut) {
+    const idx_t period = b.period(cut, a.period(cut, 0));
     if (period == 0) return false;
     const auto p = static_cast<std::uintptr_t>(period);
-    const auto place = static_cast<index>((a.origin % p + p - b.origin % p) % p);  // where a begins, counted from b
+    const auto place = static_cast<idx_t>((a.origin % p + p - b.origin % p) % p);  // where a begins, counted from b
     return place >= b.span(cut) && place + a.span(cut) <= period;
   };
   for (int n = 0; n < a.count; ++n)

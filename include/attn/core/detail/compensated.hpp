@@ -24,8 +24,8 @@ ATTN_INLINE packet<T> compensated_sum(const packet<T>& sum, const packet<T>& err
 
 /// sums = sums * factor + x for `count` numbers, whole packets; x becomes 0.
 template <class T>
-void move_compensated(T* x, index count, T factor, T* sums, T* errors) {
-  for (index n = 0; n < count; n += width<T>) {
+void move_compensated(T* x, idx_t count, T factor, T* sums, T* errors) {
+  for (idx_t n = 0; n < count; n += width<T>) {
     packet<T> sum = mul(load<T>(sums + n), broadcast<T>(factor));
     packet<T> error = mul(load<T>(errors + n), broadcast<T>(factor));
     add_compensated(sum, error, load<T>(x + n));
@@ -34,8 +34,8 @@ void move_compensated(T* x, index count, T factor, T* sums, T* errors) {
 }
 /// x = sums for `count` numbers, whole packets. x may be sums.
 template <class T>
-void settle_compensated(const T* sums, const T* errors, index count, T* x) {
-  for (index n = 0; n < count; n += width<T>)
+void settle_compensated(const T* sums, const T* errors, idx_t count, T* x) {
+  for (idx_t n = 0; n < count; n += width<T>)
     store<T>(x + n, compensated_sum<T>(load<T>(sums + n), load<T>(errors + n)));
 }
 

@@ -189,8 +189,8 @@ ATTN_INLINE packet<T> tanh(const packet<T>& x) {
 
 /// y[i] = f(x[i]) by whole packets; the last one through a buffer. x and y may be the same.
 template <class T, class F>
-void map_packets(const T* x, T* y, index n, F&& f) {
-  index i = 0;
+void map_packets(const T* x, T* y, idx_t n, F&& f) {
+  idx_t i = 0;
   for (; i + width<T> <= n; i += width<T>) store<T>(y + i, f(load<T>(x + i)));
   if (i == n) return;
   alignas(64) T rest[width<T>] = {};
@@ -205,7 +205,7 @@ void map_packets(const T* x, T* y, index n, F&& f) {
 /// about 0.7 times the smallest normal number are 0; e^-infinity = 0, e^0 = 1, NaN stays NaN.
 template <class T>
   requires(std::same_as<T, float> || std::same_as<T, double>)
-void exp(const T* x, T* y, index n) {
+void exp(const T* x, T* y, idx_t n) {
   detail::map_packets(x, y, n, [](const auto& p) { return detail::exp<T>(p); });
 }
 

@@ -58,28 +58,28 @@ ATTN_INLINE void store_gradient(To& to, T sum, bool accumulate) {
 
 template <class T>
 void clear_gradient(const tensor_view<T>& x) {
-  for (index b = 0; b < x.extent(0); ++b)
-    for (index h = 0; h < x.extent(1); ++h) clear_rows(head_of(x, b, h), 0, x.extent(2));
+  for (idx_t b = 0; b < x.extent(0); ++b)
+    for (idx_t h = 0; h < x.extent(1); ++h) clear_rows(head_of(x, b, h), 0, x.extent(2));
 }
 
 /// Row i of a gradient from a row of sums, times `factor`; zeros where `sums` is null.
 template <class T, class S>
-void store_gradient_row(const T* sums, T factor, const matrix_view<S>& to, index i, bool accumulate) {
+void store_gradient_row(const T* sums, T factor, const matrix_view<S>& to, idx_t i, bool accumulate) {
   S* const row = to.row(i);
   if (!sums) {
-    for (index d = 0; d < to.cols && !accumulate; ++d) row[d * to.col_stride] = static_cast<S>(T(0));
+    for (idx_t d = 0; d < to.cols && !accumulate; ++d) row[d * to.col_stride] = static_cast<S>(T(0));
   } else if (to.col_stride == 1) {
-    for (index d = 0; d < to.cols; ++d) store_gradient(row[d], sums[d] * factor, accumulate);
+    for (idx_t d = 0; d < to.cols; ++d) store_gradient(row[d], sums[d] * factor, accumulate);
   } else {
-    for (index d = 0; d < to.cols; ++d) store_gradient(row[d * to.col_stride], sums[d] * factor, accumulate);
+    for (idx_t d = 0; d < to.cols; ++d) store_gradient(row[d * to.col_stride], sums[d] * factor, accumulate);
   }
 }
 
 /// Rows [begin, end) of a gradient from rows of sums; those from `real` on are padding, whose gradient is 0.
 template <class T, class S>
-void store_gradient_rows(const T* sums, index stride, T factor, const matrix_view<S>& to, index begin, index end,
-                         index real, bool accumulate) {
-  for (index i = begin; i < end; ++i)
+void store_gradient_rows(const T* sums, idx_t stride, T factor, const matrix_view<S>& to, idx_t begin, idx_t end,
+                         idx_t real, bool accumulate) {
+  for (idx_t i = begin; i < end; ++i)
     store_gradient_row(i < real ? sums + i * stride : nullptr, factor, to, i, accumulate);
 }
 

@@ -13,21 +13,21 @@ namespace attn::inline ATTN_ISA::detail {
 template <class N>
 struct item_memory {
   struct ring {
-    index place = 0, kept = 0;  // of the item's state; tokens that can be undone
+    idx_t place = 0, kept = 0;  // of the item's state; tokens that can be undone
   };
 
   N* data = nullptr;
   const ring* rings = nullptr;
-  const index* tokens = nullptr;  // so far
-  index size = 0, keep = 0;       // numbers of a place; tokens that can be undone, at most
+  const idx_t* tokens = nullptr;  // so far
+  idx_t size = 0, keep = 0;       // numbers of a place; tokens that can be undone, at most
 
   explicit operator bool() const { return rings != nullptr; }
-  bool empty(index b) const { return tokens[b] == 0; }
+  bool empty(idx_t b) const { return tokens[b] == 0; }
   /// How many of `count` tokens cannot be undone once all of them are fed: they come first.
-  index beyond_kept(index count) const { return std::max<index>(0, count - keep); }
+  idx_t beyond_kept(idx_t count) const { return std::max<idx_t>(0, count - keep); }
   /// Item b after it was fed `fed` tokens of `count`. Tokens that can be undone do not overwrite the state before them.
-  N* at(index b, index fed = 0, index count = 0) const {
-    const index place = rings[b].place + std::max<index>(0, fed - beyond_kept(count));
+  N* at(idx_t b, idx_t fed = 0, idx_t count = 0) const {
+    const idx_t place = rings[b].place + std::max<idx_t>(0, fed - beyond_kept(count));
     return data + (b * (keep + 1) + (place > keep ? place - keep - 1 : place)) * size;
   }
 };
@@ -40,62 +40,62 @@ class item_state : public sequence_items {
 
   /// Every item, or one, begins a new sequence.
   void reset() {
-    for (index b = 0; b < batch(); ++b) reset(b);
+    for (idx_t b = 0; b < batch(); ++b) reset(b);
   }
-  void reset(index item) {
+  void reset(idx_t item) {
     length(check_item(item)) = 0;
     ring(item).kept = 0;
     static_cast<State*>(this)->clear_item(item);
   }
   /// Item `to` becomes what item `from` is, to the last bit: a branch.
-  void copy_item(index from, index to) {
+  void copy_item(idx_t from, idx_t to) {
     if (check_item(from) == check_item(to)) return;
     std::copy_n(item(from), item_size(), item(to));
     ring(to) = ring(from), length(to) = length(from);
   }
   /// Item n becomes what item order[n] was, for all n: the survivors of a beam search. Throws std::invalid_argument for
   /// a list of another size, or for items that do not exist.
-  void reorder(list_view<index> order) {
-    const auto exchange = [&](index a, index b) {
+  void reorder(list_view<idx_t> order) {
+    const auto exchange = [&](idx_t a, idx_t b) {
       std::swap_ranges(item(a), item(a) + item_size(), item(b));
       std::swap(ring(a), ring(b)), std::swap(length(a), length(b));
     };
     reorder_items(
-        validator(name_), order, batch(), [&](index from, index to) { copy_item(from, to); }, exchange);
+        validator(name_), order, batch(), [&](idx_t from, idx_t to) { copy_item(from, to); }, exchange);
   }
 
  protected:
   /// Throws std::invalid_argument for extents that are negative or too large. Call allocate() before anything else.
-  item_state(const char* name, index batch, index keep) : sequence_items(name), keep_(keep) {
+  item_state(const char* name, idx_t batch, idx_t keep) : sequence_items(name), keep_(keep) {
     const validator check(name);
     check.at_least("batch", 0, batch);
     check.at_least("keep", 0, keep);
     check.fits("kept tokens", {keep, 1});
   }
   /// Memory of `size` numbers for each item, a checked size, with all items before their first token.
-  void allocate(index batch, index size) {
+  void allocate(idx_t batch, idx_t size) {
     const auto items = static_cast<std::size_t>(batch);
     size_ = size;
     memory_.resize(items * static_cast<std::size_t>(item_size()));
     rings_.resize(items), lengths_.resize(items), at_once_.resize(items);
     reset();
   }
-  index places() const { return keep_ + 1; }
+  idx_t places() const { return keep_ + 1; }
 
   /// How many of the last tokens can be undone, of every item or of one: at most `keep`, none of those before a reset.
-  index kept() const {
-    index least = batch() > 0 ? keep_ : 0;
+  idx_t kept() const {
+    idx_t least = batch() > 0 ? keep_ : 0;
     for (const auto& r : rings_) least = std::min(least, r.kept);
     return least;
   }
-  index kept(index item) const { return rings_[static_cast<std::size_t>(check_item(item))].kept; }
+  idx_t kept(idx_t item) const { return rings_[static_cast<std::size_t>(check_item(item))].kept; }
   /// Undoes the last m tokens of every item or of one, to the last bit. Throws std::invalid_argument for more than
   /// kept().
-  void rollback(index m) {
+  void rollback(idx_t m) {
     check_undo(m, kept());
-    for (index b = 0; b < batch(); ++b) rollback(b, m);
+    for (idx_t b = 0; b < batch(); ++b) rollback(b, m);
   }
-  void rollback(index item, index m) {
+  void rollback(idx_t item, idx_t m) {
     check_undo(m, kept(item));
     auto& r = ring(item);
     r.place = (r.place + places() - m) % places();
@@ -111,24 +111,24 @@ class item_state : public sequence_items {
     return {const_cast<N*>(memory_.data()), rings_.data(), lengths_.data(), size_, keep_};
   }
   tensor_view<const N> memory() const {
-    return {memory_.data(), {1, 1, 1, static_cast<index>(memory_.size())}};
+    return {memory_.data(), {1, 1, 1, static_cast<idx_t>(memory_.size())}};
   }
 
   /// Feeds the tokens of a chunk. Of each item, those that cannot be undone come first: all at once by at_once(lengths)
   /// if they are more than `few`. All others are fed one by one by one_by_one(first), from token first.keys(b) on,
   /// which also clears the padding. An exception leaves all items reset.
   template <class AtOnce, class OneByOne>
-  void feed(const sequence_lengths& tokens, index few, AtOnce&& at_once, OneByOne&& one_by_one) {
-    const auto of = [&](index count) {
-      const index first = items().beyond_kept(count);
+  void feed(const sequence_lengths& tokens, idx_t few, AtOnce&& at_once, OneByOne&& one_by_one) {
+    const auto of = [&](idx_t count) {
+      const idx_t first = items().beyond_kept(count);
       return first > few ? first : 0;
     };
     bool any_at_once = false, any_one_by_one = false;
-    for (index b = 0; b < batch(); ++b) {
-      const index count = tokens.keys(b), first = at_once_[static_cast<std::size_t>(b)] = of(count);
+    for (idx_t b = 0; b < batch(); ++b) {
+      const idx_t count = tokens.keys(b), first = at_once_[static_cast<std::size_t>(b)] = of(count);
       any_at_once |= first > 0, any_one_by_one |= count > first;
     }
-    const index longest = of(tokens.full_keys);
+    const idx_t longest = of(tokens.full_keys);
     sequence_lengths first{longest, longest, {}, {}};
     if (!tokens.given_keys.empty()) first.given_queries = first.given_keys = at_once_;
     try {
@@ -138,9 +138,9 @@ class item_state : public sequence_items {
       reset();
       throw;
     }
-    for (index b = 0; b < batch(); ++b) advance(b, tokens.keys(b));
+    for (idx_t b = 0; b < batch(); ++b) advance(b, tokens.keys(b));
   }
-  void advance(index item, index count) {
+  void advance(idx_t item, idx_t count) {
     auto& r = ring(item);
     r.place = (r.place + std::min(count, keep_)) % places();
     r.kept = std::min(r.kept + count, keep_);
@@ -149,18 +149,18 @@ class item_state : public sequence_items {
 
  private:
   using ring_type = typename item_memory<N>::ring;
-  index item_size() const { return places() * size_; }
-  N* item(index b) { return memory_.data() + b * item_size(); }
-  ring_type& ring(index b) { return rings_[static_cast<std::size_t>(b)]; }
-  void check_undo(index m, index kept) const {
+  idx_t item_size() const { return places() * size_; }
+  N* item(idx_t b) { return memory_.data() + b * item_size(); }
+  ring_type& ring(idx_t b) { return rings_[static_cast<std::size_t>(b)]; }
+  void check_undo(idx_t m, idx_t kept) const {
     if (m < 0 || m > kept)
       validator(name_).fail(text({"tokens to undo from 0 to ", kept, ", those kept of the last ", keep_}), m);
   }
 
-  index keep_, size_ = 0;
+  idx_t keep_, size_ = 0;
   std::vector<N, Eigen::aligned_allocator<N>> memory_;
   std::vector<ring_type> rings_;
-  std::vector<index> at_once_;  // of a call
+  std::vector<idx_t> at_once_;  // of a call
 };
 
 }  // namespace attn::inline ATTN_ISA::detail

@@ -38,30 +38,30 @@ constexpr void check_stores() {
 /// How memory holds rows of numbers: `rows` of them together in as many elements.
 template <class C>
 struct row_format {
-  static constexpr index rows = 1;
+  static constexpr idx_t rows = 1;
   static constexpr float most = std::same_as<C, Eigen::half> ? 65504.f : 0x1.fep127f;  // largest number of 16 bits
-  static index elements(index cols, bool) { return cols; }
-  static index cols(index elements, bool) { return elements; }
-  static index ring(index needed) { return needed; }
-  static void check(const validator&, const char*, index) {}
+  static idx_t elements(idx_t cols, bool) { return cols; }
+  static idx_t cols(idx_t elements, bool) { return elements; }
+  static idx_t ring(idx_t needed) { return needed; }
+  static void check(const validator&, const char*, idx_t) {}
   static void check(const validator&, const char*, const tensor_view<C>&, bool) {}
 
   template <class S>
-  static void put(const S* x, index stride, bool, const matrix_view<C>& memory, index row) {
+  static void put(const S* x, idx_t stride, bool, const matrix_view<C>& memory, idx_t row) {
     C* const to = memory.row(row);
-    for (index c = 0; c < memory.cols; ++c) to[c * memory.col_stride] = static_cast<C>(x[c * stride]);
+    for (idx_t c = 0; c < memory.cols; ++c) to[c * memory.col_stride] = static_cast<C>(x[c * stride]);
   }
 };
 template <>
 struct row_format<std::int8_t> {
-  static constexpr index rows = quantised_block;
+  static constexpr idx_t rows = quantised_block;
   static constexpr float most = quantised_most;
-  static index elements(index cols, bool of_keys) { return quantised_layout{cols, of_keys}.bytes(); }
-  static index cols(index elements, bool of_keys) { return quantised_layout::of_bytes(elements, of_keys).cols; }
+  static idx_t elements(idx_t cols, bool of_keys) { return quantised_layout{cols, of_keys}.bytes(); }
+  static idx_t cols(idx_t elements, bool of_keys) { return quantised_layout::of_bytes(elements, of_keys).cols; }
   /// Number of rows a ring needs to hold so many: the block that is being overwritten holds none of them.
-  static index ring(index needed) { return (needed + 2 * (quantised_block - 1)) / quantised_block * quantised_block; }
+  static idx_t ring(idx_t needed) { return (needed + 2 * (quantised_block - 1)) / quantised_block * quantised_block; }
 
-  static void check(const validator& check, const char* what, index cols) {
+  static void check(const validator& check, const char* what, idx_t cols) {
     if (cols % 2 != 0) check.fail({"an even ", what, " for eight-bit elements"}, cols);
     check.fits(what, {cols, 2 * quantised_block});  // more than the bytes of a block
   }
@@ -78,7 +78,7 @@ struct row_format<std::int8_t> {
   }
 
   template <class S>
-  static void put(const S* x, index stride, bool of_keys, const matrix_view<std::int8_t>& memory, index row) {
+  static void put(const S* x, idx_t stride, bool of_keys, const matrix_view<std::int8_t>& memory, idx_t row) {
     quantise_row(x, stride, quantised_layout::of_bytes(memory.cols, of_keys), memory.row(row / rows), row % rows);
   }
 };
@@ -112,7 +112,7 @@ class kv_memory {
   }
 
   const state_extents& extents() const { return extents_; }
-  index rows() const { return rows_; }
+  idx_t rows() const { return rows_; }
   bool given() const { return given_; }
   bool values_in_keys() const { return values_in_keys_; }
   std::size_t bytes() const { return (own_keys_.capacity() + own_values_.capacity()) * sizeof(S); }
@@ -124,17 +124,17 @@ class kv_memory {
   }
 
   /// A view of the first `rows` rows.
-  tensor_view<const S> keys(index rows) const { return tensor_view<const S>(keys()).slice(2, 0, stored(rows)); }
-  tensor_view<const S> values(index rows) const { return tensor_view<const S>(values()).slice(2, 0, stored(rows)); }
+  tensor_view<const S> keys(idx_t rows) const { return tensor_view<const S>(keys()).slice(2, 0, stored(rows)); }
+  tensor_view<const S> values(idx_t rows) const { return tensor_view<const S>(values()).slice(2, 0, stored(rows)); }
 
   /// Makes room for more rows. The first lengths[b] rows of item b are kept; without a list, none.
-  void grow(const validator& check, index rows, std::span<const index> lengths) {
-    const index heads = extents_.heads;
-    const auto grown = [&](const char* what, const memory_vector<S>& from, index elements) {
-      const index bytes = check.fits(what, {extents_.batch, heads, rows, elements, sizeof(S)});
+  void grow(const validator& check, idx_t rows, std::span<const idx_t> lengths) {
+    const idx_t heads = extents_.heads;
+    const auto grown = [&](const char* what, const memory_vector<S>& from, idx_t elements) {
+      const idx_t bytes = check.fits(what, {extents_.batch, heads, rows, elements, sizeof(S)});
       memory_vector<S> to(static_cast<std::size_t>(bytes) / sizeof(S));
       for (std::size_t b = 0; b < lengths.size(); ++b)
-        for (index h = index(b) * heads; h < index(b + 1) * heads && lengths[b] > 0; ++h)
+        for (idx_t h = idx_t(b) * heads; h < idx_t(b + 1) * heads && lengths[b] > 0; ++h)
           std::copy_n(from.data() + h * stored(rows_) * elements, stored(lengths[b]) * elements,
                       to.data() + h * rows * elements);
       return to;
@@ -148,24 +148,24 @@ class kv_memory {
 
   /// Rows of a pool, whose items are pages. All pages of one head are adjacent, so that the processor's prefetching
   /// goes on where a sequence has consecutive pages (measured: 0.9 of the time of a step, pages of 64 tokens).
-  void make_pages(const validator& check, index rows) {
+  void make_pages(const validator& check, idx_t rows) {
     heads_first_ = true;
     grow(check, rows, {});
   }
 
   /// Stores token i of batch item b and one head of k and v in a row of an item.
   template <class E>
-  void put(const tensor_view<const E>& k, const tensor_view<const E>& v, index b, index h, index i, index item,
-           index row) {
+  void put(const tensor_view<const E>& k, const tensor_view<const E>& v, idx_t b, idx_t h, idx_t i, idx_t item,
+           idx_t row) {
     format::put(head_of(k, b, h).row(i), k.stride(3), true, head_of(keys(), item, h), row);
     if (!values_in_keys_) format::put(head_of(v, b, h).row(i), v.stride(3), false, head_of(values(), item, h), row);
   }
 
   /// Copies the first `count` rows of an item, in every head, to those of another, or swaps them.
-  void copy(index from, index to, index count) {
+  void copy(idx_t from, idx_t to, idx_t count) {
     each_number(from, to, count, [](S& x, S& y) { y = x; });
   }
-  void exchange(index a, index b, index count) {
+  void exchange(idx_t a, idx_t b, idx_t count) {
     each_number(a, b, count, [](S& x, S& y) { std::swap(x, y); });
   }
 
@@ -174,7 +174,7 @@ class kv_memory {
   /// finite; finite numbers stay finite in 16 bits.
   template <class E>
   void check_tokens(const validator& check, const tensor_view<const E>& k, const tensor_view<const E>& v,
-                    std::span<const index> given) const {
+                    std::span<const idx_t> given) const {
     if constexpr (format::rows > 1 || sizeof(S) < sizeof(E))
       check_size(check, "k", k, given), check_size(check, "v", v, given);
     if (values_in_keys_ && !k.empty() && !is_part(v, k)) check.fail("v to be the first dims of k", "other memory");
@@ -195,16 +195,16 @@ class kv_memory {
   }
   template <class E>
   static void check_size(const validator& check, const char* what, const tensor_view<const E>& x,
-                         std::span<const index> given) {
+                         std::span<const idx_t> given) {
     constexpr bool scaled = format::rows > 1;
-    for (index b = 0; b < x.extent(0); ++b)
-      for (index h = 0; h < x.extent(1); ++h)
-        for (index t = 0; t < (given.empty() ? x.extent(2) : given[static_cast<std::size_t>(b)]); ++t) {
+    for (idx_t b = 0; b < x.extent(0); ++b)
+      for (idx_t h = 0; h < x.extent(1); ++h)
+        for (idx_t t = 0; t < (given.empty() ? x.extent(2) : given[static_cast<std::size_t>(b)]); ++t) {
           std::uint32_t largest = 0;  // of the bits without the sign, which are ordered as the numbers are
-          for (index d = 0; d < x.extent(3); ++d)
+          for (idx_t d = 0; d < x.extent(3); ++d)
             largest = std::max(largest, std::bit_cast<std::uint32_t>(static_cast<float>(x(b, h, t, d))) & 0x7fffffffu);
           if (largest <= std::bit_cast<std::uint32_t>(format::most)) continue;
-          for (index d = 0; d < x.extent(3); ++d)
+          for (idx_t d = 0; d < x.extent(3); ++d)
             if (const float number = static_cast<float>(x(b, h, t, d));
                 !(std::abs(number) <= format::most) && (scaled || std::isfinite(number)))
               check.fail({what, scaled ? " of finite numbers up to " : " of numbers up to ", format::most,
@@ -212,23 +212,23 @@ class kv_memory {
                          number);
         }
   }
-  static index stored(index rows) { return rows / format::rows + (rows % format::rows != 0); }
-  tensor_view<S> own(const memory_vector<S>& memory, index elements) const {
-    const index item = stored(rows_) * elements;
-    const index outer = heads_first_ ? extents_.batch : extents_.heads;
+  static idx_t stored(idx_t rows) { return rows / format::rows + (rows % format::rows != 0); }
+  tensor_view<S> own(const memory_vector<S>& memory, idx_t elements) const {
+    const idx_t item = stored(rows_) * elements;
+    const idx_t outer = heads_first_ ? extents_.batch : extents_.heads;
     return {const_cast<S*>(memory.data()),
             {extents_.batch, extents_.heads, stored(rows_), elements},
             {heads_first_ ? item : outer * item, heads_first_ ? outer * item : item, elements, 1}};
   }
   static tensor_view<S> whole(const memory_vector<S>& memory) {
-    return {const_cast<S*>(memory.data()), {1, 1, 1, static_cast<index>(memory.size())}};
+    return {const_cast<S*>(memory.data()), {1, 1, 1, static_cast<idx_t>(memory.size())}};
   }
   template <class Visit>
-  void each_number(index a, index b, index count, const Visit& visit) {
+  void each_number(idx_t a, idx_t b, idx_t count, const Visit& visit) {
     const auto each = [&](const tensor_view<S>& x) {
-      for (index h = 0; h < extents_.heads; ++h)
-        for (index t = 0; t < stored(count); ++t)
-          for (index d = 0; d < x.extent(3); ++d) visit(x(a, h, t, d), x(b, h, t, d));
+      for (idx_t h = 0; h < extents_.heads; ++h)
+        for (idx_t t = 0; t < stored(count); ++t)
+          for (idx_t d = 0; d < x.extent(3); ++d) visit(x(a, h, t, d), x(b, h, t, d));
     };
     each(keys());
     if (!values_in_keys_) each(values());
@@ -236,15 +236,15 @@ class kv_memory {
 
   state_extents extents_;
   bool values_in_keys_, given_ = false, heads_first_ = false;
-  index rows_ = 0;
+  idx_t rows_ = 0;
   memory_vector<S> own_keys_, own_values_;
   tensor_view<S> given_keys_{}, given_values_{};
 };
 
 /// The location of rows in pages of a pool: row j of item b is row j % page_rows of page tables[b][j / page_rows].
 struct page_tables {
-  const std::vector<index>* tables = nullptr;
-  index page_rows = 0;
+  const std::vector<idx_t>* tables = nullptr;
+  idx_t page_rows = 0;
 
   explicit operator bool() const { return tables != nullptr; }
 };
@@ -253,28 +253,28 @@ struct page_tables {
 template <class S>
 struct cache_rows {
   S* data = nullptr;
-  index rows = 0, cols = 0, row_stride = 0, col_stride = 1;
-  const index* pages = nullptr;
-  index page_rows = 0, page_stride = 0;
+  idx_t rows = 0, cols = 0, row_stride = 0, col_stride = 1;
+  const idx_t* pages = nullptr;
+  idx_t page_rows = 0, page_stride = 0;
 
   explicit cache_rows(const matrix_view<S>& x)
       : data(x.data), rows(x.rows), cols(x.cols), row_stride(x.row_stride), col_stride(x.col_stride) {}
 
   /// Of a batch item and head of x, which is [B, H, rows, D], or [pages, H, page_rows, D].
-  cache_rows(const tensor_view<S>& x, index b, index h, index, bool, const page_tables& given)
+  cache_rows(const tensor_view<S>& x, idx_t b, idx_t h, idx_t, bool, const page_tables& given)
       : cache_rows(head_of(x, given ? 0 : b, h)) {
     if (!given) return;
-    const std::vector<index>& table = given.tables[b];
+    const std::vector<idx_t>& table = given.tables[b];
     pages = table.data(), page_rows = given.page_rows, page_stride = x.stride(0);
     rows = std::ssize(table) * page_rows;
   }
 
-  S* row(index j) const {
+  S* row(idx_t j) const {
     return pages ? data + pages[j / page_rows] * page_stride + j % page_rows * row_stride : data + j * row_stride;
   }
   /// The contiguous rows from j on.
-  matrix_view<S> from(index j) const {
-    const index count = pages ? page_rows - j % page_rows : rows - j;
+  matrix_view<S> from(idx_t j) const {
+    const idx_t count = pages ? page_rows - j % page_rows : rows - j;
     return {row(j), count, cols, row_stride, col_stride};
   }
 };
@@ -283,21 +283,21 @@ struct cache_rows {
 template <>
 struct cache_rows<const std::int8_t> {
   quantised_rows all;  // or those of a page
-  const index* pages = nullptr;
-  index page_rows = 0, page_stride = 0;
+  const idx_t* pages = nullptr;
+  idx_t page_rows = 0, page_stride = 0;
 
-  cache_rows(const tensor_view<const std::int8_t>& x, index b, index h, index cols, bool of_keys,
+  cache_rows(const tensor_view<const std::int8_t>& x, idx_t b, idx_t h, idx_t cols, bool of_keys,
              const page_tables& given) {
     const matrix_view<const std::int8_t> blocks = head_of(x, given ? 0 : b, h);
     const auto layout = quantised_layout::of_bytes(blocks.cols, of_keys);
     all = {blocks.data, blocks.row_stride, layout, 0, blocks.rows * quantised_block, cols};
     if (!given) return;
-    const std::vector<index>& table = given.tables[b];
+    const std::vector<idx_t>& table = given.tables[b];
     pages = table.data(), page_rows = given.page_rows, page_stride = x.stride(0);
   }
 
   /// The contiguous rows from j on.
-  quantised_rows from(index j) const {
+  quantised_rows from(idx_t j) const {
     quantised_rows rest = all;
     if (pages) rest.blocks += pages[j / page_rows] * page_stride, j %= page_rows;
     rest.first = j, rest.rows -= j;
@@ -307,10 +307,10 @@ struct cache_rows<const std::int8_t> {
 
 /// kv_cache, paged_cache: all tokens of all items.
 template <class Cache>
-concept key_value_cache = requires(Cache& cache, std::span<const index> lengths) {
+concept key_value_cache = requires(Cache& cache, std::span<const idx_t> lengths) {
   typename Cache::value_type;
   { cache.pages() } -> std::same_as<page_tables>;
-  cache.forget(index(), lengths);
+  cache.forget(idx_t(), lengths);
 };
 
 }  // namespace attn::inline ATTN_ISA::detail

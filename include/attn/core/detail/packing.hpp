@@ -31,26 +31,26 @@ inline constexpr int tile_step = tile_rows / 3;
 template <class T>
 inline constexpr int panel_width = 2 * width<T>;
 
-constexpr index round_up(index n, index step) { return (n + step - 1) / step * step; }
-constexpr index floor_div(index n, index d) { return n / d - (n % d < 0); }
-constexpr index ceil_div(index n, index d) { return -floor_div(-n, d); }
+constexpr idx_t round_up(idx_t n, idx_t step) { return (n + step - 1) / step * step; }
+constexpr idx_t floor_div(idx_t n, idx_t d) { return n / d - (n % d < 0); }
+constexpr idx_t ceil_div(idx_t n, idx_t d) { return -floor_div(-n, d); }
 
 /// `count` elements from p on, `stride` apart, converted to T or to pairs; zeros after them. Not inlined: this is the
 /// slow path.
 template <class T, class S>
-[[gnu::noinline]] packet<T> gather_part(const S* p, index stride, index count) {
+[[gnu::noinline]] packet<T> gather_part(const S* p, idx_t stride, idx_t count) {
   alignas(64) T lanes[width<T>] = {};
-  const index n = std::min<index>(count, numbers_of<T> * width<T>);
+  const idx_t n = std::min<idx_t>(count, numbers_of<T> * width<T>);
   if constexpr (numbers_of<T> == 1)
-    for (index i = 0; i < n; ++i) lanes[i] = static_cast<T>(p[i * stride]);
+    for (idx_t i = 0; i < n; ++i) lanes[i] = static_cast<T>(p[i * stride]);
   else
-    for (index i = 0; i < n; i += 2) lanes[i / 2] = make_pair(p[i * stride], i + 1 < n ? p[(i + 1) * stride] : S(0));
+    for (idx_t i = 0; i < n; i += 2) lanes[i / 2] = make_pair(p[i * stride], i + 1 < n ? p[(i + 1) * stride] : S(0));
   return load<T>(lanes);
 }
 
 /// A packet of `count` elements from p on, converted to T or to pairs; zeros after them.
 template <class T, class S>
-ATTN_INLINE packet<T> load_part(const S* p, index stride, index count) {
+ATTN_INLINE packet<T> load_part(const S* p, idx_t stride, idx_t count) {
   if (stride != 1 || count < numbers_of<T> * width<T>) return gather_part<T>(p, stride, count);
   if constexpr (numbers_of<T> == 1) {
     return load_as<T>(p);
@@ -68,15 +68,15 @@ struct row_pointers {
   const S* at[width<T>];
 
   template <class Row>
-  row_pointers(Row&& row, index r0, index rows) {
+  row_pointers(Row&& row, idx_t r0, idx_t rows) {
     for (int i = 0; i < width<T>; ++i) at[i] = row(std::min(r0 + i, rows - 1));
   }
 };
 
 /// width x width operands of X^T: lane i of packet j is operand j of row i from column c0 on, 0 beyond the last column.
 template <class T, class S>
-ATTN_INLINE void load_across(packet<T> (&square)[width<T>], const row_pointers<T, S>& rows, index c0, index cols,
-                             index stride) {
+ATTN_INLINE void load_across(packet<T> (&square)[width<T>], const row_pointers<T, S>& rows, idx_t c0, idx_t cols,
+                             idx_t stride) {
   if (stride == 1 && c0 + numbers_of<T> * width<T> <= cols)
     unroll<width<T>>([&](auto i) { square[i] = load_part<T>(rows.at[i] + c0, 1, numbers_of<T> * width<T>); });
   else
@@ -86,7 +86,7 @@ ATTN_INLINE void load_across(packet<T> (&square)[width<T>], const row_pointers<T
 
 /// Operands of width<T> rows of X as [col][Stride], numbers times `factor`. Not inlined: one copy serves all callers.
 template <class T, int Stride, class S>
-[[gnu::noinline]] void pack_across(const row_pointers<T, S>& rows, index cols, index col_stride,
+[[gnu::noinline]] void pack_across(const row_pointers<T, S>& rows, idx_t cols, idx_t col_stride,
                                    [[maybe_unused]] sum_type<T> factor, T* to) {
   constexpr int w = width<T>;
   const auto put = [&](T* p, const packet<T>& x) {
@@ -96,8 +96,8 @@ template <class T, int Stride, class S>
       store<T>(p, x);
   };
   constexpr bool overlaps = Stride < w;  // packets the next column, but for the last
-  const index depth = operands<T>(cols);
-  for (index c = 0; c < depth; c += w, to += w * Stride) {
+  const idx_t depth = operands<T>(cols);
+  for (idx_t c = 0; c < depth; c += w, to += w * Stride) {
     packet<T> square[w];
     load_across(square, rows, c * numbers_of<T>, cols, col_stride);
     if (c + w <= depth - overlaps) {
@@ -115,10 +115,10 @@ template <class T, int Stride, class S>
 
 /// The same of floats in two parts, as the right side of products.
 template <class T, int Stride, class S>
-[[gnu::noinline]] void pack_split_across(const row_pointers<T, S>& rows, index cols, index col_stride, T* to) {
+[[gnu::noinline]] void pack_split_across(const row_pointers<T, S>& rows, idx_t cols, idx_t col_stride, T* to) {
   constexpr int w = width<T>;
-  for (index c = 0; c < cols; c += 2 * w, to += 3 * w * Stride) {
-    const auto part = [&](int i, index begin) {
+  for (idx_t c = 0; c < cols; c += 2 * w, to += 3 * w * Stride) {
+    const auto part = [&](int i, idx_t begin) {
       return load_part<float>(rows.at[i] + std::min(begin, cols) * col_stride, col_stride, cols - begin);
     };
     packet<T> high[w], low[w];
@@ -138,10 +138,10 @@ template <class T, int Stride, class S>
 /// Packs rows [0, rows) of X as the columns of panels: panel p holds rows p * panel_width ..., as [col][panel_width],
 /// and repeats the last row to fill the panel. Takes round_up(rows, panel_width) * cols operands.
 template <class T, class Row>
-void pack_panels_across(Row&& row, index rows, index cols, index col_stride, T* panels) {
+void pack_panels_across(Row&& row, idx_t rows, idx_t cols, idx_t col_stride, T* panels) {
   using S = std::remove_cvref_t<decltype(*row(0))>;
   constexpr int wide = panel_width<T>;
-  for (index r = 0; r < rows; r += wide, panels += operands<T>(cols) * wide)
+  for (idx_t r = 0; r < rows; r += wide, panels += operands<T>(cols) * wide)
     for (int half = 0; half < wide; half += width<T>) {
       const row_pointers<T, S> some(row, std::min(r + half, rows - 1), rows);
       if constexpr (is_split<T>)
@@ -156,27 +156,27 @@ void pack_panels_across(Row&& row, index rows, index cols, index col_stride, T* 
 /// every packed number is finite. In panels of pairs two rows of X become one; first and capacity are even, and an odd
 /// last row is paired with zeros.
 template <class T, class Row>
-bool pack_panels(Row&& row, index first, index rows, index cols, index col_stride, T* panels, index capacity) {
+bool pack_panels(Row&& row, idx_t first, idx_t rows, idx_t cols, idx_t col_stride, T* panels, idx_t capacity) {
   constexpr int w = width<T>, wide = panel_width<T>, together = numbers_of<T>;
   using sum = sum_type<T>;
   packet<sum> trace = zero<sum>();  // 0 * x is NaN for an x that is not finite, and stays
-  const index whole = col_stride == 1 ? cols / w * w : 0, length = operands<T>(capacity);
-  for (index r = first; r < first + rows; r += together) {
+  const idx_t whole = col_stride == 1 ? cols / w * w : 0, length = operands<T>(capacity);
+  for (idx_t r = first; r < first + rows; r += together) {
     const auto* x = row(r);
-    const auto put = [&](index c, const packet<T>& part, index more = 0) {
+    const auto put = [&](idx_t c, const packet<T>& part, idx_t more = 0) {
       store<T>(panels + (c / wide) * length * wide + (operands<T>(r) + more) * wide + c % wide, part);
     };
     if constexpr (together == 1) {
-      const auto put_finite = [&](index c, const packet<T>& part) {
+      const auto put_finite = [&](idx_t c, const packet<T>& part) {
         trace = fma(part, zero<T>(), trace);
         put(c, part);
       };
-      for (index c = 0; c < whole; c += w) put_finite(c, load_as<T>(x + c));
-      for (index c = whole; c < cols; c += w) put_finite(c, load_part<T>(x + c * col_stride, col_stride, cols - c));
+      for (idx_t c = 0; c < whole; c += w) put_finite(c, load_as<T>(x + c));
+      for (idx_t c = whole; c < cols; c += w) put_finite(c, load_part<T>(x + c * col_stride, col_stride, cols - c));
     } else {
       const bool both = r + 1 < first + rows;
       const auto* y = both ? row(r + 1) : x;
-      const auto put_both = [&](index c, const packet<sum>& a, const packet<sum>& b) {
+      const auto put_both = [&](idx_t c, const packet<sum>& a, const packet<sum>& b) {
         if constexpr (is_split<T>) {
           const split_parts upper(a), lower(both ? b : zero<sum>());
           trace = fma(upper.rest, zero<sum>(), fma(lower.rest, zero<sum>(), trace));
@@ -187,8 +187,8 @@ bool pack_panels(Row&& row, index first, index rows, index cols, index col_strid
           put(c, pair_lanes(to_bf16(a), both ? to_bf16(b) : half_lanes{}));
         }
       };
-      for (index c = 0; c < whole; c += w) put_both(c, load_as<sum>(x + c), load_as<sum>(y + c));
-      for (index c = whole; c < cols; c += w)
+      for (idx_t c = 0; c < whole; c += w) put_both(c, load_as<sum>(x + c), load_as<sum>(y + c));
+      for (idx_t c = whole; c < cols; c += w)
         put_both(c, load_part<sum>(x + c * col_stride, col_stride, cols - c),
                  load_part<sum>(y + c * col_stride, col_stride, cols - c));
     }
@@ -202,7 +202,7 @@ inline constexpr bool rows_for_matrix_unit = numbers_of<P> > 1 && matrix_unit_co
 
 /// Number of operands of a packed row of n numbers.
 template <class P>
-constexpr index row_operands(index n) {
+constexpr idx_t row_operands(idx_t n) {
 #if ATTN_HAS_AMX
   if constexpr (rows_for_matrix_unit<P>) return round_up(operands<P>(n), unit_pairs);
 #endif
@@ -214,30 +214,30 @@ constexpr index row_operands(index n) {
 /// other threads may pack what follows. For the matrix unit as [col / unit_pairs][tile_rows][unit_pairs], with zeros
 /// after the last column.
 template <class T, class Row>
-void pack_rows(Row&& row, index rows, index cols, index col_stride, sum_type<T> factor, T* packed) {
+void pack_rows(Row&& row, idx_t rows, idx_t cols, idx_t col_stride, sum_type<T> factor, T* packed) {
   using S = std::remove_cvref_t<decltype(*row(0))>;
 #if ATTN_HAS_AMX
   if constexpr (rows_for_matrix_unit<T>) {
-    constexpr index step = width<T>;
+    constexpr idx_t step = width<T>;
     static_assert(step == unit_pairs);
-    const index length = row_operands<T>(cols);
-    for (index r = 0; r < tile_rows; ++r) {
+    const idx_t length = row_operands<T>(cols);
+    for (idx_t r = 0; r < tile_rows; ++r) {
       const S* const from = row(std::min(r, rows - 1));
       T* const to = packed + r * unit_pairs;
-      const auto part = [&](auto type, index col) {
+      const auto part = [&](auto type, idx_t col) {
         return load_part<typename decltype(type)::type>(from + std::min(col, cols) * col_stride, col_stride,
-                                                        std::max<index>(cols - col, 0));
+                                                        std::max<idx_t>(cols - col, 0));
       };
       if constexpr (is_split<T>) {
-        for (index k = 0, col = 0; k < length; k += 3 * step, col += 2 * step) {
+        for (idx_t k = 0, col = 0; k < length; k += 3 * step, col += 2 * step) {
           T parts[3 * step];
           split_neighbours(part(std::type_identity<float>(), col), part(std::type_identity<float>(), col + step))
               .store_left(parts);
-          for (index n = k; n < std::min(k + 3 * step, length); n += step)
+          for (idx_t n = k; n < std::min(k + 3 * step, length); n += step)
             store<T>(to + n * tile_rows, load<T>(parts + (n - k)));
         }
       } else {
-        for (index k = 0; k < length; k += step) store<T>(to + k * tile_rows, part(std::type_identity<T>(), 2 * k));
+        for (idx_t k = 0; k < length; k += step) store<T>(to + k * tile_rows, part(std::type_identity<T>(), 2 * k));
       }
     }
   }

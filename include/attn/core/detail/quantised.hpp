@@ -26,55 +26,55 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-inline constexpr index quantised_block = 16;
+inline constexpr idx_t quantised_block = 16;
 inline constexpr float quantised_most = 1e38f;    // largest number: differences of two are finite
 inline constexpr float whole_number = 0x1.8p23f;  // x + whole_number has x, rounded, in its lowest bits
 
 /// Offsets within a block.
 struct quantised_layout {
-  index cols = 0;
+  idx_t cols = 0;
   bool of_keys = false;
 
   /// What blocks of so many bytes hold.
-  static quantised_layout of_bytes(index bytes, bool of_keys) {
+  static quantised_layout of_bytes(idx_t bytes, bool of_keys) {
     return {(bytes - 4 * quantised_block) / (quantised_block + (of_keys ? 2 : 0)), of_keys};
   }
-  index bytes() const { return reference() + (of_keys ? 2 * cols : 0); }
-  index code(index row, index col) const {
-    const auto in_pairs = [](index along, index across, index width) {
+  idx_t bytes() const { return reference() + (of_keys ? 2 * cols : 0); }
+  idx_t code(idx_t row, idx_t col) const {
+    const auto in_pairs = [](idx_t along, idx_t across, idx_t width) {
       return along / 2 * 2 * width + 2 * across + along % 2;
     };
     return 4 * quantised_block + (of_keys ? in_pairs(col, row, quantised_block) : in_pairs(row, col, cols));
   }
-  index reference() const { return quantised_block * (4 + cols); }
+  idx_t reference() const { return quantised_block * (4 + cols); }
 };
 
 /// Consecutive rows of one head, or every step-th of them: the first `cols` columns.
 struct quantised_rows {
   const std::int8_t* blocks = nullptr;
-  index block_stride = 0;
+  idx_t block_stride = 0;
   quantised_layout layout{};
-  index first = 0, rows = 0, cols = 0, step = 1;
+  idx_t first = 0, rows = 0, cols = 0, step = 1;
 
-  const std::int8_t* block(index i) const { return blocks + (first + i * step) / quantised_block * block_stride; }
-  index in_block(index i) const { return (first + i * step) % quantised_block; }
-  float scale(index i) const {  // negative: without the reference
+  const std::int8_t* block(idx_t i) const { return blocks + (first + i * step) / quantised_block * block_stride; }
+  idx_t in_block(idx_t i) const { return (first + i * step) % quantised_block; }
+  float scale(idx_t i) const {  // negative: without the reference
     float x;
     std::memcpy(&x, block(i) + 4 * in_block(i), sizeof x);
     return x;
   }
-  const Eigen::bfloat16* reference(index i) const {
+  const Eigen::bfloat16* reference(idx_t i) const {
     return reinterpret_cast<const Eigen::bfloat16*>(block(i) + layout.reference());
   }
 
   /// Rows [begin, end) as numbers, `stride` apart.
-  void expand(index begin, index end, float* to, index stride) const {
-    for (index i = begin; i < end; ++i, to += stride) {
+  void expand(idx_t begin, idx_t end, float* to, idx_t stride) const {
+    for (idx_t i = begin; i < end; ++i, to += stride) {
       const std::int8_t* const from = block(i);
       const Eigen::bfloat16* const base = reference(i);
       const float factor = scale(i);
       const bool from_reference = layout.of_keys && !std::signbit(factor);
-      for (index c = 0; c < cols; ++c)
+      for (idx_t c = 0; c < cols; ++c)
         to[c] = (from_reference ? static_cast<float>(base[c]) : 0) +
                 std::abs(factor) * static_cast<float>(from[layout.code(in_block(i), c)]);
     }
@@ -82,24 +82,24 @@ struct quantised_rows {
 };
 
 /// Every step-th of `count` rows.
-inline quantised_rows every(quantised_rows x, index step, index count) {
+inline quantised_rows every(quantised_rows x, idx_t step, idx_t count) {
   x.step *= step, x.rows = count;
   return x;
 }
 template <class S>
-matrix_view<S> every(const matrix_view<S>& x, index step, index count) {
+matrix_view<S> every(const matrix_view<S>& x, idx_t step, idx_t count) {
   return {x.data, count, x.cols, x.row_stride * step, x.col_stride};
 }
 
 /// Stores x, `stride` apart, as row `row` of a block; the first key of a block is the reference.
 template <class S>
-void quantise_row(const S* x, index stride, const quantised_layout& layout, std::int8_t* block, index row) {
-  const index cols = layout.cols;
+void quantise_row(const S* x, idx_t stride, const quantised_layout& layout, std::int8_t* block, idx_t row) {
+  const idx_t cols = layout.cols;
   Eigen::bfloat16* const base = reinterpret_cast<Eigen::bfloat16*>(block + layout.reference());
   if (layout.of_keys && row == 0)
-    for (index c = 0; c < cols; ++c) base[c] = Eigen::bfloat16(static_cast<float>(x[c * stride]));
+    for (idx_t c = 0; c < cols; ++c) base[c] = Eigen::bfloat16(static_cast<float>(x[c * stride]));
   float most = 0, most_rest = 0;
-  for (index c = 0; c < cols; ++c) {
+  for (idx_t c = 0; c < cols; ++c) {
     const float number = static_cast<float>(x[c * stride]);
     most = std::max(most, std::abs(number));
     if (layout.of_keys) most_rest = std::max(most_rest, std::abs(number - static_cast<float>(base[c])));
@@ -109,7 +109,7 @@ void quantise_row(const S* x, index stride, const quantised_layout& layout, std:
   const float scale = layout.of_keys && !from_reference ? -size : size;
   const float inverse = size >= std::numeric_limits<float>::min() ? 1 / size : 0;
   std::memcpy(block + 4 * row, &scale, sizeof scale);
-  for (index c = 0; c < cols; ++c) {
+  for (idx_t c = 0; c < cols; ++c) {
     const float rest = static_cast<float>(x[c * stride]) - (from_reference ? static_cast<float>(base[c]) : 0);
     block[layout.code(row, c)] = static_cast<std::int8_t>(std::bit_cast<std::int32_t>(rest * inverse + whole_number));
   }
@@ -124,9 +124,9 @@ struct code_pair {
 inline constexpr std::int32_t code_most = 32767;
 
 /// The largest such integer of which `count` products with codes can be added without overflow.
-constexpr std::int32_t code_most_of(index count) {
+constexpr std::int32_t code_most_of(idx_t count) {
   return static_cast<std::int32_t>(
-      std::min<index>(code_most, std::numeric_limits<std::int32_t>::max() / (127 * count + 1)));
+      std::min<idx_t>(code_most, std::numeric_limits<std::int32_t>::max() / (127 * count + 1)));
 }
 
 using whole_lanes = typename lanes_of<std::int32_t, width<float>>::type;
@@ -169,10 +169,10 @@ ATTN_INLINE packet<float> whole_to_float(const whole_lanes& x) {
 
 /// `count` numbers, of size up to `largest`, a multiple of width<float>, as integers up to `most`; returns the factor
 /// that gives the numbers back, NaN where `largest` is not finite.
-inline float round_to_codes(const float* x, index count, float largest, std::int32_t most, code_pair* pairs) {
+inline float round_to_codes(const float* x, idx_t count, float largest, std::int32_t most, code_pair* pairs) {
   const float factor = largest / static_cast<float>(most);
   const float inverse = factor >= std::numeric_limits<float>::min() && std::isfinite(factor) ? 1 / factor : 0;
-  for (index n = 0; n < count; n += width<float>) {
+  for (idx_t n = 0; n < count; n += width<float>) {
     const packet<float> shifted = fma(load<float>(x + n), broadcast<float>(inverse), broadcast<float>(whole_number));
     const auto whole =
         __builtin_convertvector(bits_as<whole_lanes>(shifted), typename lanes_of<std::int16_t, width<float>>::type);

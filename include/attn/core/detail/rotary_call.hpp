@@ -17,25 +17,25 @@ namespace attn::inline ATTN_ISA::detail {
 
 inline constexpr double two_pi = 6.283185307179586476925286766559;
 
-inline double frequency_of(index pair, index dims, double base) {
+inline double frequency_of(idx_t pair, idx_t dims, double base) {
   return std::pow(base, -2 * static_cast<double>(pair) / static_cast<double>(dims));
 }
 
 /// f(pair, frequency_of(pair)) of all pairs of dims; the base is the first of the numbers that must be positive.
 template <class F>
-std::vector<double> frequencies_of(const char* name, index dims, std::initializer_list<double> positive, const F& f) {
+std::vector<double> frequencies_of(const char* name, idx_t dims, std::initializer_list<double> positive, const F& f) {
   const validator check(name);
   if (dims < 0 || dims % 2 != 0) check.fail("an even number of dims", dims);
   for (double x : positive)
     if (!(x > 0 && std::isfinite(x))) check.fail("a base and a factor > 0", x);
   std::vector<double> all(static_cast<std::size_t>(dims / 2));
-  for (index n = 0; n < dims / 2; ++n)
+  for (idx_t n = 0; n < dims / 2; ++n)
     all[static_cast<std::size_t>(n)] = f(n, frequency_of(n, dims, *positive.begin()));
   return all;
 }
 
 /// The fast turns, checked.
-inline double checked_turns(const char* name, index original_length, double fast, double slow) {
+inline double checked_turns(const char* name, idx_t original_length, double fast, double slow) {
   const validator check(name);
   check.at_least("original length", 1, original_length);
   if (!(slow > 0)) check.fail("slow turns > 0", slow);
@@ -45,10 +45,10 @@ inline double checked_turns(const char* name, index original_length, double fast
 
 /// Cosines and sines of count angles position * frequency[n], in whole packets. Full turns are subtracted by 2 pi in
 /// three terms, the first two of 32 bits, so that multiples of up to 2^21 turns are exact.
-inline void rotation_angles(double position, const double* frequency, index count, double* cosine, double* sine) {
+inline void rotation_angles(double position, const double* frequency, idx_t count, double* cosine, double* sine) {
   using packet_type = packet<double>;
   constexpr double pieces[] = {0x1.921fb544p+2, 0x1.0b4611a6p-32, 0x1.3198a2e037073p-67};
-  for (index n = 0; n < count; n += width<double>) {
+  for (idx_t n = 0; n < count; n += width<double>) {
     const packet_type angle = mul(broadcast<double>(position), load<double>(frequency + n));
     const packet_type turns = nearest<double>(mul(angle, broadcast<double>(1 / two_pi)));
     packet_type rest = angle;
@@ -63,63 +63,63 @@ inline void rotation_angles(double position, const double* frequency, index coun
 template <class S>
 struct rotary_call {
   using T = compute_type<S>;
-  static constexpr index tokens = 256;  // of a task
-  static constexpr index rests = 16;   // a position is a multiple of it plus a remainder
+  static constexpr idx_t tokens = 256;  // of a task
+  static constexpr idx_t rests = 16;   // a position is a multiple of it plus a remainder
 
   tensor_view<const S> x;
   tensor_view<S> to;
-  index dims, first_position;
-  tensor_view<const index, 2> positions;
+  idx_t dims, first_position;
+  tensor_view<const idx_t, 2> positions;
   tensor_view<const T, 2> cos, sin;
   const double* frequency;  // [whole packets of pairs]
   double magnitude;
   bool own_table, interleaved, back, accumulate;
   double* of_rests = nullptr;  // [rests][2][angles()]: their cosines and sines, where there are tokens enough
 
-  index pairs() const { return dims / 2; }
+  idx_t pairs() const { return dims / 2; }
   /// A row is rotated as a whole (adjacent dims), or as two halves.
-  index piece() const { return interleaved ? dims : pairs(); }
-  index padded() const { return round_up(piece(), width<T>); }
+  idx_t piece() const { return interleaved ? dims : pairs(); }
+  idx_t padded() const { return round_up(piece(), width<T>); }
 
-  index angles() const { return round_up(pairs(), width<double>); }
+  idx_t angles() const { return round_up(pairs(), width<double>); }
 
   struct scratch {
     T *cosine, *sine;  // [tokens][padded]; adjacent dims: each twice, the first sine negated
     T* row;            // [2 padded]
     double *multiple, *rest, *sum;  // [2][angles()]: cosines and sines
-    index known = std::numeric_limits<index>::min();  // the multiple for which they hold
+    idx_t known = std::numeric_limits<idx_t>::min();  // the multiple for which they hold
   };
   scratch layout(arena& memory) const {
     return {memory.allocate<T>(tokens * padded()),       memory.allocate<T>(tokens * padded()),
             memory.allocate<T>(2 * padded()),            memory.allocate<double>(2 * angles()),
             memory.allocate<double>(2 * angles()),       memory.allocate<double>(2 * angles())};
   }
-  void angles_of(index position, double* into) const {
+  void angles_of(idx_t position, double* into) const {
     rotation_angles(static_cast<double>(position), frequency, pairs(), into, into + angles());
   }
   void prepare_rests() const {
-    for (index n = 0; n < rests; ++n) angles_of(n, of_rests + n * 2 * angles());
+    for (idx_t n = 0; n < rests; ++n) angles_of(n, of_rests + n * 2 * angles());
   }
 
   /// The cosines and sines of a token at a position.
-  void prepare(index at, T* c, T* s, scratch& own) const {
+  void prepare(idx_t at, T* c, T* s, scratch& own) const {
     const double sign = back ? -1 : 1;
     if (own_table) {
-      for (index n = 0; n < pairs(); ++n) set(n, cos(at, n), static_cast<T>(sign) * sin(at, n), c, s);
+      for (idx_t n = 0; n < pairs(); ++n) set(n, cos(at, n), static_cast<T>(sign) * sin(at, n), c, s);
     } else {
-      const index left = (at % rests + rests) % rests;
+      const idx_t left = (at % rests + rests) % rests;
       if (own.known != at - left) angles_of(own.known = at - left, own.multiple);
       const double* rest = of_rests ? of_rests + left * 2 * angles() : own.rest;
       if (!of_rests) angles_of(left, own.rest);
       const packet<double> factor = broadcast<double>(magnitude), sine_factor = broadcast<double>(sign * magnitude);
-      for (index n = 0; n < angles(); n += width<double>) {
+      for (idx_t n = 0; n < angles(); n += width<double>) {
         const packet<double> c_1 = load<double>(own.multiple + n), s_1 = load<double>(own.multiple + angles() + n),
                              c_2 = load<double>(rest + n), s_2 = load<double>(rest + angles() + n);
         store<double>(own.sum + n, mul(factor, sub(mul(c_1, c_2), mul(s_1, s_2))));
         store<double>(own.sum + angles() + n, mul(sine_factor, fma(s_1, c_2, mul(c_1, s_2))));
       }
       if (interleaved) {
-        for (index n = 0; n < pairs(); ++n)
+        for (idx_t n = 0; n < pairs(); ++n)
           set(n, static_cast<T>(own.sum[n]), static_cast<T>(own.sum[angles() + n]), c, s);
       } else {
         narrow(own.sum, c), narrow(own.sum + angles(), s);
@@ -130,9 +130,9 @@ struct rotary_call {
   /// Loops whose counts are known are vectorized at -O2 too.
   void narrow(const double* from, T* into) const {
     for (const double* const end = from + angles(); from < end; from += width<double>, into += width<double>)
-      for (index lane = 0; lane < width<double>; ++lane) into[lane] = static_cast<T>(from[lane]);
+      for (idx_t lane = 0; lane < width<double>; ++lane) into[lane] = static_cast<T>(from[lane]);
   }
-  void set(index n, T cosine, T sine, T* c, T* s) const {
+  void set(idx_t n, T cosine, T sine, T* c, T* s) const {
     if (!interleaved) {
       c[n] = cosine, s[n] = sine;
     } else {
@@ -144,8 +144,8 @@ struct rotary_call {
   /// Rotates a row of `padded` numbers, or two halves of it, in whole packets.
   void rotate(const T* a, const T* b, const T* c, const T* s, T* to_a, T* to_b) const {
     if (interleaved) return rotate_neighbours(a, c, s, to_a);
-    const index count = padded();  // not looked up again after every store
-    for (index n = 0; n < count; n += width<T>) {
+    const idx_t count = padded();  // not looked up again after every store
+    for (idx_t n = 0; n < count; n += width<T>) {
       const packet<T> first = load<T>(a + n), second = load<T>(b + n), cosine = load<T>(c + n), sine = load<T>(s + n);
       store<T>(to_a + n, sub(mul(first, cosine), mul(second, sine)));
       store<T>(to_b + n, fma(second, cosine, mul(first, sine)));
@@ -153,14 +153,14 @@ struct rotary_call {
   }
   void rotate_neighbours(const T* row, const T* c, const T* s, T* result) const {
     if constexpr (width<T> == 1) {
-      for (index n = 0; n < dims; n += 2) {
+      for (idx_t n = 0; n < dims; n += 2) {
         const T first = row[n], second = row[n + 1];
         result[n] = first * c[n] + second * s[n];
         result[n + 1] = second * c[n + 1] + first * s[n + 1];
       }
     } else {
-      const index count = padded();
-      for (index n = 0; n < count; n += width<T>) {
+      const idx_t count = padded();
+      for (idx_t n = 0; n < count; n += width<T>) {
         const packet<T> x_n = load<T>(row + n), other = shuffle<T>(x_n, x_n, [](int lane) { return lane ^ 1; });
         store<T>(result + n, fma(x_n, load<T>(c + n), mul(other, load<T>(s + n))));
       }
@@ -169,13 +169,13 @@ struct rotary_call {
 
   /// Tokens [begin, end) of heads [first, last), token by token: a few heads at a time are memory streams that the
   /// processor prefetches, and cosines and sines stay in the cache; head by head takes twice as long.
-  void rotate_rows(index b, index first, index last, index begin, index end, const scratch& s) const {
-    const index half = pairs(), step = padded(), rest = x.data() == to.data() ? 0 : x.extent(3) - dims;
+  void rotate_rows(idx_t b, idx_t first, idx_t last, idx_t begin, idx_t end, const scratch& s) const {
+    const idx_t half = pairs(), step = padded(), rest = x.data() == to.data() ? 0 : x.extent(3) - dims;
     if constexpr (std::same_as<S, T>)
       if (x.stride(3) == 1 && to.stride(3) == 1 && piece() == padded() && !accumulate) {
         const T *cosine = s.cosine, *sine = s.sine;
-        for (index i = begin; i < end; ++i, cosine += step, sine += step)
-          for (index h = first; h < last; ++h) {
+        for (idx_t i = begin; i < end; ++i, cosine += step, sine += step)
+          for (idx_t h = first; h < last; ++h) {
             const S* const row = &x(b, h, i, 0);
             S* const result = &to(b, h, i, 0);
             rotate(row, row + half, cosine, sine, result, result + half);
@@ -183,60 +183,60 @@ struct rotary_call {
           }
         return;
       }
-    for (index i = begin; i < end; ++i)
-      for (index h = first; h < last; ++h)
+    for (idx_t i = begin; i < end; ++i)
+      for (idx_t h = first; h < last; ++h)
         rotate_any(&x(b, h, i, 0), x.stride(3), &to(b, h, i, 0), to.stride(3), (i - begin) * step, s);
   }
   /// A row in any layout, through s.row.
-  void rotate_any(const S* row, index row_stride, S* result, index result_stride, index n, const scratch& s) const {
-    const index half = pairs(), pieces = interleaved ? 1 : 2;
-    for (index part = 0; part < pieces; ++part)
-      for (index d = 0; d < padded(); d += width<T>)
+  void rotate_any(const S* row, idx_t row_stride, S* result, idx_t result_stride, idx_t n, const scratch& s) const {
+    const idx_t half = pairs(), pieces = interleaved ? 1 : 2;
+    for (idx_t part = 0; part < pieces; ++part)
+      for (idx_t d = 0; d < padded(); d += width<T>)
         store<T>(s.row + part * padded() + d,
                  load_part<T>(row + (part * half + d) * row_stride, row_stride, piece() - d));
     rotate(s.row, s.row + padded(), s.cosine + n, s.sine + n, s.row, s.row + padded());
-    for (index part = 0; part < pieces; ++part)
-      for (index d = 0; d < piece(); ++d)
+    for (idx_t part = 0; part < pieces; ++part)
+      for (idx_t d = 0; d < piece(); ++d)
         store_gradient(result[(part * half + d) * result_stride], s.row[part * padded() + d], accumulate);
-    for (index d = dims; d < x.extent(3) && (accumulate || row != result); ++d)
+    for (idx_t d = dims; d < x.extent(3) && (accumulate || row != result); ++d)
       store_gradient(result[d * result_stride], static_cast<T>(row[d * row_stride]), accumulate);
   }
 
   void run(execution& exec) const {
-    const index batch = x.extent(0), length = x.extent(2), blocks = ceil_div(length, tokens);
+    const idx_t batch = x.extent(0), length = x.extent(2), blocks = ceil_div(length, tokens);
     const bool given = bool(positions), shared = !given || positions.extent(0) == 1;  // by the batch
-    const index heads = x.extent(1), group = x.stride(1) < x.stride(2) ? std::max<index>(1, heads) : 4;
+    const idx_t heads = x.extent(1), group = x.stride(1) < x.stride(2) ? std::max<idx_t>(1, heads) : 4;
     const double numbers = static_cast<double>(x.size());
     const auto limit = exec.limit_threads({.operations = 3 * numbers, .bytes = 2 * sizeof(S) * numbers});
-    exec.for_each(blocks * (shared ? 1 : batch), [&](index task, int worker) {
+    exec.for_each(blocks * (shared ? 1 : batch), [&](idx_t task, int worker) {
       scratch s = exec.scratch(worker, [&](arena& memory) { return layout(memory); });
-      const index item = task / blocks, begin = task % blocks * tokens, end = std::min(begin + tokens, length);
-      for (index i = begin; i < end; ++i) {
-        const index n = (i - begin) * padded();
+      const idx_t item = task / blocks, begin = task % blocks * tokens, end = std::min(begin + tokens, length);
+      for (idx_t i = begin; i < end; ++i) {
+        const idx_t n = (i - begin) * padded();
         prepare(given ? positions(item, i) : first_position + i, s.cosine + n, s.sine + n, s);
       }
-      for (index b = item; b < (shared ? batch : item + 1); ++b)
-        for (index h = 0; h < heads; h += group) rotate_rows(b, h, std::min(h + group, heads), begin, end, s);
+      for (idx_t b = item; b < (shared ? batch : item + 1); ++b)
+        for (idx_t h = 0; h < heads; h += group) rotate_rows(b, h, std::min(h + group, heads), begin, end, s);
     });
   }
 };
 
 /// The checks of positions: they are rows of a table, or small enough for sums of them.
-inline void check_positions(const validator& check, const tensor_view<const index, 2>& positions, index first,
-                            const memory_layout& x, std::optional<index> rows) {
-  const index least = rows ? 0 : -furthest_position, most = rows ? *rows - 1 : furthest_position;
-  const auto check_one = [&](index p) {
+inline void check_positions(const validator& check, const tensor_view<const idx_t, 2>& positions, idx_t first,
+                            const memory_layout& x, std::optional<idx_t> rows) {
+  const idx_t least = rows ? 0 : -furthest_position, most = rows ? *rows - 1 : furthest_position;
+  const auto check_one = [&](idx_t p) {
     if (p < least || p > most) check.fail({"positions from ", least, " to ", most}, p);
   };
   if (!positions) {
     if (x.empty()) return;
     check_one(first);
-    return check_one(first + std::min(x.extents[2] - 1, index(1) << 41));
+    return check_one(first + std::min(x.extents[2] - 1, idx_t(1) << 41));
   }
   check.broadcasts("positions batch", x.extents[0], positions.extent(0));
   check.equal("positions length = x length", x.extents[2], positions.extent(1));
-  for (index b = 0; b < positions.extent(0); ++b)
-    for (index i = 0; i < positions.extent(1); ++i) check_one(positions(b, i));
+  for (idx_t b = 0; b < positions.extent(0); ++b)
+    for (idx_t i = 0; i < positions.extent(1); ++i) check_one(positions(b, i));
 }
 
 /// Rotates x into `to`; `names` are those of both in messages.
@@ -252,7 +252,7 @@ void run_rotary(const validator& check, const tensor_view<const S>& x, const ten
     if (out.extents[n] != from.extents[n])
       check.fail({names[1], axes[n], names[0], axes[n], from.extents[n]}, out.extents[n]);
   }
-  const index dims = o.dims.value_or(x.extent(3));
+  const idx_t dims = o.dims.value_or(x.extent(3));
   if (dims < 0 || dims % 2 != 0 || dims > x.extent(3))
     check.fail({"an even number of dims up to ", x.extent(3)}, dims);
   for (const auto& [name, view] : std::initializer_list<validator::named_view>{
@@ -260,7 +260,7 @@ void run_rotary(const validator& check, const tensor_view<const S>& x, const ten
     check.readable(name, view);
     check.no_alias(names[1], out, name, view);
   }
-  std::optional<index> rows;
+  std::optional<idx_t> rows;
   if (o.cos || o.sin) {
     rows = o.cos.extent(0);
     check.extents({{"sin positions = cos positions", *rows, o.sin.extent(0)},
@@ -271,21 +271,21 @@ void run_rotary(const validator& check, const tensor_view<const S>& x, const ten
   }
   check_positions(check, o.positions, o.first_position, from, rows);
   if (!o.frequencies.empty())
-    check.equal("frequencies = dims / 2 =", dims / 2, static_cast<index>(o.frequencies.size()));
+    check.equal("frequencies = dims / 2 =", dims / 2, static_cast<idx_t>(o.frequencies.size()));
   for (double f : o.frequencies)
     if (!(std::abs(f) <= 1e100)) check.fail("finite frequencies, up to 1e100", f);
   if (!(o.base > 0 && std::isfinite(o.base))) check.fail("a finite base > 0", o.base);
   if (!std::isfinite(o.magnitude)) check.fail("a finite magnitude", o.magnitude);
   if (x.empty()) return;
 
-  const index angles = round_up(dims / 2, width<double>);
+  const idx_t angles = round_up(dims / 2, width<double>);
   const bool many = !rows && x.extent(2) >= rotary_call<S>::rests;
   const auto [frequency, of_rests] = exec.shared_scratch([&](arena& memory) {
     return std::array{memory.allocate<double>(angles),
                       memory.allocate<double>(many ? 2 * angles * rotary_call<S>::rests : 0)};
   });
   std::fill_n(frequency, angles, 0.0);
-  for (index n = 0; n < dims / 2; ++n)
+  for (idx_t n = 0; n < dims / 2; ++n)
     frequency[n] = o.frequencies.empty() ? frequency_of(n, dims, o.base) : o.frequencies[static_cast<std::size_t>(n)];
   const rotary_call<S> call{.x = x, .to = to, .dims = dims, .first_position = o.first_position,
                             .positions = o.positions,

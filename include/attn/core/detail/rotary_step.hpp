@@ -9,23 +9,23 @@ namespace attn::inline ATTN_ISA::detail {
 template <class S>
 struct rotary_step {
   S *q = nullptr, *k = nullptr;
-  index* positions = nullptr;
+  idx_t* positions = nullptr;
 
   static rotary_step layout(arena& memory, bool wanted, const tensor_view<const S>& q, const tensor_view<const S>& k) {
     if (!wanted) return {};
     return {memory.allocate<S>(q.size()), memory.allocate<S>(k.size()),
-            memory.allocate<index>(k.extent(0) * k.extent(2))};
+            memory.allocate<idx_t>(k.extent(0) * k.extent(2))};
   }
 
   /// q_new [B, H, n, D] and k_new [B, Hkv, n, D] become views of their rotations. Item b has before[b] tokens so far:
   /// its next one is at that position, plus first_position, unless positions are given. It has the first lengths[b]
   /// tokens of the chunk, or all; the rest is padding, at any valid position.
-  void rotate(const validator& check, std::optional<rotary_options<S>> options, std::span<const index> before,
-              std::span<const index> lengths, tensor_view<const S>& q_new, tensor_view<const S>& k_new,
+  void rotate(const validator& check, std::optional<rotary_options<S>> options, std::span<const idx_t> before,
+              std::span<const idx_t> lengths, tensor_view<const S>& q_new, tensor_view<const S>& k_new,
               execution& exec) const {
     if (!options) return;
-    const index batch = k_new.extent(0), count = k_new.extent(2);
-    const tensor_view<const index, 2> given = options->positions;
+    const idx_t batch = k_new.extent(0), count = k_new.extent(2);
+    const tensor_view<const idx_t, 2> given = options->positions;
     if (given) {
       check.readable("positions", given);
       check.broadcasts("positions batch", batch, given.extent(0));
@@ -34,12 +34,12 @@ struct rotary_step {
       check.fail({"a first position from ", -furthest_position, " to ", furthest_position}, options->first_position);
     }
     bool padding = count > 0;  // all of it: it needs no position, and a table may have none
-    for (index b = 0; b < batch; ++b) {
+    for (idx_t b = 0; b < batch; ++b) {
       const auto item = static_cast<std::size_t>(b);
-      const index taken = lengths.empty() ? count : lengths[item];
+      const idx_t taken = lengths.empty() ? count : lengths[item];
       padding &= taken == 0;
-      index position = 0;
-      for (index t = 0; t < count; ++t) {
+      idx_t position = 0;
+      for (idx_t t = 0; t < count; ++t) {
         if (t < taken)
           position = given ? given(given.extent(0) == 1 ? 0 : b, t) : before[item] + options->first_position + t;
         positions[b * count + t] = position;

@@ -86,8 +86,8 @@ struct split_neighbours {
 
 #if ATTN_HAS_AMX
 /// `count` numbers, rounded up to whole packets, as the left side of products; a packet of zeros may follow.
-inline void split_lanes(const float* x, index count, split_pair* to) {
-  for (index n = 0; n < count; n += 2 * width<float>, to += 3 * width<float>)
+inline void split_lanes(const float* x, idx_t count, split_pair* to) {
+  for (idx_t n = 0; n < count; n += 2 * width<float>, to += 3 * width<float>)
     split_neighbours(load<float>(x + n), n + width<float> < count ? load<float>(x + n + width<float>) : zero<float>())
         .store_left(to);
 }

@@ -21,18 +21,18 @@ template <class P>
 inline constexpr int tile_packets = rows_for_matrix_unit<P> ? 4 : 2;
 /// The columns of such a tile.
 template <class P>
-inline constexpr index widest_tile = tile_packets<P> * width<P>;
+inline constexpr idx_t widest_tile = tile_packets<P> * width<P>;
 
 /// acc[m][n] = sum over k < depth of a(m, k) * panel[k][n] for M rows and N vectors; done(m, n, sum) takes each result.
 /// The rows of the panel lie Stride numbers apart. The third and fourth vector are those of the panel that begins
 /// `next` numbers later.
 template <class T, int M, int N, int Stride = panel_width<T>, class A, class Done>
-ATTN_INLINE void tile_product(A a, const T* panel, index depth, Done&& done, [[maybe_unused]] index next = 0) {
-  const auto by_vectors = [&]<int Count>(std::integral_constant<int, Count>, const T* b_panel, index begin,
+ATTN_INLINE void tile_product(A a, const T* panel, idx_t depth, Done&& done, [[maybe_unused]] idx_t next = 0) {
+  const auto by_vectors = [&]<int Count>(std::integral_constant<int, Count>, const T* b_panel, idx_t begin,
                                          const auto& first, const auto& take) {
     packet<sum_type<T>> acc[M][Count];
     unroll<M>([&](auto m) { unroll<Count>([&](auto n) { acc[m][n] = first(m, n); }); });
-    for (index k = begin; k < depth; ++k) {
+    for (idx_t k = begin; k < depth; ++k) {
       packet<T> b[Count];
       unroll<Count>([&](auto n) { b[n] = load<T>(b_panel + k * Stride + n * width<T>); });
       unroll<M>([&](auto m) {
@@ -46,7 +46,7 @@ ATTN_INLINE void tile_product(A a, const T* panel, index depth, Done&& done, [[m
   static_assert(N <= tile_packets<T>);
 #if ATTN_HAS_AMX
   if constexpr (rows_for_matrix_unit<T>)
-    if (const index whole = depth / unit_pairs * unit_pairs; whole > 0 && prepare_matrix_unit()) {
+    if (const idx_t whole = depth / unit_pairs * unit_pairs; whole > 0 && prepare_matrix_unit()) {
       static_assert(width<float> == unit_columns && M <= unit_rows);
       alignas(64) float sums[unit_rows * N * unit_columns];
       unit_product<N, Stride, T, A>{a, panel, next}.run(whole, sums, N * unit_columns);
@@ -72,9 +72,9 @@ ATTN_INLINE void tile_product(A a, const T* panel, index depth, Done&& done, [[m
 /// tile_product of columns [first, end), `first` being that of a panel: done(m, col, sum) takes each vector of them.
 /// Panels lie `next` numbers apart. Where Whole, `end` is a multiple of their width.
 template <class T, int M, int Stride = panel_width<T>, bool Whole = false, class A, class Done>
-ATTN_INLINE void panel_products(A a, const T* panels, index next, index first, index end, index depth, Done&& done) {
-  constexpr index wide = panel_width<T>;
-  for (index col = first; col < end;) {
+ATTN_INLINE void panel_products(A a, const T* panels, idx_t next, idx_t first, idx_t end, idx_t depth, Done&& done) {
+  constexpr idx_t wide = panel_width<T>;
+  for (idx_t col = first; col < end;) {
     const T* const panel = panels + col / wide * next;
     const auto take = [&](auto m, auto n, const auto& x) { done(m, col + n * width<T>, x); };
     if constexpr (tile_packets<T> > 2)
@@ -93,7 +93,7 @@ ATTN_INLINE void panel_products(A a, const T* panels, index next, index first, i
 
 /// Calls f(integral_constant<int, M>) with the tile height M that holds `rows` <= tile_rows rows.
 template <class F>
-ATTN_INLINE void with_tile_height(index rows, F&& f) {
+ATTN_INLINE void with_tile_height(idx_t rows, F&& f) {
   if (rows > 2 * tile_step)
     f(std::integral_constant<int, tile_rows>{});
   else if (rows > tile_step)
@@ -105,15 +105,15 @@ ATTN_INLINE void with_tile_height(index rows, F&& f) {
 /// take(m, half, sum) takes row m < rows of a product, one or two packets of a panel, without the numbers that seen(m,
 /// k), a mask of pair k, excludes. The sums are those of tile_product, to the last bit. Depth is the largest that
 /// occurs.
-template <index Depth, class T, class Left, class Seen, class Take>
-[[gnu::noinline]] void seen_product(const Left& left, index rows, const T* panel, index packets, index depth,
+template <idx_t Depth, class T, class Left, class Seen, class Take>
+[[gnu::noinline]] void seen_product(const Left& left, idx_t rows, const T* panel, idx_t packets, idx_t depth,
                                     const Seen& seen, Take&& take) {
-  constexpr index wide = panel_width<T>;
+  constexpr idx_t wide = panel_width<T>;
   alignas(64) T part[Depth * wide];
-  for (index m = 0; m < rows; ++m) {
-    for (index k = 0; k < depth; ++k) {
+  for (idx_t m = 0; m < rows; ++m) {
+    for (idx_t k = 0; k < depth; ++k) {
       const std::uint32_t mask = seen(m, k);
-      for (index at = k * wide; at < k * wide + packets * width<float>; ++at) part[at] = {panel[at].bits & mask};
+      for (idx_t at = k * wide; at < k * wide + packets * width<float>; ++at) part[at] = {panel[at].bits & mask};
     }
     const auto of_row = [&](auto row, auto half, const auto& x) {
       if (row == m) take(m, half, x);

@@ -9,14 +9,14 @@ namespace attn::inline ATTN_ISA::detail {
 template <class T, int RowStride, int DepthStride>
 struct left_operand {
   const T* data;
-  ATTN_INLINE T at(int m, index k) const { return data[m * RowStride + k * DepthStride]; }
+  ATTN_INLINE T at(int m, idx_t k) const { return data[m * RowStride + k * DepthStride]; }
 };
 
 /// What pack_rows packs.
 template <class T>
 struct packed_rows {
   const T* data;
-  ATTN_INLINE T at(int m, index k) const {
+  ATTN_INLINE T at(int m, idx_t k) const {
 #if ATTN_HAS_AMX
     if constexpr (rows_for_matrix_unit<T>)
       return data[k / unit_pairs * unit_pairs * tile_rows + m * unit_pairs + k % unit_pairs];
@@ -30,18 +30,18 @@ struct packed_rows {
 template <class T>
 struct unit_operand {
   const T* rows;
-  index stride;
+  idx_t stride;
 };
 template <class T>
-unit_operand<T> rows_for_unit(const packed_rows<T>& a, index k, T*) {
+unit_operand<T> rows_for_unit(const packed_rows<T>& a, idx_t k, T*) {
   return {a.data + k * tile_rows, unit_pairs};
 }
 template <class T, int RowStride>
-unit_operand<T> rows_for_unit(const left_operand<T, RowStride, 1>& a, index k, T*) {
+unit_operand<T> rows_for_unit(const left_operand<T, RowStride, 1>& a, idx_t k, T*) {
   return {a.data + k, RowStride};
 }
 template <class T, int DepthStride>
-unit_operand<T> rows_for_unit(const left_operand<T, 1, DepthStride>& a, index k, T* buffer) {
+unit_operand<T> rows_for_unit(const left_operand<T, 1, DepthStride>& a, idx_t k, T* buffer) {
   static_assert(width<T> == unit_pairs);
   constexpr std::uint32_t used = (1u << unit_rows) - 1;
   packet<T> square[unit_pairs];
@@ -51,8 +51,8 @@ unit_operand<T> rows_for_unit(const left_operand<T, 1, DepthStride>& a, index k,
   return {buffer, unit_pairs};
 }
 template <class T, class A>
-unit_operand<T> rows_for_unit(const A& a, index k, T* buffer) {
-  for (index n = 0; n < unit_pairs; ++n)
+unit_operand<T> rows_for_unit(const A& a, idx_t k, T* buffer) {
+  for (idx_t n = 0; n < unit_pairs; ++n)
     for (int m = 0; m < unit_rows; ++m) buffer[m * unit_pairs + n] = a.at(m, k + n);
   return {buffer, unit_pairs};
 }
@@ -64,19 +64,19 @@ template <int N, int Stride, class T, class A>
 struct unit_product {
   A a;
   const T* panel;
-  index next;
+  idx_t next;
 
   static void begin() {
     amx::clear<0>();
     if constexpr (N > 1) amx::clear<1>();
     if constexpr (N > 2) amx::clear<2>(), amx::clear<3>();
   }
-  void step(index k) const {
-    constexpr index panel_bytes = Stride * sizeof(T);
+  void step(idx_t k) const {
+    constexpr idx_t panel_bytes = Stride * sizeof(T);
     alignas(64) T buffer[unit_rows * unit_pairs];
     const unit_operand<T> rows = rows_for_unit(a, k, buffer);
     const T* const b = panel + k * Stride;
-    amx::load<4>(rows.rows, rows.stride * static_cast<index>(sizeof(T)));
+    amx::load<4>(rows.rows, rows.stride * static_cast<idx_t>(sizeof(T)));
     amx::load<5>(b, panel_bytes);
     amx::multiply_add<0, 4, 5>();
     if constexpr (N > 1) amx::load<6>(b + unit_columns, panel_bytes), amx::multiply_add<1, 4, 6>();
@@ -85,8 +85,8 @@ struct unit_product {
       amx::load<6>(b + next + unit_columns, panel_bytes), amx::multiply_add<3, 4, 6>();
     }
   }
-  static void end(float* sums, index row_sums) {
-    const index row_bytes = row_sums * static_cast<index>(sizeof(float));
+  static void end(float* sums, idx_t row_sums) {
+    const idx_t row_bytes = row_sums * static_cast<idx_t>(sizeof(float));
     amx::store<0>(sums, row_bytes);
     if constexpr (N > 1) amx::store<1>(sums + unit_columns, row_bytes);
     if constexpr (N > 2) {
@@ -95,9 +95,9 @@ struct unit_product {
     }
   }
   /// All steps at once, for the first `depth` pairs, a multiple of unit_pairs.
-  void run(index depth, float* sums, index row_sums) const {
+  void run(idx_t depth, float* sums, idx_t row_sums) const {
     begin();
-    for (index k = 0; k < depth; k += unit_pairs) step(k);
+    for (idx_t k = 0; k < depth; k += unit_pairs) step(k);
     end(sums, row_sums);
   }
 };

@@ -9,24 +9,24 @@
 namespace attn::inline ATTN_ISA::detail {
 
 /// Items of a wave: one on a single thread, else as many as fit in 2 MiB, at least one per thread.
-inline index wave_size(const execution& exec, index items, index bytes_per_item) {
-  const index threads = exec.active_threads();
-  if (threads == 1) return std::min<index>(1, items);
-  return std::clamp<index>((index(2) << 20) / std::max<index>(1, bytes_per_item), threads, std::max(items, threads));
+inline idx_t wave_size(const execution& exec, idx_t items, idx_t bytes_per_item) {
+  const idx_t threads = exec.active_threads();
+  if (threads == 1) return std::min<idx_t>(1, items);
+  return std::clamp<idx_t>((idx_t(2) << 20) / std::max<idx_t>(1, bytes_per_item), threads, std::max(items, threads));
 }
 
 /// Items first ... first + count - 1 with their scratch memory.
 template <class Scratch>
 struct wave {
   execution& exec;
-  index first, count;
+  idx_t first, count;
   Scratch* scratch;
 
   /// body(item, its scratch, step, worker) for every step in [0, steps) of every item; early steps first.
   template <class Body>
-  void for_each(index steps, Body&& body) const {
-    exec.for_each(count * steps, [&](index task, int worker) {
-      const index n = task % count;
+  void for_each(idx_t steps, Body&& body) const {
+    exec.for_each(count * steps, [&](idx_t task, int worker) {
+      const idx_t n = task % count;
       body(first + n, scratch[n], task / count, worker);
     });
   }
@@ -34,11 +34,11 @@ struct wave {
 
 /// body(wave) for [0, items), `size` at a time, each with scratch laid out by layout(arena&).
 template <class Layout, class Body>
-void for_each_wave(execution& exec, index items, index size, Layout&& layout, Body&& body) {
+void for_each_wave(execution& exec, idx_t items, idx_t size, Layout&& layout, Body&& body) {
   size = std::min(size, items);
   auto* const list = exec.shared_scratch([&](arena& memory) { return memory.allocate_list(size, layout); });
   using scratch = std::remove_pointer_t<decltype(list)>;
-  for (index first = 0; first < items; first += size)
+  for (idx_t first = 0; first < items; first += size)
     body(wave<std::remove_const_t<scratch>>{exec, first, std::min(size, items - first), list});
 }
 

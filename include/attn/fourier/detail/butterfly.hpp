@@ -128,9 +128,9 @@ ATTN_INLINE void butterfly(complex_packet<T> (&x)[R]) {
 /// order of j; the last pass, of size R, needs none. Transposed, they come before the butterfly: as its matrix is
 /// symmetric, a transform is also its passes transposed and in reverse, from the order it leaves into the natural one.
 template <int R, bool Transposed, class T>
-void pass(T* rows, index blocks, index size, const T* twiddles) {
-  const index step = size / R * row_width<T>;
-  for (index block = 0; block < blocks; ++block, rows += size * row_width<T>) {
+void pass(T* rows, idx_t blocks, idx_t size, const T* twiddles) {
+  const idx_t step = size / R * row_width<T>;
+  for (idx_t block = 0; block < blocks; ++block, rows += size * row_width<T>) {
     const T* factor = twiddles;
     for (T* at = rows; at < rows + step; at += row_width<T>) {
       complex_packet<T> x[R];
@@ -151,11 +151,11 @@ inline constexpr int largest_odd_radix = 41;
 
 /// The same for any odd radix: `roots` are its cosines and sines, a pair for every q < radix.
 template <class T>
-[[gnu::noinline]] void odd_pass(int radix, T* rows, index blocks, index size, const T* roots, const T* twiddles) {
+[[gnu::noinline]] void odd_pass(int radix, T* rows, idx_t blocks, idx_t size, const T* roots, const T* twiddles) {
   constexpr int most = largest_odd_radix / 2;
   const int half = radix / 2;
-  const index step = size / radix * row_width<T>;
-  for (index block = 0; block < blocks; ++block, rows += size * row_width<T>) {
+  const idx_t step = size / radix * row_width<T>;
+  for (idx_t block = 0; block < blocks; ++block, rows += size * row_width<T>) {
     const T* factor = twiddles;
     for (T* at = rows; at < rows + step; at += row_width<T>, factor += 2 * (radix - 1)) {
       complex_packet<T> a[most], b[most];

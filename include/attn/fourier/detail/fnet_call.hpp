@@ -31,8 +31,8 @@ struct even_part {
 
   /// Channels first ... first + row_width - 1 of tokens t and -t, an eighth of each sum: the two Hartley transforms
   /// double what they are given.
-  ATTN_INLINE void fold(index t, index first, T* row, T* mirrored_row) const {
-    const index other = detail::mirror(t, x.rows);
+  ATTN_INLINE void fold(idx_t t, idx_t first, T* row, T* mirrored_row) const {
+    const idx_t other = detail::mirror(t, x.rows);
     if (x.col_stride != 1 || first + row_width<T> > x.cols) {
       fold_slowly(t, other, first, row);
       return fold_slowly(other, t, first, mirrored_row);
@@ -40,7 +40,7 @@ struct even_part {
     const S *const a = x.row(t), *const b = x.row(other);
     const packet<T> eighth = broadcast<T>(T(0.125));
     unroll<2>([&](auto part) {
-      const index d = first + part * width<T>;
+      const idx_t d = first + part * width<T>;
       store<T>(row + part * width<T>, mul(add(load_as<T>(a + d), mirror(b, d)), eighth));
       store<T>(mirrored_row + part * width<T>, mul(add(load_as<T>(b + d), mirror(a, d)), eighth));
     });
@@ -48,16 +48,16 @@ struct even_part {
 
  private:
   /// Channels -d, -d - 1, ...
-  ATTN_INLINE packet<T> mirror(const S* p, index d) const {
+  ATTN_INLINE packet<T> mirror(const S* p, idx_t d) const {
     if (d > 0) return reverse<T>(load_as<T>(p + x.cols - d - width<T> + 1));
     return shuffle<T>(load_as<T>(p + x.cols - width<T>), load_as<T>(p),
                       [](int i) { return i == 0 ? width<T> : width<T> - i; });
   }
 
-  [[gnu::noinline]] void fold_slowly(index t, index other, index first, T* row) const {
+  [[gnu::noinline]] void fold_slowly(idx_t t, idx_t other, idx_t first, T* row) const {
     const S *const a = x.row(t), *const b = x.row(other);
     std::fill_n(row, row_width<T>, T(0));
-    for (index d = first; d < std::min<index>(first + row_width<T>, x.cols); ++d)
+    for (idx_t d = first; d < std::min<idx_t>(first + row_width<T>, x.cols); ++d)
       row[d - first] =
           (static_cast<T>(a[d * x.col_stride]) + static_cast<T>(b[(x.cols - d) % x.cols * x.col_stride])) * T(0.125);
   }
@@ -65,42 +65,42 @@ struct even_part {
 
 /// Writes the first `count` lanes to p, `stride` apart, or adds them to what is there.
 template <class T, bool adds, class S>
-ATTN_INLINE void store_part(S* p, index stride, index count, packet<T> x) {
+ATTN_INLINE void store_part(S* p, idx_t stride, idx_t count, packet<T> x) {
   if constexpr (adds) x = add(load_part<T>(p, stride, count), x);
   if constexpr (std::same_as<S, T>)
     if (stride == 1 && count >= width<T>) return store<T>(p, x);
   alignas(64) T lanes[width<T>];
   store<T>(lanes, x);
-  for (index i = 0; i < std::min<index>(count, width<T>); ++i) p[i * stride] = static_cast<S>(lanes[i]);
+  for (idx_t i = 0; i < std::min<idx_t>(count, width<T>); ++i) p[i * stride] = static_cast<S>(lanes[i]);
 }
 
 /// The transform over channels, of one block of row_width tokens.
 template <class T>
 struct channel_transform {
-  static constexpr index wide = row_width<T>;
+  static constexpr idx_t wide = row_width<T>;
 
   const fourier_plan<T>& plan;
   const sequence_plan<T>& sequence;
-  index first;  // token of the block, in the order of their places
-  index count = std::min<index>(wide, sequence.length() / 2 + 1 - first);
+  idx_t first;  // token of the block, in the order of their places
+  idx_t count = std::min<idx_t>(wide, sequence.length() / 2 + 1 - first);
 
-  index token(index i) const { return sequence.token(first + std::min(i, count - 1)); }
-  index mirrored_token(index i) const { return mirror(token(i), sequence.length()); }
-  index dim() const { return plan.length(); }
+  idx_t token(idx_t i) const { return sequence.token(first + std::min(i, count - 1)); }
+  idx_t mirrored_token(idx_t i) const { return mirror(token(i), sequence.length()); }
+  idx_t dim() const { return plan.length(); }
 
   /// Real parts are one half of the tokens, imaginary parts the other. `rows` has room for channels and plan.
   [[gnu::noinline]] void transform(const T* blocks, T* rows) const {
     constexpr int w = width<T>;
     const T *plus[wide], *minus[wide];  // the rows of the tokens l, and those of -l
-    for (index i = 0; i < wide; ++i) {
+    for (idx_t i = 0; i < wide; ++i) {
       plus[i] = blocks + sequence.place(token(i)) * wide;
       minus[i] = blocks + sequence.place(mirrored_token(i)) * wide;
     }
-    for (index b = 0; b * wide <= dim() / 2; ++b)
+    for (idx_t b = 0; b * wide <= dim() / 2; ++b)
       unroll<8>([&](auto choice) {
         constexpr int part = choice / 4, half = choice / 2 % 2;
         constexpr bool mirrored = choice % 2;
-        const index offset = b * sequence.rows() * wide;
+        const idx_t offset = b * sequence.rows() * wide;
         packet<T> square[w];
         unroll<w>([&](auto i) {
           const auto z = load_row(plus[part * w + i] + offset), y = load_row(minus[part * w + i] + offset);
@@ -109,7 +109,7 @@ struct channel_transform {
         });
         transpose<T>(square);
         for (int j = 0; j < w; ++j) {
-          const index d = b * wide + half * w + j;
+          const idx_t d = b * wide + half * w + j;
           if (mirrored ? d > 0 && 2 * d < dim() : 2 * d <= dim())
             store<T>(rows + (mirrored ? dim() - d : d) * wide + part * w, square[j]);
         }
@@ -121,18 +121,18 @@ struct channel_transform {
   template <bool adds, class S>
   void write(const T* rows, const matrix_view<S>& to) const {
     constexpr int w = width<T>;
-    index tokens[2][wide];
-    for (index i = 0; i < count; ++i) tokens[0][i] = token(i), tokens[1][i] = mirrored_token(i);
-    for (index part = 0; part < count; part += w)
+    idx_t tokens[2][wide];
+    for (idx_t i = 0; i < count; ++i) tokens[0][i] = token(i), tokens[1][i] = mirrored_token(i);
+    for (idx_t part = 0; part < count; part += w)
       for (const bool mirrored : {false, true})
-        for (index c0 = 0; c0 < dim(); c0 += w) {
+        for (idx_t c0 = 0; c0 < dim(); c0 += w) {
           packet<T> square[w];
           for (int j = 0; j < w; ++j) {
-            const index c = std::min(c0 + j, dim() - 1);
+            const idx_t c = std::min(c0 + j, dim() - 1);
             square[j] = load<T>(rows + plan.order(mirrored ? c : mirror(c, dim())) * wide + part);
           }
           transpose<T>(square);
-          for (index i = part; i < std::min<index>(part + w, count); ++i) {
+          for (idx_t i = part; i < std::min<idx_t>(part + w, count); ++i) {
             S* const at = to.row(tokens[mirrored][i]) + c0 * to.col_stride;
             if constexpr (adds) {
               if (!mirrored && tokens[0][i] == tokens[1][i]) continue;  // its own image: written twice, but added once
@@ -149,46 +149,46 @@ template <class S, bool adds = false>
 struct fnet_call {
   using T = compute_type<S>;
   using slices = wave<T*>;  // a slice's scratch: its channel blocks [block][row][row_width]
-  static constexpr index wide = row_width<T>;
+  static constexpr idx_t wide = row_width<T>;
   /// Channel blocks that are taken in together: so many fit into the second cache.
-  static constexpr index blocks_together = 8;
+  static constexpr idx_t blocks_together = 8;
 
   const tensor_view<const S>& x;
   const tensor_view<S>& out;
-  std::span<const index> lengths;
+  std::span<const idx_t> lengths;
 
-  index length(index slice) const {
+  idx_t length(idx_t slice) const {
     return lengths.empty() ? x.extent(2) : lengths[static_cast<std::size_t>(slice / x.extent(1))];
   }
   template <class X>
-  static auto slice_of(const tensor_view<X>& y, index slice) {
+  static auto slice_of(const tensor_view<X>& y, idx_t slice) {
     return head_of(y, slice / y.extent(1), slice % y.extent(1));
   }
   /// Blocks of the channels d <= D / 2.
-  index channel_blocks() const { return (x.extent(3) / 2 + wide) / wide; }
-  static T* rows_of(execution& exec, int worker, index count) {
+  idx_t channel_blocks() const { return (x.extent(3) / 2 + wide) / wide; }
+  static T* rows_of(execution& exec, int worker, idx_t count) {
     return exec.scratch(worker, [&](arena& memory) { return memory.allocate<T>(count * wide); });
   }
 
   /// Slices that all have the plan's length.
   void transform(const fourier_plan<T>& over_channels, const sequence_plan<T>& over_tokens, const slices& w,
-                 index spare_rows) const {
-    const index n = over_tokens.length(), blocks = channel_blocks(), parts = over_tokens.parts();
-    const index block_size = over_tokens.rows() * wide, groups = ceil_div(blocks, blocks_together);
+                 idx_t spare_rows) const {
+    const idx_t n = over_tokens.length(), blocks = channel_blocks(), parts = over_tokens.parts();
+    const idx_t block_size = over_tokens.rows() * wide, groups = ceil_div(blocks, blocks_together);
     const auto spare = [&](int worker) { return rows_of(w.exec, worker, spare_rows); };
 
-    w.for_each(over_tokens.input_pieces() * groups, [&](index slice, T* rows, index step, int worker) {
+    w.for_each(over_tokens.input_pieces() * groups, [&](idx_t slice, T* rows, idx_t step, int worker) {
       even_part<T, S> even{slice_of(x, slice)};
       even.x.rows = n;
-      const index group = step % groups;
+      const idx_t group = step % groups;
       over_tokens.take_in(
           step / groups, group * blocks / groups, (group + 1) * blocks / groups, rows, spare(worker),
-          [&](index block, index t, T* row, T* mirrored) { even.fold(t, block * wide, row, mirrored); });
+          [&](idx_t block, idx_t t, T* row, T* mirrored) { even.fold(t, block * wide, row, mirrored); });
     });
-    w.for_each(blocks * parts, [&](index, T* rows, index step, int worker) {
+    w.for_each(blocks * parts, [&](idx_t, T* rows, idx_t step, int worker) {
       over_tokens.transform_part(step % parts, rows + step / parts * block_size, spare(worker));
     });
-    w.for_each((n / 2 + wide) / wide, [&](index slice, T* rows, index block, int worker) {
+    w.for_each((n / 2 + wide) / wide, [&](idx_t slice, T* rows, idx_t block, int worker) {
       const channel_transform<T> over{over_channels, over_tokens, block * wide};
       T* const channels = spare(worker);
       over.transform(rows, channels);
@@ -198,13 +198,13 @@ struct fnet_call {
 
   void run(execution& exec) const {
     // What the largest of the plans for tokens takes.
-    const index blocks = channel_blocks(), all = x.extent(0) * x.extent(1);
-    index plan_bytes = 0, slice_rows = 0, spare_rows = 0;
-    for (index slice = 0; slice < all; slice += x.extent(1)) {
+    const idx_t blocks = channel_blocks(), all = x.extent(0) * x.extent(1);
+    idx_t plan_bytes = 0, slice_rows = 0, spare_rows = 0;
+    for (idx_t slice = 0; slice < all; slice += x.extent(1)) {
       if (length(slice) == 0) continue;
       arena count;
       const auto plan = sequence_plan<T>::layout(count, length(slice));
-      plan_bytes = std::max(plan_bytes, static_cast<index>(count.used()));
+      plan_bytes = std::max(plan_bytes, static_cast<idx_t>(count.used()));
       slice_rows = std::max(slice_rows, blocks * plan.rows());
       spare_rows = std::max(spare_rows, plan.spare_rows(std::min(blocks, blocks_together)));
     }
@@ -218,14 +218,14 @@ struct fnet_call {
     over_channels.fill(rows_of(exec, 0, spare_rows));
 
     // A slice alone keeps the threads busy unless it is small.
-    const index slice_bytes = std::max<index>(1, slice_rows * wide * static_cast<index>(sizeof(T)));
-    const index together = exec.active_threads() == 1 ? 1 : std::clamp<index>((index(4) << 20) / slice_bytes, 1, all);
-    index planned = 0;
+    const idx_t slice_bytes = std::max<idx_t>(1, slice_rows * wide * static_cast<idx_t>(sizeof(T)));
+    const idx_t together = exec.active_threads() == 1 ? 1 : std::clamp<idx_t>((idx_t(4) << 20) / slice_bytes, 1, all);
+    idx_t planned = 0;
     for_each_wave(
         exec, all, together, [&](arena& memory) { return memory.allocate<T>(slice_rows * wide); },
         [&](const slices& w) {
-          for (index begin = 0, end; begin < w.count; begin = end) {
-            const index first = w.first + begin, n = length(first);
+          for (idx_t begin = 0, end; begin < w.count; begin = end) {
+            const idx_t first = w.first + begin, n = length(first);
             for (end = begin + 1; end < w.count && length(w.first + end) == n;) ++end;
             if (n != planned && n > 0) {
               arena memory(*plan_memory);
@@ -234,7 +234,7 @@ struct fnet_call {
               planned = n;
             }
             if (n > 0) transform(over_channels, over_tokens, {exec, first, end - begin, w.scratch + begin}, spare_rows);
-            for (index slice = first; slice < w.first + end && !adds; ++slice)
+            for (idx_t slice = first; slice < w.first + end && !adds; ++slice)
               clear_rows(slice_of(out, slice), n, x.extent(2));
           }
         });

@@ -10,7 +10,7 @@
 namespace attn::inline ATTN_ISA::detail {
 
 /// -k modulo n
-ATTN_INLINE index mirror(index k, index n) { return k == 0 ? 0 : n - k; }
+ATTN_INLINE idx_t mirror(idx_t k, idx_t n) { return k == 0 ? 0 : n - k; }
 
 /// 2 H_k of Z_k and Z_-k; 2 H_-k if these change places.
 template <class T>
@@ -22,8 +22,8 @@ ATTN_INLINE complex_packet<T> hartley_twice(const complex_packet<T>& z, const co
 template <class T>
 void hartley_twice(const fourier_plan<T>& plan, T* rows, T* spare) {
   plan.transform(rows, spare);
-  const index n = plan.length();
-  for (index k = 0; k <= n / 2; ++k) {
+  const idx_t n = plan.length();
+  for (idx_t k = 0; k <= n / 2; ++k) {
     T *const at = rows + plan.order(k) * row_width<T>, *const other = rows + plan.order(mirror(k, n)) * row_width<T>;
     const auto z = load_row(at), y = load_row(other);
     store_row(at, hartley_twice<T>(z, y));

@@ -16,11 +16,11 @@
 namespace attn::inline ATTN_ISA::detail {
 
 /// The least number of factors 2, 3 and 5 that is not below n.
-inline index smooth_size(index n) {
-  index best = std::numeric_limits<index>::max();
-  for (index fives = 1; fives < best; fives *= 5)
-    for (index odd = fives; odd < best; odd *= 3) {
-      index all = odd;
+inline idx_t smooth_size(idx_t n) {
+  idx_t best = std::numeric_limits<idx_t>::max();
+  for (idx_t fives = 1; fives < best; fives *= 5)
+    for (idx_t odd = fives; odd < best; odd *= 3) {
+      idx_t all = odd;
       while (all < n) all *= 2;
       best = std::min(best, all);
     }
@@ -39,10 +39,10 @@ class fourier_plan {
   fourier_plan() = default;
 
   /// Whether a transform of this length is nothing but passes.
-  static bool is_smooth(index n) { return fourier_plan().factor(n); }
+  static bool is_smooth(idx_t n) { return fourier_plan().factor(n); }
 
   /// The plan of length n >= 1 and its memory; to be filled once.
-  static fourier_plan layout(arena& memory, index n) {
+  static fourier_plan layout(arena& memory, idx_t n) {
     fourier_plan plan;
     plan.length_ = plan.size_ = n;
     if (!plan.factor(n)) {
@@ -52,9 +52,9 @@ class fourier_plan {
       plan.spectrum_ = memory.allocate<T>(2 * plan.size_);
       plan.chirp_roots_ = root_table::layout(memory, 2 * n);
     }
-    if (!plan.convolves()) plan.place_ = memory.allocate<index>(n);
+    if (!plan.convolves()) plan.place_ = memory.allocate<idx_t>(n);
     plan.roots_ = root_table::layout(memory, plan.size_);
-    index size = plan.size_;
+    idx_t size = plan.size_;
     for (stage* s = plan.stages_; s < plan.stages_ + plan.passes_; ++s) {
       s->size = size, size /= s->radix;
       s->roots = memory.allocate<T>(2 * s->radix);
@@ -63,11 +63,11 @@ class fourier_plan {
     return plan;
   }
 
-  index length() const { return length_; }
+  idx_t length() const { return length_; }
   /// Rows of memory a transform needs beside its own.
-  index spare_rows() const { return convolves() ? size_ : 0; }
+  idx_t spare_rows() const { return convolves() ? size_ : 0; }
   /// The row of result k after a transform.
-  index order(index k) const { return convolves() ? k : place_[k]; }
+  idx_t order(idx_t k) const { return convolves() ? k : place_[k]; }
 
   /// Computes the tables; `spare` is memory of spare_rows() rows.
   void fill(T* spare) const {
@@ -85,17 +85,17 @@ class fourier_plan {
   /// One pass over blocks of `size` rows.
   struct stage {
     int radix = 1;
-    index size = 1;
+    idx_t size = 1;
     T *roots = nullptr, *twiddles = nullptr;
 
-    void fill(const root_table& table, index whole) const {
-      for (index q = 0; q < radix; ++q) put_root(roots + 2 * q, std::conj(table(whole / radix * q)));
+    void fill(const root_table& table, idx_t whole) const {
+      for (idx_t q = 0; q < radix; ++q) put_root(roots + 2 * q, std::conj(table(whole / radix * q)));
       T* to = twiddles;
-      for (index j = 0; j < size / radix; ++j)
-        for (index k = 1; k < radix; ++k, to += 2) put_root(to, table(whole / size * j * k));
+      for (idx_t j = 0; j < size / radix; ++j)
+        for (idx_t k = 1; k < radix; ++k, to += 2) put_root(to, table(whole / size * j * k));
     }
     template <bool Transposed>
-    void run(T* rows, index blocks) const {
+    void run(T* rows, idx_t blocks) const {
       if (radix == 2) return pass<2, Transposed>(rows, blocks, size, twiddles);
       if (radix == 3) return pass<3, Transposed>(rows, blocks, size, twiddles);
       if (radix == 4) return pass<4, Transposed>(rows, blocks, size, twiddles);
@@ -108,17 +108,17 @@ class fourier_plan {
   bool convolves() const { return size_ != length_; }
 
   void convolve(T* rows, T* spare) const {
-    constexpr index wide = row_width<T>;
-    for (index t = 0; t < length_; ++t) store_row(spare + t * wide, times(load_row(rows + t * wide), chirp_ + 2 * t));
+    constexpr idx_t wide = row_width<T>;
+    for (idx_t t = 0; t < length_; ++t) store_row(spare + t * wide, times(load_row(rows + t * wide), chirp_ + 2 * t));
     std::fill(spare + length_ * wide, spare + size_ * wide, T(0));
     run<false>(0, spare);
     // Real and imaginary parts change places before and after: that makes a transform its inverse.
-    for (index p = 0; p < size_; ++p) {
+    for (idx_t p = 0; p < size_; ++p) {
       const auto x = times(load_row(spare + p * wide), spectrum_ + 2 * p);
       store_row<T>(spare + p * wide, {x.im, x.re});
     }
     run<true>(0, spare);
-    for (index k = 0; k < length_; ++k) {
+    for (idx_t k = 0; k < length_; ++k) {
       const auto x = load_row(spare + k * wide);
       store_row(rows + k * wide, times<T>({x.im, x.re}, chirp_ + 2 * k));
     }
@@ -126,7 +126,7 @@ class fourier_plan {
 
   /// Plans the passes of length n; false if a prime of it is too large. Powers of two go by eights where the registers
   /// hold them, else by fours; the widest come last, since the last pass needs no twiddles.
-  bool factor(index n) {
+  bool factor(idx_t n) {
     passes_ = 0;
     const auto use = [this](int radix) { stages_[passes_++].radix = radix; };
     for (int p = 3; p <= largest_odd_radix; p += 2)
@@ -142,12 +142,12 @@ class fourier_plan {
 
   /// Result k = k_0 + r_0 (k_1 + r_1 (k_2 + ...)) is where its digits count parts, the first one the largest.
   void fill_places() const {
-    index known = 1;  // results below `known` are placed
+    idx_t known = 1;  // results below `known` are placed
     place_[0] = 0;
     for (int n = 0; n < passes_; ++n) {
       const stage& s = stages_[n];
-      for (index digit = 1; digit < s.radix; ++digit)
-        for (index k = 0; k < known; ++k) place_[digit * known + k] = place_[k] + digit * (s.size / s.radix);
+      for (idx_t digit = 1; digit < s.radix; ++digit)
+        for (idx_t k = 0; k < known; ++k) place_[digit * known + k] = place_[k] + digit * (s.size / s.radix);
       known *= s.radix;
     }
   }
@@ -155,22 +155,22 @@ class fourier_plan {
   void fill_chirp(T* rows) const {
     chirp_roots_.fill();
     std::fill(rows, rows + size_ * row_width<T>, T(0));
-    for (index t = 0; t < length_; ++t) {
+    for (idx_t t = 0; t < length_; ++t) {
       const std::complex<double> c = chirp_roots_(t * t % (2 * length_));
       put_root(chirp_ + 2 * t, c);
-      for (index at : {t, (size_ - t) % size_}) {
+      for (idx_t at : {t, (size_ - t) % size_}) {
         rows[at * row_width<T>] = static_cast<T>(c.real() / static_cast<double>(size_));
         rows[at * row_width<T> + width<T>] = static_cast<T>(-c.imag() / static_cast<double>(size_));
       }
     }
     run<false>(0, rows);
-    for (index n = 0; n < 2 * size_; ++n) spectrum_[n] = rows[n / 2 * row_width<T> + n % 2 * width<T>];
+    for (idx_t n = 0; n < 2 * size_; ++n) spectrum_[n] = rows[n / 2 * row_width<T> + n % 2 * width<T>];
   }
 
   /// Passes n, n + 1, ... on one block; transposed, they come in reverse.
   template <bool Transposed>
   void run(int n, T* rows) const {
-    constexpr index near = 24 * 1024 / (row_width<T> * static_cast<index>(sizeof(T)));
+    constexpr idx_t near = 24 * 1024 / (row_width<T> * static_cast<idx_t>(sizeof(T)));
     if (n == passes_) return;
     const stage& first = stages_[n];
     if (first.size <= near) {
@@ -186,10 +186,10 @@ class fourier_plan {
     if (Transposed) first.template run<true>(rows, 1);
   }
 
-  index length_ = 0, size_ = 0;  // of the transform, and of its passes
+  idx_t length_ = 0, size_ = 0;  // of the transform, and of its passes
   int passes_ = 0;
   stage stages_[40];                          // 3^39 is beyond memory
-  index* place_ = nullptr;                    // where result k of the passes stands
+  idx_t* place_ = nullptr;                    // where result k of the passes stands
   T *chirp_ = nullptr, *spectrum_ = nullptr;  // the spectrum as the passes leave it
   root_table roots_, chirp_roots_;
 };

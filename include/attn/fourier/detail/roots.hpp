@@ -11,9 +11,9 @@ namespace attn::inline ATTN_ISA::detail {
 
 /// e^(-2 pi i k / n) for k >= 0. The angle is brought into the first octant as a fraction, so that cos and sin never
 /// see a rounded multiple of pi.
-inline std::complex<double> root_of_unity(index k, index n) {
-  index a = 8 * (k % n);  // the circle is 8 n, an octant n
-  const auto fold = [&a](index half) {
+inline std::complex<double> root_of_unity(idx_t k, idx_t n) {
+  idx_t a = 8 * (k % n);  // the circle is 8 n, an octant n
+  const auto fold = [&a](idx_t half) {
     const bool beyond = a > half;
     if (beyond) a = 2 * half - a;
     return beyond;
@@ -29,7 +29,7 @@ inline std::complex<double> root_of_unity(index k, index n) {
 /// take as long as a transform.
 class root_table {
  public:
-  static root_table layout(arena& memory, index n) {
+  static root_table layout(arena& memory, idx_t n) {
     root_table table;
     table.n_ = n;
     while (table.step_ * table.step_ < n) table.step_ *= 2;
@@ -38,18 +38,18 @@ class root_table {
     return table;
   }
   void fill() const {
-    for (index k = 0; k < step_; ++k) fine_[k] = root_of_unity(k, n_);
-    for (index k = 0; k * step_ < n_; ++k) coarse_[k] = root_of_unity(k * step_, n_);
+    for (idx_t k = 0; k < step_; ++k) fine_[k] = root_of_unity(k, n_);
+    for (idx_t k = 0; k * step_ < n_; ++k) coarse_[k] = root_of_unity(k * step_, n_);
   }
 
   /// e^(-2 pi i k / n), 0 <= k < n
-  std::complex<double> operator()(index k) const {
+  std::complex<double> operator()(idx_t k) const {
     const std::complex<double> a = coarse_[k / step_], b = fine_[k % step_];
     return {a.real() * b.real() - a.imag() * b.imag(), a.real() * b.imag() + a.imag() * b.real()};
   }
 
  private:
-  index n_ = 1, step_ = 1;
+  idx_t n_ = 1, step_ = 1;
   std::complex<double>*fine_ = nullptr, *coarse_ = nullptr;
 };
 

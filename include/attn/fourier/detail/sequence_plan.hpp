@@ -12,20 +12,20 @@ namespace attn::inline ATTN_ISA::detail {
 
 template <class T>
 class sequence_plan {
-  static constexpr index wide = row_width<T>, row_bytes = wide * static_cast<index>(sizeof(T));
+  static constexpr idx_t wide = row_width<T>, row_bytes = wide * static_cast<idx_t>(sizeof(T));
 
  public:
   /// The plan of length n >= 1 and its memory; to be filled once.
-  static sequence_plan layout(arena& memory, index n) {
-    constexpr index near = 512 * 1024 / row_bytes;
+  static sequence_plan layout(arena& memory, idx_t n) {
+    constexpr idx_t near = 512 * 1024 / row_bytes;
     sequence_plan plan;
     plan.length_ = n;
     if (n > near && fourier_plan<T>::is_smooth(n))
       for (plan.parts_ = (n + near - 1) / near; n % plan.parts_ != 0;) ++plan.parts_;
     plan.size_ = n / plan.parts_;
     plan.within_part_ = fourier_plan<T>::layout(memory, plan.size_);
-    plan.places_ = memory.allocate<index>(n);
-    plan.tokens_ = memory.allocate<index>(plan.rows());
+    plan.places_ = memory.allocate<idx_t>(n);
+    plan.tokens_ = memory.allocate<idx_t>(plan.rows());
     if (plan.parts_ > 1) {
       plan.across_parts_ = fourier_plan<T>::layout(memory, plan.parts_);
       plan.roots_ = root_table::layout(memory, n);
@@ -34,12 +34,12 @@ class sequence_plan {
     return plan;
   }
 
-  index length() const { return length_; }
-  index parts() const { return parts_; }
+  idx_t length() const { return length_; }
+  idx_t parts() const { return parts_; }
   /// Rows of a block.
-  index rows() const { return parts_ * part_stride(); }
+  idx_t rows() const { return parts_ * part_stride(); }
   /// Rows of memory that a worker needs to take in `blocks` blocks at a time.
-  index spare_rows(index blocks) const {
+  idx_t spare_rows(idx_t blocks) const {
     return std::max(within_part_.spare_rows(), parts_ > 1 ? blocks * 2 * together * parts_ : 0);
   }
 
@@ -50,70 +50,70 @@ class sequence_plan {
       across_parts_.fill(spare);
       roots_.fill();
       T* to = twiddles_;
-      for (index j = 0; j < size_; ++j)
-        for (index k = 0; k < parts_; ++k, to += 2) put_root(to, roots_(j * k));
+      for (idx_t j = 0; j < size_; ++j)
+        for (idx_t k = 0; k < parts_; ++k, to += 2) put_root(to, roots_(j * k));
     }
     // Result k = k_0 + P m is result m of part k_0.
     std::fill(tokens_, tokens_ + rows(), length_);
-    for (index part = 0; part < parts_; ++part)
-      for (index m = 0; m < size_; ++m) {
-        const index k = part + parts_ * m;
+    for (idx_t part = 0; part < parts_; ++part)
+      for (idx_t m = 0; m < size_; ++m) {
+        const idx_t k = part + parts_ * m;
         places_[k] = part * part_stride() + within_part_.order(m);
         tokens_[places_[k]] = k;
       }
-    index count = 0;
-    for (index place = 0; place < rows(); ++place)
+    idx_t count = 0;
+    for (idx_t place = 0; place < rows(); ++place)
       if (tokens_[place] <= length_ / 2) tokens_[count++] = tokens_[place];
   }
 
   /// The row of result l in its block.
-  index place(index l) const { return places_[l]; }
+  idx_t place(idx_t l) const { return places_[l]; }
   /// The results l <= n / 2 in the order of their places.
-  index token(index i) const { return tokens_[i]; }
+  idx_t token(idx_t i) const { return tokens_[i]; }
 
   /// Pieces of work in which the input is taken in.
-  index input_pieces() const {
+  idx_t input_pieces() const {
     return parts_ == 1 ? (length_ / 2 + tokens_together) / tokens_together : (size_ / 2 + together) / together;
   }
 
   /// One piece of blocks [begin, end); block 0 begins at `rows`. load(block, t, row, mirrored) writes rows t and -t.
   template <class Load>
-  void take_in(index piece, index begin, index end, T* rows, T* spare, Load&& load) const {
+  void take_in(idx_t piece, idx_t begin, idx_t end, T* rows, T* spare, Load&& load) const {
     if (parts_ == 1) {
-      const index last = std::min((piece + 1) * tokens_together - 1, length_ / 2);
-      for (index t = piece * tokens_together; t <= last; ++t)
-        for (index b = begin; b < end; ++b) {
+      const idx_t last = std::min((piece + 1) * tokens_together - 1, length_ / 2);
+      for (idx_t t = piece * tokens_together; t <= last; ++t)
+        for (idx_t b = begin; b < end; ++b) {
           T* const block = rows + b * this->rows() * wide;
           load(b, t, block + t * wide, block + mirror(t, length_) * wide);
         }
       return;
     }
     // Column j comes with its mirror image -j, unless it is its own.
-    const index first = piece * together, count = std::min(together, size_ / 2 + 1 - first);
-    const auto is_own_image = [&](index c) { return first + c == mirror(first + c, size_); };
-    const auto column = [&](index b, index c, bool image) {
+    const idx_t first = piece * together, count = std::min(together, size_ / 2 + 1 - first);
+    const auto is_own_image = [&](idx_t c) { return first + c == mirror(first + c, size_); };
+    const auto column = [&](idx_t b, idx_t c, bool image) {
       return spare + (((b - begin) * 2 + image) * together + c) * parts_ * wide;
     };
-    for (index q = 0; q < parts_; ++q)
-      for (index c = 0; c < count; ++c) {
-        const index j = first + c, image_q = j == 0 ? mirror(q, parts_) : parts_ - 1 - q;
+    for (idx_t q = 0; q < parts_; ++q)
+      for (idx_t c = 0; c < count; ++c) {
+        const idx_t j = first + c, image_q = j == 0 ? mirror(q, parts_) : parts_ - 1 - q;
         const bool own = is_own_image(c);
         if (own && q > image_q) continue;
-        for (index b = begin; b < end; ++b)
+        for (idx_t b = begin; b < end; ++b)
           load(b, j + q * size_, column(b, c, false) + q * wide, column(b, c, !own) + image_q * wide);
       }
-    for (index b = begin; b < end; ++b) {
-      for (index c = 0; c < count; ++c) {
+    for (idx_t b = begin; b < end; ++b) {
+      for (idx_t c = 0; c < count; ++c) {
         across_parts_.transform(column(b, c, false), nullptr);
         if (!is_own_image(c)) across_parts_.transform(column(b, c, true), nullptr);
       }
-      for (index k = 0; k < parts_; ++k) {
+      for (idx_t k = 0; k < parts_; ++k) {
         T* const part = rows + (b * this->rows() + k * part_stride()) * wide;
-        const index at = across_parts_.order(k) * wide;
+        const idx_t at = across_parts_.order(k) * wide;
         for (const bool image : {false, true})
-          for (index c = 0; c < count; ++c) {
+          for (idx_t c = 0; c < count; ++c) {
             if (image && is_own_image(c)) continue;
-            const index j = image ? mirror(first + c, size_) : first + c;
+            const idx_t j = image ? mirror(first + c, size_) : first + c;
             store_row(part + j * wide, times(load_row(column(b, c, image) + at), twiddles_ + 2 * (j * parts_ + k)));
           }
       }
@@ -121,21 +121,21 @@ class sequence_plan {
   }
 
   /// Transforms one part of the block that begins at `rows`; spare_rows(0) rows are needed.
-  void transform_part(index part, T* rows, T* spare) const {
+  void transform_part(idx_t part, T* rows, T* spare) const {
     within_part_.transform(rows + part * part_stride() * wide, spare);
   }
 
  private:
   /// Columns and tokens that are taken in together, so that memory is not touched by single rows.
-  static constexpr index together = 4, tokens_together = 32;
+  static constexpr idx_t together = 4, tokens_together = 32;
 
   /// Parts of 2^k rows would all fall into the same few sets of the caches: a page and two rows lie between them.
-  index part_stride() const { return parts_ > 1 ? size_ + 34 : size_; }
+  idx_t part_stride() const { return parts_ > 1 ? size_ + 34 : size_; }
 
-  index length_ = 0, parts_ = 1, size_ = 0;
+  idx_t length_ = 0, parts_ = 1, size_ = 0;
   fourier_plan<T> within_part_, across_parts_;
   root_table roots_;
-  index *places_ = nullptr, *tokens_ = nullptr;
+  idx_t *places_ = nullptr, *tokens_ = nullptr;
   T* twiddles_ = nullptr;
 };
 

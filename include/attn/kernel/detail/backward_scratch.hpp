@@ -21,11 +21,11 @@ struct kernel_backward_scratch {
   operand_pairs operands{};                  // of one product at a time, where elements are multiplied as bf16 pairs
 
   static kernel_backward_scratch layout(arena& memory, const kernel_scratch<T>& forward, const attention_shape& shape,
-                                        index features, bool log_scaled, bool gated, bool paired) {
+                                        idx_t features, bool log_scaled, bool gated, bool paired) {
     kernel_backward_scratch x;
     x.forward = forward;
-    const index phi = (features + tile_rows) * kernel_chunk, square = kernel_chunk * kernel_chunk;
-    const auto allocate = [&](index count, std::initializer_list<T**> arrays) {
+    const idx_t phi = (features + tile_rows) * kernel_chunk, square = kernel_chunk * kernel_chunk;
+    const auto allocate = [&](idx_t count, std::initializer_list<T**> arrays) {
       for (T** each : arrays) *each = memory.allocate<T>(count);
     };
     allocate(phi, {&x.q_d, &x.k_d});
@@ -40,9 +40,9 @@ struct kernel_backward_scratch {
                             &x.row_normal, &x.key_factor, &x.d_sizes, &x.gate_queries, &x.gate_keys});
     allocate(gated ? square : 0, {&x.gate_pairs});
     if (has_pairs<T> && paired) {
-      constexpr index wide = panel_width<T>;
-      const index most = std::max({phi, (shape.dim_v + tile_rows) * kernel_chunk, square + tile_rows * kernel_chunk,
-                                   round_up(features, wide) * std::max<index>(kernel_chunk, round_up(shape.dim_v, wide)),
+      constexpr idx_t wide = panel_width<T>;
+      const idx_t most = std::max({phi, (shape.dim_v + tile_rows) * kernel_chunk, square + tile_rows * kernel_chunk,
+                                   round_up(features, wide) * std::max<idx_t>(kernel_chunk, round_up(shape.dim_v, wide)),
                                    kernel_chunk * round_up(shape.dim_v, wide)});
       for (bf16_pair** each : {&x.operands.left, &x.operands.right}) *each = memory.allocate<bf16_pair>(most / 2);
     }

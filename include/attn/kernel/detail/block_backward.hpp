@@ -35,7 +35,7 @@ struct kernel_backward {
 
   /// A block of queries: rows origin + [first, count) of `head`, at the positions of the keys of the chunk if `keys` > 0.
   struct block {
-    index b, h, head, origin, first, count, keys;
+    idx_t b, h, head, origin, first, count, keys;
   };
 
   // Queries -----------------------------------------------------------------------------------------------------------
@@ -47,16 +47,16 @@ struct kernel_backward {
     call.map->queries(rows, at.b * call.heads + at.h, exponential() ? s.q_raw : s.q_own, s.q_shift, s.map);
     from.access->pack_columns(from.block(at.origin, at.count, at.first), call.shape.dim_v, x.d_columns);
     if (!reverse()) return;
-    constexpr index wide = panel_width<T>;
-    for (index col = 0; at.first > 0 && col < call.shape.dim_v; col += wide)
+    constexpr idx_t wide = panel_width<T>;
+    for (idx_t col = 0; at.first > 0 && col < call.shape.dim_v; col += wide)
       std::fill_n(x.d_panels + col * kernel_chunk, at.first * wide, T(0));
     finite_d = from.access->pack_panels(from, at.origin + at.first, at.count - at.first, x.d_panels + at.first * wide);
   }
 
   /// Prefetches the rows of x that are read after those from `begin` on; in causal calls those of the chunk before.
-  void fetch_next(row_prefetcher<>& to, const stored_matrix<T>& x, index begin) const {
+  void fetch_next(row_prefetcher<>& to, const stored_matrix<T>& x, idx_t begin) const {
     begin += call.causal ? -kernel_chunk : kernel_chunk;
-    kernel_call<T>::fetch(to, x, std::max(begin, index(0)), std::min(begin + kernel_chunk, x.rows));
+    kernel_call<T>::fetch(to, x, std::max(begin, idx_t(0)), std::min(begin + kernel_chunk, x.rows));
   }
   row_prefetcher<> prefetch_queries(const block& at) const {
     row_prefetcher<> prefetch;
@@ -65,7 +65,7 @@ struct kernel_backward {
     if (dq) fetch_next(prefetch, dq.head(at.b, at.head).to, at.origin);
     return prefetch;
   }
-  row_prefetcher<> prefetch_keys(index b, index h, index begin, const stored_gradient_head<T>& to_k,
+  row_prefetcher<> prefetch_keys(idx_t b, idx_t h, idx_t begin, const stored_gradient_head<T>& to_k,
                                  const stored_gradient_head<T>& to_v) const {
     row_prefetcher<> prefetch;
     fetch_next(prefetch, call.k.head(b, call.kv_head(h)), begin);
@@ -78,20 +78,20 @@ struct kernel_backward {
   /// pairs and products of the chunk, with zeros where a query does not see a key, and their part of den and dot.
   void weigh_pairs(const block& at, const scratch_type& x, T* den, T* dot) const {
     const auto& s = x.forward;
-    constexpr index wide = panel_width<T>;
-    const index count = at.count, lanes = round_up(count, width<T>);
+    constexpr idx_t wide = panel_width<T>;
+    const idx_t count = at.count, lanes = round_up(count, width<T>);
     const bool weighed = call.gated() || exponential();
     pair_sums(s.k_own, s.q_own, call.map->features, count, x.pairs, x.operands);
     if (of_scores()) pair_sums(x.v_columns, x.d_columns, call.shape.dim_v, count, x.products, x.operands);
     std::fill_n(den, kernel_chunk, T(0));
     std::fill_n(dot, kernel_chunk, T(0));
-    for (index j = 0; j < count; ++j) {
+    for (idx_t j = 0; j < count; ++j) {
       T *const a = x.pairs + j * kernel_chunk, *const g = x.products + j * kernel_chunk;
       const T* const f = x.factors + j * kernel_chunk;
-      const index begin = j / tile_rows * tile_rows / wide * wide;
+      const idx_t begin = j / tile_rows * tile_rows / wide * wide;
       std::fill(a + begin, a + j, T(0));
       if (of_scores()) std::fill(g + begin, g + j, T(0));
-      for (index t = j / width<T> * width<T>; t < lanes; t += width<T>) {
+      for (idx_t t = j / width<T> * width<T>; t < lanes; t += width<T>) {
         packet<T> weight = load<T>(a + t);
         if (weighed) weight = mul(weight, load<T>(f + t));
         store<T>(den + t, add(load<T>(den + t), weight));
@@ -106,7 +106,7 @@ struct kernel_backward {
     const auto& s = x.forward;
     if (!exponential()) return normalise_plain(at, sums, own_den, own_dot, x);
     if (logarithms() && reverse()) row_sizes(x.d_columns, call.shape.dim_v, x.d_sizes);
-    for (index t = 0; t < kernel_chunk; ++t) {
+    for (idx_t t = 0; t < kernel_chunk; ++t) {
       const T before = sums ? s.q_max[t] : no_log_scale<T>;
       const T own = at.keys > 0 ? s.own_max[t] + s.running_max[t] : no_log_scale<T>;
       const T larger = std::max(before, own);
@@ -115,7 +115,7 @@ struct kernel_backward {
     }
     map_packets(s.state_factor, s.state_factor, kernel_chunk, [](const auto& p) { return exp2_weight<T>(p); });
     map_packets(s.own_factor, s.own_factor, kernel_chunk, [](const auto& p) { return exp2_weight<T>(p); });
-    for (index t = 0; t < kernel_chunk; ++t) {
+    for (idx_t t = 0; t < kernel_chunk; ++t) {
       const bool real = t >= at.first && t < at.count;
       const T a = sums ? s.state_factor[t] : T(0), b = at.keys > 0 ? s.own_factor[t] : T(0);
       T den = T(0), dot = T(0);
@@ -133,7 +133,7 @@ struct kernel_backward {
     const packet<T> none = zero<T>(), one = broadcast<T>(T(1));
     alignas(64) T position[width<T>];
     for (int t = 0; t < width<T>; ++t) position[t] = static_cast<T>(t);
-    for (index t = 0; t < kernel_chunk; t += width<T>) {
+    for (idx_t t = 0; t < kernel_chunk; t += width<T>) {
       const packet<T> factor = call.gated() && at.keys > 0 ? load<T>(s.decay + t) : one;
       packet<T> den = at.keys > 0 ? load<T>(own_den + t) : none, dot = at.keys > 0 ? load<T>(own_dot + t) : none;
       if (sums) den = fma(factor, load<T>(s.den + t), den), dot = fma(factor, load<T>(x.dot + t), dot);
@@ -153,7 +153,7 @@ struct kernel_backward {
     }
   }
 
-  void set_normal(const scratch_type& x, index t, T den, T dot, bool real, T a, T b) const {
+  void set_normal(const scratch_type& x, idx_t t, T den, T dot, bool real, T a, T b) const {
     const T whole = den + x.forward.eps[t];
     T n = !real ? T(0) : !call.normalise ? T(1) : std::abs(whole) < least_denominator<T> ? T(0) : T(1) / whole;
     const T delta = n == T(0) || !call.normalise ? T(0) : dot * n;
@@ -172,13 +172,13 @@ struct kernel_backward {
   }
 
   /// n_i and D_i of a row whose pairs underflowed; of_own is 0.
-  [[gnu::noinline]] void recompute_row(const sums_type* sums, index i, const scratch_type& x) const {
+  [[gnu::noinline]] void recompute_row(const sums_type* sums, idx_t i, const scratch_type& x) const {
     const auto& s = x.forward;
-    const index m = call.map->features;
+    const idx_t m = call.map->features;
     const T sums_max = sums ? s.q_max[i] : no_log_scale<T>, largest = weigh_row(i, m, sums_max, s);
     const T a = sums ? std::exp2(sums_max - largest) : T(0);
     T den = sums ? a * s.den[i] : T(0), dot = sums ? a * x.dot[i] : T(0);
-    for (index j = 0; j <= i; ++j) {
+    for (idx_t j = 0; j <= i; ++j) {
       den += s.log_weights[j];
       if (of_scores()) dot += s.log_weights[j] * x.products[j * kernel_chunk + i];
     }
@@ -189,21 +189,22 @@ struct kernel_backward {
   }
 
   /// The contribution of the chunk to the gradients of such a row and its keys.
-  [[gnu::noinline]] void add_row(const sums_type* sums, index i, const scratch_type& x) const {
+  [[gnu::noinline]] void add_row(const sums_type* sums, idx_t i, const scratch_type& x) const {
     const auto& s = x.forward;
-    const index m = call.map->features;
+    const idx_t m = call.map->features;
     const T n = x.row_normal[i], largest = weigh_row(i, m, sums ? s.q_max[i] : no_log_scale<T>, s);
-    const index dim_v = call.shape.dim_v;
+    const idx_t dim_v = call.shape.dim_v;
     T* const scores = x.gate_keys;  // features with log scales have no gates
-    for (index j = 0; j <= i; ++j) {
+    for (idx_t j = 0; j <= i; ++j) {
       T product = T(0);
-      for (index d = 0; d < dim_v; ++d) product += x.v_columns[d * kernel_chunk + j] * x.d_columns[d * kernel_chunk + i];
+      for (idx_t d = 0; d < dim_v; ++d)
+        product += x.v_columns[d * kernel_chunk + j] * x.d_columns[d * kernel_chunk + i];
       scores[j] = n * (product - x.delta[i]);
-      for (index d = 0; d < dim_v && dv; ++d)
+      for (idx_t d = 0; d < dim_v && dv; ++d)
         x.dv[j * s.stride + d] += n * s.log_weights[j] * x.d_columns[d * kernel_chunk + i];
     }
-    for (index r = 0; r < m && of_scores(); ++r)
-      for (index j = 0; j <= i; ++j) {
+    for (idx_t r = 0; r < m && of_scores(); ++r)
+      for (idx_t j = 0; j <= i; ++j) {
         const T log = s.q_raw[r * kernel_chunk + i] + s.k_raw[r * kernel_chunk + j] + s.k_shift[j] - largest;
         const T part = scores[j] * std::exp2(std::min(log, T(2)));
         x.q_d[r * kernel_chunk + i] += part;
@@ -212,13 +213,13 @@ struct kernel_backward {
   }
 
   /// The factors of the pairs: n_i A_ji, and n_i (G_ji - D_i).
-  void finish_pairs(index count, const scratch_type& x) const {
+  void finish_pairs(idx_t count, const scratch_type& x) const {
     const bool weighed = call.gated() || exponential();
-    const index lanes = round_up(count, width<T>);
-    for (index j = 0; j < count; ++j) {
+    const idx_t lanes = round_up(count, width<T>);
+    for (idx_t j = 0; j < count; ++j) {
       T *const a = x.pairs + j * kernel_chunk, *const g = x.products + j * kernel_chunk;
       const T* const f = x.factors + j * kernel_chunk;
-      for (index t = j / width<T> * width<T>; t < lanes; t += width<T>) {
+      for (idx_t t = j / width<T> * width<T>; t < lanes; t += width<T>) {
         packet<T> n = load<T>(x.of_own + t);
         if (weighed) n = mul(n, load<T>(f + t));
         if (dv) store<T>(a + t, mul(n, load<T>(a + t)));
@@ -235,7 +236,7 @@ struct kernel_backward {
   void attend_block(const block& at, const sums_type* sums, sums_type* own, T decay, const scratch_type& x,
                     kernel_sums<T>* dw, bool sums_only = false) const {
     const auto& s = x.forward;
-    const index m = call.map->features, count = at.count, lanes = round_up(count, width<T>);
+    const idx_t m = call.map->features, count = at.count, lanes = round_up(count, width<T>);
     alignas(64) T own_den[kernel_chunk], own_dot[kernel_chunk];
     bool finite_d = true;
     load_queries(at, x, finite_d);
@@ -253,7 +254,7 @@ struct kernel_backward {
     normalise(at, sums, own_den, own_dot, x);
     bool underflowed = false;
     if (exponential() && at.keys > 0)
-      for (index t = 0; t < count; ++t) {
+      for (idx_t t = 0; t < count; ++t) {
         x.row_normal[t] = T(0);
         const T den = (sums ? s.state_factor[t] * s.den[t] : T(0)) + s.own_factor[t] * own_den[t];
         if (t < at.first || !exponential()->underflowed(den)) continue;
@@ -263,7 +264,7 @@ struct kernel_backward {
     if (sums_only) return add_queries(at, *own, decay, prefetch, x);
     if (of_gates() && at.keys > 0) add_gate_pairs(sums, at, x);
     if (of_queries() && sums)
-      each_packet<T>(m, lanes, [&, z = sums->weights, log = logarithms()](index r, index t, index n) {
+      each_packet<T>(m, lanes, [&, z = sums->weights, log = logarithms()](idx_t r, idx_t t, idx_t n) {
         packet<T> d = fma(load<T>(x.minus_delta + t), broadcast<T>(z[r]), load<T>(x.q_d + n));
         d = mul(d, load<T>(x.of_sums + t));
         store<T>(x.q_d + n, log ? mul(d, load<T>(s.q_phi + n)) : d);
@@ -273,7 +274,7 @@ struct kernel_backward {
     if (at.keys > 0) {
       finish_pairs(count, x);
       attend_pairs(at, finite_d, x);
-      for (index t = at.first; underflowed && t < count; ++t)
+      for (idx_t t = at.first; underflowed && t < count; ++t)
         if (x.row_normal[t] != T(0)) add_row(sums, t, x);
     }
     if (own) add_queries(at, *own, decay, prefetch, x);
@@ -285,24 +286,24 @@ struct kernel_backward {
 
   /// The terms of the gradients of gates from the pairs and queries of a chunk, without gates; see gate_gradients.hpp.
   void add_gate_pairs(const sums_type* sums, const block& at, const scratch_type& x) const {
-    const index lanes = round_up(at.count, width<T>);
-    for (index j = 0; j < at.count; ++j) {
+    const idx_t lanes = round_up(at.count, width<T>);
+    for (idx_t j = 0; j < at.count; ++j) {
       T* const to = x.gate_pairs + j * kernel_chunk;
-      for (index t = j / width<T> * width<T>; t < lanes; t += width<T>) {
-        const index n = j * kernel_chunk + t;
+      for (idx_t t = j / width<T> * width<T>; t < lanes; t += width<T>) {
+        const idx_t n = j * kernel_chunk + t;
         const packet<T> weight = mul(load<T>(x.pairs + n), load<T>(x.of_own + t));
         store<T>(to + t, fma(weight, sub(load<T>(x.products + n), load<T>(x.delta + t)), load<T>(to + t)));
       }
       std::fill(to + j / width<T> * width<T>, to + j, T(0));
     }
-    for (index t = at.first; t < at.count && sums; ++t)
+    for (idx_t t = at.first; t < at.count && sums; ++t)
       x.gate_queries[t] += x.of_own[t] * (x.dot[t] - x.delta[t] * x.forward.den[t]);
   }
 
   /// The products over the pairs of the chunk.
   void attend_pairs(const block& at, bool finite_d, const scratch_type& x) const {
     const auto& s = x.forward;
-    const index m = call.map->features, count = at.count, lanes = round_up(count, width<T>);
+    const idx_t m = call.map->features, count = at.count, lanes = round_up(count, width<T>);
     if (of_queries())
       pair_product<pair_side::keys_before>(s.k_own, m, x.products, count, all_finite(s.k_own, m, lanes),
                                            logarithms() ? s.q_own : nullptr, x.q_d, x.operands);
@@ -317,10 +318,10 @@ struct kernel_backward {
   /// own = decay own + the block of queries.
   void add_queries(const block& at, sums_type& own, T decay, row_prefetcher<>& prefetch, const scratch_type& x) const {
     const auto& s = x.forward;
-    const index m = call.map->features, lanes = round_up(at.count, width<T>);
+    const idx_t m = call.map->features, lanes = round_up(at.count, width<T>);
     const T* from = s.q_own;
     if (exponential()) {
-      for (index t = 0; t < kernel_chunk; ++t) x.log_scale[t] = -x.log_scale[t];
+      for (idx_t t = 0; t < kernel_chunk; ++t) x.log_scale[t] = -x.log_scale[t];
       kernel_scratch<T> as_keys = s;
       as_keys.k_shift = x.log_scale, as_keys.k_phi = x.rho;
       exponential()->keys_for_sums(s.q_raw, own.log_scale, as_keys);
@@ -328,7 +329,7 @@ struct kernel_backward {
     } else {
       std::fill_n(s.row_decay, sums_type::lanes(m), decay);
     }
-    each_packet<T>(m, lanes, [&](index, index t, index n) {
+    each_packet<T>(m, lanes, [&](idx_t, idx_t t, idx_t n) {
       store<T>(x.rho + n, mul(load<T>(from + n), load<T>(x.normal + t)));
     });
     add_weights<T>(own, x.rho, x.minus_delta, at.count, s.row_decay);
@@ -338,7 +339,7 @@ struct kernel_backward {
   // Keys --------------------------------------------------------------------------------------------------------------
 
   /// Loads keys [begin, begin + count): their features, also for the chunk where it has `queries`, and their values.
-  void load_chunk(index b, index h, index begin, index count, bool queries, const scratch_type& x) const {
+  void load_chunk(idx_t b, idx_t h, idx_t begin, idx_t count, bool queries, const scratch_type& x) const {
     const auto& s = x.forward;
     const auto rows = call.k.head(b, call.kv_head(h)).block(begin, count, 0, call.filled_lanes());
     const auto values = call.v.head(b, call.kv_head(h));
@@ -352,9 +353,9 @@ struct kernel_backward {
   }
 
   /// The gradients k_d and dv that the queries after the chunk give its keys. `later`: their sums, or null.
-  void from_later(const sums_type* later, index count, row_prefetcher<>& prefetch, const scratch_type& x) const {
+  void from_later(const sums_type* later, idx_t count, row_prefetcher<>& prefetch, const scratch_type& x) const {
     const auto& s = x.forward;
-    const index m = call.map->features, lanes = round_up(count, width<T>);
+    const idx_t m = call.map->features, lanes = round_up(count, width<T>);
     const bool scores = of_keys() || of_gates();
     if (!later) {
       std::fill_n(x.k_d, m * kernel_chunk, T(0));
@@ -368,19 +369,19 @@ struct kernel_backward {
       psi = x.psi, factor = x.key_factor;
     } else if (call.gated()) {
       factor = s.pair_factor + (count - 1) * kernel_chunk;
-      each_packet<T>(m, lanes, [&](index, index t, index n) {
+      each_packet<T>(m, lanes, [&](idx_t, idx_t t, idx_t n) {
         store<T>(x.psi + n, mul(load<T>(s.k_own + n), load<T>(factor + t)));
       });
       psi = x.psi;
     }
     if (scores) {
       of_sums(*later, x.v_columns, lanes, x.k_d, prefetch, x.operands);
-      each_packet<T>(m, lanes, [&, y = later->weights](index r, index, index n) {
+      each_packet<T>(m, lanes, [&, y = later->weights](idx_t r, idx_t, idx_t n) {
         store<T>(x.k_d + n, add(load<T>(x.k_d + n), broadcast<T>(y[r])));
       });
       if (of_gates()) dot_features(s.k_own, x.k_d, m, lanes, x.gate_keys);
       if (factor)
-        each_packet<T>(m, lanes, [&, log = logarithms()](index, index t, index n) {
+        each_packet<T>(m, lanes, [&, log = logarithms()](idx_t, idx_t t, idx_t n) {
           store<T>(x.k_d + n, mul(load<T>(x.k_d + n), log ? load<T>(psi + n) : load<T>(factor + t)));
         });
     }
@@ -388,7 +389,7 @@ struct kernel_backward {
   }
 
   /// From k_d and dv to the gradients of keys and values.
-  void store_chunk(index b, index h, index begin, index count, const stored_gradient_head<T>& to_k,
+  void store_chunk(idx_t b, idx_t h, idx_t begin, idx_t count, const stored_gradient_head<T>& to_k,
                    const stored_gradient_head<T>& to_v, kernel_sums<T>* dw, const scratch_type& x) const {
     const auto& s = x.forward;
     if (of_keys()) {

@@ -19,19 +19,19 @@ struct channel_decay_backward {
   const delta_pair_scratch<T>& s;
   panels<T> x, y, d, d_t;  // [token][dim]; dP [i][j], overwritten with decays per token, and its transpose
   panels<T> dx, dy;        // [token][dim]
-  index count;
+  idx_t count;
   bool of_x, of_y;
 
   void run() const {
     if (count <= 0 || !(of_x || of_y)) return;
     if (decay.kind == decay_kind::token)
       each_packet(
-          count, count, [&](index i, index j, const auto& p) { return mul(p, decay.of_pair(i, j)); }, d, d);
+          count, count, [&](idx_t i, idx_t j, const auto& p) { return mul(p, decay.of_pair(i, j)); }, d, d);
     if (of_x) transpose_panels(d, count, count, d_t);
     if (decay.kind == decay_kind::channel) {
-      for (index block = 0; block < count; block += pair_block) {
+      for (idx_t block = 0; block < count; block += pair_block) {
         if (block > 0) before_block(block, std::min(pair_block, count - block));
-        for (index col = 0; col < decay.dim; col += width<T>)
+        for (idx_t col = 0; col < decay.dim; col += width<T>)
           in_block(block, std::min(block + pair_block, count), col);
       }
       return;
@@ -42,12 +42,12 @@ struct channel_decay_backward {
 
  private:
   /// Pairs of the rows of a block and the columns before it.
-  void before_block(index block, index rows) const {
+  void before_block(idx_t block, idx_t rows) const {
     s.load_columns(decay, y, block);
     s.load_factors(decay, block, rows);
     if (of_x)
       product(d_t.from_col(block), rows, s.columns, decay.dim, block,
-              [&](index row, index col, const packet<T>& sum) {
+              [&](idx_t row, idx_t col, const packet<T>& sum) {
                 if (row >= rows) return;
                 T* const to = dx.at(block + row, col);
                 store<T>(to, fma(sum, load<T>(s.factors.at(row, col)), load<T>(to)));
@@ -55,9 +55,9 @@ struct channel_decay_backward {
     if (!of_y) return;
     s.load_rows(x, block, rows, decay.dim, s.q_rows);
     product(d.from_row(block), block, s.q_rows, decay.dim, rows, write_to(s.d_columns));
-    for (index col = 0; col < decay.dim; col += width<T>) {
+    for (idx_t col = 0; col < decay.dim; col += width<T>) {
       packet<T> factor = broadcast<T>(T(1));
-      for (index j = block - 1; j >= 0; --j) {
+      for (idx_t j = block - 1; j >= 0; --j) {
         T* const to = dy.at(j, col);
         store<T>(to, fma(factor, load<T>(s.d_columns.at(j, col)), load<T>(to)));
         factor = mul(factor, load<T>(decay.gate.at(j, col)));
@@ -66,11 +66,11 @@ struct channel_decay_backward {
   }
 
   /// Pairs within a block, for the channels from col on.
-  void in_block(index block, index end, index col) const {
-    const auto at = [&](const panels<T>& m, index t) { return load<T>(m.at(t, col)); };
-    for (index j = block; j < end; ++j) {
+  void in_block(idx_t block, idx_t end, idx_t col) const {
+    const auto at = [&](const panels<T>& m, idx_t t) { return load<T>(m.at(t, col)); };
+    for (idx_t j = block; j < end; ++j) {
       packet<T> factor = broadcast<T>(T(1)), of_j = of_y ? at(dy, j) : zero<T>();
-      for (index i = j; i < end; ++i) {
+      for (idx_t i = j; i < end; ++i) {
         if (i > j) factor = mul(factor, at(decay.gate, i));
         const packet<T> p = mul(broadcast<T>(*d.at(i, j)), factor);
         if (of_x) store<T>(dx.at(i, col), fma(p, at(y, j), at(dx, i)));

@@ -25,19 +25,19 @@
 namespace attn::inline ATTN_ISA::detail {
 
 /// Rows prefetched while one tile is computed: so many that all rows of the next chunk are there in time.
-inline constexpr index rows_per_tile = 6;
+inline constexpr idx_t rows_per_tile = 6;
 
 /// z = decay z + sum over `count` tokens of features, each times its entry of `ones` where given; decay[r] of feature r.
 /// Lanes from `count` to the next whole vector must be 0.
 template <class T>
-void add_weights(kernel_sums<T>& sums, const T* features, const T* ones, index count, const T* decay) {
+void add_weights(kernel_sums<T>& sums, const T* features, const T* ones, idx_t count, const T* decay) {
   constexpr int w = width<T>;
-  for (index r = 0; r < sums.features; r += w) {
+  for (idx_t r = 0; r < sums.features; r += w) {
     packet<T> totals[w];
     for (int i = 0; i < w; ++i) {
       const T* row = features + std::min(r + i, sums.features - 1) * kernel_chunk;
       packet<T> sum = ones ? mul(load<T>(row), load<T>(ones)) : load<T>(row);
-      for (index t = w; t < count; t += w)
+      for (idx_t t = w; t < count; t += w)
         sum = ones ? fma(load<T>(row + t), load<T>(ones + t), sum) : add(sum, load<T>(row + t));
       totals[i] = sum;
     }
@@ -48,18 +48,18 @@ void add_weights(kernel_sums<T>& sums, const T* features, const T* ones, index c
 
 /// S = decay S + features^T values of `count` tokens, as operands P.
 template <class T, class P>
-void add_values(kernel_sums<T>& sums, const P* features, const P* values, index count, const T* decay,
+void add_values(kernel_sums<T>& sums, const P* features, const P* values, idx_t count, const T* decay,
                 row_prefetcher<>& prefetch) {
   constexpr int depth = kernel_chunk / numbers_of<P>;
-  const index cols = round_up(sums.dim_v, panel_width<T>);
-  for (index r = 0; r < sums.features; r += tile_rows)
-    for (index col = 0; col < cols; col += widest_tile<P>) {
-      const index end = std::min(col + widest_tile<P>, cols);
+  const idx_t cols = round_up(sums.dim_v, panel_width<T>);
+  for (idx_t r = 0; r < sums.features; r += tile_rows)
+    for (idx_t col = 0; col < cols; col += widest_tile<P>) {
+      const idx_t end = std::min(col + widest_tile<P>, cols);
       prefetch.next(rows_per_tile * (end - col) / panel_width<T>);
-      with_tile_height(std::min<index>(tile_rows, sums.features - r), [&](auto M) {
+      with_tile_height(std::min<idx_t>(tile_rows, sums.features - r), [&](auto M) {
         panel_products<P, M.value, panel_width<P>, true>(
             left_operand<P, depth, 1>{features + r * depth}, values, depth * panel_width<P>, col, end,
-            operands<P>(count), [&](auto m, index c, const auto& x) {
+            operands<P>(count), [&](auto m, idx_t c, const auto& x) {
               T* const s = &sums.value(r + m, c);
               store<T>(s, fma(load<T>(s), broadcast<T>(decay[r + m]), x));
             });
@@ -83,19 +83,19 @@ struct kernel_scratch {
   T *row_decay, *factors, *map;
   T *k_shift, *k_max, *running_max, *gates, *decay, *q_shift, *q_max, *own_max, *den, *state_factor, *own_factor, *eps;
   T* log_weights;
-  index stride;
+  idx_t stride;
   /// Operands of products of bf16 elements, null for others: of q_phi, q_own and k_own pairs of features [..][chunk], of
   /// k_phi and weights pairs of tokens [..][chunk / 2], of values and sums panels of pairs of rows.
   bf16_pair *q_pairs = nullptr, *q_own_pairs, *k_own_pairs, *k_pairs, *weight_pairs, *value_pairs, *sum_pairs;
 
   bool paired() const { return has_pairs<T> && q_pairs; }
 
-  static kernel_scratch layout(arena& memory, index features, index dim_v, index map_work, bool log_scaled,
+  static kernel_scratch layout(arena& memory, idx_t features, idx_t dim_v, idx_t map_work, bool log_scaled,
                                bool paired = false) {
     kernel_scratch s;
-    const index phi = (features + tile_rows) * kernel_chunk, lanes = kernel_sums<T>::lanes(features);
+    const idx_t phi = (features + tile_rows) * kernel_chunk, lanes = kernel_sums<T>::lanes(features);
     s.stride = round_up(dim_v, panel_width<T>);
-    const auto allocate = [&](index count, std::initializer_list<T**> arrays) {
+    const auto allocate = [&](idx_t count, std::initializer_list<T**> arrays) {
       for (T** each : arrays) *each = memory.allocate<T>(count);
     };
     allocate(phi, {&s.k_phi, &s.q_phi});
@@ -112,7 +112,7 @@ struct kernel_scratch {
                             &s.den, &s.state_factor, &s.own_factor, &s.eps});
     s.log_weights = s.gates;  // features with log scales have no gates
     if (!has_pairs<T> || !paired) return s;
-    const auto allocate_pairs = [&](index count, std::initializer_list<bf16_pair**> arrays) {
+    const auto allocate_pairs = [&](idx_t count, std::initializer_list<bf16_pair**> arrays) {
       for (bf16_pair** each : arrays) *each = memory.allocate<bf16_pair>(count / 2);
     };
     allocate_pairs(phi, {&s.q_pairs, &s.k_own_pairs, &s.k_pairs});
@@ -126,20 +126,20 @@ struct kernel_scratch {
 };
 
 /// Rows [rows][kernel_chunk], of which `count` tokens are in use, by pairs of tokens: [rows][kernel_chunk / 2].
-inline void tokens_to_pairs(const float* x, index rows, index count, bf16_pair* pairs) {
-  for (index r = 0; r < rows; ++r)
+inline void tokens_to_pairs(const float* x, idx_t rows, idx_t count, bf16_pair* pairs) {
+  for (idx_t r = 0; r < rows; ++r)
     lanes_to_pairs(x + r * kernel_chunk, round_up(count, width<float>), pairs + r * kernel_chunk / 2);
 }
 /// The first rows of panels [capacity][panel_width], by pairs of rows.
-inline void panels_to_pairs(const float* panels, index rows, index capacity, index cols, bf16_pair* pairs) {
-  constexpr index wide = panel_width<float>;
-  for (index col = 0; col < cols; col += wide)
+inline void panels_to_pairs(const float* panels, idx_t rows, idx_t capacity, idx_t cols, bf16_pair* pairs) {
+  constexpr idx_t wide = panel_width<float>;
+  for (idx_t col = 0; col < cols; col += wide)
     rows_to_pairs(panels + col * capacity, rows, wide, wide, pairs + col * capacity / 2);
 }
 
 /// Step 4.
 template <class T>
-void add_keys(kernel_sums<T>& sums, const kernel_scratch<T>& s, index count, row_prefetcher<>& prefetch) {
+void add_keys(kernel_sums<T>& sums, const kernel_scratch<T>& s, idx_t count, row_prefetcher<>& prefetch) {
   add_weights<T>(sums, s.k_phi, nullptr, count, s.row_decay);
   if constexpr (has_pairs<T>)
     if (s.paired()) {
@@ -152,7 +152,7 @@ void add_keys(kernel_sums<T>& sums, const kernel_scratch<T>& s, index count, row
 /// Converts what the queries of a chunk read to bf16 pairs: its own keys, of which there may be none, and the sums, if
 /// any.
 template <class T>
-void pair_keys(const kernel_scratch<T>& s, index features, index keys, const kernel_sums<T>* sums) {
+void pair_keys(const kernel_scratch<T>& s, idx_t features, idx_t keys, const kernel_sums<T>* sums) {
   if constexpr (has_pairs<T>) {
     if (!s.paired()) return;
     if (keys > 0) rows_to_pairs(s.k_own, features, round_up(keys, panel_width<T>), kernel_chunk, s.k_own_pairs);
@@ -160,28 +160,28 @@ void pair_keys(const kernel_scratch<T>& s, index features, index keys, const ker
   }
 }
 template <class T>
-void pair_queries(const kernel_scratch<T>& s, index features, index count, bool keys, bool sums) {
+void pair_queries(const kernel_scratch<T>& s, idx_t features, idx_t count, bool keys, bool sums) {
   if constexpr (has_pairs<T>) {
     if (!s.paired()) return;
-    const index lanes = round_up(count, width<T>);
+    const idx_t lanes = round_up(count, width<T>);
     if (sums || s.q_own == s.q_phi) rows_to_pairs(s.q_phi, features, lanes, kernel_chunk, s.q_pairs);
     if (keys && s.q_own != s.q_phi) rows_to_pairs(s.q_own, features, lanes, kernel_chunk, s.q_own_pairs);
   }
 }
 template <class T>
-void pair_values(const kernel_scratch<T>& s, index count, index dim_v) {
+void pair_values(const kernel_scratch<T>& s, idx_t count, idx_t dim_v) {
   if constexpr (has_pairs<T>)
     if (s.paired()) panels_to_pairs(s.values, count, kernel_chunk, dim_v, s.value_pairs);
 }
 
 /// A chunk with gates: pair_factor_ij = own_j g_(j+1) ... g_i, own_j = 1 or 1 - g_j; decay_i = g_0 ... g_i.
 template <class T>
-void gate_factors(const T* gates, index count, bool complement, T* pair_factor, T* decay) {
-  for (index i = 0; i < count; ++i) {
+void gate_factors(const T* gates, idx_t count, bool complement, T* pair_factor, T* decay) {
+  for (idx_t i = 0; i < count; ++i) {
     T* const row = pair_factor + i * kernel_chunk;
     if (i == 0) std::fill_n(row, kernel_chunk, T(0));
     const packet<T> g = broadcast<T>(gates[i]);
-    for (index n = 0; i > 0 && n < kernel_chunk; n += width<T>)
+    for (idx_t n = 0; i > 0 && n < kernel_chunk; n += width<T>)
       store<T>(row + n, mul(g, load<T>(row + n - kernel_chunk)));
     row[i] = complement ? T(1) - gates[i] : T(1);
     decay[i] = i > 0 ? decay[i - 1] * gates[i] : gates[i];
@@ -192,21 +192,21 @@ void gate_factors(const T* gates, index count, bool complement, T* pair_factor, 
 template <class T>
 struct chunk_view {
   const kernel_sums<T>* sums;  // null: no key came before
-  index keys;                  // of the chunk itself; 0: no triangle
+  idx_t keys;                  // of the chunk itself; 0: no triangle
   bool weighed;                // whether the triangle has factors pair_factor
   bool finite;                 // whether every value is finite
   bool normalise;
-  index features, dim_v;
+  idx_t features, dim_v;
 };
 
 /// den[i] = sum over r of features[r][i] z[r] for i < lanes.
 template <class T>
-void read_weights(const T* features, const T* z, index count, index lanes, T* den) {
+void read_weights(const T* features, const T* z, idx_t count, idx_t lanes, T* den) {
   constexpr int packets = kernel_chunk / width<T>, some = packets < 4 ? packets : 4;
-  for (index t = 0; t < lanes; t += some * width<T>) {
+  for (idx_t t = 0; t < lanes; t += some * width<T>) {
     packet<T> sum[some];
     for (int n = 0; n < some; ++n) sum[n] = zero<T>();
-    for (index r = 0; r < count; ++r)
+    for (idx_t r = 0; r < count; ++r)
       for (int n = 0; n < some; ++n)
         sum[n] = fma(load<T>(features + r * kernel_chunk + t + n * width<T>), broadcast<T>(z[r]), sum[n]);
     for (int n = 0; n < some; ++n) store<T>(den + t + n * width<T>, sum[n]);
@@ -215,15 +215,15 @@ void read_weights(const T* features, const T* z, index count, index lanes, T* de
 
 /// weights[m] = pair_factor * (row r0 + m of q_own).(keys up to it), 0 beyond, and their sums.
 template <class T>
-void own_weights(const chunk_view<T>& c, const kernel_scratch<T>& s, index r0, index rows, T* sums) {
-  const index limit = std::min(r0 + rows, c.keys);
+void own_weights(const chunk_view<T>& c, const kernel_scratch<T>& s, idx_t r0, idx_t rows, T* sums) {
+  const idx_t limit = std::min(r0 + rows, c.keys);
   T *const weights = s.weights, *const pair_factor = s.pair_factor;
   const auto multiply = [&]<class P>(const P* queries, const P* keys) {
     with_tile_height(rows, [&](auto M) {
       panel_products<P, M.value, kernel_chunk, true>(
           left_operand<P, 1, kernel_chunk>{queries + r0}, keys, panel_width<P>, 0, round_up(limit, panel_width<T>),
           operands<P>(c.features),
-          [&](auto m, index n, const auto& x) { store<T>(weights + m * kernel_chunk + n, x); });
+          [&](auto m, idx_t n, const auto& x) { store<T>(weights + m * kernel_chunk + n, x); });
     });
   };
   if constexpr (has_pairs<T>) {
@@ -234,16 +234,16 @@ void own_weights(const chunk_view<T>& c, const kernel_scratch<T>& s, index r0, i
   } else {
     multiply(s.q_own, s.k_own);
   }
-  const index padded = round_up(limit, width<T>);
-  for (index m = 0; m < rows; ++m) {
+  const idx_t padded = round_up(limit, width<T>);
+  for (idx_t m = 0; m < rows; ++m) {
     T* const row = weights + m * kernel_chunk;
-    const index seen = std::min(r0 + m + 1, c.keys);
+    const idx_t seen = std::min(r0 + m + 1, c.keys);
     if (c.weighed)
-      for (index n = 0; n < seen; n += width<T>)
+      for (idx_t n = 0; n < seen; n += width<T>)
         store<T>(row + n, mul(load<T>(row + n), load<T>(pair_factor + (r0 + m) * kernel_chunk + n)));
     std::fill(row + seen, row + padded, T(0));
     packet<T> sum = zero<T>();
-    for (index n = 0; n < seen; n += width<T>) sum = add(sum, load<T>(row + n));
+    for (idx_t n = 0; n < seen; n += width<T>) sum = add(sum, load<T>(row + n));
     sums[m] = sum_lanes(sum);
     if constexpr (has_pairs<T>)
       if (s.paired()) lanes_to_pairs(row, padded, s.weight_pairs + m * kernel_chunk / 2);
@@ -252,12 +252,12 @@ void own_weights(const chunk_view<T>& c, const kernel_scratch<T>& s, index r0, i
 
 /// Rows [r0, r0 + rows) of the chunk, rows <= tile_rows, into out [tile_rows][stride], and their denominators den[m].
 template <class T>
-void chunk_tile(const chunk_view<T>& c, const kernel_scratch<T>& s, index r0, index rows, T* den, T* out,
-                index stride) {
+void chunk_tile(const chunk_view<T>& c, const kernel_scratch<T>& s, idx_t r0, idx_t rows, T* den, T* out,
+                idx_t stride) {
   alignas(64) T own_sum[tile_rows] = {}, state_part[tile_rows] = {}, own_part[tile_rows] = {};
-  const index limit = std::min(r0 + rows, c.keys);
+  const idx_t limit = std::min(r0 + rows, c.keys);
   if (c.keys > 0) own_weights(c, s, r0, rows, own_sum);
-  for (index m = 0; m < rows; ++m) {
+  for (idx_t m = 0; m < rows; ++m) {
     const T a = c.sums ? s.state_factor[r0 + m] : T(0), b = c.keys > 0 ? s.own_factor[r0 + m] : T(0);
     den[m] = (c.sums ? a * s.den[r0 + m] : T(0)) + (c.keys > 0 ? b * own_sum[m] : T(0));
     const T whole = den[m] + s.eps[r0 + m];
@@ -267,41 +267,41 @@ void chunk_tile(const chunk_view<T>& c, const kernel_scratch<T>& s, index r0, in
   }
   const auto multiply = [&]<class P>(const P* queries, const P* sums, const P* own_weights, const P* own_values) {
     constexpr int depth = kernel_chunk / numbers_of<P>;
-    const auto add_own = [&](index col, index m, index half, const packet<T>& x) {
+    const auto add_own = [&](idx_t col, idx_t m, idx_t half, const packet<T>& x) {
       T* const o = out + m * stride + col + half * width<T>;
       store<T>(o, fma(x, broadcast<T>(own_part[m]), load<T>(o)));
     };
     const left_operand<P, depth, 1> left{own_weights};
-    const index cols = round_up(c.dim_v, panel_width<T>);
+    const idx_t cols = round_up(c.dim_v, panel_width<T>);
     with_tile_height(rows, [&](auto M) {
       if (c.sums)
         panel_products<P, M.value, panel_width<P>, true>(
             left_operand<P, 1, kernel_chunk>{queries + r0}, sums, operands<P>(c.sums->rows()) * panel_width<P>, 0, cols,
-            operands<P>(c.features), [&](auto m, index col, const auto& x) {
+            operands<P>(c.features), [&](auto m, idx_t col, const auto& x) {
               store<T>(out + m * stride + col, mul(x, broadcast<T>(state_part[m])));
             });
       else
-        for (index m = 0; m < rows; ++m) std::fill_n(out + m * stride, cols, T(0));
+        for (idx_t m = 0; m < rows; ++m) std::fill_n(out + m * stride, cols, T(0));
       if (limit > 0 && c.finite)
         panel_products<P, M.value, panel_width<P>, true>(
             left, own_values, depth * panel_width<P>, 0, cols, operands<P>(limit),
-            [&](auto m, index col, const auto& x) { add_own(col, m, 0, x); });
+            [&](auto m, idx_t col, const auto& x) { add_own(col, m, 0, x); });
     });
-    for (index col = 0; col < c.dim_v && limit > 0 && !c.finite; col += panel_width<T>) {
+    for (idx_t col = 0; col < c.dim_v && limit > 0 && !c.finite; col += panel_width<T>) {
       const P* const panel = own_values + col * depth;
       // key by key, without the masked ones: the same sums, to the last bit
       if constexpr (numbers_of<P> > 1) {
-        const auto seen = [&](index m, index k) -> std::uint32_t {
-          const index keys = std::min(r0 + m + 1, c.keys) - 2 * k;
+        const auto seen = [&](idx_t m, idx_t k) -> std::uint32_t {
+          const idx_t keys = std::min(r0 + m + 1, c.keys) - 2 * k;
           return keys > 1 ? 0xffffffffu : keys > 0 ? 0xffffu : 0;
         };
         seen_product<kernel_chunk / 2>(left, rows, panel, 2, operands<P>(limit), seen,
-                                       [&](index m, index half, const packet<T>& x) { add_own(col, m, half, x); });
+                                       [&](idx_t m, idx_t half, const packet<T>& x) { add_own(col, m, half, x); });
       } else {
-        for (index m = 0; m < rows; ++m)
+        for (idx_t m = 0; m < rows; ++m)
           unroll<2>([&](auto half) {
             packet<T> x = zero<T>();
-            for (index n = 0; n < std::min(r0 + m + 1, c.keys); ++n)
+            for (idx_t n = 0; n < std::min(r0 + m + 1, c.keys); ++n)
               x = fma(broadcast<T>(left.at(static_cast<int>(m), n)),
                       load<T>(panel + n * panel_width<T> + half * width<T>), x);
             add_own(col, m, half, x);

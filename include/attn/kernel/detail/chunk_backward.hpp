@@ -20,13 +20,13 @@
 namespace attn::inline ATTN_ISA::detail {
 
 /// Rows prefetched while one tile of a product with sums is computed: there are two such products per chunk.
-inline constexpr index rows_per_sums_tile = rows_per_tile / 2;
+inline constexpr idx_t rows_per_sums_tile = rows_per_tile / 2;
 
 /// body(r, t, r * kernel_chunk + t) for every packet of `rows` rows.
 template <class T, class Body>
-ATTN_INLINE void each_packet(index rows, index lanes, Body&& body) {
-  for (index r = 0; r < rows; ++r)
-    for (index t = 0; t < lanes; t += width<T>) body(r, t, r * kernel_chunk + t);
+ATTN_INLINE void each_packet(idx_t rows, idx_t lanes, Body&& body) {
+  for (idx_t r = 0; r < rows; ++r)
+    for (idx_t t = 0; t < lanes; t += width<T>) body(r, t, r * kernel_chunk + t);
 }
 
 /// Memory for both operands of a product as pairs; null where operands are the numbers themselves.
@@ -52,29 +52,29 @@ ATTN_INLINE void multiply_as(const operand_pairs& pairs, const T* left, const T*
 template <class P>
 struct sums_operand {
   const P* data;
-  index panel;
-  ATTN_INLINE P at(int m, index k) const {
-    constexpr index wide = operands<P>(panel_width<P>);
+  idx_t panel;
+  ATTN_INLINE P at(int m, idx_t k) const {
+    constexpr idx_t wide = operands<P>(panel_width<P>);
     return data[k / wide * panel + k % wide + m * wide];
   }
 };
 
 /// to[r][t] = sum over d of S[r][d] columns[d][t].
 template <class T>
-void of_sums(const kernel_sums<T>& sums, const T* columns, index lanes, T* to, row_prefetcher<>& prefetch,
+void of_sums(const kernel_sums<T>& sums, const T* columns, idx_t lanes, T* to, row_prefetcher<>& prefetch,
              const operand_pairs& pairs) {
   const auto convert = [&](auto* left, auto* right) {
     lanes_to_pairs(sums.values, kernel_sums<T>::value_count(sums.features, sums.dim_v), left);
     rows_to_pairs(columns, sums.dim_v, round_up(lanes, panel_width<T>), kernel_chunk, right);
   };
   const auto multiply = [&]<class P>(const P* values, const P* right) {
-    for (index r = 0; r < sums.features; r += tile_rows) {
+    for (idx_t r = 0; r < sums.features; r += tile_rows) {
       prefetch.next(rows_per_sums_tile * ceil_div(lanes, panel_width<T>));
       const sums_operand<P> left{values + operands<P>(r * panel_width<T>), operands<P>(sums.rows() * panel_width<T>)};
-      with_tile_height(std::min<index>(tile_rows, sums.features - r), [&](auto M) {
+      with_tile_height(std::min<idx_t>(tile_rows, sums.features - r), [&](auto M) {
         panel_products<P, M.value, kernel_chunk, true>(
             left, right, panel_width<P>, 0, round_up(lanes, panel_width<P>), operands<P>(sums.dim_v),
-            [&](auto m, index t, const auto& x) { store<T>(to + (r + m) * kernel_chunk + t, x); });
+            [&](auto m, idx_t t, const auto& x) { store<T>(to + (r + m) * kernel_chunk + t, x); });
       });
     }
   };
@@ -83,20 +83,20 @@ void of_sums(const kernel_sums<T>& sums, const T* columns, index lanes, T* to, r
 
 /// to[t][d] = sum over r of features[r][t] R[r][d], rows `stride` apart.
 template <class T>
-void rows_of_sums(const kernel_sums<T>& sums, const T* features, index count, T* to, index stride,
+void rows_of_sums(const kernel_sums<T>& sums, const T* features, idx_t count, T* to, idx_t stride,
                   row_prefetcher<>& prefetch, const operand_pairs& pairs) {
   const auto convert = [&](auto* left, auto* right) {
     rows_to_pairs(features, sums.features, round_up(count, width<T>), kernel_chunk, left);
     panels_to_pairs(sums.values, sums.features, sums.rows(), sums.dim_v, right);
   };
   const auto multiply = [&]<class P>(const P* left, const P* values) {
-    for (index t = 0; t < count; t += tile_rows) {
+    for (idx_t t = 0; t < count; t += tile_rows) {
       prefetch.next(rows_per_sums_tile * ceil_div(sums.dim_v, panel_width<T>));
-      with_tile_height(std::min<index>(tile_rows, count - t), [&](auto M) {
+      with_tile_height(std::min<idx_t>(tile_rows, count - t), [&](auto M) {
         panel_products<P, M.value, panel_width<P>, true>(
             left_operand<P, 1, kernel_chunk>{left + t}, values, operands<P>(sums.rows()) * panel_width<P>, 0,
             round_up(sums.dim_v, panel_width<P>), operands<P>(sums.features),
-            [&](auto m, index col, const auto& x) { store<T>(to + (t + m) * stride + col, x); });
+            [&](auto m, idx_t col, const auto& x) { store<T>(to + (t + m) * stride + col, x); });
       });
     }
   };
@@ -105,7 +105,7 @@ void rows_of_sums(const kernel_sums<T>& sums, const T* features, index count, T*
 
 /// S = decay S + features^T values of `count` tokens, features [feature][chunk], values in panels.
 template <class T>
-void add_to_sums(kernel_sums<T>& sums, const T* features, const T* panels, index count, const T* decay,
+void add_to_sums(kernel_sums<T>& sums, const T* features, const T* panels, idx_t count, const T* decay,
                  row_prefetcher<>& prefetch, const operand_pairs& pairs) {
   const auto convert = [&](auto* left, auto* right) {
     tokens_to_pairs(features, sums.features, count, left);
@@ -120,15 +120,15 @@ void add_to_sums(kernel_sums<T>& sums, const T* features, const T* panels, index
 /// pairs[j][i] = sum over k < depth of of_keys[k][j] of_queries[k][i] for j < count and the lanes from j on: the
 /// products of each key and the queries that see it.
 template <class T>
-void pair_sums(const T* of_keys, const T* of_queries, index depth, index count, T* to, const operand_pairs& pairs) {
+void pair_sums(const T* of_keys, const T* of_queries, idx_t depth, idx_t count, T* to, const operand_pairs& pairs) {
   const auto convert = [&](auto* left, auto* right) {
     rows_to_pairs(of_keys, depth, round_up(count, width<T>), kernel_chunk, left);
     rows_to_pairs(of_queries, depth, round_up(count, panel_width<T>), kernel_chunk, right);
   };
   const auto multiply = [&]<class P>(const P* left, const P* right) {
-    for (index j = 0; j < count; j += tile_rows)
-      for (index i = j / panel_width<T> * panel_width<T>; i < count; i += panel_width<T>)
-        with_tile_height(std::min<index>(tile_rows, count - j), [&](auto M) {
+    for (idx_t j = 0; j < count; j += tile_rows)
+      for (idx_t i = j / panel_width<T> * panel_width<T>; i < count; i += panel_width<T>)
+        with_tile_height(std::min<idx_t>(tile_rows, count - j), [&](auto M) {
           tile_product<P, M.value, 2, kernel_chunk>(left_operand<P, 1, kernel_chunk>{left + j}, right + i,
                                                     operands<P>(depth), [&](auto m, auto half, const auto& x) {
                                                       store<T>(to + (j + m) * kernel_chunk + i + half * width<T>, x);
@@ -147,19 +147,19 @@ enum class pair_side {
 /// to[r][t] += factor[r][t] sum over u of features[r][u] weights[u][t], u up to t or from t on; weights on the other
 /// side are 0, and with `finite` features their products are 0. Without `factor` it is 1.
 template <pair_side Side, class T>
-void pair_product(const T* features, index rows, const T* weights, index count, bool finite, const T* factor, T* to,
+void pair_product(const T* features, idx_t rows, const T* weights, idx_t count, bool finite, const T* factor, T* to,
                   const operand_pairs& pairs) {
-  constexpr index wide = panel_width<T>;
+  constexpr idx_t wide = panel_width<T>;
   constexpr bool before = Side == pair_side::keys_before;
-  const auto sum_of = [&](index at, const packet<T>& x) {
+  const auto sum_of = [&](idx_t at, const packet<T>& x) {
     return factor ? fma(load<T>(factor + at), x, load<T>(to + at)) : add(load<T>(to + at), x);
   };
   /// take(at, packet) takes the sums of the panel of lanes from t on.
-  const auto multiply_panel = [&]<class P>(const P* left, const P* right, index t, const auto& take) {
-    const index begin = before ? 0 : t, end = before ? std::min(t + wide, count) : count;
+  const auto multiply_panel = [&]<class P>(const P* left, const P* right, idx_t t, const auto& take) {
+    const idx_t begin = before ? 0 : t, end = before ? std::min(t + wide, count) : count;
     constexpr int stride = kernel_chunk / numbers_of<P>;
-    for (index r = 0; r < rows; r += tile_rows)
-      with_tile_height(std::min<index>(tile_rows, rows - r), [&](auto M) {
+    for (idx_t r = 0; r < rows; r += tile_rows)
+      with_tile_height(std::min<idx_t>(tile_rows, rows - r), [&](auto M) {
         tile_product<P, M.value, 2, kernel_chunk>(
             left_operand<P, stride, 1>{left + r * stride + operands<P>(begin)},
             right + operands<P>(begin) * kernel_chunk + t, operands<P>(end - begin),
@@ -172,24 +172,24 @@ void pair_product(const T* features, index rows, const T* weights, index count, 
   };
   if (finite)
     return multiply_as(pairs, features, weights, convert, [&](const auto* left, const auto* right) {
-      for (index t = 0; t < count; t += wide)
-        multiply_panel(left, right, t, [&](index at, const packet<T>& x) { store<T>(to + at, sum_of(at, x)); });
+      for (idx_t t = 0; t < count; t += wide)
+        multiply_panel(left, right, t, [&](idx_t at, const packet<T>& x) { store<T>(to + at, sum_of(at, x)); });
     });
   // Lane by lane, skipping the other tokens: the same sums, to the last bit.
   if constexpr (has_pairs<T>)
     if (pairs) {
-      for (index t = 0; t < count; ++t) {
+      for (idx_t t = 0; t < count; ++t) {
         convert(pairs.left, pairs.right);
-        for (index r = 0; r < rows; ++r)
-          for (index k = 0; k < operands<bf16_pair>(count); ++k) {
-            const auto seen = [&](index u) { return before ? u <= t : u >= t; };
+        for (idx_t r = 0; r < rows; ++r)
+          for (idx_t k = 0; k < operands<bf16_pair>(count); ++k) {
+            const auto seen = [&](idx_t u) { return before ? u <= t : u >= t; };
             pairs.left[r * kernel_chunk / 2 + k].bits &=
                 (seen(2 * k) ? 0xffffu : 0) | (seen(2 * k + 1) ? 0xffff0000u : 0);
           }
-        const index panel = t / wide * wide;
+        const idx_t panel = t / wide * wide;
         multiply_panel(static_cast<const bf16_pair*>(pairs.left), static_cast<const bf16_pair*>(pairs.right), panel,
-                       [&](index at, const packet<T>& x) {
-                         const index lane = t - at % kernel_chunk;
+                       [&](idx_t at, const packet<T>& x) {
+                         const idx_t lane = t - at % kernel_chunk;
                          if (lane < 0 || lane >= width<T>) return;
                          alignas(64) T lanes[width<T>];
                          store<T>(lanes, sum_of(at, x));
@@ -200,11 +200,11 @@ void pair_product(const T* features, index rows, const T* weights, index count, 
     }
   alignas(64) T position[kernel_chunk];
   for (int t = 0; t < kernel_chunk; ++t) position[t] = static_cast<T>(t);
-  for (index t = 0; t < count; t += width<T>) {
-    const index begin = before ? 0 : t, end = before ? std::min<index>(t + width<T>, count) : count;
-    for (index r = 0; r < rows; ++r) {
+  for (idx_t t = 0; t < count; t += width<T>) {
+    const idx_t begin = before ? 0 : t, end = before ? std::min<idx_t>(t + width<T>, count) : count;
+    for (idx_t r = 0; r < rows; ++r) {
       packet<T> sum = zero<T>();
-      for (index u = begin; u < end; ++u) {
+      for (idx_t u = begin; u < end; ++u) {
         const packet<T> lane = load<T>(position + t), other = broadcast<T>(position[u]);
         const packet<T> next =
             fma(broadcast<T>(features[r * kernel_chunk + u]), load<T>(weights + u * kernel_chunk + t), sum);
@@ -217,22 +217,22 @@ void pair_product(const T* features, index rows, const T* weights, index count, 
 
 /// to[j][d] += sum over i >= j of weights[j][i] values[i][d], values in panels.
 template <class T>
-void add_pair_rows(const T* weights, const T* values, index dim_v, index count, bool finite, T* to, index stride,
+void add_pair_rows(const T* weights, const T* values, idx_t dim_v, idx_t count, bool finite, T* to, idx_t stride,
                    const operand_pairs& pairs) {
-  constexpr index wide = panel_width<T>;
+  constexpr idx_t wide = panel_width<T>;
   const auto convert = [&](auto* left, auto* right) {
     tokens_to_pairs(weights, count, count, left);
     panels_to_pairs(values, count, kernel_chunk, dim_v, right);
   };
   const auto multiply = [&]<class P>(const P* left, const P* right) {
     constexpr int row = kernel_chunk / numbers_of<P>;
-    for (index col = 0; col < dim_v; col += wide) {
+    for (idx_t col = 0; col < dim_v; col += wide) {
       const P* const panel = right + operands<P>(col * kernel_chunk);
-      for (index j = 0; j < count; j += tile_rows) {
-        const index rows = std::min<index>(tile_rows, count - j);
+      for (idx_t j = 0; j < count; j += tile_rows) {
+        const idx_t rows = std::min<idx_t>(tile_rows, count - j);
         const left_operand<P, row, 1> from{left + j * row + operands<P>(j)};
         const P* const below = panel + operands<P>(j) * wide;
-        const auto take = [&](index m, index half, const packet<T>& x) {
+        const auto take = [&](idx_t m, idx_t half, const packet<T>& x) {
           T* const at = to + (j + m) * stride + col + half * width<T>;
           store<T>(at, add(load<T>(at), x));
         };
@@ -242,15 +242,15 @@ void add_pair_rows(const T* weights, const T* values, index dim_v, index count, 
                                         [&](auto m, auto half, const auto& x) { take(m, half, x); });
           });
         } else if constexpr (numbers_of<P> > 1) {
-          const auto seen = [](index m, index k) {
+          const auto seen = [](idx_t m, idx_t k) {
             return (2 * k >= m ? 0xffffu : 0) | (2 * k + 1 >= m ? 0xffff0000u : 0);
           };
           seen_product<kernel_chunk / 2>(from, rows, below, 2, operands<P>(count - j), seen, take);
         } else {
-          for (index m = 0; m < rows; ++m)
+          for (idx_t m = 0; m < rows; ++m)
             unroll<2>([&](auto half) {
               packet<T> x = zero<T>();
-              for (index i = m; i < count - j; ++i)
+              for (idx_t i = m; i < count - j; ++i)
                 x = fma(broadcast<T>(from.at(static_cast<int>(m), i)), load<T>(below + i * wide + half * width<T>), x);
               take(m, half, x);
             });
@@ -263,39 +263,39 @@ void add_pair_rows(const T* weights, const T* values, index dim_v, index count, 
 
 /// to[i][j] = pairs[j][i] for i >= j and the lanes of its panel, which are 0.
 template <class T>
-void transpose_pairs(const T* pairs, index count, T* to) {
-  constexpr index w = width<T>;
-  for (index j = 0; j < count; j += w)
-    for (index i = j / panel_width<T> * panel_width<T>; i < count; i += w) {
+void transpose_pairs(const T* pairs, idx_t count, T* to) {
+  constexpr idx_t w = width<T>;
+  for (idx_t j = 0; j < count; j += w)
+    for (idx_t i = j / panel_width<T> * panel_width<T>; i < count; i += w) {
       packet<T> square[w];
-      for (index n = 0; n < w; ++n) square[n] = load<T>(pairs + (j + n) * kernel_chunk + i);
+      for (idx_t n = 0; n < w; ++n) square[n] = load<T>(pairs + (j + n) * kernel_chunk + i);
       transpose<T>(square);
-      for (index n = 0; n < w; ++n) store<T>(to + (i + n) * kernel_chunk + j, square[n]);
+      for (idx_t n = 0; n < w; ++n) store<T>(to + (i + n) * kernel_chunk + j, square[n]);
     }
 }
 
 /// to[j][i] = factors[i][j] for j <= i and the lanes before it in its vector.
 template <class T>
-void transpose_factors(const T* factors, index count, T* to) {
-  constexpr index w = width<T>;
-  for (index i = 0; i < count; i += w)
-    for (index j = 0; j <= i; j += w) {
+void transpose_factors(const T* factors, idx_t count, T* to) {
+  constexpr idx_t w = width<T>;
+  for (idx_t i = 0; i < count; i += w)
+    for (idx_t j = 0; j <= i; j += w) {
       packet<T> square[w];
-      for (index n = 0; n < w; ++n) square[n] = load<T>(factors + (i + n) * kernel_chunk + j);
+      for (idx_t n = 0; n < w; ++n) square[n] = load<T>(factors + (i + n) * kernel_chunk + j);
       transpose<T>(square);
-      for (index n = 0; n < w; ++n) store<T>(to + (j + n) * kernel_chunk + i, square[n]);
+      for (idx_t n = 0; n < w; ++n) store<T>(to + (j + n) * kernel_chunk + i, square[n]);
     }
 }
 
 /// dot[t] = sum over r < rows of x[r][t] y[r][t].
 template <class T>
-void dot_features(const T* x, const T* y, index rows, index lanes, T* dot) {
-  for (index t = 0; t < lanes; t += width<T>) {
+void dot_features(const T* x, const T* y, idx_t rows, idx_t lanes, T* dot) {
+  for (idx_t t = 0; t < lanes; t += width<T>) {
     packet<T> even = zero<T>(), odd = zero<T>();
-    const auto term = [&](index r, const packet<T>& sum) {
+    const auto term = [&](idx_t r, const packet<T>& sum) {
       return fma(load<T>(x + r * kernel_chunk + t), load<T>(y + r * kernel_chunk + t), sum);
     };
-    for (index r = 0; r + 1 < rows; r += 2) even = term(r, even), odd = term(r + 1, odd);
+    for (idx_t r = 0; r + 1 < rows; r += 2) even = term(r, even), odd = term(r + 1, odd);
     if (rows % 2) even = term(rows - 1, even);
     store<T>(dot + t, add(even, odd));
   }
@@ -303,19 +303,19 @@ void dot_features(const T* x, const T* y, index rows, index lanes, T* dot) {
 
 /// size[t] = sum over r < rows of |x[r][t]|.
 template <class T>
-void row_sizes(const T* x, index rows, T* size) {
+void row_sizes(const T* x, idx_t rows, T* size) {
   std::fill_n(size, kernel_chunk, T(0));
-  for (index r = 0; r < rows; ++r)
-    for (index t = 0; t < kernel_chunk; t += width<T>)
+  for (idx_t r = 0; r < rows; ++r)
+    for (idx_t t = 0; t < kernel_chunk; t += width<T>)
       store<T>(size + t, add(load<T>(size + t), abs(load<T>(x + r * kernel_chunk + t))));
 }
 
 /// Is every number of the first `lanes` of each row finite?
 template <class T>
-bool all_finite(const T* rows, index count, index lanes) {
+bool all_finite(const T* rows, idx_t count, idx_t lanes) {
   packet<T> trace = zero<T>();  // 0 * x is NaN for an x that is not finite, and stays
-  for (index r = 0; r < count; ++r)
-    for (index t = 0; t < lanes; t += width<T>) trace = fma(load<T>(rows + r * kernel_chunk + t), zero<T>(), trace);
+  for (idx_t r = 0; r < count; ++r)
+    for (idx_t t = 0; t < lanes; t += width<T>) trace = fma(load<T>(rows + r * kernel_chunk + t), zero<T>(), trace);
   return sum_lanes(trace) == T(0);
 }
 

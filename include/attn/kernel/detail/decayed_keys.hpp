@@ -13,10 +13,10 @@ struct decayed_keys {
   delta_pair_scratch<T> pairs;
   T* map;
 
-  static decayed_keys layout(arena& memory, const kernel_call<T>& call, index columns, index map_size) {
+  static decayed_keys layout(arena& memory, const kernel_call<T>& call, idx_t columns, idx_t map_size) {
     decayed_keys s;
-    constexpr index chunk = kernel_chunk;
-    const index m = call.map->features;
+    constexpr idx_t chunk = kernel_chunk;
+    const idx_t m = call.map->features;
     s.k = s.k_end = panels<T>::layout(memory, chunk, m);
     if (call.decays() != decay_kind::none) s.k_end = panels<T>::layout(memory, chunk, m);
     s.k_t = panels<T>::layout(memory, m, chunk);
@@ -28,8 +28,8 @@ struct decayed_keys {
   }
 
   /// All but k_t.
-  void load(const kernel_call<T>& call, index b, index h, index begin, index count) const {
-    const index kv_head = call.kv_head(h);
+  void load(const kernel_call<T>& call, idx_t b, idx_t h, idx_t begin, idx_t count) const {
+    const idx_t kv_head = call.kv_head(h);
     call.map->rows(call.k.head(b, kv_head), begin, count, k, map);
     const stored_matrix<T> values = call.v.head(b, kv_head);
     values.access->pack_panels(values, begin, count, v.data);
@@ -37,7 +37,7 @@ struct decayed_keys {
     if (const tensor_view<const T>& g = call.extra.log_decay) {
       decay.load(g, b, call.parameter_head(g.extent(1), h), begin, count);
     } else {
-      for (index t = 0; t < count; ++t) decay.gates[t] = call.gate_at(b, h, begin + t);
+      for (idx_t t = 0; t < count; ++t) decay.gates[t] = call.gate_at(b, h, begin + t);
       decay.multiply_gates(count);
     }
     decay.to_end(k, count, k_end);

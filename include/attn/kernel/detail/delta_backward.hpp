@@ -33,8 +33,8 @@ struct delta_backward_call {
   tensor_view<T> d_log_decay{}, d_initial_state{};
   bool accumulate = false;
 
-  index group() const { return shape.key_heads ? shape.heads / shape.key_heads : 0; }
-  delta_head<T> head(index b, index h) const {
+  idx_t group() const { return shape.key_heads ? shape.heads / shape.key_heads : 0; }
+  delta_head<T> head(idx_t b, idx_t h) const {
     return {.k = k.head(b, h / group()), .v = v.head(b, h), .b = b, .h = h, .beta = beta, .log_decay = log_decay,
             .unit_norm_eps = unit_norm_eps};
   }
@@ -59,11 +59,11 @@ struct delta_backward_scratch : delta_keys<T> {
   T *q_norm, *k_norm, *d_last;
   T* rows;  // [token][dim or value dim]
 
-  static delta_backward_scratch layout(arena& memory, index dim, index dim_v, decay_kind kind) {
+  static delta_backward_scratch layout(arena& memory, idx_t dim, idx_t dim_v, decay_kind kind) {
     delta_backward_scratch s;
     static_cast<delta_keys<T>&>(s) = delta_keys<T>::layout(memory, dim, dim_v, kind);
-    constexpr index chunk = kernel_chunk;
-    const auto allocate = [&](index m, index n, std::initializer_list<panels<T>*> all) {
+    constexpr idx_t chunk = kernel_chunk;
+    const auto allocate = [&](idx_t m, idx_t n, std::initializer_list<panels<T>*> all) {
       for (panels<T>* each : all) *each = panels<T>::layout(memory, m, n);
     };
     allocate(chunk, dim, {&s.q, &s.dq, &s.dk_row, &s.dk_col});
@@ -89,22 +89,22 @@ template <class T>
 struct delta_backward_head {
   const delta_backward_call<T>& call;
   const delta_backward_scratch<T>& s;
-  index b, h, key_head;
+  idx_t b, h, key_head;
   stored_gradient_head<T> to_q, to_k, to_v;
 
-  index dim() const { return call.shape.dim; }
-  index dim_v() const { return call.shape.dim_v; }
+  idx_t dim() const { return call.shape.dim; }
+  idx_t dim_v() const { return call.shape.dim_v; }
 
   // Loading -----------------------------------------------------------------------------------------------------------
 
   /// Keys, values, beta and decays; then U and, in v, R.
-  void load_keys(index begin, index count, const panels<T>& state) const {
+  void load_keys(idx_t begin, idx_t count, const panels<T>& state) const {
     s.load(call.head(b, h), begin, count, s.k_norm);
-    product(s.k_start_t, count, state, dim_v(), dim(), [&](index row, index col, const packet<T>& sum) {
+    product(s.k_start_t, count, state, dim_v(), dim(), [&](idx_t row, idx_t col, const packet<T>& sum) {
       store<T>(s.v.at(row, col), sub(load<T>(s.v.at(row, col)), sum));
     });
     triangle_product<triangle::before>(
-        s.a_t, count, s.u, dim_v(), [&](index row, index col, const packet<T>& sum) {
+        s.a_t, count, s.u, dim_v(), [&](idx_t row, idx_t col, const packet<T>& sum) {
           const packet<T> difference = sub(load<T>(s.v.at(row, col)), sum);
           store<T>(s.v.at(row, col), difference);
           store<T>(s.u.at(row, col), mul(difference, broadcast<T>(s.beta[row])));
@@ -112,17 +112,17 @@ struct delta_backward_head {
   }
 
   /// Advances the state over the chunk that was loaded.
-  void advance(index count, const panels<T>& state) const {
+  void advance(idx_t count, const panels<T>& state) const {
     pass_chunk(s.decay, s.k_end, s.u, dim_v(), count, state);
   }
 
-  void load_queries(index begin, index count) const {
+  void load_queries(idx_t begin, idx_t count) const {
     load_delta_rows(call.q.head(b, key_head), begin, count, call.unit_norm_eps, s.q, s.q_t, s.q_norm);
     if (s.decay.kind != decay_kind::none) s.decay.from_start(s.q, count, s.q_start);
     const stored_matrix<T> d = call.d_out.head(b, h);
     d.access->pack_panels(d, begin, count, s.d_out.data);
     each_packet(
-        count, dim_v(), [&](index, index, const auto& x) { return mul(x, broadcast<T>(call.scale)); }, s.d_out,
+        count, dim_v(), [&](idx_t, idx_t, const auto& x) { return mul(x, broadcast<T>(call.scale)); }, s.d_out,
         s.d_out);
     transpose_panels(s.d_out, count, dim_v(), s.d_out_t);
   }
@@ -131,14 +131,14 @@ struct delta_backward_head {
 
   /// `state` is the one before the chunk; d_state is the gradient of the state after it, and becomes that of the state
   /// before it.
-  void back(index begin, index count, const panels<T>& state, const panels<T>& d_state) const {
+  void back(idx_t begin, idx_t count, const panels<T>& state, const panels<T>& d_state) const {
     load_keys(begin, count, state);
     load_queries(begin, count);
     transpose_panels(s.u, count, dim_v(), s.u_t);
     if (call.of_queries() || call.of_keys()) transpose_panels(state, dim(), dim_v(), s.s_t);
     if (call.of_queries() || call.of_keys()) pair_product(s.d_out_t, s.u_t, count, dim_v(), write_to(s.dp));
     if (call.of_queries())
-      product(s.d_out_t, count, s.s_t, dim(), dim_v(), [&](index row, index col, const packet<T>& sum) {
+      product(s.d_out_t, count, s.s_t, dim(), dim_v(), [&](idx_t row, idx_t col, const packet<T>& sum) {
         store<T>(s.dq.at(row, col), mul(sum, s.decay.start(row, col)));
       });
     if (call.reverse()) back_keys(count, d_state);
@@ -150,23 +150,23 @@ struct delta_backward_head {
     if (to_q) store_rows(s.dq, s.q, s.q_norm, to_q, begin, count);
     if (to_k) {
       each_packet(
-          count, dim(), [](index, index, const auto& x, const auto& y) { return add(x, y); }, s.dk_row, s.dk_row,
+          count, dim(), [](idx_t, idx_t, const auto& x, const auto& y) { return add(x, y); }, s.dk_row, s.dk_row,
           s.dk_col);
       store_rows(s.dk_row, s.k, s.k_norm, to_k, begin, count);
     }
     if (to_v) store_rows(s.y, to_v, begin, count);
     if (call.d_beta)
-      for (index t = 0; t < count; ++t)
+      for (idx_t t = 0; t < count; ++t)
         store_gradient(call.d_beta(b, h, begin + t), dot_rows(s.x, s.v, t, dim_v()), call.accumulate);
   }
 
   /// X and Y, and the gradients of the keys through the states.
-  void back_keys(index count, const panels<T>& d_state) const {
+  void back_keys(idx_t count, const panels<T>& d_state) const {
     pair_products(s.decay, s.pairs, s.q, s.q_t, s.k, s.k_t, count, triangle::up_to, s.p);
     triangle_product<triangle::from>(s.p, count, s.d_out, dim_v(), write_to(s.x));
     if (s.decay.kind != decay_kind::none) transpose_panels(s.k_end, count, dim(), s.k_end_t);
     product(s.k_end_t, count, d_state, dim_v(), dim(), add_to(s.x));
-    triangle_product<triangle::after>(s.a, count, s.y, dim_v(), [&](index row, index col, const packet<T>& sum) {
+    triangle_product<triangle::after>(s.a, count, s.y, dim_v(), [&](idx_t row, idx_t col, const packet<T>& sum) {
       const packet<T> x = sub(load<T>(s.x.at(row, col)), sum);
       store<T>(s.x.at(row, col), x);
       store<T>(s.y.at(row, col), mul(x, broadcast<T>(s.beta[row])));
@@ -175,22 +175,22 @@ struct delta_backward_head {
     transpose_panels(s.y, count, dim_v(), s.y_t);
     transpose_panels(d_state, dim(), dim_v(), s.ds_t);
     pair_product(s.y_t, s.u_t, count, dim_v(),
-                 [&](index i, index j, const packet<T>& sum) { store<T>(s.da.at(i, j), sub(zero<T>(), sum)); });
-    product(s.y_t, count, s.s_t, dim(), dim_v(), [&](index row, index col, const packet<T>& sum) {
+                 [&](idx_t i, idx_t j, const packet<T>& sum) { store<T>(s.da.at(i, j), sub(zero<T>(), sum)); });
+    product(s.y_t, count, s.s_t, dim(), dim_v(), [&](idx_t row, idx_t col, const packet<T>& sum) {
       store<T>(s.dk_row.at(row, col), mul(sub(zero<T>(), sum), s.decay.start(row, col)));
     });
     product(s.u_t, count, s.ds_t, dim(), dim_v(), write_to(s.dk_col));
     if (s.decay.kind != decay_kind::none) s.decay.to_end(s.dk_col, count, s.dk_col);
-    for (index d = 0; call.d_log_decay && d < dim(); d += width<T>) {
+    for (idx_t d = 0; call.d_log_decay && d < dim(); d += width<T>) {
       packet<T> sum = zero<T>();
-      for (index t = 0; t < count; ++t) sum = fma(load<T>(s.k.at(t, d)), load<T>(s.dk_col.at(t, d)), sum);
+      for (idx_t t = 0; t < count; ++t) sum = fma(load<T>(s.k.at(t, d)), load<T>(s.dk_col.at(t, d)), sum);
       store<T>(s.d_last + d, sum);
     }
   }
 
-  void back_state(index count, const panels<T>& d_state) const {
+  void back_state(idx_t count, const panels<T>& d_state) const {
     pass_chunk(s.decay, s.q_start, s.d_out, dim_v(), count, d_state);
-    product(s.k_start, dim(), s.y, dim_v(), count, [&](index row, index col, const packet<T>& sum) {
+    product(s.k_start, dim(), s.y, dim_v(), count, [&](idx_t row, idx_t col, const packet<T>& sum) {
       T* const to = d_state.at(row, col);
       store<T>(to, sub(load<T>(to), sum));
     });
@@ -198,39 +198,39 @@ struct delta_backward_head {
 
   // Storing -----------------------------------------------------------------------------------------------------------
 
-  void store_rows(const panels<T>& x, const stored_gradient_head<T>& to, index begin, index count) const {
-    const index cols = to.to.cols;
-    for (index t = 0; t < count; ++t)
-      for (index col = 0; col < cols; col += panel_width<T>)
-        std::copy_n(x.at(t, col), std::min<index>(panel_width<T>, cols - col), s.rows + t * cols + col);
+  void store_rows(const panels<T>& x, const stored_gradient_head<T>& to, idx_t begin, idx_t count) const {
+    const idx_t cols = to.to.cols;
+    for (idx_t t = 0; t < count; ++t)
+      for (idx_t col = 0; col < cols; col += panel_width<T>)
+        std::copy_n(x.at(t, col), std::min<idx_t>(panel_width<T>, cols - col), s.rows + t * cols + col);
     to.store_rows(s.rows, cols, begin, count);
   }
   /// The same through the norm of the rows x, which are of unit norm.
-  void store_rows(const panels<T>& d, const panels<T>& x, const T* norm, const stored_gradient_head<T>& to, index begin,
-                  index count) const {
-    for (index t = 0; call.unit_norm() && t < count; ++t) {
+  void store_rows(const panels<T>& d, const panels<T>& x, const T* norm, const stored_gradient_head<T>& to, idx_t begin,
+                  idx_t count) const {
+    for (idx_t t = 0; call.unit_norm() && t < count; ++t) {
       const packet<T> along = broadcast<T>(-dot_rows(d, x, t, dim())), factor = broadcast<T>(norm[t]);
-      for (index col = 0; col < dim(); col += width<T>)
+      for (idx_t col = 0; col < dim(); col += width<T>)
         store<T>(d.at(t, col), mul(factor, fma(along, load<T>(x.at(t, col)), load<T>(d.at(t, col)))));
     }
     store_rows(d, to, begin, count);
   }
 
   /// The sums of a chunk run from its last token to its first; the gradient of a log decay of -infinity is 0.
-  void store_decays(index begin, index count, const panels<T>& state, const panels<T>& d_state) const {
-    for (index d = 0; d < dim(); ++d)
+  void store_decays(idx_t begin, idx_t count, const panels<T>& state, const panels<T>& d_state) const {
+    for (idx_t d = 0; d < dim(); ++d)
       s.d_last[d] += s.decay.whole(d, count) * dot_rows(state, d_state, d, dim_v());
     each_packet(
         count, dim(),
-        [&](index row, index col, const auto& q, const auto& dq, const auto& k, const auto& dk) {
+        [&](idx_t row, idx_t col, const auto& q, const auto& dq, const auto& k, const auto& dk) {
           return fma(q, dq, mul(k, sub(dk, load<T>(s.dk_col.at(row, col)))));
         },
         s.d_gamma, s.q, s.dq, s.k, s.dk_row);
     const bool channel = s.decay.kind == decay_kind::channel;
     T sum = T(0);  // per token
-    for (index d = 0; d < dim(); ++d) sum += s.d_last[d];
-    for (index t = count - 1; t >= 0; --t) {
-      for (index d = 0; d < dim(); ++d) {
+    for (idx_t d = 0; d < dim(); ++d) sum += s.d_last[d];
+    for (idx_t t = count - 1; t >= 0; --t) {
+      for (idx_t d = 0; d < dim(); ++d) {
         const T of_token = *s.d_gamma.at(t, d);
         sum += of_token, s.d_last[d] += of_token;
         if (channel)

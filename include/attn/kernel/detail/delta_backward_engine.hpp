@@ -16,7 +16,7 @@ template <class T>
 struct delta_backward_engine {
   const delta_backward_call<T>& call;
 
-  static constexpr index segment_chunks = 256, segment = segment_chunks * kernel_chunk;
+  static constexpr idx_t segment_chunks = 256, segment = segment_chunks * kernel_chunk;
 
   /// Scratch memory of a worker.
   struct worker_scratch {
@@ -39,66 +39,66 @@ struct delta_backward_engine {
     return w;
   }
 
-  index state_size(const panels<T>& x) const { return x.capacity * round_up(call.shape.dim_v, panels<T>::wide); }
+  idx_t state_size(const panels<T>& x) const { return x.capacity * round_up(call.shape.dim_v, panels<T>::wide); }
   void copy(const panels<T>& from, const panels<T>& to) const { std::copy_n(from.data, state_size(from), to.data); }
-  void load_state(const tensor_view<const T>& from, index b, index h, const panels<T>& to) const {
+  void load_state(const tensor_view<const T>& from, idx_t b, idx_t h, const panels<T>& to) const {
     std::fill_n(to.data, state_size(to), T(0));
-    for (index d = 0; from && d < call.shape.dim; ++d)
-      for (index e = 0; e < call.shape.dim_v; ++e) *to.at(d, e) = from(b, h, d, e);
+    for (idx_t d = 0; from && d < call.shape.dim; ++d)
+      for (idx_t e = 0; e < call.shape.dim_v; ++e) *to.at(d, e) = from(b, h, d, e);
   }
 
-  static index chunk_end(index begin, index tokens) { return std::min<index>(begin + kernel_chunk, tokens); }
+  static idx_t chunk_end(idx_t begin, idx_t tokens) { return std::min<idx_t>(begin + kernel_chunk, tokens); }
 
-  void run_head(index b, index h, const worker_scratch& w, const stored_gradient_head<T>& to_q,
+  void run_head(idx_t b, idx_t h, const worker_scratch& w, const stored_gradient_head<T>& to_q,
                 const stored_gradient_head<T>& to_k) const {
-    const index tokens = call.lengths.keys(b);
+    const idx_t tokens = call.lengths.keys(b);
     const delta_backward_head<T> head{
         .call = call, .s = w.chunk, .b = b, .h = h, .key_head = h / call.group(), .to_q = to_q, .to_k = to_k,
         .to_v = call.dv.head(b, h)};
     load_state(call.initial_state, b, h, w.state);
     load_state(call.d_final_state, b, h, w.d_state);
-    const auto advance = [&](index begin) {
+    const auto advance = [&](idx_t begin) {
       head.load_keys(begin, chunk_end(begin, tokens) - begin, w.state);
       head.advance(chunk_end(begin, tokens) - begin, w.state);
     };
-    const index last = (ceil_div(tokens, segment) - 1) * segment;
-    for (index begin = 0; begin < last; begin += kernel_chunk) {
+    const idx_t last = (ceil_div(tokens, segment) - 1) * segment;
+    for (idx_t begin = 0; begin < last; begin += kernel_chunk) {
       if (begin % segment == 0) copy(w.state, w.before[begin / segment]);
       advance(begin);
     }
-    for (index first = last; first >= 0; first -= segment) {
+    for (idx_t first = last; first >= 0; first -= segment) {
       if (first < last) copy(w.before[first / segment], w.state);
-      const index end = std::min(first + segment, tokens);
-      for (index begin = first; begin < end; begin += kernel_chunk) {
+      const idx_t end = std::min(first + segment, tokens);
+      for (idx_t begin = first; begin < end; begin += kernel_chunk) {
         copy(w.state, w.seen[(begin - first) / kernel_chunk]);
         if (begin + kernel_chunk < end) advance(begin);
       }
-      for (index n = ceil_div(end - first, kernel_chunk) - 1; n >= 0; --n) {
-        const index begin = first + n * kernel_chunk;
+      for (idx_t n = ceil_div(end - first, kernel_chunk) - 1; n >= 0; --n) {
+        const idx_t begin = first + n * kernel_chunk;
         head.back(begin, chunk_end(begin, tokens) - begin, w.seen[n], w.d_state);
       }
     }
     pad(b, h, tokens);
-    for (index d = 0; call.d_initial_state && d < call.shape.dim; ++d)
-      for (index e = 0; e < call.shape.dim_v; ++e)
+    for (idx_t d = 0; call.d_initial_state && d < call.shape.dim; ++d)
+      for (idx_t e = 0; e < call.shape.dim_v; ++e)
         store_gradient(call.d_initial_state(b, h, d, e), *w.d_state.at(d, e), call.accumulate);
   }
 
   /// Zeros for the padding of a value head.
-  void pad(index b, index h, index tokens) const {
+  void pad(idx_t b, idx_t h, idx_t tokens) const {
     if (call.dv) call.dv.head(b, h).clear_rows(tokens, call.shape.length);
     if (call.accumulate) return;
-    for (index t = tokens; t < call.shape.length; ++t) {
+    for (idx_t t = tokens; t < call.shape.length; ++t) {
       if (call.d_beta) call.d_beta(b, h, t) = T(0);
-      for (index d = 0; d < call.d_log_decay.extent(3); ++d) call.d_log_decay(b, h, t, d) = T(0);
+      for (idx_t d = 0; d < call.d_log_decay.extent(3); ++d) call.d_log_decay(b, h, t, d) = T(0);
     }
   }
 
   /// The value heads of one key head.
-  void run_group(index b, index key_head, const worker_scratch& w) const {
-    const index tokens = call.lengths.keys(b), group = call.group();
+  void run_group(idx_t b, idx_t key_head, const worker_scratch& w) const {
+    const idx_t tokens = call.lengths.keys(b), group = call.group();
     const auto to_q = call.dq.head(b, key_head), to_k = call.dk.head(b, key_head);
-    for (index n = 0; n < group; ++n) {
+    for (idx_t n = 0; n < group; ++n) {
       const auto target = [&](const stored_gradient_head<T>& to, T* sums) {
         return group > 1 && to ? scratch_gradient(sums, call.shape.length, call.shape.dim, n > 0) : to;
       };
@@ -116,7 +116,7 @@ struct delta_backward_engine {
     const auto tokens = static_cast<double>(call.shape.batch * call.shape.heads * call.shape.length);
     const double operations = tokens * (18 * dim * dim_v + kernel_chunk * (7 * dim + 6 * dim_v));
     const auto limit = exec.limit_threads({.operations = operations, .bytes = 32 * tokens * (dim + dim_v)});
-    exec.for_each(call.shape.batch * call.shape.key_heads, [&](index n, int worker) {
+    exec.for_each(call.shape.batch * call.shape.key_heads, [&](idx_t n, int worker) {
       const auto w = exec.scratch(worker, [&](arena& memory) { return layout(memory); });
       run_group(n / call.shape.key_heads, n % call.shape.key_heads, w);
     });

@@ -14,7 +14,7 @@ namespace attn::inline ATTN_ISA::detail {
 
 /// The extents of a call; q has as many heads as k.
 struct delta_shape {
-  index batch = 0, key_heads = 0, heads = 0, length = 0, dim = 0, dim_v = 0;
+  idx_t batch = 0, key_heads = 0, heads = 0, length = 0, dim = 0, dim_v = 0;
 };
 
 /// The views of a call. Tokens that are appended to a state have neither q nor out.
@@ -41,19 +41,19 @@ struct delta_call {
   decay_kind decay() const {
     return !log_decay ? decay_kind::none : log_decay.extent(3) == 1 ? decay_kind::token : decay_kind::channel;
   }
-  index key_head(index h) const { return h * shape.key_heads / shape.heads; }
-  delta_head<T> head(index b, index h) const {
+  idx_t key_head(idx_t h) const { return h * shape.key_heads / shape.heads; }
+  delta_head<T> head(idx_t b, idx_t h) const {
     delta_head<T> x{.k = k.head(b, key_head(h)), .v = v.head(b, h), .b = b, .h = h, .beta = beta,
                     .log_decay = log_decay, .scale = scale, .unit_norm_eps = unit_norm_eps};
     if (queries) x.q = q.head(b, key_head(h)), x.out = out.head(b, h);
     return x;
   }
 
-  static index state_size(index dim, index dim_v) {
+  static idx_t state_size(idx_t dim, idx_t dim_v) {
     return round_up(dim, panel_width<T>) * round_up(dim_v, panel_width<T>);
   }
   /// The state of head h at a place of its item.
-  panels<T> state_at(T* place, index h) const {
+  panels<T> state_at(T* place, idx_t h) const {
     return {place + h * state_size(shape.dim, shape.dim_v), round_up(shape.dim, panel_width<T>)};
   }
 
@@ -67,26 +67,26 @@ struct delta_call {
   }
 
   /// Returns whether the state before the call is 0; `to` is then not written.
-  bool begin(index b, index h, const panels<T>& to) const {
+  bool begin(idx_t b, idx_t h, const panels<T>& to) const {
     if (!initial_state) return true;
-    for (index d = 0; d < shape.dim; ++d)
-      for (index e = 0; e < round_up(shape.dim_v, panel_width<T>); ++e)
+    for (idx_t d = 0; d < shape.dim; ++d)
+      for (idx_t e = 0; e < round_up(shape.dim_v, panel_width<T>); ++e)
         *to.at(d, e) = e < shape.dim_v ? initial_state(b, h, d, e) : T(0);
     return false;
   }
-  void end(index b, index h, const panels<T>& from, bool empty) const {
+  void end(idx_t b, idx_t h, const panels<T>& from, bool empty) const {
     if (!final_state) return;
-    for (index d = 0; d < shape.dim; ++d)
-      for (index e = 0; e < shape.dim_v; ++e) final_state(b, h, d, e) = empty ? T(0) : *from.at(d, e);
+    for (idx_t d = 0; d < shape.dim; ++d)
+      for (idx_t e = 0; e < shape.dim_v; ++e) final_state(b, h, d, e) = empty ? T(0) : *from.at(d, e);
   }
 
-  void run_head(index b, index h, const scratch& s) const {
+  void run_head(idx_t b, idx_t h, const scratch& s) const {
     const delta_head<T> x = head(b, h);
-    const index length = lengths.keys(b);
+    const idx_t length = lengths.keys(b);
     const panels<T> sums = state ? state_at(state.at(b), h) : s.state;
     bool empty = state ? state.empty(b) : begin(b, h, sums);
-    for (index first = 0; first < length; first += kernel_chunk) {
-      delta_chunk<T>{x, s.chunk, first, std::min<index>(kernel_chunk, length - first)}.run(sums, empty);
+    for (idx_t first = 0; first < length; first += kernel_chunk) {
+      delta_chunk<T>{x, s.chunk, first, std::min<idx_t>(kernel_chunk, length - first)}.run(sums, empty);
       empty = false;
     }
     finish_head(x, sums, empty);
@@ -100,31 +100,31 @@ struct delta_call {
   /// Memory of the threads that share a head: its state, and how many chunks each panel of its columns has passed.
   struct sharing {
     panels<T> state;
-    std::atomic<index>* done;
+    std::atomic<idx_t>* done;
   };
-  index value_panels() const { return ceil_div(shape.dim_v, panel_width<T>); }
+  idx_t value_panels() const { return ceil_div(shape.dim_v, panel_width<T>); }
 
   /// One head by all threads, with the same bits. A chunk is a task: first the part that does not need the state, then
   /// the panels of value columns, which are independent of one another, each as soon as the chunk before is done with
   /// it. Chunks are claimed in ascending order, so that no chunk waits for one that was not claimed.
-  void share_head(index b, index h, execution& exec, const sharing& all) const {
+  void share_head(idx_t b, idx_t h, execution& exec, const sharing& all) const {
     const delta_head<T> x = head(b, h);
-    const index length = lengths.keys(b), wide = panel_width<T>;
+    const idx_t length = lengths.keys(b), wide = panel_width<T>;
     const panels<T> sums = state ? state_at(state.at(b), h) : all.state;
     const bool empty = state ? state.empty(b) : begin(b, h, sums);
-    for (index panel = 0; panel < value_panels(); ++panel) new (all.done + panel) std::atomic<index>(0);
+    for (idx_t panel = 0; panel < value_panels(); ++panel) new (all.done + panel) std::atomic<idx_t>(0);
     const auto scratch_of = [&](int worker) {
       return exec.scratch(worker, [&](arena& memory) {
         return delta_scratch<T>::layout(memory, shape.dim, shape.dim_v, decay());
       });
     };
     for (int worker = 0; worker < exec.threads(); ++worker) scratch_of(worker);  // tasks must not throw: others wait
-    exec.for_each(ceil_div(length, kernel_chunk), [&](index n, int worker) {
+    exec.for_each(ceil_div(length, kernel_chunk), [&](idx_t n, int worker) {
       const delta_scratch<T> s = scratch_of(worker);
-      delta_chunk<T> chunk{x, s, n * kernel_chunk, std::min<index>(kernel_chunk, length - n * kernel_chunk)};
+      delta_chunk<T> chunk{x, s, n * kernel_chunk, std::min<idx_t>(kernel_chunk, length - n * kernel_chunk)};
       chunk.load();
-      for (index panel = 0; panel < value_panels(); ++panel) {
-        std::atomic<index>& done = all.done[panel];
+      for (idx_t panel = 0; panel < value_panels(); ++panel) {
+        std::atomic<idx_t>& done = all.done[panel];
         while (done.load(std::memory_order_acquire) < n) std::this_thread::yield();
         chunk.col = panel * wide, chunk.cols = std::min(wide, shape.dim_v - chunk.col);
         chunk.run_columns({sums.panel(chunk.col), sums.capacity}, empty && n == 0);
@@ -146,16 +146,16 @@ struct delta_call {
     run_heads(exec);
   }
   void run_heads(execution& exec) const {
-    const index item_heads = shape.batch * shape.heads, threads = exec.active_threads();
+    const idx_t item_heads = shape.batch * shape.heads, threads = exec.active_threads();
     if (threads > 1 && item_heads < 2 * threads && item_heads % threads != 0 && shape.length >= 4 * kernel_chunk) {
       const sharing all = exec.shared_scratch([&](arena& memory) {
         return sharing{panels<T>::layout(memory, shape.dim, shape.dim_v),
-                       memory.allocate<std::atomic<index>>(value_panels())};
+                       memory.allocate<std::atomic<idx_t>>(value_panels())};
       });
-      for (index n = 0; n < item_heads; ++n) share_head(n / shape.heads, n % shape.heads, exec, all);
+      for (idx_t n = 0; n < item_heads; ++n) share_head(n / shape.heads, n % shape.heads, exec, all);
       return;
     }
-    exec.for_each(item_heads, [&](index item_head, int worker) {
+    exec.for_each(item_heads, [&](idx_t item_head, int worker) {
       const scratch s = exec.scratch(worker, [&](arena& memory) { return layout(memory); });
       run_head(item_head / shape.heads, item_head % shape.heads, s);
     });
@@ -201,9 +201,9 @@ void check_delta_parameters(const validator& check, const delta_shape& s, const 
                    {"log_decay length = key length", s.length, log_decay.extent(2)}});
     check.broadcasts("log_decay channels =", s.dim, log_decay.extent(3));
   }
-  for (index b = 0; beta && b < s.batch; ++b)
-    for (index h = 0; h < s.heads; ++h)
-      for (index t = 0; t < lengths.keys(b); ++t)
+  for (idx_t b = 0; beta && b < s.batch; ++b)
+    for (idx_t h = 0; h < s.heads; ++h)
+      for (idx_t t = 0; t < lengths.keys(b); ++t)
         if (!std::isfinite(beta(b, h, t))) check.fail("a finite beta", static_cast<double>(beta(b, h, t)));
   if (log_decay) check_log_decays(check, log_decay, lengths);
 }
@@ -211,7 +211,7 @@ void check_delta_parameters(const validator& check, const delta_shape& s, const 
 [[gnu::noinline]] inline void check_delta_state(const validator& check, const char* name, const delta_shape& s,
                                                 const memory_layout& state) {
   if (!state.given()) return;
-  const index wanted[4] = {s.batch, s.heads, s.dim, s.dim_v};
+  const idx_t wanted[4] = {s.batch, s.heads, s.dim, s.dim_v};
   if (!std::equal(wanted, wanted + 4, state.extents))
     check.fail(text({name, " of shape [batch, value heads, key dim, value dim] = ", list_text(wanted, 4)}),
                list_text(state.extents, 4));
@@ -229,14 +229,14 @@ T check_delta_number(const validator& check, const char* name, const std::option
 
 /// 1 / sqrt(D).
 template <class T>
-T delta_scale(index dim) {
-  return T(1) / std::sqrt(static_cast<T>(std::max<index>(1, dim)));
+T delta_scale(idx_t dim) {
+  return T(1) / std::sqrt(static_cast<T>(std::max<idx_t>(1, dim)));
 }
 
 /// The checks of a call and of a step, whose options these are.
 template <class S, class Options, class T = compute_type<S>>
 delta_call<T> check_delta_rule(const validator& check, const delta_views<S>& x, const Options& options,
-                               std::span<const index> lengths, const tensor_view<const T>& initial_state,
+                               std::span<const idx_t> lengths, const tensor_view<const T>& initial_state,
                                const tensor_view<T>& final_state) {
   check.memory({{"out", x.out}, {"final_state", final_state}},
                {{"q", x.q}, {"k", x.k}, {"v", x.v}, {"beta", options.beta}, {"log_decay", options.log_decay},

@@ -23,7 +23,7 @@ namespace attn::inline ATTN_ISA::detail {
 template <class T>
 struct delta_head {
   stored_matrix<T> q{}, k{}, v{}, out{};
-  index b = 0, h = 0;
+  idx_t b = 0, h = 0;
   tensor_view<const T, 3> beta{};
   tensor_view<const T> log_decay{};
   T scale = T(1), unit_norm_eps = T(-1);  // below 0: q and k are not normalised
@@ -34,13 +34,13 @@ struct delta_head {
 /// Rows [begin, begin + count) of q or k and, in to_t, their transpose: normalised if eps >= 0; norm[t], where given,
 /// is then the factor of row t.
 template <class T>
-void load_delta_rows(const stored_matrix<T>& from, index begin, index count, T eps, const panels<T>& to,
+void load_delta_rows(const stored_matrix<T>& from, idx_t begin, idx_t count, T eps, const panels<T>& to,
                      const panels<T>& to_t, T* norm = nullptr) {
   from.access->pack_panels(from, begin, count, to.data);
-  for (index t = 0; eps >= T(0) && t < count; ++t) {
+  for (idx_t t = 0; eps >= T(0) && t < count; ++t) {
     const T factor = T(1) / std::sqrt(dot_rows(to, to, t, from.cols) + eps);
     if (norm) norm[t] = factor;
-    for (index col = 0; col < from.cols; col += width<T>)
+    for (idx_t col = 0; col < from.cols; col += width<T>)
       store<T>(to.at(t, col), mul(load<T>(to.at(t, col)), broadcast<T>(factor)));
   }
   transpose_panels(to, count, from.cols, to_t);
@@ -55,10 +55,10 @@ struct delta_keys {
   delta_pair_scratch<T> pairs;
   T* beta;
 
-  static delta_keys layout(arena& memory, index dim, index dim_v, decay_kind kind) {
+  static delta_keys layout(arena& memory, idx_t dim, idx_t dim_v, decay_kind kind) {
     delta_keys s;
-    constexpr index chunk = kernel_chunk;
-    const auto allocate = [&](index rows, index cols, std::initializer_list<panels<T>*> all) {
+    constexpr idx_t chunk = kernel_chunk;
+    const auto allocate = [&](idx_t rows, idx_t cols, std::initializer_list<panels<T>*> all) {
       for (panels<T>* x : all) *x = panels<T>::layout(memory, rows, cols);
     };
     allocate(chunk, dim, {&s.k});
@@ -76,10 +76,10 @@ struct delta_keys {
     return s;
   }
 
-  void load(const delta_head<T>& head, index begin, index count, T* norm = nullptr) const {
+  void load(const delta_head<T>& head, idx_t begin, idx_t count, T* norm = nullptr) const {
     load_delta_rows(head.k, begin, count, head.unit_norm_eps, k, k_t, norm);
     head.v.access->pack_panels(head.v, begin, count, v.data);
-    for (index t = 0; t < count; ++t) beta[t] = head.beta ? head.beta(head.b, head.h, begin + t) : T(1);
+    for (idx_t t = 0; t < count; ++t) beta[t] = head.beta ? head.beta(head.b, head.h, begin + t) : T(1);
     if (decay.kind != decay_kind::none) {
       decay.load(head.log_decay, head.b, head.h, begin, count);
       decay.from_start(k, count, k_start);
@@ -96,11 +96,11 @@ template <class T>
 struct delta_scratch : delta_keys<T> {
   panels<T> q, q_t, q_start, q_start_t, p, p_t, out;  // [token][dim]; [token][token]; [token][value dim]
 
-  static delta_scratch layout(arena& memory, index dim, index dim_v, decay_kind kind) {
+  static delta_scratch layout(arena& memory, idx_t dim, idx_t dim_v, decay_kind kind) {
     delta_scratch s;
     static_cast<delta_keys<T>&>(s) = delta_keys<T>::layout(memory, dim, dim_v, kind);
-    constexpr index chunk = kernel_chunk;
-    const auto allocate = [&](index rows, index cols, std::initializer_list<panels<T>*> all) {
+    constexpr idx_t chunk = kernel_chunk;
+    const auto allocate = [&](idx_t rows, idx_t cols, std::initializer_list<panels<T>*> all) {
       for (panels<T>* x : all) *x = panels<T>::layout(memory, rows, cols);
     };
     allocate(chunk, dim, {&s.q});
@@ -122,10 +122,10 @@ template <class T>
 struct delta_chunk {
   const delta_head<T>& head;
   const delta_scratch<T>& s;
-  index begin, count;
-  index col = 0, cols = head.v.cols;
+  idx_t begin, count;
+  idx_t col = 0, cols = head.v.cols;
 
-  index dim() const { return head.k.cols; }
+  idx_t dim() const { return head.k.cols; }
   panels<T> values() const { return s.v.from_col(col); }
   panels<T> out() const { return s.out.from_col(col); }
 
@@ -145,17 +145,17 @@ struct delta_chunk {
   /// values = U after the state `before`; null: 0.
   void solve(const panels<T>* before) const {
     const panels<T> u = values();
-    const auto write = [&](index i, index c, const packet<T>& read) {
+    const auto write = [&](idx_t i, idx_t c, const packet<T>& read) {
       T* const at = u.at(i, c);
       store<T>(at, mul(sub(load_packet(at), read), broadcast<T>(s.beta[i])));
     };
     if (before)
       product(s.k_start_t, count, *before, cols, dim(), write);
     else
-      for (index c = 0; c < cols; c += width<T>)
-        for (index i = 0; i < count; ++i) write(i, c, zero<T>());
+      for (idx_t c = 0; c < cols; c += width<T>)
+        for (idx_t i = 0; i < count; ++i) write(i, c, zero<T>());
     triangle_product<triangle::before>(s.a_t, count, u, cols,
-                                       [&](index i, index c, const packet<T>& sum) {
+                                       [&](idx_t i, idx_t c, const packet<T>& sum) {
                                          T* const at = u.at(i, c);
                                          store<T>(at, sub(load_packet(at), mul(sum, broadcast<T>(s.beta[i]))));
                                        });
@@ -168,7 +168,7 @@ struct delta_chunk {
       product(s.q_start_t, count, *before, cols, dim(), write_to(to));
     const packet<T> scale = broadcast<T>(head.scale);
     triangle_product<triangle::up_to>(s.p_t, count, values(), cols,
-                                      [&](index i, index c, const packet<T>& sum) {
+                                      [&](idx_t i, idx_t c, const packet<T>& sum) {
                                         T* const at = to.at(i, c);
                                         store<T>(at, mul(before ? add(load_packet(at), sum) : sum, scale));
                                       });
@@ -200,10 +200,10 @@ struct delta_chunk {
 
   void write_rows(const panels<T>& from) const {
     const stored_matrix<T>& to = head.out;
-    for (index i = 0; i < count; ++i)
-      for (index c = 0; c < cols; c += panel_width<T>)
+    for (idx_t i = 0; i < count; ++i)
+      for (idx_t c = 0; c < cols; c += panel_width<T>)
         to.access->write(from.at(i, c), to.row(begin + i) + (col + c) * to.col_stride * to.access->size,
-                         std::min<index>(panel_width<T>, cols - c), to.col_stride);
+                         std::min<idx_t>(panel_width<T>, cols - c), to.col_stride);
   }
 };
 

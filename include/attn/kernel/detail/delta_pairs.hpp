@@ -14,23 +14,23 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-inline constexpr index pair_block = 16;
+inline constexpr idx_t pair_block = 16;
 
 /// Checks log decays [batch, heads, length, 1 or channels]: <= 0 for every real token.
 template <class T>
 void check_log_decays(const validator& check, const tensor_view<const T>& g, const sequence_lengths& lengths) {
-  for (index b = 0; b < g.extent(0); ++b)
-    for (index h = 0; h < g.extent(1); ++h) {
+  for (idx_t b = 0; b < g.extent(0); ++b)
+    for (idx_t h = 0; h < g.extent(1); ++h) {
       const matrix_view<const T> rows = head_of(g, b, h);
       const bool column = rows.cols == 1;
-      const index keys = lengths.keys(b), count = column ? keys : rows.cols;
-      const index stride = column ? rows.row_stride : rows.col_stride;
-      for (index t = 0; t < keys; t += column ? keys : 1) {
+      const idx_t keys = lengths.keys(b), count = column ? keys : rows.cols;
+      const idx_t stride = column ? rows.row_stride : rows.col_stride;
+      for (idx_t t = 0; t < keys; t += column ? keys : 1) {
         const T* const row = rows.row(t);
         packet<T> above = zero<T>();  // numbers above 0, and NaN
-        for (index r = 0; r < count; r += width<T>)
+        for (idx_t r = 0; r < count; r += width<T>)
           above = add(above, max(load_part<T>(row + r * stride, stride, count - r), zero<T>()));
-        for (index r = 0; !(sum_lanes(above) <= T(0)) && r < count; ++r)
+        for (idx_t r = 0; !(sum_lanes(above) <= T(0)) && r < count; ++r)
           if (const T x = row[r * stride]; !(x <= T(0))) check.fail("log_decay <= 0", static_cast<double>(x));
       }
     }
@@ -40,14 +40,14 @@ void check_log_decays(const validator& check, const tensor_view<const T>& g, con
 /// (its own excluded).
 template <class T>
 struct delta_decay {
-  static constexpr index wide = panels<T>::wide;
+  static constexpr idx_t wide = panels<T>::wide;
 
   decay_kind kind = decay_kind::none;
-  index dim = 0;
+  idx_t dim = 0;
   T *gates = nullptr, *since_start = nullptr, *pair = nullptr;  // per token; [i][j]: of the tokens after j up to i
   panels<T> gate, start_rows;                                   // per channel, [token][dim]
 
-  static delta_decay layout(arena& memory, index dim, decay_kind kind) {
+  static delta_decay layout(arena& memory, idx_t dim, decay_kind kind) {
     delta_decay s;
     s.kind = kind, s.dim = dim;
     if (kind == decay_kind::token) {
@@ -59,17 +59,17 @@ struct delta_decay {
     return s;
   }
 
-  void load(const tensor_view<const T>& log_decay, index b, index h, index begin, index count) const {
+  void load(const tensor_view<const T>& log_decay, idx_t b, idx_t h, idx_t begin, idx_t count) const {
     const matrix_view<const T> x = head_of(log_decay, b, h);
     if (kind == decay_kind::token) {
-      for (index t = 0; t < kernel_chunk; ++t) gates[t] = t < count ? *x.row(begin + t) : T(0);
-      for (index t = 0; t < kernel_chunk; t += width<T>) store<T>(gates + t, exp<T>(detail::load<T>(gates + t)));
+      for (idx_t t = 0; t < kernel_chunk; ++t) gates[t] = t < count ? *x.row(begin + t) : T(0);
+      for (idx_t t = 0; t < kernel_chunk; t += width<T>) store<T>(gates + t, exp<T>(detail::load<T>(gates + t)));
       multiply_gates(count);
       return;
     }
-    for (index t = 0; t < count; ++t) {
+    for (idx_t t = 0; t < count; ++t) {
       const T* const row = x.row(begin + t);
-      for (index col = 0; col < dim; col += width<T>) {
+      for (idx_t col = 0; col < dim; col += width<T>) {
         const packet<T> g = exp<T>(load_part<T>(row + col * x.col_stride, x.col_stride, dim - col));
         T* const start = start_rows.at(t, col);
         store<T>(gate.at(t, col), g);
@@ -78,30 +78,30 @@ struct delta_decay {
     }
   }
   /// Decays per token, once `gates` are there.
-  void multiply_gates(index count) const { gate_factors(gates, count, false, pair, since_start); }
+  void multiply_gates(idx_t count) const { gate_factors(gates, count, false, pair, since_start); }
 
   /// For the channels from col on.
-  ATTN_INLINE packet<T> start(index t, index col) const {
+  ATTN_INLINE packet<T> start(idx_t t, idx_t col) const {
     if (kind == decay_kind::none) return broadcast<T>(T(1));
     return kind == decay_kind::token ? broadcast<T>(since_start[t]) : detail::load<T>(start_rows.at(t, col));
   }
   /// Of the whole chunk, for one channel.
-  ATTN_INLINE T whole(index d, index count) const {
+  ATTN_INLINE T whole(idx_t d, idx_t count) const {
     if (kind == decay_kind::none) return T(1);
     return kind == decay_kind::token ? since_start[count - 1] : *start_rows.at(count - 1, d);
   }
-  ATTN_INLINE packet<T> of_pair(index i, index j) const { return detail::load<T>(pair + i * kernel_chunk + j); }
+  ATTN_INLINE packet<T> of_pair(idx_t i, idx_t j) const { return detail::load<T>(pair + i * kernel_chunk + j); }
 
-  void from_start(const panels<T>& x, index count, const panels<T>& to) const {
+  void from_start(const panels<T>& x, idx_t count, const panels<T>& to) const {
     each_packet(
-        count, dim, [&](index t, index col, const auto& row) { return mul(row, start(t, col)); }, to, x);
+        count, dim, [&](idx_t t, idx_t col, const auto& row) { return mul(row, start(t, col)); }, to, x);
   }
-  void to_end(const panels<T>& x, index count, const panels<T>& to) const {
-    for (index col = 0; col < dim; col += width<T>) {
+  void to_end(const panels<T>& x, idx_t count, const panels<T>& to) const {
+    for (idx_t col = 0; col < dim; col += width<T>) {
       packet<T> factor = broadcast<T>(T(1));
       const T *const rows = x.at(0, col), *const gates_from = gate.data ? gate.at(0, col) : nullptr;
       T* const out = to.at(0, col);
-      for (index t = count - 1; t >= 0; --t) {
+      for (idx_t t = count - 1; t >= 0; --t) {
         if (kind == decay_kind::token) factor = broadcast<T>(pair[(count - 1) * kernel_chunk + t]);
         store<T>(out + t * wide, mul(detail::load<T>(rows + t * wide), factor));
         if (kind == decay_kind::channel) factor = mul(factor, detail::load<T>(gates_from + t * wide));
@@ -112,15 +112,15 @@ struct delta_decay {
 
 /// Prefetches the next rows as a product reaches a row and column: those of one chunk while it fills two panels.
 template <class T>
-void fetch_rows(row_prefetcher<>& prefetch, index row, index col) {
+void fetch_rows(row_prefetcher<>& prefetch, idx_t row, idx_t col) {
   if (row % 8 == 0 && col % panel_width<T> == 0) prefetch.next(4);
 }
 
 /// state = the decays of the chunk times state + a^T b: S after a chunk, or the gradient of S before it.
 template <class T>
-void pass_chunk(const delta_decay<T>& decay, const panels<T>& a, const panels<T>& b, index cols, index count,
+void pass_chunk(const delta_decay<T>& decay, const panels<T>& a, const panels<T>& b, idx_t cols, idx_t count,
                 const panels<T>& state, row_prefetcher<>* prefetch = nullptr) {
-  product(a, decay.dim, b, cols, count, [&](index row, index col, const packet<T>& sum) {
+  product(a, decay.dim, b, cols, count, [&](idx_t row, idx_t col, const packet<T>& sum) {
     if (prefetch) fetch_rows<T>(*prefetch, row, col);
     T* const to = state.at(row, col);
     store<T>(to, fma(load<T>(to), broadcast<T>(decay.whole(row, count)), sum));
@@ -134,7 +134,7 @@ struct delta_pair_scratch {
   panels<T> q_rows, k_rows, rows_t, factors;  // a block
   T* row = nullptr;
 
-  static delta_pair_scratch layout(arena& memory, index dim, decay_kind kind) {
+  static delta_pair_scratch layout(arena& memory, idx_t dim, decay_kind kind) {
     delta_pair_scratch s;
     if (kind != decay_kind::channel) return s;
     for (panels<T>* each : {&s.columns, &s.d_columns}) *each = panels<T>::layout(memory, kernel_chunk, dim);
@@ -147,54 +147,54 @@ struct delta_pair_scratch {
 
   /// `columns` are the tokens [begin, end), times the decays until `end`. Returns the product of the decays of all of
   /// them.
-  packet<T> times_later(const delta_decay<T>& decay, const panels<T>& k, index begin, index end, index col) const {
-    constexpr index wide = panels<T>::wide;
+  packet<T> times_later(const delta_decay<T>& decay, const panels<T>& k, idx_t begin, idx_t end, idx_t col) const {
+    constexpr idx_t wide = panels<T>::wide;
     packet<T> factor = broadcast<T>(T(1));
     const T *const from = k.at(0, col), *const gates = decay.gate.at(0, col);
     T* const to = columns.at(0, col);
-    for (index j = end - 1; j >= begin; --j) {
+    for (idx_t j = end - 1; j >= begin; --j) {
       store<T>(to + j * wide, mul(factor, load<T>(from + j * wide)));
       factor = mul(factor, load<T>(gates + j * wide));
     }
     return factor;
   }
   /// Computes the tokens before a block times the decays until it begins.
-  void load_columns(const delta_decay<T>& decay, const panels<T>& k, index block) const {
-    for (index col = 0; col < decay.dim; col += width<T>) times_later(decay, k, 0, block, col);
+  void load_columns(const delta_decay<T>& decay, const panels<T>& k, idx_t block) const {
+    for (idx_t col = 0; col < decay.dim; col += width<T>) times_later(decay, k, 0, block, col);
   }
   /// Appends the tokens of `block` to columns_t, which has those before it; all are then multiplied by the decays until
   /// it ends.
-  void add_columns(const delta_decay<T>& decay, const panels<T>& k, index block) const {
-    for (index col = 0; col < decay.dim; col += width<T>)
+  void add_columns(const delta_decay<T>& decay, const panels<T>& k, idx_t block) const {
+    for (idx_t col = 0; col < decay.dim; col += width<T>)
       store<T>(row + col, times_later(decay, k, block, block + pair_block, col));
     each_packet(
-        decay.dim, block, [&](index d, index, const auto& x) { return mul(x, broadcast<T>(row[d])); }, columns_t,
+        decay.dim, block, [&](idx_t d, idx_t, const auto& x) { return mul(x, broadcast<T>(row[d])); }, columns_t,
         columns_t);
     transpose_panels(columns.from_row(block), pair_block, decay.dim, columns_t.from_col(block));
   }
   /// The decays since the block began, which are factors of its rows.
-  void load_factors(const delta_decay<T>& decay, index block, index count) const {
-    for (index col = 0; col < decay.dim; col += width<T>) {
+  void load_factors(const delta_decay<T>& decay, idx_t block, idx_t count) const {
+    for (idx_t col = 0; col < decay.dim; col += width<T>) {
       packet<T> factor = broadcast<T>(T(1));
       const T* const gates = decay.gate.at(block, col);
       T* const to = factors.at(0, col);
-      for (index r = 0; r < count * panels<T>::wide; r += panels<T>::wide)
+      for (idx_t r = 0; r < count * panels<T>::wide; r += panels<T>::wide)
         store<T>(to + r, factor = mul(factor, load<T>(gates + r)));
     }
   }
-  void load_rows(const panels<T>& x, index block, index count, index dim, const panels<T>& to) const {
+  void load_rows(const panels<T>& x, idx_t block, idx_t count, idx_t dim, const panels<T>& to) const {
     each_packet(
-        count, dim, [](index, index, const auto& row_of_x, const auto& factor) { return mul(row_of_x, factor); }, to,
+        count, dim, [](idx_t, idx_t, const auto& row_of_x, const auto& factor) { return mul(row_of_x, factor); }, to,
         x.from_row(block), factors);
   }
   /// Pairs of column j and `Rows` rows from i on, the first of them if so asked. `row` is k_j times the decays up to the
   /// row before, and then those up to the last one of these.
   template <int Rows>
-  void pairs_of(const delta_decay<T>& decay, const panels<T>& x, index i, index j, bool first,
+  void pairs_of(const delta_decay<T>& decay, const panels<T>& x, idx_t i, idx_t j, bool first,
                 const panels<T>& to) const {
     packet<T> sums[Rows];
     for (packet<T>& sum : sums) sum = zero<T>();
-    for (index d = 0; d < decay.dim; d += width<T>) {
+    for (idx_t d = 0; d < decay.dim; d += width<T>) {
       packet<T> key = load<T>(row + d);
       const T *const rows = x.at(i, d), *const gates = decay.gate.at(i, d);
       unroll<Rows>([&](auto r) {
@@ -210,28 +210,28 @@ struct delta_pair_scratch {
 
 /// done(i, j, sum) for the pairs up to each token, and some after it: sums over a[.][i] b[.][j].
 template <class T, class Done>
-void pair_product(const panels<T>& a, const panels<T>& b, index count, index depth, Done&& done) {
-  constexpr index wide = panels<T>::wide;
-  for (index first = 0; first < count; first += wide)
+void pair_product(const panels<T>& a, const panels<T>& b, idx_t count, idx_t depth, Done&& done) {
+  constexpr idx_t wide = panels<T>::wide;
+  for (idx_t first = 0; first < count; first += wide)
     product(a.from_col(first), std::min(wide, count - first), b, std::min(first + wide, count),
-            depth, [&](index row, index col, const packet<T>& sum) { done(first + row, col, sum); });
+            depth, [&](idx_t row, idx_t col, const packet<T>& sum) { done(first + row, col, sum); });
 }
 
 /// Pairs of x = q (up to each token) or k (before it): `to` holds them as [i][j]; its other entries are undefined.
 template <class T>
 void pair_products(const delta_decay<T>& decay, const delta_pair_scratch<T>& s, const panels<T>& x,
-                   const panels<T>& x_t, const panels<T>& k, const panels<T>& k_t, index count, triangle form,
+                   const panels<T>& x_t, const panels<T>& k, const panels<T>& k_t, idx_t count, triangle form,
                    const panels<T>& to) {
   if (decay.kind != decay_kind::channel) {
     const bool weighed = decay.kind == decay_kind::token;
-    pair_product(x_t, k_t, count, decay.dim, [&](index i, index j, const packet<T>& sum) {
+    pair_product(x_t, k_t, count, decay.dim, [&](idx_t i, idx_t j, const packet<T>& sum) {
       store<T>(to.at(i, j), weighed ? mul(sum, decay.of_pair(i, j)) : sum);
     });
     return;
   }
-  const index own = form == triangle::up_to ? 0 : 1;
-  for (index block = 0; block < count; block += pair_block) {
-    const index rows = std::min(pair_block, count - block), end = block + rows;
+  const idx_t own = form == triangle::up_to ? 0 : 1;
+  for (idx_t block = 0; block < count; block += pair_block) {
+    const idx_t rows = std::min(pair_block, count - block), end = block + rows;
     if (block > 0) {
       s.add_columns(decay, k, block - pair_block);
       s.load_factors(decay, block, rows);
@@ -239,9 +239,9 @@ void pair_products(const delta_decay<T>& decay, const delta_pair_scratch<T>& s, 
       transpose_panels(s.q_rows, rows, decay.dim, s.rows_t);
       product(s.rows_t, rows, s.columns_t, block, decay.dim, write_to(to.from_row(block)));
     }
-    for (index j = block; j < end; ++j) {
-      for (index d = 0; d < decay.dim; d += width<T>) store<T>(s.row + d, load<T>(k.at(j, d)));
-      index i = j;
+    for (idx_t j = block; j < end; ++j) {
+      for (idx_t d = 0; d < decay.dim; d += width<T>) store<T>(s.row + d, load<T>(k.at(j, d)));
+      idx_t i = j;
       for (; i + 4 <= end; i += 4) s.template pairs_of<4>(decay, x, i, j, i >= j + own, to);
       for (; i < end; ++i) s.template pairs_of<1>(decay, x, i, j, i >= j + own, to);
     }

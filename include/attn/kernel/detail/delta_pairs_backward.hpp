@@ -18,7 +18,7 @@ struct pair_gradients {
   const delta_decay<T>& decay;
   const delta_pair_scratch<T>& s;
   const panels<T> &q, &k, &dp, &dp_t, &da, &da_t, &dq, &dk_row, &dk_col;
-  index count;
+  idx_t count;
   bool of_queries, of_keys;
 
   void run() const {
@@ -26,18 +26,18 @@ struct pair_gradients {
       for (const auto& [x, wanted] : {std::pair{&dp, of_queries || of_keys}, std::pair{&da, of_keys}})
         if (wanted)
           each_packet(
-              count, count, [&](index i, index j, const auto& d) { return mul(d, decay.of_pair(i, j)); }, *x, *x);
+              count, count, [&](idx_t i, idx_t j, const auto& d) { return mul(d, decay.of_pair(i, j)); }, *x, *x);
     if (of_queries) transpose_panels(dp, count, count, dp_t);
     if (of_keys) transpose_panels(da, count, count, da_t);
     if (decay.kind == decay_kind::channel) {
-      for (index block = 0; block < count; block += pair_block) {
+      for (idx_t block = 0; block < count; block += pair_block) {
         if (block > 0) before_block(block, std::min(pair_block, count - block));
-        for (index col = 0; col < decay.dim; col += width<T>)
+        for (idx_t col = 0; col < decay.dim; col += width<T>)
           in_block(block, std::min(block + pair_block, count), col);
       }
       return;
     }
-    const index dim = decay.dim;
+    const idx_t dim = decay.dim;
     if (of_queries) triangle_product<triangle::up_to>(dp_t, count, k, dim, add_to(dq));
     if (!of_keys) return;
     triangle_product<triangle::before>(da_t, count, k, dim, add_to(dk_row));
@@ -46,12 +46,12 @@ struct pair_gradients {
   }
 
   /// Pairs of the rows of a block and the tokens before it.
-  void before_block(index block, index rows) const {
-    const index dim = decay.dim;
+  void before_block(idx_t block, idx_t rows) const {
+    const idx_t dim = decay.dim;
     s.load_columns(decay, k, block);
     s.load_factors(decay, block, rows);
     const auto add_rows = [&](const panels<T>& d, const panels<T>& to) {
-      product(d.from_col(block), rows, s.columns, dim, block, [&](index row, index col, const packet<T>& sum) {
+      product(d.from_col(block), rows, s.columns, dim, block, [&](idx_t row, idx_t col, const packet<T>& sum) {
         T* const sums = to.at(block + row, col);
         store<T>(sums, fma(sum, load<T>(s.factors.at(row, col)), load<T>(sums)));
       });
@@ -63,9 +63,9 @@ struct pair_gradients {
     s.load_rows(k, block, rows, dim, s.k_rows);
     product(dp.from_row(block), block, s.q_rows, dim, rows, write_to(s.d_columns));
     product(da.from_row(block), block, s.k_rows, dim, rows, add_to(s.d_columns));
-    for (index col = 0; col < dim; col += width<T>) {
+    for (idx_t col = 0; col < dim; col += width<T>) {
       packet<T> factor = broadcast<T>(T(1));
-      for (index j = block - 1; j >= 0; --j) {
+      for (idx_t j = block - 1; j >= 0; --j) {
         T* const to = dk_col.at(j, col);
         store<T>(to, fma(factor, load<T>(s.d_columns.at(j, col)), load<T>(to)));
         factor = mul(factor, load<T>(decay.gate.at(j, col)));
@@ -74,11 +74,11 @@ struct pair_gradients {
   }
 
   /// Pairs within a block, for the channels from col on.
-  void in_block(index block, index end, index col) const {
-    const auto at = [&](const panels<T>& x, index t) { return load<T>(x.at(t, col)); };
-    for (index j = block; j < end; ++j) {
+  void in_block(idx_t block, idx_t end, idx_t col) const {
+    const auto at = [&](const panels<T>& x, idx_t t) { return load<T>(x.at(t, col)); };
+    for (idx_t j = block; j < end; ++j) {
       packet<T> factor = broadcast<T>(T(1)), of_j = of_keys ? at(dk_col, j) : zero<T>();
-      for (index i = j; i < end; ++i) {
+      for (idx_t i = j; i < end; ++i) {
         if (i > j) factor = mul(factor, at(decay.gate, i));
         const packet<T> key = mul(factor, at(k, j)), p = broadcast<T>(*dp.at(i, j));
         if (of_queries) store<T>(dq.at(i, col), fma(p, key, at(dq, i)));

@@ -11,8 +11,8 @@ template <class T>
 struct delta_step_scratch {
   T *q, *k, *decay, *value, *out;
 
-  static delta_step_scratch layout(arena& memory, index dim, index dim_v) {
-    const index d = round_up(dim, panel_width<T>), e = round_up(dim_v, panel_width<T>);
+  static delta_step_scratch layout(arena& memory, idx_t dim, idx_t dim_v) {
+    const idx_t d = round_up(dim, panel_width<T>), e = round_up(dim_v, panel_width<T>);
     return {memory.allocate<T>(d), memory.allocate<T>(d), memory.allocate<T>(d), memory.allocate<T>(e),
             memory.allocate<T>(panel_width<T>)};
   }
@@ -21,20 +21,20 @@ struct delta_step_scratch {
 /// to = diag(decay) from; to += beta k (v - to^T k)^T; out = to^T q, for one panel of S [dim][panel_width]. `from` and
 /// `to` may be the same.
 template <class T, bool Queries>
-void delta_step_panel(const T* from, T* to, index dim, const delta_step_scratch<T>& x, T beta, const T* value) {
+void delta_step_panel(const T* from, T* to, idx_t dim, const delta_step_scratch<T>& x, T beta, const T* value) {
   constexpr int w = width<T>;
   packet<T> read[2] = {zero<T>(), zero<T>()}, written[2], out[2] = {zero<T>(), zero<T>()};
-  for (index d = 0; d < dim; ++d)
+  for (idx_t d = 0; d < dim; ++d)
     unroll<2>([&](auto half) {
-      const index at = d * panel_width<T> + half * w;
+      const idx_t at = d * panel_width<T> + half * w;
       const packet<T> decayed = mul(load<T>(from + at), broadcast<T>(x.decay[d]));
       store<T>(to + at, decayed);
       read[half] = fma(broadcast<T>(x.k[d]), decayed, read[half]);
     });
   unroll<2>([&](auto half) { written[half] = mul(sub(load<T>(value + half * w), read[half]), broadcast<T>(beta)); });
-  for (index d = 0; d < dim; ++d)
+  for (idx_t d = 0; d < dim; ++d)
     unroll<2>([&](auto half) {
-      const index at = d * panel_width<T> + half * w;
+      const idx_t at = d * panel_width<T> + half * w;
       const packet<T> sum = fma(broadcast<T>(x.k[d]), written[half], load<T>(to + at));
       store<T>(to + at, sum);
       if constexpr (Queries) out[half] = fma(broadcast<T>(x.q[d]), sum, out[half]);
@@ -45,41 +45,41 @@ void delta_step_panel(const T* from, T* to, index dim, const delta_step_scratch<
 /// The tokens of each batch item from first.keys(b) on, one by one.
 template <class T>
 void delta_steps(const delta_call<T>& call, const sequence_lengths& first, execution& exec) {
-  const index dim = call.shape.dim, dim_v = call.shape.dim_v;
-  exec.for_each(call.shape.batch * call.shape.heads, [&](index item_head, int worker) {
+  const idx_t dim = call.shape.dim, dim_v = call.shape.dim_v;
+  exec.for_each(call.shape.batch * call.shape.heads, [&](idx_t item_head, int worker) {
     const auto s =
         exec.scratch(worker, [&](arena& memory) { return delta_step_scratch<T>::layout(memory, dim, dim_v); });
     const delta_head<T> x = call.head(item_head / call.shape.heads, item_head % call.shape.heads);
-    const index length = call.lengths.keys(x.b);
-    const auto load_row = [&](const stored_matrix<T>& from, index t, T factor, T* to) {
+    const idx_t length = call.lengths.keys(x.b);
+    const auto load_row = [&](const stored_matrix<T>& from, idx_t t, T factor, T* to) {
       from.read_row(t, to);
       if (x.unit_norm_eps >= T(0)) {
         T squares = T(0);
-        for (index d = 0; d < dim; ++d) squares += to[d] * to[d];
+        for (idx_t d = 0; d < dim; ++d) squares += to[d] * to[d];
         factor /= std::sqrt(squares + x.unit_norm_eps);
       }
-      for (index d = 0; d < dim; ++d) to[d] *= factor;
+      for (idx_t d = 0; d < dim; ++d) to[d] *= factor;
     };
-    for (index t = first.keys(x.b); t < length; ++t) {
+    for (idx_t t = first.keys(x.b); t < length; ++t) {
       const panels<T> before = call.state_at(call.state.at(x.b, t, length), x.h),
                       after = call.state_at(call.state.at(x.b, t + 1, length), x.h);
       load_row(x.k, t, T(1), s.k);
       if (x.queries()) load_row(x.q, t, x.scale, s.q);
       x.v.read_row(t, s.value);
       std::fill(s.value + dim_v, s.value + round_up(dim_v, panel_width<T>), T(0));
-      const index channels = call.log_decay ? call.log_decay.extent(3) : 0;
-      for (index d = 0; d < channels; ++d) s.decay[d] = call.log_decay(x.b, x.h, t, d);
-      for (index d = 0; d < channels; d += width<T>) store<T>(s.decay + d, exp<T>(load<T>(s.decay + d)));
+      const idx_t channels = call.log_decay ? call.log_decay.extent(3) : 0;
+      for (idx_t d = 0; d < channels; ++d) s.decay[d] = call.log_decay(x.b, x.h, t, d);
+      for (idx_t d = 0; d < channels; d += width<T>) store<T>(s.decay + d, exp<T>(load<T>(s.decay + d)));
       if (channels != dim) std::fill_n(s.decay, dim, channels ? s.decay[0] : T(1));
       const T beta = x.beta ? x.beta(x.b, x.h, t) : T(1);
-      for (index col = 0; col < dim_v; col += panel_width<T>) {
+      for (idx_t col = 0; col < dim_v; col += panel_width<T>) {
         if (!x.queries()) {
           delta_step_panel<T, false>(before.panel(col), after.panel(col), dim, s, beta, s.value + col);
           continue;
         }
         delta_step_panel<T, true>(before.panel(col), after.panel(col), dim, s, beta, s.value + col);
         x.out.access->write(s.out, x.out.row(t) + col * x.out.col_stride * x.out.access->size,
-                            std::min<index>(panel_width<T>, dim_v - col), x.out.col_stride);
+                            std::min<idx_t>(panel_width<T>, dim_v - col), x.out.col_stride);
       }
     }
     if (x.queries()) x.out.clear_rows(length, call.shape.length);

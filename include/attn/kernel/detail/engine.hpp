@@ -14,12 +14,12 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-inline constexpr index kernel_segment = 16 * kernel_chunk;  // tokens of a segment, at least
+inline constexpr idx_t kernel_segment = 16 * kernel_chunk;  // tokens of a segment, at least
 
 /// Tokens of a segment of so many: about as many chunks as there are segments, so that no sum has many terms.
-inline index segment_of(index tokens) {
+inline idx_t segment_of(idx_t tokens) {
   const double chunks = std::sqrt(static_cast<double>(tokens) / kernel_chunk);
-  return std::max(kernel_segment, static_cast<index>(std::ceil(chunks)) * kernel_chunk);
+  return std::max(kernel_segment, static_cast<idx_t>(std::ceil(chunks)) * kernel_chunk);
 }
 
 template <class T>
@@ -51,8 +51,8 @@ struct kernel_call {
   attention_shape shape;
   sequence_lengths lengths{};
   feature_map<T>* map = nullptr;
-  index heads = 0;  // of sums: as key heads or, where features or gates are per query head, as query heads
-  index query_heads = 0;  // of parameters: shape.heads, or those of the state for tokens without queries
+  idx_t heads = 0;  // of sums: as key heads or, where features or gates are per query head, as query heads
+  idx_t query_heads = 0;  // of parameters: shape.heads, or those of the state for tokens without queries
   bool causal = false, normalise = true;
   T eps = T(0);
   tensor_view<const T, 3> gate{};
@@ -66,16 +66,16 @@ struct kernel_call {
     return extra.per_channel() ? decay_kind::channel : gated() ? decay_kind::token : decay_kind::none;
   }
   bool log_scaled() const { return map->scaling != nullptr; }
-  index group() const { return heads > 0 ? shape.heads / heads : 0; }
-  index kv_head(index h) const { return h / (heads / shape.kv_heads); }
+  idx_t group() const { return heads > 0 ? shape.heads / heads : 0; }
+  idx_t kv_head(idx_t h) const { return h / (heads / shape.kv_heads); }
   /// Which of the `given` heads of a parameter belongs to head h of the sums.
-  index parameter_head(index given, index h) const { return given == heads ? h : h / (heads / given); }
-  T gate_at(index b, index h, index t) const {
+  idx_t parameter_head(idx_t given, idx_t h) const { return given == heads ? h : h / (heads / given); }
+  T gate_at(idx_t b, idx_t h, idx_t t) const {
     if (extra.per_token()) return std::exp(extra.log_decay(b, parameter_head(extra.log_decay.extent(1), h), t, 0));
     return gate(b, parameter_head(gate.extent(1), h), t);
   }
   /// The number of lanes of a block that must be filled: features with log scales are compared across all of them.
-  index filled_lanes() const { return log_scaled() ? kernel_chunk : 1; }
+  idx_t filled_lanes() const { return log_scaled() ? kernel_chunk : 1; }
 
   kernel_scratch<T> scratch(arena& memory) const {
     return kernel_scratch<T>::layout(memory, map->features, shape.dim_v, map->scratch_size, log_scaled(),
@@ -85,19 +85,19 @@ struct kernel_call {
     return exec.scratch(worker, [&](arena& memory) { return scratch(memory); });
   }
   /// A state at a place of its item: the sums of all heads, then the product of the decays of each.
-  kernel_sums<T> sums_at(T* place, index h) const {
+  kernel_sums<T> sums_at(T* place, idx_t h) const {
     return kernel_sums<T>::over(place + h * sums_size(), map->features, shape.dim_v, log_scaled());
   }
-  T& decay_at(T* place, index h) const { return place[heads * sums_size() + h]; }
-  index sums_size() const { return kernel_sums<T>::count(map->features, shape.dim_v, log_scaled()); }
-  kernel_sums<T> state_sums(index b, index h) const {
+  T& decay_at(T* place, idx_t h) const { return place[heads * sums_size() + h]; }
+  idx_t sums_size() const { return kernel_sums<T>::count(map->features, shape.dim_v, log_scaled()); }
+  kernel_sums<T> state_sums(idx_t b, idx_t h) const {
     auto sums = sums_at(state.at(b), h);
     sums.empty = state.empty(b);
     return sums;
   }
 
   /// Loads the features and values of keys [begin, begin + count); returns whether the values are finite.
-  bool load_keys(index b, index h, index begin, index count, const kernel_scratch<T>& s, T* phi) const {
+  bool load_keys(idx_t b, idx_t h, idx_t begin, idx_t count, const kernel_scratch<T>& s, T* phi) const {
     const auto rows = k.head(b, kv_head(h)).block(begin, count, 0, filled_lanes());
     map->keys(rows, b * heads + h, phi, s.k_shift, s.map);
     const bool finite = v.access->pack_panels(v.head(b, kv_head(h)), begin, count, s.values);
@@ -105,40 +105,40 @@ struct kernel_call {
     return finite;
   }
 
-  [[gnu::noinline]] static void fetch(row_prefetcher<>& prefetch, const stored_matrix<T>& x, index begin, index end) {
+  [[gnu::noinline]] static void fetch(row_prefetcher<>& prefetch, const stored_matrix<T>& x, idx_t begin, idx_t end) {
     prefetch.add(matrix_view<const std::byte>{x.data, x.rows, x.cols * x.access->size, x.row_stride, x.col_stride},
                  begin, end);
   }
-  row_prefetcher<> prefetch_keys(index b, index h, index begin) const {
+  row_prefetcher<> prefetch_keys(idx_t b, idx_t h, idx_t begin) const {
     row_prefetcher<> prefetch;
-    const index end = std::min<index>(begin + kernel_chunk, lengths.keys(b));
+    const idx_t end = std::min<idx_t>(begin + kernel_chunk, lengths.keys(b));
     fetch(prefetch, k.head(b, kv_head(h)), begin, end);
     fetch(prefetch, v.head(b, kv_head(h)), begin, end);
     return prefetch;
   }
 
   /// Adds the keys whose features are in s.k_phi; with gates they decay up to the end of the chunk.
-  void add_chunk(const kernel_scratch<T>& s, kernel_sums<T>& sums, index count, row_prefetcher<>& prefetch) const {
-    const index m = map->features, lanes = round_up(count, width<T>);
+  void add_chunk(const kernel_scratch<T>& s, kernel_sums<T>& sums, idx_t count, row_prefetcher<>& prefetch) const {
+    const idx_t m = map->features, lanes = round_up(count, width<T>);
     if (gated()) {
       const T* last = s.pair_factor + (count - 1) * kernel_chunk;
-      for (index r = 0; r < m; ++r)
-        for (index t = 0; t < lanes; t += width<T>)
+      for (idx_t r = 0; r < m; ++r)
+        for (idx_t t = 0; t < lanes; t += width<T>)
           store<T>(s.k_phi + r * kernel_chunk + t, mul(load<T>(s.k_phi + r * kernel_chunk + t), load<T>(last + t)));
     }
     if (count < lanes)
-      for (index r = 0; r < m; ++r)
+      for (idx_t r = 0; r < m; ++r)
         std::fill(s.k_phi + r * kernel_chunk + count, s.k_phi + r * kernel_chunk + lanes, T(0));
     if (!log_scaled()) std::fill_n(s.row_decay, kernel_sums<T>::lanes(m), gated() ? s.decay[count - 1] : T(1));
     add_keys(sums, s, count, prefetch);
   }
 
   /// Sums up keys [begin, end): whole chunks except the last. Returns the product of their gates.
-  T sum_up(index b, index h, index begin, index end, const kernel_scratch<T>& s, kernel_sums<T>& sums) const {
+  T sum_up(idx_t b, idx_t h, idx_t begin, idx_t end, const kernel_scratch<T>& s, kernel_sums<T>& sums) const {
     T decay = T(1);
     sums.clear();
-    for (index c = begin; c < end; c += kernel_chunk) {
-      const index count = std::min<index>(kernel_chunk, end - c);
+    for (idx_t c = begin; c < end; c += kernel_chunk) {
+      const idx_t count = std::min<idx_t>(kernel_chunk, end - c);
       load_keys(b, h, c, count, s, s.k_phi);
       row_prefetcher<> prefetch = prefetch_keys(b, h, c + count);
       decay *= prepare_gates(b, h, c, count, s);
@@ -148,9 +148,9 @@ struct kernel_call {
     return decay;
   }
 
-  T prepare_gates(index b, index h, index begin, index count, const kernel_scratch<T>& s) const {
+  T prepare_gates(idx_t b, idx_t h, idx_t begin, idx_t count, const kernel_scratch<T>& s) const {
     if (!gated()) return T(1);
-    for (index t = 0; t < count; ++t) s.gates[t] = gate_at(b, h, begin + t);
+    for (idx_t t = 0; t < count; ++t) s.gates[t] = gate_at(b, h, begin + t);
     gate_factors(s.gates, count, complement, s.pair_factor, s.decay);
     return s.decay[count - 1];
   }
@@ -158,14 +158,14 @@ struct kernel_call {
   /// Causal, keys [begin, end) of one segment after those summed up in `before`. Leaves the segment's own sums in
   /// `own`, unless it is the `last` one, whose sums are not needed. `total` is scratch. Returns the product of the
   /// gates.
-  T attend_segment(index b, index h, index begin, index end, bool last, const kernel_scratch<T>& s,
+  T attend_segment(idx_t b, idx_t h, idx_t begin, idx_t end, bool last, const kernel_scratch<T>& s,
                    const kernel_sums<T>& before, kernel_sums<T>& own, kernel_sums<T>& total) const {
-    const index offset = lengths.keys(b) - lengths.queries(b);  // position of query 0
+    const idx_t offset = lengths.keys(b) - lengths.queries(b);  // position of query 0
     T decay = T(1);
     if (!last || end - begin > kernel_chunk) own.clear();
-    for (index c = begin; c < end; c += kernel_chunk) {
-      const index count = std::min<index>(kernel_chunk, end - c);
-      const index first = std::max(offset - c, index(0));  // lane of the first query in the chunk
+    for (idx_t c = begin; c < end; c += kernel_chunk) {
+      const idx_t count = std::min<idx_t>(kernel_chunk, end - c);
+      const idx_t first = std::max(offset - c, idx_t(0));  // lane of the first query in the chunk
       const bool finite = load_keys(b, h, c, count, s, s.k_own), keep_sums = !last || c + count < end;
       row_prefetcher<> prefetch = prefetch_keys(b, h, c + count);
       const kernel_sums<T>* seen = c == begin ? &before : before.empty && !log_scaled() ? &own : &total;
@@ -182,7 +182,7 @@ struct kernel_call {
         map->scaling->keys_for_chunk(count, s);
       }
       if (first < count) pair_keys(s, map->features, count, seen);
-      for (index g = 0; g < group() && first < count; ++g)
+      for (idx_t g = 0; g < group() && first < count; ++g)
         attend_block(b, h, h * group() + g, c - offset, first, count, s, seen, count, finite);
       if (keep_sums) add_chunk(s, own, count, prefetch);
     }
@@ -190,8 +190,8 @@ struct kernel_call {
   }
 
   /// Query rows origin + [first, count) of `head`, lanes [first, count) of the block, with `keys` keys of their own.
-  void attend_block(index b, index h, index head, index origin, index first, index count, const kernel_scratch<T>& s,
-                    const kernel_sums<T>* sums, index keys, bool finite) const {
+  void attend_block(idx_t b, idx_t h, idx_t head, idx_t origin, idx_t first, idx_t count, const kernel_scratch<T>& s,
+                    const kernel_sums<T>* sums, idx_t keys, bool finite) const {
     const auto queries = q.head(b, head), to = out.head(b, head);
     map->queries(queries.block(origin, count, first, filled_lanes()), b * heads + h, s.q_own, s.q_shift, s.map);
     if (log_scaled()) {
@@ -199,7 +199,7 @@ struct kernel_call {
       if (keys > 0) map->scaling->queries_for_chunk(s);
       map->scaling->join(sums != nullptr, keys > 0, eps, s);
     } else {
-      for (index t = 0; t < kernel_chunk; ++t) {
+      for (idx_t t = 0; t < kernel_chunk; ++t) {
         s.state_factor[t] = gated() && keys > 0 ? s.decay[t] : T(1);
         s.own_factor[t] = T(1);
         s.eps[t] = eps;
@@ -210,30 +210,30 @@ struct kernel_call {
                              .normalise = normalise, .features = map->features, .dim_v = shape.dim_v};
     if (sums) read_weights(s.q_phi, sums->weights, view.features, round_up(count, width<T>), s.den);
     row_prefetcher<> prefetch;
-    const index next = origin + kernel_chunk, after = std::min(next + kernel_chunk, lengths.queries(b));
+    const idx_t next = origin + kernel_chunk, after = std::min(next + kernel_chunk, lengths.queries(b));
     fetch(prefetch, queries, next, after);
     fetch(prefetch, to, next, after);
     const bool whole_panels = to.access->computes && to.col_stride == 1 && to.cols % panel_width<T> == 0;
     T den[tile_rows];
-    for (index r = first / tile_rows * tile_rows; r < count; r += tile_rows) {
-      const index rows = std::min<index>(tile_rows, count - r);
+    for (idx_t r = first / tile_rows * tile_rows; r < count; r += tile_rows) {
+      const idx_t rows = std::min<idx_t>(tile_rows, count - r);
       const bool direct = whole_panels && rows % tile_step == 0 && r >= first;
       T* const rows_out = direct ? reinterpret_cast<T*>(to.row(origin + r)) : s.out;
-      const index stride = direct ? to.row_stride / static_cast<index>(sizeof(T)) : s.stride;
+      const idx_t stride = direct ? to.row_stride / static_cast<idx_t>(sizeof(T)) : s.stride;
       prefetch.next(2 * rows_per_tile);
       chunk_tile(view, s, r, rows, den, rows_out, stride);
       if (log_scaled() && keys > 0)
-        for (index m = 0; m < rows; ++m)
+        for (idx_t m = 0; m < rows; ++m)
           if (r + m >= first && map->scaling->underflowed(den[m]))
             recompute_row(view, b, h, head, origin, r + m, s, rows_out + m * stride);
-      for (index m = 0; m < rows && !direct; ++m)
+      for (idx_t m = 0; m < rows && !direct; ++m)
         if (r + m >= first) to.write_row(s.out + m * s.stride, origin + r + m);
     }
   }
 
-  [[gnu::noinline]] void recompute_row(const chunk_view<T>& view, index b, index h, index head, index origin, index i,
+  [[gnu::noinline]] void recompute_row(const chunk_view<T>& view, idx_t b, idx_t h, idx_t head, idx_t origin, idx_t i,
                                        const kernel_scratch<T>& s, T* row) const {
-    const index begin = origin + lengths.keys(b) - lengths.queries(b);
+    const idx_t begin = origin + lengths.keys(b) - lengths.queries(b);
     const auto query = q.head(b, head).block(origin + i, 1, 0, kernel_chunk),
                keys = k.head(b, kv_head(h)).block(begin, i + 1, 0, kernel_chunk);
     map->queries(query, b * heads + h, s.q_raw, s.k_max, s.map);
@@ -254,14 +254,14 @@ struct kernel_call {
   }
 
   /// Tokens of a segment of keys, and the number of segments.
-  index segment(index b) const { return segment_of(lengths.keys(b)); }
-  index segments(index b) const { return ceil_div(lengths.keys(b), segment(b)); }
-  index blocks(index b) const { return (lengths.queries(b) + kernel_chunk - 1) / kernel_chunk; }
+  idx_t segment(idx_t b) const { return segment_of(lengths.keys(b)); }
+  idx_t segments(idx_t b) const { return ceil_div(lengths.keys(b), segment(b)); }
+  idx_t blocks(idx_t b) const { return (lengths.queries(b) + kernel_chunk - 1) / kernel_chunk; }
 
-  void attend_queries(index b, index h, index block, const kernel_scratch<T>& s, const kernel_sums<T>& total) const {
-    const index begin = block * kernel_chunk, count = std::min<index>(kernel_chunk, lengths.queries(b) - begin);
+  void attend_queries(idx_t b, idx_t h, idx_t block, const kernel_scratch<T>& s, const kernel_sums<T>& total) const {
+    const idx_t begin = block * kernel_chunk, count = std::min<idx_t>(kernel_chunk, lengths.queries(b) - begin);
     pair_keys(s, map->features, 0, &total);
-    for (index g = 0; g < group(); ++g) attend_block(b, h, h * group() + g, begin, 0, count, s, &total, 0, true);
+    for (idx_t g = 0; g < group(); ++g) attend_block(b, h, h * group() + g, begin, 0, count, s, &total, 0, true);
   }
 
   /// Adds the sums of the next segment to those before it; the former are overwritten.
@@ -273,13 +273,13 @@ struct kernel_call {
   }
 
   /// One head of sums from first to last, by one worker.
-  void run_head(index b, index h, const kernel_scratch<T>& s, segment_sums& x) const {
-    const index keys = lengths.keys(b), all = segments(b);
+  void run_head(idx_t b, idx_t h, const kernel_scratch<T>& s, segment_sums& x) const {
+    const idx_t keys = lengths.keys(b), all = segments(b);
     kernel_sums<T>& sums = causal ? x.before : x.total;
     kernel_sums<T> kept = state ? state_sums(b, h) : kernel_sums<T>{};
     sums.empty = true;
-    for (index n = 0; n < all; ++n) {
-      const index begin = n * segment(b), end = std::min(begin + segment(b), keys);
+    for (idx_t n = 0; n < all; ++n) {
+      const idx_t begin = n * segment(b), end = std::min(begin + segment(b), keys);
       const bool last = n == all - 1 && !state;
       const T decay = causal ? attend_segment(b, h, begin, end, last, s, state ? kept : sums, x.own, x.total)
                              : sum_up(b, h, begin, end, s, x.own);
@@ -291,46 +291,46 @@ struct kernel_call {
       }
     }
     if (!causal && !sums.empty)
-      for (index block = 0; block < blocks(b); ++block) attend_queries(b, h, block, s, sums);
+      for (idx_t block = 0; block < blocks(b); ++block) attend_queries(b, h, block, s, sums);
     if (!state) pad(b, h);
   }
 
   /// Sets the rows of padding and those that see no key to zero.
-  void pad(index b, index h) const {
-    const index keys = lengths.keys(b), queries = lengths.queries(b);
-    const index unseeing = keys == 0 ? queries : causal ? std::max<index>(queries - keys, 0) : 0;
-    for (index g = h * group(); g < (h + 1) * group(); ++g) {
+  void pad(idx_t b, idx_t h) const {
+    const idx_t keys = lengths.keys(b), queries = lengths.queries(b);
+    const idx_t unseeing = keys == 0 ? queries : causal ? std::max<idx_t>(queries - keys, 0) : 0;
+    for (idx_t g = h * group(); g < (h + 1) * group(); ++g) {
       out.head(b, g).clear_rows(0, unseeing);
       out.head(b, g).clear_rows(queries, shape.queries);
     }
   }
 
   /// One head of sums by all threads; `list` has sums for `most` segments and, last, for the total.
-  void share_head(index b, index h, execution& exec, segment_sums* list, index most) const {
+  void share_head(idx_t b, idx_t h, execution& exec, segment_sums* list, idx_t most) const {
     kernel_sums<T>& sums = list[most].total;
     sums.empty = true;
-    const index keys = lengths.keys(b), all = segments(b);
-    for (index first = 0; first < all; first += most) {
+    const idx_t keys = lengths.keys(b), all = segments(b);
+    for (idx_t first = 0; first < all; first += most) {
       const wave<segment_sums> segments_now{exec, first, std::min(most, all - first), list};
-      segments_now.for_each(1, [&](index n, segment_sums& x, index, int worker) {
-        const index begin = n * segment(b);
+      segments_now.for_each(1, [&](idx_t n, segment_sums& x, idx_t, int worker) {
+        const idx_t begin = n * segment(b);
         x.decay = sum_up(b, h, begin, std::min(begin + segment(b), keys), scratch(exec, worker), x.own);
       });
       const auto s = scratch(exec, 0);
-      for (index n = 0; n < segments_now.count; ++n) {
+      for (idx_t n = 0; n < segments_now.count; ++n) {
         if (causal) copy(sums, list[n].before);
         add_segment(sums, list[n].decay, list[n].own, s);
       }
       if (!causal) continue;
-      segments_now.for_each(1, [&](index n, segment_sums& x, index, int worker) {
-        const index begin = n * segment(b);
+      segments_now.for_each(1, [&](idx_t n, segment_sums& x, idx_t, int worker) {
+        const idx_t begin = n * segment(b);
         attend_segment(b, h, begin, std::min(begin + segment(b), keys), true, scratch(exec, worker), x.before,
                        x.own, x.total);
       });
     }
     if (!causal && !sums.empty)
       exec.for_each(blocks(b),
-                    [&](index block, int worker) { attend_queries(b, h, block, scratch(exec, worker), sums); });
+                    [&](idx_t block, int worker) { attend_queries(b, h, block, scratch(exec, worker), sums); });
     pad(b, h);
   }
   static void copy(const kernel_sums<T>& from, kernel_sums<T>& to) {
@@ -351,14 +351,14 @@ struct kernel_call {
 
   void run(execution& exec) const {
     const auto limit = exec.limit_threads(work());
-    const index item_heads = shape.batch * heads, threads = exec.active_threads();
+    const idx_t item_heads = shape.batch * heads, threads = exec.active_threads();
     const bool share = !state && threads > 1 && item_heads < 2 * threads && item_heads % threads != 0;
     // Waves are long, because threads wait for each other at their ends; causal ones have three sums per segment.
-    const index most = share ? (causal ? 4 : 16) * threads : threads - 1;
+    const idx_t most = share ? (causal ? 4 : 16) * threads : threads - 1;
     auto* const list = exec.shared_scratch([&](arena& memory) {
       map->layout(memory, item_heads);
       auto* const sums = memory.allocate<segment_sums>(most + 1);
-      for (index n = 0; n <= most; ++n) {
+      for (idx_t n = 0; n <= most; ++n) {
         const segment_sums x = layout_sums(memory, causal || !share || n == most);
         if (sums) sums[n] = x;
       }
@@ -366,9 +366,9 @@ struct kernel_call {
     });
     map->prepare(exec);
     if (share)
-      for (index n = 0; n < item_heads; ++n) share_head(n / heads, n % heads, exec, list, most);
+      for (idx_t n = 0; n < item_heads; ++n) share_head(n / heads, n % heads, exec, list, most);
     else
-      exec.for_each(item_heads, [&](index item_head, int worker) {
+      exec.for_each(item_heads, [&](idx_t item_head, int worker) {
         run_head(item_head / heads, item_head % heads, scratch(exec, worker), list[worker]);
       });
   }

@@ -23,7 +23,7 @@ struct backward_engine {
 
   /// Memory of the threads that share a head: `most` segments are processed at a time.
   struct {
-    index most = 0;
+    idx_t most = 0;
     sums_type *own = nullptr, *before = nullptr, *after = nullptr;  // [most], causal [segments], [most]
     sums_type keys, queries, turned;                                // of all keys, all queries; R^T
     T* decays = nullptr;                                            // causal [segments]
@@ -38,17 +38,17 @@ struct backward_engine {
     sums_type turned;  // R^T
   };
 
-  index segments(index tokens) const { return ceil_div(tokens, segment_of(tokens)); }
-  index sums_per_key_head() const { return shape.kv_heads > 0 ? call.heads / shape.kv_heads : 1; }
+  idx_t segments(idx_t tokens) const { return ceil_div(tokens, segment_of(tokens)); }
+  idx_t sums_per_key_head() const { return shape.kv_heads > 0 ? call.heads / shape.kv_heads : 1; }
   bool keep_dk() const { return in.dk && (sums_per_key_head() > 1 || in.map.finishes_keys); }
   bool keep_dv() const { return in.dv && sums_per_key_head() > 1; }
   bool key_rows() const { return in.map.by_rows && !call.causal && (in.dk || in.dv); }
 
   worker_scratch layout(arena& memory) const {
-    const index m = call.map->features;
+    const idx_t m = call.map->features;
     const bool log_scaled = call.log_scaled();
     const auto sums = [&] { return sums_type::layout(memory, m, shape.dim_v, log_scaled); };
-    const auto list = [&](index count) { return memory.allocate_list(count, [&](arena&) { return sums(); }); };
+    const auto list = [&](idx_t count) { return memory.allocate_list(count, [&](arena&) { return sums(); }); };
     worker_scratch w;
     const bool paired = call.v.access->paired;
     const auto forward = kernel_scratch<T>::layout(
@@ -67,11 +67,11 @@ struct backward_engine {
     return w;
   }
 
-  void layout_shared(arena& memory, index threads) {
+  void layout_shared(arena& memory, idx_t threads) {
     const auto sums = [&](arena& one) {
       return sums_type::layout(one, call.map->features, shape.dim_v, call.log_scaled());
     };
-    const index all = segments(shape.keys);
+    const idx_t all = segments(shape.keys);
     shared.most = call.causal ? std::min(4 * threads, all) : 16 * threads;
     shared.own = memory.allocate_list(shared.most, sums);
     shared.before = memory.allocate_list(call.causal ? all : 0, sums);
@@ -99,17 +99,17 @@ struct backward_engine {
   }
 
   /// Bidirectional: the blocks of queries of one segment, which `own` takes.
-  void attend_rows(index b, index h, index begin, index end, const sums_type& sums, sums_type& own,
+  void attend_rows(idx_t b, idx_t h, idx_t begin, idx_t end, const sums_type& sums, sums_type& own,
                    const kernel_backward_scratch<T>& x, sums_type* features) const {
     own.clear();
-    for (index i = begin; i < end; i += kernel_chunk)
-      for (index g = 0; g < call.group(); ++g)
-        in.attend_block({b, h, h * call.group() + g, i, 0, std::min<index>(kernel_chunk, end - i), 0}, &sums,
+    for (idx_t i = begin; i < end; i += kernel_chunk)
+      for (idx_t g = 0; g < call.group(); ++g)
+        in.attend_block({b, h, h * call.group() + g, i, 0, std::min<idx_t>(kernel_chunk, end - i), 0}, &sums,
                         in.reverse() ? &own : nullptr, T(1), x, features);
   }
-  void attend_keys(index b, index h, index begin, const sums_type& after, const sums_type& turned,
+  void attend_keys(idx_t b, idx_t h, idx_t begin, const sums_type& after, const sums_type& turned,
                    const worker_scratch& w, const item_head_target& to) const {
-    const index count = std::min<index>(kernel_chunk, call.lengths.keys(b) - begin);
+    const idx_t count = std::min<idx_t>(kernel_chunk, call.lengths.keys(b) - begin);
     row_prefetcher<> prefetch = in.prefetch_keys(b, h, begin, to.k, to.v);
     if (key_rows()) return attend_key_rows(in, b, h, begin, count, after, turned, w.rows, to.k, to.v, prefetch);
     in.load_chunk(b, h, begin, count, false, w.x);
@@ -117,21 +117,21 @@ struct backward_engine {
     in.store_chunk(b, h, begin, count, to.k, to.v, to.features, w.x);
   }
 
-  void run_both(index b, index h, worker_scratch& w, const item_head_target& to) const {
+  void run_both(idx_t b, idx_t h, worker_scratch& w, const item_head_target& to) const {
     const auto& s = w.x.forward;
-    const index keys = call.lengths.keys(b), queries = call.lengths.queries(b), step = segment_of(queries);
+    const idx_t keys = call.lengths.keys(b), queries = call.lengths.queries(b), step = segment_of(queries);
     sums_type &sums = w.later, &after = w.after;
     sums.empty = after.empty = true;
-    for (index begin = 0; begin < keys; begin += call.segment(b)) {
+    for (idx_t begin = 0; begin < keys; begin += call.segment(b)) {
       call.sum_up(b, h, begin, std::min(begin + call.segment(b), keys), s, w.own);
       add_segment(sums, T(1), w.own, s);
     }
-    for (index begin = 0; begin < queries; begin += step) {
+    for (idx_t begin = 0; begin < queries; begin += step) {
       attend_rows(b, h, begin, std::min(begin + step, queries), sums, w.own_queries, w.x, to.features);
       if (in.reverse()) add_segment(after, T(1), w.own_queries, s);
     }
     if (key_rows()) transpose_sums(after, w.turned);
-    for (index begin = 0; begin < keys && in.reverse(); begin += kernel_chunk)
+    for (idx_t begin = 0; begin < keys && in.reverse(); begin += kernel_chunk)
       attend_keys(b, h, begin, after, w.turned, w, to);
   }
 
@@ -142,79 +142,79 @@ struct backward_engine {
   }
 
   /// The same by all threads.
-  void share_both(index b, index h, execution& exec) {
-    const index keys = call.lengths.keys(b), queries = call.lengths.queries(b);
-    const auto sum_segments = [&](index tokens, sums_type& sums, const auto& body) {
+  void share_both(idx_t b, idx_t h, execution& exec) {
+    const idx_t keys = call.lengths.keys(b), queries = call.lengths.queries(b);
+    const auto sum_segments = [&](idx_t tokens, sums_type& sums, const auto& body) {
       sums.empty = true;
-      for (index first = 0; first < segments(tokens); first += shared.most) {
-        const index count = std::min(shared.most, segments(tokens) - first);
-        exec.for_each(count, [&](index n, int worker) {
-          const index begin = (first + n) * segment_of(tokens);
+      for (idx_t first = 0; first < segments(tokens); first += shared.most) {
+        const idx_t count = std::min(shared.most, segments(tokens) - first);
+        exec.for_each(count, [&](idx_t n, int worker) {
+          const idx_t begin = (first + n) * segment_of(tokens);
           body(begin, std::min(begin + segment_of(tokens), tokens), shared.own[n], scratch(exec, worker).x);
         });
         const auto w = scratch(exec, 0);
-        for (index n = 0; n < count; ++n)
+        for (idx_t n = 0; n < count; ++n)
           if (!shared.own[n].empty) add_segment(sums, T(1), shared.own[n], w.x.forward);
       }
     };
-    sum_segments(keys, shared.keys, [&](index begin, index end, sums_type& own, const kernel_backward_scratch<T>& x) {
+    sum_segments(keys, shared.keys, [&](idx_t begin, idx_t end, sums_type& own, const kernel_backward_scratch<T>& x) {
       call.sum_up(b, h, begin, end, x.forward, own);
     });
     sum_segments(queries, shared.queries,
-                 [&](index begin, index end, sums_type& own, const kernel_backward_scratch<T>& x) {
+                 [&](idx_t begin, idx_t end, sums_type& own, const kernel_backward_scratch<T>& x) {
                    attend_rows(b, h, begin, end, shared.keys, own, x, nullptr);
                  });
     const item_head_target to{in.dk.head(b, h), in.dv.head(b, h), nullptr};
     if (key_rows()) transpose_sums(shared.queries, shared.turned);
     if (in.reverse())
-      exec.for_each(ceil_div(keys, kernel_chunk), [&](index n, int worker) {
+      exec.for_each(ceil_div(keys, kernel_chunk), [&](idx_t n, int worker) {
         attend_keys(b, h, n * kernel_chunk, shared.queries, shared.turned, scratch(exec, worker), to);
       });
   }
 
   /// Causal, by all threads: the sums of each segment's queries are computed first, which adds half of the work.
-  void share_causal(index b, index h, execution& exec) {
-    const index keys = call.lengths.keys(b), all = segments(keys);
+  void share_causal(idx_t b, idx_t h, execution& exec) {
+    const idx_t keys = call.lengths.keys(b), all = segments(keys);
     const item_head_target to{in.dk.head(b, h), in.dv.head(b, h), nullptr};
-    exec.for_each(all - 1, [&](index n, int worker) {
+    exec.for_each(all - 1, [&](idx_t n, int worker) {
       shared.decays[n] = call.sum_up(b, h, n * call.segment(b), (n + 1) * call.segment(b),
                                      scratch(exec, worker).x.forward, shared.before[n + 1]);
     });
     const kernel_scratch<T> s = scratch(exec, 0).x.forward;
     shared.before[0].empty = shared.queries.empty = true;
-    for (index n = 1; n + 1 < all; ++n)
+    for (idx_t n = 1; n + 1 < all; ++n)
       combine(shared.before[n], shared.decays[n], shared.before[n + 1], shared.before[n + 1], s.factors);
-    for (index first, end = all; end > 0; end = first) {
-      first = std::max<index>(end - shared.most, 0);
+    for (idx_t first, end = all; end > 0; end = first) {
+      first = std::max<idx_t>(end - shared.most, 0);
       const auto each_segment = [&](const auto& body) {
-        exec.for_each(end - first, [&](index n, int worker) { body(n, first + n, scratch(exec, worker)); });
+        exec.for_each(end - first, [&](idx_t n, int worker) { body(n, first + n, scratch(exec, worker)); });
       };
       if (in.reverse())
-        each_segment([&](index n, index segment, worker_scratch w) {
+        each_segment([&](idx_t n, idx_t segment, worker_scratch w) {
           w.own_queries = shared.own[n];
           shared.decays[segment] = attend_segment(b, h, segment, shared.before[segment], w, to, true);
           shared.own[n] = w.own_queries;
         });
-      for (index n = end - first - 1; n >= 0 && in.reverse(); --n) {
+      for (idx_t n = end - first - 1; n >= 0 && in.reverse(); --n) {
         kernel_call<T>::copy(shared.queries, shared.after[n]);
         add_queries(shared.queries, shared.decays[first + n], shared.own[n], s);
       }
-      each_segment([&](index n, index segment, worker_scratch w) {
+      each_segment([&](idx_t n, idx_t segment, worker_scratch w) {
         w.after = shared.after[n], w.after.empty = w.after.empty || !in.reverse();
         attend_segment(b, h, segment, shared.before[segment], w, to);
       });
     }
   }
 
-  void run_causal(index b, index h, worker_scratch& w, const item_head_target& to) const {
+  void run_causal(idx_t b, idx_t h, worker_scratch& w, const item_head_target& to) const {
     const auto& s = w.x.forward;
-    const index keys = call.lengths.keys(b), all = segments(keys);
+    const idx_t keys = call.lengths.keys(b), all = segments(keys);
     w.before[0].empty = w.after.empty = true;
-    for (index n = 0; n + 1 < all; ++n) {
+    for (idx_t n = 0; n + 1 < all; ++n) {
       const T decay = call.sum_up(b, h, n * call.segment(b), (n + 1) * call.segment(b), s, w.own);
       join(w.before[n], decay, w.own, w.before[n + 1], s.factors);
     }
-    for (index n = all - 1; n >= 0; --n) {
+    for (idx_t n = all - 1; n >= 0; --n) {
       const T decay = attend_segment(b, h, n, w.before[n], w, to);
       add_queries(w.after, decay, w.own_queries, s);
     }
@@ -230,25 +230,25 @@ struct backward_engine {
 
   /// Segment n, with the keys before it in `before`; its queries are summed up in w.own_queries. `sums_only`: nothing
   /// else is computed.
-  T attend_segment(index b, index h, index n, const sums_type& before, worker_scratch& w, const item_head_target& to,
+  T attend_segment(idx_t b, idx_t h, idx_t n, const sums_type& before, worker_scratch& w, const item_head_target& to,
                    bool sums_only = false) const {
-    const index begin = n * call.segment(b), end = std::min<index>(begin + call.segment(b), call.lengths.keys(b));
+    const idx_t begin = n * call.segment(b), end = std::min<idx_t>(begin + call.segment(b), call.lengths.keys(b));
     sum_before(b, h, begin, end, before, w);
     T decay = T(1);
     w.own_queries.clear();
-    for (index c = ceil_div(end - begin, kernel_chunk) - 1; c >= 0; --c)
+    for (idx_t c = ceil_div(end - begin, kernel_chunk) - 1; c >= 0; --c)
       decay *= attend_chunk(b, h, begin + c * kernel_chunk, std::min(begin + (c + 1) * kernel_chunk, end), w.seen[c],
                             decay, w, to, sums_only);
     return decay;
   }
 
   /// The sums of the keys before every chunk of a segment.
-  void sum_before(index b, index h, index begin, index end, const sums_type& before, worker_scratch& w) const {
+  void sum_before(idx_t b, idx_t h, idx_t begin, idx_t end, const sums_type& before, worker_scratch& w) const {
     const auto& s = w.x.forward;
-    const index offset = call.lengths.keys(b) - call.lengths.queries(b);  // position of query 0
+    const idx_t offset = call.lengths.keys(b) - call.lengths.queries(b);  // position of query 0
     T decay = T(1);
     w.own.clear();
-    for (index c = begin, n = 0; c < end; c += kernel_chunk, ++n) {
+    for (idx_t c = begin, n = 0; c < end; c += kernel_chunk, ++n) {
       if (c == begin)
         kernel_call<T>::copy(before, w.seen[n]);
       else if (c + kernel_chunk > offset || in.of_gates())  // it has queries
@@ -264,18 +264,18 @@ struct backward_engine {
 
   /// Keys [begin, end) and the queries at their positions; `decay` is the product of the gates after them in the segment.
   /// Returns that of their own.
-  T attend_chunk(index b, index h, index begin, index end, const sums_type& seen, T decay, worker_scratch& w,
+  T attend_chunk(idx_t b, idx_t h, idx_t begin, idx_t end, const sums_type& seen, T decay, worker_scratch& w,
                  const item_head_target& to, bool sums_only) const {
     const auto& x = w.x;
     const auto& s = x.forward;
-    const index offset = call.lengths.keys(b) - call.lengths.queries(b), count = end - begin;
-    const index first = std::max(offset - begin, index(0));  // lane of the first query in the chunk
+    const idx_t offset = call.lengths.keys(b) - call.lengths.queries(b), count = end - begin;
+    const idx_t first = std::max(offset - begin, idx_t(0));  // lane of the first query in the chunk
     const bool queries = first < count;
     in.load_chunk(b, h, begin, count, queries, x);
     const T own_decay = call.gated() ? s.decay[count - 1] : T(1);
     const sums_type* before = queries && !seen.empty ? &seen : nullptr;
     const auto attend_queries = [&] {
-      for (index g = 0; g < call.group() && queries; ++g)
+      for (idx_t g = 0; g < call.group() && queries; ++g)
         in.attend_block({b, h, h * call.group() + g, begin - offset, first, count, count}, before,
                         in.reverse() ? &w.own_queries : nullptr, g == 0 ? own_decay : T(1), x, to.features, sums_only);
       if (!queries) scale(w.own_queries, own_decay);
@@ -308,13 +308,13 @@ struct backward_engine {
   }
 
   /// One key head of a batch item.
-  void run_head(index b, index kv_head, worker_scratch& w) const {
-    const index keys = call.lengths.keys(b), queries = call.lengths.queries(b), each = sums_per_key_head();
+  void run_head(idx_t b, idx_t kv_head, worker_scratch& w) const {
+    const idx_t keys = call.lengths.keys(b), queries = call.lengths.queries(b), each = sums_per_key_head();
     const bool empty = keys == 0 || queries == 0;
     const auto to_k = in.dk.head(b, kv_head), to_v = in.dv.head(b, kv_head);
     if (in.of_gates()) std::fill_n(w.gates, shape.keys, T(0));
-    for (index n = 0; n < each; ++n) {
-      const index h = kv_head * each + n, item_head = b * call.heads + h;
+    for (idx_t n = 0; n < each; ++n) {
+      const idx_t h = kv_head * each + n, item_head = b * call.heads + h;
       sums_type* const features = in.d_features ? feature_sums + item_head : nullptr;
       if (features) features->clear();
       if (!empty) {
@@ -342,31 +342,31 @@ struct backward_engine {
   }
 
   /// Zeros for padding, for queries that see no key, and for keys that no query sees.
-  void pad(index b, index kv_head) const {
-    const index keys = call.lengths.keys(b), queries = call.lengths.queries(b), group = shape.group();
-    const index seen = keys == 0 || queries == 0 ? 0 : keys;
+  void pad(idx_t b, idx_t kv_head) const {
+    const idx_t keys = call.lengths.keys(b), queries = call.lengths.queries(b), group = shape.group();
+    const idx_t seen = keys == 0 || queries == 0 ? 0 : keys;
     if (in.dk) in.dk.head(b, kv_head).clear_rows(seen, shape.keys);
     if (in.dv) in.dv.head(b, kv_head).clear_rows(seen, shape.keys);
-    for (index g = kv_head * group; g < (kv_head + 1) * group && in.dq; ++g) {
+    for (idx_t g = kv_head * group; g < (kv_head + 1) * group && in.dq; ++g) {
       const auto to_q = in.dq.head(b, g);
-      to_q.clear_rows(0, keys == 0 ? queries : call.causal ? std::max<index>(queries - keys, 0) : 0);
+      to_q.clear_rows(0, keys == 0 ? queries : call.causal ? std::max<idx_t>(queries - keys, 0) : 0);
       to_q.clear_rows(queries, shape.queries);
     }
   }
 
-  void store_gates(index b, index h, const T* sums) const {
-    for (index t = 0; t < shape.keys; ++t) store_gradient(in.d_gate(b, h, t), sums[t], in.accumulate);
+  void store_gates(idx_t b, idx_t h, const T* sums) const {
+    for (idx_t t = 0; t < shape.keys; ++t) store_gradient(in.d_gate(b, h, t), sums[t], in.accumulate);
   }
 
   /// `then` is called at the end with the sums of the gradients of the features of every head of sums.
   template <class Then>
-  void run(execution& exec, index feature_rows, Then&& then) {
+  void run(execution& exec, idx_t feature_rows, Then&& then) {
     auto work = call.work();
     work.operations *= 3, work.bytes *= 3;
     const auto limit = exec.limit_threads(work);
-    const index item_heads = shape.batch * call.heads, heads = shape.batch * shape.kv_heads;
-    const index threads = exec.active_threads();
-    const index rounds = ceil_div(heads, threads) * threads;
+    const idx_t item_heads = shape.batch * call.heads, heads = shape.batch * shape.kv_heads;
+    const idx_t threads = exec.active_threads();
+    const idx_t rounds = ceil_div(heads, threads) * threads;
     const bool share = can_share() && threads > 1 &&
                        (call.causal ? 3 * heads < 2 * rounds && segments(shape.keys) > 1
                                     : heads < 2 * threads && heads % threads != 0);
@@ -381,14 +381,14 @@ struct backward_engine {
     call.map->prepare(exec);
     in.map.prepare(exec);
     if (share)
-      for (index n = 0; n < heads; ++n) {
-        const index b = n / shape.kv_heads, h = n % shape.kv_heads;
+      for (idx_t n = 0; n < heads; ++n) {
+        const idx_t b = n / shape.kv_heads, h = n % shape.kv_heads;
         if (call.lengths.keys(b) > 0 && call.lengths.queries(b) > 0)
           call.causal ? share_causal(b, h, exec) : share_both(b, h, exec);
         pad(b, h);
       }
     else
-      exec.for_each(heads, [&](index n, int worker) {
+      exec.for_each(heads, [&](idx_t n, int worker) {
         auto w = exec.scratch(worker, [&](arena& memory) { return layout(memory); });
         run_head(n / shape.kv_heads, n % shape.kv_heads, w);
       });

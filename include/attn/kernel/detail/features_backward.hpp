@@ -10,10 +10,10 @@ namespace attn::inline ATTN_ISA::detail {
 template <class T>
 struct tokens_back {
   token_rows<T> rows;
-  index item_head;      // as for feature_map
+  idx_t item_head;      // as for feature_map
   bool of_keys;
-  index first;     // lanes before it have no token
-  index position;  // of lane 0 among the real tokens of its sequence
+  idx_t first;     // lanes before it have no token
+  idx_t position;  // of lane 0 among the real tokens of its sequence
   const T* phi;    // as the map computed them: features, or raw ones where it has a scaling
   T* d;            // [feature][chunk]: the gradients of features; of their natural logarithms where they are logarithms;
                    // of the raw numbers, times their scale, where those are signed. May be overwritten.
@@ -23,7 +23,7 @@ template <class T>
 struct feature_map_backward {
   /// Where features have log scales, as feature_map::scaling.
   const exponential_scaling<T>* exponential = nullptr;
-  index scratch_size = 0;     // numbers of scratch memory a worker needs, the forward map's included
+  idx_t scratch_size = 0;     // numbers of scratch memory a worker needs, the forward map's included
   bool finishes_keys = false;  // gradients of keys depend on all keys
   bool by_rows = false;        // features are computed number by number: key_rows() and back_rows() may be called
 
@@ -31,7 +31,7 @@ struct feature_map_backward {
   feature_map_backward(const feature_map_backward&) = delete;
 
   /// Allocates and fills shared memory of the call, after the map's own.
-  virtual void layout(arena&, index /*item_heads*/) {}
+  virtual void layout(arena&, idx_t /*item_heads*/) {}
   virtual void prepare(execution&) {}
   /// dx [dim][chunk] from x.d, where dx is given; adds to dw, sums of rows of W [row][dim], where given.
   virtual void back(const tokens_back<T>& x, T* dx, kernel_sums<T>* dw, T* scratch) const = 0;
@@ -42,13 +42,14 @@ struct feature_map_backward {
     if (to) to.store_columns(dx, x.position, x.first, x.rows.count);
   }
   /// Features of keys [begin, begin + count), as rows; d times their derivatives, in place.
-  virtual void key_rows(const stored_matrix<T>&, index /*begin*/, index /*count*/, T* /*phi*/, index /*stride*/) const {}
-  virtual void back_rows(const T* /*phi*/, T* /*d*/, index /*count*/) const {}
+  virtual void key_rows(const stored_matrix<T>&, idx_t /*begin*/, idx_t /*count*/, T* /*phi*/,
+                        idx_t /*stride*/) const {}
+  virtual void back_rows(const T* /*phi*/, T* /*d*/, idx_t /*count*/) const {}
   /// For all `count` keys of a head of sums: the terms that back() left out, added to rows [count][dim] (where given)
   /// and dw.
-  virtual void finish_head(index /*item_head*/, T* /*rows*/, kernel_sums<T>* /*dw*/, T* /*scratch*/) const {}
+  virtual void finish_head(idx_t /*item_head*/, T* /*rows*/, kernel_sums<T>* /*dw*/, T* /*scratch*/) const {}
   /// For all keys of a key head, after all of its heads of sums were added.
-  virtual void finish_keys(T* /*rows*/, index /*count*/) const {}
+  virtual void finish_keys(T* /*rows*/, idx_t /*count*/) const {}
 
  protected:
   ~feature_map_backward() = default;

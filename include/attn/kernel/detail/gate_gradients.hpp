@@ -16,25 +16,25 @@ namespace attn::inline ATTN_ISA::detail {
 /// <a, b>, z included.
 template <class T>
 T dot_sums(const kernel_sums<T>& a, const kernel_sums<T>& b) {
-  constexpr index wide = panel_width<T>, w = width<T>;
+  constexpr idx_t wide = panel_width<T>, w = width<T>;
   T total = T(0);
-  for (index col = 0; col < a.dim_v; col += w) {  // vectors beyond the last column were never written
+  for (idx_t col = 0; col < a.dim_v; col += w) {  // vectors beyond the last column were never written
     const T *x = a.panel(col / wide * wide) + col % wide, *y = b.panel(col / wide * wide) + col % wide;
     packet<T> even = zero<T>(), odd = zero<T>();
-    for (index r = 0; r < a.features; r += 2) {
+    for (idx_t r = 0; r < a.features; r += 2) {
       even = fma(load<T>(x + r * wide), load<T>(y + r * wide), even);
       if (r + 1 < a.features) odd = fma(load<T>(x + (r + 1) * wide), load<T>(y + (r + 1) * wide), odd);
     }
     total += sum_lanes(add(even, odd));
   }
-  for (index r = 0; r < a.features; ++r) total = std::fma(a.weights[r], b.weights[r], total);
+  for (idx_t r = 0; r < a.features; ++r) total = std::fma(a.weights[r], b.weights[r], total);
   return total;
 }
 
 /// The gates and products of a chunk.
 template <class T>
 struct gate_chunk {
-  index count;
+  idx_t count;
   bool complement;
   const T *gates, *decay, *pair_factor;  // [query][key], c_j included
   T* products;                           // W [query][key] for keys up to the query; becomes X
@@ -42,18 +42,18 @@ struct gate_chunk {
   T of_sums;                             // <S, R>
 
   void add_to(T* gradient) const {
-    for (index t = count - 2; t >= 0; --t)
-      for (index j = 0; j <= t; j += width<T>) {
+    for (idx_t t = count - 2; t >= 0; --t)
+      for (idx_t j = 0; j <= t; j += width<T>) {
         T* const row = products + t * kernel_chunk + j;
         store<T>(row, fma(broadcast<T>(gates[t + 1]), load<T>(row + kernel_chunk), load<T>(row)));
       }
     T y[kernel_chunk], later[kernel_chunk];
-    for (index t = count - 1; t >= 0; --t) {
+    for (idx_t t = count - 1; t >= 0; --t) {
       y[t] = queries[t] + (t + 1 < count ? gates[t + 1] * y[t + 1] : T(0));
       later[t] = t + 1 < count ? gates[t + 1] * later[t + 1] : T(1);
     }
     T z = T(0);
-    for (index t = 0; t < count; ++t) {
+    for (idx_t t = 0; t < count; ++t) {
       const T* const x = products + t * kernel_chunk;
       if (t > 0) z = (complement ? T(1) - gates[t - 1] : T(1)) * keys[t - 1] + gates[t - 1] * z;
       const T before = t > 0 ? decay[t - 1] : T(1);
@@ -65,12 +65,12 @@ struct gate_chunk {
   }
 
  private:
-  static T dot(const T* a, const T* b, index n) {
-    const index whole = n / width<T> * width<T>;
+  static T dot(const T* a, const T* b, idx_t n) {
+    const idx_t whole = n / width<T> * width<T>;
     packet<T> sum = zero<T>();
-    for (index j = 0; j < whole; j += width<T>) sum = fma(load<T>(a + j), load<T>(b + j), sum);
+    for (idx_t j = 0; j < whole; j += width<T>) sum = fma(load<T>(a + j), load<T>(b + j), sum);
     T total = sum_lanes(sum);
-    for (index j = whole; j < n; ++j) total = std::fma(a[j], b[j], total);
+    for (idx_t j = whole; j < n; ++j) total = std::fma(a[j], b[j], total);
     return total;
   }
 };

@@ -65,13 +65,13 @@ void store_feature_gradients(const kernel_backward_views<S>& a, const kernel_cal
                              const kernel_sums<T>* sums) {
   if (!a.d_features) return;
   const auto& w = a.x.features;
-  const index each = call.heads > 0 ? call.heads / w.extent(0) : 0;
-  for (index h = 0; h < w.extent(0); ++h)
-    for (index r = 0; r < w.extent(1); ++r)
-      for (index d = 0; d < w.extent(2); ++d) {
+  const idx_t each = call.heads > 0 ? call.heads / w.extent(0) : 0;
+  for (idx_t h = 0; h < w.extent(0); ++h)
+    for (idx_t r = 0; r < w.extent(1); ++r)
+      for (idx_t d = 0; d < w.extent(2); ++d) {
         T sum = T(0);
-        for (index b = 0; b < call.shape.batch; ++b)
-          for (index n = 0; n < each; ++n) sum += sums[b * call.heads + h * each + n].value(r, d);
+        for (idx_t b = 0; b < call.shape.batch; ++b)
+          for (idx_t n = 0; n < each; ++n) sum += sums[b * call.heads + h * each + n].value(r, d);
         store_gradient(a.d_features(h, r, d), sum, a.accumulate);
       }
 }

@@ -42,18 +42,18 @@ kernel_views<S> with_features(kernel_views<S> x, const W& w) {
 template <class T>
 struct state_step {
   kernel_state<T>* state = nullptr;
-  index heads = 0;
+  idx_t heads = 0;
   void (*run)(const validator&, kernel_call<T>&, kernel_state<T>&, execution&) = nullptr;
 };
 
 /// Checks that memory can hold the sums of so many features.
-inline void check_feature_count(const validator& check, index features, const attention_shape& s) {
+inline void check_feature_count(const validator& check, idx_t features, const attention_shape& s) {
   check.at_least("features", 0, features);
-  check.fits("features", {features, std::max<index>(s.dim_v, 64), sizeof(double)});
+  check.fits("features", {features, std::max<idx_t>(s.dim_v, 64), sizeof(double)});
 }
 
 /// Is a parameter there for every query head, or for every key head?
-inline bool fits_heads(index parameter_heads, const attention_shape& s) {
+inline bool fits_heads(idx_t parameter_heads, const attention_shape& s) {
   return parameter_heads == s.kv_heads || (parameter_heads == s.heads && s.heads > 0);
 }
 
@@ -78,9 +78,9 @@ void check_gates(const validator& check, const char* what, const tensor_view<con
   if (!fits_heads(gate.extent(1), s))
     check.fail({what, " heads = query heads ", s.heads, " or key heads ", s.kv_heads}, gate.extent(1));
   if (gate.extent(2) != s.keys) check.fail({what, " length = key length ", s.keys}, gate.extent(2));
-  for (index b = 0; b < s.batch; ++b)
-    for (index h = 0; h < gate.extent(1); ++h)
-      for (index t = 0; t < lengths.keys(b); ++t)
+  for (idx_t b = 0; b < s.batch; ++b)
+    for (idx_t h = 0; h < gate.extent(1); ++h)
+      for (idx_t t = 0; t < lengths.keys(b); ++t)
         if (const T g = gate(b, h, t); !(g >= T(0) && g <= T(1)))
           check.fail({what, " from 0 to 1"}, static_cast<double>(g));
 }
@@ -103,7 +103,7 @@ kernel_call<T> check_parameters(const validator& check, const attention_shape& s
   if (s.heads == 0 && s.kv_heads > 0 && step.heads % s.kv_heads == 0) s.heads = step.heads;
   call.query_heads = s.heads;
   call.heads = s.kv_heads;
-  const auto own_sums = [&](index heads) {
+  const auto own_sums = [&](idx_t heads) {
     if (heads == s.heads && heads > s.kv_heads) call.heads = heads;
   };
   if constexpr (takes_features) {

@@ -50,16 +50,16 @@ class kernel_state : public detail::item_state<kernel_state<T>, T> {
 
  public:
   using base::batch, base::tokens, base::kept, base::rollback;
-  index heads() const { return extents_.heads; }
-  index features() const { return extents_.features; }
-  index value_dim() const { return extents_.value_dim; }
+  idx_t heads() const { return extents_.heads; }
+  idx_t features() const { return extents_.features; }
+  idx_t value_dim() const { return extents_.value_dim; }
 
   /// Element (r, d) of S, and r of z, of one head; with log scales, times 2^log_scale(r).
-  T sum(index b, index h, index r, index d) const {
+  T sum(idx_t b, idx_t h, idx_t r, idx_t d) const {
     return sums(b, h).value(r, d);
   }
-  T weight(index b, index h, index r) const { return sums(b, h).weights[r]; }
-  T log_scale(index b, index h, index r) const {
+  T weight(idx_t b, idx_t h, idx_t r) const { return sums(b, h).weights[r]; }
+  T log_scale(idx_t b, idx_t h, idx_t r) const {
     const auto s = sums(b, h);
     return s.log_scale && s.log_scale[r] > detail::no_log_scale<T> ? s.log_scale[r] : T(0);
   }
@@ -75,21 +75,21 @@ class kernel_state : public detail::item_state<kernel_state<T>, T> {
                    {"features of the other state =", features(), later.features()},
                    {"value dim of the other state =", value_dim(), later.value_dim()}});
     const auto each_head = [&](auto&& f) {
-      for (index b = 0; b < batch(); ++b)
-        for (index h = 0; h < heads(); ++h) f(b, h);
+      for (idx_t b = 0; b < batch(); ++b)
+        for (idx_t h = 0; h < heads(); ++h) f(b, h);
     };
-    each_head([&](index b, index h) {
+    each_head([&](idx_t b, idx_t h) {
       if (std::isnan(later.gate(b, h)))
         check.fail("a later state whose decays were per token", "one with decays per channel");
     });
     std::vector<T> factors(static_cast<std::size_t>(2 * detail::kernel_sums<T>::lanes(features())));
-    each_head([&](index b, index h) {
+    each_head([&](idx_t b, idx_t h) {
       auto mine = sums(b, h);
       detail::combine(mine, later.gate(b, h), later.sums(b, h), mine, factors.data());
       gate(b, h) *= later.gate(b, h);
     });
     this->forget_kept();
-    for (index b = 0; b < batch(); ++b) this->length(b) += later.length(b);
+    for (idx_t b = 0; b < batch(); ++b) this->length(b) += later.length(b);
   }
 
   /// Throws std::runtime_error if writing fails.
@@ -100,7 +100,7 @@ class kernel_state : public detail::item_state<kernel_state<T>, T> {
   /// Reads a state of the same kind and shape. Throws std::runtime_error for a stream of another format or version, or
   /// a damaged one, and std::invalid_argument for a state of another kind or shape; *this is then unchanged.
   void read(std::istream& stream) {
-    const index each = 1 + features() * (1 + value_dim() + (kind_.log_scaled ? 1 : 0));
+    const idx_t each = 1 + features() * (1 + value_dim() + (kind_.log_scaled ? 1 : 0));
     this->stream().read(stream, this->lengths_, batch() * heads() * each, [&](auto&& visit) { each_number(visit); });
     this->forget_kept();
   }
@@ -110,8 +110,8 @@ class kernel_state : public detail::item_state<kernel_state<T>, T> {
   const detail::state_kind& kind() const { return kind_; }
   detail::item_memory<T> step_memory() { return items(); }
   using base::feed, base::memory;
-  void clear_item(index b) {
-    for (index h = 0; h < heads(); ++h) {
+  void clear_item(idx_t b) {
+    for (idx_t h = 0; h < heads(); ++h) {
       sums(b, h).clear();
       gate(b, h) = T(1);
     }
@@ -119,7 +119,7 @@ class kernel_state : public detail::item_state<kernel_state<T>, T> {
 
  protected:
   /// Each feature of the extents becomes `per_feature` features of the sums.
-  kernel_state(const char* name, detail::state_kind kind, const kernel_state_extents& e, index per_feature = 1)
+  kernel_state(const char* name, detail::state_kind kind, const kernel_state_extents& e, idx_t per_feature = 1)
       : base(name, e.batch, e.keep), kind_(kind), extents_(e) {
     const detail::validator check(name);
     check.at_least("heads", 0, e.heads);
@@ -127,8 +127,8 @@ class kernel_state : public detail::item_state<kernel_state<T>, T> {
     check.at_least("value dim", 0, e.value_dim);
     extents_.features = check.fits("features", {e.features, per_feature});
     // An upper bound of the numbers of a state: padding at most doubles the larger of an extent and 64.
-    const index most =
-        check.fits("sums of a head", {std::max<index>(features(), 64), std::max<index>(e.value_dim, 64), 8});
+    const idx_t most =
+        check.fits("sums of a head", {std::max<idx_t>(features(), 64), std::max<idx_t>(e.value_dim, 64), 8});
     check.fits("sums", {this->places(), e.batch, e.heads, most});
     this->allocate(e.batch, heads() * sums_size() + detail::round_up(heads(), 16));
   }
@@ -138,24 +138,24 @@ class kernel_state : public detail::item_state<kernel_state<T>, T> {
     return {name_, kind_.kind, kind_.variant, batch(), heads(), features(), value_dim()};
   }
   /// At a place of an item (engine.hpp): the sums of all heads, then the product of the gates of each.
-  index sums_size() const { return detail::kernel_sums<T>::count(features(), value_dim(), kind_.log_scaled); }
-  detail::kernel_sums<T> sums(index b, index h) const {
+  idx_t sums_size() const { return detail::kernel_sums<T>::count(features(), value_dim(), kind_.log_scaled); }
+  detail::kernel_sums<T> sums(idx_t b, idx_t h) const {
     auto s = detail::kernel_sums<T>::over(items().at(b) + h * sums_size(), features(), value_dim(), kind_.log_scaled);
     s.empty = items().empty(b);
     return s;
   }
-  T& gate(index b, index h) const { return items().at(b)[heads() * sums_size() + h]; }
+  T& gate(idx_t b, idx_t h) const { return items().at(b)[heads() * sums_size() + h]; }
 
   /// Every number of the stream between its header and its checksum.
   template <class Visit>
   void each_number(Visit&& visit) const {
-    for (index n = 0; n < batch() * heads(); ++n) {
+    for (idx_t n = 0; n < batch() * heads(); ++n) {
       const auto s = sums(n / heads(), n % heads());
       visit(gate(n / heads(), n % heads()));
-      for (index r = 0; r < features(); ++r) visit(s.weights[r]);
-      for (index r = 0; r < features(); ++r)
-        for (index d = 0; d < value_dim(); ++d) visit(s.value(r, d));
-      for (index r = 0; s.log_scale && r < features(); ++r) visit(s.log_scale[r]);
+      for (idx_t r = 0; r < features(); ++r) visit(s.weights[r]);
+      for (idx_t r = 0; r < features(); ++r)
+        for (idx_t d = 0; d < value_dim(); ++d) visit(s.value(r, d));
+      for (idx_t r = 0; s.log_scale && r < features(); ++r) visit(s.log_scale[r]);
     }
   }
 

@@ -21,22 +21,22 @@ inline constexpr T no_log_scale = std::numeric_limits<T>::lowest() / 2;
 
 template <class T>
 struct kernel_sums {
-  static constexpr index wide = panel_width<T>;
+  static constexpr idx_t wide = panel_width<T>;
 
   T *values = nullptr, *weights = nullptr;  // panels [dim_v / wide][rows][wide]; [round_up(features, width)]
   T* log_scale = nullptr;                   // as weights; null where features are plain numbers
-  index features = 0, dim_v = 0;
+  idx_t features = 0, dim_v = 0;
   bool empty = true;
 
-  static index rows(index features) { return round_up(features, tile_step); }
-  static index lanes(index features) { return round_up(rows(features), width<T>); }
-  static index value_count(index features, index dim_v) { return rows(features) * round_up(dim_v, wide); }
+  static idx_t rows(idx_t features) { return round_up(features, tile_step); }
+  static idx_t lanes(idx_t features) { return round_up(rows(features), width<T>); }
+  static idx_t value_count(idx_t features, idx_t dim_v) { return rows(features) * round_up(dim_v, wide); }
   /// Size of the memory of the sums, in numbers.
-  static index count(index features, index dim_v, bool log_scaled) {
+  static idx_t count(idx_t features, idx_t dim_v, bool log_scaled) {
     return round_up(value_count(features, dim_v), 16) + round_up(lanes(features), 16) * (log_scaled ? 2 : 1);
   }
 
-  static kernel_sums over(T* memory, index features, index dim_v, bool log_scaled) {
+  static kernel_sums over(T* memory, idx_t features, idx_t dim_v, bool log_scaled) {
     kernel_sums sums;
     sums.features = features;
     sums.dim_v = dim_v;
@@ -46,13 +46,13 @@ struct kernel_sums {
     if (log_scaled) sums.log_scale = sums.weights + round_up(lanes(features), 16);
     return sums;
   }
-  [[gnu::noinline]] static kernel_sums layout(arena& memory, index features, index dim_v, bool log_scaled) {
+  [[gnu::noinline]] static kernel_sums layout(arena& memory, idx_t features, idx_t dim_v, bool log_scaled) {
     return over(memory.allocate<T>(count(features, dim_v, log_scaled)), features, dim_v, log_scaled);
   }
 
-  index rows() const { return rows(features); }
-  T* panel(index col) const { return values + col * rows(); }
-  T& value(index r, index d) const { return panel(d / wide * wide)[r * wide + d % wide]; }
+  idx_t rows() const { return rows(features); }
+  T* panel(idx_t col) const { return values + col * rows(); }
+  T& value(idx_t r, idx_t d) const { return panel(d / wide * wide)[r * wide + d % wide]; }
 
   void clear() {
     std::fill_n(values, value_count(features, dim_v), T(0));
@@ -65,9 +65,9 @@ struct kernel_sums {
 /// into = factor * a + b, over common log scales. `into` may be a or b. `scratch`: 2 * lanes numbers.
 template <class T>
 void combine(const kernel_sums<T>& a, T factor, const kernel_sums<T>& b, kernel_sums<T>& into, T* scratch) {
-  const index lanes = kernel_sums<T>::lanes(a.features), rows = a.rows();
+  const idx_t lanes = kernel_sums<T>::lanes(a.features), rows = a.rows();
   T *const of_a = scratch, *const of_b = scratch + lanes;
-  for (index r = 0; r < lanes; r += width<T>) {
+  for (idx_t r = 0; r < lanes; r += width<T>) {
     packet<T> fa = broadcast<T>(factor), fb = broadcast<T>(T(1));
     if (a.log_scale) {
       const packet<T> la = load<T>(a.log_scale + r), lb = load<T>(b.log_scale + r), larger = max(la, lb);
@@ -79,12 +79,12 @@ void combine(const kernel_sums<T>& a, T factor, const kernel_sums<T>& b, kernel_
     store<T>(of_b + r, fb);
     store<T>(into.weights + r, fma(load<T>(a.weights + r), fa, mul(load<T>(b.weights + r), fb)));
   }
-  for (index col = 0; col < a.dim_v; col += panel_width<T>) {
+  for (idx_t col = 0; col < a.dim_v; col += panel_width<T>) {
     const T *x = a.panel(col), *y = b.panel(col);
     T* to = into.panel(col);
-    for (index r = 0; r < rows; ++r, x += panel_width<T>, y += panel_width<T>, to += panel_width<T>)
+    for (idx_t r = 0; r < rows; ++r, x += panel_width<T>, y += panel_width<T>, to += panel_width<T>)
       unroll<2>([&](auto half) {
-        const index at = half * width<T>;
+        const idx_t at = half * width<T>;
         store<T>(to + at, fma(load<T>(x + at), broadcast<T>(of_a[r]), mul(load<T>(y + at), broadcast<T>(of_b[r]))));
       });
   }
@@ -95,8 +95,8 @@ void combine(const kernel_sums<T>& a, T factor, const kernel_sums<T>& b, kernel_
 template <class T>
 void scale(kernel_sums<T>& sums, T factor) {
   if (factor == T(1) || sums.empty) return;
-  for (index n = 0; n < kernel_sums<T>::value_count(sums.features, sums.dim_v); ++n) sums.values[n] *= factor;
-  for (index r = 0; r < sums.features; ++r) sums.weights[r] *= factor;
+  for (idx_t n = 0; n < kernel_sums<T>::value_count(sums.features, sums.dim_v); ++n) sums.values[n] *= factor;
+  for (idx_t r = 0; r < sums.features; ++r) sums.weights[r] *= factor;
 }
 
 }  // namespace attn::inline ATTN_ISA::detail

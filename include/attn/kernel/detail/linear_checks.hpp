@@ -9,7 +9,7 @@ namespace attn::inline ATTN_ISA::detail {
 /// Log decays [B, H or Hkv, L, 1 or features], <= 0 for every real token.
 template <class T>
 void check_log_decay(const validator& check, const tensor_view<const T>& g, const attention_shape& s,
-                     const sequence_lengths& lengths, index features) {
+                     const sequence_lengths& lengths, idx_t features) {
   check.equal("log_decay batch = query batch", s.batch, g.extent(0));
   if (!fits_heads(g.extent(1), s))
     check.fail(text({"log_decay heads = query heads ", s.heads, " or key heads ", s.kv_heads}), g.extent(1));
@@ -20,9 +20,9 @@ void check_log_decay(const validator& check, const tensor_view<const T>& g, cons
 
 /// A state [B, heads of sums, features(, value dim)].
 [[gnu::noinline]] inline void check_linear_state(const validator& check, const char* name, const memory_layout& x,
-                                                 const attention_shape& s, index features) {
+                                                 const attention_shape& s, idx_t features) {
   if (!x.given()) return;
-  const auto same = [&](const char* what, index wanted, index value) {
+  const auto same = [&](const char* what, idx_t wanted, idx_t value) {
     if (value != wanted) check.fail({name, what, wanted}, value);
   };
   same(" batch = query batch ", s.batch, x.extents[0]);
@@ -34,7 +34,7 @@ void check_log_decay(const validator& check, const tensor_view<const T>& g, cons
 
 /// Fills in call.extra, and call.heads where a parameter is per query head.
 template <class T, class Options>
-void check_linear_extra(const validator& check, kernel_call<T>& call, const Options& o, index features,
+void check_linear_extra(const validator& check, kernel_call<T>& call, const Options& o, idx_t features,
                         std::initializer_list<validator::named_view> written,
                         std::initializer_list<validator::named_view> read) {
   const bool states = o.initial_state || o.initial_weights || o.final_state || o.final_weights;
@@ -56,7 +56,7 @@ void check_linear_extra(const validator& check, kernel_call<T>& call, const Opti
   check_linear_state(check, "initial_weights", o.initial_weights, s, features);
   check_linear_state(check, "final_state", o.final_state, s, features);
   check_linear_state(check, "final_weights", o.final_weights, s, features);
-  const auto per_query_head = [&](bool given, index heads) {
+  const auto per_query_head = [&](bool given, idx_t heads) {
     if (given && heads == s.heads && heads > s.kv_heads) call.heads = heads;
   };
   per_query_head(bool(o.log_decay), o.log_decay.extent(1));
@@ -64,7 +64,7 @@ void check_linear_extra(const validator& check, kernel_call<T>& call, const Opti
   per_query_head(bool(o.initial_weights), o.initial_weights.extent(1));
   per_query_head(bool(o.final_state), o.final_state.extent(1));
   per_query_head(bool(o.final_weights), o.final_weights.extent(1));
-  for (const index heads : {o.final_state ? o.final_state.extent(1) : call.heads,
+  for (const idx_t heads : {o.final_state ? o.final_state.extent(1) : call.heads,
                             o.final_weights ? o.final_weights.extent(1) : call.heads})
     check.equal("heads of the final state = heads of sums", call.heads, heads);
   call.extra = {.scale = o.scale, .log_decay = o.log_decay, .bonus = o.bonus, .initial_state = o.initial_state,

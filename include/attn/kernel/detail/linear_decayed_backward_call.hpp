@@ -23,17 +23,17 @@ struct decayed_backward_call {
   bool accumulate = false;
 
   const linear_extra<T>& extra() const { return call.extra; }
-  index features() const { return call.map->features; }
-  index dim_v() const { return call.shape.dim_v; }
+  idx_t features() const { return call.map->features; }
+  idx_t dim_v() const { return call.shape.dim_v; }
   /// Which head of a parameter or of its gradient belongs to head h of the sums, and whether earlier heads of sums add
   /// to it.
   template <class View>
-  index at(const View& x, index h) const { return call.parameter_head(x.extent(1), h); }
+  idx_t at(const View& x, idx_t h) const { return call.parameter_head(x.extent(1), h); }
   template <class View>
-  bool adds(const View& x, index h) const { return accumulate || h % (call.heads / x.extent(1)) != 0; }
+  bool adds(const View& x, idx_t h) const { return accumulate || h % (call.heads / x.extent(1)) != 0; }
   /// Whether there is a column of ones.
   bool weights() const { return call.normalise || d_final_weights; }
-  index columns() const { return dim_v() + (weights() ? 1 : 0); }
+  idx_t columns() const { return dim_v() + (weights() ? 1 : 0); }
   bool of_decays() const { return d_decay || d_log_decay; }
   bool of_queries() const { return dq || d_bonus || of_decays(); }
   bool of_keys() const { return dk || of_decays(); }
@@ -54,16 +54,16 @@ struct decayed_backward_scratch : decayed_keys<T> {
   T *gate_pairs, *gate_queries, *gate_keys, *gates;  // for the gradient of decay: see gate_gradients.hpp
 
   static decayed_backward_scratch layout(arena& memory, const decayed_backward_call<T>& call) {
-    constexpr index chunk = kernel_chunk;
-    const index m = call.features(), dim_v = call.columns(), dim = call.call.shape.dim;
-    const index own = call.extra().bonus ? 1 : 0;
+    constexpr idx_t chunk = kernel_chunk;
+    const idx_t m = call.features(), dim_v = call.columns(), dim = call.call.shape.dim;
+    const idx_t own = call.extra().bonus ? 1 : 0;
     decayed_backward_scratch s;
     static_cast<decayed_keys<T>&>(s) = decayed_keys<T>::layout(
         memory, call.call, dim_v, std::max(call.call.map->scratch_size, call.map.scratch_size));
-    const auto allocate = [&](index count, index cols, std::initializer_list<panels<T>*> all) {
+    const auto allocate = [&](idx_t count, idx_t cols, std::initializer_list<panels<T>*> all) {
       for (panels<T>* x : all) *x = panels<T>::layout(memory, count, cols);
     };
-    const auto numbers = [&](index count, std::initializer_list<T**> all) {
+    const auto numbers = [&](idx_t count, std::initializer_list<T**> all) {
       for (T** x : all) *x = memory.allocate<T>(count);
     };
     allocate(chunk + own, m, {&s.q, &s.dq});  // with a bonus, rows are also read beginning with the second

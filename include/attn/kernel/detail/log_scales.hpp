@@ -21,12 +21,12 @@ namespace attn::inline ATTN_ISA::detail {
 
 /// largest[t] = max over r < count of raw[r][t] + (log_scale ? log_scale[r] : 0).
 template <class T>
-void largest_of(const T* raw, index count, const T* log_scale, T* largest) {
+void largest_of(const T* raw, idx_t count, const T* log_scale, T* largest) {
   constexpr int packets = kernel_chunk / width<T>, some = packets < 4 ? packets : 4;
   for (int t = 0; t < kernel_chunk; t += some * width<T>) {
     packet<T> top[some];
     for (int n = 0; n < some; ++n) top[n] = broadcast<T>(-std::numeric_limits<T>::infinity());
-    for (index r = 0; r < count; ++r)
+    for (idx_t r = 0; r < count; ++r)
       for (int n = 0; n < some; ++n)
         top[n] = max(top[n], add(load<T>(raw + r * kernel_chunk + t + n * width<T>),
                                  broadcast<T>(log_scale ? log_scale[r] : T(0))));
@@ -36,10 +36,10 @@ void largest_of(const T* raw, index count, const T* log_scale, T* largest) {
 
 /// to[r][t] = 2^(raw[r][t] + (log_scale ? log_scale[r] : 0) - maximum[t]).
 template <class T>
-void exp2_below(const T* raw, index count, const T* log_scale, const T* maximum, T* to) {
-  for (index r = 0; r < count; ++r) {
+void exp2_below(const T* raw, idx_t count, const T* log_scale, const T* maximum, T* to) {
+  for (idx_t r = 0; r < count; ++r) {
     const packet<T> scale = broadcast<T>(log_scale ? log_scale[r] : T(0));
-    for (index t = 0; t < kernel_chunk; t += width<T>)
+    for (idx_t t = 0; t < kernel_chunk; t += width<T>)
       store<T>(to + r * kernel_chunk + t,
                exp2_weight<T>(sub(add(load<T>(raw + r * kernel_chunk + t), scale), load<T>(maximum + t))));
   }
@@ -55,14 +55,14 @@ T nearest_whole(T x) {
 
 /// log_weights[j] = log2 of sum over r of 2^(query[r] + raw[r][j] + shift[j]); query[r * kernel_chunk] of one lane.
 template <class T>
-void weigh_logarithms(const T* query, const T* raw, const T* shift, index count, T* log_weights) {
-  for (index j = 0; j < kernel_chunk; j += width<T>) {
+void weigh_logarithms(const T* query, const T* raw, const T* shift, idx_t count, T* log_weights) {
+  for (idx_t j = 0; j < kernel_chunk; j += width<T>) {
     packet<T> largest = broadcast<T>(no_log_scale<T>), sum = zero<T>();
-    const auto log_of = [&](index r) {
+    const auto log_of = [&](idx_t r) {
       return add(load<T>(raw + r * kernel_chunk + j), broadcast<T>(query[r * kernel_chunk]));
     };
-    for (index r = 0; r < count; ++r) largest = max(largest, log_of(r));
-    for (index r = 0; r < count; ++r) sum = add(sum, exp2_weight<T>(sub(log_of(r), largest)));
+    for (idx_t r = 0; r < count; ++r) largest = max(largest, log_of(r));
+    for (idx_t r = 0; r < count; ++r) sum = add(sum, exp2_weight<T>(sub(log_of(r), largest)));
     alignas(64) T sums[width<T>], maxima[width<T>];
     store<T>(sums, sum), store<T>(maxima, largest);
     for (int n = 0; n < width<T>; ++n) log_weights[j + n] = maxima[n] + std::log2(sums[n]) + shift[j + n];
@@ -72,8 +72,8 @@ void weigh_logarithms(const T* query, const T* raw, const T* shift, index count,
 /// Exponential features, all of one sign, or signed.
 template <class T>
 struct exponential_scaling final : log_scaling<T> {
-  index features = 0;
-  index divisor = 1;  // of phi(q).phi(k), which features do not include
+  idx_t features = 0;
+  idx_t divisor = 1;  // of phi(q).phi(k), which features do not include
   bool is_signed = false;
 
   /// A feature over its log scale.
@@ -89,20 +89,20 @@ struct exponential_scaling final : log_scaling<T> {
     const T* const shift = s.k_shift;
     T highest = -std::numeric_limits<T>::infinity();
     if (is_signed)
-      for (index t = 0; t < kernel_chunk; t += width<T>) highest = std::max(highest, max_lanes(load<T>(shift + t)));
-    for (index r = 0; r < features; ++r) {
+      for (idx_t t = 0; t < kernel_chunk; t += width<T>) highest = std::max(highest, max_lanes(load<T>(shift + t)));
+    for (idx_t r = 0; r < features; ++r) {
       const T* const from = raw + r * kernel_chunk;
       T largest = highest;
       if (!is_signed) {
         packet<T> most = add(load<T>(from), load<T>(shift));
-        for (index t = width<T>; t < kernel_chunk; t += width<T>)
+        for (idx_t t = width<T>; t < kernel_chunk; t += width<T>)
           most = max(most, add(load<T>(from + t), load<T>(shift + t)));
         largest = max_lanes(most);
       }
       const T raised = std::max(log_scale[r], nearest_whole(largest));
       decay[r] = log_scale[r] - raised;
       log_scale[r] = raised;
-      for (index t = 0; t < kernel_chunk; t += width<T>) {
+      for (idx_t t = 0; t < kernel_chunk; t += width<T>) {
         const packet<T> x = load<T>(from + t), y = load<T>(shift + t);
         store<T>(phi + r * kernel_chunk + t, feature(x, y, broadcast<T>(raised)));
       }
@@ -111,16 +111,16 @@ struct exponential_scaling final : log_scaling<T> {
   }
 
   /// pair_factor_ij = 2^(maximum_j - running_max_i), running_max_i the largest maximum_j of j <= i.
-  void keys_for_chunk(index count, const kernel_scratch<T>& s) const override {
+  void keys_for_chunk(idx_t count, const kernel_scratch<T>& s) const override {
     T *const maximum = s.k_max, *const running_max = s.running_max, *const pair_factor = s.pair_factor;
     below_own(s.k_own, maximum);
     T highest = no_log_scale<T>;
-    for (index t = 0; t < kernel_chunk; ++t) {
+    for (idx_t t = 0; t < kernel_chunk; ++t) {
       maximum[t] = is_signed ? s.k_shift[t] : maximum[t] + s.k_shift[t];
       running_max[t] = highest = std::max(highest, t < count ? maximum[t] : highest);
     }
-    for (index i = 0; i < count; ++i)
-      for (index j = 0; j <= i; j += width<T>)
+    for (idx_t i = 0; i < count; ++i)
+      for (idx_t j = 0; j <= i; j += width<T>)
         store<T>(pair_factor + i * kernel_chunk + j,
                  exp2_weight<T>(sub(load<T>(maximum + j), broadcast<T>(running_max[i]))));
   }
@@ -152,7 +152,7 @@ struct exponential_scaling final : log_scaling<T> {
   }
 
   void join(bool of_sums, bool of_chunk, T eps, const kernel_scratch<T>& s) const override {
-    for (index t = 0; t < kernel_chunk; t += width<T>) {
+    for (idx_t t = 0; t < kernel_chunk; t += width<T>) {
       const packet<T> none = broadcast<T>(no_log_scale<T>), before = of_sums ? load<T>(s.q_max + t) : none;
       const packet<T> own = of_chunk ? add(load<T>(s.own_max + t), load<T>(s.running_max + t)) : none;
       const packet<T> larger = max(before, own);
@@ -160,7 +160,7 @@ struct exponential_scaling final : log_scaling<T> {
       store<T>(s.own_factor + t, exp2_weight<T>(sub(own, larger)));
       store<T>(s.eps + t, larger);
     }
-    for (index t = 0; t < kernel_chunk; ++t) s.eps[t] = eps_over(eps, s.eps[t], s.q_shift[t]);
+    for (idx_t t = 0; t < kernel_chunk; ++t) s.eps[t] = eps_over(eps, s.eps[t], s.q_shift[t]);
   }
 
   /// The largest of the positive weights could be 1, so a sum below this may have lost all its terms.
@@ -168,36 +168,36 @@ struct exponential_scaling final : log_scaling<T> {
     return !is_signed && denominator < std::numeric_limits<T>::min() * T(std::uint64_t(1) << 45);
   }
 
-  void recompute_row(const chunk_view<T>& c, index i, T eps, const kernel_scratch<T>& s, T* out) const override {
+  void recompute_row(const chunk_view<T>& c, idx_t i, T eps, const kernel_scratch<T>& s, T* out) const override {
     T* const weights = s.log_weights;
     weigh_logarithms(s.q_raw, s.k_raw, s.k_shift, features, weights);
     const T sums_max = c.sums ? s.q_max[i] : no_log_scale<T>;
     T largest = sums_max;
-    for (index j = 0; j <= i; ++j) largest = std::max(largest, weights[j]);
+    for (idx_t j = 0; j <= i; ++j) largest = std::max(largest, weights[j]);
     const T of_sums = c.sums ? std::exp2(sums_max - largest) : T(0);
     T denominator = c.sums ? of_sums * s.den[i] : T(0);
-    for (index j = 0; j <= i; ++j) denominator += weights[j] = std::exp2(weights[j] - largest);
+    for (idx_t j = 0; j <= i; ++j) denominator += weights[j] = std::exp2(weights[j] - largest);
     // It is >= 1/2, or 0 where every logarithm is below no_log_scale, or NaN.
     const T whole = denominator + eps_over(eps, largest, s.q_shift[i]),
             normal = denominator == T(0) ? T(0) : T(1) / whole;
-    for (index d = 0; d < c.dim_v; ++d) {
-      const index col = d / panel_width<T> * panel_width<T>, lane = d % panel_width<T>;
+    for (idx_t d = 0; d < c.dim_v; ++d) {
+      const idx_t col = d / panel_width<T> * panel_width<T>, lane = d % panel_width<T>;
       T sum = T(0);
-      for (index r = 0; c.sums && r < c.features; ++r) sum += s.q_phi[r * kernel_chunk + i] * c.sums->value(r, d);
+      for (idx_t r = 0; c.sums && r < c.features; ++r) sum += s.q_phi[r * kernel_chunk + i] * c.sums->value(r, d);
       sum *= of_sums;
-      for (index j = 0; j <= i; ++j) sum += weights[j] * s.values[col * kernel_chunk + j * panel_width<T> + lane];
+      for (idx_t j = 0; j <= i; ++j) sum += weights[j] * s.values[col * kernel_chunk + j * panel_width<T> + lane];
       out[d] = sum * normal;
     }
   }
 
   void step_key(T* raw, T shift, T* log_scale, T* decay) const override {
-    for (index r = 0; r < features; ++r) {
+    for (idx_t r = 0; r < features; ++r) {
       const T raised = std::max(log_scale[r], nearest_whole(is_signed ? shift : raw[r] + shift));
       decay[r] = log_scale[r] - raised;
       log_scale[r] = raised;
     }
     map_packets(decay, decay, features, [](const auto& x) { return exp2_weight<T>(x); });
-    for (index r = 0; r < features; r += width<T>)  // whole packets: rows are padded
+    for (idx_t r = 0; r < features; r += width<T>)  // whole packets: rows are padded
       store<T>(raw + r, feature(load<T>(raw + r), broadcast<T>(shift), load<T>(log_scale + r)));
   }
 
@@ -205,8 +205,8 @@ struct exponential_scaling final : log_scaling<T> {
   T step_query(T* raw, const T* log_scale, T shift, T eps) const override {
     if (is_signed) return eps_over(eps, log_scale[0], shift);
     T largest = -std::numeric_limits<T>::infinity();
-    for (index r = 0; r < features; ++r) largest = std::max(largest, raw[r] + log_scale[r]);
-    for (index r = 0; r < features; r += width<T>)
+    for (idx_t r = 0; r < features; ++r) largest = std::max(largest, raw[r] + log_scale[r]);
+    for (idx_t r = 0; r < features; r += width<T>)
       store<T>(raw + r, exp2_weight<T>(sub(add(load<T>(raw + r), load<T>(log_scale + r)), broadcast<T>(largest))));
     return eps_over(eps, largest, shift);
   }

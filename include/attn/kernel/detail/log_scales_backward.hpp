@@ -33,22 +33,22 @@ void scale_queries(const exponential_scaling<T>& e, const T* log_scale, bool of_
 
 /// From s.k_raw the keys' features for the chunk: k_own, and factors[j][i] = 2^(maximum_j - running_max_i) for i >= j.
 template <class T>
-void scale_keys(const exponential_scaling<T>& e, index count, const kernel_scratch<T>& s, T* factors) {
+void scale_keys(const exponential_scaling<T>& e, idx_t count, const kernel_scratch<T>& s, T* factors) {
   if (e.is_signed) {
     std::copy_n(s.k_raw, e.features * kernel_chunk, s.k_own);
     std::copy_n(s.k_shift, kernel_chunk, s.k_max);
   } else {
     largest_of<T>(s.k_raw, e.features, nullptr, s.k_max);
     exp2_below<T>(s.k_raw, e.features, nullptr, s.k_max, s.k_own);
-    for (index t = 0; t < kernel_chunk; ++t) s.k_max[t] += s.k_shift[t];
+    for (idx_t t = 0; t < kernel_chunk; ++t) s.k_max[t] += s.k_shift[t];
   }
   T highest = no_log_scale<T>;
-  for (index t = 0; t < kernel_chunk; ++t)
+  for (idx_t t = 0; t < kernel_chunk; ++t)
     s.running_max[t] = highest = std::max(highest, t < count ? s.k_max[t] : highest);
-  for (index j = 0; j < count; ++j) {
+  for (idx_t j = 0; j < count; ++j) {
     T* const row = factors + j * kernel_chunk;
-    const index begin = j / width<T> * width<T>;
-    for (index t = begin; t < count; t += width<T>)
+    const idx_t begin = j / width<T> * width<T>;
+    for (idx_t t = begin; t < count; t += width<T>)
       store<T>(row + t, exp2_weight<T>(sub(broadcast<T>(s.k_max[j]), load<T>(s.running_max + t))));
     std::fill(row + begin, row + j, T(0));  // masked entries must not be NaN
   }
@@ -58,13 +58,13 @@ void scale_keys(const exponential_scaling<T>& e, index count, const kernel_scrat
 /// power of two. A weight cannot exceed 1, as the key is part of the denominator of every query that sees it: larger
 /// results, from rounding logarithms in the thousands, are clamped.
 template <class T>
-void weigh_keys(const exponential_scaling<T>& e, const T* log_scale, index lanes, const kernel_scratch<T>& s, T* psi,
+void weigh_keys(const exponential_scaling<T>& e, const T* log_scale, idx_t lanes, const kernel_scratch<T>& s, T* psi,
                 T* key_factor) {
   const packet<T> most = broadcast<T>(T(2));
   if (e.is_signed)
     map_packets(s.k_shift, key_factor, kernel_chunk,
                 [&](const auto& p) { return exp2_weight<T>(min(add(p, broadcast<T>(log_scale[0])), most)); });
-  each_packet<T>(e.features, lanes, [&](index r, index t, index n) {
+  each_packet<T>(e.features, lanes, [&](idx_t r, idx_t t, idx_t n) {
     const packet<T> raw = load<T>(s.k_raw + n);
     const packet<T> log = add(add(raw, load<T>(s.k_shift + t)), broadcast<T>(log_scale[r]));
     store<T>(psi + n, e.is_signed ? mul(raw, load<T>(key_factor + t)) : exp2_weight<T>(min(log, most)));
@@ -74,11 +74,11 @@ void weigh_keys(const exponential_scaling<T>& e, const T* log_scale, index lanes
 /// Row i of a chunk whose pairs underflowed: s.log_weights becomes the weights of its keys over the largest of them and of
 /// `sums_max`, whose logarithm it returns.
 template <class T>
-T weigh_row(index i, index features, T sums_max, const kernel_scratch<T>& s) {
+T weigh_row(idx_t i, idx_t features, T sums_max, const kernel_scratch<T>& s) {
   T *const weights = s.log_weights, largest = sums_max;
   weigh_logarithms(s.q_raw + i, s.k_raw, s.k_shift, features, weights);
-  for (index j = 0; j <= i; ++j) largest = std::max(largest, weights[j]);
-  for (index j = 0; j <= i; ++j) weights[j] = std::exp2(weights[j] - largest);
+  for (idx_t j = 0; j <= i; ++j) largest = std::max(largest, weights[j]);
+  for (idx_t j = 0; j <= i; ++j) weights[j] = std::exp2(weights[j] - largest);
   return largest;
 }
 

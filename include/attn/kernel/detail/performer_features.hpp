@@ -17,7 +17,7 @@ enum class performer_kernel {
 namespace detail {
 
 /// Features of a token that one row of W makes.
-constexpr index features_per_row(performer_kernel kernel) {
+constexpr idx_t features_per_row(performer_kernel kernel) {
   return kernel == performer_kernel::hyperbolic || kernel == performer_kernel::trigonometric ? 2 : 1;
 }
 
@@ -38,7 +38,7 @@ struct performer_features final : projected_features<T> {
   performer_features(const kernel_call<T>& c, const Options& options)
       : projected_features<T>(c, features_per_row(options.kernel)),
         kernel(options.kernel),
-        scale(options.scale.value_or(T(1) / std::sqrt(static_cast<T>(std::max<index>(dim, 1))))),
+        scale(options.scale.value_or(T(1) / std::sqrt(static_cast<T>(std::max<idx_t>(dim, 1))))),
         feature_eps(options.feature_eps.value_or(kernel == performer_kernel::relu ? T(1e-3) : T(0))),
         centred(options.center_keys) {
     exponential.features = this->features;
@@ -48,9 +48,9 @@ struct performer_features final : projected_features<T> {
   }
 
   static constexpr T log2_e = T(1.442695040888963407359924681);
-  index raw_size() const { return (this->features + tile_rows) * kernel_chunk; }
+  idx_t raw_size() const { return (this->features + tile_rows) * kernel_chunk; }
 
-  void layout(arena& memory, index item_heads) override {
+  void layout(arena& memory, idx_t item_heads) override {
     projected_features<T>::layout(memory, item_heads);
     centres = memory.allocate<T>(centred ? item_heads * dim : 0);
     maxima = memory.allocate<T>(published ? item_heads : 0);
@@ -60,16 +60,16 @@ struct performer_features final : projected_features<T> {
   void prepare(execution& exec) override {
     pack_rows();
     if (centred)
-      exec.for_each(item_heads(), [&](index item_head, int worker) {
+      exec.for_each(item_heads(), [&](idx_t item_head, int worker) {
         double *sums, *own;
         T* const row = exec.scratch(worker, [&](arena& memory) {
           sums = memory.allocate<double>(dim), own = memory.allocate<double>(dim);
           return memory.allocate<T>(dim);
         });
         std::fill_n(sums, dim, 0.0);
-        for (index n = 0; n * kernel_segment < call.lengths.keys(item_head / call.heads); ++n) {
+        for (idx_t n = 0; n * kernel_segment < call.lengths.keys(item_head / call.heads); ++n) {
           sum_segment(item_head, n, own, row);
-          for (index d = 0; d < dim; ++d) sums[d] += own[d];
+          for (idx_t d = 0; d < dim; ++d) sums[d] += own[d];
         }
         set_centre(item_head, sums, call.lengths.keys(item_head / call.heads));
       });
@@ -77,67 +77,67 @@ struct performer_features final : projected_features<T> {
   }
 
   void pack_rows() { this->pack(std::sqrt(scale) * (relu || is_signed ? T(1) : log2_e)); }
-  index item_heads() const { return call.k.extents[0] * call.heads; }
-  stored_matrix<T> keys_of(index item_head) const {
+  idx_t item_heads() const { return call.k.extents[0] * call.heads; }
+  stored_matrix<T> keys_of(idx_t item_head) const {
     return call.k.head(item_head / call.heads, item_head % call.heads / (call.heads / call.k.extents[1]));
   }
 
   /// The sum of the keys of segment n; `row` is scratch for one.
-  void sum_segment(index item_head, index n, double* sums, T* row) const {
+  void sum_segment(idx_t item_head, idx_t n, double* sums, T* row) const {
     const auto keys = keys_of(item_head);
-    const index begin = n * kernel_segment, count = call.lengths.keys(item_head / call.heads);
-    const index end = std::min(begin + kernel_segment, count);
+    const idx_t begin = n * kernel_segment, count = call.lengths.keys(item_head / call.heads);
+    const idx_t end = std::min(begin + kernel_segment, count);
     std::fill_n(sums, dim, 0.0);
-    for (index j = begin; j < end; ++j) {
+    for (idx_t j = begin; j < end; ++j) {
       keys.read_row(j, row);
-      for (index d = 0; d < dim; ++d) sums[d] += static_cast<double>(row[d]);
+      for (idx_t d = 0; d < dim; ++d) sums[d] += static_cast<double>(row[d]);
     }
   }
-  void set_centre(index item_head, const double* sums, index count) const {
-    for (index d = 0; d < dim; ++d)
-      centres[item_head * dim + d] = static_cast<T>(sums[d] / static_cast<double>(std::max<index>(count, 1)));
+  void set_centre(idx_t item_head, const double* sums, idx_t count) const {
+    for (idx_t d = 0; d < dim; ++d)
+      centres[item_head * dim + d] = static_cast<T>(sums[d] / static_cast<double>(std::max<idx_t>(count, 1)));
   }
 
   void find_maxima(execution& exec) const {
-    exec.for_each(item_heads(), [&](index item_head, int worker) {
-      const index count = call.lengths.keys(item_head / call.heads);
+    exec.for_each(item_heads(), [&](idx_t item_head, int worker) {
+      const idx_t count = call.lengths.keys(item_head / call.heads);
       T *columns, *raw;
       exec.scratch(worker, [&](arena& memory) {
         columns = memory.allocate<T>(dim * kernel_chunk);
         return raw = memory.allocate<T>(raw_size());
       });
       maxima[item_head] = -std::numeric_limits<T>::infinity();
-      for (index begin = 0; begin < count; begin += kernel_chunk) {
-        const index some = std::min<index>(kernel_chunk, count - begin);
+      for (idx_t begin = 0; begin < count; begin += kernel_chunk) {
+        const idx_t some = std::min<idx_t>(kernel_chunk, count - begin);
         const auto block = keys_of(item_head).block(begin, some, 0, kernel_chunk);
         pack_centred(block, centre_of(item_head), columns);
         this->project(item_head, columns, kernel_chunk, raw);
-        for (index n = 0; n < this->features * kernel_chunk; n += width<T>)
+        for (idx_t n = 0; n < this->features * kernel_chunk; n += width<T>)
           maxima[item_head] = std::max(maxima[item_head], max_lanes(load<T>(raw + n)));
       }
     });
   }
 
-  const T* centre_of(index item_head) const { return centred ? centres + item_head * dim : nullptr; }
+  const T* centre_of(idx_t item_head) const { return centred ? centres + item_head * dim : nullptr; }
 
   void pack_centred(const token_rows<T>& x, const T* centre, T* columns) const {
     call.k.access->pack_columns(x, dim, columns);
-    for (index d = 0; centre && d < dim; ++d)
-      for (index t = 0; t < x.lanes; t += width<T>)
+    for (idx_t d = 0; centre && d < dim; ++d)
+      for (idx_t t = 0; t < x.lanes; t += width<T>)
         store<T>(columns + d * kernel_chunk + t, sub(load<T>(columns + d * kernel_chunk + t), broadcast<T>(centre[d])));
   }
 
   /// Logarithms or numbers as log_scaling takes them, or plain features, of a block of tokens.
-  void raw_of(const token_rows<T>& x, index item_head, const T* centre, T* phi, T* shift, T* columns) const {
-    const index m = rows;
+  void raw_of(const token_rows<T>& x, idx_t item_head, const T* centre, T* phi, T* shift, T* columns) const {
+    const idx_t m = rows;
     pack_centred(x, centre, columns);
     this->project(item_head, columns, x.lanes, phi, centre || published ? nullptr : this->pairs_in(columns));
     sum_squares(columns, dim, x.lanes, shift);
     const T half = (is_signed ? T(0.5) : T(-0.5)) * scale * log2_e;
-    for (index t = 0; t < x.lanes; t += width<T>) store<T>(shift + t, mul(load<T>(shift + t), broadcast<T>(half)));
+    for (idx_t t = 0; t < x.lanes; t += width<T>) store<T>(shift + t, mul(load<T>(shift + t), broadcast<T>(half)));
     const auto each = [&](auto&& body) {
-      for (index r = 0; r < m; ++r)
-        for (index t = 0; t < x.lanes; t += width<T>) body(phi + r * kernel_chunk + t);
+      for (idx_t r = 0; r < m; ++r)
+        for (idx_t t = 0; t < x.lanes; t += width<T>) body(phi + r * kernel_chunk + t);
     };
     if (relu) {
       const packet<T> least = broadcast<T>(feature_eps);
@@ -155,21 +155,21 @@ struct performer_features final : projected_features<T> {
 
   /// As in the original: 2^(raw + shift - maximum) + feature_eps.
   void publish(T* phi, T* shift, const T* maximum) const {
-    for (index t = 0; t < kernel_chunk; t += width<T>)
+    for (idx_t t = 0; t < kernel_chunk; t += width<T>)
       store<T>(shift + t, sub(load<T>(maximum + t), load<T>(shift + t)));
     exp2_below<T>(phi, this->features, nullptr, shift, phi);
-    for (index n = 0; n < this->features * kernel_chunk; n += width<T>)
+    for (idx_t n = 0; n < this->features * kernel_chunk; n += width<T>)
       store<T>(phi + n, add(load<T>(phi + n), broadcast<T>(feature_eps)));
   }
 
-  void keys(const token_rows<T>& x, index item_head, T* phi, T* shift, T* work) const override {
+  void keys(const token_rows<T>& x, idx_t item_head, T* phi, T* shift, T* work) const override {
     raw_of(x, item_head, centre_of(item_head), phi, shift, work);
     if (!published) return;
     T* const maximum = work + dim * kernel_chunk;
     std::fill_n(maximum, kernel_chunk, maxima[item_head]);
     publish(phi, shift, maximum);
   }
-  void queries(const token_rows<T>& x, index item_head, T* phi, T* shift, T* work) const override {
+  void queries(const token_rows<T>& x, idx_t item_head, T* phi, T* shift, T* work) const override {
     raw_of(x, item_head, nullptr, phi, shift, work);
     if (!published) return;
     T* const maximum = work + dim * kernel_chunk;

@@ -19,7 +19,7 @@ struct performer_features_backward final : projected_features_backward<T> {
 
   const performer_features<T>& made;
   struct place {
-    index key, row;
+    idx_t key, row;
     T sum;  // of dh over all keys
   };
   place* largest = nullptr;  // [batch * heads]: where the maximum over all keys is
@@ -30,7 +30,7 @@ struct performer_features_backward final : projected_features_backward<T> {
     if (made.scaling) this->exponential = &made.exponential;
   }
 
-  void layout(arena& memory, index item_heads) override {
+  void layout(arena& memory, idx_t item_heads) override {
     base::layout(memory, item_heads);
     largest = memory.allocate<place>(made.published ? item_heads : 0);
   }
@@ -39,8 +39,8 @@ struct performer_features_backward final : projected_features_backward<T> {
     this->pack(std::sqrt(made.scale));
     if (!made.published) return;
     const kernel_call<T>& call = made.call;
-    exec.for_each(call.k.extents[0] * call.heads, [&](index item_head, int worker) {
-      const index b = item_head / call.heads, count = call.lengths.keys(b);
+    exec.for_each(call.k.extents[0] * call.heads, [&](idx_t item_head, int worker) {
+      const idx_t b = item_head / call.heads, count = call.lengths.keys(b);
       const auto keys = call.k.head(b, call.kv_head(item_head % call.heads));
       T *columns, *raw;
       exec.scratch(worker, [&](arena& memory) {
@@ -48,12 +48,12 @@ struct performer_features_backward final : projected_features_backward<T> {
         return raw = memory.allocate<T>(made.raw_size());
       });
       largest[item_head] = {0, 0, T(0)};
-      for (index begin = 0, found = 0; begin < count && !found; begin += kernel_chunk) {
-        const index some = std::min<index>(kernel_chunk, count - begin);
+      for (idx_t begin = 0, found = 0; begin < count && !found; begin += kernel_chunk) {
+        const idx_t some = std::min<idx_t>(kernel_chunk, count - begin);
         made.pack_centred(keys.block(begin, some, 0, kernel_chunk), made.centre_of(item_head), columns);
         made.project(item_head, columns, kernel_chunk, raw);
-        for (index r = 0; r < rows && !found; ++r)
-          for (index t = 0; t < some && !found; ++t)
+        for (idx_t r = 0; r < rows && !found; ++r)
+          for (idx_t t = 0; t < some && !found; ++t)
             if (raw[r * kernel_chunk + t] == made.maxima[item_head])
               largest[item_head] = {begin + t, r, T(0)}, found = 1;
       }
@@ -61,7 +61,7 @@ struct performer_features_backward final : projected_features_backward<T> {
   }
 
   void back(const tokens_back<T>& x, T* dx, kernel_sums<T>* dw, T* work) const override {
-    const index lanes = x.rows.lanes;
+    const idx_t lanes = x.rows.lanes;
     T *const columns = work, *const half = work + (dim + 1) * kernel_chunk, *const maximum = half + kernel_chunk;
     T* const panels = maximum + 2 * kernel_chunk;
     const T* const centre = x.of_keys ? made.centre_of(x.item_head) : nullptr;
@@ -72,9 +72,9 @@ struct performer_features_backward final : projected_features_backward<T> {
     to_projections(x, lanes, half);
     if (dx) {
       this->project_back(x.item_head, x.d, lanes, dx);
-      for (index d = 0; d < dim && !made.relu; ++d)
-        for (index t = 0; t < lanes; t += width<T>) {
-          const index n = d * kernel_chunk + t;
+      for (idx_t d = 0; d < dim && !made.relu; ++d)
+        for (idx_t t = 0; t < lanes; t += width<T>) {
+          const idx_t n = d * kernel_chunk + t;
           store<T>(dx + n, fma(load<T>(half + t), load<T>(columns + n), load<T>(dx + n)));
         }
     }
@@ -84,14 +84,14 @@ struct performer_features_backward final : projected_features_backward<T> {
   }
 
   /// x.d becomes du; half[t] the factor of x: -+ scale dh.
-  void to_projections(const tokens_back<T>& x, index lanes, T* half) const {
-    const index m = rows * kernel_chunk, all = this->features.features;
+  void to_projections(const tokens_back<T>& x, idx_t lanes, T* half) const {
+    const idx_t m = rows * kernel_chunk, all = this->features.features;
     const packet<T> sign = broadcast<T>(made.is_signed ? made.scale : -made.scale);
-    const auto at = [&](index r, index t) { return x.d + r * kernel_chunk + t; };
-    for (index t = 0; t < lanes; t += width<T>) {
+    const auto at = [&](idx_t r, idx_t t) { return x.d + r * kernel_chunk + t; };
+    for (idx_t t = 0; t < lanes; t += width<T>) {
       packet<T> sum = zero<T>();
       if (made.is_signed) {
-        for (index r = 0; r < rows; ++r) {
+        for (idx_t r = 0; r < rows; ++r) {
           const packet<T> sine = load<T>(x.phi + r * kernel_chunk + t), cosine = load<T>(x.phi + r * kernel_chunk + m + t);
           const packet<T> ds = load<T>(at(r, t)), dc = load<T>(at(r, t) + m);
           sum = fma(ds, sine, fma(dc, cosine, sum));
@@ -99,13 +99,13 @@ struct performer_features_backward final : projected_features_backward<T> {
         }
       } else if (made.relu) {
         const packet<T> least = broadcast<T>(made.feature_eps);
-        for (index r = 0; r < rows; ++r)
+        for (idx_t r = 0; r < rows; ++r)
           store<T>(at(r, t), if_less(least, load<T>(x.phi + r * kernel_chunk + t), load<T>(at(r, t)), zero<T>()));
       } else if (made.published) {
         continue;
       } else {
-        for (index r = 0; r < all; ++r) sum = add(sum, load<T>(at(r, t)));
-        for (index r = 0; r < rows && made.kernel == performer_kernel::hyperbolic; ++r)
+        for (idx_t r = 0; r < all; ++r) sum = add(sum, load<T>(at(r, t)));
+        for (idx_t r = 0; r < rows && made.kernel == performer_kernel::hyperbolic; ++r)
           store<T>(at(r, t), sub(load<T>(at(r, t)), load<T>(at(r, t) + m)));
       }
       store<T>(half + t, mul(sum, sign));
@@ -120,49 +120,49 @@ struct performer_features_backward final : projected_features_backward<T> {
       std::fill_n(maximum, kernel_chunk, made.maxima[x.item_head]);
     else
       largest_of<T>(raw, rows, nullptr, maximum);
-    for (index t = 0; t < kernel_chunk; t += width<T>) {
+    for (idx_t t = 0; t < kernel_chunk; t += width<T>) {
       const packet<T> less = sub(load<T>(shift + t), load<T>(maximum + t));
       packet<T> sum = zero<T>();
-      for (index r = 0; r < rows; ++r) {
-        const index n = r * kernel_chunk + t;
+      for (idx_t r = 0; r < rows; ++r) {
+        const idx_t n = r * kernel_chunk + t;
         const packet<T> d = mul(load<T>(x.d + n), exp2_weight<T>(add(load<T>(raw + n), less)));
         store<T>(x.d + n, d);
         sum = add(sum, d);
       }
       store<T>(half + t, sum);
     }
-    for (index t = 0; t < x.rows.count && !x.of_keys; ++t)
-      for (index r = 0; r < rows; ++r)
+    for (idx_t t = 0; t < x.rows.count && !x.of_keys; ++t)
+      for (idx_t r = 0; r < rows; ++r)
         if (raw[r * kernel_chunk + t] == maximum[t]) {
           x.d[r * kernel_chunk + t] -= half[t];
           break;
         }
-    for (index t = 0; t < x.rows.count && x.of_keys; ++t) largest[x.item_head].sum += half[t];
-    for (index t = 0; t < kernel_chunk; ++t) half[t] *= -made.scale;
+    for (idx_t t = 0; t < x.rows.count && x.of_keys; ++t) largest[x.item_head].sum += half[t];
+    for (idx_t t = 0; t < kernel_chunk; ++t) half[t] *= -made.scale;
   }
 
-  void finish_head(index item_head, T* rows_of_keys, kernel_sums<T>* dw, T* work) const override {
+  void finish_head(idx_t item_head, T* rows_of_keys, kernel_sums<T>* dw, T* work) const override {
     if (!made.published) return;
     const kernel_call<T>& call = made.call;
     const place& at = largest[item_head];
     const T factor = std::sqrt(made.scale) * at.sum;
-    const index b = item_head / call.heads, h = item_head % call.heads;
+    const idx_t b = item_head / call.heads, h = item_head % call.heads;
     if (rows_of_keys) {
       made.w.head(0, h / (call.heads / made.matrices)).read_row(at.row, work);
-      for (index d = 0; d < dim; ++d) rows_of_keys[at.key * dim + d] -= factor * work[d];
+      for (idx_t d = 0; d < dim; ++d) rows_of_keys[at.key * dim + d] -= factor * work[d];
     }
     if (!dw) return;
     call.k.head(b, call.kv_head(h)).read_row(at.key, work);
     const T* const centre = made.centre_of(item_head);
-    for (index d = 0; d < dim; ++d) dw->value(at.row, d) -= factor * (work[d] - (centre ? centre[d] : T(0)));
+    for (idx_t d = 0; d < dim; ++d) dw->value(at.row, d) -= factor * (work[d] - (centre ? centre[d] : T(0)));
   }
 
-  void finish_keys(T* rows_of_keys, index count) const override {
-    for (index d = 0; d < dim && made.centred; ++d) {
+  void finish_keys(T* rows_of_keys, idx_t count) const override {
+    for (idx_t d = 0; d < dim && made.centred; ++d) {
       double sum = 0;
-      for (index j = 0; j < count; ++j) sum += static_cast<double>(rows_of_keys[j * dim + d]);
+      for (idx_t j = 0; j < count; ++j) sum += static_cast<double>(rows_of_keys[j * dim + d]);
       const T mean = static_cast<T>(sum / static_cast<double>(count));
-      for (index j = 0; j < count; ++j) rows_of_keys[j * dim + d] -= mean;
+      for (idx_t j = 0; j < count; ++j) rows_of_keys[j * dim + d] -= mean;
     }
   }
 };

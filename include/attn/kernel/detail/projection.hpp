@@ -11,11 +11,11 @@ template <class T>
 struct projected_features : feature_map<T> {
   const kernel_call<T>& call;
   const stored_tensor<T>& w = call.projection;
-  const index matrices = w.extents[1], rows = w.extents[2], dim = w.extents[3];
+  const idx_t matrices = w.extents[1], rows = w.extents[2], dim = w.extents[3];
   T *packed = nullptr, packed_factor = T(1);  // W times packed_factor
   bf16_pair* packed_pairs = nullptr;
 
-  projected_features(const kernel_call<T>& c, index features_per_row) : call(c) {
+  projected_features(const kernel_call<T>& c, idx_t features_per_row) : call(c) {
     this->features = rows * features_per_row;
     this->scratch_size = (dim + 1 + (paired() ? operands<bf16_pair>(dim) : 0)) * kernel_chunk;
     this->operations = 2 * rows * dim + 10 * this->features;
@@ -23,9 +23,9 @@ struct projected_features : feature_map<T> {
   }
 
   bool paired() const { return has_pairs<T> && w.access->paired; }
-  index matrix_size() const { return round_up(rows, tile_rows) * dim; }
-  index matrix_pairs() const { return round_up(rows, tile_rows) * row_operands<bf16_pair>(dim); }
-  void layout(arena& memory, index) override {
+  idx_t matrix_size() const { return round_up(rows, tile_rows) * dim; }
+  idx_t matrix_pairs() const { return round_up(rows, tile_rows) * row_operands<bf16_pair>(dim); }
+  void layout(arena& memory, idx_t) override {
     packed = memory.allocate<T>(matrices * matrix_size());
     if (paired()) packed_pairs = memory.allocate<bf16_pair>(matrices * matrix_pairs());
   }
@@ -37,9 +37,9 @@ struct projected_features : feature_map<T> {
   /// W times `times`.
   void pack(T times) {
     packed_factor = times;
-    for (index h = 0; h < matrices; ++h)
-      for (index r = 0; r < rows; r += tile_rows) {
-        const index some = std::min<index>(tile_rows, rows - r);
+    for (idx_t h = 0; h < matrices; ++h)
+      for (idx_t r = 0; r < rows; r += tile_rows) {
+        const idx_t some = std::min<idx_t>(tile_rows, rows - r);
         w.access->pack_rows(w.head(0, h), r, some, times, packed + h * matrix_size() + r * dim);
         if (packed_pairs)
           w.access->pack_row_pairs(w.head(0, h), r, some,
@@ -49,15 +49,15 @@ struct projected_features : feature_map<T> {
 
   /// phi[r][t] = packed_factor W_r x_t for the lanes [0, lanes) of columns [dim][chunk]; writes up to tile_rows rows beyond.
   /// Where `pairs` is given, scratch memory, columns are bf16 numbers.
-  void project(index item_head, const T* columns, index lanes, T* phi, bf16_pair* pairs = nullptr) const {
-    const index matrix = item_head % call.heads / (call.heads / matrices);
-    const auto multiply = [&]<class P>(const P* left, index left_depth, const P* right, const auto& finish) {
-      for (index r = 0; r < rows; r += tile_rows)
-        with_tile_height(std::min<index>(tile_rows, rows - r), [&](auto M) {
+  void project(idx_t item_head, const T* columns, idx_t lanes, T* phi, bf16_pair* pairs = nullptr) const {
+    const idx_t matrix = item_head % call.heads / (call.heads / matrices);
+    const auto multiply = [&]<class P>(const P* left, idx_t left_depth, const P* right, const auto& finish) {
+      for (idx_t r = 0; r < rows; r += tile_rows)
+        with_tile_height(std::min<idx_t>(tile_rows, rows - r), [&](auto M) {
           panel_products<P, M.value, kernel_chunk, true>(
               packed_rows<P>{left + r * left_depth}, right, panel_width<P>, 0, round_up(lanes, panel_width<T>),
               operands<P>(dim),
-              [&](auto m, index t, const auto& x) { store<T>(phi + (r + m) * kernel_chunk + t, finish(x)); });
+              [&](auto m, idx_t t, const auto& x) { store<T>(phi + (r + m) * kernel_chunk + t, finish(x)); });
         });
     };
     if constexpr (has_pairs<T>)
@@ -76,10 +76,10 @@ struct projected_features : feature_map<T> {
 
 /// squares[t] = sum over d of columns[d][t]^2.
 template <class T>
-void sum_squares(const T* columns, index dim, index lanes, T* squares) {
-  for (index t = 0; t < lanes; t += width<T>) {
+void sum_squares(const T* columns, idx_t dim, idx_t lanes, T* squares) {
+  for (idx_t t = 0; t < lanes; t += width<T>) {
     packet<T> sum = zero<T>();
-    for (index d = 0; d < dim; ++d) {
+    for (idx_t d = 0; d < dim; ++d) {
       const packet<T> x = load<T>(columns + d * kernel_chunk + t);
       sum = fma(x, x, sum);
     }

@@ -26,26 +26,26 @@ struct recurrent_steps {
 
   struct rows {
     T *keys, *queries, *shifts, *normal;
-    index stride;
+    idx_t stride;
   };
   /// Token t of the sums of head h of batch item b.
   struct token {
-    index b, h, t;
+    idx_t b, h, t;
   };
 
   /// One token of each of `count` heads of sums: several where they share a map, else one.
-  void step(const token* tokens, index count, const kernel_scratch<T>& s, const rows& x) const {
-    const index group = call.group(), m = call.map->features, all = count * group;
-    const index item_head = tokens[0].b * call.heads + tokens[0].h;
+  void step(const token* tokens, idx_t count, const kernel_scratch<T>& s, const rows& x) const {
+    const idx_t group = call.group(), m = call.map->features, all = count * group;
+    const idx_t item_head = tokens[0].b * call.heads + tokens[0].h;
     token_rows<T> keys(count, call.k.col_stride);
-    for (index n = 0; n < count; ++n)
+    for (idx_t n = 0; n < count; ++n)
       keys.at[n] = call.k.head(tokens[n].b, call.kv_head(tokens[n].h)).row(tokens[n].t);
     call.map->keys(keys, item_head, s.k_own, s.k_shift, s.map);
     columns_to_rows(s.k_own, m, count, x.keys, x.stride);
-    for (index begin = 0; begin < all; begin += kernel_chunk) {
-      const index some = std::min<index>(kernel_chunk, all - begin);
+    for (idx_t begin = 0; begin < all; begin += kernel_chunk) {
+      const idx_t some = std::min<idx_t>(kernel_chunk, all - begin);
       token_rows<T> queries(some, call.q.col_stride);
-      for (index n = 0; n < some; ++n) {
+      for (idx_t n = 0; n < some; ++n) {
         const token& at = tokens[(begin + n) / group];
         queries.at[n] = call.q.head(at.b, at.h * group + (begin + n) % group).row(at.t);
       }
@@ -53,13 +53,13 @@ struct recurrent_steps {
       columns_to_rows(s.q_own, m, some, x.queries + begin * x.stride, x.stride);
       std::copy_n(s.q_shift, call.log_scaled() ? some : 0, x.shifts + begin);
     }
-    for (index n = 0; n < count; ++n) step_one(tokens[n], n, s, x);
+    for (idx_t n = 0; n < count; ++n) step_one(tokens[n], n, s, x);
   }
 
   /// The n-th token of those whose features were computed.
-  void step_one(const token& at, index n, const kernel_scratch<T>& s, const rows& x) const {
-    const index b = at.b, h = at.h, t = at.t, length = call.lengths.keys(b);
-    const index group = call.group(), m = call.map->features;
+  void step_one(const token& at, idx_t n, const kernel_scratch<T>& s, const rows& x) const {
+    const idx_t b = at.b, h = at.h, t = at.t, length = call.lengths.keys(b);
+    const idx_t group = call.group(), m = call.map->features;
     T *const last = call.state.at(b, t, length), *const next = call.state.at(b, t + 1, length);
     const auto before = call.sums_at(last, h);
     auto sums = call.sums_at(next, h);
@@ -68,78 +68,78 @@ struct recurrent_steps {
     T *const key = x.keys + n * x.stride, *const queries = x.queries + n * group * x.stride;
     T g = call.gated() ? call.gate_at(b, h, t) : T(1);
     if (call.complement && call.gated())
-      for (index r = 0; r < m; ++r) key[r] *= T(1) - g;
+      for (idx_t r = 0; r < m; ++r) key[r] *= T(1) - g;
     if (call.extra.run) g = prepare_extra(b, h, t, queries, s.row_decay, x.stride);
     if (call.gated() || call.extra.per_channel()) whole_decay *= g;
     if (!call.extra.per_channel()) std::fill_n(s.row_decay, kernel_sums<T>::lanes(m), g);
     if (call.extra.bonus) return step_with_bonus(at, before, sums, key, queries, s, x);
     const log_scaling<T>* const scaling = call.map->scaling;
     if (scaling) scaling->step_key(key, s.k_shift[n], sums.log_scale, s.row_decay);
-    for (index r = 0; r < m; ++r) sums.weights[r] = std::fma(sums.weights[r], s.row_decay[r], key[r]);
+    for (idx_t r = 0; r < m; ++r) sums.weights[r] = std::fma(sums.weights[r], s.row_decay[r], key[r]);
     call.v.head(b, call.kv_head(h)).read_row(t, s.values);
-    for (index i = 0; i < group; ++i) {
+    for (idx_t i = 0; i < group; ++i) {
       T* const query = queries + i * x.stride;
       T eps = call.eps;
       if (scaling) eps = scaling->step_query(query, sums.log_scale, x.shifts[n * group + i], eps);
       const T whole = dot_rows(query, sums.weights, m) + eps;
       x.normal[i] = !call.normalise ? T(1) : std::abs(whole) < least_denominator<T> ? T(0) : T(1) / whole;
     }
-    step_head(before, sums, key, s.row_decay, s.values, queries, x.stride, group, [&](index i, index col, T* sum) {
+    step_head(before, sums, key, s.row_decay, s.values, queries, x.stride, group, [&](idx_t i, idx_t col, T* sum) {
       const auto to = call.out.head(b, h * group + i);
-      const index cols = std::min<index>(panel_width<T>, call.shape.dim_v - col);
-      for (index d = 0; d < cols; ++d) sum[d] *= x.normal[i];
+      const idx_t cols = std::min<idx_t>(panel_width<T>, call.shape.dim_v - col);
+      for (idx_t d = 0; d < cols; ++d) sum[d] *= x.normal[i];
       to.access->write(sum, to.row(t) + col * to.col_stride * to.access->size, cols, to.col_stride);
     });
   }
 
   /// Scale and log decay; returns the decay of the token, NaN where it is per channel.
-  T prepare_extra(index b, index h, index t, T* queries, T* row_decay, index stride) const {
+  T prepare_extra(idx_t b, idx_t h, idx_t t, T* queries, T* row_decay, idx_t stride) const {
     const linear_extra<T>& extra = call.extra;
-    const index m = call.map->features;
-    for (index i = 0; i < call.group(); ++i)
-      for (index r = 0; r < m; ++r) queries[i * stride + r] *= extra.scale;
+    const idx_t m = call.map->features;
+    for (idx_t i = 0; i < call.group(); ++i)
+      for (idx_t r = 0; r < m; ++r) queries[i * stride + r] *= extra.scale;
     if (!extra.per_channel()) return call.gated() ? call.gate_at(b, h, t) : T(1);
-    const index heads = extra.log_decay.extent(1), own = heads == call.heads ? h : h / (call.heads / heads);
+    const idx_t heads = extra.log_decay.extent(1), own = heads == call.heads ? h : h / (call.heads / heads);
     std::fill_n(row_decay, kernel_sums<T>::lanes(m), T(0));
-    for (index r = 0; r < m; ++r) row_decay[r] = extra.log_decay(b, own, t, r);
-    for (index r = 0; r < m; r += width<T>) store<T>(row_decay + r, exp_weight<T>(load<T>(row_decay + r)));
+    for (idx_t r = 0; r < m; ++r) row_decay[r] = extra.log_decay(b, own, t, r);
+    for (idx_t r = 0; r < m; r += width<T>) store<T>(row_decay + r, exp_weight<T>(load<T>(row_decay + r)));
     return std::numeric_limits<T>::quiet_NaN();
   }
 
   /// The queries read the sums before the token, and the token through the bonus.
   void step_with_bonus(const token& at, const kernel_sums<T>& before, kernel_sums<T>& sums, const T* key,
                        const T* queries, const kernel_scratch<T>& s, const rows& x) const {
-    const index b = at.b, h = at.h, t = at.t, group = call.group(), m = call.map->features;
+    const idx_t b = at.b, h = at.h, t = at.t, group = call.group(), m = call.map->features;
     call.v.head(b, call.kv_head(h)).read_row(t, s.values);
     alignas(64) T row[panel_width<T>];
-    for (index i = 0; i < group; ++i) {
+    for (idx_t i = 0; i < group; ++i) {
       const T* const query = queries + i * x.stride;
       T own = T(0);
-      for (index r = 0; r < m; ++r) own += query[r] * call.extra.bonus(h * group + i, r) * key[r];
+      for (idx_t r = 0; r < m; ++r) own += query[r] * call.extra.bonus(h * group + i, r) * key[r];
       const T whole = dot_rows(query, sums.weights, m) + own + call.eps;
       const T normal = !call.normalise ? T(1) : std::abs(whole) < least_denominator<T> ? T(0) : T(1) / whole;
       const auto to = call.out.head(b, h * group + i);
-      for (index col = 0; col < sums.dim_v; col += panel_width<T>) {
+      for (idx_t col = 0; col < sums.dim_v; col += panel_width<T>) {
         step_panel<T, 1, false>(before.panel(col), nullptr, m, key, s.row_decay, nullptr, query, x.stride, row);
-        const index cols = std::min<index>(panel_width<T>, sums.dim_v - col);
-        for (index d = 0; d < cols; ++d) row[d] = (row[d] + own * s.values[col + d]) * normal;
+        const idx_t cols = std::min<idx_t>(panel_width<T>, sums.dim_v - col);
+        for (idx_t d = 0; d < cols; ++d) row[d] = (row[d] + own * s.values[col + d]) * normal;
         to.access->write(row, to.row(t) + col * to.col_stride * to.access->size, cols, to.col_stride);
       }
     }
-    for (index r = 0; r < m; ++r) sums.weights[r] = std::fma(sums.weights[r], s.row_decay[r], key[r]);
-    step_head(before, sums, key, s.row_decay, s.values, queries, x.stride, 1, [](index, index, T*) {});
+    for (idx_t r = 0; r < m; ++r) sums.weights[r] = std::fma(sums.weights[r], s.row_decay[r], key[r]);
+    step_head(before, sums, key, s.row_decay, s.values, queries, x.stride, 1, [](idx_t, idx_t, T*) {});
   }
 
   void run(execution& exec) const {
-    const index item_heads = call.shape.batch * call.heads, threads = exec.active_threads(), group = call.group();
-    const index fair = std::min(kernel_chunk / std::max<index>(1, group), (item_heads + threads - 1) / threads);
-    const index most = call.map->shared ? std::max<index>(1, fair) : 1;
+    const idx_t item_heads = call.shape.batch * call.heads, threads = exec.active_threads(), group = call.group();
+    const idx_t fair = std::min(kernel_chunk / std::max<idx_t>(1, group), (item_heads + threads - 1) / threads);
+    const idx_t most = call.map->shared ? std::max<idx_t>(1, fair) : 1;
     exec.shared_scratch([&](arena& memory) {
       call.map->layout(memory, item_heads);
       return 0;
     });
     call.map->prepare(exec);
-    exec.for_each((item_heads + most - 1) / most, [&](index task, int worker) {
+    exec.for_each((item_heads + most - 1) / most, [&](idx_t task, int worker) {
       rows x;
       token* tokens = nullptr;
       const auto s = exec.scratch(worker, [&](arena& memory) {
@@ -151,10 +151,10 @@ struct recurrent_steps {
         tokens = memory.allocate<token>(most);
         return call.scratch(memory);
       });
-      const index begin = task * most, end = std::min(begin + most, item_heads);
-      index count = 0;
-      for (index item_head = begin; item_head < end; ++item_head) {
-        const index b = item_head / call.heads, h = item_head % call.heads;
+      const idx_t begin = task * most, end = std::min(begin + most, item_heads);
+      idx_t count = 0;
+      for (idx_t item_head = begin; item_head < end; ++item_head) {
+        const idx_t b = item_head / call.heads, h = item_head % call.heads;
         if (first.keys(b) < call.lengths.keys(b)) tokens[count++] = {b, h, first.keys(b)};
         if (call.lengths.queries(b) < call.shape.queries) call.pad(b, h);
       }

@@ -44,16 +44,16 @@ struct state_stream {
 
   const char* name;  // of the state, for messages
   std::uint32_t kind = 0, variant = 0;
-  index batch = 0, heads = 0, features = 0, value_dim = 0;
+  idx_t batch = 0, heads = 0, features = 0, value_dim = 0;
 
   /// each_number(visit) visits the state's numbers in order. Throws std::runtime_error if writing fails.
   template <class EachNumber>
-  void write(std::ostream& stream, std::span<const index> tokens, EachNumber&& each_number) const {
+  void write(std::ostream& stream, std::span<const idx_t> tokens, EachNumber&& each_number) const {
     std::string bytes = "attnsums";
     for (std::uint32_t n : {version, kind, variant, static_cast<std::uint32_t>(sizeof(T))})
       put_number(bytes, n);
-    for (index n : {batch, heads, features, value_dim}) put_number(bytes, n);
-    for (index n : tokens) put_number(bytes, n);
+    for (idx_t n : {batch, heads, features, value_dim}) put_number(bytes, n);
+    for (idx_t n : tokens) put_number(bytes, n);
     each_number([&](const T& x) { put_number(bytes, x); });
     put_number(bytes, fnv_1a(bytes));
     if (!stream.write(bytes.data(), static_cast<std::streamsize>(bytes.size())))
@@ -64,19 +64,19 @@ struct state_stream {
   /// another format or version, or a damaged one, and std::invalid_argument for a state of another kind or shape,
   /// before any number changes.
   template <class EachNumber>
-  void read(std::istream& stream, std::span<index> tokens, index count, EachNumber&& each_number) const {
+  void read(std::istream& stream, std::span<idx_t> tokens, idx_t count, EachNumber&& each_number) const {
     constexpr std::size_t letters = 8, fixed = letters + 4 * 4 + 4 * 8;
     std::string bytes = taken(stream, fixed);
     if (bytes.compare(0, letters, "attnsums") != 0) fail("a stream that begins with attnsums", "another");
     if (bytes.size() < fixed) fail(text({"a header of ", fixed, " bytes"}), bytes.size());
     std::size_t at = letters;
-    const auto word = [&] { return static_cast<index>(get_number<std::uint32_t>(bytes, at)); };
-    const auto extent = [&] { return get_number<index>(bytes, at); };
-    if (const index its_version = word(); its_version != version) fail(text({"stream version ", version}), its_version);
+    const auto word = [&] { return static_cast<idx_t>(get_number<std::uint32_t>(bytes, at)); };
+    const auto extent = [&] { return get_number<idx_t>(bytes, at); };
+    if (const idx_t its_version = word(); its_version != version) fail(text({"stream version ", version}), its_version);
     const validator check(name);
-    const index its_kind = word(), its_variant = word(), size = word();
-    if (its_kind != index(kind)) check.fail("a stream of the same kind of state", "another kind");
-    if (its_variant != index(variant)) check.fail("a stream of the same feature kernel", "another");
+    const idx_t its_kind = word(), its_variant = word(), size = word();
+    if (its_kind != idx_t(kind)) check.fail("a stream of the same kind of state", "another kind");
+    if (its_variant != idx_t(variant)) check.fail("a stream of the same feature kernel", "another");
     check.equal("bytes of a number =", sizeof(T), size);
     check.equal("batch of the stream = batch", batch, extent());
     check.equal("heads of the stream = heads", heads, extent());
@@ -90,12 +90,12 @@ struct state_stream {
     bytes.resize(fixed + body);
     const auto each_length = [&](auto&& visit) {
       at = fixed;
-      for (index& n : tokens) visit(n, extent());
+      for (idx_t& n : tokens) visit(n, extent());
     };
     bool damaged = sum != fnv_1a(bytes);
-    each_length([&](index, index n) { damaged |= n < 0; });
+    each_length([&](idx_t, idx_t n) { damaged |= n < 0; });
     if (damaged) fail("the checksum of an undamaged stream", "another");
-    each_length([](index& to, index n) { to = n; });
+    each_length([](idx_t& to, idx_t n) { to = n; });
     each_number([&](T& x) { x = get_number<T>(bytes, at); });
   }
 

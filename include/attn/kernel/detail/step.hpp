@@ -7,16 +7,16 @@
 namespace attn::inline ATTN_ISA::detail {
 
 /// Up to this many tokens a step computes them one by one; for more, a chunk is faster.
-inline constexpr index few_tokens = 3;
+inline constexpr idx_t few_tokens = 3;
 /// Queries whose results one pass over the sums computes.
 inline constexpr int step_queries = 4;
 
 /// rows[t][r] = columns[r][t] for t < count: features of a block, token by token. Rows are `stride` apart.
 template <class T>
-void columns_to_rows(const T* columns, index features, index count, T* rows, index stride) {
+void columns_to_rows(const T* columns, idx_t features, idx_t count, T* rows, idx_t stride) {
   constexpr int w = width<T>;
-  for (index t = 0; t < count; t += w)
-    for (index r = 0; r < features; r += w) {
+  for (idx_t t = 0; t < count; t += w)
+    for (idx_t r = 0; r < features; r += w) {
       packet<T> square[w];
       for (int i = 0; i < w; ++i) square[i] = load<T>(columns + std::min(r + i, features - 1) * kernel_chunk + t);
       transpose<T>(square);
@@ -27,17 +27,17 @@ void columns_to_rows(const T* columns, index features, index count, T* rows, ind
 /// One panel of S: S = decay from + key v^T, stored in `to`, or without a key S = from; `from` and `to` may be the
 /// same. Then out[g] = sum over r of queries[g][r] S[r].
 template <class T, int G, bool Update>
-void step_panel(const T* from, T* to, index features, const T* key, const T* decay, const T* value, const T* queries,
-                index stride, T* out) {
+void step_panel(const T* from, T* to, idx_t features, const T* key, const T* decay, const T* value, const T* queries,
+                idx_t stride, T* out) {
   packet<T> sum[G][2], v[2];
   unroll<2>([&](auto half) {
     unroll<G>([&](auto g) { sum[g][half] = zero<T>(); });
     v[half] = Update ? load<T>(value + half * width<T>) : zero<T>();
   });
-  for (index r = 0; r < features; ++r) {
+  for (idx_t r = 0; r < features; ++r) {
     packet<T> x[2];
     unroll<2>([&](auto half) {
-      const index at = r * panel_width<T> + half * width<T>;
+      const idx_t at = r * panel_width<T> + half * width<T>;
       x[half] = load<T>(from + at);
       if constexpr (Update) {
         x[half] = fma(broadcast<T>(key[r]), v[half], mul(broadcast<T>(decay[r]), x[half]));
@@ -58,11 +58,11 @@ void step_panel(const T* from, T* to, index features, const T* key, const T* dec
 /// panel.
 template <class T, class Done>
 void step_head(const kernel_sums<T>& before, kernel_sums<T>& sums, const T* key, const T* decay, const T* value,
-               const T* queries, index stride, index count, Done&& done) {
+               const T* queries, idx_t stride, idx_t count, Done&& done) {
   alignas(64) T out[step_queries * panel_width<T>];
-  for (index col = 0; col < sums.dim_v; col += panel_width<T>)
-    for (index g = 0; g == 0 || g < count; g += step_queries) {
-      const index some = std::min<index>(step_queries, count - g);
+  for (idx_t col = 0; col < sums.dim_v; col += panel_width<T>)
+    for (idx_t g = 0; g == 0 || g < count; g += step_queries) {
+      const idx_t some = std::min<idx_t>(step_queries, count - g);
       const T* const q = queries + g * stride;
       const auto pass = [&](auto G) {
         if (g == 0)
@@ -75,15 +75,15 @@ void step_head(const kernel_sums<T>& before, kernel_sums<T>& sums, const T* key,
         pass(std::integral_constant<int, 1>{});
       else  // rows beyond the last query have arbitrary values: the block is padded
         pass(std::integral_constant<int, step_queries>{});
-      for (index n = 0; n < some; ++n) done(g + n, col, out + n * panel_width<T>);
+      for (idx_t n = 0; n < some; ++n) done(g + n, col, out + n * panel_width<T>);
     }
 }
 
 /// sum over r < n of a[r] b[r].
 template <class T>
-T dot_rows(const T* a, const T* b, index n) {
+T dot_rows(const T* a, const T* b, idx_t n) {
   packet<T> sum = zero<T>();
-  index i = 0;
+  idx_t i = 0;
   for (; i + width<T> <= n; i += width<T>) sum = fma(load<T>(a + i), load<T>(b + i), sum);
   T rest = sum_lanes(sum);
   for (; i < n; ++i) rest = std::fma(a[i], b[i], rest);

@@ -11,29 +11,29 @@ namespace attn::inline ATTN_ISA::detail {
 template <class T>
 struct gradient_access {
   /// Rows [first, count) of the `count` from `begin` on, from columns [dim][kernel_chunk].
-  void (*store_columns)(const T* columns, const stored_matrix<T>& to, index begin, index first, index count,
+  void (*store_columns)(const T* columns, const stored_matrix<T>& to, idx_t begin, idx_t first, idx_t count,
                         bool accumulate);
   /// Rows [begin, begin + count), from rows `stride` apart.
-  void (*store_rows)(const T* rows, index stride, const stored_matrix<T>& to, index begin, index count,
+  void (*store_rows)(const T* rows, idx_t stride, const stored_matrix<T>& to, idx_t begin, idx_t count,
                      bool accumulate);
 };
 
 template <class T, class S>
 matrix_view<S> matrix_of(const stored_matrix<T>& x) {
-  return {reinterpret_cast<S*>(x.data), x.rows, x.cols, x.row_stride / static_cast<index>(sizeof(S)), x.col_stride};
+  return {reinterpret_cast<S*>(x.data), x.rows, x.cols, x.row_stride / static_cast<idx_t>(sizeof(S)), x.col_stride};
 }
 
 /// Rows [first, count) of the `count` from `begin` on; at(c * kernel_chunk + t) gives elements c of the tokens from t on.
 template <class T, class S, class At>
-void store_columns(At&& at, const matrix_view<S>& to, index begin, index first, index count, bool accumulate) {
+void store_columns(At&& at, const matrix_view<S>& to, idx_t begin, idx_t first, idx_t count, bool accumulate) {
   constexpr int w = width<T>;
-  for (index t = first / w * w; t < count; t += w)
-    for (index c = 0; c < to.cols; c += w) {
+  for (idx_t t = first / w * w; t < count; t += w)
+    for (idx_t c = 0; c < to.cols; c += w) {
       packet<T> square[w];
-      const index cols = std::min<index>(w, to.cols - c), last = cols - 1;
-      for (int j = 0; j < w; ++j) square[j] = at((c + std::min<index>(j, last)) * kernel_chunk + t);
+      const idx_t cols = std::min<idx_t>(w, to.cols - c), last = cols - 1;
+      for (int j = 0; j < w; ++j) square[j] = at((c + std::min<idx_t>(j, last)) * kernel_chunk + t);
       transpose<T>(square);
-      for (index n = std::max(first - t, index(0)); n < std::min<index>(w, count - t); ++n) {
+      for (idx_t n = std::max(first - t, idx_t(0)); n < std::min<idx_t>(w, count - t); ++n) {
         S* const row = to.row(begin + t + n) + c * to.col_stride;
         if constexpr (std::same_as<S, T>) {
           if (to.col_stride == 1 && cols == w) {
@@ -43,21 +43,21 @@ void store_columns(At&& at, const matrix_view<S>& to, index begin, index first, 
         }
         alignas(64) T sums[w];
         store<T>(sums, square[n]);
-        for (index d = 0; d < cols; ++d) store_gradient(row[d * to.col_stride], sums[d], accumulate);
+        for (idx_t d = 0; d < cols; ++d) store_gradient(row[d * to.col_stride], sums[d], accumulate);
       }
     }
 }
 
 template <class S, class T>
 inline constexpr gradient_access<T> gradient_access_to = {
-    .store_columns = [](const T* columns, const stored_matrix<T>& to, index begin, index first, index count,
+    .store_columns = [](const T* columns, const stored_matrix<T>& to, idx_t begin, idx_t first, idx_t count,
                         bool accumulate) {
-      detail::store_columns<T>([=](index n) { return load<T>(columns + n); }, matrix_of<T, S>(to), begin, first, count,
+      detail::store_columns<T>([=](idx_t n) { return load<T>(columns + n); }, matrix_of<T, S>(to), begin, first, count,
                                accumulate);
     },
     .store_rows =
-        [](const T* rows, index stride, const stored_matrix<T>& to, index begin, index count, bool accumulate) {
-          for (index i = 0; i < count; ++i)
+        [](const T* rows, idx_t stride, const stored_matrix<T>& to, idx_t begin, idx_t count, bool accumulate) {
+          for (idx_t i = 0; i < count; ++i)
             store_gradient_row(rows + i * stride, T(1), matrix_of<T, S>(to), begin + i, accumulate);
         }};
 
@@ -69,10 +69,10 @@ struct stored_gradient_head {
   bool accumulate = false;
 
   explicit operator bool() const { return access != nullptr; }
-  void store_columns(const T* columns, index begin, index first, index count) const {
+  void store_columns(const T* columns, idx_t begin, idx_t first, idx_t count) const {
     access->store_columns(columns, to, begin, first, count, accumulate);
   }
-  void store_rows(const T* rows, index stride, index begin, index count) const {
+  void store_rows(const T* rows, idx_t stride, idx_t begin, idx_t count) const {
     access->store_rows(rows, stride, to, begin, count, accumulate);
   }
   /// Whether whole panels of sums may be stored in the memory of the gradient.
@@ -80,7 +80,7 @@ struct stored_gradient_head {
     return to.access->computes && !accumulate && to.col_stride == 1 && to.cols % panel_width<T> == 0;
   }
   /// Zeros for padding, and for rows without a sum.
-  void clear_rows(index begin, index end) const {
+  void clear_rows(idx_t begin, idx_t end) const {
     if (!accumulate) to.clear_rows(begin, end);
   }
 };
@@ -98,7 +98,7 @@ struct stored_gradient {
       : x(view), access(view ? &gradient_access_to<S, T> : nullptr), accumulate(add) {}
 
   explicit operator bool() const { return access != nullptr; }
-  stored_gradient_head<T> head(index b, index h) const {
+  stored_gradient_head<T> head(idx_t b, idx_t h) const {
     if (!access) return {};
     return {x.head(b, h), access, accumulate};
   }
@@ -106,8 +106,8 @@ struct stored_gradient {
 
 /// Rows of scratch memory as a gradient that is written over, or added to.
 template <class T>
-stored_gradient_head<T> scratch_gradient(T* rows, index count, index cols, bool accumulate) {
-  return {{reinterpret_cast<std::byte*>(rows), count, cols, cols * static_cast<index>(sizeof(T)), 1, &access_to<T, T>},
+stored_gradient_head<T> scratch_gradient(T* rows, idx_t count, idx_t cols, bool accumulate) {
+  return {{reinterpret_cast<std::byte*>(rows), count, cols, cols * static_cast<idx_t>(sizeof(T)), 1, &access_to<T, T>},
           &gradient_access_to<T, T>,
           accumulate};
 }

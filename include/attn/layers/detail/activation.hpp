@@ -123,9 +123,9 @@ ATTN_INLINE packet<T> flush_tiny(const packet<T>& x) {
 
 /// x[n] = f(x[n]) and d[n] = d[n] f'(x[n]) for `count` numbers; relu' is 0 at 0.
 template <class T>
-[[gnu::noinline]] void activate_backward(activation f, T* x, T* d, index count) {
+[[gnu::noinline]] void activate_backward(activation f, T* x, T* d, idx_t count) {
   const auto each = [&](auto&& step) {
-    index n = 0;
+    idx_t n = 0;
     for (; n + width<T> <= count; n += width<T>) step(x + n, d + n);
     if (n == count) return;
     alignas(64) T rest[2][width<T>] = {};
@@ -160,7 +160,7 @@ template <class T>
 
 /// x[n] = f(x[n]) for `count` numbers.
 template <class T>
-[[gnu::noinline]] void activate(activation f, T* x, index count) {
+[[gnu::noinline]] void activate(activation f, T* x, idx_t count) {
   switch (f) {
     case activation::relu:
       return map_packets(x, x, count, [](const auto& p) { return max(p, zero<T>()); });

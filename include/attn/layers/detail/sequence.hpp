@@ -68,7 +68,7 @@ decltype(auto) weights_of(const Given& given) {
 
 /// A tensor [batch, length, dim] of scratch memory.
 template <class S>
-tensor_view<S, 3> allocate_sequence(arena& memory, index batch, index length, index dim) {
+tensor_view<S, 3> allocate_sequence(arena& memory, idx_t batch, idx_t length, idx_t dim) {
   return {memory.allocate<S>(batch * length * dim), {batch, length, dim}};
 }
 
@@ -94,7 +94,7 @@ struct layer_validator : validator {
   }
 
   /// out is [batch, length, dim] for x [batch, length, ...].
-  void out_dim(index dim) const {
+  void out_dim(idx_t dim) const {
     extents({{backward ? "d_out batch = x batch" : "out batch = x batch", x.extents[0], out.extents[0]},
              {backward ? "d_out length = x length" : "out length = x length", x.extents[1], out.extents[1]},
              {backward ? "d_out dim" : "out dim", dim, out.extents[2]}});
@@ -107,14 +107,14 @@ struct layer_validator : validator {
   }
 
   /// A list of parameters, one per `thing`, that may be left out.
-  void optional(const char* what, const memory_layout& list, const char* thing, index wanted) const {
+  void optional(const char* what, const memory_layout& list, const char* thing, idx_t wanted) const {
     separate_from_out(what, list);
     if (list.data || list.extents[0] != 0) one_per(what, thing, wanted, list.extents[0]);
   }
 
   /// A weight [m, inputs] and its bias, which may be left out.
   void linear(const char* what, const memory_layout& weight, const char* bias_name, const memory_layout& bias,
-              index inputs) const {
+              idx_t inputs) const {
     separate_from_out(what, weight);
     if (weight.extents[1] != inputs) fail({what, " columns = dim of its input ", inputs}, weight.extents[1]);
     fits("a packed weight", {round_up(weight.extents[0], panel_width<float>), inputs});
@@ -127,13 +127,13 @@ struct layer_validator : validator {
 /// Access to memory of one element type in the compute type T, for which alone everything above is compiled.
 template <class T>
 struct row_access {
-  void (*load)(const void* from, index stride, index count, T* to);
-  void (*store)(const T* from, index count, void* to, index stride);
+  void (*load)(const void* from, idx_t stride, idx_t count, T* to);
+  void (*store)(const T* from, idx_t count, void* to, idx_t stride);
   /// As store, to numbers that are added to.
-  void (*add)(const T* from, index count, void* to, index stride);
+  void (*add)(const T* from, idx_t count, void* to, idx_t stride);
   /// Packs up to tile_rows rows, numbers [k0, k0 + depth) of each, as one tile of operands.
   template <class P>
-  using pack = void(const void* const* rows, index count, index k0, index depth, index stride, P* tile);
+  using pack = void(const void* const* rows, idx_t count, idx_t k0, idx_t depth, idx_t stride, P* tile);
   pack<T>* pack_numbers;
   pack<bf16_pair>* pack_pairs;
   pack<split_pair>* pack_split;
@@ -149,7 +149,7 @@ struct row_access {
   }
 
   /// Numbers [begin, begin + count) of a list that may be left out: then all are `otherwise`.
-  void load_list(const memory_layout& list, index begin, index count, T otherwise, T* to) const {
+  void load_list(const memory_layout& list, idx_t begin, idx_t count, T otherwise, T* to) const {
     if (list.data)
       load(list.data + begin * list.strides[0] * list.item, list.strides[0], count, to);
     else
@@ -158,29 +158,29 @@ struct row_access {
 };
 
 template <class P, class S>
-void pack_token_tile(const void* const* rows, index count, index k0, index depth, index stride, P* tile) {
-  const auto row = [&](index i) { return static_cast<const S*>(rows[i]) + k0 * stride; };
+void pack_token_tile(const void* const* rows, idx_t count, idx_t k0, idx_t depth, idx_t stride, P* tile) {
+  const auto row = [&](idx_t i) { return static_cast<const S*>(rows[i]) + k0 * stride; };
   pack_rows<P>(row, count, depth, stride, sum_type<P>(1), tile);
 }
 
 template <class T, class S>
 inline constexpr row_access<T> row_access_of = {
     .load =
-        [](const void* from, index stride, index count, T* to) {
+        [](const void* from, idx_t stride, idx_t count, T* to) {
           const S* const row = static_cast<const S*>(from);
           if (stride == 1)
-            for (index n = 0; n < count; ++n) to[n] = static_cast<T>(row[n]);
+            for (idx_t n = 0; n < count; ++n) to[n] = static_cast<T>(row[n]);
           else
-            for (index n = 0; n < count; ++n) to[n] = static_cast<T>(row[n * stride]);
+            for (idx_t n = 0; n < count; ++n) to[n] = static_cast<T>(row[n * stride]);
         },
     .store =
-        [](const T* from, index count, void* to, index stride) {
+        [](const T* from, idx_t count, void* to, idx_t stride) {
           write_row(from, matrix_view<S>{static_cast<S*>(to), 1, count, 0, stride}, 0);
         },
     .add =
-        [](const T* from, index count, void* to, index stride) {
+        [](const T* from, idx_t count, void* to, idx_t stride) {
           S* const row = static_cast<S*>(to);
-          for (index n = 0; n < count; ++n) row[n * stride] = static_cast<S>(static_cast<T>(row[n * stride]) + from[n]);
+          for (idx_t n = 0; n < count; ++n) row[n * stride] = static_cast<S>(static_cast<T>(row[n * stride]) + from[n]);
         },
     .pack_numbers = pack_token_tile<T, S>,
     .pack_pairs = [] {
@@ -197,13 +197,13 @@ inline constexpr row_access<T> row_access_of = {
     }()};
 
 /// Tokens of a task where each is independent of the others.
-inline constexpr index tokens_per_task = 64;
+inline constexpr idx_t tokens_per_task = 64;
 
 /// The tokens of a sequence in memory of any element type.
 template <class T>
 struct input_tokens : memory_layout {
   const row_access<T>* access;
-  index count, length, dim;  // tokens of all items, tokens of one, numbers of a token
+  idx_t count, length, dim;  // tokens of all items, tokens of one, numbers of a token
 
   template <class S>
   input_tokens(const tensor_view<S, 3>& x)
@@ -214,10 +214,10 @@ struct input_tokens : memory_layout {
         dim(extents[2]) {}
 
   /// Number `d` of token n.
-  const char* at(index n, index d = 0) const {
+  const char* at(idx_t n, idx_t d = 0) const {
     return data ? data + (n / length * strides[0] + n % length * strides[1] + d * strides[2]) * item : nullptr;
   }
-  void load(index n, T* to) const { access->load(at(n), strides[2], dim, to); }
+  void load(idx_t n, T* to) const { access->load(at(n), strides[2], dim, to); }
 };
 
 template <class T>
@@ -227,10 +227,10 @@ struct output_tokens : input_tokens<T> {
   output_tokens(const tensor_view<S, 3>& x) : input_tokens<T>(x) {}
 
   /// Numbers [begin, begin + numbers) of token n.
-  void store(index n, index begin, index numbers, const T* from) const {
+  void store(idx_t n, idx_t begin, idx_t numbers, const T* from) const {
     this->access->store(from, numbers, const_cast<char*>(this->at(n, begin)), this->strides[2]);
   }
-  void store(index n, const T* from) const { store(n, 0, this->dim, from); }
+  void store(idx_t n, const T* from) const { store(n, 0, this->dim, from); }
 };
 
 }  // namespace attn::inline ATTN_ISA::detail

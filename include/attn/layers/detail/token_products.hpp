@@ -14,14 +14,14 @@
 namespace attn::inline ATTN_ISA::detail {
 
 /// Tokens of a task: whole tiles, enough of them to use a panel several times while it is in the caches.
-inline constexpr index token_block = 48;
+inline constexpr idx_t token_block = 48;
 /// Products run over blocks of this many inputs: a tile of rows then stays in the first-level cache.
-inline constexpr index input_block = 512;
+inline constexpr idx_t input_block = 512;
 /// Sequences of up to this many tokens, as in decoding, are multiplied with the weight in place: packing it would take
 /// longer than the products.
-inline constexpr index tokens_in_place = 4;
+inline constexpr idx_t tokens_in_place = 4;
 /// Outputs of a task of few_token_products.
-inline constexpr index outputs_per_task = 64;
+inline constexpr idx_t outputs_per_task = 64;
 
 /// A weight [outputs, inputs] and its bias [outputs] in memory of any element type.
 template <class P>
@@ -29,13 +29,13 @@ struct linear_weight {
   using T = sum_type<P>;
 
   memory_layout weight, bias;
-  index outputs, inputs;
+  idx_t outputs, inputs;
   const row_access<T>* access;
   /// Packs panels of outputs [begin, begin + count) and inputs [k0, k0 + depth).
-  void (*pack)(const linear_weight&, index begin, index count, index k0, index depth, P* panels);
+  void (*pack)(const linear_weight&, idx_t begin, idx_t count, idx_t k0, idx_t depth, P* panels);
   /// sums[t][o] = x[t] . W[begin + o] for o < end - begin, sums being [tokens_in_place][outputs_per_task]. Rows of x
   /// are padded with zeros to whole packets.
-  void (*multiply)(const linear_weight&, const T* x, index x_stride, index tokens, index begin, index end, T* sums);
+  void (*multiply)(const linear_weight&, const T* x, idx_t x_stride, idx_t tokens, idx_t begin, idx_t end, T* sums);
 
   template <class S>
   linear_weight(const tensor_view<const S, 2>& w, const tensor_view<const S, 1>& b)
@@ -49,33 +49,33 @@ struct linear_weight {
 
   bool readable_in_place() const { return weight.strides[1] == 1; }
 
-  void load_bias(index begin, index count, T* to) const { access->load_list(bias, begin, count, T(0), to); }
+  void load_bias(idx_t begin, idx_t count, T* to) const { access->load_list(bias, begin, count, T(0), to); }
 
  private:
   template <class S>
-  const S* row(index i) const {
+  const S* row(idx_t i) const {
     return reinterpret_cast<const S*>(weight.data) + i * weight.strides[0];
   }
 
   template <class S>
-  static void pack_as(const linear_weight& w, index begin, index count, index k0, index depth, P* panels) {
-    const index stride = w.weight.strides[1];
+  static void pack_as(const linear_weight& w, idx_t begin, idx_t count, idx_t k0, idx_t depth, P* panels) {
+    const idx_t stride = w.weight.strides[1];
     if (w.weight.strides[0] != 1) {
-      const auto row = [&](index i) { return w.row<S>(begin + i) + k0 * stride; };
+      const auto row = [&](idx_t i) { return w.row<S>(begin + i) + k0 * stride; };
       return pack_panels_across<P>(row, count, depth, stride, panels);
     }
     // A transposed weight: numbers that are needed together are adjacent.
-    const auto row = [&](index k) { return w.row<S>(begin) + (k0 + k) * stride; };
-    const index length = operands<P>(depth);
+    const auto row = [&](idx_t k) { return w.row<S>(begin) + (k0 + k) * stride; };
+    const idx_t length = operands<P>(depth);
     pack_panels<P>(row, 0, depth, count, 1, panels, round_up(depth, numbers_of<P>));
-    constexpr index wide = panel_width<T>;
-    const index filled = round_up(count, width<T>);
-    for (index k = 0; filled < round_up(count, wide) && k < length; ++k)
+    constexpr idx_t wide = panel_width<T>;
+    const idx_t filled = round_up(count, width<T>);
+    for (idx_t k = 0; filled < round_up(count, wide) && k < length; ++k)
       std::fill_n(panels + (filled / wide) * length * wide + k * wide + filled % wide, width<T>, P{});
   }
 
   template <class S>
-  static void multiply_as(const linear_weight& w, const T* x, index x_stride, index tokens, index begin, index end,
+  static void multiply_as(const linear_weight& w, const T* x, idx_t x_stride, idx_t tokens, idx_t begin, idx_t end,
                           T* sums) {
     if (tokens == 1)
       dot_products<1, S>(w, x, x_stride, tokens, begin, end, sums);
@@ -85,26 +85,26 @@ struct linear_weight {
 
   /// For N tokens, the last of `tokens` again to fill up, and all outputs, some rows of the weight at a time.
   template <int N, class S>
-  static void dot_products(const linear_weight& w, const T* x, index x_stride, index tokens, index begin, index end,
+  static void dot_products(const linear_weight& w, const T* x, idx_t x_stride, idx_t tokens, idx_t begin, idx_t end,
                            T* sums) {
     constexpr int rows = N == 1 ? 8 : 4;
     const T* token[N];
-    for (int t = 0; t < N; ++t) token[t] = x + std::min<index>(t, tokens - 1) * x_stride;
-    const index whole = w.inputs / width<T> * width<T>;
-    for (index o = begin; o < end; o += rows) {
+    for (int t = 0; t < N; ++t) token[t] = x + std::min<idx_t>(t, tokens - 1) * x_stride;
+    const idx_t whole = w.inputs / width<T> * width<T>;
+    for (idx_t o = begin; o < end; o += rows) {
       const S* row[rows];
       for (int i = 0; i < rows; ++i) row[i] = w.template row<S>(std::min(o + i, end - 1));
       packet<T> acc[rows][N];
       unroll<rows>([&](auto i) { unroll<N>([&](auto t) { acc[i][t] = zero<T>(); }); });
       // GCC 12 keeps the lambdas of the second call out of line unless told: 1.6 times as slow
-      const auto step = [&](index k, auto load_weight) __attribute__((always_inline)) {
+      const auto step = [&](idx_t k, auto load_weight) __attribute__((always_inline)) {
         unroll<rows>([&](auto i) __attribute__((always_inline)) {
           const packet<T> factor = load_weight(row[i] + k);
           unroll<N>([&](auto t)
                         __attribute__((always_inline)) { acc[i][t] = fma(factor, load<T>(token[t] + k), acc[i][t]); });
         });
       };
-      for (index k = 0; k < whole; k += width<T>) step(k, [](const S* p) { return load_as<T>(p); });
+      for (idx_t k = 0; k < whole; k += width<T>) step(k, [](const S* p) { return load_as<T>(p); });
       if (whole < w.inputs) step(whole, [&](const S* p) { return gather_part<T>(p, 1, w.inputs - whole); });
       for (int i = 0; i < rows && o + i < end; ++i)
         for (int t = 0; t < N && t < tokens; ++t) sums[t * outputs_per_task + o + i - begin] = sum_lanes(acc[i][t]);
@@ -115,17 +115,17 @@ struct linear_weight {
 /// Rows of numbers in scratch memory, their stride a multiple of `step`.
 template <class T>
 struct row_buffer {
-  index stride;
+  idx_t stride;
   T* data;
 
-  row_buffer(arena& memory, index rows, index count, index step = 1)
+  row_buffer(arena& memory, idx_t rows, idx_t count, idx_t step = 1)
       : stride(round_up(count, step)), data(memory.allocate<T>(rows * stride)) {}
-  row_buffer(T* memory, index numbers) : stride(numbers), data(memory) {}
-  T* row(index r) const { return data + r * stride; }
+  row_buffer(T* memory, idx_t numbers) : stride(numbers), data(memory) {}
+  T* row(idx_t r) const { return data + r * stride; }
 
   /// Begins whole tiles of sums with the bias.
-  void begin(const T* bias, index rows) const {
-    for (index r = 0; r < round_up(rows, tile_rows); ++r) std::copy(bias, bias + stride, row(r));
+  void begin(const T* bias, idx_t rows) const {
+    for (idx_t r = 0; r < round_up(rows, tile_rows); ++r) std::copy(bias, bias + stride, row(r));
   }
 };
 
@@ -135,7 +135,7 @@ struct row_buffer {
 template <class P>
 struct packed_weight {
   using T = sum_type<P>;
-  static constexpr index wide = panel_width<T>, outputs_per_piece = 4 * wide;
+  static constexpr idx_t wide = panel_width<T>, outputs_per_piece = 4 * wide;
 
   const linear_weight<P>* from;
   P* panels;
@@ -144,16 +144,16 @@ struct packed_weight {
   packed_weight(arena& memory, const linear_weight<P>& w)
       : from(&w), panels(memory.allocate<P>(padded() * operands<P>(w.inputs))), bias(memory.allocate<T>(padded())) {}
 
-  index padded() const { return round_up(from->outputs, wide); }
-  P* block(index k0) const { return panels + operands<P>(k0) * padded(); }
+  idx_t padded() const { return round_up(from->outputs, wide); }
+  P* block(idx_t k0) const { return panels + operands<P>(k0) * padded(); }
 
   /// Packing is split into pieces of outputs.
-  index pieces() const { return ceil_div(from->outputs, outputs_per_piece); }
+  idx_t pieces() const { return ceil_div(from->outputs, outputs_per_piece); }
 
-  void pack(index piece) const {
-    const index begin = piece * outputs_per_piece, count = std::min(outputs_per_piece, from->outputs - begin);
-    for (index k0 = 0; k0 < from->inputs; k0 += input_block) {
-      const index depth = std::min(input_block, from->inputs - k0);
+  void pack(idx_t piece) const {
+    const idx_t begin = piece * outputs_per_piece, count = std::min(outputs_per_piece, from->outputs - begin);
+    for (idx_t k0 = 0; k0 < from->inputs; k0 += input_block) {
+      const idx_t depth = std::min(input_block, from->inputs - k0);
       from->pack(*from, begin, count, k0, depth, block(k0) + begin * operands<P>(depth));
     }
     from->load_bias(begin, count, bias + begin);
@@ -163,11 +163,11 @@ struct packed_weight {
 
 template <class P>
 void pack_weights(std::span<const packed_weight<P>> list, execution& exec) {
-  index pieces = 0;
+  idx_t pieces = 0;
   for (const auto& weight : list) pieces = std::max(pieces, weight.pieces());
-  exec.for_each(pieces * std::ssize(list), [&](index task, int) {
+  exec.for_each(pieces * std::ssize(list), [&](idx_t task, int) {
     const auto& weight = list[static_cast<std::size_t>(task / pieces)];
-    if (const index piece = task % pieces; piece < weight.pieces()) weight.pack(piece);
+    if (const idx_t piece = task % pieces; piece < weight.pieces()) weight.pack(piece);
   });
 }
 
@@ -177,29 +177,29 @@ struct packed_tokens {
   using T = sum_type<P>;
 
   P* data;
-  index inputs, rows = 0;
+  idx_t inputs, rows = 0;
 
-  packed_tokens(arena& memory, index numbers)
+  packed_tokens(arena& memory, idx_t numbers)
       : data(memory.allocate<P>(token_block * row_operands<P>(numbers))), inputs(numbers) {}
 
-  P* tile(index k0, index row) const {
+  P* tile(idx_t k0, idx_t row) const {
     return data + operands<P>(k0) * token_block + row * row_operands<P>(std::min(input_block, inputs - k0));
   }
 
   /// The block of inputs from k0 on as left operands.
-  auto from(index k0) const {
-    return [=, this](index row) { return packed_rows<P>{tile(k0, row)}; };
+  auto from(idx_t k0) const {
+    return [=, this](idx_t row) { return packed_rows<P>{tile(k0, row)}; };
   }
 
   /// row(r) points to row r; its numbers, `stride` apart, are what `access` reads.
   template <class Row>
-  void pack(Row&& row, index count, index stride = 1, const row_access<T>& access = row_access_of<T, T>) {
+  void pack(Row&& row, idx_t count, idx_t stride = 1, const row_access<T>& access = row_access_of<T, T>) {
     rows = count;
-    for (index k0 = 0; k0 < inputs; k0 += input_block)
-      for (index r = 0; r < rows; r += tile_rows) {
-        const index here = std::min<index>(tile_rows, rows - r);
+    for (idx_t k0 = 0; k0 < inputs; k0 += input_block)
+      for (idx_t r = 0; r < rows; r += tile_rows) {
+        const idx_t here = std::min<idx_t>(tile_rows, rows - r);
         const void* pointers[tile_rows];
-        for (index i = 0; i < here; ++i) pointers[i] = row(r + i);
+        for (idx_t i = 0; i < here; ++i) pointers[i] = row(r + i);
         access.template pack_as<P>()(pointers, here, k0, std::min(input_block, inputs - k0), stride, tile(k0, r));
       }
   }
@@ -207,13 +207,13 @@ struct packed_tokens {
 
 /// sums += rows x panels over one block of `depth` operands; left(r) is the left operand from row r on.
 template <class P, class Left>
-[[gnu::noinline]] void add_products(const Left& left, index rows, const P* panels, index depth,
+[[gnu::noinline]] void add_products(const Left& left, idx_t rows, const P* panels, idx_t depth,
                                     const row_buffer<sum_type<P>>& sums) {
   using T = sum_type<P>;
-  constexpr index wide = panel_width<T>;
-  for (index n = 0; n < sums.stride; n += wide)
-    for (index r = 0; r < rows; r += tile_rows)
-      with_tile_height(std::min<index>(tile_rows, rows - r), [&](auto height) {
+  constexpr idx_t wide = panel_width<T>;
+  for (idx_t n = 0; n < sums.stride; n += wide)
+    for (idx_t r = 0; r < rows; r += tile_rows)
+      with_tile_height(std::min<idx_t>(tile_rows, rows - r), [&](auto height) {
         T* const corner = sums.row(r) + n;
         tile_product<P, height.value, 2>(left(r), panels + n * depth, depth, [&](auto m, auto half, const auto& x) {
           T* const s = corner + m * sums.stride + half * width<T>;
@@ -224,12 +224,12 @@ template <class P, class Left>
 
 /// sums = bias + rows of x times the weight, for its outputs [first, first + count).
 template <class P>
-void multiply_tokens(const packed_tokens<P>& x, const packed_weight<P>& weight, index first, index count,
+void multiply_tokens(const packed_tokens<P>& x, const packed_weight<P>& weight, idx_t first, idx_t count,
                      row_buffer<sum_type<P>>& sums) {
   sums.stride = round_up(count, panel_width<P>);
   sums.begin(weight.bias + first, x.rows);
-  for (index k0 = 0; k0 < x.inputs; k0 += input_block) {
-    const index depth = operands<P>(std::min(input_block, x.inputs - k0));
+  for (idx_t k0 = 0; k0 < x.inputs; k0 += input_block) {
+    const idx_t depth = operands<P>(std::min(input_block, x.inputs - k0));
     add_products(x.from(k0), x.rows, weight.block(k0) + first * depth, depth, sums);
   }
 }
@@ -239,18 +239,18 @@ void multiply_tokens(const packed_tokens<P>& x, const packed_weight<P>& weight, 
 /// done(row, output, count, values) for the outputs of `rows` rows of x, bias included, some of them at a time: values
 /// are those of outputs [output, output + count). Tasks share the outputs. Rows of x are of whole packets.
 template <class T, class P, class Done>
-void few_token_products(const row_buffer<T>& x, index rows, const linear_weight<P>& weight, execution& exec,
+void few_token_products(const row_buffer<T>& x, idx_t rows, const linear_weight<P>& weight, execution& exec,
                         Done&& done) {
-  for (index r = 0; r < rows; ++r) std::fill(x.row(r) + weight.inputs, x.row(r) + x.stride, T(0));
-  exec.for_each(ceil_div(weight.outputs, outputs_per_task), [&](index task, int) {
-    const index begin = task * outputs_per_task, end = std::min(begin + outputs_per_task, weight.outputs);
+  for (idx_t r = 0; r < rows; ++r) std::fill(x.row(r) + weight.inputs, x.row(r) + x.stride, T(0));
+  exec.for_each(ceil_div(weight.outputs, outputs_per_task), [&](idx_t task, int) {
+    const idx_t begin = task * outputs_per_task, end = std::min(begin + outputs_per_task, weight.outputs);
     T bias[outputs_per_task], sums[tokens_in_place][outputs_per_task];
     weight.load_bias(begin, end - begin, bias);
-    for (index r = 0; r < rows; r += tokens_in_place) {
-      const index count = std::min(tokens_in_place, rows - r);
+    for (idx_t r = 0; r < rows; r += tokens_in_place) {
+      const idx_t count = std::min(tokens_in_place, rows - r);
       weight.multiply(weight, x.row(r), x.stride, count, begin, end, sums[0]);
-      for (index t = 0; t < count; ++t) {
-        for (index o = 0; o < end - begin; ++o) sums[t][o] = bias[o] + sums[t][o];
+      for (idx_t t = 0; t < count; ++t) {
+        for (idx_t o = 0; o < end - begin; ++o) sums[t][o] = bias[o] + sums[t][o];
         done(r + t, begin, end - begin, sums[t]);
       }
     }

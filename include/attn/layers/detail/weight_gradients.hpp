@@ -17,7 +17,7 @@
 namespace attn::inline ATTN_ISA::detail {
 
 /// Tokens of one sum: whole blocks, and tiles of that depth stay in the first-level cache.
-inline constexpr index gradient_chunk = input_block / token_block * token_block;
+inline constexpr idx_t gradient_chunk = input_block / token_block * token_block;
 
 /// A gradient in memory of any element type; rows are counted over all axes but the last.
 template <class T>
@@ -30,8 +30,8 @@ struct gradient_memory : memory_layout {
       : memory_layout(x), access(&row_access_of<T, S>), accumulate(add_to_it) {}
 
   /// Numbers [begin, begin + count) of row n.
-  void put(index n, index begin, index count, const T* from) const {
-    index offset = begin * strides[rank - 1];
+  void put(idx_t n, idx_t begin, idx_t count, const T* from) const {
+    idx_t offset = begin * strides[rank - 1];
     if (rank == 2) offset += n * strides[0];
     if (rank == 3) offset += n / extents[1] * strides[0] + n % extents[1] * strides[1];
     (accumulate ? access->add : access->store)(from, count, const_cast<char*>(data + offset * item), strides[rank - 1]);
@@ -39,21 +39,21 @@ struct gradient_memory : memory_layout {
 };
 
 template <class T>
-bool is_zero(const T* row, index count) {
+bool is_zero(const T* row, idx_t count) {
   packet<T> sum = zero<T>();
-  const index whole = count / width<T> * width<T>;
-  for (index n = 0; n < whole; n += width<T>) sum = add(sum, abs(load<T>(row + n)));
+  const idx_t whole = count / width<T> * width<T>;
+  for (idx_t n = 0; n < whole; n += width<T>) sum = add(sum, abs(load<T>(row + n)));
   T all = sum_lanes(sum);
-  for (index n = whole; n < count; ++n) all += std::abs(row[n]);
+  for (idx_t n = whole; n < count; ++n) all += std::abs(row[n]);
   return all == T(0);
 }
 
 /// a += b
 template <class T>
-void add_row(T* a, const T* b, index count) {
-  const index whole = count / width<T> * width<T>;
-  for (index n = 0; n < whole; n += width<T>) store<T>(a + n, add(load<T>(a + n), load<T>(b + n)));
-  for (index n = whole; n < count; ++n) a[n] += b[n];
+void add_row(T* a, const T* b, idx_t count) {
+  const idx_t whole = count / width<T> * width<T>;
+  for (idx_t n = 0; n < whole; n += width<T>) store<T>(a + n, add(load<T>(a + n), load<T>(b + n)));
+  for (idx_t n = whole; n < count; ++n) a[n] += b[n];
 }
 
 /// Tokens that are the sum of two sequences, of which the second may be missing.
@@ -65,7 +65,7 @@ struct token_sum {
   token_sum(const input_tokens<T>& one, const input_tokens<T>& other) : first(one), second(other) {}
 
   /// `spare` is memory of one more token.
-  void load(index n, T* to, T* spare) const {
+  void load(idx_t n, T* to, T* spare) const {
     first.load(n, to);
     if (!second.data) return;
     second.load(n, spare);
@@ -77,14 +77,14 @@ struct token_sum {
 template <class T>
 void add_sequences(const token_sum<T>& sum, const gradient_memory<T>& to, execution& exec) {
   if (!to.given()) return;
-  const index count = sum.first.count, dim = sum.first.dim;
+  const idx_t count = sum.first.count, dim = sum.first.dim;
   const auto limit =
       exec.limit_threads({.bytes = 3 * sizeof(T) * static_cast<double>(count) * static_cast<double>(dim)});
-  exec.for_each(ceil_div(count, tokens_per_task), [&](index task, int worker) {
+  exec.for_each(ceil_div(count, tokens_per_task), [&](idx_t task, int worker) {
     const auto [row, spare] = exec.scratch(worker, [&](arena& memory) {
       return std::array{memory.allocate<T>(dim), memory.allocate<T>(dim)};
     });
-    for (index n = task * tokens_per_task; n < std::min((task + 1) * tokens_per_task, count); ++n) {
+    for (idx_t n = task * tokens_per_task; n < std::min((task + 1) * tokens_per_task, count); ++n) {
       sum.load(n, row, spare);
       to.put(n, 0, dim, row);
     }
@@ -95,7 +95,7 @@ void add_sequences(const token_sum<T>& sum, const gradient_memory<T>& to, execut
 
 /// Where a block of tokens lies in a chunk of `depth` tokens.
 struct chunk_place {
-  index chunk, depth, first;
+  idx_t chunk, depth, first;
 };
 
 /// Tokens of some chunks, their numbers in blocks of Wide columns, each [token][Wide]; of pairs two tokens are one.
@@ -103,27 +103,27 @@ template <class P, int Wide>
 struct column_blocks {
   using T = sum_type<P>;
 
-  index columns = 0;
+  idx_t columns = 0;
   P* data = nullptr;
 
   column_blocks() = default;
   /// With `chunks` 0 nothing is allocated.
-  column_blocks(arena& memory, index numbers, index chunks)
+  column_blocks(arena& memory, idx_t numbers, idx_t chunks)
       : columns(numbers),
         data(memory.allocate<P>(chunks > 0 ? chunks * operands<P>(gradient_chunk) * padded() + width<T> : 0)) {}
 
-  index padded() const { return round_up(columns, Wide); }
-  P* chunk(index n) const { return data + n * operands<P>(gradient_chunk) * padded(); }
+  idx_t padded() const { return round_up(columns, Wide); }
+  P* chunk(idx_t n) const { return data + n * operands<P>(gradient_chunk) * padded(); }
 
   /// Columns [begin, begin + count) of `rows` tokens.
-  void put(const chunk_place& place, const row_buffer<T>& from, index rows, index begin, index count) const {
-    const index end = begin + count;
-    for (index c = begin, next; c < end; c = next) {
-      const index block = c / Wide, at = c % Wide;
+  void put(const chunk_place& place, const row_buffer<T>& from, idx_t rows, idx_t begin, idx_t count) const {
+    const idx_t end = begin + count;
+    for (idx_t c = begin, next; c < end; c = next) {
+      const idx_t block = c / Wide, at = c % Wide;
       next = std::min((block + 1) * Wide, end);
       P* to = chunk(place.chunk) + (block * operands<P>(place.depth) + operands<P>(place.first)) * Wide + at;
-      const index filled = next - c, spare = next == columns ? Wide - at - filled : 0;
-      for (index r = 0; r < rows; r += numbers_of<P>, to += Wide) {
+      const idx_t filled = next - c, spare = next == columns ? Wide - at - filled : 0;
+      for (idx_t r = 0; r < rows; r += numbers_of<P>, to += Wide) {
         put_rows(from.row(r) + (c - begin), r + 1 < rows ? from.row(r + 1) + (c - begin) : nullptr, filled, to);
         std::fill_n(to + filled, spare, P{});
       }
@@ -132,7 +132,7 @@ struct column_blocks {
 
  private:
   /// `count` <= Wide numbers of one token, or of a pair of which the second may be missing.
-  static void put_rows(const T* first, [[maybe_unused]] const T* second, index count, P* to) {
+  static void put_rows(const T* first, [[maybe_unused]] const T* second, idx_t count, P* to) {
     if constexpr (numbers_of<P> == 1) {
       if (count == Wide)
         std::memcpy(to, first, Wide * sizeof(T));
@@ -172,7 +172,7 @@ template <class P>
 struct weight_sums {
   using T = sum_type<P>;
   /// dW is split into pieces, each [rows_per_piece][columns_per_piece].
-  static constexpr index rows_per_piece = token_block, columns_per_piece = 8 * panel_width<T>;
+  static constexpr idx_t rows_per_piece = token_block, columns_per_piece = 8 * panel_width<T>;
 
   gradient_memory<T> weight, bias;
   gradient_tiles<P> d;
@@ -180,25 +180,25 @@ struct weight_sums {
   T *sums, *bias_sums;
 
   /// The tokens' inputs are packed in `inputs`, which several weights may share.
-  weight_sums(arena& memory, const gradient_memory<T>& to_weight, const gradient_memory<T>& to_bias, index outputs,
-              const input_panels<P>& inputs, index chunks)
+  weight_sums(arena& memory, const gradient_memory<T>& to_weight, const gradient_memory<T>& to_bias, idx_t outputs,
+              const input_panels<P>& inputs, idx_t chunks)
       : weight(to_weight), bias(to_bias), d(memory, outputs, wanted() ? chunks : 0), x(inputs) {
     sums = memory.allocate<T>(weight.given() ? pieces() * rows_per_piece * columns_per_piece : 0);
     bias_sums = memory.allocate<T>(bias.given() ? round_up(outputs, rows_per_piece) : 0);
   }
 
   bool wanted() const { return weight.given() || bias.given(); }
-  index pieces_across() const {
-    return weight.given() ? std::max<index>(1, ceil_div(x.columns, columns_per_piece)) : 1;
+  idx_t pieces_across() const {
+    return weight.given() ? std::max<idx_t>(1, ceil_div(x.columns, columns_per_piece)) : 1;
   }
-  index pieces() const { return wanted() ? ceil_div(d.columns, rows_per_piece) * pieces_across() : 0; }
+  idx_t pieces() const { return wanted() ? ceil_div(d.columns, rows_per_piece) * pieces_across() : 0; }
 
   struct piece {
-    index row, rows, column, columns;
+    idx_t row, rows, column, columns;
     T *sums, *bias_sums;  // null where missing
   };
-  piece piece_at(index n) const {
-    const index row = n / pieces_across() * rows_per_piece, column = n % pieces_across() * columns_per_piece;
+  piece piece_at(idx_t n) const {
+    const idx_t row = n / pieces_across() * rows_per_piece, column = n % pieces_across() * columns_per_piece;
     return {row,
             std::min(rows_per_piece, d.columns - row),
             column,
@@ -213,15 +213,15 @@ struct weight_sums {
   }
 
   /// One chunk of `depth` tokens.
-  void add_chunk(const piece& p, index chunk, index depth) const {
+  void add_chunk(const piece& p, idx_t chunk, idx_t depth) const {
     depth = operands<P>(depth);
     const P* const tiles = d.chunk(chunk) + p.row * depth;
     if (p.sums && p.columns > 0) {
       row_buffer<T> to(p.sums, round_up(p.columns, panel_width<T>));
-      const auto left = [&](index r) { return left_operand<P, 1, tile_rows>{tiles + r * depth}; };
+      const auto left = [&](idx_t r) { return left_operand<P, 1, tile_rows>{tiles + r * depth}; };
       add_products(left, p.rows, x.chunk(chunk) + p.column * depth, depth, to);
     }
-    for (index r = 0; p.bias_sums && r < p.rows; r += tile_rows) {
+    for (idx_t r = 0; p.bias_sums && r < p.rows; r += tile_rows) {
       constexpr int packets = (tile_rows + width<T> - 1) / width<T>;
       packet<T> sum[packets];
       unroll<packets>([&](auto n) { sum[n] = zero<T>(); });
@@ -234,41 +234,41 @@ struct weight_sums {
   }
 
   void put(const piece& p) const {
-    const index stride = round_up(p.columns, panel_width<T>);
-    for (index r = 0; p.sums && r < p.rows; ++r) weight.put(p.row + r, p.column, p.columns, p.sums + r * stride);
+    const idx_t stride = round_up(p.columns, panel_width<T>);
+    for (idx_t r = 0; p.sums && r < p.rows; ++r) weight.put(p.row + r, p.column, p.columns, p.sums + r * stride);
     if (p.bias_sums) bias.put(0, p.row, p.rows, p.bias_sums);
   }
 };
 
 /// Chunks that are packed at once: more threads share the blocks of more of them.
-inline index chunks_together(const execution& exec, index tokens) {
-  return std::clamp<index>(ceil_div(tokens, gradient_chunk), 1, ceil_div(exec.active_threads(), 4));
+inline idx_t chunks_together(const execution& exec, idx_t tokens) {
+  return std::clamp<idx_t>(ceil_div(tokens, gradient_chunk), 1, ceil_div(exec.active_threads(), 4));
 }
 
 /// body(first token, rows, place, worker) packs every block of tokens for the sums in `list`.
 template <class P, class Body>
-void sum_over_tokens(index tokens, index together, std::span<const weight_sums<P>> list, execution& exec, Body&& body) {
-  index pieces = 0;
+void sum_over_tokens(idx_t tokens, idx_t together, std::span<const weight_sums<P>> list, execution& exec, Body&& body) {
+  idx_t pieces = 0;
   for (const auto& sums : list) pieces = std::max(pieces, sums.pieces());
   const auto for_each_piece = [&](auto&& visit) {
-    exec.for_each(pieces * std::ssize(list), [&](index task, int) {
+    exec.for_each(pieces * std::ssize(list), [&](idx_t task, int) {
       const auto& sums = list[static_cast<std::size_t>(task / pieces)];
-      if (const index n = task % pieces; n < sums.pieces()) visit(sums, sums.piece_at(n));
+      if (const idx_t n = task % pieces; n < sums.pieces()) visit(sums, sums.piece_at(n));
     });
   };
   // Without sums all blocks go at once.
-  const index step = pieces > 0 ? together * gradient_chunk : std::max<index>(1, tokens);
+  const idx_t step = pieces > 0 ? together * gradient_chunk : std::max<idx_t>(1, tokens);
   for_each_piece([](const auto& sums, const auto& piece) { sums.clear(piece); });
-  for (index begin = 0; begin < tokens; begin += step) {
-    const index here = std::min(step, tokens - begin);
-    const auto depth_of = [&](index chunk) { return std::min(gradient_chunk, here - chunk * gradient_chunk); };
-    exec.for_each(ceil_div(here, token_block), [&](index task, int worker) {
-      const index first = task * token_block, chunk = first / gradient_chunk;
+  for (idx_t begin = 0; begin < tokens; begin += step) {
+    const idx_t here = std::min(step, tokens - begin);
+    const auto depth_of = [&](idx_t chunk) { return std::min(gradient_chunk, here - chunk * gradient_chunk); };
+    exec.for_each(ceil_div(here, token_block), [&](idx_t task, int worker) {
+      const idx_t first = task * token_block, chunk = first / gradient_chunk;
       body(begin + first, std::min(token_block, here - first),
            chunk_place{chunk, depth_of(chunk), first % gradient_chunk}, worker);
     });
     for_each_piece([&](const auto& sums, const auto& piece) {
-      for (index chunk = 0; chunk * gradient_chunk < here; ++chunk) sums.add_chunk(piece, chunk, depth_of(chunk));
+      for (idx_t chunk = 0; chunk * gradient_chunk < here; ++chunk) sums.add_chunk(piece, chunk, depth_of(chunk));
     });
   }
   for_each_piece([](const auto& sums, const auto& piece) { sums.put(piece); });
@@ -284,12 +284,12 @@ tensor_view<const S, 2> transposed(const tensor_view<const S, 2>& w) {
 template <class P>
 void add_token_products(const packed_tokens<P>& d, const packed_weight<P>& weight,
                         const row_buffer<sum_type<P>>& sums) {
-  for (index k0 = 0; k0 < d.inputs; k0 += input_block)
+  for (idx_t k0 = 0; k0 < d.inputs; k0 += input_block)
     add_products(d.from(k0), d.rows, weight.block(k0), operands<P>(std::min(input_block, d.inputs - k0)), sums);
 }
 
 template <class T>
-void clear_buffer(const row_buffer<T>& sums, index rows) {
+void clear_buffer(const row_buffer<T>& sums, idx_t rows) {
   std::fill_n(sums.data, round_up(rows, tile_rows) * sums.stride, T(0));
 }
 

@@ -20,7 +20,7 @@ struct attention_views {
   sequence_lengths lengths;
 
   /// Sets the rows of padding among [begin, end) of one head to zero.
-  void clear_padding(index b, index h, index begin, index end, const tensor_view<T, 3>& lse) const {
+  void clear_padding(idx_t b, idx_t h, idx_t begin, idx_t end, const tensor_view<T, 3>& lse) const {
     clear_rows(head_of(out, b, h), std::max(begin, lengths.queries(b)), std::min(end, shape.queries), row_of(lse, b, h),
                lse.stride(2));
   }
@@ -28,10 +28,10 @@ struct attention_views {
   /// Queries [i0, i0 + max_rows) of one head attend to slots [0, seen) of `packed`. complete(block) is called before
   /// the division and may add to their sums.
   template <class P, class Complete>
-  void attend_rows(index b, index h, index i0, const packed_keys<P>& packed, index seen,
+  void attend_rows(idx_t b, idx_t h, idx_t i0, const packed_keys<P>& packed, idx_t seen,
                    const score_terms<T, no_score>& terms, const tensor_view<T, 3>& lse, execution& exec, int worker,
                    Complete&& complete) const {
-    const index i1 = std::min(i0 + max_rows, lengths.queries(b));
+    const idx_t i1 = std::min(i0 + max_rows, lengths.queries(b));
     if (i0 < i1) {
       auto block =
           exec.scratch(worker, [&](arena& memory) { return row_block<P>::layout(memory, shape.dim, shape.dim_v); });
@@ -57,16 +57,16 @@ attention_views<S> check_views(const validator& check, const tensor_view<const S
 
 /// body(wave) for all `items`, as many at a time as their scratch memory allows.
 template <class Layout, class Body>
-void for_each_wave(execution& exec, index items, Layout&& layout, Body&& body) {
+void for_each_wave(execution& exec, idx_t items, Layout&& layout, Body&& body) {
   arena one;
   layout(one);
-  for_each_wave(exec, items, wave_size(exec, items, static_cast<index>(one.used())), layout, body);
+  for_each_wave(exec, items, wave_size(exec, items, static_cast<idx_t>(one.used())), layout, body);
 }
 
 /// body(scratch, batch item, head, step, worker) for every step of every head of a wave.
 template <class Scratch, class Body>
-void for_each_head(const wave<Scratch>& w, index heads, index steps, Body&& body) {
-  w.for_each(steps, [&](index n, const Scratch& scratch, index step, int worker) {
+void for_each_head(const wave<Scratch>& w, idx_t heads, idx_t steps, Body&& body) {
+  w.for_each(steps, [&](idx_t n, const Scratch& scratch, idx_t step, int worker) {
     body(scratch, n / heads, n % heads, step, worker);
   });
 }

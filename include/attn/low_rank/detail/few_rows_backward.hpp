@@ -16,17 +16,17 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-inline constexpr index few_rows_block = 128;                 // tokens taken at a time, a multiple of the panel width
+inline constexpr idx_t few_rows_block = 128;                 // tokens taken at a time, a multiple of the panel width
 inline constexpr int few_rows_stride = few_rows_block + 16;  // rows of a tile fall into different cache sets
 
 /// to[r] = factor times the sum over k < depth of left(r, k) b(k, .) for r < rows, or to[r] += that. b lies in panels of
 /// `capacity` rows; rows of `to` are whole packets. Capacity and depth count operands P; of numbers the factor is 1.
 template <class P, class Left>
-[[gnu::noinline]] void block_product(const Left& left, index rows, const P* b, index capacity, index cols, index depth,
-                                     sum_type<P>* to, index stride, bool accumulate,
+[[gnu::noinline]] void block_product(const Left& left, idx_t rows, const P* b, idx_t capacity, idx_t cols, idx_t depth,
+                                     sum_type<P>* to, idx_t stride, bool accumulate,
                                      [[maybe_unused]] sum_type<P> factor = 1) {
   using T = sum_type<P>;
-  panel_product<P>(left, rows, b, capacity, cols, depth, [&](index r, index col, const auto& sum) {
+  panel_product<P>(left, rows, b, capacity, cols, depth, [&](idx_t r, idx_t col, const auto& sum) {
     T* const c = to + r * stride + col;
     packet<T> x = sum;
     if constexpr (numbers_of<P> > 1) x = mul(x, broadcast<T>(factor));
@@ -36,7 +36,7 @@ template <class P, class Left>
 
 /// Memory for `rows` rows of weights converted to operands P, where P is not the type of the weights.
 template <class P>
-P* operand_weights(arena& memory, index rows) {
+P* operand_weights(arena& memory, idx_t rows) {
   return memory.allocate<P>(numbers_of<P> > 1 ? operands<P>(round_up(rows, tile_rows) * few_rows_stride) + tile_rows : 0);
 }
 
@@ -46,40 +46,40 @@ struct few_rows {
   using T = sum_type<P>;
 
   P *tiles = nullptr, *panels = nullptr;
-  index count = 0, dim = 0, capacity = 0;
+  idx_t count = 0, dim = 0, capacity = 0;
   T factor = T(1);  // of scores, where it is not in the tiles
 
-  static few_rows layout(arena& memory, index most, index dim) {
-    const index capacity = operands<P>(most) * numbers_of<P>;
+  static few_rows layout(arena& memory, idx_t most, idx_t dim) {
+    const idx_t capacity = operands<P>(most) * numbers_of<P>;
     return {memory.allocate<P>(round_up(most, tile_rows) * row_operands<P>(dim)),
             memory.allocate<P>(operands<P>(capacity) * round_up(dim, panel_width<T>)), 0, dim, capacity};
   }
 
   /// For scores the rows are multiplied by `times`.
   template <class S>
-  void pack(const matrix_view<const S>& x, index rows, T times) {
+  void pack(const matrix_view<const S>& x, idx_t rows, T times) {
     count = rows;
     if constexpr (numbers_of<P> > 1) factor = std::exchange(times, T(1));
-    for (index r = 0; r < count; r += tile_rows)
-      pack_rows<P>([&](index i) { return x.row(r + i); }, std::min<index>(tile_rows, count - r), dim, x.col_stride,
+    for (idx_t r = 0; r < count; r += tile_rows)
+      pack_rows<P>([&](idx_t i) { return x.row(r + i); }, std::min<idx_t>(tile_rows, count - r), dim, x.col_stride,
                    times, tiles + r * row_operands<P>(dim));
-    pack_panels<P>([&](index i) { return x.row(i); }, 0, count, dim, x.col_stride, panels, capacity);
+    pack_panels<P>([&](idx_t i) { return x.row(i); }, 0, count, dim, x.col_stride, panels, capacity);
   }
 
   /// to[row][token] = products with `tokens` tokens, packed as columns, or to[row][token] += that.
-  void scores(const P* columns, index tokens, T* to, index stride = few_rows_stride, bool accumulate = false) const {
-    block_product<P>([&](index r) { return packed_rows<P>{tiles + r * row_operands<P>(dim)}; }, count, columns,
+  void scores(const P* columns, idx_t tokens, T* to, idx_t stride = few_rows_stride, bool accumulate = false) const {
+    block_product<P>([&](idx_t r) { return packed_rows<P>{tiles + r * row_operands<P>(dim)}; }, count, columns,
                      operands<P>(dim), tokens, operands<P>(dim), to, stride, accumulate, factor);
   }
   /// to[token] = sum over rows of weights[row][token] row, or to[token] += that. `memory` is operand_weights().
-  void weighted_sums(const T* weights, index tokens, T* to, index stride, bool accumulate,
+  void weighted_sums(const T* weights, idx_t tokens, T* to, idx_t stride, bool accumulate,
            [[maybe_unused]] P* memory = nullptr) const {
     const P* left = nullptr;
     if constexpr (numbers_of<P> > 1)
       rows_to_pairs(weights, count, round_up(tokens, width<T>), few_rows_stride, memory), left = memory;
     else
       left = weights;
-    block_product<P>([&](index r) { return left_operand<P, 1, few_rows_stride>{left + r}; }, tokens, panels,
+    block_product<P>([&](idx_t r) { return left_operand<P, 1, few_rows_stride>{left + r}; }, tokens, panels,
                      operands<P>(capacity), dim, operands<P>(count), to, stride, accumulate);
   }
 };
@@ -90,32 +90,32 @@ struct block_tokens {
   using T = sum_type<P>;
 
   P *columns = nullptr, *panels = nullptr;
-  index count = 0, dim = 0;
+  idx_t count = 0, dim = 0;
 
-  static block_tokens layout(arena& memory, index dim) {
+  static block_tokens layout(arena& memory, idx_t dim) {
     return {memory.allocate<P>(few_rows_block * operands<P>(dim)),
             memory.allocate<P>(operands<P>(few_rows_block) * round_up(dim, panel_width<T>)), 0, dim};
   }
   /// Tokens [begin, begin + tokens) of x.
   template <class S>
-  void pack(const matrix_view<const S>& x, index begin, index tokens, bool as_columns, bool as_rows) {
+  void pack(const matrix_view<const S>& x, idx_t begin, idx_t tokens, bool as_columns, bool as_rows) {
     count = tokens;
-    const auto row = [&](index i) { return x.row(begin + i); };
+    const auto row = [&](idx_t i) { return x.row(begin + i); };
     if (as_columns) pack_panels_across<P>(row, count, dim, x.col_stride, columns);
     if (as_rows) pack_panels<P>(row, 0, count, dim, x.col_stride, panels, few_rows_block);
   }
   /// to[row] += sum over tokens of weights[row][token] token. `memory` is operand_weights().
-  void add_mix(const T* weights, index rows, T* to, index stride, [[maybe_unused]] P* memory = nullptr) const {
+  void add_mix(const T* weights, idx_t rows, T* to, idx_t stride, [[maybe_unused]] P* memory = nullptr) const {
     constexpr int step = few_rows_stride / numbers_of<P>;
     const P* left = nullptr;
     if constexpr (numbers_of<P> > 1) {
-      for (index r = 0; r < rows; ++r)
+      for (idx_t r = 0; r < rows; ++r)
         lanes_to_pairs(weights + r * few_rows_stride, round_up(count, width<T>), memory + r * step);
       left = memory;
     } else {
       left = weights;
     }
-    block_product<P>([&](index r) { return left_operand<P, step, 1>{left + r * step}; }, rows, panels,
+    block_product<P>([&](idx_t r) { return left_operand<P, step, 1>{left + r * step}; }, rows, panels,
                      operands<P>(few_rows_block), dim, operands<P>(count), to, stride, true);
   }
 };
@@ -129,8 +129,8 @@ struct few_rows_scratch {
   T *weights = nullptr, *d_scores = nullptr;  // [rows][few_rows_stride]
   P* operands = nullptr;                      // of either
 
-  static few_rows_scratch layout(arena& memory, index rows, index dim, index dim_v) {
-    const index size = round_up(rows, tile_rows) * few_rows_stride;
+  static few_rows_scratch layout(arena& memory, idx_t rows, idx_t dim, idx_t dim_v) {
+    const idx_t size = round_up(rows, tile_rows) * few_rows_stride;
     return {block_tokens<P>::layout(memory, dim), block_tokens<P>::layout(memory, dim_v), memory.allocate<T>(size),
             memory.allocate<T>(size), operand_weights<P>(memory, rows)};
   }
@@ -139,12 +139,12 @@ struct few_rows_scratch {
 /// Columns of scores become weights, softmax over `rows` rows, and d, unless it is null, dS = P (dP - sum of P dP +
 /// d_lse). d_lse, if given, has one number for each token.
 template <class T>
-[[gnu::noinline]] void softmax_columns(T* s, T* d, index rows, index tokens, const T* d_lse) {
-  for (index t = 0; t < tokens; t += width<T>) {
+[[gnu::noinline]] void softmax_columns(T* s, T* d, idx_t rows, idx_t tokens, const T* d_lse) {
+  for (idx_t t = 0; t < tokens; t += width<T>) {
     packet<T> highest = load<T>(s + t);
-    for (index r = 1; r < rows; ++r) highest = max(highest, load<T>(s + r * few_rows_stride + t));
+    for (idx_t r = 1; r < rows; ++r) highest = max(highest, load<T>(s + r * few_rows_stride + t));
     packet<T> sum = zero<T>(), dot = zero<T>();
-    for (index r = 0; r < rows; ++r) {
+    for (idx_t r = 0; r < rows; ++r) {
       T* const at = s + r * few_rows_stride + t;
       const packet<T> weight = exp2_weight<T>(sub(load<T>(at), highest));
       store<T>(at, weight);
@@ -154,7 +154,7 @@ template <class T>
     const packet<T> share = div(broadcast<T>(T(1)), sum);
     packet<T> delta = mul(dot, share);
     if (d_lse) delta = sub(delta, load<T>(d_lse + t));
-    for (index r = 0; r < rows; ++r) {
+    for (idx_t r = 0; r < rows; ++r) {
       T *const at = s + r * few_rows_stride + t, *const by = d + r * few_rows_stride + t;
       const packet<T> weight = mul(load<T>(at), share);
       store<T>(at, weight);
@@ -166,10 +166,10 @@ template <class T>
 /// Rows of scores become weights 2^(s - maximum), and d, unless it is null, weights times (dP - delta): the division of
 /// the weights by their sum is already in the rows of the tiles of d_out, and in delta.
 template <class T>
-[[gnu::noinline]] void softmax_rows(T* s, T* d, index rows, index tokens, const T* maximum, const T* delta) {
-  for (index r = 0; r < rows; ++r, s += few_rows_stride, d = d ? d + few_rows_stride : d) {
+[[gnu::noinline]] void softmax_rows(T* s, T* d, idx_t rows, idx_t tokens, const T* maximum, const T* delta) {
+  for (idx_t r = 0; r < rows; ++r, s += few_rows_stride, d = d ? d + few_rows_stride : d) {
     const packet<T> highest = broadcast<T>(maximum[r]), less = broadcast<T>(delta[r]);
-    for (index t = 0; t < tokens; t += width<T>) {
+    for (idx_t t = 0; t < tokens; t += width<T>) {
       const packet<T> weight = exp2_weight<T>(sub(load<T>(s + t), highest));
       store<T>(s + t, weight);
       if (d) store<T>(d + t, mul(weight, sub(load<T>(d + t), less)));
@@ -179,7 +179,7 @@ template <class T>
 
 /// Stride of the rows of sums, in numbers.
 template <class T>
-index sums_stride(index dim) {
+idx_t sums_stride(idx_t dim) {
   return round_up(dim, panel_width<T>);
 }
 
@@ -187,20 +187,20 @@ index sums_stride(index dim) {
 template <class T>
 struct sums_in_parts {
   T* data = nullptr;
-  index parts = 0, rows = 0, stride = 0;
+  idx_t parts = 0, rows = 0, stride = 0;
 
-  static sums_in_parts layout(arena& memory, index parts, index rows, index dim) {
-    const index stride = sums_stride<T>(dim);
+  static sums_in_parts layout(arena& memory, idx_t parts, idx_t rows, idx_t dim) {
+    const idx_t stride = sums_stride<T>(dim);
     return {memory.allocate<T>(parts * rows * stride), parts, rows, stride};
   }
-  T* part(index n) const { return data + n * rows * stride; }
-  T* row(index r) const { return data + r * stride; }
-  void clear(index n) const { std::fill_n(part(n), rows * stride, T(0)); }
+  T* part(idx_t n) const { return data + n * rows * stride; }
+  T* row(idx_t r) const { return data + r * stride; }
+  void clear(idx_t n) const { std::fill_n(part(n), rows * stride, T(0)); }
   /// The first part becomes factor times the sum of all.
   void merge(T factor) const {
-    for (index n = 1; n < parts; ++n)
-      for (index x = 0; x < rows * stride; ++x) data[x] += part(n)[x];
-    for (index x = 0; x < rows * stride; ++x) data[x] *= factor;
+    for (idx_t n = 1; n < parts; ++n)
+      for (idx_t x = 0; x < rows * stride; ++x) data[x] += part(n)[x];
+    for (idx_t x = 0; x < rows * stride; ++x) data[x] *= factor;
   }
 };
 
@@ -208,12 +208,12 @@ struct sums_in_parts {
 template <class T>
 struct query_sums {
   T *queries = nullptr, *keys = nullptr, *values = nullptr;  // [token of the block][], [row][], [row][]
-  index stride = 0, stride_v = 0;                            // of queries and keys, of values
+  idx_t stride = 0, stride_v = 0;                            // of queries and keys, of values
 };
 
 /// Tokens [begin, begin + count) of q attend to few keys and values; tiles hold the keys times the scale in base 2.
 template <class P, class S>
-void backward_of_queries(const matrix_view<const S>& q, const matrix_view<const S>& d_out, index begin, index count,
+void backward_of_queries(const matrix_view<const S>& q, const matrix_view<const S>& d_out, idx_t begin, idx_t count,
                          const few_rows<P>& keys, const few_rows<P>& values, const sum_type<P>* d_lse,
                          few_rows_scratch<P>& s, const query_sums<sum_type<P>>& to) {
   const bool scores = to.queries || to.keys;
@@ -236,7 +236,7 @@ struct attended_rows {
   few_rows<P> queries, d_out;
   T *maximum = nullptr, *delta = nullptr;
 
-  static attended_rows layout(arena& memory, index most, index dim, index dim_v) {
+  static attended_rows layout(arena& memory, idx_t most, idx_t dim, idx_t dim_v) {
     return {few_rows<P>::layout(memory, most, dim), few_rows<P>::layout(memory, most, dim_v), memory.allocate<T>(most),
             memory.allocate<T>(most)};
   }
@@ -245,10 +245,10 @@ struct attended_rows {
 /// The gradients of the tokens packed in s, keys and values; s.x has its columns, s.y too where gradients of scores are
 /// wanted, and s.x has its rows where gradients of the queries are. Sums are without the scale.
 template <class P, class T = sum_type<P>>
-void backward_of_keys(const attended_rows<P>& from, few_rows_scratch<P>& s, T* d_keys, index stride, T* d_values,
-                      index stride_v, T* d_queries, bool accumulate) {
+void backward_of_keys(const attended_rows<P>& from, few_rows_scratch<P>& s, T* d_keys, idx_t stride, T* d_values,
+                      idx_t stride_v, T* d_queries, bool accumulate) {
   const bool scores = d_keys || d_queries;
-  const index tokens = s.x.count, rows = from.queries.count;
+  const idx_t tokens = s.x.count, rows = from.queries.count;
   from.queries.scores(s.x.columns, tokens, s.weights);
   if (scores) from.d_out.scores(s.y.columns, tokens, s.d_scores);
   softmax_rows(s.weights, scores ? s.d_scores : nullptr, rows, tokens, from.maximum, from.delta);

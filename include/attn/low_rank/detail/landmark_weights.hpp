@@ -8,33 +8,33 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-inline constexpr index landmark_step = 16;  // landmarks of a task
+inline constexpr idx_t landmark_step = 16;  // landmarks of a task
 
 /// The mean of rows [begin, end) of x: several packets of columns at a time, so that rows are read from end to end.
 template <class T, class S>
-void mean_of_rows(const matrix_view<const S>& x, index begin, index end, T* mean) {
+void mean_of_rows(const matrix_view<const S>& x, idx_t begin, idx_t end, T* mean) {
   constexpr int w = width<T>, together = 4;
   const packet<T> share = broadcast<T>(T(1) / static_cast<T>(end - begin));
-  for (index d = 0; d < x.cols; d += together * w) {
+  for (idx_t d = 0; d < x.cols; d += together * w) {
     packet<T> sum[together];
     unroll<together>([&](auto n) { sum[n] = zero<T>(); });
     if (x.col_stride == 1 && d + together * w <= x.cols)
-      for (index i = begin; i < end; ++i)
+      for (idx_t i = begin; i < end; ++i)
         unroll<together>([&](auto n) { sum[n] = add(sum[n], load_as<T>(x.row(i) + d + n * w)); });
     else
-      for (index i = begin; i < end; ++i)
+      for (idx_t i = begin; i < end; ++i)
         for (int n = 0; n < together && d + n * w < x.cols; ++n)
           sum[n] = add(sum[n], load_part<T>(x.row(i) + (d + n * w) * x.col_stride, x.col_stride, x.cols - d - n * w));
     alignas(64) T lanes[together * w];
     unroll<together>([&](auto n) { store<T>(lanes + n * w, mul(sum[n], share)); });
-    std::copy_n(lanes, std::min<index>(together * w, x.cols - d), mean + d);
+    std::copy_n(lanes, std::min<idx_t>(together * w, x.cols - d), mean + d);
   }
 }
 
 /// Row a of `means`, for a in [first, last), becomes the mean of segment a of x.
 template <class T, class S>
-void segment_means(const matrix_view<const S>& x, index length, index count, index first, index last, T* means) {
-  for (index a = first; a < last; ++a)
+void segment_means(const matrix_view<const S>& x, idx_t length, idx_t count, idx_t first, idx_t last, T* means) {
+  for (idx_t a = first; a < last; ++a)
     mean_of_rows(x, segment_begin(a, length, count), segment_begin(a + 1, length, count), means + a * x.cols);
 }
 
@@ -42,19 +42,19 @@ void segment_means(const matrix_view<const S>& x, index length, index count, ind
 struct landmark_plan {
   attention_shape shape;
   sequence_lengths lengths;
-  index landmarks = 0;
+  idx_t landmarks = 0;
 
-  index most_queries() const { return std::min(landmarks, shape.queries); }
+  idx_t most_queries() const { return std::min(landmarks, shape.queries); }
   /// Whether every key is a landmark: the result is then the softmax over them.
-  bool few_keys(index b) const { return lengths.keys(b) <= landmarks; }
+  bool few_keys(idx_t b) const { return lengths.keys(b) <= landmarks; }
   /// Whether every query is a landmark: the result is then what the landmarks attend to.
-  bool few_queries(index b) const { return lengths.queries(b) <= landmarks; }
-  index query_landmarks(index b) const { return std::min(landmarks, lengths.queries(b)); }
+  bool few_queries(idx_t b) const { return lengths.queries(b) <= landmarks; }
+  idx_t query_landmarks(idx_t b) const { return std::min(landmarks, lengths.queries(b)); }
 
   /// Parts of the keys with a softmax of their own, merged in order: at most 16, each of several segments, depending on
   /// the shape alone.
-  index pieces() const { return std::clamp<index>(shape.keys / 2048, 1, std::min<index>(16, landmarks)); }
-  index piece_begin(index n) const { return segment_begin(n, landmarks, pieces()); }
+  idx_t pieces() const { return std::clamp<idx_t>(shape.keys / 2048, 1, std::min<idx_t>(16, landmarks)); }
+  idx_t piece_begin(idx_t n) const { return segment_begin(n, landmarks, pieces()); }
 };
 
 /// The data of one key head of one batch item.
@@ -68,7 +68,7 @@ struct landmark_head {
 
   static landmark_head layout(arena& memory, const landmark_plan& plan) {
     const attention_shape& s = plan.shape;
-    const index rows = s.group() * plan.most_queries(), keys = std::min(plan.landmarks, s.keys);
+    const idx_t rows = s.group() * plan.most_queries(), keys = std::min(plan.landmarks, s.keys);
     const auto partial = [&](arena& m) { return online_softmax<T>::layout(m, rows, s.dim_v); };
     const auto packed = [&](arena& m) { return packed_keys<P>::layout(m, keys, s.dim, s.dim_v); };
     return {memory.allocate<T>(rows * s.dim), memory.allocate<T>(keys * s.dim),
@@ -82,26 +82,26 @@ struct landmark_rows {
   using T = sum_type<P>;
 
   row_block<P>* blocks = nullptr;
-  index count = 0;
+  idx_t count = 0;
 
-  static landmark_rows layout(arena& memory, index rows, index dim, index dim_v) {
-    const index count = ceil_div(rows, max_rows);
+  static landmark_rows layout(arena& memory, idx_t rows, idx_t dim, idx_t dim_v) {
+    const idx_t count = ceil_div(rows, max_rows);
     return {memory.allocate_list(count, [&](arena& m) { return row_block<P>::layout(m, dim, dim_v); }), count};
   }
   [[gnu::noinline]] void begin(const matrix_view<const T>& queries, T factor) const {
-    for (index n = 0; n < count; ++n)
+    for (idx_t n = 0; n < count; ++n)
       blocks[n].begin(queries, {n * max_rows, 1, nullptr}, std::min(max_rows, queries.rows - n * max_rows), factor);
   }
-  [[gnu::noinline]] void attend(const packed_keys<P>& packed, index keys,
+  [[gnu::noinline]] void attend(const packed_keys<P>& packed, idx_t keys,
                                 const score_terms<T, no_score>& terms) const {
-    for (index n = 0; n < count; ++n) {
+    for (idx_t n = 0; n < count; ++n) {
       std::fill_n(blocks[n].ranges, blocks[n].rows, key_range{0, keys});
       detail::attend(blocks[n], packed, terms);
     }
   }
   [[gnu::noinline]] void save(const online_softmax<T>& to) const {
-    for (index n = 0; n < count; ++n)
-      for (index r = 0; r < blocks[n].rows; ++r) to.copy_row(n * max_rows + r, blocks[n].state, r);
+    for (idx_t n = 0; n < count; ++n)
+      for (idx_t r = 0; r < blocks[n].rows; ++r) to.copy_row(n * max_rows + r, blocks[n].state, r);
   }
 };
 
@@ -109,22 +109,22 @@ struct landmark_rows {
 /// multiply-adds more than A needs, 1/24 of what 6 iterations take.
 template <class T>
 struct landmark_weights {
-  index m = 0;
+  idx_t m = 0;
   packed_keys<T> packed;
   row_block<T> block;
   T *identity = nullptr, *weights = nullptr, *sums = nullptr;
 
-  static landmark_weights layout(arena& memory, index m, index dim) {
+  static landmark_weights layout(arena& memory, idx_t m, idx_t dim) {
     return {m, packed_keys<T>::layout(memory, m, dim, m), row_block<T>::layout(memory, dim, m),
             memory.allocate<T>(2 * m), memory.allocate<T>(m * m), memory.allocate<T>(m)};
   }
   [[gnu::noinline]] void compute(const T* queries, const T* keys, const score_terms<T, no_score>& terms) {
-    const index dim = packed.dim;
+    const idx_t dim = packed.dim;
     // Row i of the identity is a window on a line of zeros with a 1 in the middle.
     std::fill_n(identity, 2 * m, T(0));
     identity[m] = T(1);
     packed.pack(matrix_view<const T>{keys, m, dim, dim, 1}, matrix_view<const T>{identity + m, m, m, -1, 1}, 0, m);
-    for (index r = 0; r < m; r += max_rows) {
+    for (idx_t r = 0; r < m; r += max_rows) {
       block.begin(matrix_view<const T>{queries, m, dim, dim, 1}, {r, 1, nullptr}, std::min(max_rows, m - r),
                   terms.query_factor());
       std::fill_n(block.ranges, block.rows, key_range{0, m});
@@ -139,17 +139,17 @@ struct landmark_weights {
 template <class T>
 struct landmark_inverse {
   bool exact = false;
-  index iterations = 0;
+  idx_t iterations = 0;
   double cutoff = 0;
   std::optional<start_norms<T>> norms{};  // norms that the iteration starts from; unless given those of A
 
   /// Packs the keys and values that the queries of head `member` of a group attend to: landmarks K', and
   /// A^+ softmax(scale Q' K^T) V.
   template <class P>
-  [[gnu::noinline]] void pack(const landmark_head<P>& head, index member, index m,
+  [[gnu::noinline]] void pack(const landmark_head<P>& head, idx_t member, idx_t m,
                               const score_terms<T, no_score>& terms, execution& exec, int worker) const {
     packed_keys<P>& packed = head.packed[member];
-    const index dim = packed.dim, dim_v = packed.dim_v;
+    const idx_t dim = packed.dim, dim_v = packed.dim_v;
     const online_softmax<T>& known = head.partial[0];
     landmark_weights<T> a;
     iterative_inverse<T> by_iteration;
@@ -164,9 +164,9 @@ struct landmark_inverse {
     });
     a.compute(head.queries + member * m * dim, head.keys, terms);
     T* const values = known.out + member * m * known.stride;
-    for (index r = 0; r < m; ++r) {
+    for (idx_t r = 0; r < m; ++r) {
       const T normal = T(1) / known.sum[member * m + r];
-      for (index d = 0; d < dim_v; ++d) values[r * known.stride + d] *= normal;
+      for (idx_t d = 0; d < dim_v; ++d) values[r * known.stride + d] *= normal;
     }
     if (exact)
       by_values.apply(a.weights, cutoff, values, known.stride);

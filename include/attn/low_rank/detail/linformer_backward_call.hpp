@@ -16,7 +16,7 @@ struct projected_rows {
   few_rows<P> rows, gradient;
   sums_in_parts<T>* sums = nullptr;  // [query heads that attend to them], by parts of the queries
 
-  static projected_rows layout(arena& memory, index rank, index dim, index query_heads, index pieces) {
+  static projected_rows layout(arena& memory, idx_t rank, idx_t dim, idx_t query_heads, idx_t pieces) {
     return {
         few_rows<P>::layout(memory, rank, dim), few_rows<P>::layout(memory, rank, dim),
         memory.allocate_list(query_heads, [&](arena& m) { return sums_in_parts<T>::layout(m, pieces, rank, dim); })};
@@ -38,7 +38,7 @@ struct projection_gradients {
   tensor_view<S, 3> e;
   tensor_view<S> x;
   T* sums = nullptr;  // [heads of E][rank][columns]: in e itself where possible, else in scratch memory
-  index head_stride = 0, stride = 0;
+  idx_t head_stride = 0, stride = 0;
   bool in_place = false;
 
   bool any() const { return e || x; }
@@ -51,11 +51,11 @@ struct projection_gradients {
     if constexpr (std::same_as<S, T>)
       if (in_place) sums = e.data();
   }
-  T* row(index head, index r) const { return sums + head * head_stride + r * stride; }
+  T* row(idx_t head, idx_t r) const { return sums + head * head_stride + r * stride; }
   /// Sets the columns from `begin` on to 0.
-  void clear(index begin) const {
-    for (index head = 0; head < e.extent(0); ++head)
-      for (index r = 0; r < e.extent(1); ++r) std::fill(row(head, r) + begin, row(head, r) + e.extent(2), T(0));
+  void clear(idx_t begin) const {
+    for (idx_t head = 0; head < e.extent(0); ++head)
+      for (idx_t r = 0; r < e.extent(1); ++r) std::fill(row(head, r) + begin, row(head, r) + e.extent(2), T(0));
   }
 };
 
@@ -77,11 +77,11 @@ struct linformer_backward_call {
   bool shared;  // E is F
 
   const attention_shape& shape() const { return views.shape; }
-  index rank() const { return keys.rank(); }
-  index pieces() const { return std::clamp<index>(shape().queries / 2048, 1, 16); }
+  idx_t rank() const { return keys.rank(); }
+  idx_t pieces() const { return std::clamp<idx_t>(shape().queries / 2048, 1, 16); }
   /// The head of the projected tokens that query head h sees, and the number of h among the query heads that see it.
-  index result_head(const sequence_projection<S>& side, index h) const { return h * side.heads / shape().heads; }
-  index place(const sequence_projection<S>& side, index h) const { return h % (shape().heads / side.heads); }
+  idx_t result_head(const sequence_projection<S>& side, idx_t h) const { return h * side.heads / shape().heads; }
+  idx_t place(const sequence_projection<S>& side, idx_t h) const { return h % (shape().heads / side.heads); }
 
   item layout(arena& memory) const {
     const auto heads = [&](const sequence_projection<S>& side) {
@@ -98,11 +98,11 @@ struct linformer_backward_call {
   }
 
   /// The queries of one part.
-  void queries_back(const item& one, index b, index h, index piece, execution& exec, int worker) const {
+  void queries_back(const item& one, idx_t b, idx_t h, idx_t piece, execution& exec, int worker) const {
     const projected_rows<P>&to_keys = one.key_heads[result_head(keys, h)],
           &to_values = one.value_heads[result_head(values, h)];
     const sums_in_parts<T>&d_keys = to_keys.sums[place(keys, h)], &d_values = to_values.sums[place(values, h)];
-    const index queries = views.lengths.queries(b), stride = sums_stride<T>(shape().dim);
+    const idx_t queries = views.lengths.queries(b), stride = sums_stride<T>(shape().dim);
     struct {
       few_rows_scratch<P> s;
       T *d_lse, *dq;
@@ -114,10 +114,10 @@ struct linformer_backward_call {
     if (key_gradients.any()) d_keys.clear(piece);
     if (value_gradients.any()) d_values.clear(piece);
     if (d_lse) std::fill_n(block.d_lse, few_rows_block, T(0));
-    const index end = segment_begin(piece + 1, queries, pieces());
-    for (index at = segment_begin(piece, queries, pieces()); at < end; at += few_rows_block) {
-      const index count = std::min(few_rows_block, end - at);
-      for (index i = 0; d_lse && i < count; ++i) block.d_lse[i] = d_lse(b, h, at + i);
+    const idx_t end = segment_begin(piece + 1, queries, pieces());
+    for (idx_t at = segment_begin(piece, queries, pieces()); at < end; at += few_rows_block) {
+      const idx_t count = std::min(few_rows_block, end - at);
+      for (idx_t i = 0; d_lse && i < count; ++i) block.d_lse[i] = d_lse(b, h, at + i);
       backward_of_queries<P>(head_of(views.q, b, h), head_of(d_out, b, h), at, count, to_keys.rows, to_values.rows,
                              d_lse ? block.d_lse : nullptr, block.s,
                              {.queries = dq ? block.dq : nullptr,
@@ -130,29 +130,29 @@ struct linformer_backward_call {
                             accumulate);
     }
   }
-  static matrix_view<S> rows_from(matrix_view<S> x, index begin) {
+  static matrix_view<S> rows_from(matrix_view<S> x, idx_t begin) {
     x.data = x.row(begin);
     return x;
   }
 
   /// The gradient of one head of projected rows, summed over all query heads that see it, as an operand.
-  void merge(const projected_rows<P>& to, index query_heads, T factor) const {
+  void merge(const projected_rows<P>& to, idx_t query_heads, T factor) const {
     const sums_in_parts<T>& all = to.sums[0];
     all.merge(T(1));
-    for (index g = 1; g < query_heads; ++g) {
+    for (idx_t g = 1; g < query_heads; ++g) {
       to.sums[g].merge(T(1));
-      for (index x = 0; x < all.rows * all.stride; ++x) all.data[x] += to.sums[g].data[x];
+      for (idx_t x = 0; x < all.rows * all.stride; ++x) all.data[x] += to.sums[g].data[x];
     }
     few_rows<P> operand = to.gradient;
-    for (index x = 0; x < all.rows * all.stride; ++x) all.data[x] *= factor;
+    for (idx_t x = 0; x < all.rows * all.stride; ++x) all.data[x] *= factor;
     operand.pack(matrix_view<const T>{all.data, rank(), operand.dim, all.stride, 1}, rank(), T(1));
   }
 
   /// Tokens [begin, end) of one side: of a wave of items, one after the other.
-  void tokens_back(const wave<item>& w, bool second, index begin, index end, int worker) const {
+  void tokens_back(const wave<item>& w, bool second, idx_t begin, idx_t end, int worker) const {
     const sequence_projection<S>& side = second ? values : keys;
     const projection_gradients<S>& to = second ? value_gradients : key_gradients;
-    const index dim = side.x.extent(3), stride = sums_stride<T>(dim), one_e = side.e.extent(0) == 1;
+    const idx_t dim = side.x.extent(3), stride = sums_stride<T>(dim), one_e = side.e.extent(0) == 1;
     struct {
       block_tokens<P> x;
       T *e, *dx, *edge;
@@ -165,14 +165,14 @@ struct linformer_backward_call {
                              operand_weights<P>(memory, rank())};
     });
     if (to.x && one_e) load_projection(side, 0, begin, end - begin, block.e);
-    const index group = side.heads / shape().kv_heads;  // heads of the result for each head of x
-    for (index n = 0; n < w.count; ++n)
-      for (index kv = 0; kv < shape().kv_heads; ++kv) {
-        const index b = w.first + n, real = std::min(end, views.lengths.keys(b)), count = real - begin;
+    const idx_t group = side.heads / shape().kv_heads;  // heads of the result for each head of x
+    for (idx_t n = 0; n < w.count; ++n)
+      for (idx_t kv = 0; kv < shape().kv_heads; ++kv) {
+        const idx_t b = w.first + n, real = std::min(end, views.lengths.keys(b)), count = real - begin;
         const projected_rows<P>* const heads =
             (second ? w.scratch[n].value_heads : w.scratch[n].key_heads) + kv * group;
         if (count > 0 && to.e) block.x.pack(head_of(side.x, b, kv), begin, count, true, false);
-        for (index g = 0; g < group && count > 0; ++g) {
+        for (idx_t g = 0; g < group && count > 0; ++g) {
           const few_rows<P> gradient = gradient_of(heads[g]);
           if (to.e)
             add_to_projection(gradient, block.x, to, one_e ? 0 : kv * group + g, begin, b > 0 || (one_e && kv > 0),
@@ -183,7 +183,7 @@ struct linformer_backward_call {
         }
         if (to.x)
           store_gradient_rows(block.dx, stride, T(1), rows_from(head_of(to.x, b, kv), begin), 0, end - begin,
-                              std::max<index>(count, 0), accumulate);
+                              std::max<idx_t>(count, 0), accumulate);
       }
   }
   few_rows<P> gradient_of(const projected_rows<P>& x) const {
@@ -193,54 +193,54 @@ struct linformer_backward_call {
   }
   /// Products of rows and tokens become columns [begin, ...) of the sums of one head of E, or are added to them.
   static void add_to_projection(const few_rows<P>& rows, const block_tokens<P>& x, const projection_gradients<S>& to,
-                                index head, index begin, bool add, T* edge) {
-    const index whole = x.count / panel_width<T> * panel_width<T>, rest = x.count - whole;
+                                idx_t head, idx_t begin, bool add, T* edge) {
+    const idx_t whole = x.count / panel_width<T> * panel_width<T>, rest = x.count - whole;
     T* const sums = to.row(head, 0) + begin;
     if (whole > 0) rows.scores(x.columns, whole, sums, to.stride, add);
     if (rest == 0) return;
     // Products of the last, partial packets are not all those of tokens.
     rows.scores(x.columns + whole * operands<P>(rows.dim), rest, edge);
-    for (index r = 0; r < rows.count; ++r)
-      for (index j = 0; j < rest; ++j) {
+    for (idx_t r = 0; r < rows.count; ++r)
+      for (idx_t j = 0; j < rest; ++j) {
         T& to_one = sums[r * to.stride + whole + j];
         to_one = (add ? to_one : T(0)) + edge[r * few_rows_stride + j];
       }
   }
   /// Columns [begin, begin + count) of one head of E, as [rank][few_rows_stride].
-  void load_projection(const sequence_projection<S>& side, index head, index begin, index count, T* to) const {
-    for (index r = 0; r < rank(); ++r)
-      for (index j = 0; j < count; j += width<T>)
+  void load_projection(const sequence_projection<S>& side, idx_t head, idx_t begin, idx_t count, T* to) const {
+    for (idx_t r = 0; r < rank(); ++r)
+      for (idx_t j = 0; j < count; j += width<T>)
         store<T>(to + r * few_rows_stride + j, load_part<T>(&side.e(head, r, begin + j), side.e.stride(2), count - j));
   }
 
   void run_wave(const wave<item>& w) const {
     project(keys, values, shared, views.lengths, w);
-    const index heads = shape().heads, token_blocks = ceil_div(shape().keys, few_rows_block);
-    w.for_each(keys.heads + values.heads, [&](index, const item& one, index h, int) {
+    const idx_t heads = shape().heads, token_blocks = ceil_div(shape().keys, few_rows_block);
+    w.for_each(keys.heads + values.heads, [&](idx_t, const item& one, idx_t h, int) {
       if (h < keys.heads)
         one.key_heads[h].rows.pack(const_rows(keys.result(one.keys, h)), rank(), terms.query_factor());
       else
         one.value_heads[h - keys.heads].rows.pack(const_rows(values.result(one.values, h - keys.heads)), rank(), T(1));
     });
-    w.exec.for_each(w.count * heads * pieces(), [&](index task, int worker) {
-      const index n = task / pieces() / heads, h = task / pieces() % heads, b = w.first + n;
+    w.exec.for_each(w.count * heads * pieces(), [&](idx_t task, int worker) {
+      const idx_t n = task / pieces() / heads, h = task / pieces() % heads, b = w.first + n;
       if (views.lengths.keys(b) > 0) return queries_back(w.scratch[n], b, h, task % pieces(), w.exec, worker);
     });
-    w.exec.for_each(dq ? w.count * heads : 0, [&](index task, int) {
-      const index b = w.first + task / heads, real = views.lengths.keys(b) > 0 ? views.lengths.queries(b) : 0;
+    w.exec.for_each(dq ? w.count * heads : 0, [&](idx_t task, int) {
+      const idx_t b = w.first + task / heads, real = views.lengths.keys(b) > 0 ? views.lengths.queries(b) : 0;
       store_gradient_rows<T>(nullptr, 0, T(0), head_of(dq, b, task % heads), real, shape().queries, 0, accumulate);
     });
-    w.for_each(keys.heads + values.heads, [&](index b, const item& one, index h, int) {
+    w.for_each(keys.heads + values.heads, [&](idx_t b, const item& one, idx_t h, int) {
       if (views.lengths.keys(b) == 0) return;
       if (h < keys.heads && key_gradients.any())
         merge(one.key_heads[h], heads / keys.heads, terms.scale);
       else if (h >= keys.heads && value_gradients.any())
         merge(one.value_heads[h - keys.heads], heads / values.heads, T(1));
     });
-    w.exec.for_each(2 * token_blocks, [&](index task, int worker) {
+    w.exec.for_each(2 * token_blocks, [&](idx_t task, int worker) {
       const bool second = task >= token_blocks;
       if (!(second ? value_gradients : key_gradients).any()) return;
-      const index begin = task % token_blocks * few_rows_block;
+      const idx_t begin = task % token_blocks * few_rows_block;
       tokens_back(w, second, begin, std::min(begin + few_rows_block, shape().keys), worker);
     });
   }
@@ -249,9 +249,9 @@ struct linformer_backward_call {
   }
 
   void store_projection(const projection_gradients<S>& from, execution& exec) const {
-    exec.for_each(from.in_place ? 0 : from.e.extent(0) * rank(), [&](index task, int) {
-      const index head = task / rank(), r = task % rank();
-      for (index j = 0; j < from.e.extent(2); ++j) store_gradient(from.e(head, r, j), from.row(head, r)[j], accumulate);
+    exec.for_each(from.in_place ? 0 : from.e.extent(0) * rank(), [&](idx_t task, int) {
+      const idx_t head = task / rank(), r = task % rank();
+      for (idx_t j = 0; j < from.e.extent(2); ++j) store_gradient(from.e(head, r, j), from.row(head, r)[j], accumulate);
     });
   }
 
@@ -270,7 +270,7 @@ struct linformer_backward_call {
       x->clear(shape().batch > 0 ? views.lengths.keys(0) : 0);
     // As in the forward pass, 32 heads share the packing of E and F.
     for_each_wave(
-        exec, shape().batch, std::max<index>(1, 32 / shape().heads), [&](arena& m) { return layout(m); },
+        exec, shape().batch, std::max<idx_t>(1, 32 / shape().heads), [&](arena& m) { return layout(m); },
         [&](const wave<item>& w) { run_wave(w); });
     store_projection(key_gradients, exec);
     store_projection(value_gradients, exec);

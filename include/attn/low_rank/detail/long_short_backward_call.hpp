@@ -23,27 +23,27 @@ struct long_short_backward_call {
   T *local_sums = nullptr, *global_sums = nullptr;  // of gamma and beta, [heads][2 dim]: of key heads, of query heads
 
   const attention_shape& shape() const { return in.shape; }
-  index keys(index b) const { return forward.length(b); }
-  index stride() const { return sums_stride<T>(shape().dim); }
-  index stride_v() const { return sums_stride<T>(shape().dim_v); }
-  index shift(index b) const { return keys(b) - in.lengths().queries(b); }
-  index pieces() const {
-    const index reach = forward.left + forward.right + 2 * forward.block;
-    return std::clamp<index>(shape().queries / std::max<index>(2048, 4 * reach), 1, 8);
+  idx_t keys(idx_t b) const { return forward.length(b); }
+  idx_t stride() const { return sums_stride<T>(shape().dim); }
+  idx_t stride_v() const { return sums_stride<T>(shape().dim_v); }
+  idx_t shift(idx_t b) const { return keys(b) - in.lengths().queries(b); }
+  idx_t pieces() const {
+    const idx_t reach = forward.left + forward.right + 2 * forward.block;
+    return std::clamp<idx_t>(shape().queries / std::max<idx_t>(2048, 4 * reach), 1, 8);
   }
   /// Number of keys that a part may see.
-  index piece_keys() const {
+  idx_t piece_keys() const {
     return std::min(shape().keys,
                     ceil_div(shape().queries, pieces()) + forward.left + forward.right + 2 * forward.block);
   }
-  index most_rows() const { return forward.finished(shape().keys, shape().keys) * forward.rank(); }
-  index compressed_rows(index b) const { return forward.segments(b) * forward.rank(); }
-  index key_blocks() const { return ceil_div(shape().keys, part_size); }
+  idx_t most_rows() const { return forward.finished(shape().keys, shape().keys) * forward.rank(); }
+  idx_t compressed_rows(idx_t b) const { return forward.segments(b) * forward.rank(); }
+  idx_t key_blocks() const { return ceil_div(shape().keys, part_size); }
 
   // Scratch -----------------------------------------------------------------------------------------------------------
 
   member member_layout(arena& memory) const {
-    const index dim = shape().dim, dim_v = shape().dim_v, rows = most_rows();
+    const idx_t dim = shape().dim, dim_v = shape().dim_v, rows = most_rows();
     member m;
     m.sums = token_sums<T>::layout(memory, forward.finished(shape().keys, shape().keys), forward.segment(shape().keys),
                                    forward.rank(), dim, dim_v);
@@ -51,7 +51,7 @@ struct long_short_backward_call {
     m.normed_keys = memory.allocate<T>(forward.global ? rows * m.sums.padded() : 0);
     m.normed_values = memory.allocate<T>(forward.global ? rows * m.sums.padded_v() : 0);
     m.maximum = memory.allocate<T>(rows), m.share = memory.allocate<T>(rows), m.delta = memory.allocate<T>(rows);
-    const index padded = round_up(rows, panel_width<T>);
+    const idx_t padded = round_up(rows, panel_width<T>);
     m.d_keys = sums_in_parts<T>::layout(memory, pieces(), wanted.compressed_keys() ? padded : 0, dim);
     m.d_values = sums_in_parts<T>::layout(memory, pieces(), wanted.compressed_values() ? padded : 0, dim_v);
     return m;
@@ -59,7 +59,7 @@ struct long_short_backward_call {
   head layout(arena& memory) const {
     head p;
     p.members = memory.allocate_list(shape().group(), [&](arena& m) { return member_layout(m); });
-    const index rows = piece_keys() + panel_width<T>;
+    const idx_t rows = piece_keys() + panel_width<T>;
     p.pieces = memory.allocate_list(pieces(), [&](arena& m) {
       long_short_piece<T> piece;
       if (wanted.window_keys()) piece.d_keys = m.allocate<T>(rows * stride());
@@ -82,7 +82,7 @@ struct long_short_backward_call {
     T *dq, *keys, *values;  // [max_rows][stride]; normed keys of the window
   };
   query_scratch queries_layout(arena& memory) const {
-    const index dim = shape().dim, dim_v = shape().dim_v, normed = forward.local ? forward.slots() : 0;
+    const idx_t dim = shape().dim, dim_v = shape().dim_v, normed = forward.local ? forward.slots() : 0;
     query_scratch s;
     s.block = in.layout_scratch(memory);
     s.rows = backward_rows<P>::layout(memory, max_rows, dim, dim_v);
@@ -94,7 +94,7 @@ struct long_short_backward_call {
 
   // Compressed keys ---------------------------------------------------------------------------------------------------
 
-  void add_part(const head& p, index b, index kv, index g, index part, execution& exec, int worker) const {
+  void add_part(const head& p, idx_t b, idx_t kv, idx_t g, idx_t part, execution& exec, int worker) const {
     if (part >= forward.parts(b)) return;
     const auto scratch = exec.scratch(
         worker, [&](arena& memory) { return token_sums_scratch<T>::layout(memory, shape().dim, shape().dim_v); });
@@ -102,11 +102,11 @@ struct long_short_backward_call {
                                head_of(in.k, b, kv), head_of(in.v, b, kv), scratch);
   }
   /// Merges the sums, and packs them as keys and values.
-  void pack_compressed(const head& p, index b, index g) const {
+  void pack_compressed(const head& p, idx_t b, idx_t g) const {
     member& m = p.members[g];
-    const index rows = compressed_rows(b), padded = m.sums.padded(), padded_v = m.sums.padded_v();
-    for (index n = 0; n < forward.segments(b); ++n) m.sums.merge(n, forward.segment(keys(b)));
-    for (index r = 0; r < rows; ++r) {
+    const idx_t rows = compressed_rows(b), padded = m.sums.padded(), padded_v = m.sums.padded_v();
+    for (idx_t n = 0; n < forward.segments(b); ++n) m.sums.merge(n, forward.segment(keys(b)));
+    for (idx_t r = 0; r < rows; ++r) {
       const T all = m.sums.total(r, forward.segment(keys(b)), m.maximum[r]);
       m.share[r] = all == T(0) ? T(0) : T(1) / all;
       if (all == T(0)) m.maximum[r] = T(0);
@@ -116,7 +116,7 @@ struct long_short_backward_call {
     if (forward.global) {
       std::copy_n(from_keys, rows * padded, m.normed_keys);
       std::copy_n(from_values, rows * padded_v, m.normed_values);
-      for (index r = 0; r < rows; ++r) {
+      for (idx_t r = 0; r < rows; ++r) {
         forward.global.apply(m.normed_keys + r * padded, shape().dim);
         forward.global.apply(m.normed_values + r * padded_v, shape().dim_v);
       }
@@ -129,11 +129,11 @@ struct long_short_backward_call {
   // Queries -----------------------------------------------------------------------------------------------------------
 
   /// Queries [begin, end): a chunk of one part.
-  void chunk_back(const head& p, index b, index kv, index n, index begin, index end, query_scratch& s) const {
-    const index length = keys(b), at = shift(b);
+  void chunk_back(const head& p, idx_t b, idx_t kv, idx_t n, idx_t begin, idx_t end, query_scratch& s) const {
+    const idx_t length = keys(b), at = shift(b);
     const auto key = head_of(in.k, b, kv), value = head_of(in.v, b, kv);
-    const index first = forward.window(begin + at, length).begin;
-    const index count = forward.window(end - 1 + at, length).end - first;
+    const idx_t first = forward.window(begin + at, length).begin;
+    const idx_t count = forward.window(end - 1 + at, length).end - first;
     s.window.keys.positions = {forward.local ? 0 : first, 1, nullptr};
     if (count > 0 && forward.local) {
       forward.local.apply(key, first, count, s.keys);
@@ -148,74 +148,74 @@ struct long_short_backward_call {
     s.window.d_values = piece.d_values ? piece.d_values + (first - piece.first) * stride_v() : nullptr;
     T* const dq = in.dq ? s.dq : nullptr;
     key_range ranges[max_rows];
-    for (index g = 0; g < shape().group(); ++g) {
-      const index h = kv * shape().group() + g;
+    for (idx_t g = 0; g < shape().group(); ++g) {
+      const idx_t h = kv * shape().group() + g;
       const auto terms = in.terms().for_head(b, h, at);
       auto back = in.back(terms);
       backward_keys<P> compressed = p.members[g].compressed;
       compressed.d_keys = wanted.compressed_keys() ? p.members[g].d_keys.part(n) : nullptr;
       compressed.d_values = wanted.compressed_values() ? p.members[g].d_values.part(n) : nullptr;
-      for (index i = begin; i < end; i += max_rows) {
-        const index rows = std::min(max_rows, end - i);
+      for (idx_t i = begin; i < end; i += max_rows) {
+        const idx_t rows = std::min(max_rows, end - i);
         const index_map which{i, 1, nullptr};
         in.pack_rows(s.rows, b, h, head_of(in.q, b, h), which, rows);
         if (dq) std::fill_n(dq, max_rows * stride(), T(0));
-        for (index r = 0; r < rows; ++r) {
+        for (idx_t r = 0; r < rows; ++r) {
           const key_range seen = forward.window(i + r + at, length);
           ranges[r] = {seen.begin - first, seen.end - first};
         }
         differentiate(s.rows, rows, ranges, which, s.window, terms, s.block, dq, stride(), back);
-        for (index r = 0; r < rows; ++r)
+        for (idx_t r = 0; r < rows; ++r)
           ranges[r] = {0, forward.rank() * forward.finished(length, forward.causal ? i + r + at + 1 : length)};
         differentiate(s.rows, rows, ranges, which, compressed, terms, s.block, dq, stride(), back);
-        for (index r = 0; dq && r < rows; ++r)
+        for (idx_t r = 0; dq && r < rows; ++r)
           store_gradient_row(dq + r * stride(), terms.scale, head_of(in.dq, b, h), i + r, in.accumulate);
       }
     }
   }
-  void piece_back(const head& p, index b, index kv, index n, execution& exec, int worker) const {
-    const index queries = in.lengths().queries(b);
-    const index begin = segment_begin(n, queries, pieces()), end = segment_begin(n + 1, queries, pieces());
+  void piece_back(const head& p, idx_t b, idx_t kv, idx_t n, execution& exec, int worker) const {
+    const idx_t queries = in.lengths().queries(b);
+    const idx_t begin = segment_begin(n, queries, pieces()), end = segment_begin(n + 1, queries, pieces());
     long_short_piece<T>& piece = p.pieces[n];
     piece.first = piece.end = 0;
     if (begin < end) {
       piece.first = forward.window(begin + shift(b), keys(b)).begin;
       piece.end = forward.window(end - 1 + shift(b), keys(b)).end;
     }
-    const index rows = piece.end - piece.first + panel_width<T>;
+    const idx_t rows = piece.end - piece.first + panel_width<T>;
     if (piece.d_keys) std::fill_n(piece.d_keys, rows * stride(), T(0));
     if (piece.d_values) std::fill_n(piece.d_values, rows * stride_v(), T(0));
-    for (index g = 0; g < shape().group(); ++g) p.members[g].d_keys.clear(n), p.members[g].d_values.clear(n);
+    for (idx_t g = 0; g < shape().group(); ++g) p.members[g].d_keys.clear(n), p.members[g].d_values.clear(n);
     auto scratch = exec.scratch(worker, [&](arena& memory) { return queries_layout(memory); });
-    for (index at = begin; at < end; at += forward.chunk())
+    for (idx_t at = begin; at < end; at += forward.chunk())
       chunk_back(p, b, kv, n, at, std::min(at + forward.chunk(), end), scratch);
   }
   /// Rows of padding of one head.
-  void clear_queries(index b, index h) const {
-    for (index i = in.lengths().queries(b); i < shape().queries; ++i)
+  void clear_queries(idx_t b, idx_t h) const {
+    for (idx_t i = in.lengths().queries(b); i < shape().queries; ++i)
       store_gradient_row(static_cast<const T*>(nullptr), T(0), head_of(in.dq, b, h), i, in.accumulate);
   }
 
   // Keys --------------------------------------------------------------------------------------------------------------
 
   /// The gradients of a block of keys by the windows of all parts, through the local norm.
-  void gather_windows(const head& p, index b, index kv, index block, execution& exec, int worker) const {
-    const index begin = block * part_size, end = std::min(begin + part_size, keys(b));
+  void gather_windows(const head& p, idx_t b, idx_t kv, idx_t block, execution& exec, int worker) const {
+    const idx_t begin = block * part_size, end = std::min(begin + part_size, keys(b));
     T* const x = exec.scratch(worker, [&](arena& memory) { return memory.allocate<T>(shape().dim); });
     if (p.local) p.local[block].clear();
-    const auto gather = [&](const matrix_view<const S>& from, T* long_short_piece<T>::*part, T* to, index row_stride,
+    const auto gather = [&](const matrix_view<const S>& from, T* long_short_piece<T>::*part, T* to, idx_t row_stride,
                             T factor) {
-      for (index j = begin; j < end; ++j) {
+      for (idx_t j = begin; j < end; ++j) {
         T* const row = to + j * row_stride;
         std::fill_n(row, row_stride, T(0));
-        for (index n = 0; n < pieces(); ++n) {
+        for (idx_t n = 0; n < pieces(); ++n) {
           const long_short_piece<T>& piece = p.pieces[n];
           if (j < piece.first || j >= piece.end) continue;
           const T* const sums = piece.*part + (j - piece.first) * row_stride;
-          for (index d = 0; d < row_stride; ++d) row[d] += sums[d] * factor;
+          for (idx_t d = 0; d < row_stride; ++d) row[d] += sums[d] * factor;
         }
         if (!forward.local) continue;
-        for (index d = 0; d < from.cols; ++d) x[d] = static_cast<T>(from.row(j)[d * from.col_stride]);
+        for (idx_t d = 0; d < from.cols; ++d) x[d] = static_cast<T>(from.row(j)[d * from.col_stride]);
         norm_back(forward.local, x, from.cols, row, p.local[block]);
       }
     };
@@ -225,18 +225,18 @@ struct long_short_backward_call {
 
   /// The gradients of the compressed rows of one head, through the global norm, and the sums of them that the softmax
   /// over tokens needs.
-  void compressed_back(const head& p, index b, index h, index g) const {
+  void compressed_back(const head& p, idx_t b, idx_t h, idx_t g) const {
     member& m = p.members[g];
-    const index rows = compressed_rows(b), dim = shape().dim, dim_v = shape().dim_v;
+    const idx_t rows = compressed_rows(b), dim = shape().dim, dim_v = shape().dim_v;
     const norm_sums<T> norm{global_sums + (b * shape().heads + h) * norm_sums<T>::size(dim), dim};
     if (m.d_keys.rows > 0) m.d_keys.merge(in.terms().scale);
     if (m.d_values.rows > 0) m.d_values.merge(T(1));
-    for (index r = 0; r < rows; ++r) {
-      const auto back = [&](const T* x, const sums_in_parts<T>& sums, index cols) {
+    for (idx_t r = 0; r < rows; ++r) {
+      const auto back = [&](const T* x, const sums_in_parts<T>& sums, idx_t cols) {
         if (sums.rows == 0) return T(0);
         if (forward.global) norm_back(forward.global, x, cols, sums.row(r), norm);
         T dot = T(0);
-        for (index d = 0; d < cols; ++d) dot += x[d] * sums.row(r)[d];
+        for (idx_t d = 0; d < cols; ++d) dot += x[d] * sums.row(r)[d];
         return dot;
       };
       m.delta[r] = back(m.sums.all_keys + r * m.sums.padded(), m.d_keys, dim);
@@ -244,29 +244,29 @@ struct long_short_backward_call {
     }
   }
 
-  index segment_blocks(index b) const { return ceil_div(forward.segment(keys(b)), few_rows_block); }
+  idx_t segment_blocks(idx_t b) const { return ceil_div(forward.segment(keys(b)), few_rows_block); }
   /// Number of blocks of tokens in the segments of the longest sequence.
-  index token_blocks() const {
+  idx_t token_blocks() const {
     return forward.causal ? shape().keys / forward.causal_segment * ceil_div(forward.causal_segment, few_rows_block)
                           : ceil_div(shape().keys, few_rows_block);
   }
 
   /// A block of tokens of one segment.
-  void tokens_back(const head& p, index b, index kv, index block, execution& exec, int worker) const {
-    const index segment = block / segment_blocks(b), size = forward.segment(keys(b)), rank = forward.rank();
+  void tokens_back(const head& p, idx_t b, idx_t kv, idx_t block, execution& exec, int worker) const {
+    const idx_t segment = block / segment_blocks(b), size = forward.segment(keys(b)), rank = forward.rank();
     if (segment >= forward.segments(b)) return;
-    const index begin = segment * size + block % segment_blocks(b) * few_rows_block;
-    const index count = std::min(few_rows_block, (segment + 1) * size - begin);
+    const idx_t begin = segment * size + block % segment_blocks(b) * few_rows_block;
+    const idx_t count = std::min(few_rows_block, (segment + 1) * size - begin);
     auto s = exec.scratch(
         worker, [&](arena& memory) { return compressed_tokens<T>::layout(memory, rank, shape().dim, shape().dim_v); });
     if (wanted.logits) {
       s.block.x.pack(head_of(in.k, b, kv), begin, count, true, false);
       s.block.y.pack(head_of(in.v, b, kv), begin, count, true, false);
     }
-    for (index g = 0; g < shape().group(); ++g) {
+    for (idx_t g = 0; g < shape().group(); ++g) {
       const member& m = p.members[g];
-      const index h = kv * shape().group() + g, row = segment * rank;
-      const auto rows = [&](const sums_in_parts<T>& sums, index cols) {
+      const idx_t h = kv * shape().group() + g, row = segment * rank;
+      const auto rows = [&](const sums_in_parts<T>& sums, idx_t cols) {
         return matrix_view<const T>{sums.row(row), rank, cols, sums.stride, 1};
       };
       if (m.d_keys.rows > 0) s.keys.pack(rows(m.d_keys, shape().dim), rank, T(1));
@@ -282,13 +282,13 @@ struct long_short_backward_call {
     store_tokens(p, b, kv, begin, begin + count);
   }
   /// Tokens of no finished segment, and those of padding.
-  void rest_back(const head& p, index b, index kv) const {
-    const index begin = forward.segments(b) * forward.segment(keys(b));
+  void rest_back(const head& p, idx_t b, idx_t kv) const {
+    const idx_t begin = forward.segments(b) * forward.segment(keys(b));
     store_tokens(p, b, kv, begin, shape().keys);
-    for (index g = 0; wanted.logits && !in.accumulate && g < shape().group(); ++g)
+    for (idx_t g = 0; wanted.logits && !in.accumulate && g < shape().group(); ++g)
       clear_rows(head_of(wanted.logits, b, kv * shape().group() + g), begin, shape().keys);
   }
-  void store_tokens(const head& p, index b, index kv, index begin, index end) const {
+  void store_tokens(const head& p, idx_t b, idx_t kv, idx_t begin, idx_t end) const {
     if (wanted.k)
       store_gradient_rows(p.d_keys, stride(), T(1), head_of(wanted.k, b, kv), begin, end, keys(b), in.accumulate);
     if (wanted.v)
@@ -299,42 +299,42 @@ struct long_short_backward_call {
 
   /// Runs all key heads, in waves.
   void run_wave(const wave<head>& w) const {
-    const index heads = shape().kv_heads, group = shape().group();
-    index most_parts = 0;
-    for (index b = 0; b < shape().batch; ++b) most_parts = std::max(most_parts, forward.parts(b));
-    for_each_head(w, heads, group * most_parts, [&](const head& p, index b, index kv, index step, int worker) {
+    const idx_t heads = shape().kv_heads, group = shape().group();
+    idx_t most_parts = 0;
+    for (idx_t b = 0; b < shape().batch; ++b) most_parts = std::max(most_parts, forward.parts(b));
+    for_each_head(w, heads, group * most_parts, [&](const head& p, idx_t b, idx_t kv, idx_t step, int worker) {
       add_part(p, b, kv, step / most_parts, step % most_parts, w.exec, worker);
     });
-    for_each_head(w, heads, group, [&](const head& p, index b, index, index g, int) { pack_compressed(p, b, g); });
-    for_each_head(w, heads, pieces(), [&](const head& p, index b, index kv, index n, int worker) {
+    for_each_head(w, heads, group, [&](const head& p, idx_t b, idx_t, idx_t g, int) { pack_compressed(p, b, g); });
+    for_each_head(w, heads, pieces(), [&](const head& p, idx_t b, idx_t kv, idx_t n, int worker) {
       piece_back(p, b, kv, n, w.exec, worker);
     });
     for_each_head(w, heads, in.dq ? group : 0,
-                  [&](const head&, index b, index kv, index g, int) { clear_queries(b, kv * group + g); });
+                  [&](const head&, idx_t b, idx_t kv, idx_t g, int) { clear_queries(b, kv * group + g); });
     if (!wanted.any()) return;
-    for_each_head(w, heads, key_blocks(), [&](const head& p, index b, index kv, index n, int worker) {
+    for_each_head(w, heads, key_blocks(), [&](const head& p, idx_t b, idx_t kv, idx_t n, int worker) {
       gather_windows(p, b, kv, n, w.exec, worker);
     });
     for_each_head(w, heads, group,
-                  [&](const head& p, index b, index kv, index g, int) { compressed_back(p, b, kv * group + g, g); });
-    for_each_head(w, heads, 1, [&](const head& p, index b, index kv, index, int) {
+                  [&](const head& p, idx_t b, idx_t kv, idx_t g, int) { compressed_back(p, b, kv * group + g, g); });
+    for_each_head(w, heads, 1, [&](const head& p, idx_t b, idx_t kv, idx_t, int) {
       const norm_sums<T> sums{local_sums + (b * heads + kv) * norm_sums<T>::size(shape().dim), shape().dim};
-      for (index n = 0; p.local && n < key_blocks(); ++n) sums.add(p.local[n]);
+      for (idx_t n = 0; p.local && n < key_blocks(); ++n) sums.add(p.local[n]);
     });
     if (!wanted.k && !wanted.v && !wanted.logits) return;
-    for_each_head(w, heads, token_blocks(), [&](const head& p, index b, index kv, index n, int worker) {
+    for_each_head(w, heads, token_blocks(), [&](const head& p, idx_t b, idx_t kv, idx_t n, int worker) {
       tokens_back(p, b, kv, n, w.exec, worker);
     });
-    for_each_head(w, heads, 1, [&](const head& p, index b, index kv, index, int) { rest_back(p, b, kv); });
+    for_each_head(w, heads, 1, [&](const head& p, idx_t b, idx_t kv, idx_t, int) { rest_back(p, b, kv); });
   }
 
   /// gamma and beta: the sums over heads and batch items, in order.
-  void store_norm(const T* sums, index count, const tensor_view<T, 1>& gamma, const tensor_view<T, 1>& beta) const {
-    const index dim = shape().dim;
+  void store_norm(const T* sums, idx_t count, const tensor_view<T, 1>& gamma, const tensor_view<T, 1>& beta) const {
+    const idx_t dim = shape().dim;
     const auto store = [&](const tensor_view<T, 1>& to, const T* from) {
-      for (index d = 0; d < to.extent(0); ++d) {
+      for (idx_t d = 0; d < to.extent(0); ++d) {
         T sum = T(0);
-        for (index n = 0; n < count; ++n) sum += from[n * norm_sums<T>::size(dim) + d];
+        for (idx_t n = 0; n < count; ++n) sum += from[n * norm_sums<T>::size(dim) + d];
         store_gradient(to(d), sum, in.accumulate);
       }
     };
@@ -344,8 +344,8 @@ struct long_short_backward_call {
 
   void run(execution& exec) {
     if (!in.dq && !wanted.any()) return;
-    const index item_heads = shape().batch * shape().kv_heads, heads = shape().batch * shape().heads;
-    const index size = norm_sums<T>::size(shape().dim);
+    const idx_t item_heads = shape().batch * shape().kv_heads, heads = shape().batch * shape().heads;
+    const idx_t size = norm_sums<T>::size(shape().dim);
     const auto sums = exec.workspace([&](arena& memory) {
       T* const local = memory.allocate<T>(item_heads * size);
       return std::array{local, memory.allocate<T>(heads * size)};

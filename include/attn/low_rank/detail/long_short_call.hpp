@@ -15,25 +15,25 @@ struct key_norm {
 
   explicit operator bool() const { return gamma != nullptr; }
   /// In place.
-  [[gnu::noinline]] void apply(T* x, index dim) const {
+  [[gnu::noinline]] void apply(T* x, idx_t dim) const {
     if (!gamma) return;
     T sum = 0, squares = 0;
-    for (index d = 0; d < dim; ++d) sum += x[d];
+    for (idx_t d = 0; d < dim; ++d) sum += x[d];
     const T mean = sum / static_cast<T>(dim);
-    for (index d = 0; d < dim; ++d) squares += (x[d] - mean) * (x[d] - mean);
+    for (idx_t d = 0; d < dim; ++d) squares += (x[d] - mean) * (x[d] - mean);
     const T variance = squares / static_cast<T>(dim) + eps, power = power_for(x, dim, variance);
     if (power != T(1)) {
-      for (index d = 0; d < dim; ++d) x[d] *= power;
+      for (idx_t d = 0; d < dim; ++d) x[d] *= power;
       return key_norm{gamma, beta, eps * power * power}.apply(x, dim);
     }
     const T factor = T(1) / std::sqrt(variance);
-    for (index d = 0; d < dim; ++d) x[d] = (x[d] - mean) * factor * gamma[d] + (beta ? beta[d] : T(0));
+    for (idx_t d = 0; d < dim; ++d) x[d] = (x[d] - mean) * factor * gamma[d] + (beta ? beta[d] : T(0));
   }
   /// A power of two by which x must be scaled for its variance to be a number, else 1.
-  static T power_for(const T* x, index dim, T variance) {
+  static T power_for(const T* x, idx_t dim, T variance) {
     if (variance < std::numeric_limits<T>::infinity()) return T(1);
     T size = 0;
-    for (index d = 0; d < dim; ++d) size = std::max(size, std::abs(x[d]));  // NaN is no maximum
+    for (idx_t d = 0; d < dim; ++d) size = std::max(size, std::abs(x[d]));  // NaN is no maximum
     int exponent = 0;
     if (!(size > T(1) && size < std::numeric_limits<T>::infinity())) return T(1);
     std::frexp(size, &exponent);
@@ -41,9 +41,9 @@ struct key_norm {
   }
   /// The norms of the rows of x, as contiguous rows.
   template <class S>
-  void apply(const matrix_view<const S>& x, index begin, index count, T* to) const {
-    for (index j = 0; j < count; ++j, to += x.cols) {
-      for (index d = 0; d < x.cols; ++d) to[d] = static_cast<T>(x.row(begin + j)[d * x.col_stride]);
+  void apply(const matrix_view<const S>& x, idx_t begin, idx_t count, T* to) const {
+    for (idx_t j = 0; j < count; ++j, to += x.cols) {
+      for (idx_t d = 0; d < x.cols; ++d) to[d] = static_cast<T>(x.row(begin + j)[d * x.col_stride]);
       apply(to, x.cols);
     }
   }
@@ -58,8 +58,8 @@ struct long_short_head {
   packed_keys<P> compressed;
 
   /// Packs the compressed keys of the first `segments` segments.
-  [[gnu::noinline]] void pack(index segments) const {
-    const index rows = segments * sums.rank;
+  [[gnu::noinline]] void pack(idx_t segments) const {
+    const idx_t rows = segments * sums.rank;
     packed_keys<P> packed = compressed;
     if (rows > 0)
       packed.pack(matrix_view<const T>{sums.all_keys, rows, sums.dim, sums.padded(), 1},
@@ -87,64 +87,64 @@ struct long_short_call {
   score_terms<T, no_score> terms;
   key_norm<T> local, global;
   bool causal;
-  index causal_segment;
-  index left, right, block;  // the window, clamped to what can occur
+  idx_t causal_segment;
+  idx_t left, right, block;  // the window, clamped to what can occur
 
   const attention_shape& shape() const { return views.shape; }
-  index length(index b) const { return views.lengths.keys(b); }
-  index rank() const { return logits.extent(3); }
+  idx_t length(idx_t b) const { return views.lengths.keys(b); }
+  idx_t rank() const { return logits.extent(3); }
   /// The number of visible keys of all queries of one head, and of pairs of token and compressed key; roughly.
   double pairs() const {
-    const index seen = std::min(left + right + block, shape().keys) + rank();
+    const idx_t seen = std::min(left + right + block, shape().keys) + rank();
     return static_cast<double>(rank()) * static_cast<double>(shape().keys) +
            static_cast<double>(shape().queries) * static_cast<double>(seen);
   }
   /// Number of queries of a task.
-  index chunk() const {
-    return round_up(std::clamp<index>(left + right + block, 4 * max_rows, 20 * max_rows), max_rows);
+  idx_t chunk() const {
+    return round_up(std::clamp<idx_t>(left + right + block, 4 * max_rows, 20 * max_rows), max_rows);
   }
-  index segment(index keys) const { return causal ? causal_segment : std::max<index>(1, keys); }
+  idx_t segment(idx_t keys) const { return causal ? causal_segment : std::max<idx_t>(1, keys); }
   /// Number of segments that are finished after `tokens` tokens of a sequence of `keys`.
-  index finished(index keys, index tokens) const {
-    return keys == 0 ? 0 : std::clamp<index>(tokens, 0, keys) / segment(keys);
+  idx_t finished(idx_t keys, idx_t tokens) const {
+    return keys == 0 ? 0 : std::clamp<idx_t>(tokens, 0, keys) / segment(keys);
   }
-  index segments(index b) const { return finished(length(b), length(b)); }
-  index parts(index b) const { return segments(b) * token_sums<T>::parts(segment(length(b))); }
-  index slots() const { return std::min(shape().keys, chunk() + left + right + 2 * block); }
+  idx_t segments(idx_t b) const { return finished(length(b), length(b)); }
+  idx_t parts(idx_t b) const { return segments(b) * token_sums<T>::parts(segment(length(b))); }
+  idx_t slots() const { return std::min(shape().keys, chunk() + left + right + 2 * block); }
 
   long_short_head<P> head_layout(arena& memory) const {
-    const index most = finished(shape().keys, shape().keys), dim = shape().dim, dim_v = shape().dim_v;
+    const idx_t most = finished(shape().keys, shape().keys), dim = shape().dim, dim_v = shape().dim_v;
     return {token_sums<T>::layout(memory, most, segment(shape().keys), rank(), dim, dim_v),
             packed_keys<P>::layout(memory, most * rank(), dim, dim_v)};
   }
   long_short_scratch<P> scratch_layout(arena& memory) const {
-    const index normed = local ? slots() : 0, dim = shape().dim, dim_v = shape().dim_v;
+    const idx_t normed = local ? slots() : 0, dim = shape().dim, dim_v = shape().dim_v;
     return {row_block<P>::layout(memory, dim, dim_v), packed_keys<P>::layout(memory, slots(), dim, dim_v),
             memory.allocate<T>(normed * dim), memory.allocate<T>(normed * dim_v)};
   }
 
   /// Finishes the compressed keys of one segment: adds up its parts and applies the norm.
-  void finish_segment(const long_short_head<P>& head, index b, index n) const {
+  void finish_segment(const long_short_head<P>& head, idx_t b, idx_t n) const {
     head.sums.merge(n, segment(length(b)));
-    for (index c = 0; c < rank(); ++c) {
+    for (idx_t c = 0; c < rank(); ++c) {
       global.apply(head.sums.keys(n, c), shape().dim);
       global.apply(head.sums.values(n, c), shape().dim_v);
     }
   }
 
   /// The keys of the window of the query at position p.
-  key_range window(index p, index keys) const {
-    const index first = block ? floor_div(p, block) * block : p, last = block ? first + block - 1 : p;
-    const index end = std::clamp(causal ? p + 1 : last + right + 1, index(0), keys);
-    return {std::clamp(first - left, index(0), end), end};
+  key_range window(idx_t p, idx_t keys) const {
+    const idx_t first = block ? floor_div(p, block) * block : p, last = block ? first + block - 1 : p;
+    const idx_t end = std::clamp(causal ? p + 1 : last + right + 1, idx_t(0), keys);
+    return {std::clamp(first - left, idx_t(0), end), end};
   }
 
   /// Queries [begin, end) of one head.
-  void attend_rows(const long_short_head<P>& head, index b, index h, index begin, index end,
+  void attend_rows(const long_short_head<P>& head, idx_t b, idx_t h, idx_t begin, idx_t end,
                    long_short_scratch<P>& s) const {
-    const index n = length(b), shift = n - views.lengths.queries(b), kv = h / shape().group();
+    const idx_t n = length(b), shift = n - views.lengths.queries(b), kv = h / shape().group();
     const auto key = head_of(views.k, b, kv), value = head_of(views.v, b, kv);
-    const index first = window(begin + shift, n).begin, count = window(end - 1 + shift, n).end - first;
+    const idx_t first = window(begin + shift, n).begin, count = window(end - 1 + shift, n).end - first;
     s.window.positions = {local ? 0 : first, 1, nullptr};
     if (count > 0 && local) {
       local.apply(key, first, count, s.keys);
@@ -154,15 +154,15 @@ struct long_short_call {
     } else if (count > 0) {
       s.window.pack(key, value, 0, count);
     }
-    for (index i = begin; i < end; i += max_rows) {
-      const index rows = std::min(max_rows, end - i);
+    for (idx_t i = begin; i < end; i += max_rows) {
+      const idx_t rows = std::min(max_rows, end - i);
       s.block.begin(head_of(views.q, b, h), {i, 1, nullptr}, rows, terms.query_factor());
-      for (index r = 0; r < rows; ++r) {
+      for (idx_t r = 0; r < rows; ++r) {
         const key_range seen = window(i + r + shift, n);
         s.block.ranges[r] = {seen.begin - first, seen.end - first};
       }
       attend(s.block, s.window, terms);
-      for (index r = 0; r < rows; ++r) s.block.ranges[r] = {0, rank() * finished(n, causal ? i + r + shift + 1 : n)};
+      for (idx_t r = 0; r < rows; ++r) s.block.ranges[r] = {0, rank() * finished(n, causal ? i + r + shift + 1 : n)};
       attend(s.block, head.compressed, terms);
       finish(s.block, head_of(views.out, b, h), per_head(sinks, h), row_of(lse, b, h), lse.stride(2),
              row_of(maximum, b, h));
@@ -170,28 +170,28 @@ struct long_short_call {
   }
 
   void run_wave(const wave<long_short_head<P>>& w) const {
-    const index heads = shape().heads;
-    index most_segments = 0, most_parts = 0;
-    for (index b = w.first / heads; b <= (w.first + w.count - 1) / heads; ++b) {
+    const idx_t heads = shape().heads;
+    idx_t most_segments = 0, most_parts = 0;
+    for (idx_t b = w.first / heads; b <= (w.first + w.count - 1) / heads; ++b) {
       most_segments = std::max(most_segments, segments(b));
       most_parts = std::max(most_parts, parts(b));
     }
     using head = long_short_head<P>;
-    for_each_head(w, heads, most_parts, [&](const head& to, index b, index h, index part, int worker) {
+    for_each_head(w, heads, most_parts, [&](const head& to, idx_t b, idx_t h, idx_t part, int worker) {
       if (part >= parts(b)) return;
-      const index kv = h / shape().group();
+      const idx_t kv = h / shape().group();
       const auto scratch = w.exec.scratch(
           worker, [&](arena& memory) { return token_sums_scratch<T>::layout(memory, shape().dim, shape().dim_v); });
       to.sums.add_part(part, segment(length(b)), head_of(logits, b, h), head_of(views.k, b, kv),
                        head_of(views.v, b, kv), scratch);
     });
-    for_each_head(w, heads, most_segments, [&](const head& to, index b, index, index n, int) {
+    for_each_head(w, heads, most_segments, [&](const head& to, idx_t b, idx_t, idx_t n, int) {
       if (n < segments(b)) finish_segment(to, b, n);
     });
-    for_each_head(w, heads, 1, [&](const head& to, index b, index, index, int) { to.pack(segments(b)); });
+    for_each_head(w, heads, 1, [&](const head& to, idx_t b, idx_t, idx_t, int) { to.pack(segments(b)); });
     for_each_head(w, heads, ceil_div(shape().queries, chunk()),
-                  [&](const head& from, index b, index h, index part, int worker) {
-                    const index begin = part * chunk(), end = std::min(begin + chunk(), views.lengths.queries(b));
+                  [&](const head& from, idx_t b, idx_t h, idx_t part, int worker) {
+                    const idx_t begin = part * chunk(), end = std::min(begin + chunk(), views.lengths.queries(b));
                     if (begin < end) {
                       auto scratch = w.exec.scratch(worker, [&](arena& memory) { return scratch_layout(memory); });
                       attend_rows(from, b, h, begin, end, scratch);

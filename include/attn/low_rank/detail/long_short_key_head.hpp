@@ -42,7 +42,7 @@ struct long_short_member {
 template <class T>
 struct long_short_piece {
   T *d_keys = nullptr, *d_values = nullptr;
-  index first = 0, end = 0;
+  idx_t first = 0, end = 0;
 };
 
 /// One key head of one batch item.
@@ -61,10 +61,10 @@ template <class T>
 struct compressed_tokens {
   few_rows_scratch<T> block;
   few_rows<T> keys, values;
-  index rank = 0;
+  idx_t rank = 0;
   T *logits = nullptr, *d_logits = nullptr;  // panels across: [token panel][rank][], [rank panel][token][]
 
-  static compressed_tokens layout(arena& memory, index rank, index dim, index dim_v) {
+  static compressed_tokens layout(arena& memory, idx_t rank, idx_t dim, idx_t dim_v) {
     compressed_tokens s;
     s.block = few_rows_scratch<T>::layout(memory, rank, dim, dim_v);
     s.keys = few_rows<T>::layout(memory, rank, dim), s.values = few_rows<T>::layout(memory, rank, dim_v);
@@ -76,13 +76,13 @@ struct compressed_tokens {
 
   /// Weights of tokens [begin, begin + count): e^(logit - maximum) times share, of every compressed key.
   template <class S>
-  [[gnu::noinline]] void weigh(const matrix_view<const S>& from, index begin, index count, const T* maximum,
+  [[gnu::noinline]] void weigh(const matrix_view<const S>& from, idx_t begin, idx_t count, const T* maximum,
                                const T* share) const {
-    constexpr index wide = panel_width<T>;
+    constexpr idx_t wide = panel_width<T>;
     if (rank == 0) return;
-    pack_panels_across<T>([&](index t) { return from.row(begin + t); }, count, rank, from.col_stride, logits);
-    for (index c = 0; c < rank; ++c)
-      for (index t = 0; t < count; t += width<T>) {
+    pack_panels_across<T>([&](idx_t t) { return from.row(begin + t); }, count, rank, from.col_stride, logits);
+    for (idx_t c = 0; c < rank; ++c)
+      for (idx_t t = 0; t < count; t += width<T>) {
         const packet<T> x = load<T>(logits + t / wide * wide * rank + c * wide + t % wide);
         store<T>(block.weights + c * few_rows_stride + t,
                  mul(exp_weight<T>(sub(x, broadcast<T>(maximum[c]))), broadcast<T>(share[c])));
@@ -90,19 +90,19 @@ struct compressed_tokens {
   }
   /// The gradients of their logits, from the weights and the gradients of these.
   template <class S>
-  [[gnu::noinline]] void store_logits(const matrix_view<S>& to, index begin, index count, const T* delta,
+  [[gnu::noinline]] void store_logits(const matrix_view<S>& to, idx_t begin, idx_t count, const T* delta,
                                       bool accumulate) const {
-    constexpr index wide = panel_width<T>;
+    constexpr idx_t wide = panel_width<T>;
     if (rank == 0) return;
-    for (index c = 0; c < rank; ++c)
-      for (index t = 0; t < count; t += width<T>) {
+    for (idx_t c = 0; c < rank; ++c)
+      for (idx_t t = 0; t < count; t += width<T>) {
         T* const d = block.d_scores + c * few_rows_stride + t;
         store<T>(d, mul(load<T>(block.weights + c * few_rows_stride + t), sub(load<T>(d), broadcast<T>(delta[c]))));
       }
     const T* const rows = block.d_scores;
-    pack_panels_across<T>([&](index c) { return rows + c * few_rows_stride; }, rank, count, 1, d_logits);
-    for (index t = 0; t < count; ++t)
-      for (index c = 0; c < rank; ++c)
+    pack_panels_across<T>([&](idx_t c) { return rows + c * few_rows_stride; }, rank, count, 1, d_logits);
+    for (idx_t t = 0; t < count; ++t)
+      for (idx_t c = 0; c < rank; ++c)
         store_gradient(to.row(begin + t)[c * to.col_stride], d_logits[(c / wide * count + t) * wide + c % wide],
                        accumulate);
   }

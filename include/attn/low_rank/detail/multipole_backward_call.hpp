@@ -36,21 +36,21 @@ struct multipole_backward_call {
 
   const attention_shape& shape() const { return in.shape; }
   const multipole_settings& o() const { return forward.o; }
-  index keys(index b) const { return in.lengths().keys(b); }
-  index queries(index b) const { return in.lengths().queries(b); }
-  index stride() const { return backward_keys<T>::stride(shape().dim); }
-  index stride_v() const { return backward_keys<T>::stride(shape().dim_v); }
-  index tasks() const { return multipole_blocks::tasks(o(), shape().keys, shape().queries); }
-  index pieces() const {
-    return std::clamp<index>(shape().queries / 2048, 1, std::min<index>(8, std::max<index>(1, tasks())));
+  idx_t keys(idx_t b) const { return in.lengths().keys(b); }
+  idx_t queries(idx_t b) const { return in.lengths().queries(b); }
+  idx_t stride() const { return backward_keys<T>::stride(shape().dim); }
+  idx_t stride_v() const { return backward_keys<T>::stride(shape().dim_v); }
+  idx_t tasks() const { return multipole_blocks::tasks(o(), shape().keys, shape().queries); }
+  idx_t pieces() const {
+    return std::clamp<idx_t>(shape().queries / 2048, 1, std::min<idx_t>(8, std::max<idx_t>(1, tasks())));
   }
-  index most_clusters() const { return o().segments(shape().keys) * o().clusters; }
+  idx_t most_clusters() const { return o().segments(shape().keys) * o().clusters; }
   bool with_far() const { return few_clusters_change(o(), most_clusters()); }
 
   // Scratch -----------------------------------------------------------------------------------------------------------
 
   head layout(arena& memory) const {
-    const index rows = shape().keys + panel_width<T>, clusters = most_clusters(), far = clusters + panel_width<T>;
+    const idx_t rows = shape().keys + panel_width<T>, clusters = most_clusters(), far = clusters + panel_width<T>;
     head p;
     p.clustered = forward.clustering().layout(memory);
     if (with_far()) p.far = backward_keys<T>::layout(memory, clusters, shape().dim, shape().dim_v, false, false);
@@ -78,8 +78,8 @@ struct multipole_backward_call {
     T* dq;  // [max_rows][stride]
   };
   scratch scratch_layout(arena& memory) const {
-    const index dim = shape().dim, dim_v = shape().dim_v, all = shape().keys;
-    const index near = multipole_block<T>::most_slots(o(), all) + multipole_block<T>::most_taken(o(), all);
+    const idx_t dim = shape().dim, dim_v = shape().dim_v, all = shape().keys;
+    const idx_t near = multipole_block<T>::most_slots(o(), all) + multipole_block<T>::most_taken(o(), all);
     scratch s;
     s.choice = multipole_block<T>::layout(memory, o(), all, dim, dim_v);
     s.block = in.template layout_scratch<T>(memory);
@@ -100,44 +100,44 @@ struct multipole_backward_call {
       near.fill(c.rest_keys(shape().dim), c.rest_values(shape().dim_v), 0, c.slots);
     }
     if (c.taken > 0) {
-      const index end = c.slots + c.taken;
-      near.keys.pack_keys([&](index n) { return k.key.row(c.chosen[n]); }, k.key.col_stride, c.slots, end);
-      near.keys.pack_value_rows([&](index slot) { return k.key.row(c.chosen[slot - c.slots]); }, k.key.col_stride,
+      const idx_t end = c.slots + c.taken;
+      near.keys.pack_keys([&](idx_t n) { return k.key.row(c.chosen[n]); }, k.key.col_stride, c.slots, end);
+      near.keys.pack_value_rows([&](idx_t slot) { return k.key.row(c.chosen[slot - c.slots]); }, k.key.col_stride,
                                 c.slots, end);
-      near.values.pack_keys([&](index n) { return k.value.row(c.chosen[n]); }, k.value.col_stride, c.slots, end);
+      near.values.pack_keys([&](idx_t n) { return k.value.row(c.chosen[n]); }, k.value.col_stride, c.slots, end);
     }
     near.clear(0, c.slots + c.taken);
   }
 
   /// Adds the sums of a block's own slots to those of the keys taken, and of the members that are left of clusters.
-  static void scatter(const multipole_keys<T, S>& k, const multipole_block<T>& c, T* sums, index row_stride, T* to_keys,
+  static void scatter(const multipole_keys<T, S>& k, const multipole_block<T>& c, T* sums, idx_t row_stride, T* to_keys,
                       T* to_members) {
     if (!sums) return;
     const auto add = [&](T* to, const T* from, T factor) {
-      for (index d = 0; d < row_stride; d += width<T>)
+      for (idx_t d = 0; d < row_stride; d += width<T>)
         store<T>(to + d, fma(load<T>(from + d), broadcast<T>(factor), load<T>(to + d)));
     };
-    for (index r = 0; r < c.slots; ++r) {
+    for (idx_t r = 0; r < c.slots; ++r) {
       if (!(c.rest.counts[r] > T(0))) continue;
       T* const from = sums + r * row_stride;
       const T factor = T(1) / c.rest.counts[r];
-      for (index d = 0; d < row_stride; ++d) from[d] *= factor;
+      for (idx_t d = 0; d < row_stride; ++d) from[d] *= factor;
       add(to_members + c.of_slot[r] * row_stride, from, T(1));
     }
-    for (index n = 0; n < c.taken; ++n) {
-      const index j = c.chosen[n];
+    for (idx_t n = 0; n < c.taken; ++n) {
+      const idx_t j = c.chosen[n];
       add(to_keys + j * row_stride, sums + (c.slots + n) * row_stride, T(1));
       if (c.slots == 0) continue;
-      if (const index slot = c.slot[k.cluster_of(j)]; c.rest.counts[slot] > T(0))
+      if (const idx_t slot = c.slot[k.cluster_of(j)]; c.rest.counts[slot] > T(0))
         add(to_keys + j * row_stride, sums + slot * row_stride, T(-1));
     }
   }
 
   void block_back(const head& p, const multipole_piece<T>& piece, const multipole_keys<T, S>& k, const query_block& one,
-                  index b, index h, scratch& s) const {
+                  idx_t b, idx_t h, scratch& s) const {
     s.choice.leave(k, one.past);
     pack_near(k, s);
-    const index shift = keys(b) - queries(b);
+    const idx_t shift = keys(b) - queries(b);
     const auto terms = in.terms().for_head(b, 0, 0);
     auto near_terms = terms, far_terms = terms;
     if (s.choice.slots > 0) near_terms.counts = {s.choice.logs, s.choice.slots, 0};
@@ -147,12 +147,12 @@ struct multipole_backward_call {
     far.d_keys = piece.far_keys, far.d_values = piece.far_values;
     T* const dq = in.dq ? s.dq : nullptr;
     key_range ranges[max_rows];
-    for (index i = one.begin; i < one.end; i += max_rows) {
-      const index count = std::min(max_rows, one.end - i);
+    for (idx_t i = one.begin; i < one.end; i += max_rows) {
+      const idx_t count = std::min(max_rows, one.end - i);
       const index_map which{i, 1, nullptr};
       in.pack_rows(s.rows, b, h, head_of(in.q, b, h), which, count);
       if (dq) std::fill_n(dq, max_rows * stride(), T(0));
-      const auto see = [&](index slots) { std::fill_n(ranges, count, key_range{0, slots}); };
+      const auto see = [&](idx_t slots) { std::fill_n(ranges, count, key_range{0, slots}); };
       if (s.choice.far > 0) {
         see(s.choice.far);
         differentiate(s.rows, count, ranges, which, far, far_terms, s.block, dq, stride(), far_back);
@@ -160,20 +160,20 @@ struct multipole_backward_call {
       see(s.choice.slots + s.choice.taken);
       differentiate(s.rows, count, ranges, which, s.near, near_terms, s.block, dq, stride(), near_back);
       if (o().causal) {
-        for (index r = 0; r < count; ++r) ranges[r] = {0, i + r + shift + 1 - one.past};
+        for (idx_t r = 0; r < count; ++r) ranges[r] = {0, i + r + shift + 1 - one.past};
         differentiate(s.rows, count, ranges, which, s.own, terms, s.block, dq, stride(), back);
       }
-      for (index r = 0; dq && r < count; ++r)
+      for (idx_t r = 0; dq && r < count; ++r)
         store_gradient_row(dq + r * stride(), terms.scale, head_of(in.dq, b, h), i + r, in.accumulate);
     }
     scatter(k, s.choice, s.near.d_keys, stride(), piece.d_keys, piece.share_keys);
     scatter(k, s.choice, s.near.d_values, stride_v(), piece.d_values, piece.share_values);
   }
 
-  void piece_back(const head& p, index b, index kv, index n, execution& exec, int worker) const {
+  void piece_back(const head& p, idx_t b, idx_t kv, idx_t n, execution& exec, int worker) const {
     const multipole_piece<T>& piece = p.pieces[n];
-    const index rows = shape().keys + panel_width<T>, clusters = most_clusters(), far = clusters + panel_width<T>;
-    const auto clear = [](T* x, index count) {
+    const idx_t rows = shape().keys + panel_width<T>, clusters = most_clusters(), far = clusters + panel_width<T>;
+    const auto clear = [](T* x, idx_t count) {
       if (x) std::fill_n(x, count, T(0));
     };
     clear(piece.d_keys, rows * stride()), clear(piece.d_values, rows * stride_v());
@@ -181,30 +181,30 @@ struct multipole_backward_call {
     clear(piece.far_keys, far * stride()), clear(piece.far_values, far * stride_v());
     scratch s = exec.scratch(worker, [&](arena& memory) { return scratch_layout(memory); });
     const multipole_keys<T, S> k = forward.clustering().keys_of(p.clustered, b, kv);
-    for (index task = segment_begin(n, tasks(), pieces()); task < segment_begin(n + 1, tasks(), pieces()); ++task) {
+    for (idx_t task = segment_begin(n, tasks(), pieces()); task < segment_begin(n + 1, tasks(), pieces()); ++task) {
       bool packed = !o().causal;
-      for (index h = kv * shape().group(); h < (kv + 1) * shape().group(); ++h)
-        multipole_blocks{o(), keys(b), queries(b)}.visit_task(task, [&](const query_block* blocks, index count) {
+      for (idx_t h = kv * shape().group(); h < (kv + 1) * shape().group(); ++h)
+        multipole_blocks{o(), keys(b), queries(b)}.visit_task(task, [&](const query_block* blocks, idx_t count) {
           if (!packed) {
             packed = true;
-            const index begin = task * o().segment;
+            const idx_t begin = task * o().segment;
             s.own.keys.positions = {begin, 1, nullptr};
             s.own.fill(k.key, k.value, 0, std::min(o().segment, keys(b) - begin));
             s.own.d_keys = piece.d_keys ? piece.d_keys + begin * stride() : nullptr;
             s.own.d_values = piece.d_values ? piece.d_values + begin * stride_v() : nullptr;
           }
           s.choice.rank(k, head_of(in.q, b, h), blocks, count, forward.sign());
-          for (index c = 0; c < count; ++c) {
+          for (idx_t c = 0; c < count; ++c) {
             s.choice.choose(k, blocks[c], c);
             block_back(p, piece, k, blocks[c], b, h, s);
           }
         });
     }
-    for (index c = 0; c < clusters && with_far(); ++c) {
+    for (idx_t c = 0; c < clusters && with_far(); ++c) {
       const T count = p.clustered.clusters.sums.counts[c];
       if (c >= o().segments(keys(b)) * o().clusters || !(count > T(0))) continue;
-      const auto divide = [&](const T* from, T* to, index numbers) {
-        for (index d = 0; from && d < numbers; ++d) to[c * numbers + d] += from[c * numbers + d] / count;
+      const auto divide = [&](const T* from, T* to, idx_t numbers) {
+        for (idx_t d = 0; from && d < numbers; ++d) to[c * numbers + d] += from[c * numbers + d] / count;
       };
       divide(piece.far_keys, piece.share_keys, stride());
       divide(piece.far_values, piece.share_values, stride_v());
@@ -214,20 +214,20 @@ struct multipole_backward_call {
   // Keys --------------------------------------------------------------------------------------------------------------
 
   /// Adds up the parts for keys [begin, end), into the first one, and stores the result.
-  void store_keys(const head& p, index b, index kv, index begin, index end) const {
+  void store_keys(const head& p, idx_t b, idx_t kv, idx_t begin, idx_t end) const {
     const multipole_keys<T, S> k = forward.clustering().keys_of(p.clustered, b, kv);
-    const index clustered = o().clusters > 0 ? o().segments(keys(b)) * o().segment_keys(keys(b)) : 0;
+    const idx_t clustered = o().clusters > 0 ? o().segments(keys(b)) * o().segment_keys(keys(b)) : 0;
     const auto store = [&](const tensor_view<S>& to, T* multipole_piece<T>::*sums, T* multipole_piece<T>::*share,
-                           index numbers, T factor) {
+                           idx_t numbers, T factor) {
       if (!to) return;
-      for (index j = begin; j < std::min(end, keys(b)); ++j) {
+      for (idx_t j = begin; j < std::min(end, keys(b)); ++j) {
         T* const row = p.pieces[0].*sums + j * numbers;
-        for (index n = 0; n < pieces(); ++n) {
+        for (idx_t n = 0; n < pieces(); ++n) {
           const multipole_piece<T>& piece = p.pieces[n];
-          for (index d = 0; n > 0 && d < numbers; ++d) row[d] += (piece.*sums)[j * numbers + d];
+          for (idx_t d = 0; n > 0 && d < numbers; ++d) row[d] += (piece.*sums)[j * numbers + d];
           if (j >= clustered) continue;
           const T* const of_cluster = piece.*share + k.cluster_of(j) * numbers;
-          for (index d = 0; d < numbers; ++d) row[d] += of_cluster[d];
+          for (idx_t d = 0; d < numbers; ++d) row[d] += of_cluster[d];
         }
       }
       store_gradient_rows(p.pieces[0].*sums, numbers, factor, head_of(to, b, kv), begin, end, keys(b), in.accumulate);
@@ -237,21 +237,21 @@ struct multipole_backward_call {
   }
 
   /// Zeros for rows that see no key, because of their position or because they are padding.
-  void clear_queries(index b, index h) const {
-    const index blind = o().causal ? std::clamp<index>(queries(b) - keys(b), 0, queries(b)) : 0;
-    for (index i = 0; i < shape().queries; ++i)
+  void clear_queries(idx_t b, idx_t h) const {
+    const idx_t blind = o().causal ? std::clamp<idx_t>(queries(b) - keys(b), 0, queries(b)) : 0;
+    for (idx_t i = 0; i < shape().queries; ++i)
       if (i < blind || i >= queries(b))
         store_gradient_row(static_cast<const T*>(nullptr), T(0), head_of(in.dq, b, h), i, in.accumulate);
   }
 
   void run_wave(const wave<head>& w) const {
-    constexpr index step_keys = 512;
-    const index heads = shape().kv_heads;
+    constexpr idx_t step_keys = 512;
+    const idx_t heads = shape().kv_heads;
     const auto clusters = forward.clustering();
     clusters.run(w);
     if (with_far())
-      for_each_head(w, heads, 1, [&](const head& p, index b, index, index, int) {
-        const index rows = o().segments(keys(b)) * o().clusters;
+      for_each_head(w, heads, 1, [&](const head& p, idx_t b, idx_t, idx_t, int) {
+        const idx_t rows = o().segments(keys(b)) * o().clusters;
         const auto& sums = p.clustered.clusters.sums;
         backward_keys<T> far = p.far;
         if (rows > 0)
@@ -259,19 +259,19 @@ struct multipole_backward_call {
                    matrix_view<const T>{clusters.value_mean(p.clustered, 0), rows, shape().dim_v, sums.stride_v, 1}, 0,
                    rows);
       });
-    for_each_head(w, heads, pieces(), [&](const head& p, index b, index kv, index n, int worker) {
+    for_each_head(w, heads, pieces(), [&](const head& p, idx_t b, idx_t kv, idx_t n, int worker) {
       piece_back(p, b, kv, n, w.exec, worker);
     });
-    for_each_head(w, heads, ceil_div(shape().keys, step_keys), [&](const head& p, index b, index kv, index n, int) {
+    for_each_head(w, heads, ceil_div(shape().keys, step_keys), [&](const head& p, idx_t b, idx_t kv, idx_t n, int) {
       store_keys(p, b, kv, n * step_keys, std::min((n + 1) * step_keys, shape().keys));
     });
     for_each_head(w, heads, in.dq ? shape().group() : 0,
-                  [&](const head&, index b, index kv, index g, int) { clear_queries(b, kv * shape().group() + g); });
+                  [&](const head&, idx_t b, idx_t kv, idx_t g, int) { clear_queries(b, kv * shape().group() + g); });
   }
 
   void run(execution& exec) const {
     if (!in.dq && !in.dk && !in.dv) return;
-    const index item_heads = shape().batch * shape().kv_heads;
+    const idx_t item_heads = shape().batch * shape().kv_heads;
     for_each_wave(
         exec, item_heads, [&](arena& memory) { return layout(memory); }, [&](const wave<head>& w) { run_wave(w); });
   }

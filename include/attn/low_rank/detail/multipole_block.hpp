@@ -12,35 +12,35 @@ namespace attn::inline ATTN_ISA::detail {
 /// Queries [begin, end) that choose together. They see the clusters of keys [0, past), and in the causal form the keys
 /// of their own segment, from `past` on. They choose by the queries [probe_begin, probe_end).
 struct query_block {
-  index begin = 0, end = 0, past = 0, probe_begin = 0, probe_end = 0;
+  idx_t begin = 0, end = 0, past = 0, probe_begin = 0, probe_end = 0;
 };
 
 /// The blocks of one head, in tasks.
 struct multipole_blocks {
   const multipole_settings& o;
-  index keys, queries;  // true lengths
+  idx_t keys, queries;  // true lengths
 
-  index shift() const { return keys - queries; }
+  idx_t shift() const { return keys - queries; }
   /// Number of blocks whose probes are ranked at once, and of the probes of each.
-  static index together(const multipole_settings& o) { return std::max<index>(1, tile_rows / probes(o)); }
-  static index probes(const multipole_settings& o) { return ceil_div(o.causal ? o.lookback : o.block, o.probe); }
+  static idx_t together(const multipole_settings& o) { return std::max<idx_t>(1, tile_rows / probes(o)); }
+  static idx_t probes(const multipole_settings& o) { return ceil_div(o.causal ? o.lookback : o.block, o.probe); }
   /// Number of tasks of the longest sequence.
-  static index tasks(const multipole_settings& o, index most_keys, index most_queries) {
+  static idx_t tasks(const multipole_settings& o, idx_t most_keys, idx_t most_queries) {
     return o.causal ? ceil_div(most_keys, o.segment) : ceil_div(most_queries, o.block * together(o));
   }
 
   /// visit(blocks, count) for the blocks of a task that are ranked together, all of which have the same past.
   template <class Visit>
-  void visit_task(index task, Visit&& visit) const {
+  void visit_task(idx_t task, Visit&& visit) const {
     query_block list[tile_rows];
-    index count = 0;
-    const index first = o.causal ? task * o.segment - shift() : task * o.block * together(o);
-    const index end = std::min(queries, first + (o.causal ? o.segment : o.block * together(o)));
-    for (index begin = first; begin < end; begin += o.block) {
-      query_block one{.begin = std::max<index>(begin, 0), .end = std::min(begin + o.block, end)};
+    idx_t count = 0;
+    const idx_t first = o.causal ? task * o.segment - shift() : task * o.block * together(o);
+    const idx_t end = std::min(queries, first + (o.causal ? o.segment : o.block * together(o)));
+    for (idx_t begin = first; begin < end; begin += o.block) {
+      query_block one{.begin = std::max<idx_t>(begin, 0), .end = std::min(begin + o.block, end)};
       if (one.begin >= one.end) continue;
       one.past = o.causal ? task * o.segment : keys;
-      one.probe_begin = o.causal ? std::max<index>(0, one.begin + 1 - o.lookback) : one.begin;
+      one.probe_begin = o.causal ? std::max<idx_t>(0, one.begin + 1 - o.lookback) : one.begin;
       one.probe_end = o.causal ? one.begin + 1 : one.end;
       list[count++] = one;
       if (count < together(o) && begin + o.block < end) continue;
@@ -60,39 +60,39 @@ struct multipole_keys {
   const T* far_panels = nullptr;  // their means, packed across
 
   /// The cluster of key j, numbered over all segments.
-  index cluster_of(index j) const { return (o.causal ? j / o.segment * o.clusters : 0) + clusters.cluster[j]; }
+  idx_t cluster_of(idx_t j) const { return (o.causal ? j / o.segment * o.clusters : 0) + clusters.cluster[j]; }
 };
 
 /// Whether only the clusters that lost a key are packed for the block.
-inline bool few_clusters_change(const multipole_settings& o, index clusters) { return clusters > 2 * o.exact; }
+inline bool few_clusters_change(const multipole_settings& o, idx_t clusters) { return clusters > 2 * o.exact; }
 
 /// Scratch of one worker.
 template <class T>
 struct multipole_block {
-  index stride = 0;  // of ranks
+  idx_t stride = 0;  // of ranks
   probe_rows<T> probes;
   T* ranks = nullptr;                   // [together][stride]
   T* buffer = nullptr;                  // [the larger of keys and clusters]
   T* far_ranks = nullptr;               // [together][clusters], for candidate_clusters
   bool* candidate = nullptr;            // [clusters]
-  index* list = nullptr;                // candidates, or positions
-  index* chosen = nullptr;              // [keys]: taken exactly, ascending
+  idx_t* list = nullptr;                // candidates, or positions
+  idx_t* chosen = nullptr;              // [keys]: taken exactly, ascending
   cluster_sums<T> rest;                 // per slot: what is left of a cluster
   T* logs = nullptr;                    // per slot: log2 of how many keys
   T* far_logs = nullptr;                // [clusters]: -infinity for those that lost a key
   cluster_number* slot = nullptr;       // [clusters]: or -1
   cluster_number* of_slot = nullptr;    // per slot: the cluster
-  index taken = 0, slots = 0, far = 0;  // counts: keys taken; own clusters, in whole panels; far ones
+  idx_t taken = 0, slots = 0, far = 0;  // counts: keys taken; own clusters, in whole panels; far ones
 
-  static index most_slots(const multipole_settings& o, index keys) {
-    const index all = o.segments(keys) * o.clusters, most = few_clusters_change(o, all) ? 2 * o.exact : all;
+  static idx_t most_slots(const multipole_settings& o, idx_t keys) {
+    const idx_t all = o.segments(keys) * o.clusters, most = few_clusters_change(o, all) ? 2 * o.exact : all;
     return round_up(std::min(all, most), panel_width<T>);
   }
-  static index most_taken(const multipole_settings& o, index keys) { return std::min(o.exact, keys); }
+  static idx_t most_taken(const multipole_settings& o, idx_t keys) { return std::min(o.exact, keys); }
 
-  static multipole_block layout(arena& memory, const multipole_settings& o, index keys, index dim, index dim_v) {
-    const index all = o.segments(keys) * o.clusters, together = multipole_blocks::together(o);
-    const index slots = most_slots(o, keys), ranked = o.candidate_clusters > 0 ? round_up(all, panel_width<T>) : 0;
+  static multipole_block layout(arena& memory, const multipole_settings& o, idx_t keys, idx_t dim, idx_t dim_v) {
+    const idx_t all = o.segments(keys) * o.clusters, together = multipole_blocks::together(o);
+    const idx_t slots = most_slots(o, keys), ranked = o.candidate_clusters > 0 ? round_up(all, panel_width<T>) : 0;
     multipole_block s;
     s.stride = round_up(keys, panel_width<T>);
     s.probes = probe_rows<T>::layout(memory, together * multipole_blocks::probes(o), dim);
@@ -100,8 +100,8 @@ struct multipole_block {
     s.buffer = memory.allocate<T>(std::max(s.stride, ranked));
     s.far_ranks = memory.allocate<T>(together * ranked);
     s.candidate = memory.allocate<bool>(all);
-    s.list = memory.allocate<index>(std::max(keys, all));
-    s.chosen = memory.allocate<index>(keys);
+    s.list = memory.allocate<idx_t>(std::max(keys, all));
+    s.chosen = memory.allocate<idx_t>(keys);
     s.rest = cluster_sums<T>::layout(memory, slots, dim, dim_v);
     s.logs = memory.allocate<T>(slots);
     s.far_logs = memory.allocate<T>(all);
@@ -112,31 +112,31 @@ struct multipole_block {
 
   /// Ranks the keys for some blocks with the same past. `sign` is that of the scale.
   template <class S>
-  void rank(const multipole_keys<T, S>& k, const matrix_view<const S>& q, const query_block* blocks, index count,
+  void rank(const multipole_keys<T, S>& k, const matrix_view<const S>& q, const query_block* blocks, idx_t count,
             T sign) {
     const multipole_settings& o = k.o;
-    const index past = blocks[0].past;
+    const idx_t past = blocks[0].past;
     if (past == 0 || o.exact == 0 || o.exact >= past) return;
     probes.rows = 0;
-    for (index b = 0; b < count; ++b) {
+    for (idx_t b = 0; b < count; ++b) {
       const query_block& one = blocks[b];
-      for (index end = one.probe_end, begin; end > one.probe_begin; end = begin) {  // probes are counted from the end
+      for (idx_t end = one.probe_end, begin; end > one.probe_begin; end = begin) {  // probes are counted from the end
         begin = std::max(end - o.probe, one.probe_begin);
         probes.add(q, begin, end, sign, b);
       }
     }
-    const index segment = o.causal ? past / o.segment : 1;
+    const idx_t segment = o.causal ? past / o.segment : 1;
     probes.finish(k.clusters.before + segment * k.clusters.sums.stride, past);
     probes.rank(k.clusters.panels, past, ranks, stride);
     if (o.candidate_clusters > 0) {
-      const index all = o.clusters_before(past);
+      const idx_t all = o.clusters_before(past);
       probes.rank(k.far_panels, all, far_ranks, far_stride(o, k));
     }
   }
 
   /// The keys that block number b of those ranked takes.
   template <class S>
-  void choose(const multipole_keys<T, S>& k, const query_block& one, index b) {
+  void choose(const multipole_keys<T, S>& k, const query_block& one, idx_t b) {
     const multipole_settings& o = k.o;
     const T* const x = ranks + b * stride;
     if (o.exact == 0) {  // nothing was ranked
@@ -147,30 +147,30 @@ struct multipole_block {
       taken = choose_largest(x, one.past, o.exact, buffer, chosen);
       return;
     }
-    const index all = o.clusters_before(one.past);
+    const idx_t all = o.clusters_before(one.past);
     T* const of_clusters = far_ranks + b * far_stride(o, k);
-    for (index c = 0; c < all; ++c)
+    for (idx_t c = 0; c < all; ++c)
       if (k.clusters.sums.counts[c] == T(0)) of_clusters[c] = -std::numeric_limits<T>::infinity();
-    const index near = choose_largest(of_clusters, all, o.candidate_clusters, buffer, list);
+    const idx_t near = choose_largest(of_clusters, all, o.candidate_clusters, buffer, list);
     std::fill_n(candidate, all, false);
-    for (index n = 0; n < near; ++n) candidate[list[n]] = true;
-    index found = 0;
+    for (idx_t n = 0; n < near; ++n) candidate[list[n]] = true;
+    idx_t found = 0;
     T* const some = ranks + b * stride;  // moved to the front: entry n is never written before it was read
-    for (index j = 0; j < one.past; ++j)
+    for (idx_t j = 0; j < one.past; ++j)
       if (candidate[k.cluster_of(j)]) list[found] = j, some[found++] = x[j];
     taken = choose_largest(some, found, o.exact, buffer, chosen);
-    for (index n = 0; n < taken; ++n) chosen[n] = list[chosen[n]];
+    for (idx_t n = 0; n < taken; ++n) chosen[n] = list[chosen[n]];
   }
 
   /// The rest of every cluster, without the keys taken: its mean, and log2 of its size.
   template <class S>
-  void leave(const multipole_keys<T, S>& k, index past) {
+  void leave(const multipole_keys<T, S>& k, idx_t past) {
     constexpr T none = -std::numeric_limits<T>::infinity();
     const cluster_sums<T>& sums = k.clusters.sums;
-    const index all = k.o.clusters_before(past);
+    const idx_t all = k.o.clusters_before(past);
     const bool few = few_clusters_change(k.o, all);
-    index used = 0;
-    const auto copy = [&](index c) {
+    idx_t used = 0;
+    const auto copy = [&](idx_t c) {
       std::copy_n(sums.key(c), sums.stride, rest.key(used));
       std::copy_n(sums.value(c), sums.stride_v, rest.value(used));
       rest.counts[used] = sums.counts[c];
@@ -182,23 +182,23 @@ struct multipole_block {
       std::copy_n(k.far_logs, all, far_logs);
       std::fill_n(slot, all, cluster_number(-1));
     } else {
-      for (index c = 0; c < all; ++c) copy(c);
+      for (idx_t c = 0; c < all; ++c) copy(c);
     }
-    for (index n = 0; n < taken && all > 0; ++n) {
-      const index j = chosen[n], c = k.cluster_of(j);
+    for (idx_t n = 0; n < taken && all > 0; ++n) {
+      const idx_t j = chosen[n], c = k.cluster_of(j);
       if (slot[c] < 0) far_logs[c] = none, copy(c);
-      const index to = slot[c];
+      const idx_t to = slot[c];
       add_row(rest.key(to), k.key, j, T(-1));
       add_row(rest.value(to), k.value, j, T(-1));
       rest.counts[to] -= T(1);
     }
     slots = round_up(used, panel_width<T>);
-    for (index r = 0; r < slots; ++r) {
+    for (idx_t r = 0; r < slots; ++r) {
       const T count = r < used ? rest.counts[r] : T(0);
       logs[r] = count > T(0) ? std::log2(count) : none;
       const T factor = count > T(0) ? T(1) / count : T(0);
-      const auto divide = [&](T* x, index n) {
-        for (index d = 0; d < n; ++d) x[d] = count > T(0) ? x[d] * factor : T(0);
+      const auto divide = [&](T* x, idx_t n) {
+        for (idx_t d = 0; d < n; ++d) x[d] = count > T(0) ? x[d] * factor : T(0);
       };
       divide(rest.key(r), rest.stride);
       divide(rest.value(r), rest.stride_v);
@@ -206,12 +206,12 @@ struct multipole_block {
     }
   }
 
-  matrix_view<const T> rest_keys(index dim) const { return {rest.keys, slots, dim, rest.stride, 1}; }
-  matrix_view<const T> rest_values(index dim_v) const { return {rest.values, slots, dim_v, rest.stride_v, 1}; }
+  matrix_view<const T> rest_keys(idx_t dim) const { return {rest.keys, slots, dim, rest.stride, 1}; }
+  matrix_view<const T> rest_values(idx_t dim_v) const { return {rest.values, slots, dim_v, rest.stride_v, 1}; }
 
  private:
   template <class S>
-  index far_stride(const multipole_settings& o, const multipole_keys<T, S>& k) const {
+  idx_t far_stride(const multipole_settings& o, const multipole_keys<T, S>& k) const {
     return round_up(o.segments(k.key.rows) * o.clusters, panel_width<T>);
   }
 };

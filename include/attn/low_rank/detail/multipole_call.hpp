@@ -31,17 +31,17 @@ struct multipole_clustering {
 
   const multipole_settings& o;
   tensor_view<const S> k, v;
-  tensor_view<const index, 3> assignment;
+  tensor_view<const idx_t, 3> assignment;
   attention_shape shape;
   sequence_lengths lengths;
 
-  index most_segments() const { return o.segments(shape.keys); }
+  idx_t most_segments() const { return o.segments(shape.keys); }
   /// Whether any block sees clusters that lost no key, or chooses among clusters.
   bool with_far() const {
     return few_clusters_change(o, most_segments() * o.clusters) || (o.candidate_clusters > 0 && o.clusters > 0);
   }
   multipole_head<T> layout(arena& memory) const {
-    const index rows = most_segments() * o.clusters;
+    const idx_t rows = most_segments() * o.clusters;
     multipole_head<T> p{multipole_clusters<T>::layout(memory, o, shape.keys, shape.dim, shape.dim_v), {}, nullptr};
     if (with_far()) {
       p.far = packed_keys<T>::layout(memory, rows, shape.dim, shape.dim_v);
@@ -49,49 +49,49 @@ struct multipole_clustering {
     }
     return p;
   }
-  multipole_keys<T, S> keys_of(const multipole_head<T>& p, index b, index kv) const {
+  multipole_keys<T, S> keys_of(const multipole_head<T>& p, idx_t b, idx_t kv) const {
     return {o, p.clusters, head_of(k, b, kv), head_of(v, b, kv), p.far_logs, p.far.keys};
   }
 
   /// Key heads are counted over all batch items: b * kv_heads + kv.
   template <class Head>
   void run(const wave<Head>& w) const {
-    constexpr index pack_step = 512;
-    const auto item = [&](index item_head) { return item_head / shape.kv_heads; };
-    const auto key = [&](index item_head) { return head_of(k, item(item_head), item_head % shape.kv_heads); };
+    constexpr idx_t pack_step = 512;
+    const auto item = [&](idx_t item_head) { return item_head / shape.kv_heads; };
+    const auto key = [&](idx_t item_head) { return head_of(k, item(item_head), item_head % shape.kv_heads); };
     const auto scratch = [&](int worker) {
       return w.exec.scratch(worker, [&](arena& memory) {
         return cluster_scratch<T>::layout(memory, o.clusters, shape.dim, o.segment_keys(shape.keys));
       });
     };
     if (most_segments() == 0) return;
-    w.for_each(ceil_div(shape.keys, pack_step), [&](index item_head, const Head& p, index step, int) {
-      const index begin = step * pack_step, n = std::min(pack_step, lengths.keys(item(item_head)) - begin);
+    w.for_each(ceil_div(shape.keys, pack_step), [&](idx_t item_head, const Head& p, idx_t step, int) {
+      const idx_t begin = step * pack_step, n = std::min(pack_step, lengths.keys(item(item_head)) - begin);
       const auto rows = key(item_head);
       if (n > 0)
-        pack_panels_across<T>([&](index j) { return rows.row(begin + j); }, n, shape.dim, rows.col_stride,
+        pack_panels_across<T>([&](idx_t j) { return rows.row(begin + j); }, n, shape.dim, rows.col_stride,
                               clustered_of(p).clusters.panels + begin * shape.dim);
     });
     const auto each_segment = [&](const auto& body) {
-      w.for_each(most_segments(), [&](index item_head, const Head& p, index segment, int worker) {
-        const index n = lengths.keys(item(item_head));
+      w.for_each(most_segments(), [&](idx_t item_head, const Head& p, idx_t segment, int worker) {
+        const idx_t n = lengths.keys(item(item_head));
         if (segment < o.segments(n)) body(item_head, clustered_of(p).clusters, n, segment, worker);
       });
     };
     const auto each_part = [&](const auto& body) {
-      w.for_each(o.parts(shape.keys), [&](index item_head, const Head& p, index part, int worker) {
-        const index n = lengths.keys(item(item_head));
+      w.for_each(o.parts(shape.keys), [&](idx_t item_head, const Head& p, idx_t part, int worker) {
+        const idx_t n = lengths.keys(item(item_head));
         if (part < o.parts(n)) body(item_head, clustered_of(p).clusters, n, part, worker);
       });
     };
-    const auto iterates = [&](index n) { return multipole_clusters<T>::iterates(o, n); };
+    const auto iterates = [&](idx_t n) { return multipole_clusters<T>::iterates(o, n); };
     if (o.clusters > 0) {
-      each_segment([&](index item_head, const auto& c, index n, index segment, int worker) {
+      each_segment([&](idx_t item_head, const auto& c, idx_t n, idx_t segment, int worker) {
         if (iterates(n)) c.start(o, key(item_head), n, segment, segment, scratch(worker));
       });
-      for (index step = 0; step <= o.iterations; ++step) {
+      for (idx_t step = 0; step <= o.iterations; ++step) {
         const bool last = step == o.iterations;
-        each_part([&](index item_head, const auto& c, index n, index part, int worker) {
+        each_part([&](idx_t item_head, const auto& c, idx_t n, idx_t part, int worker) {
           if (iterates(n))
             c.assign(o, shape.dim, n, part, scratch(worker));
           else if (last)
@@ -101,18 +101,18 @@ struct multipole_clustering {
           const auto value = head_of(v, item(item_head), item_head % shape.kv_heads);
           c.add_part(o, key(item_head), last ? &value : nullptr, n, part);
         });
-        each_segment([&](index, const auto& c, index n, index segment, int) {
+        each_segment([&](idx_t, const auto& c, idx_t n, idx_t segment, int) {
           if (last || iterates(n)) c.merge(o, n, segment, last);
         });
       }
     }
-    w.for_each(1, [&](index item_head, const Head& whole, index, int) {
+    w.for_each(1, [&](idx_t item_head, const Head& whole, idx_t, int) {
       const multipole_head<T>& p = clustered_of(whole);
-      const index n = lengths.keys(item(item_head)), rows = o.segments(n) * o.clusters;
+      const idx_t n = lengths.keys(item(item_head)), rows = o.segments(n) * o.clusters;
       p.clusters.sum_before(o, key(item_head), n);
       if (!with_far() || rows == 0) return;
       // Means overwrite the centres, which no later step reads; means of values overwrite the parts.
-      for (index r = 0; r < rows; ++r) {
+      for (idx_t r = 0; r < rows; ++r) {
         const T count = p.clusters.sums.counts[r], factor = count > T(0) ? T(1) / count : T(0);
         p.far_logs[r] = count > T(0) ? std::log2(count) : -std::numeric_limits<T>::infinity();
         divide(p.clusters.sums.key(r), p.clusters.sums.stride, factor, mean(p, r));
@@ -124,18 +124,18 @@ struct multipole_clustering {
     });
   }
 
-  T* mean(const multipole_head<T>& p, index r) const { return p.clusters.centres + r * p.clusters.sums.stride; }
-  T* value_mean(const multipole_head<T>& p, index r) const { return p.clusters.parts.value(r); }
+  T* mean(const multipole_head<T>& p, idx_t r) const { return p.clusters.centres + r * p.clusters.sums.stride; }
+  T* value_mean(const multipole_head<T>& p, idx_t r) const { return p.clusters.parts.value(r); }
 
  private:
-  static void divide(const T* from, index n, T factor, T* to) {
-    for (index d = 0; d < n; ++d) to[d] = factor == T(0) ? T(0) : from[d] * factor;
+  static void divide(const T* from, idx_t n, T factor, T* to) {
+    for (idx_t d = 0; d < n; ++d) to[d] = factor == T(0) ? T(0) : from[d] * factor;
   }
 
   /// The caller's assignment, or every key as its own cluster.
-  void take_assignment(const multipole_clusters<T>& c, index item_head, index n, index part) const {
+  void take_assignment(const multipole_clusters<T>& c, idx_t item_head, idx_t n, idx_t part) const {
     const auto [begin, end] = c.part_keys(o, n, part);
-    for (index j = begin; j < end; ++j)
+    for (idx_t j = begin; j < end; ++j)
       c.cluster[j] = static_cast<cluster_number>(
           assignment ? assignment(item_head / shape.kv_heads, item_head % shape.kv_heads, j) : j % o.segment_keys(n));
   }
@@ -148,7 +148,7 @@ struct multipole_call {
 
   const attention_views<S>& views;
   multipole_settings o;
-  tensor_view<const index, 3> assignment;
+  tensor_view<const idx_t, 3> assignment;
   std::span<const T> sinks;
   tensor_view<T, 3> lse, maximum{};  // as in softmax_inputs; of the same strides
   score_terms<T, no_score> terms;
@@ -173,8 +173,8 @@ struct multipole_call {
     packed_keys<T> near, own;
   };
   scratch layout(arena& memory) const {
-    const index dim = shape().dim, dim_v = shape().dim_v, keys = shape().keys;
-    const index near = multipole_block<T>::most_slots(o, keys) + multipole_block<T>::most_taken(o, keys);
+    const idx_t dim = shape().dim, dim_v = shape().dim_v, keys = shape().keys;
+    const idx_t near = multipole_block<T>::most_slots(o, keys) + multipole_block<T>::most_taken(o, keys);
     return {multipole_block<T>::layout(memory, o, keys, dim, dim_v), row_block<T>::layout(memory, dim, dim_v),
             packed_keys<T>::layout(memory, near, dim, dim_v),
             packed_keys<T>::layout(memory, o.causal ? std::min(o.segment, keys) : 0, dim, dim_v)};
@@ -184,23 +184,23 @@ struct multipole_call {
   static void pack_near(const multipole_keys<T, S>& k, const multipole_block<T>& c, packed_keys<T>& near) {
     if (c.slots > 0) near.pack(c.rest_keys(near.dim), c.rest_values(near.dim_v), 0, c.slots);
     if (c.taken == 0) return;
-    near.pack_keys([&](index n) { return k.key.row(c.chosen[n]); }, k.key.col_stride, c.slots, c.slots + c.taken);
-    near.pack_value_rows([&](index slot) { return k.value.row(c.chosen[slot - c.slots]); }, k.value.col_stride, c.slots,
+    near.pack_keys([&](idx_t n) { return k.key.row(c.chosen[n]); }, k.key.col_stride, c.slots, c.slots + c.taken);
+    near.pack_value_rows([&](idx_t slot) { return k.value.row(c.chosen[slot - c.slots]); }, k.value.col_stride, c.slots,
                          c.slots + c.taken);
   }
 
-  void attend_block(const multipole_keys<T, S>& k, const packed_keys<T>& far, const query_block& one, index b, index h,
+  void attend_block(const multipole_keys<T, S>& k, const packed_keys<T>& far, const query_block& one, idx_t b, idx_t h,
                     scratch& s) const {
     s.choice.leave(k, one.past);
     pack_near(k, s.choice, s.near);
     auto far_terms = terms.for_head(b, 0, 0), near_terms = far_terms;
     far_terms.counts = {s.choice.far_logs, s.choice.far, 0};
     if (s.choice.slots > 0) near_terms.counts = {s.choice.logs, s.choice.slots, 0};
-    const index shift = views.lengths.keys(b) - views.lengths.queries(b);
-    for (index i = one.begin; i < one.end; i += max_rows) {
-      const index count = std::min(max_rows, one.end - i);
+    const idx_t shift = views.lengths.keys(b) - views.lengths.queries(b);
+    for (idx_t i = one.begin; i < one.end; i += max_rows) {
+      const idx_t count = std::min(max_rows, one.end - i);
       s.rows.begin(head_of(views.q, b, h), {i, 1, nullptr}, count, terms.query_factor());
-      const auto see = [&](index slots) { std::fill_n(s.rows.ranges, count, key_range{0, slots}); };
+      const auto see = [&](idx_t slots) { std::fill_n(s.rows.ranges, count, key_range{0, slots}); };
       if (s.choice.far > 0) {
         see(s.choice.far);
         attend(s.rows, far, far_terms);
@@ -208,7 +208,7 @@ struct multipole_call {
       see(s.choice.slots + s.choice.taken);
       attend(s.rows, s.near, near_terms);
       if (o.causal) {
-        for (index r = 0; r < count; ++r) s.rows.ranges[r] = {0, i + r + shift + 1 - one.past};
+        for (idx_t r = 0; r < count; ++r) s.rows.ranges[r] = {0, i + r + shift + 1 - one.past};
         attend(s.rows, s.own, terms);
       }
       finish(s.rows, head_of(views.out, b, h), per_head(sinks, h), row_of(lse, b, h), lse.stride(2),
@@ -216,24 +216,24 @@ struct multipole_call {
     }
   }
 
-  void run_task(const multipole_head<T>& p, index b, index h, index task, scratch& s) const {
-    const index n = views.lengths.keys(b), queries = views.lengths.queries(b);
+  void run_task(const multipole_head<T>& p, idx_t b, idx_t h, idx_t task, scratch& s) const {
+    const idx_t n = views.lengths.keys(b), queries = views.lengths.queries(b);
     const multipole_keys<T, S> k = clustering().keys_of(p, b, h / shape().group());
     if (task == 0) {
-      clear_rows(head_of(views.out, b, h), index(0), o.causal ? std::clamp<index>(queries - n, 0, queries) : 0,
+      clear_rows(head_of(views.out, b, h), idx_t(0), o.causal ? std::clamp<idx_t>(queries - n, 0, queries) : 0,
                  row_of(lse, b, h), lse.stride(2));
       views.clear_padding(b, h, 0, shape().queries, lse);
     }
     bool packed = !o.causal;
-    multipole_blocks{o, n, queries}.visit_task(task, [&](const query_block* blocks, index count) {
+    multipole_blocks{o, n, queries}.visit_task(task, [&](const query_block* blocks, idx_t count) {
       if (!packed) {
         packed = true;
-        const index begin = task * o.segment;
+        const idx_t begin = task * o.segment;
         s.own.positions = {begin, 1, nullptr};
         s.own.pack(k.key, k.value, 0, std::min(o.segment, n - begin));
       }
       s.choice.rank(k, head_of(views.q, b, h), blocks, count, sign());
-      for (index c = 0; c < count; ++c) {
+      for (idx_t c = 0; c < count; ++c) {
         s.choice.choose(k, blocks[c], c);
         attend_block(k, p.far, blocks[c], b, h, s);
       }
@@ -242,16 +242,16 @@ struct multipole_call {
 
   void run(execution& exec) const {
     const auto clusters = clustering();
-    const index group = shape().group();
-    const index tasks = std::max<index>(1, multipole_blocks::tasks(o, shape().keys, shape().queries));
+    const idx_t group = shape().group();
+    const idx_t tasks = std::max<idx_t>(1, multipole_blocks::tasks(o, shape().keys, shape().queries));
     for_each_wave(
         exec, shape().batch * shape().kv_heads, [&](arena& memory) { return clusters.layout(memory); },
         [&](const wave<multipole_head<T>>& w) {
           clusters.run(w);
           // In causal calls the last tasks are the longest: they go first.
-          w.for_each(tasks * group, [&](index item_head, const multipole_head<T>& p, index step, int worker) {
+          w.for_each(tasks * group, [&](idx_t item_head, const multipole_head<T>& p, idx_t step, int worker) {
             auto s = exec.scratch(worker, [&](arena& memory) { return layout(memory); });
-            const index b = item_head / shape().kv_heads, h = item_head % shape().kv_heads * group + step % group;
+            const idx_t b = item_head / shape().kv_heads, h = item_head % shape().kv_heads * group + step % group;
             run_task(p, b, h, tasks - 1 - step / group, s);
           });
         });

@@ -26,23 +26,23 @@ struct ordered_bits {
 
 /// How many of n numbers are at least t.
 template <class T>
-index count_from(const T* x, index n, T t) {
+idx_t count_from(const T* x, idx_t n, T t) {
   const packet<T> one = broadcast<T>(T(1)), least = broadcast<T>(t);
   packet<T> sums[4] = {zero<T>(), zero<T>(), zero<T>(), zero<T>()};
-  index i = 0, count = 0;
+  idx_t i = 0, count = 0;
   for (; i + 4 * width<T> <= n; i += 4 * width<T>)
     unroll<4>([&](auto u) { sums[u] = add(sums[u], if_less(load<T>(x + i + u * width<T>), least, zero<T>(), one)); });
   for (; i < n; ++i) count += x[i] >= t;
-  return count + static_cast<index>(sum_lanes(add(add(sums[0], sums[1]), add(sums[2], sums[3]))));
+  return count + static_cast<idx_t>(sum_lanes(add(add(sums[0], sums[1]), add(sums[2], sums[3]))));
 }
 
 /// The k-th largest of n numbers, 1 <= k <= n, none of which is NaN: bisection over their bits, a few dozen passes that
 /// count.
 template <class T>
-T kth_largest(const T* x, index n, index k) {
+T kth_largest(const T* x, idx_t n, idx_t k) {
   using bits = ordered_bits<T>;
   T low = x[0], high = x[0];
-  for (index i = 1; i < n; ++i) low = std::min(low, x[i]), high = std::max(high, x[i]);
+  for (idx_t i = 1; i < n; ++i) low = std::min(low, x[i]), high = std::max(high, x[i]);
   auto least = bits::of(low), most = bits::of(high);  // count_from(least) >= k
   while (least < most) {
     const auto middle = static_cast<typename bits::natural>(most - (most - least) / 2);
@@ -60,39 +60,39 @@ T kth_largest(const T* x, index n, index k) {
 /// The count-th largest of the maxima of disjoint sets is at most the count-th largest of all numbers: smaller numbers
 /// are dropped at once.
 template <class T>
-index choose_largest(const T* x, index n, index count, T* buffer, index* chosen) {
+idx_t choose_largest(const T* x, idx_t n, idx_t count, T* buffer, idx_t* chosen) {
   if (count >= n) {
-    std::iota(chosen, chosen + n, index(0));
+    std::iota(chosen, chosen + n, idx_t(0));
     return n;
   }
   if (count <= 0) return 0;
   T least = -std::numeric_limits<T>::infinity();
-  const index packets = n / width<T>, height = std::clamp<index>(n / (2 * count), 1, 16), sets = packets / height;
+  const idx_t packets = n / width<T>, height = std::clamp<idx_t>(n / (2 * count), 1, 16), sets = packets / height;
   if (height > 1 && sets * width<T> >= count) {
-    for (index g = 0; g < sets; ++g) {
+    for (idx_t g = 0; g < sets; ++g) {
       packet<T> highest = load<T>(x + g * height * width<T>);
-      for (index p = 1; p < height; ++p) highest = max(highest, load<T>(x + (g * height + p) * width<T>));
+      for (idx_t p = 1; p < height; ++p) highest = max(highest, load<T>(x + (g * height + p) * width<T>));
       store<T>(buffer + g * width<T>, highest);
     }
     least = kth_largest(buffer, sets * width<T>, count);
   }
-  index found = 0;
-  const auto look = [&](index i) {
+  idx_t found = 0;
+  const auto look = [&](idx_t i) {
     chosen[found] = i;
     found += x[i] >= least;
   };
-  index i = 0;
+  idx_t i = 0;
   for (; i + width<T> <= n; i += width<T>)
     if (max_lanes(load<T>(x + i)) >= least)
-      for (index lane = 0; lane < width<T>; ++lane) look(i + lane);
+      for (idx_t lane = 0; lane < width<T>; ++lane) look(i + lane);
   for (; i < n; ++i) look(i);
 
-  for (index r = 0; r < found; ++r) buffer[r] = x[chosen[r]];
+  for (idx_t r = 0; r < found; ++r) buffer[r] = x[chosen[r]];
   const T last = kth_largest(buffer, found, count);
-  index more = 0;
-  for (index r = 0; r < found; ++r) more += buffer[r] > last;
-  index equals = count - more, kept = 0;
-  for (index r = 0; r < found; ++r) {
+  idx_t more = 0;
+  for (idx_t r = 0; r < found; ++r) more += buffer[r] > last;
+  idx_t equals = count - more, kept = 0;
+  for (idx_t r = 0; r < found; ++r) {
     if (buffer[r] < last || (buffer[r] == last && equals-- <= 0)) continue;
     chosen[kept++] = chosen[r];
   }
@@ -102,59 +102,59 @@ index choose_largest(const T* x, index n, index count, T* buffer, index* chosen)
 /// The probes of some blocks of queries, packed as rows of a product with the keys.
 template <class T>
 struct probe_rows {
-  index dim = 0, rows = 0;
+  idx_t dim = 0, rows = 0;
   T* means = nullptr;      // [rows][padded dim]
   T* packed = nullptr;     // per tile [dim][tile_rows]
   T* offset = nullptr;     // per row: x_g . mean of the keys
-  index* block = nullptr;  // per row: of the blocks
+  idx_t* block = nullptr;  // per row: of the blocks
 
-  static probe_rows layout(arena& memory, index rows, index dim) {
-    const index padded = round_up(rows, tile_rows);
+  static probe_rows layout(arena& memory, idx_t rows, idx_t dim) {
+    const idx_t padded = round_up(rows, tile_rows);
     return {dim,
             0,
             memory.allocate<T>(rows * round_up(dim, width<T>)),
             memory.allocate<T>(padded * dim),
             memory.allocate<T>(padded),
-            memory.allocate<index>(padded)};
+            memory.allocate<idx_t>(padded)};
   }
 
   /// Appends the mean of queries [begin, end), times `sign`.
   template <class S>
-  void add(const matrix_view<const S>& q, index begin, index end, T sign, index of_block) {
-    const index stride = round_up(dim, width<T>);
+  void add(const matrix_view<const S>& q, idx_t begin, idx_t end, T sign, idx_t of_block) {
+    const idx_t stride = round_up(dim, width<T>);
     T* const to = means + rows * stride;
     std::fill_n(to, stride, T(0));
-    for (index i = begin; i < end; ++i) {
+    for (idx_t i = begin; i < end; ++i) {
       const S* const row = q.row(i);
-      for (index d = 0; d < dim; d += width<T>)
+      for (idx_t d = 0; d < dim; d += width<T>)
         store<T>(to + d,
                  attn::detail::add(load<T>(to + d), load_part<T>(row + d * q.col_stride, q.col_stride, dim - d)));
     }
-    for (index d = 0; d < dim; ++d) to[d] = to[d] * sign / static_cast<T>(end - begin);
+    for (idx_t d = 0; d < dim; ++d) to[d] = to[d] * sign / static_cast<T>(end - begin);
     block[rows++] = of_block;
   }
 
   /// Prepares for rank(): `sum` is the sum of `keys` keys.
-  void finish(const T* sum, index keys) const {
-    const index stride = round_up(dim, width<T>);
-    for (index r = 0; r < rows; ++r) {
+  void finish(const T* sum, idx_t keys) const {
+    const idx_t stride = round_up(dim, width<T>);
+    for (idx_t r = 0; r < rows; ++r) {
       T dot = 0;
-      for (index d = 0; d < dim; ++d) dot += means[r * stride + d] * sum[d];
+      for (idx_t d = 0; d < dim; ++d) dot += means[r * stride + d] * sum[d];
       offset[r] = dot / static_cast<T>(keys);
     }
-    for (index r = rows; r < round_up(rows, tile_rows); ++r) offset[r] = offset[rows - 1], block[r] = block[rows - 1];
-    for (index r = 0; r < rows; r += tile_rows)
-      pack_rows<T>([&](index n) { return means + (r + n) * stride; }, std::min<index>(tile_rows, rows - r), dim, 1,
+    for (idx_t r = rows; r < round_up(rows, tile_rows); ++r) offset[r] = offset[rows - 1], block[r] = block[rows - 1];
+    for (idx_t r = 0; r < rows; r += tile_rows)
+      pack_rows<T>([&](idx_t n) { return means + (r + n) * stride; }, std::min<idx_t>(tile_rows, rows - r), dim, 1,
                    T(1), packed + r * dim);
   }
 
   /// ranks[block][j] for keys [0, keys), which lie in panels; `ranks` has rows of `stride` numbers, whole panels.
-  void rank(const T* panels, index keys, T* ranks, index stride) const {
-    constexpr index wide = panel_width<T>;
-    const index blocks = block[rows - 1] + 1;
-    for (index j = 0; j < keys; j += wide) {
-      for (index b = 0; b < blocks; ++b) std::fill_n(ranks + b * stride + j, wide, -std::numeric_limits<T>::infinity());
-      for (index r = 0; r < rows; r += tile_rows)
+  void rank(const T* panels, idx_t keys, T* ranks, idx_t stride) const {
+    constexpr idx_t wide = panel_width<T>;
+    const idx_t blocks = block[rows - 1] + 1;
+    for (idx_t j = 0; j < keys; j += wide) {
+      for (idx_t b = 0; b < blocks; ++b) std::fill_n(ranks + b * stride + j, wide, -std::numeric_limits<T>::infinity());
+      for (idx_t r = 0; r < rows; r += tile_rows)
         with_tile_height(rows - r, [&](auto M) {
           tile_product<T, M.value, 2>(packed_rows<T>{packed + r * dim}, panels + j * dim, dim,
                                       [&](auto m, auto n, const auto& x) {

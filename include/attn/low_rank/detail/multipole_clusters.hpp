@@ -22,21 +22,21 @@ using cluster_number = std::int32_t;
 /// Sums over the keys of clusters: rows of keys and values, and how many keys.
 template <class T>
 struct cluster_sums {
-  index stride = 0, stride_v = 0;
+  idx_t stride = 0, stride_v = 0;
   T *keys = nullptr, *values = nullptr, *counts = nullptr;
 
-  static index padded(index dim) { return round_up(dim, width<T>); }
-  static cluster_sums layout(arena& memory, index rows, index dim, index dim_v) {
-    const index stride = padded(dim), stride_v = padded(dim_v);
+  static idx_t padded(idx_t dim) { return round_up(dim, width<T>); }
+  static cluster_sums layout(arena& memory, idx_t rows, idx_t dim, idx_t dim_v) {
+    const idx_t stride = padded(dim), stride_v = padded(dim_v);
     return {stride, stride_v, memory.allocate<T>(rows * stride), memory.allocate<T>(rows * stride_v),
             memory.allocate<T>(rows)};
   }
-  cluster_sums from(index row) const {
+  cluster_sums from(idx_t row) const {
     return {stride, stride_v, keys + row * stride, values + row * stride_v, counts + row};
   }
-  T* key(index row) const { return keys + row * stride; }
-  T* value(index row) const { return values + row * stride_v; }
-  void clear(index rows) const {
+  T* key(idx_t row) const { return keys + row * stride; }
+  T* value(idx_t row) const { return values + row * stride_v; }
+  void clear(idx_t rows) const {
     std::fill_n(keys, rows * stride, T(0));
     std::fill_n(values, rows * stride_v, T(0));
     std::fill_n(counts, rows, T(0));
@@ -45,10 +45,10 @@ struct cluster_sums {
 
 /// to += sign * row i of x.
 template <class T, class S>
-ATTN_INLINE void add_row(T* to, const matrix_view<const S>& x, index i, T sign = T(1)) {
+ATTN_INLINE void add_row(T* to, const matrix_view<const S>& x, idx_t i, T sign = T(1)) {
   const S* const row = x.row(i);
   const packet<T> factor = broadcast<T>(sign);
-  for (index d = 0; d < x.cols; d += width<T>)
+  for (idx_t d = 0; d < x.cols; d += width<T>)
     store<T>(to + d, fma(load_part<T>(row + d * x.col_stride, x.col_stride, x.cols - d), factor, load<T>(to + d)));
 }
 
@@ -57,29 +57,29 @@ template <class T>
 struct cluster_scratch {
   T *centres = nullptr, *offsets = nullptr;  // less their mean m, packed as rows of tiles; |c|^2 / 2 + m.c
   T *rows = nullptr, *mean = nullptr;        // [clusters][padded dim]: centres less their mean
-  index* drawn = nullptr;                         // [keys of a segment]
+  idx_t* drawn = nullptr;                         // [keys of a segment]
 
-  static cluster_scratch layout(arena& memory, index clusters, index dim, index keys) {
-    const index tiles = round_up(clusters, tile_rows), stride = round_up(dim, width<T>);
+  static cluster_scratch layout(arena& memory, idx_t clusters, idx_t dim, idx_t keys) {
+    const idx_t tiles = round_up(clusters, tile_rows), stride = round_up(dim, width<T>);
     return {memory.allocate<T>(tiles * dim), memory.allocate<T>(tiles),
-            memory.allocate<T>(clusters * stride), memory.allocate<T>(stride), memory.allocate<index>(keys)};
+            memory.allocate<T>(clusters * stride), memory.allocate<T>(stride), memory.allocate<idx_t>(keys)};
   }
 
   /// Packs centres [clusters][stride], minus their mean: where keys are far from the origin, fewer digits are lost.
-  void pack(const T* from, index stride, index clusters, index dim) const {
+  void pack(const T* from, idx_t stride, idx_t clusters, idx_t dim) const {
     std::fill_n(mean, stride, T(0));
-    for (index c = 0; c < clusters; ++c)
-      for (index d = 0; d < dim; ++d) mean[d] += from[c * stride + d];
-    for (index d = 0; d < dim; ++d) mean[d] /= static_cast<T>(clusters);
-    for (index c = 0; c < clusters; ++c)
-      for (index d = 0; d < dim; ++d) rows[c * stride + d] = from[c * stride + d] - mean[d];
-    for (index c = 0; c < clusters; c += tile_rows)
-      pack_rows<T>([&](index n) { return rows + (c + n) * stride; }, std::min<index>(tile_rows, clusters - c), dim, 1,
+    for (idx_t c = 0; c < clusters; ++c)
+      for (idx_t d = 0; d < dim; ++d) mean[d] += from[c * stride + d];
+    for (idx_t d = 0; d < dim; ++d) mean[d] /= static_cast<T>(clusters);
+    for (idx_t c = 0; c < clusters; ++c)
+      for (idx_t d = 0; d < dim; ++d) rows[c * stride + d] = from[c * stride + d] - mean[d];
+    for (idx_t c = 0; c < clusters; c += tile_rows)
+      pack_rows<T>([&](idx_t n) { return rows + (c + n) * stride; }, std::min<idx_t>(tile_rows, clusters - c), dim, 1,
                    T(1), centres + c * dim);
-    for (index c = 0; c < round_up(clusters, tile_rows); ++c) {
+    for (idx_t c = 0; c < round_up(clusters, tile_rows); ++c) {
       const T* const row = rows + std::min(c, clusters - 1) * stride;
       T square = 0, of_mean = 0;
-      for (index d = 0; d < dim; ++d) square += row[d] * row[d], of_mean += row[d] * mean[d];
+      for (idx_t d = 0; d < dim; ++d) square += row[d] * row[d], of_mean += row[d] * mean[d];
       offsets[c] = square / T(2) + of_mean;
     }
   }
@@ -88,13 +88,13 @@ struct cluster_scratch {
 /// cluster[j] = the nearest centre, argmax (k_j - m).c - |c|^2 / 2 of centres c less m, of the keys [begin, end), which
 /// lie in panels.
 template <class T>
-void nearest_centres(const cluster_scratch<T>& s, index clusters, index dim, const T* panels, index begin, index end,
+void nearest_centres(const cluster_scratch<T>& s, idx_t clusters, idx_t dim, const T* panels, idx_t begin, idx_t end,
                      cluster_number* cluster) {
-  constexpr index wide = panel_width<T>;
-  for (index first = begin / wide * wide; first < end; first += wide) {
+  constexpr idx_t wide = panel_width<T>;
+  for (idx_t first = begin / wide * wide; first < end; first += wide) {
     packet<T> best[2], at[2] = {zero<T>(), zero<T>()};
     best[0] = best[1] = broadcast<T>(-std::numeric_limits<T>::infinity());
-    for (index c = 0; c < clusters; c += tile_rows)
+    for (idx_t c = 0; c < clusters; c += tile_rows)
       with_tile_height(clusters - c, [&](auto M) {
         tile_product<T, M.value, 2>(packed_rows<T>{s.centres + c * dim}, panels + first * dim, dim,
                                     [&](auto m, auto n, const auto& x) {
@@ -107,17 +107,17 @@ void nearest_centres(const cluster_scratch<T>& s, index clusters, index dim, con
     alignas(64) T numbers[wide];
     store<T>(numbers, at[0]);
     store<T>(numbers + width<T>, at[1]);
-    for (index j = std::max(begin, first); j < std::min(end, first + wide); ++j)
+    for (idx_t j = std::max(begin, first); j < std::min(end, first + wide); ++j)
       cluster[j] = static_cast<cluster_number>(numbers[j - first]);
   }
 }
 
 /// Draws `clusters` different numbers below `keys` into s.drawn.
 template <class T>
-void draw_keys(const cluster_scratch<T>& s, index clusters, index keys, std::uint64_t seed, index segment) {
+void draw_keys(const cluster_scratch<T>& s, idx_t clusters, idx_t keys, std::uint64_t seed, idx_t segment) {
   random_numbers random(seed, static_cast<std::uint64_t>(segment));
-  std::iota(s.drawn, s.drawn + keys, index(0));
-  for (index c = 0; c < clusters; ++c) std::swap(s.drawn[c], s.drawn[c + random.below(keys - c)]);
+  std::iota(s.drawn, s.drawn + keys, idx_t(0));
+  for (idx_t c = 0; c < clusters; ++c) std::swap(s.drawn[c], s.drawn[c + random.below(keys - c)]);
 }
 
 /// The clusters of one head of keys: `segments` of them, one after the other.
@@ -130,8 +130,8 @@ struct multipole_clusters {
   T* before = nullptr;                // [segments + 1][stride]: sums of the keys of earlier segments
   T* panels = nullptr;                // all keys, packed across
 
-  static multipole_clusters layout(arena& memory, const multipole_settings& o, index keys, index dim, index dim_v) {
-    const index rows = o.segments(keys) * o.clusters, stride = cluster_sums<T>::padded(dim);
+  static multipole_clusters layout(arena& memory, const multipole_settings& o, idx_t keys, idx_t dim, idx_t dim_v) {
+    const idx_t rows = o.segments(keys) * o.clusters, stride = cluster_sums<T>::padded(dim);
     multipole_clusters c;
     c.cluster = memory.allocate<cluster_number>(keys);
     c.sums = cluster_sums<T>::layout(memory, rows, dim, dim_v);
@@ -143,29 +143,29 @@ struct multipole_clusters {
   }
 
   /// Without iteration: every key is its own cluster, or the caller gives the assignment.
-  static bool iterates(const multipole_settings& o, index keys) {
+  static bool iterates(const multipole_settings& o, idx_t keys) {
     return !o.assigned && o.clusters > 0 && o.segment_keys(keys) > o.clusters;
   }
 
   /// `number` is that of the segment in the sequence, by which its keys are drawn.
   template <class S>
-  void start(const multipole_settings& o, const matrix_view<const S>& k, index keys, index segment, index number,
+  void start(const multipole_settings& o, const matrix_view<const S>& k, idx_t keys, idx_t segment, idx_t number,
              const cluster_scratch<T>& s) const {
-    const index size = o.segment_keys(keys);
+    const idx_t size = o.segment_keys(keys);
     draw_keys(s, o.clusters, size, o.seed, number);
     T* const to = centres + segment * o.clusters * sums.stride;
     std::fill_n(to, o.clusters * sums.stride, T(0));
-    for (index c = 0; c < o.clusters; ++c) add_row(to + c * sums.stride, k, segment * size + s.drawn[c]);
+    for (idx_t c = 0; c < o.clusters; ++c) add_row(to + c * sums.stride, k, segment * size + s.drawn[c]);
   }
 
   /// The keys of one part.
-  key_range part_keys(const multipole_settings& o, index keys, index part) const {
-    const index per = o.parts_per_segment(keys), size = o.segment_keys(keys), segment = part / per;
-    const index begin = segment * size + part % per * cluster_part;
+  key_range part_keys(const multipole_settings& o, idx_t keys, idx_t part) const {
+    const idx_t per = o.parts_per_segment(keys), size = o.segment_keys(keys), segment = part / per;
+    const idx_t begin = segment * size + part % per * cluster_part;
     return {begin, std::min(begin + cluster_part, (segment + 1) * size)};
   }
 
-  void assign(const multipole_settings& o, index dim, index keys, index part, const cluster_scratch<T>& s) const {
+  void assign(const multipole_settings& o, idx_t dim, idx_t keys, idx_t part, const cluster_scratch<T>& s) const {
     const auto [begin, end] = part_keys(o, keys, part);
     s.pack(centres + part / o.parts_per_segment(keys) * o.clusters * sums.stride, sums.stride, o.clusters, dim);
     nearest_centres(s, o.clusters, dim, panels, begin, end, cluster);
@@ -173,15 +173,15 @@ struct multipole_clusters {
 
   /// Sums up the keys of a part, and the values unless they are null.
   template <class S>
-  void add_part(const multipole_settings& o, const matrix_view<const S>& k, const matrix_view<const S>* v, index keys,
-                index part) const {
+  void add_part(const multipole_settings& o, const matrix_view<const S>& k, const matrix_view<const S>* v, idx_t keys,
+                idx_t part) const {
     const auto [begin, end] = part_keys(o, keys, part);
     const cluster_sums<T> to = parts.from(part * o.clusters);
     std::fill_n(to.keys, o.clusters * to.stride, T(0));
     std::fill_n(to.counts, o.clusters, T(0));
     if (v) std::fill_n(to.values, o.clusters * to.stride_v, T(0));
-    for (index j = begin; j < end; ++j) {
-      const index c = cluster[j];
+    for (idx_t j = begin; j < end; ++j) {
+      const idx_t c = cluster[j];
       add_row(to.key(c), k, j);
       if (v) add_row(to.value(c), *v, j);
       to.counts[c] += T(1);
@@ -189,43 +189,43 @@ struct multipole_clusters {
   }
 
   /// Adds the parts of a segment; then centres become means.
-  void merge(const multipole_settings& o, index keys, index segment, bool with_values) const {
-    const index per = o.parts_per_segment(keys), rows = o.clusters;
+  void merge(const multipole_settings& o, idx_t keys, idx_t segment, bool with_values) const {
+    const idx_t per = o.parts_per_segment(keys), rows = o.clusters;
     const cluster_sums<T> to = sums.from(segment * rows);
-    const auto add = [&](T* all, const T* part, index count, bool first) {
+    const auto add = [&](T* all, const T* part, idx_t count, bool first) {
       if (first)
         std::copy_n(part, count, all);
       else
-        for (index n = 0; n < count; ++n) all[n] += part[n];
+        for (idx_t n = 0; n < count; ++n) all[n] += part[n];
     };
-    for (index p = 0; p < per; ++p) {
+    for (idx_t p = 0; p < per; ++p) {
       const cluster_sums<T> from = parts.from((segment * per + p) * rows);
       add(to.keys, from.keys, rows * to.stride, p == 0);
       add(to.counts, from.counts, rows, p == 0);
       if (with_values) add(to.values, from.values, rows * to.stride_v, p == 0);
     }
-    for (index c = 0; c < rows; ++c) {
+    for (idx_t c = 0; c < rows; ++c) {
       if (to.counts[c] == T(0)) continue;
       T* const centre = centres + (segment * rows + c) * to.stride;
-      for (index d = 0; d < to.stride; ++d) centre[d] = to.key(c)[d] / to.counts[c];
+      for (idx_t d = 0; d < to.stride; ++d) centre[d] = to.key(c)[d] / to.counts[c];
     }
   }
 
   /// All of it for one segment: rows of k and v are its own. `keys` is such that there is one.
   template <class S>
   void cluster_one(const multipole_settings& o, const matrix_view<const S>& k, const matrix_view<const S>& v,
-                   index keys, index number, const cluster_scratch<T>& s) const {
-    const index size = o.segment_keys(keys);
-    pack_panels_across<T>([&](index j) { return k.row(j); }, size, k.cols, k.col_stride, panels);
+                   idx_t keys, idx_t number, const cluster_scratch<T>& s) const {
+    const idx_t size = o.segment_keys(keys);
+    pack_panels_across<T>([&](idx_t j) { return k.row(j); }, size, k.cols, k.col_stride, panels);
     const bool iterated = iterates(o, keys);
     if (iterated) start(o, k, keys, 0, number, s);
-    for (index step = 0; step <= o.iterations; ++step) {
+    for (idx_t step = 0; step <= o.iterations; ++step) {
       const bool last = step == o.iterations;
-      for (index part = 0; part < o.parts(keys); ++part) {
+      for (idx_t part = 0; part < o.parts(keys); ++part) {
         if (iterated)
           assign(o, k.cols, keys, part, s);
         else
-          for (index j = part_keys(o, keys, part).begin; j < part_keys(o, keys, part).end; ++j)
+          for (idx_t j = part_keys(o, keys, part).begin; j < part_keys(o, keys, part).end; ++j)
             cluster[j] = static_cast<cluster_number>(j);
         add_part(o, k, last ? &v : nullptr, keys, part);
       }
@@ -235,15 +235,15 @@ struct multipole_clusters {
 
   /// Sums of all keys of the segments before each one, for their means; without clusters, of the keys themselves.
   template <class S>
-  void sum_before(const multipole_settings& o, const matrix_view<const S>& k, index keys) const {
-    const index stride = sums.stride, size = o.segment_keys(keys);
+  void sum_before(const multipole_settings& o, const matrix_view<const S>& k, idx_t keys) const {
+    const idx_t stride = sums.stride, size = o.segment_keys(keys);
     std::fill_n(before, stride, T(0));
-    for (index n = 0; n < o.segments(keys); ++n) {
+    for (idx_t n = 0; n < o.segments(keys); ++n) {
       T* const to = before + (n + 1) * stride;
       std::copy_n(to - stride, stride, to);
-      for (index c = 0; c < o.clusters; ++c)
-        for (index d = 0; d < stride; ++d) to[d] += sums.key(n * o.clusters + c)[d];
-      for (index j = 0; o.clusters == 0 && j < size; ++j) add_row(to, k, n * size + j);
+      for (idx_t c = 0; c < o.clusters; ++c)
+        for (idx_t d = 0; d < stride; ++d) to[d] += sums.key(n * o.clusters + c)[d];
+      for (idx_t j = 0; o.clusters == 0 && j < size; ++j) add_row(to, k, n * size + j);
     }
   }
 };

@@ -6,29 +6,29 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-inline constexpr index cluster_part = 1024;  // keys of a part
+inline constexpr idx_t cluster_part = 1024;  // keys of a part
 
 /// The options with defaults filled in.
 struct multipole_settings {
   bool causal = false, assigned = false;  // assigned: the caller gives the cluster of every key
-  index block = 1, probe = 1, exact = 0, clusters = 0, candidate_clusters = 0;
-  index segment = 1, lookback = 1;  // causal only
-  index iterations = 0;
+  idx_t block = 1, probe = 1, exact = 0, clusters = 0, candidate_clusters = 0;
+  idx_t segment = 1, lookback = 1;  // causal only
+  idx_t iterations = 0;
   std::uint64_t seed = 0;
 
   /// Number of segments of a sequence of `keys` that are clustered: all but the last, which no later query sees.
-  index segments(index keys) const {
+  idx_t segments(idx_t keys) const {
     if (keys == 0) return 0;
     return causal ? (keys - 1) / segment : 1;
   }
-  index segment_keys(index keys) const { return causal ? segment : keys; }
-  index parts_per_segment(index keys) const { return ceil_div(segment_keys(keys), cluster_part); }
+  idx_t segment_keys(idx_t keys) const { return causal ? segment : keys; }
+  idx_t parts_per_segment(idx_t keys) const { return ceil_div(segment_keys(keys), cluster_part); }
   /// Number of clusters of the segments before position `past`; of all keys where not causal.
-  index clusters_before(index past) const {
+  idx_t clusters_before(idx_t past) const {
     if (past == 0) return 0;
     return causal ? past / segment * clusters : assigned ? clusters : std::min(clusters, past);
   }
-  index parts(index keys) const { return segments(keys) * parts_per_segment(keys); }
+  idx_t parts(idx_t keys) const { return segments(keys) * parts_per_segment(keys); }
 };
 
 /// The checks that multipole and its cache have in common.
@@ -39,7 +39,7 @@ inline void check_multipole_settings(const validator& check, const multipole_set
   check.at_least("candidate_clusters", 0, o.candidate_clusters);
   check.at_least("segment", 1, o.segment);
   check.at_least("iterations", 0, o.iterations);
-  constexpr index most = index(1) << 24;  // float, the compute type, represents these integers
+  constexpr idx_t most = idx_t(1) << 24;  // float, the compute type, represents these integers
   if (o.clusters > most) check.fail({"clusters <= ", most}, o.clusters);
 }
 

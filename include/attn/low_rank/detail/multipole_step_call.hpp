@@ -18,23 +18,23 @@ namespace attn::inline ATTN_ISA::detail {
 
 /// scores[n] = q . row(n) for `count` rows of contiguous numbers; `scores` takes whole packets.
 template <class T, class Row>
-void gathered_scores(const T* q, Row&& row, index count, index dim, T* scores) {
-  constexpr index distance = 8;
-  for (index n = 0; n < count; n += width<T>) {
+void gathered_scores(const T* q, Row&& row, idx_t count, idx_t dim, T* scores) {
+  constexpr idx_t distance = 8;
+  for (idx_t n = 0; n < count; n += width<T>) {
     packet<T> sums[width<T>];
     for (int i = 0; i < width<T>; ++i) {
       const auto* const x = row(std::min(n + i, count - 1));
       prefetch_bytes(reinterpret_cast<const char*>(row(std::min(n + i + distance, count - 1))),
-                     dim * static_cast<index>(sizeof(*x)));
+                     dim * static_cast<idx_t>(sizeof(*x)));
       packet<T> sum = zero<T>();
-      for (index d = 0; d < dim; d += width<T>) sum = fma(load<T>(q + d), load_part<T>(x + d, 1, dim - d), sum);
+      for (idx_t d = 0; d < dim; d += width<T>) sum = fma(load<T>(q + d), load_part<T>(x + d, 1, dim - d), sum);
       sums[i] = sum;
     }
     store<T>(scores + n, sums_across<T>(sums));
   }
 }
 
-inline constexpr index cluster_tile = 128;  // clusters scored at a time
+inline constexpr idx_t cluster_tile = 128;  // clusters scored at a time
 
 template <class S>
 struct multipole_step_call {
@@ -46,25 +46,25 @@ struct multipole_step_call {
   const multipole_settings& o = cache.settings();
   tensor_view<const S> all_keys = cache.keys(), all_values = cache.values();
 
-  index most_past() const { return in.lengths.full_keys / o.segment * o.segment; }
-  index most_clusters() const { return most_past() / o.segment * o.clusters; }
+  idx_t most_past() const { return in.lengths.full_keys / o.segment * o.segment; }
+  idx_t most_clusters() const { return most_past() / o.segment * o.clusters; }
 
   struct scratch {
     stream_queries<T, S> rows;
     online_softmax<T> own, far;       // of the own segment; of everything else
-    index stride;                     // of cluster scores
+    idx_t stride;                     // of cluster scores
     T* scores;                        // [group][stride]: of clusters, then their weights
     T *ranks, *buffer;                // of keys, of those and clusters
     T* taken_scores;                  // [exact]
-    index *list, *chosen, *taken;     // candidates, choices, keys taken
+    idx_t *list, *chosen, *taken;     // candidates, choices, keys taken
     cluster_number *of_list, *slot;   // the cluster of a candidate; [clusters]: its number among those that lost keys
     cluster_number *of_taken, *lost;  // [exact]
     T *lost_scores, *lost_counts;     // [exact]: sums over the members taken
     T* factors;                       // [exact]: what is subtracted from the weight of a member taken
   };
   scratch layout(arena& memory) const {
-    const index group = shape.group(), past = most_past(), clusters = most_clusters();
-    const index most = std::min(o.exact, past), listed = std::max(past, clusters);
+    const idx_t group = shape.group(), past = most_past(), clusters = most_clusters();
+    const idx_t most = std::min(o.exact, past), listed = std::max(past, clusters);
     scratch s;
     s.rows = stream_queries<T, S>::layout(memory, group, shape.dim, shape.dim_v);
     s.own = online_softmax<T>::layout(memory, group, shape.dim_v);
@@ -73,8 +73,8 @@ struct multipole_step_call {
     s.scores = memory.allocate<T>(group * s.stride);
     s.ranks = memory.allocate<T>(listed + width<T>), s.buffer = memory.allocate<T>(listed);
     s.taken_scores = memory.allocate<T>(most);
-    s.list = memory.allocate<index>(past), s.chosen = memory.allocate<index>(listed);
-    s.taken = memory.allocate<index>(most);
+    s.list = memory.allocate<idx_t>(past), s.chosen = memory.allocate<idx_t>(listed);
+    s.taken = memory.allocate<idx_t>(most);
     s.of_list = memory.allocate<cluster_number>(past), s.slot = memory.allocate<cluster_number>(clusters);
     s.of_taken = memory.allocate<cluster_number>(most), s.lost = memory.allocate<cluster_number>(most);
     s.lost_scores = memory.allocate<T>(most), s.lost_counts = memory.allocate<T>(most);
@@ -85,31 +85,31 @@ struct multipole_step_call {
   using clusters_of_head = typename multipole_cache<S>::head_clusters;
 
   /// Step 1.
-  void score_clusters(const clusters_of_head& c, index clusters, scratch& s) const {
+  void score_clusters(const clusters_of_head& c, idx_t clusters, scratch& s) const {
     const matrix_view<const T> means{c.means, clusters, c.stride, c.stride, 1};
-    for (index begin = 0; begin < clusters; begin += cluster_tile) {
-      const index count = std::min(cluster_tile, clusters - begin);
+    for (idx_t begin = 0; begin < clusters; begin += cluster_tile) {
+      const idx_t count = std::min(cluster_tile, clusters - begin);
       const matrix_view<const T> tile{means.row(begin), count, c.stride, c.stride, 1};
-      by_rows<T>(s.rows.rows, [&](index r, auto R) {
+      by_rows<T>(s.rows.rows, [&](idx_t r, auto R) {
         row_scores<T, R.value>(s.rows.data + r * s.rows.stride, s.rows.stride, T(1), tile,
                                s.rows.scores + r * stream_tile,
                                r == 0
                                    ? stream_prefetcher(means, begin + count, std::min(begin + 2 * count, clusters))
                                    : stream_prefetcher());
       });
-      for (index r = 0; r < s.rows.rows; ++r)
+      for (idx_t r = 0; r < s.rows.rows; ++r)
         std::copy_n(s.rows.scores + r * stream_tile, count, s.scores + r * s.stride + begin);
     }
   }
 
   /// Step 2, first half: candidates of row r with their clusters. Returns how many.
-  index candidates(const clusters_of_head& c, index past, index clusters, index r, scratch& s) const {
-    const index segments = past / o.segment;
-    index found = 0;
-    const auto members = [&](index cluster) {
-      const index segment = cluster / o.clusters, first = segment * o.segment, begin = c.begins[cluster];
-      const auto count = static_cast<index>(c.counts[cluster]);
-      for (index n = begin; n < begin + count; ++n) {
+  idx_t candidates(const clusters_of_head& c, idx_t past, idx_t clusters, idx_t r, scratch& s) const {
+    const idx_t segments = past / o.segment;
+    idx_t found = 0;
+    const auto members = [&](idx_t cluster) {
+      const idx_t segment = cluster / o.clusters, first = segment * o.segment, begin = c.begins[cluster];
+      const auto count = static_cast<idx_t>(c.counts[cluster]);
+      for (idx_t n = begin; n < begin + count; ++n) {
         s.of_list[found] = static_cast<cluster_number>(cluster);
         s.list[found++] = first + c.order[first + n];
       }
@@ -118,33 +118,33 @@ struct multipole_step_call {
       if (o.clusters == 0)
         for (; found < past; ++found) s.list[found] = found, s.of_list[found] = 0;
       else
-        for (index cluster = 0; cluster < segments * o.clusters; ++cluster) members(cluster);
+        for (idx_t cluster = 0; cluster < segments * o.clusters; ++cluster) members(cluster);
       return found;
     }
     T* const x = s.scores + r * s.stride;
     T* const ranks = s.buffer;  // of clusters; empty ones and NaN come last
-    for (index n = 0; n < clusters; ++n)
+    for (idx_t n = 0; n < clusters; ++n)
       ranks[n] = c.counts[n] > T(0) && x[n] == x[n] ? x[n] : -std::numeric_limits<T>::infinity();
-    const index near = choose_largest(ranks, clusters, o.candidate_clusters, s.ranks, s.chosen);
-    for (index n = 0; n < near; ++n) members(s.chosen[n]);
+    const idx_t near = choose_largest(ranks, clusters, o.candidate_clusters, s.ranks, s.chosen);
+    for (idx_t n = 0; n < near; ++n) members(s.chosen[n]);
     return found;
   }
 
   /// Step 2, second half: the keys row r takes, with their scores. Returns how many.
-  index take(index found, index kv_batch, index kv, index r, scratch& s) const {
+  idx_t take(idx_t found, idx_t kv_batch, idx_t kv, idx_t r, scratch& s) const {
     const matrix_view<const S> keys = head_of(all_keys, kv_batch, kv);
     gathered_scores(
-        s.rows.data + r * s.rows.stride, [&](index n) { return keys.row(s.list[n]); }, found, shape.dim, s.ranks);
-    index count = found;
+        s.rows.data + r * s.rows.stride, [&](idx_t n) { return keys.row(s.list[n]); }, found, shape.dim, s.ranks);
+    idx_t count = found;
     if (o.exact < found) {
-      for (index n = 0; n < found; ++n)
+      for (idx_t n = 0; n < found; ++n)
         if (s.ranks[n] != s.ranks[n]) s.ranks[n] = -std::numeric_limits<T>::infinity();
       count = choose_largest(s.ranks, found, o.exact, s.buffer, s.chosen);
     } else {
-      std::iota(s.chosen, s.chosen + found, index(0));
+      std::iota(s.chosen, s.chosen + found, idx_t(0));
     }
-    for (index n = 0; n < count; ++n) {
-      const index at = s.chosen[n];
+    for (idx_t n = 0; n < count; ++n) {
+      const idx_t at = s.chosen[n];
       s.taken[n] = s.list[at];
       s.taken_scores[n] = s.ranks[at];
       s.of_taken[n] = s.of_list[at];
@@ -153,13 +153,13 @@ struct multipole_step_call {
   }
 
   /// Step 3 for everything but the own segment, for row r: weights of the clusters, and the sum over the keys taken.
-  void weigh(const clusters_of_head& c, index clusters, index count, index b, index kv, index r, scratch& s) const {
+  void weigh(const clusters_of_head& c, idx_t clusters, idx_t count, idx_t b, idx_t kv, idx_t r, scratch& s) const {
     constexpr T none = -std::numeric_limits<T>::infinity();
     T* const x = s.scores + r * s.stride;
-    index changed = 0;
+    idx_t changed = 0;
     if (clusters > 0) {
       std::fill_n(s.slot, clusters, cluster_number(-1));
-      for (index n = 0; n < count; ++n) {
+      for (idx_t n = 0; n < count; ++n) {
         cluster_number& slot = s.slot[s.of_taken[n]];
         if (slot < 0) {
           s.lost[changed] = s.of_taken[n];
@@ -170,8 +170,8 @@ struct multipole_step_call {
         s.lost_counts[slot] += T(1);
       }
     }
-    for (index n = 0; n < changed; ++n) {
-      const index cluster = s.lost[n];
+    for (idx_t n = 0; n < changed; ++n) {
+      const idx_t cluster = s.lost[n];
       const T all = c.counts[cluster], rest = all - s.lost_counts[n];
       x[cluster] = rest > T(0) ? (all * x[cluster] - s.lost_scores[n]) / rest : T(0);
     }
@@ -181,33 +181,33 @@ struct multipole_step_call {
       terms.apply(s.taken_scores, count, 0, {}, 0);
     }
     T highest = none;
-    for (index n = 0; n < clusters; ++n) x[n] += c.logs[n];
-    for (index n = 0; n < changed; ++n) {  // log2 of the rest in place of that of all
-      const index cluster = s.lost[n];
+    for (idx_t n = 0; n < clusters; ++n) x[n] += c.logs[n];
+    for (idx_t n = 0; n < changed; ++n) {  // log2 of the rest in place of that of all
+      const idx_t cluster = s.lost[n];
       const T all = c.counts[cluster], rest = all - s.lost_counts[n];
       x[cluster] = rest > T(0) ? x[cluster] - c.logs[cluster] + std::log2(rest) : none;
     }
-    for (index n = 0; n < clusters; ++n) highest = std::max(highest, x[n]);
-    for (index n = 0; n < count; ++n) highest = std::max(highest, s.taken_scores[n]);
+    for (idx_t n = 0; n < clusters; ++n) highest = std::max(highest, x[n]);
+    for (idx_t n = 0; n < count; ++n) highest = std::max(highest, s.taken_scores[n]);
     const T reference = highest == none ? T(0) : highest;
-    const index padded = round_up(clusters, cluster_tile);
+    const idx_t padded = round_up(clusters, cluster_tile);
     std::fill(x + clusters, x + padded, none);
     packet<T> sums = zero<T>();
-    for (index n = 0; n < padded; n += width<T>) {
+    for (idx_t n = 0; n < padded; n += width<T>) {
       const packet<T> weight = exp2_weight<T>(sub(load<T>(x + n), broadcast<T>(reference)));
       store<T>(x + n, weight);
       sums = add(sums, weight);
     }
     T sum = sum_lanes(sums);
-    for (index n = 0; n < changed; ++n) {
-      const index cluster = s.lost[n];
+    for (idx_t n = 0; n < changed; ++n) {
+      const idx_t cluster = s.lost[n];
       const T all = c.counts[cluster], rest = all - s.lost_counts[n];
       s.factors[n] = rest > T(0) ? x[cluster] / rest : T(0);
       x[cluster] = s.factors[n] * all;
     }
     T* const out = s.far.row(r);
     const matrix_view<const S> values = head_of(all_values, b, kv);
-    for (index n = 0; n < count; ++n) {
+    for (idx_t n = 0; n < count; ++n) {
       const S* const value = values.row(s.taken[n]);
       prefetch_row(values, s.taken[std::min(n + 6, count - 1)]);
       const T weight = std::exp2(s.taken_scores[n] - reference);
@@ -215,7 +215,7 @@ struct multipole_step_call {
       const T change = clusters > 0 ? weight - s.factors[s.slot[s.of_taken[n]]] : weight;
       if (change == T(0)) continue;
       const packet<T> factor = broadcast<T>(change);
-      for (index d = 0; d < shape.dim_v; d += width<T>)
+      for (idx_t d = 0; d < shape.dim_v; d += width<T>)
         store<T>(out + d, fma(factor, load_part<T>(value + d, 1, shape.dim_v - d), load<T>(out + d)));
     }
     s.far.maximum[r] = highest;
@@ -223,18 +223,18 @@ struct multipole_step_call {
   }
 
   /// Adds the clusters' values by the weights of all rows.
-  void add_clusters(const clusters_of_head& c, index clusters, scratch& s) const {
+  void add_clusters(const clusters_of_head& c, idx_t clusters, scratch& s) const {
     const T ones[4] = {T(1), T(1), T(1), T(1)};
     const matrix_view<const T> values{c.value_means, clusters, c.stride_v, c.stride_v, 1};
-    for (index begin = 0; begin < clusters; begin += cluster_tile) {
-      const index count = std::min(cluster_tile, clusters - begin), next = begin + count;
+    for (idx_t begin = 0; begin < clusters; begin += cluster_tile) {
+      const idx_t count = std::min(cluster_tile, clusters - begin), next = begin + count;
       const matrix_view<const T> tile{values.row(begin), count, c.stride_v, c.stride_v, 1};
-      for (index r = 0; r < s.rows.rows; ++r)
+      for (idx_t r = 0; r < s.rows.rows; ++r)
         std::copy_n(s.scores + r * s.stride + begin, cluster_tile, s.rows.scores + r * stream_tile);
-      by_rows<T>(s.rows.rows, [&](index r, auto R) {
+      by_rows<T>(s.rows.rows, [&](idx_t r, auto R) {
         bool zeros = false;
-        for (index i = r; i < r + R.value; ++i)
-          for (index n = 0; n < cluster_tile; ++n) zeros |= s.rows.scores[i * stream_tile + n] == T(0);
+        for (idx_t i = r; i < r + R.value; ++i)
+          for (idx_t n = 0; n < cluster_tile; ++n) zeros |= s.rows.scores[i * stream_tile + n] == T(0);
         row_output<T, R.value>(
             s.rows.scores + r * stream_tile, zeros, ones, tile, s.far.row(r), s.far.stride,
             r == 0 ? stream_prefetcher(values, next, std::min(next + count, clusters)) : stream_prefetcher());
@@ -242,9 +242,9 @@ struct multipole_step_call {
     }
   }
 
-  void attend_token(index b, index kv, index t, scratch& s) const {
-    const index p = in.shift(b) + t, past = p / o.segment * o.segment, clusters = past / o.segment * o.clusters;
-    const index group = shape.group(), head = kv * group;
+  void attend_token(idx_t b, idx_t kv, idx_t t, scratch& s) const {
+    const idx_t p = in.shift(b) + t, past = p / o.segment * o.segment, clusters = past / o.segment * o.clusters;
+    const idx_t group = shape.group(), head = kv * group;
     s.rows.begin(in.q.slice(2, t, 1), b, head, group, 1, in.terms.query_factor());
     s.own.rows = s.far.rows = group;
     s.own.clear(), s.far.clear();
@@ -253,25 +253,25 @@ struct multipole_step_call {
     if (past > 0) {
       const clusters_of_head c = cache.clusters_of(b, kv);
       score_clusters(c, clusters, s);
-      for (index r = 0; r < group; ++r) {
-        const index count = o.exact > 0 ? take(candidates(c, past, clusters, r, s), b, kv, r, s) : 0;
+      for (idx_t r = 0; r < group; ++r) {
+        const idx_t count = o.exact > 0 ? take(candidates(c, past, clusters, r, s), b, kv, r, s) : 0;
         weigh(c, clusters, count, b, kv, r, s);
       }
       add_clusters(c, clusters, s);
       s.own.merge(s.far);
     }
-    for (index r = 0; r < group; ++r) in.finish_row(s.own, r, b, head + r, t);
+    for (idx_t r = 0; r < group; ++r) in.finish_row(s.own, r, b, head + r, t);
   }
 
   void run() const {
-    const index tokens = in.lengths.full_keys,
+    const idx_t tokens = in.lengths.full_keys,
                 seen = most_clusters() + std::min(o.exact, tokens) + std::min(o.segment, tokens);
     const auto limit = in.limit_threads(seen, static_cast<double>(shape.queries) * static_cast<double>(seen));
-    in.exec.for_each(shape.batch * shape.kv_heads, [&](index task, int worker) {
-      const index b = task / shape.kv_heads, kv = task % shape.kv_heads;
+    in.exec.for_each(shape.batch * shape.kv_heads, [&](idx_t task, int worker) {
+      const idx_t b = task / shape.kv_heads, kv = task % shape.kv_heads;
       scratch s = in.exec.scratch(worker, [&](arena& memory) { return layout(memory); });
-      for (index t = 0; t < in.lengths.queries(b); ++t) attend_token(b, kv, t, s);
-      for (index h = kv * shape.group(); h < (kv + 1) * shape.group(); ++h) in.clear_padding(b, h);
+      for (idx_t t = 0; t < in.lengths.queries(b); ++t) attend_token(b, kv, t, s);
+      for (idx_t h = kv * shape.group(); h < (kv + 1) * shape.group(); ++h) in.clear_padding(b, h);
     });
   }
 };

@@ -24,26 +24,26 @@ struct nystrom_backward_call {
 
   inverse_kind<T> kind{};
   T* inner = nullptr;  // [batch * heads]: gradients by the start of the iteration, which the whole batch shares
-  index highest = -1;  // the head, of all items, with its largest column
-  index last = -1;     // the key head with that head, which comes last
+  idx_t highest = -1;  // the head, of all items, with its largest column
+  idx_t last = -1;     // the key head with that head, which comes last
   bool at_last = false;
 
   const landmark_plan& plan() const { return forward.plan; }
   const attention_shape& shape() const { return forward.plan.shape; }
   const sequence_lengths& lengths() const { return forward.plan.lengths; }
   bool scores() const { return dq || dk; }
-  index m() const { return forward.m(); }
-  index stride() const { return sums_stride<T>(shape().dim); }
-  index stride_v() const { return sums_stride<T>(shape().dim_v); }
+  idx_t m() const { return forward.m(); }
+  idx_t stride() const { return sums_stride<T>(shape().dim); }
+  idx_t stride_v() const { return sums_stride<T>(shape().dim_v); }
   /// Sums over queries are divided into at most 16 parts, depending on the shape alone.
-  index query_pieces() const { return std::clamp<index>(shape().queries / 2048, 1, 16); }
+  idx_t query_pieces() const { return std::clamp<idx_t>(shape().queries / 2048, 1, 16); }
   T factor() const { return forward.terms.query_factor(); }
-  T* query_sums_of(const head& p, index g) const { return dq ? p.d_queries + g * shape().queries * stride() : nullptr; }
-  T* landmark_gradients(const head& p, index g) const {
+  T* query_sums_of(const head& p, idx_t g) const { return dq ? p.d_queries + g * shape().queries * stride() : nullptr; }
+  T* landmark_gradients(const head& p, idx_t g) const {
     return p.d_w + g * std::min(m(), std::max(shape().queries, shape().keys)) * stride_v();
   }
   /// Whether the result is what the landmarks of the queries attend to.
-  bool queries_are_landmarks(index b) const { return plan().few_queries(b) && !plan().few_keys(b); }
+  bool queries_are_landmarks(idx_t b) const { return plan().few_queries(b) && !plan().few_keys(b); }
   convolution_backward<S> convolution() const {
     return {forward.convolution, forward.views.v, d_out, shape(), lengths()};
   }
@@ -53,24 +53,24 @@ struct nystrom_backward_call {
   }
 
   /// Packs what queries attend to: K' or all keys, and the values of every query head.
-  void pack_keys(head& p, index b, index kv) const {
+  void pack_keys(head& p, idx_t b, idx_t kv) const {
     if (plan().few_keys(b))
       p.keys.pack(head_of(forward.views.k, b, kv), lengths().keys(b), factor());
     else if (!plan().few_queries(b))
       p.keys.pack(matrix_view<const T>{p.forward.keys, m(), shape().dim, shape().dim, 1}, m(), factor());
   }
-  void prepare(const head& p, index b, index kv, index g, execution& exec, int worker) const {
+  void prepare(const head& p, idx_t b, idx_t kv, idx_t g, execution& exec, int worker) const {
     member& one = p.members[g];
     if (plan().few_keys(b)) return one.values.pack(head_of(forward.views.v, b, kv), lengths().keys(b), T(1));
     const online_softmax<T>& w = p.forward.partial[0];
     if (!plan().few_queries(b))
       return one.invert(p.forward.queries + g * m() * shape().dim, p.forward.keys, w, g * m(), forward.terms, kind,
                         exec, worker);
-    const index h = kv * shape().group() + g, queries = lengths().queries(b);
+    const idx_t h = kv * shape().group() + g, queries = lengths().queries(b);
     T* const d = landmark_gradients(p, g);
-    for (index r = 0; r < queries; ++r) {
+    for (idx_t r = 0; r < queries; ++r) {
       const T normal = T(1) / w.sum[g * queries + r];
-      for (index c = 0; c < shape().dim_v; ++c) {
+      for (idx_t c = 0; c < shape().dim_v; ++c) {
         w.row(g * queries + r)[c] *= normal;
         d[r * stride_v() + c] = static_cast<T>(d_out(b, h, r, c));
       }
@@ -79,14 +79,14 @@ struct nystrom_backward_call {
   }
 
   /// The queries of one part.
-  void queries_back(const head& p, index b, index h, index g, index piece, execution& exec, int worker) const {
+  void queries_back(const head& p, idx_t b, idx_t h, idx_t g, idx_t piece, execution& exec, int worker) const {
     const member& one = p.members[g];
-    const index queries = lengths().queries(b), end = segment_begin(piece + 1, queries, query_pieces());
+    const idx_t queries = lengths().queries(b), end = segment_begin(piece + 1, queries, query_pieces());
     one.d_values.clear(piece), one.d_keys.clear(piece);
     if (p.keys.count == 0) return;
     auto s = exec.scratch(worker, [&](arena& memory) { return block_scratch(memory); });
     const bool values = !plan().few_keys(b) || dv;
-    for (index at = segment_begin(piece, queries, query_pieces()); at < end; at += few_rows_block)
+    for (idx_t at = segment_begin(piece, queries, query_pieces()); at < end; at += few_rows_block)
       backward_of_queries<T>(head_of(forward.views.q, b, h), head_of(d_out, b, h), at,
                              std::min(few_rows_block, end - at), p.keys, one.values, nullptr, s,
                              {.queries = dq ? query_sums_of(p, g) + at * stride() : nullptr,
@@ -97,7 +97,7 @@ struct nystrom_backward_call {
   }
 
   /// Adds up the parts, then the backward pass of the inverse.
-  void inverse_back(const head& p, index b, index h, index g, execution& exec, int worker) const {
+  void inverse_back(const head& p, idx_t b, idx_t h, idx_t g, execution& exec, int worker) const {
     member& one = p.members[g];
     one.d_queries.clear(0);
     if (queries_are_landmarks(b)) return;
@@ -114,32 +114,32 @@ struct nystrom_backward_call {
         matrix_view<const T>{p.forward.queries + g * m() * shape().dim, m(), shape().dim, shape().dim, 1}, m(), w,
         g * m(), d_w, stride_v(), factor());
   }
-  void weights_back(const head& p, index b, index h, index g, execution& exec, int worker) const {
+  void weights_back(const head& p, idx_t b, idx_t h, idx_t g, execution& exec, int worker) const {
     if (plan().few_keys(b) || plan().few_queries(b) || !scores()) return;
     member& one = p.members[g];
     if (inner && b * shape().heads + h == highest) {
       T passed = T(0);
-      for (index n = 0; n < shape().batch * shape().heads; ++n) passed += inner[n];
+      for (idx_t n = 0; n < shape().batch * shape().heads; ++n) passed += inner[n];
       one.add_to_largest_column(-passed / one.norms.column);
     }
     one.add_through_weights(p.keys, exec, worker);
   }
 
   /// The gradients of K', of all heads of a group; where they are all keys, those of keys and values.
-  void landmark_keys_back(const head& p, index b, index kv) const {
-    const index keys = lengths().keys(b), rows = p.keys.count, group = shape().group();
+  void landmark_keys_back(const head& p, idx_t b, idx_t kv) const {
+    const idx_t keys = lengths().keys(b), rows = p.keys.count, group = shape().group();
     const bool few = plan().few_keys(b), tokens = few && lengths().queries(b) > 0;
     if (!plan().few_queries(b) || few)
-      for (index x = 0; dk && x < rows * stride(); ++x) {
+      for (idx_t x = 0; dk && x < rows * stride(); ++x) {
         T sum = T(0);
-        for (index g = 0; g < group; ++g) sum += p.members[g].d_keys.data[x];
+        for (idx_t g = 0; g < group; ++g) sum += p.members[g].d_keys.data[x];
         p.d_keys[x] = sum * forward.terms.scale;
       }
-    for (index g = 1; few && g < group; ++g)
-      for (index x = 0; x < rows * stride_v(); ++x) p.members[0].d_values.data[x] += p.members[g].d_values.data[x];
-    for (index g = 0; few && dv && forward.convolution && g < group; ++g)
-      for (index j = 0; j < keys; ++j) convolution().add_value(b, kv * group + g, j, p.members[0].d_values.row(j));
-    const index begin = few ? 0 : keys;
+    for (idx_t g = 1; few && g < group; ++g)
+      for (idx_t x = 0; x < rows * stride_v(); ++x) p.members[0].d_values.data[x] += p.members[g].d_values.data[x];
+    for (idx_t g = 0; few && dv && forward.convolution && g < group; ++g)
+      for (idx_t j = 0; j < keys; ++j) convolution().add_value(b, kv * group + g, j, p.members[0].d_values.row(j));
+    const idx_t begin = few ? 0 : keys;
     if (dk)
       store_gradient_rows(p.d_keys, stride(), T(1), head_of(dk, b, kv), begin, shape().keys, tokens ? keys : 0,
                           accumulate);
@@ -149,10 +149,10 @@ struct nystrom_backward_call {
   }
 
   /// The keys and values of one part.
-  void keys_back(const head& p, index b, index kv, index piece, execution& exec, int worker) const {
-    const index keys = lengths().keys(b), group = shape().group();
-    const index begin = segment_begin(plan().piece_begin(piece), keys, m());
-    const index end = segment_begin(plan().piece_begin(piece + 1), keys, m());
+  void keys_back(const head& p, idx_t b, idx_t kv, idx_t piece, execution& exec, int worker) const {
+    const idx_t keys = lengths().keys(b), group = shape().group();
+    const idx_t begin = segment_begin(plan().piece_begin(piece), keys, m());
+    const idx_t end = segment_begin(plan().piece_begin(piece + 1), keys, m());
     struct {
       few_rows_scratch<T> s;
       T *keys, *values;
@@ -161,18 +161,18 @@ struct nystrom_backward_call {
       return decltype(block){block_scratch(memory), memory.allocate<T>(few_rows_block * stride()),
                              memory.allocate<T>(few_rows_block * stride_v())};
     });
-    for (index g = 0; g < group; ++g) p.members[g].d_queries.clear(piece + 1);
-    for (index at = begin; at < end; at += few_rows_block) {
-      const index count = std::min(few_rows_block, end - at);
+    for (idx_t g = 0; g < group; ++g) p.members[g].d_queries.clear(piece + 1);
+    for (idx_t at = begin; at < end; at += few_rows_block) {
+      const idx_t count = std::min(few_rows_block, end - at);
       block.s.x.pack(head_of(forward.views.k, b, kv), at, count, true, bool(dq));
       block.s.y.pack(head_of(forward.views.v, b, kv), at, count, scores(), false);
-      for (index g = 0; g < group; ++g)
+      for (idx_t g = 0; g < group; ++g)
         backward_of_keys<T>(p.members[g].landmarks, block.s, dk ? block.keys : nullptr, stride(),
                             dv ? block.values : nullptr, stride_v(),
                             dq ? p.members[g].d_queries.part(piece + 1) : nullptr, g > 0);
       if (dk) finish_rows(block.keys, at, at + count, plan().few_queries(b) ? nullptr : p.d_keys, keys);
-      for (index g = 0; dv && forward.convolution && g < group; ++g)
-        for (index j = 0; j < count; ++j)
+      for (idx_t g = 0; dv && forward.convolution && g < group; ++g)
+        for (idx_t j = 0; j < count; ++j)
           convolution().add_value(b, kv * group + g, at + j, block.values + j * stride_v());
       if (dk)
         store_gradient_rows(block.keys, stride(), T(1), rows_from(head_of(dk, b, kv), at), 0, count, count, accumulate);
@@ -184,91 +184,91 @@ struct nystrom_backward_call {
 
   /// Multiplies rows of sums of tokens [begin, end) by the scale, and adds their shares of the gradients of their
   /// landmarks, if there are any.
-  void finish_rows(T* rows, index begin, index end, const T* of_landmarks, index length) const {
+  void finish_rows(T* rows, idx_t begin, idx_t end, const T* of_landmarks, idx_t length) const {
     const T scale = forward.terms.scale;
-    for (index i = begin; i < end && !of_landmarks; ++i, rows += stride())
-      for (index d = 0; d < shape().dim; ++d) rows[d] *= scale;
+    for (idx_t i = begin; i < end && !of_landmarks; ++i, rows += stride())
+      for (idx_t d = 0; d < shape().dim; ++d) rows[d] *= scale;
     if (!of_landmarks || begin >= end) return;
-    index i = begin;
-    for (index a = segment_of(begin, length, m()); i < end; ++a) {
-      const index stop = segment_begin(a + 1, length, m());
+    idx_t i = begin;
+    for (idx_t a = segment_of(begin, length, m()); i < end; ++a) {
+      const idx_t stop = segment_begin(a + 1, length, m());
       const T share = T(1) / static_cast<T>(stop - segment_begin(a, length, m()));
       const T* const sums = of_landmarks + a * stride();
       for (; i < std::min(stop, end); ++i, rows += stride())
-        for (index d = 0; d < shape().dim; ++d) rows[d] = rows[d] * scale + sums[d] * share;
+        for (idx_t d = 0; d < shape().dim; ++d) rows[d] = rows[d] * scale + sums[d] * share;
     }
   }
-  static matrix_view<S> rows_from(matrix_view<S> x, index begin) {
+  static matrix_view<S> rows_from(matrix_view<S> x, idx_t begin) {
     x.data = x.row(begin);
     return x;
   }
 
   /// Queries [begin, end) of one head.
-  void store_queries(const head& p, index b, index h, index g, index begin, index end) const {
-    const index queries = lengths().queries(b), real = std::min(end, queries);
+  void store_queries(const head& p, idx_t b, idx_t h, idx_t g, idx_t begin, idx_t end) const {
+    const idx_t queries = lengths().queries(b), real = std::min(end, queries);
     const member& one = p.members[g];
     const matrix_view<S> to = rows_from(head_of(dq, b, h), begin);
     if (queries_are_landmarks(b))
       return store_gradient_rows(one.d_queries.row(std::min(begin, queries)), stride(), T(1), to, 0, end - begin,
-                                 std::max<index>(0, real - begin), accumulate);
+                                 std::max<idx_t>(0, real - begin), accumulate);
     T* const sums = query_sums_of(p, g);
     if (p.keys.count == 0) std::fill(sums + begin * stride(), sums + std::max(begin, real) * stride(), T(0));
     finish_rows(sums + begin * stride(), begin, real, plan().few_keys(b) ? nullptr : one.d_queries.data, queries);
-    store_gradient_rows(sums + begin * stride(), stride(), T(1), to, 0, end - begin, std::max<index>(0, real - begin),
+    store_gradient_rows(sums + begin * stride(), stride(), T(1), to, 0, end - begin, std::max<idx_t>(0, real - begin),
                         accumulate);
   }
 
   /// Runs all key heads, in waves.
   void run_wave(const wave<head>& w) const {
-    const index heads = shape().kv_heads, group = shape().group(), pieces = plan().pieces();
-    const index landmark_steps = ceil_div(plan().most_queries(), landmark_step);
-    const index blocks = ceil_div(shape().queries, few_rows_block);
-    const auto for_each = [&](index steps, const auto& body) {
-      w.for_each(steps, [&](index item, head& p, index step, int worker) {
-        const index n = at_last ? last : item + (last >= 0 && item >= last);
+    const idx_t heads = shape().kv_heads, group = shape().group(), pieces = plan().pieces();
+    const idx_t landmark_steps = ceil_div(plan().most_queries(), landmark_step);
+    const idx_t blocks = ceil_div(shape().queries, few_rows_block);
+    const auto for_each = [&](idx_t steps, const auto& body) {
+      w.for_each(steps, [&](idx_t item, head& p, idx_t step, int worker) {
+        const idx_t n = at_last ? last : item + (last >= 0 && item >= last);
         body(p, n / heads, n % heads, step, worker);
       });
     };
-    const auto query_head = [&](index kv, index g) { return kv * group + g; };
-    for_each(group * landmark_steps, [&](const head& p, index b, index kv, index step, int) {
-      const index first = step % landmark_steps * landmark_step;
+    const auto query_head = [&](idx_t kv, idx_t g) { return kv * group + g; };
+    for_each(group * landmark_steps, [&](const head& p, idx_t b, idx_t kv, idx_t step, int) {
+      const idx_t first = step % landmark_steps * landmark_step;
       if (!plan().few_keys(b))
         forward.average_queries(p.forward.queries, b, kv, step / landmark_steps, first, first + landmark_step);
     });
-    for_each(pieces, [&](const head& p, index b, index kv, index n, int worker) {
+    for_each(pieces, [&](const head& p, idx_t b, idx_t kv, idx_t n, int worker) {
       if (!plan().few_keys(b)) forward.attend_piece(p.forward, b, kv, n, w.exec, worker);
     });
-    for_each(1, [&](head& p, index b, index kv, index, int) {
-      for (index n = 1; n < pieces && !plan().few_keys(b); ++n) p.forward.partial[0].merge(p.forward.partial[n]);
+    for_each(1, [&](head& p, idx_t b, idx_t kv, idx_t, int) {
+      for (idx_t n = 1; n < pieces && !plan().few_keys(b); ++n) p.forward.partial[0].merge(p.forward.partial[n]);
       pack_keys(p, b, kv);
     });
     for_each(group,
-             [&](const head& p, index b, index kv, index g, int worker) { prepare(p, b, kv, g, w.exec, worker); });
-    for_each(group * query_pieces(), [&](const head& p, index b, index kv, index step, int worker) {
-      const index g = step / query_pieces();
+             [&](const head& p, idx_t b, idx_t kv, idx_t g, int worker) { prepare(p, b, kv, g, w.exec, worker); });
+    for_each(group * query_pieces(), [&](const head& p, idx_t b, idx_t kv, idx_t step, int worker) {
+      const idx_t g = step / query_pieces();
       if (!queries_are_landmarks(b)) queries_back(p, b, query_head(kv, g), g, step % query_pieces(), w.exec, worker);
     });
-    for_each(group, [&](const head& p, index b, index kv, index g, int worker) {
+    for_each(group, [&](const head& p, idx_t b, idx_t kv, idx_t g, int worker) {
       inverse_back(p, b, query_head(kv, g), g, w.exec, worker);
     });
-    for_each(group, [&](const head& p, index b, index kv, index g, int worker) {
+    for_each(group, [&](const head& p, idx_t b, idx_t kv, idx_t g, int worker) {
       weights_back(p, b, query_head(kv, g), g, w.exec, worker);
     });
-    for_each(1, [&](const head& p, index b, index kv, index, int) { landmark_keys_back(p, b, kv); });
-    for_each(pieces, [&](const head& p, index b, index kv, index n, int worker) {
+    for_each(1, [&](const head& p, idx_t b, idx_t kv, idx_t, int) { landmark_keys_back(p, b, kv); });
+    for_each(pieces, [&](const head& p, idx_t b, idx_t kv, idx_t n, int worker) {
       if (!plan().few_keys(b)) keys_back(p, b, kv, n, w.exec, worker);
     });
     if (!dq) return;
-    for_each(group, [&](const head& p, index b, index, index g, int) {
+    for_each(group, [&](const head& p, idx_t b, idx_t, idx_t g, int) {
       if (!plan().few_keys(b)) p.members[g].d_queries.merge(forward.terms.scale);
     });
-    for_each(group * blocks, [&](const head& p, index b, index kv, index step, int) {
-      const index g = step / blocks, begin = step % blocks * few_rows_block;
+    for_each(group * blocks, [&](const head& p, idx_t b, idx_t kv, idx_t step, int) {
+      const idx_t g = step / blocks, begin = step % blocks * few_rows_block;
       store_queries(p, b, query_head(kv, g), g, begin, std::min(begin + few_rows_block, shape().queries));
     });
   }
 
-  void run_waves(execution& exec, index item_heads) {
+  void run_waves(execution& exec, idx_t item_heads) {
     for_each_wave(
         exec, item_heads, [&](arena& memory) { return head::layout(memory, plan(), query_pieces(), kind, bool(dq)); },
         [&](const wave<head>& w) { run_wave(w); });
@@ -278,15 +278,15 @@ struct nystrom_backward_call {
     if (d_convolution) convolution().store_weights(d_convolution, accumulate, exec);
     if (!scores() && !dv) return;
     kind = {.exact = forward.inverse.exact, .iterations = forward.inverse.iterations, .cutoff = forward.inverse.cutoff};
-    const index item_heads = shape().batch * shape().kv_heads;
+    const idx_t item_heads = shape().batch * shape().kv_heads;
     if (!forward.whole_batch) return run_waves(exec, item_heads);
-    const index heads = shape().batch * shape().heads;
+    const idx_t heads = shape().batch * shape().heads;
     const auto passed = exec.workspace([&](arena& memory) { return memory.allocate<T>(heads); });
     inner = *passed;
     std::fill_n(inner, heads, T(0));
     kind.norms.emplace();
     const start_norms<T>* const norms = forward.head_norms(exec);
-    for (index n = 0; n < heads; ++n) {
+    for (idx_t n = 0; n < heads; ++n) {
       if (norms[n].column > kind.norms->column) highest = n;
       kind.norms->raise(norms[n]);
     }

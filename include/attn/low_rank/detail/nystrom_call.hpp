@@ -12,7 +12,7 @@ template <class S, class P = product_type<S>>
 struct nystrom_call {
   using T = compute_type<S>;
   using head = landmark_head<P>;
-  static constexpr index key_step = key_block;  // keys packed at a time
+  static constexpr idx_t key_step = key_block;  // keys packed at a time
 
   const attention_views<S>& views;
   tensor_view<const T, 2> convolution;
@@ -21,27 +21,27 @@ struct nystrom_call {
   landmark_inverse<T> inverse;
   bool whole_batch;  // the iteration starts from the norms of all heads of all batch items
 
-  index m() const { return plan.landmarks; }
+  idx_t m() const { return plan.landmarks; }
   const attention_shape& shape() const { return plan.shape; }
   /// Whether every query or every key is a landmark: nothing is inverted then.
-  bool few_tokens(index b) const { return plan.few_keys(b) || plan.few_queries(b); }
+  bool few_tokens(idx_t b) const { return plan.few_keys(b) || plan.few_queries(b); }
 
   /// Landmarks [first, last) of the queries or keys of one head.
-  void average_queries(T* queries, index b, index kv, index member, index first, index last) const {
-    const index count = plan.query_landmarks(b);
+  void average_queries(T* queries, idx_t b, idx_t kv, idx_t member, idx_t first, idx_t last) const {
+    const idx_t count = plan.query_landmarks(b);
     segment_means(head_of(views.q, b, kv * shape().group() + member), plan.lengths.queries(b), count, first,
                   std::min(last, count), queries + member * count * shape().dim);
   }
-  void average_keys(T* keys, index b, index kv, index first, index last) const {
+  void average_keys(T* keys, idx_t b, idx_t kv, idx_t first, idx_t last) const {
     segment_means(head_of(views.k, b, kv), plan.lengths.keys(b), m(), first, last, keys);
   }
 
   /// softmax(Q' K^T) V over one part of the keys, and the landmarks of these keys in the same pass.
-  void attend_piece(const head& p, index b, index kv, index n, execution& exec, int worker) const {
-    const index rows = shape().group() * plan.query_landmarks(b), keys = plan.lengths.keys(b);
-    const index last = plan.piece_begin(n + 1), end = segment_begin(last, keys, m());
+  void attend_piece(const head& p, idx_t b, idx_t kv, idx_t n, execution& exec, int worker) const {
+    const idx_t rows = shape().group() * plan.query_landmarks(b), keys = plan.lengths.keys(b);
+    const idx_t last = plan.piece_begin(n + 1), end = segment_begin(last, keys, m());
     const matrix_view<const S> key = head_of(views.k, b, kv), value = head_of(views.v, b, kv);
-    index landmark = plan.piece_begin(n);
+    idx_t landmark = plan.piece_begin(n);
     online_softmax<T>& to = p.partial[n];
     to.rows = rows;
     to.clear();
@@ -51,8 +51,8 @@ struct nystrom_call {
       return landmark_rows<P>::layout(memory, rows, shape().dim, shape().dim_v);
     });
     queries.begin({p.queries, rows, shape().dim, shape().dim, 1}, terms.query_factor());
-    for (index at = segment_begin(landmark, keys, m()); at < end; at += key_step) {
-      const index count = std::min(key_step, end - at);
+    for (idx_t at = segment_begin(landmark, keys, m()); at < end; at += key_step) {
+      const idx_t count = std::min(key_step, end - at);
       // Reads the rows just before they are packed, so that memory is read once for both.
       for (; landmark < last && segment_begin(landmark, keys, m()) < at + count; ++landmark)
         if (!plan.few_queries(b)) average_keys(p.keys, b, kv, landmark, landmark + 1);
@@ -67,14 +67,14 @@ struct nystrom_call {
   }
 
   /// Adds `weight` times the convolved values of query i to o.
-  void add_convolution(index b, index h, index i, T weight, T* o) const {
+  void add_convolution(idx_t b, idx_t h, idx_t i, T weight, T* o) const {
     const matrix_view<const S> values = head_of(views.v, b, h / shape().group());
-    const index taps = convolution.extent(1), position = i + plan.lengths.keys(b) - plan.lengths.queries(b);
-    const index first = position - taps / 2;
-    const index begin = std::max<index>(0, -first), end = std::min(taps, plan.lengths.keys(b) - first);
-    for (index d = 0; d < shape().dim_v; d += width<T>) {
+    const idx_t taps = convolution.extent(1), position = i + plan.lengths.keys(b) - plan.lengths.queries(b);
+    const idx_t first = position - taps / 2;
+    const idx_t begin = std::max<idx_t>(0, -first), end = std::min(taps, plan.lengths.keys(b) - first);
+    for (idx_t d = 0; d < shape().dim_v; d += width<T>) {
       packet<T> sum = zero<T>();
-      for (index t = begin; t < end; ++t)
+      for (idx_t t = begin; t < end; ++t)
         sum = fma(broadcast<T>(convolution(h, t)),
                   load_part<T>(values.row(first + t) + d * values.col_stride, values.col_stride, shape().dim_v - d),
                   sum);
@@ -83,21 +83,21 @@ struct nystrom_call {
   }
 
   /// Queries [i0, i0 + max_rows) of one head.
-  void attend_rows(const head& p, index b, index h, index i0, execution& exec, int worker) const {
-    const index queries = plan.lengths.queries(b), i1 = std::min(i0 + max_rows, queries), member = h % shape().group();
+  void attend_rows(const head& p, idx_t b, idx_t h, idx_t i0, execution& exec, int worker) const {
+    const idx_t queries = plan.lengths.queries(b), i1 = std::min(i0 + max_rows, queries), member = h % shape().group();
     const bool few_keys = plan.few_keys(b);
     if (few_keys || !plan.few_queries(b)) {
       row_prefetcher<1, cache_level::first>(head_of(views.q, b, h), i1, queries).next(max_rows);
       return views.attend_rows(b, h, i0, p.packed[few_keys ? 0 : member], std::min(m(), plan.lengths.keys(b)), terms,
                                {}, exec, worker, [&](const auto& block) {
-                                 for (index r = 0; r < block.rows && convolution; ++r)
+                                 for (idx_t r = 0; r < block.rows && convolution; ++r)
                                    add_convolution(b, h, i0 + r, block.state.row_sum(r), block.state.row(r));
                                });
     }
     const matrix_view<S> to = head_of(views.out, b, h);
     const online_softmax<T>& known = p.partial[0];
-    for (index i = i0; i < i1; ++i) {
-      const index r = member * queries + i;
+    for (idx_t i = i0; i < i1; ++i) {
+      const idx_t r = member * queries + i;
       if (convolution) add_convolution(b, h, i, known.sum[r], known.row(r));
       known.finish_row(r, nullptr, to.row(i), to.col_stride, nullptr);
     }
@@ -106,11 +106,11 @@ struct nystrom_call {
 
   /// The norms of all heads of all items, in shared scratch memory; those of a head that inverts nothing are 0.
   start_norms<T>* head_norms(execution& exec) const {
-    const index item_heads = shape().batch * shape().kv_heads, group = shape().group();
+    const idx_t item_heads = shape().batch * shape().kv_heads, group = shape().group();
     start_norms<T>* const norms =
         exec.shared_scratch([&](arena& memory) { return memory.allocate<start_norms<T>>(item_heads * group); });
-    exec.for_each(item_heads, [&](index n, int worker) {
-      const index b = n / shape().kv_heads, kv = n % shape().kv_heads;
+    exec.for_each(item_heads, [&](idx_t n, int worker) {
+      const idx_t b = n / shape().kv_heads, kv = n % shape().kv_heads;
       std::fill_n(norms + n * group, group, start_norms<T>{});
       if (few_tokens(b)) return;
       T *queries = nullptr, *keys = nullptr;
@@ -120,7 +120,7 @@ struct nystrom_call {
         return landmark_weights<T>::layout(memory, m(), shape().dim);
       });
       average_keys(keys, b, kv, 0, m());
-      for (index member = 0; member < group; ++member) {
+      for (idx_t member = 0; member < group; ++member) {
         average_queries(queries, b, kv, member, 0, m());
         a.compute(queries + member * m() * shape().dim, keys, terms);
         norms[n * group + member] = a.norms();
@@ -132,31 +132,31 @@ struct nystrom_call {
   start_norms<T> common_norms(execution& exec) const {
     const start_norms<T>* const norms = head_norms(exec);
     start_norms<T> all;
-    for (index n = 0; n < shape().batch * shape().heads; ++n) all.raise(norms[n]);
+    for (idx_t n = 0; n < shape().batch * shape().heads; ++n) all.raise(norms[n]);
     return all;
   }
 
   /// Runs all key heads, in waves.
   void run_wave(const wave<head>& w) const {
-    const index group = shape().group(), heads = shape().kv_heads, pieces = plan.pieces();
-    const index steps = ceil_div(plan.most_queries(), landmark_step), row_blocks = ceil_div(shape().queries, max_rows);
-    for_each_head(w, heads, group * steps, [&](const head& p, index b, index kv, index step, int) {
-      const index first = step % steps * landmark_step;
+    const idx_t group = shape().group(), heads = shape().kv_heads, pieces = plan.pieces();
+    const idx_t steps = ceil_div(plan.most_queries(), landmark_step), row_blocks = ceil_div(shape().queries, max_rows);
+    for_each_head(w, heads, group * steps, [&](const head& p, idx_t b, idx_t kv, idx_t step, int) {
+      const idx_t first = step % steps * landmark_step;
       if (!plan.few_keys(b)) average_queries(p.queries, b, kv, step / steps, first, first + landmark_step);
     });
-    for_each_head(w, heads, pieces, [&](const head& p, index b, index kv, index n, int worker) {
+    for_each_head(w, heads, pieces, [&](const head& p, idx_t b, idx_t kv, idx_t n, int worker) {
       if (!plan.few_keys(b)) attend_piece(p, b, kv, n, w.exec, worker);
     });
-    for_each_head(w, heads, 1, [&](const head& p, index b, index, index, int) {
-      for (index n = 1; n < pieces && !plan.few_keys(b); ++n) p.partial[0].merge(p.partial[n]);
+    for_each_head(w, heads, 1, [&](const head& p, idx_t b, idx_t, idx_t, int) {
+      for (idx_t n = 1; n < pieces && !plan.few_keys(b); ++n) p.partial[0].merge(p.partial[n]);
     });
-    for_each_head(w, heads, group, [&](const head& p, index b, index kv, index member, int worker) {
+    for_each_head(w, heads, group, [&](const head& p, idx_t b, idx_t kv, idx_t member, int worker) {
       if (plan.few_keys(b) && member == 0)
         p.packed[0].pack(head_of(views.k, b, kv), head_of(views.v, b, kv), 0, plan.lengths.keys(b));
       else if (!few_tokens(b))
         inverse.pack(p, member, m(), terms, w.exec, worker);
     });
-    for_each_head(w, heads, group * row_blocks, [&](const head& p, index b, index kv, index step, int worker) {
+    for_each_head(w, heads, group * row_blocks, [&](const head& p, idx_t b, idx_t kv, idx_t step, int worker) {
       attend_rows(p, b, kv * group + step / row_blocks, step % row_blocks * max_rows, w.exec, worker);
     });
   }

@@ -11,7 +11,7 @@ namespace attn::inline ATTN_ISA::detail {
 template <class T>
 struct inverse_kind {
   bool exact = false;
-  index iterations = 0;
+  idx_t iterations = 0;
   double cutoff = 0;
   std::optional<start_norms<T>> norms{};  // if given, those of the whole batch
 };
@@ -28,10 +28,10 @@ struct nystrom_member {
   inverse_iterates<T> iterates{};
   exact_inverse decomposition{};
 
-  static nystrom_member layout(arena& memory, const landmark_plan& plan, index query_pieces,
+  static nystrom_member layout(arena& memory, const landmark_plan& plan, idx_t query_pieces,
                                const inverse_kind<T>& kind) {
     const attention_shape& s = plan.shape;
-    const index m = std::min(plan.landmarks, std::max(s.queries, s.keys));
+    const idx_t m = std::min(plan.landmarks, std::max(s.queries, s.keys));
     nystrom_member x;
     x.values = few_rows<T>::layout(memory, m, s.dim_v);
     x.landmarks = attended_rows<T>::layout(memory, m, s.dim, s.dim_v);
@@ -47,10 +47,10 @@ struct nystrom_member {
   }
 
   /// A^+ W of landmarks Q' and K', W being [m] rows of online softmax from row `first` on, divided by their sums.
-  [[gnu::noinline]] void invert(const T* queries, const T* keys, const online_softmax<T>& w, index first,
+  [[gnu::noinline]] void invert(const T* queries, const T* keys, const online_softmax<T>& w, idx_t first,
                                 const score_terms<T, no_score>& terms, const inverse_kind<T>& kind, execution& exec,
                                 int worker) {
-    const index m = values.capacity, cols = values.dim;
+    const idx_t m = values.capacity, cols = values.dim;
     landmark_weights<T> a;
     iterative_inverse_backward<T> by_iteration;
     panel_matrix<T> z, b;
@@ -64,9 +64,9 @@ struct nystrom_member {
     });
     a.compute(queries, keys, terms);
     std::copy_n(a.weights, m * m, weights);
-    for (index r = 0; r < m; ++r) {
+    for (idx_t r = 0; r < m; ++r) {
       const T normal = T(1) / w.sum[first + r];
-      for (index d = 0; d < cols; ++d) w.row(first + r)[d] *= normal;
+      for (idx_t d = 0; d < cols; ++d) w.row(first + r)[d] *= normal;
     }
     if (kind.exact) {
       std::copy_n(w.row(first), m * w.stride, product);
@@ -76,13 +76,13 @@ struct nystrom_member {
       by_iteration.iterate(weights, norms, iterates);
       z.clear(), b.clear();
       transpose(iterates.z[kind.iterations], z);
-      pack_panels<T>([&](index i) { return w.row(first + i); }, 0, m, cols, 1, b.data, b.capacity);
+      pack_panels<T>([&](idx_t i) { return w.row(first + i); }, 0, m, cols, 1, b.data, b.capacity);
       panel_product<T>(
-          [&](index r) {
+          [&](idx_t r) {
             return panel_rows<T>{z.at(r, 0), z.capacity * panel_width<T>};
           },
           m, b.data, b.capacity, cols, m,
-          [&](index r, index col, const auto& x) {
+          [&](idx_t r, idx_t col, const auto& x) {
             if (r < m) store<T>(product + r * w.stride + col, x);
           });
     }
@@ -92,12 +92,12 @@ struct nystrom_member {
   /// Makes `rows` queries that have attended to all keys, with the gradients of their results, ready for
   /// backward_of_keys; d_out is overwritten.
   template <class S>
-  void pack_landmarks(const matrix_view<const S>& queries, index rows, const online_softmax<T>& w, index first,
-                      T* d_out, index stride, T factor) {
-    for (index r = 0; r < rows; ++r) {
+  void pack_landmarks(const matrix_view<const S>& queries, idx_t rows, const online_softmax<T>& w, idx_t first,
+                      T* d_out, idx_t stride, T factor) {
+    for (idx_t r = 0; r < rows; ++r) {
       const T share = T(1) / w.sum[first + r];
       T dot = T(0);
-      for (index d = 0; d < w.cols; ++d) {
+      for (idx_t d = 0; d < w.cols; ++d) {
         dot += d_out[r * stride + d] * w.row(first + r)[d];
         d_out[r * stride + d] *= share;
       }
@@ -110,8 +110,8 @@ struct nystrom_member {
 
   /// From the gradient of A^+ W computes that of W in `d_w` [m][stride] and, where `through_a`, that of A in d_weights.
   /// Returns minus the gradient of each norm by the start of the iteration, times that norm.
-  [[gnu::noinline]] T invert_back(const online_softmax<T>& w, index first, const inverse_kind<T>& kind, bool through_a,
-                                  T* d_w, index stride, execution& exec, int worker) {
+  [[gnu::noinline]] T invert_back(const online_softmax<T>& w, idx_t first, const inverse_kind<T>& kind, bool through_a,
+                                  T* d_w, idx_t stride, execution& exec, int worker) {
     if (kind.exact) {
       exact_inverse_backward b;
       with_outer<double>(
@@ -148,40 +148,40 @@ struct nystrom_member {
 
   /// The gradient of the largest column sum goes to that column of A.
   void add_to_largest_column(T gradient) {
-    const index m = values.capacity;
-    index largest = 0;
+    const idx_t m = values.capacity;
+    idx_t largest = 0;
     T highest = T(-1);
-    for (index j = 0; j < m; ++j) {
+    for (idx_t j = 0; j < m; ++j) {
       T sum = T(0);
-      for (index i = 0; i < m; ++i) sum += weights[i * m + j];
+      for (idx_t i = 0; i < m; ++i) sum += weights[i * m + j];
       if (sum > highest) highest = sum, largest = j;
     }
-    for (index i = 0; i < m; ++i) d_weights[i * m + largest] += gradient;
+    for (idx_t i = 0; i < m; ++i) d_weights[i * m + largest] += gradient;
   }
 
   /// The backward pass of A = softmax(scale Q' K'^T): adds to the gradients of Q' and K', which are without the scale.
   [[gnu::noinline]] void add_through_weights(const few_rows<T>& keys, execution& exec, int worker) {
-    const index m = values.capacity;
+    const idx_t m = values.capacity;
     panel_matrix<T> d, across;
     exec.scratch(worker, [&](arena& memory) {
       d = panel_matrix<T>::layout(memory, m, m), across = panel_matrix<T>::layout(memory, m, m);
       return 0;
     });
     d.clear();
-    for (index i = 0; i < m; ++i) {
+    for (idx_t i = 0; i < m; ++i) {
       T dot = T(0);
-      for (index j = 0; j < m; ++j) dot += weights[i * m + j] * d_weights[i * m + j];
-      for (index j = 0; j < m; ++j) *d.at(i, j) = weights[i * m + j] * (d_weights[i * m + j] - dot);
+      for (idx_t j = 0; j < m; ++j) dot += weights[i * m + j] * d_weights[i * m + j];
+      for (idx_t j = 0; j < m; ++j) *d.at(i, j) = weights[i * m + j] * (d_weights[i * m + j] - dot);
     }
     across.clear();
     transpose(d, across);
     const auto add = [m](const panel_matrix<T>& x, const few_rows<T>& y, const sums_in_parts<T>& to) {
       panel_product<T>(
-          [&](index r) {
+          [&](idx_t r) {
             return panel_rows<T>{x.at(r, 0), x.capacity * panel_width<T>};
           },
           m, y.panels, y.capacity, y.dim, m,
-          [&](index r, index col, const auto& sum) {
+          [&](idx_t r, idx_t col, const auto& sum) {
             T* const c = to.row(r) + col;
             if (r < m) store<T>(c, detail::add(load<T>(c), sum));
           });
@@ -193,9 +193,9 @@ struct nystrom_member {
  private:
   /// body(dU, W^T, room for the gradient of W), as matrices of R; layout(arena) adds to their scratch memory.
   template <class R, class Layout, class Body>
-  void with_outer(const online_softmax<T>& w, index first, execution& exec, int worker, const Layout& layout,
+  void with_outer(const online_softmax<T>& w, idx_t first, execution& exec, int worker, const Layout& layout,
                   const Body& body) const {
-    const index m = values.capacity, cols = values.dim;
+    const idx_t m = values.capacity, cols = values.dim;
     panel_matrix<R> d_u, w_across, product;
     exec.scratch(worker, [&](arena& memory) {
       layout(memory);
@@ -204,17 +204,17 @@ struct nystrom_member {
       return 0;
     });
     d_u.clear(), w_across.clear();
-    for (index r = 0; r < m; ++r)
-      for (index c = 0; c < cols; ++c) {
+    for (idx_t r = 0; r < m; ++r)
+      for (idx_t c = 0; c < cols; ++c) {
         *d_u.at(r, c) = static_cast<R>(d_values.row(r)[c]);
         *w_across.at(c, r) = static_cast<R>(w.row(first + r)[c]);
       }
     body(d_u, w_across, product);
   }
   template <class R>
-  static void copy_out(const panel_matrix<R>& x, T* to, index stride) {
-    for (index r = 0; r < x.rows; ++r)
-      for (index c = 0; c < x.cols; ++c) to[r * stride + c] = static_cast<T>(*x.at(r, c));
+  static void copy_out(const panel_matrix<R>& x, T* to, idx_t stride) {
+    for (idx_t r = 0; r < x.rows; ++r)
+      for (idx_t c = 0; c < x.cols; ++c) to[r * stride + c] = static_cast<T>(*x.at(r, c));
   }
 };
 
@@ -230,10 +230,10 @@ struct nystrom_backward_head {
   T* d_queries = nullptr;  // [group][queries][], without the part of Q' and without the scale
   T* d_w = nullptr;        // [group][m][]
 
-  static nystrom_backward_head layout(arena& memory, const landmark_plan& plan, index query_pieces,
+  static nystrom_backward_head layout(arena& memory, const landmark_plan& plan, idx_t query_pieces,
                                       const inverse_kind<T>& kind, bool with_queries) {
     const attention_shape& s = plan.shape;
-    const index m = std::min(plan.landmarks, std::max(s.queries, s.keys)), stride = sums_stride<T>(s.dim);
+    const idx_t m = std::min(plan.landmarks, std::max(s.queries, s.keys)), stride = sums_stride<T>(s.dim);
     nystrom_backward_head p;
     p.forward = landmark_head<P>::layout(memory, plan);
     p.keys = few_rows<T>::layout(memory, m, s.dim);

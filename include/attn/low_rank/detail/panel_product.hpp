@@ -8,38 +8,38 @@
 namespace attn::inline ATTN_ISA::detail {
 
 /// Segment a of `length` tokens in `count` segments begins at token floor(a length / count).
-inline index segment_begin(index a, index length, index count) {
-  const index whole = length / count, rest = length % count;
+inline idx_t segment_begin(idx_t a, idx_t length, idx_t count) {
+  const idx_t whole = length / count, rest = length % count;
   return a * whole + a * rest / count;  // a * length might overflow
 }
 /// The segment that contains token i; count <= length.
-inline index segment_of(index i, index length, index count) { return ((i + 1) * count - 1) / length; }
+inline idx_t segment_of(idx_t i, idx_t length, idx_t count) { return ((i + 1) * count - 1) / length; }
 
 /// A matrix in panels [capacity][panel_width], as pack_panels writes it: an operand of a product or its result. Rows up
 /// to `capacity`, a multiple of tile_rows, may be read and written: they hold zeros.
 template <class T>
 struct panel_matrix {
-  static constexpr index wide = panel_width<T>;
+  static constexpr idx_t wide = panel_width<T>;
 
   T* data = nullptr;
-  index rows = 0, cols = 0, capacity = 0;
+  idx_t rows = 0, cols = 0, capacity = 0;
 
-  static panel_matrix layout(arena& memory, index rows, index cols) {
-    const index capacity = round_up(rows, tile_rows);
+  static panel_matrix layout(arena& memory, idx_t rows, idx_t cols) {
+    const idx_t capacity = round_up(rows, tile_rows);
     return {memory.allocate<T>(capacity * round_up(cols, wide)), rows, cols, capacity};
   }
 
-  index size() const { return capacity * round_up(cols, wide); }
+  idx_t size() const { return capacity * round_up(cols, wide); }
   void clear() const { std::fill_n(data, size(), T(0)); }
-  T* at(index row, index col) const { return data + col / wide * capacity * wide + row * wide + col % wide; }
+  T* at(idx_t row, idx_t col) const { return data + col / wide * capacity * wide + row * wide + col % wide; }
 };
 
 /// Rows of such a matrix as the left operand.
 template <class T>
 struct panel_rows {
   const T* data;
-  index panel;  // numbers from one panel to the next
-  ATTN_INLINE T at(int m, index k) const {
+  idx_t panel;  // numbers from one panel to the next
+  ATTN_INLINE T at(int m, idx_t k) const {
     return data[k / panel_width<T> * panel + k % panel_width<T> + m * panel_width<T>];
   }
 };
@@ -48,12 +48,12 @@ struct panel_rows {
 /// height, and every packet of columns. left(row) is the left operand from that row on; b lies in panels of `capacity`
 /// rows. Capacity and depth count operands P.
 template <class P, class Left, class Done>
-void panel_product(Left&& left, index rows, const P* b, index capacity, index cols, index depth, Done&& done) {
-  for (index col = 0; col < cols; col += widest_tile<P>)
-    for (index row = 0; row < rows; row += tile_rows)
-      with_tile_height(std::min<index>(tile_rows, rows - row), [&](auto M) {
+void panel_product(Left&& left, idx_t rows, const P* b, idx_t capacity, idx_t cols, idx_t depth, Done&& done) {
+  for (idx_t col = 0; col < cols; col += widest_tile<P>)
+    for (idx_t row = 0; row < rows; row += tile_rows)
+      with_tile_height(std::min<idx_t>(tile_rows, rows - row), [&](auto M) {
         panel_products<P, M.value>(left(row), b, capacity * panel_width<P>, col, std::min(col + widest_tile<P>, cols),
-                                   depth, [&](auto m, index n, const auto& sum) { done(row + m, n, sum); });
+                                   depth, [&](auto m, idx_t n, const auto& sum) { done(row + m, n, sum); });
       });
 }
 

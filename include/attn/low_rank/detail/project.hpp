@@ -12,11 +12,11 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-inline constexpr index project_step = 256;                // tokens summed in registers: a panel fills the L1 cache
-inline constexpr index projection_rows = 8 * tile_rows;   // of E, packed by one task
+inline constexpr idx_t project_step = 256;                // tokens summed in registers: a panel fills the L1 cache
+inline constexpr idx_t projection_rows = 8 * tile_rows;   // of E, packed by one task
 template <class P>  // operands
-inline constexpr index project_tile = operands<P>(project_step) * tile_rows;
-inline constexpr index project_numbers = index(1) << 19;  // of E, packed at a time, about
+inline constexpr idx_t project_tile = operands<P>(project_step) * tile_rows;
+inline constexpr idx_t project_numbers = idx_t(1) << 19;  // of E, packed at a time, about
 
 /// A projection as the caller gives it: [heads or 1, rank, length], or a matrix [rank, length].
 template <class S, class X>
@@ -35,26 +35,26 @@ tensor_view<const S, 3> projection_view(const X& x) {
 template <class P>
 struct first_of_pairs {
   packed_rows<P> a;
-  index first;  // the pair at k = 0
-  ATTN_INLINE P at(int m, index k) const { return {a.at(m, first + k).bits & 0xffff}; }
+  idx_t first;  // the pair at k = 0
+  ATTN_INLINE P at(int m, idx_t k) const { return {a.at(m, first + k).bits & 0xffff}; }
 };
 
 /// to += E x for `rows` rows of E, packed in tiles, and `tokens` rows of x, packed in panels of project_step.
 template <class P>
-[[gnu::noinline]] void add_projected(const P* tiles, index rows, const P* panels, index tokens,
+[[gnu::noinline]] void add_projected(const P* tiles, idx_t rows, const P* panels, idx_t tokens,
                                      const matrix_view<sum_type<P>>& to) {
   using T = sum_type<P>;
-  constexpr index capacity = operands<P>(project_step);
-  const index depth = operands<P>(tokens / numbers_of<P> * numbers_of<P>);
-  const auto tile = [&](index r) { return packed_rows<P>{tiles + r / tile_rows * project_tile<P>}; };
-  const auto add_to = [&](index r, index col, const auto& sum) {
+  constexpr idx_t capacity = operands<P>(project_step);
+  const idx_t depth = operands<P>(tokens / numbers_of<P> * numbers_of<P>);
+  const auto tile = [&](idx_t r) { return packed_rows<P>{tiles + r / tile_rows * project_tile<P>}; };
+  const auto add_to = [&](idx_t r, idx_t col, const auto& sum) {
     T* const c = to.row(r) + col;
     store<T>(c, add(load<T>(c), sum));
   };
   if (depth > 0) panel_product<P>(tile, rows, panels, capacity, to.cols, depth, add_to);
   if constexpr (numbers_of<P> > 1)
     if (tokens % 2 != 0)
-      panel_product<P>([&](index r) { return first_of_pairs<P>{tile(r), depth}; }, rows,
+      panel_product<P>([&](idx_t r) { return first_of_pairs<P>{tile(r), depth}; }, rows,
                        panels + depth * panel_width<P>, capacity, to.cols, operands<P>(1), add_to);
 }
 
@@ -65,40 +65,40 @@ struct sequence_projection {
 
   const tensor_view<const S, 3>& e;
   const tensor_view<const S>& x;
-  index heads = 0;      // of the result: those of x where they share one E, else those of E
+  idx_t heads = 0;      // of the result: those of x where they share one E, else those of E
   P* packed = nullptr;  // [heads of E][step][tile of rows][project_tile]
 
-  index rank() const { return e.extent(1); }
-  index columns() const { return round_up(x.extent(3), panel_width<T>); }
+  idx_t rank() const { return e.extent(1); }
+  idx_t columns() const { return round_up(x.extent(3), panel_width<T>); }
   /// Numbers of one head's result, in whole tiles of rows.
-  index result_size() const { return round_up(rank(), tile_rows) * columns(); }
-  index step_size() const { return round_up(rank(), tile_rows) / tile_rows * project_tile<P>; }
+  idx_t result_size() const { return round_up(rank(), tile_rows) * columns(); }
+  idx_t step_size() const { return round_up(rank(), tile_rows) / tile_rows * project_tile<P>; }
   /// Number of steps that are packed at a time.
-  index steps() const {
-    const index all = std::max<index>(1, ceil_div(x.extent(2), project_step));
-    return std::clamp<index>(project_numbers / (e.extent(0) * step_size()), 1, all);
+  idx_t steps() const {
+    const idx_t all = std::max<idx_t>(1, ceil_div(x.extent(2), project_step));
+    return std::clamp<idx_t>(project_numbers / (e.extent(0) * step_size()), 1, all);
   }
-  index packed_size() const { return e.extent(0) * steps() * step_size(); }
+  idx_t packed_size() const { return e.extent(0) * steps() * step_size(); }
 
-  matrix_view<T> result(T* results, index head) const {
+  matrix_view<T> result(T* results, idx_t head) const {
     return {results + head * result_size(), rank(), x.extent(3), columns(), 1};
   }
 
   /// Packs rows [r0, r0 + projection_rows) of one head of E for the tokens [begin, end) of one step.
-  void pack(index head, index step, index r0, index begin, index end) const {
+  void pack(idx_t head, idx_t step, idx_t r0, idx_t begin, idx_t end) const {
     P* const to = packed + (head * steps() + step) * step_size();
-    for (index r = r0; r < std::min(r0 + projection_rows, rank()); r += tile_rows) {
-      const auto row = [&](index i) { return &e(head, r + i, begin); };
-      pack_rows<P>(row, std::min<index>(tile_rows, rank() - r), end - begin, e.stride(2), T(1),
+    for (idx_t r = r0; r < std::min(r0 + projection_rows, rank()); r += tile_rows) {
+      const auto row = [&](idx_t i) { return &e(head, r + i, begin); };
+      pack_rows<P>(row, std::min<idx_t>(tile_rows, rank() - r), end - begin, e.stride(2), T(1),
                    to + r / tile_rows * project_tile<P>);
     }
   }
 
   /// Adds the tokens [begin, end) of one step to rows [r0, r1) of a head's result; `panels` has room for a step.
-  void accumulate(index item, index head, index step, index r0, index r1, index begin, index end, P* panels,
+  void accumulate(idx_t item, idx_t head, idx_t step, idx_t r0, idx_t r1, idx_t begin, idx_t end, P* panels,
                   T* results) const {
     const matrix_view<const S> from = head_of(x, item, head * x.extent(1) / heads);
-    pack_panels<P>([&](index i) { return from.row(begin + i); }, 0, end - begin, from.cols, from.col_stride, panels,
+    pack_panels<P>([&](idx_t i) { return from.row(begin + i); }, 0, end - begin, from.cols, from.col_stride, panels,
                    project_step);
     const P* const tiles = packed + ((e.extent(0) == 1 ? 0 : head) * steps() + step) * step_size();
     matrix_view<T> to = result(results, head);
@@ -113,38 +113,38 @@ template <class S, class P, class Item>
 void project(const sequence_projection<S, P>& keys, const sequence_projection<S, P>& values, bool shared,
              const sequence_lengths& lengths, const wave<Item>& w) {
   using T = compute_type<S>;
-  const index row_groups = ceil_div(keys.rank(), projection_rows), steps = std::min(keys.steps(), values.steps());
-  index longest = 0;
-  for (index n = 0; n < w.count; ++n) {
+  const idx_t row_groups = ceil_div(keys.rank(), projection_rows), steps = std::min(keys.steps(), values.steps());
+  idx_t longest = 0;
+  for (idx_t n = 0; n < w.count; ++n) {
     longest = std::max(longest, lengths.keys(w.first + n));
     std::fill_n(w.scratch[n].keys, keys.heads * keys.result_size(), T(0));
     std::fill_n(w.scratch[n].values, values.heads * values.result_size(), T(0));
   }
   // Heads are divided into ranges of rows only where they are too few to keep the threads busy.
-  const index heads = w.count * (keys.heads + values.heads), threads = w.exec.active_threads();
-  const index parts = threads > 1 && heads < 4 * threads ? row_groups : 1;
-  for (index begin = 0; begin < longest; begin += steps * project_step) {
-    const auto step_end = [&](index step, index length) { return std::min(begin + (step + 1) * project_step, length); };
+  const idx_t heads = w.count * (keys.heads + values.heads), threads = w.exec.active_threads();
+  const idx_t parts = threads > 1 && heads < 4 * threads ? row_groups : 1;
+  for (idx_t begin = 0; begin < longest; begin += steps * project_step) {
+    const auto step_end = [&](idx_t step, idx_t length) { return std::min(begin + (step + 1) * project_step, length); };
     const auto pack = [&](const sequence_projection<S, P>& side) {
-      w.exec.for_each(side.e.extent(0) * steps * row_groups, [&](index task, int) {
-        const index head = task / (steps * row_groups), step = task / row_groups % steps;
-        const index from = begin + step * project_step, to = step_end(step, longest);
+      w.exec.for_each(side.e.extent(0) * steps * row_groups, [&](idx_t task, int) {
+        const idx_t head = task / (steps * row_groups), step = task / row_groups % steps;
+        const idx_t from = begin + step * project_step, to = step_end(step, longest);
         if (from < to) side.pack(head, step, task % row_groups * projection_rows, from, to);
       });
     };
     pack(keys);
     if (!shared) pack(values);
-    w.exec.for_each(heads * parts, [&](index task, int worker) {
-      const index n = task / parts % w.count, h = task / parts / w.count, item = w.first + n;
+    w.exec.for_each(heads * parts, [&](idx_t task, int worker) {
+      const idx_t n = task / parts % w.count, h = task / parts / w.count, item = w.first + n;
       const bool second = h >= keys.heads;
       const sequence_projection<S, P>& side = second ? values : keys;
       T* const results = second ? w.scratch[n].values : w.scratch[n].keys;
-      const index r0 = task % parts * projection_rows;
-      const index r1 = parts == 1 ? side.rank() : std::min(r0 + projection_rows, side.rank());
+      const idx_t r0 = task % parts * projection_rows;
+      const idx_t r1 = parts == 1 ? side.rank() : std::min(r0 + projection_rows, side.rank());
       P* const panels = w.exec.scratch(
           worker, [&](arena& memory) { return memory.allocate<P>(operands<P>(project_step) * side.columns()); });
-      for (index step = 0; step < steps; ++step) {
-        const index from = begin + step * project_step, to = step_end(step, lengths.keys(item));
+      for (idx_t step = 0; step < steps; ++step) {
+        const idx_t from = begin + step * project_step, to = step_end(step, lengths.keys(item));
         if (from < to) side.accumulate(item, second ? h - keys.heads : h, step, r0, r1, from, to, panels, results);
       }
     });

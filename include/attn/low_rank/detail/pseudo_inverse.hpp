@@ -18,15 +18,15 @@ struct start_norms {
   T column = T(0), row = T(0);
 
   /// Of A [m, m], contiguous, whose entries are not negative; `sums` has room for m numbers.
-  static start_norms of(const T* a, index m, T* sums) {
+  static start_norms of(const T* a, idx_t m, T* sums) {
     start_norms norms;
     std::fill_n(sums, m, T(0));
-    for (index i = 0; i < m; ++i) {
+    for (idx_t i = 0; i < m; ++i) {
       T row = T(0);
-      for (index j = 0; j < m; ++j) row += a[i * m + j], sums[j] += a[i * m + j];
+      for (idx_t j = 0; j < m; ++j) row += a[i * m + j], sums[j] += a[i * m + j];
       norms.row = std::max(norms.row, row);
     }
-    for (index j = 0; j < m; ++j) norms.column = std::max(norms.column, sums[j]);
+    for (idx_t j = 0; j < m; ++j) norms.column = std::max(norms.column, sums[j]);
     return norms;
   }
   void raise(const start_norms& other) {
@@ -39,7 +39,7 @@ template <class T>
 struct iterative_inverse {
   panel_matrix<T> a, z, az, t, u, b;
 
-  static iterative_inverse layout(arena& memory, index m, index cols) {
+  static iterative_inverse layout(arena& memory, idx_t m, idx_t cols) {
     const auto square = [&] { return panel_matrix<T>::layout(memory, m, m); };
     iterative_inverse x;
     for (auto* matrix : {&x.a, &x.z, &x.az, &x.t, &x.u}) *matrix = square();
@@ -49,9 +49,9 @@ struct iterative_inverse {
 
   /// Row r of `to` = factor (x y) for rows r of x; panels of its columns lie `panel` numbers apart.
   [[gnu::noinline]] static void product(const panel_matrix<T>& x, const panel_matrix<T>& y, T factor, T* to,
-                                        index row_stride, index panel) {
-    const auto left = [&](index r) { return panel_rows<T>{x.at(r, 0), x.capacity * panel_width<T>}; };
-    panel_product<T>(left, x.rows, y.data, y.capacity, y.cols, x.cols, [&](index r, index col, const auto& sum) {
+                                        idx_t row_stride, idx_t panel) {
+    const auto left = [&](idx_t r) { return panel_rows<T>{x.at(r, 0), x.capacity * panel_width<T>}; };
+    panel_product<T>(left, x.rows, y.data, y.capacity, y.cols, x.cols, [&](idx_t r, idx_t col, const auto& sum) {
       if (r < x.rows)
         store<T>(to + r * row_stride + col / panel_width<T> * panel + col % panel_width<T>,
                  mul(sum, broadcast<T>(factor)));
@@ -61,26 +61,26 @@ struct iterative_inverse {
   static void product(const panel_matrix<T>& x, const panel_matrix<T>& y, T diagonal, T factor,
                       const panel_matrix<T>& c) {
     product(x, y, factor, c.data, panel_width<T>, c.capacity * panel_width<T>);
-    for (index i = 0; i < c.rows && diagonal != T(0); ++i) *c.at(i, i) += diagonal;
+    for (idx_t i = 0; i < c.rows && diagonal != T(0); ++i) *c.at(i, i) += diagonal;
   }
 
   /// `matrix` [m, m] and `values` [m, cols, one row every `stride`]; values become A^+ values, panels rounded up.
-  void apply(const T* matrix, const start_norms<T>& norms, index iterations, T* values, index stride) {
-    const index m = a.rows;
+  void apply(const T* matrix, const start_norms<T>& norms, idx_t iterations, T* values, idx_t stride) {
+    const idx_t m = a.rows;
     for (auto* x : {&a, &z, &az, &t, &u, &b}) x->clear();
     const T start = T(1) / (norms.column * norms.row);
-    for (index i = 0; i < m; ++i)
-      for (index j = 0; j < m; ++j) *a.at(i, j) = matrix[i * m + j], *z.at(j, i) = start * matrix[i * m + j];
-    for (index n = 0; n < iterations; ++n) {
+    for (idx_t i = 0; i < m; ++i)
+      for (idx_t j = 0; j < m; ++j) *a.at(i, j) = matrix[i * m + j], *z.at(j, i) = start * matrix[i * m + j];
+    for (idx_t n = 0; n < iterations; ++n) {
       product(a, z, T(0), T(1), az);
-      for (index k = 0; k < t.size(); ++k) t.data[k] = -az.data[k];
-      for (index i = 0; i < m; ++i) *t.at(i, i) += T(7);
+      for (idx_t k = 0; k < t.size(); ++k) t.data[k] = -az.data[k];
+      for (idx_t i = 0; i < m; ++i) *t.at(i, i) += T(7);
       product(az, t, T(15), T(-1), u);
       product(az, u, T(13), T(-1), t);
       product(z, t, T(0), T(0.25), u);
       std::swap(z, u);
     }
-    pack_panels<T>([&](index i) { return values + i * stride; }, 0, m, b.cols, 1, b.data, b.capacity);
+    pack_panels<T>([&](idx_t i) { return values + i * stride; }, 0, m, b.cols, 1, b.data, b.capacity);
     product(z, b, T(1), values, stride, panel_width<T>);
   }
 };
@@ -94,32 +94,32 @@ struct iterative_inverse {
 struct exact_inverse {
   static constexpr int lanes = width<double>;
 
-  index size = 0, stride = 0, cols = 0;
+  idx_t size = 0, stride = 0, cols = 0;
   double *rows = nullptr, *turns = nullptr;  // J A = S: rows that become orthogonal, and J
   double *product = nullptr, *result = nullptr;
 
-  static exact_inverse layout(arena& memory, index m, index cols) {
-    const index stride = round_up(m, lanes);
+  static exact_inverse layout(arena& memory, idx_t m, idx_t cols) {
+    const idx_t stride = round_up(m, lanes);
     return {m, stride, cols, memory.allocate<double>(m * stride), memory.allocate<double>(m * stride),
             memory.allocate<double>(m * cols), memory.allocate<double>(m * cols)};
   }
 
-  static double dot(const double* x, const double* y, index n) {
+  static double dot(const double* x, const double* y, idx_t n) {
     packet<double> sum = zero<double>();
-    for (index i = 0; i < n; i += lanes) sum = fma(load<double>(x + i), load<double>(y + i), sum);
+    for (idx_t i = 0; i < n; i += lanes) sum = fma(load<double>(x + i), load<double>(y + i), sum);
     return sum_lanes(sum);
   }
   /// x, y = c x - s y, s x + c y
-  static void rotate(double* x, double* y, index n, double c, double s) {
+  static void rotate(double* x, double* y, idx_t n, double c, double s) {
     const packet<double> cosine = broadcast<double>(c), sine = broadcast<double>(s);
-    for (index i = 0; i < n; i += lanes) {
+    for (idx_t i = 0; i < n; i += lanes) {
       const packet<double> a = load<double>(x + i), b = load<double>(y + i);
       store<double>(x + i, sub(mul(cosine, a), mul(sine, b)));
       store<double>(y + i, fma(cosine, b, mul(sine, a)));
     }
   }
 
-  double squared_norm(index i) const { return dot(rows + i * stride, rows + i * stride, stride); }
+  double squared_norm(idx_t i) const { return dot(rows + i * stride, rows + i * stride, stride); }
 
   /// Rotates every two rows until they are orthogonal.
   void decompose() const {
@@ -127,8 +127,8 @@ struct exact_inverse {
     bool turned = true;
     for (int sweep = 0; turned && sweep < 40; ++sweep) {
       turned = false;
-      for (index i = 0; i < size; ++i)
-        for (index k = i + 1; k < size; ++k) {
+      for (idx_t i = 0; i < size; ++i)
+        for (idx_t k = i + 1; k < size; ++k) {
           double *x = rows + i * stride, *y = rows + k * stride;
           const double xx = dot(x, x, stride), yy = dot(y, y, stride), xy = dot(x, y, stride);
           if (!(std::abs(xy) > small * std::sqrt(xx) * std::sqrt(yy))) continue;
@@ -143,34 +143,34 @@ struct exact_inverse {
   }
 
   template <class T>
-  void apply(const T* matrix, double cutoff, T* values, index value_stride) const {
+  void apply(const T* matrix, double cutoff, T* values, idx_t value_stride) const {
     std::fill_n(rows, size * stride, 0.0);
     std::fill_n(turns, size * stride, 0.0);
-    for (index i = 0; i < size; ++i) {
-      for (index j = 0; j < size; ++j) rows[i * stride + j] = static_cast<double>(matrix[i * size + j]);
+    for (idx_t i = 0; i < size; ++i) {
+      for (idx_t j = 0; j < size; ++j) rows[i * stride + j] = static_cast<double>(matrix[i * size + j]);
       turns[i * stride + i] = 1;
     }
     decompose();
     double largest = 0;
-    for (index i = 0; i < size; ++i)
+    for (idx_t i = 0; i < size; ++i)
       if (const double square = squared_norm(i); !(square <= largest)) largest = square;
     // A^+ b = S^T (J b / s^2), s the lengths of the rows of S; lengths that are 0 but for rounding count as 0
     const double none = static_cast<double>(size) * static_cast<double>(std::numeric_limits<T>::epsilon());
     std::fill_n(product, size * cols, 0.0);
     std::fill_n(result, size * cols, 0.0);
-    for (index i = 0; i < size; ++i) {
+    for (idx_t i = 0; i < size; ++i) {
       const double square = squared_norm(i);
       if (square <= none * none * largest) continue;
       double* const c = product + i * cols;
-      for (index j = 0; j < size; ++j) {
+      for (idx_t j = 0; j < size; ++j) {
         const double turn = turns[i * stride + j] / (square + cutoff * cutoff * (largest - square));
-        for (index d = 0; d < cols; ++d) c[d] += turn * static_cast<double>(values[j * value_stride + d]);
+        for (idx_t d = 0; d < cols; ++d) c[d] += turn * static_cast<double>(values[j * value_stride + d]);
       }
-      for (index j = 0; j < size; ++j)
-        for (index d = 0; d < cols; ++d) result[j * cols + d] += rows[i * stride + j] * c[d];
+      for (idx_t j = 0; j < size; ++j)
+        for (idx_t d = 0; d < cols; ++d) result[j * cols + d] += rows[i * stride + j] * c[d];
     }
-    for (index j = 0; j < size; ++j)
-      for (index d = 0; d < cols; ++d) values[j * value_stride + d] = static_cast<T>(result[j * cols + d]);
+    for (idx_t j = 0; j < size; ++j)
+      for (idx_t d = 0; d < cols; ++d) values[j * value_stride + d] = static_cast<T>(result[j * cols + d]);
   }
 };
 

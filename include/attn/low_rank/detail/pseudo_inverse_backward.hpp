@@ -13,20 +13,20 @@ namespace attn::inline ATTN_ISA::detail {
 
 template <class T>
 void transpose(const panel_matrix<T>& x, const panel_matrix<T>& to) {
-  for (index i = 0; i < x.rows; ++i)
-    for (index j = 0; j < x.cols; ++j) *to.at(j, i) = *x.at(i, j);
+  for (idx_t i = 0; i < x.rows; ++i)
+    for (idx_t j = 0; j < x.cols; ++j) *to.at(j, i) = *x.at(i, j);
 }
 /// x, contiguous, or its transpose.
 template <class T, class U>
 void read_square(const U* x, const panel_matrix<T>& to, bool transposed) {
-  for (index i = 0; i < to.rows; ++i)
-    for (index j = 0; j < to.rows; ++j)
+  for (idx_t i = 0; i < to.rows; ++i)
+    for (idx_t j = 0; j < to.rows; ++j)
       *to.at(i, j) = static_cast<T>(x[transposed ? j * to.rows + i : i * to.rows + j]);
 }
 /// x += factor y
 template <class T>
 void add_to(const panel_matrix<T>& x, const panel_matrix<T>& y, T factor) {
-  for (index n = 0; n < x.size(); ++n) x.data[n] += factor * y.data[n];
+  for (idx_t n = 0; n < x.size(); ++n) x.data[n] += factor * y.data[n];
 }
 
 /// The iterates, transposed, of one matrix.
@@ -34,9 +34,9 @@ template <class T>
 struct inverse_iterates {
   panel_matrix<T> a;   // A^T
   panel_matrix<T>* z;  // [iterations + 1]: Z^T
-  index iterations;
+  idx_t iterations;
 
-  static inverse_iterates layout(arena& memory, index m, index iterations) {
+  static inverse_iterates layout(arena& memory, idx_t m, idx_t iterations) {
     const auto square = [m](arena& from) { return panel_matrix<T>::layout(from, m, m); };
     return {square(memory), memory.allocate_list(iterations + 1, square), iterations};
   }
@@ -47,7 +47,7 @@ struct iterative_inverse_backward {
   // y, t1, u1, t2 are transposed, the others are not
   panel_matrix<T> y, t1, u1, t2, d_z, d_next, d_t2, d_u1, d_y, d_a;
 
-  static iterative_inverse_backward layout(arena& memory, index m) {
+  static iterative_inverse_backward layout(arena& memory, idx_t m) {
     iterative_inverse_backward x;
     for (auto* matrix : {&x.y, &x.t1, &x.u1, &x.t2, &x.d_z, &x.d_next, &x.d_t2, &x.d_u1, &x.d_y, &x.d_a})
       *matrix = panel_matrix<T>::layout(memory, m, m);
@@ -61,10 +61,10 @@ struct iterative_inverse_backward {
   void clear() const {
     for (const auto* x : {&y, &t1, &u1, &t2, &d_z, &d_next, &d_t2, &d_u1, &d_y, &d_a}) x->clear();
   }
-  void factors(const inverse_iterates<T>& from, index n) const {
+  void factors(const inverse_iterates<T>& from, idx_t n) const {
     product(from.z[n], from.a, T(0), T(1), y);
-    for (index k = 0; k < t1.size(); ++k) t1.data[k] = -y.data[k];
-    for (index i = 0; i < t1.rows; ++i) *t1.at(i, i) += T(7);
+    for (idx_t k = 0; k < t1.size(); ++k) t1.data[k] = -y.data[k];
+    for (idx_t i = 0; i < t1.rows; ++i) *t1.at(i, i) += T(7);
     product(t1, y, T(15), T(-1), u1);
     product(u1, y, T(13), T(-1), t2);
   }
@@ -76,8 +76,8 @@ struct iterative_inverse_backward {
     const T start = T(1) / (norms.column * norms.row);
     read_square(matrix, to.a, true);
     read_square(matrix, to.z[0], false);
-    for (index k = 0; k < to.z[0].size(); ++k) to.z[0].data[k] *= start;
-    for (index n = 0; n < to.iterations; ++n) {
+    for (idx_t k = 0; k < to.z[0].size(); ++k) to.z[0].data[k] *= start;
+    for (idx_t n = 0; n < to.iterations; ++n) {
       factors(to, n);
       to.z[n + 1].clear();
       product(t2, to.z[n], T(0), T(0.25), to.z[n + 1]);
@@ -88,7 +88,7 @@ struct iterative_inverse_backward {
   /// sum of dZ_0 Z_0: the gradient of each norm is minus that sum over the norm.
   T back(const inverse_iterates<T>& from, const start_norms<T>& norms) {
     d_a.clear();
-    for (index n = from.iterations - 1; n >= 0; --n) {
+    for (idx_t n = from.iterations - 1; n >= 0; --n) {
       const panel_matrix<T>& z = from.z[n];
       factors(from, n);
       product(z, d_z, T(0), T(0.25), d_t2);
@@ -107,8 +107,8 @@ struct iterative_inverse_backward {
     }
     const T start = T(1) / (norms.column * norms.row);
     T inner = T(0);
-    for (index i = 0; i < d_z.rows; ++i)
-      for (index j = 0; j < d_z.rows; ++j) {
+    for (idx_t i = 0; i < d_z.rows; ++i)
+      for (idx_t j = 0; j < d_z.rows; ++j) {
         inner += *d_z.at(i, j) * *from.z[0].at(j, i);
         *d_a.at(j, i) += start * *d_z.at(i, j);
       }
@@ -124,7 +124,7 @@ struct exact_inverse_backward {
   using matrix = panel_matrix<double>;
   matrix a, h, k, d_h, x, y, z, right;
 
-  static exact_inverse_backward layout(arena& memory, index m) {
+  static exact_inverse_backward layout(arena& memory, idx_t m) {
     exact_inverse_backward b;
     for (matrix* one : {&b.a, &b.h, &b.k, &b.d_h, &b.x, &b.y, &b.z, &b.right}) *one = matrix::layout(memory, m, m);
     return b;
@@ -135,25 +135,25 @@ struct exact_inverse_backward {
 
   struct spectrum {
     double largest = 0;  // squared
-    index at = 0;
+    idx_t at = 0;
     bool singular = false;
   };
 
   /// h and k from the decomposition of a matrix, whose rows are the rotated rows of A.
   spectrum invert(const exact_inverse& from, double cutoff, double epsilon) const {
     for (const matrix* one : {&a, &h, &k, &d_h, &x, &y, &z, &right}) one->clear();
-    const index m = from.size;
+    const idx_t m = from.size;
     spectrum all;
-    for (index i = 0; i < m; ++i)
+    for (idx_t i = 0; i < m; ++i)
       if (const double square = from.squared_norm(i); !(square <= all.largest)) all.largest = square, all.at = i;
     const double none = static_cast<double>(m) * epsilon, squared = cutoff * cutoff;
     const auto counts = [&](double square) { return !(square <= none * none * all.largest); };
-    for (index i = 0; i < m; ++i) all.singular |= !counts(from.squared_norm(i));
+    for (idx_t i = 0; i < m; ++i) all.singular |= !counts(from.squared_norm(i));
     const double rest = all.singular && cutoff > 0 ? 1 / (squared * all.largest) : 0;  // K where singular values are 0
-    for (index i = 0; i < m; ++i) {
+    for (idx_t i = 0; i < m; ++i) {
       const double square = from.squared_norm(i), inverse = 1 / (square + squared * (all.largest - square));
       if (!counts(square)) continue;
-      for (index j = 0; j < m; ++j) {
+      for (idx_t j = 0; j < m; ++j) {
         *x.at(j, i) = from.rows[i * from.stride + j];
         *y.at(i, j) = from.turns[i * from.stride + j] * inverse;
         *z.at(i, j) = from.rows[i * from.stride + j] * ((inverse - rest) / square);
@@ -161,28 +161,28 @@ struct exact_inverse_backward {
     }
     product(x, y, h);
     product(x, z, k);
-    for (index i = 0; i < m; ++i) *k.at(i, i) += rest;
+    for (idx_t i = 0; i < m; ++i) *k.at(i, i) += rest;
     return all;
   }
 
   /// From d_h, after invert(); `weights` is A. The result is in y.
   template <class T>
   void back(const T* weights, const exact_inverse& from, double cutoff, const spectrum& all) const {
-    const index m = from.size;
+    const idx_t m = from.size;
     const double squared = cutoff * cutoff;
     read_square(weights, a, false);
     product(k, d_h, x);
     transpose(h, right);
     product(x, right, z);  // M
     double trace = 0;
-    for (index i = 0; i < m; ++i) trace += *z.at(i, i);
+    for (idx_t i = 0; i < m; ++i) trace += *z.at(i, i);
     transpose(z, right);
     add_to(right, z, 1.0);
     product(a, right, z);
     transpose(x, y);
     add_to(y, z, squared - 1);
-    for (index i = 0; i < m; ++i)
-      for (index j = 0; j < m; ++j)
+    for (idx_t i = 0; i < m; ++i)
+      for (idx_t j = 0; j < m; ++j)
         *y.at(i, j) -= 2 * squared * trace * from.turns[all.at * from.stride + i] * from.rows[all.at * from.stride + j];
     if (!all.singular || cutoff > 0) return;
     transpose(d_h, right);
@@ -190,8 +190,8 @@ struct exact_inverse_backward {
     transpose(h, right);
     product(right, x, z);  // H^T H dH^T
     product(h, a, right);
-    for (index n = 0; n < right.size(); ++n) right.data[n] = -right.data[n];
-    for (index i = 0; i < m; ++i) *right.at(i, i) += 1;
+    for (idx_t n = 0; n < right.size(); ++n) right.data[n] = -right.data[n];
+    for (idx_t i = 0; i < m; ++i) *right.at(i, i) += 1;
     product(z, right, x);
     add_to(y, x, 1.0);
   }

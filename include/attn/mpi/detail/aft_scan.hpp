@@ -16,18 +16,18 @@ spread_sequence spread_sequence_of(const char* name, MPI_Comm communicator, cons
 /// this process's tokens, which lie in `sequence`.
 template <class S, class T, class Options, class Check>
 void agree_on_aft(spread_sequence& sequence, aft_tensors<T>& x, const Options& options, const Check& check_call) {
-  const index batch = std::max<index>(x.q.extents[0], 0);
+  const idx_t batch = std::max<idx_t>(x.q.extents[0], 0);
   const process_shape own{.batch = x.q.extents[0], .heads = x.q.extents[1], .kv_heads = x.k.extents[1],
                           .dim = x.q.extents[3], .dim_v = x.v.extents[3], .element_bytes = element_code<S>,
                           .queries = x.q.extents[2], .keys = x.k.extents[2]};
   agree_on(sequence.group(), own, [&](common_settings& settings) {
     const validator check(sequence.group().name());
-    const index whole = sequence.whole_keys();
+    const idx_t whole = sequence.whole_keys();
     check_length_list(check, "lengths", options.lengths, batch, whole);
     sequence.set_lengths(batch, {whole, whole, options.lengths, options.lengths});
     x.lengths = sequence.own_keys();
     check_call(check);
-    settings.add(checksum<index>(options.lengths));
+    settings.add(checksum<idx_t>(options.lengths));
     settings.add(options.causal), settings.add(options.gate);
     settings.add(width<T>);  // of the memory that is sent
   });
@@ -36,14 +36,14 @@ void agree_on_aft(spread_sequence& sequence, aft_tensors<T>& x, const Options& o
 /// From the sums of every chunk to what lies before each; not causal, `before` becomes the sum of all keys, for every
 /// head. `before` is a state.
 template <class T>
-void scan_key_sums(const aft_tensors<T>& x, const spread_sequence& sequence, const sums_array<T>& sums, index chunks,
+void scan_key_sums(const aft_tensors<T>& x, const spread_sequence& sequence, const sums_array<T>& sums, idx_t chunks,
                    const sums_array<T>& before) {
   const holder_list& holders = sequence.key_holders();
   const auto bytes = static_cast<std::size_t>(x.batch * x.heads * x.parts()) * sizeof(key_sums<T>);
   // As in one process, the sums of the first chunk of all are where sums begin.
   const auto add_chunks = [&] {
-    for (index n = 0; n < x.batch * x.heads * chunks; ++n) {
-      const index head = n / chunks;
+    for (idx_t n = 0; n < x.batch * x.heads * chunks; ++n) {
+      const idx_t head = n / chunks;
       if (holders.first() && n % chunks == 0) {
         std::copy_n(sums.at(n), x.parts(), before.at(head));
         sums.clear(n);

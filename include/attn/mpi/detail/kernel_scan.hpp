@@ -35,10 +35,10 @@ struct kernel_scan {
   const spread_sequence& sequence;
   const kernel_call<T>& call;
   execution& exec;
-  index item_heads = call.shape.batch * call.heads;  // heads of sums of all items, item by item
-  index segments = ceil_div(call.shape.keys, segment_of(call.shape.keys));
-  index unit = 0, units = 0;  // heads that are computed together, and how many such units there are
-  index twice = 0;            // units whose keys are summed up before they are attended to
+  idx_t item_heads = call.shape.batch * call.heads;  // heads of sums of all items, item by item
+  idx_t segments = ceil_div(call.shape.keys, segment_of(call.shape.keys));
+  idx_t unit = 0, units = 0;  // heads that are computed together, and how many such units there are
+  idx_t twice = 0;            // units whose keys are summed up before they are attended to
   kernel_sums<T>* running = nullptr;  // of every head of every item: what came before, then that with what is here
   stored_sums* stored = nullptr;      // [heads of a unit, or of `twice` units][segments]
   segment_sums* own = nullptr;        // one a worker
@@ -49,11 +49,11 @@ struct kernel_scan {
     return static_cast<std::size_t>(kernel_sums<T>::count(call.map->features, call.shape.dim_v, call.log_scaled())) *
            sizeof(T);
   }
-  stored_sums& stored_of(index item_head, index n) const {
+  stored_sums& stored_of(idx_t item_head, idx_t n) const {
     return stored[(call.causal ? item_head : item_head % unit) * segments + n];
   }
-  index batch_of(index item_head) const { return item_head / call.heads; }
-  index segments_of(index item_head) const { return call.segments(batch_of(item_head)); }
+  idx_t batch_of(idx_t item_head) const { return item_head / call.heads; }
+  idx_t segments_of(idx_t item_head) const { return call.segments(batch_of(item_head)); }
   kernel_scratch<T> scratch(int worker) const { return call.scratch(exec, worker); }
 
   void layout(arena& memory) {
@@ -69,17 +69,17 @@ struct kernel_scan {
 
   /// body(item_head, worker) for the heads of a unit.
   template <class Body>
-  void for_each_item_head(index u, const Body& body) {
-    const index first = u * unit;
-    exec.for_each(std::min(unit, item_heads - first), [&](index n, int worker) { body(first + n, worker); });
+  void for_each_item_head(idx_t u, const Body& body) {
+    const idx_t first = u * unit;
+    exec.for_each(std::min(unit, item_heads - first), [&](idx_t n, int worker) { body(first + n, worker); });
   }
   /// body(item_head, segment, its first key, its end, worker) for all segments of a unit.
   template <class Body>
-  void for_each_segment(index u, const Body& body) {
-    const index first = u * unit;
-    exec.for_each(std::min(unit, item_heads - first) * segments, [&](index task, int worker) {
-      const index item_head = first + task / segments, n = task % segments, b = batch_of(item_head);
-      if (const index begin = n * call.segment(b); n < segments_of(item_head))
+  void for_each_segment(idx_t u, const Body& body) {
+    const idx_t first = u * unit;
+    exec.for_each(std::min(unit, item_heads - first) * segments, [&](idx_t task, int worker) {
+      const idx_t item_head = first + task / segments, n = task % segments, b = batch_of(item_head);
+      if (const idx_t begin = n * call.segment(b); n < segments_of(item_head))
         body(item_head, n, begin, std::min(begin + call.segment(b), call.lengths.keys(b)), worker);
       progress(worker);
     });
@@ -90,15 +90,15 @@ struct kernel_scan {
   }
 
   /// Units whose keys are summed up: `stored`; and added to what came before.
-  void sum_up(index u) {
-    for_each_segment(u, [&](index item_head, index n, index begin, index end, int worker) {
+  void sum_up(idx_t u) {
+    for_each_segment(u, [&](idx_t item_head, idx_t n, idx_t begin, idx_t end, int worker) {
       stored_sums& x = stored_of(item_head, n);
       x.decay = call.sum_up(batch_of(item_head), item_head % call.heads, begin, end, scratch(worker), x.sums);
     });
-    for (index item_head = u * unit; item_head < std::min((u + 1) * unit, item_heads); ++item_head) {
+    for (idx_t item_head = u * unit; item_head < std::min((u + 1) * unit, item_heads); ++item_head) {
       messages.receive(item_head);
       const auto s = scratch(0);
-      for (index n = 0; n < segments_of(item_head); ++n) {
+      for (idx_t n = 0; n < segments_of(item_head); ++n) {
         stored_sums& x = stored_of(item_head, n);
         if (!call.causal) {
           call.add_segment(running[item_head], x.decay, x.sums, s);
@@ -112,8 +112,8 @@ struct kernel_scan {
   }
 
   /// A unit whose keys have been summed up.
-  void attend_stored(index u) {
-    for_each_segment(u, [&](index item_head, index n, index begin, index end, int worker) {
+  void attend_stored(idx_t u) {
+    for_each_segment(u, [&](idx_t item_head, idx_t n, idx_t begin, idx_t end, int worker) {
       segment_sums& x = own[worker];
       call.attend_segment(batch_of(item_head), item_head % call.heads, begin, end, true, scratch(worker),
                           stored_of(item_head, n).sums, x.own, x.total);
@@ -121,15 +121,15 @@ struct kernel_scan {
   }
 
   /// A unit whose keys have not.
-  void attend_and_sum_up(index u) {
-    for (index item_head = u * unit; item_head < std::min((u + 1) * unit, item_heads); ++item_head)
+  void attend_and_sum_up(idx_t u) {
+    for (idx_t item_head = u * unit; item_head < std::min((u + 1) * unit, item_heads); ++item_head)
       messages.receive(item_head);
-    for_each_item_head(u, [&](index item_head, int worker) {
+    for_each_item_head(u, [&](idx_t item_head, int worker) {
       segment_sums& x = own[worker];
-      const index b = batch_of(item_head), keys = call.lengths.keys(b), all = segments_of(item_head);
+      const idx_t b = batch_of(item_head), keys = call.lengths.keys(b), all = segments_of(item_head);
       const auto s = scratch(worker);
-      for (index n = 0; n < all; ++n) {
-        const index begin = n * call.segment(b), end = std::min(begin + call.segment(b), keys);
+      for (idx_t n = 0; n < all; ++n) {
+        const idx_t begin = n * call.segment(b), end = std::min(begin + call.segment(b), keys);
         const bool last = holders.last() && n == all - 1;
         const T decay =
             call.attend_segment(b, item_head % call.heads, begin, end, last, s, running[item_head], x.own, x.total);
@@ -137,48 +137,48 @@ struct kernel_scan {
         progress(worker);
       }
     });
-    for (index item_head = u * unit; item_head < std::min((u + 1) * unit, item_heads); ++item_head)
+    for (idx_t item_head = u * unit; item_head < std::min((u + 1) * unit, item_heads); ++item_head)
       messages.send(running[item_head].values, state_bytes());
   }
 
   void run_causal() {
     if (!holders.holds()) return;
-    for (index u = 0; u < twice; ++u) sum_up(u);
-    const index first = std::min(holders.place, twice);
-    for (index u = 0; u < first; ++u) attend_stored(u);
-    for (index u = twice; u < units; ++u) attend_and_sum_up(u);
-    for (index u = first; u < twice; ++u) attend_stored(u);
+    for (idx_t u = 0; u < twice; ++u) sum_up(u);
+    const idx_t first = std::min(holders.place, twice);
+    for (idx_t u = 0; u < first; ++u) attend_stored(u);
+    for (idx_t u = twice; u < units; ++u) attend_and_sum_up(u);
+    for (idx_t u = first; u < twice; ++u) attend_stored(u);
     messages.finish();
   }
 
   void run_bidirectional() {
-    for (index u = 0; u < units && holders.holds(); ++u) sum_up(u);
+    for (idx_t u = 0; u < units && holders.holds(); ++u) sum_up(u);
     messages.finish();
     auto totals = holders.tree(sequence.group());
-    for (index item_head = 0; item_head < item_heads; ++item_head)
+    for (idx_t item_head = 0; item_head < item_heads; ++item_head)
       totals.expect(running[item_head].values, state_bytes());
-    for (index item_head = 0; item_head < item_heads; ++item_head) {
+    for (idx_t item_head = 0; item_head < item_heads; ++item_head) {
       totals.receive(item_head);
       totals.send(running[item_head].values, state_bytes());
       running[item_head].empty = sequence.keys(batch_of(item_head)) == 0;
     }
-    exec.for_each(item_heads * blocks(), [&](index task, int worker) {
-      const index item_head = task / blocks(), block = task % blocks(), b = batch_of(item_head);
+    exec.for_each(item_heads * blocks(), [&](idx_t task, int worker) {
+      const idx_t item_head = task / blocks(), block = task % blocks(), b = batch_of(item_head);
       if (block < call.blocks(b) && !running[item_head].empty)
         call.attend_queries(b, item_head % call.heads, block, scratch(worker), running[item_head]);
     });
     totals.finish();
   }
-  index blocks() const { return (call.shape.queries + kernel_chunk - 1) / kernel_chunk; }
+  idx_t blocks() const { return (call.shape.queries + kernel_chunk - 1) / kernel_chunk; }
 
   /// Zeros for the rows of padding and those that see no key.
   void pad() const {
-    for (index b = 0; b < call.shape.batch; ++b) {
-      const index queries = call.lengths.queries(b), keys = call.lengths.keys(b);
-      const index unseeing = sequence.keys(b) == 0 ? queries
-                             : call.causal && !sequence.has_earlier_keys(b) ? std::max<index>(queries - keys, 0)
+    for (idx_t b = 0; b < call.shape.batch; ++b) {
+      const idx_t queries = call.lengths.queries(b), keys = call.lengths.keys(b);
+      const idx_t unseeing = sequence.keys(b) == 0 ? queries
+                             : call.causal && !sequence.has_earlier_keys(b) ? std::max<idx_t>(queries - keys, 0)
                                                                             : 0;
-      for (index h = 0; h < call.shape.heads; ++h) {
+      for (idx_t h = 0; h < call.shape.heads; ++h) {
         call.out.head(b, h).clear_rows(0, unseeing);
         call.out.head(b, h).clear_rows(queries, call.shape.queries);
       }
@@ -189,7 +189,7 @@ struct kernel_scan {
   template <class Prepare>
   void run(const Prepare& prepare) {
     const auto limit = exec.limit_threads(call.work());
-    const index threads = exec.active_threads();
+    const idx_t threads = exec.active_threads();
     // Threads share heads where there are too few, as in the engine: then by segments.
     const bool share = threads > 1 && item_heads < 2 * threads && item_heads % threads != 0;
     unit = std::min(share ? item_heads : threads, item_heads);
@@ -200,7 +200,7 @@ struct kernel_scan {
       return 0;
     });
     prepare();
-    for (index item_head = 0; item_head < item_heads; ++item_head) {
+    for (idx_t item_head = 0; item_head < item_heads; ++item_head) {
       running[item_head].empty = !sequence.has_earlier_keys(batch_of(item_head));
       messages.expect(running[item_head].values, state_bytes());
     }
@@ -224,7 +224,7 @@ class spread_kernel_call {
   kernel_call<T> check(const Options& options, const tensor_view<const T, 3>& gate, const Make& make) {
     kernel_call<T> call;
     const tensor_view<const S>&q = x_.q, &k = x_.k;
-    const index batch = std::max<index>(q.extent(0), 0);
+    const idx_t batch = std::max<idx_t>(q.extent(0), 0);
     const process_shape own{.batch = q.extent(0), .heads = q.extent(1), .kv_heads = k.extent(1), .dim = q.extent(3),
                             .dim_v = x_.v.extent(3), .element_bytes = element_code<S>, .queries = q.extent(2),
                             .keys = k.extent(2)};

@@ -26,13 +26,13 @@ struct kernel_scan_backward {
   const kernel_backward<T>& in;
   engine& one;
   execution& exec;
-  index feature_rows;
+  idx_t feature_rows;
   const kernel_call<T>& call = in.call;
   const attention_shape& shape = call.shape;
-  index item_heads = shape.batch * call.heads, heads = shape.batch * shape.kv_heads;  // of sums, of keys
-  index segments = ceil_div(shape.keys, segment_of(shape.keys));
-  index query_segments = ceil_div(shape.queries, segment_of(shape.queries));
-  index unit = 0, units = 0, twice = 0;  // of key heads, as in kernel_scan
+  idx_t item_heads = shape.batch * call.heads, heads = shape.batch * shape.kv_heads;  // of sums, of keys
+  idx_t segments = ceil_div(shape.keys, segment_of(shape.keys));
+  idx_t query_segments = ceil_div(shape.queries, segment_of(shape.queries));
+  idx_t unit = 0, units = 0, twice = 0;  // of key heads, as in kernel_scan
   /// Of every head of every item: the sums of keys that came before, with those that are here; and of queries, from the
   /// other end.
   sums_type *keys = nullptr, *queries = nullptr;
@@ -46,11 +46,11 @@ struct kernel_scan_backward {
   std::size_t state_bytes() const {
     return static_cast<std::size_t>(sums_type::count(call.map->features, shape.dim_v, call.log_scaled())) * sizeof(T);
   }
-  index batch_of(index item_head) const { return item_head / call.heads; }
-  index head_of(index item_head) const { return item_head % call.heads; }
+  idx_t batch_of(idx_t item_head) const { return item_head / call.heads; }
+  idx_t head_of(idx_t item_head) const { return item_head % call.heads; }
   /// The heads of a unit are [first_item_head(u), first_item_head(u + 1)).
-  index first_item_head(index u) const { return std::min(u * unit, heads) * one.sums_per_key_head(); }
-  bool sees_nothing(index b) const { return sequence.keys(b) == 0 || sequence.queries(b) == 0; }
+  idx_t first_item_head(idx_t u) const { return std::min(u * unit, heads) * one.sums_per_key_head(); }
+  bool sees_nothing(idx_t b) const { return sequence.keys(b) == 0 || sequence.queries(b) == 0; }
   worker_scratch scratch(int worker) const {
     return exec.scratch(worker, [&](arena& memory) { return one.layout(memory); });
   }
@@ -73,29 +73,29 @@ struct kernel_scan_backward {
 
   /// body(item_head, segment, worker) for the segments of heads [first, end).
   template <class Body>
-  void for_each_segment(index first, index end, const Body& body) {
-    exec.for_each((end - first) * segments, [&](index task, int worker) {
-      const index item_head = first + task / segments, n = task % segments;
+  void for_each_segment(idx_t first, idx_t end, const Body& body) {
+    exec.for_each((end - first) * segments, [&](idx_t task, int worker) {
+      const idx_t item_head = first + task / segments, n = task % segments;
       if (n < call.segments(batch_of(item_head))) body(item_head, n, worker);
     });
   }
 
   void sum_up_keys() {
-    for_each_segment(0, item_heads, [&](index item_head, index n, int worker) {
-      const index b = batch_of(item_head), begin = n * call.segment(b);
+    for_each_segment(0, item_heads, [&](idx_t item_head, idx_t n, int worker) {
+      const idx_t b = batch_of(item_head), begin = n * call.segment(b);
       stored_sums& x = before[item_head * segments + n];
       x.decay = call.sum_up(b, head_of(item_head), begin, std::min(begin + call.segment(b), call.lengths.keys(b)),
                             scratch(worker).x.forward, x.sums);
     });
     auto messages = sequence.key_holders().chain(sequence.group());
     const auto s = scratch(0).x.forward;
-    for (index item_head = 0; item_head < item_heads; ++item_head) {
+    for (idx_t item_head = 0; item_head < item_heads; ++item_head) {
       keys[item_head].empty = !sequence.has_earlier_keys(batch_of(item_head));
       messages.expect(keys[item_head].values, state_bytes());
     }
-    for (index item_head = 0; item_head < item_heads && sequence.key_holders().holds(); ++item_head) {
+    for (idx_t item_head = 0; item_head < item_heads && sequence.key_holders().holds(); ++item_head) {
       messages.receive(item_head);
-      for (index n = 0; n < call.segments(batch_of(item_head)); ++n) {
+      for (idx_t n = 0; n < call.segments(batch_of(item_head)); ++n) {
         stored_sums& x = before[item_head * segments + n];
         if (!call.causal) {
           call.add_segment(keys[item_head], x.decay, x.sums, s);
@@ -111,9 +111,9 @@ struct kernel_scan_backward {
   }
   void tell_all(const holder_list& holders, sums_type* totals) {
     auto messages = holders.tree(sequence.group());
-    for (index item_head = 0; item_head < item_heads; ++item_head)
+    for (idx_t item_head = 0; item_head < item_heads; ++item_head)
       messages.expect(totals[item_head].values, state_bytes());
-    for (index item_head = 0; item_head < item_heads; ++item_head) {
+    for (idx_t item_head = 0; item_head < item_heads; ++item_head) {
       messages.receive(item_head);
       messages.send(totals[item_head].values, state_bytes());
       totals[item_head].empty = sees_nothing(batch_of(item_head));
@@ -122,12 +122,12 @@ struct kernel_scan_backward {
   }
 
   void run_bidirectional() {
-    exec.for_each(item_heads, [&](index item_head, int worker) {
-      const index b = batch_of(item_head), all = call.lengths.queries(b);
+    exec.for_each(item_heads, [&](idx_t item_head, int worker) {
+      const idx_t b = batch_of(item_head), all = call.lengths.queries(b);
       if (sees_nothing(b)) return;
       const auto w = scratch(worker);
-      for (index n = 0, step = segment_of(all); n * step < all; ++n) {
-        const index begin = n * step, end = std::min(begin + step, all);
+      for (idx_t n = 0, step = segment_of(all); n * step < all; ++n) {
+        const idx_t begin = n * step, end = std::min(begin + step, all);
         one.attend_rows(b, head_of(item_head), begin, end, keys[item_head], after[item_head * query_segments + n].sums,
                         w.x, in.d_features ? one.feature_sums + item_head : nullptr);
       }
@@ -135,27 +135,27 @@ struct kernel_scan_backward {
     if (in.reverse()) {
       auto messages = sequence.query_holders().chain(sequence.group());
       const auto s = scratch(0).x.forward;
-      for (index item_head = 0; item_head < item_heads; ++item_head) {
-        const index b = batch_of(item_head);
+      for (idx_t item_head = 0; item_head < item_heads; ++item_head) {
+        const idx_t b = batch_of(item_head);
         queries[item_head].empty = sees_nothing(b) || !sequence.has_earlier_queries(b);
         messages.expect(queries[item_head].values, state_bytes());
       }
-      for (index item_head = 0; item_head < item_heads && sequence.query_holders().holds(); ++item_head) {
+      for (idx_t item_head = 0; item_head < item_heads && sequence.query_holders().holds(); ++item_head) {
         messages.receive(item_head);
-        const index b = batch_of(item_head);
-        for (index n = 0; !sees_nothing(b) && n * segment_of(call.lengths.queries(b)) < call.lengths.queries(b); ++n)
+        const idx_t b = batch_of(item_head);
+        for (idx_t n = 0; !sees_nothing(b) && n * segment_of(call.lengths.queries(b)) < call.lengths.queries(b); ++n)
           call.add_segment(queries[item_head], T(1), after[item_head * query_segments + n].sums, s);
         messages.send(queries[item_head].values, state_bytes());
       }
       messages.finish();
       tell_all(sequence.query_holders(), queries);
     }
-    exec.for_each(heads, [&](index n, int worker) {
+    exec.for_each(heads, [&](idx_t n, int worker) {
       auto w = scratch(worker);
-      run_head(n, w, [&](index item_head, const item_head_target& to) {
-        const index b = batch_of(item_head);
+      run_head(n, w, [&](idx_t item_head, const item_head_target& to) {
+        const idx_t b = batch_of(item_head);
         if (one.key_rows()) transpose_sums(queries[item_head], w.turned);
-        for (index begin = 0; begin < call.lengths.keys(b) && in.reverse(); begin += kernel_chunk)
+        for (idx_t begin = 0; begin < call.lengths.keys(b) && in.reverse(); begin += kernel_chunk)
           one.attend_keys(b, head_of(item_head), begin, queries[item_head], w.turned, w, to);
       });
     });
@@ -164,23 +164,23 @@ struct kernel_scan_backward {
   void run_causal() {
     const holder_list& holders = sequence.key_holders();
     auto messages = holders.chain(sequence.group(), true);
-    for (index item_head = 0; item_head < item_heads; ++item_head) {
-      const index b = batch_of(item_head);
+    for (idx_t item_head = 0; item_head < item_heads; ++item_head) {
+      const idx_t b = batch_of(item_head);
       queries[item_head].empty = !in.reverse() || sees_nothing(b) || !sequence.has_later_keys(b);
       if (in.reverse()) messages.expect(queries[item_head].values, state_bytes());
     }
     if (!holders.holds()) return pad_all();
-    for (index u = 0; u < twice; ++u) sum_up_queries(u, messages);
-    const index first = std::min(holders.count() - 1 - holders.place, twice);
-    for (index u = 0; u < first; ++u) attend(u, messages);
-    for (index u = twice; u < units; ++u) attend(u, messages);
-    for (index u = first; u < twice; ++u) attend(u, messages);
+    for (idx_t u = 0; u < twice; ++u) sum_up_queries(u, messages);
+    const idx_t first = std::min(holders.count() - 1 - holders.place, twice);
+    for (idx_t u = 0; u < first; ++u) attend(u, messages);
+    for (idx_t u = twice; u < units; ++u) attend(u, messages);
+    for (idx_t u = first; u < twice; ++u) attend(u, messages);
     messages.finish();
   }
 
   /// Units whose queries are summed up before all else: `after`.
-  void sum_up_queries(index u, state_messages& messages) {
-    for_each_segment(first_item_head(u), first_item_head(u + 1), [&](index item_head, index n, int worker) {
+  void sum_up_queries(idx_t u, state_messages& messages) {
+    for_each_segment(first_item_head(u), first_item_head(u + 1), [&](idx_t item_head, idx_t n, int worker) {
       if (sees_nothing(batch_of(item_head))) return;
       auto w = scratch(worker);
       stored_sums& x = after[item_head * segments + n];
@@ -191,10 +191,10 @@ struct kernel_scan_backward {
       progress(messages, worker);
     });
     const auto s = scratch(0).x.forward;
-    for (index item_head = first_item_head(u); item_head < first_item_head(u + 1); ++item_head) {
+    for (idx_t item_head = first_item_head(u); item_head < first_item_head(u + 1); ++item_head) {
       messages.receive(item_head);
       sums_type& later = queries[item_head];
-      for (index n = call.segments(batch_of(item_head)) - 1; n >= 0 && !sees_nothing(batch_of(item_head)); --n) {
+      for (idx_t n = call.segments(batch_of(item_head)) - 1; n >= 0 && !sees_nothing(batch_of(item_head)); --n) {
         stored_sums& x = after[item_head * segments + n];
         if (x.sums.empty) {
           call.copy(later, x.sums);
@@ -209,17 +209,17 @@ struct kernel_scan_backward {
   }
 
   /// The gradients of a unit.
-  void attend(index u, state_messages& messages) {
+  void attend(idx_t u, state_messages& messages) {
     const bool stored = u < twice;
-    const index first = first_item_head(u), end = first_item_head(u + 1);
-    for (index item_head = first; item_head < end && !stored && in.reverse(); ++item_head) messages.receive(item_head);
-    exec.for_each(std::min((u + 1) * unit, heads) - u * unit, [&](index n, int worker) {
+    const idx_t first = first_item_head(u), end = first_item_head(u + 1);
+    for (idx_t item_head = first; item_head < end && !stored && in.reverse(); ++item_head) messages.receive(item_head);
+    exec.for_each(std::min((u + 1) * unit, heads) - u * unit, [&](idx_t n, int worker) {
       auto w = scratch(worker);
       const sums_type own_after = w.after;
-      run_head(u * unit + n, w, [&](index item_head, const item_head_target& to) {
-        const index b = batch_of(item_head), h = head_of(item_head);
+      run_head(u * unit + n, w, [&](idx_t item_head, const item_head_target& to) {
+        const idx_t b = batch_of(item_head), h = head_of(item_head);
         if (!stored) call.copy(queries[item_head], w.after);
-        for (index m = call.segments(b) - 1; m >= 0; --m) {
+        for (idx_t m = call.segments(b) - 1; m >= 0; --m) {
           if (stored) w.after = after[item_head * segments + m].sums;
           const T decay = one.attend_segment(b, h, m, before[item_head * segments + m].sums, w, to);
           if (!stored) one.add_queries(w.after, decay, w.own_queries, w.x.forward);
@@ -231,7 +231,7 @@ struct kernel_scan_backward {
           call.copy(w.after, queries[item_head]);
       });
     });
-    for (index item_head = first; item_head < end && !stored && in.reverse(); ++item_head)
+    for (idx_t item_head = first; item_head < end && !stored && in.reverse(); ++item_head)
       messages.send(queries[item_head].values, state_bytes());
   }
   static void progress(state_messages& messages, int worker) {
@@ -240,12 +240,12 @@ struct kernel_scan_backward {
 
   /// One key head of a batch item, as in the engine: run_item_head(item_head, target) for each head of its sums.
   template <class RunItemHead>
-  void run_head(index number, worker_scratch& w, const RunItemHead& run_item_head) {
-    const index b = number / shape.kv_heads, kv_head = number % shape.kv_heads, count = call.lengths.keys(b);
+  void run_head(idx_t number, worker_scratch& w, const RunItemHead& run_item_head) {
+    const idx_t b = number / shape.kv_heads, kv_head = number % shape.kv_heads, count = call.lengths.keys(b);
     const auto to_k = in.dk.head(b, kv_head), to_v = in.dv.head(b, kv_head);
     if (in.of_gates()) std::fill_n(w.gates, shape.keys, T(0));
-    for (index n = 0; n < one.sums_per_key_head(); ++n) {
-      const index h = kv_head * one.sums_per_key_head() + n, item_head = b * call.heads + h;
+    for (idx_t n = 0; n < one.sums_per_key_head(); ++n) {
+      const idx_t h = kv_head * one.sums_per_key_head() + n, item_head = b * call.heads + h;
       const item_head_target to{one.keep_dk() ? scratch_gradient(w.dk, shape.keys, shape.dim, n > 0) : to_k,
                            one.keep_dv() ? scratch_gradient(w.dv, shape.keys, shape.dim_v, n > 0) : to_v,
                            in.d_features ? one.feature_sums + item_head : nullptr};
@@ -261,31 +261,31 @@ struct kernel_scan_backward {
     pad(b, kv_head);
   }
 
-  void pad(index b, index kv_head) const {
-    const index count = call.lengths.keys(b), rows = call.lengths.queries(b), group = shape.group();
-    const index seen = sees_nothing(b) ? 0 : count;
+  void pad(idx_t b, idx_t kv_head) const {
+    const idx_t count = call.lengths.keys(b), rows = call.lengths.queries(b), group = shape.group();
+    const idx_t seen = sees_nothing(b) ? 0 : count;
     if (in.dk) in.dk.head(b, kv_head).clear_rows(seen, shape.keys);
     if (in.dv) in.dv.head(b, kv_head).clear_rows(seen, shape.keys);
-    const index unseeing = sequence.keys(b) == 0                           ? rows
-                           : call.causal && !sequence.has_earlier_keys(b) ? std::max<index>(rows - count, 0)
+    const idx_t unseeing = sequence.keys(b) == 0                           ? rows
+                           : call.causal && !sequence.has_earlier_keys(b) ? std::max<idx_t>(rows - count, 0)
                                                                            : 0;
-    for (index g = kv_head * group; g < (kv_head + 1) * group && in.dq; ++g) {
+    for (idx_t g = kv_head * group; g < (kv_head + 1) * group && in.dq; ++g) {
       in.dq.head(b, g).clear_rows(0, unseeing);
       in.dq.head(b, g).clear_rows(rows, shape.queries);
     }
   }
   void pad_all() const {
-    for (index n = 0; n < heads; ++n) pad(n / shape.kv_heads, n % shape.kv_heads);
+    for (idx_t n = 0; n < heads; ++n) pad(n / shape.kv_heads, n % shape.kv_heads);
   }
 
   /// The gradients of the features are summed over the processes, in the order of their ranks.
   void add_features() {
     const process_group& group = sequence.group();
-    const index each = sums_type::count(feature_rows, shape.dim, false);
+    const idx_t each = sums_type::count(feature_rows, shape.dim, false);
     std::vector<T> sums(static_cast<std::size_t>(item_heads * each));
     const auto each_number = [&](const auto& body) {
-      for (index item_head = 0; item_head < item_heads; ++item_head)
-        for (index n = 0; n < each; ++n)
+      for (idx_t item_head = 0; item_head < item_heads; ++item_head)
+        for (idx_t n = 0; n < each; ++n)
           body(sums[static_cast<std::size_t>(item_head * each + n)], one.feature_sums[item_head].values[n]);
     };
     std::vector<int> next;
@@ -303,16 +303,16 @@ struct kernel_scan_backward {
     work.operations *= 3, work.bytes *= 3;
     const auto limit = exec.limit_threads(work);
     const holder_list& holders = sequence.key_holders();
-    unit = std::min<index>(exec.active_threads(), heads);
+    unit = std::min<idx_t>(exec.active_threads(), heads);
     units = unit > 0 ? (heads + unit - 1) / unit : 0;
-    twice = !in.reverse() || holders.first() ? 0 : std::clamp<index>(holders.count() - 1, 0, units);
+    twice = !in.reverse() || holders.first() ? 0 : std::clamp<idx_t>(holders.count() - 1, 0, units);
     exec.shared_scratch([&](arena& memory) {
       layout(memory);
       return 0;
     });
     prepare();
     in.map.prepare(exec);
-    for (index item_head = 0; item_head < item_heads && in.d_features; ++item_head) {
+    for (idx_t item_head = 0; item_head < item_heads && in.d_features; ++item_head) {
       std::fill_n(one.feature_sums[item_head].values, sums_type::count(feature_rows, shape.dim, false), T(0));
       one.feature_sums[item_head].empty = true;
     }

@@ -98,7 +98,7 @@ class process_group {
 struct process_shape {
   static constexpr int settings_count = 16;
 
-  index batch = 0, heads = 0, kv_heads = 0, dim = 0, dim_v = 0, element_bytes = 0, queries = 0, keys = 0;
+  idx_t batch = 0, heads = 0, kv_heads = 0, dim = 0, dim_v = 0, element_bytes = 0, queries = 0, keys = 0;
   /// Bits: what this process wants computed, or does not have.
   std::uint64_t wants = 0;
   /// Options that are one for all: numbers by their value, lists by a checksum.
@@ -108,7 +108,7 @@ struct process_shape {
 
 /// A number for the element types of a call.
 template <class S>
-inline constexpr index element_code =
+inline constexpr idx_t element_code =
     std::same_as<S, double> ? 8 : std::same_as<S, float> ? 4 : std::same_as<S, Eigen::half> ? 2 : 3;
 
 /// A checksum of a list of numbers, to tell whether processes have the same.
@@ -133,13 +133,13 @@ std::vector<process_shape> agree(const process_group& group, process_shape own, 
   std::vector<process_shape> all = group.all_gather(own);
   const validator all_check(group.name());
   for (std::size_t p = 0; p < all.size(); ++p)
-    if (*all[p].error) throw std::invalid_argument(text({all[p].error, " (process ", static_cast<index>(p), ")"}));
+    if (*all[p].error) throw std::invalid_argument(text({all[p].error, " (process ", static_cast<idx_t>(p), ")"}));
   const process_shape& first = all[0];
   for (std::size_t p = 1; p < all.size(); ++p) {
     const process_shape& one = all[p];
-    const auto same = [&](const char* what, index wanted, index found) {
+    const auto same = [&](const char* what, idx_t wanted, idx_t found) {
       if (found != wanted) all_check.fail({what, " on all processes as on process 0: ", wanted},
-                                          text({found, " on process ", static_cast<index>(p)}));
+                                          text({found, " on process ", static_cast<idx_t>(p)}));
     };
     same("a batch", first.batch, one.batch);
     same("heads", first.heads, one.heads);
@@ -147,12 +147,12 @@ std::vector<process_shape> agree(const process_group& group, process_shape own, 
     same("a query dim", first.dim, one.dim);
     same("a value dim", first.dim_v, one.dim_v);
     if (first.element_bytes != one.element_bytes)
-      all_check.fail("the element type of process 0 on all processes", text({"another on process ", index(p)}));
+      all_check.fail("the element type of process 0 on all processes", text({"another on process ", idx_t(p)}));
     // By bits, so that NaN equals itself.
     if (!std::equal(std::begin(first.settings), std::end(first.settings), std::begin(one.settings), [](double a, double b) {
           return std::bit_cast<std::uint64_t>(a) == std::bit_cast<std::uint64_t>(b);
         }))
-      all_check.fail("the same options on all processes", text({"others on process ", static_cast<index>(p)}));
+      all_check.fail("the same options on all processes", text({"others on process ", static_cast<idx_t>(p)}));
   }
   return all;
 }

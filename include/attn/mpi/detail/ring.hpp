@@ -17,10 +17,10 @@ namespace attn::inline ATTN_ISA::detail {
 
 /// One call of an operator on some of the queries of a process and some of the keys that are there.
 struct block_call {
-  index query = 0, queries = 0;  // the first row, and how many
-  index key = 0, keys = 0;       // among the keys that are there
-  index first_position = 0;      // of the queries, among these keys
-  index shift = 0;               // position in the whole sequence = position in this call + shift
+  idx_t query = 0, queries = 0;  // the first row, and how many
+  idx_t key = 0, keys = 0;       // among the keys that are there
+  idx_t first_position = 0;      // of the queries, among these keys
+  idx_t shift = 0;               // position in the whole sequence = position in this call + shift
   bool causal = false;
   std::size_t range = 0;    // of the queries' process: its first or second
   bool whole_range = true;  // whether these are all queries of the range
@@ -29,11 +29,11 @@ struct block_call {
 /// body(block_call) for what the queries of range `q` see of the keys `k`; row i of the whole sequence is at position
 /// i + shift.
 template <class Body>
-void for_each_block(const sequence_range& q, std::size_t range, const sequence_range& k, index shift, bool causal,
+void for_each_block(const sequence_range& q, std::size_t range, const sequence_range& k, idx_t shift, bool causal,
                     const Body& body) {
-  const index position = q.begin + shift - k.begin;  // of the first query among these keys
-  const index hidden = causal ? std::clamp(-position, index(0), q.length) : 0;  // queries before all of them
-  const index rows = q.length - hidden, first = position + hidden;
+  const idx_t position = q.begin + shift - k.begin;  // of the first query among these keys
+  const idx_t hidden = causal ? std::clamp(-position, idx_t(0), q.length) : 0;  // queries before all of them
+  const idx_t rows = q.length - hidden, first = position + hidden;
   if (rows > 0 && k.length > 0)
     body(block_call{.query = q.local + hidden, .queries = rows, .key = k.local, .keys = k.length,
                     .first_position = first, .shift = k.begin, .causal = causal && first < k.length - 1,
@@ -42,53 +42,53 @@ void for_each_block(const sequence_range& q, std::size_t range, const sequence_r
 
 /// Number of key heads that are computed between two calls of MPI: about a millisecond of work, at least one. The same
 /// on all processes; it does not affect results.
-inline index heads_of_piece(index kv_heads, double operations) {
-  const double pieces = std::clamp(operations / 5e7, 1.0, static_cast<double>(std::max<index>(1, kv_heads)));
-  return std::max<index>(1, static_cast<index>(std::ceil(static_cast<double>(kv_heads) / pieces)));
+inline idx_t heads_of_piece(idx_t kv_heads, double operations) {
+  const double pieces = std::clamp(operations / 5e7, 1.0, static_cast<double>(std::max<idx_t>(1, kv_heads)));
+  return std::max<idx_t>(1, static_cast<idx_t>(std::ceil(static_cast<double>(kv_heads) / pieces)));
 }
 
 /// Memory for the keys and values, or their gradients, of any one process: head after head, so that heads travel alone.
 template <class E>
 struct key_buffer {
-  index batch = 0, heads = 0, dim = 0, dim_v = 0, most = 0;
+  idx_t batch = 0, heads = 0, dim = 0, dim_v = 0, most = 0;
   E *k = nullptr, *v = nullptr;
 
   /// k and v have the extents of any process; `most` are the keys of the one that has most.
-  static key_buffer layout(arena& memory, const std::array<index, 4>& k, const std::array<index, 4>& v, index most) {
+  static key_buffer layout(arena& memory, const std::array<idx_t, 4>& k, const std::array<idx_t, 4>& v, idx_t most) {
     E* const keys = memory.allocate<E>(k[0] * k[1] * most * k[3]);
     return {k[0], k[1], k[3], v[3], most, keys, memory.allocate<E>(k[0] * k[1] * most * v[3])};
   }
 
-  tensor_view<E> keys(index n) const { return view(k, n, dim); }
-  tensor_view<E> values(index n) const { return view(v, n, dim_v); }
+  tensor_view<E> keys(idx_t n) const { return view(k, n, dim); }
+  tensor_view<E> values(idx_t n) const { return view(v, n, dim_v); }
 
   void clear() const {
     std::fill_n(k, heads * head_size(most, dim), E(0));
     std::fill_n(v, heads * head_size(most, dim_v), E(0));
   }
-  void send(message_list& messages, index n, index head, index count, int to, int tag, MPI_Comm comm) const {
+  void send(message_list& messages, idx_t n, idx_t head, idx_t count, int to, int tag, MPI_Comm comm) const {
     messages.send(k + head * head_size(n, dim), bytes(n, dim, count), to, tag, comm);
     messages.send(v + head * head_size(n, dim_v), bytes(n, dim_v, count), to, tag, comm);
   }
-  void receive(message_list& messages, index n, index head, index count, int from, int tag, MPI_Comm comm) const {
+  void receive(message_list& messages, idx_t n, idx_t head, idx_t count, int from, int tag, MPI_Comm comm) const {
     messages.receive(k + head * head_size(n, dim), bytes(n, dim, count), from, tag, comm);
     messages.receive(v + head * head_size(n, dim_v), bytes(n, dim_v, count), from, tag, comm);
   }
 
  private:
-  index head_size(index n, index width) const { return batch * n * width; }
-  std::size_t bytes(index n, index width, index count) const {
+  idx_t head_size(idx_t n, idx_t width) const { return batch * n * width; }
+  std::size_t bytes(idx_t n, idx_t width, idx_t count) const {
     return static_cast<std::size_t>(count * head_size(n, width)) * sizeof(E);
   }
-  tensor_view<E> view(E* data, index n, index width) const {
+  tensor_view<E> view(E* data, idx_t n, idx_t width) const {
     return {data, {batch, heads, n, width}, {n * width, head_size(n, width), width, 1}};
   }
 };
 
 /// Two of them: one that is here, one that arrives; on one process none does.
 template <class E>
-std::array<key_buffer<E>, 2> layout_key_buffers(arena& memory, const std::array<index, 4>& k,
-                                                const std::array<index, 4>& v, const sequence_split& split) {
+std::array<key_buffer<E>, 2> layout_key_buffers(arena& memory, const std::array<idx_t, 4>& k,
+                                                const std::array<idx_t, 4>& v, const sequence_split& split) {
   const auto here = key_buffer<E>::layout(memory, k, v, split.most());
   return {here, key_buffer<E>::layout(memory, k, v, split.processes() > 1 ? split.most() : 0)};
 }
@@ -96,21 +96,21 @@ std::array<key_buffer<E>, 2> layout_key_buffers(arena& memory, const std::array<
 /// body(b, h, i) for every row of a view of four axes.
 template <class T, class Body>
 void for_each_row(const tensor_view<T>& x, const Body& body) {
-  for (index b = 0; b < x.extent(0); ++b)
-    for (index h = 0; h < x.extent(1); ++h)
-      for (index i = 0; i < x.extent(2); ++i) body(b, h, i);
+  for (idx_t b = 0; b < x.extent(0); ++b)
+    for (idx_t h = 0; h < x.extent(1); ++h)
+      for (idx_t i = 0; i < x.extent(2); ++i) body(b, h, i);
 }
 
 template <class S, class E>
 void copy_elements(const tensor_view<S>& from, const tensor_view<E>& to) {
-  const index count = to.extent(3), stride = from.stride(3), to_stride = to.stride(3);
-  for_each_row(to, [&](index b, index h, index i) {
+  const idx_t count = to.extent(3), stride = from.stride(3), to_stride = to.stride(3);
+  for_each_row(to, [&](idx_t b, idx_t h, idx_t i) {
     const S* const x = head_of(from, b, h).row(i);
     E* const y = head_of(to, b, h).row(i);
     if (stride == 1 && to_stride == 1)
-      for (index d = 0; d < count; ++d) y[d] = static_cast<E>(x[d]);
+      for (idx_t d = 0; d < count; ++d) y[d] = static_cast<E>(x[d]);
     else
-      for (index d = 0; d < count; ++d) y[d * to_stride] = static_cast<E>(x[d * stride]);
+      for (idx_t d = 0; d < count; ++d) y[d * to_stride] = static_cast<E>(x[d * stride]);
   });
 }
 
@@ -136,7 +136,7 @@ class travelling_keys {
   int step() const { return step_; }
   bool last() const { return step_ + 1 == group_.size(); }
   views here() {
-    const index n = split_.length(source());
+    const idx_t n = split_.length(source());
     return {buffer(step_).keys(n), buffer(step_).values(n)};
   }
 
@@ -158,7 +158,7 @@ class travelling_keys {
 
   const process_group& group_;
   const sequence_split& split_;
-  index heads_;
+  idx_t heads_;
   std::array<key_buffer<S>, 2> buffers_;
   int step_ = 0;
   message_list messages_;
@@ -174,7 +174,7 @@ class travelling_gradients {
   };
 
   travelling_gradients(const process_group& group, const sequence_split& split,
-                       const std::array<key_buffer<T>, 2>& buffers, index piece)
+                       const std::array<key_buffer<T>, 2>& buffers, idx_t piece)
       : group_(group), split_(split), heads_(buffers[0].heads), piece_(piece), buffers_(buffers),
         pieces_(static_cast<std::size_t>(ceil_div(heads_, piece))), arriving_{lists(pieces_), lists(pieces_)} {
     buffers_[0].clear();
@@ -184,7 +184,7 @@ class travelling_gradients {
   void begin_step(int step) {
     leaving_.wait();
     if (group_.size() == 1) return;
-    const index n = length(step + 1);
+    const idx_t n = length(step + 1);
     for (std::size_t piece = 0; piece < pieces_; ++piece)
       buffer(step + 1).receive(arriving_[(step + 1) % 2][piece], n, first(piece), count(piece), group_.before(), 1,
                                group_.get());
@@ -209,24 +209,24 @@ class travelling_gradients {
   }
 
   std::size_t pieces() const { return pieces_; }
-  index first(std::size_t piece) const { return static_cast<index>(piece) * piece_; }
-  index count(std::size_t piece) const { return std::min(piece_, heads_ - first(piece)); }
+  idx_t first(std::size_t piece) const { return static_cast<idx_t>(piece) * piece_; }
+  idx_t count(std::size_t piece) const { return std::min(piece_, heads_ - first(piece)); }
 
  private:
   using lists = std::vector<message_list>;
 
   const key_buffer<T>& buffer(int step) const { return buffers_[static_cast<std::size_t>(step % 2)]; }
-  index length(int step) const {
+  idx_t length(int step) const {
     return split_.length((group_.rank() - step % group_.size() + group_.size()) % group_.size());
   }
   views all(int step) {
-    const index n = length(step);
+    const idx_t n = length(step);
     return {buffer(step).keys(n), buffer(step).values(n)};
   }
 
   const process_group& group_;
   const sequence_split& split_;
-  index heads_, piece_;
+  idx_t heads_, piece_;
   std::array<key_buffer<T>, 2> buffers_;
   std::size_t pieces_;
   lists arriving_[2];

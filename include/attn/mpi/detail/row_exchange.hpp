@@ -7,8 +7,8 @@ namespace attn::inline ATTN_ISA::detail {
 
 /// Rows [begin, end) of the whole sequence.
 struct row_range {
-  index begin = 0, end = 0;
-  index length() const { return std::max<index>(0, end - begin); }
+  idx_t begin = 0, end = 0;
+  idx_t length() const { return std::max<idx_t>(0, end - begin); }
 };
 inline row_range common_rows(const row_range& x, const row_range& y) {
   return {std::max(x.begin, y.begin), std::max(std::max(x.begin, y.begin), std::min(x.end, y.end))};
@@ -16,15 +16,15 @@ inline row_range common_rows(const row_range& x, const row_range& y) {
 /// What a process wants: ranges that ascend and do not overlap.
 using row_ranges = std::vector<row_range>;
 
-inline index total_length(const row_ranges& ranges) {
-  index rows = 0;
+inline idx_t total_length(const row_ranges& ranges) {
+  idx_t rows = 0;
   for (const row_range& range : ranges) rows += range.length();
   return rows;
 }
 /// How many rows of them are before `row`.
-inline index rows_before(const row_ranges& ranges, index row) {
-  index rows = 0;
-  for (const row_range& range : ranges) rows += std::clamp(row - range.begin, index(0), range.length());
+inline idx_t rows_before(const row_ranges& ranges, idx_t row) {
+  idx_t rows = 0;
+  for (const row_range& range : ranges) rows += std::clamp(row - range.begin, idx_t(0), range.length());
   return rows;
 }
 /// Ranges in any order become such that ascend and do not touch.
@@ -39,9 +39,9 @@ inline void join(row_ranges& ranges) {
   ranges.resize(count);
 }
 /// Positions that ascend, each once, as ranges.
-inline row_ranges ranges_of(std::span<const index> positions) {
+inline row_ranges ranges_of(std::span<const idx_t> positions) {
   row_ranges ranges;
-  for (index p : positions) {
+  for (idx_t p : positions) {
     if (ranges.empty() || ranges.back().end != p) ranges.push_back({p, p});
     ++ranges.back().end;
   }
@@ -51,24 +51,24 @@ inline row_ranges ranges_of(std::span<const index> positions) {
 /// Memory for rows of [B, H] vectors, row after row, so that any range of rows is one message.
 template <class E>
 struct row_memory {
-  index batch = 0, heads = 0, rows = 0, dim = 0;
+  idx_t batch = 0, heads = 0, rows = 0, dim = 0;
   std::vector<E> memory{};
 
   row_memory() = default;
-  row_memory(index b, index h, index n, index d)
+  row_memory(idx_t b, idx_t h, idx_t n, idx_t d)
       : batch(b), heads(h), rows(n), dim(d), memory(static_cast<std::size_t>(b * h * n * d)) {}
 
-  index row_size() const { return batch * heads * dim; }
-  std::size_t row_bytes(index count) const { return static_cast<std::size_t>(count * row_size()) * sizeof(E); }
-  E* row(index n) { return memory.data() + n * row_size(); }
-  const E* row(index n) const { return memory.data() + n * row_size(); }
+  idx_t row_size() const { return batch * heads * dim; }
+  std::size_t row_bytes(idx_t count) const { return static_cast<std::size_t>(count * row_size()) * sizeof(E); }
+  E* row(idx_t n) { return memory.data() + n * row_size(); }
+  const E* row(idx_t n) const { return memory.data() + n * row_size(); }
   /// Rows [first, first + count) as [B, H, count, D].
-  tensor_view<E> view(index first, index count) {
+  tensor_view<E> view(idx_t first, idx_t count) {
     return {row(first), {batch, heads, count, dim}, {heads * dim, dim, row_size(), 1}};
   }
   tensor_view<E> view() { return view(0, rows); }
   /// Of rows of one number, as [B, H, count].
-  tensor_view<E, 3> list(index first, index count) {
+  tensor_view<E, 3> list(idx_t first, idx_t count) {
     return {row(first), {batch, heads, count}, {heads, 1, row_size()}};
   }
   tensor_view<E, 3> list() { return list(0, rows); }
@@ -103,9 +103,9 @@ class row_exchange {
           messages.push_back({part, p}), wanted_of_own.push_back(part);
     }
     join(wanted_of_own);
-    const index b = own.extent(0), h = own.extent(1), d = own.extent(3);
+    const idx_t b = own.extent(0), h = own.extent(1), d = own.extent(3);
     leaving = row_memory<E>(b, h, total_length(wanted_of_own), d);
-    index at = 0;
+    idx_t at = 0;
     for (const row_range& range : wanted_of_own) {
       copy_elements(own.slice(2, range.begin - mine.begin, range.length()), leaving.view(at, range.length()));
       at += range.length();

@@ -17,23 +17,23 @@ struct partial_softmax_options : full_softmax_options<S> {
 template <class F>
 struct part_function {
   F& function;
-  index head, shift;  // of the part's first
+  idx_t head, shift;  // of the part's first
 
   template <class T>
-  T operator()(T s, index b, index h, index i, index j) const {
+  T operator()(T s, idx_t b, idx_t h, idx_t i, idx_t j) const {
     return static_cast<T>(function(s, b, head + h, i + shift, j + shift));
   }
   template <class T>
-  T operator()(T s, T d, index b, index h, index i, index j) const {
+  T operator()(T s, T d, idx_t b, idx_t h, idx_t i, idx_t j) const {
     return static_cast<T>(function(s, d, b, head + h, i + shift, j + shift));
   }
 };
 /// The same for none.
 template <class F>
-auto function_of_part(F& function, index head, index shift) {
+auto function_of_part(F& function, idx_t head, idx_t shift) {
   using plain = std::remove_const_t<F>;
-  if constexpr (std::is_empty_v<plain> && !std::is_invocable_v<F&, double, index, index, index, index> &&
-                !std::is_invocable_v<F&, double, double, index, index, index, index>)
+  if constexpr (std::is_empty_v<plain> && !std::is_invocable_v<F&, double, idx_t, idx_t, idx_t, idx_t> &&
+                !std::is_invocable_v<F&, double, double, idx_t, idx_t, idx_t, idx_t>)
     return plain{};
   else
     return part_function<F>{function, head, shift};
@@ -41,7 +41,7 @@ auto function_of_part(F& function, index head, index shift) {
 
 /// `count` entries of a list per head, or none.
 template <class T>
-list_view<T> part_of_list(std::span<const T> list, index first, index count) {
+list_view<T> part_of_list(std::span<const T> list, idx_t first, idx_t count) {
   return list.empty() ? list_view<T>() : list_view<T>(list.data() + first, static_cast<std::size_t>(count));
 }
 
@@ -49,7 +49,7 @@ list_view<T> part_of_list(std::span<const T> list, index first, index count) {
 template <class T, class S>
 void add_sinks(std::span<const T> sinks, const tensor_view<T>& sums, const tensor_view<T, 3>& lse,
                const tensor_view<S>& out) {
-  for_each_row(sums, [&](index b, index h, index i) {
+  for_each_row(sums, [&](idx_t b, idx_t h, idx_t i) {
     T& log_sum = lse(b, h, i);
     T factor = 1;
     if (!sinks.empty() && log_sum != -std::numeric_limits<T>::infinity()) {
@@ -58,7 +58,7 @@ void add_sinks(std::span<const T> sinks, const tensor_view<T>& sums, const tenso
       factor = std::exp(log_sum - with);
       log_sum = with;
     }
-    for (index d = 0; d < sums.extent(3); ++d) out(b, h, i, d) = static_cast<S>(factor * sums(b, h, i, d));
+    for (idx_t d = 0; d < sums.extent(3); ++d) out(b, h, i, d) = static_cast<S>(factor * sums(b, h, i, d));
   });
 }
 
@@ -66,7 +66,7 @@ void add_sinks(std::span<const T> sinks, const tensor_view<T>& sums, const tenso
 /// block's results are stored, and those of later blocks are merged.
 template <class T>
 struct row_sums {
-  index group = 1, step = 1;  // query heads of a key head, key heads of a piece
+  idx_t group = 1, step = 1;  // query heads of a key head, key heads of a piece
   T *part = nullptr, *part_lse = nullptr;  // memory for the results of a block
   tensor_view<T> out{};
   tensor_view<T, 3> lse{};
@@ -74,7 +74,7 @@ struct row_sums {
 
   /// Adds a block for `count` key heads from h on: attend(out, lse) writes its results.
   template <class Attend>
-  void add(index h, index count, const block_call& call, const sequence_range& range, const Attend& attend) {
+  void add(idx_t h, idx_t count, const block_call& call, const sequence_range& range, const Attend& attend) {
     const auto rows = [&](const auto& x) {
       return x.slice(1, h * group, count * group).slice(2, call.query, call.queries);
     };
@@ -83,24 +83,24 @@ struct row_sums {
       if (call.whole_range) return attend(rows(out), rows(lse));
       clear(h, count, range);
     }
-    const std::array<index, 4> extents = rows(out).extents();
+    const std::array<idx_t, 4> extents = rows(out).extents();
     const tensor_view<T> block(part, extents);
     const tensor_view<T, 3> block_lse(part_lse, {extents[0], extents[1], extents[2]});
     attend(block, block_lse);
     merge_softmax(rows(out), rows(lse), block, block_lse);
   }
   /// Ranges without results have seen no key.
-  void finish(const std::array<sequence_range, 2>& ranges, index kv_heads) const {
+  void finish(const std::array<sequence_range, 2>& ranges, idx_t kv_heads) const {
     for (std::size_t piece = 0; piece < begun.size(); ++piece)
       for (std::size_t n = 0; n < ranges.size(); ++n)
-        if (const index h = static_cast<index>(piece) * step; !begun[piece][n])
+        if (const idx_t h = static_cast<idx_t>(piece) * step; !begun[piece][n])
           clear(h, std::min(step, kv_heads - h), ranges[n]);
   }
 
  private:
-  void clear(index h, index count, const sequence_range& range) const {
-    for (index b = 0; b < out.extent(0); ++b)
-      for (index head = h * group; head < (h + count) * group; ++head)
+  void clear(idx_t h, idx_t count, const sequence_range& range) const {
+    for (idx_t b = 0; b < out.extent(0); ++b)
+      for (idx_t head = h * group; head < (h + count) * group; ++head)
         clear_rows(head_of(out, b, head), range.local, range.local + range.length, row_of(lse, b, head), lse.stride(2));
   }
 };
@@ -129,7 +129,7 @@ class softmax_group {
                                double(softcap.has_value()), number(softcap), checksum(slopes), checksum(sinks)};
     std::copy(std::begin(settings), std::end(settings), own.settings);
     const auto all = agree(processes, own, [&] { check(validator(name)); });
-    std::vector<index> query_lengths, key_lengths;
+    std::vector<idx_t> query_lengths, key_lengths;
     for (const process_shape& one : all) {
       query_lengths.push_back(one.queries), key_lengths.push_back(one.keys);
       wants_ |= one.wants;
@@ -140,14 +140,14 @@ class softmax_group {
 
   /// Whether any process lacks or wants this.
   bool any(std::uint64_t want) const { return (wants_ & want) != 0; }
-  index group() const { return k.extent(1) > 0 ? q.extent(1) / k.extent(1) : 0; }
+  idx_t group() const { return k.extent(1) > 0 ? q.extent(1) / k.extent(1) : 0; }
 
   /// Forward: out, and lse where it is given.
   template <class Score>
   void attend(const tensor_view<const S>& v, const tensor_view<S>& out, const tensor_view<T, 3>& lse, Score& score,
               execution& exec) const {
-    const index step = piece(v.extent(3)), rows = out.extent(0) * out.extent(1) * out.extent(2), dim_v = out.extent(3);
-    const index part = out.extent(0) * std::min(step, k.extent(1)) * group() * out.extent(2);
+    const idx_t step = piece(v.extent(3)), rows = out.extent(0) * out.extent(1) * out.extent(2), dim_v = out.extent(3);
+    const idx_t part = out.extent(0) * std::min(step, k.extent(1)) * group() * out.extent(2);
     struct memory {
       std::array<key_buffer<S>, 2> keys;
       T *part, *part_lse, *sums, *lse;
@@ -171,7 +171,7 @@ class softmax_group {
     for (;; travelling.end_step()) {
       travelling.begin_step();
       const auto here = travelling.here();
-      for_each_call(travelling.source(), step, [&](index h, index count, const block_call& call) {
+      for_each_call(travelling.source(), step, [&](idx_t h, idx_t count, const block_call& call) {
         total.add(h, count, call, queries.of(processes.rank())[call.range],
                   [&](const tensor_view<T>& sums, const tensor_view<T, 3>& sums_lse) {
                     attend_block({this->rows(q, h, count, call), columns(here.k, h, count, call),
@@ -187,7 +187,7 @@ class softmax_group {
   }
 
   /// Key heads of a piece of a step.
-  index piece(index dim_v) const {
+  idx_t piece(idx_t dim_v) const {
     const double pairs = static_cast<double>(queries.tokens()) / queries.processes() *
                          (static_cast<double>(keys.tokens()) / keys.processes());
     return heads_of_piece(k.extent(1), 2 * pairs * static_cast<double>(q.extent(0) * q.extent(1)) *
@@ -196,7 +196,7 @@ class softmax_group {
 
   /// The options of a block of `count` key heads from h on, but for lse.
   template <class Options>
-  void set_options(Options& options, index h, index count, const block_call& call) const {
+  void set_options(Options& options, idx_t h, idx_t count, const block_call& call) const {
     options.scale = scale, options.softcap = softcap;
     options.causal = call.causal, options.first_position = call.first_position;
     options.alibi_slopes = part_of_list<T>(slopes, h * group(), count * group());
@@ -204,26 +204,26 @@ class softmax_group {
 
   /// The query heads of `count` key heads from h on, of the rows of a call.
   template <class X>
-  auto rows(const X& x, index h, index count, const block_call& call) const {
+  auto rows(const X& x, idx_t h, idx_t count, const block_call& call) const {
     return x.slice(1, h * group(), count * group()).slice(2, call.query, call.queries);
   }
   template <class X>
-  auto columns(const X& x, index h, index count, const block_call& call) const {
+  auto columns(const X& x, idx_t h, idx_t count, const block_call& call) const {
     return x.slice(1, h, count).slice(2, call.key, call.keys);
   }
 
   /// body(block_call) for all that the queries of this process see of the keys of `source`.
   template <class Body>
   void for_each_call(int source, const Body& body) const {
-    const index shift = keys.tokens() - queries.tokens();
+    const idx_t shift = keys.tokens() - queries.tokens();
     for (const sequence_range& part : keys.of(source))
       for (std::size_t n = 0; const sequence_range& own : queries.of(processes.rank()))
         for_each_block(own, n++, part, shift, causal, body);
   }
   /// The same, in pieces of `step` key heads: body(first key head, key heads, block_call).
   template <class Body>
-  void for_each_call(int source, index step, const Body& body) const {
-    for (index h = 0; h < k.extent(1); h += step)
+  void for_each_call(int source, idx_t step, const Body& body) const {
+    for (idx_t h = 0; h < k.extent(1); h += step)
       for_each_call(source, [&](const block_call& call) { body(h, std::min(step, k.extent(1) - h), call); });
   }
 
@@ -244,7 +244,7 @@ class softmax_group {
   };
 
   template <class Score>
-  void attend_block(const block_views& x, index h, const block_call& call, Score& score, execution& exec) const {
+  void attend_block(const block_views& x, idx_t h, const block_call& call, Score& score, execution& exec) const {
     partial_softmax_options<S> options;
     set_options(options, h, x.k.extent(1), call);
     options.lse = x.lse;

@@ -46,7 +46,7 @@ class softmax_group_backward {
         exec_(exec) {}
 
   void run() {
-    const std::array<index, 4>& o = x_.out.extents();
+    const std::array<idx_t, 4>& o = x_.out.extents();
     if (uses_fast_products<S>(exec_)) lse_ = {};
     const standard_products standard(exec_);
     const bool lacks = group_.any(lacks_lse);
@@ -61,7 +61,7 @@ class softmax_group_backward {
       std::array<key_buffer<T>, 2> sums;
       T *dq, *slopes;
     };
-    const index dq_size = g_.q ? x_.q.size() : 0, slopes_size = group_.any(wants_slopes) ? x_.q.extent(1) : 0;
+    const idx_t dq_size = g_.q ? x_.q.size() : 0, slopes_size = group_.any(wants_slopes) ? x_.q.extent(1) : 0;
     const auto scratch = exec_.workspace([&](arena& m) {
       return memory{
           .keys = layout_key_buffers<S>(m, x_.k.extents(), x_.v.extents(), group_.keys),
@@ -98,14 +98,14 @@ class softmax_group_backward {
   }
 
  private:
-  std::array<index, 4> extents_of(const tensor_view<const S>& x, std::uint64_t want) const {
-    std::array<index, 4> extents = x.extents();
+  std::array<idx_t, 4> extents_of(const tensor_view<const S>& x, std::uint64_t want) const {
+    std::array<idx_t, 4> extents = x.extents();
     if (!group_.any(want)) extents[3] = 0;
     return extents;
   }
 
   template <class Keys, class Sums>
-  void differentiate_block(const Keys& here, const Sums& to, index h, index count, const block_call& call) {
+  void differentiate_block(const Keys& here, const Sums& to, idx_t h, idx_t count, const block_call& call) {
     const auto rows = [&](const auto& x) { return group_.rows(x, h, count, call); };
     const auto columns = [&](const auto& x) { return group_.columns(x, h, count, call); };
     attn::full_softmax_options<S> options;
@@ -115,7 +115,7 @@ class softmax_group_backward {
     if (g_.q) sums.q = rows(dq_);
     if (group_.any(wants_keys)) sums.k = columns(to.k);
     if (group_.any(wants_values)) sums.v = columns(to.v);
-    const index heads = count * group_.group();
+    const idx_t heads = count * group_.group();
     if (!slopes_.empty()) sums.alibi_slopes = {slopes_.data() + h * group_.group(), {heads}};
     if (g_.d_lse) sums.d_lse = rows(g_.d_lse);
     auto function = function_of_part(score_, h * group_.group(), call.shift);
@@ -130,7 +130,7 @@ class softmax_group_backward {
   /// Of every head, the part of the own rows: - sum_i e^(sink - lse_i) D_i.
   std::vector<T> sink_sums() const {
     std::vector<T> sums(static_cast<std::size_t>(x_.q.extent(1)), T(0));
-    for_each_row(x_.out, [&](index b, index h, index i) {
+    for_each_row(x_.out, [&](idx_t b, idx_t h, idx_t i) {
       const T log_sum = lse_(b, h, i);
       if (log_sum == -std::numeric_limits<T>::infinity()) return;
       const auto o = head_of(x_.out, b, h), d = head_of(x_.d_out, b, h);
@@ -142,8 +142,8 @@ class softmax_group_backward {
   }
 
   void store(const tensor_view<const T>& sums, const tensor_view<S>& to) const {
-    for_each_row(to, [&](index b, index h, index i) {
-      for (index d = 0; d < to.extent(3); ++d) store_gradient(to(b, h, i, d), sums(b, h, i, d), g_.accumulate);
+    for_each_row(to, [&](idx_t b, idx_t h, idx_t i) {
+      for (idx_t d = 0; d < to.extent(3); ++d) store_gradient(to(b, h, i, d), sums(b, h, i, d), g_.accumulate);
     });
   }
   /// The sum of all processes' lists, in their order.
@@ -152,7 +152,7 @@ class softmax_group_backward {
     for (std::size_t h = 0; to && h < own.size(); ++h) {
       T sum = 0;
       for (std::size_t n = h; n < all.size(); n += own.size()) sum += all[n];
-      store_gradient(to(static_cast<index>(h)), sum, g_.accumulate);
+      store_gradient(to(static_cast<idx_t>(h)), sum, g_.accumulate);
     }
   }
 

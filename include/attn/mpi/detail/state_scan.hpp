@@ -29,7 +29,7 @@ class state_messages {
     if (from_ != none) message.receive(state, bytes, from_, 0, comm_);
   }
   /// Waits for the state that was the n-th to be expected.
-  void receive(index n) { arriving_[static_cast<std::size_t>(n)].wait(); }
+  void receive(idx_t n) { arriving_[static_cast<std::size_t>(n)].wait(); }
   /// The state must stay as it is until finish().
   void send(const void* state, std::size_t bytes) {
     for (int process : to_) leaving_.send(state, bytes, process, 0, comm_);
@@ -67,16 +67,16 @@ inline state_messages tree_from(int root, const process_group& group) {
 /// Those of the processes that hold some of the tokens.
 struct holder_list {
   std::vector<int> list;
-  index place = -1;  // of this process among them
+  idx_t place = -1;  // of this process among them
 
   holder_list(const sequence_split& split, int rank) {
     for (int p = 0; p < split.processes(); ++p)
       if (split.length(p) > 0) {
-        if (p == rank) place = static_cast<index>(list.size());
+        if (p == rank) place = static_cast<idx_t>(list.size());
         list.push_back(p);
       }
   }
-  index count() const { return static_cast<index>(list.size()); }
+  idx_t count() const { return static_cast<idx_t>(list.size()); }
   bool holds() const { return place >= 0; }
   bool first() const { return place == 0; }
   bool last() const { return place == count() - 1; }
@@ -96,53 +96,53 @@ struct holder_list {
 /// its batch items, of which each process has a part.
 class spread_sequence {
  public:
-  spread_sequence(const char* name, MPI_Comm communicator, index queries, index keys)
+  spread_sequence(const char* name, MPI_Comm communicator, idx_t queries, idx_t keys)
       : group_(name, communicator),
-        gathered_(group_.all_gather(std::array<index, 2>{std::max<index>(queries, 0), std::max<index>(keys, 0)})),
+        gathered_(group_.all_gather(std::array<idx_t, 2>{std::max<idx_t>(queries, 0), std::max<idx_t>(keys, 0)})),
         queries_(column(0), false),
         keys_(column(1), false),
         query_holders_(queries_, group_.rank()),
         key_holders_(keys_, group_.rank()) {}
 
   const process_group& group() const { return group_; }
-  index whole_queries() const { return queries_.tokens(); }
-  index whole_keys() const { return keys_.tokens(); }
+  idx_t whole_queries() const { return queries_.tokens(); }
+  idx_t whole_keys() const { return keys_.tokens(); }
 
   /// Takes the true lengths, those of the whole sequence, after they were checked.
-  void set_lengths(index batch, const sequence_lengths& whole) {
+  void set_lengths(idx_t batch, const sequence_lengths& whole) {
     whole_ = whole;
     own_queries_.clear(), own_keys_.clear();
-    for (index b = 0; b < batch; ++b) {
+    for (idx_t b = 0; b < batch; ++b) {
       own_queries_.push_back(true_length(queries_, whole.queries(b), group_.rank()));
       own_keys_.push_back(true_length(keys_, whole.keys(b), group_.rank()));
     }
   }
   /// Those of this process.
-  const std::vector<index>& own_queries() const { return own_queries_; }
-  const std::vector<index>& own_keys() const { return own_keys_; }
+  const std::vector<idx_t>& own_queries() const { return own_queries_; }
+  const std::vector<idx_t>& own_keys() const { return own_keys_; }
   /// Those of the whole.
-  index queries(index b) const { return whole_.queries(b); }
-  index keys(index b) const { return whole_.keys(b); }
+  idx_t queries(idx_t b) const { return whole_.queries(b); }
+  idx_t keys(idx_t b) const { return whole_.keys(b); }
   /// Does batch item b have keys, or queries, before those of this process; has it keys after them?
-  bool has_earlier_keys(index b) const { return keys(b) > 0 && keys_.of(group_.rank())[0].begin > 0; }
-  bool has_earlier_queries(index b) const { return queries(b) > 0 && queries_.of(group_.rank())[0].begin > 0; }
-  bool has_later_keys(index b) const {
+  bool has_earlier_keys(idx_t b) const { return keys(b) > 0 && keys_.of(group_.rank())[0].begin > 0; }
+  bool has_earlier_queries(idx_t b) const { return queries(b) > 0 && queries_.of(group_.rank())[0].begin > 0; }
+  bool has_later_keys(idx_t b) const {
     return keys(b) > keys_.of(group_.rank())[0].begin + keys_.length(group_.rank());
   }
 
   /// Throws, on every process alike, unless the keys between a query's position and the end of an earlier process are
   /// on the query's own process.
-  void check_causal(index batch) const {
+  void check_causal(idx_t batch) const {
     for (int p = 0; p < group_.size(); ++p)
-      for (index b = 0; b < batch; ++b) {
-        const index queries = true_length(queries_, whole_.queries(b), p), first_key = keys_.of(p)[0].begin,
+      for (idx_t b = 0; b < batch; ++b) {
+        const idx_t queries = true_length(queries_, whole_.queries(b), p), first_key = keys_.of(p)[0].begin,
                     first = queries_.of(p)[0].begin + whole_.keys(b) - whole_.queries(b), end = first + queries,
                     end_keys = first_key + true_length(keys_, whole_.keys(b), p);
-        if (queries == 0 || (std::max<index>(end, 0) == end_keys && (first_key == 0 || first >= first_key))) continue;
+        if (queries == 0 || (std::max<idx_t>(end, 0) == end_keys && (first_key == 0 || first >= first_key))) continue;
         validator(group_.name())
             .fail({"causal queries at the positions of the last keys of their process, ", first_key, " to ",
                         end_keys},
-                  text({first, " to ", end, " on process ", index(p)}));
+                  text({first, " to ", end, " on process ", idx_t(p)}));
       }
   }
 
@@ -158,20 +158,20 @@ class spread_sequence {
   }
 
  private:
-  std::vector<index> column(std::size_t n) const {
-    std::vector<index> lengths;
+  std::vector<idx_t> column(std::size_t n) const {
+    std::vector<idx_t> lengths;
     for (const auto& one : gathered_) lengths.push_back(one[n]);
     return lengths;
   }
-  static index true_length(const sequence_split& split, index whole, int process) {
-    return std::clamp<index>(whole - split.of(process)[0].begin, 0, split.length(process));
+  static idx_t true_length(const sequence_split& split, idx_t whole, int process) {
+    return std::clamp<idx_t>(whole - split.of(process)[0].begin, 0, split.length(process));
   }
 
   process_group group_;
-  std::vector<std::array<index, 2>> gathered_;
+  std::vector<std::array<idx_t, 2>> gathered_;
   sequence_split queries_, keys_;
   sequence_lengths whole_{};
-  std::vector<index> own_queries_, own_keys_;
+  std::vector<idx_t> own_queries_, own_keys_;
   holder_list query_holders_, key_holders_;
 };
 
@@ -195,9 +195,9 @@ struct common_settings {
   template <class S>
   void add_elements(const tensor_view<const S, 3>& x) {
     std::uint64_t sums[4] = {};  // independent of one another, which is four times as fast as one
-    for (index h = 0; h < x.extent(0); ++h)
-      for (index r = 0; r < x.extent(1); ++r)
-        for (index d = 0; d < x.extent(2); ++d) {
+    for (idx_t h = 0; h < x.extent(0); ++h)
+      for (idx_t r = 0; r < x.extent(1); ++r)
+        for (idx_t d = 0; d < x.extent(2); ++d) {
           std::uint64_t bits = 0;
           std::memcpy(&bits, &x(h, r, d), sizeof(S));
           sums[d % 4] = (sums[d % 4] ^ bits) * 0x9e3779b97f4a7c15;

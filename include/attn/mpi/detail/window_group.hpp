@@ -21,9 +21,9 @@ struct partial_window_options : sliding_window_options<S> {
 
 /// Positions in the whole sequence: a list, or `first` and those that follow.
 struct row_positions {
-  const index* list = nullptr;
-  index first = 0;
-  index operator[](index n) const { return list ? list[n] : first + n; }
+  const idx_t* list = nullptr;
+  idx_t first = 0;
+  idx_t operator[](idx_t n) const { return list ? list[n] : first + n; }
 };
 
 /// The terms of a score that need positions, where those of a call are not contiguous.
@@ -34,8 +34,8 @@ struct score_by_position {
   bool causal;
   row_positions queries, keys;
 
-  T operator()(T s, index b, index h, index i, index j) const {
-    const index position = queries[i], key = keys[j];
+  T operator()(T s, idx_t b, idx_t h, idx_t i, idx_t j) const {
+    const idx_t position = queries[i], key = keys[j];
     if (causal && key > position) return -std::numeric_limits<T>::infinity();
     if (!slopes.empty()) s -= slopes[static_cast<std::size_t>(h)] * static_cast<T>(std::abs(position - key));
     if constexpr (score_terms<T, Score>::scored) s = static_cast<T>(score(s, b, h, position, key));
@@ -59,7 +59,7 @@ class window_group {
   window_group(const process_group& group, const std::vector<process_shape>& all, const window_arguments<S>& arguments,
                Score& score, execution& exec)
       : group_(group), x_(arguments), options_(arguments.options), score_(score), exec_(exec) {
-    std::vector<index> query_lengths, key_lengths;
+    std::vector<idx_t> query_lengths, key_lengths;
     for (const process_shape& one : all) query_lengths.push_back(one.queries), key_lengths.push_back(one.keys);
     queries_ = {query_lengths, false}, keys_ = {key_lengths, false};
     shift_ = keys_.tokens() - queries_.tokens();
@@ -67,7 +67,7 @@ class window_group {
     std::sort(globals_.begin(), globals_.end());
     globals_.erase(std::unique(globals_.begin(), globals_.end()), globals_.end());
     globals_.erase(std::lower_bound(globals_.begin(), globals_.end(), keys_.tokens()), globals_.end());
-    for (index g : globals_)
+    for (idx_t g : globals_)
       if (g >= shift_) global_queries_.push_back(g - shift_);
   }
 
@@ -89,7 +89,7 @@ class window_group {
 
  private:
   /// Position of the first query of a process.
-  index first_position(int p) const { return queries_.of(p)[0].begin + shift_; }
+  idx_t first_position(int p) const { return queries_.of(p)[0].begin + shift_; }
 
   /// Queries of a process with the keys they see by their windows: its own, in place, or some that are gathered.
   struct piece {
@@ -98,33 +98,33 @@ class window_group {
   };
 
   /// How far a window of so many keys reaches, in positions.
-  index reach(index keys) const {
-    const index all = queries_.tokens() + keys_.tokens();
-    index widest = 1;
-    for (index d : options_.dilation) widest = std::max(widest, d);
+  idx_t reach(idx_t keys) const {
+    const idx_t all = queries_.tokens() + keys_.tokens();
+    idx_t widest = 1;
+    for (idx_t d : options_.dilation) widest = std::max(widest, d);
     return keys > all / widest ? all : keys * widest;
   }
-  index right() const { return options_.causal ? 0 : options_.right; }
+  idx_t right() const { return options_.causal ? 0 : options_.right; }
 
   /// The keys that these queries of process p see by their windows.
   row_range window_of(int p, const row_range& rows) const {
     if (rows.length() == 0) return {};
-    const index first = first_position(p) + rows.begin, end = first + rows.length() + reach(right());
-    const index begin = std::clamp(first - reach(options_.left), index(0), keys_.tokens());
+    const idx_t first = first_position(p) + rows.begin, end = first + rows.length() + reach(right());
+    const idx_t begin = std::clamp(first - reach(options_.left), idx_t(0), keys_.tokens());
     return {begin, std::clamp(end, begin, keys_.tokens())};
   }
 
   /// All queries of process p. Those that see own keys alone are cut off at chunks of sliding_window; with global keys
   /// all go together.
   std::vector<piece> pieces_of(int p) const {
-    const index rows = queries_.length(p), first = first_position(p), chunk = window_chunk(options_.left, right());
+    const idx_t rows = queries_.length(p), first = first_position(p), chunk = window_chunk(options_.left, right());
     const sequence_range own = keys_.of(p)[0];
-    const index end = own.begin + own.length;
-    index begin_own = 0, end_own = rows;
-    if (own.begin > 0) begin_own = round_up(std::max(own.begin + reach(options_.left) - first, index(0)), chunk);
+    const idx_t end = own.begin + own.length;
+    idx_t begin_own = 0, end_own = rows;
+    if (own.begin > 0) begin_own = round_up(std::max(own.begin + reach(options_.left) - first, idx_t(0)), chunk);
     if (end < keys_.tokens()) end_own = std::min(floor_div(end - reach(right()) - first, chunk) * chunk, rows);
     std::vector<piece> all;
-    const auto gather = [&](index from, index to) {
+    const auto gather = [&](idx_t from, idx_t to) {
       if (from < to) all.push_back({{from, to}, window_of(p, {from, to})});
     };
     if (!globals_.empty() || begin_own >= end_own) {
@@ -145,11 +145,11 @@ class window_group {
     return ranges;
   }
   /// The global keys beyond them that they see, too.
-  std::vector<index> globals_beyond(int p) const {
-    std::vector<index> list;
+  std::vector<idx_t> globals_beyond(int p) const {
+    std::vector<idx_t> list;
     const row_range window = window_of(p, {0, queries_.length(p)});
-    const index end = options_.causal ? first_position(p) + queries_.length(p) : keys_.tokens();
-    for (index g : globals_)
+    const idx_t end = options_.causal ? first_position(p) + queries_.length(p) : keys_.tokens();
+    for (idx_t g : globals_)
       if (queries_.length(p) > 0 && g < end && (g < window.begin || g >= window.end)) list.push_back(g);
     return list;
   }
@@ -164,8 +164,8 @@ class window_group {
   void attend_piece(const piece& one, const tensor_view<const S>& k, const tensor_view<const S>& v,
                     const tensor_view<T>& sums, const tensor_view<T, 3>& lse) const {
     const auto rows = [&](const auto& x) { return x.slice(2, one.queries.begin, one.queries.length()); };
-    std::vector<index> inside;
-    for (index g : globals_)
+    std::vector<idx_t> inside;
+    for (idx_t g : globals_)
       if (g >= one.keys.begin && g < one.keys.end) inside.push_back(g - one.keys.begin);
     partial_window_options<S> options;
     set_options(options);
@@ -190,7 +190,7 @@ class window_group {
         attend_piece(one, x_.k, x_.v, {}, options_.lse);
         continue;
       }
-      const index at = rows_before(gathered, one.keys.begin);
+      const idx_t at = rows_before(gathered, one.keys.begin);
       attend_piece(one, keys.view(at, one.keys.length()), values.view(at, one.keys.length()), {}, options_.lse);
     }
   }
@@ -198,12 +198,12 @@ class window_group {
   /// The same where there are global keys beyond.
   void attend_with_globals(row_memory<S>& keys, row_memory<S>& values, row_memory<S>& global_keys,
                            row_memory<S>& global_values) const {
-    const std::array<index, 4>& extents = x_.out.extents();
+    const std::array<idx_t, 4>& extents = x_.out.extents();
     tensor<T> sums(extents), others(extents);
     tensor<T, 3> lse({extents[0], extents[1], extents[2]}), other_lse(lse.extents());
     for (const piece& one : pieces_of(group_.rank()))
       attend_piece(one, keys.view(), values.view(), sums.view(), lse.view());
-    const std::vector<index> beyond = globals_beyond(group_.rank());
+    const std::vector<idx_t> beyond = globals_beyond(group_.rank());
     // Of a causal call they are all before the window.
     attend_some({x_.q, global_keys.view(), global_values.view(), x_.out, others.view(), other_lse.view()}, false,
                 {nullptr, first_position(group_.rank())}, {beyond.data(), 0});
@@ -241,10 +241,10 @@ class window_group {
   void attend_global_queries(row_memory<S>& rows) const {
     if (global_queries_.empty()) return;
     const bool own = bool(options_.q_global);
-    const index b = x_.out.extent(0), h = x_.out.extent(1), dim_v = x_.out.extent(3);
+    const idx_t b = x_.out.extent(0), h = x_.out.extent(1), dim_v = x_.out.extent(3);
     row_memory<T> sums(b, h, rows.rows, dim_v), lse(b, h, rows.rows, 1);
-    std::vector<index> positions;
-    for (index row : global_queries_) positions.push_back(row + shift_);
+    std::vector<idx_t> positions;
+    for (idx_t row : global_queries_) positions.push_back(row + shift_);
     row_memory<S> no_out(b, h, rows.rows, dim_v);
     if (rows.rows > 0)
       attend_some({rows.view(), own ? options_.k_global : x_.k, own ? options_.v_global : x_.v, no_out.view(),
@@ -253,11 +253,11 @@ class window_group {
 
     // Those of process p are global queries [before(p), before(p + 1)).
     const auto before = [&](int p) {
-      const index row = p < group_.size() ? queries_.of(p)[0].begin : queries_.tokens();
+      const idx_t row = p < group_.size() ? queries_.of(p)[0].begin : queries_.tokens();
       return std::lower_bound(global_queries_.begin(), global_queries_.end(), row) - global_queries_.begin();
     };
     const int me = group_.rank();
-    const index begin = before(me), count = before(me + 1) - begin;
+    const idx_t begin = before(me), count = before(me + 1) - begin;
     std::vector<row_memory<T>> all_sums, all_lse;
     message_list messages;
     for (int p = 0; p < group_.size(); ++p) {
@@ -268,7 +268,7 @@ class window_group {
       messages.receive(all_lse.back().row(0), all_lse.back().row_bytes(count), p, 1, group_.get());
     }
     for (int p = 0; p < group_.size() && rows.rows > 0; ++p) {
-      const index first = before(p), some = before(p + 1) - first;
+      const idx_t first = before(p), some = before(p + 1) - first;
       if (p == me || some == 0) continue;
       messages.send(sums.row(first), sums.row_bytes(some), p, 1, group_.get());
       messages.send(lse.row(first), lse.row_bytes(some), p, 1, group_.get());
@@ -287,19 +287,19 @@ class window_group {
     }
     row_memory<S> result(b, h, count, dim_v);
     add_sinks(std::span<const T>(options_.sinks), total.view(), total_lse.list(), result.view());
-    for (index n = 0; n < count; ++n) {
-      const index row = global_queries_[static_cast<std::size_t>(begin + n)] - queries_.of(me)[0].begin;
+    for (idx_t n = 0; n < count; ++n) {
+      const idx_t row = global_queries_[static_cast<std::size_t>(begin + n)] - queries_.of(me)[0].begin;
       copy_elements(result.view(n, 1), x_.out.slice(2, row, 1));
       copy_lse(total_lse.list(n, 1), row, 1);
     }
   }
 
   /// lse of the own rows [row, row + count), if it is wanted.
-  void copy_lse(const tensor_view<T, 3>& from, index row, index count) const {
+  void copy_lse(const tensor_view<T, 3>& from, idx_t row, idx_t count) const {
     if (!options_.lse) return;
-    for (index b = 0; b < from.extent(0); ++b)
-      for (index h = 0; h < from.extent(1); ++h)
-        for (index i = 0; i < count; ++i) options_.lse(b, h, row + i) = from(b, h, i);
+    for (idx_t b = 0; b < from.extent(0); ++b)
+      for (idx_t h = 0; h < from.extent(1); ++h)
+        for (idx_t i = 0; i < count; ++i) options_.lse(b, h, row + i) = from(b, h, i);
   }
 
   const process_group& group_;
@@ -308,8 +308,8 @@ class window_group {
   Score& score_;
   execution& exec_;
   sequence_split queries_, keys_;
-  index shift_ = 0;
-  std::vector<index> globals_, global_queries_;  // positions; rows of the whole of the queries there
+  idx_t shift_ = 0;
+  std::vector<idx_t> globals_, global_queries_;  // positions; rows of the whole of the queries there
 };
 
 }  // namespace attn::inline ATTN_ISA::detail

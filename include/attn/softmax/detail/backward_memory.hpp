@@ -7,7 +7,7 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-inline constexpr index backward_key_block = 256;  // keys of a block, at most score_stride
+inline constexpr idx_t backward_key_block = 256;  // keys of a block, at most score_stride
 
 /// The queries of one head with all that their gradients need, packed in blocks of max_rows.
 template <class P>
@@ -20,11 +20,11 @@ struct backward_rows {
   T *maximum = nullptr, *log_sum = nullptr;            // per row: lse in base 2 in two parts, 0 where no key is seen
   T* delta = nullptr;                                  // per row: D
   bool* finite = nullptr;                              // per block: whether all queries and gradients are finite
-  index dim = 0, dim_v = 0;
+  idx_t dim = 0, dim_v = 0;
 
-  static backward_rows layout(arena& memory, index rows, index dim, index dim_v) {
-    const index padded = round_up(rows, max_rows);
-    const auto tiles = [&](index depth) {
+  static backward_rows layout(arena& memory, idx_t rows, idx_t dim, idx_t dim_v) {
+    const idx_t padded = round_up(rows, max_rows);
+    const auto tiles = [&](idx_t depth) {
       return paired ? memory.allocate<P>(padded * row_operands<P>(depth)) : nullptr;
     };
     return {.queries = memory.allocate<P>(operands<P>(padded) * round_up(dim, panel_width<T>)),
@@ -40,7 +40,7 @@ struct backward_rows {
   }
 
   /// The rows from row `first` on, a multiple of max_rows.
-  backward_rows from(index first) const {
+  backward_rows from(idx_t first) const {
     backward_rows rest = *this;
     rest.queries += first / numbers_of<P> * round_up(dim, panel_width<T>);
     rest.d_out += first / numbers_of<P> * round_up(dim_v, panel_width<T>);
@@ -53,12 +53,12 @@ struct backward_rows {
   /// Packs one block: the `rows` <= max_rows rows positions[...] of q and d_out. The caller fills in the rest.
   template <class S>
   void pack(const matrix_view<const S>& q, const matrix_view<const S>& d, const index_map& positions,
-            index rows) const {
-    const auto pack_one = [&](const matrix_view<const S>& x, index depth, P* panels, P* tiles) {
-      for (index r = 0; paired && r < rows; r += tile_rows)
-        pack_rows<P>([&](index i) { return x.row(positions[r + i]); }, std::min<index>(tile_rows, rows - r), depth,
+            idx_t rows) const {
+    const auto pack_one = [&](const matrix_view<const S>& x, idx_t depth, P* panels, P* tiles) {
+      for (idx_t r = 0; paired && r < rows; r += tile_rows)
+        pack_rows<P>([&](idx_t i) { return x.row(positions[r + i]); }, std::min<idx_t>(tile_rows, rows - r), depth,
                      x.col_stride, T(1), tiles + r * row_operands<P>(depth));
-      return pack_panels<P>([&](index i) { return x.row(positions[i]); }, 0, rows, depth, x.col_stride, panels,
+      return pack_panels<P>([&](idx_t i) { return x.row(positions[i]); }, 0, rows, depth, x.col_stride, panels,
                             max_rows);
     };
     const bool finite_q = pack_one(q, dim, queries, query_tiles);
@@ -69,10 +69,10 @@ struct backward_rows {
 /// Rows [first, first + rows) of the panels of a block, times `factor`, as a tile [dim][tile_rows]. Cheaper than a second
 /// packed form of all rows, which would have to come from the third-level cache for every block of keys.
 template <class T>
-void tile_of_panels(const T* panels, index first, index rows, index dim, T factor, T* tile) {
-  constexpr index wide = panel_width<T>;
-  for (index col = 0; col < dim; col += wide)
-    pack_rows<T>([&](index i) { return panels + col * max_rows + (first + i) * wide; }, rows, std::min(wide, dim - col),
+void tile_of_panels(const T* panels, idx_t first, idx_t rows, idx_t dim, T factor, T* tile) {
+  constexpr idx_t wide = panel_width<T>;
+  for (idx_t col = 0; col < dim; col += wide)
+    pack_rows<T>([&](idx_t i) { return panels + col * max_rows + (first + i) * wide; }, rows, std::min(wide, dim - col),
                  1, factor, tile + col * tile_rows);
 }
 
@@ -87,9 +87,9 @@ struct backward_keys {
   T *d_keys = nullptr, *d_values = nullptr;  // [slots][round_up(dim, panel_width)]; null: not wanted
   T *key_errors = nullptr, *value_errors = nullptr;  // the same, what these sums lost; null: not kept
 
-  static index stride(index dim) { return round_up(dim, panel_width<T>); }
+  static idx_t stride(idx_t dim) { return round_up(dim, panel_width<T>); }
 
-  static backward_keys layout(arena& memory, index slots, index dim, index dim_v, bool want_keys = true,
+  static backward_keys layout(arena& memory, idx_t slots, idx_t dim, idx_t dim_v, bool want_keys = true,
                               bool want_values = true, bool errors = false) {
     backward_keys k{.keys = packed_keys<P>::layout(memory, slots, dim, dim),
                     .values = packed_keys<P>::layout(memory, slots, dim_v, 0)};
@@ -102,39 +102,39 @@ struct backward_keys {
 
   /// Fills slots [begin, end) and clears their gradients; begin is a multiple of the panel width.
   template <class S>
-  void pack(const matrix_view<const S>& k, const matrix_view<const S>& v, index begin, index end) {
+  void pack(const matrix_view<const S>& k, const matrix_view<const S>& v, idx_t begin, idx_t end) {
     fill(k, v, begin, end);
     clear(begin, end);
   }
   template <class S>
-  void fill(const matrix_view<const S>& k, const matrix_view<const S>& v, index begin, index end) {
+  void fill(const matrix_view<const S>& k, const matrix_view<const S>& v, idx_t begin, idx_t end) {
     keys.pack(k, k, begin, end);
-    values.pack_keys([&](index slot) { return v.row(keys.positions[begin + slot]); }, v.col_stride, begin, end);
+    values.pack_keys([&](idx_t slot) { return v.row(keys.positions[begin + slot]); }, v.col_stride, begin, end);
   }
-  void clear(index begin, index end) const {
-    const index padded = round_up(end, panel_width<T>) - begin;
+  void clear(idx_t begin, idx_t end) const {
+    const idx_t padded = round_up(end, panel_width<T>) - begin;
     for (T* x : {d_keys, key_errors})
       if (x) std::fill_n(x + begin * stride(keys.dim), padded * stride(keys.dim), T(0));
     for (T* x : {d_values, value_errors})
       if (x) std::fill_n(x + begin * stride(values.dim), padded * stride(values.dim), T(0));
   }
   /// Adds what the sums of slots [begin, end) lost.
-  void settle(index begin, index end) const {
-    const auto one = [&](T* sums, const T* errors, index size) {
+  void settle(idx_t begin, idx_t end) const {
+    const auto one = [&](T* sums, const T* errors, idx_t size) {
       if (errors) settle_compensated(sums + begin * size, errors + begin * size, (end - begin) * size, sums + begin * size);
     };
     one(d_keys, key_errors, stride(keys.dim)), one(d_values, value_errors, stride(values.dim));
   }
 
   /// The slots from `slot` on, a multiple of the panel width, with a map of their own. The caller sets their sums.
-  backward_keys from(index slot, const index_map& map) const {
+  backward_keys from(idx_t slot, const index_map& map) const {
     return {.keys = keys.from(slot, map), .values = values.from(slot, map)};
   }
 
   /// Stores slots [begin, end) as the rows of the same numbers of the gradients of k, times `scale`, and of v, each of
   /// which may be null; rows from `real` on are padding.
   template <class S>
-  void store(const tensor_view<S>& dk, const tensor_view<S>& dv, index b, index h, index begin, index end, index real,
+  void store(const tensor_view<S>& dk, const tensor_view<S>& dv, idx_t b, idx_t h, idx_t begin, idx_t end, idx_t real,
              T scale, bool accumulate) const {
     settle(begin, std::min(end, real));
     if (dk) store_gradient_rows(d_keys, stride(keys.dim), scale, head_of(dk, b, h), begin, end, real, accumulate);
@@ -144,14 +144,14 @@ struct backward_keys {
 
 /// sums[x] += sums[offset + x] for x in [begin, end), of whole packets; null: none.
 template <class T>
-void add_sums(T* sums, index offset, index begin, index end) {
-  for (index x = begin; sums && x < end; x += width<T>)
+void add_sums(T* sums, idx_t offset, idx_t begin, idx_t end) {
+  for (idx_t x = begin; sums && x < end; x += width<T>)
     store<T>(sums + x, add(load<T>(sums + x), load<T>(sums + offset + x)));
 }
 
 /// Whether sums over so many queries keep their errors: beyond 350 blocks of rows, one large gradient could swallow too
 /// much of small ones.
-constexpr bool many_queries(index queries) { return queries > 32768; }
+constexpr bool many_queries(idx_t queries) { return queries > 32768; }
 
 /// Scratch of one worker.
 template <class P>
@@ -167,8 +167,8 @@ struct backward_scratch {
   T* part = nullptr;                               // [tile_rows][stride]: what a block of rows adds to sums with errors
   T *long_dq = nullptr, *long_errors = nullptr;    // [max_rows][stride]: dq of rows that see many keys
 
-  static backward_scratch layout(arena& memory, index dim, index dim_v, bool with_raw) {
-    constexpr index paired = numbers_of<P> > 1, tile = tile_rows * score_stride;
+  static backward_scratch layout(arena& memory, idx_t dim, idx_t dim_v, bool with_raw) {
+    constexpr idx_t paired = numbers_of<P> > 1, tile = tile_rows * score_stride;
     return {.weights = memory.allocate<P>(operands<P>(max_rows) * score_stride),
             .d_scores = memory.allocate<P>(operands<P>(max_rows) * score_stride),
             .tile_weights = memory.allocate<T>(paired * tile),

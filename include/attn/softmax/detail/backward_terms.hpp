@@ -25,30 +25,30 @@ struct backward_terms {
   /// Row of query i: raw[n], the scores before the terms, and d[n], the gradients of the final ones, of the keys at slots
   /// slot + n, n < count, a multiple of the vector width; d becomes the gradient of the raw scores, raw is overwritten.
   /// A gradient of exactly 0 stays 0, whatever the score.
-  void operator()(T* raw, T* d, index count, index i, const index_map& positions, index slot) {
-    const index p = i + terms.query_shift;
+  void operator()(T* raw, T* d, idx_t count, idx_t i, const index_map& positions, idx_t slot) {
+    const idx_t p = i + terms.query_shift;
     if (terms.softcap) {
       const auto uncap = broadcast<T>(T(1) / *terms.softcap);
       map_packets(raw, raw, count, [&](const auto& x) { return tanh<T>(mul(x, uncap)); });
     }
     if constexpr (score_terms<T, Score>::scored)
-      for (index n = 0; n < count; ++n) {
+      for (idx_t n = 0; n < count; ++n) {
         if (d[n] == T(0)) continue;
-        const index j = positions[slot + n];
+        const idx_t j = positions[slot + n];
         T s = terms.softcap ? *terms.softcap * raw[n] : raw[n];
         if (terms.bias) s += entry(terms.bias, i, j);
         if (!terms.slopes.empty()) s -= terms.slopes[static_cast<std::size_t>(terms.head)] * distance(p, j);
         d[n] = static_cast<T>((*score_backward)(s, d[n], terms.batch, terms.head, p, j));
       }
     if (d_bias || sum_slope)
-      for (index n = 0; n < count; ++n) {
+      for (idx_t n = 0; n < count; ++n) {
         if (d[n] == T(0)) continue;
-        const index j = positions[slot + n];
+        const idx_t j = positions[slot + n];
         if (d_bias) entry(d_bias, i, j) += d[n];
         if (sum_slope) slope_sum -= static_cast<double>(d[n]) * static_cast<double>(distance(p, j));
       }
     if (terms.softcap)
-      for (index n = 0; n < count; n += width<T>) {
+      for (idx_t n = 0; n < count; n += width<T>) {
         const packet<T> t = load<T>(raw + n), x = load<T>(d + n), one = broadcast<T>(T(1));
         const packet<T> derivative = mul(sub(one, t), add(one, t));
         store<T>(d + n, if_less(zero<T>(), abs(x), mul(x, derivative), x));
@@ -56,15 +56,15 @@ struct backward_terms {
   }
 
  private:
-  static T distance(index p, index j) { return static_cast<T>(std::abs(p - j)); }
+  static T distance(idx_t p, idx_t j) { return static_cast<T>(std::abs(p - j)); }
   template <class E>
-  E& entry(const tensor_view<E>& x, index i, index j) const {
+  E& entry(const tensor_view<E>& x, idx_t i, idx_t j) const {
     return x(x.extent(0) == 1 ? 0 : terms.batch, x.extent(1) == 1 ? 0 : terms.head, x.extent(2) == 1 ? 0 : i, j);
   }
 };
 
 template <class F, class T>
-concept score_derivative = requires(F& f, T s, index i) {
+concept score_derivative = requires(F& f, T s, idx_t i) {
   { f(s, s, i, i, i, i) } -> std::convertible_to<T>;
 };
 

@@ -35,12 +35,12 @@ struct row_block {
   P* weights = nullptr;         // the same of pairs, twice; otherwise they take the place of the scores
   online_softmax<T, width<T>> state;
   key_range* ranges = nullptr;  // [max_rows]: slots a row sees
-  index dim = 0, rows = 0;
+  idx_t dim = 0, rows = 0;
   T factor = T(1);        // of scores, where it was not applied to the queries
   index_map positions{};  // the query of each row
   long_softmax<T, width<T>> total{};  // of rows that see more than long_piece keys in one attend()
 
-  static row_block layout(arena& memory, index dim, index dim_v) {
+  static row_block layout(arena& memory, idx_t dim, idx_t dim_v) {
     constexpr bool paired = numbers_of<P> > 1;
     return {.queries = memory.allocate<P>(max_rows * row_operands<P>(dim)),
             .scores = memory.allocate<T>(tile_rows * score_stride),
@@ -53,32 +53,32 @@ struct row_block {
 
   /// Begins with `count` queries, rows which[...] of q, that have seen no key yet.
   template <class S>
-  void begin(const matrix_view<const S>& q, const index_map& which, index count, T scale) {
+  void begin(const matrix_view<const S>& q, const index_map& which, idx_t count, T scale) {
     rows = count;
     positions = which;
     if constexpr (numbers_of<P> > 1) factor = std::exchange(scale, T(1));
-    for (index r = 0; r < rows; r += tile_rows) {
-      const auto row = [&](index i) { return q.row(positions[r + i]); };
-      pack_rows<P>(row, std::min<index>(tile_rows, rows - r), dim, q.col_stride, scale, queries_from(r));
+    for (idx_t r = 0; r < rows; r += tile_rows) {
+      const auto row = [&](idx_t i) { return q.row(positions[r + i]); };
+      pack_rows<P>(row, std::min<idx_t>(tile_rows, rows - r), dim, q.col_stride, scale, queries_from(r));
     }
-    const index padded = round_up(rows, tile_rows);
+    const idx_t padded = round_up(rows, tile_rows);
     state.clear(padded);
     std::fill_n(ranges, padded, key_range{});
   }
 
   P* second_weights() const { return weights + tile_rows * operands<P>(score_stride); }
   /// The packed queries of the tile that begins with this row.
-  P* queries_from(index row) const { return queries + row * row_operands<P>(dim); }
+  P* queries_from(idx_t row) const { return queries + row * row_operands<P>(dim); }
 };
 
 /// Step 1: products of M rows and slots [first, first + count), both multiples of a vector; the first and the last
 /// panel may be half used.
 template <class P, int M>
-void tile_scores(const P* queries, const packed_keys<P>& keys, index first, index count, sum_type<P>* scores) {
+void tile_scores(const P* queries, const packed_keys<P>& keys, idx_t first, idx_t count, sum_type<P>* scores) {
   using T = sum_type<P>;
-  const index depth = operands<P>(keys.dim);
-  for (index n = 0; n < count;) {
-    const index slot = first + n, half = slot % panel_width<T>;
+  const idx_t depth = operands<P>(keys.dim);
+  for (idx_t n = 0; n < count;) {
+    const idx_t slot = first + n, half = slot % panel_width<T>;
 #if ATTN_HAS_AMX
     if constexpr (rows_for_matrix_unit<P>)  // whole tiles of sums are stored in place
       if (half == 0 && count - n >= 2 * panel_width<T> && depth % unit_pairs == 0 && prepare_matrix_unit()) {
@@ -104,10 +104,10 @@ void tile_scores(const P* queries, const packed_keys<P>& keys, index first, inde
 /// Step 3, first half, for one row: raises `maximum` to that of its new scores, those of `row` times `factor`. Returns
 /// the power of two that rescales the sums so far to the new `reference`.
 template <class T>
-ATTN_INLINE T row_maximum(const T* row, index count, T factor, T& maximum, T& reference) {
+ATTN_INLINE T row_maximum(const T* row, idx_t count, T factor, T& maximum, T& reference) {
   constexpr T minus_infinity = -std::numeric_limits<T>::infinity();
   packet<T> highest = broadcast<T>(minus_infinity);
-  index n = 0;
+  idx_t n = 0;
   for (; n + panel_width<T> <= count; n += panel_width<T>)
     highest = max(highest, max(load<T>(row + n), load<T>(row + n + width<T>)));
   if (n < count) highest = max(highest, load<T>(row + n));
@@ -118,23 +118,23 @@ ATTN_INLINE T row_maximum(const T* row, index count, T factor, T& maximum, T& re
 }
 
 /// visit(tile) for every tile of rows with the given ranges of slots, block of keys by block of keys. Forward and
-/// backward passes thus visit the same tiles in the same order. next(n) is called before the
-/// tiles of up to n more keys.
-template <class T, index Step = key_block, class Visit, class Next>
-void visit_tiles(const key_range* ranges, index rows, Visit&& visit, Next&& next) {
-  index begin = std::numeric_limits<index>::max(), end = 0;
-  for (index r = 0; r < rows; ++r) {
+/// backward passes thus visit the same tiles in the same order. next(n) is called before the tiles of up to n more
+/// keys.
+template <class T, idx_t Step = key_block, class Visit, class Next>
+void visit_tiles(const key_range* ranges, idx_t rows, Visit&& visit, Next&& next) {
+  idx_t begin = std::numeric_limits<idx_t>::max(), end = 0;
+  for (idx_t r = 0; r < rows; ++r) {
     if (ranges[r].begin >= ranges[r].end) continue;
     begin = std::min(begin, ranges[r].begin);
     end = std::max(end, ranges[r].end);
   }
-  for (index from = begin / panel_width<T> * panel_width<T>; from < end; from += Step) {
+  for (idx_t from = begin / panel_width<T> * panel_width<T>; from < end; from += Step) {
     next(Step);
-    const index to = std::min(from + Step, end);
-    for (index row = 0; row < rows; row += tile_rows) {
-      tile t{.row = row, .rows = std::min<index>(tile_rows, rows - row), .low = to, .high = from};
-      index all_from = from, all_to = to;
-      for (index r = row; r < row + t.rows; ++r) {
+    const idx_t to = std::min(from + Step, end);
+    for (idx_t row = 0; row < rows; row += tile_rows) {
+      tile t{.row = row, .rows = std::min<idx_t>(tile_rows, rows - row), .low = to, .high = from};
+      idx_t all_from = from, all_to = to;
+      for (idx_t r = row; r < row + t.rows; ++r) {
         all_from = std::max(all_from, ranges[r].begin);
         all_to = std::min(all_to, ranges[r].end);
         if (ranges[r].begin >= ranges[r].end) continue;
@@ -150,9 +150,9 @@ void visit_tiles(const key_range* ranges, index rows, Visit&& visit, Next&& next
   }
 }
 
-template <class T, index Step = key_block, class Visit>
-void visit_tiles(const key_range* ranges, index rows, Visit&& visit) {
-  visit_tiles<T, Step>(ranges, rows, visit, [](index) {});
+template <class T, idx_t Step = key_block, class Visit>
+void visit_tiles(const key_range* ranges, idx_t rows, Visit&& visit) {
+  visit_tiles<T, Step>(ranges, rows, visit, [](idx_t) {});
 }
 
 /// Which keys of a tile the mask leaves visible: all, some or none.
@@ -160,12 +160,12 @@ template <class T, class Score>
 mask_coverage seen_of_tile(const key_range* ranges, const index_map& positions, const index_map& keys, const tile& t,
                            const score_terms<T, Score>& terms) {
   bool any = false, all = true;
-  const index rows = terms.mask.extent(2) == 1 ? 1 : t.rows;  // one row serves all queries of the tile
-  for (index m = 0; m < t.rows && rows > 1 && !positions.list; ++m)  // prefetch the next tile: rows are far apart
+  const idx_t rows = terms.mask.extent(2) == 1 ? 1 : t.rows;  // one row serves all queries of the tile
+  for (idx_t m = 0; m < t.rows && rows > 1 && !positions.list; ++m)  // prefetch the next tile: rows are far apart
     terms.prefetch_mask(positions[t.row + t.rows + m], t.high - t.low, keys, t.low);
-  for (index m = 0; m < rows && (all || !any); ++m) {
+  for (idx_t m = 0; m < rows && (all || !any); ++m) {
     const key_range seen = rows == 1 ? key_range{t.low, t.high} : ranges[t.row + m];
-    const index begin = std::max(seen.begin, t.low), end = std::min(seen.end, t.high);
+    const idx_t begin = std::max(seen.begin, t.low), end = std::min(seen.end, t.high);
     if (begin >= end) continue;
     const mask_coverage row = terms.seen(positions[t.row + m], end - begin, keys, begin);
     any |= row != mask_coverage::none, all &= row == mask_coverage::all;
@@ -181,7 +181,7 @@ template <class P, class T, class Score>
 bool masked_scores(const P* queries, const key_range* ranges, const index_map& positions, const packed_keys<P>& keys,
                    const tile& t, const score_terms<T, Score>& terms, T* s, T* raw = nullptr, T factor = 1,
                    T* left = nullptr) {
-  const index first = t.first, count = t.count;
+  const idx_t first = t.first, count = t.count;
   const mask_coverage coverage =
       terms.mask ? seen_of_tile(ranges, positions, keys.positions, t, terms) : mask_coverage::all;
   if (coverage == mask_coverage::none) return false;
@@ -190,15 +190,15 @@ bool masked_scores(const P* queries, const key_range* ranges, const index_map& p
   if (left && !terms.any_but_mask() && factor > 0)
     *left = factor;
   else if (numbers_of<P> > 1)
-    for (index m = 0; m < t.rows; ++m)
+    for (idx_t m = 0; m < t.rows; ++m)
       for (T* x = s + m * score_stride; x < s + m * score_stride + count; x += width<T>)
         store<T>(x, mul(load<T>(x), broadcast<T>(factor)));
-  for (index m = 0; raw && m < t.rows; ++m) std::copy_n(s + m * score_stride, count, raw + m * score_stride);
-  for (index m = 0; m < t.rows && (t.masked || any); ++m) {
+  for (idx_t m = 0; raw && m < t.rows; ++m) std::copy_n(s + m * score_stride, count, raw + m * score_stride);
+  for (idx_t m = 0; m < t.rows && (t.masked || any); ++m) {
     T* const row = s + m * score_stride;
     const key_range seen = ranges[t.row + m];
-    const index begin = std::clamp(seen.begin - first, index(0), count);
-    const index end = std::clamp(seen.end - first, begin, count);
+    const idx_t begin = std::clamp(seen.begin - first, idx_t(0), count);
+    const idx_t end = std::clamp(seen.end - first, begin, count);
     if (any && begin < end) terms.apply(row + begin, end - begin, positions[t.row + m], keys.positions, first + begin);
     std::fill(row, row + begin, -std::numeric_limits<T>::infinity());
     std::fill(row + end, row + count, -std::numeric_limits<T>::infinity());
@@ -209,18 +209,18 @@ bool masked_scores(const P* queries, const key_range* ranges, const index_map& p
 /// Step 3, second half, for one row: scores times `factor` become weights, stored in `pairs` if given; those of slots
 /// beyond the last become 0. Returns their sums, lane by lane.
 template <class T>
-ATTN_INLINE packet<T> row_weights(T* row, index count, T factor, T reference, T* = nullptr) {
+ATTN_INLINE packet<T> row_weights(T* row, idx_t count, T factor, T reference, T* = nullptr) {
   packet<T> sum = zero<T>();
-  for (index n = 0; n < count; n += width<T>) {
+  for (idx_t n = 0; n < count; n += width<T>) {
     const packet<T> weight = exp2_weight<T>(fma(load<T>(row + n), broadcast<T>(factor), broadcast<T>(-reference)));
     store<T>(row + n, weight);
     sum = add(sum, weight);
   }
   return sum;
 }
-ATTN_INLINE packet<float> row_weights(float* row, index count, float factor, float reference, bf16_pair* pairs) {
+ATTN_INLINE packet<float> row_weights(float* row, idx_t count, float factor, float reference, bf16_pair* pairs) {
   packet<float> sum = zero<float>();
-  for (index n = 0; n < count; n += width<float>) {
+  for (idx_t n = 0; n < count; n += width<float>) {
     const packet<float> weight =
         exp2_rounded(fma(load<float>(row + n), broadcast<float>(factor), broadcast<float>(-reference)));
     const half_lanes rounded = to_bf16(weight);
@@ -231,7 +231,7 @@ ATTN_INLINE packet<float> row_weights(float* row, index count, float factor, flo
 }
 
 #if ATTN_HAS_AMX
-ATTN_INLINE packet<float> row_weights(float* row, index count, float factor, float reference, split_pair* parts) {
+ATTN_INLINE packet<float> row_weights(float* row, idx_t count, float factor, float reference, split_pair* parts) {
   const packet<float> total = row_weights(row, count, factor, reference);
   split_lanes(row, count, parts);
   return total;
@@ -255,10 +255,10 @@ template <class P, class Score>
   else if (last.weights_in_use() && last.weights_in_use() < block.second_weights())
     weights = block.second_weights();
   alignas(64) T reference[tile_rows], rescale[round_up(tile_rows, width<T>)] = {};
-  for (index m = 0; m < t.rows; ++m)
+  for (idx_t m = 0; m < t.rows; ++m)
     rescale[m] = row_maximum(s + m * score_stride, t.count, factor, state.maximum[t.row + m], reference[m]);
-  for (index m = 0; m < t.rows; m += width<T>) store<T>(rescale + m, exp2_weight<T>(load<T>(rescale + m)));
-  for (index m = 0; m < t.rows; ++m) {
+  for (idx_t m = 0; m < t.rows; m += width<T>) store<T>(rescale + m, exp2_weight<T>(load<T>(rescale + m)));
+  for (idx_t m = 0; m < t.rows; ++m) {
     T* const total = state.sum + (t.row + m) * width<T>;
     const packet<T> sum = row_weights(s + m * score_stride, t.count, factor, reference[m],
                                       weights + m * operands<P>(score_stride));
@@ -271,7 +271,7 @@ template <class P, class Score>
 }
 
 struct no_prefetch {
-  void operator()(index, index) const {}
+  void operator()(idx_t, idx_t) const {}
 };
 
 /// Attends the block to the slots of `keys` that the ranges of its rows name. prefetch(r, n) is called once for the
@@ -279,19 +279,19 @@ struct no_prefetch {
 template <class P, class Score, class Prefetch = no_prefetch>
 void attend(const row_block<P>& block, const packed_keys<P>& keys, const score_terms<sum_type<P>, Score>& terms,
             const Prefetch& prefetch = {}) {
-  index asked = 0;
+  idx_t asked = 0;
   tile_output<P> last{block.state, keys};
   long_sums sums(block.state, block.total, block.rows, long_piece);
   visit_tiles<sum_type<P>, tile_keys<P>>(
       block.ranges, block.rows,
       [&](const tile& t) {
-        if (const index end = t.row + t.rows; end > asked) {
-          const index begin = std::exchange(asked, end);
+        if (const idx_t end = t.row + t.rows; end > asked) {
+          const idx_t begin = std::exchange(asked, end);
           prefetch(begin, end - begin);
         }
         attend_tile(block, keys, t, terms, last);
       },
-      [&](index count) {
+      [&](idx_t count) {
         if (sums.full(count)) last.finish();
         sums.next(count);
       });
@@ -299,23 +299,23 @@ void attend(const row_block<P>& block, const packed_keys<P>& keys, const score_t
   sums.finish();
 }
 
-/// Ends the block: stores its rows in out.row(which[r]) and lse[which[r] * lse_stride], and where `top` is given the
-/// maxima beside it (finish_row).
+/// Ends the block: stores its rows in out.row(which[r]) and lse[which[r] * lse_stride], and where `maximum_to` is given
+/// the maxima beside it (finish_row).
 template <class P, class S>
 void finish(const row_block<P>& block, const matrix_view<S>& out, const sum_type<P>* sink, sum_type<P>* lse,
-            index lse_stride, sum_type<P>* top = nullptr) {
-  for (index r = 0; r < block.rows; ++r) {
-    const index i = block.positions[r];
+            idx_t lse_stride, sum_type<P>* maximum_to = nullptr) {
+  for (idx_t r = 0; r < block.rows; ++r) {
+    const idx_t i = block.positions[r];
     block.state.finish_row(r, sink, out.row(i), out.col_stride, lse ? lse + i * lse_stride : nullptr,
-                           top ? top + i * lse_stride : nullptr);
+                           maximum_to ? maximum_to + i * lse_stride : nullptr);
   }
 }
 
 /// Sets the rows of padding of one head to zero, and their lse to -infinity.
 template <class T, class S>
-void clear_rows(const matrix_view<S>& out, index begin, index end, T* lse, index lse_stride) {
+void clear_rows(const matrix_view<S>& out, idx_t begin, idx_t end, T* lse, idx_t lse_stride) {
   clear_rows(out, begin, end);
-  for (index i = begin; lse && i < end; ++i) lse[i * lse_stride] = -std::numeric_limits<T>::infinity();
+  for (idx_t i = begin; lse && i < end; ++i) lse[i * lse_stride] = -std::numeric_limits<T>::infinity();
 }
 
 }  // namespace attn::inline ATTN_ISA::detail

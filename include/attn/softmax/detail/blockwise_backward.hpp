@@ -32,12 +32,12 @@ namespace attn::inline ATTN_ISA::detail {
 /// Step 5 for `keys` <= M keys: sums[m] += sum over rows r < depth of weights[r][m] times row r of the panels; of pairs
 /// of rows depth counts those.
 template <class P, int M>
-void transposed_output(const P* weights, const P* panels, index depth, index keys, index cols, sum_type<P>* sums,
-                       index stride) {
+void transposed_output(const P* weights, const P* panels, idx_t depth, idx_t keys, idx_t cols, sum_type<P>* sums,
+                       idx_t stride) {
   using T = sum_type<P>;
   const left_operand<P, 1, score_stride> left{weights};
   panel_products<P, M>(left, panels, operands<P>(max_rows) * panel_width<T>, 0, cols, depth,
-                       [&](auto m, index col, const auto& x) {
+                       [&](auto m, idx_t col, const auto& x) {
                          // Whole vectors of keys are whole steps of tiles, except where a vector is shorter than a
                          // step.
                          if (width<T> % tile_step != 0 && m >= keys) return;
@@ -49,22 +49,22 @@ void transposed_output(const P* weights, const P* panels, index depth, index key
 /// Step 5 where a query or gradient is not finite: weight by weight, skipping those that are 0. Same sums, to the last
 /// bit.
 template <class P>
-[[gnu::noinline]] void transposed_output_checked(const P* weights, const P* panels, index depth, index keys, index cols,
-                                                 sum_type<P>* sums, index stride) {
+[[gnu::noinline]] void transposed_output_checked(const P* weights, const P* panels, idx_t depth, idx_t keys, idx_t cols,
+                                                 sum_type<P>* sums, idx_t stride) {
   using T = sum_type<P>;
   if constexpr (numbers_of<P> > 1) {
     const left_operand<P, 1, score_stride> left{weights};
-    for (index col = 0; col < cols; col += panel_width<T>)
+    for (idx_t col = 0; col < cols; col += panel_width<T>)
       seen_product<seen_depth<P>>(left, keys, panels + col * operands<P>(max_rows), col + width<T> < cols ? 2 : 1, depth,
-                               seen_by_weight(left), [&](index m, index half, const auto& x) {
+                               seen_by_weight(left), [&](idx_t m, idx_t half, const auto& x) {
                      T* const to = sums + m * stride + col + half * width<T>;
                      store<T>(to, add(load<T>(to), x));
                    });
   } else {
-    for (index m = 0; m < keys; ++m)
-      for (index col = 0; col < cols; col += width<T>) {
+    for (idx_t m = 0; m < keys; ++m)
+      for (idx_t col = 0; col < cols; col += width<T>) {
         packet<T> x = zero<T>();
-        for (index r = 0; r < depth; ++r) {
+        for (idx_t r = 0; r < depth; ++r) {
           const P weight = weights[r * score_stride + m];
           if (weight == P(0)) continue;
           const P* const row = panels + col / panel_width<T> * panel_width<T> * max_rows + r * panel_width<T>;
@@ -78,7 +78,7 @@ template <class P>
 
 /// Steps 1 to 3, second half, for one row of a tile: weights from scores, dS from d_out V^T.
 template <class P>
-ATTN_INLINE void row_gradients(sum_type<P>* weight, sum_type<P>* d, index count, sum_type<P> row_maximum,
+ATTN_INLINE void row_gradients(sum_type<P>* weight, sum_type<P>* d, idx_t count, sum_type<P> row_maximum,
                                sum_type<P> row_log_sum, sum_type<P> row_delta) {
   using T = sum_type<P>;
   const packet<T> lowest = broadcast<T>(std::numeric_limits<T>::lowest());
@@ -90,7 +90,7 @@ ATTN_INLINE void row_gradients(sum_type<P>* weight, sum_type<P>* d, index count,
     else
       return exp2_weight<T>(x);
   };
-  for (index n = 0; n < count; n += width<T>) {
+  for (idx_t n = 0; n < count; n += width<T>) {
     const packet<T> x = load<T>(weight + n);  // -infinity where the key is not seen, also by a row whose lse is NaN
     const packet<T> w = if_less(x, lowest, zero<T>(), power(sub(sub(x, maximum), log_sum)));
     store<T>(weight + n, w);
@@ -104,10 +104,10 @@ ATTN_INLINE void row_gradients(sum_type<P>* weight, sum_type<P>* d, index count,
 template <class P, class Score, class Terms>
 [[gnu::noinline]] bool backward_tile(const backward_rows<P>& rows, const backward_keys<P>& k, const tile& t,
                                      const index_map& positions, const score_terms<sum_type<P>, Score>& terms,
-                                     const backward_scratch<P>& s, index column, sum_type<P>* dq, index dq_stride,
+                                     const backward_scratch<P>& s, idx_t column, sum_type<P>* dq, idx_t dq_stride,
                                      Terms& back) {
   using T = sum_type<P>;
-  constexpr index step = numbers_of<P>;
+  constexpr idx_t step = numbers_of<P>;
   P *const weights = s.weights + t.row / step * score_stride + column,
           *const d_scores = s.d_scores + t.row / step * score_stride + column;
   const P *queries = s.queries, *d_out = s.d_out;
@@ -122,14 +122,14 @@ template <class P, class Score, class Terms>
     factor = terms.query_factor();
   }
   if (!masked_scores(queries, s.ranges, positions, k.keys, t, terms, p, s.raw, factor)) {
-    for (index m = 0; m < operands<P>(t.rows); ++m) {
+    for (idx_t m = 0; m < operands<P>(t.rows); ++m) {
       std::fill_n(weights + m * score_stride, t.count, P{});
       std::fill_n(d_scores + m * score_stride, t.count, P{});
     }
     return false;
   }
   with_tile_height(t.rows, [&](auto M) { tile_scores<P, M.value>(d_out, k.values, t.first, t.count, ds); });
-  for (index m = 0; m < t.rows; ++m) {
+  for (idx_t m = 0; m < t.rows; ++m) {
     T* const d = ds + m * score_stride;
     row_gradients<P>(p + m * score_stride, d, t.count, rows.maximum[t.row + m], rows.log_sum[t.row + m],
                      rows.delta[t.row + m]);
@@ -140,14 +140,14 @@ template <class P, class Score, class Terms>
   if constexpr (step > 1) {
     rows_to_pairs(p, t.rows, t.count, score_stride, weights);
     rows_to_pairs(ds, t.rows, t.count, score_stride, d_scores);
-    for (index m = 0; dq && m < t.rows; ++m)
+    for (idx_t m = 0; dq && m < t.rows; ++m)
       lanes_to_pairs(ds + m * score_stride, t.count, s.tile_pairs + m * score_stride / 2);
     by_slots = s.tile_pairs;
   }
   if (!dq) return true;
   alignas(64) T ones[round_up(tile_rows, width<T>)];
   std::fill_n(ones, round_up(tile_rows, width<T>), T(1));
-  const index low = t.low / step * step, high = round_up(t.high, step);
+  const idx_t low = t.low / step * step, high = round_up(t.high, step);
   const P* const seen = by_slots + (low - t.first) / step;
   T* const to = dq + t.row * dq_stride;
   if (k.keys.all_finite(low, high)) [[likely]]
@@ -162,13 +162,13 @@ template <class P, class Score, class Terms>
 /// width. `ranges` are the slots its rows see, `positions` their queries; dq [rows][dq_stride], if given, takes the
 /// sums of dS' K; `back` takes dS to dS'.
 template <class P, class Score, class Terms>
-void backward_block(const backward_rows<P>& rows, index count, const key_range* ranges, const index_map& positions,
-                    const backward_keys<P>& k, index from, index to, const score_terms<sum_type<P>, Score>& terms,
-                    const backward_scratch<P>& s, sum_type<P>* dq, index dq_stride, Terms& back) {
+void backward_block(const backward_rows<P>& rows, idx_t count, const key_range* ranges, const index_map& positions,
+                    const backward_keys<P>& k, idx_t from, idx_t to, const score_terms<sum_type<P>, Score>& terms,
+                    const backward_scratch<P>& s, sum_type<P>* dq, idx_t dq_stride, Terms& back) {
   using T = sum_type<P>;
-  constexpr index step = numbers_of<P>;
-  index low = to, high = from, all_low = from, all_high = to;
-  for (index r = 0; r < count; ++r) {
+  constexpr idx_t step = numbers_of<P>;
+  idx_t low = to, high = from, all_low = from, all_high = to;
+  for (idx_t r = 0; r < count; ++r) {
     s.ranges[r] = {std::clamp(ranges[r].begin, from, to), std::clamp(ranges[r].end, from, to)};
     all_low = std::max(all_low, s.ranges[r].begin);
     all_high = std::min(all_high, s.ranges[r].end);
@@ -177,9 +177,9 @@ void backward_block(const backward_rows<P>& rows, index count, const key_range* 
     high = std::max(high, s.ranges[r].end);
   }
   if (low >= high) return;
-  const index base = low / width<T> * width<T>, columns = round_up(high, width<T>) - base;
+  const idx_t base = low / width<T> * width<T>, columns = round_up(high, width<T>) - base;
   const bool all_seen = all_low <= low && all_high >= high;  // by every row
-  for (index r = 0; r < operands<P>(count) && !all_seen; ++r) {  // entries that no tile writes are 0
+  for (idx_t r = 0; r < operands<P>(count) && !all_seen; ++r) {  // entries that no tile writes are 0
     std::fill_n(s.weights + r * score_stride, columns, P{});
     std::fill_n(s.d_scores + r * score_stride, columns, P{});
   }
@@ -189,12 +189,12 @@ void backward_block(const backward_rows<P>& rows, index count, const key_range* 
         backward_tile(rows, k, t, positions, terms, s, t.first - base, dq, dq_stride, back);
   });
 
-  const index stride_k = k.stride(rows.dim), stride_v = k.stride(rows.dim_v);
-  for (index j = base; j < high; j += tile_rows) {
-    const index keys = std::min<index>(tile_rows, base + columns - j);
-    index begin = 0, end = count;  // rows that see any of them
+  const idx_t stride_k = k.stride(rows.dim), stride_v = k.stride(rows.dim_v);
+  for (idx_t j = base; j < high; j += tile_rows) {
+    const idx_t keys = std::min<idx_t>(tile_rows, base + columns - j);
+    idx_t begin = 0, end = count;  // rows that see any of them
     if (!all_seen || terms.mask) {
-      const auto blind = [&](index r) {
+      const auto blind = [&](idx_t r) {
         return s.ranges[r].begin >= j + keys || s.ranges[r].end <= j || !seen[r / tile_rows];
       };
       while (begin < end && blind(begin)) ++begin;
@@ -202,11 +202,11 @@ void backward_block(const backward_rows<P>& rows, index count, const key_range* 
     }
     if (begin >= end) continue;
     begin /= step;
-    const index offset = begin * score_stride + j - base, depth = operands<P>(end) - begin;
+    const idx_t offset = begin * score_stride + j - base, depth = operands<P>(end) - begin;
     const P *const p = s.weights + offset, *const ds = s.d_scores + offset;
     const P *const queries = rows.queries + begin * panel_width<T>,
                    *const d_out = rows.d_out + begin * panel_width<T>;
-    const auto add_to = [&](const P* weights, const P* panels, index dim, T* all, T* errors, index stride) {
+    const auto add_to = [&](const P* weights, const P* panels, idx_t dim, T* all, T* errors, idx_t stride) {
       if (!all) return;
       T* const sum = errors ? s.part : all + j * stride;
       if (errors) std::fill_n(sum, tile_rows * stride, T(0));
@@ -225,25 +225,25 @@ void backward_block(const backward_rows<P>& rows, index count, const key_range* 
 
 /// One block of rows with all slots that its ranges name, as attend() does.
 template <class P, class Score, class Terms>
-void differentiate(const backward_rows<P>& rows, index count, const key_range* ranges, const index_map& positions,
+void differentiate(const backward_rows<P>& rows, idx_t count, const key_range* ranges, const index_map& positions,
                    const backward_keys<P>& k, const score_terms<sum_type<P>, Score>& terms,
-                   const backward_scratch<P>& s, sum_type<P>* dq, index dq_stride, Terms& back) {
-  index begin = std::numeric_limits<index>::max(), end = 0;
-  for (index r = 0; r < count; ++r) {
+                   const backward_scratch<P>& s, sum_type<P>* dq, idx_t dq_stride, Terms& back) {
+  idx_t begin = std::numeric_limits<idx_t>::max(), end = 0;
+  for (idx_t r = 0; r < count; ++r) {
     if (ranges[r].begin >= ranges[r].end) continue;
     begin = std::min(begin, ranges[r].begin);
     end = std::max(end, ranges[r].end);
   }
   using T = sum_type<P>;
-  const index size = dq ? round_up(count, tile_rows) * dq_stride : 0;
-  index taken = 0;  // keys since the sums were moved
+  const idx_t size = dq ? round_up(count, tile_rows) * dq_stride : 0;
+  idx_t taken = 0;  // keys since the sums were moved
   bool moved = false;
   const auto move = [&] {
     if (!std::exchange(moved, true))
       for (T* x : {s.long_dq, s.long_errors}) std::fill_n(x, size, T(0));
     move_compensated(dq, size, T(1), s.long_dq, s.long_errors);
   };
-  for (index from = begin / panel_width<P> * panel_width<P>; from < end; from += backward_key_block) {
+  for (idx_t from = begin / panel_width<P> * panel_width<P>; from < end; from += backward_key_block) {
     if (taken >= long_piece) move(), taken = 0;
     taken += backward_key_block;
     backward_block(rows, count, ranges, positions, k, from, std::min(from + backward_key_block, end), terms, s, dq,

@@ -9,30 +9,30 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-inline void check_rounds(const validator& check, index rounds) {
-  constexpr index most = index(1) << 16;  // tables of a token for each round: no memory holds many more
+inline void check_rounds(const validator& check, idx_t rounds) {
+  constexpr idx_t most = idx_t(1) << 16;  // tables of a token for each round: no memory holds many more
   check.at_least("rounds", 1, rounds);
   if (rounds > most) check.fail({"rounds <= ", most}, rounds);
 }
-inline void check_buckets(const validator& check, index buckets) {
+inline void check_buckets(const validator& check, idx_t buckets) {
   check.at_least("buckets", 2, buckets);
   if (buckets % 2 != 0) check.fail("an even number of buckets", buckets);
-  constexpr index max_buckets = index(1) << 24;  // float, the compute type, represents these integers
+  constexpr idx_t max_buckets = idx_t(1) << 24;  // float, the compute type, represents these integers
   if (buckets > max_buckets) check.fail({"buckets <= ", max_buckets}, buckets);
 }
 
 /// Unit normal numbers of one head.
 template <class T>
-void fill_rotations(T* numbers, index count, std::uint64_t seed, index head) {
+void fill_rotations(T* numbers, idx_t count, std::uint64_t seed, idx_t head) {
   random_numbers random(seed, static_cast<std::uint64_t>(head));
-  for (index n = 0; n < count; ++n) numbers[n] = static_cast<T>(random.normal());
+  for (idx_t n = 0; n < count; ++n) numbers[n] = static_cast<T>(random.normal());
 }
 
 /// 1 / sqrt(|x|^2 + dim eps), the factor that makes x a key; 0 where the denominator is 0.
 template <class T, class S>
-T key_factor(const S* x, index stride, index dim, T eps) {
+T key_factor(const S* x, idx_t stride, idx_t dim, T eps) {
   packet<T> squares = zero<T>();
-  for (index d = 0; d < dim; d += width<T>) {
+  for (idx_t d = 0; d < dim; d += width<T>) {
     const packet<T> part = load_part<T>(x + d * stride, stride, dim - d);
     squares = fma(part, part, squares);
   }
@@ -42,25 +42,25 @@ T key_factor(const S* x, index stride, index dim, T eps) {
 
 /// Packs the rotations of one head as rows for tile_product: [round][tile of columns][dim][tile_rows].
 template <class T>
-void pack_rotations(const tensor_view<const T>& given, index head, T* packed) {
-  const index dim = given.extent(2), half = given.extent(3);  // buckets / 2 columns per round
-  for (index round = 0; round < given.extent(1); ++round) {
+void pack_rotations(const tensor_view<const T>& given, idx_t head, T* packed) {
+  const idx_t dim = given.extent(2), half = given.extent(3);  // buckets / 2 columns per round
+  for (idx_t round = 0; round < given.extent(1); ++round) {
     const auto matrix = head_of(given, head, round);
-    for (index c = 0; c < half; c += tile_rows, packed += tile_rows * dim) {
-      const auto column = [&](index n) { return matrix.data + (c + n) * matrix.col_stride; };
-      pack_rows<T>(column, std::min<index>(tile_rows, half - c), dim, matrix.row_stride, T(1), packed);
+    for (idx_t c = 0; c < half; c += tile_rows, packed += tile_rows * dim) {
+      const auto column = [&](idx_t n) { return matrix.data + (c + n) * matrix.col_stride; };
+      pack_rows<T>(column, std::min<idx_t>(tile_rows, half - c), dim, matrix.row_stride, T(1), packed);
     }
   }
 }
 
 /// bucket[i] = argmax [x R; -x R], the first of equal ones, for `count` keys x of a panel and one round's rotation R.
 template <class T>
-void hash_panel(const T* rotation, index half, index dim, const T* panel, index count, index* bucket) {
+void hash_panel(const T* rotation, idx_t half, idx_t dim, const T* panel, idx_t count, idx_t* bucket) {
   constexpr T infinity = std::numeric_limits<T>::infinity();
   // Largest and smallest product so far, and their columns, lane by lane.
   packet<T> high[2] = {broadcast<T>(-infinity), broadcast<T>(-infinity)}, high_at[2] = {zero<T>(), zero<T>()};
   packet<T> low[2] = {broadcast<T>(infinity), broadcast<T>(infinity)}, low_at[2] = {zero<T>(), zero<T>()};
-  for (index c = 0; c < half; c += tile_rows)
+  for (idx_t c = 0; c < half; c += tile_rows)
     with_tile_height(half - c, [&](auto M) {
       tile_product<T, M.value, 2>(packed_rows<T>{rotation + c * dim}, panel, dim, [&](auto m, auto n, const auto& x) {
         const packet<T> column = broadcast<T>(static_cast<T>(c + m.value));
@@ -77,9 +77,9 @@ void hash_panel(const T* rotation, index half, index dim, const T* panel, index 
     store<T>(best[2] + n * width<T>, low[n]);
     store<T>(best[3] + n * width<T>, low_at[n]);
   }
-  for (index i = 0; i < count; ++i) {
+  for (idx_t i = 0; i < count; ++i) {
     const bool up = best[0][i] >= -best[2][i];
-    const auto column = static_cast<index>(best[up ? 1 : 3][i]);  // a tile repeats the last column, which is not larger
+    const auto column = static_cast<idx_t>(best[up ? 1 : 3][i]);  // a tile repeats the last column, which is not larger
     bucket[i] = up ? column : half + column;
   }
 }

@@ -10,59 +10,59 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-inline constexpr index lsh_segment = 512;  // tokens of a task
+inline constexpr idx_t lsh_segment = 512;  // tokens of a task
 
 /// The chunks of one round over n sorted tokens, and the packed slots their queries see: before() slots of earlier
 /// rounds' chunks, the n tokens, then those of later rounds' chunks. Without `wrap` there are only the n tokens.
 struct lsh_chunks {
-  index n, chunk, chunks, rounds, lookback, lookahead;
+  idx_t n, chunk, chunks, rounds, lookback, lookahead;
   bool wrap;
 
   template <class Options>
-  lsh_chunks(index n_, const Options& o) : n(n_), rounds(o.rounds), wrap(o.wrap) {
-    chunk = std::clamp<index>(o.chunk, 1, std::max<index>(1, n));
+  lsh_chunks(idx_t n_, const Options& o) : n(n_), rounds(o.rounds), wrap(o.wrap) {
+    chunk = std::clamp<idx_t>(o.chunk, 1, std::max<idx_t>(1, n));
     chunks = ceil_div(n, chunk);
-    const index others = std::max<index>(0, (wrap ? chunks * rounds : chunks) - 1);
+    const idx_t others = std::max<idx_t>(0, (wrap ? chunks * rounds : chunks) - 1);
     lookback = std::min(o.lookback, others);
     lookahead = std::min(o.lookahead, wrap ? others - lookback : others);
   }
 
   /// Tokens before chunk c, counted from chunk 0 of this round; c may lie in another round.
-  index tokens_before(index c) const {
-    const index round = floor_div(c, chunks);
+  idx_t tokens_before(idx_t c) const {
+    const idx_t round = floor_div(c, chunks);
     return round * n + (c - round * chunks) * chunk;
   }
-  index before() const { return wrap && n ? -tokens_before(-lookback) : 0; }
+  idx_t before() const { return wrap && n ? -tokens_before(-lookback) : 0; }
   /// Number of slots, for this or any shorter length.
-  index most_slots() const { return n + (wrap ? (lookback + lookahead) * chunk : 0); }
+  idx_t most_slots() const { return n + (wrap ? (lookback + lookahead) * chunk : 0); }
 
   /// The slots the sorted token t sees.
-  key_range slots_of(index t) const {
-    const index own = t / chunk;
-    index first = own - lookback, last = own + lookahead;
-    if (!wrap) first = std::max<index>(first, 0), last = std::min(last, chunks - 1);
+  key_range slots_of(idx_t t) const {
+    const idx_t own = t / chunk;
+    idx_t first = own - lookback, last = own + lookahead;
+    if (!wrap) first = std::max<idx_t>(first, 0), last = std::min(last, chunks - 1);
     return {before() + tokens_before(first), before() + tokens_before(last + 1)};
   }
 
   /// Number of sorted tokens of a task: whole chunks, so many that the keys it packs are mostly seen by its own
   /// queries, and still fit in the second-level cache.
-  index tokens_per_task() const {
-    return chunk * std::max<index>(ceil_div(lsh_segment, chunk), 2 * (lookback + lookahead));
+  idx_t tokens_per_task() const {
+    return chunk * std::max<idx_t>(ceil_div(lsh_segment, chunk), 2 * (lookback + lookahead));
   }
   /// Number of slots that the tokens of a task see, for this or any shorter length.
-  index slots_per_task() const {
+  idx_t slots_per_task() const {
     return std::min(most_slots(), tokens_per_task() + (lookback + lookahead) * chunk);
   }
 
   /// Row blocks of at most `most` rows: whole chunks where several fit, else a chunk in equal parts.
-  index rows_per_unit(index most) const { return std::max<index>(1, most / chunk) * chunk; }
-  index rows_per_block(index most) const {
+  idx_t rows_per_unit(idx_t most) const { return std::max<idx_t>(1, most / chunk) * chunk; }
+  idx_t rows_per_block(idx_t most) const {
     return round_up(ceil_div(rows_per_unit(most), ceil_div(rows_per_unit(most), most)), tile_rows);
   }
 
   /// Of a slot of round r: the round it belongs to, and its rank in the order of that round.
-  std::pair<index, index> source(index r, index slot) const {
-    const index at = slot - before(), turn = floor_div(at, n), round = r + turn;
+  std::pair<idx_t, idx_t> source(idx_t r, idx_t slot) const {
+    const idx_t at = slot - before(), turn = floor_div(at, n), round = r + turn;
     return {round - floor_div(round, rounds) * rounds, at - turn * n};
   }
 };
@@ -72,14 +72,14 @@ template <class T>
 struct lsh_tables {
   T* rotations = nullptr;  // packed: pack_rotations
   T* factor = nullptr;     // [L]: of q, to make it a key
-  index* rank = nullptr;   // [rounds][L]: the bucket of a token; after the sort, its rank in the order
-  index* order = nullptr;  // [rounds][L]: tokens by (bucket, position)
+  idx_t* rank = nullptr;   // [rounds][L]: the bucket of a token; after the sort, its rank in the order
+  idx_t* order = nullptr;  // [rounds][L]: tokens by (bucket, position)
 };
 
 /// One head of one batch item.
 template <class S>
 struct lsh_head {
-  index batch, head, length;
+  idx_t batch, head, length;
   matrix_view<const S> query, value;
   lsh_tables<compute_type<S>> tables;
 };
@@ -91,96 +91,96 @@ struct lsh_order {
   const Options& options;
   const attention_shape& shape;
 
-  index half() const { return options.buckets / 2; }
-  index rotation_size() const { return round_up(half(), tile_rows) * shape.dim; }  // of one round, packed
-  index segments() const { return ceil_div(shape.keys, lsh_segment); }
+  idx_t half() const { return options.buckets / 2; }
+  idx_t rotation_size() const { return round_up(half(), tile_rows) * shape.dim; }  // of one round, packed
+  idx_t segments() const { return ceil_div(shape.keys, lsh_segment); }
 
   lsh_tables<T> layout(arena& memory) const {
-    const index all = options.rounds * shape.keys;
+    const idx_t all = options.rounds * shape.keys;
     return {.rotations = memory.allocate<T>(options.rounds * rotation_size()),
-            .factor = memory.allocate<T>(shape.keys), .rank = memory.allocate<index>(all),
-            .order = memory.allocate<index>(all)};
+            .factor = memory.allocate<T>(shape.keys), .rank = memory.allocate<idx_t>(all),
+            .order = memory.allocate<idx_t>(all)};
   }
 
   /// Scratch of one thread.
   struct thread_scratch {
     T* keys;              // [panel_width][D]: to be packed
     T* panel;             // the same, packed, to be hashed
-    index* bucket_begin;  // [buckets + 1]: where the next token of a bucket goes
+    idx_t* bucket_begin;  // [buckets + 1]: where the next token of a bucket goes
   };
   thread_scratch layout_scratch(arena& memory) const {
     return {.keys = memory.allocate<T>(panel_width<T> * shape.dim),
             .panel = memory.allocate<T>(panel_width<T> * shape.dim),
-            .bucket_begin = memory.allocate<index>(options.buckets + 1)};
+            .bucket_begin = memory.allocate<idx_t>(options.buckets + 1)};
   }
 
   struct key_rows {
     T* keys;
-    index dim;
-    T* operator()(index n) const { return keys + n * dim; }
+    idx_t dim;
+    T* operator()(idx_t n) const { return keys + n * dim; }
   };
-  void make_key(const lsh_head<S>& h, index i, T* key) const {
+  void make_key(const lsh_head<S>& h, idx_t i, T* key) const {
     const S* const x = h.query.row(i);
     const T factor = h.tables.factor[i];
-    if (const index stride = h.query.col_stride; stride == 1)
-      for (index d = 0; d < shape.dim; ++d) key[d] = static_cast<T>(x[d]) * factor;
+    if (const idx_t stride = h.query.col_stride; stride == 1)
+      for (idx_t d = 0; d < shape.dim; ++d) key[d] = static_cast<T>(x[d]) * factor;
     else
-      for (index d = 0; d < shape.dim; ++d) key[d] = static_cast<T>(x[d * stride]) * factor;
+      for (idx_t d = 0; d < shape.dim; ++d) key[d] = static_cast<T>(x[d * stride]) * factor;
   }
 
   /// body(first slot, slots, their keys) for the keys of slots [begin, end) of one round, a panel at a time; token[n]
   /// becomes the token of slot begin + n, and slots are counted from begin.
   template <class Body>
-  void for_each_key_panel(const lsh_head<S>& h, const lsh_chunks& chunks, index round, key_range slots, index* token,
+  void for_each_key_panel(const lsh_head<S>& h, const lsh_chunks& chunks, idx_t round, key_range slots, idx_t* token,
                           const thread_scratch& s, const Body& body) const {
     const key_rows key{s.keys, shape.dim};
-    for (index slot = slots.begin; slot < slots.end; ++slot) {
+    for (idx_t slot = slots.begin; slot < slots.end; ++slot) {
       const auto [from, at] = chunks.source(round, slot);
       token[slot - slots.begin] = h.tables.order[from * shape.keys + at];
     }
-    const index count = slots.end - slots.begin;
-    for (index slot = 0; slot < count; slot += panel_width<T>) {
-      const index some = std::min<index>(panel_width<T>, count - slot);
-      for (index n = 0; n < some; ++n) make_key(h, token[slot + n], key(n));
+    const idx_t count = slots.end - slots.begin;
+    for (idx_t slot = 0; slot < count; slot += panel_width<T>) {
+      const idx_t some = std::min<idx_t>(panel_width<T>, count - slot);
+      for (idx_t n = 0; n < some; ++n) make_key(h, token[slot + n], key(n));
       body(slot, some, key);
     }
   }
 
   /// The score of query i and key j before the terms, by plain loops.
-  T plain_score(const lsh_head<S>& h, index i, index j, T query_factor) const {
+  T plain_score(const lsh_head<S>& h, idx_t i, idx_t j, T query_factor) const {
     const S *const x = h.query.row(i), *const y = h.query.row(j);
     T score = 0;
-    for (index d = 0; d < shape.dim; ++d)
+    for (idx_t d = 0; d < shape.dim; ++d)
       score += static_cast<T>(x[d * h.query.col_stride]) * query_factor *
                (static_cast<T>(y[d * h.query.col_stride]) * h.tables.factor[j]);
     return score;
   }
 
   /// Factors and buckets of tokens [begin, end).
-  void hash(const lsh_head<S>& h, index begin, index end, const thread_scratch& s) const {
+  void hash(const lsh_head<S>& h, idx_t begin, idx_t end, const thread_scratch& s) const {
     const key_rows key{s.keys, shape.dim};
-    for (index i = begin; i < end; i += panel_width<T>) {
-      const index count = std::min<index>(panel_width<T>, end - i);
-      for (index n = 0; n < count; ++n) {
+    for (idx_t i = begin; i < end; i += panel_width<T>) {
+      const idx_t count = std::min<idx_t>(panel_width<T>, end - i);
+      for (idx_t n = 0; n < count; ++n) {
         h.tables.factor[i + n] = key_factor<T>(h.query.row(i + n), h.query.col_stride, shape.dim, options.norm_eps);
         make_key(h, i + n, key(n));
       }
       pack_panels_across<T>(key, count, shape.dim, 1, s.panel);
-      for (index round = 0; round < options.rounds; ++round)
+      for (idx_t round = 0; round < options.rounds; ++round)
         hash_panel(h.tables.rotations + round * rotation_size(), half(), shape.dim, s.panel, count,
                    h.tables.rank + round * shape.keys + i);
     }
   }
 
   /// Tokens of one round by (bucket, position).
-  void sort(const lsh_head<S>& h, index round, index* bucket_begin) const {
-    const index n = h.length;
-    index *const rank = h.tables.rank + round * shape.keys, *const order = h.tables.order + round * shape.keys;
-    std::fill_n(bucket_begin, options.buckets + 1, index(0));
-    for (index i = 0; i < n; ++i) ++bucket_begin[rank[i] + 1];
-    for (index x = 0; x < options.buckets; ++x) bucket_begin[x + 1] += bucket_begin[x];
-    for (index i = 0; i < n; ++i) {
-      const index at = bucket_begin[rank[i]]++;
+  void sort(const lsh_head<S>& h, idx_t round, idx_t* bucket_begin) const {
+    const idx_t n = h.length;
+    idx_t *const rank = h.tables.rank + round * shape.keys, *const order = h.tables.order + round * shape.keys;
+    std::fill_n(bucket_begin, options.buckets + 1, idx_t(0));
+    for (idx_t i = 0; i < n; ++i) ++bucket_begin[rank[i] + 1];
+    for (idx_t x = 0; x < options.buckets; ++x) bucket_begin[x + 1] += bucket_begin[x];
+    for (idx_t i = 0; i < n; ++i) {
+      const idx_t at = bucket_begin[rank[i]]++;
       order[at] = i;
       rank[i] = at;
     }
@@ -189,13 +189,13 @@ struct lsh_order {
   /// Hashes and sorts. for_each(steps, body(head, step, thread_scratch)) runs the tasks of all heads of a wave.
   template <class ForEach>
   void sort_tokens(const tensor_view<const T>& rotations, const ForEach& for_each) const {
-    for_each(index(1), [&](const lsh_head<S>& h, index, const thread_scratch&) {
+    for_each(idx_t(1), [&](const lsh_head<S>& h, idx_t, const thread_scratch&) {
       pack_rotations<T>(rotations, rotations.extent(0) == 1 ? 0 : h.head, h.tables.rotations);
     });
-    for_each(segments(), [&](const lsh_head<S>& h, index part, const thread_scratch& s) {
+    for_each(segments(), [&](const lsh_head<S>& h, idx_t part, const thread_scratch& s) {
       hash(h, std::min(part * lsh_segment, h.length), std::min((part + 1) * lsh_segment, h.length), s);
     });
-    for_each(options.rounds, [&](const lsh_head<S>& h, index round, const thread_scratch& s) {
+    for_each(options.rounds, [&](const lsh_head<S>& h, idx_t round, const thread_scratch& s) {
       sort(h, round, s.bucket_begin);
     });
   }
@@ -204,16 +204,16 @@ struct lsh_order {
   template <class Body>
   void with_rotations(execution& exec, const Body& body) const {
     if (options.rotations) return body(options.rotations);
-    const index drawn = options.rounds * shape.dim * half();
+    const idx_t drawn = options.rounds * shape.dim * half();
     auto numbers = exec.workspace([&](arena& memory) { return memory.allocate<T>(drawn); });
     fill_rotations(*numbers, drawn, options.seed, 0);
     body(tensor_view<const T>(*numbers, {1, options.rounds, shape.dim, half()}));
   }
 
   /// Operations of all heads: `per_pair` for a query and a key, and the hashes.
-  double operations(index per_pair) const {
+  double operations(idx_t per_pair) const {
     const lsh_chunks c(shape.keys, options);
-    const index keys = (c.lookback + 1 + c.lookahead) * c.chunk, hashes = shape.batch * shape.heads * c.n * c.rounds;
+    const idx_t keys = (c.lookback + 1 + c.lookahead) * c.chunk, hashes = shape.batch * shape.heads * c.n * c.rounds;
     return static_cast<double>(keys * per_pair + 2 * shape.dim * half()) * static_cast<double>(hashes);
   }
 };

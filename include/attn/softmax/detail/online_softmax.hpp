@@ -24,14 +24,14 @@ inline constexpr T ln_2 = T(0.693147180559945309417232121458176568L);
 /// The sum of a row may be stored as Lanes partial sums, one per lane of a vector.
 template <class T, int Lanes = 1>
 struct online_softmax {
-  index rows = 0, cols = 0, stride = 0;
+  idx_t rows = 0, cols = 0, stride = 0;
   T* maximum = nullptr;  // [rows]
   T* sum = nullptr;      // [rows][Lanes]
   T* out = nullptr;      // [rows][stride]
 
   /// Rows of whole packets. `step` rounds their stride up further.
-  static online_softmax layout(arena& memory, index rows, index cols, index step = width<T>) {
-    const index stride = round_up(cols, step);
+  static online_softmax layout(arena& memory, idx_t rows, idx_t cols, idx_t step = width<T>) {
+    const idx_t stride = round_up(cols, step);
     return {.rows = rows,
             .cols = cols,
             .stride = stride,
@@ -40,8 +40,8 @@ struct online_softmax {
             .out = memory.allocate<T>(rows * stride)};
   }
 
-  T* row(index r) const { return out + r * stride; }
-  T row_sum(index r) const {
+  T* row(idx_t r) const { return out + r * stride; }
+  T row_sum(idx_t r) const {
     if constexpr (Lanes == 1)
       return sum[r];
     else
@@ -49,7 +49,7 @@ struct online_softmax {
   }
 
   /// The first `count` rows have seen no key.
-  void clear(index count) const {
+  void clear(idx_t count) const {
     std::fill_n(maximum, count, -std::numeric_limits<T>::infinity());
     std::fill_n(sum, count * Lanes, T(0));
     std::fill_n(out, count * stride, T(0));
@@ -58,9 +58,9 @@ struct online_softmax {
 
   /// Copies row `from_row` of another state to row r.
   template <int Others>
-  void copy_row(index r, const online_softmax<T, Others>& from, index from_row) const {
+  void copy_row(idx_t r, const online_softmax<T, Others>& from, idx_t from_row) const {
     const T* const source = from.row(from_row);
-    for (index d = 0; d < cols; d += width<T>) store<T>(row(r) + d, load<T>(source + d));
+    for (idx_t d = 0; d < cols; d += width<T>) store<T>(row(r) + d, load<T>(source + d));
     std::fill_n(sum + r * Lanes, Lanes, T(0));
     sum[r * Lanes] = from.row_sum(from_row);
     maximum[r] = from.maximum[from_row];
@@ -70,22 +70,22 @@ struct online_softmax {
   void merge(const online_softmax& other) const
     requires(Lanes == 1)
   {
-    for (index r = 0; r < rows; ++r) {
+    for (idx_t r = 0; r < rows; ++r) {
       if (other.sum[r] == T(0)) continue;  // it has seen no key; a sum of NaN is merged
       const T highest = std::max(maximum[r], other.maximum[r]);
       const T reference = highest == -std::numeric_limits<T>::infinity() ? T(0) : highest;
       const T own = std::exp2(maximum[r] - reference), others = std::exp2(other.maximum[r] - reference);
       maximum[r] = highest;
       sum[r] = sum[r] * own + other.sum[r] * others;
-      for (index d = 0; d < cols; ++d) row(r)[d] = row(r)[d] * own + other.row(r)[d] * others;
+      for (idx_t d = 0; d < cols; ++d) row(r)[d] = row(r)[d] * own + other.row(r)[d] * others;
     }
   }
 
   /// Ends row r: the output and the natural log-sum-exp, `sink` (a logit without a value, base e) included; one of
-  /// -infinity is none. A row that has seen no key becomes 0 and its lse -infinity, sink or not. Where `top` is given, it
-  /// becomes the maximum, and lse the logarithm of the sum beside it, both in base 2.
+  /// -infinity is none. A row that has seen no key becomes 0 and its lse -infinity, sink or not. Where `maximum_to` is
+  /// given, it becomes the maximum, and lse the logarithm of the sum beside it, both in base 2.
   template <class S>
-  void finish_row(index r, const T* sink, S* to, index to_stride, T* lse, T* top = nullptr) const {
+  void finish_row(idx_t r, const T* sink, S* to, idx_t to_stride, T* lse, T* maximum_to = nullptr) const {
     const T* const o = row(r);
     T total = row_sum(r), highest = maximum[r], factor = T(1);
     if (sink && highest != -std::numeric_limits<T>::infinity()) {
@@ -94,13 +94,13 @@ struct online_softmax {
       total = total * factor + std::exp2(logit - higher);
       highest = higher;
     }
-    if (lse) *lse = top ? std::log2(total) : (highest + std::log2(total)) * ln_2<T>;
-    if (top) *top = highest == -std::numeric_limits<T>::infinity() ? T(0) : highest;
+    if (lse) *lse = maximum_to ? std::log2(total) : (highest + std::log2(total)) * ln_2<T>;
+    if (maximum_to) *maximum_to = highest == -std::numeric_limits<T>::infinity() ? T(0) : highest;
     const T normal = total == T(0) ? T(0) : factor / total;
     if (to_stride == 1)
-      for (index d = 0; d < cols; ++d) to[d] = static_cast<S>(o[d] * normal);
+      for (idx_t d = 0; d < cols; ++d) to[d] = static_cast<S>(o[d] * normal);
     else
-      for (index d = 0; d < cols; ++d) to[d * to_stride] = static_cast<S>(o[d] * normal);
+      for (idx_t d = 0; d < cols; ++d) to[d * to_stride] = static_cast<S>(o[d] * normal);
   }
 };
 
@@ -110,14 +110,14 @@ template <class T, int Lanes = 1>
 struct long_softmax {
   online_softmax<T, Lanes> sums, errors;
 
-  static long_softmax layout(arena& memory, index rows, index cols, index step = width<T>) {
+  static long_softmax layout(arena& memory, idx_t rows, idx_t cols, idx_t step = width<T>) {
     using state = online_softmax<T, Lanes>;
     return {state::layout(memory, rows, cols, step), state::layout(memory, rows, cols, step)};
   }
-  void clear(index rows) const { sums.clear(rows), errors.clear(rows); }
+  void clear(idx_t rows) const { sums.clear(rows), errors.clear(rows); }
 
-  [[gnu::noinline]] void add(const online_softmax<T, Lanes>& state, index rows) const {
-    for (index r = 0; r < rows; ++r) {
+  [[gnu::noinline]] void add(const online_softmax<T, Lanes>& state, idx_t rows) const {
+    for (idx_t r = 0; r < rows; ++r) {
       const T highest = state.maximum[r], before = std::exchange(sums.maximum[r], highest);
       const T factor = before < highest ? std::exp2(before - highest) : T(1);
       if constexpr (Lanes == 1) {
@@ -130,8 +130,8 @@ struct long_softmax {
     }
   }
   /// The sums become those of `state`, which has none.
-  [[gnu::noinline]] void settle(const online_softmax<T, Lanes>& state, index rows) const {
-    for (index r = 0; r < rows; ++r) {
+  [[gnu::noinline]] void settle(const online_softmax<T, Lanes>& state, idx_t rows) const {
+    for (idx_t r = 0; r < rows; ++r) {
       if constexpr (Lanes == 1)
         state.sum[r] = std::abs(errors.sum[r]) < std::numeric_limits<T>::infinity() ? sums.sum[r] + errors.sum[r]
                                                                                     : sums.sum[r];
@@ -146,11 +146,11 @@ struct long_softmax {
 template <class T, int Lanes = 1>
 class long_sums {
  public:
-  long_sums(const online_softmax<T, Lanes>& state, const long_softmax<T, Lanes>& total, index rows, index most)
+  long_sums(const online_softmax<T, Lanes>& state, const long_softmax<T, Lanes>& total, idx_t rows, idx_t most)
       : state_(state), total_(total), rows_(rows), most_(most) {}
 
   /// Call before the state takes `keys` more keys.
-  void next(index keys) {
+  void next(idx_t keys) {
     if (full(keys)) {
       if (!std::exchange(moved_, true)) total_.clear(rows_);
       total_.add(state_, rows_);
@@ -159,7 +159,7 @@ class long_sums {
     taken_ += keys;
   }
   /// Whether that moves the sums.
-  bool full(index keys) const { return taken_ > 0 && taken_ + keys > most_; }
+  bool full(idx_t keys) const { return taken_ > 0 && taken_ + keys > most_; }
   /// Call after the last one.
   void finish() const {
     if (!moved_) return;
@@ -170,11 +170,11 @@ class long_sums {
  private:
   const online_softmax<T, Lanes>& state_;
   const long_softmax<T, Lanes>& total_;
-  index rows_, most_, taken_ = 0;
+  idx_t rows_, most_, taken_ = 0;
   bool moved_ = false;
 };
 
 /// Keys that a state of the blockwise kernel takes: 32 of its tiles.
-inline constexpr index long_piece = 12288;
+inline constexpr idx_t long_piece = 12288;
 
 }  // namespace attn::inline ATTN_ISA::detail

@@ -8,21 +8,21 @@ namespace attn::inline ATTN_ISA::detail {
 
 /// The row of the sequence that each slot has: first + step * slot, or a list.
 struct index_map {
-  index first = 0, step = 1;
-  const index* list = nullptr;
+  idx_t first = 0, step = 1;
+  const idx_t* list = nullptr;
 
-  index operator[](index slot) const { return list ? list[slot] : first + step * slot; }
+  idx_t operator[](idx_t slot) const { return list ? list[slot] : first + step * slot; }
 
   /// The slot of a row among the slots [begin, end), whose rows ascend, or -1.
-  index find(index row, index begin, index end) const {
-    const index slot = list ? std::lower_bound(list + begin, list + end, row) - list : (row - first) / step;
+  idx_t find(idx_t row, idx_t begin, idx_t end) const {
+    const idx_t slot = list ? std::lower_bound(list + begin, list + end, row) - list : (row - first) / step;
     return slot >= begin && slot < end && (*this)[slot] == row ? slot : -1;
   }
 };
 
 /// The slots [begin, end) that a query sees.
 struct key_range {
-  index begin = 0, end = 0;
+  idx_t begin = 0, end = 0;
 };
 
 /// Slots [0, count) of keys and values. Keys are the columns of panels [dim][panel_width]; values the rows of panels
@@ -31,16 +31,16 @@ struct key_range {
 /// of the values.
 template <class T>
 struct packed_keys {
-  static constexpr index wide = panel_width<T>;
+  static constexpr idx_t wide = panel_width<T>;
 
   T *keys = nullptr, *values = nullptr;
   bool* finite = nullptr;
-  index capacity = 0, dim = 0, dim_v = 0;
+  idx_t capacity = 0, dim = 0, dim_v = 0;
   index_map positions{};
 
   /// Memory for `slots` slots; (slots + panel) * (dim + dim_v + panel) numbers at most.
-  static packed_keys layout(arena& memory, index slots, index dim, index dim_v) {
-    const index capacity = round_up(slots, wide);
+  static packed_keys layout(arena& memory, idx_t slots, idx_t dim, idx_t dim_v) {
+    const idx_t capacity = round_up(slots, wide);
     return {.keys = memory.allocate<T>(capacity * operands<T>(dim)),
             .values = memory.allocate<T>(operands<T>(capacity) * round_up(dim_v, wide)),
             .finite = memory.allocate<bool>(capacity / wide), .capacity = capacity, .dim = dim, .dim_v = dim_v};
@@ -49,29 +49,29 @@ struct packed_keys {
   /// Fills slots [begin, end) from the rows `positions` names of matrices, or of cache_rows; begin is a multiple of
   /// the panel width.
   template <class Keys, class Values>
-  void pack(const Keys& k, const Values& v, index begin, index end) {
-    pack_keys([&](index slot) { return k.row(positions[begin + slot]); }, k.col_stride, begin, end);
+  void pack(const Keys& k, const Values& v, idx_t begin, idx_t end) {
+    pack_keys([&](idx_t slot) { return k.row(positions[begin + slot]); }, k.col_stride, begin, end);
     pack_values(v, begin, end);
   }
   /// The keys of these slots are key_row(0), key_row(1), ...
   template <class Row>
-  void pack_keys(Row&& key_row, index col_stride, index begin, index end) {
+  void pack_keys(Row&& key_row, idx_t col_stride, idx_t begin, idx_t end) {
     pack_panels_across<T>(key_row, end - begin, dim, col_stride, keys + begin * operands<T>(dim));
   }
   template <class Values>
-  void pack_values(const Values& v, index begin, index end) {
-    pack_value_rows([&](index slot) { return v.row(positions[slot]); }, v.col_stride, begin, end);
+  void pack_values(const Values& v, idx_t begin, idx_t end) {
+    pack_value_rows([&](idx_t slot) { return v.row(positions[slot]); }, v.col_stride, begin, end);
   }
   /// The values of these slots are value_row(begin), value_row(begin + 1), ...
   template <class Row>
-  void pack_value_rows(Row&& value_row, index col_stride, index begin, index end) {
-    for (index slot = begin; slot < end; slot += wide)
+  void pack_value_rows(Row&& value_row, idx_t col_stride, idx_t begin, idx_t end) {
+    for (idx_t slot = begin; slot < end; slot += wide)
       finite[slot / wide] =
           pack_panels<T>(value_row, slot, std::min(wide, end - slot), dim_v, col_stride, values, capacity);
   }
 
   /// The slots from `slot` on, a multiple of the panel width, with a map of their own.
-  packed_keys from(index slot, const index_map& map) const {
+  packed_keys from(idx_t slot, const index_map& map) const {
     packed_keys rest = *this;
     rest.keys += slot * operands<T>(dim);
     rest.values += operands<T>(slot) * wide;
@@ -80,14 +80,14 @@ struct packed_keys {
     return rest;
   }
 
-  const T* key_panel(index slot) const { return keys + slot * operands<T>(dim); }
-  const T* value_panel(index col, index slot) const {
+  const T* key_panel(idx_t slot) const { return keys + slot * operands<T>(dim); }
+  const T* value_panel(idx_t col, idx_t slot) const {
     return values + col * operands<T>(capacity) + operands<T>(slot) * wide;
   }
 
-  bool all_finite(index begin, index end) const {
+  bool all_finite(idx_t begin, idx_t end) const {
     bool all = true;
-    for (index panel = begin / wide; panel * wide < end; ++panel) all &= finite[panel];
+    for (idx_t panel = begin / wide; panel * wide < end; ++panel) all &= finite[panel];
     return all;
   }
 };

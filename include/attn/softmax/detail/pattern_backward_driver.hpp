@@ -29,7 +29,7 @@ namespace detail {
 
 /// Number of parts into which the query sets of a head are divided; each part sums up dK and dV separately. It depends
 /// on the length only, so that threads do not change the sums.
-inline index backward_parts(index queries) { return std::clamp<index>(queries / 2048, 1, 4); }
+inline idx_t backward_parts(idx_t queries) { return std::clamp<idx_t>(queries / 2048, 1, 4); }
 
 template <class S, class Score, class ScoreBackward>
 struct pattern_backward_driver {
@@ -40,10 +40,10 @@ struct pattern_backward_driver {
   const pattern_plan& plan;
   const attention_shape& shape = in.shape;
 
-  index stride_k() const { return backward_keys<P>::stride(shape.dim); }
-  index stride_v() const { return backward_keys<P>::stride(shape.dim_v); }
-  index slots() const { return round_up(shape.keys, panel_width<T>); }
-  index pack_steps() const { return ceil_div(shape.keys, plan.pack_step); }
+  idx_t stride_k() const { return backward_keys<P>::stride(shape.dim); }
+  idx_t stride_v() const { return backward_keys<P>::stride(shape.dim_v); }
+  idx_t slots() const { return round_up(shape.keys, panel_width<T>); }
+  idx_t pack_steps() const { return ceil_div(shape.keys, plan.pack_step); }
   bool joined() const { return plan.patterns.size() > 1; }
 
   matrix_view<const S> key(const pattern_shape& s) const { return head_of(in.k, s.batch, s.head / shape.group()); }
@@ -60,7 +60,7 @@ struct pattern_backward_driver {
     T* slopes;              // [parts]: their sums of the gradient of the slope
   };
   head_scratch layout(arena& memory) const {
-    const index parts = backward_parts(shape.queries);
+    const idx_t parts = backward_parts(shape.queries);
     head_scratch shared{};
     if (plan.shared) {
       shared.keys = layout_keys(memory, shape.keys);
@@ -75,7 +75,7 @@ struct pattern_backward_driver {
     shared.slopes = memory.allocate<T>(parts);
     return shared;
   }
-  backward_keys<P> layout_keys(arena& memory, index count) const {
+  backward_keys<P> layout_keys(arena& memory, idx_t count) const {
     return {.keys = packed_keys<P>::layout(memory, count, shape.dim, shape.dim),
             .values = packed_keys<P>::layout(memory, count, shape.dim_v, 0)};
   }
@@ -107,7 +107,7 @@ struct pattern_backward_driver {
     const pattern_ref& pattern;
     bool first, last;  // of joined patterns
     pattern_shape shape;
-    index number;
+    idx_t number;
     backward_keys<P> shared;  // with the sums of all keys of the head
     bool* begun;
     T* dq;
@@ -116,16 +116,16 @@ struct pattern_backward_driver {
   /// A set of keys as the pattern gives it, and where it lies packed: in slots from `lead` on.
   struct packed_set {
     const key_set& given;
-    index lead;
+    idx_t lead;
     backward_keys<P> keys;
-    index gathered = 0;  // slots the query set packs itself; none: they are read in place
+    idx_t gathered = 0;  // slots the query set packs itself; none: they are read in place
   };
 
   /// visit(packed_set, query_range) for every key set. Sums of contiguous ones are taken in place, wherever they are
   /// packed.
   template <class Visit>
   void for_each_key_set(const query_set& set, const backward_keys<P>& gathered, Visit&& visit) const {
-    index used = 0, summed = 0;
+    idx_t used = 0, summed = 0;
     set.pattern.keys(set.shape, set.number, [&](const key_set& given, const query_range& of_query) {
       packed_set packed{.given = given, .lead = plan.lead_of(given), .keys = set.shared};
       if (!plan.in_place(given)) {
@@ -134,12 +134,12 @@ struct pattern_backward_driver {
         packed.gathered = given.count + packed.lead;
         packed.keys = gathered.from(used, positions);
         const backward_keys<P>& sums = given.contiguous() ? set.shared : gathered;
-        const index from = given.contiguous() ? positions.first : summed;
+        const idx_t from = given.contiguous() ? positions.first : summed;
         if (sums.d_keys) packed.keys.d_keys = sums.d_keys + from * stride_k();
         if (sums.d_values) packed.keys.d_values = sums.d_values + from * stride_v();
         if (sums.key_errors) packed.keys.key_errors = sums.key_errors + from * stride_k();
         if (sums.value_errors) packed.keys.value_errors = sums.value_errors + from * stride_v();
-        const index slots = round_up(packed.gathered, panel_width<T>);
+        const idx_t slots = round_up(packed.gathered, panel_width<T>);
         used += slots;
         if (!given.contiguous()) summed += slots;
       }
@@ -148,23 +148,23 @@ struct pattern_backward_driver {
   }
 
   /// Call before adding to sums of keys [begin, end) of the head.
-  void begin_sums(const query_set& set, index begin, index end) const {
-    for (index step = begin / plan.pack_step; step * plan.pack_step < end; ++step)
+  void begin_sums(const query_set& set, idx_t begin, idx_t end) const {
+    for (idx_t step = begin / plan.pack_step; step * plan.pack_step < end; ++step)
       if (!std::exchange(set.begun[step], true)) clear_step(set.shared, step);
   }
-  void clear_step(const backward_keys<P>& sums, index step) const {
-    const index begin = step * plan.pack_step;
+  void clear_step(const backward_keys<P>& sums, idx_t step) const {
+    const idx_t begin = step * plan.pack_step;
     sums.clear(begin, std::min(begin + plan.pack_step, slots()));
   }
 
   /// Adds gathered sums to those of all keys.
-  void scatter(T* sums, index stride, const key_set& keys, T* to, T* errors) const {
-    for (index n = 0; sums && n < keys.count; ++n) {
-      const index at = keys.positions[n] * stride;
+  void scatter(T* sums, idx_t stride, const key_set& keys, T* to, T* errors) const {
+    for (idx_t n = 0; sums && n < keys.count; ++n) {
+      const idx_t at = keys.positions[n] * stride;
       T* const row = to + at;
       if (errors)
         move_compensated(sums + n * stride, stride, T(1), row, errors + at);
-      else for (index d = 0; d < stride; d += width<T>)
+      else for (idx_t d = 0; d < stride; d += width<T>)
         store<T>(row + d, add(load<T>(row + d), load<T>(sums + n * stride + d)));
     }
   }
@@ -173,7 +173,7 @@ struct pattern_backward_driver {
   void differentiate_set(const query_set& set, const thread_scratch& scratch, Terms& terms, Back& back) const {
     const pattern_shape& s = set.shape;
     const position_range queries = set.pattern.queries(s, set.number);
-    const index count = count_of(queries);
+    const idx_t count = count_of(queries);
     if (count == 0) return;
     for_each_key_set(set, scratch.gathered, [&](packed_set keys, const query_range&) {
       if (keys.gathered) keys.keys.fill(key(s), value(s), 0, keys.gathered);
@@ -181,14 +181,14 @@ struct pattern_backward_driver {
       begin_sums(set, keys.given.positions.first, keys.given.positions.first + keys.given.count);
     });
 
-    const index step = round_up(ceil_div(count, ceil_div(count, max_rows)), tile_rows);
-    for (index row = 0; row < count; row += step) {
-      const index rows = std::min(step, count - row), p0 = queries.begin + row * queries.step;
+    const idx_t step = round_up(ceil_div(count, ceil_div(count, max_rows)), tile_rows);
+    for (idx_t row = 0; row < count; row += step) {
+      const idx_t rows = std::min(step, count - row), p0 = queries.begin + row * queries.step;
       const index_map which{p0 - s.first_position(), queries.step, nullptr};
       in.pack_rows(scratch.rows, s.batch, s.head, head_of(in.q, s.batch, s.head), which, rows);
       if (scratch.dq) begin_rows(set, which, rows, scratch.dq);
       for_each_key_set(set, scratch.gathered, [&](const packed_set& keys, const query_range& of_query) {
-        for (index r = 0; r < rows; ++r) {
+        for (idx_t r = 0; r < rows; ++r) {
           const key_range seen = keys.given.slots_of(s, p0 + r * queries.step, of_query);
           scratch.ranges[r] = {seen.begin + keys.lead, seen.end + keys.lead};
         }
@@ -200,7 +200,7 @@ struct pattern_backward_driver {
     }
     for_each_key_set(set, scratch.gathered, [&](const packed_set& keys, const query_range&) {
       if (keys.given.contiguous()) return;
-      for (index n = 0; n < keys.given.count; ++n)
+      for (idx_t n = 0; n < keys.given.count; ++n)
         begin_sums(set, keys.given.positions[n], keys.given.positions[n] + 1);
       scatter(keys.keys.d_keys, stride_k(), keys.given, set.shared.d_keys, set.shared.key_errors);
       scatter(keys.keys.d_values, stride_v(), keys.given, set.shared.d_values, set.shared.value_errors);
@@ -208,13 +208,13 @@ struct pattern_backward_driver {
   }
 
   /// The sums of dQ of a block of rows: 0, or those of the joined patterns that are done.
-  void begin_rows(const query_set& set, const index_map& which, index rows, T* dq) const {
+  void begin_rows(const query_set& set, const index_map& which, idx_t rows, T* dq) const {
     std::fill_n(dq, round_up(rows, tile_rows) * stride_k(), T(0));
-    for (index r = 0; !set.first && r < rows; ++r)
+    for (idx_t r = 0; !set.first && r < rows; ++r)
       std::copy_n(set.dq + which[r] * stride_k(), stride_k(), dq + r * stride_k());
   }
-  void end_rows(const query_set& set, const index_map& which, index rows, const T* dq) const {
-    for (index r = 0; !set.last && r < rows; ++r)
+  void end_rows(const query_set& set, const index_map& which, idx_t rows, const T* dq) const {
+    for (idx_t r = 0; !set.last && r < rows; ++r)
       std::copy_n(dq + r * stride_k(), stride_k(), set.dq + which[r] * stride_k());
     if (!set.last) return;
     const matrix_view<S> all = head_of(in.dq, set.shape.batch, set.shape.head);
@@ -224,7 +224,7 @@ struct pattern_backward_driver {
 
   /// One part of the query sets of a pattern, for one head: runs of consecutive query sets, which share keys. Runs are
   /// dealt to the parts in turn, because the query sets that see most keys come first.
-  void differentiate_part(const pattern_ref& pattern, const pattern_shape& s, const head_scratch& shared, index part,
+  void differentiate_part(const pattern_ref& pattern, const pattern_shape& s, const head_scratch& shared, idx_t part,
                           int worker) const {
     const bool first = &pattern == &plan.patterns.front(), last = &pattern == &plan.patterns.back();
     backward_keys<P> keys = shared.keys;
@@ -239,23 +239,23 @@ struct pattern_backward_driver {
     auto head_terms = in.terms().for_head(s.batch, s.head, s.first_position());
     auto back = in.back(head_terms);
     const thread_scratch own = scratch(worker);
-    const index sets = pattern.query_sets(s), parts = backward_parts(s.queries);
-    const index turn = std::max<index>(1, sets / (4 * parts));
-    for (index from = part * turn; from < sets; from += parts * turn)
-      for (index n = from; n < std::min(from + turn, sets); ++n)
+    const idx_t sets = pattern.query_sets(s), parts = backward_parts(s.queries);
+    const idx_t turn = std::max<idx_t>(1, sets / (4 * parts));
+    for (idx_t from = part * turn; from < sets; from += parts * turn)
+      for (idx_t n = from; n < std::min(from + turn, sets); ++n)
         differentiate_set({pattern, first, last, s, n, keys, begun, shared.dq}, own, head_terms, back);
     shared.slopes[part] += back.d_slope();
   }
 
   /// Stores step `step` of the keys' gradients, from the sums of all parts.
-  void store_step(const head_scratch& shared, index b, index kv, index step) const {
-    const index keys = plan.lengths.keys(b), begin = step * plan.pack_step,
+  void store_step(const head_scratch& shared, idx_t b, idx_t kv, idx_t step) const {
+    const idx_t keys = plan.lengths.keys(b), begin = step * plan.pack_step,
                 end = std::min(begin + plan.pack_step, shape.keys), real = std::min(end, keys);
     const backward_keys<P> sums{.keys = {.dim = shape.dim}, .values = {.dim = shape.dim_v},
                                 .d_keys = shared.d_keys, .d_values = shared.d_values,
                                 .key_errors = shared.key_errors, .value_errors = shared.value_errors};
     if (!shared.begun[step]) clear_step(sums, step);
-    for (index part = 1; part < backward_parts(plan.lengths.queries(b)); ++part) {
+    for (idx_t part = 1; part < backward_parts(plan.lengths.queries(b)); ++part) {
       if (!shared.begun[part * pack_steps() + step]) continue;
       sums.settle(part * slots() + begin, part * slots() + real);
       add_sums(sums.d_keys, part * slots() * stride_k(), begin * stride_k(), real * stride_k());
@@ -266,30 +266,30 @@ struct pattern_backward_driver {
 
   /// A wave of key heads.
   void differentiate_wave(const wave<head_scratch>& key_heads) const {
-    const index group = shape.group();
+    const idx_t group = shape.group();
     if (plan.shared) {
-      for (index n = 0; n < key_heads.count; ++n) plan.mark_needed(key_heads.first + n, key_heads.scratch[n].needed);
-      key_heads.for_each(pack_steps(), [&](index key_head, const head_scratch& p, index step, int) {
-        const index b = key_head / shape.kv_heads, kv = key_head % shape.kv_heads;
-        const index begin = step * plan.pack_step, end = std::min(begin + plan.pack_step, plan.lengths.keys(b));
+      for (idx_t n = 0; n < key_heads.count; ++n) plan.mark_needed(key_heads.first + n, key_heads.scratch[n].needed);
+      key_heads.for_each(pack_steps(), [&](idx_t key_head, const head_scratch& p, idx_t step, int) {
+        const idx_t b = key_head / shape.kv_heads, kv = key_head % shape.kv_heads;
+        const idx_t begin = step * plan.pack_step, end = std::min(begin + plan.pack_step, plan.lengths.keys(b));
         backward_keys<P> keys = p.keys;
         if (begin < end && p.needed[step]) keys.fill(head_of(in.k, b, kv), head_of(in.v, b, kv), begin, end);
       });
     }
-    const index most = backward_parts(shape.queries);
-    for (index member = 0; member < group; ++member) {
+    const idx_t most = backward_parts(shape.queries);
+    for (idx_t member = 0; member < group; ++member) {
       for (const pattern_ref& pattern : plan.patterns)
-        key_heads.for_each(most, [&](index key_head, const head_scratch& p, index part, int worker) {
+        key_heads.for_each(most, [&](idx_t key_head, const head_scratch& p, idx_t part, int worker) {
           const pattern_shape s = plan.shape_of(key_head * group + member);
           if (part < backward_parts(s.queries)) differentiate_part(pattern, s, p, part, worker);
         });
-      for (index n = 0; in.d_slopes && n < key_heads.count; ++n) {
-        const index x = (key_heads.first + n) * group + member;
-        for (index part = 0; part < backward_parts(plan.shape_of(x).queries); ++part)
+      for (idx_t n = 0; in.d_slopes && n < key_heads.count; ++n) {
+        const idx_t x = (key_heads.first + n) * group + member;
+        for (idx_t part = 0; part < backward_parts(plan.shape_of(x).queries); ++part)
           in.slope_sums[x] += key_heads.scratch[n].slopes[part];
       }
     }
-    key_heads.for_each(pack_steps(), [&](index key_head, const head_scratch& p, index step, int) {
+    key_heads.for_each(pack_steps(), [&](idx_t key_head, const head_scratch& p, idx_t step, int) {
       store_step(p, key_head / shape.kv_heads, key_head % shape.kv_heads, step);
     });
   }
@@ -297,12 +297,12 @@ struct pattern_backward_driver {
   void run() const {
     if (!in.dq && !in.dk && !in.dv && !in.d_slopes) return;
     execution& exec = in.forward.exec;
-    const index key_heads = shape.batch * shape.kv_heads,
-                bytes = 3 * shape.keys * (shape.dim + shape.dim_v) * static_cast<index>(sizeof(T));
+    const idx_t key_heads = shape.batch * shape.kv_heads,
+                bytes = 3 * shape.keys * (shape.dim + shape.dim_v) * static_cast<idx_t>(sizeof(T));
     for_each_wave(
         exec, key_heads, wave_size(exec, key_heads, bytes), [&](arena& memory) { return layout(memory); },
         [&](const wave<head_scratch>& w) { differentiate_wave(w); });
-    for (index x = 0; in.dq && !in.accumulate && x < shape.batch * shape.heads; ++x) {
+    for (idx_t x = 0; in.dq && !in.accumulate && x < shape.batch * shape.heads; ++x) {
       const pattern_shape s = plan.shape_of(x);
       clear_rows(head_of(in.dq, s.batch, s.head), s.queries, shape.queries);
     }

@@ -60,7 +60,7 @@ struct pattern_driver {
     const pattern_ref& pattern;
     bool first, last;  // of joined patterns
     pattern_shape shape;
-    index number;
+    idx_t number;
     packed_keys<P> shared;
     row_states<T> states;
   };
@@ -68,15 +68,15 @@ struct pattern_driver {
   /// A set of keys as the pattern gives it, and where it lies packed: in slots from `lead` on.
   struct packed_set {
     const key_set& given;
-    index lead;
+    idx_t lead;
     packed_keys<P> keys;
-    index gathered = 0;  // slots the query set packs itself; none: they are read in place
+    idx_t gathered = 0;  // slots the query set packs itself; none: they are read in place
   };
 
   /// visit(packed_set, query_range) for every key set.
   template <class Visit>
   void for_each_key_set(const query_set& set, const packed_keys<P>& gathered, Visit&& visit) const {
-    index used = 0;
+    idx_t used = 0;
     set.pattern.keys(set.shape, set.number, [&](const key_set& given, const query_range& of_query) {
       packed_set packed{.given = given, .lead = plan.lead_of(given), .keys = set.shared};
       if (!plan.in_place(given)) {
@@ -92,19 +92,19 @@ struct pattern_driver {
 
   /// Prefetches what the next query set needs: its rows, their states if there are any, and, of the keys it gathers,
   /// the fraction from `begin` to `end` of `count`.
-  void prefetch_next(const query_set& set, index begin, index end, index count) const {
+  void prefetch_next(const query_set& set, idx_t begin, idx_t end, idx_t count) const {
     const pattern_shape& s = set.shape;
-    const index next = set.number + 1;
+    const idx_t next = set.number + 1;
     if (next >= set.pattern.query_sets(s)) return;
     const position_range queries = set.pattern.queries(s, next);
-    for (index r = begin; r < std::min(end, count_of(queries)); ++r) {
-      const index i = queries.begin + r * queries.step - s.first_position();
+    for (idx_t r = begin; r < std::min(end, count_of(queries)); ++r) {
+      const idx_t i = queries.begin + r * queries.step - s.first_position();
       prefetch_row(query(s), i);
       if (!set.first) prefetch_row(result(s), i);
     }
     set.pattern.keys(s, next, [&](const key_set& keys, const query_range&) {
       if (plan.in_place(keys)) return;
-      for (index n = keys.count * begin / count; n < keys.count * end / count; ++n) {
+      for (idx_t n = keys.count * begin / count; n < keys.count * end / count; ++n) {
         prefetch_row(key(s), keys.positions[n]);
         prefetch_row(value(s), keys.positions[n]);
       }
@@ -114,30 +114,30 @@ struct pattern_driver {
   void attend_query_set(const query_set& set, const thread_scratch& scratch) const {
     const pattern_shape& s = set.shape;
     const position_range queries = set.pattern.queries(s, set.number);
-    const index count = count_of(queries);
+    const idx_t count = count_of(queries);
     if (count == 0) return;
     for_each_key_set(set, scratch.gathered, [&](packed_set keys, const query_range&) {
       if (keys.gathered) keys.keys.pack(key(s), value(s), 0, keys.gathered);
     });
 
     row_block<P> block = scratch.block;
-    const index step = round_up(ceil_div(count, ceil_div(count, max_rows)), tile_rows);
-    for (index row = 0; row < count; row += step) {
-      const index rows = std::min(step, count - row), p0 = queries.begin + row * queries.step;
+    const idx_t step = round_up(ceil_div(count, ceil_div(count, max_rows)), tile_rows);
+    for (idx_t row = 0; row < count; row += step) {
+      const idx_t rows = std::min(step, count - row), p0 = queries.begin + row * queries.step;
       block.begin(query(s), {p0 - s.first_position(), queries.step, nullptr}, rows, in.terms.query_factor());
       if (!set.first) set.states.resume(block);
       bool prefetched = false;
       for_each_key_set(set, scratch.gathered, [&](const packed_set& keys, const query_range& of_query) {
-        for (index r = 0; r < rows; ++r) {
+        for (idx_t r = 0; r < rows; ++r) {
           const key_range seen = keys.given.slots_of(s, p0 + r * queries.step, of_query);
           block.ranges[r] = {seen.begin + keys.lead, seen.end + keys.lead};
         }
         auto head_terms = in.terms.for_head(s.batch, s.head, s.first_position());
         if (!keys.given.self) head_terms.excluded.what = excluded_keys::kind::own;
-        attend(block, keys.keys, head_terms, [&](index r, index n) {
+        attend(block, keys.keys, head_terms, [&](idx_t r, idx_t n) {
           if (prefetched || !keys.gathered) return;
           prefetch_next(set, row + r, row + r + n, count);
-          for (index i = r; set.first && i < r + n; ++i) prefetch_row(result(s), block.positions[i]);
+          for (idx_t i = r; set.first && i < r + n; ++i) prefetch_row(result(s), block.positions[i]);
           prefetched = r + n == rows;
         });
       });
@@ -150,22 +150,22 @@ struct pattern_driver {
 
   /// A wave of key heads.
   void attend_wave(const wave<head_scratch>& key_heads) const {
-    const index group = shape.group();
+    const idx_t group = shape.group();
     if (plan.shared) {
-      for (index n = 0; n < key_heads.count; ++n) plan.mark_needed(key_heads.first + n, key_heads.scratch[n].needed);
-      const index steps = ceil_div(shape.keys, plan.pack_step);
-      key_heads.for_each(steps, [&](index key_head, const head_scratch& p, index step, int) {
-        const index b = key_head / shape.kv_heads, kv = key_head % shape.kv_heads;
-        const index begin = step * plan.pack_step, end = std::min(begin + plan.pack_step, plan.lengths.keys(b));
+      for (idx_t n = 0; n < key_heads.count; ++n) plan.mark_needed(key_heads.first + n, key_heads.scratch[n].needed);
+      const idx_t steps = ceil_div(shape.keys, plan.pack_step);
+      key_heads.for_each(steps, [&](idx_t key_head, const head_scratch& p, idx_t step, int) {
+        const idx_t b = key_head / shape.kv_heads, kv = key_head % shape.kv_heads;
+        const idx_t begin = step * plan.pack_step, end = std::min(begin + plan.pack_step, plan.lengths.keys(b));
         packed_keys<P> keys = p.keys;
         if (begin < end && p.needed[step]) keys.pack(head_of(in.k, b, kv), head_of(in.v, b, kv), begin, end);
       });
     }
     for (const pattern_ref& pattern : plan.patterns) {
-      index sets = 0;  // of the head that has most of them
-      for (index x = key_heads.first * group; x < (key_heads.first + key_heads.count) * group; ++x)
+      idx_t sets = 0;  // of the head that has most of them
+      for (idx_t x = key_heads.first * group; x < (key_heads.first + key_heads.count) * group; ++x)
         sets = std::max(sets, pattern.query_sets(plan.shape_of(x)));
-      key_heads.for_each(sets * group, [&](index key_head, const head_scratch& p, index step, int worker) {
+      key_heads.for_each(sets * group, [&](idx_t key_head, const head_scratch& p, idx_t step, int worker) {
         const pattern_shape s = plan.shape_of(key_head * group + step % group);
         if (step / group >= pattern.query_sets(s)) return;
         const query_set set{
@@ -181,13 +181,13 @@ struct pattern_driver {
     execution& exec = in.exec;
     const auto limit =
         exec.limit_threads({.operations = 2 * plan.visible_keys * static_cast<double>(shape.dim + shape.dim_v)});
-    const index key_heads = shape.batch * shape.kv_heads,
-                bytes = shape.keys * (shape.dim + shape.dim_v) * static_cast<index>(sizeof(T));
+    const idx_t key_heads = shape.batch * shape.kv_heads,
+                bytes = shape.keys * (shape.dim + shape.dim_v) * static_cast<idx_t>(sizeof(T));
     for_each_wave(
         exec, key_heads, wave_size(exec, key_heads, bytes), [&](arena& memory) { return layout(memory); },
         [&](const wave<head_scratch>& w) { attend_wave(w); });
-    for (index b = 0; b < shape.batch; ++b)
-      for (index h = 0; h < shape.heads; ++h) in.clear_padding(b, h);
+    for (idx_t b = 0; b < shape.batch; ++b)
+      for (idx_t h = 0; h < shape.heads; ++h) in.clear_padding(b, h);
   }
 };
 

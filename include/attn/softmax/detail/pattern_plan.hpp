@@ -8,32 +8,32 @@
 namespace attn::inline ATTN_ISA::detail {
 
 struct pattern_plan {
-  static constexpr index pack_step = 128;  // keys packed at a time, if any of them is seen
+  static constexpr idx_t pack_step = 128;  // keys packed at a time, if any of them is seen
 
   attention_shape shape;
   sequence_lengths lengths;
   bool causal;
-  index panel;                              // width of the panels of packed keys
+  idx_t panel;                              // width of the panels of packed keys
   std::span<const pattern_ref> patterns{};  // joined patterns in order
 
   // Found by examine():
   bool shared = false;     // keys are packed once for all query sets; else every query set packs its own
-  index gathered = 0;      // slots of the query set that gathers most
-  index not_in_place = 0;  // those of them that are gathered even if keys are shared
-  index contiguous = 0;    // keys in ranges of step 1
+  idx_t gathered = 0;      // slots of the query set that gathers most
+  idx_t not_in_place = 0;  // those of them that are gathered even if keys are shared
+  idx_t contiguous = 0;    // keys in ranges of step 1
   double visible_keys = 0;        // visible keys of all queries, at most
 
   /// Head x, counted over all batch items.
-  pattern_shape shape_of(index x) const {
-    const index b = x / shape.heads;
+  pattern_shape shape_of(idx_t x) const {
+    const idx_t b = x / shape.heads;
     return {b, x % shape.heads, lengths.queries(b), lengths.keys(b), causal};
   }
 
   /// Evaluates the patterns for every query set once. Throws std::invalid_argument for what cannot be attended.
   void examine(const validator& check, execution& exec) {
     bool* const found = exec.shared_scratch([&](arena& memory) { return memory.allocate<bool>(shape.queries); });
-    index keys = 0;
-    for (index x = 0; x < shape.batch * shape.heads; ++x) {
+    idx_t keys = 0;
+    for (idx_t x = 0; x < shape.batch * shape.heads; ++x) {
       if (x % shape.group() == 0) keys += shape_of(x).keys;
       for (const pattern_ref& pattern : patterns) examine(check, pattern, shape_of(x), found);
     }
@@ -46,21 +46,21 @@ struct pattern_plan {
 
   /// Number of packed slots before those of the set. A contiguous set begins at a panel of its head, so that sums do
   /// not depend on where it is packed.
-  index lead_of(const key_set& set) const {
+  idx_t lead_of(const key_set& set) const {
     return !set.contiguous() ? 0 : shared ? set.positions.first : set.positions.first % panel;
   }
 
   /// Marks, for one key head, the runs of pack_step keys that its query sets read in place.
-  void mark_needed(index key_head, bool* needed) const {
+  void mark_needed(idx_t key_head, bool* needed) const {
     std::fill_n(needed, ceil_div(shape.keys, pack_step), false);
-    for (index x = key_head * shape.group(); x < (key_head + 1) * shape.group(); ++x) {
+    for (idx_t x = key_head * shape.group(); x < (key_head + 1) * shape.group(); ++x) {
       const pattern_shape s = shape_of(x);
       for (const pattern_ref& pattern : patterns)
-        for (index n = 0, sets = pattern.query_sets(s); n < sets; ++n)
+        for (idx_t n = 0, sets = pattern.query_sets(s); n < sets; ++n)
           pattern.keys(s, n, [&](const key_set& set, const query_range&) {
             if (!in_place(set)) return;
-            const index end = set.positions.first + set.count;
-            for (index step = set.positions.first / pack_step; step * pack_step < end; ++step) needed[step] = true;
+            const idx_t end = set.positions.first + set.count;
+            for (idx_t step = set.positions.first / pack_step; step * pack_step < end; ++step) needed[step] = true;
           });
     }
   }
@@ -68,13 +68,13 @@ struct pattern_plan {
  private:
   void examine(const validator& check, const pattern_ref& pattern, const pattern_shape& s, bool* found) {
     std::fill_n(found, s.queries, false);
-    index queries_found = 0;
-    for (index n = 0, sets = pattern.query_sets(s); n < sets; ++n) {
+    idx_t queries_found = 0;
+    for (idx_t n = 0, sets = pattern.query_sets(s); n < sets; ++n) {
       const position_range queries = pattern.queries(s, n);
-      for (index p = queries.begin; p < queries.end; p += queries.step, ++queries_found)
+      for (idx_t p = queries.begin; p < queries.end; p += queries.step, ++queries_found)
         if (std::exchange(found[p - s.first_position()], true))
           check.fail("query sets that contain each query once", text({"the one at position ", p, " twice"}));
-      index slots = 0, others = 0;
+      idx_t slots = 0, others = 0;
       pattern.keys(s, n, [&](const key_set& set, const query_range& of_query) {
         const bool in_range = set.contiguous();
         if (in_range) contiguous += set.count;

@@ -17,7 +17,7 @@ struct row_states : online_softmax<T> {
   }
   template <class S>
   static row_states layout(arena& memory, const tensor_view<S>& result, bool errors = false) {
-    const index queries = result.extent(2), cols = round_up(result.extent(3), width<T>);
+    const idx_t queries = result.extent(2), cols = round_up(result.extent(3), width<T>);
     row_states states{{.rows = queries,
                        .cols = cols,
                        .stride = cols,
@@ -29,7 +29,7 @@ struct row_states : online_softmax<T> {
   }
   /// The states of one head.
   template <class S>
-  row_states of(const tensor_view<S>& result, index batch, index head) const {
+  row_states of(const tensor_view<S>& result, idx_t batch, idx_t head) const {
     row_states states = *this;
     if constexpr (std::same_as<S, T>)
       if (fit_into(result)) {
@@ -43,24 +43,24 @@ struct row_states : online_softmax<T> {
   /// Stores the rows of a block.
   template <class P>
   void save(const row_block<P>& block) const {
-    for (index r = 0; r < block.rows; ++r) this->copy_row(block.positions[r], block.state, r);
+    for (idx_t r = 0; r < block.rows; ++r) this->copy_row(block.positions[r], block.state, r);
   }
   /// Restores them; call it after block.begin().
   template <class P>
   void resume(const row_block<P>& block) const {
-    for (index r = 0; r < block.rows; ++r) block.state.copy_row(r, *this, block.positions[r]);
+    for (idx_t r = 0; r < block.rows; ++r) block.state.copy_row(r, *this, block.positions[r]);
   }
   /// The same in two steps, so that what a block adds is summed up before it meets larger sums: maxima after
   /// block.begin(), sums before save() or finish().
   template <class P>
   void resume_maxima(const row_block<P>& block) const {
-    for (index r = 0; r < block.rows; ++r) block.state.maximum[r] = this->maximum[block.positions[r]];
+    for (idx_t r = 0; r < block.rows; ++r) block.state.maximum[r] = this->maximum[block.positions[r]];
   }
   template <class P>
   [[gnu::noinline]] void resume_sums(const row_block<P>& block, bool last) const {
     const auto& state = block.state;
-    for (index r = 0; r < block.rows; ++r) {
-      const index i = block.positions[r];
+    for (idx_t r = 0; r < block.rows; ++r) {
+      const idx_t i = block.positions[r];
       const T factor = this->maximum[i] < state.maximum[r] ? std::exp2(this->maximum[i] - state.maximum[r]) : T(1);
       packet<T> weights = broadcast<T>(this->sum[i] * factor), sum_error = zero<T>();
       if (sum_errors) sum_error = broadcast<T>(sum_errors[i] * factor);
@@ -72,7 +72,7 @@ struct row_states : online_softmax<T> {
       if (sum_errors) sum_errors[i] = lanes[1][0];
       const T* const saved = this->row(i);
       T *const to = state.row(r), *const errors = out_errors ? out_errors + i * this->cols : nullptr;
-      for (index d = 0; d < this->cols; d += width<T>) {
+      for (idx_t d = 0; d < this->cols; d += width<T>) {
         if (!errors) {
           store<T>(to + d, fma(load<T>(saved + d), broadcast<T>(factor), load<T>(to + d)));
           continue;
@@ -87,8 +87,8 @@ struct row_states : online_softmax<T> {
   /// Rows that are saved for the first time.
   template <class P>
   void clear_errors(const row_block<P>& block) const {
-    for (index r = 0; r < block.rows && sum_errors; ++r) {
-      const index i = block.positions[r];
+    for (idx_t r = 0; r < block.rows && sum_errors; ++r) {
+      const idx_t i = block.positions[r];
       sum_errors[i] = T(0);
       std::fill_n(out_errors + i * this->cols, this->cols, T(0));
     }

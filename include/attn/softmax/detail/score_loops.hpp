@@ -11,9 +11,9 @@ inline constexpr T log2_e = T(1.442695040888963407359924681001892137L);
 
 /// s[n] = f(s[n], n, count of lanes in use) by whole packets; the last one through a buffer.
 template <class T, class F>
-ATTN_INLINE void map_scores(T* s, index count, F&& f) {
-  index n = 0;
-  for (; n + width<T> <= count; n += width<T>) store<T>(s + n, f(load<T>(s + n), n, index(width<T>)));
+ATTN_INLINE void map_scores(T* s, idx_t count, F&& f) {
+  idx_t n = 0;
+  for (; n + width<T> <= count; n += width<T>) store<T>(s + n, f(load<T>(s + n), n, idx_t(width<T>)));
   if (n == count) return;
   alignas(64) T rest[width<T>] = {};
   std::copy(s + n, s + count, rest);
@@ -29,9 +29,9 @@ ATTN_INLINE packet<T> in_range(const packet<T>& x) {
 
 /// Scores to base 2: -infinity stays, finite ones stay finite. NaN stays.
 template <class T>
-[[gnu::noinline]] void scores_to_base_2(T* s, index count) {
+[[gnu::noinline]] void scores_to_base_2(T* s, idx_t count) {
   const packet<T> lowest = broadcast<T>(std::numeric_limits<T>::lowest());
-  map_scores(s, count, [&](const packet<T>& x, index, index) {
+  map_scores(s, count, [&](const packet<T>& x, idx_t, idx_t) {
     return if_less(x, lowest, x, in_range<T>(mul(x, broadcast<T>(log2_e<T>))));
   });
 }
@@ -44,34 +44,35 @@ T to_base_2(T x) {
 
 /// c tanh(s / c)
 template <class T>
-[[gnu::noinline]] void cap_scores(T* s, index count, T softcap) {
+[[gnu::noinline]] void cap_scores(T* s, idx_t count, T softcap) {
   const packet<T> cap = broadcast<T>(softcap), uncap = broadcast<T>(T(1) / softcap);
-  map_scores(s, count, [&](const packet<T>& x, index, index) { return mul(cap, tanh<T>(mul(x, uncap))); });
+  map_scores(s, count, [&](const packet<T>& x, idx_t, idx_t) { return mul(cap, tanh<T>(mul(x, uncap))); });
 }
 
 /// s[n] = (s[n] + bias[n] - slope |distance - step n|) factor, of a bias and a slope that are given. -infinity of the
 /// bias masks, whatever the score.
 template <class T>
-[[gnu::noinline]] void add_linear_terms(T* s, index count, const T* bias, T slope, index distance, index step,
+[[gnu::noinline]] void add_linear_terms(T* s, idx_t count, const T* bias, T slope, idx_t distance, idx_t step,
                                         T factor) {
   const packet<T> lowest = broadcast<T>(std::numeric_limits<T>::lowest()), times = broadcast<T>(factor);
   alignas(64) T ramp[width<T>];
   for (int n = 0; n < width<T>; ++n) ramp[n] = static_cast<T>(step * n);
   const packet<T> steps = load<T>(ramp), down = broadcast<T>(-slope);
-  const auto away = [&](const packet<T>& x, index n) {
+  const auto away = [&](const packet<T>& x, idx_t n) {
     return fma(down, abs(sub(broadcast<T>(static_cast<T>(distance - step * n)), steps)), x);
   };
   if (!bias)
-    return map_scores(s, count, [&](const packet<T>& x, index n, index) { return in_range<T>(mul(away(x, n), times)); });
-  const auto biased = [&](const packet<T>& x, index n, index lanes, const auto& more) {
+    return map_scores(s, count,
+                      [&](const packet<T>& x, idx_t n, idx_t) { return in_range<T>(mul(away(x, n), times)); });
+  const auto biased = [&](const packet<T>& x, idx_t n, idx_t lanes, const auto& more) {
     const packet<T> b = lanes == width<T> ? load<T>(bias + n) : load_part<T>(bias + n, 1, lanes);
     return if_less(b, lowest, b, in_range<T>(mul(more(add(x, b), n), times)));
   };
   if (slope != T(0))
-    map_scores(s, count, [&](const packet<T>& x, index n, index lanes) { return biased(x, n, lanes, away); });
+    map_scores(s, count, [&](const packet<T>& x, idx_t n, idx_t lanes) { return biased(x, n, lanes, away); });
   else
-    map_scores(s, count, [&](const packet<T>& x, index n, index lanes) {
-      return biased(x, n, lanes, [](const packet<T>& y, index) { return y; });
+    map_scores(s, count, [&](const packet<T>& x, idx_t n, idx_t lanes) {
+      return biased(x, n, lanes, [](const packet<T>& y, idx_t) { return y; });
     });
 }
 
@@ -92,8 +93,8 @@ ATTN_INLINE packet<T> seen_or_hidden(const packet<T>& x, const unsigned char* by
   }
 }
 template <class T>
-[[gnu::noinline]] void hide_scores(T* s, index count, const unsigned char* bytes) {
-  map_scores(s, count, [&](const packet<T>& x, index n, index lanes) {
+[[gnu::noinline]] void hide_scores(T* s, idx_t count, const unsigned char* bytes) {
+  map_scores(s, count, [&](const packet<T>& x, idx_t n, idx_t lanes) {
     if (lanes == width<T>) return seen_or_hidden<T>(x, bytes + n);
     unsigned char rest[width<T>] = {};
     std::copy_n(bytes + n, lanes, rest);

@@ -22,10 +22,10 @@ namespace detail {
 enum class mask_coverage { none, some, all };
 
 /// Examines bytes, which are 0 or not.
-inline mask_coverage seen_of(const unsigned char* bytes, index count, index stride) {
+inline mask_coverage seen_of(const unsigned char* bytes, idx_t count, idx_t stride) {
   bool any = false, all = true;
-  index n = 0;
-  constexpr index together = 64;
+  idx_t n = 0;
+  constexpr idx_t together = 64;
   if (stride == 1)
     for (; n + together <= count && (all || !any); n += together) {
       std::uint64_t words[together / 8], set = 0, zeros = 0;
@@ -49,24 +49,24 @@ struct excluded_keys {
   kind what = kind::none;
   /// Where positions do not ascend along the slots: the key at position p is in slot known.begin + offset[p]; keys in
   /// slots outside `known` may be at any position.
-  const index* offset = nullptr;
+  const idx_t* offset = nullptr;
   key_range known{};
 
   explicit operator bool() const { return what != kind::none; }
 
   /// Masks the excluded keys among those of slots slot + n, n < count, for the query at `position`.
   template <class T>
-  void apply(T* s, index count, index position, const index_map& positions, index slot) const {
+  void apply(T* s, idx_t count, idx_t position, const index_map& positions, idx_t slot) const {
     constexpr T hidden = -std::numeric_limits<T>::infinity();
-    index own = -1;
+    idx_t own = -1;
     if (what == kind::own_and_later) {
-      const index* const key = positions.list + slot;
-      for (index n = 0; n < count; ++n) s[n] = key[n] >= position ? hidden : s[n];
+      const idx_t* const key = positions.list + slot;
+      for (idx_t n = 0; n < count; ++n) s[n] = key[n] >= position ? hidden : s[n];
     } else if (!offset) {
       own = positions.find(position, slot, slot + count) - slot;
     } else if (slot < known.begin || slot + count > known.end) {
-      const index* const key = positions.list + slot;
-      for (index n = 0; n < count; ++n) s[n] = key[n] == position ? hidden : s[n];
+      const idx_t* const key = positions.list + slot;
+      for (idx_t n = 0; n < count; ++n) s[n] = key[n] == position ? hidden : s[n];
     } else {
       own = known.begin + offset[position] - slot;
     }
@@ -79,14 +79,14 @@ struct excluded_keys {
 template <class T>
 struct slot_counts {
   const T* log2 = nullptr;
-  index slots = 0, head_stride = 0;
+  idx_t slots = 0, head_stride = 0;
 
   explicit operator bool() const { return log2 != nullptr; }
 
-  void apply(T* s, index count, index head, index slot) const {
+  void apply(T* s, idx_t count, idx_t head, idx_t slot) const {
     const T* const logs = log2 + head * head_stride + slot;
     const auto weighted = [](T x, T y) { return y == -std::numeric_limits<T>::infinity() ? y : x + y; };
-    for (index n = 0; n < std::min(count, slots - slot); ++n) s[n] = weighted(s[n], logs[n]);
+    for (idx_t n = 0; n < std::min(count, slots - slot); ++n) s[n] = weighted(s[n], logs[n]);
   }
 };
 
@@ -102,7 +102,7 @@ struct score_terms {
   excluded_keys excluded{};
   slot_counts<T> counts{};
 
-  index batch = 0, head = 0, query_shift = 0;  // query i is at position i + query_shift
+  idx_t batch = 0, head = 0, query_shift = 0;  // query i is at position i + query_shift
 
   static constexpr bool scored = !std::same_as<std::remove_const_t<Score>, no_score>;
 
@@ -115,7 +115,7 @@ struct score_terms {
   /// the change of base follows the terms.
   T query_factor() const { return change_scores() ? scale : scale * log2_e<T>; }
 
-  score_terms for_head(index b, index h, index shift) const {
+  score_terms for_head(idx_t b, idx_t h, idx_t shift) const {
     score_terms one = *this;
     one.batch = b;
     one.head = h;
@@ -125,7 +125,7 @@ struct score_terms {
 
   /// s[n] holds query_factor() * q_i.k of the keys at slots slot + n, n < count, and becomes log2(e) times the final
   /// score.
-  void apply(T* s, index count, index i, const index_map& positions, index slot) const {
+  void apply(T* s, idx_t count, idx_t i, const index_map& positions, idx_t slot) const {
     if (change_scores()) change(s, count, i, positions, slot);
     if (excluded) excluded.apply(s, count, i + query_shift, positions, slot);
     if (counts) counts.apply(s, count, head, slot);
@@ -133,17 +133,17 @@ struct score_terms {
   }
 
   /// Prefetches what seen() will read.
-  void prefetch_mask(index i, index count, const index_map& positions, index slot) const {
+  void prefetch_mask(idx_t i, idx_t count, const index_map& positions, idx_t slot) const {
     if (positions.list || positions.step != 1 || mask.stride(3) != 1) return;
     prefetch_bytes<cache_level::first>(reinterpret_cast<const char*>(mask_row(i) + positions[slot]), count);
   }
   /// How many of the keys at slots slot + n, n < count, the mask leaves visible for query i.
-  mask_coverage seen(index i, index count, const index_map& positions, index slot) const {
+  mask_coverage seen(idx_t i, idx_t count, const index_map& positions, idx_t slot) const {
     const unsigned char* const row = mask_row(i);
     if (!positions.list)
       return seen_of(row + positions[slot] * mask.stride(3), count, positions.step * mask.stride(3));
     bool any = false, all = true;
-    for (index n = 0; n < count && (all || !any); ++n) {
+    for (idx_t n = 0; n < count && (all || !any); ++n) {
       const bool one = row[positions[slot + n] * mask.stride(3)] != 0;
       any |= one, all &= one;
     }
@@ -151,18 +151,18 @@ struct score_terms {
   }
 
  private:
-  const unsigned char* mask_row(index i) const {
+  const unsigned char* mask_row(idx_t i) const {
     return mask.data() + (mask.extent(0) == 1 ? 0 : batch) * mask.stride(0) +
            (mask.extent(1) == 1 ? 0 : head) * mask.stride(1) + (mask.extent(2) == 1 ? 0 : i) * mask.stride(2);
   }
-  void hide(T* s, index count, index i, const index_map& positions, index slot) const {
+  void hide(T* s, idx_t count, idx_t i, const index_map& positions, idx_t slot) const {
     constexpr T hidden = -std::numeric_limits<T>::infinity();
     const unsigned char* const row = mask_row(i);
-    const index stride = mask.stride(3);
+    const idx_t stride = mask.stride(3);
     if (stride == 1 && !positions.list && positions.step == 1) {
       hide_scores(s, count, row + positions[slot]);
     } else {
-      for (index n = 0; n < count; ++n) s[n] = row[positions[slot + n] * stride] ? s[n] : hidden;
+      for (idx_t n = 0; n < count; ++n) s[n] = row[positions[slot + n] * stride] ? s[n] : hidden;
     }
   }
 
@@ -170,14 +170,14 @@ struct score_terms {
   /// buffer: the function then cannot read what is being written, and compilers vectorise it. Keys that the bias masks
   /// stay masked.
   template <class Key>
-  void ask_caller(T* s, index count, index i, Key key) const {
-    constexpr index piece = 64;
-    const index b = batch, h = head, position = i + query_shift;
+  void ask_caller(T* s, idx_t count, idx_t i, Key key) const {
+    constexpr idx_t piece = 64;
+    const idx_t b = batch, h = head, position = i + query_shift;
     const bool biased = static_cast<bool>(bias);
     T scores[piece];
-    for (index begin = 0; begin < count; begin += piece) {
-      const index end = std::min(count - begin, piece);
-      for (index n = 0; n < end; ++n) {
+    for (idx_t begin = 0; begin < count; begin += piece) {
+      const idx_t end = std::min(count - begin, piece);
+      for (idx_t n = 0; n < end; ++n) {
         const T x = s[begin + n], y = static_cast<T>((*score)(x, b, h, position, key(begin + n)));
         scores[n] = biased && x == -std::numeric_limits<T>::infinity() ? x : y;
       }
@@ -187,29 +187,29 @@ struct score_terms {
 
   /// Terms that need scores in base e; the result is in base 2. Finite terms leave scores finite, if need be at the end
   /// of the range of T.
-  void change(T* s, index count, index i, const index_map& positions, index slot) const {
+  void change(T* s, idx_t count, idx_t i, const index_map& positions, idx_t slot) const {
     if (softcap) cap_scores(s, count, *softcap);
     const T slope = slopes.empty() ? T(0) : slopes[static_cast<std::size_t>(head)];
     const T* const row =
         !bias ? nullptr
               : bias.data() + (bias.extent(0) == 1 ? 0 : batch) * bias.stride(0) +
                     (bias.extent(1) == 1 ? 0 : head) * bias.stride(1) + (bias.extent(2) == 1 ? 0 : i) * bias.stride(2);
-    const index position = i + query_shift;
+    const idx_t position = i + query_shift;
     const bool plain = !positions.list && (!row || (bias.stride(3) == 1 && positions.step == 1));
     if (plain && (row || slope != T(0)))
       add_linear_terms(s, count, row ? row + positions[slot] : nullptr, slope, position - positions[slot],
                        positions.step, scored ? T(1) : log2_e<T>);
     else if (row || slope != T(0))
-      for (index n = 0; n < count; ++n) {
-        const index j = positions[slot + n];
+      for (idx_t n = 0; n < count; ++n) {
+        const idx_t j = positions[slot + n];
         const T b = row ? row[j * bias.stride(3)] : T(0), x = s[n] + b - slope * static_cast<T>(std::abs(position - j));
         s[n] = b == -std::numeric_limits<T>::infinity() ? b : std::clamp(x, -most, most);
       }
     if constexpr (scored) {
       if (positions.list)
-        ask_caller(s, count, i, [list = positions.list + slot](index n) { return list[n]; });
+        ask_caller(s, count, i, [list = positions.list + slot](idx_t n) { return list[n]; });
       else
-        ask_caller(s, count, i, [first = positions[slot], step = positions.step](index n) { return first + step * n; });
+        ask_caller(s, count, i, [first = positions[slot], step = positions.step](idx_t n) { return first + step * n; });
     }
     if (scored || !plain || (!row && slope == T(0))) scores_to_base_2(s, count);
   }
@@ -218,13 +218,13 @@ struct score_terms {
 
 /// 1 / sqrt(dim) unless given.
 template <class T>
-T scale_or_default(const std::optional<T>& scale, index dim) {
-  return scale ? *scale : T(1) / std::sqrt(static_cast<T>(std::max<index>(dim, 1)));
+T scale_or_default(const std::optional<T>& scale, idx_t dim) {
+  return scale ? *scale : T(1) / std::sqrt(static_cast<T>(std::max<idx_t>(dim, 1)));
 }
 
 /// The terms an operator's options ask for.
 template <class T, class Options, class Score = no_score>
-score_terms<T, Score> terms_of(const Options& options, index dim, Score* score = nullptr) {
+score_terms<T, Score> terms_of(const Options& options, idx_t dim, Score* score = nullptr) {
   score_terms<T, Score> terms{.score = score, .scale = scale_or_default(options.scale, dim)};
   if constexpr (requires { options.softcap; }) terms.softcap = options.softcap;
   if constexpr (requires { options.bias; }) terms.bias = options.bias;
@@ -234,8 +234,8 @@ score_terms<T, Score> terms_of(const Options& options, index dim, Score* score =
 }
 
 /// The position of the first query, so that sums of positions cannot overflow.
-inline std::optional<index> checked_position(const validator& check, std::optional<index> first) {
-  constexpr index furthest = index(1) << 40;
+inline std::optional<idx_t> checked_position(const validator& check, std::optional<idx_t> first) {
+  constexpr idx_t furthest = idx_t(1) << 40;
   if (first && (*first < -furthest || *first > furthest)) check.fail("a first_position from -2^40 to 2^40", *first);
   return first;
 }
@@ -309,7 +309,7 @@ void check_softmax_options(const validator& check, const attention_shape& s, con
 /// Checks at compile time that the caller's score function can be called, or that there is none.
 template <class Score, class T>
 constexpr void require_score() {
-  static_assert(std::is_invocable_r_v<T, Score&, T, index, index, index, index> ||
+  static_assert(std::is_invocable_r_v<T, Score&, T, idx_t, idx_t, idx_t, idx_t> ||
                     std::same_as<std::remove_cvref_t<Score>, no_score>,
                 "attn: score must be callable as score(s, batch, head, i, j) and return a number");
 }

@@ -22,9 +22,9 @@ namespace attn::inline ATTN_ISA::detail {
 
 /// sum over d < count of x[d] y[d]
 template <class T, class S>
-T row_dot(const S* x, index x_stride, const S* y, index y_stride, index count) {
+T row_dot(const S* x, idx_t x_stride, const S* y, idx_t y_stride, idx_t count) {
   packet<T> sum = zero<T>();
-  for (index d = 0; d < count; d += width<T>)
+  for (idx_t d = 0; d < count; d += width<T>)
     sum = fma(load_part<T>(x + d * x_stride, x_stride, count - d), load_part<T>(y + d * y_stride, y_stride, count - d),
               sum);
   return sum_lanes(sum);
@@ -33,7 +33,7 @@ T row_dot(const S* x, index x_stride, const S* y, index y_stride, index count) {
 /// A vector as the last axis of a view, for the checks.
 template <class T>
 memory_layout list_layout(std::span<const T> list) {
-  return tensor_view<const T, 1>(list.empty() ? nullptr : list.data(), {static_cast<index>(list.size())});
+  return tensor_view<const T, 1>(list.empty() ? nullptr : list.data(), {static_cast<idx_t>(list.size())});
 }
 
 /// A backward call after the checks that all operators share. The gradients of q, k and v have elements G: S, or the
@@ -70,12 +70,12 @@ struct softmax_backward_call {
   /// Packs `count` rows which[...] of head h, from `query`, with their lse and D, into one block, which they fill
   /// alone.
   template <class P>
-  void pack_rows(const backward_rows<P>& to, index b, index h, const matrix_view<const S>& query, const index_map& which,
-                 index count) const {
+  void pack_rows(const backward_rows<P>& to, idx_t b, idx_t h, const matrix_view<const S>& query, const index_map& which,
+                 idx_t count) const {
     const auto o = head_of(out, b, h), d = head_of(d_out, b, h);
     to.pack(query, d, which, count);
-    for (index r = 0; r < count; ++r) {
-      const index i = which[r];
+    for (idx_t r = 0; r < count; ++r) {
+      const idx_t i = which[r];
       const row_lse of = lse_of(b, h, i);
       const bool sees = of.sees();
       to.maximum[r] = sees ? of.maximum : T(0);
@@ -93,11 +93,11 @@ struct softmax_backward_call {
       return log_sum != none && maximum != none;
     }
   };
-  row_lse lse_of(index b, index h, index i) const {
+  row_lse lse_of(idx_t b, idx_t h, idx_t i) const {
     if (maximum) return {maximum(b, h, i), lse(b, h, i)};
     return {lse(b, h, i) * log2_e<T>, T(0)};
   }
-  T delta(const matrix_view<const S>& o, const matrix_view<const S>& d, index b, index h, index i) const {
+  T delta(const matrix_view<const S>& o, const matrix_view<const S>& d, idx_t b, idx_t h, idx_t i) const {
     const T dot = row_dot<T>(o.row(i), o.col_stride, d.row(i), d.col_stride, shape.dim_v);
     return d_lse ? dot - d_lse(b, h, i) : dot;
   }
@@ -111,12 +111,12 @@ struct softmax_backward_call {
     // Weights are e^(score - lse): lse must come from the same kind of products as the scores.
     if (uses_fast_products<S>(exec)) forward.lse = {};
     const standard_products standard(exec);
-    const index heads = shape.batch * shape.heads;
+    const idx_t heads = shape.batch * shape.heads;
     struct kept {
       T *lse, *maximum, *slopes, *sinks;
     };
     const auto memory = exec.workspace([&](arena& m) {
-      const index rows = forward.lse ? 0 : heads * shape.queries;
+      const idx_t rows = forward.lse ? 0 : heads * shape.queries;
       return kept{m.allocate<T>(rows), m.allocate<T>(rows), m.allocate<T>(d_slopes ? heads : 0),
                   m.allocate<T>(d_sinks ? heads : 0)};
     });
@@ -131,25 +131,25 @@ struct softmax_backward_call {
     body(*this);
     if (d_slopes) store_per_head(memory->slopes, d_slopes);
     if (!d_sinks) return;
-    exec.for_each(heads, [&](index n, int) { memory->sinks[n] = sink_gradient(n / shape.heads, n % shape.heads); });
+    exec.for_each(heads, [&](idx_t n, int) { memory->sinks[n] = sink_gradient(n / shape.heads, n % shape.heads); });
     store_per_head(memory->sinks, d_sinks);
   }
 
  private:
   /// The gradient of the sink of one head: - sum_i e^(sink - lse_i) D_i.
-  T sink_gradient(index b, index h) const {
+  T sink_gradient(idx_t b, idx_t h) const {
     const auto o = head_of(out, b, h), d = head_of(d_out, b, h);
     const T sink = forward.sinks[static_cast<std::size_t>(h)];
     double sum = 0;
-    for (index i = 0; i < lengths().queries(b); ++i)
+    for (idx_t i = 0; i < lengths().queries(b); ++i)
       if (const row_lse of = lse_of(b, h, i); of.sees())
         sum -= static_cast<double>(std::exp2(to_base_2(sink) - of.maximum - of.log_sum) * delta(o, d, b, h, i));
     return static_cast<T>(sum);
   }
   void store_per_head(const T* sums, const tensor_view<T, 1>& to) const {
-    for (index h = 0; h < shape.heads; ++h) {
+    for (idx_t h = 0; h < shape.heads; ++h) {
       T sum = 0;
-      for (index b = 0; b < shape.batch; ++b) sum += sums[b * shape.heads + h];
+      for (idx_t b = 0; b < shape.batch; ++b) sum += sums[b * shape.heads + h];
       store_gradient(to(h), sum, accumulate);
     }
   }

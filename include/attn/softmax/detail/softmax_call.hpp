@@ -26,7 +26,7 @@ struct softmax_inputs {
   attention_shape shape{};
   sequence_lengths lengths{};
   bool causal = false;
-  std::optional<index> first_position{};
+  std::optional<idx_t> first_position{};
   list_view<T> sinks{};
   tensor_view<T, 3> lse{};
   tensor_view<T, 3> maximum{};  // where given, lse and this are in base 2: the log of the sum beside the maximum
@@ -34,22 +34,22 @@ struct softmax_inputs {
   tensor_view<T> sums{};  // receives the results in place of out, not rounded, where they are added up further
 
   /// The rows that query head h reads and writes.
-  matrix_view<const S> query(index b, index h) const { return head_of(q, b, h); }
-  matrix_view<const C> key(index b, index h) const { return head_of(k, b, h / shape.group()); }
-  matrix_view<const C> value(index b, index h) const { return head_of(v, b, h / shape.group()); }
-  matrix_view<S> result(index b, index h) const { return head_of(out, b, h); }
+  matrix_view<const S> query(idx_t b, idx_t h) const { return head_of(q, b, h); }
+  matrix_view<const C> key(idx_t b, idx_t h) const { return head_of(k, b, h / shape.group()); }
+  matrix_view<const C> value(idx_t b, idx_t h) const { return head_of(v, b, h / shape.group()); }
+  matrix_view<S> result(idx_t b, idx_t h) const { return head_of(out, b, h); }
 
   /// The position of the first query, and the one after the last query's.
-  index shift(index b) const { return first_position.value_or(lengths.keys(b) - lengths.queries(b)); }
-  index last_shift(index b) const { return shift(b) + lengths.queries(b); }
+  idx_t shift(idx_t b) const { return first_position.value_or(lengths.keys(b) - lengths.queries(b)); }
+  idx_t last_shift(idx_t b) const { return shift(b) + lengths.queries(b); }
   /// Number of keys that any query sees, which are the first ones.
-  index visible_keys(index b) const {
-    return causal ? std::clamp(last_shift(b), index(0), lengths.keys(b)) : lengths.keys(b);
+  idx_t visible_keys(idx_t b) const {
+    return causal ? std::clamp(last_shift(b), idx_t(0), lengths.keys(b)) : lengths.keys(b);
   }
 
   /// Stores row r of the state as the result of query i.
   template <int Lanes>
-  void finish_row(const online_softmax<T, Lanes>& state, index r, index b, index h, index i) const {
+  void finish_row(const online_softmax<T, Lanes>& state, idx_t r, idx_t b, idx_t h, idx_t i) const {
     const auto at = [&](const tensor_view<T, 3>& x) {
       T* const row = row_of(x, b, h);
       return row ? row + i * x.stride(2) : nullptr;
@@ -62,12 +62,12 @@ struct softmax_inputs {
     finish_in(result(b, h));
   }
   template <class P>
-  void finish(const row_block<P>& block, index b, index h) const {
-    for (index r = 0; r < block.rows; ++r) finish_row(block.state, r, b, h, block.positions[r]);
+  void finish(const row_block<P>& block, idx_t b, idx_t h) const {
+    for (idx_t r = 0; r < block.rows; ++r) finish_row(block.state, r, b, h, block.positions[r]);
   }
   /// Clears the rows of padding in [begin, end).
-  void clear_padding(index b, index h, index begin = 0, index end = std::numeric_limits<index>::max()) const {
-    const index from = std::max(begin, lengths.queries(b)), to = std::min(end, shape.queries);
+  void clear_padding(idx_t b, idx_t h, idx_t begin = 0, idx_t end = std::numeric_limits<idx_t>::max()) const {
+    const idx_t from = std::max(begin, lengths.queries(b)), to = std::min(end, shape.queries);
     if (sums) return clear_rows(head_of(sums, b, h), from, to, row_of(lse, b, h), lse.stride(2));
     clear_rows(result(b, h), from, to, row_of(lse, b, h), lse.stride(2));
   }
@@ -95,7 +95,7 @@ struct softmax_call : softmax_inputs<S, C> {
     check.memory({{"out", this->out}, {"lse", this->lse}}, {{name, view}});
   }
   /// The work of queries that see `seen` keys each, where `read` keys of every key head are read.
-  [[nodiscard]] auto limit_threads(index seen, double read) const {
+  [[nodiscard]] auto limit_threads(idx_t seen, double read) const {
     const attention_shape& s = this->shape;
     const double queries = static_cast<double>(s.queries), per_key = static_cast<double>(s.dim + s.dim_v) * sizeof(S);
     return exec.limit_threads({.operations = s.operations_per_pair() * queries * static_cast<double>(seen),

@@ -20,8 +20,8 @@ namespace attn::inline ATTN_ISA::detail {
 /// Rows of elements C in a tile, at most: two such tiles of dim 64 fit in a first-level cache of 32 KiB. (For elements
 /// of one byte 256 rows were measured: 0.92 of the time with 128.)
 template <class C>
-inline constexpr index stream_tile_of = sizeof(C) == 1 ? 256 : sizeof(C) <= 2 ? 128 : 64;
-inline constexpr index stream_tile = 256;  // the largest
+inline constexpr idx_t stream_tile_of = sizeof(C) == 1 ? 256 : sizeof(C) <= 2 ? 128 : 64;
+inline constexpr idx_t stream_tile = 256;  // the largest
 
 /// Rows prefetched while others are processed: values during the scores, the next keys during the output.
 using stream_prefetcher = row_prefetcher<1, cache_level::second>;
@@ -36,26 +36,26 @@ using stream_operand = std::conditional_t<std::same_as<C, std::int8_t>, code_pai
 template <class T, class C>
 struct stream_row {
   const T* data;
-  index stride;
+  idx_t stride;
   const stream_operand<T, C>* operands;
-  index operand_stride;
+  idx_t operand_stride;
   const float* factors;
 };
 
 /// scores[r][j] = factor q_r . k_j for R rows, with arbitrary values in the scores just beyond the last key: width<T>
 /// sums at a time, each along a register, then all added across at once.
 template <class P, int R, class Rows>
-void row_scores(const P* q, index q_stride, sum_type<P> factor, const Rows& k, sum_type<P>* scores,
+void row_scores(const P* q, idx_t q_stride, sum_type<P> factor, const Rows& k, sum_type<P>* scores,
                 stream_prefetcher values) {
   using T = sum_type<P>;
   constexpr int keys = width<T> / R;
-  for (index j = 0; j < k.rows; j += keys) {
+  for (idx_t j = 0; j < k.rows; j += keys) {
     values.next(keys);
     packet<T> sums[width<T>];
     unroll<width<T>>([&](auto n) { sums[n] = zero<T>(); });
     decltype(k.row(0)) row[keys];
     for (int n = 0; n < keys; ++n) row[n] = k.row(std::min(j + n, k.rows - 1));
-    for (index d = 0; d < k.cols; d += numbers_of<P> * width<T>)
+    for (idx_t d = 0; d < k.cols; d += numbers_of<P> * width<T>)
       unroll<keys>([&](auto n) {
         packet<P> x;
         if constexpr (numbers_of<P> == 1)
@@ -84,13 +84,13 @@ void stream_scores(const stream_row<T, C>& q, const matrix_view<const S>& k, T* 
 /// out[r] = out[r] * rescale[r] + sum_j weights[r][j] v_j for R rows. Where `zeros` says that a weight may be 0, values
 /// of weight 0 are skipped, because they may be NaN.
 template <class T, int R, class Rows>
-void row_output(const T* weights, bool zeros, const T* rescale, const Rows& v, T* out, index out_stride,
+void row_output(const T* weights, bool zeros, const T* rescale, const Rows& v, T* out, idx_t out_stride,
                 stream_prefetcher keys) {
-  const auto columns = [&](index col, auto vectors) {
+  const auto columns = [&](idx_t col, auto vectors) {
     constexpr int N = vectors.value;
     packet<T> acc[R][N];
     unroll<R>([&](auto r) { unroll<N>([&](auto n) { acc[r][n] = zero<T>(); }); });
-    for (index j = 0; j < v.rows; ++j) {
+    for (idx_t j = 0; j < v.rows; ++j) {
       const auto x = v.row(j) + col;
       if (col == 0) keys.next(1);
       packet<T> value[N];
@@ -109,7 +109,7 @@ void row_output(const T* weights, bool zeros, const T* rescale, const Rows& v, T
     });
   };
   constexpr int most = 4;
-  index col = 0;
+  idx_t col = 0;
   for (; col + most * width<T> <= v.cols; col += most * width<T>) columns(col, std::integral_constant<int, most>{});
   for (; col < v.cols; col += width<T>) columns(col, std::integral_constant<int, 1>{});
 }
@@ -118,15 +118,15 @@ void row_output(const T* weights, bool zeros, const T* rescale, const Rows& v, T
 /// odd ones. Whether `zeros` is set because of another row changes no bit of a row's result.
 template <int R>
 void pair_output(const float* weights, bool zeros, const float* rescale, const matrix_view<const Eigen::bfloat16>& v,
-                 float* out, index out_stride, stream_prefetcher keys) {
+                 float* out, idx_t out_stride, stream_prefetcher keys) {
   constexpr int w = width<float>;
   alignas(64) bf16_pair pairs[R][stream_tile / 2];
   for (int r = 0; r < R; ++r) lanes_to_pairs(weights + r * stream_tile, v.rows, pairs[r]);
-  const auto columns = [&](index col, auto vectors) {
+  const auto columns = [&](idx_t col, auto vectors) {
     constexpr int N = vectors.value;
     packet<float> even[R][N], odd[R][N];
     unroll<R>([&](auto r) { unroll<N>([&](auto n) { even[r][n] = odd[r][n] = zero<float>(); }); });
-    for (index j = 0; j < v.rows; j += 2) {
+    for (idx_t j = 0; j < v.rows; j += 2) {
       if (col == 0) keys.next(2);
       const Eigen::bfloat16* const x = v.row(j) + col;
       const Eigen::bfloat16* const y = j + 1 < v.rows ? v.row(j + 1) + col : nullptr;
@@ -167,7 +167,7 @@ void pair_output(const float* weights, bool zeros, const float* rescale, const m
     });
   };
   constexpr int most = registers >= 32 ? 2 : 1;
-  index col = 0;
+  idx_t col = 0;
   for (; col + most * 2 * w <= v.cols; col += most * 2 * w) columns(col, std::integral_constant<int, most>{});
   for (; col < v.cols; col += 2 * w) columns(col, std::integral_constant<int, 1>{});
 }
@@ -184,14 +184,14 @@ template <class Rows>
 struct value_factors {
   explicit value_factors(const Rows&) {}
   template <class P>
-  const P& times(const P& weight, index) const {
+  const P& times(const P& weight, idx_t) const {
     return weight;
   }
 };
 
 template <int R, class T, class S>
 void stream_output(const T* weights, const weight_range<T>& range, const T* rescale, const matrix_view<const S>& v,
-                   T* out, index out_stride, stream_prefetcher keys) {
+                   T* out, idx_t out_stride, stream_prefetcher keys) {
   if constexpr (numbers_of<stream_operand<T, S>> > 1)
     if (v.cols % (2 * width<T>) == 0)
       return pair_output<R>(weights, range.zeros, rescale, v, out, out_stride, keys);
@@ -203,20 +203,20 @@ void stream_output(const T* weights, const weight_range<T>& range, const T* resc
 /// A tile of consecutive rows in eight bits, and the whole blocks that contain it: row j of the tile is row shift + j
 /// of the blocks.
 struct quantised_tile {
-  static constexpr index most_rows = stream_tile + quantised_block;
+  static constexpr idx_t most_rows = stream_tile + quantised_block;
 
   const quantised_rows& of;
-  index shift = of.in_block(0), blocks = (shift + of.rows + quantised_block - 1) / quantised_block;
+  idx_t shift = of.in_block(0), blocks = (shift + of.rows + quantised_block - 1) / quantised_block;
 
   explicit quantised_tile(const quantised_rows& x) : of(x) {}
-  const std::int8_t* block(index n) const { return of.block(0) + n * of.block_stride; }
-  const std::int8_t* codes(index n) const { return block(n) + of.layout.code(0, 0); }
+  const std::int8_t* block(idx_t n) const { return of.block(0) + n * of.block_stride; }
+  const std::int8_t* codes(idx_t n) const { return block(n) + of.layout.code(0, 0); }
 
   /// Row n is the reference of block n.
   struct reference_rows {
     const quantised_tile& tile;
-    index rows = tile.blocks, cols = tile.of.cols;
-    const Eigen::bfloat16* row(index n) const {
+    idx_t rows = tile.blocks, cols = tile.of.cols;
+    const Eigen::bfloat16* row(idx_t n) const {
       return reinterpret_cast<const Eigen::bfloat16*>(tile.block(n) + tile.of.layout.reference());
     }
   };
@@ -227,11 +227,11 @@ struct quantised_tile {
 /// `first` of the tile's blocks on; shifts[r][n] is the product q_r . reference of block n, which keys of a negative
 /// scale do without.
 template <int R, int N, class T, class C>
-ATTN_INLINE void code_scores(const stream_row<T, C>& q, const quantised_tile& k, index first, const T* shifts,
-                             T* scores, index stride) {
+ATTN_INLINE void code_scores(const stream_row<T, C>& q, const quantised_tile& k, idx_t first, const T* shifts,
+                             T* scores, idx_t stride) {
   // Independent sequences of multiply-adds for each register of sums: at least eight in all, which hides their latency.
   constexpr int w = width<float>, chains = std::max(registers >= 32 ? 2 : 1, 8 / (R * N));
-  index block[N], lane[N];
+  idx_t block[N], lane[N];
   const std::int8_t* codes[N];
   unroll<N>([&](auto n) {
     block[n] = (first + n * w) / quantised_block, lane[n] = (first + n * w) % quantised_block;
@@ -239,7 +239,7 @@ ATTN_INLINE void code_scores(const stream_row<T, C>& q, const quantised_tile& k,
   });
   whole_lanes sums[R][N][chains];
   unroll<R>([&](auto r) { unroll<N * chains>([&](auto n) { sums[r][n / chains][n % chains] = whole_lanes{}; }); });
-  const auto columns = [&](index c, auto chain) {
+  const auto columns = [&](idx_t c, auto chain) {
     code_pairs x[N];
     unroll<N>([&](auto n) { x[n] = load_code_pairs(codes[n] + 2 * c * quantised_block); });
     unroll<R>([&](auto r) {
@@ -247,8 +247,8 @@ ATTN_INLINE void code_scores(const stream_row<T, C>& q, const quantised_tile& k,
       unroll<N>([&](auto n) { sums[r][n][chain] = add_products(sums[r][n][chain], x[n], pair); });
     });
   };
-  const index pairs = k.of.cols / 2;
-  index c = 0;
+  const idx_t pairs = k.of.cols / 2;
+  idx_t c = 0;
   for (; c + chains <= pairs; c += chains) unroll<chains>([&](auto chain) { columns(c + chain, chain); });
   for (; c < pairs; ++c) columns(c, std::integral_constant<int, 0>{});
   unroll<N>([&](auto n) {
@@ -273,12 +273,12 @@ void stream_scores(const stream_row<T, C>& q, const quantised_rows& k, T* scores
   row_scores<T, R>(q.data, q.stride, T(1), tile.references(), shifts, stream_prefetcher());
   alignas(64) float of_blocks[R * quantised_tile::most_rows];  // where the tile begins within a block
   float* const all = tile.shift == 0 ? scores : of_blocks;
-  const index stride = tile.shift == 0 ? stream_tile : quantised_tile::most_rows;
+  const idx_t stride = tile.shift == 0 ? stream_tile : quantised_tile::most_rows;
   constexpr int w = width<float>;
-  const index count = tile.blocks * quantised_block;
-  index j = 0;
+  const idx_t count = tile.blocks * quantised_block;
+  idx_t j = 0;
   for (; j + 2 * w <= count; j += 2 * w) {
-    if (j % quantised_block == 0) values.next(std::max<index>(1, 2 * w / quantised_block));
+    if (j % quantised_block == 0) values.next(std::max<idx_t>(1, 2 * w / quantised_block));
     code_scores<R, 2>(q, tile, j, shifts, all, stride);
   }
   for (; j < count; j += w) code_scores<R, 1>(q, tile, j, shifts, all, stride);
@@ -294,22 +294,22 @@ struct value_factors<quantised_rows> {
 
   explicit value_factors(const quantised_rows& v) {
     const quantised_tile tile(v);
-    for (index n = 0; n < tile.blocks; ++n)
+    for (idx_t n = 0; n < tile.blocks; ++n)
       std::memcpy(scales + n * quantised_block, tile.block(n), quantised_block * sizeof(float));
     of_rows = scales + tile.shift;
     std::fill(scales + tile.shift + v.rows, std::end(scales), 0.0f);  // rows beyond the last: 0 times anything is 0
   }
-  packet<float> times(const packet<float>& weight, index j) const { return mul(weight, load<float>(of_rows + j)); }
+  packet<float> times(const packet<float>& weight, idx_t j) const { return mul(weight, load<float>(of_rows + j)); }
 };
 
 /// sum_j weight_j v_j = sum_j (weight_j scale_j) code_j, the weights being multiplied with the scales.
 template <int R, class T>
 void stream_output(const T* weights, const weight_range<T>& range, const T* rescale, const quantised_rows& v, T* out,
-                   index out_stride, stream_prefetcher keys) {
+                   idx_t out_stride, stream_prefetcher keys) {
   constexpr int w = width<float>;
   static_assert(code_most_of(quantised_tile::most_rows) == code_most);  // sums of a tile fit in integers of 32 bits
   const quantised_tile tile(v);
-  const index count = tile.blocks * quantised_block;
+  const idx_t count = tile.blocks * quantised_block;
   alignas(64) code_pair pairs[R][quantised_tile::most_rows / 2];  // of whole blocks: rows not in the tile have weight 0
   float factors[R];
   for (int r = 0; r < R; ++r) {
@@ -322,14 +322,14 @@ void stream_output(const T* weights, const weight_range<T>& range, const T* resc
     }
     factors[r] = round_to_codes(of_blocks, count, range.largest[r], code_most, pairs[r]);
   }
-  const auto columns = [&](index col, auto vectors) {
+  const auto columns = [&](idx_t col, auto vectors) {
     constexpr int N = vectors.value;
     whole_lanes acc[R][N];
     unroll<R>([&](auto r) { unroll<N>([&](auto n) { acc[r][n] = whole_lanes{}; }); });
-    for (index b = 0; b < tile.blocks; ++b) {
+    for (idx_t b = 0; b < tile.blocks; ++b) {
       const std::int8_t* const codes = tile.codes(b) + 2 * col;
       if (col == 0) keys.next(1);
-      for (index j = 0; j < quantised_block / 2; ++j) {
+      for (idx_t j = 0; j < quantised_block / 2; ++j) {
         const code_pair* const weight = pairs[0] + b * (quantised_block / 2) + j;
         whole_lanes pair[R];
         unroll<R>([&](auto r) { pair[r] = broadcast_pair(weight[r * std::size(pairs[0])]); });
@@ -348,7 +348,7 @@ void stream_output(const T* weights, const weight_range<T>& range, const T* resc
     });
   };
   constexpr int most = registers >= 32 ? 4 : 2;
-  index col = 0;
+  idx_t col = 0;
   for (; col + most * w <= v.cols; col += most * w) columns(col, std::integral_constant<int, most>{});
   for (; col < v.cols; col += w) columns(col, std::integral_constant<int, 1>{});
 }

@@ -17,7 +17,7 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-inline constexpr index stream_chunk = 2048;  // keys with a softmax of their own
+inline constexpr idx_t stream_chunk = 2048;  // keys with a softmax of their own
 
 /// The queries of one key head, and memory to attend them: row r is query r % queries of the query head first_head +
 /// r / queries. They are multiplied with rows of elements C.
@@ -27,15 +27,15 @@ struct stream_queries {
   static constexpr bool in_codes = std::same_as<C, std::int8_t>;
   static constexpr bool twice = !std::same_as<P, T>;  // whether they are also stored as operands for rows in fewer bits
 
-  index rows = 0, dim = 0, stride = 0, queries = 0, first_head = 0;
+  idx_t rows = 0, dim = 0, stride = 0, queries = 0, first_head = 0;
   T* data = nullptr;                     // [rows][stride], scaled, padded with zeros
   P* operands = nullptr;                 // [rows][stride / 2]
   float* factors = nullptr;              // [rows]
   T* scores = nullptr;                   // [rows][stream_tile]
   T *keys = nullptr, *values = nullptr;  // a tile in T, padded, where it cannot be read in place
 
-  static stream_queries layout(arena& memory, index rows, index dim, index dim_v) {
-    const index stride = round_up(dim, 2 * width<T>), few = twice ? rows : 0;
+  static stream_queries layout(arena& memory, idx_t rows, idx_t dim, idx_t dim_v) {
+    const idx_t stride = round_up(dim, 2 * width<T>), few = twice ? rows : 0;
     return {.rows = rows, .dim = dim, .stride = stride, .data = memory.allocate<T>(rows * stride),
             .operands = memory.allocate<P>(few * stride / 2), .factors = memory.allocate<float>(few),
             .scores = memory.allocate<T>(rows * stream_tile), .keys = memory.allocate<T>(stream_tile_of<C> * stride),
@@ -44,29 +44,29 @@ struct stream_queries {
 
   /// Loads `count` rows: the first `per_head` queries of the query heads from `head` on, times `factor`.
   template <class S>
-  void begin(const tensor_view<const S>& q, index batch, index head, index count, index per_head, T factor) {
+  void begin(const tensor_view<const S>& q, idx_t batch, idx_t head, idx_t count, idx_t per_head, T factor) {
     rows = count;
     queries = per_head;
     first_head = head;
-    for (index r = 0; r < rows; ++r) {
+    for (idx_t r = 0; r < rows; ++r) {
       const matrix_view<const S> x = head_of(q, batch, head + r / queries);
       T* const row = data + r * stride;
-      for (index d = 0; d < stride; d += width<T>)
+      for (idx_t d = 0; d < stride; d += width<T>)
         store<T>(row + d, load_part<T>(x.row(r % queries) + d * x.col_stride, x.col_stride, dim - d));
       if constexpr (numbers_of<P> > 1) {
         lanes_to_pairs(row, stride, operands + r * stride / 2);
         factors[r] = factor;
       }
-      for (index d = 0; d < stride; d += width<T>) store<T>(row + d, mul(load<T>(row + d), broadcast<T>(factor)));
+      for (idx_t d = 0; d < stride; d += width<T>) store<T>(row + d, mul(load<T>(row + d), broadcast<T>(factor)));
       if constexpr (in_codes) {
         float largest = 0;  // a NaN, if there is one
-        for (index d = 0; d < dim; ++d)
+        for (idx_t d = 0; d < dim; ++d)
           if (!(std::abs(row[d]) <= largest) && largest == largest) largest = std::abs(row[d]);
         factors[r] = round_to_codes(row, stride, largest, code_most_of(dim), operands + r * stride / 2);
       }
     }
   }
-  stream_row<T, C> row(index r) const {
+  stream_row<T, C> row(idx_t r) const {
     if constexpr (!twice) return {data + r * stride, stride, nullptr, 0, nullptr};
     return {data + r * stride, stride, operands + r * stride / 2, stride / 2, factors + r};
   }
@@ -75,20 +75,20 @@ struct stream_queries {
 /// Calls f(tile) with the first `count` rows, padded to whole packets: in place and in their own type where their
 /// layout allows it, else converted into `buffer`.
 template <class T, class S, class F>
-void with_whole_packets(const matrix_view<const S>& x, index count, T* buffer, bool, F&& f) {
-  const index stride = round_up(x.cols, width<T>);
+void with_whole_packets(const matrix_view<const S>& x, idx_t count, T* buffer, bool, F&& f) {
+  const idx_t stride = round_up(x.cols, width<T>);
   if (x.col_stride == 1 && stride == x.cols) return f(matrix_view<const S>{x.data, count, stride, x.row_stride, 1});
-  for (index r = 0; r < count; ++r)
-    for (index c = 0; c < stride; c += width<T>)
+  for (idx_t r = 0; r < count; ++r)
+    for (idx_t c = 0; c < stride; c += width<T>)
       store<T>(buffer + r * stride + c, load_part<T>(x.row(r) + c * x.col_stride, x.col_stride, x.cols - c));
   f(matrix_view<const T>{buffer, count, stride, stride, 1});
 }
 
 /// Rows in eight bits are used in place too.
 template <class T, class F>
-void with_whole_packets(const quantised_rows& x, index count, T* buffer, bool keys, F&& f) {
+void with_whole_packets(const quantised_rows& x, idx_t count, T* buffer, bool keys, F&& f) {
   if (x.step == 1 && x.layout.of_keys == keys && x.cols % width<T> == 0) return f(every(x, 1, count));
-  const index stride = round_up(x.cols, width<T>);
+  const idx_t stride = round_up(x.cols, width<T>);
   std::fill_n(buffer, count * stride, T(0));
   x.expand(0, count, buffer, stride);
   f(matrix_view<const T>{buffer, count, stride, stride, 1});
@@ -96,24 +96,24 @@ void with_whole_packets(const quantised_rows& x, index count, T* buffer, bool ke
 
 /// Runs f(r, integral_constant<int, R>) over all rows, R at a time: four, then one by one.
 template <class T, class F>
-void by_rows(index rows, F&& f) {
+void by_rows(idx_t rows, F&& f) {
   constexpr int most = std::min(4, width<T>);
-  index r = 0;
+  idx_t r = 0;
   for (; r + most <= rows; r += most) f(r, std::integral_constant<int, most>{});
   for (; r < rows; ++r) f(r, std::integral_constant<int, 1>{});
 }
 
 /// Query i sees the rows below first + i * step.
 struct stream_limit {
-  index first = 0, step = 0;
-  index operator()(index i) const { return first + i * step; }
+  idx_t first = 0, step = 0;
+  idx_t operator()(idx_t i) const { return first + i * step; }
 };
 
 /// Whether the mask hides the tile of rows from `begin` on from every query.
 template <class T, class C, class Score>
-bool hidden_from_all(const stream_queries<T, C>& q, const index_map& positions, index begin, index count,
+bool hidden_from_all(const stream_queries<T, C>& q, const index_map& positions, idx_t begin, idx_t count,
                      const score_terms<T, Score>& terms) {
-  for (index r = 0; r < q.rows; ++r)
+  for (idx_t r = 0; r < q.rows; ++r)
     if (terms.for_head(terms.batch, q.first_head + r / q.queries, terms.query_shift)
             .seen(r % q.queries, count, positions, begin) != mask_coverage::none)
       return false;
@@ -122,14 +122,14 @@ bool hidden_from_all(const stream_queries<T, C>& q, const index_map& positions, 
 
 /// The contiguous rows from j on.
 template <class Rows>
-auto rows_from(const Rows& x, index j) {
+auto rows_from(const Rows& x, idx_t j) {
   return x.from(j);
 }
 template <class S>
-matrix_view<const S> rows_from(const matrix_view<const S>& x, index j) {
+matrix_view<const S> rows_from(const matrix_view<const S>& x, idx_t j) {
   return {x.row(j), x.rows - j, x.cols, x.row_stride, x.col_stride};
 }
-inline quantised_rows rows_from(quantised_rows x, index j) {
+inline quantised_rows rows_from(quantised_rows x, idx_t j) {
   x.first += j * x.step, x.rows -= j;
   return x;
 }
@@ -149,19 +149,19 @@ ATTN_INLINE packet<T> stream_weight(const packet<T>& x) {
 /// the time).
 template <class T, class C, class Rows, class Score>
 void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, const index_map& positions,
-                   index begin, index end, const score_terms<T, Score>& terms, const stream_limit& limit,
-                   const online_softmax<T>& state, index wanted_next = 0) {
+                   idx_t begin, idx_t end, const score_terms<T, Score>& terms, const stream_limit& limit,
+                   const online_softmax<T>& state, idx_t wanted_next = 0) {
   constexpr T minus_infinity = -std::numeric_limits<T>::infinity();
-  constexpr index tile = stream_tile_of<C>;
-  const index last = std::max(end, wanted_next);
-  for (index count; begin < end; begin += count) {
+  constexpr idx_t tile = stream_tile_of<C>;
+  const idx_t last = std::max(end, wanted_next);
+  for (idx_t count; begin < end; begin += count) {
     const auto k_rows = rows_from(k, begin), v_rows = rows_from(v, begin);
     count = std::min({tile, end - begin, k_rows.rows});
-    const index padded = round_up(count, width<T>), next = begin + count;
+    const idx_t padded = round_up(count, width<T>), next = begin + count;
     const auto next_rows = next < last ? rows_from(k, next) : decltype(rows_from(k, next)){};
     if (terms.mask && hidden_from_all(q, positions, begin, count, terms)) continue;
     with_whole_packets<T>(k_rows, count, q.keys, true, [&](const auto& keys) {
-      by_rows<T>(q.rows, [&](index r, auto R) {
+      by_rows<T>(q.rows, [&](idx_t r, auto R) {
         stream_scores<R.value>(q.row(r), keys, q.scores + r * stream_tile,
                                r == 0 ? stream_prefetcher(v_rows, 0, count) : stream_prefetcher());
       });
@@ -170,23 +170,23 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
       using factors = value_factors<std::remove_cvref_t<decltype(values)>>;
       constexpr bool in_eight_bits = std::same_as<factors, value_factors<quantised_rows>>;
       const factors of_values(values);
-      by_rows<T>(q.rows, [&](index r0, auto R) {
+      by_rows<T>(q.rows, [&](idx_t r0, auto R) {
         T sums[R.value];
         alignas(64) T rescale[width<T>] = {};
         weight_range<T> range;
-        for (index r = r0; r < r0 + R.value; ++r) {
+        for (idx_t r = r0; r < r0 + R.value; ++r) {
           T* const s = q.scores + r * stream_tile;
-          const index i = r % q.queries, seen = std::clamp(limit(i) - begin, index(0), count);
+          const idx_t i = r % q.queries, seen = std::clamp(limit(i) - begin, idx_t(0), count);
           if (terms.any() && seen > 0)
             terms.for_head(terms.batch, q.first_head + r / q.queries, terms.query_shift)
                 .apply(s, seen, i, positions, begin);
           std::fill(s + seen, s + padded, minus_infinity);
           packet<T> highest = broadcast<T>(minus_infinity);
-          for (index j = 0; j < padded; j += width<T>) highest = max(highest, load<T>(s + j));
+          for (idx_t j = 0; j < padded; j += width<T>) highest = max(highest, load<T>(s + j));
           const T maximum = std::max(state.maximum[r], max_lanes(highest));
           const T reference = maximum == minus_infinity ? T(0) : maximum;
           packet<T> sum = zero<T>(), least = broadcast<T>(T(1)), most = zero<T>();
-          for (index j = 0; j < padded; j += width<T>) {
+          for (idx_t j = 0; j < padded; j += width<T>) {
             const packet<T> weight = stream_weight<T, C>(sub(load<T>(s + j), broadcast<T>(reference)));
             const packet<T> times = of_values.times(weight, j);
             store<T>(s + j, times);
@@ -207,7 +207,7 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
         static_assert(R.value <= width<T>);
         store<T>(rescale, exp2_weight<T>(load<T>(rescale)));
         for (int r = 0; r < R.value; ++r) state.sum[r0 + r] = state.sum[r0 + r] * rescale[r] + sums[r];
-        const index fetched = r0 == 0 ? std::min({tile, last - next, next_rows.rows}) : 0;
+        const idx_t fetched = r0 == 0 ? std::min({tile, last - next, next_rows.rows}) : 0;
         stream_output<R.value>(q.scores + r0 * stream_tile, range, rescale, values, state.row(r0), state.stride,
                                stream_prefetcher(next_rows, 0, fetched));
       });

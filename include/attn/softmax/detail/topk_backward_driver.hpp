@@ -19,14 +19,14 @@ struct topk_backward_driver {
   const attention_shape& shape = in.shape;
   topk_choice<S> choice{in.shape, in.lengths(), blocks, in.q, in.k};
 
-  index stride_k() const { return backward_keys<P>::stride(shape.dim); }
-  index stride_v() const { return backward_keys<P>::stride(shape.dim_v); }
+  idx_t stride_k() const { return backward_keys<P>::stride(shape.dim); }
+  idx_t stride_v() const { return backward_keys<P>::stride(shape.dim_v); }
   /// The last vector of a block reaches beyond its keys.
-  index slots() const { return shape.keys + panel_width<T>; }
-  index all_blocks() const { return blocks.blocks + 1; }
+  idx_t slots() const { return shape.keys + panel_width<T>; }
+  idx_t all_blocks() const { return blocks.blocks + 1; }
   /// Number of parts of the entries of a round. It depends on the length only, so that threads do not change the sums.
-  static index parts_of(index queries) { return std::clamp<index>(queries / 2048, 1, 4); }
-  index parts() const { return parts_of(shape.queries); }
+  static idx_t parts_of(idx_t queries) { return std::clamp<idx_t>(queries / 2048, 1, 4); }
+  idx_t parts() const { return parts_of(shape.queries); }
 
   /// Memory that all threads share for one key head of one batch item.
   struct head_scratch {
@@ -73,10 +73,10 @@ struct topk_backward_driver {
 
   /// Entries [first, first + count) of a round, which attend one block.
   template <class Terms, class Back>
-  void differentiate_run(const topk_head& h, const head_scratch& p, index part, index round, index block, index first,
-                         index count, const thread_scratch& s, const Terms& terms, Back& back) const {
+  void differentiate_run(const topk_head& h, const head_scratch& p, idx_t part, idx_t round, idx_t block, idx_t first,
+                         idx_t count, const thread_scratch& s, const Terms& terms, Back& back) const {
     const bool last = round == blocks.rounds, begins = last ? blocks.choices(first + h.shift) == 0 : round == 0;
-    const index begin = block * blocks.block, end = h.seen(round, first + count - 1).end;
+    const idx_t begin = block * blocks.block, end = h.seen(round, first + count - 1).end;
     if (end == 0) return;  // before the first key
     backward_keys<P> keys = s.keys;
     keys.keys.positions = {begin, 1, nullptr};
@@ -86,18 +86,18 @@ struct topk_backward_driver {
     if (p.key_errors) keys.key_errors = p.key_errors + (part * slots() + begin) * stride_k();
     if (p.value_errors) keys.value_errors = p.value_errors + (part * slots() + begin) * stride_v();
     if (!std::exchange(p.begun[part * all_blocks() + block], true)) clear_sums(p, part, block);
-    const index step = rows_of_run(count);
-    for (index n = first; n < first + count; n += step) {
-      const index rows = std::min(step, first + count - n);
+    const idx_t step = rows_of_run(count);
+    for (idx_t n = first; n < first + count; n += step) {
+      const idx_t rows = std::min(step, first + count - n);
       const index_map which = h.rows(round, n);
       in.pack_rows(s.rows, h.batch, h.head, head_of(in.q, h.batch, h.head), which, rows);
-      for (index r = 0; r < rows; ++r) s.ranges[r] = h.seen(round, n + r);
+      for (idx_t r = 0; r < rows; ++r) s.ranges[r] = h.seen(round, n + r);
       if (s.dq) std::fill_n(s.dq, round_up(rows, tile_rows) * stride_k(), T(0));
-      for (index r = 0; s.dq && !begins && r < rows; ++r)
+      for (idx_t r = 0; s.dq && !begins && r < rows; ++r)
         std::copy_n(p.dq + which[r] * stride_k(), stride_k(), s.dq + r * stride_k());
       differentiate(s.rows, rows, s.ranges, which, keys, terms, s.kernel, s.dq, stride_k(), back);
       if (!s.dq) continue;
-      for (index r = 0; r < rows; ++r) {
+      for (idx_t r = 0; r < rows; ++r) {
         if (last)
           store_gradient_row(s.dq + r * stride_k(), in.terms().scale, head_of(in.dq, h.batch, h.head), n + r,
                              in.accumulate);
@@ -106,8 +106,8 @@ struct topk_backward_driver {
       }
     }
   }
-  void clear_sums(const head_scratch& p, index part, index block) const {
-    const index first = part * slots() + block * blocks.block,
+  void clear_sums(const head_scratch& p, idx_t part, idx_t block) const {
+    const idx_t first = part * slots() + block * blocks.block,
                 count = std::min(blocks.block, shape.keys - block * blocks.block);
     for (T* x : {p.d_keys, p.key_errors})
       if (x) std::fill_n(x + first * stride_k(), count * stride_k(), T(0));
@@ -116,31 +116,31 @@ struct topk_backward_driver {
   }
 
   /// One part of a round of one query head.
-  void differentiate_part(index key_head, index member, const head_scratch& p, index round, index part,
+  void differentiate_part(idx_t key_head, idx_t member, const head_scratch& p, idx_t round, idx_t part,
                           int worker) const {
     const topk_head h = choice.head(key_head, member, p.choice, 0);
-    const index parts = parts_of(h.queries), count = h.count_of(round);
+    const idx_t parts = parts_of(h.queries), count = h.count_of(round);
     if (member == 0 && round == 0) std::fill_n(p.begun + part * all_blocks(), all_blocks(), false);
     if (round == 0) p.slopes[part] = T(0);
     if (part >= parts) return;
     auto head_terms = in.terms().for_head(h.batch, h.head, h.shift);
     auto back = in.back(head_terms);
     const thread_scratch s = scratch(worker);
-    h.for_each_run(round, count * part / parts, count * (part + 1) / parts, [&](index block, index n, index some) {
+    h.for_each_run(round, count * part / parts, count * (part + 1) / parts, [&](idx_t block, idx_t n, idx_t some) {
       differentiate_run(h, p, part, round, block, n, some, s, head_terms, back);
     });
     p.slopes[part] += back.d_slope();
   }
 
   /// Stores the gradients of the keys of a block, from the sums of all parts; beyond the last block, zeros for padding.
-  void store_block(index key_head, const head_scratch& p, index block) const {
-    const index b = key_head / shape.kv_heads, keys = in.lengths().keys(b), begin = block * blocks.block,
+  void store_block(idx_t key_head, const head_scratch& p, idx_t block) const {
+    const idx_t b = key_head / shape.kv_heads, keys = in.lengths().keys(b), begin = block * blocks.block,
                 end = std::min(begin + blocks.block, shape.keys), real = std::min(end, keys);
     const backward_keys<P> sums{.keys = {.dim = shape.dim}, .values = {.dim = shape.dim_v},
                                 .d_keys = p.d_keys, .d_values = p.d_values,
                                 .key_errors = p.key_errors, .value_errors = p.value_errors};
     if (!p.begun[block]) clear_sums(p, 0, block);
-    for (index part = 1; part < parts(); ++part) {
+    for (idx_t part = 1; part < parts(); ++part) {
       if (!p.begun[part * all_blocks() + block]) continue;
       sums.settle(part * slots() + begin, part * slots() + real);
       add_sums(p.d_keys, part * slots() * stride_k(), begin * stride_k(), real * stride_k());
@@ -150,24 +150,24 @@ struct topk_backward_driver {
   }
 
   void differentiate_wave(const wave<head_scratch>& key_heads) const {
-    const auto for_each = [&](index steps, const auto& body) {
-      key_heads.for_each(steps, [&](index key_head, const head_scratch& p, index step, int worker) {
+    const auto for_each = [&](idx_t steps, const auto& body) {
+      key_heads.for_each(steps, [&](idx_t key_head, const head_scratch& p, idx_t step, int worker) {
         body(key_head, p.choice, step, scratch(worker).choice);
       });
     };
     choice.add_up(for_each);
-    for (index member = 0; member < shape.group(); ++member) {
+    for (idx_t member = 0; member < shape.group(); ++member) {
       choice.choose(member, 1, for_each);
-      for (index round = 0; round <= blocks.rounds; ++round)
-        key_heads.for_each(parts(), [&](index key_head, const head_scratch& p, index part, int worker) {
+      for (idx_t round = 0; round <= blocks.rounds; ++round)
+        key_heads.for_each(parts(), [&](idx_t key_head, const head_scratch& p, idx_t part, int worker) {
           differentiate_part(key_head, member, p, round, part, worker);
         });
-      for (index n = 0; in.d_slopes && n < key_heads.count; ++n)
-        for (index part = 0; part < parts(); ++part)
+      for (idx_t n = 0; in.d_slopes && n < key_heads.count; ++n)
+        for (idx_t part = 0; part < parts(); ++part)
           in.slope_sums[(key_heads.first + n) * shape.group() + member] += key_heads.scratch[n].slopes[part];
     }
     if (in.dk || in.dv)
-      key_heads.for_each(all_blocks(), [&](index key_head, const head_scratch& p, index block, int) {
+      key_heads.for_each(all_blocks(), [&](idx_t key_head, const head_scratch& p, idx_t block, int) {
         store_block(key_head, p, block);
       });
   }
@@ -181,15 +181,15 @@ struct topk_backward_driver {
   void run() const {
     if (!in.dq && !in.dk && !in.dv && !in.d_slopes) return;
     execution& exec = in.forward.exec;
-    const index key_heads = shape.batch * shape.kv_heads,
-                bytes = 3 * shape.keys * (shape.dim + shape.dim_v) * static_cast<index>(sizeof(T));
+    const idx_t key_heads = shape.batch * shape.kv_heads,
+                bytes = 3 * shape.keys * (shape.dim + shape.dim_v) * static_cast<idx_t>(sizeof(T));
     for_each_wave(
         exec, key_heads, wave_size(exec, key_heads, bytes), [&](arena& memory) { return layout(memory); },
         [&](const wave<head_scratch>& w) { differentiate_wave(w); });
-    for (index x = 0; in.dq && !in.accumulate && x < shape.batch * shape.heads; ++x) {
-      const index b = x / shape.heads;  // rows that see no key, and padding
+    for (idx_t x = 0; in.dq && !in.accumulate && x < shape.batch * shape.heads; ++x) {
+      const idx_t b = x / shape.heads;  // rows that see no key, and padding
       const matrix_view<S> dq = head_of(in.dq, b, x % shape.heads);
-      clear_rows(dq, 0, std::clamp<index>(in.lengths().queries(b) - in.lengths().keys(b), 0, shape.queries));
+      clear_rows(dq, 0, std::clamp<idx_t>(in.lengths().queries(b) - in.lengths().keys(b), 0, shape.queries));
       clear_rows(dq, in.lengths().queries(b), shape.queries);
     }
   }

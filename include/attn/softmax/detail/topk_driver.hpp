@@ -12,7 +12,7 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-inline constexpr index topk_segment = 512;  // entries of a round that are a task
+inline constexpr idx_t topk_segment = 512;  // entries of a round that are a task
 
 template <class S, class Score, class P = product_type<S>>
 struct topk_driver {
@@ -21,7 +21,7 @@ struct topk_driver {
   const softmax_call<S, Score>& in;
   const topk_shape& blocks;
   const T* sums = nullptr;
-  index sums_stride = 0;
+  idx_t sums_stride = 0;
   const attention_shape& shape = in.shape;
   topk_choice<S> choice{in.shape, in.lengths, blocks, in.q, in.k, sums, sums_stride};
 
@@ -52,7 +52,7 @@ struct topk_driver {
   }
 
   /// Entries [first, first + count) of a round, which attend one block.
-  void attend_run(const topk_head& h, const row_states<T>* states, index round, index block, index first, index count,
+  void attend_run(const topk_head& h, const row_states<T>* states, idx_t round, idx_t block, idx_t first, idx_t count,
                   const thread_scratch& s) const {
     packed_keys<P> keys = s.keys;
     keys.positions = {block * blocks.block, 1, nullptr};
@@ -62,12 +62,12 @@ struct topk_driver {
     row_states<T> aside{};
     if (!last || resumes) aside = states->of(in.out, h.batch, h.head);
     row_block<P> rows = s.rows;
-    const index step = rows_of_run(count);
-    for (index n = first; n < first + count; n += step) {
+    const idx_t step = rows_of_run(count);
+    for (idx_t n = first; n < first + count; n += step) {
       rows.begin(in.query(h.batch, h.head), h.rows(round, n), std::min(step, first + count - n),
                  in.terms.query_factor());
       if (resumes) aside.resume_maxima(rows);
-      for (index r = 0; r < rows.rows; ++r) rows.ranges[r] = h.seen(round, n + r);
+      for (idx_t r = 0; r < rows.rows; ++r) rows.ranges[r] = h.seen(round, n + r);
       attend(rows, keys, head_terms);
       if (resumes)
         aside.resume_sums(rows, last);
@@ -81,28 +81,28 @@ struct topk_driver {
   }
 
   void attend_wave(const wave<head_scratch>& key_heads) const {
-    const index group = shape.group();
-    const auto for_each = [&](index steps, const auto& body) {
-      key_heads.for_each(steps, [&](index key_head, const head_scratch& p, index step, int worker) {
+    const idx_t group = shape.group();
+    const auto for_each = [&](idx_t steps, const auto& body) {
+      key_heads.for_each(steps, [&](idx_t key_head, const head_scratch& p, idx_t step, int worker) {
         body(key_head, p.choice, step, scratch(worker).choice);
       });
     };
     choice.add_up(for_each);
     choice.choose(0, group, for_each);
-    for (index round = 0; round <= blocks.rounds; ++round)
+    for (idx_t round = 0; round <= blocks.rounds; ++round)
       key_heads.for_each(group * ceil_div(shape.queries, topk_segment),
-                     [&](index key_head, const head_scratch& p, index step, int worker) {
-                       const index member = step % group, begin = step / group * topk_segment;
+                     [&](idx_t key_head, const head_scratch& p, idx_t step, int worker) {
+                       const idx_t member = step % group, begin = step / group * topk_segment;
                        const topk_head h = choice.head(key_head, member, p.choice, member);
-                       const index end = std::min(begin + topk_segment, h.count_of(round));
+                       const idx_t end = std::min(begin + topk_segment, h.count_of(round));
                        if (begin >= end) return;
                        const thread_scratch s = scratch(worker);
                        const row_states<T>* const states = blocks.rounds > 0 ? p.states + member : nullptr;
-                       h.for_each_run(round, begin, end, [&](index block, index n, index count) {
+                       h.for_each_run(round, begin, end, [&](idx_t block, idx_t n, idx_t count) {
                          attend_run(h, states, round, block, n, count, s);
                        });
                      });
-    key_heads.for_each(group, [&](index key_head, const head_scratch&, index member, int) {
+    key_heads.for_each(group, [&](idx_t key_head, const head_scratch&, idx_t member, int) {
       in.clear_padding(key_head / shape.kv_heads, key_head % shape.kv_heads * group + member);
     });
   }
@@ -116,21 +116,21 @@ struct topk_driver {
   void run() const {
     execution& exec = in.exec;
     const auto limit = exec.limit_threads({.operations = operations()});
-    const index key_heads = shape.batch * shape.kv_heads,
-                bytes = shape.queries * shape.group() * (2 * blocks.rounds * index(sizeof(index)) +
-                                                         (shape.dim + shape.dim_v) * index(sizeof(T)));
+    const idx_t key_heads = shape.batch * shape.kv_heads,
+                bytes = shape.queries * shape.group() * (2 * blocks.rounds * idx_t(sizeof(idx_t)) +
+                                                         (shape.dim + shape.dim_v) * idx_t(sizeof(T)));
     for_each_wave(
         exec, key_heads, wave_size(exec, key_heads, bytes), [&](arena& memory) { return layout(memory); },
         [&](const wave<head_scratch>& w) { attend_wave(w); });
   }
 };
 template <class S, class Score>
-topk_driver(const softmax_call<S, Score>&, const topk_shape&, const compute_type<S>* = nullptr, index = 0)
+topk_driver(const softmax_call<S, Score>&, const topk_shape&, const compute_type<S>* = nullptr, idx_t = 0)
     -> topk_driver<S, Score>;
 
 template <class S, class Score>
 void attend_topk(const softmax_call<S, Score>& in, const topk_shape& blocks, const compute_type<S>* sums = nullptr,
-                 index sums_stride = 0) {
+                 idx_t sums_stride = 0) {
   with_products<S>(in.exec, [&]<class P>(std::type_identity<P>) {
     topk_driver<S, Score, P>{in, blocks, sums, sums_stride}.run();
   });

@@ -28,28 +28,28 @@ struct window_backward : window_sets {
   const attention_shape& shape = in.shape;
 
   bool own() const { return bool(options.q_global); }  // projections of the global queries
-  index global_count() const { return std::ssize(globals); }
-  index part_length() const {
-    const index all = round_up(std::max<index>(1, shape.keys), max_rows);  // at least one block, also without keys
-    return std::min(all, round_up(std::max<index>(2048, 8 * (left + right)), max_rows));
+  idx_t global_count() const { return std::ssize(globals); }
+  idx_t part_length() const {
+    const idx_t all = round_up(std::max<idx_t>(1, shape.keys), max_rows);  // at least one block, also without keys
+    return std::min(all, round_up(std::max<idx_t>(2048, 8 * (left + right)), max_rows));
   }
-  index query_stride() const { return backward_keys<P>::stride(shape.dim); }
-  index value_stride() const { return backward_keys<P>::stride(shape.dim_v); }
+  idx_t query_stride() const { return backward_keys<P>::stride(shape.dim); }
+  idx_t value_stride() const { return backward_keys<P>::stride(shape.dim_v); }
 
   /// Classes and parts of a head.
-  index parts(index h) const {
-    return dilation(h) * std::max<index>(1, ceil_div(ceil_div(shape.keys, dilation(h)), part_length()));
+  idx_t parts(idx_t h) const {
+    return dilation(h) * std::max<idx_t>(1, ceil_div(ceil_div(shape.keys, dilation(h)), part_length()));
   }
   /// Whether all query heads of a key head have one dilation. Then a part handles them together; else the whole key
   /// head is one task.
-  bool alike(index kv) const {
+  bool alike(idx_t kv) const {
     bool all = true;
-    for (index h = kv * shape.group(); h < (kv + 1) * shape.group(); ++h)
+    for (idx_t h = kv * shape.group(); h < (kv + 1) * shape.group(); ++h)
       all &= dilation(h) == dilation(kv * shape.group());
     return all;
   }
   /// Number of tasks of a key head.
-  index steps(index kv) const { return alike(kv) ? parts(kv * shape.group()) : 1; }
+  idx_t steps(idx_t kv) const { return alike(kv) ? parts(kv * shape.group()) : 1; }
 
   /// What a part adds to the gradients of global keys and queries, and to those of the slopes.
   struct partial {
@@ -66,8 +66,8 @@ struct window_backward : window_sets {
     partial* parts;                   // [most parts]
     key_sums ordinary{}, projected{};  // where heads of a group differ in dilation
   };
-  head_scratch layout(arena& memory, index most_parts, bool sums) const {
-    const index n = global_count(), key = query_stride(), value = value_stride();
+  head_scratch layout(arena& memory, idx_t most_parts, bool sums) const {
+    const idx_t n = global_count(), key = query_stride(), value = value_stride();
     const auto all_keys = [&](bool wanted) {
       return wanted ? key_sums{memory.allocate<T>(shape.keys * key), memory.allocate<T>(shape.keys * value)} : key_sums{};
     };
@@ -80,7 +80,7 @@ struct window_backward : window_sets {
     return {parts, ordinary, all_keys(sums && own())};
   }
   void clear(const partial& p) const {
-    const index n = global_count();
+    const idx_t n = global_count();
     std::fill_n(p.keys, n * query_stride(), T(0));
     std::fill_n(p.values, n * value_stride(), T(0));
     std::fill_n(p.queries, shape.group() * n * query_stride(), T(0));
@@ -95,11 +95,11 @@ struct window_backward : window_sets {
     mutable backward_keys<P> keys;         // of the class, without the global ones
     mutable backward_keys<P> global_keys;
     mutable backward_keys<P> own_keys;     // k_global and v_global of the part's keys
-    index *key_list, *rank, *row_list;     // as window_scratch
+    idx_t *key_list, *rank, *row_list;     // as window_scratch
   };
   part_scratch layout(arena& memory) const {
-    const index slots = std::min(part_length() + left + right, shape.keys), n = global_count();
-    const auto keys = [&](index count, bool k, bool v, bool errors = false) {
+    const idx_t slots = std::min(part_length() + left + right, shape.keys), n = global_count();
+    const auto keys = [&](idx_t count, bool k, bool v, bool errors = false) {
       return backward_keys<P>::layout(memory, count, shape.dim, shape.dim_v, k, v, errors);
     };
     return {.block = in.layout_scratch(memory),
@@ -108,36 +108,36 @@ struct window_backward : window_sets {
             .keys = keys(slots, bool(in.dk), bool(in.dv), many_queries(slots)),
             .global_keys = keys(n, true, true),
             .own_keys = keys(own() ? part_length() : 0, bool(gradients.k_global), bool(gradients.v_global)),
-            .key_list = memory.allocate<index>(n ? slots : 0),
-            .rank = memory.allocate<index>(n ? slots + 1 : 0),
-            .row_list = memory.allocate<index>(max_rows)};
+            .key_list = memory.allocate<idx_t>(n ? slots : 0),
+            .rank = memory.allocate<idx_t>(n ? slots + 1 : 0),
+            .row_list = memory.allocate<idx_t>(max_rows)};
   }
 
   /// One part: the keys [k0, k1) of class r of a key head, for the query heads [h, h_end), whose dilation is d.
   struct part_of_class {
-    index b, kv, h, h_end, d, r, shift;  // position of query 0
+    idx_t b, kv, h, h_end, d, r, shift;  // position of query 0
     const part_scratch& s;
-    index k0 = 0, k1 = 0;
-    index low = 0, high = 0;  // keys packed
+    idx_t k0 = 0, k1 = 0;
+    idx_t low = 0, high = 0;  // keys packed
     bool listed = false;      // without global ones
 
     /// The slot of key t of the class, or of the next one that is packed.
-    index slot(index t) const {
-      const index at = std::clamp(t, low, high) - low;
+    idx_t slot(idx_t t) const {
+      const idx_t at = std::clamp(t, low, high) - low;
       return listed ? s.rank[at] : at;
     }
   };
 
   /// Packs the keys of a part and their neighbours, without the global ones, which are packed separately.
   void pack(part_of_class& p) const {
-    index count = p.high - p.low;
+    idx_t count = p.high - p.low;
     packed_keys<P> &keys = p.s.keys.keys, &global_keys = p.s.global_keys.keys;
     keys.positions = {p.r + p.d * p.low, p.d, nullptr};
     p.s.own_keys.keys.positions = {p.r + p.d * p.k0, p.d, nullptr};
     p.listed = !globals.empty();
     if (p.listed) {
       count = 0;
-      for (index t = p.low; t < p.high; ++t) {
+      for (idx_t t = p.low; t < p.high; ++t) {
         p.s.rank[t - p.low] = count;
         if (!is_global(p.r + p.d * t)) p.s.key_list[count++] = p.r + p.d * t;
       }
@@ -151,23 +151,23 @@ struct window_backward : window_sets {
   }
 
   /// Queries [begin, end) of the part's class and head h; `owned`: the part's own.
-  void take_queries(const part_of_class& p, index h, index begin, index end, bool owned, T& slope) const {
+  void take_queries(const part_of_class& p, idx_t h, idx_t begin, idx_t end, bool owned, T& slope) const {
     const auto head_terms = in.terms().for_head(p.b, h, p.shift);
     auto back = in.back(head_terms);
     back.sum_slope &= owned;  // every key of a query counts once
     key_range ranges[max_rows];
     T* const dq = owned && in.dq ? p.s.dq : nullptr;
-    const index all = in.lengths().keys(p.b);
-    for (index t = begin; t < end; t += max_rows) {
-      const index stop = std::min(t + max_rows, end);
-      index rows = 0;
-      for (index u = t; u < stop; ++u)
+    const idx_t all = in.lengths().keys(p.b);
+    for (idx_t t = begin; t < end; t += max_rows) {
+      const idx_t stop = std::min(t + max_rows, end);
+      idx_t rows = 0;
+      for (idx_t u = t; u < stop; ++u)
         if (!p.listed || !is_global(p.r + p.d * u)) p.s.row_list[rows++] = p.r + p.d * u - p.shift;
       const index_map which{0, 1, p.s.row_list};
       in.pack_rows(p.s.rows, p.b, h, head_of(in.q, p.b, h), which, rows);
-      for (index row = 0; row < rows; ++row) {
-        const index u = (which[row] + p.shift - p.r) / p.d;
-        index first = u - left, last = u + right + 1;
+      for (idx_t row = 0; row < rows; ++row) {
+        const idx_t u = (which[row] + p.shift - p.r) / p.d;
+        idx_t first = u - left, last = u + right + 1;
         if (!owned) first = std::max(first, p.k0), last = std::min(last, p.k1);
         ranges[row] = {p.slot(first), p.slot(last)};
       }
@@ -175,11 +175,11 @@ struct window_backward : window_sets {
       differentiate(p.s.rows, rows, ranges, which, p.s.keys, head_terms, p.s.block, dq, query_stride(), back);
       if (!owned) continue;
       if (p.listed) {
-        for (index row = 0; row < rows; ++row)
+        for (idx_t row = 0; row < rows; ++row)
           ranges[row] = {0, globals_before(in.forward.causal ? std::min(all, which[row] + p.shift + 1) : all)};
         differentiate(p.s.rows, rows, ranges, which, p.s.global_keys, head_terms, p.s.block, dq, query_stride(), back);
       }
-      for (index row = 0; dq && row < rows; ++row)
+      for (idx_t row = 0; dq && row < rows; ++row)
         store_gradient_row(dq + row * query_stride(), in.terms().scale, head_of(in.dq, p.b, h), which[row],
                            in.accumulate);
     }
@@ -187,33 +187,33 @@ struct window_backward : window_sets {
   }
 
   /// Rows of global queries of head h with the part's own keys, and with the global ones where `first`.
-  void take_global_queries(const part_of_class& p, index h, bool first, T* sums, T& slope) const {
+  void take_global_queries(const part_of_class& p, idx_t h, bool first, T* sums, T& slope) const {
     const auto head_terms = in.terms().for_head(p.b, h, p.shift);
     auto back = in.back(head_terms);
     key_range ranges[max_rows];
-    const index all = in.lengths().keys(p.b);
-    const index g0 = globals_before(p.shift), g1 = globals_before(in.forward.last_shift(p.b));
+    const idx_t all = in.lengths().keys(p.b);
+    const idx_t g0 = globals_before(p.shift), g1 = globals_before(in.forward.last_shift(p.b));
     const bool wanted = own() ? bool(gradients.q_global) : bool(in.dq);
     T* const dq = wanted ? p.s.dq : nullptr;
-    for (index g = g0; g < g1; g += max_rows) {
-      const index rows = std::min(max_rows, g1 - g);
-      for (index row = 0; row < rows; ++row) p.s.row_list[row] = globals[static_cast<std::size_t>(g + row)] - p.shift;
+    for (idx_t g = g0; g < g1; g += max_rows) {
+      const idx_t rows = std::min(max_rows, g1 - g);
+      for (idx_t row = 0; row < rows; ++row) p.s.row_list[row] = globals[static_cast<std::size_t>(g + row)] - p.shift;
       const index_map which{0, 1, p.s.row_list};
       in.pack_rows(p.s.rows, p.b, h, head_of(own() ? options.q_global : in.q, p.b, h), which, rows);
       if (dq) std::fill_n(dq, max_rows * query_stride(), T(0));
       const auto take = [&](const backward_keys<P>& set, const auto& range_of) {
-        for (index row = 0; row < rows; ++row)
+        for (idx_t row = 0; row < rows; ++row)
           ranges[row] = range_of(in.forward.causal ? std::min(all, which[row] + p.shift + 1) : all);
         differentiate(p.s.rows, rows, ranges, which, set, head_terms, p.s.block, dq, query_stride(), back);
       };
-      const auto entries_before = [&](index end) { return std::clamp(ceil_div(end - p.r, p.d), p.k0, p.k1); };
+      const auto entries_before = [&](idx_t end) { return std::clamp(ceil_div(end - p.r, p.d), p.k0, p.k1); };
       if (own())
-        take(p.s.own_keys, [&](index end) { return key_range{0, entries_before(end) - p.k0}; });
+        take(p.s.own_keys, [&](idx_t end) { return key_range{0, entries_before(end) - p.k0}; });
       else
-        take(p.s.keys, [&](index end) { return key_range{p.slot(p.k0), p.slot(entries_before(end))}; });
-      if (first && !own()) take(p.s.global_keys, [&](index end) { return key_range{0, globals_before(end)}; });
-      for (index row = 0; dq && row < rows; ++row)
-        for (index d = 0; d < shape.dim; ++d) sums[(g + row) * query_stride() + d] += dq[row * query_stride() + d];
+        take(p.s.keys, [&](idx_t end) { return key_range{p.slot(p.k0), p.slot(entries_before(end))}; });
+      if (first && !own()) take(p.s.global_keys, [&](idx_t end) { return key_range{0, globals_before(end)}; });
+      for (idx_t row = 0; dq && row < rows; ++row)
+        for (idx_t d = 0; d < shape.dim; ++d) sums[(g + row) * query_stride() + d] += dq[row * query_stride() + d];
     }
     slope += back.d_slope();
   }
@@ -221,25 +221,25 @@ struct window_backward : window_sets {
   /// One part. store(projected, row of k, sums of dK, sums of dV) is called for its own keys except global ones, then
   /// for those of k_global.
   template <class Store>
-  void take_part(part_of_class p, index number, const partial& sums, const Store& store) const {
-    const index n = in.lengths().keys(p.b), keys = std::max<index>(0, ceil_div(n - p.r, p.d));
-    const index end = first_of(in.forward.last_shift(p.b), p.r, p.d);  // of the class's queries
-    const index seen_globals = globals_before(n);
+  void take_part(part_of_class p, idx_t number, const partial& sums, const Store& store) const {
+    const idx_t n = in.lengths().keys(p.b), keys = std::max<idx_t>(0, ceil_div(n - p.r, p.d));
+    const idx_t end = first_of(in.forward.last_shift(p.b), p.r, p.d);  // of the class's queries
+    const idx_t seen_globals = globals_before(n);
     p.k0 = number * part_length();
     if (number > 0 && p.k0 >= keys) return;
     p.k1 = std::max(p.k0, std::min(p.k0 + part_length(), keys));
-    p.low = std::max<index>(0, p.k0 - left);
+    p.low = std::max<idx_t>(0, p.k0 - left);
     p.high = std::max(p.low, std::min(keys, p.k1 + right));
     pack(p);
     const part_scratch& s = p.s;
     if (own())
       s.own_keys.pack(head_of(options.k_global, p.b, p.kv), head_of(options.v_global, p.b, p.kv), 0, p.k1 - p.k0);
 
-    const index q_first = first_of(p.shift, p.r, p.d);
+    const idx_t q_first = first_of(p.shift, p.r, p.d);
     const bool last = p.k0 + part_length() >= keys;  // it also has the queries beyond the keys
-    const index q1 = last ? end : std::min(p.k0 + part_length(), end);
-    for (index h = p.h; h < p.h_end; ++h) {
-      const index member = h - p.kv * shape.group();
+    const idx_t q1 = last ? end : std::min(p.k0 + part_length(), end);
+    for (idx_t h = p.h; h < p.h_end; ++h) {
+      const idx_t member = h - p.kv * shape.group();
       T& slope = sums.slopes[member];
       if (number > 0) take_queries(p, h, std::max(q_first, p.k0 - right), std::min(p.k0, end), false, slope);
       take_queries(p, h, number > 0 ? std::max(q_first, p.k0) : q_first, q1, true, slope);
@@ -247,95 +247,95 @@ struct window_backward : window_sets {
       if (!globals.empty())
         take_global_queries(p, h, p.r == 0 && number == 0, sums.queries + member * global_count() * query_stride(), slope);
     }
-    const auto row_of = [](T* rows, index stride, index row) { return rows ? rows + row * stride : nullptr; };
-    const auto give = [&](bool projected, const backward_keys<P>& from, index slot, index row) {
+    const auto row_of = [](T* rows, idx_t stride, idx_t row) { return rows ? rows + row * stride : nullptr; };
+    const auto give = [&](bool projected, const backward_keys<P>& from, idx_t slot, idx_t row) {
       store(projected, row, row_of(from.d_keys, query_stride(), slot), row_of(from.d_values, value_stride(), slot));
     };
     s.keys.settle(p.slot(p.k0), p.slot(p.k1));
-    for (index slot = p.slot(p.k0); slot < p.slot(p.k1); ++slot)
+    for (idx_t slot = p.slot(p.k0); slot < p.slot(p.k1); ++slot)
       give(false, s.keys, slot, s.keys.keys.positions[slot]);
-    for (index t = p.k0; own() && t < p.k1; ++t) give(true, s.own_keys, t - p.k0, p.r + p.d * t);
-    for (index x = 0; x < seen_globals * query_stride(); ++x) sums.keys[x] += s.global_keys.d_keys[x];
-    for (index x = 0; x < seen_globals * value_stride(); ++x) sums.values[x] += s.global_keys.d_values[x];
+    for (idx_t t = p.k0; own() && t < p.k1; ++t) give(true, s.own_keys, t - p.k0, p.r + p.d * t);
+    for (idx_t x = 0; x < seen_globals * query_stride(); ++x) sums.keys[x] += s.global_keys.d_keys[x];
+    for (idx_t x = 0; x < seen_globals * value_stride(); ++x) sums.values[x] += s.global_keys.d_values[x];
   }
 
   /// Row of k and v, or of k_global and v_global; sums that are null are 0.
-  void store_key(bool projected, index b, index kv, index row, const T* d_key, const T* d_value) const {
+  void store_key(bool projected, idx_t b, idx_t kv, idx_t row, const T* d_key, const T* d_value) const {
     const auto &dk = projected ? gradients.k_global : in.dk, &dv = projected ? gradients.v_global : in.dv;
     if (dk) store_gradient_row(d_key, in.terms().scale, head_of(dk, b, kv), row, in.accumulate);
     if (dv) store_gradient_row(d_value, T(1), head_of(dv, b, kv), row, in.accumulate);
   }
 
   /// Task `step` of a key head: one part of all its query heads, or all parts of one query head after the other.
-  void take(index key_head, const head_scratch& scratch, index step, int worker) const {
-    const index b = key_head / shape.kv_heads, kv = key_head % shape.kv_heads, group = shape.group(), h0 = kv * group;
+  void take(idx_t key_head, const head_scratch& scratch, idx_t step, int worker) const {
+    const idx_t b = key_head / shape.kv_heads, kv = key_head % shape.kv_heads, group = shape.group(), h0 = kv * group;
     if (step >= steps(kv)) return;
     const part_scratch s = in.forward.exec.scratch(worker, [&](arena& memory) { return layout(memory); });
-    const auto part = [&](index h, index h_end, index n) {
-      const index d = dilation(h);
+    const auto part = [&](idx_t h, idx_t h_end, idx_t n) {
+      const idx_t d = dilation(h);
       return part_of_class{.b = b, .kv = kv, .h = h, .h_end = h_end, .d = d, .r = n % d,
                            .shift = in.forward.shift(b), .s = s};
     };
     clear(scratch.parts[step]);
     if (alike(kv))
       return take_part(part(h0, h0 + group, step), step / dilation(h0), scratch.parts[step],
-                       [&](bool projected, index row, const T* d_key, const T* d_value) {
+                       [&](bool projected, idx_t row, const T* d_key, const T* d_value) {
                          store_key(projected, b, kv, row, d_key, d_value);
                        });
     const key_sums sums[] = {scratch.ordinary, scratch.projected};
-    const auto row_of = [](T* rows, index stride, index row) { return rows ? rows + row * stride : nullptr; };
+    const auto row_of = [](T* rows, idx_t stride, idx_t row) { return rows ? rows + row * stride : nullptr; };
     for (const key_sums& x : sums) {
       if (x.keys) std::fill_n(x.keys, shape.keys * query_stride(), T(0));
       if (x.values) std::fill_n(x.values, shape.keys * value_stride(), T(0));
     }
-    for (index h = h0; h < h0 + group; ++h)
-      for (index n = 0; n < parts(h); ++n)
+    for (idx_t h = h0; h < h0 + group; ++h)
+      for (idx_t n = 0; n < parts(h); ++n)
         take_part(part(h, h + 1, n), n / dilation(h), scratch.parts[step],
-                  [&](bool projected, index row, const T* d_key, const T* d_value) {
+                  [&](bool projected, idx_t row, const T* d_key, const T* d_value) {
                     T* const key = sums[projected].keys + row * query_stride();
                     T* const value = sums[projected].values + row * value_stride();
-                    for (index d = 0; d_key && d < shape.dim; ++d) key[d] += d_key[d];
-                    for (index d = 0; d_value && d < shape.dim_v; ++d) value[d] += d_value[d];
+                    for (idx_t d = 0; d_key && d < shape.dim; ++d) key[d] += d_key[d];
+                    for (idx_t d = 0; d_value && d < shape.dim_v; ++d) value[d] += d_value[d];
                   });
     for (int projected = 0; projected < 1 + own(); ++projected)
-      for (index row = 0; row < in.lengths().keys(b); ++row)
+      for (idx_t row = 0; row < in.lengths().keys(b); ++row)
         if (projected || !is_global(row))
           store_key(projected, b, kv, row, row_of(sums[projected].keys, query_stride(), row),
                     row_of(sums[projected].values, value_stride(), row));
   }
 
   /// Adds up and stores, in order, the sums that the parts of a key head left, and zeros for rows that no part has.
-  void finish(index key_head, const head_scratch& scratch) const {
-    const index b = key_head / shape.kv_heads, kv = key_head % shape.kv_heads, n = in.lengths().keys(b);
-    const index shift = in.forward.shift(b), seen_globals = globals_before(n);
-    const index g0 = globals_before(shift), g1 = globals_before(in.forward.last_shift(b));  // of the queries
+  void finish(idx_t key_head, const head_scratch& scratch) const {
+    const idx_t b = key_head / shape.kv_heads, kv = key_head % shape.kv_heads, n = in.lengths().keys(b);
+    const idx_t shift = in.forward.shift(b), seen_globals = globals_before(n);
+    const idx_t g0 = globals_before(shift), g1 = globals_before(in.forward.last_shift(b));  // of the queries
     const partial& sums = scratch.parts[0];
-    const auto add = [](T* to, const T* from, index count) {
-      for (index x = 0; x < count; ++x) to[x] += from[x];
+    const auto add = [](T* to, const T* from, idx_t count) {
+      for (idx_t x = 0; x < count; ++x) to[x] += from[x];
     };
-    for (index step = 1; step < steps(kv); ++step) {
+    for (idx_t step = 1; step < steps(kv); ++step) {
       const partial& more = scratch.parts[step];
       add(sums.keys, more.keys, seen_globals * query_stride());
       add(sums.values, more.values, seen_globals * value_stride());
       add(sums.queries, more.queries, shape.group() * global_count() * query_stride());
       add(sums.slopes, more.slopes, shape.group());
     }
-    for (index g = 0; g < seen_globals; ++g)
+    for (idx_t g = 0; g < seen_globals; ++g)
       store_key(false, b, kv, globals[static_cast<std::size_t>(g)], sums.keys + g * query_stride(),
                 sums.values + g * value_stride());
-    for (index row = n; row < shape.keys; ++row)
+    for (idx_t row = n; row < shape.keys; ++row)
       for (int projected = 0; projected < 1 + own(); ++projected) store_key(projected, b, kv, row, nullptr, nullptr);
-    for (index member = 0; member < shape.group(); ++member) {
-      const index h = kv * shape.group() + member;
+    for (idx_t member = 0; member < shape.group(); ++member) {
+      const idx_t h = kv * shape.group() + member;
       const T* const queries = sums.queries + member * global_count() * query_stride();
-      const auto store = [&](const tensor_view<S>& to, index i, const T* sum) {
+      const auto store = [&](const tensor_view<S>& to, idx_t i, const T* sum) {
         if (to) store_gradient_row(sum, in.terms().scale, head_of(to, b, h), i, in.accumulate);
       };
-      for (index i = in.lengths().queries(b); i < shape.queries; ++i) store(in.dq, i, nullptr);
-      for (index i = 0; gradients.q_global && i < shape.queries; ++i)
+      for (idx_t i = in.lengths().queries(b); i < shape.queries; ++i) store(in.dq, i, nullptr);
+      for (idx_t i = 0; gradients.q_global && i < shape.queries; ++i)
         if (i >= in.lengths().queries(b) || !is_global(i + shift)) store(gradients.q_global, i, nullptr);
-      for (index g = g0; g < g1; ++g) {
-        const index i = globals[static_cast<std::size_t>(g)] - shift;
+      for (idx_t g = g0; g < g1; ++g) {
+        const idx_t i = globals[static_cast<std::size_t>(g)] - shift;
         if (own()) store(in.dq, i, nullptr);
         store(own() ? gradients.q_global : in.dq, i, queries + g * query_stride());
       }
@@ -345,19 +345,19 @@ struct window_backward : window_sets {
 
   void run() const {
     execution& exec = in.forward.exec;
-    index most_steps = 1;
-    for (index kv = 0; kv < shape.kv_heads; ++kv) most_steps = std::max(most_steps, steps(kv));
+    idx_t most_steps = 1;
+    for (idx_t kv = 0; kv < shape.kv_heads; ++kv) most_steps = std::max(most_steps, steps(kv));
     bool sums = false;
-    for (index kv = 0; kv < shape.kv_heads; ++kv) sums |= !alike(kv);
+    for (idx_t kv = 0; kv < shape.kv_heads; ++kv) sums |= !alike(kv);
     // Key heads share no memory: as many are in progress as give every thread several parts.
-    const index key_heads = shape.batch * shape.kv_heads, threads = exec.active_threads();
+    const idx_t key_heads = shape.batch * shape.kv_heads, threads = exec.active_threads();
     for_each_wave(
         exec, key_heads, threads == 1 ? 1 : ceil_div(4 * threads, most_steps),
         [&](arena& memory) { return layout(memory, most_steps, sums); },
         [&](const wave<head_scratch>& w) {
           w.for_each(most_steps,
-                     [&](index x, const head_scratch& s, index step, int worker) { take(x, s, step, worker); });
-          w.for_each(1, [&](index key_head, const head_scratch& s, index, int) { finish(key_head, s); });
+                     [&](idx_t x, const head_scratch& s, idx_t step, int worker) { take(x, s, step, worker); });
+          w.for_each(1, [&](idx_t key_head, const head_scratch& s, idx_t, int) { finish(key_head, s); });
         });
   }
 };

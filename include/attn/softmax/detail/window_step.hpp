@@ -9,25 +9,25 @@ namespace attn::inline ATTN_ISA::detail {
 /// What the queries of a stream see: `left` keys before their own, `dilation` apart, and the global positions, which
 /// ascend.
 struct stream_window {
-  index left = 0;
-  std::span<const index> dilations{}, globals{};
+  idx_t left = 0;
+  std::span<const idx_t> dilations{}, globals{};
 
   bool one_dilation() const { return dilations.size() <= 1; }
-  index dilation(index query_head) const {
-    const index given = dilations.empty() ? 1 : dilations[one_dilation() ? 0 : static_cast<std::size_t>(query_head)];
+  idx_t dilation(idx_t query_head) const {
+    const idx_t given = dilations.empty() ? 1 : dilations[one_dilation() ? 0 : static_cast<std::size_t>(query_head)];
     return std::min(given, furthest_position);  // a larger one reaches no key either
   }
   /// Number of global positions up to p.
-  index globals_up_to(index p) const {
+  idx_t globals_up_to(idx_t p) const {
     return std::upper_bound(globals.begin(), globals.end(), p) - globals.begin();
   }
 
   void check(const validator& check) const {
     check.at_least("left", 0, left);
-    for (index d : dilations) check.at_least("dilation", 1, d);
-    for (index p : globals) check.at_least("global positions", 0, p);
+    for (idx_t d : dilations) check.at_least("dilation", 1, d);
+    for (idx_t p : globals) check.at_least("global positions", 0, p);
   }
-  void check_heads(const validator& check, index query_heads) const {
+  void check_heads(const validator& check, idx_t query_heads) const {
     if (!one_dilation()) check.equal("query heads = dilations of the cache", std::ssize(dilations), query_heads);
   }
 };
@@ -35,12 +35,12 @@ struct stream_window {
 /// Source describes where the tokens of the stream are stored:
 ///   using element_type = C;
 ///   stream_window window() const;
-///   index before(index b) const;                         tokens before the chunk's
-///   index ring() const;                                  position p lies in row p % ring()
-///   index global_row(index g) const;                     the row of a global position
+///   idx_t before(idx_t b) const;                         tokens before the chunk's
+///   idx_t ring() const;                                  position p lies in row p % ring()
+///   idx_t global_row(idx_t g) const;                     the row of a global position
 ///   static constexpr bool adjacent_globals;              whether these rows are adjacent
-///   cache_rows<const C> keys(index b, index kv) const;   values likewise
-///   void put(index b, index kv, index t) const;          stores token t of the chunk
+///   cache_rows<const C> keys(idx_t b, idx_t kv) const;   values likewise
+///   void put(idx_t b, idx_t kv, idx_t t) const;          stores token t of the chunk
 template <class S, class Score, class Source>
 struct window_step {
   using T = compute_type<S>;
@@ -63,12 +63,12 @@ struct window_step {
   }
 
   /// Attends token t of the chunk, of the `count` query heads from `head` on, which share a dilation.
-  void attend_token(index b, index kv, index t, index head, index count, scratch& s) const {
-    const index p = source.before(b) + t, d = window.dilation(head), ring = source.ring();
-    const index known = window.globals_up_to(p);
-    const auto global = [&](index g) { return window.globals[static_cast<std::size_t>(g)]; };
+  void attend_token(idx_t b, idx_t kv, idx_t t, idx_t head, idx_t count, scratch& s) const {
+    const idx_t p = source.before(b) + t, d = window.dilation(head), ring = source.ring();
+    const idx_t known = window.globals_up_to(p);
+    const auto global = [&](idx_t g) { return window.globals[static_cast<std::size_t>(g)]; };
     const bool global_query = known > 0 && global(known - 1) == p;
-    const index step = global_query ? 1 : d, first = global_query ? 0 : p - std::min(window.left, p / d) * d;
+    const idx_t step = global_query ? 1 : d, first = global_query ? 0 : p - std::min(window.left, p / d) * d;
     s.rows.begin(in.q.slice(2, t, 1), b, head, count, 1, in.terms.query_factor());
     s.state.rows = count;
     s.state.clear();
@@ -76,10 +76,10 @@ struct window_step {
     long_sums sums(s.state, s.total, count, stream_chunk);
     const auto token_terms = in.terms.for_head(b, head, p);
     // Every stride-th row from `row` on, in one or more pages.
-    const auto take = [&](index row, index stride, index rows, index_map positions) {
+    const auto take = [&](idx_t row, idx_t stride, idx_t rows, index_map positions) {
       while (rows > 0) {
         const auto k = keys.from(row), v = values.from(row);
-        const index some = std::min({rows, (k.rows - 1) / stride + 1, stream_chunk});
+        const idx_t some = std::min({rows, (k.rows - 1) / stride + 1, stream_chunk});
         sums.next(some);
         attend_stream(s.rows, every(k, stride, some), every(v, stride, some), positions, 0, some, token_terms,
                       stream_limit{some}, s.state);
@@ -89,38 +89,38 @@ struct window_step {
       }
     };
     // The window lies in the ring in one run, or in two.
-    for (index from = first; from <= p;) {
-      const index rows = std::min((p - from) / step, (ring - 1 - from % ring) / step) + 1;
+    for (idx_t from = first; from <= p;) {
+      const idx_t rows = std::min((p - from) / step, (ring - 1 - from % ring) / step) + 1;
       take(from % ring, step, rows, {from, step, nullptr});
       from += rows * step;
     }
     // Global keys before the window, or between its keys, run by run.
-    const auto outside = [&](index position) { return position < first || (p - position) % d != 0; };
-    for (index g = 0; g < known && !global_query; ++g) {
-      index end = g;
+    const auto outside = [&](idx_t position) { return position < first || (p - position) % d != 0; };
+    for (idx_t g = 0; g < known && !global_query; ++g) {
+      idx_t end = g;
       while (end < known && outside(global(end)) && (end == g || Source::adjacent_globals)) ++end;
       if (end == g) continue;
       take(source.global_row(g), 1, end - g, {0, 1, window.globals.data() + g});
       g = end - 1;
     }
     sums.finish();
-    for (index r = 0; r < count; ++r) in.finish_row(s.state, r, b, head + r, t);
+    for (idx_t r = 0; r < count; ++r) in.finish_row(s.state, r, b, head + r, t);
   }
 
   void run() const {
-    index longest = 0;
-    for (index b = 0; b < shape.batch; ++b) longest = std::max(longest, source.before(b));
-    const index tokens = shape.queries, group = shape.group(), heads = window.one_dilation() ? group : 1;
-    const index seen = std::min(window.left + 1, longest + tokens);
+    idx_t longest = 0;
+    for (idx_t b = 0; b < shape.batch; ++b) longest = std::max(longest, source.before(b));
+    const idx_t tokens = shape.queries, group = shape.group(), heads = window.one_dilation() ? group : 1;
+    const idx_t seen = std::min(window.left + 1, longest + tokens);
     const auto limit = in.limit_threads(seen, static_cast<double>(tokens) * static_cast<double>(seen));
-    in.exec.for_each(shape.batch * shape.kv_heads, [&](index task, int worker) {
-      const index b = task / shape.kv_heads, kv = task % shape.kv_heads;
+    in.exec.for_each(shape.batch * shape.kv_heads, [&](idx_t task, int worker) {
+      const idx_t b = task / shape.kv_heads, kv = task % shape.kv_heads;
       scratch s = in.exec.scratch(worker, [&](arena& memory) { return layout(memory); });
-      for (index t = 0; t < in.lengths.queries(b); ++t) {
+      for (idx_t t = 0; t < in.lengths.queries(b); ++t) {
         source.put(b, kv, t);
-        for (index h = kv * group; h < (kv + 1) * group; h += heads) attend_token(b, kv, t, h, heads, s);
+        for (idx_t h = kv * group; h < (kv + 1) * group; h += heads) attend_token(b, kv, t, h, heads, s);
       }
-      for (index h = kv * group; h < (kv + 1) * group; ++h) in.clear_padding(b, h);
+      for (idx_t h = kv * group; h < (kv + 1) * group; ++h) in.clear_padding(b, h);
     });
   }
 };
@@ -140,14 +140,14 @@ struct cache_source {
   page_tables pages = cache.pages();
 
   stream_window window() const { return seen; }
-  index before(index b) const { return lengths.keys(b) - lengths.queries(b); }
-  index ring() const { return std::numeric_limits<index>::max(); }
-  index global_row(index g) const { return seen.globals[static_cast<std::size_t>(g)]; }
-  cache_rows<const element_type> keys(index b, index kv) const { return {all_keys, b, kv, cache.dim(), true, pages}; }
-  cache_rows<const element_type> values(index b, index kv) const {
+  idx_t before(idx_t b) const { return lengths.keys(b) - lengths.queries(b); }
+  idx_t ring() const { return std::numeric_limits<idx_t>::max(); }
+  idx_t global_row(idx_t g) const { return seen.globals[static_cast<std::size_t>(g)]; }
+  cache_rows<const element_type> keys(idx_t b, idx_t kv) const { return {all_keys, b, kv, cache.dim(), true, pages}; }
+  cache_rows<const element_type> values(idx_t b, idx_t kv) const {
     return {all_values, b, kv, cache.value_dim(), cache.values_in_keys(), pages};
   }
-  void put(index, index, index) const {}
+  void put(idx_t, idx_t, idx_t) const {}
 };
 
 }  // namespace attn::inline ATTN_ISA::detail
