@@ -139,7 +139,8 @@ TEST_CASE("aft_local refuses what does not fit", "[refusals]") {
   list.push_back({"w of two heads", "w heads", biases(2, 6, 6)});
   list.push_back({"a window of 0", "window", [](arguments& d) { d.window = 0; }});
   list.push_back({"a negative window", "window", [](arguments& d) { d.window = -3; }});
-  list.push_back({"a window beyond memory", "window", [](arguments& d) { d.window = std::numeric_limits<idx_t>::max(); }});
+  list.push_back(
+      {"a window beyond memory", "window", [](arguments& d) { d.window = std::numeric_limits<idx_t>::max(); }});
   list.push_back({"a square w for a band", "w columns", [](arguments& d) { d.band = true; }});
   list.push_back({"a band for a square w", "w columns", biases(1, 6, 7)});
   list.push_back({"a band of another window", "w columns", [](arguments& d) {

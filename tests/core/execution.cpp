@@ -80,7 +80,9 @@ TEST_CASE("an exception reaches the caller, and the execution can be used again"
 TEST_CASE("scratch memory grows once and is reused, aligned", "[execution]") {
   execution run;
   CHECK(run.scratch_bytes() == 0);
-  const auto floats = [](idx_t count) { return [count](auto& pieces) { return pieces.template allocate<float>(count); }; };
+  const auto floats = [](idx_t count) {
+    return [count](auto& pieces) { return pieces.template allocate<float>(count); };
+  };
   float* first = run.scratch(0, floats(1000));
   const std::size_t held = run.scratch_bytes();
   CHECK(held >= 4000);

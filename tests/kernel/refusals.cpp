@@ -138,7 +138,8 @@ std::vector<refused> features() {
 }
 
 // `put` gives the call gates.
-std::vector<refused> gates(const std::function<void(call_inputs&, attn::tensor_view<const float, 3>)>& put, idx_t length) {
+std::vector<refused> gates(const std::function<void(call_inputs&, attn::tensor_view<const float, 3>)>& put,
+                           idx_t length) {
   const auto of_shape = [&](const char* what, const char* says, idx_t b, idx_t h, idx_t n) {
     return refused{what, says, [=](call_inputs& d) { put(d, d.gates(b, h, n)); }};
   };

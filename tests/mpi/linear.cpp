@@ -201,7 +201,8 @@ TEST_CASE("mpi linear: what is refused, is refused by all", "[linear]") {
   attn::linear_options<float> one_decays{.causal = true};
   if (last) one_decays.decay = row_view(decay);
   CHECK(contains(refused(2, 4, 2, 8, 8, 10, 10, one_decays), "the same options on all processes"));
-  const std::vector<idx_t> all = {10 * process_count(), 10 * process_count()}, fewer = {10 * process_count(), 10 * process_count() - 1};
+  const std::vector<idx_t> all = {10 * process_count(), 10 * process_count()};
+  const std::vector<idx_t> fewer = {10 * process_count(), 10 * process_count() - 1};
   CHECK(contains(refused(2, 4, 2, 8, 8, 10, 10, {.causal = true, .query_lengths = all, .key_lengths = fewer}),
                  "causal queries at the positions"));
   // Of process 0 a query too few, of the last one a query too many.

@@ -39,8 +39,7 @@ bool variance_lost(T variance) {
   return !(variance < std::numeric_limits<T>::infinity() && variance >= least);
 }
 
-/// Scales a row to numbers up to 1 by a power of two, which it returns; rows of zeros, or with an infinity,
-/// stay.
+/// Scales a row to numbers up to 1 by a power of two, which it returns; rows of zeros, or with an infinity, stay.
 template <class T>
 [[gnu::noinline]] T scale_row(T* row, idx_t dim) {
   T size = 0;

@@ -70,7 +70,8 @@ struct softmax_backward_call {
   /// Packs `count` rows which[...] of head h, from `query`, with their lse and D, into one block, which they fill
   /// alone.
   template <class P>
-  void pack_rows(const backward_rows<P>& to, idx_t b, idx_t h, const matrix_view<const S>& query, const index_map& which,
+  void pack_rows(const backward_rows<P>& to, idx_t b, idx_t h, const matrix_view<const S>& query,
+                 const index_map& which,
                  idx_t count) const {
     const auto o = head_of(out, b, h), d = head_of(d_out, b, h);
     to.pack(query, d, which, count);
