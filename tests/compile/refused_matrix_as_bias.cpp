@@ -1,4 +1,4 @@
-// says: expected a vector, such as an Eigen::VectorXf or the column m.col(0); found a matrix
+// says: expected a vector, such as an Eigen::VectorXf or the column m.col(0)
 #include <attn/layers/project.hpp>
 
 void call(const Eigen::MatrixXf& x, Eigen::MatrixXf& out, const Eigen::MatrixXf& w, const Eigen::MatrixXf& b) {

@@ -14,6 +14,36 @@ TEMPLATE_LIST_TEST_CASE("law 9 of gradients: logits of ±1e4 stay finite", "[gra
   }
 }
 
+// Where all scores of a row are equal, weights do not depend on how large they are: neither does the gradient of v, if lse
+// is computed anew (given as one number, it has lost the digits that tell weights apart).
+TEMPLATE_LIST_TEST_CASE("law 9 of gradients: equal scores of 1e8 weigh as small ones do", "[gradient_extremes]",
+                        exact_types) {
+  using T = TestType;
+  int compared = 0;
+  for (const auto& op : operators<T>()) {
+    if (!op.backward || !op.lse || !op.averages || op.tied || !op.reads_values || op.name != op.of) continue;
+    const law_shape shape = fitted(op, {.queries = 50, .keys = 50, .dim = 64});
+    INFO(op.name << ", " << text(shape));
+    const tensor<T> d_out = random_d_out<T>(shape);
+    const auto gradient_of_v = [&](double score) {
+      law_inputs<T> in = random_inputs<T>(shape);
+      for (T& x : in.q.data) x = 1;
+      for (T& x : in.k.data) x = static_cast<T>(score / std::sqrt(static_cast<double>(shape.dim)));
+      law_result<T> forward = attend(op, shape, in);
+      forward.lse = {};
+      attn::execution serial;
+      return differentiate(op, shape, in, forward, d_out, serial).v;
+    };
+    const tensor<double> small = cast<double>(gradient_of_v(1e-2));
+    for (double score : {1e4, 1e6, 1e8}) {
+      CAPTURE(score);
+      CHECK(relative_error(gradient_of_v(score), small) <= 100 * std::numeric_limits<T>::epsilon());
+    }
+    ++compared;
+  }
+  CHECK(compared >= 8);
+}
+
 TEMPLATE_LIST_TEST_CASE("law 9 of gradients: rows that see no key have none", "[gradient_extremes]", exact_types) {
   using T = TestType;
   for (const auto& op : operators<T>()) {

@@ -6,11 +6,13 @@ namespace {
 
 template <class S>
 layer_backward_case<S> case_of(idx_t batch, idx_t length, idx_t dim, bool gamma, bool beta, double eps = 1e-5,
-                               bool rms = false) {
+                               bool rms = false, double size = 1) {
   layer_backward_case<S> c;
   auto& r = c.reference;
   r.name = "batch " + std::to_string(batch) + ", length " + std::to_string(length) + ", dim " + std::to_string(dim);
-  add(r, "x", random_sequence(1, batch, length, dim));
+  tensor<double> x_of_size = random_sequence(1, batch, length, dim);
+  for (double& value : x_of_size.data) value *= size;
+  add(r, "x", x_of_size);
   if (gamma) add(r, "gamma", random_vector(2, dim, 1));
   if (beta) add(r, "beta", random_vector(3, dim));
   const double stored_eps = static_cast<double>(static_cast<real<S>>(eps));
@@ -55,6 +57,12 @@ TEMPLATE_LIST_TEST_CASE("layer_norm_backward: a large eps, one feature, none", "
   check_layer_backward(case_of<TestType>(2, 20, 16, true, true, 0.5));
   check_layer_backward(case_of<TestType>(2, 20, 1, true, true));
   check_layer_backward(case_of<TestType>(2, 20, 0, true, true));
+}
+
+TEST_CASE("norms, backward: rows whose squares leave the range of float", "[layer_norm_backward]") {
+  for (double size : {1e-30, 1e-20, 1e19, 1e30})
+    for (bool rms : {false, true})
+      for (idx_t dim : {7, 80}) check_layer_backward(case_of<float>(2, 20, dim, true, !rms, 1e-5, rms, size));
 }
 
 TEMPLATE_LIST_TEST_CASE("rms_norm_backward: against the reverse pass", "[layer_norm_backward]", all_types) {

@@ -19,9 +19,9 @@ double project_error(idx_t batch, idx_t length, idx_t inputs, idx_t outputs, boo
 }
 
 template <class S>
-double norm_error(idx_t length, idx_t dim, bool parameters, double eps, double offset) {
+double norm_error(idx_t length, idx_t dim, bool parameters, double eps, double offset, double size = 1) {
   auto x = random_sequence(1, 2, length, dim);
-  for (double& value : x.data) value += offset;
+  for (double& value : x.data) value = (value + offset) * size;
   x = rounded<S>(x);
   const auto gamma = parameters ? rounded<S>(random_vector(2, dim)) : tensor<double>{};
   const auto beta = parameters ? rounded<S>(random_vector(3, dim)) : tensor<double>{};
@@ -171,6 +171,14 @@ TEMPLATE_LIST_TEST_CASE("layer_norm: against the reference", "[layer_norm]", all
   // The mean is taken away before squares are summed: an offset of 100 costs its digits, not their square.
   CHECK(norm_error<TestType>(20, 64, true, 1e-6, 100) <= 100 * tolerance<TestType>::out);
   CHECK(norm_error<TestType>(20, 64, true, 0, 0) <= tolerance<TestType>::out);
+}
+
+TEST_CASE("norms: rows whose sums or squares leave the range of float", "[layer_norm]") {
+  for (double size : {1e-38, 1e-30, 1e-20, 1e19, 1e30, 5e37}) {  // the largest of 2 80 normal numbers is below 6
+    CAPTURE(size);
+    for (idx_t dim : {7, 80}) CHECK(norm_error<float>(20, dim, true, 1e-5, 0, size) <= tolerance<float>::out);
+  }
+  CHECK(norm_error<float>(20, 80, true, 0, 0, 1e-30) <= tolerance<float>::out);
 }
 
 TEST_CASE("rms_norm: Eigen matrices and default arguments", "[layer_norm]") {

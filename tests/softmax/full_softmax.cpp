@@ -212,6 +212,32 @@ TEST_CASE("full_softmax: scratch grows with length × dim, never length × lengt
   CHECK(at_4096 < 4096.0 * 4096 * sizeof(float) / 4);
 }
 
+TEST_CASE("full_softmax: the largest finite biases and sinks", "[full_softmax]") {
+  constexpr float lowest = std::numeric_limits<float>::lowest();
+  for (idx_t queries : {1, 9}) {  // both kernels
+    const tensor<float> q = cast<float>(random_normal(1, 1, 1, queries, 16)), k = cast<float>(random_normal(2, 1, 1, 70, 16)),
+                        v = cast<float>(random_normal(3, 1, 1, 70, 8));
+    tensor<float> out(1, 1, queries, 8), lse(1, 1, queries, 1);
+    tensor<double> mean(1, 1, queries, 8);
+    for (idx_t i = 0; i < queries; ++i)
+      for (idx_t d = 0; d < 8; ++d)
+        for (idx_t j = 0; j < 70; ++j) mean(0, 0, i, d) += static_cast<double>(v(0, 0, j, d)) / 70;
+    for (const float bias : {lowest, -lowest}) {
+      // A score is nothing beside such a bias: all weights are equal.
+      const tensor<float> biases(1, 1, queries, 70, bias);
+      attn::full_softmax(view(q), view(k), view(v), view(out), {.bias = view(biases), .lse = row_view(lse)});
+      CHECK(relative_error(out, mean) <= tolerance<float>::out);
+      for (float x : lse.data) CHECK(std::isfinite(x));
+      attn::full_softmax(view(q), view(k), view(v), view(out), {}, [&](float, auto...) { return bias; });
+      CHECK(relative_error(out, mean) <= tolerance<float>::out);
+    }
+    const float sink[] = {-lowest};
+    attn::full_softmax(view(q), view(k), view(v), view(out), {.sinks = sink, .lse = row_view(lse)});
+    for (float x : out.data) CHECK(x == 0);
+    for (float x : lse.data) CHECK(std::isfinite(x));
+  }
+}
+
 TEST_CASE("full_softmax: a query of NaN has a result of NaN, however many queries there are", "[full_softmax]") {
   for (idx_t queries = 1; queries <= 6; ++queries) {
     tensor<float> q(1, 1, queries, 8, 0.5f), k(1, 1, 70, 8, 0.25f), v(1, 1, 70, 3, 1), out(1, 1, queries, 3);

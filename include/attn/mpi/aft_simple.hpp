@@ -6,7 +6,7 @@
 // what aft_simple (aft_simple.hpp) gives on the whole. No key or value is sent, only sums over them: a scan of states.
 //
 // Bits     Those of aft_simple in one process, on any number of processes, where every range begins at a multiple of
-//          512 tokens; elsewhere the same to rounding.
+//          256 tokens and there are up to 16384 in all; elsewhere the same to rounding.
 // Options  as of aft_simple. Lengths are those of the whole sequence, the same list on every process.
 // Shapes   as for aft_simple, with the tokens of this process. All else is the same on every process.
 // Cost     The operations of aft_simple, shared.

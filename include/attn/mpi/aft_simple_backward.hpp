@@ -7,11 +7,11 @@
 // other end sums over rows.
 //
 // Bits     Those of aft_simple_backward in one process, on any number of processes, where every range begins at a
-//          multiple of 512 tokens; elsewhere the same to rounding.
+//          multiple of 256 tokens and there are up to 16384 in all; elsewhere the same to rounding.
 // Shapes   as for aft_simple_backward, with the tokens of this process; ranges and options as for mpi/aft_simple.hpp.
 //          Processes may want different gradients.
 // Cost     The operations of aft_simple_backward, shared.
-// Sent     Causal, what mpi/aft_simple.hpp sends, and as much again from each process to the one before it; else four
+// Sent     Causal, what mpi/aft_simple.hpp sends, and as much again from each process to the one before it; else five
 //          thirds of what that sends.
 // Memory   As aft_simple_backward, and two states.
 // Rules    of ranges, threads, options that differ and exceptions: README.md of this folder.
@@ -29,7 +29,7 @@ void run_spread_backward(aft_simple_backward_call<T> call, const spread_sequence
   const auto limit = exec.limit_threads(x.work(30 * static_cast<double>(x.length)));
   const idx_t heads = x.batch * x.heads, parts = x.parts(), chunks = (x.length + call.chunk - 1) / call.chunk;
   sums_array<T> later, before, after;  // of every chunk; two states
-  packet<T>* total = nullptr;          // of dy, for every head
+  packet<T>* total = nullptr;          // of dy, for every head: sums, then what they lost
   call.parts = parts, call.chunks = chunks;
   exec.shared_scratch([&](arena& memory) {
     call.keys = sums_array<T>::layout(memory, heads * chunks, parts);
@@ -38,7 +38,7 @@ void run_spread_backward(aft_simple_backward_call<T> call, const spread_sequence
     call.gated = memory.allocate<packet<T>>(x.causal ? 0 : heads * chunks * parts);
     before = sums_array<T>::layout(memory, heads, parts);
     after = sums_array<T>::layout(memory, heads, parts);
-    return total = memory.allocate<packet<T>>(heads * parts);
+    return total = memory.allocate<packet<T>>(2 * heads * parts);
   });
   exec.for_each(heads * chunks, [&](idx_t task, int) { call.sum(task); });
   scan_key_sums(x, sequence, call.keys, chunks, before);
@@ -60,14 +60,14 @@ void run_spread_backward(aft_simple_backward_call<T> call, const spread_sequence
       pass_on(holders.chain(sequence.group(), true), after.data,
               static_cast<std::size_t>(heads * parts) * sizeof(key_sums<T>), add_rows);
   } else {
-    sequence.add_in_order(total, static_cast<std::size_t>(heads * parts) * sizeof(packet<T>), [&] {
+    packet<T>* const lost = total + heads * parts;
+    sequence.add_in_order(total, static_cast<std::size_t>(2 * heads * parts) * sizeof(packet<T>), [&] {
+      if (holders.first()) std::fill_n(total, 2 * heads * parts, zero<T>());
       for (idx_t n = 0; n < heads * chunks; ++n)
-        for (idx_t p = 0; p < parts; ++p) {
-          packet<T>& sum = total[n / chunks * parts + p];
-          const packet<T> own = call.gated[n * parts + p];
-          sum = holders.first() && n % chunks == 0 ? own : add(sum, own);
-        }
+        for (idx_t p = 0; p < parts; ++p)
+          add_compensated(total[n / chunks * parts + p], lost[n / chunks * parts + p], call.gated[n * parts + p]);
     });
+    for (idx_t n = 0; n < (chunks > 0 ? heads * parts : 0); ++n) total[n] = compensated_sum<T>(total[n], lost[n]);
     for (idx_t head = 0; head < heads && chunks > 0; ++head) {
       std::copy_n(before.at(head), parts, call.keys.at(head * chunks));
       std::copy_n(total + head * parts, parts, call.gated + head * chunks * parts);

@@ -6,7 +6,7 @@
 // what linear (linear.hpp) gives on the whole. No key or value is sent, only sums S, z of features: a scan of states.
 //
 // Bits     Those of linear in one process, on any number of processes, where every range of keys begins at a multiple
-//          of 1024 tokens; elsewhere the same to rounding.
+//          of 1024 tokens and there are up to 16384 in all; elsewhere the same to rounding.
 // Options  as of linear, without log_decay, bonus, states and a scale other than 1, which throw. Lengths are those of
 //          the whole sequence, the same list on every process; decay is of this process's tokens.
 // Shapes   as for linear, with the tokens of this process. All else is the same on every process.

@@ -7,7 +7,8 @@
 // queries R, y.
 //
 // Bits     Those of linear_backward in one process, on any number of processes, where every range of keys, and not
-//          causal every range of queries, begins at a multiple of 1024 tokens; elsewhere the same to rounding.
+//          causal every range of queries, begins at a multiple of 1024 tokens and there are up to 16384 in all;
+//          elsewhere the same to rounding.
 // Shapes   as for linear_backward, with the tokens of this process; ranges and options as for mpi/linear.hpp. All
 //          processes want the same gradients.
 // Cost     The operations of linear_backward, shared; causal, P - 1 of the B Hkv heads once more by half.

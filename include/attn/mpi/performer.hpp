@@ -8,7 +8,7 @@
 // scales: a scan of states; with center_keys the mean key before it, with feature_eps of positive features the maximum.
 //
 // Bits     Those of performer in one process, on any number of processes, where every range of keys begins at a
-//          multiple of 1024 tokens; elsewhere the same to rounding.
+//          multiple of 1024 tokens and there are up to 16384 in all; elsewhere the same to rounding.
 // Options  as of performer. Lengths are those of the whole sequence, the same list on every process.
 // Shapes   as for performer, with the tokens of this process. All else is the same on every process.
 // Cost     The operations of performer, shared; causal, P - 1 of the B Hkv heads are summed up twice.

@@ -8,8 +8,8 @@
 // on all processes. Two scans of states: the sums of keys S, z, and from the other end those of queries.
 //
 // Bits     Those of performer_backward in one process, on any number of processes, where every range of keys, and not
-//          causal every range of queries, begins at a multiple of 1024 tokens; elsewhere, and of features, the same to
-//          rounding.
+//          causal every range of queries, begins at a multiple of 1024 tokens and there are up to 16384 in all;
+//          elsewhere, and of features, the same to rounding.
 // Shapes   as for performer_backward, with the tokens of this process; ranges and options as for mpi/performer.hpp, but
 //          for center_keys and feature_eps of positive features: the mean and the maximum have gradients that are sums
 //          over the keys of all processes, which are not taken here. All processes want the same gradients.

@@ -7,7 +7,7 @@
 // what rfa (rfa.hpp) gives on the whole. No key or value is sent, only sums S, z of features: a scan of states.
 //
 // Bits     Those of rfa in one process, on any number of processes, where every range of keys begins at a multiple of
-//          1024 tokens; elsewhere the same to rounding.
+//          1024 tokens and there are up to 16384 in all; elsewhere the same to rounding.
 // Options  as of rfa. Lengths are those of the whole sequence, the same list on every process; the gate is of this
 //          process's tokens.
 // Shapes   as for rfa, with the tokens of this process. All else is the same on every process.

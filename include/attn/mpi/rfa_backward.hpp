@@ -8,8 +8,8 @@
 // scans of states: the sums of keys S, z, and from the other end those of queries.
 //
 // Bits     Those of rfa_backward in one process, on any number of processes, where every range of keys, and not causal
-//          every range of queries, begins at a multiple of 1024 tokens; elsewhere, and of features, the same to
-//          rounding.
+//          every range of queries, begins at a multiple of 1024 tokens and there are up to 16384 in all; elsewhere, and
+//          of features, the same to rounding.
 // Shapes   as for rfa_backward, with the tokens of this process; ranges and options as for mpi/rfa.hpp. All processes
 //          want the same gradients.
 // Cost     The operations of rfa_backward, shared; causal, P - 1 of the B Hkv heads once more by half.

@@ -206,16 +206,16 @@ void backward_block(const backward_rows<P>& rows, idx_t count, const key_range* 
     const P *const p = s.weights + offset, *const ds = s.d_scores + offset;
     const P *const queries = rows.queries + begin * panel_width<T>,
                    *const d_out = rows.d_out + begin * panel_width<T>;
-    const auto add_to = [&](const P* weights, const P* panels, idx_t dim, T* all, T* errors, idx_t stride) {
+    const auto add_to = [&](const P* weights, const P* panels, idx_t size, T* all, T* errors, idx_t stride) {
       if (!all) return;
       T* const sum = errors ? s.part : all + j * stride;
       if (errors) std::fill_n(sum, tile_rows * stride, T(0));
       if (*rows.finite) [[likely]]
         with_tile_height(keys, [&](auto M) {
-          transposed_output<P, M.value>(weights, panels, depth, keys, dim, sum, stride);
+          transposed_output<P, M.value>(weights, panels, depth, keys, size, sum, stride);
         });
       else
-        transposed_output_checked(weights, panels, depth, keys, dim, sum, stride);
+        transposed_output_checked(weights, panels, depth, keys, size, sum, stride);
       if (errors) move_compensated(sum, keys * stride, T(1), all + j * stride, errors + j * stride);
     };
     add_to(p, d_out, rows.dim_v, k.d_values, k.value_errors, stride_v);
