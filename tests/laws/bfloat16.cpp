@@ -88,7 +88,8 @@ bool same_rows(const values& a, const values& b, idx_t end) {
   return true;
 }
 
-TEST_CASE("bfloat16: any number of threads, and memory with gaps, give the same bits", "[bfloat16_laws]") {
+TEST_CASE("bfloat16: any number of threads, and memory with gaps, give the same bits",
+          "[bfloat16_laws][bfloat16_threads]") {
   attn::execution three(3, 0), serial;
   for (const stored_operator& op : stored_operators()) {
     INFO(op.name);

@@ -88,11 +88,13 @@ TEMPLATE_LIST_TEST_CASE("law 4 of gradients: any number of threads gives the sam
       const tensor<T> d_out = random_d_out<T>(shape);
       const law_result<T> forward = attend(op, shape, in);
       attn::execution serial;
-      const law_gradients<T> alone = differentiate(op, shape, in, forward, d_out, serial);
+      law_gradients<T> alone;
+      if (!races_only) alone = differentiate(op, shape, in, forward, d_out, serial);
       for (attn::execution* threads : {&two, &three, &seven}) {
         if (few_shapes && threads != &three) continue;
         INFO(threads->threads() << " threads");
-        CHECK(identical(differentiate(op, shape, in, forward, d_out, *threads), alone));
+        const law_gradients<T> shared = differentiate(op, shape, in, forward, d_out, *threads);
+        CHECK((races_only || identical(shared, alone)));
       }
     }
   }

@@ -21,11 +21,12 @@ TEMPLATE_LIST_TEST_CASE("law 4: any number of threads gives the same bits", "[th
       shape = fitted(op, shape);
       INFO(op.name << ", " << text(shape));
       const law_inputs<TestType> in = random_inputs<TestType>(shape);
-      const law_result<TestType> serial = attend(op, shape, in);
+      const law_result<TestType> serial = races_only ? law_result<TestType>() : attend(op, shape, in);
       for (attn::execution* threads : {&two, &three, &seven}) {
         if (few_shapes && threads != &three) continue;
         INFO(threads->threads() << " threads");
-        CHECK(identical(attend(op, shape, in, *threads), serial));
+        const law_result<TestType> shared = attend(op, shape, in, *threads);
+        CHECK((races_only || identical(shared, serial)));
       }
     }
   }
@@ -39,7 +40,8 @@ TEMPLATE_LIST_TEST_CASE("law 4: fewer queries than threads, many keys", "[thread
       const law_shape shape = fitted(op, {.batch = 1, .heads = 2, .kv_heads = 1, .queries = queries, .keys = 3000});
       INFO(op.name << ", " << text(shape));
       const law_inputs<TestType> in = random_inputs<TestType>(shape);
-      CHECK(identical(attend(op, shape, in, four), attend(op, shape, in)));
+      const law_result<TestType> shared = attend(op, shape, in, four);
+      CHECK((races_only || identical(shared, attend(op, shape, in))));
     }
   }
 }

@@ -20,6 +20,13 @@ inline constexpr bool few_shapes = true;
 inline constexpr bool few_shapes = false;
 #endif
 
+// Whether this build looks for data races alone: other builds compare the bits that threads give with those of one.
+#if defined(ATTN_TEST_RACES_ONLY)
+inline constexpr bool races_only = true;
+#else
+inline constexpr bool races_only = false;
+#endif
+
 // Positions in `rows` of a selection that holds every pair of levels that `rows` hold; row n has level rows[n][o] of
 // option o. Greedy: each time the row with the most pairs that are still missing.
 inline std::vector<std::size_t> pairwise(const std::vector<std::vector<int>>& rows) {
