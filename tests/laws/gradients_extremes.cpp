@@ -22,6 +22,7 @@ TEMPLATE_LIST_TEST_CASE("law 9 of gradients: equal scores of 1e8 weigh as small 
   int compared = 0;
   for (const auto& op : operators<T>()) {
     if (!op.backward || !op.lse || !op.averages || op.tied || !op.reads_values || op.name != op.of) continue;
+    if (op.of == "long_short" || op.of == "multipole") continue;  // attend means of keys too, whose scores are rounded
     const law_shape shape = fitted(op, {.queries = 50, .keys = 50, .dim = 64});
     INFO(op.name << ", " << text(shape));
     const tensor<T> d_out = random_d_out<T>(shape);
