@@ -42,7 +42,7 @@ TEMPLATE_LIST_TEST_CASE("law 9 of gradients: equal scores of 1e8 weigh as small 
     }
     ++compared;
   }
-  CHECK(compared >= 8);
+  CHECK(compared >= 6);
 }
 
 TEMPLATE_LIST_TEST_CASE("law 9 of gradients: rows that see no key have none", "[gradient_extremes]", exact_types) {
