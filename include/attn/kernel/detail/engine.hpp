@@ -17,7 +17,7 @@ namespace attn::inline ATTN_ISA::detail {
 inline constexpr idx_t kernel_segment = 16 * kernel_chunk;  // tokens of a segment, at least
 
 /// Tokens of a segment of so many: about as many chunks as there are segments, so that no sum has many terms.
-inline idx_t segment_of(idx_t tokens) {
+[[gnu::noinline]] inline idx_t segment_of(idx_t tokens) {
   const double chunks = std::sqrt(static_cast<double>(tokens) / kernel_chunk);
   return std::max(kernel_segment, static_cast<idx_t>(std::ceil(chunks)) * kernel_chunk);
 }
