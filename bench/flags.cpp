@@ -22,22 +22,21 @@ const known_flag known[] = {
     {"heads", &flags::heads, 1, "heads (when decoding: key/value heads, each shared by 4 query heads)"},
     {"dim", &flags::dim, 1, "size of a head"},
     {"threads", &flags::threads, 1, "threads of the execution"},
-    {"block", &flags::block, 1, "block: size of the blocks; a query sees its own and both beside it"},
-    {"stride", &flags::stride, 1, "strided and fixed: the stride, or the size of the blocks"},
-    {"rounds", &flags::rounds, 1, "lsh: hashes of every token"},
-    {"topk", &flags::topk, 1, "topk_blocks: blocks of --block keys a query sees, its own among them"},
-    {"features", &flags::features, 1, "performer, rfa: rows of the feature matrix"},
-    {"window", &flags::window, 0,
-     "sliding_window, long_short: keys on each side; aft_local: s; aft_conv: the odd width below it"},
-    {"rank", &flags::rank, 1, "linformer: projected keys"},
-    {"landmarks", &flags::landmarks, 1, "nystrom: segments whose means stand for the sequence"},
-    {"exact-inverse", &flags::exact_inverse, 0, "nystrom: the exact pseudo-inverse, not the iteration", false},
-    {"random", &flags::random, 0, "bigbird: random blocks of every block of queries"},
-    {"exact", &flags::exact, 0, "multipole: keys a block of queries takes exactly; 0: its default", false},
-    {"clusters", &flags::clusters, 0, "multipole: clusters, causal of every segment; 0: its default", false},
-    {"probe", &flags::probe, 0, "multipole: queries of a mean by which a block chooses; 0: its default", false},
-    {"query-block", &flags::query_block, 0, "multipole: queries that choose together; 0: its default", false},
-    {"far", &flags::far, 0, "aft_full: share of the blocks of rows of which one row and channel takes the exact path"},
+    {"block", &flags::block, 1, "tokens of a block"},
+    {"stride", &flags::stride, 1, "the stride, or the size of the blocks"},
+    {"rounds", &flags::rounds, 1, "hashes of every token"},
+    {"topk", &flags::topk, 1, "blocks of --block keys that a query sees, its own among them"},
+    {"features", &flags::features, 1, "rows of the feature matrix"},
+    {"window", &flags::window, 0, "keys on each side of a query; the width of a convolution is the odd number below it"},
+    {"rank", &flags::rank, 1, "projected keys"},
+    {"landmarks", &flags::landmarks, 1, "segments whose means stand for the sequence"},
+    {"exact-inverse", &flags::exact_inverse, 0, "the exact pseudo-inverse, not the iteration", false},
+    {"random", &flags::random, 0, "random blocks of every block of queries"},
+    {"exact", &flags::exact, 0, "keys a block of queries takes exactly; 0: the operator's default", false},
+    {"clusters", &flags::clusters, 0, "clusters, causal of every segment; 0: the operator's default", false},
+    {"probe", &flags::probe, 0, "queries of a mean by which a block chooses; 0: the operator's default", false},
+    {"query-block", &flags::query_block, 0, "queries that choose together; 0: the operator's default", false},
+    {"far", &flags::far, 0, "share of the blocks of rows of which one row and channel takes the exact path"},
     {"type", &flags::type, 0, "of elements: float, or others this was built for, several with commas between them"},
     {"cache-type", &flags::cache_type, 0,
      "of caches, each a line beside the decoder's own: half, bfloat16, int8, several with commas between them"},
@@ -50,7 +49,8 @@ const known_flag known[] = {
      "leave out lengths at which one run takes longer; 0: only the budget decides"},
     {"budget", &flags::budget, 0,
      "seconds the sweep may take: first the main curve, whatever it takes (every operator at 256, 1024, 4096, 16384), "
-     "then other forms, lengths and settings, then repetitions, up to 5 runs of each line"},
+     "then other forms, the lengths between and settings, then a second run where there is one alone, then longer lengths, "
+     "then repetitions, up to 5 of each line"},
     {"smoke", &flags::smoke, 0, "short lengths, one short repetition: does everything run? (some seconds)"},
     {"help", &flags::help, 0, "print this text"},
 };
@@ -132,13 +132,14 @@ std::string value_of(const std::vector<std::string>& arguments, const std::strin
   return value;
 }
 
-std::string flags_help() {
+std::string flags_help(const std::map<std::string, std::string>& users) {
   std::string text = "attn_bench measures the operators of attn: time, memory, share of the machine's peak, error.\n\n";
   for (const known_flag& flag : known) {
     std::string left = std::string("  --") + flag.name;
     if (!std::holds_alternative<bool flags::*>(flag.member)) left += '=' + shown({}, flag);
     left.resize(std::max<std::size_t>(left.size() + 2, 24), ' ');
-    text += left + flag.help + "\n";
+    const auto operators = users.find(flag.name);
+    text += left + flag.help + (operators == users.end() ? "" : " (" + operators->second + ")") + "\n";
   }
   return text + "\nand those of Google Benchmark:\n\n";
 }

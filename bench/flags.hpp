@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <initializer_list>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -38,7 +39,8 @@ bool is_given(const std::vector<std::string>& arguments, const std::string& name
 /// The value given to it as an argument, or `otherwise`.
 std::string value_of(const std::vector<std::string>& arguments, const std::string& name, const std::string& otherwise);
 
-std::string flags_help();
+/// `users` names the operators that depend on a flag.
+std::string flags_help(const std::map<std::string, std::string>& users);
 
 /// "window=128, rank=256": the values of the named flags.
 std::string describe(const flags& set, const std::vector<std::string>& names);

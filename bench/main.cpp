@@ -71,9 +71,6 @@ void add_context(const flags& set, const machine& m, const std::vector<dataset>&
   add("type", set.type);
   add("precision", set.precision);
   add("bf16_arithmetic", bf16_arithmetic());
-  add("window", std::to_string(set.window));
-  add("rank", std::to_string(set.rank));
-  add("landmarks", std::to_string(set.landmarks));
   std::string names;
   for (const dataset& d : data) names += (names.empty() ? "" : ", ") + d.name();
   add("error_data", names);
@@ -154,7 +151,7 @@ int run(std::vector<std::string> arguments) {
   const double started = seconds_now();
   flags set = take_flags(arguments);
   if (set.help) {
-    std::fputs(flags_help().c_str(), stdout);
+    std::fputs(flags_help(users_of_flags()).c_str(), stdout);
     std::fflush(stdout);
     arguments.push_back("--help");
   }

@@ -24,21 +24,6 @@ std::vector<idx_t> all_lengths(idx_t longest, const flags& set) {
 
 }  // namespace
 
-const char* name_of(tier t) {
-  switch (t) {
-    case tier::main_curve:
-      return "main curve";
-    case tier::other_forms:
-      return "causal, decoding, backward";
-    case tier::between:
-      return "lengths between";
-    case tier::settings:
-      return "settings";
-    default:
-      return "longer";
-  }
-}
-
 std::vector<idx_t> lengths_of(const variant& x, const flags& set) {
   std::vector<idx_t> lengths = all_lengths(set.max_length > 0 ? set.max_length : x.longest, set);
   if (x.backward && std::ranges::any_of(lengths, is_power_of_4))

@@ -14,8 +14,6 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from plot_common import remark, save, title, tokens
 
-COLOURS = {"full_softmax": "#1a1a1a", "full_softmax_causal": "#7f7f7f", "full_softmax_zigzag": "#d1344b",
-           "full_softmax_zigzag_backward": "#f2b134", "sliding_window": "#1f77d0", "linear_causal": "#2e8b3d"}
 
 
 def count_axis(axis, counts):
@@ -24,13 +22,13 @@ def count_axis(axis, counts):
     axis.set_minor_locator(NullLocator())
 
 
-def panel(axes, heading, curves, ideal, x_label, y_label):
-    """curves: name -> (counts, values)."""
+def panel(axes, heading, curves, colours, ideal, x_label, y_label):
+    """curves: name -> (counts, values); colours: name -> colour."""
     counts = sorted({n for x, _ in curves.values() for n in x})
     axes.set_xscale("log", base=2)
     axes.plot(counts, [ideal(n) for n in counts], color="#b5b5b5", linewidth=1, linestyle=":", zorder=0)
     for name, (x, y) in curves.items():
-        axes.plot(x, y, color=COLOURS.get(name, "#333333"), linewidth=2, marker="o", markersize=4, label=name)
+        axes.plot(x, y, color=colours.get(name, "#333333"), linewidth=2, marker="o", markersize=4, label=name)
     count_axis(axes.xaxis, counts)
     axes.set_title(heading, fontsize=10, color="#555555", loc="left", fontweight="bold")
     axes.set_xlabel(x_label)
@@ -64,14 +62,15 @@ def main():
     folder = Path(sys.argv[2] if len(sys.argv) == 3 else Path(sys.argv[1]).parent)
     folder.mkdir(parents=True, exist_ok=True)
     context, rows, model = results["context"], results["benchmarks"], results["model"]
+    colours = dict(entry.split("=") for entry in context.get("colours", "").split())
     figure = plt.figure(figsize=(13, 4.8))
     places = [figure.add_axes((left, 0.13, 0.205, 0.62)) for left in (0.05, 0.31, 0.57)]
     strong, weak = measured(rows, "strong", False), measured(rows, "weak", True)
-    panel(places[0], "measured: the same sequence", strong, lambda n: n, "processes", "times as fast as one process")
+    panel(places[0], "measured: the same sequence", strong, colours, lambda n: n, "processes", "times as fast as one process")
     places[0].set_ylim(0)
-    panel(places[1], "measured: longer with the processes", weak, lambda n: 1, "processes", "share of the ideal")
+    panel(places[1], "measured: longer with the processes", weak, colours, lambda n: 1, "processes", "share of the ideal")
     places[1].set_ylim(0, max(1.2, places[1].get_ylim()[1]))
-    panel(places[2], "a model, not measured", modelled(model), lambda n: n, "machines", "times as fast as one machine")
+    panel(places[2], "a model, not measured", modelled(model), colours, lambda n: n, "machines", "times as fast as one machine")
     places[2].set_yscale("log", base=2)
     counts = sorted({row["machines"] for row in model})
     count_axis(places[2].yaxis, counts)

@@ -119,34 +119,9 @@ double sweep::visit_seconds(const record& r) const {
   return overhead + preparation_seconds(r) + warm_up + std::max(1.1 * asked_.min_seconds, one_run);
 }
 
-void sweep::run() {
-  for (const tier t : all_tiers) run_tier(t);
-  repeat();
-}
+void sweep::run() { order<sweep>(*this).run(); }
 
-void sweep::run_tier(tier t) {
-  std::vector<record*> rows;
-  for (record& r : records_)
-    if (r.worth == t) rows.push_back(&r);
-  if (rows.empty()) return;
-  // The main curve is run by length, so that its short lengths tell how long the others will take. Of the other tiers,
-  // what is quickest is run first: most of them are then run when the time ends.
-  if (t != tier::main_curve) {
-    std::map<const record*, double> expected;
-    for (const record* r : rows) expected[r] = visit_seconds(*r);
-    std::ranges::stable_sort(rows, {}, [&](const record* r) { return expected[r]; });
-  }
-  for (std::size_t n = 0; n < rows.size(); ++n) {
-    record& r = *rows[n];
-    if (t == tier::main_curve && n > 0 && rows[n - 1]->length < 4096 && r.length >= 4096)
-      announce_main_curve({rows.begin() + static_cast<std::ptrdiff_t>(n), rows.end()});
-    if (is_left_out(r)) continue;
-    show_progress(r, name_of(t));
-    visit(r);
-  }
-}
-
-void sweep::announce_main_curve(const std::vector<record*>& rest) {
+void sweep::announce(const std::vector<record*>& rest) {
   double seconds = 0;
   for (const record* r : rest)
     if (beyond_limits(*r) == omission::none) seconds += visit_seconds(*r);
@@ -161,28 +136,6 @@ omission sweep::beyond_limits(const record& r) const {
   if (flags_.max_seconds > 0 && nearest_measured(r) && expected_seconds(r) > flags_.max_seconds)
     return omission::seconds;
   return omission::none;
-}
-
-bool sweep::is_left_out(record& r) {
-  r.omitted = beyond_limits(r);
-  if (r.omitted == omission::none && r.worth != tier::main_curve && visit_seconds(r) > time_left())
-    r.omitted = omission::time;
-  return r.omitted != omission::none;
-}
-
-/// As many visits as the user or the time allows, those of a row far apart: a disturbance of a few seconds then affects
-/// one of them, not all.
-void sweep::repeat() {
-  const auto again = [&](auto&& wanted) {
-    for (record& r : records_)
-      if (r.measured() && r.failure.empty() && wanted(r) && visit_seconds(r) <= time_left()) {
-        show_progress(r, "repetitions");
-        visit(r);
-      }
-  };
-  if (asked_.most_visits > 1) again([](const record& r) { return r.seconds.size() == 1; });
-  for (int visits = 1; visits < asked_.most_visits; ++visits)
-    again([&](const record& r) { return r.visits == visits; });
 }
 
 const record* sweep::find(const std::string& name) const {
@@ -200,7 +153,8 @@ const errors& sweep::errors_of(const variant& x) {
   return entry->second;
 }
 
-void sweep::visit(record& r) {
+void sweep::visit(record& r, const char* what) {
+  show_progress(r, what);
   benchmark::ClearRegisteredBenchmarks();
   benchmark::RegisterBenchmark(r.name().c_str(), [this, &r](benchmark::State& state) {
     measure(state, r);

@@ -16,9 +16,6 @@
 
 namespace bench {
 
-/// Why something was not run.
-enum class omission { none, time, seconds, memory };
-
 struct record {
   const variant* of;
   idx_t length;
@@ -58,7 +55,7 @@ class sweep {
   sweep(const flags&, machine&, const std::vector<dataset>&);
 
   void plan(const sweep_request&);
-  /// Runs the main curve, then the other tiers while there is time, then repetitions: first of rows with a single run.
+  /// In the order of order.hpp.
   void run();
   /// Google Benchmark's results, of all visits.
   const std::vector<benchmark::BenchmarkReporter::Run>& results() const { return results_; }
@@ -74,17 +71,18 @@ class sweep {
   std::vector<std::string> complaints();
 
  private:
+  friend order<sweep>;
+
+  std::deque<record>& rows() { return records_; }
+  int most_visits() const { return asked_.most_visits; }
   double time_left() const;
   const record* nearest_measured(const record&) const;
   double expected_seconds(const record&) const;
   double preparation_seconds(const record&) const;
   double visit_seconds(const record&) const;
-  void run_tier(tier);
-  void announce_main_curve(const std::vector<record*>& rest);
-  void repeat();
+  void announce(const std::vector<record*>& rest);
   omission beyond_limits(const record&) const;
-  bool is_left_out(record&);
-  void visit(record&);
+  void visit(record&, const char* what);
   void measure(benchmark::State&, record&);
   void time(benchmark::State&, record&);
   void count(benchmark::State&, const record&, const std::vector<double>& seconds);

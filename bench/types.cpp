@@ -58,6 +58,17 @@ std::vector<variant> make_variants(const flags& set) {
   return all;
 }
 
+std::map<std::string, std::string> users_of_flags() {
+  std::map<std::string, std::string> users;
+  std::string last;
+  for (const variant& x : element_types().front().make({})) {
+    if (x.operator_name.empty() || x.operator_name == last) continue;
+    last = x.operator_name;
+    for (const std::string& flag : x.uses) users[flag] += (users[flag].empty() ? "" : ", ") + last;
+  }
+  return users;
+}
+
 std::optional<traffic> traffic_of(const variant& x, idx_t length, double seconds, const machine& m) {
   const double bytes_moved = x.moved_bytes ? x.moved_bytes(length) : 0;
   if (bytes_moved == 0) return {};

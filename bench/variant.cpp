@@ -122,6 +122,7 @@ variant make_variant(const operator_entry& entry, bool causal, const shared_flag
   x.operator_name = entry.name + type_suffix;
   x.colour = entry.colour;
   x.main = !causal || entry.only_causal;
+  x.uses = entry.uses;
   x.label = describe(*set, entry.uses);
   x.exact = entry.exact;
   x.approximates = entry.approximates;
@@ -226,6 +227,7 @@ variant make_variant(const decode_entry& entry, const shared_flags& set) {
   x.name = x.form = entry.name + type_suffix + (entry.cache_type.empty() ? "" : "_over_" + entry.cache_type);
   x.rival = "full_softmax_decode" + type_suffix;
   if (entry.rounding > 0) x.rounding = entry.rounding;
+  x.uses = entry.uses;
   x.label = describe(*set, entry.uses);
   x.exact = entry.exact;
   x.approximates = entry.approximates;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -23,7 +24,8 @@ struct variant {
   std::string name;   // the form, and its setting if it is not the flags': sliding_window_causal/window:32
   std::string rival;  // what it is compared with: the form of full softmax, of a backward pass the forward one
   std::string operator_name, family, colour;  // of forward operators: how pictures show them
-  std::string label;  // the flags it depends on
+  std::vector<std::string> uses;  // the flags it depends on, besides heads, dim and threads
+  std::string label;              // their values
   std::string type;   // of its elements
   arithmetic products = arithmetic::of_float;  // the peak it is compared with
   double rounding = 0;                         // the most an exact operator may err
@@ -52,6 +54,9 @@ std::optional<traffic> traffic_of(const variant&, idx_t length, double seconds, 
 /// Of the types that are asked for. Those of one form follow one another, the one with the flags' own setting first.
 /// Throws std::invalid_argument for a type that this attn_bench was not built for.
 std::vector<variant> make_variants(const flags& set);
+
+/// The operators that use a flag: "block" -> "block, topk_blocks".
+std::map<std::string, std::string> users_of_flags();
 
 /// Is `name` one of those between commas?
 bool lists(const std::string& names, const std::string& name);

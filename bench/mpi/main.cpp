@@ -23,7 +23,7 @@ const known_flag known[] = {
     {"heads", &settings::heads, 1, "heads of queries"},
     {"kv-heads", &settings::kv_heads, 1, "heads of keys and values"},
     {"dim", &settings::dim, 1, "size of a head"},
-    {"window", &settings::window, 0, "sliding_window: keys on each side"},
+    {"window", &settings::window, 0, "keys on each side of a query, where there is a window"},
     {"length", &settings::length, 1, "tokens of the whole sequence, strong scaling"},
     {"linear-length", &settings::linear_length, 1, "the same for operators that are linear in the length"},
     {"part", &settings::part, 1, "tokens of each process, weak scaling"},

@@ -39,6 +39,7 @@ struct views {
 
 struct entry {
   std::string name;
+  const char* colour;    // in the picture
   bool linear = false;  // in the length, which is then longer
   /// Operations the formula needs.
   double (*flops)(const settings&, double length);

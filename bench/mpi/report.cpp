@@ -82,6 +82,13 @@ std::string model_table(const settings& set, const std::vector<record>& lines) {
   return table + "\n";
 }
 
+/// "full_softmax=#1a1a1a sliding_window=#1f77d0": of every operator.
+std::string colours() {
+  std::string all;
+  for (const entry& x : operators()) all += (all.empty() ? "" : " ") + x.name + '=' + x.colour;
+  return all;
+}
+
 }  // namespace
 
 std::string tables(const settings& set, const machine& m, const std::vector<record>& lines) {
@@ -102,6 +109,7 @@ void write_json(const std::string& path, const settings& set, const machine& m, 
                "\"kv_heads\": \"%td\", \"dim\": \"%td\", \"threads\": \"1\", \"peak_gflops\": \"%.4g\", ",
                processor_name().c_str(), ATTN_BENCH_COMPILER, Eigen::SimdInstructionSetsInUse(), set.heads,
                set.kv_heads, set.dim, m.peak_flops() * 1e-9)
+       << "\"colours\": \"" + colours() + "\", "
        << text("\"window\": \"%td\", \"bandwidth_gb_per_s\": \"%g\", \"latency_us\": \"%g\"},\n  \"benchmarks\": [",
                set.window, set.bandwidth, set.latency);
   const char* comma = "";

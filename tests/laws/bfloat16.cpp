@@ -1,16 +1,29 @@
 // Laws of bfloat16: other instructions multiply it, from operands packed in other ways, with code of their own for
 // what is not finite. Results near those of float, which law 0 compares with the references; and the laws that speak of bits:
 // batch items alone, padding, memory with gaps, threads, and tokens that come later, forward and backward.
-#include "laws/stored_operators.hpp"
+#include "laws/stored.hpp"
 #include "support/catch.hpp"
+#include "support/measure.hpp"
 
 namespace testing::bfloat16_tests {
 namespace {
 
-using namespace stored;
+using stored::dim, stored::drawn, stored::heads, stored::length, stored::value_dim;
+using element = Eigen::bfloat16;
+using values = tensor<element>;
+using form = stored_operator<element>;
+
+struct inputs {
+  values q, k, v, d_out;
+  std::vector<idx_t> lengths{};
+};
+struct results {
+  values out, dq, dk, dv;
+  bool operator==(const results&) const = default;
+};
 
 // One call. `gap`: rows lie so many elements further apart, with NaN between them.
-results run(const stored_operator& op, const inputs& in, attn::execution& exec, idx_t gap = 0) {
+results run(const form& op, const inputs& in, attn::execution& exec, idx_t gap = 0) {
   const element nan = std::numeric_limits<element>::quiet_NaN();
   struct memory {
     std::vector<element> numbers;
@@ -46,12 +59,12 @@ results run(const stored_operator& op, const inputs& in, attn::execution& exec, 
   op.run({q.view(), k.view(), v.view(), d_out.view(), out.view(), dq.view(), dk.view(), dv.view(), in.lengths, exec});
   return {taken(out), taken(dq), taken(dk), taken(dv)};
 }
-results run(const stored_operator& op, const inputs& in) {
+results run(const form& op, const inputs& in) {
   attn::execution serial;
   return run(op, in, serial);
 }
 
-inputs random_inputs(const stored_operator& op, idx_t batch = 2) {
+inputs random_inputs(const form& op, idx_t batch = 2) {
   const idx_t width = op.square ? dim : value_dim;
   return {drawn(1, batch, heads, length, dim), drawn(2, batch, op.kv_heads, length, dim),
           drawn(3, batch, op.kv_heads, length, width), drawn(4, batch, heads, length, width)};
@@ -91,7 +104,7 @@ bool same_rows(const values& a, const values& b, idx_t end) {
 TEST_CASE("bfloat16: any number of threads, and memory with gaps, give the same bits",
           "[bfloat16_laws][bfloat16_threads]") {
   attn::execution three(3, 0), serial;
-  for (const stored_operator& op : stored_operators()) {
+  for (const form& op : stored_operators<element>()) {
     INFO(op.name);
     const inputs in = random_inputs(op);
     const results alone = run(op, in);
@@ -101,7 +114,7 @@ TEST_CASE("bfloat16: any number of threads, and memory with gaps, give the same 
 }
 
 TEST_CASE("bfloat16: an item alone gives what it gives in a batch", "[bfloat16_laws]") {
-  for (const stored_operator& op : stored_operators()) {
+  for (const form& op : stored_operators<element>()) {
     INFO(op.name);
     const inputs in = random_inputs(op);
     const results all = run(op, in);
@@ -113,7 +126,7 @@ TEST_CASE("bfloat16: an item alone gives what it gives in a batch", "[bfloat16_l
 }
 
 TEST_CASE("bfloat16: the heads of one key head alone give what they give among others", "[bfloat16_laws]") {
-  for (const stored_operator& op : stored_operators()) {
+  for (const form& op : stored_operators<element>()) {
     INFO(op.name);
     const inputs in = random_inputs(op);
     const results all = run(op, in);
@@ -129,7 +142,7 @@ TEST_CASE("bfloat16: the heads of one key head alone give what they give among o
 
 TEST_CASE("bfloat16: what lies in padding changes no bit", "[bfloat16_laws]") {
   const idx_t real = 77;
-  for (const stored_operator& op : stored_operators()) {
+  for (const form& op : stored_operators<element>()) {
     INFO(op.name);
     inputs in = random_inputs(op);
     in.lengths = {real, length};
@@ -145,7 +158,7 @@ TEST_CASE("bfloat16: what lies in padding changes no bit", "[bfloat16_laws]") {
 }
 
 TEST_CASE("bfloat16: what comes later changes no bit, be it not finite", "[bfloat16_laws]") {
-  for (const stored_operator& op : stored_operators()) {
+  for (const form& op : stored_operators<element>()) {
     if (!op.causal) continue;
     INFO(op.name);
     const inputs in = random_inputs(op, 1);
@@ -165,9 +178,9 @@ TEST_CASE("bfloat16: what comes later changes no bit, be it not finite", "[bfloa
 
 // The tolerances are those of calls that round what is multiplied once more; see support/run.hpp.
 TEST_CASE("bfloat16: results and gradients are those of float, but for rounding", "[bfloat16_laws]") {
-  const auto& singles = stored_form<float>::stored_operators();
+  const auto& singles = stored_operators<float>();
   for (std::size_t n = 0; n < singles.size(); ++n) {
-    const stored_operator& op = stored_operators()[n];
+    const form& op = stored_operators<element>()[n];
     INFO(op.name);
     const inputs in = random_inputs(op);
     const results actual = run(op, in);

@@ -5,7 +5,7 @@
 #include <sstream>
 
 #include "laws/law.hpp"
-#include "laws/stored_operators.hpp"
+#include "laws/stored.hpp"
 #include "support/catch.hpp"
 
 namespace testing::census_tests {
@@ -42,11 +42,9 @@ std::set<std::string> listed_operators() {
   return names;
 }
 
-// The operators with laws of bfloat16: names of forms begin with that of the operator.
 bool has_bfloat16_laws(const std::string& name) {
-  for (const stored::stored_operator& op : stored::stored_operators())
-    if (op.name == name || op.name.starts_with(name + " ")) return true;
-  return false;
+  const auto& table = stored_entries::table();
+  return std::any_of(table.begin(), table.end(), [&](const auto* entries) { return entries->name() == name; });
 }
 
 }  // namespace

@@ -9,7 +9,7 @@ namespace {
 
 // f(entry in float, entry in double, shape, inputs in float)
 template <class F>
-void for_each_pair(const std::vector<law_shape>& shapes, F&& f) {
+void in_both(const std::vector<law_shape>& shapes, F&& f) {
   const auto& single = operators<float>();
   const auto& twice = operators<double>();
   REQUIRE(single.size() == twice.size());
@@ -21,6 +21,11 @@ void for_each_pair(const std::vector<law_shape>& shapes, F&& f) {
     }
 }
 
+tensor<double> in_double(const std::vector<float>& list) {
+  tensor<double> x(1, 1, 1, std::ssize(list));
+  x.data = cast<double>(list);
+  return x;
+}
 law_inputs<double> in_double(const law_inputs<float>& in) {
   return {cast<double>(in.q), cast<double>(in.k), cast<double>(in.v)};
 }
@@ -28,7 +33,7 @@ law_inputs<double> in_double(const law_inputs<float>& in) {
 }  // namespace
 
 TEST_CASE("accuracy: float agrees with double", "[precision]") {
-  for_each_pair(law_shapes(), [](const auto& single, const auto& twice, const law_shape& shape, const auto& in) {
+  in_both(law_shapes(), [](const auto& single, const auto& twice, const law_shape& shape, const auto& in) {
     const law_result<float> a = attend(single, shape, in);
     const law_result<double> b = attend(twice, shape, in_double(in));
     CHECK(relative_error(cast<double>(a.out), b.out) <= single.error_factor * tolerance<float>::out);
@@ -39,7 +44,7 @@ TEST_CASE("accuracy: float agrees with double", "[precision]") {
 TEST_CASE("accuracy: gradients in float agree with those in double", "[precision]") {
   std::vector<law_shape> shapes = law_shapes({7, 16, 65, 130});
   shapes.push_back({.queries = 33, .keys = 33, .dim = 33, .value_dim = 3});
-  for_each_pair(shapes, [](const auto& single, const auto& twice, const law_shape& shape, const auto& in) {
+  in_both(shapes, [](const auto& single, const auto& twice, const law_shape& shape, const auto& in) {
     // A key seen alone, and a vector of dim 1 made a unit vector, have gradients of zero, of which rounding is all.
     if (!single.backward || shape.dim == 1) return;
     const tensor<float> d_out = random_d_out<float>(shape);
@@ -49,6 +54,9 @@ TEST_CASE("accuracy: gradients in float agree with those in double", "[precision
     CHECK(relative_error(cast<double>(a.q), b.q) <= allowed);
     CHECK(relative_error(cast<double>(a.k), b.k) <= allowed);
     CHECK(relative_error(cast<double>(a.v), b.v) <= allowed);
+    tensor<double> parameters(1, 1, 1, std::ssize(b.parameters));
+    parameters.data = b.parameters;
+    CHECK(relative_error(in_double(a.parameters), parameters) <= allowed);
   });
 }
 

@@ -2,6 +2,7 @@
 // What the entries of the attention-free family share: biases that are a function of head and positions, so that a
 // head alone or a shorter sequence gets those it has in a larger one.
 #include "laws/law.hpp"
+#include "laws/stored.hpp"
 #include "support/call_aft.hpp"
 
 namespace testing {
@@ -73,6 +74,22 @@ bound<T> bind_aft_simple(bool causal, bool gate) {
     compiled_aft_simple<T>::call(call.q, call.k, call.v, call.out,
                                  {.causal = causal, .lengths = call.lengths, .gate = gate}, *call.execution);
   };
+}
+
+// Of an operator with biases or kernels w, the same for all heads; set(options) sets what is its own.
+template <template <class> class Compiled, class S>
+stored_operator<S> stored_aft(std::string name, bool causal, tensor<S> w, auto set) {
+  return {std::move(name), causal,
+          [=, w = std::make_shared<tensor<S>>(std::move(w))](const stored_call<S>& c) {
+            using compiled = Compiled<S>;
+            auto options = c.template options<compiled>(causal);
+            set(options);
+            const in_view<S> shared(w->data.data(), w->extents);
+            compiled::call(c.q, c.k, c.v, c.out, shared, options, c.execution);
+            compiled::backward(c.q, c.k, c.v, shared, c.d_out, {.q = c.dq, .k = c.dk, .v = c.dv}, options,
+                               c.execution);
+          },
+          stored::heads, true};
 }
 
 }  // namespace testing

@@ -158,5 +158,13 @@ void add_aft_conv(std::vector<law_operator<T>>& all) {
 }
 const law_entries entries("aft_conv", [](auto& all) { add_aft_conv(all); });
 
+template <class S>
+void add_stored(std::vector<stored_operator<S>>& all) {
+  for (bool causal : {false, true})
+    all.push_back(stored_aft<compiled_aft_conv, S>(std::string("aft_conv") + (causal ? " causal" : ""), causal,
+                                              stored::drawn<S>(13, 1, 1, 1, 21), [](auto&) {}));
+}
+const stored_entries stored_form("aft_conv", [](auto& all) { add_stored(all); });
+
 }  // namespace
 }  // namespace testing::aft_conv_law

@@ -39,5 +39,19 @@ void add_aft_simple(std::vector<law_operator<T>>& all) {
 }
 const law_entries entries("aft_simple", [](auto& all) { add_aft_simple(all); });
 
+template <class S>
+void add_stored(std::vector<stored_operator<S>>& all) {
+  for (bool causal : {false, true})
+    all.push_back({std::string("aft_simple") + (causal ? " causal" : ""), causal,
+                   [=](const stored_call<S>& c) {
+                     using compiled = compiled_aft_simple<S>;
+                     const auto options = c.template options<compiled>(causal);
+                     compiled::call(c.q, c.k, c.v, c.out, options, c.execution);
+                     compiled::backward(c.q, c.k, c.v, c.d_out, {.q = c.dq, .k = c.dk, .v = c.dv}, options, c.execution);
+                   },
+                   stored::heads, true});
+}
+const stored_entries stored_form("aft_simple", [](auto& all) { add_stored(all); });
+
 }  // namespace
 }  // namespace testing::aft_simple_law

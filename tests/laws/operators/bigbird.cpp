@@ -1,4 +1,5 @@
 #include "laws/operators/patterns.hpp"
+#include "laws/stored.hpp"
 
 namespace testing::bigbird_law {
 namespace {
@@ -28,6 +29,12 @@ void add_bigbird(std::vector<law_operator<T>>& all) {
   all.back().without = {{"stream", "there is no step"}};
 }
 const law_entries entries("bigbird", [](auto& all) { add_bigbird(all); });
+
+template <class S>
+void add_stored(std::vector<stored_operator<S>>& all) {
+  all.push_back(stored_softmax<compiled_bigbird, S>("bigbird causal", true, [](auto& o) { o.size = 16; }));
+}
+const stored_entries stored_form("bigbird", [](auto& all) { add_stored(all); });
 
 }  // namespace
 }  // namespace testing::bigbird_law

@@ -1,4 +1,5 @@
 #include "laws/operators/patterns.hpp"
+#include "laws/stored.hpp"
 
 namespace testing::block_law {
 namespace {
@@ -37,6 +38,12 @@ void add_block(std::vector<law_operator<T>>& all) {
   all.back().without = {{"stream", "there is no step"}};
 }
 const law_entries entries("block", [](auto& all) { add_block(all); });
+
+template <class S>
+void add_stored(std::vector<stored_operator<S>>& all) {
+  all.push_back(stored_softmax<compiled_block, S>("block", false, [](auto& o) { o.size = 20; }));
+}
+const stored_entries stored_form("block", [](auto& all) { add_stored(all); });
 
 }  // namespace
 }  // namespace testing::block_law

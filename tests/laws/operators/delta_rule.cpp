@@ -1,4 +1,5 @@
 #include "laws/law.hpp"
+#include "laws/stored.hpp"
 #include "support/call_delta_rule.hpp"
 #include "support/call_kernel.hpp"
 
@@ -160,6 +161,20 @@ void add_delta_rule(std::vector<law_operator<T>>& all) {
                         {"long_rows", "a state that is corrected is no sum"}};
 }
 const law_entries entries("delta_rule", [](auto& all) { add_delta_rule(all); });
+
+template <class S>
+void add_stored(std::vector<stored_operator<S>>& all) {
+  all.push_back({"delta_rule", true,
+                 [](const stored_call<S>& c) {
+                   using compiled = compiled_delta_rule<S>;
+                   auto options = c.template options<compiled>(true);
+                   options.unit_norm_eps = 1e-6f;
+                   compiled::call(c.q, c.k, c.v, c.out, options, c.execution);
+                   compiled::backward(c.q, c.k, c.v, c.d_out, {.q = c.dq, .k = c.dk, .v = c.dv}, options, c.execution);
+                 },
+                 stored::heads});
+}
+const stored_entries stored_form("delta_rule", [](auto& all) { add_stored(all); });
 
 }  // namespace
 }  // namespace testing::delta_rule_law

@@ -1,6 +1,7 @@
 #include "reference/fnet.hpp"
 
 #include "laws/law.hpp"
+#include "laws/stored.hpp"
 #include "support/call_fourier.hpp"
 
 namespace testing::fnet_law {
@@ -69,6 +70,24 @@ void add_fnet(std::vector<law_operator<T>>& all) {
                         {"long_rows", "there are no weights"}};
 }
 const law_entries entries("fnet", [](auto& all) { add_fnet(all); });
+
+template <class S>
+void add_stored(std::vector<stored_operator<S>>& all) {
+  all.push_back({"fnet", false,
+                 [](const stored_call<S>& c) {
+                   // there are no keys and no values
+                   using compiled = compiled_fnet<S>;
+                   const auto options = c.template options<compiled>(false);
+                   compiled::call(c.q, c.out, options, c.execution);
+                   compiled::backward(c.d_out, {.x = c.dq}, options, c.execution);
+                   for (idx_t b = 0; b < c.dv.extent(0); ++b)
+                     for (idx_t h = 0; h < c.dv.extent(1); ++h)
+                       for (idx_t i = 0; i < c.dv.extent(2); ++i)
+                         for (idx_t d = 0; d < c.dv.extent(3); ++d) c.dv(b, h, i, d) = S(0);
+                 },
+                 stored::heads, true});
+}
+const stored_entries stored_form("fnet", [](auto& all) { add_stored(all); });
 
 }  // namespace
 }  // namespace testing::fnet_law

@@ -1,6 +1,7 @@
 #include "reference/full_softmax.hpp"
 
 #include "laws/operators/mask.hpp"
+#include "laws/stored.hpp"
 
 namespace testing::full_softmax_law {
 namespace {
@@ -139,6 +140,14 @@ void add_full_softmax(std::vector<law_operator<T>>& all) {
   all.back().without = {{"limits", "it is what others become"}};
 }
 const law_entries entries("full_softmax", [](auto& all) { add_full_softmax(all); });
+
+template <class S>
+void add_stored(std::vector<stored_operator<S>>& all) {
+  const auto nothing = [](auto&) {};
+  all.push_back(stored_softmax<compiled_full_softmax, S>("full_softmax", false, nothing));
+  all.push_back(stored_softmax<compiled_full_softmax, S>("full_softmax causal", true, nothing));
+}
+const stored_entries stored_form("full_softmax", [](auto& all) { add_stored(all); });
 
 }  // namespace
 }  // namespace testing::full_softmax_law

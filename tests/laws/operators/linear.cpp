@@ -1,6 +1,7 @@
 #include "reference/linear_decay.hpp"
 
 #include "laws/law.hpp"
+#include "laws/stored.hpp"
 #include "support/call_kernel.hpp"
 
 namespace testing::linear_law {
@@ -185,6 +186,21 @@ void add_linear(std::vector<law_operator<T>>& all) {
   all[all.size() - 7].limits = {{"decays of 1", bind_decay_of_one<T>(), all[all.size() - 7].bind}};
 }
 const law_entries entries("linear", [](auto& all) { add_linear(all); });
+
+template <class S>
+void add_stored(std::vector<stored_operator<S>>& all) {
+  for (bool causal : {false, true})
+    all.push_back({std::string("linear") + (causal ? " causal" : ""), causal,
+                   [=](const stored_call<S>& c) {
+                     using compiled = compiled_linear<S>;
+                     const auto options = c.template options<compiled>(causal);
+                     constexpr auto feature = reference::linear_feature::elu_plus_one;
+                     compiled::call(c.q, c.k, c.v, c.out, options, feature, c.execution);
+                     compiled::backward(c.q, c.k, c.v, c.d_out, {.q = c.dq, .k = c.dk, .v = c.dv}, options, feature,
+                                        c.execution);
+                   }});
+}
+const stored_entries stored_form("linear", [](auto& all) { add_stored(all); });
 
 }  // namespace
 }  // namespace testing::linear_law

@@ -1,4 +1,5 @@
 #include "laws/law.hpp"
+#include "laws/stored.hpp"
 #include "support/call_low_rank.hpp"
 
 namespace testing::linformer_law {
@@ -123,6 +124,21 @@ void add_linformer(std::vector<law_operator<T>>& all) {
                         {"long_rows", "rows see as many keys as the projections have rows"}};
 }
 const law_entries entries("linformer", [](auto& all) { add_linformer(all); });
+
+template <class S>
+void add_stored(std::vector<stored_operator<S>>& all) {
+  all.push_back({"linformer", false,
+                 [](const stored_call<S>& c) {
+                   using compiled = compiled_linformer<S>;
+                   static const tensor<S> e = stored::drawn<S>(9, 1, 1, stored::features, stored::length,
+                                                               1 / std::sqrt(double(stored::length)));
+                   const auto options = c.template options<compiled>(false);
+                   compiled::call(c.q, c.k, c.v, c.out, stored::matrices(e), stored::matrices(e), options, c.execution);
+                   compiled::backward(c.q, c.k, c.v, c.out, stored::matrices(e), stored::matrices(e), c.d_out,
+                                      {.q = c.dq, .k = c.dk, .v = c.dv}, options, c.execution);
+                 }});
+}
+const stored_entries stored_form("linformer", [](auto& all) { add_stored(all); });
 
 }  // namespace
 }  // namespace testing::linformer_law

@@ -1,6 +1,7 @@
 #include "reference/long_short.hpp"
 
 #include "laws/operators/patterns.hpp"
+#include "laws/stored.hpp"
 #include "support/call_long_short.hpp"
 
 namespace testing::long_short_law {
@@ -129,6 +130,25 @@ void add_long_short(std::vector<law_operator<T>>& all) {
                         {"long_rows", "rows see a window and compressed keys"}};
 }
 const law_entries entries("long_short", [](auto& all) { add_long_short(all); });
+
+template <class S>
+void add_stored(std::vector<stored_operator<S>>& all) {
+  for (bool causal : {false, true})
+    all.push_back({std::string("long_short") + (causal ? " causal" : ""), causal,
+                   [=](const stored_call<S>& c) {
+                     using compiled = compiled_long_short<S>;
+                     // One head's logits serve all heads of all items, so that each may be computed alone.
+                     static const tensor<S> logits = stored::drawn<S>(10, 1, 1, stored::length, 6);
+                     const in_view<S> shared(logits.data.data(), {c.q.extent(0), c.q.extent(1), stored::length, 6},
+                                             {0, 0, 6, 1});
+                     auto options = c.template options<compiled>(causal);
+                     options.left = 19, options.right = causal ? 0 : 11, options.segment = causal ? 32 : 0;
+                     compiled::call(c.q, c.k, c.v, c.out, shared, options, c.execution);
+                     compiled::backward(c.q, c.k, c.v, c.out, shared, c.d_out, {.q = c.dq, .k = c.dk, .v = c.dv},
+                                        options, c.execution);
+                   }});
+}
+const stored_entries stored_form("long_short", [](auto& all) { add_stored(all); });
 
 }  // namespace
 }  // namespace testing::long_short_law

@@ -1,6 +1,7 @@
 #include "reference/lsh.hpp"
 
 #include "laws/operators/patterns.hpp"
+#include "laws/stored.hpp"
 #include "support/call_lsh.hpp"
 
 namespace testing::lsh_law {
@@ -166,6 +167,21 @@ void add_lsh(std::vector<law_operator<T>>& all) {
                         {"long_rows", "rows see chunks"}};
 }
 const law_entries entries("lsh", [](auto& all) { add_lsh(all); });
+
+template <class S>
+void add_stored(std::vector<stored_operator<S>>& all) {
+  all.push_back({"lsh", false,
+                 [](const stored_call<S>& c) {
+                   // not causal: tokens that come later take places in the sorted order
+                   using compiled = compiled_lsh<S>;
+                   auto options = c.template options<compiled>(false);
+                   options.chunk = 16, options.buckets = 8;
+                   compiled::call(c.q, c.v, c.out, options, {}, c.execution);
+                   compiled::backward(c.q, c.v, c.out, c.d_out, {.q = c.dq, .v = c.dv}, options, {}, {}, c.execution);
+                 },
+                 stored::heads});
+}
+const stored_entries stored_form("lsh", [](auto& all) { add_stored(all); });
 
 }  // namespace
 }  // namespace testing::lsh_law

@@ -1,4 +1,5 @@
 #include "laws/operators/patterns.hpp"
+#include "laws/stored.hpp"
 #include "support/run_multipole.hpp"
 
 namespace testing::multipole_law {
@@ -156,6 +157,22 @@ void add_multipole(std::vector<law_operator<T>>& all) {
   all.push_back(stream);
 }
 const law_entries entries("multipole", [](auto& all) { add_multipole(all); });
+
+template <class S>
+void add_stored(std::vector<stored_operator<S>>& all) {
+  for (bool causal : {false, true})
+    all.push_back({std::string("multipole") + (causal ? " causal" : ""), causal,
+                   [=](const stored_call<S>& c) {
+                     using compiled = compiled_multipole<S>;
+                     auto options = c.template options<compiled>(causal);
+                     options.exact = 20, options.clusters = 6, options.block = 16;
+                     if (causal) options.segment = 32;
+                     compiled::call(c.q, c.k, c.v, c.out, options, c.execution);
+                     compiled::backward(c.q, c.k, c.v, c.out, c.d_out, {.q = c.dq, .k = c.dk, .v = c.dv}, options,
+                                        c.execution);
+                   }});
+}
+const stored_entries stored_form("multipole", [](auto& all) { add_stored(all); });
 
 }  // namespace
 }  // namespace testing::multipole_law

@@ -1,4 +1,5 @@
 #include "laws/law.hpp"
+#include "laws/stored.hpp"
 #include "support/call_low_rank.hpp"
 
 namespace testing::nystrom_law {
@@ -116,6 +117,19 @@ void add_nystrom(std::vector<law_operator<T>>& all) {
                         {"long_rows", "landmarks attend in pieces, merged: nystrom_call.hpp"}};
 }
 const law_entries entries("nystrom", [](auto& all) { add_nystrom(all); });
+
+template <class S>
+void add_stored(std::vector<stored_operator<S>>& all) {
+  all.push_back({"nystrom", false,
+                 [](const stored_call<S>& c) {
+                   using compiled = compiled_nystrom<S>;
+                   auto options = c.template options<compiled>(false);
+                   options.landmarks = 16;
+                   compiled::call(c.q, c.k, c.v, c.out, options, c.execution);
+                   compiled::backward(c.q, c.k, c.v, c.d_out, {.q = c.dq, .k = c.dk, .v = c.dv}, options, c.execution);
+                 }});
+}
+const stored_entries stored_form("nystrom", [](auto& all) { add_stored(all); });
 
 }  // namespace
 }  // namespace testing::nystrom_law

@@ -1,4 +1,5 @@
 #include "laws/law.hpp"
+#include "laws/stored.hpp"
 #include "support/call_kernel.hpp"
 
 namespace testing::performer_law {
@@ -143,6 +144,13 @@ void add_performer(std::vector<law_operator<T>>& all) {
                         {"long_rows", "its sums are those of linear: kernel_sums.hpp"}};
 }
 const law_entries entries("performer", [](auto& all) { add_performer(all); });
+
+template <class S>
+void add_stored(std::vector<stored_operator<S>>& all) {
+  all.push_back(stored_random_features<compiled_performer, S>("performer", false));
+  all.push_back(stored_random_features<compiled_performer, S>("performer causal", true));
+}
+const stored_entries stored_form("performer", [](auto& all) { add_stored(all); });
 
 }  // namespace
 }  // namespace testing::performer_law

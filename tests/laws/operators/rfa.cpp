@@ -1,4 +1,5 @@
 #include "laws/law.hpp"
+#include "laws/stored.hpp"
 #include "support/call_kernel.hpp"
 
 namespace testing::rfa_law {
@@ -133,6 +134,13 @@ void add_rfa(std::vector<law_operator<T>>& all) {
                         {"long_rows", "its sums are those of linear: kernel_sums.hpp"}};
 }
 const law_entries entries("rfa", [](auto& all) { add_rfa(all); });
+
+template <class S>
+void add_stored(std::vector<stored_operator<S>>& all) {
+  all.push_back(stored_random_features<compiled_rfa, S>("rfa", false));
+  all.push_back(stored_random_features<compiled_rfa, S>("rfa causal", true));
+}
+const stored_entries stored_form("rfa", [](auto& all) { add_stored(all); });
 
 }  // namespace
 }  // namespace testing::rfa_law

@@ -1,5 +1,6 @@
 #include "reference/sliding_window.hpp"
 #include "laws/operators/mask.hpp"
+#include "laws/stored.hpp"
 
 namespace testing::sliding_window_law {
 namespace {
@@ -251,6 +252,12 @@ void add_sliding_window(std::vector<law_operator<T>>& all) {
                                   [=](const law_shape& s) { return window_backward<T>(global(s))(s); }});
 }
 const law_entries entries("sliding_window", [](auto& all) { add_sliding_window(all); });
+
+template <class S>
+void add_stored(std::vector<stored_operator<S>>& all) {
+  all.push_back(stored_softmax<compiled_sliding_window, S>("sliding_window causal", true, [](auto& o) { o.left = 21; }));
+}
+const stored_entries stored_form("sliding_window", [](auto& all) { add_stored(all); });
 
 }  // namespace
 }  // namespace testing::sliding_window_law

@@ -1,4 +1,5 @@
 #include "laws/operators/patterns.hpp"
+#include "laws/stored.hpp"
 
 namespace testing::strided_law {
 namespace {
@@ -36,6 +37,12 @@ void add_strided(std::vector<law_operator<T>>& all) {
   all.back().without = {{"stream", "there is no step"}};
 }
 const law_entries entries("strided", [](auto& all) { add_strided(all); });
+
+template <class S>
+void add_stored(std::vector<stored_operator<S>>& all) {
+  all.push_back(stored_softmax<compiled_strided, S>("strided causal", true, [](auto& o) { o.stride = 9; }));
+}
+const stored_entries stored_form("strided", [](auto& all) { add_stored(all); });
 
 }  // namespace
 }  // namespace testing::strided_law

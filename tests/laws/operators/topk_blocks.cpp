@@ -1,6 +1,7 @@
 #include "reference/topk_blocks.hpp"
 
 #include "laws/operators/patterns.hpp"
+#include "laws/stored.hpp"
 #include "support/call_topk_blocks.hpp"
 
 namespace testing::topk_blocks_law {
@@ -124,6 +125,12 @@ void add_topk_blocks(std::vector<law_operator<T>>& all) {
   all.push_back(operator_of<T>({.name = "topk_blocks, all blocks", .block = 7, .topk = 300}));
 }
 const law_entries entries("topk_blocks", [](auto& all) { add_topk_blocks(all); });
+
+template <class S>
+void add_stored(std::vector<stored_operator<S>>& all) {
+  all.push_back(stored_softmax<compiled_topk_blocks, S>("topk_blocks", true, [](auto& o) { o.block = 24; }));
+}
+const stored_entries stored_form("topk_blocks", [](auto& all) { add_stored(all); });
 
 }  // namespace
 }  // namespace testing::topk_blocks_law
