@@ -19,19 +19,19 @@ namespace bench::inline ATTN_BENCH_TYPE {
 namespace {
 
 // A key a row and channel sees: e^k v and e^k, each multiplied by e^w and added.
-double seen_flops(const problem& p, double pairs) { return 4.0 * pairs * static_cast<double>(p.dim * p.heads); }
+double seen_flops(const problem& p, double scores) { return 4.0 * scores * static_cast<double>(p.dim * p.heads); }
 
-double all_pairs(const problem& p) {
+double all_scores(const problem& p) {
   const auto n = static_cast<double>(p.length);
   return p.causal ? n * (n + 1) / 2 : n * n;
 }
 
 // The sums of keys again, those of g = dy / den and h = y g for each key, and, for the biases, two products over the
 // channels.
-double backward_flops(const problem& p, double pairs) { return 3 * seen_flops(p, pairs); }
+double backward_flops(const problem& p, double scores) { return 3 * seen_flops(p, scores); }
 
 // Those within `side` tokens; the rest comes as running sums, one addition a token.
-double near_pairs(const problem& p, idx_t side) {
+double near_scores(const problem& p, idx_t side) {
   const auto n = static_cast<double>(p.length), s = static_cast<double>(std::min(side, p.length - 1));
   return n + (n * s - s * (s + 1) / 2) * (p.causal ? 1 : 2) + n;
 }
@@ -222,28 +222,28 @@ family aft_family() {
             .has_causal = true,
             .exact = false,
             .uses = {"far"},
-            .flops = [](const problem& p) { return seen_flops(p, all_pairs(p)); },
+            .flops = [](const problem& p) { return seen_flops(p, all_scores(p)); },
             .prepare = prepare_full,
             .parameter_bytes =
                 [](const problem& p) {
                   return static_cast<double>(p.length) * static_cast<double>(p.length) * sizeof(element);
                 },
             .approximates = false,
-            .backward = {[](const problem& p) { return backward_flops(p, all_pairs(p)); }, train_full}},
+            .backward = {[](const problem& p) { return backward_flops(p, all_scores(p)); }, train_full}},
            {.name = "aft_local",
             .colour = "#c774d8",
             .cost = growth::linear,
             .has_causal = true,
             .exact = false,
             .uses = {"window"},
-            .flops = [](const problem& p) { return seen_flops(p, near_pairs(p, local_window(p.set) - 1)); },
+            .flops = [](const problem& p) { return seen_flops(p, near_scores(p, local_window(p.set) - 1)); },
             .prepare = prepare_local,
             .parameter_bytes =
                 [](const problem& p) {
                   return static_cast<double>(p.length * (2 * local_window(p.set) - 1)) * sizeof(element);
                 },
             .approximates = false,
-            .backward = {[](const problem& p) { return backward_flops(p, near_pairs(p, local_window(p.set) - 1)); },
+            .backward = {[](const problem& p) { return backward_flops(p, near_scores(p, local_window(p.set) - 1)); },
                          train_local}},
            {.name = "aft_simple",
             .colour = "#5b2a86",
@@ -264,10 +264,10 @@ family aft_family() {
             .has_causal = true,
             .exact = false,
             .uses = {"window"},
-            .flops = [](const problem& p) { return seen_flops(p, near_pairs(p, kernel_width(p.set) / 2)); },
+            .flops = [](const problem& p) { return seen_flops(p, near_scores(p, kernel_width(p.set) / 2)); },
             .prepare = prepare_conv,
             .approximates = false,
-            .backward = {[](const problem& p) { return backward_flops(p, near_pairs(p, kernel_width(p.set) / 2)); },
+            .backward = {[](const problem& p) { return backward_flops(p, near_scores(p, kernel_width(p.set) / 2)); },
                          train_conv}}},
       .decoders = {{.name = "aft_full_decode",
                     .exact = false,

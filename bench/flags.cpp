@@ -27,7 +27,8 @@ const known_flag known[] = {
     {"rounds", &flags::rounds, 1, "hashes of every token"},
     {"topk", &flags::topk, 1, "blocks of --block keys that a query sees, its own among them"},
     {"features", &flags::features, 1, "rows of the feature matrix"},
-    {"window", &flags::window, 0, "keys on each side of a query; the width of a convolution is the odd number below it"},
+    {"window", &flags::window, 0,
+     "keys on each side of a query; the width of a convolution is the odd number below it"},
     {"rank", &flags::rank, 1, "projected keys"},
     {"landmarks", &flags::landmarks, 1, "segments whose means stand for the sequence"},
     {"exact-inverse", &flags::exact_inverse, 0, "the exact pseudo-inverse, not the iteration", false},
@@ -49,7 +50,8 @@ const known_flag known[] = {
      "leave out lengths at which one run takes longer; 0: only the budget decides"},
     {"budget", &flags::budget, 0,
      "seconds the sweep may take: first the main curve, whatever it takes (every operator at 256, 1024, 4096, 16384), "
-     "then other forms, the lengths between and settings, then a second run where there is one alone, then longer lengths, "
+     "then other forms, the lengths between and settings, then a second run where there is one alone, then longer "
+     "lengths, "
      "then repetitions, up to 5 of each line"},
     {"smoke", &flags::smoke, 0, "short lengths, one short repetition: does everything run? (some seconds)"},
     {"help", &flags::help, 0, "print this text"},

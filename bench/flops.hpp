@@ -6,8 +6,8 @@
 namespace bench::inline ATTN_BENCH_TYPE {
 
 /// One product with the key and one with the value for every pair of a query and a key, in every head.
-inline double pair_flops(const problem& p, double pairs) {
-  return 2.0 * pairs * static_cast<double>((p.dim + p.dim_v) * p.heads);
+inline double score_flops(const problem& p, double scores) {
+  return 2.0 * scores * static_cast<double>((p.dim + p.dim_v) * p.heads);
 }
 
 /// The backward pass has five products (scores, gradients of weights, of queries, keys and values) where the forward

@@ -17,7 +17,7 @@ namespace bench::inline ATTN_BENCH_TYPE {
 namespace {
 
 /// Pairs of a query and a key of its chunk that it sees.
-double chunk_pairs(const problem& p) {
+double chunk_scores(const problem& p) {
   constexpr idx_t chunk = attn::detail::kernel_chunk;
   const auto full = static_cast<double>(p.length / chunk), rest = static_cast<double>(p.length % chunk);
   return full * chunk * (chunk + 1) / 2 + rest * (rest + 1) / 2;
@@ -28,8 +28,8 @@ double chunk_pairs(const problem& p) {
 double kernel_flops(const problem& p, double projected, double features) {
   const auto n = static_cast<double>(p.length), heads = static_cast<double>(p.heads);
   const auto dim = static_cast<double>(p.dim), dim_v = static_cast<double>(p.dim_v);
-  const double pairs = p.causal ? 2 * chunk_pairs(p) * (features + dim_v) : 0;
-  return heads * (4 * n * dim * projected + 4 * n * features * dim_v + pairs);
+  const double scores = p.causal ? 2 * chunk_scores(p) * (features + dim_v) : 0;
+  return heads * (4 * n * dim * projected + 4 * n * features * dim_v + scores);
 }
 
 /// W x again and W^T back; five products with the sums of keys and of queries where the forward pass has two, and as
@@ -37,8 +37,8 @@ double kernel_flops(const problem& p, double projected, double features) {
 double kernel_backward_flops(const problem& p, double projected, double features) {
   const auto n = static_cast<double>(p.length), heads = static_cast<double>(p.heads);
   const auto dim = static_cast<double>(p.dim), dim_v = static_cast<double>(p.dim_v);
-  const double pairs = p.causal ? 2 * chunk_pairs(p) * (3 * features + 2 * dim_v) : 0;
-  return heads * (8 * n * dim * projected + 10 * n * features * dim_v + pairs);
+  const double scores = p.causal ? 2 * chunk_scores(p) * (3 * features + 2 * dim_v) : 0;
+  return heads * (8 * n * dim * projected + 10 * n * features * dim_v + scores);
 }
 
 /// Of a decoded token: keys and values have p.kv_heads heads, queries p.heads.
@@ -140,7 +140,7 @@ constexpr real unit_norm_eps = real(1e-6);
 /// Products of keys with keys and queries, the solve, and three products with the state: causal by nature.
 double delta_flops(const problem& p) {
   const auto n = static_cast<double>(p.length), dim = static_cast<double>(p.dim), dim_v = static_cast<double>(p.dim_v);
-  return static_cast<double>(p.heads) * (6 * n * dim * dim_v + 2 * chunk_pairs(p) * (2 * dim + 2 * dim_v));
+  return static_cast<double>(p.heads) * (6 * n * dim * dim_v + 2 * chunk_scores(p) * (2 * dim + 2 * dim_v));
 }
 /// Backward: each product twice, and the forward ones again.
 double delta_backward_flops(const problem& p) { return 3 * delta_flops(p); }

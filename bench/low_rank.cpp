@@ -15,17 +15,17 @@ namespace {
 
 // The projection of keys and values, and softmax over `rank` of them.
 double linformer_flops(const problem& p) {
-  return 2 * pair_flops(p, static_cast<double>(p.length) * static_cast<double>(p.set.rank));
+  return 2 * score_flops(p, static_cast<double>(p.length) * static_cast<double>(p.set.rank));
 }
 
 // Landmarks over the keys, queries over the landmarks, and between them the inverse: four products an iteration, or a
 // singular value decomposition.
 double nystrom_flops(const problem& p) {
   const auto n = static_cast<double>(p.length), m = static_cast<double>(p.set.landmarks);
-  if (n <= m) return pair_flops(p, n * n);
+  if (n <= m) return score_flops(p, n * n);
   const auto iterations = static_cast<double>(attn::nystrom_options<element>{}.iterations);
   const double inverse = (p.set.exact_inverse ? 21 : iterations * 4 * 2) * m * m * m;
-  return 2 * pair_flops(p, n * m) + pair_flops(p, m * m) + inverse * static_cast<double>(p.heads);
+  return 2 * score_flops(p, n * m) + score_flops(p, m * m) + inverse * static_cast<double>(p.heads);
 }
 
 double projection_bytes(const problem& p) {
@@ -69,7 +69,7 @@ double long_short_flops(const problem& p) {
              segment = static_cast<double>(longest_segment);
   const double one_side = n * w - w * (w + 1) / 2, segments = std::floor(n / segment);
   const double compressed = p.causal ? r * (segments * (n + 1) - segment * segments * (segments + 1) / 2) : n * r;
-  return pair_flops(p, n * r + n + one_side * (p.causal ? 1 : 2) + compressed);
+  return score_flops(p, n * r + n + one_side * (p.causal ? 1 : 2) + compressed);
 }
 
 double logits_bytes(const problem& p) {
@@ -112,10 +112,10 @@ training_runner train_linformer(const problem& p) {
 // with their values and scores once more; fifteen products of an iteration's four twice forward and back.
 double nystrom_backward_flops(const problem& p) {
   const auto n = static_cast<double>(p.length), m = static_cast<double>(p.set.landmarks);
-  if (n <= m) return five_for_two(pair_flops(p, n * n), p);
+  if (n <= m) return five_for_two(score_flops(p, n * n), p);
   const auto iterations = static_cast<double>(attn::nystrom_options<element>{}.iterations);
   const double inverse = (p.set.exact_inverse ? 21 + 12 : iterations * (4 + 8) * 2) * m * m * m;
-  return 2 * five_for_two(pair_flops(p, n * m), p) + pair_flops(p, n * m) + five_for_two(pair_flops(p, m * m), p) +
+  return 2 * five_for_two(score_flops(p, n * m), p) + score_flops(p, n * m) + five_for_two(score_flops(p, m * m), p) +
          inverse * static_cast<double>(p.heads);
 }
 
@@ -129,7 +129,7 @@ training_runner train_nystrom(const problem& p) {
 
 // Of the compression four products where the forward pass has two: the gradients of what is summed and of its weights.
 double long_short_backward_flops(const problem& p) {
-  const double compression = pair_flops(p, static_cast<double>(p.length) * static_cast<double>(compressed_keys));
+  const double compression = score_flops(p, static_cast<double>(p.length) * static_cast<double>(compressed_keys));
   return 2 * compression + five_for_two(long_short_flops(p) - compression, p);
 }
 

@@ -26,11 +26,11 @@ attn::multipole_options<element> options_of(const problem& p) {
 double attended_flops(const problem& p) {
   const auto o = options_of(p);
   const auto n = static_cast<double>(p.length), exact = static_cast<double>(o.exact);
-  if (!p.causal) return pair_flops(p, n * (std::min(n, exact) + static_cast<double>(o.clusters.value_or(64))));
+  if (!p.causal) return score_flops(p, n * (std::min(n, exact) + static_cast<double>(o.clusters.value_or(64))));
   const auto clusters = static_cast<double>(o.clusters.value_or(8)),
              segment = static_cast<double>(o.segment.value_or(256));
   const double past = std::max(0.0, n - segment) / 2;
-  return pair_flops(p, n * (std::min(past, exact) + past / segment * clusters + std::min(n, segment) / 2));
+  return score_flops(p, n * (std::min(past, exact) + past / segment * clusters + std::min(n, segment) / 2));
 }
 
 // Those of k-means, and of the choice: one with every key for `probe` queries, or for each mean of a causal block.

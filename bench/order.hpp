@@ -9,7 +9,8 @@
 
 namespace bench {
 
-/// Groups of runs, the most worthwhile first. The main curve is always run; the others in this order, while time is left.
+/// Groups of runs, the most worthwhile first. The main curve is always run, the others in this order while time is
+/// left.
 enum class tier {
   main_curve,   // every operator, forward, at the main lengths: 256, 1024, 4096 and 16384
   other_forms,  // causal, decoding and backward passes at 1024 and 4096
@@ -67,7 +68,7 @@ class order {
     std::vector<record*> rows;
     for (record& r : sweep_.rows())
       if (r.worth == t) rows.push_back(&r);
-    // The main curve is run by length, so that its short lengths tell how long the others will take. Of the other tiers,
+    // The main curve is run by length, so that its short lengths tell how long the others will take. Of the other tiers
     // what is quickest is run first: most of them are then run when the time ends.
     if (t != tier::main_curve) {
       std::map<const record*, double> expected;

@@ -19,12 +19,12 @@ namespace {
 /// Of every pair of the pattern.
 template <attn::key_pattern Pattern>
 double pattern_flops(const problem& p, const Pattern& pattern) {
-  double pairs = 0;
+  double scores = 0;
   for (idx_t h = 0; h < p.heads; ++h) {
     const attn::pattern_shape s{.head = h, .queries = p.length, .keys = p.length, .causal = p.causal};
-    pairs += static_cast<double>(attn::count_pairs(pattern, s));
+    scores += static_cast<double>(attn::count_pairs(pattern, s));
   }
-  return 2.0 * pairs * static_cast<double>(p.dim + p.dim_v);
+  return 2.0 * scores * static_cast<double>(p.dim + p.dim_v);
 }
 
 constexpr idx_t bigbird_block = 64;
@@ -69,7 +69,7 @@ double earlier(double chunk, double bucket) {
   return share;
 }
 
-/// Hashes, and for every round the pairs of a chunk with itself, but for a query's own key, and with the one before.
+/// Hashes, and for every round the scores of a chunk with itself, but for a query's own key, and with the one before.
 /// Causal: one direction of each pair of a chunk, and what is earlier in the chunk before.
 double lsh_flops(const problem& p) {
   const auto n = static_cast<double>(p.length), c = static_cast<double>(std::min(lsh_chunk, p.length));
@@ -173,10 +173,10 @@ training_runner train_lsh(const problem& p) {
 }
 
 /// Pairs of query and key, and of query and block sum: for queries [from, length).
-struct topk_pairs {
+struct topk_scores {
   double keys = 0, sums = 0;
 
-  topk_pairs(const problem& p, idx_t from) {
+  topk_scores(const problem& p, idx_t from) {
     for (idx_t i = from; i < p.length; ++i) {
       const idx_t earlier = i / p.set.block, chosen = std::min(earlier, p.set.topk - 1);
       keys += static_cast<double>(chosen * p.set.block + i % p.set.block + 1);
@@ -187,12 +187,12 @@ struct topk_pairs {
 };
 
 double topk_flops(const problem& p) {
-  const topk_pairs pairs(p, 0);
-  return pair_flops(p, pairs.keys) + pairs.choice_flops(p);
+  const topk_scores scores(p, 0);
+  return score_flops(p, scores.keys) + scores.choice_flops(p);
 }
 double topk_backward_flops(const problem& p) {
-  const topk_pairs pairs(p, 0);
-  return five_for_two(pair_flops(p, pairs.keys), p) + pairs.choice_flops(p);
+  const topk_scores scores(p, 0);
+  return five_for_two(score_flops(p, scores.keys), p) + scores.choice_flops(p);
 }
 
 attn::topk_blocks_options<element> topk_settings(const problem& p) {
@@ -237,14 +237,14 @@ struct topk_stream final : stream {
 };
 
 double topk_step_flops(const problem& p) {
-  const topk_pairs pairs(p, p.length - 1);
-  return pair_flops(p, pairs.keys) + pairs.choice_flops(p);
+  const topk_scores scores(p, p.length - 1);
+  return score_flops(p, scores.keys) + scores.choice_flops(p);
 }
 /// The sums, once for the heads that share them, and what every head chooses.
 double topk_step_bytes(const problem& p) {
-  const topk_pairs pairs(p, p.length - 1);
-  return sizeof(element) * (pairs.sums * static_cast<double>(p.dim * p.kv_heads) +
-                            pairs.keys * static_cast<double>((p.dim + p.dim_v) * p.heads));
+  const topk_scores scores(p, p.length - 1);
+  return sizeof(element) * (scores.sums * static_cast<double>(p.dim * p.kv_heads) +
+                            scores.keys * static_cast<double>((p.dim + p.dim_v) * p.heads));
 }
 double topk_cache_bytes(const problem& p) {
   return sizeof(element) * static_cast<double>(p.kv_heads) *

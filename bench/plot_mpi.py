@@ -66,11 +66,14 @@ def main():
     figure = plt.figure(figsize=(13, 4.8))
     places = [figure.add_axes((left, 0.13, 0.205, 0.62)) for left in (0.05, 0.31, 0.57)]
     strong, weak = measured(rows, "strong", False), measured(rows, "weak", True)
-    panel(places[0], "measured: the same sequence", strong, colours, lambda n: n, "processes", "times as fast as one process")
+    panel(places[0], "measured: the same sequence", strong, colours, lambda n: n, "processes",
+          "times as fast as one process")
     places[0].set_ylim(0)
-    panel(places[1], "measured: longer with the processes", weak, colours, lambda n: 1, "processes", "share of the ideal")
+    panel(places[1], "measured: longer with the processes", weak, colours, lambda n: 1, "processes",
+          "share of the ideal")
     places[1].set_ylim(0, max(1.2, places[1].get_ylim()[1]))
-    panel(places[2], "a model, not measured", modelled(model), colours, lambda n: n, "machines", "times as fast as one machine")
+    panel(places[2], "a model, not measured", modelled(model), colours, lambda n: n, "machines",
+          "times as fast as one machine")
     places[2].set_yscale("log", base=2)
     counts = sorted({row["machines"] for row in model})
     count_axis(places[2].yaxis, counts)

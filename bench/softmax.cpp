@@ -12,12 +12,12 @@
 namespace bench::inline ATTN_BENCH_TYPE {
 namespace {
 
-double full_pairs(const problem& p) {
+double full_scores(const problem& p) {
   const auto n = static_cast<double>(p.length);
   return p.causal ? n * (n + 1) / 2 : n * n;
 }
 
-double window_pairs(const problem& p) {
+double window_scores(const problem& p) {
   const auto n = static_cast<double>(p.length), w = static_cast<double>(std::min(p.set.window, p.length - 1));
   const double one_side = n * w - w * (w + 1) / 2;
   return n + one_side * (p.causal ? 1 : 2);
@@ -106,7 +106,7 @@ void add_decoders(std::vector<decode_entry>& to, const char* cache_type = "", do
     to.push_back({.name = "full_softmax_decode",
                   .exact = true,
                   .uses = {},
-                  .flops = [](const problem& p) { return pair_flops(p, static_cast<double>(p.length)); },
+                  .flops = [](const problem& p) { return score_flops(p, static_cast<double>(p.length)); },
                   .cache_bytes = [](const problem& p) { return static_cast<double>(p.length) * token_bytes<C>(p); },
                   .prepare = [](const problem& p) -> std::unique_ptr<stream> {
                     return std::make_unique<full_softmax_stream<C>>(p);
@@ -116,7 +116,7 @@ void add_decoders(std::vector<decode_entry>& to, const char* cache_type = "", do
     to.push_back({.name = "sliding_window_decode",
                   .exact = false,
                   .uses = {"window"},
-                  .flops = [](const problem& p) { return pair_flops(p, seen_by_last(p)); },
+                  .flops = [](const problem& p) { return score_flops(p, seen_by_last(p)); },
                   .cache_bytes = [](const problem& p) { return seen_by_last(p) * token_bytes<C>(p); },
                   .prepare = [](const problem& p) -> std::unique_ptr<stream> {
                     return std::make_unique<sliding_window_stream<C>>(p);
@@ -139,9 +139,9 @@ family softmax_family() {
                      .has_causal = true,
                      .exact = true,
                      .uses = {},
-                     .flops = [](const problem& p) { return pair_flops(p, full_pairs(p)); },
+                     .flops = [](const problem& p) { return score_flops(p, full_scores(p)); },
                      .prepare = prepare_full,
-                     .backward = {[](const problem& p) { return five_for_two(pair_flops(p, full_pairs(p)), p); },
+                     .backward = {[](const problem& p) { return five_for_two(score_flops(p, full_scores(p)), p); },
                                   train_full}},
                     {.name = "sliding_window",
                      .colour = "#1f77d0",
@@ -149,9 +149,9 @@ family softmax_family() {
                      .has_causal = true,
                      .exact = false,
                      .uses = {"window"},
-                     .flops = [](const problem& p) { return pair_flops(p, window_pairs(p)); },
+                     .flops = [](const problem& p) { return score_flops(p, window_scores(p)); },
                      .prepare = prepare_window,
-                     .backward = {[](const problem& p) { return five_for_two(pair_flops(p, window_pairs(p)), p); },
+                     .backward = {[](const problem& p) { return five_for_two(score_flops(p, window_scores(p)), p); },
                                   train_window},
                      .settings = settings_of(&flags::window, {16, 32, 64, 256, 512})}},
       .decoders = {},

@@ -71,7 +71,7 @@ std::vector<std::pair<std::string, mixer>> operators(attn::idx_t across) {
   const auto e = attn::draw_projection<float>(64, tokens, {.seed = 2});
   const auto features = attn::draw_features<float>(256, width / head_count, {.seed = 3});
   // Biases of aft_*, as large as trained ones: standard deviation 2. With small ones all four are nearly aft_simple.
-  const matrix pairs = 2 * std::sqrt(float(tokens)) * random_matrix(numbers, tokens, tokens),
+  const matrix biases = 2 * std::sqrt(float(tokens)) * random_matrix(numbers, tokens, tokens),
                around = 2 * 9 * random_matrix(numbers, 1, 9 * 9),
                logits = random_matrix(numbers, tokens, 16);
   // clang-format off
@@ -92,8 +92,8 @@ std::vector<std::pair<std::string, mixer>> operators(attn::idx_t across) {
       {"linear", attention([](in q, in k, in v, to o, on& x) { attn::linear(q, k, v, o, {}, x); })},
       {"performer", attention([features](in q, in k, in v, to o, on& x) { attn::performer(q, k, v, o, features, {}, x); })},
       {"rfa", attention([features](in q, in k, in v, to o, on& x) { attn::rfa(q, k, v, o, features, {}, x); })},
-      {"aft_full", attention([pairs](in q, in k, in v, to o, on& x) { attn::aft_full(q, k, v, o, pairs, {}, x); })},
-      {"aft_local", attention([pairs](in q, in k, in v, to o, on& x) { attn::aft_local(q, k, v, o, pairs, {.window = 64}, x); })},
+      {"aft_full", attention([biases](in q, in k, in v, to o, on& x) { attn::aft_full(q, k, v, o, biases, {}, x); })},
+      {"aft_local", attention([biases](in q, in k, in v, to o, on& x) { attn::aft_local(q, k, v, o, biases, {.window = 64}, x); })},
       {"aft_simple", attention([](in q, in k, in v, to o, on& x) { attn::aft_simple(q, k, v, o, {}, x); })},
       {"aft_conv", attention([around, across](in q, in k, in v, to o, on& x) {
          attn::aft_conv(q, k, v, o, attn::tensor_view<const float, 3>(around.data(), {1, 9, 9}), {.grid = attn::token_grid{across, across}}, x);

@@ -149,7 +149,7 @@ progress train(model& m, const corpus& text, const settings& s, bool quiet = fal
       "Adam %.1f\n%s%.2f of the peak of %.0f GFLOP/s\n",
       ms * total, s.op.c_str(), ms * spent.mixing, ms * (spent.blocks - spent.mixing), ms * spent.embedding,
       ms * spent.logits, ms * spent.loss, ms * spent.update,
-      m.op.pairs > 0 ? "" : "without the operator's own arithmetic, ",
+      m.op.scores > 0 ? "" : "without the operator's own arithmetic, ",
       m.operations(s.batch) / p.step_seconds / median(peaks), 1e-9 * median(peaks));
   return p;
 }

@@ -14,10 +14,10 @@ namespace bench::mpi {
 namespace {
 
 double token_bytes(const settings& set) { return static_cast<double>(2 * set.kv_heads * set.dim) * sizeof(float); }
-double pair_flops(const settings& set, double pairs) { return 4.0 * pairs * static_cast<double>(set.heads * set.dim); }
+double score_flops(const settings& set, double scores) { return 4.0 * scores * static_cast<double>(set.heads * set.dim); }
 
-double full_flops(const settings& set, double n) { return pair_flops(set, n * n); }
-double causal_flops(const settings& set, double n) { return pair_flops(set, n * (n + 1) / 2); }
+double full_flops(const settings& set, double n) { return score_flops(set, n * n); }
+double causal_flops(const settings& set, double n) { return score_flops(set, n * (n + 1) / 2); }
 
 /// Keys and values of all processes but the next one pass through each.
 double ring_sent(const settings& set, double length, double processes) {
@@ -76,7 +76,7 @@ void backward_spread(const settings&, const views& x, MPI_Comm comm, attn::execu
 
 double window_flops(const settings& set, double n) {
   const double w = std::min(static_cast<double>(set.window), n - 1);
-  return pair_flops(set, n + 2 * (n * w - w * (w + 1) / 2));
+  return score_flops(set, n + 2 * (n * w - w * (w + 1) / 2));
 }
 /// Keys and values next to the border go to the neighbours, and beyond them where ranges are shorter than the window.
 double window_sent(const settings& set, double length, double processes) {
@@ -105,7 +105,7 @@ void window_spread(const settings& set, const views& x, MPI_Comm comm, attn::exe
 /// Features into the sums, out of the sums, and the triangles within chunks.
 double sum_flops(const settings& set, double n) { return 2.0 * n * static_cast<double>(set.heads * set.dim * set.dim); }
 double linear_flops(const settings& set, double n) {
-  return 2 * sum_flops(set, n) + pair_flops(set, n * (attn::detail::kernel_chunk + 1) / 2);
+  return 2 * sum_flops(set, n) + score_flops(set, n * (attn::detail::kernel_chunk + 1) / 2);
 }
 /// One state goes to the next process.
 double state_bytes(const settings& set, double heads) {

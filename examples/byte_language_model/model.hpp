@@ -224,13 +224,13 @@ struct model {
   attn::layer_norm_weights<float> norm() { return {parameters[2].value.row(0), parameters[3].value.row(0)}; }
   attn::project_weights<float> to_logits() { return {.weight = embedding().value.topRows(byte_count)}; }
   sequence last(activations& a) const { return s.reversible ? a.sum : a.x.back(); }
-  // What a step of training needs, as far as it is counted: products with weights, and pairs of queries and keys.
+  // What a step of training needs, as far as it is counted: products with weights, and scores of queries and keys.
   double operations(idx_t batch) const {
     double products = double(byte_count * s.width);
     for (const block& b : blocks)
       for (const parameter* p : {&b.query, &b.key, &b.value, &b.output, &b.up, &b.down})
         products += double(p->value.size());
-    return 6 * double(batch) * (double(s.context) * products + 2 * double(s.layers * s.width) * op.pairs);
+    return 6 * double(batch) * (double(s.context) * products + 2 * double(s.layers * s.width) * op.scores);
   }
   double bytes() const {
     double numbers = 0;

@@ -46,7 +46,7 @@ struct mixer {
   std::function<operation()> stream;  // makes one with its own state, for single tokens
   own_parameters own;
   bool keys = true, projects = true;  // whether there are projections for keys, and any at all
-  double pairs = 0;                   // of a query and a key in a head, of those operators whose arithmetic is counted
+  double scores = 0;                  // of a query and a key in a head, of those operators whose arithmetic is counted
 };
 
 inline void scale(const to& x, float factor) {
@@ -85,7 +85,7 @@ inline list<mixer> mixers(const sizes& s) {
   all.back().stream = stream(attn::kv_cache<float>(extents), [](auto& cache, auto& c) {
     attn::full_softmax_step(cache, c.q, c.k, c.v, c.out, c.exec);
   });
-  all.back().pairs = double(s.context) * double(causal ? s.context + 1 : 2 * s.context) / 2;
+  all.back().scores = double(s.context) * double(causal ? s.context + 1 : 2 * s.context) / 2;
   add(
       "sliding_window", attn::sliding_window_options<float>{.causal = causal, .left = near, .right = near},
       [](auto& c, auto& o) { attn::sliding_window(c.q, c.k, c.v, c.out, o, c.exec); },

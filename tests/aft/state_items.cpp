@@ -45,28 +45,28 @@ const auto full_step = [](auto& cache, auto q, auto k, auto v, auto out, const s
 }  // namespace
 
 TEST_CASE("aft_simple: items of their own lengths", "[state_items]") {
-  attn::aft_simple_state<float> state(four), pair(two);
+  attn::aft_simple_state<float> state(four), of_two(two);
   check_items<float>(state, attn::aft_simple_state<float>(one), simple_step, shape);
-  check_item_refusals<float>(pair, {"aft_simple_state", "aft_simple_step", "aft_simple_state"}, simple_step, append,
+  check_item_refusals<float>(of_two, {"aft_simple_state", "aft_simple_step", "aft_simple_state"}, simple_step, append,
                              shape);
 }
 
 TEST_CASE("aft_local: items of their own lengths", "[state_items]") {
-  attn::aft_local_state<float> state(four, {.window = 6}), pair(two, {.window = 3});
+  attn::aft_local_state<float> state(four, {.window = 6}), of_two(two, {.window = 3});
   check_items<float>(state, attn::aft_local_state<float>(one, {.window = 6}), local_step, shape);
-  check_item_refusals<float>(pair, {"aft_local_state", "aft_local_step", "aft_local_state"}, local_step, append, shape);
+  check_item_refusals<float>(of_two, {"aft_local_state", "aft_local_step", "aft_local_state"}, local_step, append, shape);
 }
 
 TEST_CASE("aft_conv: items of their own lengths", "[state_items]") {
-  attn::aft_conv_state<float> state(four, {.width = 11}), pair(two, {.width = 11});
+  attn::aft_conv_state<float> state(four, {.width = 11}), of_two(two, {.width = 11});
   check_items<float>(state, attn::aft_conv_state<float>(one, {.width = 11}), conv_step, shape);
-  check_item_refusals<float>(pair, {"aft_conv_state", "aft_conv_step", "aft_conv_state"}, conv_step, append, shape);
+  check_item_refusals<float>(of_two, {"aft_conv_state", "aft_conv_step", "aft_conv_state"}, conv_step, append, shape);
 }
 
 TEST_CASE("aft_full: items of their own lengths", "[state_items]") {
-  attn::kv_cache<float> cache(four), pair(two);
+  attn::kv_cache<float> cache(four), of_two(two);
   check_items<float>(cache, attn::kv_cache<float>(one), full_step, shape);
-  check_item_refusals<float>(pair, {"kv_cache", "aft_full_step", "kv_cache"}, full_step, append, shape);
+  check_item_refusals<float>(of_two, {"kv_cache", "aft_full_step", "kv_cache"}, full_step, append, shape);
 }
 
 TEST_CASE("what the longest item needs of the biases is needed, no more", "[state_items]") {

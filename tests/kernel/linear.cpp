@@ -27,7 +27,7 @@ void check(const linear_problem& p, double factor = 1) {
 
 TEMPLATE_LIST_TEST_CASE("linear: every combination of options", "[linear]", exact_types) {
   for (auto feature : {linear_feature::elu_plus_one, linear_feature::relu, linear_feature::square,
-                       linear_feature::pairs, linear_feature::identity})
+                       linear_feature::products, linear_feature::identity})
     for (int bits : selected_bits(4))
       for (int lengths = 0; lengths < 4; ++lengths) {
         const bool causal = bits & 1, unnormalised = bits & 2 || feature == linear_feature::identity;
@@ -70,9 +70,9 @@ TEMPLATE_LIST_TEST_CASE("linear: odd lengths and dims", "[linear]", exact_types)
 }
 
 TEMPLATE_LIST_TEST_CASE("linear: queries and keys of different lengths", "[linear]", exact_types) {
-  const std::array<idx_t, 2> pairs[] = {{1, 300}, {2, 129}, {48, 49},  {5, 1},    {300, 1}, {129, 60},
+  const std::array<idx_t, 2> both_lengths[] = {{1, 300}, {2, 129}, {48, 49},  {5, 1},    {300, 1}, {129, 60},
                                         {0, 9},   {9, 0},   {77, 530}, {1, 1100}, {64, 64}, {64, 128}};
-  for (auto [queries, keys] : pairs)
+  for (auto [queries, keys] : both_lengths)
     for (bool causal : {false, true}) {
       linear_problem p = problem_of({.queries = queries, .keys = keys, .dim = 20, .value_dim = 24});
       p.options.causal = causal;

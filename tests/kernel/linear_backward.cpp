@@ -20,7 +20,7 @@ linear_problem problem_of(const problem_shape& shape, std::uint64_t seed = 1) {
 
 TEMPLATE_LIST_TEST_CASE("linear_backward: every combination of options", "[linear_backward]", exact_types) {
   for (auto feature : {linear_feature::elu_plus_one, linear_feature::relu, linear_feature::square,
-                       linear_feature::pairs, linear_feature::identity})
+                       linear_feature::products, linear_feature::identity})
     for (int bits : selected_bits(4))
       for (int lengths = 0; lengths < 4; ++lengths) {
         const bool causal = bits & 1, unnormalised = bits & 2 || feature == linear_feature::identity;
@@ -40,7 +40,7 @@ TEMPLATE_LIST_TEST_CASE("linear_backward: every combination of options", "[linea
 }
 
 TEST_CASE("linear_backward: the reverse pass agrees with central differences", "[linear_backward]") {
-  for (auto feature : {linear_feature::elu_plus_one, linear_feature::pairs})
+  for (auto feature : {linear_feature::elu_plus_one, linear_feature::products})
     for (bool causal : {false, true}) {
       linear_problem p = problem_of({.batch = 1, .queries = 7, .keys = 9, .dim = 4, .value_dim = 3});
       p.options.feature = feature;
@@ -75,9 +75,9 @@ TEMPLATE_LIST_TEST_CASE("linear_backward: odd lengths and dims", "[linear_backwa
 }
 
 TEMPLATE_LIST_TEST_CASE("linear_backward: queries and keys of different lengths", "[linear_backward]", exact_types) {
-  const std::array<idx_t, 2> pairs[] = {{1, 300}, {2, 129}, {48, 49}, {5, 1},    {300, 1}, {129, 60},
+  const std::array<idx_t, 2> both_lengths[] = {{1, 300}, {2, 129}, {48, 49}, {5, 1},    {300, 1}, {129, 60},
                                         {0, 9},   {9, 0},   {40, 70}, {1, 1100}, {64, 64}, {64, 128}};
-  for (auto [queries, keys] : pairs)
+  for (auto [queries, keys] : both_lengths)
     for (bool causal : {false, true}) {
       linear_problem p = problem_of({.queries = queries, .keys = keys, .dim = 6, .value_dim = 5});
       p.options.causal = causal;

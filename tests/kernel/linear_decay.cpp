@@ -50,7 +50,7 @@ constexpr decays all_decays[] = {decays::none, decays::token, decays::channel, d
 
 TEMPLATE_LIST_TEST_CASE("linear_decay: every combination of options", "[linear_decay]", exact_types) {
   for (decays kind : all_decays)
-    for (auto feature : {linear_feature::identity, linear_feature::elu_plus_one, linear_feature::pairs})
+    for (auto feature : {linear_feature::identity, linear_feature::elu_plus_one, linear_feature::products})
       for (int bits : selected_bits(5)) {
         linear_decay_shape shape{.kind = kind, .feature = feature};
         shape.bonus = bits & 1, shape.states = bits & 2;

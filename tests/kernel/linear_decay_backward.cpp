@@ -20,7 +20,7 @@ void check_backward(const linear_decay_problem& problem) {
 template <class S>
 tensors random_d_results(const linear_decay_problem& p) {
   const auto &q = p.x.q, &v = p.x.v;
-  const idx_t features = p.options.feature == linear_feature::pairs ? 2 * q.dim() : q.dim();
+  const idx_t features = p.options.feature == linear_feature::products ? 2 * q.dim() : q.dim();
   return {rounded<S>(random_normal(97, q.batch(), q.heads(), q.length(), v.dim())),
           rounded<real<S>>(random_normal(98, q.batch(), p.x.sums_heads(), features, v.dim())),
           rounded<real<S>>(random_normal(99, q.batch(), p.x.sums_heads(), 1, features))};
@@ -41,7 +41,7 @@ TEST_CASE("linear_decay_backward: the reverse pass agrees with central differenc
 
 TEMPLATE_LIST_TEST_CASE("linear_decay_backward: every combination of options", "[linear_decay_backward]", exact_types) {
   for (decays kind : all_decays)
-    for (auto feature : {linear_feature::identity, linear_feature::elu_plus_one, linear_feature::pairs})
+    for (auto feature : {linear_feature::identity, linear_feature::elu_plus_one, linear_feature::products})
       for (int bits : selected_bits(5)) {
         linear_decay_shape shape{.kind = kind, .feature = feature};
         shape.bonus = bits & 1, shape.states = bits & 2;

@@ -1,6 +1,6 @@
 #pragma once
-// The laws of bfloat16 (bfloat16.cpp) call an operator forward and backward at once, at one shape. An operator joins in its
-// file operators/NAME.cpp by one object of stored_entries.
+// The laws of bfloat16 (bfloat16.cpp) call an operator forward and backward at once, at one shape. An operator joins in
+// its file operators/NAME.cpp by one object of stored_entries.
 #include <functional>
 
 #include "support/call.hpp"
@@ -74,8 +74,8 @@ stored_operator<S> stored_random_features(std::string name, bool causal) {
           }};
 }
 
-// The table, as law_entries: `all` is a vector of stored_operator<Eigen::bfloat16>, or of those of float that their results
-// are compared with.
+// The table, as law_entries: `all` is a vector of stored_operator<Eigen::bfloat16>, or of those of float that their
+// results are compared with.
 class stored_entries {
  public:
   template <class Add>

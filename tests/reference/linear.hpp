@@ -4,7 +4,7 @@
 
 namespace reference {
 
-enum class linear_feature { elu_plus_one, relu, identity, square, pairs };
+enum class linear_feature { elu_plus_one, relu, identity, square, products };
 
 struct linear_options : kernel_options {
   linear_feature feature = linear_feature::elu_plus_one;
@@ -29,7 +29,7 @@ features_of_numbers<N> linear_features(linear_feature kind, const tensor<N>& x, 
       case linear_feature::square:
         phi.push_back(number * number);
         break;
-      case linear_feature::pairs:  // (1 + x)², (1 + x)(1 + next): more features than numbers
+      case linear_feature::products:  // (1 + x)², (1 + x)(1 + next): more features than numbers
         const N next = x(b, h, i, (d + 1) % x.dim());
         phi.push_back((1 + number) * (1 + number));
         phi.push_back((1 + number) * (1 + next));

@@ -64,9 +64,9 @@ TEMPLATE_LIST_TEST_CASE("block: odd lengths, dims and blocks", "[block]", exact_
 }
 
 TEMPLATE_LIST_TEST_CASE("block: queries and keys of different lengths", "[block]", exact_types) {
-  const std::array<idx_t, 2> pairs[] = {{1, 300},  {2, 129}, {48, 49}, {5, 1},   {300, 1},
+  const std::array<idx_t, 2> both_lengths[] = {{1, 300},  {2, 129}, {48, 49}, {5, 1},   {300, 1},
                                         {129, 60}, {0, 9},   {9, 0},   {77, 530}};
-  for (auto [queries, keys] : pairs)
+  for (auto [queries, keys] : both_lengths)
     for (idx_t size : {3, 50})
       for (bool causal : {false, true}) {
         block_problem p = problem_of({.queries = queries, .keys = keys, .dim = 20, .value_dim = 24}, size, 1);

@@ -100,9 +100,9 @@ TEMPLATE_LIST_TEST_CASE("full_softmax: odd lengths and dims", "[full_softmax]", 
 }
 
 TEMPLATE_LIST_TEST_CASE("full_softmax: queries and keys of different lengths", "[full_softmax]", exact_types) {
-  const std::array<idx_t, 2> pairs[] = {{1, 300},  {2, 129}, {48, 49}, {5, 1},   {300, 1},
+  const std::array<idx_t, 2> both_lengths[] = {{1, 300},  {2, 129}, {48, 49}, {5, 1},   {300, 1},
                                         {129, 60}, {0, 9},   {9, 0},   {77, 530}};
-  for (auto [queries, keys] : pairs)
+  for (auto [queries, keys] : both_lengths)
     for (bool causal : {false, true}) {
       full_softmax_problem p = problem_of({.queries = queries, .keys = keys, .dim = 20, .value_dim = 24});
       p.options.causal = causal;

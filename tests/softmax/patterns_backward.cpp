@@ -143,12 +143,12 @@ void check_choices(idx_t queries, idx_t keys) {
 
 template <class S, class Options>
 void check_shapes() {
-  const std::array<idx_t, 2> pairs[] = {{0, 0},   {1, 1}, {2, 2},    {63, 63}, {65, 65}, {130, 130},
+  const std::array<idx_t, 2> both_lengths[] = {{0, 0},   {1, 1}, {2, 2},    {63, 63}, {65, 65}, {130, 130},
                                         {1, 300}, {5, 1}, {129, 60}, {0, 9},   {9, 0},   {48, 131}};
   const idx_t dims[] = {1, 3, 16, 33, 64};
   attn::execution three(3, 0);
-  for (std::size_t n = 0; n < std::size(pairs); ++n) {
-    const auto [queries, keys] = pairs[n];
+  for (std::size_t n = 0; n < std::size(both_lengths); ++n) {
+    const auto [queries, keys] = both_lengths[n];
     for (int pattern = 0; pattern < patterns; ++pattern) {
       const std::size_t step = static_cast<std::size_t>(pattern);
       problem_shape shape{.batch = 1, .heads = 4, .kv_heads = 2, .queries = queries, .keys = keys};

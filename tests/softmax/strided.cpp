@@ -72,9 +72,9 @@ TEMPLATE_LIST_TEST_CASE("strided: long rows", "[strided]", exact_types) {
 }
 
 TEMPLATE_LIST_TEST_CASE("strided: queries and keys of different lengths", "[strided]", exact_types) {
-  const std::array<idx_t, 2> pairs[] = {{1, 300},  {2, 129}, {48, 49}, {5, 1},   {300, 1},
+  const std::array<idx_t, 2> both_lengths[] = {{1, 300},  {2, 129}, {48, 49}, {5, 1},   {300, 1},
                                         {129, 60}, {0, 9},   {9, 0},   {77, 530}};
-  for (auto [queries, keys] : pairs)
+  for (auto [queries, keys] : both_lengths)
     for (idx_t summary : {not_fixed, idx_t(1)})
       for (bool causal : {false, true}) {
         strided_problem p = problem_of({.queries = queries, .keys = keys, .dim = 20, .value_dim = 24}, 17, summary);

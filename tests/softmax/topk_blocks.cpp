@@ -133,9 +133,9 @@ TEMPLATE_LIST_TEST_CASE("topk_blocks: odd lengths, dims and blocks", "[topk_bloc
 }
 
 TEMPLATE_LIST_TEST_CASE("topk_blocks: queries and keys of different lengths", "[topk_blocks]", exact_types) {
-  const std::array<idx_t, 2> pairs[] = {{1, 300}, {2, 129}, {48, 49},  {5, 1},   {300, 1}, {129, 60},
+  const std::array<idx_t, 2> both_lengths[] = {{1, 300}, {2, 129}, {48, 49},  {5, 1},   {300, 1}, {129, 60},
                                         {0, 9},   {9, 0},   {77, 530}, {16, 17}, {17, 16}, {3, 64}};
-  for (auto [queries, keys] : pairs)
+  for (auto [queries, keys] : both_lengths)
     for (setting s : {setting{11, 3}, {16, 2}, {1, 5}, {64, 4}})
       check<TestType>({.queries = queries, .keys = keys, .dim = 20, .value_dim = 24}, s);
 }

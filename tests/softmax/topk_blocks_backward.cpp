@@ -98,14 +98,14 @@ TEST_CASE("topk_blocks_backward: the reverse pass agrees with central difference
 }
 
 TEMPLATE_LIST_TEST_CASE("topk_blocks_backward: odd lengths, dims and blocks", "[topk_blocks_backward]", exact_types) {
-  const std::array<idx_t, 2> pairs[] = {{0, 0},     {1, 1},   {2, 2}, {7, 7},    {16, 16}, {63, 63}, {64, 64}, {65, 65},
+  const std::array<idx_t, 2> both_lengths[] = {{0, 0},     {1, 1},   {2, 2}, {7, 7},    {16, 16}, {63, 63}, {64, 64}, {65, 65},
                                         {130, 130}, {1, 300}, {5, 1}, {129, 60}, {0, 9},   {9, 0},   {48, 131}};
   const idx_t dims[] = {1, 3, 16, 33, 64};
   const setting given[] = {{1, 3}, {5, 3}, {16, 2}, {16, 1}, {64, 2}, {1000, 3}, {huge, huge}};
   attn::execution three(3, 0);
-  for (std::size_t n = 0; n < std::size(pairs); ++n)
+  for (std::size_t n = 0; n < std::size(both_lengths); ++n)
     for (std::size_t w = 0; w < std::size(given); ++w) {
-      const auto [queries, keys] = pairs[n];
+      const auto [queries, keys] = both_lengths[n];
       if (queries > 65 && w % 2 != n % 2) continue;
       problem_shape shape{.batch = 1, .heads = 4, .kv_heads = 2, .queries = queries, .keys = keys};
       shape.dim = dims[(n + w) % 5], shape.value_dim = dims[(n + 2 * w + 1) % 5];

@@ -15,7 +15,7 @@ namespace testing {
 namespace {
 
 // More features than numbers: the map sees a whole token.
-struct pairs {
+struct products {
   idx_t features(idx_t dim) const { return 2 * dim; }
   template <class T>
   void operator()(std::span<const T> token, std::span<T> phi) const {
@@ -26,7 +26,7 @@ struct pairs {
   }
 };
 
-struct pairs_backward {
+struct products_backward {
   template <class T>
   void operator()(std::span<const T> token, std::span<const T> d_phi, std::span<T> d_token) const {
     for (std::size_t d = 0; d < token.size(); ++d) d_token[d] = 2 * (1 + token[d]) * d_phi[2 * d];
@@ -51,8 +51,8 @@ void with_map(reference::linear_feature feature, F&& call) {
       return call(attn::feature_maps::identity{}, attn::detail::own_derivative{});
     case linear_feature::square:
       return call([](T x) { return x * x; }, [](T x, T d) { return 2 * x * d; });
-    case linear_feature::pairs:
-      return call(pairs{}, pairs_backward{});
+    case linear_feature::products:
+      return call(products{}, products_backward{});
   }
 }
 

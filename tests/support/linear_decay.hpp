@@ -30,7 +30,7 @@ inline linear_decay_problem random_linear_decay(const linear_decay_shape& s, std
   p.x.q = random_normal(9 * seed, s.batch, s.heads, s.queries, s.dim);
   p.x.k = random_normal(9 * seed + 1, s.batch, s.kv_heads, s.keys, s.dim);
   p.x.v = random_normal(9 * seed + 2, s.batch, s.kv_heads, s.keys, s.value_dim);
-  const idx_t features = s.feature == linear_feature::pairs ? 2 * s.dim : s.dim;
+  const idx_t features = s.feature == linear_feature::products ? 2 * s.dim : s.dim;
   random_source random(9 * seed + 3);
   if (s.kind != decays::none) {
     tensor<double> g(s.batch, s.decay_heads, s.keys, s.kind == decays::channel ? features : 1);
@@ -129,7 +129,7 @@ struct linear_decay_result {
 template <class S>
 linear_decay_result run(const linear_decay_problem& p, attn::execution& execution) {
   linear_decay_memory<S> m(p);
-  const idx_t features = p.options.feature == reference::linear_feature::pairs ? 2 * p.x.k.dim() : p.x.k.dim();
+  const idx_t features = p.options.feature == reference::linear_feature::products ? 2 * p.x.k.dim() : p.x.k.dim();
   tensor<S> out(p.x.q.batch(), p.x.q.heads(), p.x.q.length(), p.x.v.dim(), S(7));
   m.final_state = tensor<real<S>>(p.x.q.batch(), p.x.sums_heads(), features, p.x.v.dim(), real<S>(7));
   m.final_weights = tensor<real<S>>(p.x.q.batch(), p.x.sums_heads(), 1, features, real<S>(7));

@@ -62,33 +62,33 @@ template <class T>
 struct aft_full_call {
   const aft_tensors<T>& x;
   head_bundles<T> bundles{};
-  packed_piece<T>* packed = nullptr;
+  packed_chunk<T>* packed = nullptr;
 
   work_estimate work() const { return x.work(static_cast<double>(x.length) * static_cast<double>(x.length)); }
-  // Pieces of keys end where blocks of rows end, so that a causal block sees whole pieces.
-  idx_t piece() const { return x.causal ? block_rows : product_keys; }
+  // Chunks of keys end where blocks of rows end, so that a causal block sees whole chunks.
+  idx_t chunk() const { return x.causal ? block_rows : product_keys; }
 
   void allocate(arena& memory) {
     bundles = head_bundles<T>::make(x, memory);
-    packed = memory.allocate_list(ceil_div(x.length, piece()), [&](auto& m) {
-      return packed_piece<T>::layout(m, bundles.most * x.parts(), piece());
+    packed = memory.allocate_list(ceil_div(x.length, chunk()), [&](auto& m) {
+      return packed_chunk<T>::layout(m, bundles.most * x.parts(), chunk());
     });
   }
 
   /// The sums of all rows of a bundle; finish(rows, keys) is called for each block of them.
   template <class Finish>
   void attend(const head_bundle& bundle, execution& exec, Finish&& finish) const {
-    const idx_t parts = x.parts(), length = bundle[0].length, members = std::ssize(bundle);
-    exec.for_each(ceil_div(length, piece()) * members, [&](idx_t task, int) {
-      const idx_t n = task / members, head = task % members, begin = n * piece();
-      packed[n].pack(*x.elements, bundle.data()[head], head * parts, begin, std::min(piece(), length - begin));
+    const idx_t parts = x.parts(), length = bundle[0].length, heads = std::ssize(bundle);
+    exec.for_each(ceil_div(length, chunk()) * heads, [&](idx_t task, int) {
+      const idx_t n = task / heads, head = task % heads, begin = n * chunk();
+      packed[n].pack(*x.elements, bundle.data()[head], head * parts, begin, std::min(chunk(), length - begin));
     });
     const idx_t blocks = ceil_div(length, block_rows);
     exec.for_each(blocks, [&](idx_t task, int worker) {
       const idx_t first = (blocks - 1 - task) * block_rows, end = std::min(first + block_rows, length);
       auto block = exec.scratch(
           worker, [&](arena& memory) { return aft_block<T>::layout(memory, bundles.most * parts, x.causal); });
-      block.packets = members * parts;
+      block.packets = heads * parts;
       block.begin(end - first);
       const full_bias<T> bias{
           .w = bundle[0].w, .elements = *x.elements, .first = first, .keys = length, .causal = x.causal};
@@ -96,8 +96,8 @@ struct aft_full_call {
                                            .first = first, .parts = parts, .outside = nullptr, .gate = x.gate};
       rows.find_row_exponents();
       const idx_t keys = x.causal ? first : length;
-      for (idx_t begin = 0; begin < keys; begin += piece())
-        rows.add_piece(packed[begin / piece()], begin, std::min(piece(), keys - begin));
+      for (idx_t begin = 0; begin < keys; begin += chunk())
+        rows.add_chunk(packed[begin / chunk()], begin, std::min(chunk(), keys - begin));
       finish(rows, keys);
     });
   }

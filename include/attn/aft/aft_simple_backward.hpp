@@ -44,7 +44,7 @@ struct simple_backward_rows {
 /// Whether dq can hold numbers of the compute type between the two passes. It then gets d_out sigma'(q) in the first
 /// one, and q and d_out are read once.
 template <class T, class S>
-bool keeps_slopes(const simple_backward_rows<T>& rows) {
+bool stores_slopes(const simple_backward_rows<T>& rows) {
   return std::same_as<T, S> && rows.gate && !rows.accumulate && rows.to.q.data;
 }
 
@@ -52,7 +52,7 @@ bool keeps_slopes(const simple_backward_rows<T>& rows) {
 template <class T, class S, int C>
 void add_gated(const simple_backward_rows<T>& rows, idx_t c, packet<T>* total) {
   const gradient_writer<T, S> dq{typed<S>(rows.to.q), c, false};
-  const bool keep = keeps_slopes<T, S>(rows);
+  const bool store_slopes = stores_slopes<T, S>(rows);
   read_backward<T, S, C>(rows.head, rows.to.d_out, c, [&](const auto& x) {
     packet<T> sum[C];
     unroll<C>([&](auto n) { sum[n] = total[n]; });
@@ -65,7 +65,7 @@ void add_gated(const simple_backward_rows<T>& rows, idx_t c, packet<T>* total) {
         }
         const gate_slopes<T> factors(x.q(t, n));
         sum[n] = fma(d, factors.value, sum[n]);
-        if (keep) dq(t, n, mul(d, factors.slope));
+        if (store_slopes) dq(t, n, mul(d, factors.slope));
       });
     unroll<C>([&](auto n) { total[n] = sum[n]; });
   });
@@ -94,14 +94,14 @@ void simple_backward_shared(const simple_backward_rows<T>& rows, idx_t c, const 
           if (dk) dk(t, n, if_less(zero<T>(), weight, mul(d, sub(x.v(t, n), mean[n])), d));
         });
     if (!dq) return;
-    const bool kept = keeps_slopes<T, S>(rows);
+    const bool stored = stores_slopes<T, S>(rows);
     const channel_reader<T, S, false> kept_slopes{
         {dq.to.data, dq.to.rows, dq.to.cols, dq.to.row_stride, dq.to.col_stride}, c};
     const bool whole = dq.to.col_stride == 1 && c + C * width<T> <= dq.to.cols;
     for (idx_t t = rows.begin; t < rows.end; ++t)
       unroll<C>([&](auto n) {
         packet<T> slope = zero<T>();
-        if (kept)
+        if (stored)
           slope = whole ? load_as<T>(dq.to.row(t) + c + n * width<T>) : kept_slopes(t, n);
         else if (rows.gate)
           slope = mul(x.d_out(t, n), gate_slopes<T>(x.q(t, n)).slope);

@@ -210,24 +210,24 @@ class execution {
     return persistent_workspace<decltype(lay_out(kept_[0], layout))>(*this, lay_out(kept_[workspaces_], layout));
   }
 
-  template <class Pieces>
+  template <class Buffers>
   class persistent_workspace {
    public:
     ~persistent_workspace() { --exec_.workspaces_; }
     persistent_workspace(const persistent_workspace&) = delete;
     persistent_workspace& operator=(const persistent_workspace&) = delete;
-    Pieces& operator*() { return pieces_; }
-    Pieces* operator->() { return &pieces_; }
-    const Pieces& operator*() const { return pieces_; }
-    const Pieces* operator->() const { return &pieces_; }
+    Buffers& operator*() { return buffers_; }
+    Buffers* operator->() { return &buffers_; }
+    const Buffers& operator*() const { return buffers_; }
+    const Buffers* operator->() const { return &buffers_; }
 
    private:
     friend execution;
-    persistent_workspace(execution& exec, Pieces pieces) : exec_(exec), pieces_(std::move(pieces)) {
+    persistent_workspace(execution& exec, Buffers buffers) : exec_(exec), buffers_(std::move(buffers)) {
       ++exec_.workspaces_;
     }
     execution& exec_;
-    Pieces pieces_;
+    Buffers buffers_;
   };
 
   /// While the returned object lives, the execution uses as many threads as this much work is worth: all of them, or
@@ -265,8 +265,8 @@ class execution {
   static auto lay_out(detail::scratch_buffer& buffer, Layout& layout) {
     detail::arena count;
     (void)layout(count);
-    detail::arena pieces(buffer.grow(count.used()));
-    return layout(pieces);
+    detail::arena buffers(buffer.grow(count.used()));
+    return layout(buffers);
   }
 
   /// A body with its type erased: tasks are long, and the threading is compiled once.

@@ -146,15 +146,15 @@ class tensor_view {
       : data_(std::ranges::data(range)), extents_{static_cast<idx_t>(std::ranges::size(range))}, strides_{1} {}
 
 #if defined(__cpp_lib_mdspan)
-  /// The last axes of the span become the last axes of the view; the leading ones have extent 1.
+  /// The last axes of the mdspan become the last axes of the view; the leading ones have extent 1.
   template <class U, class Extents, class Layout, class Accessor>
     requires(std::convertible_to<U*, T*> && Extents::rank() >= 2 && Extents::rank() <= Rank &&
              std::same_as<typename std::mdspan<U, Extents, Layout, Accessor>::data_handle_type, U*>)
-  constexpr tensor_view(const std::mdspan<U, Extents, Layout, Accessor>& span) : data_(span.data_handle()) {
+  constexpr tensor_view(const std::mdspan<U, Extents, Layout, Accessor>& source) : data_(source.data_handle()) {
     extents_.fill(1);
     for (std::size_t axis = 0; axis < Extents::rank(); ++axis) {
-      extents_[Rank - Extents::rank() + axis] = static_cast<idx_t>(span.extent(axis));
-      strides_[Rank - Extents::rank() + axis] = static_cast<idx_t>(span.stride(axis));
+      extents_[Rank - Extents::rank() + axis] = static_cast<idx_t>(source.extent(axis));
+      strides_[Rank - Extents::rank() + axis] = static_cast<idx_t>(source.stride(axis));
     }
   }
 #endif

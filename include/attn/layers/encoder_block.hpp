@@ -72,13 +72,13 @@ void run_encoder_block(const tensor_view<const S, 3>& x, const tensor_view<S, 3>
                        const encoder_block_weights<S>& weights, const encoder_block_options<S>& options, Mixer& mix,
                        execution& exec) {
   using T = compute_type<S>;
-  struct pieces {
+  struct buffers {
     tensor_view<S, 3> mixed, normed;
     row_norm<T> norm_1, norm_2;
   };
   auto workspace = exec.workspace([&](arena& memory) {
     const auto allocated = [&] { return allocate_sequence<S>(memory, x.extent(0), x.extent(1), x.extent(2)); };
-    return pieces{options.mixed ? tensor_view<S, 3>(options.mixed) : allocated(),
+    return buffers{options.mixed ? tensor_view<S, 3>(options.mixed) : allocated(),
                   options.norm_first ? allocated() : tensor_view<S, 3>(), row_norm<T>(memory, x.extent(2)),
                   row_norm<T>(memory, x.extent(2))};
   });

@@ -78,17 +78,17 @@ struct encoder_backward_call {
   const encoder_block_gradients<S>& gradients;
   const encoder_block_options<S>& options;
 
-  struct pieces {
+  struct buffers {
     row_norm<T> norm_1, norm_2;
     // d_mixed: the gradient given to the mixer; d_mixer: the one it returns
     tensor_view<S, 3> mixed{}, normed{}, d_mixed{}, d_mixer{};
     sequence h{}, d_fed{}, d_h{};
   };
-  pieces layout(arena& memory) const {
+  buffers layout(arena& memory) const {
     const auto stored = [&] { return allocate_sequence<S>(memory, x.extent(0), x.extent(1), x.extent(2)); };
     const auto computed = [&] { return allocate_sequence<T>(memory, x.extent(0), x.extent(1), x.extent(2)); };
     const row_norm<T> norm_1(memory, x.extent(2)), norm_2(memory, x.extent(2));
-    pieces p{.norm_1 = norm_1, .norm_2 = norm_2};
+    buffers p{.norm_1 = norm_1, .norm_2 = norm_2};
     p.mixed = options.mixed ? tensor_view<S, 3>(options.mixed) : stored();
     if (options.norm_first) p.normed = stored();
     if (converts) p.d_mixed = stored();
@@ -124,7 +124,7 @@ struct encoder_backward_call {
   }
 
   template <class MixerBackward>
-  void mix_backward(const pieces& p, const tensor_view<const S, 3>& input, MixerBackward& mixer,
+  void mix_backward(const buffers& p, const tensor_view<const S, 3>& input, MixerBackward& mixer,
                     execution& exec) const {
     tensor_view<const S, 3> d;
     if constexpr (converts)
@@ -136,7 +136,7 @@ struct encoder_backward_call {
 
   /// h = x + mix(norm_1(x)), out = h + feed_forward(norm_2(h))
   template <class Mixer, class MixerBackward>
-  void run_norm_first(const pieces& p, Mixer& mix, MixerBackward& mixer, execution& exec) const {
+  void run_norm_first(const buffers& p, Mixer& mix, MixerBackward& mixer, execution& exec) const {
     const token_sum<T> sum(x, p.mixed);
     run_layer_norm<T>(x, p.normed, p.norm_1, exec);
     if (!options.mixed) mix(tensor_view<const S, 3>(p.normed), p.mixed, exec);
@@ -151,7 +151,7 @@ struct encoder_backward_call {
 
   /// h = norm_1(x + mix(x)), out = norm_2(h + feed_forward(h))
   template <class Mixer, class MixerBackward>
-  void run_norm_after(const pieces& p, Mixer& mix, MixerBackward& mixer, execution& exec) const {
+  void run_norm_after(const buffers& p, Mixer& mix, MixerBackward& mixer, execution& exec) const {
     const tensor_view<const T, 3> none;
     const token_sum<T> sum(x, p.mixed);
     if (!options.mixed) mix(x, p.mixed, exec);

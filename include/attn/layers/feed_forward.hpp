@@ -116,12 +116,12 @@ template <class P, class Begin, class End>
 void feed_few_tokens(idx_t rows, const feed_forward_memory<P>& w, activation f, Begin&& begin, End&& end,
                      execution& exec) {
   using T = sum_type<P>;
-  struct pieces {
+  struct buffers {
     row_buffer<T> x, hidden, out, residual;
   };
   const auto all = exec.shared_scratch([&](arena& memory) {
     const auto make = [&](idx_t count) { return row_buffer<T>(memory, std::min(token_block, rows), count, width<T>); };
-    return pieces{make(w.up.inputs), make(w.up.outputs), make(w.down.outputs), make(w.down.outputs)};
+    return buffers{make(w.up.inputs), make(w.up.outputs), make(w.down.outputs), make(w.down.outputs)};
   });
   for (idx_t first = 0; first < rows; first += token_block) {
     const idx_t count = std::min(token_block, rows - first);

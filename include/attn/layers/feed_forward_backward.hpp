@@ -116,18 +116,18 @@ struct feed_forward_backward_call {
     return {{up, to_hidden, to_x, gate, gate_to_x}, {up_sums, down_sums, gate_sums}};
   }
 
-  /// A worker's block of tokens. Hidden numbers are computed in pieces of input_block.
+  /// A worker's block of tokens. Hidden numbers are computed input_block at a time.
   struct block_pieces {
     packed_tokens<P> x_tiles, d_tiles, slope_tiles;
     row_buffer<T> x, d, hidden, slopes, gates, gate_slopes, dx;
   };
   block_pieces layout_block(arena& m) const {
-    const idx_t piece = std::min(input_block, hidden());
-    const packed_tokens<P> x_tiles(m, inputs()), d_tiles(m, outputs()), slope_tiles(m, piece);
+    const idx_t at_once = std::min(input_block, hidden());
+    const packed_tokens<P> x_tiles(m, inputs()), d_tiles(m, outputs()), slope_tiles(m, at_once);
     const row_buffer<T> x_rows(m, token_block, inputs()), d_rows(m, token_block, outputs()),
-        hidden_rows(m, token_block, piece, panel_width<T>), slope_rows(m, token_block, piece, panel_width<T>),
-        gate_rows(m, token_block, gated() ? piece : 0, panel_width<T>),
-        gate_slope_rows(m, token_block, gated() ? piece : 0, panel_width<T>),
+        hidden_rows(m, token_block, at_once, panel_width<T>), slope_rows(m, token_block, at_once, panel_width<T>),
+        gate_rows(m, token_block, gated() ? at_once : 0, panel_width<T>),
+        gate_slope_rows(m, token_block, gated() ? at_once : 0, panel_width<T>),
         dx_rows(m, token_block, inputs(), panel_width<T>);
     return {x_tiles,    d_tiles,   slope_tiles,     x_rows, d_rows, hidden_rows,
             slope_rows, gate_rows, gate_slope_rows, dx_rows};

@@ -59,7 +59,7 @@ void run_multi_head_backward(const tensor_view<const S, 3>& x, const multi_head_
   using view = tensor_view<const S>;
   const auto& y = options.context ? options.context : x;
   const idx_t heads = options.heads, kv_heads = options.kv_heads.value_or(heads);
-  struct pieces {
+  struct buffers {
     tensor_view<S, 3> q, k, v, attended, d_attended, dq, dk, dv;
   };
   const auto workspace = exec.workspace([&](arena& memory) {
@@ -67,7 +67,7 @@ void run_multi_head_backward(const tensor_view<const S, 3>& x, const multi_head_
       return allocate_sequence<S>(memory, from.extent(0), from.extent(1), dim);
     };
     const idx_t attended_dim = heads * (w.value.extent(0) / kv_heads);
-    pieces p;
+    buffers p;
     p.q = allocate(x, w.query.extent(0));
     p.k = w.key ? allocate(y, w.key.extent(0)) : p.q;
     p.v = allocate(y, w.value.extent(0));

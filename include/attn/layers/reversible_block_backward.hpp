@@ -48,14 +48,14 @@ void run_reversible_backward(const tensor_view<const S, 3>& out, const tensor_vi
   using T = compute_type<S>;
   const idx_t dim = out.extent(2) / 2;
   const auto half = [&](const auto& whole, idx_t which) { return whole.slice(2, which * dim, dim); };
-  const bool apart = gradients.accumulate || !gradients.x;
-  struct pieces {
+  const bool separate = gradients.accumulate || !gradients.x;
+  struct buffers {
     tensor_view<S, 3> made, change, d1;
   };
   const auto workspace = exec.workspace([&](arena& memory) {
     const auto allocate = [&] { return allocate_sequence<S>(memory, out.extent(0), out.extent(1), dim); };
     const auto made = allocate(), change = allocate();
-    return pieces{made, change, apart ? allocate() : half(gradients.x, 0)};
+    return buffers{made, change, separate ? allocate() : half(gradients.x, 0)};
   });
   const tensor_view<S, 3> made = workspace->made, change = workspace->change, d1 = workspace->d1;
   const auto undo = [&](idx_t which) {

@@ -127,8 +127,8 @@ void linformer(const Q& q, const K& k, const V& v, O&& out, const E& e, const F&
   if (s.heads == 0) return;
 
   execution& threads = detail::execution_of(exec, options);
-  const double pairs = static_cast<double>(by_e.extent(1)) * static_cast<double>(s.queries + s.keys);
-  const auto limit = threads.limit_threads({.operations = pairs * s.operations_per_pair()});
+  const double scores = static_cast<double>(by_e.extent(1)) * static_cast<double>(s.queries + s.keys);
+  const auto limit = threads.limit_threads({.operations = scores * s.operations_per_score()});
   const auto heads = [&](const auto& projection) { return projection.extent(0) == 1 ? s.kv_heads : s.heads; };
   const bool shared = by_e.data() == by_f.data() && by_e.extents() == by_f.extents() && by_e.strides() == by_f.strides();
   detail::with_products<S>(threads, [&]<class P>(std::type_identity<P>) {

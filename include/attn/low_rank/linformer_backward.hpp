@@ -85,8 +85,8 @@ void linformer_backward(const Q& q, const K& k, const V& v, const O& out, const 
   }
 
   execution& threads = detail::execution_of(exec, options);
-  const double pairs = static_cast<double>(by_e.extent(1)) * static_cast<double>(s.queries + s.keys);
-  const auto limit = threads.limit_threads({.operations = 2.75 * pairs * s.operations_per_pair()});
+  const double scores = static_cast<double>(by_e.extent(1)) * static_cast<double>(s.queries + s.keys);
+  const auto limit = threads.limit_threads({.operations = 2.75 * scores * s.operations_per_score()});
   const auto heads = [&](const auto& projection) { return projection.extent(0) == 1 ? s.kv_heads : s.heads; };
   detail::linformer_backward_call<S>{
       .views = views,

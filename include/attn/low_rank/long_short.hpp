@@ -140,7 +140,7 @@ void long_short(const Q& q, const K& k, const V& v, O&& out, const L& logits, Op
   detail::with_products<S>(threads, [&]<class P>(std::type_identity<P>) {
     detail::long_short_call<S, P> call = detail::checked_long_short<S, P>(check, views, weights, given, views.out);
     call.lse = given.lse;
-    const auto limit = threads.limit_threads({.operations = call.pairs() * s.operations_per_pair()});
+    const auto limit = threads.limit_threads({.operations = call.scores() * s.operations_per_score()});
     call.run(threads);
   });
 }

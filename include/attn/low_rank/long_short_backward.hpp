@@ -124,7 +124,7 @@ void long_short_backward(const Q& q, const K& k, const V& v, const O& out, const
                                                   .local_beta = gradients.local_beta,
                                                   .global_gamma = gradients.global_gamma,
                                                   .global_beta = gradients.global_beta};
-        call.run(2.7 * compressed.pairs() * call.shape.operations_per_pair(), recompute, [&](const auto& in) {
+        call.run(2.7 * compressed.scores() * call.shape.operations_per_score(), recompute, [&](const auto& in) {
           detail::long_short_backward_call<S, std::remove_cvref_t<decltype(in)>>{
               .in = in, .forward = compressed, .wanted = wanted}
               .run(in.forward.exec);

@@ -19,8 +19,8 @@
 // Shapes   as full_softmax.
 // Result   zeros and lse -infinity where a query sees no key. Keys and values must be finite: taking an infinite one
 //          out of its cluster leaves NaN there.
-// Cost     per head 2 (D + Dv) operations for each of Lq (exact + clusters) pairs, causal Lq (exact + segment / 2 +
-//          clusters Lk / (2 segment)); 2 D for each of Lq Lk / probe pairs, causal Lq Lk lookback / (2 block probe),
+// Cost     per head 2 (D + Dv) operations for each of Lq (exact + clusters) scores, causal Lq (exact + segment / 2 +
+//          clusters Lk / (2 segment)); 2 D for each of Lq Lk / probe scores, causal Lq Lk lookback / (2 block probe),
 //          and, per key head, for each of Lk clusters (iterations + 1). Scratch per key head, one at a time or as many
 //          as keep the threads busy: about Lk (D + 1) numbers and 3 (D + Dv) for each cluster and 1024 keys, causal
 //          5 (D + Dv) for each cluster; per thread: about 4 Lk + (exact + clusters + segment) (D + Dv).

@@ -237,13 +237,13 @@ class multipole_cache : public detail::token_state {
   void cluster_segment(idx_t item_head, idx_t number, execution& exec, int worker) {
     const detail::multipole_settings& o = settings_;
     const idx_t size = o.segment, m = o.clusters, keys = size + 1;  // one segment, and a query after it
-    struct pieces {
+    struct buffers {
       detail::multipole_clusters<real> clusters;
       detail::cluster_scratch<real> scratch;
       detail::cluster_number* next;  // [clusters]
     };
-    const pieces p = exec.scratch(worker, [&](detail::arena& memory) {
-      return pieces{detail::multipole_clusters<real>::layout(memory, o, keys, dim(), value_dim()),
+    const buffers p = exec.scratch(worker, [&](detail::arena& memory) {
+      return buffers{detail::multipole_clusters<real>::layout(memory, o, keys, dim(), value_dim()),
                     detail::cluster_scratch<real>::layout(memory, m, dim(), size),
                     memory.allocate<detail::cluster_number>(m)};
     });

@@ -85,9 +85,9 @@ void nystrom(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}
   if (given.convolution) detail::check_convolution(check, s.heads, given.convolution, views.out);
 
   execution& threads = detail::execution_of(exec, options);
-  const double pairs =
+  const double scores =
       static_cast<double>(std::min(given.landmarks, s.keys)) * static_cast<double>(s.queries + s.keys);
-  const auto limit = threads.limit_threads({.operations = pairs * s.operations_per_pair()});
+  const auto limit = threads.limit_threads({.operations = scores * s.operations_per_score()});
   detail::with_products<S>(threads, [&]<class P>(std::type_identity<P>) {
     detail::nystrom_call<S, P>{.views = views,
                                .convolution = given.convolution,

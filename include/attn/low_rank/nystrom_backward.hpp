@@ -71,8 +71,9 @@ void nystrom_backward(const Q& q, const K& k, const V& v, const D& d_out,
   if (given.convolution) detail::check_convolution(check, s.heads, given.convolution, tensor_view<S>());
 
   execution& threads = detail::execution_of(exec, options);
-  const double pairs = static_cast<double>(std::min(given.landmarks, s.keys)) * static_cast<double>(s.queries + s.keys);
-  const auto limit = threads.limit_threads({.operations = 3 * pairs * s.operations_per_pair()});
+  const double scores =
+      static_cast<double>(std::min(given.landmarks, s.keys)) * static_cast<double>(s.queries + s.keys);
+  const auto limit = threads.limit_threads({.operations = 3 * scores * s.operations_per_score()});
   const detail::nystrom_call<S> forward{.views = views,
                                         .convolution = given.convolution,
                                         .plan = {s, views.lengths, given.landmarks},

@@ -17,7 +17,7 @@
 //          to the next process; if not causal, then one by a tree to all, P - 1 in all and up to log2 P by one
 //          process. In the same way B Hkv D numbers in double for center_keys, and B Hkv for feature_eps. Before that
 //          some hundred bytes, in which shapes and options are compared.
-// Memory   A state, and the states of all segments of 1024 tokens of one head, causal of P - 1 heads, a head a thread;
+// Memory   A state, and the states of all segments of 1024 tokens of one head, causal of P - 1 heads, one per thread;
 //          for center_keys D numbers per 1024 tokens.
 // Rules    of ranges, threads, options that differ and exceptions: README.md of this folder.
 #pragma once

@@ -17,7 +17,7 @@
 //          causal, to the next one, and to all by a tree. Then m D numbers for each head of sums, to the next process
 //          and to all by a tree, if the gradient of the features is wanted.
 // Memory   Scratch of rfa_backward per thread; two states; those of all segments of 1024 tokens, not causal twice,
-//          causal of P - 1 heads twice, a head a thread.
+//          causal of P - 1 heads twice, one head per thread.
 // Threads  Each head is done by one thread.
 // Rules    of ranges, threads, options that differ and exceptions: README.md of this folder.
 #pragma once

@@ -111,10 +111,10 @@ struct full_backward {
     s.slopes[number] = back.d_slope();
   }
 
-  /// Query head `member` of the group of every key head.
-  void attend_heads(const wave<head_scratch>& key_heads, idx_t member, idx_t parts) const {
+  /// Query head `in_group` of the group of every key head.
+  void attend_heads(const wave<head_scratch>& key_heads, idx_t in_group, idx_t parts) const {
     const auto batch_of = [&](idx_t key_head) { return key_head / shape.kv_heads; };
-    const auto query_head = [&](idx_t key_head) { return key_head % shape.kv_heads * shape.group() + member; };
+    const auto query_head = [&](idx_t key_head) { return key_head % shape.kv_heads * shape.group() + in_group; };
     const idx_t block_size = max_rows * dq_stride();
     key_heads.for_each(row_blocks(), [&](idx_t key_head, const head_scratch& s, idx_t block, int) {
       const idx_t b = batch_of(key_head), h = query_head(key_head), i0 = block * max_rows;
@@ -155,7 +155,7 @@ struct full_backward {
       const idx_t end = std::min(begin + pack_step, lengths.keys(b));
       if (begin < end) s.keys.pack(head_of(in.k, b, h), head_of(in.v, b, h), begin, end);
     });
-    for (idx_t member = 0; member < shape.group(); ++member) attend_heads(key_heads, member, parts);
+    for (idx_t in_group = 0; in_group < shape.group(); ++in_group) attend_heads(key_heads, in_group, parts);
     key_heads.for_each(ceil_div(shape.keys, pack_step), [&](idx_t key_head, const head_scratch& s, idx_t step, int) {
       const idx_t b = key_head / shape.kv_heads, h = key_head % shape.kv_heads, begin = step * pack_step;
       s.keys.store(in.dk, in.dv, b, h, begin, std::min(begin + pack_step, shape.keys), lengths.keys(b),
@@ -196,7 +196,7 @@ void differentiate_full(Call& call, const Options& given, const Gradients& gradi
   if (!gradients.accumulate && call.d_bias) clear_gradient(call.d_bias);
   const double visible = static_cast<double>(s.queries) * static_cast<double>(s.keys) * (given.causal ? 0.5 : 1.0);
   call.run(
-      2.5 * s.operations_per_pair() * visible, [](const auto& forward) { full_call{forward}.run(); },
+      2.5 * s.operations_per_score() * visible, [](const auto& forward) { full_call{forward}.run(); },
       [](const auto& c) { full_backward{c}.run(); });
 }
 

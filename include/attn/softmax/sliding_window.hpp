@@ -128,10 +128,10 @@ struct window_call : window_sets {
 
   /// Attends one chunk of the queries of head h whose positions are r modulo its dilation d. In such a class positions
   /// are r + d t, and in terms of t the window has no dilation.
-  void attend_chunk(idx_t b, idx_t h, idx_t r, idx_t piece, window_scratch<P>& s) const {
+  void attend_chunk(idx_t b, idx_t h, idx_t r, idx_t number, window_scratch<P>& s) const {
     const idx_t d = dilation(h), n = in.lengths.keys(b), shift = in.shift(b);
     const idx_t keys = n > r ? ceil_div(n - r, d) : 0;                          // of the class
-    const idx_t t0 = first_of(shift, r, d) + piece * chunk;
+    const idx_t t0 = first_of(shift, r, d) + number * chunk;
     const idx_t t1 = std::min(t0 + chunk, first_of(in.last_shift(b), r, d));
     if (t0 >= t1) return;
     const idx_t k0 = std::clamp(t0 - left, idx_t(0), keys), k1 = std::clamp(t1 + right, k0, keys);
@@ -221,22 +221,22 @@ struct window_call : window_sets {
     const auto layout = [&](arena& memory) {
       return window_scratch<P>::layout(memory, chunk, reach, listed, shape.dim, shape.dim_v);
     };
-    idx_t pieces = 0;  // of the head that has most of them
-    for (idx_t h = 0; h < shape.heads; ++h) pieces = std::max(pieces, chunks(h) * dilation(h));
+    idx_t chunk_count = 0;  // of the head that has most of them
+    for (idx_t h = 0; h < shape.heads; ++h) chunk_count = std::max(chunk_count, chunks(h) * dilation(h));
     const idx_t heads = shape.batch * shape.heads, global_blocks = ceil_div(listed, max_rows);
     // The global queries, whose work is the longest, go first; then the chunks; the rows of padding last.
-    in.exec.for_each(heads * (global_blocks + pieces + 1), [&](idx_t task, int worker) {
+    in.exec.for_each(heads * (global_blocks + chunk_count + 1), [&](idx_t task, int worker) {
       const idx_t b = task % heads / shape.heads, h = task % heads % shape.heads, d = dilation(h);
-      idx_t piece = task / heads;
-      if (piece < global_blocks) {
+      idx_t n = task / heads;
+      if (n < global_blocks) {
         auto scratch = in.exec.scratch(worker, layout);
-        return attend_globals(b, h, piece * max_rows, scratch);
+        return attend_globals(b, h, n * max_rows, scratch);
       }
-      piece -= global_blocks;
-      if (piece == pieces) return in.clear_padding(b, h);
-      if (piece >= chunks(h) * d) return;
+      n -= global_blocks;
+      if (n == chunk_count) return in.clear_padding(b, h);
+      if (n >= chunks(h) * d) return;
       auto scratch = in.exec.scratch(worker, layout);
-      attend_chunk(b, h, piece % d, piece / d, scratch);
+      attend_chunk(b, h, n % d, n / d, scratch);
     });
   }
 };

@@ -63,7 +63,7 @@ void sliding_window_backward(const Q& q, const K& k, const V& v, const O& out, c
         driver.sort_globals(given.global_positions, *list);
         const double seen = static_cast<double>(std::min(driver.left + driver.right + 1 + 2 * listed, call.shape.keys));
         call.run(
-            2.5 * call.shape.operations_per_pair() * static_cast<double>(call.shape.queries) * seen,
+            2.5 * call.shape.operations_per_score() * static_cast<double>(call.shape.queries) * seen,
             [&](const auto& forward) { detail::attend_window(forward, given); }, [&](const auto&) { driver.run(); });
       });
 }

@@ -62,7 +62,7 @@ class topk_blocks_cache : kv_cache<S> {
     detail::validator("topk_blocks_cache").at_least("block", 1, block_);
   }
 
-  // As the members of kv_cache.
+  // As in kv_cache.
   using base::tokens, base::lengths, base::batch, base::heads, base::dim, base::value_dim, base::capacity, base::keys,
       base::values;
 

@@ -55,7 +55,8 @@ template <class S>
 void add_stored(std::vector<stored_operator<S>>& all) {
   for (bool causal : {false, true})
     all.push_back(stored_aft<compiled_aft_full, S>(std::string("aft_full") + (causal ? " causal" : ""), causal,
-                                              stored::drawn<S>(11, 1, 1, stored::length, stored::length), [](auto&) {}));
+                                                   stored::drawn<S>(11, 1, 1, stored::length, stored::length),
+                                                   [](auto&) {}));
 }
 const stored_entries stored_form("aft_full", [](auto& all) { add_stored(all); });
 

@@ -110,7 +110,8 @@ template <class S>
 void add_stored(std::vector<stored_operator<S>>& all) {
   for (bool causal : {false, true})
     all.push_back(stored_aft<compiled_aft_local, S>(std::string("aft_local") + (causal ? " causal" : ""), causal,
-                                              stored::drawn<S>(12, 1, 1, stored::length, stored::length), [](auto& o) { o.window = 20; }));
+                                                    stored::drawn<S>(12, 1, 1, stored::length, stored::length),
+                                                    [](auto& o) { o.window = 20; }));
 }
 const stored_entries stored_form("aft_local", [](auto& all) { add_stored(all); });
 

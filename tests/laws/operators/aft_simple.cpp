@@ -47,7 +47,8 @@ void add_stored(std::vector<stored_operator<S>>& all) {
                      using compiled = compiled_aft_simple<S>;
                      const auto options = c.template options<compiled>(causal);
                      compiled::call(c.q, c.k, c.v, c.out, options, c.execution);
-                     compiled::backward(c.q, c.k, c.v, c.d_out, {.q = c.dq, .k = c.dk, .v = c.dv}, options, c.execution);
+                     compiled::backward(c.q, c.k, c.v, c.d_out, {.q = c.dq, .k = c.dk, .v = c.dv}, options,
+                                        c.execution);
                    },
                    stored::heads, true});
 }

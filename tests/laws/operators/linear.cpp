@@ -124,7 +124,7 @@ law_operator<T> operator_of(const linear_entry& entry) {
         attn::linear_state<T> state;
         idx_t tokens = 0;
       };
-      const idx_t features = shape.dim * (entry.feature == reference::linear_feature::pairs ? 2 : 1);
+      const idx_t features = shape.dim * (entry.feature == reference::linear_feature::products ? 2 : 1);
       auto shared = std::make_shared<fed>(fed{
           parameters<T>(entry, shape),
           attn::linear_state<T>({.batch = shape.batch,
@@ -173,7 +173,7 @@ void add_linear(std::vector<law_operator<T>>& all) {
         {.name = "linear causal with decays per channel, bonus", .causal = true, .channels = true},
         {.name = "linear causal, unnormalised", .causal = true, .normalise = false},
         {.name = "linear unnormalised", .normalise = false, .feature = reference::linear_feature::square},
-        {.name = "linear of token features, causal", .causal = true, .feature = reference::linear_feature::pairs},
+        {.name = "linear of token features, causal", .causal = true, .feature = reference::linear_feature::products},
         {.name = "linear causal, scaled, from sums",
          .causal = true,
          .others = true}})

@@ -26,10 +26,10 @@ tensor<T> projection_for(std::uint64_t seed, const law_shape& s, idx_t rank, boo
 
 template <class T>
 bound<T> bind_projections(tensor<T> keys, tensor<T> values, std::optional<T> scale = {}) {
-  struct pair {
+  struct projections {
     tensor<T> e, f;
   };
-  return [scale, p = std::make_shared<pair>(pair{std::move(keys), std::move(values)})](const law_call<T>& call) {
+  return [scale, p = std::make_shared<projections>(projections{std::move(keys), std::move(values)})](const law_call<T>& call) {
     attn::linformer_options<T> options;
     options.scale = scale;
     call.set_lengths(options);

@@ -255,7 +255,8 @@ const law_entries entries("sliding_window", [](auto& all) { add_sliding_window(a
 
 template <class S>
 void add_stored(std::vector<stored_operator<S>>& all) {
-  all.push_back(stored_softmax<compiled_sliding_window, S>("sliding_window causal", true, [](auto& o) { o.left = 21; }));
+  all.push_back(
+      stored_softmax<compiled_sliding_window, S>("sliding_window causal", true, [](auto& o) { o.left = 21; }));
 }
 const stored_entries stored_form("sliding_window", [](auto& all) { add_stored(all); });
 

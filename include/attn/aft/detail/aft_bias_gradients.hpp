@@ -28,7 +28,8 @@ struct aft_bias_sink {
 };
 
 /// The gradients of all heads of w, one after the other. Where one bundle of heads has all that share a head of w,
-/// every entry is written once; otherwise, and where an entry belongs to many pairs, it is summed first and rounded once.
+/// every entry is written once; otherwise, and where an entry belongs to many weights, it is summed first and rounded
+/// once.
 template <class T>
 struct aft_bias_gradients {
   const aft_backward_tensors<T>* x = nullptr;
@@ -37,18 +38,18 @@ struct aft_bias_gradients {
   bool wanted = false;
 
   static aft_bias_gradients layout(arena& memory, const aft_backward_tensors<T>& x,
-                                   const aft_gradient_elements<T>& elements, idx_t most_heads, bool many_pairs) {
+                                   const aft_gradient_elements<T>& elements, idx_t most_heads, bool many_weights) {
     aft_bias_gradients g{.x = &x, .elements = &elements, .wanted = x.wants(x.dw)};
     const idx_t sharing = x.batch * (x.shares_biases() ? x.heads : 1);
     const auto lengths = x.lengths;
     const bool differ = std::any_of(lengths.begin(), lengths.end(), [&](idx_t n) { return n != lengths[0]; });
-    if (g.wanted && (many_pairs || differ || sharing > most_heads))
+    if (g.wanted && (many_weights || differ || sharing > most_heads))
       g.sink.sums = memory.allocate<T>(x.dw.extents[2] * x.dw.extents[3]);
     g.sink.elements = &elements, g.sink.size = x.dw.item, g.sink.accumulate = x.accumulate;
     return g;
   }
 
-  /// Zeros everywhere, for entries that no pair writes.
+  /// Zeros everywhere, for entries that belong to no weight.
   void clear(execution& exec) const {
     if (!wanted || x->accumulate) return;
     exec.for_each(x->dw.extents[1] * x->dw.extents[2], [&](idx_t task, int) {

@@ -1,9 +1,9 @@
 // attn: the one blockwise kernel of the attention-free family.
 //
 // Every channel has a separate softmax over tokens, with logits k_j + w_tj. As e^(k + w) = e^w e^k, the sums of a block
-// of rows over a piece of keys are one product for all channels, num and den side by side:
+// of rows over a chunk of keys are one product for all channels, num and den side by side:
 //
-//   1. keys      [e^k v | e^k] 2^-K, K the largest exponent of the piece in each channel      packed_piece
+//   1. keys      [e^k v | e^k] 2^-K, K the largest exponent of the chunk in each channel      packed_chunk
 //   2. weights   e^w 2^-W, W the largest exponent of each row                                 fill_weights
 //   3. product   sums = sums 2^(K_old - K) + weights keys                                     tile_product
 //
@@ -44,21 +44,21 @@ ATTN_INLINE packet<T> sum_lower_bound(const packet<T>& num, const packet<T>& den
 /// Heads that share their biases and true length.
 using head_bundle = std::span<const aft_head>;
 
-/// A piece of keys of several heads, ready for the product.
+/// A chunk of keys of several heads, ready for the product.
 template <class T>
-struct packed_piece {
+struct packed_chunk {
   T* panels = nullptr;  // per packet [capacity][e^k v | e^k]
   packed_channels<T>* packets = nullptr;
   idx_t capacity = 0;
 
-  static packed_piece layout(arena& memory, idx_t packets, idx_t capacity) {
+  static packed_chunk layout(arena& memory, idx_t packets, idx_t capacity) {
     T* const panels = memory.allocate<T>(packets * capacity * panel_width<T>);
     return {panels, memory.allocate<packed_channels<T>>(packets), capacity};
   }
 
   T* panel(idx_t packet) const { return panels + packet * capacity * panel_width<T>; }
 
-  /// Packs rows [begin, begin + count) of one head as packets first ... of the piece.
+  /// Packs rows [begin, begin + count) of one head as packets first ... of the chunk.
   void pack(const aft_elements<T>& elements, const aft_head& head, idx_t first, idx_t begin, idx_t count) const {
     for (idx_t c = 0, p = first; c < head.v.cols; c += width<T>, ++p)
       packets[p] = elements.pack(head, c, begin, count, panel(p));
@@ -206,8 +206,8 @@ struct aft_rows {
     }
   }
 
-  /// Steps 2 and 3 for keys [begin, begin + count), which `piece` holds.
-  void add_piece(const packed_piece<T>& piece, idx_t begin, idx_t count) const {
+  /// Steps 2 and 3 for keys [begin, begin + count), which `chunk` holds.
+  void add_chunk(const packed_chunk<T>& chunk, idx_t begin, idx_t count) const {
     if (block.taken > 0 && block.taken + count > block.most_taken) block.move_sums();
     block.taken += count;
     for (idx_t r = 0; r < block.rows; ++r) {
@@ -217,12 +217,12 @@ struct aft_rows {
     }
     for (idx_t p = 0; p < block.packets; ++p) {
       packed_channels<T>& seen = block.seen[p];
-      const packed_channels<T>& added = piece.packets[p];
+      const packed_channels<T>& added = chunk.packets[p];
       const packet<T> now = max(seen.exponent, added.exponent), reference = key_sums<T>::finite(now);
       const packet<T> old_scale = power_of_two<T>(sub(seen.exponent, reference));
       const packet<T> scale = power_of_two<T>(sub(added.exponent, reference));
       seen.exponent = now, seen.smallest = min(seen.smallest, added.smallest);
-      const T* const panel = piece.panel(p);
+      const T* const panel = chunk.panel(p);
       T* const sums = block.sums + p * block_rows * panel_width<T>;
       if (added.finite) [[likely]]
         for (idx_t r = 0; r < block.rows; r += tile_rows)
@@ -258,7 +258,7 @@ struct aft_rows {
     if (bias.has_diagonal()) add_exactly(p, count, bias.diagonal(), block.rows, block.diagonal, true);
   }
 
-  /// After all pieces: adds the diagonal and the keys outside, tests, divides and writes. Returns how many rows of
+  /// After all chunks: adds the diagonal and the keys outside, tests, divides and writes. Returns how many rows of
   /// packets needed recomputation.
   idx_t finish(idx_t keys) const {
     return finish(keys, [&](idx_t p, const key_sums<T>* totals) {

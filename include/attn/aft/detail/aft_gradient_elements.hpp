@@ -19,8 +19,8 @@ namespace attn::inline ATTN_ISA::detail {
 template <class T>
 struct packed_rows_of {
   T* panel;            // [row][g | h]
-  key_sums<T>* exact;  // [row]: num = g, den = h, exponent: those of -log2 den; where `apart`, 0 for all other channels
-  bool* apart;         // [row]
+  key_sums<T>* exact;  // [row]: num = g, den = h, exponent: those of -log2 den; where `separate`, 0 for all others
+  bool* separate;      // [row]
 };
 
 /// Functions for elements of one type. Those of a head work on one packet of channels from c on.
@@ -80,9 +80,9 @@ void pack_backward_rows(const aft_head& head, const aft_head_gradients& to, bool
       T* const row = packed.panel + (begin + r) * panel_width<T>;
       store<T>(row, if_less(zero<T>(), lost, zero<T>(), mul(g, factor)));
       store<T>(row + width<T>, if_less(zero<T>(), lost, zero<T>(), mul(h, factor)));
-      const bool apart = sum_lanes(lost) != T(0);
-      packed.apart[begin + r] = apart;
-      if (apart)
+      const bool separate = sum_lanes(lost) != T(0);
+      packed.separate[begin + r] = separate;
+      if (separate)
         packed.exact[begin + r] = {if_less(zero<T>(), lost, g, zero<T>()), if_less(zero<T>(), lost, h, zero<T>()),
                                    sub(zero<T>(), key_sums<T>::finite(all.exponent))};
     }

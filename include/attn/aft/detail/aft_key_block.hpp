@@ -8,7 +8,7 @@
 //   dk_j  = e^k_j (v_j sum_t e^w_tj g_t - sum_t e^w_tj h_t)
 //   dw_tj = e^w_tj sum_c e^k_j (v_j g_t - h_t)
 //
-//   1. weights     e^w 2^-W of a piece of rows                  fill_weights
+//   1. weights     e^w 2^-W of a chunk of rows                  fill_weights
 //   2. sums        [G | H] += weights^T [g | h]                 tile_product
 //   3. products    [g | h] [e^k v | -e^k]^T                     channel_products
 //   4. dw = weights * products
@@ -26,8 +26,8 @@ namespace attn::inline ATTN_ISA::detail {
 template <class T>
 struct aft_stored_rows {
   T* panels = nullptr;           // per packet [capacity][g | h]
-  key_sums<T>* exact = nullptr;  // per packet [capacity]: touched only where a row is apart
-  bool* apart = nullptr;         // per packet [capacity]
+  key_sums<T>* exact = nullptr;  // per packet [capacity]: touched only where a row is separate
+  bool* separate = nullptr;         // per packet [capacity]
   T* scales = nullptr;           // [capacity]: W
   packet<T>* highest = nullptr;  // K of all packets of the heads of the call
   idx_t capacity = 0, parts = 0;
@@ -36,7 +36,7 @@ struct aft_stored_rows {
     const idx_t capacity = round_up(length, block_rows) + tile_rows;  // packets fall into different cache sets
     return {.panels = memory.allocate<T>(packets * capacity * panel_width<T>),
             .exact = memory.allocate<key_sums<T>>(packets * capacity),
-            .apart = memory.allocate<bool>(packets * capacity),
+            .separate = memory.allocate<bool>(packets * capacity),
             .scales = memory.allocate<T>(capacity),
             .highest = memory.allocate<packet<T>>(heads * parts),
             .capacity = capacity,
@@ -44,7 +44,7 @@ struct aft_stored_rows {
   }
 
   packed_rows_of<T> of(idx_t p) const {
-    return {panels + p * capacity * panel_width<T>, exact + p * capacity, apart + p * capacity};
+    return {panels + p * capacity * panel_width<T>, exact + p * capacity, separate + p * capacity};
   }
   const packet<T>& highest_of(const head_bundle& heads, idx_t p) const {
     return highest[heads.data()[p / parts].number * parts + p % parts];
@@ -85,7 +85,7 @@ struct aft_stored_rows {
     for (idx_t t = begin; t < end; ++t) {
       const T* const row = own.panel + t * panel_width<T>;
       sums.merge({load<T>(row), load<T>(row + width<T>), sub(none, broadcast<T>(scales[t]))});
-      if (own.apart[t]) sums.merge(own.exact[t]);
+      if (own.separate[t]) sums.merge(own.exact[t]);
     }
   }
 };
@@ -120,7 +120,7 @@ struct aft_key_block {
   T* keys = nullptr;                          // per packet [block_rows][e^k v | e^k]
   T* across = nullptr;                        // per panel of keys [channel, num then -den][wide]
   T* sums = nullptr;                          // per packet [block_rows][G | H], in the end [dv | dk]
-  T* exact = nullptr;                         // per packet [block_rows][dv | dk] of rows kept apart
+  T* exact = nullptr;                         // per packet [block_rows][dv | dk] of rows kept separate
   bool* any_exact = nullptr;                  // per packet
   T *weights = nullptr, *products = nullptr;  // [row_piece][stride]
   key_sums<T>* split = nullptr;               // [block_rows]
@@ -173,7 +173,7 @@ struct aft_key_gradients {
 
   /// Rows [first, first + n).
   void add_rows(idx_t first, idx_t n) const {
-    for (idx_t t = first; t < first + n; t += block.row_piece) add_piece(t, std::min(block.row_piece, first + n - t));
+    for (idx_t t = first; t < first + n; t += block.row_piece) add_chunk(t, std::min(block.row_piece, first + n - t));
   }
 
   /// All rows are added: `outside` are sums over rows that see the keys without a bias, per packet; null if there are
@@ -229,7 +229,7 @@ struct aft_key_gradients {
         store<T>(block.across + (count / wide * depth + k) * wide + width<T>, zero<T>());
   }
 
-  void add_piece(idx_t first, idx_t n) const {
+  void add_chunk(idx_t first, idx_t n) const {
     for (idx_t t = 0; t < n; ++t) {
       T* const row = block.weights + t * stride;
       bias.fill(first + t, begin, count, row);
@@ -246,8 +246,8 @@ struct aft_key_gradients {
         }
     }
     for (idx_t p = 0; p < packets(); ++p) {
-      const bool* const apart = rows.of(p).apart + first;
-      if (std::find(apart, apart + n, true) != apart + n) add_apart(p, first, n);
+      const bool* const separate = rows.of(p).separate + first;
+      if (std::find(separate, separate + n, true) != separate + n) add_separate(p, first, n);
     }
     for (idx_t t = 0; biased && t < n; ++t) bias.add_gradient(first + t, begin, count, block.products + t * stride);
   }
@@ -284,14 +284,14 @@ struct aft_key_gradients {
   }
 
   /// Rows of packet p that are stored separately, key by key.
-  [[gnu::noinline]] void add_apart(idx_t p, idx_t first, idx_t n) const {
+  [[gnu::noinline]] void add_separate(idx_t p, idx_t first, idx_t n) const {
     T* const exact = block.exact + p * block_rows * wide;
     if (!block.any_exact[p]) std::fill_n(exact, block_rows * wide, T(0));
     block.any_exact[p] = true;
     x.elements->split(head_of_packet(p), channel(p), begin, count, block.split);
     const auto row = block.biases.row(0);
     for (idx_t t = first; t < first + n; ++t) {
-      if (!rows.of(p).apart[t]) continue;
+      if (!rows.of(p).separate[t]) continue;
       const key_sums<T>& own = rows.of(p).exact[t];
       bias.fill(t, begin, count, row.factor);
       row.split(count);

@@ -49,10 +49,10 @@ struct aft_tensors {
   bool shares_biases() const { return w.extents[1] == 1; }
   /// Packets of channels per head.
   idx_t parts() const { return (dim + width<T> - 1) / width<T>; }
-  /// For `pairs` of a row and a key per head; causal calls see half of them.
-  work_estimate work(double pairs) const {
+  /// For `weights` of a row and a key per head; causal calls see half of them.
+  work_estimate work(double weights) const {
     const double channels = static_cast<double>(batch * heads) * static_cast<double>(dim);
-    return {.operations = (causal ? 2 : 4) * channels * pairs, .bytes = 16 * channels * static_cast<double>(length)};
+    return {.operations = (causal ? 2 : 4) * channels * weights, .bytes = 16 * channels * static_cast<double>(length)};
   }
 };
 

@@ -190,10 +190,10 @@ struct aft_window_call {
       const idx_t length = bundle[0].length, real = std::clamp(grid.columns_of(r, length), first, end);
       if (first == real) return;
       sums_array<T> outside;
-      packed_piece<T> piece;
+      packed_chunk<T> chunk;
       auto block = exec.scratch(worker, [&](arena& memory) {
         outside = sums_array<T>::layout(memory, bundles.most, parts);
-        piece = packed_piece<T>::layout(memory, bundles.most * parts, product_keys);
+        chunk = packed_chunk<T>::layout(memory, bundles.most * parts, product_keys);
         return aft_block<T>::layout(memory, bundles.most * parts, grid.causal);
       });
       for (idx_t n = 0; n < std::ssize(bundle); ++n)
@@ -211,8 +211,8 @@ struct aft_window_call {
         keys += stop - begin;
         for (idx_t j = begin; j < stop; j += product_keys) {
           const idx_t count = std::min(product_keys, stop - j);
-          for (idx_t n = 0; n < std::ssize(bundle); ++n) piece.pack(*x.elements, bundle.data()[n], n * parts, j, count);
-          rows.add_piece(piece, j, count);
+          for (idx_t n = 0; n < std::ssize(bundle); ++n) chunk.pack(*x.elements, bundle.data()[n], n * parts, j, count);
+          rows.add_chunk(chunk, j, count);
         }
       });
       finish(rows, keys);

@@ -15,7 +15,7 @@ struct attention_shape {
 
   idx_t group() const { return kv_heads ? heads / kv_heads : 0; }
   /// Multiplications and additions of one query and one key in every head.
-  double operations_per_pair() const {
+  double operations_per_score() const {
     return 2 * static_cast<double>(batch) * static_cast<double>(heads) * static_cast<double>(dim + dim_v);
   }
 };

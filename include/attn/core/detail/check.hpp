@@ -80,11 +80,11 @@ struct memory_layout {
   }
 };
 
-/// Adds the bytes that an axis of a view spans to `bytes`; whether that is a number.
-inline bool add_span(idx_t stride, idx_t extent, idx_t item, idx_t& bytes) {
-  idx_t step = 0, span = 0;
-  return !__builtin_mul_overflow(stride, item, &step) && !__builtin_mul_overflow(step, extent - 1, &span) &&
-         span > -beyond_count && span < beyond_count && (bytes += std::abs(span)) < beyond_count;
+/// Adds the bytes that an axis of a view covers to `bytes`; whether that is a number.
+inline bool add_bytes_of_axis(idx_t stride, idx_t extent, idx_t item, idx_t& bytes) {
+  idx_t step = 0, covered = 0;
+  return !__builtin_mul_overflow(stride, item, &step) && !__builtin_mul_overflow(step, extent - 1, &covered) &&
+         covered > -beyond_count && covered < beyond_count && (bytes += std::abs(covered)) < beyond_count;
 }
 
 /// Whether two views are the same memory in the same layout.
@@ -154,7 +154,7 @@ class validator {
       fail({what, " with memory behind its extents"}, "a null view of shape " + list_text(x.extents, x.rank));
     idx_t bytes = 0;
     for (int n = 0; n < x.rank && !x.empty(); ++n)
-      if (x.extents[n] > 1 && !add_span(x.strides[n], x.extents[n], x.item, bytes))
+      if (x.extents[n] > 1 && !add_bytes_of_axis(x.strides[n], x.extents[n], x.item, bytes))
         fail({what, " with strides * extents that memory can hold"}, "strides " + list_text(x.strides, x.rank));
   }
 
@@ -218,7 +218,7 @@ struct moving_axes {
     idx_t all = item;
     for (int n = 0; n < x.rank; ++n) {
       if (x.extents[n] < 2) continue;
-      if (!add_span(x.strides[n], x.extents[n], x.item, all)) {
+      if (!add_bytes_of_axis(x.strides[n], x.extents[n], x.item, all)) {
         endless = true;
         break;
       }
@@ -230,7 +230,7 @@ struct moving_axes {
   }
 
   /// Bytes from the lowest address on that the axes with steps below `limit` touch.
-  idx_t span(idx_t limit) const {
+  idx_t covered(idx_t limit) const {
     idx_t bytes = item;
     for (int n = 0; n < count; ++n)
       if (axes[n].stride < limit) bytes += axes[n].stride * (axes[n].extent - 1);
@@ -249,7 +249,7 @@ inline bool elements_overlap(const memory_layout& x) {
   const moving_axes m(x);
   if (m.endless) return true;
   for (int n = 0; n < m.count; ++n) {
-    if (m.axes[n].stride < m.span(m.axes[n].stride)) return true;
+    if (m.axes[n].stride < m.covered(m.axes[n].stride)) return true;
     for (int other = 0; other < n; ++other)
       if (m.axes[other].stride == m.axes[n].stride) return true;
   }
@@ -265,15 +265,15 @@ inline bool may_share(const memory_layout& x, const memory_layout& y) {
   constexpr idx_t all = std::numeric_limits<idx_t>::max();
   const moving_axes a(x), b(y);
   if (a.endless || b.endless) return true;
-  if (a.origin + static_cast<std::uintptr_t>(a.span(all)) <= b.origin ||
-      b.origin + static_cast<std::uintptr_t>(b.span(all)) <= a.origin)
+  if (a.origin + static_cast<std::uintptr_t>(a.covered(all)) <= b.origin ||
+      b.origin + static_cast<std::uintptr_t>(b.covered(all)) <= a.origin)
     return false;
   const auto apart_at = [&](idx_t cut) {
     const idx_t period = b.period(cut, a.period(cut, 0));
     if (period == 0) return false;
     const auto p = static_cast<std::uintptr_t>(period);
     const auto place = static_cast<idx_t>((a.origin % p + p - b.origin % p) % p);  // where a begins, counted from b
-    return place >= b.span(cut) && place + a.span(cut) <= period;
+    return place >= b.covered(cut) && place + a.covered(cut) <= period;
   };
   for (int n = 0; n < a.count; ++n)
     if (apart_at(a.axes[n].stride)) return false;

@@ -143,11 +143,11 @@ ATTN_INLINE packet<T> exp_weight(const packet<T>& x) {
   using constants = exp_constants<T>;
   if constexpr (!fuses_products) return exp<T>(x);  // x log2 e would be off by its own rounding
   constexpr T lowest = T(-float_bits<T>::bias * 0.693147180559945309417);
-  const packet<T> held = max(x, broadcast<T>(lowest));
-  const packet<T> shifted = add(mul(held, broadcast<T>(constants::log2_e_high)), broadcast<T>(rounder<T>));
+  const packet<T> clamped = max(x, broadcast<T>(lowest));
+  const packet<T> shifted = add(mul(clamped, broadcast<T>(constants::log2_e_high)), broadcast<T>(rounder<T>));
   const packet<T> n = sub(shifted, broadcast<T>(rounder<T>));
-  packet<T> fraction = fma(held, broadcast<T>(constants::log2_e_high), sub(zero<T>(), n));
-  fraction = fma(held, broadcast<T>(constants::log2_e_low), fraction);
+  packet<T> fraction = fma(clamped, broadcast<T>(constants::log2_e_high), sub(zero<T>(), n));
+  fraction = fma(clamped, broadcast<T>(constants::log2_e_low), fraction);
   const packet<T> power = add(polynomial<T>(fraction, constants::weight), broadcast<T>(T(1)));
   return mul(power, bits_to_exponent<T>(shifted));
 }

@@ -17,11 +17,12 @@ namespace attn::inline ATTN_ISA::detail {
 
 inline constexpr double two_pi = 6.283185307179586476925286766559;
 
-inline double frequency_of(idx_t pair, idx_t dims, double base) {
-  return std::pow(base, -2 * static_cast<double>(pair) / static_cast<double>(dims));
+inline double frequency_of(idx_t n, idx_t dims, double base) {
+  return std::pow(base, -2 * static_cast<double>(n) / static_cast<double>(dims));
 }
 
-/// f(pair, frequency_of(pair)) of all pairs of dims; the base is the first of the numbers that must be positive.
+/// f(n, frequency_of(n)) for every two dims that are rotated together; the base is the first of the numbers that must
+/// be positive.
 template <class F>
 std::vector<double> frequencies_of(const char* name, idx_t dims, std::initializer_list<double> positive, const F& f) {
   const validator check(name);
@@ -47,12 +48,12 @@ inline double checked_turns(const char* name, idx_t original_length, double fast
 /// three terms, the first two of 32 bits, so that multiples of up to 2^21 turns are exact.
 inline void rotation_angles(double position, const double* frequency, idx_t count, double* cosine, double* sine) {
   using packet_type = packet<double>;
-  constexpr double pieces[] = {0x1.921fb544p+2, 0x1.0b4611a6p-32, 0x1.3198a2e037073p-67};
+  constexpr double turn[] = {0x1.921fb544p+2, 0x1.0b4611a6p-32, 0x1.3198a2e037073p-67};
   for (idx_t n = 0; n < count; n += width<double>) {
     const packet_type angle = mul(broadcast<double>(position), load<double>(frequency + n));
     const packet_type turns = nearest<double>(mul(angle, broadcast<double>(1 / two_pi)));
     packet_type rest = angle;
-    for (double piece : pieces) rest = fma(turns, broadcast<double>(-piece), rest);
+    for (double part : turn) rest = fma(turns, broadcast<double>(-part), rest);
     packet_type s, c;
     sin_cos<double>(rest, s, c);
     store<double>(cosine + n, c), store<double>(sine + n, s);
@@ -71,17 +72,17 @@ struct rotary_call {
   idx_t dims, first_position;
   tensor_view<const idx_t, 2> positions;
   tensor_view<const T, 2> cos, sin;
-  const double* frequency;  // [whole packets of pairs]
+  const double* frequency;  // [whole packets]
   double magnitude;
   bool own_table, interleaved, back, accumulate;
   double* of_rests = nullptr;  // [rests][2][angles()]: their cosines and sines, where there are tokens enough
 
-  idx_t pairs() const { return dims / 2; }
+  idx_t frequencies() const { return dims / 2; }
   /// A row is rotated as a whole (adjacent dims), or as two halves.
-  idx_t piece() const { return interleaved ? dims : pairs(); }
-  idx_t padded() const { return round_up(piece(), width<T>); }
+  idx_t columns() const { return interleaved ? dims : frequencies(); }
+  idx_t padded() const { return round_up(columns(), width<T>); }
 
-  idx_t angles() const { return round_up(pairs(), width<double>); }
+  idx_t angles() const { return round_up(frequencies(), width<double>); }
 
   struct scratch {
     T *cosine, *sine;  // [tokens][padded]; adjacent dims: each twice, the first sine negated
@@ -95,7 +96,7 @@ struct rotary_call {
             memory.allocate<double>(2 * angles()),       memory.allocate<double>(2 * angles())};
   }
   void angles_of(idx_t position, double* into) const {
-    rotation_angles(static_cast<double>(position), frequency, pairs(), into, into + angles());
+    rotation_angles(static_cast<double>(position), frequency, frequencies(), into, into + angles());
   }
   void prepare_rests() const {
     for (idx_t n = 0; n < rests; ++n) angles_of(n, of_rests + n * 2 * angles());
@@ -105,7 +106,7 @@ struct rotary_call {
   void prepare(idx_t at, T* c, T* s, scratch& own) const {
     const double sign = back ? -1 : 1;
     if (own_table) {
-      for (idx_t n = 0; n < pairs(); ++n) set(n, cos(at, n), static_cast<T>(sign) * sin(at, n), c, s);
+      for (idx_t n = 0; n < frequencies(); ++n) set(n, cos(at, n), static_cast<T>(sign) * sin(at, n), c, s);
     } else {
       const idx_t left = (at % rests + rests) % rests;
       if (own.known != at - left) angles_of(own.known = at - left, own.multiple);
@@ -119,13 +120,13 @@ struct rotary_call {
         store<double>(own.sum + angles() + n, mul(sine_factor, fma(s_1, c_2, mul(c_1, s_2))));
       }
       if (interleaved) {
-        for (idx_t n = 0; n < pairs(); ++n)
+        for (idx_t n = 0; n < frequencies(); ++n)
           set(n, static_cast<T>(own.sum[n]), static_cast<T>(own.sum[angles() + n]), c, s);
       } else {
         narrow(own.sum, c), narrow(own.sum + angles(), s);
       }
     }
-    std::fill(c + piece(), c + padded(), T(0)), std::fill(s + piece(), s + padded(), T(0));
+    std::fill(c + columns(), c + padded(), T(0)), std::fill(s + columns(), s + padded(), T(0));
   }
   /// Loops whose counts are known are vectorized at -O2 too.
   void narrow(const double* from, T* into) const {
@@ -170,9 +171,9 @@ struct rotary_call {
   /// Tokens [begin, end) of heads [first, last), token by token: a few heads at a time are memory streams that the
   /// processor prefetches, and cosines and sines stay in the cache; head by head takes twice as long.
   void rotate_rows(idx_t b, idx_t first, idx_t last, idx_t begin, idx_t end, const scratch& s) const {
-    const idx_t half = pairs(), step = padded(), rest = x.data() == to.data() ? 0 : x.extent(3) - dims;
+    const idx_t half = frequencies(), step = padded(), rest = x.data() == to.data() ? 0 : x.extent(3) - dims;
     if constexpr (std::same_as<S, T>)
-      if (x.stride(3) == 1 && to.stride(3) == 1 && piece() == padded() && !accumulate) {
+      if (x.stride(3) == 1 && to.stride(3) == 1 && columns() == padded() && !accumulate) {
         const T *cosine = s.cosine, *sine = s.sine;
         for (idx_t i = begin; i < end; ++i, cosine += step, sine += step)
           for (idx_t h = first; h < last; ++h) {
@@ -189,14 +190,14 @@ struct rotary_call {
   }
   /// A row in any layout, through s.row.
   void rotate_any(const S* row, idx_t row_stride, S* result, idx_t result_stride, idx_t n, const scratch& s) const {
-    const idx_t half = pairs(), pieces = interleaved ? 1 : 2;
-    for (idx_t part = 0; part < pieces; ++part)
+    const idx_t half = frequencies(), halves = interleaved ? 1 : 2;
+    for (idx_t part = 0; part < halves; ++part)
       for (idx_t d = 0; d < padded(); d += width<T>)
         store<T>(s.row + part * padded() + d,
-                 load_part<T>(row + (part * half + d) * row_stride, row_stride, piece() - d));
+                 load_part<T>(row + (part * half + d) * row_stride, row_stride, columns() - d));
     rotate(s.row, s.row + padded(), s.cosine + n, s.sine + n, s.row, s.row + padded());
-    for (idx_t part = 0; part < pieces; ++part)
-      for (idx_t d = 0; d < piece(); ++d)
+    for (idx_t part = 0; part < halves; ++part)
+      for (idx_t d = 0; d < columns(); ++d)
         store_gradient(result[(part * half + d) * result_stride], s.row[part * padded() + d], accumulate);
     for (idx_t d = dims; d < x.extent(3) && (accumulate || row != result); ++d)
       store_gradient(result[d * result_stride], static_cast<T>(row[d * row_stride]), accumulate);

@@ -177,11 +177,11 @@ struct fnet_call {
     const idx_t block_size = over_tokens.rows() * wide, groups = ceil_div(blocks, blocks_together);
     const auto spare = [&](int worker) { return rows_of(w.exec, worker, spare_rows); };
 
-    w.for_each(over_tokens.input_pieces() * groups, [&](idx_t slice, T* rows, idx_t step, int worker) {
+    w.for_each(over_tokens.input_slices() * groups, [&](idx_t slice, T* rows, idx_t step, int worker) {
       even_part<T, S> even{slice_of(x, slice)};
       even.x.rows = n;
       const idx_t group = step % groups;
-      over_tokens.take_in(
+      over_tokens.read_input(
           step / groups, group * blocks / groups, (group + 1) * blocks / groups, rows, spare(worker),
           [&](idx_t block, idx_t t, T* row, T* mirrored) { even.fold(t, block * wide, row, mirrored); });
     });

@@ -71,17 +71,17 @@ class sequence_plan {
   /// The results l <= n / 2 in the order of their places.
   idx_t token(idx_t i) const { return tokens_[i]; }
 
-  /// Pieces of work in which the input is taken in.
-  idx_t input_pieces() const {
+  /// Slices in which the input is read, one a task.
+  idx_t input_slices() const {
     return parts_ == 1 ? (length_ / 2 + tokens_together) / tokens_together : (size_ / 2 + together) / together;
   }
 
-  /// One piece of blocks [begin, end); block 0 begins at `rows`. load(block, t, row, mirrored) writes rows t and -t.
+  /// One slice of blocks [begin, end); block 0 begins at `rows`. load(block, t, row, mirrored) writes rows t and -t.
   template <class Load>
-  void take_in(idx_t piece, idx_t begin, idx_t end, T* rows, T* spare, Load&& load) const {
+  void read_input(idx_t slice, idx_t begin, idx_t end, T* rows, T* spare, Load&& load) const {
     if (parts_ == 1) {
-      const idx_t last = std::min((piece + 1) * tokens_together - 1, length_ / 2);
-      for (idx_t t = piece * tokens_together; t <= last; ++t)
+      const idx_t last = std::min((slice + 1) * tokens_together - 1, length_ / 2);
+      for (idx_t t = slice * tokens_together; t <= last; ++t)
         for (idx_t b = begin; b < end; ++b) {
           T* const block = rows + b * this->rows() * wide;
           load(b, t, block + t * wide, block + mirror(t, length_) * wide);
@@ -89,7 +89,7 @@ class sequence_plan {
       return;
     }
     // Column j comes with its mirror image -j, unless it is its own.
-    const idx_t first = piece * together, count = std::min(together, size_ / 2 + 1 - first);
+    const idx_t first = slice * together, count = std::min(together, size_ / 2 + 1 - first);
     const auto is_own_image = [&](idx_t c) { return first + c == mirror(first + c, size_); };
     const auto column = [&](idx_t b, idx_t c, bool image) {
       return spare + (((b - begin) * 2 + image) * together + c) * parts_ * wide;

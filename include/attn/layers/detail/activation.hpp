@@ -16,7 +16,7 @@ enum class activation { relu, gelu, gelu_tanh, silu };
 
 namespace detail {
 
-/// Phi(-a) = e^(-a^2 / 2) g(a) / (a + shift) for a >= 0, where g is smooth: a polynomial in u = base - span / (a +
+/// Phi(-a) = e^(-a^2 / 2) g(a) / (a + shift) for a >= 0, where g is smooth: a polynomial in u = base - factor / (a +
 /// shift), which takes a in [0, farthest] to [-1, 1] (own Chebyshev fits). Beyond `farthest` the tail is below every
 /// number.
 template <class T>
@@ -24,7 +24,7 @@ struct normal_tail_constants;
 
 template <>
 struct normal_tail_constants<float> {
-  static constexpr float farthest = 16, shift = 4, base = 1.5f, span = 10;
+  static constexpr float farthest = 16, shift = 4, base = 1.5f, factor = 10;
   static constexpr float series[] = {0.8939409337f,   -0.6296958611f,   0.3289950788f,    -0.1214521862f,
                                      0.02679433437f,  -6.864201383e-4f, -1.431346673e-3f, 2.277417755e-4f,
                                      8.232412068e-5f, -1.713372472e-5f, -5.182693956e-6f};  // error 3.1e-9
@@ -32,7 +32,7 @@ struct normal_tail_constants<float> {
 
 template <>
 struct normal_tail_constants<double> {
-  static constexpr double farthest = 40, shift = 5, base = 1.25, span = 11.25;
+  static constexpr double farthest = 40, shift = 5, base = 1.25, factor = 11.25;
   static constexpr double series[] = {
       0.84969577171772043018,     -0.70046492716831294111,   0.48437498414282825383,    -0.27811948195866812083,
       0.12948165075059688115,     -0.046439848471161472927,  0.011238259242227438109,   -0.00089223599837507491439,
@@ -48,11 +48,11 @@ ATTN_INLINE packet<T> gelu(const packet<T>& x) {
   const packet<T> one = broadcast<T>(T(1)), half = broadcast<T>(T(-0.5));
   const packet<T> above = max(x, broadcast<T>(-constants::farthest));  // -infinity times 0 would be NaN
   const packet<T> a = min(abs(above), broadcast<T>(constants::farthest));
-  // The square in two pieces: its rounding error would grow with the exponent.
+  // The square as a sum of two numbers: its rounding error would grow with the exponent.
   const packet<T> square = mul(a, a), rest = fma(a, a, sub(zero<T>(), square));
   const packet<T> bell = mul(exp<T>(mul(square, half)), fma(rest, half, one));
   const packet<T> r = div(one, add(a, broadcast<T>(constants::shift)));
-  const packet<T> u = fma(r, broadcast<T>(-constants::span), broadcast<T>(constants::base));
+  const packet<T> u = fma(r, broadcast<T>(-constants::factor), broadcast<T>(constants::base));
   const packet<T> tail = mul(mul(bell, polynomial<T>(u, constants::series)), r);
   return mul(above, if_less(zero<T>(), x, sub(one, tail), tail));
 }
@@ -79,7 +79,7 @@ ATTN_INLINE packet<T> gelu_slope(const packet<T>& x) {
   const packet<T> square = mul(a, a), rest = fma(a, a, sub(zero<T>(), square)), half = broadcast<T>(T(-0.5));
   const packet<T> bell = mul(exp<T>(mul(square, half)), fma(rest, half, one));
   const packet<T> r = div(one, add(a, broadcast<T>(constants::shift)));
-  const packet<T> u = fma(r, broadcast<T>(-constants::span), broadcast<T>(constants::base));
+  const packet<T> u = fma(r, broadcast<T>(-constants::factor), broadcast<T>(constants::base));
   const packet<T> tail = mul(mul(bell, polynomial<T>(u, constants::series)), r);
   return fma(within, mul(bell, broadcast<T>(phi_at_0)), if_less(zero<T>(), x, sub(one, tail), tail));
 }

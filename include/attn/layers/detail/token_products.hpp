@@ -135,7 +135,7 @@ struct row_buffer {
 template <class P>
 struct packed_weight {
   using T = sum_type<P>;
-  static constexpr idx_t wide = panel_width<T>, outputs_per_piece = 4 * wide;
+  static constexpr idx_t wide = panel_width<T>, outputs_per_block = 4 * wide;
 
   const linear_weight<P>* from;
   P* panels;
@@ -147,27 +147,27 @@ struct packed_weight {
   idx_t padded() const { return round_up(from->outputs, wide); }
   P* block(idx_t k0) const { return panels + operands<P>(k0) * padded(); }
 
-  /// Packing is split into pieces of outputs.
-  idx_t pieces() const { return ceil_div(from->outputs, outputs_per_piece); }
+  /// Packing is split into blocks of outputs.
+  idx_t blocks() const { return ceil_div(from->outputs, outputs_per_block); }
 
-  void pack(idx_t piece) const {
-    const idx_t begin = piece * outputs_per_piece, count = std::min(outputs_per_piece, from->outputs - begin);
+  void pack(idx_t number) const {
+    const idx_t begin = number * outputs_per_block, count = std::min(outputs_per_block, from->outputs - begin);
     for (idx_t k0 = 0; k0 < from->inputs; k0 += input_block) {
       const idx_t depth = std::min(input_block, from->inputs - k0);
       from->pack(*from, begin, count, k0, depth, block(k0) + begin * operands<P>(depth));
     }
     from->load_bias(begin, count, bias + begin);
-    std::fill(bias + begin + count, bias + std::min(begin + outputs_per_piece, padded()), T(0));
+    std::fill(bias + begin + count, bias + std::min(begin + outputs_per_block, padded()), T(0));
   }
 };
 
 template <class P>
 void pack_weights(std::span<const packed_weight<P>> list, execution& exec) {
-  idx_t pieces = 0;
-  for (const auto& weight : list) pieces = std::max(pieces, weight.pieces());
-  exec.for_each(pieces * std::ssize(list), [&](idx_t task, int) {
-    const auto& weight = list[static_cast<std::size_t>(task / pieces)];
-    if (const idx_t piece = task % pieces; piece < weight.pieces()) weight.pack(piece);
+  idx_t blocks = 0;
+  for (const auto& weight : list) blocks = std::max(blocks, weight.blocks());
+  exec.for_each(blocks * std::ssize(list), [&](idx_t task, int) {
+    const auto& weight = list[static_cast<std::size_t>(task / blocks)];
+    if (const idx_t block = task % blocks; block < weight.blocks()) weight.pack(block);
   });
 }
 

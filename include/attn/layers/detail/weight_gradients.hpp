@@ -4,7 +4,7 @@
 //
 // Tokens go in chunks of gradient_chunk. First every block of token_block tokens is packed, d as tiles and x as panels
 // of the register-blocked product, columns where that has rows (and the gradient of x is computed on the way); then
-// pieces of dW take the chunk in. Every number of dW is one sum per chunk, and the sum of these in the order of tokens,
+// blocks of dW take the chunk in. Every number of dW is one sum per chunk, and the sum of these in the order of tokens,
 // so neither threads nor how many chunks are packed at once change a bit.
 //
 // A token whose d is 0 adds nothing, whatever its inputs are: so NaN in padding reaches no weight.
@@ -171,8 +171,8 @@ ATTN_INLINE packet<sum_type<P>> sum_of_operands(const packet<P>& x) {
 template <class P>
 struct weight_sums {
   using T = sum_type<P>;
-  /// dW is split into pieces, each [rows_per_piece][columns_per_piece].
-  static constexpr idx_t rows_per_piece = token_block, columns_per_piece = 8 * panel_width<T>;
+  /// dW is split into blocks, each [rows_per_block][columns_per_block].
+  static constexpr idx_t rows_per_block = token_block, columns_per_block = 8 * panel_width<T>;
 
   gradient_memory<T> weight, bias;
   gradient_tiles<P> d;
@@ -183,37 +183,37 @@ struct weight_sums {
   weight_sums(arena& memory, const gradient_memory<T>& to_weight, const gradient_memory<T>& to_bias, idx_t outputs,
               const input_panels<P>& inputs, idx_t chunks)
       : weight(to_weight), bias(to_bias), d(memory, outputs, wanted() ? chunks : 0), x(inputs) {
-    sums = memory.allocate<T>(weight.given() ? pieces() * rows_per_piece * columns_per_piece : 0);
-    bias_sums = memory.allocate<T>(bias.given() ? round_up(outputs, rows_per_piece) : 0);
+    sums = memory.allocate<T>(weight.given() ? blocks() * rows_per_block * columns_per_block : 0);
+    bias_sums = memory.allocate<T>(bias.given() ? round_up(outputs, rows_per_block) : 0);
   }
 
   bool wanted() const { return weight.given() || bias.given(); }
-  idx_t pieces_across() const {
-    return weight.given() ? std::max<idx_t>(1, ceil_div(x.columns, columns_per_piece)) : 1;
+  idx_t blocks_across() const {
+    return weight.given() ? std::max<idx_t>(1, ceil_div(x.columns, columns_per_block)) : 1;
   }
-  idx_t pieces() const { return wanted() ? ceil_div(d.columns, rows_per_piece) * pieces_across() : 0; }
+  idx_t blocks() const { return wanted() ? ceil_div(d.columns, rows_per_block) * blocks_across() : 0; }
 
-  struct piece {
+  struct block {
     idx_t row, rows, column, columns;
     T *sums, *bias_sums;  // null where missing
   };
-  piece piece_at(idx_t n) const {
-    const idx_t row = n / pieces_across() * rows_per_piece, column = n % pieces_across() * columns_per_piece;
+  block block_at(idx_t n) const {
+    const idx_t row = n / blocks_across() * rows_per_block, column = n % blocks_across() * columns_per_block;
     return {row,
-            std::min(rows_per_piece, d.columns - row),
+            std::min(rows_per_block, d.columns - row),
             column,
-            std::min(columns_per_piece, x.columns - column),
-            weight.given() ? sums + n * rows_per_piece * columns_per_piece : nullptr,
+            std::min(columns_per_block, x.columns - column),
+            weight.given() ? sums + n * rows_per_block * columns_per_block : nullptr,
             bias.given() && column == 0 ? bias_sums + row : nullptr};
   }
 
-  void clear(const piece& p) const {
-    if (p.sums) std::fill_n(p.sums, rows_per_piece * columns_per_piece, T(0));
-    if (p.bias_sums) std::fill_n(p.bias_sums, rows_per_piece, T(0));
+  void clear(const block& p) const {
+    if (p.sums) std::fill_n(p.sums, rows_per_block * columns_per_block, T(0));
+    if (p.bias_sums) std::fill_n(p.bias_sums, rows_per_block, T(0));
   }
 
   /// One chunk of `depth` tokens.
-  void add_chunk(const piece& p, idx_t chunk, idx_t depth) const {
+  void add_chunk(const block& p, idx_t chunk, idx_t depth) const {
     depth = operands<P>(depth);
     const P* const tiles = d.chunk(chunk) + p.row * depth;
     if (p.sums && p.columns > 0) {
@@ -233,7 +233,7 @@ struct weight_sums {
     }
   }
 
-  void put(const piece& p) const {
+  void put(const block& p) const {
     const idx_t stride = round_up(p.columns, panel_width<T>);
     for (idx_t r = 0; p.sums && r < p.rows; ++r) weight.put(p.row + r, p.column, p.columns, p.sums + r * stride);
     if (p.bias_sums) bias.put(0, p.row, p.rows, p.bias_sums);
@@ -248,17 +248,17 @@ inline idx_t chunks_together(const execution& exec, idx_t tokens) {
 /// body(first token, rows, place, worker) packs every block of tokens for the sums in `list`.
 template <class P, class Body>
 void sum_over_tokens(idx_t tokens, idx_t together, std::span<const weight_sums<P>> list, execution& exec, Body&& body) {
-  idx_t pieces = 0;
-  for (const auto& sums : list) pieces = std::max(pieces, sums.pieces());
-  const auto for_each_piece = [&](auto&& visit) {
-    exec.for_each(pieces * std::ssize(list), [&](idx_t task, int) {
-      const auto& sums = list[static_cast<std::size_t>(task / pieces)];
-      if (const idx_t n = task % pieces; n < sums.pieces()) visit(sums, sums.piece_at(n));
+  idx_t blocks = 0;
+  for (const auto& sums : list) blocks = std::max(blocks, sums.blocks());
+  const auto for_each_block = [&](auto&& visit) {
+    exec.for_each(blocks * std::ssize(list), [&](idx_t task, int) {
+      const auto& sums = list[static_cast<std::size_t>(task / blocks)];
+      if (const idx_t n = task % blocks; n < sums.blocks()) visit(sums, sums.block_at(n));
     });
   };
   // Without sums all blocks go at once.
-  const idx_t step = pieces > 0 ? together * gradient_chunk : std::max<idx_t>(1, tokens);
-  for_each_piece([](const auto& sums, const auto& piece) { sums.clear(piece); });
+  const idx_t step = blocks > 0 ? together * gradient_chunk : std::max<idx_t>(1, tokens);
+  for_each_block([](const auto& sums, const auto& block) { sums.clear(block); });
   for (idx_t begin = 0; begin < tokens; begin += step) {
     const idx_t here = std::min(step, tokens - begin);
     const auto depth_of = [&](idx_t chunk) { return std::min(gradient_chunk, here - chunk * gradient_chunk); };
@@ -267,11 +267,11 @@ void sum_over_tokens(idx_t tokens, idx_t together, std::span<const weight_sums<P
       body(begin + first, std::min(token_block, here - first),
            chunk_place{chunk, depth_of(chunk), first % gradient_chunk}, worker);
     });
-    for_each_piece([&](const auto& sums, const auto& piece) {
-      for (idx_t chunk = 0; chunk * gradient_chunk < here; ++chunk) sums.add_chunk(piece, chunk, depth_of(chunk));
+    for_each_block([&](const auto& sums, const auto& block) {
+      for (idx_t chunk = 0; chunk * gradient_chunk < here; ++chunk) sums.add_chunk(block, chunk, depth_of(chunk));
     });
   }
-  for_each_piece([](const auto& sums, const auto& piece) { sums.put(piece); });
+  for_each_block([](const auto& sums, const auto& block) { sums.put(block); });
 }
 
 /// A weight as its transpose: what takes gradients of outputs to those of inputs.

@@ -53,8 +53,8 @@ struct landmark_plan {
 
   /// Parts of the keys with a softmax of their own, merged in order: at most 16, each of several segments, depending on
   /// the shape alone.
-  idx_t pieces() const { return std::clamp<idx_t>(shape.keys / 2048, 1, std::min<idx_t>(16, landmarks)); }
-  idx_t piece_begin(idx_t n) const { return segment_begin(n, landmarks, pieces()); }
+  idx_t parts() const { return std::clamp<idx_t>(shape.keys / 2048, 1, std::min<idx_t>(16, landmarks)); }
+  idx_t part_begin(idx_t n) const { return segment_begin(n, landmarks, parts()); }
 };
 
 /// The data of one key head of one batch item.
@@ -63,7 +63,7 @@ struct landmark_head {
   using T = sum_type<P>;
 
   T *queries = nullptr, *keys = nullptr;  // [group][landmarks][dim], [landmarks][dim]
-  online_softmax<T>* partial = nullptr;   // [piece], of rows [group][landmarks]
+  online_softmax<T>* partial = nullptr;   // [part], of rows [group][landmarks]
   packed_keys<P>* packed = nullptr;       // [group]; the first one serves all where every key is a landmark
 
   static landmark_head layout(arena& memory, const landmark_plan& plan) {
@@ -72,7 +72,7 @@ struct landmark_head {
     const auto partial = [&](arena& m) { return online_softmax<T>::layout(m, rows, s.dim_v); };
     const auto packed = [&](arena& m) { return packed_keys<P>::layout(m, keys, s.dim, s.dim_v); };
     return {memory.allocate<T>(rows * s.dim), memory.allocate<T>(keys * s.dim),
-            memory.allocate_list(plan.pieces(), partial), memory.allocate_list(s.group(), packed)};
+            memory.allocate_list(plan.parts(), partial), memory.allocate_list(s.group(), packed)};
   }
 };
 
@@ -143,12 +143,12 @@ struct landmark_inverse {
   double cutoff = 0;
   std::optional<start_norms<T>> norms{};  // norms that the iteration starts from; unless given those of A
 
-  /// Packs the keys and values that the queries of head `member` of a group attend to: landmarks K', and
+  /// Packs the keys and values that the queries of head `in_group` of a group attend to: landmarks K', and
   /// A^+ softmax(scale Q' K^T) V.
   template <class P>
-  [[gnu::noinline]] void pack(const landmark_head<P>& head, idx_t member, idx_t m,
+  [[gnu::noinline]] void pack(const landmark_head<P>& head, idx_t in_group, idx_t m,
                               const score_terms<T, no_score>& terms, execution& exec, int worker) const {
-    packed_keys<P>& packed = head.packed[member];
+    packed_keys<P>& packed = head.packed[in_group];
     const idx_t dim = packed.dim, dim_v = packed.dim_v;
     const online_softmax<T>& known = head.partial[0];
     landmark_weights<T> a;
@@ -162,10 +162,10 @@ struct landmark_inverse {
         by_iteration = iterative_inverse<T>::layout(memory, m, dim_v);
       return 0;
     });
-    a.compute(head.queries + member * m * dim, head.keys, terms);
-    T* const values = known.out + member * m * known.stride;
+    a.compute(head.queries + in_group * m * dim, head.keys, terms);
+    T* const values = known.out + in_group * m * known.stride;
     for (idx_t r = 0; r < m; ++r) {
-      const T normal = T(1) / known.sum[member * m + r];
+      const T normal = T(1) / known.sum[in_group * m + r];
       for (idx_t d = 0; d < dim_v; ++d) values[r * known.stride + d] *= normal;
     }
     if (exact)

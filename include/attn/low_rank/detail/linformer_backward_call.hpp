@@ -16,10 +16,10 @@ struct projected_rows {
   few_rows<P> rows, gradient;
   sums_in_parts<T>* sums = nullptr;  // [query heads that attend to them], by parts of the queries
 
-  static projected_rows layout(arena& memory, idx_t rank, idx_t dim, idx_t query_heads, idx_t pieces) {
+  static projected_rows layout(arena& memory, idx_t rank, idx_t dim, idx_t query_heads, idx_t parts) {
     return {
         few_rows<P>::layout(memory, rank, dim), few_rows<P>::layout(memory, rank, dim),
-        memory.allocate_list(query_heads, [&](arena& m) { return sums_in_parts<T>::layout(m, pieces, rank, dim); })};
+        memory.allocate_list(query_heads, [&](arena& m) { return sums_in_parts<T>::layout(m, parts, rank, dim); })};
   }
 };
 
@@ -78,7 +78,7 @@ struct linformer_backward_call {
 
   const attention_shape& shape() const { return views.shape; }
   idx_t rank() const { return keys.rank(); }
-  idx_t pieces() const { return std::clamp<idx_t>(shape().queries / 2048, 1, 16); }
+  idx_t parts() const { return std::clamp<idx_t>(shape().queries / 2048, 1, 16); }
   /// The head of the projected tokens that query head h sees, and the number of h among the query heads that see it.
   idx_t result_head(const sequence_projection<S>& side, idx_t h) const { return h * side.heads / shape().heads; }
   idx_t place(const sequence_projection<S>& side, idx_t h) const { return h % (shape().heads / side.heads); }
@@ -86,7 +86,7 @@ struct linformer_backward_call {
   item layout(arena& memory) const {
     const auto heads = [&](const sequence_projection<S>& side) {
       return memory.allocate_list(side.heads, [&](arena& m) {
-        return projected_rows<P>::layout(m, rank(), side.x.extent(3), shape().heads / side.heads, pieces());
+        return projected_rows<P>::layout(m, rank(), side.x.extent(3), shape().heads / side.heads, parts());
       });
     };
     item one;
@@ -98,7 +98,7 @@ struct linformer_backward_call {
   }
 
   /// The queries of one part.
-  void queries_back(const item& one, idx_t b, idx_t h, idx_t piece, execution& exec, int worker) const {
+  void queries_back(const item& one, idx_t b, idx_t h, idx_t part, execution& exec, int worker) const {
     const projected_rows<P>&to_keys = one.key_heads[result_head(keys, h)],
           &to_values = one.value_heads[result_head(values, h)];
     const sums_in_parts<T>&d_keys = to_keys.sums[place(keys, h)], &d_values = to_values.sums[place(values, h)];
@@ -111,18 +111,18 @@ struct linformer_backward_call {
       return decltype(block){few_rows_scratch<P>::layout(memory, rank(), shape().dim, shape().dim_v),
                              memory.allocate<T>(few_rows_block), memory.allocate<T>(few_rows_block * stride)};
     });
-    if (key_gradients.any()) d_keys.clear(piece);
-    if (value_gradients.any()) d_values.clear(piece);
+    if (key_gradients.any()) d_keys.clear(part);
+    if (value_gradients.any()) d_values.clear(part);
     if (d_lse) std::fill_n(block.d_lse, few_rows_block, T(0));
-    const idx_t end = segment_begin(piece + 1, queries, pieces());
-    for (idx_t at = segment_begin(piece, queries, pieces()); at < end; at += few_rows_block) {
+    const idx_t end = segment_begin(part + 1, queries, parts());
+    for (idx_t at = segment_begin(part, queries, parts()); at < end; at += few_rows_block) {
       const idx_t count = std::min(few_rows_block, end - at);
       for (idx_t i = 0; d_lse && i < count; ++i) block.d_lse[i] = d_lse(b, h, at + i);
       backward_of_queries<P>(head_of(views.q, b, h), head_of(d_out, b, h), at, count, to_keys.rows, to_values.rows,
                              d_lse ? block.d_lse : nullptr, block.s,
                              {.queries = dq ? block.dq : nullptr,
-                              .keys = key_gradients.any() ? d_keys.part(piece) : nullptr,
-                              .values = value_gradients.any() ? d_values.part(piece) : nullptr,
+                              .keys = key_gradients.any() ? d_keys.part(part) : nullptr,
+                              .values = value_gradients.any() ? d_values.part(part) : nullptr,
                               .stride = stride,
                               .stride_v = sums_stride<T>(shape().dim_v)});
       if (dq)
@@ -222,9 +222,9 @@ struct linformer_backward_call {
       else
         one.value_heads[h - keys.heads].rows.pack(const_rows(values.result(one.values, h - keys.heads)), rank(), T(1));
     });
-    w.exec.for_each(w.count * heads * pieces(), [&](idx_t task, int worker) {
-      const idx_t n = task / pieces() / heads, h = task / pieces() % heads, b = w.first + n;
-      if (views.lengths.keys(b) > 0) return queries_back(w.scratch[n], b, h, task % pieces(), w.exec, worker);
+    w.exec.for_each(w.count * heads * parts(), [&](idx_t task, int worker) {
+      const idx_t n = task / parts() / heads, h = task / parts() % heads, b = w.first + n;
+      if (views.lengths.keys(b) > 0) return queries_back(w.scratch[n], b, h, task % parts(), w.exec, worker);
     });
     w.exec.for_each(dq ? w.count * heads : 0, [&](idx_t task, int) {
       const idx_t b = w.first + task / heads, real = views.lengths.keys(b) > 0 ? views.lengths.queries(b) : 0;

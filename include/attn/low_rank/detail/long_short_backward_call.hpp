@@ -15,7 +15,7 @@ struct long_short_backward_call {
   using T = compute_type<S>;
   using P = product_type<S>;
   using head = long_short_key_head<P>;
-  using member = long_short_member<P>;
+  using query_data = long_short_query_head<P>;
 
   const Call& in;
   const long_short_call<S>& forward;
@@ -27,14 +27,14 @@ struct long_short_backward_call {
   idx_t stride() const { return sums_stride<T>(shape().dim); }
   idx_t stride_v() const { return sums_stride<T>(shape().dim_v); }
   idx_t shift(idx_t b) const { return keys(b) - in.lengths().queries(b); }
-  idx_t pieces() const {
+  idx_t parts() const {
     const idx_t reach = forward.left + forward.right + 2 * forward.block;
     return std::clamp<idx_t>(shape().queries / std::max<idx_t>(2048, 4 * reach), 1, 8);
   }
   /// Number of keys that a part may see.
-  idx_t piece_keys() const {
+  idx_t part_keys() const {
     return std::min(shape().keys,
-                    ceil_div(shape().queries, pieces()) + forward.left + forward.right + 2 * forward.block);
+                    ceil_div(shape().queries, parts()) + forward.left + forward.right + 2 * forward.block);
   }
   idx_t most_rows() const { return forward.finished(shape().keys, shape().keys) * forward.rank(); }
   idx_t compressed_rows(idx_t b) const { return forward.segments(b) * forward.rank(); }
@@ -42,9 +42,9 @@ struct long_short_backward_call {
 
   // Scratch -----------------------------------------------------------------------------------------------------------
 
-  member member_layout(arena& memory) const {
+  query_data query_data_layout(arena& memory) const {
     const idx_t dim = shape().dim, dim_v = shape().dim_v, rows = most_rows();
-    member m;
+    query_data m;
     m.sums = token_sums<T>::layout(memory, forward.finished(shape().keys, shape().keys), forward.segment(shape().keys),
                                    forward.rank(), dim, dim_v);
     m.compressed = backward_keys<P>::layout(memory, rows, dim, dim_v, false, false);
@@ -52,19 +52,19 @@ struct long_short_backward_call {
     m.normed_values = memory.allocate<T>(forward.global ? rows * m.sums.padded_v() : 0);
     m.maximum = memory.allocate<T>(rows), m.share = memory.allocate<T>(rows), m.delta = memory.allocate<T>(rows);
     const idx_t padded = round_up(rows, panel_width<T>);
-    m.d_keys = sums_in_parts<T>::layout(memory, pieces(), wanted.compressed_keys() ? padded : 0, dim);
-    m.d_values = sums_in_parts<T>::layout(memory, pieces(), wanted.compressed_values() ? padded : 0, dim_v);
+    m.d_keys = sums_in_parts<T>::layout(memory, parts(), wanted.compressed_keys() ? padded : 0, dim);
+    m.d_values = sums_in_parts<T>::layout(memory, parts(), wanted.compressed_values() ? padded : 0, dim_v);
     return m;
   }
   head layout(arena& memory) const {
     head p;
-    p.members = memory.allocate_list(shape().group(), [&](arena& m) { return member_layout(m); });
-    const idx_t rows = piece_keys() + panel_width<T>;
-    p.pieces = memory.allocate_list(pieces(), [&](arena& m) {
-      long_short_piece<T> piece;
-      if (wanted.window_keys()) piece.d_keys = m.allocate<T>(rows * stride());
-      if (wanted.window_values()) piece.d_values = m.allocate<T>(rows * stride_v());
-      return piece;
+    p.query_heads = memory.allocate_list(shape().group(), [&](arena& m) { return query_data_layout(m); });
+    const idx_t rows = part_keys() + panel_width<T>;
+    p.parts = memory.allocate_list(parts(), [&](arena& m) {
+      long_short_part<T> part;
+      if (wanted.window_keys()) part.d_keys = m.allocate<T>(rows * stride());
+      if (wanted.window_values()) part.d_values = m.allocate<T>(rows * stride_v());
+      return part;
     });
     if (wanted.window_keys()) p.d_keys = memory.allocate<T>(shape().keys * stride());
     if (wanted.window_values()) p.d_values = memory.allocate<T>(shape().keys * stride_v());
@@ -98,12 +98,12 @@ struct long_short_backward_call {
     if (part >= forward.parts(b)) return;
     const auto scratch = exec.scratch(
         worker, [&](arena& memory) { return token_sums_scratch<T>::layout(memory, shape().dim, shape().dim_v); });
-    p.members[g].sums.add_part(part, forward.segment(keys(b)), head_of(forward.logits, b, kv * shape().group() + g),
+    p.query_heads[g].sums.add_part(part, forward.segment(keys(b)), head_of(forward.logits, b, kv * shape().group() + g),
                                head_of(in.k, b, kv), head_of(in.v, b, kv), scratch);
   }
   /// Merges the sums, and packs them as keys and values.
   void pack_compressed(const head& p, idx_t b, idx_t g) const {
-    member& m = p.members[g];
+    query_data& m = p.query_heads[g];
     const idx_t rows = compressed_rows(b), padded = m.sums.padded(), padded_v = m.sums.padded_v();
     for (idx_t n = 0; n < forward.segments(b); ++n) m.sums.merge(n, forward.segment(keys(b)));
     for (idx_t r = 0; r < rows; ++r) {
@@ -143,18 +143,18 @@ struct long_short_backward_call {
     } else if (count > 0) {
       s.window.fill(key, value, 0, count);
     }
-    const long_short_piece<T>& piece = p.pieces[n];
-    s.window.d_keys = piece.d_keys ? piece.d_keys + (first - piece.first) * stride() : nullptr;
-    s.window.d_values = piece.d_values ? piece.d_values + (first - piece.first) * stride_v() : nullptr;
+    const long_short_part<T>& part = p.parts[n];
+    s.window.d_keys = part.d_keys ? part.d_keys + (first - part.first) * stride() : nullptr;
+    s.window.d_values = part.d_values ? part.d_values + (first - part.first) * stride_v() : nullptr;
     T* const dq = in.dq ? s.dq : nullptr;
     key_range ranges[max_rows];
     for (idx_t g = 0; g < shape().group(); ++g) {
       const idx_t h = kv * shape().group() + g;
       const auto terms = in.terms().for_head(b, h, at);
       auto back = in.back(terms);
-      backward_keys<P> compressed = p.members[g].compressed;
-      compressed.d_keys = wanted.compressed_keys() ? p.members[g].d_keys.part(n) : nullptr;
-      compressed.d_values = wanted.compressed_values() ? p.members[g].d_values.part(n) : nullptr;
+      backward_keys<P> compressed = p.query_heads[g].compressed;
+      compressed.d_keys = wanted.compressed_keys() ? p.query_heads[g].d_keys.part(n) : nullptr;
+      compressed.d_values = wanted.compressed_values() ? p.query_heads[g].d_values.part(n) : nullptr;
       for (idx_t i = begin; i < end; i += max_rows) {
         const idx_t rows = std::min(max_rows, end - i);
         const index_map which{i, 1, nullptr};
@@ -175,17 +175,17 @@ struct long_short_backward_call {
   }
   void piece_back(const head& p, idx_t b, idx_t kv, idx_t n, execution& exec, int worker) const {
     const idx_t queries = in.lengths().queries(b);
-    const idx_t begin = segment_begin(n, queries, pieces()), end = segment_begin(n + 1, queries, pieces());
-    long_short_piece<T>& piece = p.pieces[n];
-    piece.first = piece.end = 0;
+    const idx_t begin = segment_begin(n, queries, parts()), end = segment_begin(n + 1, queries, parts());
+    long_short_part<T>& part = p.parts[n];
+    part.first = part.end = 0;
     if (begin < end) {
-      piece.first = forward.window(begin + shift(b), keys(b)).begin;
-      piece.end = forward.window(end - 1 + shift(b), keys(b)).end;
+      part.first = forward.window(begin + shift(b), keys(b)).begin;
+      part.end = forward.window(end - 1 + shift(b), keys(b)).end;
     }
-    const idx_t rows = piece.end - piece.first + panel_width<T>;
-    if (piece.d_keys) std::fill_n(piece.d_keys, rows * stride(), T(0));
-    if (piece.d_values) std::fill_n(piece.d_values, rows * stride_v(), T(0));
-    for (idx_t g = 0; g < shape().group(); ++g) p.members[g].d_keys.clear(n), p.members[g].d_values.clear(n);
+    const idx_t rows = part.end - part.first + panel_width<T>;
+    if (part.d_keys) std::fill_n(part.d_keys, rows * stride(), T(0));
+    if (part.d_values) std::fill_n(part.d_values, rows * stride_v(), T(0));
+    for (idx_t g = 0; g < shape().group(); ++g) p.query_heads[g].d_keys.clear(n), p.query_heads[g].d_values.clear(n);
     auto scratch = exec.scratch(worker, [&](arena& memory) { return queries_layout(memory); });
     for (idx_t at = begin; at < end; at += forward.chunk())
       chunk_back(p, b, kv, n, at, std::min(at + forward.chunk(), end), scratch);
@@ -203,15 +203,15 @@ struct long_short_backward_call {
     const idx_t begin = block * part_size, end = std::min(begin + part_size, keys(b));
     T* const x = exec.scratch(worker, [&](arena& memory) { return memory.allocate<T>(shape().dim); });
     if (p.local) p.local[block].clear();
-    const auto gather = [&](const matrix_view<const S>& from, T* long_short_piece<T>::*part, T* to, idx_t row_stride,
+    const auto gather = [&](const matrix_view<const S>& from, T* long_short_part<T>::*sums_of, T* to, idx_t row_stride,
                             T factor) {
       for (idx_t j = begin; j < end; ++j) {
         T* const row = to + j * row_stride;
         std::fill_n(row, row_stride, T(0));
-        for (idx_t n = 0; n < pieces(); ++n) {
-          const long_short_piece<T>& piece = p.pieces[n];
-          if (j < piece.first || j >= piece.end) continue;
-          const T* const sums = piece.*part + (j - piece.first) * row_stride;
+        for (idx_t n = 0; n < parts(); ++n) {
+          const long_short_part<T>& part = p.parts[n];
+          if (j < part.first || j >= part.end) continue;
+          const T* const sums = part.*sums_of + (j - part.first) * row_stride;
           for (idx_t d = 0; d < row_stride; ++d) row[d] += sums[d] * factor;
         }
         if (!forward.local) continue;
@@ -219,14 +219,14 @@ struct long_short_backward_call {
         norm_back(forward.local, x, from.cols, row, p.local[block]);
       }
     };
-    if (p.d_keys) gather(head_of(in.k, b, kv), &long_short_piece<T>::d_keys, p.d_keys, stride(), in.terms().scale);
-    if (p.d_values) gather(head_of(in.v, b, kv), &long_short_piece<T>::d_values, p.d_values, stride_v(), T(1));
+    if (p.d_keys) gather(head_of(in.k, b, kv), &long_short_part<T>::d_keys, p.d_keys, stride(), in.terms().scale);
+    if (p.d_values) gather(head_of(in.v, b, kv), &long_short_part<T>::d_values, p.d_values, stride_v(), T(1));
   }
 
   /// The gradients of the compressed rows of one head, through the global norm, and the sums of them that the softmax
   /// over tokens needs.
   void compressed_back(const head& p, idx_t b, idx_t h, idx_t g) const {
-    member& m = p.members[g];
+    query_data& m = p.query_heads[g];
     const idx_t rows = compressed_rows(b), dim = shape().dim, dim_v = shape().dim_v;
     const norm_sums<T> norm{global_sums + (b * shape().heads + h) * norm_sums<T>::size(dim), dim};
     if (m.d_keys.rows > 0) m.d_keys.merge(in.terms().scale);
@@ -264,7 +264,7 @@ struct long_short_backward_call {
       s.block.y.pack(head_of(in.v, b, kv), begin, count, true, false);
     }
     for (idx_t g = 0; g < shape().group(); ++g) {
-      const member& m = p.members[g];
+      const query_data& m = p.query_heads[g];
       const idx_t h = kv * shape().group() + g, row = segment * rank;
       const auto rows = [&](const sums_in_parts<T>& sums, idx_t cols) {
         return matrix_view<const T>{sums.row(row), rank, cols, sums.stride, 1};
@@ -306,7 +306,7 @@ struct long_short_backward_call {
       add_part(p, b, kv, step / most_parts, step % most_parts, w.exec, worker);
     });
     for_each_head(w, heads, group, [&](const head& p, idx_t b, idx_t, idx_t g, int) { pack_compressed(p, b, g); });
-    for_each_head(w, heads, pieces(), [&](const head& p, idx_t b, idx_t kv, idx_t n, int worker) {
+    for_each_head(w, heads, parts(), [&](const head& p, idx_t b, idx_t kv, idx_t n, int worker) {
       piece_back(p, b, kv, n, w.exec, worker);
     });
     for_each_head(w, heads, in.dq ? group : 0,

@@ -93,8 +93,8 @@ struct long_short_call {
   const attention_shape& shape() const { return views.shape; }
   idx_t length(idx_t b) const { return views.lengths.keys(b); }
   idx_t rank() const { return logits.extent(3); }
-  /// The number of visible keys of all queries of one head, and of pairs of token and compressed key; roughly.
-  double pairs() const {
+  /// The number of visible keys of all queries of one head, and of the tokens of all compressed keys; roughly.
+  double scores() const {
     const idx_t seen = std::min(left + right + block, shape().keys) + rank();
     return static_cast<double>(rank()) * static_cast<double>(shape().keys) +
            static_cast<double>(shape().queries) * static_cast<double>(seen);

@@ -27,7 +27,7 @@ struct long_short_wanted {
 
 /// One query head: its keys compressed, and their gradients.
 template <class P>
-struct long_short_member {
+struct long_short_query_head {
   using T = sum_type<P>;
 
   token_sums<T> sums;
@@ -40,7 +40,7 @@ struct long_short_member {
 
 /// The sums of one part for the keys of its windows, rows [first, ...) of the sequence.
 template <class T>
-struct long_short_piece {
+struct long_short_part {
   T *d_keys = nullptr, *d_values = nullptr;
   idx_t first = 0, end = 0;
 };
@@ -50,8 +50,8 @@ template <class P>
 struct long_short_key_head {
   using T = sum_type<P>;
 
-  long_short_member<P>* members = nullptr;  // [group]
-  long_short_piece<T>* pieces = nullptr;
+  long_short_query_head<P>* query_heads = nullptr;  // [group]
+  long_short_part<T>* parts = nullptr;
   T *d_keys = nullptr, *d_values = nullptr;  // [Lk][]: the gradients by the windows
   norm_sums<T>* local = nullptr;             // [blocks of keys]
 };

@@ -13,7 +13,7 @@ namespace attn::inline ATTN_ISA::detail {
 
 /// The sums of one part for every key, and for every member of a cluster. Null: not wanted.
 template <class T>
-struct multipole_piece {
+struct multipole_part {
   T *d_keys = nullptr, *d_values = nullptr;          // [Lk + panel][]
   T *share_keys = nullptr, *share_values = nullptr;  // [clusters][]
   T *far_keys = nullptr, *far_values = nullptr;      // [clusters + panel][]: of clusters' means, where some stay whole
@@ -23,7 +23,7 @@ template <class T>
 struct multipole_backward_head {
   multipole_head<T> clustered;
   backward_keys<T> far;
-  multipole_piece<T>* pieces = nullptr;
+  multipole_part<T>* parts = nullptr;
 };
 
 template <class S, class Call>
@@ -41,7 +41,7 @@ struct multipole_backward_call {
   idx_t stride() const { return backward_keys<T>::stride(shape().dim); }
   idx_t stride_v() const { return backward_keys<T>::stride(shape().dim_v); }
   idx_t tasks() const { return multipole_blocks::tasks(o(), shape().keys, shape().queries); }
-  idx_t pieces() const {
+  idx_t parts() const {
     return std::clamp<idx_t>(shape().queries / 2048, 1, std::min<idx_t>(8, std::max<idx_t>(1, tasks())));
   }
   idx_t most_clusters() const { return o().segments(shape().keys) * o().clusters; }
@@ -54,19 +54,19 @@ struct multipole_backward_call {
     head p;
     p.clustered = forward.clustering().layout(memory);
     if (with_far()) p.far = backward_keys<T>::layout(memory, clusters, shape().dim, shape().dim_v, false, false);
-    p.pieces = memory.allocate_list(pieces(), [&](arena& m) {
-      multipole_piece<T> piece;
+    p.parts = memory.allocate_list(parts(), [&](arena& m) {
+      multipole_part<T> part;
       if (in.dk) {
-        piece.d_keys = m.allocate<T>(rows * stride());
-        piece.share_keys = m.allocate<T>(clusters * stride());
-        if (with_far()) piece.far_keys = m.allocate<T>(far * stride());
+        part.d_keys = m.allocate<T>(rows * stride());
+        part.share_keys = m.allocate<T>(clusters * stride());
+        if (with_far()) part.far_keys = m.allocate<T>(far * stride());
       }
       if (in.dv) {
-        piece.d_values = m.allocate<T>(rows * stride_v());
-        piece.share_values = m.allocate<T>(clusters * stride_v());
-        if (with_far()) piece.far_values = m.allocate<T>(far * stride_v());
+        part.d_values = m.allocate<T>(rows * stride_v());
+        part.share_values = m.allocate<T>(clusters * stride_v());
+        if (with_far()) part.far_values = m.allocate<T>(far * stride_v());
       }
-      return piece;
+      return part;
     });
     return p;
   }
@@ -133,7 +133,7 @@ struct multipole_backward_call {
     }
   }
 
-  void block_back(const head& p, const multipole_piece<T>& piece, const multipole_keys<T, S>& k, const query_block& one,
+  void block_back(const head& p, const multipole_part<T>& part, const multipole_keys<T, S>& k, const query_block& one,
                   idx_t b, idx_t h, scratch& s) const {
     s.choice.leave(k, one.past);
     pack_near(k, s);
@@ -144,7 +144,7 @@ struct multipole_backward_call {
     far_terms.counts = {s.choice.far_logs, s.choice.far, 0};
     auto back = in.back(terms), near_back = in.back(near_terms), far_back = in.back(far_terms);
     backward_keys<T> far = p.far;
-    far.d_keys = piece.far_keys, far.d_values = piece.far_values;
+    far.d_keys = part.far_keys, far.d_values = part.far_values;
     T* const dq = in.dq ? s.dq : nullptr;
     key_range ranges[max_rows];
     for (idx_t i = one.begin; i < one.end; i += max_rows) {
@@ -166,22 +166,22 @@ struct multipole_backward_call {
       for (idx_t r = 0; dq && r < count; ++r)
         store_gradient_row(dq + r * stride(), terms.scale, head_of(in.dq, b, h), i + r, in.accumulate);
     }
-    scatter(k, s.choice, s.near.d_keys, stride(), piece.d_keys, piece.share_keys);
-    scatter(k, s.choice, s.near.d_values, stride_v(), piece.d_values, piece.share_values);
+    scatter(k, s.choice, s.near.d_keys, stride(), part.d_keys, part.share_keys);
+    scatter(k, s.choice, s.near.d_values, stride_v(), part.d_values, part.share_values);
   }
 
   void piece_back(const head& p, idx_t b, idx_t kv, idx_t n, execution& exec, int worker) const {
-    const multipole_piece<T>& piece = p.pieces[n];
+    const multipole_part<T>& part = p.parts[n];
     const idx_t rows = shape().keys + panel_width<T>, clusters = most_clusters(), far = clusters + panel_width<T>;
     const auto clear = [](T* x, idx_t count) {
       if (x) std::fill_n(x, count, T(0));
     };
-    clear(piece.d_keys, rows * stride()), clear(piece.d_values, rows * stride_v());
-    clear(piece.share_keys, clusters * stride()), clear(piece.share_values, clusters * stride_v());
-    clear(piece.far_keys, far * stride()), clear(piece.far_values, far * stride_v());
+    clear(part.d_keys, rows * stride()), clear(part.d_values, rows * stride_v());
+    clear(part.share_keys, clusters * stride()), clear(part.share_values, clusters * stride_v());
+    clear(part.far_keys, far * stride()), clear(part.far_values, far * stride_v());
     scratch s = exec.scratch(worker, [&](arena& memory) { return scratch_layout(memory); });
     const multipole_keys<T, S> k = forward.clustering().keys_of(p.clustered, b, kv);
-    for (idx_t task = segment_begin(n, tasks(), pieces()); task < segment_begin(n + 1, tasks(), pieces()); ++task) {
+    for (idx_t task = segment_begin(n, tasks(), parts()); task < segment_begin(n + 1, tasks(), parts()); ++task) {
       bool packed = !o().causal;
       for (idx_t h = kv * shape().group(); h < (kv + 1) * shape().group(); ++h)
         multipole_blocks{o(), keys(b), queries(b)}.visit_task(task, [&](const query_block* blocks, idx_t count) {
@@ -190,13 +190,13 @@ struct multipole_backward_call {
             const idx_t begin = task * o().segment;
             s.own.keys.positions = {begin, 1, nullptr};
             s.own.fill(k.key, k.value, 0, std::min(o().segment, keys(b) - begin));
-            s.own.d_keys = piece.d_keys ? piece.d_keys + begin * stride() : nullptr;
-            s.own.d_values = piece.d_values ? piece.d_values + begin * stride_v() : nullptr;
+            s.own.d_keys = part.d_keys ? part.d_keys + begin * stride() : nullptr;
+            s.own.d_values = part.d_values ? part.d_values + begin * stride_v() : nullptr;
           }
           s.choice.rank(k, head_of(in.q, b, h), blocks, count, forward.sign());
           for (idx_t c = 0; c < count; ++c) {
             s.choice.choose(k, blocks[c], c);
-            block_back(p, piece, k, blocks[c], b, h, s);
+            block_back(p, part, k, blocks[c], b, h, s);
           }
         });
     }
@@ -206,8 +206,8 @@ struct multipole_backward_call {
       const auto divide = [&](const T* from, T* to, idx_t numbers) {
         for (idx_t d = 0; from && d < numbers; ++d) to[c * numbers + d] += from[c * numbers + d] / count;
       };
-      divide(piece.far_keys, piece.share_keys, stride());
-      divide(piece.far_values, piece.share_values, stride_v());
+      divide(part.far_keys, part.share_keys, stride());
+      divide(part.far_values, part.share_values, stride_v());
     }
   }
 
@@ -217,23 +217,23 @@ struct multipole_backward_call {
   void store_keys(const head& p, idx_t b, idx_t kv, idx_t begin, idx_t end) const {
     const multipole_keys<T, S> k = forward.clustering().keys_of(p.clustered, b, kv);
     const idx_t clustered = o().clusters > 0 ? o().segments(keys(b)) * o().segment_keys(keys(b)) : 0;
-    const auto store = [&](const tensor_view<S>& to, T* multipole_piece<T>::*sums, T* multipole_piece<T>::*share,
+    const auto store = [&](const tensor_view<S>& to, T* multipole_part<T>::*sums, T* multipole_part<T>::*share,
                            idx_t numbers, T factor) {
       if (!to) return;
       for (idx_t j = begin; j < std::min(end, keys(b)); ++j) {
-        T* const row = p.pieces[0].*sums + j * numbers;
-        for (idx_t n = 0; n < pieces(); ++n) {
-          const multipole_piece<T>& piece = p.pieces[n];
-          for (idx_t d = 0; n > 0 && d < numbers; ++d) row[d] += (piece.*sums)[j * numbers + d];
+        T* const row = p.parts[0].*sums + j * numbers;
+        for (idx_t n = 0; n < parts(); ++n) {
+          const multipole_part<T>& part = p.parts[n];
+          for (idx_t d = 0; n > 0 && d < numbers; ++d) row[d] += (part.*sums)[j * numbers + d];
           if (j >= clustered) continue;
-          const T* const of_cluster = piece.*share + k.cluster_of(j) * numbers;
+          const T* const of_cluster = part.*share + k.cluster_of(j) * numbers;
           for (idx_t d = 0; d < numbers; ++d) row[d] += of_cluster[d];
         }
       }
-      store_gradient_rows(p.pieces[0].*sums, numbers, factor, head_of(to, b, kv), begin, end, keys(b), in.accumulate);
+      store_gradient_rows(p.parts[0].*sums, numbers, factor, head_of(to, b, kv), begin, end, keys(b), in.accumulate);
     };
-    store(in.dk, &multipole_piece<T>::d_keys, &multipole_piece<T>::share_keys, stride(), in.terms().scale);
-    store(in.dv, &multipole_piece<T>::d_values, &multipole_piece<T>::share_values, stride_v(), T(1));
+    store(in.dk, &multipole_part<T>::d_keys, &multipole_part<T>::share_keys, stride(), in.terms().scale);
+    store(in.dv, &multipole_part<T>::d_values, &multipole_part<T>::share_values, stride_v(), T(1));
   }
 
   /// Zeros for rows that see no key, because of their position or because they are padding.
@@ -259,7 +259,7 @@ struct multipole_backward_call {
                    matrix_view<const T>{clusters.value_mean(p.clustered, 0), rows, shape().dim_v, sums.stride_v, 1}, 0,
                    rows);
       });
-    for_each_head(w, heads, pieces(), [&](const head& p, idx_t b, idx_t kv, idx_t n, int worker) {
+    for_each_head(w, heads, parts(), [&](const head& p, idx_t b, idx_t kv, idx_t n, int worker) {
       piece_back(p, b, kv, n, w.exec, worker);
     });
     for_each_head(w, heads, ceil_div(shape().keys, step_keys), [&](const head& p, idx_t b, idx_t kv, idx_t n, int) {

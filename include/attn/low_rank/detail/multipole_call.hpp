@@ -163,7 +163,7 @@ struct multipole_call {
                  clusters = static_cast<double>(o.segments(shape().keys) * o.clusters),
                  own = o.causal ? static_cast<double>(std::min(o.segment, shape().keys)) : 0;
     const double taken = static_cast<double>(multipole_block<T>::most_taken(o, shape().keys));
-    return shape().operations_per_pair() * (queries * (taken + clusters + own) + keys * queries / 64) +
+    return shape().operations_per_score() * (queries * (taken + clusters + own) + keys * queries / 64) +
            keys * static_cast<double>(shape().batch * shape().kv_heads * o.clusters * (o.iterations + 1) * shape().dim);
   }
 

@@ -5,7 +5,7 @@
 #include <attn/core/detail/gradients.hpp>
 #include <attn/low_rank/detail/convolution_backward.hpp>
 #include <attn/low_rank/detail/nystrom_call.hpp>
-#include <attn/low_rank/detail/nystrom_member.hpp>
+#include <attn/low_rank/detail/nystrom_query_head.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
 
@@ -14,7 +14,7 @@ template <class S>
 struct nystrom_backward_call {
   using T = compute_type<S>;
   using head = nystrom_backward_head<product_type<S>>;
-  using member = nystrom_member<T>;
+  using query_data = nystrom_query_head<T>;
 
   const nystrom_call<S>& forward;
   tensor_view<const S> d_out;
@@ -36,7 +36,7 @@ struct nystrom_backward_call {
   idx_t stride() const { return sums_stride<T>(shape().dim); }
   idx_t stride_v() const { return sums_stride<T>(shape().dim_v); }
   /// Sums over queries are divided into at most 16 parts, depending on the shape alone.
-  idx_t query_pieces() const { return std::clamp<idx_t>(shape().queries / 2048, 1, 16); }
+  idx_t query_parts() const { return std::clamp<idx_t>(shape().queries / 2048, 1, 16); }
   T factor() const { return forward.terms.query_factor(); }
   T* query_sums_of(const head& p, idx_t g) const { return dq ? p.d_queries + g * shape().queries * stride() : nullptr; }
   T* landmark_gradients(const head& p, idx_t g) const {
@@ -60,7 +60,7 @@ struct nystrom_backward_call {
       p.keys.pack(matrix_view<const T>{p.forward.keys, m(), shape().dim, shape().dim, 1}, m(), factor());
   }
   void prepare(const head& p, idx_t b, idx_t kv, idx_t g, execution& exec, int worker) const {
-    member& one = p.members[g];
+    query_data& one = p.query_heads[g];
     if (plan().few_keys(b)) return one.values.pack(head_of(forward.views.v, b, kv), lengths().keys(b), T(1));
     const online_softmax<T>& w = p.forward.partial[0];
     if (!plan().few_queries(b))
@@ -79,26 +79,26 @@ struct nystrom_backward_call {
   }
 
   /// The queries of one part.
-  void queries_back(const head& p, idx_t b, idx_t h, idx_t g, idx_t piece, execution& exec, int worker) const {
-    const member& one = p.members[g];
-    const idx_t queries = lengths().queries(b), end = segment_begin(piece + 1, queries, query_pieces());
-    one.d_values.clear(piece), one.d_keys.clear(piece);
+  void queries_back(const head& p, idx_t b, idx_t h, idx_t g, idx_t part, execution& exec, int worker) const {
+    const query_data& one = p.query_heads[g];
+    const idx_t queries = lengths().queries(b), end = segment_begin(part + 1, queries, query_parts());
+    one.d_values.clear(part), one.d_keys.clear(part);
     if (p.keys.count == 0) return;
     auto s = exec.scratch(worker, [&](arena& memory) { return block_scratch(memory); });
     const bool values = !plan().few_keys(b) || dv;
-    for (idx_t at = segment_begin(piece, queries, query_pieces()); at < end; at += few_rows_block)
+    for (idx_t at = segment_begin(part, queries, query_parts()); at < end; at += few_rows_block)
       backward_of_queries<T>(head_of(forward.views.q, b, h), head_of(d_out, b, h), at,
                              std::min(few_rows_block, end - at), p.keys, one.values, nullptr, s,
                              {.queries = dq ? query_sums_of(p, g) + at * stride() : nullptr,
-                              .keys = dk ? one.d_keys.part(piece) : nullptr,
-                              .values = values ? one.d_values.part(piece) : nullptr,
+                              .keys = dk ? one.d_keys.part(part) : nullptr,
+                              .values = values ? one.d_values.part(part) : nullptr,
                               .stride = stride(),
                               .stride_v = stride_v()});
   }
 
   /// Adds up the parts, then the backward pass of the inverse.
   void inverse_back(const head& p, idx_t b, idx_t h, idx_t g, execution& exec, int worker) const {
-    member& one = p.members[g];
+    query_data& one = p.query_heads[g];
     one.d_queries.clear(0);
     if (queries_are_landmarks(b)) return;
     one.d_values.merge(T(1)), one.d_keys.merge(T(1));
@@ -116,7 +116,7 @@ struct nystrom_backward_call {
   }
   void weights_back(const head& p, idx_t b, idx_t h, idx_t g, execution& exec, int worker) const {
     if (plan().few_keys(b) || plan().few_queries(b) || !scores()) return;
-    member& one = p.members[g];
+    query_data& one = p.query_heads[g];
     if (inner && b * shape().heads + h == highest) {
       T passed = T(0);
       for (idx_t n = 0; n < shape().batch * shape().heads; ++n) passed += inner[n];
@@ -132,27 +132,28 @@ struct nystrom_backward_call {
     if (!plan().few_queries(b) || few)
       for (idx_t x = 0; dk && x < rows * stride(); ++x) {
         T sum = T(0);
-        for (idx_t g = 0; g < group; ++g) sum += p.members[g].d_keys.data[x];
+        for (idx_t g = 0; g < group; ++g) sum += p.query_heads[g].d_keys.data[x];
         p.d_keys[x] = sum * forward.terms.scale;
       }
     for (idx_t g = 1; few && g < group; ++g)
-      for (idx_t x = 0; x < rows * stride_v(); ++x) p.members[0].d_values.data[x] += p.members[g].d_values.data[x];
+      for (idx_t x = 0; x < rows * stride_v(); ++x)
+        p.query_heads[0].d_values.data[x] += p.query_heads[g].d_values.data[x];
     for (idx_t g = 0; few && dv && forward.convolution && g < group; ++g)
-      for (idx_t j = 0; j < keys; ++j) convolution().add_value(b, kv * group + g, j, p.members[0].d_values.row(j));
+      for (idx_t j = 0; j < keys; ++j) convolution().add_value(b, kv * group + g, j, p.query_heads[0].d_values.row(j));
     const idx_t begin = few ? 0 : keys;
     if (dk)
       store_gradient_rows(p.d_keys, stride(), T(1), head_of(dk, b, kv), begin, shape().keys, tokens ? keys : 0,
                           accumulate);
     if (dv)
-      store_gradient_rows(p.members[0].d_values.data, stride_v(), T(1), head_of(dv, b, kv), begin, shape().keys,
+      store_gradient_rows(p.query_heads[0].d_values.data, stride_v(), T(1), head_of(dv, b, kv), begin, shape().keys,
                           tokens ? keys : 0, accumulate);
   }
 
   /// The keys and values of one part.
-  void keys_back(const head& p, idx_t b, idx_t kv, idx_t piece, execution& exec, int worker) const {
+  void keys_back(const head& p, idx_t b, idx_t kv, idx_t part, execution& exec, int worker) const {
     const idx_t keys = lengths().keys(b), group = shape().group();
-    const idx_t begin = segment_begin(plan().piece_begin(piece), keys, m());
-    const idx_t end = segment_begin(plan().piece_begin(piece + 1), keys, m());
+    const idx_t begin = segment_begin(plan().part_begin(part), keys, m());
+    const idx_t end = segment_begin(plan().part_begin(part + 1), keys, m());
     struct {
       few_rows_scratch<T> s;
       T *keys, *values;
@@ -161,15 +162,15 @@ struct nystrom_backward_call {
       return decltype(block){block_scratch(memory), memory.allocate<T>(few_rows_block * stride()),
                              memory.allocate<T>(few_rows_block * stride_v())};
     });
-    for (idx_t g = 0; g < group; ++g) p.members[g].d_queries.clear(piece + 1);
+    for (idx_t g = 0; g < group; ++g) p.query_heads[g].d_queries.clear(part + 1);
     for (idx_t at = begin; at < end; at += few_rows_block) {
       const idx_t count = std::min(few_rows_block, end - at);
       block.s.x.pack(head_of(forward.views.k, b, kv), at, count, true, bool(dq));
       block.s.y.pack(head_of(forward.views.v, b, kv), at, count, scores(), false);
       for (idx_t g = 0; g < group; ++g)
-        backward_of_keys<T>(p.members[g].landmarks, block.s, dk ? block.keys : nullptr, stride(),
+        backward_of_keys<T>(p.query_heads[g].landmarks, block.s, dk ? block.keys : nullptr, stride(),
                             dv ? block.values : nullptr, stride_v(),
-                            dq ? p.members[g].d_queries.part(piece + 1) : nullptr, g > 0);
+                            dq ? p.query_heads[g].d_queries.part(part + 1) : nullptr, g > 0);
       if (dk) finish_rows(block.keys, at, at + count, plan().few_queries(b) ? nullptr : p.d_keys, keys);
       for (idx_t g = 0; dv && forward.convolution && g < group; ++g)
         for (idx_t j = 0; j < count; ++j)
@@ -206,7 +207,7 @@ struct nystrom_backward_call {
   /// Queries [begin, end) of one head.
   void store_queries(const head& p, idx_t b, idx_t h, idx_t g, idx_t begin, idx_t end) const {
     const idx_t queries = lengths().queries(b), real = std::min(end, queries);
-    const member& one = p.members[g];
+    const query_data& one = p.query_heads[g];
     const matrix_view<S> to = rows_from(head_of(dq, b, h), begin);
     if (queries_are_landmarks(b))
       return store_gradient_rows(one.d_queries.row(std::min(begin, queries)), stride(), T(1), to, 0, end - begin,
@@ -220,7 +221,7 @@ struct nystrom_backward_call {
 
   /// Runs all key heads, in waves.
   void run_wave(const wave<head>& w) const {
-    const idx_t heads = shape().kv_heads, group = shape().group(), pieces = plan().pieces();
+    const idx_t heads = shape().kv_heads, group = shape().group(), parts = plan().parts();
     const idx_t landmark_steps = ceil_div(plan().most_queries(), landmark_step);
     const idx_t blocks = ceil_div(shape().queries, few_rows_block);
     const auto for_each = [&](idx_t steps, const auto& body) {
@@ -235,18 +236,18 @@ struct nystrom_backward_call {
       if (!plan().few_keys(b))
         forward.average_queries(p.forward.queries, b, kv, step / landmark_steps, first, first + landmark_step);
     });
-    for_each(pieces, [&](const head& p, idx_t b, idx_t kv, idx_t n, int worker) {
+    for_each(parts, [&](const head& p, idx_t b, idx_t kv, idx_t n, int worker) {
       if (!plan().few_keys(b)) forward.attend_piece(p.forward, b, kv, n, w.exec, worker);
     });
     for_each(1, [&](head& p, idx_t b, idx_t kv, idx_t, int) {
-      for (idx_t n = 1; n < pieces && !plan().few_keys(b); ++n) p.forward.partial[0].merge(p.forward.partial[n]);
+      for (idx_t n = 1; n < parts && !plan().few_keys(b); ++n) p.forward.partial[0].merge(p.forward.partial[n]);
       pack_keys(p, b, kv);
     });
     for_each(group,
              [&](const head& p, idx_t b, idx_t kv, idx_t g, int worker) { prepare(p, b, kv, g, w.exec, worker); });
-    for_each(group * query_pieces(), [&](const head& p, idx_t b, idx_t kv, idx_t step, int worker) {
-      const idx_t g = step / query_pieces();
-      if (!queries_are_landmarks(b)) queries_back(p, b, query_head(kv, g), g, step % query_pieces(), w.exec, worker);
+    for_each(group * query_parts(), [&](const head& p, idx_t b, idx_t kv, idx_t step, int worker) {
+      const idx_t g = step / query_parts();
+      if (!queries_are_landmarks(b)) queries_back(p, b, query_head(kv, g), g, step % query_parts(), w.exec, worker);
     });
     for_each(group, [&](const head& p, idx_t b, idx_t kv, idx_t g, int worker) {
       inverse_back(p, b, query_head(kv, g), g, w.exec, worker);
@@ -255,12 +256,12 @@ struct nystrom_backward_call {
       weights_back(p, b, query_head(kv, g), g, w.exec, worker);
     });
     for_each(1, [&](const head& p, idx_t b, idx_t kv, idx_t, int) { landmark_keys_back(p, b, kv); });
-    for_each(pieces, [&](const head& p, idx_t b, idx_t kv, idx_t n, int worker) {
+    for_each(parts, [&](const head& p, idx_t b, idx_t kv, idx_t n, int worker) {
       if (!plan().few_keys(b)) keys_back(p, b, kv, n, w.exec, worker);
     });
     if (!dq) return;
     for_each(group, [&](const head& p, idx_t b, idx_t, idx_t g, int) {
-      if (!plan().few_keys(b)) p.members[g].d_queries.merge(forward.terms.scale);
+      if (!plan().few_keys(b)) p.query_heads[g].d_queries.merge(forward.terms.scale);
     });
     for_each(group * blocks, [&](const head& p, idx_t b, idx_t kv, idx_t step, int) {
       const idx_t g = step / blocks, begin = step % blocks * few_rows_block;
@@ -270,7 +271,7 @@ struct nystrom_backward_call {
 
   void run_waves(execution& exec, idx_t item_heads) {
     for_each_wave(
-        exec, item_heads, [&](arena& memory) { return head::layout(memory, plan(), query_pieces(), kind, bool(dq)); },
+        exec, item_heads, [&](arena& memory) { return head::layout(memory, plan(), query_parts(), kind, bool(dq)); },
         [&](const wave<head>& w) { run_wave(w); });
   }
 

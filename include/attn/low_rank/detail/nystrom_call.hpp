@@ -27,10 +27,10 @@ struct nystrom_call {
   bool few_tokens(idx_t b) const { return plan.few_keys(b) || plan.few_queries(b); }
 
   /// Landmarks [first, last) of the queries or keys of one head.
-  void average_queries(T* queries, idx_t b, idx_t kv, idx_t member, idx_t first, idx_t last) const {
+  void average_queries(T* queries, idx_t b, idx_t kv, idx_t in_group, idx_t first, idx_t last) const {
     const idx_t count = plan.query_landmarks(b);
-    segment_means(head_of(views.q, b, kv * shape().group() + member), plan.lengths.queries(b), count, first,
-                  std::min(last, count), queries + member * count * shape().dim);
+    segment_means(head_of(views.q, b, kv * shape().group() + in_group), plan.lengths.queries(b), count, first,
+                  std::min(last, count), queries + in_group * count * shape().dim);
   }
   void average_keys(T* keys, idx_t b, idx_t kv, idx_t first, idx_t last) const {
     segment_means(head_of(views.k, b, kv), plan.lengths.keys(b), m(), first, last, keys);
@@ -39,9 +39,9 @@ struct nystrom_call {
   /// softmax(Q' K^T) V over one part of the keys, and the landmarks of these keys in the same pass.
   void attend_piece(const head& p, idx_t b, idx_t kv, idx_t n, execution& exec, int worker) const {
     const idx_t rows = shape().group() * plan.query_landmarks(b), keys = plan.lengths.keys(b);
-    const idx_t last = plan.piece_begin(n + 1), end = segment_begin(last, keys, m());
+    const idx_t last = plan.part_begin(n + 1), end = segment_begin(last, keys, m());
     const matrix_view<const S> key = head_of(views.k, b, kv), value = head_of(views.v, b, kv);
-    idx_t landmark = plan.piece_begin(n);
+    idx_t landmark = plan.part_begin(n);
     online_softmax<T>& to = p.partial[n];
     to.rows = rows;
     to.clear();
@@ -84,11 +84,12 @@ struct nystrom_call {
 
   /// Queries [i0, i0 + max_rows) of one head.
   void attend_rows(const head& p, idx_t b, idx_t h, idx_t i0, execution& exec, int worker) const {
-    const idx_t queries = plan.lengths.queries(b), i1 = std::min(i0 + max_rows, queries), member = h % shape().group();
+    const idx_t queries = plan.lengths.queries(b), i1 = std::min(i0 + max_rows, queries),
+                in_group = h % shape().group();
     const bool few_keys = plan.few_keys(b);
     if (few_keys || !plan.few_queries(b)) {
       row_prefetcher<1, cache_level::first>(head_of(views.q, b, h), i1, queries).next(max_rows);
-      return views.attend_rows(b, h, i0, p.packed[few_keys ? 0 : member], std::min(m(), plan.lengths.keys(b)), terms,
+      return views.attend_rows(b, h, i0, p.packed[few_keys ? 0 : in_group], std::min(m(), plan.lengths.keys(b)), terms,
                                {}, exec, worker, [&](const auto& block) {
                                  for (idx_t r = 0; r < block.rows && convolution; ++r)
                                    add_convolution(b, h, i0 + r, block.state.row_sum(r), block.state.row(r));
@@ -97,7 +98,7 @@ struct nystrom_call {
     const matrix_view<S> to = head_of(views.out, b, h);
     const online_softmax<T>& known = p.partial[0];
     for (idx_t i = i0; i < i1; ++i) {
-      const idx_t r = member * queries + i;
+      const idx_t r = in_group * queries + i;
       if (convolution) add_convolution(b, h, i, known.sum[r], known.row(r));
       known.finish_row(r, nullptr, to.row(i), to.col_stride, nullptr);
     }
@@ -120,10 +121,10 @@ struct nystrom_call {
         return landmark_weights<T>::layout(memory, m(), shape().dim);
       });
       average_keys(keys, b, kv, 0, m());
-      for (idx_t member = 0; member < group; ++member) {
-        average_queries(queries, b, kv, member, 0, m());
-        a.compute(queries + member * m() * shape().dim, keys, terms);
-        norms[n * group + member] = a.norms();
+      for (idx_t in_group = 0; in_group < group; ++in_group) {
+        average_queries(queries, b, kv, in_group, 0, m());
+        a.compute(queries + in_group * m() * shape().dim, keys, terms);
+        norms[n * group + in_group] = a.norms();
       }
     });
     return norms;
@@ -138,23 +139,23 @@ struct nystrom_call {
 
   /// Runs all key heads, in waves.
   void run_wave(const wave<head>& w) const {
-    const idx_t group = shape().group(), heads = shape().kv_heads, pieces = plan.pieces();
+    const idx_t group = shape().group(), heads = shape().kv_heads, parts = plan.parts();
     const idx_t steps = ceil_div(plan.most_queries(), landmark_step), row_blocks = ceil_div(shape().queries, max_rows);
     for_each_head(w, heads, group * steps, [&](const head& p, idx_t b, idx_t kv, idx_t step, int) {
       const idx_t first = step % steps * landmark_step;
       if (!plan.few_keys(b)) average_queries(p.queries, b, kv, step / steps, first, first + landmark_step);
     });
-    for_each_head(w, heads, pieces, [&](const head& p, idx_t b, idx_t kv, idx_t n, int worker) {
+    for_each_head(w, heads, parts, [&](const head& p, idx_t b, idx_t kv, idx_t n, int worker) {
       if (!plan.few_keys(b)) attend_piece(p, b, kv, n, w.exec, worker);
     });
     for_each_head(w, heads, 1, [&](const head& p, idx_t b, idx_t, idx_t, int) {
-      for (idx_t n = 1; n < pieces && !plan.few_keys(b); ++n) p.partial[0].merge(p.partial[n]);
+      for (idx_t n = 1; n < parts && !plan.few_keys(b); ++n) p.partial[0].merge(p.partial[n]);
     });
-    for_each_head(w, heads, group, [&](const head& p, idx_t b, idx_t kv, idx_t member, int worker) {
-      if (plan.few_keys(b) && member == 0)
+    for_each_head(w, heads, group, [&](const head& p, idx_t b, idx_t kv, idx_t in_group, int worker) {
+      if (plan.few_keys(b) && in_group == 0)
         p.packed[0].pack(head_of(views.k, b, kv), head_of(views.v, b, kv), 0, plan.lengths.keys(b));
       else if (!few_tokens(b))
-        inverse.pack(p, member, m(), terms, w.exec, worker);
+        inverse.pack(p, in_group, m(), terms, w.exec, worker);
     });
     for_each_head(w, heads, group * row_blocks, [&](const head& p, idx_t b, idx_t kv, idx_t step, int worker) {
       attend_rows(p, b, kv * group + step / row_blocks, step % row_blocks * max_rows, w.exec, worker);

@@ -166,13 +166,13 @@ class message_list {
   ~message_list() { wait(); }
 
   void send(const void* data, std::size_t bytes, int to, int tag, MPI_Comm comm) {
-    each_piece(bytes, [&](std::size_t begin, int count) {
+    each_message(bytes, [&](std::size_t begin, int count) {
       MPI_Isend(static_cast<const char*>(data) + begin, count, MPI_BYTE, to, tag, comm, &requests_.emplace_back());
     });
     sent_bytes() += bytes;
   }
   void receive(void* data, std::size_t bytes, int from, int tag, MPI_Comm comm) {
-    each_piece(bytes, [&](std::size_t begin, int count) {
+    each_message(bytes, [&](std::size_t begin, int count) {
       MPI_Irecv(static_cast<char*>(data) + begin, count, MPI_BYTE, from, tag, comm, &requests_.emplace_back());
     });
   }
@@ -190,7 +190,7 @@ class message_list {
  private:
   /// Counts of MPI are int.
   template <class Body>
-  static void each_piece(std::size_t bytes, const Body& body) {
+  static void each_message(std::size_t bytes, const Body& body) {
     constexpr std::size_t most = std::size_t(1) << 30;
     for (std::size_t begin = 0; begin < bytes; begin += most)
       body(begin, static_cast<int>(std::min(most, bytes - begin)));

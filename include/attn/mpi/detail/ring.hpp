@@ -2,8 +2,8 @@
 //
 // Keys and values are sent around a ring (Liu et al. 2023, "Ring attention with blockwise transformers"): in step n
 // process p attends to those of process p - n, while they go on to p + 1. Every block of queries and keys is one call
-// of the operator. The gradients of keys and values follow them, piece by piece, each sent on as soon as a process has
-// added its part, and are back with their owner after as many steps as there are processes.
+// of the operator. The gradients of keys and values follow them, bundle by bundle, each sent on as soon as a process
+// has added its part, and are back with their owner after as many steps as there are processes.
 #pragma once
 
 #include <attn/core/detail/tile_product.hpp>
@@ -42,9 +42,9 @@ void for_each_block(const sequence_range& q, std::size_t range, const sequence_r
 
 /// Number of key heads that are computed between two calls of MPI: about a millisecond of work, at least one. The same
 /// on all processes; it does not affect results.
-inline idx_t heads_of_piece(idx_t kv_heads, double operations) {
-  const double pieces = std::clamp(operations / 5e7, 1.0, static_cast<double>(std::max<idx_t>(1, kv_heads)));
-  return std::max<idx_t>(1, static_cast<idx_t>(std::ceil(static_cast<double>(kv_heads) / pieces)));
+inline idx_t heads_together(idx_t kv_heads, double operations) {
+  const double bundles = std::clamp(operations / 5e7, 1.0, static_cast<double>(std::max<idx_t>(1, kv_heads)));
+  return std::max<idx_t>(1, static_cast<idx_t>(std::ceil(static_cast<double>(kv_heads) / bundles)));
 }
 
 /// Memory for the keys and values, or their gradients, of any one process: head after head, so that heads travel alone.
@@ -164,8 +164,8 @@ class travelling_keys {
   message_list messages_;
 };
 
-/// The gradients of keys and values on their way: in step n those of the keys of process p - n are here, in pieces of
-/// heads that arrive and leave one by one.
+/// The gradients of keys and values on their way: in step n those of the keys of process p - n are here, in
+/// bundles of heads that arrive and leave one by one.
 template <class T>
 class travelling_gradients {
  public:
@@ -174,9 +174,14 @@ class travelling_gradients {
   };
 
   travelling_gradients(const process_group& group, const sequence_split& split,
-                       const std::array<key_buffer<T>, 2>& buffers, idx_t piece)
-      : group_(group), split_(split), heads_(buffers[0].heads), piece_(piece), buffers_(buffers),
-        pieces_(static_cast<std::size_t>(ceil_div(heads_, piece))), arriving_{lists(pieces_), lists(pieces_)} {
+                       const std::array<key_buffer<T>, 2>& buffers, idx_t heads_of_bundle)
+      : group_(group),
+        split_(split),
+        heads_(buffers[0].heads),
+        heads_of_bundle_(heads_of_bundle),
+        buffers_(buffers),
+        bundles_(static_cast<std::size_t>(ceil_div(heads_, heads_of_bundle))),
+        arriving_{lists(bundles_), lists(bundles_)} {
     buffers_[0].clear();
   }
 
@@ -185,32 +190,32 @@ class travelling_gradients {
     leaving_.wait();
     if (group_.size() == 1) return;
     const idx_t n = length(step + 1);
-    for (std::size_t piece = 0; piece < pieces_; ++piece)
-      buffer(step + 1).receive(arriving_[(step + 1) % 2][piece], n, first(piece), count(piece), group_.before(), 1,
+    for (std::size_t bundle = 0; bundle < bundles_; ++bundle)
+      buffer(step + 1).receive(arriving_[(step + 1) % 2][bundle], n, first(bundle), count(bundle), group_.before(), 1,
                                group_.get());
   }
-  /// The heads of a piece, with what all processes before have added.
-  views take(int step, std::size_t piece) {
-    arriving_[step % 2][piece].wait();
+  /// The heads of a bundle, with what all processes before have added.
+  views receive(int step, std::size_t bundle) {
+    arriving_[step % 2][bundle].wait();
     return all(step);
   }
-  /// Sends a piece on.
-  void give(int step, std::size_t piece) {
+  /// Sends a bundle on.
+  void send(int step, std::size_t bundle) {
     if (group_.size() > 1)
-      buffer(step).send(leaving_, length(step), first(piece), count(piece), group_.next(), 1, group_.get());
+      buffer(step).send(leaving_, length(step), first(bundle), count(bundle), group_.next(), 1, group_.get());
     leaving_.progress();
   }
   /// All of a process's own, when every process has added its part.
   views finish() {
     const int step = group_.size() > 1 ? group_.size() : 0;
-    for (std::size_t piece = 0; piece < pieces_; ++piece) arriving_[step % 2][piece].wait();
+    for (std::size_t bundle = 0; bundle < bundles_; ++bundle) arriving_[step % 2][bundle].wait();
     leaving_.wait();
     return all(step);
   }
 
-  std::size_t pieces() const { return pieces_; }
-  idx_t first(std::size_t piece) const { return static_cast<idx_t>(piece) * piece_; }
-  idx_t count(std::size_t piece) const { return std::min(piece_, heads_ - first(piece)); }
+  std::size_t bundles() const { return bundles_; }
+  idx_t first(std::size_t bundle) const { return static_cast<idx_t>(bundle) * heads_of_bundle_; }
+  idx_t count(std::size_t bundle) const { return std::min(heads_of_bundle_, heads_ - first(bundle)); }
 
  private:
   using lists = std::vector<message_list>;
@@ -226,9 +231,9 @@ class travelling_gradients {
 
   const process_group& group_;
   const sequence_split& split_;
-  idx_t heads_, piece_;
+  idx_t heads_, heads_of_bundle_;
   std::array<key_buffer<T>, 2> buffers_;
-  std::size_t pieces_;
+  std::size_t bundles_;
   lists arriving_[2];
   message_list leaving_;
 };

@@ -83,12 +83,12 @@ class row_exchange {
   template <class Wanted>
   row_exchange(const process_group& group, const sequence_split& split, const tensor_view<const E>& own,
                const Wanted& wanted) {
-    const auto held = [&](int p) {
+    const auto rows_of = [&](int p) {
       const sequence_range range = split.of(p)[0];
       return row_range{range.begin, range.begin + range.length};
     };
     const int me = group.rank();
-    const row_range mine = held(me);
+    const row_range mine = rows_of(me);
     const row_ranges wanted_here = wanted(me);
     struct message {
       row_range rows;
@@ -114,7 +114,7 @@ class row_exchange {
     at = 0;
     for (const row_range& range : wanted_here)
       for (int p = 0; p < group.size(); ++p) {
-        const row_range part = common_rows(range, held(p));
+        const row_range part = common_rows(range, rows_of(p));
         if (part.length() == 0) continue;
         if (p == me)
           copy_elements(own.slice(2, part.begin - mine.begin, part.length()), rows.view(at, part.length()));

@@ -62,15 +62,15 @@ void add_sinks(std::span<const T> sinks, const tensor_view<T>& sums, const tenso
   });
 }
 
-/// The results of a process's queries over the keys so far. For each range of queries and piece of key heads, the first
-/// block's results are stored, and those of later blocks are merged.
+/// The results of a process's queries over the keys so far. For each range of queries and bundle of key heads, the
+/// first block's results are stored, and those of later blocks are merged.
 template <class T>
 struct row_sums {
-  idx_t group = 1, step = 1;  // query heads of a key head, key heads of a piece
+  idx_t group = 1, step = 1;  // query heads of a key head, key heads of a bundle
   T *part = nullptr, *part_lse = nullptr;  // memory for the results of a block
   tensor_view<T> out{};
   tensor_view<T, 3> lse{};
-  std::vector<std::array<bool, 2>> begun{};  // per piece: the ranges of queries that have results
+  std::vector<std::array<bool, 2>> begun{};  // per bundle: the ranges of queries that have results
 
   /// Adds a block for `count` key heads from h on: attend(out, lse) writes its results.
   template <class Attend>
@@ -91,9 +91,9 @@ struct row_sums {
   }
   /// Ranges without results have seen no key.
   void finish(const std::array<sequence_range, 2>& ranges, idx_t kv_heads) const {
-    for (std::size_t piece = 0; piece < begun.size(); ++piece)
+    for (std::size_t bundle = 0; bundle < begun.size(); ++bundle)
       for (std::size_t n = 0; n < ranges.size(); ++n)
-        if (const idx_t h = static_cast<idx_t>(piece) * step; !begun[piece][n])
+        if (const idx_t h = static_cast<idx_t>(bundle) * step; !begun[bundle][n])
           clear(h, std::min(step, kv_heads - h), ranges[n]);
   }
 
@@ -146,7 +146,8 @@ class softmax_group {
   template <class Score>
   void attend(const tensor_view<const S>& v, const tensor_view<S>& out, const tensor_view<T, 3>& lse, Score& score,
               execution& exec) const {
-    const idx_t step = piece(v.extent(3)), rows = out.extent(0) * out.extent(1) * out.extent(2), dim_v = out.extent(3);
+    const idx_t step = heads_of_bundle(v.extent(3)), rows = out.extent(0) * out.extent(1) * out.extent(2),
+                dim_v = out.extent(3);
     const idx_t part = out.extent(0) * std::min(step, k.extent(1)) * group() * out.extent(2);
     struct memory {
       std::array<key_buffer<S>, 2> keys;
@@ -186,11 +187,11 @@ class softmax_group {
     if (!std::same_as<S, T> || !sinks.empty()) add_sinks(std::span<const T>(sinks), total.out, total.lse, out);
   }
 
-  /// Key heads of a piece of a step.
-  idx_t piece(idx_t dim_v) const {
-    const double pairs = static_cast<double>(queries.tokens()) / queries.processes() *
+  /// Key heads that are computed and sent together.
+  idx_t heads_of_bundle(idx_t dim_v) const {
+    const double scores = static_cast<double>(queries.tokens()) / queries.processes() *
                          (static_cast<double>(keys.tokens()) / keys.processes());
-    return heads_of_piece(k.extent(1), 2 * pairs * static_cast<double>(q.extent(0) * q.extent(1)) *
+    return heads_together(k.extent(1), 2 * scores * static_cast<double>(q.extent(0) * q.extent(1)) *
                                            static_cast<double>(q.extent(3) + dim_v));
   }
 
@@ -220,7 +221,7 @@ class softmax_group {
       for (std::size_t n = 0; const sequence_range& own : queries.of(processes.rank()))
         for_each_block(own, n++, part, shift, causal, body);
   }
-  /// The same, in pieces of `step` key heads: body(first key head, key heads, block_call).
+  /// The same, in bundles of `step` key heads: body(first key head, key heads, block_call).
   template <class Body>
   void for_each_call(int source, idx_t step, const Body& body) const {
     for (idx_t h = 0; h < k.extent(1); h += step)

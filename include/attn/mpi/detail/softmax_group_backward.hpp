@@ -73,19 +73,19 @@ class softmax_group_backward {
     std::fill_n(scratch->slopes, slopes_size, T(0));
     dq_ = {scratch->dq, x_.q.extents()}, slopes_ = {scratch->slopes, static_cast<std::size_t>(slopes_size)};
     travelling_keys<S> travelling(group_.processes, group_.keys, x_.k, x_.v, scratch->keys);
-    travelling_gradients<T> sums(group_.processes, group_.keys, scratch->sums, group_.piece(x_.v.extent(3)));
+    travelling_gradients<T> sums(group_.processes, group_.keys, scratch->sums, group_.heads_of_bundle(x_.v.extent(3)));
     for (;; travelling.end_step()) {
       const int step = travelling.step();
       travelling.begin_step();
       sums.begin_step(step);
       const auto here = travelling.here();
-      for (std::size_t n = 0; n < sums.pieces(); ++n) {
-        const auto to = sums.take(step, n);
+      for (std::size_t n = 0; n < sums.bundles(); ++n) {
+        const auto to = sums.receive(step, n);
         group_.for_each_call(travelling.source(), [&](const block_call& call) {
           differentiate_block(here, to, sums.first(n), sums.count(n), call);
           travelling.progress();
         });
-        sums.give(step, n);
+        sums.send(step, n);
       }
       if (travelling.last()) break;
     }

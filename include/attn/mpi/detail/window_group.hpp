@@ -92,7 +92,7 @@ class window_group {
   idx_t first_position(int p) const { return queries_.of(p)[0].begin + shift_; }
 
   /// Queries of a process with the keys they see by their windows: its own, in place, or some that are gathered.
-  struct piece {
+  struct window_task {
     row_range queries, keys;
     bool in_place = false;
   };
@@ -116,14 +116,14 @@ class window_group {
 
   /// All queries of process p. Those that see own keys alone are cut off at chunks of sliding_window; with global keys
   /// all go together.
-  std::vector<piece> pieces_of(int p) const {
+  std::vector<window_task> tasks_of(int p) const {
     const idx_t rows = queries_.length(p), first = first_position(p), chunk = window_chunk(options_.left, right());
     const sequence_range own = keys_.of(p)[0];
     const idx_t end = own.begin + own.length;
     idx_t begin_own = 0, end_own = rows;
     if (own.begin > 0) begin_own = round_up(std::max(own.begin + reach(options_.left) - first, idx_t(0)), chunk);
     if (end < keys_.tokens()) end_own = std::min(floor_div(end - reach(right()) - first, chunk) * chunk, rows);
-    std::vector<piece> all;
+    std::vector<window_task> all;
     const auto gather = [&](idx_t from, idx_t to) {
       if (from < to) all.push_back({{from, to}, window_of(p, {from, to})});
     };
@@ -139,7 +139,7 @@ class window_group {
   /// The keys that are gathered for them.
   row_ranges windows_of(int p) const {
     row_ranges ranges;
-    for (const piece& one : pieces_of(p))
+    for (const window_task& one : tasks_of(p))
       if (!one.in_place && one.keys.length() > 0) ranges.push_back(one.keys);
     join(ranges);
     return ranges;
@@ -159,9 +159,9 @@ class window_group {
     to.scale = options_.scale, to.softcap = options_.softcap;
   }
 
-  /// A piece of the own queries, by their windows and the global keys in these: `sums` and lse, or where there is no
+  /// Some of the own queries, by their windows and the global keys in these: `sums` and lse, or where there is no
   /// `sums`, out and its lse.
-  void attend_piece(const piece& one, const tensor_view<const S>& k, const tensor_view<const S>& v,
+  void attend_task(const window_task& one, const tensor_view<const S>& k, const tensor_view<const S>& v,
                     const tensor_view<T>& sums, const tensor_view<T, 3>& lse) const {
     const auto rows = [&](const auto& x) { return x.slice(2, one.queries.begin, one.queries.length()); };
     std::vector<idx_t> inside;
@@ -185,13 +185,13 @@ class window_group {
   /// The own queries, as if none of them were global, where all the keys they see are in their windows.
   void attend_windows(row_memory<S>& keys, row_memory<S>& values) const {
     const row_ranges gathered = windows_of(group_.rank());
-    for (const piece& one : pieces_of(group_.rank())) {
+    for (const window_task& one : tasks_of(group_.rank())) {
       if (one.in_place) {
-        attend_piece(one, x_.k, x_.v, {}, options_.lse);
+        attend_task(one, x_.k, x_.v, {}, options_.lse);
         continue;
       }
       const idx_t at = rows_before(gathered, one.keys.begin);
-      attend_piece(one, keys.view(at, one.keys.length()), values.view(at, one.keys.length()), {}, options_.lse);
+      attend_task(one, keys.view(at, one.keys.length()), values.view(at, one.keys.length()), {}, options_.lse);
     }
   }
 
@@ -201,8 +201,8 @@ class window_group {
     const std::array<idx_t, 4>& extents = x_.out.extents();
     tensor<T> sums(extents), others(extents);
     tensor<T, 3> lse({extents[0], extents[1], extents[2]}), other_lse(lse.extents());
-    for (const piece& one : pieces_of(group_.rank()))
-      attend_piece(one, keys.view(), values.view(), sums.view(), lse.view());
+    for (const window_task& one : tasks_of(group_.rank()))
+      attend_task(one, keys.view(), values.view(), sums.view(), lse.view());
     const std::vector<idx_t> beyond = globals_beyond(group_.rank());
     // Of a causal call they are all before the window.
     attend_some({x_.q, global_keys.view(), global_values.view(), x_.out, others.view(), other_lse.view()}, false,

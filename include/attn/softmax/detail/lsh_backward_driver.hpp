@@ -71,9 +71,9 @@ struct lsh_backward_driver {
     });
   }
 
-  /// Query head `member` of the group of a key head.
-  lsh_head<S> head(idx_t key_head, idx_t member, const head_scratch& p) const {
-    const idx_t b = key_head / shape.kv_heads, h = key_head % shape.kv_heads * shape.group() + member;
+  /// Query head `in_group` of the group of a key head.
+  lsh_head<S> head(idx_t key_head, idx_t in_group, const head_scratch& p) const {
+    const idx_t b = key_head / shape.kv_heads, h = key_head % shape.kv_heads * shape.group() + in_group;
     return {b, h, in.lengths().keys(b), head_of(in.q, b, h), head_of(in.v, b, h / shape.group()), p.tables};
   }
 
@@ -220,9 +220,9 @@ struct lsh_backward_driver {
     return slots.begin < chunks.before() || slots.end > chunks.before() + chunks.n;
   }
 
-  void differentiate_round(const wave<head_scratch>& key_heads, idx_t member, idx_t round) const {
+  void differentiate_round(const wave<head_scratch>& key_heads, idx_t in_group, idx_t round) const {
     const auto run = [&](idx_t key_head, const head_scratch& p, int worker, const auto& chosen) {
-      const lsh_head<S> h = head(key_head, member, p);
+      const lsh_head<S> h = head(key_head, in_group, p);
       const lsh_chunks chunks(h.length, options);
       const task_range tasks{h.length, chunks.tokens_per_task()};
       chosen(tasks.count(), [&](idx_t n, bool wrapping) {
@@ -246,27 +246,27 @@ struct lsh_backward_driver {
   }
 
   void differentiate_wave(const wave<head_scratch>& key_heads, const tensor_view<const T>& rotations) const {
-    for (idx_t member = 0; member < shape.group(); ++member) {
+    for (idx_t in_group = 0; in_group < shape.group(); ++in_group) {
       tokens.sort_tokens(rotations, [&](idx_t steps, const auto& body) {
         key_heads.for_each(steps, [&](idx_t key_head, const head_scratch& p, idx_t step, int worker) {
-          body(head(key_head, member, p), step, scratch(worker).tokens);
+          body(head(key_head, in_group, p), step, scratch(worker).tokens);
         });
       });
       key_heads.for_each(tokens.segments(), [&](idx_t, const head_scratch& p, idx_t part, int) {
         const idx_t begin = part * lsh_segment, count = std::min(lsh_segment, shape.keys - begin);
         for (T* sums : {p.d_query, p.d_key})
           if (sums) std::fill_n(sums + begin * stride_k(), count * stride_k(), T(0));
-        if (p.d_value && member == 0) std::fill_n(p.d_value + begin * stride_v(), count * stride_v(), T(0));
+        if (p.d_value && in_group == 0) std::fill_n(p.d_value + begin * stride_v(), count * stride_v(), T(0));
         p.slopes[part] = T(0);
       });
-      for (idx_t round = 0; round < options.rounds; ++round) differentiate_round(key_heads, member, round);
+      for (idx_t round = 0; round < options.rounds; ++round) differentiate_round(key_heads, in_group, round);
       key_heads.for_each(tokens.segments(), [&](idx_t key_head, const head_scratch& p, idx_t part, int) {
         const idx_t begin = part * lsh_segment, end = std::min(begin + lsh_segment, shape.keys);
-        p.slopes[part] += finish_tokens(head(key_head, member, p), p, begin, end);
+        p.slopes[part] += finish_tokens(head(key_head, in_group, p), p, begin, end);
       });
       for (idx_t n = 0; in.d_slopes && n < key_heads.count; ++n)
         for (idx_t part = 0; part < tokens.segments(); ++part)
-          in.slope_sums[(key_heads.first + n) * shape.group() + member] += key_heads.scratch[n].slopes[part];
+          in.slope_sums[(key_heads.first + n) * shape.group() + in_group] += key_heads.scratch[n].slopes[part];
     }
     if (in.dv)
       key_heads.for_each(tokens.segments(), [&](idx_t key_head, const head_scratch& p, idx_t part, int) {

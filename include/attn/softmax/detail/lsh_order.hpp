@@ -210,11 +210,11 @@ struct lsh_order {
     body(tensor_view<const T>(*numbers, {1, options.rounds, shape.dim, half()}));
   }
 
-  /// Operations of all heads: `per_pair` for a query and a key, and the hashes.
-  double operations(idx_t per_pair) const {
+  /// Operations of all heads: `per_score` for a query and a key, and the hashes.
+  double operations(idx_t per_score) const {
     const lsh_chunks c(shape.keys, options);
     const idx_t keys = (c.lookback + 1 + c.lookahead) * c.chunk, hashes = shape.batch * shape.heads * c.n * c.rounds;
-    return static_cast<double>(keys * per_pair + 2 * shape.dim * half()) * static_cast<double>(hashes);
+    return static_cast<double>(keys * per_score + 2 * shape.dim * half()) * static_cast<double>(hashes);
   }
 };
 

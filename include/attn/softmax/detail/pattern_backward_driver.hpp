@@ -277,14 +277,14 @@ struct pattern_backward_driver {
       });
     }
     const idx_t most = backward_parts(shape.queries);
-    for (idx_t member = 0; member < group; ++member) {
+    for (idx_t in_group = 0; in_group < group; ++in_group) {
       for (const pattern_ref& pattern : plan.patterns)
         key_heads.for_each(most, [&](idx_t key_head, const head_scratch& p, idx_t part, int worker) {
-          const pattern_shape s = plan.shape_of(key_head * group + member);
+          const pattern_shape s = plan.shape_of(key_head * group + in_group);
           if (part < backward_parts(s.queries)) differentiate_part(pattern, s, p, part, worker);
         });
       for (idx_t n = 0; in.d_slopes && n < key_heads.count; ++n) {
-        const idx_t x = (key_heads.first + n) * group + member;
+        const idx_t x = (key_heads.first + n) * group + in_group;
         for (idx_t part = 0; part < backward_parts(plan.shape_of(x).queries); ++part)
           in.slope_sums[x] += key_heads.scratch[n].slopes[part];
       }

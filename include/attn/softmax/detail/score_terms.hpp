@@ -171,12 +171,12 @@ struct score_terms {
   /// stay masked.
   template <class Key>
   void ask_caller(T* s, idx_t count, idx_t i, Key key) const {
-    constexpr idx_t piece = 64;
+    constexpr idx_t block = 64;
     const idx_t b = batch, h = head, position = i + query_shift;
     const bool biased = static_cast<bool>(bias);
-    T scores[piece];
-    for (idx_t begin = 0; begin < count; begin += piece) {
-      const idx_t end = std::min(count - begin, piece);
+    T scores[block];
+    for (idx_t begin = 0; begin < count; begin += block) {
+      const idx_t end = std::min(count - begin, block);
       for (idx_t n = 0; n < end; ++n) {
         const T x = s[begin + n], y = static_cast<T>((*score)(x, b, h, position, key(begin + n)));
         scores[n] = biased && x == -std::numeric_limits<T>::infinity() ? x : y;

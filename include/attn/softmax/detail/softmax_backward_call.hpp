@@ -113,12 +113,12 @@ struct softmax_backward_call {
     if (uses_fast_products<S>(exec)) forward.lse = {};
     const standard_products standard(exec);
     const idx_t heads = shape.batch * shape.heads;
-    struct kept {
+    struct saved {
       T *lse, *maximum, *slopes, *sinks;
     };
     const auto memory = exec.workspace([&](arena& m) {
       const idx_t rows = forward.lse ? 0 : heads * shape.queries;
-      return kept{m.allocate<T>(rows), m.allocate<T>(rows), m.allocate<T>(d_slopes ? heads : 0),
+      return saved{m.allocate<T>(rows), m.allocate<T>(rows), m.allocate<T>(d_slopes ? heads : 0),
                   m.allocate<T>(d_sinks ? heads : 0)};
     });
     if (!forward.lse) {

@@ -98,7 +98,7 @@ struct softmax_call : softmax_inputs<S, C> {
   [[nodiscard]] auto limit_threads(idx_t seen, double read) const {
     const attention_shape& s = this->shape;
     const double queries = static_cast<double>(s.queries), per_key = static_cast<double>(s.dim + s.dim_v) * sizeof(S);
-    return exec.limit_threads({.operations = s.operations_per_pair() * queries * static_cast<double>(seen),
+    return exec.limit_threads({.operations = s.operations_per_score() * queries * static_cast<double>(seen),
                                .bytes = static_cast<double>(s.batch * s.kv_heads) * per_key * read});
   }
 };

@@ -116,11 +116,11 @@ struct topk_backward_driver {
   }
 
   /// One part of a round of one query head.
-  void differentiate_part(idx_t key_head, idx_t member, const head_scratch& p, idx_t round, idx_t part,
+  void differentiate_part(idx_t key_head, idx_t in_group, const head_scratch& p, idx_t round, idx_t part,
                           int worker) const {
-    const topk_head h = choice.head(key_head, member, p.choice, 0);
+    const topk_head h = choice.head(key_head, in_group, p.choice, 0);
     const idx_t parts = parts_of(h.queries), count = h.count_of(round);
-    if (member == 0 && round == 0) std::fill_n(p.begun + part * all_blocks(), all_blocks(), false);
+    if (in_group == 0 && round == 0) std::fill_n(p.begun + part * all_blocks(), all_blocks(), false);
     if (round == 0) p.slopes[part] = T(0);
     if (part >= parts) return;
     auto head_terms = in.terms().for_head(h.batch, h.head, h.shift);
@@ -156,15 +156,15 @@ struct topk_backward_driver {
       });
     };
     choice.add_up(for_each);
-    for (idx_t member = 0; member < shape.group(); ++member) {
-      choice.choose(member, 1, for_each);
+    for (idx_t in_group = 0; in_group < shape.group(); ++in_group) {
+      choice.choose(in_group, 1, for_each);
       for (idx_t round = 0; round <= blocks.rounds; ++round)
         key_heads.for_each(parts(), [&](idx_t key_head, const head_scratch& p, idx_t part, int worker) {
-          differentiate_part(key_head, member, p, round, part, worker);
+          differentiate_part(key_head, in_group, p, round, part, worker);
         });
       for (idx_t n = 0; in.d_slopes && n < key_heads.count; ++n)
         for (idx_t part = 0; part < parts(); ++part)
-          in.slope_sums[(key_heads.first + n) * shape.group() + member] += key_heads.scratch[n].slopes[part];
+          in.slope_sums[(key_heads.first + n) * shape.group() + in_group] += key_heads.scratch[n].slopes[part];
     }
     if (in.dk || in.dv)
       key_heads.for_each(all_blocks(), [&](idx_t key_head, const head_scratch& p, idx_t block, int) {

@@ -232,10 +232,10 @@ struct topk_choice {
             .next = memory.allocate<idx_t>(blocks.blocks + 1)};
   }
 
-  /// Query head `member` of a key head, whose tables are number `slot`.
-  topk_head head(idx_t key_head, idx_t member, const head_scratch& p, idx_t slot) const {
+  /// Query head `in_group` of a key head, whose tables are number `slot`.
+  topk_head head(idx_t key_head, idx_t in_group, const head_scratch& p, idx_t slot) const {
     const idx_t b = key_head / shape.kv_heads, size = topk_head::size(shape.queries, blocks);
-    return {.batch = b, .head = key_head % shape.kv_heads * shape.group() + member, .queries = lengths.queries(b),
+    return {.batch = b, .head = key_head % shape.kv_heads * shape.group() + in_group, .queries = lengths.queries(b),
             .shift = lengths.keys(b) - lengths.queries(b), .blocks = blocks, .stride = shape.queries,
             .chosen = p.chosen + slot * size, .order = p.order + slot * size};
   }

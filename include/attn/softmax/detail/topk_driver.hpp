@@ -92,18 +92,18 @@ struct topk_driver {
     for (idx_t round = 0; round <= blocks.rounds; ++round)
       key_heads.for_each(group * ceil_div(shape.queries, topk_segment),
                      [&](idx_t key_head, const head_scratch& p, idx_t step, int worker) {
-                       const idx_t member = step % group, begin = step / group * topk_segment;
-                       const topk_head h = choice.head(key_head, member, p.choice, member);
+                       const idx_t in_group = step % group, begin = step / group * topk_segment;
+                       const topk_head h = choice.head(key_head, in_group, p.choice, in_group);
                        const idx_t end = std::min(begin + topk_segment, h.count_of(round));
                        if (begin >= end) return;
                        const thread_scratch s = scratch(worker);
-                       const row_states<T>* const states = blocks.rounds > 0 ? p.states + member : nullptr;
+                       const row_states<T>* const states = blocks.rounds > 0 ? p.states + in_group : nullptr;
                        h.for_each_run(round, begin, end, [&](idx_t block, idx_t n, idx_t count) {
                          attend_run(h, states, round, block, n, count, s);
                        });
                      });
-    key_heads.for_each(group, [&](idx_t key_head, const head_scratch&, idx_t member, int) {
-      in.clear_padding(key_head / shape.kv_heads, key_head % shape.kv_heads * group + member);
+    key_heads.for_each(group, [&](idx_t key_head, const head_scratch&, idx_t in_group, int) {
+      in.clear_padding(key_head / shape.kv_heads, key_head % shape.kv_heads * group + in_group);
     });
   }
 

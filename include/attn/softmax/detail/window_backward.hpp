@@ -239,13 +239,14 @@ struct window_backward : window_sets {
     const bool last = p.k0 + part_length() >= keys;  // it also has the queries beyond the keys
     const idx_t q1 = last ? end : std::min(p.k0 + part_length(), end);
     for (idx_t h = p.h; h < p.h_end; ++h) {
-      const idx_t member = h - p.kv * shape.group();
-      T& slope = sums.slopes[member];
+      const idx_t in_group = h - p.kv * shape.group();
+      T& slope = sums.slopes[in_group];
       if (number > 0) take_queries(p, h, std::max(q_first, p.k0 - right), std::min(p.k0, end), false, slope);
       take_queries(p, h, number > 0 ? std::max(q_first, p.k0) : q_first, q1, true, slope);
       take_queries(p, h, std::max(q1, q_first), std::min(p.k1 + left, end), false, slope);
       if (!globals.empty())
-        take_global_queries(p, h, p.r == 0 && number == 0, sums.queries + member * global_count() * query_stride(), slope);
+        take_global_queries(p, h, p.r == 0 && number == 0, sums.queries + in_group * global_count() * query_stride(),
+                            slope);
     }
     const auto row_of = [](T* rows, idx_t stride, idx_t row) { return rows ? rows + row * stride : nullptr; };
     const auto give = [&](bool projected, const backward_keys<P>& from, idx_t slot, idx_t row) {
@@ -325,9 +326,9 @@ struct window_backward : window_sets {
                 sums.values + g * value_stride());
     for (idx_t row = n; row < shape.keys; ++row)
       for (int projected = 0; projected < 1 + own(); ++projected) store_key(projected, b, kv, row, nullptr, nullptr);
-    for (idx_t member = 0; member < shape.group(); ++member) {
-      const idx_t h = kv * shape.group() + member;
-      const T* const queries = sums.queries + member * global_count() * query_stride();
+    for (idx_t in_group = 0; in_group < shape.group(); ++in_group) {
+      const idx_t h = kv * shape.group() + in_group;
+      const T* const queries = sums.queries + in_group * global_count() * query_stride();
       const auto store = [&](const tensor_view<S>& to, idx_t i, const T* sum) {
         if (to) store_gradient_row(sum, in.terms().scale, head_of(to, b, h), i, in.accumulate);
       };
@@ -339,7 +340,7 @@ struct window_backward : window_sets {
         if (own()) store(in.dq, i, nullptr);
         store(own() ? gradients.q_global : in.dq, i, queries + g * query_stride());
       }
-      if (in.d_slopes) in.slope_sums[b * shape.heads + h] += sums.slopes[member];
+      if (in.d_slopes) in.slope_sums[b * shape.heads + h] += sums.slopes[in_group];
     }
   }
 

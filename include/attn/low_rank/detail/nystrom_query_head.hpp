@@ -18,7 +18,7 @@ struct inverse_kind {
 
 /// One query head.
 template <class T>
-struct nystrom_member {
+struct nystrom_query_head {
   few_rows<T> values;  // A^+ softmax(scale Q' K^T) V, or all values
   attended_rows<T> landmarks;
   sums_in_parts<T> d_values, d_keys;           // of those values and of K', by parts of the queries
@@ -28,16 +28,16 @@ struct nystrom_member {
   inverse_iterates<T> iterates{};
   exact_inverse decomposition{};
 
-  static nystrom_member layout(arena& memory, const landmark_plan& plan, idx_t query_pieces,
+  static nystrom_query_head layout(arena& memory, const landmark_plan& plan, idx_t query_parts,
                                const inverse_kind<T>& kind) {
     const attention_shape& s = plan.shape;
     const idx_t m = std::min(plan.landmarks, std::max(s.queries, s.keys));
-    nystrom_member x;
+    nystrom_query_head x;
     x.values = few_rows<T>::layout(memory, m, s.dim_v);
     x.landmarks = attended_rows<T>::layout(memory, m, s.dim, s.dim_v);
-    x.d_values = sums_in_parts<T>::layout(memory, query_pieces, m, s.dim_v);
-    x.d_keys = sums_in_parts<T>::layout(memory, query_pieces, m, s.dim);
-    x.d_queries = sums_in_parts<T>::layout(memory, plan.pieces() + 1, m, s.dim);
+    x.d_values = sums_in_parts<T>::layout(memory, query_parts, m, s.dim_v);
+    x.d_keys = sums_in_parts<T>::layout(memory, query_parts, m, s.dim);
+    x.d_queries = sums_in_parts<T>::layout(memory, plan.parts() + 1, m, s.dim);
     x.weights = memory.allocate<T>(m * m), x.d_weights = memory.allocate<T>(m * m);
     if (kind.exact)
       x.decomposition = exact_inverse::layout(memory, m, s.dim_v);
@@ -225,20 +225,20 @@ struct nystrom_backward_head {
 
   landmark_head<P> forward;  // Q', K' and softmax(scale Q' K^T) V
   few_rows<T> keys;          // K', or all keys
-  nystrom_member<T>* members = nullptr;
+  nystrom_query_head<T>* query_heads = nullptr;
   T* d_keys = nullptr;     // of K', [m][]
   T* d_queries = nullptr;  // [group][queries][], without the part of Q' and without the scale
   T* d_w = nullptr;        // [group][m][]
 
-  static nystrom_backward_head layout(arena& memory, const landmark_plan& plan, idx_t query_pieces,
+  static nystrom_backward_head layout(arena& memory, const landmark_plan& plan, idx_t query_parts,
                                       const inverse_kind<T>& kind, bool with_queries) {
     const attention_shape& s = plan.shape;
     const idx_t m = std::min(plan.landmarks, std::max(s.queries, s.keys)), stride = sums_stride<T>(s.dim);
     nystrom_backward_head p;
     p.forward = landmark_head<P>::layout(memory, plan);
     p.keys = few_rows<T>::layout(memory, m, s.dim);
-    p.members = memory.allocate_list(
-        s.group(), [&](arena& from) { return nystrom_member<T>::layout(from, plan, query_pieces, kind); });
+    p.query_heads = memory.allocate_list(
+        s.group(), [&](arena& from) { return nystrom_query_head<T>::layout(from, plan, query_parts, kind); });
     p.d_keys = memory.allocate<T>(m * stride);
     p.d_queries = memory.allocate<T>(with_queries ? s.group() * s.queries * stride : 0);
     p.d_w = memory.allocate<T>(s.group() * m * sums_stride<T>(s.dim_v));
