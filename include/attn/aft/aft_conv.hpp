@@ -1,7 +1,7 @@
 // attn: the attention-free transformer whose biases depend on the distance of positions alone, as a convolution.
 //
-//   out_t = sigmoid(q_t) * sum_t' e^(k_t' + w_(t'-t)) v_t' / sum_t' e^(k_t' + w_(t'-t)) each channel separately with w
-//   = 0 beyond the kernel: such keys are still seen. Zhai et al. 2021, "An attention free transformer"
+//   out_t = sigmoid(q_t) * sum_t' e^(k_t' + w_(t'-t)) v_t' / sum_t' e^(k_t' + w_(t'-t))       each channel separately
+//   with w = 0 beyond the kernel: such keys are still seen.        Zhai et al. 2021, "An attention free transformer"
 //
 //   attn::aft_conv(q, k, v, out, w);                                  // w [heads, width], width odd
 //   attn::aft_conv(q, k, v, out, w, {.grid = attn::token_grid{14, 14}});   // an image: w [heads, height, width]

@@ -1,7 +1,7 @@
 // attn: the attention-free transformer with biases for near positions only.
 //
-//   out_t = sigmoid(q_t) * sum_t' e^(k_t' + w_tt') v_t' / sum_t' e^(k_t' + w_tt') each channel separately with w_tt' =
-//   0 for |t - t'| >= s: such keys are still seen.
+//   out_t = sigmoid(q_t) * sum_t' e^(k_t' + w_tt') v_t' / sum_t' e^(k_t' + w_tt')       each channel separately
+//   with w_tt' = 0 for |t - t'| >= s: such keys are still seen.
 //                                                                  Zhai et al. 2021, "An attention free transformer"
 //
 //   attn::aft_local(q, k, v, out, w, {.window = 128});                            // w [length, length]

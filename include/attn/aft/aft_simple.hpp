@@ -1,13 +1,13 @@
 // attn: the attention-free transformer without biases.
 //
-//   out_t = sigmoid(q_t) * sum_t' e^(k_t') v_t' / sum_t' e^(k_t')  each channel separately Zhai et al. 2021, "An
-//                                                                  attention free transformer"
+//   out_t = sigmoid(q_t) * sum_t' e^(k_t') v_t' / sum_t' e^(k_t')       each channel separately
+//                                                                  Zhai et al. 2021, "An attention free transformer"
 //
 //   attn::aft_simple(q, k, v, out);
 //   attn::aft_simple(q, k, v, out, {.causal = true}, threads);
 //
 // k may be of any size: nothing overflows. From 1e7 on (double: 5e15) keys that differ by less than 2^-20 of their size
-// (double: 2^-49) are not told apart. A k of -infinity masks; a row that sees no key is 0.
+// (double: 2^-49) count as equal. A k of -infinity masks; a row that sees no key is 0.
 //
 // Shapes   q, k, v, out [B, H, L, D]. float, double, or Eigen::half / Eigen::bfloat16 in memory with float arithmetic.
 // Cost     Two passes over memory: k and v, then q and out (causal: then k and v too). Scratch: 3 D numbers for

@@ -8,8 +8,8 @@
 //   attn::aft_simple_step(state, q, k, v, out, {.lengths = n});   // n[b] tokens for item b, the rest is padding
 //   state.append(k, v, {.lengths = n}); state.reset(1); state.copy_item(0, 1); state.reorder(beams); state.tokens(1)
 //
-// Sums are rounded with every token of a step, by up to 2^-24 of them in float, and with every 16th of append(): keys
-// whose weight is less than that beside the sum so far are lost.
+// Sums are rounded with every token of a step, by up to 2^-24 of them in float, and with every 16th of append(). A key
+// whose weight is less than that share of the sum so far is lost.
 //
 // Memory   3 numbers of the compute type per channel, channels of a head rounded up to whole vectors.
 #pragma once

@@ -1,19 +1,20 @@
 // attn: keys and values of the tokens so far, for operators that decode with a cache.
 //
 //   attn::kv_cache<float> cache({.batch = 2, .heads = 8, .dim = 64});           // grows as tokens come
-//   attn::kv_cache<float> cache(keys, values); // in the caller's memory attn::kv_cache<std::int8_t> cache({.heads = 8,
-//   .dim = 64}); // a quarter of the memory of float cache.append(k, v); // or by the step of an operator
-//   cache.append(k, v, {.lengths = n}); // n[0] tokens for item 0, n[1] for item 1 cache.reset(1), cache.truncate(0,
-//   3), cache.copy_item(0, 1), cache.reorder(beams);
+//   attn::kv_cache<float> cache(keys, values);                                  // in the caller's memory
+//   attn::kv_cache<std::int8_t> cache({.heads = 8, .dim = 64});                 // a quarter of the memory of float
+//   cache.append(k, v);                                                         // or by the step of an operator
+//   cache.append(k, v, {.lengths = n});                                         // n[b] tokens for item b
+//   cache.reset(1), cache.truncate(0, 3), cache.copy_item(0, 1), cache.reorder(beams);
 //
-// Batch items are sequences of their own: each has its number of tokens, and may begin anew. Where sequences come and
-// go and share beginnings, paged_cache.hpp takes less memory.
+// Batch items are independent sequences: each has its own number of tokens, and may begin anew. Where sequences come
+// and go and share beginnings, paged_cache.hpp takes less memory.
 //
 // Elements have the type of the tokens. A cache of float tokens may also have Eigen::half or Eigen::bfloat16, rounded
 // to nearest; one of any tokens but double may have std::int8_t, that is, eight bits, with a scale for each token and
 // head and, for every 16 keys, the first of them as bf16, from which the others are differences where those are smaller
-// (formula in core/detail/quantised.hpp). Numbers beyond what 16 bits hold, 65504 of Eigen::half, are refused. In eight
-// bits dims must be even, and numbers finite and no larger than 1e38; tokens all of whose numbers are below 1e-30 may
+// (formula in core/detail/quantised.hpp). Numbers beyond the range of 16 bits, 65504 in Eigen::half, throw. In eight
+// bits dims must be even, and numbers finite and no larger than 1e38; a token whose numbers are all below 1e-30 may
 // become 0. On attention of a trained model (bench/data, two layers) int8 errs by 0.47 and 0.25 % of the result's norm,
 // bfloat16 by 0.28 and 0.09 %. Where the processor multiplies bf16, a step of up to 4 float tokens rounds the queries
 // for keys of bf16, and one of more bf16 tokens those of int8.
@@ -21,7 +22,7 @@
 // Memory   batch * heads * capacity * (dim + value_dim) elements; in eight bits 1.125 bytes for each number of a key, 1
 //          for each of a value, and 8 for each token and head. It grows as tokens come, by doubling; reserve()
 //          allocates once; memory of the caller's does not grow. Where values are the first dims of the keys, as in
-//          multi-head latent attention (DeepSeek-AI 2024), without value_dim.
+//          multi-head latent attention (DeepSeek-AI 2024), value_dim takes no memory.
 #pragma once
 
 #include <attn/core/detail/kv_memory.hpp>

@@ -4,8 +4,8 @@
 //   attn::for_each_sequence({.offsets = offsets}, threads, [&](const auto& s, attn::execution& exec) {
 //     attn::full_softmax(s.queries(q), s.queries(k), s.queries(v), s.queries(out), {.causal = true}, exec);
 //   });
-//   // queries and keys of different lengths: attn::for_each_sequence({.query_offsets = of_q, .key_offsets = of_k},
-//   threads, [&](const auto& s, auto& exec) {
+//   // queries and keys of different lengths:
+//   attn::for_each_sequence({.query_offsets = of_q, .key_offsets = of_k}, threads, [&](const auto& s, auto& exec) {
 //     attn::full_softmax(s.queries(q), s.keys(k), s.keys(v), s.queries(out), {}, exec);
 //   });
 //

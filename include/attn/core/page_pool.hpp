@@ -1,7 +1,7 @@
 // attn: pages of keys and values, for sequences that come and go: paged_cache.hpp.
 //
 //   attn::page_pool<float> pool({.pages = 1024, .page_tokens = 64, .heads = 8, .dim = 64});
-//   attn::page_pool<float> pool(keys, values); // the caller's [pages, Hkv, page tokens, D]
+//   attn::page_pool<float> pool(keys, values);               // the caller's [pages, Hkv, page tokens, D]
 //
 // A page has the keys and values of page_tokens tokens in all heads, and is used by any number of sequences; when the
 // last of them releases it, it is free. Caches point to their pool, which must outlive them. A pool and its caches may
@@ -9,10 +9,10 @@
 //
 // Memory   pages * heads * page_tokens * (dim + value_dim) elements, as of a kv_cache, or the caller's, and a few bytes
 //          per page.
-// Speed    Pages of a multiple of 64 tokens are as fast as contiguous memory. A step over smaller ones reads keys in
-//          pieces: with pages of 1, 2, 4 and 16 tokens it takes 11, 5.5, 3.4 and 1.2 times as long. Pages of a multiple
-//          of 64 tokens in float or double, 128 in 16 bits or 256 in eight bits also give the same results to the last
-//          bit.
+// Speed    Pages of a multiple of 64 tokens are as fast as contiguous memory. A step over smaller ones reads keys
+//          page by page: with pages of 1, 2, 4 and 16 tokens it takes 11, 5.5, 3.4 and 1.2 times as long. Pages of a
+//          multiple of 64 tokens in float or double, 128 in 16 bits or 256 in eight bits also give the same results to
+//          the last bit.
 #pragma once
 
 #include <attn/core/kv_cache.hpp>

@@ -4,8 +4,8 @@
 //   attn::page_pool<float> pool({.pages = 1024, .page_tokens = 64, .heads = 8, .dim = 64});
 //   attn::paged_cache<float> cache(pool, 16);                      // 16 sequences, its batch items
 //   attn::full_softmax_step(cache, q, k, v, out, {.lengths = n}, threads);
-//   cache.copy_item(0, 1); // item 1 continues item 0 and shares its pages cache.reset(0); // frees its pages, except
-//   those that are shared
+//   cache.copy_item(0, 1);                                         // item 1 continues item 0 and shares its pages
+//   cache.reset(0);                                                // frees its pages, except those that are shared
 //
 // A sequence takes pages as it grows. Sequences with a common beginning share its pages; a shared page that is not full
 // is copied before a sequence writes to it.

@@ -2,7 +2,7 @@
 //
 //   attn::random_numbers numbers(seed);
 //   numbers.normal();      // unit normal, double
-//   numbers.below(n); // 0 ... n - 1, uniformly
+//   numbers.below(n);      // 0 ... n - 1, uniformly
 //
 // The numbers of std::normal_distribution differ between standard libraries, and those of any formula with a * b + c
 // between compilers that fuse it and those that do not. Here a seed gives the same bits everywhere: apart from integer

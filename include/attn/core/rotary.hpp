@@ -1,7 +1,7 @@
 // attn: rotary position embedding of queries or keys.
 //
-//   (out_a, out_b) = (x_a cos w - x_b sin w, x_b cos w + x_a sin w), w = position * frequency of the dims (a, b) Su et
-//                                       al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding"
+//   (out_a, out_b) = (x_a cos w - x_b sin w, x_b cos w + x_a sin w), w = position * frequency of the dims (a, b)
+//                             Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding"
 //
 //   attn::rotary(q, q);                                               // in place; positions 0, 1, ...
 //   attn::rotary(k, rotated, {.first_position = 100}, threads);

@@ -3,11 +3,12 @@
 // A tensor_view<T> is a non-owning, strided view of the caller's memory with the axes [batch, head, length, dim].
 // tensor_view<T, 3> has no dim and one number per query (the log-sum-exp), or is a sequence [batch, length, dim];
 // tensor_view<T, 2> is a matrix, tensor_view<T, 1> a vector. Nothing is copied, any stride is accepted; unit stride in
-// the last axis is the fast path. It converts, implicitly where no information is missing, from - a pointer with
-//   extents (contiguous, last axis fastest), or with extents and strides (in elements), - an Eigen matrix, map, block
-//   or ref with direct access, row- or column-major: [length, dim], batch 1, head 1, - [batch, length, head, dim]
-//   memory: blhd_view; an Eigen matrix [length, heads * dim] or a sequence: split_heads, - std::mdspan of rank 2 to 4,
-//   where the standard library has it, - for a vector: an Eigen vector, std::vector, std::array or std::span.
+// the last axis is the fast path. A view is made, implicitly where no information is missing, from
+//   - a pointer with extents (contiguous, last axis fastest), or with extents and strides (in elements);
+//   - an Eigen matrix, map, block or ref with direct access, row- or column-major: [length, dim], batch 1, head 1;
+//   - [batch, length, head, dim] memory: blhd_view; an Eigen matrix [length, heads * dim] or a sequence: split_heads;
+//   - std::mdspan of rank 2 to 4, where the standard library has it;
+//   - for a vector: an Eigen vector, std::vector, std::array or std::span.
 #pragma once
 
 #include <attn/core/detail/eigen.hpp>

@@ -2,11 +2,11 @@
 //
 //   attn::project(x, out, {.weight = w, .bias = b});        // weight is a view_field<const float, 2>, bias one of rank 1
 //
-// A view_field is a tensor_view: of nothing, unless given. It is made of all that its view can be made of. Anything else
+// A view_field is a tensor_view that may be left out. It is made from whatever its view can be made from. Anything else
 // does not compile, and one sentence says why: numbers of another type, a matrix in the place of a vector, an
-// expression. Neither does a temporary that owns its memory, such as the matrix `MatrixXf(2 * w)`, because options and
-// weights may outlive it. (No type tells the transpose or a block of a temporary from that of a matrix which stays: name
-// the matrix.)
+// expression. A temporary that owns its memory, such as the matrix `MatrixXf(2 * w)`, does not compile either, because
+// options and weights may outlive it. (The transpose or a block of a temporary does compile, for it has the type of one
+// of a named matrix: give such a matrix a name.)
 #pragma once
 
 #include <attn/core/tensor_view.hpp>

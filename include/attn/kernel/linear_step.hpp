@@ -5,8 +5,8 @@
 //   state.append(k, v);                                        // the same without queries
 //
 // A million tokens in constant memory. Every call rounds the sums, and so does every 64th of its tokens, by up to 2^-24
-// of them in float: fed one by one, tokens whose features are less than that beside the sums are lost. Batch items of
-// their own lengths, copies, merging, writing and reading: see detail/kernel_state.hpp.
+// of them in float: of tokens fed one by one, those whose features are less than that share of the sums are lost. Batch
+// items of different lengths, copies, merging, writing and reading: see detail/kernel_state.hpp.
 #pragma once
 
 #include <attn/kernel/detail/recurrent.hpp>

@@ -10,8 +10,8 @@
 //   attn::encoder_block(x, out, weights, mix, {.norm_first = false}, threads);
 //
 // Shapes   x and out [B, L, D], up [hidden, D], up_bias [hidden], down [D, hidden], down_bias [D], and gamma and beta
-//          of each norm [D]; biases, gammas and betas may be left out. Out may be x: a stack of blocks needs one
-//          sequence. float, double, or Eigen::half / Eigen::bfloat16 in memory with float sums.
+//          of each norm [D]; biases, gammas and betas may be left out. Out may be x: a stack of blocks then needs the
+//          memory of one sequence. float, double, or Eigen::half / Eigen::bfloat16 in memory with float sums.
 // Mixer    mix(x, out, execution) is called once, with views [B, L, D]; multi_head as above, or fnet. It fills out.
 // Cost     that of the mixer, and 4 B L D hidden operations. Scratch, beside the mixer's: two sequences like x, and the
 //          packed weights of the feed-forward layer.

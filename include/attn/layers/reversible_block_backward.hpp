@@ -10,8 +10,8 @@
 // stack trains in memory that does not depend on its depth.
 //
 // Shapes   out, x, d_out and the gradient of x [B, L, 2 D], as in the forward call. x is written: it may be out. The
-//          gradient of x may be d_out unless it is added to. The remainder is that which the forward call left; it
-//          becomes that which the call found. float, double, Eigen::half or Eigen::bfloat16.
+//          gradient of x may be d_out unless it is added to. The remainder is what the forward call left; afterwards
+//          it is what it was before that call. float, double, Eigen::half or Eigen::bfloat16.
 // Mixers   f and g as in the forward call, each called once; f_backward(x, out, d_out, dx, execution) and g_backward
 //          likewise, with views [B, L, D] and out what f made of x: each writes dx over. They also compute the
 //          gradients of their own weights, which reversible_block_backward does not know. Each is called just before

@@ -11,8 +11,8 @@
 //   attn::long_short(q, k, v, out, logits, {.causal = true, .left = 64, .block = 64, .segment = 16});
 //
 // Shapes   as full_softmax; logits [B, H, Lk, r].
-// Cost     2 B H (D + Dv) operations for every token and compressed key it goes into, and for every pair of query and
-//          key it sees. Scratch per head, one head at a time or as many as keep the threads busy: about n r (D + Dv)
+// Cost     2 B H (D + Dv) operations for every token and compressed key it goes into, and for every visible key of a
+//          query. Scratch per head, one head at a time or as many as keep the threads busy: about n r (D + Dv)
 //          numbers, n = Lk / 256 + 2, causal 2 Lk / segment and, for segments above 256, Lk / 256 more; per thread:
 //          about (2 (left + right) + 3 block + 500) (D + Dv), with a local norm twice that.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.

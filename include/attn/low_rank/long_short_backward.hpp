@@ -15,13 +15,13 @@
 //          shapes of what they are of; dk and dv are summed over the query heads of a group, those of the layer norms
 //          over batch, heads and tokens, of sinks over the batch.
 // Cost     B H (6 D + 4 Dv) operations for every visible key of a query, 6 B H (D + Dv) for every token and compressed
-//          key it goes into; without lse, 2 B H D for every pair more. Scratch, per key head in progress: about 3 Lk (D
-//          + Dv) numbers, and in every query head for n compressed keys (4 + 1 to 8) n (D + Dv).
+//          key it goes into; without lse, 2 B H D more for every visible key. Scratch, per key head in progress: about
+//          3 Lk (D + Dv) numbers, and in every query head for n compressed keys 5 to 12 times n (D + Dv).
 // Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that
 //          share memory with an input or one another, before anything is written.
 //
-// Where lse is given, weights err by its rounding, |lse| 2^-24 in float (double: 2^-53). Without, its digits below that
-// count too: leave it out where scores exceed 1e4.
+// Where lse is given, its rounding, |lse| 2^-24 in float (double: 2^-53), is an error of the weights. Where it is not,
+// it is computed again in more digits than one number has: leave it out where scores exceed 1e4.
 #pragma once
 
 #include <attn/low_rank/detail/long_short_backward_call.hpp>

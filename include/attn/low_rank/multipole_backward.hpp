@@ -12,13 +12,13 @@
 //          shapes of what they are of; dk and dv are summed over the query heads of a group, that of sinks over the
 //          batch.
 // Cost     B H (6 D + 4 Dv) operations for every visible key or cluster of a query, and what the forward call takes to
-//          cluster and choose; without lse, that and 2 B H D for every pair more. Scratch: that of the forward call,
+//          cluster and choose; without lse, 2 B H D more for every one of them. Scratch: that of the forward call,
 //          and per key head in progress (Lk + clusters) (D + Dv) numbers for every 2048 queries, up to eight times.
 // Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that
 //          share memory with an input or one another, before anything is written.
 //
-// Where lse is given, weights err by its rounding, |lse| 2^-24 in float (double: 2^-53). Without, its digits below that
-// count too: leave it out where scores exceed 1e4.
+// Where lse is given, its rounding, |lse| 2^-24 in float (double: 2^-53), is an error of the weights. Where it is not,
+// it is computed again in more digits than one number has: leave it out where scores exceed 1e4.
 #pragma once
 
 #include <attn/low_rank/detail/multipole_backward_call.hpp>

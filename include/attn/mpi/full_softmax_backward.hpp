@@ -19,7 +19,7 @@
 //          elements a token. Memory: keys, values and their gradients of two processes, the gradient of q in the
 //          compute type, and the scratch of full_softmax_backward.
 // Result   To rounding that of full_softmax_backward on the whole; the same bits in every run, and for any number of
-//          threads. On one process the very bits of full_softmax_backward.
+//          threads. On one process, bit for bit that of full_softmax_backward.
 // Rules    of ranges, threads, options that differ and exceptions: README.md of this folder.
 #pragma once
 

@@ -1,10 +1,11 @@
 // attn: BigBird attention: a window of blocks, global blocks and random ones.
 //
-//   out_i = softmax attention (full_softmax.hpp) over the keys of those blocks of b keys that the query's own block
-//     sees: window its own and the blocks beside it, global the first g and the last g blocks of the true length; their
-//     own queries see every key, random those a table lists for it.
+//   out_i = softmax attention (full_softmax.hpp) over the blocks of b keys that the query's block sees:
+//     window    its own block and those beside it
+//     global    the first g and the last g blocks of the true length, whose own queries see every key
+//     random    those that a table lists for it
 //   A block in two of these sets counts once. With causal, a query sees only keys up to its position, also of global
-//                                                                 blocks. Zaheer et al. 2020, "Big Bird"
+//   blocks.                                                              Zaheer et al. 2020, "Big Bird"
 //
 //   const auto random = attn::draw_random_blocks(length / 64, 3, {.seed = 7, .heads = heads});
 //   attn::bigbird(q, k, v, out, {.size = 64, .random = random});

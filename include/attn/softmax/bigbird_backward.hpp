@@ -17,8 +17,8 @@
 // A row that sees no key has gradient 0. score_backward(s, d, batch, head, i, j) gives d times the derivative of
 // score(s, batch, head, i, j) by s.
 //
-// Where lse is given, weights err by its rounding, |lse| 2^-24 in float (double: 2^-53). Without, its digits below that
-// count too: leave it out where scores exceed 1e4.
+// Where lse is given, its rounding, |lse| 2^-24 in float (double: 2^-53), is an error of the weights. Where it is not,
+// it is computed again in more digits than one number has: leave it out where scores exceed 1e4.
 #pragma once
 
 #include <attn/softmax/bigbird.hpp>

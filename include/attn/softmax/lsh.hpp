@@ -3,8 +3,8 @@
 //   Queries are keys: k_j = q_j / |q_j|. In each of several rounds a random rotation R puts every token into a bucket,
 //   argmax [q R; -q R]; tokens are sorted by (bucket, position) and cut into chunks; a chunk's queries see the keys of
 //   their own chunk and of the one before it. out_i is the softmax attention (full_softmax.hpp) over the keys of all
-//   rounds, one seen in several rounds counted in each, and over the query's own key only if there is no other. Kitaev,
-//                                                         Kaiser, Levskaya 2020, "Reformer"
+//   rounds, where a key seen in several rounds counts in each, and over the query's own key only if it sees no other.
+//                                                                        Kitaev, Kaiser, Levskaya 2020, "Reformer"
 //
 //   attn::lsh(q, v, out, {.rounds = 4, .buckets = 64, .chunk = 64, .seed = 7});
 //   const auto rotations = attn::draw_rotations<float>(4, dim, 64, {.seed = 7, .heads = heads});   // for many calls

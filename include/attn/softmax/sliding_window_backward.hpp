@@ -21,8 +21,8 @@
 //
 // Score functions and their derivatives as in full_softmax_backward.hpp.
 //
-// Where lse is given, weights err by its rounding, |lse| 2^-24 in float (double: 2^-53). Without, its digits below that
-// count too: leave it out where scores exceed 1e4.
+// Where lse is given, its rounding, |lse| 2^-24 in float (double: 2^-53), is an error of the weights. Where it is not,
+// it is computed again in more digits than one number has: leave it out where scores exceed 1e4.
 #pragma once
 
 #include <attn/softmax/detail/window_backward.hpp>

@@ -3,7 +3,7 @@
 //   out_i = softmax attention (full_softmax.hpp) over two sets of keys, l the stride, p the query's position:
 //   strided   the keys less than l away, |p - j| < l, and every l-th one from the query on, (p - j) mod l = 0
 //   fixed     the keys of the query's own block of l, and the last c positions of every block, j mod l >= l - c
-//   with causal, only those up to p: the last l keys, and so on.         Child et al. 2019, "Sparse Transformers"
+//   with causal, of these the keys up to p                               Child et al. 2019, "Sparse Transformers"
 //
 //   attn::strided(q, k, v, out, {.stride = 64, .causal = true});
 //   attn::strided(q, k, v, out, {.kind = attn::strided_kind::fixed, .stride = 64, .summary = 4});
