@@ -75,9 +75,12 @@ class order {
       for (const record* r : rows) expected[r] = sweep_.visit_seconds(*r);
       std::ranges::stable_sort(rows, {}, [&](const record* r) { return expected[r]; });
     }
+    // From 4096 tokens on the main curve takes seconds; by then its pace is known.
+    const auto long_from =
+        t == tier::main_curve && !rows.empty() ? std::min<decltype(rows[0]->length)>(4096, rows.back()->length) : 0;
     for (std::size_t n = 0; n < rows.size(); ++n) {
       record& r = *rows[n];
-      if (t == tier::main_curve && n > 0 && rows[n - 1]->length < 4096 && r.length >= 4096)
+      if (long_from > 0 && r.length >= long_from && (n == 0 || rows[n - 1]->length < long_from))
         sweep_.announce({rows.begin() + static_cast<std::ptrdiff_t>(n), rows.end()});
       r.omitted = sweep_.beyond_limits(r);
       if (r.omitted == omission::none && t != tier::main_curve && sweep_.visit_seconds(r) > sweep_.time_left())

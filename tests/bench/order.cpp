@@ -74,6 +74,16 @@ TEST_CASE("bench: the main curve is run whatever it takes, and announced", "[ben
     CHECK(s.omitted(name) == omission::time);
 }
 
+TEST_CASE("bench: a main curve of short lengths, or of one, is announced too", "[bench_order]") {
+  sweep s{.left = 0, .all = {{"full 256", tier::main_curve, 256, 1, 5}, {"full 1024", tier::main_curve, 1024, 1, 5}}};
+  s.run();
+  CHECK(s.announced == names{"full 1024"});
+  sweep one{.left = 0, .all = {planned()[2]}};
+  one.run();
+  CHECK(one.announced == names{"full 16384"});
+  CHECK(one.done == one.announced);
+}
+
 TEST_CASE("bench: tiers in their order, of each what is quickest first", "[bench_order]") {
   sweep s{.left = 33 + 3 + 5 + 2, .all = planned()};
   s.run();
