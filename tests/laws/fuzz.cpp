@@ -83,7 +83,7 @@ law_inputs<T> inputs_of(const fuzz_case<T>& c, random_source& random) {
 
 // Puts the fault into the call; false where it makes no difference to what the operator reads.
 template <class T>
-bool spoil(const fuzz_case<T>& c, law_call<T>& call, random_source& random) {
+bool make_wrong(const fuzz_case<T>& c, law_call<T>& call, random_source& random) {
   constexpr idx_t huge = std::numeric_limits<idx_t>::max() / 2;
   in_view<T> out(call.out);
   in_view<T>* const views[] = {&call.q, &call.k, &call.v, &out};
@@ -143,7 +143,7 @@ std::string outcome(const fuzz_case<T>& c, random_source& random, attn::executio
   if (c.op.lse) rows = lse.row_view();
   law_call<T> call{q.view, k.view, v.view, out.view, rows, c.lengths, c.threads ? &threads : &serial,
                    c.query_lengths, c.key_lengths};
-  const bool must_refuse = spoil(c, call, random) && c.wrong != fault::none;
+  const bool must_refuse = make_wrong(c, call, random) && c.wrong != fault::none;
   if (c.wrong != fault::none && !must_refuse) return {};
   ++sum.calls;
   std::string message;

@@ -10,7 +10,7 @@ TEMPLATE_LIST_TEST_CASE("law 11 of gradients: no allocation once scratch has gro
   using T = TestType;
   for (const auto& op : operators<T>()) {
     if (!op.backward) continue;
-    attn::execution serial, apart;  // the forward call's scratch is not what is looked at
+    attn::execution serial, of_forward;  // the forward call's scratch is not what is looked at
     struct problem {
       law_shape shape;
       law_inputs<T> in;
@@ -22,7 +22,7 @@ TEMPLATE_LIST_TEST_CASE("law 11 of gradients: no allocation once scratch has gro
     for (law_shape shape : law_shapes({0, 7, 64, 65, 130, 257})) {
       shape = fitted(op, shape);
       problem p{shape, random_inputs<T>(shape), random_d_out<T>(shape), {shape.keys / 2, shape.keys}, {}, {}};
-      p.whole = attend(op, shape, p.in, apart), p.padded = attend(op, shape, p.in, apart, p.lengths);
+      p.whole = attend(op, shape, p.in, of_forward), p.padded = attend(op, shape, p.in, of_forward, p.lengths);
       problems.push_back(std::move(p));
     }
     for (bool grown : {false, true})

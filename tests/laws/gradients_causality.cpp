@@ -46,11 +46,11 @@ enum class place { key, value, d_out };
 // A NaN in row `row` of head 1 (of keys, or of d_out).
 template <class T>
 void check_quiet_gradients(const law_operator<T>& op, const law_shape& shape, law_inputs<T> in, tensor<T> d_out,
-                           const law_gradients<T>& before, idx_t row, place where) {
+                           const law_gradients<T>& before, idx_t row, place poisoned) {
   constexpr idx_t item = 1, one = 1;
-  const idx_t group = shape.heads / shape.kv_heads, of_one = where == place::d_out ? one / group : one;
-  const bool in_query = where == place::key && op.tied;
-  tensor<T>& x = where == place::d_out ? d_out : where == place::value ? in.v : in_query ? in.q : in.k;
+  const idx_t group = shape.heads / shape.kv_heads, of_one = poisoned == place::d_out ? one / group : one;
+  const bool in_query = poisoned == place::key && op.tied;
+  tensor<T>& x = poisoned == place::d_out ? d_out : poisoned == place::value ? in.v : in_query ? in.q : in.k;
   x(item, one, row, 0) = std::numeric_limits<T>::quiet_NaN();
   const law_gradients<T> after = differentiate(op, shape, in, d_out);
   // The queries that see it, and the keys those see.
@@ -60,8 +60,8 @@ void check_quiet_gradients(const law_operator<T>& op, const law_shape& shape, la
     auto& reached = queries[static_cast<std::size_t>(h)];
     reached.assign(static_cast<std::size_t>(shape.queries), false);
     for (idx_t i = 0; i < shape.queries; ++i) {
-      if (where == place::d_out ? h != one || (i != row && !op.queries_mix) : h / group != of_one) continue;
-      if (where != place::d_out && !op.sees(shape, item, h, i, row)) continue;
+      if (poisoned == place::d_out ? h != one || (i != row && !op.queries_mix) : h / group != of_one) continue;
+      if (poisoned != place::d_out && !op.sees(shape, item, h, i, row)) continue;
       for (idx_t j = 0; j < shape.keys; ++j)
         if (op.sees(shape, item, h, i, j))
           reached[static_cast<std::size_t>(i)] = keys[static_cast<std::size_t>(j)] = true;
@@ -73,7 +73,7 @@ void check_quiet_gradients(const law_operator<T>& op, const law_shape& shape, la
       for (idx_t i = 0; i < shape.queries; ++i)
         if (b != item || !queries[static_cast<std::size_t>(h)][static_cast<std::size_t>(i)])
           others_same = others_same && same_rows(after.q, before.q, b, h, i);
-        else if (op.reads_queries && (where != place::d_out || i == row))
+        else if (op.reads_queries && (poisoned != place::d_out || i == row))
           queries_know = queries_know && std::isnan(after.q(b, h, i, 0));
     for (const auto& [now, then] : {std::pair{&after.k, &before.k}, std::pair{&after.v, &before.v}})
       for (idx_t kv = 0; kv < now->heads(); ++kv)
@@ -114,11 +114,11 @@ TEMPLATE_LIST_TEST_CASE("law 10 of gradients: a NaN reaches only what it takes p
       const tensor<TestType> d_out = random_d_out<TestType>(shape);
       const law_gradients<TestType> before = differentiate(op, shape, in, d_out);
       for (idx_t row : {idx_t(0), shape.keys / 2, shape.keys - 1})
-        for (place where : {place::key, place::value, place::d_out}) {
+        for (place poisoned : {place::key, place::value, place::d_out}) {
           ++n;
           if ((few_shapes || shape.keys > 65) && (n + n / 3) % 3 != 0) continue;  // by turns
-          INFO(op.name << ", " << text(shape) << ", NaN in " << int(where) << ", row " << row);
-          check_quiet_gradients(op, shape, in, d_out, before, row, where);
+          INFO(op.name << ", " << text(shape) << ", NaN in " << int(poisoned) << ", row " << row);
+          check_quiet_gradients(op, shape, in, d_out, before, row, poisoned);
         }
     }
   }

@@ -30,7 +30,7 @@ law_inputs<T> part(const law_inputs<T>& x, idx_t b, idx_t group, idx_t first, id
 
 template <class T>
 void check_gradient_padding(const law_operator<T>& op, const law_shape& shape, const std::vector<idx_t>& queries,
-                            const std::vector<idx_t>& keys, bool apart) {
+                            const std::vector<idx_t>& keys, bool separate) {
   INFO(op.name << ", " << text(shape));
   const law_inputs<T> clean = random_inputs<T>(shape);
   const tensor<T> d_out = random_d_out<T>(shape);
@@ -40,7 +40,7 @@ void check_gradient_padding(const law_operator<T>& op, const law_shape& shape, c
     tensor<T> d = d_out;
     law_result<T> forward = fresh_result(op, shape);
     law_call<T> call = call_of(in, forward, serial);
-    if (apart)
+    if (separate)
       call.query_lengths = queries, call.key_lengths = keys;
     else
       call.lengths = keys;
@@ -94,7 +94,7 @@ TEMPLATE_LIST_TEST_CASE("law 1 of gradients: padding changes nothing", "[gradien
   }
 }
 
-TEMPLATE_LIST_TEST_CASE("law 1 of gradients: queries and keys are padded apart", "[gradient_padding]", exact_types) {
+TEMPLATE_LIST_TEST_CASE("law 1 of gradients: queries and keys are padded separately", "[gradient_padding]", exact_types) {
   for (const auto& op : operators<TestType>()) {
     if (!op.backward || !op.cross || !op.padding || !op.independent) continue;
     for (law_shape shape : law_shapes({7, 33, 70})) {

@@ -29,10 +29,10 @@ bool blank(const law_result<T>& r, idx_t b, idx_t begin) {
   return true;
 }
 
-// `apart`: queries and keys have lengths of their own.
+// `separate`: queries and keys have different lengths.
 template <class T>
 void check_padding(const law_operator<T>& op, const law_shape& shape, const std::vector<idx_t>& queries,
-                   const std::vector<idx_t>& keys, bool apart) {
+                   const std::vector<idx_t>& keys, bool separate) {
   INFO(op.name << ", " << text(shape));
   const law_inputs<T> clean = random_inputs<T>(shape);
   law_inputs<T> in = clean;
@@ -44,7 +44,7 @@ void check_padding(const law_operator<T>& op, const law_shape& shape, const std:
   law_result<T> padded = fresh_result(op, shape);
   attn::execution serial;
   law_call<T> call = call_of(in, padded, serial);
-  if (apart)
+  if (separate)
     call.query_lengths = queries, call.key_lengths = keys;
   else
     call.lengths = keys;
@@ -76,7 +76,7 @@ TEMPLATE_LIST_TEST_CASE("law 1: padding changes nothing", "[padding]", exact_typ
   }
 }
 
-TEMPLATE_LIST_TEST_CASE("law 1: queries and keys are padded apart", "[padding]", exact_types) {
+TEMPLATE_LIST_TEST_CASE("law 1: queries and keys are padded separately", "[padding]", exact_types) {
   for (const auto& op : operators<TestType>()) {
     if (!op.cross || !op.padding || !op.independent) continue;
     for (law_shape shape : law_shapes({7, 20, 33, 70})) {

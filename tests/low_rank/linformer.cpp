@@ -121,7 +121,7 @@ TEST_CASE("linformer: on Eigen matrices, as a caller writes it", "[linformer]") 
   CHECK((out - wanted).norm() <= 2e-6f * wanted.norm());
 }
 
-TEST_CASE("linformer: scratch grows with the length only as far as a stretch of it", "[linformer]") {
+TEST_CASE("linformer: scratch grows with the length only up to the tokens that are packed at a time", "[linformer]") {
   const auto scratch = [](idx_t length) {
     attn::execution execution;
     run<float>(problem_of({.batch = 1, .heads = 2, .kv_heads = 1, .queries = 8, .keys = length, .dim = 8}, {64}),

@@ -68,13 +68,13 @@ full_softmax_problem hundred_tokens(idx_t heads = 4, idx_t kv_heads = 2) {
 }
 
 template <class S>
-bool same(const attn::tensor_view<const S>& held, const tensor<S>& x) {
-  if (held.extents() != x.extents) return false;
+bool same(const attn::tensor_view<const S>& stored, const tensor<S>& x) {
+  if (stored.extents() != x.extents) return false;
   for (idx_t b = 0; b < x.batch(); ++b)
     for (idx_t h = 0; h < x.heads(); ++h)
       for (idx_t i = 0; i < x.length(); ++i)
         for (idx_t d = 0; d < x.dim(); ++d)
-          if (held(b, h, i, d) != x(b, h, i, d)) return false;
+          if (stored(b, h, i, d) != x(b, h, i, d)) return false;
   return true;
 }
 
@@ -154,9 +154,9 @@ TEMPLATE_LIST_TEST_CASE("kv_cache: holds what was appended", "[kv_cache]", all_t
     CHECK(same(copy.values(), v));
   }
   SECTION("a move takes everything along") {
-    const TestType* held = cache.keys().data();
+    const TestType* stored = cache.keys().data();
     const auto moved = std::move(cache);
-    CHECK(moved.keys().data() == held);
+    CHECK(moved.keys().data() == stored);
     CHECK(same(moved.values(), v));
   }
 }
@@ -166,10 +166,10 @@ TEST_CASE("kv_cache: what was reserved does not move", "[kv_cache]") {
   cache.reserve(500);
   CHECK(cache.capacity() >= 500);
   CHECK(cache.tokens() == 0);
-  const float* held = cache.keys().data();
+  const float* stored = cache.keys().data();
   const tensor<float> token(1, 2, 1, 8, 1.5f);
   for (int n = 0; n < 500; ++n) cache.append(view(token), view(token));
-  CHECK(cache.keys().data() == held);
+  CHECK(cache.keys().data() == stored);
   cache.reserve(10);
   CHECK(cache.tokens() == 500);
 }

@@ -155,10 +155,10 @@ TEST_CASE("pattern_softmax: more heads than a wave takes, with and without threa
   const listed_problem p = random_problem<listed_problem>(shape);
   const tensor<float> q = cast<float>(p.q), k = cast<float>(p.k), v = cast<float>(p.v);
   const std::vector<idx_t> lengths = {1000, 730};
-  listed_pattern overlapping, apart, steps;  // ranges packed once for all query sets; packed by each; gathered by each
+  listed_pattern overlapping, disjoint, steps;  // ranges packed once for all query sets; packed by each; gathered by each
   for (idx_t n = 0; n < 1000; n += 100) {
     overlapping.all.push_back({{n, n + 100}, {{.range = {n - 200, n + 100}}}});
-    apart.all.push_back({{n, n + 100}, {{.range = {n, n + 50}}}});
+    disjoint.all.push_back({{n, n + 100}, {{.range = {n, n + 50}}}});
     steps.all.push_back({{n, n + 100}, {{.range = {3, 1000, 7}}}});
   }
   const auto check = [&](const auto& pattern) {
@@ -175,7 +175,7 @@ TEST_CASE("pattern_softmax: more heads than a wave takes, with and without threa
     }
   };
   check(overlapping);
-  check(apart);
+  check(disjoint);
   check(joined_listed_pattern{overlapping, steps});
 }
 

@@ -152,7 +152,7 @@ void add_lsh(std::vector<law_operator<T>>& all) {
                                 .wrap = true,
                                 .scores = true}));
   all.push_back(operator_of<T>({.name = "lsh, all in a chunk", .rounds = 2, .buckets = 4, .chunk = 257}));
-  all.push_back(operator_of<T>({.name = "lsh that looks ahead, unscaled",
+  all.push_back(operator_of<T>({.name = "lsh with lookahead, unscaled",
                                 .rounds = 2,
                                 .buckets = 8,
                                 .chunk = 12,
