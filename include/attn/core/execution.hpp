@@ -89,7 +89,7 @@ class arena {
   std::size_t used_ = 0;
 };
 
-/// The number of this process, where the system can divide one by fork(); 0 elsewhere.
+/// The number of this process, on systems that have fork(); 0 elsewhere.
 inline long this_process() {
 #if __has_include(<unistd.h>)
   return static_cast<long>(::getpid());
@@ -106,7 +106,7 @@ struct pool_environment : Eigen::StlThreadEnvironment {
 using eigen_pool = Eigen::ThreadPoolTempl<pool_environment>;
 
 /// A pool belongs to the process that made it: a child has its memory after fork(), but none of its threads, and would
-/// wait for them forever. There it is left alone.
+/// wait for them forever. The child therefore neither uses nor frees it.
 struct pool_deleter {
   long process = 0;
   void operator()(eigen_pool* pool) const {
@@ -127,9 +127,9 @@ struct work_estimate {
 }  // namespace detail
 
 /// How accurate products are. `fast` trades accuracy for speed in forward passes of the softmax and low-rank families
-/// (except multipole) and of the layers. It does not change steps of up to four tokens, nor gradients, which are those
-/// at the `out` that is given: backward passes of the softmax family then compute lse again. In the backward passes of
-/// layers only the forward operators they call again are `fast`.
+/// (except multipole) and of the layers. It changes neither steps of up to four tokens nor gradients: backward passes
+/// read the `out` that is given, and those of the softmax family compute lse again. In the backward passes of layers
+/// only the forward operators that they call again are `fast`.
 ///
 ///   elements   become                               relative error   where
 ///   float      two bf16 numbers, three products     1e-5             the processor has AMX and the build its code

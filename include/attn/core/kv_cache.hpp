@@ -60,7 +60,7 @@ class kv_cache : public detail::token_state {
 
   /// Number of tokens of an item that there is room for.
   idx_t capacity() const { return memory_.rows(); }
-  /// Of memory of its own.
+  /// Bytes of the memory that the cache owns.
   std::size_t bytes() const { return memory_.bytes(); }
 
   /// Room for `tokens` tokens; never shrinks. What views point to may move. Throws std::invalid_argument for sizes no

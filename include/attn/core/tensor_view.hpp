@@ -165,7 +165,7 @@ class tensor_view {
   constexpr idx_t stride(int axis) const { return strides_[static_cast<std::size_t>(axis)]; }
   constexpr const extents_type& extents() const { return extents_; }
   constexpr const extents_type& strides() const { return strides_; }
-  /// Whether the view was given. Only the null view was not; a view of shape [1, 2, 0, 64] without memory was.
+  /// Whether the view was given. Only the null view was not; a view of shape [1, 2, 0, 64] was, even without memory.
   constexpr explicit operator bool() const { return data_ != nullptr || extents_ != extents_type{}; }
 
   constexpr idx_t size() const {
@@ -225,7 +225,7 @@ constexpr not_viewable why_not_viewable() {
   else return not_viewable::other;
 }
 
-/// A sentence that compilers print where `right`, part of a constraint, is not so.
+/// A sentence that compilers print where `right`, a part of a constraint, is false.
 template <std::size_t N>
 struct sentence {
   char text[N];
@@ -264,7 +264,7 @@ constexpr auto as_view(X&& x) {
 
 namespace detail {
 
-/// The view of an argument; any view of one that is not viewable, so that it is the concept which says so.
+/// The view of an argument; of one that is not viewable some view, so that the concept gives the error message.
 template <class X>
 constexpr auto view_or_any() {
   if constexpr (has_view<X>) return decltype(as_view(std::declval<X>()))();

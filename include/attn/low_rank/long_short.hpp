@@ -88,7 +88,7 @@ inline void check_window(const validator& check, idx_t left, idx_t right, idx_t 
     check.fail("a segment with causal only", segment);
 }
 
-/// A call without lse, from what is its own among the options; results lie in `out` and lse, if anywhere.
+/// A call without lse, from the options that only this operator has; results are in `out` and lse, where given.
 template <class S, class P = product_type<S>>
 long_short_call<S, P> checked_long_short(const validator& check, const attention_views<S>& views,
                                       const tensor_view<const S>& logits, const long_short_options<S>& given,

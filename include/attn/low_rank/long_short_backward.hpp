@@ -49,7 +49,7 @@ struct long_short_gradients {
 
 namespace detail {
 
-/// What is its own: no two of all the views of the call overlap.
+/// The check that other operators do not need: no two views of the call overlap.
 template <class S, class Call>
 void check_long_short_backward(const Call& call, const tensor_view<const S>& logits, const long_short_gradients<S>& g,
                                const long_short_options<S>& given) {

@@ -92,7 +92,7 @@ inline void check_assignment(const validator& check, const attention_shape& s, c
           check.fail({"assignment from 0 to ", clusters - 1}, c);
 }
 
-/// A call without lse, from what is its own among the options; results lie in `out` and lse, if anywhere.
+/// A call without lse, from the options that only this operator has; results are in `out` and lse, where given.
 template <class S>
 multipole_call<S> checked_multipole(const validator& check, const attention_views<S>& views,
                                     const multipole_options<S>& given, const memory_layout& out) {

@@ -55,9 +55,10 @@ inline idx_t backward_segment(idx_t keys) {
   return round_up(std::clamp<idx_t>(ceil_div(keys, 8), 512, 32768), backward_key_block);
 }
 
-/// The driver. Waves of key heads; for each: 1. keys and values are packed once 2. for every query head of the group:
-///   rows are packed, all rows attend to one segment of keys after another; dK and dV belong to their segment, the
-///      segments' sums of dQ are added in order
+/// The driver. For each wave of key heads:
+///   1. keys and values are packed once
+///   2. for every query head of the group rows are packed, and all rows attend to one segment of keys after another;
+///      dK and dV belong to their segment, and the segments' sums of dQ are added in order
 template <class S, class Score, class ScoreBackward, class G>
 struct full_backward {
   using T = compute_type<S>;

@@ -1,9 +1,10 @@
 // attn: the clusters of multipole: k-means of the keys of a segment, and the sums over every cluster.
 //
 //   1. start     centres are keys of the segment, drawn by a seed
-//   2. assign every key goes to the nearest centre, of equal ones to the first: a product of centres and keys 3. merge
-//   centres become the means of their keys; one without keys is unchanged. Steps 2 and 3 run `iterations` times 4.
-//   assign, and sum up keys and values
+//   2. assign    every key goes to the nearest centre, of equal ones to the first: a product of centres and keys
+//   3. merge     centres become the means of their keys; one without keys is unchanged. Steps 2 and 3 run `iterations`
+//                times
+//   4. assign, and sum up keys and values
 //
 // A segment is processed in parts of fixed size, whose sums are added in order: the number of threads changes no bit.
 #pragma once

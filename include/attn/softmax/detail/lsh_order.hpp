@@ -1,5 +1,6 @@
-// attn: the preparations of lsh.hpp, forward and backward, for one head at a time: 1. hash keys from queries, and the
-//   bucket of every token in every round 2. sort tokens of every round by (bucket, position)
+// attn: the preparations of lsh.hpp, forward and backward, for one head at a time:
+//   1. hash   keys from queries, and the bucket of every token in every round
+//   2. sort   the tokens of every round by (bucket, position)
 // and which slots of that order, cut into chunks, a token sees.
 #pragma once
 

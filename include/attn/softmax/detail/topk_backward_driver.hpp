@@ -1,6 +1,7 @@
 // attn: the backward pass of topk_blocks.hpp, in waves of key heads, query head by query head:
-//   1. queries choose their blocks and are sorted by them, as in the forward pass 2. round by round, with the final
-//   lse: dQ is added up row by row; for dK and dV the entries of the round are divided into parts with separate sums
+//   1. queries choose their blocks and are sorted by them, as in the forward pass
+//   2. round by round, with the final lse: dQ is added up row by row; for dK and dV the entries of the round are divided
+//      into parts with separate sums
 //   3. the parts' sums are added in order and stored
 #pragma once
 
