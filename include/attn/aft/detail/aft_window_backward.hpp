@@ -1,8 +1,8 @@
 // attn: the gradients of attention-free mixing whose biases are 0 beyond a window.
 //
 // What aft_window.hpp does with keys and rows, with the roles changed: rows beyond the reach of every window of a block
-// of keys see these keys without a bias, and their sums are computed once, as key_sums of g and h. They are as safe as
-// those of keys: such a row sees the key, so e^k <= den.
+// of keys see these keys without a bias, and their sums are computed once, as key_sums of g and h. They overflow no
+// more than those of keys: such a row sees the key, so e^k <= den.
 #pragma once
 
 #include <attn/aft/detail/aft_key_block.hpp>

@@ -4,7 +4,7 @@
 //
 // e^k and e^w are split into a factor and a power of two (split_exp); a weight is the product of the factors, and the
 // exponents are added as integers. So nothing overflows, and changing `exponent` multiplies by powers of two, which
-// changes no digit. In float, k + w is not rounded up to a size of 10^7, where the exponents cease to be all integers.
+// changes no digit. In float, k + w is not rounded where it is below 10^7, up to where the exponents are all integers.
 // Beyond that weights are right only for keys whose k + w differ by more than 2^-20 of the size of k and w: the result
 // is some mean of the values of keys this close to the largest; from 5e37 on all sizes count as one. (Double: 5 10^15,
 // 2^-49, 3e307. Without fused multiply-adds e^k and e^w lose about what rounding k and w would cost.) This is the exact

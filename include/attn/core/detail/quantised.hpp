@@ -6,7 +6,7 @@
 // quantised_block keys have a reference in common, the first of them rounded to bf16: neighbouring keys are similar,
 // and channels that are large in all of them become small in the differences (the error on the keys of a trained model
 // is half of what it is without; values gain nothing). Keys whose largest difference is larger than their largest
-// number do without: large channels that a fast rotation turns within a block. A stored key depends on itself and on
+// number are stored without the reference, as where a fast rotation turns large channels within a block. A stored key depends on itself and on
 // the first key of its block only, so tokens may come one by one or many at once. quantised_block rows are one block of
 // bytes:
 //

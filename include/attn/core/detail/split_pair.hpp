@@ -1,7 +1,7 @@
 // attn: products of floats as three products of bf16 numbers, where the matrix unit makes that faster.
 //
 //   a = a1 + a2 + e,  a1 = bf16(a),  a2 = bf16(a - a1),  |e| <= 2^-16 |a|
-//   a b = a1 b1 + a1 b2 + a2 b1 error up to about 2^-16 |a b|, usually a quarter of that
+//   a b = a1 b1 + a1 b2 + a2 b1,  with an error of up to about 2^-16 |a b|, usually a quarter of that
 //
 // A pair of floats becomes three operands, (a1, a1, a2) on the left and (b1, b2, b1) on the right: each is a bf16_pair,
 // and the sums over the longer depth are the ones above. A number that is not finite, or whose bf16 is not (above

@@ -9,7 +9,7 @@
 //
 //   1. tile_product    one tile
 //   2. panel_products  the tiles of some rows, panel by panel
-//   3. seen_product a tile in which rows skip numbers
+//   3. seen_product    a tile in which rows skip numbers
 #pragma once
 
 #include <attn/core/detail/unit_product.hpp>

@@ -1,8 +1,8 @@
 // attn: the backward pass of the pseudo-inverse of a small square matrix (pseudo_inverse.hpp).
 //
-// With Y = A Z, T1 = 7 - Y, U1 = 15 - Y T1, T2 = 13 - Y U1, a step is Z' = Z T2 / 4, and its backward pass from dZ' dT2
-//   = Z^T dZ' / 4, dU1 = -Y^T dT2, dT1 = -Y^T dU1, dY = -dT2 U1^T - dU1 T1^T - dT1, dA += dY Z^T, dZ = dZ' T2^T / 4 +
-//   A^T dY.
+// With Y = A Z, T1 = 7 - Y, U1 = 15 - Y T1, T2 = 13 - Y U1, a step is Z' = Z T2 / 4, and its backward pass from dZ'
+//   dT2 = Z^T dZ' / 4,  dU1 = -Y^T dT2,  dT1 = -Y^T dU1,  dY = -dT2 U1^T - dU1 T1^T - dT1,
+//   dA += dY Z^T,  dZ = dZ' T2^T / 4 + A^T dY.
 // All of Z, Y, T1, U1, T2 enter transposed: the iteration is run transposed, and every product is one of plain
 // matrices.
 #pragma once

@@ -2,10 +2,11 @@
 //
 // A residue class of a head's dilation (sliding_window.hpp) is cut into parts of part_length() entries. A part owns its
 // keys and its queries and computes their complete gradients. For that
-//   its own queries attend to all their keys, including those of neighbouring parts, for which they compute no dK and
-//   dV; queries of neighbouring parts attend to its own keys only, without dQ. The work done twice is about w / (2
-// part_length()) of the whole, for a window of w keys on each side, and no part waits for another: scratch does not
-// depend on the length.
+//   - its own queries attend to all their keys, including those of neighbouring parts, for which they compute no dK and
+//     dV;
+//   - queries of neighbouring parts attend to its own keys only, without dQ.
+// The work done twice is about w / (2 part_length()) of the whole, for a window of w keys on each side, and no part
+// waits for another: scratch does not depend on the length.
 //
 // Global keys and queries take part in every part: what a part adds to their gradients is stored separately and summed
 // in order.
