@@ -4,11 +4,11 @@
 //   key t = reference + scale_t * code_t        where the sign of scale_t is positive, and |scale_t| * code_t where not
 //
 // quantised_block keys have a reference in common, the first of them rounded to bf16: neighbouring keys are similar,
-// and channels that are large in all of them become small in the differences (the error on the keys of a trained model
-// is half of what it is without; values gain nothing). Keys whose largest difference is larger than their largest
-// number are stored without the reference, as where a fast rotation turns large channels within a block. A stored key depends on itself and on
-// the first key of its block only, so tokens may come one by one or many at once. quantised_block rows are one block of
-// bytes:
+// and channels that are large in all of them become small in the differences (the error on the keys of a trained
+// model is half of what it is without; values gain nothing). Keys whose largest difference is larger than their
+// largest number are stored without the reference, as where a fast rotation turns large channels within a block. A
+// stored key depends on itself and on the first key of its block only, so tokens may come one by one or many at
+// once. quantised_block rows are one block of bytes:
 //
 //   float scale[16], std::int8_t code[cols / 2][16][2], bfloat16 reference[cols]  64 + 18 cols bytes, of keys
 //   float scale[16], std::int8_t code[16 / 2][cols][2]                            64 + 16 cols, of values
