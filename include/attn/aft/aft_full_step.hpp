@@ -20,17 +20,17 @@ void full_step_rows(const aft_tensors<T>& x, std::span<const idx_t> tokens, exec
     const idx_t t = task % x.length, b = task / (x.length * x.heads);
     const idx_t row = tokens[static_cast<std::size_t>(b)] - head.length + t;
     if (t >= head.length) return x.elements->clear(head, t, t + 1);
-    constexpr idx_t keys_together = 64 * key_piece;
+    constexpr idx_t keys_together = 64 * key_chunk;
     key_sums<T>*sums = nullptr, *keys = nullptr;
     const auto biases = exec.scratch(worker, [&](arena& memory) {
       sums = memory.allocate<key_sums<T>>(2 * x.parts());
-      keys = memory.allocate<key_sums<T>>(key_piece);
+      keys = memory.allocate<key_sums<T>>(key_chunk);
       return split_biases<T>::layout(memory, 1);
     });
     std::fill_n(sums, 2 * x.parts(), key_sums<T>{});
     key_sums<T>* const all = sums + x.parts();  // of keys before the last keys_together
     for (idx_t j = 0, count; j <= row; j += count) {
-      count = std::min(key_piece, row + 1 - j);
+      count = std::min(key_chunk, row + 1 - j);
       if (j % keys_together == 0)
         for (idx_t p = 0; p < x.parts(); ++p) all[p].merge(std::exchange(sums[p], {}));
       add_to_row(x, x.elements->at(head.w, row, j), head.w.col_stride, count, biases, sums, [&](idx_t p) {

@@ -95,7 +95,7 @@ struct feed_forward_backward_call {
   }
 
   /// What the threads share.
-  struct shared_pieces {
+  struct shared_buffers {
     packed_weight<P> weights[5];  // up, and the transposes of down and up; gate and its transpose
     weight_sums<P> sums[3];       // of up, down and gate
 
@@ -105,7 +105,7 @@ struct feed_forward_backward_call {
     const packed_weight<P>& gate() const { return weights[3]; }
     const packed_weight<P>& gate_back_to_x() const { return weights[4]; }
   };
-  shared_pieces layout(arena& m, idx_t chunks) const {
+  shared_buffers layout(arena& m, idx_t chunks) const {
     const packed_weight<P> up(m, memory.weights.up), to_hidden(m, memory.down_transposed),
         to_x(m, memory.up_transposed), gate(m, memory.weights.gate), gate_to_x(m, memory.gate_transposed);
     const input_panels<P> x_panels(m, inputs(), memory.up.given() || memory.gate.given() ? chunks : 0),
@@ -117,11 +117,11 @@ struct feed_forward_backward_call {
   }
 
   /// A worker's block of tokens. Hidden numbers are computed input_block at a time.
-  struct block_pieces {
+  struct block_buffers {
     packed_tokens<P> x_tiles, d_tiles, slope_tiles;
     row_buffer<T> x, d, hidden, slopes, gates, gate_slopes, dx;
   };
-  block_pieces layout_block(arena& m) const {
+  block_buffers layout_block(arena& m) const {
     const idx_t at_once = std::min(input_block, hidden());
     const packed_tokens<P> x_tiles(m, inputs()), d_tiles(m, outputs()), slope_tiles(m, at_once);
     const row_buffer<T> x_rows(m, token_block, inputs()), d_rows(m, token_block, outputs()),
@@ -133,8 +133,8 @@ struct feed_forward_backward_call {
             slope_rows, gate_rows, gate_slope_rows, dx_rows};
   }
 
-  void run_block(idx_t first, idx_t rows, const chunk_place& place, const shared_pieces& shared,
-                 block_pieces block) const {
+  void run_block(idx_t first, idx_t rows, const chunk_place& place, const shared_buffers& shared,
+                 block_buffers block) const {
     const auto& [up_sums, down_sums, gate_sums] = shared.sums;
     for (idx_t r = 0; r < rows; ++r) {
       d.load(first + r, block.d.row(r));
@@ -177,7 +177,7 @@ struct feed_forward_backward_call {
   }
 
   /// Of a row: hidden p becomes h = f(q) p, slopes d V become g, and gates q and their slopes f(q) and s.
-  void gate_row(const block_pieces& block, idx_t r, idx_t count) const {
+  void gate_row(const block_buffers& block, idx_t r, idx_t count) const {
     T *const hidden_row = block.hidden.row(r), *const gate = block.gates.row(r), *const slopes = block.slopes.row(r),
       *const gate_slopes = block.gate_slopes.row(r);
     if (needs_slopes()) {
@@ -195,7 +195,7 @@ struct feed_forward_backward_call {
     const auto limit = exec.limit_threads(
         {.operations = 2 * static_cast<double>(x.count) * products(), .bytes = sizeof(T) * products()});
     const idx_t together = chunks_together(exec, x.count);
-    const shared_pieces shared = exec.shared_scratch([&](arena& m) { return layout(m, together); });
+    const shared_buffers shared = exec.shared_scratch([&](arena& m) { return layout(m, together); });
     if (needs_hidden()) pack_weights<P>(shared.weights, exec);
     sum_over_tokens<P>(x.count, together, shared.sums, exec,
                        [&](idx_t first, idx_t rows, const chunk_place& place, int worker) {

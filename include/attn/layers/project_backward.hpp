@@ -60,13 +60,13 @@ struct projections_backward_call {
   std::span<const projection_gradient<P>> list;
 
   /// What the threads share.
-  struct shared_pieces {
+  struct shared_buffers {
     packed_weight<P>* weights;
     input_panels<P> inputs;
     weight_sums<P>* sums;
   };
   /// A worker's block of tokens.
-  struct block_pieces {
+  struct block_buffers {
     row_buffer<T> d, x, dx;
     packed_tokens<P> packed;
     T* spare;
@@ -81,8 +81,8 @@ struct projections_backward_call {
     return widest;
   }
 
-  shared_pieces layout(arena& memory, idx_t chunks) const {
-    shared_pieces all{};
+  shared_buffers layout(arena& memory, idx_t chunks) const {
+    shared_buffers all{};
     auto next = list.begin();
     if (dx.given())
       all.weights =
@@ -96,14 +96,14 @@ struct projections_backward_call {
     return all;
   }
 
-  block_pieces layout_block(arena& memory) const {
+  block_buffers layout_block(arena& memory) const {
     return {row_buffer<T>(memory, token_block, widest()), row_buffer<T>(memory, token_block, x.dim),
             row_buffer<T>(memory, token_block, x.dim, panel_width<T>), packed_tokens<P>(memory, widest()),
             memory.allocate<T>(widest())};
   }
 
-  void run_block(idx_t first, idx_t rows, const chunk_place& place, const shared_pieces& shared,
-                 block_pieces block) const {
+  void run_block(idx_t first, idx_t rows, const chunk_place& place, const shared_buffers& shared,
+                 block_buffers block) const {
     bool is_used[token_block] = {};
     if (dx.given()) clear_buffer(block.dx, rows);
     for (std::size_t n = 0; n < list.size(); ++n) {
@@ -136,7 +136,7 @@ struct projections_backward_call {
     const auto limit = exec.limit_threads(
         {.operations = 2 * static_cast<double>(x.count) * products, .bytes = 2 * sizeof(T) * products});
     const idx_t together = chunks_together(exec, x.count);
-    const shared_pieces shared = exec.shared_scratch([&](arena& memory) { return layout(memory, together); });
+    const shared_buffers shared = exec.shared_scratch([&](arena& memory) { return layout(memory, together); });
     if (dx.given()) pack_weights<P>({shared.weights, list.size()}, exec);
     sum_over_tokens<P>(x.count, together, {shared.sums, list.size()}, exec,
                        [&](idx_t first, idx_t rows, const chunk_place& place, int worker) {

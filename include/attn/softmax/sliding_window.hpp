@@ -197,8 +197,8 @@ struct window_call : window_sets {
     s.block.begin(own ? head_of(options.q_global, b, h) : in.query(b, h), {0, 1, s.row_list}, rows,
                   in.terms.query_factor());
     const idx_t stop = in.causal ? std::min(s.row_list[rows - 1] + shift + 1, n) : n;
-    const idx_t step = std::min(s.keys.capacity, long_piece);
-    long_sums sums(s.block.state, s.block.total, rows, long_piece);
+    const idx_t step = std::min(s.keys.capacity, long_segment);
+    long_sums sums(s.block.state, s.block.total, rows, long_segment);
     for (idx_t at = 0; at < stop; at += step) {
       const idx_t count = std::min(step, stop - at);
       sums.next(count);

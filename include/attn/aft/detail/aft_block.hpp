@@ -78,7 +78,7 @@ struct aft_block {
   T* row_exponent = nullptr;           // [block_rows]: W
   key_sums<T>* totals = nullptr;       // [together][block_rows]: the sums of some packets over all keys
   bool* exact = nullptr;               // [together][block_rows]: which of them are added up exactly
-  key_sums<T>* keys = nullptr;         // [key_piece]
+  key_sums<T>* keys = nullptr;         // [key_chunk]
   split_biases<T> biases, diagonal;
   idx_t packets = 0, rows = 0;
   idx_t taken = 0;     // keys since sums were moved to long_sums
@@ -92,7 +92,7 @@ struct aft_block {
             .long_exponent = memory.allocate<packet<T>>(packets),
             .seen = memory.allocate<packed_channels<T>>(packets), .row_exponent = memory.allocate<T>(block_rows),
             .totals = memory.allocate<key_sums<T>>(together * block_rows),
-            .exact = memory.allocate<bool>(together * block_rows), .keys = memory.allocate<key_sums<T>>(key_piece),
+            .exact = memory.allocate<bool>(together * block_rows), .keys = memory.allocate<key_sums<T>>(key_chunk),
             .biases = split_biases<T>::layout(memory, block_rows),
             .diagonal = split_biases<T>::layout(memory, causal ? block_rows : 0), .packets = packets};
   }
@@ -321,8 +321,8 @@ struct aft_rows {
     for (idx_t n = 0; n < count * block_rows; ++n)
       if (block.exact[n]) fast_sums[n] = block.totals[n], block.totals[n] = {};
     bias.ranges([&](idx_t begin, idx_t end) {
-      for (idx_t j = begin; j < end; j += key_piece) {
-        const idx_t some = std::min(key_piece, end - j);
+      for (idx_t j = begin; j < end; j += key_chunk) {
+        const idx_t some = std::min(key_chunk, end - j);
         for (idx_t r = 0; r < block.rows; ++r) {
           bool any = false;
           for (idx_t n = 0; n < count; ++n) any |= block.exact[n * block_rows + r];

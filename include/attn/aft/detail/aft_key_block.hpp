@@ -112,7 +112,7 @@ void channel_products(const T* rows, idx_t packet_stride, const T* panel, idx_t 
 ///   add_gradient(t, begin, count, values) takes the gradient of those
 template <class T>
 struct aft_key_block {
-  static constexpr idx_t row_piece = 192;              // rows whose weights are computed at a time
+  static constexpr idx_t row_chunk = 192;              // rows whose weights are computed at a time
   static constexpr int stride = int(block_rows) + 16;  // rows of a tile fall into different cache sets
   static constexpr idx_t chunk = 8;                    // packets of channels whose panels stay in the first-level cache
   static constexpr idx_t wide = panel_width<T>;
@@ -122,7 +122,7 @@ struct aft_key_block {
   T* sums = nullptr;                          // per packet [block_rows][G | H], in the end [dv | dk]
   T* exact = nullptr;                         // per packet [block_rows][dv | dk] of rows kept separate
   bool* any_exact = nullptr;                  // per packet
-  T *weights = nullptr, *products = nullptr;  // [row_piece][stride]
+  T *weights = nullptr, *products = nullptr;  // [row_chunk][stride]
   key_sums<T>* split = nullptr;               // [block_rows]
   T* shared = nullptr;                        // [block_rows][width]: dk of keys that all channels share
   split_biases<T> biases{};
@@ -134,8 +134,8 @@ struct aft_key_block {
             .sums = memory.allocate<T>(size),
             .exact = memory.allocate<T>(size),
             .any_exact = memory.allocate<bool>(packets),
-            .weights = memory.allocate<T>(row_piece * stride),
-            .products = memory.allocate<T>(biased ? (row_piece + tile_rows) * stride : 0),
+            .weights = memory.allocate<T>(row_chunk * stride),
+            .products = memory.allocate<T>(biased ? (row_chunk + tile_rows) * stride : 0),
             .split = memory.allocate<key_sums<T>>(block_rows),
             .shared = memory.allocate<T>(block_rows * width<T>),
             .biases = split_biases<T>::layout(memory, 1)};
@@ -173,7 +173,7 @@ struct aft_key_gradients {
 
   /// Rows [first, first + n).
   void add_rows(idx_t first, idx_t n) const {
-    for (idx_t t = first; t < first + n; t += block.row_piece) add_chunk(t, std::min(block.row_piece, first + n - t));
+    for (idx_t t = first; t < first + n; t += block.row_chunk) add_chunk(t, std::min(block.row_chunk, first + n - t));
   }
 
   /// All rows are added: `outside` are sums over rows that see the keys without a bias, per packet; null if there are

@@ -139,7 +139,7 @@ class aft_window_state : public aft_state<S> {
           for (idx_t p = 0; p < x.parts(); ++p) row[p] = *sums(task, p);
           for (idx_t from = std::max<idx_t>(0, position - window_ + 1), count; from <= position; from += count) {
             const idx_t entry = from % window_;  // the ring's end cuts the window
-            count = std::min({position + 1 - from, window_ - entry, key_piece});
+            count = std::min({position + 1 - from, window_ - entry, key_chunk});
             add_to_row(x, bias(head.w, position, from), head.w.col_stride, count, biases, row,
                        [&](idx_t p) { return sums(task, p) + 1 + entry; });
           }

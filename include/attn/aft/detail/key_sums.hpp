@@ -74,12 +74,12 @@ struct sums_array {
   }
 };
 
-inline constexpr idx_t key_piece = 96;  // keys that are split at a time
+inline constexpr idx_t key_chunk = 96;  // keys that are split at a time
 
-/// The biases of one row towards `key_piece` keys as factor and exponent.
+/// The biases of one row towards `key_chunk` keys as factor and exponent.
 template <class T>
 struct split_biases {
-  static constexpr idx_t stride = round_up(key_piece, 16) + 16;
+  static constexpr idx_t stride = round_up(key_chunk, 16) + 16;
   T *factor = nullptr, *exponent = nullptr;
 
   static split_biases layout(arena& memory, idx_t rows) {

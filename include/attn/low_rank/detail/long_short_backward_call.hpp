@@ -173,7 +173,7 @@ struct long_short_backward_call {
       }
     }
   }
-  void piece_back(const head& p, idx_t b, idx_t kv, idx_t n, execution& exec, int worker) const {
+  void part_back(const head& p, idx_t b, idx_t kv, idx_t n, execution& exec, int worker) const {
     const idx_t queries = in.lengths().queries(b);
     const idx_t begin = segment_begin(n, queries, parts()), end = segment_begin(n + 1, queries, parts());
     long_short_part<T>& part = p.parts[n];
@@ -307,7 +307,7 @@ struct long_short_backward_call {
     });
     for_each_head(w, heads, group, [&](const head& p, idx_t b, idx_t, idx_t g, int) { pack_compressed(p, b, g); });
     for_each_head(w, heads, parts(), [&](const head& p, idx_t b, idx_t kv, idx_t n, int worker) {
-      piece_back(p, b, kv, n, w.exec, worker);
+      part_back(p, b, kv, n, w.exec, worker);
     });
     for_each_head(w, heads, in.dq ? group : 0,
                   [&](const head&, idx_t b, idx_t kv, idx_t g, int) { clear_queries(b, kv * group + g); });

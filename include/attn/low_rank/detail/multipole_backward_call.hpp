@@ -170,7 +170,7 @@ struct multipole_backward_call {
     scatter(k, s.choice, s.near.d_values, stride_v(), part.d_values, part.share_values);
   }
 
-  void piece_back(const head& p, idx_t b, idx_t kv, idx_t n, execution& exec, int worker) const {
+  void part_back(const head& p, idx_t b, idx_t kv, idx_t n, execution& exec, int worker) const {
     const multipole_part<T>& part = p.parts[n];
     const idx_t rows = shape().keys + panel_width<T>, clusters = most_clusters(), far = clusters + panel_width<T>;
     const auto clear = [](T* x, idx_t count) {
@@ -260,7 +260,7 @@ struct multipole_backward_call {
                    rows);
       });
     for_each_head(w, heads, parts(), [&](const head& p, idx_t b, idx_t kv, idx_t n, int worker) {
-      piece_back(p, b, kv, n, w.exec, worker);
+      part_back(p, b, kv, n, w.exec, worker);
     });
     for_each_head(w, heads, ceil_div(shape().keys, step_keys), [&](const head& p, idx_t b, idx_t kv, idx_t n, int) {
       store_keys(p, b, kv, n * step_keys, std::min((n + 1) * step_keys, shape().keys));

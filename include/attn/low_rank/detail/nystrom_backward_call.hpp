@@ -237,7 +237,7 @@ struct nystrom_backward_call {
         forward.average_queries(p.forward.queries, b, kv, step / landmark_steps, first, first + landmark_step);
     });
     for_each(parts, [&](const head& p, idx_t b, idx_t kv, idx_t n, int worker) {
-      if (!plan().few_keys(b)) forward.attend_piece(p.forward, b, kv, n, w.exec, worker);
+      if (!plan().few_keys(b)) forward.attend_part(p.forward, b, kv, n, w.exec, worker);
     });
     for_each(1, [&](head& p, idx_t b, idx_t kv, idx_t, int) {
       for (idx_t n = 1; n < parts && !plan().few_keys(b); ++n) p.forward.partial[0].merge(p.forward.partial[n]);

@@ -37,7 +37,7 @@ struct nystrom_call {
   }
 
   /// softmax(Q' K^T) V over one part of the keys, and the landmarks of these keys in the same pass.
-  void attend_piece(const head& p, idx_t b, idx_t kv, idx_t n, execution& exec, int worker) const {
+  void attend_part(const head& p, idx_t b, idx_t kv, idx_t n, execution& exec, int worker) const {
     const idx_t rows = shape().group() * plan.query_landmarks(b), keys = plan.lengths.keys(b);
     const idx_t last = plan.part_begin(n + 1), end = segment_begin(last, keys, m());
     const matrix_view<const S> key = head_of(views.k, b, kv), value = head_of(views.v, b, kv);
@@ -146,7 +146,7 @@ struct nystrom_call {
       if (!plan.few_keys(b)) average_queries(p.queries, b, kv, step / steps, first, first + landmark_step);
     });
     for_each_head(w, heads, parts, [&](const head& p, idx_t b, idx_t kv, idx_t n, int worker) {
-      if (!plan.few_keys(b)) attend_piece(p, b, kv, n, w.exec, worker);
+      if (!plan.few_keys(b)) attend_part(p, b, kv, n, w.exec, worker);
     });
     for_each_head(w, heads, 1, [&](const head& p, idx_t b, idx_t, idx_t, int) {
       for (idx_t n = 1; n < parts && !plan.few_keys(b); ++n) p.partial[0].merge(p.partial[n]);

@@ -38,7 +38,7 @@ struct row_block {
   idx_t dim = 0, rows = 0;
   T factor = T(1);        // of scores, where it was not applied to the queries
   index_map positions{};  // the query of each row
-  long_softmax<T, width<T>> total{};  // of rows that see more than long_piece keys in one attend()
+  long_softmax<T, width<T>> total{};  // of rows that see more than long_segment keys in one attend()
 
   static row_block layout(arena& memory, idx_t dim, idx_t dim_v) {
     constexpr bool paired = numbers_of<P> > 1;
@@ -281,7 +281,7 @@ void attend(const row_block<P>& block, const packed_keys<P>& keys, const score_t
             const Prefetch& prefetch = {}) {
   idx_t asked = 0;
   tile_output<P> last{block.state, keys};
-  long_sums sums(block.state, block.total, block.rows, long_piece);
+  long_sums sums(block.state, block.total, block.rows, long_segment);
   visit_tiles<sum_type<P>, tile_keys<P>>(
       block.ranges, block.rows,
       [&](const tile& t) {

@@ -244,7 +244,7 @@ void differentiate(const backward_rows<P>& rows, idx_t count, const key_range* r
     move_compensated(dq, size, T(1), s.long_dq, s.long_errors);
   };
   for (idx_t from = begin / panel_width<P> * panel_width<P>; from < end; from += backward_key_block) {
-    if (taken >= long_piece) move(), taken = 0;
+    if (taken >= long_segment) move(), taken = 0;
     taken += backward_key_block;
     backward_block(rows, count, ranges, positions, k, from, std::min(from + backward_key_block, end), terms, s, dq,
                    dq_stride, back);

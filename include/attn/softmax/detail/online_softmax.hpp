@@ -175,6 +175,6 @@ class long_sums {
 };
 
 /// Keys that a state of the blockwise kernel takes: 32 of its tiles.
-inline constexpr idx_t long_piece = 12288;
+inline constexpr idx_t long_segment = 12288;
 
 }  // namespace attn::inline ATTN_ISA::detail
