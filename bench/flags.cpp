@@ -38,7 +38,7 @@ const known_flag known[] = {
     {"probe", &flags::probe, 0, "queries of a mean by which a block chooses; 0: the operator's default", false},
     {"query-block", &flags::query_block, 0, "queries that choose together; 0: the operator's default", false},
     {"far", &flags::far, 0, "share of the blocks of rows of which one row and channel takes the exact path"},
-    {"type", &flags::type, 0, "type of the elements: float, or others this was built for, several with commas between them"},
+    {"type", &flags::type, 0, "type of elements: float, or others this was built for, several with commas between them"},
     {"cache-type", &flags::cache_type, 0,
      "types of caches, each a line more for a decoder: half, bfloat16, int8, several with commas between them"},
     {"precision", &flags::precision, 0,
