@@ -8,7 +8,7 @@
 // R'_t = R_t + scale q_t d_out_t^T, and u_t = v_t - S'_t^T k_t (delta_rule.hpp):
 //   dq_t = scale S_t d_out_t,   dv_t = beta_t R'_t^T k_t,   dbeta_t = u_t.R'_t^T k_t
 //   dk_t = beta_t (R'_t u_t - S'_t R'_t^T k_t),   dg_t = e^g_t times the rows of S_(t-1).dL/dS'_t
-// by products within chunks as in the forward call: detail/delta_backward.hpp. Nothing is divided by a decay; the gradient
+// by products within chunks as in the forward call: detail/recurrence_backward.hpp. Nothing is divided by a decay; the gradient
 // of minus infinity is 0.                                                           Yang et al. 2024; by the chain rule
 //
 // Shapes   q, k, v and the options as the forward call's, d_out as out. Neither out nor the final state of the forward
@@ -23,7 +23,7 @@
 
 #include <attn/core/detail/gradients.hpp>
 #include <attn/kernel/delta_rule.hpp>
-#include <attn/kernel/detail/delta_backward_engine.hpp>
+#include <attn/kernel/detail/recurrence_backward_driver.hpp>
 
 namespace attn::inline ATTN_ISA {
 
@@ -43,10 +43,10 @@ struct delta_rule_gradients {
 
 namespace detail {
 
+/// The forward call of a checked backward call.
 template <class S, class T = compute_type<S>>
-delta_backward_call<T> check_delta_backward(const validator& check, const delta_views<S>& x,
-                                            const tensor_view<const S>& d_out, const delta_rule_gradients<S>& g,
-                                            const delta_rule_options<S>& options) {
+kernel_call<T> check_delta_backward(const validator& check, const delta_views<S>& x, const tensor_view<const S>& d_out,
+                                    const delta_rule_gradients<S>& g, const delta_rule_options<S>& options) {
   backward_views views;
   views.gradient("the gradient of q", g.q, "q", x.q);
   views.gradient("the gradient of k", g.k, "k", x.k);
@@ -57,21 +57,16 @@ delta_backward_call<T> check_delta_backward(const validator& check, const delta_
   views.read("d_out", d_out);
   views.read("d_final_state", g.d_final_state);
   views.check(check);
-  delta_backward_call<T> call{.q = x.q, .k = x.k, .v = x.v, .d_out = d_out};
-  const delta_shape s = call.shape = check_delta_extents(check, x.k, x.v);
+  const delta_shape s = check_delta_extents(check, x.k, x.v);
   check_delta_queries(check, s, x.q, d_out, true);
   check_length_list(check, "lengths", options.lengths, s.batch, s.length);
-  call.lengths = {s.length, s.length, options.lengths, options.lengths};
+  kernel_call<T> call = delta_call(x, s, {s.length, s.length, options.lengths, options.lengths}, options);
   check_delta_parameters<T>(check, s, call.lengths, options.beta, options.log_decay);
   check_delta_state(check, "initial_state", s, options.initial_state);
   check_delta_state(check, "d_final_state", s, g.d_final_state);
-  call.scale = check_delta_number(check, "scale", options.scale, delta_scale<T>(s.dim));
-  call.unit_norm_eps = check_delta_number(check, "unit_norm_eps", options.unit_norm_eps, T(-1), true);
-  call.beta = options.beta, call.log_decay = options.log_decay, call.initial_state = options.initial_state;
-  call.d_final_state = g.d_final_state;
-  call.dq = {g.q, g.accumulate}, call.dk = {g.k, g.accumulate}, call.dv = {g.v, g.accumulate};
-  call.d_beta = g.beta, call.d_log_decay = g.log_decay, call.d_initial_state = g.initial_state;
-  call.accumulate = g.accumulate;
+  call.recurrence.initial_state = options.initial_state;
+  call.recurrence.scale = check_delta_number(check, "scale", options.scale, delta_scale<T>(s.dim));
+  call.recurrence.unit_norm_eps = check_delta_number(check, "unit_norm_eps", options.unit_norm_eps, T(-1), true);
   return call;
 }
 
@@ -87,10 +82,16 @@ void delta_rule_backward(const Q& q, const K& k, const V& v, const D& d_out,
   detail::require_one_element_type<const D&, const D&, const D&, tensor_view<S>>();
   const auto& given = detail::options_or_default<delta_rule_options<S>>(options);
   const detail::validator check("delta_rule_backward");
-  const auto call = detail::check_delta_backward<S>(check, {as_view(q), as_view(k), as_view(v), {}}, as_view(d_out),
-                                                    gradients, given);
-  if (call.of_queries() || call.reverse())
-    detail::delta_backward_engine<compute_type<S>>{call}.run(detail::execution_of(exec, options));
+  auto call = detail::check_delta_backward<S>(check, {as_view(q), as_view(k), as_view(v), {}}, as_view(d_out), gradients,
+                                              given);
+  const auto& g = gradients;
+  const detail::recurrence_backward_call<compute_type<S>> one{
+      .call = call, .d_out = as_view(d_out), .dq = {g.q, g.accumulate}, .dk = {g.k, g.accumulate},
+      .dv = {g.v, g.accumulate}, .d_final_state = g.d_final_state, .d_beta = g.beta, .d_log_decay = g.log_decay,
+      .d_initial_state = g.initial_state, .accumulate = g.accumulate};
+  if (one.of_queries() || one.reverse())
+    detail::recurrence_backward_driver<detail::rule::correct, compute_type<S>>{one}.run(
+        detail::execution_of(exec, options));
 }
 
 }  // namespace attn::inline ATTN_ISA

@@ -21,7 +21,7 @@
 #pragma once
 
 #include <attn/kernel/delta_rule.hpp>
-#include <attn/kernel/detail/delta_step.hpp>
+#include <attn/kernel/detail/correcting_step.hpp>
 #include <attn/kernel/detail/state_stream.hpp>
 
 namespace attn::inline ATTN_ISA {
@@ -107,24 +107,24 @@ class delta_rule_state : public detail::item_state<delta_rule_state<S>, compute_
   void feed(const char* caller, const detail::delta_views<S>& x, const delta_rule_step_options<S>& options,
             execution& exec) {
     const detail::validator check(caller);
-    detail::delta_call<T> call = detail::check_delta_rule<S>(check, x, options, options.lengths, {}, {});
+    detail::kernel_call<T> call = detail::check_delta_rule<S>(check, x, options, options.lengths, {}, {});
     check.extents({{"batch = batch of the state", batch(), call.shape.batch},
-                   {"value heads = heads of the state", heads(), call.shape.heads},
+                   {"value heads = heads of the state", heads(), call.heads},
                    {"key dim = dim of the state", dim(), call.shape.dim},
                    {"value dim = value dim of the state", value_dim(), call.shape.dim_v}});
     for (const auto& view : {detail::validator::named_view{"q", x.q}, {"k", x.k}, {"v", x.v}, {"out", x.out},
                              {"beta", options.beta}, {"log_decay", options.log_decay}})
       check.no_alias("the state", base::memory(), view.name, view.view);
     call.state = items();
-    const auto limit = exec.limit_threads(call.work());
+    const auto limit = exec.limit_threads(driver{call}.work());
     base::feed(
         call.lengths, few,
         [&](const detail::sequence_lengths& first) {
-          detail::delta_call<T> some = call;
+          detail::kernel_call<T> some = call;
           some.lengths = first;
-          some.run_heads(exec);
+          driver{some}.run(exec);
         },
-        [&](const detail::sequence_lengths& first) { detail::delta_steps(call, first, exec); });
+        [&](const detail::sequence_lengths& first) { detail::correcting_steps(call, first, exec); });
   }
   void clear_item(idx_t b) { std::fill_n(items().at(b), place_size(), T(0)); }
 
@@ -132,11 +132,10 @@ class delta_rule_state : public detail::item_state<delta_rule_state<S>, compute_
   /// Up to this many tokens a step computes them one by one; for more, a chunk is faster.
   static constexpr idx_t few = 3;
 
-  idx_t head_size() const { return detail::delta_call<T>::state_size(dim(), value_dim()); }
-  idx_t place_size() const { return heads() * head_size(); }
-  detail::panels<T> of(idx_t b, idx_t h) const {
-    return {items().at(b) + h * head_size(), detail::round_up(dim(), detail::panel_width<T>)};
-  }
+  using layout = detail::correcting_state<T>;
+  using driver = detail::recurrence_driver<detail::rule::correct, T>;
+  idx_t place_size() const { return heads() * layout::size(dim(), value_dim()); }
+  detail::panels<T> of(idx_t b, idx_t h) const { return layout::of_head(items().at(b), h, dim(), value_dim()); }
 
   detail::state_stream<T> stream() const { return {base::name_, 4, 0, batch(), heads(), dim(), value_dim()}; }
   template <class Visit>

@@ -73,7 +73,7 @@ void run_linear(const char* name, const kernel_views<S>& x, const linear_options
                        {{"out", x.out}, {"final_state", options.final_state}, {"final_weights", options.final_weights}},
                        {{"q", x.q}, {"k", x.k}, {"v", x.v}, {"decay", options.decay}});
     mapped_features<S, F> features(map, call.shape.dim, count);
-    run_kernel<T>(check, call, features, step, exec);
+    run_kernel<true>(check, call, features, step, exec);
   }
 }
 

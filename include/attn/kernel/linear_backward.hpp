@@ -31,7 +31,7 @@
 #pragma once
 
 #include <attn/kernel/detail/kernel_backward_call.hpp>
-#include <attn/kernel/detail/linear_decayed_backward_engine.hpp>
+#include <attn/kernel/detail/recurrence_backward_driver.hpp>
 #include <attn/kernel/linear.hpp>
 
 namespace attn::inline ATTN_ISA {
@@ -161,7 +161,7 @@ struct mapped_features_backward final : feature_map_backward<compute_type<S>> {
   }
 };
 
-/// Checks the options that only linear has; call.extra.run then says whether any is given.
+/// Checks the options that only linear has; call.driver then says whether any is given.
 template <class S, class T = compute_type<S>>
 void check_linear_backward(const validator& check, kernel_call<T>& call, const kernel_backward_views<S>& a,
                            const linear_gradients<S>& g, linear_options<S> options, idx_t features) {
@@ -189,7 +189,8 @@ void check_linear_backward(const validator& check, kernel_call<T>& call, const k
   if (g.d_final_weights)
     check.equal("heads of d_final_weights = heads of sums", call.heads, g.d_final_weights.extent(1));
   // The backward pass of the family has no gradients of log decays and states.
-  if (options.log_decay || g.d_final_state || g.d_final_weights) call.extra.run = &decayed_engine<T>::run_call;
+  if (options.log_decay || g.d_final_state || g.d_final_weights)
+    call.driver = kernel_driver::recurrence;
 }
 
 template <class S, class F, class B, class T = compute_type<S>>
@@ -204,15 +205,15 @@ void run_linear_backward(const kernel_backward_views<S>& views, const linear_gra
     check_linear_backward(check, call, views, gradients, options, count);
     mapped_features<S, F> features(map, call.shape.dim, count);
     mapped_features_backward<S, F, B> back(map_backward, call.shape.dim, count);
-    if (!call.extra.run) return run_kernel_backward(views, call, features, back, exec);
+    if (call.driver == kernel_driver::sums) return run_kernel_backward(views, call, features, back, exec);
     call.map = &features;
     const auto& g = gradients;
-    const decayed_backward_call<T> one{
-        .call = call, .map = back, .d_out = views.d_out, .dq = {g.q, g.accumulate}, .dk = {g.k, g.accumulate},
+    const recurrence_backward_call<T> one{
+        .call = call, .map = &back, .d_out = views.d_out, .dq = {g.q, g.accumulate}, .dk = {g.k, g.accumulate},
         .dv = {g.v, g.accumulate}, .d_final_state = g.d_final_state, .d_final_weights = g.d_final_weights,
         .d_decay = g.decay, .d_log_decay = g.log_decay, .d_bonus = g.bonus, .d_initial_state = g.initial_state,
         .d_initial_weights = g.initial_weights, .accumulate = g.accumulate};
-    if (one.of_queries() || one.reverse()) decayed_backward_engine<T>{one}.run(exec);
+    if (one.of_queries() || one.reverse()) recurrence_backward_driver<rule::add, T>{one}.run(exec);
   }
 }
 

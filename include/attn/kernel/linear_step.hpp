@@ -39,7 +39,7 @@ void run_linear_step(const char* name, kernel_state<compute_type<S>>& state, con
                 {.causal = true, .lengths = options.lengths, .eps = options.eps, .normalise = options.normalise,
                  .decay = options.decay, .scale = options.scale, .log_decay = options.log_decay,
                  .bonus = options.bonus},
-                map, exec, step_of(state));
+                map, exec, step_of<true>(state));
 }
 
 }  // namespace detail

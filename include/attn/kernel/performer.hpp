@@ -77,7 +77,7 @@ void run_performer(const char* name, const kernel_views<S>& x, const performer_o
   check_performer(check, options);
   performer_features<T> features(call, options);
   if (features.published) call.eps *= static_cast<T>(features.rows);
-  run_kernel<T>(check, call, features, step, exec);
+  run_kernel(check, call, features, step, exec);
 }
 
 }  // namespace detail

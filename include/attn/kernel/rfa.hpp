@@ -80,7 +80,7 @@ void run_rfa(const char* name, const kernel_views<S>& x, const rfa_options<S>& o
   kernel_call<T> call = check_kernel<true>(check, x, options, step, options.gate, true);
   check_finite(check, "norm_eps", static_cast<double>(options.norm_eps));
   rfa_features<T> features(call, options.norm_eps);
-  run_kernel<T>(check, call, features, step, exec);
+  run_kernel(check, call, features, step, exec);
 }
 
 }  // namespace detail

@@ -27,21 +27,31 @@ struct kernel_call;
 
 enum class decay_kind { none, token, channel };
 
-/// Options that only linear has; linear_decayed.hpp runs calls with any of these.
+/// How a token changes the state: phi(k) v^T is added, or k times what v differs by from the value stored for k.
+enum class rule { add, correct };
+
+template <rule R, class T>
+struct recurrence_driver;
+
+/// The parameters of a recurrence (recurrence.hpp), beside decays.
 template <class T>
-struct linear_extra {
+struct recurrence_parameters {
   T scale = T(1);
   tensor_view<const T> log_decay{};
   tensor_view<const T, 2> bonus{};
+  tensor_view<const T, 3> beta{};
+  T unit_norm_eps = T(-1);  // below 0: q and k are not normalised
   tensor_view<const T> initial_state{};
   tensor_view<const T, 3> initial_weights{};
   tensor_view<T> final_state{};
   tensor_view<T, 3> final_weights{};
-  void (*run)(const kernel_call<T>&, execution&) = nullptr;  // null: no such option, or only log decays per token
 
   bool per_token() const { return log_decay.data() != nullptr && log_decay.extent(3) == 1; }
   bool per_channel() const { return log_decay.data() != nullptr && log_decay.extent(3) != 1; }
 };
+
+/// What computes a call: sums of features, decays per token included, or a recurrence.
+enum class kernel_driver { sums, recurrence };
 
 /// One call, after its checks.
 template <class T>
@@ -58,20 +68,25 @@ struct kernel_call {
   tensor_view<const T, 3> gate{};
   bool complement = false;  // keys enter with 1 - gate
   item_memory<T> state{};  // where given, the sums before the call, which become those after it
-  linear_extra<T> extra{};
+  kernel_driver driver = kernel_driver::sums;
+  recurrence_parameters<T> recurrence{};
 
   /// Whether there is a decay or gate per token, or its logarithm.
-  bool gated() const { return gate.data() != nullptr || extra.per_token(); }
+  bool gated() const { return gate.data() != nullptr || recurrence.per_token(); }
   decay_kind decays() const {
-    return extra.per_channel() ? decay_kind::channel : gated() ? decay_kind::token : decay_kind::none;
+    return recurrence.per_channel() ? decay_kind::channel : gated() ? decay_kind::token : decay_kind::none;
   }
   bool log_scaled() const { return map->scaling != nullptr; }
   idx_t group() const { return heads > 0 ? shape.heads / heads : 0; }
   idx_t kv_head(idx_t h) const { return h / (heads / shape.kv_heads); }
+  /// Heads of q and v: as many as those of out and as key heads or, of the delta rule, as key heads and as those of out.
+  idx_t query_head(idx_t head) const { return head / (shape.heads / q.extents[1]); }
+  idx_t value_head(idx_t h) const { return parameter_head(v.extents[1], h); }
+  idx_t features() const { return map ? map->features : shape.dim; }
   /// Which of the `given` heads of a parameter belongs to head h of the sums.
   idx_t parameter_head(idx_t given, idx_t h) const { return given == heads ? h : h / (heads / given); }
   T gate_at(idx_t b, idx_t h, idx_t t) const {
-    if (extra.per_token()) return std::exp(extra.log_decay(b, parameter_head(extra.log_decay.extent(1), h), t, 0));
+    if (recurrence.per_token()) return std::exp(recurrence.log_decay(b, parameter_head(recurrence.log_decay.extent(1), h), t, 0));
     return gate(b, parameter_head(gate.extent(1), h), t);
   }
   /// The number of lanes of a block that must be filled: features with log scales are compared across all of them.
@@ -113,7 +128,7 @@ struct kernel_call {
     row_prefetcher<> prefetch;
     const idx_t end = std::min<idx_t>(begin + kernel_chunk, lengths.keys(b));
     fetch(prefetch, k.head(b, kv_head(h)), begin, end);
-    fetch(prefetch, v.head(b, kv_head(h)), begin, end);
+    fetch(prefetch, v.head(b, value_head(h)), begin, end);
     return prefetch;
   }
 

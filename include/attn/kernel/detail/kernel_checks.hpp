@@ -132,17 +132,23 @@ kernel_call<T> check_kernel(const validator& check, const kernel_views<S>& x, co
                                           gate, complement);
 }
 
-/// Runs a checked call.
-template <class T>
+/// Runs a checked call whose map is given. Operators that are never a recurrence do not compile it.
+template <bool may_recur, class T>
+void run_driver(const kernel_call<T>& call, execution& exec) {
+  if constexpr (may_recur)
+    if (call.driver == kernel_driver::recurrence) return recurrence_driver<rule::add, T>{call}.run(exec);
+  call.run(exec);
+}
+
+/// Runs a checked call or step.
+template <bool may_recur = false, class T>
 void run_kernel(const validator& check, kernel_call<T>& call, feature_map<T>& map, const state_step<T>& step,
                 execution& exec) {
   call.map = &map;
   if (step.state)
     step.run(check, call, *step.state, exec);
-  else if (call.extra.run)
-    call.extra.run(call, exec);
   else
-    call.run(exec);
+    run_driver<may_recur>(call, exec);
 }
 
 }  // namespace detail

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <attn/kernel/detail/kernel_checks.hpp>
-#include <attn/kernel/detail/linear_decayed.hpp>
+#include <attn/kernel/detail/recurrence_driver.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
 
@@ -32,7 +32,7 @@ void check_log_decay(const validator& check, const tensor_view<const T>& g, cons
   if (x.rank == 4) same(" value dim = ", s.dim_v, x.extents[3]);
 }
 
-/// Fills in call.extra, and call.heads where a parameter is per query head.
+/// Fills in call.recurrence and call.driver, and call.heads where a parameter is per query head.
 template <class T, class Options>
 void check_linear_extra(const validator& check, kernel_call<T>& call, const Options& o, idx_t features,
                         std::initializer_list<validator::named_view> written,
@@ -67,12 +67,12 @@ void check_linear_extra(const validator& check, kernel_call<T>& call, const Opti
   for (const idx_t heads : {o.final_state ? o.final_state.extent(1) : call.heads,
                             o.final_weights ? o.final_weights.extent(1) : call.heads})
     check.equal("heads of the final state = heads of sums", call.heads, heads);
-  call.extra = {.scale = o.scale, .log_decay = o.log_decay, .bonus = o.bonus, .initial_state = o.initial_state,
-                .initial_weights = o.initial_weights, .final_state = o.final_state, .final_weights = o.final_weights,
-                .run = nullptr};
-  // Decays per token alone are handled by the engine of the family, as factors of pairs.
-  const bool per_token = call.extra.per_token() && !o.bonus && !states && o.scale == T(1);
-  if (!per_token) call.extra.run = &decayed_engine<T>::run_call;
+  call.recurrence = {.scale = o.scale, .log_decay = o.log_decay, .bonus = o.bonus, .initial_state = o.initial_state,
+                     .initial_weights = o.initial_weights, .final_state = o.final_state,
+                     .final_weights = o.final_weights};
+  // Decays per token alone are factors of scores.
+  const bool per_token = call.recurrence.per_token() && !o.bonus && !states && o.scale == T(1);
+  if (!per_token) call.driver = kernel_driver::recurrence;
 }
 
 }  // namespace attn::inline ATTN_ISA::detail

@@ -69,10 +69,10 @@ struct recurrent_steps {
     T g = call.gated() ? call.gate_at(b, h, t) : T(1);
     if (call.complement && call.gated())
       for (idx_t r = 0; r < m; ++r) key[r] *= T(1) - g;
-    if (call.extra.run) g = prepare_extra(b, h, t, queries, s.row_decay, x.stride);
-    if (call.gated() || call.extra.per_channel()) whole_decay *= g;
-    if (!call.extra.per_channel()) std::fill_n(s.row_decay, kernel_sums<T>::lanes(m), g);
-    if (call.extra.bonus) return step_with_bonus(at, before, sums, key, queries, s, x);
+    if (call.driver == kernel_driver::recurrence) g = prepare_recurrence(b, h, t, queries, s.row_decay, x.stride);
+    if (call.gated() || call.recurrence.per_channel()) whole_decay *= g;
+    if (!call.recurrence.per_channel()) std::fill_n(s.row_decay, kernel_sums<T>::lanes(m), g);
+    if (call.recurrence.bonus) return step_with_bonus(at, before, sums, key, queries, s, x);
     const log_scaling<T>* const scaling = call.map->scaling;
     if (scaling) scaling->step_key(key, s.k_shift[n], sums.log_scale, s.row_decay);
     for (idx_t r = 0; r < m; ++r) sums.weights[r] = std::fma(sums.weights[r], s.row_decay[r], key[r]);
@@ -93,15 +93,15 @@ struct recurrent_steps {
   }
 
   /// Scale and log decay; returns the decay of the token, NaN where it is per channel.
-  T prepare_extra(idx_t b, idx_t h, idx_t t, T* queries, T* row_decay, idx_t stride) const {
-    const linear_extra<T>& extra = call.extra;
+  T prepare_recurrence(idx_t b, idx_t h, idx_t t, T* queries, T* row_decay, idx_t stride) const {
+    const recurrence_parameters<T>& given = call.recurrence;
     const idx_t m = call.map->features;
     for (idx_t i = 0; i < call.group(); ++i)
-      for (idx_t r = 0; r < m; ++r) queries[i * stride + r] *= extra.scale;
-    if (!extra.per_channel()) return call.gated() ? call.gate_at(b, h, t) : T(1);
-    const idx_t heads = extra.log_decay.extent(1), own = heads == call.heads ? h : h / (call.heads / heads);
+      for (idx_t r = 0; r < m; ++r) queries[i * stride + r] *= given.scale;
+    if (!given.per_channel()) return call.gated() ? call.gate_at(b, h, t) : T(1);
+    const idx_t heads = given.log_decay.extent(1), own = heads == call.heads ? h : h / (call.heads / heads);
     std::fill_n(row_decay, kernel_sums<T>::lanes(m), T(0));
-    for (idx_t r = 0; r < m; ++r) row_decay[r] = extra.log_decay(b, own, t, r);
+    for (idx_t r = 0; r < m; ++r) row_decay[r] = given.log_decay(b, own, t, r);
     for (idx_t r = 0; r < m; r += width<T>) store<T>(row_decay + r, exp_weight<T>(load<T>(row_decay + r)));
     return std::numeric_limits<T>::quiet_NaN();
   }
@@ -115,7 +115,7 @@ struct recurrent_steps {
     for (idx_t i = 0; i < group; ++i) {
       const T* const query = queries + i * x.stride;
       T own = T(0);
-      for (idx_t r = 0; r < m; ++r) own += query[r] * call.extra.bonus(h * group + i, r) * key[r];
+      for (idx_t r = 0; r < m; ++r) own += query[r] * call.recurrence.bonus(h * group + i, r) * key[r];
       const T whole = dot_rows(query, sums.weights, m) + own + call.eps;
       const T normal = !call.normalise ? T(1) : std::abs(whole) < least_denominator<T> ? T(0) : T(1) / whole;
       const auto to = call.out.head(b, h * group + i);
@@ -170,7 +170,7 @@ struct recurrent_steps {
 };
 
 /// Runs a step. An exception, of a caller's map or because memory runs out, leaves the state reset.
-template <class T>
+template <bool may_recur, class T>
 void run_step(const validator& check, kernel_call<T>& call, kernel_state<T>& state, execution& exec) {
   const attention_shape& s = call.shape;
   check.extents(
@@ -182,7 +182,7 @@ void run_step(const validator& check, kernel_call<T>& call, kernel_state<T>& sta
   check.memory({{"the state", state.memory()}}, {{"q", call.q.layout()}, {"k", call.k.layout()}, {"v", call.v.layout()},
                                                  {"out", call.out.layout()}, {"features", call.projection.layout()},
                                                  {call.complement ? "gate" : "decay", call.gate},
-                                                 {"log_decay", call.extra.log_decay}, {"bonus", call.extra.bonus}});
+                                                 {"log_decay", call.recurrence.log_decay}, {"bonus", call.recurrence.bonus}});
   call.heads = state.heads();
   call.state = state.step_memory();
   const auto limit = exec.limit_threads(call.work());
@@ -191,17 +191,14 @@ void run_step(const validator& check, kernel_call<T>& call, kernel_state<T>& sta
       [&](const sequence_lengths& first) {
         kernel_call<T> some = call;
         some.lengths = first;
-        if (call.extra.run)
-          call.extra.run(some, exec);
-        else
-          some.run(exec);
+        run_driver<may_recur>(some, exec);
       },
       [&](const sequence_lengths& first) { recurrent_steps<T>{call, first}.run(exec); });
 }
 
-template <class T>
+template <bool may_recur = false, class T>
 state_step<T> step_of(kernel_state<T>& state) {
-  return {&state, state.heads(), &run_step<T>};
+  return {&state, state.heads(), &run_step<may_recur, T>};
 }
 
 }  // namespace attn::inline ATTN_ISA::detail

@@ -1,11 +1,11 @@
-// attn: the decays of a chunk of the delta rule, and the products of pairs of its tokens:
+// attn: the decays of a chunk of tokens, and the scores of its tokens:
 //
 //   P_ij = sum_d q_id k_jd e^(gamma_id - gamma_jd)          j <= i, or k for q and j < i
 //
 // The decay between two tokens is the product of those in between: nothing is divided, so that a decay may be 0. Decays
-// per token are factors of the products of pairs. With decays per channel, blocks of 16 rows are multiplied with the
-// tokens before them as a matrix product: q and k of the rows times the decays since the block began, k of the columns
-// times those until then, both factors at most 1. Pairs within a block are computed one by one.
+// per token are factors of the scores. With decays per channel, blocks of 16 rows are multiplied with the tokens before
+// them as a matrix product: q and k of the rows times the decays since the block began, k of the columns times those
+// until then, both factors at most 1. Scores within a block are computed one by one.
 #pragma once
 
 #include <attn/core/detail/exp.hpp>
@@ -14,7 +14,7 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-inline constexpr idx_t pair_block = 16;
+inline constexpr idx_t score_block = 16;
 
 /// Checks log decays [batch, heads, length, 1 or channels]: <= 0 for every real token.
 template <class T>
@@ -39,20 +39,20 @@ void check_log_decays(const validator& check, const tensor_view<const T>& g, con
 /// The decays of a chunk: of each token, from the start of the chunk to it (its own included), and from it to the end
 /// (its own excluded).
 template <class T>
-struct delta_decay {
+struct chunk_decay {
   static constexpr idx_t wide = panels<T>::wide;
 
   decay_kind kind = decay_kind::none;
   idx_t dim = 0;
-  T *gates = nullptr, *since_start = nullptr, *pair = nullptr;  // per token; [i][j]: of the tokens after j up to i
+  T *gates = nullptr, *since_start = nullptr, *gaps = nullptr;  // per token; [i][j]: of the tokens after j up to i
   panels<T> gate, start_rows;                                   // per channel, [token][dim]
 
-  static delta_decay layout(arena& memory, idx_t dim, decay_kind kind) {
-    delta_decay s;
+  static chunk_decay layout(arena& memory, idx_t dim, decay_kind kind) {
+    chunk_decay s;
     s.kind = kind, s.dim = dim;
     if (kind == decay_kind::token) {
       for (T** each : {&s.gates, &s.since_start}) *each = memory.allocate<T>(kernel_chunk);
-      s.pair = memory.allocate<T>(kernel_chunk * kernel_chunk);
+      s.gaps = memory.allocate<T>(kernel_chunk * kernel_chunk);
     } else if (kind == decay_kind::channel) {
       for (panels<T>* each : {&s.gate, &s.start_rows}) *each = panels<T>::layout(memory, kernel_chunk, dim);
     }
@@ -78,7 +78,7 @@ struct delta_decay {
     }
   }
   /// Decays per token, once `gates` are there.
-  void multiply_gates(idx_t count) const { gate_factors(gates, count, false, pair, since_start); }
+  void multiply_gates(idx_t count) const { gate_factors(gates, count, false, gaps, since_start); }
 
   /// For the channels from col on.
   ATTN_INLINE packet<T> start(idx_t t, idx_t col) const {
@@ -90,7 +90,7 @@ struct delta_decay {
     if (kind == decay_kind::none) return T(1);
     return kind == decay_kind::token ? since_start[count - 1] : *start_rows.at(count - 1, d);
   }
-  ATTN_INLINE packet<T> of_pair(idx_t i, idx_t j) const { return detail::load<T>(pair + i * kernel_chunk + j); }
+  ATTN_INLINE packet<T> between(idx_t i, idx_t j) const { return detail::load<T>(gaps + i * kernel_chunk + j); }
 
   void from_start(const panels<T>& x, idx_t count, const panels<T>& to) const {
     each_packet(
@@ -102,7 +102,7 @@ struct delta_decay {
       const T *const rows = x.at(0, col), *const gates_from = gate.data ? gate.at(0, col) : nullptr;
       T* const out = to.at(0, col);
       for (idx_t t = count - 1; t >= 0; --t) {
-        if (kind == decay_kind::token) factor = broadcast<T>(pair[(count - 1) * kernel_chunk + t]);
+        if (kind == decay_kind::token) factor = broadcast<T>(gaps[(count - 1) * kernel_chunk + t]);
         store<T>(out + t * wide, mul(detail::load<T>(rows + t * wide), factor));
         if (kind == decay_kind::channel) factor = mul(factor, detail::load<T>(gates_from + t * wide));
       }
@@ -116,38 +116,39 @@ void fetch_rows(row_prefetcher<>& prefetch, idx_t row, idx_t col) {
   if (row % 8 == 0 && col % panel_width<T> == 0) prefetch.next(4);
 }
 
-/// state = the decays of the chunk times state + a^T b: S after a chunk, or the gradient of S before it.
+/// state = the decays of the chunk times state, which may be empty, + a^T b: S after a chunk, or the gradient of S before
+/// it.
 template <class T>
-void pass_chunk(const delta_decay<T>& decay, const panels<T>& a, const panels<T>& b, idx_t cols, idx_t count,
-                const panels<T>& state, row_prefetcher<>* prefetch = nullptr) {
+void pass_chunk(const chunk_decay<T>& decay, const panels<T>& a, const panels<T>& b, idx_t cols, idx_t count,
+                const panels<T>& state, bool empty, row_prefetcher<>& prefetch) {
   product(a, decay.dim, b, cols, count, [&](idx_t row, idx_t col, const packet<T>& sum) {
-    if (prefetch) fetch_rows<T>(*prefetch, row, col);
+    fetch_rows<T>(prefetch, row, col);
     T* const to = state.at(row, col);
-    store<T>(to, fma(load<T>(to), broadcast<T>(decay.whole(row, count)), sum));
+    store<T>(to, empty ? sum : fma(load<T>(to), broadcast<T>(decay.whole(row, count)), sum));
   });
 }
 
-/// Scratch memory for pairs with decays per channel.
+/// Scratch memory for scores with decays per channel.
 template <class T>
-struct delta_pair_scratch {
+struct score_scratch {
   panels<T> columns, columns_t, d_columns;     // the tokens before a block
   panels<T> q_rows, k_rows, rows_t, factors;  // a block
   T* row = nullptr;
 
-  static delta_pair_scratch layout(arena& memory, idx_t dim, decay_kind kind) {
-    delta_pair_scratch s;
+  static score_scratch layout(arena& memory, idx_t dim, decay_kind kind) {
+    score_scratch s;
     if (kind != decay_kind::channel) return s;
     for (panels<T>* each : {&s.columns, &s.d_columns}) *each = panels<T>::layout(memory, kernel_chunk, dim);
     s.columns_t = panels<T>::layout(memory, dim, kernel_chunk);
-    for (panels<T>* each : {&s.q_rows, &s.k_rows, &s.factors}) *each = panels<T>::layout(memory, pair_block, dim);
-    s.rows_t = panels<T>::layout(memory, dim, pair_block);
+    for (panels<T>* each : {&s.q_rows, &s.k_rows, &s.factors}) *each = panels<T>::layout(memory, score_block, dim);
+    s.rows_t = panels<T>::layout(memory, dim, score_block);
     s.row = memory.allocate<T>(round_up(dim, panel_width<T>));
     return s;
   }
 
   /// `columns` are the tokens [begin, end), times the decays until `end`. Returns the product of the decays of all of
   /// them.
-  packet<T> times_later(const delta_decay<T>& decay, const panels<T>& k, idx_t begin, idx_t end, idx_t col) const {
+  packet<T> times_later(const chunk_decay<T>& decay, const panels<T>& k, idx_t begin, idx_t end, idx_t col) const {
     constexpr idx_t wide = panels<T>::wide;
     packet<T> factor = broadcast<T>(T(1));
     const T *const from = k.at(0, col), *const gates = decay.gate.at(0, col);
@@ -159,21 +160,21 @@ struct delta_pair_scratch {
     return factor;
   }
   /// Computes the tokens before a block times the decays until it begins.
-  void load_columns(const delta_decay<T>& decay, const panels<T>& k, idx_t block) const {
+  void load_columns(const chunk_decay<T>& decay, const panels<T>& k, idx_t block) const {
     for (idx_t col = 0; col < decay.dim; col += width<T>) times_later(decay, k, 0, block, col);
   }
   /// Appends the tokens of `block` to columns_t, which has those before it; all are then multiplied by the decays until
   /// it ends.
-  void add_columns(const delta_decay<T>& decay, const panels<T>& k, idx_t block) const {
+  void add_columns(const chunk_decay<T>& decay, const panels<T>& k, idx_t block) const {
     for (idx_t col = 0; col < decay.dim; col += width<T>)
-      store<T>(row + col, times_later(decay, k, block, block + pair_block, col));
+      store<T>(row + col, times_later(decay, k, block, block + score_block, col));
     each_packet(
         decay.dim, block, [&](idx_t d, idx_t, const auto& x) { return mul(x, broadcast<T>(row[d])); }, columns_t,
         columns_t);
-    transpose_panels(columns.from_row(block), pair_block, decay.dim, columns_t.from_col(block));
+    transpose_panels(columns.from_row(block), score_block, decay.dim, columns_t.from_col(block));
   }
   /// The decays since the block began, which are factors of its rows.
-  void load_factors(const delta_decay<T>& decay, idx_t block, idx_t count) const {
+  void load_factors(const chunk_decay<T>& decay, idx_t block, idx_t count) const {
     for (idx_t col = 0; col < decay.dim; col += width<T>) {
       packet<T> factor = broadcast<T>(T(1));
       const T* const gates = decay.gate.at(block, col);
@@ -187,10 +188,10 @@ struct delta_pair_scratch {
         count, dim, [](idx_t, idx_t, const auto& row_of_x, const auto& factor) { return mul(row_of_x, factor); }, to,
         x.from_row(block), factors);
   }
-  /// Pairs of column j and `Rows` rows from i on, the first of them if so asked. `row` is k_j times the decays up to the
+  /// Scores of column j and `Rows` rows from i on, the first of them if so asked. `row` is k_j times the decays up to the
   /// row before, and then those up to the last one of these.
   template <int Rows>
-  void pairs_of(const delta_decay<T>& decay, const panels<T>& x, idx_t i, idx_t j, bool first,
+  void scores_of(const chunk_decay<T>& decay, const panels<T>& x, idx_t i, idx_t j, bool first,
                 const panels<T>& to) const {
     packet<T> sums[Rows];
     for (packet<T>& sum : sums) sum = zero<T>();
@@ -208,32 +209,32 @@ struct delta_pair_scratch {
   }
 };
 
-/// done(i, j, sum) for the pairs up to each token, and some after it: sums over a[.][i] b[.][j].
+/// done(i, j, sum) for the j up to each token i, and some after it: sums over a[.][i] b[.][j].
 template <class T, class Done>
-void pair_product(const panels<T>& a, const panels<T>& b, idx_t count, idx_t depth, Done&& done) {
+void score_product(const panels<T>& a, const panels<T>& b, idx_t count, idx_t depth, Done&& done) {
   constexpr idx_t wide = panels<T>::wide;
   for (idx_t first = 0; first < count; first += wide)
     product(a.from_col(first), std::min(wide, count - first), b, std::min(first + wide, count),
             depth, [&](idx_t row, idx_t col, const packet<T>& sum) { done(first + row, col, sum); });
 }
 
-/// Pairs of x = q (up to each token) or k (before it): `to` holds them as [i][j]; its other entries are undefined.
+/// Scores of x = q (up to each token) or k (before it): `to` holds them as [i][j]; its other entries are undefined.
 template <class T>
-void pair_products(const delta_decay<T>& decay, const delta_pair_scratch<T>& s, const panels<T>& x,
+void chunk_scores(const chunk_decay<T>& decay, const score_scratch<T>& s, const panels<T>& x,
                    const panels<T>& x_t, const panels<T>& k, const panels<T>& k_t, idx_t count, triangle form,
                    const panels<T>& to) {
   if (decay.kind != decay_kind::channel) {
     const bool weighed = decay.kind == decay_kind::token;
-    pair_product(x_t, k_t, count, decay.dim, [&](idx_t i, idx_t j, const packet<T>& sum) {
-      store<T>(to.at(i, j), weighed ? mul(sum, decay.of_pair(i, j)) : sum);
+    score_product(x_t, k_t, count, decay.dim, [&](idx_t i, idx_t j, const packet<T>& sum) {
+      store<T>(to.at(i, j), weighed ? mul(sum, decay.between(i, j)) : sum);
     });
     return;
   }
   const idx_t own = form == triangle::up_to ? 0 : 1;
-  for (idx_t block = 0; block < count; block += pair_block) {
-    const idx_t rows = std::min(pair_block, count - block), end = block + rows;
+  for (idx_t block = 0; block < count; block += score_block) {
+    const idx_t rows = std::min(score_block, count - block), end = block + rows;
     if (block > 0) {
-      s.add_columns(decay, k, block - pair_block);
+      s.add_columns(decay, k, block - score_block);
       s.load_factors(decay, block, rows);
       s.load_rows(x, block, rows, decay.dim, s.q_rows);
       transpose_panels(s.q_rows, rows, decay.dim, s.rows_t);
@@ -242,8 +243,8 @@ void pair_products(const delta_decay<T>& decay, const delta_pair_scratch<T>& s, 
     for (idx_t j = block; j < end; ++j) {
       for (idx_t d = 0; d < decay.dim; d += width<T>) store<T>(s.row + d, load<T>(k.at(j, d)));
       idx_t i = j;
-      for (; i + 4 <= end; i += 4) s.template pairs_of<4>(decay, x, i, j, i >= j + own, to);
-      for (; i < end; ++i) s.template pairs_of<1>(decay, x, i, j, i >= j + own, to);
+      for (; i + 4 <= end; i += 4) s.template scores_of<4>(decay, x, i, j, i >= j + own, to);
+      for (; i < end; ++i) s.template scores_of<1>(decay, x, i, j, i >= j + own, to);
     }
   }
 }

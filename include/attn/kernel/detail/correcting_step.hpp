@@ -1,0 +1,95 @@
+// attn: one token for a state, by the rule that corrects: each panel of it is read twice while it lies in the first-level cache,
+// so that memory is read and written once.
+#pragma once
+
+#include <attn/kernel/detail/recurrence_driver.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+/// Scratch memory of one worker, the numbers of one token.
+template <class T>
+struct correcting_step_scratch {
+  T *q, *k, *decay, *value, *out;
+
+  static correcting_step_scratch layout(arena& memory, idx_t dim, idx_t dim_v) {
+    const idx_t d = round_up(dim, panel_width<T>), e = round_up(dim_v, panel_width<T>);
+    return {memory.allocate<T>(d), memory.allocate<T>(d), memory.allocate<T>(d), memory.allocate<T>(e),
+            memory.allocate<T>(panel_width<T>)};
+  }
+};
+
+/// to = diag(decay) from; to += beta k (v - to^T k)^T; out = to^T q, for one panel of S [dim][panel_width]. `from` and
+/// `to` may be the same.
+template <class T, bool Queries>
+void correcting_panel(const T* from, T* to, idx_t dim, const correcting_step_scratch<T>& x, T beta, const T* value) {
+  constexpr int w = width<T>;
+  packet<T> read[2] = {zero<T>(), zero<T>()}, written[2], out[2] = {zero<T>(), zero<T>()};
+  for (idx_t d = 0; d < dim; ++d)
+    unroll<2>([&](auto half) {
+      const idx_t at = d * panel_width<T> + half * w;
+      const packet<T> decayed = mul(load<T>(from + at), broadcast<T>(x.decay[d]));
+      store<T>(to + at, decayed);
+      read[half] = fma(broadcast<T>(x.k[d]), decayed, read[half]);
+    });
+  unroll<2>([&](auto half) { written[half] = mul(sub(load<T>(value + half * w), read[half]), broadcast<T>(beta)); });
+  for (idx_t d = 0; d < dim; ++d)
+    unroll<2>([&](auto half) {
+      const idx_t at = d * panel_width<T> + half * w;
+      const packet<T> sum = fma(broadcast<T>(x.k[d]), written[half], load<T>(to + at));
+      store<T>(to + at, sum);
+      if constexpr (Queries) out[half] = fma(broadcast<T>(x.q[d]), sum, out[half]);
+    });
+  if constexpr (Queries) unroll<2>([&](auto half) { store<T>(x.out + half * w, out[half]); });
+}
+
+/// The tokens of each batch item from first.keys(b) on, one by one.
+template <class T>
+void correcting_steps(const kernel_call<T>& call, const sequence_lengths& first, execution& exec) {
+  const idx_t dim = call.shape.dim, dim_v = call.shape.dim_v;
+  const recurrence_parameters<T>& given = call.recurrence;
+  const bool queries = call.group() > 0;
+  const auto load_row = [&](const stored_matrix<T>& from, idx_t t, T factor, T* to) {
+    from.read_row(t, to);
+    if (given.unit_norm_eps >= T(0)) {
+      T squares = T(0);
+      for (idx_t d = 0; d < dim; ++d) squares += to[d] * to[d];
+      factor /= std::sqrt(squares + given.unit_norm_eps);
+    }
+    for (idx_t d = 0; d < dim; ++d) to[d] *= factor;
+  };
+  exec.for_each(call.shape.batch * call.heads, [&](idx_t item_head, int worker) {
+    const auto s =
+        exec.scratch(worker, [&](arena& memory) { return correcting_step_scratch<T>::layout(memory, dim, dim_v); });
+    const idx_t b = item_head / call.heads, h = item_head % call.heads, length = call.lengths.keys(b);
+    const stored_matrix<T> k = call.k.head(b, call.kv_head(h)), v = call.v.head(b, h);
+    const stored_matrix<T> q = queries ? call.q.head(b, call.query_head(h)) : stored_matrix<T>{};
+    const stored_matrix<T> out = queries ? call.out.head(b, h) : stored_matrix<T>{};
+    const auto state_after = [&](idx_t t) {
+      return correcting_state<T>::of_head(call.state.at(b, t, length), h, dim, dim_v);
+    };
+    for (idx_t t = first.keys(b); t < length; ++t) {
+      const panels<T> before = state_after(t), after = state_after(t + 1);
+      load_row(k, t, T(1), s.k);
+      if (queries) load_row(q, t, given.scale, s.q);
+      v.read_row(t, s.value);
+      std::fill(s.value + dim_v, s.value + round_up(dim_v, panel_width<T>), T(0));
+      const idx_t channels = given.log_decay ? given.log_decay.extent(3) : 0;
+      for (idx_t d = 0; d < channels; ++d) s.decay[d] = given.log_decay(b, h, t, d);
+      for (idx_t d = 0; d < channels; d += width<T>) store<T>(s.decay + d, exp<T>(load<T>(s.decay + d)));
+      if (channels != dim) std::fill_n(s.decay, dim, channels ? s.decay[0] : T(1));
+      const T beta = given.beta ? given.beta(b, h, t) : T(1);
+      for (idx_t col = 0; col < dim_v; col += panel_width<T>) {
+        if (!queries) {
+          correcting_panel<T, false>(before.panel(col), after.panel(col), dim, s, beta, s.value + col);
+          continue;
+        }
+        correcting_panel<T, true>(before.panel(col), after.panel(col), dim, s, beta, s.value + col);
+        out.access->write(s.out, out.row(t) + col * out.col_stride * out.access->size,
+                          std::min<idx_t>(panel_width<T>, dim_v - col), out.col_stride);
+      }
+    }
+    if (queries) out.clear_rows(length, call.shape.queries);
+  });
+}
+
+}  // namespace attn::inline ATTN_ISA::detail

@@ -1,0 +1,286 @@
+// attn: recurrences over a matrix state S: linear attention with decays per channel, a bonus, a scale or states, and the
+// delta rule. A rule says how a token changes the state; chunks of tokens are computed by products. Whole heads:
+// recurrence_driver.hpp.
+//
+// With gamma the sum of the log decays in the chunk up to a token, and S the state before the chunk:
+//
+//   P_ij = q_i.k_j e^(gamma_i - gamma_j), j <= i        q_start_i = q_i e^gamma_i
+//   A_ij = k_i.k_j e^(gamma_i - gamma_j), j < i         k_start_i = k_i e^gamma_i   k_end_j = k_j e^(gamma_last - gamma_j)
+//
+//   1. U   = v                                   rule::add: what each token writes to its key
+//      U   = beta (v - k_start S - A U)          rule::correct, row by row
+//   2. out = scale (q_start S + P U)
+//   3. S   = e^gamma_last S + k_end^T U
+//
+// rule::add has q = phi(q) and k = phi(k); denominators are the same with z for S and ones for v. With a bonus u, query i
+// sees S_(i-1) and u k_i v_i^T: its decays end one token earlier, and the diagonal of P is u q_i k_i.
+//
+// Decays are multiplied, never divided (chunk_decay.hpp). Separate from driver.hpp, because calls without decays do not
+// need a second copy of their rows: with decays per channel a call takes 1.3 to 1.4 times as long. Products need their
+// left operand by columns: names with _t are transposed matrices.
+#pragma once
+
+#include <attn/kernel/detail/chunk_decay.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+/// Features of rows [begin, begin + count): those of the map; by the rule that corrects the rows themselves, of unit norm
+/// if so asked, norm[t], where given, then being the factor of row t.
+template <rule R, class T>
+void load_rows(const kernel_call<T>& call, const stored_matrix<T>& from, idx_t begin, idx_t count, const panels<T>& to,
+               T* scratch, T* norm = nullptr) {
+  if constexpr (R == rule::add) {
+    call.map->rows(from, begin, count, to, scratch);
+  } else {
+    from.access->pack_panels(from, begin, count, to.data);
+    const T eps = call.recurrence.unit_norm_eps;
+    for (idx_t t = 0; eps >= T(0) && t < count; ++t) {
+      const T factor = T(1) / std::sqrt(dot_rows(to, to, t, from.cols) + eps);
+      if (norm) norm[t] = factor;
+      for (idx_t col = 0; col < from.cols; col += width<T>)
+        store<T>(to.at(t, col), mul(load<T>(to.at(t, col)), broadcast<T>(factor)));
+    }
+  }
+}
+
+/// Allocates matrices of one shape.
+template <class T>
+void allocate_panels(arena& memory, idx_t rows, idx_t cols, std::initializer_list<panels<T>*> all) {
+  for (panels<T>* x : all) *x = panels<T>::layout(memory, rows, cols);
+}
+template <class T>
+void allocate_numbers(arena& memory, idx_t count, std::initializer_list<T**> all) {
+  for (T** x : all) *x = memory.allocate<T>(count);
+}
+
+/// The keys of a chunk, as the forward and the backward pass read them.
+template <rule R, class T>
+struct recurrence_keys {
+  panels<T> k, k_t, k_end, v;            // [token][feature]; transposed; [token][column]
+  panels<T> k_start, k_start_t, a, a_t;  // only of the rule that corrects
+  chunk_decay<T> decay;
+  score_scratch<T> scores;
+  T *beta = nullptr, *map;
+
+  static recurrence_keys layout(arena& memory, const kernel_call<T>& call, idx_t columns, idx_t map_size) {
+    recurrence_keys s;
+    const idx_t chunk = kernel_chunk, m = call.features();
+    const decay_kind kind = call.decays();
+    allocate_panels(memory, chunk, m, {&s.k});
+    allocate_panels(memory, m, chunk, {&s.k_t});
+    allocate_panels(memory, chunk, columns, {&s.v});
+    s.k_start = s.k_end = s.k, s.k_start_t = s.k_t;
+    if (kind != decay_kind::none) allocate_panels(memory, chunk, m, {&s.k_end});
+    if constexpr (R == rule::correct) {
+      if (kind != decay_kind::none) {
+        allocate_panels(memory, chunk, m, {&s.k_start});
+        allocate_panels(memory, m, chunk, {&s.k_start_t});
+      }
+      allocate_panels(memory, chunk, chunk, {&s.a, &s.a_t});
+      s.beta = memory.allocate<T>(chunk);
+    }
+    s.decay = chunk_decay<T>::layout(memory, m, kind);
+    s.scores = score_scratch<T>::layout(memory, m, kind);
+    s.map = memory.allocate<T>(map_size);
+    return s;
+  }
+
+  /// Everything that does not need the state, of head h of the states; k_t only for the rule that corrects.
+  void load(const kernel_call<T>& call, idx_t b, idx_t h, idx_t begin, idx_t count, T* norm = nullptr) const {
+    load_rows<R>(call, call.k.head(b, call.kv_head(h)), begin, count, k, map, norm);
+    const stored_matrix<T> values = call.v.head(b, call.value_head(h));
+    values.access->pack_panels(values, begin, count, v.data);
+    if (decay.kind != decay_kind::none) {
+      if (const tensor_view<const T>& g = call.recurrence.log_decay) {
+        decay.load(g, b, call.parameter_head(g.extent(1), h), begin, count);
+      } else {
+        for (idx_t t = 0; t < count; ++t) decay.gates[t] = call.gate_at(b, h, begin + t);
+        decay.multiply_gates(count);
+      }
+      decay.to_end(k, count, k_end);
+    }
+    if constexpr (R == rule::correct) {
+      const auto& given = call.recurrence.beta;
+      for (idx_t t = 0; t < count; ++t) beta[t] = given ? given(b, h, begin + t) : T(1);
+      transpose_keys(count);
+      if (decay.kind != decay_kind::none) {
+        decay.from_start(k, count, k_start);
+        transpose_panels(k_start, count, decay.dim, k_start_t);
+      }
+      chunk_scores(decay, scores, k, k_t, k, k_t, count, triangle::before, a);
+      transpose_panels(a, count, count, a_t);
+    }
+  }
+  /// k_t, for scores without decays per channel.
+  void transpose_keys(idx_t count) const {
+    if (decay.kind != decay_kind::channel) transpose_panels(k, count, decay.dim, k_t);
+  }
+};
+
+/// The state of one head: S, and z where the call has denominators. If `empty` both are 0, and S was not written.
+template <class T>
+struct recurrence_state {
+  panels<T> values;
+  T* weights = nullptr;
+  bool empty = true;
+};
+
+/// Scratch memory of one worker, or of a chunk of a wave.
+template <rule R, class T>
+struct recurrence_scratch : recurrence_keys<R, T> {
+  panels<T> q, q_start, q_t, q_start_t;  // [token][feature]; transposed
+  panels<T> out, p, p_t;                 // [token][column]; [token][token]
+  T* factors;                            // of the rows of out
+
+  static recurrence_scratch layout(arena& memory, const kernel_call<T>& call) {
+    const idx_t m = call.features(), own = call.recurrence.bonus ? 1 : 0, chunk = kernel_chunk;
+    recurrence_scratch s;
+    static_cast<recurrence_keys<R, T>&>(s) =
+        recurrence_keys<R, T>::layout(memory, call, call.shape.dim_v, call.map ? call.map->scratch_size : 0);
+    allocate_panels(memory, chunk + own, m, {&s.q});  // with a bonus, rows are also read beginning with the second
+    s.q.capacity = chunk;
+    allocate_panels(memory, m, chunk, {&s.q_t});
+    s.q_start = s.q, s.q_start_t = s.q_t;
+    if (call.decays() != decay_kind::none) allocate_panels(memory, chunk + own, m, {&s.q_start});
+    if (own || call.decays() != decay_kind::none) allocate_panels(memory, m, chunk + own, {&s.q_start_t});
+    allocate_panels(memory, chunk, call.shape.dim_v, {&s.out});
+    allocate_panels(memory, chunk + own, chunk, {&s.p});
+    allocate_panels(memory, chunk, chunk + own, {&s.p_t});
+    s.factors = memory.allocate<T>(chunk);
+    return s;
+  }
+};
+
+/// Rows origin + [first, count) of query head `head`, which read the state and, with `own_keys`, are at the positions of
+/// the keys that were loaded.
+struct token_block {
+  idx_t head, origin, first, count;
+  bool own_keys;
+
+  /// How many keys before its own a query with a bonus sees last.
+  template <class T>
+  idx_t shift(const kernel_call<T>& call) const { return call.recurrence.bonus && own_keys ? 1 : 0; }
+};
+
+/// A chunk of head h of the states. answer() and update() may be called for some of the value columns, from `col` on.
+template <rule R, class T>
+struct recurrence_kernel {
+  const kernel_call<T>& call;
+  const recurrence_scratch<R, T>& s;
+  idx_t b, h;
+  idx_t col = 0, cols = call.shape.dim_v;
+
+  idx_t features() const { return s.decay.dim; }
+  panels<T> values() const { return s.v.from_col(col); }
+
+  /// Queries, and their scores in p and p_t; factors are the sums of the scores, where these are wanted.
+  void load_queries(const token_block& at) const {
+    const idx_t m = features(), own = at.shift(call), rows = at.count - own;
+    const bool decayed = at.own_keys && s.decay.kind != decay_kind::none;
+    for (idx_t c = 0; c < m; c += panels<T>::wide) std::fill_n(s.q.panel(c), at.first * panels<T>::wide, T(0));
+    load_rows<R>(call, call.q.head(b, call.query_head(at.head)), at.origin + at.first, at.count - at.first,
+                 s.q.from_row(at.first), s.map);
+    const panels<T> q = s.q.from_row(own);
+    if (decayed) {
+      for (idx_t c = 0; own && c < m; c += width<T>) store<T>(s.q_start.at(0, c), load<T>(s.q.at(0, c)));
+      s.decay.from_start(q, rows, s.q_start.from_row(own));
+    }
+    transpose_panels(decayed ? s.q_start : s.q, at.count, m, s.q_start_t);
+    std::fill_n(s.factors, kernel_chunk, T(0));
+    if (!at.own_keys) return;
+    if (s.decay.kind != decay_kind::channel && s.q_t.data != s.q_start_t.data) transpose_panels(q, rows, m, s.q_t);
+    chunk_scores(s.decay, s.scores, q, s.q_t, s.k, s.k_t, rows, triangle::up_to, s.p.from_row(own));
+    if constexpr (R == rule::add) {
+      for (idx_t t = 0; own && t < at.count; ++t) {
+        T sum = T(0);
+        for (idx_t r = 0; r < m; ++r) sum += call.recurrence.bonus(at.head, r) * *s.q.at(t, r) * *s.k.at(t, r);
+        *s.p.at(t, t) = sum;
+      }
+      for (idx_t t = 0; t < at.count && call.normalise; ++t) s.factors[t] = sum_before(s.p, t);
+    }
+    transpose_panels(s.p, at.count, at.count, s.p_t);
+  }
+
+  /// values() = U.
+  void solve(idx_t count, const recurrence_state<T>& before) const {
+    if constexpr (R == rule::add) return;
+    const panels<T> u = values();
+    const auto write = [&](idx_t row, idx_t c, const packet<T>& read) {
+      store<T>(u.at(row, c), mul(sub(load<T>(u.at(row, c)), read), broadcast<T>(s.beta[row])));
+    };
+    if (before.empty)
+      for (idx_t c = 0; c < cols; c += width<T>)
+        for (idx_t row = 0; row < count; ++row) write(row, c, zero<T>());
+    else
+      product(s.k_start_t, count, before.values, cols, features(), write);
+    triangle_product<triangle::before>(s.a_t, count, u, cols, [&](idx_t row, idx_t c, const packet<T>& sum) {
+      store<T>(u.at(row, c), sub(load<T>(u.at(row, c)), mul(sum, broadcast<T>(s.beta[row]))));
+    });
+  }
+
+  /// Computes and writes the rows of out.
+  void answer(const token_block& at, const recurrence_state<T>& before) const {
+    const panels<T> to = s.out.from_col(col);
+    const stored_matrix<T> out = call.out.head(b, at.head);
+    row_prefetcher<> prefetch;
+    const idx_t next = at.origin + kernel_chunk, after = std::min(next + kernel_chunk, call.lengths.queries(b));
+    call.fetch(prefetch, call.q.head(b, call.query_head(at.head)), next, after);
+    call.fetch(prefetch, out, next, after);
+    load_factors(at.count, before);
+    const auto factor = [&](idx_t row) { return broadcast<T>(s.factors[row]); };
+    if (!before.empty)
+      product(s.q_start_t, at.count, before.values, cols, features(), [&](idx_t row, idx_t c, const packet<T>& sum) {
+        fetch_rows<T>(prefetch, row, c);
+        store<T>(to.at(row, c), at.own_keys ? sum : mul(sum, factor(row)));
+      });
+    if (at.own_keys)
+      triangle_product<triangle::up_to>(s.p_t, at.count, values(), cols,
+                                        [&](idx_t row, idx_t c, const packet<T>& sum) {
+                                          T* const x = to.at(row, c);
+                                          store<T>(x, mul(before.empty ? sum : add(load<T>(x), sum), factor(row)));
+                                        });
+    for (idx_t t = at.first; t < at.count; ++t)
+      for (idx_t c = 0; c < cols; c += panel_width<T>)
+        out.access->write(to.at(t, c), out.row(at.origin + t) + (col + c) * out.col_stride * out.access->size,
+                          std::min<idx_t>(panel_width<T>, cols - c), out.col_stride);
+  }
+
+  /// The state after the chunk.
+  void update(idx_t count, recurrence_state<T>& state, row_prefetcher<>& prefetch) const {
+    pass_chunk(s.decay, s.k_end, values(), cols, count, state.values, state.empty, prefetch);
+    for (idx_t c = 0; state.weights && c < features(); c += width<T>) {
+      packet<T> sum = zero<T>();
+      for (idx_t t = 0; t < count; ++t) sum = add(sum, load<T>(s.k_end.at(t, c)));
+      T* const z = state.weights + c;
+      store<T>(z, s.decay.kind == decay_kind::none ? add(load<T>(z), sum)
+                                                   : fma(load<T>(z), s.decay.start(count - 1, c), sum));
+    }
+    state.empty = false;
+  }
+
+ private:
+  /// The factors of rows: scale, over the denominator where there is one.
+  void load_factors(idx_t count, const recurrence_state<T>& before) const {
+    const T scale = call.recurrence.scale;
+    if (!call.normalise) return void(std::fill_n(s.factors, count, scale));
+    for (idx_t t = 0; t < count; t += width<T>) {
+      packet<T> sum = load<T>(s.factors + t);
+      for (idx_t r = 0; r < features(); ++r)
+        sum = fma(load<T>(s.q_start_t.at(r, t)), broadcast<T>(before.weights[r]), sum);
+      store<T>(s.factors + t, sum);
+    }
+    for (idx_t t = 0; t < count; ++t) {
+      const T whole = scale * s.factors[t] + call.eps;
+      s.factors[t] = std::abs(whole) < least_denominator<T> ? T(0) : scale / whole;
+    }
+  }
+  /// The sum of the numbers of row t up to column t; those beyond are overwritten, because they may be NaN.
+  static T sum_before(const panels<T>& p, idx_t t) {
+    packet<T> sum = zero<T>();
+    for (idx_t c = t + 1; c % width<T> != 0; ++c) *p.at(t, c) = T(0);
+    for (idx_t c = 0; c <= t; c += width<T>) sum = add(sum, load<T>(p.at(t, c)));
+    return sum_lanes(sum);
+  }
+};
+
+}  // namespace attn::inline ATTN_ISA::detail

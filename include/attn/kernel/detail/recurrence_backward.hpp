@@ -1,0 +1,362 @@
+// attn: the backward pass of one chunk of a recurrence.
+//
+// With gamma the sum of the log decays in the chunk up to a token, S0 the state before the chunk and R1 the gradient of
+// that after it, P, A, U and the decayed rows as in recurrence.hpp, and s d_out written d_out:
+//
+//   backward  X = P^T d_out + k_end R1,  dP = d_out U^T (j <= i),  dq and dk through P, q_start and k_end
+//             R0 = diag(e^gamma_C) R1 + q_start^T d_out
+//   add       dv = X
+//   correct   U = beta R, R = v - k_start S0 - A U;  X less A^T Y, Y = beta X;  dA = -Y U^T,  dv = Y,  dbeta_i = X_i.R_i
+//             dk through A and k_start, too;  R0 less k_start^T Y
+//   decay     dgamma_i = q_i dq_i + k_i (dk_i by rows of A and k_start - dk_i by columns), and of the last token
+//             + sum_j k_j dk_end_j e^(..) + S0.R1 e^gamma_C;
+//             dg_t = sum of dgamma_i over i >= t of the chunk, so that rounding does not cross chunks
+//
+// By the rule that adds, values have a further column of ones where denominators are wanted, and so have S and R (z and
+// y). With n = scale / (scale den + eps), d_out is [n d_out, -n d_out.out]. With a bonus u query i sees S_(i-1) and
+// u k_i v_i^T: the rows of the scores are the queries from the second one on, the first one reads S0 alone, and the
+// diagonal of P is u q_i k_i.
+//
+// Products with S0 and R1 read their rows as operands by columns: names with _t are transposed matrices.
+#pragma once
+
+#include <attn/kernel/detail/chunk_decay_backward.hpp>
+#include <attn/kernel/detail/gate_gradients.hpp>
+#include <attn/kernel/detail/recurrence_backward_call.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+/// One head of the states: its chunks, forward to the states and backward to the gradients.
+template <rule R, class T>
+struct recurrence_backward_kernel {
+  static constexpr bool corrects = R == rule::correct;
+
+  const recurrence_backward_call<T>& in;
+  const recurrence_backward_scratch<R, T>& s;
+  idx_t b, h;
+  stored_gradient_head<T> to_q, to_k, to_v;  // of queries only by the rule that corrects
+  T* d_bonus;                                // [group][whole vectors of features], sums over tokens
+  const kernel_call<T>& call = in.call;
+  const recurrence_parameters<T>& parameters = in.parameters();
+
+  idx_t features() const { return in.features(); }
+  idx_t dim_v() const { return in.dim_v(); }
+  idx_t columns() const { return in.columns(); }
+  bool decays() const { return s.decay.kind != decay_kind::none; }
+  bool of_features() const { return in.of_queries() || in.of_keys(); }
+  void clear(const panels<T>& x, idx_t rows, idx_t cols) const {
+    for (idx_t col = 0; col < cols; col += panels<T>::wide) std::fill_n(x.panel(col), rows * panels<T>::wide, T(0));
+  }
+
+  // Keys --------------------------------------------------------------------------------------------------------------
+
+  /// Keys, values and decays; by the rule that corrects U and, in v, R.
+  void load_keys(idx_t begin, idx_t count, const panels<T>& state) const {
+    s.load(call, b, h, begin, count, s.k_norm);
+    if constexpr (corrects) {
+      product(s.k_start_t, count, state, columns(), features(), [&](idx_t row, idx_t col, const packet<T>& sum) {
+        store<T>(s.v.at(row, col), sub(load<T>(s.v.at(row, col)), sum));
+      });
+      triangle_product<triangle::before>(
+          s.a_t, count, s.u, columns(), [&](idx_t row, idx_t col, const packet<T>& sum) {
+            const packet<T> difference = sub(load<T>(s.v.at(row, col)), sum);
+            store<T>(s.v.at(row, col), difference);
+            store<T>(s.u.at(row, col), mul(difference, broadcast<T>(s.beta[row])));
+          });
+    } else {
+      for (idx_t t = 0; t < count && in.weights(); ++t) *s.v.at(t, dim_v()) = T(1);
+    }
+  }
+
+  /// Advances the state over the keys that were loaded.
+  void advance(idx_t count, const panels<T>& state) const {
+    row_prefetcher<> prefetch;
+    pass_chunk(s.decay, s.k_end, s.u, columns(), count, state, false, prefetch);
+  }
+
+  /// Keys [begin, begin + count), which were not loaded yet, and the queries at their positions. d_state is the
+  /// gradient of the state after them, and becomes that of the state before them; not causal, of the sums of all keys.
+  void back(idx_t begin, idx_t count, const panels<T>& state, const panels<T>& d_state) const {
+    const idx_t m = features();
+    load_keys(begin, count, state);
+    if (of_features()) {
+      transpose_panels(s.u, count, columns(), s.u_t);
+      if (call.causal) transpose_panels(state, m, columns(), s.state_t);
+    }
+    if (!corrects && (call.causal || !decays())) s.transpose_keys(count);
+    if (in.reverse()) from_later(count, state, d_state);
+    if (call.causal) {
+      const idx_t offset = call.lengths.keys(b) - call.lengths.queries(b), first = std::max<idx_t>(offset - begin, 0);
+      if (in.reverse() && decays())
+        for (idx_t r = 0; r < m; ++r) {
+          const packet<T> whole = broadcast<T>(s.decay.whole(r, count));
+          for (idx_t col = 0; col < columns(); col += width<T>)
+            store<T>(d_state.at(r, col), mul(load<T>(d_state.at(r, col)), whole));
+        }
+      for (idx_t g = 0; g < call.group() && first < count; ++g)
+        attend({h * call.group() + g, begin - offset, first, count, true}, state, d_state);
+    }
+    store_keys(begin, count);
+  }
+
+  /// X, and the gradients of the keys and decays of the chunk, by the state after it.
+  void from_later(idx_t count, const panels<T>& state, const panels<T>& d_state) const {
+    const idx_t m = features();
+    if (in.d_log_decay) clear(s.d_gamma, count, m);
+    if (in.d_decay) {
+      std::fill_n(s.gate_scores, kernel_chunk * kernel_chunk, T(0));
+      std::fill_n(s.gate_queries, kernel_chunk, T(0));
+      s.d_last[0] = T(0);  // <S, R>
+      for (idx_t r = 0; r < m; ++r) s.d_last[0] += dot_rows(state, d_state, r, columns());
+    }
+    if (in.of_keys()) {
+      transpose_panels(d_state, m, columns(), s.d_state_t);
+      product(s.u_t, count, s.d_state_t, m, columns(), write_to(s.dk));
+      for (idx_t t = 0; t < count && in.d_decay; ++t) s.gate_keys[t] = dot_rows(s.k, s.dk, t, m);
+      if (decays()) s.decay.to_end(s.dk, count, s.dk);
+      if (parameters.bonus) clear(s.dk_bonus, count, m);
+    }
+    if (in.d_log_decay) {
+      for (idx_t r = 0; r < m; r += width<T>) {
+        packet<T> sum = zero<T>();
+        for (idx_t t = 0; t < count; ++t) sum = fma(load<T>(s.k.at(t, r)), load<T>(s.dk.at(t, r)), sum);
+        store<T>(s.d_last + r, sum);
+      }
+      for (idx_t r = 0; r < m; ++r) s.d_last[r] += s.decay.whole(r, count) * dot_rows(state, d_state, r, columns());
+    }
+    if (!corrects && !to_v) return;
+    if (decays()) transpose_panels(s.k_end, count, m, s.k_end_t);
+    product(s.k_end_t, count, d_state, columns(), m, write_to(s.x));
+  }
+
+  // Queries -----------------------------------------------------------------------------------------------------------
+
+  void load_queries(const token_block& at) const {
+    clear(s.q, at.first, features());
+    load_rows<R>(call, call.q.head(b, call.query_head(at.head)), at.origin + at.first, at.count - at.first,
+                 s.q.from_row(at.first), s.map, s.q_norm);
+    if (parameters.bonus)
+      for (idx_t r = 0; r < round_up(features(), width<T>); ++r)
+        s.bonus[r] = r < features() ? parameters.bonus(at.head, r) : T(0);
+    const stored_matrix<T> d = in.d_out.head(b, at.head);
+    d.access->pack_panels(d, at.origin + at.first, at.count - at.first, s.d_out.data + at.first * panels<T>::wide);
+    clear(s.d_out, at.first, columns());
+    for (idx_t t = 0; t < at.count && in.weights(); ++t) *s.d_out.at(t, dim_v()) = T(0);
+    if (const T scale = parameters.scale; !call.normalise && scale != T(1))
+      each_packet(
+          at.count, columns(), [&](idx_t, idx_t, const auto& x) { return mul(x, broadcast<T>(scale)); }, s.d_out,
+          s.d_out);
+  }
+
+  /// The gradients of a block of queries that read the state; adds to the gradients d_state of that, and those of the
+  /// keys at their positions.
+  void attend(const token_block& at, const panels<T>& state, const panels<T>& d_state) const {
+    load_queries(at);
+    const idx_t count = at.count, m = features(), own = at.shift(call), rows = count - own;
+    const panels<T> q = s.q.from_row(own), dq = s.dq.from_row(own), dp = s.dp.from_row(own);
+    const bool decayed = decays() && at.own_keys, of_values = corrects ? in.reverse() : bool(to_v);
+    const panels<T>& q_start = decayed ? s.q_start : s.q;
+    if (decayed) {
+      for (idx_t col = 0; own && col < m; col += width<T>) store<T>(q_start.at(0, col), load<T>(s.q.at(0, col)));
+      s.decay.from_start(q, rows, s.q_start.from_row(own));
+    }
+    if (at.own_keys && (call.normalise || of_values)) load_scores(at, rows, q);
+    if constexpr (!corrects)
+      if (call.normalise) normalise(at, q_start, state);
+    if (of_features()) {
+      transpose_panels(s.d_out, count, columns(), s.d_out_t);
+      product(s.d_out_t, count, s.state_t, m, columns(), write_to(s.dq));
+      if (in.d_decay && at.own_keys)
+        for (idx_t t = 0; t < rows; ++t) s.gate_queries[t] += dot_rows(q, dq, t, m);
+      if (decayed) s.decay.from_start(dq, rows, dq);
+      if (at.own_keys) score_product(s.d_out_t, s.u_t, count, columns(), write_to(s.dp));
+      if constexpr (!corrects) {
+        for (idx_t t = 0; t < count && own; ++t) s.diagonal[t] = t < at.first ? T(0) : *s.dp.at(t, t);
+        if (in.d_decay && at.own_keys) add_gate_scores(rows, q, dp);
+      }
+    }
+    if (of_values && at.own_keys) triangle_product<triangle::from>(s.p, count, s.d_out, columns(), add_to(s.x));
+    if (in.reverse()) product(q_start, m, s.d_out, columns(), count, add_to(d_state));
+    if constexpr (corrects)
+      if (in.reverse()) correct(count, d_state);
+    if (of_features() && at.own_keys) {
+      score_gradients<corrects, T>{s.decay, s.scores, q, s.k, dp, s.dp_t, s.da, s.da_t, dq, s.dk_row, s.dk, rows,
+                                   in.of_queries(), in.of_keys()}
+          .run();
+      if (in.d_log_decay)
+        each_packet(
+            rows, m, [](idx_t, idx_t, const auto& sum, const auto& x, const auto& d) { return fma(x, d, sum); },
+            s.d_gamma, s.d_gamma, q, dq);
+      if constexpr (!corrects)
+        if (own) add_bonus(at);
+    }
+    store_queries(at);
+  }
+
+  /// P, with the bonus on its diagonal.
+  void load_scores(const token_block& at, idx_t rows, const panels<T>& q) const {
+    if (s.decay.kind != decay_kind::channel) transpose_panels(q, rows, features(), s.q_t);
+    chunk_scores(s.decay, s.scores, q, s.q_t, s.k, s.k_t, rows, triangle::up_to, s.p.from_row(at.count - rows));
+    for (idx_t t = 0; t < at.count && parameters.bonus; ++t) {
+      packet<T> sums = zero<T>();
+      for (idx_t r = 0; r < features(); r += width<T>)
+        sums = fma(mul(load<T>(s.bonus + r), load<T>(s.q.at(t, r))), load<T>(s.k.at(t, r)), sums);
+      const T sum = sum_lanes(sums);
+      *s.p.at(t, t) = sum;
+    }
+  }
+
+  /// d_out becomes the gradient of the numerator and the denominator.
+  void normalise(const token_block& at, const panels<T>& q_start, const panels<T>& state) const {
+    transpose_panels(q_start, at.count, features(), s.q_start_t);
+    product(s.q_start_t, at.count, state, columns(), features(), write_to(s.out));
+    if (at.own_keys) {
+      transpose_panels(s.p, at.count, at.count, s.p_t);
+      triangle_product<triangle::up_to>(s.p_t, at.count, s.v, columns(), add_to(s.out));
+    }
+    const T scale = parameters.scale;
+    for (idx_t t = at.first; t < at.count; ++t) {
+      const T whole = scale * *s.out.at(t, dim_v()) + call.eps;
+      const T n = std::abs(whole) < least_denominator<T> ? T(0) : scale / whole;
+      const T d = n == T(0) ? T(0) : -n * (n * dot_rows(s.out, s.d_out, t, dim_v()));  // n^2 could overflow
+      for (idx_t col = 0; col < dim_v(); col += width<T>)
+        store<T>(s.d_out.at(t, col), mul(load<T>(s.d_out.at(t, col)), broadcast<T>(n)));
+      *s.d_out.at(t, dim_v()) = d;
+    }
+  }
+
+  void add_bonus(const token_block& at) const {
+    T* const sums = d_bonus + (at.head - h * call.group()) * round_up(features(), width<T>);
+    for (idx_t r = 0; r < features(); r += width<T>) {
+      const packet<T> u = load<T>(s.bonus + r);
+      packet<T> du = load<T>(sums + r);
+      for (idx_t t = at.first; t < at.count; ++t) {
+        const packet<T> q = load<T>(s.q.at(t, r)), k = load<T>(s.k.at(t, r)), d = broadcast<T>(s.diagonal[t]);
+        T *const dq = s.dq.at(t, r), *const dk = s.dk_bonus.at(t, r);
+        store<T>(dq, fma(mul(d, u), k, load<T>(dq)));
+        if (in.of_keys()) store<T>(dk, fma(mul(d, u), q, load<T>(dk)));
+        du = fma(mul(d, q), k, du);
+      }
+      store<T>(sums + r, du);
+    }
+  }
+
+  /// dP times the scores without decays.
+  void add_gate_scores(idx_t rows, const panels<T>& q, const panels<T>& dp) const {
+    transpose_panels(q, rows, features(), s.q_t);
+    score_product(s.q_t, s.k_t, rows, features(), [&](idx_t i, idx_t j, const packet<T>& sum) {
+      T* const to = s.gate_scores + i * kernel_chunk + j;
+      if (i < rows && j <= i) store<T>(to, fma(sum, load<T>(dp.at(i, j)), load<T>(to)));
+    });
+  }
+
+  /// Y, dA, the gradients of the keys through k_start, and what Y takes from the gradient of the state.
+  void correct(idx_t count, const panels<T>& d_state) const {
+    triangle_product<triangle::after>(s.a, count, s.y, columns(), [&](idx_t row, idx_t col, const packet<T>& sum) {
+      const packet<T> x = sub(load<T>(s.x.at(row, col)), sum);
+      store<T>(s.x.at(row, col), x);
+      store<T>(s.y.at(row, col), mul(x, broadcast<T>(s.beta[row])));
+    });
+    product(s.k_start, features(), s.y, columns(), count, [&](idx_t row, idx_t col, const packet<T>& sum) {
+      T* const to = d_state.at(row, col);
+      store<T>(to, sub(load<T>(to), sum));
+    });
+    if (!in.of_keys()) return;
+    transpose_panels(s.y, count, columns(), s.y_t);
+    score_product(s.y_t, s.u_t, count, columns(),
+                  [&](idx_t i, idx_t j, const packet<T>& sum) { store<T>(s.da.at(i, j), sub(zero<T>(), sum)); });
+    product(s.y_t, count, s.state_t, features(), columns(), [&](idx_t row, idx_t col, const packet<T>& sum) {
+      store<T>(s.dk_row.at(row, col), mul(sub(zero<T>(), sum), s.decay.start(row, col)));
+    });
+  }
+
+  // Storing -----------------------------------------------------------------------------------------------------------
+
+  void store_queries(const token_block& at) const {
+    if constexpr (corrects) {
+      if (to_q) store_unit_rows(s.dq, s.q, s.q_norm, to_q, at.origin, at.count);
+    } else if (const auto to = in.dq.head(b, at.head)) {
+      store_features(s.q, s.dq, call.q.head(b, at.head).block(at.origin, at.count, at.first), false, at.first,
+                     at.origin, to);
+    }
+  }
+  void store_keys(idx_t begin, idx_t count) const {
+    if constexpr (!corrects)
+      if (in.d_decay)
+        gate_chunk<T>{count, false, s.decay.gates, s.decay.since_start, s.decay.gaps, s.gate_scores, s.gate_queries,
+                      s.gate_keys, s.d_last[0]}
+            .add_to(s.gates + begin);
+    if (in.d_log_decay) store_decays(begin, count);
+    if (to_k) {
+      if (corrects || parameters.bonus)
+        each_packet(
+            count, features(), [](idx_t, idx_t, const auto& x, const auto& y) { return add(x, y); }, s.dk, s.dk,
+            corrects ? s.dk_row : s.dk_bonus);
+      if constexpr (corrects)
+        store_unit_rows(s.dk, s.k, s.k_norm, to_k, begin, count);
+      else
+        store_features(s.k, s.dk, call.k.head(b, call.kv_head(h)).block(begin, count), true, 0, begin, to_k);
+    }
+    if (to_v) store_rows(s.y, to_v, begin, count);
+    for (idx_t t = 0; in.d_beta && t < count; ++t)
+      store_gradient(in.d_beta(b, h, begin + t), dot_rows(s.x, s.v, t, dim_v()), in.accumulate);
+  }
+
+  void store_rows(const panels<T>& x, const stored_gradient_head<T>& to, idx_t begin, idx_t count) const {
+    const idx_t cols = to.to.cols;
+    for (idx_t t = 0; t < count; ++t)
+      for (idx_t col = 0; col < cols; col += panel_width<T>)
+        std::copy_n(x.at(t, col), std::min<idx_t>(panel_width<T>, cols - col), s.rows + t * cols + col);
+    to.store_rows(s.rows, cols, begin, count);
+  }
+  /// The same through the norm of the rows x, where these are of unit norm.
+  void store_unit_rows(const panels<T>& d, const panels<T>& x, const T* norm, const stored_gradient_head<T>& to,
+                       idx_t begin, idx_t count) const {
+    for (idx_t t = 0; parameters.unit_norm_eps >= T(0) && t < count; ++t) {
+      const packet<T> along = broadcast<T>(-dot_rows(d, x, t, features())), factor = broadcast<T>(norm[t]);
+      for (idx_t col = 0; col < features(); col += width<T>)
+        store<T>(d.at(t, col), mul(factor, fma(along, load<T>(x.at(t, col)), load<T>(d.at(t, col)))));
+    }
+    store_rows(d, to, begin, count);
+  }
+  /// The same through the map, which takes features by columns.
+  void store_features(const panels<T>& phi, const panels<T>& d, const token_rows<T>& rows, bool keys, idx_t first,
+                      idx_t position, const stored_gradient_head<T>& to) const {
+    for (const auto& [from, columns] : {std::pair{&phi, s.phi}, std::pair{&d, s.d_phi}})
+      for (idx_t f = 0; f < features(); f += width<T>)
+        for (idx_t t = 0; t < rows.count; t += width<T>) {
+          packet<T> square[width<T>];
+          for (int i = 0; i < width<T>; ++i) square[i] = load<T>(from->at(t + i, f));
+          transpose<T>(square);
+          for (int i = 0; i < width<T>; ++i) store<T>(columns + (f + i) * kernel_chunk + t, square[i]);
+        }
+    in.map->back_to({rows, b * call.heads + h, keys, first, position, s.phi, s.d_phi}, to, s.dx, nullptr, s.map);
+  }
+
+  /// The sums of a chunk run from its last token to its first; the gradient of a log decay of -infinity is 0.
+  void store_decays(idx_t begin, idx_t count) const {
+    const idx_t m = features(), head = in.at(in.d_log_decay, h);
+    const bool channel = s.decay.kind == decay_kind::channel, add = in.adds(in.d_log_decay, h);
+    each_packet(
+        count, m,
+        [&](idx_t row, idx_t col, const auto& sum, const auto& k, const auto& dk) {
+          return fma(k, corrects ? sub(load<T>(s.dk_row.at(row, col)), dk) : sub(zero<T>(), dk), sum);
+        },
+        s.d_gamma, s.d_gamma, s.k, s.dk);
+    T sum = T(0);  // per token
+    for (idx_t r = 0; r < m; ++r) sum += s.d_last[r];
+    for (idx_t t = count - 1; t >= 0; --t) {
+      for (idx_t r = 0; r < m; ++r) {
+        const T of_token = *s.d_gamma.at(t, r);
+        sum += of_token, s.d_last[r] += of_token;
+        if (channel)
+          store_gradient(in.d_log_decay(b, head, begin + t, r), *s.decay.gate.at(t, r) > T(0) ? s.d_last[r] : T(0),
+                         add);
+      }
+      if (!channel)
+        store_gradient(in.d_log_decay(b, head, begin + t, 0), s.decay.gates[t] > T(0) ? sum : T(0), add);
+    }
+  }
+};
+
+}  // namespace attn::inline ATTN_ISA::detail

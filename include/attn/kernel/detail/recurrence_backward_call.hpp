@@ -1,0 +1,111 @@
+// attn: a backward call of a recurrence, and its scratch memory.
+#pragma once
+
+#include <attn/kernel/detail/features_backward.hpp>
+#include <attn/kernel/detail/recurrence.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+/// A backward call, after its checks; `call` is the forward call without out. Gradients that are not wanted are null.
+template <class T>
+struct recurrence_backward_call {
+  kernel_call<T>& call;
+  feature_map_backward<T>* map = nullptr;  // null by the rule that corrects
+  stored_tensor<T> d_out;
+  stored_gradient<T> dq, dk, dv;
+  tensor_view<const T> d_final_state{};
+  tensor_view<const T, 3> d_final_weights{};
+  tensor_view<T, 3> d_decay{}, d_beta{};
+  tensor_view<T> d_log_decay{};
+  tensor_view<T, 2> d_bonus{};
+  tensor_view<T> d_initial_state{};
+  tensor_view<T, 3> d_initial_weights{};
+  bool accumulate = false;
+
+  const recurrence_parameters<T>& parameters() const { return call.recurrence; }
+  idx_t features() const { return call.features(); }
+  idx_t dim_v() const { return call.shape.dim_v; }
+  /// Which head of a parameter or of its gradient belongs to head h of the states, and whether earlier ones add to it.
+  template <class View>
+  idx_t at(const View& x, idx_t h) const { return call.parameter_head(x.extent(1), h); }
+  template <class View>
+  bool adds(const View& x, idx_t h) const { return accumulate || h % (call.heads / x.extent(1)) != 0; }
+  /// Whether there is a column of ones.
+  bool weights() const { return call.normalise || d_final_weights; }
+  idx_t columns() const { return dim_v() + (weights() ? 1 : 0); }
+  bool of_decays() const { return d_decay || d_log_decay; }
+  bool of_queries() const { return dq || d_bonus || of_decays(); }
+  bool of_keys() const { return dk || of_decays(); }
+  /// Whether any wanted gradient depends on later tokens.
+  bool reverse() const { return of_keys() || dv || d_beta || d_initial_state || d_initial_weights; }
+};
+
+/// Scratch memory of one worker for a chunk. By the rule that corrects v becomes R, and u and y are its product with beta
+/// and that of x; by the other they are v and x.
+template <rule R, class T>
+struct recurrence_backward_scratch : recurrence_keys<R, T> {
+  panels<T> q, q_start, q_start_t, q_t, k_end_t, dq, dk, d_gamma;  // [token][feature]
+  panels<T> u, u_t, d_out, d_out_t, x, y;                          // [token][column]
+  panels<T> p, dp, dp_t;                                           // [token][token]
+  panels<T> state_t, d_state_t;                                    // [column][feature]
+  T *d_last, *rows;                                                // [feature]; [token][feature or column]
+  // Of the rule that adds.
+  panels<T> dk_bonus, out, p_t;
+  T *phi, *d_phi, *dx;                                             // [feature][chunk]; [dim][chunk]
+  T *bonus, *diagonal;                                             // of one head
+  T *gate_scores, *gate_queries, *gate_keys, *gates;  // for the gradient of decay: see gate_gradients.hpp
+  // Of the rule that corrects: the gradients of k by the rows of A, and the factors of rows of unit norm.
+  panels<T> dk_row, y_t, da, da_t;
+  T *q_norm = nullptr, *k_norm = nullptr;
+
+  static recurrence_backward_scratch layout(arena& memory, const recurrence_backward_call<T>& in) {
+    const kernel_call<T>& call = in.call;
+    const idx_t m = in.features(), columns = in.columns(), dim = call.shape.dim, chunk = kernel_chunk;
+    const idx_t own = call.recurrence.bonus ? 1 : 0;
+    const bool decays = call.decays() != decay_kind::none;
+    recurrence_backward_scratch s;
+    static_cast<recurrence_keys<R, T>&>(s) = recurrence_keys<R, T>::layout(
+        memory, call, columns, in.map ? std::max(call.map->scratch_size, in.map->scratch_size) : 0);
+    const auto allocate = [&](idx_t rows, idx_t cols, std::initializer_list<panels<T>*> all) {
+      allocate_panels(memory, rows, cols, all);
+    };
+    allocate(chunk + own, m, {&s.q, &s.dq});  // with a bonus, rows are also read beginning with the second
+    s.q.capacity = chunk;
+    allocate(m, chunk + own, {&s.q_t});
+    allocate(chunk, m, {&s.dk});
+    s.q_start = s.q, s.k_end_t = s.k_t;
+    if (decays) allocate(chunk + own, m, {&s.q_start});
+    if (decays) allocate(m, chunk, {&s.k_end_t});
+    if (in.d_log_decay) allocate(chunk, m, {&s.d_gamma});
+    allocate(chunk, columns, {&s.d_out, &s.x});
+    allocate(columns, chunk, {&s.u_t, &s.d_out_t});
+    allocate(chunk + own, chunk, {&s.p, &s.dp});
+    allocate(chunk, chunk + own, {&s.dp_t});
+    allocate(columns, m, {&s.state_t, &s.d_state_t});
+    s.d_last = memory.allocate<T>(round_up(m, panel_width<T>));
+    s.u = s.v, s.y = s.x;
+    if constexpr (R == rule::add) {
+      allocate(m, chunk + own, {&s.q_start_t});
+      if (own) allocate(chunk, m, {&s.dk_bonus});
+      allocate(chunk, columns, {&s.out});
+      allocate(chunk, chunk + own, {&s.p_t});
+      allocate_numbers(memory, round_up(m, panel_width<T>) * chunk, {&s.phi, &s.d_phi});
+      allocate_numbers(memory, (dim + tile_rows) * chunk, {&s.dx});
+      allocate_numbers(memory, round_up(m, panel_width<T>), {&s.bonus});
+      allocate_numbers(memory, chunk, {&s.diagonal, &s.gate_queries, &s.gate_keys});
+      allocate_numbers(memory, in.d_decay ? chunk * chunk : 0, {&s.gate_scores});
+      allocate_numbers(memory, in.d_decay ? call.shape.keys : 0, {&s.gates});
+      s.rows = memory.allocate<T>(chunk * columns);
+    } else {
+      allocate(chunk, m, {&s.dk_row});
+      allocate(chunk, columns, {&s.u, &s.y});
+      allocate(columns, chunk, {&s.y_t});
+      allocate(chunk, chunk, {&s.da, &s.da_t});
+      allocate_numbers(memory, chunk, {&s.q_norm, &s.k_norm});
+      s.rows = memory.allocate<T>(chunk * std::max(m, columns));
+    }
+    return s;
+  }
+};
+
+}  // namespace attn::inline ATTN_ISA::detail

@@ -1,0 +1,220 @@
+// attn: the gradients of a recurrence over whole heads.
+//
+// Causal: the states before each segment are computed forward; then, from the last segment to the first, those before
+// each of its chunks, and the backward passes of the chunks. Otherwise all keys are summed up, all queries read the sums,
+// and all keys read the gradient of the sums. Heads are independent; those that share a key head are one task, whose
+// gradients are summed in order.
+#pragma once
+
+#include <attn/kernel/detail/recurrence_backward.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+template <rule R, class T>
+struct recurrence_backward_driver {
+  using kernel = recurrence_backward_kernel<R, T>;
+
+  const recurrence_backward_call<T>& in;
+  const kernel_call<T>& call = in.call;
+  const attention_shape& shape = call.shape;
+  T* bonus_sums = nullptr;  // [batch][query head][bonus_lanes()]
+
+  /// The rule that corrects solves for what each token writes whenever it computes a state: there segments are long, so
+  /// that few are computed twice. With segments of 1024 tokens a call took 1.13 times as long; a state for each 64 tokens
+  /// of a longer one takes as much memory as v does for dims of 64.
+  static constexpr idx_t segment = R == rule::correct ? 256 * kernel_chunk : kernel_segment;
+
+  struct worker_scratch {
+    recurrence_backward_scratch<R, T> chunk;
+    panels<T> state, d_state;
+    panels<T>*before, *seen;  // the states before segments, and before the chunks of one
+    T *dq, *dk, *dv;          // sums over the heads of a key head
+  };
+
+  idx_t bonus_lanes() const { return round_up(in.features(), width<T>); }
+  /// Heads of states of a key head. Those of the rule that corrects have values of their own, and share queries.
+  idx_t heads_per_key_head() const { return shape.kv_heads > 0 ? call.heads / shape.kv_heads : 1; }
+
+  worker_scratch layout(arena& memory) const {
+    const auto state = [&](arena& one) { return panels<T>::layout(one, in.features(), in.columns()); };
+    const idx_t keys = call.causal ? shape.keys : 0;
+    worker_scratch w;
+    w.chunk = recurrence_backward_scratch<R, T>::layout(memory, in);
+    w.state = state(memory), w.d_state = state(memory);
+    w.before = memory.allocate_list(ceil_div(keys, segment), state);
+    w.seen = memory.allocate_list(ceil_div(std::min(keys, segment), kernel_chunk), state);
+    const auto sums = [&](bool wanted, idx_t cols) {
+      return memory.allocate<T>(wanted && heads_per_key_head() > 1 ? shape.keys * cols : 0);
+    };
+    w.dq = sums(R == rule::correct && in.dq, shape.dim);
+    w.dk = sums(bool(in.dk), shape.dim);
+    w.dv = sums(R == rule::add && in.dv, shape.dim_v);
+    return w;
+  }
+
+  idx_t state_size(const panels<T>& x) const { return x.capacity * round_up(in.columns(), panels<T>::wide); }
+  void copy(const panels<T>& from, const panels<T>& to) const { std::copy_n(from.data, state_size(from), to.data); }
+  /// Sets a state to what is given, and to 0 elsewhere.
+  void load_state(const tensor_view<const T>& values, const tensor_view<const T, 3>& weights, idx_t b, idx_t h,
+                  const panels<T>& to) const {
+    std::fill_n(to.data, state_size(to), T(0));
+    for (idx_t r = 0; r < in.features(); ++r) {
+      for (idx_t d = 0; values && d < in.dim_v(); ++d) *to.at(r, d) = values(b, in.at(values, h), r, d);
+      if (weights && in.weights()) *to.at(r, in.dim_v()) = weights(b, in.at(weights, h), r);
+    }
+  }
+
+  /// One head of states.
+  void run_head(idx_t b, idx_t h, const worker_scratch& w, const stored_gradient_head<T>& to_q,
+                const stored_gradient_head<T>& to_k, const stored_gradient_head<T>& to_v) const {
+    const idx_t keys = call.lengths.keys(b), queries = call.lengths.queries(b), group = call.group();
+    const recurrence_parameters<T>& given = in.parameters();
+    T* const d_bonus = given.bonus ? bonus_sums + (b * shape.heads + h * group) * bonus_lanes() : nullptr;
+    const kernel head{in, w.chunk, b, h, to_q, to_k, to_v, d_bonus};
+    if (in.d_decay) std::fill_n(w.chunk.gates, keys, T(0));
+    if (given.bonus) std::fill_n(d_bonus, group * bonus_lanes(), T(0));
+    load_state(given.initial_state, given.initial_weights, b, h, w.state);
+    load_state(in.d_final_state, in.d_final_weights, b, h, w.d_state);
+    if (call.causal) {
+      run_causal(head, keys, w);
+      attend_rows(head, std::max<idx_t>(queries - keys, 0), false, w);
+    } else {
+      for (idx_t begin = 0; begin < keys; begin += kernel_chunk) advance(head, begin, keys, w.state);
+      attend_rows(head, queries, keys > 0, w);
+      for (idx_t begin = 0; begin < keys; begin += kernel_chunk)
+        head.back(begin, std::min<idx_t>(kernel_chunk, keys - begin), w.state, w.d_state);
+    }
+    store_parameters(b, h, keys, w);
+  }
+
+  static void advance(const kernel& head, idx_t begin, idx_t keys, const panels<T>& state) {
+    const idx_t count = std::min<idx_t>(kernel_chunk, keys - begin);
+    head.load_keys(begin, count, state);
+    head.advance(count, state);
+  }
+
+  /// The backward pass of all keys and of the queries at their positions; at the end the state is that before the first
+  /// key.
+  void run_causal(const kernel& head, idx_t keys, const worker_scratch& w) const {
+    if (keys == 0) return;
+    const idx_t last = (ceil_div(keys, segment) - 1) * segment;
+    copy(w.state, w.before[0]);
+    for (idx_t begin = 0; begin < last; begin += kernel_chunk) {
+      if (begin % segment == 0) copy(w.state, w.before[begin / segment]);
+      advance(head, begin, keys, w.state);
+    }
+    for (idx_t first = last; first >= 0; first -= segment) {
+      if (first < last) copy(w.before[first / segment], w.state);
+      const idx_t end = std::min<idx_t>(first + segment, keys);
+      for (idx_t begin = first; begin < end; begin += kernel_chunk) {
+        copy(w.state, w.seen[(begin - first) / kernel_chunk]);
+        if (begin + kernel_chunk < end) advance(head, begin, keys, w.state);
+      }
+      for (idx_t n = ceil_div(end - first, kernel_chunk) - 1; n >= 0; --n) {
+        const idx_t begin = first + n * kernel_chunk;
+        head.back(begin, std::min<idx_t>(kernel_chunk, keys - begin), w.seen[n], w.d_state);
+      }
+    }
+    copy(w.before[0], w.state);
+  }
+
+  /// Queries [0, end) that read the sums as they are: those of all keys, or the initial ones.
+  void attend_rows(const kernel& head, idx_t end, bool see_keys, const worker_scratch& w) const {
+    if constexpr (R == rule::add) {
+      if (end == 0) return;
+      const idx_t first = head.h * call.group(), last = first + call.group();
+      if (!see_keys && !in.parameters().initial_state && !in.parameters().initial_weights) {
+        for (idx_t g = first; in.dq && g < last; ++g) in.dq.head(head.b, g).clear_rows(0, end);
+        return;
+      }
+      transpose_panels(w.state, in.features(), in.columns(), w.chunk.state_t);
+      for (idx_t i = 0; i < end; i += kernel_chunk)
+        for (idx_t g = first; g < last; ++g)
+          head.attend({g, i, 0, std::min<idx_t>(kernel_chunk, end - i), false}, w.state, w.d_state);
+    }
+  }
+
+  /// The gradients of the initial state and of decay, and zeros for the padding of parameters per token.
+  void store_parameters(idx_t b, idx_t h, idx_t keys, const worker_scratch& w) const {
+    for (idx_t r = 0; r < in.features(); ++r) {
+      for (idx_t d = 0; in.d_initial_state && d < in.dim_v(); ++d)
+        store_gradient(in.d_initial_state(b, in.at(in.d_initial_state, h), r, d), *w.d_state.at(r, d),
+                       in.adds(in.d_initial_state, h));
+      if (in.d_initial_weights)
+        store_gradient(in.d_initial_weights(b, in.at(in.d_initial_weights, h), r),
+                       in.weights() ? *w.d_state.at(r, in.dim_v()) : T(0), in.adds(in.d_initial_weights, h));
+    }
+    for (idx_t t = 0; t < keys && in.d_decay; ++t)
+      store_gradient(in.d_decay(b, in.at(in.d_decay, h), t), w.chunk.gates[t], in.adds(in.d_decay, h));
+    for (idx_t t = keys; t < shape.keys && !in.accumulate; ++t) {
+      if (in.d_decay) in.d_decay(b, in.at(in.d_decay, h), t) = T(0);
+      if (in.d_beta) in.d_beta(b, h, t) = T(0);
+      for (idx_t r = 0; r < in.d_log_decay.extent(3); ++r) in.d_log_decay(b, in.at(in.d_log_decay, h), t, r) = T(0);
+    }
+  }
+
+  /// The heads of states of one key head.
+  void run_key_head(idx_t b, idx_t kv_head, const worker_scratch& w) const {
+    constexpr bool corrects = R == rule::correct;
+    const idx_t keys = call.lengths.keys(b), queries = call.lengths.queries(b), each = heads_per_key_head();
+    const auto to_k = in.dk.head(b, kv_head);
+    const auto to_q = corrects ? in.dq.head(b, kv_head) : stored_gradient_head<T>{};
+    const auto to_v = corrects ? stored_gradient_head<T>{} : in.dv.head(b, kv_head);
+    for (idx_t n = 0; n < each; ++n) {
+      const idx_t h = kv_head * each + n;
+      const auto target = [&](const stored_gradient_head<T>& to, T* sums) {
+        return each > 1 && to ? scratch_gradient(sums, shape.keys, to.to.cols, n > 0) : to;
+      };
+      const auto own_v = corrects ? in.dv.head(b, h) : target(to_v, w.dv);
+      run_head(b, h, w, target(to_q, w.dq), target(to_k, w.dk), own_v);
+      if (corrects && own_v) own_v.clear_rows(keys, shape.keys);
+    }
+    for (const auto& [to, sums] : {std::pair{&to_q, w.dq}, std::pair{&to_k, w.dk}, std::pair{&to_v, w.dv}})
+      if (*to) {
+        if (each > 1) to->store_rows(sums, to->to.cols, 0, keys);
+        to->clear_rows(each > 0 ? keys : 0, shape.keys);
+      }
+    for (idx_t g = kv_head * shape.group(); !corrects && g < (kv_head + 1) * shape.group() && in.dq; ++g)
+      in.dq.head(b, g).clear_rows(queries, shape.queries);
+  }
+
+  work_estimate work() const {
+    work_estimate estimate;
+    if constexpr (R == rule::add) {
+      estimate = call.work();
+      estimate.operations *= 4, estimate.bytes *= 3;
+    } else {
+      const auto tokens = static_cast<double>(shape.batch * shape.heads * shape.keys);
+      const auto dim = static_cast<double>(shape.dim), dim_v = static_cast<double>(shape.dim_v);
+      estimate = {.operations = tokens * (18 * dim * dim_v + kernel_chunk * (7 * dim + 6 * dim_v)),
+                  .bytes = 32 * tokens * (dim + dim_v)};
+    }
+    return estimate;
+  }
+
+  void run(execution& exec) {
+    const auto limit = exec.limit_threads(work());
+    const idx_t item_heads = shape.batch * call.heads;
+    if constexpr (R == rule::add) {
+      exec.shared_scratch([&](arena& memory) {
+        call.map->layout(memory, item_heads);
+        in.map->layout(memory, item_heads);
+        return bonus_sums = memory.allocate<T>(in.parameters().bonus ? shape.batch * shape.heads * bonus_lanes() : 0);
+      });
+      call.map->prepare(exec);
+      in.map->prepare(exec);
+    }
+    exec.for_each(shape.batch * shape.kv_heads, [&](idx_t n, int worker) {
+      const auto w = exec.scratch(worker, [&](arena& memory) { return layout(memory); });
+      run_key_head(n / shape.kv_heads, n % shape.kv_heads, w);
+    });
+    for (idx_t h = 0; in.d_bonus && h < shape.heads; ++h)
+      for (idx_t r = 0; r < in.features(); ++r) {
+        T sum = T(0);
+        for (idx_t b = 0; b < shape.batch; ++b) sum += bonus_sums[(b * shape.heads + h) * bonus_lanes() + r];
+        store_gradient(in.d_bonus(h, r), sum, in.accumulate);
+      }
+  }
+};
+
+}  // namespace attn::inline ATTN_ISA::detail
