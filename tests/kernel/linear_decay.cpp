@@ -65,7 +65,7 @@ TEMPLATE_LIST_TEST_CASE("linear_decay: every combination of options", "[linear_d
 }
 
 TEMPLATE_LIST_TEST_CASE("linear_decay: without the final sums", "[linear_decay]", exact_types) {
-  for (decays kind : all_decays)  // decays per token alone need nothing beyond the family's engine
+  for (decays kind : all_decays)  // decays per token alone need nothing beyond the sums of features
     for (int bits = 0; bits < 8; ++bits) {
       linear_decay_problem p = random_linear_decay(
           {.heads = 4, .kind = kind, .decay_heads = bits & 1 ? 4 : 2, .feature = linear_feature::elu_plus_one});

@@ -15,15 +15,19 @@
 #include "support/random.hpp"
 #include "support/run.hpp"
 
-// The engines are compiled once, in call_linear.cpp.
+// The drivers are compiled once, in call_linear.cpp.
 extern template struct attn::detail::kernel_call<float>;
 extern template struct attn::detail::kernel_call<double>;
-extern template struct attn::detail::recurrent_steps<float>;
-extern template struct attn::detail::recurrent_steps<double>;
+extern template struct attn::detail::recurrence_driver<attn::detail::rule::add, float>;
+extern template struct attn::detail::recurrence_driver<attn::detail::rule::add, double>;
+extern template struct attn::detail::kernel_steps<true, float>;
+extern template struct attn::detail::kernel_steps<true, double>;
+extern template struct attn::detail::kernel_steps<false, float>;
+extern template struct attn::detail::kernel_steps<false, double>;
 extern template struct attn::detail::kernel_backward<float>;
 extern template struct attn::detail::kernel_backward<double>;
-extern template struct attn::detail::backward_engine<float>;
-extern template struct attn::detail::backward_engine<double>;
+extern template struct attn::detail::backward_driver<float>;
+extern template struct attn::detail::backward_driver<double>;
 
 namespace testing {
 

@@ -1,14 +1,18 @@
 #include "support/call_kernel.hpp"
 
 template struct attn::detail::kernel_call<float>;
-template struct attn::detail::recurrent_steps<float>;
+template struct attn::detail::recurrence_driver<attn::detail::rule::add, float>;
+template struct attn::detail::kernel_steps<true, float>;
+template struct attn::detail::kernel_steps<false, float>;
 template struct attn::detail::kernel_backward<float>;
-template struct attn::detail::backward_engine<float>;
+template struct attn::detail::backward_driver<float>;
 #if !defined(ATTN_TEST_FEW_TYPES)
 template struct attn::detail::kernel_call<double>;
-template struct attn::detail::recurrent_steps<double>;
+template struct attn::detail::recurrence_driver<attn::detail::rule::add, double>;
+template struct attn::detail::kernel_steps<true, double>;
+template struct attn::detail::kernel_steps<false, double>;
 template struct attn::detail::kernel_backward<double>;
-template struct attn::detail::backward_engine<double>;
+template struct attn::detail::backward_driver<double>;
 #endif
 
 namespace testing {

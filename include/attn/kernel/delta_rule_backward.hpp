@@ -8,8 +8,8 @@
 // R'_t = R_t + scale q_t d_out_t^T, and u_t = v_t - S'_t^T k_t (delta_rule.hpp):
 //   dq_t = scale S_t d_out_t,   dv_t = beta_t R'_t^T k_t,   dbeta_t = u_t.R'_t^T k_t
 //   dk_t = beta_t (R'_t u_t - S'_t R'_t^T k_t),   dg_t = e^g_t times the rows of S_(t-1).dL/dS'_t
-// by products within chunks as in the forward call: detail/recurrence_backward.hpp. Nothing is divided by a decay; the gradient
-// of minus infinity is 0.                                                           Yang et al. 2024; by the chain rule
+// by products within chunks as in the forward call: detail/recurrence_backward.hpp. Nothing is divided by a decay; the
+// gradient of minus infinity is 0.                                                  Yang et al. 2024; by the chain rule
 //
 // Shapes   q, k, v and the options as the forward call's, d_out as out. Neither out nor the final state of the forward
 //          call is needed. Gradients have the shapes of what they are of; dq and dk are summed over the value heads that

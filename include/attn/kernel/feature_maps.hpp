@@ -78,7 +78,7 @@ ATTN_INLINE packet<T> map_packet(const packet<T>& x) {
     return x;
 }
 
-/// A map, the caller's or the library's, in the form in which the engine takes it: small, because it is compiled for
+/// A map, the caller's or the library's, in the form in which kernels take it: small, because it is compiled for
 /// every map and element type.
 template <class S, class F>
 struct mapped_features final : feature_map<compute_type<S>> {

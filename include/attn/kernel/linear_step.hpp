@@ -9,7 +9,7 @@
 // items of different lengths, copies, merging, writing and reading: see detail/kernel_state.hpp.
 #pragma once
 
-#include <attn/kernel/detail/recurrent.hpp>
+#include <attn/kernel/detail/kernel_steps.hpp>
 #include <attn/kernel/linear.hpp>
 
 namespace attn::inline ATTN_ISA {

@@ -7,7 +7,7 @@
 // Batch items of their own lengths, copies, merging, writing and reading: see detail/kernel_state.hpp.
 #pragma once
 
-#include <attn/kernel/detail/recurrent.hpp>
+#include <attn/kernel/detail/kernel_steps.hpp>
 #include <attn/kernel/rfa.hpp>
 
 namespace attn::inline ATTN_ISA {

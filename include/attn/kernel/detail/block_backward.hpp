@@ -3,7 +3,7 @@
 #pragma once
 
 #include <attn/kernel/detail/backward_scratch.hpp>
-#include <attn/kernel/detail/engine.hpp>
+#include <attn/kernel/detail/driver.hpp>
 #include <attn/kernel/detail/features_backward.hpp>
 #include <attn/kernel/detail/log_scales_backward.hpp>
 
@@ -75,18 +75,18 @@ struct kernel_backward {
     return prefetch;
   }
 
-  /// pairs and products of the chunk, with zeros where a query does not see a key, and their part of den and dot.
-  void weigh_pairs(const block& at, const scratch_type& x, T* den, T* dot) const {
+  /// Scores and products of the chunk, with zeros where a query does not see a key, and their part of den and dot.
+  void weigh_scores(const block& at, const scratch_type& x, T* den, T* dot) const {
     const auto& s = x.forward;
     constexpr idx_t wide = panel_width<T>;
     const idx_t count = at.count, lanes = round_up(count, width<T>);
     const bool weighed = call.gated() || exponential();
-    pair_sums(s.k_own, s.q_own, call.map->features, count, x.pairs, x.operands);
-    if (of_scores()) pair_sums(x.v_columns, x.d_columns, call.shape.dim_v, count, x.products, x.operands);
+    key_scores(s.k_own, s.q_own, call.map->features, count, x.scores, x.operands);
+    if (of_scores()) key_scores(x.v_columns, x.d_columns, call.shape.dim_v, count, x.products, x.operands);
     std::fill_n(den, kernel_chunk, T(0));
     std::fill_n(dot, kernel_chunk, T(0));
     for (idx_t j = 0; j < count; ++j) {
-      T *const a = x.pairs + j * kernel_chunk, *const g = x.products + j * kernel_chunk;
+      T *const a = x.scores + j * kernel_chunk, *const g = x.products + j * kernel_chunk;
       const T* const f = x.factors + j * kernel_chunk;
       const idx_t begin = j / tile_rows * tile_rows / wide * wide;
       std::fill(a + begin, a + j, T(0));
@@ -148,8 +148,8 @@ struct kernel_backward {
       store<T>(x.delta + t, delta);
       store<T>(x.minus_delta + t, sub(none, delta));
       store<T>(x.normal + t, mul(factor, n));
-      store<T>(x.of_sums + t, sums ? mul(factor, n) : none);
-      store<T>(x.of_own + t, at.keys > 0 ? n : none);
+      store<T>(x.sums_normal + t, sums ? mul(factor, n) : none);
+      store<T>(x.own_normal + t, at.keys > 0 ? n : none);
     }
   }
 
@@ -158,7 +158,7 @@ struct kernel_backward {
     T n = !real ? T(0) : !call.normalise ? T(1) : std::abs(whole) < least_denominator<T> ? T(0) : T(1) / whole;
     const T delta = n == T(0) || !call.normalise ? T(0) : dot * n;
     x.delta[t] = delta, x.minus_delta[t] = -delta;
-    x.of_sums[t] = a * n, x.of_own[t] = b * n;
+    x.sums_normal[t] = a * n, x.own_normal[t] = b * n;
     // A row whose d_out is 0 has no part in R, nor in its log scales: rows of the future change no bit.
     if (n == T(0) || (logarithms() && reverse() && x.d_sizes[t] == T(0))) {
       n = T(0);
@@ -171,7 +171,7 @@ struct kernel_backward {
     x.normal[t] = n;
   }
 
-  /// n_i and D_i of a row whose pairs underflowed; of_own is 0.
+  /// n_i and D_i of a row whose scores underflowed; own_normal is 0.
   [[gnu::noinline]] void recompute_row(const sums_type* sums, idx_t i, const scratch_type& x) const {
     const auto& s = x.forward;
     const idx_t m = call.map->features;
@@ -212,15 +212,15 @@ struct kernel_backward {
       }
   }
 
-  /// The factors of the pairs: n_i A_ji, and n_i (G_ji - D_i).
-  void finish_pairs(idx_t count, const scratch_type& x) const {
+  /// The factors of the scores: n_i A_ji, and n_i (G_ji - D_i).
+  void finish_scores(idx_t count, const scratch_type& x) const {
     const bool weighed = call.gated() || exponential();
     const idx_t lanes = round_up(count, width<T>);
     for (idx_t j = 0; j < count; ++j) {
-      T *const a = x.pairs + j * kernel_chunk, *const g = x.products + j * kernel_chunk;
+      T *const a = x.scores + j * kernel_chunk, *const g = x.products + j * kernel_chunk;
       const T* const f = x.factors + j * kernel_chunk;
       for (idx_t t = j / width<T> * width<T>; t < lanes; t += width<T>) {
-        packet<T> n = load<T>(x.of_own + t);
+        packet<T> n = load<T>(x.own_normal + t);
         if (weighed) n = mul(n, load<T>(f + t));
         if (dv) store<T>(a + t, mul(n, load<T>(a + t)));
         if (of_scores()) store<T>(g + t, mul(n, sub(load<T>(g + t), load<T>(x.delta + t))));
@@ -250,7 +250,7 @@ struct kernel_backward {
       }
     }
     if (!of_scores()) std::fill_n(x.dot, kernel_chunk, T(0));
-    if (at.keys > 0) weigh_pairs(at, x, own_den, own_dot);
+    if (at.keys > 0) weigh_scores(at, x, own_den, own_dot);
     normalise(at, sums, own_den, own_dot, x);
     bool underflowed = false;
     if (exponential() && at.keys > 0)
@@ -262,18 +262,18 @@ struct kernel_backward {
         underflowed = true;
       }
     if (sums_only) return add_queries(at, *own, decay, prefetch, x);
-    if (of_gates() && at.keys > 0) add_gate_pairs(sums, at, x);
+    if (of_gates() && at.keys > 0) add_gate_scores(sums, at, x);
     if (of_queries() && sums)
       each_packet<T>(m, lanes, [&, z = sums->weights, log = logarithms()](idx_t r, idx_t t, idx_t n) {
         packet<T> d = fma(load<T>(x.minus_delta + t), broadcast<T>(z[r]), load<T>(x.q_d + n));
-        d = mul(d, load<T>(x.of_sums + t));
+        d = mul(d, load<T>(x.sums_normal + t));
         store<T>(x.q_d + n, log ? mul(d, load<T>(s.q_phi + n)) : d);
       });
     else if (of_queries())
       std::fill_n(x.q_d, m * kernel_chunk, T(0));
     if (at.keys > 0) {
-      finish_pairs(count, x);
-      attend_pairs(at, finite_d, x);
+      finish_scores(count, x);
+      attend_scores(at, finite_d, x);
       for (idx_t t = at.first; underflowed && t < count; ++t)
         if (x.row_normal[t] != T(0)) add_row(sums, t, x);
     }
@@ -284,35 +284,35 @@ struct kernel_backward {
                 dq.head(at.b, at.head), x.dx, dw, s.map);
   }
 
-  /// The terms of the gradients of gates from the pairs and queries of a chunk, without gates; see gate_gradients.hpp.
-  void add_gate_pairs(const sums_type* sums, const block& at, const scratch_type& x) const {
+  /// The terms of the gradients of gates from the scores and queries of a chunk, without gates; see gate_gradients.hpp.
+  void add_gate_scores(const sums_type* sums, const block& at, const scratch_type& x) const {
     const idx_t lanes = round_up(at.count, width<T>);
     for (idx_t j = 0; j < at.count; ++j) {
-      T* const to = x.gate_pairs + j * kernel_chunk;
+      T* const to = x.gate_scores + j * kernel_chunk;
       for (idx_t t = j / width<T> * width<T>; t < lanes; t += width<T>) {
         const idx_t n = j * kernel_chunk + t;
-        const packet<T> weight = mul(load<T>(x.pairs + n), load<T>(x.of_own + t));
+        const packet<T> weight = mul(load<T>(x.scores + n), load<T>(x.own_normal + t));
         store<T>(to + t, fma(weight, sub(load<T>(x.products + n), load<T>(x.delta + t)), load<T>(to + t)));
       }
       std::fill(to + j / width<T> * width<T>, to + j, T(0));
     }
     for (idx_t t = at.first; t < at.count && sums; ++t)
-      x.gate_queries[t] += x.of_own[t] * (x.dot[t] - x.delta[t] * x.forward.den[t]);
+      x.gate_queries[t] += x.own_normal[t] * (x.dot[t] - x.delta[t] * x.forward.den[t]);
   }
 
-  /// The products over the pairs of the chunk.
-  void attend_pairs(const block& at, bool finite_d, const scratch_type& x) const {
+  /// The products over the scores of the chunk.
+  void attend_scores(const block& at, bool finite_d, const scratch_type& x) const {
     const auto& s = x.forward;
     const idx_t m = call.map->features, count = at.count, lanes = round_up(count, width<T>);
     if (of_queries())
-      pair_product<pair_side::keys_before>(s.k_own, m, x.products, count, all_finite(s.k_own, m, lanes),
+      weighted_features<triangle_side::keys_before>(s.k_own, m, x.products, count, all_finite(s.k_own, m, lanes),
                                            logarithms() ? s.q_own : nullptr, x.q_d, x.operands);
     if (of_keys()) {
-      transpose_pairs(x.products, count, x.turned);
-      pair_product<pair_side::queries_after>(s.q_own, m, x.turned, count, all_finite(s.q_own, m, lanes),
+      transpose_scores(x.products, count, x.products_t);
+      weighted_features<triangle_side::queries_after>(s.q_own, m, x.products_t, count, all_finite(s.q_own, m, lanes),
                                              logarithms() ? s.k_own : nullptr, x.k_d, x.operands);
     }
-    if (dv) add_pair_rows(x.pairs, x.d_panels, call.shape.dim_v, count, finite_d, x.dv, s.stride, x.operands);
+    if (dv) add_score_rows(x.scores, x.d_panels, call.shape.dim_v, count, finite_d, x.dv, s.stride, x.operands);
   }
 
   /// own = decay own + the block of queries.
@@ -323,17 +323,17 @@ struct kernel_backward {
     if (exponential()) {
       for (idx_t t = 0; t < kernel_chunk; ++t) x.log_scale[t] = -x.log_scale[t];
       kernel_scratch<T> as_keys = s;
-      as_keys.k_shift = x.log_scale, as_keys.k_phi = x.rho;
+      as_keys.k_shift = x.log_scale, as_keys.k_phi = x.q_later;
       exponential()->keys_for_sums(s.q_raw, own.log_scale, as_keys);
-      from = x.rho;
+      from = x.q_later;
     } else {
       std::fill_n(s.row_decay, sums_type::lanes(m), decay);
     }
     each_packet<T>(m, lanes, [&](idx_t, idx_t t, idx_t n) {
-      store<T>(x.rho + n, mul(load<T>(from + n), load<T>(x.normal + t)));
+      store<T>(x.q_later + n, mul(load<T>(from + n), load<T>(x.normal + t)));
     });
-    add_weights<T>(own, x.rho, x.minus_delta, at.count, s.row_decay);
-    add_to_sums(own, x.rho, x.d_panels, at.count, s.row_decay, prefetch, x.operands);
+    add_weights<T>(own, x.q_later, x.minus_delta, at.count, s.row_decay);
+    add_to_sums(own, x.q_later, x.d_panels, at.count, s.row_decay, prefetch, x.operands);
   }
 
   // Keys --------------------------------------------------------------------------------------------------------------
@@ -347,7 +347,7 @@ struct kernel_backward {
     values.access->pack_columns(values.block(begin, count), call.shape.dim_v, x.v_columns);
     if (call.gated()) {
       call.prepare_gates(b, h, begin, count, s);
-      transpose_factors(s.pair_factor, count, x.factors);
+      transpose_factors(s.score_factor, count, x.factors);
     }
     if (exponential() && queries) scale_keys(*exponential(), count, s, x.factors);
   }
@@ -363,16 +363,16 @@ struct kernel_backward {
       std::fill_n(x.gate_keys, kernel_chunk, T(0));
       return;
     }
-    const T *psi = s.k_own, *factor = nullptr;
+    const T *weighed = s.k_own, *factor = nullptr;
     if (exponential()) {
-      weigh_keys(*exponential(), later->log_scale, lanes, s, x.psi, x.key_factor);
-      psi = x.psi, factor = x.key_factor;
+      weigh_keys(*exponential(), later->log_scale, lanes, s, x.k_later, x.key_factor);
+      weighed = x.k_later, factor = x.key_factor;
     } else if (call.gated()) {
-      factor = s.pair_factor + (count - 1) * kernel_chunk;
+      factor = s.score_factor + (count - 1) * kernel_chunk;
       each_packet<T>(m, lanes, [&](idx_t, idx_t t, idx_t n) {
-        store<T>(x.psi + n, mul(load<T>(s.k_own + n), load<T>(factor + t)));
+        store<T>(x.k_later + n, mul(load<T>(s.k_own + n), load<T>(factor + t)));
       });
-      psi = x.psi;
+      weighed = x.k_later;
     }
     if (scores) {
       of_sums(*later, x.v_columns, lanes, x.k_d, prefetch, x.operands);
@@ -382,10 +382,10 @@ struct kernel_backward {
       if (of_gates()) dot_features(s.k_own, x.k_d, m, lanes, x.gate_keys);
       if (factor)
         each_packet<T>(m, lanes, [&, log = logarithms()](idx_t, idx_t t, idx_t n) {
-          store<T>(x.k_d + n, mul(load<T>(x.k_d + n), log ? load<T>(psi + n) : load<T>(factor + t)));
+          store<T>(x.k_d + n, mul(load<T>(x.k_d + n), log ? load<T>(weighed + n) : load<T>(factor + t)));
         });
     }
-    if (dv) rows_of_sums(*later, psi, count, x.dv, s.stride, prefetch, x.operands);
+    if (dv) rows_of_sums(*later, weighed, count, x.dv, s.stride, prefetch, x.operands);
   }
 
   /// From k_d and dv to the gradients of keys and values.

@@ -5,7 +5,7 @@
 // With the sums S, z over everything before the chunk and its own features and values:
 //
 //   1. out_i  = state_factor_i phi(q_i)^T S                                      chunk_tile
-//   2.        + own_factor_i sum_{j <= i} pair_factor_ij phi(q_i).phi(k_j) v_j   the triangle, where causal
+//   2.        + own_factor_i sum_{j <= i} score_factor_ij phi(q_i).phi(k_j) v_j   the triangle, where causal
 //   3. divided by the same with ones for values
 //   4. S, z   = decay S, z + sum_j phi(k_j) v_j^T                                add_keys
 //
@@ -78,7 +78,7 @@ template <class T>
 struct kernel_scratch {
   T *k_phi, *q_phi, *k_own, *q_own, *k_raw, *q_raw;
   T* values;         // panels [kernel_chunk][panel_width]
-  T* pair_factor;    // [query][key]
+  T* score_factor;    // [query][key]
   T *weights, *out;  // of a tile: [tile_rows][kernel_chunk], [tile_rows][stride]
   T *row_decay, *factors, *map;
   T *k_shift, *k_max, *running_max, *gates, *decay, *q_shift, *q_max, *own_max, *den, *state_factor, *own_factor, *eps;
@@ -102,7 +102,7 @@ struct kernel_scratch {
     s.k_own = s.k_phi, s.q_own = s.q_phi;
     if (log_scaled) allocate(phi, {&s.k_own, &s.q_own, &s.k_raw, &s.q_raw});
     allocate(kernel_chunk * s.stride, {&s.values});
-    allocate(kernel_chunk * kernel_chunk, {&s.pair_factor});
+    allocate(kernel_chunk * kernel_chunk, {&s.score_factor});
     allocate(tile_rows * kernel_chunk, {&s.weights});
     allocate(tile_rows * s.stride, {&s.out});
     allocate(lanes, {&s.row_decay});
@@ -174,11 +174,11 @@ void pair_values(const kernel_scratch<T>& s, idx_t count, idx_t dim_v) {
     if (s.paired()) panels_to_pairs(s.values, count, kernel_chunk, dim_v, s.value_pairs);
 }
 
-/// A chunk with gates: pair_factor_ij = own_j g_(j+1) ... g_i, own_j = 1 or 1 - g_j; decay_i = g_0 ... g_i.
+/// A chunk with gates: score_factor_ij = own_j g_(j+1) ... g_i, own_j = 1 or 1 - g_j; decay_i = g_0 ... g_i.
 template <class T>
-void gate_factors(const T* gates, idx_t count, bool complement, T* pair_factor, T* decay) {
+void gate_factors(const T* gates, idx_t count, bool complement, T* score_factor, T* decay) {
   for (idx_t i = 0; i < count; ++i) {
-    T* const row = pair_factor + i * kernel_chunk;
+    T* const row = score_factor + i * kernel_chunk;
     if (i == 0) std::fill_n(row, kernel_chunk, T(0));
     const packet<T> g = broadcast<T>(gates[i]);
     for (idx_t n = 0; i > 0 && n < kernel_chunk; n += width<T>)
@@ -193,7 +193,7 @@ template <class T>
 struct chunk_view {
   const kernel_sums<T>* sums;  // null: no key came before
   idx_t keys;                  // of the chunk itself; 0: no triangle
-  bool weighed;                // whether the triangle has factors pair_factor
+  bool weighed;                // whether the triangle has factors score_factor
   bool finite;                 // whether every value is finite
   bool normalise;
   idx_t features, dim_v;
@@ -213,11 +213,11 @@ void read_weights(const T* features, const T* z, idx_t count, idx_t lanes, T* de
   }
 }
 
-/// weights[m] = pair_factor * (row r0 + m of q_own).(keys up to it), 0 beyond, and their sums.
+/// weights[m] = score_factor * (row r0 + m of q_own).(keys up to it), 0 beyond, and their sums.
 template <class T>
 void own_weights(const chunk_view<T>& c, const kernel_scratch<T>& s, idx_t r0, idx_t rows, T* sums) {
   const idx_t limit = std::min(r0 + rows, c.keys);
-  T *const weights = s.weights, *const pair_factor = s.pair_factor;
+  T *const weights = s.weights, *const score_factor = s.score_factor;
   const auto multiply = [&]<class P>(const P* queries, const P* keys) {
     with_tile_height(rows, [&](auto M) {
       panel_products<P, M.value, kernel_chunk, true>(
@@ -240,7 +240,7 @@ void own_weights(const chunk_view<T>& c, const kernel_scratch<T>& s, idx_t r0, i
     const idx_t seen = std::min(r0 + m + 1, c.keys);
     if (c.weighed)
       for (idx_t n = 0; n < seen; n += width<T>)
-        store<T>(row + n, mul(load<T>(row + n), load<T>(pair_factor + (r0 + m) * kernel_chunk + n)));
+        store<T>(row + n, mul(load<T>(row + n), load<T>(score_factor + (r0 + m) * kernel_chunk + n)));
     std::fill(row + seen, row + padded, T(0));
     packet<T> sum = zero<T>();
     for (idx_t n = 0; n < seen; n += width<T>) sum = add(sum, load<T>(row + n));

@@ -5,9 +5,9 @@
 // D_i = d_out_i . out_i. Within the chunk, a key j and a query i >= j have A_ji = phi(k_j).phi(q_i) and G_ji =
 // v_j.d_out_i:
 //
-//   1. d phi(q_i) = n_i (S d_out_i - D_i z) + sum_j phi(k_j) n_i (G_ji - D_i)       of_sums, pair_product
+//   1. d phi(q_i) = n_i (S d_out_i - D_i z) + sum_j phi(k_j) n_i (G_ji - D_i)       of_sums, weighted_features
 //   2. d phi(k_j) = R v_j + y               + sum_i phi(q_i) n_i (G_ji - D_i)
-//   3. d v_j      = phi(k_j)^T R            + sum_i n_i A_ji d_out_i                rows_of_sums, add_pair_rows
+//   3. d v_j      = phi(k_j)^T R            + sum_i n_i A_ji d_out_i                rows_of_sums, add_score_rows
 //
 // n_i includes all factors of key and query: gates and, where features are exponentials, their scales.
 //
@@ -117,10 +117,10 @@ void add_to_sums(kernel_sums<T>& sums, const T* features, const T* panels, idx_t
   multiply_as(pairs, features, panels, convert, multiply);
 }
 
-/// pairs[j][i] = sum over k < depth of of_keys[k][j] of_queries[k][i] for j < count and the lanes from j on: the
+/// to[j][i] = sum over k < depth of of_keys[k][j] of_queries[k][i] for j < count and the lanes from j on: the
 /// products of each key and the queries that see it.
 template <class T>
-void pair_sums(const T* of_keys, const T* of_queries, idx_t depth, idx_t count, T* to, const operand_pairs& pairs) {
+void key_scores(const T* of_keys, const T* of_queries, idx_t depth, idx_t count, T* to, const operand_pairs& pairs) {
   const auto convert = [&](auto* left, auto* right) {
     rows_to_pairs(of_keys, depth, round_up(count, width<T>), kernel_chunk, left);
     rows_to_pairs(of_queries, depth, round_up(count, panel_width<T>), kernel_chunk, right);
@@ -139,18 +139,18 @@ void pair_sums(const T* of_keys, const T* of_queries, idx_t depth, idx_t count, 
 }
 
 /// Over which tokens a product within a chunk sums, for each lane.
-enum class pair_side {
+enum class triangle_side {
   keys_before,    // lanes are queries: keys up to the lane
   queries_after,  // lanes are keys: queries from the lane on
 };
 
 /// to[r][t] += factor[r][t] sum over u of features[r][u] weights[u][t], u up to t or from t on; weights on the other
 /// side are 0, and with `finite` features their products are 0. Without `factor` it is 1.
-template <pair_side Side, class T>
-void pair_product(const T* features, idx_t rows, const T* weights, idx_t count, bool finite, const T* factor, T* to,
-                  const operand_pairs& pairs) {
+template <triangle_side Side, class T>
+void weighted_features(const T* features, idx_t rows, const T* weights, idx_t count, bool finite, const T* factor,
+                       T* to, const operand_pairs& pairs) {
   constexpr idx_t wide = panel_width<T>;
-  constexpr bool before = Side == pair_side::keys_before;
+  constexpr bool before = Side == triangle_side::keys_before;
   const auto sum_of = [&](idx_t at, const packet<T>& x) {
     return factor ? fma(load<T>(factor + at), x, load<T>(to + at)) : add(load<T>(to + at), x);
   };
@@ -217,7 +217,7 @@ void pair_product(const T* features, idx_t rows, const T* weights, idx_t count, 
 
 /// to[j][d] += sum over i >= j of weights[j][i] values[i][d], values in panels.
 template <class T>
-void add_pair_rows(const T* weights, const T* values, idx_t dim_v, idx_t count, bool finite, T* to, idx_t stride,
+void add_score_rows(const T* weights, const T* values, idx_t dim_v, idx_t count, bool finite, T* to, idx_t stride,
                    const operand_pairs& pairs) {
   constexpr idx_t wide = panel_width<T>;
   const auto convert = [&](auto* left, auto* right) {
@@ -261,14 +261,14 @@ void add_pair_rows(const T* weights, const T* values, idx_t dim_v, idx_t count, 
   multiply_as(pairs, weights, values, convert, multiply);
 }
 
-/// to[i][j] = pairs[j][i] for i >= j and the lanes of its panel, which are 0.
+/// to[i][j] = scores[j][i] for i >= j and the lanes of its panel, which are 0.
 template <class T>
-void transpose_pairs(const T* pairs, idx_t count, T* to) {
+void transpose_scores(const T* scores, idx_t count, T* to) {
   constexpr idx_t w = width<T>;
   for (idx_t j = 0; j < count; j += w)
     for (idx_t i = j / panel_width<T> * panel_width<T>; i < count; i += w) {
       packet<T> square[w];
-      for (idx_t n = 0; n < w; ++n) square[n] = load<T>(pairs + (j + n) * kernel_chunk + i);
+      for (idx_t n = 0; n < w; ++n) square[n] = load<T>(scores + (j + n) * kernel_chunk + i);
       transpose<T>(square);
       for (idx_t n = 0; n < w; ++n) store<T>(to + (i + n) * kernel_chunk + j, square[n]);
     }

@@ -9,7 +9,7 @@
 #pragma once
 
 #include <attn/core/detail/exp.hpp>
-#include <attn/kernel/detail/engine.hpp>
+#include <attn/kernel/detail/driver.hpp>
 #include <attn/kernel/detail/panels.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
@@ -113,11 +113,10 @@ struct chunk_decay {
 /// Prefetches the next rows as a product reaches a row and column: those of one chunk while it fills two panels.
 template <class T>
 void fetch_rows(row_prefetcher<>& prefetch, idx_t row, idx_t col) {
-  if (row % 8 == 0 && col % panel_width<T> == 0) prefetch.next(4);
+  if (row % 8 == 0 && col % panel_width<T> == 0) fetch_some(prefetch);
 }
 
-/// state = the decays of the chunk times state, which may be empty, + a^T b: S after a chunk, or the gradient of S before
-/// it.
+/// state = the decays of the chunk times state, which may be empty, + a^T b: S after a chunk.
 template <class T>
 void pass_chunk(const chunk_decay<T>& decay, const panels<T>& a, const panels<T>& b, idx_t cols, idx_t count,
                 const panels<T>& state, bool empty, row_prefetcher<>& prefetch) {

@@ -1,4 +1,5 @@
-// attn: the gradients of the scores of a chunk (chunk_decay.hpp), P of queries and, by the rule that corrects, A of keys:
+// attn: the gradients of the scores of a chunk (chunk_decay.hpp), P of queries and, by the rule that corrects, A of
+// keys:
 //
 //   dq_i = sum_(j <= i) dP_ij k_j e^(gamma_i - gamma_j)
 //   dk_i = sum_(j < i) dA_ij k_j e^(..) by rows, and by columns

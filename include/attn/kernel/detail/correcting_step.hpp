@@ -1,5 +1,5 @@
-// attn: one token for a state, by the rule that corrects: each panel of it is read twice while it lies in the first-level cache,
-// so that memory is read and written once.
+// attn: one token for a state, by the rule that corrects: each panel of it is read twice while it lies in the
+// first-level cache, so that memory is read and written once.
 #pragma once
 
 #include <attn/kernel/detail/recurrence_driver.hpp>

@@ -1,5 +1,5 @@
-// attn: the feature maps of kernel attention, as the engine calls them: once per chunk, through this interface, so that
-// the engine is compiled once for all maps.
+// attn: the feature maps of kernel attention, as the kernels call them: once per chunk, through this interface, so that
+// these are compiled once for all maps.
 #pragma once
 
 #include <attn/core/execution.hpp>
@@ -41,13 +41,13 @@ struct feature_map {
   ~feature_map() = default;
 };
 
-/// The interface that the engine uses where features are exponentials. The features of a block are `raw` and `shift`;
+/// The interface that the kernel uses where features are exponentials. The features of a block are `raw` and `shift`;
 /// log scales are those of the sums.
 template <class T>
 struct log_scaling {
   /// Raises the log scales to the keys of a chunk; s.k_phi is over the new ones, s.row_decay[r] = 2^(old - new).
   virtual void keys_for_sums(const T* raw, T* log_scale, const kernel_scratch<T>& s) const = 0;
-  /// s.k_own for the queries of the chunk, in place; s.pair_factor and the running maximum of their logarithms.
+  /// s.k_own for the queries of the chunk, in place; s.score_factor and the running maximum of their logarithms.
   virtual void keys_for_chunk(idx_t count, const kernel_scratch<T>& s) const = 0;
   /// s.q_own for the sums (into q_phi, q_max), and for the keys of the chunk (in place, own_max); the maxima are the
   /// logarithms of the largest feature.

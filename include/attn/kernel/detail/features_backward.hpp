@@ -1,4 +1,4 @@
-// attn: the backward pass of a feature map, as the backward engine calls it: once per chunk.
+// attn: the backward pass of a feature map, as kernels call it: once per chunk.
 #pragma once
 
 #include <attn/kernel/detail/log_scales.hpp>

@@ -36,7 +36,7 @@ template <class T>
 struct gate_chunk {
   idx_t count;
   bool complement;
-  const T *gates, *decay, *pair_factor;  // [query][key], c_j included
+  const T *gates, *decay, *score_factor;  // [query][key], c_j included
   T* products;                           // W [query][key] for keys up to the query; becomes X
   const T *queries, *keys;               // <S, query i>, <key j, R>
   T of_sums;                             // <S, R>
@@ -58,7 +58,7 @@ struct gate_chunk {
       if (t > 0) z = (complement ? T(1) - gates[t - 1] : T(1)) * keys[t - 1] + gates[t - 1] * z;
       const T before = t > 0 ? decay[t - 1] : T(1);
       T sum = before * later[t] * of_sums + before * y[t] + later[t] * z;
-      if (t > 0) sum += dot(pair_factor + (t - 1) * kernel_chunk, x, t);
+      if (t > 0) sum += dot(score_factor + (t - 1) * kernel_chunk, x, t);
       if (complement) sum -= later[t] * keys[t] + x[t];
       gradient[t] += sum;
     }

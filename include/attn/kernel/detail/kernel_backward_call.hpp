@@ -3,7 +3,7 @@
 #pragma once
 
 #include <attn/core/detail/gradients.hpp>
-#include <attn/kernel/detail/engine_backward.hpp>
+#include <attn/kernel/detail/driver_backward.hpp>
 #include <attn/kernel/detail/kernel_checks.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
@@ -83,7 +83,7 @@ void run_kernel_backward(const kernel_backward_views<S>& a, kernel_call<T>& call
   call.map = &map;
   const auto one = kernel_backward_of(a, call, back);
   if (!one.of_queries() && !one.reverse()) return;
-  backward_engine<T>{one}.run(exec, a.x.features.extent(1),
+  backward_driver<T>{one}.run(exec, a.x.features.extent(1),
                               [&](const kernel_sums<T>* sums) { store_feature_gradients(a, call, sums); });
 }
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <attn/core/detail/arguments.hpp>
-#include <attn/kernel/detail/engine.hpp>
+#include <attn/kernel/detail/driver.hpp>
 
 namespace attn::inline ATTN_ISA {
 
@@ -38,7 +38,7 @@ kernel_views<S> with_features(kernel_views<S> x, const W& w) {
   return x;
 }
 
-/// What makes a call a step: the state, and how it is run (recurrent.hpp).
+/// What makes a call a step: the state, and how it is run (kernel_steps.hpp).
 template <class T>
 struct state_step {
   kernel_state<T>* state = nullptr;

@@ -137,7 +137,7 @@ class kernel_state : public detail::item_state<kernel_state<T>, T> {
   detail::state_stream<T> stream() const {
     return {name_, kind_.kind, kind_.variant, batch(), heads(), features(), value_dim()};
   }
-  /// At a place of an item (engine.hpp): the sums of all heads, then the product of the gates of each.
+  /// At a place of an item (driver.hpp): the sums of all heads, then the product of the gates of each.
   idx_t sums_size() const { return detail::kernel_sums<T>::count(features(), value_dim(), kind_.log_scaled); }
   detail::kernel_sums<T> sums(idx_t b, idx_t h) const {
     auto s = detail::kernel_sums<T>::over(items().at(b) + h * sums_size(), features(), value_dim(), kind_.log_scaled);

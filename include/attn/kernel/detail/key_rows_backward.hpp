@@ -75,10 +75,10 @@ void rows_times_sums(const T* rows, idx_t stride, idx_t count, const kernel_sums
   multiply_as(pairs, rows, static_cast<const T*>(sums.values), convert, multiply);
 }
 
-/// Keys [begin, begin + count); `later` are R and y, `turned` R^T.
+/// Keys [begin, begin + count); `later` are R and y, `later_t` R^T.
 template <class T>
 void attend_key_rows(const kernel_backward<T>& in, idx_t b, idx_t h, idx_t begin, idx_t count,
-                     const kernel_sums<T>& later, const kernel_sums<T>& turned, const key_rows_scratch<T>& s,
+                     const kernel_sums<T>& later, const kernel_sums<T>& later_t, const key_rows_scratch<T>& s,
                      const stored_gradient_head<T>& to_k, const stored_gradient_head<T>& to_v,
                      row_prefetcher<>& prefetch) {
   const kernel_call<T>& call = in.call;
@@ -92,7 +92,7 @@ void attend_key_rows(const kernel_backward<T>& in, idx_t b, idx_t h, idx_t begin
       from = reinterpret_cast<const T*>(values.row(begin)), stride = values.row_stride / static_cast<idx_t>(sizeof(T));
     else
       for (idx_t t = 0; t < count; ++t) values.read_row(begin + t, s.values + t * stride);
-    rows_times_sums(from, stride, count, turned, prefetch, s.operands, [&](idx_t t, idx_t r, const auto& x) {
+    rows_times_sums(from, stride, count, later_t, prefetch, s.operands, [&](idx_t t, idx_t r, const auto& x) {
       if (r < rows) store<T>(s.d + t * s.stride + r, add(x, load<T>(later.weights + r)));
     });
     in.map.back_rows(s.phi, s.d, count * s.stride);

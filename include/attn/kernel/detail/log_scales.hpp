@@ -1,12 +1,12 @@
 // attn: features that are exponentials, scaled so that they neither overflow nor underflow.
 //
-// The engine has the logarithm (base 2) of such a feature: log2 phi_r(x_t) = raw[r][t] + shift[t]; or, signed (sine and
+// The kernel has the logarithm (base 2) of such a feature: log2 phi_r(x_t) = raw[r][t] + shift[t]; or, signed (sine and
 // cosine), the number raw[r][t] times 2^shift[t]. They are used in two ways:
 //
 //   for the sums   row r of S and z is divided by 2^log_scale[r], log_scale[r] the (rounded) largest logarithm of any
 //                  key so far; a query's features are multiplied by it and divided by the largest result, so that its
 //                  denominator is at least 1/2 whatever the keys are
-//   for the chunk  features are divided by the largest of their own token, which becomes a factor in pair_factor_ij;
+//   for the chunk  features are divided by the largest of their own token, which becomes a factor in score_factor_ij;
 //                  with log scales common to the chunk the rounding of earlier rows would depend on later keys
 //
 // The second can underflow completely where query and key have no large feature in common. Rows whose denominator
@@ -110,9 +110,9 @@ struct exponential_scaling final : log_scaling<T> {
     map_packets(decay, decay, features, [](const auto& x) { return exp2_weight<T>(x); });
   }
 
-  /// pair_factor_ij = 2^(maximum_j - running_max_i), running_max_i the largest maximum_j of j <= i.
+  /// score_factor_ij = 2^(maximum_j - running_max_i), running_max_i the largest maximum_j of j <= i.
   void keys_for_chunk(idx_t count, const kernel_scratch<T>& s) const override {
-    T *const maximum = s.k_max, *const running_max = s.running_max, *const pair_factor = s.pair_factor;
+    T *const maximum = s.k_max, *const running_max = s.running_max, *const score_factor = s.score_factor;
     below_own(s.k_own, maximum);
     T highest = no_log_scale<T>;
     for (idx_t t = 0; t < kernel_chunk; ++t) {
@@ -121,7 +121,7 @@ struct exponential_scaling final : log_scaling<T> {
     }
     for (idx_t i = 0; i < count; ++i)
       for (idx_t j = 0; j <= i; j += width<T>)
-        store<T>(pair_factor + i * kernel_chunk + j,
+        store<T>(score_factor + i * kernel_chunk + j,
                  exp2_weight<T>(sub(load<T>(maximum + j), broadcast<T>(running_max[i]))));
   }
 

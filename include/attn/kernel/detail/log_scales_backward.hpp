@@ -54,12 +54,12 @@ void scale_keys(const exponential_scaling<T>& e, idx_t count, const kernel_scrat
   }
 }
 
-/// psi, the keys' features times those of R, 2^log_scale[r] phi_r(k_j), from s.k_raw; where signed, key_factor[j] is the
+/// The keys' features times those of R, 2^log_scale[r] phi_r(k_j), from s.k_raw; where signed, key_factor[j] is the
 /// power of two. A weight cannot exceed 1, as the key is part of the denominator of every query that sees it: larger
 /// results, from rounding logarithms in the thousands, are clamped.
 template <class T>
-void weigh_keys(const exponential_scaling<T>& e, const T* log_scale, idx_t lanes, const kernel_scratch<T>& s, T* psi,
-                T* key_factor) {
+void weigh_keys(const exponential_scaling<T>& e, const T* log_scale, idx_t lanes, const kernel_scratch<T>& s,
+                T* weighed, T* key_factor) {
   const packet<T> most = broadcast<T>(T(2));
   if (e.is_signed)
     map_packets(s.k_shift, key_factor, kernel_chunk,
@@ -67,12 +67,12 @@ void weigh_keys(const exponential_scaling<T>& e, const T* log_scale, idx_t lanes
   each_packet<T>(e.features, lanes, [&](idx_t r, idx_t t, idx_t n) {
     const packet<T> raw = load<T>(s.k_raw + n);
     const packet<T> log = add(add(raw, load<T>(s.k_shift + t)), broadcast<T>(log_scale[r]));
-    store<T>(psi + n, e.is_signed ? mul(raw, load<T>(key_factor + t)) : exp2_weight<T>(min(log, most)));
+    store<T>(weighed + n, e.is_signed ? mul(raw, load<T>(key_factor + t)) : exp2_weight<T>(min(log, most)));
   });
 }
 
-/// Row i of a chunk whose pairs underflowed: s.log_weights becomes the weights of its keys over the largest of them and of
-/// `sums_max`, whose logarithm it returns.
+/// Row i of a chunk whose scores underflowed: s.log_weights becomes the weights of its keys over the largest of them and
+/// of `sums_max`, whose logarithm it returns.
 template <class T>
 T weigh_row(idx_t i, idx_t features, T sums_max, const kernel_scratch<T>& s) {
   T *const weights = s.log_weights, largest = sums_max;

@@ -19,7 +19,7 @@ struct panels {
   T* data = nullptr;
   idx_t capacity = 0;  // rows: tiles may reach beyond those in use
 
-  static panels layout(arena& memory, idx_t rows, idx_t cols) {
+  [[gnu::noinline]] static panels layout(arena& memory, idx_t rows, idx_t cols) {
     const idx_t capacity = round_up(rows, wide);
     return {memory.allocate<T>(capacity * round_up(cols, wide)), capacity};
   }

@@ -1,4 +1,4 @@
-// attn: the features of performer, as the engine takes them.
+// attn: the features of performer, as kernels take them.
 #pragma once
 
 #include <attn/kernel/detail/log_scales.hpp>

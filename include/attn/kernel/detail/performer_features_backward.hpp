@@ -1,6 +1,6 @@
 // attn: the backward pass of the features of performer.
 //
-// With u = W x~ and h = |x~|^2 / 2, x~ = sqrt(scale) (x - centre), the engine gives d, the gradients of the logarithms
+// With u = W x~ and h = |x~|^2 / 2, x~ = sqrt(scale) (x - centre), the kernel gives d, the gradients of the logarithms
 // u - h or -u - h; of sin u and cos u, whose scale e^h is in d; or, of relu and with feature_eps, of the features:
 //   dx = sqrt(scale) W^T du -+ scale (x - centre) dh,   dh = sum_r d_r (times the feature where that is no logarithm)
 // With feature_eps the maximum is part of the formula: its gradient, - dh, goes to the u that is the maximum. The

@@ -1,7 +1,7 @@
 // attn: features made of W x: what performer and rfa share.
 #pragma once
 
-#include <attn/kernel/detail/engine.hpp>
+#include <attn/kernel/detail/driver.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
 

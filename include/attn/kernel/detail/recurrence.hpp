@@ -1,19 +1,20 @@
-// attn: recurrences over a matrix state S: linear attention with decays per channel, a bonus, a scale or states, and the
-// delta rule. A rule says how a token changes the state; chunks of tokens are computed by products. Whole heads:
+// attn: recurrences over a matrix state S: linear attention with decays per channel, a bonus, a scale or states, and
+// the delta rule. A rule says how a token changes the state; chunks of tokens are computed by products. Whole heads:
 // recurrence_driver.hpp.
 //
 // With gamma the sum of the log decays in the chunk up to a token, and S the state before the chunk:
 //
 //   P_ij = q_i.k_j e^(gamma_i - gamma_j), j <= i        q_start_i = q_i e^gamma_i
-//   A_ij = k_i.k_j e^(gamma_i - gamma_j), j < i         k_start_i = k_i e^gamma_i   k_end_j = k_j e^(gamma_last - gamma_j)
+//   A_ij = k_i.k_j e^(gamma_i - gamma_j), j < i         k_start_i = k_i e^gamma_i
+//                                                       k_end_j   = k_j e^(gamma_last - gamma_j)
 //
 //   1. U   = v                                   rule::add: what each token writes to its key
 //      U   = beta (v - k_start S - A U)          rule::correct, row by row
 //   2. out = scale (q_start S + P U)
 //   3. S   = e^gamma_last S + k_end^T U
 //
-// rule::add has q = phi(q) and k = phi(k); denominators are the same with z for S and ones for v. With a bonus u, query i
-// sees S_(i-1) and u k_i v_i^T: its decays end one token earlier, and the diagonal of P is u q_i k_i.
+// rule::add has q = phi(q) and k = phi(k); denominators are the same with z for S and ones for v. With a bonus u, query
+// i sees S_(i-1) and u k_i v_i^T: its decays end one token earlier, and the diagonal of P is u q_i k_i.
 //
 // Decays are multiplied, never divided (chunk_decay.hpp). Separate from driver.hpp, because calls without decays do not
 // need a second copy of their rows: with decays per channel a call takes 1.3 to 1.4 times as long. Products need their
@@ -24,8 +25,8 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// Features of rows [begin, begin + count): those of the map; by the rule that corrects the rows themselves, of unit norm
-/// if so asked, norm[t], where given, then being the factor of row t.
+/// Features of rows [begin, begin + count): those of the map; by the rule that corrects the rows themselves, of unit
+/// norm if so asked, norm[t], where given, then being the factor of row t.
 template <rule R, class T>
 void load_rows(const kernel_call<T>& call, const stored_matrix<T>& from, idx_t begin, idx_t count, const panels<T>& to,
                T* scratch, T* norm = nullptr) {
@@ -45,11 +46,11 @@ void load_rows(const kernel_call<T>& call, const stored_matrix<T>& from, idx_t b
 
 /// Allocates matrices of one shape.
 template <class T>
-void allocate_panels(arena& memory, idx_t rows, idx_t cols, std::initializer_list<panels<T>*> all) {
+[[gnu::noinline]] void allocate_panels(arena& memory, idx_t rows, idx_t cols, std::initializer_list<panels<T>*> all) {
   for (panels<T>* x : all) *x = panels<T>::layout(memory, rows, cols);
 }
 template <class T>
-void allocate_numbers(arena& memory, idx_t count, std::initializer_list<T**> all) {
+[[gnu::noinline]] void allocate_numbers(arena& memory, idx_t count, std::initializer_list<T**> all) {
   for (T** x : all) *x = memory.allocate<T>(count);
 }
 
@@ -125,6 +126,20 @@ struct recurrence_state {
   bool empty = true;
 };
 
+/// S and, where given, z = what is given of head h, or 0.
+template <class T>
+[[gnu::noinline]] void load_state(const kernel_call<T>& call, const tensor_view<const T>& values,
+                                  const tensor_view<const T, 3>& weights, idx_t b, idx_t h, idx_t cols,
+                                  const panels<T>& to, T* z, idx_t z_stride) {
+  const idx_t m = call.features();
+  std::fill_n(to.data, to.capacity * round_up(cols, panels<T>::wide), T(0));
+  const auto x = values ? head_of(values, b, call.parameter_head(values.extent(1), h)) : matrix_view<const T>{};
+  for (idx_t r = 0; r < m; ++r) {
+    for (idx_t d = 0; d < x.cols; ++d) *to.at(r, d) = x.row(r)[d * x.col_stride];
+    if (z) z[r * z_stride] = weights ? weights(b, call.parameter_head(weights.extent(1), h), r) : T(0);
+  }
+}
+
 /// Scratch memory of one worker, or of a chunk of a wave.
 template <rule R, class T>
 struct recurrence_scratch : recurrence_keys<R, T> {
@@ -151,8 +166,8 @@ struct recurrence_scratch : recurrence_keys<R, T> {
   }
 };
 
-/// Rows origin + [first, count) of query head `head`, which read the state and, with `own_keys`, are at the positions of
-/// the keys that were loaded.
+/// Rows origin + [first, count) of query head `head`, which read the state and, with `own_keys`, are at the positions
+/// of the keys that were loaded.
 struct token_block {
   idx_t head, origin, first, count;
   bool own_keys;
@@ -192,8 +207,9 @@ struct recurrence_kernel {
     chunk_scores(s.decay, s.scores, q, s.q_t, s.k, s.k_t, rows, triangle::up_to, s.p.from_row(own));
     if constexpr (R == rule::add) {
       for (idx_t t = 0; own && t < at.count; ++t) {
+        const auto& bonus = call.recurrence.bonus;
         T sum = T(0);
-        for (idx_t r = 0; r < m; ++r) sum += call.recurrence.bonus(at.head, r) * *s.q.at(t, r) * *s.k.at(t, r);
+        for (idx_t r = 0; r < m; ++r) sum += bonus(at.head, r) * *s.q.at(t, r) * *s.k.at(t, r);
         *s.p.at(t, t) = sum;
       }
       for (idx_t t = 0; t < at.count && call.normalise; ++t) s.factors[t] = sum_before(s.p, t);

@@ -1,10 +1,13 @@
 // attn: a backward call of a recurrence, and its scratch memory.
 #pragma once
 
-#include <attn/kernel/detail/features_backward.hpp>
 #include <attn/kernel/detail/recurrence.hpp>
+#include <attn/kernel/detail/stored_gradients.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
+
+template <class T>
+struct feature_map_backward;
 
 /// A backward call, after its checks; `call` is the forward call without out. Gradients that are not wanted are null.
 template <class T>
@@ -40,8 +43,8 @@ struct recurrence_backward_call {
   bool reverse() const { return of_keys() || dv || d_beta || d_initial_state || d_initial_weights; }
 };
 
-/// Scratch memory of one worker for a chunk. By the rule that corrects v becomes R, and u and y are its product with beta
-/// and that of x; by the other they are v and x.
+/// Scratch memory of one worker for a chunk. By the rule that corrects v becomes R, and u and y are its product with
+/// beta and that of x; by the other they are v and x.
 template <rule R, class T>
 struct recurrence_backward_scratch : recurrence_keys<R, T> {
   panels<T> q, q_start, q_start_t, q_t, k_end_t, dq, dk, d_gamma;  // [token][feature]

@@ -1,8 +1,8 @@
 // attn: the gradients of a recurrence over whole heads.
 //
 // Causal: the states before each segment are computed forward; then, from the last segment to the first, those before
-// each of its chunks, and the backward passes of the chunks. Otherwise all keys are summed up, all queries read the sums,
-// and all keys read the gradient of the sums. Heads are independent; those that share a key head are one task, whose
+// each of its chunks, and the backward passes of the chunks. Otherwise all keys are summed up, all queries read the
+// sums, and all keys read the gradient of the sums. Heads are independent; those that share a key head are one task, whose
 // gradients are summed in order.
 #pragma once
 
@@ -20,8 +20,8 @@ struct recurrence_backward_driver {
   T* bonus_sums = nullptr;  // [batch][query head][bonus_lanes()]
 
   /// The rule that corrects solves for what each token writes whenever it computes a state: there segments are long, so
-  /// that few are computed twice. With segments of 1024 tokens a call took 1.13 times as long; a state for each 64 tokens
-  /// of a longer one takes as much memory as v does for dims of 64.
+  /// that few are computed twice. With segments of 1024 tokens a call took 1.13 times as long; a state for each 64
+  /// tokens of a longer one takes as much memory as v does for dims of 64.
   static constexpr idx_t segment = R == rule::correct ? 256 * kernel_chunk : kernel_segment;
 
   struct worker_scratch {
@@ -54,16 +54,6 @@ struct recurrence_backward_driver {
 
   idx_t state_size(const panels<T>& x) const { return x.capacity * round_up(in.columns(), panels<T>::wide); }
   void copy(const panels<T>& from, const panels<T>& to) const { std::copy_n(from.data, state_size(from), to.data); }
-  /// Sets a state to what is given, and to 0 elsewhere.
-  void load_state(const tensor_view<const T>& values, const tensor_view<const T, 3>& weights, idx_t b, idx_t h,
-                  const panels<T>& to) const {
-    std::fill_n(to.data, state_size(to), T(0));
-    for (idx_t r = 0; r < in.features(); ++r) {
-      for (idx_t d = 0; values && d < in.dim_v(); ++d) *to.at(r, d) = values(b, in.at(values, h), r, d);
-      if (weights && in.weights()) *to.at(r, in.dim_v()) = weights(b, in.at(weights, h), r);
-    }
-  }
-
   /// One head of states.
   void run_head(idx_t b, idx_t h, const worker_scratch& w, const stored_gradient_head<T>& to_q,
                 const stored_gradient_head<T>& to_k, const stored_gradient_head<T>& to_v) const {
@@ -73,8 +63,12 @@ struct recurrence_backward_driver {
     const kernel head{in, w.chunk, b, h, to_q, to_k, to_v, d_bonus};
     if (in.d_decay) std::fill_n(w.chunk.gates, keys, T(0));
     if (given.bonus) std::fill_n(d_bonus, group * bonus_lanes(), T(0));
-    load_state(given.initial_state, given.initial_weights, b, h, w.state);
-    load_state(in.d_final_state, in.d_final_weights, b, h, w.d_state);
+    const auto load = [&](const auto& values, const auto& weights, const panels<T>& to) {
+      load_state<T>(call, values, weights, b, h, in.columns(), to, in.weights() ? to.at(0, in.dim_v()) : nullptr,
+                    panels<T>::wide);
+    };
+    load(given.initial_state, given.initial_weights, w.state);
+    load(in.d_final_state, in.d_final_weights, w.d_state);
     if (call.causal) {
       run_causal(head, keys, w);
       attend_rows(head, std::max<idx_t>(queries - keys, 0), false, w);

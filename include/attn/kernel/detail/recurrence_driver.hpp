@@ -37,7 +37,8 @@ struct recurrence_driver {
 
   state layout_state(arena& memory) const {
     state x{.values = panels<T>::layout(memory, features(), dim_v())};
-    if (call.normalise || parameters.final_weights) x.weights = memory.allocate<T>(round_up(features(), panels<T>::wide));
+    if (call.normalise || parameters.final_weights)
+      x.weights = memory.allocate<T>(round_up(features(), panels<T>::wide));
     return x;
   }
   /// The state of a head before the call: `own`, or where the call has states, that of the item.
@@ -50,17 +51,13 @@ struct recurrence_driver {
         const kernel_sums<T> sums = call.state_sums(b, h);
         return {{sums.values, sums.rows()}, sums.weights, sums.empty};
       }
-    const auto &values = parameters.initial_state, &weights = parameters.initial_weights;
-    own.empty = !values && !weights;
-    if (!own.empty) std::fill_n(own.values.data, own.values.capacity * round_up(dim_v(), panels<T>::wide), T(0));
-    if (own.weights) std::fill_n(own.weights, round_up(features(), panels<T>::wide), T(0));
-    for (idx_t r = 0; r < features(); ++r) {
-      for (idx_t d = 0; values && d < dim_v(); ++d) *own.values.at(r, d) = values(b, at(values.extent(1), h), r, d);
-      if (weights && own.weights) own.weights[r] = weights(b, at(weights.extent(1), h), r);
-    }
+    own.empty = !parameters.initial_state && !parameters.initial_weights;
+    if (!own.empty || own.weights)
+      load_state(call, parameters.initial_state, parameters.initial_weights, b, h, own.empty ? 0 : dim_v(), own.values,
+                 own.weights, 1);
     return own;
   }
-  void end(idx_t b, idx_t h, const state& x) const {
+  [[gnu::noinline]] void end(idx_t b, idx_t h, const state& x) const {
     const auto &values = parameters.final_state, &weights = parameters.final_weights;
     for (idx_t r = 0; r < features(); ++r) {
       for (idx_t d = 0; values && d < dim_v(); ++d)
@@ -76,19 +73,10 @@ struct recurrence_driver {
     const idx_t group = call.group();
     const kernel one{call, s, b, h};
     state x = begin(b, h, own);
-    const auto attend = [&](idx_t origin, idx_t first, idx_t count, bool own_keys) {
-      for (idx_t g = h * group; g < (h + 1) * group; ++g) {
-        const token_block at{g, origin, first, count, own_keys};
-        one.load_queries(at);
-        one.answer(at, x);
-      }
-    };
-    const auto attend_rows = [&](idx_t end) {
-      for (idx_t i = 0; i < end; i += kernel_chunk) attend(i, 0, std::min<idx_t>(kernel_chunk, end - i), false);
-    };
     const idx_t alone = call.causal ? std::min(queries, -offset) : keys == 0 ? queries : 0;  // see no key
-    if (!x.empty) attend_rows(alone);
-    for (idx_t g = h * group; alone > 0 && x.empty && g < (h + 1) * group; ++g) call.out.head(b, g).clear_rows(0, alone);
+    if (!x.empty) attend_rows(one, alone, x);
+    for (idx_t g = h * group; alone > 0 && x.empty && g < (h + 1) * group; ++g)
+      call.out.head(b, g).clear_rows(0, alone);
     for (idx_t c = 0; c < keys; c += kernel_chunk) {
       const idx_t count = std::min<idx_t>(kernel_chunk, keys - c), first = std::max<idx_t>(offset - c, 0);
       s.load(call, b, h, c, count);
@@ -98,12 +86,26 @@ struct recurrence_driver {
       one.solve(count, x);
       if (call.causal && first < count && group > 0) {
         if (R == rule::add) s.transpose_keys(count);
-        attend(c - offset, first, count, true);
+        attend(one, c - offset, first, count, true, x);
       }
       one.update(count, x, prefetch);
     }
-    if (!call.causal && keys > 0) attend_rows(queries);
+    if (!call.causal && keys > 0) attend_rows(one, queries, x);
     finish(b, h, x);
+  }
+
+  /// Rows origin + [first, count) of all query heads of a head of states.
+  [[gnu::noinline]] void attend(const kernel& one, idx_t origin, idx_t first, idx_t count, bool own_keys,
+                                const state& x) const {
+    for (idx_t g = one.h * call.group(); g < (one.h + 1) * call.group(); ++g) {
+      const token_block at{g, origin, first, count, own_keys};
+      one.load_queries(at);
+      one.answer(at, x);
+    }
+  }
+  /// Queries [0, end) that read the state as it is.
+  void attend_rows(const kernel& one, idx_t end, const state& x) const {
+    for (idx_t i = 0; i < end; i += kernel_chunk) attend(one, i, 0, std::min<idx_t>(kernel_chunk, end - i), false, x);
   }
 
   /// Stores the state, and zeros for the rows of padding.

@@ -25,8 +25,8 @@ void columns_to_rows(const T* columns, idx_t features, idx_t count, T* rows, idx
 }
 
 /// One panel of S: S = decay from + key v^T, stored in `to`, or without a key S = from; `from` and `to` may be the
-/// same. Then out[g] = sum over r of queries[g][r] S[r].
-template <class T, int G, bool Update>
+/// same. out[g] = sum over r of queries[g][r] S[r] or, with `Before`, of `from`.
+template <class T, int G, bool Update, bool Before>
 void step_panel(const T* from, T* to, idx_t features, const T* key, const T* decay, const T* value, const T* queries,
                 idx_t stride, T* out) {
   packet<T> sum[G][2], v[2];
@@ -40,8 +40,9 @@ void step_panel(const T* from, T* to, idx_t features, const T* key, const T* dec
       const idx_t at = r * panel_width<T> + half * width<T>;
       x[half] = load<T>(from + at);
       if constexpr (Update) {
-        x[half] = fma(broadcast<T>(key[r]), v[half], mul(broadcast<T>(decay[r]), x[half]));
-        store<T>(to + at, x[half]);
+        const packet<T> next = fma(broadcast<T>(key[r]), v[half], mul(broadcast<T>(decay[r]), x[half]));
+        store<T>(to + at, next);
+        if constexpr (!Before) x[half] = next;
       }
     });
     unroll<G>([&](auto g) {
@@ -56,7 +57,7 @@ void step_panel(const T* from, T* to, idx_t features, const T* key, const T* dec
 
 /// The same for all panels and any number of queries; done(g, col, sum) takes the results, col the first column of the
 /// panel.
-template <class T, class Done>
+template <bool Before, class T, class Done>
 void step_head(const kernel_sums<T>& before, kernel_sums<T>& sums, const T* key, const T* decay, const T* value,
                const T* queries, idx_t stride, idx_t count, Done&& done) {
   alignas(64) T out[step_queries * panel_width<T>];
@@ -65,11 +66,12 @@ void step_head(const kernel_sums<T>& before, kernel_sums<T>& sums, const T* key,
       const idx_t some = std::min<idx_t>(step_queries, count - g);
       const T* const q = queries + g * stride;
       const auto pass = [&](auto G) {
-        if (g == 0)
-          step_panel<T, G.value, true>(before.panel(col), sums.panel(col), sums.features, key, decay, value + col, q,
-                                       stride, out);
+        if (Before ? g + step_queries >= count : g == 0)
+          step_panel<T, G.value, true, Before>(before.panel(col), sums.panel(col), sums.features, key, decay,
+                                               value + col, q, stride, out);
         else
-          step_panel<T, G.value, false>(sums.panel(col), nullptr, sums.features, key, decay, nullptr, q, stride, out);
+          step_panel<T, G.value, false, Before>((Before ? before : sums).panel(col), nullptr, sums.features, key,
+                                                decay, nullptr, q, stride, out);
       };
       if (some == 1)
         pass(std::integral_constant<int, 1>{});

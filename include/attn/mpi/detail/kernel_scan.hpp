@@ -1,4 +1,4 @@
-// attn: kernel attention over a sequence spread over processes: the engine's segments, and the sums before each.
+// attn: kernel attention over a sequence spread over processes: the driver's segments, and the sums before each.
 //
 // Bidirectional: each process sums up its segments, head by head, adds them to the sums of the process before it, and
 // sends them on; the last one has the total and sends it to all processes, and queries read it.
@@ -190,7 +190,7 @@ struct kernel_scan {
   void run(const Prepare& prepare) {
     const auto limit = exec.limit_threads(call.work());
     const idx_t threads = exec.active_threads();
-    // Threads share heads where there are too few, as in the engine: then by segments.
+    // Threads share heads where there are too few, as in driver.hpp: then by segments.
     const bool share = threads > 1 && item_heads < 2 * threads && item_heads % threads != 0;
     unit = std::min(share ? item_heads : threads, item_heads);
     units = unit > 0 ? (item_heads + unit - 1) / unit : 0;

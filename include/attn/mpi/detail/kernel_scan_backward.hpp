@@ -17,14 +17,14 @@ namespace attn::inline ATTN_ISA::detail {
 
 template <class T>
 struct kernel_scan_backward {
-  using engine = backward_engine<T>;
+  using driver = backward_driver<T>;
   using sums_type = kernel_sums<T>;
-  using worker_scratch = typename engine::worker_scratch;
-  using item_head_target = typename engine::item_head_target;
+  using worker_scratch = typename driver::worker_scratch;
+  using item_head_target = typename driver::item_head_target;
 
   const spread_sequence& sequence;
   const kernel_backward<T>& in;
-  engine& one;
+  driver& one;
   execution& exec;
   idx_t feature_rows;
   const kernel_call<T>& call = in.call;
@@ -65,7 +65,7 @@ struct kernel_scan_backward {
     keys = memory.allocate_list(item_heads, sums);
     queries = memory.allocate_list(item_heads, sums);
     before = memory.allocate_list(item_heads * segments, stored);
-    one.shared.before = keys;  // the engine need not store any
+    one.shared.before = keys;  // the driver need not store any
     after = memory.allocate_list(call.causal ? first_item_head(twice) * segments : item_heads * query_segments, stored);
     one.feature_sums = memory.allocate_list(
         in.d_features ? item_heads : 0, [&](arena& m) { return sums_type::layout(m, feature_rows, shape.dim, false); });
@@ -154,9 +154,9 @@ struct kernel_scan_backward {
       auto w = scratch(worker);
       run_head(n, w, [&](idx_t item_head, const item_head_target& to) {
         const idx_t b = batch_of(item_head);
-        if (one.key_rows()) transpose_sums(queries[item_head], w.turned);
+        if (one.key_rows()) transpose_sums(queries[item_head], w.later_t);
         for (idx_t begin = 0; begin < call.lengths.keys(b) && in.reverse(); begin += kernel_chunk)
-          one.attend_keys(b, head_of(item_head), begin, queries[item_head], w.turned, w, to);
+          one.attend_keys(b, head_of(item_head), begin, queries[item_head], w.later_t, w, to);
       });
     });
   }
@@ -238,7 +238,7 @@ struct kernel_scan_backward {
     if (worker == 0) messages.progress();
   }
 
-  /// One key head of a batch item, as in the engine: run_item_head(item_head, target) for each head of its sums.
+  /// One key head of a batch item, as in driver_backward.hpp: run_item_head(item_head, target) for each head of its sums.
   template <class RunItemHead>
   void run_head(idx_t number, worker_scratch& w, const RunItemHead& run_item_head) {
     const idx_t b = number / shape.kv_heads, kv_head = number % shape.kv_heads, count = call.lengths.keys(b);
@@ -349,11 +349,11 @@ void run_spread_backward(const spread_sequence& sequence, const kernel_backward_
   call.map = &map;
   const auto one = kernel_backward_of(a, call, back);
   if (!one.of_queries() && !one.reverse()) return;
-  backward_engine<T> engine{one};
-  kernel_scan_backward<T>{.sequence = sequence, .in = one, .one = engine, .exec = exec,
+  backward_driver<T> driver{one};
+  kernel_scan_backward<T>{.sequence = sequence, .in = one, .one = driver, .exec = exec,
                           .feature_rows = a.x.features.extent(1)}
       .run(prepare);
-  store_feature_gradients(a, call, engine.feature_sums);
+  store_feature_gradients(a, call, driver.feature_sums);
 }
 
 }  // namespace attn::inline ATTN_ISA::detail

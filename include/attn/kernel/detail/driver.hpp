@@ -1,4 +1,5 @@
-// attn: the one engine of kernel attention, bidirectional or causal; a chunk of it is in chunk.hpp.
+// attn: a call of kernel attention, and the driver of sums of features, bidirectional or causal; a chunk
+// is in chunk.hpp.
 //
 // Bidirectional: segments of keys are summed up chunk by chunk and merged in order, then blocks of queries read the
 // total. Causal: queries read the sums of the keys before their chunk and see the keys of their own chunk through the
@@ -26,6 +27,9 @@ template <class T>
 struct kernel_call;
 
 enum class decay_kind { none, token, channel };
+
+/// Prefetches a few rows; not inlined, since products are compiled many times.
+[[gnu::noinline]] inline void fetch_some(row_prefetcher<>& prefetch) { prefetch.next(4); }
 
 /// How a token changes the state: phi(k) v^T is added, or k times what v differs by from the value stored for k.
 enum class rule { add, correct };
@@ -61,7 +65,7 @@ struct kernel_call {
   attention_shape shape;
   sequence_lengths lengths{};
   feature_map<T>* map = nullptr;
-  idx_t heads = 0;  // of sums: as key heads or, where features or gates are per query head, as query heads
+  idx_t heads = 0;        // of sums: as key heads or, where features or gates are per query head, as query heads
   idx_t query_heads = 0;  // of parameters: shape.heads, or those of the state for tokens without queries
   bool causal = false, normalise = true;
   T eps = T(0);
@@ -86,7 +90,8 @@ struct kernel_call {
   /// Which of the `given` heads of a parameter belongs to head h of the sums.
   idx_t parameter_head(idx_t given, idx_t h) const { return given == heads ? h : h / (heads / given); }
   T gate_at(idx_t b, idx_t h, idx_t t) const {
-    if (recurrence.per_token()) return std::exp(recurrence.log_decay(b, parameter_head(recurrence.log_decay.extent(1), h), t, 0));
+    if (const auto& g = recurrence.log_decay; recurrence.per_token())
+      return std::exp(g(b, parameter_head(g.extent(1), h), t, 0));
     return gate(b, parameter_head(gate.extent(1), h), t);
   }
   /// The number of lanes of a block that must be filled: features with log scales are compared across all of them.
@@ -136,7 +141,7 @@ struct kernel_call {
   void add_chunk(const kernel_scratch<T>& s, kernel_sums<T>& sums, idx_t count, row_prefetcher<>& prefetch) const {
     const idx_t m = map->features, lanes = round_up(count, width<T>);
     if (gated()) {
-      const T* last = s.pair_factor + (count - 1) * kernel_chunk;
+      const T* last = s.score_factor + (count - 1) * kernel_chunk;
       for (idx_t r = 0; r < m; ++r)
         for (idx_t t = 0; t < lanes; t += width<T>)
           store<T>(s.k_phi + r * kernel_chunk + t, mul(load<T>(s.k_phi + r * kernel_chunk + t), load<T>(last + t)));
@@ -166,7 +171,7 @@ struct kernel_call {
   T prepare_gates(idx_t b, idx_t h, idx_t begin, idx_t count, const kernel_scratch<T>& s) const {
     if (!gated()) return T(1);
     for (idx_t t = 0; t < count; ++t) s.gates[t] = gate_at(b, h, begin + t);
-    gate_factors(s.gates, count, complement, s.pair_factor, s.decay);
+    gate_factors(s.gates, count, complement, s.score_factor, s.decay);
     return s.decay[count - 1];
   }
 

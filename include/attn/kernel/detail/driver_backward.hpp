@@ -1,4 +1,4 @@
-// attn: the backward pass of the engine of kernel attention.
+// attn: the driver of the backward pass of kernel attention by sums of features.
 //
 // Bidirectional: 1. keys are summed up as in the forward pass: S, z 2. blocks of queries read them and are themselves
 // summed up: R, y 3. chunks of keys read those. Causal: 1. keys are summed up, keeping the sums before every segment 2.
@@ -13,7 +13,7 @@
 namespace attn::inline ATTN_ISA::detail {
 
 template <class T>
-struct backward_engine {
+struct backward_driver {
   using sums_type = kernel_sums<T>;
 
   const kernel_backward<T>& in;
@@ -25,7 +25,7 @@ struct backward_engine {
   struct {
     idx_t most = 0;
     sums_type *own = nullptr, *before = nullptr, *after = nullptr;  // [most], causal [segments], [most]
-    sums_type keys, queries, turned;                                // of all keys, all queries; R^T
+    sums_type keys, queries, later_t;                               // of all keys, all queries; R^T
     T* decays = nullptr;                                            // causal [segments]
   } shared{};
 
@@ -35,7 +35,7 @@ struct backward_engine {
     sums_type *before, *seen;                  // [segments], [chunks]: of the keys before each
     T *dk, *dv, *gates;                        // of all keys of a head, where several heads of sums add to it
     key_rows_scratch<T> rows;
-    sums_type turned;  // R^T
+    sums_type later_t;  // R^T
   };
 
   idx_t segments(idx_t tokens) const { return ceil_div(tokens, segment_of(tokens)); }
@@ -62,7 +62,7 @@ struct backward_engine {
     w.gates = memory.allocate<T>(in.of_gates() ? shape.keys : 0);
     if (key_rows()) {
       w.rows = key_rows_scratch<T>::layout(memory, m, shape.dim_v, w.x.operands);
-      w.turned = sums_type::layout(memory, shape.dim_v, m, false);
+      w.later_t = sums_type::layout(memory, shape.dim_v, m, false);
     }
     return w;
   }
@@ -77,7 +77,7 @@ struct backward_engine {
     shared.before = memory.allocate_list(call.causal ? all : 0, sums);
     shared.after = memory.allocate_list(call.causal ? shared.most : 0, sums);
     shared.keys = sums(memory), shared.queries = sums(memory);
-    if (key_rows()) shared.turned = sums_type::layout(memory, shape.dim_v, call.map->features, false);
+    if (key_rows()) shared.later_t = sums_type::layout(memory, shape.dim_v, call.map->features, false);
     shared.decays = memory.allocate<T>(call.causal ? all : 0);
   }
 
@@ -107,11 +107,11 @@ struct backward_engine {
         in.attend_block({b, h, h * call.group() + g, i, 0, std::min<idx_t>(kernel_chunk, end - i), 0}, &sums,
                         in.reverse() ? &own : nullptr, T(1), x, features);
   }
-  void attend_keys(idx_t b, idx_t h, idx_t begin, const sums_type& after, const sums_type& turned,
+  void attend_keys(idx_t b, idx_t h, idx_t begin, const sums_type& after, const sums_type& later_t,
                    const worker_scratch& w, const item_head_target& to) const {
     const idx_t count = std::min<idx_t>(kernel_chunk, call.lengths.keys(b) - begin);
     row_prefetcher<> prefetch = in.prefetch_keys(b, h, begin, to.k, to.v);
-    if (key_rows()) return attend_key_rows(in, b, h, begin, count, after, turned, w.rows, to.k, to.v, prefetch);
+    if (key_rows()) return attend_key_rows(in, b, h, begin, count, after, later_t, w.rows, to.k, to.v, prefetch);
     in.load_chunk(b, h, begin, count, false, w.x);
     in.from_later(&after, count, prefetch, w.x);
     in.store_chunk(b, h, begin, count, to.k, to.v, to.features, w.x);
@@ -130,9 +130,9 @@ struct backward_engine {
       attend_rows(b, h, begin, std::min(begin + step, queries), sums, w.own_queries, w.x, to.features);
       if (in.reverse()) add_segment(after, T(1), w.own_queries, s);
     }
-    if (key_rows()) transpose_sums(after, w.turned);
+    if (key_rows()) transpose_sums(after, w.later_t);
     for (idx_t begin = 0; begin < keys && in.reverse(); begin += kernel_chunk)
-      attend_keys(b, h, begin, after, w.turned, w, to);
+      attend_keys(b, h, begin, after, w.later_t, w, to);
   }
 
   /// Whether threads may share one head: where S and R are the only sums over all of its tokens.
@@ -165,10 +165,10 @@ struct backward_engine {
                    attend_rows(b, h, begin, end, shared.keys, own, x, nullptr);
                  });
     const item_head_target to{in.dk.head(b, h), in.dv.head(b, h), nullptr};
-    if (key_rows()) transpose_sums(shared.queries, shared.turned);
+    if (key_rows()) transpose_sums(shared.queries, shared.later_t);
     if (in.reverse())
       exec.for_each(ceil_div(keys, kernel_chunk), [&](idx_t n, int worker) {
-        attend_keys(b, h, n * kernel_chunk, shared.queries, shared.turned, scratch(exec, worker), to);
+        attend_keys(b, h, n * kernel_chunk, shared.queries, shared.later_t, scratch(exec, worker), to);
       });
   }
 
@@ -292,14 +292,14 @@ struct backward_engine {
     row_prefetcher<> prefetch = in.prefetch_keys(b, h, begin, to.k, to.v);
     if (in.reverse()) in.from_later(later, count, prefetch, x);
     if (in.of_gates()) {
-      std::fill_n(x.gate_pairs, kernel_chunk * kernel_chunk, T(0));
+      std::fill_n(x.gate_scores, kernel_chunk * kernel_chunk, T(0));
       std::fill_n(x.gate_queries, kernel_chunk, T(0));
     }
     const T of_sums = in.of_gates() && later && !seen.empty ? dot_sums(seen, *later) : T(0);
     attend_queries();
     if (in.of_gates()) {
-      transpose_pairs(x.gate_pairs, count, x.turned);
-      gate_chunk<T>{count, call.complement, s.gates, s.decay, s.pair_factor, x.turned, x.gate_queries, x.gate_keys,
+      transpose_scores(x.gate_scores, count, x.products_t);
+      gate_chunk<T>{count, call.complement, s.gates, s.decay, s.score_factor, x.products_t, x.gate_queries, x.gate_keys,
                     of_sums}
           .add_to(w.gates + begin);
     }

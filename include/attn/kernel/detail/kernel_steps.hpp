@@ -19,13 +19,13 @@ kernel_views<S> without_queries(const K& k, const V& v) {
 }
 
 /// The steps of a call that has a state: the tokens of each batch item from first.keys(b) on.
-template <class T>
-struct recurrent_steps {
+template <bool may_recur, class T>
+struct kernel_steps {
   const kernel_call<T>& call;
   sequence_lengths first;
 
   struct rows {
-    T *keys, *queries, *shifts, *normal;
+    T *keys, *queries, *shifts, *normal, *own;
     idx_t stride;
   };
   /// Token t of the sums of head h of batch item b.
@@ -66,68 +66,56 @@ struct recurrent_steps {
     T& whole_decay = call.decay_at(next, h) = call.decay_at(last, h);
     if (last != next) std::copy(before.weights, before.values + call.sums_size(), sums.weights);
     T *const key = x.keys + n * x.stride, *const queries = x.queries + n * group * x.stride;
-    T g = call.gated() ? call.gate_at(b, h, t) : T(1);
+    const T g = load_decays(at, s.row_decay);
     if (call.complement && call.gated())
       for (idx_t r = 0; r < m; ++r) key[r] *= T(1) - g;
-    if (call.driver == kernel_driver::recurrence) g = prepare_recurrence(b, h, t, queries, s.row_decay, x.stride);
-    if (call.gated() || call.recurrence.per_channel()) whole_decay *= g;
-    if (!call.recurrence.per_channel()) std::fill_n(s.row_decay, kernel_sums<T>::lanes(m), g);
-    if (call.recurrence.bonus) return step_with_bonus(at, before, sums, key, queries, s, x);
+    whole_decay *= g;
     const log_scaling<T>* const scaling = call.map->scaling;
     if (scaling) scaling->step_key(key, s.k_shift[n], sums.log_scale, s.row_decay);
-    for (idx_t r = 0; r < m; ++r) sums.weights[r] = std::fma(sums.weights[r], s.row_decay[r], key[r]);
-    call.v.head(b, call.kv_head(h)).read_row(t, s.values);
+    const bool bonus = may_recur && call.recurrence.bonus;
+    const auto add_weights = [&] {
+      for (idx_t r = 0; r < m; ++r) sums.weights[r] = std::fma(sums.weights[r], s.row_decay[r], key[r]);
+    };
+    if (!bonus) add_weights();
     for (idx_t i = 0; i < group; ++i) {
       T* const query = queries + i * x.stride;
       T eps = call.eps;
       if (scaling) eps = scaling->step_query(query, sums.log_scale, x.shifts[n * group + i], eps);
-      const T whole = dot_rows(query, sums.weights, m) + eps;
-      x.normal[i] = !call.normalise ? T(1) : std::abs(whole) < least_denominator<T> ? T(0) : T(1) / whole;
+      x.own[i] = T(0);
+      if constexpr (may_recur)
+        for (idx_t r = 0; bonus && r < m; ++r) x.own[i] += query[r] * call.recurrence.bonus(h * group + i, r) * key[r];
+      const T scale = call.recurrence.scale, whole = scale * (dot_rows(query, sums.weights, m) + x.own[i]) + eps;
+      x.normal[i] = !call.normalise ? scale : std::abs(whole) < least_denominator<T> ? T(0) : scale / whole;
     }
-    step_head(before, sums, key, s.row_decay, s.values, queries, x.stride, group, [&](idx_t i, idx_t col, T* sum) {
+    if (bonus) add_weights();
+    call.v.head(b, call.kv_head(h)).read_row(t, s.values);
+    const auto write = [&](idx_t i, idx_t col, T* sum) {
       const auto to = call.out.head(b, h * group + i);
       const idx_t cols = std::min<idx_t>(panel_width<T>, call.shape.dim_v - col);
       for (idx_t d = 0; d < cols; ++d) sum[d] *= x.normal[i];
+      if constexpr (may_recur)
+        for (idx_t d = 0; bonus && d < cols; ++d) sum[d] += x.own[i] * x.normal[i] * s.values[col + d];
       to.access->write(sum, to.row(t) + col * to.col_stride * to.access->size, cols, to.col_stride);
-    });
+    };
+    if constexpr (may_recur)
+      if (bonus) return step_head<true>(before, sums, key, s.row_decay, s.values, queries, x.stride, group, write);
+    step_head<false>(before, sums, key, s.row_decay, s.values, queries, x.stride, group, write);
   }
 
-  /// Scale and log decay; returns the decay of the token, NaN where it is per channel.
-  T prepare_recurrence(idx_t b, idx_t h, idx_t t, T* queries, T* row_decay, idx_t stride) const {
-    const recurrence_parameters<T>& given = call.recurrence;
-    const idx_t m = call.map->features;
-    for (idx_t i = 0; i < call.group(); ++i)
-      for (idx_t r = 0; r < m; ++r) queries[i * stride + r] *= given.scale;
-    if (!given.per_channel()) return call.gated() ? call.gate_at(b, h, t) : T(1);
-    const idx_t heads = given.log_decay.extent(1), own = heads == call.heads ? h : h / (call.heads / heads);
-    std::fill_n(row_decay, kernel_sums<T>::lanes(m), T(0));
-    for (idx_t r = 0; r < m; ++r) row_decay[r] = given.log_decay(b, own, t, r);
-    for (idx_t r = 0; r < m; r += width<T>) store<T>(row_decay + r, exp_weight<T>(load<T>(row_decay + r)));
-    return std::numeric_limits<T>::quiet_NaN();
-  }
-
-  /// The queries read the sums before the token, and the token through the bonus.
-  void step_with_bonus(const token& at, const kernel_sums<T>& before, kernel_sums<T>& sums, const T* key,
-                       const T* queries, const kernel_scratch<T>& s, const rows& x) const {
-    const idx_t b = at.b, h = at.h, t = at.t, group = call.group(), m = call.map->features;
-    call.v.head(b, call.kv_head(h)).read_row(t, s.values);
-    alignas(64) T row[panel_width<T>];
-    for (idx_t i = 0; i < group; ++i) {
-      const T* const query = queries + i * x.stride;
-      T own = T(0);
-      for (idx_t r = 0; r < m; ++r) own += query[r] * call.recurrence.bonus(h * group + i, r) * key[r];
-      const T whole = dot_rows(query, sums.weights, m) + own + call.eps;
-      const T normal = !call.normalise ? T(1) : std::abs(whole) < least_denominator<T> ? T(0) : T(1) / whole;
-      const auto to = call.out.head(b, h * group + i);
-      for (idx_t col = 0; col < sums.dim_v; col += panel_width<T>) {
-        step_panel<T, 1, false>(before.panel(col), nullptr, m, key, s.row_decay, nullptr, query, x.stride, row);
-        const idx_t cols = std::min<idx_t>(panel_width<T>, sums.dim_v - col);
-        for (idx_t d = 0; d < cols; ++d) row[d] = (row[d] + own * s.values[col + d]) * normal;
-        to.access->write(row, to.row(t) + col * to.col_stride * to.access->size, cols, to.col_stride);
+  /// The decays of the features of a token; returns that of the token, NaN where they are per channel.
+  T load_decays(const token& at, T* row_decay) const {
+    const idx_t m = call.map->features, lanes = kernel_sums<T>::lanes(m);
+    if constexpr (may_recur)
+      if (const auto& log_decay = call.recurrence.log_decay; call.recurrence.per_channel()) {
+        const idx_t h = call.parameter_head(log_decay.extent(1), at.h);
+        std::fill_n(row_decay, lanes, T(0));
+        for (idx_t r = 0; r < m; ++r) row_decay[r] = log_decay(at.b, h, at.t, r);
+        map_packets(row_decay, row_decay, m, [](const auto& x) { return exp_weight<T>(x); });
+        return std::numeric_limits<T>::quiet_NaN();
       }
-    }
-    for (idx_t r = 0; r < m; ++r) sums.weights[r] = std::fma(sums.weights[r], s.row_decay[r], key[r]);
-    step_head(before, sums, key, s.row_decay, s.values, queries, x.stride, 1, [](idx_t, idx_t, T*) {});
+    const T g = call.gated() ? call.gate_at(at.b, at.h, at.t) : T(1);
+    std::fill_n(row_decay, lanes, g);
+    return g;
   }
 
   void run(execution& exec) const {
@@ -147,7 +135,7 @@ struct recurrent_steps {
         x.keys = memory.allocate<T>(most * x.stride);
         x.queries = memory.allocate<T>((most * group + step_queries) * x.stride);
         x.shifts = memory.allocate<T>(most * group);
-        x.normal = memory.allocate<T>(group);
+        for (T** each : {&x.normal, &x.own}) *each = memory.allocate<T>(group);
         tokens = memory.allocate<token>(most);
         return call.scratch(memory);
       });
@@ -182,7 +170,8 @@ void run_step(const validator& check, kernel_call<T>& call, kernel_state<T>& sta
   check.memory({{"the state", state.memory()}}, {{"q", call.q.layout()}, {"k", call.k.layout()}, {"v", call.v.layout()},
                                                  {"out", call.out.layout()}, {"features", call.projection.layout()},
                                                  {call.complement ? "gate" : "decay", call.gate},
-                                                 {"log_decay", call.recurrence.log_decay}, {"bonus", call.recurrence.bonus}});
+                                                 {"log_decay", call.recurrence.log_decay},
+                                                 {"bonus", call.recurrence.bonus}});
   call.heads = state.heads();
   call.state = state.step_memory();
   const auto limit = exec.limit_threads(call.work());
@@ -193,7 +182,7 @@ void run_step(const validator& check, kernel_call<T>& call, kernel_state<T>& sta
         some.lengths = first;
         run_driver<may_recur>(some, exec);
       },
-      [&](const sequence_lengths& first) { recurrent_steps<T>{call, first}.run(exec); });
+      [&](const sequence_lengths& first) { kernel_steps<may_recur, T>{call, first}.run(exec); });
 }
 
 template <bool may_recur = false, class T>
