@@ -87,12 +87,11 @@ struct recurrence_backward_kernel {
     if (in.reverse()) from_later(count, state, d_state);
     if (call.causal) {
       const idx_t offset = call.lengths.keys(b) - call.lengths.queries(b), first = std::max<idx_t>(offset - begin, 0);
-      if (in.reverse() && decays())
-        for (idx_t r = 0; r < m; ++r) {
-          const packet<T> whole = broadcast<T>(s.decay.whole(r, count));
-          for (idx_t col = 0; col < columns(); col += width<T>)
-            store<T>(d_state.at(r, col), mul(load<T>(d_state.at(r, col)), whole));
-        }
+      if (in.reverse() && decays() && (first >= count || call.group() == 0))
+        each_packet(
+            m, columns(),
+            [&](idx_t r, idx_t, const auto& x) { return mul(x, broadcast<T>(s.decay.whole(r, count))); }, d_state,
+            d_state);
       for (idx_t g = 0; g < call.group() && first < count; ++g)
         attend({h * call.group() + g, begin - offset, first, count, true}, state, d_state);
     }
@@ -102,7 +101,7 @@ struct recurrence_backward_kernel {
   /// X, and the gradients of the keys and decays of the chunk, by the state after it.
   void from_later(idx_t count, const panels<T>& state, const panels<T>& d_state) const {
     const idx_t m = features();
-    if (in.d_log_decay) clear(s.d_gamma, count, m);
+    if (!corrects && in.d_log_decay) clear(s.d_gamma, count, m);
     if (in.d_decay) {
       std::fill_n(s.gate_scores, kernel_chunk * kernel_chunk, T(0));
       std::fill_n(s.gate_queries, kernel_chunk, T(0));
@@ -165,10 +164,13 @@ struct recurrence_backward_kernel {
       if (call.normalise) normalise(at, q_start, state);
     if (of_features()) {
       transpose_panels(s.d_out, count, columns(), s.d_out_t);
-      product(s.d_out_t, count, s.state_t, m, columns(), write_to(s.dq));
-      if (in.d_decay && at.own_keys)
+      product(s.d_out_t, count, s.state_t, m, columns(), [&](idx_t row, idx_t col, const packet<T>& sum) {
+        store<T>(s.dq.at(row, col), decayed && !in.d_decay && row >= own ? mul(sum, s.decay.start(row - own, col)) : sum);
+      });
+      if (in.d_decay && at.own_keys) {
         for (idx_t t = 0; t < rows; ++t) s.gate_queries[t] += dot_rows(q, dq, t, m);
-      if (decayed) s.decay.from_start(dq, rows, dq);
+        s.decay.from_start(dq, rows, dq);
+      }
       if (at.own_keys) score_product(s.d_out_t, s.u_t, count, columns(), write_to(s.dp));
       if constexpr (!corrects) {
         for (idx_t t = 0; t < count && own; ++t) s.diagonal[t] = t < at.first ? T(0) : *s.dp.at(t, t);
@@ -176,21 +178,40 @@ struct recurrence_backward_kernel {
       }
     }
     if (of_values && at.own_keys) triangle_product<triangle::from>(s.p, count, s.d_out, columns(), add_to(s.x));
-    if (in.reverse()) product(q_start, m, s.d_out, columns(), count, add_to(d_state));
+    if (in.reverse()) {
+      const bool passes = at.own_keys && at.head == h * call.group();  // the state of the chunk, once
+      product(q_start, m, s.d_out, columns(), count, [&](idx_t row, idx_t col, const packet<T>& sum) {
+        T* const to = d_state.at(row, col);
+        store<T>(to, fma(load<T>(to), broadcast<T>(passes ? s.decay.whole(row, count) : T(1)), sum));
+      });
+    }
     if constexpr (corrects)
       if (in.reverse()) correct(count, d_state);
     if (of_features() && at.own_keys) {
       score_gradients<corrects, T>{s.decay, s.scores, q, s.k, dp, s.dp_t, s.da, s.da_t, dq, s.dk_row, s.dk, rows,
                                    in.of_queries(), in.of_keys()}
           .run();
-      if (in.d_log_decay)
-        each_packet(
-            rows, m, [](idx_t, idx_t, const auto& sum, const auto& x, const auto& d) { return fma(x, d, sum); },
-            s.d_gamma, s.d_gamma, q, dq);
+      if (in.d_log_decay) add_decays(rows, q, dq);
       if constexpr (!corrects)
         if (own) add_bonus(at);
     }
     store_queries(at);
+  }
+
+  /// Adds the terms of the gradients of the decays that are known with those of the queries: by the rule that corrects,
+  /// whose queries are of one head, all.
+  void add_decays(idx_t rows, const panels<T>& q, const panels<T>& dq) const {
+    if constexpr (corrects)
+      each_packet(
+          rows, features(),
+          [&](idx_t row, idx_t col, const auto& x, const auto& d, const auto& k, const auto& dk) {
+            return fma(x, d, mul(k, sub(load<T>(s.dk_row.at(row, col)), dk)));
+          },
+          s.d_gamma, q, dq, s.k, s.dk);
+    else
+      each_packet(
+          rows, features(), [](idx_t, idx_t, const auto& sum, const auto& x, const auto& d) { return fma(x, d, sum); },
+          s.d_gamma, s.d_gamma, q, dq);
   }
 
   /// P, with the bonus on its diagonal.
@@ -337,12 +358,11 @@ struct recurrence_backward_kernel {
   void store_decays(idx_t begin, idx_t count) const {
     const idx_t m = features(), head = in.at(in.d_log_decay, h);
     const bool channel = s.decay.kind == decay_kind::channel, add = in.adds(in.d_log_decay, h);
-    each_packet(
-        count, m,
-        [&](idx_t row, idx_t col, const auto& sum, const auto& k, const auto& dk) {
-          return fma(k, corrects ? sub(load<T>(s.dk_row.at(row, col)), dk) : sub(zero<T>(), dk), sum);
-        },
-        s.d_gamma, s.d_gamma, s.k, s.dk);
+    if constexpr (!corrects)
+      each_packet(
+          count, m,
+          [](idx_t, idx_t, const auto& sum, const auto& k, const auto& dk) { return sub(sum, mul(k, dk)); }, s.d_gamma,
+          s.d_gamma, s.k, s.dk);
     T sum = T(0);  // per token
     for (idx_t r = 0; r < m; ++r) sum += s.d_last[r];
     for (idx_t t = count - 1; t >= 0; --t) {
