@@ -83,7 +83,7 @@ struct kernel_call {
   bool log_scaled() const { return map->scaling != nullptr; }
   idx_t group() const { return heads > 0 ? shape.heads / heads : 0; }
   idx_t kv_head(idx_t h) const { return h / (heads / shape.kv_heads); }
-  /// Heads of q and v: as many as those of out and as key heads or, of the delta rule, as key heads and as those of out.
+  /// Heads of q and v: as many as those of out and as key heads or, of the delta rule, the other way round.
   idx_t query_head(idx_t head) const { return head / (shape.heads / q.extents[1]); }
   idx_t value_head(idx_t h) const { return parameter_head(v.extents[1], h); }
   idx_t features() const { return map ? map->features : shape.dim; }

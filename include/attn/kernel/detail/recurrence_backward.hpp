@@ -6,7 +6,7 @@
 //   backward  X = P^T d_out + k_end R1,  dP = d_out U^T (j <= i),  dq and dk through P, q_start and k_end
 //             R0 = diag(e^gamma_C) R1 + q_start^T d_out
 //   add       dv = X
-//   correct   U = beta R, R = v - k_start S0 - A U;  X less A^T Y, Y = beta X;  dA = -Y U^T,  dv = Y,  dbeta_i = X_i.R_i
+//   correct   U = beta R, R = v - k_start S0 - A U;  X less A^T Y, Y = beta X;  dA = -Y U^T, dv = Y, dbeta_i = X_i.R_i
 //             dk through A and k_start, too;  R0 less k_start^T Y
 //   decay     dgamma_i = q_i dq_i + k_i (dk_i by rows of A and k_start - dk_i by columns), and of the last token
 //             + sum_j k_j dk_end_j e^(..) + S0.R1 e^gamma_C;
@@ -165,7 +165,8 @@ struct recurrence_backward_kernel {
     if (of_features()) {
       transpose_panels(s.d_out, count, columns(), s.d_out_t);
       product(s.d_out_t, count, s.state_t, m, columns(), [&](idx_t row, idx_t col, const packet<T>& sum) {
-        store<T>(s.dq.at(row, col), decayed && !in.d_decay && row >= own ? mul(sum, s.decay.start(row - own, col)) : sum);
+        const bool times_decay = decayed && !in.d_decay && row >= own;
+        store<T>(s.dq.at(row, col), times_decay ? mul(sum, s.decay.start(row - own, col)) : sum);
       });
       if (in.d_decay && at.own_keys) {
         for (idx_t t = 0; t < rows; ++t) s.gate_queries[t] += dot_rows(q, dq, t, m);

@@ -2,8 +2,8 @@
 //
 // Causal: the states before each segment are computed forward; then, from the last segment to the first, those before
 // each of its chunks, and the backward passes of the chunks. Otherwise all keys are summed up, all queries read the
-// sums, and all keys read the gradient of the sums. Heads are independent; those that share a key head are one task, whose
-// gradients are summed in order.
+// sums, and all keys read the gradient of the sums. Heads are independent; those that share a key head are one task,
+// whose gradients are summed in order.
 #pragma once
 
 #include <attn/kernel/detail/recurrence_backward.hpp>
