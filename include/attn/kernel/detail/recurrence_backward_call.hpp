@@ -69,8 +69,8 @@ struct recurrence_backward_scratch : recurrence_keys<R, T> {
     recurrence_backward_scratch s;
     static_cast<recurrence_keys<R, T>&>(s) = recurrence_keys<R, T>::layout(
         memory, call, columns, in.map ? std::max(call.map->scratch_size, in.map->scratch_size) : 0);
-    const auto allocate = [&](idx_t rows, idx_t cols, std::initializer_list<panels<T>*> all) {
-      allocate_panels(memory, rows, cols, all);
+    const auto allocate = [&](idx_t count, idx_t cols, std::initializer_list<panels<T>*> all) {
+      allocate_panels(memory, count, cols, all);
     };
     allocate(chunk + own, m, {&s.q, &s.dq});  // with a bonus, rows are also read beginning with the second
     s.q.capacity = chunk;

@@ -58,7 +58,8 @@ struct recurrence_driver {
     return own;
   }
   [[gnu::noinline]] void end(idx_t b, idx_t h, const state& x) const {
-    const auto &values = parameters.final_state, &weights = parameters.final_weights;
+    const tensor_view<T>& values = parameters.final_state;
+    const tensor_view<T, 3>& weights = parameters.final_weights;
     for (idx_t r = 0; r < features(); ++r) {
       for (idx_t d = 0; values && d < dim_v(); ++d)
         values(b, at(values.extent(1), h), r, d) = x.empty ? T(0) : *x.values.at(r, d);
