@@ -82,6 +82,8 @@ struct row_plan {
   const Rows& key_rows(const Head&, const Rows& rows, const Scratch&) const {
     return rows;
   }
+  /// Whether rows of results and what comes next are worth prefetching: where few rows see a set of keys, they are not.
+  static constexpr bool prefetches = true;
   /// Prefetches what is needed after `count` rows of a query set from `row` on.
   template <class... X>
   void prefetch_next(X&&...) const {}

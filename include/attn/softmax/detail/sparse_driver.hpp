@@ -113,7 +113,7 @@ struct sparse_driver {
         for (idx_t r = 0; r < count; ++r) rows.ranges[r] = seen(row + r);
         terms.excluded = given.excluded;
         attend(rows, keys, terms, [&](idx_t r, idx_t n) {
-          if (prefetched || given.in_place) return;
+          if (!Plan::prefetches || prefetched || given.in_place) return;
           plan.prefetch_next(h, set, row + r, n, x);
           for (idx_t i = r; i < r + n; ++i)
             if (set.first && set.last)

@@ -11,7 +11,7 @@ namespace attn::inline ATTN_ISA::detail {
 template <class S>
 struct topk_plan : row_plan {
   static constexpr idx_t segment = 512;  // entries of a round that are a task
-  static constexpr bool at_panels = false;
+  static constexpr bool at_panels = false, prefetches = false;
 
   using T = compute_type<S>;
   using head = topk_head;
