@@ -18,7 +18,7 @@
 
 #include <attn/core/random.hpp>
 #include <attn/core/tensor.hpp>
-#include <attn/softmax/detail/pattern_driver.hpp>
+#include <attn/softmax/detail/pattern_plan.hpp>
 
 namespace attn::inline ATTN_ISA {
 

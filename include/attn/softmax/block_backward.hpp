@@ -22,7 +22,7 @@
 #pragma once
 
 #include <attn/softmax/block.hpp>
-#include <attn/softmax/detail/pattern_backward_driver.hpp>
+#include <attn/softmax/detail/pattern_backward.hpp>
 
 namespace attn::inline ATTN_ISA {
 

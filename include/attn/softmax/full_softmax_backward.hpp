@@ -132,10 +132,8 @@ struct full_backward {
       });
       if (!in.dq) continue;
       key_heads.for_each(row_blocks(), [&](idx_t, const head_scratch& s, idx_t block, int) {
-        T* const total = s.dq + block * block_size;
-        for (idx_t n = 1; n <= count; ++n)
-          for (idx_t x = 0; x < block_size; x += width<T>)
-            store<T>(total + x, add(load<T>(total + x), load<T>(total + n * dq_size() + x)));
+        const sums_in_parts<T> sums{s.dq, count + 1, round_up(shape.queries, max_rows), dq_stride()};
+        for (idx_t n = 1; n <= count; ++n) sums.add_part(n, block * max_rows, (block + 1) * max_rows);
       });
     }
     if (in.dq)

@@ -24,7 +24,7 @@
 
 #include <attn/core/detail/arguments.hpp>
 #include <attn/core/tensor.hpp>
-#include <attn/softmax/detail/lsh_driver.hpp>
+#include <attn/softmax/detail/lsh_plan.hpp>
 
 namespace attn::inline ATTN_ISA {
 
@@ -134,7 +134,8 @@ void lsh(const Q& q, const V& v, O&& out, Options&& options = {}, Score&& score 
   detail::call_softmax<lsh_options>("lsh", queries, keys, values, out, options, score, exec,
                                     [](auto& call, const auto& given) {
                                       detail::take_lsh_options(call, given);
-                                      detail::attend_hashed(call, given);
+                                      detail::with_lsh_plan(
+                                          call, given, [&](const auto& plan) { detail::attend_planned(call, plan); });
                                     });
 }
 

@@ -23,7 +23,7 @@
 // it is computed again in more digits than one number has: leave it out where scores exceed 1e4.
 #pragma once
 
-#include <attn/softmax/detail/lsh_backward_driver.hpp>
+#include <attn/softmax/detail/lsh_backward_plan.hpp>
 #include <attn/softmax/lsh.hpp>
 
 namespace attn::inline ATTN_ISA {
@@ -56,10 +56,9 @@ void lsh_backward(const Q& q, const V& v, const O& out, const D& d_out,
       "lsh_backward", queries, keys, values, out, d_out, gradients, options, score, score_backward, exec,
       [](auto& call, const auto& given) {
         detail::take_lsh_options(call.forward, given);
-        const detail::lsh_backward_driver driver{call, given};
-        call.run(
-            driver.operations(), [&](const auto& forward) { detail::lsh_driver{forward, given}.run(); },
-            [&](const auto&) { driver.run(); });
+        detail::with_lsh_plan(call.forward, given, [&](const auto& plan) {
+          detail::differentiate_planned(call, detail::lsh_backward_plan{plan});
+        });
       });
 }
 

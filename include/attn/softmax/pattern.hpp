@@ -25,6 +25,7 @@
 #pragma once
 
 #include <attn/core/detail/attention_shape.hpp>
+#include <attn/core/detail/function_ref.hpp>
 #include <attn/softmax/detail/packed_keys.hpp>
 
 #include <algorithm>
@@ -62,28 +63,6 @@ struct joined_patterns {
 };
 
 namespace detail {
-
-/// A reference to a callable with its type erased, so that code that calls through it is compiled once. The callable
-/// must outlive it. Null unless given.
-template <class Signature>
-class function_ref;
-template <class Result, class... Args>
-class function_ref<Result(Args...)> {
- public:
-  function_ref() = default;
-  template <class F>
-    requires(!std::same_as<std::remove_cvref_t<F>, function_ref> && std::is_invocable_r_v<Result, const F&, Args...>)
-  function_ref(const F& f)
-      : function_(&f),
-        call_([](const void* g, Args... args) -> Result { return (*static_cast<const F*>(g))(args...); }) {}
-
-  explicit operator bool() const { return call_ != nullptr; }
-  Result operator()(Args... args) const { return call_(function_, args...); }
-
- private:
-  const void* function_ = nullptr;
-  Result (*call_)(const void*, Args...) = nullptr;
-};
 
 /// The positions of a range that lie in [low, high).
 inline position_range clip(position_range r, idx_t low, idx_t high) {

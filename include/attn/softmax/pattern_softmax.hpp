@@ -18,7 +18,7 @@
 //          step is not 1 (evaluated for the first query of a set), before anything is written.
 #pragma once
 
-#include <attn/softmax/detail/pattern_driver.hpp>
+#include <attn/softmax/detail/pattern_plan.hpp>
 
 namespace attn::inline ATTN_ISA {
 

@@ -21,7 +21,7 @@
 // it is computed again in more digits than one number has: leave it out where scores exceed 1e4.
 #pragma once
 
-#include <attn/softmax/detail/pattern_backward_driver.hpp>
+#include <attn/softmax/detail/pattern_backward.hpp>
 #include <attn/softmax/pattern_softmax.hpp>
 
 namespace attn::inline ATTN_ISA {

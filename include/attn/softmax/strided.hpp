@@ -14,7 +14,7 @@
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
 
-#include <attn/softmax/detail/pattern_driver.hpp>
+#include <attn/softmax/detail/pattern_plan.hpp>
 
 namespace attn::inline ATTN_ISA {
 

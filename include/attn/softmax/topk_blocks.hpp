@@ -20,7 +20,7 @@
 // Token by token: topk_blocks_step.hpp.
 #pragma once
 
-#include <attn/softmax/detail/topk_driver.hpp>
+#include <attn/softmax/detail/topk_plan.hpp>
 
 namespace attn::inline ATTN_ISA {
 
@@ -62,7 +62,7 @@ void topk_blocks(const Q& q, const K& k, const V& v, O&& out, Options&& options 
   detail::call_softmax<topk_blocks_options>("topk_blocks", q, k, v, out, options, score, exec,
                                             [](auto& call, const auto& given) {
                                               const auto blocks = detail::check_topk(call, given);
-                                              detail::attend_topk(call, blocks);
+                                              detail::attend_planned(call, detail::topk_plan_of(call, blocks));
                                             });
 }
 

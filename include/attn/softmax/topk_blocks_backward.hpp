@@ -23,7 +23,7 @@
 // it is computed again in more digits than one number has: leave it out where scores exceed 1e4.
 #pragma once
 
-#include <attn/softmax/detail/topk_backward_driver.hpp>
+#include <attn/softmax/detail/sparse_backward.hpp>
 #include <attn/softmax/topk_blocks.hpp>
 
 namespace attn::inline ATTN_ISA {
@@ -53,10 +53,7 @@ void topk_blocks_backward(const Q& q, const K& k, const V& v, const O& out, cons
       "topk_blocks_backward", q, k, v, out, d_out, gradients, options, score, score_backward, exec,
       [](auto& call, const auto& given) {
         const auto blocks = detail::check_topk(call.forward, given);
-        const detail::topk_backward_driver driver{call, blocks};
-        call.run(
-            driver.operations(), [&](const auto& forward) { detail::topk_driver{forward, blocks}.run(); },
-            [&](const auto&) { driver.run(); });
+        detail::differentiate_planned(call, detail::topk_plan_of(call.forward, blocks));
       });
 }
 

@@ -270,7 +270,7 @@ void topk_blocks_step(topk_blocks_cache<S>& cache, const Q& q, const K& k, const
           if (call.shape.queries <= detail::few_topk_queries)
             detail::topk_step{call, cache, blocks}.run();
           else
-            detail::attend_topk(call, blocks, cache.sums(), cache.sums_stride());
+            detail::attend_planned(call, detail::topk_plan_of(call, blocks, cache.sums(), cache.sums_stride()));
         } catch (...) {  // of the score function, or out of memory
           cache.forget(count, given.lengths);
           throw;

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <attn/core/detail/exp.hpp>
+#include <attn/core/detail/sums_in_parts.hpp>
 #include <attn/low_rank/detail/panel_product.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
@@ -176,33 +177,6 @@ template <class T>
     }
   }
 }
-
-/// Stride of the rows of sums, in numbers.
-template <class T>
-idx_t sums_stride(idx_t dim) {
-  return round_up(dim, panel_width<T>);
-}
-
-/// Rows of sums, in parts that are computed separately and then added up in order.
-template <class T>
-struct sums_in_parts {
-  T* data = nullptr;
-  idx_t parts = 0, rows = 0, stride = 0;
-
-  static sums_in_parts layout(arena& memory, idx_t parts, idx_t rows, idx_t dim) {
-    const idx_t stride = sums_stride<T>(dim);
-    return {memory.allocate<T>(parts * rows * stride), parts, rows, stride};
-  }
-  T* part(idx_t n) const { return data + n * rows * stride; }
-  T* row(idx_t r) const { return data + r * stride; }
-  void clear(idx_t n) const { std::fill_n(part(n), rows * stride, T(0)); }
-  /// The first part becomes factor times the sum of all.
-  void merge(T factor) const {
-    for (idx_t n = 1; n < parts; ++n)
-      for (idx_t x = 0; x < rows * stride; ++x) data[x] += part(n)[x];
-    for (idx_t x = 0; x < rows * stride; ++x) data[x] *= factor;
-  }
-};
 
 /// Where the gradients of tokens that are queries are stored; null: not computed. Sums are without the scale.
 template <class T>

@@ -3,6 +3,7 @@
 // type.
 #pragma once
 
+#include <attn/core/detail/sums_in_parts.hpp>
 #include <attn/low_rank/detail/pseudo_inverse.hpp>
 #include <attn/softmax/detail/blockwise.hpp>
 
@@ -53,7 +54,7 @@ struct landmark_plan {
 
   /// Parts of the keys with a softmax of their own, merged in order: at most 16, each of several segments, depending on
   /// the shape alone.
-  idx_t parts() const { return std::clamp<idx_t>(shape.keys / 2048, 1, std::min<idx_t>(16, landmarks)); }
+  idx_t parts() const { return parts_of(shape.keys, std::min<idx_t>(16, landmarks)); }
   idx_t part_begin(idx_t n) const { return segment_begin(n, landmarks, parts()); }
 };
 

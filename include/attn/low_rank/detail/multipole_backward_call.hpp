@@ -5,6 +5,7 @@
 // shape alone.
 #pragma once
 
+#include <attn/core/detail/sums_in_parts.hpp>
 #include <attn/low_rank/detail/multipole_call.hpp>
 #include <attn/low_rank/detail/panel_product.hpp>
 #include <attn/softmax/detail/softmax_backward_call.hpp>
@@ -41,9 +42,7 @@ struct multipole_backward_call {
   idx_t stride() const { return backward_keys<T>::stride(shape().dim); }
   idx_t stride_v() const { return backward_keys<T>::stride(shape().dim_v); }
   idx_t tasks() const { return multipole_blocks::tasks(o(), shape().keys, shape().queries); }
-  idx_t parts() const {
-    return std::clamp<idx_t>(shape().queries / 2048, 1, std::min<idx_t>(8, std::max<idx_t>(1, tasks())));
-  }
+  idx_t parts() const { return parts_of(shape().queries, std::clamp<idx_t>(tasks(), 1, 8)); }
   idx_t most_clusters() const { return o().segments(shape().keys) * o().clusters; }
   bool with_far() const { return few_clusters_change(o(), most_clusters()); }
 

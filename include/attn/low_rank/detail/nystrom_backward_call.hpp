@@ -35,8 +35,7 @@ struct nystrom_backward_call {
   idx_t m() const { return forward.m(); }
   idx_t stride() const { return sums_stride<T>(shape().dim); }
   idx_t stride_v() const { return sums_stride<T>(shape().dim_v); }
-  /// Sums over queries are divided into at most 16 parts, depending on the shape alone.
-  idx_t query_parts() const { return std::clamp<idx_t>(shape().queries / 2048, 1, 16); }
+  idx_t query_parts() const { return parts_of(shape().queries, 16); }
   T factor() const { return forward.terms.query_factor(); }
   T* query_sums_of(const head& p, idx_t g) const { return dq ? p.d_queries + g * shape().queries * stride() : nullptr; }
   T* landmark_gradients(const head& p, idx_t g) const {

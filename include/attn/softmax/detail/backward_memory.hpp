@@ -3,6 +3,7 @@
 #pragma once
 
 #include <attn/core/detail/gradients.hpp>
+#include <attn/core/detail/sums_in_parts.hpp>
 #include <attn/softmax/detail/blockwise.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
@@ -87,7 +88,7 @@ struct backward_keys {
   T *d_keys = nullptr, *d_values = nullptr;  // [slots][round_up(dim, panel_width)]; null: not wanted
   T *key_errors = nullptr, *value_errors = nullptr;  // the same, what these sums lost; null: not kept
 
-  static idx_t stride(idx_t dim) { return round_up(dim, panel_width<T>); }
+  static idx_t stride(idx_t dim) { return sums_stride<T>(dim); }
 
   static backward_keys layout(arena& memory, idx_t slots, idx_t dim, idx_t dim_v, bool want_keys = true,
                               bool want_values = true, bool errors = false) {
@@ -106,8 +107,8 @@ struct backward_keys {
     fill(k, v, begin, end);
     clear(begin, end);
   }
-  template <class S>
-  void fill(const matrix_view<const S>& k, const matrix_view<const S>& v, idx_t begin, idx_t end) {
+  template <class Keys, class S>
+  void fill(const Keys& k, const matrix_view<const S>& v, idx_t begin, idx_t end) {
     keys.pack(k, k, begin, end);
     values.pack_keys([&](idx_t slot) { return v.row(keys.positions[begin + slot]); }, v.col_stride, begin, end);
   }
@@ -126,9 +127,18 @@ struct backward_keys {
     one(d_keys, key_errors, stride(keys.dim)), one(d_values, value_errors, stride(values.dim));
   }
 
-  /// The slots from `slot` on, a multiple of the panel width, with a map of their own. The caller sets their sums.
+  static constexpr idx_t wide = packed_keys<P>::wide;
+
+  /// The slots from `slot` on, a multiple of the panel width, with a map of their own and without sums.
   backward_keys from(idx_t slot, const index_map& map) const {
     return {.keys = keys.from(slot, map), .values = values.from(slot, map)};
+  }
+
+  /// The sums become those of others, from their slot `slot` on.
+  void take_sums(const backward_keys& of, idx_t slot) {
+    const auto from = [slot](T* sums, idx_t size) { return sums ? sums + slot * size : nullptr; };
+    d_keys = from(of.d_keys, stride(keys.dim)), d_values = from(of.d_values, stride(values.dim));
+    key_errors = from(of.key_errors, stride(keys.dim)), value_errors = from(of.value_errors, stride(values.dim));
   }
 
   /// Stores slots [begin, end) as the rows of the same numbers of the gradients of k, times `scale`, and of v, each of
@@ -141,13 +151,6 @@ struct backward_keys {
     if (dv) store_gradient_rows(d_values, stride(values.dim), T(1), head_of(dv, b, h), begin, end, real, accumulate);
   }
 };
-
-/// sums[x] += sums[offset + x] for x in [begin, end), of whole packets; null: none.
-template <class T>
-void add_sums(T* sums, idx_t offset, idx_t begin, idx_t end) {
-  for (idx_t x = begin; sums && x < end; x += width<T>)
-    store<T>(sums + x, add(load<T>(sums + x), load<T>(sums + offset + x)));
-}
 
 /// Whether sums over so many queries keep their errors: beyond 350 blocks of rows, one large gradient could swallow too
 /// much of small ones.

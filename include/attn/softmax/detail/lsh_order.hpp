@@ -4,10 +4,8 @@
 // and which slots of that order, cut into chunks, a token sees.
 #pragma once
 
-#include <attn/core/detail/attention_shape.hpp>
-#include <attn/core/detail/waves.hpp>
 #include <attn/softmax/detail/lsh_hashing.hpp>
-#include <attn/softmax/detail/packed_keys.hpp>
+#include <attn/softmax/detail/row_plan.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
 
@@ -55,11 +53,8 @@ struct lsh_chunks {
     return std::min(most_slots(), tokens_per_task() + (lookback + lookahead) * chunk);
   }
 
-  /// Row blocks of at most `most` rows: whole chunks where several fit, else a chunk in equal parts.
+  /// Row blocks of at most `most` rows are whole chunks where several fit, else equal parts of a chunk.
   idx_t rows_per_unit(idx_t most) const { return std::max<idx_t>(1, most / chunk) * chunk; }
-  idx_t rows_per_block(idx_t most) const {
-    return round_up(ceil_div(rows_per_unit(most), ceil_div(rows_per_unit(most), most)), tile_rows);
-  }
 
   /// Of a slot of round r: the round it belongs to, and its rank in the order of that round.
   std::pair<idx_t, idx_t> source(idx_t r, idx_t slot) const {
@@ -81,70 +76,75 @@ struct lsh_tables {
 template <class S>
 struct lsh_head {
   idx_t batch, head, length;
-  matrix_view<const S> query, value;
+  matrix_view<const S> query;
   lsh_tables<compute_type<S>> tables;
 };
 
+/// What of the plan (lsh_plan.hpp) comes before attention.
 template <class S, class Options>
-struct lsh_order {
+struct lsh_order : row_plan {
   using T = compute_type<S>;
+  using head = lsh_head<S>;
 
   const Options& options;
   const attention_shape& shape;
+  const sequence_lengths& lengths;
+  tensor_view<const S> q;
+  tensor_view<const T> rotations;
 
   idx_t half() const { return options.buckets / 2; }
   idx_t rotation_size() const { return round_up(half(), tile_rows) * shape.dim; }  // of one round, packed
   idx_t segments() const { return ceil_div(shape.keys, lsh_segment); }
+  /// Slots of the keys that a task packs, at most.
+  idx_t capacity() const { return lsh_chunks(shape.keys, options).slots_per_task(); }
 
-  lsh_tables<T> layout(arena& memory) const {
+  using item_scratch = lsh_tables<T>;
+  item_scratch layout(arena& memory, idx_t) const {
     const idx_t all = options.rounds * shape.keys;
     return {.rotations = memory.allocate<T>(options.rounds * rotation_size()),
             .factor = memory.allocate<T>(shape.keys), .rank = memory.allocate<idx_t>(all),
             .order = memory.allocate<idx_t>(all)};
   }
-
-  /// Scratch of one thread.
   struct thread_scratch {
     T* keys;              // [panel_width][D]: to be packed
     T* panel;             // the same, packed, to be hashed
     idx_t* bucket_begin;  // [buckets + 1]: where the next token of a bucket goes
+    idx_t* token;         // of every slot of the keys of a task
   };
   thread_scratch layout_scratch(arena& memory) const {
     return {.keys = memory.allocate<T>(panel_width<T> * shape.dim),
             .panel = memory.allocate<T>(panel_width<T> * shape.dim),
-            .bucket_begin = memory.allocate<idx_t>(options.buckets + 1)};
+            .bucket_begin = memory.allocate<idx_t>(options.buckets + 1), .token = memory.allocate<idx_t>(capacity())};
   }
+  lsh_head<S> head_of(idx_t x, const item_scratch& p, idx_t) const {
+    const idx_t b = x / shape.heads, h = x % shape.heads;
+    return {b, h, lengths.keys(b), detail::head_of(q, b, h), p};
+  }
+  const idx_t* order_of(const lsh_head<S>& h, idx_t round) const { return h.tables.order + round * shape.keys; }
 
-  struct key_rows {
-    T* keys;
-    idx_t dim;
-    T* operator()(idx_t n) const { return keys + n * dim; }
+  /// The keys of all tokens as the rows of a matrix. A row is made when it is asked for, and stays until panel_width
+  /// others are.
+  struct made_keys {
+    static constexpr idx_t col_stride = 1;
+
+    matrix_view<const S> query;
+    const T* factor;
+    T* memory;
+    mutable idx_t next = 0;
+
+    [[gnu::noinline]] const T* row(idx_t i) const {
+      T* const key = memory + next++ % panel_width<T> * query.cols;
+      const S* const x = query.row(i);
+      if (const idx_t stride = query.col_stride; stride == 1)
+        for (idx_t d = 0; d < query.cols; ++d) key[d] = static_cast<T>(x[d]) * factor[i];
+      else
+        for (idx_t d = 0; d < query.cols; ++d) key[d] = static_cast<T>(x[d * stride]) * factor[i];
+      return key;
+    }
   };
-  void make_key(const lsh_head<S>& h, idx_t i, T* key) const {
-    const S* const x = h.query.row(i);
-    const T factor = h.tables.factor[i];
-    if (const idx_t stride = h.query.col_stride; stride == 1)
-      for (idx_t d = 0; d < shape.dim; ++d) key[d] = static_cast<T>(x[d]) * factor;
-    else
-      for (idx_t d = 0; d < shape.dim; ++d) key[d] = static_cast<T>(x[d * stride]) * factor;
-  }
-
-  /// body(first slot, slots, their keys) for the keys of slots [begin, end) of one round, a panel at a time; token[n]
-  /// becomes the token of slot begin + n, and slots are counted from begin.
-  template <class Body>
-  void for_each_key_panel(const lsh_head<S>& h, const lsh_chunks& chunks, idx_t round, key_range slots, idx_t* token,
-                          const thread_scratch& s, const Body& body) const {
-    const key_rows key{s.keys, shape.dim};
-    for (idx_t slot = slots.begin; slot < slots.end; ++slot) {
-      const auto [from, at] = chunks.source(round, slot);
-      token[slot - slots.begin] = h.tables.order[from * shape.keys + at];
-    }
-    const idx_t count = slots.end - slots.begin;
-    for (idx_t slot = 0; slot < count; slot += panel_width<T>) {
-      const idx_t some = std::min<idx_t>(panel_width<T>, count - slot);
-      for (idx_t n = 0; n < some; ++n) make_key(h, token[slot + n], key(n));
-      body(slot, some, key);
-    }
+  template <class Rows>
+  made_keys key_rows(const lsh_head<S>& h, const Rows&, const thread_scratch& s) const {
+    return {h.query, h.tables.factor, s.keys};
   }
 
   /// The score of query i and key j before the terms, by plain loops.
@@ -159,14 +159,12 @@ struct lsh_order {
 
   /// Factors and buckets of tokens [begin, end).
   void hash(const lsh_head<S>& h, idx_t begin, idx_t end, const thread_scratch& s) const {
-    const key_rows key{s.keys, shape.dim};
+    const made_keys keys = key_rows(h, h.query, s);
     for (idx_t i = begin; i < end; i += panel_width<T>) {
       const idx_t count = std::min<idx_t>(panel_width<T>, end - i);
-      for (idx_t n = 0; n < count; ++n) {
-        h.tables.factor[i + n] = key_factor<T>(h.query.row(i + n), h.query.col_stride, shape.dim, options.norm_eps);
-        make_key(h, i + n, key(n));
-      }
-      pack_panels_across<T>(key, count, shape.dim, 1, s.panel);
+      for (idx_t n = i; n < i + count; ++n)
+        h.tables.factor[n] = key_factor<T>(h.query.row(n), h.query.col_stride, shape.dim, options.norm_eps);
+      pack_panels_across<T>([&](idx_t n) { return keys.row(i + n); }, count, shape.dim, 1, s.panel);
       for (idx_t round = 0; round < options.rounds; ++round)
         hash_panel(h.tables.rotations + round * rotation_size(), half(), shape.dim, s.panel, count,
                    h.tables.rank + round * shape.keys + i);
@@ -187,31 +185,22 @@ struct lsh_order {
     }
   }
 
-  /// Hashes and sorts. for_each(steps, body(head, step, thread_scratch)) runs the tasks of all heads of a wave.
-  template <class ForEach>
-  void sort_tokens(const tensor_view<const T>& rotations, const ForEach& for_each) const {
-    for_each(idx_t(1), [&](const lsh_head<S>& h, idx_t, const thread_scratch&) {
-      pack_rotations<T>(rotations, rotations.extent(0) == 1 ? 0 : h.head, h.tables.rotations);
+  /// Hashes and sorts.
+  void prepare(idx_t first, idx_t, const for_each_step<item_scratch, thread_scratch>& for_each) const {
+    for_each(idx_t(1), [&](idx_t x, const item_scratch& p, idx_t, const thread_scratch&) {
+      const idx_t head = (x + first) % shape.heads;
+      pack_rotations<T>(rotations, rotations.extent(0) == 1 ? 0 : head, p.rotations);
     });
-    for_each(segments(), [&](const lsh_head<S>& h, idx_t part, const thread_scratch& s) {
+    for_each(segments(), [&](idx_t x, const item_scratch& p, idx_t part, const thread_scratch& s) {
+      const lsh_head<S> h = head_of(x + first, p, 0);
       hash(h, std::min(part * lsh_segment, h.length), std::min((part + 1) * lsh_segment, h.length), s);
     });
-    for_each(options.rounds, [&](const lsh_head<S>& h, idx_t round, const thread_scratch& s) {
-      sort(h, round, s.bucket_begin);
+    for_each(options.rounds, [&](idx_t x, const item_scratch& p, idx_t round, const thread_scratch& s) {
+      sort(head_of(x + first, p, 0), round, s.bucket_begin);
     });
   }
 
-  /// body(rotations): those given, or drawn ones.
-  template <class Body>
-  void with_rotations(execution& exec, const Body& body) const {
-    if (options.rotations) return body(options.rotations);
-    const idx_t drawn = options.rounds * shape.dim * half();
-    auto numbers = exec.workspace([&](arena& memory) { return memory.allocate<T>(drawn); });
-    fill_rotations(*numbers, drawn, options.seed, 0);
-    body(tensor_view<const T>(*numbers, {1, options.rounds, shape.dim, half()}));
-  }
-
-  /// Operations of all heads: `per_score` for a query and a key, and the hashes.
+  /// `per_score` for a query and a key, and the hashes.
   double operations(idx_t per_score) const {
     const lsh_chunks c(shape.keys, options);
     const idx_t keys = (c.lookback + 1 + c.lookahead) * c.chunk, hashes = shape.batch * shape.heads * c.n * c.rounds;

@@ -12,6 +12,8 @@ struct index_map {
   const idx_t* list = nullptr;
 
   idx_t operator[](idx_t slot) const { return list ? list[slot] : first + step * slot; }
+  /// The map of the slots from `slot` on.
+  index_map from(idx_t slot) const { return {first + step * slot, step, list ? list + slot : nullptr}; }
 
   /// The slot of a row among the slots [begin, end), whose rows ascend, or -1.
   idx_t find(idx_t row, idx_t begin, idx_t end) const {

@@ -1,14 +1,15 @@
-// attn: what a call by a pattern attends: the checks of the pattern, where keys are packed (once per head or per query
-// set), and which query set sees which packed slots. Knows no element type and no arithmetic.
+// attn: the plan of attention by a pattern (pattern.hpp), what block, strided, bigbird and pattern_softmax share: the
+// checks of the pattern, where keys are packed (once per key head or per query set), and which query set sees which
+// packed slots. Its stages are joined patterns. Knows no element type and no arithmetic.
 #pragma once
 
-#include <attn/core/execution.hpp>
+#include <attn/softmax/detail/sparse_driver.hpp>
 #include <attn/softmax/pattern.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
 
-struct pattern_plan {
-  static constexpr idx_t pack_step = 128;  // keys packed at a time, if any of them is seen
+struct pattern_plan : row_plan {
+  using head = pattern_shape;
 
   attention_shape shape;
   sequence_lengths lengths;
@@ -17,11 +18,11 @@ struct pattern_plan {
   std::span<const pattern_ref> patterns{};  // joined patterns in order
 
   // Found by examine():
-  bool shared = false;     // keys are packed once for all query sets; else every query set packs its own
-  idx_t gathered = 0;      // slots of the query set that gathers most
-  idx_t not_in_place = 0;  // those of them that are gathered even if keys are shared
-  idx_t contiguous = 0;    // keys in ranges of step 1
-  double visible_keys = 0;        // visible keys of all queries, at most
+  bool packed_once = false;  // keys are packed once for all query sets; else every query set packs its own
+  idx_t gathered = 0;        // slots of the query set that gathers most
+  idx_t not_in_place = 0;    // those of them that are gathered even if keys are packed once
+  idx_t in_ranges = 0;       // keys in ranges of step 1
+  double visible_keys = 0;   // visible keys of all queries, at most
 
   /// Head x, counted over all batch items.
   pattern_shape shape_of(idx_t x) const {
@@ -37,17 +38,86 @@ struct pattern_plan {
       if (x % shape.group() == 0) keys += shape_of(x).keys;
       for (const pattern_ref& pattern : patterns) examine(check, pattern, shape_of(x), found);
     }
-    shared = contiguous > keys + keys / 2;
-    if (shared) gathered = not_in_place;
+    packed_once = in_ranges > keys + keys / 2;
+    if (packed_once) gathered = not_in_place;
   }
 
   /// Whether a set is read from the packed keys of its head; else its query set packs it.
-  bool in_place(const key_set& set) const { return shared && set.contiguous(); }
+  bool in_place(const key_set& set) const { return packed_once && set.contiguous(); }
 
   /// Number of packed slots before those of the set. A contiguous set begins at a panel of its head, so that sums do
   /// not depend on where it is packed.
   idx_t lead_of(const key_set& set) const {
-    return !set.contiguous() ? 0 : shared ? set.positions.first : set.positions.first % panel;
+    return !set.contiguous() ? 0 : packed_once ? set.positions.first : set.positions.first % panel;
+  }
+
+  // What the drivers ask (row_plan.hpp) ------------------------------------------------------------------------------
+
+  pattern_shape head_of(idx_t x, const item_scratch&, idx_t) const { return shape_of(x); }
+  idx_t stages() const { return std::ssize(patterns); }
+  idx_t capacity() const { return gathered; }
+  idx_t listed_capacity() const { return not_in_place; }
+  double operations(idx_t per_score) const { return visible_keys * static_cast<double>(per_score); }
+  static idx_t numbers(const attention_shape& s) { return s.keys * (s.dim + s.dim_v); }
+  bool shared() const { return packed_once; }
+
+  /// A task is a query set.
+  idx_t tasks(idx_t stage, idx_t first, idx_t count) const {
+    idx_t most = 0;
+    for (idx_t x = first; x < first + count; ++x) most = std::max(most, of(stage).query_sets(shape_of(x)));
+    return most;
+  }
+  template <class Visit>
+  void sets(const pattern_shape& s, idx_t stage, idx_t task, const thread_scratch&, const Visit& visit) const {
+    if (task >= of(stage).query_sets(s)) return;
+    const position_range queries = of(stage).queries(s, task);
+    visit(query_set{.stage = stage, .number = task, .rows = {queries.begin - s.first_position(), queries.step, nullptr},
+                    .count = count_of(queries), .first = stage == 0, .last = stage + 1 == stages()});
+  }
+
+  /// Runs of consecutive query sets, which share keys, are dealt to the parts in turn, because the query sets that see
+  /// most keys come first.
+  idx_t parts() const { return parts_of(shape.queries, 4); }
+  idx_t part_tasks(idx_t) const { return parts(); }
+  template <class Visit>
+  void part_sets(const pattern_shape& s, idx_t stage, idx_t, idx_t part, const thread_scratch& scratch,
+                 const Visit& visit) const {
+    const idx_t all = of(stage).query_sets(s), own_parts = parts_of(s.queries, 4);
+    const idx_t turn = std::max<idx_t>(1, all / (4 * own_parts));
+    for (idx_t from = part * turn; part < own_parts && from < all; from += own_parts * turn)
+      for (idx_t n = from; n < std::min(from + turn, all); ++n) sets(s, stage, n, scratch, visit);
+  }
+
+  template <class Visit>
+  void keys(const pattern_shape& s, const query_set& set, const thread_scratch&, const Visit& visit) const {
+    of(set.stage).keys(s, set.number, [&](const key_set& keys, const query_range& of_query) {
+      const idx_t lead = lead_of(keys);
+      seen_keys seen{.positions = keys.positions, .slots = keys.count, .in_place = in_place(keys)};
+      if (!seen.in_place) seen.positions.first -= lead, seen.slots += lead;
+      if (!keys.self) seen.excluded.what = excluded_keys::kind::own;
+      visit(seen, [&](idx_t row) {
+        const key_range slots = keys.slots_of(s, set.rows[row] + s.first_position(), of_query);
+        return key_range{slots.begin + lead, slots.end + lead};
+      });
+    });
+  }
+
+  /// Of the next query set: as many of its rows, and as large a part of the keys that it packs.
+  template <class S>
+  void prefetch_next(const pattern_shape& s, const query_set& set, idx_t row, idx_t count,
+                     const head_rows<S>& x) const {
+    const idx_t next = set.number + 1, end = row + count;
+    if (next >= of(set.stage).query_sets(s)) return;
+    const position_range queries = of(set.stage).queries(s, next);
+    for (idx_t r = row; r < std::min(end, count_of(queries)); ++r)
+      prefetch_row(x.query, queries.begin + r * queries.step - s.first_position());
+    of(set.stage).keys(s, next, [&](const key_set& keys, const query_range&) {
+      if (in_place(keys)) return;
+      for (idx_t n = keys.count * row / set.count; n < keys.count * end / set.count; ++n) {
+        prefetch_row(x.key, keys.positions[n]);
+        prefetch_row(x.value, keys.positions[n]);
+      }
+    });
   }
 
   /// Marks, for one key head, the runs of pack_step keys that its query sets read in place.
@@ -66,6 +136,8 @@ struct pattern_plan {
   }
 
  private:
+  const pattern_ref& of(idx_t stage) const { return patterns[static_cast<std::size_t>(stage)]; }
+
   void examine(const validator& check, const pattern_ref& pattern, const pattern_shape& s, bool* found) {
     std::fill_n(found, s.queries, false);
     idx_t queries_found = 0;
@@ -77,7 +149,7 @@ struct pattern_plan {
       idx_t slots = 0, others = 0;
       pattern.keys(s, n, [&](const key_set& set, const query_range& of_query) {
         const bool in_range = set.contiguous();
-        if (in_range) contiguous += set.count;
+        if (in_range) in_ranges += set.count;
         slots += round_up(set.count + (in_range ? set.positions.first % panel : 0), panel);
         if (!in_range) others += round_up(set.count, panel);
         visible_keys += static_cast<double>(set.count) * static_cast<double>(count_of(queries));
@@ -93,5 +165,19 @@ struct pattern_plan {
       check.fail({"query sets that contain each query once: ", s.queries, " in all"}, queries_found);
   }
 };
+
+/// The plan of a call. Throws std::invalid_argument for patterns that cannot be attended.
+template <class S, class Score>
+pattern_plan plan_of(const softmax_call<S, Score>& call, std::span<const pattern_ref> patterns) {
+  pattern_plan plan{{}, call.shape, call.lengths, call.causal, panel_width<compute_type<S>>, patterns};
+  plan.examine(call.check, call.exec);
+  return plan;
+}
+
+template <class S, class Score, key_pattern Pattern>
+void attend_by(const softmax_call<S, Score>& call, const Pattern& pattern) {
+  const auto patterns = patterns_of(pattern);
+  attend_planned(call, plan_of(call, patterns));
+}
 
 }  // namespace attn::inline ATTN_ISA::detail

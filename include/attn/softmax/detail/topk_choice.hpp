@@ -1,9 +1,8 @@
-// attn: which blocks of keys the queries of topk_blocks choose, and in which order they are attended.
+// attn: which blocks of keys the queries of topk_blocks choose, and in which order they are attended (topk_plan.hpp).
 //
 //   1. block_sums      the sums of the keys of every block, packed as keys are
 //   2. block_chooser   a tile of queries times the sums; of each row the blocks with the largest products
 //   3. topk_head       the queries of round r, those that choose an r-th block, sorted by it
-//   4. topk_choice     all of this for all heads of a call, in tasks
 //
 // Blocks have equal numbers of keys, so their sums rank as their means do. In a round every query occurs once, so
 // threads may divide a round in any way. The last round is that of the own blocks, which every query has.
@@ -189,98 +188,15 @@ struct topk_head {
     for (idx_t i = first; i < queries; ++i) order[round * stride + next[by[i]]++] = i;
   }
 
-  /// visit(block, first entry, entries) for the runs of one block among entries [begin, end) of a round.
+  /// visit(first entry, entries) for the runs of one block among entries [begin, end) of a round.
   template <class Visit>
   void for_each_run(idx_t round, idx_t begin, idx_t end, const Visit& visit) const {
     for (idx_t n = begin, stop; n < end; n = stop) {
       const idx_t of = block(round, n);
       for (stop = n + 1; stop < end && block(round, stop) == of;) ++stop;
-      visit(of, n, stop - n);
+      visit(n, stop - n);
     }
   }
 };
-
-/// The choice of all heads of a call, forward and backward.
-template <class S>
-struct topk_choice {
-  using T = compute_type<S>;
-
-  const attention_shape& shape;
-  const sequence_lengths& lengths;
-  const topk_shape& blocks;
-  tensor_view<const S> q, k;
-  const T* sums = nullptr;  // those of a cache, sums_stride from key head to key head, or null
-  idx_t sums_stride = 0;
-
-  /// Memory that the threads share for one key head of one batch item.
-  struct head_scratch {
-    block_sums<T> sums;
-    idx_t *chosen, *order;  // of every query head
-  };
-  /// For `heads` query heads at a time.
-  head_scratch layout(arena& memory, idx_t heads) const {
-    return {.sums = {memory.allocate<T>(sums ? 0 : block_sums<T>::size(blocks.blocks, shape.dim)), shape.dim},
-            .chosen = memory.allocate<idx_t>(heads * topk_head::size(shape.queries, blocks)),
-            .order = memory.allocate<idx_t>(heads * topk_head::size(shape.queries, blocks))};
-  }
-  struct thread_scratch {
-    block_chooser<T> chooser;
-    idx_t* next;
-  };
-  thread_scratch layout_scratch(arena& memory) const {
-    return {.chooser = block_chooser<T>::layout(memory, shape.dim, blocks.rounds),
-            .next = memory.allocate<idx_t>(blocks.blocks + 1)};
-  }
-
-  /// Query head `in_group` of a key head, whose tables are number `slot`.
-  topk_head head(idx_t key_head, idx_t in_group, const head_scratch& p, idx_t slot) const {
-    const idx_t b = key_head / shape.kv_heads, size = topk_head::size(shape.queries, blocks);
-    return {.batch = b, .head = key_head % shape.kv_heads * shape.group() + in_group, .queries = lengths.queries(b),
-            .shift = lengths.keys(b) - lengths.queries(b), .blocks = blocks, .stride = shape.queries,
-            .chosen = p.chosen + slot * size, .order = p.order + slot * size};
-  }
-  block_sums<const T> sums_of(idx_t key_head, const head_scratch& p) const {
-    return {sums ? sums + key_head * sums_stride : p.sums.data, shape.dim};
-  }
-
-  /// for_each(steps, body(key head, head_scratch, step, scratch)) runs tasks: the sums of all blocks.
-  template <class ForEach>
-  void add_up(const ForEach& for_each) const {
-    if (sums || blocks.rounds == 0) return;
-    for_each(ceil_div(blocks.blocks, panel_width<T>), [&](idx_t key_head, const head_scratch& p, idx_t step, auto&&) {
-      const idx_t b = key_head / shape.kv_heads, begin = step * panel_width<T>,
-                  end = std::min({begin + panel_width<T>, blocks.blocks, lengths.keys(b) / blocks.block});
-      if (begin < end) p.sums.fill(head_of(k, b, key_head % shape.kv_heads), blocks.block, begin, end);
-    });
-  }
-  /// The choice of query heads [first, first + count) of every key head.
-  template <class ForEach>
-  void choose(idx_t first, idx_t count, const ForEach& for_each) const {
-    if (blocks.rounds == 0) return;
-    for_each(count * ceil_div(shape.queries, max_rows),
-             [&](idx_t key_head, const head_scratch& p, idx_t step, const thread_scratch& s) {
-               const topk_head h = head(key_head, first + step % count, p, step % count);
-               const idx_t begin = std::max(step / count * max_rows, h.first_of(0)),
-                           end = std::min(step / count * max_rows + max_rows, h.queries);
-               for (idx_t i = begin; i < end; i += tile_rows)
-                 choose_tile(h, i, std::min<idx_t>(tile_rows, end - i), sums_of(key_head, p), s.chooser);
-             });
-    for_each(count * blocks.rounds, [&](idx_t key_head, const head_scratch& p, idx_t step, const thread_scratch& s) {
-      head(key_head, first + step % count, p, step % count).sort(step / count, s.next);
-    });
-  }
-
- private:
-  void choose_tile(const topk_head& h, idx_t i, idx_t count, const block_sums<const T>& of,
-                   const block_chooser<T>& chooser) const {
-    chooser.choose(head_of(q, h.batch, h.head), i, count, i + h.shift, blocks, of);
-    for (idx_t m = 0; m < count; ++m)
-      for (idx_t r = 0; r < blocks.choices(i + m + h.shift); ++r)
-        h.chosen[r * h.stride + i + m] = chooser.chosen[m * blocks.rounds + r];
-  }
-};
-
-/// Number of rows of a run that are attended at a time, so that these row blocks are about equal.
-inline idx_t rows_of_run(idx_t count) { return round_up(ceil_div(count, ceil_div(count, max_rows)), tile_rows); }
 
 }  // namespace attn::inline ATTN_ISA::detail

@@ -1,0 +1,32 @@
+// attn: what the backward passes of block, strided, bigbird and pattern_softmax share.
+#pragma once
+
+#include <attn/softmax/detail/pattern_plan.hpp>
+#include <attn/softmax/detail/sparse_backward.hpp>
+
+namespace attn::inline ATTN_ISA {
+
+/// The gradients of softmax attention by a pattern: those given. S is the element type of the call.
+template <class S>
+struct pattern_gradients {
+  using real = compute_type<S>;
+
+  tensor_view<S> q{}, k{}, v{};
+  /// [H]
+  tensor_view<real, 1> alibi_slopes{}, sinks{};
+  /// Read, not written: the gradient of lse, [B, H, Lq].
+  tensor_view<const real, 3> d_lse{};
+  /// Add to what is there instead of writing it over.
+  bool accumulate = false;
+};
+
+namespace detail {
+
+template <class S, class Score, class ScoreBackward, key_pattern Pattern>
+void backward_by(softmax_backward_call<S, Score, ScoreBackward>& call, const Pattern& pattern) {
+  const auto patterns = patterns_of(pattern);
+  differentiate_planned(call, plan_of(call.forward, patterns));
+}
+
+}  // namespace detail
+}  // namespace attn::inline ATTN_ISA

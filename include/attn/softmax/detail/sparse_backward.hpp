@@ -1,0 +1,278 @@
+// attn: the driver of the gradients of sparse attention. It takes waves of key heads, query head by query head, as
+// their plan (row_plan.hpp) says:
+//   1. keys and values that several query sets see are packed once; the plan prepares its tables
+//   2. stage by stage, with the final lse: the query sets, divided into tasks with separate sums of dK and dV; sums of
+//      contiguous keys are added in place, those of other keys at the end of the query set. dQ is stored between stages
+//   3. the sums of all tasks are added in order and stored
+#pragma once
+
+#include <attn/softmax/detail/softmax_backward_call.hpp>
+#include <attn/softmax/detail/sparse_driver.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+template <class S, class Score, class ScoreBackward, class Plan>
+struct sparse_backward {
+  using T = compute_type<S>;
+  using P = product_type<S>;
+  using head = typename Plan::head;
+  static constexpr idx_t pack_step = Plan::pack_step;
+
+  const softmax_backward_call<S, Score, ScoreBackward>& in;
+  const Plan& plan;
+  const attention_shape& shape = in.shape;
+
+  idx_t stride_k() const { return backward_keys<P>::stride(shape.dim); }
+  idx_t stride_v() const { return backward_keys<P>::stride(shape.dim_v); }
+  /// A set of keys that does not begin at a panel may reach beyond the last key by less than a vector.
+  idx_t slots() const { return round_up(shape.keys, panel_width<T>) + (Plan::at_panels ? 0 : panel_width<T>); }
+  idx_t steps() const { return ceil_div(shape.keys, pack_step); }
+  /// Where keys are made from queries, their gradients become gradients of these.
+  bool want_keys() const { return Plan::keys_are_queries ? bool(in.dq) : bool(in.dk); }
+  idx_t most_tasks() const {
+    idx_t most = Plan::keys_are_queries ? steps() : 0;
+    for (idx_t phase = 0; phase < plan.phases(); ++phase) most = std::max(most, plan.part_tasks(phase));
+    return most;
+  }
+  head_rows<S> rows_of(const head& h) const {
+    return {head_of(in.q, h.batch, h.head), head_of(in.k, h.batch, h.head / shape.group()),
+            head_of(in.v, h.batch, h.head / shape.group())};
+  }
+
+  /// Memory that all threads share for one key head of one batch item.
+  struct item_scratch {
+    typename Plan::item_scratch plan;  // of the query head in progress
+    backward_keys<P> keys;             // where keys are packed once; sums of all keys, [parts][slots()]
+    bool *needed, *begun;              // per pack_step keys; [parts][steps()]: whether sums were begun, else they are 0
+    T* dq;                             // [Lq][stride_k()], where there are several stages: sums of those that are done
+    T* slopes;                         // [tasks]: their sums of the gradient of the slope
+  };
+  item_scratch layout(arena& memory) const {
+    const idx_t all = plan.parts() * slots();
+    const bool errors = many_queries(shape.queries) && !Plan::keys_are_queries;
+    item_scratch p{.plan = plan.layout(memory, 1), .keys = layout_keys(memory, plan.shared() ? shape.keys : 0),
+                   .needed = memory.allocate<bool>(plan.shared() ? steps() : 0),
+                   .begun = memory.allocate<bool>(plan.parts() * steps()), .dq = nullptr,
+                   .slopes = memory.allocate<T>(most_tasks())};
+    if (want_keys()) p.keys.d_keys = memory.allocate<T>(all * stride_k());
+    if (in.dv) p.keys.d_values = memory.allocate<T>(all * stride_v());
+    if (want_keys() && errors) p.keys.key_errors = memory.allocate<T>(all * stride_k());
+    if (in.dv && errors) p.keys.value_errors = memory.allocate<T>(all * stride_v());
+    if (in.dq && (plan.stages() > 1 || Plan::keys_are_queries)) p.dq = memory.allocate<T>(shape.queries * stride_k());
+    return p;
+  }
+  backward_keys<P> layout_keys(arena& memory, idx_t count) const {
+    return backward_keys<P>::layout(memory, count, shape.dim, shape.dim_v, false, false);
+  }
+
+  /// Scratch of one thread: a block of rows, and the keys a query set packs, with the sums of those not contiguous.
+  struct thread_scratch {
+    backward_rows<P> rows;
+    backward_scratch<P> kernel;
+    backward_keys<P> keys;
+    key_range* ranges;  // [max_rows]
+    T* dq;              // [max_rows][stride_k()]
+    typename Plan::thread_scratch plan;
+  };
+  thread_scratch scratch(int worker) const {
+    return in.forward.exec.scratch(worker, [&](arena& memory) {
+      thread_scratch s{.rows = backward_rows<P>::layout(memory, max_rows, shape.dim, shape.dim_v),
+                       .kernel = in.layout_scratch(memory),
+                       .keys = layout_keys(memory, plan.capacity()),
+                       .ranges = memory.allocate<key_range>(max_rows),
+                       .dq = in.dq ? memory.allocate<T>(max_rows * stride_k()) : nullptr,
+                       .plan = plan.layout_scratch(memory)};
+      if (want_keys()) s.keys.d_keys = memory.allocate<T>(plan.listed_capacity() * stride_k());
+      if (in.dv) s.keys.d_values = memory.allocate<T>(plan.listed_capacity() * stride_v());
+      return s;
+    });
+  }
+
+  /// The keys that all query sets of a task share, with the sums of the task.
+  struct task_keys {
+    backward_keys<P> keys;
+    bool* begun;
+  };
+
+  /// visit(keys, seen_keys, seen) for every set of keys, with its sums.
+  template <class Visit>
+  void visit_keys(const head& h, const query_set& set, const backward_keys<P>& shared, const thread_scratch& s,
+                  const Visit& visit) const {
+    idx_t summed = 0;
+    for_each_key_set(plan, h, set, s.plan, shared, s.keys, [&](backward_keys<P> keys, const seen_keys& given,
+                                                               const auto& seen) {
+      if (!given.contiguous())
+        keys.take_sums(s.keys, std::exchange(summed, summed + round_up(given.slots, panel_width<T>)));
+      else if (!given.in_place)
+        keys.take_sums(shared, given.positions.first);
+      visit(keys, given, seen);
+    });
+  }
+
+  /// Call before adding to sums of keys [begin, end).
+  void begin_sums(const task_keys& of, idx_t begin, idx_t end) const {
+    for (idx_t step = begin / pack_step; step * pack_step < end; ++step)
+      if (!of.begun[step]) begin_step(of, step);
+  }
+  void begin_step(const task_keys& of, idx_t step) const {
+    of.begun[step] = true;
+    of.keys.clear(step * pack_step, std::min((step + 1) * pack_step, slots()));
+  }
+
+  /// Adds sums of a query set to those of all keys.
+  static void scatter(T* sums, idx_t stride, const seen_keys& given, T* to, T* errors) {
+    for (idx_t n = 0; sums && n < given.slots; ++n) {
+      const idx_t at = given.positions[n] * stride;
+      if (errors)
+        move_compensated(sums + n * stride, stride, T(1), to + at, errors + at);
+      else
+        for (idx_t d = 0; d < stride; d += width<T>)
+          store<T>(to + at + d, add(load<T>(to + at + d), load<T>(sums + n * stride + d)));
+    }
+  }
+
+  template <class Terms, class Back>
+  void differentiate_set(const head& h, const query_set& set, const item_scratch& p, const task_keys& of,
+                         const thread_scratch& s, Terms& terms, Back& back) const {
+    if (set.count == 0) return;
+    const head_rows<S> x = rows_of(h);
+    visit_keys(h, set, of.keys, s, [&](backward_keys<P> keys, const seen_keys& given, const auto&) {
+      if (!given.in_place) keys.fill(plan.key_rows(h, x.key, s.plan), x.value, 0, given.slots);
+      if (!given.contiguous()) return keys.clear(0, given.slots);
+      begin_sums(of, given.positions.first, given.positions.first + given.slots);
+    });
+    for_each_row_block(set, [&](const index_map& which, idx_t count, idx_t row) {
+      in.pack_rows(s.rows, h.batch, h.head, x.query, which, count);
+      if (s.dq) begin_rows(set, which, count, p.dq, s.dq);
+      visit_keys(h, set, of.keys, s, [&](const backward_keys<P>& keys, const seen_keys& given, const auto& seen) {
+        for (idx_t r = 0; r < count; ++r) s.ranges[r] = seen(row + r);
+        terms.excluded = given.excluded;
+        differentiate(s.rows, count, s.ranges, which, keys, terms, s.kernel, s.dq, stride_k(), back);
+      });
+      if (s.dq) end_rows(h, set, which, count, s.dq, p.dq);
+    });
+    visit_keys(h, set, of.keys, s, [&](const backward_keys<P>& keys, const seen_keys& given, const auto&) {
+      if (given.contiguous()) return;
+      for (idx_t n = 0; n < given.slots; ++n) begin_sums(of, given.positions[n], given.positions[n] + 1);
+      scatter(keys.d_keys, stride_k(), given, of.keys.d_keys, of.keys.key_errors);
+      scatter(keys.d_values, stride_v(), given, of.keys.d_values, of.keys.value_errors);
+    });
+  }
+
+  /// The sums of dQ of a block of rows: 0, or those of the stages that are done.
+  void begin_rows(const query_set& set, const index_map& which, idx_t count, const T* saved, T* dq) const {
+    std::fill_n(dq, round_up(count, tile_rows) * stride_k(), T(0));
+    for (idx_t r = 0; !set.first && r < count; ++r)
+      std::copy_n(saved + which[r] * stride_k(), stride_k(), dq + r * stride_k());
+  }
+  void end_rows(const head& h, const query_set& set, const index_map& which, idx_t count, const T* dq, T* saved) const {
+    const bool last = set.last && !Plan::keys_are_queries;
+    for (idx_t r = 0; r < count; ++r, dq += stride_k())
+      if (last)
+        store_gradient_row(dq, in.terms().scale, head_of(in.dq, h.batch, h.head), which[r], in.accumulate);
+      else
+        std::copy_n(dq, stride_k(), saved + which[r] * stride_k());
+  }
+
+  /// One task of a stage of query head `in_group` of a key head.
+  void differentiate_task(idx_t key_head, idx_t in_group, idx_t stage, idx_t phase, idx_t task, const item_scratch& p,
+                          int worker) const {
+    const head h = plan.head_of(key_head * shape.group() + in_group, p.plan, 0);
+    const idx_t part = plan.parts() > 1 ? task : 0;
+    task_keys of{p.keys, p.begun + part * steps()};
+    of.keys.take_sums(p.keys, part * slots());
+    auto terms = in.terms().for_head(h.batch, h.head, in.forward.shift(h.batch));
+    auto back = in.back(terms);
+    const thread_scratch s = scratch(worker);
+    plan.part_sets(h, stage, phase, task, s.plan,
+                   [&](const query_set& set) { differentiate_set(h, set, p, of, s, terms, back); });
+    p.slopes[task] += back.d_slope();
+  }
+
+  /// Before the first stage of a query head. Sums are cleared when they are begun, or all of them here, if tasks share
+  /// them; those of keys that are queries for every query head.
+  void begin_head(const wave<item_scratch>& key_heads, idx_t in_group) const {
+    for (idx_t n = 0; n < key_heads.count; ++n) {
+      std::fill_n(key_heads.scratch[n].slopes, most_tasks(), T(0));
+      if (in_group == 0) std::fill_n(key_heads.scratch[n].begun, plan.parts() * steps(), false);
+    }
+    if constexpr (Plan::keys_are_queries)
+      key_heads.for_each(steps(), [&](idx_t, const item_scratch& p, idx_t step, int) {
+        task_keys of{p.keys, p.begun};
+        if (in_group > 0) of.keys.d_values = nullptr;
+        begin_step(of, step);
+      });
+  }
+
+  /// Stores the gradients of the keys of a step, from the sums of all parts.
+  void store_step(idx_t key_head, const item_scratch& p, idx_t step) const {
+    const idx_t b = key_head / shape.kv_heads, keys = in.lengths().keys(b), begin = step * pack_step,
+                end = std::min(begin + pack_step, shape.keys), real = std::min(end, keys);
+    if (!p.begun[step]) begin_step({p.keys, p.begun}, step);
+    for (idx_t part = 1; part < plan.parts(); ++part) {
+      if (!p.begun[part * steps() + step]) continue;
+      p.keys.settle(part * slots() + begin, part * slots() + real);
+      if (p.keys.d_keys) sums_in_parts<T>{p.keys.d_keys, plan.parts(), slots(), stride_k()}.add_part(part, begin, real);
+      if (in.dv) sums_in_parts<T>{p.keys.d_values, plan.parts(), slots(), stride_v()}.add_part(part, begin, real);
+    }
+    p.keys.store(in.dk, in.dv, b, key_head % shape.kv_heads, begin, end, keys, in.terms().scale, in.accumulate);
+  }
+
+  /// A wave of key heads.
+  void differentiate_wave(const wave<item_scratch>& key_heads) const {
+    const idx_t group = shape.group();
+    if (plan.shared())
+      pack_shared(plan, key_heads, shape, in.lengths(),
+                  [&](backward_keys<P> keys, idx_t b, idx_t kv, idx_t begin, idx_t end) {
+                    keys.fill(head_of(in.k, b, kv), head_of(in.v, b, kv), begin, end);
+                  });
+    for (idx_t in_group = 0; in_group < group; ++in_group) {
+      plan.prepare(in_group, 1, [&](idx_t all, const auto& body) {
+        key_heads.for_each(all, [&](idx_t key_head, const item_scratch& p, idx_t step, int worker) {
+          body(key_head * group, p.plan, step, scratch(worker).plan);
+        });
+      });
+      begin_head(key_heads, in_group);
+      for (idx_t stage = 0; stage < plan.stages(); ++stage)
+        for (idx_t phase = 0; phase < plan.phases(); ++phase)
+          key_heads.for_each(plan.part_tasks(phase), [&](idx_t x, const item_scratch& p, idx_t task, int worker) {
+            differentiate_task(x, in_group, stage, phase, task, p, worker);
+          });
+      if constexpr (Plan::keys_are_queries)
+        key_heads.for_each(steps(), [&](idx_t key_head, const item_scratch& p, idx_t step, int) {
+          p.slopes[step] += plan.finish(in, plan.head_of(key_head * group + in_group, p.plan, 0), p.keys, p.dq,
+                                        step * pack_step, std::min((step + 1) * pack_step, shape.keys));
+        });
+      for (idx_t n = 0; in.d_slopes && n < key_heads.count; ++n)
+        for (idx_t task = 0; task < most_tasks(); ++task)
+          in.slope_sums[(key_heads.first + n) * group + in_group] += key_heads.scratch[n].slopes[task];
+    }
+    if (in.dk || in.dv)
+      key_heads.for_each(steps(), [&](idx_t key_head, const item_scratch& p, idx_t step, int) {
+        store_step(key_head, p, step);
+      });
+  }
+
+  void run() const {
+    if (!in.dq && !in.dk && !in.dv && !in.d_slopes) return;
+    execution& exec = in.forward.exec;
+    const idx_t key_heads = shape.batch * shape.kv_heads,
+                bytes = 3 * shape.keys * (shape.dim + shape.dim_v) * static_cast<idx_t>(sizeof(T));
+    for_each_wave(
+        exec, key_heads, wave_size(exec, key_heads, bytes), [&](arena& memory) { return layout(memory); },
+        [&](const wave<item_scratch>& w) { differentiate_wave(w); });
+    for (idx_t b = 0; in.dq && !in.accumulate && b < shape.batch; ++b)
+      for (idx_t h = 0; h < shape.heads; ++h) clear_rows(head_of(in.dq, b, h), in.lengths().queries(b), shape.queries);
+  }
+};
+
+/// The gradients of a call as its plan says.
+template <class S, class Score, class ScoreBackward, class Plan>
+void differentiate_planned(softmax_backward_call<S, Score, ScoreBackward>& call, const Plan& plan) {
+  call.run(
+      plan.operations(6 * call.shape.dim + 4 * call.shape.dim_v),
+      [&](const auto& forward) { sparse_driver<S, Score, Plan>{forward, plan}.run(); },
+      [&](const auto& c) { sparse_backward<S, Score, ScoreBackward, Plan>{c, plan}.run(); });
+}
+
+}  // namespace attn::inline ATTN_ISA::detail
