@@ -13,6 +13,7 @@
 namespace attn::inline ATTN_ISA::detail {
 
 inline constexpr idx_t topk_segment = 512;  // entries of a round that are a task
+inline constexpr idx_t few_sums = 32;       // so many sums are added up without compensation
 
 template <class S, class Score, class P = product_type<S>>
 struct topk_driver {
@@ -33,7 +34,7 @@ struct topk_driver {
     return {.choice = choice.layout(memory, shape.group()),
             .states = memory.allocate_list(blocks.rounds > 0 ? shape.group() : 0,
                                            [&](arena& m) {
-                                             return row_states<T>::layout(m, in.out, blocks.rounds > 32);
+                                             return row_states<T>::layout(m, in.out, blocks.rounds > few_sums);
                                            })};
   }
 
@@ -51,6 +52,9 @@ struct topk_driver {
     });
   }
 
+  /// Whether so few tiles add to the sums of a row that rounding loses little: it then resumes them before a run.
+  bool few_tiles() const { return blocks.rounds * ceil_div(blocks.block, key_block) <= few_sums; }
+
   /// Entries [first, first + count) of a round, which attend one block.
   void attend_run(const topk_head& h, const row_states<T>* states, idx_t round, idx_t block, idx_t first, idx_t count,
                   const thread_scratch& s) const {
@@ -66,12 +70,15 @@ struct topk_driver {
     for (idx_t n = first; n < first + count; n += step) {
       rows.begin(in.query(h.batch, h.head), h.rows(round, n), std::min(step, first + count - n),
                  in.terms.query_factor());
-      if (resumes) aside.resume_maxima(rows);
+      if (resumes && few_tiles())
+        aside.resume(rows);
+      else if (resumes)
+        aside.resume_maxima(rows);
       for (idx_t r = 0; r < rows.rows; ++r) rows.ranges[r] = h.seen(round, n + r);
       attend(rows, keys, head_terms);
-      if (resumes)
+      if (resumes && !few_tiles())
         aside.resume_sums(rows, last);
-      else if (!last)
+      else if (!resumes && !last)
         aside.clear_errors(rows);
       if (last)
         in.finish(rows, h.batch, h.head);
