@@ -28,16 +28,19 @@ inline double largest(const auto& x) {
 }
 
 // Deviation of a result from the reference, in tolerances: of each number, relative to the largest of its kind. Results
-// that are sums of values which cancel are as exact as the values are, of size `size`.
+// that are sums of values which cancel are as exact as the values are, of size `size`, and those of terms that cancel as
+// exact as these: `of_terms` of their size.
 template <class T>
-double deviation(const tensor<T>& actual, const tensor<double>& wanted, double size, double tolerance) {
+double deviation(const tensor<T>& actual, const tensor<double>& wanted, double size, double tolerance,
+                 const tensor<double>& terms = {}, double of_terms = 0) {
   if (actual.extents != wanted.extents) return std::numeric_limits<double>::infinity();
   double most = 0;
   const double unit = tolerance * std::max({size, largest(wanted), 1.0});
   for (std::size_t n = 0; n < actual.data.size(); ++n) {
     const double a = static_cast<double>(actual.data[n]), e = wanted.data[n];
     if (std::isinf(e) && a == e) continue;
-    const double error = std::abs(a - e) / unit;
+    const double rounding = terms.data.empty() ? 0 : of_terms * terms.data[n];
+    const double error = std::max(std::abs(a - e) - rounding, 0.0) / unit;
     most = std::isfinite(error) ? std::max(most, error) : std::numeric_limits<double>::infinity();
   }
   return most;

@@ -82,6 +82,8 @@ struct law_reference_call {
   // For gradients of parameters: what is added to them, in the order in which the entry gives their gradients.
   std::vector<double> moves{};
   mutable std::size_t next_move = 0;
+  // Where features have both signs: becomes the size of the terms that each result is made of, which cancel.
+  tensor<double>* terms = nullptr;
 
   void set_lengths(auto& options) const {
     options.lengths = lengths;

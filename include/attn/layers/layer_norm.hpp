@@ -53,6 +53,16 @@ template <class T>
   return power;
 }
 
+/// take(d, sum) for every packet from d = 0 on, d < end: to two sums by turns, so that few wait for the one before.
+template <class T, class Take>
+ATTN_INLINE T sum_packets(idx_t end, Take&& take) {
+  packet<T> even = zero<T>(), odd = zero<T>();
+  idx_t d = 0;
+  for (; d + 2 * width<T> <= end; d += 2 * width<T>) take(d, even), take(d + width<T>, odd);
+  if (d < end) take(d, even);
+  return sum_lanes(add(even, odd));
+}
+
 /// Gamma and beta as plain numbers.
 template <class T>
 struct row_norm {
@@ -60,6 +70,7 @@ struct row_norm {
   idx_t dim;
   T eps = 0;
   T share, terms;       // a power of two below 1 / dim, with which sums do not overflow; 2 dim times that
+  T inverse;            // 1 / dim
   bool centred = true;  // whether the mean is subtracted; not by rms_norm
 
   row_norm(arena& memory, idx_t features)
@@ -67,7 +78,8 @@ struct row_norm {
         beta(memory.allocate<T>(round_up(features, width<T>))),
         dim(features),
         share(T(0.5) / static_cast<T>(std::bit_ceil(static_cast<std::uint64_t>(features) + 1))),
-        terms(static_cast<T>(2 * features) * share) {}
+        terms(static_cast<T>(2 * features) * share),
+        inverse(T(1) / static_cast<T>(features)) {}
 
   template <class S>
   void set(const layer_norm_weights<S>& weights, T epsilon) {
@@ -88,25 +100,23 @@ struct row_norm {
     const idx_t whole = dim / width<T> * width<T>;
     T mean = 0;  // half of it: halves of numbers do not overflow where a mean is subtracted
     if (centred) {
-      packet<T> sums = zero<T>();
-      for (idx_t d = 0; d < whole; d += width<T>) sums = fma(load<T>(row + d), broadcast<T>(share), sums);
-      T sum = sum_lanes(sums);
+      T sum = sum_packets<T>(whole, [&](idx_t d, packet<T>& some) {
+        some = fma(load<T>(row + d), broadcast<T>(share), some);
+      });
       for (idx_t d = whole; d < dim; ++d) sum += row[d] * share;
       mean = sum / terms;
     }
 
-    packet<T> squares = zero<T>();
-    for (idx_t d = 0; d < whole; d += width<T>) {
+    T square = sum_packets<T>(whole, [&](idx_t d, packet<T>& some) {
       const packet<T> away = fma(load<T>(row + d), broadcast<T>(T(0.5)), broadcast<T>(-mean));
       store<T>(row + d, away);
-      squares = fma(away, away, squares);
-    }
-    T square = sum_lanes(squares);
+      some = fma(away, away, some);
+    });
     for (idx_t d = whole; d < dim; ++d) {
       row[d] = row[d] * T(0.5) - mean;
       square += row[d] * row[d];
     }
-    const T variance = square / static_cast<T>(dim) + eps * T(0.25);
+    const T variance = square * inverse + eps * T(0.25);
     if (variance_lost(variance)) [[unlikely]] return scaled(row, T(0.5));
     const T factor = T(1) / std::sqrt(variance);
     return {factor, factor * T(0.5)};

@@ -89,7 +89,9 @@ law_operator<T> operator_of(const performer_entry& entry) {
   };
   op.reference = [entry](const law_shape& shape) {
     return [p = std::make_shared<parameters<T>>(entry, shape)](const law_reference_call& call) {
-      return reference::performer(call.q, call.k, call.v, p->reference_options(call));
+      reference::performer_options o = p->reference_options(call);
+      if (p->entry.kernel == attn::performer_kernel::trigonometric) o.terms = call.terms;
+      return reference::performer(call.q, call.k, call.v, o);
     };
   };
   if (entry.causal)

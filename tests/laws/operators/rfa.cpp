@@ -67,6 +67,7 @@ law_operator<T> operator_of(const rfa_entry& entry) {
       o.features = call.parameter(features_in_double<T>(p->features.view()));
       o.gate = call.parameter(p->gate);
       if (p->entry.eps) o.eps = static_cast<double>(T(0.01)), o.norm_eps = static_cast<double>(T(0.001));
+      o.terms = call.terms;
       call.set_lengths(o);
       return reference::rfa(call.q, call.k, call.v, o);
     };

@@ -176,7 +176,7 @@ ATTN_INLINE packet<T> tanh(const packet<T>& x) {
   const packet<T> one = broadcast<T>(T(1)), size = abs(x);
   const packet<T> e = exp_weight<T>(mul(broadcast<T>(T(-2)), size));
   const packet<T> big = div(sub(one, e), add(one, e));
-  const packet<T> signed_big = if_less(x, broadcast<T>(T(0)), sub(broadcast<T>(T(0)), big), big);
+  const packet<T> signed_big = with_sign<T>(big, x);
   packet<T> small;
   if constexpr (std::same_as<T, float>) {
     constexpr T series[] = {all[0], all[1], all[2], all[3], all[4], all[5], all[6]};

@@ -6,6 +6,7 @@
 #include <attn/core/tensor_view.hpp>
 
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <utility>
@@ -97,6 +98,23 @@ ATTN_INLINE P round(const P& a) {
 template <class P>
 ATTN_INLINE P if_less(const P& a, const P& b, const P& x, const P& y) {
   return Eigen::internal::pselect(Eigen::internal::pcmp_lt(a, b), x, y);
+}
+#ifdef EIGEN_VECTORIZE_AVX512
+// Eigen 3.4 makes a vector of the mask, and a mask of the vector.
+ATTN_INLINE __m512 if_less(const __m512& a, const __m512& b, const __m512& x, const __m512& y) {
+  return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), y, x);
+}
+ATTN_INLINE __m512d if_less(const __m512d& a, const __m512d& b, const __m512d& x, const __m512d& y) {
+  return _mm512_mask_blend_pd(_mm512_cmp_pd_mask(a, b, _CMP_LT_OQ), y, x);
+}
+#endif
+/// a, which is not negative, with the sign of b.
+template <class T>
+ATTN_INLINE packet<T> with_sign(const packet<T>& a, const packet<T>& b) {
+  if constexpr (width<T> == 1)
+    return std::copysign(a, b);
+  else
+    return Eigen::internal::por(a, Eigen::internal::pand(b, broadcast<T>(T(-0.0))));
 }
 template <class P>
 ATTN_INLINE auto sum_lanes(const P& a) {

@@ -75,7 +75,9 @@ struct row_plan {
   /// prepare(first, count, for_each_step): the tables of query heads [first, first + count) of every item.
   template <class... X>
   void prepare(X&&...) const {}
-  /// Whether sums of rows keep what they lose from stage to stage.
+  /// Whether what a stage adds to a row is summed up by itself before it meets the sums of earlier stages, as it must be
+  /// where many tiles add up; and whether these sums keep what they lose, too.
+  bool sums_apart() const { return false; }
   bool keeps_errors() const { return false; }
   /// The keys of a head, as a matrix whose rows are read one panel at a time.
   template <class Head, class Rows, class Scratch>

@@ -45,7 +45,12 @@ struct row_states : online_softmax<T> {
   void save(const row_block<P>& block) const {
     for (idx_t r = 0; r < block.rows; ++r) this->copy_row(block.positions[r], block.state, r);
   }
-  /// Restores them in two steps, so that what a block adds is summed up before it meets larger sums: maxima after
+  /// Restores them; call it after block.begin().
+  template <class P>
+  void resume(const row_block<P>& block) const {
+    for (idx_t r = 0; r < block.rows; ++r) block.state.copy_row(r, *this, block.positions[r]);
+  }
+  /// The same in two steps, so that what a block adds is summed up before it meets larger sums: maxima after
   /// block.begin(), sums before save() or finish().
   template <class P>
   void resume_maxima(const row_block<P>& block) const {

@@ -14,7 +14,7 @@ template <class T, class F>
 ATTN_INLINE void map_scores(T* s, idx_t count, F&& f) {
   idx_t n = 0;
   for (; n + width<T> <= count; n += width<T>) store<T>(s + n, f(load<T>(s + n), n, idx_t(width<T>)));
-  if (n == count) return;
+  if (width<T> == 1 || n == count) return;
   alignas(64) T rest[width<T>] = {};
   std::copy(s + n, s + count, rest);
   store<T>(rest, f(load<T>(rest), n, count - n));
@@ -76,20 +76,32 @@ template <class T>
     });
 }
 
-/// x where bytes are not 0, else -infinity.
+/// x where bytes are not 0, else -infinity. Compilers widen bytes one by one; here every lane of 32 bits has the eight
+/// bytes, or its four of them, that its own is part of.
 template <class T>
 ATTN_INLINE packet<T> seen_or_hidden(const packet<T>& x, const unsigned char* bytes) {
   constexpr T hidden = -std::numeric_limits<T>::infinity();
   if constexpr (width<T> == 1) {
     return *bytes ? x : hidden;
   } else {
-    using integer = typename float_bits<T>::integer;
-    using lanes = typename lanes_of<integer, width<T>>::type;
-    typename lanes_of<std::uint8_t, width<T>>::type narrow;
-    std::memcpy(&narrow, bytes, sizeof narrow);
-    // Shifted past the mantissa, bytes are positive numbers, or 0.
-    const packet<T> size = (packet<T>)(__builtin_convertvector(narrow, lanes) << float_bits<T>::mantissa);
-    return if_less(zero<T>(), size, x, broadcast<T>(hidden));
+    constexpr int lanes_each = sizeof(T) / sizeof(float), count = width<T> * lanes_each;
+    using lanes = typename lanes_of<std::uint32_t, count>::type;
+    using words = typename lanes_of<std::uint64_t, count / 2>::type;
+    using numbers = typename lanes_of<float, count>::type;
+    const auto eight_from = [&](int first) {
+      std::uint64_t word = 0;
+      std::memcpy(&word, bytes + first, std::min(width<T>, 8));
+      return (packet<float>)(words{} + word);
+    };
+    const auto near = shuffle<float>(eight_from(0), eight_from(width<T> / 16 * 8), [](int lane) {
+      const int byte = lane / lanes_each;
+      return byte / 8 * count + byte % 8 / 4;
+    });
+    const lanes own = [&]<int... Lane>(std::integer_sequence<int, Lane...>) {
+      constexpr int first = std::endian::native == std::endian::little ? 0 : 3;  // the lowest byte of a lane
+      return lanes{std::uint32_t(0xff) << 8 * (first ^ (Lane / lanes_each % 4))...};
+    }(std::make_integer_sequence<int, count>{});
+    return (packet<T>)(((lanes)near & own) != 0 ? (numbers)x : (numbers)broadcast<T>(hidden));
   }
 }
 template <class T>

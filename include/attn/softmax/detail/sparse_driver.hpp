@@ -107,7 +107,8 @@ struct sparse_driver {
     auto terms = in.terms.for_head(b, h.head, in.shift(b));
     for_each_row_block(set, [&](const index_map& which, idx_t count, idx_t row) {
       rows.begin(x.query, which, count, in.terms.query_factor());
-      if (!set.first) states.resume_maxima(rows);
+      const bool sums_apart = plan.sums_apart();
+      if (!set.first) sums_apart ? states.resume_maxima(rows) : states.resume(rows);
       bool prefetched = false;
       visit_keys([&](const packed_keys<P>& keys, const seen_keys& given, const auto& seen) {
         for (idx_t r = 0; r < count; ++r) rows.ranges[r] = seen(row + r);
@@ -123,9 +124,9 @@ struct sparse_driver {
           prefetched = r + n == count;
         });
       });
-      if (!set.first)
+      if (!set.first && sums_apart)
         states.resume_sums(rows, set.last);
-      else if (!set.last)
+      else if (set.first && !set.last)
         states.clear_errors(rows);
       if (!set.last) return states.save(rows);
       plan.complete(h, rows, in.terms, x);

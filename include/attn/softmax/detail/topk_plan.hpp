@@ -11,6 +11,7 @@ namespace attn::inline ATTN_ISA::detail {
 template <class S>
 struct topk_plan : row_plan {
   static constexpr idx_t segment = 512;  // entries of a round that are a task
+  static constexpr idx_t few_sums = 32;  // so many are added up without compensation
   static constexpr bool at_panels = false, prefetches = false;
 
   using T = compute_type<S>;
@@ -71,7 +72,8 @@ struct topk_plan : row_plan {
   }
 
   idx_t stages() const { return blocks.rounds + 1; }
-  bool keeps_errors() const { return blocks.rounds > 32; }
+  bool sums_apart() const { return blocks.rounds * ceil_div(blocks.block, key_block) > few_sums; }
+  bool keeps_errors() const { return blocks.rounds > few_sums; }
   idx_t capacity() const { return blocks.block; }
   idx_t tasks(idx_t, idx_t, idx_t) const { return ceil_div(shape.queries, segment); }
   template <class Visit>
