@@ -52,15 +52,14 @@ void lsh_backward(const Q& q, const V& v, const O& out, const D& d_out,
   detail::require_one_element_type<const Q&, const Q&, const V&, tensor_view<S>>();
   const tensor_view<const S> queries = as_view(q), values = as_view(v),
                              keys = detail::lsh_keys(detail::validator("lsh_backward"), queries, values);
-  detail::call_softmax_backward<lsh_options>(
-      "lsh_backward", queries, keys, values, out, d_out, gradients, options, score, score_backward, exec,
-      [](auto& call, const auto& given) {
-        detail::take_lsh_options(call.forward, given);
-        const detail::lsh_backward_driver driver{call, given};
-        call.run(
-            driver.operations(), [&](const auto& forward) { detail::lsh_driver{forward, given}.run(); },
-            [&](const auto&) { driver.run(); });
-      });
+  auto call = detail::checked_backward_call<lsh_options>("lsh_backward", queries, keys, values, out, d_out, gradients,
+                                                         options, score, score_backward, exec);
+  const auto& given = call.options;
+  detail::take_lsh_options(call.views, call.forward, given);
+  const detail::lsh_backward_driver driver{call, given};
+  call.run(
+      driver.operations(), [&](const auto& forward) { detail::lsh_driver{forward, given}.run(); },
+      [&](const auto&) { driver.run(); });
 }
 
 }  // namespace attn::inline ATTN_ISA

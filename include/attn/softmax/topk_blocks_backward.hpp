@@ -49,15 +49,13 @@ template <viewable Q, viewable K, viewable V, viewable O, viewable D,
 void topk_blocks_backward(const Q& q, const K& k, const V& v, const O& out, const D& d_out,
                           const topk_blocks_gradients<element_of<const Q&>>& gradients, Options&& options = {},
                           Score&& score = {}, ScoreBackward&& score_backward = {}, execution_ref exec = {}) {
-  detail::call_softmax_backward<topk_blocks_options>(
-      "topk_blocks_backward", q, k, v, out, d_out, gradients, options, score, score_backward, exec,
-      [](auto& call, const auto& given) {
-        const auto blocks = detail::check_topk(call.forward, given);
-        const detail::topk_backward_driver driver{call, blocks};
-        call.run(
-            driver.operations(), [&](const auto& forward) { detail::topk_driver{forward, blocks}.run(); },
-            [&](const auto&) { driver.run(); });
-      });
+  auto call = detail::checked_backward_call<topk_blocks_options>("topk_blocks_backward", q, k, v, out, d_out, gradients,
+                                                                 options, score, score_backward, exec);
+  const auto blocks = detail::check_topk(call.forward, call.options);
+  const detail::topk_backward_driver driver{call, blocks};
+  call.run(
+      driver.operations(), [&](const auto& forward) { detail::topk_driver{forward, blocks}.run(); },
+      [&](const auto&) { driver.run(); });
 }
 
 }  // namespace attn::inline ATTN_ISA
