@@ -1,11 +1,12 @@
 // Views that share memory are always found out; views people lay side by side in one buffer are not suspected.
-#include <attn/core/detail/check.hpp>
+#include <attn/core/detail/call_views.hpp>
 
 #include <set>
 #include <vector>
 
 #include "support/catch.hpp"
 #include "support/random.hpp"
+#include "support/refusal.hpp"
 
 namespace testing::check_tests {
 using attn::tensor_view;
@@ -87,6 +88,39 @@ TEST_CASE("an empty view shares nothing", "[check]") {
   const tensor_view<float> full(memory.data(), {1, 1, 4, 4}), empty(memory.data(), {1, 1, 0, 4});
   CHECK_FALSE(attn::detail::may_share(full, empty));
   CHECK_FALSE(attn::detail::elements_overlap(empty));
+}
+
+TEST_CASE("what a call writes overlaps no view named before or after, and each says which", "[check]") {
+  std::vector<float> memory(64);
+  const auto view = [&](idx_t first, idx_t rows = 4) {
+    return tensor_view<float>(memory.data() + first, {1, 1, rows, 4});
+  };
+  using attn::detail::or_one;
+  const tensor_view<float> x = view(0), y = view(16), none;
+  const auto says = [&](const auto& more) {
+    return refusal([&] {
+      attn::detail::call_views views("call");
+      views.read("x", x);
+      views.write("out", y);
+      more(views);
+    });
+  };
+  const std::string begin = "attn::call: expected ", overlap = " in separate memory; found an overlap";
+  CHECK(says([&](auto& v) { v.read("x again", x), v.option("none", none), v.write("more", view(32)); }).empty());
+  CHECK(says([&](auto& v) { v.read("k", view(28)); }) == begin + "out and k" + overlap);
+  CHECK(says([&](auto& v) { v.write("lse", view(12)); }) == begin + "lse and x" + overlap);
+  CHECK(says([&](auto& v) { v.write("lse", view(20)); }) == begin + "out and lse" + overlap);
+  CHECK(says([&](auto& v) { v.update("the state", view(20)); }) == begin + "the state and out" + overlap);
+  CHECK(says([&](auto& v) { v.gradient("x", x, x); }) == begin + "the gradient of x and x" + overlap);
+  CHECK(says([&](auto& v) { v.gradient("x", view(32), none); }) ==
+        begin + "x, since its gradient is asked for; found none");
+  CHECK(says([&](auto& v) { v.gradient("w", view(32, 3), x, "the weight"); }) ==
+        begin + "the gradient of the weight of the shape of the weight [1, 1, 4, 4]; found [1, 1, 3, 4]");
+  CHECK(says([&](auto& v) { v.gradient("x", none, none); }).empty());
+  CHECK(says([&](auto& v) { v.read("k", view(32), {{"batch", 5, or_one}, {}, {"length", 4}}); }).empty());
+  CHECK(says([&](auto& v) { v.read("k", view(32), {{"batch", 5}}); }) == begin + "batch 5; found 1");
+  CHECK(says([&](auto& v) { v.read("k", view(32), {{}, {}, {"length", 5, or_one}}); }) ==
+        begin + "length 1 or 5; found 4");
 }
 
 }  // namespace testing::check_tests

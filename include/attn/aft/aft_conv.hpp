@@ -63,16 +63,11 @@ template <viewable Q, viewable K, viewable V, viewable O, viewable W,
 void aft_conv(const Q& q, const K& k, const V& v, O&& out, const W& w, Options&& options = {},
               execution_ref exec = {}) {
   using S = element_of<const Q&>;
-  const auto& given = detail::options_or_default<aft_conv_options<S>>(options);
-  auto x = detail::tensors_of(given, q, k, v, out, w);
-  x.one_key = true;
-  const detail::validator check("aft_conv");
-  detail::check_aft(check, x);
-  const auto grid = detail::check_aft_conv_grid(check, x, given.grid);
-  if (x.length == 0) return;
   using T = compute_type<S>;
-  detail::aft_window_call<T>{x, grid, detail::aft_window_layout::kernel, detail::add_rows<T, S>}.run(
-      detail::execution_of(exec, options));
+  auto call = detail::checked_aft<aft_conv_options<S>>("aft_conv", q, k, v, out, w, options, exec);
+  const auto grid = detail::check_aft_conv_grid(call.views, call.x, call.options.grid);
+  if (call.x.length == 0) return;
+  detail::aft_window_call<T>{call.x, grid, detail::aft_window_layout::kernel, detail::add_rows<T, S>}.run(call.exec);
 }
 
 }  // namespace attn::inline ATTN_ISA

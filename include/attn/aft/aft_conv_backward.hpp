@@ -41,17 +41,13 @@ void aft_conv_backward(const Q& q, const K& k, const V& v, const W& w, const D& 
                        execution_ref exec = {}) {
   using S = element_of<const Q&>;
   using T = compute_type<S>;
-  const auto& given = detail::options_or_default<aft_conv_options<S>>(options);
-  const detail::validator check("aft_conv_backward");
-  auto x = detail::backward_tensors_of(given, gradients, q, k, v, d_out, w);
-  x.one_key = true;
-  detail::check_aft_backward(check, x);
-  const auto grid = detail::check_aft_conv_grid(check, x, given.grid);
-  detail::as_kernels(x.dw, given.grid.has_value());
-  execution& e = detail::execution_of(exec, options);
-  detail::aft_window_backward_call<T>{x, detail::gradient_elements_of<S>, grid, detail::aft_window_layout::kernel,
+  auto call = detail::checked_aft_backward<aft_conv_options<S>>("aft_conv_backward", q, k, v, w, d_out, gradients,
+                                                                options, exec);
+  const auto grid = detail::check_aft_conv_grid(call.views, call.x, call.options.grid);
+  detail::as_kernels(call.x.dw, call.options.grid.has_value());
+  detail::aft_window_backward_call<T>{call.x, detail::gradient_elements_of<S>, grid, detail::aft_window_layout::kernel,
                                       detail::add_rows<T, S>}
-      .run(e);
+      .run(call.exec);
 }
 
 }  // namespace attn::inline ATTN_ISA

@@ -48,7 +48,7 @@ struct full_bias {
     if (end > 0) f(idx_t(0), end);
   }
   void fill(idx_t row, idx_t begin, idx_t count, T* to) const {
-    elements.copy(elements.at(w, first + row, begin), w.col_stride, count, to);
+    elements.numbers.load(elements.at(w, first + row, begin), w.col_stride, count, to);
   }
 };
 
@@ -125,12 +125,9 @@ template <viewable Q, viewable K, viewable V, viewable O, viewable W,
 void aft_full(const Q& q, const K& k, const V& v, O&& out, const W& w, Options&& options = {},
               execution_ref exec = {}) {
   using S = element_of<const Q&>;
-  const auto& given = detail::options_or_default<aft_full_options<S>>(options);
-  const detail::validator check("aft_full");
-  auto x = detail::tensors_of(given, q, k, v, out, w);
-  detail::check_aft(check, x);
-  detail::check_full_biases(check, x);
-  detail::aft_full_call<compute_type<S>>{x}.run(detail::execution_of(exec, options));
+  auto call = detail::checked_aft<aft_full_options<S>>("aft_full", q, k, v, out, w, options, exec);
+  detail::check_full_biases(call.views, call.x);
+  detail::aft_full_call<compute_type<S>>{call.x}.run(call.exec);
 }
 
 }  // namespace attn::inline ATTN_ISA

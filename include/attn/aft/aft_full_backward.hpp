@@ -49,7 +49,7 @@ struct full_key_bias {
 
   void fill(idx_t t, idx_t begin, idx_t count, T* to) const {
     const idx_t seen = causal ? std::clamp(t + 1 - begin, idx_t(0), count) : count;
-    if (seen > 0) elements.copy(elements.at(w, t, begin), w.col_stride, seen, to);
+    if (seen > 0) elements.numbers.load(elements.at(w, t, begin), w.col_stride, seen, to);
     std::fill(to + seen, to + count, -std::numeric_limits<T>::infinity());
   }
   void add_gradient(idx_t t, idx_t begin, idx_t count, const T* values) const {
@@ -74,7 +74,7 @@ struct aft_full_backward_call {
     exec.shared_scratch([&](arena& memory) {
       forward.allocate(memory);
       rows = aft_stored_rows<T>::layout(memory, x.batch * x.heads, parts, x.length, forward.bundles.most * parts);
-      biases = aft_bias_gradients<T>::layout(memory, x, elements, forward.bundles.most, false);
+      biases = aft_bias_gradients<T>::layout(memory, x, forward.bundles.most, false);
       return 0;
     });
     if (x.causal || !x.lengths.empty() || forward.bundles.count == 0) biases.clear(exec);
@@ -113,13 +113,10 @@ void aft_full_backward(const Q& q, const K& k, const V& v, const W& w, const D& 
                        const aft_full_gradients<element_of<const Q&>>& gradients, Options&& options = {},
                        execution_ref exec = {}) {
   using S = element_of<const Q&>;
-  const auto& given = detail::options_or_default<aft_full_options<S>>(options);
-  const detail::validator check("aft_full_backward");
-  auto x = detail::backward_tensors_of(given, gradients, q, k, v, d_out, w);
-  detail::check_aft_backward(check, x);
-  detail::check_full_biases(check, x);
-  detail::aft_full_backward_call<compute_type<S>>{x, detail::gradient_elements_of<S>}.run(
-      detail::execution_of(exec, options));
+  auto call = detail::checked_aft_backward<aft_full_options<S>>("aft_full_backward", q, k, v, w, d_out, gradients,
+                                                                options, exec);
+  detail::check_full_biases(call.views, call.x);
+  detail::aft_full_backward_call<compute_type<S>>{call.x, detail::gradient_elements_of<S>}.run(call.exec);
 }
 
 }  // namespace attn::inline ATTN_ISA

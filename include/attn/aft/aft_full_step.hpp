@@ -53,10 +53,11 @@ void full_step_rows(const aft_tensors<T>& x, std::span<const idx_t> tokens, exec
 template <element S, viewable Q, viewable K, viewable V, viewable O, viewable W, class Options = aft_step_options>
 void aft_full_step(kv_cache<S>& cache, const Q& q, const K& k, const V& v, O&& out, const W& w, Options&& options = {},
                    execution_ref exec = {}) {
-  const detail::validator check("aft_full_step");
-  const auto& given = detail::options_or_default<aft_step_options>(options);
-  auto x = detail::step_tensors<S>(check, {.batch = cache.batch(), .heads = cache.heads(), .dim = cache.dim()}, false,
-                                   given, q, k, v, out, w);
+  auto call = detail::checked_aft_step<aft_step_options, S>(
+      "aft_full_step", {.batch = cache.batch(), .heads = cache.heads(), .dim = cache.dim()}, false, q, k, v, out, w,
+      options, exec);
+  auto& x = call.x;
+  const detail::validator& check = call.views;
   const idx_t tokens = cache.tokens_after(x.length, x.lengths);
   check.equal("value dim = cache value dim", cache.value_dim(), x.dim);
   detail::check_biases(check, x);
@@ -64,13 +65,11 @@ void aft_full_step(kv_cache<S>& cache, const Q& q, const K& k, const V& v, O&& o
   check.at_least("w columns", tokens, x.w.extents[3]);
   const tensor_view<const S> keys = as_view(k), values = as_view(v);
   cache.check_tokens(check, keys, values, x.lengths);
-  cache.no_alias(check, "q", x.q);
-  cache.no_alias(check, "w", x.w);
-  cache.no_alias(check, "out", x.out);
+  cache.list_memory(call.views);
   cache.append_checked(keys, values, x.lengths);
   x.k = cache.keys(), x.v = cache.values();
   try {
-    detail::full_step_rows(x, cache.lengths(), detail::execution_of(exec, options));
+    detail::full_step_rows(x, cache.lengths(), call.exec);
   } catch (...) {  // out of memory
     cache.forget(x.length, x.lengths);
     throw;

@@ -58,13 +58,10 @@ template <viewable Q, viewable K, viewable V, viewable O, viewable W,
 void aft_local(const Q& q, const K& k, const V& v, O&& out, const W& w, Options&& options = {},
                execution_ref exec = {}) {
   using S = element_of<const Q&>;
-  const auto& given = detail::options_or_default<aft_local_options<S>>(options);
-  const detail::validator check("aft_local");
-  auto x = detail::tensors_of(given, q, k, v, out, w);
-  detail::check_aft(check, x);
-  const auto [grid, layout] = detail::check_aft_local(check, x, given.window, given.band);
   using T = compute_type<S>;
-  detail::aft_window_call<T>{x, grid, layout, detail::add_rows<T, S>}.run(detail::execution_of(exec, options));
+  auto call = detail::checked_aft<aft_local_options<S>>("aft_local", q, k, v, out, w, options, exec);
+  const auto [grid, layout] = detail::check_aft_local(call.views, call.x, call.options.window, call.options.band);
+  detail::aft_window_call<T>{call.x, grid, layout, detail::add_rows<T, S>}.run(call.exec);
 }
 
 }  // namespace attn::inline ATTN_ISA

@@ -43,13 +43,11 @@ void aft_local_backward(const Q& q, const K& k, const V& v, const W& w, const D&
                         execution_ref exec = {}) {
   using S = element_of<const Q&>;
   using T = compute_type<S>;
-  const auto& given = detail::options_or_default<aft_local_options<S>>(options);
-  const detail::validator check("aft_local_backward");
-  auto x = detail::backward_tensors_of(given, gradients, q, k, v, d_out, w);
-  detail::check_aft_backward(check, x);
-  const auto [grid, layout] = detail::check_aft_local(check, x, given.window, given.band);
-  detail::aft_window_backward_call<T>{x, detail::gradient_elements_of<S>, grid, layout, detail::add_rows<T, S>}.run(
-      detail::execution_of(exec, options));
+  auto call = detail::checked_aft_backward<aft_local_options<S>>("aft_local_backward", q, k, v, w, d_out, gradients,
+                                                                options, exec);
+  const auto [grid, layout] = detail::check_aft_local(call.views, call.x, call.options.window, call.options.band);
+  detail::aft_window_backward_call<T>{call.x, detail::gradient_elements_of<S>, grid, layout, detail::add_rows<T, S>}
+      .run(call.exec);
 }
 
 }  // namespace attn::inline ATTN_ISA

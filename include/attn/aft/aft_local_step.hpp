@@ -45,17 +45,18 @@ struct aft_local_step_options {
 template <element S, viewable Q, viewable K, viewable V, viewable O, viewable W, class Options = aft_local_step_options>
 void aft_local_step(aft_local_state<S>& state, const Q& q, const K& k, const V& v, O&& out, const W& w,
                     Options&& options = {}, execution_ref exec = {}) {
-  const detail::validator check("aft_local_step");
-  const auto& given = detail::options_or_default<aft_local_step_options>(options);
-  const auto x = detail::step_tensors<S>(check, state.extents(), false, given, q, k, v, out, w);
+  const auto call = detail::checked_aft_step<aft_local_step_options, S>("aft_local_step", state.extents(), false, q, k,
+                                                                        v, out, w, options, exec);
+  const auto& x = call.x;
+  const detail::validator& check = call.views;
   detail::check_biases(check, x);
   const idx_t window = state.window(), tokens = state.tokens_after(x.length, x.lengths);
   check.at_least("w rows", tokens, x.w.extents[2]);
-  if (given.band)
+  if (call.options.band)
     check.equal("w columns = 2 * window - 1 =", 2 * window - 1, x.w.extents[3]);
   else
     check.at_least("w columns", tokens, x.w.extents[3]);
-  state.step(x, detail::execution_of(exec, options), [&, band = given.band](const auto& bias, idx_t p, idx_t j) {
+  state.step(x, call.exec, [&, band = call.options.band](const auto& bias, idx_t p, idx_t j) {
     return x.elements->at(bias, p, band ? j - p + window - 1 : j);
   });
 }

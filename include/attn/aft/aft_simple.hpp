@@ -139,19 +139,21 @@ struct aft_simple_call {
   }
 };
 
+/// The driver of a checked call.
+template <class S, class T, class Options>
+aft_simple_call<T> simple_call_of(const aft_call<aft_tensors<T>, Options>& call) {
+  return {call.x, add_rows<T, S>, call.x.causal ? simple_rows<T, S, true> : simple_rows<T, S, false>};
+}
+
 }  // namespace detail
 
 /// Attention-free mixing without biases. See the top of the file. Options and an execution may be left out.
 template <viewable Q, viewable K, viewable V, viewable O, class Options = aft_simple_options<element_of<const Q&>>>
 void aft_simple(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, execution_ref exec = {}) {
   using S = element_of<const Q&>;
-  const auto& given = detail::options_or_default<aft_simple_options<S>>(options);
-  auto x = detail::tensors_of(given, q, k, v, out);
-  detail::check_aft(detail::validator("aft_simple"), x);
-  using T = compute_type<S>;
-  detail::aft_simple_call<T>{x, detail::add_rows<T, S>,
-                             given.causal ? detail::simple_rows<T, S, true> : detail::simple_rows<T, S, false>}
-      .run(detail::execution_of(exec, options));
+  const auto call =
+      detail::checked_aft<aft_simple_options<S>>("aft_simple", q, k, v, out, tensor_view<const S>(), options, exec);
+  detail::simple_call_of<S>(call).run(call.exec);
 }
 
 }  // namespace attn::inline ATTN_ISA

@@ -313,12 +313,10 @@ void aft_simple_backward(const Q& q, const K& k, const V& v, const D& d_out,
                          const aft_simple_gradients<element_of<const Q&>>& gradients, Options&& options = {},
                          execution_ref exec = {}) {
   using S = element_of<const Q&>;
-  const auto& given = detail::options_or_default<aft_simple_options<S>>(options);
-  auto x = detail::backward_tensors_of(given, gradients, q, k, v, d_out);
-  detail::check_aft_backward(detail::validator("aft_simple_backward"), x);
   using T = compute_type<S>;
-  detail::aft_simple_backward_call<T>{x, detail::add_rows<T, S>, detail::simple_backward_of<S>}.run(
-      detail::execution_of(exec, options));
+  const auto call = detail::checked_aft_backward<aft_simple_options<S>>(
+      "aft_simple_backward", q, k, v, tensor_view<const S>(), d_out, gradients, options, exec);
+  detail::aft_simple_backward_call<T>{call.x, detail::add_rows<T, S>, detail::simple_backward_of<S>}.run(call.exec);
 }
 
 }  // namespace attn::inline ATTN_ISA

@@ -48,12 +48,11 @@ class aft_simple_state : public detail::aft_state<S> {
 template <element S, viewable Q, viewable K, viewable V, viewable O, class Options = aft_step_options>
 void aft_simple_step(aft_simple_state<S>& state, const Q& q, const K& k, const V& v, O&& out, Options&& options = {},
                      execution_ref exec = {}) {
-  const detail::validator check("aft_simple_step");
-  const auto& given = detail::options_or_default<aft_step_options>(options);
-  const auto x = detail::step_tensors<S>(check, state.extents(), false, given, q, k, v, out);
-  execution& e = detail::execution_of(exec, options);
-  const auto limit = e.limit_threads(x.work(20 * static_cast<double>(x.length)));
-  e.for_each(x.batch * x.heads, [&](idx_t n, int) {
+  const auto call = detail::checked_aft_step<aft_step_options, S>("aft_simple_step", state.extents(), false, q, k, v,
+                                                                  out, tensor_view<const S>(), options, exec);
+  const auto& x = call.x;
+  const auto limit = call.exec.limit_threads(x.work(20 * static_cast<double>(x.length)));
+  call.exec.for_each(x.batch * x.heads, [&](idx_t n, int) {
     const auto head = x.head(n);
     detail::simple_rows<compute_type<S>, S, true>(head, x.gate, 0, head.length, x.parts(), state.sums(n));
     x.elements->clear(head, head.length, x.length);

@@ -109,7 +109,7 @@ class kv_cache : public detail::token_state {
     using E = element_of<const K&>;
     detail::check_stores<S, E>();
     const tensor_view<const E> keys = as_view(k), values = as_view(v);
-    check_tokens(detail::validator(name_), keys, values, options.lengths);
+    detail::check_append(*this, name_, keys, values, options.lengths);
     append_checked(keys, values, options.lengths);
   }
 
@@ -120,7 +120,7 @@ class kv_cache : public detail::token_state {
 
   // For the step ------------------------------------------------------------------------------------------------------
 
-  /// The checks of append() alone.
+  /// Checks the tokens of a step.
   template <class E>
   void check_tokens(const detail::validator& check, const tensor_view<const E>& k, const tensor_view<const E>& v,
                     std::span<const idx_t> lengths) const {
@@ -140,9 +140,7 @@ class kv_cache : public detail::token_state {
       length(b) += taken;
     }
   }
-  void no_alias(const detail::validator& check, const char* what, const detail::memory_layout& x) const {
-    memory_.no_alias(check, what, x);
-  }
+  void list_memory(detail::call_views& views) const { memory_.list_memory(views); }
   /// Undoes an append of `count` tokens.
   void forget(idx_t count, std::span<const idx_t> lengths) {
     for (idx_t b = 0; b < batch(); ++b) length(b) -= taken_of(b, count, lengths);

@@ -108,7 +108,7 @@ class paged_cache : public detail::token_state {
     using E = element_of<const K&>;
     detail::check_stores<S, E>();
     const tensor_view<const E> keys = as_view(k), values = as_view(v);
-    check_tokens(detail::validator(name_), keys, values, options.lengths);
+    detail::check_append(*this, name_, keys, values, options.lengths);
     append_checked(keys, values, options.lengths);
   }
 
@@ -134,7 +134,7 @@ class paged_cache : public detail::token_state {
     }
   }
 
-  /// The checks of append() alone.
+  /// Checks the tokens of a step.
   template <class E>
   void check_tokens(const detail::validator& check, const tensor_view<const E>& k, const tensor_view<const E>& v,
                     std::span<const idx_t> lengths) const {
@@ -155,9 +155,7 @@ class paged_cache : public detail::token_state {
     if (needed > pool_->free_pages())
       check.fail({"at most as many new pages as the ", pool_->free_pages(), " that are free"}, needed);
   }
-  void no_alias(const detail::validator& check, const char* what, const detail::memory_layout& x) const {
-    pool_->memory().no_alias(check, what, x);
-  }
+  void list_memory(detail::call_views& views) const { pool_->memory().list_memory(views); }
   void forget(idx_t count, std::span<const idx_t> lengths) {
     for (idx_t b = 0; b < batch(); ++b) cut(b, length(b) - taken_of(b, count, lengths));
   }

@@ -36,14 +36,14 @@ struct fnet_options {
 
 namespace detail {
 
-inline void check_fnet(const validator& check, const memory_layout& x, const memory_layout& out,
-                       std::span<const idx_t> lengths) {
-  check.memory({{"out", out}}, {{"x", x}});
-  check.extents({{"out batch = x batch", x.extents[0], out.extents[0]},
-                 {"out heads = x heads", x.extents[1], out.extents[1]},
-                 {"out length = x length", x.extents[2], out.extents[2]},
-                 {"out dim = x dim", x.extents[3], out.extents[3]}});
-  check_length_list(check, "lengths", lengths, x.extents[0], x.extents[2]);
+inline void check_fnet(const memory_layout& x, const memory_layout& out, std::span<const idx_t> lengths) {
+  call_views views("fnet");
+  views.read("x", x);
+  views.write("out", out, {{"out batch = x batch", x.extents[0]},
+                           {"out heads = x heads", x.extents[1]},
+                           {"out length = x length", x.extents[2]},
+                           {"out dim = x dim", x.extents[3]}});
+  check_length_list(views, "lengths", lengths, x.extents[0], x.extents[2]);
 }
 
 }  // namespace detail
@@ -56,12 +56,9 @@ void fnet(const X& x, O&& out, Options&& options = {}, execution_ref exec = {}) 
   const tensor_view<const S> from = as_view(x);
   const tensor_view<S> to = as_view(out);
   const auto& given = detail::options_or_default<fnet_options<S>>(options);
-  detail::check_fnet(detail::validator("fnet"), from, to, given.lengths);
+  detail::check_fnet(from, to, given.lengths);
   if (from.empty()) return;
-  execution& threads = detail::execution_of(exec, options);
-  const auto limit = threads.limit_threads(
-      {.operations = 10 * static_cast<double>(from.size()), .bytes = 16 * static_cast<double>(from.size())});
-  detail::fnet_call<S>{.x = from, .out = to, .lengths = given.lengths}.run(threads);
+  detail::fnet_call<S>{.x = from, .out = to, .lengths = given.lengths}.run(detail::execution_of(exec, options));
 }
 
 }  // namespace attn::inline ATTN_ISA

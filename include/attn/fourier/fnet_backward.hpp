@@ -30,11 +30,12 @@ struct fnet_gradients {
 
 namespace detail {
 
-inline void check_fnet_backward(const validator& check, const memory_layout& d_out, const memory_layout& dx,
-                                std::span<const idx_t> lengths) {
-  check.memory({{"the gradient of x", dx}}, {{"d_out", d_out}});
-  if (dx.given()) check_same_shape(check, "the gradient of x", dx, "d_out", d_out);
-  check_length_list(check, "lengths", lengths, d_out.extents[0], d_out.extents[2]);
+inline void check_fnet_backward(const memory_layout& d_out, const memory_layout& dx, std::span<const idx_t> lengths) {
+  call_views views("fnet_backward");
+  views.read("d_out", d_out);
+  views.write("the gradient of x", dx);
+  if (dx.given()) check_same_shape(views, "the gradient of x", dx, "d_out", d_out);
+  check_length_list(views, "lengths", lengths, d_out.extents[0], d_out.extents[2]);
 }
 
 }  // namespace detail
@@ -47,11 +48,9 @@ void fnet_backward(const D& d_out, const fnet_gradients<element_of<const D&>>& g
   detail::require_one_element_type<const D&, const D&, const D&, tensor_view<S>>();
   const tensor_view<const S> from = as_view(d_out);
   const auto& given = detail::options_or_default<fnet_options<S>>(options);
-  detail::check_fnet_backward(detail::validator("fnet_backward"), from, gradients.x, given.lengths);
+  detail::check_fnet_backward(from, gradients.x, given.lengths);
   if (from.empty() || !gradients.x) return;
   execution& threads = detail::execution_of(exec, options);
-  const auto limit = threads.limit_threads(
-      {.operations = 10 * static_cast<double>(from.size()), .bytes = 16 * static_cast<double>(from.size())});
   if (gradients.accumulate)
     detail::fnet_call<S, true>{.x = from, .out = gradients.x, .lengths = given.lengths}.run(threads);
   else

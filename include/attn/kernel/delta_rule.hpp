@@ -49,7 +49,7 @@ void delta_rule(const Q& q, const K& k, const V& v, O&& out, Options&& options =
   detail::require_one_element_type<const Q&, const K&, const V&, O>();
   using S = element_of<const Q&>;
   const auto& given = detail::options_or_default<delta_rule_options<S>>(options);
-  const detail::validator check("delta_rule");
+  detail::call_views check("delta_rule");
   const auto call = detail::check_delta_rule<S>(check, {as_view(q), as_view(k), as_view(v), as_view(out)}, given,
                                                 given.lengths, given.initial_state, given.final_state);
   detail::recurrence_driver<detail::rule::correct, compute_type<S>>{call}.run(detail::execution_of(exec, options));

@@ -45,18 +45,18 @@ namespace detail {
 
 /// The forward call of a checked backward call.
 template <class S, class T = compute_type<S>>
-kernel_call<T> check_delta_backward(const validator& check, const delta_views<S>& x, const tensor_view<const S>& d_out,
+kernel_call<T> check_delta_backward(call_views& check, const delta_views<S>& x, const tensor_view<const S>& d_out,
                                     const delta_rule_gradients<S>& g, const delta_rule_options<S>& options) {
-  backward_views views;
-  views.gradient("the gradient of q", g.q, "q", x.q);
-  views.gradient("the gradient of k", g.k, "k", x.k);
-  views.gradient("the gradient of v", g.v, "v", x.v);
-  views.gradient("the gradient of beta", g.beta, "beta", options.beta);
-  views.gradient("the gradient of log_decay", g.log_decay, "log_decay", options.log_decay);
-  views.gradient("the gradient of initial_state", g.initial_state, "initial_state", options.initial_state);
-  views.read("d_out", d_out);
-  views.read("d_final_state", g.d_final_state);
-  views.check(check);
+  check.read("q", x.q), check.read("k", x.k), check.read("v", x.v);
+  check.read("beta", options.beta), check.read("log_decay", options.log_decay);
+  check.read("initial_state", options.initial_state);
+  check.read("d_out", d_out), check.read("d_final_state", g.d_final_state);
+  check.gradient("q", g.q, x.q);
+  check.gradient("k", g.k, x.k);
+  check.gradient("v", g.v, x.v);
+  check.gradient("beta", g.beta, options.beta);
+  check.gradient("log_decay", g.log_decay, options.log_decay);
+  check.gradient("initial_state", g.initial_state, options.initial_state);
   const delta_shape s = check_delta_extents(check, x.k, x.v);
   check_delta_queries(check, s, x.q, d_out, true);
   check_length_list(check, "lengths", options.lengths, s.batch, s.length);
@@ -81,7 +81,7 @@ void delta_rule_backward(const Q& q, const K& k, const V& v, const D& d_out,
   detail::require_one_element_type<const Q&, const K&, const V&, tensor_view<S>>();
   detail::require_one_element_type<const D&, const D&, const D&, tensor_view<S>>();
   const auto& given = detail::options_or_default<delta_rule_options<S>>(options);
-  const detail::validator check("delta_rule_backward");
+  detail::call_views check("delta_rule_backward");
   auto call = detail::check_delta_backward<S>(check, {as_view(q), as_view(k), as_view(v), {}}, as_view(d_out), gradients,
                                               given);
   const auto& g = gradients;

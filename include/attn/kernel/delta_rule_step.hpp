@@ -106,15 +106,13 @@ class delta_rule_state : public detail::item_state<delta_rule_state<S>, compute_
 
   void feed(const char* caller, const detail::delta_views<S>& x, const delta_rule_step_options<S>& options,
             execution& exec) {
-    const detail::validator check(caller);
+    detail::call_views check(caller);
     detail::kernel_call<T> call = detail::check_delta_rule<S>(check, x, options, options.lengths, {}, {});
     check.extents({{"batch = batch of the state", batch(), call.shape.batch},
                    {"value heads = heads of the state", heads(), call.heads},
                    {"key dim = dim of the state", dim(), call.shape.dim},
                    {"value dim = value dim of the state", value_dim(), call.shape.dim_v}});
-    for (const auto& view : {detail::validator::named_view{"q", x.q}, {"k", x.k}, {"v", x.v}, {"out", x.out},
-                             {"beta", options.beta}, {"log_decay", options.log_decay}})
-      check.no_alias("the state", base::memory(), view.name, view.view);
+    check.update("the state", base::memory());
     call.state = items();
     const auto limit = exec.limit_threads(driver{call}.work());
     base::feed(

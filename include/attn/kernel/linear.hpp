@@ -64,14 +64,12 @@ template <class S, class F, class T = compute_type<S>>
 void run_linear(const char* name, const kernel_views<S>& x, const linear_options<S>& options, const F& map,
                 execution& exec, const state_step<T>& step = {}) {
   if constexpr (require_feature_map<F, T>()) {
-    const validator check(name);
+    call_views check(name);
     kernel_call<T> call = check_kernel<false>(check, x, options, step, options.decay);
     call.normalise = options.normalise;
     const idx_t count = features_of(map, call.shape.dim);
     check_feature_count(check, count, call.shape);
-    check_linear_extra(check, call, options, count,
-                       {{"out", x.out}, {"final_state", options.final_state}, {"final_weights", options.final_weights}},
-                       {{"q", x.q}, {"k", x.k}, {"v", x.v}, {"decay", options.decay}});
+    check_linear_extra(check, call, options, count);
     mapped_features<S, F> features(map, call.shape.dim, count);
     run_kernel<true>(check, call, features, step, exec);
   }

@@ -163,23 +163,16 @@ struct mapped_features_backward final : feature_map_backward<compute_type<S>> {
 
 /// Checks the options that only linear has; call.driver then says whether any is given.
 template <class S, class T = compute_type<S>>
-void check_linear_backward(const validator& check, kernel_call<T>& call, const kernel_backward_views<S>& a,
-                           const linear_gradients<S>& g, linear_options<S> options, idx_t features) {
-  backward_views views;
-  views.gradient("the gradient of q", g.q, "q", a.x.q);
-  views.gradient("the gradient of k", g.k, "k", a.x.k);
-  views.gradient("the gradient of v", g.v, "v", a.x.v);
-  views.gradient("the gradient of decay", g.decay, "decay", options.decay);
-  views.gradient("the gradient of log_decay", g.log_decay, "log_decay", options.log_decay);
-  views.gradient("the gradient of bonus", g.bonus, "bonus", options.bonus);
-  views.gradient("the gradient of initial_state", g.initial_state, "initial_state", options.initial_state);
-  views.gradient("the gradient of initial_weights", g.initial_weights, "initial_weights", options.initial_weights);
-  views.read("d_out", a.d_out);
-  views.read("d_final_state", g.d_final_state);
-  views.read("d_final_weights", g.d_final_weights);
-  views.check(check);
+void check_linear_backward(call_views& check, kernel_call<T>& call, const linear_gradients<S>& g,
+                             linear_options<S> options, idx_t features) {
+  check.read("d_final_state", g.d_final_state);
+  check.read("d_final_weights", g.d_final_weights);
+  check.gradient("log_decay", g.log_decay, options.log_decay);
+  check.gradient("bonus", g.bonus, options.bonus);
+  check.gradient("initial_state", g.initial_state, options.initial_state);
+  check.gradient("initial_weights", g.initial_weights, options.initial_weights);
   options.final_state = {}, options.final_weights = {};  // are not computed
-  check_linear_extra(check, call, options, features, {}, {});
+  check_linear_extra(check, call, options, features);
   const attention_shape& s = call.shape;
   check_linear_state(check, "d_final_state", g.d_final_state, s, features);
   check_linear_state(check, "d_final_weights", g.d_final_weights, s, features);
@@ -197,12 +190,12 @@ template <class S, class F, class B, class T = compute_type<S>>
 void run_linear_backward(const kernel_backward_views<S>& views, const linear_gradients<S>& gradients,
                          const linear_options<S>& options, const F& map, const B& map_backward, execution& exec) {
   if constexpr (require_feature_map<F, T>() && require_map_backward<F, B, T>()) {
-    const validator check("linear_backward");
+    call_views check("linear_backward");
     kernel_call<T> call = check_kernel_backward<false>(check, views, options);
     call.normalise = options.normalise;
     const idx_t count = features_of(map, call.shape.dim);
     check_feature_count(check, count, call.shape);
-    check_linear_backward(check, call, views, gradients, options, count);
+    check_linear_backward(check, call, gradients, options, count);
     mapped_features<S, F> features(map, call.shape.dim, count);
     mapped_features_backward<S, F, B> back(map_backward, call.shape.dim, count);
     if (call.driver == kernel_driver::sums) return run_kernel_backward(views, call, features, back, exec);
@@ -229,7 +222,7 @@ void linear_backward(const Q& q, const K& k, const V& v, const D& d_out,
   using S = element_of<const Q&>;
   const auto& given = detail::options_or_default<linear_options<S>>(options);
   auto views = detail::backward_views_of<S>(q, k, v, d_out, gradients);
-  views.gate_name = "decay", views.of_gate = "the gradient of decay";
+  views.gate_name = "decay";
   views.gate = given.decay, views.d_gate = gradients.decay;
   detail::run_linear_backward<S>(views, gradients, given, detail::callable_or_default<feature_maps::elu_plus_one>(map),
                                  detail::callable_or_default<detail::own_derivative>(map_backward),

@@ -72,7 +72,7 @@ void check_performer(const validator& check, const performer_options<S>& options
 template <class S, class T = compute_type<S>>
 void run_performer(const char* name, const kernel_views<S>& x, const performer_options<S>& options, execution& exec,
                    const state_step<T>& step = {}) {
-  const validator check(name);
+  call_views check(name);
   kernel_call<T> call = check_kernel<true>(check, x, options, step);
   check_performer(check, options);
   performer_features<T> features(call, options);

@@ -43,7 +43,7 @@ namespace detail {
 template <class S, class T = compute_type<S>>
 void run_performer_backward(const kernel_backward_views<S>& views, const performer_options<S>& options,
                             execution& exec) {
-  const validator check("performer_backward");
+  call_views check("performer_backward");
   kernel_call<T> call = check_kernel_backward<true>(check, views, options);
   check_performer(check, options);
   performer_features<T> features(call, options);

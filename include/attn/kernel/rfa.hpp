@@ -76,7 +76,7 @@ struct rfa_features final : projected_features<T> {
 template <class S, class T = compute_type<S>>
 void run_rfa(const char* name, const kernel_views<S>& x, const rfa_options<S>& options, execution& exec,
              const state_step<T>& step = {}) {
-  const validator check(name);
+  call_views check(name);
   kernel_call<T> call = check_kernel<true>(check, x, options, step, options.gate, true);
   check_finite(check, "norm_eps", static_cast<double>(options.norm_eps));
   rfa_features<T> features(call, options.norm_eps);

@@ -93,7 +93,7 @@ struct rfa_features_backward final : projected_features_backward<T> {
 
 template <class S, class T = compute_type<S>>
 void run_rfa_backward(const kernel_backward_views<S>& views, const rfa_options<S>& options, execution& exec) {
-  const validator check("rfa_backward");
+  call_views check("rfa_backward");
   kernel_call<T> call = check_kernel_backward<true>(check, views, options, true);
   check_finite(check, "norm_eps", static_cast<double>(options.norm_eps));
   rfa_features<T> features(call, options.norm_eps);
@@ -114,7 +114,7 @@ void rfa_backward(const Q& q, const K& k, const V& v, const Features& features, 
   auto views = detail::backward_views_of<S>(q, k, v, d_out, gradients);
   views.x = detail::with_features(views.x, features);
   views.d_features = gradients.features;
-  views.gate_name = "gate", views.of_gate = "the gradient of gate";
+  views.gate_name = "gate";
   views.gate = given.gate, views.d_gate = gradients.gate;
   detail::run_rfa_backward<S>(views, given, detail::execution_of(exec, options));
 }

@@ -96,36 +96,24 @@ void run_encoder_block(const tensor_view<const S, 3>& x, const tensor_view<S, 3>
 }
 
 template <class S>
-void check_encoder_block(const layer_validator& check, const encoder_block_weights<S>& w,
+void check_encoder_block(layer_views& check, const encoder_block_weights<S>& w,
                          const encoder_block_options<S>& options) {
   const idx_t dim = check.x.extents[2];
   const tensor_view<S, 3>& mixed = options.mixed;
   check.out_dim(dim);
   if (!(options.eps >= 0)) check.fail("eps >= 0", static_cast<double>(options.eps));
-  check.optional("gamma of norm_1", w.norm_1.gamma, "feature", dim);
-  check.optional("beta of norm_1", w.norm_1.beta, "feature", dim);
-  check.optional("gamma of norm_2", w.norm_2.gamma, "feature", dim);
-  check.optional("beta of norm_2", w.norm_2.beta, "feature", dim);
+  check.list("gamma of norm_1", w.norm_1.gamma, "feature", dim);
+  check.list("beta of norm_1", w.norm_1.beta, "feature", dim);
+  check.list("gamma of norm_2", w.norm_2.gamma, "feature", dim);
+  check.list("beta of norm_2", w.norm_2.beta, "feature", dim);
   check_feed_forward(check, w.feed_forward);
   check.fits("x", {check.x.extents[0], check.x.extents[1], dim});
   if (!mixed) return;
   check.extents({{"mixed batch = x batch", check.x.extents[0], mixed.extent(0)},
                  {"mixed length = x length", check.x.extents[1], mixed.extent(1)},
                  {"mixed dim = x dim", dim, mixed.extent(2)}});
-  if (check.backward) return;
-  check.no_alias("out", check.out, "mixed", mixed);
-  check.memory({{"mixed", mixed}},
-               {{"x", check.x},
-                {"gamma of norm_1", w.norm_1.gamma},
-                {"beta of norm_1", w.norm_1.beta},
-                {"gamma of norm_2", w.norm_2.gamma},
-                {"beta of norm_2", w.norm_2.beta},
-                {"up weight", w.feed_forward.up},
-                {"up bias", w.feed_forward.up_bias},
-                {"down weight", w.feed_forward.down},
-                {"down bias", w.feed_forward.down_bias},
-                {"gate weight", w.feed_forward.gate},
-                {"gate bias", w.feed_forward.gate_bias}});
+  if (check.backward) return check.read("mixed", mixed);
+  check.write("mixed", mixed);
 }
 
 }  // namespace detail
@@ -141,7 +129,8 @@ void encoder_block(const X& x, O&& out, const Weights& weights, Mixer&& mix, Opt
   const auto [from, to] = detail::sequences_of(x, out);
   const auto& w = detail::weights_of<encoder_block_weights<S>>(weights);
   const auto& given = detail::options_or_default<encoder_block_options<S>>(options);
-  detail::check_encoder_block(detail::layer_validator("encoder_block", from, to), w, given);
+  detail::layer_views check("encoder_block", from, to);
+  detail::check_encoder_block(check, w, given);
   detail::run_encoder_block<S>(from, to, w, given, mix, detail::execution_of(exec, options));
 }
 

@@ -196,22 +196,19 @@ template <class S>
 void check_encoder_backward(const tensor_view<const S, 3>& x, const encoder_block_weights<S>& w,
                             const tensor_view<const S, 3>& d_out, const encoder_block_gradients<S>& g,
                             const encoder_block_options<S>& options) {
-  backward_views views;
-  views.gradient("the gradient of x", g.x, "x", x);
-  views.gradient("the gradient of gamma of norm_1", g.norm_1.gamma, "gamma of norm_1", w.norm_1.gamma);
-  views.gradient("the gradient of beta of norm_1", g.norm_1.beta, "beta of norm_1", w.norm_1.beta);
-  views.gradient("the gradient of gamma of norm_2", g.norm_2.gamma, "gamma of norm_2", w.norm_2.gamma);
-  views.gradient("the gradient of beta of norm_2", g.norm_2.beta, "beta of norm_2", w.norm_2.beta);
-  views.gradient("the gradient of up", g.feed_forward.up, "up weight", w.feed_forward.up);
-  views.gradient("the gradient of down", g.feed_forward.down, "down weight", w.feed_forward.down);
-  views.gradient("the gradient of up_bias", g.feed_forward.up_bias, "up bias", w.feed_forward.up_bias);
-  views.gradient("the gradient of down_bias", g.feed_forward.down_bias, "down bias", w.feed_forward.down_bias);
-  views.gradient("the gradient of gate", g.feed_forward.gate, "gate weight", w.feed_forward.gate);
-  views.gradient("the gradient of gate_bias", g.feed_forward.gate_bias, "gate bias", w.feed_forward.gate_bias);
-  if (g.accumulate || !same_memory(g.x, d_out)) views.read("d_out", d_out);
-  views.read("mixed", options.mixed);
-  const layer_validator check("encoder_block_backward", x, views, d_out);
-  check.readable("d_out", d_out);
+  layer_views check("encoder_block_backward", x, d_out,
+                    layer_views::backward_pass{.in_place = !g.accumulate && same_memory(g.x, d_out)});
+  check.gradient("x", g.x, x);
+  check.gradient("gamma of norm_1", g.norm_1.gamma, w.norm_1.gamma);
+  check.gradient("beta of norm_1", g.norm_1.beta, w.norm_1.beta);
+  check.gradient("gamma of norm_2", g.norm_2.gamma, w.norm_2.gamma);
+  check.gradient("beta of norm_2", g.norm_2.beta, w.norm_2.beta);
+  check.gradient("up", g.feed_forward.up, w.feed_forward.up, "up weight");
+  check.gradient("down", g.feed_forward.down, w.feed_forward.down, "down weight");
+  check.gradient("up_bias", g.feed_forward.up_bias, w.feed_forward.up_bias, "up bias");
+  check.gradient("down_bias", g.feed_forward.down_bias, w.feed_forward.down_bias, "down bias");
+  check.gradient("gate", g.feed_forward.gate, w.feed_forward.gate, "gate weight");
+  check.gradient("gate_bias", g.feed_forward.gate_bias, w.feed_forward.gate_bias, "gate bias");
   check_encoder_block(check, w, options);
 }
 

@@ -160,7 +160,7 @@ void feed_tokens(const input_tokens<sum_type<P>>& x, const feed_forward_memory<P
 
 /// Checks the weights.
 template <class S>
-void check_feed_forward(const layer_validator& check, const feed_forward_weights<S>& w) {
+void check_feed_forward(layer_views& check, const feed_forward_weights<S>& w) {
   check.linear("up weight", w.up, "up bias", w.up_bias, check.x.extents[2]);
   check.linear("down weight", w.down, "down bias", w.down_bias, w.up.extent(0));
   if (!w.gate && w.gate_bias) check.fail("a gate weight, since there is a bias of it", "none");
@@ -182,7 +182,7 @@ void feed_forward(const X& x, O&& out, const Weights& weights, Options&& options
   const auto [from, to] = detail::sequences_of(x, out);
   const auto& w = detail::weights_of<feed_forward_weights<S>>(weights);
   const auto& given = detail::options_or_default<feed_forward_options>(options);
-  const detail::layer_validator check("feed_forward", from, to);
+  detail::layer_views check("feed_forward", from, to);
   check.out_dim(to.extent(2));
   detail::check_feed_forward(check, w);
 

@@ -218,16 +218,14 @@ void feed_forward_backward(const X& x, const Weights& weights, const D& d_out,
   const auto [from, d] = detail::inputs_of(x, d_out);
   const auto& w = detail::weights_of<feed_forward_weights<S>>(weights);
   const auto& given = detail::options_or_default<feed_forward_options>(options);
-  detail::backward_views views;
-  views.gradient("the gradient of x", gradients.x, "x", from);
-  views.gradient("the gradient of up", gradients.up, "up weight", w.up);
-  views.gradient("the gradient of down", gradients.down, "down weight", w.down);
-  views.gradient("the gradient of up_bias", gradients.up_bias, "up bias", w.up_bias);
-  views.gradient("the gradient of down_bias", gradients.down_bias, "down bias", w.down_bias);
-  views.gradient("the gradient of gate", gradients.gate, "gate weight", w.gate);
-  views.gradient("the gradient of gate_bias", gradients.gate_bias, "gate bias", w.gate_bias);
-  views.read("d_out", d);
-  const detail::layer_validator check("feed_forward_backward", from, views, d);
+  detail::layer_views check("feed_forward_backward", from, d, detail::layer_views::backward_pass{});
+  check.gradient("x", gradients.x, from);
+  check.gradient("up", gradients.up, w.up, "up weight");
+  check.gradient("down", gradients.down, w.down, "down weight");
+  check.gradient("up_bias", gradients.up_bias, w.up_bias, "up bias");
+  check.gradient("down_bias", gradients.down_bias, w.down_bias, "down bias");
+  check.gradient("gate", gradients.gate, w.gate, "gate weight");
+  check.gradient("gate_bias", gradients.gate_bias, w.gate_bias, "gate bias");
   check.out_dim(d.extent(2));
   detail::check_feed_forward(check, w);
 

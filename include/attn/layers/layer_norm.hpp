@@ -84,8 +84,8 @@ struct row_norm {
   template <class S>
   void set(const layer_norm_weights<S>& weights, T epsilon) {
     eps = epsilon;
-    row_access_of<T, S>.load_list(weights.gamma, 0, dim, T(1), gamma);
-    row_access_of<T, S>.load_list(weights.beta, 0, dim, T(0), beta);
+    any_rows<T>(weights.gamma).load_or(T(1), 0, dim, gamma);
+    any_rows<T>(weights.beta).load_or(T(0), 0, dim, beta);
     for (T* list : {gamma, beta}) std::fill(list + dim, list + round_up(dim, width<T>), T(0));
   }
 
@@ -165,11 +165,11 @@ void layer_norm(const X& x, O&& out, Weights&& weights = {}, Options&& options =
   const auto& w = detail::weights_of<layer_norm_weights<S>, true>(weights);
   const T eps = detail::options_or_default<layer_norm_options<S>>(options).eps;
   const idx_t dim = from.extent(2);
-  const detail::layer_validator check("layer_norm", from, to);
+  detail::layer_views check("layer_norm", from, to);
   check.out_dim(dim);
   if (!(eps >= 0)) check.fail("eps >= 0", static_cast<double>(eps));
-  check.optional("gamma", w.gamma, "feature", dim);
-  check.optional("beta", w.beta, "feature", dim);
+  check.list("gamma", w.gamma, "feature", dim);
+  check.list("beta", w.beta, "feature", dim);
 
   execution& e = detail::execution_of(exec, options, weights);
   auto norm = e.shared_scratch([dim](detail::arena& memory) { return detail::row_norm<T>(memory, dim); });

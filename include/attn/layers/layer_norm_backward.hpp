@@ -140,16 +140,14 @@ void layer_norm_backward(const X& x, const Weights& weights, const D& d_out,
   const auto& w = detail::weights_of<layer_norm_weights<S>>(weights);
   const T eps = detail::options_or_default<layer_norm_options<S>>(options).eps;
   const idx_t dim = from.extent(2);
-  detail::backward_views views;
-  views.gradient("the gradient of x", gradients.x, "x", from);
-  views.gradient("the gradient of gamma", gradients.gamma, "gamma", w.gamma);
-  views.gradient("the gradient of beta", gradients.beta, "beta", w.beta);
-  views.read("d_out", d);
-  const detail::layer_validator check("layer_norm_backward", from, views, d);
+  detail::layer_views check("layer_norm_backward", from, d, detail::layer_views::backward_pass{});
+  check.gradient("x", gradients.x, from);
+  check.gradient("gamma", gradients.gamma, w.gamma);
+  check.gradient("beta", gradients.beta, w.beta);
   check.out_dim(dim);
   if (!(eps >= 0)) check.fail("eps >= 0", static_cast<double>(eps));
-  check.optional("gamma", w.gamma, "feature", dim);
-  check.optional("beta", w.beta, "feature", dim);
+  check.list("gamma", w.gamma, "feature", dim);
+  check.list("beta", w.beta, "feature", dim);
 
   execution& e = detail::execution_of(exec, options);
   auto norm = e.workspace([dim](detail::arena& memory) { return detail::row_norm<T>(memory, dim); });

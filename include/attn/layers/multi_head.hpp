@@ -51,32 +51,21 @@ struct multi_head_options {
 namespace detail {
 
 template <class S>
-void check_attended(const layer_validator& check, const tensor_view<const S, 3>& y, const multi_head_weights<S>& w,
-                    const tensor_view<S, 3>& attended, idx_t dim) {
+void check_attended(layer_views& check, const multi_head_weights<S>& w, const tensor_view<S, 3>& attended, idx_t dim) {
   check.extents({{"attended batch = x batch", check.x.extents[0], attended.extent(0)},
                  {"attended length = x length", check.x.extents[1], attended.extent(1)},
                  {"attended dim", dim, attended.extent(2)}});
-  if (check.backward) return;
+  if (check.backward) return check.read("attended", attended);
   if (!w.output) check.fail("attended with an output weight: without one it is out", "no output weight");
-  check.memory({{"attended", attended}, {"out", check.out}},
-               {{"x", check.x},
-                {"context", y},
-                {"query weight", w.query},
-                {"query bias", w.query_bias},
-                {"key weight", w.key},
-                {"key bias", w.key_bias},
-                {"value weight", w.value},
-                {"value bias", w.value_bias},
-                {"output weight", w.output},
-                {"output bias", w.output_bias}});
+  check.update("attended", attended);
 }
 
 /// Checks a call; y is the context, or x.
 template <class S>
-void check_multi_head(const layer_validator& check, const tensor_view<const S, 3>& y, const multi_head_weights<S>& w,
+void check_multi_head(layer_views& check, const tensor_view<const S, 3>& y, const multi_head_weights<S>& w,
                       const multi_head_options<S>& options) {
   const idx_t* const x = check.x.extents;
-  check.separate_from_out("context", y);
+  check.read("context", y);
   check.equal("context batch = x batch", x[0], y.extent(0));
   check.at_least("heads", 1, options.heads);
   const idx_t heads = options.heads, kv_heads = options.kv_heads.value_or(heads);
@@ -104,7 +93,7 @@ void check_multi_head(const layer_validator& check, const tensor_view<const S, 3
   else if (w.output_bias)
     check.fail("output bias with an output weight", "no output weight");
   check.out_dim(w.output ? w.output.extent(0) : heads * dim_v);
-  if (options.attended) check_attended(check, y, w, options.attended, heads * dim_v);
+  if (options.attended) check_attended(check, w, options.attended, heads * dim_v);
   check.fits("context batch * length", {y.extent(0), y.extent(1)});
   check.fits("x batch * length * heads * dims", {x[0], x[1], heads, dim + dim_v});
   check.fits("context batch * length * heads * dims", {y.extent(0), y.extent(1), kv_heads, dim + dim_v});
@@ -172,7 +161,8 @@ void multi_head(const X& x, O&& out, const Weights& weights, Operator&& op, Opti
   const auto& w = detail::weights_of<multi_head_weights<S>>(weights);
   const auto& given = detail::options_or_default<multi_head_options<S>>(options);
   const auto& context = given.context ? given.context : from;
-  detail::check_multi_head<S>(detail::layer_validator("multi_head", from, to, false), context, w, given);
+  detail::layer_views check("multi_head", from, to, false);
+  detail::check_multi_head<S>(check, context, w, given);
   detail::run_multi_head<S>(from, context, to, w, given, op, detail::execution_of(exec, options));
 }
 

@@ -113,20 +113,17 @@ template <class S>
 void check_multi_head_backward(const tensor_view<const S, 3>& x, const multi_head_weights<S>& w,
                                const tensor_view<const S, 3>& d_out, const multi_head_gradients<S>& g,
                                const multi_head_options<S>& options) {
-  backward_views views;
-  views.gradient("the gradient of x", g.x, "x", x);
-  views.gradient("the gradient of context", g.context, "context", options.context);
-  views.gradient("the gradient of query", g.query, "query weight", w.query);
-  views.gradient("the gradient of key", g.key, "key weight", w.key);
-  views.gradient("the gradient of value", g.value, "value weight", w.value);
-  views.gradient("the gradient of output", g.output, "output weight", w.output);
-  views.gradient("the gradient of query_bias", g.query_bias, "query bias", w.query_bias);
-  views.gradient("the gradient of key_bias", g.key_bias, "key bias", w.key_bias);
-  views.gradient("the gradient of value_bias", g.value_bias, "value bias", w.value_bias);
-  views.gradient("the gradient of output_bias", g.output_bias, "output bias", w.output_bias);
-  views.read("d_out", d_out);
-  views.read("attended", options.attended);
-  const layer_validator check("multi_head_backward", x, views, d_out);
+  layer_views check("multi_head_backward", x, d_out, layer_views::backward_pass{});
+  check.gradient("x", g.x, x);
+  check.gradient("context", g.context, options.context);
+  check.gradient("query", g.query, w.query, "query weight");
+  check.gradient("key", g.key, w.key, "key weight");
+  check.gradient("value", g.value, w.value, "value weight");
+  check.gradient("output", g.output, w.output, "output weight");
+  check.gradient("query_bias", g.query_bias, w.query_bias, "query bias");
+  check.gradient("key_bias", g.key_bias, w.key_bias, "key bias");
+  check.gradient("value_bias", g.value_bias, w.value_bias, "value bias");
+  check.gradient("output_bias", g.output_bias, w.output_bias, "output bias");
   check_multi_head<S>(check, options.context ? options.context : x, w, options);
 }
 

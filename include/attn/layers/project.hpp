@@ -66,7 +66,7 @@ void project_many_tokens(const input_tokens<sum_type<P>>& x, std::span<const pro
     auto [packed, sums] = exec.scratch(worker, [&](arena& memory) {
       return std::pair{packed_tokens<P>(memory, x.dim), row_buffer<T>(memory, token_block, widest, panel_width<T>)};
     });
-    packed.pack([&](idx_t r) { return x.at(begin + r); }, rows, x.strides[2], *x.access);
+    packed.pack([&](idx_t r) { return x.at(begin + r); }, rows, x.strides[2], *x.packing);
     for (std::size_t n = 0; n < list.size(); ++n) {
       multiply_tokens(packed, weights[n], 0, list[n].weight.outputs, sums);
       for (idx_t r = 0; r < rows; ++r) list[n].out.store(begin + r, sums.row(r));
@@ -100,7 +100,7 @@ void project(const X& x, O&& out, const Weights& weights, execution_ref exec = {
   const auto& from = sequences.first;
   const auto& to = sequences.second;
   const auto& w = detail::weights_of<project_weights<S>>(weights);
-  const detail::layer_validator check("project", from, to, false);
+  detail::layer_views check("project", from, to, false);
   check.out_dim(w.weight.extent(0));
   check.linear("weight", w.weight, "bias", w.bias, from.extent(2));
   detail::with_products<S>(exec.get(), [&]<class P>(std::type_identity<P>) {

@@ -165,12 +165,10 @@ void project_backward(const X& x, const Weights& weights, const D& d_out,
   using T = compute_type<S>;
   const auto [from, d] = detail::inputs_of(x, d_out);
   const auto& [weight, bias] = detail::weights_of<project_weights<S>>(weights);
-  detail::backward_views views;
-  views.gradient("the gradient of x", gradients.x, "x", from);
-  views.gradient("the gradient of weight", gradients.weight, "weight", weight);
-  views.gradient("the gradient of bias", gradients.bias, "bias", bias);
-  views.read("d_out", d);
-  const detail::layer_validator check("project_backward", from, views, d);
+  detail::layer_views check("project_backward", from, d, detail::layer_views::backward_pass{});
+  check.gradient("x", gradients.x, from);
+  check.gradient("weight", gradients.weight, weight);
+  check.gradient("bias", gradients.bias, bias);
   check.out_dim(weight.extent(0));
   check.linear("weight", weight, "bias", bias, from.extent(2));
   using P = detail::product_type<S>;

@@ -116,8 +116,8 @@ void reversible(const char* name, int sign, const X& x, O& out, F& f, G& g, Opti
   const auto [from, to] = sequences_of(x, out);
   const tensor_view<S, 3> remainder = options_or_default<reversible_block_options<S>>(options).remainder;
   const idx_t dim = from.extent(2);
-  const layer_validator check(name, from, to);
-  check.memory({{"remainder", remainder}}, {{"x", from}, {"out", to}});
+  layer_views check(name, from, to);
+  check.update("remainder", remainder);
   if (dim % 2 != 0) check.fail("an even width", dim);
   check.out_dim(dim);
   if (remainder)

@@ -81,20 +81,15 @@ template <class S>
 void check_reversible_backward(const tensor_view<const S, 3>& out, const tensor_view<S, 3>& x,
                                const tensor_view<const S, 3>& d_out, const reversible_block_gradients<S>& g,
                                const tensor_view<S, 3>& remainder) {
-  constexpr const char* name = "reversible_block_backward";
-  const validator check(name);
-  check.memory({{"x", x}, {"the gradient of x", g.x}, {"remainder", remainder}}, {});
-  check.readable("out", out);
-  check.readable("d_out", d_out);
-  if (!same_memory(x, out)) check.no_alias("x", x, "out", out);
-  if (g.accumulate || !same_memory(g.x, d_out)) check.no_alias("the gradient of x", g.x, "d_out", d_out);
-  check.no_alias("the gradient of x", g.x, "out", out);
-  check.no_alias("x", x, "d_out", d_out);
-  check.no_alias("remainder", remainder, "out", out);
-  check.no_alias("remainder", remainder, "d_out", d_out);
+  call_views check("reversible_block_backward");
+  check.readable("out", out), check.readable("d_out", d_out);
+  if (!same_memory(x, out)) check.read("out", out);
+  if (g.accumulate || !same_memory(g.x, d_out)) check.read("d_out", d_out);
+  check.write("x", x);
   check_same_shape(check, "x", x, "out", out);
   check_same_shape(check, "d_out", d_out, "out", out);
-  check_gradient(check, "x", g.x, x);
+  check.gradient("x", g.x, x);
+  check.write("remainder", remainder);
   if (remainder) check_same_shape(check, "remainder", remainder, "out", out);
   if (out.extent(2) % 2 != 0) check.fail("an even width", out.extent(2));
   check.fits("out", {out.extent(0), out.extent(1), std::max<idx_t>(1, out.extent(2))});

@@ -37,10 +37,10 @@ void rms_norm(const X& x, O&& out, Weights&& weights = {}, Options&& options = {
   const auto& w = detail::weights_of<rms_norm_weights<S>, true>(weights);
   const T eps = detail::options_or_default<rms_norm_options<S>>(options).eps;
   const idx_t dim = from.extent(2);
-  const detail::layer_validator check("rms_norm", from, to);
+  detail::layer_views check("rms_norm", from, to);
   check.out_dim(dim);
   if (!(eps >= 0)) check.fail("eps >= 0", static_cast<double>(eps));
-  check.optional("gamma", w.gamma, "feature", dim);
+  check.list("gamma", w.gamma, "feature", dim);
 
   execution& e = detail::execution_of(exec, options, weights);
   auto norm = e.shared_scratch([dim](detail::arena& memory) { return detail::row_norm<T>(memory, dim); });

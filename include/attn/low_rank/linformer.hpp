@@ -59,6 +59,8 @@ struct linformer_call {
 
   void run(execution& exec) {
     const attention_shape& shape = views.shape;
+    const double scores = static_cast<double>(keys.rank()) * static_cast<double>(shape.queries + shape.keys);
+    const auto limit = exec.limit_threads({.operations = scores * shape.operations_per_score()});
     const idx_t heads = std::max(keys.heads, values.heads), rank = keys.rank();
     const auto packed = exec.workspace([&](arena& memory) {
       P* const first = memory.allocate<P>(keys.packed_size());
@@ -89,22 +91,27 @@ struct linformer_call {
     const idx_t all = views.shape.heads, row_blocks = ceil_div(views.shape.queries, max_rows);
     w.exec.for_each(w.count * all * row_blocks, [&](idx_t task, int worker) {
       const idx_t n = task / row_blocks / all, h = task / row_blocks % all, b = w.first + n;
-      views.attend_rows(b, h, task % row_blocks * max_rows, w.scratch[n].packed[h * heads / all],
+      attend_rows(views, b, h, task % row_blocks * max_rows, w.scratch[n].packed[h * heads / all],
                         views.lengths.keys(b) > 0 ? keys.rank() : 0, terms, lse, w.exec, worker, [](auto&) {});
     });
   }
 };
 
-inline void check_projections(const validator& check, const attention_shape& s, const memory_layout& e,
-                              const memory_layout& f, const memory_layout& out, const memory_layout& lse) {
-  check.memory({{"out", out}, {"lse", lse}}, {{"e", e}, {"f", f}});
-  check.broadcasts("heads of e", s.heads, e.extents[0]);
-  check.broadcasts("heads of f", s.heads, f.extents[0]);
-  check.at_least("rank of e", 1, e.extents[1]);
-  check.at_least("rank of f", 1, f.extents[1]);
-  check.extents({{"projection columns = key length", s.keys, e.extents[2]},
+inline void check_projections(call_views& views, const attention_shape& s, const memory_layout& e,
+                              const memory_layout& f) {
+  views.read("e", e, {{"heads of e", s.heads, or_one}});
+  views.read("f", f, {{"heads of f", s.heads, or_one}});
+  views.at_least("rank of e", 1, e.extents[1]);
+  views.at_least("rank of f", 1, f.extents[1]);
+  views.extents({{"projection columns = key length", s.keys, e.extents[2]},
                  {"projection columns of f = key length", s.keys, f.extents[2]},
                  {"rank of f = rank of e", e.extents[1], f.extents[1]}});
+}
+
+/// Whether E and F are one matrix.
+template <class S>
+bool shared_projection(const tensor_view<const S, 3>& e, const tensor_view<const S, 3>& f) {
+  return e.data() == f.data() && e.extents() == f.extents() && e.strides() == f.strides();
 }
 
 }  // namespace detail
@@ -114,29 +121,21 @@ template <viewable Q, viewable K, viewable V, viewable O, viewable E, viewable F
           class Options = linformer_options<element_of<const Q&>>>
 void linformer(const Q& q, const K& k, const V& v, O&& out, const E& e, const F& f, Options&& options = {},
                execution_ref exec = {}) {
-  detail::require_one_element_type<const Q&, const K&, const V&, O>();
   using S = element_of<const Q&>;
   const tensor_view<const S, 3> by_e = detail::projection_view<S>(e), by_f = detail::projection_view<S>(f);
-  const auto& given = detail::options_or_default<linformer_options<S>>(options);
-
-  const detail::validator check("linformer");
-  const auto views = detail::check_views<S>(check, as_view(q), as_view(k), as_view(v), as_view(out), given);
-  const detail::attention_shape& s = views.shape;
-  detail::check_lse<S>(check, s, given.lse, views.q, views.k, views.v, views.out);
-  detail::check_projections(check, s, by_e, by_f, views.out, given.lse);
+  auto call = detail::checked_call<linformer_options>("linformer", q, k, v, out, options, exec);
+  const detail::attention_shape& s = call.shape;
+  detail::check_softmax_options(call.views, s, call.options);
+  detail::check_projections(call.views, s, by_e, by_f);
   if (s.heads == 0) return;
-
-  execution& threads = detail::execution_of(exec, options);
-  const double scores = static_cast<double>(by_e.extent(1)) * static_cast<double>(s.queries + s.keys);
-  const auto limit = threads.limit_threads({.operations = scores * s.operations_per_score()});
   const auto heads = [&](const auto& projection) { return projection.extent(0) == 1 ? s.kv_heads : s.heads; };
-  const bool shared = by_e.data() == by_f.data() && by_e.extents() == by_f.extents() && by_e.strides() == by_f.strides();
-  detail::with_products<S>(threads, [&]<class P>(std::type_identity<P>) {
-    detail::linformer_call<S, P>{.views = views, .lse = given.lse,
-                                 .terms = detail::terms_of<compute_type<S>>(given, s.dim),
-                                 .keys = {.e = by_e, .x = views.k, .heads = heads(by_e)},
-                                 .values = {.e = by_f, .x = views.v, .heads = heads(by_f)}, .shared = shared}
-        .run(threads);
+  detail::with_products<S>(call.exec, [&]<class P>(std::type_identity<P>) {
+    detail::linformer_call<S, P>{.views = call, .lse = call.options.lse,
+                                 .terms = detail::terms_of<compute_type<S>>(call.options, s.dim),
+                                 .keys = {.e = by_e, .x = call.k, .heads = heads(by_e)},
+                                 .values = {.e = by_f, .x = call.v, .heads = heads(by_f)},
+                                 .shared = detail::shared_projection(by_e, by_f)}
+        .run(call.exec);
   });
 }
 

@@ -47,35 +47,14 @@ void linformer_backward(const Q& q, const K& k, const V& v, const O& out, const 
                         execution_ref exec = {}) {
   using S = element_of<const Q&>;
   using T = compute_type<S>;
-  detail::require_one_element_type<const Q&, const K&, const V&, tensor_view<S>>();
-  detail::require_one_element_type<const Q&, const O&, const D&, tensor_view<S>>();
   const tensor_view<const S, 3> by_e = detail::projection_view<S>(e), by_f = detail::projection_view<S>(f);
-  const tensor_view<const S> result = as_view(out), d_result = as_view(d_out);
-  const auto& given = detail::options_or_default<linformer_options<S>>(options);
-
-  const detail::validator check("linformer_backward");
-  detail::attention_views<S> views{
-      .q = as_view(q), .k = as_view(k), .v = as_view(v), .out = {}, .shape = {}, .lengths = {}};
-  detail::backward_views all;
-  all.gradient("the gradient of q", gradients.q, "q", views.q);
-  all.gradient("the gradient of k", gradients.k, "k", views.k);
-  all.gradient("the gradient of v", gradients.v, "v", views.v);
-  all.gradient("the gradient of e", gradients.e, "e", by_e);
-  all.gradient("the gradient of f", gradients.f, "f", by_f);
-  all.read("out", result);
-  all.read("d_out", d_result);
-  all.read("lse", given.lse);
-  all.read("d_lse", gradients.d_lse);
-  all.check(check);
-  const detail::attention_shape s = views.shape =
-      detail::check_attention_extents(check, views.q, views.k, views.v, result);
-  detail::check_same_shape(check, "d_out", d_result, "out", result);
-  const tensor_view<const T, 3> rows(nullptr, {s.batch, s.heads, s.queries});
-  if (given.lse) detail::check_same_shape(check, "lse", given.lse, "the rows of out", rows);
-  if (gradients.d_lse) detail::check_same_shape(check, "d_lse", gradients.d_lse, "the rows of out", rows);
-  views.lengths = detail::check_lengths(check, s, given);
-  detail::check_scale(check, given.scale);
-  detail::check_projections(check, s, by_e, by_f, tensor_view<S>(), tensor_view<T, 3>());
+  auto call = detail::checked_backward_call<linformer_options>("linformer_backward", q, k, v, out, d_out, gradients,
+                                                               options, exec);
+  const detail::attention_shape& s = call.shape;
+  detail::check_softmax_numbers(call.views, s, call.options);
+  detail::check_projections(call.views, s, by_e, by_f);
+  call.views.gradient("e", gradients.e, by_e);
+  call.views.gradient("f", gradients.f, by_f);
   if (s.heads == 0) {
     if (!gradients.accumulate)
       for (const tensor_view<S, 3>& x : {gradients.e, gradients.f})
@@ -84,23 +63,19 @@ void linformer_backward(const Q& q, const K& k, const V& v, const O& out, const 
     return;
   }
 
-  execution& threads = detail::execution_of(exec, options);
-  const double scores = static_cast<double>(by_e.extent(1)) * static_cast<double>(s.queries + s.keys);
-  const auto limit = threads.limit_threads({.operations = 2.75 * scores * s.operations_per_score()});
   const auto heads = [&](const auto& projection) { return projection.extent(0) == 1 ? s.kv_heads : s.heads; };
-  detail::linformer_backward_call<S>{
-      .views = views,
-      .d_out = d_result,
-      .d_lse = gradients.d_lse,
-      .dq = gradients.q,
-      .accumulate = gradients.accumulate,
-      .terms = detail::terms_of<T>(given, s.dim),
-      .keys = {.e = by_e, .x = views.k, .heads = heads(by_e)},
-      .values = {.e = by_f, .x = views.v, .heads = heads(by_f)},
-      .key_gradients = {.e = gradients.e, .x = gradients.k},
-      .value_gradients = {.e = gradients.f, .x = gradients.v},
-      .shared = by_e.data() == by_f.data() && by_e.extents() == by_f.extents() && by_e.strides() == by_f.strides()}
-      .run(threads);
+  detail::linformer_backward_call<S>{.views = call,
+                                     .d_out = as_view(d_out),
+                                     .d_lse = gradients.d_lse,
+                                     .dq = gradients.q,
+                                     .accumulate = gradients.accumulate,
+                                     .terms = detail::terms_of<T>(call.options, s.dim),
+                                     .keys = {.e = by_e, .x = call.k, .heads = heads(by_e)},
+                                     .values = {.e = by_f, .x = call.v, .heads = heads(by_f)},
+                                     .key_gradients = {.e = gradients.e, .x = gradients.k},
+                                     .value_gradients = {.e = gradients.f, .x = gradients.v},
+                                     .shared = detail::shared_projection(by_e, by_f)}
+      .run(call.exec);
 }
 
 }  // namespace attn::inline ATTN_ISA

@@ -56,26 +56,15 @@ namespace detail {
 
 /// Parameters of a layer norm; none where no gamma is given.
 template <class T>
-key_norm<T> check_norm(const validator& check, const char* gamma, std::span<const T> scales, const char* beta,
-                       std::span<const T> shifts, T eps, const attention_shape& s, const memory_layout& out,
-                       const memory_layout& lse) {
+key_norm<T> check_norm(call_views& check, const char* gamma, std::span<const T> scales, const char* beta,
+                       std::span<const T> shifts, T eps, const attention_shape& s) {
   if (scales.empty() && !shifts.empty()) check.fail({gamma, " where ", beta, " is given"}, "none");
   if (scales.empty()) return {};
   check.equal("value dim = key dim where keys and values are normed,", s.dim, s.dim_v);
   check.one_per(gamma, "dim", s.dim, static_cast<idx_t>(scales.size()));
   if (!shifts.empty()) check.one_per(beta, "dim", s.dim, static_cast<idx_t>(shifts.size()));
-  check_no_alias(check, gamma, scales, out, lse);
-  check_no_alias(check, beta, shifts, out, lse);
+  check.read(gamma, list_layout(scales)), check.read(beta, list_layout(shifts));
   return {scales.data(), shifts.empty() ? nullptr : shifts.data(), eps};
-}
-
-inline void check_compression(const validator& check, const attention_shape& s, const memory_layout& logits,
-                              const memory_layout& out, const memory_layout& lse) {
-  check.memory({{"out", out}, {"lse", lse}}, {{"logits", logits}});
-  check.extents({{"logits batch = query batch", s.batch, logits.extents[0]},
-                 {"logits heads = query heads", s.heads, logits.extents[1]},
-                 {"logits length = key length", s.keys, logits.extents[2]}});
-  check.fits("compressed keys", {s.keys, logits.extents[3], s.dim + s.dim_v + 1});
 }
 
 inline void check_window(const validator& check, idx_t left, idx_t right, idx_t block, bool causal, idx_t segment) {
@@ -88,19 +77,21 @@ inline void check_window(const validator& check, idx_t left, idx_t right, idx_t 
     check.fail("a segment with causal only", segment);
 }
 
-/// A call without lse, from the options that only this operator has; results are in `out` and lse, where given.
+/// The driver, without lse, of a call whose own options are checked here.
 template <class S, class P = product_type<S>>
-long_short_call<S, P> checked_long_short(const validator& check, const attention_views<S>& views,
-                                      const tensor_view<const S>& logits, const long_short_options<S>& given,
-                                      const memory_layout& out) {
+long_short_call<S, P> checked_long_short(call_views& check, const attention_views<S>& views,
+                                         const tensor_view<const S>& logits, const long_short_options<S>& given) {
   using T = compute_type<S>;
   const attention_shape& s = views.shape;
   check_window(check, given.left, given.right, given.block, given.causal, given.segment);
-  check_compression(check, s, logits, out, given.lse);
+  check.read("logits", logits, {{"logits batch = query batch", s.batch},
+                                {"logits heads = query heads", s.heads},
+                                {"logits length = key length", s.keys}});
+  check.fits("compressed keys", {s.keys, logits.extent(3), s.dim + s.dim_v + 1});
   if (!(given.norm_eps >= 0 && std::isfinite(given.norm_eps)))
     check.fail("a finite norm_eps >= 0", static_cast<double>(given.norm_eps));
   const auto norm = [&](const char* gamma, std::span<const T> scales, const char* beta, std::span<const T> shifts) {
-    return check_norm<T>(check, gamma, scales, beta, shifts, given.norm_eps, s, out, given.lse);
+    return check_norm<T>(check, gamma, scales, beta, shifts, given.norm_eps, s);
   };
   const key_norm<T> local = norm("local_gamma", given.local_gamma, "local_beta", given.local_beta);
   const key_norm<T> global = norm("global_gamma", given.global_gamma, "global_beta", given.global_beta);
@@ -126,22 +117,15 @@ template <viewable Q, viewable K, viewable V, viewable O, viewable L,
           class Options = long_short_options<element_of<const Q&>>>
 void long_short(const Q& q, const K& k, const V& v, O&& out, const L& logits, Options&& options = {},
                 execution_ref exec = {}) {
-  detail::require_one_element_type<const Q&, const K&, const V&, O>();
   using S = element_of<const Q&>;
   static_assert(std::same_as<element_of<const L&>, S>, "attn: logits must have the element type of q, k and v");
   const tensor_view<const S> weights = as_view(logits);
-  const auto& given = detail::options_or_default<long_short_options<S>>(options);
-
-  const detail::validator check("long_short");
-  const auto views = detail::check_views<S>(check, as_view(q), as_view(k), as_view(v), as_view(out), given);
-  const detail::attention_shape& s = views.shape;
-  detail::check_softmax_options(check, s, given, views.q, views.k, views.v, views.out);
-  execution& threads = detail::execution_of(exec, options);
-  detail::with_products<S>(threads, [&]<class P>(std::type_identity<P>) {
-    detail::long_short_call<S, P> call = detail::checked_long_short<S, P>(check, views, weights, given, views.out);
-    call.lse = given.lse;
-    const auto limit = threads.limit_threads({.operations = call.scores() * s.operations_per_score()});
-    call.run(threads);
+  auto call = detail::checked_call<long_short_options>("long_short", q, k, v, out, options, exec);
+  detail::check_softmax_options(call.views, call.shape, call.options);
+  detail::with_products<S>(call.exec, [&]<class P>(std::type_identity<P>) {
+    auto driver = detail::checked_long_short<S, P>(call.views, call, weights, call.options);
+    driver.lse = call.options.lse;
+    driver.run(call.exec);
   });
 }
 

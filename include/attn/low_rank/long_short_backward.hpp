@@ -47,35 +47,6 @@ struct long_short_gradients {
   bool accumulate = false;
 };
 
-namespace detail {
-
-/// The check that other operators do not need: no two views of the call overlap.
-template <class S, class Call>
-void check_long_short_backward(const Call& call, const tensor_view<const S>& logits, const long_short_gradients<S>& g,
-                               const long_short_options<S>& given) {
-  using T = compute_type<S>;
-  backward_views views;
-  views.gradient("the gradient of q", g.q, "q", call.q);
-  views.gradient("the gradient of k", g.k, "k", call.k);
-  views.gradient("the gradient of v", g.v, "v", call.v);
-  views.gradient("the gradient of logits", g.logits, "logits", logits);
-  const auto list = [&](const char* name, const tensor_view<T, 1>& gradient, const char* of, std::span<const T> x) {
-    views.gradient(name, gradient, of, list_layout<T>(x));
-  };
-  list("the gradient of local_gamma", g.local_gamma, "local_gamma", given.local_gamma);
-  list("the gradient of local_beta", g.local_beta, "local_beta", given.local_beta);
-  list("the gradient of global_gamma", g.global_gamma, "global_gamma", given.global_gamma);
-  list("the gradient of global_beta", g.global_beta, "global_beta", given.global_beta);
-  list("the gradient of sinks", g.sinks, "sinks", given.sinks);
-  views.read("out", call.out);
-  views.read("d_out", call.d_out);
-  views.read("lse", given.lse);
-  views.read("d_lse", g.d_lse);
-  views.check(call.forward.check);
-}
-
-}  // namespace detail
-
 /// The gradients of long_short. See the top of the file.
 template <viewable Q, viewable K, viewable V, viewable O, viewable L, viewable D,
           class Options = long_short_options<element_of<const Q&>>>
@@ -87,48 +58,35 @@ void long_short_backward(const Q& q, const K& k, const V& v, const O& out, const
   const tensor_view<const S> weights = as_view(logits);
   detail::no_score none;
   detail::no_score_backward none_backward;
-  detail::call_softmax_backward<long_short_options>(
-      "long_short_backward", q, k, v, out, d_out, gradients, options, none, none_backward, exec,
-      [&](auto& call, const auto& given) {
-        detail::check_long_short_backward<S>(call, weights, gradients, given);
-        detail::attention_views<S> views{
-            .q = call.q, .k = call.k, .v = call.v, .out = {}, .shape = call.shape, .lengths = call.lengths()};
-        const auto compressed =
-            detail::checked_long_short<S>(call.forward.check, views, weights, given, tensor_view<S>());
-        const auto recompute = [&](const auto& forward) {
-          detail::attention_views<S> without_values{.q = forward.q,
-                                                    .k = forward.k,
-                                                    .v = forward.v,
-                                                    .out = forward.out,
-                                                    .shape = forward.shape,
-                                                    .lengths = forward.lengths};
-          detail::long_short_call<S>{.views = without_values,
-                                     .logits = weights,
-                                     .sinks = given.sinks,
-                                     .lse = forward.lse,
-                                     .maximum = forward.maximum,
-                                     .terms = compressed.terms,
-                                     .local = compressed.local,
-                                     .global = compressed.global,
-                                     .causal = compressed.causal,
-                                     .causal_segment = compressed.causal_segment,
-                                     .left = compressed.left,
-                                     .right = compressed.right,
-                                     .block = compressed.block}
-              .run(forward.exec);
-        };
-        const detail::long_short_wanted<S> wanted{.k = gradients.k,
-                                                  .v = gradients.v,
-                                                  .logits = gradients.logits,
-                                                  .local_gamma = gradients.local_gamma,
-                                                  .local_beta = gradients.local_beta,
-                                                  .global_gamma = gradients.global_gamma,
-                                                  .global_beta = gradients.global_beta};
-        call.run(2.7 * compressed.scores() * call.shape.operations_per_score(), recompute, [&](const auto& in) {
-          detail::long_short_backward_call<S, std::remove_cvref_t<decltype(in)>>{
-              .in = in, .forward = compressed, .wanted = wanted}
-              .run(in.forward.exec);
-        });
+  auto call = detail::checked_backward_call<long_short_options>("long_short_backward", q, k, v, out, d_out, gradients,
+                                                                options, none, none_backward, exec);
+  const auto& given = call.options;
+  detail::attention_views<S> views = call.forward;
+  views.v = call.v, views.shape = call.shape;
+  const auto compressed = detail::checked_long_short<S>(call.views, views, weights, given);
+  call.views.gradient("logits", gradients.logits, weights);
+  call.views.gradient("local_gamma", gradients.local_gamma, detail::list_layout(given.local_gamma));
+  call.views.gradient("local_beta", gradients.local_beta, detail::list_layout(given.local_beta));
+  call.views.gradient("global_gamma", gradients.global_gamma, detail::list_layout(given.global_gamma));
+  call.views.gradient("global_beta", gradients.global_beta, detail::list_layout(given.global_beta));
+  const detail::long_short_wanted<S> wanted{.k = gradients.k,
+                                            .v = gradients.v,
+                                            .logits = gradients.logits,
+                                            .local_gamma = gradients.local_gamma,
+                                            .local_beta = gradients.local_beta,
+                                            .global_gamma = gradients.global_gamma,
+                                            .global_beta = gradients.global_beta};
+  call.run(
+      2.7 * compressed.scores() * call.shape.operations_per_score(),
+      [&](const auto& forward) {
+        auto driver = compressed;
+        driver.views = forward, driver.lse = forward.lse, driver.maximum = forward.maximum;
+        driver.run(forward.exec);
+      },
+      [&](const auto& in) {
+        detail::long_short_backward_call<S, std::remove_cvref_t<decltype(in)>>{
+            .in = in, .forward = compressed, .wanted = wanted}
+            .run(in.forward.exec);
       });
 }
 

@@ -76,15 +76,13 @@ struct multipole_options {
 
 namespace detail {
 
-inline void check_assignment(const validator& check, const attention_shape& s, const sequence_lengths& lengths,
-                             const tensor_view<const idx_t, 3>& assignment, idx_t clusters, const memory_layout& out,
-                             const memory_layout& lse) {
+inline void check_assignment(call_views& check, const attention_shape& s, const sequence_lengths& lengths,
+                             const tensor_view<const idx_t, 3>& assignment, idx_t clusters) {
   if (!assignment) return;
   if (clusters == 0) check.fail("clusters > 0 with an assignment", 0);
-  check.memory({{"out", out}, {"lse", lse}}, {{"assignment", assignment}});
-  check.extents({{"assignment batch = key batch", s.batch, assignment.extent(0)},
-                 {"assignment heads = key heads", s.kv_heads, assignment.extent(1)},
-                 {"assignment length = key length", s.keys, assignment.extent(2)}});
+  check.read("assignment", assignment, {{"assignment batch = key batch", s.batch},
+                                        {"assignment heads = key heads", s.kv_heads},
+                                        {"assignment length = key length", s.keys}});
   for (idx_t b = 0; b < s.batch; ++b)
     for (idx_t h = 0; h < s.kv_heads; ++h)
       for (idx_t j = 0; j < lengths.keys(b); ++j)
@@ -92,10 +90,10 @@ inline void check_assignment(const validator& check, const attention_shape& s, c
           check.fail({"assignment from 0 to ", clusters - 1}, c);
 }
 
-/// A call without lse, from the options that only this operator has; results are in `out` and lse, where given.
+/// The driver, without lse, of a call whose own options are checked here.
 template <class S>
-multipole_call<S> checked_multipole(const validator& check, const attention_views<S>& views,
-                                    const multipole_options<S>& given, const memory_layout& out) {
+multipole_call<S> checked_multipole(call_views& check, const attention_views<S>& views,
+                                    const multipole_options<S>& given) {
   using T = compute_type<S>;
   const bool causal = given.causal;
   const idx_t block = given.block.value_or(causal ? 128 : 96);
@@ -117,7 +115,7 @@ multipole_call<S> checked_multipole(const validator& check, const attention_view
   if (causal) check.at_least("lookback", 1, o.lookback);
   if (!causal && given.lookback) check.fail("a lookback with causal only", *given.lookback);
   if (!causal && given.segment) check.fail("a segment with causal only", *given.segment);
-  check_assignment(check, s, views.lengths, given.assignment, o.clusters, out, given.lse);
+  check_assignment(check, s, views.lengths, given.assignment, o.clusters);
   // Settings beyond what can occur have the same result as the largest that can, and are clamped.
   o.lookback = std::min(o.lookback, std::max<idx_t>(1, s.queries));
   o.probe = std::min(o.probe, causal ? o.lookback : o.block);
@@ -140,17 +138,12 @@ multipole_call<S> checked_multipole(const validator& check, const attention_view
 /// Multipole attention. See the top of the file.
 template <viewable Q, viewable K, viewable V, viewable O, class Options = multipole_options<element_of<const Q&>>>
 void multipole(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, execution_ref exec = {}) {
-  detail::require_one_element_type<const Q&, const K&, const V&, O>();
   using S = element_of<const Q&>;
-  const auto& given = detail::options_or_default<multipole_options<S>>(options);
-  const detail::validator check("multipole");
-  const auto views = detail::check_views<S>(check, as_view(q), as_view(k), as_view(v), as_view(out), given);
-  detail::check_softmax_options(check, views.shape, given, views.q, views.k, views.v, views.out);
-  execution& threads = detail::execution_of(exec, options);
-  detail::multipole_call<S> call = detail::checked_multipole<S>(check, views, given, views.out);
-  call.lse = given.lse;
-  const auto limit = threads.limit_threads({.operations = call.operations()});
-  call.run(threads);
+  auto call = detail::checked_call<multipole_options>("multipole", q, k, v, out, options, exec);
+  detail::check_softmax_options(call.views, call.shape, call.options);
+  auto driver = detail::checked_multipole<S>(call.views, call, call.options);
+  driver.lse = call.options.lse;
+  driver.run(call.exec);
 }
 
 }  // namespace attn::inline ATTN_ISA

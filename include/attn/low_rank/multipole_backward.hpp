@@ -40,21 +40,6 @@ struct multipole_gradients {
   bool accumulate = false;
 };
 
-namespace detail {
-
-/// The views that the assignment, which other softmax operators do not have, must not overlap.
-template <class S>
-void check_multipole_backward(const validator& check, const multipole_gradients<S>& g,
-                              const multipole_options<S>& given) {
-  check.memory({{"the gradient of q", g.q},
-                {"the gradient of k", g.k},
-                {"the gradient of v", g.v},
-                {"the gradient of sinks", g.sinks}},
-               {{"assignment", given.assignment}});
-}
-
-}  // namespace detail
-
 /// The gradients of multipole. See the top of the file.
 template <viewable Q, viewable K, viewable V, viewable O, viewable D,
           class Options = multipole_options<element_of<const Q&>>>
@@ -64,34 +49,22 @@ void multipole_backward(const Q& q, const K& k, const V& v, const O& out, const 
   using S = element_of<const Q&>;
   detail::no_score none;
   detail::no_score_backward none_backward;
-  detail::call_softmax_backward<multipole_options>(
-      "multipole_backward", q, k, v, out, d_out, gradients, options, none, none_backward, exec,
-      [&](auto& call, const auto& given) {
-        detail::check_multipole_backward<S>(call.forward.check, gradients, given);
-        const detail::attention_views<S> views{
-            .q = call.q, .k = call.k, .v = call.v, .out = {}, .shape = call.shape, .lengths = call.lengths()};
-        const auto again = detail::checked_multipole<S>(call.forward.check, views, given, tensor_view<S>());
-        const auto recompute = [&](const auto& forward) {
-          const detail::attention_views<S> without_values{.q = forward.q,
-                                                          .k = forward.k,
-                                                          .v = forward.v,
-                                                          .out = forward.out,
-                                                          .shape = forward.shape,
-                                                          .lengths = forward.lengths};
-          detail::multipole_call<S>{.views = without_values,
-                                    .o = again.o,
-                                    .assignment = again.assignment,
-                                    .sinks = given.sinks,
-                                    .lse = forward.lse,
-                                    .maximum = forward.maximum,
-                                    .terms = again.terms}
-              .run(forward.exec);
-        };
-        const detail::standard_products standard(call.forward.exec);  // multipole always uses these
-        call.run(2.7 * again.operations(), recompute, [&](const auto& in) {
-          detail::multipole_backward_call<S, std::remove_cvref_t<decltype(in)>>{.in = in, .forward = again}.run(
-              in.forward.exec);
-        });
+  auto call = detail::checked_backward_call<multipole_options>("multipole_backward", q, k, v, out, d_out, gradients,
+                                                               options, none, none_backward, exec);
+  detail::attention_views<S> views = call.forward;
+  views.v = call.v, views.shape = call.shape;
+  const auto again = detail::checked_multipole<S>(call.views, views, call.options);
+  const detail::standard_products standard(call.forward.exec);  // multipole always uses these
+  call.run(
+      2.7 * again.operations(),
+      [&](const auto& forward) {
+        auto driver = again;
+        driver.views = forward, driver.lse = forward.lse, driver.maximum = forward.maximum;
+        driver.run(forward.exec);
+      },
+      [&](const auto& in) {
+        detail::multipole_backward_call<S, std::remove_cvref_t<decltype(in)>>{.in = in, .forward = again}.run(
+            in.forward.exec);
       });
 }
 

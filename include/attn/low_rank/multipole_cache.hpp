@@ -118,7 +118,7 @@ class multipole_cache : public detail::token_state {
   void append(const K& k, const V& v, Options&& options = {}, execution_ref exec = {}) {
     const tensor_view<const S> keys = as_view(k), values = as_view(v);
     const auto& given = detail::options_or_default<append_options>(options);
-    check_tokens(detail::validator(name_), keys, values, given.lengths);
+    detail::check_append(*this, name_, keys, values, given.lengths);
     append_checked(keys, values, given.lengths, detail::execution_of(exec, options));
   }
 
@@ -146,9 +146,7 @@ class multipole_cache : public detail::token_state {
   void forget(idx_t count, std::span<const idx_t> given) {
     for (idx_t b = 0; b < batch(); ++b) cut(b, length(b) - taken_of(b, count, given));
   }
-  void no_alias(const detail::validator& check, const char* what, const detail::memory_layout& x) const {
-    keys_and_values_.no_alias(check, what, x);
-  }
+  void list_memory(detail::call_views& views) const { keys_and_values_.list_memory(views); }
   const detail::multipole_settings& settings() const { return settings_; }
 
   /// The clusters of the segments of one head, one after the other.

@@ -15,8 +15,8 @@
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything, the cache included, changes.
 #pragma once
 
-#include <attn/core/detail/rotary_step.hpp>
 #include <attn/low_rank/detail/multipole_step_call.hpp>
+#include <attn/softmax/detail/softmax_step.hpp>
 
 namespace attn::inline ATTN_ISA {
 
@@ -42,27 +42,20 @@ void multipole_step(multipole_cache<S>& cache, const Q& q, const K& k, const V& 
                     execution_ref exec = {}) {
   static_assert(std::same_as<S, element_of<const Q&>>, "attn: the cache and q must have one element type");
   detail::no_score none;
-  detail::call_softmax<multipole_step_options>(
-      "multipole_step", q, k, v, out, options, none, exec, [&](auto& call, const auto& given) {
-        cache.check_tokens(call.check, call.k, call.v, given.lengths);
-        call.check.equal("query length = key length", call.shape.keys, call.shape.queries);
-        for (const auto& [name, view] :
-             std::initializer_list<detail::validator::named_view>{{"q", call.q}, {"out", call.out}, {"lse", given.lse}})
-          cache.no_alias(call.check, name, view);
-        const auto rotation = call.exec.workspace([&](detail::arena& memory) {
-          return detail::rotary_step<S>::layout(memory, given.rotary.has_value(), call.q, call.k);
-        });
-        rotation->rotate(call.check, given.rotary, cache.lengths(), given.lengths, call.q, call.k, call.exec);
-        const idx_t count = call.shape.queries;
-        cache.append_checked(call.k, call.v, given.lengths, call.exec);
-        call.lengths = {count, cache.tokens(), given.lengths, cache.lengths()};
-        try {
-          detail::multipole_step_call<S>{call, cache}.run();
-        } catch (...) {  // no memory
-          cache.forget(count, given.lengths);
-          throw;
-        }
-      });
+  auto call = detail::checked_call<multipole_step_options>("multipole_step", q, k, v, out, options, none, exec);
+  const auto& lengths = call.options.lengths;
+  detail::check_step(call, cache);
+  const auto rotation = detail::rotary_workspace(call);
+  detail::rotate_tokens(call, cache, rotation);
+  const idx_t count = call.shape.queries;
+  cache.append_checked(call.k, call.v, lengths, call.exec);
+  call.lengths = {count, cache.tokens(), lengths, cache.lengths()};
+  try {
+    detail::multipole_step_call<S>{call, cache}.run();
+  } catch (...) {  // no memory
+    cache.forget(count, lengths);
+    throw;
+  }
 }
 
 }  // namespace attn::inline ATTN_ISA

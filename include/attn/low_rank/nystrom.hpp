@@ -56,17 +56,31 @@ struct nystrom_options {
 
 namespace detail {
 
-inline void check_landmarks(const validator& check, idx_t landmarks, idx_t iterations, double cutoff) {
-  check.at_least("landmarks", 1, landmarks);
-  check.at_least("iterations", 0, iterations);
-  if (!(cutoff >= 0 && cutoff < 1)) check.fail("a cutoff from 0 to below 1", cutoff);
+template <class S>
+void check_nystrom(attention_call<S, nystrom_options<S>>& call) {
+  call_views& views = call.views;
+  const nystrom_options<S>& given = call.options;
+  check_scale(views, given.scale);
+  views.at_least("landmarks", 1, given.landmarks);
+  views.at_least("iterations", 0, given.iterations);
+  if (!(given.cutoff >= 0 && given.cutoff < 1)) views.fail("a cutoff from 0 to below 1", given.cutoff);
+  views.option("convolution", given.convolution, {{"heads of convolution = query heads", call.shape.heads}});
+  if (given.convolution && given.convolution.extent(1) % 2 == 0)
+    views.fail("a convolution of odd width", given.convolution.extent(1));
 }
 
-inline void check_convolution(const validator& check, idx_t heads, const memory_layout& convolution,
-                              const memory_layout& out) {
-  check.memory({{"out", out}}, {{"convolution", convolution}});
-  check.equal("heads of convolution = query heads", heads, convolution.extents[0]);
-  if (convolution.extents[1] % 2 == 0) check.fail("a convolution of odd width", convolution.extents[1]);
+/// The driver of a checked call.
+template <class S, class P>
+nystrom_call<S, P> nystrom_of(const attention_call<S, nystrom_options<S>>& call) {
+  const nystrom_options<S>& given = call.options;
+  return {.views = call,
+          .convolution = given.convolution,
+          .plan = {call.shape, call.lengths, given.landmarks},
+          .terms = terms_of<compute_type<S>>(given, call.shape.dim),
+          .inverse = {.exact = given.inverse == pseudo_inverse::exact,
+                      .iterations = given.iterations,
+                      .cutoff = static_cast<double>(given.cutoff)},
+          .whole_batch = given.inverse == pseudo_inverse::whole_batch};
 }
 
 }  // namespace detail
@@ -74,30 +88,11 @@ inline void check_convolution(const validator& check, idx_t heads, const memory_
 /// Nystroem attention. See the top of the file.
 template <viewable Q, viewable K, viewable V, viewable O, class Options = nystrom_options<element_of<const Q&>>>
 void nystrom(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, execution_ref exec = {}) {
-  detail::require_one_element_type<const Q&, const K&, const V&, O>();
   using S = element_of<const Q&>;
-  const auto& given = detail::options_or_default<nystrom_options<S>>(options);
-
-  const detail::validator check("nystrom");
-  const auto views = detail::check_views<S>(check, as_view(q), as_view(k), as_view(v), as_view(out), given);
-  const detail::attention_shape& s = views.shape;
-  detail::check_landmarks(check, given.landmarks, given.iterations, given.cutoff);
-  if (given.convolution) detail::check_convolution(check, s.heads, given.convolution, views.out);
-
-  execution& threads = detail::execution_of(exec, options);
-  const double scores =
-      static_cast<double>(std::min(given.landmarks, s.keys)) * static_cast<double>(s.queries + s.keys);
-  const auto limit = threads.limit_threads({.operations = scores * s.operations_per_score()});
-  detail::with_products<S>(threads, [&]<class P>(std::type_identity<P>) {
-    detail::nystrom_call<S, P>{.views = views,
-                               .convolution = given.convolution,
-                               .plan = {s, views.lengths, given.landmarks},
-                               .terms = detail::terms_of<compute_type<S>>(given, s.dim),
-                               .inverse = {.exact = given.inverse == pseudo_inverse::exact,
-                                           .iterations = given.iterations,
-                                           .cutoff = static_cast<double>(given.cutoff)},
-                               .whole_batch = given.inverse == pseudo_inverse::whole_batch}
-        .run(threads);
+  auto call = detail::checked_call<nystrom_options>("nystrom", q, k, v, out, options, exec);
+  detail::check_nystrom(call);
+  detail::with_products<S>(call.exec, [&]<class P>(std::type_identity<P>) {
+    detail::nystrom_of<S, P>(call).run(call.exec);
   });
 }
 

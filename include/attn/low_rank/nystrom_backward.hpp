@@ -44,52 +44,19 @@ void nystrom_backward(const Q& q, const K& k, const V& v, const D& d_out,
                       const nystrom_gradients<element_of<const Q&>>& gradients, Options&& options = {},
                       execution_ref exec = {}) {
   using S = element_of<const Q&>;
-  using T = compute_type<S>;
-  detail::require_one_element_type<const Q&, const K&, const V&, tensor_view<S>>();
-  detail::require_one_element_type<const Q&, const Q&, const D&, tensor_view<S>>();
-  const auto& given = detail::options_or_default<nystrom_options<S>>(options);
-
-  const detail::validator check("nystrom_backward");
-  detail::attention_views<S> views{
-      .q = as_view(q), .k = as_view(k), .v = as_view(v), .out = {}, .shape = {}, .lengths = {}};
-  const tensor_view<const S> d_result = as_view(d_out);
-  detail::backward_views all;
-  all.gradient("the gradient of q", gradients.q, "q", views.q);
-  all.gradient("the gradient of k", gradients.k, "k", views.k);
-  all.gradient("the gradient of v", gradients.v, "v", views.v);
-  all.gradient("the gradient of convolution", gradients.convolution, "convolution", given.convolution);
-  all.read("d_out", d_result);
-  all.check(check);
-  const tensor_view<const S> result(nullptr,
-                                    {views.q.extent(0), views.q.extent(1), views.q.extent(2), views.v.extent(3)});
-  const detail::attention_shape s = views.shape =
-      detail::check_attention_extents(check, views.q, views.k, views.v, result);
-  detail::check_same_shape(check, "d_out", d_result, "the result", result);
-  views.lengths = detail::check_lengths(check, s, given);
-  detail::check_scale(check, given.scale);
-  detail::check_landmarks(check, given.landmarks, given.iterations, given.cutoff);
-  if (given.convolution) detail::check_convolution(check, s.heads, given.convolution, tensor_view<S>());
-
-  execution& threads = detail::execution_of(exec, options);
-  const double scores =
-      static_cast<double>(std::min(given.landmarks, s.keys)) * static_cast<double>(s.queries + s.keys);
-  const auto limit = threads.limit_threads({.operations = 3 * scores * s.operations_per_score()});
-  const detail::nystrom_call<S> forward{.views = views,
-                                        .convolution = given.convolution,
-                                        .plan = {s, views.lengths, given.landmarks},
-                                        .terms = detail::terms_of<T>(given, s.dim),
-                                        .inverse = {.exact = given.inverse == pseudo_inverse::exact,
-                                                    .iterations = given.iterations,
-                                                    .cutoff = static_cast<double>(given.cutoff)},
-                                        .whole_batch = given.inverse == pseudo_inverse::whole_batch};
+  auto call =
+      detail::checked_backward_call<nystrom_options>("nystrom_backward", q, k, v, d_out, gradients, options, exec);
+  detail::check_nystrom(call);
+  call.views.gradient("convolution", gradients.convolution, call.options.convolution);
+  const auto forward = detail::nystrom_of<S, detail::product_type<S>>(call);
   detail::nystrom_backward_call<S>{.forward = forward,
-                                   .d_out = d_result,
+                                   .d_out = as_view(d_out),
                                    .dq = gradients.q,
                                    .dk = gradients.k,
                                    .dv = gradients.v,
                                    .d_convolution = gradients.convolution,
                                    .accumulate = gradients.accumulate}
-      .run(threads);
+      .run(call.exec);
 }
 
 }  // namespace attn::inline ATTN_ISA

@@ -47,15 +47,11 @@ void aft_simple(const Q& q, const K& k, const V& v, O&& out, MPI_Comm communicat
                 execution_ref exec = {}) {
   namespace detail = attn::detail;
   using S = element_of<const Q&>;
-  using T = compute_type<S>;
-  const auto& given = detail::options_or_default<aft_simple_options<S>>(options);
-  auto x = detail::tensors_of(given, q, k, v, out);
-  auto sequence = detail::spread_sequence_of("mpi::aft_simple", communicator, x);
-  detail::agree_on_aft<S>(sequence, x, given, [&](const detail::validator& check) { detail::check_aft(check, x); });
-  detail::run_spread(
-      detail::aft_simple_call<T>{x, detail::add_rows<T, S>,
-                                 given.causal ? detail::simple_rows<T, S, true> : detail::simple_rows<T, S, false>},
-      sequence, detail::execution_of(exec, options));
+  const char* const name = "mpi::aft_simple";
+  auto call = detail::unchecked_aft<aft_simple_options<S>>(name, q, k, v, out, tensor_view<const S>(), options, exec);
+  auto sequence = detail::spread_sequence_of(name, communicator, call.x);
+  detail::agree_on_aft<S>(sequence, call.x, call.options, [&] { detail::check_aft(call); });
+  detail::run_spread(detail::simple_call_of<S>(call), sequence, call.exec);
 }
 
 }  // namespace mpi

@@ -87,15 +87,15 @@ void aft_simple_backward(const Q& q, const K& k, const V& v, const D& d_out,
                          Options&& options = {}, execution_ref exec = {}) {
   namespace detail = attn::detail;
   using S = element_of<const Q&>;
-  const auto& given = detail::options_or_default<aft_simple_options<S>>(options);
-  auto x = detail::backward_tensors_of(given, gradients, q, k, v, d_out);
-  auto sequence = detail::spread_sequence_of("mpi::aft_simple_backward", communicator, x);
-  detail::agree_on_aft<S>(sequence, x, given,
-                          [&](const detail::validator& check) { detail::check_aft_backward(check, x); });
   using T = compute_type<S>;
+  const char* const name = "mpi::aft_simple_backward";
+  auto call = detail::unchecked_aft_backward<aft_simple_options<S>>(name, q, k, v, tensor_view<const S>(), d_out,
+                                                                    gradients, options, exec);
+  auto sequence = detail::spread_sequence_of(name, communicator, call.x);
+  detail::agree_on_aft<S>(sequence, call.x, call.options, [&] { detail::check_aft_backward(call); });
   detail::run_spread_backward(
-      detail::aft_simple_backward_call<T>{x, detail::add_rows<T, S>, detail::simple_backward_of<S>}, sequence,
-      detail::execution_of(exec, options));
+      detail::aft_simple_backward_call<T>{call.x, detail::add_rows<T, S>, detail::simple_backward_of<S>}, sequence,
+      call.exec);
 }
 
 }  // namespace mpi

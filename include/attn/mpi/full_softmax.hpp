@@ -50,22 +50,12 @@ void full_softmax(const Q& q, const K& k, const V& v, O&& out, MPI_Comm communic
                   Score&& score = {}, execution_ref exec = {}) {
   namespace detail = attn::detail;
   using S = element_of<const Q&>;
-  detail::require_one_element_type<const Q&, const K&, const V&, O>();
-  const auto& given = detail::options_or_default<full_softmax_options<S>>(options);
   auto&& function = detail::callable_or_default<detail::no_score>(score);
-  detail::require_score<std::remove_reference_t<decltype(function)>, compute_type<S>>();
-  execution& threads = detail::execution_of(exec, options, score);
-  const tensor_view<const S> queries = as_view(q), keys = as_view(k), values = as_view(v);
-  const tensor_view<S> to = as_view(out);
-  const detail::softmax_group<S> group("mpi::full_softmax", communicator, queries, keys, values, given, 0,
-                                       [&](const detail::validator& check) {
-                                         const auto shape = detail::check_attention(check, queries, keys, values, to);
-                                         detail::check_softmax_options(check, shape, given, queries, keys, values, to);
-                                       });
-  if (group.processes.size() > 1) return group.attend(values, to, given.lse, function, threads);
-  const attn::full_softmax_options<S> alone{.scale = given.scale, .causal = given.causal, .softcap = given.softcap,
-                                            .alibi_slopes = given.alibi_slopes, .sinks = given.sinks, .lse = given.lse};
-  attn::full_softmax(queries, keys, values, to, alone, function, threads);
+  auto call = detail::unchecked_call<full_softmax_options>("mpi::full_softmax", q, k, v, out, options, score, exec);
+  const detail::softmax_group<S> group("mpi::full_softmax", communicator, call.q, call.k, call.v, call.options, 0,
+                                       [&] { detail::check_call(call); });
+  if (group.processes.size() == 1) return detail::attend_full(call);
+  group.attend(call.v, call.out, call.lse, function, call.exec);
 }
 
 }  // namespace attn::inline ATTN_ISA::mpi

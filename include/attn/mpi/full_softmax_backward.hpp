@@ -53,39 +53,16 @@ void full_softmax_backward(const Q& q, const K& k, const V& v, const O& out, con
                            execution_ref exec = {}) {
   namespace detail = attn::detail;
   using S = element_of<const Q&>;
-  detail::require_one_element_type<const Q&, const K&, const V&, tensor_view<S>>();
-  detail::require_one_element_type<const Q&, const O&, const D&, tensor_view<S>>();
-  const auto& given = detail::options_or_default<full_softmax_options<S>>(options);
   auto&& function = detail::callable_or_default<detail::no_score>(score);
   auto&& derivative = detail::callable_or_default<detail::no_score_backward>(score_backward);
-  using score_type = std::remove_reference_t<decltype(function)>;
-  using backward_type = std::remove_reference_t<decltype(derivative)>;
-  detail::require_score<score_type, compute_type<S>>();
-  detail::require_score_backward<score_type, backward_type, compute_type<S>>();
-  execution& threads = detail::execution_of(exec, options, score, score_backward);
-
   const char* const name = "mpi::full_softmax_backward";
-  detail::backward_arguments<S> x{{detail::validator(name)}, as_view(q), as_view(k), as_view(v), as_view(out),
-                                  as_view(d_out), {}};
-  const detail::softmax_group<S> group(
-      name, communicator, x.q, x.k, x.v, given, detail::wants_of<S>(given, gradients, threads),
-      [&](const detail::validator& check) {
-        x.shape = detail::check_attention_extents(check, x.q, x.k, x.v, x.out);
-        detail::check_softmax_backward<S>(x, given, gradients);
-        detail::check_softmax_numbers(check, x.shape, given);
-      });
-  if (group.processes.size() > 1)
-    return detail::softmax_group_backward<S, full_softmax_gradients<S>, score_type, backward_type>(
-               group, x, given.lse, gradients, function, derivative, threads)
-        .run();
-  const attn::full_softmax_options<S> alone{.scale = given.scale, .causal = given.causal, .softcap = given.softcap,
-                                            .alibi_slopes = given.alibi_slopes, .sinks = given.sinks, .lse = given.lse};
-  attn::full_softmax_backward(x.q, x.k, x.v, x.out, x.d_out,
-                              attn::full_softmax_gradients<S>{.q = gradients.q, .k = gradients.k, .v = gradients.v,
-                                                              .alibi_slopes = gradients.alibi_slopes,
-                                                              .sinks = gradients.sinks, .d_lse = gradients.d_lse,
-                                                              .accumulate = gradients.accumulate},
-                              alone, function, derivative, threads);
+  auto call = detail::unchecked_backward_call<full_softmax_options>(name, q, k, v, out, d_out, gradients, options,
+                                                                    score, score_backward, exec);
+  const detail::softmax_group<S> group(name, communicator, call.q, call.k, call.v, call.options,
+                                       detail::wants_of<S>(call.options, gradients, call.forward.exec),
+                                       [&] { detail::check_backward_call(call); });
+  if (group.processes.size() == 1) return detail::differentiate_full(call);
+  detail::softmax_group_backward{group, call, function, derivative}.run();
 }
 
 }  // namespace attn::inline ATTN_ISA::mpi

@@ -32,7 +32,7 @@ void run_spread_linear(MPI_Comm communicator, const kernel_views<S>& x, const li
     idx_t count = 0;
     kernel_call<T> call = spread.check(
         options, options.decay,
-        [&](const validator& check, const linear_options<S>& own, common_settings& settings) {
+        [&](call_views& check, const linear_options<S>& own, common_settings& settings) {
           check_spread_linear(check, own);
           kernel_call<T> checked = check_kernel<false>(check, x, own, state_step<T>{}, own.decay);
           checked.normalise = options.normalise;

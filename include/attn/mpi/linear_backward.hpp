@@ -36,7 +36,7 @@ void run_spread_linear_backward(MPI_Comm communicator, const kernel_backward_vie
     idx_t count = 0;
     kernel_call<T> call = spread.check(
         options, options.decay,
-        [&](const validator& check, const linear_options<S>& own, common_settings& settings) {
+        [&](call_views& check, const linear_options<S>& own, common_settings& settings) {
           check_spread_linear(check, own);
           if (gradients.log_decay || gradients.bonus || gradients.initial_state || gradients.initial_weights ||
               gradients.d_final_state || gradients.d_final_weights)
@@ -70,7 +70,7 @@ void linear_backward(const Q& q, const K& k, const V& v, const D& d_out,
   using S = element_of<const Q&>;
   const auto& given = detail::options_or_default<linear_options<S>>(options);
   auto views = detail::backward_views_of<S>(q, k, v, d_out, gradients);
-  views.gate_name = "decay", views.of_gate = "the gradient of decay";
+  views.gate_name = "decay";
   views.gate = given.decay, views.d_gate = gradients.decay;
   detail::run_spread_linear_backward<S>(communicator, views, gradients, given,
                                         detail::callable_or_default<feature_maps::elu_plus_one>(map),

@@ -63,7 +63,7 @@ void run_spread_performer(MPI_Comm communicator, const kernel_views<S>& x, const
                           execution& exec) {
   spread_kernel_call<S> spread("mpi::performer", communicator, x);
   kernel_call<T> call = spread.check(
-      options, {}, [&](const validator& check, const performer_options<S>& own, common_settings& settings) {
+      options, {}, [&](call_views& check, const performer_options<S>& own, common_settings& settings) {
         const kernel_call<T> checked = check_kernel<true>(check, x, own, state_step<T>{});
         check_performer(check, options);
         settings.add(options.scale), settings.add(static_cast<double>(options.kernel));

@@ -35,7 +35,7 @@ void run_spread_performer_backward(MPI_Comm communicator, const kernel_backward_
                                    const performer_options<S>& options, execution& exec) {
   spread_kernel_call<S> spread("mpi::performer_backward", communicator, views.x);
   kernel_call<T> call = spread.check(
-      options, {}, [&](const validator& check, const performer_options<S>& own, common_settings& settings) {
+      options, {}, [&](call_views& check, const performer_options<S>& own, common_settings& settings) {
         const kernel_call<T> checked = check_kernel_backward<true>(check, views, own);
         check_performer(check, options);
         if (options.center_keys) check.fail("no center_keys, a mean over the keys of all processes", "center_keys");

@@ -30,7 +30,7 @@ template <class S, class T = compute_type<S>>
 void run_spread_rfa(MPI_Comm communicator, const kernel_views<S>& x, const rfa_options<S>& options, execution& exec) {
   spread_kernel_call<S> spread("mpi::rfa", communicator, x);
   kernel_call<T> call = spread.check(
-      options, options.gate, [&](const validator& check, const rfa_options<S>& own, common_settings& settings) {
+      options, options.gate, [&](call_views& check, const rfa_options<S>& own, common_settings& settings) {
         const kernel_call<T> checked = check_kernel<true>(check, x, own, state_step<T>{}, own.gate, true);
         check_finite(check, "norm_eps", static_cast<double>(options.norm_eps));
         settings.add(static_cast<double>(options.norm_eps));

@@ -33,7 +33,7 @@ void run_spread_rfa_backward(MPI_Comm communicator, const kernel_backward_views<
                              const rfa_options<S>& options, execution& exec) {
   spread_kernel_call<S> spread("mpi::rfa_backward", communicator, views.x);
   kernel_call<T> call = spread.check(
-      options, options.gate, [&](const validator& check, const rfa_options<S>& own, common_settings& settings) {
+      options, options.gate, [&](call_views& check, const rfa_options<S>& own, common_settings& settings) {
         const kernel_call<T> checked = check_kernel_backward<true>(check, views, own, true);
         check_finite(check, "norm_eps", static_cast<double>(options.norm_eps));
         settings.add(static_cast<double>(options.norm_eps));
@@ -61,7 +61,7 @@ void rfa_backward(const Q& q, const K& k, const V& v, const Features& features, 
   auto views = detail::backward_views_of<S>(q, k, v, d_out, gradients);
   views.x = detail::with_features(views.x, features);
   views.d_features = gradients.features;
-  views.gate_name = "gate", views.of_gate = "the gradient of gate";
+  views.gate_name = "gate";
   views.gate = given.gate, views.d_gate = gradients.gate;
   detail::run_spread_rfa_backward<S>(communicator, views, given, detail::execution_of(exec, options));
 }

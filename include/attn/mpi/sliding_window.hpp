@@ -56,16 +56,12 @@ void sliding_window(const Q& q, const K& k, const V& v, O&& out, MPI_Comm commun
   namespace detail = attn::detail;
   using S = element_of<const Q&>;
   using T = compute_type<S>;
-  detail::require_one_element_type<const Q&, const K&, const V&, O>();
-  const auto& given = detail::options_or_default<sliding_window_options<S>>(options);
   auto&& function = detail::callable_or_default<detail::no_score>(score);
-  using score_type = std::remove_reference_t<decltype(function)>;
-  detail::require_score<score_type, T>();
-  execution& threads = detail::execution_of(exec, options, score);
-
+  auto call = detail::unchecked_call<sliding_window_options>("mpi::sliding_window", q, k, v, out, options, score, exec);
+  const auto& given = call.options;
   const detail::process_group group("mpi::sliding_window", communicator);
   const detail::window_arguments<S> x{
-      as_view(q), as_view(k), as_view(v), as_view(out),
+      call.q, call.k, call.v, call.out,
       {.scale = given.scale, .causal = given.causal, .left = given.left, .right = given.right,
        .dilation = given.dilation, .global_positions = given.global_positions, .q_global = given.q_global,
        .k_global = given.k_global, .v_global = given.v_global, .softcap = given.softcap,
@@ -81,15 +77,11 @@ void sliding_window(const Q& q, const K& k, const V& v, O&& out, MPI_Comm commun
                              detail::checksum<T>(given.alibi_slopes), detail::checksum<T>(given.sinks)};
   std::copy(std::begin(settings), std::end(settings), own.settings);
   const auto all = detail::agree(group, own, [&] {
-    const detail::validator check(group.name());
-    const auto shape = detail::check_attention(check, x.q, x.k, x.v, x.out);
-    detail::check_softmax_options(check, shape, given, x.q, x.k, x.v, x.out);
-    check.memory({{"out", x.out}, {"lse", given.lse}},
-                 {{"q_global", given.q_global}, {"k_global", given.k_global}, {"v_global", given.v_global}});
-    detail::check_window_options(check, shape, x.options, x.out);
+    detail::check_call(call);
+    detail::check_window_options(call.views, call.shape, x.options, x.out);
   });
-  if (group.size() == 1) return attn::sliding_window(x.q, x.k, x.v, x.out, x.options, function, threads);
-  detail::window_group<S, score_type>(group, all, x, function, threads).attend();
+  if (group.size() == 1) return detail::attend_window(call, x.options);
+  detail::window_group<S, std::remove_reference_t<decltype(function)>>(group, all, x, function, call.exec).attend();
 }
 
 }  // namespace attn::inline ATTN_ISA::mpi

@@ -71,8 +71,10 @@ class zigzag_exchange {
   static constexpr bool from_whole = std::is_const_v<W>;
 
   void check(const validator& check, bool root) const {
-    const validator::named_view whole{"whole", root ? whole_ : tensor_view<W>()}, part{"part", part_};
-    check.memory({from_whole ? part : whole}, {from_whole ? whole : part});
+    call_views views(check);
+    if (from_whole && root) views.read("whole", whole_);
+    from_whole ? views.write("part", part_) : views.read("part", part_);
+    if (!from_whole && root) views.write("whole", whole_);
     if (!root) return;
     check.extents({{"part batch = whole batch", whole_.extent(0), part_.extent(0)},
                    {"part heads = whole heads", whole_.extent(1), part_.extent(1)},

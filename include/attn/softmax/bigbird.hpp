@@ -67,21 +67,6 @@ inline void check_bigbird_blocks(const validator& check, idx_t window_blocks, id
   check.at_least("global blocks", 0, global_blocks);
 }
 
-inline void check_bigbird(const validator& check, const attention_shape& shape, const bigbird_pattern& pattern) {
-  check.at_least("block size", 1, pattern.size);
-  check_bigbird_blocks(check, pattern.window_blocks, pattern.global_blocks);
-  const auto& table = pattern.random;
-  if (!table) return;
-  const idx_t blocks = ceil_div(shape.keys, pattern.size);
-  check.broadcasts("random heads", shape.heads, table.extent(0));
-  check.equal("random rows = key blocks", blocks, table.extent(1));
-  for (idx_t h = 0; h < table.extent(0); ++h)
-    for (idx_t a = 0; a < blocks; ++a)
-      for (idx_t n = 0; n < table.extent(2); ++n)
-        if (table(h, a, n) < -1 || table(h, a, n) >= blocks)
-          check.fail({"random blocks from -1 to ", blocks - 1}, table(h, a, n));
-}
-
 }  // namespace detail
 
 /// Options of draw_random_blocks.
@@ -151,15 +136,20 @@ struct bigbird_options {
 namespace detail {
 
 /// The pattern the options of a call describe. Throws std::invalid_argument for options that do not fit.
-template <class Call, class Options>
-bigbird_pattern bigbird_pattern_of(const Call& call, const Options& options) {
-  const bigbird_pattern pattern{.size = options.size,
-                                .window_blocks = options.window_blocks,
-                                .global_blocks = options.global_blocks,
-                                .random = options.random};
-  call.check_read("random", pattern.random);
-  check_bigbird(call.check, call.shape, pattern);
-  return pattern;
+template <class Options>
+bigbird_pattern bigbird_pattern_of(call_views& views, const attention_shape& shape, const Options& options) {
+  const auto& table = options.random;
+  views.at_least("block size", 1, options.size);
+  check_bigbird_blocks(views, options.window_blocks, options.global_blocks);
+  const idx_t blocks = ceil_div(shape.keys, options.size);
+  views.option("random", table, {{"random heads", shape.heads, or_one}, {"random rows = key blocks", blocks}});
+  for (idx_t h = 0; h < table.extent(0); ++h)
+    for (idx_t a = 0; a < blocks; ++a)
+      for (idx_t n = 0; n < table.extent(2); ++n)
+        if (table(h, a, n) < -1 || table(h, a, n) >= blocks)
+          views.fail({"random blocks from -1 to ", blocks - 1}, table(h, a, n));
+  return {.size = options.size, .window_blocks = options.window_blocks, .global_blocks = options.global_blocks,
+          .random = table};
 }
 
 }  // namespace detail
@@ -169,10 +159,8 @@ template <viewable Q, viewable K, viewable V, viewable O, class Options = bigbir
           class Score = detail::no_score>
 void bigbird(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, Score&& score = {},
              execution_ref exec = {}) {
-  detail::call_softmax<bigbird_options>("bigbird", q, k, v, out, options, score, exec,
-                                        [](auto& call, const auto& given) {
-                                          detail::attend_by(call, detail::bigbird_pattern_of(call, given));
-                                        });
+  auto call = detail::checked_call<bigbird_options>("bigbird", q, k, v, out, options, score, exec);
+  detail::attend_by(call, detail::bigbird_pattern_of(call.views, call.shape, call.options));
 }
 
 }  // namespace attn::inline ATTN_ISA

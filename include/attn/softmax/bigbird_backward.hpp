@@ -37,11 +37,9 @@ template <viewable Q, viewable K, viewable V, viewable O, viewable D,
 void bigbird_backward(const Q& q, const K& k, const V& v, const O& out, const D& d_out,
                       const bigbird_gradients<element_of<const Q&>>& gradients, Options&& options = {},
                       Score&& score = {}, ScoreBackward&& score_backward = {}, execution_ref exec = {}) {
-  detail::call_softmax_backward<bigbird_options>(
-      "bigbird_backward", q, k, v, out, d_out, gradients, options, score, score_backward, exec,
-      [](auto& call, const auto& given) {
-        detail::backward_by(call, detail::bigbird_pattern_of(call.forward, given));
-      });
+  auto call = detail::checked_backward_call<bigbird_options>("bigbird_backward", q, k, v, out, d_out, gradients,
+                                                             options, score, score_backward, exec);
+  detail::backward_by(call, detail::bigbird_pattern_of(call.views, call.shape, call.options));
 }
 
 }  // namespace attn::inline ATTN_ISA

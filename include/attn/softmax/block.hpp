@@ -74,28 +74,20 @@ struct block_options {
 
 namespace detail {
 
-inline void check_block(const validator& check, const attention_shape& shape, const block_pattern& pattern) {
-  check.at_least("block size", 1, pattern.size);
-  check.at_least("neighbours", 0, pattern.neighbours);
-  const auto& table = pattern.permutation;
-  if (!table) return;
-  const idx_t blocks = ceil_div(shape.keys, pattern.size);
-  check.broadcasts("permutation heads", shape.heads, table.extent(0));
-  check.equal("permutation blocks = key blocks", blocks, table.extent(1));
+/// The pattern the options of a call describe. Throws std::invalid_argument for options that do not fit.
+template <class Options>
+block_pattern block_pattern_of(call_views& views, const attention_shape& shape, const Options& options) {
+  const auto& table = options.permutation;
+  views.at_least("block size", 1, options.size);
+  views.at_least("neighbours", 0, options.neighbours);
+  const idx_t blocks = ceil_div(shape.keys, options.size);
+  views.option("permutation", table,
+               {{"permutation heads", shape.heads, or_one}, {"permutation blocks = key blocks", blocks}});
   for (idx_t h = 0; h < table.extent(0); ++h)
     for (idx_t a = 0; a < blocks; ++a)
       if (table(h, a) < -1 || table(h, a) >= blocks)
-        check.fail({"permutation entries from -1 to ", blocks - 1}, table(h, a));
-}
-
-/// The pattern the options of a call describe. Throws std::invalid_argument for options that do not fit.
-template <class Call, class Options>
-block_pattern block_pattern_of(const Call& call, const Options& options) {
-  const block_pattern pattern{
-      .size = options.size, .neighbours = options.neighbours, .permutation = options.permutation};
-  call.check_read("permutation", pattern.permutation);
-  check_block(call.check, call.shape, pattern);
-  return pattern;
+        views.fail({"permutation entries from -1 to ", blocks - 1}, table(h, a));
+  return {.size = options.size, .neighbours = options.neighbours, .permutation = table};
 }
 
 }  // namespace detail
@@ -105,9 +97,8 @@ template <viewable Q, viewable K, viewable V, viewable O, class Options = block_
           class Score = detail::no_score>
 void block(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, Score&& score = {},
            execution_ref exec = {}) {
-  detail::call_softmax<block_options>("block", q, k, v, out, options, score, exec, [](auto& call, const auto& given) {
-    detail::attend_by(call, detail::block_pattern_of(call, given));
-  });
+  auto call = detail::checked_call<block_options>("block", q, k, v, out, options, score, exec);
+  detail::attend_by(call, detail::block_pattern_of(call.views, call.shape, call.options));
 }
 
 }  // namespace attn::inline ATTN_ISA

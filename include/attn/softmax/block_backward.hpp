@@ -37,9 +37,9 @@ template <viewable Q, viewable K, viewable V, viewable O, viewable D,
 void block_backward(const Q& q, const K& k, const V& v, const O& out, const D& d_out,
                     const block_gradients<element_of<const Q&>>& gradients, Options&& options = {},
                     Score&& score = {}, ScoreBackward&& score_backward = {}, execution_ref exec = {}) {
-  detail::call_softmax_backward<block_options>(
-      "block_backward", q, k, v, out, d_out, gradients, options, score, score_backward, exec,
-      [](auto& call, const auto& given) { detail::backward_by(call, detail::block_pattern_of(call.forward, given)); });
+  auto call = detail::checked_backward_call<block_options>("block_backward", q, k, v, out, d_out, gradients, options,
+                                                           score, score_backward, exec);
+  detail::backward_by(call, detail::block_pattern_of(call.views, call.shape, call.options));
 }
 
 }  // namespace attn::inline ATTN_ISA

@@ -208,16 +208,6 @@ void attend_full(const softmax_call<S, Score, C>& call) {
   with_products<S>(call.exec, [&]<class P>(std::type_identity<P>) { full_call<S, Score, C, P>{call}.run(); });
 }
 
-template <class S, class Score>
-void check_bias(const softmax_call<S, Score>& in, const tensor_view<const compute_type<S>>& bias) {
-  if (!bias) return;
-  in.check_read("bias", bias);
-  in.check.broadcasts("bias batch", in.shape.batch, bias.extent(0));
-  in.check.broadcasts("bias heads", in.shape.heads, bias.extent(1));
-  in.check.broadcasts("bias query length", in.shape.queries, bias.extent(2));
-  in.check.equal("bias key length = key length", in.shape.keys, bias.extent(3));
-}
-
 }  // namespace detail
 
 /// Exact softmax attention; options, score and execution may each be left out. See the top of the file.
@@ -225,11 +215,8 @@ template <viewable Q, viewable K, viewable V, viewable O, class Options = full_s
           class Score = detail::no_score>
 void full_softmax(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, Score&& score = {},
                   execution_ref exec = {}) {
-  detail::call_softmax<full_softmax_options>(
-      "full_softmax", q, k, v, out, options, score, exec, [](const auto& call, const auto& given) {
-        detail::check_bias(call, given.bias);
-        detail::attend_full(call);
-      });
+  const auto call = detail::checked_call<full_softmax_options>("full_softmax", q, k, v, out, options, score, exec);
+  detail::attend_full(call);
 }
 
 }  // namespace attn::inline ATTN_ISA

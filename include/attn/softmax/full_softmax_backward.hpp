@@ -190,14 +190,13 @@ struct full_backward {
 template <class S, class Score, class ScoreBackward, class G>
 full_backward(const softmax_backward_call<S, Score, ScoreBackward, G>&) -> full_backward<S, Score, ScoreBackward, G>;
 
-/// The rest of full_softmax_backward after the checks that all operators share.
-template <class Call, class Options, class Gradients>
-void differentiate_full(Call& call, const Options& given, const Gradients& gradients) {
-  check_bias(call.forward, given.bias);
-  call.d_bias = gradients.bias;
+template <class Call>
+void differentiate_full(Call& call) {
+  if constexpr (requires { call.gradients.bias; }) call.d_bias = call.gradients.bias;
   const attention_shape& s = call.shape;
-  if (!gradients.accumulate && call.d_bias) clear_gradient(call.d_bias);
-  const double visible = static_cast<double>(s.queries) * static_cast<double>(s.keys) * (given.causal ? 0.5 : 1.0);
+  if (!call.accumulate && call.d_bias) clear_gradient(call.d_bias);
+  const double share = call.options.causal ? 0.5 : 1.0,
+               visible = static_cast<double>(s.queries) * static_cast<double>(s.keys) * share;
   call.run(
       2.5 * s.operations_per_score() * visible, [](const auto& forward) { full_call{forward}.run(); },
       [](const auto& c) { full_backward{c}.run(); });
@@ -212,9 +211,9 @@ template <viewable Q, viewable K, viewable V, viewable O, viewable D,
 void full_softmax_backward(const Q& q, const K& k, const V& v, const O& out, const D& d_out,
                            const full_softmax_gradients<element_of<const Q&>>& gradients, Options&& options = {},
                            Score&& score = {}, ScoreBackward&& score_backward = {}, execution_ref exec = {}) {
-  detail::call_softmax_backward<full_softmax_options>(
-      "full_softmax_backward", q, k, v, out, d_out, gradients, options, score, score_backward, exec,
-      [&](auto& call, const auto& given) { detail::differentiate_full(call, given, gradients); });
+  auto call = detail::checked_backward_call<full_softmax_options>("full_softmax_backward", q, k, v, out, d_out,
+                                                                  gradients, options, score, score_backward, exec);
+  detail::differentiate_full(call);
 }
 
 }  // namespace attn::inline ATTN_ISA

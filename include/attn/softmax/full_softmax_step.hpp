@@ -21,8 +21,8 @@
 //          copied before writing to it stays the item's own.
 #pragma once
 
-#include <attn/core/detail/rotary_step.hpp>
 #include <attn/core/kv_cache.hpp>
+#include <attn/softmax/detail/softmax_step.hpp>
 #include <attn/softmax/full_softmax.hpp>
 
 namespace attn::inline ATTN_ISA {
@@ -54,36 +54,23 @@ void full_softmax_step(Cache& cache, const Q& q, const K& k, const V& v, O&& out
                        Score&& score = {}, execution_ref exec = {}) {
   using S = element_of<const Q&>;
   detail::check_stores<typename Cache::value_type, S>();
-  detail::call_softmax<full_softmax_step_options>(
-      "full_softmax_step", q, k, v, out, options, score, exec, [&](auto& call, const auto& given) {
-        cache.check_tokens(call.check, call.k, call.v, given.lengths);
-        call.check.equal("query length = key length", call.shape.keys, call.shape.queries);
-        const idx_t count = call.shape.queries;
-        call.lengths.full_keys = call.shape.keys = cache.tokens_after(count, given.lengths);
-        detail::check_bias(call, given.bias);
-        detail::check_mask(call.check, call.shape, given);
-        for (const auto& [name, view] : std::initializer_list<detail::validator::named_view>{
-                 {"q", call.q}, {"out", call.out}, {"bias", given.bias},
-                 {"mask", given.mask.bytes()}, {"lse", given.lse}})
-          cache.no_alias(call.check, name, view);
-        if (given.rotary && cache.values_in_keys())
-          call.check.fail("no rotary where values are dims of the keys: those are rotated before the step", "one");
-        const auto rotation = call.exec.workspace([&](detail::arena& memory) {
-          return detail::rotary_step<S>::layout(memory, given.rotary.has_value(), call.q, call.k);
-        });
-        rotation->rotate(call.check, given.rotary, cache.lengths(), given.lengths, call.q, call.k, call.exec);
-        if (given.rotary) cache.check_tokens(call.check, call.k, call.v, given.lengths);  // rotated they may be larger
-        cache.append_checked(call.k, call.v, given.lengths);
-        call.lengths.given_queries = given.lengths, call.lengths.given_keys = cache.lengths();
-        call.causal = true;
-        try {
-          const auto over_all = call.over(cache.keys(), cache.values(), cache.pages());
-          detail::attend_full(over_all);
-        } catch (...) {  // of the score function, or out of memory
-          cache.forget(count, given.lengths);
-          throw;
-        }
-      });
+  auto call = detail::checked_call<full_softmax_step_options>("full_softmax_step", q, k, v, out, options, score, exec);
+  const auto& given = call.options;
+  detail::check_step(call, cache);
+  const idx_t count = call.shape.queries;
+  call.lengths.full_keys = call.shape.keys = cache.tokens_after(count, given.lengths);
+  detail::check_key_options(call.views, call.shape, given);
+  const auto rotation = detail::rotary_workspace(call);
+  detail::rotate_tokens(call, cache, rotation);
+  cache.append_checked(call.k, call.v, given.lengths);
+  call.lengths.given_queries = given.lengths, call.lengths.given_keys = cache.lengths();
+  call.causal = true;
+  try {
+    detail::attend_full(call.over(cache.keys(), cache.values(), cache.pages()));
+  } catch (...) {  // of the score function, or out of memory
+    cache.forget(count, given.lengths);
+    throw;
+  }
 }
 
 }  // namespace attn::inline ATTN_ISA

@@ -89,27 +89,23 @@ namespace detail {
 
 /// The checks of the options that only lsh has, and the settings of a call.
 template <class S, class Score>
-void take_lsh_options(softmax_call<S, Score>& call, const lsh_options<S>& options) {
-  const validator& check = call.check;
+void take_lsh_options(call_views& views, softmax_call<S, Score>& call, const lsh_options<S>& options) {
   const attention_shape& shape = call.shape;
-  check_length_list(check, "lengths", options.lengths, shape.batch, shape.keys);
-  check_rounds(check, options.rounds);
-  check_buckets(check, options.buckets);
-  check.at_least("chunk", 1, options.chunk);
-  check.at_least("lookback", 0, options.lookback);
-  check.at_least("lookahead", 0, options.lookahead);
-  check.fits("buckets of all tokens", {options.rounds, shape.keys});
-  check.fits("rotations", {options.rounds, shape.dim, options.buckets});
+  check_length_list(views, "lengths", options.lengths, shape.batch, shape.keys);
+  check_rounds(views, options.rounds);
+  check_buckets(views, options.buckets);
+  views.at_least("chunk", 1, options.chunk);
+  views.at_least("lookback", 0, options.lookback);
+  views.at_least("lookahead", 0, options.lookahead);
+  views.fits("buckets of all tokens", {options.rounds, shape.keys});
+  views.fits("rotations", {options.rounds, shape.dim, options.buckets});
   if (!(options.norm_eps >= 0 && std::isfinite(options.norm_eps)))
-    check.fail("a finite norm_eps >= 0", static_cast<double>(options.norm_eps));
-  if (options.scale && !options.scaled) check.fail("either a scale, or scaled = false", "both");
-  if (const auto& r = options.rotations; r) {
-    call.check_read("rotations", r);
-    check.broadcasts("rotations heads", shape.heads, r.extent(0));
-    check.extents({{"rotations rounds = rounds", options.rounds, r.extent(1)},
-                   {"rotations rows = query dim", shape.dim, r.extent(2)},
-                   {"rotations columns = buckets / 2 =", options.buckets / 2, r.extent(3)}});
-  }
+    views.fail("a finite norm_eps >= 0", static_cast<double>(options.norm_eps));
+  if (options.scale && !options.scaled) views.fail("either a scale, or scaled = false", "both");
+  views.option("rotations", options.rotations, {{"rotations heads", shape.heads, or_one},
+                                                {"rotations rounds = rounds", options.rounds},
+                                                {"rotations rows = query dim", shape.dim},
+                                                {"rotations columns = buckets / 2 =", options.buckets / 2}});
   call.lengths = {shape.queries, shape.keys, options.lengths, options.lengths};
   call.terms.scale = scale_or_default(options.scale, options.scaled ? shape.dim : 1);
 }
@@ -131,12 +127,9 @@ void lsh(const Q& q, const V& v, O&& out, Options&& options = {}, Score&& score 
   detail::require_one_element_type<const Q&, const Q&, const V&, O>();
   const tensor_view<const S> queries = as_view(q), values = as_view(v),
                              keys = detail::lsh_keys(detail::validator("lsh"), queries, values);
-  detail::call_softmax<lsh_options>("lsh", queries, keys, values, out, options, score, exec,
-                                    [](auto& call, const auto& given) {
-                                      detail::take_lsh_options(call, given);
-                                      detail::with_lsh_plan(
-                                          call, given, [&](const auto& plan) { detail::attend_planned(call, plan); });
-                                    });
+  auto call = detail::checked_call<lsh_options>("lsh", queries, keys, values, out, options, score, exec);
+  detail::take_lsh_options(call.views, call, call.options);
+  detail::with_lsh_plan(call, call.options, [&](const auto& plan) { detail::attend_planned(call, plan); });
 }
 
 }  // namespace attn::inline ATTN_ISA

@@ -52,14 +52,12 @@ void lsh_backward(const Q& q, const V& v, const O& out, const D& d_out,
   detail::require_one_element_type<const Q&, const Q&, const V&, tensor_view<S>>();
   const tensor_view<const S> queries = as_view(q), values = as_view(v),
                              keys = detail::lsh_keys(detail::validator("lsh_backward"), queries, values);
-  detail::call_softmax_backward<lsh_options>(
-      "lsh_backward", queries, keys, values, out, d_out, gradients, options, score, score_backward, exec,
-      [](auto& call, const auto& given) {
-        detail::take_lsh_options(call.forward, given);
-        detail::with_lsh_plan(call.forward, given, [&](const auto& plan) {
-          detail::differentiate_planned(call, detail::lsh_backward_plan{plan});
-        });
-      });
+  auto call = detail::checked_backward_call<lsh_options>("lsh_backward", queries, keys, values, out, d_out, gradients,
+                                                         options, score, score_backward, exec);
+  detail::take_lsh_options(call.views, call.forward, call.options);
+  detail::with_lsh_plan(call.forward, call.options, [&](const auto& plan) {
+    detail::differentiate_planned(call, detail::lsh_backward_plan{plan});
+  });
 }
 
 }  // namespace attn::inline ATTN_ISA

@@ -20,18 +20,19 @@ void merge_softmax(O&& out, std::type_identity_t<tensor_view<compute_type<elemen
   detail::require_one_element_type<const P&, const P&, const P&, O>();
   const tensor_view<S> into = as_view(out);
   const tensor_view<const S> from = as_view(other_out);
-  const detail::validator check("merge_softmax");
-  check.memory({{"out", into}, {"lse", lse}}, {{"other_out", from}, {"other_lse", other_lse}});
-  check.extents({{"other_out batch = out batch", into.extent(0), from.extent(0)},
-                 {"other_out heads = out heads", into.extent(1), from.extent(1)},
-                 {"other_out length = out length", into.extent(2), from.extent(2)},
-                 {"other_out dim = out dim", into.extent(3), from.extent(3)},
-                 {"lse batch = out batch", into.extent(0), lse.extent(0)},
-                 {"lse heads = out heads", into.extent(1), lse.extent(1)},
-                 {"lse length = out length", into.extent(2), lse.extent(2)},
-                 {"other_lse batch = out batch", into.extent(0), other_lse.extent(0)},
-                 {"other_lse heads = out heads", into.extent(1), other_lse.extent(1)},
-                 {"other_lse length = out length", into.extent(2), other_lse.extent(2)}});
+  const idx_t batch = into.extent(0), heads = into.extent(1), length = into.extent(2);
+  detail::call_views views("merge_softmax");
+  views.read("other_out", from, {{"other_out batch = out batch", batch},
+                                 {"other_out heads = out heads", heads},
+                                 {"other_out length = out length", length},
+                                 {"other_out dim = out dim", into.extent(3)}});
+  views.read("other_lse", other_lse, {{"other_lse batch = out batch", batch},
+                                      {"other_lse heads = out heads", heads},
+                                      {"other_lse length = out length", length}});
+  views.write("out", into);
+  views.write("lse", lse, {{"lse batch = out batch", batch},
+                           {"lse heads = out heads", heads},
+                           {"lse length = out length", length}});
 
   for (idx_t b = 0; b < into.extent(0); ++b)
     for (idx_t h = 0; h < into.extent(1); ++h)

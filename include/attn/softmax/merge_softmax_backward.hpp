@@ -47,21 +47,18 @@ template <class S>
 void check_merge_backward(const tensor_view<const S>& out, const tensor_view<const compute_type<S>, 3>& lse,
                           const tensor_view<const S>& other_out, const tensor_view<const compute_type<S>, 3>& other_lse,
                           const tensor_view<const S>& d_out, const merge_softmax_gradients<S>& g) {
-  const validator check("merge_softmax_backward");
-  backward_views views;
-  views.gradient("the gradient of out", g.out, "out", out);
-  views.gradient("the gradient of lse", g.lse, "lse", lse);
-  views.gradient("the gradient of other_out", g.other_out, "other_out", other_out);
-  views.gradient("the gradient of other_lse", g.other_lse, "other_lse", other_lse);
-  views.read("d_out", d_out);
-  views.read("d_lse", g.d_lse);
-  views.check(check);
-  check_same_shape(check, "other_out", other_out, "out", out);
-  check_same_shape(check, "d_out", d_out, "out", out);
+  call_views views("merge_softmax_backward");
+  views.gradient("out", g.out, out);
+  views.gradient("lse", g.lse, lse);
+  views.gradient("other_out", g.other_out, other_out);
+  views.gradient("other_lse", g.other_lse, other_lse);
+  views.read("out", out);
+  views.read_like("other_out", other_out, "out", out);
+  views.read_like("d_out", d_out, "out", out);
   const tensor_view<const S, 3> rows(nullptr, {out.extent(0), out.extent(1), out.extent(2)});
-  check_same_shape(check, "lse", lse, "the rows of out", rows);
-  check_same_shape(check, "other_lse", other_lse, "the rows of out", rows);
-  if (g.d_lse) check_same_shape(check, "d_lse", g.d_lse, "the rows of out", rows);
+  views.read_like("lse", lse, "the rows of out", rows);
+  views.read_like("other_lse", other_lse, "the rows of out", rows);
+  if (g.d_lse) views.read_like("d_lse", g.d_lse, "the rows of out", rows);
 }
 
 }  // namespace detail

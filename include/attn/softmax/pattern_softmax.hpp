@@ -53,8 +53,8 @@ void pattern_softmax(const Q& q, const K& k, const V& v, O&& out, const Pattern&
                      Score&& score = {}, execution_ref exec = {}) {
   static_assert(key_pattern<Pattern>,
                 "attn: a pattern has query_sets(shape), queries(shape, set) and keys(shape, set, see): pattern.hpp");
-  detail::call_softmax<pattern_softmax_options>("pattern_softmax", q, k, v, out, options, score, exec,
-                                                [&](auto& call, const auto&) { detail::attend_by(call, pattern); });
+  detail::attend_by(
+      detail::checked_call<pattern_softmax_options>("pattern_softmax", q, k, v, out, options, score, exec), pattern);
 }
 
 }  // namespace attn::inline ATTN_ISA

@@ -39,9 +39,9 @@ void pattern_softmax_backward(const Q& q, const K& k, const V& v, const O& out, 
                               Score&& score = {}, ScoreBackward&& score_backward = {}, execution_ref exec = {}) {
   static_assert(key_pattern<Pattern>,
                 "attn: a pattern has query_sets(shape), queries(shape, set) and keys(shape, set, see): pattern.hpp");
-  detail::call_softmax_backward<pattern_softmax_options>(
-      "pattern_softmax_backward", q, k, v, out, d_out, gradients, options, score, score_backward, exec,
-      [&](auto& call, const auto&) { detail::backward_by(call, pattern); });
+  auto call = detail::checked_backward_call<pattern_softmax_options>("pattern_softmax_backward", q, k, v, out, d_out,
+                                                                     gradients, options, score, score_backward, exec);
+  detail::backward_by(call, pattern);
 }
 
 }  // namespace attn::inline ATTN_ISA

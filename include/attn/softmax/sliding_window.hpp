@@ -243,19 +243,22 @@ struct window_call : window_sets {
 
 /// Checks the options that only sliding_window has, for a call with this `out`.
 template <class S>
-void check_window_options(const validator& check, const attention_shape& shape, const sliding_window_options<S>& options,
+void check_window_options(call_views& views, const attention_shape& shape, const sliding_window_options<S>& options,
                           const memory_layout& out) {
-  check.at_least("left", 0, options.left);
-  check.at_least("right", 0, options.right);
-  if (options.dilation.size() > 1) check_per_head(check, "dilation", options.dilation, shape.heads);
-  for (idx_t d : options.dilation) check.at_least("dilation", 1, d);
-  for (idx_t position : options.global_positions) check.at_least("global positions", 0, position);
+  views.read("q_global", options.q_global);
+  views.read("k_global", options.k_global);
+  views.read("v_global", options.v_global);
+  views.at_least("left", 0, options.left);
+  views.at_least("right", 0, options.right);
+  if (options.dilation.size() > 1) check_per_head(views, "dilation", options.dilation, shape.heads);
+  for (idx_t d : options.dilation) views.at_least("dilation", 1, d);
+  for (idx_t position : options.global_positions) views.at_least("global positions", 0, position);
   const int own = bool(options.q_global) + bool(options.k_global) + bool(options.v_global);
   if (own == 0) return;
-  if (own != 3) check.fail("q_global, k_global and v_global together", text({"only ", own, " of them"}));
+  if (own != 3) views.fail("q_global, k_global and v_global together", text({"only ", own, " of them"}));
   const attention_shape globals =
-      check_attention_extents(check, options.q_global, options.k_global, options.v_global, out);
-  check.extents({{"q_global dim = query dim", shape.dim, globals.dim},
+      check_attention_extents(views, options.q_global, options.k_global, options.v_global, out);
+  views.extents({{"q_global dim = query dim", shape.dim, globals.dim},
                  {"k_global heads = key heads", shape.kv_heads, globals.kv_heads},
                  {"k_global length = key length", shape.keys, globals.keys}});
 }
@@ -282,14 +285,9 @@ template <viewable Q, viewable K, viewable V, viewable O, class Options = slidin
           class Score = detail::no_score>
 void sliding_window(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, Score&& score = {},
                     execution_ref exec = {}) {
-  detail::call_softmax<sliding_window_options>(
-      "sliding_window", q, k, v, out, options, score, exec, [](const auto& call, const auto& given) {
-        call.check_read("q_global", given.q_global);
-        call.check_read("k_global", given.k_global);
-        call.check_read("v_global", given.v_global);
-        detail::check_window_options(call.check, call.shape, given, call.out);
-        detail::attend_window(call, given);
-      });
+  auto call = detail::checked_call<sliding_window_options>("sliding_window", q, k, v, out, options, score, exec);
+  detail::check_window_options(call.views, call.shape, call.options, call.out);
+  detail::attend_window(call, call.options);
 }
 
 }  // namespace attn::inline ATTN_ISA

@@ -51,21 +51,23 @@ void sliding_window_backward(const Q& q, const K& k, const V& v, const O& out, c
                              const sliding_window_gradients<element_of<const Q&>>& gradients, Options&& options = {},
                              Score&& score = {}, ScoreBackward&& score_backward = {}, execution_ref exec = {}) {
   using S = element_of<const Q&>;
-  detail::call_softmax_backward<sliding_window_options>(
-      "sliding_window_backward", q, k, v, out, d_out, gradients, options, score, score_backward, exec,
-      [&](auto& call, const auto& given) {
-        detail::check_window_options(call.forward.check, call.shape, given, call.out);
-        detail::window_backward<S, std::remove_reference_t<decltype(call)>, sliding_window_gradients<S>> driver{
-            detail::window_sets::of(call.shape, given), call, given, gradients};
-        const idx_t listed = std::ssize(given.global_positions);
-        const auto list =
-            call.forward.exec.workspace([&](detail::arena& memory) { return memory.allocate<idx_t>(listed); });
-        driver.sort_globals(given.global_positions, *list);
-        const double seen = static_cast<double>(std::min(driver.left + driver.right + 1 + 2 * listed, call.shape.keys));
-        call.run(
-            2.5 * call.shape.operations_per_score() * static_cast<double>(call.shape.queries) * seen,
-            [&](const auto& forward) { detail::attend_window(forward, given); }, [&](const auto&) { driver.run(); });
-      });
+  auto call = detail::checked_backward_call<sliding_window_options>("sliding_window_backward", q, k, v, out, d_out,
+                                                                    gradients, options, score, score_backward, exec);
+  const auto& given = call.options;
+  detail::check_window_options(call.views, call.shape, given, call.out);
+  call.views.gradient("q_global", gradients.q_global, given.q_global);
+  call.views.gradient("k_global", gradients.k_global, given.k_global);
+  call.views.gradient("v_global", gradients.v_global, given.v_global);
+  detail::window_backward<S, decltype(call), sliding_window_gradients<S>> driver{
+      detail::window_sets::of(call.shape, given), call, given, gradients};
+  const idx_t listed = std::ssize(given.global_positions);
+  const auto list =
+      call.forward.exec.workspace([&](detail::arena& memory) { return memory.allocate<idx_t>(listed); });
+  driver.sort_globals(given.global_positions, *list);
+  const double seen = static_cast<double>(std::min(driver.left + driver.right + 1 + 2 * listed, call.shape.keys));
+  call.run(
+      2.5 * call.shape.operations_per_score() * static_cast<double>(call.shape.queries) * seen,
+      [&](const auto& forward) { detail::attend_window(forward, given); }, [&](const auto&) { driver.run(); });
 }
 
 }  // namespace attn::inline ATTN_ISA

@@ -19,7 +19,7 @@
 #pragma once
 
 #include <attn/core/detail/kv_memory.hpp>
-#include <attn/core/detail/rotary_step.hpp>
+#include <attn/softmax/detail/softmax_step.hpp>
 #include <attn/softmax/detail/window_step.hpp>
 #include <attn/softmax/sliding_window.hpp>
 
@@ -106,7 +106,7 @@ class sliding_window_cache : public detail::token_state {
     using E = element_of<const K&>;
     detail::check_stores<S, E>();
     const tensor_view<const E> keys = as_view(k), values = as_view(v);
-    check_tokens(detail::validator(name_), keys, values, options.lengths);
+    detail::check_append(*this, name_, keys, values, options.lengths);
     const idx_t count = keys.extent(2);
     for (idx_t b = 0; b < batch(); ++b)
       for (idx_t h = 0; h < heads(); ++h)
@@ -136,16 +136,14 @@ class sliding_window_cache : public detail::token_state {
   void advance(idx_t count, std::span<const idx_t> given) {
     for (idx_t b = 0; b < batch(); ++b) length(b) += taken_of(b, count, given);
   }
-  /// The checks of append() alone.
+  /// Checks the tokens of a step.
   template <class E>
   void check_tokens(const detail::validator& check, const tensor_view<const E>& k, const tensor_view<const E>& v,
                     std::span<const idx_t> given) const {
     token_state::check_tokens(check, k, v, given);
     memory_.check_tokens(check, k, v, given);
   }
-  void no_alias(const detail::validator& check, const char* what, const detail::memory_layout& x) const {
-    memory_.no_alias(check, what, x);
-  }
+  void list_memory(detail::call_views& views) const { memory_.list_memory(views); }
 
  private:
   sliding_window_cache(detail::kv_memory<S> memory, const sliding_window_cache_options& options)
@@ -191,28 +189,12 @@ struct ring_source {
   void put(idx_t b, idx_t kv, idx_t t) const { cache.put(k_new, v_new, b, kv, t); }
 };
 
-/// The common part of both steps: checks, rotates, and calls attend(call, options) with the chunk.
-template <class S, class Cache, class Q, class K, class V, class O, class Options, class Score, class Attend>
-void run_window_step(Cache& cache, const stream_window& window, const Q& q, const K& k, const V& v, O&& out,
-                     Options& options, Score& score, execution_ref& exec, const Attend& attend) {
-  call_softmax<sliding_window_step_options>(
-      "sliding_window_step", q, k, v, out, options, score, exec, [&](auto& call, const auto& given) {
-        cache.check_tokens(call.check, call.k, call.v, given.lengths);
-        for (const auto& [name, view] : std::initializer_list<validator::named_view>{
-                 {"q", call.q}, {"out", call.out}, {"lse", given.lse}})
-          cache.no_alias(call.check, name, view);
-        call.lengths.given_queries = given.lengths;
-        window.check_heads(call.check, call.shape.heads);
-        call.check.equal("query length = key length", call.shape.keys, call.shape.queries);
-        if (given.rotary && cache.values_in_keys())
-          call.check.fail("no rotary where values are dims of the keys: those are rotated before the step", "one");
-        const auto rotation = call.exec.workspace([&](arena& memory) {
-          return rotary_step<S>::layout(memory, given.rotary.has_value(), call.q, call.k);
-        });
-        rotation->rotate(call.check, given.rotary, cache.lengths(), given.lengths, call.q, call.k, call.exec);
-        if (given.rotary) cache.check_tokens(call.check, call.k, call.v, given.lengths);  // rotated they may be larger
-        attend(call, given);
-      });
+/// Checks a step of either kind, for a window of the cache's or of the caller's.
+template <class Call, class Cache>
+void check_window_step(Call& call, const Cache& cache, const stream_window& window) {
+  check_step(call, cache);
+  window.check_heads(call.check, call.shape.heads);
+  call.lengths.given_queries = call.options.lengths;
 }
 
 }  // namespace detail
@@ -224,16 +206,18 @@ void sliding_window_step(sliding_window_cache<C>& cache, const Q& q, const K& k,
                          Options&& options = {}, Score&& score = {}, execution_ref exec = {}) {
   using S = element_of<const Q&>;
   detail::check_stores<C, S>();
-  detail::run_window_step<S>(
-      cache, cache.window(), q, k, v, out, options, score, exec, [&](const auto& call, const auto& given) {
-        try {
-          detail::window_step{call, detail::ring_source<S, C>{cache, call.k, call.v}}.run();
-        } catch (...) {  // of score, or out of memory: the ring has lost the tokens that the chunk replaced
-          cache.reset();
-          throw;
-        }
-        cache.advance(call.shape.queries, given.lengths);
-      });
+  auto call =
+      detail::checked_call<sliding_window_step_options>("sliding_window_step", q, k, v, out, options, score, exec);
+  detail::check_window_step(call, cache, cache.window());
+  const auto rotation = detail::rotary_workspace(call);
+  detail::rotate_tokens(call, cache, rotation);
+  try {
+    detail::window_step{call, detail::ring_source<S, C>{cache, call.k, call.v}}.run();
+  } catch (...) {  // of score, or out of memory: the ring has lost the tokens that the chunk replaced
+    cache.reset();
+    throw;
+  }
+  cache.advance(call.shape.queries, call.options.lengths);
 }
 
 /// The same over a kv_cache or paged_cache, which keeps all tokens and reads those of the window: for models that mix
@@ -250,18 +234,20 @@ void sliding_window_step(Cache& cache, const sliding_window_cache_options& windo
   seen.check(check);
   if (std::adjacent_find(seen.globals.begin(), seen.globals.end(), std::greater_equal<>()) != seen.globals.end())
     check.fail("global positions that ascend", "others");
-  detail::run_window_step<S>(
-      cache, seen, q, k, v, out, options, score, exec, [&](auto& call, const auto& given) {
-        const idx_t count = call.shape.queries;
-        cache.append_checked(call.k, call.v, given.lengths);
-        call.lengths.full_keys = cache.tokens(), call.lengths.given_keys = cache.lengths();
-        try {
-          detail::window_step{call, detail::cache_source<Cache>{cache, call.lengths, seen}}.run();
-        } catch (...) {
-          cache.forget(count, given.lengths);
-          throw;
-        }
-      });
+  auto call =
+      detail::checked_call<sliding_window_step_options>("sliding_window_step", q, k, v, out, options, score, exec);
+  detail::check_window_step(call, cache, seen);
+  const auto rotation = detail::rotary_workspace(call);
+  detail::rotate_tokens(call, cache, rotation);
+  const auto& taken = call.options.lengths;
+  cache.append_checked(call.k, call.v, taken);
+  call.lengths.full_keys = cache.tokens(), call.lengths.given_keys = cache.lengths();
+  try {
+    detail::window_step{call, detail::cache_source<Cache>{cache, call.lengths, seen}}.run();
+  } catch (...) {
+    cache.forget(call.shape.queries, taken);
+    throw;
+  }
 }
 
 }  // namespace attn::inline ATTN_ISA

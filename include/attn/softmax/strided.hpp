@@ -110,11 +110,9 @@ template <viewable Q, viewable K, viewable V, viewable O, class Options = stride
           class Score = detail::no_score>
 void strided(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, Score&& score = {},
              execution_ref exec = {}) {
-  detail::call_softmax<strided_options>(
-      "strided", q, k, v, out, options, score, exec, [](auto& call, const auto& given) {
-        detail::with_strided_pattern(call.check, given,
-                                     [&](const auto& pattern) { detail::attend_by(call, pattern); });
-      });
+  const auto call = detail::checked_call<strided_options>("strided", q, k, v, out, options, score, exec);
+  detail::with_strided_pattern(call.check, call.options,
+                               [&](const auto& pattern) { detail::attend_by(call, pattern); });
 }
 
 }  // namespace attn::inline ATTN_ISA

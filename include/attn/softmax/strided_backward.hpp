@@ -37,12 +37,10 @@ template <viewable Q, viewable K, viewable V, viewable O, viewable D,
 void strided_backward(const Q& q, const K& k, const V& v, const O& out, const D& d_out,
                       const strided_gradients<element_of<const Q&>>& gradients, Options&& options = {},
                       Score&& score = {}, ScoreBackward&& score_backward = {}, execution_ref exec = {}) {
-  detail::call_softmax_backward<strided_options>(
-      "strided_backward", q, k, v, out, d_out, gradients, options, score, score_backward, exec,
-      [](auto& call, const auto& given) {
-        detail::with_strided_pattern(call.forward.check, given,
-                                     [&](const auto& pattern) { detail::backward_by(call, pattern); });
-      });
+  auto call = detail::checked_backward_call<strided_options>("strided_backward", q, k, v, out, d_out, gradients,
+                                                             options, score, score_backward, exec);
+  detail::with_strided_pattern(call.views, call.options,
+                               [&](const auto& pattern) { detail::backward_by(call, pattern); });
 }
 
 }  // namespace attn::inline ATTN_ISA

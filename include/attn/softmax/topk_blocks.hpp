@@ -59,11 +59,9 @@ template <viewable Q, viewable K, viewable V, viewable O, class Options = topk_b
           class Score = detail::no_score>
 void topk_blocks(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, Score&& score = {},
                  execution_ref exec = {}) {
-  detail::call_softmax<topk_blocks_options>("topk_blocks", q, k, v, out, options, score, exec,
-                                            [](auto& call, const auto& given) {
-                                              const auto blocks = detail::check_topk(call, given);
-                                              detail::attend_planned(call, detail::topk_plan_of(call, blocks));
-                                            });
+  auto call = detail::checked_call<topk_blocks_options>("topk_blocks", q, k, v, out, options, score, exec);
+  const auto blocks = detail::check_topk(call, call.options);
+  detail::attend_planned(call, detail::topk_plan_of(call, blocks));
 }
 
 }  // namespace attn::inline ATTN_ISA

@@ -49,12 +49,10 @@ template <viewable Q, viewable K, viewable V, viewable O, viewable D,
 void topk_blocks_backward(const Q& q, const K& k, const V& v, const O& out, const D& d_out,
                           const topk_blocks_gradients<element_of<const Q&>>& gradients, Options&& options = {},
                           Score&& score = {}, ScoreBackward&& score_backward = {}, execution_ref exec = {}) {
-  detail::call_softmax_backward<topk_blocks_options>(
-      "topk_blocks_backward", q, k, v, out, d_out, gradients, options, score, score_backward, exec,
-      [](auto& call, const auto& given) {
-        const auto blocks = detail::check_topk(call.forward, given);
-        detail::differentiate_planned(call, detail::topk_plan_of(call.forward, blocks));
-      });
+  auto call = detail::checked_backward_call<topk_blocks_options>("topk_blocks_backward", q, k, v, out, d_out, gradients,
+                                                                 options, score, score_backward, exec);
+  const auto blocks = detail::check_topk(call.forward, call.options);
+  detail::differentiate_planned(call, detail::topk_plan_of(call.forward, blocks));
 }
 
 }  // namespace attn::inline ATTN_ISA

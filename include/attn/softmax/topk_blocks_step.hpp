@@ -14,8 +14,8 @@
 //          Exceptions of `score` are passed on and leave the cache as it was.
 #pragma once
 
-#include <attn/core/detail/rotary_step.hpp>
 #include <attn/core/kv_cache.hpp>
+#include <attn/softmax/detail/softmax_step.hpp>
 #include <attn/softmax/detail/streaming.hpp>
 #include <attn/softmax/topk_blocks.hpp>
 
@@ -104,13 +104,13 @@ class topk_blocks_cache : kv_cache<S> {
     using E = element_of<const K&>;
     detail::check_stores<S, E>();
     const tensor_view<const E> k_new = as_view(k), v_new = as_view(v);
-    check_tokens(detail::validator(base::name_), k_new, v_new, options.lengths);
+    detail::check_append(*this, base::name_, k_new, v_new, options.lengths);
     append_checked(k_new, v_new, options.lengths);
   }
 
   // For the step ------------------------------------------------------------------------------------------------------
 
-  using base::check_tokens, base::no_alias, base::tokens_after;
+  using base::check_tokens, base::list_memory, base::tokens_after;
 
   template <class E>
   void append_checked(const tensor_view<const E>& k, const tensor_view<const E>& v, std::span<const idx_t> given) {
@@ -247,35 +247,28 @@ template <element S, viewable Q, viewable K, viewable V, viewable O, class Optio
 void topk_blocks_step(topk_blocks_cache<S>& cache, const Q& q, const K& k, const V& v, O&& out, Options&& options = {},
                       Score&& score = {}, execution_ref exec = {}) {
   static_assert(std::same_as<S, element_of<const Q&>>, "attn: the cache and q must have one element type");
-  detail::call_softmax<topk_blocks_step_options>(
-      "topk_blocks_step", q, k, v, out, options, score, exec, [&](auto& call, const auto& given) {
-        cache.check_tokens(call.check, call.k, call.v, given.lengths);
-        call.check.at_least("topk", 1, given.topk);
-        call.check.equal("query length = key length", call.shape.keys, call.shape.queries);
-        for (const auto& [name, view] : std::initializer_list<detail::validator::named_view>{
-                 {"q", call.q}, {"out", call.out}, {"lse", given.lse}})
-          cache.no_alias(call.check, name, view);
-        const auto rotation = call.exec.workspace([&](detail::arena& memory) {
-          return detail::rotary_step<S>::layout(memory, given.rotary.has_value(), call.q, call.k);
-        });
-        rotation->rotate(call.check, given.rotary, cache.lengths(), given.lengths, call.q, call.k, call.exec);
-        const idx_t count = call.shape.queries;
-        cache.append_checked(call.k, call.v, given.lengths);
-        call.lengths = {count, call.shape.keys = cache.tokens(), given.lengths, cache.lengths()};
-        call.k = cache.keys();
-        call.v = cache.values();
-        call.causal = true;
-        const detail::topk_shape blocks(call.shape.keys, cache.block(), given.topk);
-        try {
-          if (call.shape.queries <= detail::few_topk_queries)
-            detail::topk_step{call, cache, blocks}.run();
-          else
-            detail::attend_planned(call, detail::topk_plan_of(call, blocks, cache.sums(), cache.sums_stride()));
-        } catch (...) {  // of the score function, or out of memory
-          cache.forget(count, given.lengths);
-          throw;
-        }
-      });
+  auto call = detail::checked_call<topk_blocks_step_options>("topk_blocks_step", q, k, v, out, options, score, exec);
+  const auto& given = call.options;
+  detail::check_step(call, cache);
+  call.check.at_least("topk", 1, given.topk);
+  const auto rotation = detail::rotary_workspace(call);
+  detail::rotate_tokens(call, cache, rotation);
+  const idx_t count = call.shape.queries;
+  cache.append_checked(call.k, call.v, given.lengths);
+  call.lengths = {count, call.shape.keys = cache.tokens(), given.lengths, cache.lengths()};
+  call.k = cache.keys();
+  call.v = cache.values();
+  call.causal = true;
+  const detail::topk_shape blocks(call.shape.keys, cache.block(), given.topk);
+  try {
+    if (count <= detail::few_topk_queries)
+      detail::topk_step{call, cache, blocks}.run();
+    else
+      detail::attend_planned(call, detail::topk_plan_of(call, blocks, cache.sums(), cache.sums_stride()));
+  } catch (...) {  // of the score function, or out of memory
+    cache.forget(count, given.lengths);
+    throw;
+  }
 }
 
 }  // namespace attn::inline ATTN_ISA

@@ -9,8 +9,7 @@ namespace attn::inline ATTN_ISA::detail {
 template <class T>
 struct aft_bias_sink {
   matrix_view<void> to{};
-  const aft_gradient_elements<T>* elements = nullptr;
-  idx_t size = 0;  // bytes of an element
+  const number_access<T>* access = nullptr;
   bool accumulate = false;
   T* sums = nullptr;  // [rows][columns]
 
@@ -19,11 +18,12 @@ struct aft_bias_sink {
       T* const s = sums + row * to.cols + column;
       for (idx_t j = 0; j < count; ++j) s[j] += values[j];
     } else {
-      elements->store_row(at(row, column), to.col_stride, count, values, accumulate);
+      store(row, column, count, values);
     }
   }
-  void* at(idx_t row, idx_t column) const {
-    return static_cast<char*>(to.data) + (row * to.row_stride + column * to.col_stride) * size;
+  void store(idx_t row, idx_t column, idx_t count, const T* values) const {
+    void* const first = static_cast<char*>(to.data) + (row * to.row_stride + column * to.col_stride) * access->size;
+    access->store(values, count, first, to.col_stride, accumulate);
   }
 };
 
@@ -33,19 +33,18 @@ struct aft_bias_sink {
 template <class T>
 struct aft_bias_gradients {
   const aft_backward_tensors<T>* x = nullptr;
-  const aft_gradient_elements<T>* elements = nullptr;
   aft_bias_sink<T> sink{};
   bool wanted = false;
 
-  static aft_bias_gradients layout(arena& memory, const aft_backward_tensors<T>& x,
-                                   const aft_gradient_elements<T>& elements, idx_t most_heads, bool many_weights) {
-    aft_bias_gradients g{.x = &x, .elements = &elements, .wanted = x.wants(x.dw)};
+  static aft_bias_gradients layout(arena& memory, const aft_backward_tensors<T>& x, idx_t most_heads,
+                                   bool many_weights) {
+    aft_bias_gradients g{.x = &x, .wanted = x.wants(x.dw)};
     const idx_t sharing = x.batch * (x.shares_biases() ? x.heads : 1);
     const auto lengths = x.lengths;
     const bool differ = std::any_of(lengths.begin(), lengths.end(), [&](idx_t n) { return n != lengths[0]; });
     if (g.wanted && (many_weights || differ || sharing > most_heads))
       g.sink.sums = memory.allocate<T>(x.dw.extents[2] * x.dw.extents[3]);
-    g.sink.elements = &elements, g.sink.size = x.dw.item, g.sink.accumulate = x.accumulate;
+    g.sink.access = &x.elements->numbers, g.sink.accumulate = x.accumulate;
     return g;
   }
 
@@ -54,7 +53,7 @@ struct aft_bias_gradients {
     if (!wanted || x->accumulate) return;
     exec.for_each(x->dw.extents[1] * x->dw.extents[2], [&](idx_t task, int) {
       const idx_t row = task % x->dw.extents[2];
-      elements->clear(gradient_head_of(x->dw, 0, task / x->dw.extents[2]), row, row + 1);
+      sink.access->clear(gradient_head_of(x->dw, 0, task / x->dw.extents[2]), row, row + 1);
     });
   }
 
@@ -71,8 +70,7 @@ struct aft_bias_gradients {
     const idx_t head = bundles.list[b][0].bias_head;
     if (!wanted || !sink.sums || (b + 1 < bundles.count && bundles.list[b + 1][0].bias_head == head)) return;
     exec.for_each(sink.to.rows, [&](idx_t row, int) {
-      elements->store_row(sink.at(row, 0), sink.to.col_stride, sink.to.cols, sink.sums + row * sink.to.cols,
-                          sink.accumulate);
+      sink.store(row, 0, sink.to.cols, sink.sums + row * sink.to.cols);
     });
   }
 };

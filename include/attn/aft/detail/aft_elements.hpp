@@ -3,6 +3,7 @@
 #pragma once
 
 #include <attn/aft/detail/key_sums.hpp>
+#include <attn/core/detail/any_rows.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
 
@@ -14,11 +15,6 @@ struct aft_head {
   idx_t length = 0;
   idx_t number = 0, bias_head = 0;  // batch item * heads + head; the head of w that is its own
 };
-
-template <class S, class Void>
-matrix_view<S> typed(const matrix_view<Void>& x) {
-  return {static_cast<S*>(x.data), x.rows, x.cols, x.row_stride, x.col_stride};
-}
 
 /// Packets of channels from some channel on, of any row: plain loads where the channels are contiguous, else gathered,
 /// with zeros for channels beyond the last.
@@ -92,35 +88,25 @@ struct packed_channels {
   bool finite = true;                                                      // all keys and values
 };
 
-/// Functions for elements of one type, of `size` bytes. Those of a head work on its rows [begin, begin + count) and one
-/// packet of channels from c on.
+/// Functions for elements of one type. Those of a head work on its rows [begin, begin + count) and one packet of
+/// channels from c on.
 template <class T>
 struct aft_elements {
-  idx_t size;
-  /// Numbers `stride` elements apart, converted.
-  void (*copy)(const void* from, idx_t stride, idx_t count, T* to);
+  const number_access<T>& numbers;
   /// Keys with their values, each as sums of its own.
   void (*split)(const aft_head& head, idx_t c, idx_t begin, idx_t count, key_sums<T>* to);
   /// Keys for the product: panel [count][e^k v | e^k], both times 2^-exponent.
   packed_channels<T> (*pack)(const aft_head& head, idx_t c, idx_t begin, idx_t count, T* panel);
   /// Rows of out.
   void (*write)(const aft_head& head, bool gate, idx_t c, idx_t begin, idx_t count, const key_sums<T>* sums);
-  /// Zeros for all channels of rows [begin, end) of out.
-  void (*clear)(const aft_head& head, idx_t begin, idx_t end);
 
+  /// Zeros for all channels of rows [begin, end) of out.
+  void clear(const aft_head& head, idx_t begin, idx_t end) const { numbers.clear(head.out, begin, end); }
   /// An element of a matrix.
   const void* at(const matrix_view<const void>& x, idx_t row, idx_t column) const {
-    return static_cast<const char*>(x.data) + (row * x.row_stride + column * x.col_stride) * size;
+    return static_cast<const char*>(x.data) + (row * x.row_stride + column * x.col_stride) * numbers.size;
   }
 };
-
-template <class T, class S>
-void copy_elements(const void* first, idx_t stride, idx_t count, T* to) {
-  const S* const from = static_cast<const S*>(first);
-  idx_t j = 0;
-  for (; j + width<T> <= count; j += width<T>) store<T>(to + j, load_part<T>(from + j * stride, stride, width<T>));
-  for (; j < count; ++j) to[j] = static_cast<T>(from[j * stride]);
-}
 
 template <class T, class S>
 void split_channels(const aft_head& head, idx_t c, idx_t begin, idx_t count, key_sums<T>* to) {
@@ -166,8 +152,7 @@ void write_sums(const aft_head& head, bool gate, idx_t c, idx_t begin, idx_t cou
 
 template <class S, class T = compute_type<S>>
 inline constexpr aft_elements<T> elements_of = {
-    sizeof(S), copy_elements<T, S>, split_channels<T, S>, pack_channels<T, S>, write_sums<T, S>,
-    [](const aft_head& head, idx_t begin, idx_t end) { clear_rows(typed<S>(head.out), begin, end); }};
+    number_access_of<T, S>, split_channels<T, S>, pack_channels<T, S>, write_sums<T, S>};
 
 /// f(integral_constant<int, C>, p) for packets p ... p + C - 1, until all are done.
 template <class F>

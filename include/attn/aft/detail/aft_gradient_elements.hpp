@@ -37,10 +37,7 @@ struct aft_gradient_elements {
   /// Rows of a gradient from one packet of channels on, `stride` numbers apart.
   void (*store)(const matrix_view<void>& to, idx_t c, idx_t begin, idx_t count, const T* from, idx_t stride,
                 bool accumulate);
-  /// `count` entries `stride` elements apart.
-  void (*store_row)(void* to, idx_t stride, idx_t count, const T* from, bool accumulate);
   void (*clear_padding)(const aft_head_gradients& to, idx_t begin, idx_t end, bool accumulate);
-  void (*clear)(const matrix_view<void>& x, idx_t begin, idx_t end);
 };
 
 template <class T, class S>
@@ -109,23 +106,12 @@ void store_channels(const matrix_view<void>& to, idx_t c, idx_t begin, idx_t cou
   for (idx_t j = 0; j < count; ++j) write(begin + j, 0, load<T>(from + j * stride));
 }
 
-template <class T, class S>
-void store_run(void* first, idx_t stride, idx_t count, const T* from, bool accumulate) {
-  S* const to = static_cast<S*>(first);
-  if (stride == 1)
-    for (idx_t j = 0; j < count; ++j) store_gradient(to[j], from[j], accumulate);
-  else
-    for (idx_t j = 0; j < count; ++j) store_gradient(to[j * stride], from[j], accumulate);
-}
-
 template <class S, class T = compute_type<S>>
 inline constexpr aft_gradient_elements<T> gradient_elements_of = {
     highest_key<T, S>,
     pack_backward_rows<T, S>,
     pack_backward_keys<T, S>,
     store_channels<T, S>,
-    store_run<T, S>,
-    clear_padding<S>,
-    [](const matrix_view<void>& x, idx_t begin, idx_t end) { clear_rows(typed<S>(x), begin, end); }};
+    clear_padding<S>};
 
 }  // namespace attn::inline ATTN_ISA::detail

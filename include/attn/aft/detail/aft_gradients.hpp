@@ -35,35 +35,42 @@ struct aft_backward_tensors : aft_tensors<T> {
   bool wants(const memory_layout& gradient) const { return gradient.data && !gradient.empty(); }
 };
 
-template <class Options, class Gradients, class Q, class K, class V, class D,
-          class W = tensor_view<const element_of<const Q&>>>
-auto backward_tensors_of(const Options& options, const Gradients& gradients, const Q& q, const K& k, const V& v,
-                         const D& d_out, const W& w = {}) {
+/// The arguments of a backward call, whose types are checked here; w may be the null view.
+template <class Options, class Q, class K, class V, class W, class D, class Gradients, class Given>
+auto unchecked_aft_backward(const char* name, const Q& q, const K& k, const V& v, const W& w, const D& d_out,
+                            const Gradients& gradients, Given& options, execution_ref& exec) {
   using S = element_of<const Q&>;
   require_one_element_type<const Q&, const K&, const V&, const tensor_view<S>&>();
   static_assert(std::same_as<S, element_of<const D&>>, "attn: q and d_out must have one element type");
   static_assert(std::same_as<S, element_of<const W&>>, "attn: w must have the element type of q, k, v and d_out");
-  aft_backward_tensors<compute_type<S>> x;
-  x.q = as_view(q), x.k = as_view(k), x.v = as_view(v), x.out = as_view(d_out), x.w = of_rank_4(as_view(w));
-  x.elements = &elements_of<S>;
-  x.gate = options.gate;
-  if constexpr (requires { options.causal; }) x.causal = options.causal, x.lengths = options.lengths;
-  x.dq = gradients.q, x.dk = gradients.k, x.dv = gradients.v, x.accumulate = gradients.accumulate;
-  if constexpr (requires { gradients.w; }) x.dw = gradients.w;
-  return x;
+  aft_call<aft_backward_tensors<compute_type<S>>, Options> call{
+      {{as_view(q), as_view(k), as_view(v), as_view(d_out), of_rank_4(as_view(w))},
+       gradients.q, gradients.k, gradients.v, {}, gradients.accumulate},
+      call_views(name), options_or_default<Options>(options), execution_of(exec, options)};
+  set_options<S>(call.x, call.options);
+  if constexpr (requires { gradients.w; }) call.x.dw = gradients.w;
+  return call;
 }
 
 /// Checks the views against one another, and sets the extents.
-template <class T>
-void check_aft_backward(const validator& check, aft_backward_tensors<T>& x) {
-  backward_views views;
-  views.read("d_out", x.out);
-  views.gradient("the gradient of q", x.dq, "q", x.q);
-  views.gradient("the gradient of k", x.dk, "k", x.k);
-  views.gradient("the gradient of v", x.dv, "v", x.v);
-  if (x.dw.rank > 0) views.gradient("the gradient of w", x.dw, "w", x.w);
-  views.check(check);
-  check_aft_shapes(check, x, "d_out");
+template <class T, class Options>
+void check_aft_backward(aft_call<aft_backward_tensors<T>, Options>& call) {
+  aft_backward_tensors<T>& x = call.x;
+  call_views& views = call.views;
+  views.read("q", x.q), views.read("k", x.k), views.read("v", x.v), views.read("w", x.w), views.read("d_out", x.out);
+  views.gradient("q", x.dq, x.q);
+  views.gradient("k", x.dk, x.k);
+  views.gradient("v", x.dv, x.v);
+  views.gradient("w", x.dw, x.w);
+  check_aft_shapes(views, x, "d_out");
+}
+
+template <class Options, class Q, class K, class V, class W, class D, class Gradients, class Given>
+auto checked_aft_backward(const char* name, const Q& q, const K& k, const V& v, const W& w, const D& d_out,
+                          const Gradients& gradients, Given& options, execution_ref& exec) {
+  auto call = unchecked_aft_backward<Options>(name, q, k, v, w, d_out, gradients, options, exec);
+  check_aft_backward(call);
+  return call;
 }
 
 /// sigma(q) and its derivative; 1 and 0 without a gate.

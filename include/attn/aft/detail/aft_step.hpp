@@ -14,18 +14,18 @@ struct aft_step_options {
 
 namespace detail {
 
-/// The views and options of a step over a state of element type S, checked against one another and against the state.
-template <class S, class Options, class Q, class K, class V, class O, class... W>
-auto step_tensors(const validator& check, const state_extents& state, bool one_key, const Options& options, const Q& q,
-                  const K& k, const V& v, O& out, const W&... w) {
+/// A call of a step over a state of element type S, checked against it too; w may be the null view.
+template <class Options, class S, class Q, class K, class V, class O, class W, class Given>
+auto checked_aft_step(const char* name, const state_extents& state, bool one_key, const Q& q, const K& k, const V& v,
+                      O& out, const W& w, Given& options, execution_ref& exec) {
   static_assert(std::same_as<S, element_of<const Q&>>, "attn: the state and q must have one element type");
-  auto x = tensors_of(options, q, k, v, out, w...);
-  x.one_key = one_key;
-  check_aft(check, x);
-  check.extents({{"query batch = state batch", state.batch, x.batch},
-                 {"query heads = state heads", state.heads, x.heads},
-                 {"query dim = state dim", state.dim, x.dim}});
-  return x;
+  auto call = unchecked_aft<Options>(name, q, k, v, out, w, options, exec);
+  call.x.one_key = one_key;
+  check_aft(call);
+  call.views.extents({{"query batch = state batch", state.batch, call.x.batch},
+                      {"query heads = state heads", state.heads, call.x.heads},
+                      {"query dim = state dim", state.dim, call.x.dim}});
+  return call;
 }
 
 /// Tokens k, v to append, checked, as views of a call without queries. `one_key`: k may have one channel for all.
@@ -85,7 +85,7 @@ class aft_state : public item_state<aft_state<S>, key_sums<compute_type<S>>> {
 template <class T, class Keys>
 void add_to_row(const aft_tensors<T>& x, const void* w, idx_t stride, idx_t count, const split_biases<T>& biases,
                 key_sums<T>* sums, Keys&& keys) {
-  x.elements->copy(w, stride, count, biases.factor);
+  x.elements->numbers.load(w, stride, count, biases.factor);
   biases.split(count);
   for (idx_t p = 0; p < x.parts(); ++p) add_keys(sums[p], keys(p), biases, count);
 }

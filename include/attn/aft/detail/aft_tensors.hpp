@@ -28,7 +28,7 @@ inline matrix_view<const void> head_of(const memory_layout& x, idx_t batch, idx_
 template <class T>
 struct aft_tensors {
   memory_layout q, k, v, out, w;
-  const aft_elements<T>* elements;
+  const aft_elements<T>* elements = nullptr;
   list_view<idx_t> lengths{};
   bool causal = true, gate = true;
   bool one_key = false;  // a k of one channel serves all of a head
@@ -56,18 +56,37 @@ struct aft_tensors {
   }
 };
 
-/// The views and options of a call. The element types are checked where the compiler can.
-template <class Options, class Q, class K, class V, class O, class W = tensor_view<const element_of<const Q&>>>
-auto tensors_of(const Options& options, const Q& q, const K& k, const V& v, O& out, const W& w = {}) {
-  require_one_element_type<const Q&, const K&, const V&, O&>();
-  using S = element_of<const Q&>;
-  static_assert(std::same_as<S, element_of<const W&>>, "attn: w must have the element type of q, k, v and out");
-  aft_tensors<compute_type<S>> x{as_view(q), as_view(k), as_view(v), as_view(out), of_rank_4(as_view(w)),
-                                 &elements_of<S>};
+/// A checked call, and what its own checks and its driver need.
+template <class Tensors, class Options>
+struct aft_call {
+  Tensors x;
+  call_views views;
+  Options options;
+  execution& exec;
+};
+
+/// The views and options of a call.
+template <class S, class Tensors, class Options>
+void set_options(Tensors& x, const Options& options) {
+  x.elements = &elements_of<S>;
   x.gate = options.gate;
   if constexpr (requires { options.causal; }) x.causal = options.causal;
   if constexpr (requires { options.lengths; }) x.lengths = options.lengths;
-  return x;
+  if constexpr (requires { options.grid; }) x.one_key = true;
+}
+
+/// The arguments of a call, whose types are checked here; w may be the null view.
+template <class Options, class Q, class K, class V, class O, class W, class Given>
+auto unchecked_aft(const char* name, const Q& q, const K& k, const V& v, O& out, const W& w, Given& options,
+                   execution_ref& exec) {
+  require_one_element_type<const Q&, const K&, const V&, O&>();
+  using S = element_of<const Q&>;
+  static_assert(std::same_as<S, element_of<const W&>>, "attn: w must have the element type of q, k, v and out");
+  aft_call<aft_tensors<compute_type<S>>, Options> call{
+      {as_view(q), as_view(k), as_view(v), as_view(out), of_rank_4(as_view(w))}, call_views(name),
+      options_or_default<Options>(options), execution_of(exec, options)};
+  set_options<S>(call.x, call.options);
+  return call;
 }
 
 /// Checks the views against one another, and sets the extents; `out` is the name of x.out.
@@ -91,10 +110,20 @@ void check_aft_shapes(const validator& check, aft_tensors<T>& x, const char* out
   check_length_list(check, "lengths", x.lengths, batch, length);
 }
 
-template <class T>
-void check_aft(const validator& check, aft_tensors<T>& x) {
-  check.memory({{"out", x.out}}, {{"q", x.q}, {"k", x.k}, {"v", x.v}, {"w", x.w}});
-  check_aft_shapes(check, x, "out");
+template <class T, class Options>
+void check_aft(aft_call<aft_tensors<T>, Options>& call) {
+  aft_tensors<T>& x = call.x;
+  call.views.read("q", x.q), call.views.read("k", x.k), call.views.read("v", x.v), call.views.read("w", x.w);
+  call.views.write("out", x.out);
+  check_aft_shapes(call.views, x, "out");
+}
+
+template <class Options, class Q, class K, class V, class O, class W, class Given>
+auto checked_aft(const char* name, const Q& q, const K& k, const V& v, O& out, const W& w, Given& options,
+                 execution_ref& exec) {
+  auto call = unchecked_aft<Options>(name, q, k, v, out, w, options, exec);
+  check_aft(call);
+  return call;
 }
 
 /// Checks the leading extents of biases w [rows, columns] or [H, rows, columns].

@@ -81,7 +81,7 @@ struct aft_window_bias {
     const auto [low, high, w_row, w_column] = find(row, begin, count);
     std::fill(to, to + low, T(0));
     std::fill(to + high, to + count, T(0));
-    if (low < high) elements.copy(elements.at(w, w_row, w_column), w.col_stride, high - low, to + low);
+    if (low < high) elements.numbers.load(elements.at(w, w_row, w_column), w.col_stride, high - low, to + low);
   }
 };
 

@@ -68,7 +68,7 @@ struct aft_window_backward_call {
       forward.allocate(memory);
       const idx_t most = forward.bundles.most;
       rows = aft_stored_rows<T>::layout(memory, x.batch * x.heads, parts, x.length, most * parts);
-      biases = aft_bias_gradients<T>::layout(memory, x, elements, most, kernel);
+      biases = aft_bias_gradients<T>::layout(memory, x, most, kernel);
       auto of_keys = grid;
       of_keys.of_keys = true;
       beside = aft_window_sums<T>::layout(memory, of_keys, most, parts);

@@ -2,7 +2,7 @@
 //   q [B, H, Lq, D]   k [B, Hkv, Lk, D]   v [B, Hkv, Lk, Dv]   out [B, H, Lq, Dv]   Hkv divides H
 #pragma once
 
-#include <attn/core/detail/check.hpp>
+#include <attn/core/detail/call_views.hpp>
 
 namespace attn::inline ATTN_ISA {
 namespace detail {
@@ -19,6 +19,13 @@ struct attention_shape {
     return 2 * static_cast<double>(batch) * static_cast<double>(heads) * static_cast<double>(dim + dim_v);
   }
 };
+
+/// The lse of a call whose options have one.
+template <class Options>
+memory_layout lse_of(const Options& options) {
+  if constexpr (requires { options.lse; }) return options.lse;
+  else return {};
+}
 
 /// Checks the extents of the four views against one another and returns what they agree on. The batch and head extents
 /// of all four are named by q; k names the key length, v the value dim.
@@ -43,18 +50,34 @@ struct attention_shape {
   return s;
 }
 
-/// The same for a call that writes out.
-[[gnu::noinline]] inline attention_shape check_attention(const validator& check, const memory_layout& q,
+/// The views of a call, and what their extents agree on. It writes out and, where it is given, lse [B, H, Lq].
+[[gnu::noinline]] inline attention_shape check_attention(call_views& views, const memory_layout& q,
                                                          const memory_layout& k, const memory_layout& v,
-                                                         const memory_layout& out) {
-  check.memory({{"out", out}}, {{"q", q}, {"k", k}, {"v", v}});
-  return check_attention_extents(check, q, k, v, out);
+                                                         const memory_layout& out, const memory_layout& lse) {
+  views.read("q", q), views.read("k", k), views.read("v", v);
+  if (lse.given()) views.write("lse", lse);
+  views.write("out", out);
+  const attention_shape s = check_attention_extents(views, q, k, v, out);
+  if (lse.given())
+    views.extents({{"lse batch = query batch", s.batch, lse.extents[0]},
+                   {"lse heads = query heads", s.heads, lse.extents[1]},
+                   {"lse length = query length", s.queries, lse.extents[2]}});
+  return s;
+}
+/// What else a backward call reads: d_out of the shape of out, and lse and d_lse, where they are given, [B, H, Lq].
+[[gnu::noinline]] inline void read_gradient_of_out(call_views& views, const attention_shape& s,
+                                                   const memory_layout& out, const memory_layout& d_out,
+                                                   const memory_layout& lse, const memory_layout& d_lse) {
+  views.read_like("d_out", d_out, "out", out);
+  const tensor_view<const float, 3> rows(nullptr, {s.batch, s.heads, s.queries});
+  if (lse.given()) views.read_like("lse", lse, "the rows of out", rows);
+  if (d_lse.given()) views.read_like("d_lse", d_lse, "the rows of out", rows);
 }
 
 /// Tokens k [B, Hkv, n, D] and v [B, Hkv, n, Dv] for a cache of these extents.
 [[gnu::noinline]] inline void check_tokens(const validator& check, idx_t batch, idx_t kv_heads, idx_t dim, idx_t dim_v,
                                            const memory_layout& k, const memory_layout& v) {
-  check.memory({}, {{"k", k}, {"v", v}});
+  check.readable("k", k), check.readable("v", v);
   check.extents({{"key batch = cache batch", batch, k.extents[0]},
                  {"key heads = cache heads", kv_heads, k.extents[1]},
                  {"key dim = cache dim", dim, k.extents[3]},
@@ -109,15 +132,6 @@ sequence_lengths check_lengths(const validator& check, const attention_shape& s,
 template <class T>
 void check_per_head(const validator& check, const char* what, std::span<const T> list, idx_t heads) {
   if (!list.empty()) check.one_per(what, "head", heads, static_cast<idx_t>(list.size()));
-}
-
-/// A list that is read while results are written shares no memory with them.
-template <class T>
-void check_no_alias(const validator& check, const char* what, std::span<const T> list, const memory_layout& out,
-                 const memory_layout& lse) {
-  const tensor_view<const T, 1> numbers(list);
-  check.no_alias("out", out, what, numbers);
-  check.no_alias("lse", lse, what, numbers);
 }
 
 /// Entry `head` of a per-head list, or null where there is none.

@@ -147,22 +147,22 @@ class validator {
   }
 
   /// A view that can be read: no negative extent, memory behind it unless it is empty.
-  [[gnu::noinline]] void readable(const char* what, const memory_layout& x) const {
+  [[gnu::noinline]] void readable(const char* what, const memory_layout& x, const char* before = "") const {
     if (std::any_of(x.extents, x.extents + x.rank, [](idx_t n) { return n < 0; }))
-      fail({what, " with extents >= 0"}, list_text(x.extents, x.rank));
+      fail({before, what, " with extents >= 0"}, list_text(x.extents, x.rank));
     if (!x.data && !x.empty())
-      fail({what, " with memory behind its extents"}, "a null view of shape " + list_text(x.extents, x.rank));
+      fail({before, what, " with memory behind its extents"}, "a null view of shape " + list_text(x.extents, x.rank));
     idx_t bytes = 0;
     for (int n = 0; n < x.rank && !x.empty(); ++n)
       if (x.extents[n] > 1 && !add_bytes_of_axis(x.strides[n], x.extents[n], x.item, bytes))
-        fail({what, " with strides * extents that memory can hold"}, "strides " + list_text(x.strides, x.rank));
+        fail({before, what, " with strides * extents that memory can hold"}, "strides " + list_text(x.strides, x.rank));
   }
 
   /// A view that can be written: readable, and no two of its elements share memory.
-  [[gnu::noinline]] void writable(const char* what, const memory_layout& x) const {
-    readable(what, x);
+  [[gnu::noinline]] void writable(const char* what, const memory_layout& x, const char* before = "") const {
+    readable(what, x, before);
     if (elements_overlap(x))
-      fail({what, " whose elements do not overlap"}, "strides " + list_text(x.strides, x.rank));
+      fail({before, what, " whose elements do not overlap"}, "strides " + list_text(x.strides, x.rank));
   }
 
   /// A table of extents: name, expected, found.
@@ -172,30 +172,6 @@ class validator {
   };
   [[gnu::noinline]] void extents(std::initializer_list<extent> table) const {
     for (const extent& e : table) equal(e.what, e.wanted, e.value);
-  }
-
-  /// The views of a call. A written view overlaps neither itself nor any other; views that are not given are skipped.
-  struct named_view {
-    const char* name = nullptr;
-    memory_layout view{};
-  };
-  [[gnu::noinline]] void memory(std::span<const named_view> written, std::span<const named_view> read) const {
-    for (const named_view& x : read) readable(x.name, x.view);
-    for (const named_view& x : written) writable(x.name, x.view);
-    for (std::size_t n = 0; n < written.size(); ++n) {
-      const named_view& x = written[n];
-      for (const named_view& y : read) no_alias(x.name, x.view, y.name, y.view);
-      for (const named_view& y : written.subspan(n + 1)) no_alias(x.name, x.view, y.name, y.view);
-    }
-  }
-  void memory(std::initializer_list<named_view> written, std::initializer_list<named_view> read) const {
-    memory(std::span(written.begin(), written.size()), std::span(read.begin(), read.size()));
-  }
-
-  /// Checks that no written view shares memory with one that is read.
-  [[gnu::noinline]] void no_alias(const char* what, const memory_layout& x, const char* other,
-                               const memory_layout& y) const {
-    if (may_share(x, y)) fail({what, " and ", other, " in separate memory"}, "an overlap");
   }
 
  private:

@@ -1,54 +1,9 @@
-// attn: what the backward pass of every operator does with the gradients it is asked for: a gradient is of something
-// given, has its shape, and is written over or added to, once.
+// attn: how every backward pass stores the gradients it is asked for: written over or added to, once.
 #pragma once
 
-#include <attn/core/detail/check.hpp>
 #include <attn/core/detail/simd.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
-
-/// A view of the shape of another.
-[[gnu::noinline]] inline void check_same_shape(const validator& check, const char* what, const memory_layout& x,
-                                               const char* other, const memory_layout& like) {
-  for (int axis = 0; axis < x.rank; ++axis)
-    if (x.extents[axis] != like.extents[axis])
-      check.fail({what, " of the shape of ", other, " ", list_text(like.extents, like.rank)},
-                 list_text(x.extents, x.rank));
-}
-
-/// Checks that a gradient that is asked for belongs to an input that was given, and has its shape; `of` is the name of
-/// that input.
-[[gnu::noinline]] inline void check_gradient(const validator& check, const char* of, const memory_layout& gradient,
-                                             const memory_layout& x) {
-  if (!gradient.given()) return;
-  if (!x.given()) check.fail({of, ", since its gradient is asked for"}, "none");
-  if (!std::equal(x.extents, x.extents + x.rank, gradient.extents))  // no text, which allocates, unless it is needed
-    check_same_shape(check, text({"the gradient of ", of}).c_str(), gradient, of, x);
-}
-
-/// The views of a backward call, gathered for validator::memory: what is written, which are the gradients, and what is
-/// read.
-class backward_views {
- public:
-  void read(const char* name, const memory_layout& view) { read_[reads_++] = {name, view}; }
-  /// A gradient by its full name, "the gradient of q", of x.
-  void gradient(const char* name, const memory_layout& view, const char* of, const memory_layout& x) {
-    gradients_[written_] = {of, x};
-    written_views_[written_++] = {name, view};
-    read(of, x);
-  }
-  /// Checks that nothing overlaps, and that every gradient belongs to an input that was given and has its shape.
-  [[gnu::noinline]] void check(const validator& check) const {
-    check.memory(std::span(written_views_, written_), std::span(read_, reads_));
-    for (std::size_t n = 0; n < written_; ++n)
-      check_gradient(check, gradients_[n].name, written_views_[n].view, gradients_[n].view);
-  }
-
- private:
-  static constexpr std::size_t most = 24;
-  validator::named_view written_views_[most], gradients_[most], read_[2 * most];
-  std::size_t written_ = 0, reads_ = 0;
-};
 
 /// Writes a sum to an entry of a gradient, or adds it.
 template <class To, class T>

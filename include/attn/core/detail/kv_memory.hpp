@@ -103,9 +103,10 @@ class kv_memory {
                  format::cols(values.extent(3), is_part(values, keys))},
         values_in_keys_(is_part(values, keys)), given_(true), rows_(keys.extent(2) * format::rows), given_keys_(keys),
         given_values_(values) {
-    check.writable("keys", keys), check.writable("values", values);
+    call_views views(check);
+    views.write("keys", keys);
+    values_in_keys_ ? check.writable("values", values) : views.write("values", values);
     format::check(check, "keys", keys, true), format::check(check, "values", values, values_in_keys_);
-    if (!values_in_keys_) check.no_alias("keys", keys, "values", values);
     check.extents({{"value batch = key batch", keys.extent(0), values.extent(0)},
                    {"value heads = key heads", keys.extent(1), values.extent(1)},
                    {"value length = key length", keys.extent(2), values.extent(2)}});
@@ -170,20 +171,18 @@ class kv_memory {
   }
 
   /// Checks tokens that are to be stored here, of item b the first given[b] or all: values that are not stored must be
-  /// those dims of k, and neither k nor v may lie in this memory. Numbers in eight bits have a scale, which must be
-  /// finite; finite numbers stay finite in 16 bits.
+  /// those dims of k. Numbers in eight bits have a scale, which must be finite; finite numbers stay finite in 16 bits.
   template <class E>
   void check_tokens(const validator& check, const tensor_view<const E>& k, const tensor_view<const E>& v,
                     std::span<const idx_t> given) const {
     if constexpr (format::rows > 1 || sizeof(S) < sizeof(E))
       check_size(check, "k", k, given), check_size(check, "v", v, given);
     if (values_in_keys_ && !k.empty() && !is_part(v, k)) check.fail("v to be the first dims of k", "other memory");
-    no_alias(check, "k", k);
-    no_alias(check, "v", v);
   }
-  void no_alias(const validator& check, const char* what, const memory_layout& x) const {
-    check.no_alias("cache keys", given_ ? given_keys_ : whole(own_keys_), what, x);
-    check.no_alias("cache values", given_ ? given_values_ : whole(own_values_), what, x);
+  /// This memory, which a step updates, and which overlaps no view of its call.
+  void list_memory(call_views& views) const {
+    views.update("cache keys", given_ ? given_keys_ : whole(own_keys_));
+    if (!values_in_keys_) views.update("cache values", given_ ? given_values_ : whole(own_values_));
   }
 
  private:
@@ -304,6 +303,16 @@ struct cache_rows<const std::int8_t> {
     return rest;
   }
 };
+
+/// The checks of append() of a cache of this name.
+template <class Cache, class E>
+void check_append(const Cache& cache, const char* name, const tensor_view<const E>& k, const tensor_view<const E>& v,
+                  std::span<const idx_t> given) {
+  call_views views(name);
+  cache.check_tokens(views, k, v, given);
+  views.read("k", k), views.read("v", v);
+  cache.list_memory(views);
+}
 
 /// kv_cache, paged_cache: all tokens of all items.
 template <class Cache>

@@ -245,9 +245,10 @@ template <class S, class Options>
 void run_rotary(const validator& check, const tensor_view<const S>& x, const tensor_view<S>& to,
                 std::array<const char*, 2> names, const Options& o, bool back, bool accumulate, execution& exec) {
   const memory_layout from = x, out = to;
-  check.memory({}, {{names[0], from}});
-  check.writable(names[1], out);
-  if (accumulate || !same_memory(out, from)) check.no_alias(names[1], out, names[0], from);
+  call_views views(check);
+  check.readable(names[0], from);
+  if (accumulate || !same_memory(out, from)) views.read(names[0], from);
+  views.write(names[1], out);
   for (int n = 0; n < 4; ++n) {
     constexpr const char* axes[] = {" batch = ", " heads = ", " length = ", " dim = "};
     if (out.extents[n] != from.extents[n])
@@ -256,11 +257,7 @@ void run_rotary(const validator& check, const tensor_view<const S>& x, const ten
   const idx_t dims = o.dims.value_or(x.extent(3));
   if (dims < 0 || dims % 2 != 0 || dims > x.extent(3))
     check.fail({"an even number of dims up to ", x.extent(3)}, dims);
-  for (const auto& [name, view] : std::initializer_list<validator::named_view>{
-           {"positions", o.positions}, {"cos", o.cos}, {"sin", o.sin}}) {
-    check.readable(name, view);
-    check.no_alias(names[1], out, name, view);
-  }
+  views.read("positions", o.positions), views.read("cos", o.cos), views.read("sin", o.sin);
   std::optional<idx_t> rows;
   if (o.cos || o.sin) {
     rows = o.cos.extent(0);

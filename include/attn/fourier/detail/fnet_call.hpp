@@ -197,6 +197,8 @@ struct fnet_call {
   }
 
   void run(execution& exec) const {
+    const double numbers = static_cast<double>(x.size());
+    const auto limit = exec.limit_threads({.operations = 10 * numbers, .bytes = 16 * numbers});
     // What the largest of the plans for tokens takes.
     const idx_t blocks = channel_blocks(), all = x.extent(0) * x.extent(1);
     idx_t plan_bytes = 0, slice_rows = 0, spare_rows = 0;

@@ -108,12 +108,13 @@ T delta_scale(idx_t dim) {
 
 /// The checks of a call and of a step, whose options these are.
 template <class S, class Options, class T = compute_type<S>>
-kernel_call<T> check_delta_rule(const validator& check, const delta_views<S>& x, const Options& options,
-                               std::span<const idx_t> lengths, const tensor_view<const T>& initial_state,
-                               const tensor_view<T>& final_state) {
-  check.memory({{"out", x.out}, {"final_state", final_state}},
-               {{"q", x.q}, {"k", x.k}, {"v", x.v}, {"beta", options.beta}, {"log_decay", options.log_decay},
-                {"initial_state", initial_state}});
+kernel_call<T> check_delta_rule(call_views& check, const delta_views<S>& x, const Options& options,
+                                std::span<const idx_t> lengths, const tensor_view<const T>& initial_state,
+                                const tensor_view<T>& final_state) {
+  check.read("q", x.q), check.read("k", x.k), check.read("v", x.v);
+  check.read("beta", options.beta), check.read("log_decay", options.log_decay);
+  check.read("initial_state", initial_state);
+  check.write("out", x.out), check.write("final_state", final_state);
   const delta_shape s = check_delta_extents(check, x.k, x.v);
   if (x.queries) check_delta_queries(check, s, x.q, x.out);
   check_length_list(check, "lengths", lengths, s.batch, s.length);

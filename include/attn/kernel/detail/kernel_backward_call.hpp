@@ -8,14 +8,14 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// The arguments of a backward call as views; `gate` is named `gate_name`, its gradient `of_gate`.
+/// The arguments of a backward call as views; `gate` is named `gate_name`.
 template <class S, class T = compute_type<S>>
 struct kernel_backward_views {
   kernel_views<S> x;  // without out
   tensor_view<const S> d_out;
   tensor_view<S> dq, dk, dv;
   tensor_view<S, 3> d_features{};
-  const char *gate_name = nullptr, *of_gate = nullptr;
+  const char* gate_name = nullptr;
   tensor_view<const T, 3> gate{};
   tensor_view<T, 3> d_gate{};
   bool accumulate = false;
@@ -31,17 +31,13 @@ kernel_backward_views<S> backward_views_of(const Q& q, const K& k, const V& v, c
 
 /// The forward call of a checked backward call.
 template <bool takes_features, class S, class Options, class T = compute_type<S>>
-kernel_call<T> check_kernel_backward(const validator& check, const kernel_backward_views<S>& a, const Options& options,
+kernel_call<T> check_kernel_backward(call_views& check, const kernel_backward_views<S>& a, const Options& options,
                                      bool complement = false) {
   const kernel_views<S>& x = a.x;
-  backward_views views;
-  views.gradient("the gradient of q", a.dq, "q", x.q);
-  views.gradient("the gradient of k", a.dk, "k", x.k);
-  views.gradient("the gradient of v", a.dv, "v", x.v);
-  if constexpr (takes_features) views.gradient("the gradient of features", a.d_features, "features", x.features);
-  if (a.gate_name) views.gradient(a.of_gate, a.d_gate, a.gate_name, a.gate);
-  views.read("d_out", a.d_out);
-  views.check(check);
+  check.read("q", x.q), check.read("k", x.k), check.read("v", x.v), check.read("d_out", a.d_out);
+  check.gradient("q", a.dq, x.q);
+  check.gradient("k", a.dk, x.k);
+  check.gradient("v", a.dv, x.v);
   memory_layout out = x.q;  // of the shape out has
   out.extents[3] = x.v.extent(3);
   const attention_shape s = check_attention_extents(check, x.q, x.k, x.v, out);
@@ -49,7 +45,9 @@ kernel_call<T> check_kernel_backward(const validator& check, const kernel_backwa
                  {"d_out heads = query heads", s.heads, a.d_out.extent(1)},
                  {"d_out length = query length", s.queries, a.d_out.extent(2)},
                  {"d_out dim = value dim", s.dim_v, a.d_out.extent(3)}});
-  return check_parameters<takes_features>(check, s, {}, x, options, state_step<T>{}, a.gate, complement);
+  if constexpr (takes_features) check.gradient("features", a.d_features, x.features);
+  if (a.gate_name) check.gradient(a.gate_name, a.d_gate, a.gate);
+  return check_parameters<takes_features>(check, s, x, options, state_step<T>{}, a.gate, complement);
 }
 
 template <class S, class T = compute_type<S>>

@@ -1,7 +1,7 @@
 // attn: a call of kernel attention: its views, the checks that all operators of the family share, and how it is run.
 #pragma once
 
-#include <attn/core/detail/arguments.hpp>
+#include <attn/core/detail/attention_call.hpp>
 #include <attn/kernel/detail/driver.hpp>
 
 namespace attn::inline ATTN_ISA {
@@ -43,7 +43,7 @@ template <class T>
 struct state_step {
   kernel_state<T>* state = nullptr;
   idx_t heads = 0;
-  void (*run)(const validator&, kernel_call<T>&, kernel_state<T>&, execution&) = nullptr;
+  void (*run)(call_views&, kernel_call<T>&, kernel_state<T>&, execution&) = nullptr;
 };
 
 /// Checks that memory can hold the sums of so many features.
@@ -57,23 +57,20 @@ inline bool fits_heads(idx_t parameter_heads, const attention_shape& s) {
   return parameter_heads == s.kv_heads || (parameter_heads == s.heads && s.heads > 0);
 }
 
-[[gnu::noinline]] inline void check_features(const validator& check, const memory_layout& w, const attention_shape& s,
-                                             const memory_layout& out) {
-  check.readable("features", w);
+[[gnu::noinline]] inline void check_features(call_views& check, const memory_layout& w, const attention_shape& s) {
+  check.read("features", w);
   if (w.extents[0] != 1 && !fits_heads(w.extents[0], s))
     check.fail({"features for 1, ", s.heads, " or ", s.kv_heads, " heads"}, w.extents[0]);
   check.at_least("features", 1, w.extents[1]);
   check_feature_count(check, w.extents[1], s);
   check.equal("feature columns = query dim", s.dim, w.extents[2]);
-  check.no_alias("out", out, "features", w);
 }
 
 /// Gates [B, H or Hkv, L]: from 0 to 1 for every real token.
 template <class T>
-void check_gates(const validator& check, const char* what, const tensor_view<const T, 3>& gate,
-                 const attention_shape& s, const sequence_lengths& lengths, const memory_layout& out) {
-  check.no_alias("out", out, what, gate);
-  check.readable(what, gate);
+void check_gates(call_views& check, const char* what, const tensor_view<const T, 3>& gate, const attention_shape& s,
+                 const sequence_lengths& lengths) {
+  check.read(what, gate);
   if (gate.extent(0) != s.batch) check.fail({what, " batch = query batch ", s.batch}, gate.extent(0));
   if (!fits_heads(gate.extent(1), s))
     check.fail({what, " heads = query heads ", s.heads, " or key heads ", s.kv_heads}, gate.extent(1));
@@ -92,8 +89,8 @@ void check_gates(const validator& check, const char* what, const tensor_view<con
 /// Checks the options and parameters of a call of this shape, and fills in the call except its map. With `complement`,
 /// keys enter with 1 - gate.
 template <bool takes_features, class S, class Options, class T = compute_type<S>>
-kernel_call<T> check_parameters(const validator& check, const attention_shape& shape, const memory_layout& out,
-                                const kernel_views<S>& x, const Options& options, const state_step<T>& step,
+kernel_call<T> check_parameters(call_views& check, const attention_shape& shape, const kernel_views<S>& x,
+                                const Options& options, const state_step<T>& step,
                                 const tensor_view<const T, 3>& gate, bool complement) {
   kernel_call<T> call{.q = x.q, .k = x.k, .v = x.v, .out = x.out, .shape = shape, .causal = options.causal,
                       .eps = options.eps, .gate = gate, .complement = complement};
@@ -108,7 +105,7 @@ kernel_call<T> check_parameters(const validator& check, const attention_shape& s
   };
   if constexpr (takes_features) {
     const tensor_view<const S, 3>& w = x.features;
-    check_features(check, w, s, out);
+    check_features(check, w, s);
     own_sums(w.extent(0));
     call.projection = tensor_view<const S>(w.data(), {1, w.extent(0), w.extent(1), w.extent(2)},
                                          {0, w.stride(0), w.stride(1), w.stride(2)});
@@ -116,7 +113,7 @@ kernel_call<T> check_parameters(const validator& check, const attention_shape& s
   check_finite(check, "eps", static_cast<double>(options.eps));
   if (gate) {
     if (!call.causal) check.fail(complement ? "causal with a gate" : "causal with decay", "no causal");
-    check_gates(check, complement ? "gate" : "decay", gate, s, call.lengths, out);
+    check_gates(check, complement ? "gate" : "decay", gate, s, call.lengths);
     own_sums(gate.extent(1));
   }
   return call;
@@ -124,12 +121,11 @@ kernel_call<T> check_parameters(const validator& check, const attention_shape& s
 
 /// The checks that all operators of kernel attention share.
 template <bool takes_features, class S, class Options, class T = compute_type<S>>
-kernel_call<T> check_kernel(const validator& check, const kernel_views<S>& x, const Options& options,
+kernel_call<T> check_kernel(call_views& check, const kernel_views<S>& x, const Options& options,
                             const state_step<T>& step, const tensor_view<const T, 3>& gate = {},
                             bool complement = false) {
-  const memory_layout out = x.out;
-  return check_parameters<takes_features>(check, check_attention(check, x.q, x.k, x.v, out), out, x, options, step,
-                                          gate, complement);
+  const attention_shape s = check_attention(check, x.q, x.k, x.v, x.out, {});
+  return check_parameters<takes_features>(check, s, x, options, step, gate, complement);
 }
 
 /// Runs a checked call whose map is given. Operators that are never a recurrence do not compile it.
@@ -142,7 +138,7 @@ void run_driver(const kernel_call<T>& call, execution& exec) {
 
 /// Runs a checked call or step.
 template <bool may_recur = false, class T>
-void run_kernel(const validator& check, kernel_call<T>& call, feature_map<T>& map, const state_step<T>& step,
+void run_kernel(call_views& check, kernel_call<T>& call, feature_map<T>& map, const state_step<T>& step,
                 execution& exec) {
   call.map = &map;
   if (step.state)

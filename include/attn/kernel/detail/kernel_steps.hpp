@@ -159,7 +159,7 @@ struct kernel_steps {
 
 /// Runs a step. An exception, of a caller's map or because memory runs out, leaves the state reset.
 template <bool may_recur, class T>
-void run_step(const validator& check, kernel_call<T>& call, kernel_state<T>& state, execution& exec) {
+void run_step(call_views& check, kernel_call<T>& call, kernel_state<T>& state, execution& exec) {
   const attention_shape& s = call.shape;
   check.extents(
       {{"query length = key length", s.keys, s.queries}, {"query batch = batch of the state", state.batch(), s.batch}});
@@ -167,11 +167,7 @@ void run_step(const validator& check, kernel_call<T>& call, kernel_state<T>& sta
     check.fail({"a state of heads ", call.heads}, state.heads());
   check.extents({{"features of keys = features of the state", state.features(), call.map->features},
                  {"value dim = value dim of the state", state.value_dim(), s.dim_v}});
-  check.memory({{"the state", state.memory()}}, {{"q", call.q.layout()}, {"k", call.k.layout()}, {"v", call.v.layout()},
-                                                 {"out", call.out.layout()}, {"features", call.projection.layout()},
-                                                 {call.complement ? "gate" : "decay", call.gate},
-                                                 {"log_decay", call.recurrence.log_decay},
-                                                 {"bonus", call.recurrence.bonus}});
+  check.update("the state", state.memory());
   call.heads = state.heads();
   call.state = state.step_memory();
   const auto limit = exec.limit_threads(call.work());

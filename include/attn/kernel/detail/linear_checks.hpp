@@ -34,18 +34,16 @@ void check_log_decay(const validator& check, const tensor_view<const T>& g, cons
 
 /// Fills in call.recurrence and call.driver, and call.heads where a parameter is per query head.
 template <class T, class Options>
-void check_linear_extra(const validator& check, kernel_call<T>& call, const Options& o, idx_t features,
-                        std::initializer_list<validator::named_view> written,
-                        std::initializer_list<validator::named_view> read) {
+void check_linear_extra(call_views& check, kernel_call<T>& call, const Options& o, idx_t features) {
   const bool states = o.initial_state || o.initial_weights || o.final_state || o.final_weights;
   if (!std::isfinite(o.scale)) check.fail("a finite scale", static_cast<double>(o.scale));
   if (!o.log_decay && !o.bonus && !states && o.scale == T(1)) return;
   if (o.log_decay && o.decay) check.fail("either decay or log_decay", "both");
   if (o.log_decay && !call.causal) check.fail("causal with log_decay", "no causal");
   if (o.bonus && !call.causal) check.fail("causal with a bonus", "no causal");
-  check.memory(written, read);
-  check.memory(written, {{"log_decay", o.log_decay}, {"bonus", o.bonus}, {"initial_state", o.initial_state},
-                         {"initial_weights", o.initial_weights}});
+  check.read("log_decay", o.log_decay), check.read("bonus", o.bonus);
+  check.read("initial_state", o.initial_state), check.read("initial_weights", o.initial_weights);
+  check.write("final_state", o.final_state), check.write("final_weights", o.final_weights);
   attention_shape s = call.shape;
   s.heads = call.query_heads;
   if (o.log_decay) check_log_decay(check, o.log_decay, s, call.lengths, features);

@@ -150,13 +150,6 @@ struct stored_tensor {
       strides[axis] = data ? x.stride(axis) * static_cast<idx_t>(sizeof(S)) : 0;
     }
   }
-  memory_layout layout() const {
-    memory_layout x = tensor_view<const std::byte>(data, extents, strides);
-    x.item = access ? access->size : 1;
-    for (idx_t& stride : x.strides) stride /= x.item;
-    x.strides[3] = col_stride;
-    return x;
-  }
   stored_matrix<T> head(idx_t b, idx_t h) const {
     return {data + b * strides[0] + h * strides[1], extents[2], extents[3], strides[2], col_stride, access};
   }

@@ -28,9 +28,9 @@ template <class P>
 struct linear_weight {
   using T = sum_type<P>;
 
-  memory_layout weight, bias;
+  memory_layout weight;
+  any_rows<T> bias;
   idx_t outputs, inputs;
-  const row_access<T>* access;
   /// Packs panels of outputs [begin, begin + count) and inputs [k0, k0 + depth).
   void (*pack)(const linear_weight&, idx_t begin, idx_t count, idx_t k0, idx_t depth, P* panels);
   /// sums[t][o] = x[t] . W[begin + o] for o < end - begin, sums being [tokens_in_place][outputs_per_task]. Rows of x
@@ -43,13 +43,12 @@ struct linear_weight {
         bias(b),
         outputs(w.extent(0)),
         inputs(w.extent(1)),
-        access(&row_access_of<T, S>),
         pack(pack_as<S>),
         multiply(multiply_as<S>) {}
 
   bool readable_in_place() const { return weight.strides[1] == 1; }
 
-  void load_bias(idx_t begin, idx_t count, T* to) const { access->load_list(bias, begin, count, T(0), to); }
+  void load_bias(idx_t begin, idx_t count, T* to) const { bias.load_or(T(0), begin, count, to); }
 
  private:
   template <class S>
@@ -191,16 +190,16 @@ struct packed_tokens {
     return [=, this](idx_t row) { return packed_rows<P>{tile(k0, row)}; };
   }
 
-  /// row(r) points to row r; its numbers, `stride` apart, are what `access` reads.
+  /// row(r) points to row r; its numbers, `stride` apart, are what `packing` reads.
   template <class Row>
-  void pack(Row&& row, idx_t count, idx_t stride = 1, const row_access<T>& access = row_access_of<T, T>) {
+  void pack(Row&& row, idx_t count, idx_t stride = 1, const token_packing<T>& packing = token_packing_of<T, T>) {
     rows = count;
     for (idx_t k0 = 0; k0 < inputs; k0 += input_block)
       for (idx_t r = 0; r < rows; r += tile_rows) {
         const idx_t here = std::min<idx_t>(tile_rows, rows - r);
         const void* pointers[tile_rows];
         for (idx_t i = 0; i < here; ++i) pointers[i] = row(r + i);
-        access.template pack_as<P>()(pointers, here, k0, std::min(input_block, inputs - k0), stride, tile(k0, r));
+        packing.template as<P>()(pointers, here, k0, std::min(input_block, inputs - k0), stride, tile(k0, r));
       }
   }
 };

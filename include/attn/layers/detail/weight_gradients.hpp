@@ -19,23 +19,16 @@ namespace attn::inline ATTN_ISA::detail {
 /// Tokens of one sum: whole blocks, and tiles of that depth stay in the first-level cache.
 inline constexpr idx_t gradient_chunk = input_block / token_block * token_block;
 
-/// A gradient in memory of any element type; rows are counted over all axes but the last.
+/// A gradient in memory of any element type.
 template <class T>
-struct gradient_memory : memory_layout {
-  const row_access<T>* access;
+struct gradient_memory : any_rows<T> {
   bool accumulate;
 
   template <class S, int Rank>
-  gradient_memory(const tensor_view<S, Rank>& x, bool add_to_it)
-      : memory_layout(x), access(&row_access_of<T, S>), accumulate(add_to_it) {}
+  gradient_memory(const tensor_view<S, Rank>& x, bool add_to_it) : any_rows<T>(x), accumulate(add_to_it) {}
 
   /// Numbers [begin, begin + count) of row n.
-  void put(idx_t n, idx_t begin, idx_t count, const T* from) const {
-    idx_t offset = begin * strides[rank - 1];
-    if (rank == 2) offset += n * strides[0];
-    if (rank == 3) offset += n / extents[1] * strides[0] + n % extents[1] * strides[1];
-    (accumulate ? access->add : access->store)(from, count, const_cast<char*>(data + offset * item), strides[rank - 1]);
-  }
+  void put(idx_t n, idx_t begin, idx_t count, const T* from) const { this->store(n, begin, count, from, accumulate); }
 };
 
 template <class T>

@@ -2,57 +2,38 @@
 // keys, and waves of heads.
 #pragma once
 
-#include <attn/core/detail/arguments.hpp>
+#include <attn/core/detail/attention_call.hpp>
 #include <attn/core/detail/product_choice.hpp>
 #include <attn/core/detail/waves.hpp>
 #include <attn/softmax/detail/blockwise.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// The views of a call, checked.
+/// Sets the rows of padding among [begin, end) of one head to zero.
 template <class S>
-struct attention_views {
-  using T = compute_type<S>;
+void clear_padding(const attention_views<S>& x, idx_t b, idx_t h, idx_t begin, idx_t end,
+                   const tensor_view<compute_type<S>, 3>& lse) {
+  clear_rows(x.result(b, h), std::max(begin, x.lengths.queries(b)), std::min(end, x.shape.queries), row_of(lse, b, h),
+             lse.stride(2));
+}
 
-  tensor_view<const S> q, k, v;
-  tensor_view<S> out;
-  attention_shape shape;
-  sequence_lengths lengths;
-
-  /// Sets the rows of padding among [begin, end) of one head to zero.
-  void clear_padding(idx_t b, idx_t h, idx_t begin, idx_t end, const tensor_view<T, 3>& lse) const {
-    clear_rows(head_of(out, b, h), std::max(begin, lengths.queries(b)), std::min(end, shape.queries), row_of(lse, b, h),
-               lse.stride(2));
+/// Queries [i0, i0 + max_rows) of one head attend to slots [0, seen) of `packed`. complete(block) is called before the
+/// division and may add to their sums.
+template <class P, class S, class T = compute_type<S>, class Complete>
+void attend_rows(const attention_views<S>& x, idx_t b, idx_t h, idx_t i0, const packed_keys<P>& packed, idx_t seen,
+                 const score_terms<T, no_score>& terms, const tensor_view<T, 3>& lse, execution& exec, int worker,
+                 Complete&& complete) {
+  const idx_t i1 = std::min(i0 + max_rows, x.lengths.queries(b));
+  if (i0 < i1) {
+    auto block =
+        exec.scratch(worker, [&](arena& memory) { return row_block<P>::layout(memory, x.shape.dim, x.shape.dim_v); });
+    block.begin(x.query(b, h), {i0, 1, nullptr}, i1 - i0, terms.query_factor());
+    std::fill_n(block.ranges, block.rows, key_range{0, seen});
+    attend(block, packed, terms);
+    complete(block);
+    finish(block, x.result(b, h), static_cast<const T*>(nullptr), row_of(lse, b, h), lse.stride(2));
   }
-
-  /// Queries [i0, i0 + max_rows) of one head attend to slots [0, seen) of `packed`. complete(block) is called before
-  /// the division and may add to their sums.
-  template <class P, class Complete>
-  void attend_rows(idx_t b, idx_t h, idx_t i0, const packed_keys<P>& packed, idx_t seen,
-                   const score_terms<T, no_score>& terms, const tensor_view<T, 3>& lse, execution& exec, int worker,
-                   Complete&& complete) const {
-    const idx_t i1 = std::min(i0 + max_rows, lengths.queries(b));
-    if (i0 < i1) {
-      auto block =
-          exec.scratch(worker, [&](arena& memory) { return row_block<P>::layout(memory, shape.dim, shape.dim_v); });
-      block.begin(head_of(q, b, h), {i0, 1, nullptr}, i1 - i0, terms.query_factor());
-      std::fill_n(block.ranges, block.rows, key_range{0, seen});
-      attend(block, packed, terms);
-      complete(block);
-      finish(block, head_of(out, b, h), static_cast<const T*>(nullptr), row_of(lse, b, h), lse.stride(2));
-    }
-    clear_padding(b, h, i0, i0 + max_rows, lse);
-  }
-};
-
-/// Checks views, lengths and scale.
-template <class S, class Options>
-attention_views<S> check_views(const validator& check, const tensor_view<const S>& q, const tensor_view<const S>& k,
-                               const tensor_view<const S>& v, const tensor_view<S>& out, const Options& options) {
-  const attention_shape s = check_attention(check, q, k, v, out);
-  const sequence_lengths lengths = check_lengths(check, s, options);
-  check_scale(check, options.scale);
-  return {q, k, v, out, s, lengths};
+  clear_padding(x, b, h, i0, i0 + max_rows, lse);
 }
 
 /// body(wave) for all `items`, as many at a time as their scratch memory allows.

@@ -257,6 +257,8 @@ struct linformer_backward_call {
 
   void run(execution& exec) {
     if (!dq && !key_gradients.any() && !value_gradients.any()) return;
+    const double scores = static_cast<double>(rank()) * static_cast<double>(shape().queries + shape().keys);
+    const auto limit = exec.limit_threads({.operations = 2.75 * scores * shape().operations_per_score()});
     const auto memory = exec.workspace([&](arena& m) {
       auto* const first = m.allocate<product_type<S>>(keys.packed_size());
       const std::array packed{first, shared ? first : m.allocate<product_type<S>>(values.packed_size())};

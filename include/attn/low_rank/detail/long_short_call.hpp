@@ -80,7 +80,7 @@ template <class S, class P = product_type<S>>
 struct long_short_call {
   using T = compute_type<S>;
 
-  const attention_views<S>& views;
+  attention_views<S> views;
   const tensor_view<const S>& logits;
   std::span<const T> sinks;
   tensor_view<T, 3> lse, maximum{};  // as in softmax_inputs; of the same strides
@@ -196,11 +196,12 @@ struct long_short_call {
                       auto scratch = w.exec.scratch(worker, [&](arena& memory) { return scratch_layout(memory); });
                       attend_rows(from, b, h, begin, end, scratch);
                     }
-                    views.clear_padding(b, h, begin, begin + chunk(), lse);
+                    clear_padding(views, b, h, begin, begin + chunk(), lse);
                   });
   }
 
   void run(execution& exec) const {
+    const auto limit = exec.limit_threads({.operations = scores() * shape().operations_per_score()});
     for_each_wave(
         exec, shape().batch * shape().heads, [&](arena& memory) { return head_layout(memory); },
         [&](const wave<long_short_head<P>>& w) { run_wave(w); });

@@ -146,7 +146,7 @@ template <class S>
 struct multipole_call {
   using T = compute_type<S>;
 
-  const attention_views<S>& views;
+  attention_views<S> views;
   multipole_settings o;
   tensor_view<const idx_t, 3> assignment;
   std::span<const T> sinks;
@@ -222,7 +222,7 @@ struct multipole_call {
     if (task == 0) {
       clear_rows(head_of(views.out, b, h), idx_t(0), o.causal ? std::clamp<idx_t>(queries - n, 0, queries) : 0,
                  row_of(lse, b, h), lse.stride(2));
-      views.clear_padding(b, h, 0, shape().queries, lse);
+      clear_padding(views, b, h, 0, shape().queries, lse);
     }
     bool packed = !o.causal;
     multipole_blocks{o, n, queries}.visit_task(task, [&](const query_block* blocks, idx_t count) {
@@ -241,6 +241,7 @@ struct multipole_call {
   }
 
   void run(execution& exec) const {
+    const auto limit = exec.limit_threads({.operations = operations()});
     const auto clusters = clustering();
     const idx_t group = shape().group();
     const idx_t tasks = std::max<idx_t>(1, multipole_blocks::tasks(o, shape().keys, shape().queries));

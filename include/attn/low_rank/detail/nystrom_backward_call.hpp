@@ -275,6 +275,7 @@ struct nystrom_backward_call {
   }
 
   void run(execution& exec) {
+    const auto limit = exec.limit_threads({.operations = 3 * forward.operations()});
     if (d_convolution) convolution().store_weights(d_convolution, accumulate, exec);
     if (!scores() && !dv) return;
     kind = {.exact = forward.inverse.exact, .iterations = forward.inverse.iterations, .cutoff = forward.inverse.cutoff};

@@ -89,11 +89,11 @@ struct nystrom_call {
     const bool few_keys = plan.few_keys(b);
     if (few_keys || !plan.few_queries(b)) {
       row_prefetcher<1, cache_level::first>(head_of(views.q, b, h), i1, queries).next(max_rows);
-      return views.attend_rows(b, h, i0, p.packed[few_keys ? 0 : in_group], std::min(m(), plan.lengths.keys(b)), terms,
-                               {}, exec, worker, [&](const auto& block) {
-                                 for (idx_t r = 0; r < block.rows && convolution; ++r)
-                                   add_convolution(b, h, i0 + r, block.state.row_sum(r), block.state.row(r));
-                               });
+      return detail::attend_rows(views, b, h, i0, p.packed[few_keys ? 0 : in_group], std::min(m(), plan.lengths.keys(b)),
+                                 terms, {}, exec, worker, [&](const auto& block) {
+                                   for (idx_t r = 0; r < block.rows && convolution; ++r)
+                                     add_convolution(b, h, i0 + r, block.state.row_sum(r), block.state.row(r));
+                                 });
     }
     const matrix_view<S> to = head_of(views.out, b, h);
     const online_softmax<T>& known = p.partial[0];
@@ -102,7 +102,7 @@ struct nystrom_call {
       if (convolution) add_convolution(b, h, i, known.sum[r], known.row(r));
       known.finish_row(r, nullptr, to.row(i), to.col_stride, nullptr);
     }
-    views.clear_padding(b, h, i0, i0 + max_rows, {});
+    clear_padding(views, b, h, i0, i0 + max_rows, {});
   }
 
   /// The norms of all heads of all items, in shared scratch memory; those of a head that inverts nothing are 0.
@@ -162,7 +162,13 @@ struct nystrom_call {
     });
   }
 
+  double operations() const {
+    return static_cast<double>(std::min(plan.landmarks, shape().keys)) *
+           static_cast<double>(shape().queries + shape().keys) * shape().operations_per_score();
+  }
+
   void run(execution& exec) {
+    const auto limit = exec.limit_threads({.operations = operations()});
     if (whole_batch) inverse.norms = common_norms(exec);
     for_each_wave(
         exec, shape().batch * shape().kv_heads, [&](arena& memory) { return head::layout(memory, plan); },

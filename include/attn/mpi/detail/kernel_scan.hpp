@@ -219,7 +219,7 @@ class spread_kernel_call {
   spread_kernel_call(const char* name, MPI_Comm communicator, const kernel_views<S>& x)
       : sequence_(name, communicator, x.q.extent(2), x.k.extent(2)), x_(x) {}
 
-  /// make(validator, options with the lengths of this process's tokens, settings) checks them and returns the call.
+  /// make(call_views, options with the lengths of this process's tokens, settings) checks them and returns the call.
   template <class Options, class Make>
   kernel_call<T> check(const Options& options, const tensor_view<const T, 3>& gate, const Make& make) {
     kernel_call<T> call;
@@ -229,7 +229,7 @@ class spread_kernel_call {
                             .dim_v = x_.v.extent(3), .element_bytes = element_code<S>, .queries = q.extent(2),
                             .keys = k.extent(2)};
     agree_on(sequence_.group(), own, [&](common_settings& settings) {
-      const validator check(sequence_.group().name());
+      call_views check(sequence_.group().name());
       const auto lengths = check_lengths(
           check, {.batch = batch, .queries = sequence_.whole_queries(), .keys = sequence_.whole_keys()}, options);
       sequence_.set_lengths(batch, lengths);

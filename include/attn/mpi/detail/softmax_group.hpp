@@ -114,7 +114,7 @@ class softmax_group {
  public:
   using T = compute_type<S>;
 
-  /// check(validator) checks what the process itself brings.
+  /// check() checks what the process itself brings.
   template <class Options, class Check>
   softmax_group(const char* name, MPI_Comm communicator, const tensor_view<const S>& own_q,
                 const tensor_view<const S>& own_k, const tensor_view<const S>& v, const Options& options,
@@ -128,7 +128,7 @@ class softmax_group {
     const double settings[] = {double(causal), double(options.zigzag), double(scale.has_value()), number(scale),
                                double(softcap.has_value()), number(softcap), checksum(slopes), checksum(sinks)};
     std::copy(std::begin(settings), std::end(settings), own.settings);
-    const auto all = agree(processes, own, [&] { check(validator(name)); });
+    const auto all = agree(processes, own, check);
     std::vector<idx_t> query_lengths, key_lengths;
     for (const process_shape& one : all) {
       query_lengths.push_back(one.queries), key_lengths.push_back(one.keys);
@@ -252,8 +252,8 @@ class softmax_group {
     auto function = function_of_part(score, h * group(), call.shift);
     execution_ref reference = exec;
     const auto attend = [&](const tensor_view<S>& to) {
-      call_softmax<partial_softmax_options>(processes.name(), x.q, x.k, x.v, to, options, function, reference,
-                                            [](const auto& one, const auto&) { attend_full(one); });
+      attend_full(checked_call<partial_softmax_options>(processes.name(), x.q, x.k, x.v, to, options, function,
+                                                        reference));
     };
     if constexpr (std::same_as<S, T>) {
       attend(x.sums);

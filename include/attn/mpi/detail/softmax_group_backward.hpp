@@ -17,16 +17,6 @@ struct full_softmax_sums {
   bool accumulate = true;
 };
 
-/// The views that the shared checks of a backward call need.
-template <class S>
-struct backward_arguments {
-  struct {
-    validator check;
-  } forward;
-  tensor_view<const S> q, k, v, out, d_out;
-  attention_shape shape;
-};
-
 /// What a process wants and lacks: an lse of fast products is none (softmax_backward_call).
 template <class S, class Options, class Gradients>
 std::uint64_t wants_of(const Options& options, const Gradients& g, const execution& exec) {
@@ -34,16 +24,14 @@ std::uint64_t wants_of(const Options& options, const Gradients& g, const executi
          (g.alibi_slopes ? wants_slopes : 0) | (g.sinks ? wants_sinks : 0);
 }
 
-template <class S, class Gradients, class Score, class ScoreBackward>
+template <class S, class Call, class Score, class ScoreBackward>
 class softmax_group_backward {
  public:
   using T = compute_type<S>;
 
-  softmax_group_backward(const softmax_group<S>& group, const backward_arguments<S>& arguments,
-                         const tensor_view<T, 3>& lse, const Gradients& gradients, Score& score,
-                         ScoreBackward& score_backward, execution& exec)
-      : group_(group), x_(arguments), g_(gradients), lse_(lse), score_(score), score_backward_(score_backward),
-        exec_(exec) {}
+  softmax_group_backward(const softmax_group<S>& group, const Call& call, Score& score, ScoreBackward& score_backward)
+      : group_(group), x_(call), g_(call.gradients), lse_(call.options.lse), score_(score),
+        score_backward_(score_backward), exec_(call.forward.exec) {}
 
   void run() {
     const std::array<idx_t, 4>& o = x_.out.extents();
@@ -122,9 +110,10 @@ class softmax_group_backward {
     auto derivative = function_of_part(score_backward_, h * group_.group(), call.shift);
     execution_ref reference = exec_;
     const tensor_view<const S> k = columns(here.k), v = columns(here.v);
-    call_softmax_backward<attn::full_softmax_options>(
-        group_.processes.name(), rows(x_.q), k, v, rows(x_.out), rows(x_.d_out), sums, options, function, derivative,
-        reference, [&](auto& one, const auto& given) { differentiate_full(one, given, sums); });
+    auto one = checked_backward_call<attn::full_softmax_options>(group_.processes.name(), rows(x_.q), k, v,
+                                                                 rows(x_.out), rows(x_.d_out), sums, options, function,
+                                                                 derivative, reference);
+    differentiate_full(one);
   }
 
   /// Of every head, the part of the own rows: - sum_i e^(sink - lse_i) D_i.
@@ -157,8 +146,8 @@ class softmax_group_backward {
   }
 
   const softmax_group<S>& group_;
-  const backward_arguments<S>& x_;
-  const Gradients& g_;
+  const Call& x_;
+  decltype(Call::gradients) g_;
   tensor_view<T, 3> lse_;
   Score& score_;
   ScoreBackward& score_backward_;

@@ -178,8 +178,10 @@ class window_group {
     if (lse) options.lse = rows(lse);
     auto function = function_of_part(score_, 0, one.keys.begin);
     execution_ref reference = exec_;
-    call_softmax<partial_window_options>(group_.name(), rows(x_.q), k, v, rows(x_.out), options, function, reference,
-                                         [](const auto& call, const auto& given) { attend_window(call, given); });
+    const tensor_view<S> to = rows(x_.out);
+    const auto call =
+        checked_call<partial_window_options>(group_.name(), rows(x_.q), k, v, to, options, function, reference);
+    attend_window(call, call.options);
   }
 
   /// The own queries, as if none of them were global, where all the keys they see are in their windows.
@@ -226,8 +228,8 @@ class window_group {
     options.first_position = 0;  // i and j are then numbers of rows
     const auto attend = [&](auto& function) {
       execution_ref reference = exec_;
-      call_softmax<partial_softmax_options>(group_.name(), x.q, x.k, x.v, x.out, options, function, reference,
-                                            [](const auto& one, const auto&) { attend_full(one); });
+      attend_full(checked_call<partial_softmax_options>(group_.name(), x.q, x.k, x.v, x.out, options, function,
+                                                        reference));
     };
     score_by_position<T, Score> function{score_, options_.alibi_slopes, causal, queries, keys};
     no_score none;

@@ -246,64 +246,47 @@ void check_scale(const validator& check, const std::optional<T>& scale) {
   if (scale && !std::isfinite(*scale * log2_e<T>)) check.fail("a finite scale, times log2(e) too", *scale);
 }
 
-/// Checks the view of the log-sum-exp, if it is given.
-template <class S>
-void check_lse(const validator& check, const attention_shape& s, const tensor_view<compute_type<S>, 3>& lse,
-               const memory_layout& q, const memory_layout& k, const memory_layout& v, const memory_layout& out) {
-  if (!lse) return;
-  check.memory({{"lse", lse}}, {{"q", q}, {"k", k}, {"v", v}, {"out", out}});
-  check.extents({{"lse batch = query batch", s.batch, lse.extent(0)},
-                 {"lse heads = query heads", s.heads, lse.extent(1)},
-                 {"lse length = query length", s.queries, lse.extent(2)}});
-}
-
 /// Checks the numbers that every operator with a softmax over keys may be given: scale, softcap, slopes, sinks.
 template <class Options>
-void check_softmax_numbers(const validator& check, const attention_shape& s, const Options& options) {
+void check_softmax_numbers(call_views& views, const attention_shape& s, const Options& options) {
   using T = std::remove_cvref_t<decltype(*options.scale)>;
-  check_scale(check, options.scale);
-  if (options.softcap &&
-      !(*options.softcap > 0 && std::isfinite(*options.softcap) && std::isfinite(T(1) / *options.softcap)))
-    check.fail("a finite softcap > 0 whose inverse is finite", *options.softcap);
+  check_scale(views, options.scale);
+  if constexpr (requires { options.softcap; })
+    if (options.softcap &&
+        !(*options.softcap > 0 && std::isfinite(*options.softcap) && std::isfinite(T(1) / *options.softcap)))
+      views.fail("a finite softcap > 0 whose inverse is finite", *options.softcap);
   const auto check_list = [&](const char* what, const char* numbers, std::span<const T> list, T least) {
-    check_per_head(check, what, list, s.heads);
+    check_per_head(views, what, list, s.heads);
     for (T x : list)
-      if (!(x >= least && x <= std::numeric_limits<T>::max())) check.fail({what, numbers}, x);
+      if (!(x >= least && x <= std::numeric_limits<T>::max())) views.fail({what, numbers}, x);
+    views.read(what, list_layout(list));
   };
   if constexpr (requires { options.alibi_slopes; })
     check_list("alibi_slopes", " that are finite", options.alibi_slopes, std::numeric_limits<T>::lowest());
-  check_list("sinks", " that are finite, or -infinity for none", options.sinks, -std::numeric_limits<T>::infinity());
+  if constexpr (requires { options.sinks; })
+    check_list("sinks", " that are finite, or -infinity for none", options.sinks, -std::numeric_limits<T>::infinity());
 }
 
-/// Checks the shape of the mask, if there is one.
+/// The options with an entry for every key; a step's keys are those of its cache.
 template <class Options>
-void check_mask(const validator& check, const attention_shape& s, const Options& options) {
-  if constexpr (requires { options.mask; }) {
-    const tensor_view<const unsigned char>& mask = options.mask.bytes();
-    if (!mask) return;
-    check.readable("mask", mask);
-    check.broadcasts("mask batch", s.batch, mask.extent(0));
-    check.broadcasts("mask heads", s.heads, mask.extent(1));
-    check.broadcasts("mask query length", s.queries, mask.extent(2));
-    check.equal("mask key length = key length", s.keys, mask.extent(3));
-  }
+void check_key_options(call_views& views, const attention_shape& s, const Options& options) {
+  if constexpr (requires { options.mask; })
+    views.option("mask", options.mask.bytes(), {{"mask batch", s.batch, or_one},
+                                                {"mask heads", s.heads, or_one},
+                                                {"mask query length", s.queries, or_one},
+                                                {"mask key length = key length", s.keys}});
+  if constexpr (requires { options.bias; })
+    views.option("bias", options.bias, {{"bias batch", s.batch, or_one},
+                                        {"bias heads", s.heads, or_one},
+                                        {"bias query length", s.queries, or_one},
+                                        {"bias key length = key length", s.keys}});
 }
 
-/// The checks every operator with a softmax over keys shares: these, and the memory of lse and lists.
+/// The checks every operator with a softmax over keys shares.
 template <class Options>
-void check_softmax_options(const validator& check, const attention_shape& s, const Options& options,
-                           const memory_layout& q, const memory_layout& k, const memory_layout& v,
-                           const memory_layout& out) {
-  using T = std::remove_cvref_t<decltype(*options.scale)>;
-  check_lse<T>(check, s, options.lse, q, k, v, out);
-  check_softmax_numbers(check, s, options);
-  if constexpr (requires { options.alibi_slopes; })
-    check_no_alias(check, "alibi_slopes", std::span<const T>(options.alibi_slopes), out, options.lse);
-  check_no_alias(check, "sinks", std::span<const T>(options.sinks), out, options.lse);
-  if constexpr (requires { options.mask; }) {
-    check.no_alias("out", out, "mask", options.mask.bytes());
-    check.no_alias("lse", options.lse, "mask", options.mask.bytes());
-  }
+void check_softmax_options(call_views& views, const attention_shape& s, const Options& options) {
+  check_softmax_numbers(views, s, options);
+  if constexpr (!requires { options.rotary; }) check_key_options(views, s, options);
 }
 
 /// Checks at compile time that the caller's score function can be called, or that there is none.

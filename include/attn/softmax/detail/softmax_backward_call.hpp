@@ -6,11 +6,10 @@
 //   void NAME_backward(const Q& q, ..., const D& d_out, const NAME_gradients<element_of<const Q&>>& gradients,
 //                      Options&& options = {}, Score&& score = {}, ScoreBackward&& score_backward = {},
 //                      execution_ref exec = {}) {
-//     detail::call_softmax_backward<NAME_options>("NAME_backward", q, k, v, out, d_out, gradients, options, score,
-//                                                 score_backward, exec, [](auto& call, const auto& given) {
-//       /* own checks */
-//       call.run([](auto& forward) { /* writes forward.lse */ }, [](auto& call) { /* the driver */ });
-//     });
+//     auto call = detail::checked_backward_call<NAME_options>("NAME_backward", q, k, v, out, d_out, gradients, options,
+//                                                             score, score_backward, exec);
+//     /* own checks, by call.views, call.shape and call.options */
+//     call.run(operations, [](auto& forward) { /* writes forward.lse */ }, [](auto& call) { /* the driver */ });
 #pragma once
 
 #include <attn/core/detail/gradients.hpp>
@@ -28,12 +27,6 @@ T row_dot(const S* x, idx_t x_stride, const S* y, idx_t y_stride, idx_t count) {
     sum = fma(load_part<T>(x + d * x_stride, x_stride, count - d), load_part<T>(y + d * y_stride, y_stride, count - d),
               sum);
   return sum_lanes(sum);
-}
-
-/// A vector as the last axis of a view, for the checks.
-template <class T>
-memory_layout list_layout(std::span<const T> list) {
-  return tensor_view<const T, 1>(list.empty() ? nullptr : list.data(), {static_cast<idx_t>(list.size())});
 }
 
 /// A backward call after the checks that all operators share. The gradients of q, k and v have elements G: S, or the
@@ -156,83 +149,80 @@ struct softmax_backward_call {
   }
 };
 
-/// The views that every softmax backward pass checks, those of its options and gradients included.
-template <class S, class Call, class Options, class Gradients>
-void check_softmax_backward(const Call& call, const Options& options, const Gradients& g) {
-  using T = compute_type<S>;
-  const validator& check = call.forward.check;
-  backward_views views;
-  views.gradient("the gradient of q", g.q, "q", call.q);
-  if constexpr (requires { g.k; }) views.gradient("the gradient of k", g.k, "k", call.k);
-  views.gradient("the gradient of v", g.v, "v", call.v);
-  if constexpr (requires { g.bias; }) views.gradient("the gradient of bias", g.bias, "bias", options.bias);
-  if constexpr (requires { g.alibi_slopes; })
-    views.gradient("the gradient of alibi_slopes", g.alibi_slopes, "alibi_slopes", list_layout<T>(options.alibi_slopes));
-  views.gradient("the gradient of sinks", g.sinks, "sinks", list_layout<T>(options.sinks));
-  if constexpr (requires { g.q_global; }) {
-    views.gradient("the gradient of q_global", g.q_global, "q_global", options.q_global);
-    views.gradient("the gradient of k_global", g.k_global, "k_global", options.k_global);
-    views.gradient("the gradient of v_global", g.v_global, "v_global", options.v_global);
-  }
-  if constexpr (requires { options.permutation; }) views.read("permutation", options.permutation);
-  if constexpr (requires { options.random; }) views.read("random", options.random);
-  if constexpr (requires { options.rotations; }) views.read("rotations", options.rotations);
-  if constexpr (requires { options.mask; }) views.read("mask", options.mask.bytes());
-  views.read("out", call.out);
-  views.read("d_out", call.d_out);
-  views.read("lse", options.lse);
-  views.read("d_lse", g.d_lse);
-  views.check(check);
-  const tensor_view<const T, 3> rows(nullptr, {call.shape.batch, call.shape.heads, call.shape.queries});
-  check_same_shape(check, "d_out", call.d_out, "out", call.out);
-  if (options.lse) check_same_shape(check, "lse", options.lse, "the rows of out", rows);
-  if (g.d_lse) check_same_shape(check, "d_lse", g.d_lse, "the rows of out", rows);
-}
+/// A backward call with its table of views and its options, for the checks of one operator.
+template <class S, class Score, class ScoreBackward, class Options, class Gradients, class G>
+struct checked_softmax_backward : softmax_backward_call<S, Score, ScoreBackward, G> {
+  call_views views;
+  Options options;
+  const Gradients& gradients;
+};
 
-/// Checks the arguments and what all options have in common, then calls body(softmax_backward_call, options).
+/// The arguments of a call, whose types are checked here.
 template <template <class> class Options, class Q, class K, class V, class O, class D, class Gradients, class Given,
-          class Score, class ScoreBackward, class Body>
-void call_softmax_backward(const char* name, const Q& q, const K& k, const V& v, const O& out, const D& d_out,
-                           const Gradients& gradients, Given& options, Score& score, ScoreBackward& score_backward,
-                           execution_ref& exec, const Body& body) {
+          class Score, class ScoreBackward>
+auto unchecked_backward_call(const char* name, const Q& q, const K& k, const V& v, const O& out, const D& d_out,
+                             const Gradients& gradients, Given& options, Score& score,
+                             ScoreBackward& score_backward, execution_ref& exec) {
   using S = element_of<const Q&>;
   using T = compute_type<S>;
   require_one_element_type<const Q&, const K&, const V&, tensor_view<S>>();
   require_one_element_type<const Q&, const O&, const D&, tensor_view<S>>();
-  const auto& given = options_or_default<Options<S>>(options);
-  auto&& function = callable_or_default<no_score>(score);
-  auto&& derivative = callable_or_default<no_score_backward>(score_backward);
-  using score_type = std::remove_reference_t<decltype(function)>;
-  using backward_type = std::remove_reference_t<decltype(derivative)>;
-  require_score<score_type, T>();
-  require_score_backward<score_type, backward_type, T>();
-
-  const tensor_view<const S> values = as_view(v);
+  using function = std::remove_reference_t<decltype(callable_or_default<no_score>(score))>;
+  using derivative = std::remove_reference_t<decltype(callable_or_default<no_score_backward>(score_backward))>;
+  require_score<function, T>();
+  require_score_backward<function, derivative, T>();
   using gradient_element = typename decltype(gradients.v)::value_type;
-  softmax_backward_call<S, score_type, backward_type, gradient_element> call{
-      .forward = {{.q = as_view(q), .k = as_view(k), .v = {}, .out = {}, .sinks = given.sinks, .lse = given.lse},
-                  validator(name), {}, execution_of(exec, options, score, score_backward)},
-      .q = as_view(q), .k = as_view(k), .v = values, .out = as_view(out), .d_out = as_view(d_out), .shape = {},
-      .dq = gradients.q, .dk = {}, .dv = gradients.v, .d_slopes = {}, .d_sinks = gradients.sinks,
-      .d_lse = gradients.d_lse, .accumulate = gradients.accumulate, .score_backward = &derivative};
+  checked_softmax_backward<S, function, derivative, Options<S>, Gradients, gradient_element> call{
+      {.forward = {{}, validator(name), {.score = score_in<function>(score)},
+                   execution_of(exec, options, score, score_backward)},
+       .q = as_view(q), .k = as_view(k), .v = as_view(v), .out = as_view(out), .d_out = as_view(d_out), .shape = {},
+       .dq = gradients.q, .dk = {}, .dv = gradients.v, .d_slopes = {}, .d_sinks = gradients.sinks,
+       .d_lse = gradients.d_lse, .accumulate = gradients.accumulate,
+       .score_backward = score_in<derivative>(score_backward)},
+      call_views(name), options_or_default<Options<S>>(options), gradients};
   if constexpr (requires { gradients.k; }) call.dk = gradients.k;
   if constexpr (requires { gradients.alibi_slopes; }) call.d_slopes = gradients.alibi_slopes;
+  return call;
+}
+
+/// Checks what the options of all operators have in common, and fills in what follows from them.
+template <class Call>
+void check_backward_call(Call& call) {
+  const auto& given = call.options;
+  const auto& gradients = call.gradients;
+  call_views& views = call.views;
+  const attention_shape s = call.shape = check_attention_extents(views, call.q, call.k, call.v, call.out);
+  views.read("q", call.q), views.read("k", call.k), views.read("v", call.v), views.read("out", call.out);
+  read_gradient_of_out(views, s, call.out, call.d_out, given.lse, call.d_lse);
+  check_softmax_numbers(views, s, given);
+  check_key_options(views, s, given);
+  views.gradient("q", gradients.q, call.q);
+  if constexpr (requires { gradients.k; }) views.gradient("k", gradients.k, call.k);
+  views.gradient("v", gradients.v, call.v);
+  if constexpr (requires { gradients.bias; }) views.gradient("bias", gradients.bias, given.bias);
+  if constexpr (requires { gradients.alibi_slopes; })
+    views.gradient("alibi_slopes", gradients.alibi_slopes, list_layout(given.alibi_slopes));
+  views.gradient("sinks", gradients.sinks, list_layout(given.sinks));
+
   auto& forward = call.forward;
-  call.shape = check_attention_extents(forward.check, call.q, call.k, call.v, call.out);
-  check_softmax_backward<S>(call, given, gradients);
-  forward.shape = call.shape;
-  forward.lengths = {.full_queries = call.shape.queries, .full_keys = call.shape.keys};
-  if constexpr (requires { given.key_lengths; }) forward.lengths = check_lengths(forward.check, call.shape, given);
-  if constexpr (requires { given.causal; }) forward.causal = given.causal;
-  if constexpr (requires { given.first_position; })
-    forward.first_position = checked_position(forward.check, given.first_position);
-  check_softmax_numbers(forward.check, call.shape, given);
-  check_mask(forward.check, call.shape, given);
-  forward.terms = terms_of<T>(given, call.shape.dim, &function);
+  forward.q = call.q, forward.k = call.k, forward.v = call.v.slice(3, 0, 0);
+  forward.out = {nullptr, {s.batch, s.heads, s.queries, 0}};
+  set_shape(forward, views, s, given);
   forward.shape.dim_v = 0;
-  forward.v = values.slice(3, 0, 0);
-  forward.out = {nullptr, {call.shape.batch, call.shape.heads, call.shape.queries, 0}};
-  body(call, given);
+  set_positions(forward, given);
+  forward.sinks = given.sinks, forward.lse = given.lse;
+  forward.terms = terms_of<typename Call::T>(given, s.dim, forward.terms.score);
+}
+
+template <template <class> class Options, class Q, class K, class V, class O, class D, class Gradients, class Given,
+          class Score, class ScoreBackward>
+auto checked_backward_call(const char* name, const Q& q, const K& k, const V& v, const O& out, const D& d_out,
+                           const Gradients& gradients, Given& options, Score& score,
+                           ScoreBackward& score_backward, execution_ref& exec) {
+  auto call = unchecked_backward_call<Options>(name, q, k, v, out, d_out, gradients, options, score, score_backward,
+                                               exec);
+  check_backward_call(call);
+  return call;
 }
 
 }  // namespace attn::inline ATTN_ISA::detail

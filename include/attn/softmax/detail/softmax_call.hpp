@@ -3,28 +3,23 @@
 //
 //   template <viewable Q, ..., class Options = NAME_options<element_of<const Q&>>, class Score = detail::no_score>
 //   void NAME(const Q& q, ..., O&& out, Options&& options = {}, Score&& score = {}, execution_ref exec = {}) {
-//     detail::call_softmax<NAME_options>("NAME", q, k, v, out, options, score, exec,
-//                                        [](auto& call, const auto& given) { /* own checks; attend */ });
+//     auto call = detail::checked_call<NAME_options>("NAME", q, k, v, out, options, score, exec);
+//     /* own checks, by call.views, call.shape and call.options; then a driver: attend(call) */
 #pragma once
 
-#include <attn/core/detail/arguments.hpp>
+#include <attn/core/detail/attention_call.hpp>
 #include <attn/core/detail/kv_memory.hpp>
 #include <attn/core/detail/product_choice.hpp>
 #include <attn/softmax/detail/blockwise.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// The views of a call, and the options that all its kernels use. Keys and values of a cache may have another element
-/// type, C.
+/// The views of a call, and the options that all its kernels use.
 template <class S, class C = S>
-struct softmax_inputs {
+struct softmax_inputs : attention_views<S, C> {
   using T = compute_type<S>;
+  using attention_views<S, C>::shape, attention_views<S, C>::lengths;
 
-  tensor_view<const S> q;
-  tensor_view<const C> k, v;
-  tensor_view<S> out;
-  attention_shape shape{};
-  sequence_lengths lengths{};
   bool causal = false;
   std::optional<idx_t> first_position{};
   list_view<T> sinks{};
@@ -32,12 +27,6 @@ struct softmax_inputs {
   tensor_view<T, 3> maximum{};  // where given, lse and this are in base 2: the log of the sum beside the maximum
   page_tables pages{};    // in steps with pages, where k and v are [pages, Hkv, page rows, ..]
   tensor_view<T> sums{};  // receives the results in place of out, not rounded, where they are added up further
-
-  /// The rows that query head h reads and writes.
-  matrix_view<const S> query(idx_t b, idx_t h) const { return head_of(q, b, h); }
-  matrix_view<const C> key(idx_t b, idx_t h) const { return head_of(k, b, h / shape.group()); }
-  matrix_view<const C> value(idx_t b, idx_t h) const { return head_of(v, b, h / shape.group()); }
-  matrix_view<S> result(idx_t b, idx_t h) const { return head_of(out, b, h); }
 
   /// The position of the first query, and the one after the last query's.
   idx_t shift(idx_t b) const { return first_position.value_or(lengths.keys(b) - lengths.queries(b)); }
@@ -59,7 +48,7 @@ struct softmax_inputs {
       state.finish_row(r, per_head(sinks, h), to.row(i), to.col_stride, log_sum, highest);
     };
     if (sums) return finish_in(head_of(sums, b, h));
-    finish_in(result(b, h));
+    finish_in(this->result(b, h));
   }
   template <class P>
   void finish(const row_block<P>& block, idx_t b, idx_t h) const {
@@ -69,7 +58,7 @@ struct softmax_inputs {
   void clear_padding(idx_t b, idx_t h, idx_t begin = 0, idx_t end = std::numeric_limits<idx_t>::max()) const {
     const idx_t from = std::max(begin, lengths.queries(b)), to = std::min(end, shape.queries);
     if (sums) return clear_rows(head_of(sums, b, h), from, to, row_of(lse, b, h), lse.stride(2));
-    clear_rows(result(b, h), from, to, row_of(lse, b, h), lse.stride(2));
+    clear_rows(this->result(b, h), from, to, row_of(lse, b, h), lse.stride(2));
   }
 };
 
@@ -84,16 +73,13 @@ struct softmax_call : softmax_inputs<S, C> {
   template <class Cached>
   softmax_call<S, Score, Cached> over(const tensor_view<const Cached>& keys, const tensor_view<const Cached>& values,
                                       const page_tables& tables) const {
-    return {{.q = this->q, .k = keys, .v = values, .out = this->out, .shape = this->shape, .lengths = this->lengths,
-             .causal = this->causal, .first_position = this->first_position, .sinks = this->sinks, .lse = this->lse,
-             .pages = tables, .sums = this->sums},
-            check, terms, exec};
+    softmax_inputs<S, Cached> in;
+    static_cast<attention_views<S, Cached>&>(in) = {this->q, keys, values, this->out, this->shape, this->lengths};
+    in.causal = this->causal, in.first_position = this->first_position, in.sinks = this->sinks, in.lse = this->lse;
+    in.pages = tables, in.sums = this->sums;
+    return {in, check, terms, exec};
   }
 
-  /// Checks views of the operator's own options: they can be read, and no written view overlaps them.
-  void check_read(const char* name, const memory_layout& view) const {
-    check.memory({{"out", this->out}, {"lse", this->lse}}, {{name, view}});
-  }
   /// The work of queries that see `seen` keys each, where `read` keys of every key head are read.
   [[nodiscard]] auto limit_threads(idx_t seen, double read) const {
     const attention_shape& s = this->shape;
@@ -103,30 +89,64 @@ struct softmax_call : softmax_inputs<S, C> {
   }
 };
 
-/// Checks the arguments and what all options have in common, then calls body(softmax_call, options).
-template <template <class> class Options, class Q, class K, class V, class O, class Given, class Score, class Body>
-void call_softmax(const char* name, const Q& q, const K& k, const V& v, O&& out, Given& options, Score& score,
-                  execution_ref& exec, const Body& body) {
-  require_one_element_type<const Q&, const K&, const V&, O>();
+/// A call with its table of views and its options, for the checks of one operator.
+template <class S, class Score, class Options>
+struct checked_softmax : softmax_call<S, Score> {
+  call_views views;
+  Options options;
+};
+
+/// The score function of a call, or null where there is none.
+template <class Function, class Given>
+Function* score_in(Given& score) {
+  if constexpr (std::same_as<Function, Given>)
+    return &score;
+  else
+    return nullptr;
+}
+
+/// Whether keys are seen causally, and from where.
+template <class S, class Score, class Options>
+void set_positions(softmax_call<S, Score>& call, const Options& options) {
+  if constexpr (requires { options.causal; }) call.causal = options.causal;
+  if constexpr (requires { options.first_position; })
+    call.first_position = checked_position(call.check, options.first_position);
+}
+
+/// The arguments of a call, whose types are checked here.
+template <template <class> class Options, class Q, class K, class V, class O, class Given, class Score>
+auto unchecked_call(const char* name, const Q& q, const K& k, const V& v, O& out, Given& options, Score& score,
+                    execution_ref& exec) {
+  require_one_element_type<const Q&, const K&, const V&, O&>();
   using S = element_of<const Q&>;
   using T = compute_type<S>;
-  const Options<S>& given = options_or_default<Options<S>>(options);
-  auto&& function = callable_or_default<no_score>(score);
-  require_score<decltype(function), T>();
-  softmax_call<S, std::remove_reference_t<decltype(function)>> call{
-      {.q = as_view(q), .k = as_view(k), .v = as_view(v), .out = as_view(out), .sinks = given.sinks, .lse = given.lse},
-      validator(name), {}, execution_of(exec, options, score)};
-  call.shape = check_attention(call.check, call.q, call.k, call.v, call.out);
-  call.lengths = {.full_queries = call.shape.queries, .full_keys = call.shape.keys};
-  if constexpr (requires { given.key_lengths; }) call.lengths = check_lengths(call.check, call.shape, given);
-  if constexpr (requires { given.causal; }) call.causal = given.causal;
-  if constexpr (requires { given.first_position; })
-    call.first_position = checked_position(call.check, given.first_position);
+  using function = std::remove_reference_t<decltype(callable_or_default<no_score>(score))>;
+  require_score<function, T>();
+  checked_softmax<S, function, Options<S>> call{
+      {{}, validator(name), {.score = score_in<function>(score)}, execution_of(exec, options, score)},
+      call_views(name), options_or_default<Options<S>>(options)};
+  static_cast<attention_views<S>&>(call) = {as_view(q), as_view(k), as_view(v), as_view(out)};
+  return call;
+}
+
+/// Checks what the options of all operators have in common, and fills in what follows from them.
+template <class S, class Score, class Options>
+void check_call(checked_softmax<S, Score, Options>& call) {
+  const Options& given = call.options;
+  set_shape(call, call.check, check_attention(call.views, call.q, call.k, call.v, call.out, given.lse), given);
+  set_positions(call, given);
+  check_softmax_options(call.views, call.shape, given);
+  call.sinks = given.sinks, call.lse = given.lse;
   if constexpr (requires { given.sums; }) call.sums = given.sums;
-  check_softmax_options(call.check, call.shape, given, call.q, call.k, call.v, call.out);
-  if constexpr (!requires { given.rotary; }) check_mask(call.check, call.shape, given);  // a step's keys are the cache's
-  call.terms = terms_of<T>(given, call.shape.dim, &function);
-  body(call, given);
+  call.terms = terms_of<compute_type<S>>(given, call.shape.dim, call.terms.score);
+}
+
+template <template <class> class Options, class Q, class K, class V, class O, class Given, class Score>
+auto checked_call(const char* name, const Q& q, const K& k, const V& v, O& out, Given& options, Score& score,
+                  execution_ref& exec) {
+  auto call = unchecked_call<Options>(name, q, k, v, out, options, score, exec);
+  check_call(call);
+  return call;
 }
 
 }  // namespace attn::inline ATTN_ISA::detail

@@ -1,0 +1,104 @@
+// attn: a checked call of an attention operator, as a value: what every family's own call begins with.
+//
+//   template <viewable Q, ..., class Options = NAME_options<element_of<const Q&>>>
+//   void NAME(const Q& q, ..., O&& out, Options&& options = {}, execution_ref exec = {}) {
+//     auto call = detail::checked_call<NAME_options>("NAME", q, k, v, out, options, exec);
+//     call.views.option("table", call.options.table, {...});     // the operator's own views and checks
+//     /* run a driver on the call */
+#pragma once
+
+#include <attn/core/detail/arguments.hpp>
+#include <attn/core/detail/attention_shape.hpp>
+#include <attn/core/detail/simd.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+/// The views of a call and what their extents agree on. Keys and values of a cache may have another element type, C.
+template <class S, class C = S>
+struct attention_views {
+  tensor_view<const S> q{};
+  tensor_view<const C> k{}, v{};
+  tensor_view<S> out{};
+  attention_shape shape{};
+  sequence_lengths lengths{};
+
+  /// The rows that query head h reads and writes.
+  matrix_view<const S> query(idx_t b, idx_t h) const { return head_of(q, b, h); }
+  matrix_view<const C> key(idx_t b, idx_t h) const { return head_of(k, b, h / shape.group()); }
+  matrix_view<const C> value(idx_t b, idx_t h) const { return head_of(v, b, h / shape.group()); }
+  matrix_view<S> result(idx_t b, idx_t h) const { return head_of(out, b, h); }
+};
+
+/// A checked call, and what its own checks and its driver need.
+template <class S, class Options>
+struct attention_call : attention_views<S> {
+  call_views views;
+  Options options;
+  execution& exec;
+};
+
+/// Checks lengths, and fills in what the views of a call agree on.
+template <class S, class C, class Options>
+void set_shape(attention_views<S, C>& x, const validator& check, const attention_shape& shape, const Options& options) {
+  x.shape = shape;
+  x.lengths = {shape.queries, shape.keys, {}, {}};
+  if constexpr (requires { options.key_lengths; }) x.lengths = check_lengths(check, shape, options);
+}
+
+/// Checks views and lengths.
+template <template <class> class Options, class Q, class K, class V, class O, class Given>
+auto checked_call(const char* name, const Q& q, const K& k, const V& v, O& out, Given& options,
+                  execution_ref& exec) {
+  require_one_element_type<const Q&, const K&, const V&, O&>();
+  using S = element_of<const Q&>;
+  attention_call<S, Options<S>> call{{as_view(q), as_view(k), as_view(v), as_view(out)}, call_views(name),
+                                     options_or_default<Options<S>>(options), execution_of(exec, options)};
+  set_shape(call, call.views, check_attention(call.views, call.q, call.k, call.v, call.out, lse_of(call.options)),
+            call.options);
+  return call;
+}
+
+/// Checks views, lengths and the gradients of q, k and v. The call has no out, of which only the extents are read.
+template <template <class> class Options, class Q, class K, class V, class O, class D, class Gradients, class Given>
+auto checked_backward_call(const char* name, const Q& q, const K& k, const V& v, const O& out, const D& d_out,
+                           const Gradients& gradients, Given& options, execution_ref& exec) {
+  using S = element_of<const Q&>;
+  require_one_element_type<const Q&, const K&, const V&, tensor_view<S>>();
+  require_one_element_type<const Q&, const O&, const D&, tensor_view<S>>();
+  attention_call<S, Options<S>> call{{as_view(q), as_view(k), as_view(v)}, call_views(name),
+                                     options_or_default<Options<S>>(options), execution_of(exec, options)};
+  call_views& views = call.views;
+  const tensor_view<const S> result = as_view(out);
+  views.read("q", call.q), views.read("k", call.k), views.read("v", call.v), views.read("out", result);
+  const attention_shape s = check_attention_extents(views, call.q, call.k, call.v, result);
+  read_gradient_of_out(views, s, result, as_view(d_out), call.options.lse, gradients.d_lse);
+  views.gradient("q", gradients.q, call.q);
+  views.gradient("k", gradients.k, call.k);
+  views.gradient("v", gradients.v, call.v);
+  set_shape(call, views, s, call.options);
+  return call;
+}
+
+/// The same where the forward call's out is not needed.
+template <template <class> class Options, class Q, class K, class V, class D, class Gradients, class Given>
+auto checked_backward_call(const char* name, const Q& q, const K& k, const V& v, const D& d_out,
+                           const Gradients& gradients, Given& options, execution_ref& exec) {
+  using S = element_of<const Q&>;
+  require_one_element_type<const Q&, const K&, const V&, tensor_view<S>>();
+  require_one_element_type<const Q&, const Q&, const D&, tensor_view<S>>();
+  attention_call<S, Options<S>> call{{as_view(q), as_view(k), as_view(v)}, call_views(name),
+                                     options_or_default<Options<S>>(options), execution_of(exec, options)};
+  call_views& views = call.views;
+  const tensor_view<const S> result(nullptr,
+                                    {call.q.extent(0), call.q.extent(1), call.q.extent(2), call.v.extent(3)});
+  views.read("q", call.q), views.read("k", call.k), views.read("v", call.v);
+  const attention_shape s = check_attention_extents(views, call.q, call.k, call.v, result);
+  views.read_like("d_out", as_view(d_out), "the result", result);
+  views.gradient("q", gradients.q, call.q);
+  views.gradient("k", gradients.k, call.k);
+  views.gradient("v", gradients.v, call.v);
+  set_shape(call, views, s, call.options);
+  return call;
+}
+
+}  // namespace attn::inline ATTN_ISA::detail

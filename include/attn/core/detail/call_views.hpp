@@ -1,0 +1,142 @@
+// attn: the views of a call, by name: what it reads, what it writes, what it differentiates. An operator names each of
+// them once. A view is checked as it is named: for memory behind it, for its extents, and against all that were named
+// before, since what a call writes may overlap nothing else.
+//
+//   call_views views("full_softmax");
+//   views.read("k", k);
+//   views.write("out", out);
+//   views.option("bias", bias, {{"bias batch", s.batch, or_one}, ..., {"bias key length = key length", s.keys}});
+//   views.gradient("k", dk, k);
+#pragma once
+
+#include <attn/core/detail/check.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+/// Whether an extent may also be 1, and serve all.
+enum class broadcast_axis : bool { no, yes };
+inline constexpr broadcast_axis or_one = broadcast_axis::yes;
+
+/// What an extent of a view must be: "expected WHAT WANTED"; any, where nothing is said.
+struct axis {
+  const char* what = nullptr;
+  idx_t wanted = 0;
+  broadcast_axis broadcast = broadcast_axis::no;
+};
+
+/// A view of the shape of another.
+[[gnu::noinline]] inline void check_same_shape(const validator& check, const char* what, const memory_layout& x,
+                                               const char* other, const memory_layout& like, const char* before = "") {
+  for (int n = 0; n < x.rank; ++n)
+    if (x.extents[n] != like.extents[n])
+      check.fail({before, what, " of the shape of ", other, " ", list_text(like.extents, like.rank)},
+                 list_text(x.extents, x.rank));
+}
+
+/// A list as a view, for the checks.
+template <class List>
+memory_layout list_layout(const List& list) {
+  using T = typename List::element_type;
+  return tensor_view<T, 1>(list.empty() ? nullptr : list.data(), {static_cast<idx_t>(list.size())});
+}
+
+class call_views : public validator {
+ public:
+  explicit call_views(const validator& check) : validator(check) {}
+  explicit call_views(const char* name) : validator(name) {}
+
+  /// A view that is read. The first axes are as listed.
+  [[gnu::noinline]] void read(const char* name, const memory_layout& x, std::initializer_list<axis> axes = {}) {
+    readable(name, x);
+    const named& one = next("", name, x, false);
+    for (std::size_t n = 0; n < count_; ++n)
+      if (views_[n].written) separate(views_[n], one);
+    check_axes(x, axes);
+    keep();
+  }
+  /// The same for one that may be left out.
+  [[gnu::noinline]] void option(const char* name, const memory_layout& x, std::initializer_list<axis> axes = {}) {
+    if (x.given()) read(name, x, axes);
+  }
+  /// A view that is read, of the shape of another.
+  [[gnu::noinline]] void read_like(const char* name, const memory_layout& x, const char* other,
+                                   const memory_layout& like) {
+    read(name, x);
+    check_same_shape(*this, name, x, other, like);
+  }
+
+  /// A view that is written.
+  [[gnu::noinline]] void write(const char* name, const memory_layout& x, std::initializer_list<axis> axes = {}) {
+    add_written("", name, x);
+    check_axes(x, axes);
+    keep();
+  }
+  /// The same, named before the others: what a call updates or keeps for another one, such as a cache.
+  [[gnu::noinline]] void update(const char* name, const memory_layout& x) {
+    writable(name, x);
+    const named& one = next("", name, x, true);
+    for (std::size_t n = 0; n < count_; ++n) separate(one, views_[n]);
+    keep();
+  }
+
+  /// The gradient of view x, where it is asked for: x must be given, and the gradient have its shape. `of` is the full
+  /// name of x, if it has a longer one.
+  [[gnu::noinline]] void gradient(const char* name, const memory_layout& gradient, const memory_layout& x,
+                                  const char* of = nullptr) {
+    constexpr const char* before = "the gradient of ";
+    if (!gradient.given()) return;
+    add_written(before, name, gradient);
+    if (!of) of = name;
+    if (!x.given()) fail({of, ", since its gradient is asked for"}, "none");
+    check_same_shape(*this, of, gradient, of, x, before);
+    keep();
+  }
+
+ private:
+  struct named {
+    const char *before, *name;
+    memory_layout view;
+    bool written;
+    std::uintptr_t begin, end;  // all addresses it touches: most views need no closer look
+  };
+  static constexpr std::size_t most = 64;  // no call has so many
+
+  /// The view after those that are kept.
+  named& next(const char* before, const char* name, const memory_layout& x, bool written) {
+    named& one = views_[count_];
+    one.before = before, one.name = name, one.view = x, one.written = written;
+    one.begin = one.end = 0;
+    if (x.empty()) return one;
+    const moving_axes axes(x);
+    one.begin = axes.origin;
+    one.end = one.begin + static_cast<std::uintptr_t>(axes.covered(std::numeric_limits<idx_t>::max()));
+    return one;
+  }
+  void keep() { count_ += !views_[count_].view.empty(); }  // an empty one overlaps nothing
+
+  void separate(const named& x, const named& y) const {
+    if (x.end > y.begin && y.end > x.begin && may_share(x.view, y.view))
+      fail({x.before, x.name, " and ", y.before, y.name, " in separate memory"}, "an overlap");
+  }
+  void add_written(const char* before, const char* name, const memory_layout& x) {
+    writable(name, x, before);
+    const named& one = next(before, name, x, true);
+    for (std::size_t n = 0; n < count_; ++n)
+      views_[n].written ? separate(views_[n], one) : separate(one, views_[n]);
+  }
+  void check_axes(const memory_layout& x, std::initializer_list<axis> axes) const {
+    int n = 0;
+    for (const axis& a : axes) {
+      if (a.what && a.broadcast == or_one) broadcasts(a.what, a.wanted, x.extents[n]);
+      if (a.what && a.broadcast != or_one) equal(a.what, a.wanted, x.extents[n]);
+      ++n;
+    }
+  }
+
+  std::size_t count_ = 0;
+  union {
+    named views_[most];  // the first count_ of them
+  };
+};
+
+}  // namespace attn::inline ATTN_ISA::detail
