@@ -28,8 +28,8 @@ inline double largest(const auto& x) {
 }
 
 // Deviation of a result from the reference, in tolerances: of each number, relative to the largest of its kind. Results
-// that are sums of values which cancel are as exact as the values are, of size `size`, and those of terms that cancel as
-// exact as these: `of_terms` of their size.
+// that are sums of values which cancel are as exact as the values are, of size `size`, and those of terms that cancel
+// as exact as these: `of_terms` of their size.
 template <class T>
 double deviation(const tensor<T>& actual, const tensor<double>& wanted, double size, double tolerance,
                  const tensor<double>& terms = {}, double of_terms = 0) {
