@@ -22,7 +22,7 @@
 
 #include <optional>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// Tokens of an image, row by row.
 struct token_grid {
@@ -70,4 +70,4 @@ void aft_conv(const Q& q, const K& k, const V& v, O&& out, const W& w, Options&&
   detail::aft_window_call<T>{call.x, grid, detail::aft_window_layout::kernel, detail::add_rows<T, S>}.run(call.exec);
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

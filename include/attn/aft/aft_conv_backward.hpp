@@ -23,7 +23,7 @@
 #include <attn/aft/aft_conv.hpp>
 #include <attn/aft/detail/aft_window_backward.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// The gradients aft_conv_backward computes: those given. S is the element type of the call.
 template <class S>
@@ -50,4 +50,4 @@ void aft_conv_backward(const Q& q, const K& k, const V& v, const W& w, const D& 
       .run(call.exec);
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

@@ -14,7 +14,7 @@
 #include <attn/aft/aft_conv.hpp>
 #include <attn/aft/detail/aft_step.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 struct aft_conv_state_options {
   idx_t width = 1;  ///< width of the kernels, odd
@@ -58,4 +58,4 @@ void aft_conv_step(aft_conv_state<S>& state, const Q& q, const K& k, const V& v,
   });
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

@@ -20,7 +20,7 @@
 
 #include <attn/aft/detail/aft_tensors.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// Options of aft_full for elements of type S.
 template <class S>
@@ -130,4 +130,4 @@ void aft_full(const Q& q, const K& k, const V& v, O&& out, const W& w, Options&&
   detail::aft_full_call<compute_type<S>>{call.x}.run(call.exec);
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

@@ -27,7 +27,7 @@
 #include <attn/aft/aft_full.hpp>
 #include <attn/aft/detail/aft_key_block.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// The gradients aft_full_backward computes: those given. S is the element type of the call.
 template <class S>
@@ -119,4 +119,4 @@ void aft_full_backward(const Q& q, const K& k, const V& v, const W& w, const D& 
   detail::aft_full_backward_call<compute_type<S>>{call.x, detail::gradient_elements_of<S>}.run(call.exec);
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

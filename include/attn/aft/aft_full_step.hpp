@@ -8,7 +8,7 @@
 #include <attn/aft/detail/aft_step.hpp>
 #include <attn/core/kv_cache.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 namespace detail {
 
 /// The rows of a chunk; k and v of x are those of the cache, which has tokens[b] of item b, the chunk included.
@@ -76,4 +76,4 @@ void aft_full_step(kv_cache<S>& cache, const Q& q, const K& k, const V& v, O&& o
   }
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

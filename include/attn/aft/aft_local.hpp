@@ -19,7 +19,7 @@
 
 #include <attn/aft/detail/aft_window.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// Options of aft_local for elements of type S.
 template <class S>
@@ -64,4 +64,4 @@ void aft_local(const Q& q, const K& k, const V& v, O&& out, const W& w, Options&
   detail::aft_window_call<T>{call.x, grid, layout, detail::add_rows<T, S>}.run(call.exec);
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

@@ -14,7 +14,7 @@
 #include <attn/aft/aft_local.hpp>
 #include <attn/aft/detail/aft_step.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 struct aft_local_state_options {
   idx_t window = 128;  ///< tokens with a bias of their own, >= 1: the window of aft_local
@@ -61,4 +61,4 @@ void aft_local_step(aft_local_state<S>& state, const Q& q, const K& k, const V& 
   });
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

@@ -17,7 +17,7 @@
 
 #include <attn/aft/detail/aft_tensors.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// Options of aft_simple for elements of type S.
 template <class S>
@@ -156,4 +156,4 @@ void aft_simple(const Q& q, const K& k, const V& v, O&& out, Options&& options =
   detail::simple_call_of<S>(call).run(call.exec);
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

@@ -20,7 +20,7 @@
 #include <attn/aft/aft_simple.hpp>
 #include <attn/aft/detail/aft_gradients.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// The gradients aft_simple_backward computes: those given. S is the element type of the call.
 template <class S>
@@ -319,4 +319,4 @@ void aft_simple_backward(const Q& q, const K& k, const V& v, const D& d_out,
   detail::aft_simple_backward_call<T>{call.x, detail::add_rows<T, S>, detail::simple_backward_of<S>}.run(call.exec);
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

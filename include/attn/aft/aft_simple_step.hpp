@@ -17,7 +17,7 @@
 #include <attn/aft/aft_simple.hpp>
 #include <attn/aft/detail/aft_step.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// The sums over all tokens fed so far. A moved-from state may only be assigned to or destroyed.
 template <element S>
@@ -60,4 +60,4 @@ void aft_simple_step(aft_simple_state<S>& state, const Q& q, const K& k, const V
   state.advance(x);
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

@@ -41,7 +41,7 @@
 #include <utility>
 #include <vector>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 namespace detail {
 
 /// Aligned memory that only grows; growing loses its content.
@@ -337,4 +337,4 @@ class execution_ref {
   std::optional<execution> own_;
 };
 
-}  // namespace attn
+}}  // namespace attn::ATTN_ISA

@@ -27,7 +27,7 @@
 
 #include <attn/core/detail/kv_memory.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 struct kv_cache_options {
   /// Values are the first value_dim dims of the keys, and not stored: `v` of a step or append must be that part of `k`.
@@ -164,4 +164,4 @@ class kv_cache : public detail::token_state {
   detail::kv_memory<S> memory_;
 };
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

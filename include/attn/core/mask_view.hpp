@@ -12,7 +12,7 @@
 
 #include <cstdint>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// A view of bool or std::uint8_t, or an Eigen matrix of them for one head.
 class mask_view {
@@ -39,4 +39,4 @@ class mask_view {
   tensor_view<const unsigned char> bytes_{};
 };
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

@@ -25,7 +25,7 @@
 #include <attn/core/detail/check.hpp>
 #include <attn/core/execution.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// Where packed sequences lie: sequence n has the tokens from offsets[n] to offsets[n + 1].
 struct packed_offsets {
@@ -150,4 +150,4 @@ void for_each_sequence(const packed_offsets& options, Body&& body) {
   for_each_sequence(options, execution_ref(), body);
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

@@ -17,7 +17,7 @@
 
 #include <attn/core/kv_cache.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 struct page_pool_extents {
   idx_t pages = 0;
@@ -143,4 +143,4 @@ class page_pool {
   std::vector<int> users_;
 };
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

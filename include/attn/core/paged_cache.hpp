@@ -19,7 +19,7 @@
 
 #include <algorithm>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// Sequences in pages of a pool. A copy shares all pages. A moved-from cache may only be assigned to or destroyed.
 template <class S>
@@ -208,4 +208,4 @@ class paged_cache : public detail::token_state {
   std::vector<std::vector<idx_t>> tables_;
 };
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

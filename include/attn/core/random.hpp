@@ -15,7 +15,7 @@
 #include <cmath>
 #include <cstdint>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// SplitMix64 (Steele, Lea & Flood 2014): a hashed counter. Generators of one seed and different streams are
 /// independent.
@@ -84,4 +84,4 @@ class random_numbers {
   bool has_spare_ = false;
 };
 
-}  // namespace attn
+}}  // namespace attn::ATTN_ISA

@@ -21,7 +21,7 @@
 
 #include <attn/core/detail/rotary_call.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// Options of rotary for elements of type S.
 template <class S>
@@ -150,4 +150,4 @@ inline std::vector<double> rotary_llama3(idx_t dims, const rotary_scaling& s) {
   });
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

@@ -7,7 +7,7 @@
 
 #include <vector>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// Extents of a state that keeps keys and values, or sums over their channels.
 struct state_extents {
@@ -144,4 +144,4 @@ class token_state : public sequence_items {
 };
 
 }  // namespace detail
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

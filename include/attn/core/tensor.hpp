@@ -7,7 +7,7 @@
 #include <attn/core/detail/check.hpp>
 #include <attn/core/detail/pages.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// Contiguous, the last axis fastest.
 template <class T, int Rank = 4>
@@ -52,4 +52,4 @@ class tensor {
   detail::memory_vector<T> elements_;
 };
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

@@ -28,7 +28,7 @@
 #include <mdspan>
 #endif
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 using idx_t = std::ptrdiff_t;
 
@@ -378,4 +378,4 @@ void clear_rows(const matrix_view<S>& x, idx_t begin, idx_t end) {
 }
 
 }  // namespace detail
-}  // namespace attn
+}}  // namespace attn::ATTN_ISA

@@ -11,7 +11,7 @@
 
 #include <attn/core/tensor_view.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 namespace detail {
 
 /// Whether what is given as X&& is a temporary that ends with its memory: a matrix, a tensor, a container.
@@ -77,4 +77,4 @@ class view_field : public tensor_view<T, Rank> {
   constexpr view_field(T* data, const Extents& extents, const Extents& strides) : view(data, extents, strides) {}
 };
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

@@ -23,7 +23,7 @@
 #include <attn/core/detail/attention_shape.hpp>
 #include <attn/fourier/detail/fnet_call.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// Options of fnet for elements of type S.
 template <class S>
@@ -61,4 +61,4 @@ void fnet(const X& x, O&& out, Options&& options = {}, execution_ref exec = {}) 
   detail::fnet_call<S>{.x = from, .out = to, .lengths = given.lengths}.run(detail::execution_of(exec, options));
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

@@ -18,7 +18,7 @@
 #include <attn/core/detail/gradients.hpp>
 #include <attn/fourier/fnet.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// What fnet_backward writes. S is the element type of the call.
 template <class S>
@@ -57,4 +57,4 @@ void fnet_backward(const D& d_out, const fnet_gradients<element_of<const D&>>& g
     detail::fnet_call<S>{.x = from, .out = gradients.x, .lengths = given.lengths}.run(threads);
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

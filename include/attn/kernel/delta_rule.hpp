@@ -24,7 +24,7 @@
 
 #include <attn/kernel/detail/delta_call.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// Options of delta_rule for elements of type S.
 template <class S>
@@ -55,4 +55,4 @@ void delta_rule(const Q& q, const K& k, const V& v, O&& out, Options&& options =
   detail::recurrence_driver<detail::rule::correct, compute_type<S>>{call}.run(detail::execution_of(exec, options));
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

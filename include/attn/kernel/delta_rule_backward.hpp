@@ -25,7 +25,7 @@
 #include <attn/kernel/delta_rule.hpp>
 #include <attn/kernel/detail/recurrence_backward_driver.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// The gradients delta_rule_backward computes: those given. S is the element type of the call.
 template <class S>
@@ -94,4 +94,4 @@ void delta_rule_backward(const Q& q, const K& k, const V& v, const D& d_out,
         detail::execution_of(exec, options));
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

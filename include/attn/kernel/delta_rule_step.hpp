@@ -24,7 +24,7 @@
 #include <attn/kernel/detail/correcting_step.hpp>
 #include <attn/kernel/detail/state_stream.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// Extents of a delta_rule_state.
 struct delta_rule_state_extents {
@@ -158,4 +158,4 @@ void delta_rule_step(delta_rule_state<S>& state, const Q& q, const K& k, const V
              detail::options_or_default<delta_rule_step_options<S>>(options), detail::execution_of(exec, options));
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

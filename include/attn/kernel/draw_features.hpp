@@ -12,7 +12,7 @@
 
 #include <vector>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 enum class feature_rows {
   orthogonal,   // blocks of orthogonal rows with the lengths of normal vectors: each alone is N(0, 1), less variance
@@ -106,4 +106,4 @@ tensor<S, 3> draw_features(idx_t count, idx_t dim, const draw_options& options =
   return features;
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

@@ -15,7 +15,7 @@
 #include <cmath>
 #include <span>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 namespace feature_maps {
 
@@ -140,4 +140,4 @@ struct mapped_features final : feature_map<compute_type<S>> {
 };
 
 }  // namespace detail
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

@@ -29,7 +29,7 @@
 #include <attn/kernel/detail/linear_checks.hpp>
 #include <attn/kernel/feature_maps.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// Options of linear for elements of type S.
 template <class S>
@@ -89,4 +89,4 @@ void linear(const Q& q, const K& k, const V& v, O&& out, Options&& options = {},
                         detail::execution_of(exec, options, map));
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

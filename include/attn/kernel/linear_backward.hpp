@@ -34,7 +34,7 @@
 #include <attn/kernel/detail/recurrence_backward_driver.hpp>
 #include <attn/kernel/linear.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// The gradients linear_backward computes: those given. S is the element type of the call.
 template <class S>
@@ -229,4 +229,4 @@ void linear_backward(const Q& q, const K& k, const V& v, const D& d_out,
                                  detail::execution_of(exec, options, map, map_backward));
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

@@ -12,7 +12,7 @@
 #include <attn/kernel/detail/kernel_steps.hpp>
 #include <attn/kernel/linear.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// Options of linear_step: those of linear that apply to single tokens.
 template <class S>
@@ -77,4 +77,4 @@ void linear_step(linear_state<S>& state, const Q& q, const K& k, const V& v, O&&
                              detail::execution_of(exec, options, map));
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

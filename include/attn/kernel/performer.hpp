@@ -31,7 +31,7 @@
 
 #include <optional>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// Options of performer for elements of type S.
 template <class S>
@@ -93,4 +93,4 @@ void performer(const Q& q, const K& k, const V& v, O&& out, const Features& feat
                            detail::execution_of(exec, options));
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

@@ -27,7 +27,7 @@
 #include <attn/kernel/detail/performer_features_backward.hpp>
 #include <attn/kernel/performer.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// The gradients performer_backward computes: those given. S is the element type of the call.
 template <class S>
@@ -68,4 +68,4 @@ void performer_backward(const Q& q, const K& k, const V& v, const Features& feat
                                     detail::execution_of(exec, options));
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

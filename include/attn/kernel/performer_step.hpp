@@ -10,7 +10,7 @@
 #include <attn/kernel/detail/kernel_steps.hpp>
 #include <attn/kernel/performer.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 struct performer_state_options {
   performer_kernel kernel = performer_kernel::positive;
@@ -82,4 +82,4 @@ void performer_step(performer_state<S>& state, const Q& q, const K& k, const V& 
       detail::options_or_default<performer_step_options<S>>(options), detail::execution_of(exec, options));
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

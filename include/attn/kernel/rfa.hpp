@@ -25,7 +25,7 @@
 #include <attn/kernel/detail/projection.hpp>
 #include <attn/kernel/draw_features.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// Options of rfa for elements of type S.
 template <class S>
@@ -95,4 +95,4 @@ void rfa(const Q& q, const K& k, const V& v, O&& out, const Features& features =
                      detail::options_or_default<rfa_options<S>>(options), detail::execution_of(exec, options));
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

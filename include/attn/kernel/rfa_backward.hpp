@@ -24,7 +24,7 @@
 #include <attn/kernel/detail/projection_backward.hpp>
 #include <attn/kernel/rfa.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// The gradients rfa_backward computes: those given. S is the element type of the call.
 template <class S>
@@ -119,4 +119,4 @@ void rfa_backward(const Q& q, const K& k, const V& v, const Features& features, 
   detail::run_rfa_backward<S>(views, given, detail::execution_of(exec, options));
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

@@ -10,7 +10,7 @@
 #include <attn/kernel/detail/kernel_steps.hpp>
 #include <attn/kernel/rfa.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// Options of rfa_step: those of rfa that apply to single tokens.
 template <class S>
@@ -66,4 +66,4 @@ void rfa_step(rfa_state<S>& state, const Q& q, const K& k, const V& v, O&& out, 
       detail::options_or_default<rfa_step_options<S>>(options), detail::execution_of(exec, options));
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

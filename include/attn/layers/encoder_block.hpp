@@ -22,7 +22,7 @@
 #include <attn/layers/feed_forward.hpp>
 #include <attn/layers/layer_norm.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 template <class S>
 struct encoder_block_weights {
@@ -134,4 +134,4 @@ void encoder_block(const X& x, O&& out, const Weights& weights, Mixer&& mix, Opt
   detail::run_encoder_block<S>(from, to, w, given, mix, detail::execution_of(exec, options));
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

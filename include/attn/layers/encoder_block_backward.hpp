@@ -32,7 +32,7 @@
 #include <attn/layers/feed_forward_backward.hpp>
 #include <attn/layers/layer_norm_backward.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// The gradients encoder_block_backward writes: those given. S is the element type of the call.
 template <class S>
@@ -234,4 +234,4 @@ void encoder_block_backward(const X& x, const Weights& weights, Mixer&& mix, Mix
                                                                      detail::execution_of(exec, options));
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

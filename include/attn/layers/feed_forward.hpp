@@ -21,7 +21,7 @@
 #include <attn/layers/detail/activation.hpp>
 #include <attn/layers/detail/token_products.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 template <class S>
 struct feed_forward_weights {
@@ -196,4 +196,4 @@ void feed_forward(const X& x, O&& out, const Weights& weights, Options&& options
   });
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

@@ -24,7 +24,7 @@
 #include <attn/layers/detail/weight_gradients.hpp>
 #include <attn/layers/feed_forward.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// The gradients of feed_forward_weights.
 template <class S>
@@ -241,4 +241,4 @@ void feed_forward_backward(const X& x, const Weights& weights, const D& d_out,
       .run(detail::execution_of(exec, options));
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

@@ -16,7 +16,7 @@
 #include <bit>
 #include <cmath>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 template <class S>
 struct layer_norm_weights {
@@ -177,4 +177,4 @@ void layer_norm(const X& x, O&& out, Weights&& weights = {}, Options&& options =
   detail::run_layer_norm<T>(from, to, norm, e);
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

@@ -20,7 +20,7 @@
 #include <attn/layers/detail/weight_gradients.hpp>
 #include <attn/layers/layer_norm.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// The gradients of layer_norm_weights.
 template <class S>
@@ -164,4 +164,4 @@ void layer_norm_backward(const X& x, const Weights& weights, const D& d_out,
       .run(e);
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

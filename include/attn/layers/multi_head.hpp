@@ -26,7 +26,7 @@
 
 #include <optional>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// Weights of multi_head: one row for every projected number.
 template <class S>
@@ -166,4 +166,4 @@ void multi_head(const X& x, O&& out, const Weights& weights, Operator&& op, Opti
   detail::run_multi_head<S>(from, context, to, w, given, op, detail::execution_of(exec, options));
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

@@ -36,7 +36,7 @@
 #include <attn/layers/multi_head.hpp>
 #include <attn/layers/project_backward.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// The gradients multi_head_backward writes: those given. S is the element type of the call.
 template <class S>
@@ -152,4 +152,4 @@ void multi_head_backward(const X& x, const Weights& weights, Operator&& op, Oper
                                      detail::execution_of(exec, options));
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

@@ -20,7 +20,7 @@
 
 #include <attn/layers/detail/token_products.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 template <class S>
 struct project_weights {
@@ -109,4 +109,4 @@ void project(const X& x, O&& out, const Weights& weights, execution_ref exec = {
   });
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

@@ -20,7 +20,7 @@
 #include <attn/layers/detail/weight_gradients.hpp>
 #include <attn/layers/project.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// The gradients project_backward writes: those given. S is the element type of the call.
 template <class S>
@@ -177,4 +177,4 @@ void project_backward(const X& x, const Weights& weights, const D& d_out,
   detail::run_projections_backward<P>(from, {gradients.x, gradients.accumulate}, {&one, 1}, exec.get());
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

@@ -27,7 +27,7 @@
 
 #include <tuple>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// Options of reversible_block and its inverse for elements of type S.
 template <class S>
@@ -142,4 +142,4 @@ void reversible_block_inverse(const Y& y, O&& out, F&& f, G&& g, Options&& optio
   detail::reversible("reversible_block_inverse", -1, y, out, g, f, options, exec);
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

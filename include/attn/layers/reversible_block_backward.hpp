@@ -27,7 +27,7 @@
 #include <attn/layers/detail/weight_gradients.hpp>
 #include <attn/layers/reversible_block.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// What reversible_block_backward writes beside x. S is the element type of the call.
 template <class S>
@@ -116,4 +116,4 @@ void reversible_block_backward(const Y& out, X&& x, F&& f, G&& g, FBackward&& f_
                                      detail::execution_of(exec, options));
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

@@ -13,7 +13,7 @@
 
 #include <attn/layers/layer_norm.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 template <class S>
 struct rms_norm_weights {
@@ -49,4 +49,4 @@ void rms_norm(const X& x, O&& out, Weights&& weights = {}, Options&& options = {
   detail::run_layer_norm<T>(from, to, norm, e);
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

@@ -20,7 +20,7 @@
 #include <attn/layers/layer_norm_backward.hpp>
 #include <attn/layers/rms_norm.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// The gradients rms_norm_backward writes: those given. S is the element type of the call.
 template <class S>
@@ -66,4 +66,4 @@ void rms_norm_backward(const X& x, const Weights& weights, const D& d_out,
       .run(e);
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

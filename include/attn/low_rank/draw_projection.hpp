@@ -11,7 +11,7 @@
 #include <attn/core/random.hpp>
 #include <attn/core/tensor.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 struct draw_projection_options {
   std::uint64_t seed = 0;
@@ -38,4 +38,4 @@ tensor<T, 3> draw_projection(idx_t rank, idx_t length, const draw_projection_opt
   return drawn;
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

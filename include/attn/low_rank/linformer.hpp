@@ -21,7 +21,7 @@
 #include <attn/low_rank/detail/project.hpp>
 #include <attn/low_rank/draw_projection.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// Options of linformer for elements of type S.
 template <class S>
@@ -139,4 +139,4 @@ void linformer(const Q& q, const K& k, const V& v, O&& out, const E& e, const F&
   });
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

@@ -23,7 +23,7 @@
 
 #include <attn/low_rank/detail/linformer_backward_call.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// The gradients linformer_backward writes: those given. S is the element type of the call.
 template <class S>
@@ -78,4 +78,4 @@ void linformer_backward(const Q& q, const K& k, const V& v, const O& out, const 
       .run(call.exec);
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

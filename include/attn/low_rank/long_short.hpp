@@ -20,7 +20,7 @@
 
 #include <attn/low_rank/detail/long_short_call.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// Options of long_short for elements of type S.
 template <class S>
@@ -129,4 +129,4 @@ void long_short(const Q& q, const K& k, const V& v, O&& out, const L& logits, Op
   });
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

@@ -27,7 +27,7 @@
 #include <attn/low_rank/detail/long_short_backward_call.hpp>
 #include <attn/low_rank/long_short.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// The gradients long_short_backward writes: those given. S is the element type of the call.
 template <class S>
@@ -90,4 +90,4 @@ void long_short_backward(const Q& q, const K& k, const V& v, const O& out, const
       });
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

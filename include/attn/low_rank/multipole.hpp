@@ -29,7 +29,7 @@
 
 #include <attn/low_rank/detail/multipole_call.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// Options of multipole for elements of type S.
 template <class S>
@@ -146,4 +146,4 @@ void multipole(const Q& q, const K& k, const V& v, O&& out, Options&& options = 
   driver.run(call.exec);
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

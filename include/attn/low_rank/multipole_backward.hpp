@@ -24,7 +24,7 @@
 #include <attn/low_rank/detail/multipole_backward_call.hpp>
 #include <attn/low_rank/multipole.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// The gradients multipole_backward writes: those given. S is the element type of the call.
 template <class S>
@@ -68,4 +68,4 @@ void multipole_backward(const Q& q, const K& k, const V& v, const O& out, const 
       });
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

@@ -13,7 +13,7 @@
 #include <attn/core/kv_cache.hpp>
 #include <attn/low_rank/detail/multipole_clusters.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// Settings of the clusters and of the choice: see multipole_options.
 struct multipole_cache_options {
@@ -282,4 +282,4 @@ class multipole_cache : public detail::token_state {
   std::vector<detail::cluster_number> order_, begins_;
 };
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

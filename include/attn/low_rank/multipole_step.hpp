@@ -18,7 +18,7 @@
 #include <attn/low_rank/detail/multipole_step_call.hpp>
 #include <attn/softmax/detail/softmax_step.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// Options of a step; the settings of the choice are the cache's.
 template <class S>
@@ -58,4 +58,4 @@ void multipole_step(multipole_cache<S>& cache, const Q& q, const K& k, const V& 
   }
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

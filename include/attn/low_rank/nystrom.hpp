@@ -22,7 +22,7 @@
 
 #include <attn/low_rank/detail/nystrom_call.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// How A is inverted.
 enum class pseudo_inverse {
@@ -96,4 +96,4 @@ void nystrom(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}
   });
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

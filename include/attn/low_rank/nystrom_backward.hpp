@@ -24,7 +24,7 @@
 #include <attn/low_rank/detail/nystrom_backward_call.hpp>
 #include <attn/low_rank/nystrom.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// The gradients nystrom_backward writes: those given. S is the element type of the call.
 template <class S>
@@ -59,4 +59,4 @@ void nystrom_backward(const Q& q, const K& k, const V& v, const D& d_out,
       .run(call.exec);
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

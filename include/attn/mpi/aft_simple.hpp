@@ -20,7 +20,7 @@
 #include <attn/aft/aft_simple.hpp>
 #include <attn/mpi/detail/aft_scan.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 namespace detail {
 
 template <class T>
@@ -55,4 +55,4 @@ void aft_simple(const Q& q, const K& k, const V& v, O&& out, MPI_Comm communicat
 }
 
 }  // namespace mpi
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

@@ -20,7 +20,7 @@
 #include <attn/aft/aft_simple_backward.hpp>
 #include <attn/mpi/detail/aft_scan.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 namespace detail {
 
 template <class T>
@@ -99,4 +99,4 @@ void aft_simple_backward(const Q& q, const K& k, const V& v, const D& d_out,
 }
 
 }  // namespace mpi
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

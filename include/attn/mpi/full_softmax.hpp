@@ -23,7 +23,7 @@
 
 #include <attn/mpi/detail/softmax_group.hpp>
 
-namespace attn::inline ATTN_ISA::mpi {
+namespace attn { inline namespace ATTN_ISA { namespace mpi {
 
 /// Options of attn::mpi::full_softmax for elements of type S: as of attn::full_softmax. Lists and views are of all
 /// heads.
@@ -58,4 +58,4 @@ void full_softmax(const Q& q, const K& k, const V& v, O&& out, MPI_Comm communic
   group.attend(call.v, call.out, call.lse, function, call.exec);
 }
 
-}  // namespace attn::inline ATTN_ISA::mpi
+}}}  // namespace attn::ATTN_ISA::mpi

@@ -26,7 +26,7 @@
 #include <attn/mpi/detail/softmax_group_backward.hpp>
 #include <attn/mpi/full_softmax.hpp>
 
-namespace attn::inline ATTN_ISA::mpi {
+namespace attn { inline namespace ATTN_ISA { namespace mpi {
 
 /// The gradients attn::mpi::full_softmax_backward computes: those given. S is the element type of the call.
 template <class S>
@@ -65,4 +65,4 @@ void full_softmax_backward(const Q& q, const K& k, const V& v, const O& out, con
   detail::softmax_group_backward{group, call, function, derivative}.run();
 }
 
-}  // namespace attn::inline ATTN_ISA::mpi
+}}}  // namespace attn::ATTN_ISA::mpi

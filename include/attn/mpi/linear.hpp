@@ -21,7 +21,7 @@
 #include <attn/kernel/linear.hpp>
 #include <attn/mpi/detail/kernel_scan.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 namespace detail {
 
 template <class S, class F, class T = compute_type<S>>
@@ -64,4 +64,4 @@ void linear(const Q& q, const K& k, const V& v, O&& out, MPI_Comm communicator, 
 }
 
 }  // namespace mpi
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

@@ -24,7 +24,7 @@
 #include <attn/kernel/linear_backward.hpp>
 #include <attn/mpi/detail/kernel_scan_backward.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 namespace detail {
 
 template <class S, class F, class B, class T = compute_type<S>>
@@ -79,4 +79,4 @@ void linear_backward(const Q& q, const K& k, const V& v, const D& d_out,
 }
 
 }  // namespace mpi
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

@@ -25,7 +25,7 @@
 #include <attn/kernel/performer.hpp>
 #include <attn/mpi/detail/kernel_scan.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 namespace detail {
 
 /// The map's shared memory: what it takes from the keys, it takes from those of all processes.
@@ -92,4 +92,4 @@ void performer(const Q& q, const K& k, const V& v, O&& out, const Features& feat
 }
 
 }  // namespace mpi
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

@@ -27,7 +27,7 @@
 #include <attn/kernel/performer_backward.hpp>
 #include <attn/mpi/detail/kernel_scan_backward.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 namespace detail {
 
 template <class S, class T = compute_type<S>>
@@ -72,4 +72,4 @@ void performer_backward(const Q& q, const K& k, const V& v, const Features& feat
 }
 
 }  // namespace mpi
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

@@ -23,7 +23,7 @@
 #include <attn/kernel/rfa.hpp>
 #include <attn/mpi/detail/kernel_scan.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 namespace detail {
 
 template <class S, class T = compute_type<S>>
@@ -56,4 +56,4 @@ void rfa(const Q& q, const K& k, const V& v, O&& out, const Features& features, 
 }
 
 }  // namespace mpi
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

@@ -25,7 +25,7 @@
 #include <attn/kernel/rfa_backward.hpp>
 #include <attn/mpi/detail/kernel_scan_backward.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 namespace detail {
 
 template <class S, class T = compute_type<S>>
@@ -67,4 +67,4 @@ void rfa_backward(const Q& q, const K& k, const V& v, const Features& features, 
 }
 
 }  // namespace mpi
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

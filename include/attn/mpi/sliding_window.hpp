@@ -25,7 +25,7 @@
 
 #include <attn/mpi/detail/window_group.hpp>
 
-namespace attn::inline ATTN_ISA::mpi {
+namespace attn { inline namespace ATTN_ISA { namespace mpi {
 
 /// Options of attn::mpi::sliding_window for elements of type S: as of attn::sliding_window, but for lengths, which are
 /// those of the processes' ranges. Lists and views are of all heads.
@@ -84,4 +84,4 @@ void sliding_window(const Q& q, const K& k, const V& v, O&& out, MPI_Comm commun
   detail::window_group<S, std::remove_reference_t<decltype(function)>>(group, all, x, function, call.exec).attend();
 }
 
-}  // namespace attn::inline ATTN_ISA::mpi
+}}}  // namespace attn::ATTN_ISA::mpi

@@ -15,7 +15,7 @@
 
 #include <attn/mpi/detail/ring.hpp>
 
-namespace attn::inline ATTN_ISA::mpi {
+namespace attn { inline namespace ATTN_ISA { namespace mpi {
 
 /// Tokens of a sequence of `tokens` that process `rank` of `size` holds: their number, and their positions in its
 /// order. Throw std::invalid_argument for a process that does not exist, or fewer than 0 tokens.
@@ -33,9 +33,9 @@ inline std::vector<idx_t> zigzag_positions(idx_t tokens, int rank, int size) {
   return positions;
 }
 
-}  // namespace attn::inline ATTN_ISA::mpi
+}}}  // namespace attn::ATTN_ISA::mpi
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// The whole on process 0, and a part on each. W or P is const: that one is read.
 template <class W, class P>
@@ -132,9 +132,9 @@ class zigzag_exchange {
   idx_t tokens_ = 0;
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail
 
-namespace attn::inline ATTN_ISA::mpi {
+namespace attn { inline namespace ATTN_ISA { namespace mpi {
 
 /// Rows of `whole` on process 0 to the parts of all processes. See the top of the file.
 template <viewable P>
@@ -151,4 +151,4 @@ void zigzag_gather(const P& part, std::type_identity_t<tensor_view<element_of<co
   attn::detail::zigzag_exchange<S, const S>("mpi::zigzag_gather", communicator, whole, as_view(part)).gather();
 }
 
-}  // namespace attn::inline ATTN_ISA::mpi
+}}}  // namespace attn::ATTN_ISA::mpi

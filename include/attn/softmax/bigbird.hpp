@@ -20,7 +20,7 @@
 #include <attn/core/tensor.hpp>
 #include <attn/softmax/detail/pattern_plan.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// Which query sees which keys in BigBird attention.
 struct bigbird_pattern {
@@ -163,4 +163,4 @@ void bigbird(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}
   detail::attend_by(call, detail::bigbird_pattern_of(call.views, call.shape, call.options));
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

@@ -24,7 +24,7 @@
 #include <attn/softmax/bigbird.hpp>
 #include <attn/softmax/detail/pattern_backward.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// The gradients bigbird_backward computes: q, k, v, alibi_slopes, sinks, d_lse, accumulate.
 template <class S>
@@ -42,4 +42,4 @@ void bigbird_backward(const Q& q, const K& k, const V& v, const O& out, const D&
   detail::backward_by(call, detail::bigbird_pattern_of(call.views, call.shape, call.options));
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

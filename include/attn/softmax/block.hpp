@@ -15,7 +15,7 @@
 
 #include <attn/softmax/detail/pattern_plan.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// Which query sees which keys in block attention.
 struct block_pattern {
@@ -101,4 +101,4 @@ void block(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, 
   detail::attend_by(call, detail::block_pattern_of(call.views, call.shape, call.options));
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

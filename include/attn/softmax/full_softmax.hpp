@@ -29,7 +29,7 @@
 #include <attn/softmax/detail/softmax_call.hpp>
 #include <attn/softmax/detail/streaming.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// Options of full_softmax for elements of type S.
 template <class S>
@@ -219,4 +219,4 @@ void full_softmax(const Q& q, const K& k, const V& v, O&& out, Options&& options
   detail::attend_full(call);
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

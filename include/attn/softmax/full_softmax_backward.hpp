@@ -33,7 +33,7 @@
 #include <attn/softmax/detail/softmax_backward_call.hpp>
 #include <attn/softmax/full_softmax.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// The gradients full_softmax_backward computes: those given. S is the element type of the call.
 template <class S>
@@ -216,4 +216,4 @@ void full_softmax_backward(const Q& q, const K& k, const V& v, const O& out, con
   detail::differentiate_full(call);
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

@@ -25,7 +25,7 @@
 #include <attn/softmax/detail/softmax_step.hpp>
 #include <attn/softmax/full_softmax.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// Options of a step for elements of type S.
 template <class S>
@@ -73,4 +73,4 @@ void full_softmax_step(Cache& cache, const Q& q, const K& k, const V& v, O&& out
   }
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

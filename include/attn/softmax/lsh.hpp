@@ -26,7 +26,7 @@
 #include <attn/core/tensor.hpp>
 #include <attn/softmax/detail/lsh_plan.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// Options of draw_rotations.
 struct rotations_options {
@@ -132,4 +132,4 @@ void lsh(const Q& q, const V& v, O&& out, Options&& options = {}, Score&& score 
   detail::with_lsh_plan(call, call.options, [&](const auto& plan) { detail::attend_planned(call, plan); });
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

@@ -26,7 +26,7 @@
 #include <attn/softmax/detail/lsh_backward_plan.hpp>
 #include <attn/softmax/lsh.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// The gradients lsh_backward computes: those given. S is the element type of the call.
 template <class S>
@@ -60,4 +60,4 @@ void lsh_backward(const Q& q, const V& v, const O& out, const D& d_out,
   });
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// (out, lse) becomes the attention over the union of the two key sets:
 ///   lse' = log(e^lse + e^other_lse),   out' = e^(lse - lse') out + e^(other_lse - lse') other_out
@@ -55,4 +55,4 @@ void merge_softmax(O&& out, std::type_identity_t<tensor_view<compute_type<elemen
       }
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

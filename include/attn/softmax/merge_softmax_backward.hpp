@@ -24,7 +24,7 @@
 
 #include <cmath>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// The gradients merge_softmax_backward computes: those given. S is the element type of the call.
 template <class S>
@@ -99,4 +99,4 @@ void merge_softmax_backward(const O& out, std::type_identity_t<Rows> lse, const 
       }
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

@@ -32,7 +32,7 @@
 #include <span>
 #include <string>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// One head of one batch item without its padding: what a pattern is evaluated for.
 struct pattern_shape {
@@ -259,4 +259,4 @@ std::string pattern_text(const P& pattern, idx_t length, bool causal = false, id
   return rows;
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

@@ -20,7 +20,7 @@
 
 #include <attn/softmax/detail/pattern_plan.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// Options of pattern_softmax for elements of type S.
 template <class S>
@@ -57,4 +57,4 @@ void pattern_softmax(const Q& q, const K& k, const V& v, O&& out, const Pattern&
       detail::checked_call<pattern_softmax_options>("pattern_softmax", q, k, v, out, options, score, exec), pattern);
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

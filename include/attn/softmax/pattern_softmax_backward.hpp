@@ -24,7 +24,7 @@
 #include <attn/softmax/detail/pattern_backward.hpp>
 #include <attn/softmax/pattern_softmax.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// The gradients pattern_softmax_backward computes: q, k, v, alibi_slopes, sinks, d_lse, accumulate.
 template <class S>
@@ -44,4 +44,4 @@ void pattern_softmax_backward(const Q& q, const K& k, const V& v, const O& out, 
   detail::backward_by(call, pattern);
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

@@ -20,7 +20,7 @@
 
 #include <attn/softmax/detail/softmax_call.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// No bound of the window on that side.
 inline constexpr idx_t unlimited = std::numeric_limits<idx_t>::max();
@@ -290,4 +290,4 @@ void sliding_window(const Q& q, const K& k, const V& v, O&& out, Options&& optio
   detail::attend_window(call, call.options);
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

@@ -27,7 +27,7 @@
 
 #include <attn/softmax/detail/window_backward.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// The gradients sliding_window_backward computes: those given. S is the element type of the call.
 template <class S>
@@ -70,4 +70,4 @@ void sliding_window_backward(const Q& q, const K& k, const V& v, const O& out, c
       [&](const auto& forward) { detail::attend_window(forward, given); }, [&](const auto&) { driver.run(); });
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

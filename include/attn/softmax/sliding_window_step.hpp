@@ -23,7 +23,7 @@
 #include <attn/softmax/detail/window_step.hpp>
 #include <attn/softmax/sliding_window.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// Options of a step; the window, its dilation and the global positions are the cache's.
 template <class S>
@@ -250,4 +250,4 @@ void sliding_window_step(Cache& cache, const sliding_window_cache_options& windo
   }
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

@@ -16,7 +16,7 @@
 
 #include <attn/softmax/detail/pattern_plan.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// Every stride-th key, counted from the query, without the query's own.
 struct residue_pattern {
@@ -115,4 +115,4 @@ void strided(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}
                                [&](const auto& pattern) { detail::attend_by(call, pattern); });
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

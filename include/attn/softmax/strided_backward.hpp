@@ -24,7 +24,7 @@
 #include <attn/softmax/strided.hpp>
 #include <attn/softmax/detail/pattern_backward.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// The gradients strided_backward computes: q, k, v, alibi_slopes, sinks, d_lse, accumulate.
 template <class S>
@@ -43,4 +43,4 @@ void strided_backward(const Q& q, const K& k, const V& v, const O& out, const D&
                                [&](const auto& pattern) { detail::backward_by(call, pattern); });
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

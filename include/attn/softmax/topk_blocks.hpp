@@ -22,7 +22,7 @@
 
 #include <attn/softmax/detail/topk_plan.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// Options of topk_blocks for elements of type S: those of pattern_softmax, and
 template <class S>
@@ -64,4 +64,4 @@ void topk_blocks(const Q& q, const K& k, const V& v, O&& out, Options&& options 
   detail::attend_planned(call, detail::topk_plan_of(call, blocks));
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

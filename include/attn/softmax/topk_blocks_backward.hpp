@@ -26,7 +26,7 @@
 #include <attn/softmax/detail/sparse_backward.hpp>
 #include <attn/softmax/topk_blocks.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// The gradients topk_blocks_backward computes: those given. S is the element type of the call.
 template <class S>
@@ -55,4 +55,4 @@ void topk_blocks_backward(const Q& q, const K& k, const V& v, const O& out, cons
   detail::differentiate_planned(call, detail::topk_plan_of(call.forward, blocks));
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

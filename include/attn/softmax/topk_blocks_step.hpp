@@ -19,7 +19,7 @@
 #include <attn/softmax/detail/streaming.hpp>
 #include <attn/softmax/topk_blocks.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// Options of a step; the size of blocks is the cache's.
 template <class S>
@@ -271,4 +271,4 @@ void topk_blocks_step(topk_blocks_cache<S>& cache, const Q& q, const K& k, const
   }
 }
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

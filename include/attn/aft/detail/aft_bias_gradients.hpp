@@ -3,7 +3,7 @@
 
 #include <attn/aft/detail/aft_gradient_elements.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// The gradient of one head of w: written directly, or summed first.
 template <class T>
@@ -84,4 +84,4 @@ void clear_all_padding(const aft_backward_tensors<T>& x, const aft_gradient_elem
   });
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

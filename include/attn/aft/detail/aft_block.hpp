@@ -23,7 +23,7 @@
 
 #include <span>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 inline constexpr idx_t block_rows = 96;                  // rows of a block, a multiple of every tile height
 inline constexpr idx_t product_keys = 384;               // keys a product takes at most
@@ -348,4 +348,4 @@ struct aft_rows {
   }
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

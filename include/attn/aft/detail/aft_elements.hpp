@@ -5,7 +5,7 @@
 #include <attn/aft/detail/key_sums.hpp>
 #include <attn/core/detail/any_rows.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// One head of one batch item, elements of any type; its biases and its true length where there are any.
 struct aft_head {
@@ -207,4 +207,4 @@ void add_rows(const aft_head& head, idx_t begin, idx_t end, idx_t parts, key_sum
   });
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

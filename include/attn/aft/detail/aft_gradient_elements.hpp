@@ -13,7 +13,7 @@
 
 #include <attn/aft/detail/aft_gradients.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// The rows of one packet of channels.
 template <class T>
@@ -114,4 +114,4 @@ inline constexpr aft_gradient_elements<T> gradient_elements_of = {
     store_channels<T, S>,
     clear_padding<S>};
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

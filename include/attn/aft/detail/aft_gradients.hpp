@@ -6,7 +6,7 @@
 #include <attn/aft/detail/aft_tensors.hpp>
 #include <attn/core/detail/gradients.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// A head of a writable view of rank 4.
 inline matrix_view<void> gradient_head_of(const memory_layout& x, idx_t batch, idx_t head) {
@@ -133,4 +133,4 @@ void clear_padding(const aft_head_gradients& to, idx_t begin, idx_t end, bool ac
     if (x->data && begin < end) clear_rows(typed<S>(*x), begin, end);
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -20,7 +20,7 @@
 
 #include <attn/aft/detail/aft_bias_gradients.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// The rows of a bundle of heads, ready for the products.
 template <class T>
@@ -332,4 +332,4 @@ struct aft_key_gradients {
   }
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -4,7 +4,7 @@
 #include <attn/aft/detail/aft_tensors.hpp>
 #include <attn/core/detail/item_state.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// Options of a step.
 struct aft_step_options {
@@ -170,4 +170,4 @@ class aft_window_state : public aft_state<S> {
 };
 
 }  // namespace detail
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

@@ -6,7 +6,7 @@
 #include <attn/core/detail/arguments.hpp>
 #include <attn/core/detail/attention_shape.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// A parameter as a view of rank 4.
 inline memory_layout of_rank_4(memory_layout x) {
@@ -180,4 +180,4 @@ struct head_bundles {
   }
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -8,7 +8,7 @@
 
 #include <attn/aft/detail/aft_tensors.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Tokens in `lines` lines of `columns`, row by row; a window reaches `up` lines and `side` columns to each side. In
 /// the backward pass blocks are of keys, and the biases of a block are towards rows.
@@ -231,4 +231,4 @@ struct aft_window_call {
   }
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -8,7 +8,7 @@
 #include <attn/aft/detail/aft_key_block.hpp>
 #include <attn/aft/detail/aft_window.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// The biases of all rows towards a block of keys, and their gradient.
 template <class T>
@@ -129,4 +129,4 @@ struct aft_window_backward_call {
   }
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -18,7 +18,7 @@
 #include <attn/core/detail/exp.hpp>
 #include <attn/core/detail/tile_product.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// A single key with its value is a sum too: num = e^k v, den = e^k.
 template <class T>
@@ -136,4 +136,4 @@ ATTN_INLINE P weight_beside(const P& x, const P& negated) {
   return exp2_weight<T>(min(power, broadcast<T>(T(1))));
 }
 
-}  // namespace attn::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -27,7 +27,7 @@
 #define ATTN_HAS_AMX 0
 #endif
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Whether this build has code for the matrix unit.
 inline constexpr bool matrix_unit_compiled = ATTN_HAS_AMX;
@@ -158,4 +158,4 @@ struct matrix_unit_use {
 #endif
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

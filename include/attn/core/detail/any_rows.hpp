@@ -5,7 +5,7 @@
 #include <attn/core/detail/check.hpp>
 #include <attn/core/detail/simd.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Functions for elements of one type, of `size` bytes; they are `stride` elements apart.
 template <class T>
@@ -81,4 +81,4 @@ struct any_rows : memory_layout {
   }
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

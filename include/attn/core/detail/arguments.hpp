@@ -17,7 +17,7 @@
 #include <attn/core/execution.hpp>
 #include <attn/core/view_field.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 template <class X>
 concept is_execution = std::same_as<std::remove_cvref_t<X>, execution>;
@@ -60,4 +60,4 @@ execution& execution_of(execution_ref& last, Others&... others) {
   return given ? *given : last.get();
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -11,7 +11,7 @@
 #include <attn/core/detail/attention_shape.hpp>
 #include <attn/core/detail/simd.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// The views of a call and what their extents agree on. Keys and values of a cache may have another element type, C.
 template <class S, class C = S>
@@ -101,4 +101,4 @@ auto checked_backward_call(const char* name, const Q& q, const K& k, const V& v,
   return call;
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

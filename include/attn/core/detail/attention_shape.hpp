@@ -4,7 +4,7 @@
 
 #include <attn/core/detail/call_views.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 namespace detail {
 
 /// The furthest position of a token, in either direction: sums of positions do not overflow.
@@ -153,4 +153,4 @@ constexpr void require_one_element_type() {
 }
 
 }  // namespace detail
-}  // namespace attn
+}}  // namespace attn::ATTN_ISA

@@ -21,7 +21,7 @@
 #include <arm_neon.h>
 #endif
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 enum class bf16_make { none, avx512, neon, model };
 #if defined(ATTN_BF16_MODEL)
@@ -184,4 +184,4 @@ ATTN_INLINE packet<sum_type<P>> multiply_add(const packet<P>& a, const packet<P>
   }
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -11,7 +11,7 @@
 
 #include <attn/core/detail/check.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Whether an extent may also be 1, and serve all.
 enum class broadcast_axis : bool { no, yes };
@@ -139,4 +139,4 @@ class call_views : public validator {
   };
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

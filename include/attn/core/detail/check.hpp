@@ -16,7 +16,7 @@
 #include <stdexcept>
 #include <string>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// A word of a message: text that outlives it, or a number.
 struct word {
@@ -258,4 +258,4 @@ inline bool may_share(const memory_layout& x, const memory_layout& y) {
   return true;
 }
 
-}  // namespace attn::detail
+}}}  // namespace attn::ATTN_ISA::detail

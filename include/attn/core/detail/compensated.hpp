@@ -6,7 +6,7 @@
 
 #include <limits>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// sum += x, whose rounding error is added to `error`. P is a packet or a number. (Knuth's two-sum)
 template <class P>
@@ -39,4 +39,4 @@ void settle_compensated(const T* sums, const T* errors, idx_t count, T* x) {
     store<T>(x + n, compensated_sum<T>(load<T>(sums + n), load<T>(errors + n)));
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -12,7 +12,7 @@
 
 #include <limits>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 namespace detail {
 
 template <class T>
@@ -209,4 +209,4 @@ void exp(const T* x, T* y, idx_t n) {
   detail::map_packets(x, y, n, [](const auto& p) { return detail::exp<T>(p); });
 }
 
-}  // namespace attn
+}}  // namespace attn::ATTN_ISA

@@ -6,7 +6,7 @@
 #include <concepts>
 #include <type_traits>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// A reference to a callable with its type erased, so that code that calls through it is compiled once. The callable
 /// must outlive it. Null unless given.
@@ -30,4 +30,4 @@ class function_ref<Result(Args...)> {
   Result (*call_)(const void*, Args...) = nullptr;
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

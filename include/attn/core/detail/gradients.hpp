@@ -3,7 +3,7 @@
 
 #include <attn/core/detail/simd.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Writes a sum to an entry of a gradient, or adds it.
 template <class To, class T>
@@ -38,4 +38,4 @@ void store_gradient_rows(const T* sums, idx_t stride, T factor, const matrix_vie
     store_gradient_row(i < real ? sums + i * stride : nullptr, factor, to, i, accumulate);
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -7,7 +7,7 @@
 #include <attn/core/detail/eigen.hpp>
 #include <attn/core/state_extents.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// How operators see the states: the location of each.
 template <class N>
@@ -163,4 +163,4 @@ class item_state : public sequence_items {
   std::vector<idx_t> at_once_;  // of a call
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

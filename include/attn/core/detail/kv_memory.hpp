@@ -7,7 +7,7 @@
 
 #include <vector>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Element types of a cache. std::int8_t means rows in eight bits, with scales: quantised.hpp.
 template <class C>
@@ -322,4 +322,4 @@ concept key_value_cache = requires(Cache& cache, std::span<const idx_t> lengths)
   cache.forget(idx_t(), lengths);
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

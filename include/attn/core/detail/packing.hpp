@@ -16,7 +16,7 @@
 
 #include <algorithm>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Rows of the largest tile, two vectors each:
 ///
@@ -250,4 +250,4 @@ void pack_rows(Row&& row, idx_t rows, idx_t cols, idx_t col_stride, sum_type<T> 
     }
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -13,7 +13,7 @@
 #include <sys/mman.h>
 #endif
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 inline constexpr std::size_t cache_line = 64, large_page = std::size_t{1} << 21;
 
@@ -59,4 +59,4 @@ struct memory_allocator {
 template <class T>
 using memory_vector = std::vector<T, memory_allocator<T>>;
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

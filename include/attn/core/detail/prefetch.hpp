@@ -4,7 +4,7 @@
 
 #include <attn/core/detail/quantised.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Which cache a row is fetched into: the first for what is used next, the second for what is used in a while.
 enum class cache_level { first, second };
@@ -63,4 +63,4 @@ class row_prefetcher {
   int count_ = 0;
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

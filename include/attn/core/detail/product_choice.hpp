@@ -4,7 +4,7 @@
 #include <attn/core/detail/tile_product.hpp>
 #include <attn/core/execution.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// The operands of products of elements of type S for precision::fast: those of product_type where nothing is faster.
 template <class S>
@@ -50,4 +50,4 @@ void with_products(const execution& exec, Body&& body) {
   body(std::type_identity<product_type<S>>());
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

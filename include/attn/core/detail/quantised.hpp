@@ -24,7 +24,7 @@
 #include <cmath>
 #include <cstdint>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 inline constexpr idx_t quantised_block = 16;
 inline constexpr float quantised_most = 1e38f;    // largest number: differences of two are finite
@@ -181,4 +181,4 @@ inline float round_to_codes(const float* x, idx_t count, float largest, std::int
   return std::isfinite(factor) ? factor : std::numeric_limits<float>::quiet_NaN();
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -13,7 +13,7 @@
 #include <optional>
 #include <vector>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 inline constexpr double two_pi = 6.283185307179586476925286766559;
 
@@ -295,4 +295,4 @@ void run_rotary(const validator& check, const tensor_view<const S>& x, const ten
   call.run(exec);
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

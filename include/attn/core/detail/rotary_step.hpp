@@ -4,7 +4,7 @@
 
 #include <attn/core/rotary.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 template <class S>
 struct rotary_step {
@@ -57,4 +57,4 @@ struct rotary_step {
   }
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

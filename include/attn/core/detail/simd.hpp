@@ -17,7 +17,7 @@
 #define ATTN_INLINE inline
 #endif
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 template <class T>
 struct packet_of {
@@ -268,4 +268,4 @@ ATTN_INLINE packet<T> sums_across(packet<T> (&x)[width<T>]) {
   return x[0];
 }
 
-}  // namespace attn::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -9,7 +9,7 @@
 
 #include <cmath>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 template <class T>
 struct sine_constants;
@@ -75,4 +75,4 @@ ATTN_INLINE void sin_cos(const packet<T>& x, packet<T>& sine, packet<T>& cosine)
     sin_cos_far<T>(x, sine, cosine);
 }
 
-}  // namespace attn::detail
+}}}  // namespace attn::ATTN_ISA::detail

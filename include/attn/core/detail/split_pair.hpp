@@ -13,7 +13,7 @@
 
 #include <array>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// One of the three operands that represent two floats.
 struct split_pair {
@@ -93,4 +93,4 @@ inline void split_lanes(const float* x, idx_t count, split_pair* to) {
 }
 #endif
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -7,7 +7,7 @@
 
 #include <algorithm>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Into how many parts sums over `rows` rows are divided: `most` at most, of at least `least` rows each.
 constexpr idx_t parts_of(idx_t rows, idx_t most, idx_t least = 2048) {
@@ -45,4 +45,4 @@ struct sums_in_parts {
   }
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -14,7 +14,7 @@
 
 #include <attn/core/detail/unit_product.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Packets of a tile at most: with the matrix unit two adjacent panels, so that the left operand is read once for both.
 template <class P>
@@ -127,4 +127,4 @@ template <idx_t Depth, class T, class Left, class Seen, class Take>
   }
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

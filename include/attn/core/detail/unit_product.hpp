@@ -3,7 +3,7 @@
 
 #include <attn/core/detail/packing.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// The A operand: where element (m, k) lies. Both strides are compile-time constants.
 template <class T, int RowStride, int DepthStride>
@@ -103,4 +103,4 @@ struct unit_product {
 };
 #endif
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

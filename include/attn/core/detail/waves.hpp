@@ -6,7 +6,7 @@
 
 #include <attn/core/execution.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Items of a wave: one on a single thread, else as many as fit in 2 MiB, at least one per thread.
 inline idx_t wave_size(const execution& exec, idx_t items, idx_t bytes_per_item) {
@@ -42,4 +42,4 @@ void for_each_wave(execution& exec, idx_t items, idx_t size, Layout&& layout, Bo
     body(wave<std::remove_const_t<scratch>>{exec, first, std::min(size, items - first), list});
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

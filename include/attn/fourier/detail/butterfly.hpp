@@ -6,7 +6,7 @@
 
 #include <attn/core/detail/simd.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Numbers of a row.
 template <class T>
@@ -180,4 +180,4 @@ template <class T>
   }
 }
 
-}  // namespace attn::detail
+}}}  // namespace attn::ATTN_ISA::detail

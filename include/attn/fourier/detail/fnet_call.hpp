@@ -16,7 +16,7 @@
 #include <attn/core/detail/waves.hpp>
 #include <attn/fourier/detail/sequence_plan.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Lanes of a packet in reverse.
 template <class T>
@@ -243,4 +243,4 @@ struct fnet_call {
   }
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -7,7 +7,7 @@
 
 #include <attn/fourier/detail/plan.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// -k modulo n
 ATTN_INLINE idx_t mirror(idx_t k, idx_t n) { return k == 0 ? 0 : n - k; }
@@ -31,4 +31,4 @@ void hartley_twice(const fourier_plan<T>& plan, T* rows, T* spare) {
   }
 }
 
-}  // namespace attn::detail
+}}}  // namespace attn::ATTN_ISA::detail

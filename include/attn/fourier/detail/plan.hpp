@@ -13,7 +13,7 @@
 #include <attn/fourier/detail/butterfly.hpp>
 #include <attn/fourier/detail/roots.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// The least number of factors 2, 3 and 5 that is not below n.
 inline idx_t smooth_size(idx_t n) {
@@ -194,4 +194,4 @@ class fourier_plan {
   root_table roots_, chirp_roots_;
 };
 
-}  // namespace attn::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -7,7 +7,7 @@
 #include <complex>
 #include <numbers>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// e^(-2 pi i k / n) for k >= 0. The angle is brought into the first octant as a fraction, so that cos and sin never
 /// see a rounded multiple of pi.
@@ -53,4 +53,4 @@ class root_table {
   std::complex<double>*fine_ = nullptr, *coarse_ = nullptr;
 };
 
-}  // namespace attn::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -8,7 +8,7 @@
 
 #include <attn/fourier/detail/hartley.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 template <class T>
 class sequence_plan {
@@ -139,4 +139,4 @@ class sequence_plan {
   T* twiddles_ = nullptr;
 };
 
-}  // namespace attn::detail
+}}}  // namespace attn::ATTN_ISA::detail

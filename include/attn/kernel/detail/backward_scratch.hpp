@@ -4,7 +4,7 @@
 #include <attn/core/detail/attention_shape.hpp>
 #include <attn/kernel/detail/chunk_backward.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Scratch memory of one worker beside the forward pass's; one number per token of a chunk unless noted.
 template <class T>
@@ -50,4 +50,4 @@ struct kernel_backward_scratch {
   }
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -7,7 +7,7 @@
 #include <attn/kernel/detail/features_backward.hpp>
 #include <attn/kernel/detail/log_scales_backward.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// One backward call, after its checks; `call` is the forward call without out.
 template <class T>
@@ -401,4 +401,4 @@ struct kernel_backward {
   }
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

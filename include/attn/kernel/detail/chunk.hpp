@@ -22,7 +22,7 @@
 
 #include <cmath>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Rows prefetched while one tile is computed: so many that all rows of the next chunk are there in time.
 inline constexpr idx_t rows_per_tile = 6;
@@ -315,4 +315,4 @@ void chunk_tile(const chunk_view<T>& c, const kernel_scratch<T>& s, idx_t r0, id
            static_cast<const T*>(s.values));
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -17,7 +17,7 @@
 
 #include <attn/kernel/detail/chunk.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Rows prefetched while one tile of a product with sums is computed: there are two such products per chunk.
 inline constexpr idx_t rows_per_sums_tile = rows_per_tile / 2;
@@ -319,4 +319,4 @@ bool all_finite(const T* rows, idx_t count, idx_t lanes) {
   return sum_lanes(trace) == T(0);
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

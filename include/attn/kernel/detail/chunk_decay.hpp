@@ -12,7 +12,7 @@
 #include <attn/kernel/detail/driver.hpp>
 #include <attn/kernel/detail/panels.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 inline constexpr idx_t score_block = 16;
 
@@ -248,4 +248,4 @@ void chunk_scores(const chunk_decay<T>& decay, const score_scratch<T>& s, const 
   }
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

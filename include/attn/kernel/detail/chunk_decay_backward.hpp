@@ -12,7 +12,7 @@
 
 #include <attn/kernel/detail/chunk_decay.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Inputs of the gradients of scores, dP and dA as [i][j], overwritten with decays per token, and where they are added:
 /// to those of q, and to those of k by the rows and by the columns of the scores. Without `OfKeys` there is no A.
@@ -109,4 +109,4 @@ struct score_gradients {
   }
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

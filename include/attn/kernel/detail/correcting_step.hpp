@@ -4,7 +4,7 @@
 
 #include <attn/kernel/detail/recurrence_driver.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Scratch memory of one worker, the numbers of one token.
 template <class T>
@@ -92,4 +92,4 @@ void correcting_steps(const kernel_call<T>& call, const sequence_lengths& first,
   });
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -8,7 +8,7 @@
 
 #include <optional>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// The extents of a call; q has as many heads as k.
 struct delta_shape {
@@ -128,4 +128,4 @@ kernel_call<T> check_delta_rule(call_views& check, const delta_views<S>& x, cons
   return call;
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

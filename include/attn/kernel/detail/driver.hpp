@@ -13,7 +13,7 @@
 #include <attn/core/detail/waves.hpp>
 #include <attn/kernel/detail/features.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 inline constexpr idx_t kernel_segment = 16 * kernel_chunk;  // tokens of a segment, at least
 
@@ -394,4 +394,4 @@ struct kernel_call {
   }
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

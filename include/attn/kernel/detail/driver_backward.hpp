@@ -10,7 +10,7 @@
 #include <attn/kernel/detail/gate_gradients.hpp>
 #include <attn/kernel/detail/key_rows_backward.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 template <class T>
 struct backward_driver {
@@ -396,4 +396,4 @@ struct backward_driver {
   }
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -6,7 +6,7 @@
 #include <attn/kernel/detail/chunk.hpp>
 #include <attn/kernel/detail/panels.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 template <class T>
 struct log_scaling;
@@ -68,4 +68,4 @@ struct log_scaling {
   ~log_scaling() = default;
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

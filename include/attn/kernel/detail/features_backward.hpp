@@ -4,7 +4,7 @@
 #include <attn/kernel/detail/log_scales.hpp>
 #include <attn/kernel/detail/stored_gradients.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// The tokens of a chunk, in the backward pass of the map that computed their features.
 template <class T>
@@ -55,4 +55,4 @@ struct feature_map_backward {
   ~feature_map_backward() = default;
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

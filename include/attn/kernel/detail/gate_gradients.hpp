@@ -11,7 +11,7 @@
 #include <attn/kernel/detail/kernel_sums.hpp>
 #include <attn/kernel/detail/stored_rows.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// <a, b>, z included.
 template <class T>
@@ -75,4 +75,4 @@ struct gate_chunk {
   }
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

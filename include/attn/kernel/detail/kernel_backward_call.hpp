@@ -6,7 +6,7 @@
 #include <attn/kernel/detail/driver_backward.hpp>
 #include <attn/kernel/detail/kernel_checks.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// The arguments of a backward call as views; `gate` is named `gate_name`.
 template <class S, class T = compute_type<S>>
@@ -85,4 +85,4 @@ void run_kernel_backward(const kernel_backward_views<S>& a, kernel_call<T>& call
                               [&](const kernel_sums<T>* sums) { store_feature_gradients(a, call, sums); });
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -4,7 +4,7 @@
 #include <attn/core/detail/attention_call.hpp>
 #include <attn/kernel/detail/driver.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 template <class T>
 class kernel_state;
@@ -148,4 +148,4 @@ void run_kernel(call_views& check, kernel_call<T>& call, feature_map<T>& map, co
 }
 
 }  // namespace detail
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

@@ -28,7 +28,7 @@
 #include <attn/kernel/detail/kernel_sums.hpp>
 #include <attn/kernel/detail/state_stream.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 namespace detail {
 
 /// What distinguishes the states of one type of features from those of another.
@@ -163,4 +163,4 @@ class kernel_state : public detail::item_state<kernel_state<T>, T> {
   kernel_state_extents extents_;
 };
 
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

@@ -6,7 +6,7 @@
 #include <attn/kernel/detail/kernel_state.hpp>
 #include <attn/kernel/detail/step.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Tokens to be fed without queries: q has 0 heads.
 template <class S, class K, class V>
@@ -186,4 +186,4 @@ state_step<T> step_of(kernel_state<T>& state) {
   return {&state, state.heads(), &run_step<may_recur, T>};
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

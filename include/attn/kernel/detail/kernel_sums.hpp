@@ -12,7 +12,7 @@
 #include <attn/core/detail/tile_product.hpp>
 #include <attn/core/execution.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// The log scale of a feature that no key has contributed to. Features with a smaller logarithm count as 0: those of
 /// keys whose squares nearly overflow.
@@ -99,4 +99,4 @@ void scale(kernel_sums<T>& sums, T factor) {
   for (idx_t r = 0; r < sums.features; ++r) sums.weights[r] *= factor;
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -7,7 +7,7 @@
 
 #include <attn/kernel/detail/block_backward.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// The left operand of a product as rows of any stride.
 template <class P>
@@ -107,4 +107,4 @@ void attend_key_rows(const kernel_backward<T>& in, idx_t b, idx_t h, idx_t begin
   if (!direct) to_v.store_rows(s.values, s.value_stride, begin, count);
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

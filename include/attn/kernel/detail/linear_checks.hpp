@@ -4,7 +4,7 @@
 #include <attn/kernel/detail/kernel_checks.hpp>
 #include <attn/kernel/detail/recurrence_driver.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Log decays [B, H or Hkv, L, 1 or features], <= 0 for every real token.
 template <class T>
@@ -73,4 +73,4 @@ void check_linear_extra(call_views& check, kernel_call<T>& call, const Options& 
   if (!per_token) call.driver = kernel_driver::recurrence;
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

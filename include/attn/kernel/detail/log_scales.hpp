@@ -17,7 +17,7 @@
 #include <attn/core/detail/sin_cos.hpp>
 #include <attn/kernel/detail/features.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// largest[t] = max over r < count of raw[r][t] + (log_scale ? log_scale[r] : 0).
 template <class T>
@@ -212,4 +212,4 @@ struct exponential_scaling final : log_scaling<T> {
   }
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -8,7 +8,7 @@
 #include <attn/kernel/detail/chunk_backward.hpp>
 #include <attn/kernel/detail/log_scales.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// From s.q_raw the queries' features for the sums (q_phi, q_max), unless there are none, and for the chunk (q_own,
 /// own_max).
@@ -82,4 +82,4 @@ T weigh_row(idx_t i, idx_t features, T sums_max, const kernel_scratch<T>& s) {
   return largest;
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

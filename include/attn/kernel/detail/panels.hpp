@@ -10,7 +10,7 @@
 #include <attn/core/detail/tile_product.hpp>
 #include <attn/core/execution.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 template <class T>
 struct panels {
@@ -152,4 +152,4 @@ T dot_rows(const panels<T>& a, const panels<T>& b, idx_t row, idx_t cols) {
   return sum;
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

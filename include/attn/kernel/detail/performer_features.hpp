@@ -4,7 +4,7 @@
 #include <attn/kernel/detail/log_scales.hpp>
 #include <attn/kernel/detail/projection.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// What the features are made of; x~ = x sqrt(scale), m features W.
 enum class performer_kernel {
@@ -179,4 +179,4 @@ struct performer_features final : projected_features<T> {
 };
 
 }  // namespace detail
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

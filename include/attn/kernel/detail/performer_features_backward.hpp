@@ -10,7 +10,7 @@
 #include <attn/kernel/detail/performer_features.hpp>
 #include <attn/kernel/detail/projection_backward.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 template <class T>
 struct performer_features_backward final : projected_features_backward<T> {
@@ -167,4 +167,4 @@ struct performer_features_backward final : projected_features_backward<T> {
   }
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

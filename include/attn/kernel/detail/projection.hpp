@@ -3,7 +3,7 @@
 
 #include <attn/kernel/detail/driver.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// W is [features, dim], for all heads or one of several, packed once per call; bf16 numbers also as pairs without
 /// rounding, so that products with bf16 tokens are exact.
@@ -87,4 +87,4 @@ void sum_squares(const T* columns, idx_t dim, idx_t lanes, T* squares) {
   }
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -4,7 +4,7 @@
 #include <attn/kernel/detail/features_backward.hpp>
 #include <attn/kernel/detail/projection.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 template <class T>
 struct projected_features_backward : feature_map_backward<T> {
@@ -79,4 +79,4 @@ struct projected_features_backward : feature_map_backward<T> {
   ~projected_features_backward() = default;
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -23,7 +23,7 @@
 
 #include <attn/kernel/detail/chunk_decay.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Features of rows [begin, begin + count): those of the map; by the rule that corrects the rows themselves, of unit
 /// norm if so asked, norm[t], where given, then being the factor of row t.
@@ -299,4 +299,4 @@ struct recurrence_kernel {
   }
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

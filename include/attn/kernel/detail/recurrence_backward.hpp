@@ -24,7 +24,7 @@
 #include <attn/kernel/detail/gate_gradients.hpp>
 #include <attn/kernel/detail/recurrence_backward_call.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// One head of the states: its chunks, forward to the states and backward to the gradients.
 template <rule R, class T>
@@ -380,4 +380,4 @@ struct recurrence_backward_kernel {
   }
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

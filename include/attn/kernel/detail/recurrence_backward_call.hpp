@@ -4,7 +4,7 @@
 #include <attn/kernel/detail/recurrence.hpp>
 #include <attn/kernel/detail/stored_gradients.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 template <class T>
 struct feature_map_backward;
@@ -111,4 +111,4 @@ struct recurrence_backward_scratch : recurrence_keys<R, T> {
   }
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -8,7 +8,7 @@
 
 #include <attn/kernel/detail/recurrence_backward.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 template <rule R, class T>
 struct recurrence_backward_driver {
@@ -211,4 +211,4 @@ struct recurrence_backward_driver {
   }
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

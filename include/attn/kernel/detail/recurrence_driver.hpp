@@ -9,7 +9,7 @@
 
 #include <attn/kernel/detail/recurrence.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// A state of the rule that corrects, at a place of its item: head after head, dims rounded up to panels.
 template <class T>
@@ -201,4 +201,4 @@ struct recurrence_driver {
   }
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -11,7 +11,7 @@
 #include <istream>
 #include <ostream>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 template <class N>
 using bits_of = std::conditional_t<sizeof(N) == 8, std::uint64_t, std::uint32_t>;
@@ -113,4 +113,4 @@ struct state_stream {
   }
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

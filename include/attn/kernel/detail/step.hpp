@@ -4,7 +4,7 @@
 
 #include <attn/kernel/detail/chunk.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Up to this many tokens a step computes them one by one; for more, a chunk is faster.
 inline constexpr idx_t few_tokens = 3;
@@ -92,4 +92,4 @@ T dot_rows(const T* a, const T* b, idx_t n) {
   return rest;
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -5,7 +5,7 @@
 #include <attn/core/detail/gradients.hpp>
 #include <attn/kernel/detail/stored_rows.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Functions for the element type of a gradient.
 template <class T>
@@ -112,4 +112,4 @@ stored_gradient_head<T> scratch_gradient(T* rows, idx_t count, idx_t cols, bool 
           accumulate};
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

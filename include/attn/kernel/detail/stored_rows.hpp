@@ -10,7 +10,7 @@
 
 #include <cstring>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Tokens of a chunk: enough to make good use of the sums once they are loaded, few enough that the triangle stays
 /// small.
@@ -155,4 +155,4 @@ struct stored_tensor {
   }
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -10,7 +10,7 @@
 
 #include <attn/core/detail/exp.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 enum class activation { relu, gelu, gelu_tanh, silu };
 
@@ -174,4 +174,4 @@ template <class T>
 }
 
 }  // namespace detail
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

@@ -7,7 +7,7 @@
 #include <attn/core/detail/gradients.hpp>
 #include <attn/core/detail/tile_product.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// The view [batch, length, dim] of an argument: such a view or tensor, an Eigen matrix [length, dim], or an mdspan.
 template <viewable X>
@@ -196,4 +196,4 @@ struct output_tokens : any_rows<T> {
   void store(idx_t n, const T* from) const { store(n, 0, dim, from); }
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -11,7 +11,7 @@
 #include <attn/core/detail/product_choice.hpp>
 #include <attn/layers/detail/sequence.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Tokens of a task: whole tiles, enough of them to use a panel several times while it is in the caches.
 inline constexpr idx_t token_block = 48;
@@ -256,4 +256,4 @@ void few_token_products(const row_buffer<T>& x, idx_t rows, const linear_weight<
   });
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

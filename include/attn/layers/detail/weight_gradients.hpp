@@ -14,7 +14,7 @@
 
 #include <cstring>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Tokens of one sum: whole blocks, and tiles of that depth stay in the first-level cache.
 inline constexpr idx_t gradient_chunk = input_block / token_block * token_block;
@@ -286,4 +286,4 @@ void clear_buffer(const row_buffer<T>& sums, idx_t rows) {
   std::fill_n(sums.data, round_up(rows, tile_rows) * sums.stride, T(0));
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

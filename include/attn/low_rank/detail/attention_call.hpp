@@ -7,7 +7,7 @@
 #include <attn/core/detail/waves.hpp>
 #include <attn/softmax/detail/blockwise.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Sets the rows of padding among [begin, end) of one head to zero.
 template <class S>
@@ -52,4 +52,4 @@ void for_each_head(const wave<Scratch>& w, idx_t heads, idx_t steps, Body&& body
   });
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

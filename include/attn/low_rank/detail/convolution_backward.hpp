@@ -6,7 +6,7 @@
 #include <attn/core/detail/tile_product.hpp>
 #include <attn/core/execution.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// The backward pass of out_i += sum over t of weights(h, t) v_(i + first + t). `first` is the position of tap 0
 /// relative to row i of the queries.
@@ -88,4 +88,4 @@ struct convolution_backward {
   }
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

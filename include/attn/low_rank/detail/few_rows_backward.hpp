@@ -15,7 +15,7 @@
 #include <attn/core/detail/sums_in_parts.hpp>
 #include <attn/low_rank/detail/panel_product.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 inline constexpr idx_t few_rows_block = 128;                 // tokens taken at a time, a multiple of the panel width
 inline constexpr int few_rows_stride = few_rows_block + 16;  // rows of a tile fall into different cache sets
@@ -231,4 +231,4 @@ void backward_of_keys(const attended_rows<P>& from, few_rows_scratch<P>& s, T* d
   if (d_queries) s.x.add_mix(s.d_scores, rows, d_queries, stride, s.operands);
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

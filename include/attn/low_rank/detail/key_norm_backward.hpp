@@ -3,7 +3,7 @@
 
 #include <attn/low_rank/detail/long_short_call.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Gradients of gamma and beta, dim numbers each, one after the other.
 template <class T>
@@ -49,4 +49,4 @@ template <class T>
     dy[d] = factor * power * (dy[d] - by - (x[d] * power - mean) * factor * by_x);
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

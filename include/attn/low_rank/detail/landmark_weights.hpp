@@ -7,7 +7,7 @@
 #include <attn/low_rank/detail/pseudo_inverse.hpp>
 #include <attn/softmax/detail/blockwise.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 inline constexpr idx_t landmark_step = 16;  // landmarks of a task
 
@@ -178,4 +178,4 @@ struct landmark_inverse {
   }
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -6,7 +6,7 @@
 #include <attn/low_rank/detail/few_rows_backward.hpp>
 #include <attn/low_rank/linformer.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Projected keys or values of one head, as operands, and their gradient, as sums.
 template <class P>
@@ -279,4 +279,4 @@ struct linformer_backward_call {
   }
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -8,7 +8,7 @@
 #include <attn/low_rank/detail/long_short_key_head.hpp>
 #include <attn/softmax/detail/softmax_backward_call.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 template <class S, class Call>
 struct long_short_backward_call {
@@ -360,4 +360,4 @@ struct long_short_backward_call {
   }
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

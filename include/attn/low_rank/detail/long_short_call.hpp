@@ -5,7 +5,7 @@
 #include <attn/low_rank/detail/attention_call.hpp>
 #include <attn/low_rank/detail/token_softmax.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// gamma (x - mean) / sqrt(variance + eps) + beta over a row; x itself without gamma.
 template <class T>
@@ -208,4 +208,4 @@ struct long_short_call {
   }
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

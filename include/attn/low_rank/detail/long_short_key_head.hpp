@@ -6,7 +6,7 @@
 #include <attn/low_rank/detail/key_norm_backward.hpp>
 #include <attn/softmax/detail/blockwise_backward.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// The gradients of a call; null: not wanted.
 template <class S>
@@ -108,4 +108,4 @@ struct compressed_tokens {
   }
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

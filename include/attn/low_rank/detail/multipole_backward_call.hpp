@@ -10,7 +10,7 @@
 #include <attn/low_rank/detail/panel_product.hpp>
 #include <attn/softmax/detail/softmax_backward_call.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// The sums of one part for every key, and for every member of a cluster. Null: not wanted.
 template <class T>
@@ -276,4 +276,4 @@ struct multipole_backward_call {
   }
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -7,7 +7,7 @@
 #include <attn/low_rank/detail/multipole_choice.hpp>
 #include <attn/low_rank/detail/multipole_clusters.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Queries [begin, end) that choose together. They see the clusters of keys [0, past), and in the causal form the keys
 /// of their own segment, from `past` on. They choose by the queries [probe_begin, probe_end).
@@ -216,4 +216,4 @@ struct multipole_block {
   }
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -5,7 +5,7 @@
 #include <attn/low_rank/detail/attention_call.hpp>
 #include <attn/low_rank/detail/multipole_block.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Memory that the threads share for one head of keys.
 template <class T>
@@ -259,4 +259,4 @@ struct multipole_call {
   }
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

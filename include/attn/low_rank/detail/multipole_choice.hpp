@@ -8,7 +8,7 @@
 
 #include <numeric>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Integers in the order of the floats they represent; -0 is 0.
 template <class T>
@@ -168,4 +168,4 @@ struct probe_rows {
   }
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -16,7 +16,7 @@
 
 #include <numeric>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 using cluster_number = std::int32_t;
 
@@ -249,4 +249,4 @@ struct multipole_clusters {
   }
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

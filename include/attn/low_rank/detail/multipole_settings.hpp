@@ -4,7 +4,7 @@
 #include <attn/core/detail/attention_shape.hpp>
 #include <attn/core/detail/tile_product.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 inline constexpr idx_t cluster_part = 1024;  // keys of a part
 
@@ -43,4 +43,4 @@ inline void check_multipole_settings(const validator& check, const multipole_set
   if (o.clusters > most) check.fail({"clusters <= ", most}, o.clusters);
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

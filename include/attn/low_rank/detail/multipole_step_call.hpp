@@ -14,7 +14,7 @@
 #include <attn/softmax/detail/softmax_call.hpp>
 #include <attn/softmax/detail/streaming.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// scores[n] = q . row(n) for `count` rows of contiguous numbers; `scores` takes whole packets.
 template <class T, class Row>
@@ -276,4 +276,4 @@ struct multipole_step_call {
   }
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

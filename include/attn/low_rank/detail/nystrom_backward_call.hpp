@@ -7,7 +7,7 @@
 #include <attn/low_rank/detail/nystrom_call.hpp>
 #include <attn/low_rank/detail/nystrom_query_head.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// One call, after its checks.
 template <class S>
@@ -300,4 +300,4 @@ struct nystrom_backward_call {
   }
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

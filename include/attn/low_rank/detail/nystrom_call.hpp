@@ -5,7 +5,7 @@
 #include <attn/low_rank/detail/attention_call.hpp>
 #include <attn/low_rank/detail/landmark_weights.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// One call, after its checks.
 template <class S, class P = product_type<S>>
@@ -176,4 +176,4 @@ struct nystrom_call {
   }
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -5,7 +5,7 @@
 #include <attn/low_rank/detail/landmark_weights.hpp>
 #include <attn/low_rank/detail/pseudo_inverse_backward.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Which inverse a call differentiates.
 template <class T>
@@ -246,4 +246,4 @@ struct nystrom_backward_head {
   }
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -5,7 +5,7 @@
 #include <attn/core/execution.hpp>
 #include <attn/core/detail/tile_product.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Segment a of `length` tokens in `count` segments begins at token floor(a length / count).
 inline idx_t segment_begin(idx_t a, idx_t length, idx_t count) {
@@ -57,4 +57,4 @@ void panel_product(Left&& left, idx_t rows, const P* b, idx_t capacity, idx_t co
       });
 }
 
-}  // namespace attn::detail
+}}}  // namespace attn::ATTN_ISA::detail

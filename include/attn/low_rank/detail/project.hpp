@@ -10,7 +10,7 @@
 #include <attn/core/detail/waves.hpp>
 #include <attn/low_rank/detail/panel_product.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 inline constexpr idx_t project_step = 256;                // tokens summed in registers: a panel fills the L1 cache
 inline constexpr idx_t projection_rows = 8 * tile_rows;   // of E, packed by one task
@@ -151,4 +151,4 @@ void project(const sequence_projection<S, P>& keys, const sequence_projection<S,
   }
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -10,7 +10,7 @@
 #include <cmath>
 #include <limits>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// The norms the iteration starts from: the largest sums of a column and of a row.
 template <class T>
@@ -174,4 +174,4 @@ struct exact_inverse {
   }
 };
 
-}  // namespace attn::detail
+}}}  // namespace attn::ATTN_ISA::detail

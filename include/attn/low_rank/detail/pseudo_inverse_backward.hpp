@@ -9,7 +9,7 @@
 
 #include <attn/low_rank/detail/pseudo_inverse.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 template <class T>
 void transpose(const panel_matrix<T>& x, const panel_matrix<T>& to) {
@@ -197,4 +197,4 @@ struct exact_inverse_backward {
   }
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

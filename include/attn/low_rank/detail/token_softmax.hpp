@@ -8,7 +8,7 @@
 #include <attn/core/detail/exp.hpp>
 #include <attn/low_rank/detail/panel_product.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 inline constexpr idx_t part_size = 256;
 
@@ -134,4 +134,4 @@ struct token_sums {
   }
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

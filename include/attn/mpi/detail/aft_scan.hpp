@@ -4,7 +4,7 @@
 #include <attn/aft/detail/aft_tensors.hpp>
 #include <attn/mpi/detail/state_scan.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// The tokens of this process, before anything is checked.
 template <class T>
@@ -61,4 +61,4 @@ void scan_key_sums(const aft_tensors<T>& x, const spread_sequence& sequence, con
     pass_on(holders.chain(sequence.group()), before.data, bytes, add_chunks);
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

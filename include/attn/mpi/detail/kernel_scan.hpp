@@ -19,7 +19,7 @@
 #include <attn/kernel/detail/kernel_checks.hpp>
 #include <attn/mpi/detail/state_scan.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// One call, after its checks.
 template <class T>
@@ -275,4 +275,4 @@ void check_spread_linear(const validator& check, const Options& o) {
     check.fail("no initial or final state over processes", "one");
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

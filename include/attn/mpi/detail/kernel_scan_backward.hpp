@@ -13,7 +13,7 @@
 #include <attn/kernel/detail/kernel_backward_call.hpp>
 #include <attn/mpi/detail/kernel_scan.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 template <class T>
 struct kernel_scan_backward {
@@ -356,4 +356,4 @@ void run_spread_backward(const spread_sequence& sequence, const kernel_backward_
   store_feature_gradients(a, call, driver.feature_sums);
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

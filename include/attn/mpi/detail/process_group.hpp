@@ -12,7 +12,7 @@
 #include <memory>
 #include <vector>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Bytes this thread's calls have sent to other processes so far.
 inline std::size_t& sent_bytes() {
@@ -199,4 +199,4 @@ class message_list {
   std::vector<MPI_Request> requests_;
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -3,7 +3,7 @@
 
 #include <attn/mpi/detail/process_group.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Tokens [begin, begin + length) of the whole sequence, which are `local` and the next ones of their process.
 struct sequence_range {
@@ -67,4 +67,4 @@ class sequence_split {
   idx_t tokens_ = 0;
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -13,7 +13,7 @@
 
 #include <cmath>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// One call of an operator on some of the queries of a process and some of the keys that are there.
 struct block_call {
@@ -238,4 +238,4 @@ class travelling_gradients {
   message_list leaving_;
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

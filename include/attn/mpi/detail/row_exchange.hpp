@@ -3,7 +3,7 @@
 
 #include <attn/mpi/detail/ring.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Rows [begin, end) of the whole sequence.
 struct row_range {
@@ -138,4 +138,4 @@ class row_exchange {
   message_list messages_;
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

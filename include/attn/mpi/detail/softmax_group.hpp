@@ -5,7 +5,7 @@
 #include <attn/softmax/full_softmax.hpp>
 #include <attn/softmax/merge_softmax.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// The options of a call whose results are part of a sum, with where they go instead of out: in the compute type.
 template <class S>
@@ -266,4 +266,4 @@ class softmax_group {
   std::uint64_t wants_ = 0;
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -4,7 +4,7 @@
 #include <attn/mpi/detail/softmax_group.hpp>
 #include <attn/softmax/full_softmax_backward.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// full_softmax_gradients whose elements are sums, in the compute type.
 template <class S>
@@ -156,4 +156,4 @@ class softmax_group_backward {
   std::span<T> slopes_{};
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

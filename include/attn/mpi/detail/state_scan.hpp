@@ -12,7 +12,7 @@
 #include <deque>
 #include <exception>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// States in transit: each is received from one process, or none, and sent on to some. They arrive in the order in
 /// which they were expected, and are sent in the same order everywhere.
@@ -224,4 +224,4 @@ void agree_on(const process_group& group, process_shape own, const Check& check)
   });
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

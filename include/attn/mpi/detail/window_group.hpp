@@ -11,7 +11,7 @@
 #include <attn/mpi/detail/softmax_group.hpp>
 #include <attn/softmax/sliding_window.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// partial_softmax_options of sliding_window.
 template <class S>
@@ -314,4 +314,4 @@ class window_group {
   std::vector<idx_t> globals_, global_queries_;  // positions; rows of the whole of the queries there
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -6,7 +6,7 @@
 #include <attn/core/detail/sums_in_parts.hpp>
 #include <attn/softmax/detail/blockwise.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 inline constexpr idx_t backward_key_block = 256;  // keys of a block, at most score_stride
 
@@ -187,4 +187,4 @@ struct backward_scratch {
   }
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

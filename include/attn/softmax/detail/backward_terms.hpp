@@ -3,7 +3,7 @@
 
 #include <attn/softmax/detail/score_terms.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Stands for the derivative where there is no score function.
 struct no_score_backward {};
@@ -80,4 +80,4 @@ constexpr void require_score_backward() {
                   "j), which returns d times the derivative of score by s, after the score function");
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -24,7 +24,7 @@
 #include <attn/softmax/detail/score_terms.hpp>
 #include <attn/softmax/detail/tile_output.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 template <class P>
 struct row_block {
@@ -318,4 +318,4 @@ void clear_rows(const matrix_view<S>& out, idx_t begin, idx_t end, T* lse, idx_t
   for (idx_t i = begin; lse && i < end; ++i) lse[i * lse_stride] = -std::numeric_limits<T>::infinity();
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

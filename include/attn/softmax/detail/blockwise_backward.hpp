@@ -27,7 +27,7 @@
 
 #include <attn/softmax/detail/backward_memory.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Step 5 for `keys` <= M keys: sums[m] += sum over rows r < depth of weights[r][m] times row r of the panels; of pairs
 /// of rows depth counts those.
@@ -254,4 +254,4 @@ void differentiate(const backward_rows<P>& rows, idx_t count, const key_range* r
   settle_compensated(s.long_dq, s.long_errors, size, dq);
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -7,7 +7,7 @@
 #include <attn/softmax/detail/lsh_plan.hpp>
 #include <attn/softmax/detail/sparse_backward.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 template <class S, class Options>
 struct lsh_backward_plan : lsh_plan<S, Options> {
@@ -114,4 +114,4 @@ struct lsh_backward_plan : lsh_plan<S, Options> {
 template <class S, class Options>
 lsh_backward_plan(const lsh_plan<S, Options>&) -> lsh_backward_plan<S, Options>;
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

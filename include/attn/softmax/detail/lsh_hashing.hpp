@@ -7,7 +7,7 @@
 
 #include <cmath>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 inline void check_rounds(const validator& check, idx_t rounds) {
   constexpr idx_t most = idx_t(1) << 16;  // tables of a token for each round: no memory holds many more
@@ -84,4 +84,4 @@ void hash_panel(const T* rotation, idx_t half, idx_t dim, const T* panel, idx_t 
   }
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

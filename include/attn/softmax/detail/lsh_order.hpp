@@ -7,7 +7,7 @@
 #include <attn/softmax/detail/lsh_hashing.hpp>
 #include <attn/softmax/detail/row_plan.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 inline constexpr idx_t lsh_segment = 512;  // tokens of a task
 
@@ -208,4 +208,4 @@ struct lsh_order : row_plan {
   }
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -5,7 +5,7 @@
 #include <attn/softmax/detail/lsh_order.hpp>
 #include <attn/softmax/detail/sparse_driver.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 template <class S, class Options>
 struct lsh_plan : lsh_order<S, Options> {
@@ -99,4 +99,4 @@ void with_lsh_plan(const softmax_call<S, Score>& in, const Options& options, con
   with({*numbers, {1, options.rounds, in.shape.dim, half}});
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

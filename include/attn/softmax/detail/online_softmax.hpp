@@ -16,7 +16,7 @@
 #include <cmath>
 #include <utility>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 template <class T>
 inline constexpr T ln_2 = T(0.693147180559945309417232121458176568L);
@@ -177,4 +177,4 @@ class long_sums {
 /// Keys that a state of the blockwise kernel takes: 32 of its tiles.
 inline constexpr idx_t long_segment = 12288;
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -4,7 +4,7 @@
 #include <attn/core/detail/tile_product.hpp>
 #include <attn/core/execution.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// The row of the sequence that each slot has: first + step * slot, or a list.
 struct index_map {
@@ -94,4 +94,4 @@ struct packed_keys {
   }
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -4,7 +4,7 @@
 #include <attn/softmax/detail/pattern_plan.hpp>
 #include <attn/softmax/detail/sparse_backward.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 
 /// The gradients of softmax attention by a pattern: those given. S is the element type of the call.
 template <class S>
@@ -29,4 +29,4 @@ void backward_by(softmax_backward_call<S, Score, ScoreBackward>& call, const Pat
 }
 
 }  // namespace detail
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

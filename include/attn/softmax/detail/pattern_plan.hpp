@@ -6,7 +6,7 @@
 #include <attn/softmax/detail/sparse_driver.hpp>
 #include <attn/softmax/pattern.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 struct pattern_plan : row_plan {
   using head = pattern_shape;
@@ -180,4 +180,4 @@ void attend_by(const softmax_call<S, Score>& call, const Pattern& pattern) {
   attend_planned(call, plan_of(call, patterns));
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

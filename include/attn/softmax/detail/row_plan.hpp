@@ -26,7 +26,7 @@
 #include <attn/core/detail/sums_in_parts.hpp>
 #include <attn/softmax/detail/score_terms.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Rows of one query head that see the same sets of keys.
 struct query_set {
@@ -109,4 +109,4 @@ struct row_plan {
   static constexpr bool at_panels = true;
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -4,7 +4,7 @@
 
 #include <attn/softmax/detail/blockwise.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// States of the rows of `result`; the unnormalised output is stored in the memory of `result` where possible.
 template <class T>
@@ -95,4 +95,4 @@ struct row_states : online_softmax<T> {
   }
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

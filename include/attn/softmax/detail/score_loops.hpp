@@ -4,7 +4,7 @@
 #include <attn/core/detail/exp.hpp>
 #include <attn/core/detail/packing.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 template <class T>
 inline constexpr T log2_e = T(1.442695040888963407359924681001892137L);
@@ -114,4 +114,4 @@ template <class T>
   });
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -15,7 +15,7 @@
 #include <cstring>
 #include <optional>
 
-namespace attn::inline ATTN_ISA {
+namespace attn { inline namespace ATTN_ISA {
 namespace detail {
 
 /// How many of a set of keys a mask leaves visible.
@@ -298,4 +298,4 @@ constexpr void require_score() {
 }
 
 }  // namespace detail
-}  // namespace attn::inline ATTN_ISA
+}}  // namespace attn::ATTN_ISA

@@ -17,7 +17,7 @@
 #include <attn/softmax/detail/blockwise_backward.hpp>
 #include <attn/softmax/detail/softmax_call.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// sum over d < count of x[d] y[d]
 template <class T, class S>
@@ -225,4 +225,4 @@ auto checked_backward_call(const char* name, const Q& q, const K& k, const V& v,
   return call;
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -12,7 +12,7 @@
 #include <attn/core/detail/product_choice.hpp>
 #include <attn/softmax/detail/blockwise.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// The views of a call, and the options that all its kernels use.
 template <class S, class C = S>
@@ -149,4 +149,4 @@ auto checked_call(const char* name, const Q& q, const K& k, const V& v, O& out, 
   return call;
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

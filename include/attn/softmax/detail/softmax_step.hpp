@@ -4,7 +4,7 @@
 #include <attn/core/detail/rotary_step.hpp>
 #include <attn/softmax/detail/softmax_call.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Checks the tokens of a checked call against the cache that they go to, which overlaps no view of the call.
 template <class Call, class Cache>
@@ -34,4 +34,4 @@ void rotate_tokens(Call& call, const Cache& cache, const Workspace& workspace) {
   if (given.rotary) cache.check_tokens(call.check, call.k, call.v, given.lengths);  // rotated they may be larger
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -9,7 +9,7 @@
 #include <attn/softmax/detail/softmax_backward_call.hpp>
 #include <attn/softmax/detail/sparse_driver.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 template <class S, class Score, class ScoreBackward, class Plan>
 struct sparse_backward {
@@ -275,4 +275,4 @@ void differentiate_planned(softmax_backward_call<S, Score, ScoreBackward>& call,
       [&](const auto& c) { sparse_backward<S, Score, ScoreBackward, Plan>{c, plan}.run(); });
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -11,7 +11,7 @@
 #include <attn/softmax/detail/row_states.hpp>
 #include <attn/softmax/detail/softmax_call.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// visit(keys, seen_keys, seen) for every set of keys of a query set; they are packed in `shared`, or to be packed one
 /// after the other in `own`. Keys is packed_keys or backward_keys.
@@ -181,4 +181,4 @@ void attend_planned(const softmax_call<S, Score>& call, const Plan& plan) {
   });
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

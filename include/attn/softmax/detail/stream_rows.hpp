@@ -15,7 +15,7 @@
 #include <attn/core/detail/prefetch.hpp>
 #include <attn/core/detail/tile_product.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Rows of elements C in a tile, at most: two such tiles of dim 64 fit in a first-level cache of 32 KiB. (For elements
 /// of one byte 256 rows were measured: 0.92 of the time with 128.)
@@ -353,4 +353,4 @@ void stream_output(const T* weights, const weight_range<T>& range, const T* resc
   for (; col < v.cols; col += w) columns(col, std::integral_constant<int, 1>{});
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

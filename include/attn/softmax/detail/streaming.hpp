@@ -15,7 +15,7 @@
 #include <attn/softmax/detail/blockwise.hpp>
 #include <attn/softmax/detail/stream_rows.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 inline constexpr idx_t stream_chunk = 2048;  // keys with a softmax of their own
 
@@ -215,4 +215,4 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
   }
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

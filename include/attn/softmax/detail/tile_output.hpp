@@ -4,7 +4,7 @@
 #include <attn/softmax/detail/online_softmax.hpp>
 #include <attn/softmax/detail/packed_keys.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 inline constexpr idx_t max_rows = 96;    // of a block, a multiple of every tile height
 inline constexpr idx_t key_block = 384;  // keys a tile takes at a time
@@ -165,4 +165,4 @@ class tile_output {
   idx_t steps = 0, steps_per_row = 0;  // steps that remain
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

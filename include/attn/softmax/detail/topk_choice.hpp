@@ -11,7 +11,7 @@
 #include <attn/core/detail/attention_shape.hpp>
 #include <attn/softmax/detail/blockwise.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// The blocks of a call.
 struct topk_shape {
@@ -199,4 +199,4 @@ struct topk_head {
   }
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -6,7 +6,7 @@
 #include <attn/softmax/detail/sparse_driver.hpp>
 #include <attn/softmax/detail/topk_choice.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 template <class S>
 struct topk_plan : row_plan {
@@ -130,4 +130,4 @@ topk_plan<S> topk_plan_of(const softmax_call<S, Score>& in, const topk_shape& bl
   return {{}, in.shape, in.lengths, blocks, in.q, in.k, sums, sums_stride};
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

@@ -16,7 +16,7 @@
 #include <attn/softmax/detail/softmax_backward_call.hpp>
 #include <attn/softmax/sliding_window.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 template <class S, class Call, class Gradients>
 struct window_backward : window_sets {
@@ -364,4 +364,4 @@ struct window_backward : window_sets {
   }
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail

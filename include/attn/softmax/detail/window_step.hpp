@@ -4,7 +4,7 @@
 #include <attn/softmax/detail/softmax_call.hpp>
 #include <attn/softmax/detail/streaming.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// What the queries of a stream see: `left` keys before their own, `dilation` apart, and the global positions, which
 /// ascend.
@@ -150,4 +150,4 @@ struct cache_source {
   void put(idx_t, idx_t, idx_t) const {}
 };
 
-}  // namespace attn::inline ATTN_ISA::detail
+}}}  // namespace attn::ATTN_ISA::detail
