@@ -89,8 +89,9 @@ struct nystrom_call {
     const bool few_keys = plan.few_keys(b);
     if (few_keys || !plan.few_queries(b)) {
       row_prefetcher<1, cache_level::first>(head_of(views.q, b, h), i1, queries).next(max_rows);
-      return detail::attend_rows(views, b, h, i0, p.packed[few_keys ? 0 : in_group], std::min(m(), plan.lengths.keys(b)),
-                                 terms, {}, exec, worker, [&](const auto& block) {
+      const auto& packed = p.packed[few_keys ? 0 : in_group];
+      return detail::attend_rows(views, b, h, i0, packed, std::min(m(), plan.lengths.keys(b)), terms, {}, exec, worker,
+                                 [&](const auto& block) {
                                    for (idx_t r = 0; r < block.rows && convolution; ++r)
                                      add_convolution(b, h, i0 + r, block.state.row_sum(r), block.state.row(r));
                                  });
