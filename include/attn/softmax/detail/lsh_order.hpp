@@ -188,8 +188,8 @@ struct lsh_order : row_plan {
   /// Hashes and sorts.
   void prepare(idx_t first, idx_t, const for_each_step<item_scratch, thread_scratch>& for_each) const {
     for_each(idx_t(1), [&](idx_t x, const item_scratch& p, idx_t, const thread_scratch&) {
-      const idx_t head = (x + first) % shape.heads;
-      pack_rotations<T>(rotations, rotations.extent(0) == 1 ? 0 : head, p.rotations);
+      const idx_t h = (x + first) % shape.heads;
+      pack_rotations<T>(rotations, rotations.extent(0) == 1 ? 0 : h, p.rotations);
     });
     for_each(segments(), [&](idx_t x, const item_scratch& p, idx_t part, const thread_scratch& s) {
       const lsh_head<S> h = head_of(x + first, p, 0);
