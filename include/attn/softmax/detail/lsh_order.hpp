@@ -106,13 +106,13 @@ struct lsh_order : row_plan {
             .order = memory.allocate<idx_t>(all)};
   }
   struct thread_scratch {
-    T* keys;              // [panel_width][D]: to be packed
+    T* keys;              // [panel_width][D], of whole packets: to be packed
     T* panel;             // the same, packed, to be hashed
     idx_t* bucket_begin;  // [buckets + 1]: where the next token of a bucket goes
     idx_t* token;         // of every slot of the keys of a task
   };
   thread_scratch layout_scratch(arena& memory) const {
-    return {.keys = memory.allocate<T>(panel_width<T> * shape.dim),
+    return {.keys = memory.allocate<T>(panel_width<T> * round_up(shape.dim, width<T>)),
             .panel = memory.allocate<T>(panel_width<T> * shape.dim),
             .bucket_begin = memory.allocate<idx_t>(options.buckets + 1), .token = memory.allocate<idx_t>(capacity())};
   }
@@ -133,12 +133,10 @@ struct lsh_order : row_plan {
     mutable idx_t next = 0;
 
     [[gnu::noinline]] const T* row(idx_t i) const {
-      T* const key = memory + next++ % panel_width<T> * query.cols;
+      T* const key = memory + next++ % panel_width<T> * round_up(query.cols, width<T>);
       const S* const x = query.row(i);
-      if (const idx_t stride = query.col_stride; stride == 1)
-        for (idx_t d = 0; d < query.cols; ++d) key[d] = static_cast<T>(x[d]) * factor[i];
-      else
-        for (idx_t d = 0; d < query.cols; ++d) key[d] = static_cast<T>(x[d * stride]) * factor[i];
+      for (idx_t d = 0, stride = query.col_stride; d < query.cols; d += width<T>)
+        store<T>(key + d, mul(load_part<T>(x + d * stride, stride, query.cols - d), broadcast<T>(factor[i])));
       return key;
     }
   };
