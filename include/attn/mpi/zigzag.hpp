@@ -13,6 +13,7 @@
 // Throws   std::invalid_argument, on every process alike, where shapes do not fit, before anything is sent or written.
 #pragma once
 
+#include <attn/core/detail/call_views.hpp>
 #include <attn/mpi/detail/ring.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace mpi {

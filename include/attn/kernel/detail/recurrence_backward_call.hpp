@@ -67,8 +67,9 @@ struct recurrence_backward_scratch : recurrence_keys<R, T> {
     const idx_t own = call.recurrence.bonus ? 1 : 0;
     const bool decays = call.decays() != decay_kind::none;
     recurrence_backward_scratch s;
-    static_cast<recurrence_keys<R, T>&>(s) = recurrence_keys<R, T>::layout(
-        memory, call, columns, in.map ? std::max(call.map->scratch_size, in.map->scratch_size) : 0);
+    idx_t map_scratch = 0;
+    if constexpr (R == rule::add) map_scratch = std::max(call.map->scratch_size, in.map->scratch_size);
+    static_cast<recurrence_keys<R, T>&>(s) = recurrence_keys<R, T>::layout(memory, call, columns, map_scratch);
     const auto allocate = [&](idx_t count, idx_t cols, std::initializer_list<panels<T>*> all) {
       allocate_panels(memory, count, cols, all);
     };

@@ -91,9 +91,9 @@ struct lsh_backward_plan : lsh_plan<S, Options> {
     if (back.any()) back(raw, d_score, width<T>, i, {i, 1, nullptr}, 0);
     const S* const x = h.query.row(i);
     for (idx_t d = 0; d_query && d < h.query.cols; ++d) {
-      const T q = static_cast<T>(x[d * h.query.col_stride]);
-      d_query[d] += d_score[0] * (q * h.tables.factor[i]);
-      d_key[d] += d_score[0] * q;
+      const T number = static_cast<T>(x[d * h.query.col_stride]);
+      d_query[d] += d_score[0] * (number * h.tables.factor[i]);
+      d_key[d] += d_score[0] * number;
     }
     for (idx_t d = 0; d_value && d < value.cols; ++d)
       d_value[d] += weight * static_cast<T>(d_o.row(i)[d * d_o.col_stride]);
