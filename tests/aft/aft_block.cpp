@@ -33,9 +33,9 @@ outcome mean_of_two(float gap, float size, const particulars& more = {}) {
   float out[] = {7};
   const aft_head head{{q, 1, 1, 1, 1}, {k, 3, 1, 1, 1}, {v, 3, 1, 1, 1}, {out, 1, 1, 1, 1}};
   attn::execution serial;
-  packed_piece<float> keys;
+  packed_chunk<float> keys;
   auto block = serial.scratch(0, [&](arena& memory) {
-    keys = packed_piece<float>::layout(memory, 1, 3);
+    keys = packed_chunk<float>::layout(memory, 1, 3);
     return aft_block<float>::layout(memory, 1, false);
   });
   const auto& elements = elements_of<float>;
@@ -52,7 +52,7 @@ outcome mean_of_two(float gap, float size, const particulars& more = {}) {
   block.begin(1);
   rows.find_row_exponents();
   keys.pack(elements, head, 0, 0, 3);
-  rows.add_piece(keys, 0, 3);
+  rows.add_chunk(keys, 0, 3);
   const idx_t recomputed = rows.finish(3);
   return {recomputed, out[0]};
 }
