@@ -99,10 +99,11 @@ class call_views : public validator {
     bool written;
     std::uintptr_t begin, end;  // all addresses it touches: most views need no closer look
   };
-  static constexpr std::size_t most = 64;  // no call has so many
+  static constexpr std::size_t most = 64;
 
   /// The view after those that are kept.
   named& next(const char* before, const char* name, const memory_layout& x, bool written) {
+    if (count_ == most) fail({"at most ", most, " views"}, "more: call_views::most is too small");
     named& one = views_[count_];
     one.before = before, one.name = name, one.view = x, one.written = written;
     one.begin = one.end = 0;

@@ -75,8 +75,8 @@ struct row_plan {
   /// prepare(first, count, for_each_step): the tables of query heads [first, first + count) of every item.
   template <class... X>
   void prepare(X&&...) const {}
-  /// Whether what a stage adds to a row is summed up by itself before it meets the sums of earlier stages, as it must be
-  /// where many tiles add up; and whether these sums keep what they lose, too.
+  /// Whether what a stage adds to a row is summed up before it meets the sums of earlier stages, as it must be where
+  /// many tiles add up; and whether the sums between stages keep what they lose.
   bool sums_apart() const { return false; }
   bool keeps_errors() const { return false; }
   /// The keys of a head, as a matrix whose rows are read one panel at a time.
