@@ -51,7 +51,7 @@ struct recurrence_parameters {
   tensor_view<T, 3> final_weights{};
 
   bool per_token() const { return log_decay.data() != nullptr && log_decay.extent(3) == 1; }
-  bool per_channel() const { return log_decay.data() != nullptr && log_decay.extent(3) != 1; }
+  bool per_channel() const { return log_decay && log_decay.extent(3) != 1; }
 };
 
 /// What computes a call: sums of features, decays per token included, or a recurrence.

@@ -358,8 +358,7 @@ struct recurrence_backward_kernel {
   /// The sums of a chunk run from its last token to its first; the gradient of a log decay of -infinity is 0.
   void store_decays(idx_t begin, idx_t count) const {
     const idx_t m = features(), head = in.at(in.d_log_decay, h);
-    const bool channel = in.d_log_decay.extent(3) != 1;  // or no channel at all
-    const bool add = in.adds(in.d_log_decay, h);
+    const bool channel = s.decay.kind == decay_kind::channel, add = in.adds(in.d_log_decay, h);
     if constexpr (!corrects)
       each_packet(
           count, m,
