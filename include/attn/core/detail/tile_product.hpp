@@ -30,19 +30,18 @@ template <class T, int M, int N, int Stride = panel_width<T>, class A, class Don
 ATTN_INLINE void tile_product(A a, const T* panel, idx_t depth, Done&& done, [[maybe_unused]] idx_t next = 0) {
   const auto by_vectors = [&]<int Count>(std::integral_constant<int, Count>, const T* b_panel, idx_t begin,
                                          const auto& first, const auto& take) {
-    packet<sum_type<T>> acc[M][Count];
-    unroll<M>([&](auto m) { unroll<Count>([&](auto n) { acc[m][n] = first(m, n); }); });
-    for (idx_t k = begin; k < depth; ++k) {
-      packet<T> b[Count];
-      unroll<Count>([&](auto n) { b[n] = load<T>(b_panel + k * Stride + n * width<T>); });
-      unroll<M>([&](auto m) {
-        const packet<T> x = broadcast<T>(a.at(m, k));
-        unroll<Count>([&](auto n) { acc[m][n] = multiply_add<T>(x, b[n], acc[m][n]); });
-      });
-    }
-    unroll<M>([&](auto m) { unroll<Count>([&](auto n) { take(m, n, acc[m][n]); }); });
+    // In one lambda for all of the tile: a lambda for each element would take several times as long to compile.
+    [&]<int... I, int... J>(std::integer_sequence<int, I...>, std::integer_sequence<int, J...>)
+        __attribute__((always_inline)) {
+      packet<sum_type<T>> acc[M * Count] = {first(I / Count, I % Count)...};
+      for (idx_t k = begin; k < depth; ++k) {
+        const packet<T> b[Count] = {load<T>(b_panel + k * Stride + J * width<T>)...};
+        ((acc[I] = multiply_add<T>(broadcast<T>(a.at(I / Count, k)), b[I % Count], acc[I])), ...);
+      }
+      (take(std::integral_constant<int, I / Count>{}, std::integral_constant<int, I % Count>{}, acc[I]), ...);
+    }(std::make_integer_sequence<int, M * Count>{}, std::make_integer_sequence<int, Count>{});
   };
-  const auto nothing = [](auto, auto) { return zero<sum_type<T>>(); };
+  const auto nothing = [](int, int) __attribute__((always_inline)) { return zero<sum_type<T>>(); };
   static_assert(N <= tile_packets<T>);
 #if ATTN_HAS_AMX
   if constexpr (rows_for_matrix_unit<T>)
@@ -50,7 +49,9 @@ ATTN_INLINE void tile_product(A a, const T* panel, idx_t depth, Done&& done, [[m
       static_assert(width<float> == unit_columns && M <= unit_rows);
       alignas(64) float sums[unit_rows * N * unit_columns];
       unit_product<N, Stride, T, A>{a, panel, next}.run(whole, sums, N * unit_columns);
-      const auto sum = [&](auto m, auto n) { return load<float>(sums + (N * m + n) * unit_columns); };
+      const auto sum = [&](int m, int n) __attribute__((always_inline)) {
+        return load<float>(sums + (N * m + n) * unit_columns);
+      };
       if (whole == depth) {
         unroll<M>([&](auto m) { unroll<N>([&](auto n) { done(m, n, sum(m, n)); }); });
         return;
@@ -58,7 +59,7 @@ ATTN_INLINE void tile_product(A a, const T* panel, idx_t depth, Done&& done, [[m
       by_vectors(std::integral_constant<int, std::min(N, 2)>{}, panel, whole, sum, done);
       if constexpr (N > 2)
         by_vectors(std::integral_constant<int, 2>{}, panel + next, whole,
-                   [&](auto m, auto n) { return sum(m, std::integral_constant<int, n + 2>{}); },
+                   [&](int m, int n) __attribute__((always_inline)) { return sum(m, n + 2); },
                    [&](auto m, auto n, const auto& x) { done(m, std::integral_constant<int, n + 2>{}, x); });
       return;
     }

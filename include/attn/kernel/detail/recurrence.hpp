@@ -188,7 +188,8 @@ struct recurrence_kernel {
   idx_t features() const { return s.decay.dim; }
   panels<T> values() const { return s.v.from_col(col); }
 
-  /// Queries, and their scores in p and p_t; factors are the sums of the scores, where these are wanted.
+  /// Queries, and their scores in p and p_t; factors are the sums of the scores where there are denominators, else the
+  /// scale.
   void load_queries(const token_block& at) const {
     const idx_t m = features(), own = at.shift(call), rows = at.count - own;
     const bool decayed = at.own_keys && s.decay.kind != decay_kind::none;
@@ -201,7 +202,7 @@ struct recurrence_kernel {
       s.decay.from_start(q, rows, s.q_start.from_row(own));
     }
     transpose_panels(decayed ? s.q_start : s.q, at.count, m, s.q_start_t);
-    std::fill_n(s.factors, kernel_chunk, T(0));
+    std::fill_n(s.factors, kernel_chunk, call.normalise ? T(0) : call.recurrence.scale);
     if (!at.own_keys) return;
     if (s.decay.kind != decay_kind::channel && s.q_t.data != s.q_start_t.data) transpose_panels(q, rows, m, s.q_t);
     chunk_scores(s.decay, s.scores, q, s.q_t, s.k, s.k_t, rows, triangle::up_to, s.p.from_row(own));
@@ -219,19 +220,20 @@ struct recurrence_kernel {
 
   /// values() = U.
   void solve(idx_t count, const recurrence_state<T>& before) const {
-    if constexpr (R == rule::add) return;
-    const panels<T> u = values();
-    const auto write = [&](idx_t row, idx_t c, const packet<T>& read) {
-      store<T>(u.at(row, c), mul(sub(load<T>(u.at(row, c)), read), broadcast<T>(s.beta[row])));
-    };
-    if (before.empty)
-      for (idx_t c = 0; c < cols; c += width<T>)
-        for (idx_t row = 0; row < count; ++row) write(row, c, zero<T>());
-    else
-      product(s.k_start_t, count, before.values, cols, features(), write);
-    triangle_product<triangle::before>(s.a_t, count, u, cols, [&](idx_t row, idx_t c, const packet<T>& sum) {
-      store<T>(u.at(row, c), sub(load<T>(u.at(row, c)), mul(sum, broadcast<T>(s.beta[row]))));
-    });
+    if constexpr (R == rule::correct) {
+      const panels<T> u = values();
+      const auto write = [&](idx_t row, idx_t c, const packet<T>& read) {
+        store<T>(u.at(row, c), mul(sub(load<T>(u.at(row, c)), read), broadcast<T>(s.beta[row])));
+      };
+      if (before.empty)
+        for (idx_t c = 0; c < cols; c += width<T>)
+          for (idx_t row = 0; row < count; ++row) write(row, c, zero<T>());
+      else
+        product(s.k_start_t, count, before.values, cols, features(), write);
+      triangle_product<triangle::before>(s.a_t, count, u, cols, [&](idx_t row, idx_t c, const packet<T>& sum) {
+        store<T>(u.at(row, c), sub(load<T>(u.at(row, c)), mul(sum, broadcast<T>(s.beta[row]))));
+      });
+    }
   }
 
   /// Computes and writes the rows of out.
@@ -242,7 +244,7 @@ struct recurrence_kernel {
     const idx_t next = at.origin + kernel_chunk, after = std::min(next + kernel_chunk, call.lengths.queries(b));
     call.fetch(prefetch, call.q.head(b, call.query_head(at.head)), next, after);
     call.fetch(prefetch, out, next, after);
-    load_factors(at.count, before);
+    if (call.normalise) divide_factors(at.count, before);
     const auto factor = [&](idx_t row) { return broadcast<T>(s.factors[row]); };
     if (!before.empty)
       product(s.q_start_t, at.count, before.values, cols, features(), [&](idx_t row, idx_t c, const packet<T>& sum) {
@@ -275,10 +277,9 @@ struct recurrence_kernel {
   }
 
  private:
-  /// The factors of rows: scale, over the denominator where there is one.
-  void load_factors(idx_t count, const recurrence_state<T>& before) const {
+  /// The factors of rows: scale over the denominator.
+  void divide_factors(idx_t count, const recurrence_state<T>& before) const {
     const T scale = call.recurrence.scale;
-    if (!call.normalise) return void(std::fill_n(s.factors, count, scale));
     for (idx_t t = 0; t < count; t += width<T>) {
       packet<T> sum = load<T>(s.factors + t);
       for (idx_t r = 0; r < features(); ++r)
