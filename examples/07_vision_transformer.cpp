@@ -123,7 +123,8 @@ int main(int argc, char** argv) {
   const auto encode = [&](const mixer& mix, matrix& x, attn::execution& exec) {
     x = embedded;
     for (const block& w : blocks)
-      attn::encoder_block(x, x, {.feed_forward = {.up = w.up, .down = w.down}}, std::bind_front(mix, std::cref(w)), exec);
+      attn::encoder_block(x, x, {.feed_forward = {.up = w.up, .down = w.down}}, std::bind_front(mix, std::cref(w)),
+                          exec);
     attn::layer_norm(x, x, exec);
   };
 
@@ -157,6 +158,7 @@ int main(int argc, char** argv) {
                 distance);
     right &= name == "full_softmax" ? distance == 0 : std::isfinite(distance);
   }
-  std::puts("\nWeights are random. Without training, the aft_* stay near the mean of all tokens, and so near each other.");
+  std::puts(
+      "\nWeights are random. Without training, the aft_* stay near the mean of all tokens, and so near each other.");
   return right ? 0 : 1;
 }

@@ -28,7 +28,8 @@ struct document {
 
   attn::idx_t place() const { return tokens / 3; }
   static float number(attn::idx_t which, attn::idx_t h, attn::idx_t i, attn::idx_t d) {  // roughly normal
-    std::uint64_t x = static_cast<std::uint64_t>(((i * head_count + h) * head_dim + d) * 3 + which) * 0x9e3779b97f4a7c15;
+    std::uint64_t x =
+        static_cast<std::uint64_t>(((i * head_count + h) * head_dim + d) * 3 + which) * 0x9e3779b97f4a7c15;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
     x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
     x ^= x >> 31;

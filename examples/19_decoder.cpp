@@ -199,8 +199,8 @@ int run(const std::vector<std::string_view>& arguments) {
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
     std::size_t tokens = 0;
     for (const request& r : all) tokens += r.tokens.size();
-    std::printf("%td at a time: %zu tokens of %zu prompts in %td rounds, %.0f tokens a second; pages kept: %td\n", slots,
-                tokens, all.size(), rounds, double(tokens) / seconds.count(), pool.pages() - pool.free_pages());
+    std::printf("%td at a time: %zu tokens of %zu prompts in %td rounds, %.0f tokens a second; pages kept: %td\n",
+                slots, tokens, all.size(), rounds, double(tokens) / seconds.count(), pool.pages() - pool.free_pages());
     return all;
   };
   const std::vector<request> together = serve_all(4), alone = serve_all(1);

@@ -14,7 +14,9 @@ namespace bench::mpi {
 namespace {
 
 double token_bytes(const settings& set) { return static_cast<double>(2 * set.kv_heads * set.dim) * sizeof(float); }
-double score_flops(const settings& set, double scores) { return 4.0 * scores * static_cast<double>(set.heads * set.dim); }
+double score_flops(const settings& set, double scores) {
+  return 4.0 * scores * static_cast<double>(set.heads * set.dim);
+}
 
 double full_flops(const settings& set, double n) { return score_flops(set, n * n); }
 double causal_flops(const settings& set, double n) { return score_flops(set, n * (n + 1) / 2); }

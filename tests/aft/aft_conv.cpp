@@ -52,8 +52,8 @@ TEMPLATE_LIST_TEST_CASE("aft_conv: options combined", "[aft_conv]", all_types) {
       for (bool per_head : {false, true}) {
         for (bool causal : {false, true}) {
           check<TestType>({.length = 150, .dim = 18}, {.one_key = one_key, .per_head = per_head}, causal, gate);
-          check<TestType>({.batch = 4, .heads = 2, .length = 200, .dim = 3}, {.one_key = one_key, .per_head = per_head}, causal,
-                          gate, {200, 0, 133, 133});
+          check<TestType>({.batch = 4, .heads = 2, .length = 200, .dim = 3}, {.one_key = one_key, .per_head = per_head},
+                          causal, gate, {200, 0, 133, 133});
         }
         check<TestType>({.batch = 4, .length = 120, .dim = 18},
                         {.height = 3, .width = 5, .columns = 12, .one_key = one_key, .per_head = per_head}, false, gate,

@@ -62,8 +62,8 @@ TEMPLATE_LIST_TEST_CASE("aft_conv_backward: options combined", "[aft_conv_backwa
     for (bool one_key : {false, true})
       for (bool per_head : {false, true}) {
         for (bool causal : {false, true})
-          check<TestType>({.batch = 4, .heads = 2, .length = 130, .dim = 18}, {.one_key = one_key, .per_head = per_head},
-                          causal, gate, {130, 0, 113, 113});
+          check<TestType>({.batch = 4, .heads = 2, .length = 130, .dim = 18},
+                          {.one_key = one_key, .per_head = per_head}, causal, gate, {130, 0, 113, 113});
         check<TestType>({.batch = 4, .heads = 2, .length = 60, .dim = 18},
                         {.height = 3, .width = 5, .columns = 12, .one_key = one_key, .per_head = per_head}, false,
                         gate, {60, 0, 36, 43});
@@ -85,8 +85,8 @@ TEMPLATE_LIST_TEST_CASE("aft_conv_backward: threads, one gradient at a time, acc
                         all_types) {
   for (bool per_head : {false, true}) {
     for (bool causal : {false, true})
-      check_aft_gradient_bits<TestType>(problem_of({.batch = 2, .length = 400, .dim = 18},
-                                                   {.one_key = causal, .per_head = per_head}, causal, true, {400, 330}));
+      check_aft_gradient_bits<TestType>(problem_of(
+          {.batch = 2, .length = 400, .dim = 18}, {.one_key = causal, .per_head = per_head}, causal, true, {400, 330}));
     check_aft_gradient_bits<TestType>(problem_of({.batch = 2, .length = 150, .dim = 18, .keys = 80},
                                                  {.height = 3, .width = 5, .columns = 15, .per_head = per_head}));
   }

@@ -65,7 +65,8 @@ TEMPLATE_LIST_TEST_CASE("aft_full_backward: threads, one gradient at a time, acc
     for (bool per_head : {false, true}) {
       check_aft_gradient_bits<TestType>(
           problem_of({.batch = 2, .length = 200, .dim = 18}, causal, true, {200, 130}, per_head));
-      check_aft_gradient_bits<TestType>(problem_of({.batch = 1, .length = 100, .keys = 80}, causal, true, {}, per_head));
+      check_aft_gradient_bits<TestType>(
+          problem_of({.batch = 1, .length = 100, .keys = 80}, causal, true, {}, per_head));
     }
 }
 

@@ -32,7 +32,8 @@ TEMPLATE_LIST_TEST_CASE("aft_local: options combined", "[aft_local]", all_types)
       for (bool gate : {false, true})
         for (bool per_head : {false, true}) {
           check<TestType>({.length = 200, .dim = 18}, 20, band, causal, gate, {}, per_head);
-          check<TestType>({.batch = 4, .heads = 2, .length = 200, .dim = 3}, 9, band, causal, gate, {200, 0, 133, 133}, per_head);
+          check<TestType>({.batch = 4, .heads = 2, .length = 200, .dim = 3}, 9, band, causal, gate, {200, 0, 133, 133},
+                          per_head);
         }
 }
 

@@ -28,7 +28,8 @@ TEMPLATE_LIST_TEST_CASE("aft_simple: options combined", "[aft_simple]", all_type
     for (bool gate : {false, true})
       for (double keys : {1.0, 80.0}) {
         check<TestType>({.length = 100, .dim = 18, .keys = keys}, causal, gate);
-        check<TestType>({.batch = 4, .heads = 2, .length = 520, .dim = 3, .keys = keys}, causal, gate, {520, 0, 33, 513});
+        check<TestType>({.batch = 4, .heads = 2, .length = 520, .dim = 3, .keys = keys}, causal, gate,
+                        {520, 0, 33, 513});
       }
 }
 

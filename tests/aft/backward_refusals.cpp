@@ -13,9 +13,10 @@ using extents = in_view<float>::extents_type;
 
 // A good call, to be changed in one place: batch 2, heads 3, length 6, dim 8.
 struct arguments {
-  tensor<float> q{2, 3, 6, 8, 0.5f}, k{2, 3, 6, 8, 0.25f}, v{2, 3, 6, 8, 2}, d_out{2, 3, 6, 8, 1}, w{1, 3, 20, 20, 0.5f};
-  tensor<float> gradients[4] = {tensor<float>{2, 3, 6, 8, 7}, tensor<float>{2, 3, 6, 8, 7}, tensor<float>{2, 3, 6, 8, 7},
-                                tensor<float>{1, 3, 20, 20, 7}};
+  tensor<float> q{2, 3, 6, 8, 0.5f}, k{2, 3, 6, 8, 0.25f}, v{2, 3, 6, 8, 2}, d_out{2, 3, 6, 8, 1},
+      w{1, 3, 20, 20, 0.5f};
+  tensor<float> gradients[4] = {tensor<float>{2, 3, 6, 8, 7}, tensor<float>{2, 3, 6, 8, 7},
+                                tensor<float>{2, 3, 6, 8, 7}, tensor<float>{1, 3, 20, 20, 7}};
   tensor<float> other{2, 4, 30, 30, 1};  // more memory to point to
   in_view<float> q_view = view(std::as_const(q)), k_view = view(std::as_const(k)), v_view = view(std::as_const(v)),
                  d_view = view(std::as_const(d_out)), w_view;
@@ -62,7 +63,8 @@ std::vector<refused> common_refusals() {
          d.dq = {nullptr, {2, 3, 6, 8}};
        }},
       {"a gradient of q that is q", "overlap", [](arguments& d) { d.q_view = view(std::as_const(d.gradients[0])); }},
-      {"a gradient of k that is d_out", "overlap", [](arguments& d) { d.d_view = view(std::as_const(d.gradients[1])); }},
+      {"a gradient of k that is d_out", "overlap",
+       [](arguments& d) { d.d_view = view(std::as_const(d.gradients[1])); }},
       {"a gradient of k that is that of v", "overlap", [](arguments& d) { d.dk = d.dv; }},
       {"a gradient of v whose rows are one", "overlap",
        [](arguments& d) {
@@ -80,7 +82,8 @@ std::vector<refused> common_refusals() {
 std::vector<refused> with_biases(std::vector<refused> list) {
   list.push_back({"a null w", "null", [](arguments& d) { d.w_view = {nullptr, d.w_view.extents()}; }});
   list.push_back({"no w", "w", [](arguments& d) { d.w_view = {}; }});
-  list.push_back({"a w for each batch item", "w batch", [](arguments& d) { d.w_view = d.shaped(2, 1, 6, 6), d.dw = {}; }});
+  list.push_back(
+      {"a w for each batch item", "w batch", [](arguments& d) { d.w_view = d.shaped(2, 1, 6, 6), d.dw = {}; }});
   list.push_back({"another gradient of w", "gradient of w", [](arguments& d) { d.dw = d.writable(1, 1, 9, 9); }});
   list.push_back({"a gradient of w that is w", "overlap",
                   [](arguments& d) { d.dw = {d.w.data.data(), d.w_view.extents()}; }});

@@ -142,8 +142,8 @@ TEMPLATE_LIST_TEST_CASE("aft: keys beyond 1e7, positive, negative and mixed", "[
       }
 }
 
-TEMPLATE_LIST_TEST_CASE("aft_simple: a key near the largest number outweighs the others, and nothing else", "[extremes]",
-                        exact_types) {
+TEMPLATE_LIST_TEST_CASE("aft_simple: a key near the largest number outweighs the others, and nothing else",
+                        "[extremes]", exact_types) {
   using S = TestType;
   const S huge = std::numeric_limits<S>::max() / 4 * 3;  // times log2 e, it is no number
   const S k[] = {0, huge, 1, -huge}, v[] = {1, 3, 5, 7}, q[4] = {};

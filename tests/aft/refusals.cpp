@@ -93,7 +93,9 @@ std::vector<refused> common_refusals() {
 // What those with biases refuse.
 std::vector<refused> with_biases(std::vector<refused> list) {
   list.push_back({"a null w", "null", [](arguments& d) { d.w_view = {nullptr, d.w_view.extents()}; }});
-  list.push_back({"out that is w", "overlap", [](arguments& d) { d.w_view = {d.out.data.data(), d.w_view.extents()}; }});
+  list.push_back({"out that is w", "overlap", [](arguments& d) {
+                    d.w_view = {d.out.data.data(), d.w_view.extents()};
+                  }});
   list.push_back({"a w for each batch item", "w batch", [](arguments& d) { d.w_view = d.shaped(2, 1, 6, 6); }});
   return list;
 }
@@ -169,7 +171,8 @@ TEST_CASE("aft_conv refuses what does not fit", "[refusals]") {
   list.push_back({"a width of 0", "odd width", biases(1, 3, 0)});
   list.push_back({"kernels for two heads", "w heads", biases(1, 2, 5)});
   list.push_back({"a kernel of rank 3 without an image", "rank 2", biases(3, 1, 5)});
-  list.push_back({"two keys for the channels of a head", "key dim", [](arguments& d) { d.k_view = d.shaped(2, 3, 6, 2); }});
+  list.push_back(
+      {"two keys for the channels of a head", "key dim", [](arguments& d) { d.k_view = d.shaped(2, 3, 6, 2); }});
   check_refused("aft_conv", {1, 1, 3, 5}, list, run);
 
   const auto image = [](std::function<void(arguments&)> then) {

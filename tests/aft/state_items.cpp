@@ -54,7 +54,8 @@ TEST_CASE("aft_simple: items of their own lengths", "[state_items]") {
 TEST_CASE("aft_local: items of their own lengths", "[state_items]") {
   attn::aft_local_state<float> state(four, {.window = 6}), of_two(two, {.window = 3});
   check_items<float>(state, attn::aft_local_state<float>(one, {.window = 6}), local_step, shape);
-  check_item_refusals<float>(of_two, {"aft_local_state", "aft_local_step", "aft_local_state"}, local_step, append, shape);
+  check_item_refusals<float>(of_two, {"aft_local_state", "aft_local_step", "aft_local_state"}, local_step, append,
+                             shape);
 }
 
 TEST_CASE("aft_conv: items of their own lengths", "[state_items]") {

@@ -54,8 +54,8 @@ int main() {
       return std::sqrt(error / norm);
     };
     const double error = error_of(unit.attend), error_bf16 = error_of(unit.attend_bf16);
-    std::printf("%-12s packets of %2d, error %.1e, of bf16 %.1e, attn::execution is %s\n", unit.name, unit.packet, error,
-                error_bf16, unit.type);
+    std::printf("%-12s packets of %2d, error %.1e, of bf16 %.1e, attn::execution is %s\n", unit.name, unit.packet,
+                error, error_bf16, unit.type);
     if (!(error <= 2e-6) || !(error_bf16 <= 0.03) || !std::strstr(unit.type, unit.name)) ++wrong;
     for (const isa_unit& other : units)
       if ((std::strcmp(unit.name, other.name) == 0) != (std::strcmp(unit.type, other.type) == 0)) ++wrong;

@@ -30,7 +30,8 @@ TEST_CASE("Numbers are rounded to the nearest code, in their order", "[quantised
     // half a code, and the rounding of x / factor, which is at most 1000
     CHECK(std::abs(factor * code - x[static_cast<std::size_t>(n)]) <= factor * (0.5f + 1e-4f));
   }
-  CHECK(std::isnan(detail::round_to_codes(x.data(), count, std::numeric_limits<float>::infinity(), 1000, pairs.data())));
+  CHECK(
+      std::isnan(detail::round_to_codes(x.data(), count, std::numeric_limits<float>::infinity(), 1000, pairs.data())));
 }
 
 TEST_CASE("Both products of each pair of codes are added, exactly", "[quantised]") {

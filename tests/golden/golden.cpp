@@ -122,7 +122,9 @@ void check_all_gradients(runner by) {
 TEST_CASE("the references reproduce the golden cases", "[reference]") { check_all(runner::reference); }
 #if !defined(ATTN_TEST_FEW_TYPES)
 TEST_CASE("the library reproduces the golden cases in double", "[double]") { check_all(runner::in_double); }
-TEST_CASE("the library reproduces the golden gradients in double", "[double]") { check_all_gradients(runner::in_double); }
+TEST_CASE("the library reproduces the golden gradients in double", "[double]") {
+  check_all_gradients(runner::in_double);
+}
 #endif
 TEST_CASE("the library reproduces the golden cases in float", "[float]") { check_all(runner::in_float); }
 

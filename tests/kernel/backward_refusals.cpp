@@ -11,7 +11,8 @@ namespace {
 
 // A good call, to be spoilt in one place: batch 2, heads 4 over 2, lengths 6 and 9, dims 8 and 5.
 struct backward_inputs {
-  tensor<float> q{2, 4, 6, 8, 0.5f}, k{2, 2, 9, 8, 0.25f}, v{2, 2, 9, 5, 2}, d_out{2, 4, 6, 5, 1}, other{2, 4, 30, 30, 1};
+  tensor<float> q{2, 4, 6, 8, 0.5f}, k{2, 2, 9, 8, 0.25f}, v{2, 2, 9, 5, 2}, d_out{2, 4, 6, 5, 1},
+      other{2, 4, 30, 30, 1};
   tensor<float> w{1, 1, 10, 8, 0.1f}, gate{2, 4, 9, 1, 0.5f};
   tensor<float> dq{2, 4, 6, 8, 7}, dk{2, 2, 9, 8, 7}, dv{2, 2, 9, 5, 7}, dw{1, 1, 10, 8, 7}, dg{2, 4, 9, 1, 7};
   in_view<float> q_view = view(std::as_const(q)), k_view = view(std::as_const(k)), v_view = view(std::as_const(v));
@@ -113,7 +114,8 @@ std::vector<refused> gates(const char* name) {
            }},
           {"a gradient of gates of another shape", name,
            [](backward_inputs& d) { d.gated(), d.dg_view = d.dg_view.slice(1, 0, 2); }},
-          {"gates of another length", name, [](backward_inputs& d) { d.gated(), d.gates = d.gates.slice(2, 0, 8), d.dg_view = {}; }},
+          {"gates of another length", name,
+           [](backward_inputs& d) { d.gated(), d.gates = d.gates.slice(2, 0, 8), d.dg_view = {}; }},
           {"gates without causal", "causal", [](backward_inputs& d) { d.gated(), d.causal = false; }},
           {"a gate above 1", "from 0 to 1", [](backward_inputs& d) { d.gated(), d.gate.data[3] = 1.5f; }}};
 }

@@ -57,7 +57,8 @@ TEMPLATE_LIST_TEST_CASE("delta_rule_state: its numbers are those of the final st
   CHECK(relative_error(actual, wanted) <= tolerance<real<TestType>>::out);
 }
 
-TEMPLATE_LIST_TEST_CASE("delta_rule_state: append feeds as a step does, without queries", "[delta_rule_state]", all_types) {
+TEMPLATE_LIST_TEST_CASE("delta_rule_state: append feeds as a step does, without queries", "[delta_rule_state]",
+                        all_types) {
   delta_rule_stream<TestType> x;
   attn::delta_rule_state<TestType> asked(extents), fed(extents);
   for (const auto& [begin, count] : {std::pair<idx_t, idx_t>{0, 1}, {1, 70}, {71, 3}, {74, 0}, {74, 6}}) {

@@ -134,7 +134,8 @@ TEST_CASE("linear_backward: on Eigen matrices and any strides; arguments that ar
   const Eigen::MatrixXf v = Eigen::MatrixXf::Random(90, 5), d_out = Eigen::MatrixXf::Random(70, 5);
   const row_major q_rows = q, k_rows = k, v_rows = v, d_rows = d_out;
   row_major dq(70, 8), dk(90, 8), dv(90, 5);
-  attn::linear_backward(q_rows, k_rows, v_rows, d_rows, {.q = attn::as_view(dq), .k = attn::as_view(dk), .v = attn::as_view(dv)});
+  attn::linear_backward(q_rows, k_rows, v_rows, d_rows,
+                        {.q = attn::as_view(dq), .k = attn::as_view(dk), .v = attn::as_view(dv)});
   const auto forms = std::initializer_list<std::function<void(const attn::linear_gradients<float>&)>>{
       [&](const auto& g) { attn::linear_backward(q, k, v, d_out, g); },
       [&](const auto& g) { attn::linear_backward(q, k, v, d_out, g, attn::execution(2)); },

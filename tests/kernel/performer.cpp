@@ -93,7 +93,8 @@ TEMPLATE_LIST_TEST_CASE("performer: odd lengths and dims", "[performer]", exact_
 }
 
 TEMPLATE_LIST_TEST_CASE("performer: queries and keys of different lengths, grouped", "[performer]", exact_types) {
-  const std::array<idx_t, 2> both_lengths[] = {{1, 300}, {2, 129}, {5, 1}, {129, 60}, {0, 9}, {9, 0}, {64, 128}, {1, 1100}};
+  const std::array<idx_t, 2> both_lengths[] = {{1, 300}, {2, 129}, {5, 1},    {129, 60},
+                                               {0, 9},   {9, 0},   {64, 128}, {1, 1100}};
   for (auto [queries, keys] : both_lengths)
     for (bool causal : {false, true})
       for (idx_t feature_heads : {1, 2, 6}) {

@@ -56,28 +56,29 @@ void check_refused(const std::string& name, const std::vector<refused>& list, co
 
 // What every one of them refuses.
 std::vector<refused> common() {
-  return {{"another batch of k", "batch", [](call_inputs& d) { d.k_view = d.shaped(1, 2, 9, 8); }},
-          {"heads of k that do not divide", "heads",
-           [](call_inputs& d) { d.k_view = d.shaped(2, 3, 9, 8), d.v_view = d.shaped(2, 3, 9, 5); }},
-          {"other heads of v", "heads", [](call_inputs& d) { d.v_view = d.shaped(2, 4, 9, 5); }},
-          {"another dim of k", "key dim = query dim 8; found 7", [](call_inputs& d) { d.k_view = d.shaped(2, 2, 9, 7); }},
-          {"another length of v", "length", [](call_inputs& d) { d.v_view = d.shaped(2, 2, 8, 5); }},
-          {"another dim of out", "dim", [](call_inputs& d) { d.out_view_ = d.out_view_.slice(3, 0, 4); }},
-          {"a null q", "null",
-           [](call_inputs& d) {
-             d.q_view = {nullptr, {2, 4, 6, 8}};
-           }},
-          {"a null out", "null",
-           [](call_inputs& d) {
-             d.out_view_ = {nullptr, {2, 4, 6, 5}};
-           }},
-          {"out that is k", "overlap",
-           [](call_inputs& d) {
-             d.k_view = {d.out.data.data(), {2, 2, 9, 8}, {0, 0, 8, 1}};
-           }},
-          {"out whose rows are one", "overlap", [](call_inputs& d) {
-             d.out_view_ = {d.out.data.data(), {2, 4, 6, 5}, {120, 30, 0, 1}};
-           }}};
+  return {
+      {"another batch of k", "batch", [](call_inputs& d) { d.k_view = d.shaped(1, 2, 9, 8); }},
+      {"heads of k that do not divide", "heads",
+       [](call_inputs& d) { d.k_view = d.shaped(2, 3, 9, 8), d.v_view = d.shaped(2, 3, 9, 5); }},
+      {"other heads of v", "heads", [](call_inputs& d) { d.v_view = d.shaped(2, 4, 9, 5); }},
+      {"another dim of k", "key dim = query dim 8; found 7", [](call_inputs& d) { d.k_view = d.shaped(2, 2, 9, 7); }},
+      {"another length of v", "length", [](call_inputs& d) { d.v_view = d.shaped(2, 2, 8, 5); }},
+      {"another dim of out", "dim", [](call_inputs& d) { d.out_view_ = d.out_view_.slice(3, 0, 4); }},
+      {"a null q", "null",
+       [](call_inputs& d) {
+         d.q_view = {nullptr, {2, 4, 6, 8}};
+       }},
+      {"a null out", "null",
+       [](call_inputs& d) {
+         d.out_view_ = {nullptr, {2, 4, 6, 5}};
+       }},
+      {"out that is k", "overlap",
+       [](call_inputs& d) {
+         d.k_view = {d.out.data.data(), {2, 2, 9, 8}, {0, 0, 8, 1}};
+       }},
+      {"out whose rows are one", "overlap", [](call_inputs& d) {
+         d.out_view_ = {d.out.data.data(), {2, 4, 6, 5}, {120, 30, 0, 1}};
+       }}};
 }
 
 // The lengths of all three calls.
@@ -186,7 +187,9 @@ TEST_CASE("linear refuses what does not fit", "[refusals]") {
       {"a negative eps", "eps", [](call_inputs& d) { d.linear.eps = -1; }},
       {"an eps of NaN", "eps", [](call_inputs& d) { d.linear.eps = nan; }},
       {"decay without causal", "causal", [](call_inputs& d) { d.linear.decay = d.gates(2, 4, 9); }}};
-  const auto decayed = [](call_inputs& d, attn::tensor_view<const float, 3> g) { d.linear.causal = true, d.linear.decay = g; };
+  const auto decayed = [](call_inputs& d, attn::tensor_view<const float, 3> g) {
+    d.linear.causal = true, d.linear.decay = g;
+  };
   check_refused("linear", joined(common(), lengths(), gates(decayed, 9), own), [](call_inputs& d) {
     attn::execution serial;
     compiled_linear<float>::call(d.q_view, d.k_view, d.v_view, d.out_view_, d.linear,
@@ -227,8 +230,10 @@ TEST_CASE("performer refuses what does not fit", "[refusals]") {
        [](call_inputs& d) { d.performer.feature_eps = 0.1f, d.performer.kernel = performer_kernel::trigonometric; }},
       {"feature_eps of hyperbolic features", "feature_eps",
        [](call_inputs& d) { d.performer.feature_eps = 0.1f, d.performer.kernel = performer_kernel::hyperbolic; }},
-      {"feature_eps, causal", "causal", [](call_inputs& d) { d.performer.feature_eps = 0.1f, d.performer.causal = true; }},
-      {"centred keys, causal", "center_keys", [](call_inputs& d) { d.performer.center_keys = d.performer.causal = true; }}};
+      {"feature_eps, causal", "causal",
+       [](call_inputs& d) { d.performer.feature_eps = 0.1f, d.performer.causal = true; }},
+      {"centred keys, causal", "center_keys",
+       [](call_inputs& d) { d.performer.center_keys = d.performer.causal = true; }}};
   check_refused("performer", joined(common(), lengths(), features(), own), [](call_inputs& d) {
     attn::execution serial;
     compiled_performer<float>::call(d.q_view, d.k_view, d.v_view, d.out_view_, d.features, d.performer, serial);
@@ -278,15 +283,16 @@ TEST_CASE("steps refuse what does not fit, and leave the state as it was", "[ref
                       name));
     CHECK(std::all_of(d.out.data.begin(), d.out.data.end(), [](float x) { return x == 7; }));
   };
-  const std::vector<refused> some = {{"another dim of k", "dim", [](call_inputs& d) { d.k_view = d.shaped(2, 2, 6, 7); }},
-                                     {"another batch of v", "batch", [](call_inputs& d) { d.v_view = d.shaped(1, 2, 6, 5); }},
-                                     {"a null q", "null",
-                                      [](call_inputs& d) {
-                                        d.q_view = {nullptr, {2, 4, 6, 8}};
-                                      }},
-                                     {"out that is v", "overlap", [](call_inputs& d) {
-                                        d.v_view = {d.out.data.data(), {2, 2, 6, 5}, {60, 30, 5, 1}};
-                                      }}};
+  const std::vector<refused> some = {
+      {"another dim of k", "dim", [](call_inputs& d) { d.k_view = d.shaped(2, 2, 6, 7); }},
+      {"another batch of v", "batch", [](call_inputs& d) { d.v_view = d.shaped(1, 2, 6, 5); }},
+      {"a null q", "null",
+       [](call_inputs& d) {
+         d.q_view = {nullptr, {2, 4, 6, 8}};
+       }},
+      {"out that is v", "overlap", [](call_inputs& d) {
+         d.v_view = {d.out.data.data(), {2, 2, 6, 5}, {60, 30, 5, 1}};
+       }}};
   check(
       "linear_step",
       [](idx_t b, idx_t h, idx_t dim) {
@@ -302,8 +308,9 @@ TEST_CASE("steps refuse what does not fit, and leave the state as it was", "[ref
       joined(some, std::vector<refused>{{"a negative eps", "eps", [](call_inputs& d) { d.linear.eps = -1; }},
                                         {"decay per query head for a state of key heads", "heads",
                                          [](call_inputs& d) { d.linear.decay = d.gates(2, 4, 6); }},
-                                        {"a decay above 1", "from 0 to 1",
-                                         [](call_inputs& d) { d.gate.data[3] = 1.5f, d.linear.decay = d.gates(2, 2, 6); }}}));
+                                        {"a decay above 1", "from 0 to 1", [](call_inputs& d) {
+                                           d.gate.data[3] = 1.5f, d.linear.decay = d.gates(2, 2, 6);
+                                         }}}));
   check(
       "performer_step",
       [](idx_t b, idx_t h, idx_t dim) {

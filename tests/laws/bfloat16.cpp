@@ -210,8 +210,8 @@ struct few_queries {
     compiled_full_softmax<element>::options options;
     options.causal = causal, options.bias = view(std::as_const(bias)), options.lse = row_view(lse);
     attn::execution serial;
-    compiled_full_softmax<element>::call(view(std::as_const(q)), view(std::as_const(k)), view(std::as_const(v)), view(out),
-                                         options, {}, serial);
+    compiled_full_softmax<element>::call(view(std::as_const(q)), view(std::as_const(k)), view(std::as_const(v)),
+                                         view(out), options, {}, serial);
   }
   // The rows of `out`, but for one.
   std::vector<element> others(idx_t h, idx_t i) const {

@@ -94,7 +94,8 @@ TEMPLATE_LIST_TEST_CASE("law 1 of gradients: padding changes nothing", "[gradien
   }
 }
 
-TEMPLATE_LIST_TEST_CASE("law 1 of gradients: queries and keys are padded separately", "[gradient_padding]", exact_types) {
+TEMPLATE_LIST_TEST_CASE("law 1 of gradients: queries and keys are padded separately", "[gradient_padding]",
+                        exact_types) {
   for (const auto& op : operators<TestType>()) {
     if (!op.backward || !op.cross || !op.padding || !op.independent) continue;
     for (law_shape shape : law_shapes({7, 33, 70})) {

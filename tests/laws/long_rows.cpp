@@ -44,8 +44,8 @@ double worst_error(const tensor<float>& x, double right) {
   return worst;
 }
 
-void check_gradients(const law_long_rows<float>& form, const law_shape& s, const long_keys& keys, const tensor<float>& q,
-                     law_result<float>& r) {
+void check_gradients(const law_long_rows<float>& form, const law_shape& s, const long_keys& keys,
+                     const tensor<float>& q, law_result<float>& r) {
   attn::execution serial;
   tensor<float> d_out(1, 1, s.queries, 1);
   for (float& x : d_out.data) x = 1;

@@ -156,7 +156,8 @@ TEST_CASE("layer_norm refuses what does not fit", "[layer_refusals]") {
 TEST_CASE("rms_norm refuses what does not fit", "[layer_refusals]") {
   check_refusals("rms_norm",
                  [](arguments& d) {
-                   compiled_layers<float>::rms_norm(d.x_view, d.out_view_, {.gamma = d.gamma}, {.eps = d.eps}, d.serial);
+                   compiled_layers<float>::rms_norm(d.x_view, d.out_view_, {.gamma = d.gamma}, {.eps = d.eps},
+                                                    d.serial);
                  },
                  {
                      {"gamma of another length", "gamma", [](arguments& d) { d.gamma = d.vector(7); }},

@@ -75,7 +75,8 @@ TEMPLATE_LIST_TEST_CASE("long_short: odd lengths, dims, ranks and segments", "[l
 }
 
 TEMPLATE_LIST_TEST_CASE("long_short: queries and keys of different lengths", "[long_short]", exact_types) {
-  const std::array<idx_t, 2> both_lengths[] = {{1, 300}, {2, 129}, {5, 1}, {300, 1}, {129, 60}, {0, 9}, {9, 0}, {77, 530}};
+  const std::array<idx_t, 2> both_lengths[] = {{1, 300},  {2, 129}, {5, 1}, {300, 1},
+                                               {129, 60}, {0, 9},   {9, 0}, {77, 530}};
   for (auto [queries, keys] : both_lengths)
     for (bool causal : {false, true}) {
       long_short_problem p = problem_of({.queries = queries, .keys = keys, .dim = 20, .value_dim = 24}, 7);

@@ -72,7 +72,8 @@ TEMPLATE_LIST_TEST_CASE("multipole: choices are exact where arithmetic is", "[mu
 }
 
 TEMPLATE_LIST_TEST_CASE("multipole: queries and keys of different lengths", "[multipole]", exact_types) {
-  const std::array<idx_t, 2> both_lengths[] = {{1, 300}, {2, 129}, {5, 1}, {300, 1}, {129, 60}, {0, 9}, {9, 0}, {77, 530}};
+  const std::array<idx_t, 2> both_lengths[] = {{1, 300},  {2, 129}, {5, 1}, {300, 1},
+                                               {129, 60}, {0, 9},   {9, 0}, {77, 530}};
   for (auto [queries, keys] : both_lengths)
     for (bool causal : {false, true}) {
       multipole_problem p = exact_choices({.queries = queries, .keys = keys, .dim = 20, .value_dim = 24}, 7, 7);

@@ -92,7 +92,8 @@ TEMPLATE_LIST_TEST_CASE("linformer: later waves, by threads as by one", "[waves]
     p.options.f = random_normal(51, 1, 1, 64, 300, 0.125);
     p.options.lengths = {300, 40, 0, 299, 64};
     p = rounded<TestType>(p);
-    const reference::result alone = run<TestType>(p, serial), shared = run<TestType>(p, two), many = run<TestType>(p, five);
+    const reference::result alone = run<TestType>(p, serial), shared = run<TestType>(p, two),
+                            many = run<TestType>(p, five);
     CHECK(shared.out == alone.out);
     CHECK(shared.lse == alone.lse);
     CHECK(many.out == alone.out);

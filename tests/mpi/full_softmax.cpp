@@ -114,7 +114,8 @@ TEST_CASE("mpi::full_softmax: Eigen matrices, without options, and a part of the
                           {.causal = true});
   CHECK((out - all.middleRows(begin, count)).norm() <= static_cast<float>(allowed<float>) * all.norm());
   attn::full_softmax(q, k, v, all);
-  attn::mpi::full_softmax(q.middleRows(begin, count), k.middleRows(begin, count), v.middleRows(begin, count), out, half);
+  attn::mpi::full_softmax(q.middleRows(begin, count), k.middleRows(begin, count), v.middleRows(begin, count), out,
+                          half);
   CHECK((out - all.middleRows(begin, count)).norm() <= static_cast<float>(allowed<float>) * all.norm());
   MPI_Comm_free(&half);
 }

@@ -80,7 +80,8 @@ struct whole_call {
       attn::mpi::full_softmax_backward(view(q), view(k), view(v), view(o), view(d), asked, MPI_COMM_WORLD, options,
                                        problem<S>::score, problem<S>::score_backward, exec);
     else
-      attn::mpi::full_softmax_backward(view(q), view(k), view(v), view(o), view(d), asked, MPI_COMM_WORLD, options, exec);
+      attn::mpi::full_softmax_backward(view(q), view(k), view(v), view(o), view(d), asked, MPI_COMM_WORLD, options,
+                                       exec);
     return result;
   }
 };
@@ -154,7 +155,8 @@ TEST_CASE("mpi::full_softmax_backward: the bits do not depend on threads, and on
   const problem<float> p({.causal = true, .terms = true, .queries = 700, .keys = 700});
   const whole_call<float> all(p, {});
   attn::execution serial, threads(2, 0);
-  const gradients<float> one = all.own_part(spread::zigzag, {}, serial), two = all.own_part(spread::zigzag, {}, threads);
+  const gradients<float> one = all.own_part(spread::zigzag, {}, serial),
+                         two = all.own_part(spread::zigzag, {}, threads);
   CHECK(one.q == two.q);
   CHECK(one.k == two.k);
   CHECK(one.v == two.v);

@@ -30,7 +30,8 @@ TEST_CASE("zigzag: scattered and gathered", "[zigzag]") {
     const tensor<float> all = cast<float>(random_normal(4, 2, 3, tokens, 5));
     const std::vector<idx_t> own = own_rows(tokens, spread::zigzag);
     tensor<float> part(2, 3, std::ssize(own), 5, 7), back(2, 3, tokens, 5, 7);
-    attn::mpi::zigzag_scatter(own_rank() == 0 ? view(all) : attn::tensor_view<const float>(), view(part), MPI_COMM_WORLD);
+    attn::mpi::zigzag_scatter(own_rank() == 0 ? view(all) : attn::tensor_view<const float>(), view(part),
+                              MPI_COMM_WORLD);
     CHECK(part == rows(all, own));
     attn::mpi::zigzag_gather(view(std::as_const(part)), own_rank() == 0 ? view(back) : attn::tensor_view<float>(),
                              MPI_COMM_WORLD);

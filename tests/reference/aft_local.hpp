@@ -13,7 +13,8 @@ struct aft_local_options_of : aft_options {
 using aft_local_options = aft_local_options_of<double>;
 
 template <class N>
-tensor<N> aft_local(const tensor<N>& q, const tensor<N>& k, const tensor<N>& v, const aft_local_options_of<N>& options) {
+tensor<N> aft_local(const tensor<N>& q, const tensor<N>& k, const tensor<N>& v,
+                    const aft_local_options_of<N>& options) {
   return aft<N>(q, k, v, options, [&](idx_t h, idx_t t, idx_t j) {
     if (std::abs(t - j) >= options.window) return N(0);
     // not broadcast(): a w of one row is one of length 1

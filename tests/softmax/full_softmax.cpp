@@ -215,8 +215,8 @@ TEST_CASE("full_softmax: scratch grows with length × dim, never length × lengt
 TEST_CASE("full_softmax: the largest finite biases and sinks", "[full_softmax]") {
   constexpr float lowest = std::numeric_limits<float>::lowest();
   for (idx_t queries : {1, 9}) {  // both kernels
-    const tensor<float> q = cast<float>(random_normal(1, 1, 1, queries, 16)), k = cast<float>(random_normal(2, 1, 1, 70, 16)),
-                        v = cast<float>(random_normal(3, 1, 1, 70, 8));
+    const tensor<float> q = cast<float>(random_normal(1, 1, 1, queries, 16)),
+                        k = cast<float>(random_normal(2, 1, 1, 70, 16)), v = cast<float>(random_normal(3, 1, 1, 70, 8));
     tensor<float> out(1, 1, queries, 8), lse(1, 1, queries, 1);
     tensor<double> mean(1, 1, queries, 8);
     for (idx_t i = 0; i < queries; ++i)

@@ -117,7 +117,8 @@ TEMPLATE_LIST_TEST_CASE("full_softmax_backward: odd lengths and dims", "[full_so
 
 TEMPLATE_LIST_TEST_CASE("full_softmax_backward: queries and keys of different lengths", "[full_softmax_backward]",
                         exact_types) {
-  const std::array<idx_t, 2> both_lengths[] = {{1, 300}, {2, 129}, {48, 49}, {5, 1}, {300, 1}, {129, 60}, {0, 9}, {9, 0}};
+  const std::array<idx_t, 2> both_lengths[] = {{1, 300}, {2, 129},  {48, 49}, {5, 1},
+                                               {300, 1}, {129, 60}, {0, 9},   {9, 0}};
   for (auto [queries, keys] : both_lengths)
     for (bool causal : {false, true}) {
       full_softmax_problem p = problem_of(

@@ -151,7 +151,8 @@ TEMPLATE_LIST_TEST_CASE("mask: windows and patterns", "[mask]", exact_types) {
   const std::vector<idx_t> globals = {0, 77}, dilation = {2};
   check<S, compiled_sliding_window<S>>({}, attn::sliding_window_options<S>{.left = 60, .right = 40});
   check<S, compiled_sliding_window<S>>(
-      {}, attn::sliding_window_options<S>{.causal = true, .left = 60, .dilation = dilation, .global_positions = globals});
+      {},
+      attn::sliding_window_options<S>{.causal = true, .left = 60, .dilation = dilation, .global_positions = globals});
   check<S, compiled_block<S>>({}, attn::block_options<S>{.size = 100});
   check<S, compiled_strided<S>>({}, attn::strided_options<S>{.causal = true, .stride = 20});
   check<S, compiled_bigbird<S>>({.queries = 430}, attn::bigbird_options<S>{.size = 40});

@@ -155,7 +155,8 @@ TEST_CASE("pattern_softmax: more heads than a wave takes, with and without threa
   const listed_problem p = random_problem<listed_problem>(shape);
   const tensor<float> q = cast<float>(p.q), k = cast<float>(p.k), v = cast<float>(p.v);
   const std::vector<idx_t> lengths = {1000, 730};
-  listed_pattern overlapping, disjoint, steps;  // ranges packed once for all query sets; packed by each; gathered by each
+  listed_pattern overlapping, disjoint,
+      steps;  // ranges packed once for all query sets; packed by each; gathered by each
   for (idx_t n = 0; n < 1000; n += 100) {
     overlapping.all.push_back({{n, n + 100}, {{.range = {n - 200, n + 100}}}});
     disjoint.all.push_back({{n, n + 100}, {{.range = {n, n + 50}}}});

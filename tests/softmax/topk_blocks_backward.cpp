@@ -98,8 +98,9 @@ TEST_CASE("topk_blocks_backward: the reverse pass agrees with central difference
 }
 
 TEMPLATE_LIST_TEST_CASE("topk_blocks_backward: odd lengths, dims and blocks", "[topk_blocks_backward]", exact_types) {
-  const std::array<idx_t, 2> both_lengths[] = {{0, 0},     {1, 1},   {2, 2}, {7, 7},    {16, 16}, {63, 63}, {64, 64}, {65, 65},
-                                        {130, 130}, {1, 300}, {5, 1}, {129, 60}, {0, 9},   {9, 0},   {48, 131}};
+  const std::array<idx_t, 2> both_lengths[] = {{0, 0},   {1, 1},    {2, 2},   {7, 7},     {16, 16},
+                                               {63, 63}, {64, 64},  {65, 65}, {130, 130}, {1, 300},
+                                               {5, 1},   {129, 60}, {0, 9},   {9, 0},     {48, 131}};
   const idx_t dims[] = {1, 3, 16, 33, 64};
   const setting given[] = {{1, 3}, {5, 3}, {16, 2}, {16, 1}, {64, 2}, {1000, 3}, {huge, huge}};
   attn::execution three(3, 0);

@@ -66,7 +66,8 @@ template <class S>
 void compiled_linear<S>::call(in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, const options& chosen,
                               reference::linear_feature feature, attn::execution& execution) {
   if constexpr (std::is_same_v<S, real<S>>)
-    with_map<real<S>>(feature, [&](const auto& map, const auto&) { attn::linear(q, k, v, out, chosen, map, execution); });
+    with_map<real<S>>(feature,
+                      [&](const auto& map, const auto&) { attn::linear(q, k, v, out, chosen, map, execution); });
   else
     attn::linear(q, k, v, out, chosen, execution);
 }
@@ -76,8 +77,8 @@ void compiled_linear<S>::step(attn::linear_state<S>& state, in_view<S> q, in_vie
                               const attn::linear_step_options<S>& chosen, reference::linear_feature feature,
                               attn::execution& execution) {
   if constexpr (std::is_same_v<S, real<S>>)
-    with_map<real<S>>(feature,
-                      [&](const auto& map, const auto&) { attn::linear_step(state, q, k, v, out, chosen, map, execution); });
+    with_map<real<S>>(
+        feature, [&](const auto& map, const auto&) { attn::linear_step(state, q, k, v, out, chosen, map, execution); });
   else
     attn::linear_step(state, q, k, v, out, chosen, execution);
 }

@@ -116,8 +116,8 @@ void compiled_pattern_softmax<S>::backward(in_view<S> q, in_view<S> k, in_view<S
 
 template <class S>
 void compiled_pattern_softmax<S>::backward(in_view<S> q, in_view<S> k, in_view<S> v, in_view<S> out,
-                                           const joined_listed_pattern& pattern, in_view<S> d_out, const gradients& wanted,
-                                           const options& chosen, const score_of<S>& score,
+                                           const joined_listed_pattern& pattern, in_view<S> d_out,
+                                           const gradients& wanted, const options& chosen, const score_of<S>& score,
                                            const score_backward_of<S>& score_backward, attn::execution& execution) {
   differentiate<S>(q, k, v, out, pattern, d_out, wanted, chosen, score, score_backward, execution);
 }

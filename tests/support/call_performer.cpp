@@ -16,9 +16,9 @@ void compiled_performer<S>::step(attn::performer_state<S>& state, in_view<S> q, 
 }
 
 template <class S>
-void compiled_performer<S>::backward(in_view<S> q, in_view<S> k, in_view<S> v, feature_view<S> features, in_view<S> d_out,
-                                     const attn::performer_gradients<S>& gradients, const options& chosen,
-                                     attn::execution& execution) {
+void compiled_performer<S>::backward(in_view<S> q, in_view<S> k, in_view<S> v, feature_view<S> features,
+                                     in_view<S> d_out, const attn::performer_gradients<S>& gradients,
+                                     const options& chosen, attn::execution& execution) {
   attn::performer_backward(q, k, v, features, d_out, gradients, chosen, execution);
 }
 

@@ -189,7 +189,8 @@ std::vector<refused<Call>> common_refusals() {
     add({
         {"too few sinks", "sinks", [](auto& d) { d.options.sinks = d.values(2); }},
         {"too many sinks", "sinks", [](auto& d) { d.options.sinks = d.values(8); }},
-        {"a sink of NaN", "sinks that are finite", [nan](auto& d) { d.options.sinks = d.values(4), d.numbers[2] = nan; }},
+        {"a sink of NaN", "sinks that are finite",
+         [nan](auto& d) { d.options.sinks = d.values(4), d.numbers[2] = nan; }},
         {"an infinite sink", "sinks that are finite, or -infinity for none; found inf",
          [](auto& d) { d.options.sinks = d.values(4), d.numbers[3] = HUGE_VALF; }},
         {"sinks in out", "overlap", [](auto& d) { d.options.sinks = std::span(d.out.data).last(4); }},

@@ -82,8 +82,8 @@ void delta_rule_backward(const Q& q, const K& k, const V& v, const D& d_out,
   detail::require_one_element_type<const D&, const D&, const D&, tensor_view<S>>();
   const auto& given = detail::options_or_default<delta_rule_options<S>>(options);
   detail::call_views check("delta_rule_backward");
-  auto call = detail::check_delta_backward<S>(check, {as_view(q), as_view(k), as_view(v), {}}, as_view(d_out), gradients,
-                                              given);
+  auto call = detail::check_delta_backward<S>(check, {as_view(q), as_view(k), as_view(v), {}}, as_view(d_out),
+                                              gradients, given);
   const auto& g = gradients;
   const detail::recurrence_backward_call<compute_type<S>> one{
       .call = call, .d_out = as_view(d_out), .dq = {g.q, g.accumulate}, .dk = {g.k, g.accumulate},

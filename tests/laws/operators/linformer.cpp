@@ -29,7 +29,8 @@ bound<T> bind_projections(tensor<T> keys, tensor<T> values, std::optional<T> sca
   struct projections {
     tensor<T> e, f;
   };
-  return [scale, p = std::make_shared<projections>(projections{std::move(keys), std::move(values)})](const law_call<T>& call) {
+  return [scale,
+          p = std::make_shared<projections>(projections{std::move(keys), std::move(values)})](const law_call<T>& call) {
     attn::linformer_options<T> options;
     options.scale = scale;
     call.set_lengths(options);

@@ -125,7 +125,8 @@ void store(void* to, std::ptrdiff_t stride) {
 }
 template <int C, int A, int B>
 void multiply_add() {
-  __asm__ volatile("{tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0|tdpbf16ps tmm%c0, tmm%c1, tmm%c2}" ::"i"(C), "i"(A), "i"(B));
+  __asm__ volatile("{tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0|tdpbf16ps tmm%c0, tmm%c1, tmm%c2}" ::"i"(C), "i"(A),
+                   "i"(B));
 }
 
 #endif

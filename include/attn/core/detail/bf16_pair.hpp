@@ -68,8 +68,8 @@ constexpr idx_t operands(idx_t n) {
 
 /// The operands of products of elements of type S.
 template <class S>
-using product_type =
-    std::conditional_t<std::same_as<S, Eigen::bfloat16> && bf16_products != bf16_make::none, bf16_pair, compute_type<S>>;
+using product_type = std::conditional_t<std::same_as<S, Eigen::bfloat16> && bf16_products != bf16_make::none, bf16_pair,
+                                        compute_type<S>>;
 
 // Packets of pairs ----------------------------------------------------------------------------------------------------
 

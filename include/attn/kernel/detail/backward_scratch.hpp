@@ -41,9 +41,10 @@ struct kernel_backward_scratch {
     allocate(gated ? square : 0, {&x.gate_scores});
     if (has_pairs<T> && paired) {
       constexpr idx_t wide = panel_width<T>;
-      const idx_t most = std::max({phi, (shape.dim_v + tile_rows) * kernel_chunk, square + tile_rows * kernel_chunk,
-                                   round_up(features, wide) * std::max<idx_t>(kernel_chunk, round_up(shape.dim_v, wide)),
-                                   kernel_chunk * round_up(shape.dim_v, wide)});
+      const idx_t most =
+          std::max({phi, (shape.dim_v + tile_rows) * kernel_chunk, square + tile_rows * kernel_chunk,
+                    round_up(features, wide) * std::max<idx_t>(kernel_chunk, round_up(shape.dim_v, wide)),
+                    kernel_chunk * round_up(shape.dim_v, wide)});
       for (bf16_pair** each : {&x.operands.left, &x.operands.right}) *each = memory.allocate<bf16_pair>(most / 2);
     }
     return x;

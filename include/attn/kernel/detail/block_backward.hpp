@@ -144,7 +144,8 @@ struct kernel_backward {
       n = if_less(lane, broadcast<T>(static_cast<T>(at.first)), none, n);
       n = if_less(lane, broadcast<T>(static_cast<T>(at.count)), n, none);
       packet<T> delta = none;
-      if (call.normalise) delta = if_less(abs(n), broadcast<T>(std::numeric_limits<T>::denorm_min()), none, mul(dot, n));
+      if (call.normalise)
+        delta = if_less(abs(n), broadcast<T>(std::numeric_limits<T>::denorm_min()), none, mul(dot, n));
       store<T>(x.delta + t, delta);
       store<T>(x.minus_delta + t, sub(none, delta));
       store<T>(x.normal + t, mul(factor, n));

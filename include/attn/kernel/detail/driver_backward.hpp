@@ -136,7 +136,9 @@ struct backward_driver {
   }
 
   /// Whether threads may share one head: where S and R are the only sums over all of its tokens.
-  bool can_share() const { return !in.d_features && !in.map.finishes_keys && !in.of_gates() && sums_per_key_head() == 1; }
+  bool can_share() const {
+    return !in.d_features && !in.map.finishes_keys && !in.of_gates() && sums_per_key_head() == 1;
+  }
   worker_scratch scratch(execution& exec, int worker) const {
     return exec.scratch(worker, [&](arena& memory) { return layout(memory); });
   }

@@ -15,8 +15,8 @@ struct tokens_back {
   idx_t first;     // lanes before it have no token
   idx_t position;  // of lane 0 among the real tokens of its sequence
   const T* phi;    // as the map computed them: features, or raw ones where it has a scaling
-  T* d;            // [feature][chunk]: the gradients of features; of their natural logarithms where they are logarithms;
-                   // of the raw numbers, times their scale, where those are signed. May be overwritten.
+  T* d;  // [feature][chunk]: the gradients of features; of their natural logarithms where they are logarithms;
+         // of the raw numbers, times their scale, where those are signed. May be overwritten.
 };
 
 template <class T>

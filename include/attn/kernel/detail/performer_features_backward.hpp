@@ -92,7 +92,8 @@ struct performer_features_backward final : projected_features_backward<T> {
       packet<T> sum = zero<T>();
       if (made.is_signed) {
         for (idx_t r = 0; r < rows; ++r) {
-          const packet<T> sine = load<T>(x.phi + r * kernel_chunk + t), cosine = load<T>(x.phi + r * kernel_chunk + m + t);
+          const packet<T> sine = load<T>(x.phi + r * kernel_chunk + t),
+                          cosine = load<T>(x.phi + r * kernel_chunk + m + t);
           const packet<T> ds = load<T>(at(r, t)), dc = load<T>(at(r, t) + m);
           sum = fma(ds, sine, fma(dc, cosine, sum));
           store<T>(at(r, t), sub(mul(ds, cosine), mul(dc, sine)));

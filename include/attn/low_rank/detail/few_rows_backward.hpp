@@ -38,7 +38,8 @@ template <class P, class Left>
 /// Memory for `rows` rows of weights converted to operands P, where P is not the type of the weights.
 template <class P>
 P* operand_weights(arena& memory, idx_t rows) {
-  return memory.allocate<P>(numbers_of<P> > 1 ? operands<P>(round_up(rows, tile_rows) * few_rows_stride) + tile_rows : 0);
+  return memory.allocate<P>(numbers_of<P> > 1 ? operands<P>(round_up(rows, tile_rows) * few_rows_stride) + tile_rows
+                                              : 0);
 }
 
 /// Few rows [count][dim] as operands P: tiles [dim][tile_rows], and panels.

@@ -149,9 +149,9 @@ std::vector<process_shape> agree(const process_group& group, process_shape own, 
     if (first.element_bytes != one.element_bytes)
       all_check.fail("the element type of process 0 on all processes", text({"another on process ", idx_t(p)}));
     // By bits, so that NaN equals itself.
-    if (!std::equal(std::begin(first.settings), std::end(first.settings), std::begin(one.settings), [](double a, double b) {
-          return std::bit_cast<std::uint64_t>(a) == std::bit_cast<std::uint64_t>(b);
-        }))
+    if (!std::equal(
+            std::begin(first.settings), std::end(first.settings), std::begin(one.settings),
+            [](double a, double b) { return std::bit_cast<std::uint64_t>(a) == std::bit_cast<std::uint64_t>(b); }))
       all_check.fail("the same options on all processes", text({"others on process ", static_cast<idx_t>(p)}));
   }
   return all;

@@ -20,8 +20,8 @@ struct full_softmax_sums {
 /// What a process wants and lacks: an lse of fast products is none (softmax_backward_call).
 template <class S, class Options, class Gradients>
 std::uint64_t wants_of(const Options& options, const Gradients& g, const execution& exec) {
-  return (options.lse && !uses_fast_products<S>(exec) ? 0 : lacks_lse) | (g.k ? wants_keys : 0) | (g.v ? wants_values : 0) |
-         (g.alibi_slopes ? wants_slopes : 0) | (g.sinks ? wants_sinks : 0);
+  return (options.lse && !uses_fast_products<S>(exec) ? 0 : lacks_lse) | (g.k ? wants_keys : 0) |
+         (g.v ? wants_values : 0) | (g.alibi_slopes ? wants_slopes : 0) | (g.sinks ? wants_sinks : 0);
 }
 
 template <class S, class Call, class Score, class ScoreBackward>

@@ -70,7 +70,8 @@ struct window_backward : window_sets {
   head_scratch layout(arena& memory, idx_t most_parts, bool sums) const {
     const idx_t n = global_count(), key = query_stride(), value = value_stride();
     const auto all_keys = [&](bool wanted) {
-      return wanted ? key_sums{memory.allocate<T>(shape.keys * key), memory.allocate<T>(shape.keys * value)} : key_sums{};
+      return wanted ? key_sums{memory.allocate<T>(shape.keys * key), memory.allocate<T>(shape.keys * value)}
+                    : key_sums{};
     };
     partial* const parts = memory.allocate_list(most_parts, [&](arena& m) {
       T *const keys = m.allocate<T>(n * key), *const values = m.allocate<T>(n * value);
