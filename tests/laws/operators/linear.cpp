@@ -69,6 +69,10 @@ struct parameters {
     o.causal = entry.causal, o.normalise = entry.normalise, o.feature = entry.feature;
     call.set_lengths(o);
     if (entry.others) o.eps = 0.5, o.scale = static_cast<double>(T(0.3));
+    if (entry.feature == reference::linear_feature::products) {  // features of both signs
+      o.terms = call.terms;
+      return reference::linear(call.q, call.k, call.v, o).out;
+    }
     const reference::linear_inputs<double> x{call.q,
                                              call.k,
                                              call.v,
