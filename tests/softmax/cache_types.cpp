@@ -203,7 +203,7 @@ TEST_CASE("A cache of int8 in the caller's memory, and values that are dims of t
   CHECK(given.dim() == dim);
   CHECK(given.value_dim() == value_dim);
   CHECK(given.capacity() == 16 * blocks);
-  CHECK(given.values_in_keys());
+  CHECK(attn::detail::step_access::of(given).values_in_keys());
   const std::vector<idx_t> there = {20};
   CHECK(attn::kv_cache<int8>(view_of, view_of, there).tokens() == 20);
   const auto run = [&](attn::kv_cache<int8>& cache) {

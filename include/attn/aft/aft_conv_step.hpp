@@ -48,12 +48,13 @@ class aft_conv_state : public detail::aft_window_state<S, true> {
 template <element S, viewable Q, viewable K, viewable V, viewable O, viewable W, class Options = aft_step_options>
 void aft_conv_step(aft_conv_state<S>& state, const Q& q, const K& k, const V& v, O&& out, const W& w,
                    Options&& options = {}, execution_ref exec = {}) {
-  auto call = detail::checked_aft_step<aft_step_options, S>("aft_conv_step", state.extents(), true, q, k, v, out, w,
+  auto& inside = detail::step_access::of(state);
+  auto call = detail::checked_aft_step<aft_step_options, S>("aft_conv_step", inside.extents(), true, q, k, v, out, w,
                                                             options, exec);
   auto& x = call.x;
   detail::check_kernels(call.views, x, false);
   call.views.equal("w width = state width", state.width(), x.w.extents[3]);
-  state.step(x, call.exec, [&](const auto& kernel, idx_t p, idx_t j) {
+  inside.step(x, call.exec, [&](const auto& kernel, idx_t p, idx_t j) {
     return x.elements->at(kernel, 0, j - p + state.window() - 1);
   });
 }

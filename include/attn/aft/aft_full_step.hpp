@@ -58,22 +58,19 @@ void aft_full_step(kv_cache<S>& cache, const Q& q, const K& k, const V& v, O&& o
       options, exec);
   auto& x = call.x;
   const detail::validator& check = call.views;
-  const idx_t tokens = cache.tokens_after(x.length, x.lengths);
+  auto& inside = detail::step_access::of(cache);
+  const idx_t tokens = inside.tokens_after(x.length, x.lengths);
   check.equal("value dim = cache value dim", cache.value_dim(), x.dim);
   detail::check_biases(check, x);
   check.at_least("w rows", tokens, x.w.extents[2]);
   check.at_least("w columns", tokens, x.w.extents[3]);
   const tensor_view<const S> keys = as_view(k), values = as_view(v);
-  cache.check_tokens(check, keys, values, x.lengths);
-  cache.list_memory(call.views);
-  cache.append_checked(keys, values, x.lengths);
-  x.k = cache.keys(), x.v = cache.values();
-  try {
+  inside.check_tokens(check, keys, values, x.lengths);
+  inside.list_memory(call.views);
+  detail::append_and(inside, keys, values, x.lengths, [&] {
+    x.k = cache.keys(), x.v = cache.values();
     detail::full_step_rows(x, cache.lengths(), call.exec);
-  } catch (...) {  // out of memory
-    cache.forget(x.length, x.lengths);
-    throw;
-  }
+  });
 }
 
 }}  // namespace attn::ATTN_ISA

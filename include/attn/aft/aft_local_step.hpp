@@ -45,18 +45,19 @@ struct aft_local_step_options {
 template <element S, viewable Q, viewable K, viewable V, viewable O, viewable W, class Options = aft_local_step_options>
 void aft_local_step(aft_local_state<S>& state, const Q& q, const K& k, const V& v, O&& out, const W& w,
                     Options&& options = {}, execution_ref exec = {}) {
-  const auto call = detail::checked_aft_step<aft_local_step_options, S>("aft_local_step", state.extents(), false, q, k,
+  auto& inside = detail::step_access::of(state);
+  const auto call = detail::checked_aft_step<aft_local_step_options, S>("aft_local_step", inside.extents(), false, q, k,
                                                                         v, out, w, options, exec);
   const auto& x = call.x;
   const detail::validator& check = call.views;
   detail::check_biases(check, x);
-  const idx_t window = state.window(), tokens = state.tokens_after(x.length, x.lengths);
+  const idx_t window = state.window(), tokens = inside.tokens_after(x.length, x.lengths);
   check.at_least("w rows", tokens, x.w.extents[2]);
   if (call.options.band)
     check.equal("w columns = 2 * window - 1 =", 2 * window - 1, x.w.extents[3]);
   else
     check.at_least("w columns", tokens, x.w.extents[3]);
-  state.step(x, call.exec, [&, band = call.options.band](const auto& bias, idx_t p, idx_t j) {
+  inside.step(x, call.exec, [&, band = call.options.band](const auto& bias, idx_t p, idx_t j) {
     return x.elements->at(bias, p, band ? j - p + window - 1 : j);
   });
 }

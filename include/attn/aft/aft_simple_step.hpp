@@ -21,13 +21,15 @@ namespace attn { inline namespace ATTN_ISA {
 
 /// The sums over all tokens fed so far. A moved-from state may only be assigned to or destroyed.
 template <element S>
-class aft_simple_state : public detail::aft_state<S> {
-  using base = detail::aft_state<S>;
+class aft_simple_state : public detail::item_sequences<detail::aft_items<S>> {
+  using base = detail::item_sequences<detail::aft_items<S>>;
 
  public:
   /// A state at the start of a stream. Throws std::invalid_argument for a negative extent, a value_dim other than dim,
   /// or sizes no memory can hold.
   explicit aft_simple_state(const state_extents& extents) : base("aft_simple_state", extents, 0) {}
+
+  using base::heads, base::dim, base::bytes;
 
   /// Feeds tokens without attending: k, v [B, H, n, D].
   template <viewable K, viewable V>
@@ -36,9 +38,9 @@ class aft_simple_state : public detail::aft_state<S> {
                                         options.lengths);
     for (idx_t n = 0; n < x.batch * x.heads; ++n) {
       const auto head = x.head(n);
-      detail::add_rows<typename base::T, S>(head, 0, head.length, x.parts(), base::sums(n));
+      detail::add_rows<compute_type<S>, S>(head, 0, head.length, x.parts(), base::sums(n));
     }
-    base::advance(x);
+    this->advance(x.length, x.lengths);
   }
 };
 
@@ -48,16 +50,17 @@ class aft_simple_state : public detail::aft_state<S> {
 template <element S, viewable Q, viewable K, viewable V, viewable O, class Options = aft_step_options>
 void aft_simple_step(aft_simple_state<S>& state, const Q& q, const K& k, const V& v, O&& out, Options&& options = {},
                      execution_ref exec = {}) {
-  const auto call = detail::checked_aft_step<aft_step_options, S>("aft_simple_step", state.extents(), false, q, k, v,
+  auto& inside = detail::step_access::of(state);
+  const auto call = detail::checked_aft_step<aft_step_options, S>("aft_simple_step", inside.extents(), false, q, k, v,
                                                                   out, tensor_view<const S>(), options, exec);
   const auto& x = call.x;
   const auto limit = call.exec.limit_threads(x.work(20 * static_cast<double>(x.length)));
   call.exec.for_each(x.batch * x.heads, [&](idx_t n, int) {
     const auto head = x.head(n);
-    detail::simple_rows<compute_type<S>, S, true>(head, x.gate, 0, head.length, x.parts(), state.sums(n));
+    detail::simple_rows<compute_type<S>, S, true>(head, x.gate, 0, head.length, x.parts(), inside.sums(n));
     x.elements->clear(head, head.length, x.length);
   });
-  state.advance(x);
+  inside.advance(x.length, x.lengths);
 }
 
 }}  // namespace attn::ATTN_ISA

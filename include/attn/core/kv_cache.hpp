@@ -25,7 +25,7 @@
 //          multi-head latent attention (DeepSeek-AI 2024), value_dim takes no memory.
 #pragma once
 
-#include <attn/core/detail/kv_memory.hpp>
+#include <attn/core/detail/cached_sequences.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
 
@@ -38,130 +38,31 @@ struct kv_cache_options {
 /// With std::int8_t they are blocks of 16 tokens, [B, Hkv, blocks, 64 + 18 D] and [B, Hkv, blocks, 64 + 16 Dv] bytes. A
 /// moved-from cache may only be assigned to or destroyed.
 template <class S>
-class kv_cache : public detail::token_state {
-  static_assert(detail::check_cache_element<S>());
+class kv_cache : public detail::cached_sequences<detail::kv_tokens<S>> {
+  using base = detail::cached_sequences<detail::kv_tokens<S>>;
 
  public:
   using value_type = S;
 
   /// An empty cache; heads are key heads. Throws std::invalid_argument for a negative extent.
   explicit kv_cache(const state_extents& extents, const kv_cache_options& options = {})
-      : kv_cache("kv_cache", extents, options) {}
+      : base("kv_cache", extents, options.values_in_keys) {}
 
   /// A cache in the caller's memory, [B, Hkv, capacity, D] and [B, Hkv, capacity, Dv], with any strides (blocks of
   /// std::int8_t must be contiguous, and at even addresses), which has the first lengths[b] tokens of item b already,
-  /// none unless given. `values` may be the first dims of `keys`. A copy of the cache is in the same memory. Throws
+  /// none unless given. `v` may be the first dims of `k`. A copy of the cache is in the same memory. Throws
   /// std::invalid_argument for views that do not fit.
-  kv_cache(const tensor_view<S>& keys, const tensor_view<S>& values, list_view<idx_t> lengths = {})
-      : kv_cache(detail::kv_memory<S>(detail::validator("kv_cache"), keys, values)) {
-    detail::check_length_list(detail::validator("kv_cache"), "lengths", lengths, batch(), capacity());
-    std::copy(lengths.begin(), lengths.end(), lengths_.begin());
-  }
+  kv_cache(const tensor_view<S>& k, const tensor_view<S>& v, list_view<idx_t> lengths = {})
+      : base("kv_cache", detail::kv_memory<S>(detail::validator("kv_cache"), k, v), lengths) {}
 
-  /// Number of tokens of an item that there is room for.
-  idx_t capacity() const { return memory_.rows(); }
-  /// Bytes of the memory that the cache owns.
-  std::size_t bytes() const { return memory_.bytes(); }
-
-  /// Room for `tokens` tokens; never shrinks. What views point to may move. Throws std::invalid_argument for sizes no
+  /// capacity(): number of tokens of an item that there is room for; bytes(): of the memory that the cache owns.
+  using base::capacity, base::bytes;
+  /// reserve(tokens) makes room; never shrinks. What views point to may move. Throws std::invalid_argument for sizes no
   /// memory can hold, or beyond the caller's memory, std::bad_alloc.
-  void reserve(idx_t tokens) {
-    const detail::validator check(name_);
-    check.at_least("tokens to reserve", 0, tokens);
-    check_room(check, tokens);
-    if (tokens > capacity()) memory_.grow(check, tokens, lengths_);
-  }
-
-  /// Forgets all but the first `tokens` tokens of every item, or of one; the memory stays.
-  void truncate(idx_t tokens) {
-    check_kept(tokens, this->tokens());
-    for (idx_t& length : lengths_) length = std::min(length, tokens);
-  }
-  void truncate(idx_t item, idx_t tokens) {
-    check_kept(tokens, this->tokens(item));
-    length(item) = tokens;
-  }
-  /// Forgets all tokens, or those of one item; the memory stays.
-  void reset() { truncate(0); }
-  void reset(idx_t item) { truncate(item, 0); }
-
-  /// Item `to` becomes a copy of item `from`: a branch.
-  void copy_item(idx_t from, idx_t to) {
-    if (check_item(from) != check_item(to)) memory_.copy(from, to, length(to) = length(from));
-  }
-  /// Item n becomes what item order[n] was, for all n: the survivors of a beam search. Throws std::invalid_argument for
-  /// a list of another size, or for items that do not exist.
-  void reorder(list_view<idx_t> order) {
-    const auto exchange = [&](idx_t a, idx_t b) {
-      memory_.exchange(a, b, std::max(length(a), length(b)));
-      std::swap(length(a), length(b));
-    };
-    detail::reorder_items(
-        detail::validator(name_), order, batch(), [&](idx_t from, idx_t to) { copy_item(from, to); }, exchange);
-  }
-
-  /// Appends copies of the tokens k [B, Hkv, n, D] and v [B, Hkv, n, Dv]; where memory must grow, the earlier tokens
-  /// are copied too. Throws std::invalid_argument for shapes that do not fit, views of the cache itself, more tokens
-  /// than the caller's memory has room for, or numbers that have no finite scale in eight bits, before anything
-  /// changes.
-  template <viewable K, viewable V>
-  void append(const K& k, const V& v, const append_options& options = {}) {
-    using E = element_of<const K&>;
-    detail::check_stores<S, E>();
-    const tensor_view<const E> keys = as_view(k), values = as_view(v);
-    detail::check_append(*this, name_, keys, values, options.lengths);
-    append_checked(keys, values, options.lengths);
-  }
-
+  using base::reserve;
   /// [B, Hkv, tokens(), D]; of item b the first tokens(b) rows are valid. With std::int8_t blocks, as above; where
   /// values are part of the keys, the blocks of the keys.
-  tensor_view<const S> keys() const { return memory_.keys(tokens()); }
-  tensor_view<const S> values() const { return memory_.values(tokens()); }
-
-  // For the step ------------------------------------------------------------------------------------------------------
-
-  /// Checks the tokens of a step.
-  template <class E>
-  void check_tokens(const detail::validator& check, const tensor_view<const E>& k, const tensor_view<const E>& v,
-                    std::span<const idx_t> lengths) const {
-    token_state::check_tokens(check, k, v, lengths);
-    check_room(check, tokens_after(k.extent(2), lengths));
-    memory_.check_tokens(check, k, v, lengths);
-  }
-  /// append() of tokens that were already checked.
-  template <class E>
-  void append_checked(const tensor_view<const E>& k, const tensor_view<const E>& v, std::span<const idx_t> lengths) {
-    const idx_t count = k.extent(2), most = tokens_after(count, lengths);
-    if (most > capacity()) reserve(std::max({most, 2 * capacity(), idx_t(16)}));
-    for (idx_t b = 0; b < batch(); ++b) {
-      const idx_t taken = taken_of(b, count, lengths);
-      for (idx_t h = 0; h < heads(); ++h)
-        for (idx_t i = 0; i < taken; ++i) memory_.put(k, v, b, h, i, b, length(b) + i);
-      length(b) += taken;
-    }
-  }
-  void list_memory(detail::call_views& views) const { memory_.list_memory(views); }
-  /// Undoes an append of `count` tokens.
-  void forget(idx_t count, std::span<const idx_t> lengths) {
-    for (idx_t b = 0; b < batch(); ++b) length(b) -= taken_of(b, count, lengths);
-  }
-  detail::page_tables pages() const { return {}; }
-  bool values_in_keys() const { return memory_.values_in_keys(); }
-
- protected:
-  /// For caches derived from this one, whose name error messages have.
-  kv_cache(const char* name, const state_extents& extents, const kv_cache_options& options = {})
-      : token_state(name, extents), memory_(detail::validator(name), extents_, options.values_in_keys) {}
-
- private:
-  explicit kv_cache(detail::kv_memory<S> given) : token_state("kv_cache", given.extents()), memory_(std::move(given)) {}
-
-  void check_room(const detail::validator& check, idx_t tokens) const {
-    if (memory_.given() && tokens > capacity())
-      check.fail({"tokens up to the ", capacity(), " there is room for"}, tokens);
-  }
-
-  detail::kv_memory<S> memory_;
+  using base::keys, base::values;
 };
 
 }}  // namespace attn::ATTN_ISA

@@ -63,7 +63,7 @@ class page_free_list : public page_allocator {
 
 template <class S>
 class page_pool {
-  static_assert(detail::check_cache_element<S>());
+  friend struct detail::step_access;
 
  public:
   /// A pool with its own memory. The allocator, if given, must outlive the pool. Throws std::invalid_argument for
@@ -107,11 +107,6 @@ class page_pool {
   void release(idx_t page) {
     if (--users_[check_used(page)] == 0) allocator_->free(page);
   }
-
-  // For caches --------------------------------------------------------------------------------------------------------
-
-  detail::kv_memory<S>& memory() { return memory_; }
-  const detail::kv_memory<S>& memory() const { return memory_; }
 
  private:
   page_pool(detail::kv_memory<S> memory, page_allocator* allocator)

@@ -51,18 +51,22 @@ struct delta_rule_step_options {
   std::optional<real> unit_norm_eps{};
 };
 
-/// The state of the delta rule for elements of type S. Throws std::invalid_argument for negative extents or sizes no
-/// memory can hold. A moved-from state may only be assigned to or destroyed.
-template <element S>
-class delta_rule_state : public detail::item_state<delta_rule_state<S>, compute_type<S>> {
+namespace detail {
+
+/// The inside of delta_rule_state.
+template <class S>
+class delta_rule_items : public item_state<delta_rule_items<S>, compute_type<S>> {
   using T = compute_type<S>;
-  using base = detail::item_state<delta_rule_state<S>, T>;
-  using base::items;
+  using base = item_state<delta_rule_items<S>, T>;
+  using layout = correcting_state<T>;
+  using driver = recurrence_driver<rule::correct, T>;
 
  public:
-  explicit delta_rule_state(const delta_rule_state_extents& e)
+  using base::batch;
+
+  explicit delta_rule_items(const delta_rule_state_extents& e)
       : base("delta_rule_state", e.batch, e.keep), extents_(e) {
-    const detail::validator check(base::name_);
+    const validator check(this->name_);
     check.at_least("heads", 0, e.heads);
     check.at_least("dim", 0, e.dim);
     check.at_least("value dim", 0, e.value_dim);
@@ -73,24 +77,66 @@ class delta_rule_state : public detail::item_state<delta_rule_state<S>, compute_
     base::allocate(e.batch, place_size());
   }
 
-  using base::batch, base::kept, base::rollback;
   idx_t heads() const { return extents_.heads; }
   idx_t dim() const { return extents_.dim; }
   idx_t value_dim() const { return extents_.value_dim; }
+  panels<T> of(idx_t b, idx_t h) const { return layout::of_head(this->items().at(b), h, dim(), value_dim()); }
+
+  void feed(const char* caller, const delta_views<S>& x, const delta_rule_step_options<S>& options, execution& exec) {
+    call_views check(caller);
+    kernel_call<T> call = check_delta_rule<S>(check, x, options, options.lengths, {}, {});
+    check.extents({{"batch = batch of the state", batch(), call.shape.batch},
+                   {"value heads = heads of the state", heads(), call.heads},
+                   {"key dim = dim of the state", dim(), call.shape.dim},
+                   {"value dim = value dim of the state", value_dim(), call.shape.dim_v}});
+    check.update("the state", this->memory());
+    call.state = this->items();
+    const auto limit = exec.limit_threads(driver{call}.work());
+    base::feed(
+        call.lengths,
+        [&](const sequence_lengths& first) {
+          kernel_call<T> some = call;
+          some.lengths = first;
+          driver{some}.run(exec);
+        },
+        [&](const sequence_lengths& first) { correcting_steps(call, first, exec); });
+  }
+  void clear(idx_t b) { std::fill_n(this->items().at(b), place_size(), T(0)); }
+
+ private:
+  idx_t place_size() const { return heads() * layout::size(dim(), value_dim()); }
+
+  delta_rule_state_extents extents_;
+};
+
+}  // namespace detail
+
+/// The state of the delta rule for elements of type S. Throws std::invalid_argument for negative extents or sizes no
+/// memory can hold. A moved-from state may only be assigned to or destroyed.
+template <element S>
+class delta_rule_state : public detail::item_sequences<detail::delta_rule_items<S>> {
+  using T = compute_type<S>;
+  using base = detail::item_sequences<detail::delta_rule_items<S>>;
+  using base::of;
+
+ public:
+  explicit delta_rule_state(const delta_rule_state_extents& extents) : base(extents) {}
+
+  using base::batch, base::heads, base::dim, base::value_dim, base::bytes, base::kept, base::rollback;
 
   /// Element (d, e) of the state of one head.
   T value(idx_t b, idx_t h, idx_t d, idx_t e) const { return *of(b, h).at(d, e); }
 
   /// Throws std::runtime_error if writing fails.
   void write(std::ostream& stream) const {
-    this->stream().write(stream, base::lengths_, [&](auto&& visit) { each_number(visit); });
+    this->stream().write(stream, this->lengths_, [&](auto&& visit) { each_number(visit); });
   }
   /// Reads a state of the same shape. Throws std::runtime_error for a stream of another format or version, or a damaged
   /// one, and std::invalid_argument for a state of another kind or shape; *this is then unchanged.
   void read(std::istream& stream) {
-    this->stream().read(stream, base::lengths_, batch() * heads() * dim() * value_dim(),
+    this->stream().read(stream, this->lengths_, batch() * heads() * dim() * value_dim(),
                         [&](auto&& visit) { each_number(visit); });
-    base::forget_kept();
+    this->forget_kept();
   }
 
   /// delta_rule_step without queries: feeds k [B, Hk, n, D] and v [B, heads, n, Dv].
@@ -98,52 +144,18 @@ class delta_rule_state : public detail::item_state<delta_rule_state<S>, compute_
   void append(const K& k, const V& v, Options&& options = {}, execution_ref exec = {}) {
     static_assert(std::same_as<S, element_of<const K&>> && std::same_as<S, element_of<const V&>>,
                   "attn: the state, k and v must have one element type");
-    feed("delta_rule_state::append", {{}, as_view(k), as_view(v), {}, false},
-         detail::options_or_default<delta_rule_step_options<S>>(options), detail::execution_of(exec, options));
+    this->feed("delta_rule_state::append", {{}, as_view(k), as_view(v), {}, false},
+               detail::options_or_default<delta_rule_step_options<S>>(options), detail::execution_of(exec, options));
   }
-
-  // For the step ------------------------------------------------------------------------------------------------------
-
-  void feed(const char* caller, const detail::delta_views<S>& x, const delta_rule_step_options<S>& options,
-            execution& exec) {
-    detail::call_views check(caller);
-    detail::kernel_call<T> call = detail::check_delta_rule<S>(check, x, options, options.lengths, {}, {});
-    check.extents({{"batch = batch of the state", batch(), call.shape.batch},
-                   {"value heads = heads of the state", heads(), call.heads},
-                   {"key dim = dim of the state", dim(), call.shape.dim},
-                   {"value dim = value dim of the state", value_dim(), call.shape.dim_v}});
-    check.update("the state", base::memory());
-    call.state = items();
-    const auto limit = exec.limit_threads(driver{call}.work());
-    base::feed(
-        call.lengths, few,
-        [&](const detail::sequence_lengths& first) {
-          detail::kernel_call<T> some = call;
-          some.lengths = first;
-          driver{some}.run(exec);
-        },
-        [&](const detail::sequence_lengths& first) { detail::correcting_steps(call, first, exec); });
-  }
-  void clear_item(idx_t b) { std::fill_n(items().at(b), place_size(), T(0)); }
 
  private:
-  /// Up to this many tokens a step computes them one by one; for more, a chunk is faster.
-  static constexpr idx_t few = 3;
-
-  using layout = detail::correcting_state<T>;
-  using driver = detail::recurrence_driver<detail::rule::correct, T>;
-  idx_t place_size() const { return heads() * layout::size(dim(), value_dim()); }
-  detail::panels<T> of(idx_t b, idx_t h) const { return layout::of_head(items().at(b), h, dim(), value_dim()); }
-
-  detail::state_stream<T> stream() const { return {base::name_, 4, 0, batch(), heads(), dim(), value_dim()}; }
+  detail::state_stream<T> stream() const { return {this->name_, 4, 0, batch(), heads(), dim(), value_dim()}; }
   template <class Visit>
   void each_number(Visit&& visit) const {
     for (idx_t n = 0; n < batch() * heads(); ++n)
       for (idx_t d = 0; d < dim(); ++d)
         for (idx_t e = 0; e < value_dim(); ++e) visit(*of(n / heads(), n % heads()).at(d, e));
   }
-
-  delta_rule_state_extents extents_;
 };
 
 /// Feeds n tokens and computes the results of their queries q [B, Hk, n, D]: the next n rows of one delta_rule over the
@@ -154,8 +166,9 @@ void delta_rule_step(delta_rule_state<S>& state, const Q& q, const K& k, const V
                      execution_ref exec = {}) {
   detail::require_one_element_type<const Q&, const K&, const V&, O>();
   static_assert(std::same_as<S, element_of<const Q&>>, "attn: the state and q must have one element type");
-  state.feed("delta_rule_step", {as_view(q), as_view(k), as_view(v), as_view(out)},
-             detail::options_or_default<delta_rule_step_options<S>>(options), detail::execution_of(exec, options));
+  detail::step_access::of(state).feed("delta_rule_step", {as_view(q), as_view(k), as_view(v), as_view(out)},
+                                       detail::options_or_default<delta_rule_step_options<S>>(options),
+                                       detail::execution_of(exec, options));
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -38,7 +38,7 @@ void run_performer_step(const char* name, kernel_state<compute_type<S>>& state, 
                    {.scale = options.scale,
                     .causal = true,
                     .lengths = options.lengths,
-                    .kernel = static_cast<performer_kernel>(state.kind().variant),
+                    .kernel = static_cast<performer_kernel>(step_access::of(state).kind().variant),
                     .eps = options.eps,
                     .feature_eps = options.feature_eps},
                    exec, step_of(state));

@@ -30,19 +30,20 @@ struct multipole_cache_options {
   std::uint64_t seed = 0;
 };
 
-/// Keys [B, Hkv, tokens, D] and values [B, Hkv, tokens, Dv] with their clusters. A moved-from cache may only be
-/// assigned to or destroyed.
+namespace detail {
+
+/// The inside of multipole_cache: all tokens, and the clusters of the segments before the last token's.
 template <class S>
-class multipole_cache : public detail::token_state {
-  static_assert(detail::check_cache_element<S, true>());
+class multipole_tokens : public kv_tokens<S> {
+  static_assert(check_cache_element<S, true>());
+  using base = kv_tokens<S>;
 
  public:
   using real = compute_type<S>;
+  using base::batch, base::heads, base::dim, base::value_dim, base::length;
 
-  /// An empty cache; heads are key heads. Throws std::invalid_argument for a negative extent or options that do not
-  /// fit.
-  explicit multipole_cache(const state_extents& extents, const multipole_cache_options& options = {})
-      : token_state("multipole_cache", extents), keys_and_values_(extents), segments_(lengths_) {
+  multipole_tokens(const char* name, const state_extents& extents, const multipole_cache_options& options)
+      : base(name, extents), segments_(this->lengths_) {
     settings_ = {.causal = true,
                  .exact = options.exact,
                  .clusters = std::min(options.clusters, std::max<idx_t>(1, options.segment)),
@@ -50,112 +51,45 @@ class multipole_cache : public detail::token_state {
                  .segment = options.segment,
                  .iterations = options.iterations,
                  .seed = options.seed};
-    const detail::validator check("multipole_cache");
-    detail::check_multipole_settings(check, settings_);
+    const validator check(this->name_);
+    check_multipole_settings(check, settings_);
     check.at_least("candidate_clusters", 0, options.candidate_clusters);
   }
 
-  /// Tokens there is room for.
-  idx_t capacity() const { return keys_and_values_.capacity(); }
   std::size_t bytes() const {
-    return keys_and_values_.bytes() +
-           (means_.capacity() + value_means_.capacity() + counts_.capacity()) * sizeof(real) +
-           (order_.capacity() + begins_.capacity()) * sizeof(detail::cluster_number);
+    return base::bytes() + (means_.capacity() + value_means_.capacity() + counts_.capacity()) * sizeof(real) +
+           (order_.capacity() + begins_.capacity()) * sizeof(cluster_number);
   }
-
-  /// Room for `tokens` tokens; never shrinks. What views point to may move. Throws std::invalid_argument for sizes no
-  /// memory can hold, std::bad_alloc.
   void reserve(idx_t tokens) {
-    detail::validator(name_).fits("tokens", {batch(), heads(), std::max(tokens, idx_t(0)), std::max(dim(), value_dim()),
-                                             sizeof(S)});  // keys_and_values_ has another name
-    keys_and_values_.reserve(tokens);
+    validator(this->name_).fits(
+        "tokens", {batch(), heads(), std::max(tokens, idx_t(0)), std::max(dim(), value_dim()), sizeof(S)});
+    base::reserve(tokens);
     reserve_segments(tokens / settings_.segment);
   }
-  /// Forgets all but the first `tokens` tokens of every item, or of one; the memory stays.
-  void truncate(idx_t tokens) {
-    check_kept(tokens, this->tokens());
-    for (idx_t b = 0; b < batch(); ++b) cut(b, std::min(length(b), tokens));
+  void cut(idx_t b, idx_t tokens) {
+    length(b) = tokens;
+    segments(b) = std::min(segments(b), tokens / settings_.segment);
   }
-  void truncate(idx_t item, idx_t tokens) {
-    check_kept(tokens, this->tokens(item));
-    cut(item, tokens);
-  }
-  /// Forgets all tokens, or those of one item; the memory stays.
-  void reset() { truncate(0); }
-  void reset(idx_t item) { truncate(item, 0); }
-
-  /// Item `to` becomes a copy of item `from`: a branch.
-  void copy_item(idx_t from, idx_t to) {
-    check_item(from), check_item(to);
-    keys_and_values_.copy_item(from, to);
-    length(to) = length(from);
-    each_list([&](auto* list, idx_t each) {
-      if (from != to) std::copy_n(list + from * each, each, list + to * each);
-    });
+  void reset(idx_t b) { cut(b, 0); }
+  void copy(idx_t from, idx_t to) {
+    base::copy(from, to);
+    each_list([&](auto* x, idx_t each) { std::copy_n(x + from * each, each, x + to * each); });
     segments(to) = segments(from);
   }
-  /// Item n becomes what item order[n] was, for all n. Throws std::invalid_argument for a list of another size, or for
-  /// items that do not exist.
-  void reorder(list_view<idx_t> order) {
-    const auto exchange = [&](idx_t a, idx_t b) {
-      each_list([&](auto* list, idx_t each) {
-        std::swap_ranges(list + a * each, list + (a + 1) * each, list + b * each);
-      });
-      std::swap(segments(a), segments(b));
-    };
-    const auto copy = [&](idx_t from, idx_t to) {
-      each_list([&](auto* list, idx_t each) { std::copy_n(list + from * each, each, list + to * each); });
-      segments(to) = segments(from);
-    };
-    detail::reorder_items(detail::validator(name_), order, batch(), copy, exchange);
-    keys_and_values_.reorder(order);
-    copy_lengths();
+  void exchange(idx_t a, idx_t b) {
+    base::exchange(a, b);
+    each_list([&](auto* x, idx_t each) { std::swap_ranges(x + a * each, x + (a + 1) * each, x + b * each); });
+    std::swap(segments(a), segments(b));
   }
-
-  /// Adds the tokens of k [B, Hkv, n, D] and v [B, Hkv, n, Dv] and clusters segments that lie before the last of them.
-  /// Throws std::invalid_argument for shapes that do not fit or views of the cache itself, before anything changes.
-  template <viewable K, viewable V, class Options = append_options>
-  void append(const K& k, const V& v, Options&& options = {}, execution_ref exec = {}) {
-    const tensor_view<const S> keys = as_view(k), values = as_view(v);
-    const auto& given = detail::options_or_default<append_options>(options);
-    detail::check_append(*this, name_, keys, values, given.lengths);
-    append_checked(keys, values, given.lengths, detail::execution_of(exec, options));
-  }
-
-  tensor_view<const S> keys() const { return keys_and_values_.keys(); }
-  tensor_view<const S> values() const { return keys_and_values_.values(); }
-
-  // For the step ------------------------------------------------------------------------------------------------------
-
-  void check_tokens(const detail::validator& check, const tensor_view<const S>& k, const tensor_view<const S>& v,
-                    std::span<const idx_t> given) const {
-    keys_and_values_.check_tokens(check, k, v, given);
-  }
-  /// append() of tokens that were already checked.
-  void append_checked(const tensor_view<const S>& k, const tensor_view<const S>& v, std::span<const idx_t> given,
-                      execution& exec) {
-    keys_and_values_.append_checked(k, v, given);
-    copy_lengths();
-    try {
-      cluster_segments(exec);
-    } catch (...) {  // no memory
-      forget(k.extent(2), given);
-      throw;
-    }
-  }
-  void forget(idx_t count, std::span<const idx_t> given) {
-    for (idx_t b = 0; b < batch(); ++b) cut(b, length(b) - taken_of(b, count, given));
-  }
-  void list_memory(detail::call_views& views) const { keys_and_values_.list_memory(views); }
-  const detail::multipole_settings& settings() const { return settings_; }
+  const multipole_settings& settings() const { return settings_; }
 
   /// The clusters of the segments of one head, one after the other.
   struct head_clusters {
     idx_t stride, stride_v;
-    const real *means, *value_means;       // [clusters][stride]
-    const real *counts, *logs;             // [clusters]: how many keys, and log2 of it
-    const detail::cluster_number* order;   // [segments][segment]: keys of a segment by cluster
-    const detail::cluster_number* begins;  // [clusters]: where a cluster begins in its segment's order
+    const real *means, *value_means;  // [clusters][stride]
+    const real *counts, *logs;        // [clusters]: how many keys, and log2 of it
+    const cluster_number* order;      // [segments][segment]: keys of a segment by cluster
+    const cluster_number* begins;     // [clusters]: where a cluster begins in its segment's order
   };
   head_clusters clusters_of(idx_t b, idx_t h) const {
     const idx_t rows = room_ * settings_.clusters, head = b * heads() + h;
@@ -169,20 +103,29 @@ class multipole_cache : public detail::token_state {
             begins_.data() + head * rows};
   }
 
+  /// Clusters the segments that the tokens appended since have finished.
+  void cluster_segments(execution& exec) {
+    idx_t most = 0, finished = 0;  // new ones of an item; segments of the longest
+    for (idx_t b = 0; b < batch(); ++b) {
+      most = std::max(most, settings_.segments(length(b)) - segments(b));
+      finished = std::max(finished, settings_.segments(length(b)));
+    }
+    if (most <= 0) return;
+    if (finished > room_) reserve_segments(std::max(finished, 2 * room_));
+    const idx_t item_heads = batch() * heads();
+    if (settings_.clusters > 0)
+      exec.for_each(item_heads * most, [&](idx_t task, int worker) {
+        const idx_t item_head = task % item_heads, number = segments(item_head / heads()) + task / item_heads;
+        if (number < settings_.segments(length(item_head / heads()))) cluster_segment(item_head, number, exec, worker);
+      });
+    for (idx_t b = 0; b < batch(); ++b) segments(b) = settings_.segments(length(b));
+  }
+
  private:
-  idx_t stride() const { return detail::cluster_sums<real>::padded(dim()); }
-  idx_t stride_v() const { return detail::cluster_sums<real>::padded(value_dim()); }
+  idx_t stride() const { return cluster_sums<real>::padded(dim()); }
+  idx_t stride_v() const { return cluster_sums<real>::padded(value_dim()); }
 
   idx_t& segments(idx_t b) { return segments_[static_cast<std::size_t>(b)]; }
-  void cut(idx_t b, idx_t tokens) {
-    keys_and_values_.truncate(b, tokens);
-    length(b) = tokens;
-    segments(b) = std::min(segments(b), tokens / settings_.segment);
-  }
-  void copy_lengths() {
-    const std::span<const idx_t> now = keys_and_values_.lengths();
-    std::copy(now.begin(), now.end(), lengths_.begin());
-  }
   /// visit(list, numbers of an item) for all lists of cluster data.
   template <class Visit>
   void each_list(const Visit& visit) {
@@ -196,7 +139,7 @@ class multipole_cache : public detail::token_state {
 
   void reserve_segments(idx_t segments) {
     if (segments <= room_) return;
-    const detail::validator check("multipole_cache");
+    const validator check(this->name_);
     const idx_t item_heads = batch() * heads(), m = settings_.clusters;
     const idx_t widest = std::max({stride(), stride_v(), idx_t(2)});
     check.fits("clusters", {item_heads, segments, m, widest, sizeof(real)});
@@ -215,47 +158,29 @@ class multipole_cache : public detail::token_state {
     room_ = segments;
   }
 
-  void cluster_segments(execution& exec) {
-    idx_t most = 0, finished = 0;  // new ones of an item; segments of the longest
-    for (idx_t b = 0; b < batch(); ++b) {
-      most = std::max(most, settings_.segments(length(b)) - segments(b));
-      finished = std::max(finished, settings_.segments(length(b)));
-    }
-    if (most <= 0) return;
-    if (finished > room_) reserve_segments(std::max(finished, 2 * room_));
-    const idx_t item_heads = batch() * heads();
-    if (settings_.clusters > 0)
-      exec.for_each(item_heads * most, [&](idx_t task, int worker) {
-        const idx_t item_head = task % item_heads, number = segments(item_head / heads()) + task / item_heads;
-        if (number < settings_.segments(length(item_head / heads()))) cluster_segment(item_head, number, exec, worker);
-      });
-    for (idx_t b = 0; b < batch(); ++b) segments(b) = settings_.segments(length(b));
-  }
-
   void cluster_segment(idx_t item_head, idx_t number, execution& exec, int worker) {
-    const detail::multipole_settings& o = settings_;
+    const multipole_settings& o = settings_;
     const idx_t size = o.segment, m = o.clusters, keys = size + 1;  // one segment, and a query after it
     struct buffers {
-      detail::multipole_clusters<real> clusters;
-      detail::cluster_scratch<real> scratch;
-      detail::cluster_number* next;  // [clusters]
+      multipole_clusters<real> clusters;
+      cluster_scratch<real> scratch;
+      cluster_number* next;  // [clusters]
     };
-    const buffers p = exec.scratch(worker, [&](detail::arena& memory) {
-      return buffers{detail::multipole_clusters<real>::layout(memory, o, keys, dim(), value_dim()),
-                    detail::cluster_scratch<real>::layout(memory, m, dim(), size),
-                    memory.allocate<detail::cluster_number>(m)};
+    const buffers p = exec.scratch(worker, [&](arena& memory) {
+      return buffers{multipole_clusters<real>::layout(memory, o, keys, dim(), value_dim()),
+                     cluster_scratch<real>::layout(memory, m, dim(), size), memory.allocate<cluster_number>(m)};
     });
     const auto rows_of = [&](const tensor_view<const S>& x) {
-      return detail::head_of(x.slice(2, number * size, size), item_head / heads(), item_head % heads());
+      return head_of(x.slice(2, number * size, size), item_head / heads(), item_head % heads());
     };
-    const detail::matrix_view<const S> k = rows_of(this->keys()), v = rows_of(values());
+    const matrix_view<const S> k = rows_of(this->keys()), v = rows_of(this->values());
     p.clusters.cluster_one(o, k, v, keys, number, p.scratch);
 
-    const detail::cluster_sums<real>& sums = p.clusters.sums;
+    const cluster_sums<real>& sums = p.clusters.sums;
     const idx_t row = (item_head * room_ + number) * m;
-    detail::cluster_number* const order = order_.data() + (item_head * room_ + number) * size;
-    detail::cluster_number* const begins = begins_.data() + row;
-    detail::cluster_number at = 0;
+    cluster_number* const order = order_.data() + (item_head * room_ + number) * size;
+    cluster_number* const begins = begins_.data() + row;
+    cluster_number at = 0;
     for (idx_t c = 0; c < m; ++c) {
       const real count = sums.counts[c], factor = count > 0 ? 1 / count : real(0);
       for (idx_t d = 0; d < stride(); ++d)
@@ -268,18 +193,49 @@ class multipole_cache : public detail::token_state {
       counts_[static_cast<std::size_t>(counted + room_ * m)] =
           count > 0 ? std::log2(count) : -std::numeric_limits<real>::infinity();
       begins[c] = at;
-      at = static_cast<detail::cluster_number>(at + static_cast<detail::cluster_number>(count));
+      at = static_cast<cluster_number>(at + static_cast<cluster_number>(count));
     }
     std::copy_n(begins, m, p.next);
-    for (idx_t j = 0; j < size; ++j) order[p.next[p.clusters.cluster[j]]++] = static_cast<detail::cluster_number>(j);
+    for (idx_t j = 0; j < size; ++j) order[p.next[p.clusters.cluster[j]]++] = static_cast<cluster_number>(j);
   }
 
-  kv_cache<S> keys_and_values_;
-  detail::multipole_settings settings_;
+  multipole_settings settings_;
   std::vector<idx_t> segments_;  // clustered, of every item
   idx_t room_ = 0;               // segments there is room for
   std::vector<real> means_, value_means_, counts_;
-  std::vector<detail::cluster_number> order_, begins_;
+  std::vector<cluster_number> order_, begins_;
+};
+
+}  // namespace detail
+
+/// Keys [B, Hkv, tokens, D] and values [B, Hkv, tokens, Dv] with their clusters. A moved-from cache may only be
+/// assigned to or destroyed.
+template <class S>
+class multipole_cache : public detail::cached_sequences<detail::multipole_tokens<S>> {
+  using base = detail::cached_sequences<detail::multipole_tokens<S>>;
+
+ public:
+  using real = compute_type<S>;
+
+  /// An empty cache; heads are key heads. Throws std::invalid_argument for a negative extent or options that do not
+  /// fit.
+  explicit multipole_cache(const state_extents& extents, const multipole_cache_options& options = {})
+      : base("multipole_cache", extents, options) {}
+
+  // As in kv_cache.
+  using base::capacity, base::bytes, base::reserve, base::keys, base::values;
+
+  /// Adds the tokens of k [B, Hkv, n, D] and v [B, Hkv, n, Dv] and clusters segments that lie before the last of them.
+  /// Throws std::invalid_argument for shapes that do not fit or views of the cache itself, before anything changes.
+  template <viewable K, viewable V, class Options = append_options>
+  void append(const K& k, const V& v, Options&& options = {}, execution_ref exec = {}) {
+    const tensor_view<const S> k_new = as_view(k), v_new = as_view(v);
+    const auto& given = detail::options_or_default<append_options>(options);
+    this->check_append(k_new, v_new, given.lengths);
+    auto& inside = detail::step_access::of(*this);
+    detail::append_and(inside, k_new, v_new, given.lengths,
+                       [&] { inside.cluster_segments(detail::execution_of(exec, options)); });
+  }
 };
 
 }}  // namespace attn::ATTN_ISA

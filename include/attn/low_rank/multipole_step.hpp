@@ -43,19 +43,11 @@ void multipole_step(multipole_cache<S>& cache, const Q& q, const K& k, const V& 
   static_assert(std::same_as<S, element_of<const Q&>>, "attn: the cache and q must have one element type");
   detail::no_score none;
   auto call = detail::checked_call<multipole_step_options>("multipole_step", q, k, v, out, options, none, exec);
-  const auto& lengths = call.options.lengths;
-  detail::check_step(call, cache);
-  const auto rotation = detail::rotary_workspace(call);
-  detail::rotate_tokens(call, cache, rotation);
-  const idx_t count = call.shape.queries;
-  cache.append_checked(call.k, call.v, lengths, call.exec);
-  call.lengths = {count, cache.tokens(), lengths, cache.lengths()};
-  try {
-    detail::multipole_step_call<S>{call, cache}.run();
-  } catch (...) {  // no memory
-    cache.forget(count, lengths);
-    throw;
-  }
+  auto& tokens = detail::check_step(call, cache);
+  detail::cache_step(call, tokens, [&] {
+    tokens.cluster_segments(call.exec);
+    detail::multipole_step_call<S>{call, tokens}.run();
+  });
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -62,10 +62,6 @@ struct full_softmax_options {
 
 namespace detail {
 
-/// Up to this many queries per head are attended with the keys in place (streaming.hpp); for more, packing the keys
-/// pays.
-inline constexpr idx_t few_queries = 4;
-
 template <class S, class Score, class C = S, class P = product_type<S>>
 struct full_call {
   using T = compute_type<S>;

@@ -55,22 +55,11 @@ void full_softmax_step(Cache& cache, const Q& q, const K& k, const V& v, O&& out
   using S = element_of<const Q&>;
   detail::check_stores<typename Cache::value_type, S>();
   auto call = detail::checked_call<full_softmax_step_options>("full_softmax_step", q, k, v, out, options, score, exec);
-  const auto& given = call.options;
-  detail::check_step(call, cache);
-  const idx_t count = call.shape.queries;
-  call.lengths.full_keys = call.shape.keys = cache.tokens_after(count, given.lengths);
-  detail::check_key_options(call.views, call.shape, given);
-  const auto rotation = detail::rotary_workspace(call);
-  detail::rotate_tokens(call, cache, rotation);
-  cache.append_checked(call.k, call.v, given.lengths);
-  call.lengths.given_queries = given.lengths, call.lengths.given_keys = cache.lengths();
-  call.causal = true;
-  try {
-    detail::attend_full(call.over(cache.keys(), cache.values(), cache.pages()));
-  } catch (...) {  // of the score function, or out of memory
-    cache.forget(count, given.lengths);
-    throw;
-  }
+  auto& tokens = detail::check_step(call, cache);
+  call.lengths.full_keys = call.shape.keys = tokens.tokens_after(call.shape.queries, call.options.lengths);
+  detail::check_key_options(call.views, call.shape, call.options);
+  detail::cache_step(call, tokens,
+                     [&] { detail::attend_full(call.over(tokens.keys(), tokens.values(), tokens.pages())); });
 }
 
 }}  // namespace attn::ATTN_ISA

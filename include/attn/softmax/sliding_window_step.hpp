@@ -18,7 +18,6 @@
 //          If `score` throws, or memory runs out, the ring is reset; a cache that keeps all tokens drops the chunk.
 #pragma once
 
-#include <attn/core/detail/kv_memory.hpp>
 #include <attn/softmax/detail/softmax_step.hpp>
 #include <attn/softmax/detail/window_step.hpp>
 #include <attn/softmax/sliding_window.hpp>
@@ -52,104 +51,19 @@ struct sliding_window_cache_options {
   list_view<idx_t> global_positions{};
 };
 
-/// The last tokens of a stream, and those at its global positions. A moved-from cache may only be assigned to or
-/// destroyed.
+namespace detail {
+
+/// The inside of sliding_window_cache: a ring, and the global positions.
 template <class S>
-class sliding_window_cache : public detail::token_state {
-  static_assert(detail::check_cache_element<S>());
-
+class window_tokens : public cached_tokens {
  public:
-  /// An empty stream; heads are key heads, and the lists of the options are copied. Throws std::invalid_argument for
-  /// options that do not fit or sizes no memory can hold.
-  explicit sliding_window_cache(const state_extents& extents, const sliding_window_cache_options& options = {})
-      : sliding_window_cache({detail::validator("sliding_window_cache"), extents, false}, options) {
-    const detail::validator check(name_);
-    memory_.grow(check, check.fits("ring", {rows()}), {});
-  }
-  /// The same in the caller's memory, [B, Hkv, rows, D] and [B, Hkv, rows, Dv], with any strides, of at least rows()
-  /// rows: the ring and the global positions. With std::int8_t it consists of blocks of 16 rows, as in a kv_cache. A
-  /// copy of the cache is in the same memory.
-  sliding_window_cache(const tensor_view<S>& keys, const tensor_view<S>& values,
-                       const sliding_window_cache_options& options = {})
-      : sliding_window_cache({detail::validator("sliding_window_cache"), keys, values}, options) {
-    detail::validator(name_).at_least("rows of the caller's memory", rows(), memory_.rows());
-  }
+  using value_type = S;
 
-  /// Number of tokens in the ring, and of rows of memory: those and the global positions.
-  idx_t capacity() const { return capacity_; }
-  idx_t rows() const { return capacity_ + static_cast<idx_t>(globals_.size()); }
-  std::size_t bytes() const { return memory_.bytes(); }
-
-  /// Begins a new stream: in all items, or in one.
-  void reset() { std::fill(lengths_.begin(), lengths_.end(), 0); }
-  void reset(idx_t item) { length(check_item(item)) = 0; }
-  /// Item `to` becomes a copy of item `from`: a branch.
-  void copy_item(idx_t from, idx_t to) {
-    if (check_item(from) != check_item(to)) memory_.copy(from, to, rows());
-    length(to) = length(from);
-  }
-  /// Item n becomes what item order[n] was, for all n. Throws std::invalid_argument for a list of another size, or for
-  /// items that do not exist.
-  void reorder(list_view<idx_t> order) {
-    const auto exchange = [&](idx_t a, idx_t b) {
-      memory_.exchange(a, b, rows());
-      std::swap(length(a), length(b));
-    };
-    detail::reorder_items(
-        detail::validator(name_), order, batch(), [&](idx_t from, idx_t to) { copy_item(from, to); }, exchange);
-  }
-
-  /// Feeds tokens without attending: k [B, Hkv, n, D], v [B, Hkv, n, Dv]. Throws std::invalid_argument for shapes that
-  /// do not fit, before anything changes.
-  template <viewable K, viewable V>
-  void append(const K& k, const V& v, const append_options& options = {}) {
-    using E = element_of<const K&>;
-    detail::check_stores<S, E>();
-    const tensor_view<const E> keys = as_view(k), values = as_view(v);
-    detail::check_append(*this, name_, keys, values, options.lengths);
-    const idx_t count = keys.extent(2);
-    for (idx_t b = 0; b < batch(); ++b)
-      for (idx_t h = 0; h < heads(); ++h)
-        for (idx_t t = 0; t < taken_of(b, count, options.lengths); ++t) put(keys, values, b, h, t);
-    advance(count, options.lengths);
-  }
-
-  // For the step ------------------------------------------------------------------------------------------------------
-
-  detail::stream_window window() const { return {left_, dilation_, globals_}; }
-  bool values_in_keys() const { return memory_.values_in_keys(); }
-
-  /// [B, Hkv, rows, D]: for each head first the `capacity` rows of the ring, with position p in row p % capacity, then
-  /// those of the global positions in order.
-  tensor_view<const S> keys() const { return memory_.keys(); }
-  tensor_view<const S> values() const { return memory_.values(); }
-
-  /// Token t of a chunk goes to its place in the ring and, if global, among the global ones.
-  template <class E>
-  void put(const tensor_view<const E>& k, const tensor_view<const E>& v, idx_t b, idx_t h, idx_t t) {
-    const idx_t position = length(b) + t;
-    const auto found = std::lower_bound(globals_.begin(), globals_.end(), position);
-    memory_.put(k, v, b, h, t, b, position % capacity_);
-    if (found != globals_.end() && *found == position)
-      memory_.put(k, v, b, h, t, b, capacity_ + (found - globals_.begin()));
-  }
-  void advance(idx_t count, std::span<const idx_t> given) {
-    for (idx_t b = 0; b < batch(); ++b) length(b) += taken_of(b, count, given);
-  }
-  /// Checks the tokens of a step.
-  template <class E>
-  void check_tokens(const detail::validator& check, const tensor_view<const E>& k, const tensor_view<const E>& v,
-                    std::span<const idx_t> given) const {
-    token_state::check_tokens(check, k, v, given);
-    memory_.check_tokens(check, k, v, given);
-  }
-  void list_memory(detail::call_views& views) const { memory_.list_memory(views); }
-
- private:
-  sliding_window_cache(detail::kv_memory<S> memory, const sliding_window_cache_options& options)
-      : token_state("sliding_window_cache", memory.extents()), left_(options.left), memory_(std::move(memory)) {
-    const detail::validator check(name_);
-    detail::stream_window{left_, options.dilation, options.global_positions}.check(check);
+  /// In memory without rows, which becomes the cache's own, or in the caller's.
+  window_tokens(kv_memory<S> memory, const sliding_window_cache_options& options)
+      : cached_tokens("sliding_window_cache", memory.extents()), left_(options.left), memory_(std::move(memory)) {
+    const validator check(name_);
+    stream_window{left_, options.dilation, options.global_positions}.check(check);
     idx_t widest = 1, furthest = 0;
     for (idx_t d : options.dilation) widest = std::max(widest, d);
     for (idx_t p : options.global_positions) furthest = std::max(furthest, p);
@@ -159,12 +73,76 @@ class sliding_window_cache : public detail::token_state {
     globals_.erase(std::unique(globals_.begin(), globals_.end()), globals_.end());
     capacity_ =
         std::max(check.fits("left * dilation", {left_, widest}), check.fits("global positions", {furthest})) + 1;
-    capacity_ = detail::row_format<S>::ring(capacity_);
+    capacity_ = row_format<S>::ring(capacity_);
+    if (memory_.given())
+      check.at_least("rows of the caller's memory", rows(), memory_.rows());
+    else
+      memory_.grow(check, check.fits("ring", {rows()}), {});
   }
 
+  idx_t capacity() const { return capacity_; }
+  idx_t rows() const { return capacity_ + static_cast<idx_t>(globals_.size()); }
+  std::size_t bytes() const { return memory_.bytes(); }
+  stream_window window() const { return {left_, dilation_, globals_}; }
+  bool values_in_keys() const { return memory_.values_in_keys(); }
+  /// [B, Hkv, rows, D]: for each head first the `capacity` rows of the ring, with position p in row p % capacity, then
+  /// those of the global positions in order.
+  tensor_view<const S> keys() const { return memory_.keys(); }
+  tensor_view<const S> values() const { return memory_.values(); }
+
+  template <class E>
+  void check_tokens(const validator& check, const tensor_view<const E>& k, const tensor_view<const E>& v,
+                    std::span<const idx_t> given) const {
+    check_shapes(check, k, v, given);
+    memory_.check_tokens(check, k, v, given);
+  }
+  void list_memory(call_views& views) const { memory_.list_memory(views); }
+  /// Token t of a chunk goes to its place in the ring and, if global, among the global ones.
+  template <class E>
+  void put(const tensor_view<const E>& k, const tensor_view<const E>& v, idx_t b, idx_t h, idx_t t) {
+    const idx_t position = length(b) + t;
+    const auto found = std::lower_bound(globals_.begin(), globals_.end(), position);
+    memory_.put(k, v, b, h, t, b, position % capacity_);
+    if (found != globals_.end() && *found == position)
+      memory_.put(k, v, b, h, t, b, capacity_ + (found - globals_.begin()));
+  }
+  template <class E>
+  void append(const tensor_view<const E>& k, const tensor_view<const E>& v, std::span<const idx_t> given) {
+    put_all(k.extent(2), given, [&](idx_t b, idx_t h, idx_t t) { put(k, v, b, h, t); });
+  }
+  void reset(idx_t b) { length(b) = 0; }
+  void copy(idx_t from, idx_t to) { memory_.copy(from, to, rows()); }
+  void exchange(idx_t a, idx_t b) { memory_.exchange(a, b, rows()); }
+
+ private:
   idx_t left_, capacity_ = 0;
   std::vector<idx_t> dilation_, globals_;
-  detail::kv_memory<S> memory_;
+  kv_memory<S> memory_;
+};
+
+}  // namespace detail
+
+/// The last tokens of a stream, and those at its global positions. A moved-from cache may only be assigned to or
+/// destroyed.
+template <class S>
+class sliding_window_cache : public detail::cached_sequences<detail::window_tokens<S>> {
+  using base = detail::cached_sequences<detail::window_tokens<S>>;
+  using memory = detail::kv_memory<S>;
+
+ public:
+  /// An empty stream; heads are key heads, and the lists of the options are copied. Throws std::invalid_argument for
+  /// options that do not fit or sizes no memory can hold.
+  explicit sliding_window_cache(const state_extents& extents, const sliding_window_cache_options& options = {})
+      : base(memory(detail::validator("sliding_window_cache"), extents, false), options) {}
+  /// The same in the caller's memory, [B, Hkv, rows, D] and [B, Hkv, rows, Dv], with any strides, of at least rows()
+  /// rows: the ring and the global positions. With std::int8_t it consists of blocks of 16 rows, as in a kv_cache. A
+  /// copy of the cache is in the same memory.
+  sliding_window_cache(const tensor_view<S>& keys, const tensor_view<S>& values,
+                       const sliding_window_cache_options& options = {})
+      : base(memory(detail::validator("sliding_window_cache"), keys, values), options) {}
+
+  /// Number of tokens in the ring, and of rows of memory: those and the global positions.
+  using base::capacity, base::rows, base::bytes;
 };
 
 namespace detail {
@@ -174,12 +152,12 @@ struct ring_source {
   using element_type = C;
   static constexpr bool adjacent_globals = true;
 
-  sliding_window_cache<C>& cache;
+  window_tokens<C>& cache;
   const tensor_view<const S>&k_new, v_new;
   tensor_view<const C> all_keys = cache.keys(), all_values = cache.values();
 
   stream_window window() const { return cache.window(); }
-  idx_t before(idx_t b) const { return cache.tokens(b); }
+  idx_t before(idx_t b) const { return cache.length(b); }
   idx_t ring() const { return cache.capacity(); }
   idx_t global_row(idx_t g) const { return ring() + g; }
   cache_rows<const C> keys(idx_t b, idx_t kv) const { return {all_keys, b, kv, cache.dim(), true, {}}; }
@@ -188,14 +166,6 @@ struct ring_source {
   }
   void put(idx_t b, idx_t kv, idx_t t) const { cache.put(k_new, v_new, b, kv, t); }
 };
-
-/// Checks a step of either kind, for a window of the cache's or of the caller's.
-template <class Call, class Cache>
-void check_window_step(Call& call, const Cache& cache, const stream_window& window) {
-  check_step(call, cache);
-  window.check_heads(call.check, call.shape.heads);
-  call.lengths.given_queries = call.options.lengths;
-}
 
 }  // namespace detail
 
@@ -208,16 +178,18 @@ void sliding_window_step(sliding_window_cache<C>& cache, const Q& q, const K& k,
   detail::check_stores<C, S>();
   auto call =
       detail::checked_call<sliding_window_step_options>("sliding_window_step", q, k, v, out, options, score, exec);
-  detail::check_window_step(call, cache, cache.window());
-  const auto rotation = detail::rotary_workspace(call);
-  detail::rotate_tokens(call, cache, rotation);
-  try {
-    detail::window_step{call, detail::ring_source<S, C>{cache, call.k, call.v}}.run();
-  } catch (...) {  // of score, or out of memory: the ring has lost the tokens that the chunk replaced
-    cache.reset();
-    throw;
-  }
-  cache.advance(call.shape.queries, call.options.lengths);
+  auto& tokens = detail::check_step(call, cache);
+  tokens.window().check_heads(call.check, call.shape.heads);
+  call.lengths.given_queries = call.options.lengths;
+  detail::with_rotated_tokens(call, tokens, [&] {
+    try {
+      detail::window_step{call, detail::ring_source<S, C>{tokens, call.k, call.v}}.run();
+    } catch (...) {  // of score, or out of memory: the ring has lost the tokens that the chunk replaced
+      cache.reset();
+      throw;
+    }
+  });
+  tokens.advance(call.shape.queries, call.options.lengths);
 }
 
 /// The same over a kv_cache or paged_cache, which keeps all tokens and reads those of the window: for models that mix
@@ -236,18 +208,11 @@ void sliding_window_step(Cache& cache, const sliding_window_cache_options& windo
     check.fail("global positions that ascend", "others");
   auto call =
       detail::checked_call<sliding_window_step_options>("sliding_window_step", q, k, v, out, options, score, exec);
-  detail::check_window_step(call, cache, seen);
-  const auto rotation = detail::rotary_workspace(call);
-  detail::rotate_tokens(call, cache, rotation);
-  const auto& taken = call.options.lengths;
-  cache.append_checked(call.k, call.v, taken);
-  call.lengths.full_keys = cache.tokens(), call.lengths.given_keys = cache.lengths();
-  try {
-    detail::window_step{call, detail::cache_source<Cache>{cache, call.lengths, seen}}.run();
-  } catch (...) {
-    cache.forget(call.shape.queries, taken);
-    throw;
-  }
+  auto& tokens = detail::check_step(call, cache);
+  seen.check_heads(call.check, call.shape.heads);
+  detail::cache_step(call, tokens, [&] {
+    detail::window_step{call, detail::cache_source{tokens, call.lengths, seen}}.run();
+  });
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -44,105 +44,62 @@ struct topk_blocks_cache_options {
   idx_t block = 128;
 };
 
-/// Keys and values of the tokens so far, and the sums of the keys of every block. A moved-from cache may only be
-/// assigned to or destroyed.
-///
-/// Memory   that of kv_cache, and batch * heads * dim sums of the compute type for every `block` tokens.
-template <class S>
-class topk_blocks_cache : kv_cache<S> {
-  static_assert(detail::check_cache_element<S, true>());
+namespace detail {
 
-  using base = kv_cache<S>;
+/// The inside of topk_blocks_cache: all tokens, and the sums of the keys of every block.
+template <class S>
+class topk_tokens : public kv_tokens<S> {
+  static_assert(check_cache_element<S, true>());
+  using base = kv_tokens<S>;
   using T = compute_type<S>;
 
  public:
-  /// An empty cache; heads are key heads. Throws std::invalid_argument for extents or a block that do not fit.
-  explicit topk_blocks_cache(const state_extents& extents, const topk_blocks_cache_options& options = {})
-      : base("topk_blocks_cache", extents), block_(options.block) {
-    detail::validator("topk_blocks_cache").at_least("block", 1, block_);
+  using base::batch, base::heads, base::dim, base::capacity, base::keys, base::length;
+
+  topk_tokens(const char* name, const state_extents& extents, idx_t block) : base(name, extents), block_(block) {
+    validator(name).at_least("block", 1, block);
   }
 
-  // As in kv_cache.
-  using base::tokens, base::lengths, base::batch, base::heads, base::dim, base::value_dim, base::capacity, base::keys,
-      base::values;
-
-  /// Tokens of a block.
   idx_t block() const { return block_; }
   std::size_t bytes() const { return base::bytes() + sums_.capacity() * sizeof(T); }
+  /// The sums of the first key head of batch item 0; those of the next key head follow sums_stride() numbers later.
+  const T* sums() const { return sums_.data(); }
+  idx_t sums_stride() const { return sums_stride_; }
 
   void reserve(idx_t count) {
     base::reserve(count);
     reserve_sums();
   }
-  void truncate(idx_t count) {
-    base::check_kept(count, tokens());
-    for (idx_t b = 0; b < batch(); ++b) cut(b, std::min(count, base::length(b)));
-  }
-  void truncate(idx_t item, idx_t count) {
-    base::check_kept(count, tokens(item));
-    cut(item, count);
-  }
-  void reset() { truncate(0); }
-  void reset(idx_t item) { truncate(item, 0); }
-
-  void copy_item(idx_t from, idx_t to) {
-    base::copy_item(from, to);
-    for (idx_t h = 0; h < heads() && from != to; ++h)
-      std::copy_n(sums_.data() + (from * heads() + h) * sums_stride_, sums_stride_,
-                  sums_.data() + (to * heads() + h) * sums_stride_);
-  }
-  void reorder(list_view<idx_t> order) {
-    base::reorder(order);
-    const std::vector<T> before = sums_;
-    const idx_t each = heads() * sums_stride_;
-    for (idx_t b = 0; b < batch(); ++b)
-      std::copy_n(before.data() + order[static_cast<std::size_t>(b)] * each, each, sums_.data() + b * each);
-  }
-
-  template <viewable K, viewable V>
-  void append(const K& k, const V& v, const append_options& options = {}) {
-    using E = element_of<const K&>;
-    detail::check_stores<S, E>();
-    const tensor_view<const E> k_new = as_view(k), v_new = as_view(v);
-    detail::check_append(*this, base::name_, k_new, v_new, options.lengths);
-    append_checked(k_new, v_new, options.lengths);
-  }
-
-  // For the step ------------------------------------------------------------------------------------------------------
-
-  using base::check_tokens, base::list_memory, base::tokens_after;
-
   template <class E>
-  void append_checked(const tensor_view<const E>& k, const tensor_view<const E>& v, std::span<const idx_t> given) {
-    base::append_checked(k, v, given);
+  void append(const tensor_view<const E>& k, const tensor_view<const E>& v, std::span<const idx_t> given) {
     const idx_t count = k.extent(2);
-    try {
-      reserve_sums();
-    } catch (...) {
-      base::forget(count, given);
-      throw;
-    }
-    for (idx_t b = 0; b < batch(); ++b) add_up(b, base::length(b) - base::taken_of(b, count, given), base::length(b));
+    append_and(static_cast<base&>(*this), k, v, given, [&] { reserve_sums(); });
+    for (idx_t b = 0; b < batch(); ++b) add_up(b, length(b) - base::taken_of(b, count, given), length(b));
   }
-
-  void forget(idx_t count, std::span<const idx_t> given) {
-    for (idx_t b = 0; b < batch(); ++b) cut(b, base::length(b) - base::taken_of(b, count, given));
+  /// Keeps the first `count` tokens of an item; if the last block is cut, its sum is computed again.
+  void cut(idx_t b, idx_t count) {
+    if (count == length(b)) return;
+    length(b) = count;
+    add_up(b, count / block_ * block_, count);
   }
-
-  /// The sums of the first key head of batch item 0; those of the next key head follow sums_stride() numbers later.
-  const T* sums() const { return sums_.data(); }
-  idx_t sums_stride() const { return sums_stride_; }
+  void reset(idx_t b) { cut(b, 0); }
+  void copy(idx_t from, idx_t to) {
+    base::copy(from, to);
+    std::copy_n(item_sums(from), heads() * sums_stride_, item_sums(to));
+  }
+  void exchange(idx_t a, idx_t b) {
+    base::exchange(a, b);
+    std::swap_ranges(item_sums(a), item_sums(a) + heads() * sums_stride_, item_sums(b));
+  }
 
  private:
-  detail::block_sums<T> sums_of(idx_t key_head) { return {sums_.data() + key_head * sums_stride_, dim()}; }
+  T* item_sums(idx_t b) { return sums_.data() + b * heads() * sums_stride_; }
 
   /// Makes room for the sums of as many tokens as the cache has room for.
   void reserve_sums() {
-    const idx_t key_heads = batch() * heads(),
-                stride = detail::block_sums<T>::size(detail::ceil_div(capacity(), block_), dim());
+    const idx_t key_heads = batch() * heads(), stride = block_sums<T>::size(ceil_div(capacity(), block_), dim());
     if (stride <= sums_stride_) return;
-    std::vector<T> grown(
-        static_cast<std::size_t>(detail::validator("topk_blocks_cache").fits("sums of blocks", {key_heads, stride})));
+    std::vector<T> grown(static_cast<std::size_t>(validator(this->name_).fits("sums of blocks", {key_heads, stride})));
     for (idx_t key_head = 0; key_head < key_heads; ++key_head)
       std::copy_n(sums_.data() + key_head * sums_stride_, sums_stride_, grown.data() + key_head * stride);
     sums_ = std::move(grown);
@@ -153,19 +110,13 @@ class topk_blocks_cache : kv_cache<S> {
   void add_up(idx_t b, idx_t begin, idx_t end) {
     const tensor_view<const S> k = keys();
     for (idx_t h = 0; h < heads(); ++h) {
-      const auto rows = detail::head_of(k, b, h);
-      const auto sums = sums_of(b * heads() + h);
+      const auto rows = head_of(k, b, h);
+      const block_sums<T> sums{item_sums(b) + h * sums_stride_, dim()};
       for (idx_t j = begin; j < end; ++j) {
         if (j % block_ == 0) sums.clear(j / block_);
         sums.add_key(j / block_, rows.row(j), rows.col_stride);
       }
     }
-  }
-  /// Keeps the first `count` tokens of an item; if the last block is cut, its sum is computed again.
-  void cut(idx_t b, idx_t count) {
-    if (count == base::length(b)) return;
-    base::length(b) = count;
-    add_up(b, count / block_ * block_, count);
   }
 
   idx_t block_;
@@ -173,10 +124,26 @@ class topk_blocks_cache : kv_cache<S> {
   idx_t sums_stride_ = 0;
 };
 
-namespace detail {
+}  // namespace detail
 
-/// Up to this many queries per head are attended with the keys in place.
-inline constexpr idx_t few_topk_queries = 4;
+/// Keys and values of the tokens so far, and the sums of the keys of every block. A moved-from cache may only be
+/// assigned to or destroyed.
+///
+/// Memory   that of kv_cache, and batch * heads * dim sums of the compute type for every `block` tokens.
+template <class S>
+class topk_blocks_cache : public detail::cached_sequences<detail::topk_tokens<S>> {
+  using base = detail::cached_sequences<detail::topk_tokens<S>>;
+
+ public:
+  /// An empty cache; heads are key heads. Throws std::invalid_argument for extents or a block that do not fit.
+  explicit topk_blocks_cache(const state_extents& extents, const topk_blocks_cache_options& options = {})
+      : base("topk_blocks_cache", extents, options.block) {}
+
+  /// block(): tokens of a block; all else as in kv_cache.
+  using base::block, base::capacity, base::bytes, base::reserve, base::keys, base::values;
+};
+
+namespace detail {
 
 /// A few queries of a call whose keys are those of a cache.
 template <class S, class Score>
@@ -184,7 +151,7 @@ struct topk_step {
   using T = compute_type<S>;
 
   const softmax_call<S, Score>& in;
-  const topk_blocks_cache<S>& cache;
+  const topk_tokens<S>& cache;
   const topk_shape& blocks;
   const attention_shape& shape = in.shape;
 
@@ -236,7 +203,7 @@ struct topk_step {
   }
 };
 template <class S, class Score>
-topk_step(const softmax_call<S, Score>&, const topk_blocks_cache<S>&, const topk_shape&) -> topk_step<S, Score>;
+topk_step(const softmax_call<S, Score>&, const topk_tokens<S>&, const topk_shape&) -> topk_step<S, Score>;
 
 }  // namespace detail
 
@@ -248,27 +215,16 @@ void topk_blocks_step(topk_blocks_cache<S>& cache, const Q& q, const K& k, const
                       Score&& score = {}, execution_ref exec = {}) {
   static_assert(std::same_as<S, element_of<const Q&>>, "attn: the cache and q must have one element type");
   auto call = detail::checked_call<topk_blocks_step_options>("topk_blocks_step", q, k, v, out, options, score, exec);
-  const auto& given = call.options;
-  detail::check_step(call, cache);
-  call.check.at_least("topk", 1, given.topk);
-  const auto rotation = detail::rotary_workspace(call);
-  detail::rotate_tokens(call, cache, rotation);
-  const idx_t count = call.shape.queries;
-  cache.append_checked(call.k, call.v, given.lengths);
-  call.lengths = {count, call.shape.keys = cache.tokens(), given.lengths, cache.lengths()};
-  call.k = cache.keys();
-  call.v = cache.values();
-  call.causal = true;
-  const detail::topk_shape blocks(call.shape.keys, cache.block(), given.topk);
-  try {
-    if (count <= detail::few_topk_queries)
-      detail::topk_step{call, cache, blocks}.run();
+  auto& tokens = detail::check_step(call, cache);
+  call.check.at_least("topk", 1, call.options.topk);
+  detail::cache_step(call, tokens, [&] {
+    const detail::topk_shape blocks(call.shape.keys, tokens.block(), call.options.topk);
+    call.k = tokens.keys(), call.v = tokens.values();
+    if (call.shape.queries <= detail::few_queries)
+      detail::topk_step{call, tokens, blocks}.run();
     else
-      detail::attend_planned(call, detail::topk_plan_of(call, blocks, cache.sums(), cache.sums_stride()));
-  } catch (...) {  // of the score function, or out of memory
-    cache.forget(count, given.lengths);
-    throw;
-  }
+      detail::attend_planned(call, detail::topk_plan_of(call, blocks, tokens.sums(), tokens.sums_stride()));
+  });
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -41,45 +41,6 @@ aft_tensors<compute_type<S>> tokens_of(const validator& check, const state_exten
           .batch = state.batch, .heads = state.heads, .length = k.extents[2], .dim = state.dim};
 }
 
-/// What the states share: for each packet of channels the sums over a stream, and room for `window` of its tokens.
-template <class S>
-class aft_state : public item_state<aft_state<S>, key_sums<compute_type<S>>> {
-  using base = item_state<aft_state<S>, key_sums<compute_type<S>>>;
-
- public:
-  using T = compute_type<S>;
-
-  idx_t heads() const { return extents_.heads; }
-  idx_t dim() const { return extents_.dim; }
-  const state_extents& extents() const { return extents_; }
-
-  // For the step ------------------------------------------------------------------------------------------------------
-
-  /// The sums of packet p of a head, the window behind them.
-  key_sums<T>* sums(idx_t head, idx_t p = 0) {
-    return base::items().data + (head * parts() + p) * (window_ + 1);
-  }
-  void advance(const aft_tensors<T>& x) {
-    for (idx_t b = 0; b < x.batch; ++b) base::length(b) += x.taken(b);
-  }
-  void clear_item(idx_t b) { std::fill_n(sums(b * heads()), heads() * parts() * (window_ + 1), key_sums<T>{}); }
-
- protected:
-  aft_state(const char* name, const state_extents& extents, idx_t window)
-      : base(name, extents.batch, 0), extents_(check_state_extents(validator(name), extents)), window_(window) {
-    const validator check(name);
-    check.equal("value_dim = dim", extents_.dim, extents_.value_dim);
-    check.fits("window", {window, 2});
-    check.fits("state", {extents_.batch, heads(), parts(), sizeof(key_sums<T>), window + 1});  // also for no channels
-    base::allocate(extents_.batch, heads() * parts() * (window + 1));
-  }
-
-  idx_t parts() const { return (dim() + width<T> - 1) / width<T>; }
-
-  state_extents extents_;
-  idx_t window_;
-};
-
 /// Adds `count` keys to the sums of a row. keys(p) gives those of packet p; w points to their biases, `stride` elements
 /// apart.
 template <class T, class Keys>
@@ -96,30 +57,41 @@ void write_row(const aft_tensors<T>& x, const aft_head& head, idx_t t, const key
   for (idx_t p = 0; p < x.parts(); ++p) x.elements->write(head, x.gate, p * width<T>, t, 1, sums + p);
 }
 
-/// The state of aft_local and aft_conv: the last `window` tokens of a stream in a ring, position t in entry t % window,
-/// and the sums over those before them, which are only ever added to. OneKey: k may have one channel for all of a head.
-template <class S, bool OneKey>
-class aft_window_state : public aft_state<S> {
-  using base = aft_state<S>;
-  using typename base::T;
-  using base::sums, base::window_;
+/// The inside of the states: for each packet of channels the sums over a stream, and room for `window` of its tokens.
+template <class S>
+class aft_items : public item_state<aft_items<S>, key_sums<compute_type<S>>> {
+  using T = compute_type<S>;
+  using base = item_state<aft_items<S>, key_sums<T>>;
 
  public:
-  /// Tokens with a bias of their own.
-  idx_t window() const { return window_; }
-
-  /// Feeds tokens without attending: k, v [B, H, n, D].
-  template <viewable K, viewable V>
-  void append(const K& k, const V& v, const append_options& options = {}) {
-    const auto x =
-        tokens_of<S>(validator(base::name_), base::extents(), OneKey, as_view(k), as_view(v), options.lengths);
-    for (idx_t n = 0; n < x.batch * x.heads; ++n) {
-      const auto head = x.head(n);
-      for (idx_t t = 0; t < head.length; ++t) put(x, head, base::length(n / x.heads) + t, t);
-    }
-    base::advance(x);
+  aft_items(const char* name, const state_extents& extents, idx_t window)
+      : base(name, extents.batch, 0), extents_(check_state_extents(validator(name), extents)), window_(window) {
+    const validator check(name);
+    check.equal("value_dim = dim", extents_.dim, extents_.value_dim);
+    check.fits("window", {window, 2});
+    check.fits("state", {extents_.batch, heads(), parts(), sizeof(key_sums<T>), window + 1});  // also for no channels
+    base::allocate(extents_.batch, heads() * parts() * (window + 1));
   }
 
+  idx_t heads() const { return extents_.heads; }
+  idx_t dim() const { return extents_.dim; }
+  idx_t window() const { return window_; }
+  const state_extents& extents() const { return extents_; }
+
+  /// The sums of packet p of a head, the window behind them.
+  key_sums<T>* sums(idx_t head, idx_t p = 0) {
+    return base::items().data + (head * parts() + p) * (window_ + 1);
+  }
+  void clear(idx_t b) { std::fill_n(sums(b * heads()), heads() * parts() * (window_ + 1), key_sums<T>{}); }
+
+  /// Row t of a chunk enters the window at its position; the token that leaves it is added to the sums.
+  void put(const aft_tensors<T>& x, const aft_head& from, idx_t position, idx_t t) {
+    for (idx_t p = 0; p < x.parts(); ++p) {
+      key_sums<T>*const past = sums(from.number, p), *const entry = past + 1 + position % window_;
+      if (position >= window_) past->merge(*entry);
+      x.elements->split(from, p * width<T>, t, 1, entry);
+    }
+  }
   /// Feeds the tokens of a call and writes its rows; bias(w, p, j) points to what w, that of a head, adds to key j for
   /// position p. For want of memory the state is reset.
   template <class Bias>
@@ -134,7 +106,7 @@ class aft_window_state : public aft_state<S> {
           return split_biases<T>::layout(memory, 1);
         });
         for (idx_t t = 0; t < head.length; ++t) {
-          const idx_t position = base::length(task / x.heads) + t;
+          const idx_t position = this->length(task / x.heads) + t;
           put(x, head, position, t);
           for (idx_t p = 0; p < x.parts(); ++p) row[p] = *sums(task, p);
           for (idx_t from = std::max<idx_t>(0, position - window_ + 1), count; from <= position; from += count) {
@@ -148,25 +120,44 @@ class aft_window_state : public aft_state<S> {
         x.elements->clear(head, head.length, x.length);
       });
     } catch (...) {  // the ring may have lost tokens that the chunk replaced
-      base::reset();
+      for (idx_t b = 0; b < x.batch; ++b) this->reset(b);
       throw;
     }
-    base::advance(x);
+    this->advance(x.length, x.lengths);
+  }
+
+ private:
+  idx_t parts() const { return (dim() + width<T> - 1) / width<T>; }
+
+  state_extents extents_;
+  idx_t window_;
+};
+
+/// The state of aft_local and aft_conv: the last `window` tokens of a stream in a ring, position t in entry t % window,
+/// and the sums over those before them, which are only ever added to. OneKey: k may have one channel for all of a head.
+template <class S, bool OneKey>
+class aft_window_state : public item_sequences<aft_items<S>> {
+  using base = item_sequences<aft_items<S>>;
+
+ public:
+  /// window(): tokens with a bias of their own.
+  using base::heads, base::dim, base::window, base::bytes;
+
+  /// Feeds tokens without attending: k, v [B, H, n, D].
+  template <viewable K, viewable V>
+  void append(const K& k, const V& v, const append_options& options = {}) {
+    const auto x =
+        tokens_of<S>(validator(base::name_), base::extents(), OneKey, as_view(k), as_view(v), options.lengths);
+    for (idx_t n = 0; n < x.batch * x.heads; ++n) {
+      const auto head = x.head(n);
+      for (idx_t t = 0; t < head.length; ++t) this->put(x, head, this->length(n / x.heads) + t, t);
+    }
+    this->advance(x.length, x.lengths);
   }
 
  protected:
-  aft_window_state(const char* name, const state_extents& extents, idx_t window)
-      : base(name, extents, (validator(name).at_least("window", 1, window), window)) {}
-
- private:
-  /// Row t of a chunk enters the window at its position; the token that leaves it is added to the sums.
-  void put(const aft_tensors<T>& x, const aft_head& from, idx_t position, idx_t t) {
-    for (idx_t p = 0; p < x.parts(); ++p) {
-      key_sums<T>*const past = sums(from.number, p), *const entry = past + 1 + position % window_;
-      if (position >= window_) past->merge(*entry);
-      x.elements->split(from, p * width<T>, t, 1, entry);
-    }
-  }
+  aft_window_state(const char* name, const state_extents& extents, idx_t tokens)
+      : base(name, extents, (validator(name).at_least("window", 1, tokens), tokens)) {}
 };
 
 }  // namespace detail

@@ -5,7 +5,7 @@
 #pragma once
 
 #include <attn/core/detail/eigen.hpp>
-#include <attn/core/state_extents.hpp>
+#include <attn/core/detail/item_sequences.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
@@ -32,55 +32,28 @@ struct item_memory {
   }
 };
 
-/// The base class of such states. State::clear_item(b) makes the place of item b the state before the first token.
+/// Up to this many tokens a step computes them one by one; for more, a chunk is faster.
+inline constexpr idx_t few_tokens = 3;
+
+/// The base of what such states have inside. State::clear(b) makes the place of item b that before the first token.
 template <class State, class N>
 class item_state : public sequence_items {
  public:
   std::size_t bytes() const { return memory_.size() * sizeof(N); }
 
-  /// Every item, or one, begins a new sequence.
-  void reset() {
-    for (idx_t b = 0; b < batch(); ++b) reset(b);
+  void reset(idx_t b) {
+    length(b) = 0;
+    ring(b).kept = 0;
+    static_cast<State*>(this)->clear(b);
   }
-  void reset(idx_t item) {
-    length(check_item(item)) = 0;
-    ring(item).kept = 0;
-    static_cast<State*>(this)->clear_item(item);
-  }
-  /// Item `to` becomes what item `from` is, to the last bit: a branch.
-  void copy_item(idx_t from, idx_t to) {
-    if (check_item(from) == check_item(to)) return;
+  void copy(idx_t from, idx_t to) {
     std::copy_n(item(from), item_size(), item(to));
-    ring(to) = ring(from), length(to) = length(from);
+    ring(to) = ring(from);
   }
-  /// Item n becomes what item order[n] was, for all n: the survivors of a beam search. Throws std::invalid_argument for
-  /// a list of another size, or for items that do not exist.
-  void reorder(list_view<idx_t> order) {
-    const auto exchange = [&](idx_t a, idx_t b) {
-      std::swap_ranges(item(a), item(a) + item_size(), item(b));
-      std::swap(ring(a), ring(b)), std::swap(length(a), length(b));
-    };
-    reorder_items(
-        validator(name_), order, batch(), [&](idx_t from, idx_t to) { copy_item(from, to); }, exchange);
+  void exchange(idx_t a, idx_t b) {
+    std::swap_ranges(item(a), item(a) + item_size(), item(b));
+    std::swap(ring(a), ring(b));
   }
-
- protected:
-  /// Throws std::invalid_argument for extents that are negative or too large. Call allocate() before anything else.
-  item_state(const char* name, idx_t batch, idx_t keep) : sequence_items(name), keep_(keep) {
-    const validator check(name);
-    check.at_least("batch", 0, batch);
-    check.at_least("keep", 0, keep);
-    check.fits("kept tokens", {keep, 1});
-  }
-  /// Memory of `size` numbers for each item, a checked size, with all items before their first token.
-  void allocate(idx_t batch, idx_t size) {
-    const auto items = static_cast<std::size_t>(batch);
-    size_ = size;
-    memory_.resize(items * static_cast<std::size_t>(item_size()));
-    rings_.resize(items), lengths_.resize(items), at_once_.resize(items);
-    reset();
-  }
-  idx_t places() const { return keep_ + 1; }
 
   /// How many of the last tokens can be undone, of every item or of one: at most `keep`, none of those before a reset.
   idx_t kept() const {
@@ -115,13 +88,13 @@ class item_state : public sequence_items {
   }
 
   /// Feeds the tokens of a chunk. Of each item, those that cannot be undone come first: all at once by at_once(lengths)
-  /// if they are more than `few`. All others are fed one by one by one_by_one(first), from token first.keys(b) on,
+  /// if they are more than few_tokens. All others are fed one by one by one_by_one(first), from token first.keys(b) on,
   /// which also clears the padding. An exception leaves all items reset.
   template <class AtOnce, class OneByOne>
-  void feed(const sequence_lengths& tokens, idx_t few, AtOnce&& at_once, OneByOne&& one_by_one) {
+  void feed(const sequence_lengths& tokens, AtOnce&& at_once, OneByOne&& one_by_one) {
     const auto of = [&](idx_t count) {
       const idx_t first = items().beyond_kept(count);
-      return first > few ? first : 0;
+      return first > few_tokens ? first : 0;
     };
     bool any_at_once = false, any_one_by_one = false;
     for (idx_t b = 0; b < batch(); ++b) {
@@ -135,17 +108,35 @@ class item_state : public sequence_items {
       if (any_at_once) at_once(first);
       if (any_one_by_one || !tokens.given_keys.empty()) one_by_one(first);
     } catch (...) {
-      reset();
+      for (idx_t b = 0; b < batch(); ++b) reset(b);
       throw;
     }
-    for (idx_t b = 0; b < batch(); ++b) advance(b, tokens.keys(b));
+    for (idx_t b = 0; b < batch(); ++b) {
+      auto& r = ring(b);
+      const idx_t count = tokens.keys(b);
+      r.place = (r.place + std::min(count, keep_)) % places();
+      r.kept = std::min(r.kept + count, keep_);
+      length(b) += count;
+    }
   }
-  void advance(idx_t item, idx_t count) {
-    auto& r = ring(item);
-    r.place = (r.place + std::min(count, keep_)) % places();
-    r.kept = std::min(r.kept + count, keep_);
-    length(item) += count;
+
+ protected:
+  /// Throws std::invalid_argument for extents that are negative or too large. Call allocate() before anything else.
+  item_state(const char* name, idx_t batch, idx_t keep) : sequence_items(name), keep_(keep) {
+    const validator check(name);
+    check.at_least("batch", 0, batch);
+    check.at_least("keep", 0, keep);
+    check.fits("kept tokens", {keep, 1});
   }
+  /// Memory of `size` numbers for each item, a checked size, with all items before their first token.
+  void allocate(idx_t batch, idx_t size) {
+    const auto items = static_cast<std::size_t>(batch);
+    size_ = size;
+    memory_.resize(items * static_cast<std::size_t>(item_size()));
+    rings_.resize(items), lengths_.resize(items), at_once_.resize(items);
+    for (idx_t b = 0; b < batch; ++b) reset(b);
+  }
+  idx_t places() const { return keep_ + 1; }
 
  private:
   using ring_type = typename item_memory<N>::ring;

@@ -88,6 +88,7 @@ struct row_format<std::int8_t> {
 /// the same memory.
 template <class S>
 class kv_memory {
+  static_assert(check_cache_element<S>());
   using format = row_format<S>;
 
  public:
@@ -302,24 +303,6 @@ struct cache_rows<const std::int8_t> {
     rest.first = j, rest.rows -= j;
     return rest;
   }
-};
-
-/// The checks of append() of a cache of this name.
-template <class Cache, class E>
-void check_append(const Cache& cache, const char* name, const tensor_view<const E>& k, const tensor_view<const E>& v,
-                  std::span<const idx_t> given) {
-  call_views views(name);
-  cache.check_tokens(views, k, v, given);
-  views.read("k", k), views.read("v", v);
-  cache.list_memory(views);
-}
-
-/// kv_cache, paged_cache: all tokens of all items.
-template <class Cache>
-concept key_value_cache = requires(Cache& cache, std::span<const idx_t> lengths) {
-  typename Cache::value_type;
-  { cache.pages() } -> std::same_as<page_tables>;
-  cache.forget(idx_t(), lengths);
 };
 
 }}}  // namespace attn::ATTN_ISA::detail

@@ -38,21 +38,64 @@ struct state_kind {
   bool operator==(const state_kind&) const = default;
 };
 
+/// The inside of kernel_state.
+template <class T>
+class kernel_items : public item_state<kernel_items<T>, T> {
+  static_assert(std::same_as<T, float> || std::same_as<T, double>);
+  using base = item_state<kernel_items<T>, T>;
+
+ public:
+  /// Each feature of the extents becomes `per_feature` features of the sums.
+  kernel_items(const char* name, state_kind kind, const kernel_state_extents& e, idx_t per_feature)
+      : base(name, e.batch, e.keep), kind_(kind), extents_(e) {
+    const validator check(name);
+    check.at_least("heads", 0, e.heads);
+    check.at_least("features", 0, e.features);
+    check.at_least("value dim", 0, e.value_dim);
+    extents_.features = check.fits("features", {e.features, per_feature});
+    // An upper bound of the numbers of a state: padding at most doubles the larger of an extent and 64.
+    const idx_t most =
+        check.fits("sums of a head", {std::max<idx_t>(features(), 64), std::max<idx_t>(e.value_dim, 64), 8});
+    check.fits("sums", {this->places(), e.batch, e.heads, most});
+    this->allocate(e.batch, heads() * sums_size() + round_up(heads(), 16));
+  }
+
+  idx_t heads() const { return extents_.heads; }
+  idx_t features() const { return extents_.features; }
+  idx_t value_dim() const { return extents_.value_dim; }
+  const state_kind& kind() const { return kind_; }
+
+  /// At a place of an item (driver.hpp): the sums of all heads, then the product of the gates of each.
+  idx_t sums_size() const { return kernel_sums<T>::count(features(), value_dim(), kind_.log_scaled); }
+  kernel_sums<T> sums(idx_t b, idx_t h) const {
+    auto s = kernel_sums<T>::over(this->items().at(b) + h * sums_size(), features(), value_dim(), kind_.log_scaled);
+    s.empty = this->items().empty(b);
+    return s;
+  }
+  T& gate(idx_t b, idx_t h) const { return this->items().at(b)[heads() * sums_size() + h]; }
+  void clear(idx_t b) {
+    for (idx_t h = 0; h < heads(); ++h) {
+      sums(b, h).clear();
+      gate(b, h) = T(1);
+    }
+  }
+
+ private:
+  state_kind kind_;
+  kernel_state_extents extents_;
+};
+
 }  // namespace detail
 
 /// The sums of one kind of kernel attention; T is float (also for 16-bit elements) or double: the base of linear_state,
 /// performer_state and rfa_state. A moved-from state may only be assigned to or destroyed.
 template <class T>
-class kernel_state : public detail::item_state<kernel_state<T>, T> {
-  static_assert(std::same_as<T, float> || std::same_as<T, double>);
-  using base = detail::item_state<kernel_state<T>, T>;
-  using base::name_, base::items;
+class kernel_state : public detail::item_sequences<detail::kernel_items<T>> {
+  using base = detail::item_sequences<detail::kernel_items<T>>;
+  using base::name_, base::sums, base::gate;
 
  public:
-  using base::batch, base::tokens, base::kept, base::rollback;
-  idx_t heads() const { return extents_.heads; }
-  idx_t features() const { return extents_.features; }
-  idx_t value_dim() const { return extents_.value_dim; }
+  using base::batch, base::heads, base::features, base::value_dim, base::bytes, base::kept, base::rollback;
 
   /// Element (r, d) of S, and r of z, of one head; with log scales, times 2^log_scale(r).
   T sum(idx_t b, idx_t h, idx_t r, idx_t d) const {
@@ -69,7 +112,7 @@ class kernel_state : public detail::item_state<kernel_state<T>, T> {
   /// with decays per channel, because a state has only one product of decays per head.
   void merge(const kernel_state& later) {
     const detail::validator check(name_);
-    if (later.kind_ != kind_) check.fail("a state of the same kind and feature kernel", "another");
+    if (later.kind() != this->kind()) check.fail("a state of the same kind and feature kernel", "another");
     check.extents({{"batch of the other state =", batch(), later.batch()},
                    {"heads of the other state =", heads(), later.heads()},
                    {"features of the other state =", features(), later.features()},
@@ -100,52 +143,19 @@ class kernel_state : public detail::item_state<kernel_state<T>, T> {
   /// Reads a state of the same kind and shape. Throws std::runtime_error for a stream of another format or version, or
   /// a damaged one, and std::invalid_argument for a state of another kind or shape; *this is then unchanged.
   void read(std::istream& stream) {
-    const idx_t each = 1 + features() * (1 + value_dim() + (kind_.log_scaled ? 1 : 0));
+    const idx_t each = 1 + features() * (1 + value_dim() + (this->kind().log_scaled ? 1 : 0));
     this->stream().read(stream, this->lengths_, batch() * heads() * each, [&](auto&& visit) { each_number(visit); });
     this->forget_kept();
   }
 
-  // For the step ------------------------------------------------------------------------------------------------------
-
-  const detail::state_kind& kind() const { return kind_; }
-  detail::item_memory<T> step_memory() { return items(); }
-  using base::feed, base::memory;
-  void clear_item(idx_t b) {
-    for (idx_t h = 0; h < heads(); ++h) {
-      sums(b, h).clear();
-      gate(b, h) = T(1);
-    }
-  }
-
  protected:
-  /// Each feature of the extents becomes `per_feature` features of the sums.
-  kernel_state(const char* name, detail::state_kind kind, const kernel_state_extents& e, idx_t per_feature = 1)
-      : base(name, e.batch, e.keep), kind_(kind), extents_(e) {
-    const detail::validator check(name);
-    check.at_least("heads", 0, e.heads);
-    check.at_least("features", 0, e.features);
-    check.at_least("value dim", 0, e.value_dim);
-    extents_.features = check.fits("features", {e.features, per_feature});
-    // An upper bound of the numbers of a state: padding at most doubles the larger of an extent and 64.
-    const idx_t most =
-        check.fits("sums of a head", {std::max<idx_t>(features(), 64), std::max<idx_t>(e.value_dim, 64), 8});
-    check.fits("sums", {this->places(), e.batch, e.heads, most});
-    this->allocate(e.batch, heads() * sums_size() + detail::round_up(heads(), 16));
-  }
+  kernel_state(const char* name, detail::state_kind which, const kernel_state_extents& extents, idx_t per_feature = 1)
+      : base(name, which, extents, per_feature) {}
 
  private:
   detail::state_stream<T> stream() const {
-    return {name_, kind_.kind, kind_.variant, batch(), heads(), features(), value_dim()};
+    return {name_, this->kind().kind, this->kind().variant, batch(), heads(), features(), value_dim()};
   }
-  /// At a place of an item (driver.hpp): the sums of all heads, then the product of the gates of each.
-  idx_t sums_size() const { return detail::kernel_sums<T>::count(features(), value_dim(), kind_.log_scaled); }
-  detail::kernel_sums<T> sums(idx_t b, idx_t h) const {
-    auto s = detail::kernel_sums<T>::over(items().at(b) + h * sums_size(), features(), value_dim(), kind_.log_scaled);
-    s.empty = items().empty(b);
-    return s;
-  }
-  T& gate(idx_t b, idx_t h) const { return items().at(b)[heads() * sums_size() + h]; }
-
   /// Every number of the stream between its header and its checksum.
   template <class Visit>
   void each_number(Visit&& visit) const {
@@ -158,9 +168,6 @@ class kernel_state : public detail::item_state<kernel_state<T>, T> {
       for (idx_t r = 0; s.log_scale && r < features(); ++r) visit(s.log_scale[r]);
     }
   }
-
-  detail::state_kind kind_;
-  kernel_state_extents extents_;
 };
 
 }}  // namespace attn::ATTN_ISA

@@ -167,12 +167,13 @@ void run_step(call_views& check, kernel_call<T>& call, kernel_state<T>& state, e
     check.fail({"a state of heads ", call.heads}, state.heads());
   check.extents({{"features of keys = features of the state", state.features(), call.map->features},
                  {"value dim = value dim of the state", state.value_dim(), s.dim_v}});
-  check.update("the state", state.memory());
+  auto& inside = step_access::of(state);
+  check.update("the state", inside.memory());
   call.heads = state.heads();
-  call.state = state.step_memory();
+  call.state = inside.items();
   const auto limit = exec.limit_threads(call.work());
-  state.feed(
-      call.lengths, few_tokens,
+  inside.feed(
+      call.lengths,
       [&](const sequence_lengths& first) {
         kernel_call<T> some = call;
         some.lengths = first;

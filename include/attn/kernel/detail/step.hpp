@@ -6,8 +6,6 @@
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
-/// Up to this many tokens a step computes them one by one; for more, a chunk is faster.
-inline constexpr idx_t few_tokens = 3;
 /// Queries whose results one pass over the sums computes.
 inline constexpr int step_queries = 4;
 

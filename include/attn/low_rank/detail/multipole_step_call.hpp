@@ -41,7 +41,7 @@ struct multipole_step_call {
   using T = compute_type<S>;
 
   const softmax_call<S, no_score>& in;
-  const multipole_cache<S>& cache;
+  const multipole_tokens<S>& cache;
   const attention_shape& shape = in.shape;
   const multipole_settings& o = cache.settings();
   tensor_view<const S> all_keys = cache.keys(), all_values = cache.values();
@@ -82,7 +82,7 @@ struct multipole_step_call {
     return s;
   }
 
-  using clusters_of_head = typename multipole_cache<S>::head_clusters;
+  using clusters_of_head = typename multipole_tokens<S>::head_clusters;
 
   /// Step 1.
   void score_clusters(const clusters_of_head& c, idx_t clusters, scratch& s) const {

@@ -1,37 +1,49 @@
-// attn: what the steps with a cache share: their tokens are checked against the cache, and rotated.
+// attn: what the steps with a cache share: tokens are checked against the cache, rotated, appended and attended.
 #pragma once
 
+#include <attn/core/detail/cached_sequences.hpp>
 #include <attn/core/detail/rotary_step.hpp>
 #include <attn/softmax/detail/softmax_call.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
-/// Checks the tokens of a checked call against the cache that they go to, which overlaps no view of the call.
+/// Checks the tokens of a checked call against the cache that they go to, which overlaps no view of the call. Returns
+/// its inside.
 template <class Call, class Cache>
-void check_step(Call& call, const Cache& cache) {
-  cache.check_tokens(call.check, call.k, call.v, call.options.lengths);
+auto& check_step(Call& call, Cache& cache) {
+  auto& inside = step_access::of(cache);
+  inside.check_tokens(call.check, call.k, call.v, call.options.lengths);
   call.check.equal("query length = key length", call.shape.keys, call.shape.queries);
-  cache.list_memory(call.views);
+  inside.list_memory(call.views);
+  return inside;
 }
 
-/// Memory for rotated tokens.
-template <class Call>
-auto rotary_workspace(const Call& call) {
-  using element = typename decltype(call.q)::value_type;
-  return call.exec.workspace([&](arena& memory) {
-    return rotary_step<element>::layout(memory, call.options.rotary.has_value(), call.q, call.k);
-  });
-}
-
-/// Rotates the tokens, where the options say so: q and k become views of the workspace.
-template <class Call, class Cache, class Workspace>
-void rotate_tokens(Call& call, const Cache& cache, const Workspace& workspace) {
+/// attend(), with q and k of the call rotated in scratch memory where the options say so.
+template <class Call, class Inside, class Attend>
+void with_rotated_tokens(Call& call, const Inside& cache, Attend&& attend) {
   const auto& given = call.options;
-  if constexpr (requires { cache.values_in_keys(); })
-    if (given.rotary && cache.values_in_keys())
-      call.check.fail("no rotary where values are dims of the keys: those are rotated before the step", "one");
-  workspace->rotate(call.check, given.rotary, cache.lengths(), given.lengths, call.q, call.k, call.exec);
+  using rotary = rotary_step<typename decltype(call.q)::value_type>;
+  const auto rotated = call.exec.workspace(
+      [&](arena& memory) { return rotary::layout(memory, given.rotary.has_value(), call.q, call.k); });
+  if (given.rotary && cache.values_in_keys())
+    call.check.fail("no rotary where values are dims of the keys: those are rotated before the step", "one");
+  rotated->rotate(call.check, given.rotary, cache.lengths(), given.lengths, call.q, call.k, call.exec);
   if (given.rotary) cache.check_tokens(call.check, call.k, call.v, given.lengths);  // rotated they may be larger
+  attend();
+}
+
+/// A step over a cache that keeps all tokens: rotates and appends those of the call, and attends its queries causally.
+/// Exceptions, of a score function or for want of memory, leave the cache as it was.
+template <class Call, class Inside, class Attend>
+void cache_step(Call& call, Inside& cache, Attend&& attend) {
+  const auto& given = call.options.lengths;
+  with_rotated_tokens(call, cache, [&] {
+    append_and(cache, call.k, call.v, given, [&] {
+      call.lengths = {call.shape.queries, call.shape.keys = cache.tokens(), given, cache.lengths()};
+      call.causal = true;
+      attend();
+    });
+  });
 }
 
 }}}  // namespace attn::ATTN_ISA::detail

@@ -17,6 +17,8 @@
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
+/// Up to this many queries per head are attended with the keys in place; for more, packing the keys pays.
+inline constexpr idx_t few_queries = 4;
 inline constexpr idx_t stream_chunk = 2048;  // keys with a softmax of their own
 
 /// The queries of one key head, and memory to attend them: row r is query r % queries of the query head first_head +

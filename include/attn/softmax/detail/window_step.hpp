@@ -128,12 +128,12 @@ template <class S, class Score, class Source>
 window_step(const softmax_call<S, Score>&, const Source&) -> window_step<S, Score, Source>;
 
 /// A cache that keeps all tokens and already has those of the chunk: kv_cache, paged_cache.
-template <class Cache>
+template <class Inside>
 struct cache_source {
-  using element_type = typename Cache::value_type;
+  using element_type = typename Inside::value_type;
   static constexpr bool adjacent_globals = false;
 
-  const Cache& cache;
+  const Inside& cache;
   const sequence_lengths& lengths;
   stream_window seen;
   tensor_view<const element_type> all_keys = cache.keys(), all_values = cache.values();
@@ -149,5 +149,7 @@ struct cache_source {
   }
   void put(idx_t, idx_t, idx_t) const {}
 };
+template <class Inside>
+cache_source(const Inside&, const sequence_lengths&, const stream_window&) -> cache_source<Inside>;
 
 }}}  // namespace attn::ATTN_ISA::detail
