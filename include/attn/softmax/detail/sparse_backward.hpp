@@ -145,7 +145,7 @@ struct sparse_backward {
     });
     for_each_row_block(set, [&](const index_map& which, idx_t count, idx_t row) {
       in.pack_rows(s.rows, h.batch, h.head, x.query, which, count);
-      if (s.dq) std::fill_n(s.dq, round_up(count, tile_rows) * stride_k(), T(0));
+      if (s.dq) begin_rows(set, which, count, p, s.dq);
       visit_keys(h, set, of.keys, s, [&](const backward_keys<P>& keys, const seen_keys& given, const auto& seen) {
         for (idx_t r = 0; r < count; ++r) s.ranges[r] = seen(row + r);
         terms.excluded = given.excluded;
@@ -161,29 +161,27 @@ struct sparse_backward {
     });
   }
 
-  /// Adds the sums of dQ of a block of rows to those of the stages that are done.
+  /// The sums of dQ of a block of rows: 0, or those of the stages that are done. Of many stages they are added at the
+  /// end, with what they lose.
+  void begin_rows(const query_set& set, const index_map& which, idx_t count, const item_scratch& p, T* dq) const {
+    std::fill_n(dq, round_up(count, tile_rows) * stride_k(), T(0));
+    for (idx_t r = 0; !set.first && !p.dq_errors && r < count; ++r)
+      std::copy_n(p.dq + which[r] * stride_k(), stride_k(), dq + r * stride_k());
+  }
   void end_rows(const head& h, const query_set& set, const index_map& which, idx_t count, T* dq,
                 const item_scratch& p) const {
     const bool last = set.last && !Plan::keys_are_queries;
     for (idx_t r = 0; r < count; ++r, dq += stride_k()) {
       const idx_t at = which[r] * stride_k();
-      T* const errors = p.dq_errors ? p.dq_errors + at : nullptr;
-      if (set.first && errors) std::fill_n(errors, stride_k(), T(0));
-      for (idx_t d = 0; !set.first && d < stride_k(); d += width<T>) {
-        packet<T> sum = load<T>(p.dq + at + d);
-        if (errors) {
-          packet<T> error = load<T>(errors + d);
-          add_compensated(sum, error, load<T>(dq + d));
-          store<T>(errors + d, error);
-          if (last) sum = compensated_sum<T>(sum, error);
-        } else {
-          sum = add(sum, load<T>(dq + d));
-        }
-        store<T>(dq + d, sum);
+      if (p.dq_errors) {
+        if (set.first)
+          for (T* x : {p.dq, p.dq_errors}) std::fill_n(x + at, stride_k(), T(0));
+        move_compensated(dq, stride_k(), T(1), p.dq + at, p.dq_errors + at);
+        if (last) settle_compensated(p.dq + at, p.dq_errors + at, stride_k(), dq);
       }
       if (last)
         store_gradient_row(dq, in.terms().scale, head_of(in.dq, h.batch, h.head), which[r], in.accumulate);
-      else
+      else if (!p.dq_errors)
         std::copy_n(dq, stride_k(), p.dq + at);
     }
   }
