@@ -6,8 +6,8 @@ namespace testing::long_rows_tests {
 namespace {
 
 constexpr idx_t length = 524288;
-// Of the softmax: of outputs, lse, and the largest gradient, of queries and keys a hundredth of its terms. The sums of
-// the kernels and of AFT take fewer keys at a time.
+// Relative errors; of dk to its largest number. Terms of dq and dk cancel a hundredfold, the tolerance is that of the
+// result. The sums of the kernels and of AFT take fewer keys at a time.
 constexpr double most_of_softmax = 2e-5, most_of_sums = 1e-5;
 
 // Keys 1.5 sin j; the first has 99 times the weight of all others: e^k, or 1 + k where features are linear in k.
