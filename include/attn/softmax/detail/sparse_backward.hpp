@@ -59,8 +59,9 @@ struct sparse_backward {
     if (in.dv) p.keys.d_values = memory.allocate<T>(all * stride_v());
     if (want_keys() && errors) p.keys.key_errors = memory.allocate<T>(all * stride_k());
     if (in.dv && errors) p.keys.value_errors = memory.allocate<T>(all * stride_v());
-    if (in.dq && (plan.stages() > 1 || Plan::keys_are_queries)) p.dq = memory.allocate<T>(shape.queries * stride_k());
-    if (p.dq && plan.keeps_errors()) p.dq_errors = memory.allocate<T>(shape.queries * stride_k());
+    const bool stages = in.dq && (plan.stages() > 1 || Plan::keys_are_queries);
+    if (stages) p.dq = memory.allocate<T>(shape.queries * stride_k());
+    if (stages && plan.keeps_errors()) p.dq_errors = memory.allocate<T>(shape.queries * stride_k());
     return p;
   }
   backward_keys<P> layout_keys(arena& memory, idx_t count) const {
