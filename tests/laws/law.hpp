@@ -119,6 +119,7 @@ struct law_long_rows {
   binder<T> bind;
   backward_binder<T> backward{};
   reference_binder reference{};
+  bool causal = false;  // row i sees the keys up to its position
 };
 
 template <class T>

@@ -24,9 +24,10 @@
 // Where lse is given, its rounding, |lse| 2^-24 in float (double: 2^-53), is an error of the weights. Where it is not,
 // it is computed again in more digits than one number has: leave it out where scores exceed 1e4.
 //
-// ds has the error of `out`, by D. Over 524288 keys of which one has .99 of the weight, `out` errs by 1e-6 in float
-// (2.4e-6 without fused multiply-adds), and dq and dk by 5e-5 (1.4e-4) of themselves, for their terms cancel: less than
-// 2e-5 of the size of these. With an `out` that is exact but for its rounding they err by 2e-6 of themselves.
+// ds has the error of `out`, by D, and that of d_out_i . v_j; where one key has nearly all of the weight, these cancel.
+// Over 524288 keys of which one has .99 of the weight, values of one size, dq and dk err in float by less than 2e-5 of
+// their largest (`out`: 1e-7), 3e-5 with up to 4 queries, which another kernel attends. With normal values and
+// gradients of 64 dimensions they err by 1e-4, no less where `out` is exact.
 #pragma once
 
 #include <attn/core/detail/waves.hpp>

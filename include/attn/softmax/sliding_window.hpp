@@ -198,15 +198,15 @@ struct window_call : window_sets {
                   in.terms.query_factor());
     const idx_t stop = in.causal ? std::min(s.row_list[rows - 1] + shift + 1, n) : n;
     const idx_t step = std::min(s.keys.capacity, long_segment);
-    long_sums sums(s.block.state, s.block.total, rows, long_segment);
+    long_row_sums<P> sums = s.block.sums();
+    if (stop > long_segment) sums.begin();
     for (idx_t at = 0; at < stop; at += step) {
       const idx_t count = std::min(step, stop - at);
-      sums.next(count);
       s.keys.positions = {at, 1, nullptr};
       s.keys.pack(key, value, 0, count);
       for (idx_t row = 0; row < rows; ++row)
         s.block.ranges[row] = {0, in.causal ? std::clamp(s.row_list[row] + shift + 1 - at, idx_t(0), count) : count};
-      attend(s.block, s.keys, head_terms);
+      attend(s.block, s.keys, head_terms, no_prefetch{}, sums);
     }
     sums.finish();
     in.finish(s.block, b, h);

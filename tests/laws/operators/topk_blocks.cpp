@@ -116,8 +116,10 @@ void add_topk_blocks(std::vector<law_operator<T>>& all) {
   op.limits.push_back({"as many blocks as there are", limit({"", 8, 300}), full_binder<T>(true)});
   op.limits.push_back({"blocks of one key", limit({"", 1, 300}), full_binder<T>(true)});
   op.limits.push_back({"a block of the length", limit({"", 257, 1}), full_binder<T>(true)});
-  // Queries of the last positions, which see all but a few keys.
-  op.long_rows.push_back({"all blocks", limit({"", 1024, 600}), topk_backward<T>({"", 1024, 600})});
+  op.long_rows.push_back({.name = "all blocks",
+                          .bind = limit({"", 1024, 600}),
+                          .backward = topk_backward<T>({"", 1024, 600}),
+                          .causal = true});
   all.push_back(op);
   all.push_back(
       operator_of<T>({.name = "topk_blocks of everything", .block = 5, .topk = 4, .scores = true}));

@@ -27,6 +27,9 @@
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 template <class P>
+using long_row_sums = long_sums<sum_type<P>, width<sum_type<P>>>;
+
+template <class P>
 struct row_block {
   using T = sum_type<P>;
 
@@ -38,7 +41,7 @@ struct row_block {
   idx_t dim = 0, rows = 0;
   T factor = T(1);        // of scores, where it was not applied to the queries
   index_map positions{};  // the query of each row
-  long_softmax<T, width<T>> total{};  // of rows that see more than long_segment keys in one attend()
+  long_softmax<T, width<T>> total{};  // of sums()
 
   static row_block layout(arena& memory, idx_t dim, idx_t dim_v) {
     constexpr bool paired = numbers_of<P> > 1;
@@ -66,6 +69,8 @@ struct row_block {
     std::fill_n(ranges, padded, key_range{});
   }
 
+  /// For rows that see more than long_segment keys.
+  long_row_sums<P> sums() const { return {state, total, rows, long_segment}; }
   P* second_weights() const { return weights + tile_rows * operands<P>(score_stride); }
   /// The packed queries of the tile that begins with this row.
   P* queries_from(idx_t row) const { return queries + row * row_operands<P>(dim); }
@@ -102,18 +107,19 @@ void tile_scores(const P* queries, const packed_keys<P>& keys, idx_t first, idx_
 }
 
 /// Step 3, first half, for one row: raises `maximum` to that of its new scores, those of `row` times `factor`. Returns
-/// the power of two that rescales the sums so far to the new `reference`.
+/// the power of two that rescales the sums so far to the new `reference`; `largest` becomes that of the largest weight.
 template <class T>
-ATTN_INLINE T row_maximum(const T* row, idx_t count, T factor, T& maximum, T& reference) {
+ATTN_INLINE T row_maximum(const T* row, idx_t count, T factor, T& maximum, T& reference, T& largest) {
   constexpr T minus_infinity = -std::numeric_limits<T>::infinity();
   packet<T> highest = broadcast<T>(minus_infinity);
   idx_t n = 0;
   for (; n + panel_width<T> <= count; n += panel_width<T>)
     highest = max(highest, max(load<T>(row + n), load<T>(row + n + width<T>)));
   if (n < count) highest = max(highest, load<T>(row + n));
-  const T old = maximum;
-  maximum = std::max(old, factor * max_lanes(highest));
+  const T old = maximum, own = factor * max_lanes(highest);
+  maximum = std::max(old, own);
   reference = maximum == minus_infinity ? T(0) : maximum;  // a row that has seen no key: 2^(-infinity - 0) = 0
+  largest = own - reference;
   return old - reference;
 }
 
@@ -238,10 +244,33 @@ ATTN_INLINE packet<float> row_weights(float* row, idx_t count, float factor, flo
 }
 #endif
 
-/// Computes the weights of a tile; its output is left to `last`.
+/// Row r of a tile of long rows: `sum` are the sums of its weights, `largest` the largest of them. Weights that would
+/// fill the sums to which smaller ones are added are moved to the total, and become 0: those of more than a quarter of
+/// the tile and a sixteenth of the row so far. Returns the sums of the others. (full_softmax, 65536 keys: 1.01 of the
+/// time.)
+template <class T>
+[[gnu::noinline]] packet<T> move_large_weights(const row_block<T>& block, const packed_keys<T>& keys, const tile& t,
+                                               idx_t r, T* row, T rescale, T largest, packet<T> sum) {
+  const T own = sum_lanes(sum), maximum = block.state.maximum[r];
+  const T limit = std::max(own / 4, (own + block.state.row_sum(r) * rescale + block.total.row_sum(r, maximum)) / 16);
+  if (!(largest > limit)) return sum;
+  sum = zero<T>();
+  for (idx_t n = 0; n < t.count; n += width<T>) {
+    if (max_lanes(load<T>(row + n)) > limit)
+      for (idx_t lane = n; lane < n + width<T>; ++lane)
+        if (row[lane] > limit)
+          block.total.add_key(r, maximum, std::exchange(row[lane], T(0)), keys.value_panel(0, t.first + lane),
+                              keys.capacity * panel_width<T>);
+    sum = add(sum, load<T>(row + n));
+  }
+  return sum;
+}
+
+/// Computes the weights of a tile; its output is left to `last`. Large weights of long rows go to their total.
 template <class P, class Score>
 [[gnu::noinline]] void attend_tile(const row_block<P>& block, const packed_keys<P>& keys, const tile& t,
-                                   const score_terms<sum_type<P>, Score>& terms, tile_output<P>& last) {
+                                   const score_terms<sum_type<P>, Score>& terms, tile_output<P>& last,
+                                   bool long_rows) {
   using T = sum_type<P>;
   const auto& state = block.state;
   T *const s = block.scores, factor = 1;
@@ -254,14 +283,20 @@ template <class P, class Score>
     weights = s;
   else if (last.weights_in_use() && last.weights_in_use() < block.second_weights())
     weights = block.second_weights();
-  alignas(64) T reference[tile_rows], rescale[round_up(tile_rows, width<T>)] = {};
+  alignas(64) T reference[tile_rows], rescale[round_up(tile_rows, width<T>)] = {}, largest[std::size(rescale)] = {};
   for (idx_t m = 0; m < t.rows; ++m)
-    rescale[m] = row_maximum(s + m * score_stride, t.count, factor, state.maximum[t.row + m], reference[m]);
+    rescale[m] = row_maximum(s + m * score_stride, t.count, factor, state.maximum[t.row + m], reference[m], largest[m]);
   for (idx_t m = 0; m < t.rows; m += width<T>) store<T>(rescale + m, exp2_weight<T>(load<T>(rescale + m)));
+  if (numbers_of<P> == 1 && long_rows)
+    for (idx_t m = 0; m < t.rows; m += width<T>) store<T>(largest + m, exp2_weight<T>(load<T>(largest + m)));
   for (idx_t m = 0; m < t.rows; ++m) {
     T* const total = state.sum + (t.row + m) * width<T>;
-    const packet<T> sum = row_weights(s + m * score_stride, t.count, factor, reference[m],
-                                      weights + m * operands<P>(score_stride));
+    packet<T> sum = row_weights(s + m * score_stride, t.count, factor, reference[m],
+                                weights + m * operands<P>(score_stride));
+    if constexpr (numbers_of<P> == 1)
+      if (long_rows)
+        if (largest[m] > std::max(sum_lanes(sum) / 4, T(1) / 16)) [[unlikely]]  // the row has a weight of 1
+          sum = move_large_weights(block, keys, t, t.row + m, s + m * score_stride, rescale[m], largest[m], sum);
     store<T>(total, fma(load<T>(total), broadcast<T>(rescale[m]), sum));
     last.go_on();
   }
@@ -276,12 +311,13 @@ struct no_prefetch {
 
 /// Attends the block to the slots of `keys` that the ranges of its rows name. prefetch(r, n) is called once for the
 /// rows from r to r + n - 1, before they are first attended: it may prefetch memory that is needed when they are done.
-template <class P, class Score, class Prefetch = no_prefetch>
+/// `sums`, of the block, may be those of several calls; the caller finishes them.
+template <class P, class Score, class Prefetch>
 void attend(const row_block<P>& block, const packed_keys<P>& keys, const score_terms<sum_type<P>, Score>& terms,
-            const Prefetch& prefetch = {}) {
+            const Prefetch& prefetch, long_row_sums<P>& sums) {
   idx_t asked = 0;
   tile_output<P> last{block.state, keys};
-  long_sums sums(block.state, block.total, block.rows, long_segment);
+  const bool long_rows = sums.begun();
   visit_tiles<sum_type<P>, tile_keys<P>>(
       block.ranges, block.rows,
       [&](const tile& t) {
@@ -289,13 +325,23 @@ void attend(const row_block<P>& block, const packed_keys<P>& keys, const score_t
           const idx_t begin = std::exchange(asked, end);
           prefetch(begin, end - begin);
         }
-        attend_tile(block, keys, t, terms, last);
+        attend_tile(block, keys, t, terms, last, long_rows);
       },
       [&](idx_t count) {
         if (sums.full(count)) last.finish();
         sums.next(count);
       });
   last.finish();
+}
+
+template <class P, class Score, class Prefetch = no_prefetch>
+void attend(const row_block<P>& block, const packed_keys<P>& keys, const score_terms<sum_type<P>, Score>& terms,
+            const Prefetch& prefetch = {}) {
+  long_row_sums<P> sums = block.sums();
+  idx_t most = 0;  // keys of a row
+  for (idx_t r = 0; r < block.rows; ++r) most = std::max(most, block.ranges[r].end - block.ranges[r].begin);
+  if (most > long_segment) sums.begin();
+  attend(block, keys, terms, prefetch, sums);
   sums.finish();
 }
 

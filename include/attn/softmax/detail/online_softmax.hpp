@@ -104,8 +104,9 @@ struct online_softmax {
   }
 };
 
-/// The sums of rows so long that one large weight would swallow small ones: a state takes some keys, then add() moves its
-/// sums here, with compensation. Its maximum stays. A row that was moved once keeps its sums to the last bit.
+/// The sums of rows so long that one large weight would swallow small ones: a state takes some keys, then add() moves
+/// its sums here, with compensation; large weights come by themselves, by add_key(). Its maximum stays. A row that was
+/// moved once keeps its sums to the last bit.
 template <class T, int Lanes = 1>
 struct long_softmax {
   online_softmax<T, Lanes> sums, errors;
@@ -117,21 +118,31 @@ struct long_softmax {
   void clear(idx_t rows) const { sums.clear(rows), errors.clear(rows); }
 
   [[gnu::noinline]] void add(const online_softmax<T, Lanes>& state, idx_t rows) const {
-    for (idx_t r = 0; r < rows; ++r) {
-      const T highest = state.maximum[r], before = std::exchange(sums.maximum[r], highest);
-      const T factor = before < highest ? std::exp2(before - highest) : T(1);
-      if constexpr (Lanes == 1) {
-        sums.sum[r] *= factor, errors.sum[r] *= factor;
-        add_compensated(sums.sum[r], errors.sum[r], std::exchange(state.sum[r], T(0)));
-      } else {
-        move_compensated(state.sum + r * Lanes, Lanes, factor, sums.sum + r * Lanes, errors.sum + r * Lanes);
-      }
-      move_compensated(state.row(r), round_up(sums.cols, width<T>), factor, sums.row(r), errors.row(r));
+    for (idx_t r = 0; r < rows; ++r) add_row(state, r);
+  }
+  /// Adds one key to row r of a state with this maximum. Its value lies in panels `next` numbers apart.
+  [[gnu::noinline]] void add_key(idx_t r, T maximum, T weight, const T* value, idx_t next) const {
+    const T factor = raise(r, maximum);
+    T *const sum = sums.sum + r * Lanes, *const error = errors.sum + r * Lanes;
+    for (int n = 0; n < Lanes; ++n) sum[n] *= factor, error[n] *= factor;
+    add_compensated(*sum, *error, weight);
+    for (idx_t d = 0; d < sums.cols; d += width<T>) {
+      alignas(64) T x[width<T>];
+      store<T>(x, mul(broadcast<T>(weight), load<T>(value + d / panel_width<T> * next + d % panel_width<T>)));
+      move_compensated(x, width<T>, factor, sums.row(r) + d, errors.row(r) + d);
     }
   }
-  /// The sums become those of `state`, which has none.
-  [[gnu::noinline]] void settle(const online_softmax<T, Lanes>& state, idx_t rows) const {
+  /// The weights of row r, of a state with this maximum.
+  T row_sum(idx_t r, T maximum) const {
+    const T before = sums.maximum[r];
+    return sums.row_sum(r) * (before < maximum ? std::exp2(before - maximum) : T(1));
+  }
+  /// Adds those of the state, and sets it to the result; without an add() before (`added`), only rows with an
+  /// add_key().
+  [[gnu::noinline]] void settle(const online_softmax<T, Lanes>& state, idx_t rows, bool added) const {
     for (idx_t r = 0; r < rows; ++r) {
+      if (!added && sums.maximum[r] == -std::numeric_limits<T>::infinity()) continue;
+      add_row(state, r);
       if constexpr (Lanes == 1)
         state.sum[r] = std::abs(errors.sum[r]) < std::numeric_limits<T>::infinity() ? sums.sum[r] + errors.sum[r]
                                                                                     : sums.sum[r];
@@ -139,6 +150,23 @@ struct long_softmax {
         settle_compensated(sums.sum + r * Lanes, errors.sum + r * Lanes, Lanes, state.sum + r * Lanes);
       settle_compensated(sums.row(r), errors.row(r), round_up(sums.cols, width<T>), state.row(r));
     }
+  }
+
+ private:
+  void add_row(const online_softmax<T, Lanes>& state, idx_t r) const {
+    const T factor = raise(r, state.maximum[r]);
+    if constexpr (Lanes == 1) {
+      sums.sum[r] *= factor, errors.sum[r] *= factor;
+      add_compensated(sums.sum[r], errors.sum[r], std::exchange(state.sum[r], T(0)));
+    } else {
+      move_compensated(state.sum + r * Lanes, Lanes, factor, sums.sum + r * Lanes, errors.sum + r * Lanes);
+    }
+    move_compensated(state.row(r), round_up(sums.cols, width<T>), factor, sums.row(r), errors.row(r));
+  }
+  /// Sets the maximum of a row. Returns the factor of its sums.
+  T raise(idx_t r, T highest) const {
+    const T before = std::exchange(sums.maximum[r], highest);
+    return before < highest ? std::exp2(before - highest) : T(1);
   }
 };
 
@@ -149,11 +177,18 @@ class long_sums {
   long_sums(const online_softmax<T, Lanes>& state, const long_softmax<T, Lanes>& total, idx_t rows, idx_t most)
       : state_(state), total_(total), rows_(rows), most_(most) {}
 
+  /// Call before the first key where the kernel is to move large weights by themselves (move_large_weights).
+  void begin() {
+    begun_ = true;
+    total_.clear(rows_);
+  }
+  bool begun() const { return begun_; }
   /// Call before the state takes `keys` more keys.
   void next(idx_t keys) {
     if (full(keys)) {
-      if (!std::exchange(moved_, true)) total_.clear(rows_);
+      if (!begun_) begin();
       total_.add(state_, rows_);
+      added_ = true;
       taken_ = 0;
     }
     taken_ += keys;
@@ -162,16 +197,14 @@ class long_sums {
   bool full(idx_t keys) const { return taken_ > 0 && taken_ + keys > most_; }
   /// Call after the last one.
   void finish() const {
-    if (!moved_) return;
-    total_.add(state_, rows_);
-    total_.settle(state_, rows_);
+    if (begun_) total_.settle(state_, rows_, added_);
   }
 
  private:
   const online_softmax<T, Lanes>& state_;
   const long_softmax<T, Lanes>& total_;
   idx_t rows_, most_, taken_ = 0;
-  bool moved_ = false;
+  bool begun_ = false, added_ = false;
 };
 
 /// Keys that a state of the blockwise kernel takes: 32 of its tiles.

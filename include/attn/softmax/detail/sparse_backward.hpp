@@ -44,7 +44,8 @@ struct sparse_backward {
     typename Plan::item_scratch plan;  // of the query head in progress
     backward_keys<P> keys;             // where keys are packed once; sums of all keys, [parts][slots()]
     bool *needed, *begun;              // per pack_step keys; [parts][steps()]: whether sums were begun, else they are 0
-    T* dq;                             // [Lq][stride_k()], where there are several stages: sums of those that are done
+    T* dq;                             // [Lq][stride_k()], where there are several stages: sums of those that are done,
+    T* dq_errors;                      // and, of many, what these lost
     T* slopes;                         // [tasks]: their sums of the gradient of the slope
   };
   item_scratch layout(arena& memory) const {
@@ -53,12 +54,14 @@ struct sparse_backward {
     item_scratch p{.plan = plan.layout(memory, 1), .keys = layout_keys(memory, plan.shared() ? shape.keys : 0),
                    .needed = memory.allocate<bool>(plan.shared() ? steps() : 0),
                    .begun = memory.allocate<bool>(plan.parts() * steps()), .dq = nullptr,
-                   .slopes = memory.allocate<T>(most_tasks())};
+                   .dq_errors = nullptr, .slopes = memory.allocate<T>(most_tasks())};
     if (want_keys()) p.keys.d_keys = memory.allocate<T>(all * stride_k());
     if (in.dv) p.keys.d_values = memory.allocate<T>(all * stride_v());
     if (want_keys() && errors) p.keys.key_errors = memory.allocate<T>(all * stride_k());
     if (in.dv && errors) p.keys.value_errors = memory.allocate<T>(all * stride_v());
-    if (in.dq && (plan.stages() > 1 || Plan::keys_are_queries)) p.dq = memory.allocate<T>(shape.queries * stride_k());
+    const bool stages = in.dq && (plan.stages() > 1 || Plan::keys_are_queries);
+    if (stages) p.dq = memory.allocate<T>(shape.queries * stride_k());
+    if (stages && plan.keeps_errors()) p.dq_errors = memory.allocate<T>(shape.queries * stride_k());
     return p;
   }
   backward_keys<P> layout_keys(arena& memory, idx_t count) const {
@@ -143,13 +146,13 @@ struct sparse_backward {
     });
     for_each_row_block(set, [&](const index_map& which, idx_t count, idx_t row) {
       in.pack_rows(s.rows, h.batch, h.head, x.query, which, count);
-      if (s.dq) begin_rows(set, which, count, p.dq, s.dq);
+      if (s.dq) begin_rows(set, which, count, p, s.dq);
       visit_keys(h, set, of.keys, s, [&](const backward_keys<P>& keys, const seen_keys& given, const auto& seen) {
         for (idx_t r = 0; r < count; ++r) s.ranges[r] = seen(row + r);
         terms.excluded = given.excluded;
         differentiate(s.rows, count, s.ranges, which, keys, terms, s.kernel, s.dq, stride_k(), back);
       });
-      if (s.dq) end_rows(h, set, which, count, s.dq, p.dq);
+      if (s.dq) end_rows(h, set, which, count, s.dq, p);
     });
     visit_keys(h, set, of.keys, s, [&](const backward_keys<P>& keys, const seen_keys& given, const auto&) {
       if (given.contiguous()) return;
@@ -159,19 +162,29 @@ struct sparse_backward {
     });
   }
 
-  /// The sums of dQ of a block of rows: 0, or those of the stages that are done.
-  void begin_rows(const query_set& set, const index_map& which, idx_t count, const T* saved, T* dq) const {
+  /// The sums of dQ of a block of rows: 0, or those of the stages that are done. Of many stages they are added at the
+  /// end, with what they lose.
+  void begin_rows(const query_set& set, const index_map& which, idx_t count, const item_scratch& p, T* dq) const {
     std::fill_n(dq, round_up(count, tile_rows) * stride_k(), T(0));
-    for (idx_t r = 0; !set.first && r < count; ++r)
-      std::copy_n(saved + which[r] * stride_k(), stride_k(), dq + r * stride_k());
+    for (idx_t r = 0; !set.first && !p.dq_errors && r < count; ++r)
+      std::copy_n(p.dq + which[r] * stride_k(), stride_k(), dq + r * stride_k());
   }
-  void end_rows(const head& h, const query_set& set, const index_map& which, idx_t count, const T* dq, T* saved) const {
+  void end_rows(const head& h, const query_set& set, const index_map& which, idx_t count, T* dq,
+                const item_scratch& p) const {
     const bool last = set.last && !Plan::keys_are_queries;
-    for (idx_t r = 0; r < count; ++r, dq += stride_k())
+    for (idx_t r = 0; r < count; ++r, dq += stride_k()) {
+      const idx_t at = which[r] * stride_k();
+      if (p.dq_errors) {
+        if (set.first)
+          for (T* x : {p.dq, p.dq_errors}) std::fill_n(x + at, stride_k(), T(0));
+        move_compensated(dq, stride_k(), T(1), p.dq + at, p.dq_errors + at);
+        if (last) settle_compensated(p.dq + at, p.dq_errors + at, stride_k(), dq);
+      }
       if (last)
         store_gradient_row(dq, in.terms().scale, head_of(in.dq, h.batch, h.head), which[r], in.accumulate);
-      else
-        std::copy_n(dq, stride_k(), saved + which[r] * stride_k());
+      else if (!p.dq_errors)
+        std::copy_n(dq, stride_k(), p.dq + at);
+    }
   }
 
   /// One task of a stage of query head `in_group` of a key head.

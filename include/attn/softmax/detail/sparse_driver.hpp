@@ -109,11 +109,13 @@ struct sparse_driver {
       rows.begin(x.query, which, count, in.terms.query_factor());
       const bool sums_apart = plan.sums_apart();
       if (!set.first) sums_apart ? states.resume_maxima(rows) : states.resume(rows);
+      long_row_sums<P> sums = rows.sums();
+      if (sums_apart) sums.begin();
       bool prefetched = false;
       visit_keys([&](const packed_keys<P>& keys, const seen_keys& given, const auto& seen) {
         for (idx_t r = 0; r < count; ++r) rows.ranges[r] = seen(row + r);
         terms.excluded = given.excluded;
-        attend(rows, keys, terms, [&](idx_t r, idx_t n) {
+        const auto prefetch = [&](idx_t r, idx_t n) {
           if (!Plan::prefetches || prefetched || given.in_place) return;
           plan.prefetch_next(h, set, row + r, n, x);
           for (idx_t i = r; i < r + n; ++i)
@@ -122,8 +124,10 @@ struct sparse_driver {
             else
               prefetch_row(stored, which[i]);
           prefetched = r + n == count;
-        });
+        };
+        sums_apart ? attend(rows, keys, terms, prefetch, sums) : attend(rows, keys, terms, prefetch);
       });
+      sums.finish();
       if (!set.first && sums_apart)
         states.resume_sums(rows, set.last);
       else if (set.first && !set.last)
