@@ -80,6 +80,7 @@
 #include <attn/softmax/pattern.hpp>
 #include <attn/softmax/pattern_softmax.hpp>
 #include <attn/softmax/pattern_softmax_backward.hpp>
+#include <attn/softmax/relative_bias.hpp>
 #include <attn/softmax/sliding_window.hpp>
 #include <attn/softmax/sliding_window_backward.hpp>
 #include <attn/softmax/sliding_window_step.hpp>

@@ -59,6 +59,7 @@ inline void read_softmax_options(const golden_case& golden, reference::softmax_o
   options.key_lengths = golden.integers("key_lengths");
   options.alibi_slopes = golden.vector("alibi_slopes");
   options.sinks = golden.vector("sinks");
+  options.relative_bias = golden.optional_array("relative_bias");
 }
 
 }  // namespace testing

@@ -31,6 +31,7 @@ struct basic_softmax_options {
   std::optional<idx_t> first_position;  // of the first query among the keys
   std::optional<double> softcap;
   std::vector<N> alibi_slopes, sinks;
+  tensor<N> relative_bias;  // [1, 1, H|1, 2R + 1]: entry clamp(j - p, -R, R) + R
   basic_score_function<N> score;
 };
 using softmax_options = basic_softmax_options<double>;
@@ -76,6 +77,10 @@ N plain_score(const basic_softmax_options<N>& options, const tensor<N>& q, const
   if (options.softcap) score = *options.softcap * tanh(score / *options.softcap);
   if (!options.alibi_slopes.empty())
     score -= options.alibi_slopes[static_cast<std::size_t>(h)] * static_cast<double>(std::abs(distance));
+  if (const tensor<N>& table = options.relative_bias; !table.empty()) {
+    const idx_t reach = table.dim() / 2;
+    score += table(0, 0, table.length() == 1 ? 0 : h, std::clamp(-distance, -reach, reach) + reach);
+  }
   return score;
 }
 

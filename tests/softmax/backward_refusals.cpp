@@ -166,6 +166,16 @@ std::vector<refused<Inputs>> gradient_refusals() {
            d.options.bias = d.shaped(1, 1, 6, 9), d.g.bias = {d.other.data.data() + 9, {1, 1, 6, 9}};
          }},
     });
+  if constexpr (requires(Inputs & d) { d.g.relative_bias; })
+    add({
+        {"a relative bias that is not given", "relative_bias",
+         [](auto& d) { d.g.relative_bias = {d.d_parameter.data.data(), {4, 9}}; }},
+        {"a gradient of another shape than the relative bias", "the gradient of relative_bias",
+         [](auto& d) {
+           d.options.relative_bias = {d.other.data.data(), {1, 9}};
+           d.g.relative_bias = {d.d_parameter.data.data(), {4, 9}};
+         }},
+    });
   if constexpr (requires(Inputs & d) { d.g.q_global; }) {
     const auto own = [](auto& d) {
       d.options.q_global = d.shaped(2, 4, 6, 8), d.options.k_global = d.shaped(2, 2, 9, 8);

@@ -17,6 +17,14 @@ TEST_CASE("full_softmax refuses what does not fit", "[refusals]") {
   list.push_back({"bias of another query length", "bias", bias(1, 1, 5, 9)});
   list.push_back({"bias of another key length", "bias", bias(1, 1, 6, 8)});
   list.push_back({"a null bias", "null", [](here& d) { d.options.bias = {nullptr, {1, 1, 6, 9}}; }});
+  const auto table = [](idx_t h, idx_t entries) {
+    return [=](here& d) { d.options.relative_bias = {d.other.data.data(), {h, entries}}; };
+  };
+  list.push_back({"a relative bias of the key heads", "relative_bias heads", table(2, 9)});
+  list.push_back({"a relative bias without a middle", "2 R + 1 entries of relative_bias", table(4, 8)});
+  list.push_back({"a null relative bias", "null", [](here& d) { d.options.relative_bias = {nullptr, {4, 9}}; }});
+  list.push_back({"lse in the relative bias", "overlap",
+                  [](here& d) { d.options.relative_bias = {d.lse.data.data(), {1, 9}}; }});
   list.push_back({"out in bias", "overlap", [](here& d) { d.options.bias = {d.out.data.data(), {1, 1, 6, 9}}; }});
   list.push_back({"lse in bias", "overlap", [](here& d) { d.options.bias = {d.lse.data.data(), {1, 1, 1, 9}}; }});
   check_refused<compiled_full_softmax<float>>("full_softmax", list);

@@ -50,6 +50,12 @@ template <>
 inline constexpr double product_gradient_tolerance<Eigen::bfloat16> =
     (tolerance<Eigen::bfloat16>::paired ? 2 : 1) * gradient_tolerance<Eigen::bfloat16>::value;
 
+// [1, 1, rows, cols] as [rows, cols].
+template <class T>
+attn::tensor_view<const T, 2> table_view(const tensor<T>& x) {
+  if (x.empty()) return {};
+  return {x.data.data(), {x.length(), x.dim()}};
+}
 template <class T>
 in_view<T> view(const tensor<T>& x) {
   return {x.data.data(), x.extents};
@@ -71,6 +77,7 @@ void round_options(reference::softmax_options& options) {
   if (options.softcap) options.softcap = static_cast<double>(static_cast<real<S>>(*options.softcap));
   options.alibi_slopes = cast<double>(cast<real<S>>(options.alibi_slopes));
   options.sinks = cast<double>(cast<real<S>>(options.sinks));
+  options.relative_bias = cast<double>(cast<real<S>>(options.relative_bias));
 }
 template <class S>
 tensor<double> rounded(const tensor<double>& x) {
@@ -98,7 +105,8 @@ template <class S, class Options>
 class stored_options {
  public:
   explicit stored_options(const Options& from)
-      : from_(from), slopes_(cast<real<S>>(from.alibi_slopes)), sinks_(cast<real<S>>(from.sinks)) {
+      : from_(from), slopes_(cast<real<S>>(from.alibi_slopes)), sinks_(cast<real<S>>(from.sinks)),
+        relative_(cast<real<S>>(from.relative_bias)) {
     if (from_.scale) options.scale = static_cast<real<S>>(*from_.scale);
     if (from_.softcap) options.softcap = static_cast<real<S>>(*from_.softcap);
     options.causal = from_.causal;
@@ -108,6 +116,7 @@ class stored_options {
     options.first_position = from_.first_position;
     options.alibi_slopes = slopes_;
     options.sinks = sinks_;
+    options.relative_bias = table_view(relative_);
     if (from_.score)
       score = [f = from_.score](real<S> s, idx_t b, idx_t h, idx_t i, idx_t j) {
         return static_cast<real<S>>(f(static_cast<double>(s), b, h, i, j));
@@ -131,7 +140,7 @@ class stored_options {
   static constexpr bool windowed = std::is_same_v<Options, reference::sliding_window_options>;
   Options from_;
   std::vector<real<S>> slopes_, sinks_;
-  tensor<real<S>> bias_;
+  tensor<real<S>> relative_, bias_;
   tensor<S> global_[3];
 
  public:

@@ -39,10 +39,11 @@ void each_input(Problem& p, F&& f) {
   f("q", p.q), f("k", p.k), f("v", p.v);
   if constexpr (requires { p.options.bias; }) f("bias", p.options.bias);
   f("alibi_slopes", p.options.alibi_slopes), f("sinks", p.options.sinks);
+  f("relative_bias", p.options.relative_bias);
   if constexpr (requires { p.options.q_global; })
     f("q_global", p.options.q_global), f("k_global", p.options.k_global), f("v_global", p.options.v_global);
 }
-// The same of the library's gradients: views of four axes or one.
+// The same of the library's gradients: views of four axes, two or one.
 template <class Gradients, class F>
 void each_gradient(Gradients& g, F&& f) {
   f("q", g.q);
@@ -50,6 +51,7 @@ void each_gradient(Gradients& g, F&& f) {
   f("v", g.v);
   if constexpr (requires { g.bias; }) f("bias", g.bias);
   if constexpr (requires { g.alibi_slopes; }) f("alibi_slopes", g.alibi_slopes);
+  if constexpr (requires { g.relative_bias; }) f("relative_bias", g.relative_bias);
   f("sinks", g.sinks);
   if constexpr (requires { g.q_global; })
     f("q_global", g.q_global), f("k_global", g.k_global), f("v_global", g.v_global);
@@ -167,6 +169,8 @@ named_tensors library_gradients(const problem<Options>& p, const gradient_case& 
         memory.data.assign(c.inputs[n].data.size(), static_cast<number>(static_cast<float>(request.start)));
         if constexpr (asked::rank == 1)
           to = {memory.data.data(), {memory.dim()}};
+        else if constexpr (asked::rank == 2)
+          to = {memory.data.data(), {memory.length(), memory.dim()}};
         else
           to = view(memory);
       };

@@ -1,6 +1,6 @@
 // attn: exact softmax attention.
 //
-//   out_i = sum_j softmax_j(s_ij) v_j,   s_ij = softcap(scale q_i.k_j) + bias_ij - slope |p_i - j|
+//   out_i = sum_j softmax_j(s_ij) v_j,   s_ij = softcap(scale q_i.k_j) + bias_ij + t_(j - p_i) - slope |p_i - j|
 //                                                              Vaswani et al. 2017, "Attention is all you need"
 //
 //   attn::full_softmax(q, k, v, out);                          // Eigen matrices [length, dim]: one head
@@ -47,6 +47,9 @@ struct full_softmax_options {
   std::optional<idx_t> first_position{};
   /// Added to the scores: [B or 1, H or 1, Lq or 1, Lk]; -infinity masks a key.
   view_field<const real> bias{};
+  /// Added to the scores by distance: entry clamp(j - p_i, -R, R) + R of [H or 1, 2R + 1]; R may exceed the lengths
+  /// (relative_bias.hpp expands the buckets of T5). -infinity masks a key.
+  view_field<const real, 2> relative_bias{};
   /// Which keys a query sees, in addition to causal and lengths: [B or 1, H or 1, Lq or 1, Lk] of bool or bytes
   /// (mask_view.hpp).
   mask_view mask{};

@@ -7,7 +7,7 @@
 // With P_ij = e^(s_ij - lse_i) and D_i = d_out_i . out_i - d_lse_i, s the final scores:
 //   dv_j = sum_i P_ij d_out_i,  ds_ij = P_ij (d_out_i . v_j - D_i),  dq_i = scale sum_j ds'_ij k_j,
 //   dk_j = scale sum_i ds'_ij q_i, ds' = ds times the derivative of softcap and score function; dbias_ij = ds_ij before
-//   softcap's; dsink = -sum_i e^(sink - lse_i) D_i.           Dao et al. 2022, "FlashAttention", appendix B
+//   softcap's, drelative_bias its sums over pairs of one distance; dsink = -sum_i e^(sink - lse_i) D_i.           Dao et al. 2022, "FlashAttention", appendix B
 //
 // Shapes   q, k, v, out, the options: as the forward call's; out and options.lse are what it wrote. d_out as out,
 //          d_lse as lse. Gradients have the shapes of what they are of; dk and dv are summed over the query heads of a
@@ -44,6 +44,8 @@ struct full_softmax_gradients {
   view_field<S> q{}, k{}, v{};
   /// As bias: [B or 1, H or 1, Lq or 1, Lk], summed over what it is broadcast over.
   view_field<real> bias{};
+  /// As relative_bias: [H or 1, 2R + 1].
+  view_field<real, 2> relative_bias{};
   /// [H]
   view_field<real, 1> alibi_slopes{}, sinks{};
   /// Read, not written: the gradient of lse, [B, H, Lq].
@@ -79,7 +81,8 @@ struct full_backward {
     backward_keys<P> keys;
     backward_rows<P> rows;  // of the query head in progress
     T* dq;                  // [parts + 1][Lq][dq_stride]: sums of all segments that are done, and of those in progress
-    T* slopes;              // [segments]: their sums of the gradient of the slope
+    T* slopes;              // [segments]: their sums of the gradient of the slope,
+    double* relative;       // [segments][relative_entries()]: and of the relative bias
   };
 
   idx_t dq_stride() const { return round_up(shape.dim, panel_width<T>); }
@@ -93,7 +96,8 @@ struct full_backward {
                                            many_queries(shape.queries)),
             .rows = backward_rows<P>::layout(memory, shape.queries, shape.dim, shape.dim_v),
             .dq = in.dq ? memory.allocate<T>((parts + 1) * dq_size()) : nullptr,
-            .slopes = memory.allocate<T>(segments())};
+            .slopes = memory.allocate<T>(segments()),
+            .relative = memory.allocate<double>(segments() * in.relative_entries())};
   }
 
   /// One segment of keys with all rows of a head; its sum of dq goes to `dq`.
@@ -104,6 +108,8 @@ struct full_backward {
     if (dq) std::fill_n(dq, dq_size(), T(0));
     const auto head_terms = in.terms().for_head(b, h, shift);
     auto back = in.back(head_terms);
+    std::fill_n(s.relative + number * in.relative_entries(), in.relative_entries(), 0.0);
+    back.relative = in.relative_list(s.relative, number);
     key_range ranges[max_rows];
     for (idx_t from = begin; from < end; from += backward_key_block)
       for (idx_t i0 = 0; i0 < queries; i0 += max_rows) {
@@ -147,9 +153,13 @@ struct full_backward {
         store_gradient_rows(s.dq, dq_stride(), in.terms().scale, head_of(in.dq, b, query_head(key_head)), i0,
                             std::min(i0 + max_rows, shape.queries), lengths.queries(b), in.accumulate);
       });
-    for (idx_t n = 0; in.d_slopes && n < key_heads.count; ++n) {
-      T& sum = in.slope_sums[batch_of(key_heads.first + n) * shape.heads + query_head(key_heads.first + n)];
-      for (idx_t part = 0; part < segments(); ++part) sum += key_heads.scratch[n].slopes[part];
+    for (idx_t n = 0; (in.d_slopes || in.d_relative_bias) && n < key_heads.count; ++n) {
+      const idx_t head = batch_of(key_heads.first + n) * shape.heads + query_head(key_heads.first + n);
+      const head_scratch& s = key_heads.scratch[n];
+      for (idx_t part = 0; part < segments(); ++part) {
+        if (in.d_slopes) in.slope_sums[head] += s.slopes[part];
+        in.add_relative(head, s.relative + part * in.relative_entries());
+      }
     }
   }
 

@@ -40,6 +40,7 @@ struct full_softmax_step_options {
   std::optional<rotary_options<S>> rotary{};
   /// As in full_softmax_options: bias and mask [B or 1, H or 1, n or 1, cache.tokens() with the new ones], lse [B, H, n].
   view_field<const real> bias{};
+  view_field<const real, 2> relative_bias{};
   mask_view mask{};
   std::optional<real> softcap{};
   list_view<real> alibi_slopes{}, sinks{};

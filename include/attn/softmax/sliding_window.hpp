@@ -49,6 +49,7 @@ struct sliding_window_options {
   /// Separate projections for the rows of global queries (all three, or none), of the shapes of q, k, v.
   view_field<const S> q_global{}, k_global{}, v_global{};
   /// As in full_softmax_options.
+  view_field<const real, 2> relative_bias{};
   mask_view mask{};
   std::optional<real> softcap{};
   list_view<real> alibi_slopes{}, sinks{};

@@ -35,6 +35,7 @@ struct sliding_window_step_options {
   list_view<idx_t> lengths{};
   /// Rotates the new queries and keys to their positions, which follow the item's tokens so far, before anything else.
   std::optional<rotary_options<S>> rotary{};
+  view_field<const real, 2> relative_bias{};
   std::optional<real> softcap{};
   list_view<real> alibi_slopes{}, sinks{};
   view_field<real, 3> lse{};

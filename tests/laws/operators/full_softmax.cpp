@@ -10,6 +10,7 @@ struct full_softmax_entry {
   std::string name;
   bool causal = false, bias = false, softcap = false, alibi = false, sinks = false, score = false;
   bool mask = false;  // and a scale, and where the first query is
+  bool relative = false;
 };
 constexpr idx_t first_position = 2;
 
@@ -26,7 +27,7 @@ struct parameters {
   full_softmax_entry entry;
   law_shape shape;
   std::vector<T> slopes, sinks;
-  tensor<T> bias;
+  tensor<T> bias, relative;
   law_mask mask;
   score_of<T> score;
 
@@ -41,6 +42,7 @@ struct parameters {
             for (idx_t j = 0; j < s.keys; ++j)
               bias(b, h, i, j) = bias_value<T>(s.first_batch + b, s.first_head + h, i, j);
     }
+    if (e.relative) relative = law_relative_bias<T>(s, e.bias);
     if (e.mask) mask = law_mask(s);
     if (e.score) score = own_score_of<T>(s);
   }
@@ -53,6 +55,7 @@ struct parameters {
     if (entry.softcap) o.softcap = T(2);
     o.alibi_slopes = slopes, o.sinks = sinks;
     if (entry.bias) o.bias = view(bias);
+    o.relative_bias = table_view(relative);
     if (entry.mask) o.mask = mask.view(), o.scale = T(0.3), o.first_position = first_position;
     return o;
   }
@@ -62,6 +65,7 @@ struct parameters {
     call.set_lengths(o);
     if (entry.softcap) o.softcap = 2;
     o.alibi_slopes = call.parameter(slopes), o.sinks = call.parameter(sinks), o.bias = call.parameter(bias);
+    o.relative_bias = call.parameter(relative);
     if (entry.mask) o.scale = static_cast<double>(T(0.3)), o.first_position = first_position;
     o.score = mask_for_reference(shape, call, entry.mask, entry.score, o.first_position);
     return reference::full_softmax(call.q, call.k, call.v, o);
@@ -83,15 +87,17 @@ law_operator<T> operator_of(const full_softmax_entry& entry) {
   op.backward = [entry](const law_shape& shape) {
     auto p = std::make_shared<parameters<T>>(entry, shape);
     auto d_slopes = std::make_shared<std::vector<T>>(p->slopes), d_sinks = std::make_shared<std::vector<T>>(p->sinks);
-    auto d_bias = std::make_shared<tensor<T>>(p->bias);
+    auto d_bias = std::make_shared<tensor<T>>(p->bias), d_relative = std::make_shared<tensor<T>>(p->relative);
     return [=](const law_backward_call<T>& call) {
       attn::full_softmax_gradients<T> g{.q = call.dq, .k = call.dk, .v = call.dv};
       if (entry.alibi) g.alibi_slopes = *d_slopes;
       if (entry.sinks) g.sinks = *d_sinks;
       if (entry.bias) g.bias = view(*d_bias);
+      if (entry.relative)
+        g.relative_bias = {d_relative->data.data(), {d_relative->length(), d_relative->dim()}};
       compiled_full_softmax<T>::backward(call.q, call.k, call.v, call.out, call.d_out, g, p->options(call), p->score,
                                          own_score_backward<T>, *call.execution);
-      call.give(*d_slopes, *d_sinks, d_bias->data);
+      call.give(*d_slopes, *d_sinks, d_bias->data, d_relative->data);
     };
   };
   op.reference = [entry](const law_shape& shape) {
@@ -122,13 +128,17 @@ void add_full_softmax(std::vector<law_operator<T>>& all) {
   for (const full_softmax_entry& entry : {full_softmax_entry{"full_softmax"},
                                           {"full_softmax causal", true},
                                           {.name = "full_softmax with bias", .bias = true},
-                                          {.name = "full_softmax causal with bias", .causal = true, .bias = true},
+                                          {.name = "full_softmax causal with bias, relative bias",
+                                          .causal = true,
+                                          .bias = true,
+                                          .relative = true},
                                           {.name = "full_softmax with a score function", .score = true},
-                                          {.name = "full_softmax causal, softcap, ALiBi, sinks",
+                                          {.name = "full_softmax causal, softcap, ALiBi, sinks, relative bias",
                                           .causal = true,
                                           .softcap = true,
                                           .alibi = true,
-                                          .sinks = true},
+                                          .sinks = true,
+                                          .relative = true},
                                           {.name = "full_softmax with sinks", .sinks = true},
                                           {.name = "full_softmax masked, scaled, ALiBi, from a position on",
                                           .causal = true,

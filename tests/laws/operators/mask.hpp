@@ -67,4 +67,14 @@ std::vector<T> law_sinks(const law_shape& s) {
   return sinks;
 }
 
+// A bias by distance, up to 9: for each head of the larger batch, or one for all.
+template <class T>
+tensor<T> law_relative_bias(const law_shape& s, bool one_for_all = false) {
+  tensor<T> table(1, 1, one_for_all ? 1 : s.heads, 19);
+  for (idx_t h = 0; h < table.length(); ++h)
+    for (idx_t e = 0; e < table.dim(); ++e)
+      table(0, 0, h, e) = static_cast<T>((7 * e + 5 * (one_for_all ? 0 : s.first_head + h)) % 13) / 8;
+  return table;
+}
+
 }  // namespace testing

@@ -11,7 +11,7 @@ struct sliding_window_entry {
   bool causal = false;
   std::vector<idx_t> dilation{}, globals{};  // a dilation per head: head h takes entry h of the cycle
   bool own_projections = false;
-  bool scores = false;  // softcap, sinks, ALiBi, scale
+  bool scores = false;  // softcap, sinks, ALiBi, relative bias, scale
   bool mask = false;    // and a score function, and where the first query is
 };
 constexpr idx_t first_position = 2;
@@ -36,7 +36,7 @@ struct parameters {
   std::vector<idx_t> dilation;
   law_shape shape;
   std::vector<T> slopes, sinks;
-  tensor<T> q_global, k_global, v_global;
+  tensor<T> q_global, k_global, v_global, relative;
   law_mask mask;
   score_of<T> score;
 
@@ -46,7 +46,7 @@ struct parameters {
       for (idx_t h = 0; h < s.heads; ++h)
         dilation.push_back(e.dilation[static_cast<std::size_t>(s.first_head + h) % e.dilation.size()]);
     }
-    if (e.scores) slopes = law_slopes<T>(s), sinks = law_sinks<T>(s);
+    if (e.scores) slopes = law_slopes<T>(s), sinks = law_sinks<T>(s), relative = law_relative_bias<T>(s);
     if (e.mask) mask = law_mask(s), score = own_score_of<T>(s);
     if (!e.own_projections) return;
     const idx_t first_kv_head = s.first_head / 2;  // two query heads share one
@@ -62,7 +62,7 @@ struct parameters {
     call.set_lengths(o);
     o.lse = call.lse;
     if (entry.scores) o.softcap = T(2), o.scale = T(0.3);
-    o.alibi_slopes = slopes, o.sinks = sinks;
+    o.alibi_slopes = slopes, o.sinks = sinks, o.relative_bias = table_view(relative);
     if (entry.mask) o.mask = mask.view(), o.first_position = first_position;
     if (entry.own_projections) o.q_global = view(q_global), o.k_global = view(k_global), o.v_global = view(v_global);
     return o;
@@ -76,6 +76,7 @@ struct parameters {
     o.alibi_slopes = call.parameter(slopes), o.sinks = call.parameter(sinks);
     o.q_global = call.parameter(q_global), o.k_global = call.parameter(k_global);
     o.v_global = call.parameter(v_global);
+    o.relative_bias = call.parameter(relative);
     if (entry.mask) o.first_position = first_position;
     o.score = mask_for_reference(shape, call, entry.mask, entry.mask, o.first_position);
     return reference::sliding_window(call.q, call.k, call.v, o);
@@ -109,20 +110,24 @@ backward_binder<T> window_backward(const sliding_window_entry& entry) {
     struct memory {
       parameters<T> given;
       std::vector<T> slopes, sinks;
-      tensor<T> q_global, k_global, v_global;
+      tensor<T> q_global, k_global, v_global, relative;
     };
-    auto m = std::make_shared<memory>(memory{parameters<T>(entry, shape), {}, {}, {}, {}, {}});
-    m->slopes = m->given.slopes, m->sinks = m->given.sinks;
+    auto m = std::make_shared<memory>(memory{parameters<T>(entry, shape), {}, {}, {}, {}, {}, {}});
+    m->slopes = m->given.slopes, m->sinks = m->given.sinks, m->relative = m->given.relative;
     m->q_global = m->given.q_global, m->k_global = m->given.k_global, m->v_global = m->given.v_global;
     return [m](const law_backward_call<T>& call) {
       const sliding_window_entry& e = m->given.entry;
       attn::sliding_window_gradients<T> g{.q = call.dq, .k = call.dk, .v = call.dv};
-      if (e.scores) g.alibi_slopes = m->slopes, g.sinks = m->sinks;
+      if (e.scores) {
+        g.alibi_slopes = m->slopes, g.sinks = m->sinks;
+        g.relative_bias = {m->relative.data.data(), {m->relative.length(), m->relative.dim()}};
+      }
       if (e.own_projections)
         g.q_global = view(m->q_global), g.k_global = view(m->k_global), g.v_global = view(m->v_global);
       compiled_sliding_window<T>::backward(call.q, call.k, call.v, call.out, call.d_out, g, m->given.options(call),
                                            m->given.score, own_score_backward<T>, *call.execution);
-      call.give(m->slopes, m->sinks, m->q_global.data, m->k_global.data, m->v_global.data);
+      call.give(m->slopes, m->sinks, m->q_global.data, m->k_global.data, m->v_global.data,
+                m->relative.data);
     };
   };
 }
@@ -156,6 +161,7 @@ bound<T> stream_window(const sliding_window_entry& entry, const law_shape& shape
     call.set_lengths(options);
     options.scale = chosen.scale, options.softcap = chosen.softcap, options.lse = chosen.lse;
     options.alibi_slopes = chosen.alibi_slopes, options.sinks = chosen.sinks;
+    options.relative_bias = chosen.relative_bias;
     compiled_sliding_window<T>::step(shared->cache, call.q, call.k, call.v, call.out, options, {}, *call.execution);
   };
 }

@@ -8,6 +8,14 @@ namespace attn { inline namespace ATTN_ISA { namespace detail {
 /// Stands for the derivative where there is no score function.
 struct no_score_backward {};
 
+/// Sums of the gradient of a bias by distance: entry clamp(j - p_i, -reach, reach) of `middle`; null: not wanted.
+struct relative_sums {
+  double* middle = nullptr;
+  idx_t reach = 0;
+
+  void add(idx_t distance, double d) const { middle[std::clamp(distance, -reach, reach)] += d; }
+};
+
 /// The terms of one head with the gradients of their parameters. One for each task: `d_slope()` is the sum of that task.
 template <class T, class Score, class ScoreBackward>
 struct backward_terms {
@@ -15,12 +23,13 @@ struct backward_terms {
   ScoreBackward* score_backward = nullptr;
   tensor_view<T> d_bias{};    // its entries belong to this task
   bool sum_slope = false;
-  double slope_sum = 0;  // over all pairs of queries and keys
+  relative_sums relative{};  // they belong to this task
+  double slope_sum = 0;      // over all pairs of queries and keys
 
   /// Whether the gradients need the scores as they were before the terms.
   bool need_raw() const { return terms.scored || terms.softcap; }
   T d_slope() const { return static_cast<T>(slope_sum); }
-  bool any() const { return need_raw() || d_bias || sum_slope; }
+  bool any() const { return need_raw() || d_bias || sum_slope || relative.middle; }
 
   /// Row of query i: raw[n], the scores before the terms, and d[n], the gradients of the final ones, of the keys at slots
   /// slot + n, n < count, a multiple of the vector width; d becomes the gradient of the raw scores, raw is overwritten.
@@ -37,14 +46,16 @@ struct backward_terms {
         const idx_t j = positions[slot + n];
         T s = terms.softcap ? *terms.softcap * raw[n] : raw[n];
         if (terms.bias) s += entry(terms.bias, i, j);
+        if (terms.relative) s += terms.relative(terms.head, j - p);
         if (!terms.slopes.empty()) s -= terms.slopes[static_cast<std::size_t>(terms.head)] * distance(p, j);
         d[n] = static_cast<T>((*score_backward)(s, d[n], terms.batch, terms.head, p, j));
       }
-    if (d_bias || sum_slope)
+    if (d_bias || sum_slope || relative.middle)
       for (idx_t n = 0; n < count; ++n) {
         if (d[n] == T(0)) continue;
         const idx_t j = positions[slot + n];
         if (d_bias) entry(d_bias, i, j) += d[n];
+        if (relative.middle) relative.add(j - p, static_cast<double>(d[n]));
         if (sum_slope) slope_sum -= static_cast<double>(d[n]) * static_cast<double>(distance(p, j));
       }
     if (terms.softcap)

@@ -1,5 +1,5 @@
-// attn: the terms of a score between the product and the softmax, in this order: softcap c tanh(s / c), + bias, + ALiBi
-//   (-slope |distance|), the caller's score(s, batch, head, i, j), -infinity for keys that are excluded though they lie
+// attn: the terms of a score between the product and the softmax, in this order: softcap c tanh(s / c), + bias, + the
+//   bias of the distance, + ALiBi (-slope |distance|), the caller's score(s, batch, head, i, j), -infinity for keys that are excluded though they lie
 //   in the range the query sees, and for those the mask hides, + log(count) for slots that stand for several keys.
 // Terms that are not given cost nothing: without any, the kernel does not process scores at all. All operators use this
 // one type of terms, so that their kernels are compiled once.
@@ -10,6 +10,7 @@
 #include <attn/core/mask_view.hpp>
 #include <attn/softmax/detail/online_softmax.hpp>
 #include <attn/softmax/detail/packed_keys.hpp>
+#include <attn/softmax/detail/relative_bias.hpp>
 #include <attn/softmax/detail/score_loops.hpp>
 
 #include <cstring>
@@ -95,6 +96,7 @@ template <class T, class Score>
 struct score_terms {
   std::optional<T> softcap{};
   tensor_view<const T> bias{};
+  relative_bias<T> relative{};
   tensor_view<const unsigned char> mask{};
   std::span<const T> slopes{};
   Score* score = nullptr;
@@ -107,7 +109,7 @@ struct score_terms {
   static constexpr bool scored = !std::same_as<std::remove_const_t<Score>, no_score>;
 
   /// Whether there is a term that needs scores in base e.
-  bool change_scores() const { return scored || softcap || bias || !slopes.empty(); }
+  bool change_scores() const { return scored || softcap || bias || relative || !slopes.empty(); }
   bool any_but_mask() const { return change_scores() || excluded || counts; }
   bool any() const { return any_but_mask() || mask; }
 
@@ -173,7 +175,7 @@ struct score_terms {
   void ask_caller(T* s, idx_t count, idx_t i, Key key) const {
     constexpr idx_t block = 64;
     const idx_t b = batch, h = head, position = i + query_shift;
-    const bool biased = static_cast<bool>(bias);
+    const bool biased = bias || relative;
     T scores[block];
     for (idx_t begin = 0; begin < count; begin += block) {
       const idx_t end = std::min(count - begin, block);
@@ -195,8 +197,10 @@ struct score_terms {
               : bias.data() + (bias.extent(0) == 1 ? 0 : batch) * bias.stride(0) +
                     (bias.extent(1) == 1 ? 0 : head) * bias.stride(1) + (bias.extent(2) == 1 ? 0 : i) * bias.stride(2);
     const idx_t position = i + query_shift;
-    const bool plain = !positions.list && (!row || (bias.stride(3) == 1 && positions.step == 1));
-    if (plain && (row || slope != T(0)))
+    const bool plain = !relative && !positions.list && (!row || (bias.stride(3) == 1 && positions.step == 1));
+    if (relative)
+      add_relative(s, count, row, slope, position, positions, slot);
+    else if (plain && (row || slope != T(0)))
       add_linear_terms(s, count, row ? row + positions[slot] : nullptr, slope, position - positions[slot],
                        positions.step, scored ? T(1) : log2_e<T>);
     else if (row || slope != T(0))
@@ -211,7 +215,26 @@ struct score_terms {
       else
         ask_caller(s, count, i, [first = positions[slot], step = positions.step](idx_t n) { return first + step * n; });
     }
-    if (scored || !plain || (!row && slope == T(0))) scores_to_base_2(s, count);
+    if (scored || !(plain || relative) || (!relative && !row && slope == T(0))) scores_to_base_2(s, count);
+  }
+  /// The bias of the distance with the other linear terms, in base 2 unless a function follows. Its entries are used
+  /// where they lie, or some at a time are put together with the bias of the pair.
+  void add_relative(T* s, idx_t count, const T* row, T slope, idx_t position, const index_map& positions,
+                    idx_t slot) const {
+    constexpr idx_t block = 64;
+    const T factor = scored ? T(1) : log2_e<T>;
+    T sums[block];
+    const T* const entries = row ? nullptr : relative.adjacent(head, position, positions, slot, count);
+    const idx_t together = entries ? count : block;
+    for (idx_t begin = 0; begin < count; begin += together) {
+      const idx_t some = std::min(count - begin, together), at = slot + begin;
+      if (!entries) relative.copy(head, position, positions, at, some, sums);
+      for (idx_t n = 0; row && n < some; ++n) sums[n] += row[positions[at + n] * bias.stride(3)];
+      for (idx_t n = 0; positions.list && n < some; ++n)
+        sums[n] -= slope * static_cast<T>(std::abs(position - positions[at + n]));
+      add_linear_terms(s + begin, some, entries ? entries : sums, positions.list ? T(0) : slope,
+                       position - positions[at], positions.step, factor);
+    }
   }
   static constexpr T most = std::numeric_limits<T>::max();
 };
@@ -228,6 +251,7 @@ score_terms<T, Score> terms_of(const Options& options, idx_t dim, Score* score =
   score_terms<T, Score> terms{.score = score, .scale = scale_or_default(options.scale, dim)};
   if constexpr (requires { options.softcap; }) terms.softcap = options.softcap;
   if constexpr (requires { options.bias; }) terms.bias = options.bias;
+  if constexpr (requires { options.relative_bias; }) terms.relative = {options.relative_bias};
   if constexpr (requires { options.mask; }) terms.mask = options.mask.bytes();
   if constexpr (requires { options.alibi_slopes; }) terms.slopes = options.alibi_slopes;
   return terms;
@@ -261,6 +285,11 @@ void check_softmax_numbers(call_views& views, const attention_shape& s, const Op
       if (!(x >= least && x <= std::numeric_limits<T>::max())) views.fail({what, numbers}, x);
     views.read(what, list_layout(list));
   };
+  if constexpr (requires { options.relative_bias; }) {
+    const auto& table = options.relative_bias;
+    views.option("relative_bias", table, {{"relative_bias heads", s.heads, or_one}});
+    if (table && table.extent(1) % 2 == 0) views.fail("2 R + 1 entries of relative_bias", table.extent(1));
+  }
   if constexpr (requires { options.alibi_slopes; })
     check_list("alibi_slopes", " that are finite", options.alibi_slopes, std::numeric_limits<T>::lowest());
   if constexpr (requires { options.sinks; })

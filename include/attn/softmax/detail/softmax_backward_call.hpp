@@ -41,12 +41,14 @@ struct softmax_backward_call {
   tensor_view<G> dq, dk, dv;
   tensor_view<T, 1> d_slopes, d_sinks;
   tensor_view<T> d_bias{};
+  tensor_view<T, 2> d_relative_bias{};
   tensor_view<const T, 3> d_lse;
   bool accumulate;
   ScoreBackward* score_backward;
 
   tensor_view<const T, 3> lse{}, maximum{};  // as in softmax_inputs
   T* slope_sums = nullptr;  // [batch * heads]: the gradients of each head's slope, where they are asked for
+  double* relative_bias_sums = nullptr;  // [batch * heads][relative_entries()], likewise
 
   const sequence_lengths& lengths() const { return forward.lengths; }
   const score_terms<T, Score>& terms() const { return forward.terms; }
@@ -54,6 +56,21 @@ struct softmax_backward_call {
   auto back(const score_terms<T, Score>& one) const {
     return backward_terms<T, Score, ScoreBackward>{
         .terms = one, .score_backward = score_backward, .d_bias = d_bias, .sum_slope = bool(d_slopes)};
+  }
+  /// Entries of the relative bias of a head whose gradients are summed: those of distances that there are.
+  idx_t relative_reach() const {
+    const idx_t furthest = shape.queries + shape.keys + std::abs(forward.first_position.value_or(0));
+    return std::min(d_relative_bias.extent(1) / 2, furthest);
+  }
+  idx_t relative_entries() const { return d_relative_bias ? 2 * relative_reach() + 1 : 0; }
+  /// The entries of list n of `sums`, for the terms of a task.
+  relative_sums relative_list(double* sums, idx_t n) const {
+    if (!d_relative_bias) return {};
+    return {sums + n * relative_entries() + relative_reach(), relative_reach()};
+  }
+  /// Adds what a task has summed for query head `head` of all batch items.
+  void add_relative(idx_t head, const double* sums) const {
+    for (idx_t e = 0; e < relative_entries(); ++e) relative_bias_sums[head * relative_entries() + e] += sums[e];
   }
   template <class P = product_type<S>>
   backward_scratch<P> layout_scratch(arena& memory) const {
@@ -108,11 +125,12 @@ struct softmax_backward_call {
     const idx_t heads = shape.batch * shape.heads;
     struct saved {
       T *lse, *maximum, *slopes, *sinks;
+      double* relative;
     };
     const auto memory = exec.workspace([&](arena& m) {
       const idx_t rows = forward.lse ? 0 : heads * shape.queries;
       return saved{m.allocate<T>(rows), m.allocate<T>(rows), m.allocate<T>(d_slopes ? heads : 0),
-                  m.allocate<T>(d_sinks ? heads : 0)};
+                  m.allocate<T>(d_sinks ? heads : 0), m.allocate<double>(heads * relative_entries())};
     });
     if (!forward.lse) {
       forward.lse = {memory->lse, {shape.batch, shape.heads, shape.queries}};
@@ -122,8 +140,11 @@ struct softmax_backward_call {
     lse = forward.lse, maximum = forward.maximum;
     slope_sums = memory->slopes;
     std::fill_n(slope_sums, d_slopes ? heads : 0, T(0));
+    relative_bias_sums = memory->relative;
+    std::fill_n(relative_bias_sums, heads * relative_entries(), 0.0);
     body(*this);
     if (d_slopes) store_per_head(memory->slopes, d_slopes);
+    if (d_relative_bias) store_relative_bias();
     if (!d_sinks) return;
     exec.for_each(heads, [&](idx_t n, int) { memory->sinks[n] = sink_gradient(n / shape.heads, n % shape.heads); });
     store_per_head(memory->sinks, d_sinks);
@@ -139,6 +160,18 @@ struct softmax_backward_call {
       if (const row_lse of = lse_of(b, h, i); of.sees())
         sum -= static_cast<double>(std::exp2(to_base_2(sink) - of.maximum - of.log_sum) * delta(o, d, b, h, i));
     return static_cast<T>(sum);
+  }
+  /// Summed over batch items, and over heads where one table serves all; distances that there are not have gradient 0.
+  void store_relative_bias() const {
+    const idx_t rows = d_relative_bias.extent(0), size = relative_entries(),
+                outside = d_relative_bias.extent(1) / 2 - relative_reach();
+    for (idx_t h = 0; h < rows; ++h)
+      for (idx_t e = 0; e < d_relative_bias.extent(1); ++e) {
+        double sum = 0;
+        for (idx_t n = h; n < shape.batch * shape.heads && e >= outside && e < outside + size; n += rows)
+          sum += relative_bias_sums[n * size + e - outside];
+        store_gradient(d_relative_bias(h, e), static_cast<T>(sum), accumulate);
+      }
   }
   void store_per_head(const T* sums, const tensor_view<T, 1>& to) const {
     for (idx_t h = 0; h < shape.heads; ++h) {
@@ -182,6 +215,7 @@ auto unchecked_backward_call(const char* name, const Q& q, const K& k, const V& 
       call_views(name), options_or_default<Options<S>>(options), gradients};
   if constexpr (requires { gradients.k; }) call.dk = gradients.k;
   if constexpr (requires { gradients.alibi_slopes; }) call.d_slopes = gradients.alibi_slopes;
+  if constexpr (requires { gradients.relative_bias; }) call.d_relative_bias = gradients.relative_bias;
   return call;
 }
 
@@ -200,6 +234,8 @@ void check_backward_call(Call& call) {
   if constexpr (requires { gradients.k; }) views.gradient("k", gradients.k, call.k);
   views.gradient("v", gradients.v, call.v);
   if constexpr (requires { gradients.bias; }) views.gradient("bias", gradients.bias, given.bias);
+  if constexpr (requires { gradients.relative_bias; })
+    views.gradient("relative_bias", gradients.relative_bias, given.relative_bias);
   if constexpr (requires { gradients.alibi_slopes; })
     views.gradient("alibi_slopes", gradients.alibi_slopes, list_layout(given.alibi_slopes));
   views.gradient("sinks", gradients.sinks, list_layout(given.sinks));

@@ -52,11 +52,12 @@ struct window_backward : window_sets {
   /// Number of tasks of a key head.
   idx_t steps(idx_t kv) const { return alike(kv) ? parts(kv * shape.group()) : 1; }
 
-  /// What a part adds to the gradients of global keys and queries, and to those of the slopes.
+  /// What a part adds to the gradients of global keys and queries, and to those of slopes and relative biases.
   struct partial {
     T *keys = nullptr, *values = nullptr;  // [globals][stride]
     T* queries = nullptr;                  // [group][globals][query_stride]
     T* slopes = nullptr;                   // [group]
+    double* relative = nullptr;            // [group][relative_entries()]
   };
   /// Sums of the gradients of all keys and values of a key head.
   struct key_sums {
@@ -76,7 +77,8 @@ struct window_backward : window_sets {
     partial* const parts = memory.allocate_list(most_parts, [&](arena& m) {
       T *const keys = m.allocate<T>(n * key), *const values = m.allocate<T>(n * value);
       T* const queries = m.allocate<T>(shape.group() * n * key);
-      return partial{keys, values, queries, m.allocate<T>(shape.group())};
+      T* const slopes = m.allocate<T>(shape.group());
+      return partial{keys, values, queries, slopes, m.allocate<double>(shape.group() * in.relative_entries())};
     });
     const key_sums ordinary = all_keys(sums);
     return {parts, ordinary, all_keys(sums && own())};
@@ -87,6 +89,7 @@ struct window_backward : window_sets {
     std::fill_n(p.values, n * value_stride(), T(0));
     std::fill_n(p.queries, shape.group() * n * query_stride(), T(0));
     std::fill_n(p.slopes, shape.group(), T(0));
+    std::fill_n(p.relative, shape.group() * in.relative_entries(), 0.0);
   }
 
   /// Scratch of one thread.
@@ -153,10 +156,11 @@ struct window_backward : window_sets {
   }
 
   /// Queries [begin, end) of the part's class and head h; `owned`: the part's own.
-  void take_queries(const part_of_class& p, idx_t h, idx_t begin, idx_t end, bool owned, T& slope) const {
+  void take_queries(const part_of_class& p, idx_t h, idx_t begin, idx_t end, bool owned, const partial& sums) const {
     const auto head_terms = in.terms().for_head(p.b, h, p.shift);
     auto back = in.back(head_terms);
     back.sum_slope &= owned;  // every key of a query counts once
+    if (owned) back.relative = in.relative_list(sums.relative, h - p.kv * shape.group());
     key_range ranges[max_rows];
     T* const dq = owned && in.dq ? p.s.dq : nullptr;
     const idx_t all = in.lengths().keys(p.b);
@@ -185,13 +189,16 @@ struct window_backward : window_sets {
         store_gradient_row(dq + row * query_stride(), in.terms().scale, head_of(in.dq, p.b, h), which[row],
                            in.accumulate);
     }
-    slope += back.d_slope();
+    sums.slopes[h - p.kv * shape.group()] += back.d_slope();
   }
 
   /// Rows of global queries of head h with the part's own keys, and with the global ones where `first`.
-  void take_global_queries(const part_of_class& p, idx_t h, bool first, T* sums, T& slope) const {
+  void take_global_queries(const part_of_class& p, idx_t h, bool first, const partial& part) const {
+    const idx_t in_group = h - p.kv * shape.group();
+    T* const sums = part.queries + in_group * global_count() * query_stride();
     const auto head_terms = in.terms().for_head(p.b, h, p.shift);
     auto back = in.back(head_terms);
+    back.relative = in.relative_list(part.relative, in_group);
     key_range ranges[max_rows];
     const idx_t all = in.lengths().keys(p.b);
     const idx_t g0 = globals_before(p.shift), g1 = globals_before(in.forward.last_shift(p.b));
@@ -217,7 +224,7 @@ struct window_backward : window_sets {
       for (idx_t row = 0; dq && row < rows; ++row)
         for (idx_t d = 0; d < shape.dim; ++d) sums[(g + row) * query_stride() + d] += dq[row * query_stride() + d];
     }
-    slope += back.d_slope();
+    part.slopes[in_group] += back.d_slope();
   }
 
   /// One part. store(projected, row of k, sums of dK, sums of dV) is called for its own keys except global ones, then
@@ -241,14 +248,10 @@ struct window_backward : window_sets {
     const bool last = p.k0 + part_length() >= keys;  // it also has the queries beyond the keys
     const idx_t q1 = last ? end : std::min(p.k0 + part_length(), end);
     for (idx_t h = p.h; h < p.h_end; ++h) {
-      const idx_t in_group = h - p.kv * shape.group();
-      T& slope = sums.slopes[in_group];
-      if (number > 0) take_queries(p, h, std::max(q_first, p.k0 - right), std::min(p.k0, end), false, slope);
-      take_queries(p, h, number > 0 ? std::max(q_first, p.k0) : q_first, q1, true, slope);
-      take_queries(p, h, std::max(q1, q_first), std::min(p.k1 + left, end), false, slope);
-      if (!globals.empty())
-        take_global_queries(p, h, p.r == 0 && number == 0, sums.queries + in_group * global_count() * query_stride(),
-                            slope);
+      if (number > 0) take_queries(p, h, std::max(q_first, p.k0 - right), std::min(p.k0, end), false, sums);
+      take_queries(p, h, number > 0 ? std::max(q_first, p.k0) : q_first, q1, true, sums);
+      take_queries(p, h, std::max(q1, q_first), std::min(p.k1 + left, end), false, sums);
+      if (!globals.empty()) take_global_queries(p, h, p.r == 0 && number == 0, sums);
     }
     const auto row_of = [](T* rows, idx_t stride, idx_t row) { return rows ? rows + row * stride : nullptr; };
     const auto give = [&](bool projected, const backward_keys<P>& from, idx_t slot, idx_t row) {
@@ -313,7 +316,7 @@ struct window_backward : window_sets {
     const idx_t shift = in.forward.shift(b), seen_globals = globals_before(n);
     const idx_t g0 = globals_before(shift), g1 = globals_before(in.forward.last_shift(b));  // of the queries
     const partial& sums = scratch.parts[0];
-    const auto add = [](T* to, const T* from, idx_t count) {
+    const auto add = [](auto* to, const auto* from, idx_t count) {
       for (idx_t x = 0; x < count; ++x) to[x] += from[x];
     };
     for (idx_t step = 1; step < steps(kv); ++step) {
@@ -322,6 +325,7 @@ struct window_backward : window_sets {
       add(sums.values, more.values, seen_globals * value_stride());
       add(sums.queries, more.queries, shape.group() * global_count() * query_stride());
       add(sums.slopes, more.slopes, shape.group());
+      add(sums.relative, more.relative, shape.group() * in.relative_entries());
     }
     for (idx_t g = 0; g < seen_globals; ++g)
       store_key(false, b, kv, globals[static_cast<std::size_t>(g)], sums.keys + g * query_stride(),
@@ -343,6 +347,7 @@ struct window_backward : window_sets {
         store(own() ? gradients.q_global : in.dq, i, queries + g * query_stride());
       }
       if (in.d_slopes) in.slope_sums[b * shape.heads + h] += sums.slopes[in_group];
+      in.add_relative(b * shape.heads + h, sums.relative + in_group * in.relative_entries());
     }
   }
 

@@ -1,0 +1,40 @@
+// attn: a bias by distance, t[h, clamp(j - p_i, -R, R) + R] of the key at position j for the query at p_i.
+#pragma once
+
+#include <attn/softmax/detail/packed_keys.hpp>
+
+#include <algorithm>
+
+namespace attn { inline namespace ATTN_ISA { namespace detail {
+
+/// The table of one call, [H or 1, 2R + 1]; null: none.
+template <class T>
+struct relative_bias {
+  tensor_view<const T, 2> table{};
+
+  explicit operator bool() const { return bool(table); }
+  idx_t reach() const { return table.extent(1) / 2; }
+  T operator()(idx_t head, idx_t distance) const {
+    return table(row(head), std::clamp(distance, -reach(), reach()) + reach());
+  }
+
+  /// The entries of the keys at slots slot + n, n < count, if they are adjacent; else null.
+  const T* adjacent(idx_t head, idx_t position, const index_map& positions, idx_t slot, idx_t count) const {
+    if (positions.list || positions.step != 1 || table.stride(1) != 1) return nullptr;
+    const idx_t first = positions[slot] - position + reach();
+    return first >= 0 && first + count <= table.extent(1) ? &table(row(head), first) : nullptr;
+  }
+  /// Copies them.
+  [[gnu::noinline]] void copy(idx_t head, idx_t position, const index_map& positions, idx_t slot, idx_t count,
+                              T* to) const {
+    const idx_t first = positions[slot] - position, last = first + count - 1;
+    if (!positions.list && positions.step == 1 && (last <= -reach() || first >= reach()))
+      return void(std::fill_n(to, count, (*this)(head, first)));
+    for (idx_t n = 0; n < count; ++n) to[n] = (*this)(head, positions[slot + n] - position);
+  }
+
+ private:
+  idx_t row(idx_t head) const { return table.extent(0) == 1 ? 0 : head; }
+};
+
+}}}  // namespace attn::ATTN_ISA::detail
