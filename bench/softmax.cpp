@@ -63,38 +63,66 @@ struct sliding_window_stream final : stream {
   void rewind(idx_t) override {}
 };
 
+/// Of zeros, so that results stay those of softmax.
+struct bias_table {
+  idx_t heads, reach;
+  std::vector<real> numbers, gradient;
+
+  explicit bias_table(const problem& p)
+      : heads(p.heads), reach(p.set.relative_bias),
+        numbers(static_cast<std::size_t>(reach > 0 ? heads * (2 * reach + 1) : 0)), gradient(numbers) {}
+  attn::tensor_view<const real, 2> view() const { return of(numbers.data()); }
+  attn::tensor_view<real, 2> gradient_view() { return of(gradient.data()); }
+
+ private:
+  template <class R>
+  attn::tensor_view<R, 2> of(R* data) const {
+    if (reach == 0) return {};
+    return {data, {heads, 2 * reach + 1}};
+  }
+};
+
 runner prepare_full(const problem& p) {
-  return [causal = p.causal](input q, input k, input v, output out, attn::execution& exec) {
-    attn::full_softmax(q, k, v, out, {.causal = causal}, exec);
+  return [causal = p.causal, bias = bias_table(p)](input q, input k, input v, output out, attn::execution& exec) {
+    attn::full_softmax(q, k, v, out, {.causal = causal, .relative_bias = bias.view()}, exec);
   };
 }
 
 runner prepare_window(const problem& p) {
-  return [w = p.set.window, causal = p.causal](input q, input k, input v, output out, attn::execution& exec) {
-    attn::sliding_window(q, k, v, out, {.causal = causal, .left = w, .right = w}, exec);
+  return [w = p.set.window, causal = p.causal, bias = bias_table(p)](input q, input k, input v, output out,
+                                                                     attn::execution& exec) {
+    attn::sliding_window(q, k, v, out, {.causal = causal, .left = w, .right = w, .relative_bias = bias.view()}, exec);
   };
 }
 
 training_runner train_full(const problem& p) {
-  return {[causal = p.causal](const training_views& x, attn::execution& exec) {
-            attn::full_softmax(x.q, x.k, x.v, x.out, {.causal = causal, .lse = x.lse}, exec);
+  const auto bias = std::make_shared<bias_table>(p);
+  const auto options = [bias, causal = p.causal](const training_views& x) {
+    return attn::full_softmax_options<element>{.causal = causal, .relative_bias = bias->view(), .lse = x.lse};
+  };
+  return {[=](const training_views& x, attn::execution& exec) {
+            attn::full_softmax(x.q, x.k, x.v, x.out, options(x), exec);
           },
-          [causal = p.causal](const training_views& x, attn::execution& exec) {
-            attn::full_softmax_backward(x.q, x.k, x.v, x.out, x.d_out, {.q = x.dq, .k = x.dk, .v = x.dv},
-                                        {.causal = causal, .lse = x.lse}, exec);
+          [=](const training_views& x, attn::execution& exec) {
+            attn::full_softmax_backward(
+                x.q, x.k, x.v, x.out, x.d_out,
+                {.q = x.dq, .k = x.dk, .v = x.dv, .relative_bias = bias->gradient_view()}, options(x), exec);
           }};
 }
 
 training_runner train_window(const problem& p) {
-  const auto options = [w = p.set.window, causal = p.causal](const training_views& x) {
-    return attn::sliding_window_options<element>{.causal = causal, .left = w, .right = w, .lse = x.lse};
+  const auto bias = std::make_shared<bias_table>(p);
+  const auto options = [bias, w = p.set.window, causal = p.causal](const training_views& x) {
+    return attn::sliding_window_options<element>{
+        .causal = causal, .left = w, .right = w, .relative_bias = bias->view(), .lse = x.lse};
   };
   return {[=](const training_views& x, attn::execution& exec) {
             attn::sliding_window(x.q, x.k, x.v, x.out, options(x), exec);
           },
           [=](const training_views& x, attn::execution& exec) {
-            attn::sliding_window_backward(x.q, x.k, x.v, x.out, x.d_out, {.q = x.dq, .k = x.dk, .v = x.dv}, options(x),
-                                          exec);
+            attn::sliding_window_backward(
+                x.q, x.k, x.v, x.out, x.d_out,
+                {.q = x.dq, .k = x.dk, .v = x.dv, .relative_bias = bias->gradient_view()}, options(x), exec);
           }};
 }
 
@@ -138,17 +166,18 @@ family softmax_family() {
                      .cost = growth::quadratic,
                      .has_causal = true,
                      .exact = true,
-                     .uses = {},
+                     .uses = {"relative-bias"},
                      .flops = [](const problem& p) { return score_flops(p, full_scores(p)); },
                      .prepare = prepare_full,
                      .backward = {[](const problem& p) { return five_for_two(score_flops(p, full_scores(p)), p); },
-                                  train_full}},
+                                  train_full},
+                     .settings = settings_of(&flags::relative_bias, {128, 16384})},
                     {.name = "sliding_window",
                      .colour = "#1f77d0",
                      .cost = growth::linear,
                      .has_causal = true,
                      .exact = false,
-                     .uses = {"window"},
+                     .uses = {"window", "relative-bias"},
                      .flops = [](const problem& p) { return score_flops(p, window_scores(p)); },
                      .prepare = prepare_window,
                      .backward = {[](const problem& p) { return five_for_two(score_flops(p, window_scores(p)), p); },
