@@ -66,6 +66,7 @@
 #include <attn/low_rank/multipole_step.hpp>
 #include <attn/low_rank/nystrom.hpp>
 #include <attn/low_rank/nystrom_backward.hpp>
+#include <attn/softmax/attention_weights.hpp>
 #include <attn/softmax/bigbird.hpp>
 #include <attn/softmax/bigbird_backward.hpp>
 #include <attn/softmax/block.hpp>

@@ -23,7 +23,8 @@ tensor<double> by_distance(const tensor<double>& d_bias, idx_t reach) {
   for (idx_t h = 0; h < d_bias.heads(); ++h)
     for (idx_t i = 0; i < d_bias.length(); ++i)
       for (idx_t j = 0; j < d_bias.dim(); ++j)
-        sums(0, 0, h, std::clamp(j - (i + d_bias.dim() - d_bias.length()), -reach, reach) + reach) += d_bias(0, h, i, j);
+        sums(0, 0, h, std::clamp(j - (i + d_bias.dim() - d_bias.length()), -reach, reach) + reach) +=
+            d_bias(0, h, i, j);
   return sums;
 }
 
@@ -58,10 +59,10 @@ TEST_CASE("a relative bias may have any strides, and hide keys by distance", "[r
   const tensor<float> q = cast<float>(random_normal(1, 1, 2, 40, 8)), k = cast<float>(random_normal(2, 1, 2, 40, 8)),
                       v = cast<float>(random_normal(3, 1, 2, 40, 8));
   std::vector<float> columns(2 * 21);  // [21, 2]
-  for (std::size_t n = 0; n < columns.size(); ++n) columns[n] = n / 2 > 14 ? -std::numeric_limits<float>::infinity() : float(n % 7);
+  for (std::size_t n = 0; n < columns.size(); ++n)
+    columns[n] = n / 2 > 14 ? -std::numeric_limits<float>::infinity() : float(n % 7);
   tensor<float> out(1, 2, 40, 8), wanted(1, 2, 40, 8);
-  attn::full_softmax(view(q), view(k), view(v), view(out),
-                     {.relative_bias = {columns.data(), {2, 21}, {1, 2}}});
+  attn::full_softmax(view(q), view(k), view(v), view(out), {.relative_bias = {columns.data(), {2, 21}, {1, 2}}});
   attn::full_softmax(view(q), view(k), view(v), view(wanted), {}, [&](float s, idx_t, idx_t h, idx_t i, idx_t j) {
     return s + columns[static_cast<std::size_t>(2 * (std::clamp<idx_t>(j - i, -10, 10) + 10) + h)];
   });
@@ -91,7 +92,8 @@ TEST_CASE("T5's buckets", "[relative_bias]") {
     for (double& number : *x) number = random.normal();
   for (bool bidirectional : {true, false}) {
     const attn::t5_bias_options options{.bidirectional = bidirectional, .max_distance = 20};
-    const attn::tensor_view<double, 2> expanded(table.data(), {heads, 2 * reach + 1}), of(d_weights.data(), {buckets, heads});
+    const attn::tensor_view<double, 2> expanded(table.data(), {heads, 2 * reach + 1}),
+        of(d_weights.data(), {buckets, heads});
     attn::t5_relative_bias<double>({weights.data(), {buckets, heads}}, expanded, options);
     attn::t5_relative_bias_backward<double>({d_table.data(), {heads, 2 * reach + 1}}, of, options);
     double forward = 0, backward = 0;

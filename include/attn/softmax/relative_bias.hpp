@@ -9,8 +9,8 @@
 //   table[h, d + R] = weights[bucket(d), h] for d = j - p_i from -R to R. With R >= max_distance the table is exact for
 //   all distances, for those beyond R share its last entries.
 //
-// With n buckets for a direction (all of them, or half of them each where keys after the query have their own), the first
-// n / 2 distances have a bucket each, and those up to max_distance share the others, at equal ratios:
+// With n buckets for a direction (all of them, or half of them each where keys after the query have their own), the
+// first n / 2 distances have a bucket each, and those up to max_distance share the others, at equal ratios:
 //   bucket = n / 2 + floor(log(|d| / (n / 2)) / log(max_distance / (n / 2)) (n - n / 2)), at most n - 1.
 // The logarithms are those of float, as in T5: a weight belongs to the distances it was trained for.
 //
@@ -40,8 +40,9 @@ inline idx_t t5_bucket(idx_t distance, idx_t buckets, const t5_bias_options& opt
   const idx_t away = options.bidirectional ? std::abs(distance) : std::max<idx_t>(-distance, 0);
   if (away < exact) return first + away;
   const float start = static_cast<float>(exact),
-              ratio = std::log(static_cast<float>(away) / start) /
-                      static_cast<float>(std::log(static_cast<double>(options.max_distance) / static_cast<double>(exact)));
+              ratio =
+                  std::log(static_cast<float>(away) / start) /
+                  static_cast<float>(std::log(static_cast<double>(options.max_distance) / static_cast<double>(exact)));
   const auto steps = static_cast<idx_t>(std::min(ratio * static_cast<float>(each - exact), static_cast<float>(each)));
   return first + std::min(exact + steps, each - 1);
 }

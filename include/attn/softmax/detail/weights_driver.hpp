@@ -1,0 +1,169 @@
+// attn: the driver of the operators that give the weights of softmax attention themselves (attention_weights.hpp): tiles
+// of scores as the blockwise kernel computes them, and e^(score - lse).
+#pragma once
+
+#include <attn/core/detail/waves.hpp>
+#include <attn/softmax/full_softmax.hpp>
+
+namespace attn { inline namespace ATTN_ISA { namespace detail {
+
+/// A call without values.
+template <class S, class Score>
+struct weights_driver {
+  using T = compute_type<S>;
+  using P = product_type<S>;
+  static constexpr idx_t pack_step = 512, segment = 2048;  // keys packed, and summed, by one task
+
+  const softmax_call<S, Score>& in;
+  const attention_shape& shape = in.shape;
+  tensor_view<const T, 3> lse{}, maximum{};  // as in softmax_inputs
+
+  struct scratch {
+    row_block<P> block;
+    T* block_sums;  // [segment + panel]: of one block of rows
+    double* sums;   // of all
+  };
+  scratch layout(arena& memory) const {
+    constexpr idx_t size = segment + 2 * panel_width<T>;
+    return {row_block<P>::layout(memory, shape.dim, 0), memory.allocate<T>(size), memory.allocate<double>(size)};
+  }
+
+  /// use(row, first slot, number of slots, weights) for the rows of the block, tile by tile; slots that a row does not
+  /// see have weight 0.
+  template <class Use>
+  void weigh(const row_block<P>& block, const packed_keys<P>& keys, idx_t b, idx_t h, const Use& use) const {
+    const packet<T> lowest = broadcast<T>(std::numeric_limits<T>::lowest());
+    const auto terms = in.terms.for_head(b, h, in.shift(b));
+    visit_tiles<T>(block.ranges, block.rows, [&](const tile& t) {
+      if (!masked_scores(block.queries_from(t.row), block.ranges, block.positions, keys, t, terms, block.scores,
+                         static_cast<T*>(nullptr), block.factor))
+        return;
+      for (idx_t m = 0; m < t.rows; ++m) {
+        T* const row = block.scores + m * score_stride;
+        const idx_t i = block.positions[t.row + m];
+        const auto less = maximum ? broadcast<T>(maximum(b, h, i)) : broadcast<T>(lse(b, h, i) * log2_e<T>),
+                   and_less = maximum ? broadcast<T>(lse(b, h, i)) : zero<T>();
+        for (idx_t n = 0; n < t.count; n += width<T>) {
+          const packet<T> x = load<T>(row + n);
+          store<T>(row + n, if_less(x, lowest, zero<T>(), exp2_weight<T>(sub(sub(x, less), and_less))));
+        }
+        use(t.row + m, t.first, t.count, row);
+      }
+    });
+  }
+
+  /// Rows which[0 .. count) with the keys they see among [begin, end).
+  void begin(row_block<P>& block, idx_t b, idx_t h, const index_map& which, idx_t count, idx_t begin, idx_t end) const {
+    block.begin(in.query(b, h), which, count, in.terms.query_factor());
+    const idx_t all = in.lengths.keys(b);
+    for (idx_t r = 0; r < count; ++r) {
+      const idx_t seen = in.causal ? std::clamp(which[r] + in.shift(b) + 1, idx_t(0), all) : all;
+      // A row that sees no key has lse -infinity.
+      const bool any = lse(b, h, which[r]) != -std::numeric_limits<T>::infinity();
+      block.ranges[r] = {begin, any ? std::max(begin, std::min(seen, end)) : begin};
+    }
+  }
+
+  /// Packs the keys of every key head, then task(key head, its keys, step, worker) for `steps` steps.
+  template <class Task>
+  void run(idx_t steps, const Task& task) const {
+    const idx_t key_heads = shape.batch * shape.kv_heads,
+                bytes = shape.keys * shape.dim * static_cast<idx_t>(sizeof(T));
+    for_each_wave(
+        in.exec, key_heads, wave_size(in.exec, key_heads, bytes),
+        [&](arena& memory) { return packed_keys<P>::layout(memory, shape.keys, shape.dim, 0); },
+        [&](const wave<packed_keys<P>>& w) {
+          w.for_each(ceil_div(shape.keys, pack_step), [&](idx_t key_head, packed_keys<P>& keys, idx_t step, int) {
+            const idx_t b = key_head / shape.kv_heads, from = step * pack_step;
+            const idx_t to = std::min(from + pack_step, in.visible_keys(b));
+            const auto k = head_of(in.k, b, key_head % shape.kv_heads);
+            if (from < to) keys.pack(k, head_of(in.v, b, key_head % shape.kv_heads), from, to);
+          });
+          w.for_each(steps, task);
+        });
+  }
+
+  /// to[b, h, n, j] = the weight of key j for query rows[n].
+  void write_rows(list_view<idx_t> rows, const tensor_view<T>& to) const {
+    const idx_t count = to.extent(2), blocks = ceil_div(count, max_rows), group = shape.group();
+    run(blocks * group, [&](idx_t key_head, const packed_keys<P>& keys, idx_t step, int worker) {
+      const idx_t b = key_head / shape.kv_heads, h = key_head % shape.kv_heads * group + step % group;
+      const idx_t n0 = step / group * max_rows, n1 = std::min(n0 + max_rows, count);
+      scratch s = in.exec.scratch(worker, [&](arena& memory) { return layout(memory); });
+      const auto target = head_of(to, b, h);
+      clear_rows(target, n0, n1);
+      idx_t queries[max_rows], places[max_rows], real = 0;
+      for (idx_t n = n0; n < n1; ++n) {
+        const idx_t row = rows.empty() ? n : rows[static_cast<std::size_t>(n)];
+        if (row < in.lengths.queries(b)) queries[real] = row, places[real++] = n;
+      }
+      begin(s.block, b, h, {0, 1, queries}, real, 0, in.lengths.keys(b));
+      weigh(s.block, keys, b, h, [&](idx_t r, idx_t first, idx_t slots, const T* weights) {
+        const key_range seen = s.block.ranges[r];
+        for (idx_t j = std::max(first, seen.begin); j < std::min(first + slots, seen.end); ++j)
+          target.row(places[r])[j * target.col_stride] = weights[j - first];
+      });
+    });
+  }
+
+  /// to[b, h, j] = the weights of key j, summed over all queries.
+  void write_sums(const tensor_view<T, 3>& to) const {
+    const idx_t group = shape.group();
+    run(ceil_div(shape.keys, segment) * group, [&](idx_t key_head, const packed_keys<P>& keys, idx_t step, int worker) {
+      const idx_t b = key_head / shape.kv_heads, h = key_head % shape.kv_heads * group + step % group;
+      const idx_t j0 = step / group * segment, j1 = std::min(j0 + segment, shape.keys);
+      const idx_t size = round_up(j1 - j0, panel_width<T>), queries = in.lengths.queries(b);
+      scratch s = in.exec.scratch(worker, [&](arena& memory) { return layout(memory); });
+      std::fill_n(s.sums, size, 0.0);
+      for (idx_t i0 = 0; i0 < queries; i0 += max_rows) {
+        begin(s.block, b, h, {i0, 1, nullptr}, std::min(max_rows, queries - i0), j0, std::min(j1, in.lengths.keys(b)));
+        std::fill_n(s.block_sums, size, T(0));
+        weigh(s.block, keys, b, h, [&](idx_t, idx_t first, idx_t slots, const T* weights) {
+          T* const sums = s.block_sums + first - j0;
+          for (idx_t n = 0; n < slots; n += width<T>) store<T>(sums + n, add(load<T>(sums + n), load<T>(weights + n)));
+        });
+        for (idx_t n = 0; n < size; ++n) s.sums[n] += static_cast<double>(s.block_sums[n]);
+      }
+      for (idx_t j = j0; j < j1; ++j) to(b, h, j) = static_cast<T>(s.sums[j - j0]);
+    });
+  }
+};
+
+/// The checked call of attention_weights and key_weights: q and k with the forward call's options, and no values.
+template <class Q, class K, class Given, class Score>
+auto checked_weights_call(const char* name, const Q& q, const K& k, Given& options, Score& score, execution_ref& exec) {
+  using S = element_of<const Q&>;
+  const tensor_view<const S> queries = as_view(q), keys = as_view(k), no_values = keys.slice(3, 0, 0);
+  tensor_view<S> no_result(nullptr, {queries.extent(0), queries.extent(1), queries.extent(2), 0});
+  return checked_call<full_softmax_options>(name, queries, keys, no_values, no_result, options, score, exec);
+}
+
+/// body(driver) with the lse that the forward call wrote, or computed again.
+template <class Call, class Body>
+void with_weights(Call& call, const Body& body) {
+  using S = typename decltype(call.q)::value_type;
+  using element = std::remove_const_t<S>;
+  using T = compute_type<element>;
+  const attention_shape& s = call.shape;
+  const double pairs = static_cast<double>(s.queries) * static_cast<double>(s.keys);
+  const auto limit = call.exec.limit_threads({.operations = 2 * s.operations_per_score() * pairs});
+  // Weights are e^(score - lse): lse must come from the same kind of products as the scores.
+  if (uses_fast_products<element>(call.exec)) call.lse = {};
+  const standard_products standard(call.exec);
+  struct saved {
+    T *lse, *maximum;
+  };
+  const auto memory = call.exec.workspace([&](arena& m) {
+    const idx_t rows = call.lse ? 0 : s.batch * s.heads * s.queries;
+    return saved{m.allocate<T>(rows), m.allocate<T>(rows)};
+  });
+  if (!call.lse) {
+    call.lse = {memory->lse, {s.batch, s.heads, s.queries}};
+    call.maximum = {memory->maximum, {s.batch, s.heads, s.queries}};
+    full_call<element, std::remove_pointer_t<decltype(call.terms.score)>>{call}.run();
+  }
+  body(weights_driver<element, std::remove_pointer_t<decltype(call.terms.score)>>{
+      .in = call, .lse = call.lse, .maximum = call.maximum});
+}
+
+}}}  // namespace attn::ATTN_ISA::detail
