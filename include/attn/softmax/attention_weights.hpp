@@ -11,7 +11,7 @@
 // Shapes   q [B, H, Lq, D], k [B, Hkv, Lk, D] and the options as full_softmax's, whose weights they are; weights
 //          [B, H, n, Lk] and sums [B, H, Lk] in float, of double in double. A key that a query does not see has weight
 //          0, and so has everything in rows of padding. With sinks the weights of a query add up to less than 1.
-// Cost     2 B H Lk D operations for each query, and one exponential a pair; without lse twice that. Scratch: the
+// Cost     2 B H Lk D operations for each query, and one exponential a pair; without lse 2 B H Lq Lk D more. Scratch: the
 //          packed keys of one key head (or of as many as fill the threads), about Lk D numbers; never Lq x Lk.
 // Throws   std::invalid_argument for shapes or options that do not fit, or rows there are not, before anything is
 //          written.
@@ -39,7 +39,7 @@ void attention_weights(const Q& q, const K& k, list_view<idx_t> rows,
                     {"weights heads = query heads", call.shape.heads},
                     {"weights rows", count},
                     {"weights keys = key length", call.shape.keys}});
-  detail::with_weights(call, [&](const auto& driver) { driver.write_rows(rows, weights); });
+  detail::write_weights(call, rows, weights, {});
 }
 
 /// The weights of every key, summed over the queries. See the top of the file.
@@ -52,7 +52,7 @@ void key_weights(const Q& q, const K& k, const view_field<compute_type<element_o
                    {{"sums batch = query batch", call.shape.batch},
                     {"sums heads = query heads", call.shape.heads},
                     {"sums keys = key length", call.shape.keys}});
-  detail::with_weights(call, [&](const auto& driver) { driver.write_sums(sums); });
+  detail::write_weights(call, {}, {}, sums);
 }
 
 }}  // namespace attn::ATTN_ISA

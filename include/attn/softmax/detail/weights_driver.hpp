@@ -16,7 +16,6 @@ struct weights_driver {
 
   const softmax_call<S, Score>& in;
   const attention_shape& shape = in.shape;
-  tensor_view<const T, 3> lse{}, maximum{};  // as in softmax_inputs
 
   struct scratch {
     row_block<P> block;
@@ -41,8 +40,9 @@ struct weights_driver {
       for (idx_t m = 0; m < t.rows; ++m) {
         T* const row = block.scores + m * score_stride;
         const idx_t i = block.positions[t.row + m];
-        const auto less = maximum ? broadcast<T>(maximum(b, h, i)) : broadcast<T>(lse(b, h, i) * log2_e<T>),
-                   and_less = maximum ? broadcast<T>(lse(b, h, i)) : zero<T>();
+        const T one = in.lse(b, h, i);  // beside the maximum in base 2, or alone in base e
+        const auto less = broadcast<T>(in.maximum ? in.maximum(b, h, i) : one * log2_e<T>),
+                   and_less = broadcast<T>(in.maximum ? one : T(0));
         for (idx_t n = 0; n < t.count; n += width<T>) {
           const packet<T> x = load<T>(row + n);
           store<T>(row + n, if_less(x, lowest, zero<T>(), exp2_weight<T>(sub(sub(x, less), and_less))));
@@ -59,7 +59,7 @@ struct weights_driver {
     for (idx_t r = 0; r < count; ++r) {
       const idx_t seen = in.causal ? std::clamp(which[r] + in.shift(b) + 1, idx_t(0), all) : all;
       // A row that sees no key has lse -infinity.
-      const bool any = lse(b, h, which[r]) != -std::numeric_limits<T>::infinity();
+      const bool any = in.lse(b, h, which[r]) != -std::numeric_limits<T>::infinity();
       block.ranges[r] = {begin, any ? std::max(begin, std::min(seen, end)) : begin};
     }
   }
@@ -138,32 +138,33 @@ auto checked_weights_call(const char* name, const Q& q, const K& k, Given& optio
   return checked_call<full_softmax_options>(name, queries, keys, no_values, no_result, options, score, exec);
 }
 
-/// body(driver) with the lse that the forward call wrote, or computed again.
-template <class Call, class Body>
-void with_weights(Call& call, const Body& body) {
-  using S = typename decltype(call.q)::value_type;
-  using element = std::remove_const_t<S>;
-  using T = compute_type<element>;
+/// Writes the weights of `rows`, or their sums over all rows, or both where both are given, by the lse that the forward
+/// call wrote, or computed again.
+template <class S, class Score>
+void write_weights(softmax_call<S, Score>& call, list_view<idx_t> rows, const tensor_view<compute_type<S>>& weights,
+                   const tensor_view<compute_type<S>, 3>& sums) {
+  using T = compute_type<S>;
   const attention_shape& s = call.shape;
   const double pairs = static_cast<double>(s.queries) * static_cast<double>(s.keys);
-  const auto limit = call.exec.limit_threads({.operations = 2 * s.operations_per_score() * pairs});
+  const auto limit = call.exec.limit_threads({.operations = s.operations_per_score() * pairs});
   // Weights are e^(score - lse): lse must come from the same kind of products as the scores.
-  if (uses_fast_products<element>(call.exec)) call.lse = {};
+  if (uses_fast_products<S>(call.exec)) call.lse = {};
   const standard_products standard(call.exec);
   struct saved {
     T *lse, *maximum;
   };
   const auto memory = call.exec.workspace([&](arena& m) {
-    const idx_t rows = call.lse ? 0 : s.batch * s.heads * s.queries;
-    return saved{m.allocate<T>(rows), m.allocate<T>(rows)};
+    const idx_t all = call.lse ? 0 : s.batch * s.heads * s.queries;
+    return saved{m.allocate<T>(all), m.allocate<T>(all)};
   });
   if (!call.lse) {
     call.lse = {memory->lse, {s.batch, s.heads, s.queries}};
     call.maximum = {memory->maximum, {s.batch, s.heads, s.queries}};
-    full_call<element, std::remove_pointer_t<decltype(call.terms.score)>>{call}.run();
+    full_call{call}.run();
   }
-  body(weights_driver<element, std::remove_pointer_t<decltype(call.terms.score)>>{
-      .in = call, .lse = call.lse, .maximum = call.maximum});
+  const weights_driver<S, Score> driver{call};
+  if (weights) driver.write_rows(rows, weights);
+  if (sums) driver.write_sums(sums);
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
