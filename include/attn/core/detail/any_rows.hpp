@@ -3,7 +3,7 @@
 #pragma once
 
 #include <attn/core/detail/check.hpp>
-#include <attn/core/detail/simd.hpp>
+#include <attn/core/detail/packing.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 

@@ -1,0 +1,145 @@
+// attn: the backward pass of short_convolution.
+//
+// Tasks are segments of rows (convolution_tiles.hpp). Along the tokens of a segment, tile by tile, z is computed again and
+// g from it; then the gradients of the tile's rows, which are a convolution of g with the weight's taps in reverse order,
+// and the tile's share of the sums. A task computes g of the w - 1 tokens before its own once more.
+#pragma once
+
+#include <attn/layers/detail/convolution_call.hpp>
+#include <attn/layers/detail/weight_gradients.hpp>
+
+namespace attn { inline namespace ATTN_ISA { namespace detail {
+
+/// sums[i] += sum over `Count` tokens r of d[r] rows[r + i], sums[taps] += those of d.
+template <int Count, class T>
+ATTN_INLINE void add_convolution_sums(const T* const* d, const T* const* rows, idx_t taps, idx_t padded, T* sums) {
+  for (idx_t c = 0; c < padded; c += width<T>) {
+    packet<T> g[Count];
+    unroll<Count>([&](auto r) { g[r] = load<T>(d[r] + c); });
+    T* sum = sums + c;
+    for (idx_t i = 0; i < taps; ++i, sum += padded) {
+      packet<T> all = load<T>(sum);
+      unroll<Count>([&](auto r) { all = fma(g[r], load<T>(rows[r + i] + c), all); });
+      store<T>(sum, all);
+    }
+    packet<T> all = load<T>(sum);
+    unroll<Count>([&](auto r) { all = add(all, g[r]); });
+    store<T>(sum, all);
+  }
+}
+
+template <class T>
+struct convolution_backward_call {
+  convolution_call<T> forward;
+  input_tokens<T> d;
+  any_rows<T> d_final;  // may be missing
+  gradient_memory<T> dx, d_initial, d_weight, d_bias;
+
+  void run(execution& exec) const {
+    const idx_t dim = forward.rows.x.dim, taps = forward.rows.taps;
+    if (dim == 0 || !(rows_wanted() || sums_wanted())) return;
+    const auto limit = exec.limit_threads({.operations = (6 * static_cast<double>(taps) + 24) * forward.numbers(),
+                                           .bytes = 3 * sizeof(T) * forward.numbers()});
+    const idx_t segment = convolution_segment(taps), padded = round_up(dim, width<T>), one = (taps + 1) * padded;
+    const idx_t segments = ceil_div(forward.rows.x.length + taps - 1, segment), tasks = forward.batch() * segments;
+    // The sums of so many tasks are kept until they are added in order.
+    const idx_t together = sums_wanted() ? exec.active_threads() > 1 ? 4 * exec.active_threads() : 1 : tasks;
+    const auto [w, sums] = exec.shared_scratch([&](arena& memory) {
+      return std::pair{convolution_weights<T>(memory, taps, dim),
+                       memory.allocate<T>(sums_wanted() ? (together + 1) * one : 0)};
+    });
+    w.set(forward.weight, forward.bias);
+    T* const total = sums + (sums_wanted() ? together * one : 0);
+    if (sums_wanted()) std::fill_n(total, one, T(0));
+    for (idx_t first = 0; first < tasks; first += together) {
+      const idx_t here = std::min(together, tasks - first);
+      exec.for_each(here, [&](idx_t n, int worker) {
+        const auto scratch =
+            exec.scratch(worker, [&](arena& memory) { return task_memory(memory, taps, padded); });
+        T* const own = sums_wanted() ? sums + n * one : nullptr;
+        if (own) std::fill_n(own, one, T(0));
+        const idx_t task = first + n;
+        run_segment(w, task / segments, task % segments * segment, segment, scratch, own);
+      });
+      for (idx_t n = 0; n < here && sums_wanted(); ++n) add_row(total, sums + n * one, one);
+    }
+    for (idx_t i = 0; i < taps && d_weight.given(); ++i) d_weight.put(i, 0, dim, total + i * padded);
+    if (d_bias.given()) d_bias.put(0, 0, dim, total + taps * padded);
+  }
+
+ private:
+  bool rows_wanted() const { return dx.given() || d_initial.given(); }
+  bool sums_wanted() const { return d_weight.given() || d_bias.given(); }
+
+  struct task_memory {
+    row_window<T> seen, d;  // rows of x; g as the gradients of rows see it
+    T *z, *spare;
+
+    task_memory(arena& memory, idx_t taps, idx_t padded)
+        : seen(memory, taps, padded),
+          d(memory, taps, padded),
+          z(memory.allocate<T>(convolution_tile * padded)),
+          spare(memory.allocate<T>(padded)) {}
+  };
+
+  /// Rows [begin, begin + count) of item b, up to its last one, and the sums of the tokens of the same numbers.
+  void run_segment(const convolution_weights<T>& w, idx_t b, idx_t begin, idx_t count, const task_memory& m,
+                   T* sums) const {
+    const auto& f = forward.f;
+    const idx_t taps = w.taps, padded = w.padded, length = forward.length(b);
+    const idx_t last = std::min(begin + count, forward.rows.x.length + taps - 1);
+    const idx_t end = std::min(last, rows_wanted() ? length + taps - 1 : length);  // beyond it all is 0
+    const idx_t start = begin - round_up(taps - 1, convolution_tile), first_token = std::max<idx_t>(0, begin - taps + 1);
+    const bool sees_rows = f || d_weight.given();
+    const auto row = [&](idx_t e, T* slot) { return forward.rows.row(b, e, length, w.zeros, slot); };
+    const auto d_row = [&](idx_t e, T* slot) -> const T* {  // of token e - (taps - 1)
+      const idx_t t = e - (taps - 1);
+      if (t < first_token || t >= length) return w.zeros;
+      d.load(forward.token(b, t), slot);
+      std::fill(slot + w.dim, slot + padded, T(0));
+      return slot;
+    };
+    T* z[convolution_tile];
+    for (int r = 0; r < convolution_tile; ++r) z[r] = m.z + r * padded;
+    if (sees_rows) m.seen.begin(start, row);
+    m.d.begin(start, [&](idx_t, T*) -> const T* { return w.zeros; });
+    for (idx_t s = start; s < end; s += convolution_tile) {  // tokens and rows s, s + 1, ...
+      if (sees_rows) m.seen.advance(s, row);
+      m.d.advance(s, d_row);
+      const T* const* const g = m.d.rows + (taps - 1);
+      if (f && s + convolution_tile > first_token && s < length) {
+        convolve_tile(w.rows, padded, w.bias, taps, m.seen.rows, z, padded, false);
+        for (int r = 0; r < convolution_tile; ++r)
+          if (g[r] != w.zeros) activate_backward(*f, z[r], m.d.slot(s + taps - 1 + r), padded);
+      }
+      if (s < begin) continue;
+      if (sums) add_sums(g, std::min<idx_t>(convolution_tile, length - s), m, w, sums);
+      if (rows_wanted()) {
+        convolve_tile(w.rows + (taps - 1) * padded, -padded, w.zeros, taps, m.d.rows, z, padded, false);
+        for (int r = 0; r < convolution_tile && s + r < end; ++r) put_row(b, s + r, length, z[r], m.spare);
+      }
+    }
+    for (idx_t e = std::max(begin, length + taps - 1); e < last; ++e)
+      if (dx.given() && !dx.accumulate) dx.put(forward.token(b, e - (taps - 1)), 0, w.dim, w.zeros);
+  }
+
+  void add_sums(const T* const* g, idx_t count, const task_memory& m, const convolution_weights<T>& w, T* sums) const {
+    const idx_t taps = d_weight.given() ? w.taps : 0;  // rows are not seen for the bias alone
+    T* const from = sums + (w.taps - taps) * w.padded;
+    if (count == convolution_tile) return add_convolution_sums<convolution_tile>(g, m.seen.rows, taps, w.padded, from);
+    for (idx_t r = 0; r < count; ++r) add_convolution_sums<1>(g + r, m.seen.rows + r, taps, w.padded, from);
+  }
+
+  /// The gradient of row e.
+  void put_row(idx_t b, idx_t e, idx_t length, T* gradient, T* spare) const {
+    const idx_t taps = forward.rows.taps, dim = forward.rows.x.dim;
+    if (e >= length && d_final.given()) {
+      d_final.load(b * (taps - 1) + e - length, 0, dim, spare);
+      add_row(gradient, spare, dim);
+    }
+    if (e >= taps - 1 && dx.given()) dx.put(forward.token(b, e - (taps - 1)), 0, dim, gradient);
+    if (e < taps - 1 && d_initial.given()) d_initial.put(b * (taps - 1) + e, 0, dim, gradient);
+  }
+};
+
+}}}  // namespace attn::ATTN_ISA::detail

@@ -1,0 +1,136 @@
+// attn: what short_convolution and its backward pass share: the rows of a sequence behind its state, in windows that move
+// on by tiles of tokens, and the convolution of a tile.
+//
+// Row e of an item is entry e of its state for e < taps - 1, and its token e - (taps - 1) from there on: token t sees
+// rows t to t + taps - 1. Rows are padded to whole packets, unless they are used where they lie.
+#pragma once
+
+#include <attn/layers/detail/activation.hpp>
+#include <attn/layers/detail/sequence.hpp>
+
+namespace attn { inline namespace ATTN_ISA { namespace detail {
+
+/// Tokens of a tile: a weight is loaded once for all of them.
+inline constexpr int convolution_tile = 4;
+
+/// Tokens of a task, whole tiles: with what a task needs of the tokens before them at most a quarter more.
+inline idx_t convolution_segment(idx_t taps) { return std::max<idx_t>(tokens_per_task, 4 * (taps - 1)); }
+
+/// The weight as [tap][channel], and the bias; zeros behind the channels.
+template <class T>
+struct convolution_weights {
+  idx_t taps, dim, padded;
+  T *rows, *bias, *zeros;
+
+  convolution_weights(arena& memory, idx_t width_of_weight, idx_t channels)
+      : taps(width_of_weight),
+        dim(channels),
+        padded(round_up(channels, width<T>)),
+        rows(memory.allocate<T>(taps * padded)),
+        bias(memory.allocate<T>(padded)),
+        zeros(memory.allocate<T>(padded)) {}
+
+  /// The weight [channels, taps] as rows of taps.
+  void set(const any_rows<T>& by_tap, const any_rows<T>& bias_given) const {
+    std::fill_n(rows, taps * padded, T(0));
+    for (idx_t i = 0; i < taps; ++i) by_tap.load(i, 0, dim, rows + i * padded);
+    std::fill_n(bias, padded, T(0));
+    bias_given.load_or(T(0), 0, dim, bias);
+    std::fill_n(zeros, padded, T(0));
+  }
+};
+
+/// A weight [channels, taps] as [taps, channels].
+template <class S>
+tensor_view<S, 2> by_tap(const tensor_view<S, 2>& w) {
+  return {w.data(), {w.extent(1), w.extent(0)}, {w.stride(1), w.stride(0)}};
+}
+
+/// Whether the rows of a view can be used where they lie.
+template <class T>
+bool rows_in_place(const memory_layout& x) {
+  const idx_t dim = x.extents[x.rank - 1];
+  return x.item == sizeof(T) && x.strides[x.rank - 1] == 1 && dim % width<T> == 0;
+}
+
+/// A row of x, in `slot` unless it can be used where it lies.
+template <class T>
+const T* row_or_copy(const any_rows<T>& x, idx_t n, idx_t dim, T* slot) {
+  if (rows_in_place<T>(x)) return reinterpret_cast<const T*>(x.at(n));
+  x.load(n, 0, dim, slot);
+  std::fill(slot + dim, slot + round_up(dim, width<T>), T(0));
+  return slot;
+}
+
+/// The rows of the items of a call.
+template <class T>
+struct convolution_rows {
+  input_tokens<T> x;
+  any_rows<T> state;  // may be missing: zeros
+  idx_t taps;
+
+  /// Row e of item b, which has `length` tokens; zeros before and after.
+  const T* row(idx_t b, idx_t e, idx_t length, const T* zeros, T* slot) const {
+    const idx_t t = e - (taps - 1);
+    if (e < 0 || t >= length || (t < 0 && !state.data)) return zeros;
+    return t < 0 ? row_or_copy(state, b * (taps - 1) + e, x.dim, slot) : row_or_copy(x, b * x.length + t, x.dim, slot);
+  }
+};
+
+/// The rows that a tile sees, and memory for those that are copied.
+template <class T>
+struct row_window {
+  idx_t taps, padded;
+  const T** rows;
+  T* slots;
+
+  row_window(arena& memory, idx_t of_taps, idx_t of_row)
+      : taps(of_taps),
+        padded(of_row),
+        rows(memory.allocate<const T*>(count())),
+        slots(memory.allocate<T>(count() * padded)) {}
+
+  idx_t count() const { return taps - 1 + convolution_tile; }
+  T* slot(idx_t e) const { return slots + (e + count()) % count() * padded; }
+
+  /// The tile before the one that begins with row e; row_of(e, slot) gives a row.
+  template <class Row>
+  void begin(idx_t e, Row&& row_of) const {
+    for (idx_t i = 0; i < taps - 1; ++i) rows[convolution_tile + i] = row_of(e + i, slot(e + i));
+  }
+  /// The tile that begins with row e.
+  template <class Row>
+  void advance(idx_t e, Row&& row_of) const {
+    for (idx_t i = 0; i < taps - 1; ++i) rows[i] = rows[convolution_tile + i];
+    for (idx_t i = taps - 1; i < count(); ++i) rows[i] = row_of(e + i, slot(e + i));
+  }
+};
+
+/// out[r] = f(bias + sum_i weights[i] rows[r + i]) for the tokens r of a tile. Weights are `stride` numbers apart, which
+/// may be negative.
+template <class T, class F>
+ATTN_INLINE void convolve(const T* weights, idx_t stride, const T* bias, idx_t taps, const T* const* rows,
+                          T* const* out, idx_t padded, F&& f) {
+  for (idx_t c = 0; c < padded; c += width<T>) {
+    packet<T> sum[convolution_tile];
+    unroll<convolution_tile>([&](auto r) { sum[r] = load<T>(bias + c); });
+    const T* weight = weights + c;
+    for (idx_t i = 0; i < taps; ++i, weight += stride) {
+      const packet<T> w = load<T>(weight);
+      unroll<convolution_tile>([&](auto r) { sum[r] = fma(w, load<T>(rows[r + i] + c), sum[r]); });
+    }
+    unroll<convolution_tile>([&](auto r) { store<T>(out[r] + c, f(sum[r])); });
+  }
+}
+
+/// The same with the activation most models have, or none.
+template <class T>
+[[gnu::noinline]] void convolve_tile(const T* weights, idx_t stride, const T* bias, idx_t taps, const T* const* rows,
+                                     T* const* out, idx_t padded, bool with_silu) {
+  if (with_silu)
+    convolve(weights, stride, bias, taps, rows, out, padded, [](const auto& p) { return silu<T>(p); });
+  else
+    convolve(weights, stride, bias, taps, rows, out, padded, [](const auto& p) { return p; });
+}
+
+}}}  // namespace attn::ATTN_ISA::detail
