@@ -55,6 +55,9 @@
 #include <attn/layers/reversible_block_backward.hpp>
 #include <attn/layers/rms_norm.hpp>
 #include <attn/layers/rms_norm_backward.hpp>
+#include <attn/layers/short_convolution.hpp>
+#include <attn/layers/short_convolution_backward.hpp>
+#include <attn/layers/short_convolution_step.hpp>
 #include <attn/low_rank/draw_projection.hpp>
 #include <attn/low_rank/linformer.hpp>
 #include <attn/low_rank/linformer_backward.hpp>

@@ -26,7 +26,7 @@ void add_backward_layers(std::vector<backward_layer<S>>& all, idx_t width) {
   const auto out_vector = [](tensor<S>& g) { return vector_or_none(&g); };
   const tensor<S> weight = cast<S>(random_weight(1, width, width)), bias = cast<S>(random_vector(2, width)),
                   up = cast<S>(random_weight(3, 600, width)), gate = cast<S>(random_weight(5, 600, width)),
-                  down = cast<S>(random_weight(4, width, 600));
+                  down = cast<S>(random_weight(4, width, 600)), taps = cast<S>(random_weight(6, width, 4));
   const auto add = [&](std::string name, reach sees, list weights, auto run) {
     all.push_back({name + " of width " + std::to_string(width), width, sees, weights, run});
   };
@@ -49,6 +49,11 @@ void add_backward_layers(std::vector<backward_layer<S>>& all, idx_t width) {
   add("feed_forward", reach::token, {up, down}, [=](auto x, auto d, auto dx, list& g, auto& exec) {
     L::feed_forward_backward(x, {.up = matrix(up), .down = matrix(down)}, d,
                              {.x = dx, .up = out_matrix(g[0]), .down = out_matrix(g[1])}, attn::activation::gelu, exec);
+  });
+  add("short_convolution", reach::past, {taps, bias}, [=](auto x, auto d, auto dx, list& g, auto& exec) {
+    L::short_convolution_backward(x, {.weight = matrix(taps), .bias = vector(bias)}, d,
+                                  {.x = dx, .weight = out_matrix(g[0]), .bias = out_vector(g[1])},
+                                  {.activation = attn::activation::silu}, exec);
   });
   for (bool causal : {false, true}) {
     const attention_pair<S> attention{.heads = 2, .causal = causal};
@@ -98,6 +103,12 @@ const std::vector<backward_layer<S>>& backward_layers() {
     return list;
   }();
   return all;
+}
+
+// Whether it calls the table's attention, which allocates its callables and has one lse for all calls.
+template <class S>
+bool calls_attention(const backward_layer<S>& op) {
+  return op.sees != reach::token && !op.name.starts_with("short_convolution");
 }
 
 template <class S>

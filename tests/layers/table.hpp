@@ -19,15 +19,18 @@ struct layer {
 template <class S>
 struct layer_parts {
   using L = compiled_layers<S>;
-  tensor<S> weight, bias, half_weight;
+  tensor<S> weight, bias, half_weight, taps;
   feed_forward_store<S> feed, gated;
 
   explicit layer_parts(idx_t width)
       : weight(cast<S>(random_weight(1, width, width))),
         bias(cast<S>(random_vector(2, width))),
         half_weight(cast<S>(random_weight(3, width / 2, width / 2))),
+        taps(cast<S>(random_weight(4, width, 4))),
         feed(random_feed_forward(width, 600, width)),
-        gated(random_feed_forward(width, 600, width, true, true)) {}
+        gated(random_feed_forward(width, 600, width, true, true)) {
+    taps(0, 0, 0, 3) = S(1);  // of what is infinite silu leaves the positive
+  }
 
   attn::encoder_block_weights<S> block() const {
     return {.norm_1 = {.gamma = vector(bias)}, .norm_2 = {.beta = vector(bias)}, .feed_forward = feed.views()};
@@ -71,6 +74,10 @@ void add_layers(std::vector<layer<S>>& all, idx_t width, const layer_parts<S>& p
       [&p](auto x, auto out, auto& exec) { L::reversible_block(x, out, p.half(), p.half(), {}, exec); });
   add("reversible_block_inverse", reach::token,
       [&p](auto x, auto out, auto& exec) { L::reversible_block_inverse(x, out, p.half(), p.half(), {}, exec); });
+  add("short_convolution", reach::past, [&p](auto x, auto out, auto& exec) {
+    L::short_convolution(x, out, {.weight = matrix(p.taps), .bias = vector(p.bias)},
+                         {.activation = attn::activation::silu}, exec);
+  });
   for (bool causal : {false, true}) {
     const reach sees = causal ? reach::past : reach::sequence;
     const std::string causally = causal ? ", causal," : "";

@@ -55,6 +55,21 @@ void compiled_layers<S>::reversible_block_inverse(in_sequence<S> y, out_sequence
   attn::reversible_block_inverse(y, out, f, g, options, exec);
 }
 
+template <class S>
+void compiled_layers<S>::short_convolution(in_sequence<S> x, out_sequence<S> out,
+                                           const attn::short_convolution_weights<S>& weights,
+                                           const attn::short_convolution_options<S>& options, execution& exec) {
+  attn::short_convolution(x, out, weights, options, exec);
+}
+
+template <class S>
+void compiled_layers<S>::short_convolution_step(attn::short_convolution_state<S>& state, in_sequence<S> x,
+                                                out_sequence<S> out,
+                                                const attn::short_convolution_weights<S>& weights,
+                                                const attn::short_convolution_step_options& options, execution& exec) {
+  attn::short_convolution_step(state, x, out, weights, options, exec);
+}
+
 ATTN_TEST_FOR_ALL_TYPES(compiled_layers);
 
 }  // namespace testing

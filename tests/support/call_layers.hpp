@@ -8,6 +8,8 @@
 #include <attn/layers/reversible_block_backward.hpp>
 #include <attn/layers/rms_norm.hpp>
 #include <attn/layers/rms_norm_backward.hpp>
+#include <attn/layers/short_convolution_backward.hpp>
+#include <attn/layers/short_convolution_step.hpp>
 
 #include "support/call.hpp"
 
@@ -58,6 +60,9 @@ struct compiled_layers_backward {
                                         const mixer_backward_of<S>& g_backward, in_sequence<S> d_out,
                                         const attn::reversible_block_gradients<S>&,
                                         const attn::reversible_block_options<S>&, execution&);
+  static void short_convolution_backward(in_sequence<S> x, const attn::short_convolution_weights<S>&,
+                                         in_sequence<S> d_out, const attn::short_convolution_gradients<S>&,
+                                         const attn::short_convolution_options<S>&, execution&);
 };
 
 // S is one of all_types.
@@ -79,6 +84,11 @@ struct compiled_layers : compiled_layers_backward<S> {
                                const attn::reversible_block_options<S>&, execution&);
   static void reversible_block_inverse(in_sequence<S> y, out_sequence<S> out, const mixer_of<S>& f,
                                        const mixer_of<S>& g, const attn::reversible_block_options<S>&, execution&);
+  static void short_convolution(in_sequence<S> x, out_sequence<S> out, const attn::short_convolution_weights<S>&,
+                                const attn::short_convolution_options<S>&, execution&);
+  static void short_convolution_step(attn::short_convolution_state<S>&, in_sequence<S> x, out_sequence<S> out,
+                                     const attn::short_convolution_weights<S>&,
+                                     const attn::short_convolution_step_options&, execution&);
 };
 
 }  // namespace testing

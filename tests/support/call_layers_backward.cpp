@@ -58,6 +58,14 @@ void compiled_layers_backward<S>::reversible_block_backward(
   attn::reversible_block_backward(out, x, f, g, f_backward, g_backward, d_out, gradients, options, exec);
 }
 
+template <class S>
+void compiled_layers_backward<S>::short_convolution_backward(
+    in_sequence<S> x, const attn::short_convolution_weights<S>& weights, in_sequence<S> d_out,
+    const attn::short_convolution_gradients<S>& gradients, const attn::short_convolution_options<S>& options,
+    execution& exec) {
+  attn::short_convolution_backward(x, weights, d_out, gradients, options, exec);
+}
+
 ATTN_TEST_FOR_ALL_TYPES(compiled_layers_backward);
 
 }  // namespace testing
