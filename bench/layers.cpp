@@ -3,6 +3,7 @@
 #include <attn/core/random.hpp>
 #include <attn/layers/feed_forward_backward.hpp>
 #include <attn/layers/project_backward.hpp>
+#include <attn/layers/short_convolution_backward.hpp>
 
 #include <cmath>
 #include <memory>
@@ -14,6 +15,7 @@ namespace bench::inline ATTN_BENCH_TYPE {
 namespace {
 
 constexpr idx_t hidden_for_one = 4;  // hidden numbers of the feed-forward layer for one input
+constexpr idx_t taps = 4;            // of the short convolution, as models have them
 
 /// A weight [outputs, inputs] that keeps the size of what it is multiplied by.
 struct random_weight {
@@ -83,6 +85,30 @@ training_runner train_feed_forward(const problem& p) {
           }};
 }
 
+double short_convolution_flops(const problem& p) {
+  return 2 * taps * static_cast<double>(p.length) * static_cast<double>(p.heads * p.dim);
+}
+
+runner prepare_short_convolution(const problem& p) {
+  const idx_t channels = p.heads * p.dim;
+  return [=, w = random_weight(channels, taps, 1)](input q, input, input, output out, attn::execution& exec) {
+    attn::short_convolution(sequence(q, channels), sequence(out, channels), {.weight = w.view()},
+                            {.activation = attn::activation::silu}, exec);
+  };
+}
+
+training_runner train_short_convolution(const problem& p) {
+  const idx_t channels = p.heads * p.dim;
+  return {{},
+          [=, w = random_weight(channels, taps, 1), dw = random_weight(channels, taps, 2)](const training_views& x,
+                                                                                           attn::execution& exec) {
+            attn::short_convolution_backward(
+                sequence(x.q, channels), {.weight = w.view()}, sequence(x.d_out, channels),
+                {.x = sequence(x.dq, channels), .weight = {dw.numbers->data(), {channels, taps}}},
+                {.activation = attn::activation::silu}, exec);
+          }};
+}
+
 }  // namespace
 
 family layers_family() {
@@ -109,7 +135,23 @@ family layers_family() {
                          .approximates = false,
                          // the hidden numbers are computed once more
                          .backward = {[](const problem& p) { return 2.5 * feed_forward_flops(p); }, train_feed_forward},
-                         .has_fast = true}},
+                         .has_fast = true},
+                        {.name = "short_convolution",
+                         .colour = "#d3722c",
+                         .cost = growth::linear,
+                         .has_causal = false,
+                         .exact = false,
+                         .uses = {},
+                         .flops = short_convolution_flops,
+                         .prepare = prepare_short_convolution,
+                         .approximates = false,
+                         .moved_bytes =
+                             [](const problem& p) {
+                               return 2 * sizeof(element) * static_cast<double>(p.length * p.heads * p.dim);
+                             },
+                         // of inputs and of weights, and the convolution once more
+                         .backward = {[](const problem& p) { return 3 * short_convolution_flops(p); },
+                                      train_short_convolution}}},
           .decoders = {}};
 }
 

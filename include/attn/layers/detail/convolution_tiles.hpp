@@ -123,11 +123,37 @@ ATTN_INLINE void convolve(const T* weights, idx_t stride, const T* bias, idx_t t
   }
 }
 
+/// The same for `Taps` taps.
+template <int Taps, class T, class F>
+ATTN_INLINE void convolve_few(const T* weights, idx_t stride, const T* bias, const T* const* rows, T* const* out,
+                              idx_t padded, F&& f) {
+  constexpr int count = Taps - 1 + convolution_tile;
+  const T* from[count];
+  T* to[convolution_tile];
+  unroll<count>([&](auto r) { from[r] = rows[r]; });
+  unroll<convolution_tile>([&](auto r) { to[r] = out[r]; });
+  for (idx_t c = 0; c < padded; c += width<T>) {
+    packet<T> x[count], w[Taps];
+    unroll<count>([&](auto r) { x[r] = load<T>(from[r] + c); });
+    unroll<Taps>([&](auto i) { w[i] = load<T>(weights + i * stride + c); });
+    const packet<T> first = load<T>(bias + c);
+    unroll<convolution_tile>([&](auto r) {
+      packet<T> sum = first;
+      unroll<Taps>([&](auto i) { sum = fma(w[i], x[r + i], sum); });
+      store<T>(to[r] + c, f(sum));
+    });
+  }
+}
+
 /// The same with the activation most models have, or none.
 template <class T>
 [[gnu::noinline]] void convolve_tile(const T* weights, idx_t stride, const T* bias, idx_t taps, const T* const* rows,
                                      T* const* out, idx_t padded, bool with_silu) {
-  if (with_silu)
+  if (taps == 4 && with_silu)
+    convolve_few<4>(weights, stride, bias, rows, out, padded, [](const auto& p) { return silu<T>(p); });
+  else if (taps == 4)
+    convolve_few<4>(weights, stride, bias, rows, out, padded, [](const auto& p) { return p; });
+  else if (with_silu)
     convolve(weights, stride, bias, taps, rows, out, padded, [](const auto& p) { return silu<T>(p); });
   else
     convolve(weights, stride, bias, taps, rows, out, padded, [](const auto& p) { return p; });
