@@ -86,41 +86,54 @@ struct convolution_backward_call {
   void run_segment(const convolution_weights<T>& w, idx_t b, idx_t begin, idx_t count, const task_memory& m,
                    T* sums) const {
     const auto& f = forward.f;
-    const idx_t taps = w.taps, padded = w.padded, length = forward.length(b);
+    const idx_t taps = w.taps, length = forward.length(b);
     const idx_t last = std::min(begin + count, forward.rows.x.length + taps - 1);
     const idx_t end = std::min(last, rows_wanted() ? length + taps - 1 : length);  // beyond it all is 0
     const idx_t start = begin - round_up(taps - 1, convolution_tile), first_token = std::max<idx_t>(0, begin - taps + 1);
     const bool sees_rows = f || d_weight.given();
     const auto row = [&](idx_t e, T* slot) { return forward.rows.row(b, e, length, w.zeros, slot); };
-    const auto d_row = [&](idx_t e, T* slot) -> const T* {  // of token e - (taps - 1)
+    const auto d_row = [&](idx_t e, T* slot) -> const T* {  // of token e - (taps - 1); with f computed below
       const idx_t t = e - (taps - 1);
       if (t < first_token || t >= length) return w.zeros;
-      d.load(forward.token(b, t), slot);
-      std::fill(slot + w.dim, slot + padded, T(0));
-      return slot;
+      return f ? slot : row_or_copy(d, forward.token(b, t), w.dim, slot);
     };
-    T* z[convolution_tile];
-    for (int r = 0; r < convolution_tile; ++r) z[r] = m.z + r * padded;
     if (sees_rows) m.seen.begin(start, row);
     m.d.begin(start, [&](idx_t, T*) -> const T* { return w.zeros; });
     for (idx_t s = start; s < end; s += convolution_tile) {  // tokens and rows s, s + 1, ...
       if (sees_rows) m.seen.advance(s, row);
       m.d.advance(s, d_row);
-      const T* const* const g = m.d.rows + (taps - 1);
-      if (f && s + convolution_tile > first_token && s < length) {
-        convolve_tile(w.rows, padded, w.bias, taps, m.seen.rows, z, padded, false);
-        for (int r = 0; r < convolution_tile; ++r)
-          if (g[r] != w.zeros) activate_backward(*f, z[r], m.d.slot(s + taps - 1 + r), padded);
-      }
+      if (f && s + convolution_tile > first_token && s < length) apply_slopes(w, b, s, m);
       if (s < begin) continue;
-      if (sums) add_sums(g, std::min<idx_t>(convolution_tile, length - s), m, w, sums);
-      if (rows_wanted()) {
-        convolve_tile(w.rows + (taps - 1) * padded, -padded, w.zeros, taps, m.d.rows, z, padded, false);
-        for (int r = 0; r < convolution_tile && s + r < end; ++r) put_row(b, s + r, length, z[r], m.spare);
-      }
+      if (sums) add_sums(m.d.rows + (taps - 1), std::min<idx_t>(convolution_tile, length - s), m, w, sums);
+      if (rows_wanted()) put_rows(w, b, s, end, length, m);
     }
     for (idx_t e = std::max(begin, length + taps - 1); e < last; ++e)
       if (dx.given() && !dx.accumulate) dx.put(forward.token(b, e - (taps - 1)), 0, w.dim, w.zeros);
+  }
+
+  /// g of the tokens s, s + 1, ... of a tile, from d.
+  void apply_slopes(const convolution_weights<T>& w, idx_t b, idx_t s, const task_memory& m) const {
+    const T* from[convolution_tile];
+    T *z[convolution_tile], *to[convolution_tile];
+    for (int r = 0; r < convolution_tile; ++r) {
+      const idx_t e = s + w.taps - 1 + r;
+      const bool wanted = m.d.rows[w.taps - 1 + r] != w.zeros;
+      z[r] = m.z + r * w.padded;
+      to[r] = wanted ? m.d.slot(e) : z[r];
+      from[r] = wanted ? row_or_copy(d, forward.token(b, s + r), w.dim, to[r]) : w.zeros;
+    }
+    convolution_tile_call<T> tile = forward.tile_of(w, m.seen);
+    if (forward.f == activation::silu) {
+      tile.out = to;
+      return convolve_silu_backward(tile, from);
+    }
+    tile.out = z;
+    convolve_tile(tile);
+    for (int r = 0; r < convolution_tile; ++r) {
+      if (from[r] == w.zeros) continue;
+      if (from[r] != to[r]) std::copy_n(from[r], w.padded, to[r]);
+      activate_backward(*forward.f, z[r], to[r], w.padded);
+    }
   }
 
   void add_sums(const T* const* g, idx_t count, const task_memory& m, const convolution_weights<T>& w, T* sums) const {
@@ -130,15 +143,27 @@ struct convolution_backward_call {
     for (idx_t r = 0; r < count; ++r) add_convolution_sums<1>(g + r, m.seen.rows + r, taps, w.padded, from);
   }
 
-  /// The gradient of row e.
-  void put_row(idx_t b, idx_t e, idx_t length, T* gradient, T* spare) const {
-    const idx_t taps = forward.rows.taps, dim = forward.rows.x.dim;
-    if (e >= length && d_final.given()) {
-      d_final.load(b * (taps - 1) + e - length, 0, dim, spare);
-      add_row(gradient, spare, dim);
+  /// The gradients of rows s, s + 1, ... of a tile, up to `end`.
+  void put_rows(const convolution_weights<T>& w, idx_t b, idx_t s, idx_t end, idx_t length, const task_memory& m) const {
+    const idx_t state = w.taps - 1;
+    T* to[convolution_tile];
+    const bool in_place = dx.given() && !dx.accumulate && rows_in_place<T>(dx);
+    for (int r = 0; r < convolution_tile; ++r) {
+      const idx_t e = s + r;
+      const bool final = in_place && e >= state && e < std::min(end, d_final.given() ? length : end);
+      to[r] = final ? reinterpret_cast<T*>(dx.at(forward.token(b, e - state))) : m.z + r * w.padded;
     }
-    if (e >= taps - 1 && dx.given()) dx.put(forward.token(b, e - (taps - 1)), 0, dim, gradient);
-    if (e < taps - 1 && d_initial.given()) d_initial.put(b * (taps - 1) + e, 0, dim, gradient);
+    convolve_tile<T>({w.rows + state * w.padded, w.zeros, -w.padded, w.taps, w.padded, m.d.rows, to});
+    for (idx_t e = s; e < std::min(s + convolution_tile, end); ++e) {
+      T* const gradient = to[e - s];
+      if (gradient != m.z + (e - s) * w.padded) continue;
+      if (e >= length && d_final.given()) {
+        d_final.load(b * state + e - length, 0, w.dim, m.spare);
+        add_row(gradient, m.spare, w.dim);
+      }
+      if (e >= state && dx.given()) dx.put(forward.token(b, e - state), 0, w.dim, gradient);
+      if (e < state && d_initial.given()) d_initial.put(b * state + e, 0, w.dim, gradient);
+    }
   }
 };
 

@@ -39,6 +39,10 @@ struct convolution_call {
   idx_t batch() const { return rows.x.extents[0]; }
   idx_t length(idx_t b) const { return lengths.empty() ? rows.x.length : lengths[static_cast<std::size_t>(b)]; }
   idx_t token(idx_t b, idx_t t) const { return b * rows.x.length + t; }
+  /// The convolution of x, results to come.
+  convolution_tile_call<T> tile_of(const convolution_weights<T>& w, const row_window<T>& window) const {
+    return {w.rows, w.bias, w.padded, w.taps, w.padded, window.rows, nullptr};
+  }
   double numbers() const { return static_cast<double>(rows.x.count) * static_cast<double>(rows.x.dim); }
 
   void run(const output_tokens<T>& out, execution& exec) const {
@@ -64,6 +68,7 @@ struct convolution_call {
                    T* results, const output_tokens<T>& out) const {
     const idx_t real = length(b), stop = std::min(end, real);
     const bool with_silu = f == activation::silu, in_place = rows_in_place<T>(out);
+    convolution_tile_call<T> tile = tile_of(w, window);
     const auto row = [&](idx_t e, T* slot) { return rows.row(b, e, real, w.zeros, slot); };
     window.begin(begin, row);
     for (idx_t t = begin; t < stop; t += convolution_tile) {
@@ -71,7 +76,8 @@ struct convolution_call {
       T* to[convolution_tile];
       for (int r = 0; r < convolution_tile; ++r)
         to[r] = in_place && t + r < stop ? reinterpret_cast<T*>(out.at(token(b, t + r))) : results + r * w.padded;
-      convolve_tile(w.rows, w.padded, w.bias, w.taps, window.rows, to, w.padded, with_silu);
+      tile.out = to;
+      with_silu ? convolve_silu(tile) : convolve_tile(tile);
       for (int r = 0; r < convolution_tile && t + r < stop; ++r) {
         if (f && !with_silu) activate(*f, to[r], w.padded);
         if (!in_place) out.store(token(b, t + r), to[r]);
