@@ -44,10 +44,12 @@ struct convolution_backward_call {
     const idx_t segments = ceil_div(forward.rows.x.length + taps - 1, segment), tasks = forward.batch() * segments;
     // The sums of so many tasks are kept until they are added in order.
     const idx_t together = sums_wanted() ? exec.active_threads() > 1 ? 4 * exec.active_threads() : 1 : tasks;
-    const auto [w, sums] = exec.shared_scratch([&](arena& memory) {
+    auto shared = exec.shared_scratch([&](arena& memory) {
       return std::pair{convolution_weights<T>(memory, taps, dim),
                        memory.allocate<T>(sums_wanted() ? (together + 1) * one : 0)};
     });
+    convolution_weights<T>& w = shared.first;
+    T* const sums = shared.second;
     w.set(forward.weight, forward.bias);
     T* const total = sums + (sums_wanted() ? together * one : 0);
     if (sums_wanted()) std::fill_n(total, one, T(0));
@@ -153,7 +155,7 @@ struct convolution_backward_call {
       const bool final = in_place && e >= state && e < std::min(end, d_final.given() ? length : end);
       to[r] = final ? reinterpret_cast<T*>(dx.at(forward.token(b, e - state))) : m.z + r * w.padded;
     }
-    convolve_tile<T>({w.rows + state * w.padded, w.zeros, -w.padded, w.taps, w.padded, m.d.rows, to});
+    convolve_tile<T>({w.rows + state * w.stride, w.zeros, -w.stride, w.taps, w.padded, m.d.rows, to});
     for (idx_t e = s; e < std::min(s + convolution_tile, end); ++e) {
       T* const gradient = to[e - s];
       if (gradient != m.z + (e - s) * w.padded) continue;

@@ -41,7 +41,7 @@ struct convolution_call {
   idx_t token(idx_t b, idx_t t) const { return b * rows.x.length + t; }
   /// The convolution of x, results to come.
   convolution_tile_call<T> tile_of(const convolution_weights<T>& w, const row_window<T>& window) const {
-    return {w.rows, w.bias, w.padded, w.taps, w.padded, window.rows, nullptr};
+    return {w.rows, w.bias, w.stride, w.taps, w.padded, window.rows, nullptr};
   }
   double numbers() const { return static_cast<double>(rows.x.count) * static_cast<double>(rows.x.dim); }
 
@@ -50,7 +50,7 @@ struct convolution_call {
     if (rows.x.count == 0 || dim == 0) return;
     const auto limit = exec.limit_threads(
         {.operations = (2 * static_cast<double>(taps) + 8) * numbers(), .bytes = 2 * sizeof(T) * numbers()});
-    const auto w = exec.shared_scratch([&](arena& memory) { return convolution_weights<T>(memory, taps, dim); });
+    auto w = exec.shared_scratch([&](arena& memory) { return convolution_weights<T>(memory, taps, dim); });
     w.set(weight, bias);
     const idx_t segment = convolution_segment(taps), segments = ceil_div(rows.x.length, segment);
     exec.for_each(batch() * segments, [&](idx_t task, int worker) {
@@ -77,7 +77,7 @@ struct convolution_call {
       for (int r = 0; r < convolution_tile; ++r)
         to[r] = in_place && t + r < stop ? reinterpret_cast<T*>(out.at(token(b, t + r))) : results + r * w.padded;
       tile.out = to;
-      with_silu ? convolve_silu(tile) : convolve_tile(tile);
+      with_silu ? convolve_silu(tile, stop - t) : convolve_tile(tile, stop - t);
       for (int r = 0; r < convolution_tile && t + r < stop; ++r) {
         if (f && !with_silu) activate(*f, to[r], w.padded);
         if (!in_place) out.store(token(b, t + r), to[r]);

@@ -16,24 +16,41 @@ inline constexpr int convolution_tile = 4;
 /// Tokens of a task, whole tiles: with what a task needs of the tokens before them at most a quarter more.
 inline idx_t convolution_segment(idx_t taps) { return std::max<idx_t>(tokens_per_task, 4 * (taps - 1)); }
 
-/// The weight as [tap][channel], and the bias; zeros behind the channels.
+/// Whether the rows of a view can be used where they lie.
+template <class T>
+bool rows_in_place(const memory_layout& x) {
+  const idx_t dim = x.extents[x.rank - 1];
+  return x.item == sizeof(T) && x.strides[x.rank - 1] == 1 && dim % width<T> == 0;
+}
+
+/// The weight as rows of taps, used where it lies if it can be, and the bias; zeros behind the channels.
 template <class T>
 struct convolution_weights {
-  idx_t taps, dim, padded;
-  T *rows, *bias, *zeros;
+  idx_t taps, dim, padded, stride;
+  T* packed;
+  const T* rows;
+  T *bias, *zeros;
 
   convolution_weights(arena& memory, idx_t width_of_weight, idx_t channels)
       : taps(width_of_weight),
         dim(channels),
         padded(round_up(channels, width<T>)),
-        rows(memory.allocate<T>(taps * padded)),
+        stride(padded),
+        packed(memory.allocate<T>(taps * padded)),
+        rows(packed),
         bias(memory.allocate<T>(padded)),
         zeros(memory.allocate<T>(padded)) {}
 
-  /// The weight [channels, taps] as rows of taps.
-  void set(const any_rows<T>& by_tap, const any_rows<T>& bias_given) const {
-    std::fill_n(rows, taps * padded, T(0));
-    for (idx_t i = 0; i < taps; ++i) by_tap.load(i, 0, dim, rows + i * padded);
+  void set(const any_rows<T>& by_tap, const any_rows<T>& bias_given) {
+    if (rows_in_place<T>(by_tap)) {
+      rows = reinterpret_cast<const T*>(by_tap.data);
+      stride = by_tap.strides[0];
+    } else {
+      for (idx_t i = 0; i < taps; ++i) {
+        by_tap.load(i, 0, dim, packed + i * padded);
+        std::fill(packed + i * padded + dim, packed + (i + 1) * padded, T(0));
+      }
+    }
     std::fill_n(bias, padded, T(0));
     bias_given.load_or(T(0), 0, dim, bias);
     std::fill_n(zeros, padded, T(0));
@@ -44,13 +61,6 @@ struct convolution_weights {
 template <class S>
 tensor_view<S, 2> by_tap(const tensor_view<S, 2>& w) {
   return {w.data(), {w.extent(1), w.extent(0)}, {w.stride(1), w.stride(0)}};
-}
-
-/// Whether the rows of a view can be used where they lie.
-template <class T>
-bool rows_in_place(const memory_layout& x) {
-  const idx_t dim = x.extents[x.rank - 1];
-  return x.item == sizeof(T) && x.strides[x.rank - 1] == 1 && dim % width<T> == 0;
 }
 
 /// A row of x, in `slot` unless it can be used where it lies.
@@ -116,18 +126,18 @@ struct convolution_tile_call {
   T* const* out;
 };
 
-/// f(sum, r, c) for the packet of token r at channel c.
-template <class T, class F>
+/// f(sum, r, c) for the packet of token r at channel c. `Tokens` from the tile's first one on.
+template <int Tokens, class T, class F>
 ATTN_INLINE void convolve_any(const convolution_tile_call<T>& x, F&& f) {
   for (idx_t c = 0; c < x.padded; c += width<T>) {
-    packet<T> sum[convolution_tile];
-    unroll<convolution_tile>([&](auto r) { sum[r] = load<T>(x.bias + c); });
+    packet<T> sum[Tokens];
+    unroll<Tokens>([&](auto r) { sum[r] = load<T>(x.bias + c); });
     const T* weight = x.weights + c;
     for (idx_t i = 0; i < x.taps; ++i, weight += x.stride) {
       const packet<T> w = load<T>(weight);
-      unroll<convolution_tile>([&](auto r) { sum[r] = fma(w, load<T>(x.rows[r + i] + c), sum[r]); });
+      unroll<Tokens>([&](auto r) { sum[r] = fma(w, load<T>(x.rows[r + i] + c), sum[r]); });
     }
-    unroll<convolution_tile>([&](auto r) { store<T>(x.out[r] + c, f(sum[r], r, c)); });
+    unroll<Tokens>([&](auto r) { store<T>(x.out[r] + c, f(sum[r], r, c)); });
   }
 }
 
@@ -154,27 +164,30 @@ ATTN_INLINE void convolve_few(const convolution_tile_call<T>& x, F&& f) {
   }
 }
 
-/// Four taps, as most models have, take 0.6 of the time of any number.
+/// Four taps, as most models have, take 0.6 of the time of any number. Of less than a tile, as in decoding, tokens are
+/// computed one by one, in the same order of sums.
 template <class T, class F>
-ATTN_INLINE void convolve(const convolution_tile_call<T>& x, F&& f) {
-  if (x.taps == 4)
+ATTN_INLINE void convolve(convolution_tile_call<T> x, idx_t tokens, F&& f) {
+  if (tokens < convolution_tile)
+    for (; tokens > 0; --tokens, ++x.rows, ++x.out) convolve_any<1>(x, f);
+  else if (x.taps == 4)
     convolve_few<4>(x, f);
   else
-    convolve_any(x, f);
+    convolve_any<convolution_tile>(x, f);
 }
 
 template <class T>
-[[gnu::noinline]] void convolve_tile(const convolution_tile_call<T>& x) {
-  convolve(x, [](const auto& p, auto, idx_t) { return p; });
+[[gnu::noinline]] void convolve_tile(const convolution_tile_call<T>& x, idx_t tokens = convolution_tile) {
+  convolve(x, tokens, [](const auto& p, auto, idx_t) { return p; });
 }
 template <class T>
-[[gnu::noinline]] void convolve_silu(const convolution_tile_call<T>& x) {
-  convolve(x, [](const auto& p, auto, idx_t) { return silu<T>(p); });
+[[gnu::noinline]] void convolve_silu(const convolution_tile_call<T>& x, idx_t tokens) {
+  convolve(x, tokens, [](const auto& p, auto, idx_t) { return silu<T>(p); });
 }
 /// out = d times the derivative of silu there.
 template <class T>
 [[gnu::noinline]] void convolve_silu_backward(const convolution_tile_call<T>& x, const T* const* d) {
-  convolve(x, [d](const auto& p, auto r, idx_t c) { return flush_tiny<T>(mul(load<T>(d[r] + c), silu_slope<T>(p))); });
+  convolve(x, convolution_tile, [d](const auto& p, auto r, idx_t c) { return flush_tiny<T>(mul(load<T>(d[r] + c), silu_slope<T>(p))); });
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
