@@ -41,6 +41,10 @@ struct arguments {
                                                .norm_1 = {.gamma = d_norm.gamma, .beta = d_norm.beta},
                                                .norm_2 = {.gamma = next(8), .beta = next(8)},
                                                .feed_forward = {.up = d_feed.up, .down = d_feed.down}};
+  attn::short_convolution_weights<float> convolution{.weight = matrix(8, 4), .bias = vector(8)};
+  in_sequence<float> state = shaped(2, 3, 8);
+  attn::short_convolution_gradients<float> d_convolution{
+      .x = dx, .weight = next(8, 4), .bias = next(8), .initial_state = next(2, 3, 8), .d_final_state = state};
   float eps = 1e-5f;
   attn::execution serial;
 
@@ -175,6 +179,31 @@ TEST_CASE("layer_norm_backward refuses what does not fit", "[layer_backward_refu
                           [](arguments& d) { d.norm.gamma = d.vector(7), d.d_norm.gamma = {}; }},
                          {"a negative eps", "eps >= 0; found -1", [](arguments& d) { d.eps = -1; }},
                          {"one gradient for both", "separate", [](arguments& d) { d.d_norm.beta = d.d_norm.gamma; }},
+                     }));
+}
+
+TEST_CASE("short_convolution_backward refuses what does not fit", "[layer_backward_refusals]") {
+  check_refusals(
+      "short_convolution_backward",
+      [](arguments& d) {
+        compiled_layers<float>::short_convolution_backward(d.x_view, d.convolution, d.d_view, d.d_convolution,
+                                                           {.initial_state = d.state}, d.serial);
+      },
+      with_sequences([](arguments & d) -> auto& { return d.d_convolution.x; },
+                     {
+                         {"another dim of d_out", "d_out dim 8; found 7",
+                          [](arguments& d) { d.d_view = d.d_view.slice(2, 0, 7); }},
+                         {"a gradient of no bias", "bias, since its gradient is asked for",
+                          [](arguments& d) { d.convolution.bias = {}; }},
+                         {"a gradient of no state", "initial_state, since its gradient is asked for",
+                          [](arguments& d) { d.state = {}; }},
+                         {"too few rows", "weight rows = x dim 8; found 7",
+                          [](arguments& d) { d.convolution.weight = d.matrix(7, 4), d.d_convolution.weight = {}; }},
+                         {"another length of d_final_state",
+                          "d_final_state of the shape of the last weight columns - 1 tokens [2, 3, 8]; found [2, 2, 8]",
+                          [](arguments& d) { d.d_convolution.d_final_state = d.shaped(2, 2, 8); }},
+                         {"one gradient for both", "separate",
+                          [](arguments& d) { d.d_convolution.initial_state = d.d_convolution.x.slice(1, 0, 3); }},
                      }));
 }
 

@@ -28,6 +28,9 @@ struct arguments {
       .feed_forward = {.up = matrix(10, 8), .down = matrix(8, 10), .up_bias = vector(10), .down_bias = vector(8)}};
   float eps = 1e-5f;
   out_sequence<float> remainder = sequence(rest);
+  in_matrix<float> taps = matrix(8, 4);
+  in_sequence<float> state = shaped(2, 3, 8);
+  std::vector<idx_t> lengths{};
   attn::execution serial;
 
   arguments() = default;
@@ -314,6 +317,61 @@ TEST_CASE("encoder_block refuses what does not fit", "[layer_refusals]") {
                                               {.eps = d.eps, .mixed = d.remainder}, d.serial);
       },
       list);
+}
+
+TEST_CASE("short_convolution and its step refuse what does not fit", "[layer_refusals]") {
+  check_refusals(
+      "short_convolution",
+      [](arguments& d) {
+        compiled_layers<float>::short_convolution(d.x_view, d.out_view_, {.weight = d.taps, .bias = d.bias},
+                                                  {.lengths = d.lengths,
+                                                   .initial_state = d.state,
+                                                   .final_state = d.remainder.slice(1, 0, 3)},
+                                                  d.serial);
+      },
+      with_sequences({
+            {"too few rows of the weight", "weight rows = x dim 8; found 7",
+             [](arguments& d) { d.taps = d.matrix(7, 4); }},
+            {"a weight of no columns", "weight columns >= 1; found 0",
+             [](arguments& d) { d.taps = d.matrix(8, 0); }},
+            {"a bias of another size", "bias, one per channel: 8; found 7", [](arguments& d) { d.bias = d.vector(7); }},
+            {"a weight within out", "separate", [](arguments& d) { d.taps = d.within_out(d.taps); }},
+            {"x that is out", "separate", [](arguments& d) { d.x_view = d.out_view_; }},
+            {"another number of lengths", "lengths, one per batch item: 2; found 1",
+             [](arguments& d) { d.lengths = {3}; }},
+            {"a length beyond x", "lengths from 0 to 6; found 7", [](arguments& d) { d.lengths = {7, 6}; }},
+            {"a state of another length",
+             "initial_state of the shape of the last weight columns - 1 tokens [2, 3, 8]; found [2, 4, 8]",
+             [](arguments& d) { d.state = d.shaped(2, 4, 8); }},
+            {"a final state of another length", "final_state of the shape of the last weight columns - 1 tokens",
+             [](arguments& d) { d.taps = d.matrix(8, 3), d.state = {}; }},
+            {"a state that is the final one", "final_state and initial_state in separate memory",
+             [](arguments& d) { d.state = d.remainder.slice(1, 0, 3); }},
+      }));
+  attn::short_convolution_state<float> state({.batch = 2, .channels = 8, .width = 4});
+  check_refusals(
+      "short_convolution_step",
+      [&](arguments& d) {
+        compiled_layers<float>::short_convolution_step(state, d.x_view, d.out_view_, {.weight = d.taps},
+                                                       {.lengths = d.lengths}, d.serial);
+      },
+      {
+          {"another batch", "x batch = batch of the state 2; found 1",
+           [](arguments& d) { d.x_view = d.x_view.slice(0, 0, 1), d.out_view_ = d.out_view_.slice(0, 0, 1); }},
+          {"another width", "weight columns = width of the state 4; found 3",
+           [](arguments& d) { d.taps = d.matrix(8, 3); }},
+          {"a length beyond x", "lengths from 0 to 6; found 7", [](arguments& d) { d.lengths = {7, 6}; }},
+          {"x that is out", "separate", [](arguments& d) { d.x_view = d.out_view_; }},
+      });
+  CHECK(state.tokens() == 0);
+  const auto refused_state = [](const attn::short_convolution_state_extents& e) {
+    return refusal([&] { attn::short_convolution_state<float> one(e); });
+  };
+  CHECK(refused_state({.channels = 8, .width = 0}) == "attn::short_convolution_state: expected width >= 1; found 0");
+  CHECK(well_formed(refused_state({.batch = -1, .width = 2}), "short_convolution_state"));
+  CHECK(well_formed(refused_state({.channels = idx_t(1) << 40, .width = 1 << 20}), "short_convolution_state"));
+  arguments d;
+  CHECK(well_formed(refusal([&] { state.append(d.x_view.slice(2, 0, 7)); }), "short_convolution_state::append"));
 }
 
 TEST_CASE("reversible_block and its inverse refuse what does not fit", "[layer_refusals]") {

@@ -1,8 +1,8 @@
-// attn: the short convolution before the queries, keys and values of Gated DeltaNet, KDA and Mamba-2: every channel with
-// a filter of its own, over the last few tokens.
+// attn: the short convolution before the queries, keys and values of Gated DeltaNet, KDA and Mamba-2: every channel has
+// a filter of its own over the last few tokens.
 //
-//   out_t[c] = f(bias_c + sum over i < w of W[c, i] x_(t-w+1+i)[c])        depth-wise, causal; W[c, w - 1] is the token's
-//                                    own weight; Poli et al. 2023, Gu & Dao 2023; ONNX CausalConvWithState
+//   out_t[c] = f(bias_c + sum over i < w of W[c, i] x_(t-w+1+i)[c])     depth-wise and causal: W[c, w - 1] is for token t
+//       Poli et al. 2023; Gu & Dao 2023; CausalConvWithState of ONNX
 //
 //   attn::short_convolution(x, out, {.weight = w, .bias = b}, {.activation = attn::activation::silu}, threads);
 //   attn::short_convolution(x, out, {.weight = w}, {.initial_state = before, .final_state = after});
@@ -10,8 +10,9 @@
 // Shapes   x and out [B, L, C], weight [C, w], bias [C], states [B, w - 1, C]: the tokens before the first one, oldest
 //          first. float, double, or Eigen::half / Eigen::bfloat16 in memory with float sums; states are tokens, of the
 //          element type. Out shares no memory with x, nor one state with the other.
-// Cost     2 B L C w operations and the activation, as fast as memory for w = 4 and channels with stride 1. Scratch: the
-//          weight, and per thread w + 11 rows of C numbers.
+// Cost     2 B L C w operations and the activation. Where channels have stride 1, no more time than copying x from
+//          memory for w = 4, with silu some 1.7 times as much. Scratch: the weight, unless channels have stride 1 in it
+//          too, and per thread w + 7 rows of C numbers.
 // Throws   std::invalid_argument for shapes that do not fit, before anything is written.
 //
 // Token by token: short_convolution_step.hpp.

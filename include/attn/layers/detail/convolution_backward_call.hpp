@@ -1,8 +1,8 @@
 // attn: the backward pass of short_convolution.
 //
-// Tasks are segments of rows (convolution_tiles.hpp). Along the tokens of a segment, tile by tile, z is computed again and
-// g from it; then the gradients of the tile's rows, which are a convolution of g with the weight's taps in reverse order,
-// and the tile's share of the sums. A task computes g of the w - 1 tokens before its own once more.
+// Tasks are segments of rows (convolution_tiles.hpp). Along the tokens of a segment, tile by tile, z is computed again,
+// and g from it; then the gradients of the tile's rows, which are a convolution of g with the taps in reverse order, and
+// the tile's share of the sums. A task computes g of the w - 1 tokens before its own once more.
 #pragma once
 
 #include <attn/layers/detail/convolution_call.hpp>
@@ -91,7 +91,8 @@ struct convolution_backward_call {
     const idx_t taps = w.taps, length = forward.length(b);
     const idx_t last = std::min(begin + count, forward.rows.x.length + taps - 1);
     const idx_t end = std::min(last, rows_wanted() ? length + taps - 1 : length);  // beyond it all is 0
-    const idx_t start = begin - round_up(taps - 1, convolution_tile), first_token = std::max<idx_t>(0, begin - taps + 1);
+    const idx_t start = begin - round_up(taps - 1, convolution_tile);
+    const idx_t first_token = std::max<idx_t>(0, begin - taps + 1);
     const bool sees_rows = f || d_weight.given();
     const auto row = [&](idx_t e, T* slot) { return forward.rows.row(b, e, length, w.zeros, slot); };
     const auto d_row = [&](idx_t e, T* slot) -> const T* {  // of token e - (taps - 1); with f computed below
@@ -146,7 +147,8 @@ struct convolution_backward_call {
   }
 
   /// The gradients of rows s, s + 1, ... of a tile, up to `end`.
-  void put_rows(const convolution_weights<T>& w, idx_t b, idx_t s, idx_t end, idx_t length, const task_memory& m) const {
+  void put_rows(const convolution_weights<T>& w, idx_t b, idx_t s, idx_t end, idx_t length,
+                const task_memory& m) const {
     const idx_t state = w.taps - 1;
     T* to[convolution_tile];
     const bool in_place = dx.given() && !dx.accumulate && rows_in_place<T>(dx);

@@ -96,7 +96,7 @@ convolution_call<compute_type<S>> make_convolution(const tensor_view<const S, 3>
   return {{x, state, weight.extent(1)}, by_tap(weight), bias, f, lengths};
 }
 
-/// The states `to` [B, w - 1, C] after the tokens of x. `to` may be `from`, the states before them, which may be missing.
+/// The states `to` [B, w - 1, C] after the tokens of x. `to` may be `from`, the states before them, which may be null.
 template <class S>
 void store_last_tokens(const tensor_view<const S, 3>& x, std::span<const idx_t> lengths,
                        const tensor_view<const S, 3>& from, const tensor_view<S, 3>& to) {

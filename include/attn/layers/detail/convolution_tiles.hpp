@@ -1,5 +1,5 @@
-// attn: what short_convolution and its backward pass share: the rows of a sequence behind its state, in windows that move
-// on by tiles of tokens, and the convolution of a tile.
+// attn: what short_convolution and its backward pass share: the rows of a sequence behind its state, in windows that
+// move on by tiles of tokens, and the convolution of a tile.
 //
 // Row e of an item is entry e of its state for e < taps - 1, and its token e - (taps - 1) from there on: token t sees
 // rows t to t + taps - 1. Rows are padded to whole packets, unless they are used where they lie.
@@ -187,7 +187,9 @@ template <class T>
 /// out = d times the derivative of silu there.
 template <class T>
 [[gnu::noinline]] void convolve_silu_backward(const convolution_tile_call<T>& x, const T* const* d) {
-  convolve(x, convolution_tile, [d](const auto& p, auto r, idx_t c) { return flush_tiny<T>(mul(load<T>(d[r] + c), silu_slope<T>(p))); });
+  convolve(x, convolution_tile, [d](const auto& p, auto r, idx_t c) {
+    return flush_tiny<T>(mul(load<T>(d[r] + c), silu_slope<T>(p)));
+  });
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
