@@ -5,8 +5,11 @@
 #include <attn/layers/feed_forward.hpp>
 #include <attn/layers/layer_norm.hpp>
 #include <attn/layers/project.hpp>
+#include <attn/layers/rms_norm.hpp>
+#include <attn/layers/short_convolution_step.hpp>
 #include <attn/softmax/full_softmax_step.hpp>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -17,6 +20,7 @@
 using matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;  // a row for every token
 
 constexpr attn::idx_t vocabulary = 256, heads = 4, head_dim = 32, width = heads * head_dim, hidden = 4 * width;
+constexpr attn::idx_t taps = 4;    // of the filters before the delta rule
 constexpr attn::idx_t drafts = 3;  // tokens that may be rejected at once
 
 std::mt19937 source(2);
@@ -25,11 +29,11 @@ matrix random_weight(attn::idx_t rows, attn::idx_t cols, float size) {
   return matrix::NullaryExpr(rows, cols, [&] { return normal(source); });
 }
 
-// [tokens, heads * head_dim] as [1, heads, tokens, head_dim].
+// Columns [first, first + heads * head_dim) of all tokens as [1, heads, tokens, head_dim].
 template <class M>
-auto by_head(M& x) {
+auto by_head(M& x, attn::idx_t first = 0) {
   using element = std::remove_pointer_t<decltype(x.data())>;
-  return attn::tensor_view<element>(x.data(), {1, heads, x.rows(), head_dim}, {0, head_dim, width, 1});
+  return attn::tensor_view<element>(x.data() + first, {1, heads, x.rows(), head_dim}, {0, head_dim, x.cols(), 1});
 }
 
 // The common part of both kinds of layers: x += mix(norm(x)), x += feed_forward(norm(x)). States are separate from
@@ -37,7 +41,8 @@ auto by_head(M& x) {
 struct weights {
   matrix q = random_weight(width, width, 1), k = random_weight(width, width, 1), v = random_weight(width, width, 1),
          mixed = random_weight(width, width, 0.5f), up = random_weight(hidden, width, 1),
-         down = random_weight(width, hidden, 0.5f), rates = random_weight(2 * heads, width, 1);
+         down = random_weight(width, hidden, 0.5f), rates = random_weight(2 * heads, width, 1),
+         filters = random_weight(3 * width, taps, 1), gate = random_weight(width, width, 1);
 };
 
 struct layer {
@@ -65,14 +70,24 @@ struct layer {
   }
 };
 
+// Gated DeltaNet, 2025: filters over the last tokens of q, k and v, the delta rule, a norm of each head, a gate.
 struct delta_layer final : layer {
   attn::delta_rule_state<float> state{
       {.heads = heads, .dim = head_dim, .value_dim = head_dim, .keep = drafts + 1}};
+  attn::short_convolution_state<float> recent{{.channels = 3 * width, .width = taps}};
+  matrix last{0, 3 * width};  // the filters' latest inputs: what they see when as many tokens as possible are undone
 
   using layer::layer;
   void mix(const matrix& q, const matrix& k, const matrix& v, const matrix& x, matrix& out) override {
-    // Of every head: how much of the difference is written, and how much of the past is kept (Gated DeltaNet, 2025).
-    const attn::idx_t n = x.rows();
+    const attn::idx_t n = x.rows(), before = last.rows();
+    matrix all(before + n, 3 * width), filtered(n, 3 * width);
+    all.topRows(before) = last;
+    all.bottomRows(n) << q, k, v;
+    attn::short_convolution_step(recent, all.bottomRows(n), filtered, {.weight = w.filters},
+                                 {.activation = attn::activation::silu});
+    last = all.bottomRows(std::min(all.rows(), taps - 1 + drafts + 1));
+
+    // Of every head: how much of the difference is written, and how much of the past is kept.
     matrix rates(n, 2 * heads);
     attn::project(x, rates, {.weight = w.rates});
     matrix beta(heads, n), log_decay(heads, n);
@@ -81,13 +96,27 @@ struct delta_layer final : layer {
         beta(h, t) = 1 / (1 + std::exp(-rates(t, h)));
         log_decay(h, t) = -0.1f * std::log1p(std::exp(rates(t, heads + h)));
       }
-    attn::delta_rule_step(state, by_head(q), by_head(k), by_head(v), by_head(out),
+    attn::delta_rule_step(state, by_head(filtered), by_head(filtered, width), by_head(filtered, 2 * width),
+                          by_head(out),
                           {.beta = {beta.data(), {1, heads, n}},
                            .log_decay = {log_decay.data(), {1, heads, n, 1}},
                            .unit_norm_eps = 1e-6f});
+
+    Eigen::Map<matrix> each_head(out.data(), n * heads, head_dim);
+    attn::rms_norm(each_head, each_head);
+    matrix gates(n, width);
+    attn::project(x, gates, {.weight = w.gate});
+    out.array() *= gates.array() / (1 + (-gates.array()).exp());
   }
-  void rollback(attn::idx_t tokens) override { state.rollback(tokens); }
-  std::size_t bytes() const override { return state.bytes(); }
+  void rollback(attn::idx_t tokens) override {
+    state.rollback(tokens);
+    last.conservativeResize(last.rows() - tokens, Eigen::NoChange);
+    recent.reset();
+    recent.append(last);
+  }
+  std::size_t bytes() const override {
+    return state.bytes() + recent.bytes() + sizeof(float) * static_cast<std::size_t>(last.size());
+  }
 };
 
 struct attention_layer final : layer {
