@@ -130,20 +130,4 @@ TEST_CASE("short_convolution_state: items, lengths, append", "[short_convolution
   CHECK(branch.value(1, 2, 3) == m.x(1, 0, 1, 3));
 }
 
-TEST_CASE("short_convolution: Eigen matrices and default arguments", "[short_convolution]") {
-  const Eigen::MatrixXf x = Eigen::MatrixXf::Random(9, 6), w = Eigen::MatrixXf::Random(6, 3);
-  Eigen::MatrixXf out(9, 6), other(9, 6);
-  attn::short_convolution(x, out, {.weight = w});
-  attn::execution threads(2, 0);
-  attn::short_convolution(x, other, {.weight = w}, threads);
-  CHECK(other == out);
-  const Eigen::VectorXf by_hand = (w.col(2).transpose().array() * x.row(5).array() +
-                                   w.col(1).transpose().array() * x.row(4).array() +
-                                   w.col(0).transpose().array() * x.row(3).array());
-  CHECK((by_hand.transpose() - out.row(5)).norm() < 1e-6f);
-  attn::short_convolution_state<float> state({.channels = 6, .width = 3});
-  attn::short_convolution_step(state, x, other, {.weight = w}, threads);
-  CHECK(other == out);
-}
-
 }  // namespace testing::short_convolution_tests

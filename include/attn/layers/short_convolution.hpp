@@ -11,8 +11,8 @@
 //          first. float, double, or Eigen::half / Eigen::bfloat16 in memory with float sums; states are tokens, of the
 //          element type. Out shares no memory with x, nor one state with the other.
 // Cost     2 B L C w operations and the activation. Where channels have stride 1, no more time than copying x from
-//          memory for w = 4, with silu some 1.7 times as much. Scratch: the weight, unless channels have stride 1 in it
-//          too, and per thread w + 7 rows of C numbers.
+//          memory for w = 4, with silu twice as much. Scratch: the weight, unless channels have stride 1 in
+//          it too, and per thread w + 7 rows of C numbers.
 // Throws   std::invalid_argument for shapes that do not fit, before anything is written.
 //
 // Token by token: short_convolution_step.hpp.

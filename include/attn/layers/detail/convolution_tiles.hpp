@@ -164,30 +164,34 @@ ATTN_INLINE void convolve_few(const convolution_tile_call<T>& x, F&& f) {
   }
 }
 
-/// Four taps, as most models have, take 0.6 of the time of any number. Of less than a tile, as in decoding, tokens are
-/// computed one by one, in the same order of sums.
+/// A whole tile. Four taps are what most models have.
 template <class T, class F>
-ATTN_INLINE void convolve(convolution_tile_call<T> x, idx_t tokens, F&& f) {
-  if (tokens < convolution_tile)
-    for (; tokens > 0; --tokens, ++x.rows, ++x.out) convolve_any<1>(x, f);
-  else if (x.taps == 4)
+ATTN_INLINE void convolve(const convolution_tile_call<T>& x, F&& f) {
+  if (x.taps == 4)
     convolve_few<4>(x, f);
   else
     convolve_any<convolution_tile>(x, f);
 }
+/// Less than a tile, as in decoding: token by token, each sum in the same order.
+template <class T, class F>
+ATTN_INLINE void convolve_rest(convolution_tile_call<T> x, idx_t tokens, F&& f) {
+  for (; tokens > 0; --tokens, ++x.rows, ++x.out) convolve_any<1>(x, f);
+}
 
 template <class T>
 [[gnu::noinline]] void convolve_tile(const convolution_tile_call<T>& x, idx_t tokens = convolution_tile) {
-  convolve(x, tokens, [](const auto& p, auto, idx_t) { return p; });
+  const auto as_it_is = [](const auto& p, auto, idx_t) { return p; };
+  tokens < convolution_tile ? convolve_rest(x, tokens, as_it_is) : convolve(x, as_it_is);
 }
 template <class T>
 [[gnu::noinline]] void convolve_silu(const convolution_tile_call<T>& x, idx_t tokens) {
-  convolve(x, tokens, [](const auto& p, auto, idx_t) { return silu<T>(p); });
+  const auto activated = [](const auto& p, auto, idx_t) { return silu<T>(p); };
+  tokens < convolution_tile ? convolve_rest(x, tokens, activated) : convolve(x, activated);
 }
 /// out = d times the derivative of silu there.
 template <class T>
 [[gnu::noinline]] void convolve_silu_backward(const convolution_tile_call<T>& x, const T* const* d) {
-  convolve(x, convolution_tile, [d](const auto& p, auto r, idx_t c) {
+  convolve(x, [d](const auto& p, auto r, idx_t c) {
     return flush_tiny<T>(mul(load<T>(d[r] + c), silu_slope<T>(p)));
   });
 }
