@@ -3,6 +3,8 @@
 
 #include <attn/softmax/detail/score_terms.hpp>
 
+#include <numeric>
+
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Stands for the derivative where there is no score function.
@@ -14,6 +16,26 @@ struct relative_sums {
   idx_t reach = 0;
 
   void add(idx_t distance, double d) const { middle[std::clamp(distance, -reach, reach)] += d; }
+  /// d[n] for distance first + n, n < count.
+  template <class T>
+  [[gnu::noinline]] void add_row(const T* d, idx_t count, idx_t first) const {
+    const idx_t near = std::clamp(-reach - first, idx_t(0), count), far = std::clamp(reach - first, near, count);
+    add(-reach, sum(d, near));
+    for (idx_t n = near; n < far; ++n) middle[first + n] += static_cast<double>(d[n]);
+    add(reach, sum(d + far, count - far));
+  }
+
+ private:
+  template <class T>
+  static double sum(const T* d, idx_t count) {
+    constexpr idx_t lanes = 16;
+    double sums[lanes] = {};
+    idx_t n = 0;
+    for (; n + lanes <= count; n += lanes)
+      for (idx_t lane = 0; lane < lanes; ++lane) sums[lane] += static_cast<double>(d[n + lane]);
+    for (; n < count; ++n) sums[0] += static_cast<double>(d[n]);
+    return std::accumulate(sums, sums + lanes, 0.0);
+  }
 };
 
 /// The terms of one head with the gradients of their parameters. One for each task: `d_slope()` is the sum of that task.
@@ -50,12 +72,14 @@ struct backward_terms {
         if (!terms.slopes.empty()) s -= terms.slopes[static_cast<std::size_t>(terms.head)] * distance(p, j);
         d[n] = static_cast<T>((*score_backward)(s, d[n], terms.batch, terms.head, p, j));
       }
-    if (d_bias || sum_slope || relative.middle)
+    const bool in_a_row = !positions.list && positions.step == 1;
+    if (relative.middle && in_a_row) relative.add_row(d, count, positions[slot] - p);
+    if (d_bias || sum_slope || (relative.middle && !in_a_row))
       for (idx_t n = 0; n < count; ++n) {
         if (d[n] == T(0)) continue;
         const idx_t j = positions[slot + n];
         if (d_bias) entry(d_bias, i, j) += d[n];
-        if (relative.middle) relative.add(j - p, static_cast<double>(d[n]));
+        if (relative.middle && !in_a_row) relative.add(j - p, static_cast<double>(d[n]));
         if (sum_slope) slope_sum -= static_cast<double>(d[n]) * static_cast<double>(distance(p, j));
       }
     if (terms.softcap)

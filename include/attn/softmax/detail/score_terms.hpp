@@ -222,7 +222,7 @@ struct score_terms {
   /// where they lie, or some at a time are put together with the bias of the pair.
   void add_relative(T* s, idx_t count, const T* row, T slope, idx_t position, const index_map& positions,
                     idx_t slot) const {
-    constexpr idx_t block = 64;
+    constexpr idx_t block = 256;
     const T factor = scored ? T(1) : log2_e<T>;
     T sums[block];
     const T* const entries = row ? nullptr : relative.adjacent(head, position, positions, slot, count);
