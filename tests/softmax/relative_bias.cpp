@@ -34,7 +34,8 @@ TEST_CASE("a relative bias is the bias of its pairs, within reach and beyond", "
   for (idx_t reach : {0, 3, 64, 400})
     for (idx_t rows : {1, 4}) {
       CAPTURE(reach, rows);
-      auto p = random_problem<full_softmax_problem>({.batch = 1, .queries = 40, .keys = 140, .dim = 8, .value_dim = 8}, 7);
+      auto p =
+          random_problem<full_softmax_problem>({.batch = 1, .queries = 40, .keys = 140, .dim = 8, .value_dim = 8}, 7);
       p.options.relative_bias = random_normal(5, 1, 1, rows, 2 * reach + 1);
       p = rounded<float>(p);
       auto pairs = p;
@@ -52,6 +53,19 @@ TEST_CASE("a relative bias is the bias of its pairs, within reach and beyond", "
       CHECK(relative_error(gradients.at("relative_bias"), by_distance(by_bias.at("bias"), reach)) <= 4e-6);
       CHECK(relative_error(gradients.at("q"), by_bias.at("q")) <= 1e-6);
       check_accumulate<float>(p);
+    }
+}
+
+TEST_CASE("the gradient of a relative bias beyond a window is 0, and within it that of a score function's sums",
+          "[relative_bias]") {
+  for (idx_t dilation : {1, 3})
+    for (const std::vector<idx_t>& globals : {std::vector<idx_t>{}, {2, 50}}) {
+      CAPTURE(dilation, globals);
+      auto p =
+          random_problem<sliding_window_problem>({.batch = 1, .queries = 60, .keys = 60, .dim = 8, .value_dim = 8}, 4);
+      p.options.left = 4, p.options.right = 2, p.options.dilation = {dilation}, p.options.global_positions = globals;
+      p.options.relative_bias = random_normal(6, 1, 1, 4, 2 * 90 + 1);
+      check_backward<float>(p);
     }
 }
 

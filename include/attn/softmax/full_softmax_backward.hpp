@@ -7,14 +7,16 @@
 // With P_ij = e^(s_ij - lse_i) and D_i = d_out_i . out_i - d_lse_i, s the final scores:
 //   dv_j = sum_i P_ij d_out_i,  ds_ij = P_ij (d_out_i . v_j - D_i),  dq_i = scale sum_j ds'_ij k_j,
 //   dk_j = scale sum_i ds'_ij q_i, ds' = ds times the derivative of softcap and score function; dbias_ij = ds_ij before
-//   softcap's, drelative_bias its sums over pairs of one distance; dsink = -sum_i e^(sink - lse_i) D_i.           Dao et al. 2022, "FlashAttention", appendix B
+//   softcap's, drelative_bias its sums over the pairs of a distance; dsink = -sum_i e^(sink - lse_i) D_i.
+//                                                            Dao et al. 2022, "FlashAttention", appendix B
 //
 // Shapes   q, k, v, out, the options: as the forward call's; out and options.lse are what it wrote. d_out as out,
 //          d_lse as lse. Gradients have the shapes of what they are of; dk and dv are summed over the query heads of a
 //          group, dbias over what bias was broadcast over.
 // Cost     2 B H Lq Lk (3 D + 2 Dv) operations, half of it when causal; without lse, one product more. Scratch, per key
 //          head in progress: about Lk (3 D + 2 Dv) + Lq (3 D + Dv) numbers, with threads that share a head up to 7 Lq D
-//          more, with more than 32768 queries Lk (D + Dv); never Lq x Lk.
+//          more, with more than 32768 queries Lk (D + Dv); for drelative_bias up to B H + 8 lists of 2R + 1 doubles; never
+//          Lq x Lk.
 // Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that share
 //          memory with an input or one another, before anything is written.
 //
@@ -81,8 +83,8 @@ struct full_backward {
     backward_keys<P> keys;
     backward_rows<P> rows;  // of the query head in progress
     T* dq;                  // [parts + 1][Lq][dq_stride]: sums of all segments that are done, and of those in progress
-    T* slopes;              // [segments]: their sums of the gradient of the slope,
-    double* relative;       // [segments][relative_entries()]: and of the relative bias
+    T* slopes;              // [parts]: the sums of the segments in progress of the gradient of the slope,
+    double* relative;       // [parts][relative_entries()]: and of the relative bias
   };
 
   idx_t dq_stride() const { return round_up(shape.dim, panel_width<T>); }
@@ -96,20 +98,21 @@ struct full_backward {
                                            many_queries(shape.queries)),
             .rows = backward_rows<P>::layout(memory, shape.queries, shape.dim, shape.dim_v),
             .dq = in.dq ? memory.allocate<T>((parts + 1) * dq_size()) : nullptr,
-            .slopes = memory.allocate<T>(segments()),
-            .relative = memory.allocate<double>(segments() * in.relative_entries())};
+            .slopes = memory.allocate<T>(parts),
+            .relative = memory.allocate<double>(parts * in.relative_entries())};
   }
 
-  /// One segment of keys with all rows of a head; its sum of dq goes to `dq`.
-  void add_segment(idx_t b, idx_t h, idx_t number, const head_scratch& s, T* dq, int worker) const {
+  /// One segment of keys with all rows of a head, which is number `part` of those in progress.
+  void add_segment(idx_t b, idx_t h, idx_t number, const head_scratch& s, idx_t part, int worker) const {
     const idx_t begin = number * segment(), keys = lengths.keys(b), queries = lengths.queries(b),
                 end = std::min(begin + segment(), keys), shift = in.forward.shift(b);
     const auto scratch = in.forward.exec.scratch(worker, [&](arena& memory) { return in.layout_scratch(memory); });
+    T* const dq = in.dq ? s.dq + (part + 1) * dq_size() : nullptr;
     if (dq) std::fill_n(dq, dq_size(), T(0));
     const auto head_terms = in.terms().for_head(b, h, shift);
     auto back = in.back(head_terms);
-    std::fill_n(s.relative + number * in.relative_entries(), in.relative_entries(), 0.0);
-    back.relative = in.relative_list(s.relative, number);
+    std::fill_n(s.relative + part * in.relative_entries(), in.relative_entries(), 0.0);
+    back.relative = in.relative_list(s.relative, part);
     key_range ranges[max_rows];
     for (idx_t from = begin; from < end; from += backward_key_block)
       for (idx_t i0 = 0; i0 < queries; i0 += max_rows) {
@@ -120,7 +123,7 @@ struct full_backward {
                        std::min(from + backward_key_block, end), head_terms, scratch,
                        dq ? dq + i0 * dq_stride() : nullptr, dq_stride(), back);
       }
-    s.slopes[number] = back.d_slope();
+    s.slopes[part] = back.d_slope();
   }
 
   /// Query head `in_group` of the group of every key head.
@@ -138,9 +141,16 @@ struct full_backward {
       const idx_t count = std::min(parts, segments() - first);
       key_heads.for_each(count, [&](idx_t key_head, const head_scratch& s, idx_t n, int worker) {
         // Of a causal call the first segments have most rows: they go first.
-        T* const dq = in.dq ? s.dq + (n + 1) * dq_size() : nullptr;
-        add_segment(batch_of(key_head), query_head(key_head), first + n, s, dq, worker);
+        add_segment(batch_of(key_head), query_head(key_head), first + n, s, n, worker);
       });
+      for (idx_t n = 0; n < key_heads.count; ++n) {
+        const idx_t head = batch_of(key_heads.first + n) * shape.heads + query_head(key_heads.first + n);
+        const head_scratch& s = key_heads.scratch[n];
+        for (idx_t part = 0; part < count; ++part) {
+          if (in.d_slopes) in.slope_sums[head] += s.slopes[part];
+          in.add_relative(head, s.relative + part * in.relative_entries());
+        }
+      }
       if (!in.dq) continue;
       key_heads.for_each(row_blocks(), [&](idx_t, const head_scratch& s, idx_t block, int) {
         const sums_in_parts<T> sums{s.dq, count + 1, round_up(shape.queries, max_rows), dq_stride()};
@@ -153,14 +163,6 @@ struct full_backward {
         store_gradient_rows(s.dq, dq_stride(), in.terms().scale, head_of(in.dq, b, query_head(key_head)), i0,
                             std::min(i0 + max_rows, shape.queries), lengths.queries(b), in.accumulate);
       });
-    for (idx_t n = 0; (in.d_slopes || in.d_relative_bias) && n < key_heads.count; ++n) {
-      const idx_t head = batch_of(key_heads.first + n) * shape.heads + query_head(key_heads.first + n);
-      const head_scratch& s = key_heads.scratch[n];
-      for (idx_t part = 0; part < segments(); ++part) {
-        if (in.d_slopes) in.slope_sums[head] += s.slopes[part];
-        in.add_relative(head, s.relative + part * in.relative_entries());
-      }
-    }
   }
 
   void attend_wave(const wave<head_scratch>& key_heads, idx_t parts) const {

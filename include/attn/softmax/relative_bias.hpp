@@ -7,7 +7,7 @@
 //   attn::t5_relative_bias_backward<float>(d_table, d_weights);
 //
 //   table[h, d + R] = weights[bucket(d), h] for d = j - p_i from -R to R. With R >= max_distance the table is exact for
-//   all distances, for those beyond R share its last entries.
+//   all distances: those beyond R share its first and last entries.
 //
 // With n buckets for a direction (all of them, or half of them each where keys after the query have their own), the
 // first n / 2 distances have a bucket each, and those up to max_distance share the others, at equal ratios:
@@ -22,7 +22,9 @@
 #include <attn/core/detail/call_views.hpp>
 #include <attn/core/detail/gradients.hpp>
 
+#include <algorithm>
 #include <cmath>
+#include <utility>
 
 namespace attn { inline namespace ATTN_ISA {
 

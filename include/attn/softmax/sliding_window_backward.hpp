@@ -62,6 +62,12 @@ void sliding_window_backward(const Q& q, const K& k, const V& v, const O& out, c
   call.views.gradient("v_global", gradients.v_global, given.v_global);
   detail::window_backward<S, decltype(call), sliding_window_gradients<S>> driver{
       detail::window_sets::of(call.shape, given), call, given, gradients};
+  if (given.global_positions.empty()) {
+    idx_t widest = 1;
+    for (idx_t h = 0; h < call.shape.heads; ++h) widest = std::max(widest, driver.dilation(h));
+    const idx_t most = std::max(driver.left, driver.right);
+    if (most <= call.furthest / widest) call.furthest = most * widest;
+  }
   const idx_t listed = std::ssize(given.global_positions);
   const auto list =
       call.forward.exec.workspace([&](detail::arena& memory) { return memory.allocate<idx_t>(listed); });

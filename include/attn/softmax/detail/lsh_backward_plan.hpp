@@ -76,7 +76,7 @@ struct lsh_backward_plan : lsh_plan<S, Options> {
   template <class Call>
   [[gnu::noinline]] T differentiate_self(const Call& in, const lsh_head<S>& h, idx_t i, T* d_query, T* d_key,
                                          T* d_value) const {
-    const auto lse = in.lse_of(h.batch, h.head, i);
+    const auto lse = in.forward.lse_of(h.batch, h.head, i);
     if (!lse.sees()) return T(0);
     const auto o = detail::head_of(in.out, h.batch, h.head), d_o = detail::head_of(in.d_out, h.batch, h.head),
                value = detail::head_of(in.v, h.batch, h.head / in.shape.group());

@@ -231,7 +231,7 @@ struct score_terms {
       const idx_t some = std::min(count - begin, together), at = slot + begin;
       if (!entries) relative.copy(head, position, positions, at, some, sums);
       for (idx_t n = 0; row && n < some; ++n) sums[n] += row[positions[at + n] * bias.stride(3)];
-      for (idx_t n = 0; positions.list && n < some; ++n)
+      for (idx_t n = 0; positions.list && slope != T(0) && n < some; ++n)
         sums[n] -= slope * static_cast<T>(std::abs(position - positions[at + n]));
       add_linear_terms(s + begin, some, entries ? entries : sums, positions.list ? T(0) : slope,
                        position - positions[at], positions.step, factor);

@@ -46,7 +46,7 @@ struct softmax_backward_call {
   bool accumulate;
   ScoreBackward* score_backward;
 
-  tensor_view<const T, 3> lse{}, maximum{};  // as in softmax_inputs
+  idx_t furthest = 0;       // no query sees a key further away
   T* slope_sums = nullptr;  // [batch * heads]: the gradients of each head's slope, where they are asked for
   double* relative_bias_sums = nullptr;  // [batch * heads][relative_entries()], likewise
 
@@ -59,7 +59,6 @@ struct softmax_backward_call {
   }
   /// Entries of the relative bias of a head whose gradients are summed: those of distances that there are.
   idx_t relative_reach() const {
-    const idx_t furthest = shape.queries + shape.keys + std::abs(forward.first_position.value_or(0));
     return std::min(d_relative_bias.extent(1) / 2, furthest);
   }
   idx_t relative_entries() const { return d_relative_bias ? 2 * relative_reach() + 1 : 0; }
@@ -87,26 +86,13 @@ struct softmax_backward_call {
     to.pack(query, d, which, count);
     for (idx_t r = 0; r < count; ++r) {
       const idx_t i = which[r];
-      const row_lse of = lse_of(b, h, i);
+      const auto of = forward.lse_of(b, h, i);
       const bool sees = of.sees();
       to.maximum[r] = sees ? of.maximum : T(0);
       to.log_sum[r] = sees ? of.log_sum : T(0);
       to.delta[r] = sees ? delta(o, d, b, h, i) : T(0);
     }
     for (T* x : {to.maximum, to.log_sum, to.delta}) std::fill(x + count, x + max_rows, T(0));
-  }
-  /// lse in base 2, in two parts: one number loses the digits of the sum where scores are large. Given as one number, it
-  /// counts as the maximum.
-  struct row_lse {
-    T maximum, log_sum;
-    bool sees() const {
-      constexpr T none = -std::numeric_limits<T>::infinity();
-      return log_sum != none && maximum != none;
-    }
-  };
-  row_lse lse_of(idx_t b, idx_t h, idx_t i) const {
-    if (maximum) return {maximum(b, h, i), lse(b, h, i)};
-    return {lse(b, h, i) * log2_e<T>, T(0)};
   }
   T delta(const matrix_view<const S>& o, const matrix_view<const S>& d, idx_t b, idx_t h, idx_t i) const {
     const T dot = row_dot<T>(o.row(i), o.col_stride, d.row(i), d.col_stride, shape.dim_v);
@@ -124,20 +110,15 @@ struct softmax_backward_call {
     const standard_products standard(exec);
     const idx_t heads = shape.batch * shape.heads;
     struct saved {
-      T *lse, *maximum, *slopes, *sinks;
+      typename softmax_call<S, Score>::lse_memory lse;
+      T *slopes, *sinks;
       double* relative;
     };
     const auto memory = exec.workspace([&](arena& m) {
-      const idx_t rows = forward.lse ? 0 : heads * shape.queries;
-      return saved{m.allocate<T>(rows), m.allocate<T>(rows), m.allocate<T>(d_slopes ? heads : 0),
-                  m.allocate<T>(d_sinks ? heads : 0), m.allocate<double>(heads * relative_entries())};
+      return saved{forward.layout_lse(m), m.allocate<T>(d_slopes ? heads : 0), m.allocate<T>(d_sinks ? heads : 0),
+                   m.allocate<double>(heads * relative_entries())};
     });
-    if (!forward.lse) {
-      forward.lse = {memory->lse, {shape.batch, shape.heads, shape.queries}};
-      forward.maximum = {memory->maximum, {shape.batch, shape.heads, shape.queries}};
-      recompute(forward);
-    }
-    lse = forward.lse, maximum = forward.maximum;
+    if (forward.needs_lse(memory->lse)) recompute(forward);
     slope_sums = memory->slopes;
     std::fill_n(slope_sums, d_slopes ? heads : 0, T(0));
     relative_bias_sums = memory->relative;
@@ -157,7 +138,7 @@ struct softmax_backward_call {
     const T sink = forward.sinks[static_cast<std::size_t>(h)];
     double sum = 0;
     for (idx_t i = 0; i < lengths().queries(b); ++i)
-      if (const row_lse of = lse_of(b, h, i); of.sees())
+      if (const auto of = forward.lse_of(b, h, i); of.sees())
         sum -= static_cast<double>(std::exp2(to_base_2(sink) - of.maximum - of.log_sum) * delta(o, d, b, h, i));
     return static_cast<T>(sum);
   }
@@ -246,6 +227,7 @@ void check_backward_call(Call& call) {
   set_shape(forward, views, s, given);
   forward.shape.dim_v = 0;
   set_positions(forward, given);
+  call.furthest = s.queries + s.keys + std::abs(forward.first_position.value_or(0));
   forward.sinks = given.sinks, forward.lse = given.lse;
   forward.terms = terms_of<typename Call::T>(given, s.dim, forward.terms.score);
 }

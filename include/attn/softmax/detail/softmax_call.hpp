@@ -36,6 +36,35 @@ struct softmax_inputs : attention_views<S, C> {
     return causal ? std::clamp(last_shift(b), idx_t(0), lengths.keys(b)) : lengths.keys(b);
   }
 
+  /// lse in base 2, in two parts: one number loses the digits of the sum where scores are large. Given as one number, it
+  /// counts as the maximum.
+  struct row_lse {
+    T maximum, log_sum;
+    bool sees() const {
+      constexpr T none = -std::numeric_limits<T>::infinity();
+      return log_sum != none && maximum != none;
+    }
+  };
+  row_lse lse_of(idx_t b, idx_t h, idx_t i) const {
+    if (maximum) return {maximum(b, h, i), lse(b, h, i)};
+    return {lse(b, h, i) * log2_e<T>, T(0)};
+  }
+  /// Memory for lse in two parts, where it is not given and therefore computed again.
+  struct lse_memory {
+    T *lse, *maximum;
+  };
+  lse_memory layout_lse(arena& memory) const {
+    const idx_t rows = lse ? 0 : shape.batch * shape.heads * shape.queries;
+    return {memory.allocate<T>(rows), memory.allocate<T>(rows)};
+  }
+  /// Whether lse is to be computed, into this memory.
+  bool needs_lse(const lse_memory& memory) {
+    if (lse) return false;
+    lse = {memory.lse, {shape.batch, shape.heads, shape.queries}};
+    maximum = {memory.maximum, {shape.batch, shape.heads, shape.queries}};
+    return true;
+  }
+
   /// Stores row r of the state as the result of query i.
   template <int Lanes>
   void finish_row(const online_softmax<T, Lanes>& state, idx_t r, idx_t b, idx_t h, idx_t i) const {

@@ -40,12 +40,11 @@ struct weights_driver {
       for (idx_t m = 0; m < t.rows; ++m) {
         T* const row = block.scores + m * score_stride;
         const idx_t i = block.positions[t.row + m];
-        const T one = in.lse(b, h, i);  // beside the maximum in base 2, or alone in base e
-        const auto less = broadcast<T>(in.maximum ? in.maximum(b, h, i) : one * log2_e<T>),
-                   and_less = broadcast<T>(in.maximum ? one : T(0));
+        const auto of = in.lse_of(b, h, i);
+        const packet<T> largest = broadcast<T>(of.maximum), log_sum = broadcast<T>(of.log_sum);
         for (idx_t n = 0; n < t.count; n += width<T>) {
           const packet<T> x = load<T>(row + n);
-          store<T>(row + n, if_less(x, lowest, zero<T>(), exp2_weight<T>(sub(sub(x, less), and_less))));
+          store<T>(row + n, if_less(x, lowest, zero<T>(), exp2_weight<T>(sub(sub(x, largest), log_sum))));
         }
         use(t.row + m, t.first, t.count, row);
       }
@@ -58,8 +57,7 @@ struct weights_driver {
     const idx_t all = in.lengths.keys(b);
     for (idx_t r = 0; r < count; ++r) {
       const idx_t seen = in.causal ? std::clamp(which[r] + in.shift(b) + 1, idx_t(0), all) : all;
-      // A row that sees no key has lse -infinity.
-      const bool any = in.lse(b, h, which[r]) != -std::numeric_limits<T>::infinity();
+      const bool any = in.lse_of(b, h, which[r]).sees();
       block.ranges[r] = {begin, any ? std::max(begin, std::min(seen, end)) : begin};
     }
   }
@@ -143,25 +141,14 @@ auto checked_weights_call(const char* name, const Q& q, const K& k, Given& optio
 template <class S, class Score>
 void write_weights(softmax_call<S, Score>& call, list_view<idx_t> rows, const tensor_view<compute_type<S>>& weights,
                    const tensor_view<compute_type<S>, 3>& sums) {
-  using T = compute_type<S>;
   const attention_shape& s = call.shape;
   const double pairs = static_cast<double>(s.queries) * static_cast<double>(s.keys);
   const auto limit = call.exec.limit_threads({.operations = s.operations_per_score() * pairs});
   // Weights are e^(score - lse): lse must come from the same kind of products as the scores.
   if (uses_fast_products<S>(call.exec)) call.lse = {};
   const standard_products standard(call.exec);
-  struct saved {
-    T *lse, *maximum;
-  };
-  const auto memory = call.exec.workspace([&](arena& m) {
-    const idx_t all = call.lse ? 0 : s.batch * s.heads * s.queries;
-    return saved{m.allocate<T>(all), m.allocate<T>(all)};
-  });
-  if (!call.lse) {
-    call.lse = {memory->lse, {s.batch, s.heads, s.queries}};
-    call.maximum = {memory->maximum, {s.batch, s.heads, s.queries}};
-    full_call{call}.run();
-  }
+  const auto memory = call.exec.workspace([&](arena& m) { return call.layout_lse(m); });
+  if (call.needs_lse(*memory)) full_call{call}.run();
   const weights_driver<S, Score> driver{call};
   if (weights) driver.write_rows(rows, weights);
   if (sums) driver.write_sums(sums);
