@@ -5,14 +5,14 @@
 //   attn::key_weights(q, k, sums, {.causal = true, .lse = lse});                 // of keys: [B, H, Lk]
 //
 //   attention_weights:  weights[b, h, n, j] = e^(s_ij - lse_i), i = rows[n], s the final scores of full_softmax
-//   key_weights:        sums[b, h, j] = sum_i e^(s_ij - lse_i): what key j has of all queries' attention, by which saliency
-//                       is measured and cache entries are chosen that may go (Li et al. 2024, "SnapKV")
+//   key_weights:        sums[b, h, j] = sum_i e^(s_ij - lse_i): what key j has of all queries' attention, by which
+//                       saliency is measured and cache entries are chosen that may go (Li et al. 2024, "SnapKV")
 //
 // Shapes   q [B, H, Lq, D], k [B, Hkv, Lk, D] and the options as full_softmax's, whose weights they are; weights
 //          [B, H, n, Lk] and sums [B, H, Lk] in float, of double in double. A key that a query does not see has weight
 //          0, and so has everything in rows of padding. With sinks the weights of a query add up to less than 1.
-// Cost     2 B H Lk D operations for each query, and one exponential a pair; without lse 2 B H Lq Lk D more. Scratch: the
-//          packed keys of one key head (or of as many as fill the threads), about Lk D numbers; never Lq x Lk.
+// Cost     2 B H Lk D operations for each query, and one exponential a pair; without lse 2 B H Lq Lk D more. Scratch:
+//          the packed keys of one key head (or of as many as fill the threads), about Lk D numbers; never Lq x Lk.
 // Throws   std::invalid_argument for shapes or options that do not fit, or rows there are not, before anything is
 //          written.
 //
