@@ -27,11 +27,12 @@ basic_result<N> full_softmax(const tensor<N>& q, const tensor<N>& k, const tenso
           const N bias = options.bias.empty() ? N(0) : options.bias.broadcast(b, h, i, j);
           if (bias == -infinity) continue;
           N score = plain_score(options, q, k, b, h, i, j, position - j) + bias;
+          if (score == -infinity) continue;
           if (options.score) score = options.score(score, b, h, position, j);
           scores.push_back(score);
           seen.push_back(j);
         }
-        softmax_row(options, scores, seen, v, b, h, i, into);
+        softmax_row(options, scores, seen, v, b, h, i, into, position);
       }
   }
   return into;

@@ -62,11 +62,12 @@ basic_result<N> sliding_window(const tensor<N>& q, const tensor<N>& k, const ten
           if (options.causal && j > position) continue;
           if (!global_query && !is_global(options, j) && !in_window(options, h, j - position)) continue;
           N score = plain_score(options, row_q, row_k, b, h, i, j, position - j);
+          if (score == -infinity) continue;
           if (options.score) score = options.score(score, b, h, position, j);
           scores.push_back(score);
           seen.push_back(j);
         }
-        softmax_row(options, scores, seen, row_v, b, h, i, into);
+        softmax_row(options, scores, seen, row_v, b, h, i, into, position);
       }
   }
   return into;

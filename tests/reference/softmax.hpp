@@ -4,6 +4,7 @@
 // where gradients are wanted.
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <cstdlib>
 #include <functional>
 #include <limits>
@@ -32,6 +33,10 @@ struct basic_softmax_options {
   std::optional<double> softcap;
   std::vector<N> alibi_slopes, sinks;
   tensor<N> relative_bias;  // [1, 1, H|1, 2R + 1]: entry clamp(j - p, -R, R) + R
+  tensor<N> log_decay;  // [B, H, Lk, 1]
+  tensor<double> key_mask;  // [B|1, 1, 1, Lk], 0: hidden
+  double dropout_rate = 0;
+  std::uint64_t dropout_seed = 0;
   basic_score_function<N> score;
 };
 using softmax_options = basic_softmax_options<double>;
@@ -42,6 +47,29 @@ void copy_choices(const softmax_options& from, basic_softmax_options<N>& to) {
   to.scale = from.scale, to.softcap = from.softcap, to.causal = from.causal;
   to.lengths = from.lengths, to.query_lengths = from.query_lengths, to.key_lengths = from.key_lengths;
   to.first_position = from.first_position;
+  to.key_mask = from.key_mask, to.dropout_rate = from.dropout_rate, to.dropout_seed = from.dropout_seed;
+}
+
+// Whether dropout keeps the weight of the key at j for the query at position p, by the formula of the generator: the seed,
+// the batch item, the head and p are mixed to 64 bits, of which j is mixed with both halves.
+inline bool keeps_weight(double rate, std::uint64_t seed, idx_t b, idx_t h, idx_t p, idx_t j) {
+  const auto split_mix = [](std::uint64_t x) {
+    x += 0x9e3779b97f4a7c15;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+    return x ^ (x >> 31);
+  };
+  std::uint64_t row = split_mix(seed);
+  row = split_mix(row ^ static_cast<std::uint64_t>(b));
+  row = split_mix(row ^ static_cast<std::uint64_t>(h));
+  row = split_mix(row ^ static_cast<std::uint64_t>(p));
+  std::uint32_t x = static_cast<std::uint32_t>(j) ^ static_cast<std::uint32_t>(row & 0xffffffff);
+  x = (x ^ (x >> 17)) * 0xed5ad4bb;
+  x += static_cast<std::uint32_t>(row >> 32);
+  x = (x ^ (x >> 11)) * 0xac4c1b51;
+  x = (x ^ (x >> 15)) * 0x31848bab;
+  x ^= x >> 14;
+  return static_cast<double>(x) >= std::floor(rate * 4294967296.0);
 }
 
 template <class N>
@@ -81,13 +109,20 @@ N plain_score(const basic_softmax_options<N>& options, const tensor<N>& q, const
     const idx_t reach = table.dim() / 2;
     score += table(0, 0, table.length() == 1 ? 0 : h, std::clamp(-distance, -reach, reach) + reach);
   }
+  if (!options.log_decay.empty()) {  // of the tokens after the key, up to the query's
+    const idx_t keys = true_length(options.lengths, options.key_lengths, b, k.length());
+    for (idx_t t = j + 1; t <= std::min(j + distance, keys - 1); ++t) score += options.log_decay(b, h, t, 0);
+  }
+  if (const auto& mask = options.key_mask; !mask.empty() && mask(mask.batch() == 1 ? 0 : b, 0, 0, j) == 0)
+    return -infinity;
   return score;
 }
 
-// Row i of the result from the scores of the keys it sees. A score of −infinity hides its key.
+// Row i of the result, of the query at position p, from the scores of the keys it sees. A score of −infinity hides its
+// key.
 template <class N>
 void softmax_row(const basic_softmax_options<N>& options, const std::vector<N>& scores, const std::vector<idx_t>& keys,
-                 const tensor<N>& v, idx_t b, idx_t h, idx_t i, basic_result<N>& into) {
+                 const tensor<N>& v, idx_t b, idx_t h, idx_t i, basic_result<N>& into, idx_t p = 0) {
   using std::exp, std::log;
   double largest = -infinity;  // what only stabilises is a constant
   for (const N& x : scores)
@@ -103,7 +138,11 @@ void softmax_row(const basic_softmax_options<N>& options, const std::vector<N>& 
   const idx_t kv_head = h / (into.out.heads() / v.heads());
   for (std::size_t n = 0; n < keys.size(); ++n) {
     if (scores[n] == -infinity) continue;
-    const N weight = exp(scores[n] - largest) / denominator;
+    N weight = exp(scores[n] - largest) / denominator;
+    if (options.dropout_rate > 0) {
+      if (!keeps_weight(options.dropout_rate, options.dropout_seed, b, h, p, keys[n])) continue;
+      weight = weight * (1 / (1 - options.dropout_rate));
+    }
     for (idx_t d = 0; d < v.dim(); ++d) into.out(b, h, i, d) += weight * v(b, kv_head, keys[n], d);
   }
   into.lse(b, h, i, 0) = largest + log(denominator);

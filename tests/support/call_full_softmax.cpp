@@ -14,9 +14,11 @@ void compiled_full_softmax<S>::call(in_view<S> q, in_view<S> k, in_view<S> v, ou
 template <class S>
 void compiled_full_softmax<S>::step(attn::kv_cache<S>& cache, in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out,
                                     const options& given, const score_of<S>& score, attn::execution& execution) {
-  const attn::full_softmax_step_options<S> chosen{.scale = given.scale, .lengths = given.lengths, .bias = given.bias,
-                                                  .relative_bias = given.relative_bias, .softcap = given.softcap, .alibi_slopes = given.alibi_slopes,
-                                                  .sinks = given.sinks, .lse = given.lse};
+  attn::full_softmax_step_options<S> chosen{.scale = given.scale, .lengths = given.lengths, .bias = given.bias,
+                                            .relative_bias = given.relative_bias, .softcap = given.softcap,
+                                            .alibi_slopes = given.alibi_slopes, .sinks = given.sinks,
+                                            .dropout = given.dropout, .lse = given.lse};
+  if (given.log_decay) chosen.log_decay = given.log_decay.slice(2, 0, cache.tokens() + k.extent(2));
   if (score)
     attn::full_softmax_step(cache, q, k, v, out, chosen, score, execution);
   else

@@ -78,6 +78,7 @@ void round_options(reference::softmax_options& options) {
   options.alibi_slopes = cast<double>(cast<real<S>>(options.alibi_slopes));
   options.sinks = cast<double>(cast<real<S>>(options.sinks));
   options.relative_bias = cast<double>(cast<real<S>>(options.relative_bias));
+  options.log_decay = cast<double>(cast<real<S>>(options.log_decay));
 }
 template <class S>
 tensor<double> rounded(const tensor<double>& x) {
@@ -106,7 +107,7 @@ class stored_options {
  public:
   explicit stored_options(const Options& from)
       : from_(from), slopes_(cast<real<S>>(from.alibi_slopes)), sinks_(cast<real<S>>(from.sinks)),
-        relative_(cast<real<S>>(from.relative_bias)) {
+        relative_(cast<real<S>>(from.relative_bias)), decay_(cast<real<S>>(from.log_decay)) {
     if (from_.scale) options.scale = static_cast<real<S>>(*from_.scale);
     if (from_.softcap) options.softcap = static_cast<real<S>>(*from_.softcap);
     options.causal = from_.causal;
@@ -117,6 +118,12 @@ class stored_options {
     options.alibi_slopes = slopes_;
     options.sinks = sinks_;
     options.relative_bias = table_view(relative_);
+    if (!decay_.empty()) options.log_decay = row_view(decay_);
+    if (const auto& mask = from_.key_mask; !mask.empty()) {
+      for (double x : mask.data) seen_.push_back(x != 0);
+      options.key_mask = attn::tensor_view<std::uint8_t, 2>(seen_.data(), {mask.batch(), mask.dim()});
+    }
+    options.dropout = {from_.dropout_rate, from_.dropout_seed};
     if (from_.score)
       score = [f = from_.score](real<S> s, idx_t b, idx_t h, idx_t i, idx_t j) {
         return static_cast<real<S>>(f(static_cast<double>(s), b, h, i, j));
@@ -140,7 +147,8 @@ class stored_options {
   static constexpr bool windowed = std::is_same_v<Options, reference::sliding_window_options>;
   Options from_;
   std::vector<real<S>> slopes_, sinks_;
-  tensor<real<S>> relative_, bias_;
+  tensor<real<S>> relative_, decay_, bias_;
+  std::vector<std::uint8_t> seen_;  // of key_mask
   tensor<S> global_[3];
 
  public:

@@ -39,7 +39,7 @@ void each_input(Problem& p, F&& f) {
   f("q", p.q), f("k", p.k), f("v", p.v);
   if constexpr (requires { p.options.bias; }) f("bias", p.options.bias);
   f("alibi_slopes", p.options.alibi_slopes), f("sinks", p.options.sinks);
-  f("relative_bias", p.options.relative_bias);
+  f("relative_bias", p.options.relative_bias), f("log_decay", p.options.log_decay);
   if constexpr (requires { p.options.q_global; })
     f("q_global", p.options.q_global), f("k_global", p.options.k_global), f("v_global", p.options.v_global);
 }
@@ -52,6 +52,7 @@ void each_gradient(Gradients& g, F&& f) {
   if constexpr (requires { g.bias; }) f("bias", g.bias);
   if constexpr (requires { g.alibi_slopes; }) f("alibi_slopes", g.alibi_slopes);
   if constexpr (requires { g.relative_bias; }) f("relative_bias", g.relative_bias);
+  if constexpr (requires { g.log_decay; }) f("log_decay", g.log_decay);
   f("sinks", g.sinks);
   if constexpr (requires { g.q_global; })
     f("q_global", g.q_global), f("k_global", g.k_global), f("v_global", g.v_global);
@@ -169,6 +170,8 @@ named_tensors library_gradients(const problem<Options>& p, const gradient_case& 
         memory.data.assign(c.inputs[n].data.size(), static_cast<number>(static_cast<float>(request.start)));
         if constexpr (asked::rank == 1)
           to = {memory.data.data(), {memory.dim()}};
+        else if constexpr (asked::rank == 3)
+          to = row_view(memory);
         else if constexpr (asked::rank == 2)
           to = {memory.data.data(), {memory.length(), memory.dim()}};
         else

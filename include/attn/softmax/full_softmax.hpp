@@ -1,6 +1,7 @@
 // attn: exact softmax attention.
 //
 //   out_i = sum_j softmax_j(s_ij) v_j,   s_ij = softcap(scale q_i.k_j) + bias_ij + t_(j - p_i) - slope |p_i - j|
+//                                               + c_(p_i) - c_j, c the running sums of log_decay
 //                                                              Vaswani et al. 2017, "Attention is all you need"
 //
 //   attn::full_softmax(q, k, v, out);                          // Eigen matrices [length, dim]: one head
@@ -50,15 +51,22 @@ struct full_softmax_options {
   /// Added to the scores by distance: entry clamp(j - p_i, -R, R) + R of [H or 1, 2R + 1]; R may exceed the lengths
   /// (relative_bias.hpp expands the buckets of T5). -infinity masks a key.
   view_field<const real, 2> relative_bias{};
+  /// Forgetting (Lin 2025, "Forgetting Transformer"): key j loses the weight of the log decays of the positions from
+  /// j + 1 to the query's, [B, H, Lk]; -infinity hides what is before it. Only where causal. Scratch: 16 bytes each.
+  view_field<const real, 3> log_decay{};
   /// Which keys a query sees, in addition to causal and lengths: [B or 1, H or 1, Lq or 1, Lk] of bool or bytes
   /// (mask_view.hpp).
   mask_view mask{};
+  /// Which keys are there at all, such as those of left padding: [B or 1, Lk] of bool or bytes.
+  key_mask_view key_mask{};
   /// c tanh(s / c) on scale q.k, before bias and ALiBi.
   std::optional<real> softcap{};
   /// ALiBi (Press 2021): -slope |distance of positions|, one finite slope per head.
   list_view<real> alibi_slopes{};
   /// Attention sinks: a logit per head that joins the denominator and has no value. Finite, or -infinity for none.
   list_view<real> sinks{};
+  /// Drops weights after the softmax (dropout.hpp).
+  dropout_options dropout{};
   /// Written if given: the natural logarithm of the denominator, sink included, [B, H, Lq].
   view_field<real, 3> lse{};
 };
@@ -203,7 +211,9 @@ template <class S, class Score, class C>
 full_call(const softmax_call<S, Score, C>&) -> full_call<S, Score, C>;
 
 template <class S, class Score, class C>
-void attend_full(const softmax_call<S, Score, C>& call) {
+void attend_full(softmax_call<S, Score, C> call) {
+  const auto decays = call.exec.workspace([&](arena& memory) { return call.layout_decay(memory); });
+  call.sum_decays(*decays);
   with_products<S>(call.exec, [&]<class P>(std::type_identity<P>) { full_call<S, Score, C, P>{call}.run(); });
 }
 

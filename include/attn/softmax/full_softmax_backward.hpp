@@ -7,7 +7,8 @@
 // With P_ij = e^(s_ij - lse_i) and D_i = d_out_i . out_i - d_lse_i, s the final scores:
 //   dv_j = sum_i P_ij d_out_i,  ds_ij = P_ij (d_out_i . v_j - D_i),  dq_i = scale sum_j ds'_ij k_j,
 //   dk_j = scale sum_i ds'_ij q_i, ds' = ds times the derivative of softcap and score function; dbias_ij = ds_ij before
-//   softcap's, drelative_bias its sums over the pairs of a distance; dsink = -sum_i e^(sink - lse_i) D_i.
+//   softcap's, drelative_bias its sums over the pairs of a distance, dlog_decay_t its sum over the pairs j < t <= p_i;
+//   dsink = -sum_i e^(sink - lse_i) D_i. With dropout P_ij m_ij / (1 - rate) in dv, d_out_i . v_j times the same in ds.
 //                                                            Dao et al. 2022, "FlashAttention", appendix B
 //
 // Shapes   q, k, v, out, the options: as the forward call's; out and options.lse are what it wrote. d_out as out,
@@ -15,8 +16,8 @@
 //          group, dbias over what bias was broadcast over.
 // Cost     2 B H Lq Lk (3 D + 2 Dv) operations, half of it when causal; without lse, one product more. Scratch, per key
 //          head in progress: about Lk (3 D + 2 Dv) + Lq (3 D + Dv) numbers, with threads that share a head up to 7 Lq D
-//          more, with more than 32768 queries Lk (D + Dv); for drelative_bias up to B H + 8 lists of 2R + 1 doubles; never
-//          Lq x Lk.
+//          more, with more than 32768 queries Lk (D + Dv); for drelative_bias and dlog_decay up to B H + 8 lists of 2R + 1
+//          and of Lq + Lk doubles; never Lq x Lk.
 // Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that share
 //          memory with an input or one another, before anything is written.
 //
@@ -48,6 +49,8 @@ struct full_softmax_gradients {
   view_field<real> bias{};
   /// As relative_bias: [H or 1, 2R + 1].
   view_field<real, 2> relative_bias{};
+  /// As log_decay: [B, H, Lk].
+  view_field<real, 3> log_decay{};
   /// [H]
   view_field<real, 1> alibi_slopes{}, sinks{};
   /// Read, not written: the gradient of lse, [B, H, Lq].
@@ -84,7 +87,7 @@ struct full_backward {
     backward_rows<P> rows;  // of the query head in progress
     T* dq;                  // [parts + 1][Lq][dq_stride]: sums of all segments that are done, and of those in progress
     T* slopes;              // [parts]: the sums of the segments in progress of the gradient of the slope,
-    double* relative;       // [parts][relative_entries()]: and of the relative bias
+    double* sums;           // [parts][head_entries()]: and of the other parameters of the head
   };
 
   idx_t dq_stride() const { return round_up(shape.dim, panel_width<T>); }
@@ -99,7 +102,7 @@ struct full_backward {
             .rows = backward_rows<P>::layout(memory, shape.queries, shape.dim, shape.dim_v),
             .dq = in.dq ? memory.allocate<T>((parts + 1) * dq_size()) : nullptr,
             .slopes = memory.allocate<T>(parts),
-            .relative = memory.allocate<double>(parts * in.relative_entries())};
+            .sums = memory.allocate<double>(parts * in.head_entries())};
   }
 
   /// One segment of keys with all rows of a head, which is number `part` of those in progress.
@@ -111,8 +114,10 @@ struct full_backward {
     if (dq) std::fill_n(dq, dq_size(), T(0));
     const auto head_terms = in.terms().for_head(b, h, shift);
     auto back = in.back(head_terms);
-    std::fill_n(s.relative + part * in.relative_entries(), in.relative_entries(), 0.0);
-    back.relative = in.relative_list(s.relative, part);
+    double* const sums = s.sums + part * in.head_entries();
+    std::fill_n(sums, in.head_entries(), 0.0);
+    back.relative = in.relative_list(sums, 0);
+    back.decay = in.decay_list(sums);
     key_range ranges[max_rows];
     for (idx_t from = begin; from < end; from += backward_key_block)
       for (idx_t i0 = 0; i0 < queries; i0 += max_rows) {
@@ -148,7 +153,7 @@ struct full_backward {
         const head_scratch& s = key_heads.scratch[n];
         for (idx_t part = 0; part < count; ++part) {
           if (in.d_slopes) in.slope_sums[head] += s.slopes[part];
-          in.add_relative(head, s.relative + part * in.relative_entries());
+          in.add_sums(head, s.sums + part * in.head_entries(), in.head_entries());
         }
       }
       if (!in.dq) continue;

@@ -38,12 +38,16 @@ struct full_softmax_step_options {
   list_view<idx_t> lengths{};
   /// Rotates the new queries and keys to their positions, which follow the item's tokens so far, before anything else.
   std::optional<rotary_options<S>> rotary{};
-  /// As in full_softmax_options: bias and mask [B or 1, H or 1, n or 1, cache.tokens() with the new ones], lse [B, H, n].
+  /// As in full_softmax_options: bias and mask [B or 1, H or 1, n or 1, cache.tokens() with the new ones], log_decay
+  /// and key_mask likewise for all those tokens, lse [B, H, n].
   view_field<const real> bias{};
   view_field<const real, 2> relative_bias{};
+  view_field<const real, 3> log_decay{};
   mask_view mask{};
+  key_mask_view key_mask{};
   std::optional<real> softcap{};
   list_view<real> alibi_slopes{}, sinks{};
+  dropout_options dropout{};
   view_field<real, 3> lse{};
 };
 

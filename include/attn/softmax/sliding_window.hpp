@@ -50,9 +50,12 @@ struct sliding_window_options {
   view_field<const S> q_global{}, k_global{}, v_global{};
   /// As in full_softmax_options.
   view_field<const real, 2> relative_bias{};
+  view_field<const real, 3> log_decay{};
   mask_view mask{};
+  key_mask_view key_mask{};
   std::optional<real> softcap{};
   list_view<real> alibi_slopes{}, sinks{};
+  dropout_options dropout{};
   view_field<real, 3> lse{};
 };
 
@@ -272,7 +275,9 @@ inline idx_t window_chunk(idx_t left, idx_t right) {
 }
 
 template <class S, class Score>
-void attend_window(const softmax_call<S, Score>& in, const sliding_window_options<S>& options) {
+void attend_window(softmax_call<S, Score> in, const sliding_window_options<S>& options) {
+  const auto decays = in.exec.workspace([&](arena& memory) { return in.layout_decay(memory); });
+  in.sum_decays(*decays);
   const window_sets sets = window_sets::of(in.shape, options);
   with_products<S>(in.exec, [&]<class P>(std::type_identity<P>) {
     window_call<S, Score, P>{sets, in, options, window_chunk(sets.left, sets.right)}.run();

@@ -37,6 +37,8 @@ struct sliding_window_gradients {
   view_field<S> q{}, k{}, v{}, q_global{}, k_global{}, v_global{};
   /// As relative_bias: [H or 1, 2R + 1].
   view_field<real, 2> relative_bias{};
+  /// As log_decay: [B, H, Lk].
+  view_field<real, 3> log_decay{};
   /// [H]
   view_field<real, 1> alibi_slopes{}, sinks{};
   /// Read, not written: the gradient of lse, [B, H, Lq].

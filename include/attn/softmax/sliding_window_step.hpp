@@ -29,15 +29,21 @@ template <class S>
 struct sliding_window_step_options {
   using real = compute_type<S>;
 
-  /// As in full_softmax_options; lse is [B, H, n].
+  /// As in full_softmax_options; lse is [B, H, n]. bias and mask are [B or 1, H or 1, n or 1, tokens of the stream with
+  /// the new ones], log_decay and key_mask likewise of all those tokens.
   std::optional<real> scale{};
   /// Item b has the first lengths[b] tokens of the chunk, the rest is padding; all tokens unless given.
   list_view<idx_t> lengths{};
   /// Rotates the new queries and keys to their positions, which follow the item's tokens so far, before anything else.
   std::optional<rotary_options<S>> rotary{};
+  view_field<const real> bias{};
   view_field<const real, 2> relative_bias{};
+  view_field<const real, 3> log_decay{};
+  mask_view mask{};
+  key_mask_view key_mask{};
   std::optional<real> softcap{};
   list_view<real> alibi_slopes{}, sinks{};
+  dropout_options dropout{};
   view_field<real, 3> lse{};
 };
 
@@ -148,6 +154,14 @@ class sliding_window_cache : public detail::cached_sequences<detail::window_toke
 
 namespace detail {
 
+/// Checks the options with an entry for every token of the stream, the new ones included.
+template <class Call, class Tokens>
+void check_stream_options(Call& call, const Tokens& tokens) {
+  attention_shape stream = call.shape;
+  stream.keys = tokens.tokens_after(call.shape.queries, call.options.lengths);
+  check_key_options(call.views, stream, call.options);
+}
+
 template <class S, class C>
 struct ring_source {
   using element_type = C;
@@ -181,10 +195,11 @@ void sliding_window_step(sliding_window_cache<C>& cache, const Q& q, const K& k,
       detail::checked_call<sliding_window_step_options>("sliding_window_step", q, k, v, out, options, score, exec);
   auto& tokens = detail::check_step(call, cache);
   tokens.window().check_heads(call.check, call.shape.heads);
+  detail::check_stream_options(call, tokens);
   call.lengths.given_queries = call.options.lengths;
   detail::with_rotated_tokens(call, tokens, [&] {
     try {
-      detail::window_step{call, detail::ring_source<S, C>{tokens, call.k, call.v}}.run();
+      detail::attend_stream_window(call, detail::ring_source<S, C>{tokens, call.k, call.v});
     } catch (...) {  // of score, or out of memory: the ring has lost the tokens that the chunk replaced
       cache.reset();
       throw;
@@ -211,8 +226,9 @@ void sliding_window_step(Cache& cache, const sliding_window_cache_options& windo
       detail::checked_call<sliding_window_step_options>("sliding_window_step", q, k, v, out, options, score, exec);
   auto& tokens = detail::check_step(call, cache);
   seen.check_heads(call.check, call.shape.heads);
+  detail::check_stream_options(call, tokens);
   detail::cache_step(call, tokens, [&] {
-    detail::window_step{call, detail::cache_source{tokens, call.lengths, seen}}.run();
+    detail::attend_stream_window(call, detail::cache_source{tokens, call.lengths, seen});
   });
 }
 

@@ -10,7 +10,7 @@ struct full_softmax_entry {
   std::string name;
   bool causal = false, bias = false, softcap = false, alibi = false, sinks = false, score = false;
   bool mask = false;  // and a scale, and where the first query is
-  bool relative = false;
+  bool relative = false, forgets = false;
 };
 constexpr idx_t first_position = 2;
 
@@ -27,7 +27,8 @@ struct parameters {
   full_softmax_entry entry;
   law_shape shape;
   std::vector<T> slopes, sinks;
-  tensor<T> bias, relative;
+  tensor<T> bias, relative, decay;
+  std::vector<std::uint8_t> key_mask;  // [B, Lk]
   law_mask mask;
   score_of<T> score;
 
@@ -43,7 +44,8 @@ struct parameters {
               bias(b, h, i, j) = bias_value<T>(s.first_batch + b, s.first_head + h, i, j);
     }
     if (e.relative) relative = law_relative_bias<T>(s, e.bias);
-    if (e.mask) mask = law_mask(s);
+    if (e.forgets) decay = law_log_decay<T>(s);
+    if (e.mask) mask = law_mask(s), key_mask = law_key_mask(s);
     if (e.score) score = own_score_of<T>(s);
   }
   // call: of a forward or a backward pass.
@@ -56,6 +58,8 @@ struct parameters {
     o.alibi_slopes = slopes, o.sinks = sinks;
     if (entry.bias) o.bias = view(bias);
     o.relative_bias = table_view(relative);
+    if (entry.forgets) o.log_decay = {decay.data.data(), {decay.batch(), decay.heads(), decay.length()}};
+    if (entry.mask) o.key_mask = attn::tensor_view<const std::uint8_t, 2>(key_mask.data(), {shape.batch, shape.keys});
     if (entry.mask) o.mask = mask.view(), o.scale = T(0.3), o.first_position = first_position;
     return o;
   }
@@ -65,7 +69,8 @@ struct parameters {
     call.set_lengths(o);
     if (entry.softcap) o.softcap = 2;
     o.alibi_slopes = call.parameter(slopes), o.sinks = call.parameter(sinks), o.bias = call.parameter(bias);
-    o.relative_bias = call.parameter(relative);
+    o.relative_bias = call.parameter(relative), o.log_decay = call.parameter(decay);
+    if (entry.mask) o.key_mask = key_mask_for_reference(key_mask, shape);
     if (entry.mask) o.scale = static_cast<double>(T(0.3)), o.first_position = first_position;
     o.score = mask_for_reference(shape, call, entry.mask, entry.score, o.first_position);
     return reference::full_softmax(call.q, call.k, call.v, o);
@@ -87,7 +92,8 @@ law_operator<T> operator_of(const full_softmax_entry& entry) {
   op.backward = [entry](const law_shape& shape) {
     auto p = std::make_shared<parameters<T>>(entry, shape);
     auto d_slopes = std::make_shared<std::vector<T>>(p->slopes), d_sinks = std::make_shared<std::vector<T>>(p->sinks);
-    auto d_bias = std::make_shared<tensor<T>>(p->bias), d_relative = std::make_shared<tensor<T>>(p->relative);
+    auto d_bias = std::make_shared<tensor<T>>(p->bias), d_relative = std::make_shared<tensor<T>>(p->relative),
+         d_decay = std::make_shared<tensor<T>>(p->decay);
     return [=](const law_backward_call<T>& call) {
       attn::full_softmax_gradients<T> g{.q = call.dq, .k = call.dk, .v = call.dv};
       if (entry.alibi) g.alibi_slopes = *d_slopes;
@@ -95,9 +101,10 @@ law_operator<T> operator_of(const full_softmax_entry& entry) {
       if (entry.bias) g.bias = view(*d_bias);
       if (entry.relative)
         g.relative_bias = {d_relative->data.data(), {d_relative->length(), d_relative->dim()}};
+      if (entry.forgets) g.log_decay = row_view(*d_decay);
       compiled_full_softmax<T>::backward(call.q, call.k, call.v, call.out, call.d_out, g, p->options(call), p->score,
                                          own_score_backward<T>, *call.execution);
-      call.give(*d_slopes, *d_sinks, d_bias->data, d_relative->data);
+      call.give(*d_slopes, *d_sinks, d_bias->data, d_relative->data, d_decay->data);
     };
   };
   op.reference = [entry](const law_shape& shape) {
@@ -107,7 +114,8 @@ law_operator<T> operator_of(const full_softmax_entry& entry) {
   };
   op.sees = [entry](const law_shape& s, idx_t b, idx_t h, idx_t i, idx_t j) {
     if (entry.bias && std::isinf(bias_value<T>(s.first_batch + b, s.first_head + h, i, j))) return false;
-    if (entry.mask && !mask_sees(s.first_batch + b, s.first_head + h, i, j)) return false;
+    if (entry.mask && !(mask_sees(s.first_batch + b, s.first_head + h, i, j) && key_mask_sees(s.first_batch + b, j)))
+      return false;
     return !entry.causal || j <= i + (entry.mask ? first_position : s.keys - s.queries);
   };
   if (op.causal && !entry.bias)
@@ -140,12 +148,16 @@ void add_full_softmax(std::vector<law_operator<T>>& all) {
                                           .sinks = true,
                                           .relative = true},
                                           {.name = "full_softmax with sinks", .sinks = true},
-                                          {.name = "full_softmax masked, scaled, ALiBi, from a position on",
+                                          {.name = "full_softmax causal, forgetting, sinks",
+                                          .causal = true,
+                                          .sinks = true,
+                                          .forgets = true},
+                                          {.name = "full_softmax masked by pair and key, scaled, ALiBi, from a position on",
                                           .causal = true,
                                           .alibi = true,
                                           .mask = true}})
     all.push_back(operator_of<T>(entry));
-  law_operator<T>& plain = all[all.size() - 8];
+  law_operator<T>& plain = all[all.size() - 9];
   plain.long_rows = {{"all keys", plain.bind, plain.backward}};
   all.back().without = {{"limits", "it is what others become"}};
 }

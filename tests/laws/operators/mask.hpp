@@ -53,6 +53,31 @@ inline reference::score_function mask_for_reference(const law_shape& s, const la
   };
 }
 
+// A mask of keys, which never hides the first.
+inline bool key_mask_sees(idx_t b, idx_t j) { return (3 * j + b) % 7 != 5 || j == 0; }
+inline std::vector<std::uint8_t> law_key_mask(const law_shape& s) {
+  std::vector<std::uint8_t> bytes;
+  for (idx_t b = 0; b < s.batch; ++b)
+    for (idx_t j = 0; j < s.keys; ++j) bytes.push_back(key_mask_sees(s.first_batch + b, j));
+  return bytes;
+}
+inline tensor<double> key_mask_for_reference(const std::vector<std::uint8_t>& bytes, const law_shape& s) {
+  tensor<double> mask(s.batch, 1, 1, s.keys);
+  for (std::size_t n = 0; n < bytes.size(); ++n) mask.data[n] = bytes[n];
+  return mask;
+}
+
+// Log decays, [B, H, Lk, 1].
+template <class T>
+tensor<T> law_log_decay(const law_shape& s) {
+  tensor<T> decay(s.batch, s.heads, s.keys, 1);
+  for (idx_t b = 0; b < s.batch; ++b)
+    for (idx_t h = 0; h < s.heads; ++h)
+      for (idx_t j = 0; j < s.keys; ++j)
+        decay(b, h, j, 0) = -static_cast<T>((5 * (s.first_batch + b) + 3 * (s.first_head + h) + 7 * j) % 11) / 16;
+  return decay;
+}
+
 // ALiBi's slopes and sinks by head of the larger batch.
 template <class T>
 std::vector<T> law_slopes(const law_shape& s) {

@@ -13,6 +13,7 @@ struct sliding_window_entry {
   bool own_projections = false;
   bool scores = false;  // softcap, sinks, ALiBi, relative bias, scale
   bool mask = false;    // and a score function, and where the first query is
+  bool forgets = false;
 };
 constexpr idx_t first_position = 2;
 
@@ -36,8 +37,9 @@ struct parameters {
   std::vector<idx_t> dilation;
   law_shape shape;
   std::vector<T> slopes, sinks;
-  tensor<T> q_global, k_global, v_global, relative;
+  tensor<T> q_global, k_global, v_global, relative, decay;
   law_mask mask;
+  std::vector<std::uint8_t> key_mask;  // [B, Lk]
   score_of<T> score;
 
   parameters(const sliding_window_entry& e, const law_shape& s) : entry(e), dilation(e.dilation), shape(s) {
@@ -47,7 +49,8 @@ struct parameters {
         dilation.push_back(e.dilation[static_cast<std::size_t>(s.first_head + h) % e.dilation.size()]);
     }
     if (e.scores) slopes = law_slopes<T>(s), sinks = law_sinks<T>(s), relative = law_relative_bias<T>(s);
-    if (e.mask) mask = law_mask(s), score = own_score_of<T>(s);
+    if (e.mask) mask = law_mask(s), key_mask = law_key_mask(s), score = own_score_of<T>(s);
+    if (e.forgets) decay = law_log_decay<T>(s);
     if (!e.own_projections) return;
     const idx_t first_kv_head = s.first_head / 2;  // two query heads share one
     q_global = own_projection<T>(1, s, s.first_head, s.heads, s.queries, s.dim);
@@ -64,6 +67,8 @@ struct parameters {
     if (entry.scores) o.softcap = T(2), o.scale = T(0.3);
     o.alibi_slopes = slopes, o.sinks = sinks, o.relative_bias = table_view(relative);
     if (entry.mask) o.mask = mask.view(), o.first_position = first_position;
+    if (entry.mask) o.key_mask = attn::tensor_view<const std::uint8_t, 2>(key_mask.data(), {shape.batch, shape.keys});
+    if (entry.forgets) o.log_decay = {decay.data.data(), {decay.batch(), decay.heads(), decay.length()}};
     if (entry.own_projections) o.q_global = view(q_global), o.k_global = view(k_global), o.v_global = view(v_global);
     return o;
   }
@@ -76,7 +81,8 @@ struct parameters {
     o.alibi_slopes = call.parameter(slopes), o.sinks = call.parameter(sinks);
     o.q_global = call.parameter(q_global), o.k_global = call.parameter(k_global);
     o.v_global = call.parameter(v_global);
-    o.relative_bias = call.parameter(relative);
+    o.relative_bias = call.parameter(relative), o.log_decay = call.parameter(decay);
+    if (entry.mask) o.key_mask = key_mask_for_reference(key_mask, shape);
     if (entry.mask) o.first_position = first_position;
     o.score = mask_for_reference(shape, call, entry.mask, entry.mask, o.first_position);
     return reference::sliding_window(call.q, call.k, call.v, o);
@@ -84,7 +90,8 @@ struct parameters {
 };
 
 bool sees(const sliding_window_entry& entry, const law_shape& s, idx_t b, idx_t h, idx_t i, idx_t j) {
-  if (entry.mask && !mask_sees(s.first_batch + b, s.first_head + h, i, j)) return false;
+  if (entry.mask && !(mask_sees(s.first_batch + b, s.first_head + h, i, j) && key_mask_sees(s.first_batch + b, j)))
+    return false;
   reference::sliding_window_options o;
   o.left = entry.left, o.right = entry.right, o.global_positions = entry.globals;
   if (!entry.dilation.empty())
@@ -110,10 +117,11 @@ backward_binder<T> window_backward(const sliding_window_entry& entry) {
     struct memory {
       parameters<T> given;
       std::vector<T> slopes, sinks;
-      tensor<T> q_global, k_global, v_global, relative;
+      tensor<T> q_global, k_global, v_global, relative, decay;
     };
-    auto m = std::make_shared<memory>(memory{parameters<T>(entry, shape), {}, {}, {}, {}, {}, {}});
+    auto m = std::make_shared<memory>(memory{parameters<T>(entry, shape), {}, {}, {}, {}, {}, {}, {}});
     m->slopes = m->given.slopes, m->sinks = m->given.sinks, m->relative = m->given.relative;
+    m->decay = m->given.decay;
     m->q_global = m->given.q_global, m->k_global = m->given.k_global, m->v_global = m->given.v_global;
     return [m](const law_backward_call<T>& call) {
       const sliding_window_entry& e = m->given.entry;
@@ -122,12 +130,13 @@ backward_binder<T> window_backward(const sliding_window_entry& entry) {
         g.alibi_slopes = m->slopes, g.sinks = m->sinks;
         g.relative_bias = {m->relative.data.data(), {m->relative.length(), m->relative.dim()}};
       }
+      if (e.forgets) g.log_decay = row_view(m->decay);
       if (e.own_projections)
         g.q_global = view(m->q_global), g.k_global = view(m->k_global), g.v_global = view(m->v_global);
       compiled_sliding_window<T>::backward(call.q, call.k, call.v, call.out, call.d_out, g, m->given.options(call),
                                            m->given.score, own_score_backward<T>, *call.execution);
       call.give(m->slopes, m->sinks, m->q_global.data, m->k_global.data, m->v_global.data,
-                m->relative.data);
+                m->relative.data, m->decay.data);
     };
   };
 }
@@ -162,6 +171,7 @@ bound<T> stream_window(const sliding_window_entry& entry, const law_shape& shape
     options.scale = chosen.scale, options.softcap = chosen.softcap, options.lse = chosen.lse;
     options.alibi_slopes = chosen.alibi_slopes, options.sinks = chosen.sinks;
     options.relative_bias = chosen.relative_bias;
+    if (chosen.log_decay) options.log_decay = chosen.log_decay.slice(2, 0, shared->cache.tokens() + call.k.extent(2));
     compiled_sliding_window<T>::step(shared->cache, call.q, call.k, call.v, call.out, options, {}, *call.execution);
   };
 }
@@ -234,11 +244,17 @@ void add_sliding_window(std::vector<law_operator<T>>& all) {
        .dilation = {1, 4, 2, 7},
        .globals = some,
        .scores = true},
+      {.name = "sliding_window with global tokens, dilated per head, forgetting",
+       .left = 9,
+       .causal = true,
+       .dilation = {1, 4, 2, 7},
+       .globals = some,
+       .forgets = true},
       {.name = "sliding_window unlimited to the left, dilated",
        .left = attn::unlimited,
        .causal = true,
        .dilation = {6}},
-      {.name = "sliding_window masked, with a score function, from a position on",
+      {.name = "sliding_window masked by pair and key, with a score function, from a position on",
        .left = 9,
        .right = 4,
        .globals = some,

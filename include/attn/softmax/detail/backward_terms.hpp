@@ -46,12 +46,13 @@ struct backward_terms {
   tensor_view<T> d_bias{};    // its entries belong to this task
   bool sum_slope = false;
   relative_sums relative{};  // they belong to this task
+  decay_gradients decay{};
   double slope_sum = 0;      // over all pairs of queries and keys
 
   /// Whether the gradients need the scores as they were before the terms.
   bool need_raw() const { return terms.scored || terms.softcap; }
   T d_slope() const { return static_cast<T>(slope_sum); }
-  bool any() const { return need_raw() || d_bias || sum_slope || relative.middle; }
+  bool any() const { return need_raw() || d_bias || sum_slope || relative.middle || decay; }
 
   /// Row of query i: raw[n], the scores before the terms, and d[n], the gradients of the final ones, of the keys at slots
   /// slot + n, n < count, a multiple of the vector width; d becomes the gradient of the raw scores, raw is overwritten.
@@ -70,8 +71,10 @@ struct backward_terms {
         if (terms.bias) s += entry(terms.bias, i, j);
         if (terms.relative) s += terms.relative(terms.head, j - p);
         if (!terms.slopes.empty()) s -= terms.slopes[static_cast<std::size_t>(terms.head)] * distance(p, j);
+        if (terms.decay) s += static_cast<T>(terms.decay.head(terms.batch, terms.head)(p, j));
         d[n] = static_cast<T>((*score_backward)(s, d[n], terms.batch, terms.head, p, j));
       }
+    if (decay) decay.add(d, count, i, p, positions, slot);
     const bool in_a_row = !positions.list && positions.step == 1;
     if (relative.middle && in_a_row) relative.add_row(d, count, positions[slot] - p);
     if (d_bias || sum_slope || (relative.middle && !in_a_row))

@@ -248,9 +248,10 @@ ATTN_INLINE packet<float> row_weights(float* row, idx_t count, float factor, flo
 /// fill the sums to which smaller ones are added are moved to the total, and become 0: those of more than a quarter of
 /// the tile and a sixteenth of the row so far. Returns the sums of the others. (full_softmax, 65536 keys: 1.00 to 1.03
 /// of the time.)
-template <class T>
+template <class T, class Score>
 [[gnu::noinline]] packet<T> move_large_weights(const row_block<T>& block, const packed_keys<T>& keys, const tile& t,
-                                               idx_t r, T* row, T rescale, T largest, packet<T> sum) {
+                                               const score_terms<T, Score>& terms, idx_t r, T* row, T rescale,
+                                               T largest, packet<T> sum) {
   const T own = sum_lanes(sum), maximum = block.state.maximum[r];
   const T limit = std::max(own / 4, (own + block.state.row_sum(r) * rescale + block.total.row_sum(r, maximum)) / 16);
   if (!(largest > limit)) return sum;
@@ -258,12 +259,36 @@ template <class T>
   for (idx_t n = 0; n < t.count; n += width<T>) {
     if (max_lanes(load<T>(row + n)) > limit)
       for (idx_t lane = n; lane < n + width<T>; ++lane)
-        if (row[lane] > limit)
-          block.total.add_key(r, maximum, std::exchange(row[lane], T(0)), keys.value_panel(0, t.first + lane),
+        if (row[lane] > limit) {
+          const T weight = std::exchange(row[lane], T(0));
+          T kept = weight;
+          if (terms.dropout) terms.drop(&kept, 1, block.positions[r], keys.positions, t.first + lane);
+          block.total.add_key(r, maximum, weight, kept, keys.value_panel(0, t.first + lane),
                               keys.capacity * panel_width<T>);
+        }
     sum = add(sum, load<T>(row + n));
   }
   return sum;
+}
+
+/// Weights as operands of the product with the values.
+template <class T>
+void to_operands(const T*, idx_t, T*) {}
+inline void to_operands(const float* row, idx_t count, bf16_pair* pairs) { lanes_to_pairs(row, count, pairs); }
+#if ATTN_HAS_AMX
+inline void to_operands(const float* row, idx_t count, split_pair* parts) { split_lanes(row, count, parts); }
+#endif
+
+/// Drops weights of row m of a tile, which are in the place of its scores, then stores them as operands.
+template <class P, class Score>
+[[gnu::noinline]] void drop_row(const row_block<P>& block, const packed_keys<P>& keys, const tile& t,
+                                const score_terms<sum_type<P>, Score>& terms, idx_t m, P* weights) {
+  sum_type<P>* const row = block.scores + m * score_stride;
+  const key_range seen = block.ranges[t.row + m];
+  const idx_t begin = std::clamp(seen.begin - t.first, idx_t(0), t.count);
+  const idx_t end = std::clamp(seen.end - t.first, begin, t.count);
+  terms.drop(row + begin, end - begin, block.positions[t.row + m], keys.positions, t.first + begin);
+  to_operands(row, t.count, weights);
 }
 
 /// Computes the weights of a tile; its output is left to `last`. Large weights of long rows go to their total.
@@ -291,12 +316,14 @@ template <class P, class Score>
     for (idx_t m = 0; m < t.rows; m += width<T>) store<T>(largest + m, exp2_weight<T>(load<T>(largest + m)));
   for (idx_t m = 0; m < t.rows; ++m) {
     T* const total = state.sum + (t.row + m) * width<T>;
-    packet<T> sum = row_weights(s + m * score_stride, t.count, factor, reference[m],
-                                weights + m * operands<P>(score_stride));
+    packet<T> sum = terms.dropout ? row_weights(s + m * score_stride, t.count, factor, reference[m])
+                                  : row_weights(s + m * score_stride, t.count, factor, reference[m],
+                                                weights + m * operands<P>(score_stride));
     if constexpr (numbers_of<P> == 1)
       if (long_rows)
         if (largest[m] > std::max(sum_lanes(sum) / 4, T(1) / 16)) [[unlikely]]  // the row has a weight of 1
-          sum = move_large_weights(block, keys, t, t.row + m, s + m * score_stride, rescale[m], largest[m], sum);
+          sum = move_large_weights(block, keys, t, terms, t.row + m, s + m * score_stride, rescale[m], largest[m], sum);
+    if (terms.dropout) drop_row(block, keys, t, terms, m, weights + m * operands<P>(score_stride));
     store<T>(total, fma(load<T>(total), broadcast<T>(rescale[m]), sum));
     last.go_on();
   }

@@ -130,9 +130,15 @@ template <class P, class Score, class Terms>
   }
   with_tile_height(t.rows, [&](auto M) { tile_scores<P, M.value>(d_out, k.values, t.first, t.count, ds); });
   for (idx_t m = 0; m < t.rows; ++m) {
-    T* const d = ds + m * score_stride;
-    row_gradients<P>(p + m * score_stride, d, t.count, rows.maximum[t.row + m], rows.log_sum[t.row + m],
-                     rows.delta[t.row + m]);
+    T *const d = ds + m * score_stride, *const weight = p + m * score_stride;
+    const key_range seen = terms.dropout ? s.ranges[t.row + m] : key_range{};
+    const auto drop = [&](T* x) {  // of the keys the row sees; the other weights are 0
+      const idx_t begin = std::max(seen.begin, t.first), end = std::min(seen.end, t.first + t.count);
+      if (begin < end) terms.drop(x + begin - t.first, end - begin, positions[t.row + m], k.keys.positions, begin);
+    };
+    drop(d);
+    row_gradients<P>(weight, d, t.count, rows.maximum[t.row + m], rows.log_sum[t.row + m], rows.delta[t.row + m]);
+    drop(weight);
     if (back.any())
       back(s.raw ? s.raw + m * score_stride : nullptr, d, t.count, positions[t.row + m], k.keys.positions, t.first);
   }

@@ -120,15 +120,17 @@ struct long_softmax {
   [[gnu::noinline]] void add(const online_softmax<T, Lanes>& state, idx_t rows) const {
     for (idx_t r = 0; r < rows; ++r) add_row(state, r);
   }
-  /// Adds one key to row r of a state with this maximum. Its value lies in panels `next` numbers apart.
-  [[gnu::noinline]] void add_key(idx_t r, T maximum, T weight, const T* value, idx_t next) const {
+  /// Adds one key to row r of a state with this maximum; its value, in panels `next` numbers apart, with weight `kept`.
+  [[gnu::noinline]] void add_key(idx_t r, T maximum, T weight, T kept, const T* value, idx_t next) const {
     const T factor = raise(r, maximum);
     T *const sum = sums.sum + r * Lanes, *const error = errors.sum + r * Lanes;
     for (int n = 0; n < Lanes; ++n) sum[n] *= factor, error[n] *= factor;
     add_compensated(*sum, *error, weight);
     for (idx_t d = 0; d < sums.cols; d += width<T>) {
       alignas(64) T x[width<T>];
-      store<T>(x, mul(broadcast<T>(weight), load<T>(value + d / panel_width<T> * next + d % panel_width<T>)));
+      store<T>(x, kept == T(0) ? zero<T>()
+                               : mul(broadcast<T>(kept),
+                                     load<T>(value + d / panel_width<T> * next + d % panel_width<T>)));
       move_compensated(x, width<T>, factor, sums.row(r) + d, errors.row(r) + d);
     }
   }

@@ -1,5 +1,5 @@
 // attn: the terms of a score between the product and the softmax, in this order: softcap c tanh(s / c), + bias, + the
-//   bias of the distance, + ALiBi (-slope |distance|), the caller's score(s, batch, head, i, j), -infinity for keys that
+//   bias of the distance, + ALiBi (-slope |distance|), + the decay of the key, the caller's score(s, batch, head, i, j), -infinity for keys that
 //   are excluded though they lie in the range the query sees, and for those the mask hides, + log(count) for slots that
 //   stand for several keys.
 // Terms that are not given cost nothing: without any, the kernel does not process scores at all. All operators use this
@@ -9,6 +9,8 @@
 #include <attn/core/detail/attention_shape.hpp>
 #include <attn/core/detail/prefetch.hpp>
 #include <attn/core/mask_view.hpp>
+#include <attn/softmax/detail/decay_sums.hpp>
+#include <attn/softmax/detail/dropped_weights.hpp>
 #include <attn/softmax/detail/online_softmax.hpp>
 #include <attn/softmax/detail/packed_keys.hpp>
 #include <attn/softmax/detail/relative_bias.hpp>
@@ -21,7 +23,7 @@ namespace attn { inline namespace ATTN_ISA {
 namespace detail {
 
 /// How many of a set of keys a mask leaves visible.
-enum class mask_coverage { none, some, all };
+enum class mask_coverage { none, some, all };  // in ascending order
 
 /// Examines bytes, which are 0 or not.
 inline mask_coverage seen_of(const unsigned char* bytes, idx_t count, idx_t stride) {
@@ -98,7 +100,9 @@ struct score_terms {
   std::optional<T> softcap{};
   tensor_view<const T> bias{};
   relative_bias<T> relative{};
-  tensor_view<const unsigned char> mask{};
+  decay_sums<T> decay{};
+  dropout_options dropout{};  // of the weights, after the softmax
+  tensor_view<const unsigned char> mask{}, key_mask{};  // the latter only beside the former
   std::span<const T> slopes{};
   Score* score = nullptr;
   T scale = T(1);
@@ -111,7 +115,7 @@ struct score_terms {
 
   /// Whether there is a term that needs scores in base e.
   bool change_scores() const { return scored || softcap || bias || relative || !slopes.empty(); }
-  bool any_but_mask() const { return change_scores() || excluded || counts; }
+  bool any_but_mask() const { return change_scores() || decay || excluded || counts; }
   bool any() const { return any_but_mask() || mask; }
 
   /// The factor of queries as they are packed. Scores enter the softmax in base 2; where a term needs them in base e,
@@ -129,39 +133,59 @@ struct score_terms {
   /// s[n] holds query_factor() * q_i.k of the keys at slots slot + n, n < count, and becomes log2(e) times the final
   /// score.
   void apply(T* s, idx_t count, idx_t i, const index_map& positions, idx_t slot) const {
-    if (change_scores()) change(s, count, i, positions, slot);
-    if (excluded) excluded.apply(s, count, i + query_shift, positions, slot);
+    const idx_t position = i + query_shift;
+    if (change_scores())
+      change(s, count, i, positions, slot);
+    else if (decay)
+      decay.add(s, count, batch, head, position, positions, slot, log2_e<T>);
+    if (decay) decay.hide(s, count, batch, head, position, positions, slot);
+    if (excluded) excluded.apply(s, count, position, positions, slot);
     if (counts) counts.apply(s, count, head, slot);
-    if (mask) hide(s, count, i, positions, slot);
+    if (mask) hide(mask, s, count, i, positions, slot);
+    if (key_mask) hide(key_mask, s, count, i, positions, slot);
+  }
+
+  /// Drops weights of query i, or their gradients x[n] of the keys at slots slot + n, n < count.
+  void drop(T* x, idx_t count, idx_t i, const index_map& positions, idx_t slot) const {
+    drop_weights(dropout.row(batch, head, i + query_shift), x, count, positions, slot, T(dropout.factor()));
   }
 
   /// Prefetches what seen() will read.
   void prefetch_mask(idx_t i, idx_t count, const index_map& positions, idx_t slot) const {
     if (positions.list || positions.step != 1 || mask.stride(3) != 1) return;
-    prefetch_bytes<cache_level::first>(reinterpret_cast<const char*>(mask_row(i) + positions[slot]), count);
+    prefetch_bytes<cache_level::first>(reinterpret_cast<const char*>(row_of_query(mask, i) + positions[slot]), count);
   }
   /// How many of the keys at slots slot + n, n < count, the mask leaves visible for query i.
   mask_coverage seen(idx_t i, idx_t count, const index_map& positions, idx_t slot) const {
-    const unsigned char* const row = mask_row(i);
+    const mask_coverage by_pairs = seen(mask, i, count, positions, slot);
+    if (!key_mask || by_pairs == mask_coverage::none) return by_pairs;
+    return std::min(by_pairs, seen(key_mask, i, count, positions, slot));
+  }
+
+ private:
+  using flags = tensor_view<const unsigned char>;
+
+  /// The row of query i of a view that may be broadcast.
+  template <class E>
+  E* row_of_query(const tensor_view<E>& x, idx_t i) const {
+    return x.data() + (x.extent(0) == 1 ? 0 : batch) * x.stride(0) + (x.extent(1) == 1 ? 0 : head) * x.stride(1) +
+           (x.extent(2) == 1 ? 0 : i) * x.stride(2);
+  }
+  mask_coverage seen(const flags& of, idx_t i, idx_t count, const index_map& positions, idx_t slot) const {
+    const unsigned char* const row = row_of_query(of, i);
     if (!positions.list)
-      return seen_of(row + positions[slot] * mask.stride(3), count, positions.step * mask.stride(3));
+      return seen_of(row + positions[slot] * of.stride(3), count, positions.step * of.stride(3));
     bool any = false, all = true;
     for (idx_t n = 0; n < count && (all || !any); ++n) {
-      const bool one = row[positions[slot + n] * mask.stride(3)] != 0;
+      const bool one = row[positions[slot + n] * of.stride(3)] != 0;
       any |= one, all &= one;
     }
     return any ? (all ? mask_coverage::all : mask_coverage::some) : mask_coverage::none;
   }
-
- private:
-  const unsigned char* mask_row(idx_t i) const {
-    return mask.data() + (mask.extent(0) == 1 ? 0 : batch) * mask.stride(0) +
-           (mask.extent(1) == 1 ? 0 : head) * mask.stride(1) + (mask.extent(2) == 1 ? 0 : i) * mask.stride(2);
-  }
-  void hide(T* s, idx_t count, idx_t i, const index_map& positions, idx_t slot) const {
+  void hide(const flags& by, T* s, idx_t count, idx_t i, const index_map& positions, idx_t slot) const {
     constexpr T hidden = -std::numeric_limits<T>::infinity();
-    const unsigned char* const row = mask_row(i);
-    const idx_t stride = mask.stride(3);
+    const unsigned char* const row = row_of_query(by, i);
+    const idx_t stride = by.stride(3);
     if (stride == 1 && !positions.list && positions.step == 1) {
       hide_scores(s, count, row + positions[slot]);
     } else {
@@ -192,11 +216,9 @@ struct score_terms {
   /// of the range of T.
   void change(T* s, idx_t count, idx_t i, const index_map& positions, idx_t slot) const {
     if (softcap) cap_scores(s, count, *softcap);
+    if (decay) decay.add(s, count, batch, head, i + query_shift, positions, slot, T(1));
     const T slope = slopes.empty() ? T(0) : slopes[static_cast<std::size_t>(head)];
-    const T* const row =
-        !bias ? nullptr
-              : bias.data() + (bias.extent(0) == 1 ? 0 : batch) * bias.stride(0) +
-                    (bias.extent(1) == 1 ? 0 : head) * bias.stride(1) + (bias.extent(2) == 1 ? 0 : i) * bias.stride(2);
+    const T* const row = bias ? row_of_query(bias, i) : nullptr;
     const idx_t position = i + query_shift;
     const bool plain = !relative && !positions.list && (!row || (bias.stride(3) == 1 && positions.step == 1));
     if (relative)
@@ -240,6 +262,14 @@ struct score_terms {
   static constexpr T most = std::numeric_limits<T>::max();
 };
 
+/// The terms of one query, row t of what has a row for each.
+template <class T, class Score>
+score_terms<T, Score> for_query(score_terms<T, Score> terms, idx_t t) {
+  if (terms.bias.extent(2) > 1) terms.bias = terms.bias.slice(2, t, 1);
+  if (terms.mask.extent(2) > 1) terms.mask = terms.mask.slice(2, t, 1);
+  return terms;
+}
+
 /// 1 / sqrt(dim) unless given.
 template <class T>
 T scale_or_default(const std::optional<T>& scale, idx_t dim) {
@@ -253,7 +283,10 @@ score_terms<T, Score> terms_of(const Options& options, idx_t dim, Score* score =
   if constexpr (requires { options.softcap; }) terms.softcap = options.softcap;
   if constexpr (requires { options.bias; }) terms.bias = options.bias;
   if constexpr (requires { options.relative_bias; }) terms.relative = {options.relative_bias};
+  if constexpr (requires { options.log_decay; }) terms.decay.log_decay = options.log_decay;
+  if constexpr (requires { options.dropout; }) terms.dropout = options.dropout;
   if constexpr (requires { options.mask; }) terms.mask = options.mask.bytes();
+  if constexpr (requires { options.key_mask; }) (terms.mask ? terms.key_mask : terms.mask) = options.key_mask.bytes();
   if constexpr (requires { options.alibi_slopes; }) terms.slopes = options.alibi_slopes;
   return terms;
 }
@@ -286,6 +319,9 @@ void check_softmax_numbers(call_views& views, const attention_shape& s, const Op
       if (!(x >= least && x <= std::numeric_limits<T>::max())) views.fail({what, numbers}, x);
     views.read(what, list_layout(list));
   };
+  if constexpr (requires { options.dropout; })
+    if (!(options.dropout.rate >= 0 && options.dropout.rate < 1))
+      views.fail("a dropout rate from 0 to less than 1", options.dropout.rate);
   if constexpr (requires { options.relative_bias; }) {
     const auto& table = options.relative_bias;
     views.option("relative_bias", table, {{"relative_bias heads", s.heads, or_one}});
@@ -305,6 +341,18 @@ void check_key_options(call_views& views, const attention_shape& s, const Option
                                                 {"mask heads", s.heads, or_one},
                                                 {"mask query length", s.queries, or_one},
                                                 {"mask key length = key length", s.keys}});
+  if constexpr (requires { options.key_mask; })
+    views.option("key_mask", options.key_mask.bytes(), {{"key_mask batch", s.batch, or_one},
+                                                        {},
+                                                        {},
+                                                        {"key_mask length = key length", s.keys}});
+  if constexpr (requires { options.log_decay; }) {
+    views.option("log_decay", options.log_decay, {{"log_decay batch = query batch", s.batch},
+                                                  {"log_decay heads = query heads", s.heads},
+                                                  {"log_decay length = key length", s.keys}});
+    if constexpr (requires { options.causal; })
+      if (options.log_decay && !options.causal) views.fail("causal attention, since log_decay is given", "causal = false");
+  }
   if constexpr (requires { options.bias; })
     views.option("bias", options.bias, {{"bias batch", s.batch, or_one},
                                         {"bias heads", s.heads, or_one},

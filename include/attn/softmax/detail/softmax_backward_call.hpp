@@ -42,13 +42,14 @@ struct softmax_backward_call {
   tensor_view<T, 1> d_slopes, d_sinks;
   tensor_view<T> d_bias{};
   tensor_view<T, 2> d_relative_bias{};
+  tensor_view<T, 3> d_log_decay{};
   tensor_view<const T, 3> d_lse;
   bool accumulate;
   ScoreBackward* score_backward;
 
   idx_t furthest = 0;       // no query sees a key further away
   T* slope_sums = nullptr;  // [batch * heads]: the gradients of each head's slope, where they are asked for
-  double* relative_bias_sums = nullptr;  // [batch * heads][relative_entries()], likewise
+  double* head_sums = nullptr;  // [batch * heads][head_entries()]: those of the relative bias and of decays, likewise
 
   const sequence_lengths& lengths() const { return forward.lengths; }
   const score_terms<T, Score>& terms() const { return forward.terms; }
@@ -67,9 +68,18 @@ struct softmax_backward_call {
     if (!d_relative_bias) return {};
     return {sums + n * relative_entries() + relative_reach(), relative_reach()};
   }
-  /// Adds what a task has summed for query head `head` of all batch items.
-  void add_relative(idx_t head, const double* sums) const {
-    for (idx_t e = 0; e < relative_entries(); ++e) relative_bias_sums[head * relative_entries() + e] += sums[e];
+  /// Entries of a head: of the relative bias, then of the gradients of scores by query and by key.
+  idx_t head_entries() const { return relative_entries() + (d_log_decay ? shape.queries + shape.keys : 0); }
+  /// Those by query and by key, in the list of a head.
+  decay_gradients decay_list(double* sums) const {
+    if (!d_log_decay) return {};
+    double* const queries = sums + relative_entries();
+    return {.queries = queries, .keys = queries + shape.queries};
+  }
+  double* sums_of(idx_t head) const { return head_sums + head * head_entries(); }
+  /// Adds the first `count` entries of what a task has summed for query head `head` of all batch items.
+  void add_sums(idx_t head, const double* sums, idx_t count) const {
+    for (idx_t e = 0; e < count; ++e) sums_of(head)[e] += sums[e];
   }
   template <class P = product_type<S>>
   backward_scratch<P> layout_scratch(arena& memory) const {
@@ -112,20 +122,24 @@ struct softmax_backward_call {
     struct saved {
       typename softmax_call<S, Score>::lse_memory lse;
       T *slopes, *sinks;
-      double* relative;
+      double* sums;
     };
     const auto memory = exec.workspace([&](arena& m) {
       return saved{forward.layout_lse(m), m.allocate<T>(d_slopes ? heads : 0), m.allocate<T>(d_sinks ? heads : 0),
-                   m.allocate<double>(heads * relative_entries())};
+                   m.allocate<double>(heads * head_entries())};
     });
+    const auto decays = exec.workspace([&](arena& m) { return forward.layout_decay(m); });
+    forward.sum_decays(*decays);
     if (forward.needs_lse(memory->lse)) recompute(forward);
     slope_sums = memory->slopes;
     std::fill_n(slope_sums, d_slopes ? heads : 0, T(0));
-    relative_bias_sums = memory->relative;
-    std::fill_n(relative_bias_sums, heads * relative_entries(), 0.0);
+    head_sums = memory->sums;
+    std::fill_n(head_sums, heads * head_entries(), 0.0);
     body(*this);
     if (d_slopes) store_per_head(memory->slopes, d_slopes);
     if (d_relative_bias) store_relative_bias();
+    if (d_log_decay)
+      exec.for_each(heads, [&](idx_t n, int) { store_log_decay(n / shape.heads, n % shape.heads); });
     if (!d_sinks) return;
     exec.for_each(heads, [&](idx_t n, int) { memory->sinks[n] = sink_gradient(n / shape.heads, n % shape.heads); });
     store_per_head(memory->sinks, d_sinks);
@@ -144,15 +158,29 @@ struct softmax_backward_call {
   }
   /// Summed over batch items, and over heads where one table serves all; distances that there are not have gradient 0.
   void store_relative_bias() const {
-    const idx_t rows = d_relative_bias.extent(0), size = relative_entries(),
+    const idx_t rows = d_relative_bias.extent(0), size = relative_entries(), next = head_entries(),
                 outside = d_relative_bias.extent(1) / 2 - relative_reach();
     for (idx_t h = 0; h < rows; ++h)
       for (idx_t e = 0; e < d_relative_bias.extent(1); ++e) {
         double sum = 0;
         for (idx_t n = h; n < shape.batch * shape.heads && e >= outside && e < outside + size; n += rows)
-          sum += relative_bias_sums[n * size + e - outside];
+          sum += head_sums[n * next + e - outside];
         store_gradient(d_relative_bias(h, e), static_cast<T>(sum), accumulate);
       }
+  }
+  /// The gradients of a head's log decays: a token's is in c of the queries and keys at its position and after it.
+  void store_log_decay(idx_t b, idx_t h) const {
+    const decay_gradients of = decay_list(sums_of(b * shape.heads + h));
+    const idx_t shift = forward.shift(b), keys = lengths().keys(b);
+    idx_t i = lengths().queries(b) - 1;
+    double sum = 0;
+    for (idx_t t = shape.keys - 1; t >= 0; --t) {
+      if (t < keys) {
+        for (; i >= 0 && i + shift >= t; --i) sum += of.queries[i];
+        sum -= of.keys[t];
+      }
+      store_gradient(d_log_decay(b, h, t), t < keys ? static_cast<T>(sum) : T(0), accumulate);
+    }
   }
   void store_per_head(const T* sums, const tensor_view<T, 1>& to) const {
     for (idx_t h = 0; h < shape.heads; ++h) {
@@ -197,6 +225,7 @@ auto unchecked_backward_call(const char* name, const Q& q, const K& k, const V& 
   if constexpr (requires { gradients.k; }) call.dk = gradients.k;
   if constexpr (requires { gradients.alibi_slopes; }) call.d_slopes = gradients.alibi_slopes;
   if constexpr (requires { gradients.relative_bias; }) call.d_relative_bias = gradients.relative_bias;
+  if constexpr (requires { gradients.log_decay; }) call.d_log_decay = gradients.log_decay;
   return call;
 }
 
@@ -217,6 +246,7 @@ void check_backward_call(Call& call) {
   if constexpr (requires { gradients.bias; }) views.gradient("bias", gradients.bias, given.bias);
   if constexpr (requires { gradients.relative_bias; })
     views.gradient("relative_bias", gradients.relative_bias, given.relative_bias);
+  if constexpr (requires { gradients.log_decay; }) views.gradient("log_decay", gradients.log_decay, given.log_decay);
   if constexpr (requires { gradients.alibi_slopes; })
     views.gradient("alibi_slopes", gradients.alibi_slopes, list_layout(given.alibi_slopes));
   views.gradient("sinks", gradients.sinks, list_layout(given.sinks));

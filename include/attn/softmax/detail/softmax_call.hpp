@@ -94,9 +94,28 @@ struct softmax_inputs : attention_views<S, C> {
 /// A call after the checks that all operators share.
 template <class S, class Score, class C = S>
 struct softmax_call : softmax_inputs<S, C> {
+  using T = compute_type<S>;
+
   validator check;
-  score_terms<compute_type<S>, Score> terms;
+  score_terms<T, Score> terms;
   execution& exec;
+
+  /// Memory for the sums of log decays, where they are given and not added up yet.
+  decay_sums<T> layout_decay(arena& memory) const {
+    return decay_sums<T>::layout(memory, terms.decay.sums ? tensor_view<const T, 3>() : terms.decay.log_decay);
+  }
+  /// Adds them up in this memory; item b has keys_of(b) keys.
+  template <class Keys>
+  void sum_decays(const decay_sums<T>& memory, const Keys& keys_of) {
+    if (!memory) return;
+    const idx_t heads = memory.log_decay.extent(1);
+    terms.decay = memory;
+    exec.for_each(memory.log_decay.extent(0) * heads,
+                  [&](idx_t n, int) { memory.add_up(n / heads, n % heads, keys_of(n / heads)); });
+  }
+  void sum_decays(const decay_sums<T>& memory) {
+    sum_decays(memory, [&](idx_t b) { return this->lengths.keys(b); });
+  }
 
   /// The same over the keys and values of a cache.
   template <class Cached>

@@ -202,6 +202,11 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
             range.largest[r - r0] = max_lanes(most);
           else
             range.zeros |= !(min_lanes(least) >= std::numeric_limits<T>::min());  // smaller ones become 0 as bf16
+          if (terms.dropout && seen > 0) {
+            terms.for_head(terms.batch, q.first_head + r / q.queries, terms.query_shift)
+                .drop(s, seen, i, positions, begin);
+            range.zeros = true, range.largest[r - r0] *= T(terms.dropout.factor());
+          }
           rescale[r - r0] = state.maximum[r] - reference;
           state.maximum[r] = maximum;
           sums[r - r0] = sum_lanes(sum);

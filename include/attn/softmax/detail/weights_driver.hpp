@@ -46,6 +46,9 @@ struct weights_driver {
           const packet<T> x = load<T>(row + n);
           store<T>(row + n, if_less(x, lowest, zero<T>(), exp2_weight<T>(sub(sub(x, largest), log_sum))));
         }
+        const idx_t from = std::max(block.ranges[t.row + m].begin, t.first),
+                    to = std::min(block.ranges[t.row + m].end, t.first + t.count);
+        if (terms.dropout && from < to) terms.drop(row + from - t.first, to - from, i, keys.positions, from);
         use(t.row + m, t.first, t.count, row);
       }
     });
@@ -147,6 +150,8 @@ void write_weights(softmax_call<S, Score>& call, list_view<idx_t> rows, const te
   // Weights are e^(score - lse): lse must come from the same kind of products as the scores.
   if (uses_fast_products<S>(call.exec)) call.lse = {};
   const standard_products standard(call.exec);
+  const auto decays = call.exec.workspace([&](arena& m) { return call.layout_decay(m); });
+  call.sum_decays(*decays);
   const auto memory = call.exec.workspace([&](arena& m) { return call.layout_lse(m); });
   if (call.needs_lse(*memory)) full_call{call}.run();
   const weights_driver<S, Score> driver{call};

@@ -34,6 +34,7 @@ struct window_backward : window_sets {
     const idx_t all = round_up(std::max<idx_t>(1, shape.keys), max_rows);  // at least one block, also without keys
     return std::min(all, round_up(std::max<idx_t>(2048, 8 * (left + right)), max_rows));
   }
+  idx_t decay_entries() const { return in.d_log_decay ? 2 * global_count() : 0; }
   idx_t query_stride() const { return backward_keys<P>::stride(shape.dim); }
   idx_t value_stride() const { return backward_keys<P>::stride(shape.dim_v); }
 
@@ -58,6 +59,7 @@ struct window_backward : window_sets {
     T* queries = nullptr;                  // [group][globals][query_stride]
     T* slopes = nullptr;                   // [group]
     double* relative = nullptr;            // [group][relative_entries()]
+    double* decay = nullptr;               // [group][2 globals]: of global queries and keys (decay_gradients)
   };
   /// Sums of the gradients of all keys and values of a key head.
   struct key_sums {
@@ -78,7 +80,8 @@ struct window_backward : window_sets {
       T *const keys = m.allocate<T>(n * key), *const values = m.allocate<T>(n * value);
       T* const queries = m.allocate<T>(shape.group() * n * key);
       T* const slopes = m.allocate<T>(shape.group());
-      return partial{keys, values, queries, slopes, m.allocate<double>(shape.group() * in.relative_entries())};
+      double* const relative = m.allocate<double>(shape.group() * in.relative_entries());
+      return partial{keys, values, queries, slopes, relative, m.allocate<double>(shape.group() * decay_entries())};
     });
     const key_sums ordinary = all_keys(sums);
     return {parts, ordinary, all_keys(sums && own())};
@@ -90,6 +93,7 @@ struct window_backward : window_sets {
     std::fill_n(p.queries, shape.group() * n * query_stride(), T(0));
     std::fill_n(p.slopes, shape.group(), T(0));
     std::fill_n(p.relative, shape.group() * in.relative_entries(), 0.0);
+    std::fill_n(p.decay, shape.group() * decay_entries(), 0.0);
   }
 
   /// Scratch of one thread.
@@ -126,6 +130,12 @@ struct window_backward : window_sets {
     idx_t low = 0, high = 0;  // keys packed
     bool listed = false;      // without global ones
 
+    /// Adds the keys of the class that the part owns.
+    decay_gradients owned(decay_gradients of) const {
+      of.first = r + d * k0, of.end = r + d * k1;
+      return of;
+    }
+
     /// The slot of key t of the class, or of the next one that is packed.
     idx_t slot(idx_t t) const {
       const idx_t at = std::clamp(t, low, high) - low;
@@ -155,12 +165,21 @@ struct window_backward : window_sets {
     p.s.keys.pack(head_of(in.k, p.b, p.kv), head_of(in.v, p.b, p.kv), 0, count);
   }
 
+  /// The sums by global key of a query head.
+  double* global_keys_of(const partial& sums, idx_t in_group) const {
+    return sums.decay + in_group * decay_entries() + global_count();
+  }
+
   /// Queries [begin, end) of the part's class and head h; `owned`: the part's own.
   void take_queries(const part_of_class& p, idx_t h, idx_t begin, idx_t end, bool owned, const partial& sums) const {
     const auto head_terms = in.terms().for_head(p.b, h, p.shift);
     auto back = in.back(head_terms);
     back.sum_slope &= owned;  // every key of a query counts once
-    if (owned) back.relative = in.relative_list(sums.relative, h - p.kv * shape.group());
+    const idx_t in_group = h - p.kv * shape.group();
+    if (owned) back.relative = in.relative_list(sums.relative, in_group);
+    const decay_gradients decay = in.decay_list(in.sums_of(p.b * shape.heads + h));
+    back.decay = p.owned(decay);
+    if (!owned) back.decay.queries = nullptr;
     key_range ranges[max_rows];
     T* const dq = owned && in.dq ? p.s.dq : nullptr;
     const idx_t all = in.lengths().keys(p.b);
@@ -183,13 +202,16 @@ struct window_backward : window_sets {
       if (p.listed) {
         for (idx_t row = 0; row < rows; ++row)
           ranges[row] = {0, globals_before(in.forward.causal ? std::min(all, which[row] + p.shift + 1) : all)};
+        const decay_gradients of_class = back.decay;
+        if (decay) back.decay = {.queries = decay.queries, .keys = global_keys_of(sums, in_group), .by_slot = true};
         differentiate(p.s.rows, rows, ranges, which, p.s.global_keys, head_terms, p.s.block, dq, query_stride(), back);
+        back.decay = of_class;
       }
       for (idx_t row = 0; dq && row < rows; ++row)
         store_gradient_row(dq + row * query_stride(), in.terms().scale, head_of(in.dq, p.b, h), which[row],
                            in.accumulate);
     }
-    sums.slopes[h - p.kv * shape.group()] += back.d_slope();
+    sums.slopes[in_group] += back.d_slope();
   }
 
   /// Rows of global queries of head h with the part's own keys, and with the global ones where `first`.
@@ -199,6 +221,8 @@ struct window_backward : window_sets {
     const auto head_terms = in.terms().for_head(p.b, h, p.shift);
     auto back = in.back(head_terms);
     back.relative = in.relative_list(part.relative, in_group);
+    decay_gradients decay = p.owned(in.decay_list(in.sums_of(p.b * shape.heads + h)));
+    if (decay) decay.queries = part.decay + in_group * decay_entries(), decay.listed = globals;
     key_range ranges[max_rows];
     const idx_t all = in.lengths().keys(p.b);
     const idx_t g0 = globals_before(p.shift), g1 = globals_before(in.forward.last_shift(p.b));
@@ -210,17 +234,21 @@ struct window_backward : window_sets {
       const index_map which{0, 1, p.s.row_list};
       in.pack_rows(p.s.rows, p.b, h, head_of(own() ? options.q_global : in.q, p.b, h), which, rows);
       if (dq) std::fill_n(dq, max_rows * query_stride(), T(0));
-      const auto take = [&](const backward_keys<P>& set, const auto& range_of) {
+      const auto take = [&](const backward_keys<P>& set, const decay_gradients& sums_of_set, const auto& range_of) {
+        back.decay = sums_of_set;
         for (idx_t row = 0; row < rows; ++row)
           ranges[row] = range_of(in.forward.causal ? std::min(all, which[row] + p.shift + 1) : all);
         differentiate(p.s.rows, rows, ranges, which, set, head_terms, p.s.block, dq, query_stride(), back);
       };
       const auto entries_before = [&](idx_t end) { return std::clamp(ceil_div(end - p.r, p.d), p.k0, p.k1); };
       if (own())
-        take(p.s.own_keys, [&](idx_t end) { return key_range{0, entries_before(end) - p.k0}; });
+        take(p.s.own_keys, decay, [&](idx_t end) { return key_range{0, entries_before(end) - p.k0}; });
       else
-        take(p.s.keys, [&](idx_t end) { return key_range{p.slot(p.k0), p.slot(entries_before(end))}; });
-      if (first && !own()) take(p.s.global_keys, [&](idx_t end) { return key_range{0, globals_before(end)}; });
+        take(p.s.keys, decay, [&](idx_t end) { return key_range{p.slot(p.k0), p.slot(entries_before(end))}; });
+      decay_gradients of_globals = decay;
+      if (decay) of_globals.keys = global_keys_of(part, in_group), of_globals.by_slot = true;
+      if (first && !own())
+        take(p.s.global_keys, of_globals, [&](idx_t end) { return key_range{0, globals_before(end)}; });
       for (idx_t row = 0; dq && row < rows; ++row)
         for (idx_t d = 0; d < shape.dim; ++d) sums[(g + row) * query_stride() + d] += dq[row * query_stride() + d];
     }
@@ -326,6 +354,7 @@ struct window_backward : window_sets {
       add(sums.queries, more.queries, shape.group() * global_count() * query_stride());
       add(sums.slopes, more.slopes, shape.group());
       add(sums.relative, more.relative, shape.group() * in.relative_entries());
+      add(sums.decay, more.decay, shape.group() * decay_entries());
     }
     for (idx_t g = 0; g < seen_globals; ++g)
       store_key(false, b, kv, globals[static_cast<std::size_t>(g)], sums.keys + g * query_stride(),
@@ -347,7 +376,13 @@ struct window_backward : window_sets {
         store(own() ? gradients.q_global : in.dq, i, queries + g * query_stride());
       }
       if (in.d_slopes) in.slope_sums[b * shape.heads + h] += sums.slopes[in_group];
-      in.add_relative(b * shape.heads + h, sums.relative + in_group * in.relative_entries());
+      in.add_sums(b * shape.heads + h, sums.relative + in_group * in.relative_entries(), in.relative_entries());
+      if (const decay_gradients to = in.decay_list(in.sums_of(b * shape.heads + h))) {
+        const double *const of_queries = sums.decay + in_group * decay_entries(),
+                     *const of_keys = of_queries + global_count();
+        for (idx_t g = g0; g < g1; ++g) to.queries[globals[static_cast<std::size_t>(g)] - shift] += of_queries[g];
+        for (idx_t g = 0; g < seen_globals; ++g) to.keys[globals[static_cast<std::size_t>(g)]] += of_keys[g];
+      }
     }
   }
 

@@ -74,7 +74,7 @@ struct window_step {
     s.state.clear();
     const auto keys = source.keys(b, kv), values = source.values(b, kv);
     long_sums sums(s.state, s.total, count, stream_chunk);
-    const auto token_terms = in.terms.for_head(b, head, p);
+    const auto token_terms = for_query(in.terms.for_head(b, head, p), t);
     // Every stride-th row from `row` on, in one or more pages.
     const auto take = [&](idx_t row, idx_t stride, idx_t rows, index_map positions) {
       while (rows > 0) {
@@ -126,6 +126,14 @@ struct window_step {
 };
 template <class S, class Score, class Source>
 window_step(const softmax_call<S, Score>&, const Source&) -> window_step<S, Score, Source>;
+
+/// A checked step.
+template <class S, class Score, class Source>
+void attend_stream_window(softmax_call<S, Score> call, const Source& source) {
+  const auto decays = call.exec.workspace([&](arena& memory) { return call.layout_decay(memory); });
+  call.sum_decays(*decays, [&](idx_t b) { return source.before(b) + call.lengths.queries(b); });
+  window_step{call, source}.run();
+}
 
 /// A cache that keeps all tokens and already has those of the chunk: kv_cache, paged_cache.
 template <class Inside>
