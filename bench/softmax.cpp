@@ -63,66 +63,96 @@ struct sliding_window_stream final : stream {
   void rewind(idx_t) override {}
 };
 
-/// Of zeros, so that results stay those of softmax.
-struct bias_table {
-  idx_t heads, reach;
-  std::vector<real> numbers, gradient;
+/// Options beside the plain ones, such that results stay those of softmax.
+struct parameters {
+  bool causal;
+  idx_t heads, length, reach;
+  double dropout;
+  std::vector<real> bias, d_bias, decay, d_decay;
+  std::vector<std::uint8_t> seen;
 
-  explicit bias_table(const problem& p)
-      : heads(p.heads), reach(p.set.relative_bias),
-        numbers(static_cast<std::size_t>(reach > 0 ? heads * (2 * reach + 1) : 0)), gradient(numbers) {}
-  attn::tensor_view<const real, 2> view() const { return of(numbers.data()); }
-  attn::tensor_view<real, 2> gradient_view() { return of(gradient.data()); }
+  explicit parameters(const problem& p)
+      : causal(p.causal), heads(p.heads), length(p.length), reach(p.set.relative_bias),
+        dropout(static_cast<double>(p.set.dropout) / 100), bias(size(reach > 0 ? 2 * reach + 1 : 0)), d_bias(bias),
+        decay(size(p.set.log_decay && causal ? length : 0)), d_decay(decay),
+        seen(static_cast<std::size_t>(p.set.key_mask ? length : 0), 1) {}
+
+  /// In some options.
+  template <class Options>
+  Options in(Options o) const {
+    o.causal = causal;
+    o.relative_bias = table(bias.data());
+    if (!decay.empty()) o.log_decay = {decay.data(), {1, heads, length}};
+    if (!seen.empty()) o.key_mask = attn::tensor_view<const std::uint8_t, 2>(seen.data(), {1, length});
+    o.dropout = {dropout, 1};
+    return o;
+  }
+  /// And the gradients of a backward pass.
+  template <class Gradients>
+  Gradients gradients(const training_views& x) {
+    Gradients g{.q = x.dq, .k = x.dk, .v = x.dv};
+    g.relative_bias = table(d_bias.data());
+    if (!decay.empty()) g.log_decay = {d_decay.data(), {1, heads, length}};
+    return g;
+  }
 
  private:
+  std::size_t size(idx_t each) const { return static_cast<std::size_t>(heads * each); }
   template <class R>
-  attn::tensor_view<R, 2> of(R* data) const {
+  attn::tensor_view<R, 2> table(R* data) const {
     if (reach == 0) return {};
     return {data, {heads, 2 * reach + 1}};
   }
 };
 
+attn::full_softmax_options<element> full_options(const parameters& of) {
+  return of.in(attn::full_softmax_options<element>{});
+}
+attn::sliding_window_options<element> window_options(const parameters& of, idx_t w) {
+  return of.in(attn::sliding_window_options<element>{.left = w, .right = w});
+}
+
 runner prepare_full(const problem& p) {
-  return [causal = p.causal, bias = bias_table(p)](input q, input k, input v, output out, attn::execution& exec) {
-    attn::full_softmax(q, k, v, out, {.causal = causal, .relative_bias = bias.view()}, exec);
+  return [of = parameters(p)](input q, input k, input v, output out, attn::execution& exec) {
+    attn::full_softmax(q, k, v, out, full_options(of), exec);
   };
 }
 
 runner prepare_window(const problem& p) {
-  return [w = p.set.window, causal = p.causal, bias = bias_table(p)](input q, input k, input v, output out,
-                                                                     attn::execution& exec) {
-    attn::sliding_window(q, k, v, out, {.causal = causal, .left = w, .right = w, .relative_bias = bias.view()}, exec);
+  return [of = parameters(p), w = p.set.window](input q, input k, input v, output out, attn::execution& exec) {
+    attn::sliding_window(q, k, v, out, window_options(of, w), exec);
   };
 }
 
 training_runner train_full(const problem& p) {
-  const auto bias = std::make_shared<bias_table>(p);
-  const auto options = [bias, causal = p.causal](const training_views& x) {
-    return attn::full_softmax_options<element>{.causal = causal, .relative_bias = bias->view(), .lse = x.lse};
+  const auto of = std::make_shared<parameters>(p);
+  const auto options = [of](const training_views& x) {
+    auto o = full_options(*of);
+    o.lse = x.lse;
+    return o;
   };
   return {[=](const training_views& x, attn::execution& exec) {
             attn::full_softmax(x.q, x.k, x.v, x.out, options(x), exec);
           },
           [=](const training_views& x, attn::execution& exec) {
-            attn::full_softmax_backward(
-                x.q, x.k, x.v, x.out, x.d_out,
-                {.q = x.dq, .k = x.dk, .v = x.dv, .relative_bias = bias->gradient_view()}, options(x), exec);
+            attn::full_softmax_backward(x.q, x.k, x.v, x.out, x.d_out,
+                                        of->gradients<attn::full_softmax_gradients<element>>(x), options(x), exec);
           }};
 }
 
 training_runner train_window(const problem& p) {
-  const auto bias = std::make_shared<bias_table>(p);
-  const auto options = [bias, w = p.set.window, causal = p.causal](const training_views& x) {
-    return attn::sliding_window_options<element>{
-        .causal = causal, .left = w, .right = w, .relative_bias = bias->view(), .lse = x.lse};
+  const auto of = std::make_shared<parameters>(p);
+  const auto options = [of, w = p.set.window](const training_views& x) {
+    auto o = window_options(*of, w);
+    o.lse = x.lse;
+    return o;
   };
   return {[=](const training_views& x, attn::execution& exec) {
             attn::sliding_window(x.q, x.k, x.v, x.out, options(x), exec);
           },
           [=](const training_views& x, attn::execution& exec) {
-            attn::sliding_window_backward(
-                x.q, x.k, x.v, x.out, x.d_out,
-                {.q = x.dq, .k = x.dk, .v = x.dv, .relative_bias = bias->gradient_view()}, options(x), exec);
+            attn::sliding_window_backward(x.q, x.k, x.v, x.out, x.d_out,
+                                          of->gradients<attn::sliding_window_gradients<element>>(x), options(x), exec);
           }};
 }
 
@@ -166,18 +196,24 @@ family softmax_family() {
                      .cost = growth::quadratic,
                      .has_causal = true,
                      .exact = true,
-                     .uses = {"relative-bias"},
+                     .uses = {"relative-bias", "log-decay", "key-mask", "dropout"},
                      .flops = [](const problem& p) { return score_flops(p, full_scores(p)); },
                      .prepare = prepare_full,
                      .backward = {[](const problem& p) { return five_for_two(score_flops(p, full_scores(p)), p); },
                                   train_full},
-                     .settings = settings_of(&flags::relative_bias, {128, 16384})},
+                     .settings = {{{&flags::relative_bias, 128}},
+                                  {{&flags::relative_bias, 16384}},
+                                  {{&flags::key_mask, 1}},
+                                  {{&flags::dropout, 10}}},
+                     .causal_settings = {{{&flags::relative_bias, 128}},
+                                         {{&flags::relative_bias, 16384}},
+                                         {{&flags::log_decay, 1}}}},
                     {.name = "sliding_window",
                      .colour = "#1f77d0",
                      .cost = growth::linear,
                      .has_causal = true,
                      .exact = false,
-                     .uses = {"window", "relative-bias"},
+                     .uses = {"window", "relative-bias", "log-decay", "key-mask", "dropout"},
                      .flops = [](const problem& p) { return score_flops(p, window_scores(p)); },
                      .prepare = prepare_window,
                      .backward = {[](const problem& p) { return five_for_two(score_flops(p, window_scores(p)), p); },
