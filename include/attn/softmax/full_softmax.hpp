@@ -52,7 +52,8 @@ struct full_softmax_options {
   /// (relative_bias.hpp expands the buckets of T5). -infinity masks a key.
   view_field<const real, 2> relative_bias{};
   /// Forgetting (Lin 2025, "Forgetting Transformer"): key j loses the weight of the log decays of the positions from
-  /// j + 1 to the query's, [B, H, Lk]; -infinity hides what is before it. Only where causal. Scratch: 16 bytes each.
+  /// j + 1 to the query's, <= 0, [B, H, Lk]; one below -1e9 hides what is before it. Only where causal. Scratch: 16 bytes
+  /// each.
   view_field<const real, 3> log_decay{};
   /// Which keys a query sees, in addition to causal and lengths: [B or 1, H or 1, Lq or 1, Lk] of bool or bytes
   /// (mask_view.hpp).

@@ -71,7 +71,7 @@ struct backward_terms {
         if (terms.bias) s += entry(terms.bias, i, j);
         if (terms.relative) s += terms.relative(terms.head, j - p);
         if (!terms.slopes.empty()) s -= terms.slopes[static_cast<std::size_t>(terms.head)] * distance(p, j);
-        if (terms.decay) s += static_cast<T>(terms.decay.head(terms.batch, terms.head)(p, j));
+        if (terms.decay) s += terms.decay.head(terms.batch, terms.head)(p, j);
         d[n] = static_cast<T>((*score_backward)(s, d[n], terms.batch, terms.head, p, j));
       }
     if (decay) decay.add(d, count, i, p, positions, slot);

@@ -102,7 +102,7 @@ struct softmax_call : softmax_inputs<S, C> {
 
   /// Memory for the sums of log decays, where they are given and not added up yet.
   decay_sums<T> layout_decay(arena& memory) const {
-    return decay_sums<T>::layout(memory, terms.decay.sums ? tensor_view<const T, 3>() : terms.decay.log_decay);
+    return decay_sums<T>::layout(memory, terms.decay.summed() ? tensor_view<const T, 3>() : terms.decay.log_decay);
   }
   /// Adds them up in this memory; item b has keys_of(b) keys.
   template <class Keys>
