@@ -27,7 +27,8 @@ struct options_case {
   attn::sliding_window_options<T> windowed{};
   reference::sliding_window_options wanted{};
   std::vector<T> slopes{}, sinks{};
-  tensor<T> bias{};
+  tensor<T> bias{}, decay{};
+  std::vector<std::uint8_t> seen{};
 };
 
 template <class T>
@@ -84,6 +85,25 @@ options_case<T> draw(random_source& random) {
     both([&](auto& o) { o.sinks = c.sinks; });
   }
   w.alibi_slopes = cast<double>(c.slopes), w.sinks = cast<double>(c.sinks);
+  if (sometimes("dropout")) {
+    w.dropout_rate = pick(real_choices{{0}, {0.1}, {0.5}, {-0.1, false}, {1, false}, {none, false}});
+    w.dropout_seed = 5;
+    both([&](auto& o) { o.dropout = {w.dropout_rate, w.dropout_seed}; });
+  }
+  if (sometimes("mask of keys")) {
+    w.key_mask = tensor<double>(random.below(2) ? idx_t(1) : s.batch, 1, 1, s.keys);
+    for (double& x : w.key_mask.data) c.seen.push_back(x = random.below(3) != 0);
+    both([&](auto& o) {
+      o.key_mask = attn::tensor_view<std::uint8_t, 2>(c.seen.data(), {w.key_mask.batch(), s.keys});
+    });
+  }
+  if (sometimes("log decays")) {
+    c.wrong |= !w.causal;
+    c.decay = tensor<T>(s.batch, s.heads, s.keys, 1);
+    for (T& x : c.decay.data) x = random.below(8) == 0 ? T(-inf) : static_cast<T>(-std::abs(random.normal()));
+    w.log_decay = cast<double>(c.decay);
+    both([&](auto& o) { o.log_decay = row_view(c.decay); });
+  }
   if (c.window) {
     w.left = c.windowed.left = pick(index_choices{{0}, {1}, {3}, {17}, {64}, {most}, {most - 1}, {-1, false}});
     w.right = c.windowed.right = pick(index_choices{{0}, {2}, {5}, {31}, {most}, {most - 1}, {-most, false}});
@@ -127,7 +147,9 @@ std::string outcome(options_case<T>& c, attn::execution& serial, fuzz_tally& sum
   if (c.wrong) return "not refused";
   reference::full_softmax_options full;
   reference::copy_choices(c.wanted, full);
-  full.alibi_slopes = c.wanted.alibi_slopes, full.sinks = c.wanted.sinks, full.bias = cast<double>(c.bias);
+  full.alibi_slopes = c.wanted.alibi_slopes;
+  full.sinks = c.wanted.sinks, full.bias = cast<double>(c.bias);
+  full.log_decay = c.wanted.log_decay;
   const auto q = cast<double>(in.q), k = cast<double>(in.k), v = cast<double>(in.v);
   const reference::result wanted =
       c.window ? reference::sliding_window(q, k, v, c.wanted) : reference::full_softmax(q, k, v, full);

@@ -19,11 +19,12 @@ basic_result<N> by_pattern(const tensor<N>& q, const tensor<N>& k, const tensor<
         for (idx_t j = 0; j < keys; ++j) {
           if ((options.causal && j > position) || !sees(options, h, position, j, keys)) continue;
           N score = plain_score(options, q, k, b, h, i, j, position - j);
+          if (score == -infinity) continue;
           if (options.score) score = options.score(score, b, h, position, j);
           scores.push_back(score);
           seen.push_back(j);
         }
-        softmax_row(options, scores, seen, v, b, h, i, into);
+        softmax_row(options, scores, seen, v, b, h, i, into, position);
       }
   }
   return into;

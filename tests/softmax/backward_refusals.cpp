@@ -176,6 +176,16 @@ std::vector<refused<Inputs>> gradient_refusals() {
            d.g.relative_bias = {d.d_parameter.data.data(), {4, 9}};
          }},
     });
+  if constexpr (requires(Inputs & d) { d.g.log_decay; })
+    add({
+        {"log decays that are not given", "log_decay",
+         [](auto& d) { d.g.log_decay = {d.d_parameter.data.data(), {2, 4, 9}}; }},
+        {"a gradient of another shape than the log decays", "the gradient of log_decay",
+         [](auto& d) {
+           d.options.causal = true, d.options.log_decay = {d.other.data.data(), {2, 4, 9}};
+           d.g.log_decay = {d.d_parameter.data.data(), {2, 4, 6}};
+         }},
+    });
   if constexpr (requires(Inputs & d) { d.g.q_global; }) {
     const auto own = [](auto& d) {
       d.options.q_global = d.shaped(2, 4, 6, 8), d.options.k_global = d.shaped(2, 2, 9, 8);

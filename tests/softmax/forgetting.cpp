@@ -1,6 +1,6 @@
 // Decays, dropout and masks of keys: against biases of every pair, steps, restarts, and each other.
 #include "support/catch.hpp"
-#include "support/run_backward.hpp"
+#include "support/run_pattern_backward.hpp"
 
 namespace testing::forgetting_tests {
 namespace {
@@ -88,6 +88,25 @@ TEST_CASE("windows with decays, dropout and masks of keys", "[forgetting]") {
       CHECK(more.out <= tolerance<float>::out);
       check_backward<float>(p, true, {}, &threads);
     }
+}
+
+TEST_CASE("patterns with dropout and masks of keys", "[forgetting]") {
+  const auto check = [](auto p) {
+    p.options.dropout_rate = 0.2, p.options.dropout_seed = 3;
+    p.options.key_mask = tensor<double>(1, 1, 1, 50, 1);
+    for (idx_t j : {0, 7, 8, 49}) p.options.key_mask(0, 0, 0, j) = 0;
+    p = rounded<float>(p);
+    CHECK(relative_error(run_pattern<float>(p).out, reference::by_pattern(p.q, p.k, p.v, p.options).out) <=
+          tolerance<float>::out);
+    check_backward<float>(p, true);
+  };
+  const problem_shape shape{.batch = 2, .queries = 50, .keys = 50, .dim = 8, .value_dim = 8};
+  auto blocks = random_problem<problem<reference::block_options>>(shape, 3);
+  blocks.options.size = 8, blocks.options.neighbours = 1;
+  check(blocks);
+  auto strided = random_problem<problem<reference::strided_options>>(shape, 4);
+  strided.options.causal = true, strided.options.stride = 6;
+  check(strided);
 }
 
 TEST_CASE("dropout keeps a share of the weights, all of them on average, whatever computes them", "[forgetting]") {

@@ -5,6 +5,41 @@
 
 namespace testing::refusals_tests {
 
+namespace {
+
+// Of decays, masks of keys and dropout.
+template <class Call>
+std::vector<refused<Call>> decay_refusals() {
+  const auto decays = [](idx_t b, idx_t h, idx_t j) {
+    return [=](Call& d) { d.options.causal = true, d.options.log_decay = {d.other.data.data(), {b, h, j}}; };
+  };
+  const auto rate = [](double x) { return [=](Call& d) { d.options.dropout.rate = x; }; };
+  const auto mask = [](idx_t b, idx_t j) {
+    return [=](Call& d) {
+      d.options.key_mask = attn::tensor_view<std::uint8_t, 2>(reinterpret_cast<std::uint8_t*>(d.other.data.data()), {b, j});
+    };
+  };
+  return {{"log decays of one batch item", "log_decay batch", decays(1, 4, 9)},
+          {"log decays of the key heads", "log_decay heads", decays(2, 2, 9)},
+          {"log decays of the queries", "log_decay length = key length 9; found 6", decays(2, 4, 6)},
+          {"log decays without causal", "causal attention, since log_decay is given; found causal = false",
+           [](Call& d) { d.options.log_decay = {d.other.data.data(), {2, 4, 9}}; }},
+          {"null log decays", "null",
+           [](Call& d) { d.options.causal = true, d.options.log_decay = {nullptr, {2, 4, 9}}; }},
+          {"a mask of keys of another batch", "key_mask batch", mask(3, 9)},
+          {"a mask of the queries as keys", "key_mask length = key length 9; found 6", mask(1, 6)},
+          {"out in the mask of keys", "overlap",
+           [](Call& d) {
+             d.options.key_mask =
+                 attn::tensor_view<std::uint8_t, 2>(reinterpret_cast<std::uint8_t*>(d.out.data.data()), {1, 9});
+           }},
+          {"dropout of everything", "a dropout rate from 0 to less than 1; found 1", rate(1)},
+          {"a negative rate", "a dropout rate", rate(-0.1)},
+          {"a rate of NaN", "a dropout rate", rate(std::numeric_limits<double>::quiet_NaN())}};
+}
+
+}  // namespace
+
 TEST_CASE("full_softmax refuses what does not fit", "[refusals]") {
   using options = attn::full_softmax_options<float>;
   using here = call_inputs<options>;
@@ -25,6 +60,7 @@ TEST_CASE("full_softmax refuses what does not fit", "[refusals]") {
   list.push_back({"a null relative bias", "null", [](here& d) { d.options.relative_bias = {nullptr, {4, 9}}; }});
   list.push_back({"lse in the relative bias", "overlap",
                   [](here& d) { d.options.relative_bias = {d.lse.data.data(), {1, 9}}; }});
+  for (auto& one : decay_refusals<here>()) list.push_back(one);
   list.push_back({"out in bias", "overlap", [](here& d) { d.options.bias = {d.out.data.data(), {1, 1, 6, 9}}; }});
   list.push_back({"lse in bias", "overlap", [](here& d) { d.options.bias = {d.lse.data.data(), {1, 1, 1, 9}}; }});
   check_refused<compiled_full_softmax<float>>("full_softmax", list);
@@ -74,6 +110,7 @@ TEST_CASE("sliding_window refuses what does not fit", "[refusals]") {
   list.push_back({"lse in q_global", "overlap", with_own([](here& d) {
                     d.options.q_global = {d.lse.data.data(), {2, 4, 6, 8}, {0, 0, 0, 1}};
                   })});
+  for (auto& one : decay_refusals<here>()) list.push_back(one);
   check_refused<compiled_sliding_window<float>>("sliding_window", list);
 }
 

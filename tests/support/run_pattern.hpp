@@ -51,6 +51,12 @@ class common_softmax_options {
       options.query_lengths = from_.query_lengths, options.key_lengths = from_.key_lengths;
     if constexpr (requires { options.alibi_slopes; }) options.alibi_slopes = slopes_;
     options.sinks = sinks_;
+    if constexpr (requires { options.dropout; }) options.dropout = {from_.dropout_rate, from_.dropout_seed};
+    if constexpr (requires { options.key_mask; })
+      if (const auto& mask = from_.key_mask; !mask.empty()) {
+        for (double x : mask.data) seen_.push_back(x != 0);
+        options.key_mask = attn::tensor_view<std::uint8_t, 2>(seen_.data(), {mask.batch(), mask.dim()});
+      }
     if (from_.score)
       score = [f = from_.score](real<S> s, idx_t b, idx_t h, idx_t i, idx_t j) {
         return static_cast<real<S>>(f(static_cast<double>(s), b, h, i, j));
@@ -61,6 +67,7 @@ class common_softmax_options {
  private:
   reference::softmax_options from_;
   std::vector<real<S>> slopes_, sinks_;
+  std::vector<std::uint8_t> seen_;
 
  public:
   LibraryOptions options;

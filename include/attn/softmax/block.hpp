@@ -67,8 +67,11 @@ struct block_options {
   view_field<const idx_t, 2> permutation{};
   /// Which keys of the pattern a query sees: [B or 1, H or 1, Lq or 1, Lk] of bool or bytes.
   mask_view mask{};
+  /// As in full_softmax_options.
+  key_mask_view key_mask{};
   std::optional<real> softcap{};
   list_view<real> alibi_slopes{}, sinks{};
+  dropout_options dropout{};
   view_field<real, 3> lse{};
 };
 

@@ -36,12 +36,15 @@ struct pattern_softmax_options {
   list_view<idx_t> lengths{}, query_lengths{}, key_lengths{};
   /// Which keys of the pattern a query sees: [B or 1, H or 1, Lq or 1, Lk] of bool or bytes.
   mask_view mask{};
+  /// As in full_softmax_options, and so is dropout.
+  key_mask_view key_mask{};
   /// c tanh(s / c) on scale q.k.
   std::optional<real> softcap{};
   /// ALiBi: -slope |distance of positions|, one slope per head.
   list_view<real> alibi_slopes{};
   /// A logit per head that joins the denominator and has no value.
   list_view<real> sinks{};
+  dropout_options dropout{};
   /// Written if given: the natural logarithm of the denominator, sink included, [B, H, Lq].
   view_field<real, 3> lse{};
 };
