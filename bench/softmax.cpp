@@ -66,14 +66,16 @@ struct sliding_window_stream final : stream {
 /// Options beside the plain ones, such that results stay those of softmax.
 struct parameters {
   bool causal;
-  idx_t heads, length, reach;
+  idx_t heads, length, dim, reach, key_reach;
   double dropout;
-  std::vector<real> bias, d_bias, decay, d_decay;
+  std::vector<real> bias, d_bias, keys, d_keys, decay, d_decay;
   std::vector<std::uint8_t> seen;
 
   explicit parameters(const problem& p)
-      : causal(p.causal), heads(p.heads), length(p.length), reach(p.set.relative_bias),
+      : causal(p.causal), heads(p.heads), length(p.length), dim(p.dim), reach(p.set.relative_bias),
+        key_reach(p.set.relative_keys),
         dropout(static_cast<double>(p.set.dropout) / 100), bias(size(reach > 0 ? 2 * reach + 1 : 0)), d_bias(bias),
+        keys(size(key_reach > 0 ? (2 * key_reach + 1) * dim : 0)), d_keys(keys),
         decay(size(p.set.log_decay && causal ? length : 0)), d_decay(decay),
         seen(static_cast<std::size_t>(p.set.key_mask ? length : 0), 1) {}
 
@@ -82,6 +84,7 @@ struct parameters {
   Options in(Options o) const {
     o.causal = causal;
     o.relative_bias = table(bias.data());
+    if (!keys.empty()) o.relative_keys = {keys.data(), {heads, 2 * key_reach + 1, dim}};
     if (!decay.empty()) o.log_decay = {decay.data(), {1, heads, length}};
     if (!seen.empty()) o.key_mask = attn::tensor_view<const std::uint8_t, 2>(seen.data(), {1, length});
     o.dropout = {dropout, 1};
@@ -92,6 +95,7 @@ struct parameters {
   Gradients gradients(const training_views& x) {
     Gradients g{.q = x.dq, .k = x.dk, .v = x.dv};
     g.relative_bias = table(d_bias.data());
+    if (!keys.empty()) g.relative_keys = {d_keys.data(), {heads, 2 * key_reach + 1, dim}};
     if (!decay.empty()) g.log_decay = {d_decay.data(), {1, heads, length}};
     return g;
   }
@@ -196,13 +200,14 @@ family softmax_family() {
                      .cost = growth::quadratic,
                      .has_causal = true,
                      .exact = true,
-                     .uses = {"relative-bias", "log-decay", "key-mask", "dropout"},
+                     .uses = {"relative-bias", "relative-keys", "log-decay", "key-mask", "dropout"},
                      .flops = [](const problem& p) { return score_flops(p, full_scores(p)); },
                      .prepare = prepare_full,
                      .backward = {[](const problem& p) { return five_for_two(score_flops(p, full_scores(p)), p); },
                                   train_full},
                      .settings = {{{&flags::relative_bias, 128}},
                                   {{&flags::relative_bias, 16384}},
+                                  {{&flags::relative_keys, 16384}},
                                   {{&flags::key_mask, 1}},
                                   {{&flags::dropout, 10}}},
                      .causal_settings = {{{&flags::relative_bias, 128}},
@@ -213,7 +218,7 @@ family softmax_family() {
                      .cost = growth::linear,
                      .has_causal = true,
                      .exact = false,
-                     .uses = {"window", "relative-bias", "log-decay", "key-mask", "dropout"},
+                     .uses = {"window", "relative-bias", "relative-keys", "log-decay", "key-mask", "dropout"},
                      .flops = [](const problem& p) { return score_flops(p, window_scores(p)); },
                      .prepare = prepare_window,
                      .backward = {[](const problem& p) { return five_for_two(score_flops(p, window_scores(p)), p); },

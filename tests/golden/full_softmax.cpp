@@ -11,7 +11,7 @@ full_softmax_problem read(const golden_case& golden) {
 }
 
 golden_operator golden_full_softmax() {
-  return with_gradients({"full_softmax", softmax_keys, with(softmax_arrays, {"relative_bias", "log_decay", "bias"}),
+  return with_gradients({"full_softmax", softmax_keys, with(softmax_arrays, {"relative_bias", "relative_keys", "relative_queries", "log_decay", "bias"}),
                          [](const golden_case& golden) { return expected(read(golden)); },
                          [](const golden_case& golden) { return run<widest_type>(read(golden)); },
                          [](const golden_case& golden) { return run<float>(read(golden)); }},

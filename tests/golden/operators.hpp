@@ -60,6 +60,8 @@ inline void read_softmax_options(const golden_case& golden, reference::softmax_o
   options.alibi_slopes = golden.vector("alibi_slopes");
   options.sinks = golden.vector("sinks");
   options.relative_bias = golden.optional_array("relative_bias");
+  options.relative_keys = golden.optional_array("relative_keys");
+  options.relative_queries = golden.optional_array("relative_queries");
   if (golden.has_array("log_decay")) options.log_decay = golden.row_array("log_decay");
 }
 

@@ -25,7 +25,7 @@ sliding_window_problem read(const golden_case& golden) {
 
 golden_operator golden_sliding_window() {
   return with_gradients({"sliding_window", with(softmax_keys, {"left", "right", "dilation", "global_positions"}),
-                         with(softmax_arrays, {"relative_bias", "log_decay", "q_global", "k_global", "v_global"}),
+                         with(softmax_arrays, {"relative_bias", "relative_keys", "relative_queries", "log_decay", "q_global", "k_global", "v_global"}),
                          [](const golden_case& golden) { return expected(read(golden)); },
                          [](const golden_case& golden) { return run<widest_type>(read(golden)); },
                          [](const golden_case& golden) { return run<float>(read(golden)); }},

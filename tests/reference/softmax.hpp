@@ -33,7 +33,9 @@ struct basic_softmax_options {
   std::optional<double> softcap;
   std::vector<N> alibi_slopes, sinks;
   tensor<N> relative_bias;  // [1, 1, H|1, 2R + 1]: entry clamp(j - p, -R, R) + R
-  tensor<N> log_decay;  // [B, H, Lk, 1]
+  tensor<N> relative_keys;     // [1, H|1, 2R + 1, D]
+  tensor<N> relative_queries;  // [B, H, Lq, D]; q unless given
+  tensor<N> log_decay;         // [B, H, Lk, 1]
   tensor<double> key_mask;  // [B|1, 1, 1, Lk], 0: hidden
   double dropout_rate = 0;
   std::uint64_t dropout_seed = 0;
@@ -101,6 +103,11 @@ N plain_score(const basic_softmax_options<N>& options, const tensor<N>& q, const
   const idx_t kv_head = h / (q.heads() / k.heads());
   N dot = 0;
   for (idx_t d = 0; d < q.dim(); ++d) dot += q(b, h, i, d) * k(b, kv_head, j, d);
+  if (const tensor<N>& table = options.relative_keys; !table.empty()) {
+    const tensor<N>& queries = options.relative_queries.empty() ? q : options.relative_queries;
+    const idx_t reach = table.length() / 2, entry = std::clamp(-distance, -reach, reach) + reach;
+    for (idx_t d = 0; d < q.dim(); ++d) dot += queries(b, h, i, d) * table(0, table.heads() == 1 ? 0 : h, entry, d);
+  }
   N score = dot * options.scale.value_or(1 / std::sqrt(static_cast<double>(q.dim())));
   if (options.softcap) score = *options.softcap * tanh(score / *options.softcap);
   if (!options.alibi_slopes.empty())

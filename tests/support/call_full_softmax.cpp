@@ -14,7 +14,8 @@ void compiled_full_softmax<S>::call(in_view<S> q, in_view<S> k, in_view<S> v, ou
 template <class S>
 void compiled_full_softmax<S>::step(attn::kv_cache<S>& cache, in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out,
                                     const options& given, const score_of<S>& score, attn::execution& execution) {
-  attn::full_softmax_step_options<S> chosen{.scale = given.scale, .lengths = given.lengths, .bias = given.bias,
+  attn::full_softmax_step_options<S> chosen{.scale = given.scale, .lengths = given.lengths,  .bias = given.bias,
+                                            .relative_keys = given.relative_keys,
                                             .relative_bias = given.relative_bias, .softcap = given.softcap,
                                             .alibi_slopes = given.alibi_slopes, .sinks = given.sinks,
                                             .dropout = given.dropout, .lse = given.lse};

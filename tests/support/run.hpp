@@ -79,6 +79,8 @@ void round_options(reference::softmax_options& options) {
   options.sinks = cast<double>(cast<real<S>>(options.sinks));
   options.relative_bias = cast<double>(cast<real<S>>(options.relative_bias));
   options.log_decay = cast<double>(cast<real<S>>(options.log_decay));
+  options.relative_keys = cast<double>(cast<real<S>>(options.relative_keys));
+  options.relative_queries = cast<double>(cast<S>(options.relative_queries));
 }
 template <class S>
 tensor<double> rounded(const tensor<double>& x) {
@@ -107,7 +109,8 @@ class stored_options {
  public:
   explicit stored_options(const Options& from)
       : from_(from), slopes_(cast<real<S>>(from.alibi_slopes)), sinks_(cast<real<S>>(from.sinks)),
-        relative_(cast<real<S>>(from.relative_bias)), decay_(cast<real<S>>(from.log_decay)) {
+        relative_(cast<real<S>>(from.relative_bias)), decay_(cast<real<S>>(from.log_decay)),
+        relative_keys_(cast<real<S>>(from.relative_keys)), relative_queries_(cast<S>(from.relative_queries)) {
     if (from_.scale) options.scale = static_cast<real<S>>(*from_.scale);
     if (from_.softcap) options.softcap = static_cast<real<S>>(*from_.softcap);
     options.causal = from_.causal;
@@ -118,6 +121,9 @@ class stored_options {
     options.alibi_slopes = slopes_;
     options.sinks = sinks_;
     options.relative_bias = table_view(relative_);
+    if (const auto& r = relative_keys_; !r.empty())
+      options.relative_keys = {r.data.data(), {r.heads(), r.length(), r.dim()}};
+    if (!relative_queries_.empty()) options.relative_queries = view(std::as_const(relative_queries_));
     if (!decay_.empty()) options.log_decay = row_view(decay_);
     if (const auto& mask = from_.key_mask; !mask.empty()) {
       for (double x : mask.data) seen_.push_back(x != 0);
@@ -147,7 +153,8 @@ class stored_options {
   static constexpr bool windowed = std::is_same_v<Options, reference::sliding_window_options>;
   Options from_;
   std::vector<real<S>> slopes_, sinks_;
-  tensor<real<S>> relative_, decay_, bias_;
+  tensor<real<S>> relative_, decay_, relative_keys_, bias_;
+  tensor<S> relative_queries_;
   std::vector<std::uint8_t> seen_;  // of key_mask
   tensor<S> global_[3];
 

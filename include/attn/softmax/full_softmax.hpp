@@ -48,6 +48,11 @@ struct full_softmax_options {
   std::optional<idx_t> first_position{};
   /// Added to the scores: [B or 1, H or 1, Lq or 1, Lk]; -infinity masks a key.
   view_field<const real> bias{};
+  /// Relative keys r [H or 1, 2R + 1, D]: the product becomes q_i.k_j + q'_i.r[clamp(j - p_i, -R, R) + R], with q' =
+  /// relative_queries [B, H, Lq, D], q unless given (Shaw 2018; Transformer-XL, Conformer: q = query + u, q' = query + v).
+  /// Scratch: up to (Lq + Lk) D numbers for each head of r; one product of Lq x Lk x D more.
+  view_field<const real, 3> relative_keys{};
+  view_field<const S> relative_queries{};
   /// Added to the scores by distance: entry clamp(j - p_i, -R, R) + R of [H or 1, 2R + 1]; R may exceed the lengths
   /// (relative_bias.hpp expands the buckets of T5). -infinity masks a key.
   view_field<const real, 2> relative_bias{};
@@ -133,8 +138,8 @@ struct full_call {
       const idx_t i0 = (row_blocks - 1 - step / group) * max_rows, i1 = std::min(i0 + max_rows, lengths.queries(b));
       if (i0 < i1 && !few(b)) {
         auto block = in.exec.scratch(
-            worker, [&](arena& memory) { return row_block<P>::layout(memory, shape.dim, shape.dim_v); });
-        block.begin(in.query(b, h), {i0, 1, nullptr}, i1 - i0, in.terms.query_factor());
+            worker, [&](arena& memory) { return row_block<P>::layout(memory, shape.dim, shape.dim_v, bool(in.terms.by_distance)); });
+        in.begin(block, b, h, in.query(b, h), {i0, 1, nullptr}, i1 - i0);
         const idx_t all = lengths.keys(b), shift = in.shift(b);
         for (idx_t i = i0; i < i1; ++i)
           block.ranges[i - i0] = {0, in.causal ? std::clamp(i + shift + 1, idx_t(0), all) : all};
@@ -182,9 +187,9 @@ struct full_call {
     state.clear();
     if (begin >= end) return;
     auto rows = in.exec.scratch(worker, [&](arena& memory) {
-      return stream_queries<T, C>::layout(memory, most_rows, shape.dim, shape.dim_v);
+      return stream_queries<T, C>::layout(memory, most_rows, shape.dim, shape.dim_v, bool(in.relative_queries));
     });
-    rows.begin(in.q, b, h, state.rows, lengths.queries(b), in.terms.query_factor());
+    rows.begin(in.q, in.relative_queries, b, h, state.rows, lengths.queries(b), in.terms.query_factor());
     const auto limit = in.causal ? stream_limit{in.shift(b) + 1, 1} : stream_limit{lengths.keys(b), 0};
     const idx_t kv = key_head % shape.kv_heads;
     attend_stream(rows, keys_of(b, kv), values_of(b, kv), {}, begin, end,
@@ -213,8 +218,12 @@ full_call(const softmax_call<S, Score, C>&) -> full_call<S, Score, C>;
 
 template <class S, class Score, class C>
 void attend_full(softmax_call<S, Score, C> call) {
-  const auto decays = call.exec.workspace([&](arena& memory) { return call.layout_decay(memory); });
-  call.sum_decays(*decays);
+  bool few = true;  // of all items: relative keys are then read in place
+  for (idx_t b = 0; b < call.shape.batch; ++b) few &= full_call<S, Score, C>{call}.few(b);
+  const auto terms = call.exec.workspace([&](arena& memory) {
+    return few ? call.layout_terms(memory, false, 0, [](idx_t) { return idx_t(1); }) : call.layout_terms(memory);
+  });
+  call.prepare_terms(*terms);
   with_products<S>(call.exec, [&]<class P>(std::type_identity<P>) { full_call<S, Score, C, P>{call}.run(); });
 }
 

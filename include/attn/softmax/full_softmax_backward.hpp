@@ -49,6 +49,9 @@ struct full_softmax_gradients {
   view_field<real> bias{};
   /// As relative_bias: [H or 1, 2R + 1].
   view_field<real, 2> relative_bias{};
+  /// As relative_keys, [H or 1, 2R + 1, D], and relative_queries, [B, H, Lq, D].
+  view_field<real, 3> relative_keys{};
+  view_field<S> relative_queries{};
   /// As log_decay: [B, H, Lk].
   view_field<real, 3> log_decay{};
   /// [H]
@@ -88,6 +91,8 @@ struct full_backward {
     T* dq;                  // [parts + 1][Lq][dq_stride]: sums of all segments that are done, and of those in progress
     T* slopes;              // [parts]: the sums of the segments in progress of the gradient of the slope,
     double* sums;           // [parts][head_entries()]: and of the other parameters of the head
+    T* tables;              // [parts][table_size()]
+    T* d_relative;          // as dq, of the queries of relative keys
   };
 
   idx_t dq_stride() const { return round_up(shape.dim, panel_width<T>); }
@@ -99,10 +104,13 @@ struct full_backward {
   head_scratch layout(arena& memory, idx_t parts) const {
     return {.keys = backward_keys<P>::layout(memory, shape.keys, shape.dim, shape.dim_v, bool(in.dk), bool(in.dv),
                                            many_queries(shape.queries)),
-            .rows = backward_rows<P>::layout(memory, shape.queries, shape.dim, shape.dim_v),
+            .rows = backward_rows<P>::layout(memory, shape.queries, shape.dim, shape.dim_v,
+                                             bool(in.terms().by_distance)),
             .dq = in.dq ? memory.allocate<T>((parts + 1) * dq_size()) : nullptr,
             .slopes = memory.allocate<T>(parts),
-            .sums = memory.allocate<double>(parts * in.head_entries())};
+            .sums = memory.allocate<double>(parts * in.head_entries()),
+            .tables = in.d_relative_keys ? memory.allocate<T>(parts * in.table_size()) : nullptr,
+            .d_relative = in.d_relative_queries ? memory.allocate<T>((parts + 1) * dq_size()) : nullptr};
   }
 
   /// One segment of keys with all rows of a head, which is number `part` of those in progress.
@@ -111,7 +119,11 @@ struct full_backward {
                 end = std::min(begin + segment(), keys), shift = in.forward.shift(b);
     const auto scratch = in.forward.exec.scratch(worker, [&](arena& memory) { return in.layout_scratch(memory); });
     T* const dq = in.dq ? s.dq + (part + 1) * dq_size() : nullptr;
-    if (dq) std::fill_n(dq, dq_size(), T(0));
+    T* const d_relative = in.d_relative_queries ? s.d_relative + (part + 1) * dq_size() : nullptr;
+    T* const table = in.d_relative_keys ? s.tables + part * in.table_size() : nullptr;
+    for (T* x : {dq, d_relative})
+      if (x) std::fill_n(x, dq_size(), T(0));
+    if (table) std::fill_n(table, in.table_size(), T(0));
     const auto head_terms = in.terms().for_head(b, h, shift);
     auto back = in.back(head_terms);
     double* const sums = s.sums + part * in.head_entries();
@@ -124,9 +136,11 @@ struct full_backward {
         const idx_t count = std::min(max_rows, queries - i0);
         for (idx_t r = 0; r < count; ++r)
           ranges[r] = {0, in.forward.causal ? std::clamp(i0 + r + shift + 1, idx_t(0), keys) : keys};
+        const auto rows_of = [&](T* x) { return x ? x + i0 * dq_stride() : nullptr; };
+        back.by_distance = in.distance_sums(table, rows_of(dq), rows_of(d_relative), dq_stride());
         backward_block(s.rows.from(i0), count, ranges, {i0, 1, nullptr}, s.keys, from,
                        std::min(from + backward_key_block, end), head_terms, scratch,
-                       dq ? dq + i0 * dq_stride() : nullptr, dq_stride(), back);
+                       rows_of(dq), dq_stride(), back);
       }
     s.slopes[part] = back.d_slope();
   }
@@ -140,7 +154,8 @@ struct full_backward {
       const idx_t b = batch_of(key_head), h = query_head(key_head), i0 = block * max_rows;
       const idx_t count = std::min(max_rows, lengths.queries(b) - i0);
       if (count > 0) in.pack_rows(s.rows.from(i0), b, h, head_of(in.q, b, h), {i0, 1, nullptr}, count);
-      if (in.dq) std::fill_n(s.dq + block * block_size, block_size, T(0));
+      for (T* x : {s.dq, s.d_relative})
+        if (x) std::fill_n(x + block * block_size, block_size, T(0));
     });
     for (idx_t first = 0; first < segments(); first += parts) {
       const idx_t count = std::min(parts, segments() - first);
@@ -154,19 +169,27 @@ struct full_backward {
         for (idx_t part = 0; part < count; ++part) {
           if (in.d_slopes) in.slope_sums[head] += s.slopes[part];
           in.add_sums(head, s.sums + part * in.head_entries(), in.head_entries());
+          if (in.d_relative_keys) in.add_table(head, s.tables + part * in.table_size());
         }
       }
-      if (!in.dq) continue;
+      if (!in.dq && !in.d_relative_queries) continue;
       key_heads.for_each(row_blocks(), [&](idx_t, const head_scratch& s, idx_t block, int) {
-        const sums_in_parts<T> sums{s.dq, count + 1, round_up(shape.queries, max_rows), dq_stride()};
-        for (idx_t n = 1; n <= count; ++n) sums.add_part(n, block * max_rows, (block + 1) * max_rows);
+        for (T* x : {s.dq, s.d_relative}) {
+          if (!x) continue;
+          const sums_in_parts<T> sums{x, count + 1, round_up(shape.queries, max_rows), dq_stride()};
+          for (idx_t n = 1; n <= count; ++n) sums.add_part(n, block * max_rows, (block + 1) * max_rows);
+        }
       });
     }
-    if (in.dq)
+    if (in.dq || in.d_relative_queries)
       key_heads.for_each(row_blocks(), [&](idx_t key_head, const head_scratch& s, idx_t block, int) {
         const idx_t b = batch_of(key_head), i0 = block * max_rows;
-        store_gradient_rows(s.dq, dq_stride(), in.terms().scale, head_of(in.dq, b, query_head(key_head)), i0,
-                            std::min(i0 + max_rows, shape.queries), lengths.queries(b), in.accumulate);
+        const auto store = [&](const T* sums, const auto& to) {
+          if (to)
+            store_gradient_rows(sums, dq_stride(), in.terms().scale, head_of(to, b, query_head(key_head)), i0,
+                                std::min(i0 + max_rows, shape.queries), lengths.queries(b), in.accumulate);
+        };
+        store(s.dq, in.dq), store(s.d_relative, in.d_relative_queries);
       });
   }
 

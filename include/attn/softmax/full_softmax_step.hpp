@@ -41,6 +41,8 @@ struct full_softmax_step_options {
   /// As in full_softmax_options: bias and mask [B or 1, H or 1, n or 1, cache.tokens() with the new ones], log_decay
   /// and key_mask likewise for all those tokens, lse [B, H, n].
   view_field<const real> bias{};
+  view_field<const real, 3> relative_keys{};
+  view_field<const S> relative_queries{};
   view_field<const real, 2> relative_bias{};
   view_field<const real, 3> log_decay{};
   mask_view mask{};

@@ -49,6 +49,8 @@ struct sliding_window_options {
   /// Separate projections for the rows of global queries (all three, or none), of the shapes of q, k, v.
   view_field<const S> q_global{}, k_global{}, v_global{};
   /// As in full_softmax_options.
+  view_field<const real, 3> relative_keys{};
+  view_field<const S> relative_queries{};
   view_field<const real, 2> relative_bias{};
   view_field<const real, 3> log_decay{};
   mask_view mask{};
@@ -70,8 +72,9 @@ struct window_scratch {
   idx_t* rank = nullptr;      // how many packed keys are before an entry of the class
   idx_t* row_list = nullptr;  // rows of q that are in the block
 
-  static window_scratch layout(arena& memory, idx_t chunk, idx_t reach, idx_t globals, idx_t dim, idx_t dim_v) {
-    return {.block = row_block<P>::layout(memory, dim, dim_v),
+  static window_scratch layout(arena& memory, idx_t chunk, idx_t reach, idx_t globals, idx_t dim, idx_t dim_v,
+                               bool relative) {
+    return {.block = row_block<P>::layout(memory, dim, dim_v, relative),
             .keys = packed_keys<P>::layout(memory, chunk + reach, dim, dim_v),
             .global_keys = packed_keys<P>::layout(memory, globals, dim, dim_v),
             .key_list = memory.allocate<idx_t>(globals ? chunk + reach : 0),
@@ -99,6 +102,11 @@ struct window_sets {
     const idx_t given =
         dilations.empty() ? 1 : dilations[dilations.size() == 1 ? 0 : static_cast<std::size_t>(h)];
     return std::min(given, std::max<idx_t>(1, most));
+  }
+  /// What the distances of queries and keys of a head are multiples of; global ones are at any.
+  template <class Options>
+  idx_t distance_step(idx_t h, const Options& options) const {
+    return options.global_positions.empty() ? dilation(h) : 1;
   }
   bool is_global(idx_t position) const { return std::binary_search(globals.begin(), globals.end(), position); }
 
@@ -170,7 +178,7 @@ struct window_call : window_sets {
           if (!is_global(r + d * u)) s.row_list[rows++] = r + d * u - shift;
         positions.list = s.row_list;
       }
-      s.block.begin(in.query(b, h), positions, rows, in.terms.query_factor());
+      in.begin(s.block, b, h, in.query(b, h), positions, rows);
       for (idx_t row = 0; row < rows; ++row) {
         const idx_t u = (positions[row] + shift - r) / d;
         s.block.ranges[row] = {slot(u - left), slot(u + right + 1)};
@@ -198,8 +206,7 @@ struct window_call : window_sets {
     const auto head_terms = in.terms.for_head(b, h, shift);
     const matrix_view<const S> key = own ? head_of(options.k_global, b, h / shape.group()) : in.key(b, h);
     const matrix_view<const S> value = own ? head_of(options.v_global, b, h / shape.group()) : in.value(b, h);
-    s.block.begin(own ? head_of(options.q_global, b, h) : in.query(b, h), {0, 1, s.row_list}, rows,
-                  in.terms.query_factor());
+    in.begin(s.block, b, h, own ? head_of(options.q_global, b, h) : in.query(b, h), {0, 1, s.row_list}, rows);
     const idx_t stop = in.causal ? std::min(s.row_list[rows - 1] + shift + 1, n) : n;
     const idx_t step = std::min(s.keys.capacity, long_segment);
     long_row_sums<P> sums = s.block.sums();
@@ -223,7 +230,8 @@ struct window_call : window_sets {
                  in.exec.shared_scratch([&](arena& memory) { return memory.allocate<idx_t>(given); }));
     const idx_t listed = std::ssize(globals), reach = std::min(left + right, shape.keys);
     const auto layout = [&](arena& memory) {
-      return window_scratch<P>::layout(memory, chunk, reach, listed, shape.dim, shape.dim_v);
+      return window_scratch<P>::layout(memory, chunk, reach, listed, shape.dim, shape.dim_v,
+                                       bool(in.terms.by_distance));
     };
     idx_t chunk_count = 0;  // of the head that has most of them
     for (idx_t h = 0; h < shape.heads; ++h) chunk_count = std::max(chunk_count, chunks(h) * dilation(h));
@@ -276,9 +284,11 @@ inline idx_t window_chunk(idx_t left, idx_t right) {
 
 template <class S, class Score>
 void attend_window(softmax_call<S, Score> in, const sliding_window_options<S>& options) {
-  const auto decays = in.exec.workspace([&](arena& memory) { return in.layout_decay(memory); });
-  in.sum_decays(*decays);
   const window_sets sets = window_sets::of(in.shape, options);
+  const auto terms = in.exec.workspace([&](arena& memory) {
+    return in.layout_terms(memory, false, in.furthest(), [&](idx_t h) { return sets.distance_step(h, options); });
+  });
+  in.prepare_terms(*terms);
   with_products<S>(in.exec, [&]<class P>(std::type_identity<P>) {
     window_call<S, Score, P>{sets, in, options, window_chunk(sets.left, sets.right)}.run();
   });

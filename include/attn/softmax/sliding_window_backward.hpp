@@ -37,6 +37,9 @@ struct sliding_window_gradients {
   view_field<S> q{}, k{}, v{}, q_global{}, k_global{}, v_global{};
   /// As relative_bias: [H or 1, 2R + 1].
   view_field<real, 2> relative_bias{};
+  /// As relative_keys, [H or 1, 2R + 1, D], and relative_queries, [B, H, Lq, D].
+  view_field<real, 3> relative_keys{};
+  view_field<S> relative_queries{};
   /// As log_decay: [B, H, Lk].
   view_field<real, 3> log_decay{};
   /// [H]
@@ -65,6 +68,7 @@ void sliding_window_backward(const Q& q, const K& k, const V& v, const O& out, c
   detail::window_backward<S, decltype(call), sliding_window_gradients<S>> driver{
       detail::window_sets::of(call.shape, given), call, given, gradients};
   if (given.global_positions.empty()) {
+    call.steps = given.dilation;
     idx_t widest = 1;
     for (idx_t h = 0; h < call.shape.heads; ++h) widest = std::max(widest, driver.dilation(h));
     const idx_t most = std::max(driver.left, driver.right);

@@ -37,6 +37,8 @@ struct sliding_window_step_options {
   /// Rotates the new queries and keys to their positions, which follow the item's tokens so far, before anything else.
   std::optional<rotary_options<S>> rotary{};
   view_field<const real> bias{};
+  view_field<const real, 3> relative_keys{};
+  view_field<const S> relative_queries{};
   view_field<const real, 2> relative_bias{};
   view_field<const real, 3> log_decay{};
   mask_view mask{};

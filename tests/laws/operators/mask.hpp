@@ -53,6 +53,17 @@ inline reference::score_function mask_for_reference(const law_shape& s, const la
   };
 }
 
+// Relative keys up to distance 7, [1, H, 15, D].
+template <class T>
+tensor<T> law_relative_keys(const law_shape& s) {
+  tensor<T> table(1, s.heads, 15, s.dim);
+  for (idx_t h = 0; h < s.heads; ++h)
+    for (idx_t e = 0; e < 15; ++e)
+      for (idx_t d = 0; d < s.dim; ++d)
+        table(0, h, e, d) = static_cast<T>((5 * e + 3 * d + 7 * (s.first_head + h)) % 11 - 5) / 8;
+  return table;
+}
+
 // A mask of keys, which never hides the first.
 inline bool key_mask_sees(idx_t b, idx_t j) { return (3 * j + b) % 7 != 5 || j == 0; }
 inline std::vector<std::uint8_t> law_key_mask(const law_shape& s) {

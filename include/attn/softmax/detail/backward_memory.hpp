@@ -21,9 +21,10 @@ struct backward_rows {
   T *maximum = nullptr, *log_sum = nullptr;            // per row: lse in base 2 in two parts, 0 where no key is seen
   T* delta = nullptr;                                  // per row: D
   bool* finite = nullptr;                              // per block: whether all queries and gradients are finite
+  T* relative = nullptr;                               // as panels: the queries of relative keys
   idx_t dim = 0, dim_v = 0;
 
-  static backward_rows layout(arena& memory, idx_t rows, idx_t dim, idx_t dim_v) {
+  static backward_rows layout(arena& memory, idx_t rows, idx_t dim, idx_t dim_v, bool with_relative = false) {
     const idx_t padded = round_up(rows, max_rows);
     const auto tiles = [&](idx_t depth) {
       return paired ? memory.allocate<P>(padded * row_operands<P>(depth)) : nullptr;
@@ -36,6 +37,7 @@ struct backward_rows {
             .log_sum = memory.allocate<T>(padded),
             .delta = memory.allocate<T>(padded),
             .finite = memory.allocate<bool>(padded / max_rows),
+            .relative = with_relative ? memory.allocate<T>(padded * round_up(dim, panel_width<T>)) : nullptr,
             .dim = dim,
             .dim_v = dim_v};
   }
@@ -47,6 +49,7 @@ struct backward_rows {
     rest.d_out += first / numbers_of<P> * round_up(dim_v, panel_width<T>);
     if constexpr (paired)
       rest.query_tiles += first * row_operands<P>(dim), rest.d_out_tiles += first * row_operands<P>(dim_v);
+    if (relative) rest.relative += first * round_up(dim, panel_width<T>);
     rest.maximum += first, rest.log_sum += first, rest.delta += first, rest.finite += first / max_rows;
     return rest;
   }
@@ -64,6 +67,12 @@ struct backward_rows {
     };
     const bool finite_q = pack_one(q, dim, queries, query_tiles);
     *finite = pack_one(d, dim_v, d_out, d_out_tiles) && finite_q;
+  }
+  /// The same rows of the queries of relative keys, after pack().
+  template <class S>
+  void pack_relative(const matrix_view<const S>& q, const index_map& positions, idx_t rows) const {
+    *finite &= pack_panels<T>([&](idx_t i) { return q.row(positions[i]); }, 0, rows, dim, q.col_stride, relative,
+                              max_rows);
   }
 };
 
@@ -169,8 +178,9 @@ struct backward_scratch {
   key_range* ranges = nullptr;                     // [max_rows]: slots a row sees of this block of keys
   T* part = nullptr;                               // [tile_rows][stride]: what a block of rows adds to sums with errors
   T *long_dq = nullptr, *long_errors = nullptr;    // [max_rows][stride]: dq of rows that see many keys
+  T* relative = nullptr;                           // one tile [dim][tile_rows] of the queries of relative keys
 
-  static backward_scratch layout(arena& memory, idx_t dim, idx_t dim_v, bool with_raw) {
+  static backward_scratch layout(arena& memory, idx_t dim, idx_t dim_v, bool with_raw, bool with_relative = false) {
     constexpr idx_t paired = numbers_of<P> > 1, tile = tile_rows * score_stride;
     return {.weights = memory.allocate<P>(operands<P>(max_rows) * score_stride),
             .d_scores = memory.allocate<P>(operands<P>(max_rows) * score_stride),
@@ -183,7 +193,8 @@ struct backward_scratch {
             .ranges = memory.allocate<key_range>(max_rows),
             .part = memory.allocate<T>(tile_rows * round_up(std::max(dim, dim_v), panel_width<T>)),
             .long_dq = memory.allocate<T>(round_up(max_rows, tile_rows) * round_up(dim, panel_width<T>)),
-            .long_errors = memory.allocate<T>(round_up(max_rows, tile_rows) * round_up(dim, panel_width<T>))};
+            .long_errors = memory.allocate<T>(round_up(max_rows, tile_rows) * round_up(dim, panel_width<T>)),
+            .relative = with_relative ? memory.allocate<T>(tile_rows * dim) : nullptr};
   }
 };
 

@@ -47,6 +47,7 @@ struct backward_terms {
   bool sum_slope = false;
   relative_sums relative{};  // they belong to this task
   decay_gradients decay{};
+  relative_key_sums<T> by_distance{};
   double slope_sum = 0;      // over all pairs of queries and keys
 
   /// Whether the gradients need the scores as they were before the terms.

@@ -42,8 +42,9 @@ struct row_block {
   T factor = T(1);        // of scores, where it was not applied to the queries
   index_map positions{};  // the query of each row
   long_softmax<T, width<T>> total{};  // of sums()
+  T* relative = nullptr;              // the queries of relative keys, per tile [dim][tile_rows]
 
-  static row_block layout(arena& memory, idx_t dim, idx_t dim_v) {
+  static row_block layout(arena& memory, idx_t dim, idx_t dim_v, bool with_relative = false) {
     constexpr bool paired = numbers_of<P> > 1;
     return {.queries = memory.allocate<P>(max_rows * row_operands<P>(dim)),
             .scores = memory.allocate<T>(tile_rows * score_stride),
@@ -51,7 +52,8 @@ struct row_block {
             .state = online_softmax<T, width<T>>::layout(memory, max_rows, dim_v, panel_width<T>),
             .ranges = memory.allocate<key_range>(max_rows),
             .dim = dim,
-            .total = long_softmax<T, width<T>>::layout(memory, max_rows, dim_v, panel_width<T>)};
+            .total = long_softmax<T, width<T>>::layout(memory, max_rows, dim_v, panel_width<T>),
+            .relative = with_relative ? memory.allocate<T>(max_rows * row_operands<T>(dim)) : nullptr};
   }
 
   /// Begins with `count` queries, rows which[...] of q, that have seen no key yet.
@@ -69,11 +71,20 @@ struct row_block {
     std::fill_n(ranges, padded, key_range{});
   }
 
+  /// The queries of relative keys, of the same rows.
+  template <class S>
+  void begin_relative(const matrix_view<const S>& q, T scale) const {
+    for (idx_t r = 0; r < rows; r += tile_rows)
+      pack_rows<T>([&](idx_t i) { return q.row(positions[r + i]); }, std::min<idx_t>(tile_rows, rows - r), dim,
+                   q.col_stride, scale, relative + r * row_operands<T>(dim));
+  }
+
   /// For rows that see more than long_segment keys.
   long_row_sums<P> sums() const { return {state, total, rows, long_segment}; }
   P* second_weights() const { return weights + tile_rows * operands<P>(score_stride); }
   /// The packed queries of the tile that begins with this row.
   P* queries_from(idx_t row) const { return queries + row * row_operands<P>(dim); }
+  const T* relative_from(idx_t row) const { return relative ? relative + row * row_operands<T>(dim) : nullptr; }
 };
 
 /// Step 1: products of M rows and slots [first, first + count), both multiples of a vector; the first and the last
@@ -180,25 +191,28 @@ mask_coverage seen_of_tile(const key_range* ranges, const index_map& positions, 
 }
 
 /// Steps 1 and 2 for a tile: scores of its packed queries, in base 2, with -infinity where a row does not see a slot.
+/// `relative` are the queries of relative keys, null where there are none.
 /// `raw`, if given, receives the scores as they were before the terms. With bf16 pairs scores are multiplied by
 /// `factor` here, unless `left` is given, `factor` is positive and there is no term but a mask: then `factor` is stored
 /// in `left` for later. Where a mask hides the whole tile, nothing is computed, and it returns false.
 template <class P, class T, class Score>
-bool masked_scores(const P* queries, const key_range* ranges, const index_map& positions, const packed_keys<P>& keys,
-                   const tile& t, const score_terms<T, Score>& terms, T* s, T* raw = nullptr, T factor = 1,
-                   T* left = nullptr) {
+bool masked_scores(const P* queries, const T* relative, const key_range* ranges, const index_map& positions,
+                   const packed_keys<P>& keys, const tile& t, const score_terms<T, Score>& terms, T* s,
+                   T* raw = nullptr, T factor = 1, T* left = nullptr) {
   const idx_t first = t.first, count = t.count;
   const mask_coverage coverage =
       terms.mask ? seen_of_tile(ranges, positions, keys.positions, t, terms) : mask_coverage::all;
   if (coverage == mask_coverage::none) return false;
   with_tile_height(t.rows, [&](auto M) { tile_scores<P, M.value>(queries, keys, first, count, s); });
   const bool any = terms.any_but_mask() || coverage == mask_coverage::some;
-  if (left && !terms.any_but_mask() && factor > 0)
+  if (left && !terms.any_but_mask() && !relative && factor > 0)
     *left = factor;
   else if (numbers_of<P> > 1)
     for (idx_t m = 0; m < t.rows; ++m)
       for (T* x = s + m * score_stride; x < s + m * score_stride + count; x += width<T>)
         store<T>(x, mul(load<T>(x), broadcast<T>(factor)));
+  if (relative)
+    terms.by_distance.add_tile(relative, positions.from(t.row), terms.query_shift, terms.head, keys.positions, t, s);
   for (idx_t m = 0; raw && m < t.rows; ++m) std::copy_n(s + m * score_stride, count, raw + m * score_stride);
   for (idx_t m = 0; m < t.rows && (t.masked || any); ++m) {
     T* const row = s + m * score_stride;
@@ -299,8 +313,8 @@ template <class P, class Score>
   using T = sum_type<P>;
   const auto& state = block.state;
   T *const s = block.scores, factor = 1;
-  if (!masked_scores(block.queries_from(t.row), block.ranges, block.positions, keys, t, terms, s,
-                     static_cast<T*>(nullptr), block.factor, &factor))
+  if (!masked_scores(block.queries_from(t.row), block.relative_from(t.row), block.ranges, block.positions, keys, t,
+                     terms, s, static_cast<T*>(nullptr), block.factor, &factor))
     return;
 
   P* weights = block.weights;

@@ -121,7 +121,9 @@ template <class P, class Score, class Terms>
     d_out = rows.d_out_tiles + t.row * row_operands<P>(rows.dim_v);
     factor = terms.query_factor();
   }
-  if (!masked_scores(queries, s.ranges, positions, k.keys, t, terms, p, s.raw, factor)) {
+  if (rows.relative) tile_of_panels(rows.relative, t.row, t.rows, rows.dim, terms.query_factor(), s.relative);
+  if (!masked_scores(queries, rows.relative ? s.relative : nullptr, s.ranges, positions, k.keys, t, terms, p, s.raw,
+                     factor)) {
     for (idx_t m = 0; m < operands<P>(t.rows); ++m) {
       std::fill_n(weights + m * score_stride, t.count, P{});
       std::fill_n(d_scores + m * score_stride, t.count, P{});
@@ -142,6 +144,9 @@ template <class P, class Score, class Terms>
     if (back.any())
       back(s.raw ? s.raw + m * score_stride : nullptr, d, t.count, positions[t.row + m], k.keys.positions, t.first);
   }
+  if (back.by_distance)
+    terms.by_distance.add_gradients(ds, rows.relative, *rows.finite, positions.from(t.row), terms.query_shift,
+                                    terms.head, k.keys.positions, t, back.by_distance);
   const P* by_slots = d_scores;
   if constexpr (step > 1) {
     rows_to_pairs(p, t.rows, t.count, score_stride, weights);

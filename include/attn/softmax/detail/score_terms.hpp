@@ -14,6 +14,7 @@
 #include <attn/softmax/detail/online_softmax.hpp>
 #include <attn/softmax/detail/packed_keys.hpp>
 #include <attn/softmax/detail/relative_bias.hpp>
+#include <attn/softmax/detail/relative_keys.hpp>
 #include <attn/softmax/detail/score_loops.hpp>
 
 #include <cstring>
@@ -101,6 +102,7 @@ struct score_terms {
   tensor_view<const T> bias{};
   relative_bias<T> relative{};
   decay_sums<T> decay{};
+  relative_keys<T> by_distance{};  // part of the product: added before the terms
   dropout_options dropout{};  // of the weights, after the softmax
   tensor_view<const unsigned char> mask{}, key_mask{};  // the latter only beside the former
   std::span<const T> slopes{};
@@ -283,6 +285,7 @@ score_terms<T, Score> terms_of(const Options& options, idx_t dim, Score* score =
   if constexpr (requires { options.softcap; }) terms.softcap = options.softcap;
   if constexpr (requires { options.bias; }) terms.bias = options.bias;
   if constexpr (requires { options.relative_bias; }) terms.relative = {options.relative_bias};
+  if constexpr (requires { options.relative_keys; }) terms.by_distance.table = options.relative_keys;
   if constexpr (requires { options.log_decay; }) terms.decay.log_decay = options.log_decay;
   if constexpr (requires { options.dropout; }) terms.dropout = options.dropout;
   if constexpr (requires { options.mask; }) terms.mask = options.mask.bytes();
@@ -326,6 +329,17 @@ void check_softmax_numbers(call_views& views, const attention_shape& s, const Op
     const auto& table = options.relative_bias;
     views.option("relative_bias", table, {{"relative_bias heads", s.heads, or_one}});
     if (table && table.extent(1) % 2 == 0) views.fail("2 R + 1 entries of relative_bias", table.extent(1));
+  }
+  if constexpr (requires { options.relative_keys; }) {
+    const auto& table = options.relative_keys;
+    views.option("relative_keys", table,
+                 {{"relative_keys heads", s.heads, or_one}, {}, {"relative_keys dim = query dim", s.dim}});
+    if (table && table.extent(1) % 2 == 0) views.fail("2 R + 1 rows of relative_keys", table.extent(1));
+    views.option("relative_queries", options.relative_queries, {{"relative_queries batch = query batch", s.batch},
+                                                                {"relative_queries heads = query heads", s.heads},
+                                                                {"relative_queries length = query length", s.queries},
+                                                                {"relative_queries dim = query dim", s.dim}});
+    if (options.relative_queries && !table) views.fail("relative_keys, since relative_queries are given", "none");
   }
   if constexpr (requires { options.alibi_slopes; })
     check_list("alibi_slopes", " that are finite", options.alibi_slopes, std::numeric_limits<T>::lowest());

@@ -19,16 +19,6 @@
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
-/// sum over d < count of x[d] y[d]
-template <class T, class S>
-T row_dot(const S* x, idx_t x_stride, const S* y, idx_t y_stride, idx_t count) {
-  packet<T> sum = zero<T>();
-  for (idx_t d = 0; d < count; d += width<T>)
-    sum = fma(load_part<T>(x + d * x_stride, x_stride, count - d), load_part<T>(y + d * y_stride, y_stride, count - d),
-              sum);
-  return sum_lanes(sum);
-}
-
 /// A backward call after the checks that all operators share. The gradients of q, k and v have elements G: S, or the
 /// compute type where they are added up further.
 template <class S, class Score, class ScoreBackward, class G = S>
@@ -42,14 +32,18 @@ struct softmax_backward_call {
   tensor_view<T, 1> d_slopes, d_sinks;
   tensor_view<T> d_bias{};
   tensor_view<T, 2> d_relative_bias{};
-  tensor_view<T, 3> d_log_decay{};
+  tensor_view<T, 3> d_log_decay{}, d_relative_keys{};
+  tensor_view<G> d_relative_queries{};
   tensor_view<const T, 3> d_lse;
   bool accumulate;
   ScoreBackward* score_backward;
 
   idx_t furthest = 0;       // no query sees a key further away
+  list_view<idx_t> steps{};  // of which the distances are multiples: one for all heads, or one per head; 1 unless given
   T* slope_sums = nullptr;  // [batch * heads]: the gradients of each head's slope, where they are asked for
   double* head_sums = nullptr;  // [batch * heads][head_entries()]: those of the relative bias and of decays, likewise
+
+  T* table_sums = nullptr;  // [batch * heads][table_size()]: those of relative keys, by slot
 
   const sequence_lengths& lengths() const { return forward.lengths; }
   const score_terms<T, Score>& terms() const { return forward.terms; }
@@ -76,6 +70,25 @@ struct softmax_backward_call {
     double* const queries = sums + relative_entries();
     return {.queries = queries, .keys = queries + shape.queries};
   }
+  idx_t step_of(idx_t h) const { return steps.empty() ? 1 : steps[steps.size() == 1 ? 0 : static_cast<std::size_t>(h)]; }
+  /// Numbers of a head's sums of the gradient of relative keys.
+  idx_t table_size() const {
+    idx_t most = 0;
+    for (idx_t n = 0; d_relative_keys && n < terms().by_distance.count; ++n)
+      most = std::max(most, relative_keys<T>::sums_size(terms().by_distance.heads[n]));
+    return most;
+  }
+  /// What a task adds to for a block of rows: its sums by slot, and those of the queries of relative keys, which are
+  /// rows of `relative` where these are others than q, else of `of_q`.
+  relative_key_sums<T> distance_sums(T* by_slot, T* of_q, T* relative, idx_t stride) const {
+    if (!terms().by_distance) return {};
+    return {forward.relative_queries ? relative : of_q, stride, by_slot};
+  }
+  /// Adds a task's sums by slot.
+  void add_table(idx_t head, const T* sums) const {
+    T* const to = table_sums + head * table_size();
+    for (idx_t x = 0, size = table_size(); x < size; ++x) to[x] += sums[x];
+  }
   double* sums_of(idx_t head) const { return head_sums + head * head_entries(); }
   /// Adds the first `count` entries of what a task has summed for query head `head` of all batch items.
   void add_sums(idx_t head, const double* sums, idx_t count) const {
@@ -83,7 +96,8 @@ struct softmax_backward_call {
   }
   template <class P = product_type<S>>
   backward_scratch<P> layout_scratch(arena& memory) const {
-    return backward_scratch<P>::layout(memory, shape.dim, shape.dim_v, back(terms()).need_raw());
+    return backward_scratch<P>::layout(memory, shape.dim, shape.dim_v, back(terms()).need_raw(),
+                                       bool(terms().by_distance));
   }
 
   /// Packs `count` rows which[...] of head h, from `query`, with their lse and D, into one block, which they fill
@@ -94,6 +108,8 @@ struct softmax_backward_call {
                  idx_t count) const {
     const auto o = head_of(out, b, h), d = head_of(d_out, b, h);
     to.pack(query, d, which, count);
+    if (terms().by_distance)
+      to.pack_relative(forward.relative_queries ? head_of(forward.relative_queries, b, h) : query, which, count);
     for (idx_t r = 0; r < count; ++r) {
       const idx_t i = which[r];
       const auto of = forward.lse_of(b, h, i);
@@ -128,8 +144,13 @@ struct softmax_backward_call {
       return saved{forward.layout_lse(m), m.allocate<T>(d_slopes ? heads : 0), m.allocate<T>(d_sinks ? heads : 0),
                    m.allocate<double>(heads * head_entries())};
     });
-    const auto decays = exec.workspace([&](arena& m) { return forward.layout_decay(m); });
-    forward.sum_decays(*decays);
+    const auto terms_there = exec.workspace([&](arena& m) {
+      return forward.layout_terms(m, true, furthest, [&](idx_t h) { return step_of(h); });
+    });
+    forward.prepare_terms(*terms_there);
+    const auto tables = exec.workspace([&](arena& m) { return m.allocate<T>(heads * table_size()); });
+    table_sums = *tables;
+    std::fill_n(table_sums, heads * table_size(), T(0));
     if (forward.needs_lse(memory->lse)) recompute(forward);
     slope_sums = memory->slopes;
     std::fill_n(slope_sums, d_slopes ? heads : 0, T(0));
@@ -140,6 +161,8 @@ struct softmax_backward_call {
     if (d_relative_bias) store_relative_bias();
     if (d_log_decay)
       exec.for_each(heads, [&](idx_t n, int) { store_log_decay(n / shape.heads, n % shape.heads); });
+    if (d_relative_keys)
+      exec.for_each(d_relative_keys.extent(1), [&](idx_t entry, int) { store_relative_keys(entry); });
     if (!d_sinks) return;
     exec.for_each(heads, [&](idx_t n, int) { memory->sinks[n] = sink_gradient(n / shape.heads, n % shape.heads); });
     store_per_head(memory->sinks, d_sinks);
@@ -166,6 +189,21 @@ struct softmax_backward_call {
         for (idx_t n = h; n < shape.batch * shape.heads && e >= outside && e < outside + size; n += rows)
           sum += head_sums[n * next + e - outside];
         store_gradient(d_relative_bias(h, e), static_cast<T>(sum), accumulate);
+      }
+  }
+  /// An entry of the relative keys, summed over batch items, and over heads where one table serves all.
+  void store_relative_keys(idx_t entry) const {
+    const auto& keys = terms().by_distance;
+    const idx_t tables = d_relative_keys.extent(0), size = table_size();
+    for (idx_t h = 0; h < tables; ++h)
+      for (idx_t d = 0; d < shape.dim; ++d) {
+        double sum = 0;
+        for (idx_t n = h; n < shape.batch * shape.heads; n += tables) {
+          const auto& of = keys.head(n % shape.heads);
+          const idx_t slot = keys.slot_of_entry(of, entry);
+          if (slot >= 0) sum += static_cast<double>(table_sums[n * size + slot * sums_stride<T>(shape.dim) + d]);
+        }
+        store_gradient(d_relative_keys(h, entry, d), static_cast<T>(sum) * terms().scale, accumulate);
       }
   }
   /// The gradients of a head's log decays: a token's is in c of the queries and keys at its position and after it.
@@ -226,6 +264,8 @@ auto unchecked_backward_call(const char* name, const Q& q, const K& k, const V& 
   if constexpr (requires { gradients.alibi_slopes; }) call.d_slopes = gradients.alibi_slopes;
   if constexpr (requires { gradients.relative_bias; }) call.d_relative_bias = gradients.relative_bias;
   if constexpr (requires { gradients.log_decay; }) call.d_log_decay = gradients.log_decay;
+  if constexpr (requires { gradients.relative_keys; })
+    call.d_relative_keys = gradients.relative_keys, call.d_relative_queries = gradients.relative_queries;
   return call;
 }
 
@@ -246,6 +286,10 @@ void check_backward_call(Call& call) {
   if constexpr (requires { gradients.bias; }) views.gradient("bias", gradients.bias, given.bias);
   if constexpr (requires { gradients.relative_bias; })
     views.gradient("relative_bias", gradients.relative_bias, given.relative_bias);
+  if constexpr (requires { gradients.relative_keys; }) {
+    views.gradient("relative_keys", gradients.relative_keys, given.relative_keys);
+    views.gradient("relative_queries", gradients.relative_queries, given.relative_queries);
+  }
   if constexpr (requires { gradients.log_decay; }) views.gradient("log_decay", gradients.log_decay, given.log_decay);
   if constexpr (requires { gradients.alibi_slopes; })
     views.gradient("alibi_slopes", gradients.alibi_slopes, list_layout(given.alibi_slopes));
@@ -257,7 +301,8 @@ void check_backward_call(Call& call) {
   set_shape(forward, views, s, given);
   forward.shape.dim_v = 0;
   set_positions(forward, given);
-  call.furthest = s.queries + s.keys + std::abs(forward.first_position.value_or(0));
+  call.furthest = forward.furthest();
+  if constexpr (requires { given.relative_queries; }) forward.relative_queries = given.relative_queries;
   forward.sinks = given.sinks, forward.lse = given.lse;
   forward.terms = terms_of<typename Call::T>(given, s.dim, forward.terms.score);
 }

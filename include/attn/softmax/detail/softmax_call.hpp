@@ -26,6 +26,7 @@ struct softmax_inputs : attention_views<S, C> {
   tensor_view<T, 3> lse{};
   tensor_view<T, 3> maximum{};  // where given, lse and this are in base 2: the log of the sum beside the maximum
   page_tables pages{};    // in steps with pages, where k and v are [pages, Hkv, page rows, ..]
+  tensor_view<const S> relative_queries{};  // q unless given
   tensor_view<T> sums{};  // receives the results in place of out, not rounded, where they are added up further
 
   /// The position of the first query, and the one after the last query's.
@@ -100,21 +101,53 @@ struct softmax_call : softmax_inputs<S, C> {
   score_terms<T, Score> terms;
   execution& exec;
 
-  /// Memory for the sums of log decays, where they are given and not added up yet.
-  decay_sums<T> layout_decay(arena& memory) const {
-    return decay_sums<T>::layout(memory, terms.decay.summed() ? tensor_view<const T, 3>() : terms.decay.log_decay);
+  /// What terms have in memory: the sums of log decays, and packed relative keys.
+  struct term_memory {
+    decay_sums<T> decay;
+    relative_keys<T> by_distance;
+  };
+  /// Memory for them, where they are given and not there yet. In head h distances are multiples of step_of(h), up to
+  /// `furthest`; relative keys are packed as rows too for the backward pass, and not at all for few queries.
+  template <class Step>
+  term_memory layout_terms(arena& memory, bool rows_too, idx_t furthest, const Step& step_of) const {
+    const bool packs = !terms.by_distance.packed();
+    return {decay_sums<T>::layout(memory, terms.decay.summed() ? tensor_view<const T, 3>() : terms.decay.log_decay),
+            relative_keys<T>::layout(memory, packs ? terms.by_distance.table : tensor_view<const T, 3>(),
+                                     this->shape.heads, furthest, rows_too, step_of)};
   }
-  /// Adds them up in this memory; item b has keys_of(b) keys.
+  term_memory layout_terms(arena& memory, bool rows_too = false) const {
+    return layout_terms(memory, rows_too, furthest(), [](idx_t) { return idx_t(1); });
+  }
+  /// No query and key are further apart.
+  idx_t furthest() const {
+    return this->shape.queries + this->shape.keys + std::abs(this->first_position.value_or(0));
+  }
+  /// Fills them; item b has keys_of(b) keys.
   template <class Keys>
-  void sum_decays(const decay_sums<T>& memory, const Keys& keys_of) {
-    if (!memory) return;
-    const idx_t heads = memory.log_decay.extent(1);
-    terms.decay = memory;
-    exec.for_each(memory.log_decay.extent(0) * heads,
-                  [&](idx_t n, int) { memory.add_up(n / heads, n % heads, keys_of(n / heads)); });
+  void prepare_terms(const term_memory& memory, const Keys& keys_of) {
+    if (memory.decay) {
+      const idx_t heads = memory.decay.log_decay.extent(1);
+      terms.decay = memory.decay;
+      exec.for_each(memory.decay.log_decay.extent(0) * heads,
+                    [&](idx_t n, int) { memory.decay.add_up(n / heads, n % heads, keys_of(n / heads)); });
+    }
+    if (memory.by_distance) {
+      terms.by_distance = memory.by_distance;
+      exec.for_each(memory.by_distance.count, [&](idx_t n, int) { memory.by_distance.pack(n); });
+    }
   }
-  void sum_decays(const decay_sums<T>& memory) {
-    sum_decays(memory, [&](idx_t b) { return this->lengths.keys(b); });
+  void prepare_terms(const term_memory& memory) {
+    prepare_terms(memory, [&](idx_t b) { return this->lengths.keys(b); });
+  }
+
+  /// Begins a block with the rows `which` of `query`, of head h.
+  template <class P>
+  void begin(row_block<P>& block, idx_t b, idx_t h, const matrix_view<const S>& query, const index_map& which,
+             idx_t count) const {
+    block.begin(query, which, count, terms.query_factor());
+    if (terms.by_distance)
+      block.begin_relative(this->relative_queries ? head_of(this->relative_queries, b, h) : query,
+                           terms.query_factor());
   }
 
   /// The same over the keys and values of a cache.
@@ -124,7 +157,7 @@ struct softmax_call : softmax_inputs<S, C> {
     softmax_inputs<S, Cached> in;
     static_cast<attention_views<S, Cached>&>(in) = {this->q, keys, values, this->out, this->shape, this->lengths};
     in.causal = this->causal, in.first_position = this->first_position, in.sinks = this->sinks, in.lse = this->lse;
-    in.pages = tables, in.sums = this->sums;
+    in.pages = tables, in.sums = this->sums, in.relative_queries = this->relative_queries;
     return {in, check, terms, exec};
   }
 
@@ -186,6 +219,7 @@ void check_call(checked_softmax<S, Score, Options>& call) {
   check_softmax_options(call.views, call.shape, given);
   call.sinks = given.sinks, call.lse = given.lse;
   if constexpr (requires { given.sums; }) call.sums = given.sums;
+  if constexpr (requires { given.relative_queries; }) call.relative_queries = given.relative_queries;
   call.terms = terms_of<compute_type<S>>(given, call.shape.dim, call.terms.score);
 }
 

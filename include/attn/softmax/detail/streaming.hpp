@@ -31,35 +31,46 @@ struct stream_queries {
 
   idx_t rows = 0, dim = 0, stride = 0, queries = 0, first_head = 0;
   T* data = nullptr;                     // [rows][stride], scaled, padded with zeros
+  T* relative = nullptr;                 // the same of the queries of relative keys
   P* operands = nullptr;                 // [rows][stride / 2]
   float* factors = nullptr;              // [rows]
   T* scores = nullptr;                   // [rows][stream_tile]
   T *keys = nullptr, *values = nullptr;  // a tile in T, padded, where it cannot be read in place
 
-  static stream_queries layout(arena& memory, idx_t rows, idx_t dim, idx_t dim_v) {
+  static stream_queries layout(arena& memory, idx_t rows, idx_t dim, idx_t dim_v, bool with_relative = false) {
     const idx_t stride = round_up(dim, 2 * width<T>), few = twice ? rows : 0;
-    return {.rows = rows, .dim = dim, .stride = stride, .data = memory.allocate<T>(rows * stride),
-            .operands = memory.allocate<P>(few * stride / 2), .factors = memory.allocate<float>(few),
+    T* const data = memory.allocate<T>(rows * stride);
+    return {.rows = rows, .dim = dim, .stride = stride, .data = data,
+            .relative = with_relative ? memory.allocate<T>(rows * stride) : data, .operands = memory.allocate<P>(few * stride / 2), .factors = memory.allocate<float>(few),
             .scores = memory.allocate<T>(rows * stream_tile), .keys = memory.allocate<T>(stream_tile_of<C> * stride),
             .values = memory.allocate<T>(stream_tile_of<C> * round_up(dim_v, width<T>))};
   }
 
-  /// Loads `count` rows: the first `per_head` queries of the query heads from `head` on, times `factor`.
+  /// Loads `count` rows: the first `per_head` queries of the query heads from `head` on, times `factor`; and the queries
+  /// of relative keys, where they are others.
+  template <class S>
+  void begin(const tensor_view<const S>& q, const tensor_view<const S>& relative_queries, idx_t batch, idx_t head,
+             idx_t count, idx_t per_head, T factor) {
+    begin(q, batch, head, count, per_head, factor);
+    for (idx_t r = 0; relative_queries && r < rows; ++r) {
+      T* const row = load(relative_queries, batch, r, relative);
+      for (idx_t d = 0; d < stride; d += width<T>)
+        store<T>(row + d, mul(detail::load<T>(row + d), broadcast<T>(factor)));
+    }
+  }
   template <class S>
   void begin(const tensor_view<const S>& q, idx_t batch, idx_t head, idx_t count, idx_t per_head, T factor) {
     rows = count;
     queries = per_head;
     first_head = head;
     for (idx_t r = 0; r < rows; ++r) {
-      const matrix_view<const S> x = head_of(q, batch, head + r / queries);
-      T* const row = data + r * stride;
-      for (idx_t d = 0; d < stride; d += width<T>)
-        store<T>(row + d, load_part<T>(x.row(r % queries) + d * x.col_stride, x.col_stride, dim - d));
+      T* const row = load(q, batch, r, data);
       if constexpr (numbers_of<P> > 1) {
         lanes_to_pairs(row, stride, operands + r * stride / 2);
         factors[r] = factor;
       }
-      for (idx_t d = 0; d < stride; d += width<T>) store<T>(row + d, mul(load<T>(row + d), broadcast<T>(factor)));
+      for (idx_t d = 0; d < stride; d += width<T>)
+        store<T>(row + d, mul(detail::load<T>(row + d), broadcast<T>(factor)));
       if constexpr (in_codes) {
         float largest = 0;  // a NaN, if there is one
         for (idx_t d = 0; d < dim; ++d)
@@ -68,9 +79,21 @@ struct stream_queries {
       }
     }
   }
+  const T* relative_row(idx_t r) const { return relative + r * stride; }
   stream_row<T, C> row(idx_t r) const {
     if constexpr (!twice) return {data + r * stride, stride, nullptr, 0, nullptr};
     return {data + r * stride, stride, operands + r * stride / 2, stride / 2, factors + r};
+  }
+
+ private:
+  /// Row r of the queries, into row r of `to`, unscaled.
+  template <class S>
+  T* load(const tensor_view<const S>& q, idx_t batch, idx_t r, T* to) const {
+    const matrix_view<const S> x = head_of(q, batch, first_head + r / queries);
+    T* const row = to + r * stride;
+    for (idx_t d = 0; d < stride; d += width<T>)
+      store<T>(row + d, load_part<T>(x.row(r % queries) + d * x.col_stride, x.col_stride, dim - d));
+    return row;
   }
 };
 
@@ -179,6 +202,9 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
         for (idx_t r = r0; r < r0 + R.value; ++r) {
           T* const s = q.scores + r * stream_tile;
           const idx_t i = r % q.queries, seen = std::clamp(limit(i) - begin, idx_t(0), count);
+          if (terms.by_distance && seen > 0)
+            terms.by_distance.add_one_by_one(q.relative_row(r), 1, s, seen, q.first_head + r / q.queries,
+                                             i + terms.query_shift, positions, begin);
           if (terms.any() && seen > 0)
             terms.for_head(terms.batch, q.first_head + r / q.queries, terms.query_shift)
                 .apply(s, seen, i, positions, begin);

@@ -24,7 +24,7 @@ struct weights_driver {
   };
   scratch layout(arena& memory) const {
     constexpr idx_t size = segment + 2 * panel_width<T>;
-    return {row_block<P>::layout(memory, shape.dim, 0), memory.allocate<T>(size), memory.allocate<double>(size)};
+    return {row_block<P>::layout(memory, shape.dim, 0, bool(in.terms.by_distance)), memory.allocate<T>(size), memory.allocate<double>(size)};
   }
 
   /// use(row, first slot, number of slots, weights) for the rows of the block, tile by tile; slots that a row does not
@@ -34,8 +34,8 @@ struct weights_driver {
     const packet<T> lowest = broadcast<T>(std::numeric_limits<T>::lowest());
     const auto terms = in.terms.for_head(b, h, in.shift(b));
     visit_tiles<T>(block.ranges, block.rows, [&](const tile& t) {
-      if (!masked_scores(block.queries_from(t.row), block.ranges, block.positions, keys, t, terms, block.scores,
-                         static_cast<T*>(nullptr), block.factor))
+      if (!masked_scores(block.queries_from(t.row), block.relative_from(t.row), block.ranges, block.positions, keys, t,
+                         terms, block.scores, static_cast<T*>(nullptr), block.factor))
         return;
       for (idx_t m = 0; m < t.rows; ++m) {
         T* const row = block.scores + m * score_stride;
@@ -56,7 +56,7 @@ struct weights_driver {
 
   /// Rows which[0 .. count) with the keys they see among [begin, end).
   void begin(row_block<P>& block, idx_t b, idx_t h, const index_map& which, idx_t count, idx_t begin, idx_t end) const {
-    block.begin(in.query(b, h), which, count, in.terms.query_factor());
+    in.begin(block, b, h, in.query(b, h), which, count);
     const idx_t all = in.lengths.keys(b);
     for (idx_t r = 0; r < count; ++r) {
       const idx_t seen = in.causal ? std::clamp(which[r] + in.shift(b) + 1, idx_t(0), all) : all;
@@ -150,8 +150,8 @@ void write_weights(softmax_call<S, Score>& call, list_view<idx_t> rows, const te
   // Weights are e^(score - lse): lse must come from the same kind of products as the scores.
   if (uses_fast_products<S>(call.exec)) call.lse = {};
   const standard_products standard(call.exec);
-  const auto decays = call.exec.workspace([&](arena& m) { return call.layout_decay(m); });
-  call.sum_decays(*decays);
+  const auto terms = call.exec.workspace([&](arena& m) { return call.layout_terms(m); });
+  call.prepare_terms(*terms);
   const auto memory = call.exec.workspace([&](arena& m) { return call.layout_lse(m); });
   if (call.needs_lse(*memory)) full_call{call}.run();
   const weights_driver<S, Score> driver{call};

@@ -59,6 +59,8 @@ struct window_backward : window_sets {
     T* queries = nullptr;                  // [group][globals][query_stride]
     T* slopes = nullptr;                   // [group]
     double* relative = nullptr;            // [group][relative_entries()]
+    T* relative_queries = nullptr;         // as queries, of relative keys
+    T* tables = nullptr;                   // [group][table_size()]
     double* decay = nullptr;               // [group][2 globals]: of global queries and keys (decay_gradients)
   };
   /// Sums of the gradients of all keys and values of a key head.
@@ -81,7 +83,10 @@ struct window_backward : window_sets {
       T* const queries = m.allocate<T>(shape.group() * n * key);
       T* const slopes = m.allocate<T>(shape.group());
       double* const relative = m.allocate<double>(shape.group() * in.relative_entries());
-      return partial{keys, values, queries, slopes, relative, m.allocate<double>(shape.group() * decay_entries())};
+      T* const relative_queries = m.allocate<T>(in.d_relative_queries ? shape.group() * n * key : 0);
+      T* const tables = m.allocate<T>(shape.group() * in.table_size());
+      double* const decay = m.allocate<double>(shape.group() * decay_entries());
+      return partial{keys, values, queries, slopes, relative, relative_queries, tables, decay};
     });
     const key_sums ordinary = all_keys(sums);
     return {parts, ordinary, all_keys(sums && own())};
@@ -93,6 +98,8 @@ struct window_backward : window_sets {
     std::fill_n(p.queries, shape.group() * n * query_stride(), T(0));
     std::fill_n(p.slopes, shape.group(), T(0));
     std::fill_n(p.relative, shape.group() * in.relative_entries(), 0.0);
+    std::fill_n(p.relative_queries, in.d_relative_queries ? shape.group() * n * query_stride() : 0, T(0));
+    std::fill_n(p.tables, shape.group() * in.table_size(), T(0));
     std::fill_n(p.decay, shape.group() * decay_entries(), 0.0);
   }
 
@@ -100,7 +107,7 @@ struct window_backward : window_sets {
   struct part_scratch {
     backward_scratch<P> block;
     backward_rows<P> rows;
-    T* dq;                                 // [max_rows][query_stride]
+    T *dq, *d_relative;                    // [max_rows][query_stride]
     mutable backward_keys<P> keys;         // of the class, without the global ones
     mutable backward_keys<P> global_keys;
     mutable backward_keys<P> own_keys;     // k_global and v_global of the part's keys
@@ -112,8 +119,9 @@ struct window_backward : window_sets {
       return backward_keys<P>::layout(memory, count, shape.dim, shape.dim_v, k, v, errors);
     };
     return {.block = in.layout_scratch(memory),
-            .rows = backward_rows<P>::layout(memory, max_rows, shape.dim, shape.dim_v),
+            .rows = backward_rows<P>::layout(memory, max_rows, shape.dim, shape.dim_v, bool(in.terms().by_distance)),
             .dq = memory.allocate<T>(max_rows * query_stride()),
+            .d_relative = memory.allocate<T>(in.d_relative_queries ? max_rows * query_stride() : 0),
             .keys = keys(slots, bool(in.dk), bool(in.dv), many_queries(slots)),
             .global_keys = keys(n, true, true),
             .own_keys = keys(own() ? part_length() : 0, bool(gradients.k_global), bool(gradients.v_global)),
@@ -165,6 +173,9 @@ struct window_backward : window_sets {
     p.s.keys.pack(head_of(in.k, p.b, p.kv), head_of(in.v, p.b, p.kv), 0, count);
   }
 
+  T* table_of(const partial& sums, idx_t in_group) const {
+    return in.d_relative_keys ? sums.tables + in_group * in.table_size() : nullptr;
+  }
   /// The sums by global key of a query head.
   double* global_keys_of(const partial& sums, idx_t in_group) const {
     return sums.decay + in_group * decay_entries() + global_count();
@@ -182,13 +193,15 @@ struct window_backward : window_sets {
     if (!owned) back.decay.queries = nullptr;
     key_range ranges[max_rows];
     T* const dq = owned && in.dq ? p.s.dq : nullptr;
+    T* const d_relative = owned && in.d_relative_queries ? p.s.d_relative : nullptr;
+    if (owned) back.by_distance = in.distance_sums(table_of(sums, in_group), dq, d_relative, query_stride());
     const idx_t all = in.lengths().keys(p.b);
     for (idx_t t = begin; t < end; t += max_rows) {
       const idx_t stop = std::min(t + max_rows, end);
       idx_t rows = 0;
       for (idx_t u = t; u < stop; ++u)
         if (!p.listed || !is_global(p.r + p.d * u)) p.s.row_list[rows++] = p.r + p.d * u - p.shift;
-      const index_map which{0, 1, p.s.row_list};
+      const index_map which = p.listed ? index_map{0, 1, p.s.row_list} : index_map{p.r + p.d * t - p.shift, p.d};
       in.pack_rows(p.s.rows, p.b, h, head_of(in.q, p.b, h), which, rows);
       for (idx_t row = 0; row < rows; ++row) {
         const idx_t u = (which[row] + p.shift - p.r) / p.d;
@@ -196,7 +209,8 @@ struct window_backward : window_sets {
         if (!owned) first = std::max(first, p.k0), last = std::min(last, p.k1);
         ranges[row] = {p.slot(first), p.slot(last)};
       }
-      if (dq) std::fill_n(dq, max_rows * query_stride(), T(0));
+      for (T* x : {dq, d_relative})
+        if (x) std::fill_n(x, max_rows * query_stride(), T(0));
       differentiate(p.s.rows, rows, ranges, which, p.s.keys, head_terms, p.s.block, dq, query_stride(), back);
       if (!owned) continue;
       if (p.listed) {
@@ -207,9 +221,12 @@ struct window_backward : window_sets {
         differentiate(p.s.rows, rows, ranges, which, p.s.global_keys, head_terms, p.s.block, dq, query_stride(), back);
         back.decay = of_class;
       }
-      for (idx_t row = 0; dq && row < rows; ++row)
-        store_gradient_row(dq + row * query_stride(), in.terms().scale, head_of(in.dq, p.b, h), which[row],
-                           in.accumulate);
+      const auto store = [&](const T* sums_of, const tensor_view<S>& to, idx_t row) {
+        if (to)
+          store_gradient_row(sums_of + row * query_stride(), in.terms().scale, head_of(to, p.b, h), which[row],
+                             in.accumulate);
+      };
+      for (idx_t row = 0; row < rows; ++row) store(dq, in.dq, row), store(d_relative, in.d_relative_queries, row);
     }
     sums.slopes[in_group] += back.d_slope();
   }
@@ -228,12 +245,15 @@ struct window_backward : window_sets {
     const idx_t g0 = globals_before(p.shift), g1 = globals_before(in.forward.last_shift(p.b));
     const bool wanted = own() ? bool(gradients.q_global) : bool(in.dq);
     T* const dq = wanted ? p.s.dq : nullptr;
+    T* const d_relative = in.d_relative_queries ? p.s.d_relative : nullptr;
+    back.by_distance = in.distance_sums(table_of(part, in_group), dq, d_relative, query_stride());
     for (idx_t g = g0; g < g1; g += max_rows) {
       const idx_t rows = std::min(max_rows, g1 - g);
       for (idx_t row = 0; row < rows; ++row) p.s.row_list[row] = globals[static_cast<std::size_t>(g + row)] - p.shift;
       const index_map which{0, 1, p.s.row_list};
       in.pack_rows(p.s.rows, p.b, h, head_of(own() ? options.q_global : in.q, p.b, h), which, rows);
-      if (dq) std::fill_n(dq, max_rows * query_stride(), T(0));
+      for (T* x : {dq, d_relative})
+        if (x) std::fill_n(x, max_rows * query_stride(), T(0));
       const auto take = [&](const backward_keys<P>& set, const decay_gradients& sums_of_set, const auto& range_of) {
         back.decay = sums_of_set;
         for (idx_t row = 0; row < rows; ++row)
@@ -251,6 +271,8 @@ struct window_backward : window_sets {
         take(p.s.global_keys, of_globals, [&](idx_t end) { return key_range{0, globals_before(end)}; });
       for (idx_t row = 0; dq && row < rows; ++row)
         for (idx_t d = 0; d < shape.dim; ++d) sums[(g + row) * query_stride() + d] += dq[row * query_stride() + d];
+      T* const of_relative = part.relative_queries + (in_group * global_count() + g) * query_stride();
+      for (idx_t x = 0; d_relative && x < rows * query_stride(); ++x) of_relative[x] += d_relative[x];
     }
     part.slopes[in_group] += back.d_slope();
   }
@@ -354,6 +376,9 @@ struct window_backward : window_sets {
       add(sums.queries, more.queries, shape.group() * global_count() * query_stride());
       add(sums.slopes, more.slopes, shape.group());
       add(sums.relative, more.relative, shape.group() * in.relative_entries());
+      add(sums.relative_queries, more.relative_queries,
+          in.d_relative_queries ? shape.group() * global_count() * query_stride() : 0);
+      add(sums.tables, more.tables, shape.group() * in.table_size());
       add(sums.decay, more.decay, shape.group() * decay_entries());
     }
     for (idx_t g = 0; g < seen_globals; ++g)
@@ -367,14 +392,17 @@ struct window_backward : window_sets {
       const auto store = [&](const tensor_view<S>& to, idx_t i, const T* sum) {
         if (to) store_gradient_row(sum, in.terms().scale, head_of(to, b, h), i, in.accumulate);
       };
-      for (idx_t i = in.lengths().queries(b); i < shape.queries; ++i) store(in.dq, i, nullptr);
+      for (idx_t i = in.lengths().queries(b); i < shape.queries; ++i)
+        store(in.dq, i, nullptr), store(in.d_relative_queries, i, nullptr);
       for (idx_t i = 0; gradients.q_global && i < shape.queries; ++i)
         if (i >= in.lengths().queries(b) || !is_global(i + shift)) store(gradients.q_global, i, nullptr);
       for (idx_t g = g0; g < g1; ++g) {
         const idx_t i = globals[static_cast<std::size_t>(g)] - shift;
         if (own()) store(in.dq, i, nullptr);
         store(own() ? gradients.q_global : in.dq, i, queries + g * query_stride());
+        store(in.d_relative_queries, i, sums.relative_queries + (in_group * global_count() + g) * query_stride());
       }
+      if (in.d_relative_keys) in.add_table(b * shape.heads + h, sums.tables + in_group * in.table_size());
       if (in.d_slopes) in.slope_sums[b * shape.heads + h] += sums.slopes[in_group];
       in.add_sums(b * shape.heads + h, sums.relative + in_group * in.relative_entries(), in.relative_entries());
       if (const decay_gradients to = in.decay_list(in.sums_of(b * shape.heads + h))) {

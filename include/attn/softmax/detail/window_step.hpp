@@ -57,7 +57,7 @@ struct window_step {
     long_softmax<T> total;
   };
   scratch layout(arena& memory) const {
-    return {stream_queries<T, C>::layout(memory, shape.group(), shape.dim, shape.dim_v),
+    return {stream_queries<T, C>::layout(memory, shape.group(), shape.dim, shape.dim_v, bool(in.relative_queries)),
             online_softmax<T>::layout(memory, shape.group(), shape.dim_v),
             long_softmax<T>::layout(memory, shape.group(), shape.dim_v)};
   }
@@ -69,7 +69,8 @@ struct window_step {
     const auto global = [&](idx_t g) { return window.globals[static_cast<std::size_t>(g)]; };
     const bool global_query = known > 0 && global(known - 1) == p;
     const idx_t step = global_query ? 1 : d, first = global_query ? 0 : p - std::min(window.left, p / d) * d;
-    s.rows.begin(in.q.slice(2, t, 1), b, head, count, 1, in.terms.query_factor());
+    const auto query = [&](const auto& q) { return q ? q.slice(2, t, 1) : q; };
+    s.rows.begin(query(in.q), query(in.relative_queries), b, head, count, 1, in.terms.query_factor());
     s.state.rows = count;
     s.state.clear();
     const auto keys = source.keys(b, kv), values = source.values(b, kv);
@@ -130,8 +131,10 @@ window_step(const softmax_call<S, Score>&, const Source&) -> window_step<S, Scor
 /// A checked step.
 template <class S, class Score, class Source>
 void attend_stream_window(softmax_call<S, Score> call, const Source& source) {
-  const auto decays = call.exec.workspace([&](arena& memory) { return call.layout_decay(memory); });
-  call.sum_decays(*decays, [&](idx_t b) { return source.before(b) + call.lengths.queries(b); });
+  const auto terms = call.exec.workspace([&](arena& memory) {
+    return call.layout_terms(memory, false, 0, [](idx_t) { return idx_t(1); });
+  });
+  call.prepare_terms(*terms, [&](idx_t b) { return source.before(b) + call.lengths.queries(b); });
   window_step{call, source}.run();
 }
 
