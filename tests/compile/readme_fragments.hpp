@@ -17,9 +17,10 @@ float *pointer = nullptr, *qkv = nullptr;
 std::uint16_t* bits = nullptr;
 
 attn::tensor_view<float> q, k, v, out, x, part_out, logits, q_t, k_t, v_t, out_t, bias, d_out, dq, dk, dv,
-    log_decay, weights_of, keys_memory, values_memory, other_keys, other_values;
+    log_decay, query_plus_u, query_plus_v, weights_of, keys_memory, values_memory, other_keys, other_values;
 attn::tensor_view<float, 2> buckets, d_buckets;
-attn::tensor_view<float, 3> w, band, kernel, lse, part_lse, beta, sums_of_keys, decays, d_decays, decays_so_far;
+attn::tensor_view<float, 3> w, band, kernel, lse, part_lse, beta, sums_of_keys, decays, d_decays, decays_so_far,
+    keys_by_distance;
 matrix_type q_matrix, k_matrix, v_matrix, out_matrix, matrix, x_matrix, wq, wk, wv, wo, up, down;
 auto features = attn::draw_features<float>(256, 64, {.seed = 7});
 std::vector<float> slope;

@@ -14,6 +14,7 @@
 
 #include <attn/core/detail/waves.hpp>
 #include <attn/softmax/detail/softmax_backward_call.hpp>
+#include <attn/softmax/detail/window_partial.hpp>
 #include <attn/softmax/sliding_window.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
@@ -53,16 +54,7 @@ struct window_backward : window_sets {
   /// Number of tasks of a key head.
   idx_t steps(idx_t kv) const { return alike(kv) ? parts(kv * shape.group()) : 1; }
 
-  /// What a part adds to the gradients of global keys and queries, and to those of slopes and relative biases.
-  struct partial {
-    T *keys = nullptr, *values = nullptr;  // [globals][stride]
-    T* queries = nullptr;                  // [group][globals][query_stride]
-    T* slopes = nullptr;                   // [group]
-    double* relative = nullptr;            // [group][relative_entries()]
-    T* relative_queries = nullptr;         // as queries, of relative keys
-    T* tables = nullptr;                   // [group][table_size()]
-    double* decay = nullptr;               // [group][2 globals]: of global queries and keys (decay_gradients)
-  };
+  using partial = window_partial<T>;
   /// Sums of the gradients of all keys and values of a key head.
   struct key_sums {
     T *keys = nullptr, *values = nullptr;  // [Lk][stride]
@@ -78,29 +70,15 @@ struct window_backward : window_sets {
       return wanted ? key_sums{memory.allocate<T>(shape.keys * key), memory.allocate<T>(shape.keys * value)}
                     : key_sums{};
     };
+    const idx_t group = shape.group(), queries = group * n * key;
     partial* const parts = memory.allocate_list(most_parts, [&](arena& m) {
-      T *const keys = m.allocate<T>(n * key), *const values = m.allocate<T>(n * value);
-      T* const queries = m.allocate<T>(shape.group() * n * key);
-      T* const slopes = m.allocate<T>(shape.group());
-      double* const relative = m.allocate<double>(shape.group() * in.relative_entries());
-      T* const relative_queries = m.allocate<T>(in.d_relative_queries ? shape.group() * n * key : 0);
-      T* const tables = m.allocate<T>(shape.group() * in.table_size());
-      double* const decay = m.allocate<double>(shape.group() * decay_entries());
-      return partial{keys, values, queries, slopes, relative, relative_queries, tables, decay};
+      return partial::layout(m, {.keys = n * key, .values = n * value, .queries = queries,
+                                 .relative_queries = in.d_relative_queries ? queries : 0, .slopes = group,
+                                 .tables = group * in.table_size(), .relative = group * in.relative_entries(),
+                                 .decay = group * decay_entries()});
     });
     const key_sums ordinary = all_keys(sums);
     return {parts, ordinary, all_keys(sums && own())};
-  }
-  void clear(const partial& p) const {
-    const idx_t n = global_count();
-    std::fill_n(p.keys, n * query_stride(), T(0));
-    std::fill_n(p.values, n * value_stride(), T(0));
-    std::fill_n(p.queries, shape.group() * n * query_stride(), T(0));
-    std::fill_n(p.slopes, shape.group(), T(0));
-    std::fill_n(p.relative, shape.group() * in.relative_entries(), 0.0);
-    std::fill_n(p.relative_queries, in.d_relative_queries ? shape.group() * n * query_stride() : 0, T(0));
-    std::fill_n(p.tables, shape.group() * in.table_size(), T(0));
-    std::fill_n(p.decay, shape.group() * decay_entries(), 0.0);
   }
 
   /// Scratch of one thread.
@@ -174,11 +152,11 @@ struct window_backward : window_sets {
   }
 
   T* table_of(const partial& sums, idx_t in_group) const {
-    return in.d_relative_keys ? sums.tables + in_group * in.table_size() : nullptr;
+    return in.d_relative_keys ? sums.tables() + in_group * in.table_size() : nullptr;
   }
   /// The sums by global key of a query head.
   double* global_keys_of(const partial& sums, idx_t in_group) const {
-    return sums.decay + in_group * decay_entries() + global_count();
+    return sums.decay() + in_group * decay_entries() + global_count();
   }
 
   /// Queries [begin, end) of the part's class and head h; `owned`: the part's own.
@@ -187,7 +165,7 @@ struct window_backward : window_sets {
     auto back = in.back(head_terms);
     back.sum_slope &= owned;  // every key of a query counts once
     const idx_t in_group = h - p.kv * shape.group();
-    if (owned) back.relative = in.relative_list(sums.relative, in_group);
+    if (owned) back.relative = in.relative_list(sums.relative(), in_group);
     const decay_gradients decay = in.decay_list(in.sums_of(p.b * shape.heads + h));
     back.decay = p.owned(decay);
     if (!owned) back.decay.queries = nullptr;
@@ -228,18 +206,18 @@ struct window_backward : window_sets {
       };
       for (idx_t row = 0; row < rows; ++row) store(dq, in.dq, row), store(d_relative, in.d_relative_queries, row);
     }
-    sums.slopes[in_group] += back.d_slope();
+    sums.slopes()[in_group] += back.d_slope();
   }
 
   /// Rows of global queries of head h with the part's own keys, and with the global ones where `first`.
   void take_global_queries(const part_of_class& p, idx_t h, bool first, const partial& part) const {
     const idx_t in_group = h - p.kv * shape.group();
-    T* const sums = part.queries + in_group * global_count() * query_stride();
+    T* const sums = part.queries() + in_group * global_count() * query_stride();
     const auto head_terms = in.terms().for_head(p.b, h, p.shift);
     auto back = in.back(head_terms);
-    back.relative = in.relative_list(part.relative, in_group);
+    back.relative = in.relative_list(part.relative(), in_group);
     decay_gradients decay = p.owned(in.decay_list(in.sums_of(p.b * shape.heads + h)));
-    if (decay) decay.queries = part.decay + in_group * decay_entries(), decay.listed = globals;
+    if (decay) decay.queries = part.decay() + in_group * decay_entries(), decay.listed = globals;
     key_range ranges[max_rows];
     const idx_t all = in.lengths().keys(p.b);
     const idx_t g0 = globals_before(p.shift), g1 = globals_before(in.forward.last_shift(p.b));
@@ -271,10 +249,10 @@ struct window_backward : window_sets {
         take(p.s.global_keys, of_globals, [&](idx_t end) { return key_range{0, globals_before(end)}; });
       for (idx_t row = 0; dq && row < rows; ++row)
         for (idx_t d = 0; d < shape.dim; ++d) sums[(g + row) * query_stride() + d] += dq[row * query_stride() + d];
-      T* const of_relative = part.relative_queries + (in_group * global_count() + g) * query_stride();
+      T* const of_relative = part.relative_queries() + (in_group * global_count() + g) * query_stride();
       for (idx_t x = 0; d_relative && x < rows * query_stride(); ++x) of_relative[x] += d_relative[x];
     }
-    part.slopes[in_group] += back.d_slope();
+    part.slopes()[in_group] += back.d_slope();
   }
 
   /// One part. store(projected, row of k, sums of dK, sums of dV) is called for its own keys except global ones, then
@@ -311,8 +289,8 @@ struct window_backward : window_sets {
     for (idx_t slot = p.slot(p.k0); slot < p.slot(p.k1); ++slot)
       give(false, s.keys, slot, s.keys.keys.positions[slot]);
     for (idx_t t = p.k0; own() && t < p.k1; ++t) give(true, s.own_keys, t - p.k0, p.r + p.d * t);
-    for (idx_t x = 0; x < seen_globals * query_stride(); ++x) sums.keys[x] += s.global_keys.d_keys[x];
-    for (idx_t x = 0; x < seen_globals * value_stride(); ++x) sums.values[x] += s.global_keys.d_values[x];
+    for (idx_t x = 0; x < seen_globals * query_stride(); ++x) sums.keys()[x] += s.global_keys.d_keys[x];
+    for (idx_t x = 0; x < seen_globals * value_stride(); ++x) sums.values()[x] += s.global_keys.d_values[x];
   }
 
   /// Row of k and v, or of k_global and v_global; sums that are null are 0.
@@ -332,7 +310,7 @@ struct window_backward : window_sets {
       return part_of_class{.b = b, .kv = kv, .h = h, .h_end = h_end, .d = d, .r = n % d,
                            .shift = in.forward.shift(b), .s = s};
     };
-    clear(scratch.parts[step]);
+    scratch.parts[step].clear();
     if (alike(kv))
       return take_part(part(h0, h0 + group, step), step / dilation(h0), scratch.parts[step],
                        [&](bool projected, idx_t row, const T* d_key, const T* d_value) {
@@ -366,29 +344,15 @@ struct window_backward : window_sets {
     const idx_t shift = in.forward.shift(b), seen_globals = globals_before(n);
     const idx_t g0 = globals_before(shift), g1 = globals_before(in.forward.last_shift(b));  // of the queries
     const partial& sums = scratch.parts[0];
-    const auto add = [](auto* to, const auto* from, idx_t count) {
-      for (idx_t x = 0; x < count; ++x) to[x] += from[x];
-    };
-    for (idx_t step = 1; step < steps(kv); ++step) {
-      const partial& more = scratch.parts[step];
-      add(sums.keys, more.keys, seen_globals * query_stride());
-      add(sums.values, more.values, seen_globals * value_stride());
-      add(sums.queries, more.queries, shape.group() * global_count() * query_stride());
-      add(sums.slopes, more.slopes, shape.group());
-      add(sums.relative, more.relative, shape.group() * in.relative_entries());
-      add(sums.relative_queries, more.relative_queries,
-          in.d_relative_queries ? shape.group() * global_count() * query_stride() : 0);
-      add(sums.tables, more.tables, shape.group() * in.table_size());
-      add(sums.decay, more.decay, shape.group() * decay_entries());
-    }
+    for (idx_t step = 1; step < steps(kv); ++step) sums.add(scratch.parts[step]);
     for (idx_t g = 0; g < seen_globals; ++g)
-      store_key(false, b, kv, globals[static_cast<std::size_t>(g)], sums.keys + g * query_stride(),
-                sums.values + g * value_stride());
+      store_key(false, b, kv, globals[static_cast<std::size_t>(g)], sums.keys() + g * query_stride(),
+                sums.values() + g * value_stride());
     for (idx_t row = n; row < shape.keys; ++row)
       for (int projected = 0; projected < 1 + own(); ++projected) store_key(projected, b, kv, row, nullptr, nullptr);
     for (idx_t in_group = 0; in_group < shape.group(); ++in_group) {
       const idx_t h = kv * shape.group() + in_group;
-      const T* const queries = sums.queries + in_group * global_count() * query_stride();
+      const T* const queries = sums.queries() + in_group * global_count() * query_stride();
       const auto store = [&](const tensor_view<S>& to, idx_t i, const T* sum) {
         if (to) store_gradient_row(sum, in.terms().scale, head_of(to, b, h), i, in.accumulate);
       };
@@ -400,13 +364,13 @@ struct window_backward : window_sets {
         const idx_t i = globals[static_cast<std::size_t>(g)] - shift;
         if (own()) store(in.dq, i, nullptr);
         store(own() ? gradients.q_global : in.dq, i, queries + g * query_stride());
-        store(in.d_relative_queries, i, sums.relative_queries + (in_group * global_count() + g) * query_stride());
+        store(in.d_relative_queries, i, sums.relative_queries() + (in_group * global_count() + g) * query_stride());
       }
-      if (in.d_relative_keys) in.add_table(b * shape.heads + h, sums.tables + in_group * in.table_size());
-      if (in.d_slopes) in.slope_sums[b * shape.heads + h] += sums.slopes[in_group];
-      in.add_sums(b * shape.heads + h, sums.relative + in_group * in.relative_entries(), in.relative_entries());
+      if (in.d_relative_keys) in.add_table(b * shape.heads + h, sums.tables() + in_group * in.table_size());
+      if (in.d_slopes) in.slope_sums[b * shape.heads + h] += sums.slopes()[in_group];
+      in.add_sums(b * shape.heads + h, sums.relative() + in_group * in.relative_entries(), in.relative_entries());
       if (const decay_gradients to = in.decay_list(in.sums_of(b * shape.heads + h))) {
-        const double *const of_queries = sums.decay + in_group * decay_entries(),
+        const double *const of_queries = sums.decay() + in_group * decay_entries(),
                      *const of_keys = of_queries + global_count();
         for (idx_t g = g0; g < g1; ++g) to.queries[globals[static_cast<std::size_t>(g)] - shift] += of_queries[g];
         for (idx_t g = 0; g < seen_globals; ++g) to.keys[globals[static_cast<std::size_t>(g)]] += of_keys[g];
