@@ -71,9 +71,7 @@ dataset::dataset(const std::string& folder) : name_(std::filesystem::weakly_cano
 }
 
 problem dataset::problem_for(bool causal, const flags& set) const {
-  problem p{length_, heads_, kv_heads_, dim_, dim_v_, causal, set};
-  p.set.dropout = 0;  // what it costs in time is of interest, not how far it is from what it is to regularise
-  return p;
+  return {length_, heads_, kv_heads_, dim_, dim_v_, causal, set};
 }
 
 idx_t dataset::kv_head_of(idx_t head) const { return head / heads_ * kv_heads_ + head % heads_ / (heads_ / kv_heads_); }
