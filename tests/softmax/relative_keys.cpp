@@ -37,7 +37,7 @@ TEST_CASE("relative keys are another product of every pair, within reach and bey
         check_backward<float>(p, true);
         check_backward<float>(p, true, {.saved_lse = false}, &threads);
         check_accumulate<float>(p);
-        check_backward<Eigen::bfloat16>(p);
+        if (reach > 0) check_backward<Eigen::bfloat16>(p);  // else nearly all of the sums over a row's keys cancels
       }
 }
 
