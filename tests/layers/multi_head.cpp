@@ -7,7 +7,7 @@ namespace {
 struct heads_case {
   idx_t batch = 2, queries = 30, keys = 30, model = 24, model_kv = 24, heads = 4, kv_heads = 4, dim = 6, dim_v = 6,
         out = 24;
-  bool biases = true, key = true, output = true, causal = false;
+  bool biases = true, key = true, output = true, causal = false, gate = false, silu = false;
 };
 
 reference::multi_head_weights random_weights(const heads_case& c) {
@@ -16,6 +16,8 @@ reference::multi_head_weights random_weights(const heads_case& c) {
   w.query = random_weight(1, c.heads * c.dim, c.model), w.query_bias = bias(2, c.heads * c.dim);
   w.value = random_weight(3, c.kv_heads * c.dim_v, c.model_kv), w.value_bias = bias(4, c.kv_heads * c.dim_v);
   if (c.key) w.key = random_weight(5, c.kv_heads * c.dim, c.model_kv), w.key_bias = bias(6, c.kv_heads * c.dim);
+  if (c.gate) w.gate = random_weight(9, c.heads * c.dim_v, c.model), w.gate_bias = bias(10, c.heads * c.dim_v);
+  w.silu_gate = c.silu;
   if (c.output) w.output = random_weight(7, c.out, c.heads * c.dim_v), w.output_bias = bias(8, c.out);
   return w;
 }
@@ -31,6 +33,7 @@ double error_of(const heads_case& c, bool self) {
   attn::execution serial;
   attn::multi_head_options<S> how{.heads = c.heads, .kv_heads = c.kv_heads};
   if (!self) how.context = sequence(sy);
+  if (c.silu) how.gate_activation = attn::gate_activation::silu;
   compiled_layers<S>::multi_head(sequence(sx), sequence(out), stored.views(), full_attention<S>({.causal = c.causal}),
                                  how, serial);
   reference::full_softmax_options options;
@@ -62,6 +65,18 @@ TEMPLATE_LIST_TEST_CASE("multi_head: grouped queries, cross attention, other wid
       const heads_case c{.queries = 33, .keys = keys, .model_kv = 17, .kv_heads = kv_heads, .dim_v = 9, .out = 13};
       CHECK(error_of<TestType>(c, false) <= allowed<TestType>);
     }
+}
+
+TEMPLATE_LIST_TEST_CASE("multi_head: gates", "[multi_head]", all_types) {
+  for (bool silu : {false, true})
+    for (bool output : {false, true})
+      for (idx_t queries : {0, 3, 33}) {
+        CAPTURE(silu, output, queries);
+        heads_case c{.queries = queries, .keys = queries, .dim_v = 5, .output = output, .gate = true, .silu = silu};
+        CHECK(error_of<TestType>(c, true) <= allowed<TestType>);
+        c.keys = 20, c.model_kv = 17, c.biases = false;
+        CHECK(error_of<TestType>(c, false) <= allowed<TestType>);
+      }
 }
 
 TEMPLATE_LIST_TEST_CASE("multi_head: shared queries and keys, no output weight", "[multi_head]", all_types) {

@@ -10,6 +10,7 @@ struct heads_case {
         out = 9;
   bool context = false, key = true, output = true, causal = false, attended = false;
   int biases = 15;  // of query, value, key, output
+  bool gate = false, silu = false;
   std::vector<idx_t> lengths{};
 };
 
@@ -17,13 +18,13 @@ std::string name_of(const heads_case& a) {
   return "queries " + std::to_string(a.queries) + ", keys " + std::to_string(a.keys) + ", kv_heads " +
          std::to_string(a.kv_heads) + ", context " + std::to_string(a.context) + ", key " + std::to_string(a.key) +
          ", output " + std::to_string(a.output) + ", causal " + std::to_string(a.causal) + ", attended " +
-         std::to_string(a.attended) + ", biases " + std::to_string(a.biases);
+         std::to_string(a.attended) + ", gate " + std::to_string(a.gate + a.silu) + ", biases " + std::to_string(a.biases);
 }
 
 // The arguments of a call: all of them, given or not, in the order of the case's inputs.
 template <class T>
 struct arguments {
-  T x, context, query, value, key, output, query_bias, value_bias, key_bias, output_bias;
+  T x, context, query, value, key, output, query_bias, value_bias, key_bias, output_bias, gate, gate_bias;
 
   arguments(const heads_case& a, const std::vector<T>& all) {
     next_of<T> next(all);
@@ -31,6 +32,7 @@ struct arguments {
     key = next(a.key), output = next(a.output);
     query_bias = next(a.biases & 1), value_bias = next(a.biases & 2);
     key_bias = next(a.key && (a.biases & 4)), output_bias = next(a.output && (a.biases & 8));
+    gate = next(a.gate), gate_bias = next(a.gate && (a.biases & 1));
   }
 };
 
@@ -40,10 +42,12 @@ attn::multi_head_weights<S> weights_of(const arguments<tensor<S>>& in) {
           .key = matrix(in.key),
           .value = matrix(in.value),
           .output = matrix(in.output),
+          .gate = matrix(in.gate),
           .query_bias = vector(in.query_bias),
           .key_bias = vector(in.key_bias),
           .value_bias = vector(in.value_bias),
-          .output_bias = vector(in.output_bias)};
+          .output_bias = vector(in.output_bias),
+          .gate_bias = vector(in.gate_bias)};
 }
 
 template <class S>
@@ -63,11 +67,14 @@ layer_backward_case<S> case_of(heads_case a) {
   if (a.biases & 2) add(r, "value_bias", random_vector(8, a.kv_heads * a.dim_v));
   if (a.key && (a.biases & 4)) add(r, "key_bias", random_vector(9, a.kv_heads * a.dim));
   if (a.output && (a.biases & 8)) add(r, "output_bias", random_vector(10, a.out));
+  if (a.gate) add(r, "gate", random_weight(11, a.heads * a.dim_v, a.model));
+  if (a.gate && (a.biases & 1)) add(r, "gate_bias", random_vector(12, a.heads * a.dim_v));
   const attention_pair<S> attention{.heads = a.heads, .causal = a.causal, .lengths = a.lengths};
   r.forward = [a, attention](const std::vector<tensor<variable>>& all) {
     const arguments<tensor<variable>> in(a, all);
     const reference::basic_multi_head_weights<variable> w{in.query,      in.key,      in.value,      in.output,
-                                                          in.query_bias, in.key_bias, in.value_bias, in.output_bias};
+                                                          in.query_bias, in.key_bias, in.value_bias, in.output_bias,
+                                                          in.gate,       in.gate_bias, a.silu};
     return std::vector{reference::multi_head_around(
         in.x, a.context ? in.context : in.x, w, a.heads, a.kv_heads,
         [&](const auto& q, const auto& k, const auto& v) { return attention.reference(q, k, v); })};
@@ -78,11 +85,13 @@ layer_backward_case<S> case_of(heads_case a) {
     const arguments<tensor<S>*> g(a, gradients);
     attn::multi_head_options<S> options{.heads = a.heads, .kv_heads = a.kv_heads};
     if (a.context) options.context = sequence(in.context);
+    if (a.silu) options.gate_activation = attn::gate_activation::silu;
     tensor<S> attended(a.batch, 1, a.queries, a.heads * a.dim_v), out = d_out;
     if (a.attended) {  // what the forward call leaves
-      if (a.output) options.attended = sequence(attended);
+      const bool separate = a.output || a.gate;
+      if (separate) options.attended = sequence(attended);
       compiled_layers<S>::multi_head(sequence(in.x), sequence(out), weights_of(in), attention.forward(), options, exec);
-      options.attended = a.output ? sequence(attended) : sequence(out);
+      options.attended = separate ? sequence(attended) : sequence(out);
     }
     compiled_layers<S>::multi_head_backward(
         sequence(in.x), weights_of(in),
@@ -94,10 +103,12 @@ layer_backward_case<S> case_of(heads_case a) {
          .key = matrix_or_none(g.key),
          .value = matrix_or_none(g.value),
          .output = matrix_or_none(g.output),
+         .gate = matrix_or_none(g.gate),
          .query_bias = vector_or_none(g.query_bias),
          .key_bias = vector_or_none(g.key_bias),
          .value_bias = vector_or_none(g.value_bias),
          .output_bias = vector_or_none(g.output_bias),
+         .gate_bias = vector_or_none(g.gate_bias),
          .accumulate = accumulate},
         options, exec);
   };
@@ -129,6 +140,14 @@ TEMPLATE_LIST_TEST_CASE("multi_head_backward: options", "[multi_head_backward]",
            },
            true))
     check_layer_backward(case_of<TestType>(chosen), factor<TestType>);
+}
+
+TEMPLATE_LIST_TEST_CASE("multi_head_backward: gates", "[multi_head_backward]", all_types) {
+  for (int bits = 0; bits < 16; ++bits)
+    check_layer_backward(case_of<TestType>({.context = bool(bits & 1), .output = bool(bits & 2),
+                                            .attended = bool(bits & 4), .biases = bits & 1 ? 15 : 0, .gate = true,
+                                            .silu = bool(bits & 8)}),
+                         factor<TestType>);
 }
 
 TEMPLATE_LIST_TEST_CASE("multi_head_backward: lengths", "[multi_head_backward]", all_types) {

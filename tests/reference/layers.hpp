@@ -108,6 +108,8 @@ tensor<N> merge(const tensor<N>& x) {
 template <class N>
 struct basic_multi_head_weights {
   tensor<N> query, key, value, output, query_bias, key_bias, value_bias, output_bias;  // key, output: may be empty
+  tensor<N> gate{}, gate_bias{};  // may be empty
+  bool silu_gate = false;
 };
 using multi_head_weights = basic_multi_head_weights<double>;
 
@@ -117,7 +119,13 @@ tensor<N> multi_head_around(const tensor<N>& x, const tensor<N>& y, const basic_
                             idx_t kv_heads, Operator&& op) {
   const tensor<N> q = split(project(x, w.query, w.query_bias), heads);
   const tensor<N> k = w.key.empty() ? q : split(project(y, w.key, w.key_bias), kv_heads);
-  const tensor<N> mixed = merge(op(q, k, split(project(y, w.value, w.value_bias), kv_heads)));
+  tensor<N> mixed = merge(op(q, k, split(project(y, w.value, w.value_bias), kv_heads)));
+  if (!w.gate.empty()) {
+    using std::exp;
+    const tensor<N> gate = project(x, w.gate, w.gate_bias);
+    for (std::size_t n = 0; n < mixed.data.size(); ++n)
+      mixed.data[n] = mixed.data[n] * (w.silu_gate ? gate.data[n] : N(1)) / (N(1) + exp(-gate.data[n]));
+  }
   return w.output.empty() ? mixed : project(mixed, w.output, w.output_bias);
 }
 inline tensor<double> multi_head(const tensor<double>& x, const tensor<double>& y, const multi_head_weights& w,

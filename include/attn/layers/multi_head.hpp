@@ -1,6 +1,8 @@
 // attn: multi-head attention over any operator.
 //
 //   q = x W_q^T, k = y W_k^T, v = y W_v^T, out = concat over heads of op(q, k, v) W_o^T       Vaswani et al. 2017
+//   with a gate, out = (concat over heads of op(q, k, v) * f(x W_g^T)) W_o^T, f sigmoid (Qwen's gated attention) or SiLU
+//                                                                   Qiu et al. 2025; Hua et al. 2022 (GAU), f = SiLU
 //
 //   const auto attend = [](auto q, auto k, auto v, auto out, attn::execution& exec) {
 //     attn::full_softmax(q, k, v, out, {.causal = true}, exec);
@@ -9,8 +11,8 @@
 //   attn::multi_head(x, out, weights, attend, {.heads = 8, .kv_heads = 2, .context = y});   // cross attention
 //
 // Shapes   x [B, Lq, n], y [B, Lk, m] (x itself unless a context is given), query [heads D, n], key [kv_heads D, m],
-//          value [kv_heads Dv, m], output [p, heads Dv], out [B, Lq, p]; biases [rows of their weight]. Head dims follow
-//          from the weights' rows. float, double, or Eigen::half / Eigen::bfloat16 in memory with float sums.
+//          value [kv_heads Dv, m], output [p, heads Dv], gate [heads Dv, n], out [B, Lq, p]; biases [rows of their
+//          weight]. Head dims follow from the weights' rows. float, double, or Eigen::half / Eigen::bfloat16 in memory with float sums.
 //          Without key weights the queries serve as keys (Reformer's shared queries and keys); without output weights
 //          out is the concatenation of the heads.
 // Operator op(q, k, v, out, execution) is called once, with views [B, heads, L, dim] of what was projected: of memory
@@ -22,6 +24,7 @@
 //          passed on.
 #pragma once
 
+#include <attn/layers/detail/output_gate.hpp>
 #include <attn/layers/project.hpp>
 
 #include <optional>
@@ -31,8 +34,8 @@ namespace attn { inline namespace ATTN_ISA {
 /// Weights of multi_head: one row for every projected number.
 template <class S>
 struct multi_head_weights {
-  view_field<const S, 2> query{}, key{}, value{}, output{};
-  view_field<const S, 1> query_bias{}, key_bias{}, value_bias{}, output_bias{};
+  view_field<const S, 2> query{}, key{}, value{}, output{}, gate{};
+  view_field<const S, 1> query_bias{}, key_bias{}, value_bias{}, output_bias{}, gate_bias{};
 };
 
 /// Options of multi_head for elements of type S.
@@ -43,8 +46,10 @@ struct multi_head_options {
   std::optional<idx_t> kv_heads{};
   /// The sequence y that keys and values are projected from, [B, Lk, m]; x unless given.
   view_field<const S, 3> context{};
-  /// Written if given, where there is an output weight: the heads' output, [B, Lq, heads Dv]. multi_head_backward reads
-  /// it; without it, it calls the operator once more.
+  /// f, where there is a gate weight.
+  attn::gate_activation gate_activation = attn::gate_activation::sigmoid;
+  /// Written if given, where there is an output or a gate weight: the heads' output, [B, Lq, heads Dv], before the gate.
+  /// multi_head_backward reads it; without it, it calls the operator once more.
   view_field<S, 3> attended{};
 };
 
@@ -56,7 +61,7 @@ void check_attended(layer_views& check, const multi_head_weights<S>& w, const te
                  {"attended length = x length", check.x.extents[1], attended.extent(1)},
                  {"attended dim", dim, attended.extent(2)}});
   if (check.backward) return check.read("attended", attended);
-  if (!w.output) check.fail("attended with an output weight: without one it is out", "no output weight");
+  if (!w.output && !w.gate) check.fail("attended with an output weight: without one it is out", "no output weight");
   check.update("attended", attended);
 }
 
@@ -92,6 +97,12 @@ void check_multi_head(layer_views& check, const tensor_view<const S, 3>& y, cons
     check.linear("output weight", w.output, "output bias", w.output_bias, heads * dim_v);
   else if (w.output_bias)
     check.fail("output bias with an output weight", "no output weight");
+  if (w.gate) {
+    check.linear("gate weight", w.gate, "gate bias", w.gate_bias, x[2]);
+    check.equal("gate weight rows = heads x value head dim", heads * dim_v, w.gate.extent(0));
+  } else if (w.gate_bias) {
+    check.fail("gate bias with a gate weight", "no gate weight");
+  }
   check.out_dim(w.output ? w.output.extent(0) : heads * dim_v);
   if (options.attended) check_attended(check, w, options.attended, heads * dim_v);
   check.fits("context batch * length", {y.extent(0), y.extent(1)});
@@ -99,19 +110,27 @@ void check_multi_head(layer_views& check, const tensor_view<const S, 3>& y, cons
   check.fits("context batch * length * heads * dims", {y.extent(0), y.extent(1), kv_heads, dim + dim_v});
 }
 
-/// q, k and v; without key weights k is q.
+/// What the heads have in memory.
+template <class S>
+struct projected_heads {
+  tensor_view<S, 3> q{}, k{}, v{}, gate{};  // without key weights k is q
+};
+
+/// q, k, v and the gate before its activation.
 template <class S>
 void project_heads(const tensor_view<const S, 3>& x, const tensor_view<const S, 3>& y, const multi_head_weights<S>& w,
-                   const tensor_view<S, 3>& q, const tensor_view<S, 3>& k, const tensor_view<S, 3>& v,
-                   execution& exec) {
+                   const projected_heads<S>& to, execution& exec) {
   with_products<S>(exec, [&]<class P>(std::type_identity<P>) {
-    const projection<P> list[] = {{{w.query, w.query_bias}, q}, {{w.value, w.value_bias}, v}, {{w.key, w.key_bias}, k}};
-    const std::span all(list, w.key ? 3 : 2);
+    const projection<P> query{{w.query, w.query_bias}, to.q}, gate{{w.gate, w.gate_bias}, to.gate},
+        value{{w.value, w.value_bias}, to.v}, key{{w.key, w.key_bias}, to.k};
+    const projection<P> list[] = {query, w.gate ? gate : value, w.gate ? value : key, key};
+    const idx_t of_x = w.gate ? 2 : 1, count = of_x + (w.key ? 2 : 1);
+    const std::span all(list, static_cast<std::size_t>(count));
     if (x.data() == y.data() && x.extents() == y.extents() && x.strides() == y.strides()) {
       run_projections<P>(x, all, exec);
     } else {
-      run_projections<P>(x, all.first(1), exec);
-      run_projections<P>(y, all.subspan(1), exec);
+      run_projections<P>(x, all.first(static_cast<std::size_t>(of_x)), exec);
+      run_projections<P>(y, all.subspan(static_cast<std::size_t>(of_x)), exec);
     }
   });
 }
@@ -121,25 +140,32 @@ void run_multi_head(const tensor_view<const S, 3>& x, const tensor_view<const S,
                     const multi_head_weights<S>& w, const multi_head_options<S>& options, Operator& op,
                     execution& exec) {
   const idx_t heads = options.heads, kv_heads = options.kv_heads.value_or(heads);
-  struct projected {
-    tensor_view<S, 3> q, k, v, attended;
+  struct buffers {
+    projected_heads<S> heads;
+    tensor_view<S, 3> attended;
   };
   const auto workspace = exec.workspace([&](arena& memory) {
     const auto allocate = [&](const tensor_view<const S, 3>& from, idx_t dim) {
       return allocate_sequence<S>(memory, from.extent(0), from.extent(1), dim);
     };
-    const auto q = allocate(x, w.query.extent(0));
-    return projected{q, w.key ? allocate(y, w.key.extent(0)) : q, allocate(y, w.value.extent(0)),
-                     !w.output          ? out
-                     : options.attended ? tensor_view<S, 3>(options.attended)
-                                        : allocate(x, w.output.extent(1))};
+    projected_heads<S> p;
+    p.q = allocate(x, w.query.extent(0));
+    p.k = w.key ? allocate(y, w.key.extent(0)) : p.q;
+    p.v = allocate(y, w.value.extent(0));
+    if (w.gate) p.gate = allocate(x, w.gate.extent(0));
+    return buffers{p, !w.output && !w.gate ? out
+                      : options.attended   ? tensor_view<S, 3>(options.attended)
+                                           : allocate(x, heads * (w.value.extent(0) / kv_heads))};
   });
-  const auto& [q, k, v, attended] = *workspace;
-  project_heads<S>(x, y, w, q, k, v, exec);
+  const auto& [projected, attended] = *workspace;
+  const auto& [q, k, v, gate] = projected;
+  project_heads<S>(x, y, w, projected, exec);
   op(tensor_view<const S>(split_heads(q, heads)), tensor_view<const S>(split_heads(k, kv_heads)),
      tensor_view<const S>(split_heads(v, kv_heads)), split_heads(attended, heads), exec);
+  const tensor_view<S, 3> gated = !w.gate ? attended : w.output ? gate : out;
+  if (w.gate) apply_gate<S>(attended, gate, options.gate_activation, gated, exec);
   if (!w.output) return;
-  const tensor_view<const S, 3> from = attended;
+  const tensor_view<const S, 3> from = gated;
   with_products<S>(exec, [&]<class P>(std::type_identity<P>) {
     const projection<P> last{{w.output, w.output_bias}, out};
     run_projections<P>(from, {&last, 1}, exec);

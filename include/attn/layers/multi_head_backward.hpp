@@ -2,6 +2,7 @@
 //
 //   d_heads = d_out W_o,   (dq, dk, dv) = op_backward(d_heads),   dx = dq W_q,   dy = dk W_k + dv W_v,
 //   dW_q = sum over tokens of dq^T x, and so on;  dx is the sum of all three where y is x
+//   with a gate g: d_gated = d_out W_o, d_heads = d_gated * f(g), dg = d_gated * heads * f'(g), dx gets dg W_g too
 //
 //   const auto attend = [&](auto q, auto k, auto v, auto out, attn::execution& exec) {
 //     attn::full_softmax(q, k, v, out, {.causal = true, .lse = lse}, exec);              // lse: one buffer for both
@@ -18,8 +19,8 @@
 //          float, double, or Eigen::half / Eigen::bfloat16 in memory with float sums.
 // Operator q, k, v are projected again, and op(q, k, v, out, execution) is called once more: an lse that it writes is
 //          then that of this layer, whatever other layers wrote there. With options.attended, which the forward call
-//          wrote, it is not called, and lse must be kept as well; without an output weight the forward call's out
-//          serves as attended. Then op_backward(q, k, v, out, d_out, dq, dk, dv, execution) writes dq, dk and dv over,
+//          wrote, it is not called, and lse must be kept as well; without an output and a gate weight the forward call's
+//          out serves as attended. Then op_backward(q, k, v, out, d_out, dq, dk, dv, execution) writes dq, dk and dv over,
 //          with views [B, heads, L, dim] as in the forward call.
 // Cost     three times that of the forward call for the projections of q, k and v, twice for that of the output, and
 //          the operator (without options.attended) and its backward pass. Scratch, beside the operator's: q, k, v, the
@@ -42,8 +43,8 @@ namespace attn { inline namespace ATTN_ISA {
 template <class S>
 struct multi_head_gradients {
   view_field<S, 3> x{}, context{};
-  view_field<S, 2> query{}, key{}, value{}, output{};
-  view_field<S, 1> query_bias{}, key_bias{}, value_bias{}, output_bias{};
+  view_field<S, 2> query{}, key{}, value{}, output{}, gate{};
+  view_field<S, 1> query_bias{}, key_bias{}, value_bias{}, output_bias{}, gate_bias{};
   /// Add to what is there, instead of writing it over.
   bool accumulate = false;
 };
@@ -60,7 +61,8 @@ void run_multi_head_backward(const tensor_view<const S, 3>& x, const multi_head_
   const auto& y = options.context ? options.context : x;
   const idx_t heads = options.heads, kv_heads = options.kv_heads.value_or(heads);
   struct buffers {
-    tensor_view<S, 3> q, k, v, attended, d_attended, dq, dk, dv;
+    projected_heads<S> heads;
+    tensor_view<S, 3> attended, gated, d_attended, dq, dk, dv;
   };
   const auto workspace = exec.workspace([&](arena& memory) {
     const auto allocate = [&](const tensor_view<const S, 3>& from, idx_t dim) {
@@ -68,44 +70,56 @@ void run_multi_head_backward(const tensor_view<const S, 3>& x, const multi_head_
     };
     const idx_t attended_dim = heads * (w.value.extent(0) / kv_heads);
     buffers p;
-    p.q = allocate(x, w.query.extent(0));
-    p.k = w.key ? allocate(y, w.key.extent(0)) : p.q;
-    p.v = allocate(y, w.value.extent(0));
+    p.heads.q = allocate(x, w.query.extent(0));
+    p.heads.k = w.key ? allocate(y, w.key.extent(0)) : p.heads.q;
+    p.heads.v = allocate(y, w.value.extent(0));
+    if (w.gate) p.heads.gate = allocate(x, attended_dim);
     p.attended = options.attended ? tensor_view<S, 3>(options.attended) : allocate(x, attended_dim);
-    if (w.output) p.d_attended = allocate(x, attended_dim);
-    p.dq = allocate(x, p.q.extent(2));
-    p.dk = allocate(y, p.k.extent(2));
-    p.dv = allocate(y, p.v.extent(2));
+    p.gated = w.gate && w.output ? allocate(x, attended_dim) : p.attended;
+    if (w.output || w.gate) p.d_attended = allocate(x, attended_dim);
+    p.dq = allocate(x, p.heads.q.extent(2));
+    p.dk = allocate(y, p.heads.k.extent(2));
+    p.dv = allocate(y, p.heads.v.extent(2));
     return p;
   });
-  const auto& [q, k, v, attended, d_attended, dq, dk, dv] = *workspace;
+  const auto& [projected, attended, gated, d_attended, dq, dk, dv] = *workspace;
+  const auto& [q, k, v, gate] = projected;
   const view q_heads = split_heads(q, heads), k_heads = split_heads(k, kv_heads), v_heads = split_heads(v, kv_heads);
   const auto heads_out = split_heads(attended, heads);
   const bool adds = g.accumulate;
   const bool through_operator =
       g.x || g.context || g.query || g.key || g.value || g.query_bias || g.key_bias || g.value_bias;
+  const bool through_gate = w.gate && (g.x || g.gate || g.gate_bias), below = through_operator || through_gate;
 
-  if (through_operator || !options.attended) project_heads<S>(x, y, w, q, k, v, exec);
+  if (below || w.gate || !options.attended) project_heads<S>(x, y, w, projected, exec);
   if (!options.attended) op(q_heads, k_heads, v_heads, heads_out, exec);
+  if (w.gate && w.output) apply_gate<S>(attended, gate, options.gate_activation, gated, exec);
   if (w.output) {
     const projection_gradient<P> last(w.output, input_tokens<T>(d_out), g.output, g.output_bias, adds);
-    const tensor_view<S, 3> to = through_operator ? d_attended : tensor_view<S, 3>();
-    run_projections_backward<P>(attended, {to, false}, {&last, 1}, exec);
+    const tensor_view<S, 3> to = below ? d_attended : tensor_view<S, 3>();
+    run_projections_backward<P>(gated, {to, false}, {&last, 1}, exec);
   }
-  if (!through_operator) return;
-  op_backward(q_heads, k_heads, v_heads, view(heads_out),
-              view(split_heads(w.output ? tensor_view<const S, 3>(d_attended) : d_out, heads)), split_heads(dq, heads),
-              split_heads(dk, kv_heads), split_heads(dv, kv_heads), exec);
+  if (!below) return;
+  const auto d_gated = w.output ? tensor_view<const S, 3>(d_attended) : d_out;
+  if (w.gate) apply_gate_backward<S>(attended, gate, d_gated, options.gate_activation, d_attended, gate, exec);
+  if (through_operator)
+    op_backward(q_heads, k_heads, v_heads, view(heads_out),
+                view(split_heads(w.output || w.gate ? tensor_view<const S, 3>(d_attended) : d_out, heads)),
+                split_heads(dq, heads), split_heads(dk, kv_heads), split_heads(dv, kv_heads), exec);
 
   // Queries that serve as keys take both gradients.
   const token_sum<T> d_queries = w.key ? token_sum<T>(dq) : token_sum<T>(dq, dk);
-  const projection_gradient<P> list[] = {{w.query, d_queries, g.query, g.query_bias, adds},
-                                         {w.value, token_sum<T>(dv), g.value, g.value_bias, adds},
-                                         {w.key, token_sum<T>(dk), g.key, g.key_bias, adds}};
-  const std::span all(list, w.key ? 3 : 2);
+  const projection_gradient<P> query{w.query, d_queries, g.query, g.query_bias, adds},
+      value{w.value, token_sum<T>(dv), g.value, g.value_bias, adds},
+      key{w.key, token_sum<T>(dk), g.key, g.key_bias, adds},
+      of_gate{w.gate, w.gate ? token_sum<T>(gate) : token_sum<T>(dq), g.gate, g.gate_bias, adds};
+  if (!through_operator) return run_projections_backward<P>(x, {tensor_view<S, 3>(), adds}, {&of_gate, 1}, exec);
+  const projection_gradient<P> list[] = {query, w.gate ? of_gate : value, w.gate ? value : key, key};
+  const std::size_t of_x = w.gate ? 2 : 1;
+  const std::span all(list, of_x + (w.key ? 2 : 1));
   if (!options.context) return run_projections_backward<P>(x, {g.x, adds}, all, exec);
-  run_projections_backward<P>(x, {g.x, adds}, all.first(1), exec);
-  run_projections_backward<P>(y, {g.context, adds}, all.subspan(1), exec);
+  run_projections_backward<P>(x, {g.x, adds}, all.first(of_x), exec);
+  run_projections_backward<P>(y, {g.context, adds}, all.subspan(of_x), exec);
 }
 
 /// All checks of multi_head_backward.
@@ -120,6 +134,8 @@ void check_multi_head_backward(const tensor_view<const S, 3>& x, const multi_hea
   check.gradient("key", g.key, w.key, "key weight");
   check.gradient("value", g.value, w.value, "value weight");
   check.gradient("output", g.output, w.output, "output weight");
+  check.gradient("gate", g.gate, w.gate, "gate weight");
+  check.gradient("gate_bias", g.gate_bias, w.gate_bias, "gate bias");
   check.gradient("query_bias", g.query_bias, w.query_bias, "query bias");
   check.gradient("key_bias", g.key_bias, w.key_bias, "key bias");
   check.gradient("value_bias", g.value_bias, w.value_bias, "value bias");
