@@ -5,6 +5,7 @@
 
 #include <attn/core/detail/gradients.hpp>
 #include <attn/core/detail/sums_in_parts.hpp>
+#include <attn/softmax/detail/backward_memory.hpp>
 #include <attn/softmax/detail/streaming.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
