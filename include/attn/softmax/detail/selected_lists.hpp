@@ -47,13 +47,13 @@ struct selected_lists {
       return count;
     });
   }
-  /// The keys that it sees below `end`, in `list`. Returns how many. names [longest()] is scratch.
-  idx_t keys_of(idx_t b, idx_t head, idx_t i, idx_t end, std::uint64_t* bits, idx_t* names, idx_t* list) const {
+  /// The keys that it sees below `end`, in `list`. Returns how many. `scratch` has room for longest().
+  idx_t keys_of(idx_t b, idx_t head, idx_t i, idx_t end, std::uint64_t* bits, idx_t* scratch, idx_t* list) const {
     if (block == 1) return named_by(b, head, i, end, bits, list);
-    const idx_t count = named_by(b, head, i, ceil_div(end, block), bits, names);
+    const idx_t count = named_by(b, head, i, ceil_div(end, block), bits, scratch);
     idx_t n = 0;
     for (idx_t m = 0; m < count; ++m)
-      for (idx_t j = names[m] * block; j < std::min((names[m] + 1) * block, end); ++j) list[n++] = j;
+      for (idx_t j = scratch[m] * block; j < std::min((scratch[m] + 1) * block, end); ++j) list[n++] = j;
     return n;
   }
 
