@@ -31,8 +31,8 @@ floats block_means(const floats& x, idx_t block) {
   return means;
 }
 
-// For each query and key head the first block, the query's own, the one before it, and those whose means have the largest
-// weights, summed over the heads of the group: [batch, key heads, tokens, count].
+// For each query and key head the first block, the query's own, the one before it, and those whose means have the
+// largest weights, summed over the heads of the group: [batch, key heads, tokens, count].
 attn::tensor<std::int32_t> select_blocks(const floats& weights, idx_t key_heads, const nsa_options& o) {
   const idx_t group = weights.extent(1) / key_heads;
   attn::tensor<std::int32_t> blocks({weights.extent(0), key_heads, weights.extent(2), o.count}, -1);

@@ -34,7 +34,8 @@ tensor<N> block_means(const tensor<N>& x, idx_t block) {
   for (idx_t b = 0; b < x.batch(); ++b)
     for (idx_t h = 0; h < x.heads(); ++h)
       for (idx_t j = 0; j < means.length() * block; ++j)
-        for (idx_t d = 0; d < x.dim(); ++d) means(b, h, j / block, d) += x(b, h, j, d) / static_cast<N>(static_cast<double>(block));
+        for (idx_t d = 0; d < x.dim(); ++d)
+          means(b, h, j / block, d) += x(b, h, j, d) / static_cast<N>(static_cast<double>(block));
   return means;
 }
 bool sees_block(idx_t i, idx_t c, idx_t block) { return (c + 1) * block <= i + 1; }
@@ -89,7 +90,9 @@ tensor<N> by_references(const nsa_problem& p, const tensor<N>& q, const tensor<N
   reference::basic_sliding_window_options<N> window;
   means.scale = selected.scale = window.scale = p.scale;
   means.first_position = 0;
-  means.score = [&p](N s, idx_t, idx_t, idx_t i, idx_t c) { return sees_block(i, c, p.block) ? s : N(-reference::infinity); };
+  means.score = [&p](N s, idx_t, idx_t, idx_t i, idx_t c) {
+    return sees_block(i, c, p.block) ? s : N(-reference::infinity);
+  };
   const reference::basic_result<N> compressed = reference::full_softmax(q, keys, values, means);
   const double scale = p.scale.value_or(1 / std::sqrt(static_cast<double>(q.dim())));
   selected.indices = choose(p, [&](idx_t b, idx_t h, idx_t i, idx_t c) {
@@ -159,8 +162,8 @@ struct composed {
       all[gates[n]] = d_gate;
       d[n] = gated(cast<S>(d_out), cast<S>(p.gate[n]));
     }
-    tensor<S> dq = q, dk = k, dv = v, d_keys = cast<S>(block_means(p.k, p.block)), d_values = values;
-    std::fill(d_keys.data.begin(), d_keys.data.end(), S(0)), std::fill(d_values.data.begin(), d_values.data.end(), S(0));
+    tensor<S> dq = q, dk = k, dv = v, d_keys = keys, d_values = values;
+    for (tensor<S>* x : {&d_keys, &d_values}) std::fill(x->data.begin(), x->data.end(), S(0));
     const auto in = [](const tensor<S>& x) { return view(x); };
     compiled_selected_keys<S>::backward(in(q), in(k), in(v), in(out[1]), in(d[1]),
                                         {.q = view(dq), .k = view(dk), .v = view(dv)}, of_selected, {}, {}, exec);

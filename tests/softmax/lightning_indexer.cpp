@@ -196,7 +196,8 @@ TEST_CASE("lightning_indexer refuses what does not fit", "[lightning_indexer]") 
   refused("key batch", view(k).slice(0, 0, 1), to, {.topk = 2});
   refused("key dim", view(k).slice(3, 0, 3), to, {.topk = 2});
   refused("null", view(k), attn::tensor_view<std::int32_t>(nullptr, {2, 1, 5, 2}), {.topk = 2});
-  refused("overlap", view(k), to, {.topk = 2, .w = {reinterpret_cast<float*>(found.data.data()), {2, 5, 3}, {0, 0, 1}}});
+  float* const inside = reinterpret_cast<float*>(found.data.data());
+  refused("overlap", view(k), to, {.topk = 2, .w = {inside, {2, 5, 3}, {0, 0, 1}}});
   refused("w heads = query heads 3; found 2", view(k), to, {.topk = 2, .w = {w.data.data(), {2, 5, 2}}});
   refused("scale", view(k), to, {.scale = HUGE_VALF, .topk = 2});
   const std::vector<idx_t> lengths = {5, 10};

@@ -31,7 +31,8 @@ void check(selected_problem p) {
 
 template <class S>
 void check(const problem_shape& shape, const setting& s, std::uint64_t seed = 1) {
-  CAPTURE(shape.heads, shape.kv_heads, shape.queries, shape.keys, shape.dim, shape.value_dim, s.block, s.count, s.lists);
+  CAPTURE(shape.heads, shape.kv_heads, shape.queries, shape.keys, shape.dim, shape.value_dim);
+  CAPTURE(s.block, s.count, s.lists);
   check<S>(problem_of(shape, s, seed));
 }
 

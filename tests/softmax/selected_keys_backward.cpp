@@ -1,5 +1,5 @@
-// The gradients of selected_keys against the reverse pass of its reference: options in all pairs, lists and blocks of all
-// kinds, odd lengths, all types.
+// The gradients of selected_keys against the reverse pass of its reference: options in all pairs, lists and blocks of
+// all kinds, odd lengths, all types.
 #include "support/pairwise.hpp"
 #include "support/run_pattern_backward.hpp"
 #include "support/run_selected_keys.hpp"

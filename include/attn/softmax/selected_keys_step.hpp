@@ -51,7 +51,8 @@ void selected_keys_step(Cache& cache, const Q& q, const K& k, const V& v, O&& ou
                         Options&& options = {}, Score&& score = {}, execution_ref exec = {}) {
   using S = element_of<const Q&>;
   detail::check_stores<typename Cache::value_type, S>();
-  auto call = detail::checked_call<selected_keys_step_options>("selected_keys_step", q, k, v, out, options, score, exec);
+  auto call =
+      detail::checked_call<selected_keys_step_options>("selected_keys_step", q, k, v, out, options, score, exec);
   auto& tokens = detail::check_step(call, cache);
   call.lengths = {call.shape.queries, call.shape.queries, call.options.lengths, {}};
   call.shape.keys = tokens.tokens_after(call.shape.queries, call.options.lengths);

@@ -1,6 +1,7 @@
 // attn: the gradients of lightning_indexer.hpp, query by query, with the rows of the chosen keys read where they lie.
 // With z_hs = scale q_h . k_s and dI_s at the keys s of a list:
-//   dw_h = sum_s dI_s act(z_hs),  dz_hs = dI_s w_h act'(z_hs),  dq_h = scale sum_s dz_hs k_s,  dk_s += scale sum_h dz_hs q_h
+//   dw_h = sum_s dI_s act(z_hs),  dz_hs = dI_s w_h act'(z_hs)
+//   dq_h = scale sum_s dz_hs k_s,  dk_s += scale sum_h dz_hs q_h
 #pragma once
 
 #include <attn/softmax/detail/indexer_call.hpp>
@@ -76,7 +77,8 @@ struct indexer_backward {
     idx_t count = 0;
     indices.typed([&](const auto& x) {
       for (idx_t n = 0; n < in.topk; ++n)
-        if (const idx_t j = x(b, 0, i, n); j >= 0 && j < end) s.list[count] = j, s.given[count++] = d_scores(b, 0, i, n);
+        if (const idx_t j = x(b, 0, i, n); j >= 0 && j < end)
+          s.list[count] = j, s.given[count++] = d_scores(b, 0, i, n);
     });
     bool finite = true;
     for (idx_t h = 0; h < shape.heads; ++h) finite &= s.query.load(h, head_of(in.q, b, h), i);

@@ -177,7 +177,8 @@ struct indexer_driver {
 
   void run() const {
     const double pairs = static_cast<double>(shape.batch * shape.queries) * static_cast<double>(shape.keys);
-    const auto limit = exec.limit_threads({.operations = 2 * pairs * static_cast<double>(shape.heads * (shape.dim + 2))});
+    const auto limit =
+        exec.limit_threads({.operations = 2 * pairs * static_cast<double>(shape.heads * (shape.dim + 2))});
     for_each_wave(
         exec, shape.batch, wave_size(exec, shape.batch, shape.keys * shape.dim * static_cast<idx_t>(sizeof(T))),
         [&](arena& memory) { return packed_keys<T>::layout(memory, shape.keys, shape.dim, 0); },

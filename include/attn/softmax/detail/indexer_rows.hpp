@@ -58,7 +58,8 @@ struct indexer_rows {
                                           std::max<idx_t>(1, shape.keys / stream_chunk));
     const idx_t room = topk_keys<T>::room_for(in.topk, shape.keys);
     const auto layout = [&](arena& memory) {
-      candidate<T>*const upper = memory.allocate<candidate<T>>(room), *const lower = memory.allocate<candidate<T>>(room);
+      candidate<T>*const upper = memory.allocate<candidate<T>>(room),
+                  *const lower = memory.allocate<candidate<T>>(room);
       return topk_keys<T>::layout(memory, in.topk, shape.keys, upper, lower);
     };
     // An item is a part of a query.

@@ -75,7 +75,7 @@ struct listed_sums {
       }
     }
   }
-  /// Stores keys [begin, end), times `factor`, from the sums of the first `own` parts; those from `real` on are padding.
+  /// Stores keys [begin, end), times `factor`, from the sums of the first `own` parts; from `real` on they are padding.
   template <class S>
   void store_rows(const matrix_view<S>& out, idx_t begin, idx_t end, idx_t real, idx_t own, T factor,
                   bool accumulate) const {

@@ -1,6 +1,6 @@
 // attn: the gradients of selected_keys.hpp query by query, for lists of single keys: the formulas of
-// blockwise_backward.hpp with the rows of keys and values read where they lie (selected_rows.hpp says why), for all query
-// heads of a list:
+// blockwise_backward.hpp with the rows of keys and values read where they lie (selected_rows.hpp says why), for all
+// query heads of a list:
 //   1. P = 2^(q K^T - lse), dS = P (d_out V^T - D), through the terms
 //   2. dQ += dS K
 //   3. dV += P^T d_out, dK += dS^T Q      row by row, to the sums of a part of the queries
@@ -169,7 +169,8 @@ struct selected_backward {
   void run() const {
     if (!in.dq && !in.dk && !in.dv && !in.d_slopes) return;
     execution& exec = in.forward.exec;
-    const idx_t key_heads = shape.batch * shape.kv_heads, group = shape.group(), steps = ceil_div(shape.keys, store_step),
+    const idx_t key_heads = shape.batch * shape.kv_heads, group = shape.group(),
+                steps = ceil_div(shape.keys, store_step),
                 bytes = 3 * shape.keys * (shape.dim + shape.dim_v) * static_cast<idx_t>(sizeof(T));
     for_each_wave(
         exec, key_heads, wave_size(exec, key_heads, bytes), [&](arena& memory) { return layout(memory); },

@@ -53,8 +53,8 @@ struct selected_plan : row_plan {
   idx_t tasks(idx_t, idx_t, idx_t) const { return ceil_div(shape.queries, 512); }
   bool shared() const { return true; }
 
-  /// A row's names are of a kind: 1 the first, 2 the last, 3 the only one, else 0. Rows of a block and a kind are a query
-  /// set, and last those that see no key.
+  /// A row's names are of a kind: 1 the first, 2 the last, 3 the only one, else 0. Rows of a block and a kind are a
+  /// query set, and last those that see no key.
   template <class Visit>
   void sets(const head& h, idx_t, idx_t task, const thread_scratch& s, const Visit& visit) const {
     const idx_t segment = segment_of(h.queries), first = task * segment, count = std::min(segment, h.queries - first);
