@@ -44,7 +44,7 @@ struct indexer_call {
   }
   T weight(idx_t b, idx_t i, idx_t h) const { return w ? w(b, i, h) : T(1); }
   packet<T> activated(const packet<T>& x) const {
-    return activation == indexer_activation::relu ? max(zero<T>(), x) : x;
+    return activation == indexer_activation::relu ? max(x, zero<T>()) : x;  // NaN stays
   }
 
   /// Stores the keys of query i, and -1 behind them.
