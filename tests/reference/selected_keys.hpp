@@ -44,10 +44,11 @@ basic_result<N> selected_keys(const tensor<N>& q, const tensor<N>& k, const tens
         for (idx_t j = 0; j < keys; ++j) {
           if (!names(o.indices, o.block, q.heads(), k.heads(), b, h, i, j) || (o.causal && j > position)) continue;
           N score = plain_score(o, q, k, b, h, i, j, position - j);
+          if (score == -infinity) continue;
           if (o.score) score = o.score(score, b, h, position, j);
           scores.push_back(score), seen.push_back(j);
         }
-        softmax_row(o, scores, seen, v, b, h, i, into);
+        softmax_row(o, scores, seen, v, b, h, i, into, position);
       }
   }
   return into;

@@ -123,6 +123,19 @@ TEMPLATE_LIST_TEST_CASE("selected_keys_backward: long sequences, with and withou
     }
 }
 
+TEMPLATE_LIST_TEST_CASE("selected_keys: dropout and masks of keys, and their gradients", "[selected_keys_backward]",
+                        exact_types) {
+  for (setting s : {setting{1, 20}, {16, 3}}) {
+    selected_problem p = problem_of({.queries = 50, .keys = 50, .dim = 8, .value_dim = 8}, s, 2, 3);
+    p.options.dropout_rate = 0.2, p.options.dropout_seed = 3;
+    p.options.key_mask = tensor<double>(1, 1, 1, 50, 1);
+    for (idx_t j : {0, 7, 8, 49}) p.options.key_mask(0, 0, 0, j) = 0;
+    p = rounded<TestType>(p);
+    CHECK(relative_error(run_pattern<TestType>(p).out, expected(p).out) <= tolerance<TestType>::out);
+    check_backward<TestType>(p, true);
+  }
+}
+
 TEMPLATE_LIST_TEST_CASE("selected_keys_backward: gradients added, and each alone", "[selected_keys_backward]",
                         exact_types) {
   for (int blocks = 0; blocks < 4; ++blocks) {

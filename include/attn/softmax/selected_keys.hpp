@@ -42,8 +42,10 @@ struct selected_keys_options {
   /// Keys of a name, >= 1.
   idx_t block = 1;
   mask_view mask{};
+  key_mask_view key_mask{};
   std::optional<real> softcap{};
   list_view<real> alibi_slopes{}, sinks{};
+  dropout_options dropout{};
   view_field<real, 3> lse{};
 };
 

@@ -30,7 +30,8 @@ template <class S>
 struct selected_keys_step_options {
   using real = compute_type<S>;
 
-  /// As in selected_keys_options; lse is [B, H, n], mask [B or 1, H or 1, n or 1, cache.tokens() with the new ones].
+  /// As in selected_keys_options; lse is [B, H, n], mask [B or 1, H or 1, n or 1, cache.tokens() with the new ones]
+  /// and key_mask as long.
   std::optional<real> scale{};
   /// Item b has the first lengths[b] tokens of the chunk, the rest is padding; all tokens unless given.
   list_view<idx_t> lengths{};
@@ -38,6 +39,7 @@ struct selected_keys_step_options {
   std::optional<rotary_options<S>> rotary{};
   idx_t block = 1;
   mask_view mask{};
+  key_mask_view key_mask{};
   std::optional<real> softcap{};
   list_view<real> alibi_slopes{}, sinks{};
   view_field<real, 3> lse{};

@@ -100,13 +100,14 @@ struct selected_backward {
     });
     for (idx_t r = 0; r < heads; ++r) {
       T *const weights = s.weights + r * stream_tile, *const d = s.d + r * stream_tile;
-      auto terms = in.terms().for_head(b, h + r, i + in.forward.shift(b));
-      if (terms.mask && terms.mask.extent(2) > 1) terms.mask = terms.mask.slice(2, i, 1);
+      const auto terms = for_query(in.terms().for_head(b, h + r, i + in.forward.shift(b)), i);
       auto back = in.back(terms);
       if (back.need_raw()) std::copy_n(weights, padded, s.raw);
       if (terms.any()) terms.apply(weights, count, 0, {0, 1, list}, 0);
       std::fill(weights + count, weights + padded, -std::numeric_limits<T>::infinity());
+      if (terms.dropout) terms.drop(d, count, 0, {0, 1, list}, 0);
       row_gradients<T>(weights, d, padded, s.maximum[r], s.log_sum[r], s.delta[r]);
+      if (terms.dropout) terms.drop(weights, count, 0, {0, 1, list}, 0);
       std::fill(d + count, d + padded, T(0));
       if (back.any()) back(s.raw, d, padded, 0, {0, 1, list}, 0);
       p.slopes[part * shape.group() + (h + r) % shape.group()] += back.slope_sum;

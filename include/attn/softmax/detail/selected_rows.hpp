@@ -77,8 +77,7 @@ struct selected_rows {
         v(in.v, b, kv, shape.dim_v, in.v.data() == in.k.data(), in.pages);
     const auto k_rows = s.keys.of(k, list);
     const auto v_rows = s.values.of(v, list);
-    auto terms = in.terms.for_head(b, 0, i + in.shift(b));
-    if (terms.mask && terms.mask.extent(2) > 1) terms.mask = terms.mask.slice(2, i, 1);
+    const auto terms = for_query(in.terms.for_head(b, 0, i + in.shift(b)), i);
     s.queries.begin(in.q.slice(2, i, 1), b, h, count, 1, in.terms.query_factor());
     s.state.rows = count;
     s.state.clear();
