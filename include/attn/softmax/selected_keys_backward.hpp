@@ -19,7 +19,9 @@
 // score(s, batch, head, i, j) by s.
 //
 // Where lse is given, its rounding, |lse| 2^-24 in float (double: 2^-53), is an error of the weights. Where it is not,
-// it is computed again in more digits than one number has: leave it out where scores exceed 1e4.
+// it is computed again in more digits than one number has: leave it out where scores exceed 1e4. With lists of 524288
+// keys, of which one has .99 of the weight, dq and dk err in float by less than 2e-5 of their largest with blocks of 16
+// keys and more, else by 5e-5 (full_softmax_backward.hpp says why).
 #pragma once
 
 #include <attn/softmax/detail/selected_backward.hpp>
