@@ -191,6 +191,8 @@ void add_decoders(std::vector<decode_entry>& to, const char* cache_type = "", do
 
 std::vector<operator_entry> pattern_operators();
 std::vector<decode_entry> pattern_decoders();
+std::vector<operator_entry> selected_operators();
+std::vector<decode_entry> selected_decoders();
 
 family softmax_family() {
   family softmax{
@@ -239,6 +241,8 @@ family softmax_family() {
   for (operator_entry& entry : pattern_operators()) softmax.operators.push_back(std::move(entry));
   for (operator_entry& entry : softmax.operators) entry.has_fast = true;
   for (decode_entry& entry : pattern_decoders()) softmax.decoders.push_back(std::move(entry));
+  for (operator_entry& entry : selected_operators()) softmax.operators.push_back(std::move(entry));
+  for (decode_entry& entry : selected_decoders()) softmax.decoders.push_back(std::move(entry));
   return softmax;
 }
 

@@ -14,6 +14,7 @@
 #include <attn/aft/aft_simple_backward.hpp>
 #include <attn/aft/aft_simple_step.hpp>
 #include <attn/core/execution.hpp>
+#include <attn/core/index_view.hpp>
 #include <attn/core/kv_cache.hpp>
 #include <attn/core/mask_view.hpp>
 #include <attn/core/packed.hpp>
@@ -77,6 +78,9 @@
 #include <attn/softmax/full_softmax.hpp>
 #include <attn/softmax/full_softmax_backward.hpp>
 #include <attn/softmax/full_softmax_step.hpp>
+#include <attn/softmax/lightning_indexer.hpp>
+#include <attn/softmax/lightning_indexer_backward.hpp>
+#include <attn/softmax/lightning_indexer_step.hpp>
 #include <attn/softmax/lsh.hpp>
 #include <attn/softmax/lsh_backward.hpp>
 #include <attn/softmax/merge_softmax.hpp>
@@ -85,6 +89,9 @@
 #include <attn/softmax/pattern_softmax.hpp>
 #include <attn/softmax/pattern_softmax_backward.hpp>
 #include <attn/softmax/relative_bias.hpp>
+#include <attn/softmax/selected_keys.hpp>
+#include <attn/softmax/selected_keys_backward.hpp>
+#include <attn/softmax/selected_keys_step.hpp>
 #include <attn/softmax/sliding_window.hpp>
 #include <attn/softmax/sliding_window_backward.hpp>
 #include <attn/softmax/sliding_window_step.hpp>

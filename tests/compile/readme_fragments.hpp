@@ -17,7 +17,9 @@ float *pointer = nullptr, *qkv = nullptr;
 std::uint16_t* bits = nullptr;
 
 attn::tensor_view<float> q, k, v, out, x, part_out, logits, q_t, k_t, v_t, out_t, bias, d_out, dq, dk, dv,
-    log_decay, query_plus_u, query_plus_v, weights_of, keys_memory, values_memory, other_keys, other_values;
+    log_decay, query_plus_u, query_plus_v, q_index, k_index, weights_of, keys_memory, values_memory, other_keys,
+    other_values;
+attn::tensor<std::int32_t> lists;
 attn::tensor_view<float, 2> buckets, d_buckets;
 attn::tensor_view<float, 3> w, band, kernel, lse, part_lse, beta, sums_of_keys, decays, d_decays, decays_so_far,
     keys_by_distance;

@@ -22,6 +22,7 @@ struct golden_operator {
   golden_gradients gradients_by_reference{}, gradients_in_double{}, gradients_in_float{};
   // Times what the gradient of an array may err by in float; none: 1.
   std::function<double(const golden_case&, const std::string&)> float_gradient_factor{};
+  std::string result = "out";  // the array that `out` of the results is compared with
 };
 
 // The table: each file NAME.cpp registers its operator by one object of this type.

@@ -1,6 +1,7 @@
 // Bad input of backward passes is refused on entry: std::invalid_argument in one sentence, no gradient touched.
 #include "support/call_lsh.hpp"
 #include "support/call_patterns.hpp"
+#include "support/call_selected_keys.hpp"
 #include "support/call_topk_blocks.hpp"
 #include "support/refusals.hpp"
 
@@ -231,6 +232,19 @@ struct everything {
   }
 };
 
+struct listed {
+  using options = attn::selected_keys_options<float>;
+  using gradients = attn::selected_keys_gradients<float>;
+  static void backward(in_view<float> q, in_view<float> k, in_view<float> v, in_view<float> out, in_view<float> d_out,
+                       const gradients& g, const options& chosen, const score_of<float>& score,
+                       const score_backward_of<float>& score_backward, attn::execution& execution) {
+    static const tensor<idx_t> lists(1, 1, 6, 2, 0);
+    with_lists<options> all{chosen};
+    all.indices = attn::tensor_view<const idx_t>(lists.data.data(), lists.extents);
+    compiled_selected_keys<float>::backward(q, k, v, out, d_out, g, all, score, score_backward, execution);
+  }
+};
+
 // Queries are keys: no k, no gradient of it.
 struct hashed {
   using options = attn::lsh_options<float>;
@@ -267,6 +281,12 @@ TEST_CASE("topk_blocks_backward refuses what does not fit", "[backward_refusals]
   check_refused<backward_form<form, inputs>, 9, inputs>(
       "topk_blocks_backward", {{"blocks of 0", "block >= 1; found 0", [](inputs& d) { d.options.block = 0; }},
                                {"no own block", "topk >= 1; found 0", [](inputs& d) { d.options.topk = 0; }}});
+}
+TEST_CASE("selected_keys_backward refuses what does not fit", "[backward_refusals]") {
+  check_backward_refused<listed>("selected_keys_backward");
+  using inputs = backward_inputs<listed::options, listed::gradients>;
+  check_refused<backward_form<listed, inputs>, 9, inputs>(
+      "selected_keys_backward", {{"blocks of 0", "block >= 1; found 0", [](inputs& d) { d.options.block = 0; }}});
 }
 TEST_CASE("pattern_softmax_backward refuses what does not fit", "[backward_refusals]") {
   check_backward_refused<everything>("pattern_softmax_backward");

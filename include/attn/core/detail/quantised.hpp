@@ -68,15 +68,21 @@ struct quantised_rows {
   }
 
   /// Rows [begin, end) as numbers, `stride` apart.
-  void expand(idx_t begin, idx_t end, float* to, idx_t stride) const {
+  void expand(idx_t begin, idx_t end, float* __restrict__ to, idx_t stride) const {
     for (idx_t i = begin; i < end; ++i, to += stride) {
-      const std::int8_t* const from = block(i);
+      const std::int8_t* const codes = block(i) + layout.code(in_block(i), 0);
+      const float factor = scale(i), size = std::abs(factor);
+      if (!layout.of_keys) {
+        for (idx_t c = 0; c < cols; ++c) to[c] = size * static_cast<float>(codes[2 * c]);
+        continue;
+      }
+      constexpr idx_t next = 2 * quantised_block;  // from one pair of columns to the next
+      for (idx_t c = 0; c < cols; c += 2) {
+        to[c] = size * static_cast<float>(codes[c / 2 * next]);
+        if (c + 1 < cols) to[c + 1] = size * static_cast<float>(codes[c / 2 * next + 1]);
+      }
       const Eigen::bfloat16* const base = reference(i);
-      const float factor = scale(i);
-      const bool from_reference = layout.of_keys && !std::signbit(factor);
-      for (idx_t c = 0; c < cols; ++c)
-        to[c] = (from_reference ? static_cast<float>(base[c]) : 0) +
-                std::abs(factor) * static_cast<float>(from[layout.code(in_block(i), c)]);
+      for (idx_t c = 0; c < cols && !std::signbit(factor); ++c) to[c] += static_cast<float>(base[c]);
     }
   }
 };

@@ -3,11 +3,13 @@
 // between stages, sums of gradients in parts and their scattering.
 //
 //   pattern_plan.hpp   query sets of patterns: block, strided, bigbird, pattern_softmax
+//   selected_plan.hpp  blocks of keys that lists name: the queries of a segment that name a block attend it together
 //   topk_plan.hpp      blocks of keys that queries choose, in rounds: the queries of a block attend it together
 //   lsh_plan.hpp       chunks of tokens sorted by their hashes, in rounds; the keys are made from the queries
 //
-// A plan works in stages: every query is in one query set of each stage at most, and is stored between two of them. The
-// first and the last that has a query say so (query_set::first, last). Plans derive from row_plan and replace what is
+// A plan works in stages: every query is in one query set of each stage at most, and is stored between two of them; or
+// in several of one task (several_sets()), one after the other. The first and the last that has a query say so
+// (query_set::first, last). Plans derive from row_plan and replace what is
 // different; beside that they have
 //
 //   head                          one query head of one batch item: .batch, .head, and what the plan needs to know
@@ -75,6 +77,8 @@ struct row_plan {
   /// prepare(first, count, for_each_step): the tables of query heads [first, first + count) of every item.
   template <class... X>
   void prepare(X&&...) const {}
+  /// Whether a row may be in several query sets of a task.
+  bool several_sets() const { return false; }
   /// Whether what a stage adds to a row is summed up before it meets the sums of earlier stages, as it must be where
   /// many tiles add up; and whether the sums between stages keep what they lose.
   bool sums_apart() const { return false; }

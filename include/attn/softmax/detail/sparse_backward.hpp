@@ -44,7 +44,7 @@ struct sparse_backward {
     typename Plan::item_scratch plan;  // of the query head in progress
     backward_keys<P> keys;             // where keys are packed once; sums of all keys, [parts][slots()]
     bool *needed, *begun;              // per pack_step keys; [parts][steps()]: whether sums were begun, else they are 0
-    T* dq;                             // [Lq][stride_k()], where there are several stages: sums of those that are done,
+    T* dq;                             // [Lq][stride_k()], where rows are stored: sums of query sets that are done,
     T* dq_errors;                      // and, of many, what these lost
     T* slopes;                         // [tasks]: their sums of the gradient of the slope
   };
@@ -59,7 +59,7 @@ struct sparse_backward {
     if (in.dv) p.keys.d_values = memory.allocate<T>(all * stride_v());
     if (want_keys() && errors) p.keys.key_errors = memory.allocate<T>(all * stride_k());
     if (in.dv && errors) p.keys.value_errors = memory.allocate<T>(all * stride_v());
-    const bool stages = in.dq && (plan.stages() > 1 || Plan::keys_are_queries);
+    const bool stages = in.dq && (stores_rows(plan) || Plan::keys_are_queries);
     if (stages) p.dq = memory.allocate<T>(shape.queries * stride_k());
     if (stages && plan.keeps_errors()) p.dq_errors = memory.allocate<T>(shape.queries * stride_k());
     return p;

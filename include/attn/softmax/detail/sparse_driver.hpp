@@ -48,6 +48,12 @@ void pack_shared(const Plan& plan, const Wave& key_heads, const attention_shape&
   });
 }
 
+/// Whether rows are stored between query sets.
+template <class Plan>
+bool stores_rows(const Plan& plan) {
+  return plan.stages() > 1 || plan.several_sets();
+}
+
 template <class S, class Score, class Plan, class P = product_type<S>>
 struct sparse_driver {
   using T = compute_type<S>;
@@ -65,7 +71,7 @@ struct sparse_driver {
     typename Plan::item_scratch plan;
     packed_keys<P> keys;    // where keys are packed once for all query sets
     bool* needed;           // per pack_step keys
-    row_states<T>* states;  // per query head, where there are several stages
+    row_states<T>* states;  // per query head, where rows are stored
   };
   item_scratch layout(arena& memory) const {
     item_scratch p{.plan = plan.layout(memory, together()), .keys = {}, .needed = nullptr, .states = nullptr};
@@ -73,7 +79,7 @@ struct sparse_driver {
       p.keys = packed_keys<P>::layout(memory, shape.keys, shape.dim, shape.dim_v);
       p.needed = memory.allocate<bool>(ceil_div(shape.keys, plan.pack_step));
     }
-    if (plan.stages() > 1)
+    if (stores_rows(plan))
       p.states = memory.allocate_list(
           together(), [&](arena& m) { return row_states<T>::layout(m, in.out, plan.keeps_errors()); });
     return p;

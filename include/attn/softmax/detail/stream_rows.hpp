@@ -26,6 +26,53 @@ inline constexpr idx_t stream_tile = 256;  // the largest
 /// Rows prefetched while others are processed: values during the scores, the next keys during the output.
 using stream_prefetcher = row_prefetcher<1, cache_level::second>;
 
+/// Rows in any order: row n is at at[n].
+template <class S>
+struct listed_rows {
+  const S* const* at = nullptr;
+  idx_t rows = 0, cols = 0, col_stride = 1;
+
+  const S* row(idx_t n) const { return at[n]; }
+};
+/// The same in eight bits, which are expanded.
+struct listed_codes {
+  const cache_rows<const std::int8_t>* of = nullptr;
+  const idx_t* list = nullptr;
+  idx_t rows = 0, cols = 0;
+
+  void expand(idx_t n, float* to) const { of->from(list[n]).expand(0, 1, to, cols); }
+};
+/// Fetches some of them, as stream_prefetcher does.
+template <class S>
+struct listed_prefetcher {
+  const S* const* at = nullptr;
+  idx_t rows = 0, bytes = 0;
+
+  void next(idx_t count) {
+    for (count = std::min(count, rows), rows -= count; count > 0; --count)
+      prefetch_bytes<cache_level::second>(reinterpret_cast<const char*>(*at++), bytes);
+  }
+};
+
+struct prefetch_nothing {
+  void next(idx_t) const {}
+};
+
+template <class Rows>
+stream_prefetcher prefetcher_of(const Rows& x, idx_t begin, idx_t end) {
+  return {x, begin, end};
+}
+template <class S>
+listed_prefetcher<S> prefetcher_of(const listed_rows<S>& x, idx_t begin, idx_t end) {
+  if (begin >= end || x.col_stride != 1) return {};
+  return {x.at + begin, end - begin, x.cols * static_cast<idx_t>(sizeof(S))};
+}
+
+inline stream_prefetcher prefetcher_of(const listed_codes&, idx_t, idx_t) { return {}; }
+
+template <class Rows>
+using row_element = std::remove_cvref_t<decltype(*std::declval<const Rows&>().row(0))>;
+
 /// The type, besides T, in which queries are multiplied with rows of C.
 template <class T, class C>
 using stream_operand = std::conditional_t<std::same_as<C, std::int8_t>, code_pair,
@@ -44,9 +91,9 @@ struct stream_row {
 
 /// scores[r][j] = factor q_r . k_j for R rows, with arbitrary values in the scores just beyond the last key: width<T>
 /// sums at a time, each along a register, then all added across at once.
-template <class P, int R, class Rows>
+template <class P, int R, class Rows, class Prefetcher>
 void row_scores(const P* q, idx_t q_stride, sum_type<P> factor, const Rows& k, sum_type<P>* scores,
-                stream_prefetcher values) {
+                Prefetcher values) {
   using T = sum_type<P>;
   constexpr int keys = width<T> / R;
   for (idx_t j = 0; j < k.rows; j += keys) {
@@ -72,10 +119,10 @@ void row_scores(const P* q, idx_t q_stride, sum_type<P> factor, const Rows& k, s
   }
 }
 
-template <int R, class T, class C, class S>
-void stream_scores(const stream_row<T, C>& q, const matrix_view<const S>& k, T* scores, stream_prefetcher values) {
+template <int R, class T, class C, class Rows, class Prefetcher>
+void stream_scores(const stream_row<T, C>& q, const Rows& k, T* scores, Prefetcher values) {
   using P = stream_operand<T, C>;
-  if constexpr (std::same_as<S, C> && numbers_of<P> > 1)
+  if constexpr (std::same_as<row_element<Rows>, C> && numbers_of<P> > 1)
     if (k.cols % (numbers_of<P> * width<T>) == 0)
       return row_scores<P, R>(q.operands, q.operand_stride, q.factors[0], k, scores, values);
   row_scores<T, R>(q.data, q.stride, T(1), k, scores, values);
@@ -83,9 +130,9 @@ void stream_scores(const stream_row<T, C>& q, const matrix_view<const S>& k, T* 
 
 /// out[r] = out[r] * rescale[r] + sum_j weights[r][j] v_j for R rows. Where `zeros` says that a weight may be 0, values
 /// of weight 0 are skipped, because they may be NaN.
-template <class T, int R, class Rows>
+template <class T, int R, class Rows, class Prefetcher>
 void row_output(const T* weights, bool zeros, const T* rescale, const Rows& v, T* out, idx_t out_stride,
-                stream_prefetcher keys) {
+                Prefetcher keys) {
   const auto columns = [&](idx_t col, auto vectors) {
     constexpr int N = vectors.value;
     packet<T> acc[R][N];
@@ -116,9 +163,9 @@ void row_output(const T* weights, bool zeros, const T* rescale, const Rows& v, T
 
 /// The same by pairs of rows: in two packets of each row, even columns are combined with even ones and odd columns with
 /// odd ones. Whether `zeros` is set because of another row changes no bit of a row's result.
-template <int R>
-void pair_output(const float* weights, bool zeros, const float* rescale, const matrix_view<const Eigen::bfloat16>& v,
-                 float* out, idx_t out_stride, stream_prefetcher keys) {
+template <int R, class Rows, class Prefetcher>
+void pair_output(const float* weights, bool zeros, const float* rescale, const Rows& v, float* out, idx_t out_stride,
+                 Prefetcher keys) {
   constexpr int w = width<float>;
   alignas(64) bf16_pair pairs[R][stream_tile / 2];
   for (int r = 0; r < R; ++r) lanes_to_pairs(weights + r * stream_tile, v.rows, pairs[r]);
@@ -189,10 +236,10 @@ struct value_factors {
   }
 };
 
-template <int R, class T, class S>
-void stream_output(const T* weights, const weight_range<T>& range, const T* rescale, const matrix_view<const S>& v,
-                   T* out, idx_t out_stride, stream_prefetcher keys) {
-  if constexpr (numbers_of<stream_operand<T, S>> > 1)
+template <int R, class T, class Rows, class Prefetcher>
+void stream_output(const T* weights, const weight_range<T>& range, const T* rescale, const Rows& v, T* out,
+                   idx_t out_stride, Prefetcher keys) {
+  if constexpr (numbers_of<stream_operand<T, row_element<Rows>>> > 1)
     if (v.cols % (2 * width<T>) == 0)
       return pair_output<R>(weights, range.zeros, rescale, v, out, out_stride, keys);
   row_output<T, R>(weights, range.zeros, rescale, v, out, out_stride, keys);

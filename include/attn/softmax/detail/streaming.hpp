@@ -97,15 +97,33 @@ struct stream_queries {
   }
 };
 
+/// The first `count` rows converted into `buffer`, padded to whole packets.
+template <class T, class Rows>
+matrix_view<const T> converted_rows(const Rows& x, idx_t count, T* buffer) {
+  const idx_t stride = round_up(x.cols, width<T>);
+  for (idx_t r = 0; r < count; ++r)
+    for (idx_t c = 0; c < stride; c += width<T>)
+      store<T>(buffer + r * stride + c, load_part<T>(x.row(r) + c * x.col_stride, x.col_stride, x.cols - c));
+  return {buffer, count, stride, stride, 1};
+}
+
 /// Calls f(tile) with the first `count` rows, padded to whole packets: in place and in their own type where their
 /// layout allows it, else converted into `buffer`.
 template <class T, class S, class F>
 void with_whole_packets(const matrix_view<const S>& x, idx_t count, T* buffer, bool, F&& f) {
+  if (x.col_stride != 1 || x.cols % width<T> != 0) return f(converted_rows(x, count, buffer));
+  f(matrix_view<const S>{x.data, count, x.cols, x.row_stride, 1});
+}
+template <class T, class S, class F>
+void with_whole_packets(const listed_rows<S>& x, idx_t count, T* buffer, bool, F&& f) {
+  if (x.col_stride != 1 || x.cols % width<T> != 0) return f(converted_rows(x, count, buffer));
+  f(listed_rows<S>{x.at, count, x.cols, 1});
+}
+template <class T, class F>
+void with_whole_packets(const listed_codes& x, idx_t count, T* buffer, bool, F&& f) {
   const idx_t stride = round_up(x.cols, width<T>);
-  if (x.col_stride == 1 && stride == x.cols) return f(matrix_view<const S>{x.data, count, stride, x.row_stride, 1});
-  for (idx_t r = 0; r < count; ++r)
-    for (idx_t c = 0; c < stride; c += width<T>)
-      store<T>(buffer + r * stride + c, load_part<T>(x.row(r) + c * x.col_stride, x.col_stride, x.cols - c));
+  std::fill_n(buffer, count * stride, T(0));
+  for (idx_t r = 0; r < count; ++r) x.expand(r, buffer + r * stride);
   f(matrix_view<const T>{buffer, count, stride, stride, 1});
 }
 
@@ -154,6 +172,15 @@ template <class S>
 matrix_view<const S> rows_from(const matrix_view<const S>& x, idx_t j) {
   return {x.row(j), x.rows - j, x.cols, x.row_stride, x.col_stride};
 }
+template <class S>
+listed_rows<S> rows_from(listed_rows<S> x, idx_t j) {
+  x.at += j, x.rows -= j;
+  return x;
+}
+inline listed_codes rows_from(listed_codes x, idx_t j) {
+  x.list += j, x.rows -= j;
+  return x;
+}
 inline quantised_rows rows_from(quantised_rows x, idx_t j) {
   x.first += j * x.step, x.rows -= j;
   return x;
@@ -188,7 +215,7 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
     with_whole_packets<T>(k_rows, count, q.keys, true, [&](const auto& keys) {
       by_rows<T>(q.rows, [&](idx_t r, auto R) {
         stream_scores<R.value>(q.row(r), keys, q.scores + r * stream_tile,
-                               r == 0 ? stream_prefetcher(v_rows, 0, count) : stream_prefetcher());
+                               prefetcher_of(v_rows, 0, r == 0 ? count : 0));
       });
     });
     with_whole_packets<T>(v_rows, count, q.values, false, [&](const auto& values) {
@@ -242,7 +269,7 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
         for (int r = 0; r < R.value; ++r) state.sum[r0 + r] = state.sum[r0 + r] * rescale[r] + sums[r];
         const idx_t fetched = r0 == 0 ? std::min({tile, last - next, next_rows.rows}) : 0;
         stream_output<R.value>(q.scores + r0 * stream_tile, range, rescale, values, state.row(r0), state.stride,
-                               stream_prefetcher(next_rows, 0, fetched));
+                               prefetcher_of(next_rows, 0, fetched));
       });
     });
   }

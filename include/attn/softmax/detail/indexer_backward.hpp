@@ -1,0 +1,137 @@
+// attn: the gradients of lightning_indexer.hpp, query by query, with the rows of the chosen keys read where they lie.
+// With z_hs = scale q_h . k_s and dI_s at the keys s of a list:
+//   dw_h = sum_s dI_s act(z_hs),  dz_hs = dI_s w_h act'(z_hs)
+//   dq_h = scale sum_s dz_hs k_s,  dk_s += scale sum_h dz_hs q_h
+#pragma once
+
+#include <attn/softmax/detail/indexer_call.hpp>
+#include <attn/softmax/detail/listed_gradients.hpp>
+#include <attn/softmax/detail/selected_rows.hpp>
+
+namespace attn { inline namespace ATTN_ISA { namespace detail {
+
+template <class S>
+struct indexer_backward {
+  using T = compute_type<S>;
+  static constexpr idx_t tile = stream_tile_of<S>, store_step = 128;
+
+  const indexer_call<S>& in;
+  index_view indices;
+  tensor_view<const T> d_scores;
+  tensor_view<S> dq, dk;
+  tensor_view<T, 3> dw;
+  bool accumulate;
+  execution& exec;
+  const attention_shape& shape = in.shape;
+
+  idx_t parts() const { return parts_of(shape.queries, 4); }
+
+  struct scratch {
+    idx_t* list;
+    T* given;  // dI of the list
+    row_list<S> keys;
+    padded_rows<T> query, dq;
+    T *z, *d_weights, *key_numbers;  // [heads][stream_tile], [heads], a tile that cannot be read in place
+  };
+  scratch scratch_of(int worker) const {
+    return exec.scratch(worker, [&](arena& memory) {
+      return scratch{.list = memory.allocate<idx_t>(in.topk),
+                     .given = memory.allocate<T>(in.topk),
+                     .keys = row_list<S>::layout(memory, in.topk),
+                     .query = padded_rows<T>::layout(memory, shape.heads, shape.dim),
+                     .dq = padded_rows<T>::layout(memory, shape.heads, shape.dim),
+                     .z = memory.allocate<T>(shape.heads * stream_tile),
+                     .d_weights = memory.allocate<T>(shape.heads),
+                     .key_numbers = memory.allocate<T>(tile * round_up(shape.dim, width<T>))};
+    });
+  }
+
+  /// `count` <= tile keys of a list: z becomes dz.
+  template <class Keys>
+  void differentiate_tile(idx_t b, idx_t i, idx_t part, const idx_t* list, const T* given, idx_t count,
+                          const Keys& keys, bool finite, const listed_sums<T>& sums, const scratch& s) const {
+    by_rows<T>(shape.heads, [&](idx_t r, auto R) {
+      row_scores<T, R.value>(s.query.row(r), s.query.stride, in.scale, keys, s.z + r * stream_tile, prefetch_nothing());
+    });
+    for (idx_t h = 0; h < shape.heads; ++h) {
+      T* const z = s.z + h * stream_tile;
+      const T weight = in.weight(b, i, h);
+      T d_weight = 0;
+      for (idx_t n = 0; n < count; ++n) {
+        const bool passes = given[n] != T(0) && (in.activation == indexer_activation::none || !(z[n] <= T(0)));
+        d_weight += passes ? given[n] * z[n] : T(0);
+        z[n] = passes ? given[n] * weight : T(0);
+      }
+      s.d_weights[h] += d_weight;
+    }
+    T ones[4] = {1, 1, 1, 1};
+    by_rows<T>(shape.heads, [&](idx_t r, auto R) {
+      if (dq)
+        row_output<T, R.value>(s.z + r * stream_tile, true, ones, keys, s.dq.row(r), s.dq.stride, prefetch_nothing());
+      sums.template add<R.value>(part, list, count, s.z + r * stream_tile, s.query, r, finite);
+    });
+  }
+
+  void differentiate_query(idx_t b, idx_t i, idx_t part, const listed_sums<T>& sums, const scratch& s) const {
+    const idx_t end = in.end_of(b, i);
+    idx_t count = 0;
+    indices.typed([&](const auto& x) {
+      for (idx_t n = 0; n < in.topk; ++n)
+        if (const idx_t j = x(b, 0, i, n); j >= 0 && j < end)
+          s.list[count] = j, s.given[count++] = d_scores(b, 0, i, n);
+    });
+    bool finite = true;
+    for (idx_t h = 0; h < shape.heads; ++h) finite &= s.query.load(h, head_of(in.q, b, h), i);
+    std::fill_n(s.dq.data, shape.heads * s.dq.stride, T(0));
+    std::fill_n(s.d_weights, shape.heads, T(0));
+    const auto keys = s.keys.of(cache_rows<const S>(head_of(in.k, b, 0)), {s.list, static_cast<std::size_t>(count)});
+    for (idx_t from = 0, some; from < count; from += some) {
+      some = std::min(tile, count - from);
+      with_whole_packets<T>(rows_from(keys, from), some, s.key_numbers, true, [&](const auto& k) {
+        differentiate_tile(b, i, part, s.list + from, s.given + from, some, k, finite, sums, s);
+      });
+    }
+    for (idx_t h = 0; h < shape.heads; ++h) {
+      if (dq) store_gradient_row(s.dq.row(h), in.scale, head_of(dq, b, h), i, accumulate);
+      if (dw) store_gradient(dw(b, i, h), s.d_weights[h], accumulate);
+    }
+  }
+
+  void clear_padding(idx_t b) const {
+    const idx_t begin = in.lengths.queries(b);
+    for (idx_t h = 0; h < shape.heads && !accumulate; ++h) {
+      if (dq) clear_rows(head_of(dq, b, h), begin, shape.queries);
+      for (idx_t i = begin; dw && i < shape.queries; ++i) dw(b, i, h) = T(0);
+    }
+  }
+
+  void run() const {
+    if (!dq && !dk && !dw) return;
+    const double pairs = static_cast<double>(shape.batch * shape.queries) * static_cast<double>(in.topk);
+    const auto limit = exec.limit_threads({.operations = 6 * pairs * static_cast<double>(shape.heads * shape.dim)});
+    const auto layout = [&](arena& memory) {
+      return listed_sums<T>::layout(memory, bool(dk), shape.keys, shape.dim, parts(), many_queries(shape.queries));
+    };
+    for_each_wave(
+        exec, shape.batch,
+        wave_size(exec, shape.batch, parts() * shape.keys * shape.dim * static_cast<idx_t>(sizeof(T))), layout,
+        [&](const wave<listed_sums<T>>& items) {
+          items.for_each(parts(), [&](idx_t b, const listed_sums<T>& sums, idx_t part, int worker) {
+            const idx_t queries = in.lengths.queries(b), own = parts_of(queries, 4);
+            sums.clear(part);
+            if (part == 0) clear_padding(b);
+            const scratch s = scratch_of(worker);
+            for (idx_t i = queries * part / own; part < own && i < queries * (part + 1) / own; ++i)
+              differentiate_query(b, i, part, sums, s);
+          });
+          if (!dk) return;
+          items.for_each(ceil_div(shape.keys, store_step), [&](idx_t b, const listed_sums<T>& sums, idx_t step, int) {
+            const idx_t begin = step * store_step;
+            sums.store_rows(head_of(dk, b, 0), begin, std::min(begin + store_step, shape.keys), in.lengths.keys(b),
+                            parts_of(in.lengths.queries(b), 4), in.scale, accumulate);
+          });
+        });
+  }
+};
+
+}}}  // namespace attn::ATTN_ISA::detail

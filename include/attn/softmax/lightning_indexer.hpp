@@ -1,0 +1,64 @@
+// attn: the lightning indexer: for every query the keys that many light heads together score highest, as lists for
+// selected_keys.hpp.
+//
+//   I(t, s) = sum_h w[t, h] act(scale q_h,t . k_s)      act = max(0, x), or none
+//   indices[t] = the topk keys that query t sees with the largest I(t, s)
+//       DeepSeek Sparse Attention (DeepSeek-AI 2025, V3.2)
+//
+//   attn::tensor<std::int32_t> indices({batch, 1, length, 2048});
+//   attn::lightning_indexer(q_idx, k_idx, indices, {.causal = true, .topk = 2048, .w = w});
+//   attn::selected_keys(q, k, v, out, indices, {.causal = true});
+//
+// Indices ascend; behind the last are -1 where a query sees fewer than topk keys. Of equal scores (many are 0 with
+// max(0, x)) the earlier key is chosen; NaN counts as -infinity. With `scores` the values I(t, s) of the chosen keys
+// are written too, -infinity where there is none.
+//
+// Shapes   q [B, HI, Lq, DI], k [B, 1, Lk, DI], w [B, Lq, HI], 1 unless given; indices [B, 1, Lq, topk] of std::int32_t
+//          or std::int64_t. Query t is at position t + Lk - Lq, with true lengths; rows of padding are -1.
+// Cost     2 B HI Lq Lk DI operations, half of it when causal; never Lq x Lk numbers. Scratch: the packed keys of one
+//          batch item (or of as many as fill the threads), Lk DI numbers, and per thread 40 topk candidates.
+// Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
+//
+// Token by token: lightning_indexer_step.hpp. The gradient of I: lightning_indexer_backward.hpp.
+#pragma once
+
+#include <attn/softmax/detail/indexer_call.hpp>
+
+namespace attn { inline namespace ATTN_ISA {
+
+/// Options of lightning_indexer for elements of type S.
+template <class S>
+struct lightning_indexer_options {
+  static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
+  using real = compute_type<S>;
+
+  /// Factor of q.k; 1 / sqrt(DI) unless given.
+  std::optional<real> scale{};
+  /// A query sees no key after its own position.
+  bool causal = false;
+  /// True lengths, one per batch item: for queries and keys alike, or separately.
+  list_view<idx_t> lengths{}, query_lengths{}, key_lengths{};
+  /// Keys of a query, >= 1.
+  idx_t topk = 2048;
+  indexer_activation activation = indexer_activation::relu;
+  /// Weights of the heads, [B, Lq, HI]; 1 unless given.
+  view_field<const real, 3> w{};
+  /// Written if given: I of the chosen keys, [B, 1, Lq, topk].
+  view_field<real> scores{};
+};
+
+/// Writes the best keys of every query.
+template <viewable Q, viewable K, class Options = lightning_indexer_options<element_of<const Q&>>>
+void lightning_indexer(const Q& q, const K& k, const index_output& indices, Options&& options = {},
+                       execution_ref exec = {}) {
+  using S = element_of<const Q&>;
+  detail::require_one_element_type<const Q&, const K&, const K&, tensor_view<S>>();
+  const auto& given = detail::options_or_default<lightning_indexer_options<S>>(options);
+  detail::call_views views("lightning_indexer");
+  auto call = detail::indexer_call_of<S>(views, as_view(q), as_view(k), indices, given);
+  call.causal = given.causal;
+  call.lengths = detail::check_lengths(views, call.shape, given);
+  detail::indexer_driver<S>{call, detail::execution_of(exec, options)}.run();
+}
+
+}}  // namespace attn::ATTN_ISA

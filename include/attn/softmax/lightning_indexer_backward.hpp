@@ -1,0 +1,70 @@
+// attn: the gradients of the scores of lightning_indexer, with which an indexer is trained.
+//
+//   attn::lightning_indexer(q, k, indices, {.causal = true, .topk = 256, .w = w, .scores = scores});
+//   attn::lightning_indexer_backward(q, k, indices, d_scores, {.q = dq, .k = dk, .w = dw},
+//                                    {.causal = true, .topk = 256, .w = w});
+//
+// Of I(t, s) = sum_h w[t, h] act(scale q_h,t . k_s) at the pairs that the indices name, given dI there:
+//   dw[t, h] = sum_s dI act(z),  dq_h,t = scale sum_s dI w act'(z) k_s,  dk_s = scale sum_t,h dI w act'(z) q_h,t
+// where z = scale q_h,t . k_s; the derivative of max(0, x) at 0 is 0. The choice itself has no gradient.
+//
+// Shapes   q, k, the options: as the forward call's. indices [B, 1, Lq, topk], what it wrote or any others: -1, keys
+//          beyond the true length and, with causal, those after the query's position are skipped. d_scores as indices,
+//          in the compute type (float for 16-bit elements). Gradients have the shapes of what they are of; options.w
+//          must be given where its gradient is wanted. options.scores is not read.
+// Cost     6 B HI Lq topk DI operations. Scratch: for every batch item in progress Lk DI numbers, up to four times that
+//          for long sequences.
+// Throws   std::invalid_argument for shapes, options or indices that do not fit, for gradients of what was not given or
+//          that share memory with an input or one another, before anything is written.
+#pragma once
+
+#include <attn/softmax/detail/indexer_backward.hpp>
+#include <attn/softmax/lightning_indexer.hpp>
+
+namespace attn { inline namespace ATTN_ISA {
+
+/// The gradients lightning_indexer_backward computes: those given. S is the element type of the call.
+template <class S>
+struct lightning_indexer_gradients {
+  using real = compute_type<S>;
+
+  view_field<S> q{}, k{};
+  /// [B, Lq, HI]
+  view_field<real, 3> w{};
+  /// Add to what is there instead of writing it over.
+  bool accumulate = false;
+};
+
+/// The gradients of the scores of chosen pairs. See the top of the file.
+template <viewable Q, viewable K, viewable D, class Options = lightning_indexer_options<element_of<const Q&>>>
+void lightning_indexer_backward(const Q& q, const K& k, const index_view& indices, const D& d_scores,
+                                const lightning_indexer_gradients<element_of<const Q&>>& gradients,
+                                Options&& options = {}, execution_ref exec = {}) {
+  using S = element_of<const Q&>;
+  using T = compute_type<S>;
+  detail::require_one_element_type<const Q&, const K&, const K&, tensor_view<S>>();
+  static_assert(std::same_as<element_of<const D&>, T>,
+                "attn: d_scores is of the compute type: double for double elements, else float");
+  const auto& given = detail::options_or_default<lightning_indexer_options<S>>(options);
+  detail::call_views views("lightning_indexer_backward");
+  const tensor_view<const S> queries = as_view(q), keys = as_view(k);
+  const tensor_view<const T> d = as_view(d_scores);
+  const auto s = detail::check_indexer(views, queries, keys, given);
+  detail::check_chosen(views, s, given.topk, detail::index_layout(indices), "indices");
+  views.read("d_scores", d);
+  detail::check_chosen(views, s, given.topk, d, "d_scores");
+  const auto lengths = detail::check_lengths(views, s, given);
+  detail::check_lists(views, s, lengths, indices, 1);
+  views.gradient("q", gradients.q, queries);
+  views.gradient("k", gradients.k, keys);
+  views.gradient("w", gradients.w, given.w);
+  const detail::indexer_call<S> call{
+      .q = queries, .k = keys, .shape = s, .lengths = lengths, .causal = given.causal, .topk = given.topk,
+      .scale = detail::scale_or_default(given.scale, s.dim), .activation = given.activation, .w = given.w,
+      .indices = {}, .scores = {}};
+  detail::indexer_backward<S>{call, indices, d, gradients.q, gradients.k, gradients.w, gradients.accumulate,
+                              detail::execution_of(exec, options)}
+      .run();
+}
+
+}}  // namespace attn::ATTN_ISA

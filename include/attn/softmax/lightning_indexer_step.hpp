@@ -1,0 +1,75 @@
+// attn: lightning_indexer token by token, with a cache of the keys of the indexer.
+//
+//   attn::kv_cache<float> index_cache({.batch = batch, .dim = 32, .value_dim = 0});        // one head, no values
+//   attn::lightning_indexer_step(index_cache, q_idx, k_idx, indices, {.topk = 2048, .w = w_t});
+//   attn::selected_keys_step(cache, q, k, v, out, indices);
+//
+// Appends k [B, 1, n, DI] to the cache, then writes for the n queries q [B, HI, n, DI], which are at the last n
+// positions, the keys with the largest scores among the tokens up to their own: the last n rows of one causal
+// lightning_indexer over the whole sequence, [B, 1, n, topk]. With `lengths`, item b has only the first lengths[b]
+// tokens of the chunk; rows of padding are -1.
+//
+// The cache is a kv_cache or paged_cache with one head and a value_dim of 0. Its elements may have fewer bits than the
+// tokens (kv_cache.hpp); queries are then rounded too (full_softmax_step.hpp).
+//
+// Cost     2 B HI n tokens DI operations, and for each of up to four queries one reading of the cache. Scratch: 12 topk
+//          candidates per thread.
+// Throws   std::invalid_argument for shapes or options that do not fit, before anything, the cache included, changes.
+#pragma once
+
+#include <attn/core/kv_cache.hpp>
+#include <attn/softmax/detail/indexer_rows.hpp>
+#include <attn/softmax/lightning_indexer.hpp>
+
+namespace attn { inline namespace ATTN_ISA {
+
+/// Options of a step for elements of type S, as in lightning_indexer_options.
+template <class S>
+struct lightning_indexer_step_options {
+  using real = compute_type<S>;
+
+  std::optional<real> scale{};
+  /// Item b has the first lengths[b] tokens of the chunk, the rest is padding; all tokens unless given.
+  list_view<idx_t> lengths{};
+  idx_t topk = 2048;
+  indexer_activation activation = indexer_activation::relu;
+  /// w is [B, n, HI], scores [B, 1, n, topk].
+  view_field<const real, 3> w{};
+  view_field<real> scores{};
+};
+
+/// Feeds n tokens and writes the best keys of their queries. The cache is a kv_cache or a paged_cache.
+template <detail::key_value_cache Cache, viewable Q, viewable K,
+          class Options = lightning_indexer_step_options<element_of<const Q&>>>
+void lightning_indexer_step(Cache& cache, const Q& q, const K& k, const index_output& indices, Options&& options = {},
+                            execution_ref exec = {}) {
+  using S = element_of<const Q&>;
+  using C = typename Cache::value_type;
+  detail::check_stores<C, S>();
+  detail::require_one_element_type<const Q&, const K&, const K&, tensor_view<S>>();
+  const auto& given = detail::options_or_default<lightning_indexer_step_options<S>>(options);
+  detail::call_views views("lightning_indexer_step");
+  auto call = detail::indexer_call_of<S>(views, as_view(q), as_view(k), indices, given);
+  auto& tokens = detail::step_access::of(cache);
+  views.equal("cache value dim", 0, tokens.value_dim());
+  const tensor_view<const S> values = call.k.slice(3, 0, 0);
+  tokens.check_tokens(views, call.k, values, given.lengths);
+  views.equal("query length = key length", call.shape.keys, call.shape.queries);
+  tokens.list_memory(views);
+  detail::append_and(tokens, call.k, values, given.lengths, [&] {
+    call.shape.keys = tokens.tokens(), call.causal = true;
+    call.lengths = {call.shape.queries, call.shape.keys, given.lengths, tokens.lengths()};
+    execution& e = detail::execution_of(exec, options);
+    if constexpr (std::same_as<S, C>)
+      if (call.shape.queries > detail::few_queries && !tokens.pages()) {
+        call.k = tokens.keys();
+        return detail::indexer_driver<S>{call, e}.run();
+      }
+    const detail::indexer_call<S, C> over{call.q, tokens.keys(), call.shape, call.lengths, call.causal, call.topk,
+                                          call.scale, call.activation, call.w, call.indices, call.scores,
+                                          tokens.pages()};
+    detail::indexer_rows<S, C>{over, e}.run();
+  });
+}
+
+}}  // namespace attn::ATTN_ISA

@@ -1,0 +1,77 @@
+// attn: the gradients of selected_keys.
+//
+//   attn::selected_keys(q, k, v, out, indices, {.causal = true, .lse = lse});
+//   attn::selected_keys_backward(q, k, v, out, indices, d_out, {.q = dq, .k = dk, .v = dv},
+//                                {.causal = true, .lse = lse});
+//
+// The formulas of full_softmax_backward.hpp over the keys that the lists name, which have no gradient themselves.
+//
+// Shapes   q, k, v, out, indices, the options: as the forward call's; out and options.lse are what it wrote. d_out as
+//          out, d_lse as lse. Gradients have the shapes of what they are of; dk and dv are summed over the query heads
+//          of a group.
+// Cost     2 B H Lq n block (3 D + 2 Dv) operations; without lse, the forward call without values too. Scratch, per key
+//          head in progress: Lk (D + Dv) numbers, up to four times that for long sequences; with blocks of 16 keys and
+//          more the packed keys and values too, and Lq D numbers.
+// Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that
+//          share memory with an input or one another, before anything is written.
+//
+// A row that sees no key has gradient 0. score_backward(s, d, batch, head, i, j) gives d times the derivative of
+// score(s, batch, head, i, j) by s.
+//
+// Where lse is given, its rounding, |lse| 2^-24 in float (double: 2^-53), is an error of the weights. Where it is not,
+// it is computed again in more digits than one number has: leave it out where scores exceed 1e4. With lists of 524288
+// keys, of which one has .99 of the weight, dq and dk err in float by less than 2e-5 of their largest with blocks of 16
+// keys and more, else by 5e-5 (full_softmax_backward.hpp says why).
+#pragma once
+
+#include <attn/softmax/detail/selected_backward.hpp>
+#include <attn/softmax/detail/sparse_backward.hpp>
+#include <attn/softmax/selected_keys.hpp>
+
+namespace attn { inline namespace ATTN_ISA {
+
+/// The gradients selected_keys_backward computes: those given. S is the element type of the call.
+template <class S>
+struct selected_keys_gradients {
+  using real = compute_type<S>;
+
+  view_field<S> q{}, k{}, v{};
+  /// [H]
+  view_field<real, 1> alibi_slopes{}, sinks{};
+  /// Read, not written: the gradient of lse, [B, H, Lq].
+  view_field<const real, 3> d_lse{};
+  /// Add to what is there instead of writing it over.
+  bool accumulate = false;
+};
+
+namespace detail {
+
+template <class Call>
+void differentiate_selected(Call& call, const selected_lists& lists) {
+  if (lists.block >= selected_plan::least_block)
+    return differentiate_planned(call, selected_plan_of(call.forward, lists));
+  const double keys = static_cast<double>(std::min(lists.longest() * lists.block, call.shape.keys));
+  call.run(
+      keys * static_cast<double>(call.shape.queries) * 2.5 * call.shape.operations_per_score(),
+      [&](const auto& forward) { attend_selected_rows(forward, lists); },
+      [&]<class S, class Score, class Back>(const softmax_backward_call<S, Score, Back>& c) {
+        selected_backward<S, Score, Back>{c, lists}.run();
+      });
+}
+
+}  // namespace detail
+
+/// The gradients of selected_keys. See the top of the file.
+template <viewable Q, viewable K, viewable V, viewable O, viewable D,
+          class Options = selected_keys_options<element_of<const Q&>>, class Score = detail::no_score,
+          class ScoreBackward = detail::no_score_backward>
+void selected_keys_backward(const Q& q, const K& k, const V& v, const O& out, const index_view& indices, const D& d_out,
+                            const selected_keys_gradients<element_of<const Q&>>& gradients, Options&& options = {},
+                            Score&& score = {}, ScoreBackward&& score_backward = {}, execution_ref exec = {}) {
+  auto call = detail::checked_backward_call<selected_keys_options>("selected_keys_backward", q, k, v, out, d_out,
+                                                                   gradients, options, score, score_backward, exec);
+  const auto lists = detail::check_lists(call.views, call.shape, call.lengths(), indices, call.options.block);
+  detail::differentiate_selected(call, lists);
+}
+
+}}  // namespace attn::ATTN_ISA

@@ -1,0 +1,68 @@
+// attn: selected_keys token by token, with a cache of keys and values.
+//
+//   attn::kv_cache<float> cache({.batch = batch, .heads = kv_heads, .dim = 64});
+//   attn::lightning_indexer_step(index_cache, q_idx, k_idx, indices, {.topk = 2048});
+//   attn::selected_keys_step(cache, q_t, k_t, v_t, out_t, indices);                  // or in pages: paged_cache.hpp
+//
+// Appends k [B, Hkv, n, D] and v [B, Hkv, n, Dv] to the cache, then attends the n queries q [B, H, n, D], which are at
+// the last n positions, to those of the tokens up to their own that their lists name: the last n rows of one causal
+// selected_keys over the whole sequence. indices [B or 1, H or Hkv or 1, n, m] name positions since the start, or
+// blocks of them, among the tokens of the cache with the new ones. In `score` i and j are positions since the start.
+//
+// The cache is any kv_cache or paged_cache, also of fewer bits (full_softmax_step.hpp says what is then rounded). Only
+// the rows that lists name are read; in eight bits, where a key is spread over its block of 16 tokens, that block (2048
+// of 65536 tokens, Zen 4: 0.05 of the time of full_softmax_step in float and bf16, in eight bits as much as that).
+//
+// Cost     2 B H n m block (D + Dv) operations, and one reading of the named rows for every list.
+// Throws   std::invalid_argument for shapes, options or names that do not fit, before anything, the cache included,
+//          changes. Exceptions of `score` are passed on and leave the tokens of the cache as they were; a shared page
+//          that was copied before writing to it stays the item's own.
+#pragma once
+
+#include <attn/core/kv_cache.hpp>
+#include <attn/softmax/detail/selected_rows.hpp>
+#include <attn/softmax/detail/softmax_step.hpp>
+
+namespace attn { inline namespace ATTN_ISA {
+
+/// Options of a step for elements of type S.
+template <class S>
+struct selected_keys_step_options {
+  using real = compute_type<S>;
+
+  /// As in selected_keys_options; lse is [B, H, n], mask [B or 1, H or 1, n or 1, cache.tokens() with the new ones]
+  /// and key_mask as long.
+  std::optional<real> scale{};
+  /// Item b has the first lengths[b] tokens of the chunk, the rest is padding; all tokens unless given.
+  list_view<idx_t> lengths{};
+  /// Rotates the new queries and keys to their positions, which follow the item's tokens so far, before anything else.
+  std::optional<rotary_options<S>> rotary{};
+  idx_t block = 1;
+  mask_view mask{};
+  key_mask_view key_mask{};
+  std::optional<real> softcap{};
+  list_view<real> alibi_slopes{}, sinks{};
+  view_field<real, 3> lse{};
+};
+
+/// Feeds n tokens and attends their queries; options, score and execution may each be left out. The cache is a kv_cache
+/// or a paged_cache. See the top of the file.
+template <detail::key_value_cache Cache, viewable Q, viewable K, viewable V, viewable O,
+          class Options = selected_keys_step_options<element_of<const Q&>>, class Score = detail::no_score>
+void selected_keys_step(Cache& cache, const Q& q, const K& k, const V& v, O&& out, const index_view& indices,
+                        Options&& options = {}, Score&& score = {}, execution_ref exec = {}) {
+  using S = element_of<const Q&>;
+  detail::check_stores<typename Cache::value_type, S>();
+  auto call =
+      detail::checked_call<selected_keys_step_options>("selected_keys_step", q, k, v, out, options, score, exec);
+  auto& tokens = detail::check_step(call, cache);
+  call.lengths = {call.shape.queries, call.shape.queries, call.options.lengths, {}};
+  call.shape.keys = tokens.tokens_after(call.shape.queries, call.options.lengths);
+  detail::check_key_options(call.views, call.shape, call.options);
+  const auto lists = detail::check_lists(call.views, call.shape, call.lengths, indices, call.options.block);
+  detail::cache_step(call, tokens, [&] {
+    detail::attend_selected_rows(call.over(tokens.keys(), tokens.values(), tokens.pages()), lists);
+  });
+}
+
+}}  // namespace attn::ATTN_ISA

@@ -1,0 +1,50 @@
+#include <attn/softmax/lightning_indexer.hpp>
+
+#include "golden/operators.hpp"
+#include "reference/lightning_indexer.hpp"
+#include "support/run.hpp"
+
+namespace testing::lightning_indexer_golden {
+namespace {
+
+reference::indexer_options read(const golden_case& golden) {
+  reference::indexer_options o;
+  const std::string f = golden.text("activation");
+  if (f != "relu" && f != "none") throw std::runtime_error("no activation is called " + f);
+  o.relu = f == "relu", o.topk = golden.integer("topk"), o.causal = golden.flag("causal", false);
+  if (golden.has("scale")) o.scale = golden.number("scale");
+  o.query_lengths = golden.integers("query_lengths"), o.key_lengths = golden.integers("key_lengths");
+  o.lengths = golden.integers("lengths"), o.w = golden.optional_array("w");
+  return o;
+}
+
+// Indices, exact in double.
+reference::result by_reference(const golden_case& golden) {
+  return {cast<double>(reference::lightning_indexer(golden.array("q_idx"), golden.array("k_idx"), read(golden))), {}};
+}
+
+template <class S>
+reference::result by_library(const golden_case& golden) {
+  const reference::indexer_options o = read(golden);
+  const tensor<S> q = cast<S>(golden.array("q_idx")), k = cast<S>(golden.array("k_idx")), w = cast<S>(o.w);
+  attn::lightning_indexer_options<S> options{.causal = o.causal, .topk = o.topk};
+  options.lengths = o.lengths, options.query_lengths = o.query_lengths, options.key_lengths = o.key_lengths;
+  options.activation = o.relu ? attn::indexer_activation::relu : attn::indexer_activation::none;
+  if (o.scale) options.scale = static_cast<S>(*o.scale);
+  if (!w.empty()) options.w = {w.data.data(), {w.heads(), w.length(), w.dim()}};
+  tensor<idx_t> indices(q.batch(), 1, q.length(), o.topk, 99);
+  attn::lightning_indexer(view(q), view(k), attn::tensor_view<idx_t>(indices.data.data(), indices.extents), options);
+  return {cast<double>(indices), {}};
+}
+
+const golden_entry entry({.name = "lightning_indexer",
+                          .keys = {"operator", "source", "tolerance", "topk", "activation", "causal", "scale",
+                                   "lengths", "query_lengths", "key_lengths"},
+                          .arrays = {"q_idx", "k_idx", "w", "indices"},
+                          .by_reference = by_reference,
+                          .in_double = by_library<widest_type>,
+                          .in_float = by_library<float>,
+                          .result = "indices"});
+
+}  // namespace
+}  // namespace testing::lightning_indexer_golden
