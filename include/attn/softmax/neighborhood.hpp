@@ -97,11 +97,12 @@ std::array<grid_axis, 3> checked_grid(const validator& check, const attention_sh
     grid_axis& to = grid[static_cast<std::size_t>(a + 3 - axes)];
     to = {.count = o.grid[a], .kernel = o.kernel[a], .stride = given(o.stride, 1), .dilation = given(o.dilation, 1),
           .shift = given(o.shift, 0), .causal = given(o.causal_axes, 0) != 0};
-    check.at_least("grid", 1, to.count);
-    between("kernel", 1, to.count, to.kernel);
+    check.at_least("grid", 0, to.count);
+    const idx_t most = std::max<idx_t>(to.count, 1);  // of no tokens all is well
+    between("kernel", 1, most, to.kernel);
     between("stride", 1, to.kernel, to.stride);
-    between("dilation, since kernel * dilation is within the axis,", 1, to.count / to.kernel, to.dilation);
-    between("shift", 0, to.count - 1, to.shift);
+    between("dilation, since kernel * dilation is within the axis,", 1, most / to.kernel, to.dilation);
+    between("shift", 0, most - 1, to.shift);
     between("causal_axes", 0, 1, given(o.causal_axes, 0));
     counts[static_cast<std::size_t>(a)] = to.count, offsets[static_cast<std::size_t>(a)] = 2 * to.kernel - 1;
   }
