@@ -33,6 +33,8 @@ const known_flag known[] = {
     {"dropout", &flags::dropout, 0, "the same: percent of the weights that are dropped; not in errors", false},
     {"rounds", &flags::rounds, 1, "hashes of every token"},
     {"topk", &flags::topk, 1, "blocks of --block keys that a query sees, its own among them"},
+    {"axes", &flags::axes, 1, "axes of the grid, 1 to 3"},
+    {"kernel", &flags::kernel, 1, "neighbours along each axis"},
     {"features", &flags::features, 1, "rows of the feature matrix"},
     {"window", &flags::window, 0,
      "keys on each side of a query; the width of a convolution is the odd number below it"},
