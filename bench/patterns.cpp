@@ -257,11 +257,13 @@ attn::neighborhood_options<element> neighborhood_settings(const problem& p) {
   std::vector<idx_t> grid, kernel;
   idx_t rest = p.length;
   for (idx_t left = p.set.axes; left > 0; --left) {
-    idx_t n = left == 1 ? rest : static_cast<idx_t>(std::pow(static_cast<double>(rest), 1.0 / static_cast<double>(left)) + 1e-6);
+    const double root = std::pow(static_cast<double>(rest), 1 / static_cast<double>(left));
+    idx_t n = left == 1 ? rest : static_cast<idx_t>(root + 1e-6);
     while (rest % n != 0) --n;
     grid.push_back(n), kernel.push_back(std::min(n, p.set.kernel)), rest /= n;
   }
-  return {.grid = attn::per_axis(std::span<const idx_t>(grid)), .kernel = attn::per_axis(std::span<const idx_t>(kernel))};
+  using list = std::span<const idx_t>;
+  return {.grid = attn::per_axis(list(grid)), .kernel = attn::per_axis(list(kernel))};
 }
 
 double neighborhood_flops(const problem& p) {

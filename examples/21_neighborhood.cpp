@@ -62,8 +62,8 @@ int main(int argc, char** argv) {
     return std::fprintf(stderr, "%s: expected a binary PGM or PPM of 8 bits, at least 16 x 16\n", argv[1]), 1;
   const idx_t pixels = p.rows * p.columns;
 
-  // The score of two pixels is -|a - b|^2 / (2 s^2) of the 5 x 5 pixels around them. Its part of the query alone does not
-  // change the softmax; that of the key is a product with a dim of 1.
+  // The score of two pixels is -|a - b|^2 / (2 s^2) of the 5 x 5 pixels around them. Its part of the query alone does
+  // not change the softmax; that of the key is a product with a dim of 1.
   constexpr idx_t reach = 2, dim = (2 * reach + 1) * (2 * reach + 1) + 1;
   constexpr float precision = 12;  // 1 / s^2
   std::vector<float> query, key;

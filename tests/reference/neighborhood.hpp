@@ -1,6 +1,6 @@
 #pragma once
-// Softmax over the neighbours of a token on a grid (Neighborhood Attention, Hassani 2023; the windows of Swin, Liu 2021),
-// axis by axis.
+// Softmax over the neighbours of a token on a grid (Neighborhood Attention, Hassani 2023; the windows of Swin, Liu
+// 2021), axis by axis.
 #include <algorithm>
 
 #include "reference/softmax.hpp"

@@ -1,5 +1,5 @@
-// The gradients of neighborhood against the reverse pass of its reference: grids of all kinds, options in all pairs, all
-// types.
+// The gradients of neighborhood against the reverse pass of its reference: grids of all kinds, options in all pairs,
+// all types.
 #include "support/pairwise.hpp"
 #include "support/run_neighborhood.hpp"
 #include "support/run_pattern_backward.hpp"

@@ -74,10 +74,9 @@ struct neighborhood_options {
 
 namespace detail {
 
-/// The axes that options describe, the last of three where there are fewer. Throws std::invalid_argument for options
-/// that do not fit.
+/// The axes that options describe. Throws std::invalid_argument for options that do not fit.
 template <class Options>
-std::array<grid_axis, 3> checked_grid(const validator& check, const attention_shape& shape, const Options& o) {
+grid_axes checked_grid(const validator& check, const attention_shape& shape, const Options& o) {
   const idx_t axes = o.grid.axes();
   if (axes < 1 || axes > 3) check.fail("a grid of 1 to 3 axes", axes);
   const auto one_per_axis = [&](const char* what, const per_axis& numbers, bool needed) {
@@ -87,14 +86,14 @@ std::array<grid_axis, 3> checked_grid(const validator& check, const attention_sh
   one_per_axis("kernel", o.kernel, true), one_per_axis("stride", o.stride, false);
   one_per_axis("dilation", o.dilation, false), one_per_axis("causal_axes", o.causal_axes, false);
   one_per_axis("shift", o.shift, false);
-  std::array<grid_axis, 3> grid{};
+  grid_axes grid{};
   std::array<idx_t, 3> counts{1, 1, 1}, offsets{1, 1, 1};
   const auto between = [&](const char* what, idx_t least, idx_t most, idx_t x) {
     if (x < least || x > most) check.fail({what, " from ", least, " to ", most}, x);
   };
   for (idx_t a = 0; a < axes; ++a) {
-    const auto given = [&](const per_axis& numbers, idx_t otherwise) { return numbers.axes() ? numbers[a] : otherwise; };
-    grid_axis& to = grid[static_cast<std::size_t>(a + 3 - axes)];
+    const auto given = [a](const per_axis& of, idx_t otherwise) { return of.axes() ? of[a] : otherwise; };
+    grid_axis& to = grid[static_cast<std::size_t>(a + 5 - axes)];
     to = {.count = o.grid[a], .kernel = o.kernel[a], .stride = given(o.stride, 1), .dilation = given(o.dilation, 1),
           .shift = given(o.shift, 0), .causal = given(o.causal_axes, 0) != 0};
     check.at_least("grid", 0, to.count);
@@ -116,11 +115,11 @@ std::array<grid_axis, 3> checked_grid(const validator& check, const attention_sh
 /// body(plan), with the plan of a call that it describes.
 template <class Call, class Options, class Body>
 void with_neighborhood(Call& call, const validator& check, const Options& options, const Body& body) {
-  with_plan_of_grid<typename Call::T>(call.shape, checked_grid(check, call.shape, options), bool(options.relative_bias),
-                                      call.exec, [&](const neighborhood_plan& plan) {
-                                        call.terms.relative.places = plan.lists.places;
-                                        body(plan);
-                                      });
+  with_grid<typename Call::T>(call.shape, checked_grid(check, call.shape, options), bool(options.relative_bias),
+                              call.exec, [&](const neighborhood_plan& plan) {
+                                call.terms.relative.places = plan.lists.places;
+                                body(plan);
+                              });
 }
 
 }  // namespace detail
