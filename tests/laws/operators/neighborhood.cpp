@@ -9,7 +9,7 @@ struct neighborhood_entry {
   std::string name;
   int axes = 1;
   idx_t kernel = 1, stride = 1, dilation = 1;
-  bool causal = false;  // along the first axis
+  bool causal = false;  // along all axes
   bool shift = false;   // by half a kernel
   bool scores = false;  // softcap, sinks, scale, a bias, a score function
 };
@@ -28,7 +28,7 @@ reference::neighborhood_options options_of(const neighborhood_entry& entry, idx_
     const idx_t tokens = std::max<idx_t>(n, 1), kernel = std::min(entry.kernel, tokens);
     o.kernel.push_back(kernel), o.stride.push_back(std::min(entry.stride, kernel));
     o.dilation.push_back(std::min(entry.dilation, tokens / kernel));
-    o.causal_axes.push_back(entry.causal && o.causal_axes.empty()), o.shift.push_back(entry.shift ? kernel / 2 : 0);
+    o.causal_axes.push_back(entry.causal), o.shift.push_back(entry.shift ? kernel / 2 : 0);
   }
   return o;
 }
