@@ -36,6 +36,8 @@ const known_flag known[] = {
     {"selected", &flags::selected, 1, "entries of a list"},
     {"list-block", &flags::list_block, 1, "keys that an entry of a list names", false},
     {"shared-lists", &flags::shared_lists, 0, "one list and one key head for all heads, not one for each", false},
+    {"axes", &flags::axes, 1, "axes of the grid, 1 to 3"},
+    {"kernel", &flags::kernel, 1, "neighbours along each axis"},
     {"features", &flags::features, 1, "rows of the feature matrix"},
     {"window", &flags::window, 0,
      "keys on each side of a query; the width of a convolution is the odd number below it"},

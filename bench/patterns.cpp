@@ -1,7 +1,8 @@
-// Exact softmax by patterns, by hashing, and over the blocks queries choose.
+// Exact softmax by patterns, by hashing, over the blocks queries choose, and over neighbours on a grid.
 #include <attn/softmax/bigbird_backward.hpp>
 #include <attn/softmax/block_backward.hpp>
 #include <attn/softmax/lsh_backward.hpp>
+#include <attn/softmax/neighborhood_backward.hpp>
 #include <attn/softmax/strided_backward.hpp>
 #include <attn/softmax/topk_blocks_backward.hpp>
 #include <attn/softmax/topk_blocks_step.hpp>
@@ -251,6 +252,48 @@ double topk_cache_bytes(const problem& p) {
          static_cast<double>(p.length * (p.dim + p.dim_v) + p.length / p.set.block * p.dim);
 }
 
+/// The length as a grid whose axes differ as little as its divisors do, and as much of the kernel as fits.
+attn::neighborhood_options<element> neighborhood_settings(const problem& p) {
+  std::vector<idx_t> grid, kernel;
+  idx_t rest = p.length;
+  for (idx_t left = p.set.axes; left > 0; --left) {
+    const double root = std::pow(static_cast<double>(rest), 1 / static_cast<double>(left));
+    idx_t n = left == 1 ? rest : static_cast<idx_t>(root + 1e-6);
+    while (rest % n != 0) --n;
+    grid.push_back(n), kernel.push_back(std::min(n, p.set.kernel)), rest /= n;
+  }
+  using list = std::span<const idx_t>;
+  return {.grid = attn::per_axis(list(grid)), .kernel = attn::per_axis(list(kernel))};
+}
+
+double neighborhood_flops(const problem& p) {
+  const auto o = neighborhood_settings(p);
+  double keys = static_cast<double>(p.length);
+  for (idx_t a = 0; a < o.kernel.axes(); ++a) keys *= static_cast<double>(o.kernel[a]);
+  return score_flops(p, keys);
+}
+
+runner prepare_neighborhood(const problem& p) {
+  return [o = neighborhood_settings(p)](input q, input k, input v, output out, attn::execution& exec) {
+    attn::neighborhood(q, k, v, out, o, exec);
+  };
+}
+
+training_runner train_neighborhood(const problem& p) {
+  const auto options = [o = neighborhood_settings(p)](const training_views& x) {
+    auto with_lse = o;
+    with_lse.lse = x.lse;
+    return with_lse;
+  };
+  return {[=](const training_views& x, attn::execution& exec) {
+            attn::neighborhood(x.q, x.k, x.v, x.out, options(x), exec);
+          },
+          [=](const training_views& x, attn::execution& exec) {
+            attn::neighborhood_backward(x.q, x.k, x.v, x.out, x.d_out, {.q = x.dq, .k = x.dk, .v = x.dv}, options(x),
+                                        exec);
+          }};
+}
+
 }  // namespace
 
 std::vector<decode_entry> pattern_decoders() {
@@ -325,7 +368,17 @@ std::vector<operator_entry> pattern_operators() {
            .prepare = prepare_topk,
            .backward = {topk_backward_flops, train_topk},
            .settings = settings_of(&flags::topk, {2, 4, 6}),
-           .only_causal = true}};
+           .only_causal = true},
+          {.name = "neighborhood",
+           .colour = "#2e7d6b",
+           .cost = growth::linear,
+           .has_causal = false,
+           .exact = false,
+           .uses = {"axes", "kernel"},
+           .flops = neighborhood_flops,
+           .prepare = prepare_neighborhood,
+           .backward = {backward_flops<neighborhood_flops>, train_neighborhood},
+           .settings = settings_of(&flags::kernel, {7, 21, 31})}};
 }
 
 }  // namespace bench::inline ATTN_BENCH_TYPE

@@ -85,6 +85,8 @@
 #include <attn/softmax/lsh_backward.hpp>
 #include <attn/softmax/merge_softmax.hpp>
 #include <attn/softmax/merge_softmax_backward.hpp>
+#include <attn/softmax/neighborhood.hpp>
+#include <attn/softmax/neighborhood_backward.hpp>
 #include <attn/softmax/pattern.hpp>
 #include <attn/softmax/pattern_softmax.hpp>
 #include <attn/softmax/pattern_softmax_backward.hpp>

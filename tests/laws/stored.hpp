@@ -33,7 +33,7 @@ struct stored_call {
   template <class Compiled>
   typename Compiled::options options(bool causal) const {
     typename Compiled::options to;
-    to.lengths = lengths;
+    if constexpr (requires { to.lengths; }) to.lengths = lengths;
     if constexpr (requires { to.causal; }) to.causal = causal;
     return to;
   }
@@ -46,19 +46,21 @@ struct stored_operator {
   std::function<void(const stored_call<S>&)> run;
   idx_t kv_heads = 2;
   bool square = false;  // values have the dim of keys
+  bool padding = true;  // it has lengths
 };
 
 // Of an operator of the softmax family; set(options) sets what is its own.
 template <template <class> class Compiled, class S>
 stored_operator<S> stored_softmax(std::string name, bool causal, auto set) {
-  return {std::move(name), causal, [=](const stored_call<S>& c) {
+  return {.name = std::move(name), .causal = causal, .run = [=](const stored_call<S>& c) {
             using compiled = Compiled<S>;
             auto options = c.template options<compiled>(causal);
             set(options);
             compiled::call(c.q, c.k, c.v, c.out, options, {}, c.execution);
             compiled::backward(c.q, c.k, c.v, c.out, c.d_out, {.q = c.dq, .k = c.dk, .v = c.dv}, options, {}, {},
                                c.execution);
-          }};
+          },
+          .padding = requires(typename Compiled<S>::options o) { o.lengths; }};
 }
 
 // Of performer and rfa.

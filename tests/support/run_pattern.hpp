@@ -42,11 +42,13 @@ template <class S, class LibraryOptions>
 class common_softmax_options {
  public:
   explicit common_softmax_options(const reference::softmax_options& from)
-      : from_(from), slopes_(cast<real<S>>(from.alibi_slopes)), sinks_(cast<real<S>>(from.sinks)) {
+      : from_(from), slopes_(cast<real<S>>(from.alibi_slopes)), sinks_(cast<real<S>>(from.sinks)),
+        relative_(cast<real<S>>(from.relative_bias)) {
     if (from_.scale) options.scale = static_cast<real<S>>(*from_.scale);
     if (from_.softcap) options.softcap = static_cast<real<S>>(*from_.softcap);
     if constexpr (requires { options.causal; }) options.causal = from_.causal;
-    options.lengths = from_.lengths;
+    if constexpr (requires { options.lengths; }) options.lengths = from_.lengths;
+    if constexpr (requires { options.relative_bias; }) options.relative_bias = table_view(relative_);
     if constexpr (requires { options.key_lengths; })
       options.query_lengths = from_.query_lengths, options.key_lengths = from_.key_lengths;
     if constexpr (requires { options.alibi_slopes; }) options.alibi_slopes = slopes_;
@@ -67,6 +69,7 @@ class common_softmax_options {
  private:
   reference::softmax_options from_;
   std::vector<real<S>> slopes_, sinks_;
+  tensor<real<S>> relative_;
   std::vector<std::uint8_t> seen_;
 
  public:

@@ -150,12 +150,18 @@ struct backward_keys {
     key_errors = from(of.key_errors, stride(keys.dim)), value_errors = from(of.value_errors, stride(values.dim));
   }
 
-  /// Stores slots [begin, end) as the rows of the same numbers of the gradients of k, times `scale`, and of v, each of
-  /// which may be null; rows from `real` on are padding.
+  /// Stores slots [begin, end) as the rows of the gradients of k, times `scale`, and of v, each of which may be null: as
+  /// those `positions` names, where it is a list, else of the same numbers, and rows from `real` on are padding.
   template <class S>
   void store(const tensor_view<S>& dk, const tensor_view<S>& dv, idx_t b, idx_t h, idx_t begin, idx_t end, idx_t real,
              T scale, bool accumulate) const {
     settle(begin, std::min(end, real));
+    for (idx_t slot = begin; keys.positions.list && slot < end; ++slot) {
+      const idx_t row = keys.positions[slot];
+      if (dk) store_gradient_row(d_keys + slot * stride(keys.dim), scale, head_of(dk, b, h), row, accumulate);
+      if (dv) store_gradient_row(d_values + slot * stride(values.dim), T(1), head_of(dv, b, h), row, accumulate);
+    }
+    if (keys.positions.list) return;
     if (dk) store_gradient_rows(d_keys, stride(keys.dim), scale, head_of(dk, b, h), begin, end, real, accumulate);
     if (dv) store_gradient_rows(d_values, stride(values.dim), T(1), head_of(dv, b, h), begin, end, real, accumulate);
   }

@@ -70,7 +70,7 @@ struct backward_terms {
         const idx_t j = positions[slot + n];
         T s = terms.softcap ? *terms.softcap * raw[n] : raw[n];
         if (terms.bias) s += entry(terms.bias, i, j);
-        if (terms.relative) s += terms.relative(terms.head, j - p);
+        if (terms.relative) s += terms.relative(terms.head, terms.relative.distance(p, j));
         if (!terms.slopes.empty()) s -= terms.slopes[static_cast<std::size_t>(terms.head)] * distance(p, j);
         if (terms.decay) s += terms.decay.head(terms.batch, terms.head)(p, j);
         d[n] = static_cast<T>((*score_backward)(s, d[n], terms.batch, terms.head, p, j));
@@ -83,7 +83,7 @@ struct backward_terms {
         if (d[n] == T(0)) continue;
         const idx_t j = positions[slot + n];
         if (d_bias) entry(d_bias, i, j) += d[n];
-        if (relative.middle && !in_a_row) relative.add(j - p, static_cast<double>(d[n]));
+        if (relative.middle && !in_a_row) relative.add(terms.relative.distance(p, j), static_cast<double>(d[n]));
         if (sum_slope) slope_sum -= static_cast<double>(d[n]) * static_cast<double>(distance(p, j));
       }
     if (terms.softcap)

@@ -11,26 +11,32 @@ namespace attn { inline namespace ATTN_ISA { namespace detail {
 template <class T>
 struct relative_bias {
   tensor_view<const T, 2> table{};
+  const idx_t* places = nullptr;  // those of tokens, whose differences are the distances; null: their positions
 
   explicit operator bool() const { return bool(table); }
   idx_t reach() const { return table.extent(1) / 2; }
+  /// From the query at position p to the key at j.
+  idx_t distance(idx_t p, idx_t j) const { return places ? places[j] - places[p] : j - p; }
   T operator()(idx_t head, idx_t distance) const {
     return table(row(head), std::clamp(distance, -reach(), reach()) + reach());
   }
 
   /// The entries of the keys at slots slot + n, n < count, if they are adjacent; else null.
   const T* adjacent(idx_t head, idx_t position, const index_map& positions, idx_t slot, idx_t count) const {
-    if (positions.list || positions.step != 1 || table.stride(1) != 1) return nullptr;
-    const idx_t first = positions[slot] - position + reach();
+    if (table.stride(1) != 1) return nullptr;
+    if (places ? distance(positions[slot], positions[slot + count - 1]) != count - 1
+               : positions.list || positions.step != 1)
+      return nullptr;
+    const idx_t first = distance(position, positions[slot]) + reach();
     return first >= 0 && first + count <= table.extent(1) ? &table(row(head), first) : nullptr;
   }
   /// Copies them.
   [[gnu::noinline]] void copy(idx_t head, idx_t position, const index_map& positions, idx_t slot, idx_t count,
                               T* to) const {
     const idx_t first = positions[slot] - position, last = first + count - 1;
-    if (!positions.list && positions.step == 1 && (last <= -reach() || first >= reach()))
+    if (!places && !positions.list && positions.step == 1 && (last <= -reach() || first >= reach()))
       return void(std::fill_n(to, count, (*this)(head, first)));
-    for (idx_t n = 0; n < count; ++n) to[n] = (*this)(head, positions[slot + n] - position);
+    for (idx_t n = 0; n < count; ++n) to[n] = (*this)(head, distance(position, positions[slot + n]));
   }
 
  private:

@@ -4,6 +4,7 @@
 //
 //   pattern_plan.hpp   query sets of patterns: block, strided, bigbird, pattern_softmax
 //   selected_plan.hpp  blocks of keys that lists name: the queries of a segment that name a block attend it together
+//   neighborhood_plan.hpp  strips of a grid, and the rows of their neighbours
 //   topk_plan.hpp      blocks of keys that queries choose, in rounds: the queries of a block attend it together
 //   lsh_plan.hpp       chunks of tokens sorted by their hashes, in rounds; the keys are made from the queries
 //
@@ -43,7 +44,7 @@ struct query_set {
 struct seen_keys {
   index_map positions{};
   idx_t slots = 0;
-  bool in_place = false;  // read from the keys that are packed once for all query sets, whose slots are positions
+  bool in_place = false;  // read from the keys that are packed once for all query sets; `positions` are their slots
   excluded_keys excluded{};
 
   bool contiguous() const { return !positions.list && positions.step == 1; }
@@ -100,6 +101,8 @@ struct row_plan {
   /// Whether keys are packed once for all query sets of a key head: if so, mark_needed(key_head, needed) marks the runs
   /// of pack_step keys that are read in place.
   bool shared() const { return false; }
+  /// The key of each of their slots.
+  index_map shared_positions() const { return {}; }
   void mark_needed(idx_t, bool*) const {}
 
   // Backward, part_sets(head, stage, phase, task, scratch, visit) visits the query sets of a task. The phases of a

@@ -47,6 +47,7 @@ struct sparse_backward {
     T* dq;                             // [Lq][stride_k()], where rows are stored: sums of query sets that are done,
     T* dq_errors;                      // and, of many, what these lost
     T* slopes;                         // [tasks]: their sums of the gradient of the slope
+    double* relative;                  // [tasks]: those of the relative bias
   };
   item_scratch layout(arena& memory) const {
     const idx_t all = plan.parts() * slots();
@@ -54,7 +55,9 @@ struct sparse_backward {
     item_scratch p{.plan = plan.layout(memory, 1), .keys = layout_keys(memory, plan.shared() ? shape.keys : 0),
                    .needed = memory.allocate<bool>(plan.shared() ? steps() : 0),
                    .begun = memory.allocate<bool>(plan.parts() * steps()), .dq = nullptr,
-                   .dq_errors = nullptr, .slopes = memory.allocate<T>(most_tasks())};
+                   .dq_errors = nullptr, .slopes = memory.allocate<T>(most_tasks()),
+                   .relative = memory.allocate<double>(most_tasks() * in.relative_entries())};
+    p.keys.keys.positions = plan.shared_positions();
     if (want_keys()) p.keys.d_keys = memory.allocate<T>(all * stride_k());
     if (in.dv) p.keys.d_values = memory.allocate<T>(all * stride_v());
     if (want_keys() && errors) p.keys.key_errors = memory.allocate<T>(all * stride_k());
@@ -196,6 +199,7 @@ struct sparse_backward {
     of.keys.take_sums(p.keys, part * slots());
     auto terms = in.terms().for_head(h.batch, h.head, in.forward.shift(h.batch));
     auto back = in.back(terms);
+    back.relative = in.relative_list(p.relative, task);
     const thread_scratch s = scratch(worker);
     plan.part_sets(h, stage, phase, task, s.plan,
                    [&](const query_set& set) { differentiate_set(h, set, p, of, s, terms, back); });
@@ -207,6 +211,7 @@ struct sparse_backward {
   void begin_head(const wave<item_scratch>& key_heads, idx_t in_group) const {
     for (idx_t n = 0; n < key_heads.count; ++n) {
       std::fill_n(key_heads.scratch[n].slopes, most_tasks(), T(0));
+      std::fill_n(key_heads.scratch[n].relative, most_tasks() * in.relative_entries(), 0.0);
       if (in_group == 0) std::fill_n(key_heads.scratch[n].begun, plan.parts() * steps(), false);
     }
     if constexpr (Plan::keys_are_queries)
@@ -259,6 +264,9 @@ struct sparse_backward {
       for (idx_t n = 0; in.d_slopes && n < key_heads.count; ++n)
         for (idx_t task = 0; task < most_tasks(); ++task)
           in.slope_sums[(key_heads.first + n) * group + in_group] += key_heads.scratch[n].slopes[task];
+      for (idx_t n = 0; in.d_relative_bias && n < key_heads.count; ++n)
+        for (idx_t task = 0, size = in.relative_entries(); task < most_tasks(); ++task)
+          in.add_sums((key_heads.first + n) * group + in_group, key_heads.scratch[n].relative + task * size, size);
     }
     if (in.dk || in.dv)
       key_heads.for_each(steps(), [&](idx_t key_head, const item_scratch& p, idx_t step, int) {
@@ -267,7 +275,7 @@ struct sparse_backward {
   }
 
   void run() const {
-    if (!in.dq && !in.dk && !in.dv && !in.d_slopes) return;
+    if (!in.dq && !in.dk && !in.dv && !in.d_slopes && !in.d_relative_bias) return;
     execution& exec = in.forward.exec;
     const idx_t key_heads = shape.batch * shape.kv_heads,
                 bytes = 3 * shape.keys * (shape.dim + shape.dim_v) * static_cast<idx_t>(sizeof(T));

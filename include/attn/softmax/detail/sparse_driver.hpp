@@ -77,6 +77,7 @@ struct sparse_driver {
     item_scratch p{.plan = plan.layout(memory, together()), .keys = {}, .needed = nullptr, .states = nullptr};
     if (plan.shared()) {
       p.keys = packed_keys<P>::layout(memory, shape.keys, shape.dim, shape.dim_v);
+      p.keys.positions = plan.shared_positions();
       p.needed = memory.allocate<bool>(ceil_div(shape.keys, plan.pack_step));
     }
     if (stores_rows(plan))

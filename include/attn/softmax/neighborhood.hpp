@@ -1,0 +1,137 @@
+// attn: softmax attention over the neighbours of each token on a grid of 1, 2 or 3 axes.
+//
+//   out_i = softmax attention (full_softmax.hpp) over the tokens that are neighbours of token i along every axis. Of
+//   n tokens along an axis, those i, j whose coordinates have one residue of `dilation` count, in their own numbering:
+//     leader     g = min(floor(i / stride) stride + floor(stride / 2), n - 1), which has the neighbours of its group
+//     neighbours `kernel` tokens, from g - floor(kernel / 2) on, moved inside where they reach beyond the axis
+//     causal     g = min(floor(i / stride) stride + stride - 1, n - 1): g - kernel + 1 to i, those that there are
+//   With `shift` coordinates are (i - shift) mod the axis; tokens of the axis' end and of its beginning, which then are
+//   neighbours, do not see each other.
+//       Hassani et al. 2023, "Neighborhood Attention"; with stride = kernel, a divisor of the axis, the windows of
+//       Swin, Liu et al. 2021, and with shift = kernel / 2 its shifted ones
+//
+//   attn::neighborhood(q, k, v, out, {.grid = {64, 64}, .kernel = {13, 13}});
+//   attn::neighborhood(q, k, v, out, {.grid = {56, 56}, .kernel = {7, 7}, .stride = {7, 7}, .shift = {3, 3},
+//                                     .relative_bias = table});
+//   attn::neighborhood(q, k, v, out, {.grid = {16, 32, 32}, .kernel = {4, 7, 7}, .causal_axes = {true, false, false}});
+//
+// Shapes   as full_softmax, Lq = Lk = the product of the grid, tokens in row-major order: the last axis runs fastest.
+// Cost     2 B H (D + Dv) operations for every neighbour of a query. Scratch: for every key head in progress
+//          Lk (D + Dv) numbers; 8 Lk indices.
+// Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
+//
+// score(s, batch, head, i, j) may replace the score s of tokens i and j, after every other term: full_softmax.hpp.
+#pragma once
+
+#include <attn/softmax/detail/neighborhood_plan.hpp>
+
+namespace attn { inline namespace ATTN_ISA {
+
+/// One number for each axis of a grid: {64, 64}. None: the default for all.
+class per_axis {
+ public:
+  constexpr per_axis() = default;
+  constexpr per_axis(std::initializer_list<idx_t> numbers) : per_axis(std::span(numbers.begin(), numbers.size())) {}
+  constexpr explicit per_axis(std::span<const idx_t> numbers) : axes_(std::ssize(numbers)) {
+    for (std::size_t a = 0; a < std::min(numbers.size(), numbers_.size()); ++a) numbers_[a] = numbers[a];
+  }
+  constexpr idx_t axes() const { return axes_; }
+  constexpr idx_t operator[](idx_t axis) const { return numbers_[static_cast<std::size_t>(axis)]; }
+
+ private:
+  std::array<idx_t, 3> numbers_{};
+  idx_t axes_ = 0;
+};
+
+/// Options of neighborhood for elements of type S.
+template <class S>
+struct neighborhood_options {
+  static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
+  using real = compute_type<S>;
+
+  /// Tokens along each of 1 to 3 axes.
+  per_axis grid{};
+  /// Neighbours along each axis, >= 1.
+  per_axis kernel{};
+  /// So many tokens have the neighbours of one of them: 1 (unless given) to kernel.
+  per_axis stride{};
+  /// Distance between neighbours: 1 (unless given) to axis / kernel.
+  per_axis dilation{};
+  /// 1: a token sees none after it along this axis. 0 unless given.
+  per_axis causal_axes{};
+  /// Where the numbering begins: 0 (unless given) to axis - 1.
+  per_axis shift{};
+  /// Factor of q.k; 1 / sqrt(D) unless given.
+  std::optional<real> scale{};
+  /// A bias by offset, [H or 1, product of 2 kernel - 1]: in row-major order, the key's numbers less the query's plus
+  /// kernel - 1. Swin's table of the query's less the key's is this one read backwards.
+  view_field<const real, 2> relative_bias{};
+  /// As in full_softmax_options.
+  std::optional<real> softcap{};
+  list_view<real> sinks{};
+  view_field<real, 3> lse{};
+};
+
+namespace detail {
+
+/// The axes that options describe. Throws std::invalid_argument for options that do not fit.
+template <class Options>
+grid_axes checked_grid(const validator& check, const attention_shape& shape, const Options& o) {
+  const idx_t axes = o.grid.axes();
+  if (axes < 1 || axes > 3) check.fail("a grid of 1 to 3 axes", axes);
+  const auto one_per_axis = [&](const char* what, const per_axis& numbers, bool needed) {
+    if ((needed || numbers.axes() > 0) && numbers.axes() != axes)
+      check.fail({what, " for each of ", axes, " axes of the grid"}, numbers.axes());
+  };
+  one_per_axis("kernel", o.kernel, true), one_per_axis("stride", o.stride, false);
+  one_per_axis("dilation", o.dilation, false), one_per_axis("causal_axes", o.causal_axes, false);
+  one_per_axis("shift", o.shift, false);
+  grid_axes grid{};
+  std::array<idx_t, 3> counts{1, 1, 1}, offsets{1, 1, 1};
+  const auto between = [&](const char* what, idx_t least, idx_t most, idx_t x) {
+    if (x < least || x > most) check.fail({what, " from ", least, " to ", most}, x);
+  };
+  for (idx_t a = 0; a < axes; ++a) {
+    const auto given = [a](const per_axis& of, idx_t otherwise) { return of.axes() ? of[a] : otherwise; };
+    grid_axis& to = grid[static_cast<std::size_t>(a + 5 - axes)];
+    to = {.count = o.grid[a], .kernel = o.kernel[a], .stride = given(o.stride, 1), .dilation = given(o.dilation, 1),
+          .shift = given(o.shift, 0), .causal = given(o.causal_axes, 0) != 0};
+    check.at_least("grid", 0, to.count);
+    const idx_t most = std::max<idx_t>(to.count, 1);  // of no tokens all is well
+    between("kernel", 1, most, to.kernel);
+    between("stride", 1, to.kernel, to.stride);
+    between("dilation, since kernel * dilation is within the axis,", 1, most / to.kernel, to.dilation);
+    between("shift", 0, most - 1, to.shift);
+    between("causal_axes", 0, 1, given(o.causal_axes, 0));
+    counts[static_cast<std::size_t>(a)] = to.count, offsets[static_cast<std::size_t>(a)] = 2 * to.kernel - 1;
+  }
+  check.equal("the product of the grid = query length", shape.queries, checked_product(counts));
+  check.equal("key length = query length", shape.queries, shape.keys);
+  if (o.relative_bias)
+    check.equal("relative_bias entries = product of 2 kernel - 1", checked_product(offsets), o.relative_bias.extent(1));
+  return grid;
+}
+
+/// body(plan), with the plan of a call that it describes.
+template <class Call, class Options, class Body>
+void with_neighborhood(Call& call, const validator& check, const Options& options, const Body& body) {
+  with_grid<typename Call::T>(call.shape, checked_grid(check, call.shape, options), bool(options.relative_bias),
+                              call.exec, [&](const neighborhood_plan& plan) {
+                                call.terms.relative.places = plan.lists.places;
+                                body(plan);
+                              });
+}
+
+}  // namespace detail
+
+/// Attention over the neighbours on a grid; score as in full_softmax.hpp.
+template <viewable Q, viewable K, viewable V, viewable O, class Options = neighborhood_options<element_of<const Q&>>,
+          class Score = detail::no_score>
+void neighborhood(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, Score&& score = {},
+                  execution_ref exec = {}) {
+  auto call = detail::checked_call<neighborhood_options>("neighborhood", q, k, v, out, options, score, exec);
+  detail::with_neighborhood(call, call.views, call.options,
+                            [&](const auto& plan) { detail::attend_planned(call, plan); });
+}
+
+}}  // namespace attn::ATTN_ISA

@@ -1,0 +1,59 @@
+// attn: the gradients of neighborhood.
+//
+//   attn::neighborhood(q, k, v, out, {.grid = {64, 64}, .kernel = {13, 13}, .lse = lse});
+//   attn::neighborhood_backward(q, k, v, out, d_out, {.q = dq, .k = dk, .v = dv},
+//                               {.grid = {64, 64}, .kernel = {13, 13}, .lse = lse});
+//
+// The formulas of full_softmax_backward.hpp, over the neighbours of neighborhood.hpp.
+//
+// Shapes   q, k, v, out, the options: as the forward call's; out and options.lse are what it wrote. d_out as out,
+//          d_lse as lse. Gradients have the shapes of what they are of; dk and dv are summed over the query heads of a
+//          group, that of relative_bias over the batch, and over heads where one table serves all.
+// Cost     2 (3 D + 2 Dv) operations for every neighbour of a query; without lse, one product more. Scratch, per key
+//          head in progress: about Lk (3 D + 2 Dv) numbers, up to Lk (6 D + 5 Dv) for long sequences; with the gradient
+//          of relative_bias up to 4 tables more; never Lq x Lk.
+// Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that
+//          share memory with an input or one another, before anything is written.
+//
+// score_backward(s, d, batch, head, i, j) gives d times the derivative of score(s, batch, head, i, j) by s.
+//
+// Where lse is given, its rounding, |lse| 2^-24 in float (double: 2^-53), is an error of the weights. Where it is not,
+// it is computed again in more digits than one number has: leave it out where scores exceed 1e4.
+#pragma once
+
+#include <attn/softmax/detail/sparse_backward.hpp>
+#include <attn/softmax/neighborhood.hpp>
+
+namespace attn { inline namespace ATTN_ISA {
+
+/// The gradients neighborhood_backward computes: those given. S is the element type of the call.
+template <class S>
+struct neighborhood_gradients {
+  using real = compute_type<S>;
+
+  view_field<S> q{}, k{}, v{};
+  /// As the option.
+  view_field<real, 2> relative_bias{};
+  /// [H]
+  view_field<real, 1> sinks{};
+  /// Read, not written: the gradient of lse, [B, H, Lq].
+  view_field<const real, 3> d_lse{};
+  /// Add to what is there instead of writing it over.
+  bool accumulate = false;
+};
+
+/// The gradients of neighborhood. See the top of the file.
+template <viewable Q, viewable K, viewable V, viewable O, viewable D,
+          class Options = neighborhood_options<element_of<const Q&>>, class Score = detail::no_score,
+          class ScoreBackward = detail::no_score_backward>
+void neighborhood_backward(const Q& q, const K& k, const V& v, const O& out, const D& d_out,
+                           const neighborhood_gradients<element_of<const Q&>>& gradients, Options&& options = {},
+                           Score&& score = {}, ScoreBackward&& score_backward = {}, execution_ref exec = {}) {
+  auto call = detail::checked_backward_call<neighborhood_options>("neighborhood_backward", q, k, v, out, d_out,
+                                                                  gradients, options, score, score_backward, exec);
+  call.furthest = std::max(call.furthest, call.d_relative_bias.extent(1));  // distances are those of the table
+  detail::with_neighborhood(call.forward, call.views, call.options,
+                            [&](const auto& plan) { detail::differentiate_planned(call, plan); });
+}
+
+}}  // namespace attn::ATTN_ISA
