@@ -31,8 +31,12 @@ enum class decay_kind { none, token, channel };
 /// Prefetches a few rows; not inlined, since products are compiled many times.
 [[gnu::noinline]] inline void fetch_some(row_prefetcher<>& prefetch) { prefetch.next(4); }
 
-/// How a token changes the state: phi(k) v^T is added, or k times what v differs by from the value stored for k.
-enum class rule { add, correct };
+/// How a token changes the state S: phi(k) v^T is added; or k times what v differs by from the value stored for k; or
+/// k v^T and b (a^T S), so that a decay and a matrix of rank 1 act on it.
+enum class rule { add, correct, low_rank };
+/// Whether what a token writes depends on the state.
+template <rule R>
+inline constexpr bool reads_state = R != rule::add;
 
 template <rule R, class T>
 struct recurrence_driver;
@@ -42,6 +46,7 @@ template <class T>
 struct recurrence_parameters {
   T scale = T(1);
   tensor_view<const T> log_decay{};
+  stored_tensor<T> a{}, b{};  // of rule::low_rank
   tensor_view<const T, 2> bonus{};
   tensor_view<const T, 3> beta{};
   T unit_norm_eps = T(-1);  // below 0: q and k are not normalised

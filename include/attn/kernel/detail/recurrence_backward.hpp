@@ -6,9 +6,9 @@
 //   backward  X = P^T d_out + k_end R1,  dP = d_out U^T (j <= i),  dq and dk through P, q_start and k_end
 //             R0 = diag(e^gamma_C) R1 + q_start^T d_out
 //   add       dv = X
-//   correct   U = beta R, R = v - k_start S0 - A U;  X less A^T Y, Y = beta X;  dA = -Y U^T, dv = Y, dbeta_i = X_i.R_i
-//             dk through A and k_start, too;  R0 less k_start^T Y
-//   decay     dgamma_i = q_i dq_i + k_i (dk_i by rows of A and k_start - dk_i by columns), and of the last token
+//   correct   U = beta R, R = v - start S0 - A U;  X less A^T Y, Y = beta X;  dA = -Y U^T, dv = Y, dbeta_i = X_i.R_i
+//             dk through A and start, too;  R0 less start^T Y
+//   decay     dgamma_i = q_i dq_i + k_i (dk_i by rows of A and start - dk_i by columns), and of the last token
 //             + sum_j k_j dk_end_j e^(..) + S0.R1 e^gamma_C;
 //             dg_t = sum of dgamma_i over i >= t of the chunk, so that rounding does not cross chunks
 //
@@ -54,7 +54,7 @@ struct recurrence_backward_kernel {
   void load_keys(idx_t begin, idx_t count, const panels<T>& state) const {
     s.load(call, b, h, begin, count, s.k_norm);
     if constexpr (corrects) {
-      product(s.k_start_t, count, state, columns(), features(), [&](idx_t row, idx_t col, const packet<T>& sum) {
+      product(s.start_t, count, state, columns(), features(), [&](idx_t row, idx_t col, const packet<T>& sum) {
         store<T>(s.v.at(row, col), sub(load<T>(s.v.at(row, col)), sum));
       });
       triangle_product<triangle::before>(
@@ -272,14 +272,14 @@ struct recurrence_backward_kernel {
     });
   }
 
-  /// Y, dA, the gradients of the keys through k_start, and what Y takes from the gradient of the state.
+  /// Y, dA, the gradients of the keys through start, and what Y takes from the gradient of the state.
   void correct(idx_t count, const panels<T>& d_state) const {
     triangle_product<triangle::after>(s.a, count, s.y, columns(), [&](idx_t row, idx_t col, const packet<T>& sum) {
       const packet<T> x = sub(load<T>(s.x.at(row, col)), sum);
       store<T>(s.x.at(row, col), x);
       store<T>(s.y.at(row, col), mul(x, broadcast<T>(s.beta[row])));
     });
-    product(s.k_start, features(), s.y, columns(), count, [&](idx_t row, idx_t col, const packet<T>& sum) {
+    product(s.start, features(), s.y, columns(), count, [&](idx_t row, idx_t col, const packet<T>& sum) {
       T* const to = d_state.at(row, col);
       store<T>(to, sub(load<T>(to), sum));
     });
