@@ -153,6 +153,25 @@ struct recurrence_keys {
     transpose_panels(a_k, count, count, a_k_t);
     transpose_panels(a, count, count, a_t);
   }
+  /// W of the columns of `to`, of which the values are `values`, by the state before the chunk; of the rule of low rank.
+  void read_state(idx_t count, const panels<T>& state, bool empty, const panels<T>& values, const panels<T>& to,
+                  idx_t cols) const {
+    if (!empty) product(start_t, count, state, cols, decay.dim, write_to(to));
+    triangle_product<triangle::before>(a_k_t, count, values, cols, [&](idx_t row, idx_t col, const packet<T>& sum) {
+      store<T>(to.at(row, col), empty ? sum : add(detail::load<T>(to.at(row, col)), sum));
+    });
+    triangle_product<triangle::before>(a_t, count, to, cols, add_to(to));
+  }
+  /// The state after the chunk, where `values` is U or, with corrections W, v.
+  void pass(idx_t count, const panels<T>& values, const panels<T>& corrections, idx_t cols, const panels<T>& state,
+            bool empty, row_prefetcher<>& prefetch) const {
+    if constexpr (R == rule::low_rank) {
+      pass_chunk(decay, b_end, corrections, cols, count, state, empty, prefetch);
+      product(k_end, decay.dim, values, cols, count, add_to(state));
+    } else {
+      pass_chunk(decay, k_end, values, cols, count, state, empty, prefetch);
+    }
+  }
   /// k_t, for scores without decays per channel.
   void transpose_keys(idx_t count) const {
     if (decay.kind != decay_kind::channel) transpose_panels(k, count, decay.dim, k_t);
@@ -281,12 +300,7 @@ struct recurrence_kernel {
         store<T>(u.at(row, c), sub(load<T>(u.at(row, c)), mul(sum, broadcast<T>(s.beta[row]))));
       });
     } else if constexpr (R == rule::low_rank) {
-      const panels<T> w = corrections();
-      if (!before.empty) product(s.start_t, count, before.values, cols, features(), write_to(w));
-      triangle_product<triangle::before>(s.a_k_t, count, values(), cols, [&](idx_t row, idx_t c, const auto& sum) {
-        store<T>(w.at(row, c), before.empty ? sum : add(load<T>(w.at(row, c)), sum));
-      });
-      triangle_product<triangle::before>(s.a_t, count, w, cols, add_to(w));
+      s.read_state(count, before.values, before.empty, values(), corrections(), cols);
     }
   }
 
@@ -328,12 +342,7 @@ struct recurrence_kernel {
 
   /// The state after the chunk.
   void update(idx_t count, recurrence_state<T>& state, row_prefetcher<>& prefetch) const {
-    if constexpr (R == rule::low_rank) {
-      pass_chunk(s.decay, s.b_end, corrections(), cols, count, state.values, state.empty, prefetch);
-      product(s.k_end, features(), values(), cols, count, add_to(state.values));
-    } else {
-      pass_chunk(s.decay, s.k_end, values(), cols, count, state.values, state.empty, prefetch);
-    }
+    s.pass(count, values(), corrections(), cols, state.values, state.empty, prefetch);
     for (idx_t c = 0; state.weights && c < features(); c += width<T>) {
       packet<T> sum = zero<T>();
       for (idx_t t = 0; t < count; ++t) sum = add(sum, load<T>(s.k_end.at(t, c)));

@@ -19,10 +19,10 @@ struct recurrence_backward_driver {
   const attention_shape& shape = call.shape;
   T* bonus_sums = nullptr;  // [batch][query head][bonus_lanes()]
 
-  /// The rule that corrects solves for what each token writes whenever it computes a state: there segments are long, so
-  /// that few are computed twice. With segments of 1024 tokens a call took 1.13 times as long; a state for each 64
+  /// The rules that read the state solve for what each token writes whenever they compute one: there segments are long,
+  /// so that few are computed twice. With segments of 1024 tokens a call took 1.13 times as long; a state for each 64
   /// tokens of a longer one takes as much memory as v does for dims of 64.
-  static constexpr idx_t segment = R == rule::correct ? 256 * kernel_chunk : kernel_segment;
+  static constexpr idx_t segment = reads_state<R> ? 256 * kernel_chunk : kernel_segment;
 
   struct worker_scratch {
     recurrence_backward_scratch<R, T> chunk;
@@ -32,7 +32,7 @@ struct recurrence_backward_driver {
   };
 
   idx_t bonus_lanes() const { return round_up(in.features(), width<T>); }
-  /// Heads of states of a key head. Those of the rule that corrects have values of their own, and share queries.
+  /// Heads of states of a key head. Those of the rules that read the state have values of their own, and share queries.
   idx_t heads_per_key_head() const { return shape.kv_heads > 0 ? call.heads / shape.kv_heads : 1; }
 
   worker_scratch layout(arena& memory) const {
@@ -46,7 +46,7 @@ struct recurrence_backward_driver {
     const auto sums = [&](bool wanted, idx_t cols) {
       return memory.allocate<T>(wanted && heads_per_key_head() > 1 ? shape.keys * cols : 0);
     };
-    w.dq = sums(R == rule::correct && in.dq, shape.dim);
+    w.dq = sums(reads_state<R> && in.dq, shape.dim);
     w.dk = sums(bool(in.dk), shape.dim);
     w.dv = sums(R == rule::add && in.dv, shape.dim_v);
     return w;
@@ -149,26 +149,28 @@ struct recurrence_backward_driver {
 
   /// The heads of states of one key head.
   void run_key_head(idx_t b, idx_t kv_head, const worker_scratch& w) const {
-    constexpr bool corrects = R == rule::correct;
+    constexpr bool reads = reads_state<R>;
     const idx_t keys = call.lengths.keys(b), queries = call.lengths.queries(b), each = heads_per_key_head();
     const auto to_k = in.dk.head(b, kv_head);
-    const auto to_q = corrects ? in.dq.head(b, kv_head) : stored_gradient_head<T>{};
-    const auto to_v = corrects ? stored_gradient_head<T>{} : in.dv.head(b, kv_head);
+    const auto to_q = reads ? in.dq.head(b, kv_head) : stored_gradient_head<T>{};
+    const auto to_v = reads ? stored_gradient_head<T>{} : in.dv.head(b, kv_head);
     for (idx_t n = 0; n < each; ++n) {
       const idx_t h = kv_head * each + n;
       const auto target = [&](const stored_gradient_head<T>& to, T* sums) {
         return each > 1 && to ? scratch_gradient(sums, shape.keys, to.to.cols, n > 0) : to;
       };
-      const auto own_v = corrects ? in.dv.head(b, h) : target(to_v, w.dv);
+      const auto own_v = reads ? in.dv.head(b, h) : target(to_v, w.dv);
       run_head(b, h, w, target(to_q, w.dq), target(to_k, w.dk), own_v);
-      if (corrects && own_v) own_v.clear_rows(keys, shape.keys);
+      if (reads && own_v) own_v.clear_rows(keys, shape.keys);
     }
     for (const auto& [to, sums] : {std::pair{&to_q, w.dq}, std::pair{&to_k, w.dk}, std::pair{&to_v, w.dv}})
       if (*to) {
         if (each > 1) to->store_rows(sums, to->to.cols, 0, keys);
         to->clear_rows(each > 0 ? keys : 0, shape.keys);
       }
-    for (idx_t g = kv_head * shape.group(); !corrects && g < (kv_head + 1) * shape.group() && in.dq; ++g)
+    for (const stored_gradient<T>* to : {&in.da, &in.db})
+      if (*to) to->head(b, kv_head).clear_rows(keys, shape.keys);
+    for (idx_t g = kv_head * shape.group(); !reads && g < (kv_head + 1) * shape.group() && in.dq; ++g)
       in.dq.head(b, g).clear_rows(queries, shape.queries);
   }
 
@@ -180,8 +182,9 @@ struct recurrence_backward_driver {
     } else {
       const auto tokens = static_cast<double>(shape.batch * shape.heads * shape.keys);
       const auto dim = static_cast<double>(shape.dim), dim_v = static_cast<double>(shape.dim_v);
-      estimate = {.operations = tokens * (18 * dim * dim_v + kernel_chunk * (7 * dim + 6 * dim_v)),
-                  .bytes = 32 * tokens * (dim + dim_v)};
+      const double more = R == rule::low_rank ? 1.6 : 1;
+      estimate = {.operations = more * tokens * (18 * dim * dim_v + kernel_chunk * (7 * dim + 6 * dim_v)),
+                  .bytes = 32 * more * tokens * (dim + dim_v)};
     }
     return estimate;
   }
