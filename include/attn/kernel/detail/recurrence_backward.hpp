@@ -25,26 +25,21 @@
 
 #include <attn/kernel/detail/chunk_decay_backward.hpp>
 #include <attn/kernel/detail/gate_gradients.hpp>
-#include <attn/kernel/detail/recurrence_backward_call.hpp>
+#include <attn/kernel/detail/recurrence_gradient_store.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// One head of the states: its chunks, forward to the states and backward to the gradients.
 template <rule R, class T>
-struct recurrence_backward_kernel {
+struct recurrence_backward_kernel : recurrence_gradient_store<R, T> {
   static constexpr bool corrects = R == rule::correct, low_rank = R == rule::low_rank, reads = reads_state<R>;
+  using base = recurrence_gradient_store<R, T>;
+  using base::b, base::call, base::columns, base::dim_v, base::features, base::h, base::in, base::parameters,
+      base::s;
 
-  const recurrence_backward_call<T>& in;
-  const recurrence_backward_scratch<R, T>& s;
-  idx_t b, h;
   stored_gradient_head<T> to_q, to_k, to_v;  // of queries only by the rules that read the state
   T* d_bonus;                                // [group][whole vectors of features], sums over tokens
-  const kernel_call<T>& call = in.call;
-  const recurrence_parameters<T>& parameters = in.parameters();
 
-  idx_t features() const { return in.features(); }
-  idx_t dim_v() const { return in.dim_v(); }
-  idx_t columns() const { return in.columns(); }
   bool decays() const { return s.decay.kind != decay_kind::none; }
   bool of_features() const { return in.of_queries() || in.of_keys(); }
   void clear(const panels<T>& x, idx_t rows, idx_t cols) const {
@@ -209,10 +204,7 @@ struct recurrence_backward_kernel {
     if constexpr (low_rank)
       if (in.reverse()) read_back(count, d_state);
     if (of_features() && at.own_keys) {
-      score_gradients<corrects, T>{s.decay, s.scores, q, s.k, dp, s.dp_t, s.da, s.da_t, dq, s.d_reads, s.dk, rows,
-                                   in.of_queries(), in.of_keys()}
-          .run();
-      if constexpr (low_rank) scores_back(count);
+      score_back({q, dq, rows}, dp);
       if (in.d_log_decay) add_decays(rows, q, dq);
       if constexpr (!reads)
         if (own) add_bonus(at);
@@ -337,25 +329,32 @@ struct recurrence_backward_kernel {
       store<T>(s.d_reads.at(row, col), row > 0 ? mul(sum, s.decay.start(row - 1, col)) : sum);
     });
   }
-  /// The gradients of the scores of q and b, and of a and both k and b.
-  void scores_back(idx_t count) const {
-    const auto run = [&](const panels<T>& x, const panels<T>& y, const panels<T>& d, const panels<T>& dx,
-                         const panels<T>& dy, idx_t rows, bool of_rows) {
-      score_gradients<false, T>{s.decay, s.scores, x, y, d, s.dp_t, {}, {}, dx, {}, dy, rows, of_rows, in.of_keys()}.run();
-    };
-    run(s.q, s.b, s.dp_b, s.dq, s.db, count, in.of_queries());
-    const panels<T> x = s.reads.from_row(1), dx = s.d_reads.from_row(1);
-    run(x, s.k, s.da_k.from_row(1), dx, s.dk, count - 1, in.of_keys());
-    run(x, s.b, s.da.from_row(1), dx, s.db, count - 1, in.of_keys());
+  /// The gradients of q and of the keys through the scores, dp being that of P.
+  void score_back(const score_side<T>& q, const panels<T>& dp) const {
+    const bool of_q = in.of_queries(), of_others = in.of_keys();
+    const score_side<T> k{s.k, s.dk, q.count};
+    if constexpr (corrects)
+      score_gradients<2, 1, true, T>{
+          s.decay, s.scores, {q, {s.k, s.d_reads, q.count}}, {k}, {{dp}, {s.da}}, {{s.dp_t}, {s.da_t}}, of_q, of_others}
+          .run();
+    else if constexpr (low_rank)
+      score_gradients<2, 2, false, T>{s.decay, s.scores,
+                                      {q, {s.reads.from_row(1), s.d_reads.from_row(1), q.count - 1}},
+                                      {k, {s.b, s.db, q.count}},
+                                      {{dp, s.dp_b}, {s.da_k.from_row(1), s.da.from_row(1)}},
+                                      {{s.dp_t, s.dp_b_t}, {s.da_k_t, s.da_t}}, of_q, of_others}
+          .run();
+    else
+      score_gradients<1, 1, false, T>{s.decay, s.scores, {q}, {k}, {{dp}}, {{s.dp_t}}, of_q, of_others}.run();
   }
 
   // Storing -----------------------------------------------------------------------------------------------------------
 
   void store_queries(const token_block& at) const {
     if constexpr (reads) {
-      if (to_q) store_unit_rows(s.dq, s.q, s.q_norm, to_q, at.origin, at.count);
+      if (to_q) this->store_unit_rows(s.dq, s.q, s.q_norm, to_q, at.origin, at.count);
     } else if (const auto to = in.dq.head(b, at.head)) {
-      store_features(s.q, s.dq, call.q.head(b, at.head).block(at.origin, at.count, at.first), false, at.first,
+      this->store_features(s.q, s.dq, call.q.head(b, at.head).block(at.origin, at.count, at.first), false, at.first,
                      at.origin, to);
     }
   }
@@ -365,77 +364,22 @@ struct recurrence_backward_kernel {
         gate_chunk<T>{count, false, s.decay.gates, s.decay.since_start, s.decay.gaps, s.gate_scores, s.gate_queries,
                       s.gate_keys, s.d_last[0]}
             .add_to(s.gates + begin);
-    if (in.d_log_decay) store_decays(begin, count);
+    if (in.d_log_decay) this->store_decays(begin, count);
     if (to_k) {
       if (corrects || parameters.bonus)
         each_packet(
             count, features(), [](idx_t, idx_t, const auto& x, const auto& y) { return add(x, y); }, s.dk, s.dk,
             corrects ? s.d_reads : s.dk_bonus);
       if constexpr (reads)
-        store_unit_rows(s.dk, s.k, s.k_norm, to_k, begin, count);
+        this->store_unit_rows(s.dk, s.k, s.k_norm, to_k, begin, count);
       else
-        store_features(s.k, s.dk, call.k.head(b, call.kv_head(h)).block(begin, count), true, 0, begin, to_k);
+        this->store_features(s.k, s.dk, call.k.head(b, call.kv_head(h)).block(begin, count), true, 0, begin, to_k);
     }
     for (const auto& [to, x] : {std::pair{&in.da, &s.d_reads}, std::pair{&in.db, &s.db}})
-      if (low_rank && *to) store_rows(*x, to->head(b, h), begin, count);
-    if (to_v) store_rows(low_rank ? s.x : s.y, to_v, begin, count);
+      if (low_rank && *to) this->store_rows(*x, to->head(b, h), begin, count);
+    if (to_v) this->store_rows(low_rank ? s.x : s.y, to_v, begin, count);
     for (idx_t t = 0; in.d_beta && t < count; ++t)
       store_gradient(in.d_beta(b, h, begin + t), dot_rows(s.x, s.v, t, dim_v()), in.accumulate);
-  }
-
-  void store_rows(const panels<T>& x, const stored_gradient_head<T>& to, idx_t begin, idx_t count) const {
-    const idx_t cols = to.to.cols;
-    for (idx_t t = 0; t < count; ++t)
-      for (idx_t col = 0; col < cols; col += panel_width<T>)
-        std::copy_n(x.at(t, col), std::min<idx_t>(panel_width<T>, cols - col), s.rows + t * cols + col);
-    to.store_rows(s.rows, cols, begin, count);
-  }
-  /// The same through the norm of the rows x, where these are of unit norm.
-  void store_unit_rows(const panels<T>& d, const panels<T>& x, const T* norm, const stored_gradient_head<T>& to,
-                       idx_t begin, idx_t count) const {
-    for (idx_t t = 0; parameters.unit_norm_eps >= T(0) && t < count; ++t) {
-      const packet<T> along = broadcast<T>(-dot_rows(d, x, t, features())), factor = broadcast<T>(norm[t]);
-      for (idx_t col = 0; col < features(); col += width<T>)
-        store<T>(d.at(t, col), mul(factor, fma(along, load<T>(x.at(t, col)), load<T>(d.at(t, col)))));
-    }
-    store_rows(d, to, begin, count);
-  }
-  /// The same through the map, which takes features by columns.
-  void store_features(const panels<T>& phi, const panels<T>& d, const token_rows<T>& rows, bool keys, idx_t first,
-                      idx_t position, const stored_gradient_head<T>& to) const {
-    for (const auto& [from, columns] : {std::pair{&phi, s.phi}, std::pair{&d, s.d_phi}})
-      for (idx_t f = 0; f < features(); f += width<T>)
-        for (idx_t t = 0; t < rows.count; t += width<T>) {
-          packet<T> square[width<T>];
-          for (int i = 0; i < width<T>; ++i) square[i] = load<T>(from->at(t + i, f));
-          transpose<T>(square);
-          for (int i = 0; i < width<T>; ++i) store<T>(columns + (f + i) * kernel_chunk + t, square[i]);
-        }
-    in.map->back_to({rows, b * call.heads + h, keys, first, position, s.phi, s.d_phi}, to, s.dx, nullptr, s.map);
-  }
-
-  /// The sums of a chunk run from its last token to its first; the gradient of a log decay of -infinity is 0.
-  void store_decays(idx_t begin, idx_t count) const {
-    const idx_t m = features(), head = in.at(in.d_log_decay, h);
-    const bool channel = s.decay.kind == decay_kind::channel, add = in.adds(in.d_log_decay, h);
-    if constexpr (!reads)
-      each_packet(
-          count, m,
-          [](idx_t, idx_t, const auto& sum, const auto& k, const auto& dk) { return sub(sum, mul(k, dk)); }, s.d_gamma,
-          s.d_gamma, s.k, s.dk);
-    T sum = T(0);  // per token
-    for (idx_t r = 0; r < m; ++r) sum += s.d_last[r];
-    for (idx_t t = count - 1; t >= 0; --t) {
-      for (idx_t r = 0; r < m; ++r) {
-        const T of_token = *s.d_gamma.at(t, r);
-        sum += of_token, s.d_last[r] += of_token;
-        if (channel)
-          store_gradient(in.d_log_decay(b, head, begin + t, r), *s.decay.gate.at(t, r) > T(0) ? s.d_last[r] : T(0),
-                         add);
-      }
-      if (!channel)
-        store_gradient(in.d_log_decay(b, head, begin + t, 0), s.decay.gates[t] > T(0) ? sum : T(0), add);
-    }
   }
 };
 

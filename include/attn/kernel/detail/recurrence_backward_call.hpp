@@ -62,7 +62,7 @@ struct recurrence_backward_scratch : recurrence_keys<R, T> {
   panels<T> d_reads, y_t, da, da_t;
   T *q_norm = nullptr, *k_norm = nullptr;
   // Of the rule of low rank, as those of k, v, P and A.
-  panels<T> db, w_t, p_b, dp_b, da_k;
+  panels<T> db, w_t, p_b, dp_b, dp_b_t, da_k, da_k_t;
 
   static recurrence_backward_scratch layout(arena& memory, const recurrence_backward_call<T>& in) {
     const kernel_call<T>& call = in.call;
@@ -102,7 +102,6 @@ struct recurrence_backward_scratch : recurrence_keys<R, T> {
       allocate_numbers(memory, chunk, {&s.diagonal, &s.gate_queries, &s.gate_keys});
       allocate_numbers(memory, in.d_decay ? chunk * chunk : 0, {&s.gate_scores});
       allocate_numbers(memory, in.d_decay ? call.shape.keys : 0, {&s.gates});
-      s.rows = memory.allocate<T>(chunk * columns);
     } else {
       const idx_t second = R == rule::low_rank ? 1 : 0;  // rows are also read beginning with the second
       allocate(chunk + second, m, {&s.d_reads});
@@ -115,11 +114,11 @@ struct recurrence_backward_scratch : recurrence_keys<R, T> {
       } else {
         allocate(chunk, m, {&s.db});
         allocate(columns, chunk, {&s.w_t});
-        allocate(chunk, chunk, {&s.p_b, &s.dp_b});
+        allocate(chunk, chunk, {&s.p_b, &s.dp_b, &s.dp_b_t, &s.da_k_t});
         allocate(chunk + 1, chunk, {&s.da_k});
       }
-      s.rows = memory.allocate<T>(chunk * std::max(m, columns));
     }
+    s.rows = memory.allocate<T>(chunk * std::max(m, columns));
     return s;
   }
 };

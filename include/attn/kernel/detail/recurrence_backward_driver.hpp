@@ -60,7 +60,7 @@ struct recurrence_backward_driver {
     const idx_t keys = call.lengths.keys(b), queries = call.lengths.queries(b), group = call.group();
     const recurrence_parameters<T>& given = in.parameters();
     T* const d_bonus = given.bonus ? bonus_sums + (b * shape.heads + h * group) * bonus_lanes() : nullptr;
-    const kernel head{in, w.chunk, b, h, to_q, to_k, to_v, d_bonus};
+    const kernel head{{in, w.chunk, b, h}, to_q, to_k, to_v, d_bonus};
     if (in.d_decay) std::fill_n(w.chunk.gates, keys, T(0));
     if (given.bonus) std::fill_n(d_bonus, group * bonus_lanes(), T(0));
     const auto load = [&](const auto& values, const auto& weights, const panels<T>& to) {
