@@ -72,7 +72,7 @@ struct score_gradients {
   void before_block(idx_t block) const {
     const idx_t dim = decay.dim;
     s.load_factors(decay, block, count_of(0, block));
-    for (idx_t r = 0; r < Rows && of_others; ++r) s.load_rows(rows[r].x, block, count_of(r, block), dim, s.rows[r]);
+    for (idx_t r = 0; r < Rows && of_others; ++r) s.load_rows(rows[r].x, block, count_of(r, block), dim, s.block_rows[r]);
     for (idx_t c = 0; c < Columns; ++c) {
       s.load_columns(decay, columns[c].x, block);
       for (idx_t r = 0; r < Rows; ++r)
@@ -83,9 +83,9 @@ struct score_gradients {
                     store<T>(sums, fma(sum, load<T>(s.factors.at(row, col)), load<T>(sums)));
                   });
       if (!of_others) continue;
-      product(d[0][c].from_row(block), block, s.rows[0], dim, count_of(0, block), write_to(s.d_columns));
+      product(d[0][c].from_row(block), block, s.block_rows[0], dim, count_of(0, block), write_to(s.d_columns));
       for (idx_t r = 1; r < Rows; ++r)
-        product(d[r][c].from_row(block), block, s.rows[r], dim, count_of(r, block), add_to(s.d_columns));
+        product(d[r][c].from_row(block), block, s.block_rows[r], dim, count_of(r, block), add_to(s.d_columns));
       for (idx_t col = 0; col < dim; col += width<T>) {
         packet<T> factor = broadcast<T>(T(1));
         for (idx_t j = block - 1; j >= 0; --j) {

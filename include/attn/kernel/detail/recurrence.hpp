@@ -66,8 +66,8 @@ template <rule R, class T>
 struct recurrence_keys {
   panels<T> k, k_t, k_end, v;                // [token][feature]; transposed; [token][column]
   panels<T> start, start_t, a, a_t;          // of the rules that read the state
-  panels<T> reads, reads_t;                  // of the rule of low rank: a; transposed, without that of the first token
-  panels<T> b, b_t, b_end, w, a_k, a_k_t;    // as k and v with a
+  panels<T> reads, reads_t;                  // of the rule of low rank: a, transposed without that of the first token
+  panels<T> writes, writes_t, writes_end, w, a_k, a_k_t;    // b; as k, v and A with k for b
   chunk_decay<T> decay;
   score_scratch<T> scores;
   T *beta = nullptr, *map;
@@ -92,10 +92,10 @@ struct recurrence_keys {
     if constexpr (R == rule::low_rank) {
       allocate_panels(memory, chunk + 1, m, {&s.reads});  // rows are also read beginning with the second
       s.reads.capacity = chunk;
-      allocate_panels(memory, m, chunk, {&s.reads_t, &s.b_t});
-      allocate_panels(memory, chunk, m, {&s.b});
-      s.b_end = s.b;
-      if (kind != decay_kind::none) allocate_panels(memory, chunk, m, {&s.b_end});
+      allocate_panels(memory, m, chunk, {&s.reads_t, &s.writes_t});
+      allocate_panels(memory, chunk, m, {&s.writes});
+      s.writes_end = s.writes;
+      if (kind != decay_kind::none) allocate_panels(memory, chunk, m, {&s.writes_end});
       allocate_panels(memory, chunk, columns, {&s.w});
       allocate_panels(memory, chunk, chunk, {&s.a_k, &s.a_k_t});
     }
@@ -131,7 +131,7 @@ struct recurrence_keys {
       transpose_panels(a, count, count, a_t);
     } else if constexpr (R == rule::low_rank) {
       load_rows<R>(call, call.recurrence.a.head(b, h), begin, count, reads, map);
-      load_rows<R>(call, call.recurrence.b.head(b, h), begin, count, this->b, map);
+      load_rows<R>(call, call.recurrence.b.head(b, h), begin, count, writes, map);
       load_reads(count);
     }
   }
@@ -144,12 +144,12 @@ struct recurrence_keys {
     transpose_panels(start, count, m, start_t);
     transpose_keys(count);
     if (decay.kind != decay_kind::channel) {
-      transpose_panels(b, count, m, b_t);
+      transpose_panels(writes, count, m, writes_t);
       transpose_panels(from_second, later, m, reads_t);
     }
-    if (decay.kind != decay_kind::none) decay.to_end(b, count, b_end);
+    if (decay.kind != decay_kind::none) decay.to_end(writes, count, writes_end);
     chunk_scores(decay, scores, from_second, reads_t, k, k_t, later, triangle::up_to, a_k.from_row(1));
-    chunk_scores(decay, scores, from_second, reads_t, b, b_t, later, triangle::up_to, a.from_row(1));
+    chunk_scores(decay, scores, from_second, reads_t, writes, writes_t, later, triangle::up_to, a.from_row(1));
     transpose_panels(a_k, count, count, a_k_t);
     transpose_panels(a, count, count, a_t);
   }
@@ -166,7 +166,7 @@ struct recurrence_keys {
   void pass(idx_t count, const panels<T>& values, const panels<T>& corrections, idx_t cols, const panels<T>& state,
             bool empty, row_prefetcher<>& prefetch) const {
     if constexpr (R == rule::low_rank) {
-      pass_chunk(decay, b_end, corrections, cols, count, state, empty, prefetch);
+      pass_chunk(decay, writes_end, corrections, cols, count, state, empty, prefetch);
       product(k_end, decay.dim, values, cols, count, add_to(state));
     } else {
       pass_chunk(decay, k_end, values, cols, count, state, empty, prefetch);
@@ -279,7 +279,7 @@ struct recurrence_kernel {
     }
     transpose_panels(s.p, at.count, at.count, s.p_t);
     if constexpr (R == rule::low_rank) {
-      chunk_scores(s.decay, s.scores, q, s.q_t, s.b, s.b_t, rows, triangle::up_to, s.p_b);
+      chunk_scores(s.decay, s.scores, q, s.q_t, s.writes, s.writes_t, rows, triangle::up_to, s.p_b);
       transpose_panels(s.p_b, at.count, at.count, s.p_b_t);
     }
   }

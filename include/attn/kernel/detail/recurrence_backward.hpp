@@ -125,7 +125,7 @@ struct recurrence_backward_kernel : recurrence_gradient_store<R, T> {
         packet<T> sum = zero<T>();
         for (idx_t t = 0; t < count; ++t) sum = fma(load<T>(s.k.at(t, r)), load<T>(s.dk.at(t, r)), sum);
         for (idx_t t = 0; low_rank && t < count; ++t)
-          sum = fma(load<T>(s.b.at(t, r)), load<T>(s.db.at(t, r)), sum);
+          sum = fma(load<T>(s.writes.at(t, r)), load<T>(s.db.at(t, r)), sum);
         store<T>(s.d_last + r, sum);
       }
       for (idx_t r = 0; r < m; ++r) s.d_last[r] += s.decay.whole(r, count) * dot_rows(state, d_state, r, columns());
@@ -134,8 +134,8 @@ struct recurrence_backward_kernel : recurrence_gradient_store<R, T> {
     if (decays()) transpose_panels(s.k_end, count, m, s.k_end_t);
     product(s.k_end_t, count, d_state, columns(), m, write_to(s.x));
     if constexpr (low_rank) {
-      if (decays()) transpose_panels(s.b_end, count, m, s.k_end_t);
-      product(decays() ? s.k_end_t : s.b_t, count, d_state, columns(), m, write_to(s.y));
+      if (decays()) transpose_panels(s.writes_end, count, m, s.k_end_t);
+      product(decays() ? s.k_end_t : s.writes_t, count, d_state, columns(), m, write_to(s.y));
     }
   }
 
@@ -226,7 +226,7 @@ struct recurrence_backward_kernel : recurrence_gradient_store<R, T> {
       each_packet(
           rows, features(),
           [&](idx_t row, idx_t col, const auto& x, const auto& d, const auto& k, const auto& dk) {
-            const packet<T> b = mul(load<T>(s.b.at(row, col)), load<T>(s.db.at(row, col)));
+            const packet<T> b = mul(load<T>(s.writes.at(row, col)), load<T>(s.db.at(row, col)));
             const packet<T> sum = sub(fma(x, d, mul(k, sub(zero<T>(), dk))), b);
             if (row + 1 == rows) return sum;
             return fma(load<T>(s.reads.at(row + 1, col)), load<T>(s.d_reads.at(row + 1, col)), sum);
@@ -242,7 +242,7 @@ struct recurrence_backward_kernel : recurrence_gradient_store<R, T> {
   void load_scores(const token_block& at, idx_t rows, const panels<T>& q) const {
     if (s.decay.kind != decay_kind::channel) transpose_panels(q, rows, features(), s.q_t);
     chunk_scores(s.decay, s.scores, q, s.q_t, s.k, s.k_t, rows, triangle::up_to, s.p.from_row(at.count - rows));
-    if (low_rank) chunk_scores(s.decay, s.scores, q, s.q_t, s.b, s.b_t, rows, triangle::up_to, s.p_b);
+    if (low_rank) chunk_scores(s.decay, s.scores, q, s.q_t, s.writes, s.writes_t, rows, triangle::up_to, s.p_b);
     for (idx_t t = 0; t < at.count && parameters.bonus; ++t) {
       packet<T> sums = zero<T>();
       for (idx_t r = 0; r < features(); r += width<T>)
@@ -340,7 +340,7 @@ struct recurrence_backward_kernel : recurrence_gradient_store<R, T> {
     else if constexpr (low_rank)
       score_gradients<2, 2, false, T>{s.decay, s.scores,
                                       {q, {s.reads.from_row(1), s.d_reads.from_row(1), q.count - 1}},
-                                      {k, {s.b, s.db, q.count}},
+                                      {k, {s.writes, s.db, q.count}},
                                       {{dp, s.dp_b}, {s.da_k.from_row(1), s.da.from_row(1)}},
                                       {{s.dp_t, s.dp_b_t}, {s.da_k_t, s.da_t}}, of_q, of_others}
           .run();
