@@ -207,7 +207,7 @@ struct dplr_numbers {
     const real* const rates = drawn_numbers<real>(role::rate, count);
     for (std::size_t row = 0; row < count; row += size) {
       real squares = 0;
-      for (std::size_t n = row; n < row + size; ++n) squares += static_cast<real>(normal[n]) * static_cast<real>(normal[n]);
+      for (std::size_t n = row; n < row + size; ++n) squares += std::pow(static_cast<real>(normal[n]), real(2));
       for (std::size_t n = row; n < row + size; ++n) {
         const real x = static_cast<real>(normal[n]) / std::sqrt(squares);
         (*rows)[n] = static_cast<element>(-x), (*rows)[count + n] = static_cast<element>(x * rates[n]);

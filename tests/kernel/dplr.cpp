@@ -42,7 +42,9 @@ tensor<double> streamed(const dplr_problem& p, const std::vector<idx_t>& chunks)
 TEMPLATE_LIST_TEST_CASE("dplr: every combination of options", "[dplr]", exact_types) {
   for (int decays = 0; decays < 3; ++decays)
     for (int bits : selected_bits(3)) {
-      dplr_problem p = random_dplr({.length = 77, .dim = 9, .value_dim = 5, .state = (bits & 1) != 0, .decays = decays});
+      dplr_shape shape{.length = 77, .dim = 9, .value_dim = 5, .decays = decays};
+      shape.state = bits & 1;
+      dplr_problem p = random_dplr(shape);
       if (bits & 2) p.options.scale = 0.5;
       if (bits & 4) p.options.lengths = {77, 66};
       CAPTURE(decays, bits);
@@ -241,7 +243,8 @@ TEST_CASE("dplr: GDN-2 has gates for channels of keys and of values", "[dplr]") 
 // Every token is three rows, of which the first has its decay, and the last its query.
 TEST_CASE("dplr: delta products are sub-tokens without decay", "[dplr]") {
   constexpr idx_t tokens = 30, products = 3;
-  dplr_problem p = random_dplr({.batch = 1, .heads = 1, .length = tokens * products, .dim = 8, .value_dim = 5, .decays = 1});
+  dplr_problem p =
+      random_dplr({.batch = 1, .heads = 1, .length = tokens * products, .dim = 8, .value_dim = 5, .decays = 1});
   for (idx_t i = 0; i < tokens * products; ++i)
     if (i % products > 0) p.x.log_decay(0, 0, i, 0) = 0;
   tensor<double> state(1, 1, 8, 5), wanted(1, 1, tokens, 5);

@@ -37,7 +37,9 @@ TEST_CASE("dplr_backward: the reverse pass agrees with central differences", "[d
 TEMPLATE_LIST_TEST_CASE("dplr_backward: every combination of options", "[dplr_backward]", exact_types) {
   for (int decays = 0; decays < 3; ++decays)
     for (int bits : selected_bits(2)) {
-      dplr_problem p = random_dplr({.length = 77, .dim = 9, .value_dim = 5, .state = (bits & 1) != 0, .decays = decays});
+      dplr_shape shape{.length = 77, .dim = 9, .value_dim = 5, .decays = decays};
+      shape.state = bits & 1;
+      dplr_problem p = random_dplr(shape);
       if (bits & 2) p.options.lengths = {77, 66}, p.options.scale = 0.5;
       CAPTURE(decays, bits);
       check_backward<TestType>(p);

@@ -51,8 +51,9 @@ void delta_rule(const Q& q, const K& k, const V& v, O&& out, Options&& options =
   const auto& given = detail::options_or_default<delta_rule_options<S>>(options);
   detail::call_views check("delta_rule");
   constexpr auto rule = detail::rule::correct;
-  const auto call = detail::check_delta_forward<rule, S>(check, {as_view(q), as_view(k), as_view(v), as_view(out)}, given,
-                                                         given.lengths, given.initial_state, given.final_state);
+  const auto call =
+      detail::check_delta_forward<rule, S>(check, {as_view(q), as_view(k), as_view(v), as_view(out)}, given,
+                                           given.lengths, given.initial_state, given.final_state);
   detail::recurrence_driver<rule, compute_type<S>>{call}.run(detail::execution_of(exec, options));
 }
 

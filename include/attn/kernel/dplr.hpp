@@ -9,21 +9,21 @@
 // Models that are special cases (x y is taken element by element):
 //
 //   RWKV-7                 a = -kappa^, b = kappa^ a_t, scale 1      kappa^ of unit norm, a_t its in-context rate
-//   KDA, Gated DeltaNet    a = e^g k, b = -beta k, v = beta v        but delta_rule takes half to two thirds of the time
+//   KDA, Gated DeltaNet    a = e^g k, b = -beta k, v = beta v        but delta_rule takes two thirds of the time
 //   Comba                  a = e^g p, b = -beta k, v = beta v
 //   GDN-2                  a = e^g b k, b = -k, v = w v
 //
 // Delta products, several corrections a token, are sub-tokens: include/attn/README.md.
 //
-// Shapes   q, k, a, b [B, H, L, D], v, out [B, H, L, Dv]. float, double, or Eigen::half / Eigen::bfloat16 in memory with
-//          float arithmetic; decays and states are float or double. Always causal.
+// Shapes   q, k, a, b [B, H, L, D], v, out [B, H, L, Dv]. float, double, or Eigen::half / Eigen::bfloat16 in memory
+//          with float arithmetic; decays and states are float or double. Always causal.
 // Cost     B H L (8 D Dv + 64 (8 D + 4 Dv)) operations, O(L): products within chunks of 64 tokens, a triangular solve,
 //          one state between chunks. Scratch per thread: some 30 arrays of 64 x D numbers and a state, independent of
 //          the length.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 //
-// The state stays bounded where Diag(e^g) + b a^T shrinks every vector, as it does in the models above; otherwise it may
-// grow from token to token, by the formula. It is rounded every 64 tokens, by up to 2^-24 of it in float.
+// The state stays bounded where Diag(e^g) + b a^T makes no vector longer, as in the models above; otherwise it may grow
+// from token to token, by the formula. It is rounded every 64 tokens, by up to 2^-24 of it in float.
 // Token by token: dplr_step.hpp.
 #pragma once
 

@@ -1,6 +1,6 @@
 // attn: the gradients of the generalised delta rule.
 //
-//   attn::dplr_backward(q, k, v, a, b, d_out, {.q = dq, .k = dk, .v = dv, .a = da, .b = db}, {.log_decay = g}, threads);
+//   attn::dplr_backward(q, k, v, a, b, d_out, {.q = dq, .k = dk, .v = dv, .a = da, .b = db}, {.log_decay = g});
 //   attn::dplr_backward(q, k, v, a, b, d_out, {.initial_state = ds, .d_final_state = after}, {.initial_state = s});
 //
 // With R_t the gradient of S_t by all that follows, R'_t = R_t + scale q_t d_out_t^T, w_t = S_(t-1)^T a_t and
@@ -8,15 +8,15 @@
 //   dq_t = scale S_t d_out_t,   dv_t = R'_t^T k_t,   dk_t = R'_t v_t,   db_t = R'_t w_t,   da_t = S_(t-1) z_t
 //   dg_t = e^g_t times the rows of S_(t-1).R'_t
 // by products within chunks as in the forward call: detail/recurrence_backward.hpp. Nothing is divided by a decay; the
-// gradient of minus infinity is 0.                                                      Peng et al. 2025; by the chain rule
+// gradient of minus infinity is 0.                                                  Peng et al. 2025; by the chain rule
 //
 // Shapes   q, k, v, a, b and the options as the forward call's, d_out as out. Neither out nor the final state of the
 //          forward call is needed. Gradients have the shapes of what they are of.
-// Cost     B H L (26 D Dv + 64 (14 D + 12 Dv)) operations, some 3 times the forward call's. Scratch per thread: about 60
-//          arrays of 64 x D numbers, a state of D x Dv numbers for each 64 tokens up to 16384, and one for each 16384.
+// Cost     B H L (26 D Dv + 64 (14 D + 12 Dv)) operations, some 3 times the forward call's. Scratch per thread: some
+//          60 arrays of 64 x D numbers, D x Dv and 64 x Dv for each 64 tokens up to 16384, a state for each 16384.
 //          Threads share the heads of a batch, not one head.
-// Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that share
-//          memory with an input or one another, before anything is written.
+// Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that
+//          share memory with an input or one another, before anything is written.
 #pragma once
 
 #include <attn/core/detail/gradients.hpp>

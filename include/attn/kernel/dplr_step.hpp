@@ -14,8 +14,8 @@
 //   attn::dplr_step(state, q, k, v, a, b, out, {.lengths = n});    // item b is fed the first n[b] tokens
 //   state.reset(1); state.rollback(0, 2); state.copy_item(0, 1); state.reorder(beams); state.tokens(1)
 //
-// A million tokens in constant memory: S [dim, value dim] for every batch item and head, dims rounded up to two vectors,
-// and `keep` times as much again; bytes() is exact.
+// A million tokens in constant memory: S [dim, value dim] for every batch item and head, dims rounded up to two
+// vectors, and `keep` times as much again; bytes() is exact.
 //
 // There is no merge: a part of a sequence changes the state by S -> M S + B with a matrix M, not by an addition.
 #pragma once

@@ -139,7 +139,8 @@ struct score_scratch {
     if (kind != decay_kind::channel) return s;
     for (panels<T>* each : {&s.columns, &s.d_columns}) *each = panels<T>::layout(memory, kernel_chunk, dim);
     s.columns_t = panels<T>::layout(memory, dim, kernel_chunk);
-    for (panels<T>* each : {&s.block_rows[0], &s.block_rows[1], &s.factors}) *each = panels<T>::layout(memory, score_block, dim);
+    for (panels<T>* each : {&s.block_rows[0], &s.block_rows[1], &s.factors})
+      *each = panels<T>::layout(memory, score_block, dim);
     s.rows_t = panels<T>::layout(memory, dim, score_block);
     s.row = memory.allocate<T>(round_up(dim, panel_width<T>));
     return s;

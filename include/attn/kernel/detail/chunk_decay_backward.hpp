@@ -72,7 +72,8 @@ struct score_gradients {
   void before_block(idx_t block) const {
     const idx_t dim = decay.dim;
     s.load_factors(decay, block, count_of(0, block));
-    for (idx_t r = 0; r < Rows && of_others; ++r) s.load_rows(rows[r].x, block, count_of(r, block), dim, s.block_rows[r]);
+    for (idx_t r = 0; r < Rows && of_others; ++r)
+      s.load_rows(rows[r].x, block, count_of(r, block), dim, s.block_rows[r]);
     for (idx_t c = 0; c < Columns; ++c) {
       s.load_columns(decay, columns[c].x, block);
       for (idx_t r = 0; r < Rows; ++r)

@@ -22,8 +22,8 @@ struct correcting_step_scratch {
 };
 
 /// One panel of S [dim][panel_width], whose rows `reads` read as r = from^T reads: to = diag(decay) from, to which the
-/// rule that corrects adds beta k (v - r)^T, and that of low rank k v^T + b r^T; out = to^T q. `from` and `to` may be the
-/// same.
+/// rule that corrects adds beta k (v - r)^T, and that of low rank k v^T + b r^T; out = to^T q. `from` and `to` may be
+/// the same.
 template <rule R, bool Queries, class T>
 void correcting_panel(const T* from, T* to, idx_t dim, const correcting_step_scratch<T>& x, T beta, const T* value) {
   constexpr int w = width<T>;

@@ -1,6 +1,6 @@
 // attn: recurrences over a matrix state S: linear attention with decays per channel, a bonus, a scale or states, the
-// delta rule, and that of diagonal plus low rank. A rule says how a token changes the state; chunks of tokens are computed by
-// products. Whole heads: recurrence_driver.hpp.
+// delta rule, and dplr. A rule says how a token changes the state; chunks of tokens are computed by products. Whole
+// heads: recurrence_driver.hpp.
 //
 // With gamma the sum of the log decays in the chunk up to a token, and S the state before the chunk:
 //
@@ -64,10 +64,10 @@ template <class T>
 /// The keys of a chunk, as the forward and the backward pass read them.
 template <rule R, class T>
 struct recurrence_keys {
-  panels<T> k, k_t, k_end, v;                // [token][feature]; transposed; [token][column]
-  panels<T> start, start_t, a, a_t;          // of the rules that read the state
-  panels<T> reads, reads_t;                  // of the rule of low rank: a, transposed without that of the first token
-  panels<T> writes, writes_t, writes_end, w, a_k, a_k_t;    // b; as k, v and A with k for b
+  panels<T> k, k_t, k_end, v;        // [token][feature]; transposed; [token][column]
+  panels<T> start, start_t, a, a_t;  // of the rules that read the state
+  panels<T> reads, reads_t;          // of the rule of low rank: a, transposed without that of the first token
+  panels<T> writes, writes_t, writes_end, w, a_k, a_k_t;  // b; as k, v and A with k for b
   chunk_decay<T> decay;
   score_scratch<T> scores;
   T *beta = nullptr, *map;
@@ -153,7 +153,7 @@ struct recurrence_keys {
     transpose_panels(a_k, count, count, a_k_t);
     transpose_panels(a, count, count, a_t);
   }
-  /// W of the columns of `to`, of which the values are `values`, by the state before the chunk; of the rule of low rank.
+  /// By the rule of low rank: W in the columns of `to`, whose values are `values`, by the state before the chunk.
   void read_state(idx_t count, const panels<T>& state, bool empty, const panels<T>& values, const panels<T>& to,
                   idx_t cols) const {
     if (!empty) product(start_t, count, state, cols, decay.dim, write_to(to));
@@ -323,9 +323,10 @@ struct recurrence_kernel {
       });
     bool begun = !before.empty;
     if constexpr (R == rule::low_rank) {
-      triangle_product<triangle::up_to>(s.p_b_t, at.count, corrections(), cols, [&](idx_t row, idx_t c, const auto& sum) {
-        store<T>(to.at(row, c), begun ? add(load<T>(to.at(row, c)), sum) : sum);
-      });
+      triangle_product<triangle::up_to>(
+          s.p_b_t, at.count, corrections(), cols, [&](idx_t row, idx_t c, const packet<T>& sum) {
+            store<T>(to.at(row, c), begun ? add(load<T>(to.at(row, c)), sum) : sum);
+          });
       begun = true;
     }
     if (at.own_keys)

@@ -8,8 +8,8 @@
 //   add       dv = X
 //   correct   U = beta R, R = v - start S0 - A U;  X less A^T Y, Y = beta X;  dA = -Y U^T, dv = Y, dbeta_i = X_i.R_i
 //             dk through A and start, too;  R0 less start^T Y
-//   low rank  X of W likewise, with P_b and b_end;  Y = X of W + A^T Y, X of v + A_k^T Y = dv;  dA = Y W^T, dA_k = Y v^T
-//             da through A, A_k and start, db as dk;  R0 and start^T Y
+//   low rank  X_W = P_b^T d_out + b_end R1, dP_b = d_out W^T;  Y = X_W + A^T Y, dv = X + A_k^T Y;  dA = Y W^T,
+//             dA_k = Y v^T, da through A, A_k and start, db as dk;  R0 and start^T Y
 //   decay     dgamma_i = q_i dq_i + k_i (dk_i by rows of A and start - dk_i by columns), and of the last token
 //             + sum_j k_j dk_end_j e^(..) + S0.R1 e^gamma_C; by the rule of low rank q_i dq_i + a_(i+1) da_(i+1) less
 //             k_i dk_i and b_i db_i;
@@ -48,10 +48,19 @@ struct recurrence_backward_kernel : recurrence_gradient_store<R, T> {
 
   // Keys --------------------------------------------------------------------------------------------------------------
 
-  /// Keys, values and decays; by the rule that corrects U and, in v, R.
-  void load_keys(idx_t begin, idx_t count, const panels<T>& state) const {
+  /// What is known of a chunk only with the state before it: R, in v, or W.
+  panels<T> solved() const { return low_rank ? s.w : s.v; }
+
+  /// Keys, values and decays; by the rule that corrects U and, in v, R; by that of low rank W. R or W may be known.
+  void load_keys(idx_t begin, idx_t count, const panels<T>& state, const panels<T>* known = nullptr) const {
     s.load(call, b, h, begin, count, s.k_norm);
-    if constexpr (corrects) {
+    if (reads && known) {
+      std::copy_n(known->data, kernel_chunk * round_up(columns(), panels<T>::wide), solved().data);
+      if (corrects)
+        each_packet(
+            count, columns(), [&](idx_t row, idx_t, const auto& x) { return mul(x, broadcast<T>(s.beta[row])); }, s.u,
+            s.v);
+    } else if constexpr (corrects) {
       product(s.start_t, count, state, columns(), features(), [&](idx_t row, idx_t col, const packet<T>& sum) {
         store<T>(s.v.at(row, col), sub(load<T>(s.v.at(row, col)), sum));
       });
@@ -76,9 +85,10 @@ struct recurrence_backward_kernel : recurrence_gradient_store<R, T> {
 
   /// Keys [begin, begin + count), which were not loaded yet, and the queries at their positions. d_state is the
   /// gradient of the state after them, and becomes that of the state before them; not causal, of the sums of all keys.
-  void back(idx_t begin, idx_t count, const panels<T>& state, const panels<T>& d_state) const {
+  void back(idx_t begin, idx_t count, const panels<T>& state, const panels<T>& d_state,
+            const panels<T>* known = nullptr) const {
     const idx_t m = features();
-    load_keys(begin, count, state);
+    load_keys(begin, count, state, known);
     if (of_features()) {
       transpose_panels(s.u, count, columns(), s.u_t);
       if (low_rank) transpose_panels(s.w, count, columns(), s.w_t);

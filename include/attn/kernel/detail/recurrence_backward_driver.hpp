@@ -28,6 +28,7 @@ struct recurrence_backward_driver {
     recurrence_backward_scratch<R, T> chunk;
     panels<T> state, d_state;
     panels<T>*before, *seen;  // the states before segments, and before the chunks of one
+    panels<T>* solved;        // by the rules that read the state, R or W of the chunks of one
     T *dq, *dk, *dv;          // sums over the heads of a key head
   };
 
@@ -42,7 +43,10 @@ struct recurrence_backward_driver {
     w.chunk = recurrence_backward_scratch<R, T>::layout(memory, in);
     w.state = state(memory), w.d_state = state(memory);
     w.before = memory.allocate_list(ceil_div(keys, segment), state);
-    w.seen = memory.allocate_list(ceil_div(std::min(keys, segment), kernel_chunk), state);
+    const idx_t chunks = ceil_div(std::min(keys, segment), kernel_chunk);
+    w.seen = memory.allocate_list(chunks, state);
+    w.solved = memory.allocate_list(reads_state<R> ? chunks : 0,
+                                  [&](arena& one) { return panels<T>::layout(one, kernel_chunk, in.columns()); });
     const auto sums = [&](bool wanted, idx_t cols) {
       return memory.allocate<T>(wanted && heads_per_key_head() > 1 ? shape.keys * cols : 0);
     };
@@ -52,8 +56,9 @@ struct recurrence_backward_driver {
     return w;
   }
 
-  idx_t state_size(const panels<T>& x) const { return x.capacity * round_up(in.columns(), panels<T>::wide); }
-  void copy(const panels<T>& from, const panels<T>& to) const { std::copy_n(from.data, state_size(from), to.data); }
+  void copy(const panels<T>& from, const panels<T>& to) const {
+    std::copy_n(from.data, from.capacity * round_up(in.columns(), panels<T>::wide), to.data);
+  }
   /// One head of states.
   void run_head(idx_t b, idx_t h, const worker_scratch& w, const stored_gradient_head<T>& to_q,
                 const stored_gradient_head<T>& to_k, const stored_gradient_head<T>& to_v) const {
@@ -101,12 +106,17 @@ struct recurrence_backward_driver {
       if (first < last) copy(w.before[first / segment], w.state);
       const idx_t end = std::min<idx_t>(first + segment, keys);
       for (idx_t begin = first; begin < end; begin += kernel_chunk) {
-        copy(w.state, w.seen[(begin - first) / kernel_chunk]);
-        if (begin + kernel_chunk < end) advance(head, begin, keys, w.state);
+        const idx_t n = (begin - first) / kernel_chunk;
+        copy(w.state, w.seen[n]);
+        if (begin + kernel_chunk >= end) break;
+        advance(head, begin, keys, w.state);
+        if (reads_state<R>) copy(head.solved(), w.solved[n]);
       }
-      for (idx_t n = ceil_div(end - first, kernel_chunk) - 1; n >= 0; --n) {
+      const idx_t last_chunk = ceil_div(end - first, kernel_chunk) - 1;
+      for (idx_t n = last_chunk; n >= 0; --n) {
         const idx_t begin = first + n * kernel_chunk;
-        head.back(begin, std::min<idx_t>(kernel_chunk, keys - begin), w.seen[n], w.d_state);
+        head.back(begin, std::min<idx_t>(kernel_chunk, keys - begin), w.seen[n], w.d_state,
+                  reads_state<R> && n < last_chunk ? &w.solved[n] : nullptr);
       }
     }
     copy(w.before[0], w.state);
