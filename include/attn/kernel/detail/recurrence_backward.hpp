@@ -236,8 +236,8 @@ struct recurrence_backward_kernel : recurrence_gradient_store<R, T> {
       each_packet(
           rows, features(),
           [&](idx_t row, idx_t col, const auto& x, const auto& d, const auto& k, const auto& dk) {
-            const packet<T> b = mul(load<T>(s.writes.at(row, col)), load<T>(s.db.at(row, col)));
-            const packet<T> sum = sub(fma(x, d, mul(k, sub(zero<T>(), dk))), b);
+            const packet<T> of_b = mul(load<T>(s.writes.at(row, col)), load<T>(s.db.at(row, col)));
+            const packet<T> sum = sub(fma(x, d, mul(k, sub(zero<T>(), dk))), of_b);
             if (row + 1 == rows) return sum;
             return fma(load<T>(s.reads.at(row + 1, col)), load<T>(s.d_reads.at(row + 1, col)), sum);
           },

@@ -1,10 +1,10 @@
 // attn: recurrences over whole heads: their states, chunks and threads.
 //
 // Heads are independent. By the rules that read the state, threads share a head where there are too few: a wave is as
-// many chunks as threads; first what does not need the state is computed for each of them, then each panel of value columns,
-// which are independent of one another, passes through the chunks. By the rule that adds, a call that could be shared
-// would need the scores of all query heads of a group at once; calls without any of the options are shared by segments
-// (driver.hpp).
+// many chunks as threads; first what does not need the state is computed for each of them, then each panel of value
+// columns, which are independent of one another, passes through the chunks. By the rule that adds, a call that could be
+// shared would need the scores of all query heads of a group at once; calls without any of the options are shared by
+// segments (driver.hpp).
 #pragma once
 
 #include <attn/kernel/detail/recurrence.hpp>
