@@ -36,6 +36,7 @@ struct delta_rule_step_options {
   list_view<idx_t> lengths{};
   view_field<const real, 3> beta{};     // [B, Hv, n]
   view_field<const real> log_decay{};   // [B, Hv, n, 1 or D]
+  key_mask_view key_mask{};             // [B or 1, n]
   std::optional<real> unit_norm_eps{};
 };
 

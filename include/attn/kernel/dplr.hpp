@@ -41,6 +41,7 @@ struct dplr_options {
   std::optional<real> scale{};
   list_view<idx_t> lengths{};                // true lengths, one per batch item; rows of padding are 0 in out
   view_field<const real> log_decay{};        // g <= 0, -infinity included: per token [B, H, L, 1] or channel [.., D]
+  key_mask_view key_mask{};                  // [B or 1, L] of bool or bytes; false for a k and b taken as 0
   view_field<const real> initial_state{};    // S_0 [B, H, D, Dv]; 0 unless given
   view_field<real> final_state{};            // written if given: the state after the true length
 };

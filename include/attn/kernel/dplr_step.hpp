@@ -38,6 +38,7 @@ struct dplr_step_options {
   /// Item b takes the first lengths[b] tokens, the rest is padding; all tokens unless given.
   list_view<idx_t> lengths{};
   view_field<const real> log_decay{};   // [B, H, n, 1 or D]
+  key_mask_view key_mask{};             // [B or 1, n]
 };
 
 /// The state of dplr for elements of type S. Throws std::invalid_argument for negative extents or sizes no memory can

@@ -88,6 +88,9 @@ void correcting_steps(const kernel_call<T>& call, const sequence_lengths& first,
         given.a.head(b, h).read_row(t, s.reads);
         given.b.head(b, h).read_row(t, s.b);
       }
+      if (call.hides(b, t))
+        for (T* const x : {s.k, s.b, s.reads, s.value})
+          std::fill_n(x, x == s.value ? round_up(dim_v, panel_width<T>) : dim, T(0));
       const T beta = given.beta ? given.beta(b, h, t) : T(1);
       for (idx_t col = 0; col < dim_v; col += panel_width<T>) {
         if (!queries) {

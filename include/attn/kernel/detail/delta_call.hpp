@@ -4,6 +4,7 @@
 #include <attn/core/detail/arguments.hpp>
 #include <attn/core/detail/attention_shape.hpp>
 #include <attn/core/detail/item_state.hpp>
+#include <attn/kernel/detail/kernel_checks.hpp>
 #include <attn/kernel/detail/recurrence_driver.hpp>
 
 #include <optional>
@@ -155,6 +156,7 @@ kernel_call<T> check_delta_call(call_views& check, const delta_views<S>& x, cons
   check_length_list(check, "lengths", lengths, s.batch, s.length);
   kernel_call<T> call = delta_call<R>(x, s, {s.length, s.length, lengths, lengths}, options);
   check_delta_parameters<T>(check, s, call.lengths, call.recurrence.beta, options.log_decay);
+  check_key_mask(check, call, options.key_mask);
   check_delta_state(check, "initial_state", s, states.before);
   check_delta_state(check, states.name, s, states.after);
   call.recurrence.initial_state = states.before;

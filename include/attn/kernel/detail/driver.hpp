@@ -75,7 +75,8 @@ struct kernel_call {
   bool causal = false, normalise = true;
   T eps = T(0);
   tensor_view<const T, 3> gate{};
-  bool complement = false;  // keys enter with 1 - gate
+  bool complement = false;                      // keys enter with 1 - gate
+  tensor_view<const unsigned char> key_mask{};  // [B or 1, 1, 1, Lk]; of recurrences
   item_memory<T> state{};  // where given, the sums before the call, which become those after it
   kernel_driver driver = kernel_driver::sums;
   recurrence_parameters<T> recurrence{};
@@ -94,6 +95,16 @@ struct kernel_call {
   idx_t features() const { return map ? map->features : shape.dim; }
   /// Which of the `given` heads of a parameter belongs to head h of the sums.
   idx_t parameter_head(idx_t given, idx_t h) const { return given == heads ? h : h / (heads / given); }
+  /// Whether key t adds nothing to the state; its decay applies.
+  bool hides(idx_t b, idx_t t) const { return key_mask && !key_mask(key_mask.extent(0) == 1 ? 0 : b, 0, 0, t); }
+  /// Rows of keys from `begin` on, hidden ones replaced by one that is seen; false if there is none.
+  bool replace_hidden(idx_t b, idx_t begin, token_rows<T>& rows) const {
+    idx_t seen = 0;
+    while (seen < rows.count && hides(b, begin + seen)) ++seen;
+    for (idx_t t = 0; t < rows.count && seen < rows.count; ++t)
+      if (hides(b, begin + t)) rows.at[t] = rows.at[seen];
+    return seen < rows.count;
+  }
   T gate_at(idx_t b, idx_t h, idx_t t) const {
     if (const auto& g = recurrence.log_decay; recurrence.per_token())
       return std::exp(g(b, parameter_head(g.extent(1), h), t, 0));

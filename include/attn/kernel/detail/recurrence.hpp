@@ -110,6 +110,12 @@ struct recurrence_keys {
     load_rows<R>(call, call.k.head(b, call.kv_head(h)), begin, count, k, map, norm);
     const stored_matrix<T> values = call.v.head(b, call.value_head(h));
     values.access->pack_panels(values, begin, count, v.data);
+    if constexpr (R == rule::low_rank) {
+      load_rows<R>(call, call.recurrence.a.head(b, h), begin, count, reads, map);
+      load_rows<R>(call, call.recurrence.b.head(b, h), begin, count, writes, map);
+    }
+    for (idx_t t = 0; t < count && call.key_mask; ++t)
+      if (call.hides(b, begin + t)) hide(t, values.cols, norm);
     if (decay.kind != decay_kind::none) {
       if (const tensor_view<const T>& g = call.recurrence.log_decay) {
         decay.load(g, b, call.parameter_head(g.extent(1), h), begin, count);
@@ -130,10 +136,17 @@ struct recurrence_keys {
       chunk_scores(decay, scores, k, k_t, k, k_t, count, triangle::before, a);
       transpose_panels(a, count, count, a_t);
     } else if constexpr (R == rule::low_rank) {
-      load_rows<R>(call, call.recurrence.a.head(b, h), begin, count, reads, map);
-      load_rows<R>(call, call.recurrence.b.head(b, h), begin, count, writes, map);
       load_reads(count);
     }
+  }
+  /// A hidden key is 0, and so are all gradients of its row.
+  void hide(idx_t t, idx_t columns, T* norm) const {
+    const auto clear = [&](const panels<T>& x, idx_t cols) {
+      for (idx_t col = 0; x.data && col < cols; col += panels<T>::wide) std::fill_n(x.at(t, col), panels<T>::wide, T(0));
+    };
+    for (const panels<T>* x : {&k, &reads, &writes}) clear(*x, decay.dim);
+    clear(v, columns);
+    if (norm) norm[t] = T(0);
   }
   /// Of the rule of low rank, whose rows a end their decays one token earlier.
   void load_reads(idx_t count) const {

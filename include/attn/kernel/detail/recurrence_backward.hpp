@@ -73,7 +73,7 @@ struct recurrence_backward_kernel : recurrence_gradient_store<R, T> {
     } else if constexpr (low_rank) {
       s.read_state(count, state, false, s.v, s.w, columns());
     } else {
-      for (idx_t t = 0; t < count && in.weights(); ++t) *s.v.at(t, dim_v()) = T(1);
+      for (idx_t t = 0; t < count && in.weights(); ++t) *s.v.at(t, dim_v()) = call.hides(b, begin + t) ? T(0) : T(1);
     }
   }
 
@@ -382,8 +382,10 @@ struct recurrence_backward_kernel : recurrence_gradient_store<R, T> {
             corrects ? s.d_reads : s.dk_bonus);
       if constexpr (reads)
         this->store_unit_rows(s.dk, s.k, s.k_norm, to_k, begin, count);
+      else if (auto rows = call.k.head(b, call.kv_head(h)).block(begin, count); call.replace_hidden(b, begin, rows))
+        this->store_features(s.k, s.dk, rows, true, 0, begin, to_k);
       else
-        this->store_features(s.k, s.dk, call.k.head(b, call.kv_head(h)).block(begin, count), true, 0, begin, to_k);
+        to_k.clear_rows(begin, begin + count);
     }
     for (const auto& [to, x] : {std::pair{&in.da, &s.d_reads}, std::pair{&in.db, &s.db}})
       if (low_rank && *to) this->store_rows(*x, to->head(b, h), begin, count);
