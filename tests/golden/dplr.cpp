@@ -12,6 +12,7 @@ dplr_problem read_dplr(const golden_case& golden) {
   p.x.initial_state = golden.optional_array("initial_state");
   if (golden.has("scale")) p.options.scale = golden.number("scale");
   p.options.lengths = golden.integers("lengths");
+  p.options.key_mask = golden.key_mask();
   return p;
 }
 
@@ -46,7 +47,7 @@ golden_operator golden_dplr() {
   golden_operator entry{
       "dplr",
       {"operator", "source", "tolerance", "scale", "lengths"},
-      {"q", "k", "v", "out", "a", "b", "log_decay", "initial_state", "final_state"},
+      {"q", "k", "v", "out", "a", "b", "log_decay", "initial_state", "final_state", "key_mask"},
       [](const golden_case& golden) { return expected(read_dplr(golden)); },
       [](const golden_case& golden) { return run_serially<widest_type>(read_dplr(golden)); },
       [](const golden_case& golden) { return run_serially<float>(read_dplr(golden)); }};

@@ -52,6 +52,28 @@ TEMPLATE_LIST_TEST_CASE("dplr: every combination of options", "[dplr]", exact_ty
     }
 }
 
+TEMPLATE_LIST_TEST_CASE("dplr: hidden keys write nothing, whatever they are", "[dplr]", all_types) {
+  for (int decays = 0; decays < 3; ++decays)
+    for (idx_t masks : {1, 2}) {
+      dplr_problem p = random_dplr({.length = 150, .dim = 9, .value_dim = 5, .decays = decays});
+      p.options.key_mask = random_key_mask(3, masks, 150);
+      p = rounded<TestType>(p);
+      const reference::result wanted = expected(p);
+      for (tensor<double>* x : {&p.x.k, &p.x.v, &p.x.a, &p.x.b})
+        for (idx_t b = 0; b < 2; ++b)
+          for (idx_t h = 0; h < x->heads(); ++h)
+            for (idx_t t = 0; t < 150; ++t)
+              for (idx_t d = 0; d < x->dim() && reference::key_hidden(p.options.key_mask, b, t); ++d)
+                (*x)(b, h, t, d) = std::numeric_limits<double>::quiet_NaN();
+      CAPTURE(decays, masks);
+      const reference::result actual = run_serially<TestType>(p);
+      CHECK(relative_error(actual.out, wanted.out) <= tolerance<TestType>::out);
+      CHECK(relative_error(actual.final_state, wanted.final_state) <= tolerance<real<TestType>>::out);
+      for (const auto& chunks : {std::vector<idx_t>(150, 1), {70, 2, 78}})
+        CHECK(relative_error(streamed<TestType>(p, chunks), wanted.out) <= tolerance<TestType>::out);
+    }
+}
+
 TEMPLATE_LIST_TEST_CASE("dplr: 16-bit storage computes in float", "[dplr]", storage_types) {
   for (int decays = 0; decays < 3; ++decays)
     check<TestType>(random_dplr({.length = 130, .dim = 33, .value_dim = 7, .decays = decays}));
@@ -343,6 +365,11 @@ TEST_CASE("dplr refuses what does not fit", "[refusals][dplr]") {
       {"out that is b", "overlap", [](inputs& d) { d.x.b = {d.out.data.data(), {2, 2, 9, 8}, {0, 0, 0, 1}}; }},
       {"a final state that is out", "overlap",
        [](inputs& d) { d.options.final_state = {d.out.data.data(), {2, 2, 8, 5}}; }},
+      {"a key_mask of another batch", "key_mask batch",
+       [](inputs& d) {
+         static const std::uint8_t seen[27] = {};
+         d.options.key_mask = attn::tensor_view<const std::uint8_t, 2>(seen, {3, 9});
+       }},
       {"log decays of other channels", "log_decay channels",
        [](inputs& d) { d.options.log_decay = d.options.log_decay.slice(3, 0, 7); }},
       {"a log decay above 0", "log_decay <= 0", [](inputs& d) { d.log_decay.data[3] = 0.5f; }},

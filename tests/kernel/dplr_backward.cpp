@@ -46,6 +46,15 @@ TEMPLATE_LIST_TEST_CASE("dplr_backward: every combination of options", "[dplr_ba
     }
 }
 
+TEMPLATE_LIST_TEST_CASE("dplr_backward: hidden keys", "[dplr_backward]", exact_types) {
+  for (int decays = 0; decays < 3; ++decays) {
+    dplr_problem p = random_dplr({.length = 150, .dim = 9, .value_dim = 5, .state = true, .decays = decays});
+    p.options.key_mask = random_key_mask(3, decays == 1 ? 1 : 2, 150);
+    CAPTURE(decays);
+    check_backward<TestType>(p);
+  }
+}
+
 TEMPLATE_LIST_TEST_CASE("dplr_backward: 16-bit storage computes in float", "[dplr_backward]", storage_types) {
   for (int decays = 0; decays < 3; ++decays)
     check_backward<TestType>(

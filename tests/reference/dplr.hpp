@@ -10,6 +10,7 @@ namespace reference {
 struct dplr_options {
   std::optional<double> scale;  // 1 / √D
   std::vector<idx_t> lengths;
+  tensor<double> key_mask;  // [B|1, 1, 1, L], 0: the token writes nothing
 };
 
 // Those not given are empty.
@@ -44,7 +45,8 @@ dplr_result<N> dplr(const dplr_inputs<N>& x, const dplr_options& options) {
             number& element = state[static_cast<std::size_t>(d)];
             if (!x.log_decay.empty())
               element *= exp(number(x.log_decay(b, h, t, x.log_decay.dim() == 1 ? 0 : d)));
-            element += number(x.b(b, h, t, d)) * read + number(x.k(b, h, t, d)) * number(x.v(b, h, t, e));
+            if (!key_hidden(options.key_mask, b, t))
+              element += number(x.b(b, h, t, d)) * read + number(x.k(b, h, t, d)) * number(x.v(b, h, t, e));
             out += element * number(x.q(b, h, t, d));
           }
           computed.out(b, h, t, e) = static_cast<N>(scale * out);

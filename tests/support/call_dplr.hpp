@@ -92,7 +92,9 @@ struct dplr_memory {
 
   explicit dplr_memory(const dplr_problem& p)
       : q(cast<S>(p.x.q)), k(cast<S>(p.x.k)), v(cast<S>(p.x.v)), a(cast<S>(p.x.a)), b(cast<S>(p.x.b)),
-        log_decay(cast<T>(p.x.log_decay)), initial_state(cast<T>(p.x.initial_state)), lengths_(p.options.lengths) {
+        log_decay(cast<T>(p.x.log_decay)), initial_state(cast<T>(p.x.initial_state)), lengths_(p.options.lengths),
+        mask_(p.options.key_mask) {
+    options.key_mask = mask_.view();
     if (p.options.scale) options.scale = static_cast<T>(*p.options.scale);
     options.lengths = lengths_;
     options.log_decay = optional_view(log_decay);
@@ -103,13 +105,14 @@ struct dplr_memory {
   dplr_views<S> views() const { return {view(q), view(k), view(v), view(a), view(b)}; }
   attn::dplr_step_options<S> step_options(idx_t begin, idx_t count) const {
     attn::dplr_step_options<S> o;
-    o.scale = options.scale;
+    o.scale = options.scale, o.key_mask = mask_.view(begin, count);
     if (options.log_decay) o.log_decay = options.log_decay.slice(2, begin, count);
     return o;
   }
 
  private:
   std::vector<idx_t> lengths_;
+  key_mask_bytes mask_;
 };
 
 // out and the final state start as rubbish: rows that should be zero must have been written.

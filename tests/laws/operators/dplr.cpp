@@ -1,4 +1,5 @@
 #include "laws/law.hpp"
+#include "laws/operators/mask.hpp"
 #include "laws/stored.hpp"
 #include "support/call_dplr.hpp"
 #include "support/call_kernel.hpp"
@@ -10,6 +11,7 @@ struct dplr_entry {
   std::string name;
   int decays = 0;       // per token: 0, 1 or dim
   bool others = false;  // a scale, and a state to start from
+  bool mask = false;
 };
 
 // A head's own a, b and decays wherever it stands in a larger batch.
@@ -17,8 +19,11 @@ template <class T>
 struct dplr_parameters {
   dplr_entry entry;
   tensor<T> a, b, log_decay, state, d_a, d_b, d_log_decay, d_state;
+  tensor<double> mask;
+  key_mask_bytes seen;
 
-  dplr_parameters(const dplr_entry& e, const law_shape& s) : entry(e) {
+  dplr_parameters(const dplr_entry& e, const law_shape& s)
+      : entry(e), mask(e.mask ? key_mask_for_reference(law_key_mask(s), s) : tensor<double>{}), seen(mask) {
     const auto each_head = [&](idx_t rows, idx_t dim, auto&& fill) {
       tensor<T> x(s.batch, s.heads, rows, dim);
       for (idx_t n = 0; n < s.batch; ++n)
@@ -51,7 +56,7 @@ struct dplr_parameters {
   attn::dplr_options<T> options(const auto& call) const {
     attn::dplr_options<T> o;
     call.set_lengths(o);
-    o.log_decay = optional_view(log_decay);
+    o.log_decay = optional_view(log_decay), o.key_mask = seen.view();
     if (entry.others) o.scale = T(0.3), o.initial_state = optional_view(state);
     return o;
   }
@@ -83,7 +88,7 @@ law_operator<T> operator_of(const dplr_entry& entry) {
   op.reference = [entry](const law_shape& shape) {
     return [p = std::make_shared<dplr_parameters<T>>(entry, shape)](const law_reference_call& call) {
       reference::dplr_options o;
-      o.lengths = call.lengths;
+      o.lengths = call.lengths, o.key_mask = p->mask;
       if (p->entry.others) o.scale = static_cast<double>(T(0.3));
       const tensor<double> a = call.parameter(p->a), b = call.parameter(p->b);
       return reference::result{
@@ -93,7 +98,9 @@ law_operator<T> operator_of(const dplr_entry& entry) {
           {}};
     };
   };
-  op.sees = [](const law_shape&, idx_t, idx_t, idx_t i, idx_t j) { return j <= i; };
+  op.sees = [entry](const law_shape& s, idx_t b, idx_t, idx_t i, idx_t j) {
+    return j <= i && !(entry.mask && !key_mask_sees(s.first_batch + b, j));
+  };
   if (entry.others) return op;
   op.stream = [entry](const law_shape& shape) -> bound<T> {
     struct fed {
@@ -109,6 +116,7 @@ law_operator<T> operator_of(const dplr_entry& entry) {
       const idx_t count = call.k.extent(2), begin = std::exchange(shared->tokens, shared->tokens + count);
       attn::dplr_step_options<T> options;
       call.set_lengths(options);
+      options.key_mask = shared->p.seen.view(begin, count);
       dplr_views<T> x = shared->p.views(call);
       x.a = x.a.slice(2, begin, count), x.b = x.b.slice(2, begin, count);
       if (const auto all = optional_view(shared->p.log_decay)) options.log_decay = all.slice(2, begin, count);
@@ -145,7 +153,7 @@ law_limit<T> without_reads_is_linear() {
 template <class T>
 void add_dplr(std::vector<law_operator<T>>& all) {
   for (const dplr_entry& entry : {dplr_entry{.name = "dplr"},
-                                  {.name = "dplr with a decay per token", .decays = 1},
+                                  {.name = "dplr with a decay per token, key_mask", .decays = 1, .mask = true},
                                   {.name = "dplr with decays per channel", .decays = 2},
                                   {.name = "dplr scaled, from a state", .decays = 2, .others = true}})
     all.push_back(operator_of<T>(entry));
