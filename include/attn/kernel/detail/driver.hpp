@@ -145,11 +145,16 @@ struct kernel_call {
     prefetch.add(matrix_view<const std::byte>{x.data, x.rows, x.cols * x.access->size, x.row_stride, x.col_stride},
                  begin, end);
   }
+  /// Of a chunk; there may be none at `begin`.
   row_prefetcher<> prefetch_keys(idx_t b, idx_t h, idx_t begin) const {
     row_prefetcher<> prefetch;
-    const idx_t end = std::min<idx_t>(begin + kernel_chunk, lengths.keys(b));
+    const idx_t end = begin < 0 ? begin : std::min<idx_t>(begin + kernel_chunk, lengths.keys(b));
     fetch(prefetch, k.head(b, kv_head(h)), begin, end);
     fetch(prefetch, v.head(b, value_head(h)), begin, end);
+    if (const auto& g = recurrence.log_decay; recurrence.per_channel())
+      prefetch.add(head_of(g, b, parameter_head(g.extent(1), h)), begin, end);
+    for (const stored_tensor<T>* x : {&recurrence.a, &recurrence.b})
+      if (x->data) fetch(prefetch, x->head(b, h), begin, end);
     return prefetch;
   }
 

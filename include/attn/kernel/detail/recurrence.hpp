@@ -325,8 +325,6 @@ struct recurrence_kernel {
     const idx_t next = at.origin + kernel_chunk, after = std::min(next + kernel_chunk, call.lengths.queries(b));
     call.fetch(prefetch, call.q.head(b, call.query_head(at.head)), next, after);
     call.fetch(prefetch, out, next, after);
-    for (const stored_tensor<T>* x : {&call.recurrence.a, &call.recurrence.b})
-      if (R == rule::low_rank) call.fetch(prefetch, x->head(b, h), next, after);
     if (call.normalise) divide_factors(at.count, before);
     const auto factor = [&](idx_t row) { return broadcast<T>(s.factors[row]); };
     if (!before.empty)

@@ -77,9 +77,9 @@ struct recurrence_backward_kernel : recurrence_gradient_store<R, T> {
     }
   }
 
-  /// Advances the state over the keys that were loaded.
-  void advance(idx_t count, const panels<T>& state) const {
-    row_prefetcher<> prefetch;
+  /// Advances the state over the keys from `begin` on, which were loaded.
+  void advance(idx_t begin, idx_t count, const panels<T>& state) const {
+    row_prefetcher<> prefetch = call.prefetch_keys(b, h, begin + count);
     s.pass(count, s.u, s.w, columns(), state, false, prefetch);
   }
 
@@ -95,7 +95,7 @@ struct recurrence_backward_kernel : recurrence_gradient_store<R, T> {
       if (call.causal) transpose_panels(state, m, columns(), s.state_t);
     }
     if (!reads && (call.causal || !decays())) s.transpose_keys(count);
-    if (in.reverse()) from_later(count, state, d_state);
+    if (in.reverse()) from_later(begin, count, state, d_state);
     if (call.causal) {
       const idx_t offset = call.lengths.keys(b) - call.lengths.queries(b), first = std::max<idx_t>(offset - begin, 0);
       if (in.reverse() && decays() && (first >= count || call.group() == 0))
@@ -110,7 +110,7 @@ struct recurrence_backward_kernel : recurrence_gradient_store<R, T> {
   }
 
   /// X, and the gradients of the keys and decays of the chunk, by the state after it.
-  void from_later(idx_t count, const panels<T>& state, const panels<T>& d_state) const {
+  void from_later(idx_t begin, idx_t count, const panels<T>& state, const panels<T>& d_state) const {
     const idx_t m = features();
     if (!reads && in.d_log_decay) clear(s.d_gamma, count, m);
     if (in.d_decay) {
@@ -142,7 +142,11 @@ struct recurrence_backward_kernel : recurrence_gradient_store<R, T> {
     }
     if (!reads && !to_v) return;
     if (decays()) transpose_panels(s.k_end, count, m, s.k_end_t);
-    product(s.k_end_t, count, d_state, columns(), m, write_to(s.x));
+    row_prefetcher<> prefetch = call.prefetch_keys(b, h, call.causal ? begin - kernel_chunk : begin + kernel_chunk);
+    product(s.k_end_t, count, d_state, columns(), m, [&](idx_t row, idx_t col, const packet<T>& sum) {
+      fetch_rows<T>(prefetch, row, col);
+      store<T>(s.x.at(row, col), sum);
+    });
     if constexpr (low_rank) {
       if (decays()) transpose_panels(s.writes_end, count, m, s.k_end_t);
       product(decays() ? s.k_end_t : s.writes_t, count, d_state, columns(), m, write_to(s.y));
@@ -185,7 +189,13 @@ struct recurrence_backward_kernel : recurrence_gradient_store<R, T> {
       if (call.normalise) normalise(at, q_start, state);
     if (of_features()) {
       transpose_panels(s.d_out, count, columns(), s.d_out_t);
+      row_prefetcher<> prefetch;
+      if (const idx_t end = at.origin, begin = std::max<idx_t>(end - kernel_chunk, 0); reads) {
+        call.fetch(prefetch, call.q.head(b, call.query_head(at.head)), begin, end);
+        call.fetch(prefetch, in.d_out.head(b, at.head), begin, end);
+      }
       product(s.d_out_t, count, s.state_t, m, columns(), [&](idx_t row, idx_t col, const packet<T>& sum) {
+        if (reads) fetch_rows<T>(prefetch, row, col);
         const bool times_decay = decayed && !in.d_decay && row >= own;
         store<T>(s.dq.at(row, col), times_decay ? mul(sum, s.decay.start(row - own, col)) : sum);
       });

@@ -89,7 +89,7 @@ struct recurrence_backward_driver {
   static void advance(const kernel& head, idx_t begin, idx_t keys, const panels<T>& state) {
     const idx_t count = std::min<idx_t>(kernel_chunk, keys - begin);
     head.load_keys(begin, count, state);
-    head.advance(count, state);
+    head.advance(begin, count, state);
   }
 
   /// The backward pass of all keys and of the queries at their positions; at the end the state is that before the first

@@ -82,8 +82,6 @@ struct recurrence_driver {
       const idx_t count = std::min<idx_t>(kernel_chunk, keys - c), first = std::max<idx_t>(offset - c, 0);
       s.load(call, b, h, c, count);
       row_prefetcher<> prefetch = call.prefetch_keys(b, h, c + count);
-      if (const auto& g = parameters.log_decay; s.decay.kind == decay_kind::channel)
-        prefetch.add(head_of(g, b, at(g.extent(1), h)), c + count, std::min<idx_t>(c + 2 * kernel_chunk, keys));
       one.solve(count, x);
       if (call.causal && first < count && group > 0) {
         if (R == rule::add) s.transpose_keys(count);
