@@ -31,6 +31,9 @@
 #include <attn/kernel/delta_rule.hpp>
 #include <attn/kernel/delta_rule_backward.hpp>
 #include <attn/kernel/delta_rule_step.hpp>
+#include <attn/kernel/dplr.hpp>
+#include <attn/kernel/dplr_backward.hpp>
+#include <attn/kernel/dplr_step.hpp>
 #include <attn/kernel/draw_features.hpp>
 #include <attn/kernel/feature_maps.hpp>
 #include <attn/kernel/linear.hpp>

@@ -12,12 +12,13 @@ namespace {
 
 using matrix_type = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
-attn::idx_t batch = 1, heads = 8, key_heads = 8, length = 512, dim = 64, value_dim = 48, sb = 1, sh = 1, sl = 1, sd = 1;
+attn::idx_t batch = 1, heads = 8, key_heads = 8, length = 512, dim = 64, value_dim = 48, products = 2, sb = 1, sh = 1,
+            sl = 1, sd = 1;
 float *pointer = nullptr, *qkv = nullptr;
 std::uint16_t* bits = nullptr;
 
-attn::tensor_view<float> q, k, v, out, x, part_out, logits, q_t, k_t, v_t, out_t, bias, d_out, dq, dk, dv,
-    log_decay, query_plus_u, query_plus_v, q_index, k_index, weights_of, keys_memory, values_memory, other_keys,
+attn::tensor_view<float> q, k, v, out, x, part_out, logits, a, b, q_t, k_t, v_t, a_t, b_t, out_t, bias, d_out, dq, dk,
+    dv, log_decay, query_plus_u, query_plus_v, q_index, k_index, weights_of, keys_memory, values_memory, other_keys,
     other_values;
 attn::tensor<std::int32_t> lists;
 attn::tensor_view<float, 2> buckets, d_buckets;

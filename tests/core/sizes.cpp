@@ -57,6 +57,7 @@ std::vector<wrong_size> wrong_sizes() {
       {"delta_rule_state", "memory can hold", [] { attn::delta_rule_state<float>({.batch = 0, .heads = huge}); }},
       {"delta_rule_state", "memory can hold", [] { attn::delta_rule_state<float>({.batch = 0, .keep = huge}); }},
       {"delta_rule_state", "memory can hold", [] { attn::delta_rule_state<float>({.batch = 0, .dim = most}); }},
+      {"dplr_state", "memory can hold", [] { attn::dplr_state<float>({.batch = 0, .dim = most}); }},
       {"aft_local_state", "memory can hold",
        [] { attn::aft_local_state<float>({.batch = 0, .dim = 4}, {.window = large}); }},
       {"aft_conv_state", "memory can hold",

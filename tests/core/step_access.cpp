@@ -46,6 +46,7 @@ TEST_CASE("caches and states are closed to all but steps", "[step_access]") {
   STATIC_REQUIRE(closed<attn::performer_state<float>>);
   STATIC_REQUIRE(closed<attn::rfa_state<float>>);
   STATIC_REQUIRE(closed<attn::delta_rule_state<float>>);
+  STATIC_REQUIRE(closed<attn::dplr_state<float>>);
   STATIC_REQUIRE(closed<attn::aft_simple_state<float>>);
   STATIC_REQUIRE(closed<attn::aft_local_state<float>>);
   STATIC_REQUIRE(closed<attn::aft_conv_state<float>>);

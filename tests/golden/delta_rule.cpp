@@ -13,6 +13,7 @@ delta_rule_problem read_delta_rule(const golden_case& golden) {
   if (golden.has("scale")) p.options.scale = golden.number("scale");
   if (golden.has("unit_norm_eps")) p.options.unit_norm_eps = golden.number("unit_norm_eps");
   p.options.lengths = golden.integers("lengths");
+  p.options.key_mask = golden.key_mask();
   return p;
 }
 
@@ -47,7 +48,7 @@ golden_operator golden_delta_rule() {
   golden_operator entry{
       "delta_rule",
       {"operator", "source", "tolerance", "scale", "lengths", "unit_norm_eps"},
-      {"q", "k", "v", "out", "beta", "log_decay", "initial_state", "final_state"},
+      {"q", "k", "v", "out", "beta", "log_decay", "initial_state", "final_state", "key_mask"},
       [](const golden_case& golden) { return expected(read_delta_rule(golden)); },
       [](const golden_case& golden) { return run_serially<widest_type>(read_delta_rule(golden)); },
       [](const golden_case& golden) { return run_serially<float>(read_delta_rule(golden)); }};

@@ -25,6 +25,7 @@ linear_decay_problem read_linear(const golden_case& golden) {
   p.x.bonus = golden.optional_array("bonus");
   if (!p.x.bonus.empty()) p.x.bonus.extents = {1, p.x.q.heads(), 1, p.x.q.dim()};
   p.x.initial_state = golden.optional_array("initial_state");
+  p.options.key_mask = golden.key_mask();
   return p;
 }
 
@@ -67,7 +68,8 @@ named_tensors gradients_by_library(const golden_case& golden) {
 golden_operator golden_linear() {
   golden_operator entry{"linear",
                         with(kernel_keys, {"feature", "normalise", "scale"}),
-                        {"q", "k", "v", "out", "decay", "log_decay", "bonus", "initial_state", "final_state"},
+                        {"q", "k", "v", "out", "decay", "log_decay", "bonus", "initial_state", "final_state",
+                         "key_mask"},
                         by_reference,
                         by_library<widest_type>,
                         by_library<float>};

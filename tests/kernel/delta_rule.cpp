@@ -55,6 +55,29 @@ TEMPLATE_LIST_TEST_CASE("delta_rule: every combination of options", "[delta_rule
     }
 }
 
+TEMPLATE_LIST_TEST_CASE("delta_rule: hidden keys write nothing, whatever they are", "[delta_rule]", all_types) {
+  for (int decays = 0; decays < 3; ++decays)
+    for (idx_t masks : {1, 2}) {
+      delta_rule_problem p = random_delta_rule({.group = 2, .length = 150, .dim = 9, .value_dim = 5, .decays = decays});
+      p.options.key_mask = random_key_mask(3, masks, 150);
+      if (masks == 1) p.options.unit_norm_eps = 1e-6;
+      p = rounded<TestType>(p);
+      const reference::result wanted = expected(p);
+      for (tensor<double>* x : {&p.x.k, &p.x.v})
+        for (idx_t b = 0; b < 2; ++b)
+          for (idx_t h = 0; h < x->heads(); ++h)
+            for (idx_t t = 0; t < 150; ++t)
+              for (idx_t d = 0; d < x->dim() && reference::key_hidden(p.options.key_mask, b, t); ++d)
+                (*x)(b, h, t, d) = std::numeric_limits<double>::quiet_NaN();
+      CAPTURE(decays, masks);
+      const reference::result actual = run_serially<TestType>(p);
+      CHECK(relative_error(actual.out, wanted.out) <= tolerance<TestType>::out);
+      CHECK(relative_error(actual.final_state, wanted.final_state) <= tolerance<real<TestType>>::out);
+      for (const auto& chunks : {std::vector<idx_t>(150, 1), {70, 2, 78}})
+        CHECK(relative_error(streamed<TestType>(p, chunks).out, wanted.out) <= tolerance<TestType>::out);
+    }
+}
+
 TEMPLATE_LIST_TEST_CASE("delta_rule: 16-bit storage computes in float", "[delta_rule]", storage_types) {
   for (int decays = 0; decays < 3; ++decays)
     check<TestType>(random_delta_rule({.group = 2, .length = 130, .dim = 33, .value_dim = 7, .decays = decays}));
@@ -253,6 +276,11 @@ TEST_CASE("delta_rule refuses what does not fit", "[refusals][delta_rule]") {
       {"beta of another length", "beta length", [](inputs& d) { d.options.beta = d.options.beta.slice(2, 0, 8); }},
       {"beta of other heads", "beta heads", [](inputs& d) { d.options.beta = d.options.beta.slice(1, 0, 2); }},
       {"a beta that is not finite", "beta", [](inputs& d) { d.beta.data[5] = std::numeric_limits<float>::infinity(); }},
+      {"a key_mask of another length", "key_mask length = key length 9; found 8",
+       [](inputs& d) {
+         static const std::uint8_t seen[16] = {};
+         d.options.key_mask = attn::tensor_view<const std::uint8_t, 2>(seen, {2, 8});
+       }},
       {"log decays of other channels", "log_decay channels",
        [](inputs& d) { d.options.log_decay = d.options.log_decay.slice(3, 0, 7); }},
       {"a log decay above 0", "log_decay <= 0", [](inputs& d) { d.log_decay.data[3] = 0.5f; }},

@@ -64,6 +64,34 @@ TEMPLATE_LIST_TEST_CASE("linear_decay: every combination of options", "[linear_d
       }
 }
 
+TEMPLATE_LIST_TEST_CASE("linear_decay: hidden keys add nothing, whatever they are", "[linear_decay]", all_types) {
+  for (decays kind : all_decays)
+    for (int bits = 0; bits < 8; ++bits) {
+      linear_decay_shape shape{.heads = 4, .queries = 150, .keys = 150, .kind = kind};
+      shape.bonus = bits & 1, shape.states = bits & 2;
+      if (bits & 4) shape.feature = linear_feature::elu_plus_one;
+      linear_decay_problem p = random_linear_decay(shape);
+      p.options.key_mask = random_key_mask(3, bits & 4 ? 1 : 2, 150);
+      if (kind == decays::none && bits == 4) p.options.causal = false;
+      p = rounded<TestType>(p);
+      const linear_decay_result wanted = expected(p);
+      for (tensor<double>* x : {&p.x.k, &p.x.v})
+        for (idx_t b = 0; b < 2; ++b)
+          for (idx_t h = 0; h < x->heads(); ++h)
+            for (idx_t t = 0; t < 150; ++t)
+              for (idx_t d = 0; d < x->dim() && reference::key_hidden(p.options.key_mask, b, t); ++d)
+                (*x)(b, h, t, d) = std::numeric_limits<double>::quiet_NaN();
+      CAPTURE(int(kind), bits);
+      const linear_decay_result actual = run_serially<TestType>(p);
+      CHECK(relative_error(actual.out, wanted.out) <= tolerance<TestType>::out);
+      CHECK(relative_error(actual.final_state, wanted.final_state) <= tolerance<real<TestType>>::out);
+      CHECK(relative_error(actual.final_weights, wanted.final_weights) <= tolerance<real<TestType>>::out);
+      if (!p.options.causal || shape.states) continue;
+      for (const auto& chunks : {std::vector<idx_t>(150, 1), {70, 2, 78}})
+        CHECK(relative_error(streamed<TestType>(p, chunks), wanted.out) <= tolerance<TestType>::out);
+    }
+}
+
 TEMPLATE_LIST_TEST_CASE("linear_decay: without the final sums", "[linear_decay]", exact_types) {
   for (decays kind : all_decays)  // decays per token alone need nothing beyond the sums of features
     for (int bits = 0; bits < 8; ++bits) {

@@ -55,6 +55,19 @@ TEMPLATE_LIST_TEST_CASE("linear_decay_backward: every combination of options", "
       }
 }
 
+TEMPLATE_LIST_TEST_CASE("linear_decay_backward: hidden keys", "[linear_decay_backward]", exact_types) {
+  for (decays kind : all_decays)
+    for (auto feature : {linear_feature::identity, linear_feature::elu_plus_one, linear_feature::products}) {
+      linear_decay_shape shape{.queries = 150, .keys = 150, .kind = kind, .feature = feature};
+      shape.bonus = kind == decays::channel;
+      linear_decay_problem p = random_linear_decay(shape);
+      p.options.key_mask = random_key_mask(3, kind == decays::token ? 1 : 2, 150);
+      p.options.causal = kind != decays::none;
+      CAPTURE(int(kind), int(feature));
+      check_backward<TestType>(p);
+    }
+}
+
 TEMPLATE_LIST_TEST_CASE("linear_decay_backward: without gradients of the final sums", "[linear_decay_backward]",
                         exact_types) {
   for (decays kind : all_decays)

@@ -1,5 +1,6 @@
 // States that go back: for every state that keeps tokens, going back gives the very bits that were there before them.
 #include <attn/kernel/delta_rule_step.hpp>
+#include <attn/kernel/dplr_step.hpp>
 #include <attn/kernel/linear_step.hpp>
 
 #include <sstream>
@@ -173,6 +174,22 @@ TEST_CASE("delta_rule goes back", "[rollback]") {
                    attn::delta_rule_step(state, part(view(x.key_q)), part(view(x.k)), part(view(x.v)),
                                          part(view(x.key_out)),
                                          {.lengths = lengths, .beta = rows(x.gate, begin, n), .unit_norm_eps = 1e-6f});
+                 });
+}
+
+TEST_CASE("dplr goes back", "[rollback]") {
+  inputs x;
+  constexpr attn::dplr_state_extents e{.batch = batch, .heads = kv_heads, .dim = dim, .value_dim = value_dim};
+  auto kept = e;
+  kept.keep = keep;
+  tensor<float> a = x.k, b = x.k;
+  for (float& each : a.data) each *= -0.1f;
+  for (float& each : b.data) each *= 0.3f;
+  check_rollback(attn::dplr_state<float>(kept), attn::dplr_state<float>(e),
+                 [&](auto& state, idx_t begin, idx_t n, const std::vector<idx_t>& lengths) {
+                   const auto part = [&](auto all) { return all.slice(2, begin, n); };
+                   attn::dplr_step(state, part(view(x.key_q)), part(view(x.k)), part(view(x.v)), part(view(a)),
+                                   part(view(b)), part(view(x.key_out)), {.lengths = lengths});
                  });
 }
 

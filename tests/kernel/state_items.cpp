@@ -3,6 +3,7 @@
 
 #include "support/cache_items.hpp"
 #include "support/call_delta_rule.hpp"
+#include "support/call_dplr.hpp"
 #include "support/call_kernel.hpp"
 
 namespace testing::state_items_tests {
@@ -54,6 +55,16 @@ const auto delta_step = [](auto& state, auto q, auto k, auto v, auto out, const 
       state, q, k, v, out,
       {.lengths = lengths, .beta = gate_view(beta), .log_decay = view(decay), .unit_norm_eps = 1e-6f},
       exec.of(state.batch()));
+};
+
+// a = -b / 3, of keys
+const auto dplr_step = [](auto& state, auto q, auto k, auto v, auto out, const std::vector<idx_t>& lengths) {
+  static executions exec;
+  const auto of_k = [&](auto&& f) { return of_keys(k, k.extent(3), f); };
+  const tensor<float> a = of_k([](float x) { return -0.1f * x; }), b = of_k([](float x) { return 0.3f * x; }),
+                      decay = of_k([](float x) { return -0.1f * x * x; });
+  compiled_dplr<float>::step(state, {q, k, v, view(a), view(b)}, out, {.lengths = lengths, .log_decay = view(decay)},
+                             exec.of(state.batch()));
 };
 
 template <class State>
@@ -121,6 +132,14 @@ TEST_CASE("delta_rule: items of their own lengths", "[state_items]") {
   check_items<float>(state, attn::delta_rule_state<float>(one_of(e)), delta_step, even);
 }
 
+TEST_CASE("dplr: items of their own lengths", "[state_items]") {
+  const attn::dplr_state_extents e{.batch = 4, .heads = 2, .dim = 9, .value_dim = 12, .keep = 2};
+  attn::dplr_state<float> state(e);
+  cache_shape even = shape;
+  even.heads = 2;
+  check_items<float>(state, attn::dplr_state<float>(one_of(e)), dplr_step, even);
+}
+
 TEST_CASE("states are written, read and merged item by item", "[state_items]") {
   const tensor<float> k = cast<float>(random_normal(2, 4, 2, 40, 9)), v = cast<float>(random_normal(3, 4, 2, 40, 12));
   const std::vector<idx_t> first{40, 0, 2, 7}, second{0, 3, 5, 40};
@@ -166,6 +185,11 @@ TEST_CASE("states refuse items there are not, and lengths that do not fit", "[st
   check_item_refusals<float>(
       delta, {"delta_rule_state", "delta_rule_step", "delta_rule_state::append"}, delta_step,
       [](auto& s, auto k, auto v, const std::vector<idx_t>& lengths) { s.append(k, v, {.lengths = lengths}); }, even);
+  attn::dplr_state<float> dplr({.batch = 2, .heads = 2, .dim = 9, .value_dim = 12, .keep = 2});
+  check_item_refusals<float>(
+      dplr, {"dplr_state", "dplr_step", "dplr_state::append"}, dplr_step,
+      [](auto& s, auto k, auto v, const std::vector<idx_t>& lengths) { s.append(k, v, k, k, {.lengths = lengths}); },
+      even);
 }
 
 }  // namespace testing::state_items_tests

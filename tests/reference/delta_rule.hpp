@@ -10,6 +10,7 @@ namespace reference {
 struct delta_rule_options {
   std::optional<double> scale, unit_norm_eps;  // 1 / √D; none
   std::vector<idx_t> lengths;
+  tensor<double> key_mask;  // [B|1, 1, 1, L], 0: the token writes nothing
 };
 
 // Those not given are empty.
@@ -70,7 +71,7 @@ delta_rule_result<N> delta_rule(const delta_rule_inputs<N>& x, const delta_rule_
           number difference = x.v(b, h, t, e), out = 0;
           for (std::size_t d = 0; d < k.size(); ++d) difference -= state[d][column] * k[d];
           for (std::size_t d = 0; d < k.size(); ++d) {
-            state[d][column] += beta * k[d] * difference;
+            if (!key_hidden(options.key_mask, b, t)) state[d][column] += beta * k[d] * difference;
             out += state[d][column] * q[d];
           }
           computed.out(b, h, t, e) = static_cast<N>(scale * out);

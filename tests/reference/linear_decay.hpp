@@ -8,6 +8,7 @@ namespace reference {
 
 struct linear_decay_options : linear_options {
   double scale = 1;
+  tensor<double> key_mask;  // [B|1, 1, 1, Lk], 0: the key adds nothing
 };
 
 // Those not given are empty. H of sums: as many heads as queries have, where a decay or an initial state has as many,
@@ -74,7 +75,7 @@ linear_result<N> linear(const linear_inputs<N>& x, const linear_decay_options& o
         for (idx_t g = 0; g < group && i >= 0 && i < queries; ++g) {
           const idx_t head = h * group + g;
           linear_sums<N> seen = sums;
-          if (own_key >= 0) {
+          if (own_key >= 0 && !key_hidden(options.key_mask, b, own_key)) {
             const auto phi = linear_features(options.feature, x.k, b, kv_head, own_key);
             for (std::size_t r = 0; r < size; ++r) {
               const number weight = x.bonus(0, head, 0, static_cast<idx_t>(r)) * phi[r];
@@ -99,7 +100,9 @@ linear_result<N> linear(const linear_inputs<N>& x, const linear_decay_options& o
                                             x.log_decay.dim() == 1 ? 0 : static_cast<idx_t>(r))));
           for (idx_t d = 0; d <= dim_v; ++d) {
             number& sum = sums[r][static_cast<std::size_t>(d)];
-            sum = decay * sum + phi[r] * (d < dim_v ? number(x.v(b, kv_head, t, d)) : number(1));
+            sum = decay * sum;
+            if (!key_hidden(options.key_mask, b, t))
+              sum += phi[r] * (d < dim_v ? number(x.v(b, kv_head, t, d)) : number(1));
           }
         }
         if (options.causal && x.bonus.empty()) answer(t + before, -1);

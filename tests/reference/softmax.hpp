@@ -19,6 +19,11 @@ using testing::tensor;
 
 inline constexpr double infinity = std::numeric_limits<double>::infinity();
 
+// Whether a mask of keys, [B|1, 1, 1, Lk] or empty, hides key j: where it is 0.
+inline bool key_hidden(const tensor<double>& mask, idx_t b, idx_t j) {
+  return !mask.empty() && mask(mask.batch() == 1 ? 0 : b, 0, 0, j) == 0;
+}
+
 // (score, batch, head, row of q, row of k) -> score
 template <class N>
 using basic_score_function = std::function<N(N, idx_t, idx_t, idx_t, idx_t)>;
@@ -120,8 +125,7 @@ N plain_score(const basic_softmax_options<N>& options, const tensor<N>& q, const
     const idx_t keys = true_length(options.lengths, options.key_lengths, b, k.length());
     for (idx_t t = j + 1; t <= std::min(j + distance, keys - 1); ++t) score += options.log_decay(b, h, t, 0);
   }
-  if (const auto& mask = options.key_mask; !mask.empty() && mask(mask.batch() == 1 ? 0 : b, 0, 0, j) == 0)
-    return -infinity;
+  if (key_hidden(options.key_mask, b, j)) return -infinity;
   return score;
 }
 

@@ -107,7 +107,9 @@ struct delta_rule_memory {
 
   explicit delta_rule_memory(const delta_rule_problem& p)
       : q(cast<S>(p.x.q)), k(cast<S>(p.x.k)), v(cast<S>(p.x.v)), beta(cast<T>(p.x.beta)),
-        log_decay(cast<T>(p.x.log_decay)), initial_state(cast<T>(p.x.initial_state)), lengths_(p.options.lengths) {
+        log_decay(cast<T>(p.x.log_decay)), initial_state(cast<T>(p.x.initial_state)), lengths_(p.options.lengths),
+        mask_(p.options.key_mask) {
+    options.key_mask = mask_.view();
     if (p.options.scale) options.scale = static_cast<T>(*p.options.scale);
     if (p.options.unit_norm_eps) options.unit_norm_eps = static_cast<T>(*p.options.unit_norm_eps);
     options.lengths = lengths_;
@@ -119,7 +121,7 @@ struct delta_rule_memory {
 
   attn::delta_rule_step_options<S> step_options(idx_t begin, idx_t count) const {
     attn::delta_rule_step_options<S> o;
-    o.scale = options.scale, o.unit_norm_eps = options.unit_norm_eps;
+    o.scale = options.scale, o.unit_norm_eps = options.unit_norm_eps, o.key_mask = mask_.view(begin, count);
     if (options.beta) o.beta = options.beta.slice(2, begin, count);
     if (options.log_decay) o.log_decay = options.log_decay.slice(2, begin, count);
     return o;
@@ -127,6 +129,7 @@ struct delta_rule_memory {
 
  private:
   std::vector<idx_t> lengths_;
+  key_mask_bytes mask_;
 };
 
 // out and the final state start as rubbish: rows that should be zero must have been written.

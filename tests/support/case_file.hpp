@@ -65,6 +65,12 @@ class golden_case {
     x.extents = {x.extents[1], x.extents[2], x.extents[3], 1};
     return x;
   }
+  // [batch or 1, keys], as [.., 1, 1, keys].
+  tensor<double> key_mask() const {
+    tensor<double> x = optional_array("key_mask");
+    if (!x.empty()) x.extents = {x.extents[2], 1, 1, x.extents[3]};
+    return x;
+  }
   std::vector<double> vector(const std::string& name) const {
     return has_array(name) ? load(name).values : std::vector<double>{};
   }

@@ -92,12 +92,14 @@ struct linear_decay_memory {
   tensor<T> decay, log_decay, bonus, initial_state, initial_weights, final_state, final_weights;
   attn::linear_options<S> options;
   std::vector<idx_t> lengths, query_lengths, key_lengths;
+  key_mask_bytes mask;
 
   explicit linear_decay_memory(const linear_decay_problem& p)
       : q(cast<S>(p.x.q)), k(cast<S>(p.x.k)), v(cast<S>(p.x.v)), decay(cast<T>(p.x.decay)),
         log_decay(cast<T>(p.x.log_decay)), bonus(cast<T>(p.x.bonus)), initial_state(cast<T>(p.x.initial_state)),
         initial_weights(cast<T>(p.x.initial_weights)), lengths(p.options.lengths),
-        query_lengths(p.options.query_lengths), key_lengths(p.options.key_lengths) {
+        query_lengths(p.options.query_lengths), key_lengths(p.options.key_lengths), mask(p.options.key_mask) {
+    options.key_mask = mask.view();
     options.causal = p.options.causal;
     options.lengths = lengths, options.query_lengths = query_lengths, options.key_lengths = key_lengths;
     options.eps = static_cast<T>(p.options.eps);
@@ -114,6 +116,7 @@ struct linear_decay_memory {
   attn::linear_step_options<S> step_options(idx_t begin, idx_t count) const {
     attn::linear_step_options<S> o;
     o.eps = options.eps, o.normalise = options.normalise, o.scale = options.scale, o.bonus = options.bonus;
+    o.key_mask = mask.view(begin, count);
     if (options.decay) o.decay = options.decay.slice(2, begin, count);
     if (options.log_decay) o.log_decay = options.log_decay.slice(2, begin, count);
     return o;

@@ -1,5 +1,7 @@
 #pragma once
 // Runs a problem through the library in float, double, Eigen::half or Eigen::bfloat16.
+#include <attn/core/mask_view.hpp>
+
 #include "support/call.hpp"
 #include "support/measure.hpp"
 #include "support/problem.hpp"
@@ -103,6 +105,33 @@ sliding_window_problem rounded(sliding_window_problem p) {
   return p;
 }
 
+// A mask of keys, of which a chunk is hidden whole.
+inline tensor<double> random_key_mask(std::uint64_t seed, idx_t batch, idx_t length) {
+  random_source random(seed);
+  tensor<double> mask(batch, 1, 1, length);
+  for (idx_t b = 0; b < batch; ++b)
+    for (idx_t t = 0; t < length; ++t) mask(b, 0, 0, t) = t / 64 != 1 && random.below(3) != 0;
+  return mask;
+}
+
+// A mask of keys [B|1, 1, 1, Lk], or none, as bytes.
+class key_mask_bytes {
+ public:
+  explicit key_mask_bytes(const tensor<double>& mask) : batch_(mask.batch()), keys_(mask.dim()) {
+    for (double x : mask.data) seen_.push_back(x != 0);
+  }
+  // Of tokens [begin, begin + count).
+  attn::key_mask_view view(idx_t begin, idx_t count) const {
+    if (seen_.empty()) return {};
+    return attn::tensor_view<const std::uint8_t, 2>(seen_.data(), {batch_, keys_}).slice(1, begin, count);
+  }
+  attn::key_mask_view view() const { return view(0, keys_); }
+
+ private:
+  idx_t batch_, keys_;
+  std::vector<std::uint8_t> seen_;
+};
+
 // The library's options for a problem, and the memory they point to.
 template <class S, class Options>
 class stored_options {
@@ -125,10 +154,7 @@ class stored_options {
       options.relative_keys = {r.data.data(), {r.heads(), r.length(), r.dim()}};
     if (!relative_queries_.empty()) options.relative_queries = view(std::as_const(relative_queries_));
     if (!decay_.empty()) options.log_decay = row_view(decay_);
-    if (const auto& mask = from_.key_mask; !mask.empty()) {
-      for (double x : mask.data) seen_.push_back(x != 0);
-      options.key_mask = attn::tensor_view<std::uint8_t, 2>(seen_.data(), {mask.batch(), mask.dim()});
-    }
+    options.key_mask = seen_.view();
     options.dropout = {from_.dropout_rate, from_.dropout_seed};
     if (from_.score)
       score = [f = from_.score](real<S> s, idx_t b, idx_t h, idx_t i, idx_t j) {
@@ -155,7 +181,7 @@ class stored_options {
   std::vector<real<S>> slopes_, sinks_;
   tensor<real<S>> relative_, decay_, relative_keys_, bias_;
   tensor<S> relative_queries_;
-  std::vector<std::uint8_t> seen_;  // of key_mask
+  key_mask_bytes seen_{from_.key_mask};
   tensor<S> global_[3];
 
  public:

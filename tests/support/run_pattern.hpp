@@ -54,11 +54,7 @@ class common_softmax_options {
     if constexpr (requires { options.alibi_slopes; }) options.alibi_slopes = slopes_;
     options.sinks = sinks_;
     if constexpr (requires { options.dropout; }) options.dropout = {from_.dropout_rate, from_.dropout_seed};
-    if constexpr (requires { options.key_mask; })
-      if (const auto& mask = from_.key_mask; !mask.empty()) {
-        for (double x : mask.data) seen_.push_back(x != 0);
-        options.key_mask = attn::tensor_view<std::uint8_t, 2>(seen_.data(), {mask.batch(), mask.dim()});
-      }
+    if constexpr (requires { options.key_mask; }) options.key_mask = seen_.view();
     if (from_.score)
       score = [f = from_.score](real<S> s, idx_t b, idx_t h, idx_t i, idx_t j) {
         return static_cast<real<S>>(f(static_cast<double>(s), b, h, i, j));
@@ -70,7 +66,7 @@ class common_softmax_options {
   reference::softmax_options from_;
   std::vector<real<S>> slopes_, sinks_;
   tensor<real<S>> relative_;
-  std::vector<std::uint8_t> seen_;
+  key_mask_bytes seen_{from_.key_mask};
 
  public:
   LibraryOptions options;

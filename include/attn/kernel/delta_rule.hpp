@@ -37,6 +37,7 @@ struct delta_rule_options {
   list_view<idx_t> lengths{};                // true lengths, one per batch item; rows of padding are 0 in out
   view_field<const real, 3> beta{};          // how much of the difference is written, [B, Hv, L]; 1 unless given
   view_field<const real> log_decay{};        // g <= 0, -infinity included: per token [B, Hv, L, 1] or channel [.., D]
+  key_mask_view key_mask{};                  // [B or 1, L] of bool or bytes; false for a key that writes nothing
   view_field<const real> initial_state{};    // S_0 [B, Hv, D, Dv]; 0 unless given
   view_field<real> final_state{};            // written if given: the state after the true length
   /// If given, q and k are first divided by sqrt(|row|^2 + unit_norm_eps); > 0.
@@ -50,9 +51,11 @@ void delta_rule(const Q& q, const K& k, const V& v, O&& out, Options&& options =
   using S = element_of<const Q&>;
   const auto& given = detail::options_or_default<delta_rule_options<S>>(options);
   detail::call_views check("delta_rule");
-  const auto call = detail::check_delta_rule<S>(check, {as_view(q), as_view(k), as_view(v), as_view(out)}, given,
-                                                given.lengths, given.initial_state, given.final_state);
-  detail::recurrence_driver<detail::rule::correct, compute_type<S>>{call}.run(detail::execution_of(exec, options));
+  constexpr auto rule = detail::rule::correct;
+  const auto call =
+      detail::check_delta_forward<rule, S>(check, {as_view(q), as_view(k), as_view(v), as_view(out)}, given,
+                                           given.lengths, given.initial_state, given.final_state);
+  detail::recurrence_driver<rule, compute_type<S>>{call}.run(detail::execution_of(exec, options));
 }
 
 }}  // namespace attn::ATTN_ISA

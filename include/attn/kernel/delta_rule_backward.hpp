@@ -15,7 +15,7 @@
 //          call is needed. Gradients have the shapes of what they are of; dq and dk are summed over the value heads that
 //          share a key head.
 // Cost     B Hv L (18 D Dv + 64 (7 D + 6 Dv)) operations, some 3 times the forward call's. Scratch per thread: about 40
-//          arrays of 64 x D numbers, a state of D x Dv numbers for each 64 tokens up to 16384, and one for each 16384;
+//          arrays of 64 x D numbers, D x Dv and 64 x Dv numbers for each 64 tokens up to 16384, a state for each 16384;
 //          where value heads share key heads, 2 L D numbers. Threads share the key heads of a batch, not one head.
 // Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that share
 //          memory with an input or one another, before anything is written.
@@ -41,37 +41,6 @@ struct delta_rule_gradients {
   bool accumulate = false;
 };
 
-namespace detail {
-
-/// The forward call of a checked backward call.
-template <class S, class T = compute_type<S>>
-kernel_call<T> check_delta_backward(call_views& check, const delta_views<S>& x, const tensor_view<const S>& d_out,
-                                    const delta_rule_gradients<S>& g, const delta_rule_options<S>& options) {
-  check.read("q", x.q), check.read("k", x.k), check.read("v", x.v);
-  check.read("beta", options.beta), check.read("log_decay", options.log_decay);
-  check.read("initial_state", options.initial_state);
-  check.read("d_out", d_out), check.read("d_final_state", g.d_final_state);
-  check.gradient("q", g.q, x.q);
-  check.gradient("k", g.k, x.k);
-  check.gradient("v", g.v, x.v);
-  check.gradient("beta", g.beta, options.beta);
-  check.gradient("log_decay", g.log_decay, options.log_decay);
-  check.gradient("initial_state", g.initial_state, options.initial_state);
-  const delta_shape s = check_delta_extents(check, x.k, x.v);
-  check_delta_queries(check, s, x.q, d_out, true);
-  check_length_list(check, "lengths", options.lengths, s.batch, s.length);
-  kernel_call<T> call = delta_call(x, s, {s.length, s.length, options.lengths, options.lengths}, options);
-  check_delta_parameters<T>(check, s, call.lengths, options.beta, options.log_decay);
-  check_delta_state(check, "initial_state", s, options.initial_state);
-  check_delta_state(check, "d_final_state", s, g.d_final_state);
-  call.recurrence.initial_state = options.initial_state;
-  call.recurrence.scale = check_delta_number(check, "scale", options.scale, delta_scale<T>(s.dim));
-  call.recurrence.unit_norm_eps = check_delta_number(check, "unit_norm_eps", options.unit_norm_eps, T(-1), true);
-  return call;
-}
-
-}  // namespace detail
-
 /// The gradients of delta_rule; options and execution may be left out. See the top of the file.
 template <viewable Q, viewable K, viewable V, viewable D, class Options = delta_rule_options<element_of<const Q&>>>
 void delta_rule_backward(const Q& q, const K& k, const V& v, const D& d_out,
@@ -82,16 +51,16 @@ void delta_rule_backward(const Q& q, const K& k, const V& v, const D& d_out,
   detail::require_one_element_type<const D&, const D&, const D&, tensor_view<S>>();
   const auto& given = detail::options_or_default<delta_rule_options<S>>(options);
   detail::call_views check("delta_rule_backward");
-  auto call = detail::check_delta_backward<S>(check, {as_view(q), as_view(k), as_view(v), {}}, as_view(d_out),
-                                              gradients, given);
+  constexpr auto rule = detail::rule::correct;
+  auto call = detail::check_delta_backward<rule, S>(check, {as_view(q), as_view(k), as_view(v), {}}, as_view(d_out),
+                                                    gradients, given);
   const auto& g = gradients;
   const detail::recurrence_backward_call<compute_type<S>> one{
       .call = call, .d_out = as_view(d_out), .dq = {g.q, g.accumulate}, .dk = {g.k, g.accumulate},
       .dv = {g.v, g.accumulate}, .d_final_state = g.d_final_state, .d_beta = g.beta, .d_log_decay = g.log_decay,
       .d_initial_state = g.initial_state, .accumulate = g.accumulate};
   if (one.of_queries() || one.reverse())
-    detail::recurrence_backward_driver<detail::rule::correct, compute_type<S>>{one}.run(
-        detail::execution_of(exec, options));
+    detail::recurrence_backward_driver<rule, compute_type<S>>{one}.run(detail::execution_of(exec, options));
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -15,8 +15,8 @@
 //          Eigen::half / Eigen::bfloat16 in memory with float sums, features of bf16 being rounded to bf16 where the
 //          processor multiplies those; decays, bonus and states are float or double.
 // Cost     2 B (H + Hkv) L D Dv operations, O(L); causal B H L 64 (D + Dv) more. Scratch: a few times (D + 64)(Dv + 64)
-//          numbers per thread, independent of the length. With a scale or states a call takes 1.1 times as long, with
-//          decays per channel 1.3 to 1.6 times, and threads do not share a head.
+//          numbers per thread, independent of the length. With a scale, a mask or states a call takes 1.1 times as
+//          long, with decays per channel 1.3 to 1.6 times, and threads do not share a head.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 //
 // A denominator of 0 (or less than 16 times the smallest normal number) gives zeros. Features are not rescaled: where
@@ -48,6 +48,8 @@ struct linear_options {
   /// Per token the two are the same; decay has a gradient where it is 0, too, and is multiplied as it is.
   view_field<const real> log_decay{};
   view_field<const real, 2> bonus{};   // u [H, D]; causal only
+  /// [B or 1, Lk] of bool or bytes; false for a key that adds nothing to the sums. Its decay applies.
+  key_mask_view key_mask{};
   /// S [B, H or Hkv, D, Dv] and z [B, H or Hkv, D] before the first key (0 unless given) and after the last one
   /// (written if given, to separate memory). Where decays or one of these are per query head, so are the sums: the
   /// final ones must then be per query head, and initial ones per key head apply to all query heads of their group.

@@ -28,6 +28,7 @@ struct linear_step_options {
   real scale = real(1);
   view_field<const real> log_decay{};   // [B, H or Hkv, n, 1 or D]
   view_field<const real, 2> bonus{};    // [H, D]
+  key_mask_view key_mask{};             // [B or 1, n]
 };
 
 namespace detail {
@@ -38,7 +39,7 @@ void run_linear_step(const char* name, kernel_state<compute_type<S>>& state, con
   run_linear<S>(name, x,
                 {.causal = true, .lengths = options.lengths, .eps = options.eps, .normalise = options.normalise,
                  .decay = options.decay, .scale = options.scale, .log_decay = options.log_decay,
-                 .bonus = options.bonus},
+                 .bonus = options.bonus, .key_mask = options.key_mask},
                 map, exec, step_of<true>(state));
 }
 

@@ -1,4 +1,5 @@
 #include "laws/law.hpp"
+#include "laws/operators/mask.hpp"
 #include "laws/stored.hpp"
 #include "support/call_delta_rule.hpp"
 #include "support/call_kernel.hpp"
@@ -11,6 +12,7 @@ struct delta_rule_entry {
   int decays = 0;  // per token: 0, 1 or dim
   bool beta = true, unit_norm = true;
   bool others = false;  // a scale, and a state to start from
+  bool mask = false;
 };
 
 // A head's own beta and decays wherever it stands in a larger batch.
@@ -18,8 +20,11 @@ template <class T>
 struct delta_rule_parameters {
   delta_rule_entry entry;
   tensor<T> beta, log_decay, state, d_beta, d_log_decay, d_state;
+  tensor<double> mask;
+  key_mask_bytes seen;
 
-  delta_rule_parameters(const delta_rule_entry& e, const law_shape& s) : entry(e) {
+  delta_rule_parameters(const delta_rule_entry& e, const law_shape& s)
+      : entry(e), mask(e.mask ? key_mask_for_reference(law_key_mask(s), s) : tensor<double>{}), seen(mask) {
     const auto draw = [&](idx_t rows, idx_t dim, auto value) {
       tensor<T> x(s.batch, s.heads, rows, dim);
       for (idx_t b = 0; b < s.batch; ++b)
@@ -39,7 +44,7 @@ struct delta_rule_parameters {
   attn::delta_rule_options<T> options(const auto& call) const {
     attn::delta_rule_options<T> o;
     call.set_lengths(o);
-    o.beta = optional_rows(beta), o.log_decay = optional_view(log_decay);
+    o.beta = optional_rows(beta), o.log_decay = optional_view(log_decay), o.key_mask = seen.view();
     if (entry.unit_norm) o.unit_norm_eps = T(1e-6);
     if (entry.others) o.scale = T(0.3), o.initial_state = optional_view(state);
     return o;
@@ -71,7 +76,7 @@ law_operator<T> operator_of(const delta_rule_entry& entry) {
   op.reference = [entry](const law_shape& shape) {
     return [p = std::make_shared<delta_rule_parameters<T>>(entry, shape)](const law_reference_call& call) {
       reference::delta_rule_options o;
-      o.lengths = call.lengths;
+      o.lengths = call.lengths, o.key_mask = p->mask;
       if (p->entry.unit_norm) o.unit_norm_eps = static_cast<double>(T(1e-6));
       if (p->entry.others) o.scale = static_cast<double>(T(0.3));
       return reference::result{
@@ -82,7 +87,9 @@ law_operator<T> operator_of(const delta_rule_entry& entry) {
           {}};
     };
   };
-  op.sees = [](const law_shape&, idx_t, idx_t, idx_t i, idx_t j) { return j <= i; };
+  op.sees = [entry](const law_shape& s, idx_t b, idx_t, idx_t i, idx_t j) {
+    return j <= i && !(entry.mask && !key_mask_sees(s.first_batch + b, j));
+  };
   if (entry.others) return op;
   op.stream = [entry](const law_shape& shape) -> bound<T> {
     struct fed {
@@ -100,6 +107,7 @@ law_operator<T> operator_of(const delta_rule_entry& entry) {
       call.set_lengths(options);
       if (const auto all = optional_rows(shared->p.beta)) options.beta = all.slice(2, shared->tokens, count);
       if (const auto all = optional_view(shared->p.log_decay)) options.log_decay = all.slice(2, shared->tokens, count);
+      options.key_mask = shared->p.seen.view(shared->tokens, count);
       if (shared->p.entry.unit_norm) options.unit_norm_eps = T(1e-6);
       compiled_delta_rule<T>::step(shared->state, call.q, call.k, call.v, call.out, options, *call.execution);
       shared->tokens += count;
@@ -146,7 +154,9 @@ law_limit<T> orthonormal_is_linear() {
 template <class T>
 void add_delta_rule(std::vector<law_operator<T>>& all) {
   for (const delta_rule_entry& entry : {delta_rule_entry{.name = "delta_rule", .beta = false},
-                                        {.name = "delta_rule with a decay per token", .decays = 1},
+                                        {.name = "delta_rule with a decay per token, key_mask",
+                                         .decays = 1,
+                                         .mask = true},
                                         {.name = "delta_rule with decays per channel", .decays = 2},
                                         {.name = "delta_rule scaled, of keys as they are, from a state",
                                          .decays = 1,

@@ -1,6 +1,7 @@
 #include "reference/linear_decay.hpp"
 
 #include "laws/law.hpp"
+#include "laws/operators/mask.hpp"
 #include "laws/stored.hpp"
 #include "support/call_kernel.hpp"
 
@@ -12,6 +13,7 @@ struct linear_entry {
   bool causal = false, gated = false, normalise = true, channels = false;  // channels: log decays per channel, a bonus
   reference::linear_feature feature = reference::linear_feature::elu_plus_one;
   bool others = false;  // a scale, eps, and sums to start from
+  bool mask = false;
 };
 
 // By batch item and head of the larger batch.
@@ -32,8 +34,11 @@ template <class T>
 struct parameters {
   linear_entry entry;
   tensor<T> gate, d_gate, log_decay, d_log_decay, bonus, d_bonus, state, weights, d_state, d_weights;
+  tensor<double> mask;
+  key_mask_bytes seen;
 
-  parameters(const linear_entry& e, const law_shape& s) : entry(e) {
+  parameters(const linear_entry& e, const law_shape& s)
+      : entry(e), mask(e.mask ? key_mask_for_reference(law_key_mask(s), s) : tensor<double>{}), seen(mask) {
     const tensor<T> gates = slow_gates<T>(s.batch, s.heads, s.keys, s.first_batch, s.first_head);
     if (e.gated) gate = d_gate = gates;
     if (e.others) {  // weights above 0, so that denominators are
@@ -56,6 +61,7 @@ struct parameters {
     o.normalise = entry.normalise;
     call.set_lengths(o);
     o.eps = 0;  // a part of what the weights sum up to
+    o.key_mask = seen.view();
     if (entry.others) {
       o.eps = T(0.5), o.scale = T(0.3), o.initial_state = view(state);
       o.initial_weights = {weights.data.data(), {weights.batch(), weights.heads(), weights.dim()}};
@@ -68,6 +74,7 @@ struct parameters {
     reference::linear_decay_options o;
     o.causal = entry.causal, o.normalise = entry.normalise, o.feature = entry.feature;
     call.set_lengths(o);
+    o.key_mask = mask;
     if (entry.others) o.eps = 0.5, o.scale = static_cast<double>(T(0.3));
     if (entry.feature == reference::linear_feature::products) {  // features of both signs
       o.terms = call.terms;
@@ -140,6 +147,7 @@ law_operator<T> operator_of(const linear_entry& entry) {
         call.set_lengths(options);
         options.eps = 0;
         options.normalise = shared->p.entry.normalise;
+        options.key_mask = shared->p.seen.view(shared->tokens, call.k.extent(2));
         if (shared->p.entry.gated) options.decay = gate_view(shared->p.gate).slice(2, shared->tokens, call.k.extent(2));
         if (const auto whole = shared->p.options(call); whole.log_decay) {
           options.log_decay = whole.log_decay.slice(2, shared->tokens, call.k.extent(2));
@@ -150,8 +158,8 @@ law_operator<T> operator_of(const linear_entry& entry) {
         shared->tokens += call.k.extent(2);
       };
     };
-  op.sees = [entry](const law_shape& s, idx_t, idx_t, idx_t i, idx_t j) {
-    return !entry.causal || j <= i + s.keys - s.queries;
+  op.sees = [entry](const law_shape& s, idx_t b, idx_t, idx_t i, idx_t j) {
+    return (!entry.causal || j <= i + s.keys - s.queries) && !(entry.mask && !key_mask_sees(s.first_batch + b, j));
   };
   return op;
 }
@@ -178,16 +186,17 @@ void add_linear(std::vector<law_operator<T>>& all) {
         {.name = "linear causal, unnormalised", .causal = true, .normalise = false},
         {.name = "linear unnormalised", .normalise = false, .feature = reference::linear_feature::square},
         {.name = "linear of token features, causal", .causal = true, .feature = reference::linear_feature::products},
+        {.name = "linear causal with a key_mask", .causal = true, .mask = true},
         {.name = "linear causal, scaled, from sums",
          .causal = true,
          .others = true}})
     all.push_back(operator_of<T>(entry));
   all.back().without = {{"lse", "there is no softmax"}};
-  for (std::size_t n : {8u, 7u}) {
+  for (std::size_t n : {9u, 8u}) {
     law_operator<T>& op = all[all.size() - n];
     op.long_rows = {{"", op.bind, {}, op.reference}};
   }
-  all[all.size() - 7].limits = {{"decays of 1", bind_decay_of_one<T>(), all[all.size() - 7].bind}};
+  all[all.size() - 8].limits = {{"decays of 1", bind_decay_of_one<T>(), all[all.size() - 8].bind}};
 }
 const law_entries entries("linear", [](auto& all) { add_linear(all); });
 

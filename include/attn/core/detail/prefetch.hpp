@@ -22,7 +22,7 @@ void prefetch_row(const matrix_view<S>& x, idx_t i) {
 
 /// Rows of up to `Streams` matrices, fetched a few at a time between other work: the processor does not predict several
 /// memory streams that alternate.
-template <int Streams = 4, cache_level Level = cache_level::second>
+template <int Streams = 5, cache_level Level = cache_level::second>
 class row_prefetcher {
  public:
   row_prefetcher() = default;

@@ -131,7 +131,7 @@ void pass_chunk(const chunk_decay<T>& decay, const panels<T>& a, const panels<T>
 template <class T>
 struct score_scratch {
   panels<T> columns, columns_t, d_columns;     // the tokens before a block
-  panels<T> q_rows, k_rows, rows_t, factors;  // a block
+  panels<T> block_rows[2], rows_t, factors;   // a block
   T* row = nullptr;
 
   static score_scratch layout(arena& memory, idx_t dim, decay_kind kind) {
@@ -139,7 +139,8 @@ struct score_scratch {
     if (kind != decay_kind::channel) return s;
     for (panels<T>* each : {&s.columns, &s.d_columns}) *each = panels<T>::layout(memory, kernel_chunk, dim);
     s.columns_t = panels<T>::layout(memory, dim, kernel_chunk);
-    for (panels<T>* each : {&s.q_rows, &s.k_rows, &s.factors}) *each = panels<T>::layout(memory, score_block, dim);
+    for (panels<T>* each : {&s.block_rows[0], &s.block_rows[1], &s.factors})
+      *each = panels<T>::layout(memory, score_block, dim);
     s.rows_t = panels<T>::layout(memory, dim, score_block);
     s.row = memory.allocate<T>(round_up(dim, panel_width<T>));
     return s;
@@ -235,8 +236,8 @@ void chunk_scores(const chunk_decay<T>& decay, const score_scratch<T>& s, const 
     if (block > 0) {
       s.add_columns(decay, k, block - score_block);
       s.load_factors(decay, block, rows);
-      s.load_rows(x, block, rows, decay.dim, s.q_rows);
-      transpose_panels(s.q_rows, rows, decay.dim, s.rows_t);
+      s.load_rows(x, block, rows, decay.dim, s.block_rows[0]);
+      transpose_panels(s.block_rows[0], rows, decay.dim, s.rows_t);
       product(s.rows_t, rows, s.columns_t, block, decay.dim, write_to(to.from_row(block)));
     }
     for (idx_t j = block; j < end; ++j) {

@@ -1,86 +1,99 @@
-// attn: the gradients of the scores of a chunk (chunk_decay.hpp), P of queries and, by the rule that corrects, A of
+// attn: the gradients of the scores of a chunk (chunk_decay.hpp) of rows x, such as queries, and columns y, such as
 // keys:
 //
-//   dq_i = sum_(j <= i) dP_ij k_j e^(gamma_i - gamma_j)
-//   dk_i = sum_(j < i) dA_ij k_j e^(..) by rows, and by columns
-//   dk_j = sum_(i > j) dA_ij k_i e^(..) + sum_(i >= j) dP_ij q_i e^(..)
+//   dx_i = sum_(j <= i) dP_ij y_j e^(gamma_i - gamma_j)
+//   dy_j = sum_(i >= j) dP_ij x_i e^(gamma_i - gamma_j)
 //
-// The two parts of dk are stored separately, because the gradient of the decays is computed from their difference:
-// that of gamma_i is q_i dq_i + k_i (dk_i by rows - dk_i by columns). Entries of dP and dA outside their triangles may
-// have any value.
+// of all rows and columns at once, which share the decays: by the rule that adds queries and keys; by the rule that
+// corrects queries and, for j < i, keys again, both with keys; by the rule of low rank q and a with k and b.
+//
+// The gradient of the decays is computed from x_i dx_i and y_j dy_j: that of gamma_i is the sum of the former less that
+// of the latter. Entries of dP outside its triangle may have any value.
 #pragma once
 
 #include <attn/kernel/detail/chunk_decay.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
-/// Inputs of the gradients of scores, dP and dA as [i][j], overwritten with decays per token, and where they are added:
-/// to those of q, and to those of k by the rows and by the columns of the scores. Without `OfKeys` there is no A.
-template <bool OfKeys, class T>
+/// Rows or columns of scores, and where their gradients are added.
+template <class T>
+struct score_side {
+  panels<T> x, dx;
+  idx_t count;
+};
+
+/// The rows, the last of them strictly after their columns if `Strict`; the columns; and for each of both dP as [i][j],
+/// overwritten with decays per token, and memory for its transpose.
+template <int Rows, int Columns, bool Strict, class T>
 struct score_gradients {
   const chunk_decay<T>& decay;
   const score_scratch<T>& s;
-  panels<T> q, k, dp, dp_t, da, da_t, dq, dk_row, dk_col;
-  idx_t count;
-  bool of_queries, of_keys;
+  score_side<T> rows[Rows], columns[Columns];
+  panels<T> d[Rows][Columns], d_t[Rows][Columns];
+  bool of_first_rows, of_others;
 
   void run() const {
-    if (count <= 0) return;
-    if (decay.kind == decay_kind::token) {
-      if (of_queries || of_keys) times_decays(dp);
-      if (OfKeys && of_keys) times_decays(da);
-    }
-    if (of_queries) transpose_panels(dp, count, count, dp_t);
-    if (OfKeys && of_keys) transpose_panels(da, count, count, da_t);
-    const idx_t dim = decay.dim;
+    const idx_t dim = decay.dim, all = rows[0].count;
+    if (all <= 0) return;
+    each_pair([&](auto r, auto c) {
+      const panels<T> p = d[r][c];
+      const idx_t count = rows[r].count;
+      if (decay.kind == decay_kind::token && (of_others || (r == 0 && of_first_rows)))
+        each_packet(
+            count, count, [&](idx_t i, idx_t j, const auto& x) { return mul(x, decay.between(i, j)); }, p, p);
+      if (of_rows(r)) transpose_panels(p, count, count, d_t[r][c]);
+    });
     if (decay.kind == decay_kind::channel) {
-      for (idx_t block = 0; block < count; block += score_block) {
-        if (block > 0) before_block(block, std::min(score_block, count - block));
-        for (idx_t col = 0; col < dim; col += width<T>) in_block(block, std::min(block + score_block, count), col);
+      for (idx_t block = 0; block < all; block += score_block) {
+        if (block > 0) before_block(block);
+        for (idx_t col = 0; col < dim; col += width<T>) in_block(block, std::min(block + score_block, all), col);
       }
       return;
     }
-    if (of_queries) triangle_product<triangle::up_to>(dp_t, count, k, dim, add_to(dq));
-    if (!of_keys) return;
-    if constexpr (OfKeys) {
-      triangle_product<triangle::before>(da_t, count, k, dim, add_to(dk_row));
-      triangle_product<triangle::after>(da, count, k, dim, add_to(dk_col));
-    }
-    triangle_product<triangle::from>(dp, count, q, dim, add_to(dk_col));
+    each_pair([&](auto r, auto c) {
+      const idx_t count = rows[r].count;
+      constexpr triangle up_to = strict(r) ? triangle::before : triangle::up_to;
+      constexpr triangle from = strict(r) ? triangle::after : triangle::from;
+      if (of_rows(r)) triangle_product<up_to>(d_t[r][c], count, columns[c].x, dim, add_to(rows[r].dx));
+      if (of_others) triangle_product<from>(d[r][c], count, rows[r].x, dim, add_to(columns[c].dx));
+    });
   }
 
  private:
-  void times_decays(const panels<T>& d) const {
-    each_packet(
-        count, count, [&](idx_t i, idx_t j, const auto& x) { return mul(x, decay.between(i, j)); }, d, d);
+  static constexpr bool strict(idx_t r) { return Strict && r == Rows - 1; }
+  bool of_rows(idx_t r) const { return r == 0 ? of_first_rows : of_others; }
+  idx_t count_of(idx_t r, idx_t block) const { return std::min(score_block, rows[r].count - block); }
+  template <class F>
+  ATTN_INLINE static void each_pair(F&& f) {
+    unroll<Rows>([&](auto r) { unroll<Columns>([&](auto c) { f(r, c); }); });
   }
 
   /// Scores of the rows of a block and the tokens before it.
-  void before_block(idx_t block, idx_t rows) const {
+  void before_block(idx_t block) const {
     const idx_t dim = decay.dim;
-    s.load_columns(decay, k, block);
-    s.load_factors(decay, block, rows);
-    const auto add_rows = [&](const panels<T>& d, const panels<T>& to) {
-      product(d.from_col(block), rows, s.columns, dim, block, [&](idx_t row, idx_t col, const packet<T>& sum) {
-        T* const sums = to.at(block + row, col);
-        store<T>(sums, fma(sum, load<T>(s.factors.at(row, col)), load<T>(sums)));
-      });
-    };
-    if (of_queries) add_rows(dp_t, dq);
-    if (!of_keys) return;
-    s.load_rows(q, block, rows, dim, s.q_rows);
-    product(dp.from_row(block), block, s.q_rows, dim, rows, write_to(s.d_columns));
-    if constexpr (OfKeys) {
-      add_rows(da_t, dk_row);
-      s.load_rows(k, block, rows, dim, s.k_rows);
-      product(da.from_row(block), block, s.k_rows, dim, rows, add_to(s.d_columns));
-    }
-    for (idx_t col = 0; col < dim; col += width<T>) {
-      packet<T> factor = broadcast<T>(T(1));
-      for (idx_t j = block - 1; j >= 0; --j) {
-        T* const to = dk_col.at(j, col);
-        store<T>(to, fma(factor, load<T>(s.d_columns.at(j, col)), load<T>(to)));
-        factor = mul(factor, load<T>(decay.gate.at(j, col)));
+    s.load_factors(decay, block, count_of(0, block));
+    for (idx_t r = 0; r < Rows && of_others; ++r)
+      s.load_rows(rows[r].x, block, count_of(r, block), dim, s.block_rows[r]);
+    for (idx_t c = 0; c < Columns; ++c) {
+      s.load_columns(decay, columns[c].x, block);
+      for (idx_t r = 0; r < Rows; ++r)
+        if (of_rows(r))
+          product(d_t[r][c].from_col(block), count_of(r, block), s.columns, dim, block,
+                  [&](idx_t row, idx_t col, const packet<T>& sum) {
+                    T* const sums = rows[r].dx.at(block + row, col);
+                    store<T>(sums, fma(sum, load<T>(s.factors.at(row, col)), load<T>(sums)));
+                  });
+      if (!of_others) continue;
+      product(d[0][c].from_row(block), block, s.block_rows[0], dim, count_of(0, block), write_to(s.d_columns));
+      for (idx_t r = 1; r < Rows; ++r)
+        product(d[r][c].from_row(block), block, s.block_rows[r], dim, count_of(r, block), add_to(s.d_columns));
+      for (idx_t col = 0; col < dim; col += width<T>) {
+        packet<T> factor = broadcast<T>(T(1));
+        for (idx_t j = block - 1; j >= 0; --j) {
+          T* const to = columns[c].dx.at(j, col);
+          store<T>(to, fma(factor, load<T>(s.d_columns.at(j, col)), load<T>(to)));
+          factor = mul(factor, load<T>(decay.gate.at(j, col)));
+        }
       }
     }
   }
@@ -89,22 +102,29 @@ struct score_gradients {
   void in_block(idx_t block, idx_t end, idx_t col) const {
     const auto at = [&](const panels<T>& x, idx_t t) { return load<T>(x.at(t, col)); };
     for (idx_t j = block; j < end; ++j) {
-      packet<T> factor = broadcast<T>(T(1)), of_j = of_keys ? at(dk_col, j) : zero<T>();
+      packet<T> factor = broadcast<T>(T(1)), of_j[Columns], y[Columns];
+      unroll<Columns>([&](auto c) {
+        y[c] = at(columns[c].x, j);
+        of_j[c] = of_others ? at(columns[c].dx, j) : zero<T>();
+      });
       for (idx_t i = j; i < end; ++i) {
         if (i > j) factor = mul(factor, at(decay.gate, i));
-        const packet<T> key = mul(factor, at(k, j)), p = broadcast<T>(*dp.at(i, j));
-        if (of_queries) store<T>(dq.at(i, col), fma(p, key, at(dq, i)));
-        if (!of_keys) continue;
-        packet<T> by_rows = mul(p, at(q, i));
-        if constexpr (OfKeys)
-          if (i > j) {
-            const packet<T> a = broadcast<T>(*da.at(i, j));
-            by_rows = fma(a, at(k, i), by_rows);
-            store<T>(dk_row.at(i, col), fma(a, key, at(dk_row, i)));
-          }
-        of_j = fma(factor, by_rows, of_j);
+        packet<T> later[Columns], by_rows[Columns];
+        unroll<Columns>([&](auto c) { later[c] = mul(factor, y[c]), by_rows[c] = zero<T>(); });
+        unroll<Rows>([&](auto r) {
+          if ((strict(r) && i == j) || i >= rows[r].count || !(of_others || of_rows(r))) return;
+          const packet<T> x = at(rows[r].x, i);
+          packet<T> dx = of_rows(r) ? at(rows[r].dx, i) : zero<T>();
+          unroll<Columns>([&](auto c) {
+            const packet<T> p = broadcast<T>(*d[r][c].at(i, j));
+            dx = fma(p, later[c], dx);
+            by_rows[c] = r == 0 ? mul(p, x) : fma(p, x, by_rows[c]);
+          });
+          if (of_rows(r)) store<T>(rows[r].dx.at(i, col), dx);
+        });
+        unroll<Columns>([&](auto c) { of_j[c] = fma(factor, by_rows[c], of_j[c]); });
       }
-      if (of_keys) store<T>(dk_col.at(j, col), of_j);
+      for (idx_t c = 0; c < Columns && of_others; ++c) store<T>(columns[c].dx.at(j, col), of_j[c]);
     }
   }
 };

@@ -1,9 +1,10 @@
-// attn: a call of the delta rule, and its checks.
+// attn: a call of the delta rule or of dplr, forward or backward, and its checks.
 #pragma once
 
 #include <attn/core/detail/arguments.hpp>
 #include <attn/core/detail/attention_shape.hpp>
 #include <attn/core/detail/item_state.hpp>
+#include <attn/kernel/detail/kernel_checks.hpp>
 #include <attn/kernel/detail/recurrence_driver.hpp>
 
 #include <optional>
@@ -21,17 +22,30 @@ struct delta_views {
   tensor_view<const S> q, k, v;
   tensor_view<S> out;
   bool queries = true;
+  tensor_view<const S> a{}, b{};  // of dplr
+};
+
+/// The state of a call before it, and that after it or its gradient.
+template <class T>
+struct delta_states {
+  tensor_view<const T> before;
+  const char* name;
+  memory_layout after;
 };
 
 /// A call of these extents, after its checks.
-template <class S, class Options, class T = compute_type<S>>
+template <rule R, class S, class Options, class T = compute_type<S>>
 kernel_call<T> delta_call(const delta_views<S>& x, const delta_shape& s, const sequence_lengths& lengths,
                           const Options& options) {
   kernel_call<T> call{.q = x.q, .k = x.k, .v = x.v, .out = x.out,
                       .shape = {s.batch, x.queries ? s.heads : 0, s.key_heads, s.length, s.length, s.dim, s.dim_v},
                       .lengths = lengths, .heads = s.heads, .query_heads = s.heads, .causal = true, .normalise = false,
                       .driver = kernel_driver::recurrence};
-  call.recurrence.log_decay = options.log_decay, call.recurrence.beta = options.beta;
+  call.recurrence.log_decay = options.log_decay;
+  if constexpr (R == rule::correct)
+    call.recurrence.beta = options.beta;
+  else
+    call.recurrence.a = x.a, call.recurrence.b = x.b;
   return call;
 }
 
@@ -106,26 +120,84 @@ T delta_scale(idx_t dim) {
   return T(1) / std::sqrt(static_cast<T>(std::max<idx_t>(1, dim)));
 }
 
-/// The checks of a call and of a step, whose options these are.
-template <class S, class Options, class T = compute_type<S>>
-kernel_call<T> check_delta_rule(call_views& check, const delta_views<S>& x, const Options& options,
-                                std::span<const idx_t> lengths, const tensor_view<const T>& initial_state,
-                                const tensor_view<T>& final_state) {
+/// Checks a or b of dplr, whose heads are those of the state.
+[[gnu::noinline]] inline void check_delta_rows(const validator& check, const char* name, const delta_shape& s,
+                                               const memory_layout& x) {
+  const idx_t wanted[4] = {s.batch, s.heads, s.length, s.dim};
+  if (!std::equal(wanted, wanted + 4, x.extents))
+    check.fail(text({name, " of the shape of k = ", list_text(wanted, 4)}), list_text(x.extents, 4));
+}
+
+/// The inputs of a call.
+template <rule R, class S, class Options, class T>
+void read_delta_inputs(call_views& check, const delta_views<S>& x, const Options& options,
+                       const tensor_view<const T>& initial_state) {
   check.read("q", x.q), check.read("k", x.k), check.read("v", x.v);
-  check.read("beta", options.beta), check.read("log_decay", options.log_decay);
+  if constexpr (R == rule::correct)
+    check.read("beta", options.beta);
+  else
+    check.read("a", x.a), check.read("b", x.b);
+  check.read("log_decay", options.log_decay);
   check.read("initial_state", initial_state);
-  check.write("out", x.out), check.write("final_state", final_state);
+}
+
+/// The checks of a forward or backward call, whose views `check` knows: `out` is that or its gradient.
+template <rule R, class S, class Options, class T = compute_type<S>>
+kernel_call<T> check_delta_call(call_views& check, const delta_views<S>& x, const memory_layout& out,
+                                const Options& options, std::span<const idx_t> lengths, const delta_states<T>& states,
+                                bool gradient = false) {
   const delta_shape s = check_delta_extents(check, x.k, x.v);
-  if (x.queries) check_delta_queries(check, s, x.q, x.out);
+  if constexpr (R == rule::low_rank) {
+    check.extents({{"key heads = value heads", s.heads, s.key_heads}});
+    check_delta_rows(check, "a", s, x.a);
+    check_delta_rows(check, "b", s, x.b);
+  }
+  if (x.queries) check_delta_queries(check, s, x.q, out, gradient);
   check_length_list(check, "lengths", lengths, s.batch, s.length);
-  kernel_call<T> call = delta_call(x, s, {s.length, s.length, lengths, lengths}, options);
-  check_delta_parameters(check, s, call.lengths, options.beta, options.log_decay);
-  check_delta_state(check, "initial_state", s, initial_state);
-  check_delta_state(check, "final_state", s, final_state);
-  call.recurrence.initial_state = initial_state, call.recurrence.final_state = final_state;
+  kernel_call<T> call = delta_call<R>(x, s, {s.length, s.length, lengths, lengths}, options);
+  check_delta_parameters<T>(check, s, call.lengths, call.recurrence.beta, options.log_decay);
+  check_key_mask(check, call, options.key_mask);
+  check_delta_state(check, "initial_state", s, states.before);
+  check_delta_state(check, states.name, s, states.after);
+  call.recurrence.initial_state = states.before;
   call.recurrence.scale = check_delta_number(check, "scale", options.scale, delta_scale<T>(s.dim));
-  call.recurrence.unit_norm_eps = check_delta_number(check, "unit_norm_eps", options.unit_norm_eps, T(-1), true);
+  if constexpr (R == rule::correct)
+    call.recurrence.unit_norm_eps = check_delta_number(check, "unit_norm_eps", options.unit_norm_eps, T(-1), true);
   return call;
+}
+
+/// The checks of a forward call and of a step, whose options these are.
+template <rule R, class S, class Options, class T = compute_type<S>>
+kernel_call<T> check_delta_forward(call_views& check, const delta_views<S>& x, const Options& options,
+                                   std::span<const idx_t> lengths, const tensor_view<const T>& initial_state,
+                                   const tensor_view<T>& final_state) {
+  read_delta_inputs<R>(check, x, options, initial_state);
+  check.write("out", x.out), check.write("final_state", final_state);
+  kernel_call<T> call = check_delta_call<R>(check, x, x.out, options, lengths,
+                                            {initial_state, "final_state", final_state});
+  call.recurrence.final_state = final_state;
+  return call;
+}
+
+/// Those of a backward call with the gradients g.
+template <rule R, class S, class Gradients, class Options, class T = compute_type<S>>
+kernel_call<T> check_delta_backward(call_views& check, const delta_views<S>& x, const tensor_view<const S>& d_out,
+                                    const Gradients& g, const Options& options) {
+  read_delta_inputs<R>(check, x, options, tensor_view<const T>(options.initial_state));
+  check.read("d_out", d_out), check.read("d_final_state", g.d_final_state);
+  check.gradient("q", g.q, x.q);
+  check.gradient("k", g.k, x.k);
+  check.gradient("v", g.v, x.v);
+  if constexpr (R == rule::correct) {
+    check.gradient("beta", g.beta, options.beta);
+  } else {
+    check.gradient("a", g.a, x.a);
+    check.gradient("b", g.b, x.b);
+  }
+  check.gradient("log_decay", g.log_decay, options.log_decay);
+  check.gradient("initial_state", g.initial_state, options.initial_state);
+  return check_delta_call<R>(check, x, d_out, options, options.lengths,
+                             {options.initial_state, "d_final_state", g.d_final_state}, true);
 }
 
 }}}  // namespace attn::ATTN_ISA::detail

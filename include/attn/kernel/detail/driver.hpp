@@ -12,6 +12,7 @@
 #include <attn/core/detail/item_state.hpp>
 #include <attn/core/detail/waves.hpp>
 #include <attn/kernel/detail/features.hpp>
+#include <attn/kernel/detail/recurrence_rule.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
@@ -26,33 +27,8 @@ inline constexpr idx_t kernel_segment = 16 * kernel_chunk;  // tokens of a segme
 template <class T>
 struct kernel_call;
 
-enum class decay_kind { none, token, channel };
-
 /// Prefetches a few rows; not inlined, since products are compiled many times.
 [[gnu::noinline]] inline void fetch_some(row_prefetcher<>& prefetch) { prefetch.next(4); }
-
-/// How a token changes the state: phi(k) v^T is added, or k times what v differs by from the value stored for k.
-enum class rule { add, correct };
-
-template <rule R, class T>
-struct recurrence_driver;
-
-/// The parameters of a recurrence (recurrence.hpp), beside decays.
-template <class T>
-struct recurrence_parameters {
-  T scale = T(1);
-  tensor_view<const T> log_decay{};
-  tensor_view<const T, 2> bonus{};
-  tensor_view<const T, 3> beta{};
-  T unit_norm_eps = T(-1);  // below 0: q and k are not normalised
-  tensor_view<const T> initial_state{};
-  tensor_view<const T, 3> initial_weights{};
-  tensor_view<T> final_state{};
-  tensor_view<T, 3> final_weights{};
-
-  bool per_token() const { return log_decay.data() != nullptr && log_decay.extent(3) == 1; }
-  bool per_channel() const { return log_decay && log_decay.extent(3) != 1; }
-};
 
 /// What computes a call: sums of features, decays per token included, or a recurrence.
 enum class kernel_driver { sums, recurrence };
@@ -70,7 +46,8 @@ struct kernel_call {
   bool causal = false, normalise = true;
   T eps = T(0);
   tensor_view<const T, 3> gate{};
-  bool complement = false;  // keys enter with 1 - gate
+  bool complement = false;                      // keys enter with 1 - gate
+  tensor_view<const unsigned char> key_mask{};  // [B or 1, 1, 1, Lk]; of recurrences
   item_memory<T> state{};  // where given, the sums before the call, which become those after it
   kernel_driver driver = kernel_driver::sums;
   recurrence_parameters<T> recurrence{};
@@ -89,6 +66,16 @@ struct kernel_call {
   idx_t features() const { return map ? map->features : shape.dim; }
   /// Which of the `given` heads of a parameter belongs to head h of the sums.
   idx_t parameter_head(idx_t given, idx_t h) const { return given == heads ? h : h / (heads / given); }
+  /// Whether key t adds nothing to the state; its decay applies.
+  bool hides(idx_t b, idx_t t) const { return key_mask && !key_mask(key_mask.extent(0) == 1 ? 0 : b, 0, 0, t); }
+  /// Rows of keys from `begin` on, hidden ones replaced by one that is seen; false if there is none.
+  bool replace_hidden(idx_t b, idx_t begin, token_rows<T>& rows) const {
+    idx_t seen = 0;
+    while (seen < rows.count && hides(b, begin + seen)) ++seen;
+    for (idx_t t = 0; t < rows.count && seen < rows.count; ++t)
+      if (hides(b, begin + t)) rows.at[t] = rows.at[seen];
+    return seen < rows.count;
+  }
   T gate_at(idx_t b, idx_t h, idx_t t) const {
     if (const auto& g = recurrence.log_decay; recurrence.per_token())
       return std::exp(g(b, parameter_head(g.extent(1), h), t, 0));
@@ -129,11 +116,16 @@ struct kernel_call {
     prefetch.add(matrix_view<const std::byte>{x.data, x.rows, x.cols * x.access->size, x.row_stride, x.col_stride},
                  begin, end);
   }
+  /// Of a chunk; there may be none at `begin`.
   row_prefetcher<> prefetch_keys(idx_t b, idx_t h, idx_t begin) const {
     row_prefetcher<> prefetch;
-    const idx_t end = std::min<idx_t>(begin + kernel_chunk, lengths.keys(b));
+    const idx_t end = begin < 0 ? begin : std::min<idx_t>(begin + kernel_chunk, lengths.keys(b));
     fetch(prefetch, k.head(b, kv_head(h)), begin, end);
     fetch(prefetch, v.head(b, value_head(h)), begin, end);
+    if (const auto& g = recurrence.log_decay; recurrence.per_channel())
+      prefetch.add(head_of(g, b, parameter_head(g.extent(1), h)), begin, end);
+    for (const stored_tensor<T>* x : {&recurrence.a, &recurrence.b})
+      if (x->data) fetch(prefetch, x->head(b, h), begin, end);
     return prefetch;
   }
 

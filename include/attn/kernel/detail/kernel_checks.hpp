@@ -2,6 +2,7 @@
 #pragma once
 
 #include <attn/core/detail/attention_call.hpp>
+#include <attn/core/mask_view.hpp>
 #include <attn/kernel/detail/driver.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
@@ -126,6 +127,16 @@ kernel_call<T> check_kernel(call_views& check, const kernel_views<S>& x, const O
                             bool complement = false) {
   const attention_shape s = check_attention(check, x.q, x.k, x.v, x.out, {});
   return check_parameters<takes_features>(check, s, x, options, step, gate, complement);
+}
+
+/// Checks a mask of keys, and gives it to the call.
+template <class T>
+void check_key_mask(call_views& check, kernel_call<T>& call, const key_mask_view& mask) {
+  check.option("key_mask", mask.bytes(), {{"key_mask batch", call.shape.batch, or_one},
+                                          {},
+                                          {},
+                                          {"key_mask length = key length", call.shape.keys}});
+  call.key_mask = mask.bytes();
 }
 
 /// Runs a checked call whose map is given. Operators that are never a recurrence do not compile it.

@@ -66,6 +66,8 @@ struct kernel_steps {
     T& whole_decay = call.decay_at(next, h) = call.decay_at(last, h);
     if (last != next) std::copy(before.weights, before.values + call.sums_size(), sums.weights);
     T *const key = x.keys + n * x.stride, *const queries = x.queries + n * group * x.stride;
+    const bool hidden = may_recur && call.hides(b, t);
+    if (hidden) std::fill_n(key, m, T(0));
     const T g = load_decays(at, s.row_decay);
     if (call.complement && call.gated())
       for (idx_t r = 0; r < m; ++r) key[r] *= T(1) - g;
@@ -89,6 +91,7 @@ struct kernel_steps {
     }
     if (bonus) add_weights();
     call.v.head(b, call.kv_head(h)).read_row(t, s.values);
+    if (hidden) std::fill_n(s.values, call.shape.dim_v, T(0));
     const auto write = [&](idx_t i, idx_t col, T* sum) {
       const auto to = call.out.head(b, h * group + i);
       const idx_t cols = std::min<idx_t>(panel_width<T>, call.shape.dim_v - col);

@@ -37,7 +37,8 @@ template <class T, class Options>
 void check_linear_extra(call_views& check, kernel_call<T>& call, const Options& o, idx_t features) {
   const bool states = o.initial_state || o.initial_weights || o.final_state || o.final_weights;
   if (!std::isfinite(o.scale)) check.fail("a finite scale", static_cast<double>(o.scale));
-  if (!o.log_decay && !o.bonus && !states && o.scale == T(1)) return;
+  check_key_mask(check, call, o.key_mask);
+  if (!o.log_decay && !o.bonus && !states && !call.key_mask && o.scale == T(1)) return;
   if (o.log_decay && o.decay) check.fail("either decay or log_decay", "both");
   if (o.log_decay && !call.causal) check.fail("causal with log_decay", "no causal");
   if (o.bonus && !call.causal) check.fail("causal with a bonus", "no causal");
@@ -69,7 +70,7 @@ void check_linear_extra(call_views& check, kernel_call<T>& call, const Options& 
                      .initial_weights = o.initial_weights, .final_state = o.final_state,
                      .final_weights = o.final_weights};
   // Decays per token alone are factors of scores.
-  const bool per_token = call.recurrence.per_token() && !o.bonus && !states && o.scale == T(1);
+  const bool per_token = call.recurrence.per_token() && !o.bonus && !states && !call.key_mask && o.scale == T(1);
   if (!per_token) call.driver = kernel_driver::recurrence;
 }
 

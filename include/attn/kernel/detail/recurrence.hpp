@@ -1,20 +1,27 @@
-// attn: recurrences over a matrix state S: linear attention with decays per channel, a bonus, a scale or states, and
-// the delta rule. A rule says how a token changes the state; chunks of tokens are computed by products. Whole heads:
-// recurrence_driver.hpp.
+// attn: recurrences over a matrix state S: linear attention with decays per channel, a bonus, a scale or states, the
+// delta rule, and dplr. A rule says how a token changes the state; chunks of tokens are computed by products. Whole
+// heads: recurrence_driver.hpp.
 //
 // With gamma the sum of the log decays in the chunk up to a token, and S the state before the chunk:
 //
 //   P_ij = q_i.k_j e^(gamma_i - gamma_j), j <= i        q_start_i = q_i e^gamma_i
-//   A_ij = k_i.k_j e^(gamma_i - gamma_j), j < i         k_start_i = k_i e^gamma_i
+//   A_ij = k_i.k_j e^(gamma_i - gamma_j), j < i         start_i   = k_i e^gamma_i
 //                                                       k_end_j   = k_j e^(gamma_last - gamma_j)
 //
 //   1. U   = v                                   rule::add: what each token writes to its key
-//      U   = beta (v - k_start S - A U)          rule::correct, row by row
+//      U   = beta (v - start S - A U)            rule::correct, row by row
 //   2. out = scale (q_start S + P U)
 //   3. S   = e^gamma_last S + k_end^T U
 //
 // rule::add has q = phi(q) and k = phi(k); denominators are the same with z for S and ones for v. With a bonus u, query
 // i sees S_(i-1) and u k_i v_i^T: its decays end one token earlier, and the diagonal of P is u q_i k_i.
+//
+// rule::low_rank has v with k, and W = a^T S_(i-1) with b, for which there are P, A and the rows of the end, too. a_i
+// reads the state before the decay of its token: A_ij = a_i.b_j e^(gamma_(i-1) - gamma_j), start_i = a_i e^gamma_(i-1),
+//
+//   1. W   = start S + A_k v + A W               row by row
+//   2. out = scale (q_start S + P_b W + P v)
+//   3. S   = e^gamma_last S + b_end^T W + k_end^T v
 //
 // Decays are multiplied, never divided (chunk_decay.hpp). Separate from driver.hpp, because calls without decays do not
 // need a second copy of their rows: with decays per channel a call takes 1.3 to 1.4 times as long. Products need their
@@ -25,8 +32,8 @@
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
-/// Features of rows [begin, begin + count): those of the map; by the rule that corrects the rows themselves, of unit
-/// norm if so asked, norm[t], where given, then being the factor of row t.
+/// Features of rows [begin, begin + count): those of the map; by the rules that read the state the rows themselves, of
+/// unit norm if so asked, norm[t], where given, then being the factor of row t.
 template <rule R, class T>
 void load_rows(const kernel_call<T>& call, const stored_matrix<T>& from, idx_t begin, idx_t count, const panels<T>& to,
                T* scratch, T* norm = nullptr) {
@@ -57,8 +64,10 @@ template <class T>
 /// The keys of a chunk, as the forward and the backward pass read them.
 template <rule R, class T>
 struct recurrence_keys {
-  panels<T> k, k_t, k_end, v;            // [token][feature]; transposed; [token][column]
-  panels<T> k_start, k_start_t, a, a_t;  // only of the rule that corrects
+  panels<T> k, k_t, k_end, v;        // [token][feature]; transposed; [token][column]
+  panels<T> start, start_t, a, a_t;  // of the rules that read the state
+  panels<T> reads, reads_t;          // of the rule of low rank: a, transposed without that of the first token
+  panels<T> writes, writes_t, writes_end, w, a_k, a_k_t;  // b; as k, v and A with k for b
   chunk_decay<T> decay;
   score_scratch<T> scores;
   T *beta = nullptr, *map;
@@ -70,15 +79,25 @@ struct recurrence_keys {
     allocate_panels(memory, chunk, m, {&s.k});
     allocate_panels(memory, m, chunk, {&s.k_t});
     allocate_panels(memory, chunk, columns, {&s.v});
-    s.k_start = s.k_end = s.k, s.k_start_t = s.k_t;
+    s.start = s.k_end = s.k, s.start_t = s.k_t;
     if (kind != decay_kind::none) allocate_panels(memory, chunk, m, {&s.k_end});
-    if constexpr (R == rule::correct) {
-      if (kind != decay_kind::none) {
-        allocate_panels(memory, chunk, m, {&s.k_start});
-        allocate_panels(memory, m, chunk, {&s.k_start_t});
+    if constexpr (reads_state<R>) {
+      if (kind != decay_kind::none || R == rule::low_rank) {
+        allocate_panels(memory, chunk, m, {&s.start});
+        allocate_panels(memory, m, chunk, {&s.start_t});
       }
       allocate_panels(memory, chunk, chunk, {&s.a, &s.a_t});
       s.beta = memory.allocate<T>(chunk);
+    }
+    if constexpr (R == rule::low_rank) {
+      allocate_panels(memory, chunk + 1, m, {&s.reads});  // rows are also read beginning with the second
+      s.reads.capacity = chunk;
+      allocate_panels(memory, m, chunk, {&s.reads_t, &s.writes_t});
+      allocate_panels(memory, chunk, m, {&s.writes});
+      s.writes_end = s.writes;
+      if (kind != decay_kind::none) allocate_panels(memory, chunk, m, {&s.writes_end});
+      allocate_panels(memory, chunk, columns, {&s.w});
+      allocate_panels(memory, chunk, chunk, {&s.a_k, &s.a_k_t});
     }
     s.decay = chunk_decay<T>::layout(memory, m, kind);
     s.scores = score_scratch<T>::layout(memory, m, kind);
@@ -86,11 +105,17 @@ struct recurrence_keys {
     return s;
   }
 
-  /// Everything that does not need the state, of head h of the states; k_t only for the rule that corrects.
+  /// Everything that does not need the state, of head h of the states; k_t only for the rules that read it.
   void load(const kernel_call<T>& call, idx_t b, idx_t h, idx_t begin, idx_t count, T* norm = nullptr) const {
     load_rows<R>(call, call.k.head(b, call.kv_head(h)), begin, count, k, map, norm);
     const stored_matrix<T> values = call.v.head(b, call.value_head(h));
     values.access->pack_panels(values, begin, count, v.data);
+    if constexpr (R == rule::low_rank) {
+      load_rows<R>(call, call.recurrence.a.head(b, h), begin, count, reads, map);
+      load_rows<R>(call, call.recurrence.b.head(b, h), begin, count, writes, map);
+    }
+    for (idx_t t = 0; t < count && call.key_mask; ++t)
+      if (call.hides(b, begin + t)) hide(t, values.cols, norm);
     if (decay.kind != decay_kind::none) {
       if (const tensor_view<const T>& g = call.recurrence.log_decay) {
         decay.load(g, b, call.parameter_head(g.extent(1), h), begin, count);
@@ -105,11 +130,59 @@ struct recurrence_keys {
       for (idx_t t = 0; t < count; ++t) beta[t] = given ? given(b, h, begin + t) : T(1);
       transpose_keys(count);
       if (decay.kind != decay_kind::none) {
-        decay.from_start(k, count, k_start);
-        transpose_panels(k_start, count, decay.dim, k_start_t);
+        decay.from_start(k, count, start);
+        transpose_panels(start, count, decay.dim, start_t);
       }
       chunk_scores(decay, scores, k, k_t, k, k_t, count, triangle::before, a);
       transpose_panels(a, count, count, a_t);
+    } else if constexpr (R == rule::low_rank) {
+      load_reads(count);
+    }
+  }
+  /// A hidden key is 0, and so are all gradients of its row.
+  void hide(idx_t t, idx_t columns, T* norm) const {
+    const auto clear = [&](const panels<T>& x, idx_t cols) {
+      for (idx_t col = 0; x.data && col < cols; col += panels<T>::wide) std::fill_n(x.at(t, col), panels<T>::wide, T(0));
+    };
+    for (const panels<T>* x : {&k, &reads, &writes}) clear(*x, decay.dim);
+    clear(v, columns);
+    if (norm) norm[t] = T(0);
+  }
+  /// Of the rule of low rank, whose rows a end their decays one token earlier.
+  void load_reads(idx_t count) const {
+    const idx_t m = decay.dim, later = count - 1;
+    const panels<T> from_second = reads.from_row(1);
+    for (idx_t col = 0; col < m; col += width<T>) store<T>(start.at(0, col), detail::load<T>(reads.at(0, col)));
+    decay.from_start(from_second, later, start.from_row(1));
+    transpose_panels(start, count, m, start_t);
+    transpose_keys(count);
+    if (decay.kind != decay_kind::channel) {
+      transpose_panels(writes, count, m, writes_t);
+      transpose_panels(from_second, later, m, reads_t);
+    }
+    if (decay.kind != decay_kind::none) decay.to_end(writes, count, writes_end);
+    chunk_scores(decay, scores, from_second, reads_t, k, k_t, later, triangle::up_to, a_k.from_row(1));
+    chunk_scores(decay, scores, from_second, reads_t, writes, writes_t, later, triangle::up_to, a.from_row(1));
+    transpose_panels(a_k, count, count, a_k_t);
+    transpose_panels(a, count, count, a_t);
+  }
+  /// By the rule of low rank: W in the columns of `to`, whose values are `values`, by the state before the chunk.
+  void read_state(idx_t count, const panels<T>& state, bool empty, const panels<T>& values, const panels<T>& to,
+                  idx_t cols) const {
+    if (!empty) product(start_t, count, state, cols, decay.dim, write_to(to));
+    triangle_product<triangle::before>(a_k_t, count, values, cols, [&](idx_t row, idx_t col, const packet<T>& sum) {
+      store<T>(to.at(row, col), empty ? sum : add(detail::load<T>(to.at(row, col)), sum));
+    });
+    triangle_product<triangle::before>(a_t, count, to, cols, add_to(to));
+  }
+  /// The state after the chunk, where `values` is U or, with corrections W, v.
+  void pass(idx_t count, const panels<T>& values, const panels<T>& corrections, idx_t cols, const panels<T>& state,
+            bool empty, row_prefetcher<>& prefetch) const {
+    if constexpr (R == rule::low_rank) {
+      pass_chunk(decay, writes_end, corrections, cols, count, state, empty, prefetch);
+      product(k_end, decay.dim, values, cols, count, add_to(state));
+    } else {
+      pass_chunk(decay, k_end, values, cols, count, state, empty, prefetch);
     }
   }
   /// k_t, for scores without decays per channel.
@@ -144,7 +217,7 @@ template <class T>
 template <rule R, class T>
 struct recurrence_scratch : recurrence_keys<R, T> {
   panels<T> q, q_start, q_t, q_start_t;  // [token][feature]; transposed
-  panels<T> out, p, p_t;                 // [token][column]; [token][token]
+  panels<T> out, p, p_t, p_b, p_b_t;     // [token][column]; [token][token]
   T* factors;                            // of the rows of out
 
   static recurrence_scratch layout(arena& memory, const kernel_call<T>& call) {
@@ -161,6 +234,7 @@ struct recurrence_scratch : recurrence_keys<R, T> {
     allocate_panels(memory, chunk, call.shape.dim_v, {&s.out});
     allocate_panels(memory, chunk + own, chunk, {&s.p});
     allocate_panels(memory, chunk, chunk + own, {&s.p_t});
+    if (R == rule::low_rank) allocate_panels(memory, chunk, chunk, {&s.p_b, &s.p_b_t});
     s.factors = memory.allocate<T>(chunk);
     return s;
   }
@@ -187,6 +261,7 @@ struct recurrence_kernel {
 
   idx_t features() const { return s.decay.dim; }
   panels<T> values() const { return s.v.from_col(col); }
+  panels<T> corrections() const { return s.w.from_col(col); }
 
   /// Queries, and their scores in p and p_t; factors are the sums of the scores where there are denominators, else the
   /// scale.
@@ -216,9 +291,13 @@ struct recurrence_kernel {
       for (idx_t t = 0; t < at.count && call.normalise; ++t) s.factors[t] = sum_before(s.p, t);
     }
     transpose_panels(s.p, at.count, at.count, s.p_t);
+    if constexpr (R == rule::low_rank) {
+      chunk_scores(s.decay, s.scores, q, s.q_t, s.writes, s.writes_t, rows, triangle::up_to, s.p_b);
+      transpose_panels(s.p_b, at.count, at.count, s.p_b_t);
+    }
   }
 
-  /// values() = U.
+  /// values() = U, or corrections() = W.
   void solve(idx_t count, const recurrence_state<T>& before) const {
     if constexpr (R == rule::correct) {
       const panels<T> u = values();
@@ -229,10 +308,12 @@ struct recurrence_kernel {
         for (idx_t c = 0; c < cols; c += width<T>)
           for (idx_t row = 0; row < count; ++row) write(row, c, zero<T>());
       else
-        product(s.k_start_t, count, before.values, cols, features(), write);
+        product(s.start_t, count, before.values, cols, features(), write);
       triangle_product<triangle::before>(s.a_t, count, u, cols, [&](idx_t row, idx_t c, const packet<T>& sum) {
         store<T>(u.at(row, c), sub(load<T>(u.at(row, c)), mul(sum, broadcast<T>(s.beta[row]))));
       });
+    } else if constexpr (R == rule::low_rank) {
+      s.read_state(count, before.values, before.empty, values(), corrections(), cols);
     }
   }
 
@@ -251,11 +332,19 @@ struct recurrence_kernel {
         fetch_rows<T>(prefetch, row, c);
         store<T>(to.at(row, c), at.own_keys ? sum : mul(sum, factor(row)));
       });
+    bool begun = !before.empty;
+    if constexpr (R == rule::low_rank) {
+      triangle_product<triangle::up_to>(
+          s.p_b_t, at.count, corrections(), cols, [&](idx_t row, idx_t c, const packet<T>& sum) {
+            store<T>(to.at(row, c), begun ? add(load<T>(to.at(row, c)), sum) : sum);
+          });
+      begun = true;
+    }
     if (at.own_keys)
       triangle_product<triangle::up_to>(s.p_t, at.count, values(), cols,
                                         [&](idx_t row, idx_t c, const packet<T>& sum) {
                                           T* const x = to.at(row, c);
-                                          store<T>(x, mul(before.empty ? sum : add(load<T>(x), sum), factor(row)));
+                                          store<T>(x, mul(begun ? add(load<T>(x), sum) : sum, factor(row)));
                                         });
     for (idx_t t = at.first; t < at.count; ++t)
       for (idx_t c = 0; c < cols; c += panel_width<T>)
@@ -265,7 +354,7 @@ struct recurrence_kernel {
 
   /// The state after the chunk.
   void update(idx_t count, recurrence_state<T>& state, row_prefetcher<>& prefetch) const {
-    pass_chunk(s.decay, s.k_end, values(), cols, count, state.values, state.empty, prefetch);
+    s.pass(count, values(), corrections(), cols, state.values, state.empty, prefetch);
     for (idx_t c = 0; state.weights && c < features(); c += width<T>) {
       packet<T> sum = zero<T>();
       for (idx_t t = 0; t < count; ++t) sum = add(sum, load<T>(s.k_end.at(t, c)));

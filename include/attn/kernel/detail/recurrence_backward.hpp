@@ -6,10 +6,13 @@
 //   backward  X = P^T d_out + k_end R1,  dP = d_out U^T (j <= i),  dq and dk through P, q_start and k_end
 //             R0 = diag(e^gamma_C) R1 + q_start^T d_out
 //   add       dv = X
-//   correct   U = beta R, R = v - k_start S0 - A U;  X less A^T Y, Y = beta X;  dA = -Y U^T, dv = Y, dbeta_i = X_i.R_i
-//             dk through A and k_start, too;  R0 less k_start^T Y
-//   decay     dgamma_i = q_i dq_i + k_i (dk_i by rows of A and k_start - dk_i by columns), and of the last token
-//             + sum_j k_j dk_end_j e^(..) + S0.R1 e^gamma_C;
+//   correct   U = beta R, R = v - start S0 - A U;  X less A^T Y, Y = beta X;  dA = -Y U^T, dv = Y, dbeta_i = X_i.R_i
+//             dk through A and start, too;  R0 less start^T Y
+//   low rank  X_W = P_b^T d_out + b_end R1, dP_b = d_out W^T;  Y = X_W + A^T Y, dv = X + A_k^T Y;  dA = Y W^T,
+//             dA_k = Y v^T, da through A, A_k and start, db as dk;  R0 and start^T Y
+//   decay     dgamma_i = q_i dq_i + k_i (dk_i by rows of A and start - dk_i by columns), and of the last token
+//             + sum_j k_j dk_end_j e^(..) + S0.R1 e^gamma_C; by the rule of low rank q_i dq_i + a_(i+1) da_(i+1) less
+//             k_i dk_i and b_i db_i;
 //             dg_t = sum of dgamma_i over i >= t of the chunk, so that rounding does not cross chunks
 //
 // By the rule that adds, values have a further column of ones where denominators are wanted, and so have S and R (z and
@@ -22,26 +25,21 @@
 
 #include <attn/kernel/detail/chunk_decay_backward.hpp>
 #include <attn/kernel/detail/gate_gradients.hpp>
-#include <attn/kernel/detail/recurrence_backward_call.hpp>
+#include <attn/kernel/detail/recurrence_gradient_store.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// One head of the states: its chunks, forward to the states and backward to the gradients.
 template <rule R, class T>
-struct recurrence_backward_kernel {
-  static constexpr bool corrects = R == rule::correct;
+struct recurrence_backward_kernel : recurrence_gradient_store<R, T> {
+  static constexpr bool corrects = R == rule::correct, low_rank = R == rule::low_rank, reads = reads_state<R>;
+  using base = recurrence_gradient_store<R, T>;
+  using base::b, base::call, base::columns, base::dim_v, base::features, base::h, base::in, base::parameters,
+      base::s;
 
-  const recurrence_backward_call<T>& in;
-  const recurrence_backward_scratch<R, T>& s;
-  idx_t b, h;
-  stored_gradient_head<T> to_q, to_k, to_v;  // of queries only by the rule that corrects
+  stored_gradient_head<T> to_q, to_k, to_v;  // of queries only by the rules that read the state
   T* d_bonus;                                // [group][whole vectors of features], sums over tokens
-  const kernel_call<T>& call = in.call;
-  const recurrence_parameters<T>& parameters = in.parameters();
 
-  idx_t features() const { return in.features(); }
-  idx_t dim_v() const { return in.dim_v(); }
-  idx_t columns() const { return in.columns(); }
   bool decays() const { return s.decay.kind != decay_kind::none; }
   bool of_features() const { return in.of_queries() || in.of_keys(); }
   void clear(const panels<T>& x, idx_t rows, idx_t cols) const {
@@ -50,11 +48,20 @@ struct recurrence_backward_kernel {
 
   // Keys --------------------------------------------------------------------------------------------------------------
 
-  /// Keys, values and decays; by the rule that corrects U and, in v, R.
-  void load_keys(idx_t begin, idx_t count, const panels<T>& state) const {
+  /// What is known of a chunk only with the state before it: R, in v, or W.
+  panels<T> solved() const { return low_rank ? s.w : s.v; }
+
+  /// Keys, values and decays; by the rule that corrects U and, in v, R; by that of low rank W. R or W may be known.
+  void load_keys(idx_t begin, idx_t count, const panels<T>& state, const panels<T>* known = nullptr) const {
     s.load(call, b, h, begin, count, s.k_norm);
-    if constexpr (corrects) {
-      product(s.k_start_t, count, state, columns(), features(), [&](idx_t row, idx_t col, const packet<T>& sum) {
+    if (reads && known) {
+      std::copy_n(known->data, kernel_chunk * round_up(columns(), panels<T>::wide), solved().data);
+      if (corrects)
+        each_packet(
+            count, columns(), [&](idx_t row, idx_t, const auto& x) { return mul(x, broadcast<T>(s.beta[row])); }, s.u,
+            s.v);
+    } else if constexpr (corrects) {
+      product(s.start_t, count, state, columns(), features(), [&](idx_t row, idx_t col, const packet<T>& sum) {
         store<T>(s.v.at(row, col), sub(load<T>(s.v.at(row, col)), sum));
       });
       triangle_product<triangle::before>(
@@ -63,28 +70,32 @@ struct recurrence_backward_kernel {
             store<T>(s.v.at(row, col), difference);
             store<T>(s.u.at(row, col), mul(difference, broadcast<T>(s.beta[row])));
           });
+    } else if constexpr (low_rank) {
+      s.read_state(count, state, false, s.v, s.w, columns());
     } else {
-      for (idx_t t = 0; t < count && in.weights(); ++t) *s.v.at(t, dim_v()) = T(1);
+      for (idx_t t = 0; t < count && in.weights(); ++t) *s.v.at(t, dim_v()) = call.hides(b, begin + t) ? T(0) : T(1);
     }
   }
 
-  /// Advances the state over the keys that were loaded.
-  void advance(idx_t count, const panels<T>& state) const {
-    row_prefetcher<> prefetch;
-    pass_chunk(s.decay, s.k_end, s.u, columns(), count, state, false, prefetch);
+  /// Advances the state over the keys from `begin` on, which were loaded.
+  void advance(idx_t begin, idx_t count, const panels<T>& state) const {
+    row_prefetcher<> prefetch = call.prefetch_keys(b, h, begin + count);
+    s.pass(count, s.u, s.w, columns(), state, false, prefetch);
   }
 
   /// Keys [begin, begin + count), which were not loaded yet, and the queries at their positions. d_state is the
   /// gradient of the state after them, and becomes that of the state before them; not causal, of the sums of all keys.
-  void back(idx_t begin, idx_t count, const panels<T>& state, const panels<T>& d_state) const {
+  void back(idx_t begin, idx_t count, const panels<T>& state, const panels<T>& d_state,
+            const panels<T>* known = nullptr) const {
     const idx_t m = features();
-    load_keys(begin, count, state);
+    load_keys(begin, count, state, known);
     if (of_features()) {
       transpose_panels(s.u, count, columns(), s.u_t);
+      if (low_rank) transpose_panels(s.w, count, columns(), s.w_t);
       if (call.causal) transpose_panels(state, m, columns(), s.state_t);
     }
-    if (!corrects && (call.causal || !decays())) s.transpose_keys(count);
-    if (in.reverse()) from_later(count, state, d_state);
+    if (!reads && (call.causal || !decays())) s.transpose_keys(count);
+    if (in.reverse()) from_later(begin, count, state, d_state);
     if (call.causal) {
       const idx_t offset = call.lengths.keys(b) - call.lengths.queries(b), first = std::max<idx_t>(offset - begin, 0);
       if (in.reverse() && decays() && (first >= count || call.group() == 0))
@@ -99,9 +110,9 @@ struct recurrence_backward_kernel {
   }
 
   /// X, and the gradients of the keys and decays of the chunk, by the state after it.
-  void from_later(idx_t count, const panels<T>& state, const panels<T>& d_state) const {
+  void from_later(idx_t begin, idx_t count, const panels<T>& state, const panels<T>& d_state) const {
     const idx_t m = features();
-    if (!corrects && in.d_log_decay) clear(s.d_gamma, count, m);
+    if (!reads && in.d_log_decay) clear(s.d_gamma, count, m);
     if (in.d_decay) {
       std::fill_n(s.gate_scores, kernel_chunk * kernel_chunk, T(0));
       std::fill_n(s.gate_queries, kernel_chunk, T(0));
@@ -113,19 +124,33 @@ struct recurrence_backward_kernel {
       product(s.u_t, count, s.d_state_t, m, columns(), write_to(s.dk));
       for (idx_t t = 0; t < count && in.d_decay; ++t) s.gate_keys[t] = dot_rows(s.k, s.dk, t, m);
       if (decays()) s.decay.to_end(s.dk, count, s.dk);
+      if constexpr (low_rank) {
+        product(s.w_t, count, s.d_state_t, m, columns(), write_to(s.db));
+        if (decays()) s.decay.to_end(s.db, count, s.db);
+      }
       if (parameters.bonus) clear(s.dk_bonus, count, m);
     }
     if (in.d_log_decay) {
       for (idx_t r = 0; r < m; r += width<T>) {
         packet<T> sum = zero<T>();
         for (idx_t t = 0; t < count; ++t) sum = fma(load<T>(s.k.at(t, r)), load<T>(s.dk.at(t, r)), sum);
+        for (idx_t t = 0; low_rank && t < count; ++t)
+          sum = fma(load<T>(s.writes.at(t, r)), load<T>(s.db.at(t, r)), sum);
         store<T>(s.d_last + r, sum);
       }
       for (idx_t r = 0; r < m; ++r) s.d_last[r] += s.decay.whole(r, count) * dot_rows(state, d_state, r, columns());
     }
-    if (!corrects && !to_v) return;
+    if (!reads && !to_v) return;
     if (decays()) transpose_panels(s.k_end, count, m, s.k_end_t);
-    product(s.k_end_t, count, d_state, columns(), m, write_to(s.x));
+    row_prefetcher<> prefetch = call.prefetch_keys(b, h, call.causal ? begin - kernel_chunk : begin + kernel_chunk);
+    product(s.k_end_t, count, d_state, columns(), m, [&](idx_t row, idx_t col, const packet<T>& sum) {
+      fetch_rows<T>(prefetch, row, col);
+      store<T>(s.x.at(row, col), sum);
+    });
+    if constexpr (low_rank) {
+      if (decays()) transpose_panels(s.writes_end, count, m, s.k_end_t);
+      product(decays() ? s.k_end_t : s.writes_t, count, d_state, columns(), m, write_to(s.y));
+    }
   }
 
   // Queries -----------------------------------------------------------------------------------------------------------
@@ -153,18 +178,24 @@ struct recurrence_backward_kernel {
     load_queries(at);
     const idx_t count = at.count, m = features(), own = at.shift(call), rows = count - own;
     const panels<T> q = s.q.from_row(own), dq = s.dq.from_row(own), dp = s.dp.from_row(own);
-    const bool decayed = decays() && at.own_keys, of_values = corrects ? in.reverse() : bool(to_v);
+    const bool decayed = decays() && at.own_keys, of_values = reads ? in.reverse() : bool(to_v);
     const panels<T>& q_start = decayed ? s.q_start : s.q;
     if (decayed) {
       for (idx_t col = 0; own && col < m; col += width<T>) store<T>(q_start.at(0, col), load<T>(s.q.at(0, col)));
       s.decay.from_start(q, rows, s.q_start.from_row(own));
     }
     if (at.own_keys && (call.normalise || of_values)) load_scores(at, rows, q);
-    if constexpr (!corrects)
+    if constexpr (!reads)
       if (call.normalise) normalise(at, q_start, state);
     if (of_features()) {
       transpose_panels(s.d_out, count, columns(), s.d_out_t);
+      row_prefetcher<> prefetch;
+      if (const idx_t end = at.origin, begin = std::max<idx_t>(end - kernel_chunk, 0); reads) {
+        call.fetch(prefetch, call.q.head(b, call.query_head(at.head)), begin, end);
+        call.fetch(prefetch, in.d_out.head(b, at.head), begin, end);
+      }
       product(s.d_out_t, count, s.state_t, m, columns(), [&](idx_t row, idx_t col, const packet<T>& sum) {
+        if (reads) fetch_rows<T>(prefetch, row, col);
         const bool times_decay = decayed && !in.d_decay && row >= own;
         store<T>(s.dq.at(row, col), times_decay ? mul(sum, s.decay.start(row - own, col)) : sum);
       });
@@ -173,12 +204,14 @@ struct recurrence_backward_kernel {
         s.decay.from_start(dq, rows, dq);
       }
       if (at.own_keys) score_product(s.d_out_t, s.u_t, count, columns(), write_to(s.dp));
-      if constexpr (!corrects) {
+      if (low_rank) score_product(s.d_out_t, s.w_t, count, columns(), write_to(s.dp_b));
+      if constexpr (!reads) {
         for (idx_t t = 0; t < count && own; ++t) s.diagonal[t] = t < at.first ? T(0) : *s.dp.at(t, t);
         if (in.d_decay && at.own_keys) add_gate_scores(rows, q, dp);
       }
     }
     if (of_values && at.own_keys) triangle_product<triangle::from>(s.p, count, s.d_out, columns(), add_to(s.x));
+    if (low_rank && of_values) triangle_product<triangle::from>(s.p_b, count, s.d_out, columns(), add_to(s.y));
     if (in.reverse()) {
       const bool passes = at.own_keys && at.head == h * call.group();  // the state of the chunk, once
       product(q_start, m, s.d_out, columns(), count, [&](idx_t row, idx_t col, const packet<T>& sum) {
@@ -188,25 +221,35 @@ struct recurrence_backward_kernel {
     }
     if constexpr (corrects)
       if (in.reverse()) correct(count, d_state);
+    if constexpr (low_rank)
+      if (in.reverse()) read_back(count, d_state);
     if (of_features() && at.own_keys) {
-      score_gradients<corrects, T>{s.decay, s.scores, q, s.k, dp, s.dp_t, s.da, s.da_t, dq, s.dk_row, s.dk, rows,
-                                   in.of_queries(), in.of_keys()}
-          .run();
+      score_back({q, dq, rows}, dp);
       if (in.d_log_decay) add_decays(rows, q, dq);
-      if constexpr (!corrects)
+      if constexpr (!reads)
         if (own) add_bonus(at);
     }
     store_queries(at);
   }
 
-  /// Adds the terms of the gradients of the decays that are known with those of the queries: by the rule that corrects,
-  /// whose queries are of one head, all.
+  /// Adds the terms of the gradients of the decays that are known with those of the queries: by the rules that read the
+  /// state, whose queries are of one head, all.
   void add_decays(idx_t rows, const panels<T>& q, const panels<T>& dq) const {
     if constexpr (corrects)
       each_packet(
           rows, features(),
           [&](idx_t row, idx_t col, const auto& x, const auto& d, const auto& k, const auto& dk) {
-            return fma(x, d, mul(k, sub(load<T>(s.dk_row.at(row, col)), dk)));
+            return fma(x, d, mul(k, sub(load<T>(s.d_reads.at(row, col)), dk)));
+          },
+          s.d_gamma, q, dq, s.k, s.dk);
+    else if constexpr (low_rank)
+      each_packet(
+          rows, features(),
+          [&](idx_t row, idx_t col, const auto& x, const auto& d, const auto& k, const auto& dk) {
+            const packet<T> of_b = mul(load<T>(s.writes.at(row, col)), load<T>(s.db.at(row, col)));
+            const packet<T> sum = sub(fma(x, d, mul(k, sub(zero<T>(), dk))), of_b);
+            if (row + 1 == rows) return sum;
+            return fma(load<T>(s.reads.at(row + 1, col)), load<T>(s.d_reads.at(row + 1, col)), sum);
           },
           s.d_gamma, q, dq, s.k, s.dk);
     else
@@ -219,6 +262,7 @@ struct recurrence_backward_kernel {
   void load_scores(const token_block& at, idx_t rows, const panels<T>& q) const {
     if (s.decay.kind != decay_kind::channel) transpose_panels(q, rows, features(), s.q_t);
     chunk_scores(s.decay, s.scores, q, s.q_t, s.k, s.k_t, rows, triangle::up_to, s.p.from_row(at.count - rows));
+    if (low_rank) chunk_scores(s.decay, s.scores, q, s.q_t, s.writes, s.writes_t, rows, triangle::up_to, s.p_b);
     for (idx_t t = 0; t < at.count && parameters.bonus; ++t) {
       packet<T> sums = zero<T>();
       for (idx_t r = 0; r < features(); r += width<T>)
@@ -272,14 +316,14 @@ struct recurrence_backward_kernel {
     });
   }
 
-  /// Y, dA, the gradients of the keys through k_start, and what Y takes from the gradient of the state.
+  /// Y, dA, the gradients of the keys through start, and what Y takes from the gradient of the state.
   void correct(idx_t count, const panels<T>& d_state) const {
     triangle_product<triangle::after>(s.a, count, s.y, columns(), [&](idx_t row, idx_t col, const packet<T>& sum) {
       const packet<T> x = sub(load<T>(s.x.at(row, col)), sum);
       store<T>(s.x.at(row, col), x);
       store<T>(s.y.at(row, col), mul(x, broadcast<T>(s.beta[row])));
     });
-    product(s.k_start, features(), s.y, columns(), count, [&](idx_t row, idx_t col, const packet<T>& sum) {
+    product(s.start, features(), s.y, columns(), count, [&](idx_t row, idx_t col, const packet<T>& sum) {
       T* const to = d_state.at(row, col);
       store<T>(to, sub(load<T>(to), sum));
     });
@@ -288,95 +332,76 @@ struct recurrence_backward_kernel {
     score_product(s.y_t, s.u_t, count, columns(),
                   [&](idx_t i, idx_t j, const packet<T>& sum) { store<T>(s.da.at(i, j), sub(zero<T>(), sum)); });
     product(s.y_t, count, s.state_t, features(), columns(), [&](idx_t row, idx_t col, const packet<T>& sum) {
-      store<T>(s.dk_row.at(row, col), mul(sub(zero<T>(), sum), s.decay.start(row, col)));
+      store<T>(s.d_reads.at(row, col), mul(sub(zero<T>(), sum), s.decay.start(row, col)));
     });
+  }
+
+  /// The same by the rule of low rank: y is the gradient of W, x that of v.
+  void read_back(idx_t count, const panels<T>& d_state) const {
+    triangle_product<triangle::after>(s.a, count, s.y, columns(), add_to(s.y));
+    triangle_product<triangle::after>(s.a_k, count, s.y, columns(), add_to(s.x));
+    product(s.start, features(), s.y, columns(), count, add_to(d_state));
+    if (!in.of_keys()) return;
+    transpose_panels(s.y, count, columns(), s.y_t);
+    score_product(s.y_t, s.u_t, count, columns(), write_to(s.da_k));
+    score_product(s.y_t, s.w_t, count, columns(), write_to(s.da));
+    product(s.y_t, count, s.state_t, features(), columns(), [&](idx_t row, idx_t col, const packet<T>& sum) {
+      store<T>(s.d_reads.at(row, col), row > 0 ? mul(sum, s.decay.start(row - 1, col)) : sum);
+    });
+  }
+  /// The gradients of q and of the keys through the scores, dp being that of P.
+  void score_back(const score_side<T>& q, const panels<T>& dp) const {
+    const bool of_q = in.of_queries(), of_others = in.of_keys();
+    const score_side<T> k{s.k, s.dk, q.count};
+    if constexpr (corrects)
+      score_gradients<2, 1, true, T>{
+          s.decay, s.scores, {q, {s.k, s.d_reads, q.count}}, {k}, {{dp}, {s.da}}, {{s.dp_t}, {s.da_t}}, of_q, of_others}
+          .run();
+    else if constexpr (low_rank)
+      score_gradients<2, 2, false, T>{s.decay, s.scores,
+                                      {q, {s.reads.from_row(1), s.d_reads.from_row(1), q.count - 1}},
+                                      {k, {s.writes, s.db, q.count}},
+                                      {{dp, s.dp_b}, {s.da_k.from_row(1), s.da.from_row(1)}},
+                                      {{s.dp_t, s.dp_b_t}, {s.da_k_t, s.da_t}}, of_q, of_others}
+          .run();
+    else
+      score_gradients<1, 1, false, T>{s.decay, s.scores, {q}, {k}, {{dp}}, {{s.dp_t}}, of_q, of_others}.run();
   }
 
   // Storing -----------------------------------------------------------------------------------------------------------
 
   void store_queries(const token_block& at) const {
-    if constexpr (corrects) {
-      if (to_q) store_unit_rows(s.dq, s.q, s.q_norm, to_q, at.origin, at.count);
+    if constexpr (reads) {
+      if (to_q) this->store_unit_rows(s.dq, s.q, s.q_norm, to_q, at.origin, at.count);
     } else if (const auto to = in.dq.head(b, at.head)) {
-      store_features(s.q, s.dq, call.q.head(b, at.head).block(at.origin, at.count, at.first), false, at.first,
+      this->store_features(s.q, s.dq, call.q.head(b, at.head).block(at.origin, at.count, at.first), false, at.first,
                      at.origin, to);
     }
   }
   void store_keys(idx_t begin, idx_t count) const {
-    if constexpr (!corrects)
+    if constexpr (!reads)
       if (in.d_decay)
         gate_chunk<T>{count, false, s.decay.gates, s.decay.since_start, s.decay.gaps, s.gate_scores, s.gate_queries,
                       s.gate_keys, s.d_last[0]}
             .add_to(s.gates + begin);
-    if (in.d_log_decay) store_decays(begin, count);
+    if (in.d_log_decay) this->store_decays(begin, count);
     if (to_k) {
       if (corrects || parameters.bonus)
         each_packet(
             count, features(), [](idx_t, idx_t, const auto& x, const auto& y) { return add(x, y); }, s.dk, s.dk,
-            corrects ? s.dk_row : s.dk_bonus);
-      if constexpr (corrects)
-        store_unit_rows(s.dk, s.k, s.k_norm, to_k, begin, count);
+            corrects ? s.d_reads : s.dk_bonus);
+      if constexpr (reads)
+        this->store_unit_rows(s.dk, s.k, s.k_norm, to_k, begin, count);
+      else if (auto rows = call.k.head(b, call.kv_head(h)).block(begin, count); call.replace_hidden(b, begin, rows))
+        this->store_features(s.k, s.dk, rows, true, 0, begin, to_k);
       else
-        store_features(s.k, s.dk, call.k.head(b, call.kv_head(h)).block(begin, count), true, 0, begin, to_k);
+        to_k.clear_rows(begin, begin + count);
     }
-    if (to_v) store_rows(s.y, to_v, begin, count);
+    for (const auto& [to, x] : {std::pair{&in.da, &s.d_reads}, std::pair{&in.db, &s.db}})
+      if (low_rank && *to) this->store_rows(*x, to->head(b, h), begin, count);
+    if (to_v) this->store_rows(low_rank ? s.x : s.y, to_v, begin, count);
     for (idx_t t = 0; in.d_beta && t < count; ++t)
       store_gradient(in.d_beta(b, h, begin + t), dot_rows(s.x, s.v, t, dim_v()), in.accumulate);
-  }
-
-  void store_rows(const panels<T>& x, const stored_gradient_head<T>& to, idx_t begin, idx_t count) const {
-    const idx_t cols = to.to.cols;
-    for (idx_t t = 0; t < count; ++t)
-      for (idx_t col = 0; col < cols; col += panel_width<T>)
-        std::copy_n(x.at(t, col), std::min<idx_t>(panel_width<T>, cols - col), s.rows + t * cols + col);
-    to.store_rows(s.rows, cols, begin, count);
-  }
-  /// The same through the norm of the rows x, where these are of unit norm.
-  void store_unit_rows(const panels<T>& d, const panels<T>& x, const T* norm, const stored_gradient_head<T>& to,
-                       idx_t begin, idx_t count) const {
-    for (idx_t t = 0; parameters.unit_norm_eps >= T(0) && t < count; ++t) {
-      const packet<T> along = broadcast<T>(-dot_rows(d, x, t, features())), factor = broadcast<T>(norm[t]);
-      for (idx_t col = 0; col < features(); col += width<T>)
-        store<T>(d.at(t, col), mul(factor, fma(along, load<T>(x.at(t, col)), load<T>(d.at(t, col)))));
-    }
-    store_rows(d, to, begin, count);
-  }
-  /// The same through the map, which takes features by columns.
-  void store_features(const panels<T>& phi, const panels<T>& d, const token_rows<T>& rows, bool keys, idx_t first,
-                      idx_t position, const stored_gradient_head<T>& to) const {
-    for (const auto& [from, columns] : {std::pair{&phi, s.phi}, std::pair{&d, s.d_phi}})
-      for (idx_t f = 0; f < features(); f += width<T>)
-        for (idx_t t = 0; t < rows.count; t += width<T>) {
-          packet<T> square[width<T>];
-          for (int i = 0; i < width<T>; ++i) square[i] = load<T>(from->at(t + i, f));
-          transpose<T>(square);
-          for (int i = 0; i < width<T>; ++i) store<T>(columns + (f + i) * kernel_chunk + t, square[i]);
-        }
-    in.map->back_to({rows, b * call.heads + h, keys, first, position, s.phi, s.d_phi}, to, s.dx, nullptr, s.map);
-  }
-
-  /// The sums of a chunk run from its last token to its first; the gradient of a log decay of -infinity is 0.
-  void store_decays(idx_t begin, idx_t count) const {
-    const idx_t m = features(), head = in.at(in.d_log_decay, h);
-    const bool channel = s.decay.kind == decay_kind::channel, add = in.adds(in.d_log_decay, h);
-    if constexpr (!corrects)
-      each_packet(
-          count, m,
-          [](idx_t, idx_t, const auto& sum, const auto& k, const auto& dk) { return sub(sum, mul(k, dk)); }, s.d_gamma,
-          s.d_gamma, s.k, s.dk);
-    T sum = T(0);  // per token
-    for (idx_t r = 0; r < m; ++r) sum += s.d_last[r];
-    for (idx_t t = count - 1; t >= 0; --t) {
-      for (idx_t r = 0; r < m; ++r) {
-        const T of_token = *s.d_gamma.at(t, r);
-        sum += of_token, s.d_last[r] += of_token;
-        if (channel)
-          store_gradient(in.d_log_decay(b, head, begin + t, r), *s.decay.gate.at(t, r) > T(0) ? s.d_last[r] : T(0),
-                         add);
-      }
-      if (!channel)
-        store_gradient(in.d_log_decay(b, head, begin + t, 0), s.decay.gates[t] > T(0) ? sum : T(0), add);
-    }
   }
 };
 

@@ -13,9 +13,9 @@ struct feature_map_backward;
 template <class T>
 struct recurrence_backward_call {
   kernel_call<T>& call;
-  feature_map_backward<T>* map = nullptr;  // null by the rule that corrects
+  feature_map_backward<T>* map = nullptr;  // of the rule that adds
   stored_tensor<T> d_out;
-  stored_gradient<T> dq, dk, dv;
+  stored_gradient<T> dq, dk, dv, da{}, db{};
   tensor_view<const T> d_final_state{};
   tensor_view<const T, 3> d_final_weights{};
   tensor_view<T, 3> d_decay{}, d_beta{};
@@ -38,13 +38,14 @@ struct recurrence_backward_call {
   idx_t columns() const { return dim_v() + (weights() ? 1 : 0); }
   bool of_decays() const { return d_decay || d_log_decay; }
   bool of_queries() const { return dq || d_bonus || of_decays(); }
-  bool of_keys() const { return dk || of_decays(); }
+  bool of_keys() const { return dk || da || db || of_decays(); }
   /// Whether any wanted gradient depends on later tokens.
   bool reverse() const { return of_keys() || dv || d_beta || d_initial_state || d_initial_weights; }
 };
 
 /// Scratch memory of one worker for a chunk. By the rule that corrects v becomes R, and u and y are its product with
-/// beta and that of x; by the other they are v and x.
+/// beta and that of x; by the rule of low rank u is v, x and y are the gradients of v and W; by the other u and y are v
+/// and x.
 template <rule R, class T>
 struct recurrence_backward_scratch : recurrence_keys<R, T> {
   panels<T> q, q_start, q_start_t, q_t, k_end_t, dq, dk, d_gamma;  // [token][feature]
@@ -57,9 +58,11 @@ struct recurrence_backward_scratch : recurrence_keys<R, T> {
   T *phi, *d_phi, *dx;                                             // [feature][chunk]; [dim][chunk]
   T *bonus, *diagonal;                                             // of one head
   T *gate_scores, *gate_queries, *gate_keys, *gates;  // for the gradient of decay: see gate_gradients.hpp
-  // Of the rule that corrects: the gradients of k by the rows of A, and the factors of rows of unit norm.
-  panels<T> dk_row, y_t, da, da_t;
+  // Of the rules that read the state: the gradients of the rows of A, k or a; and the factors of rows of unit norm.
+  panels<T> d_reads, y_t, da, da_t;
   T *q_norm = nullptr, *k_norm = nullptr;
+  // Of the rule of low rank, as those of k, v, P and A.
+  panels<T> db, w_t, p_b, dp_b, dp_b_t, da_k, da_k_t;
 
   static recurrence_backward_scratch layout(arena& memory, const recurrence_backward_call<T>& in) {
     const kernel_call<T>& call = in.call;
@@ -99,15 +102,23 @@ struct recurrence_backward_scratch : recurrence_keys<R, T> {
       allocate_numbers(memory, chunk, {&s.diagonal, &s.gate_queries, &s.gate_keys});
       allocate_numbers(memory, in.d_decay ? chunk * chunk : 0, {&s.gate_scores});
       allocate_numbers(memory, in.d_decay ? call.shape.keys : 0, {&s.gates});
-      s.rows = memory.allocate<T>(chunk * columns);
     } else {
-      allocate(chunk, m, {&s.dk_row});
-      allocate(chunk, columns, {&s.u, &s.y});
+      const idx_t second = R == rule::low_rank ? 1 : 0;  // rows are also read beginning with the second
+      allocate(chunk + second, m, {&s.d_reads});
+      allocate(chunk, columns, {&s.y});
       allocate(columns, chunk, {&s.y_t});
-      allocate(chunk, chunk, {&s.da, &s.da_t});
-      allocate_numbers(memory, chunk, {&s.q_norm, &s.k_norm});
-      s.rows = memory.allocate<T>(chunk * std::max(m, columns));
+      allocate(chunk + second, chunk, {&s.da, &s.da_t});
+      if constexpr (R == rule::correct) {
+        allocate(chunk, columns, {&s.u});
+        allocate_numbers(memory, chunk, {&s.q_norm, &s.k_norm});
+      } else {
+        allocate(chunk, m, {&s.db});
+        allocate(columns, chunk, {&s.w_t});
+        allocate(chunk, chunk, {&s.p_b, &s.dp_b, &s.dp_b_t, &s.da_k_t});
+        allocate(chunk + 1, chunk, {&s.da_k});
+      }
     }
+    s.rows = memory.allocate<T>(chunk * std::max(m, columns));
     return s;
   }
 };

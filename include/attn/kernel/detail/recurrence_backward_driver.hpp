@@ -19,20 +19,21 @@ struct recurrence_backward_driver {
   const attention_shape& shape = call.shape;
   T* bonus_sums = nullptr;  // [batch][query head][bonus_lanes()]
 
-  /// The rule that corrects solves for what each token writes whenever it computes a state: there segments are long, so
-  /// that few are computed twice. With segments of 1024 tokens a call took 1.13 times as long; a state for each 64
+  /// The rules that read the state solve for what each token writes whenever they compute one: there segments are long,
+  /// so that few are computed twice. With segments of 1024 tokens a call took 1.13 times as long; a state for each 64
   /// tokens of a longer one takes as much memory as v does for dims of 64.
-  static constexpr idx_t segment = R == rule::correct ? 256 * kernel_chunk : kernel_segment;
+  static constexpr idx_t segment = reads_state<R> ? 256 * kernel_chunk : kernel_segment;
 
   struct worker_scratch {
     recurrence_backward_scratch<R, T> chunk;
     panels<T> state, d_state;
     panels<T>*before, *seen;  // the states before segments, and before the chunks of one
+    panels<T>* solved;        // by the rules that read the state, R or W of the chunks of one
     T *dq, *dk, *dv;          // sums over the heads of a key head
   };
 
   idx_t bonus_lanes() const { return round_up(in.features(), width<T>); }
-  /// Heads of states of a key head. Those of the rule that corrects have values of their own, and share queries.
+  /// Heads of states of a key head. Those of the rules that read the state have values of their own, and share queries.
   idx_t heads_per_key_head() const { return shape.kv_heads > 0 ? call.heads / shape.kv_heads : 1; }
 
   worker_scratch layout(arena& memory) const {
@@ -42,25 +43,29 @@ struct recurrence_backward_driver {
     w.chunk = recurrence_backward_scratch<R, T>::layout(memory, in);
     w.state = state(memory), w.d_state = state(memory);
     w.before = memory.allocate_list(ceil_div(keys, segment), state);
-    w.seen = memory.allocate_list(ceil_div(std::min(keys, segment), kernel_chunk), state);
+    const idx_t chunks = ceil_div(std::min(keys, segment), kernel_chunk);
+    w.seen = memory.allocate_list(chunks, state);
+    w.solved = memory.allocate_list(reads_state<R> ? chunks : 0,
+                                  [&](arena& one) { return panels<T>::layout(one, kernel_chunk, in.columns()); });
     const auto sums = [&](bool wanted, idx_t cols) {
       return memory.allocate<T>(wanted && heads_per_key_head() > 1 ? shape.keys * cols : 0);
     };
-    w.dq = sums(R == rule::correct && in.dq, shape.dim);
+    w.dq = sums(reads_state<R> && in.dq, shape.dim);
     w.dk = sums(bool(in.dk), shape.dim);
     w.dv = sums(R == rule::add && in.dv, shape.dim_v);
     return w;
   }
 
-  idx_t state_size(const panels<T>& x) const { return x.capacity * round_up(in.columns(), panels<T>::wide); }
-  void copy(const panels<T>& from, const panels<T>& to) const { std::copy_n(from.data, state_size(from), to.data); }
+  void copy(const panels<T>& from, const panels<T>& to) const {
+    std::copy_n(from.data, from.capacity * round_up(in.columns(), panels<T>::wide), to.data);
+  }
   /// One head of states.
   void run_head(idx_t b, idx_t h, const worker_scratch& w, const stored_gradient_head<T>& to_q,
                 const stored_gradient_head<T>& to_k, const stored_gradient_head<T>& to_v) const {
     const idx_t keys = call.lengths.keys(b), queries = call.lengths.queries(b), group = call.group();
     const recurrence_parameters<T>& given = in.parameters();
     T* const d_bonus = given.bonus ? bonus_sums + (b * shape.heads + h * group) * bonus_lanes() : nullptr;
-    const kernel head{in, w.chunk, b, h, to_q, to_k, to_v, d_bonus};
+    const kernel head{{in, w.chunk, b, h}, to_q, to_k, to_v, d_bonus};
     if (in.d_decay) std::fill_n(w.chunk.gates, keys, T(0));
     if (given.bonus) std::fill_n(d_bonus, group * bonus_lanes(), T(0));
     const auto load = [&](const auto& values, const auto& weights, const panels<T>& to) {
@@ -84,7 +89,7 @@ struct recurrence_backward_driver {
   static void advance(const kernel& head, idx_t begin, idx_t keys, const panels<T>& state) {
     const idx_t count = std::min<idx_t>(kernel_chunk, keys - begin);
     head.load_keys(begin, count, state);
-    head.advance(count, state);
+    head.advance(begin, count, state);
   }
 
   /// The backward pass of all keys and of the queries at their positions; at the end the state is that before the first
@@ -101,12 +106,17 @@ struct recurrence_backward_driver {
       if (first < last) copy(w.before[first / segment], w.state);
       const idx_t end = std::min<idx_t>(first + segment, keys);
       for (idx_t begin = first; begin < end; begin += kernel_chunk) {
-        copy(w.state, w.seen[(begin - first) / kernel_chunk]);
-        if (begin + kernel_chunk < end) advance(head, begin, keys, w.state);
+        const idx_t n = (begin - first) / kernel_chunk;
+        copy(w.state, w.seen[n]);
+        if (begin + kernel_chunk >= end) break;
+        advance(head, begin, keys, w.state);
+        if (reads_state<R>) copy(head.solved(), w.solved[n]);
       }
-      for (idx_t n = ceil_div(end - first, kernel_chunk) - 1; n >= 0; --n) {
+      const idx_t last_chunk = ceil_div(end - first, kernel_chunk) - 1;
+      for (idx_t n = last_chunk; n >= 0; --n) {
         const idx_t begin = first + n * kernel_chunk;
-        head.back(begin, std::min<idx_t>(kernel_chunk, keys - begin), w.seen[n], w.d_state);
+        head.back(begin, std::min<idx_t>(kernel_chunk, keys - begin), w.seen[n], w.d_state,
+                  reads_state<R> && n < last_chunk ? &w.solved[n] : nullptr);
       }
     }
     copy(w.before[0], w.state);
@@ -149,26 +159,28 @@ struct recurrence_backward_driver {
 
   /// The heads of states of one key head.
   void run_key_head(idx_t b, idx_t kv_head, const worker_scratch& w) const {
-    constexpr bool corrects = R == rule::correct;
+    constexpr bool reads = reads_state<R>;
     const idx_t keys = call.lengths.keys(b), queries = call.lengths.queries(b), each = heads_per_key_head();
     const auto to_k = in.dk.head(b, kv_head);
-    const auto to_q = corrects ? in.dq.head(b, kv_head) : stored_gradient_head<T>{};
-    const auto to_v = corrects ? stored_gradient_head<T>{} : in.dv.head(b, kv_head);
+    const auto to_q = reads ? in.dq.head(b, kv_head) : stored_gradient_head<T>{};
+    const auto to_v = reads ? stored_gradient_head<T>{} : in.dv.head(b, kv_head);
     for (idx_t n = 0; n < each; ++n) {
       const idx_t h = kv_head * each + n;
       const auto target = [&](const stored_gradient_head<T>& to, T* sums) {
         return each > 1 && to ? scratch_gradient(sums, shape.keys, to.to.cols, n > 0) : to;
       };
-      const auto own_v = corrects ? in.dv.head(b, h) : target(to_v, w.dv);
+      const auto own_v = reads ? in.dv.head(b, h) : target(to_v, w.dv);
       run_head(b, h, w, target(to_q, w.dq), target(to_k, w.dk), own_v);
-      if (corrects && own_v) own_v.clear_rows(keys, shape.keys);
+      if (reads && own_v) own_v.clear_rows(keys, shape.keys);
     }
     for (const auto& [to, sums] : {std::pair{&to_q, w.dq}, std::pair{&to_k, w.dk}, std::pair{&to_v, w.dv}})
       if (*to) {
         if (each > 1) to->store_rows(sums, to->to.cols, 0, keys);
         to->clear_rows(each > 0 ? keys : 0, shape.keys);
       }
-    for (idx_t g = kv_head * shape.group(); !corrects && g < (kv_head + 1) * shape.group() && in.dq; ++g)
+    for (const stored_gradient<T>* to : {&in.da, &in.db})
+      if (*to) to->head(b, kv_head).clear_rows(keys, shape.keys);
+    for (idx_t g = kv_head * shape.group(); !reads && g < (kv_head + 1) * shape.group() && in.dq; ++g)
       in.dq.head(b, g).clear_rows(queries, shape.queries);
   }
 
@@ -180,8 +192,9 @@ struct recurrence_backward_driver {
     } else {
       const auto tokens = static_cast<double>(shape.batch * shape.heads * shape.keys);
       const auto dim = static_cast<double>(shape.dim), dim_v = static_cast<double>(shape.dim_v);
-      estimate = {.operations = tokens * (18 * dim * dim_v + kernel_chunk * (7 * dim + 6 * dim_v)),
-                  .bytes = 32 * tokens * (dim + dim_v)};
+      const double more = R == rule::low_rank ? 1.6 : 1;
+      estimate = {.operations = more * tokens * (18 * dim * dim_v + kernel_chunk * (7 * dim + 6 * dim_v)),
+                  .bytes = 32 * more * tokens * (dim + dim_v)};
     }
     return estimate;
   }

@@ -1,17 +1,17 @@
 // attn: recurrences over whole heads: their states, chunks and threads.
 //
-// Heads are independent. By the rule that corrects, threads share a head where there are too few: a wave is as many
-// chunks as threads; first what does not need the state is computed for each of them, then each panel of value columns,
-// which are independent of one another, passes through the chunks. By the rule that adds, a call that could be shared
-// would need the scores of all query heads of a group at once; calls without any of the options are shared by segments
-// (driver.hpp).
+// Heads are independent. By the rules that read the state, threads share a head where there are too few: a wave is as
+// many chunks as threads; first what does not need the state is computed for each of them, then each panel of value
+// columns, which are independent of one another, passes through the chunks. By the rule that adds, a call that could be
+// shared would need the scores of all query heads of a group at once; calls without any of the options are shared by
+// segments (driver.hpp).
 #pragma once
 
 #include <attn/kernel/detail/recurrence.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
-/// A state of the rule that corrects, at a place of its item: head after head, dims rounded up to panels.
+/// A state of the rules that read it, at a place of its item: head after head, dims rounded up to panels.
 template <class T>
 struct correcting_state {
   static idx_t size(idx_t dim, idx_t dim_v) { return round_up(dim, panel_width<T>) * round_up(dim_v, panel_width<T>); }
@@ -43,7 +43,7 @@ struct recurrence_driver {
   }
   /// The state of a head before the call: `own`, or where the call has states, that of the item.
   state begin(idx_t b, idx_t h, state own) const {
-    if constexpr (R == rule::correct)
+    if constexpr (reads_state<R>)
       if (call.state)
         return {correcting_state<T>::of_head(call.state.at(b), h, features(), dim_v()), nullptr, call.state.empty(b)};
     if constexpr (R == rule::add)
@@ -82,8 +82,6 @@ struct recurrence_driver {
       const idx_t count = std::min<idx_t>(kernel_chunk, keys - c), first = std::max<idx_t>(offset - c, 0);
       s.load(call, b, h, c, count);
       row_prefetcher<> prefetch = call.prefetch_keys(b, h, c + count);
-      if (const auto& g = parameters.log_decay; s.decay.kind == decay_kind::channel)
-        prefetch.add(head_of(g, b, at(g.extent(1), h)), c + count, std::min<idx_t>(c + 2 * kernel_chunk, keys));
       one.solve(count, x);
       if (call.causal && first < count && group > 0) {
         if (R == rule::add) s.transpose_keys(count);
@@ -164,8 +162,9 @@ struct recurrence_driver {
     } else {
       const auto tokens = static_cast<double>(call.shape.batch * call.heads * call.shape.keys);
       const auto d = static_cast<double>(call.shape.dim), e = static_cast<double>(dim_v());
-      estimate = {.operations = tokens * (6 * d * e + kernel_chunk * (4 * d + 2 * e)),
-                  .bytes = tokens * (2 * d + 2 * e) * static_cast<double>(call.k.access->size)};
+      const double rows = R == rule::low_rank ? 4 : 2;
+      estimate = {.operations = tokens * ((4 + rows) * d * e + rows * kernel_chunk * (2 * d + e)),
+                  .bytes = tokens * (rows * d + 2 * e) * static_cast<double>(call.k.access->size)};
     }
     return estimate;
   }
@@ -173,7 +172,7 @@ struct recurrence_driver {
   void run(execution& exec) const {
     const auto limit = exec.limit_threads(work());
     const idx_t item_heads = call.shape.batch * call.heads, threads = exec.active_threads();
-    if constexpr (R == rule::correct) {
+    if constexpr (reads_state<R>) {
       if (threads > 1 && item_heads < 2 * threads && item_heads % threads != 0 && call.shape.keys >= 4 * kernel_chunk) {
         state own;
         const auto* const chunks = exec.shared_scratch([&](arena& memory) {

@@ -1,8 +1,8 @@
 // attn: states of kernel attention as bytes, version 2; numbers little endian, whatever the machine's order:
 //
-//   8 bytes "attnsums"; as 32-bit: version 2, kind (1 linear, 2 performer, 3 rfa, 4 delta_rule), variant (the performer's
-//   kernel), bytes of a number (4 or 8); as 64-bit: batch, heads, features, value dim, the tokens of every batch item;
-//   for every batch item and head its numbers, IEEE 754; at the end 64 bits, FNV-1a of all bytes before.
+//   8 bytes "attnsums"; as 32-bit: version 2, kind (1 linear, 2 performer, 3 rfa, 4 delta_rule, 5 dplr), variant (the
+//   performer's kernel), bytes of a number (4 or 8); as 64-bit: batch, heads, features, value dim, the tokens of every
+//   batch item; for every batch item and head its numbers, IEEE 754; at the end 64 bits, FNV-1a of all bytes before.
 #pragma once
 
 #include <attn/core/detail/check.hpp>

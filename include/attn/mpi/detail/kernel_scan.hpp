@@ -271,6 +271,7 @@ void check_spread_linear(const validator& check, const Options& o) {
   if (o.scale != real(1)) check.fail("scale 1 over processes", static_cast<double>(o.scale));
   if (o.log_decay) check.fail("decay in place of log_decay over processes", "log_decay");
   if (o.bonus) check.fail("no bonus over processes", "one");
+  if (o.key_mask) check.fail("no key_mask over processes", "one");
   if (o.initial_state || o.initial_weights || o.final_state || o.final_weights)
     check.fail("no initial or final state over processes", "one");
 }

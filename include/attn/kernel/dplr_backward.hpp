@@ -1,0 +1,65 @@
+// attn: the gradients of the generalised delta rule.
+//
+//   attn::dplr_backward(q, k, v, a, b, d_out, {.q = dq, .k = dk, .v = dv, .a = da, .b = db}, {.log_decay = g});
+//   attn::dplr_backward(q, k, v, a, b, d_out, {.initial_state = ds, .d_final_state = after}, {.initial_state = s});
+//
+// With R_t the gradient of S_t by all that follows, R'_t = R_t + scale q_t d_out_t^T, w_t = S_(t-1)^T a_t and
+// z_t = R'_t^T b_t, R_(t-1) = Diag(e^g_t) R'_t + a_t z_t^T:
+//   dq_t = scale S_t d_out_t,   dv_t = R'_t^T k_t,   dk_t = R'_t v_t,   db_t = R'_t w_t,   da_t = S_(t-1) z_t
+//   dg_t = e^g_t times the rows of S_(t-1).R'_t
+// by products within chunks as in the forward call: detail/recurrence_backward.hpp. Nothing is divided by a decay; the
+// gradient of minus infinity is 0.                                                  Peng et al. 2025; by the chain rule
+//
+// Shapes   q, k, v, a, b and the options as the forward call's, d_out as out. Neither out nor the final state of the
+//          forward call is needed. Gradients have the shapes of what they are of.
+// Cost     B H L (26 D Dv + 64 (14 D + 12 Dv)) operations, some 3 times the forward call's. Scratch per thread: some
+//          60 arrays of 64 x D numbers, D x Dv and 64 x Dv for each 64 tokens up to 16384, a state for each 16384.
+//          Threads share the heads of a batch, not one head.
+// Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that
+//          share memory with an input or one another, before anything is written.
+#pragma once
+
+#include <attn/core/detail/gradients.hpp>
+#include <attn/kernel/detail/recurrence_backward_driver.hpp>
+#include <attn/kernel/dplr.hpp>
+
+namespace attn { inline namespace ATTN_ISA {
+
+/// The gradients dplr_backward computes: those given. S is the element type of the call.
+template <class S>
+struct dplr_gradients {
+  using real = compute_type<S>;
+
+  view_field<S> q{}, k{}, v{}, a{}, b{};
+  view_field<real> log_decay{};             // as log_decay: [B, H, L, 1 or D]
+  view_field<real> initial_state{};         // [B, H, D, Dv]
+  view_field<const real> d_final_state{};   // an input, as final_state; 0 unless given
+  /// Add to what is there instead of writing it over.
+  bool accumulate = false;
+};
+
+/// The gradients of dplr; options and execution may be left out. See the top of the file.
+template <viewable Q, viewable K, viewable V, viewable A, viewable B, viewable D,
+          class Options = dplr_options<element_of<const Q&>>>
+void dplr_backward(const Q& q, const K& k, const V& v, const A& a, const B& b, const D& d_out,
+                   const dplr_gradients<element_of<const Q&>>& gradients, Options&& options = {},
+                   execution_ref exec = {}) {
+  using S = element_of<const Q&>;
+  detail::require_one_element_type<const Q&, const K&, const V&, tensor_view<S>>();
+  detail::require_one_element_type<const A&, const B&, const D&, tensor_view<S>>();
+  const auto& given = detail::options_or_default<dplr_options<S>>(options);
+  detail::call_views check("dplr_backward");
+  constexpr auto rule = detail::rule::low_rank;
+  auto call = detail::check_delta_backward<rule, S>(
+      check, {as_view(q), as_view(k), as_view(v), {}, true, as_view(a), as_view(b)}, as_view(d_out), gradients, given);
+  const auto& g = gradients;
+  const detail::recurrence_backward_call<compute_type<S>> one{
+      .call = call, .d_out = as_view(d_out), .dq = {g.q, g.accumulate}, .dk = {g.k, g.accumulate},
+      .dv = {g.v, g.accumulate}, .da = {g.a, g.accumulate}, .db = {g.b, g.accumulate},
+      .d_final_state = g.d_final_state, .d_log_decay = g.log_decay, .d_initial_state = g.initial_state,
+      .accumulate = g.accumulate};
+  if (one.of_queries() || one.reverse())
+    detail::recurrence_backward_driver<rule, compute_type<S>>{one}.run(detail::execution_of(exec, options));
+}
+
+}}  // namespace attn::ATTN_ISA
