@@ -90,7 +90,8 @@ struct relative_keys {
     constexpr idx_t wide = panel_width<T>, stride = round_up(key_block + tile_rows, wide) + wide;
     alignas(64) T products[tile_rows * stride];
     const idx_t first = (keys[t.first] - which[0] - shift) / of.step;  // distance of row 0 to the first key, in steps
-    const auto [low, high] = slots_of(of, first, t);
+    const key_range tile_slots = slots_of(of, first, t);
+    const idx_t low = tile_slots.begin, high = tile_slots.end - 1;
     const idx_t begin = low / wide * wide;
     with_tile_height(t.rows, [&](auto M) {
       for (idx_t slot = begin; slot <= high; slot += wide)
@@ -142,7 +143,8 @@ struct relative_keys {
       return;
     }
     const idx_t first = (keys[t.first] - which[0] - shift) / of.step;
-    const auto [low, high] = slots_of(of, first, t);
+    const key_range tile_slots = slots_of(of, first, t);
+    const idx_t low = tile_slots.begin, high = tile_slots.end - 1;
     alignas(64) T by_distance[tile_rows * score_stride];
     for (idx_t m = 0; m < t.rows; ++m) {
       const T* const row = d + m * score_stride;
@@ -191,10 +193,10 @@ struct relative_keys {
   static idx_t slot_of(const packed_distances<T>& of, idx_t distance) {
     return std::clamp(distance / of.step, -of.reach, of.reach) + of.reach;
   }
-  /// The first and the last slot of a tile whose row 0 is `first` steps from its first key.
-  static std::pair<idx_t, idx_t> slots_of(const packed_distances<T>& of, idx_t first, const tile& t) {
+  /// The slots of a tile whose row 0 is `first` steps from its first key.
+  static key_range slots_of(const packed_distances<T>& of, idx_t first, const tile& t) {
     return {std::clamp(first - t.rows + 1, -of.reach, of.reach) + of.reach,
-            std::clamp(first + t.count - 1, -of.reach, of.reach) + of.reach};
+            std::clamp(first + t.count - 1, -of.reach, of.reach) + of.reach + 1};
   }
   /// Which of so many keys are within reach of a row that is `first` steps from the first.
   static key_range within(const packed_distances<T>& of, idx_t first, idx_t keys) {
