@@ -106,25 +106,28 @@ runner prepare_indexer(const problem& p) {
   };
 }
 
+/// Every step has other lists.
 struct selected_stream final : stream {
+  static constexpr idx_t most_turns = 64;
   attn::kv_cache<element> cache;
-  idx_t count, block;
-  index_table lists;
+  idx_t count, block, turn = 0;
+  index_table lists;  // [1, heads, turns, count]
 
   explicit selected_stream(const problem& p)
       : cache({.heads = p.kv_heads, .dim = p.dim, .value_dim = p.dim_v}), count(p.set.selected),
-        block(p.set.list_block), lists({1, p.kv_heads, 1, p.set.selected}) {
+        block(p.set.list_block), lists({1, p.kv_heads, most_turns, p.set.selected}) {
     cache.reserve(p.length);
   }
   std::unique_ptr<stream> copy() const override { return std::make_unique<selected_stream>(*this); }
   void feed(input k, input v) override {
     cache.append(k, v);
     std::uint64_t state = 2;
-    for (idx_t h = 0; h < lists.extent(1); ++h)
-      draw_list(state, (cache.tokens() + block - 1) / block, count, lists.data() + h * count);
+    for (idx_t n = 0; n < lists.extent(1) * most_turns; ++n)
+      draw_list(state, (cache.tokens() + block - 1) / block, count, lists.data() + n * count);
   }
   void step(input q, input k, input v, output out, attn::execution& exec) override {
-    attn::selected_keys_step(cache, q, k, v, out, lists, {.block = block}, exec);
+    const auto these = lists.view().slice(2, turn++ % most_turns, 1);
+    attn::selected_keys_step(cache, q, k, v, out, these, {.block = block}, exec);
   }
   void rewind(idx_t tokens) override { cache.truncate(tokens); }
 };
@@ -146,7 +149,8 @@ std::vector<decode_entry> selected_decoders() {
            .cache_bytes = selected_step_bytes,
            .prepare = [](const problem& p) -> std::unique_ptr<stream> { return std::make_unique<selected_stream>(p); },
            .approximates = false,
-           .state_bytes = selected_cache_bytes}};
+           .state_bytes = selected_cache_bytes,
+           .reads_anew = true}};
 }
 
 std::vector<operator_entry> selected_operators() {

@@ -84,6 +84,7 @@ struct decode_entry {
   bool approximates = true;
   bool rewritten = false;                           // the state is written as well as read
   double (*state_bytes)(const problem&) = nullptr;  // of the whole state, where a step reads only a part of it
+  bool reads_anew = false;                          // each step reads another part of it
   std::string cache_type{};                         // of the elements of its cache, if it is asked for by --cache-type
   double rounding = 0;                              // the most it may err with them
 };

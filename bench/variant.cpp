@@ -189,11 +189,15 @@ variant make_backward_variant(const operator_entry& entry, bool causal, const sh
   return x;
 }
 
+double state_bytes(const decode_entry& entry, const problem& p) {
+  return (entry.state_bytes ? entry.state_bytes : entry.cache_bytes)(p);
+}
+
 /// A model has a cache for every layer and comes back to each only after all the others. One cache alone would stay in
 /// the processor's; so as many are used in turn as it takes to find each of them in memory.
 double layers_of(const decode_entry& entry, const problem& p) {
-  return std::clamp(std::ceil(4 * static_cast<double>(last_level_cache_bytes()) / entry.cache_bytes(p)), 1.0,
-                    most_layers);
+  const double read = entry.reads_anew ? state_bytes(entry, p) : entry.cache_bytes(p);
+  return std::clamp(std::ceil(4 * static_cast<double>(last_level_cache_bytes()) / read), 1.0, most_layers);
 }
 
 constexpr idx_t chunk = 4096;  // tokens a cache is filled with at once
@@ -202,11 +206,7 @@ constexpr idx_t chunk = 4096;  // tokens a cache is filled with at once
 idx_t tokens_fed(const decode_entry& entry, const problem& p) {
   problem first = p;
   first.length = std::min(chunk, p.length);
-  return (entry.cache_bytes(first) == entry.cache_bytes(p) ? first : p).length - 1;
-}
-
-double state_bytes(const decode_entry& entry, const problem& p) {
-  return (entry.state_bytes ? entry.state_bytes : entry.cache_bytes)(p);
+  return (state_bytes(entry, first) == state_bytes(entry, p) ? first : p).length - 1;
 }
 
 std::vector<std::unique_ptr<stream>> make_layers(const decode_entry& entry, const problem& p) {
