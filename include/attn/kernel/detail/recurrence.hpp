@@ -61,6 +61,12 @@ template <class T>
   for (T** x : all) *x = memory.allocate<T>(count);
 }
 
+/// Row t becomes 0, where there is a matrix.
+template <class T>
+void clear_row(const panels<T>& x, idx_t t, idx_t cols) {
+  for (idx_t col = 0; x.data && col < cols; col += panels<T>::wide) std::fill_n(x.at(t, col), panels<T>::wide, T(0));
+}
+
 /// The keys of a chunk, as the forward and the backward pass read them.
 template <rule R, class T>
 struct recurrence_keys {
@@ -139,13 +145,10 @@ struct recurrence_keys {
       load_reads(count);
     }
   }
-  /// A hidden key is 0, and so are all gradients of its row.
+  /// A hidden key is 0.
   void hide(idx_t t, idx_t columns, T* norm) const {
-    const auto clear = [&](const panels<T>& x, idx_t cols) {
-      for (idx_t col = 0; x.data && col < cols; col += panels<T>::wide) std::fill_n(x.at(t, col), panels<T>::wide, T(0));
-    };
-    for (const panels<T>* x : {&k, &reads, &writes}) clear(*x, decay.dim);
-    clear(v, columns);
+    for (const panels<T>* x : {&k, &reads, &writes}) clear_row(*x, t, decay.dim);
+    clear_row(v, t, columns);
     if (norm) norm[t] = T(0);
   }
   /// Of the rule of low rank, whose rows a end their decays one token earlier.

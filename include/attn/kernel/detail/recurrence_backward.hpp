@@ -385,11 +385,16 @@ struct recurrence_backward_kernel : recurrence_gradient_store<R, T> {
                       s.gate_keys, s.d_last[0]}
             .add_to(s.gates + begin);
     if (in.d_log_decay) this->store_decays(begin, count);
+    if (to_k && (corrects || parameters.bonus))
+      each_packet(
+          count, features(), [](idx_t, idx_t, const auto& x, const auto& y) { return add(x, y); }, s.dk, s.dk,
+          corrects ? s.d_reads : s.dk_bonus);
+    for (idx_t t = 0; t < count && call.key_mask; ++t)  // 0 already, if no gradient is NaN
+      if (call.hides(b, begin + t)) {
+        for (const panels<T>* x : {&s.dk, &s.d_reads, &s.db}) clear_row(*x, t, features());
+        for (const panels<T>* x : {&s.x, &s.y}) clear_row(*x, t, columns());
+      }
     if (to_k) {
-      if (corrects || parameters.bonus)
-        each_packet(
-            count, features(), [](idx_t, idx_t, const auto& x, const auto& y) { return add(x, y); }, s.dk, s.dk,
-            corrects ? s.d_reads : s.dk_bonus);
       if constexpr (reads)
         this->store_unit_rows(s.dk, s.k, s.k_norm, to_k, begin, count);
       else if (auto rows = call.k.head(b, call.kv_head(h)).block(begin, count); call.replace_hidden(b, begin, rows))
@@ -401,7 +406,8 @@ struct recurrence_backward_kernel : recurrence_gradient_store<R, T> {
       if (low_rank && *to) this->store_rows(*x, to->head(b, h), begin, count);
     if (to_v) this->store_rows(low_rank ? s.x : s.y, to_v, begin, count);
     for (idx_t t = 0; in.d_beta && t < count; ++t)
-      store_gradient(in.d_beta(b, h, begin + t), dot_rows(s.x, s.v, t, dim_v()), in.accumulate);
+      store_gradient(in.d_beta(b, h, begin + t), call.hides(b, begin + t) ? T(0) : dot_rows(s.x, s.v, t, dim_v()),
+                     in.accumulate);
   }
 };
 
