@@ -51,7 +51,8 @@ TEMPLATE_LIST_TEST_CASE("delta_rule_backward: every combination of options", "[d
 
 TEMPLATE_LIST_TEST_CASE("delta_rule_backward: hidden keys", "[delta_rule_backward]", exact_types) {
   for (int decays = 0; decays < 3; ++decays) {
-    delta_rule_problem p = random_delta_rule({.length = 150, .dim = 9, .value_dim = 5, .state = true, .decays = decays});
+    delta_rule_problem p =
+        random_delta_rule({.length = 150, .dim = 9, .value_dim = 5, .state = true, .decays = decays});
     p.options.key_mask = random_key_mask(3, decays == 1 ? 1 : 2, 150);
     CAPTURE(decays);
     check_backward<TestType>(p);

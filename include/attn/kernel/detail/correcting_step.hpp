@@ -20,9 +20,9 @@ struct correcting_step_scratch {
   }
 };
 
-/// One panel of S [dim][panel_width]: to = diag(decay) from, to which the rule that corrects adds beta k (v - to^T k)^T,
-/// and that of low rank k v^T + b (from^T a)^T; out = to^T q. `from` and `to` may be the same. Where the state comes from
-/// memory, a first pass that only reads takes 1.2 times as long as one that writes, too.
+/// One panel of S [dim][panel_width]: to = diag(decay) from, to which the rule that corrects adds
+/// beta k (v - to^T k)^T, and that of low rank k v^T + b (from^T a)^T; out = to^T q. `from` and `to` may be the same.
+/// Where the state comes from memory, a step takes 1.2 times as long if its first pass only reads.
 template <rule R, bool Queries, class T>
 void correcting_panel(const T* from, T* to, idx_t dim, const correcting_step_scratch<T>& x, T beta, const T* value) {
   constexpr int w = width<T>;
