@@ -1,4 +1,4 @@
-// attn: which keys the queries of softmax attention see.
+// attn: which keys the queries see.
 //
 //   std::vector<std::uint8_t> seen(queries * keys);
 //   attn::full_softmax(q, k, v, out, {.mask = attn::tensor_view<std::uint8_t>(seen.data(), {1, 1, queries, keys})});
