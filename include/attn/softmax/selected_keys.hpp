@@ -54,7 +54,7 @@ namespace detail {
 /// Attends the call, by blocks or by rows.
 template <class S, class Score>
 void attend_selected(const softmax_call<S, Score>& call, const selected_lists& lists) {
-  if (lists.block >= selected_plan::least_block)
+  if (lists.block >= listed_names::least_block)
     attend_planned(call, selected_plan_of(call, lists));
   else
     attend_selected_rows(call, lists);

@@ -48,7 +48,7 @@ namespace detail {
 
 template <class Call>
 void differentiate_selected(Call& call, const selected_lists& lists) {
-  if (lists.block >= selected_plan::least_block)
+  if (lists.block >= listed_names::least_block)
     return differentiate_planned(call, selected_plan_of(call.forward, lists));
   const double keys = static_cast<double>(std::min(lists.longest() * lists.block, call.shape.keys));
   call.run(

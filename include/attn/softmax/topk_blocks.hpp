@@ -12,9 +12,10 @@
 // match equally well the earlier is chosen; NaN counts as -infinity.
 //
 // Shapes   as full_softmax: query i is at position i + Lk - Lq, with true lengths.
-// Cost     2 B H Lq (topk block (D + Dv) + D Lk / (2 block)) operations. Scratch: for every head in progress
-//          2 Lq (topk - 1) indices and D Lk / block numbers (Lq Dv more where rows of out cannot hold unfinished sums:
-//          16-bit types, strides, dims that are no multiple of a vector); per thread the keys and values of a block.
+// Cost     2 B H Lq (topk block (D + Dv) + D Lk / (2 block)) operations. Scratch: for one key head (or as many as fill
+//          the threads) the packed keys and values, about Lk (D + Dv) numbers, and D Lk / block numbers (Lq Dv more for
+//          every head in progress where rows of out cannot hold unfinished sums: 16-bit types, strides, dims that are
+//          no multiple of a vector); where queries are fewer than blocks / topk, per thread those of a block alone.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 //
 // Token by token: topk_blocks_step.hpp.

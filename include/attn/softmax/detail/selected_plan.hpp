@@ -1,6 +1,16 @@
-// attn: the plan of selected_keys.hpp for blocks of keys. The queries of a segment that name a block are a query set,
-// which attends the keys of the block together; a task is a segment of one query head, block by block. Keys are packed
-// once for all. Rows of a segment are stored between one block and the next, so that there is one stage.
+// attn: the plan of sparse attention over blocks of keys that queries name: selected_keys.hpp, whose lists are given, and
+// topk_blocks.hpp (topk_plan.hpp). The queries of a segment that name a block are a query set, which attends the keys
+// of the block together; a task is a segment of one query head, block by block. Rows of a segment are stored between
+// one block and the next, so that there is one stage. Keys are packed once for all; where few blocks may be named and
+// it is not known which, every query set packs its own.
+//
+// Names say which blocks a query names:
+//   block, all, most                keys of a block; blocks there are; blocks that a query names, at most
+//   item_scratch, layout(memory), prepare(first, count, for_each), thread_scratch, layout_scratch(memory)     as a plan's
+//   begin(scratch), named_by(head, i, end, scratch, list)      what query i names below `end`, ascending, in `list`; i
+//                                   ascends by 1 after begin()
+//   packs_all, mark_needed(key_head, needed, step)    whether keys are packed for all query sets, and then which
+//   causal(), operations(per_score)
 #pragma once
 
 #include <attn/softmax/detail/selected_lists.hpp>
@@ -8,102 +18,100 @@
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
+/// One query head of one batch item, and what its names have in tables.
+template <class Item>
+struct naming_head {
+  idx_t batch = 0, head = 0, queries = 0, keys = 0;
+  Item tables{};
+};
+
+template <class Names>
 struct selected_plan : row_plan {
-  static constexpr idx_t least_block = 16;  // keys of a block that are worth packing
-  static constexpr idx_t few_sums = 32;     // so many are added up without compensation
+  static constexpr idx_t few_sums = 32;  // so many are added up without compensation
   static constexpr bool prefetches = false;
 
-  struct head {
-    idx_t batch = 0, head = 0, queries = 0, keys = 0;
+  using item_scratch = typename Names::item_scratch;
+  using head = naming_head<item_scratch>;
+  struct thread_scratch {
+    typename Names::thread_scratch names;
+    idx_t *of_row, *counts;  // [segment][most], [segment]: what the rows of a segment name
+    idx_t *begin, *order;    // [4 all + 5]; rows by block, and of each block by their kind
   };
 
   const attention_shape& shape;
   const sequence_lengths& lengths;
-  const selected_lists& lists;
-  bool causal;
+  Names names;
+  idx_t panel;  // width of the panels of packed keys
 
-  head head_of(idx_t x, const item_scratch&, idx_t) const {
-    const idx_t b = x / shape.heads;
-    return {.batch = b, .head = x % shape.heads, .queries = lengths.queries(b), .keys = lengths.keys(b)};
-  }
-
-  /// Queries of a segment: of a block's keys a segment sees as many queries, on average, as fill some tiles.
-  idx_t segment_of(idx_t queries) const {
-    const idx_t wanted = 96 * lists.names / std::max<idx_t>(1, lists.longest());
-    return round_up(std::clamp<idx_t>(wanted, 512, std::max<idx_t>(512, queries / 4)), max_rows);
-  }
-  struct thread_scratch {
-    std::uint64_t* bits;
-    idx_t *of_row, *counts;          // [segment][longest], [segment]: what the rows of a segment name
-    idx_t *begin, *order;            // [4 names + 5]; rows by block, and of each block by their kind
-  };
-  idx_t longest_segment() const { return std::min(segment_of(shape.queries), shape.queries); }
+  item_scratch layout(arena& memory, idx_t) const { return names.layout(memory); }
   thread_scratch layout_scratch(arena& memory) const {
-    const idx_t rows = longest_segment();
-    return {.bits = lists.layout(memory), .of_row = memory.allocate<idx_t>(rows * lists.longest()),
-            .counts = memory.allocate<idx_t>(rows), .begin = memory.allocate<idx_t>(4 * lists.names + 5),
-            .order = memory.allocate<idx_t>(rows * std::max<idx_t>(1, lists.longest()))};
+    const idx_t rows = std::min(segment_of(shape.queries), shape.queries), most = std::max<idx_t>(1, names.most);
+    return {.names = names.layout_scratch(memory), .of_row = memory.allocate<idx_t>(rows * most),
+            .counts = memory.allocate<idx_t>(rows), .begin = memory.allocate<idx_t>(4 * names.all + 5),
+            .order = memory.allocate<idx_t>(rows * most)};
+  }
+  void prepare(idx_t first, idx_t count, const for_each_step<item_scratch, thread_scratch>& for_each) const {
+    names.prepare(first, count, for_each);
+  }
+  head head_of(idx_t x, const item_scratch& p, idx_t) const {
+    const idx_t b = x / shape.heads;
+    return {.batch = b, .head = x % shape.heads, .queries = lengths.queries(b), .keys = lengths.keys(b), .tables = p};
   }
 
   idx_t stages() const { return 1; }
-  bool several_sets() const { return lists.longest() > 1; }
-  bool sums_apart() const { return lists.longest() * ceil_div(lists.block, key_block) > few_sums; }
-  bool keeps_errors() const { return lists.longest() > few_sums; }
-  idx_t capacity() const { return 0; }
-  idx_t tasks(idx_t, idx_t, idx_t) const { return ceil_div(shape.queries, 512); }
-  bool shared() const { return true; }
+  bool several_sets() const { return names.most > 1; }
+  bool sums_apart() const { return names.most * ceil_div(names.block, key_block) > few_sums; }
+  bool keeps_errors() const { return names.most > few_sums; }
+  bool shared() const { return names.packs_all; }
+  void mark_needed(idx_t key_head, bool* needed) const { names.mark_needed(key_head, needed, pack_step); }
+  idx_t capacity() const { return shared() ? 0 : names.block + panel; }
+  double operations(idx_t per_score) const { return names.operations(per_score); }
+  static idx_t numbers(const attention_shape& s) { return s.keys * (s.dim + s.dim_v); }
 
+  /// Queries of a segment: so many that, on average, those that name a block fill some tiles.
+  idx_t segment_of(idx_t queries) const {
+    const idx_t wanted = 96 * names.all / std::max<idx_t>(1, names.most);
+    return round_up(std::clamp<idx_t>(wanted, least_segment, std::max<idx_t>(least_segment, queries / 4)), max_rows);
+  }
+  idx_t tasks(idx_t, idx_t, idx_t) const { return ceil_div(shape.queries, least_segment); }
   /// A row's names are of a kind: 1 the first, 2 the last, 3 the only one, else 0. Rows of a block and a kind are a
   /// query set, and last those that see no key.
   template <class Visit>
   void sets(const head& h, idx_t, idx_t task, const thread_scratch& s, const Visit& visit) const {
     const idx_t segment = segment_of(h.queries), first = task * segment, count = std::min(segment, h.queries - first);
     if (count <= 0) return;
-    const idx_t most = lists.longest(), blind = 4 * lists.names + 3;
-    const auto kind = [](idx_t n, idx_t names) { return idx_t(n == 0) + 2 * idx_t(n + 1 == names); };
-    lists.clear(s.bits);
+    const idx_t most = names.most, blind = 4 * names.all + 3;
+    const auto kind = [](idx_t n, idx_t of_row) { return idx_t(n == 0) + 2 * idx_t(n + 1 == of_row); };
+    names.begin(s.names);
     std::fill_n(s.begin, blind + 2, idx_t(0));
     for (idx_t r = 0; r < count; ++r) {
       idx_t* const list = s.of_row + r * most;
-      const idx_t names = s.counts[r] = lists.named_by(h.batch, h.head, first + r,
-                                                       ceil_div(end_of(h, first + r), lists.block), s.bits, list);
-      for (idx_t n = 0; n < names; ++n) ++s.begin[4 * list[n] + kind(n, names) + 1];
-      if (names == 0) ++s.begin[blind + 1];
+      const idx_t end = ceil_div(end_of(h, first + r), names.block);
+      const idx_t named = s.counts[r] = names.named_by(h, first + r, end, s.names, list);
+      for (idx_t n = 0; n < named; ++n) ++s.begin[4 * list[n] + kind(n, named) + 1];
+      if (named == 0) ++s.begin[blind + 1];
     }
     for (idx_t x = 0; x <= blind; ++x) s.begin[x + 1] += s.begin[x];
     for (idx_t r = 0; r < count; ++r) {
-      const idx_t names = s.counts[r], *const list = s.of_row + r * most;
-      for (idx_t n = 0; n < names; ++n) s.order[s.begin[4 * list[n] + kind(n, names)]++] = first + r;
-      if (names == 0) s.order[s.begin[blind]++] = first + r;
+      const idx_t named = s.counts[r], *const list = s.of_row + r * most;
+      for (idx_t n = 0; n < named; ++n) s.order[s.begin[4 * list[n] + kind(n, named)]++] = first + r;
+      if (named == 0) s.order[s.begin[blind]++] = first + r;
     }
     for (idx_t x = 0, from = 0; x <= blind; from = s.begin[x++])  // begin[x] has become the end of x
       if (from < s.begin[x])
         visit(query_set{.number = x == blind ? -1 : x / 4, .rows = {0, 1, s.order + from}, .count = s.begin[x] - from,
                         .first = x % 2 == 1, .last = x % 4 >= 2});
   }
+  /// Keys that a query set packs begin at a panel of all keys, so that sums do not depend on where they are packed.
   template <class Visit>
   void keys(const head& h, const query_set& set, const thread_scratch&, const Visit& visit) const {
     if (set.number < 0) return;
-    const idx_t begin = set.number * lists.block, end = std::min(begin + lists.block, h.keys);
-    visit(seen_keys{.positions = {begin, 1, nullptr}, .slots = end - begin, .in_place = true},
-          [&, begin, end](idx_t row) { return key_range{begin, std::min(end, end_of(h, set.rows[row]))}; });
-  }
-  /// Marks the runs of pack_step keys that any list names.
-  void mark_needed(idx_t key_head, bool* needed) const {
-    std::fill_n(needed, ceil_div(shape.keys, pack_step), false);
-    const idx_t b = key_head / shape.kv_heads, kv = key_head % shape.kv_heads;
-    lists.indices.typed([&](const auto& x) {
-      for (idx_t h = kv * shape.group(); h < (kv + 1) * shape.group(); ++h) {
-        for (idx_t i = 0; i < lengths.queries(b); ++i)
-          for (idx_t n = 0; n < x.extent(3); ++n) {
-            const idx_t name = x(x.extent(0) == 1 ? 0 : b, lists.list_of(h), i, n);
-            const idx_t end = std::min((name + 1) * lists.block, shape.keys);
-            for (idx_t step = name * lists.block / pack_step; name >= 0 && step * pack_step < end; ++step)
-              needed[step] = true;
-          }
-        if (lists.per_key_head()) break;
-      }
-    });
+    const idx_t begin = set.number * names.block, end = std::min(begin + names.block, h.keys);
+    const idx_t from = shared() ? 0 : begin / panel * panel, first = shared() ? begin : from;
+    visit(seen_keys{.positions = {first, 1, nullptr}, .slots = end - first, .in_place = shared()},
+          [&, begin, end, from](idx_t row) {
+            return key_range{begin - from, std::min(end, end_of(h, set.rows[row])) - from};
+          });
   }
 
   idx_t parts() const { return parts_of(shape.queries, 4); }
@@ -115,22 +123,59 @@ struct selected_plan : row_plan {
       sets(h, 0, task, s, visit);
   }
 
-  double operations(idx_t per_score) const {
-    const double seen = static_cast<double>(std::min(lists.longest() * lists.block, shape.keys));
-    return static_cast<double>(shape.batch * shape.heads * shape.queries) * seen * static_cast<double>(per_score);
-  }
-  static idx_t numbers(const attention_shape& s) { return s.keys * (s.dim + s.dim_v); }
-
  private:
+  static constexpr idx_t least_segment = 512;
+
   /// The keys that query i may see are those below.
   idx_t end_of(const head& h, idx_t i) const {
-    return causal ? std::clamp<idx_t>(i + h.keys - h.queries + 1, 0, h.keys) : h.keys;
+    return names.causal ? std::clamp<idx_t>(i + h.keys - h.queries + 1, 0, h.keys) : h.keys;
+  }
+};
+
+/// Names that lists give.
+struct listed_names {
+  static constexpr idx_t least_block = 16;  // keys of a block that are worth packing
+  static constexpr bool packs_all = true;
+
+  const attention_shape& shape;
+  const sequence_lengths& lengths;
+  const selected_lists& lists;
+  bool causal;
+  idx_t block = lists.block, all = lists.names, most = lists.longest();
+
+  struct item_scratch {};
+  item_scratch layout(arena&) const { return {}; }
+  template <class... X>
+  void prepare(X&&...) const {}
+  using thread_scratch = std::uint64_t*;
+  thread_scratch layout_scratch(arena& memory) const { return lists.layout(memory); }
+
+  void begin(std::uint64_t* bits) const { lists.clear(bits); }
+  idx_t named_by(const naming_head<item_scratch>& h, idx_t i, idx_t end, std::uint64_t* bits, idx_t* list) const {
+    return lists.named_by(h.batch, h.head, i, end, bits, list);
+  }
+  void mark_needed(idx_t key_head, bool* needed, idx_t step) const {
+    std::fill_n(needed, ceil_div(shape.keys, step), false);
+    const idx_t b = key_head / shape.kv_heads, first = key_head % shape.kv_heads * shape.group();
+    lists.indices.typed([&](const auto& x) {
+      for (idx_t h = first; h < (lists.per_key_head() ? first + 1 : first + shape.group()); ++h)
+        for (idx_t i = 0; i < lengths.queries(b); ++i)
+          for (idx_t n = 0; n < x.extent(3); ++n) {
+            const idx_t name = x(x.extent(0) == 1 ? 0 : b, lists.list_of(h), i, n);
+            const idx_t end = std::min((name + 1) * block, shape.keys);
+            for (idx_t run = name * block / step; name >= 0 && run * step < end; ++run) needed[run] = true;
+          }
+    });
+  }
+  double operations(idx_t per_score) const {
+    const double seen = static_cast<double>(std::min(most * block, shape.keys));
+    return static_cast<double>(shape.batch * shape.heads * shape.queries) * seen * static_cast<double>(per_score);
   }
 };
 
 template <class S, class Score>
-selected_plan selected_plan_of(const softmax_call<S, Score>& in, const selected_lists& lists) {
-  return {{}, in.shape, in.lengths, lists, in.causal};
+selected_plan<listed_names> selected_plan_of(const softmax_call<S, Score>& in, const selected_lists& lists) {
+  return {{}, in.shape, in.lengths, {in.shape, in.lengths, lists, in.causal}, panel_width<compute_type<S>>};
 }
 
 }}}  // namespace attn::ATTN_ISA::detail

@@ -1,11 +1,9 @@
-// attn: which blocks of keys the queries of topk_blocks choose, and in which order they are attended (topk_plan.hpp).
+// attn: which blocks of keys the queries of topk_blocks choose.
 //
 //   1. block_sums      the sums of the keys of every block, packed as keys are
 //   2. block_chooser   a tile of queries times the sums; of each row the blocks with the largest products
-//   3. topk_head       the queries of round r, those that choose an r-th block, sorted by it
 //
-// Blocks have equal numbers of keys, so their sums rank as their means do. In a round every query occurs once, so
-// threads may divide a round in any way. The last round is that of the own blocks, which every query has.
+// Blocks have equal numbers of keys, so their sums rank as their means do.
 #pragma once
 
 #include <attn/core/detail/attention_shape.hpp>
@@ -141,61 +139,6 @@ struct block_chooser {
     }
     list[last] = x;
     which[last] = n;
-  }
-};
-
-/// The queries of one head: what they chose, and their order in every round.
-struct topk_head {
-  idx_t batch = 0, head = 0, queries = 0, shift = 0;  // query i is at position i + shift
-  topk_shape blocks;
-  idx_t stride = 0;         // queries of the longest batch item
-  idx_t *chosen = nullptr;  // [rounds][stride]: the r-th block of query i
-  idx_t *order = nullptr;   // [rounds][stride]: queries of round r by their r-th block, then by position
-
-  static idx_t size(idx_t queries, const topk_shape& blocks) { return queries * blocks.rounds; }
-
-  /// The queries of round r are those from this one on. Round number `rounds` is that of the own blocks.
-  idx_t first_of(idx_t round) const {
-    if (round == blocks.rounds) return 0;
-    return std::clamp<idx_t>((round + 1) * blocks.block - shift, 0, queries);
-  }
-  idx_t count_of(idx_t round) const { return queries - first_of(round); }
-
-  /// Entry n of a round: which query it is, and which block it attends.
-  idx_t query(idx_t round, idx_t n) const { return round == blocks.rounds ? n : order[round * stride + n]; }
-  idx_t block(idx_t round, idx_t n) const {
-    return round == blocks.rounds ? blocks.block_of(n + shift) : chosen[round * stride + query(round, n)];
-  }
-  /// Entries n, n + 1, ... of a round as rows of q.
-  index_map rows(idx_t round, idx_t n) const {
-    return round == blocks.rounds ? index_map{n, 1, nullptr} : index_map{0, 1, order + round * stride + n};
-  }
-
-  /// The keys of its block that entry n of a round sees.
-  key_range seen(idx_t round, idx_t n) const {
-    if (round < blocks.rounds) return {0, blocks.block};
-    const idx_t position = n + shift;
-    return {0, position < 0 ? 0 : position - blocks.block_of(position) * blocks.block + 1};
-  }
-
-  /// Sorts a round. next [blocks + 1] is scratch.
-  void sort(idx_t round, idx_t* next) const {
-    const idx_t first = first_of(round);
-    const idx_t* const by = chosen + round * stride;
-    std::fill_n(next, blocks.blocks + 1, idx_t(0));
-    for (idx_t i = first; i < queries; ++i) ++next[by[i] + 1];
-    for (idx_t n = 1; n <= blocks.blocks; ++n) next[n] += next[n - 1];
-    for (idx_t i = first; i < queries; ++i) order[round * stride + next[by[i]]++] = i;
-  }
-
-  /// visit(first entry, entries) for the runs of one block among entries [begin, end) of a round.
-  template <class Visit>
-  void for_each_run(idx_t round, idx_t begin, idx_t end, const Visit& visit) const {
-    for (idx_t n = begin, stop; n < end; n = stop) {
-      const idx_t of = block(round, n);
-      for (stop = n + 1; stop < end && block(round, stop) == of;) ++stop;
-      visit(n, stop - n);
-    }
   }
 };
 
