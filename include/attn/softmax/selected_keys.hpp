@@ -8,15 +8,15 @@
 //   attn::selected_keys(q, k, v, out, blocks, {.causal = true, .block = 64, .lse = lse}, threads);
 //
 // indices [B or 1, H or Hkv or 1, Lq, n]: keys, in any order; -1 is none. With block > 1 they name blocks: b is the
-// keys b block ... (b + 1) block - 1, of which there may be fewer in the last one. What is named twice counts once. Keys
-// beyond the true length, and with causal those after the query's position, are left out. Lists for key heads serve
-// all their query heads, and their keys are read once for these. The order of a list changes no bit.
+// keys b block ... (b + 1) block - 1, of which there may be fewer in the last one. What is named twice counts once.
+// Keys beyond the true length, and with causal those after the query's position, are left out. Lists for key heads
+// serve all their query heads, and their keys are read once for these. The order of a list changes no bit.
 //
 // Shapes   as full_softmax: query i is at position i + Lk - Lq, with true lengths.
 // Cost     2 B H Lq n block (D + Dv) operations. Scratch: per thread the sorted names of a query; with blocks of 16
-//          keys and more, which are attended by all queries together that name them, the packed keys and values of one key
-//          head (or of as many as fill the threads), about Lk (D + Dv) numbers, and where rows of out cannot hold
-//          unfinished sums (16-bit types, strides, dims that are no multiple of a vector) Lq Dv for every head in
+//          keys and more, which are attended by all queries together that name them, the packed keys and values of
+//          one key head (or of as many as fill the threads), about Lk (D + Dv) numbers, and where rows of out cannot
+//          hold unfinished sums (16-bit types, strides, dims that are no multiple of a vector) Lq Dv for every head in
 //          progress.
 // Throws   std::invalid_argument for shapes or options that do not fit, for names beyond the arrays or below -1 (rows
 //          of padding may hold anything), before anything is written.

@@ -11,8 +11,8 @@
 //          d_lse as lse. Gradients have the shapes of what they are of; dk and dv are summed over the query heads of a
 //          group.
 // Cost     2 (3 D + 2 Dv) operations for every visible key of a query, and the choice; without lse, the forward call
-//          without values too. Scratch, per key head in progress: Lq D numbers, the packed keys and values, and Lk (D + Dv)
-//          numbers, up to four times that for long sequences.
+//          without values too. Scratch, per key head in progress: Lq D numbers, the packed keys and values, and
+//          Lk (D + Dv) numbers, up to four times that for long sequences.
 // Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that
 //          share memory with an input or one another, before anything is written.
 //

@@ -3,8 +3,8 @@
 // between stages, sums of gradients in parts and their scattering.
 //
 //   pattern_plan.hpp   query sets of patterns: block, strided, bigbird, pattern_softmax
-//   selected_plan.hpp  blocks of keys that queries name, by lists or by choice (topk_plan.hpp): the queries of a segment
-//                      that name a block attend it together
+//   selected_plan.hpp  blocks of keys that queries name, by lists or by choice (topk_plan.hpp): the queries of a
+//                      segment that name a block attend it together
 //   lsh_plan.hpp       chunks of tokens sorted by their hashes, in rounds; the keys are made from the queries
 //
 // A plan works in stages: every query is in one query set of each stage at most, and is stored between two of them; or

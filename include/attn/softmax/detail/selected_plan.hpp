@@ -1,12 +1,12 @@
-// attn: the plan of sparse attention over blocks of keys that queries name: selected_keys.hpp, whose lists are given, and
-// topk_blocks.hpp (topk_plan.hpp). The queries of a segment that name a block are a query set, which attends the keys
-// of the block together; a task is a segment of one query head, block by block. Rows of a segment are stored between
-// one block and the next, so that there is one stage. Keys are packed once for all; where few blocks may be named and
-// it is not known which, every query set packs its own.
+// attn: the plan of sparse attention over blocks of keys that queries name: selected_keys.hpp, whose lists are given,
+// and topk_blocks.hpp (topk_plan.hpp). The queries of a segment that name a block are a query set, which attends the
+// keys of the block together; a task is a segment of one query head, block by block. Rows of a segment are stored
+// between one block and the next, so that there is one stage. Keys are packed once for all; where few blocks may be
+// named and it is not known which, every query set packs its own.
 //
 // Names say which blocks a query names:
 //   block, all, most                keys of a block; blocks there are; blocks that a query names, at most
-//   item_scratch, layout(memory), prepare(first, count, for_each), thread_scratch, layout_scratch(memory)     as a plan's
+//   item_scratch, layout(memory), prepare(first, count, for_each), thread_scratch, layout_scratch(memory): a plan's
 //   begin(scratch), named_by(head, i, end, scratch, list)      what query i names below `end`, ascending, in `list`; i
 //                                   ascends by 1 after begin()
 //   packs_all, mark_needed(key_head, needed, step)    whether keys are packed for all query sets, and then which
