@@ -139,8 +139,8 @@ struct decay_sums {
 /// The sums of the gradient of final scores by query and by key, of which that of log_decay consists: it is the sum of
 /// those of the queries at its position and after it, less those of the keys. Null: not wanted.
 struct decay_gradients {
-  double *queries = nullptr, *keys = nullptr;                // [Lq]; [Lk], or of the slots
-  idx_t first = 0, end = std::numeric_limits<idx_t>::max();  // the positions of keys that count
+  double *queries = nullptr, *keys = nullptr;  // [Lq]; [Lk], or of the slots
+  idx_t first = 0, end = 0;                    // the positions, or slots, of keys that count
   bool by_slot = false;
   std::span<const idx_t> listed{};  // where not empty, `queries` are those at these positions, which ascend
 
@@ -157,14 +157,14 @@ struct decay_gradients {
     if (!keys) return;
     if (by_slot || (!positions.list && positions.step == 1)) {
       const idx_t j = by_slot ? slot : positions[slot];
-      const idx_t from = by_slot ? 0 : std::clamp(first - j, idx_t(0), count),
-                  to = by_slot ? count : std::clamp(end - j, from, count);
+      const idx_t from = std::clamp(first - j, idx_t(0), count), to = std::clamp(end - j, from, count);
       for (idx_t n = from; n < to; ++n) keys[j + n] += static_cast<double>(d[n]);
       return;
     }
-    for (idx_t n = 0; n < count; ++n)
-      if (const idx_t j = positions[slot + n]; d[n] != T(0) && j >= first && j < end)
-        keys[j] += static_cast<double>(d[n]);
+    for (idx_t n = 0; n < count; ++n) {
+      if (d[n] == T(0)) continue;  // as beyond the last slot
+      if (const idx_t j = positions[slot + n]; j >= first && j < end) keys[j] += static_cast<double>(d[n]);
+    }
   }
 };
 

@@ -68,7 +68,7 @@ struct softmax_backward_call {
   decay_gradients decay_list(double* sums) const {
     if (!d_log_decay) return {};
     double* const queries = sums + relative_entries();
-    return {.queries = queries, .keys = queries + shape.queries};
+    return {.queries = queries, .keys = queries + shape.queries, .end = shape.keys};
   }
   idx_t step_of(idx_t h) const { return steps.empty() ? 1 : steps[steps.size() == 1 ? 0 : static_cast<std::size_t>(h)]; }
   /// Numbers of a head's sums of the gradient of relative keys.

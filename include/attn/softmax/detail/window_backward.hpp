@@ -154,9 +154,11 @@ struct window_backward : window_sets {
   T* table_of(const partial& sums, idx_t in_group) const {
     return in.d_relative_keys ? sums.tables() + in_group * in.table_size() : nullptr;
   }
-  /// The sums by global key of a query head.
-  double* global_keys_of(const partial& sums, idx_t in_group) const {
-    return sums.decay() + in_group * decay_entries() + global_count();
+  /// The same by global key, of a query head.
+  decay_gradients of_globals(decay_gradients of, const partial& sums, idx_t in_group) const {
+    of.keys = sums.decay() + in_group * decay_entries() + global_count();
+    of.first = 0, of.end = global_count(), of.by_slot = true;
+    return of;
   }
 
   /// Queries [begin, end) of the part's class and head h; `owned`: the part's own.
@@ -195,7 +197,7 @@ struct window_backward : window_sets {
         for (idx_t row = 0; row < rows; ++row)
           ranges[row] = {0, globals_before(in.forward.causal ? std::min(all, which[row] + p.shift + 1) : all)};
         const decay_gradients of_class = back.decay;
-        if (decay) back.decay = {.queries = decay.queries, .keys = global_keys_of(sums, in_group), .by_slot = true};
+        if (decay) back.decay = of_globals(decay, sums, in_group);
         differentiate(p.s.rows, rows, ranges, which, p.s.global_keys, head_terms, p.s.block, dq, query_stride(), back);
         back.decay = of_class;
       }
@@ -243,10 +245,9 @@ struct window_backward : window_sets {
         take(p.s.own_keys, decay, [&](idx_t end) { return key_range{0, entries_before(end) - p.k0}; });
       else
         take(p.s.keys, decay, [&](idx_t end) { return key_range{p.slot(p.k0), p.slot(entries_before(end))}; });
-      decay_gradients of_globals = decay;
-      if (decay) of_globals.keys = global_keys_of(part, in_group), of_globals.by_slot = true;
       if (first && !own())
-        take(p.s.global_keys, of_globals, [&](idx_t end) { return key_range{0, globals_before(end)}; });
+        take(p.s.global_keys, decay ? of_globals(decay, part, in_group) : decay,
+             [&](idx_t end) { return key_range{0, globals_before(end)}; });
       for (idx_t row = 0; dq && row < rows; ++row)
         for (idx_t d = 0; d < shape.dim; ++d) sums[(g + row) * query_stride() + d] += dq[row * query_stride() + d];
       T* const of_relative = part.relative_queries() + (in_group * global_count() + g) * query_stride();
