@@ -25,6 +25,8 @@
 
 #include <attn/softmax/detail/neighborhood_plan.hpp>
 
+#include <array>
+
 namespace attn { inline namespace ATTN_ISA {
 
 /// One number for each axis of a grid: {64, 64}. None: the default for all.
@@ -93,7 +95,7 @@ grid_axes checked_grid(const validator& check, const attention_shape& shape, con
   };
   for (idx_t a = 0; a < axes; ++a) {
     const auto given = [a](const per_axis& of, idx_t otherwise) { return of.axes() ? of[a] : otherwise; };
-    grid_axis& to = grid[static_cast<std::size_t>(a + 5 - axes)];
+    grid_axis& to = grid[a + 5 - axes];
     to = {.count = o.grid[a], .kernel = o.kernel[a], .stride = given(o.stride, 1), .dilation = given(o.dilation, 1),
           .shift = given(o.shift, 0), .causal = given(o.causal_axes, 0) != 0};
     check.at_least("grid", 0, to.count);

@@ -78,8 +78,9 @@ struct quantised_rows {
       }
       constexpr idx_t next = 2 * quantised_block;  // from one pair of columns to the next
       for (idx_t c = 0; c < cols; c += 2) {
-        to[c] = size * static_cast<float>(codes[c / 2 * next]);
-        if (c + 1 < cols) to[c + 1] = size * static_cast<float>(codes[c / 2 * next + 1]);
+        const std::int8_t* const pair = codes + c / 2 * next;
+        to[c] = size * static_cast<float>(pair[0]);
+        if (c + 1 < cols) to[c + 1] = size * static_cast<float>(pair[1]);
       }
       const Eigen::bfloat16* const base = reference(i);
       for (idx_t c = 0; c < cols && !std::signbit(factor); ++c) to[c] += static_cast<float>(base[c]);

@@ -7,7 +7,6 @@
 
 #include <attn/softmax/detail/sparse_driver.hpp>
 
-#include <array>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
@@ -24,8 +23,18 @@ struct grid_axis {
     return {begin, begin + kernel};
   }
 };
-/// 1 to 3 axes of a grid, after others of one token: there are always two before an axis.
-using grid_axes = std::array<grid_axis, 5>;
+/// Something of each of 1 to 3 axes of a grid, after others of one token: there are always two before an axis.
+template <class X>
+struct of_axes {
+  X list[5]{};
+
+  X& operator[](idx_t axis) { return list[axis]; }
+  const X& operator[](idx_t axis) const { return list[axis]; }
+  X* begin() { return list; }
+  const X* begin() const { return list; }
+  const X* end() const { return list + 5; }
+};
+using grid_axes = of_axes<grid_axis>;
 
 /// The tokens of an axis in the order of its cells.
 struct axis_cells {
@@ -70,7 +79,7 @@ struct neighborhood_plan : row_plan {
   };
   /// Of each axis the entries [first, first + size). Rows of `row` slots, `unit` a token, lie along axis `run`.
   struct grid_cell {
-    std::array<idx_t, 5> first{}, size{};
+    of_axes<idx_t> first{}, size{};
     idx_t slot = 0, run = 4, row = 1, unit = 1;
   };
   /// At most max_rows rows of q, and all they see: along the two axes before that of rows, and in rows.
@@ -92,7 +101,7 @@ struct neighborhood_plan : row_plan {
   const attention_shape& shape;
   const grid_axes& grid;
   idx_t lanes;  // of a vector of scores
-  std::array<axis_cells, 5> axes{};
+  of_axes<axis_cells> axes{};
   tables lists{};
   idx_t strip_count = 0;
 
@@ -105,7 +114,7 @@ struct neighborhood_plan : row_plan {
 
   template <class Visit>
   void for_each_cell(const Visit& visit) const {
-    std::array<idx_t, 5> c{};
+    of_axes<idx_t> c{};
     for (idx_t slot = 0; c[2] < axes[2].cells; ++c[2])
       for (c[3] = 0; c[3] < axes[3].cells; ++c[3])
         for (c[4] = 0; c[4] < axes[4].cells; ++c[4]) {
@@ -219,7 +228,7 @@ struct neighborhood_plan : row_plan {
   }
 
  private:
-  idx_t token_of(const grid_cell& cell, const std::array<idx_t, 5>& at) const {
+  idx_t token_of(const grid_cell& cell, const of_axes<idx_t>& at) const {
     idx_t token = 0, place = 0;
     for (idx_t a = 2; a < 5; ++a) {
       token = token * grid[a].count + axes[a].tokens[cell.first[a] + at[a]];

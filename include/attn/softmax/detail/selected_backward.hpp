@@ -16,6 +16,8 @@ namespace attn { inline namespace ATTN_ISA { namespace detail {
 template <class S, class Score, class ScoreBackward>
 struct selected_backward {
   using T = compute_type<S>;
+  /// Scores are those of the forward call to the last bit: so are their products (stream_rows.hpp).
+  static constexpr bool scaled_before = numbers_of<stream_operand<T, S>> == 1;
   static constexpr idx_t most_heads = 16, tile = stream_tile_of<S>, store_step = 128;
 
   const softmax_backward_call<S, Score, ScoreBackward>& in;
@@ -41,7 +43,7 @@ struct selected_backward {
     std::uint64_t* bits;
     idx_t *names, *list;
     row_list<S> keys, values;
-    padded_rows<T> query, d_out, dq, long_dq, long_errors;
+    padded_rows<T> query, scaled, d_out, dq, long_dq, long_errors;
     T *weights, *d, *raw;             // [rows][stream_tile]; raw of one row
     T *key_numbers, *value_numbers;   // a tile that cannot be read in place
     T *maximum, *log_sum, *delta;     // [rows]
@@ -55,6 +57,7 @@ struct selected_backward {
                             .keys = row_list<S>::layout(memory, most),
                             .values = row_list<S>::layout(memory, most),
                             .query = padded_rows<T>::layout(memory, rows, shape.dim),
+                            .scaled = padded_rows<T>::layout(memory, rows, shape.dim),
                             .d_out = padded_rows<T>::layout(memory, rows, shape.dim_v),
                             .dq = padded_rows<T>::layout(memory, rows, shape.dim),
                             .long_dq = padded_rows<T>::layout(memory, rows, shape.dim),
@@ -77,6 +80,9 @@ struct selected_backward {
       const auto o = head_of(in.out, b, h + r), d = head_of(in.d_out, b, h + r);
       finite &= s.query.load(r, head_of(in.q, b, h + r), i);
       finite &= s.d_out.load(r, d, i);
+      const packet<T> factor = broadcast<T>(scaled_before ? in.terms().query_factor() : T(1));
+      for (idx_t c = 0; c < s.query.stride; c += width<T>)
+        store<T>(s.scaled.row(r) + c, mul(load<T>(s.query.row(r) + c), factor));
       const auto lse = in.forward.lse_of(b, h + r, i);
       const bool sees = lse.sees();
       s.maximum[r] = sees ? lse.maximum : T(0), s.log_sum[r] = sees ? lse.log_sum : T(0);
@@ -91,11 +97,11 @@ struct selected_backward {
   void differentiate_tile(idx_t b, idx_t h, idx_t heads, idx_t i, const idx_t* list, idx_t count, const Keys& keys,
                           const Values& values, idx_t part, bool finite, const item_scratch& p,
                           const thread_scratch& s) const {
-    const T factor = in.terms().query_factor();
+    const T factor = scaled_before ? T(1) : in.terms().query_factor();
     const idx_t padded = round_up(count, width<T>);
     by_rows<T>(heads, [&](idx_t r, auto R) {
       const prefetch_nothing nothing;
-      row_scores<T, R.value>(s.query.row(r), s.query.stride, factor, keys, s.weights + r * stream_tile, nothing);
+      row_scores<T, R.value>(s.scaled.row(r), s.scaled.stride, factor, keys, s.weights + r * stream_tile, nothing);
       row_scores<T, R.value>(s.d_out.row(r), s.d_out.stride, T(1), values, s.d + r * stream_tile, nothing);
     });
     for (idx_t r = 0; r < heads; ++r) {
