@@ -7,7 +7,6 @@
 
 #include <attn/softmax/detail/sparse_driver.hpp>
 
-
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// One axis of the grid, and which of its tokens see one another.
