@@ -32,6 +32,37 @@ golden_operator with_gradients(golden_operator entry, Problem (*read)(const gold
   return entry;
 }
 
+// Of recurrences, whose cases may differentiate the final state too: gradients_by(problem, d_results) gives the gradients
+// of `names`, in their order.
+template <class Problem>
+golden_operator with_state_gradients(golden_operator entry, Problem (*read)(const golden_case&),
+                                     const std::vector<std::string>& names) {
+  const auto d_results = [](const golden_case& golden) {
+    return tensors{golden.array("d_out"), golden.optional_array("d_final_state")};
+  };
+  const auto by_library = [=](const golden_case& golden, auto zero) {
+    const tensors all = gradients_by<decltype(zero)>(read(golden), d_results(golden));
+    named_tensors named;
+    for (std::size_t n = 0; n < all.size(); ++n) named[names[n]] = all[n];
+    return named;
+  };
+  entry.gradients_by_reference = [=](const golden_case& golden) {
+    const gradient_case c = case_of(read(golden));
+    const auto inputs = independent(c.inputs);
+    const auto results = c.forward(inputs);
+    const tensors d = d_results(golden);
+    std::vector<reference::reverse_pass::result> ends{{results[0], d[0]}};
+    if (golden.has_array("d_final_state")) ends.push_back({results[1], d[1]});
+    const reference::reverse_pass back(ends);
+    named_tensors all;
+    for (std::size_t n = 0; n < inputs.size(); ++n) all[c.names[n]] = back.gradient(inputs[n]);
+    return all;
+  };
+  entry.gradients_in_double = [=](const golden_case& golden) { return by_library(golden, widest_type()); };
+  entry.gradients_in_float = [=](const golden_case& golden) { return by_library(golden, float()); };
+  return entry;
+}
+
 // Of the softmax family.
 template <class Options>
 golden_operator with_gradients(golden_operator entry, problem<Options> (*read)(const golden_case&)) {

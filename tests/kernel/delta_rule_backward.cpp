@@ -2,28 +2,11 @@
 #include <functional>
 
 #include "support/gradient_delta_rule.hpp"
+#include "support/gradient_state.hpp"
 #include "support/pairwise.hpp"
 #include "support/refusal.hpp"
 
 namespace testing::delta_rule_backward_tests {
-namespace {
-
-template <class S>
-void check_backward(const delta_rule_problem& problem) {
-  const delta_rule_problem p = rounded<S>(problem);
-  check_gradients(
-      case_of(p), gradient_tolerance<S>::value,
-      [&](const tensors&, const tensors& d_results) { return gradients_by<S>(p, d_results); },
-      [](tensors& d) { d = {rounded<S>(d[0]), rounded<real<S>>(d[1])}; });
-}
-
-tensors random_d_results(const delta_rule_problem& p) {
-  const auto &v = p.x.v, &k = p.x.k;
-  return {random_normal(98, v.batch(), v.heads(), v.length(), v.dim()),
-          random_normal(99, v.batch(), v.heads(), k.dim(), v.dim())};
-}
-
-}  // namespace
 
 TEST_CASE("delta_rule_backward: the reverse pass agrees with central differences", "[delta_rule_backward]") {
   for (int decays = 0; decays < 3; ++decays) {
@@ -45,7 +28,7 @@ TEMPLATE_LIST_TEST_CASE("delta_rule_backward: every combination of options", "[d
       if (bits & 4) p.options.unit_norm_eps = 1e-6, p.options.lengths = {77, 66};
       if (bits & 2) p.options.scale = 0.5;
       CAPTURE(decays, bits);
-      check_backward<TestType>(p);
+      check_backward_with_state<TestType>(p);
     }
 }
 
@@ -55,7 +38,7 @@ TEMPLATE_LIST_TEST_CASE("delta_rule_backward: hidden keys", "[delta_rule_backwar
         random_delta_rule({.length = 150, .dim = 9, .value_dim = 5, .state = true, .decays = decays});
     p.options.key_mask = random_key_mask(3, decays == 1 ? 1 : 2, 150);
     CAPTURE(decays);
-    check_backward<TestType>(p);
+    check_backward_with_state<TestType>(p);
   }
 }
 
@@ -65,7 +48,7 @@ TEMPLATE_LIST_TEST_CASE("delta_rule_backward: 16-bit storage computes in float",
     delta_rule_problem p = random_delta_rule(
         {.key_heads = 1, .group = 2, .length = 130, .dim = 33, .value_dim = 7, .state = true, .decays = decays});
     if (decays > 0) p.options.unit_norm_eps = 1e-6;
-    check_backward<TestType>(p);
+    check_backward_with_state<TestType>(p);
   }
 }
 
@@ -77,7 +60,7 @@ TEMPLATE_LIST_TEST_CASE("delta_rule_backward: odd lengths and dims", "[delta_rul
       delta_rule_shape shape{.batch = 1, .key_heads = 1, .length = lengths[n], .state = true, .decays = decays};
       shape.dim = dims[(n + 3) % 8], shape.value_dim = dims[(5 * n) % 8];
       CAPTURE(shape.length, shape.dim, shape.value_dim, decays);
-      check_backward<TestType>(random_delta_rule(shape, n + 1));
+      check_backward_with_state<TestType>(random_delta_rule(shape, n + 1));
     }
   for (idx_t none = 0; none < 5; ++none) {
     delta_rule_shape shape{.length = 5, .dim = 4, .value_dim = 3, .state = true, .decays = 2};
@@ -118,7 +101,7 @@ TEMPLATE_LIST_TEST_CASE("delta_rule_backward: several segments, on any number of
     // What reaches over segments, and its gradients do.
     for (double& g : p.x.log_decay.data) g = std::max(1e-3 * g, -1e-3);
     for (double& b : p.x.beta.data) b *= 1e-3;
-    check_backward<TestType>(p);
+    check_backward_with_state<TestType>(p);
     attn::execution threads(3, 0);
     const tensors d = random_d_results(p);
     CHECK(gradients_by<TestType>(p, d, threads) == gradients_by<TestType>(p, d));

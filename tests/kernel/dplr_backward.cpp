@@ -2,28 +2,11 @@
 #include <functional>
 
 #include "support/gradient_dplr.hpp"
+#include "support/gradient_state.hpp"
 #include "support/pairwise.hpp"
 #include "support/refusal.hpp"
 
 namespace testing::dplr_backward_tests {
-namespace {
-
-template <class S>
-void check_backward(const dplr_problem& problem) {
-  const dplr_problem p = rounded<S>(problem);
-  check_gradients(
-      case_of(p), gradient_tolerance<S>::value,
-      [&](const tensors&, const tensors& d_results) { return gradients_by<S>(p, d_results); },
-      [](tensors& d) { d = {rounded<S>(d[0]), rounded<real<S>>(d[1])}; });
-}
-
-tensors random_d_results(const dplr_problem& p) {
-  const auto &v = p.x.v, &k = p.x.k;
-  return {random_normal(98, v.batch(), v.heads(), v.length(), v.dim()),
-          random_normal(99, v.batch(), v.heads(), k.dim(), v.dim())};
-}
-
-}  // namespace
 
 TEST_CASE("dplr_backward: the reverse pass agrees with central differences", "[dplr_backward]") {
   for (int decays = 0; decays < 3; ++decays) {
@@ -42,7 +25,7 @@ TEMPLATE_LIST_TEST_CASE("dplr_backward: every combination of options", "[dplr_ba
       dplr_problem p = random_dplr(shape);
       if (bits & 2) p.options.lengths = {77, 66}, p.options.scale = 0.5;
       CAPTURE(decays, bits);
-      check_backward<TestType>(p);
+      check_backward_with_state<TestType>(p);
     }
 }
 
@@ -51,13 +34,13 @@ TEMPLATE_LIST_TEST_CASE("dplr_backward: hidden keys", "[dplr_backward]", exact_t
     dplr_problem p = random_dplr({.length = 150, .dim = 9, .value_dim = 5, .state = true, .decays = decays});
     p.options.key_mask = random_key_mask(3, decays == 1 ? 1 : 2, 150);
     CAPTURE(decays);
-    check_backward<TestType>(p);
+    check_backward_with_state<TestType>(p);
   }
 }
 
 TEMPLATE_LIST_TEST_CASE("dplr_backward: 16-bit storage computes in float", "[dplr_backward]", storage_types) {
   for (int decays = 0; decays < 3; ++decays)
-    check_backward<TestType>(
+    check_backward_with_state<TestType>(
         random_dplr({.heads = 1, .length = 130, .dim = 33, .value_dim = 7, .state = true, .decays = decays}));
 }
 
@@ -69,7 +52,7 @@ TEMPLATE_LIST_TEST_CASE("dplr_backward: odd lengths and dims", "[dplr_backward]"
       dplr_shape shape{.batch = 1, .heads = 1, .length = lengths[n], .state = true, .decays = decays};
       shape.dim = dims[(n + 3) % 8], shape.value_dim = dims[(5 * n) % 8];
       CAPTURE(shape.length, shape.dim, shape.value_dim, decays);
-      check_backward<TestType>(random_dplr(shape, n + 1));
+      check_backward_with_state<TestType>(random_dplr(shape, n + 1));
     }
   for (idx_t none = 0; none < 5; ++none) {
     dplr_shape shape{.length = 5, .dim = 4, .value_dim = 3, .state = true, .decays = 2};
@@ -99,7 +82,7 @@ TEMPLATE_LIST_TEST_CASE("dplr_backward: several segments, on any number of threa
     // What reaches over segments, and its gradients do.
     for (double& g : p.x.log_decay.data) g = std::max(1e-3 * g, -1e-3);
     for (double& b : p.x.b.data) b *= 1e-3;
-    check_backward<TestType>(p);
+    check_backward_with_state<TestType>(p);
     attn::execution threads(3, 0);
     const tensors d = random_d_results(p);
     CHECK(gradients_by<TestType>(p, d, threads) == gradients_by<TestType>(p, d));
@@ -173,7 +156,7 @@ TEMPLATE_LIST_TEST_CASE("dplr_backward: decays of which nothing is left", "[dplr
       std::fill(p.x.log_decay.data.begin(), p.x.log_decay.data.end(), g);
       CAPTURE(decays, g);
       if (g == 0) {
-        check_backward<TestType>(p);
+        check_backward_with_state<TestType>(p);
         continue;
       }
       const tensors actual = gradients_by<TestType>(rounded<TestType>(p), random_d_results(p));

@@ -137,8 +137,9 @@ struct full_call {
       const idx_t b = key_head / shape.kv_heads, h = key_head % shape.kv_heads * group + step % group;
       const idx_t i0 = (row_blocks - 1 - step / group) * max_rows, i1 = std::min(i0 + max_rows, lengths.queries(b));
       if (i0 < i1 && !few(b)) {
-        auto block = in.exec.scratch(
-            worker, [&](arena& memory) { return row_block<P>::layout(memory, shape.dim, shape.dim_v, bool(in.terms.by_distance)); });
+        auto block = in.exec.scratch(worker, [&](arena& memory) {
+          return row_block<P>::layout(memory, shape.dim, shape.dim_v, bool(in.terms.by_distance));
+        });
         in.begin(block, b, h, in.query(b, h), {i0, 1, nullptr}, i1 - i0);
         const idx_t all = lengths.keys(b), shift = in.shift(b);
         for (idx_t i = i0; i < i1; ++i)
@@ -218,11 +219,10 @@ full_call(const softmax_call<S, Score, C>&) -> full_call<S, Score, C>;
 
 template <class S, class Score, class C>
 void attend_full(softmax_call<S, Score, C> call) {
-  bool few = true;  // of all items: relative keys are then read in place
-  for (idx_t b = 0; b < call.shape.batch; ++b) few &= full_call<S, Score, C>{call}.few(b);
-  const auto terms = call.exec.workspace([&](arena& memory) {
-    return few ? call.layout_terms(memory, false, 0, [](idx_t) { return idx_t(1); }) : call.layout_terms(memory);
-  });
+  std::optional<distance_range> range;  // where an item has many queries
+  for (idx_t b = 0; b < call.shape.batch; ++b)
+    if (!full_call<S, Score, C>{call}.few(b)) range = {call.furthest()};
+  const auto terms = call.exec.workspace([&](arena& memory) { return call.layout_terms(memory, range); });
   call.prepare_terms(*terms);
   with_products<S>(call.exec, [&]<class P>(std::type_identity<P>) { full_call<S, Score, C, P>{call}.run(); });
 }

@@ -8,6 +8,7 @@
 //   dv_j = sum_i P_ij d_out_i,  ds_ij = P_ij (d_out_i . v_j - D_i),  dq_i = scale sum_j ds'_ij k_j,
 //   dk_j = scale sum_i ds'_ij q_i, ds' = ds times the derivative of softcap and score function; dbias_ij = ds_ij before
 //   softcap's, drelative_bias its sums over the pairs of a distance, dlog_decay_t its sum over the pairs j < t <= p_i;
+//   drelative_queries_i = scale sum_j ds'_ij r[j - p_i], drelative_keys = scale times the sums of ds'_ij q'_i by distance;
 //   dsink = -sum_i e^(sink - lse_i) D_i. With dropout P_ij m_ij / (1 - rate) in dv, d_out_i . v_j times the same in ds.
 //                                                            Dao et al. 2022, "FlashAttention", appendix B
 //
@@ -17,7 +18,8 @@
 // Cost     2 B H Lq Lk (3 D + 2 Dv) operations, half of it when causal; without lse, one product more. Scratch, per key
 //          head in progress: about Lk (3 D + 2 Dv) + Lq (3 D + Dv) numbers, with threads that share a head up to 7 Lq D
 //          more, with more than 32768 queries Lk (D + Dv); for drelative_bias and dlog_decay up to B H + 8 lists of 2R + 1
-//          and of Lq + Lk doubles; never Lq x Lk.
+//          and of Lq + Lk doubles, for drelative_keys as many tables of (2R + 1) D numbers, R up to Lq + Lk; never
+//          Lq x Lk.
 // Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that share
 //          memory with an input or one another, before anything is written.
 //

@@ -14,8 +14,9 @@
 // weights are then rounded too: to bf16 for a cache of bf16 if the processor multiplies such numbers, to 16-bit
 // integers for a cache of std::int8_t.
 //
-// Cost     up to four tokens: one reading of the cache, and scratch memory that does not depend on its size. Longer
-//          chunks are attended as full_softmax does.
+// Cost     up to four tokens: one reading of the cache, and scratch memory that does not depend on its size; with
+//          log_decay also one of those of all its tokens, and 16 bytes for each. Longer chunks are attended as
+//          full_softmax does.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything, the cache included, changes.
 //          Exceptions of `score` are passed on and leave the tokens of the cache as they were; a shared page that was
 //          copied before writing to it stays the item's own.

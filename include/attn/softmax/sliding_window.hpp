@@ -10,7 +10,8 @@
 //
 // Shapes   as full_softmax.
 // Cost     2 B H (D + Dv) operations for every visible key of a query; keys that no query sees are not read. Scratch
-//          per thread: about (2 (left + right) + 500 + global positions) (D + Dv) numbers, whatever the length.
+//          per thread: about (2 (left + right) + 500 + global positions) (D + Dv) numbers, whatever the length; beside
+//          these what log_decay and relative_keys need (full_softmax_options).
 // Result   A row that sees no key is 0 and its lse -infinity, whatever its sink; so are rows of padding.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 //
@@ -102,11 +103,6 @@ struct window_sets {
     const idx_t given =
         dilations.empty() ? 1 : dilations[dilations.size() == 1 ? 0 : static_cast<std::size_t>(h)];
     return std::min(given, std::max<idx_t>(1, most));
-  }
-  /// What the distances of queries and keys of a head are multiples of; global ones are at any.
-  template <class Options>
-  idx_t distance_step(idx_t h, const Options& options) const {
-    return options.global_positions.empty() ? dilation(h) : 1;
   }
   bool is_global(idx_t position) const { return std::binary_search(globals.begin(), globals.end(), position); }
 
@@ -286,7 +282,8 @@ template <class S, class Score>
 void attend_window(softmax_call<S, Score> in, const sliding_window_options<S>& options) {
   const window_sets sets = window_sets::of(in.shape, options);
   const auto terms = in.exec.workspace([&](arena& memory) {
-    return in.layout_terms(memory, false, in.furthest(), [&](idx_t h) { return sets.distance_step(h, options); });
+    const bool local = options.global_positions.empty();  // global ones are at any distance
+    return in.layout_terms(memory, distance_range{in.furthest(), local ? options.dilation : list_view<idx_t>()});
   });
   in.prepare_terms(*terms);
   with_products<S>(in.exec, [&]<class P>(std::type_identity<P>) {

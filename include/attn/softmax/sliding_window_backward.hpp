@@ -15,7 +15,9 @@
 //          w keys on each side below 256, 1 / 32 above; without lse, one product more. Scratch, per thread: about (5
 //          (2048 + 2 w) + 800) max(D, Dv) numbers, whatever the length, for windows above 128 keys on each side (18 x 2
 //          w) instead of 2048 + 2 w; for n global positions n (D + Dv) numbers for every 2048 positions and head in
-//          progress; where the heads of a group differ in dilation, Lk (D + Dv) for every key head in progress.
+//          progress; where the heads of a group differ in dilation, Lk (D + Dv) for every key head in progress. For the
+//          gradients of relative_bias, relative_keys and log_decay as in full_softmax_backward.hpp, the first two for
+//          distances within the window, and for every 2048 positions.
 // Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that share
 //          memory with an input or one another, before anything is written.
 //

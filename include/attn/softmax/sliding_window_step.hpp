@@ -12,8 +12,9 @@
 //          have. The ring has room for the window, left * dilation + 1 tokens (with std::int8_t up to 30 more). Since a
 //          global query sees every token before it, the ring has room for all tokens up to the last global position, if
 //          those are more.
-// Cost     2 H (D + Dv) operations for every key seen; scratch independent of everything but H, D and Dv. Tokens are
-//          taken one by one; feed a long prompt to sliding_window, then append() it.
+// Cost     2 H (D + Dv) operations for every key seen; scratch independent of everything but H, D and Dv. log_decay, mask,
+//          bias and key_mask are of all tokens since the start; log decays are added up anew in every step, in 16 bytes
+//          for each. Tokens are taken one by one; feed a long prompt to sliding_window, then append() it.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything, the cache included, changes.
 //          If `score` throws, or memory runs out, the ring is reset; a cache that keeps all tokens drops the chunk.
 #pragma once

@@ -28,6 +28,15 @@ struct packed_distances {
   idx_t reach = 0, step = 1;
 };
 
+/// Which keys r are packed.
+struct distance_range {
+  idx_t furthest = 0;        // no query and key are further apart
+  list_view<idx_t> steps{};  // distances are multiples of it: of one for all heads, or of one per head; 1 unless given
+  bool rows_too = false;     // for the backward pass
+
+  idx_t step(idx_t h) const { return steps.empty() ? 1 : steps[steps.size() == 1 ? 0 : static_cast<std::size_t>(h)]; }
+};
+
 /// Of a block of rows, what the backward pass adds to.
 template <class T>
 struct relative_key_sums {
@@ -50,20 +59,19 @@ struct relative_keys {
   const packed_distances<T>& head(idx_t h) const { return heads[count == 1 ? 0 : h]; }
   idx_t reach() const { return table.extent(1) / 2; }
 
-  /// Memory for the keys at distances up to `furthest`, which in head h are multiples of step_of(h).
-  template <class Step>
-  static relative_keys layout(arena& memory, const tensor_view<const T, 3>& table, idx_t query_heads, idx_t furthest,
-                              bool rows_too, const Step& step_of) {
+  /// Memory for the keys of a range.
+  static relative_keys layout(arena& memory, const tensor_view<const T, 3>& table, idx_t query_heads,
+                              const distance_range& range) {
     relative_keys of{.table = table};
     if (!table || query_heads == 0) return of;
     bool alike = table.extent(0) == 1;
-    for (idx_t h = 1; h < query_heads; ++h) alike &= step_of(h) == step_of(0);
+    for (idx_t h = 1; h < query_heads; ++h) alike &= range.step(h) == range.step(0);
     of.count = alike ? 1 : query_heads;
     idx_t h = 0;
     of.heads = memory.allocate_list(of.count, [&](arena& m) {
-      const idx_t step = step_of(h++), reach = std::min(ceil_div(of.reach(), step), furthest / step);
+      const idx_t step = range.step(h++), reach = std::min(ceil_div(of.reach(), step), range.furthest / step);
       return packed_distances<T>{
-          packed_keys<T>::layout(m, slots(reach), table.extent(2), rows_too ? table.extent(2) : 0), reach, step};
+          packed_keys<T>::layout(m, slots(reach), table.extent(2), range.rows_too ? table.extent(2) : 0), reach, step};
     });
     return of;
   }

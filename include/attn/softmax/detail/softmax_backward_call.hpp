@@ -39,7 +39,7 @@ struct softmax_backward_call {
   ScoreBackward* score_backward;
 
   idx_t furthest = 0;       // no query sees a key further away
-  list_view<idx_t> steps{};  // of which the distances are multiples: one for all heads, or one per head; 1 unless given
+  list_view<idx_t> steps{};  // of distances, as in distance_range
   T* slope_sums = nullptr;  // [batch * heads]: the gradients of each head's slope, where they are asked for
   double* head_sums = nullptr;  // [batch * heads][head_entries()]: those of the relative bias and of decays, likewise
 
@@ -70,7 +70,6 @@ struct softmax_backward_call {
     double* const queries = sums + relative_entries();
     return {.queries = queries, .keys = queries + shape.queries, .end = shape.keys};
   }
-  idx_t step_of(idx_t h) const { return steps.empty() ? 1 : steps[steps.size() == 1 ? 0 : static_cast<std::size_t>(h)]; }
   /// Numbers of a head's sums of the gradient of relative keys.
   idx_t table_size() const {
     idx_t most = 0;
@@ -145,7 +144,7 @@ struct softmax_backward_call {
                    m.allocate<double>(heads * head_entries())};
     });
     const auto terms_there = exec.workspace([&](arena& m) {
-      return forward.layout_terms(m, true, furthest, [&](idx_t h) { return step_of(h); });
+      return forward.layout_terms(m, distance_range{furthest, steps, true});
     });
     forward.prepare_terms(*terms_there);
     const auto tables = exec.workspace([&](arena& m) { return m.allocate<T>(heads * table_size()); });

@@ -106,17 +106,14 @@ struct softmax_call : softmax_inputs<S, C> {
     decay_sums<T> decay;
     relative_keys<T> by_distance;
   };
-  /// Memory for them, where they are given and not there yet. In head h distances are multiples of step_of(h), up to
-  /// `furthest`; relative keys are packed as rows too for the backward pass, and not at all for few queries.
-  template <class Step>
-  term_memory layout_terms(arena& memory, bool rows_too, idx_t furthest, const Step& step_of) const {
-    const bool packs = !terms.by_distance.packed();
-    return {decay_sums<T>::layout(memory, terms.decay.summed() ? tensor_view<const T, 3>() : terms.decay.log_decay),
-            relative_keys<T>::layout(memory, packs ? terms.by_distance.table : tensor_view<const T, 3>(),
-                                     this->shape.heads, furthest, rows_too, step_of)};
-  }
-  term_memory layout_terms(arena& memory, bool rows_too = false) const {
-    return layout_terms(memory, rows_too, furthest(), [](idx_t) { return idx_t(1); });
+  /// Memory for them, where they are given and not there yet. Without a range relative keys are not packed: the
+  /// streaming kernel reads them in place.
+  term_memory layout_terms(arena& memory, const std::optional<distance_range>& range) const {
+    const tensor_view<const T, 3> none;
+    const bool packs = range && !terms.by_distance.packed();
+    return {decay_sums<T>::layout(memory, terms.decay.summed() ? none : terms.decay.log_decay),
+            relative_keys<T>::layout(memory, packs ? terms.by_distance.table : none, this->shape.heads,
+                                     range.value_or(distance_range{}))};
   }
   /// No query and key are further apart.
   idx_t furthest() const {

@@ -150,7 +150,7 @@ void write_weights(softmax_call<S, Score>& call, list_view<idx_t> rows, const te
   // Weights are e^(score - lse): lse must come from the same kind of products as the scores.
   if (uses_fast_products<S>(call.exec)) call.lse = {};
   const standard_products standard(call.exec);
-  const auto terms = call.exec.workspace([&](arena& m) { return call.layout_terms(m); });
+  const auto terms = call.exec.workspace([&](arena& m) { return call.layout_terms(m, distance_range{call.furthest()}); });
   call.prepare_terms(*terms);
   const auto memory = call.exec.workspace([&](arena& m) { return call.layout_lse(m); });
   if (call.needs_lse(*memory)) full_call{call}.run();

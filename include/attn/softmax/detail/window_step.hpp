@@ -131,9 +131,7 @@ window_step(const softmax_call<S, Score>&, const Source&) -> window_step<S, Scor
 /// A checked step.
 template <class S, class Score, class Source>
 void attend_stream_window(softmax_call<S, Score> call, const Source& source) {
-  const auto terms = call.exec.workspace([&](arena& memory) {
-    return call.layout_terms(memory, false, 0, [](idx_t) { return idx_t(1); });
-  });
+  const auto terms = call.exec.workspace([&](arena& memory) { return call.layout_terms(memory, std::nullopt); });
   call.prepare_terms(*terms, [&](idx_t b) { return source.before(b) + call.lengths.queries(b); });
   window_step{call, source}.run();
 }
