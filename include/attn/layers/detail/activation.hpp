@@ -120,7 +120,21 @@ struct sigmoid_terms {
       const packet<T> n = sub(shifted, base), r = add(x, mul(n, broadcast<T>(constants::ln2_high)));
       fraction = mul(add(r, mul(n, broadcast<T>(constants::ln2_low))), minus_log2_e);
     }
-    power = add(polynomial<T>(fraction, constants::weight), broadcast<T>(T(1)));
+    set(shifted, fraction);
+  }
+
+  /// Of y = x log2 e, in [lowest, highest] times log2 e.
+  static ATTN_INLINE sigmoid_terms of_log2(const packet<T>& y) {
+    const packet<T> base = broadcast<T>(rounder<T> - T(scale)), shifted = sub(base, y);
+    sigmoid_terms terms;
+    terms.set(shifted, sub(sub(base, shifted), y));
+    return terms;
+  }
+
+ private:
+  sigmoid_terms() = default;
+  ATTN_INLINE void set(const packet<T>& shifted, const packet<T>& fraction) {
+    power = add(polynomial<T>(fraction, exp_constants<T>::weight), broadcast<T>(T(1)));
     factor = bits_to_exponent<T>(shifted);
   }
 };
@@ -132,6 +146,16 @@ ATTN_INLINE packet<T> silu(const packet<T>& x) {
   const packet<T> above = max(x, broadcast<T>(terms::lowest)), unit = broadcast<T>(terms::unit);
   const terms t(min(above, broadcast<T>(terms::highest)));
   return mul(above, div(unit, fma(t.power, t.factor, unit)));
+}
+
+/// The same of x = y ln 2, as the sum of products with a factor that was multiplied by log2 e beforehand.
+template <class T>
+ATTN_INLINE packet<T> silu_of_log2(const packet<T>& y) {
+  using terms = sigmoid_terms<T>;
+  constexpr T log2_e = exp_constants<T>::log2_e_high, ln2 = T(0.693147180559945309417);
+  const packet<T> above = max(y, broadcast<T>(terms::lowest * log2_e));
+  const terms t = terms::of_log2(min(above, broadcast<T>(terms::highest * log2_e)));
+  return mul(above, div(broadcast<T>(terms::unit * ln2), fma(t.power, t.factor, broadcast<T>(terms::unit))));
 }
 
 /// s + x s (1 - s), the derivative of silu; both s and 1 - s keep their digits.

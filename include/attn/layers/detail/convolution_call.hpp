@@ -51,7 +51,8 @@ struct convolution_call {
     const auto limit = exec.limit_threads(
         {.operations = (2 * static_cast<double>(taps) + 8) * numbers(), .bytes = 2 * sizeof(T) * numbers()});
     auto w = exec.shared_scratch([&](arena& memory) { return convolution_weights<T>(memory, taps, dim); });
-    w.set(weight, bias);
+    // With silu times log2 e, which the exponential would multiply every sum by: .85 of the time.
+    w.set(weight, bias, f == activation::silu ? exp_constants<T>::log2_e_high : T(1));
     const idx_t segment = convolution_segment(taps), segments = ceil_div(rows.x.length, segment);
     exec.for_each(batch() * segments, [&](idx_t task, int worker) {
       const auto [window, results] = exec.scratch(worker, [&](arena& memory) {

@@ -23,7 +23,8 @@ bool rows_in_place(const memory_layout& x) {
   return x.item == sizeof(T) && x.strides[x.rank - 1] == 1 && dim % width<T> == 0;
 }
 
-/// The weight as rows of taps, used where it lies if it can be, and the bias; zeros behind the channels.
+/// The weight as rows of taps and the bias, both times `factor`, the weight where it lies if it can be; zeros behind the
+/// channels.
 template <class T>
 struct convolution_weights {
   idx_t taps, dim, padded, stride;
@@ -41,18 +42,23 @@ struct convolution_weights {
         bias(memory.allocate<T>(padded)),
         zeros(memory.allocate<T>(padded)) {}
 
-  void set(const any_rows<T>& by_tap, const any_rows<T>& bias_given) {
-    if (rows_in_place<T>(by_tap)) {
+  void set(const any_rows<T>& by_tap, const any_rows<T>& bias_given, T factor = 1) {
+    const auto scale = [&](T* row) {
+      if (factor != T(1)) map_packets(row, row, padded, [&](const auto& p) { return mul(p, broadcast<T>(factor)); });
+    };
+    if (factor == T(1) && rows_in_place<T>(by_tap)) {
       rows = reinterpret_cast<const T*>(by_tap.data);
       stride = by_tap.strides[0];
     } else {
       for (idx_t i = 0; i < taps; ++i) {
         by_tap.load(i, 0, dim, packed + i * padded);
         std::fill(packed + i * padded + dim, packed + (i + 1) * padded, T(0));
+        scale(packed + i * padded);
       }
     }
     std::fill_n(bias, padded, T(0));
     bias_given.load_or(T(0), 0, dim, bias);
+    scale(bias);
     std::fill_n(zeros, padded, T(0));
   }
 };
@@ -183,9 +189,10 @@ template <class T>
   const auto as_it_is = [](const auto& p, auto, idx_t) { return p; };
   tokens < convolution_tile ? convolve_rest(x, tokens, as_it_is) : convolve(x, as_it_is);
 }
+/// Weights and bias come times log2 e.
 template <class T>
 [[gnu::noinline]] void convolve_silu(const convolution_tile_call<T>& x, idx_t tokens) {
-  const auto activated = [](const auto& p, auto, idx_t) { return silu<T>(p); };
+  const auto activated = [](const auto& p, auto, idx_t) { return silu_of_log2<T>(p); };
   tokens < convolution_tile ? convolve_rest(x, tokens, activated) : convolve(x, activated);
 }
 /// out = d times the derivative of silu there.
