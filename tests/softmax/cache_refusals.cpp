@@ -303,14 +303,18 @@ TEST_CASE("caches of several sequences refuse what does not fit", "[cache_refusa
   attn::sliding_window_cache<float> ring(four, {.left = 4});
   ring.append(view(k), view(v));
   check_items_of(ring, "sliding_window_cache");
-  const std::vector<idx_t> falling = {5, 5}, two = {1, 2};
+  const std::vector<idx_t> below = {5, -1}, two = {1, 2}, four_counts = {1, 0, 2, 0}, falling_counts = {3, -1, 0, 0};
   const auto check_window = [&](const char* text, const attn::sliding_window_cache_options& window) {
     says(refusal([&] { attn::sliding_window_step(cache, window, view(q), view(k), view(v), view(out)); }),
          "sliding_window_step", text);
     CHECK(cache.tokens() == 3);
   };
   check_window("left >= 0; found -1", {.left = -1});
-  check_window("global positions that ascend", {.global_positions = falling});
+  check_window("global positions >= 0; found -1", {.global_positions = below});
+  check_window("global_counts, one per batch item: 4; found 2", {.global_positions = two, .global_counts = two});
+  check_window("global counts >= 0; found -1", {.global_positions = two, .global_counts = falling_counts});
+  check_window("sum of global_counts = global positions 2; found 3",
+               {.global_positions = two, .global_counts = four_counts});
   check_window("query heads", {.dilation = two});
   attn::topk_blocks_cache<float> topk(four, {.block = 4});
   topk.append(view(k), view(v));

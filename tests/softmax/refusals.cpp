@@ -86,6 +86,12 @@ TEST_CASE("sliding_window refuses what does not fit", "[refusals]") {
   list.push_back({"a negative global position", "global", [](here& d) {
                     d.options.global_positions = d.list({0, -1});
                   }});
+  list.push_back({"global counts of other items", "global_counts", [](here& d) {
+                    d.options.global_positions = d.list({0, 1}), d.options.global_counts = d.list({1, 1, 0});
+                  }});
+  list.push_back({"global counts of other positions", "sum of global_counts", [](here& d) {
+                    d.options.global_positions = d.list({0, 1}), d.options.global_counts = d.list({1, 2});
+                  }});
   list.push_back({"q_global alone", "k_global", [](here& d) { d.options.q_global = d.shaped(2, 4, 6, 8); }});
   list.push_back({"no v_global", "v_global", with_own([](here& d) { d.options.v_global = {}; })});
   list.push_back({"no q_global", "q_global", with_own([](here& d) { d.options.q_global = {}; })});

@@ -59,6 +59,7 @@ sliding_window_problem apply(const choice& c, idx_t queries, idx_t keys, idx_t l
   if (c.steps == dilation::all_heads) o.dilation = {3};
   if (c.steps == dilation::per_head) o.dilation = {1, 4, 2, 7};
   if (c.tokens != global::none) o.global_positions = {keys - 1, 0, 11, 3, 0, keys + 40};
+  if (c.tokens != global::none && c.alibi) o.global_counts = {4, 2};
   if (c.tokens == global::own_projections) {
     o.q_global = random_normal(70, 2, 4, queries, 9);
     o.k_global = random_normal(71, 2, 2, keys, 9);

@@ -76,6 +76,7 @@ sliding_window_problem apply(const choice& c, idx_t queries, idx_t keys, idx_t d
   if (c.positions != globals::none) o.global_positions = {12, 0, 5};
   if (c.positions == globals::all_over)
     for (idx_t j = 3; j < keys + 9; j += 4) o.global_positions.push_back(j == 5 ? 6 : j + (j == 12));
+  if (c.positions != globals::none && c.softcap) o.global_counts = {std::ssize(o.global_positions) - 2, 2};
   if (c.positions == globals::own_projections) {
     o.q_global = random_normal(21, shape.batch, shape.heads, queries, dim);
     o.k_global = random_normal(22, shape.batch, shape.kv_heads, keys, dim);

@@ -17,7 +17,8 @@ struct stream {
       : p(problem),
         stored(p.options),
         cache({.batch = p.k.batch(), .heads = p.k.heads(), .dim = p.k.dim(), .value_dim = p.v.dim()},
-              {stored.options.left, stored.options.dilation, stored.options.global_positions}) {}
+              {stored.options.left, stored.options.dilation, stored.options.global_positions,
+               stored.options.global_counts}) {}
 
   reference::result feed(const std::vector<idx_t>& chunks) {
     reference::result all = reference::empty_result(p.q, p.v);
@@ -82,6 +83,7 @@ TEMPLATE_LIST_TEST_CASE("sliding_window_step: every option", "[sliding_window_ca
     if (bits & 2) p.options.alibi_slopes = {0.5, 0.25, 0.125, 0};
     if (bits & 4) p.options.sinks = {0.3, -1, 2, 0};
     if (bits & 8) p.options.global_positions = {120, 0, 5, 64, 5, 1000};
+    if ((bits & 9) == 9) p.options.global_counts = {4, 2};
     if (bits & 16) p.options.dilation = {3};
     if (bits & 32) p.options.dilation = {1, 4, 2, 7};
     if (bits & 64)
@@ -145,6 +147,49 @@ TEST_CASE("sliding_window_cache: reset starts over, a copy goes its own way", "[
   attn::execution serial;
   compiled_sliding_window<float>::step(s.cache, view(q), view(k), view(v), view(out), {}, {}, serial);
   CHECK(relative_error(out, rows(wanted, 70, 80)) <= tolerance<float>::out);
+}
+
+TEST_CASE("sliding_window_cache: global positions move with their items", "[sliding_window_cache]") {
+  auto p = rounded<float>(tokens(3));
+  p.options.global_positions = {9, 1, 40, 2}, p.options.global_counts = {3, 1};
+  stream<float> s(p);
+  s.feed({70});
+  const std::vector<idx_t> crossed = {1, 0};
+  s.cache.reorder(crossed);
+  p.options.global_positions = {2, 9, 1, 40}, p.options.global_counts = {1, 3};
+  for (tensor<double>* x : {&p.q, &p.k, &p.v}) {
+    tensor<double> y = *x;
+    for (idx_t b = 0; b < 2; ++b)
+      for (idx_t h = 0; h < x->heads(); ++h)
+        for (idx_t i = 0; i < x->length(); ++i)
+          for (idx_t d = 0; d < x->dim(); ++d) y(b, h, i, d) = (*x)(1 - b, h, i, d);
+    *x = y;
+  }
+  const auto q = cast<float>(rows(p.q, 70, 80)), k = cast<float>(rows(p.k, 70, 80)), v = cast<float>(rows(p.v, 70, 80));
+  tensor<float> out(2, 4, 80, 12);
+  attn::execution serial;
+  compiled_sliding_window<float>::step(s.cache, view(q), view(k), view(v), view(out), {}, {}, serial);
+  CHECK(relative_error(out, rows(expected(p).out, 70, 80)) <= tolerance<float>::out);
+
+  s.cache.copy_item(1, 0);  // both have item 1's positions now
+  for (idx_t b = 0; b < 2; ++b) s.cache.reset(b);
+  p.options.global_positions = {9, 1, 40}, p.options.global_counts = {};
+  s.p = p;
+  CHECK(relative_error(s.feed({150}).out, expected(p).out) <= tolerance<float>::out);
+}
+
+TEST_CASE("sliding_window_step: a cache of all tokens sorts the global positions of each item", "[sliding_window_cache]") {
+  auto p = rounded<float>(tokens(3));
+  p.options.global_positions = {9, 1, 40, 9, 2}, p.options.global_counts = {4, 1};
+  const auto q = cast<float>(p.q), k = cast<float>(p.k), v = cast<float>(p.v);
+  tensor<float> out(2, 4, 150, 12);
+  attn::kv_cache<float> cache({.batch = 2, .heads = 2, .dim = 20, .value_dim = 12});
+  attn::sliding_window_step(cache,
+                            {.left = 3,
+                             .global_positions = p.options.global_positions,
+                             .global_counts = p.options.global_counts},
+                            view(q), view(k), view(v), view(out));
+  CHECK(relative_error(out, expected(p).out) <= tolerance<float>::out);
 }
 
 TEST_CASE("sliding_window_cache: tokens may be fed without asking", "[sliding_window_cache]") {

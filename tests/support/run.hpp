@@ -163,7 +163,7 @@ class stored_options {
     if constexpr (windowed) {
       options.left = from_.left, options.right = from_.right;
       options.dilation = from_.dilation;
-      options.global_positions = from_.global_positions;
+      options.global_positions = from_.global_positions, options.global_counts = from_.global_counts;
       const tensor<double>* given[3] = {&from_.q_global, &from_.k_global, &from_.v_global};
       attn::tensor_view<const S>* views[3] = {&options.q_global, &options.k_global, &options.v_global};
       for (int n = 0; n < 3; ++n)

@@ -19,6 +19,7 @@
 // other term; -infinity masks the key. How it is called: full_softmax.hpp.
 #pragma once
 
+#include <attn/softmax/detail/global_positions.hpp>
 #include <attn/softmax/detail/softmax_call.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
@@ -45,8 +46,9 @@ struct sliding_window_options {
   /// Stride between the keys of the window, >= 1: a list of one for all heads, or of one per head; 1 unless given.
   list_view<idx_t> dilation{};
   /// Positions, >= 0, whose keys are seen by every query, and whose queries see every key. In any order; duplicates and
-  /// positions beyond the length are ignored.
-  list_view<idx_t> global_positions{};
+  /// positions beyond the length are ignored. global_counts: how many of them each batch item has, whose positions
+  /// follow those of the item before; unless given, every item has all.
+  list_view<idx_t> global_positions{}, global_counts{};
   /// Separate projections for the rows of global queries (all three, or none), of the shapes of q, k, v.
   view_field<const S> q_global{}, k_global{}, v_global{};
   /// As in full_softmax_options.
@@ -89,7 +91,7 @@ struct window_scratch {
 struct window_sets {
   list_view<idx_t> dilations;
   idx_t left, right, most;           // the window in keys of a class, and all positions, clamped
-  std::span<const idx_t> globals{};  // ascending, each once
+  global_lists globals{};
 
   template <class Options>
   static window_sets of(const attention_shape& s, const Options& options) {
@@ -103,18 +105,6 @@ struct window_sets {
     const idx_t given =
         dilations.empty() ? 1 : dilations[dilations.size() == 1 ? 0 : static_cast<std::size_t>(h)];
     return std::min(given, std::max<idx_t>(1, most));
-  }
-  bool is_global(idx_t position) const { return std::binary_search(globals.begin(), globals.end(), position); }
-
-  /// Number of global positions before `end`.
-  idx_t globals_before(idx_t end) const {
-    return std::lower_bound(globals.begin(), globals.end(), end) - globals.begin();
-  }
-  /// Sorts the given global positions into `list`, which has room for them.
-  void sort_globals(list_view<idx_t> given, idx_t* list) {
-    std::copy(given.begin(), given.end(), list);
-    std::sort(list, list + given.size());
-    globals = {list, std::unique(list, list + given.size())};
   }
   /// t of the first query of class r, for a query shift.
   static idx_t first_of(idx_t shift, idx_t r, idx_t d) {
@@ -143,35 +133,36 @@ struct window_call : window_sets {
     const idx_t t1 = std::min(t0 + chunk, first_of(in.last_shift(b), r, d));
     if (t0 >= t1) return;
     const idx_t k0 = std::clamp(t0 - left, idx_t(0), keys), k1 = std::clamp(t1 + right, k0, keys);
+    const global_list global = globals(b);
 
     idx_t count = k1 - k0;
     s.keys.positions = {r + d * k0, d, nullptr};
-    if (!globals.empty()) {
+    if (!global.empty()) {
       count = 0;
       for (idx_t t = k0; t < k1; ++t) {
         s.rank[t - k0] = count;
-        if (!is_global(r + d * t)) s.key_list[count++] = r + d * t;
+        if (!global.contains(r + d * t)) s.key_list[count++] = r + d * t;
       }
       s.rank[k1 - k0] = count;
       s.keys.positions.list = s.key_list;
-      s.global_keys.positions.list = globals.data();
-      s.global_keys.pack(in.key(b, h), in.value(b, h), 0, globals_before(n));
+      s.global_keys.positions.list = global.data();
+      s.global_keys.pack(in.key(b, h), in.value(b, h), 0, global.before(n));
     }
     s.keys.pack(in.key(b, h), in.value(b, h), 0, count);
 
     const auto head_terms = in.terms.for_head(b, h, shift);
     const auto slot = [&](idx_t t) {
       const idx_t at = std::clamp(t, k0, k1) - k0;
-      return globals.empty() ? at : s.rank[at];
+      return global.empty() ? at : s.rank[at];
     };
     for (idx_t t = t0; t < t1; t += max_rows) {
       const idx_t stop = std::min(t + max_rows, t1);
       idx_t rows = stop - t;
       index_map positions{r + d * t - shift, d, nullptr};
-      if (!globals.empty()) {
+      if (!global.empty()) {
         rows = 0;
         for (idx_t u = t; u < stop; ++u)
-          if (!is_global(r + d * u)) s.row_list[rows++] = r + d * u - shift;
+          if (!global.contains(r + d * u)) s.row_list[rows++] = r + d * u - shift;
         positions.list = s.row_list;
       }
       in.begin(s.block, b, h, in.query(b, h), positions, rows);
@@ -180,9 +171,9 @@ struct window_call : window_sets {
         s.block.ranges[row] = {slot(u - left), slot(u + right + 1)};
       }
       attend(s.block, s.keys, head_terms);
-      if (!globals.empty()) {
+      if (!global.empty()) {
         for (idx_t row = 0; row < rows; ++row)
-          s.block.ranges[row] = {0, globals_before(in.causal ? std::min(n, positions[row] + shift + 1) : n)};
+          s.block.ranges[row] = {0, global.before(in.causal ? std::min(n, positions[row] + shift + 1) : n)};
         attend(s.block, s.global_keys, head_terms);
       }
       in.finish(s.block, b, h);
@@ -192,11 +183,11 @@ struct window_call : window_sets {
   /// Attends up to max_rows global queries, from entry `begin` of the list on, to every key.
   void attend_globals(idx_t b, idx_t h, idx_t begin, window_scratch<P>& s) const {
     const idx_t n = in.lengths.keys(b), shift = in.shift(b);
-    const idx_t end = std::min(begin + max_rows, globals_before(in.last_shift(b)));
+    const global_list global = globals(b);
+    const idx_t end = std::min(begin + max_rows, global.before(in.last_shift(b)));
     idx_t rows = 0;
     for (idx_t g = begin; g < end; ++g)
-      if (globals[static_cast<std::size_t>(g)] >= shift)
-        s.row_list[rows++] = globals[static_cast<std::size_t>(g)] - shift;
+      if (global[g] >= shift) s.row_list[rows++] = global[g] - shift;
     if (rows == 0) return;
     const bool own = static_cast<bool>(options.q_global);
     const auto head_terms = in.terms.for_head(b, h, shift);
@@ -220,18 +211,17 @@ struct window_call : window_sets {
   }
 
   void run() {
-    const idx_t given = std::ssize(options.global_positions), seen = std::min(left + right + 1 + given, shape.keys);
+    globals = in.exec.shared_scratch([&](arena& memory) { return global_memory::layout(memory, options); }).set(options);
+    const idx_t seen = std::min(left + right + 1 + globals.most, shape.keys);
     const auto limit = in.limit_threads(seen, static_cast<double>(seen));
-    sort_globals(options.global_positions,
-                 in.exec.shared_scratch([&](arena& memory) { return memory.allocate<idx_t>(given); }));
-    const idx_t listed = std::ssize(globals), reach = std::min(left + right, shape.keys);
+    const idx_t reach = std::min(left + right, shape.keys);
     const auto layout = [&](arena& memory) {
-      return window_scratch<P>::layout(memory, chunk, reach, listed, shape.dim, shape.dim_v,
+      return window_scratch<P>::layout(memory, chunk, reach, globals.most, shape.dim, shape.dim_v,
                                        bool(in.terms.by_distance));
     };
     idx_t chunk_count = 0;  // of the head that has most of them
     for (idx_t h = 0; h < shape.heads; ++h) chunk_count = std::max(chunk_count, chunks(h) * dilation(h));
-    const idx_t heads = shape.batch * shape.heads, global_blocks = ceil_div(listed, max_rows);
+    const idx_t heads = shape.batch * shape.heads, global_blocks = ceil_div(globals.most, max_rows);
     // The global queries, whose work is the longest, go first; then the chunks; the rows of padding last.
     in.exec.for_each(heads * (global_blocks + chunk_count + 1), [&](idx_t task, int worker) {
       const idx_t b = task % heads / shape.heads, h = task % heads % shape.heads, d = dilation(h);
@@ -260,7 +250,7 @@ void check_window_options(call_views& views, const attention_shape& shape, const
   views.at_least("right", 0, options.right);
   if (options.dilation.size() > 1) check_per_head(views, "dilation", options.dilation, shape.heads);
   for (idx_t d : options.dilation) views.at_least("dilation", 1, d);
-  for (idx_t position : options.global_positions) views.at_least("global positions", 0, position);
+  check_global_positions(views, options, shape.batch);
   const int own = bool(options.q_global) + bool(options.k_global) + bool(options.v_global);
   if (own == 0) return;
   if (own != 3) views.fail("q_global, k_global and v_global together", text({"only ", own, " of them"}));

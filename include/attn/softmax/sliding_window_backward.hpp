@@ -76,11 +76,11 @@ void sliding_window_backward(const Q& q, const K& k, const V& v, const O& out, c
     const idx_t most = std::max(driver.left, driver.right);
     if (most <= call.furthest / widest) call.furthest = most * widest;
   }
-  const idx_t listed = std::ssize(given.global_positions);
-  const auto list =
-      call.forward.exec.workspace([&](detail::arena& memory) { return memory.allocate<idx_t>(listed); });
-  driver.sort_globals(given.global_positions, *list);
-  const double seen = static_cast<double>(std::min(driver.left + driver.right + 1 + 2 * listed, call.shape.keys));
+  const auto lists = call.forward.exec.workspace(
+      [&](detail::arena& memory) { return detail::global_memory::layout(memory, given); });
+  driver.globals = lists->set(given);
+  const double seen =
+      static_cast<double>(std::min(driver.left + driver.right + 1 + 2 * driver.globals.most, call.shape.keys));
   call.run(
       2.5 * call.shape.operations_per_score() * static_cast<double>(call.shape.queries) * seen,
       [&](const auto& forward) { detail::attend_window(forward, given); }, [&](const auto&) { driver.run(); });

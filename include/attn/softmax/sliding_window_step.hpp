@@ -57,8 +57,9 @@ struct sliding_window_cache_options {
   /// Stride between the keys of the window, >= 1: a list of one for all heads, or of one per query head; 1 unless
   /// given.
   list_view<idx_t> dilation{};
-  /// Positions whose keys are seen by every later query, and whose queries see every earlier key.
-  list_view<idx_t> global_positions{};
+  /// Positions whose keys are seen by every later query, and whose queries see every earlier key; global_counts: how
+  /// many of them each batch item has, whose positions follow those of the item before; unless given, every item has all.
+  list_view<idx_t> global_positions{}, global_counts{};
 };
 
 namespace detail {
@@ -73,14 +74,16 @@ class window_tokens : public cached_tokens {
   window_tokens(kv_memory<S> memory, const sliding_window_cache_options& options)
       : cached_tokens("sliding_window_cache", memory.extents()), left_(options.left), memory_(std::move(memory)) {
     const validator check(name_);
-    stream_window{left_, options.dilation, options.global_positions}.check(check);
+    check_stream_window(check, options, batch());
     idx_t widest = 1, furthest = 0;
     for (idx_t d : options.dilation) widest = std::max(widest, d);
     for (idx_t p : options.global_positions) furthest = std::max(furthest, p);
     dilation_.assign(options.dilation.begin(), options.dilation.end());
-    globals_.assign(options.global_positions.begin(), options.global_positions.end());
-    std::sort(globals_.begin(), globals_.end());
-    globals_.erase(std::unique(globals_.begin(), globals_.end()), globals_.end());
+    global_memory lists = global_memory::sizes(options);
+    globals_.resize(static_cast<std::size_t>(lists.lists * lists.most));
+    counts_.resize(static_cast<std::size_t>(lists.lists));
+    lists.positions = globals_.data(), lists.counts = counts_.data();
+    (void)lists.set(options);
     capacity_ =
         std::max(check.fits("left * dilation", {left_, widest}), check.fits("global positions", {furthest})) + 1;
     capacity_ = row_format<S>::ring(capacity_);
@@ -91,12 +94,12 @@ class window_tokens : public cached_tokens {
   }
 
   idx_t capacity() const { return capacity_; }
-  idx_t rows() const { return capacity_ + static_cast<idx_t>(globals_.size()); }
+  idx_t rows() const { return capacity_ + globals().most; }
   std::size_t bytes() const { return memory_.bytes(); }
-  stream_window window() const { return {left_, dilation_, globals_}; }
+  stream_window window() const { return {left_, dilation_, globals()}; }
   bool values_in_keys() const { return memory_.values_in_keys(); }
   /// [B, Hkv, rows, D]: for each head first the `capacity` rows of the ring, with position p in row p % capacity, then
-  /// those of the global positions in order.
+  /// those of the item's global positions in order.
   tensor_view<const S> keys() const { return memory_.keys(); }
   tensor_view<const S> values() const { return memory_.values(); }
 
@@ -111,28 +114,44 @@ class window_tokens : public cached_tokens {
   template <class E>
   void put(const tensor_view<const E>& k, const tensor_view<const E>& v, idx_t b, idx_t h, idx_t t) {
     const idx_t position = length(b) + t;
-    const auto found = std::lower_bound(globals_.begin(), globals_.end(), position);
+    const global_list global = globals()(b);
     memory_.put(k, v, b, h, t, b, position % capacity_);
-    if (found != globals_.end() && *found == position)
-      memory_.put(k, v, b, h, t, b, capacity_ + (found - globals_.begin()));
+    if (global.contains(position)) memory_.put(k, v, b, h, t, b, capacity_ + global.before(position));
   }
   template <class E>
   void append(const tensor_view<const E>& k, const tensor_view<const E>& v, std::span<const idx_t> given) {
     put_all(k.extent(2), given, [&](idx_t b, idx_t h, idx_t t) { put(k, v, b, h, t); });
   }
   void reset(idx_t b) { length(b) = 0; }
-  void copy(idx_t from, idx_t to) { memory_.copy(from, to, rows()); }
-  void exchange(idx_t a, idx_t b) { memory_.exchange(a, b, rows()); }
+  /// Global positions go with their item.
+  void copy(idx_t from, idx_t to) {
+    memory_.copy(from, to, rows());
+    if (counts_.size() < 2) return;
+    std::copy_n(list_of(from), globals().most, list_of(to));
+    counts_[static_cast<std::size_t>(to)] = counts_[static_cast<std::size_t>(from)];
+  }
+  void exchange(idx_t a, idx_t b) {
+    memory_.exchange(a, b, rows());
+    if (counts_.size() < 2) return;
+    std::swap_ranges(list_of(a), list_of(a) + globals().most, list_of(b));
+    std::swap(counts_[static_cast<std::size_t>(a)], counts_[static_cast<std::size_t>(b)]);
+  }
 
  private:
+  global_lists globals() const {
+    const idx_t lists = std::ssize(counts_);
+    return {globals_.data(), counts_.data(), lists, lists == 0 ? 0 : std::ssize(globals_) / lists};
+  }
+  idx_t* list_of(idx_t b) { return globals_.data() + b * globals().most; }
+
   idx_t left_, capacity_ = 0;
-  std::vector<idx_t> dilation_, globals_;
+  std::vector<idx_t> dilation_, globals_, counts_;  // the latter two those of global_lists
   kv_memory<S> memory_;
 };
 
 }  // namespace detail
 
-/// The last tokens of a stream, and those at its global positions. A moved-from cache may only be assigned to or
+/// The last tokens of a stream, and those at its global positions, which copy_item and reorder take along. A moved-from cache may only be assigned to or
 /// destroyed.
 template <class S>
 class sliding_window_cache : public detail::cached_sequences<detail::window_tokens<S>> {
@@ -177,7 +196,7 @@ struct ring_source {
   stream_window window() const { return cache.window(); }
   idx_t before(idx_t b) const { return cache.length(b); }
   idx_t ring() const { return cache.capacity(); }
-  idx_t global_row(idx_t g) const { return ring() + g; }
+  idx_t global_row(idx_t g, idx_t) const { return ring() + g; }
   cache_rows<const C> keys(idx_t b, idx_t kv) const { return {all_keys, b, kv, cache.dim(), true, {}}; }
   cache_rows<const C> values(idx_t b, idx_t kv) const {
     return {all_values, b, kv, cache.value_dim(), cache.values_in_keys(), {}};
@@ -212,22 +231,21 @@ void sliding_window_step(sliding_window_cache<C>& cache, const Q& q, const K& k,
 }
 
 /// The same over a kv_cache or paged_cache, which keeps all tokens and reads those of the window: for models that mix
-/// windows with full attention in one pool, and for sequences that are truncated. global_positions must ascend.
+/// windows with full attention in one pool, and for sequences that are truncated.
 template <detail::key_value_cache Cache, viewable Q, viewable K, viewable V, viewable O,
           class Options = sliding_window_step_options<element_of<const Q&>>, class Score = detail::no_score>
 void sliding_window_step(Cache& cache, const sliding_window_cache_options& window, const Q& q, const K& k, const V& v,
                          O&& out, Options&& options = {}, Score&& score = {}, execution_ref exec = {}) {
   using S = element_of<const Q&>;
   detail::check_stores<typename Cache::value_type, S>();
-  const detail::validator check("sliding_window_step");
-  const detail::stream_window seen{std::min(window.left, detail::furthest_position), window.dilation,
-                                   window.global_positions};
-  seen.check(check);
-  if (std::adjacent_find(seen.globals.begin(), seen.globals.end(), std::greater_equal<>()) != seen.globals.end())
-    check.fail("global positions that ascend", "others");
   auto call =
       detail::checked_call<sliding_window_step_options>("sliding_window_step", q, k, v, out, options, score, exec);
+  detail::check_stream_window(call.check, window, call.shape.batch);
   auto& tokens = detail::check_step(call, cache);
+  const auto lists =
+      call.exec.workspace([&](detail::arena& memory) { return detail::global_memory::layout(memory, window); });
+  const detail::stream_window seen{std::min(window.left, detail::furthest_position), window.dilation,
+                                   lists->set(window)};
   seen.check_heads(call.check, call.shape.heads);
   detail::check_stream_options(call, tokens);
   detail::cache_step(call, tokens, [&] {

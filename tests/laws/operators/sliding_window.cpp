@@ -100,10 +100,10 @@ bool sees(const sliding_window_entry& entry, const law_shape& s, idx_t b, idx_t 
   if (!entry.dilation.empty())
     o.dilation = {entry.dilation[static_cast<std::size_t>(s.first_head + h) % entry.dilation.size()]};
   const idx_t position = i + (entry.mask ? first_position : s.keys - s.queries);
-  const bool global_query = reference::is_global(o, position);
+  const bool global_query = reference::is_global(o, 0, position);
   if (entry.causal && j > position) return false;
   if (global_query) return !entry.own_projections;  // else it reads k_global and v_global
-  return reference::is_global(o, j) || reference::in_window(o, 0, j - position);
+  return reference::is_global(o, 0, j) || reference::in_window(o, 0, j - position);
 }
 
 template <class T>

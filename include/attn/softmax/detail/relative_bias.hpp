@@ -4,6 +4,7 @@
 #include <attn/softmax/detail/packed_keys.hpp>
 
 #include <algorithm>
+#include <optional>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
@@ -30,12 +31,16 @@ struct relative_bias {
     const idx_t first = distance(position, positions[slot]) + reach();
     return first >= 0 && first + count <= table.extent(1) ? &table(row(head), first) : nullptr;
   }
+  /// Their entry, if they are all as far as the table reaches or farther, on one side.
+  std::optional<T> constant(idx_t head, idx_t position, const index_map& positions, idx_t slot, idx_t count) const {
+    if (places || positions.list || positions.step != 1) return {};
+    const idx_t first = positions[slot] - position, last = first + count - 1;
+    if (last > -reach() && first < reach()) return {};
+    return (*this)(head, first);
+  }
   /// Copies them.
   [[gnu::noinline]] void copy(idx_t head, idx_t position, const index_map& positions, idx_t slot, idx_t count,
                               T* to) const {
-    const idx_t first = positions[slot] - position, last = first + count - 1;
-    if (!places && !positions.list && positions.step == 1 && (last <= -reach() || first >= reach()))
-      return void(std::fill_n(to, count, (*this)(head, first)));
     for (idx_t n = 0; n < count; ++n) to[n] = (*this)(head, distance(position, positions[slot + n]));
   }
 

@@ -76,6 +76,14 @@ template <class T>
     });
 }
 
+/// The same with one bias for all, without a slope.
+template <class T>
+[[gnu::noinline]] void add_constant(T* s, idx_t count, T bias, T factor) {
+  if (bias == -std::numeric_limits<T>::infinity()) return void(std::fill_n(s, count, bias));
+  const packet<T> b = broadcast<T>(bias), times = broadcast<T>(factor);
+  map_scores(s, count, [&](const packet<T>& x, idx_t, idx_t) { return in_range<T>(mul(add(x, b), times)); });
+}
+
 /// x where bytes are not 0, else -infinity. Compilers widen bytes one by one; here every lane of 32 bits has the eight
 /// bytes, or its four of them, that its own is part of.
 template <class T>

@@ -248,12 +248,17 @@ struct score_terms {
                     idx_t slot) const {
     constexpr idx_t block = 256;
     const T factor = scored ? T(1) : log2_e<T>;
+    const std::optional<T> one = relative.constant(head, position, positions, slot, count);
+    if (one && !row && slope == T(0)) return add_constant(s, count, *one, factor);
     T sums[block];
     const T* const entries = row ? nullptr : relative.adjacent(head, position, positions, slot, count);
     const idx_t together = entries ? count : block;
     for (idx_t begin = 0; begin < count; begin += together) {
       const idx_t some = std::min(count - begin, together), at = slot + begin;
-      if (!entries) relative.copy(head, position, positions, at, some, sums);
+      if (one)
+        std::fill_n(sums, some, *one);
+      else if (!entries)
+        relative.copy(head, position, positions, at, some, sums);
       for (idx_t n = 0; row && n < some; ++n) sums[n] += row[positions[at + n] * bias.stride(3)];
       for (idx_t n = 0; positions.list && slope != T(0) && n < some; ++n)
         sums[n] -= slope * static_cast<T>(std::abs(position - positions[at + n]));

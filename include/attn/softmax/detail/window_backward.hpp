@@ -30,7 +30,7 @@ struct window_backward : window_sets {
   const attention_shape& shape = in.shape;
 
   bool own() const { return bool(options.q_global); }  // projections of the global queries
-  idx_t global_count() const { return std::ssize(globals); }
+  idx_t global_count() const { return globals.most; }
   idx_t part_length() const {
     const idx_t all = round_up(std::max<idx_t>(1, shape.keys), max_rows);  // at least one block, also without keys
     return std::min(all, round_up(std::max<idx_t>(2048, 8 * (left + right)), max_rows));
@@ -111,6 +111,7 @@ struct window_backward : window_sets {
   /// One part: the keys [k0, k1) of class r of a key head, for the query heads [h, h_end), whose dilation is d.
   struct part_of_class {
     idx_t b, kv, h, h_end, d, r, shift;  // position of query 0
+    global_list globals;
     const part_scratch& s;
     idx_t k0 = 0, k1 = 0;
     idx_t low = 0, high = 0;  // keys packed
@@ -135,18 +136,18 @@ struct window_backward : window_sets {
     packed_keys<P> &keys = p.s.keys.keys, &global_keys = p.s.global_keys.keys;
     keys.positions = {p.r + p.d * p.low, p.d, nullptr};
     p.s.own_keys.keys.positions = {p.r + p.d * p.k0, p.d, nullptr};
-    p.listed = !globals.empty();
+    p.listed = !p.globals.empty();
     if (p.listed) {
       count = 0;
       for (idx_t t = p.low; t < p.high; ++t) {
         p.s.rank[t - p.low] = count;
-        if (!is_global(p.r + p.d * t)) p.s.key_list[count++] = p.r + p.d * t;
+        if (!p.globals.contains(p.r + p.d * t)) p.s.key_list[count++] = p.r + p.d * t;
       }
       p.s.rank[p.high - p.low] = count;
       keys.positions.list = p.s.key_list;
-      global_keys.positions = {0, 1, globals.data()};
+      global_keys.positions = {0, 1, p.globals.data()};
       p.s.global_keys.pack(head_of(in.k, p.b, p.kv), head_of(in.v, p.b, p.kv), 0,
-                           globals_before(in.lengths().keys(p.b)));
+                           p.globals.before(in.lengths().keys(p.b)));
     }
     p.s.keys.pack(head_of(in.k, p.b, p.kv), head_of(in.v, p.b, p.kv), 0, count);
   }
@@ -180,7 +181,7 @@ struct window_backward : window_sets {
       const idx_t stop = std::min(t + max_rows, end);
       idx_t rows = 0;
       for (idx_t u = t; u < stop; ++u)
-        if (!p.listed || !is_global(p.r + p.d * u)) p.s.row_list[rows++] = p.r + p.d * u - p.shift;
+        if (!p.listed || !p.globals.contains(p.r + p.d * u)) p.s.row_list[rows++] = p.r + p.d * u - p.shift;
       const index_map which = p.listed ? index_map{0, 1, p.s.row_list} : index_map{p.r + p.d * t - p.shift, p.d};
       in.pack_rows(p.s.rows, p.b, h, head_of(in.q, p.b, h), which, rows);
       for (idx_t row = 0; row < rows; ++row) {
@@ -195,7 +196,7 @@ struct window_backward : window_sets {
       if (!owned) continue;
       if (p.listed) {
         for (idx_t row = 0; row < rows; ++row)
-          ranges[row] = {0, globals_before(in.forward.causal ? std::min(all, which[row] + p.shift + 1) : all)};
+          ranges[row] = {0, p.globals.before(in.forward.causal ? std::min(all, which[row] + p.shift + 1) : all)};
         const decay_gradients of_class = back.decay;
         if (decay) back.decay = of_globals(decay, sums, in_group);
         differentiate(p.s.rows, rows, ranges, which, p.s.global_keys, head_terms, p.s.block, dq, query_stride(), back);
@@ -219,17 +220,17 @@ struct window_backward : window_sets {
     auto back = in.back(head_terms);
     back.relative = in.relative_list(part.relative(), in_group);
     decay_gradients decay = p.owned(in.decay_list(in.sums_of(p.b * shape.heads + h)));
-    if (decay) decay.queries = part.decay() + in_group * decay_entries(), decay.listed = globals;
+    if (decay) decay.queries = part.decay() + in_group * decay_entries(), decay.listed = p.globals.positions;
     key_range ranges[max_rows];
     const idx_t all = in.lengths().keys(p.b);
-    const idx_t g0 = globals_before(p.shift), g1 = globals_before(in.forward.last_shift(p.b));
+    const idx_t g0 = p.globals.before(p.shift), g1 = p.globals.before(in.forward.last_shift(p.b));
     const bool wanted = own() ? bool(gradients.q_global) : bool(in.dq);
     T* const dq = wanted ? p.s.dq : nullptr;
     T* const d_relative = in.d_relative_queries ? p.s.d_relative : nullptr;
     back.by_distance = in.distance_sums(table_of(part, in_group), dq, d_relative, query_stride());
     for (idx_t g = g0; g < g1; g += max_rows) {
       const idx_t rows = std::min(max_rows, g1 - g);
-      for (idx_t row = 0; row < rows; ++row) p.s.row_list[row] = globals[static_cast<std::size_t>(g + row)] - p.shift;
+      for (idx_t row = 0; row < rows; ++row) p.s.row_list[row] = p.globals[g + row] - p.shift;
       const index_map which{0, 1, p.s.row_list};
       in.pack_rows(p.s.rows, p.b, h, head_of(own() ? options.q_global : in.q, p.b, h), which, rows);
       for (T* x : {dq, d_relative})
@@ -247,7 +248,7 @@ struct window_backward : window_sets {
         take(p.s.keys, decay, [&](idx_t end) { return key_range{p.slot(p.k0), p.slot(entries_before(end))}; });
       if (first && !own())
         take(p.s.global_keys, decay ? of_globals(decay, part, in_group) : decay,
-             [&](idx_t end) { return key_range{0, globals_before(end)}; });
+             [&](idx_t end) { return key_range{0, p.globals.before(end)}; });
       for (idx_t row = 0; dq && row < rows; ++row)
         for (idx_t d = 0; d < shape.dim; ++d) sums[(g + row) * query_stride() + d] += dq[row * query_stride() + d];
       T* const of_relative = part.relative_queries() + (in_group * global_count() + g) * query_stride();
@@ -262,7 +263,7 @@ struct window_backward : window_sets {
   void take_part(part_of_class p, idx_t number, const partial& sums, const Store& store) const {
     const idx_t n = in.lengths().keys(p.b), keys = std::max<idx_t>(0, ceil_div(n - p.r, p.d));
     const idx_t end = first_of(in.forward.last_shift(p.b), p.r, p.d);  // of the class's queries
-    const idx_t seen_globals = globals_before(n);
+    const idx_t seen_globals = p.globals.before(n);
     p.k0 = number * part_length();
     if (number > 0 && p.k0 >= keys) return;
     p.k1 = std::max(p.k0, std::min(p.k0 + part_length(), keys));
@@ -280,7 +281,7 @@ struct window_backward : window_sets {
       if (number > 0) take_queries(p, h, std::max(q_first, p.k0 - right), std::min(p.k0, end), false, sums);
       take_queries(p, h, number > 0 ? std::max(q_first, p.k0) : q_first, q1, true, sums);
       take_queries(p, h, std::max(q1, q_first), std::min(p.k1 + left, end), false, sums);
-      if (!globals.empty()) take_global_queries(p, h, p.r == 0 && number == 0, sums);
+      if (p.listed) take_global_queries(p, h, p.r == 0 && number == 0, sums);
     }
     const auto row_of = [](T* rows, idx_t stride, idx_t row) { return rows ? rows + row * stride : nullptr; };
     const auto give = [&](bool projected, const backward_keys<P>& from, idx_t slot, idx_t row) {
@@ -309,7 +310,7 @@ struct window_backward : window_sets {
     const auto part = [&](idx_t h, idx_t h_end, idx_t n) {
       const idx_t d = dilation(h);
       return part_of_class{.b = b, .kv = kv, .h = h, .h_end = h_end, .d = d, .r = n % d,
-                           .shift = in.forward.shift(b), .s = s};
+                           .shift = in.forward.shift(b), .globals = globals(b), .s = s};
     };
     scratch.parts[step].clear();
     if (alike(kv))
@@ -334,7 +335,7 @@ struct window_backward : window_sets {
                   });
     for (int projected = 0; projected < 1 + own(); ++projected)
       for (idx_t row = 0; row < in.lengths().keys(b); ++row)
-        if (projected || !is_global(row))
+        if (projected || !globals(b).contains(row))
           store_key(projected, b, kv, row, row_of(sums[projected].keys, query_stride(), row),
                     row_of(sums[projected].values, value_stride(), row));
   }
@@ -342,12 +343,13 @@ struct window_backward : window_sets {
   /// Adds up and stores, in order, the sums that the parts of a key head left, and zeros for rows that no part has.
   void finish(idx_t key_head, const head_scratch& scratch) const {
     const idx_t b = key_head / shape.kv_heads, kv = key_head % shape.kv_heads, n = in.lengths().keys(b);
-    const idx_t shift = in.forward.shift(b), seen_globals = globals_before(n);
-    const idx_t g0 = globals_before(shift), g1 = globals_before(in.forward.last_shift(b));  // of the queries
+    const global_list global = globals(b);
+    const idx_t shift = in.forward.shift(b), seen_globals = global.before(n);
+    const idx_t g0 = global.before(shift), g1 = global.before(in.forward.last_shift(b));  // of the queries
     const partial& sums = scratch.parts[0];
     for (idx_t step = 1; step < steps(kv); ++step) sums.add(scratch.parts[step]);
     for (idx_t g = 0; g < seen_globals; ++g)
-      store_key(false, b, kv, globals[static_cast<std::size_t>(g)], sums.keys() + g * query_stride(),
+      store_key(false, b, kv, global[g], sums.keys() + g * query_stride(),
                 sums.values() + g * value_stride());
     for (idx_t row = n; row < shape.keys; ++row)
       for (int projected = 0; projected < 1 + own(); ++projected) store_key(projected, b, kv, row, nullptr, nullptr);
@@ -360,9 +362,9 @@ struct window_backward : window_sets {
       for (idx_t i = in.lengths().queries(b); i < shape.queries; ++i)
         store(in.dq, i, nullptr), store(in.d_relative_queries, i, nullptr);
       for (idx_t i = 0; gradients.q_global && i < shape.queries; ++i)
-        if (i >= in.lengths().queries(b) || !is_global(i + shift)) store(gradients.q_global, i, nullptr);
+        if (i >= in.lengths().queries(b) || !global.contains(i + shift)) store(gradients.q_global, i, nullptr);
       for (idx_t g = g0; g < g1; ++g) {
-        const idx_t i = globals[static_cast<std::size_t>(g)] - shift;
+        const idx_t i = global[g] - shift;
         if (own()) store(in.dq, i, nullptr);
         store(own() ? gradients.q_global : in.dq, i, queries + g * query_stride());
         store(in.d_relative_queries, i, sums.relative_queries() + (in_group * global_count() + g) * query_stride());
@@ -373,8 +375,8 @@ struct window_backward : window_sets {
       if (const decay_gradients to = in.decay_list(in.sums_of(b * shape.heads + h))) {
         const double *const of_queries = sums.decay() + in_group * decay_entries(),
                      *const of_keys = of_queries + global_count();
-        for (idx_t g = g0; g < g1; ++g) to.queries[globals[static_cast<std::size_t>(g)] - shift] += of_queries[g];
-        for (idx_t g = 0; g < seen_globals; ++g) to.keys[globals[static_cast<std::size_t>(g)]] += of_keys[g];
+        for (idx_t g = g0; g < g1; ++g) to.queries[global[g] - shift] += of_queries[g];
+        for (idx_t g = 0; g < seen_globals; ++g) to.keys[global[g]] += of_keys[g];
       }
     }
   }

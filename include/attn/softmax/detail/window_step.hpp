@@ -1,31 +1,22 @@
 // attn: a step of sliding-window attention, token by token, over a ring or over a cache of all tokens.
 #pragma once
 
+#include <attn/softmax/detail/global_positions.hpp>
 #include <attn/softmax/detail/softmax_call.hpp>
 #include <attn/softmax/detail/streaming.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
-/// What the queries of a stream see: `left` keys before their own, `dilation` apart, and the global positions, which
-/// ascend.
+/// What the queries of a stream see: `left` keys before their own, `dilation` apart, and the global positions.
 struct stream_window {
   idx_t left = 0;
-  std::span<const idx_t> dilations{}, globals{};
+  std::span<const idx_t> dilations{};
+  global_lists globals{};
 
   bool one_dilation() const { return dilations.size() <= 1; }
   idx_t dilation(idx_t query_head) const {
     const idx_t given = dilations.empty() ? 1 : dilations[one_dilation() ? 0 : static_cast<std::size_t>(query_head)];
     return std::min(given, furthest_position);  // a larger one reaches no key either
-  }
-  /// Number of global positions up to p.
-  idx_t globals_up_to(idx_t p) const {
-    return std::upper_bound(globals.begin(), globals.end(), p) - globals.begin();
-  }
-
-  void check(const validator& check) const {
-    check.at_least("left", 0, left);
-    for (idx_t d : dilations) check.at_least("dilation", 1, d);
-    for (idx_t p : globals) check.at_least("global positions", 0, p);
   }
   void check_heads(const validator& check, idx_t query_heads) const {
     if (!one_dilation()) check.equal("query heads = dilations of the cache", std::ssize(dilations), query_heads);
@@ -37,7 +28,7 @@ struct stream_window {
 ///   stream_window window() const;
 ///   idx_t before(idx_t b) const;                         tokens before the chunk's
 ///   idx_t ring() const;                                  position p lies in row p % ring()
-///   idx_t global_row(idx_t g) const;                     the row of a global position
+///   idx_t global_row(idx_t g, idx_t position) const;     the row of global position g of the item's list
 ///   static constexpr bool adjacent_globals;              whether these rows are adjacent
 ///   cache_rows<const C> keys(idx_t b, idx_t kv) const;   values likewise
 ///   void put(idx_t b, idx_t kv, idx_t t) const;          stores token t of the chunk
@@ -65,9 +56,9 @@ struct window_step {
   /// Attends token t of the chunk, of the `count` query heads from `head` on, which share a dilation.
   void attend_token(idx_t b, idx_t kv, idx_t t, idx_t head, idx_t count, scratch& s) const {
     const idx_t p = source.before(b) + t, d = window.dilation(head), ring = source.ring();
-    const idx_t known = window.globals_up_to(p);
-    const auto global = [&](idx_t g) { return window.globals[static_cast<std::size_t>(g)]; };
-    const bool global_query = known > 0 && global(known - 1) == p;
+    const global_list global = window.globals(b);
+    const idx_t known = global.before(p + 1);
+    const bool global_query = known > 0 && global[known - 1] == p;
     const idx_t step = global_query ? 1 : d, first = global_query ? 0 : p - std::min(window.left, p / d) * d;
     const auto query = [&](const auto& q) { return q ? q.slice(2, t, 1) : q; };
     s.rows.begin(query(in.q), query(in.relative_queries), b, head, count, 1, in.terms.query_factor());
@@ -99,9 +90,9 @@ struct window_step {
     const auto outside = [&](idx_t position) { return position < first || (p - position) % d != 0; };
     for (idx_t g = 0; g < known && !global_query; ++g) {
       idx_t end = g;
-      while (end < known && outside(global(end)) && (end == g || Source::adjacent_globals)) ++end;
+      while (end < known && outside(global[end]) && (end == g || Source::adjacent_globals)) ++end;
       if (end == g) continue;
-      take(source.global_row(g), 1, end - g, {0, 1, window.globals.data() + g});
+      take(source.global_row(g, global[g]), 1, end - g, {0, 1, global.data() + g});
       g = end - 1;
     }
     sums.finish();
@@ -125,6 +116,14 @@ struct window_step {
     });
   }
 };
+/// Checks the window of a stream.
+template <class Options>
+void check_stream_window(const validator& check, const Options& options, idx_t batch) {
+  check.at_least("left", 0, options.left);
+  for (idx_t d : options.dilation) check.at_least("dilation", 1, d);
+  check_global_positions(check, options, batch);
+}
+
 template <class S, class Score, class Source>
 window_step(const softmax_call<S, Score>&, const Source&) -> window_step<S, Score, Source>;
 
@@ -151,7 +150,7 @@ struct cache_source {
   stream_window window() const { return seen; }
   idx_t before(idx_t b) const { return lengths.keys(b) - lengths.queries(b); }
   idx_t ring() const { return std::numeric_limits<idx_t>::max(); }
-  idx_t global_row(idx_t g) const { return seen.globals[static_cast<std::size_t>(g)]; }
+  idx_t global_row(idx_t, idx_t position) const { return position; }
   cache_rows<const element_type> keys(idx_t b, idx_t kv) const { return {all_keys, b, kv, cache.dim(), true, pages}; }
   cache_rows<const element_type> values(idx_t b, idx_t kv) const {
     return {all_values, b, kv, cache.value_dim(), cache.values_in_keys(), pages};
