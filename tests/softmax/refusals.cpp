@@ -70,6 +70,7 @@ TEST_CASE("sliding_window refuses what does not fit", "[refusals]") {
   using options = attn::sliding_window_options<float>;
   using here = call_inputs<options>;
   auto list = common_refusals<here>();
+  static const std::vector<idx_t> two_positions = {0, 1};
   const auto own = [](here& d) {
     d.options.q_global = d.shaped(2, 4, 6, 8), d.options.k_global = d.shaped(2, 2, 9, 8);
     d.options.v_global = d.shaped(2, 2, 9, 5);
@@ -87,10 +88,10 @@ TEST_CASE("sliding_window refuses what does not fit", "[refusals]") {
                     d.options.global_positions = d.list({0, -1});
                   }});
   list.push_back({"global counts of other items", "global_counts", [](here& d) {
-                    d.options.global_positions = d.list({0, 1}), d.options.global_counts = d.list({1, 1, 0});
+                    d.options.global_positions = two_positions, d.options.global_counts = d.list({1, 1, 0});
                   }});
   list.push_back({"global counts of other positions", "sum of global_counts", [](here& d) {
-                    d.options.global_positions = d.list({0, 1}), d.options.global_counts = d.list({1, 2});
+                    d.options.global_positions = two_positions, d.options.global_counts = d.list({1, 2});
                   }});
   list.push_back({"q_global alone", "k_global", [](here& d) { d.options.q_global = d.shaped(2, 4, 6, 8); }});
   list.push_back({"no v_global", "v_global", with_own([](here& d) { d.options.v_global = {}; })});
