@@ -4,6 +4,7 @@
 #include <attn/layers/feed_forward_backward.hpp>
 #include <attn/layers/project_backward.hpp>
 #include <attn/layers/short_convolution_backward.hpp>
+#include <attn/softmax/attention_weights.hpp>
 
 #include <cmath>
 #include <memory>
@@ -109,6 +110,20 @@ training_runner train_short_convolution(const problem& p) {
           }};
 }
 
+/// Scores twice: for lse, which is not given, and for the weights.
+double key_weights_flops(const problem& p) {
+  const auto n = static_cast<double>(p.length);
+  return 4 * (p.causal ? n * (n + 1) / 2 : n * n) * static_cast<double>(p.heads * p.dim);
+}
+
+runner prepare_key_weights(const problem& p) {
+  return [causal = p.causal, sums = std::make_shared<std::vector<real>>(static_cast<std::size_t>(p.heads * p.length))](
+             input q, input k, input, output, attn::execution& exec) {
+    attn::key_weights(q, k, attn::tensor_view<real, 3>(sums->data(), {1, q.extent(1), k.extent(2)}),
+                      {.causal = causal}, attn::detail::no_score{}, exec);
+  };
+}
+
 }  // namespace
 
 family layers_family() {
@@ -136,6 +151,15 @@ family layers_family() {
                          // the hidden numbers are computed once more
                          .backward = {[](const problem& p) { return 2.5 * feed_forward_flops(p); }, train_feed_forward},
                          .has_fast = true},
+                        {.name = "key_weights",
+                         .colour = "#556b2f",
+                         .cost = growth::quadratic,
+                         .has_causal = true,
+                         .exact = false,
+                         .uses = {},
+                         .flops = key_weights_flops,
+                         .prepare = prepare_key_weights,
+                         .approximates = false},
                         {.name = "short_convolution",
                          .colour = "#d3722c",
                          .cost = growth::linear,

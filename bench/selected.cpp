@@ -1,6 +1,6 @@
 // Exact softmax over the keys that lists name, and the indexer that makes such lists.
 #include <attn/core/tensor.hpp>
-#include <attn/softmax/lightning_indexer.hpp>
+#include <attn/softmax/lightning_indexer_step.hpp>
 #include <attn/softmax/selected_keys_backward.hpp>
 #include <attn/softmax/selected_keys_step.hpp>
 
@@ -106,6 +106,32 @@ runner prepare_indexer(const problem& p) {
   };
 }
 
+struct indexer_stream final : stream {
+  attn::kv_cache<element> cache;
+  index_table found;
+
+  explicit indexer_stream(const problem& p)
+      : cache({.dim = std::min<idx_t>(32, p.dim), .value_dim = 0}), found({1, 1, 1, p.set.selected}) {
+    cache.reserve(p.length);
+  }
+  std::unique_ptr<stream> copy() const override { return std::make_unique<indexer_stream>(*this); }
+  void feed(input k, input) override {
+    const input index_keys = indexer_views(k, k).k;
+    cache.append(index_keys, index_keys.slice(3, 0, 0));
+  }
+  void step(input q, input k, input, output, attn::execution& exec) override {
+    const indexer_views x(q, k);
+    attn::lightning_indexer_step(cache, x.q, x.k, found, {.topk = found.extent(3), .w = x.w}, exec);
+  }
+  void rewind(idx_t tokens) override { cache.truncate(tokens); }
+};
+double indexer_step_flops(const problem& p) {
+  return static_cast<double>(2 * p.length * std::min<idx_t>(4, p.heads) * std::min<idx_t>(32, p.dim));
+}
+double indexer_cache_bytes(const problem& p) {
+  return static_cast<double>(p.length * std::min<idx_t>(32, p.dim)) * sizeof(element);
+}
+
 /// Every step has other lists.
 struct selected_stream final : stream {
   static constexpr idx_t most_turns = 64;
@@ -150,7 +176,14 @@ std::vector<decode_entry> selected_decoders() {
            .prepare = [](const problem& p) -> std::unique_ptr<stream> { return std::make_unique<selected_stream>(p); },
            .approximates = false,
            .state_bytes = selected_cache_bytes,
-           .reads_anew = true}};
+           .reads_anew = true},
+          {.name = "lightning_indexer_decode",
+           .exact = false,
+           .uses = {"selected"},
+           .flops = indexer_step_flops,
+           .cache_bytes = indexer_cache_bytes,
+           .prepare = [](const problem& p) -> std::unique_ptr<stream> { return std::make_unique<indexer_stream>(p); },
+           .approximates = false}};
 }
 
 std::vector<operator_entry> selected_operators() {

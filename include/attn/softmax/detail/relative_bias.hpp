@@ -41,6 +41,13 @@ struct relative_bias {
   /// Copies them.
   [[gnu::noinline]] void copy(idx_t head, idx_t position, const index_map& positions, idx_t slot, idx_t count,
                               T* to) const {
+    if (!places && !positions.list && positions.step == 1 && table.stride(1) == 1) {  // run by run
+      const idx_t first = positions[slot] - position, low = std::clamp(-reach() - first, idx_t(0), count),
+                  high = std::clamp(reach() + 1 - first, low, count);
+      std::fill_n(to, low, (*this)(head, -reach()));
+      if (high > low) std::copy_n(&table(row(head), first + low + reach()), high - low, to + low);
+      return void(std::fill_n(to + high, count - high, (*this)(head, reach())));
+    }
     for (idx_t n = 0; n < count; ++n) to[n] = (*this)(head, distance(position, positions[slot + n]));
   }
 
