@@ -15,7 +15,7 @@ sys.dont_write_bytecode = True  # the folder of the sources stays as it is
 import matplotlib.pyplot as plt
 from matplotlib.ticker import FixedFormatter, FixedLocator, LogLocator
 
-from plot_common import (FAMILIES, colour, common_length, length_axis, memory, not_run, read, remark, save, seconds,
+from plot_common import (FAMILIES, common_length, length_axis, memory, not_run, read, remark, save, seconds,
                          title, tokens, value_axis, write_not_run)
 from plot_error import error_pictures
 
@@ -32,15 +32,28 @@ def draw(axes, curves, key, faint=False):
             axes.plot(alone, [c.at[n][key] for n in alone], "x", color=c.colour, markersize=6, zorder=4)
 
 
-def names_in(axes, curves, heading, rising):
-    """The panel's title, and the names in their colours where few curves go, highest curve first: the lower right where
-    every curve rises, else the upper right."""
-    axes.set_title(heading, fontsize=10, color="#555555", loc="left", fontweight="bold")
-    names = list(dict.fromkeys(c.operator for c in curves))
-    for i, name in enumerate(names):
-        y = 0.035 + 0.07 * (len(names) - 1 - i) if rising else 0.91 - 0.07 * i
-        axes.text(0.975, y, name, transform=axes.transAxes, color=colour(name), fontsize=9, fontweight="bold",
-                  ha="right", zorder=5, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6})
+def names_at_ends(axes, ends):
+    """Names right of the last points (x, y, curve), lowest first: each as near as its neighbours' names allow."""
+    gap = 12
+    heights = [axes.transData.transform(end[:2])[1] * 72 / axes.figure.dpi for end in ends]
+    touching = []  # runs of names that touch: heights less the gaps below them, whose mean is where the run lies
+    for n, height in enumerate(heights):
+        touching.append([height - n * gap])
+        while len(touching) > 1 and mean(touching[-2]) > mean(touching[-1]):
+            touching[-2:] = [touching[-2] + touching[-1]]
+    places = [mean(run) for run in touching for _ in run]
+    for n, (x, y, c) in enumerate(ends):
+        axes.annotate(c.operator, (x, y), xytext=(8, places[n] + n * gap - heights[n]), color=c.colour,
+                      textcoords="offset points", fontsize=9, fontweight="bold", va="center")
+
+
+def names_in(axes, curves, key):
+    """The operators' names right of the panel, where their longest curves end."""
+    longest = {}
+    for c in sorted(curves, key=lambda c: (max(c.line(key)[0]), not c.causal)):
+        longest[c.operator] = c
+    ends = [(axes.get_xlim()[1], c.line(key)[1][-1], c) for c in longest.values()]
+    names_at_ends(axes, sorted(ends, key=lambda end: end[1]))
 
 
 def guides(axes, curves, key):
@@ -103,29 +116,30 @@ def curve_picture(context, curves, folder, name, heading, key, written, what, ba
     families = [(f, members) for f, members in families if members]
     columns = min(3, len(families))
     lines = math.ceil(len(families) / columns)
-    wide, ranked = 1.2 + 4.1 * columns, 0.18 * len({c.operator for c in curves})  # inches, as below
+    panel, names = 3.0, 2.05  # inches, as below; names are those of a panel's curves
+    wide, ranked = 0.9 + (panel + names) * columns, 0.18 * len({c.operator for c in curves})
     absent = not_run(context, wanted, int(17 * wide))
     foot = 0.4 + 0.15 * len(absent)
     panels, below = 3.55 * lines, ranked + 0.75 + foot
     high = 0.9 + panels + below
     figure = plt.figure(figsize=(wide, high))
-    grid = figure.add_gridspec(lines, columns, left=0.9 / wide, right=0.985, bottom=(below + 0.35) / high,
-                               top=1 - 1.15 / high, wspace=0.28, hspace=0.3)
+    grid = figure.add_gridspec(lines, columns, left=0.9 / wide, right=1 - names / wide, bottom=(below + 0.35) / high,
+                               top=1 - 1.15 / high, wspace=names / panel, hspace=0.3)
     values = [y for c in curves for y in c.line(key)[1]]
     for at, (family, members) in enumerate(families):
         axes = figure.add_subplot(grid[at // columns, at % columns])
         axes.set_yscale("log", base=base)
         axes.set_ylim(min(values) / 1.7, max(values) * 1.7)
         draw(axes, [c for c in curves if c not in members], key, faint=True)
-        members = sorted(members, key=lambda c: -c.last(key))
         draw(axes, members, key)
         length_axis(axes, curves, "length (tokens)" if at + columns >= len(families) else "")
-        names_in(axes, members, family, rising=base == 10)
+        axes.set_title(family, fontsize=10, color="#555555", loc="left", fontweight="bold")
+        names_in(axes, members, key)
         if base == 10:
             guides(axes, curves, key)
         value_axis(axes.yaxis, written, base)
-    names = 2.3 / wide
-    ranking(figure.add_axes((names, foot / high, 0.985 - names, ranked / high)), curves, key, written, what, base)
+    labels = 2.3 / wide
+    ranking(figure.add_axes((labels, foot / high, 0.985 - labels, ranked / high)), curves, key, written, what, base)
     title(figure, heading, context)
     alone = any(runs == 1 for c in curves for runs in c.runs.values())
     remark(figure, "solid, filled: bidirectional   dashed, hollow: causal" + "   ×: a single run" * alone)
@@ -134,21 +148,6 @@ def curve_picture(context, curves, folder, name, heading, key, written, what, ba
 
 
 # --- decoding ---------------------------------------------------------------------------------------------------------
-def names_at_ends(axes, ends):
-    """Names right of the last points (x, y, curve), lowest first: each as near as its neighbours' names allow."""
-    gap = 12
-    heights = [axes.transData.transform(end[:2])[1] * 72 / axes.figure.dpi for end in ends]
-    touching = []  # runs of names that touch: heights less the gaps below them, whose mean is where the run lies
-    for n, height in enumerate(heights):
-        touching.append([height - n * gap])
-        while len(touching) > 1 and mean(touching[-2]) > mean(touching[-1]):
-            touching[-2:] = [touching[-2] + touching[-1]]
-    places = [mean(run) for run in touching for _ in run]
-    for n, (x, y, c) in enumerate(ends):
-        axes.annotate(c.operator, (x, y), xytext=(8, places[n] + n * gap - heights[n]), color=c.colour,
-                      textcoords="offset points", fontsize=9, fontweight="bold", va="center")
-
-
 def decode_picture(context, curves, folder):
     absent = not_run(context, lambda c: c.decode, 190)
     foot, panel = 0.58 + 0.15 * len(absent), 3.26  # inches
