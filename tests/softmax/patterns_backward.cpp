@@ -127,6 +127,7 @@ problem<Options> apply(const choice& c, idx_t queries, idx_t keys, idx_t dim = 9
   o.causal = c.causal;
   if (c.softcap) o.softcap = 1.5;
   if (c.alibi) o.alibi_slopes = {0.5, 0.25, 0.125, 0};
+  if (c.sinks != c.alibi) o.relative_bias = random_normal(18, 1, 1, c.sinks ? 1 : 4, 2 * 9 + 1);
   if (c.sinks) o.sinks = {0.3, -1, 2, -reference::infinity};
   if (c.score) o.score = smooth_score{};
   if (c.lengths) o.scale = 0.4, o.query_lengths = {queries, queries / 2}, o.key_lengths = {keys / 3, keys - 1};

@@ -4,6 +4,7 @@
 #include <map>
 #include <utility>
 
+#include "reference/softmax.hpp"
 #include "reference/variable.hpp"
 #include "support/call_patterns.hpp"
 

@@ -26,7 +26,7 @@
 
 namespace attn { inline namespace ATTN_ISA {
 
-/// The gradients bigbird_backward computes: q, k, v, alibi_slopes, sinks, d_lse, accumulate.
+/// The gradients bigbird_backward computes: q, k, v, relative_bias, alibi_slopes, sinks, d_lse, accumulate.
 template <class S>
 using bigbird_gradients = pattern_gradients<S>;
 

@@ -38,6 +38,7 @@ struct pattern_softmax_options {
   mask_view mask{};
   /// As in full_softmax_options, and so is dropout.
   key_mask_view key_mask{};
+  view_field<const real, 2> relative_bias{};
   /// c tanh(s / c) on scale q.k.
   std::optional<real> softcap{};
   /// ALiBi: -slope |distance of positions|, one slope per head.

@@ -87,6 +87,7 @@ struct strided_options {
   mask_view mask{};
   /// As in full_softmax_options.
   key_mask_view key_mask{};
+  view_field<const real, 2> relative_bias{};
   std::optional<real> softcap{};
   list_view<real> alibi_slopes{}, sinks{};
   dropout_options dropout{};

@@ -12,6 +12,8 @@ struct pattern_gradients {
   using real = compute_type<S>;
 
   tensor_view<S> q{}, k{}, v{};
+  /// As relative_bias: [H or 1, 2R + 1].
+  view_field<real, 2> relative_bias{};
   /// [H]
   tensor_view<real, 1> alibi_slopes{}, sinks{};
   /// Read, not written: the gradient of lse, [B, H, Lq].
