@@ -12,9 +12,9 @@
 //
 // Shapes   x [B, Lq, n], y [B, Lk, m] (x itself unless a context is given), query [heads D, n], key [kv_heads D, m],
 //          value [kv_heads Dv, m], output [p, heads Dv], gate [heads Dv, n], out [B, Lq, p]; biases [rows of their
-//          weight]. Head dims follow from the weights' rows. float, double, or Eigen::half / Eigen::bfloat16 in memory with float sums.
-//          Without key weights the queries serve as keys (Reformer's shared queries and keys); without output weights
-//          out is the concatenation of the heads.
+//          weight]. Head dims follow from the weights' rows. float, double, or Eigen::half / Eigen::bfloat16 in memory
+//          with float sums. Without key weights the queries serve as keys (Reformer's shared queries and keys);
+//          without output weights out is the concatenation of the heads.
 // Operator op(q, k, v, out, execution) is called once, with views [B, heads, L, dim] of what was projected: of memory
 //          [B, L, heads, dim], so nothing is copied between projections and operator. Give true lengths, masks and all
 //          else to the operator as its options. Values in padding affect only their own row.

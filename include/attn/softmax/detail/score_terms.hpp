@@ -1,7 +1,7 @@
 // attn: the terms of a score between the product and the softmax, in this order: softcap c tanh(s / c), + bias, + the
-//   bias of the distance, + ALiBi (-slope |distance|), + the decay of the key, the caller's score(s, batch, head, i, j), -infinity for keys that
-//   are excluded though they lie in the range the query sees, and for those the mask hides, + log(count) for slots that
-//   stand for several keys.
+//   bias of the distance, + ALiBi (-slope |distance|), + the decay of the key, the caller's score(s, batch, head, i,
+//   j), -infinity for keys that are excluded though they lie in the range the query sees, and for those the mask hides,
+//   + log(count) for slots that stand for several keys.
 // Terms that are not given cost nothing: without any, the kernel does not process scores at all. All operators use this
 // one type of terms, so that their kernels are compiled once.
 #pragma once

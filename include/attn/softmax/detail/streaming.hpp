@@ -41,7 +41,8 @@ struct stream_queries {
     const idx_t stride = round_up(dim, 2 * width<T>), few = twice ? rows : 0;
     T* const data = memory.allocate<T>(rows * stride);
     return {.rows = rows, .dim = dim, .stride = stride, .data = data,
-            .relative = with_relative ? memory.allocate<T>(rows * stride) : data, .operands = memory.allocate<P>(few * stride / 2), .factors = memory.allocate<float>(few),
+            .relative = with_relative ? memory.allocate<T>(rows * stride) : data,
+            .operands = memory.allocate<P>(few * stride / 2), .factors = memory.allocate<float>(few),
             .scores = memory.allocate<T>(rows * stream_tile), .keys = memory.allocate<T>(stream_tile_of<C> * stride),
             .values = memory.allocate<T>(stream_tile_of<C> * round_up(dim_v, width<T>))};
   }

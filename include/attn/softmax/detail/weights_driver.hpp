@@ -24,7 +24,8 @@ struct weights_driver {
   };
   scratch layout(arena& memory) const {
     constexpr idx_t size = segment + 2 * panel_width<T>;
-    return {row_block<P>::layout(memory, shape.dim, 0, bool(in.terms.by_distance)), memory.allocate<T>(size), memory.allocate<double>(size)};
+    return {row_block<P>::layout(memory, shape.dim, 0, bool(in.terms.by_distance)), memory.allocate<T>(size),
+            memory.allocate<double>(size)};
   }
 
   /// use(row, first slot, number of slots, weights) for the rows of the block, tile by tile; slots that a row does not
