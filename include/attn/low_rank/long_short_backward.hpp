@@ -76,18 +76,15 @@ void long_short_backward(const Q& q, const K& k, const V& v, const O& out, const
                                             .local_beta = gradients.local_beta,
                                             .global_gamma = gradients.global_gamma,
                                             .global_beta = gradients.global_beta};
-  call.run(
-      2.7 * compressed.scores() * call.shape.operations_per_score(),
-      [&](const auto& forward) {
-        auto driver = compressed;
-        driver.views = forward, driver.lse = forward.lse, driver.maximum = forward.maximum;
-        driver.run(forward.exec);
-      },
-      [&](const auto& in) {
-        detail::long_short_backward_call<S, std::remove_cvref_t<decltype(in)>>{
-            .in = in, .forward = compressed, .wanted = wanted}
-            .run(in.forward.exec);
-      });
+  detail::softmax_backward_work work(call, 2.7 * compressed.scores() * call.shape.operations_per_score());
+  if (work.needs_lse()) {
+    auto forward = compressed;
+    forward.views = call.forward, forward.lse = call.forward.lse, forward.maximum = call.forward.maximum;
+    forward.run(call.forward.exec);
+  }
+  detail::long_short_backward_call<S, decltype(call)>{.in = call, .forward = compressed, .wanted = wanted}.run(
+      call.forward.exec);
+  work.store_parameters();
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -55,17 +55,14 @@ void multipole_backward(const Q& q, const K& k, const V& v, const O& out, const 
   views.v = call.v, views.shape = call.shape;
   const auto again = detail::checked_multipole<S>(call.views, views, call.options);
   const detail::standard_products standard(call.forward.exec);  // multipole always uses these
-  call.run(
-      2.7 * again.operations(),
-      [&](const auto& forward) {
-        auto driver = again;
-        driver.views = forward, driver.lse = forward.lse, driver.maximum = forward.maximum;
-        driver.run(forward.exec);
-      },
-      [&](const auto& in) {
-        detail::multipole_backward_call<S, std::remove_cvref_t<decltype(in)>>{.in = in, .forward = again}.run(
-            in.forward.exec);
-      });
+  detail::softmax_backward_work work(call, 2.7 * again.operations());
+  if (work.needs_lse()) {
+    auto forward = again;
+    forward.views = call.forward, forward.lse = call.forward.lse, forward.maximum = call.forward.maximum;
+    forward.run(call.forward.exec);
+  }
+  detail::multipole_backward_call<S, decltype(call)>{.in = call, .forward = again}.run(call.forward.exec);
+  work.store_parameters();
 }
 
 }}  // namespace attn::ATTN_ISA

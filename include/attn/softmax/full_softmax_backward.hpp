@@ -240,9 +240,10 @@ void differentiate_full(Call& call) {
   if (!call.accumulate && call.d_bias) clear_gradient(call.d_bias);
   const double share = call.options.causal ? 0.5 : 1.0,
                visible = static_cast<double>(s.queries) * static_cast<double>(s.keys) * share;
-  call.run(
-      2.5 * s.operations_per_score() * visible, [](const auto& forward) { full_call{forward}.run(); },
-      [](const auto& c) { full_backward{c}.run(); });
+  softmax_backward_work work(call, 2.5 * s.operations_per_score() * visible);
+  if (work.needs_lse()) full_call{call.forward}.run();
+  full_backward{call}.run();
+  work.store_parameters();
 }
 
 }  // namespace detail

@@ -46,17 +46,16 @@ struct selected_keys_gradients {
 
 namespace detail {
 
-template <class Call>
-void differentiate_selected(Call& call, const selected_lists& lists) {
+template <class S, class Score, class ScoreBackward>
+void differentiate_selected(softmax_backward_call<S, Score, ScoreBackward>& call, const selected_lists& lists) {
   if (lists.block >= listed_names::least_block)
     return differentiate_planned(call, selected_plan_of(call.forward, lists));
   const double keys = static_cast<double>(std::min(lists.longest() * lists.block, call.shape.keys));
-  call.run(
-      keys * static_cast<double>(call.shape.queries) * 2.5 * call.shape.operations_per_score(),
-      [&](const auto& forward) { attend_selected_rows(forward, lists); },
-      [&]<class S, class Score, class Back>(const softmax_backward_call<S, Score, Back>& c) {
-        selected_backward<S, Score, Back>{c, lists}.run();
-      });
+  softmax_backward_work work(
+      call, keys * static_cast<double>(call.shape.queries) * 2.5 * call.shape.operations_per_score());
+  if (work.needs_lse()) attend_selected_rows(call.forward, lists);
+  selected_backward<S, Score, ScoreBackward>{call, lists}.run();
+  work.store_parameters();
 }
 
 }  // namespace detail

@@ -81,9 +81,11 @@ void sliding_window_backward(const Q& q, const K& k, const V& v, const O& out, c
   driver.globals = lists->set(given);
   const double seen =
       static_cast<double>(std::min(driver.left + driver.right + 1 + 2 * driver.globals.most, call.shape.keys));
-  call.run(
-      2.5 * call.shape.operations_per_score() * static_cast<double>(call.shape.queries) * seen,
-      [&](const auto& forward) { detail::attend_window(forward, given); }, [&](const auto&) { driver.run(); });
+  detail::softmax_backward_work work(
+      call, 2.5 * call.shape.operations_per_score() * static_cast<double>(call.shape.queries) * seen);
+  if (work.needs_lse()) detail::attend_window(call.forward, given);
+  driver.run();
+  work.store_parameters();
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -9,7 +9,10 @@
 //     auto call = detail::checked_backward_call<NAME_options>("NAME_backward", q, k, v, out, d_out, gradients, options,
 //                                                             score, score_backward, exec);
 //     /* own checks, by call.views, call.shape and call.options */
-//     call.run(operations, [](auto& forward) { /* writes forward.lse */ }, [](auto& call) { /* the driver */ });
+//     detail::softmax_backward_work work(call, operations);
+//     if (work.needs_lse()) /* write call.forward.lse */;
+//     /* the driver */
+//     work.store_parameters();
 #pragma once
 
 #include <attn/core/detail/gradients.hpp>
@@ -40,10 +43,10 @@ struct softmax_backward_call {
 
   idx_t furthest = 0;       // no query sees a key further away
   list_view<idx_t> steps{};  // of distances, as in distance_range
-  T* slope_sums = nullptr;  // [batch * heads]: the gradients of each head's slope, where they are asked for
-  double* head_sums = nullptr;  // [batch * heads][head_entries()]: those of the relative bias and of decays, likewise
-
-  T* table_sums = nullptr;  // [batch * heads][table_size()]: those of relative keys, by slot
+  // Of a softmax_backward_work:
+  T *slope_sums = nullptr, *sinks = nullptr;  // [batch * heads]: the gradients of each head's slope and sink, where asked
+  double* head_sums = nullptr;                // [batch * heads][head_entries()]: those of the relative bias and of decays
+  T* table_sums = nullptr;                    // [batch * heads][table_size()]: those of relative keys, by slot
 
   const sequence_lengths& lengths() const { return forward.lengths; }
   const score_terms<T, Score>& terms() const { return forward.terms; }
@@ -124,47 +127,19 @@ struct softmax_backward_call {
     return d_lse ? dot - d_lse(b, h, i) : dot;
   }
 
-  /// Computes lse by recompute(forward) unless it is given by a forward pass with the same products, calls body(*this),
-  /// then stores the gradients of the parameters of heads. `operations` are those of the backward pass.
-  template <class Recompute, class Body>
-  void run(double operations, const Recompute& recompute, const Body& body) {
+  /// Stores the gradients of the parameters of heads, from their sums.
+  void store_parameters() const {
     execution& exec = forward.exec;
-    const auto limit = exec.limit_threads({.operations = operations});
-    // Weights are e^(score - lse): lse must come from the same kind of products as the scores.
-    if (uses_fast_products<S>(exec)) forward.lse = {};
-    const standard_products standard(exec);
     const idx_t heads = shape.batch * shape.heads;
-    struct saved {
-      typename softmax_call<S, Score>::lse_memory lse;
-      T *slopes, *sinks;
-      double* sums;
-    };
-    const auto memory = exec.workspace([&](arena& m) {
-      return saved{forward.layout_lse(m), m.allocate<T>(d_slopes ? heads : 0), m.allocate<T>(d_sinks ? heads : 0),
-                   m.allocate<double>(heads * head_entries())};
-    });
-    const auto terms_there = exec.workspace([&](arena& m) {
-      return forward.layout_terms(m, distance_range{furthest, steps, true});
-    });
-    forward.prepare_terms(*terms_there);
-    const auto tables = exec.workspace([&](arena& m) { return m.allocate<T>(heads * table_size()); });
-    table_sums = *tables;
-    std::fill_n(table_sums, heads * table_size(), T(0));
-    if (forward.needs_lse(memory->lse)) recompute(forward);
-    slope_sums = memory->slopes;
-    std::fill_n(slope_sums, d_slopes ? heads : 0, T(0));
-    head_sums = memory->sums;
-    std::fill_n(head_sums, heads * head_entries(), 0.0);
-    body(*this);
-    if (d_slopes) store_per_head(memory->slopes, d_slopes);
+    if (d_slopes) store_per_head(slope_sums, d_slopes);
     if (d_relative_bias) store_relative_bias();
     if (d_log_decay)
       exec.for_each(heads, [&](idx_t n, int) { store_log_decay(n / shape.heads, n % shape.heads); });
     if (d_relative_keys)
       exec.for_each(d_relative_keys.extent(1), [&](idx_t entry, int) { store_relative_keys(entry); });
     if (!d_sinks) return;
-    exec.for_each(heads, [&](idx_t n, int) { memory->sinks[n] = sink_gradient(n / shape.heads, n % shape.heads); });
-    store_per_head(memory->sinks, d_sinks);
+    exec.for_each(heads, [&](idx_t n, int) { sinks[n] = sink_gradient(n / shape.heads, n % shape.heads); });
+    store_per_head(sinks, d_sinks);
   }
 
  private:
@@ -226,6 +201,66 @@ struct softmax_backward_call {
       store_gradient(to(h), sum, accumulate);
     }
   }
+};
+
+/// What a backward pass has while it runs: its threads and kind of products; in the call the terms, memory for lse where
+/// the forward pass did not save it with the same products, and sums of the gradients of the parameters, which are 0.
+template <class S, class Score, class ScoreBackward, class G>
+class softmax_backward_work {
+  using T = compute_type<S>;
+  using call_type = softmax_backward_call<S, Score, ScoreBackward, G>;
+
+ public:
+  /// `operations` are those of the backward pass.
+  softmax_backward_work(call_type& call, double operations)
+      : call_(call),
+        limit_(call.forward.exec.limit_threads({.operations = operations})),
+        standard_(drop_fast_lse(call)),
+        sums_(call.forward.exec.workspace([&](arena& m) {
+          return sums{call.forward.layout_lse(m), m.allocate<T>(call.d_slopes ? heads() : 0),
+                      m.allocate<T>(call.d_sinks ? heads() : 0), m.allocate<double>(heads() * call.head_entries())};
+        })),
+        terms_(call.forward.exec.workspace([&](arena& m) {
+          return call.forward.layout_terms(m, distance_range{call.furthest, call.steps, true});
+        })),
+        tables_(prepare_terms().workspace([&](arena& m) { return m.allocate<T>(heads() * call.table_size()); })) {
+    call.slope_sums = sums_->slopes, call.sinks = sums_->sinks, call.head_sums = sums_->by_head;
+    call.table_sums = *tables_;
+    std::fill_n(call.slope_sums, call.d_slopes ? heads() : 0, T(0));
+    std::fill_n(call.head_sums, heads() * call.head_entries(), 0.0);
+    std::fill_n(call.table_sums, heads() * call.table_size(), T(0));
+    needs_lse_ = call.forward.needs_lse(sums_->lse);
+  }
+  /// Whether the forward call has to be computed again, which writes lse.
+  bool needs_lse() const { return needs_lse_; }
+  void store_parameters() const { call_.store_parameters(); }
+
+ private:
+  struct sums {
+    typename softmax_call<S, Score>::lse_memory lse;
+    T *slopes, *sinks;
+    double* by_head;
+  };
+  using term_memory = typename softmax_call<S, Score>::term_memory;
+
+  idx_t heads() const { return call_.shape.batch * call_.shape.heads; }
+  /// Weights are e^(score - lse): lse must come from the same kind of products as the scores.
+  static execution& drop_fast_lse(call_type& call) {
+    if (uses_fast_products<S>(call.forward.exec)) call.forward.lse = {};
+    return call.forward.exec;
+  }
+  execution& prepare_terms() {
+    call_.forward.prepare_terms(*terms_);
+    return call_.forward.exec;
+  }
+
+  call_type& call_;
+  execution::thread_limit limit_;
+  standard_products standard_;
+  execution::persistent_workspace<sums> sums_;
+  execution::persistent_workspace<term_memory> terms_;
+  execution::persistent_workspace<T*> tables_;
+  bool needs_lse_;
 };
 
 /// A backward call with its table of views and its options, for the checks of one operator.

@@ -290,10 +290,10 @@ struct sparse_backward {
 /// The gradients of a call as its plan says.
 template <class S, class Score, class ScoreBackward, class Plan>
 void differentiate_planned(softmax_backward_call<S, Score, ScoreBackward>& call, const Plan& plan) {
-  call.run(
-      plan.operations(6 * call.shape.dim + 4 * call.shape.dim_v),
-      [&](const auto& forward) { sparse_driver<S, Score, Plan>{forward, plan}.run(); },
-      [&](const auto& c) { sparse_backward<S, Score, ScoreBackward, Plan>{c, plan}.run(); });
+  softmax_backward_work work(call, plan.operations(6 * call.shape.dim + 4 * call.shape.dim_v));
+  if (work.needs_lse()) sparse_driver<S, Score, Plan>{call.forward, plan}.run();
+  sparse_backward<S, Score, ScoreBackward, Plan>{call, plan}.run();
+  work.store_parameters();
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
