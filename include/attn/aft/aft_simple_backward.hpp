@@ -77,6 +77,7 @@ void simple_backward_shared(const simple_backward_rows<T>& rows, idx_t c, const 
                             const packet<T>* gated) {
   const gradient_writer<T, S> dq{typed<S>(rows.to.q), c, rows.accumulate}, dk{typed<S>(rows.to.k), c, rows.accumulate},
       dv{typed<S>(rows.to.v), c, rows.accumulate};
+  const packet<T> none = broadcast<T>(-std::numeric_limits<T>::infinity());
   packet<T> mean[C], share[C], negated[C];
   unroll<C>([&](auto n) {
     const packet<T> den = sums[n].den;
@@ -88,7 +89,7 @@ void simple_backward_shared(const simple_backward_rows<T>& rows, idx_t c, const 
     if (dk || dv)
       for (idx_t t = rows.begin; t < rows.end; ++t)
         unroll<C>([&](auto n) {
-          const packet<T> weight = weight_beside(x.k(t, n), negated[n]);
+          const packet<T> weight = weight_beside(rows.head.hides(t) ? none : x.k(t, n), negated[n]);
           const packet<T> d = if_less(zero<T>(), weight, mul(weight, share[n]), weight);
           if (dv) dv(t, n, d);
           if (dk) dk(t, n, if_less(zero<T>(), weight, mul(d, sub(x.v(t, n), mean[n])), d));
@@ -126,13 +127,14 @@ void simple_backward_causal(const simple_backward_rows<T>& rows, idx_t c, const 
                             const key_sums<T>* after, key_sums<T>* total, causal_row<T>* scratch) {
   const gradient_writer<T, S> dq{typed<S>(rows.to.q), c, rows.accumulate}, dk{typed<S>(rows.to.k), c, rows.accumulate},
       dv{typed<S>(rows.to.v), c, rows.accumulate};
+  const packet<T> none = broadcast<T>(-std::numeric_limits<T>::infinity());
   if (rows.begin == rows.end) return;
   read_backward<T, S, C>(rows.head, rows.to.d_out, c, [&](const auto& x) {
     key_sums<T> s[C];
     unroll<C>([&](auto n) { s[n] = before[n]; });
     for (idx_t t = rows.begin; t < rows.end; ++t)
       unroll<C>([&](auto n) {
-        const packet<T> key = x.k(t, n);
+        const packet<T> key = rows.head.hides(t) ? none : x.k(t, n);
         s[n].raise(lower_large<T>(nearest_power<T>(key)));
         const packet<T> exponent = key_sums<T>::finite(s[n].exponent);
         const packet<T> weight = weight_beside(key, sub(zero<T>(), exponent));
