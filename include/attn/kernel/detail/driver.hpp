@@ -73,11 +73,11 @@ struct kernel_call {
     for (idx_t t = 0; key_mask && t < lengths.keys(b); ++t) seen -= hides(b, t);
     return seen;
   }
-  /// f(t) for the lanes of `count` keys from `begin` on that are hidden; lanes beyond them repeat the last one.
+  /// With a mask: f(t) for the lanes of hidden keys among `count` from `begin` on, and for those beyond the last.
   template <class F>
   void each_hidden(idx_t b, idx_t begin, idx_t count, F&& f) const {
     for (idx_t t = 0; key_mask && t < kernel_chunk; ++t)
-      if (hides(b, begin + std::min(t, count - 1))) f(t);
+      if (t >= count || hides(b, begin + t)) f(t);
   }
   /// Sets those lanes of columns [rows][kernel_chunk].
   [[gnu::noinline]] void fill_hidden(idx_t b, idx_t begin, idx_t count, T* columns, idx_t rows, T value) const {
