@@ -260,7 +260,8 @@ TEST_CASE("key_mask: performer and rfa refuse one that does not fit", "[kernel_k
                                                {.key_mask = seen}, serial);
          }},
         {"performer_step", [&] {
-           compiled_performer<float>::step(performer, in, in, in, view(out), features_of(w), {.key_mask = seen}, serial);
+           compiled_performer<float>::step(performer, in, in, in, view(out), features_of(w), {.key_mask = seen},
+                                           serial);
          }},
         {"performer_state::append", [&] { performer.append(in, in, features_of(w), {.key_mask = seen}); }},
         {"rfa", [&] { compiled_rfa<float>::call(in, in, in, view(out), features_of(w), {.key_mask = seen}, serial); }},
