@@ -77,7 +77,6 @@ void simple_backward_shared(const simple_backward_rows<T>& rows, idx_t c, const 
                             const packet<T>* gated) {
   const gradient_writer<T, S> dq{typed<S>(rows.to.q), c, rows.accumulate}, dk{typed<S>(rows.to.k), c, rows.accumulate},
       dv{typed<S>(rows.to.v), c, rows.accumulate};
-  const packet<T> none = broadcast<T>(-std::numeric_limits<T>::infinity());
   packet<T> mean[C], share[C], negated[C];
   unroll<C>([&](auto n) {
     const packet<T> den = sums[n].den;
@@ -89,7 +88,7 @@ void simple_backward_shared(const simple_backward_rows<T>& rows, idx_t c, const 
     if (dk || dv)
       for (idx_t t = rows.begin; t < rows.end; ++t)
         unroll<C>([&](auto n) {
-          const packet<T> weight = weight_beside(rows.head.hides(t) ? none : x.k(t, n), negated[n]);
+          const packet<T> weight = weight_beside(x.k(t, n), negated[n]);
           const packet<T> d = if_less(zero<T>(), weight, mul(weight, share[n]), weight);
           if (dv) dv(t, n, d);
           if (dk) dk(t, n, if_less(zero<T>(), weight, mul(d, sub(x.v(t, n), mean[n])), d));
@@ -185,8 +184,17 @@ inline constexpr simple_backward_functions<T> simple_backward_of = {
       for_columns(parts, [&](auto C, idx_t p) { add_gated<T, S, C.value>(rows, p * width<T>, total + p); });
     },
     [](const simple_backward_rows<T>& rows, idx_t parts, const key_sums<T>* sums, const packet<T>* gated) {
-      for_columns(parts, [&](auto C, idx_t p) {
-        simple_backward_shared<T, S, C.value>(rows, p * width<T>, sums + p, gated + p);
+      rows.head.runs(rows.begin, rows.end, [&](idx_t first, idx_t last, bool hidden) {
+        simple_backward_rows<T> run = rows;
+        run.begin = first, run.end = last;
+        if (hidden) {  // its keys have no gradients
+          run.to.q = {};
+          clear_padding<S>(run.to, first, last, rows.accumulate);
+          run.to = {rows.to.d_out, rows.to.q, {}, {}};
+        }
+        for_columns(parts, [&](auto C, idx_t p) {
+          simple_backward_shared<T, S, C.value>(run, p * width<T>, sums + p, gated + p);
+        });
       });
     },
     [](const simple_backward_rows<T>& rows, idx_t parts, const key_sums<T>* before, const key_sums<T>* after,

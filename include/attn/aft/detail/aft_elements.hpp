@@ -60,8 +60,11 @@ template <class T, class S, class F>
 ATTN_INLINE void read_seen_channels(const aft_head& head, idx_t c, F&& f) {
   read_channels<T, S, 1>(head, c, [&](const auto& key, const auto& value) {
     const packet<T> none = broadcast<T>(-std::numeric_limits<T>::infinity());
-    f([&](idx_t row) { return head.hides(row) ? none : key(row); },
-      [&](idx_t row) { return head.hides(row) ? zero<T>() : value(row); });
+    const auto hides = [mask = head.key_mask, stride = head.mask_stride](idx_t row) {  // no load from memory if null
+      return mask && !mask[row * stride];
+    };
+    f([&](idx_t row) { return hides(row) ? none : key(row); },
+      [&](idx_t row) { return hides(row) ? zero<T>() : value(row); });
   });
 }
 
