@@ -19,10 +19,14 @@ struct aft_head {
   const unsigned char* key_mask = nullptr;  // where given, entries `mask_stride` apart
   idx_t mask_stride = 0;
 
-  bool hides(idx_t row) const { return key_mask && !key_mask[row * mask_stride]; }
+  /// Whether the key of a row is hidden, as a function that loads nothing from memory where there is no mask.
+  auto hidden() const {
+    return [mask = key_mask, stride = mask_stride](idx_t row) { return mask && !mask[row * stride]; };
+  }
   /// f(first, last, whether they are hidden) for all runs of hidden and of seen keys in [begin, end).
   template <class F>
   void runs(idx_t begin, idx_t end, F&& f) const {
+    const auto hides = hidden();
     if (!key_mask) return f(begin, end, false);
     for (idx_t first = begin, last = begin; first < end; first = last) {
       while (++last < end && hides(last) == hides(first)) {}
@@ -60,9 +64,7 @@ template <class T, class S, class F>
 ATTN_INLINE void read_seen_channels(const aft_head& head, idx_t c, F&& f) {
   read_channels<T, S, 1>(head, c, [&](const auto& key, const auto& value) {
     const packet<T> none = broadcast<T>(-std::numeric_limits<T>::infinity());
-    const auto hides = [mask = head.key_mask, stride = head.mask_stride](idx_t row) {  // no load from memory if null
-      return mask && !mask[row * stride];
-    };
+    const auto hides = head.hidden();
     f([&](idx_t row) { return hides(row) ? none : key(row); },
       [&](idx_t row) { return hides(row) ? zero<T>() : value(row); });
   });
