@@ -50,8 +50,10 @@ std::vector<tensor<S>> run_aft_backward(const problem<Options>& p, const tensor<
   };
   std::vector<tensor<S>> to = {filled(q), filled(k), filled(v)};
   const auto gradient = [&](std::size_t n) { return wanted >> n & 1 ? view(to[n]) : out_view<S>{}; };
+  const key_mask_bytes seen(p.options.key_mask);
   const auto with_common = [&](auto options) {
     options.causal = p.options.causal, options.gate = p.options.gate, options.lengths = p.options.lengths;
+    options.key_mask = seen.view();
     return options;
   };
   if constexpr (std::is_same_v<Options, reference::aft_simple_options>) {

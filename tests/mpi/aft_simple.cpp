@@ -101,6 +101,7 @@ TEST_CASE("mpi aft_simple: what is refused, is refused by all", "[aft_simple]") 
   CHECK(contains(refused(2, 4, last ? 9 : 10, {}), "key length = query length"));
   CHECK(contains(refused(2, 4, 10, {.lengths = one}), "lengths, one per batch item"));
   CHECK(contains(refused(2, 4, 10, {.lengths = long_one}), "lengths from 0 to"));
+  CHECK(contains(refused(2, 4, 10, {.key_mask = seeing_mask(10)}), "no key_mask over processes"));
   if (process_count() == 1) return;
   const char* const differ = "the same options on all processes";
   CHECK(contains(refused(last ? 2 : 3, 4, 10, {}), "a batch on all processes"));

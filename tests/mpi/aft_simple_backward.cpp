@@ -103,6 +103,7 @@ TEST_CASE("mpi aft_simple_backward: what is refused, is refused by all", "[aft_s
   const auto contains = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
   CHECK(contains(refused({.q = view(dq), .k = view(last ? short_dk : dk)}, {}), "the gradient of k"));
   CHECK(contains(refused({.q = view(dq), .k = view(last ? dq : dk)}, {}), "in separate memory"));
+  CHECK(contains(refused({.q = view(dq)}, {.key_mask = seeing_mask(10)}), "no key_mask over processes"));
   if (process_count() > 1)
     CHECK(contains(refused({.q = view(dq)}, {.causal = last}), "the same options on all processes"));
   CHECK(dq == tensor<float>(1, 2, 10, 4, rubbish));

@@ -185,6 +185,7 @@ TEST_CASE("mpi linear: what is refused, is refused by all", "[linear]") {
   CHECK(contains(alone([&](auto& o) { o.scale = 0.5f; }), "scale 1 over processes"));
   CHECK(contains(alone([&](auto& o) { o.log_decay = view(logs); }), "decay in place of log_decay"));
   CHECK(contains(alone([&](auto& o) { o.bonus = {bonus.data.data(), {4, 8}}; }), "no bonus over processes"));
+  CHECK(contains(alone([&](auto& o) { o.key_mask = seeing_mask(10); }), "no key_mask over processes"));
   CHECK(contains(alone([&](auto& o) { o.initial_state = view(state); }), "no initial or final state"));
   CHECK(contains(alone([&](auto& o) { o.final_state = view(state); }), "no initial or final state"));
   CHECK(contains(alone([&](auto& o) { o.final_weights = row_view(decay); }), "no initial or final state"));

@@ -154,6 +154,7 @@ TEST_CASE("mpi linear_backward: what is refused, is refused by all", "[linear_ba
   CHECK(contains(refused({.q = view(dq), .k = view(last ? dq : dk)}, {}), "in separate memory"));
   tensor<float> decay(1, 2, 10, 1);
   CHECK(contains(refused({.q = view(dq), .decay = row_view(decay)}, {}), "decay"));
+  CHECK(contains(refused({.q = view(dq)}, {.key_mask = seeing_mask(10)}), "no key_mask over processes"));
   tensor<float> state(1, 2, 4, 4);
   const auto alone = [&](auto set) {  // on the last process
     attn::linear_gradients<float> wanted{.q = view(dq)};

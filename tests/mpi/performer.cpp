@@ -124,6 +124,7 @@ TEST_CASE("mpi performer: what is refused, is refused by all", "[performer]") {
   CHECK(contains(refused(features, {.scale = -1}), "scale >= 0"));
   CHECK(contains(refused(features, {.causal = true, .center_keys = true}), "no causal with center_keys"));
   CHECK(contains(refused(features, {.causal = true, .feature_eps = 0.1f}), "no causal with feature_eps"));
+  CHECK(contains(refused(features, {.key_mask = seeing_mask(10)}), "no key_mask over processes"));
   if (process_count() == 1) return;
   const char* const differ = "the same options on all processes";
   CHECK(contains(refused(attn::draw_features<float>(8, 4, {.seed = last ? 7u : 8u}), {}), differ));

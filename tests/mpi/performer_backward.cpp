@@ -67,6 +67,7 @@ TEST_CASE("mpi performer_backward: what is refused, is refused by all", "[perfor
                  "the gradient of features"));
   CHECK(contains(refused({.q = view(dq)}, {.center_keys = true}), "no center_keys"));
   CHECK(contains(refused({.q = view(dq)}, {.feature_eps = 0.1f}), "no feature_eps of positive features"));
+  CHECK(contains(refused({.q = view(dq)}, {.key_mask = seeing_mask(10)}), "no key_mask over processes"));
   if (process_count() > 1)
     CHECK(contains(refused({.q = view(dq)}, {.eps = last ? 1.f : 0.f}), "the same options on all processes"));
   CHECK(dq == tensor<float>(1, 2, 10, 4, rubbish));

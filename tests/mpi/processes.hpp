@@ -1,5 +1,6 @@
 #pragma once
 // What all tests over processes share: who runs them, views of their tensors, what all processes refuse.
+#include <attn/core/mask_view.hpp>
 #include <attn/core/tensor_view.hpp>
 
 #include <mpi.h>
@@ -43,6 +44,12 @@ attn::tensor_view<const T, 3> row_view(const tensor<T>& x) {
 template <class T>
 attn::tensor_view<T, 3> row_view(tensor<T>& x) {
   return {x.data.data(), {x.batch(), x.heads(), x.length()}};
+}
+
+// A mask of keys that hides none.
+inline attn::key_mask_view seeing_mask(idx_t keys) {
+  static const std::vector<std::uint8_t> seen(64, 1);
+  return attn::tensor_view<const std::uint8_t, 2>(seen.data(), {1, keys});
 }
 
 // The message with which `call` was refused, which must be the same on all processes and of the usual form.

@@ -83,6 +83,7 @@ TEST_CASE("mpi rfa: what is refused, is refused by all", "[rfa]") {
   CHECK(contains(refused(features, {.gate = row_view(gates)}), "causal with a gate"));
   if (last) gates.data[3] = -1;
   CHECK(contains(refused(features, {.causal = true, .gate = row_view(gates)}), "gate from 0 to 1"));
+  CHECK(contains(refused(features, {.key_mask = seeing_mask(10)}), "no key_mask over processes"));
   if (process_count() == 1) return;
   const char* const differ = "the same options on all processes";
   CHECK(contains(refused(attn::draw_features<float>(8, 4, {.seed = last ? 7u : 8u}), {}), differ));

@@ -63,6 +63,7 @@ TEST_CASE("mpi rfa_backward: what is refused, is refused by all", "[rfa_backward
   CHECK(contains(refused({.q = view(dq), .features = {dw.data.data(), {1, last ? 9 : 8, 4}}}, {}),
                  "the gradient of features"));
   CHECK(contains(refused({.q = view(dq)}, {.norm_eps = -1}), "norm_eps >= 0"));
+  CHECK(contains(refused({.q = view(dq)}, {.key_mask = seeing_mask(10)}), "no key_mask over processes"));
   if (process_count() > 1) {
     CHECK(contains(refused({.q = view(dq), .accumulate = last}, {}), "the same options on all processes"));
     CHECK(contains(refused({.q = view(dq)}, {.norm_eps = last ? 1.f : 0.f}), "the same options on all processes"));

@@ -8,16 +8,14 @@
 #include <functional>
 #include <limits>
 
-#include "support/tensor.hpp"
+#include "reference/key_mask.hpp"
 
 namespace reference {
-
-using testing::idx_t;
-using testing::tensor;
 
 struct aft_options {
   bool causal = false, gate = true;
   std::vector<idx_t> lengths;
+  tensor<double> key_mask;  // [B|1, 1, 1, L], 0: no row sees the key
 };
 
 // (head, row, key) -> what is added to the key
@@ -39,7 +37,8 @@ tensor<N> aft(const tensor<N>& q, const tensor<N>& k, const tensor<N>& v, const 
       for (idx_t t = 0; t < length; ++t) {
         const idx_t keys = options.causal ? t + 1 : length;
         biases.clear();
-        for (idx_t j = 0; j < keys; ++j) biases.push_back(bias(h, t, j));
+        for (idx_t j = 0; j < keys; ++j)
+          biases.push_back(key_hidden(options.key_mask, b, j) ? N(masked) : bias(h, t, j));
         // f(key plus bias, j, d) for what row t sees; channels side by side, which is quicker than one by one
         const auto for_each_seen = [&](auto&& f) {
           for (idx_t j = 0; j < keys; ++j)

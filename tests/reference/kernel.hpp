@@ -20,6 +20,7 @@ struct kernel_options {
   double eps = 0;
   tensor<double> gate;      // [B, H or Hkv, L, 1], or empty
   bool complement = false;  // key j enters with 1 - g_j
+  tensor<double> key_mask;  // [B|1, 1, 1, Lk], 0: the key adds nothing
   tensor<double>* terms = nullptr;  // where given: of each output, the size of the terms it is made of
 };
 
@@ -37,7 +38,8 @@ tensor<N> kernel_attention(const tensor<N>& q, const tensor<N>& k, const tensor<
     for (idx_t h = 0; h < q.heads(); ++h) {
       const idx_t kv_head = h / (q.heads() / k.heads());
       std::vector<features_of_numbers<N>> of_keys;
-      for (idx_t j = 0; j < keys; ++j) of_keys.push_back(phi_k(b, h, j));
+      for (idx_t j = 0; j < keys; ++j)
+        of_keys.push_back(key_hidden(options.key_mask, b, j) ? features_of_numbers<N>() : phi_k(b, h, j));
       const auto gate = [&](idx_t j) -> number {
         if (gates.empty()) return 1;
         return gates(b, h / (q.heads() / gates.heads()), j, 0);
@@ -52,7 +54,8 @@ tensor<N> kernel_attention(const tensor<N>& q, const tensor<N>& k, const tensor<
         for (idx_t j = last; j >= 0; --j) {
           number weight = 0;
           long double weight_size = 0;
-          for (std::size_t r = 0; r < of_query.size(); ++r) {
+          const bool hidden = key_hidden(options.key_mask, b, j);
+          for (std::size_t r = 0; r < of_query.size() && !hidden; ++r) {
             const number term = of_query[r] * of_keys[static_cast<std::size_t>(j)][r];
             weight += term;
             if constexpr (std::is_same_v<N, double>) weight_size += abs(term);
@@ -61,6 +64,7 @@ tensor<N> kernel_attention(const tensor<N>& q, const tensor<N>& k, const tensor<
           weight *= factor;
           if constexpr (std::is_same_v<N, double>) weight_size *= factor;
           if (!gates.empty()) decay *= gate(j);
+          if (hidden) continue;
           denominator += weight, denominator_size += weight_size;
           for (idx_t d = 0; d < v.dim(); ++d) {
             sum[static_cast<std::size_t>(d)] += weight * v(b, kv_head, j, d);

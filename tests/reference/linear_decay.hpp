@@ -8,7 +8,6 @@ namespace reference {
 
 struct linear_decay_options : linear_options {
   double scale = 1;
-  tensor<double> key_mask;  // [B|1, 1, 1, Lk], 0: the key adds nothing
 };
 
 // Those not given are empty. H of sums: as many heads as queries have, where a decay or an initial state has as many,

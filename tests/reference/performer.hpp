@@ -85,15 +85,18 @@ tensor<N> performer(const tensor<N>& q, const tensor<N>& k, const tensor<N>& v, 
     known.b = b, known.h = h;
     known.centre.clear();
     const idx_t keys = true_length(options.lengths, options.key_lengths, b, k.length());
+    std::vector<idx_t> seen;
+    for (idx_t j = 0; j < keys; ++j)
+      if (!key_hidden(options.key_mask, b, j)) seen.push_back(j);
     for (idx_t d = 0; options.center_keys && d < k.dim(); ++d) {
       number mean = 0;
-      for (idx_t j = 0; j < keys; ++j) mean += k(b, h / group, j, d) / static_cast<number>(static_cast<double>(keys));
+      for (idx_t j : seen) mean += k(b, h / group, j, d) / static_cast<number>(static_cast<double>(seen.size()));
       known.centre.push_back(mean);  // after the last is there, all are: keys before it are not centred yet
     }
     number unused = 0;
-    for (idx_t j = 0; published && j < keys; ++j) {
+    for (idx_t j : published ? seen : std::vector<idx_t>()) {
       const number here = largest(key(b, h, j, unused));
-      if (j == 0 || here > known.top) known.top = here;
+      if (j == seen[0] || here > known.top) known.top = here;
     }
   };
   return kernel_attention(

@@ -10,19 +10,11 @@
 #include <limits>
 #include <optional>
 
-#include "support/tensor.hpp"
+#include "reference/key_mask.hpp"
 
 namespace reference {
 
-using testing::idx_t;
-using testing::tensor;
-
 inline constexpr double infinity = std::numeric_limits<double>::infinity();
-
-// Whether a mask of keys, [B|1, 1, 1, Lk] or empty, hides key j: where it is 0.
-inline bool key_hidden(const tensor<double>& mask, idx_t b, idx_t j) {
-  return !mask.empty() && mask(mask.batch() == 1 ? 0 : b, 0, 0, j) == 0;
-}
 
 // (score, batch, head, row of q, row of k) -> score
 template <class N>

@@ -83,8 +83,10 @@ tensor<double> run_aft(const problem<Options>& p, attn::execution& execution) {
   const tensor<S> q = cast<S>(p.q), k = cast<S>(p.k), v = cast<S>(p.v);
   tensor<S> out(q.batch(), q.heads(), q.length(), q.dim(), S(7)), w;
   if constexpr (!std::is_same_v<Options, reference::aft_simple_options>) w = cast<S>(p.options.w);
+  const key_mask_bytes seen(p.options.key_mask);
   const auto with_common = [&](auto options) {
     options.causal = p.options.causal, options.gate = p.options.gate, options.lengths = p.options.lengths;
+    options.key_mask = seen.view();
     return options;
   };
   if constexpr (std::is_same_v<Options, reference::aft_full_options>) {

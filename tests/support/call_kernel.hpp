@@ -113,6 +113,8 @@ reference::result run(const linear_problem& p, attn::execution& execution) {
   const tensor<real<S>> gate = cast<real<S>>(p.options.gate);
   tensor<S> out(q.batch(), q.heads(), q.length(), v.dim(), S(7));
   auto options = common_options<attn::linear_options<S>, S>(p.options);
+  const key_mask_bytes seen(p.options.key_mask);
+  options.key_mask = seen.view();
   options.normalise = p.options.normalise;
   options.decay = gate_view(gate);
   compiled_linear<S>::call(view(q), view(k), view(v), view(out), options, p.options.feature, execution);
@@ -141,6 +143,8 @@ reference::result run(const performer_problem& p, attn::execution& execution) {
   const tensor<S> w = cast<S>(p.options.features);
   tensor<S> out(q.batch(), q.heads(), q.length(), v.dim(), S(7));
   auto options = common_options<attn::performer_options<S>, S>(p.options);
+  const key_mask_bytes seen(p.options.key_mask);
+  options.key_mask = seen.view();
   options.kernel = static_cast<attn::performer_kernel>(p.options.kernel);
   if (p.options.scale) options.scale = static_cast<real<S>>(*p.options.scale);
   if (p.options.feature_eps) options.feature_eps = static_cast<real<S>>(*p.options.feature_eps);
@@ -156,6 +160,8 @@ reference::result run(const rfa_problem& p, attn::execution& execution) {
   const tensor<real<S>> gate = cast<real<S>>(p.options.gate);
   tensor<S> out(q.batch(), q.heads(), q.length(), v.dim(), S(7));
   auto options = common_options<attn::rfa_options<S>, S>(p.options);
+  const key_mask_bytes seen(p.options.key_mask);
+  options.key_mask = seen.view();
   options.norm_eps = static_cast<real<S>>(p.options.norm_eps);
   options.gate = gate_view(gate);
   compiled_rfa<S>::call(view(q), view(k), view(v), view(out), features_of(w), options, execution);

@@ -56,9 +56,11 @@ template <class S, class Problem>
 struct backward_memory {
   tensor<S> q, k, v, w, d_out, dq, dk, dv, dw;
   tensor<real<S>> gate, d_gate;
+  key_mask_bytes seen;
 
   backward_memory(const Problem& p, const tensor<double>& d, const asked& a)
-      : q(cast<S>(p.q)), k(cast<S>(p.k)), v(cast<S>(p.v)), d_out(cast<S>(d)), gate(cast<real<S>>(p.options.gate)) {
+      : q(cast<S>(p.q)), k(cast<S>(p.k)), v(cast<S>(p.v)), d_out(cast<S>(d)), gate(cast<real<S>>(p.options.gate)),
+        seen(p.options.key_mask) {
     if constexpr (has_features<Problem>) w = cast<S>(p.options.features);
     dq = q, dk = k, dv = v, dw = w, d_gate = gate;
     for (tensor<S>* x : {&dq, &dk, &dv, &dw}) std::fill(x->data.begin(), x->data.end(), static_cast<S>(a.before));
@@ -102,6 +104,7 @@ template <class S>
 void call_backward(const linear_problem& p, backward_memory<S, linear_problem>& m, const asked& a,
                    attn::execution& execution) {
   auto options = common_options<attn::linear_options<S>, S>(p.options);
+  options.key_mask = m.seen.view();
   options.normalise = p.options.normalise;
   options.decay = gate_view(m.gate);
   compiled_linear<S>::backward(read(m.q), read(m.k), read(m.v), read(m.d_out),
@@ -112,6 +115,7 @@ template <class S>
 void call_backward(const performer_problem& p, backward_memory<S, performer_problem>& m, const asked& a,
                    attn::execution& execution) {
   auto options = common_options<attn::performer_options<S>, S>(p.options);
+  options.key_mask = m.seen.view();
   options.kernel = static_cast<attn::performer_kernel>(p.options.kernel);
   if (p.options.scale) options.scale = static_cast<real<S>>(*p.options.scale);
   if (p.options.feature_eps) options.feature_eps = static_cast<real<S>>(*p.options.feature_eps);
@@ -123,6 +127,7 @@ template <class S>
 void call_backward(const rfa_problem& p, backward_memory<S, rfa_problem>& m, const asked& a,
                    attn::execution& execution) {
   auto options = common_options<attn::rfa_options<S>, S>(p.options);
+  options.key_mask = m.seen.view();
   options.norm_eps = static_cast<real<S>>(p.options.norm_eps);
   options.gate = gate_view(m.gate);
   compiled_rfa<S>::backward(read(m.q), read(m.k), read(m.v), features_of(std::as_const(m.w)), read(m.d_out),
@@ -167,6 +172,7 @@ Problem one_head(const Problem& p, idx_t b, idx_t kv_head) {
     return y;
   };
   one.q = part(p.q, group, true), one.k = part(p.k, 1, true), one.v = part(p.v, 1, true);
+  if (p.options.key_mask.batch() > 1) one.options.key_mask = head(p.options.key_mask, b, 0);
   if (!p.options.gate.empty()) one.options.gate = part(p.options.gate, p.options.gate.heads() / p.k.heads(), true);
   if constexpr (has_features<Problem>)
     if (p.options.features.heads() > 1)

@@ -36,6 +36,7 @@ struct aft_conv_options {
   list_view<idx_t> lengths{};        ///< true lengths, one per batch item: of an image, its first tokens; the rest is 0
   std::optional<token_grid> grid{};  ///< the tokens are those of an image; otherwise they form one line
   bool gate = true;                  ///< multiply by sigmoid(q); without, q is not read
+  key_mask_view key_mask{};          ///< [B or 1, L] of bool or bytes; false for a key that no row sees
 };
 
 namespace detail {

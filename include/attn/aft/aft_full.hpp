@@ -28,6 +28,7 @@ struct aft_full_options {
   bool causal = false;         ///< row t sees the keys up to t
   list_view<idx_t> lengths{};  ///< true lengths, one per batch item; rows of padding are 0 in out
   bool gate = true;            ///< multiply by sigmoid(q); without, q is not read
+  key_mask_view key_mask{};    ///< [B or 1, L] of bool or bytes; false for a key that no row sees
 };
 
 namespace detail {

@@ -29,6 +29,7 @@ struct aft_local_options {
   idx_t window = 128;          ///< s: positions nearer than this have a bias, >= 1; may be longer than the sequence
   bool band = false;           ///< w is a band [L, 2 s - 1] instead of [L, L]
   bool gate = true;            ///< multiply by sigmoid(q); without, q is not read
+  key_mask_view key_mask{};    ///< [B or 1, L] of bool or bytes; false for a key that no row sees
 };
 
 namespace detail {

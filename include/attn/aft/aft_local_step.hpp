@@ -35,6 +35,7 @@ struct aft_local_step_options {
   list_view<idx_t> lengths{};  ///< item b takes the first lengths[b] tokens, the rest is padding; all unless given
   bool band = false;  ///< w is a band [L, 2 window - 1] instead of [L, L]
   bool gate = true;   ///< multiply by sigmoid(q); without, q is not read
+  key_mask_view key_mask{};  ///< [B or 1, n]
 };
 
 /// Feeds n tokens k, v [B, H, n, D] and writes the rows of their queries q [B, H, n, D]: the next n rows of one causal
@@ -46,9 +47,10 @@ template <element S, viewable Q, viewable K, viewable V, viewable O, viewable W,
 void aft_local_step(aft_local_state<S>& state, const Q& q, const K& k, const V& v, O&& out, const W& w,
                     Options&& options = {}, execution_ref exec = {}) {
   auto& inside = detail::step_access::of(state);
-  const auto call = detail::checked_aft_step<aft_local_step_options, S>("aft_local_step", inside.extents(), false, q, k,
-                                                                        v, out, w, options, exec);
+  auto call = detail::checked_aft_step<aft_local_step_options, S>("aft_local_step", inside.extents(), false, q, k, v,
+                                                                  out, w, options, exec);
   const auto& x = call.x;
+  detail::check_key_mask(call.views, x, x.length);
   const detail::validator& check = call.views;
   detail::check_biases(check, x);
   const idx_t window = state.window(), tokens = inside.tokens_after(x.length, x.lengths);

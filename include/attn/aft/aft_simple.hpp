@@ -25,6 +25,7 @@ struct aft_simple_options {
   bool causal = false;         ///< row t sees the keys up to t
   list_view<idx_t> lengths{};  ///< true lengths, one per batch item; rows of padding are 0 in out
   bool gate = true;            ///< multiply by sigmoid(q); without, q is not read
+  key_mask_view key_mask{};    ///< [B or 1, L] of bool or bytes; false for a key that no row sees
 };
 
 namespace detail {
@@ -78,12 +79,14 @@ using simple_rows_function = void (*)(const aft_head&, bool gate, idx_t begin, i
 
 template <class T, class S, bool Causal>
 void simple_rows(const aft_head& head, bool gate, idx_t begin, idx_t end, idx_t parts, key_sums<T>* sums) {
-  for_columns(parts, [&](auto count, idx_t p) {
-    if constexpr (Causal)
-      simple_rows_causal<T, S, count.value>(head, gate, begin, end, p * width<T>, sums + p);
-    else
-      simple_rows_shared<T, S, count.value>(head, gate, begin, end, p * width<T>, sums + p);
-  });
+  const auto rows = [&](idx_t first, idx_t last, bool hidden) {  // a hidden key leaves the means as they are
+    for_columns(parts, [&](auto count, idx_t p) {
+      if constexpr (Causal)
+        if (!hidden) return simple_rows_causal<T, S, count.value>(head, gate, first, last, p * width<T>, sums + p);
+      simple_rows_shared<T, S, count.value>(head, gate, first, last, p * width<T>, sums + p);
+    });
+  };
+  Causal ? head.runs(begin, end, rows) : rows(begin, end, true);
 }
 
 template <class T>

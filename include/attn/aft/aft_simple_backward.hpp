@@ -126,13 +126,16 @@ void simple_backward_causal(const simple_backward_rows<T>& rows, idx_t c, const 
                             const key_sums<T>* after, key_sums<T>* total, causal_row<T>* scratch) {
   const gradient_writer<T, S> dq{typed<S>(rows.to.q), c, rows.accumulate}, dk{typed<S>(rows.to.k), c, rows.accumulate},
       dv{typed<S>(rows.to.v), c, rows.accumulate};
+  const packet<T> none = broadcast<T>(-std::numeric_limits<T>::infinity());
+  const auto hides = rows.head.hidden();
   if (rows.begin == rows.end) return;
   read_backward<T, S, C>(rows.head, rows.to.d_out, c, [&](const auto& x) {
     key_sums<T> s[C];
     unroll<C>([&](auto n) { s[n] = before[n]; });
-    for (idx_t t = rows.begin; t < rows.end; ++t)
+    for (idx_t t = rows.begin; t < rows.end; ++t) {
+      const bool hidden = hides(t);
       unroll<C>([&](auto n) {
-        const packet<T> key = x.k(t, n);
+        const packet<T> key = hidden ? none : x.k(t, n);
         s[n].raise(lower_large<T>(nearest_power<T>(key)));
         const packet<T> exponent = key_sums<T>::finite(s[n].exponent);
         const packet<T> weight = weight_beside(key, sub(zero<T>(), exponent));
@@ -146,6 +149,7 @@ void simple_backward_causal(const simple_backward_rows<T>& rows, idx_t c, const 
         if (dq && total) dq(t, n, rows.gate ? mul(mul(d, mean), factors.slope) : zero<T>());
         scratch[(t - rows.begin) * C + n] = {g, mul(g, mean), weight, exponent};
       });
+    }
     // From the last row to the first, exponents decrease: every sum is scaled down to the larger exponent it came from.
     key_sums<T> later[C], own[C];
     unroll<C>([&](auto n) {
@@ -183,8 +187,17 @@ inline constexpr simple_backward_functions<T> simple_backward_of = {
       for_columns(parts, [&](auto C, idx_t p) { add_gated<T, S, C.value>(rows, p * width<T>, total + p); });
     },
     [](const simple_backward_rows<T>& rows, idx_t parts, const key_sums<T>* sums, const packet<T>* gated) {
-      for_columns(parts, [&](auto C, idx_t p) {
-        simple_backward_shared<T, S, C.value>(rows, p * width<T>, sums + p, gated + p);
+      rows.head.runs(rows.begin, rows.end, [&](idx_t first, idx_t last, bool hidden) {
+        simple_backward_rows<T> run = rows;
+        run.begin = first, run.end = last;
+        if (hidden) {  // its keys have no gradients
+          run.to.q = {};
+          clear_padding<S>(run.to, first, last, rows.accumulate);
+          run.to = {rows.to.d_out, rows.to.q, {}, {}};
+        }
+        for_columns(parts, [&](auto C, idx_t p) {
+          simple_backward_shared<T, S, C.value>(run, p * width<T>, sums + p, gated + p);
+        });
       });
     },
     [](const simple_backward_rows<T>& rows, idx_t parts, const key_sums<T>* before, const key_sums<T>* after,

@@ -33,9 +33,8 @@ class aft_simple_state : public detail::item_sequences<detail::aft_items<S>> {
 
   /// Feeds tokens without attending: k, v [B, H, n, D].
   template <viewable K, viewable V>
-  void append(const K& k, const V& v, const append_options& options = {}) {
-    const auto x = detail::tokens_of<S>(detail::validator(base::name_), base::extents(), false, as_view(k), as_view(v),
-                                        options.lengths);
+  void append(const K& k, const V& v, const aft_append_options& options = {}) {
+    const auto x = detail::tokens_of<S>(base::name_, base::extents(), false, as_view(k), as_view(v), options);
     for (idx_t n = 0; n < x.batch * x.heads; ++n) {
       const auto head = x.head(n);
       detail::add_rows<compute_type<S>, S>(head, 0, head.length, x.parts(), base::sums(n));
@@ -51,9 +50,10 @@ template <element S, viewable Q, viewable K, viewable V, viewable O, class Optio
 void aft_simple_step(aft_simple_state<S>& state, const Q& q, const K& k, const V& v, O&& out, Options&& options = {},
                      execution_ref exec = {}) {
   auto& inside = detail::step_access::of(state);
-  const auto call = detail::checked_aft_step<aft_step_options, S>("aft_simple_step", inside.extents(), false, q, k, v,
+  auto call = detail::checked_aft_step<aft_step_options, S>("aft_simple_step", inside.extents(), false, q, k, v,
                                                                   out, tensor_view<const S>(), options, exec);
   const auto& x = call.x;
+  detail::check_key_mask(call.views, x, x.length);
   const auto limit = call.exec.limit_threads(x.work(20 * static_cast<double>(x.length)));
   call.exec.for_each(x.batch * x.heads, [&](idx_t n, int) {
     const auto head = x.head(n);

@@ -50,6 +50,8 @@ struct performer_options {
   /// cases.
   std::optional<real> feature_eps{};
   bool center_keys = false;  // subtract the mean key from all: same softmax, features of less spread; not causal
+  /// [B or 1, Lk] of bool or bytes; false for a key that adds nothing to sums, maxima and the mean key, whatever it is.
+  key_mask_view key_mask{};
 };
 
 namespace detail {

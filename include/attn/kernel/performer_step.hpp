@@ -27,6 +27,7 @@ struct performer_step_options {
   list_view<idx_t> lengths{};
   real eps = real(0);
   std::optional<real> feature_eps{};  // relu only
+  key_mask_view key_mask{};           // [B or 1, n]
 };
 
 namespace detail {
@@ -40,7 +41,8 @@ void run_performer_step(const char* name, kernel_state<compute_type<S>>& state, 
                     .lengths = options.lengths,
                     .kernel = static_cast<performer_kernel>(step_access::of(state).kind().variant),
                     .eps = options.eps,
-                    .feature_eps = options.feature_eps},
+                    .feature_eps = options.feature_eps,
+                    .key_mask = options.key_mask},
                    exec, step_of(state));
 }
 

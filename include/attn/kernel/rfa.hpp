@@ -39,6 +39,8 @@ struct rfa_options {
   real eps = real(0);  // added to the denominator
   real norm_eps = real(0);  // added to the norm of a token before dividing by it; the original uses 0.001
   view_field<const real, 3> gate{};   // per token, from 0 to 1: [B, H or Hkv, Lk]; causal only
+  /// [B or 1, Lk] of bool or bytes; false for a key that adds nothing to the sums, whatever it is. Its gate applies.
+  key_mask_view key_mask{};
 };
 
 namespace detail {

@@ -22,6 +22,7 @@ struct rfa_step_options {
   list_view<idx_t> lengths{};
   real eps = real(0), norm_eps = real(0);
   view_field<const real, 3> gate{};   // [B, H or Hkv, n]
+  key_mask_view key_mask{};           // [B or 1, n]
 };
 
 namespace detail {
@@ -31,7 +32,7 @@ void run_rfa_step(const char* name, kernel_state<compute_type<S>>& state, const 
                   const rfa_step_options<S>& options, execution& exec) {
   run_rfa<S>(name, x,
              {.causal = true, .lengths = options.lengths, .eps = options.eps, .norm_eps = options.norm_eps,
-              .gate = options.gate},
+              .gate = options.gate, .key_mask = options.key_mask},
              exec, step_of(state));
 }
 

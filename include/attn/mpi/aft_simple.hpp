@@ -7,7 +7,8 @@
 //
 // Bits     Those of aft_simple in one process, on any number of processes, where every range begins at a multiple of
 //          256 tokens and there are up to 16384 in all; elsewhere the same to rounding.
-// Options  as of aft_simple. Lengths are those of the whole sequence, the same list on every process.
+// Options  as of aft_simple, without key_mask, which throws. Lengths are those of the whole sequence, the same list on
+//          every process.
 // Shapes   as for aft_simple, with the tokens of this process. All else is the same on every process.
 // Cost     The operations of aft_simple, shared.
 // Sent     A state, which is 3 B H D numbers of the compute type, D rounded up to vectors, to the next process; if not

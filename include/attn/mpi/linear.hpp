@@ -7,8 +7,8 @@
 //
 // Bits     Those of linear in one process, on any number of processes, where every range of keys begins at a multiple
 //          of 1024 tokens and there are up to 16384 in all; elsewhere the same to rounding.
-// Options  as of linear, without log_decay, bonus, states and a scale other than 1, which throw. Lengths are those of
-//          the whole sequence, the same list on every process; decay is of this process's tokens.
+// Options  as of linear, without log_decay, bonus, key_mask, states and a scale other than 1, which throw. Lengths are
+//          those of the whole sequence, the same list on every process; decay is of this process's tokens.
 // Shapes   as for linear, with the tokens of this process. All else is the same on every process.
 // Cost     The operations of linear, shared; causal, P - 1 of the B Hkv heads are summed up twice.
 // Sent     A state, which is B Hkv (D + 1) Dv numbers of the compute type, D and Dv rounded up to vectors (H for Hkv

@@ -9,7 +9,8 @@
 //
 // Bits     Those of performer in one process, on any number of processes, where every range of keys begins at a
 //          multiple of 1024 tokens and there are up to 16384 in all; elsewhere the same to rounding.
-// Options  as of performer. Lengths are those of the whole sequence, the same list on every process.
+// Options  as of performer, without key_mask, which throws. Lengths are those of the whole sequence, the same list on
+//          every process.
 // Shapes   as for performer, with the tokens of this process. All else is the same on every process.
 // Cost     The operations of performer, shared; causal, P - 1 of the B Hkv heads are summed up twice.
 // Sent     A state, which is B Hkv m (Dv + 2) numbers of the compute type (of relu Dv + 1), m and Dv rounded up to

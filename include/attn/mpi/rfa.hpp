@@ -8,8 +8,8 @@
 //
 // Bits     Those of rfa in one process, on any number of processes, where every range of keys begins at a multiple of
 //          1024 tokens and there are up to 16384 in all; elsewhere the same to rounding.
-// Options  as of rfa. Lengths are those of the whole sequence, the same list on every process; the gate is of this
-//          process's tokens.
+// Options  as of rfa, without key_mask, which throws. Lengths are those of the whole sequence, the same list on every
+//          process; the gate is of this process's tokens.
 // Shapes   as for rfa, with the tokens of this process. All else is the same on every process.
 // Cost     The operations of rfa, shared; causal, P - 1 of the B Hkv heads are summed up twice.
 // Sent     A state, which is B Hkv 2 m (Dv + 1) numbers of the compute type, 2 m and Dv rounded up to vectors (H for

@@ -2,6 +2,7 @@
 // What the entries of the attention-free family share: biases that are a function of head and positions, so that a
 // head alone or a shorter sequence gets those it has in a larger one.
 #include "laws/law.hpp"
+#include "laws/operators/mask.hpp"
 #include "laws/stored.hpp"
 #include "support/call_aft.hpp"
 
@@ -23,6 +24,16 @@ tensor<T> aft_biases(const law_shape& s, bool zero = false) {
       for (idx_t j = 0; j < s.keys; ++j) w(0, h, i, j) = aft_bias_value<T>(s.first_head + h, i, j);
   return w;
 }
+
+// A mask of keys, for the reference and as bytes; none unless `masked`.
+struct aft_mask {
+  tensor<double> of_reference;
+  key_mask_bytes seen;
+
+  aft_mask(bool masked, const law_shape& s)
+      : of_reference(masked ? key_mask_for_reference(law_key_mask(s), s) : tensor<double>{}), seen(of_reference) {}
+};
+using shared_aft_mask = std::shared_ptr<aft_mask>;
 
 // What all operators of the family are.
 template <class T>

@@ -9,6 +9,7 @@ struct aft_conv_entry {
   bool image = false, causal = false, gate = true;
   idx_t most_columns = 1;  // of an image; of one column: a shorter sequence is a smaller one
   bool one_key = false;    // for all channels of a head
+  bool masked = false;
 };
 
 // As many as divide the length.
@@ -59,9 +60,10 @@ std::shared_ptr<tensor<T>> kernels(const aft_conv_entry& entry, const law_shape&
 
 // call: of a forward or a backward pass.
 template <class T>
-attn::aft_conv_options<T> options_of(const aft_conv_entry& entry, const auto& call) {
+attn::aft_conv_options<T> options_of(const aft_conv_entry& entry, const shared_aft_mask& mask, const auto& call) {
   attn::aft_conv_options<T> options;
-  options.causal = entry.causal, options.gate = entry.gate, call.set_lengths(options);
+  options.causal = entry.causal, options.gate = entry.gate, options.key_mask = mask->seen.view();
+  call.set_lengths(options);
   const idx_t length = call.q.extent(2), across = columns(entry, length);
   if (entry.image) options.grid = attn::token_grid{length / across, across};
   return options;
@@ -69,10 +71,11 @@ attn::aft_conv_options<T> options_of(const aft_conv_entry& entry, const auto& ca
 
 template <class T>
 bound<T> bind_aft_conv(const aft_conv_entry& entry, const law_shape& s, bool zero = false) {
-  return [entry, w = kernels<T>(entry, s, zero)](const law_call<T>& call) {
+  return [entry, w = kernels<T>(entry, s, zero),
+          mask = std::make_shared<aft_mask>(entry.masked, s)](const law_call<T>& call) {
     const in_view<T> k = entry.one_key ? one_key(call.k, 1) : call.k;
     compiled_aft_conv<T>::call(call.q, k, call.v, call.out, kernel_view(std::as_const(*w), entry.image),
-                               options_of<T>(entry, call), *call.execution);
+                               options_of<T>(entry, mask, call), *call.execution);
   };
 }
 
@@ -80,7 +83,7 @@ template <class T>
 backward_binder<T> aft_conv_backward(const aft_conv_entry& entry) {
   return [entry](const law_shape& s) {
     const auto w = kernels<T>(entry, s), dw = std::make_shared<tensor<T>>(*w);
-    return [=](const law_backward_call<T>& call) {
+    return [=, mask = std::make_shared<aft_mask>(entry.masked, s)](const law_backward_call<T>& call) {
       in_view<T> k = call.k;
       out_view<T> dk = call.dk;
       if (entry.one_key) {  // the other channels have no part in anything
@@ -94,7 +97,7 @@ backward_binder<T> aft_conv_backward(const aft_conv_entry& entry) {
       compiled_aft_conv<T>::backward(
           call.q, k, call.v, of_w, call.d_out,
           {.q = call.dq, .k = dk, .v = call.dv, .w = {dw->data.data(), of_w.extents(), of_w.strides()}},
-          options_of<T>(entry, call), *call.execution);
+          options_of<T>(entry, mask, call), *call.execution);
       call.give(dw->data);
     };
   };
@@ -108,13 +111,15 @@ void add_aft_conv(std::vector<law_operator<T>>& all) {
                                       {"aft_conv causal, ungated", 1, 9, false, true, false},
                                       {"aft_conv of an image of one column", 5, 3, true, false, true},
                                       {"aft_conv of an image", 5, 7, true, false, true, 16},
-                                      {"aft_conv, one key a head", 1, 15, false, false, true, 1, true}}) {
+                                      {"aft_conv, one key a head", 1, 15, false, false, true, 1, true},
+                                      {"aft_conv causal with a key_mask", 1, 9, false, true, true, 1, false, true}}) {
     auto op = aft_operator<T>(entry.name, entry.causal, entry.gate);
     op.padding = entry.most_columns == 1;
     op.bind = [=](const law_shape& s) { return bind_aft_conv<T>(entry, s); };
     op.backward = aft_conv_backward<T>(entry);
     op.reference = [=](const law_shape& s) {
-      reference::aft_conv_options o{{entry.causal, entry.gate, {}}, cast<double>(*kernels<T>(entry, s))};
+      reference::aft_conv_options o{{entry.causal, entry.gate, {}, aft_mask(entry.masked, s).of_reference},
+                                    cast<double>(*kernels<T>(entry, s))};
       if (entry.image) o.columns = columns(entry, s.keys);
       return [=](const law_reference_call& call) {
         reference::aft_conv_options given = o;
@@ -124,10 +129,11 @@ void add_aft_conv(std::vector<law_operator<T>>& all) {
         return reference::result{reference::aft_conv(call.q, k, call.v, given), {}};
       };
     };
-    op.sees = [=](const law_shape& s, idx_t, idx_t h, idx_t i, idx_t j) {
+    op.sees = [=](const law_shape& s, idx_t b, idx_t h, idx_t i, idx_t j) {
+      if (entry.masked && !key_mask_sees(s.first_batch + b, j)) return false;
       return (!entry.causal || j <= i) && !std::isinf(bias_of<T>(entry, s.keys, s.first_head + h, i, j));
     };
-    if (entry.gate)
+    if (entry.gate && !entry.masked)
       op.limits = {{"as full", op.bind, [=](const law_shape& s) -> bound<T> {
                       const bound<T> full = bind_aft_full<T>(s, entry.causal, [=](idx_t h, idx_t i, idx_t j) {
                         return bias_of<T>(entry, s.keys, h, i, j);
@@ -138,7 +144,7 @@ void add_aft_conv(std::vector<law_operator<T>>& all) {
                         full(call);
                       };
                     }}};
-    if (entry.gate && !entry.one_key)
+    if (entry.gate && !entry.masked && !entry.one_key)
       op.limits.push_back({"no biases", [=](const law_shape& s) { return bind_aft_conv<T>(entry, s, true); },
                            [=](const law_shape&) { return bind_aft_simple<T>(entry.causal, true); }});
     if (entry.causal)
@@ -146,9 +152,13 @@ void add_aft_conv(std::vector<law_operator<T>>& all) {
         auto state = std::make_shared<attn::aft_conv_state<T>>(
             attn::state_extents{.batch = s.batch, .heads = s.heads, .dim = s.dim},
             attn::aft_conv_state_options{.width = entry.width});
-        return [=, w = kernels<T>(entry, s)](const law_call<T>& call) {
+        return [=, w = kernels<T>(entry, s), tokens = std::make_shared<idx_t>(0),
+                mask = std::make_shared<aft_mask>(entry.masked, s)](const law_call<T>& call) {
           compiled_aft_conv<T>::step(*state, call.q, call.k, call.v, call.out, kernel_view(std::as_const(*w), false),
-                                     {.lengths = call.lengths, .gate = entry.gate}, *call.execution);
+                                     {.lengths = call.lengths, .gate = entry.gate,
+                                      .key_mask = mask->seen.view(*tokens, call.k.extent(2))},
+                                     *call.execution);
+          *tokens += call.k.extent(2);
         };
       };
     if (!entry.gate)

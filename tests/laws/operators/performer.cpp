@@ -1,4 +1,5 @@
 #include "laws/law.hpp"
+#include "laws/operators/mask.hpp"
 #include "laws/stored.hpp"
 #include "support/call_kernel.hpp"
 
@@ -10,6 +11,7 @@ struct performer_entry {
   attn::performer_kernel kernel = attn::performer_kernel::positive;
   bool causal = false, own_features = false, centred = false;  // own: a matrix for every query head
   double feature_eps = 0;
+  bool mask = false;
 
   // Sines and cosines cancel where |q|^2 and |k|^2 are large; here they are 1 / 2.
   template <class T>
@@ -25,12 +27,16 @@ struct parameters {
   attn::tensor<T, 3> features;
   bool all_heads;
   std::vector<T> d_features;
+  tensor<double> mask;
+  key_mask_bytes seen;
 
   parameters(const performer_entry& e, const law_shape& s)
       : entry(e),
         features(e.own_features ? drawn(s.dim, s.first_head + s.heads) : drawn(s.dim, 1)),
         all_heads(e.own_features),
-        d_features(static_cast<std::size_t>((all_heads ? s.heads : 1) * 24 * s.dim)) {}
+        d_features(static_cast<std::size_t>((all_heads ? s.heads : 1) * 24 * s.dim)),
+        mask(e.mask ? key_mask_for_reference(law_key_mask(s), s) : tensor<double>{}),
+        seen(mask) {}
   static attn::tensor<T, 3> drawn(idx_t dim, idx_t heads) {
     return attn::draw_features<T>(24, dim, {.seed = 11, .heads = heads});
   }
@@ -46,6 +52,7 @@ struct parameters {
     o.scale = entry.template scale<T>(call.q.extent(3));
     if (entry.feature_eps > 0) o.eps = static_cast<T>(entry.feature_eps), o.feature_eps = o.eps;
     call.set_lengths(o);
+    o.key_mask = seen.view();
     return o;
   }
   reference::performer_options reference_options(const law_reference_call& call) const {
@@ -55,6 +62,7 @@ struct parameters {
     if (const auto s = entry.template scale<T>(call.q.dim())) o.scale = static_cast<double>(*s);
     if (entry.feature_eps > 0) o.eps = static_cast<double>(static_cast<T>(entry.feature_eps)), o.feature_eps = o.eps;
     o.features = call.parameter(features_in_double(view(call.q.heads())));
+    o.key_mask = mask;
     call.set_lengths(o);
     return o;
   }
@@ -99,6 +107,7 @@ law_operator<T> operator_of(const performer_entry& entry) {
       struct fed {
         parameters<T> p;
         attn::performer_state<T> state;
+        idx_t tokens = 0;
       };
       auto shared = std::make_shared<fed>(
           fed{parameters<T>(entry, shape),
@@ -111,12 +120,14 @@ law_operator<T> operator_of(const performer_entry& entry) {
         attn::performer_step_options<T> options;
         call.set_lengths(options);
         options.scale = shared->p.entry.template scale<T>(call.q.extent(3));
+        options.key_mask = shared->p.seen.view(shared->tokens, call.k.extent(2));
+        shared->tokens += call.k.extent(2);
         compiled_performer<T>::step(shared->state, call.q, call.k, call.v, call.out, shared->p.view(call.q.extent(1)),
                                     options, *call.execution);
       };
     };
-  op.sees = [entry](const law_shape& s, idx_t, idx_t, idx_t i, idx_t j) {
-    return !entry.causal || j <= i + s.keys - s.queries;
+  op.sees = [entry](const law_shape& s, idx_t b, idx_t, idx_t i, idx_t j) {
+    return (!entry.causal || j <= i + s.keys - s.queries) && !(entry.mask && !key_mask_sees(s.first_batch + b, j));
   };
   return op;
 }
@@ -139,6 +150,8 @@ void add_performer(std::vector<law_operator<T>>& all) {
         {.name = "performer relu", .kernel = performer_kernel::relu},
         {.name = "performer relu, causal", .kernel = performer_kernel::relu, .causal = true},
         {.name = "performer with centred keys", .centred = true},
+        {.name = "performer causal with a key_mask", .causal = true, .mask = true},
+        {.name = "performer with centred keys, a key_mask", .centred = true, .mask = true},
         {.name = "performer with feature_eps, eps", .feature_eps = 1e-3}})
     all.push_back(operator_of<T>(entry));
   all.back().without = {{"lse", "there is no softmax"},

@@ -1,4 +1,5 @@
 #include "laws/law.hpp"
+#include "laws/operators/mask.hpp"
 #include "laws/stored.hpp"
 #include "support/call_kernel.hpp"
 
@@ -8,6 +9,7 @@ namespace {
 struct rfa_entry {
   std::string name;
   bool causal = false, gated = false, eps = false;  // eps: of denominators and of norms
+  bool mask = false;
 };
 
 template <class T>
@@ -16,11 +18,15 @@ struct parameters {
   attn::tensor<T, 3> features;
   std::vector<T> d_features;
   tensor<T> gate, d_gate;
+  tensor<double> mask;
+  key_mask_bytes seen;
 
   parameters(const rfa_entry& e, const law_shape& s)
       : entry(e),
         features(attn::draw_features<T>(64, s.dim, {.seed = 11})),
-        d_features(static_cast<std::size_t>(64 * s.dim)) {
+        d_features(static_cast<std::size_t>(64 * s.dim)),
+        mask(e.mask ? key_mask_for_reference(law_key_mask(s), s) : tensor<double>{}),
+        seen(mask) {
     if (e.gated) gate = d_gate = slow_gates<T>(s.batch, s.heads, s.keys, s.first_batch, s.first_head);
   }
   attn::rfa_options<T> options(const auto& call) const {
@@ -29,6 +35,7 @@ struct parameters {
     call.set_lengths(o);
     if (entry.eps) o.eps = T(0.01), o.norm_eps = T(0.001);
     o.gate = gate_view(gate);
+    o.key_mask = seen.view();
     return o;
   }
 };
@@ -65,7 +72,7 @@ law_operator<T> operator_of(const rfa_entry& entry) {
       reference::rfa_options o;
       o.causal = p->entry.causal;
       o.features = call.parameter(features_in_double<T>(p->features.view()));
-      o.gate = call.parameter(p->gate);
+      o.gate = call.parameter(p->gate), o.key_mask = p->mask;
       if (p->entry.eps) o.eps = static_cast<double>(T(0.01)), o.norm_eps = static_cast<double>(T(0.001));
       o.terms = call.terms;
       call.set_lengths(o);
@@ -88,14 +95,15 @@ law_operator<T> operator_of(const rfa_entry& entry) {
       return [shared](const law_call<T>& call) {
         attn::rfa_step_options<T> options;
         call.set_lengths(options);
+        options.key_mask = shared->p.seen.view(shared->tokens, call.k.extent(2));
         if (shared->p.entry.gated) options.gate = gate_view(shared->p.gate).slice(2, shared->tokens, call.k.extent(2));
         compiled_rfa<T>::step(shared->state, call.q, call.k, call.v, call.out, shared->p.features.view(), options,
                               *call.execution);
         shared->tokens += call.k.extent(2);
       };
     };
-  op.sees = [entry](const law_shape& s, idx_t, idx_t, idx_t i, idx_t j) {
-    return !entry.causal || j <= i + s.keys - s.queries;
+  op.sees = [entry](const law_shape& s, idx_t b, idx_t, idx_t i, idx_t j) {
+    return (!entry.causal || j <= i + s.keys - s.queries) && !(entry.mask && !key_mask_sees(s.first_batch + b, j));
   };
   return op;
 }
@@ -127,6 +135,7 @@ template <class T>
 void add_rfa(std::vector<law_operator<T>>& all) {
   for (const rfa_entry& entry : {rfa_entry{"rfa"},
                                  {"rfa causal", true},
+                                 {"rfa causal with gate, a key_mask", true, true, false, true},
                                  {"rfa causal with gate", true, true},
                                  {"rfa with eps", false, false, true}})
     all.push_back(operator_of<T>(entry));

@@ -1,5 +1,7 @@
 // attn: elements in memory as the kernels of the attention-free family see them. Kernels are compiled once for each
 // compute type T; functions that depend on the element type S are in a table, and each handles many elements.
+//
+// A hidden key (key_mask) is a key of -infinity with a value of 0, or is left out.
 #pragma once
 
 #include <attn/aft/detail/key_sums.hpp>
@@ -14,6 +16,23 @@ struct aft_head {
   matrix_view<const void> w{};
   idx_t length = 0;
   idx_t number = 0, bias_head = 0;  // batch item * heads + head; the head of w that is its own
+  const unsigned char* key_mask = nullptr;  // where given, entries `mask_stride` apart
+  idx_t mask_stride = 0;
+
+  /// Whether the key of a row is hidden, as a function that loads nothing from memory where there is no mask.
+  auto hidden() const {
+    return [mask = key_mask, stride = mask_stride](idx_t row) { return mask && !mask[row * stride]; };
+  }
+  /// f(first, last, whether they are hidden) for all runs of hidden and of seen keys in [begin, end).
+  template <class F>
+  void runs(idx_t begin, idx_t end, F&& f) const {
+    const auto hides = hidden();
+    if (!key_mask) return f(begin, end, false);
+    for (idx_t first = begin, last = begin; first < end; first = last) {
+      while (++last < end && hides(last) == hides(first)) {}
+      f(first, last, hides(first));
+    }
+  }
 };
 
 /// Packets of channels from some channel on, of any row: plain loads where the channels are contiguous, else gathered,
@@ -38,6 +57,17 @@ ATTN_INLINE void read_channels(const aft_head& head, idx_t c, F&& f) {
     f(channel_reader<T, S, true>{k, c}, channel_reader<T, S, true>{v, c});
   else
     f(channel_reader<T, S, false>{k, c}, channel_reader<T, S, false>{v, c});
+}
+
+/// f(key, value) for one packet of channels from c on; both are functions of the row.
+template <class T, class S, class F>
+ATTN_INLINE void read_seen_channels(const aft_head& head, idx_t c, F&& f) {
+  read_channels<T, S, 1>(head, c, [&](const auto& key, const auto& value) {
+    const packet<T> none = broadcast<T>(-std::numeric_limits<T>::infinity());
+    const auto hides = head.hidden();
+    f([&](idx_t row) { return hides(row) ? none : key(row); },
+      [&](idx_t row) { return hides(row) ? zero<T>() : value(row); });
+  });
 }
 
 /// Writes packets of channels of the output: num / den, times sigmoid(q) if gated; 0 where den is 0, which is where no
@@ -110,7 +140,7 @@ struct aft_elements {
 
 template <class T, class S>
 void split_channels(const aft_head& head, idx_t c, idx_t begin, idx_t count, key_sums<T>* to) {
-  read_channels<T, S, 1>(head, c, [&](const auto& key, const auto& x) {
+  read_seen_channels<T, S>(head, c, [&](const auto& key, const auto& x) {
     for (idx_t j = 0; j < count; ++j) {
       const auto e = split_exp<T>(key(begin + j));
       to[j] = {if_less(zero<T>(), e.factor, mul(e.factor, x(begin + j)), e.factor), e.factor, e.exponent};
@@ -121,7 +151,7 @@ void split_channels(const aft_head& head, idx_t c, idx_t begin, idx_t count, key
 template <class T, class S>
 packed_channels<T> pack_channels(const aft_head& head, idx_t c, idx_t begin, idx_t count, T* panel) {
   packed_channels<T> all;
-  read_channels<T, S, 1>(head, c, [&](const auto& key, const auto& x) {
+  read_seen_channels<T, S>(head, c, [&](const auto& key, const auto& x) {
     const packet<T> none = all.exponent, infinity = all.smallest;
     packet<T> highest = none, size = infinity, trace = zero<T>();
     for (idx_t j = begin; j < begin + count; ++j) {
@@ -202,8 +232,10 @@ using add_rows_function = void (*)(const aft_head& head, idx_t begin, idx_t end,
 
 template <class T, class S>
 void add_rows(const aft_head& head, idx_t begin, idx_t end, idx_t parts, key_sums<T>* sums) {
-  for_columns(parts, [&](auto count, idx_t p) {
-    add_plain_keys<T, S, count.value>(head, p * width<T>, begin, end, sums + p);
+  head.runs(begin, end, [&](idx_t first, idx_t last, bool hidden) {
+    for_columns(hidden ? 0 : parts, [&](auto count, idx_t p) {
+      add_plain_keys<T, S, count.value>(head, p * width<T>, first, last, sums + p);
+    });
   });
 }
 

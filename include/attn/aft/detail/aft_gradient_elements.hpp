@@ -43,7 +43,7 @@ struct aft_gradient_elements {
 template <class T, class S>
 packet<T> highest_key(const aft_head& head, idx_t c, idx_t length) {
   packet<T> exponent = zero<T>();
-  read_channels<T, S, 1>(head, c, [&](const auto& key, const auto&) {
+  read_seen_channels<T, S>(head, c, [&](const auto& key, const auto&) {
     const packet<T> none = broadcast<T>(std::numeric_limits<T>::lowest());
     packet<T> highest = none;
     for (idx_t j = 0; j < length; ++j) {
@@ -88,7 +88,7 @@ void pack_backward_rows(const aft_head& head, const aft_head_gradients& to, bool
 
 template <class T, class S>
 void pack_backward_keys(const aft_head& head, idx_t c, idx_t begin, idx_t count, const packet<T>& highest, T* panel) {
-  read_channels<T, S, 1>(head, c, [&](const auto& key, const auto& value) {
+  read_seen_channels<T, S>(head, c, [&](const auto& key, const auto& value) {
     for (idx_t j = begin; j < begin + count; ++j, panel += panel_width<T>) {
       const auto e = split_exp<T>(key(j));
       const packet<T> x = value(j), weight = mul(e.factor, power_of_two<T>(sub(e.exponent, highest)));

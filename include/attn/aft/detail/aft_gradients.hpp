@@ -63,6 +63,7 @@ void check_aft_backward(aft_call<aft_backward_tensors<T>, Options>& call) {
   views.gradient("v", x.dv, x.v);
   views.gradient("w", x.dw, x.w);
   check_aft_shapes(views, x, "d_out");
+  check_key_mask(views, x, x.length);
 }
 
 template <class Options, class Q, class K, class V, class W, class D, class Gradients, class Given>

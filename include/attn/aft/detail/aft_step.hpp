@@ -10,6 +10,13 @@ namespace attn { inline namespace ATTN_ISA {
 struct aft_step_options {
   list_view<idx_t> lengths{};  ///< item b takes the first lengths[b] tokens, the rest is padding; all unless given
   bool gate = true;  ///< multiply by sigmoid(q); without, q is not read
+  key_mask_view key_mask{};  ///< [B or 1, n]; of aft_full_step [B or 1, tokens of the cache with the new ones]
+};
+
+/// Options of append().
+struct aft_append_options {
+  list_view<idx_t> lengths{};  ///< as of a step
+  key_mask_view key_mask{};    ///< [B or 1, n]
 };
 
 namespace detail {
@@ -30,15 +37,21 @@ auto checked_aft_step(const char* name, const state_extents& state, bool one_key
 
 /// Tokens k, v to append, checked, as views of a call without queries. `one_key`: k may have one channel for all.
 template <class S>
-aft_tensors<compute_type<S>> tokens_of(const validator& check, const state_extents& state, bool one_key,
+aft_tensors<compute_type<S>> tokens_of(const char* name, const state_extents& state, bool one_key,
                                        const tensor_view<const S>& keys, const tensor_view<const S>& values,
-                                       list_view<idx_t> lengths) {
+                                       const aft_append_options& options) {
+  const validator check(name);
   memory_layout k = keys, v = values, none = tensor_view<const S>();
   if (one_key && k.extents[3] == 1) k.extents[3] = state.dim, k.strides[3] = 0;
   check_tokens(check, state.batch, state.heads, state.dim, state.dim, k, v);
-  check_length_list(check, "lengths", lengths, state.batch, k.extents[2]);
-  return {.q = none, .k = k, .v = v, .out = none, .w = none, .elements = &elements_of<S>, .lengths = lengths,
-          .batch = state.batch, .heads = state.heads, .length = k.extents[2], .dim = state.dim};
+  check_length_list(check, "lengths", options.lengths, state.batch, k.extents[2]);
+  const aft_tensors<compute_type<S>> x{
+      .q = none, .k = k, .v = v, .out = none, .w = none, .elements = &elements_of<S>, .lengths = options.lengths,
+      .key_mask = options.key_mask.bytes(), .batch = state.batch, .heads = state.heads, .length = k.extents[2],
+      .dim = state.dim};
+  call_views views(name);
+  check_key_mask(views, x, x.length);
+  return x;
 }
 
 /// Adds `count` keys to the sums of a row. keys(p) gives those of packet p; w points to their biases, `stride` elements
@@ -145,9 +158,8 @@ class aft_window_state : public item_sequences<aft_items<S>> {
 
   /// Feeds tokens without attending: k, v [B, H, n, D].
   template <viewable K, viewable V>
-  void append(const K& k, const V& v, const append_options& options = {}) {
-    const auto x =
-        tokens_of<S>(validator(base::name_), base::extents(), OneKey, as_view(k), as_view(v), options.lengths);
+  void append(const K& k, const V& v, const aft_append_options& options = {}) {
+    const auto x = tokens_of<S>(base::name_, base::extents(), OneKey, as_view(k), as_view(v), options);
     for (idx_t n = 0; n < x.batch * x.heads; ++n) {
       const auto head = x.head(n);
       for (idx_t t = 0; t < head.length; ++t) this->put(x, head, this->length(n / x.heads) + t, t);

@@ -5,6 +5,7 @@
 #include <attn/aft/detail/aft_block.hpp>
 #include <attn/core/detail/arguments.hpp>
 #include <attn/core/detail/attention_shape.hpp>
+#include <attn/core/mask_view.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
@@ -30,6 +31,7 @@ struct aft_tensors {
   memory_layout q, k, v, out, w;
   const aft_elements<T>* elements = nullptr;
   list_view<idx_t> lengths{};
+  tensor_view<const unsigned char> key_mask{};  // [B or 1, 1, 1, keys]
   bool causal = true, gate = true;
   bool one_key = false;  // a k of one channel serves all of a head
   idx_t batch = 0, heads = 0, length = 0, dim = 0;
@@ -42,7 +44,9 @@ struct aft_tensors {
             .out = {const_cast<void*>(to.data), to.rows, to.cols, to.row_stride, to.col_stride},
             .w = head_of(w, 0, shares_biases() ? 0 : h),
             .length = taken(b),
-            .number = n, .bias_head = shares_biases() ? 0 : h};
+            .number = n, .bias_head = shares_biases() ? 0 : h,
+            .key_mask = key_mask ? &key_mask(key_mask.extent(0) == 1 ? 0 : b, 0, 0, 0) : nullptr,
+            .mask_stride = key_mask.stride(3)};
   }
   /// Tokens of an item.
   idx_t taken(idx_t b) const { return lengths.empty() ? length : lengths[static_cast<std::size_t>(b)]; }
@@ -72,6 +76,7 @@ void set_options(Tensors& x, const Options& options) {
   x.gate = options.gate;
   if constexpr (requires { options.causal; }) x.causal = options.causal;
   if constexpr (requires { options.lengths; }) x.lengths = options.lengths;
+  x.key_mask = options.key_mask.bytes();
   if constexpr (requires { options.grid; }) x.one_key = true;
 }
 
@@ -110,6 +115,13 @@ void check_aft_shapes(const validator& check, aft_tensors<T>& x, const char* out
   check_length_list(check, "lengths", x.lengths, batch, length);
 }
 
+/// Checks a mask of so many keys.
+template <class T>
+void check_key_mask(call_views& views, const aft_tensors<T>& x, idx_t keys) {
+  views.option("key_mask", x.key_mask,
+               {{"key_mask batch", x.batch, or_one}, {}, {}, {"key_mask length = key length", keys}});
+}
+
 template <class T, class Options>
 void check_aft(aft_call<aft_tensors<T>, Options>& call) {
   aft_tensors<T>& x = call.x;
@@ -123,6 +135,7 @@ auto checked_aft(const char* name, const Q& q, const K& k, const V& v, O& out, c
                  execution_ref& exec) {
   auto call = unchecked_aft<Options>(name, q, k, v, out, w, options, exec);
   check_aft(call);
+  check_key_mask(call.views, call.x, call.x.length);
   return call;
 }
 

@@ -258,7 +258,7 @@ struct kernel_backward {
       for (idx_t t = 0; t < count; ++t) {
         x.row_normal[t] = T(0);
         const T den = (sums ? s.state_factor[t] * s.den[t] : T(0)) + s.own_factor[t] * own_den[t];
-        if (t < at.first || !exponential()->underflowed(den)) continue;
+        if (t < at.first || !exponential()->underflowed(den) || s.running_max[t] == no_log_scale<T>) continue;
         recompute_row(sums, t, x);
         underflowed = true;
       }
@@ -342,10 +342,10 @@ struct kernel_backward {
   /// Loads keys [begin, begin + count): their features, also for the chunk where it has `queries`, and their values.
   void load_chunk(idx_t b, idx_t h, idx_t begin, idx_t count, bool queries, const scratch_type& x) const {
     const auto& s = x.forward;
-    const auto rows = call.k.head(b, call.kv_head(h)).block(begin, count, 0, call.filled_lanes());
     const auto values = call.v.head(b, call.kv_head(h));
-    call.map->keys(rows, b * call.heads + h, exponential() ? s.k_raw : s.k_own, s.k_shift, s.map);
+    call.load_features(b, h, begin, count, s, exponential() ? s.k_raw : s.k_own);
     values.access->pack_columns(values.block(begin, count), call.shape.dim_v, x.v_columns);
+    call.fill_hidden(b, begin, count, x.v_columns, call.shape.dim_v, T(0));
     if (call.gated()) {
       call.prepare_gates(b, h, begin, count, s);
       transpose_factors(s.score_factor, count, x.factors);
@@ -394,10 +394,19 @@ struct kernel_backward {
                    const stored_gradient_head<T>& to_v, kernel_sums<T>* dw, const scratch_type& x) const {
     const auto& s = x.forward;
     if (of_keys()) {
-      const auto rows = call.k.head(b, call.kv_head(h)).block(begin, count, 0, call.filled_lanes());
-      map.back_to({rows, b * call.heads + h, true, 0, begin, exponential() ? s.k_raw : s.k_own, x.k_d}, to_k, x.dx, dw,
-                  s.map);
+      auto rows = call.k.head(b, call.kv_head(h)).block(begin, count, 0, call.filled_lanes());
+      const bool seen = !call.key_mask || call.replace_hidden(b, begin, rows);
+      const tokens_back<T> keys{rows, b * call.heads + h, true, 0, begin, exponential() ? s.k_raw : s.k_own, x.k_d};
+      if (!call.key_mask) {
+        map.back_to(keys, to_k, x.dx, dw, s.map);
+      } else {
+        call.fill_hidden(b, begin, count, x.k_d, call.map->features, T(0));
+        if (seen) map.back(keys, to_k ? x.dx : nullptr, dw, s.map);
+        call.fill_hidden(b, begin, count, x.dx, call.shape.dim, T(0));
+        if (to_k) to_k.store_columns(x.dx, begin, 0, count);
+      }
     }
+    call.each_hidden(b, begin, count, [&](idx_t t) { std::fill_n(x.dv + t * s.stride, s.stride, T(0)); });
     if (to_v) to_v.store_rows(x.dv, s.stride, begin, count);
   }
 };

@@ -47,7 +47,7 @@ struct kernel_call {
   T eps = T(0);
   tensor_view<const T, 3> gate{};
   bool complement = false;                      // keys enter with 1 - gate
-  tensor_view<const unsigned char> key_mask{};  // [B or 1, 1, 1, Lk]; of recurrences
+  tensor_view<const unsigned char> key_mask{};  // [B or 1, 1, 1, Lk]
   item_memory<T> state{};  // where given, the sums before the call, which become those after it
   kernel_driver driver = kernel_driver::sums;
   recurrence_parameters<T> recurrence{};
@@ -68,6 +68,23 @@ struct kernel_call {
   idx_t parameter_head(idx_t given, idx_t h) const { return given == heads ? h : h / (heads / given); }
   /// Whether key t adds nothing to the state; its decay applies.
   bool hides(idx_t b, idx_t t) const { return key_mask && !key_mask(key_mask.extent(0) == 1 ? 0 : b, 0, 0, t); }
+  idx_t seen_keys(idx_t b) const {
+    idx_t seen = lengths.keys(b);
+    for (idx_t t = 0; key_mask && t < lengths.keys(b); ++t) seen -= hides(b, t);
+    return seen;
+  }
+  /// With a mask: f(t) for the lanes of hidden keys among `count` from `begin` on, and for those beyond the last.
+  template <class F>
+  void each_hidden(idx_t b, idx_t begin, idx_t count, F&& f) const {
+    for (idx_t t = 0; key_mask && t < kernel_chunk; ++t)
+      if (t >= count || hides(b, begin + t)) f(t);
+  }
+  /// Sets those lanes of columns [rows][kernel_chunk].
+  [[gnu::noinline]] void fill_hidden(idx_t b, idx_t begin, idx_t count, T* columns, idx_t rows, T value) const {
+    each_hidden(b, begin, count, [&](idx_t t) {
+      for (idx_t r = 0; r < rows; ++r) columns[r * kernel_chunk + t] = value;
+    });
+  }
   /// Rows of keys from `begin` on, hidden ones replaced by one that is seen; false if there is none.
   bool replace_hidden(idx_t b, idx_t begin, token_rows<T>& rows) const {
     idx_t seen = 0;
@@ -103,11 +120,21 @@ struct kernel_call {
     return sums;
   }
 
-  /// Loads the features and values of keys [begin, begin + count); returns whether the values are finite.
-  bool load_keys(idx_t b, idx_t h, idx_t begin, idx_t count, const kernel_scratch<T>& s, T* phi) const {
+  /// The features of keys [begin, begin + count); hidden ones have none.
+  void load_features(idx_t b, idx_t h, idx_t begin, idx_t count, const kernel_scratch<T>& s, T* phi) const {
     const auto rows = k.head(b, kv_head(h)).block(begin, count, 0, filled_lanes());
     map->keys(rows, b * heads + h, phi, s.k_shift, s.map);
+    fill_hidden(b, begin, count, phi, map->features, T(0));
+    if (log_scaled()) fill_hidden(b, begin, count, s.k_shift, 1, -std::numeric_limits<T>::infinity());
+  }
+  /// Loads the features and values of keys [begin, begin + count); returns whether the values are finite.
+  bool load_keys(idx_t b, idx_t h, idx_t begin, idx_t count, const kernel_scratch<T>& s, T* phi) const {
+    load_features(b, h, begin, count, s, phi);
     const bool finite = v.access->pack_panels(v.head(b, kv_head(h)), begin, count, s.values);
+    each_hidden(b, begin, count, [&](idx_t t) {
+      for (idx_t col = 0; col < s.stride; col += panel_width<T>)
+        std::fill_n(s.values + col * kernel_chunk + t * panel_width<T>, panel_width<T>, T(0));
+    });
     pair_values(s, count, shape.dim_v);
     return finite;
   }
@@ -236,7 +263,7 @@ struct kernel_call {
       chunk_tile(view, s, r, rows, den, rows_out, stride);
       if (log_scaled() && keys > 0)
         for (idx_t m = 0; m < rows; ++m)
-          if (r + m >= first && map->scaling->underflowed(den[m]))
+          if (r + m >= first && map->scaling->underflowed(den[m]) && s.running_max[r + m] > no_log_scale<T>)
             recompute_row(view, b, h, head, origin, r + m, s, rows_out + m * stride);
       for (idx_t m = 0; m < rows && !direct; ++m)
         if (r + m >= first) to.write_row(s.out + m * s.stride, origin + r + m);
@@ -246,10 +273,9 @@ struct kernel_call {
   [[gnu::noinline]] void recompute_row(const chunk_view<T>& view, idx_t b, idx_t h, idx_t head, idx_t origin, idx_t i,
                                        const kernel_scratch<T>& s, T* row) const {
     const idx_t begin = origin + lengths.keys(b) - lengths.queries(b);
-    const auto query = q.head(b, head).block(origin + i, 1, 0, kernel_chunk),
-               keys = k.head(b, kv_head(h)).block(begin, i + 1, 0, kernel_chunk);
+    const auto query = q.head(b, head).block(origin + i, 1, 0, kernel_chunk);
     map->queries(query, b * heads + h, s.q_raw, s.k_max, s.map);
-    map->keys(keys, b * heads + h, s.k_raw, s.k_shift, s.map);
+    load_features(b, h, begin, i + 1, s, s.k_raw);
     map->scaling->recompute_row(view, i, eps, s, row);
   }
 

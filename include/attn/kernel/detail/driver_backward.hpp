@@ -336,7 +336,7 @@ struct backward_driver {
     }
     if (in.of_gates() && in.d_gate.extent(1) != call.heads) store_gates(b, kv_head, w.gates);
     if (keep_dk() && !empty) {
-      if (in.map.finishes_keys) in.map.finish_keys(w.dk, keys);
+      if (in.map.finishes_keys) in.map.finish_keys(w.dk, b);
       to_k.store_rows(w.dk, shape.dim, 0, keys);
     }
     if (keep_dv() && !empty) to_v.store_rows(w.dv, shape.dim_v, 0, keys);

@@ -48,8 +48,8 @@ struct feature_map_backward {
   /// For all `count` keys of a head of sums: the terms that back() left out, added to rows [count][dim] (where given)
   /// and dw.
   virtual void finish_head(idx_t /*item_head*/, T* /*rows*/, kernel_sums<T>* /*dw*/, T* /*scratch*/) const {}
-  /// For all keys of a key head, after all of its heads of sums were added.
-  virtual void finish_keys(T* /*rows*/, idx_t /*count*/) const {}
+  /// For all keys of a key head of batch item b, after all of its heads of sums were added.
+  virtual void finish_keys(T* /*rows*/, idx_t /*b*/) const {}
 
  protected:
   ~feature_map_backward() = default;

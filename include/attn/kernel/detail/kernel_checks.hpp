@@ -87,6 +87,16 @@ void check_gates(call_views& check, const char* what, const tensor_view<const T,
   if (!(x >= 0) || x == std::numeric_limits<double>::infinity()) check.fail({what, " >= 0, and finite"}, x);
 }
 
+/// Checks a mask of keys, and gives it to the call.
+template <class T>
+void check_key_mask(call_views& check, kernel_call<T>& call, const key_mask_view& mask) {
+  check.option("key_mask", mask.bytes(), {{"key_mask batch", call.shape.batch, or_one},
+                                          {},
+                                          {},
+                                          {"key_mask length = key length", call.shape.keys}});
+  call.key_mask = mask.bytes();
+}
+
 /// Checks the options and parameters of a call of this shape, and fills in the call except its map. With `complement`,
 /// keys enter with 1 - gate.
 template <bool takes_features, class S, class Options, class T = compute_type<S>>
@@ -101,6 +111,7 @@ kernel_call<T> check_parameters(call_views& check, const attention_shape& shape,
   if (s.heads == 0 && s.kv_heads > 0 && step.heads % s.kv_heads == 0) s.heads = step.heads;
   call.query_heads = s.heads;
   call.heads = s.kv_heads;
+  check_key_mask(check, call, options.key_mask);
   const auto own_sums = [&](idx_t heads) {
     if (heads == s.heads && heads > s.kv_heads) call.heads = heads;
   };
@@ -127,16 +138,6 @@ kernel_call<T> check_kernel(call_views& check, const kernel_views<S>& x, const O
                             bool complement = false) {
   const attention_shape s = check_attention(check, x.q, x.k, x.v, x.out, {});
   return check_parameters<takes_features>(check, s, x, options, step, gate, complement);
-}
-
-/// Checks a mask of keys, and gives it to the call.
-template <class T>
-void check_key_mask(call_views& check, kernel_call<T>& call, const key_mask_view& mask) {
-  check.option("key_mask", mask.bytes(), {{"key_mask batch", call.shape.batch, or_one},
-                                          {},
-                                          {},
-                                          {"key_mask length = key length", call.shape.keys}});
-  call.key_mask = mask.bytes();
 }
 
 /// Runs a checked call whose map is given. Operators that are never a recurrence do not compile it.

@@ -66,8 +66,8 @@ struct kernel_steps {
     T& whole_decay = call.decay_at(next, h) = call.decay_at(last, h);
     if (last != next) std::copy(before.weights, before.values + call.sums_size(), sums.weights);
     T *const key = x.keys + n * x.stride, *const queries = x.queries + n * group * x.stride;
-    const bool hidden = may_recur && call.hides(b, t);
-    if (hidden) std::fill_n(key, m, T(0));
+    const bool hidden = call.hides(b, t);
+    if (hidden) std::fill_n(key, m, T(0)), s.k_shift[n] = -std::numeric_limits<T>::infinity();
     const T g = load_decays(at, s.row_decay);
     if (call.complement && call.gated())
       for (idx_t r = 0; r < m; ++r) key[r] *= T(1) - g;

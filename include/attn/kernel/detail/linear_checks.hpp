@@ -37,7 +37,6 @@ template <class T, class Options>
 void check_linear_extra(call_views& check, kernel_call<T>& call, const Options& o, idx_t features) {
   const bool states = o.initial_state || o.initial_weights || o.final_state || o.final_weights;
   if (!std::isfinite(o.scale)) check.fail("a finite scale", static_cast<double>(o.scale));
-  check_key_mask(check, call, o.key_mask);
   if (!o.log_decay && !o.bonus && !states && !call.key_mask && o.scale == T(1)) return;
   if (o.log_decay && o.decay) check.fail("either decay or log_decay", "both");
   if (o.log_decay && !call.causal) check.fail("causal with log_decay", "no causal");

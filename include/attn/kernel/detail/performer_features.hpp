@@ -71,7 +71,7 @@ struct performer_features final : projected_features<T> {
           sum_segment(item_head, n, own, row);
           for (idx_t d = 0; d < dim; ++d) sums[d] += own[d];
         }
-        set_centre(item_head, sums, call.lengths.keys(item_head / call.heads));
+        set_centre(item_head, sums, call.seen_keys(item_head / call.heads));
       });
     if (published) find_maxima(exec);
   }
@@ -85,10 +85,11 @@ struct performer_features final : projected_features<T> {
   /// The sum of the keys of segment n; `row` is scratch for one.
   void sum_segment(idx_t item_head, idx_t n, double* sums, T* row) const {
     const auto keys = keys_of(item_head);
-    const idx_t begin = n * kernel_segment, count = call.lengths.keys(item_head / call.heads);
+    const idx_t b = item_head / call.heads, begin = n * kernel_segment, count = call.lengths.keys(b);
     const idx_t end = std::min(begin + kernel_segment, count);
     std::fill_n(sums, dim, 0.0);
     for (idx_t j = begin; j < end; ++j) {
+      if (call.hides(b, j)) continue;
       keys.read_row(j, row);
       for (idx_t d = 0; d < dim; ++d) sums[d] += static_cast<double>(row[d]);
     }
@@ -112,6 +113,8 @@ struct performer_features final : projected_features<T> {
         const auto block = keys_of(item_head).block(begin, some, 0, kernel_chunk);
         pack_centred(block, centre_of(item_head), columns);
         this->project(item_head, columns, kernel_chunk, raw);
+        call.fill_hidden(item_head / call.heads, begin, some, raw, this->features,
+                         -std::numeric_limits<T>::infinity());
         for (idx_t n = 0; n < this->features * kernel_chunk; n += width<T>)
           maxima[item_head] = std::max(maxima[item_head], max_lanes(load<T>(raw + n)));
       }

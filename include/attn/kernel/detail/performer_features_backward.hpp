@@ -54,7 +54,7 @@ struct performer_features_backward final : projected_features_backward<T> {
         made.project(item_head, columns, kernel_chunk, raw);
         for (idx_t r = 0; r < rows && !found; ++r)
           for (idx_t t = 0; t < some && !found; ++t)
-            if (raw[r * kernel_chunk + t] == made.maxima[item_head])
+            if (raw[r * kernel_chunk + t] == made.maxima[item_head] && !call.hides(b, begin + t))
               largest[item_head] = {begin + t, r, T(0)}, found = 1;
       }
     });
@@ -143,11 +143,11 @@ struct performer_features_backward final : projected_features_backward<T> {
   }
 
   void finish_head(idx_t item_head, T* rows_of_keys, kernel_sums<T>* dw, T* work) const override {
-    if (!made.published) return;
     const kernel_call<T>& call = made.call;
+    const idx_t b = item_head / call.heads, h = item_head % call.heads;
+    if (!made.published || call.hides(b, largest[item_head].key)) return;
     const place& at = largest[item_head];
     const T factor = std::sqrt(made.scale) * at.sum;
-    const idx_t b = item_head / call.heads, h = item_head % call.heads;
     if (rows_of_keys) {
       made.w.head(0, h / (call.heads / made.matrices)).read_row(at.row, work);
       for (idx_t d = 0; d < dim; ++d) rows_of_keys[at.key * dim + d] -= factor * work[d];
@@ -158,12 +158,15 @@ struct performer_features_backward final : projected_features_backward<T> {
     for (idx_t d = 0; d < dim; ++d) dw->value(at.row, d) -= factor * (work[d] - (centre ? centre[d] : T(0)));
   }
 
-  void finish_keys(T* rows_of_keys, idx_t count) const override {
+  void finish_keys(T* rows_of_keys, idx_t b) const override {
+    const kernel_call<T>& call = made.call;
+    const idx_t count = call.lengths.keys(b), seen = call.seen_keys(b);
     for (idx_t d = 0; d < dim && made.centred; ++d) {
       double sum = 0;
       for (idx_t j = 0; j < count; ++j) sum += static_cast<double>(rows_of_keys[j * dim + d]);
-      const T mean = static_cast<T>(sum / static_cast<double>(count));
-      for (idx_t j = 0; j < count; ++j) rows_of_keys[j * dim + d] -= mean;
+      const T mean = static_cast<T>(sum / static_cast<double>(seen));
+      for (idx_t j = 0; j < count; ++j)
+        if (!call.hides(b, j)) rows_of_keys[j * dim + d] -= mean;
     }
   }
 };

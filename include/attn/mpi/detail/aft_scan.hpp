@@ -23,6 +23,7 @@ void agree_on_aft(spread_sequence& sequence, aft_tensors<T>& x, const Options& o
   agree_on(sequence.group(), own, [&](common_settings& settings) {
     const validator check(sequence.group().name());
     const idx_t whole = sequence.whole_keys();
+    if (options.key_mask) check.fail("no key_mask over processes", "one");
     check_length_list(check, "lengths", options.lengths, batch, whole);
     sequence.set_lengths(batch, {whole, whole, options.lengths, options.lengths});
     x.lengths = sequence.own_keys();

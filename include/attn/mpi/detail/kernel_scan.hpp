@@ -230,6 +230,7 @@ class spread_kernel_call {
                             .keys = k.extent(2)};
     agree_on(sequence_.group(), own, [&](common_settings& settings) {
       call_views check(sequence_.group().name());
+      if (options.key_mask) check.fail("no key_mask over processes", "one");
       const auto lengths = check_lengths(
           check, {.batch = batch, .queries = sequence_.whole_queries(), .keys = sequence_.whole_keys()}, options);
       sequence_.set_lengths(batch, lengths);
@@ -271,7 +272,6 @@ void check_spread_linear(const validator& check, const Options& o) {
   if (o.scale != real(1)) check.fail("scale 1 over processes", static_cast<double>(o.scale));
   if (o.log_decay) check.fail("decay in place of log_decay over processes", "log_decay");
   if (o.bonus) check.fail("no bonus over processes", "one");
-  if (o.key_mask) check.fail("no key_mask over processes", "one");
   if (o.initial_state || o.initial_weights || o.final_state || o.final_weights)
     check.fail("no initial or final state over processes", "one");
 }
