@@ -17,6 +17,10 @@ struct common_call {
   std::vector<float> numbers;
   attn::execution serial;
 
+  static attn::key_mask_view mask(tensor<float>& memory, idx_t b, idx_t j) {
+    return attn::tensor_view<std::uint8_t, 2>(reinterpret_cast<std::uint8_t*>(memory.data.data()), {b, j});
+  }
+
   common_call() = default;
   common_call(const common_call&) = delete;
 };
@@ -62,6 +66,9 @@ std::vector<refused_gradient<Call>> common_list() {
          c.g.q = {nullptr, {2, 4, 6, 8}};
        }},
       {"scale", [](here& c) { c.options.scale = HUGE_VALF; }},
+      {"key_mask batch 1 or 2; found 3", [](here& c) { c.options.key_mask = c.mask(c.more, 3, 9); }},
+      {"key_mask length = key length 9; found 6", [](here& c) { c.options.key_mask = c.mask(c.more, 2, 6); }},
+      {"overlap", [](here& c) { c.options.key_mask = c.mask(c.dk, 2, 9); }},
       {"key_lengths",
        [](here& c) {
          c.list = {10, 0}, c.options.key_lengths = c.list;

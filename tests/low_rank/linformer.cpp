@@ -107,6 +107,27 @@ TEMPLATE_LIST_TEST_CASE("linformer: projections of any layout", "[linformer]", e
   CHECK(other == plain);
 }
 
+TEMPLATE_LIST_TEST_CASE("linformer: keys that are hidden", "[linformer][key_mask]", all_types) {
+  attn::execution serial, seven(7, 0);
+  for (const projections& by : {projections{20}, {33, true, true}, {100, false, true}, {9, false, false, true}})
+    for (lengths given : {lengths::none, lengths::both, lengths::queries_and_keys})
+      for (idx_t keys : {77, 600})
+        for (idx_t hidden : {-1, 1}) {
+          problem_shape shape{.queries = 50, .keys = keys, .dim = 9, .value_dim = 12};
+          if (given == lengths::both) shape.queries = shape.keys;
+          linformer_problem p = problem_of(shape, by);
+          auto& o = p.options;
+          if (given == lengths::both) o.lengths = {33, keys};
+          if (given == lengths::queries_and_keys) o.query_lengths = {50, 11}, o.key_lengths = {keys - 1, 64};
+          o.key_mask = gapped_key_mask(given == lengths::none && hidden < 0 ? 1 : 2, keys, hidden);
+          CAPTURE(by.rank, by.e_per_head, by.f_per_head, by.one, int(given), keys, hidden);
+          check<TestType>(p);
+          const reference::result alone = run<TestType>(p, serial), others = run<TestType>(poisoned(p), seven);
+          CHECK(alone.out == others.out);
+          CHECK(alone.lse == others.lse);
+        }
+}
+
 TEST_CASE("linformer: on Eigen matrices, as a caller writes it", "[linformer]") {
   const Eigen::MatrixXf q = Eigen::MatrixXf::Random(30, 8), k = Eigen::MatrixXf::Random(40, 8);
   const Eigen::MatrixXf v = Eigen::MatrixXf::Random(40, 5);

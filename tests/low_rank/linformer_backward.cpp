@@ -57,7 +57,8 @@ struct form {
     const tensor<real<S>> d_lse = cast<real<S>>(d_results[1]);
     wanted.d_lse = {d_lse.data.data(), {q.batch(), q.heads(), q.length()}};
     attn::linformer_options<S> options;
-    copy_common(p.options, options);
+    const key_mask_bytes seen(p.options.key_mask);
+    copy_common(p.options, options, seen);
     compiled_linformer<S>::backward(view(q), view(k), view(v), view(out), testing::heads_view(e),
                                     testing::heads_view(f), view(d), wanted, options, execution);
   }
@@ -153,6 +154,37 @@ TEMPLATE_LIST_TEST_CASE("linformer_backward: padding, threads and batches change
       one.options.f = heads_of_item(p.options.f, 0, first, count);
     });
   }
+}
+
+TEMPLATE_LIST_TEST_CASE("linformer_backward: keys that are hidden", "[linformer_backward][key_mask]", all_types) {
+  for (bool per_head : {false, true})
+    for (idx_t hidden : {-1, 0, 1})
+      for (lengths given : {lengths::none, lengths::both, lengths::queries_and_keys}) {
+        linformer_problem p = with_lengths(given, 7, per_head, false);
+        p.options.key_mask = gapped_key_mask(given == lengths::none && hidden < 0 ? 1 : 2, 37, hidden);
+        CAPTURE(per_head, hidden, int(given));
+        check_form<form<TestType>, TestType>(p);
+        check_form_hidden<form<TestType>>(p);
+      }
+  linformer_problem p =
+      problem_of({.batch = 3, .heads = 4, .kv_heads = 1, .queries = 130, .keys = 300, .dim = 16}, 40, false, true);
+  p.options.key_mask = random_key_mask(1, 3, 300);
+  check_form<form<TestType>, TestType>(p);
+  check_form_accumulates<form<TestType>, TestType>(p);
+  check_form_hidden<form<TestType>>(p);
+}
+
+TEST_CASE("linformer_backward: columns of E and F of keys that nobody sees", "[linformer_backward][key_mask]") {
+  linformer_problem p = with_lengths(lengths::none, 7, true, false);
+  p.options.key_mask = gapped_key_mask(1, 37);
+  for (double& x : p.q.data) x = std::numeric_limits<double>::quiet_NaN();  // then no gradient of a projection is finite
+  attn::execution serial;
+  const tensors all = run_gradients<form<float>>(p, random_d_results<form<float>>(p), serial);
+  for (std::size_t n : {3, 4})
+    for (idx_t h = 0; h < all[n].heads(); ++h)
+      for (idx_t r = 0; r < 7; ++r)
+        for (idx_t j = 0; j < 37; ++j)
+          CHECK((all[n](0, h, r, j) == 0) == reference::key_hidden(p.options.key_mask, 0, j));
 }
 
 TEST_CASE("linformer_backward: E that is F has a gradient of each", "[linformer_backward]") {

@@ -24,7 +24,7 @@ void check(const long_short_problem& p) {
 
 // Bits beyond the common ones: 64 block, 128 local norm, 256 global norm, 512 their shifts.
 template <class S>
-void check_choice(int choice, idx_t queries, idx_t keys) {
+void check_choice(int choice, idx_t queries, idx_t keys, const tensor<double>& key_mask = {}) {
   CAPTURE(choice, queries, keys);
   const bool norms = choice & (128 | 256);
   long_short_problem p =
@@ -39,7 +39,13 @@ void check_choice(int choice, idx_t queries, idx_t keys) {
   if (choice & 256) o.global_gamma = random_values(2, 9);
   if ((choice & 512) && (choice & 128)) o.local_beta = random_values(3, 9);
   if ((choice & 512) && (choice & 256)) o.global_beta = random_values(4, 9);
+  o.key_mask = key_mask;
   check<S>(p);
+  if (key_mask.empty()) return;
+  attn::execution seven(7, 0);
+  const reference::result alone = run_long_short<S>(p), others = run_long_short<S>(poisoned(p), seven);
+  CHECK(alone.out == others.out);
+  CHECK(alone.lse == others.lse);
 }
 
 }  // namespace
@@ -151,6 +157,27 @@ TEMPLATE_LIST_TEST_CASE("long_short: logits of -infinity leave tokens out", "[lo
     }
 }
 
+TEMPLATE_LIST_TEST_CASE("long_short: keys that are hidden", "[long_short][key_mask]", all_types) {
+  for (int choice = 0; choice < 1024; ++choice) {
+    if (choice & (8 | 16)) continue;
+    check_choice<TestType>(choice, 40, 40, gapped_key_mask(2, 40, 1));
+    check_choice<TestType>(choice, 25, 38, gapped_key_mask(choice & 4 ? 1 : 2, 38));
+  }
+}
+
+TEMPLATE_LIST_TEST_CASE("long_short: segments without a key that is seen", "[long_short][key_mask]", exact_types) {
+  for (idx_t segment : {0, 20, 300}) {
+    long_short_problem p = problem_of({.queries = 900, .keys = 900}, 5);
+    auto& o = p.options;
+    o.causal = segment > 0, o.segment = segment, o.left = 30;
+    o.global_gamma = random_values(2, 16), o.global_beta = random_values(4, 16);
+    o.key_mask = gapped_key_mask(2, 900);
+    for (idx_t t = 0; t < 300; ++t) o.key_mask(0, 0, 0, t) = 0;  // padding on the left
+    CAPTURE(segment);
+    check<TestType>(p);
+  }
+}
+
 TEST_CASE("long_short: a compressed key of no token is 0", "[long_short]") {
   for (idx_t length : {100, 600}) {
     long_short_problem p = problem_of({.batch = 1, .queries = length, .keys = length}, 2);
@@ -183,6 +210,7 @@ struct long_short_form {
 TEST_CASE("long_short refuses what does not fit", "[refusals]") {
   using here = call_inputs<long_short_form::options>;
   auto list = common_refusals<here>();
+  for (const auto& bad : key_mask_refusals<here>()) list.push_back(bad);
   const auto with = [](auto set) { return [=](here& d) { set(d.options); }; };
   list.push_back({"a negative left", "left", with([](auto& o) { o.left = -1; })});
   list.push_back({"a negative right", "right", with([](auto& o) { o.right = -1; })});

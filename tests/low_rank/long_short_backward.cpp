@@ -240,6 +240,29 @@ TEMPLATE_LIST_TEST_CASE("long_short_backward: padding, threads and batches chang
     }
 }
 
+TEMPLATE_LIST_TEST_CASE("long_short_backward: keys that are hidden", "[long_short_backward][key_mask]", all_types) {
+  for (int choice : choices())
+    for (idx_t hidden : {-1, 1}) {
+      form<TestType>::without_lse = choice & 2;
+      long_short_problem p = problem_of_choice(choice, 21, 28);
+      p.options.key_mask = gapped_key_mask(hidden < 0 && (choice & 1) ? 1 : 2, 28, hidden);
+      CAPTURE(choice, hidden);
+      check<TestType>(p);
+      if (choice & (2 | 256)) check_form_hidden<form<TestType>>(p);
+    }
+  form<TestType>::without_lse = false;
+  for (bool causal : {false, true}) {
+    long_short_problem p = problem_of({.batch = 3, .heads = 4, .kv_heads = 1, .queries = 130, .keys = 600, .dim = 16}, 5);
+    auto& o = p.options;
+    o.left = 30, o.right = 9, o.local_gamma = random_values(1, 16), o.global_gamma = random_values(2, 16);
+    if (causal) o.causal = true, o.segment = 20;
+    o.key_mask = random_key_mask(1, 3, 600);
+    check<TestType>(p);
+    check_form_accumulates<form<TestType>, TestType>(p);
+    check_form_hidden<form<TestType>>(p);
+  }
+}
+
 TEST_CASE("long_short_backward: on Eigen matrices, as a caller writes it", "[long_short_backward]") {
   const Eigen::MatrixXf q = Eigen::MatrixXf::Random(90, 8), v = Eigen::MatrixXf::Random(90, 8),
                         p = Eigen::MatrixXf::Random(90, 3), d_out = Eigen::MatrixXf::Random(90, 8);

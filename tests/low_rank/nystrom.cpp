@@ -153,6 +153,34 @@ TEST_CASE("nystrom: equal landmarks make A singular, and nothing breaks", "[nyst
   }
 }
 
+TEMPLATE_LIST_TEST_CASE("nystrom: keys that are hidden", "[nystrom][key_mask]", all_types) {
+  attn::execution serial, seven(7, 0);
+  for (pinv inverse : {pinv::per_head, pinv::whole_batch, pinv::exact})
+    for (idx_t landmarks : {13, 26, 60, 90})  // segments with keys that are seen, segments without, few queries, few keys
+      for (lengths given : {lengths::none, lengths::both, lengths::queries_and_keys})
+        for (idx_t hidden : {-1, 1}) {
+          problem_shape shape{.queries = 50, .keys = 77, .dim = 9, .value_dim = 12};
+          if (given == lengths::both) shape.queries = shape.keys;
+          nystrom_problem p = problem_of(shape, landmarks, inverse);
+          auto& o = p.options;
+          if (given == lengths::both) o.lengths = {33, 77};
+          if (given == lengths::queries_and_keys) o.query_lengths = {50, 11}, o.key_lengths = {76, 64};
+          if (landmarks != 13) o.convolution = random_normal(9, 1, 1, 4, 9, 0.3);
+          o.key_mask = gapped_key_mask(given == lengths::none && hidden < 0 ? 1 : 2, 77, hidden);
+          CAPTURE(int(inverse), landmarks, int(given), hidden);
+          check<TestType>(p);
+          CHECK(run<TestType>(p, serial).out == run<TestType>(poisoned(p), seven).out);
+        }
+}
+
+TEMPLATE_LIST_TEST_CASE("nystrom: hidden keys of several parts and blocks", "[nystrom][key_mask][long]", exact_types) {
+  attn::execution serial, seven(7, 0);
+  nystrom_problem p = problem_of({.batch = 2, .heads = 2, .kv_heads = 1, .queries = 900, .keys = 9000, .dim = 16}, 32);
+  p.options.key_mask = gapped_key_mask(2, 9000);
+  check<TestType>(p);
+  CHECK(run<TestType>(p, serial).out == run<TestType>(poisoned(p), seven).out);
+}
+
 TEST_CASE("nystrom: on Eigen matrices, as a caller writes it", "[nystrom]") {
   const Eigen::MatrixXf q = Eigen::MatrixXf::Random(90, 8), v = Eigen::MatrixXf::Random(90, 5);
   const Eigen::MatrixXf kernel = Eigen::RowVector3f(0, 1, 0);

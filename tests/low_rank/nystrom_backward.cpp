@@ -55,7 +55,8 @@ struct form {
     const tensor<S> q = cast<S>(p.q), k = cast<S>(p.k), v = cast<S>(p.v), d = cast<S>(d_results[0]);
     const tensor<real<S>> convolution = cast<real<S>>(p.options.convolution);
     compiled_nystrom<S>::backward(view(q), view(k), view(v), view(d), wanted,
-                                  library_options<S>(p.options, convolution), execution);
+                                  library_options<S>(p.options, convolution, key_mask_bytes(p.options.key_mask)),
+                                  execution);
   }
 };
 
@@ -243,6 +244,35 @@ TEMPLATE_LIST_TEST_CASE("nystrom_backward: any strides", "[nystrom_backward]", e
   CHECK(dq == exchanged(plain[0]));
   CHECK(dk == exchanged(plain[1]));
   CHECK(dv == exchanged(plain[2]));
+}
+
+TEMPLATE_LIST_TEST_CASE("nystrom_backward: keys that are hidden", "[nystrom_backward][key_mask]", all_types) {
+  for (pinv inverse : {pinv::per_head, pinv::whole_batch, pinv::exact})
+    for (idx_t landmarks : {7, 13, 33, 60})  // segments with keys that are seen, segments without, few queries, few keys
+      for (lengths given : {lengths::none, lengths::both, lengths::queries_and_keys})
+        for (idx_t hidden : {-1, 1}) {
+          nystrom_problem p =
+              with_lengths({.queries = 30, .keys = 37, .dim = 9, .value_dim = 12}, given, landmarks, inverse);
+          if (landmarks == 13) p.options.convolution = random_normal(9, 1, 1, 4, 9, 0.3);
+          p.options.key_mask = gapped_key_mask(given == lengths::none && hidden < 0 ? 1 : 2, 37, hidden);
+          CAPTURE(int(inverse), landmarks, int(given), hidden);
+          check<TestType>(p);
+          check_form_hidden<form<TestType>>(p);
+        }
+  nystrom_problem p = problem_of({.batch = 3, .heads = 4, .kv_heads = 1, .queries = 130, .keys = 300, .dim = 16}, 20);
+  p.options.convolution = random_normal(9, 1, 1, 4, 33, 0.3);
+  p.options.key_mask = random_key_mask(1, 3, 300);
+  check<TestType>(p);
+  check_form_accumulates<form<TestType>, TestType>(p);
+  check_form_hidden<form<TestType>>(p);
+}
+
+TEST_CASE("nystrom_backward: an exact inverse in full, with hidden landmarks", "[nystrom_backward][key_mask]") {
+  nystrom_problem p = problem_of({.queries = 30, .keys = 37, .dim = 9}, 5, pinv::exact);
+  p.options.key_mask = gapped_key_mask(2, 37);
+  for (idx_t t = 7; t < 15; ++t) p.options.key_mask(1, 0, 0, t) = 0;
+  p.options.cutoff = 0;
+  check<widest_type>(p, 100);
 }
 
 TEST_CASE("nystrom_backward: extreme scores", "[nystrom_backward]") {

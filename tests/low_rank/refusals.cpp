@@ -34,6 +34,7 @@ struct nystrom_form {
 TEST_CASE("linformer refuses what does not fit", "[refusals]") {
   using here = linformer_door;
   auto list = common_refusals<here>();
+  for (const auto& bad : key_mask_refusals<here>()) list.push_back(bad);
   const auto e = [](idx_t h, idx_t r, idx_t j) { return [=](here& d) { d.e = d.projection(h, r, j); }; };
   const auto f = [](idx_t h, idx_t r, idx_t j) { return [=](here& d) { d.f = d.projection(h, r, j); }; };
   list.push_back({"e of no rank", "rank of e >= 1; found 0", e(1, 0, 9)});
@@ -56,6 +57,7 @@ TEST_CASE("linformer refuses what does not fit", "[refusals]") {
 TEST_CASE("nystrom refuses what does not fit", "[refusals]") {
   using here = nystrom_door;
   auto list = common_refusals<here>();
+  for (const auto& bad : key_mask_refusals<here>()) list.push_back(bad);
   list.push_back({"no landmarks", "landmarks >= 1; found 0", [](here& d) { d.options.landmarks = 0; }});
   list.push_back({"negative landmarks", "landmarks >= 1; found -64", [](here& d) { d.options.landmarks = -64; }});
   list.push_back({"negative iterations", "iterations >= 0; found -1", [](here& d) { d.options.iterations = -1; }});

@@ -39,18 +39,21 @@ struct long_short_key {
   idx_t from;
 };
 
-// Compressed key c of tokens [begin, end).
+// Compressed key c of those of tokens [begin, end) that are seen.
 template <class N>
 long_short_key<N> compressed(const tensor<N>& k, const tensor<N>& v, const basic_long_short_options<N>& o, idx_t b,
                              idx_t h, idx_t kv_head, idx_t begin, idx_t end, idx_t c) {
   using std::exp;
   double largest = -infinity;  // only stabilises
   N sum = 0;
-  for (idx_t t = begin; t < end; ++t) largest = std::max(largest, static_cast<double>(o.logits(b, h, t, c)));
-  for (idx_t t = begin; t < end; ++t) sum += exp(o.logits(b, h, t, c) - largest);
+  std::vector<idx_t> seen;
+  for (idx_t t = begin; t < end; ++t)
+    if (!key_hidden(o.key_mask, b, t)) seen.push_back(t);
+  for (idx_t t : seen) largest = std::max(largest, static_cast<double>(o.logits(b, h, t, c)));
+  for (idx_t t : seen) sum += exp(o.logits(b, h, t, c) - largest);
   long_short_key<N> one{std::vector<N>(static_cast<std::size_t>(k.dim())),
                         std::vector<N>(static_cast<std::size_t>(v.dim())), end - 1};
-  for (idx_t t = begin; t < end; ++t) {
+  for (idx_t t : seen) {
     const N weight = exp(o.logits(b, h, t, c) - largest) / sum;
     for (idx_t d = 0; d < k.dim(); ++d) one.key[static_cast<std::size_t>(d)] += weight * k(b, kv_head, t, d);
     for (idx_t d = 0; d < v.dim(); ++d) one.value[static_cast<std::size_t>(d)] += weight * v(b, kv_head, t, d);
@@ -71,12 +74,16 @@ basic_result<N> long_short(const tensor<N>& q, const tensor<N>& k, const tensor<
       const idx_t keys = true_length(o.lengths, o.key_lengths, b, k.length()), kv_head = h / group;
       std::vector<long_short_key<N>> all;  // the compressed ones, then the tokens
       const idx_t size = o.causal ? o.segment : std::max<idx_t>(keys, 1);
+      const auto any_seen = [&](idx_t begin, idx_t end) {
+        while (begin < end && key_hidden(o.key_mask, b, begin)) ++begin;
+        return begin < end;
+      };
       for (idx_t end = size; end <= keys; end += size)
         for (idx_t c = 0; c < o.logits.dim(); ++c)
-          all.push_back(compressed(k, v, o, b, h, kv_head, end - size, end, c));
+          if (any_seen(end - size, end)) all.push_back(compressed(k, v, o, b, h, kv_head, end - size, end, c));
       const auto count = std::ssize(all);
       for (idx_t j = 0; j < keys; ++j)
-        all.push_back({normed(row(k, b, kv_head, j), o.local_gamma, o.local_beta, o.norm_eps),
+        if (any_seen(j, j + 1)) all.push_back({normed(row(k, b, kv_head, j), o.local_gamma, o.local_beta, o.norm_eps),
                        normed(row(v, b, kv_head, j), o.local_gamma, o.local_beta, o.norm_eps), j});
 
       // softmax_row takes keys and values as tensors: those of this head alone
@@ -88,6 +95,7 @@ basic_result<N> long_short(const tensor<N>& q, const tensor<N>& k, const tensor<
           own_v(0, 0, n, d) = all[static_cast<std::size_t>(n)].value[static_cast<std::size_t>(d)];
       }
       basic_softmax_options<N> head_options = o;
+      head_options.key_mask = {};
       if (!o.sinks.empty()) head_options.sinks = {o.sinks[static_cast<std::size_t>(h)]};
       for (idx_t i = 0; i < queries; ++i) {
         const idx_t position = i + keys - queries;
@@ -98,9 +106,9 @@ basic_result<N> long_short(const tensor<N>& q, const tensor<N>& k, const tensor<
         std::vector<N> scores;
         std::vector<idx_t> seen;
         for (idx_t n = 0; n < std::ssize(all); ++n) {
-          const idx_t token = n - count;
-          if (o.causal && all[static_cast<std::size_t>(n)].from > position) continue;
-          if (token >= 0 && (token < first - o.left || token > last + o.right)) continue;
+          const idx_t token = all[static_cast<std::size_t>(n)].from;
+          if (o.causal && token > position) continue;
+          if (n >= count && (token < first - o.left || token > last + o.right)) continue;
           scores.push_back(plain_score(head_options, row_q, own_k, 0, 0, 0, n, 0));
           seen.push_back(n);
         }

@@ -1,6 +1,8 @@
 #include "reference/nystrom.hpp"
 
 #include <Eigen/SVD>
+#include <algorithm>
+#include <numeric>
 #include <type_traits>
 
 #include "reference/variable.hpp"
@@ -48,15 +50,34 @@ matrix<N> rows_of(const tensor<N>& x, idx_t b, idx_t h, idx_t count) {
   return rows;
 }
 
+// Rows list[0], list[1], ...
+template <class N>
+matrix<N> chosen(const matrix<N>& x, const std::vector<idx_t>& list) {
+  matrix<N> rows(std::ssize(list), x.cols);
+  for (idx_t i = 0; i < rows.rows; ++i)
+    for (idx_t d = 0; d < x.cols; ++d) rows(i, d) = x(list[static_cast<std::size_t>(i)], d);
+  return rows;
+}
+
+// The means of the rows that are listed, of the segments that have one.
+template <class N>
+matrix<N> segment_means(const matrix<N>& x, idx_t count, const std::vector<idx_t>& list) {
+  matrix<N> means(count, x.cols);
+  std::vector<idx_t> segments;
+  for (idx_t a = 0; a < count; ++a) {
+    const auto begin = std::lower_bound(list.begin(), list.end(), a * x.rows / count);
+    const auto end = std::lower_bound(list.begin(), list.end(), (a + 1) * x.rows / count);
+    if (begin != end) segments.push_back(a);
+    for (auto i = begin; i != end; ++i)
+      for (idx_t d = 0; d < x.cols; ++d) means(a, d) += x(*i, d) / N(static_cast<double>(end - begin));
+  }
+  return chosen(means, segments);
+}
 template <class N>
 matrix<N> segment_means(const matrix<N>& x, idx_t count) {
-  matrix<N> means(count, x.cols);
-  for (idx_t a = 0; a < count; ++a) {
-    const idx_t begin = a * x.rows / count, end = (a + 1) * x.rows / count;
-    for (idx_t i = begin; i < end; ++i)
-      for (idx_t d = 0; d < x.cols; ++d) means(a, d) += x(i, d) / N(static_cast<double>(end - begin));
-  }
-  return means;
+  std::vector<idx_t> all(static_cast<std::size_t>(x.rows));
+  std::iota(all.begin(), all.end(), idx_t(0));
+  return segment_means(x, count, all);
 }
 
 // softmax over the columns of s q kᵀ, row by row.
@@ -159,7 +180,7 @@ matrix<N> inverse_by_elimination(matrix<N> a) {
 // With singular values s, V s / (s² + c² (S² - s²)) Uᵀ = ((1 - c²) AᵀA + c² S²)⁻¹ Aᵀ. The largest one is S = uᵀ A v,
 // whose derivative is that with u and v constant.
 matrix<variable> exact_inverse(const matrix<variable>& a, double cutoff) {
-  if (cutoff == 0) return inverse_by_elimination(a);
+  if (cutoff == 0) return inverse_by_elimination(a.transposed() * a) * a.transposed();
   matrix<double> values(a.rows, a.cols);
   for (std::size_t n = 0; n < a.data.size(); ++n) values.data[n] = a.data[n].value();
   const auto svd = decomposed(values);
@@ -172,14 +193,19 @@ matrix<variable> exact_inverse(const matrix<variable>& a, double cutoff) {
          a.transposed();
 }
 
-// One head, true rows only.
+// One head, true rows only. Landmarks of keys of which none is seen are left out.
 template <class N>
 struct nystrom_head {
   matrix<N> q, k, v;
+  std::vector<idx_t> seen;  // keys
+
+  matrix<N> seen_keys() const { return chosen(k, seen); }
+  matrix<N> seen_values() const { return chosen(v, seen); }
+  matrix<N> key_landmarks(idx_t m) const { return segment_means(k, m, seen); }
 
   bool whole(idx_t m) const { return q.rows <= m || k.rows <= m; }
   matrix<N> landmark_weights(double scale, idx_t m) const {
-    return softmax_weights(scale, segment_means(q, m), segment_means(k, m));
+    return softmax_weights(scale, segment_means(q, m), key_landmarks(m));
   }
 };
 
@@ -193,29 +219,32 @@ tensor<N> nystrom(const tensor<N>& q, const tensor<N>& k, const tensor<N>& v, co
   const idx_t m = options.landmarks;
   const auto head = [&](idx_t b, idx_t h) {
     const idx_t kv = h / (q.heads() / k.heads());
-    return nystrom_head<N>{rows_of(q, b, h, true_length(options.lengths, options.query_lengths, b, q.length())),
-                           rows_of(k, b, kv, true_length(options.lengths, options.key_lengths, b, k.length())),
-                           rows_of(v, b, kv, true_length(options.lengths, options.key_lengths, b, k.length()))};
+    nystrom_head<N> one{rows_of(q, b, h, true_length(options.lengths, options.query_lengths, b, q.length())),
+                        rows_of(k, b, kv, true_length(options.lengths, options.key_lengths, b, k.length())),
+                        rows_of(v, b, kv, true_length(options.lengths, options.key_lengths, b, k.length())), {}};
+    for (idx_t j = 0; j < one.k.rows; ++j)
+      if (!key_hidden(options.key_mask, b, j)) one.seen.push_back(j);
+    return one;
   };
   largest_sums<N> common;  // of the whole batch
   for (idx_t b = 0; b < q.batch() && options.inverse == pinv::whole_batch; ++b)
     for (idx_t h = 0; h < q.heads(); ++h)
-      if (const auto x = head(b, h); !x.whole(m)) common.raise(sums_of(x.landmark_weights(scale, m)));
+      if (const auto x = head(b, h); !x.whole(m) && !x.seen.empty()) common.raise(sums_of(x.landmark_weights(scale, m)));
 
   for (idx_t b = 0; b < q.batch(); ++b)
     for (idx_t h = 0; h < q.heads(); ++h) {
       const nystrom_head<N> x = head(b, h);
-      if (x.k.rows == 0) continue;
+      if (x.seen.empty()) continue;
       matrix<N> out(0, 0);
       if (x.whole(m)) {
-        out = softmax_weights(scale, x.q, x.k) * x.v;
+        out = softmax_weights(scale, x.q, x.seen_keys()) * x.seen_values();
       } else {
         const matrix<N> a = x.landmark_weights(scale, m);
         const auto sums = options.inverse == pinv::whole_batch ? common : sums_of(a);
         const matrix<N> inverse = options.inverse == pinv::exact ? exact_inverse(a, options.cutoff)
                                                                  : iterated_inverse(a, sums, options.iterations);
-        out = softmax_weights(scale, x.q, segment_means(x.k, m)) *
-              (inverse * (softmax_weights(scale, segment_means(x.q, m), x.k) * x.v));
+        out = softmax_weights(scale, x.q, x.key_landmarks(m)) *
+              (inverse * (softmax_weights(scale, segment_means(x.q, m), x.seen_keys()) * x.seen_values()));
       }
       for (idx_t i = 0; i < x.q.rows; ++i)
         for (idx_t d = 0; d < v.dim(); ++d) {
@@ -223,7 +252,7 @@ tensor<N> nystrom(const tensor<N>& q, const tensor<N>& k, const tensor<N>& v, co
           const idx_t width = convolution.dim(), position = i + x.k.rows - x.q.rows;
           for (idx_t p = 0; p < width; ++p) {
             const idx_t j = position + p - width / 2;
-            if (j >= 0 && j < x.k.rows) sum += convolution(0, 0, h, p) * x.v(j, d);
+            if (j >= 0 && j < x.k.rows && !key_hidden(options.key_mask, b, j)) sum += convolution(0, 0, h, p) * x.v(j, d);
           }
           into(b, h, i, d) = sum;
         }

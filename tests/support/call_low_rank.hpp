@@ -43,11 +43,12 @@ projection_view<S> heads_view(const tensor<S>& e) {
   return {e.data.data(), {e.heads(), e.length(), e.dim()}};
 }
 
-// What a problem's reference options and the library's have in common.
+// What a problem's reference options and the library's have in common; `seen` is its key_mask.
 template <class Options>
-void copy_common(const reference::softmax_options& from, Options& to) {
+void copy_common(const reference::softmax_options& from, Options& to, const key_mask_bytes& seen = {}) {
   if (from.scale) to.scale = static_cast<typename Options::real>(*from.scale);
   to.lengths = from.lengths, to.query_lengths = from.query_lengths, to.key_lengths = from.key_lengths;
+  to.key_mask = seen.view();
 }
 
 template <class S>
@@ -73,16 +74,18 @@ reference::result run(const linformer_problem& p, attn::execution& execution) {
   tensor<S> out(q.batch(), q.heads(), q.length(), v.dim(), S(7));
   tensor<real<S>> lse(q.batch(), q.heads(), q.length(), 1, real<S>(7));
   attn::linformer_options<S> options;
-  copy_common(p.options, options);
+  const key_mask_bytes seen(p.options.key_mask);
+  copy_common(p.options, options, seen);
   options.lse = row_view(lse);
   compiled_linformer<S>::call(view(q), view(k), view(v), view(out), heads_view(e), heads_view(f), options, execution);
   return {cast<double>(out), cast<double>(lse)};
 }
 
 template <class S>
-attn::nystrom_options<S> library_options(const reference::nystrom_options& from, const tensor<real<S>>& convolution) {
+attn::nystrom_options<S> library_options(const reference::nystrom_options& from, const tensor<real<S>>& convolution,
+                                         const key_mask_bytes& seen = {}) {
   attn::nystrom_options<S> options;
-  copy_common(from, options);
+  copy_common(from, options, seen);
   options.landmarks = from.landmarks, options.iterations = from.iterations;
   options.cutoff = static_cast<real<S>>(from.cutoff);
   options.inverse = from.inverse == reference::pinv::exact         ? attn::pseudo_inverse::exact
@@ -97,8 +100,7 @@ reference::result run(const nystrom_problem& p, attn::execution& execution) {
   const tensor<S> q = cast<S>(p.q), k = cast<S>(p.k), v = cast<S>(p.v);
   const tensor<real<S>> convolution = cast<real<S>>(p.options.convolution);
   tensor<S> out(q.batch(), q.heads(), q.length(), v.dim(), S(7));
-  compiled_nystrom<S>::call(view(q), view(k), view(v), view(out), library_options<S>(p.options, convolution),
-                            execution);
+  compiled_nystrom<S>::call(view(q), view(k), view(v), view(out), library_options<S>(p.options, convolution, key_mask_bytes(p.options.key_mask)), execution);
   return {cast<double>(out), {}};
 }
 

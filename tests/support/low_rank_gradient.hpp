@@ -108,6 +108,27 @@ void check_form_threads_and_padding(typename Form::problem p) {
   CHECK(run_gradients<Form>(p, d_results, serial) == alone);
 }
 
+// Gradients with a key_mask: no bit depends on threads nor on what is hidden, whose gradients are 0, beside NaN too;
+// nor do gradients of an item whose keys are all hidden.
+template <class Form>
+void check_form_hidden(typename Form::problem p) {
+  attn::execution serial, seven(7, 0);
+  const tensors d_results = random_d_results<Form>(p), alone = run_gradients<Form>(p, d_results, serial);
+  CHECK(run_gradients<Form>(p, d_results, seven) == alone);
+  p = poisoned(p);
+  CHECK(run_gradients<Form>(p, d_results, serial) == alone);
+  for (const auto& g : alone) CHECK(all_finite(g));
+  for (idx_t j = 0; j < p.v.length(); ++j)
+    if (!reference::key_hidden(p.options.key_mask, 0, j)) p.v(0, 0, j, 0) = std::numeric_limits<double>::quiet_NaN();
+  const tensors beside_nan = run_gradients<Form>(p, d_results, serial);
+  for (idx_t j = 0; j < p.v.length(); ++j)
+    for (idx_t b = 0; b < p.v.batch(); ++b)
+      for (idx_t h = 0; h < p.v.heads() && reference::key_hidden(p.options.key_mask, b, j); ++h) {
+        for (idx_t d = 0; d < p.k.dim(); ++d) CHECK(beside_nan[1](b, h, j, d) == 0);
+        for (idx_t d = 0; d < p.v.dim(); ++d) CHECK(beside_nan[2](b, h, j, d) == 0);
+      }
+}
+
 // One item of x, heads [first, first + count).
 inline tensor<double> heads_of_item(const tensor<double>& x, idx_t b, idx_t first, idx_t count) {
   tensor<double> to(1, count, x.length(), x.dim());

@@ -40,6 +40,28 @@ struct refused {
   std::function<void(Call&)> alter;
 };
 
+// What those that have a key_mask refuse.
+template <class Call>
+std::vector<refused<Call>> key_mask_refusals() {
+  const auto mask = [](idx_t b, idx_t j) {
+    return [=](Call& d) {
+      d.options.key_mask =
+          attn::tensor_view<std::uint8_t, 2>(reinterpret_cast<std::uint8_t*>(d.other.data.data()), {b, j});
+    };
+  };
+  return {{"a mask of keys of another batch", "key_mask batch 1 or 2; found 3", mask(3, 9)},
+          {"a mask of the queries as keys", "key_mask length = key length 9; found 6", mask(1, 6)},
+          {"a mask of no keys", "key_mask length = key length 9; found 0", mask(2, 0)},
+          {"a null mask of keys", "null",
+           [](Call& d) {
+             d.options.key_mask = attn::tensor_view<std::uint8_t, 2>(static_cast<std::uint8_t*>(nullptr), {2, 9});
+           }},
+          {"out in the mask of keys", "overlap", [](Call& d) {
+             d.options.key_mask =
+                 attn::tensor_view<std::uint8_t, 2>(reinterpret_cast<std::uint8_t*>(d.out.data.data()), {2, 9});
+           }}};
+}
+
 // What all of them refuse.
 template <class Call>
 std::vector<refused<Call>> common_refusals() {

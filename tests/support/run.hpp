@@ -114,9 +114,33 @@ inline tensor<double> random_key_mask(std::uint64_t seed, idx_t batch, idx_t len
   return mask;
 }
 
+// Another, of which adjacent keys are hidden at the begin and in the middle, and all of item `hidden`.
+inline tensor<double> gapped_key_mask(idx_t batch, idx_t length, idx_t hidden = -1) {
+  tensor<double> mask(batch, 1, 1, length);
+  for (idx_t b = 0; b < batch; ++b)
+    for (idx_t t = 0; t < length; ++t)
+      mask(b, 0, 0, t) = b != hidden && t >= b && (t < length / 3 || t >= length / 2) && (2 * t + b) % 5 != 0;
+  return mask;
+}
+
+// A problem with other numbers in what its key_mask hides: NaN and infinity.
+template <class Problem>
+Problem poisoned(Problem p) {
+  std::vector<tensor<double>*> rows{&p.k, &p.v};
+  if constexpr (requires { p.options.logits; }) rows.push_back(&p.options.logits);
+  for (tensor<double>* x : rows)
+    for (idx_t b = 0; b < x->batch(); ++b)
+      for (idx_t h = 0; h < x->heads(); ++h)
+        for (idx_t j = 0; j < x->length(); ++j)
+          for (idx_t d = 0; d < x->dim() && reference::key_hidden(p.options.key_mask, b, j); ++d)
+            (*x)(b, h, j, d) = (j + d) % 2 ? reference::infinity : std::numeric_limits<double>::quiet_NaN();
+  return p;
+}
+
 // A mask of keys [B|1, 1, 1, Lk], or none, as bytes.
 class key_mask_bytes {
  public:
+  key_mask_bytes() = default;
   explicit key_mask_bytes(const tensor<double>& mask) : batch_(mask.batch()), keys_(mask.dim()) {
     for (double x : mask.data) seen_.push_back(x != 0);
   }
@@ -128,7 +152,7 @@ class key_mask_bytes {
   attn::key_mask_view view() const { return view(0, keys_); }
 
  private:
-  idx_t batch_, keys_;
+  idx_t batch_ = 0, keys_ = 0;
   std::vector<std::uint8_t> seen_;
 };
 

@@ -13,6 +13,7 @@
 //          per head, twice, of one batch item at a time, or of several with 32 heads together; and E and F packed for
 //          some tokens at a time: 2^20 numbers, or 256 tokens of every head's E and F, if that is more.
 // Lengths  A sequence of n keys is projected by the first n columns of E and F. A sequence without keys gives zeros.
+//          Hidden keys are projected as zeros: as without their columns of E and F, which must be finite.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written. There is no causal
 //          form, and no such option: every projected key mixes all tokens, also those after a query.
 #pragma once
@@ -33,6 +34,8 @@ struct linformer_options {
   std::optional<real> scale{};
   /// True lengths, one per batch item: for queries and keys alike, or separately. Rows of padding are 0 in out.
   list_view<idx_t> lengths{}, query_lengths{}, key_lengths{};
+  /// Which keys are there at all, such as those of left padding: [B or 1, Lk] of bool or bytes.
+  key_mask_view key_mask{};
   /// Written if given: the natural logarithm of the denominator, [B, H, Lq].
   view_field<real, 3> lse{};
 };
@@ -128,12 +131,14 @@ void linformer(const Q& q, const K& k, const V& v, O&& out, const E& e, const F&
   detail::check_softmax_options(call.views, s, call.options);
   detail::check_projections(call.views, s, by_e, by_f);
   if (s.heads == 0) return;
+  const auto& mask = call.options.key_mask.bytes();
+  const detail::seen_lengths lengths(call.options.key_mask, s.batch, call.lengths, call.exec);
   const auto heads = [&](const auto& projection) { return projection.extent(0) == 1 ? s.kv_heads : s.heads; };
   detail::with_products<S>(call.exec, [&]<class P>(std::type_identity<P>) {
     detail::linformer_call<S, P>{.views = call, .lse = call.options.lse,
-                                 .terms = detail::terms_of<compute_type<S>>(call.options, s.dim),
-                                 .keys = {.e = by_e, .x = call.k, .heads = heads(by_e)},
-                                 .values = {.e = by_f, .x = call.v, .heads = heads(by_f)},
+                                 .terms = detail::terms_of_sums<compute_type<S>>(call.options, s.dim),
+                                 .keys = {.e = by_e, .x = call.k, .heads = heads(by_e), .seen = {mask}},
+                                 .values = {.e = by_f, .x = call.v, .heads = heads(by_f), .seen = {mask}},
                                  .shared = detail::shared_projection(by_e, by_f)}
         .run(call.exec);
   });

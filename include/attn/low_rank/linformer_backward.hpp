@@ -13,7 +13,7 @@
 // Shapes   as the forward call's, d_out as out, d_lse as lse. Gradients have the shapes of what they are of; dk and dv
 //          are summed over the query heads of a group, those of projections over the batch, in order, and over the
 //          heads where one projection serves all. A batch item with n keys adds nothing to columns n, n + 1, ... of E
-//          and F.
+//          and F, nor to those of keys that key_mask hides, whose dk and dv are 0.
 // Cost     2 rank Lq (3 D + 2 Dv) + 6 rank Lk (D + Dv) operations per head. Scratch: what the forward call takes, the
 //          gradients of E and F in the compute type, and, per head, 3 + n times rank (D + Dv) numbers, n = Lq / 2048
 //          from 1 to 16.
@@ -52,6 +52,7 @@ void linformer_backward(const Q& q, const K& k, const V& v, const O& out, const 
                                                                options, exec);
   const detail::attention_shape& s = call.shape;
   detail::check_softmax_numbers(call.views, s, call.options);
+  detail::check_key_options(call.views, s, call.options);
   detail::check_projections(call.views, s, by_e, by_f);
   call.views.gradient("e", gradients.e, by_e);
   call.views.gradient("f", gradients.f, by_f);
@@ -63,15 +64,17 @@ void linformer_backward(const Q& q, const K& k, const V& v, const O& out, const 
     return;
   }
 
+  const auto& mask = call.options.key_mask.bytes();
+  const detail::seen_lengths lengths(call.options.key_mask, s.batch, call.lengths, call.exec);
   const auto heads = [&](const auto& projection) { return projection.extent(0) == 1 ? s.kv_heads : s.heads; };
   detail::linformer_backward_call<S>{.views = call,
                                      .d_out = as_view(d_out),
                                      .d_lse = gradients.d_lse,
                                      .dq = gradients.q,
                                      .accumulate = gradients.accumulate,
-                                     .terms = detail::terms_of<T>(call.options, s.dim),
-                                     .keys = {.e = by_e, .x = call.k, .heads = heads(by_e)},
-                                     .values = {.e = by_f, .x = call.v, .heads = heads(by_f)},
+                                     .terms = detail::terms_of_sums<T>(call.options, s.dim),
+                                     .keys = {.e = by_e, .x = call.k, .heads = heads(by_e), .seen = {mask}},
+                                     .values = {.e = by_f, .x = call.v, .heads = heads(by_f), .seen = {mask}},
                                      .key_gradients = {.e = gradients.e, .x = gradients.k},
                                      .value_gradients = {.e = gradients.f, .x = gradients.v},
                                      .shared = detail::shared_projection(by_e, by_f)}

@@ -44,6 +44,9 @@ struct long_short_options {
   /// compressed ones. D numbers each, for D = Dv; beta may be left out.
   list_view<real> local_gamma{}, local_beta{}, global_gamma{}, global_beta{};
   real norm_eps = real(1e-5);
+  /// Which keys are there at all, such as those of left padding: [B or 1, Lk] of bool or bytes. Windows do not see the
+  /// others, whose logits count as -infinity; compressed keys of a segment in which all are hidden are hidden, too.
+  key_mask_view key_mask{};
   /// c tanh(s / c) on scale q.k.
   std::optional<real> softcap{};
   /// A logit per head that joins the denominator and has no value.
@@ -107,7 +110,8 @@ long_short_call<S, P> checked_long_short(call_views& check, const attention_view
           .causal_segment = given.segment,
           .left = std::min(given.left, all),
           .right = given.causal ? 0 : std::min(given.right, all),
-          .block = std::min(given.block, all)};
+          .block = std::min(given.block, all),
+          .key_mask = {given.key_mask.bytes()}};
 }
 
 }  // namespace detail
@@ -122,6 +126,7 @@ void long_short(const Q& q, const K& k, const V& v, O&& out, const L& logits, Op
   const tensor_view<const S> weights = as_view(logits);
   auto call = detail::checked_call<long_short_options>("long_short", q, k, v, out, options, exec);
   detail::check_softmax_options(call.views, call.shape, call.options);
+  const detail::seen_lengths lengths(call.options.key_mask, call.shape.batch, call.lengths, call.exec);
   detail::with_products<S>(call.exec, [&]<class P>(std::type_identity<P>) {
     auto driver = detail::checked_long_short<S, P>(call.views, call, weights, call.options);
     driver.lse = call.options.lse;

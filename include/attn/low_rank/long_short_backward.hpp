@@ -9,7 +9,7 @@
 // the logits:
 //   dk_t += sum_c P_tc dK'_c,  dv_t += sum_c P_tc dV'_c,
 //   dlogits_tc = P_tc (k_t . dK'_c + v_t . dV'_c - K'_c . dK'_c - V'_c . dV'_c).
-// Logits of tokens of an unfinished segment have gradient 0.
+// Logits of tokens of an unfinished segment have gradient 0, and so have keys, values and logits that key_mask hides.
 //
 // Shapes   as the forward call's; out and options.lse are what it wrote, d_out as out, d_lse as lse. Gradients have the
 //          shapes of what they are of; dk and dv are summed over the query heads of a group, those of the layer norms
@@ -61,6 +61,7 @@ void long_short_backward(const Q& q, const K& k, const V& v, const O& out, const
   auto call = detail::checked_backward_call<long_short_options>("long_short_backward", q, k, v, out, d_out, gradients,
                                                                 options, none, none_backward, exec);
   const auto& given = call.options;
+  const detail::seen_lengths lengths(given.key_mask, call.shape.batch, call.forward.lengths, call.forward.exec);
   detail::attention_views<S> views = call.forward;
   views.v = call.v, views.shape = call.shape;
   const auto compressed = detail::checked_long_short<S>(call.views, views, weights, given);

@@ -12,6 +12,9 @@
 // Where there are no more than m queries or no more than m keys, the result is that of full softmax: every token is a
 // landmark.
 //
+// With key_mask a row of K' is the mean of the keys of its segment that are seen. Where none is, it is left out: its
+// column of A is 0, and with it the row of A^+, iterated or exact. Q' has the queries of all tokens.
+//
 // Shapes   as full_softmax.
 // Cost     2 m (Lq + Lk) (D + Dv) operations per head, and 8 iterations m^3 for the inverse; the exact one takes 8 to 20
 //          sweeps (16 to 256 landmarks) of 9 m^3, in double. Scratch: per key head, up to 16 partial results of m Dv
@@ -41,6 +44,9 @@ struct nystrom_options {
   std::optional<real> scale{};
   /// True lengths, one per batch item: for queries and keys alike, or separately. Rows of padding are 0 in out.
   list_view<idx_t> lengths{}, query_lengths{}, key_lengths{};
+  /// Which keys are there at all, such as those of left padding: [B or 1, Lk] of bool or bytes. Values of the others
+  /// are not convolved either.
+  key_mask_view key_mask{};
   /// The number m of landmarks.
   idx_t landmarks = 64;
   pseudo_inverse inverse = pseudo_inverse::per_head;
@@ -61,6 +67,7 @@ void check_nystrom(attention_call<S, nystrom_options<S>>& call) {
   call_views& views = call.views;
   const nystrom_options<S>& given = call.options;
   check_scale(views, given.scale);
+  check_key_options(views, call.shape, given);
   views.at_least("landmarks", 1, given.landmarks);
   views.at_least("iterations", 0, given.iterations);
   if (!(given.cutoff >= 0 && given.cutoff < 1)) views.fail("a cutoff from 0 to below 1", given.cutoff);
@@ -75,8 +82,8 @@ nystrom_call<S, P> nystrom_of(const attention_call<S, nystrom_options<S>>& call)
   const nystrom_options<S>& given = call.options;
   return {.views = call,
           .convolution = given.convolution,
-          .plan = {call.shape, call.lengths, given.landmarks},
-          .terms = terms_of<compute_type<S>>(given, call.shape.dim),
+          .plan = {call.shape, call.lengths, given.landmarks, {given.key_mask.bytes()}},
+          .terms = terms_of_sums<compute_type<S>>(given, call.shape.dim),
           .inverse = {.exact = given.inverse == pseudo_inverse::exact,
                       .iterations = given.iterations,
                       .cutoff = static_cast<double>(given.cutoff)},
@@ -91,6 +98,7 @@ void nystrom(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}
   using S = element_of<const Q&>;
   auto call = detail::checked_call<nystrom_options>("nystrom", q, k, v, out, options, exec);
   detail::check_nystrom(call);
+  const detail::seen_lengths lengths(call.options.key_mask, call.shape.batch, call.lengths, call.exec);
   detail::with_products<S>(call.exec, [&]<class P>(std::type_identity<P>) {
     detail::nystrom_of<S, P>(call).run(call.exec);
   });

@@ -12,6 +12,8 @@
 // the head with the largest sum. The exact inverse is differentiated as a function of A, cutoff included; where A is
 // singular and the cutoff 0, at constant rank.
 //
+// Keys that key_mask hides have gradient 0, and so have their values.
+//
 // Shapes   as the forward call's, d_out as out; nothing but the inputs is needed. Gradients have the shapes of what
 //          they are of; dk and dv are summed over the query heads of a group, that of the convolution over the batch.
 // Cost     2 m Lq (3 D + 2 Dv) + 2 m Lk (4 D + 3 Dv) operations per head, and 15 iterations 2 m^3 for the inverse; the
@@ -48,6 +50,7 @@ void nystrom_backward(const Q& q, const K& k, const V& v, const D& d_out,
       detail::checked_backward_call<nystrom_options>("nystrom_backward", q, k, v, d_out, gradients, options, exec);
   detail::check_nystrom(call);
   call.views.gradient("convolution", gradients.convolution, call.options.convolution);
+  const detail::seen_lengths lengths(call.options.key_mask, call.shape.batch, call.lengths, call.exec);
   const auto forward = detail::nystrom_of<S, detail::product_type<S>>(call);
   detail::nystrom_backward_call<S>{.forward = forward,
                                    .d_out = as_view(d_out),

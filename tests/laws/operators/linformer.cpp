@@ -1,4 +1,5 @@
 #include "laws/law.hpp"
+#include "laws/operators/mask.hpp"
 #include "laws/stored.hpp"
 #include "support/call_low_rank.hpp"
 
@@ -9,7 +10,11 @@ struct linformer_entry {
   std::string name;
   idx_t rank = 1;
   bool e_per_head = false, f_per_head = false, one = false;  // one: F is E
-  bool scaled = false;
+  bool scaled = false, mask = false;
+
+  tensor<double> key_mask(const law_shape& s) const {
+    return mask ? key_mask_for_reference(law_key_mask(s), s) : tensor<double>{};
+  }
 };
 
 // Deterministic in the absolute head and the token, so that a part of a call gets the numbers it has in the whole.
@@ -25,14 +30,15 @@ tensor<T> projection_for(std::uint64_t seed, const law_shape& s, idx_t rank, boo
 }
 
 template <class T>
-bound<T> bind_projections(tensor<T> keys, tensor<T> values, std::optional<T> scale = {}) {
+bound<T> bind_projections(tensor<T> keys, tensor<T> values, std::optional<T> scale = {}, key_mask_bytes mask = {}) {
   struct projections {
     tensor<T> e, f;
+    key_mask_bytes seen;
   };
   return [scale,
-          p = std::make_shared<projections>(projections{std::move(keys), std::move(values)})](const law_call<T>& call) {
+          p = std::make_shared<projections>(projections{std::move(keys), std::move(values), std::move(mask)})](const law_call<T>& call) {
     attn::linformer_options<T> options;
-    options.scale = scale;
+    options.scale = scale, options.key_mask = p->seen.view();
     call.set_lengths(options);
     options.lse = call.lse;
     const projection_view<T> e = heads_view(p->e), f = p->f.empty() ? e : heads_view(p->f);
@@ -44,15 +50,17 @@ template <class T>
 backward_binder<T> linformer_backward(const linformer_entry& entry) {
   struct memory {
     tensor<T> e, f, d_e, d_f;
+    key_mask_bytes seen;
   };
   return [entry](const law_shape& s) {
     auto m = std::make_shared<memory>();
     m->e = m->f = projection_for<T>(1, s, entry.rank, entry.e_per_head);
     if (!entry.one) m->f = projection_for<T>(2, s, entry.rank, entry.f_per_head);
-    m->d_e = m->e, m->d_f = m->f;
+    m->d_e = m->e, m->d_f = m->f, m->seen = key_mask_bytes(entry.key_mask(s));
     return [m, entry](const law_backward_call<T>& call) {
       attn::linformer_options<T> options;
       if (entry.scaled) options.scale = T(0.3);
+      options.key_mask = m->seen.view();
       call.set_lengths(options);
       options.lse = call.lse;
       const auto per_head = [](tensor<T>& x) {
@@ -75,7 +83,7 @@ law_operator<T> operator_of(const linformer_entry& entry) {
   op.bind = [entry](const law_shape& s) {
     return bind_projections(projection_for<T>(1, s, entry.rank, entry.e_per_head),
                             entry.one ? tensor<T>{} : projection_for<T>(2, s, entry.rank, entry.f_per_head),
-                            entry.scaled ? std::optional<T>(T(0.3)) : std::nullopt);
+                            entry.scaled ? std::optional<T>(T(0.3)) : std::nullopt, key_mask_bytes(entry.key_mask(s)));
   };
   op.backward = linformer_backward<T>(entry);
   op.reference = [entry](const law_shape& s) {
@@ -83,6 +91,7 @@ law_operator<T> operator_of(const linformer_entry& entry) {
     options.e = options.f = cast<double>(projection_for<T>(1, s, entry.rank, entry.e_per_head));
     if (!entry.one) options.f = cast<double>(projection_for<T>(2, s, entry.rank, entry.f_per_head));
     if (entry.scaled) options.scale = static_cast<double>(T(0.3));
+    options.key_mask = entry.key_mask(s);
     return [options](const law_reference_call& call) {
       reference::linformer_options o = options;
       o.e = call.parameter(options.e), o.f = call.parameter(options.f);
@@ -90,7 +99,9 @@ law_operator<T> operator_of(const linformer_entry& entry) {
       return reference::linformer(call.q, call.k, call.v, o);
     };
   };
-  op.sees = [](const law_shape&, idx_t, idx_t, idx_t, idx_t) { return true; };
+  op.sees = [entry](const law_shape& s, idx_t b, idx_t, idx_t, idx_t j) {
+    return !(entry.mask && !key_mask_sees(s.first_batch + b, j));
+  };
   return op;
 }
 
@@ -116,9 +127,10 @@ void add_linformer(std::vector<law_operator<T>>& all) {
   for (const linformer_entry& entry : {linformer_entry{"linformer", 40},
                                        {"linformer, one projection for keys and values", 9, false, false, true},
                                        {"linformer, projections per head", 33, true, true},
+                                       {"linformer, F per head, a key_mask", 30, false, true, false, false, true},
                                        {"linformer, F per head, scaled", 16, false, true, false, true}})
     all.push_back(operator_of<T>(entry));
-  all[all.size() - 4].limits = {identity_is_full<T>()};
+  all[all.size() - 5].limits = {identity_is_full<T>()};
   all.back().without = {{"causality", "bidirectional by definition"},
                         {"averages", "rows of F do not sum to 1"},
                         {"stream", "bidirectional by definition"},

@@ -1,5 +1,6 @@
 #include "reference/long_short.hpp"
 
+#include "laws/operators/mask.hpp"
 #include "laws/operators/patterns.hpp"
 #include "laws/stored.hpp"
 #include "support/call_long_short.hpp"
@@ -11,6 +12,7 @@ struct long_short_entry {
   std::string name;
   idx_t left, right, rank, segment = 0, block = 0;
   bool norms = false, scores = false;  // scores: softcap, sinks, scale
+  bool mask = false;
 };
 
 template <class T>
@@ -18,8 +20,12 @@ struct parameters {
   long_short_entry entry;
   tensor<T> logits, d_logits;
   std::vector<T> sinks, gamma, beta, d_sinks, d_norms[4];  // of local gamma and beta, global gamma and beta
+  tensor<double> mask;
+  key_mask_bytes seen;
 
-  parameters(const long_short_entry& e, const law_shape& s) : entry(e), logits(s.batch, s.heads, s.keys, e.rank) {
+  parameters(const long_short_entry& e, const law_shape& s)
+      : entry(e), logits(s.batch, s.heads, s.keys, e.rank),
+        mask(e.mask ? key_mask_for_reference(law_key_mask(s), s) : tensor<double>{}), seen(mask) {
     for (idx_t b = 0; b < s.batch; ++b)
       for (idx_t h = 0; h < s.heads; ++h)
         for (idx_t j = 0; j < s.keys; ++j)
@@ -42,7 +48,7 @@ struct parameters {
     if (entry.norms) o.norm_eps = T(1e-3);
     o.local_gamma = o.global_gamma = gamma, o.local_beta = o.global_beta = beta;
     if (entry.scores) o.softcap = T(2), o.scale = T(0.3);
-    o.sinks = sinks;
+    o.sinks = sinks, o.key_mask = seen.view();
     call.set_lengths(o);
     o.lse = call.lse;
     return o;
@@ -51,6 +57,7 @@ struct parameters {
     reference::long_short_options o;
     o.left = entry.left, o.right = entry.right, o.block = entry.block;
     o.causal = entry.segment > 0, o.segment = entry.segment;
+    o.key_mask = mask;
     o.logits = call.parameter(logits), o.sinks = call.parameter(sinks);
     o.local_gamma = call.parameter(gamma), o.local_beta = call.parameter(beta);
     o.global_gamma = call.parameter(gamma), o.global_beta = call.parameter(beta);
@@ -101,7 +108,8 @@ law_operator<T> operator_of(const long_short_entry& entry) {
     };
   };
   // Compressed keys mix the tokens of all, or of their segment.
-  op.sees = [entry](const law_shape& s, idx_t, idx_t, idx_t i, idx_t j) {
+  op.sees = [entry](const law_shape& s, idx_t b, idx_t, idx_t i, idx_t j) {
+    if (entry.mask && !key_mask_sees(s.first_batch + b, j)) return false;
     const idx_t position = i + s.keys - s.queries;
     if (entry.segment == 0) return true;
     const idx_t end = (j / entry.segment + 1) * entry.segment;
@@ -124,6 +132,8 @@ void add_long_short(std::vector<law_operator<T>>& all) {
   all.push_back(operator_of<T>({.name = "long_short causal", .left = 30, .right = 0, .rank = 2, .segment = 16}));
   all.push_back(operator_of<T>(
       {.name = "long_short with norms, blocks", .left = 5, .right = 9, .rank = 13, .block = 12, .norms = true}));
+  all.push_back(operator_of<T>({.name = "long_short causal with a key_mask, norms",
+                                .left = 9, .right = 0, .rank = 4, .segment = 11, .norms = true, .mask = true}));
   all.push_back(operator_of<T>(
       {.name = "long_short of everything", .left = 5, .right = 0, .rank = 3, .segment = 7, .scores = true}));
   all.back().without = {{"stream", "there is no step"},

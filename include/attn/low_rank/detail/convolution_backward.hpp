@@ -5,6 +5,7 @@
 #include <attn/core/detail/gradients.hpp>
 #include <attn/core/detail/tile_product.hpp>
 #include <attn/core/execution.hpp>
+#include <attn/low_rank/detail/key_flags.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
@@ -20,6 +21,7 @@ struct convolution_backward {
   tensor_view<const S> v, d_out;
   attention_shape shape;
   sequence_lengths lengths;
+  key_flags seen{};
 
   idx_t taps() const { return weights.extent(1); }
   idx_t first(idx_t b) const { return lengths.keys(b) - lengths.queries(b) - taps() / 2; }
@@ -56,8 +58,14 @@ struct convolution_backward {
     const auto begin_of = [&](idx_t t) { return std::clamp<idx_t>(-(at + t), 0, queries); };
     const auto end_of = [&](idx_t t) { return std::clamp<idx_t>(keys - (at + t), begin_of(t), queries); };
     const auto add = [&](auto N, idx_t t, idx_t begin, idx_t end) {
-      for (; begin < end; begin += chunk)
-        add_products<N.value>(d, x, begin, std::min(begin + chunk, end), at + t, sums + t);
+      for (; begin < end; begin += chunk) {
+        const idx_t stop = std::min(begin + chunk, end);
+        const seen_range values = seen.range(b, begin + at + t, stop + at + t + N.value - 1);
+        if (values)
+          add_products<N.value, true>(d, x, values, begin, stop, at + t, sums + t);
+        else
+          add_products<N.value, false>(d, x, values, begin, stop, at + t, sums + t);
+      }
     };
     if (count == together) {  // queries all of whose taps lie inside; the rest tap by tap
       const idx_t begin = begin_of(0), end = std::max(begin, end_of(together - 1));
@@ -71,16 +79,17 @@ struct convolution_backward {
     }
   }
 
-  /// sums[n] += sum over i in [begin, end) of d_i . x_(i + offset + n)
-  template <int N>
-  static void add_products(const matrix_view<const S>& d, const matrix_view<const S>& x, idx_t begin, idx_t end,
-                           idx_t offset, T* sums) {
+  /// sums[n] += sum over i in [begin, end) of d_i . x_(i + offset + n), of those x that are seen: `values`
+  template <int N, bool Hidden>
+  static void add_products(const matrix_view<const S>& d, const matrix_view<const S>& x, const seen_range& values,
+                           idx_t begin, idx_t end, idx_t offset, T* sums) {
     packet<T> acc[N];
     unroll<N>([&](auto n) { acc[n] = zero<T>(); });
     for (idx_t i = begin; i < end; ++i)
       for (idx_t c = 0; c < d.cols; c += width<T>) {
         const packet<T> y = load_part<T>(d.row(i) + c * d.col_stride, d.col_stride, d.cols - c);
         unroll<N>([&](auto n) {
+          if (Hidden && values.hides(i - begin + n)) return;
           acc[n] = fma(y, load_part<T>(x.row(i + offset + n) + c * x.col_stride, x.col_stride, d.cols - c), acc[n]);
         });
       }

@@ -14,6 +14,7 @@
 #include <attn/core/detail/exp.hpp>
 #include <attn/core/detail/sums_in_parts.hpp>
 #include <attn/low_rank/detail/panel_product.hpp>
+#include <attn/low_rank/detail/key_flags.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
@@ -57,15 +58,15 @@ struct few_rows {
             memory.allocate<P>(operands<P>(capacity) * round_up(dim, panel_width<T>)), 0, dim, capacity};
   }
 
-  /// For scores the rows are multiplied by `times`.
+  /// Rows which[0], which[1], ... of x; for scores they are multiplied by `times`.
   template <class S>
-  void pack(const matrix_view<const S>& x, idx_t rows, T times) {
+  void pack(const matrix_view<const S>& x, idx_t rows, T times, const index_map& which = {}) {
     count = rows;
     if constexpr (numbers_of<P> > 1) factor = std::exchange(times, T(1));
     for (idx_t r = 0; r < count; r += tile_rows)
-      pack_rows<P>([&](idx_t i) { return x.row(r + i); }, std::min<idx_t>(tile_rows, count - r), dim, x.col_stride,
-                   times, tiles + r * row_operands<P>(dim));
-    pack_panels<P>([&](idx_t i) { return x.row(i); }, 0, count, dim, x.col_stride, panels, capacity);
+      pack_rows<P>([&](idx_t i) { return x.row(which[r + i]); }, std::min<idx_t>(tile_rows, count - r), dim,
+                   x.col_stride, times, tiles + r * row_operands<P>(dim));
+    pack_panels<P>([&](idx_t i) { return x.row(which[i]); }, 0, count, dim, x.col_stride, panels, capacity);
   }
 
   /// to[row][token] = products with `tokens` tokens, packed as columns, or to[row][token] += that.
@@ -218,15 +219,17 @@ struct attended_rows {
 };
 
 /// The gradients of the tokens packed in s, keys and values; s.x has its columns, s.y too where gradients of scores are
-/// wanted, and s.x has its rows where gradients of the queries are. Sums are without the scale.
+/// wanted, and s.x has its rows where gradients of the queries are, those of hidden keys 0. Sums are without the scale.
 template <class P, class T = sum_type<P>>
-void backward_of_keys(const attended_rows<P>& from, few_rows_scratch<P>& s, T* d_keys, idx_t stride, T* d_values,
-                      idx_t stride_v, T* d_queries, bool accumulate) {
+void backward_of_keys(const attended_rows<P>& from, const seen_range& seen, few_rows_scratch<P>& s, T* d_keys,
+                      idx_t stride, T* d_values, idx_t stride_v, T* d_queries, bool accumulate) {
   const bool scores = d_keys || d_queries;
   const idx_t tokens = s.x.count, rows = from.queries.count;
   from.queries.scores(s.x.columns, tokens, s.weights);
   if (scores) from.d_out.scores(s.y.columns, tokens, s.d_scores);
   softmax_rows(s.weights, scores ? s.d_scores : nullptr, rows, tokens, from.maximum, from.delta);
+  for (idx_t t = 0; seen && d_queries && t < tokens; ++t)  // the rows of hidden keys are not used but by the queries
+    for (idx_t r = 0; seen.hides(t) && r < rows; ++r) s.d_scores[r * few_rows_stride + t] = T(0);
   if (d_values) from.d_out.weighted_sums(s.weights, tokens, d_values, stride_v, accumulate, s.operands);
   if (d_keys) from.queries.weighted_sums(s.d_scores, tokens, d_keys, stride, accumulate, s.operands);
   if (d_queries) s.x.add_mix(s.d_scores, rows, d_queries, stride, s.operands);

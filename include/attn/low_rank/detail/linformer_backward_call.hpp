@@ -169,18 +169,20 @@ struct linformer_backward_call {
     for (idx_t n = 0; n < w.count; ++n)
       for (idx_t kv = 0; kv < shape().kv_heads; ++kv) {
         const idx_t b = w.first + n, real = std::min(end, views.lengths.keys(b)), count = real - begin;
+        const seen_range seen = side.seen.range(b, begin, real);
         const projected_rows<P>* const heads =
             (second ? w.scratch[n].value_heads : w.scratch[n].key_heads) + kv * group;
         if (count > 0 && to.e) block.x.pack(head_of(side.x, b, kv), begin, count, true, false);
         for (idx_t g = 0; g < group && count > 0; ++g) {
           const few_rows<P> gradient = gradient_of(heads[g]);
           if (to.e)
-            add_to_projection(gradient, block.x, to, one_e ? 0 : kv * group + g, begin, b > 0 || (one_e && kv > 0),
-                              block.edge);
+            add_to_projection(gradient, block.x, seen, to, one_e ? 0 : kv * group + g, begin,
+                              b > 0 || (one_e && kv > 0), block.edge);
           if (!to.x) continue;
           if (!one_e) load_projection(side, kv * group + g, begin, count, block.e);
           gradient.weighted_sums(block.e, count, block.dx, stride, g > 0, block.operands);
         }
+        if (to.x) seen.clear_rows(block.dx, count, stride);
         if (to.x)
           store_gradient_rows(block.dx, stride, T(1), rows_from(head_of(to.x, b, kv), begin), 0, end - begin,
                               std::max<idx_t>(count, 0), accumulate);
@@ -192,18 +194,18 @@ struct linformer_backward_call {
     return gradient;
   }
   /// Products of rows and tokens become columns [begin, ...) of the sums of one head of E, or are added to them.
-  static void add_to_projection(const few_rows<P>& rows, const block_tokens<P>& x, const projection_gradients<S>& to,
-                                idx_t head, idx_t begin, bool add, T* edge) {
-    const idx_t whole = x.count / panel_width<T> * panel_width<T>, rest = x.count - whole;
+  static void add_to_projection(const few_rows<P>& rows, const block_tokens<P>& x, const seen_range& seen,
+                                const projection_gradients<S>& to, idx_t head, idx_t begin, bool add, T* edge) {
+    const idx_t whole = seen ? 0 : x.count / panel_width<T> * panel_width<T>, rest = x.count - whole;
     T* const sums = to.row(head, 0) + begin;
     if (whole > 0) rows.scores(x.columns, whole, sums, to.stride, add);
     if (rest == 0) return;
-    // Products of the last, partial packets are not all those of tokens.
+    // Products of the last, partial packets are not all those of tokens, nor are all tokens seen.
     rows.scores(x.columns + whole * operands<P>(rows.dim), rest, edge);
     for (idx_t r = 0; r < rows.count; ++r)
       for (idx_t j = 0; j < rest; ++j) {
         T& to_one = sums[r * to.stride + whole + j];
-        to_one = (add ? to_one : T(0)) + edge[r * few_rows_stride + j];
+        to_one = (add ? to_one : T(0)) + (seen.hides(j) ? T(0) : edge[r * few_rows_stride + j]);
       }
   }
   /// Columns [begin, begin + count) of one head of E, as [rank][few_rows_stride].

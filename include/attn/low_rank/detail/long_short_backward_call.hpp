@@ -51,6 +51,7 @@ struct long_short_backward_call {
     m.normed_keys = memory.allocate<T>(forward.global ? rows * m.sums.padded() : 0);
     m.normed_values = memory.allocate<T>(forward.global ? rows * m.sums.padded_v() : 0);
     m.maximum = memory.allocate<T>(rows), m.share = memory.allocate<T>(rows), m.delta = memory.allocate<T>(rows);
+    m.seen = memory.allocate<unsigned char>(forward.key_mask ? rows : 0);
     const idx_t padded = round_up(rows, panel_width<T>);
     m.d_keys = sums_in_parts<T>::layout(memory, parts(), wanted.compressed_keys() ? padded : 0, dim);
     m.d_values = sums_in_parts<T>::layout(memory, parts(), wanted.compressed_values() ? padded : 0, dim_v);
@@ -99,7 +100,7 @@ struct long_short_backward_call {
     const auto scratch = exec.scratch(
         worker, [&](arena& memory) { return token_sums_scratch<T>::layout(memory, shape().dim, shape().dim_v); });
     p.query_heads[g].sums.add_part(part, forward.segment(keys(b)), head_of(forward.logits, b, kv * shape().group() + g),
-                               head_of(in.k, b, kv), head_of(in.v, b, kv), scratch);
+                               head_of(in.k, b, kv), head_of(in.v, b, kv), forward.key_mask, b, scratch);
   }
   /// Merges the sums, and packs them as keys and values.
   void pack_compressed(const head& p, idx_t b, idx_t g) const {
@@ -111,6 +112,7 @@ struct long_short_backward_call {
       m.share[r] = all == T(0) ? T(0) : T(1) / all;
       if (all == T(0)) m.maximum[r] = T(0);
     }
+    forward.mark_seen(m.seen, b);
     if (rows == 0) return;
     const T *from_keys = m.sums.all_keys, *from_values = m.sums.all_values;
     if (forward.global) {
@@ -143,6 +145,7 @@ struct long_short_backward_call {
     } else if (count > 0) {
       s.window.fill(key, value, 0, count);
     }
+    s.window.keys.positions.first = first;
     const long_short_part<T>& part = p.parts[n];
     s.window.d_keys = part.d_keys ? part.d_keys + (first - part.first) * stride() : nullptr;
     s.window.d_values = part.d_values ? part.d_values + (first - part.first) * stride_v() : nullptr;
@@ -151,6 +154,7 @@ struct long_short_backward_call {
     for (idx_t g = 0; g < shape().group(); ++g) {
       const idx_t h = kv * shape().group() + g;
       const auto terms = in.terms().for_head(b, h, at);
+      const auto of_compressed = forward.compressed_terms(terms, p.query_heads[g].seen, b);
       auto back = in.back(terms);
       backward_keys<P> compressed = p.query_heads[g].compressed;
       compressed.d_keys = wanted.compressed_keys() ? p.query_heads[g].d_keys.part(n) : nullptr;
@@ -167,7 +171,7 @@ struct long_short_backward_call {
         differentiate(s.rows, rows, ranges, which, s.window, terms, s.block, dq, stride(), back);
         for (idx_t r = 0; r < rows; ++r)
           ranges[r] = {0, forward.rank() * forward.finished(length, forward.causal ? i + r + at + 1 : length)};
-        differentiate(s.rows, rows, ranges, which, compressed, terms, s.block, dq, stride(), back);
+        differentiate(s.rows, rows, ranges, which, compressed, of_compressed, s.block, dq, stride(), back);
         for (idx_t r = 0; dq && r < rows; ++r)
           store_gradient_row(dq + r * stride(), terms.scale, head_of(in.dq, b, h), i + r, in.accumulate);
       }
@@ -202,6 +206,7 @@ struct long_short_backward_call {
   void gather_windows(const head& p, idx_t b, idx_t kv, idx_t block, execution& exec, int worker) const {
     const idx_t begin = block * part_size, end = std::min(begin + part_size, keys(b));
     T* const x = exec.scratch(worker, [&](arena& memory) { return memory.allocate<T>(shape().dim); });
+    const seen_range seen = forward.key_mask.range(b, begin, end);
     if (p.local) p.local[block].clear();
     const auto gather = [&](const matrix_view<const S>& from, T* long_short_part<T>::*sums_of, T* to, idx_t row_stride,
                             T factor) {
@@ -214,7 +219,7 @@ struct long_short_backward_call {
           const T* const sums = part.*sums_of + (j - part.first) * row_stride;
           for (idx_t d = 0; d < row_stride; ++d) row[d] += sums[d] * factor;
         }
-        if (!forward.local) continue;
+        if (!forward.local || seen.hides(j - begin)) continue;
         for (idx_t d = 0; d < from.cols; ++d) x[d] = static_cast<T>(from.row(j)[d * from.col_stride]);
         norm_back(forward.local, x, from.cols, row, p.local[block]);
       }
@@ -232,6 +237,7 @@ struct long_short_backward_call {
     if (m.d_keys.rows > 0) m.d_keys.merge(in.terms().scale);
     if (m.d_values.rows > 0) m.d_values.merge(T(1));
     for (idx_t r = 0; r < rows; ++r) {
+      if (forward.key_mask && !m.seen[r]) continue;  // its tokens take no gradient from it
       const auto back = [&](const T* x, const sums_in_parts<T>& sums, idx_t cols) {
         if (sums.rows == 0) return T(0);
         if (forward.global) norm_back(forward.global, x, cols, sums.row(r), norm);
@@ -259,6 +265,7 @@ struct long_short_backward_call {
     const idx_t count = std::min(few_rows_block, (segment + 1) * size - begin);
     auto s = exec.scratch(
         worker, [&](arena& memory) { return compressed_tokens<T>::layout(memory, rank, shape().dim, shape().dim_v); });
+    const seen_range seen = forward.key_mask.range(b, begin, begin + count);
     if (wanted.logits) {
       s.block.x.pack(head_of(in.k, b, kv), begin, count, true, false);
       s.block.y.pack(head_of(in.v, b, kv), begin, count, true, false);
@@ -277,7 +284,7 @@ struct long_short_backward_call {
       if (!wanted.logits) continue;
       s.keys.scores(s.block.x.columns, count, s.block.d_scores);
       s.values.scores(s.block.y.columns, count, s.block.d_scores, few_rows_stride, true);
-      s.store_logits(head_of(wanted.logits, b, h), begin, count, m.delta + row, in.accumulate);
+      s.store_logits(head_of(wanted.logits, b, h), begin, count, seen, m.delta + row, in.accumulate);
     }
     store_tokens(p, b, kv, begin, begin + count);
   }
@@ -289,6 +296,10 @@ struct long_short_backward_call {
       clear_rows(head_of(wanted.logits, b, kv * shape().group() + g), begin, shape().keys);
   }
   void store_tokens(const head& p, idx_t b, idx_t kv, idx_t begin, idx_t end) const {
+    const idx_t real = std::min(end, keys(b));
+    const seen_range seen = forward.key_mask.range(b, begin, real);
+    if (wanted.k) seen.clear_rows(p.d_keys + begin * stride(), real - begin, stride());
+    if (wanted.v) seen.clear_rows(p.d_values + begin * stride_v(), real - begin, stride_v());
     if (wanted.k)
       store_gradient_rows(p.d_keys, stride(), T(1), head_of(wanted.k, b, kv), begin, end, keys(b), in.accumulate);
     if (wanted.v)

@@ -56,6 +56,7 @@ struct long_short_head {
 
   token_sums<T> sums;
   packed_keys<P> compressed;
+  unsigned char* seen;  // per row, where there is a key_mask: whether its segment has a key that is seen
 
   /// Packs the compressed keys of the first `segments` segments.
   [[gnu::noinline]] void pack(idx_t segments) const {
@@ -89,6 +90,7 @@ struct long_short_call {
   bool causal;
   idx_t causal_segment;
   idx_t left, right, block;  // the window, clamped to what can occur
+  key_flags key_mask{};
 
   const attention_shape& shape() const { return views.shape; }
   idx_t length(idx_t b) const { return views.lengths.keys(b); }
@@ -115,7 +117,8 @@ struct long_short_call {
   long_short_head<P> head_layout(arena& memory) const {
     const idx_t most = finished(shape().keys, shape().keys), dim = shape().dim, dim_v = shape().dim_v;
     return {token_sums<T>::layout(memory, most, segment(shape().keys), rank(), dim, dim_v),
-            packed_keys<P>::layout(memory, most * rank(), dim, dim_v)};
+            packed_keys<P>::layout(memory, most * rank(), dim, dim_v),
+            memory.allocate<unsigned char>(key_mask ? most * rank() : 0)};
   }
   long_short_scratch<P> scratch_layout(arena& memory) const {
     const idx_t normed = local ? slots() : 0, dim = shape().dim, dim_v = shape().dim_v;
@@ -132,6 +135,18 @@ struct long_short_call {
     }
   }
 
+  /// Compressed keys of segments in which every key is hidden are hidden.
+  void mark_seen(unsigned char* rows, idx_t b) const {
+    const idx_t size = segment(length(b));
+    for (idx_t n = 0; key_mask && n < segments(b); ++n)
+      std::fill_n(rows + n * rank(), rank(), static_cast<unsigned char>(key_mask.any(b, n * size, (n + 1) * size)));
+  }
+  template <class Terms>
+  Terms compressed_terms(Terms of_window, const unsigned char* rows, idx_t b) const {
+    if (key_mask) of_window.mask = {rows, {1, 1, 1, segments(b) * rank()}};
+    return of_window;
+  }
+
   /// The keys of the window of the query at position p.
   key_range window(idx_t p, idx_t keys) const {
     const idx_t first = block ? floor_div(p, block) * block : p, last = block ? first + block - 1 : p;
@@ -145,6 +160,7 @@ struct long_short_call {
     const idx_t n = length(b), shift = n - views.lengths.queries(b), kv = h / shape().group();
     const auto key = head_of(views.k, b, kv), value = head_of(views.v, b, kv);
     const idx_t first = window(begin + shift, n).begin, count = window(end - 1 + shift, n).end - first;
+    const auto of_window = terms.for_head(b, h, shift), of_compressed = compressed_terms(of_window, head.seen, b);
     s.window.positions = {local ? 0 : first, 1, nullptr};
     if (count > 0 && local) {
       local.apply(key, first, count, s.keys);
@@ -154,6 +170,7 @@ struct long_short_call {
     } else if (count > 0) {
       s.window.pack(key, value, 0, count);
     }
+    s.window.positions.first = first;
     for (idx_t i = begin; i < end; i += max_rows) {
       const idx_t rows = std::min(max_rows, end - i);
       s.block.begin(head_of(views.q, b, h), {i, 1, nullptr}, rows, terms.query_factor());
@@ -161,9 +178,9 @@ struct long_short_call {
         const key_range seen = window(i + r + shift, n);
         s.block.ranges[r] = {seen.begin - first, seen.end - first};
       }
-      attend(s.block, s.window, terms);
+      attend(s.block, s.window, of_window);
       for (idx_t r = 0; r < rows; ++r) s.block.ranges[r] = {0, rank() * finished(n, causal ? i + r + shift + 1 : n)};
-      attend(s.block, head.compressed, terms);
+      attend(s.block, head.compressed, of_compressed);
       finish(s.block, head_of(views.out, b, h), per_head(sinks, h), row_of(lse, b, h), lse.stride(2),
              row_of(maximum, b, h));
     }
@@ -183,12 +200,15 @@ struct long_short_call {
       const auto scratch = w.exec.scratch(
           worker, [&](arena& memory) { return token_sums_scratch<T>::layout(memory, shape().dim, shape().dim_v); });
       to.sums.add_part(part, segment(length(b)), head_of(logits, b, h), head_of(views.k, b, kv),
-                       head_of(views.v, b, kv), scratch);
+                       head_of(views.v, b, kv), key_mask, b, scratch);
     });
     for_each_head(w, heads, most_segments, [&](const head& to, idx_t b, idx_t, idx_t n, int) {
       if (n < segments(b)) finish_segment(to, b, n);
     });
-    for_each_head(w, heads, 1, [&](const head& to, idx_t b, idx_t, idx_t, int) { to.pack(segments(b)); });
+    for_each_head(w, heads, 1, [&](const head& to, idx_t b, idx_t, idx_t, int) {
+      to.pack(segments(b));
+      mark_seen(to.seen, b);
+    });
     for_each_head(w, heads, ceil_div(shape().queries, chunk()),
                   [&](const head& from, idx_t b, idx_t h, idx_t part, int worker) {
                     const idx_t begin = part * chunk(), end = std::min(begin + chunk(), views.lengths.queries(b));

@@ -35,6 +35,7 @@ struct long_short_query_head {
   T *normed_keys = nullptr, *normed_values = nullptr;  // [row][padded], where there is a global norm
   sums_in_parts<T> d_keys, d_values;                   // of compressed rows, by parts
   T *maximum = nullptr, *share = nullptr;              // per row: of the logits, and 1 / the sum of weights
+  unsigned char* seen = nullptr;                       // as in long_short_head
   T* delta = nullptr;                                  // per row: the sum over tokens of weights and their gradients
 };
 
@@ -90,8 +91,8 @@ struct compressed_tokens {
   }
   /// The gradients of their logits, from the weights and the gradients of these.
   template <class S>
-  [[gnu::noinline]] void store_logits(const matrix_view<S>& to, idx_t begin, idx_t count, const T* delta,
-                                      bool accumulate) const {
+  [[gnu::noinline]] void store_logits(const matrix_view<S>& to, idx_t begin, idx_t count, const seen_range& seen,
+                                      const T* delta, bool accumulate) const {
     constexpr idx_t wide = panel_width<T>;
     if (rank == 0) return;
     for (idx_t c = 0; c < rank; ++c)
@@ -103,8 +104,8 @@ struct compressed_tokens {
     pack_panels_across<T>([&](idx_t c) { return rows + c * few_rows_stride; }, rank, count, 1, d_logits);
     for (idx_t t = 0; t < count; ++t)
       for (idx_t c = 0; c < rank; ++c)
-        store_gradient(to.row(begin + t)[c * to.col_stride], d_logits[(c / wide * count + t) * wide + c % wide],
-                       accumulate);
+        store_gradient(to.row(begin + t)[c * to.col_stride],
+                       seen.hides(t) ? T(0) : d_logits[(c / wide * count + t) * wide + c % wide], accumulate);
   }
 };
 

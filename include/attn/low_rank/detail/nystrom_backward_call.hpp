@@ -44,7 +44,7 @@ struct nystrom_backward_call {
   /// Whether the result is what the landmarks of the queries attend to.
   bool queries_are_landmarks(idx_t b) const { return plan().few_queries(b) && !plan().few_keys(b); }
   convolution_backward<S> convolution() const {
-    return {forward.convolution, forward.views.v, d_out, shape(), lengths()};
+    return {forward.convolution, forward.views.v, d_out, shape(), lengths(), plan().seen};
   }
   few_rows_scratch<T> block_scratch(arena& memory) const {
     return few_rows_scratch<T>::layout(memory, std::min(m(), std::max(shape().queries, shape().keys)), shape().dim,
@@ -53,18 +53,21 @@ struct nystrom_backward_call {
 
   /// Packs what queries attend to: K' or all keys, and the values of every query head.
   void pack_keys(head& p, idx_t b, idx_t kv) const {
+    const landmark_list& seen = *p.forward.seen;
     if (plan().few_keys(b))
-      p.keys.pack(head_of(forward.views.k, b, kv), lengths().keys(b), factor());
+      p.keys.pack(head_of(forward.views.k, b, kv), seen.count, factor(), seen.map());
     else if (!plan().few_queries(b))
-      p.keys.pack(matrix_view<const T>{p.forward.keys, m(), shape().dim, shape().dim, 1}, m(), factor());
+      p.keys.pack(matrix_view<const T>{p.forward.keys, m(), shape().dim, shape().dim, 1}, seen.count, factor());
   }
   void prepare(const head& p, idx_t b, idx_t kv, idx_t g, execution& exec, int worker) const {
     query_data& one = p.query_heads[g];
-    if (plan().few_keys(b)) return one.values.pack(head_of(forward.views.v, b, kv), lengths().keys(b), T(1));
+    const landmark_list& seen = *p.forward.seen;
+    if (plan().few_keys(b))
+      return one.values.pack(head_of(forward.views.v, b, kv), seen.count, T(1), seen.map());
     const online_softmax<T>& w = p.forward.partial[0];
     if (!plan().few_queries(b))
-      return one.invert(p.forward.queries + g * m() * shape().dim, p.forward.keys, w, g * m(), forward.terms, kind,
-                        exec, worker);
+      return one.invert(p.forward.queries + g * m() * shape().dim, p.forward.keys, seen.count, w, g * m(),
+                        forward.terms, kind, exec, worker);
     const idx_t h = kv * shape().group() + g, queries = lengths().queries(b);
     T* const d = landmark_gradients(p, g);
     for (idx_t r = 0; r < queries; ++r) {
@@ -134,11 +137,16 @@ struct nystrom_backward_call {
         for (idx_t g = 0; g < group; ++g) sum += p.query_heads[g].d_keys.data[x];
         p.d_keys[x] = sum * forward.terms.scale;
       }
+    if (dk && (few || !plan().few_queries(b))) p.forward.seen->scatter(p.d_keys, stride(), few ? keys : m());
     for (idx_t g = 1; few && g < group; ++g)
       for (idx_t x = 0; x < rows * stride_v(); ++x)
         p.query_heads[0].d_values.data[x] += p.query_heads[g].d_values.data[x];
+    if (few) p.forward.seen->scatter(p.query_heads[0].d_values.data, stride_v(), keys);
     for (idx_t g = 0; few && dv && forward.convolution && g < group; ++g)
-      for (idx_t j = 0; j < keys; ++j) convolution().add_value(b, kv * group + g, j, p.query_heads[0].d_values.row(j));
+      for (idx_t n = 0; n < rows; ++n) {
+        const idx_t j = p.forward.seen->map()[n];
+        convolution().add_value(b, kv * group + g, j, p.query_heads[0].d_values.row(j));
+      }
     const idx_t begin = few ? 0 : keys;
     if (dk)
       store_gradient_rows(p.d_keys, stride(), T(1), head_of(dk, b, kv), begin, shape().keys, tokens ? keys : 0,
@@ -165,15 +173,18 @@ struct nystrom_backward_call {
     for (idx_t at = begin; at < end; at += few_rows_block) {
       const idx_t count = std::min(few_rows_block, end - at);
       block.s.x.pack(head_of(forward.views.k, b, kv), at, count, true, bool(dq));
+      const seen_range seen = plan().seen.range(b, at, at + count);
+      if (dq) seen.clear_panels(block.s.x.panels, few_rows_block, count, shape().dim);
       block.s.y.pack(head_of(forward.views.v, b, kv), at, count, scores(), false);
       for (idx_t g = 0; g < group; ++g)
-        backward_of_keys<T>(p.query_heads[g].landmarks, block.s, dk ? block.keys : nullptr, stride(),
+        backward_of_keys<T>(p.query_heads[g].landmarks, seen, block.s, dk ? block.keys : nullptr, stride(),
                             dv ? block.values : nullptr, stride_v(),
                             dq ? p.query_heads[g].d_queries.part(part + 1) : nullptr, g > 0);
-      if (dk) finish_rows(block.keys, at, at + count, plan().few_queries(b) ? nullptr : p.d_keys, keys);
+      if (dk) finish_rows(block.keys, at, at + count, plan().few_queries(b) ? nullptr : p.d_keys, keys, plan().seen, b);
       for (idx_t g = 0; dv && forward.convolution && g < group; ++g)
         for (idx_t j = 0; j < count; ++j)
           convolution().add_value(b, kv * group + g, at + j, block.values + j * stride_v());
+      seen.clear_rows(block.keys, count, stride()), seen.clear_rows(block.values, count, stride_v());
       if (dk)
         store_gradient_rows(block.keys, stride(), T(1), rows_from(head_of(dk, b, kv), at), 0, count, count, accumulate);
       if (dv)
@@ -183,8 +194,9 @@ struct nystrom_backward_call {
   }
 
   /// Multiplies rows of sums of tokens [begin, end) by the scale, and adds their shares of the gradients of their
-  /// landmarks, if there are any.
-  void finish_rows(T* rows, idx_t begin, idx_t end, const T* of_landmarks, idx_t length) const {
+  /// landmarks, if there are any. Where tokens are the keys of batch item b, landmarks are means of those seen.
+  void finish_rows(T* rows, idx_t begin, idx_t end, const T* of_landmarks, idx_t length, const key_flags& seen = {},
+                   idx_t b = 0) const {
     const T scale = forward.terms.scale;
     for (idx_t i = begin; i < end && !of_landmarks; ++i, rows += stride())
       for (idx_t d = 0; d < shape().dim; ++d) rows[d] *= scale;
@@ -192,7 +204,7 @@ struct nystrom_backward_call {
     idx_t i = begin;
     for (idx_t a = segment_of(begin, length, m()); i < end; ++a) {
       const idx_t stop = segment_begin(a + 1, length, m());
-      const T share = T(1) / static_cast<T>(stop - segment_begin(a, length, m()));
+      const T share = T(1) / static_cast<T>(seen.count(b, segment_begin(a, length, m()), stop));
       const T* const sums = of_landmarks + a * stride();
       for (; i < std::min(stop, end); ++i, rows += stride())
         for (idx_t d = 0; d < shape().dim; ++d) rows[d] = rows[d] * scale + sums[d] * share;
@@ -239,7 +251,7 @@ struct nystrom_backward_call {
       if (!plan().few_keys(b)) forward.attend_part(p.forward, b, kv, n, w.exec, worker);
     });
     for_each(1, [&](head& p, idx_t b, idx_t kv, idx_t, int) {
-      for (idx_t n = 1; n < parts && !plan().few_keys(b); ++n) p.forward.partial[0].merge(p.forward.partial[n]);
+      forward.merge_parts(p.forward, b);
       pack_keys(p, b, kv);
     });
     for_each(group,

@@ -33,7 +33,7 @@ struct nystrom_call {
                   std::min(last, count), queries + in_group * count * shape().dim);
   }
   void average_keys(T* keys, idx_t b, idx_t kv, idx_t first, idx_t last) const {
-    segment_means(head_of(views.k, b, kv), plan.lengths.keys(b), m(), first, last, keys);
+    segment_means(head_of(views.k, b, kv), plan.lengths.keys(b), m(), first, last, keys, plan.seen, b);
   }
 
   /// softmax(Q' K^T) V over one part of the keys, and the landmarks of these keys in the same pass.
@@ -50,6 +50,8 @@ struct nystrom_call {
       packed = packed_keys<P>::layout(memory, std::min(key_step, shape().keys), shape().dim, shape().dim_v);
       return landmark_rows<P>::layout(memory, rows, shape().dim, shape().dim_v);
     });
+    auto masked = terms;  // that of a block with hidden keys
+    masked.mask = plan.seen.mask, masked.batch = b;
     queries.begin({p.queries, rows, shape().dim, shape().dim, 1}, terms.query_factor());
     for (idx_t at = segment_begin(landmark, keys, m()); at < end; at += key_step) {
       const idx_t count = std::min(key_step, end - at);
@@ -61,23 +63,36 @@ struct nystrom_call {
       // Prefetching here and for the queries saves 4 % of the call on one Zen 4 core.
       row_prefetcher<1, cache_level::first>(key, at + count, end).next(key_step);
       row_prefetcher<1, cache_level::first>(value, at + count, end).next(key_step);
-      queries.attend(packed, count, terms);
+      queries.attend(packed, count, plan.seen.range(b, at, at + count) ? masked : terms);
     }
     queries.save(to);
   }
 
-  /// Adds `weight` times the convolved values of query i to o.
-  void add_convolution(idx_t b, idx_t h, idx_t i, T weight, T* o) const {
+  /// Merges the parts of one head, and moves the landmarks that are seen together.
+  void merge_parts(const head& p, idx_t b) const {
+    plan.list_seen(b, *p.seen);
+    if (plan.few_keys(b)) return;
+    for (idx_t n = 1; n < plan.parts(); ++n) p.partial[0].merge(p.partial[n]);
+    if (!plan.few_queries(b)) p.seen->gather(p.keys, shape().dim);
+  }
+
+  /// Adds `weight` times the convolved values of query i to o; those of `seen` keys.
+  void add_convolution(const seen_range& seen, idx_t b, idx_t h, idx_t i, T weight, T* o) const {
     const matrix_view<const S> values = head_of(views.v, b, h / shape().group());
     const idx_t taps = convolution.extent(1), position = i + plan.lengths.keys(b) - plan.lengths.queries(b);
     const idx_t first = position - taps / 2;
     const idx_t begin = std::max<idx_t>(0, -first), end = std::min(taps, plan.lengths.keys(b) - first);
     for (idx_t d = 0; d < shape().dim_v; d += width<T>) {
       packet<T> sum = zero<T>();
-      for (idx_t t = begin; t < end; ++t)
-        sum = fma(broadcast<T>(convolution(h, t)),
-                  load_part<T>(values.row(first + t) + d * values.col_stride, values.col_stride, shape().dim_v - d),
-                  sum);
+      const auto add_taps = [&](idx_t from, idx_t to) {
+        for (idx_t t = from; t < to; ++t)
+          sum = fma(broadcast<T>(convolution(h, t)),
+                    load_part<T>(values.row(first + t) + d * values.col_stride, values.col_stride, shape().dim_v - d),
+                    sum);
+      };
+      if (!seen) add_taps(begin, end);
+      for (idx_t t = begin; seen && t < end; ++t)
+        if (!seen.hides(first + t)) add_taps(t, t + 1);
       store<T>(o + d, fma(broadcast<T>(weight), sum, load<T>(o + d)));
     }
   }
@@ -90,17 +105,18 @@ struct nystrom_call {
     if (few_keys || !plan.few_queries(b)) {
       row_prefetcher<1, cache_level::first>(head_of(views.q, b, h), i1, queries).next(max_rows);
       const auto& packed = p.packed[few_keys ? 0 : in_group];
-      return detail::attend_rows(views, b, h, i0, packed, std::min(m(), plan.lengths.keys(b)), terms, {}, exec, worker,
+      return detail::attend_rows(views, b, h, i0, packed, p.seen->count, terms, {}, exec, worker,
                                  [&](const auto& block) {
                                    for (idx_t r = 0; r < block.rows && convolution; ++r)
-                                     add_convolution(b, h, i0 + r, block.state.row_sum(r), block.state.row(r));
+                                     add_convolution(p.seen->keys, b, h, i0 + r, block.state.row_sum(r),
+                                                     block.state.row(r));
                                  });
     }
     const matrix_view<S> to = head_of(views.out, b, h);
     const online_softmax<T>& known = p.partial[0];
     for (idx_t i = i0; i < i1; ++i) {
       const idx_t r = in_group * queries + i;
-      if (convolution) add_convolution(b, h, i, known.sum[r], known.row(r));
+      if (convolution) add_convolution(p.seen->keys, b, h, i, known.sum[r], known.row(r));
       known.finish_row(r, nullptr, to.row(i), to.col_stride, nullptr);
     }
     clear_padding(views, b, h, i0, i0 + max_rows, {});
@@ -116,15 +132,19 @@ struct nystrom_call {
       std::fill_n(norms + n * group, group, start_norms<T>{});
       if (few_tokens(b)) return;
       T *queries = nullptr, *keys = nullptr;
+      landmark_list seen;
       auto a = exec.scratch(worker, [&](arena& memory) {
         queries = memory.allocate<T>(group * m() * shape().dim);
         keys = memory.allocate<T>(m() * shape().dim);
+        seen = plan.list_layout(memory);
         return landmark_weights<T>::layout(memory, m(), shape().dim);
       });
       average_keys(keys, b, kv, 0, m());
+      plan.list_seen(b, seen);
+      seen.gather(keys, shape().dim);
       for (idx_t in_group = 0; in_group < group; ++in_group) {
         average_queries(queries, b, kv, in_group, 0, m());
-        a.compute(queries + in_group * m() * shape().dim, keys, terms);
+        a.compute(queries + in_group * m() * shape().dim, keys, seen.count, terms);
         norms[n * group + in_group] = a.norms();
       }
     });
@@ -149,14 +169,14 @@ struct nystrom_call {
     for_each_head(w, heads, parts, [&](const head& p, idx_t b, idx_t kv, idx_t n, int worker) {
       if (!plan.few_keys(b)) attend_part(p, b, kv, n, w.exec, worker);
     });
-    for_each_head(w, heads, 1, [&](const head& p, idx_t b, idx_t, idx_t, int) {
-      for (idx_t n = 1; n < parts && !plan.few_keys(b); ++n) p.partial[0].merge(p.partial[n]);
-    });
+    for_each_head(w, heads, 1, [&](const head& p, idx_t b, idx_t, idx_t, int) { merge_parts(p, b); });
     for_each_head(w, heads, group, [&](const head& p, idx_t b, idx_t kv, idx_t in_group, int worker) {
-      if (plan.few_keys(b) && in_group == 0)
-        p.packed[0].pack(head_of(views.k, b, kv), head_of(views.v, b, kv), 0, plan.lengths.keys(b));
-      else if (!few_tokens(b))
+      if (plan.few_keys(b) && in_group == 0) {
+        p.packed[0].positions = p.seen->map();
+        p.packed[0].pack(head_of(views.k, b, kv), head_of(views.v, b, kv), 0, p.seen->count);
+      } else if (!few_tokens(b)) {
         inverse.pack(p, in_group, m(), terms, w.exec, worker);
+      }
     });
     for_each_head(w, heads, group * row_blocks, [&](const head& p, idx_t b, idx_t kv, idx_t step, int worker) {
       attend_rows(p, b, kv * group + step / row_blocks, step % row_blocks * max_rows, w.exec, worker);

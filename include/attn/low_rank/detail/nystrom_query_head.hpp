@@ -46,8 +46,9 @@ struct nystrom_query_head {
     return x;
   }
 
-  /// A^+ W of landmarks Q' and K', W being [m] rows of online softmax from row `first` on, divided by their sums.
-  [[gnu::noinline]] void invert(const T* queries, const T* keys, const online_softmax<T>& w, idx_t first,
+  /// A^+ W of landmarks Q' and K', of which `seen` are there, W being [m] rows of online softmax from row `first` on,
+  /// divided by their sums.
+  [[gnu::noinline]] void invert(const T* queries, const T* keys, idx_t seen, const online_softmax<T>& w, idx_t first,
                                 const score_terms<T, no_score>& terms, const inverse_kind<T>& kind, execution& exec,
                                 int worker) {
     const idx_t m = values.capacity, cols = values.dim;
@@ -62,7 +63,7 @@ struct nystrom_query_head {
       product = memory.allocate<T>(m * w.stride + panel_width<T>);
       return 0;
     });
-    a.compute(queries, keys, terms);
+    a.compute(queries, keys, seen, terms);
     std::copy_n(a.weights, m * m, weights);
     for (idx_t r = 0; r < m; ++r) {
       const T normal = T(1) / w.sum[first + r];
@@ -86,7 +87,7 @@ struct nystrom_query_head {
             if (r < m) store<T>(product + r * w.stride + col, x);
           });
     }
-    values.pack(matrix_view<const T>{product, m, cols, w.stride, 1}, m, T(1));
+    values.pack(matrix_view<const T>{product, m, cols, w.stride, 1}, seen, T(1));
   }
 
   /// Makes `rows` queries that have attended to all keys, with the gradients of their results, ready for
@@ -180,7 +181,7 @@ struct nystrom_query_head {
           [&](idx_t r) {
             return panel_rows<T>{x.at(r, 0), x.capacity * panel_width<T>};
           },
-          m, y.panels, y.capacity, y.dim, m,
+          m, y.panels, y.capacity, y.dim, y.count,
           [&](idx_t r, idx_t col, const auto& sum) {
             T* const c = to.row(r) + col;
             if (r < m) store<T>(c, detail::add(load<T>(c), sum));

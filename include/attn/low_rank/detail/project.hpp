@@ -9,6 +9,7 @@
 #include <attn/core/detail/product_choice.hpp>
 #include <attn/core/detail/waves.hpp>
 #include <attn/low_rank/detail/panel_product.hpp>
+#include <attn/low_rank/detail/key_flags.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
@@ -66,6 +67,7 @@ struct sequence_projection {
   const tensor_view<const S, 3>& e;
   const tensor_view<const S>& x;
   idx_t heads = 0;      // of the result: those of x where they share one E, else those of E
+  key_flags seen{};
   P* packed = nullptr;  // [heads of E][step][tile of rows][project_tile]
 
   idx_t rank() const { return e.extent(1); }
@@ -100,6 +102,7 @@ struct sequence_projection {
     const matrix_view<const S> from = head_of(x, item, head * x.extent(1) / heads);
     pack_panels<P>([&](idx_t i) { return from.row(begin + i); }, 0, end - begin, from.cols, from.col_stride, panels,
                    project_step);
+    seen.range(item, begin, end).clear_panels(panels, project_step, end - begin, from.cols);
     const P* const tiles = packed + ((e.extent(0) == 1 ? 0 : head) * steps() + step) * step_size();
     matrix_view<T> to = result(results, head);
     to.data = to.row(r0);

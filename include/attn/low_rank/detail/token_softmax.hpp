@@ -7,6 +7,7 @@
 
 #include <attn/core/detail/exp.hpp>
 #include <attn/low_rank/detail/panel_product.hpp>
+#include <attn/low_rank/detail/key_flags.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
@@ -49,17 +50,19 @@ struct token_sums {
     return s;
   }
 
-  /// Sums part number `part` of segments of `segment` tokens.
+  /// Sums part number `part` of segments of `segment` tokens of batch item b.
   template <class S>
   void add_part(idx_t part, idx_t segment, const matrix_view<const S>& logits, const matrix_view<const S>& k,
-                const matrix_view<const S>& v, const token_sums_scratch<T>& s) const {
+                const matrix_view<const S>& v, const key_flags& keys, idx_t b, const token_sums_scratch<T>& s) const {
     const idx_t first = part / parts(segment) * segment, from = part % parts(segment) * part_size;
     const idx_t begin = first + from, count = std::min(part_size, segment - from);
     pack_panels<T>([&](idx_t n) { return k.row(begin + n); }, 0, count, dim, k.col_stride, s.keys, part_size);
     pack_panels<T>([&](idx_t n) { return v.row(begin + n); }, 0, count, dim_v, v.col_stride, s.values, part_size);
+    const seen_range seen = keys.range(b, begin, begin + count);
+    seen.clear_panels(s.keys, part_size, count, dim), seen.clear_panels(s.values, part_size, count, dim_v);
     for (idx_t c = 0; c < rank; c += tile_rows) {
       const idx_t columns = std::min<idx_t>(tile_rows, rank - c), row = part * rank + c;
-      weigh(logits, begin, count, c, columns, s.weights, maximum + row, sum + row);
+      weigh(logits, begin, count, seen, c, columns, s.weights, maximum + row, sum + row);
       multiply(s.weights, s.keys, count, columns, dim, part_keys + row * padded(), padded());
       multiply(s.weights, s.values, count, columns, dim_v, part_values + row * padded_v(), padded_v());
     }
@@ -102,10 +105,11 @@ struct token_sums {
       std::fill_n(to, count, T(0));
   }
 
-  /// weights[n][m] = e^(logit - maximum) of `columns` columns from c on; columns beyond them repeat the last.
+  /// weights[n][m] = e^(logit - maximum) of `columns` columns from c on; columns beyond them repeat the last. Logits of
+  /// hidden tokens are -infinity.
   template <class S>
-  static void weigh(const matrix_view<const S>& logits, idx_t begin, idx_t count, idx_t c, idx_t columns, T* weights,
-                    T* maximum, T* sum) {
+  static void weigh(const matrix_view<const S>& logits, idx_t begin, idx_t count, const seen_range& seen, idx_t c,
+                    idx_t columns, T* weights, T* maximum, T* sum) {
     constexpr T nothing = -std::numeric_limits<T>::infinity();
     T highest[tile_rows], total[tile_rows] = {};
     std::fill_n(highest, tile_rows, nothing);
@@ -113,6 +117,7 @@ struct token_sums {
       const S* const row = logits.row(begin + n) + c * logits.col_stride;
       T* const to = weights + n * tile_rows;
       for (idx_t m = 0; m < tile_rows; ++m) to[m] = static_cast<T>(row[std::min(m, columns - 1) * logits.col_stride]);
+      if (seen.hides(n)) std::fill_n(to, tile_rows, nothing);
       for (idx_t m = 0; m < tile_rows; ++m) highest[m] = to[m] > highest[m] || to[m] != to[m] ? to[m] : highest[m];
     }
     for (idx_t n = 0; n < count; ++n)
