@@ -1,7 +1,8 @@
 #pragma once
 // Multipole attention (after Hooper 2025 and Vyas 2020), written as its definition: for every query the keys its block
-// takes, the rest of every cluster as one key, in the causal form its own segment; one softmax. Choices and assignments
-// are constants.
+// takes, the rest of every cluster as one key, in the causal form its own segment; one softmax. With r the scores of the
+// block's mean query, the score of a cluster gets log sum e^r - mean r over its rest, where keys were ranked. Choices and
+// assignments are constants.
 #include <numeric>
 
 #include "reference/softmax.hpp"
@@ -105,14 +106,15 @@ inline std::vector<idx_t> largest(std::vector<double> ranks, const std::vector<i
   return order;
 }
 
-// The keys below `past` a block takes: true for each.
+// The keys below `past` a block takes: true for each. `ranked` becomes true for the keys it chose from, if it chose.
 template <class N>
 std::vector<bool> taken_keys(const tensor<N>& q, const tensor<N>& k, const basic_multipole_options<N>& o, idx_t b,
                              idx_t h, idx_t first_probe, idx_t end_probe, idx_t past,
-                             const std::vector<idx_t>& cluster) {
+                             const std::vector<idx_t>& cluster, std::vector<bool>& ranked) {
   const idx_t kv_head = h / (q.heads() / k.heads());
   std::vector<bool> taken(static_cast<std::size_t>(past), o.exact >= past);
-  if (o.exact >= past) return taken;
+  ranked.assign(static_cast<std::size_t>(past), false);
+  if (o.exact >= past || o.exact == 0) return taken;
   const double scale = o.scale.value_or(1), sign = scale < 0 ? -1 : scale > 0 ? 1 : 0;
   const auto dim = static_cast<std::size_t>(k.dim());
   std::vector<std::vector<double>> keys, probes;
@@ -149,8 +151,37 @@ std::vector<bool> taken_keys(const tensor<N>& q, const tensor<N>& k, const basic
   }
   std::vector<double> ranks;
   for (const auto& key : keys) ranks.push_back(rank(key));
+  for (idx_t j : allowed) ranked[static_cast<std::size_t>(j)] = true;
   for (idx_t j : largest(ranks, allowed, o.exact)) taken[static_cast<std::size_t>(j)] = true;
   return taken;
+}
+
+// The scores that the mean of queries [first, end) has with the keys below `past`.
+template <class N>
+std::vector<N> mean_scores(const tensor<N>& q, const tensor<N>& k, const basic_multipole_options<N>& o, idx_t b,
+                           idx_t h, idx_t first, idx_t end, idx_t past) {
+  tensor<N> mean(1, 1, 1, q.dim()), keys(1, 1, past, k.dim());
+  for (idx_t d = 0; d < q.dim(); ++d) {
+    for (idx_t i = first; i < end; ++i) mean(0, 0, 0, d) += q(b, h, i, d) / N(static_cast<double>(end - first));
+    for (idx_t j = 0; j < past; ++j) keys(0, 0, j, d) = k(b, h / (q.heads() / k.heads()), j, d);
+  }
+  std::vector<N> scores;
+  for (idx_t j = 0; j < past; ++j) scores.push_back(plain_score<N>(o, mean, keys, 0, 0, 0, j, 0));
+  return scores;
+}
+
+// log sum e^x - mean x: of one number 0, of n equal ones log n.
+template <class N>
+N log_sum_about_mean(const std::vector<N>& x) {
+  using std::exp, std::log;
+  double largest = -infinity;  // what only stabilises is a constant
+  for (const N& one : x) largest = std::max(largest, static_cast<double>(one));
+  N sum = 0, mean = 0;
+  for (const N& one : x) {
+    sum += exp(one - largest);
+    mean += (one - largest) / N(static_cast<double>(x.size()));
+  }
+  return log(sum) - mean;
 }
 
 template <class N>
@@ -164,7 +195,8 @@ basic_result<N> multipole(const tensor<N>& q, const tensor<N>& k, const tensor<N
       const idx_t keys = true_length(o.lengths, o.key_lengths, b, k.length()), shift = keys - queries;
       const idx_t kv_head = h / (q.heads() / k.heads());
       const std::vector<idx_t> cluster = clusters_of(k, o, b, kv_head, keys);
-      std::vector<bool> taken;
+      std::vector<bool> taken, ranked;
+      std::vector<N> of_mean;
       idx_t block_end = 0;
       for (idx_t i = 0; i < queries; ++i) {
         const idx_t position = i + shift;
@@ -180,11 +212,13 @@ basic_result<N> multipole(const tensor<N>& q, const tensor<N>& k, const tensor<N
             end = i + o.block;
           }
           block_end = std::min(end, queries);
-          taken = taken_keys(q, k, o, b, h, first, o.causal ? i + 1 : block_end, past, cluster);
+          const idx_t end_probe = o.causal ? i + 1 : block_end;
+          taken = taken_keys(q, k, o, b, h, first, end_probe, past, cluster, ranked);
+          of_mean = mean_scores(q, k, o, b, h, first, end_probe, past);
         }
         // what the query sees: slots of keys and values, with log(how many keys)
         std::vector<std::vector<N>> slot_keys, slot_values;
-        std::vector<double> slot_logs;
+        std::vector<N> slot_logs;
         const auto row = [&](const tensor<N>& x, idx_t j) {
           std::vector<N> values;
           for (idx_t d = 0; d < x.dim(); ++d) values.push_back(x(b, kv_head, j, d));
@@ -194,16 +228,19 @@ basic_result<N> multipole(const tensor<N>& q, const tensor<N>& k, const tensor<N
         for (idx_t c = 0; c < clusters; ++c) {
           std::vector<N> key(static_cast<std::size_t>(k.dim())), value(static_cast<std::size_t>(v.dim()));
           double count = 0;
+          std::vector<N> scores;  // of the rest, where keys were ranked
           for (idx_t j = 0; j < past; ++j) {
             if (cluster[static_cast<std::size_t>(j)] != c || taken[static_cast<std::size_t>(j)]) continue;
             count += 1;
+            if (ranked[static_cast<std::size_t>(j)]) scores.push_back(of_mean[static_cast<std::size_t>(j)]);
             for (idx_t d = 0; d < k.dim(); ++d) key[static_cast<std::size_t>(d)] += k(b, kv_head, j, d);
             for (idx_t d = 0; d < v.dim(); ++d) value[static_cast<std::size_t>(d)] += v(b, kv_head, j, d);
           }
           if (count == 0) continue;
           for (N& x : key) x /= N(count);
           for (N& x : value) x /= N(count);
-          slot_keys.push_back(key), slot_values.push_back(value), slot_logs.push_back(log(count));
+          slot_keys.push_back(key), slot_values.push_back(value);
+          slot_logs.push_back(scores.empty() ? N(log(count)) : log_sum_about_mean(scores));
         }
         for (idx_t j = 0; j < (o.causal ? position + 1 : keys); ++j) {
           if (j < past && !taken[static_cast<std::size_t>(j)]) continue;
@@ -223,7 +260,7 @@ basic_result<N> multipole(const tensor<N>& q, const tensor<N>& k, const tensor<N
         std::vector<idx_t> seen;
         for (idx_t n = 0; n < count; ++n) {
           scores.push_back(plain_score(head_options, one_q, own_k, 0, 0, 0, n, 0) +
-                           N(slot_logs[static_cast<std::size_t>(n)]));
+                           slot_logs[static_cast<std::size_t>(n)]);
           seen.push_back(n);
         }
         basic_result<N> one = empty_result(one_q, own_v);

@@ -1,5 +1,6 @@
 // attn: the driver of multipole_backward: keys are clustered and chosen again; gradients of blocks of queries then go
-// to the keys they take, to their own segment and to clusters, whose members share the gradient of their mean.
+// to the keys they take, to their own segment and to clusters, whose members share the gradient of their mean and have
+// that of their spread. The latter goes to queries of other blocks too: gradients of queries are stored last.
 //
 // A part is a range of tasks of all heads of a key head, with separate sums; there are at most 8, depending on the
 // shape alone.
@@ -7,6 +8,7 @@
 
 #include <attn/core/detail/sums_in_parts.hpp>
 #include <attn/low_rank/detail/multipole_call.hpp>
+#include <attn/low_rank/detail/multipole_spread_backward.hpp>
 #include <attn/low_rank/detail/panel_product.hpp>
 #include <attn/softmax/detail/softmax_backward_call.hpp>
 
@@ -25,6 +27,7 @@ struct multipole_backward_head {
   multipole_head<T> clustered;
   backward_keys<T> far;
   multipole_part<T>* parts = nullptr;
+  T *d_queries = nullptr, *d_means = nullptr;  // [group * Lq][], [group * blocks][]: of mean queries
 };
 
 template <class S, class Call>
@@ -44,6 +47,11 @@ struct multipole_backward_call {
   idx_t tasks() const { return multipole_blocks::tasks(o(), shape().keys, shape().queries); }
   idx_t parts() const { return parts_of(shape().queries, std::clamp<idx_t>(tasks(), 1, 8)); }
   idx_t most_clusters() const { return o().segments(shape().keys) * o().clusters; }
+  idx_t blocks() const { return tasks() * multipole_blocks::per_task(o()); }
+  /// Whether clusters of the keys before `past` have a score of their spread whose gradient is wanted.
+  bool with_spread(idx_t past) const {
+    return cluster_members::used(o()) && o().exact < past && (in.dq || in.dk);
+  }
   bool with_far() const { return few_clusters_change(o(), most_clusters()); }
 
   // Scratch -----------------------------------------------------------------------------------------------------------
@@ -67,6 +75,10 @@ struct multipole_backward_call {
       }
       return part;
     });
+    if (in.dq) {
+      p.d_queries = memory.allocate<T>(shape().group() * shape().queries * stride());
+      p.d_means = memory.allocate<T>(with_spread(shape().keys) ? shape().group() * blocks() * stride() : 0);
+    }
     return p;
   }
   struct scratch {
@@ -74,6 +86,7 @@ struct multipole_backward_call {
     backward_scratch<T> block;
     backward_rows<T> rows;
     backward_keys<T> near, own;
+    spread_backward<T> spread;
     T* dq;  // [max_rows][stride]
   };
   scratch scratch_layout(arena& memory) const {
@@ -85,6 +98,7 @@ struct multipole_backward_call {
     s.rows = backward_rows<T>::layout(memory, max_rows, dim, dim_v);
     s.near = backward_keys<T>::layout(memory, near, dim, dim_v, bool(in.dk), bool(in.dv));
     s.own = backward_keys<T>::layout(memory, o().causal ? std::min(o().segment, all) : 0, dim, dim_v, false, false);
+    if (with_spread(all)) s.spread = spread_backward<T>::layout(memory, o(), all, dim);
     s.dq = memory.allocate<T>(max_rows * stride());
     return s;
   }
@@ -132,9 +146,10 @@ struct multipole_backward_call {
     }
   }
 
+  /// Block number `number` of those ranked together.
   void block_back(const head& p, const multipole_part<T>& part, const multipole_keys<T, S>& k, const query_block& one,
-                  idx_t b, idx_t h, scratch& s) const {
-    s.choice.leave(k, one.past);
+                  idx_t number, idx_t b, idx_t h, scratch& s) const {
+    s.choice.leave(k, one, number, forward.scores_of_ranks());
     pack_near(k, s);
     const idx_t shift = keys(b) - queries(b);
     const auto terms = in.terms().for_head(b, 0, 0);
@@ -142,6 +157,12 @@ struct multipole_backward_call {
     if (s.choice.slots > 0) near_terms.counts = {s.choice.logs, s.choice.slots, 0};
     far_terms.counts = {s.choice.far_logs, s.choice.far, 0};
     auto back = in.back(terms), near_back = in.back(near_terms), far_back = in.back(far_terms);
+    const bool spread = with_spread(one.past);
+    if (spread) {
+      s.spread.clear(s.choice);
+      near_back.d_counts = s.choice.slots > 0 ? s.spread.d_near : nullptr;
+      far_back.d_counts = s.spread.d_far;
+    }
     backward_keys<T> far = p.far;
     far.d_keys = part.far_keys, far.d_values = part.far_values;
     T* const dq = in.dq ? s.dq : nullptr;
@@ -162,9 +183,9 @@ struct multipole_backward_call {
         for (idx_t r = 0; r < count; ++r) ranges[r] = {0, i + r + shift + 1 - one.past};
         differentiate(s.rows, count, ranges, which, s.own, terms, s.block, dq, stride(), back);
       }
-      for (idx_t r = 0; dq && r < count; ++r)
-        store_gradient_row(dq + r * stride(), terms.scale, head_of(in.dq, b, h), i + r, in.accumulate);
+      if (dq) std::copy_n(dq, count * stride(), p.d_queries + (h % shape().group() * shape().queries + i) * stride());
     }
+    if (spread) s.spread.differentiate(k, s.choice, one.past, number, forward.scores_of_ranks(), forward.sign());
     scatter(k, s.choice, s.near.d_keys, stride(), part.d_keys, part.share_keys);
     scatter(k, s.choice, s.near.d_values, stride_v(), part.d_values, part.share_values);
   }
@@ -195,8 +216,13 @@ struct multipole_backward_call {
           s.choice.rank(k, head_of(in.q, b, h), blocks, count, forward.sign());
           for (idx_t c = 0; c < count; ++c) {
             s.choice.choose(k, blocks[c], c);
-            block_back(p, part, k, blocks[c], b, h, s);
+            block_back(p, part, k, blocks[c], c, b, h, s);
           }
+          if (!with_spread(blocks[0].past)) return;
+          if (part.d_keys) s.spread.add_to_keys(part.d_keys, blocks[0].past, count);
+          if (p.d_means)
+            s.spread.mean_gradients(k, blocks[0].past, count,
+                                    [&](idx_t c) { return d_mean(p, h % shape().group(), blocks[c]); });
         });
     }
     for (idx_t c = 0; c < clusters && with_far(); ++c) {
@@ -235,12 +261,30 @@ struct multipole_backward_call {
     store(in.dv, &multipole_part<T>::d_values, &multipole_part<T>::share_values, stride_v(), T(1));
   }
 
-  /// Zeros for rows that see no key, because of their position or because they are padding.
-  void clear_queries(idx_t b, idx_t h) const {
+  T* d_mean(const head& p, idx_t of_group, const query_block& one) const {
+    return p.d_means + (of_group * blocks() + one.number) * stride();
+  }
+
+  /// Adds the gradients of the mean queries to those of their queries, which may themselves see no key, and stores these;
+  /// zeros for padding.
+  void store_queries(const head& p, idx_t b, idx_t h) const {
     const idx_t blind = o().causal ? std::clamp<idx_t>(queries(b) - keys(b), 0, queries(b)) : 0;
+    const idx_t of_group = h % shape().group();
+    T* const rows = p.d_queries + of_group * shape().queries * stride();
+    std::fill_n(rows, blind * stride(), T(0));
+    for (idx_t task = 0; task < tasks(); ++task)
+      multipole_blocks{o(), keys(b), queries(b)}.visit_task(task, [&](const query_block* list, idx_t count) {
+        for (const query_block* one = list; one < list + count; ++one) {
+          if (!with_spread(one->past)) continue;
+          const T* const mean = d_mean(p, of_group, *one);
+          const T share = T(1) / static_cast<T>(one->probe_end - one->probe_begin);
+          for (idx_t i = one->probe_begin; i < one->probe_end; ++i)
+            for (idx_t d = 0; d < shape().dim; ++d) rows[i * stride() + d] += mean[d] * share;
+        }
+      });
     for (idx_t i = 0; i < shape().queries; ++i)
-      if (i < blind || i >= queries(b))
-        store_gradient_row(static_cast<const T*>(nullptr), T(0), head_of(in.dq, b, h), i, in.accumulate);
+      store_gradient_row(i < queries(b) ? rows + i * stride() : nullptr, in.terms().scale, head_of(in.dq, b, h), i,
+                         in.accumulate);
   }
 
   void run_wave(const wave<head>& w) const {
@@ -265,7 +309,7 @@ struct multipole_backward_call {
       store_keys(p, b, kv, n * step_keys, std::min((n + 1) * step_keys, shape().keys));
     });
     for_each_head(w, heads, in.dq ? shape().group() : 0,
-                  [&](const head&, idx_t b, idx_t kv, idx_t g, int) { clear_queries(b, kv * shape().group() + g); });
+                  [&](const head& p, idx_t b, idx_t kv, idx_t g, int) { store_queries(p, b, kv * shape().group() + g); });
   }
 
   void run(execution& exec) const {

@@ -5,14 +5,15 @@
 #pragma once
 
 #include <attn/low_rank/detail/multipole_choice.hpp>
-#include <attn/low_rank/detail/multipole_clusters.hpp>
+#include <attn/low_rank/detail/multipole_spread.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Queries [begin, end) that choose together. They see the clusters of keys [0, past), and in the causal form the keys
-/// of their own segment, from `past` on. They choose by the queries [probe_begin, probe_end).
+/// of their own segment, from `past` on. They choose by the queries [probe_begin, probe_end). Blocks of a head are
+/// numbered.
 struct query_block {
-  idx_t begin = 0, end = 0, past = 0, probe_begin = 0, probe_end = 0;
+  idx_t begin = 0, end = 0, past = 0, probe_begin = 0, probe_end = 0, number = 0;
 };
 
 /// The blocks of one head, in tasks.
@@ -29,6 +30,11 @@ struct multipole_blocks {
     return o.causal ? ceil_div(most_keys, o.segment) : ceil_div(most_queries, o.block * together(o));
   }
 
+  /// Upper bound of the number of blocks in a task.
+  static idx_t per_task(const multipole_settings& o) {
+    return o.causal ? ceil_div(o.segment, o.block) : together(o);
+  }
+
   /// visit(blocks, count) for the blocks of a task that are ranked together, all of which have the same past.
   template <class Visit>
   void visit_task(idx_t task, Visit&& visit) const {
@@ -42,6 +48,7 @@ struct multipole_blocks {
       one.past = o.causal ? task * o.segment : keys;
       one.probe_begin = o.causal ? std::max<idx_t>(0, one.begin + 1 - o.lookback) : one.begin;
       one.probe_end = o.causal ? one.begin + 1 : one.end;
+      one.number = task * per_task(o) + (begin - first) / o.block;
       list[count++] = one;
       if (count < together(o) && begin + o.block < end) continue;
       visit(static_cast<const query_block*>(list), count);
@@ -55,6 +62,7 @@ template <class T, class S>
 struct multipole_keys {
   const multipole_settings& o;
   const multipole_clusters<T>& clusters;
+  const cluster_members& members;
   matrix_view<const S> key, value;
   const T* far_logs = nullptr;    // [clusters]: log2 of their counts
   const T* far_panels = nullptr;  // their means, packed across
@@ -72,7 +80,11 @@ struct multipole_block {
   idx_t stride = 0;  // of ranks
   probe_rows<T> probes;
   T* ranks = nullptr;                   // [together][stride]
+  T* mean_ranks = nullptr;              // the same by the mean of a block's probes, where it has several
   T* buffer = nullptr;                  // [the larger of keys and clusters]
+  T* some = nullptr;                    // [keys], for candidate_clusters
+  T* spread = nullptr;                  // in the order of members: e^(score - maximum of the cluster), 0 for keys taken
+  spread_sums<T>* spreads = nullptr;    // [clusters]: their sums; not finite where there are none
   T* far_ranks = nullptr;               // [together][clusters], for candidate_clusters
   bool* candidate = nullptr;            // [clusters]
   idx_t* list = nullptr;                // candidates, or positions
@@ -94,12 +106,17 @@ struct multipole_block {
     const idx_t all = o.segments(keys) * o.clusters, together = multipole_blocks::together(o);
     const idx_t slots = most_slots(o, keys), ranked = o.candidate_clusters > 0 ? round_up(all, panel_width<T>) : 0;
     multipole_block s;
-    s.stride = round_up(keys, panel_width<T>);
+    s.stride = cluster_members::no_key<T>(keys) + 1;
     s.probes = probe_rows<T>::layout(memory, together * multipole_blocks::probes(o), dim);
     s.ranks = memory.allocate<T>(together * s.stride);
+    const bool several = cluster_members::used(o) && multipole_blocks::probes(o) > 1;
+    s.mean_ranks = several ? memory.allocate<T>(together * s.stride) : nullptr;
     s.buffer = memory.allocate<T>(std::max(s.stride, ranked));
     s.far_ranks = memory.allocate<T>(together * ranked);
     s.candidate = memory.allocate<bool>(all);
+    s.some = memory.allocate<T>(o.candidate_clusters > 0 ? keys : 0);
+    s.spread = memory.allocate<T>(cluster_members::capacity<T>(o, keys));
+    s.spreads = memory.allocate<spread_sums<T>>(all);
     s.list = memory.allocate<idx_t>(std::max(keys, all));
     s.chosen = memory.allocate<idx_t>(keys);
     s.rest = cluster_sums<T>::layout(memory, slots, dim, dim_v);
@@ -122,12 +139,12 @@ struct multipole_block {
       const query_block& one = blocks[b];
       for (idx_t end = one.probe_end, begin; end > one.probe_begin; end = begin) {  // probes are counted from the end
         begin = std::max(end - o.probe, one.probe_begin);
-        probes.add(q, begin, end, sign, b);
+        probes.add(q, begin, end, one.probe_end - one.probe_begin, sign, b);
       }
     }
     const idx_t segment = o.causal ? past / o.segment : 1;
     probes.finish(k.clusters.before + segment * k.clusters.sums.stride, past);
-    probes.rank(k.clusters.panels, past, ranks, stride);
+    probes.rank(k.clusters.panels, past, ranks, stride, mean_ranks);
     if (o.candidate_clusters > 0) {
       const idx_t all = o.clusters_before(past);
       probes.rank(k.far_panels, all, far_ranks, far_stride(o, k));
@@ -155,16 +172,46 @@ struct multipole_block {
     std::fill_n(candidate, all, false);
     for (idx_t n = 0; n < near; ++n) candidate[list[n]] = true;
     idx_t found = 0;
-    T* const some = ranks + b * stride;  // moved to the front: entry n is never written before it was read
     for (idx_t j = 0; j < one.past; ++j)
       if (candidate[k.cluster_of(j)]) list[found] = j, some[found++] = x[j];
     taken = choose_largest(some, found, o.exact, buffer, chosen);
     for (idx_t n = 0; n < taken; ++n) chosen[n] = list[chosen[n]];
   }
 
-  /// The rest of every cluster, without the keys taken: its mean, and log2 of its size.
+  /// Whether the keys of cluster c were ranked. A block without a past has no clusters.
+  bool ranked(const multipole_settings& o, idx_t past, idx_t c) const {
+    return o.exact > 0 && o.exact < past && (o.candidate_clusters == 0 || candidate[c]);
+  }
+
+  /// The rest of every cluster, without the keys that block number b takes: its mean, and log2 of its size; where keys
+  /// were ranked, log2 sum e^(r - mean r) in the place of that, r the scores of the block's mean query.
   template <class S>
-  void leave(const multipole_keys<T, S>& k, idx_t past) {
+  void leave(const multipole_keys<T, S>& k, const query_block& one, idx_t b, const rank_scores<T>& scores) {
+    leave_means(k, one.past);
+    const idx_t all = k.o.clusters_before(one.past);
+    if (all == 0 || k.o.exact == 0 || k.o.exact >= one.past) return;
+    T* const x = (mean_ranks ? mean_ranks : ranks) + b * stride;
+    x[k.members.none] = -std::numeric_limits<T>::infinity();
+    for (idx_t n = 0; n < taken; ++n) x[chosen[n]] = -std::numeric_limits<T>::infinity();
+    const T offset = scores.softcap ? probes.block_offset(b) : T(0);
+    for (idx_t c = 0; c < all; ++c) {
+      spreads[c] = {};
+      const T count = slot[c] < 0 ? k.clusters.sums.counts[c] : rest.counts[slot[c]];
+      if (!(count > T(1)) || !ranked(k.o, one.past, c)) continue;
+      const idx_t begin = k.members.begins[c], end = k.members.begins[c + 1];
+      for (idx_t n = begin; n < end; ++n) spread[n] = x[k.members.keys[n]];
+      scores.apply(spread + begin, end - begin, offset);
+      spreads[c] = sum_spread(spread + begin, end - begin, count, scores.factor());
+      if (spreads[c].finite()) (slot[c] < 0 ? far_logs[c] : logs[slot[c]]) = spreads[c].log2_sum();
+    }
+  }
+
+  matrix_view<const T> rest_keys(idx_t dim) const { return {rest.keys, slots, dim, rest.stride, 1}; }
+  matrix_view<const T> rest_values(idx_t dim_v) const { return {rest.values, slots, dim_v, rest.stride_v, 1}; }
+
+ private:
+  template <class S>
+  void leave_means(const multipole_keys<T, S>& k, idx_t past) {
     constexpr T none = -std::numeric_limits<T>::infinity();
     const cluster_sums<T>& sums = k.clusters.sums;
     const idx_t all = k.o.clusters_before(past);
@@ -206,10 +253,6 @@ struct multipole_block {
     }
   }
 
-  matrix_view<const T> rest_keys(idx_t dim) const { return {rest.keys, slots, dim, rest.stride, 1}; }
-  matrix_view<const T> rest_values(idx_t dim_v) const { return {rest.values, slots, dim_v, rest.stride_v, 1}; }
-
- private:
   template <class S>
   idx_t far_stride(const multipole_settings& o, const multipole_keys<T, S>& k) const {
     return round_up(o.segments(k.key.rows) * o.clusters, panel_width<T>);

@@ -11,6 +11,7 @@ namespace attn { inline namespace ATTN_ISA { namespace detail {
 template <class T>
 struct multipole_head {
   multipole_clusters<T> clusters;
+  cluster_members members;
   packed_keys<T> far;     // the clusters' means, where some blocks see clusters that lost no key
   T* far_logs = nullptr;  // [segments * clusters]
 };
@@ -42,7 +43,9 @@ struct multipole_clustering {
   }
   multipole_head<T> layout(arena& memory) const {
     const idx_t rows = most_segments() * o.clusters;
-    multipole_head<T> p{multipole_clusters<T>::layout(memory, o, shape.keys, shape.dim, shape.dim_v), {}, nullptr};
+    multipole_head<T> p;
+    p.clusters = multipole_clusters<T>::layout(memory, o, shape.keys, shape.dim, shape.dim_v);
+    p.members = cluster_members::layout<T>(memory, o, shape.keys);
     if (with_far()) {
       p.far = packed_keys<T>::layout(memory, rows, shape.dim, shape.dim_v);
       p.far_logs = memory.allocate<T>(rows);
@@ -50,7 +53,7 @@ struct multipole_clustering {
     return p;
   }
   multipole_keys<T, S> keys_of(const multipole_head<T>& p, idx_t b, idx_t kv) const {
-    return {o, p.clusters, head_of(k, b, kv), head_of(v, b, kv), p.far_logs, p.far.keys};
+    return {o, p.clusters, p.members, head_of(k, b, kv), head_of(v, b, kv), p.far_logs, p.far.keys};
   }
 
   /// Key heads are counted over all batch items: b * kv_heads + kv.
@@ -110,6 +113,7 @@ struct multipole_clustering {
       const multipole_head<T>& p = clustered_of(whole);
       const idx_t n = lengths.keys(item(item_head)), rows = o.segments(n) * o.clusters;
       p.clusters.sum_before(o, key(item_head), n);
+      p.members.fill(o, p.clusters, n);
       if (!with_far() || rows == 0) return;
       // Means overwrite the centres, which no later step reads; means of values overwrite the parts.
       for (idx_t r = 0; r < rows; ++r) {
@@ -155,6 +159,7 @@ struct multipole_call {
 
   const attention_shape& shape() const { return views.shape; }
   multipole_clustering<S> clustering() const { return {o, views.k, views.v, assignment, shape(), views.lengths}; }
+  rank_scores<T> scores_of_ranks() const { return {std::abs(terms.scale), terms.softcap}; }
   T sign() const { return terms.scale < T(0) ? T(-1) : terms.scale > T(0) ? T(1) : T(0); }
 
   /// Multiplications and additions, roughly.
@@ -191,7 +196,6 @@ struct multipole_call {
 
   void attend_block(const multipole_keys<T, S>& k, const packed_keys<T>& far, const query_block& one, idx_t b, idx_t h,
                     scratch& s) const {
-    s.choice.leave(k, one.past);
     pack_near(k, s.choice, s.near);
     auto far_terms = terms.for_head(b, 0, 0), near_terms = far_terms;
     far_terms.counts = {s.choice.far_logs, s.choice.far, 0};
@@ -235,6 +239,7 @@ struct multipole_call {
       s.choice.rank(k, head_of(views.q, b, h), blocks, count, sign());
       for (idx_t c = 0; c < count; ++c) {
         s.choice.choose(k, blocks[c], c);
+        s.choice.leave(k, blocks[c], c, scores_of_ranks());
         attend_block(k, p.far, blocks[c], b, h, s);
       }
     });

@@ -106,6 +106,7 @@ struct probe_rows {
   T* means = nullptr;      // [rows][padded dim]
   T* packed = nullptr;     // per tile [dim][tile_rows]
   T* offset = nullptr;     // per row: x_g . mean of the keys
+  T* share = nullptr;      // per row: of the mean of all queries of the block's probes; 0 for rows that fill a tile
   idx_t* block = nullptr;  // per row: of the blocks
 
   static probe_rows layout(arena& memory, idx_t rows, idx_t dim) {
@@ -115,12 +116,13 @@ struct probe_rows {
             memory.allocate<T>(rows * round_up(dim, width<T>)),
             memory.allocate<T>(padded * dim),
             memory.allocate<T>(padded),
+            memory.allocate<T>(padded),
             memory.allocate<idx_t>(padded)};
   }
 
-  /// Appends the mean of queries [begin, end), times `sign`.
+  /// Appends the mean of queries [begin, end), of the `all` of the block's probes, times `sign`.
   template <class S>
-  void add(const matrix_view<const S>& q, idx_t begin, idx_t end, T sign, idx_t of_block) {
+  void add(const matrix_view<const S>& q, idx_t begin, idx_t end, idx_t all, T sign, idx_t of_block) {
     const idx_t stride = round_up(dim, width<T>);
     T* const to = means + rows * stride;
     std::fill_n(to, stride, T(0));
@@ -131,7 +133,23 @@ struct probe_rows {
                  attn::detail::add(load<T>(to + d), load_part<T>(row + d * q.col_stride, q.col_stride, dim - d)));
     }
     for (idx_t d = 0; d < dim; ++d) to[d] = to[d] * sign / static_cast<T>(end - begin);
+    share[rows] = static_cast<T>(end - begin) / static_cast<T>(all);
     block[rows++] = of_block;
+  }
+
+  /// The mean of all queries of a block's probes, times the sign of add().
+  void block_mean(idx_t of_block, T* mean) const {
+    const idx_t stride = round_up(dim, width<T>);
+    std::fill_n(mean, dim, T(0));
+    for (idx_t r = 0; r < rows; ++r)
+      for (idx_t d = 0; d < dim && block[r] == of_block; ++d) mean[d] += share[r] * means[r * stride + d];
+  }
+  /// Its product with the mean of the keys.
+  T block_offset(idx_t of_block) const {
+    T sum = 0;
+    for (idx_t r = 0; r < rows; ++r)
+      if (block[r] == of_block) sum += share[r] * offset[r];
+    return sum;
   }
 
   /// Prepares for rank(): `sum` is the sum of `keys` keys.
@@ -142,26 +160,33 @@ struct probe_rows {
       for (idx_t d = 0; d < dim; ++d) dot += means[r * stride + d] * sum[d];
       offset[r] = dot / static_cast<T>(keys);
     }
-    for (idx_t r = rows; r < round_up(rows, tile_rows); ++r) offset[r] = offset[rows - 1], block[r] = block[rows - 1];
+    for (idx_t r = rows; r < round_up(rows, tile_rows); ++r)
+      offset[r] = offset[rows - 1], share[r] = T(0), block[r] = block[rows - 1];
     for (idx_t r = 0; r < rows; r += tile_rows)
       pack_rows<T>([&](idx_t n) { return means + (r + n) * stride; }, std::min<idx_t>(tile_rows, rows - r), dim, 1,
                    T(1), packed + r * dim);
   }
 
   /// ranks[block][j] for keys [0, keys), which lie in panels; `ranks` has rows of `stride` numbers, whole panels.
-  void rank(const T* panels, idx_t keys, T* ranks, idx_t stride) const {
+  /// `mean_ranks`, if given, are those by the means of all queries of the blocks' probes.
+  void rank(const T* panels, idx_t keys, T* ranks, idx_t stride, T* mean_ranks = nullptr) const {
     constexpr idx_t wide = panel_width<T>;
     const idx_t blocks = block[rows - 1] + 1;
     for (idx_t j = 0; j < keys; j += wide) {
       for (idx_t b = 0; b < blocks; ++b) std::fill_n(ranks + b * stride + j, wide, -std::numeric_limits<T>::infinity());
+      for (idx_t b = 0; b < blocks && mean_ranks; ++b) std::fill_n(mean_ranks + b * stride + j, wide, T(0));
       for (idx_t r = 0; r < rows; r += tile_rows)
         with_tile_height(rows - r, [&](auto M) {
           tile_product<T, M.value, 2>(packed_rows<T>{packed + r * dim}, panels + j * dim, dim,
                                       [&](auto m, auto n, const auto& x) {
-                                        T* const to = ranks + block[r + m] * stride + j + n * width<T>;
+                                        const idx_t at = block[r + m] * stride + j + n * width<T>;
+                                        T* const to = ranks + at;
                                         const packet<T> known = load<T>(to);
                                         const packet<T> rank = sub(x, broadcast<T>(offset[r + m]));
                                         store<T>(to, if_less(known, rank, rank, known));  // NaN is not larger
+                                        if (!mean_ranks) return;
+                                        T* const mean = mean_ranks + at;
+                                        store<T>(mean, fma(rank, broadcast<T>(share[r + m]), load<T>(mean)));
                                       });
         });
     }

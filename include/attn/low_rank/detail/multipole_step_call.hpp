@@ -6,10 +6,12 @@
 //
 // The rest of a cluster is computed without its keys. With S the members taken, and n_rest those left, its score is (n
 // s - sum_S s_j) / n_rest, and its value (n v - sum_S v_j) / n_rest. Instead of computing that value, the weights of
-// the clusters' means and of the keys taken are changed.
+// the clusters' means and of the keys taken are changed. What the spread of its keys adds to the score of a cluster is
+// that of the ranks its keys were chosen by: clusters whose keys are not read have none.
 #pragma once
 
 #include <attn/low_rank/detail/multipole_choice.hpp>
+#include <attn/low_rank/detail/multipole_spread.hpp>
 #include <attn/low_rank/multipole_cache.hpp>
 #include <attn/softmax/detail/softmax_call.hpp>
 #include <attn/softmax/detail/streaming.hpp>
@@ -71,7 +73,7 @@ struct multipole_step_call {
     s.far = online_softmax<T>::layout(memory, group, shape.dim_v);
     s.stride = round_up(clusters, cluster_tile);
     s.scores = memory.allocate<T>(group * s.stride);
-    s.ranks = memory.allocate<T>(listed + width<T>), s.buffer = memory.allocate<T>(listed);
+    s.ranks = memory.allocate<T>(listed + width<T>), s.buffer = memory.allocate<T>(listed + width<T>);
     s.taken_scores = memory.allocate<T>(most);
     s.list = memory.allocate<idx_t>(past), s.chosen = memory.allocate<idx_t>(listed);
     s.taken = memory.allocate<idx_t>(most);
@@ -152,8 +154,30 @@ struct multipole_step_call {
     return count;
   }
 
-  /// Step 3 for everything but the own segment, for row r: weights of the clusters, and the sum over the keys taken.
-  void weigh(const clusters_of_head& c, idx_t clusters, idx_t count, idx_t b, idx_t kv, idx_t r, scratch& s) const {
+  /// Adds to the scores x of the clusters of the candidates what the spread of the keys left adds.
+  void add_spreads(const clusters_of_head& c, idx_t found, idx_t count, T* x, const scratch& s) const {
+    constexpr T none = -std::numeric_limits<T>::infinity();
+    const rank_scores<T> scores{T(1), in.terms.softcap};
+    const T factor = in.terms.change_scores() ? log2_e<T> : T(1);
+    for (idx_t n = 0; n < count; ++n) s.ranks[s.chosen[n]] = none;
+    for (idx_t begin = 0, end = 0; begin < found; begin = end) {
+      const idx_t cluster = s.of_list[begin];
+      while (end < found && s.of_list[end] == cluster) ++end;
+      const T rest = c.counts[cluster] - (s.slot[cluster] < 0 ? T(0) : s.lost_counts[s.slot[cluster]]);
+      if (!(rest > T(1))) continue;
+      const idx_t keys = end - begin, size = round_up(keys, width<T>);
+      std::copy_n(s.ranks + begin, keys, s.buffer);
+      std::fill(s.buffer + keys, s.buffer + size, none);
+      scores.apply(s.buffer, size, T(0));
+      const spread_sums<T> sums = sum_spread(s.buffer, size, rest, factor);
+      if (sums.finite()) x[cluster] += sums.log2_sum() - std::log2(rest);
+    }
+  }
+
+  /// Step 3 for everything but the own segment, for row r: weights of the clusters, and the sum over the keys taken, which
+  /// are `count` of the `found` candidates.
+  void weigh(const clusters_of_head& c, idx_t clusters, idx_t found, idx_t count, idx_t b, idx_t kv, idx_t r,
+             scratch& s) const {
     constexpr T none = -std::numeric_limits<T>::infinity();
     T* const x = s.scores + r * s.stride;
     idx_t changed = 0;
@@ -187,6 +211,7 @@ struct multipole_step_call {
       const T all = c.counts[cluster], rest = all - s.lost_counts[n];
       x[cluster] = rest > T(0) ? x[cluster] - c.logs[cluster] + std::log2(rest) : none;
     }
+    if (clusters > 0 && count < found) add_spreads(c, found, count, x, s);
     for (idx_t n = 0; n < clusters; ++n) highest = std::max(highest, x[n]);
     for (idx_t n = 0; n < count; ++n) highest = std::max(highest, s.taken_scores[n]);
     const T reference = highest == none ? T(0) : highest;
@@ -254,8 +279,8 @@ struct multipole_step_call {
       const clusters_of_head c = cache.clusters_of(b, kv);
       score_clusters(c, clusters, s);
       for (idx_t r = 0; r < group; ++r) {
-        const idx_t count = o.exact > 0 ? take(candidates(c, past, clusters, r, s), b, kv, r, s) : 0;
-        weigh(c, clusters, count, b, kv, r, s);
+        const idx_t found = o.exact > 0 ? candidates(c, past, clusters, r, s) : 0;
+        weigh(c, clusters, found, found > 0 ? take(found, b, kv, r, s) : 0, b, kv, r, s);
       }
       add_clusters(c, clusters, s);
       s.own.merge(s.far);

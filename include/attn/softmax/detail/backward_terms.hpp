@@ -44,6 +44,7 @@ struct backward_terms {
   const score_terms<T, Score>& terms;
   ScoreBackward* score_backward = nullptr;
   tensor_view<T> d_bias{};    // its entries belong to this task
+  T* d_counts = nullptr;      // per slot of the counts: the sum over all queries, base e
   bool sum_slope = false;
   relative_sums relative{};  // they belong to this task
   decay_gradients decay{};
@@ -53,13 +54,17 @@ struct backward_terms {
   /// Whether the gradients need the scores as they were before the terms.
   bool need_raw() const { return terms.scored || terms.softcap; }
   T d_slope() const { return static_cast<T>(slope_sum); }
-  bool any() const { return need_raw() || d_bias || sum_slope || relative.middle || decay; }
+  bool any() const { return need_raw() || d_bias || sum_slope || relative.middle || decay || d_counts; }
 
   /// Row of query i: raw[n], the scores before the terms, and d[n], the gradients of the final ones, of the keys at slots
   /// slot + n, n < count, a multiple of the vector width; d becomes the gradient of the raw scores, raw is overwritten.
   /// A gradient of exactly 0 stays 0, whatever the score.
   void operator()(T* raw, T* d, idx_t count, idx_t i, const index_map& positions, idx_t slot) {
     const idx_t p = i + terms.query_shift;
+    if (d_counts && slot < terms.counts.slots) {
+      T* const to = d_counts + slot;
+      for (idx_t n = 0; n < std::min(count, terms.counts.slots - slot); ++n) to[n] += d[n];
+    }
     if (terms.softcap) {
       const auto uncap = broadcast<T>(T(1) / *terms.softcap);
       map_packets(raw, raw, count, [&](const auto& x) { return tanh<T>(mul(x, uncap)); });
