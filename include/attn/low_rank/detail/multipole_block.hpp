@@ -193,13 +193,16 @@ struct multipole_block {
     T* const x = (mean_ranks ? mean_ranks : ranks) + b * stride;
     x[k.members.none] = -std::numeric_limits<T>::infinity();
     for (idx_t n = 0; n < taken; ++n) x[chosen[n]] = -std::numeric_limits<T>::infinity();
+    // Two loops: packets that are loaded soon after their numbers were stored one by one would wait for that.
+    for (idx_t c = 0; c < all; ++c)
+      for (idx_t n = k.members.begins[c]; n < k.members.begins[c + 1] && ranked(k.o, one.past, c); ++n)
+        spread[n] = x[k.members.keys[n]];
     const T offset = scores.softcap ? probes.block_offset(b) : T(0);
     for (idx_t c = 0; c < all; ++c) {
       spreads[c] = {};
       const T count = slot[c] < 0 ? k.clusters.sums.counts[c] : rest.counts[slot[c]];
       if (!(count > T(1)) || !ranked(k.o, one.past, c)) continue;
       const idx_t begin = k.members.begins[c], end = k.members.begins[c + 1];
-      for (idx_t n = begin; n < end; ++n) spread[n] = x[k.members.keys[n]];
       scores.apply(spread + begin, end - begin, offset);
       spreads[c] = sum_spread(spread + begin, end - begin, count, scores.factor());
       if (spreads[c].finite()) (slot[c] < 0 ? far_logs[c] : logs[slot[c]]) = spreads[c].log2_sum();
