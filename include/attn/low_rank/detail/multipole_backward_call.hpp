@@ -185,7 +185,11 @@ struct multipole_backward_call {
       }
       if (dq) std::copy_n(dq, count * stride(), p.d_queries + (h % shape().group() * shape().queries + i) * stride());
     }
-    if (spread) s.spread.differentiate(k, s.choice, one.past, number, forward.scores_of_ranks(), forward.sign());
+    if (spread) {
+      if (s.spread.full(one.past)) s.spread.flush(k, part.d_keys);
+      s.spread.collect(k, s.choice, number, forward.scores_of_ranks(), forward.sign(), one.past,
+                       in.dq ? d_mean(p, h % shape().group(), one) : nullptr);
+    }
     scatter(k, s.choice, s.near.d_keys, stride(), part.d_keys, part.share_keys);
     scatter(k, s.choice, s.near.d_values, stride_v(), part.d_values, part.share_values);
   }
@@ -218,13 +222,9 @@ struct multipole_backward_call {
             s.choice.choose(k, blocks[c], c);
             block_back(p, part, k, blocks[c], c, b, h, s);
           }
-          if (!with_spread(blocks[0].past)) return;
-          if (part.d_keys) s.spread.add_to_keys(part.d_keys, blocks[0].past, count);
-          if (p.d_means)
-            s.spread.mean_gradients(k, blocks[0].past, count,
-                                    [&](idx_t c) { return d_mean(p, h % shape().group(), blocks[c]); });
         });
     }
+    s.spread.flush(k, part.d_keys);
     for (idx_t c = 0; c < clusters && with_far(); ++c) {
       const T count = p.clustered.clusters.sums.counts[c];
       if (c >= o().segments(keys(b)) * o().clusters || !(count > T(0))) continue;

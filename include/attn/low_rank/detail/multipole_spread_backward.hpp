@@ -15,28 +15,32 @@ struct columns_of_keys {
   ATTN_INLINE T at(int m, idx_t k) const { return data[k * stride + m]; }
 };
 
-/// Scratch of one worker, for blocks that are ranked together.
+/// Scratch of one worker. Blocks with the same past are collected, also of several query heads, so that keys and their
+/// gradients are read once for all of them.
 template <class T>
 struct spread_backward {
+  static constexpr idx_t most = tile_rows;  // blocks
+
   idx_t dim = 0, padded = 0, stride = 0;  // padded: of dim, in whole panels
-  idx_t together = 0;                     // blocks
+  idx_t blocks = 0, past = 0;             // those collected
   T *d_near = nullptr, *d_far = nullptr;  // gradients of the scores of one block's own clusters, and of the others
-  T* d_ranks = nullptr;                   // [together][stride]: of the scores of the mean queries, per key
-  T* mean = nullptr;                      // [padded]: a mean query
-  T* means = nullptr;                     // all of them, panels [together][panel_width]
-  T* lanes = nullptr;                     // [together][dim][width]: sums of their gradients
+  T* d_ranks = nullptr;                   // [most][stride]: of the scores of the mean queries, per key
+  T* mean = nullptr;                      // [dim]: a mean query
+  T* means = nullptr;                     // all of them, panels [most][panel_width]
+  T* lanes = nullptr;                     // [most][dim][width]: sums of their gradients
+  T** d_means = nullptr;                  // [most]: where these go, or null
 
   static spread_backward layout(arena& memory, const multipole_settings& o, idx_t keys, idx_t dim) {
-    if (!cluster_members::used(o)) return {};
     spread_backward s;
-    s.dim = dim, s.padded = round_up(dim, panel_width<T>), s.together = multipole_blocks::together(o);
+    s.dim = dim, s.padded = round_up(dim, panel_width<T>);
     s.stride = round_up(cluster_members::no_key<T>(keys) + 1, tile_rows);
     s.d_near = memory.allocate<T>(multipole_block<T>::most_slots(o, keys));
     s.d_far = memory.allocate<T>(o.segments(keys) * o.clusters);
-    s.d_ranks = memory.allocate<T>(s.together * s.stride);
-    s.mean = memory.allocate<T>(s.padded);
-    s.means = memory.allocate<T>(s.together * s.padded);
-    s.lanes = memory.allocate<T>(s.together * dim * width<T>);
+    s.d_ranks = memory.allocate<T>(most * s.stride);
+    s.mean = memory.allocate<T>(dim);
+    s.means = memory.allocate<T>(most * s.padded);
+    s.lanes = memory.allocate<T>(most * dim * width<T>);
+    s.d_means = memory.allocate<T*>(most);
     return s;
   }
   void clear(const multipole_block<T>& c) const {
@@ -44,11 +48,17 @@ struct spread_backward {
     std::fill_n(d_far, c.far, T(0));
   }
 
-  /// The gradients of the scores of the mean query of block number b, from those of the clusters' scores.
+  /// Whether flush() must come before a block of this past.
+  bool full(idx_t next) const { return blocks == most || (blocks > 0 && past != next); }
+
+  /// Takes in block number b of those ranked together: the gradients of the scores of its mean query, from those of the
+  /// clusters' scores.
   template <class S>
-  void differentiate(const multipole_keys<T, S>& k, const multipole_block<T>& c, idx_t past, idx_t b,
-                     const rank_scores<T>& scores, T sign) const {
-    T* const d = d_ranks + b * stride;
+  void collect(const multipole_keys<T, S>& k, const multipole_block<T>& c, idx_t b, const rank_scores<T>& scores,
+               T sign, idx_t its_past, T* d_mean) {
+    past = its_past;
+    d_means[blocks] = d_mean;
+    T* const d = d_ranks + blocks * stride;
     std::fill_n(d, stride, T(0));
     for (idx_t cluster = 0; cluster < k.o.clusters_before(past); ++cluster) {
       const spread_sums<T>& sums = c.spreads[cluster];
@@ -72,16 +82,25 @@ struct spread_backward {
     }
     c.probes.block_mean(b, mean);
     for (idx_t n = 0; n < padded; ++n)
-      means[n / panel_width<T> * together * panel_width<T> + b * panel_width<T> + n % panel_width<T>] =
+      means[n / panel_width<T> * most * panel_width<T> + blocks * panel_width<T> + n % panel_width<T>] =
           n < dim ? mean[n] * sign : T(0);
+    ++blocks;
   }
 
-  /// Adds to rows [0, past) of the keys' gradients, for the first `blocks` blocks.
-  void add_to_keys(T* d_keys, idx_t past, idx_t blocks) const {
+  /// Adds the gradients of the blocks collected to those of the keys, if given, and stores those of the mean queries.
+  template <class S>
+  void flush(const multipole_keys<T, S>& k, T* d_keys) {
+    if (blocks > 0 && d_keys) add_to_keys(d_keys);
+    if (blocks > 0 && d_means[0]) store_means(k);
+    blocks = 0;
+  }
+
+ private:
+  void add_to_keys(T* d_keys) const {
     for (idx_t j = 0; j < past; j += tile_rows)
       for (idx_t col = 0; col < padded; col += panel_width<T>)
         with_tile_height(std::min<idx_t>(tile_rows, past - j), [&](auto M) {
-          tile_product<T, M.value, 2>(columns_of_keys<T>{d_ranks + j, stride}, means + col * together, blocks,
+          tile_product<T, M.value, 2>(columns_of_keys<T>{d_ranks + j, stride}, means + col * most, blocks,
                                       [&](auto m, auto n, const auto& x) {
                                         if (j + m >= past) return;
                                         T* const to = d_keys + (j + m) * padded + col + n * width<T>;
@@ -90,37 +109,38 @@ struct spread_backward {
         });
   }
 
-  /// row(b)[d] = the gradient of the mean query of block b, for the first `blocks` blocks.
-  template <class S, class Row>
-  void mean_gradients(const multipole_keys<T, S>& k, idx_t past, idx_t blocks, Row&& row) const {
-    constexpr idx_t piece = 512, high = 4, wide = panel_width<T>;
+  template <class S>
+  void store_means(const multipole_keys<T, S>& k) const {
+    constexpr idx_t piece = 512, wide = panel_width<T>;
+    constexpr int high = 4, across = tile_rows >= 12 ? 4 : 2;  // accumulators that fit the registers
     const idx_t whole = past / width<T> * width<T>;
     std::fill_n(lanes, blocks * dim * width<T>, T(0));
     for (idx_t begin = 0; begin < whole; begin += piece)
       for (idx_t b = 0; b < blocks; b += high)
-        for (idx_t d = 0; d < dim; d += 2) {
+        for (idx_t d = 0; d < dim; d += across) {
           const T* rows[high];
+          idx_t column[across];
           for (idx_t i = 0; i < high; ++i) rows[i] = d_ranks + std::min(b + i, blocks - 1) * stride;
-          const idx_t next = d + 1 < dim ? wide : 0;
-          packet<T> sums[2 * high];
-          for (auto& sum : sums) sum = zero<T>();
+          for (idx_t n = 0; n < across; ++n) column[n] = std::min(d + n, dim - 1) * wide;
+          packet<T> sums[high * across];
+          unroll<high * across>([&](auto n) { sums[n] = zero<T>(); });
           for (idx_t j = begin; j < std::min(whole, begin + piece); j += width<T>) {
-            const T* const keys = k.clusters.panels + j / wide * wide * dim + j % wide + d * wide;
-            const packet<T> first = load<T>(keys), second = load<T>(keys + next);
+            const T* const keys = k.clusters.panels + j / wide * wide * dim + j % wide;
+            packet<T> key[across];
+            unroll<across>([&](auto n) { key[n] = load<T>(keys + column[n]); });
             unroll<high>([&](auto i) {
               const packet<T> one = load<T>(rows[i] + j);
-              sums[2 * i] = fma(one, first, sums[2 * i]);
-              sums[2 * i + 1] = fma(one, second, sums[2 * i + 1]);
+              unroll<across>([&](auto n) { sums[i * across + n] = fma(one, key[n], sums[i * across + n]); });
             });
           }
-          for (idx_t i = 0; i < std::min(high, blocks - b); ++i)
-            for (idx_t n = 0; n < std::min<idx_t>(2, dim - d); ++n) {
+          for (idx_t i = 0; i < std::min<idx_t>(high, blocks - b); ++i)
+            for (idx_t n = 0; n < std::min<idx_t>(across, dim - d); ++n) {
               T* const to = lanes + ((b + i) * dim + d + n) * width<T>;
-              store<T>(to, add(load<T>(to), sums[2 * i + n]));
+              store<T>(to, add(load<T>(to), sums[i * across + n]));
             }
         }
     for (idx_t b = 0; b < blocks; ++b) {
-      T* const to = row(b);
+      T* const to = d_means[b];
       for (idx_t d = 0; d < dim; ++d) {
         to[d] = sum_lanes(load<T>(lanes + (b * dim + d) * width<T>));
         for (idx_t j = whole; j < past; ++j)
