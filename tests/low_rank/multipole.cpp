@@ -137,6 +137,27 @@ TEMPLATE_LIST_TEST_CASE("multipole: many clusters, of which few change", "[multi
   }
 }
 
+// Keys of a cluster whose scores are far apart, of which one outweighs all others, and clusters far below others: sums
+// of powers neither overflow nor vanish.
+TEMPLATE_LIST_TEST_CASE("multipole: scores within a cluster that are far apart", "[multipole]", exact_types) {
+  for (double size : {1.0, 30.0, 1000.0})
+    for (bool causal : {false, true})
+      for (std::optional<double> softcap : {std::optional<double>(), std::optional<double>(20)}) {
+        multipole_problem p = exact_choices({.batch = 1, .queries = 64, .keys = 64, .dim = 16}, 4);
+        for (double& x : p.k.data) x *= size;
+        auto& o = p.options;
+        o.causal = causal, o.exact = 5, o.segment = 16, o.softcap = softcap;
+        o.block = 8, o.probe = causal ? 8 : 4, o.lookback = 8;
+        CAPTURE(size, causal, softcap.value_or(0));
+        const reference::result actual = run_multipole<TestType>(p);
+        for (double x : actual.out.data) CHECK(std::isfinite(x));
+        // Scores are rounded: their errors are those of the weights.
+        if (size == 1 || std::is_same_v<TestType, double>)
+          CHECK(relative_error(actual.out, reference::multipole(p.q, p.k, p.v, o).out) <=
+                tolerance<TestType>::out * std::max(1.0, size / 10));
+      }
+}
+
 TEMPLATE_LIST_TEST_CASE("multipole: equal ranks go to the earlier keys", "[multipole]", exact_types) {
   multipole_problem p = exact_choices({.batch = 1, .queries = 16, .keys = 64}, 4);
   std::fill(p.k.data.begin(), p.k.data.end(), 0.5);
@@ -148,7 +169,7 @@ TEMPLATE_LIST_TEST_CASE("multipole: equal ranks go to the earlier keys", "[multi
 
 TEST_CASE("multipole: its error on attention of a trained model", "[multipole]") {
   const std::filesystem::path folder = ATTN_DATA_DIR;
-  const double bounds[2] = {0.09, 0.06};
+  const double bounds[2] = {0.07, 0.047};
   for (int layer = 0; layer < 2; ++layer) {
     const auto read = [&](const char* name) {
       const npy_array x = read_npy(folder / ("use_lite_layer" + std::to_string(layer)) / name);

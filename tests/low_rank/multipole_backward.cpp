@@ -161,6 +161,19 @@ TEMPLATE_LIST_TEST_CASE("multipole_backward: pieces add up", "[multipole_backwar
   }
 }
 
+TEST_CASE("multipole_backward: queries of other blocks, and without a key, by which blocks choose",
+          "[multipole_backward]") {
+  for (idx_t lookback : {3, 40}) {
+    multipole_problem p = multipole_of({.batch = 2, .heads = 4, .kv_heads = 2, .queries = 70, .keys = 61, .dim = 9});
+    auto& o = p.options;
+    o.causal = true, o.segment = 8, o.clusters = 3, o.exact = 5, o.block = 3, o.lookback = lookback, o.probe = 7;
+    CAPTURE(lookback);
+    check_form<form<widest_type>, widest_type>(p);
+    o.softcap = 1;
+    check_form<form<widest_type>, widest_type>(p);
+  }
+}
+
 TEMPLATE_LIST_TEST_CASE("multipole_backward: without lse, alone, added, threads, padding, batches",
                         "[multipole_backward]", exact_types) {
   for (int choice : {5, 132, 4, 1}) {

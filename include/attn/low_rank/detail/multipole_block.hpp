@@ -187,9 +187,10 @@ struct multipole_block {
   /// were ranked, log2 sum e^(r - mean r) in the place of that, r the scores of the block's mean query.
   template <class S>
   void leave(const multipole_keys<T, S>& k, const query_block& one, idx_t b, const rank_scores<T>& scores) {
-    leave_means(k, one.past);
     const idx_t all = k.o.clusters_before(one.past);
-    if (all == 0 || k.o.exact == 0 || k.o.exact >= one.past) return;
+    const bool some_ranked = all > 0 && k.o.exact > 0 && k.o.exact < one.past;
+    leave_means(k, one.past, some_ranked);
+    if (!some_ranked) return;
     T* const x = (mean_ranks ? mean_ranks : ranks) + b * stride;
     x[k.members.none] = -std::numeric_limits<T>::infinity();
     for (idx_t n = 0; n < taken; ++n) x[chosen[n]] = -std::numeric_limits<T>::infinity();
@@ -201,11 +202,14 @@ struct multipole_block {
     for (idx_t c = 0; c < all; ++c) {
       spreads[c] = {};
       const T count = slot[c] < 0 ? k.clusters.sums.counts[c] : rest.counts[slot[c]];
-      if (!(count > T(1)) || !ranked(k.o, one.past, c)) continue;
+      T& log = slot[c] < 0 ? far_logs[c] : logs[slot[c]];
+      const bool spreads_out = count > T(1) && ranked(k.o, one.past, c);
+      if (slot[c] >= 0 && !spreads_out) log = log2_or_none(count);
+      if (!spreads_out) continue;
       const idx_t begin = k.members.begins[c], end = k.members.begins[c + 1];
       scores.apply(spread + begin, end - begin, offset);
       spreads[c] = sum_spread(spread + begin, end - begin, count, scores.factor());
-      if (spreads[c].finite()) (slot[c] < 0 ? far_logs[c] : logs[slot[c]]) = spreads[c].log2_sum();
+      log = spreads[c].finite() ? spreads[c].log2_sum() : std::log2(count);
     }
   }
 
@@ -213,8 +217,10 @@ struct multipole_block {
   matrix_view<const T> rest_values(idx_t dim_v) const { return {rest.values, slots, dim_v, rest.stride_v, 1}; }
 
  private:
+  static T log2_or_none(T count) { return count > T(0) ? std::log2(count) : -std::numeric_limits<T>::infinity(); }
+
   template <class S>
-  void leave_means(const multipole_keys<T, S>& k, idx_t past) {
+  void leave_means(const multipole_keys<T, S>& k, idx_t past, bool without_logs) {
     constexpr T none = -std::numeric_limits<T>::infinity();
     const cluster_sums<T>& sums = k.clusters.sums;
     const idx_t all = k.o.clusters_before(past);
@@ -245,7 +251,7 @@ struct multipole_block {
     slots = round_up(used, panel_width<T>);
     for (idx_t r = 0; r < slots; ++r) {
       const T count = r < used ? rest.counts[r] : T(0);
-      logs[r] = count > T(0) ? std::log2(count) : none;
+      logs[r] = without_logs ? none : log2_or_none(count);
       const T factor = count > T(0) ? T(1) / count : T(0);
       const auto divide = [&](T* x, idx_t n) {
         for (idx_t d = 0; d < n; ++d) x[d] = count > T(0) ? x[d] * factor : T(0);

@@ -37,7 +37,7 @@ struct spread_sums {
 
   /// False where an x is not finite, or their range is not.
   bool finite() const { return sum > T(0) && std::abs(sum) + std::abs(mean) <= std::numeric_limits<T>::max(); }
-  T log2_sum() const { return std::log2(sum) - mean; }
+  T log2_sum(T count = T(1)) const { return std::log2(sum / count) - mean; }  // over count
 };
 
 /// Of `count` numbers among x[0, size), all others being -infinity; size in whole packets. x becomes e^(x - maximum),
@@ -65,9 +65,9 @@ spread_sums<T> sum_spread(T* x, idx_t size, T count, T factor) {
 
 /// The keys of one head in the order of their clusters.
 struct cluster_members {
-  idx_t* keys = nullptr;    // ascending within a cluster, which begins at a multiple of the vector width
-  idx_t* begins = nullptr;  // [clusters + 1]
-  idx_t none = 0;           // in the place of a key where a cluster has no more
+  idx_t* keys = nullptr;  // ascending within a cluster, which begins at a multiple of the vector width
+  idx_t* begins = nullptr;     // [clusters + 1]
+  idx_t none = 0;              // in the place of a key where a cluster has no more
 
   /// Which keys [0, keys) do not have.
   template <class T>

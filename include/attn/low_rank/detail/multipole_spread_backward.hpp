@@ -19,8 +19,7 @@ struct columns_of_keys {
 /// gradients are read once for all of them.
 template <class T>
 struct spread_backward {
-  static constexpr idx_t most = tile_rows;  // blocks
-
+  idx_t most = 0;                         // blocks
   idx_t dim = 0, padded = 0, stride = 0;  // padded: of dim, in whole panels
   idx_t blocks = 0, past = 0;             // those collected
   T *d_near = nullptr, *d_far = nullptr;  // gradients of the scores of one block's own clusters, and of the others
@@ -34,13 +33,14 @@ struct spread_backward {
     spread_backward s;
     s.dim = dim, s.padded = round_up(dim, panel_width<T>);
     s.stride = round_up(cluster_members::no_key<T>(keys) + 1, tile_rows);
+    s.most = std::clamp<idx_t>(131072 / s.stride, tile_rows, 48);  // beyond 48 blocks, reading keys costs little
     s.d_near = memory.allocate<T>(multipole_block<T>::most_slots(o, keys));
     s.d_far = memory.allocate<T>(o.segments(keys) * o.clusters);
-    s.d_ranks = memory.allocate<T>(most * s.stride);
+    s.d_ranks = memory.allocate<T>(s.most * s.stride);
     s.mean = memory.allocate<T>(dim);
-    s.means = memory.allocate<T>(most * s.padded);
-    s.lanes = memory.allocate<T>(most * dim * width<T>);
-    s.d_means = memory.allocate<T*>(most);
+    s.means = memory.allocate<T>(s.most * s.padded);
+    s.lanes = memory.allocate<T>(s.most * dim * width<T>);
+    s.d_means = memory.allocate<T*>(s.most);
     return s;
   }
   void clear(const multipole_block<T>& c) const {

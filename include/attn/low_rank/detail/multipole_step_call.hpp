@@ -73,7 +73,8 @@ struct multipole_step_call {
     s.far = online_softmax<T>::layout(memory, group, shape.dim_v);
     s.stride = round_up(clusters, cluster_tile);
     s.scores = memory.allocate<T>(group * s.stride);
-    s.ranks = memory.allocate<T>(listed + width<T>), s.buffer = memory.allocate<T>(listed + width<T>);
+    s.ranks = memory.allocate<T>(listed + width<T>);
+    s.buffer = memory.allocate<T>(listed + std::min(past, clusters) * width<T>);
     s.taken_scores = memory.allocate<T>(most);
     s.list = memory.allocate<idx_t>(past), s.chosen = memory.allocate<idx_t>(listed);
     s.taken = memory.allocate<idx_t>(most);
@@ -160,18 +161,27 @@ struct multipole_step_call {
     const rank_scores<T> scores{T(1), in.terms.softcap};
     const T factor = in.terms.change_scores() ? log2_e<T> : T(1);
     for (idx_t n = 0; n < count; ++n) s.ranks[s.chosen[n]] = none;
-    for (idx_t begin = 0, end = 0; begin < found; begin = end) {
-      const idx_t cluster = s.of_list[begin];
-      while (end < found && s.of_list[end] == cluster) ++end;
+    const auto each_cluster = [&](const auto& body) {  // body(cluster, its candidates, where whole packets of them begin)
+      for (idx_t begin = 0, at = 0; begin < found;) {
+        const idx_t cluster = s.of_list[begin], end = begin + static_cast<idx_t>(c.counts[cluster]);
+        body(cluster, key_range{begin, end}, at);
+        at += round_up(end - begin, width<T>), begin = end;
+      }
+    };
+    // Two loops: a packet is not loaded soon after its numbers were stored in parts.
+    each_cluster([&](idx_t, key_range keys, idx_t at) {
+      const idx_t size = keys.end - keys.begin, padded = round_up(size, width<T>);
+      for (idx_t n = 0; n < padded; n += width<T>) store<T>(s.buffer + at + n, load<T>(s.ranks + keys.begin + n));
+      for (idx_t n = size; n < padded; ++n) s.buffer[at + n] = none;
+    });
+    each_cluster([&](idx_t cluster, key_range keys, idx_t at) {
       const T rest = c.counts[cluster] - (s.slot[cluster] < 0 ? T(0) : s.lost_counts[s.slot[cluster]]);
-      if (!(rest > T(1))) continue;
-      const idx_t keys = end - begin, size = round_up(keys, width<T>);
-      std::copy_n(s.ranks + begin, keys, s.buffer);
-      std::fill(s.buffer + keys, s.buffer + size, none);
-      scores.apply(s.buffer, size, T(0));
-      const spread_sums<T> sums = sum_spread(s.buffer, size, rest, factor);
-      if (sums.finite()) x[cluster] += sums.log2_sum() - std::log2(rest);
-    }
+      if (!(rest > T(1))) return;
+      const idx_t size = round_up(keys.end - keys.begin, width<T>);
+      scores.apply(s.buffer + at, size, T(0));
+      const spread_sums<T> sums = sum_spread(s.buffer + at, size, rest, factor);
+      if (sums.finite()) x[cluster] += sums.log2_sum(rest);
+    });
   }
 
   /// Step 3 for everything but the own segment, for row r: weights of the clusters, and the sum over the keys taken, which
