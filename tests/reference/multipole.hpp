@@ -1,8 +1,8 @@
 #pragma once
 // Multipole attention (after Hooper 2025 and Vyas 2020), written as its definition: for every query the keys its block
-// takes, the rest of every cluster as one key, in the causal form its own segment; one softmax. With r the scores of the
-// block's mean query, the score of a cluster gets log sum e^r - mean r over its rest, where keys were ranked. Choices and
-// assignments are constants.
+// takes, the rest of every cluster as one key, in the causal form its own segment; one softmax. With r the scores of
+// the block's mean query, the score of a cluster gets log sum e^r - mean r over its rest, where keys were ranked; else
+// log of how many. Choices and assignments are constants.
 #include <numeric>
 
 #include "reference/softmax.hpp"

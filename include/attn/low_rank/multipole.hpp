@@ -3,8 +3,11 @@
 //   Keys are grouped into clusters. A block of queries takes the `exact` keys j with the largest
 //     max over g of x_g.(k_j - mean of the keys),   x_g: means of `probe` of its queries each, times the scale's sign
 //   (of equal ones the earlier; NaN is the lowest) exactly. The members of every cluster that were not taken become one
-//   key: the mean of their keys with the mean of their values, the logarithm of their number being added to its score.
-//   One softmax runs over all of these. Every query head chooses separately.
+//   key: the mean of their keys with the mean of their values. To its score is added
+//     log sum e^(r_j - mean r)   over the n members j left,   r_j: the score of key j with the mean of these queries
+//   which is log n, and what the spread of the members adds for that mean query. One softmax runs over all of these.
+//   Every query head chooses separately. Where no keys are ranked, it is log n alone: with exact = 0, and in clusters
+//   outside candidate_clusters.
 //                                 after Hooper et al. 2025, "Multipole Attention for Efficient Long Context Reasoning",
 //                                 and Vyas et al. 2020, "Fast transformers with clustered attention"
 //   Clusters are those of k-means, from keys drawn by a seed, or the caller's. With causal, keys are divided into
@@ -21,9 +24,10 @@
 //          out of its cluster leaves NaN there.
 // Cost     per head 2 (D + Dv) operations for each of Lq (exact + clusters) scores, causal Lq (exact + segment / 2 +
 //          clusters Lk / (2 segment)); 2 D for each of Lq Lk / probe scores, causal Lq Lk lookback / (2 block probe),
-//          and, per key head, for each of Lk clusters (iterations + 1). Scratch per key head, one at a time or as many
-//          as keep the threads busy: about Lk (D + 1) numbers and 3 (D + Dv) for each cluster and 1024 keys, causal
-//          5 (D + Dv) for each cluster; per thread: about 4 Lk + (exact + clusters + segment) (D + Dv).
+//          and, per key head, for each of Lk clusters (iterations + 1); an exponential for each of Lq Lk / block keys,
+//          causal half of that. Scratch per key head, one at a time or as many as keep the threads busy: about
+//          Lk (D + 3) numbers and 3 (D + Dv) for each cluster and 1024 keys, causal 5 (D + Dv) for each cluster; per
+//          thread: about 10 Lk + (exact + clusters + segment) (D + Dv).
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
 

@@ -6,14 +6,18 @@
 // Clusters and the keys taken are constants: they are computed again as in the forward pass. Queries, the keys taken,
 // those of the own segment and the means of what is left of clusters have the gradients of softmax attention
 // (full_softmax_backward.hpp); each of the n members that are left of a cluster gets 1 / n of the gradient of its mean,
-// in keys and in values.
+// in keys and in values. What their spread adds to the score of a cluster, whose gradient is d, gives the score of the
+// mean query with each member j the gradient d (e^r_j / sum e^r - 1 / n), and by it the key, and the queries of which
+// that is the mean.
 //
 // Shapes   as the forward call's; out and options.lse are what it wrote, d_out as out, d_lse as lse. Gradients have the
 //          shapes of what they are of; dk and dv are summed over the query heads of a group, that of sinks over the
 //          batch.
 // Cost     B H (6 D + 4 Dv) operations for every visible key or cluster of a query, and what the forward call takes to
-//          cluster and choose; without lse, 2 B H D more for every one of them. Scratch: that of the forward call,
-//          and per key head in progress (Lk + clusters) (D + Dv) numbers for every 2048 queries, up to eight times.
+//          cluster and choose, and 4 D for each of Lq Lk / block scores of mean queries; without lse, 2 B H D more for
+//          every one of them. Scratch: that of the forward call, per key head in progress (Lk + clusters) (D + Dv)
+//          numbers for every 2048 queries, up to eight times, and D for each of its queries, and for each block; per
+//          thread 131072 numbers, but at least 12 Lk.
 // Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that
 //          share memory with an input or one another, before anything is written.
 //

@@ -6,12 +6,13 @@
 // Appends k [B, Hkv, n, D] and v [B, Hkv, n, Dv] to the cache, then attends the n queries q [B, H, n, D], each of which
 // chooses separately. The result is the last n rows of a causal multipole over the whole sequence with block = 1 and
 // the cache's exact, clusters, candidate_clusters, segment, iterations and seed. (Of keys of equal rank in several
-// clusters of a segment, those of the first cluster are taken first.)
+// clusters of a segment, those of the first cluster are taken first.) Keys outside the candidate clusters are not read:
+// their clusters have no part of the score for the spread of their keys, there as here.
 //
 // Cost     per token and query head: 2 (D + Dv) operations for every cluster and for every key of the own segment and
 //          of those taken, 2 D for every key of the candidate clusters. Clusters are read once for the query heads of a
 //          key head. In addition, k-means once every `segment` tokens. Scratch per thread: about 7 numbers per token so
-//          far, and 1 per cluster and query head.
+//          far, 1 per cluster and query head, and a vector per cluster.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything, the cache included, changes.
 #pragma once
 

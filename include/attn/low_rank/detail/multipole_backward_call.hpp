@@ -265,8 +265,8 @@ struct multipole_backward_call {
     return p.d_means + (of_group * blocks() + one.number) * stride();
   }
 
-  /// Adds the gradients of the mean queries to those of their queries, which may themselves see no key, and stores these;
-  /// zeros for padding.
+  /// Adds the gradients of the mean queries to those of their queries, which may themselves see no key, and stores
+  /// these; zeros for padding.
   void store_queries(const head& p, idx_t b, idx_t h) const {
     const idx_t blind = o().causal ? std::clamp<idx_t>(queries(b) - keys(b), 0, queries(b)) : 0;
     const idx_t of_group = h % shape().group();
@@ -308,8 +308,9 @@ struct multipole_backward_call {
     for_each_head(w, heads, ceil_div(shape().keys, step_keys), [&](const head& p, idx_t b, idx_t kv, idx_t n, int) {
       store_keys(p, b, kv, n * step_keys, std::min((n + 1) * step_keys, shape().keys));
     });
-    for_each_head(w, heads, in.dq ? shape().group() : 0,
-                  [&](const head& p, idx_t b, idx_t kv, idx_t g, int) { store_queries(p, b, kv * shape().group() + g); });
+    for_each_head(w, heads, in.dq ? shape().group() : 0, [&](const head& p, idx_t b, idx_t kv, idx_t g, int) {
+      store_queries(p, b, kv * shape().group() + g);
+    });
   }
 
   void run(execution& exec) const {

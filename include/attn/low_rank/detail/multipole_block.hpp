@@ -1,4 +1,5 @@
-// attn: what one block of queries of multipole sees: the keys it takes exactly, and the clusters without them.
+// attn: what one block of queries of multipole sees: the keys it takes exactly, and the clusters without them, with
+// what the spread of their keys adds to their scores.
 //
 // Where there are many more clusters than keys taken, most clusters stay whole: these are called `far`, and are packed
 // once for all queries. Only clusters that lost a key are packed for the block.

@@ -24,8 +24,9 @@ struct rank_scores {
     if (!softcap) return;
     const T cap = *softcap;
     map_packets(x, x, count, [&](const packet<T>& rank) {
-      const packet<T> score = mul(add(rank, broadcast<T>(offset)), broadcast<T>(scale / cap));
-      return if_less(rank, broadcast<T>(std::numeric_limits<T>::lowest()), rank, mul(broadcast<T>(cap), tanh<T>(score)));
+      const packet<T> share = mul(add(rank, broadcast<T>(offset)), broadcast<T>(scale / cap));
+      const packet<T> score = mul(broadcast<T>(cap), tanh<T>(share));
+      return if_less(rank, broadcast<T>(std::numeric_limits<T>::lowest()), rank, score);
     });
   }
 };

@@ -1,6 +1,7 @@
-// attn: the gradients of what the spread of its keys adds to the score of a cluster of multipole (multipole_spread.hpp):
-// with d the gradient of the score of the cluster, that of the score r_j of the block's mean query with one of its n keys
-// is d (e^r_j / sum e^r - 1 / n). From there it goes to the keys, and to the queries of which that is the mean.
+// attn: the gradients of what the spread of its keys adds to the score of a cluster of multipole
+// (multipole_spread.hpp): with d the gradient of the score of the cluster, that of the score r_j of the block's mean
+// query with one of its n keys is d (e^r_j / sum e^r - 1 / n). From there it goes to the keys, and to the queries of
+// which that is the mean.
 #pragma once
 
 #include <attn/low_rank/detail/multipole_block.hpp>

@@ -161,7 +161,8 @@ struct multipole_step_call {
     const rank_scores<T> scores{T(1), in.terms.softcap};
     const T factor = in.terms.change_scores() ? log2_e<T> : T(1);
     for (idx_t n = 0; n < count; ++n) s.ranks[s.chosen[n]] = none;
-    const auto each_cluster = [&](const auto& body) {  // body(cluster, its candidates, where whole packets of them begin)
+    // body(cluster, its candidates, where whole packets of them begin)
+    const auto each_cluster = [&](const auto& body) {
       for (idx_t begin = 0, at = 0; begin < found;) {
         const idx_t cluster = s.of_list[begin], end = begin + static_cast<idx_t>(c.counts[cluster]);
         body(cluster, key_range{begin, end}, at);
@@ -184,8 +185,8 @@ struct multipole_step_call {
     });
   }
 
-  /// Step 3 for everything but the own segment, for row r: weights of the clusters, and the sum over the keys taken, which
-  /// are `count` of the `found` candidates.
+  /// Step 3 for everything but the own segment, for row r: weights of the clusters, and the sum over the keys taken,
+  /// which are `count` of the `found` candidates.
   void weigh(const clusters_of_head& c, idx_t clusters, idx_t found, idx_t count, idx_t b, idx_t kv, idx_t r,
              scratch& s) const {
     constexpr T none = -std::numeric_limits<T>::infinity();
