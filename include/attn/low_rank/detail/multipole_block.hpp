@@ -196,9 +196,12 @@ struct multipole_block {
     x[k.members.none] = -std::numeric_limits<T>::infinity();
     for (idx_t n = 0; n < taken; ++n) x[chosen[n]] = -std::numeric_limits<T>::infinity();
     // Two loops: packets that are loaded soon after their numbers were stored one by one would wait for that.
-    for (idx_t c = 0; c < all; ++c)
-      for (idx_t n = k.members.begins[c]; n < k.members.begins[c + 1] && ranked(k.o, one.past, c); ++n)
-        spread[n] = x[k.members.keys[n]];
+    const auto gather = [to = spread, keys = k.members.keys, x](idx_t begin, idx_t end) {
+      for (idx_t n = begin; n < end; ++n) to[n] = x[keys[n]];
+    };
+    if (k.o.candidate_clusters == 0) gather(0, k.members.begins[all]);
+    for (idx_t c = 0; c < all && k.o.candidate_clusters > 0; ++c)
+      if (candidate[c]) gather(k.members.begins[c], k.members.begins[c + 1]);
     const T offset = scores.softcap ? probes.block_offset(b) : T(0);
     for (idx_t c = 0; c < all; ++c) {
       spreads[c] = {};
