@@ -96,6 +96,9 @@ law_operator<T> operator_of(const multipole_entry& entry) {
   // The rest of a cluster is a difference of sums over its members: where few of many are left, digits are lost.
   op.error_factor = 4;
   if (entry.segment == 0) op.queries_mix = true;  // they choose together
+  // From the last query of a block to the first one by which it chooses, through the score of their mean query.
+  if (entry.segment > 0 && entry.exact > 0)
+    op.reach = entry.block - 1 + (entry.others ? 3 : std::min<idx_t>(32, entry.block)) - 1;
   // Every key is taken or part of a cluster.
   op.sees = [entry](const law_shape& s, idx_t, idx_t, idx_t i, idx_t j) {
     return entry.segment == 0 || j <= i + s.keys - s.queries;
@@ -170,7 +173,8 @@ void add_stored(std::vector<stored_operator<S>>& all) {
                      compiled::call(c.q, c.k, c.v, c.out, options, c.execution);
                      compiled::backward(c.q, c.k, c.v, c.out, c.d_out, {.q = c.dq, .k = c.dk, .v = c.dv}, options,
                                         c.execution);
-                   }});
+                   },
+                   2, false, causal ? 30 : 0});
 }
 const stored_entries stored_form("multipole", [](auto& all) { add_stored(all); });
 
