@@ -193,28 +193,24 @@ struct multipole_block {
     leave_means(k, one.past, some_ranked);
     if (!some_ranked) return;
     T* const x = (mean_ranks ? mean_ranks : ranks) + b * stride;
+    T largest = taken > 0 ? std::numeric_limits<T>::infinity() : T(0);  // no key that is left has a larger rank
+    for (idx_t n = 0; n < taken; ++n) largest = std::min(largest, ranks[b * stride + chosen[n]]);
     x[k.members.none] = -std::numeric_limits<T>::infinity();
     for (idx_t n = 0; n < taken; ++n) x[chosen[n]] = -std::numeric_limits<T>::infinity();
-    // Two loops: packets that are loaded soon after their numbers were stored one by one would wait for that.
-    const auto gather = [to = spread, keys = k.members.keys, x](idx_t begin, idx_t end) {
-      for (idx_t n = begin; n < end; ++n) to[n] = x[keys[n]];
-    };
-    if (k.o.candidate_clusters == 0) gather(0, k.members.begins[all]);
-    for (idx_t c = 0; c < all && k.o.candidate_clusters > 0; ++c)
-      if (candidate[c]) gather(k.members.begins[c], k.members.begins[c + 1]);
     const T offset = scores.softcap ? probes.block_offset(b) : T(0);
-    for (idx_t c = 0; c < all; ++c) {
-      spreads[c] = {};
-      const T count = slot[c] < 0 ? k.clusters.sums.counts[c] : rest.counts[slot[c]];
-      T& log = slot[c] < 0 ? far_logs[c] : logs[slot[c]];
-      const bool spreads_out = count > T(1) && ranked(k.o, one.past, c);
-      if (slot[c] >= 0 && !spreads_out) log = log2_or_none(count);
-      if (!spreads_out) continue;
-      const idx_t begin = k.members.begins[c], end = k.members.begins[c + 1];
+    const auto gather = [&](idx_t first, idx_t last) {  // scores of the keys of clusters [first, last)
+      const idx_t begin = k.members.begins[first], end = k.members.begins[last];
+      for (idx_t n = begin; n < end; ++n) spread[n] = x[k.members.keys[n]];
       scores.apply(spread + begin, end - begin, offset);
-      spreads[c] = sum_spread(spread + begin, end - begin, count, scores.factor());
-      log = spreads[c].finite() ? spreads[c].log2_sum() : std::log2(count);
-    }
+    };
+    // All are gathered first: packets loaded soon after their numbers were stored one by one would wait for that.
+    for (idx_t c = 0, first = 0; c <= all; ++c)
+      if (c == all || !ranked(k.o, one.past, c)) {
+        if (first < c) gather(first, c);
+        first = c + 1;
+      }
+    for (idx_t c = 0; c < all; c += width<T>)
+      sum_spreads(k, c, std::min(all, c + width<T>), one.past, scores.of(largest, offset), scores.factor(), gather);
   }
 
   matrix_view<const T> rest_keys(idx_t dim) const { return {rest.keys, slots, dim, rest.stride, 1}; }
@@ -222,6 +218,42 @@ struct multipole_block {
 
  private:
   static T log2_or_none(T count) { return count > T(0) ? std::log2(count) : -std::numeric_limits<T>::infinity(); }
+
+  /// The logs of at most width<T> clusters whose ranks lie in `spread`; none of these is above `largest`.
+  template <class S, class Gather>
+  void sum_spreads(const multipole_keys<T, S>& k, idx_t first, idx_t last, idx_t past, T largest, T factor,
+                   const Gather& gather) {
+    const auto left = [&](idx_t c) { return slot[c] < 0 ? k.clusters.sums.counts[c] : rest.counts[slot[c]]; };
+    const auto spreads_out = [&](idx_t c) { return left(c) > T(1) && ranked(k.o, past, c); };
+    packet<T> powers[width<T>], distances[width<T>];
+    for (idx_t n = 0; n < width<T>; ++n) {
+      spread_lanes<T> lanes;
+      if (const idx_t c = first + n; c < last && spreads_out(c)) {
+        const idx_t begin = k.members.begins[c];
+        lanes.add(spread + begin, k.members.begins[c + 1] - begin, largest, factor);
+      }
+      powers[n] = lanes.powers, distances[n] = lanes.distances;
+    }
+    alignas(64) T sums[width<T>], means[width<T>];
+    store<T>(sums, sums_across<T>(powers));
+    store<T>(means, sums_across<T>(distances));
+    for (idx_t c = first; c < last; ++c) {
+      const T count = left(c);
+      spreads[c] = {};
+      T& log = slot[c] < 0 ? far_logs[c] : logs[slot[c]];
+      if (!spreads_out(c)) {
+        if (slot[c] >= 0) log = log2_or_none(count);
+        continue;
+      }
+      spreads[c] = {sums[c - first], means[c - first] / count};
+      if (!spreads[c].has_all_digits()) {  // it is far below the keys taken
+        gather(c, c + 1);
+        const idx_t begin = k.members.begins[c];
+        spreads[c] = spread_about_maximum(spread + begin, k.members.begins[c + 1] - begin, count, factor);
+      }
+      log = spreads[c].finite() ? spreads[c].log2_sum() : std::log2(count);
+    }
+  }
 
   template <class S>
   void leave_means(const multipole_keys<T, S>& k, idx_t past, bool without_logs) {

@@ -171,25 +171,22 @@ struct probe_rows {
   /// `mean_ranks`, if given, are those by the means of all queries of the blocks' probes.
   void rank(const T* panels, idx_t keys, T* ranks, idx_t stride, T* mean_ranks = nullptr) const {
     constexpr idx_t wide = panel_width<T>;
-    const idx_t blocks = block[rows - 1] + 1;
-    for (idx_t j = 0; j < keys; j += wide) {
-      for (idx_t b = 0; b < blocks; ++b) std::fill_n(ranks + b * stride + j, wide, -std::numeric_limits<T>::infinity());
-      for (idx_t b = 0; b < blocks && mean_ranks; ++b) std::fill_n(mean_ranks + b * stride + j, wide, T(0));
+    const packet<T> none = broadcast<T>(-std::numeric_limits<T>::infinity());
+    for (idx_t j = 0; j < keys; j += wide)
       for (idx_t r = 0; r < rows; r += tile_rows)
         with_tile_height(rows - r, [&](auto M) {
           tile_product<T, M.value, 2>(packed_rows<T>{packed + r * dim}, panels + j * dim, dim,
                                       [&](auto m, auto n, const auto& x) {
                                         const idx_t at = block[r + m] * stride + j + n * width<T>;
-                                        T* const to = ranks + at;
-                                        const packet<T> known = load<T>(to);
+                                        const bool first = r + m == 0 || block[r + m - 1] < block[r + m];
+                                        const packet<T> known = first ? none : load<T>(ranks + at);
                                         const packet<T> rank = sub(x, broadcast<T>(offset[r + m]));
-                                        store<T>(to, if_less(known, rank, rank, known));  // NaN is not larger
+                                        store<T>(ranks + at, if_less(known, rank, rank, known));  // NaN is not larger
                                         if (!mean_ranks) return;
-                                        T* const mean = mean_ranks + at;
-                                        store<T>(mean, fma(rank, broadcast<T>(share[r + m]), load<T>(mean)));
+                                        const packet<T> mean = first ? zero<T>() : load<T>(mean_ranks + at);
+                                        store<T>(mean_ranks + at, fma(rank, broadcast<T>(share[r + m]), mean));
                                       });
         });
-    }
   }
 };
 

@@ -19,6 +19,7 @@ struct rank_scores {
 
   /// What differences of scores are multiplied by, for base 2.
   T factor() const { return softcap ? log2_e<T> : scale * log2_e<T>; }
+  T of(T rank, T offset) const { return softcap ? *softcap * std::tanh((rank + offset) * (scale / *softcap)) : rank; }
   /// x[n] = the score of rank x[n] + offset, unless that is factor() away; -infinity stays.
   void apply(T* x, idx_t count, T offset) const {
     if (!softcap) return;
@@ -31,37 +32,52 @@ struct rank_scores {
   }
 };
 
-/// sum e^(x - maximum), and mean x - maximum.
+/// sum e^(x - reference), and mean x - reference, in units in which powers of 2 are taken.
 template <class T>
 struct spread_sums {
   T sum = T(0), mean = T(0);
 
   /// False where an x is not finite, or their range is not.
   bool finite() const { return sum > T(0) && std::abs(sum) + std::abs(mean) <= std::numeric_limits<T>::max(); }
-  T log2_sum(T count = T(1)) const { return std::log2(sum / count) - mean; }  // over count
+  /// Whether what is so far below the reference that its power is 0 would not change the sum either.
+  bool has_all_digits() const {
+    constexpr T last_digit = std::numeric_limits<T>::epsilon();
+    return finite() && sum >= std::numeric_limits<T>::min() / (last_digit * last_digit);
+  }
+  T log2_sum() const { return std::log2(sum) - mean; }
 };
 
-/// Of `count` numbers among x[0, size), all others being -infinity; size in whole packets. x becomes e^(x - maximum),
-/// in units in which factor x is a power of 2.
+/// The same by lanes, for numbers among x[0, size), all others being -infinity; size in whole packets.
 template <class T>
-spread_sums<T> sum_spread(T* x, idx_t size, T count, T factor) {
-  constexpr idx_t piece = 256 * width<T>;  // sums of more lose digits
+struct spread_lanes {
+  packet<T> powers = zero<T>(), distances = zero<T>();
+
+  /// x becomes e^(x - reference), in units in which factor x is a power of 2.
+  ATTN_INLINE void add(T* x, idx_t size, T reference, T factor) {
+    constexpr idx_t piece = 256 * width<T>;  // sums of more lose digits
+    const packet<T> least = broadcast<T>(reference), times = broadcast<T>(factor);
+    const packet<T> lowest = broadcast<T>(std::numeric_limits<T>::lowest());
+    for (idx_t begin = 0; begin < size; begin += piece) {
+      spread_lanes part;
+      for (idx_t n = begin; n < std::min(size, begin + piece); n += width<T>) {
+        const packet<T> distance = mul(sub(load<T>(x + n), least), times), power = exp2_weight<T>(distance);
+        store<T>(x + n, power);
+        part.powers = detail::add(part.powers, power);
+        part.distances = detail::add(part.distances, if_less(distance, lowest, zero<T>(), distance));
+      }
+      powers = detail::add(powers, part.powers), distances = detail::add(distances, part.distances);
+    }
+  }
+};
+
+/// Of `count` numbers, about their maximum.
+template <class T>
+spread_sums<T> spread_about_maximum(T* x, idx_t size, T count, T factor) {
   packet<T> highest = broadcast<T>(-std::numeric_limits<T>::infinity());
   for (idx_t n = 0; n < size; n += width<T>) highest = max(highest, load<T>(x + n));
-  const packet<T> maximum = broadcast<T>(max_lanes(highest)), times = broadcast<T>(factor);
-  const packet<T> lowest = broadcast<T>(std::numeric_limits<T>::lowest());
-  spread_sums<T> all;
-  for (idx_t begin = 0; begin < size; begin += piece) {
-    packet<T> powers = zero<T>(), distances = zero<T>();
-    for (idx_t n = begin; n < std::min(size, begin + piece); n += width<T>) {
-      const packet<T> distance = mul(sub(load<T>(x + n), maximum), times), power = exp2_weight<T>(distance);
-      store<T>(x + n, power);
-      powers = add(powers, power);
-      distances = add(distances, if_less(distance, lowest, zero<T>(), distance));
-    }
-    all.sum += sum_lanes(powers), all.mean += sum_lanes(distances) / count;
-  }
-  return all;
+  spread_lanes<T> lanes;
+  lanes.add(x, size, max_lanes(highest), factor);
+  return {sum_lanes(lanes.powers), sum_lanes(lanes.distances) / count};
 }
 
 /// The keys of one head in the order of their clusters.

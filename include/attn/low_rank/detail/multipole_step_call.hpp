@@ -57,7 +57,7 @@ struct multipole_step_call {
     idx_t stride;                     // of cluster scores
     T* scores;                        // [group][stride]: of clusters, then their weights
     T *ranks, *buffer;                // of keys, of those and clusters
-    T* taken_scores;                  // [exact]
+    T* taken_weights;                 // [exact]
     idx_t *list, *chosen, *taken;     // candidates, choices, keys taken
     cluster_number *of_list, *slot;   // the cluster of a candidate; [clusters]: its number among those that lost keys
     cluster_number *of_taken, *lost;  // [exact]
@@ -73,9 +73,8 @@ struct multipole_step_call {
     s.far = online_softmax<T>::layout(memory, group, shape.dim_v);
     s.stride = round_up(clusters, cluster_tile);
     s.scores = memory.allocate<T>(group * s.stride);
-    s.ranks = memory.allocate<T>(listed + width<T>);
-    s.buffer = memory.allocate<T>(listed + std::min(past, clusters) * width<T>);
-    s.taken_scores = memory.allocate<T>(most);
+    s.ranks = memory.allocate<T>(listed + width<T>), s.buffer = memory.allocate<T>(listed);
+    s.taken_weights = memory.allocate<T>(most);
     s.list = memory.allocate<idx_t>(past), s.chosen = memory.allocate<idx_t>(listed);
     s.taken = memory.allocate<idx_t>(most);
     s.of_list = memory.allocate<cluster_number>(past), s.slot = memory.allocate<cluster_number>(clusters);
@@ -86,6 +85,16 @@ struct multipole_step_call {
   }
 
   using clusters_of_head = typename multipole_tokens<S>::head_clusters;
+
+  /// x[0] + ... + x[count - 1]; a packet from the last of these on can be read.
+  static T sum_range(const T* x, idx_t count) {
+    alignas(64) T lanes[width<T>];
+    std::iota(lanes, lanes + width<T>, T(0));
+    packet<T> sum = zero<T>();
+    for (idx_t n = 0; n < count; n += width<T>)
+      sum = add(sum, if_less(load<T>(lanes), broadcast<T>(static_cast<T>(count - n)), load<T>(x + n), zero<T>()));
+    return sum_lanes(sum);
+  }
 
   /// Step 1.
   void score_clusters(const clusters_of_head& c, idx_t clusters, scratch& s) const {
@@ -133,7 +142,7 @@ struct multipole_step_call {
     return found;
   }
 
-  /// Step 2, second half: the keys row r takes, with their scores. Returns how many.
+  /// Step 2, second half: the keys row r takes, and the scores of all candidates. Returns how many.
   idx_t take(idx_t found, idx_t kv_batch, idx_t kv, idx_t r, scratch& s) const {
     const matrix_view<const S> keys = head_of(all_keys, kv_batch, kv);
     gathered_scores(
@@ -149,40 +158,42 @@ struct multipole_step_call {
     for (idx_t n = 0; n < count; ++n) {
       const idx_t at = s.chosen[n];
       s.taken[n] = s.list[at];
-      s.taken_scores[n] = s.ranks[at];
       s.of_taken[n] = s.of_list[at];
     }
     return count;
   }
 
-  /// Adds to the scores x of the clusters of the candidates what the spread of the keys left adds.
-  void add_spreads(const clusters_of_head& c, idx_t found, idx_t count, T* x, const scratch& s) const {
+  /// Powers of 2 of the scores of the candidates less the largest, which is returned: `ranks` becomes those of the keys
+  /// left, and 0 for the keys taken; `taken_weights` are those of the latter.
+  T take_powers(idx_t found, idx_t count, const scratch& s) const {
     constexpr T none = -std::numeric_limits<T>::infinity();
-    const rank_scores<T> scores{T(1), in.terms.softcap};
-    const T factor = in.terms.change_scores() ? log2_e<T> : T(1);
-    for (idx_t n = 0; n < count; ++n) s.ranks[s.chosen[n]] = none;
-    // body(cluster, its candidates, where whole packets of them begin)
-    const auto each_cluster = [&](const auto& body) {
-      for (idx_t begin = 0, at = 0; begin < found;) {
-        const idx_t cluster = s.of_list[begin], end = begin + static_cast<idx_t>(c.counts[cluster]);
-        body(cluster, key_range{begin, end}, at);
-        at += round_up(end - begin, width<T>), begin = end;
-      }
-    };
-    // Two loops: a packet is not loaded soon after its numbers were stored in parts.
-    each_cluster([&](idx_t, key_range keys, idx_t at) {
-      const idx_t size = keys.end - keys.begin, padded = round_up(size, width<T>);
-      for (idx_t n = 0; n < padded; n += width<T>) store<T>(s.buffer + at + n, load<T>(s.ranks + keys.begin + n));
-      for (idx_t n = size; n < padded; ++n) s.buffer[at + n] = none;
+    T largest = none;
+    for (idx_t n = 0; n < count; ++n) largest = std::max(largest, s.ranks[s.chosen[n]]);
+    const packet<T> reference = broadcast<T>(largest == none ? T(0) : largest);
+    for (idx_t n = 0; n < found; n += width<T>)
+      store<T>(s.ranks + n, exp2_weight<T>(sub(load<T>(s.ranks + n), reference)));
+    for (idx_t n = 0; n < count; ++n) s.taken_weights[n] = std::exchange(s.ranks[s.chosen[n]], T(0));
+    return largest;
+  }
+
+  /// body(cluster, its candidates, how many of its keys are left)
+  template <class Body>
+  void visit_candidates(const clusters_of_head& c, idx_t found, const scratch& s, const Body& body) const {
+    for (idx_t begin = 0, end; begin < found; begin = end) {
+      const idx_t cluster = s.of_list[begin];
+      end = begin + static_cast<idx_t>(c.counts[cluster]);
+      const T lost = s.slot[cluster] < 0 ? T(0) : s.lost_counts[s.slot[cluster]];
+      body(cluster, key_range{begin, end}, c.counts[cluster] - lost);
+    }
+  }
+
+  /// Where scores are capped, the mean of the keys left does not have their mean score: x less the latter.
+  void subtract_means(const clusters_of_head& c, idx_t found, idx_t count, T* x, const scratch& s) const {
+    for (idx_t n = 0; n < count; ++n) s.buffer[n] = std::exchange(s.ranks[s.chosen[n]], T(0));
+    visit_candidates(c, found, s, [&](idx_t cluster, key_range keys, T rest) {
+      if (rest > T(1)) x[cluster] -= std::accumulate(s.ranks + keys.begin, s.ranks + keys.end, T(0)) / rest;
     });
-    each_cluster([&](idx_t cluster, key_range keys, idx_t at) {
-      const T rest = c.counts[cluster] - (s.slot[cluster] < 0 ? T(0) : s.lost_counts[s.slot[cluster]]);
-      if (!(rest > T(1))) return;
-      const idx_t size = round_up(keys.end - keys.begin, width<T>);
-      scores.apply(s.buffer + at, size, T(0));
-      const spread_sums<T> sums = sum_spread(s.buffer + at, size, rest, factor);
-      if (sums.finite()) x[cluster] += sums.log2_sum(rest);
-    });
+    for (idx_t n = 0; n < count; ++n) s.ranks[s.chosen[n]] = s.buffer[n];
   }
 
   /// Step 3 for everything but the own segment, for row r: weights of the clusters, and the sum over the keys taken,
@@ -201,7 +212,7 @@ struct multipole_step_call {
           s.lost_scores[changed] = s.lost_counts[changed] = T(0);
           slot = static_cast<cluster_number>(changed++);
         }
-        s.lost_scores[slot] += s.taken_scores[n];
+        s.lost_scores[slot] += s.ranks[s.chosen[n]];
         s.lost_counts[slot] += T(1);
       }
     }
@@ -213,21 +224,28 @@ struct multipole_step_call {
     const auto terms = in.terms.for_head(b, kv * shape.group() + r, 0);
     if (terms.any()) {
       terms.apply(x, clusters, 0, {}, 0);
-      terms.apply(s.taken_scores, count, 0, {}, 0);
+      terms.apply(s.ranks, found, 0, {}, 0);
     }
-    T highest = none;
-    for (idx_t n = 0; n < clusters; ++n) x[n] += c.logs[n];
-    for (idx_t n = 0; n < changed; ++n) {  // log2 of the rest in place of that of all
-      const idx_t cluster = s.lost[n];
-      const T all = c.counts[cluster], rest = all - s.lost_counts[n];
-      x[cluster] = rest > T(0) ? x[cluster] - c.logs[cluster] + std::log2(rest) : none;
-    }
-    if (clusters > 0 && count < found) add_spreads(c, found, count, x, s);
-    for (idx_t n = 0; n < clusters; ++n) highest = std::max(highest, x[n]);
-    for (idx_t n = 0; n < count; ++n) highest = std::max(highest, s.taken_scores[n]);
-    const T reference = highest == none ? T(0) : highest;
+    if (terms.softcap && clusters > 0) subtract_means(c, found, count, x, s);
+    const T largest = take_powers(found, count, s);
+    // Scores without the log of how many keys, which follows for all clusters.
+    if (clusters > 0)
+      visit_candidates(c, found, s, [&](idx_t cluster, key_range keys, T rest) {
+        if (!(rest > T(0))) {
+          x[cluster] = none;
+        } else if (rest > T(1) && std::abs(x[cluster]) <= std::numeric_limits<T>::max()) {
+          const T sum = sum_range(s.ranks + keys.begin, keys.end - keys.begin);
+          x[cluster] = (terms.softcap ? x[cluster] + largest : largest) + std::log2(sum) - c.logs[cluster];
+        } else {
+          x[cluster] -= c.logs[cluster];
+        }
+      });
     const idx_t padded = round_up(clusters, cluster_tile);
     std::fill(x + clusters, x + padded, none);
+    packet<T> most = broadcast<T>(largest);
+    for (idx_t n = 0; n < clusters; ++n) x[n] += c.logs[n];
+    for (idx_t n = 0; n < padded; n += width<T>) most = max(most, load<T>(x + n));
+    const T highest = max_lanes(most), reference = highest == none ? T(0) : highest;
     packet<T> sums = zero<T>();
     for (idx_t n = 0; n < padded; n += width<T>) {
       const packet<T> weight = exp2_weight<T>(sub(load<T>(x + n), broadcast<T>(reference)));
@@ -241,12 +259,13 @@ struct multipole_step_call {
       s.factors[n] = rest > T(0) ? x[cluster] / rest : T(0);
       x[cluster] = s.factors[n] * all;
     }
+    const T to_reference = std::exp2(largest - reference);
     T* const out = s.far.row(r);
     const matrix_view<const S> values = head_of(all_values, b, kv);
     for (idx_t n = 0; n < count; ++n) {
       const S* const value = values.row(s.taken[n]);
       prefetch_row(values, s.taken[std::min(n + 6, count - 1)]);
-      const T weight = std::exp2(s.taken_scores[n] - reference);
+      const T weight = s.taken_weights[n] * to_reference;
       sum += weight;
       const T change = clusters > 0 ? weight - s.factors[s.slot[s.of_taken[n]]] : weight;
       if (change == T(0)) continue;
