@@ -139,6 +139,8 @@ struct multipole_backward_call {
     }
     for (idx_t n = 0; n < c.taken; ++n) {
       const idx_t j = c.chosen[n];
+      prefetch_bytes(reinterpret_cast<const char*>(to_keys + c.chosen[std::min(n + 6, c.taken - 1)] * row_stride),
+                     row_stride * static_cast<idx_t>(sizeof(T)));
       add(to_keys + j * row_stride, sums + (c.slots + n) * row_stride, T(1));
       if (c.slots == 0) continue;
       if (const idx_t slot = c.slot[k.cluster_of(j)]; c.rest.counts[slot] > T(0))
@@ -186,7 +188,7 @@ struct multipole_backward_call {
       if (dq) std::copy_n(dq, count * stride(), p.d_queries + (h % shape().group() * shape().queries + i) * stride());
     }
     if (spread) {
-      if (s.spread.full(one.past)) s.spread.flush(k, part.d_keys);
+      if (s.spread.full()) s.spread.flush(k, part.d_keys);
       s.spread.collect(k, s.choice, number, forward.scores_of_ranks(), forward.sign(), one.past,
                        in.dq ? d_mean(p, h % shape().group(), one) : nullptr);
     }

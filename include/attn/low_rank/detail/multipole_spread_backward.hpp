@@ -16,31 +16,40 @@ struct columns_of_keys {
   ATTN_INLINE T at(int m, idx_t k) const { return data[k * stride + m]; }
 };
 
-/// Scratch of one worker. Blocks with the same past are collected, also of several query heads, so that keys and their
-/// gradients are read once for all of them.
+/// Rows of numbers, as the left operand with these rows.
+template <class T>
+struct rows_of_blocks {
+  const T* data;
+  idx_t stride;
+  ATTN_INLINE T at(int m, idx_t k) const { return data[m * stride + k]; }
+};
+
+/// Scratch of one worker. Blocks are collected, also of several query heads, so that keys and their gradients are read
+/// once for all of them.
 template <class T>
 struct spread_backward {
   idx_t most = 0;                         // blocks
   idx_t dim = 0, padded = 0, stride = 0;  // padded: of dim, in whole panels
-  idx_t blocks = 0, past = 0;             // those collected
+  idx_t blocks = 0;                       // those collected
   T *d_near = nullptr, *d_far = nullptr;  // gradients of the scores of one block's own clusters, and of the others
   T* d_ranks = nullptr;                   // [most][stride]: of the scores of the mean queries, per key
   T* mean = nullptr;                      // [dim]: a mean query
   T* means = nullptr;                     // all of them, panels [most][panel_width]
-  T* lanes = nullptr;                     // [most][dim][width]: sums of their gradients
-  T** d_means = nullptr;                  // [most]: where these go, or null
+  idx_t* pasts = nullptr;                 // [most]: ascending
+  T** d_means = nullptr;                  // [most]: where the gradients of the mean queries go, rows of whole panels
 
   static spread_backward layout(arena& memory, const multipole_settings& o, idx_t keys, idx_t dim) {
     spread_backward s;
     s.dim = dim, s.padded = round_up(dim, panel_width<T>);
     s.stride = round_up(cluster_members::no_key<T>(keys) + 1, tile_rows);
-    s.most = std::clamp<idx_t>(131072 / s.stride, tile_rows, 48);  // beyond 48 blocks, reading keys costs little
+    // Whole tiles; beyond 48 blocks, reading keys costs little.
+    s.most = std::clamp<idx_t>(131072 / s.stride / tile_rows, 1, ceil_div(48, tile_rows)) * tile_rows;
     s.d_near = memory.allocate<T>(multipole_block<T>::most_slots(o, keys));
     s.d_far = memory.allocate<T>(o.segments(keys) * o.clusters);
     s.d_ranks = memory.allocate<T>(s.most * s.stride);
     s.mean = memory.allocate<T>(dim);
     s.means = memory.allocate<T>(s.most * s.padded);
-    s.lanes = memory.allocate<T>(s.most * dim * width<T>);
+    s.pasts = memory.allocate<idx_t>(s.most);
     s.d_means = memory.allocate<T*>(s.most);
     return s;
   }
@@ -49,22 +58,23 @@ struct spread_backward {
     std::fill_n(d_far, c.far, T(0));
   }
 
-  /// Whether flush() must come before a block of this past.
-  bool full(idx_t next) const { return blocks == most || (blocks > 0 && past != next); }
+  /// Whether flush() must come before the next block.
+  bool full() const { return blocks == most; }
 
   /// Takes in block number b of those ranked together: the gradients of the scores of its mean query, from those of the
   /// clusters' scores.
   template <class S>
   void collect(const multipole_keys<T, S>& k, const multipole_block<T>& c, idx_t b, const rank_scores<T>& scores,
-               T sign, idx_t its_past, T* d_mean) {
-    past = its_past;
-    d_means[blocks] = d_mean;
+               T sign, idx_t past, T* d_mean) {
+    pasts[blocks] = past, d_means[blocks] = d_mean;
     T* const d = d_ranks + blocks * stride;
-    std::fill_n(d, stride, T(0));
     for (idx_t cluster = 0; cluster < k.o.clusters_before(past); ++cluster) {
       const spread_sums<T>& sums = c.spreads[cluster];
-      if (!sums.finite()) continue;
       const idx_t slot = c.slot[cluster];
+      if (!sums.finite()) {
+        for (idx_t n = k.members.begins[cluster]; n < k.members.begins[cluster + 1]; ++n) d[k.members.keys[n]] = T(0);
+        continue;
+      }
       const T of_cluster = slot < 0 ? d_far[cluster] : d_near[slot];
       const T each = of_cluster / (slot < 0 ? k.clusters.sums.counts[cluster] : c.rest.counts[slot]);
       const T factor = of_cluster / sums.sum;
@@ -72,7 +82,6 @@ struct spread_backward {
         d[k.members.keys[n]] = c.spread[n] * factor - each;
     }
     for (idx_t n = 0; n < c.taken; ++n) d[c.chosen[n]] = T(0);
-    d[k.members.none] = T(0);
     if (scores.softcap) {
       const T* const x = (c.mean_ranks ? c.mean_ranks : c.ranks) + b * c.stride;
       const T offset = c.probes.block_offset(b), factor = scores.scale / *scores.softcap;
@@ -91,19 +100,29 @@ struct spread_backward {
   /// Adds the gradients of the blocks collected to those of the keys, if given, and stores those of the mean queries.
   template <class S>
   void flush(const multipole_keys<T, S>& k, T* d_keys) {
-    if (blocks > 0 && d_keys) add_to_keys(d_keys);
-    if (blocks > 0 && d_means[0]) store_means(k);
+    constexpr idx_t most_keys = 256;  // their rows, and the numbers of some blocks, stay in the cache
+    const bool queries = blocks > 0 && d_means[0];
+    for (idx_t b = 0; queries && b < blocks; ++b) std::fill_n(d_means[b], padded, T(0));
+    // A key is seen by the blocks from `first` on.
+    for (idx_t begin = 0, first = 0, end; first < blocks; begin = end) {
+      end = std::min(begin + most_keys, pasts[first]);
+      if (d_keys) add_to_keys(d_keys, begin, end, first);
+      if (queries) add_to_means(k, begin, end, first);
+      while (first < blocks && pasts[first] <= end) ++first;
+    }
     blocks = 0;
   }
 
  private:
-  void add_to_keys(T* d_keys) const {
-    for (idx_t j = 0; j < past; j += tile_rows)
-      for (idx_t col = 0; col < padded; col += panel_width<T>)
-        with_tile_height(std::min<idx_t>(tile_rows, past - j), [&](auto M) {
-          tile_product<T, M.value, 2>(columns_of_keys<T>{d_ranks + j, stride}, means + col * most, blocks,
+  void add_to_keys(T* d_keys, idx_t begin, idx_t end, idx_t first) const {
+    constexpr idx_t wide = panel_width<T>;
+    for (idx_t j = begin; j < end; j += tile_rows)
+      for (idx_t col = 0; col < padded; col += wide)
+        with_tile_height(std::min<idx_t>(tile_rows, end - j), [&](auto M) {
+          tile_product<T, M.value, 2>(columns_of_keys<T>{d_ranks + first * stride + j, stride},
+                                      means + col * most + first * wide, blocks - first,
                                       [&](auto m, auto n, const auto& x) {
-                                        if (j + m >= past) return;
+                                        if (j + m >= end) return;
                                         T* const to = d_keys + (j + m) * padded + col + n * width<T>;
                                         store<T>(to, add(load<T>(to), x));
                                       });
@@ -111,43 +130,31 @@ struct spread_backward {
   }
 
   template <class S>
-  void store_means(const multipole_keys<T, S>& k) const {
-    constexpr idx_t piece = 512, wide = panel_width<T>;
-    constexpr int high = 4, across = tile_rows >= 12 ? 4 : 2;  // accumulators that fit the registers
-    const idx_t whole = past / width<T> * width<T>;
-    std::fill_n(lanes, blocks * dim * width<T>, T(0));
-    for (idx_t begin = 0; begin < whole; begin += piece)
-      for (idx_t b = 0; b < blocks; b += high)
-        for (idx_t d = 0; d < dim; d += across) {
-          const T* rows[high];
-          idx_t column[across];
-          for (idx_t i = 0; i < high; ++i) rows[i] = d_ranks + std::min(b + i, blocks - 1) * stride;
-          for (idx_t n = 0; n < across; ++n) column[n] = std::min(d + n, dim - 1) * wide;
-          packet<T> sums[high * across];
-          unroll<high * across>([&](auto n) { sums[n] = zero<T>(); });
-          for (idx_t j = begin; j < std::min(whole, begin + piece); j += width<T>) {
-            const T* const keys = k.clusters.panels + j / wide * wide * dim + j % wide;
-            packet<T> key[across];
-            unroll<across>([&](auto n) { key[n] = load<T>(keys + column[n]); });
-            unroll<high>([&](auto i) {
-              const packet<T> one = load<T>(rows[i] + j);
-              unroll<across>([&](auto n) { sums[i * across + n] = fma(one, key[n], sums[i * across + n]); });
+  void add_to_means(const multipole_keys<T, S>& k, idx_t begin, idx_t end, idx_t first) const {
+    for (idx_t b = first / tile_rows * tile_rows; b < blocks; b += tile_rows)
+      for (idx_t col = 0; col < padded; col += panel_width<T>)
+        with_tile_height(std::min<idx_t>(tile_rows, blocks - b), [&](auto M) {
+          packet<T> sums[M.value * 2];
+          unroll<M.value * 2>([&](auto n) { sums[n] = zero<T>(); });
+          const rows_of_blocks<T> d{d_ranks + b * stride, stride};
+          for (idx_t j = begin; j < end; ++j) {
+            const S* const row = k.key.row(j) + col * k.key.col_stride;
+            const packet<T> low = load_part<T>(row, k.key.col_stride, dim - col);
+            const packet<T> high =
+                col + width<T> < dim
+                    ? load_part<T>(row + width<T> * k.key.col_stride, k.key.col_stride, dim - col - width<T>)
+                    : zero<T>();
+            unroll<M.value>([&](auto m) {
+              const packet<T> one = broadcast<T>(d.at(m, j));
+              sums[2 * m] = fma(one, low, sums[2 * m]), sums[2 * m + 1] = fma(one, high, sums[2 * m + 1]);
             });
           }
-          for (idx_t i = 0; i < std::min<idx_t>(high, blocks - b); ++i)
-            for (idx_t n = 0; n < std::min<idx_t>(across, dim - d); ++n) {
-              T* const to = lanes + ((b + i) * dim + d + n) * width<T>;
-              store<T>(to, add(load<T>(to), sums[i * across + n]));
-            }
-        }
-    for (idx_t b = 0; b < blocks; ++b) {
-      T* const to = d_means[b];
-      for (idx_t d = 0; d < dim; ++d) {
-        to[d] = sum_lanes(load<T>(lanes + (b * dim + d) * width<T>));
-        for (idx_t j = whole; j < past; ++j)
-          to[d] += d_ranks[b * stride + j] * static_cast<T>(k.key.row(j)[d * k.key.col_stride]);
-      }
-    }
+          unroll<M.value * 2>([&](auto n) {
+            if (b + n / 2 < first || b + n / 2 >= blocks) return;
+            T* const to = d_means[b + n / 2] + col + n % 2 * width<T>;
+            store<T>(to, add(load<T>(to), sums[n]));
+          });
+        });
   }
 };
 
