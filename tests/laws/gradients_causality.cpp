@@ -67,8 +67,8 @@ void check_quiet_gradients(const law_operator<T>& op, const law_shape& shape, la
           reached[static_cast<std::size_t>(i)] = keys[static_cast<std::size_t>(j)] = true;
     }
   }
-  // Queries before those, of which their rows may be made too.
-  const auto within_reach = [&](idx_t h, idx_t i) {
+  // Whether the gradient of query i may depend on a row that was reached.
+  const auto depends = [&](idx_t h, idx_t i) {
     const auto& reached = queries[static_cast<std::size_t>(h)];
     for (idx_t t = i; t <= std::min(i + op.reach, shape.queries - 1); ++t)
       if (reached[static_cast<std::size_t>(t)]) return true;
@@ -78,7 +78,7 @@ void check_quiet_gradients(const law_operator<T>& op, const law_shape& shape, la
   for (idx_t b = 0; b < shape.batch; ++b) {
     for (idx_t h = 0; h < shape.heads; ++h)
       for (idx_t i = 0; i < shape.queries; ++i)
-        if (b != item || !within_reach(h, i))
+        if (b != item || !depends(h, i))
           others_same = others_same && same_rows(after.q, before.q, b, h, i);
         else if (queries[static_cast<std::size_t>(h)][static_cast<std::size_t>(i)] && op.reads_queries &&
                  (poisoned != place::d_out || i == row))

@@ -148,7 +148,7 @@ struct law_operator {
   backward_binder<T> backward{};  // none: it has no backward pass yet
   bool reads_queries = true;      // has q a gradient that is not 0?
   bool reads_values = true;       // has v a gradient?
-  idx_t reach = 0;  // law 10 of gradients: a causal row of out may be made of so many queries before its own too
+  idx_t reach = 0;                // law 10 of gradients: how many rows after its own a query's gradient may depend on
   bool queries_mix = false;       // law 10 of gradients: is a row of out made of other queries too?
   std::string of{};               // the operator it is a form of; set by law_entries
   // Why no entry of the operator has a part in a law: {"stream", "there is no step"} (census.cpp).

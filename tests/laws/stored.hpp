@@ -47,7 +47,7 @@ struct stored_operator {
   idx_t kv_heads = 2;
   bool square = false;  // values have the dim of keys
   bool padding = true;  // it has lengths
-  idx_t reach = 0;      // a causal row of out may be made of so many queries before its own too
+  idx_t reach = 0;      // how many rows after its own a query's gradient may depend on
 };
 
 // Of an operator of the softmax family; set(options) sets what is its own.

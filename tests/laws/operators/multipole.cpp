@@ -12,6 +12,8 @@ struct multipole_entry {
   bool scores = false;  // softcap, sinks, scale
   bool assigned = false;
   bool others = false;  // lookback, iterations and seed that are not the default
+
+  idx_t lookback() const { return others ? 3 : std::min<idx_t>(32, block); }
 };
 
 template <class T>
@@ -34,7 +36,7 @@ struct parameters {
     o.causal = entry.segment > 0;
     if (entry.segment > 0) o.segment = entry.segment;
     if (entry.assigned) o.assignment = {assignment.data(), {shape.batch, shape.kv_heads, shape.keys}};
-    if (entry.others) o.lookback = 3, o.iterations = 2, o.seed = 5;
+    if (entry.others) o.lookback = entry.lookback(), o.iterations = 2, o.seed = 5;
     if (entry.scores) o.softcap = T(2), o.scale = T(0.3);
     o.sinks = sinks;
     call.set_lengths(o);
@@ -46,13 +48,13 @@ struct parameters {
     o.exact = entry.exact, o.clusters = entry.clusters, o.block = entry.block, o.probe = entry.probe;
     o.candidate_clusters = entry.candidate_clusters;
     o.causal = entry.segment > 0;
-    if (entry.segment > 0) o.segment = entry.segment, o.lookback = std::min<idx_t>(32, entry.block);
+    if (entry.segment > 0) o.segment = entry.segment, o.lookback = entry.lookback();
     if (entry.assigned) {
       o.assignment = tensor<double>(shape.batch, shape.kv_heads, shape.keys, 1);
       std::copy(assignment.begin(), assignment.end(), o.assignment.data.begin());
     }
     o.starts = drawn_starts(entry.others ? 5 : 0);
-    if (entry.others) o.lookback = 3, o.iterations = 2;
+    if (entry.others) o.iterations = 2;
     if (entry.scores) o.softcap = 2, o.scale = static_cast<double>(T(0.3));
     o.sinks = call.parameter(sinks);
     call.set_lengths(o);
@@ -96,9 +98,8 @@ law_operator<T> operator_of(const multipole_entry& entry) {
   // The rest of a cluster is a difference of sums over its members: where few of many are left, digits are lost.
   op.error_factor = 4;
   if (entry.segment == 0) op.queries_mix = true;  // they choose together
-  // From the last query of a block to the first one by which it chooses, through the score of their mean query.
-  if (entry.segment > 0 && entry.exact > 0)
-    op.reach = entry.block - 1 + (entry.others ? 3 : std::min<idx_t>(32, entry.block)) - 1;
+  // All rows of a block depend on the mean of the queries by which it chooses: of the `lookback` up to its first.
+  if (entry.segment > 0 && entry.exact > 0) op.reach = entry.block - 1 + entry.lookback() - 1;
   // Every key is taken or part of a cluster.
   op.sees = [entry](const law_shape& s, idx_t, idx_t, idx_t i, idx_t j) {
     return entry.segment == 0 || j <= i + s.keys - s.queries;
@@ -164,8 +165,9 @@ const law_entries entries("multipole", [](auto& all) { add_multipole(all); });
 template <class S>
 void add_stored(std::vector<stored_operator<S>>& all) {
   for (bool causal : {false, true})
-    all.push_back({std::string("multipole") + (causal ? " causal" : ""), causal,
-                   [=](const stored_call<S>& c) {
+    all.push_back({.name = std::string("multipole") + (causal ? " causal" : ""),
+                   .causal = causal,
+                   .run = [=](const stored_call<S>& c) {
                      using compiled = compiled_multipole<S>;
                      auto options = c.template options<compiled>(causal);
                      options.exact = 20, options.clusters = 6, options.block = 16;
@@ -174,7 +176,7 @@ void add_stored(std::vector<stored_operator<S>>& all) {
                      compiled::backward(c.q, c.k, c.v, c.out, c.d_out, {.q = c.dq, .k = c.dk, .v = c.dv}, options,
                                         c.execution);
                    },
-                   2, false, causal ? 30 : 0});
+                   .reach = causal ? 16 - 1 + 16 - 1 : 0});  // as above
 }
 const stored_entries stored_form("multipole", [](auto& all) { add_stored(all); });
 
