@@ -277,7 +277,7 @@ struct multipole_block {
       for (idx_t c = 0; c < all; ++c) copy(c);
     }
     for (idx_t n = 0; n < taken && all > 0; ++n) {
-      const idx_t j = chosen[n], c = k.cluster_of(j), next = chosen[std::min(n + 6, taken - 1)];
+      const idx_t j = chosen[n], c = k.cluster_of(j), next = chosen[std::min(n + 16, taken - 1)];
       prefetch_row(k.key, next), prefetch_row(k.value, next);
       if (slot[c] < 0) far_logs[c] = none, copy(c);
       const idx_t to = slot[c];

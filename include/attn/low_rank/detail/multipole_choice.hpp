@@ -171,21 +171,24 @@ struct probe_rows {
   /// `mean_ranks`, if given, are those by the means of all queries of the blocks' probes.
   void rank(const T* panels, idx_t keys, T* ranks, idx_t stride, T* mean_ranks = nullptr) const {
     constexpr idx_t wide = panel_width<T>;
-    const packet<T> none = broadcast<T>(-std::numeric_limits<T>::infinity());
     for (idx_t j = 0; j < keys; j += wide)
       for (idx_t r = 0; r < rows; r += tile_rows)
         with_tile_height(rows - r, [&](auto M) {
-          tile_product<T, M.value, 2>(packed_rows<T>{packed + r * dim}, panels + j * dim, dim,
-                                      [&](auto m, auto n, const auto& x) {
-                                        const idx_t at = block[r + m] * stride + j + n * width<T>;
-                                        const bool first = r + m == 0 || block[r + m - 1] < block[r + m];
-                                        const packet<T> known = first ? none : load<T>(ranks + at);
-                                        const packet<T> rank = sub(x, broadcast<T>(offset[r + m]));
-                                        store<T>(ranks + at, if_less(known, rank, rank, known));  // NaN is not larger
-                                        if (!mean_ranks) return;
-                                        const packet<T> mean = first ? zero<T>() : load<T>(mean_ranks + at);
-                                        store<T>(mean_ranks + at, fma(rank, broadcast<T>(share[r + m]), mean));
-                                      });
+          packet<T> most[2], mean[2];  // of the rows of a block so far
+          tile_product<T, M.value, 2>(
+              packed_rows<T>{packed + r * dim}, panels + j * dim, dim, [&](auto m, auto n, const auto& x) {
+                const idx_t row = r + m, at = block[row] * stride + j + n * width<T>;
+                if (row == 0 || block[row - 1] < block[row])
+                  most[n] = broadcast<T>(-std::numeric_limits<T>::infinity()), mean[n] = zero<T>();
+                else if (m == 0)
+                  most[n] = load<T>(ranks + at), mean[n] = mean_ranks ? load<T>(mean_ranks + at) : zero<T>();
+                const packet<T> rank = sub(x, broadcast<T>(offset[row]));
+                most[n] = if_less(most[n], rank, rank, most[n]);  // NaN is not larger
+                if (mean_ranks) mean[n] = fma(rank, broadcast<T>(share[row]), mean[n]);
+                if (m + 1 < M.value && block[row + 1] == block[row]) return;
+                store<T>(ranks + at, most[n]);
+                if (mean_ranks) store<T>(mean_ranks + at, mean[n]);
+              });
         });
   }
 };
