@@ -128,6 +128,7 @@ multipole_call<S> checked_multipole(call_views& check, const attention_views<S>&
   o.block = std::min(o.block, causal ? o.segment : std::max<idx_t>(1, s.queries));
   if (o.clusters == 0) o.candidate_clusters = 0;
   if (!o.assigned) o.clusters = std::min(o.clusters, causal ? o.segment : std::max<idx_t>(1, s.keys));
+  check.fits("numbers of keys", {s.keys, idx_t(1) << 32});  // which are 32-bit
   check.fits("clusters", {o.segments(s.keys) + o.parts(s.keys), o.clusters, s.dim + s.dim_v + 1});
   return {.views = views,
           .o = o,

@@ -82,9 +82,9 @@ spread_sums<T> spread_about_maximum(T* x, idx_t size, T count, T factor) {
 
 /// The keys of one head in the order of their clusters.
 struct cluster_members {
-  idx_t* keys = nullptr;  // ascending within a cluster, which begins at a multiple of the vector width
-  idx_t* begins = nullptr;     // [clusters + 1]
-  idx_t none = 0;              // in the place of a key where a cluster has no more
+  std::int32_t* keys = nullptr;  // ascending within a cluster, which begins at a multiple of the vector width
+  idx_t* begins = nullptr;       // [clusters + 1]
+  idx_t none = 0;                // in the place of a key where a cluster has no more
 
   /// Which keys [0, keys) do not have.
   template <class T>
@@ -95,7 +95,7 @@ struct cluster_members {
   template <class T>
   static cluster_members layout(arena& memory, const multipole_settings& o, idx_t keys) {
     const idx_t rows = used(o) ? o.segments(keys) * o.clusters : 0;
-    return {memory.allocate<idx_t>(capacity<T>(o, keys)), memory.allocate<idx_t>(rows > 0 ? 2 * rows + 1 : 0),
+    return {memory.allocate<std::int32_t>(capacity<T>(o, keys)), memory.allocate<idx_t>(rows > 0 ? 2 * rows + 1 : 0),
             no_key<T>(keys)};
   }
   template <class T>
@@ -114,10 +114,10 @@ struct cluster_members {
       next[r] = begins[r];
       begins[r + 1] = begins[r] + round_up(static_cast<idx_t>(c.sums.counts[r]), width<T>);
     }
-    std::fill_n(keys, begins[rows], none);
+    std::fill_n(keys, begins[rows], static_cast<std::int32_t>(none));
     for (idx_t segment = 0; segment < o.segments(count); ++segment)
       for (idx_t j = segment * size; j < (segment + 1) * size; ++j)
-        keys[next[segment * o.clusters + c.cluster[j]]++] = j;
+        keys[next[segment * o.clusters + c.cluster[j]]++] = static_cast<std::int32_t>(j);
   }
 };
 

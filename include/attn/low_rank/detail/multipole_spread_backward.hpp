@@ -77,9 +77,12 @@ struct spread_backward {
       }
       const T of_cluster = slot < 0 ? d_far[cluster] : d_near[slot];
       const T each = of_cluster / (slot < 0 ? k.clusters.sums.counts[cluster] : c.rest.counts[slot]);
-      const T factor = of_cluster / sums.sum;
-      for (idx_t n = k.members.begins[cluster]; n < k.members.begins[cluster + 1]; ++n)
-        d[k.members.keys[n]] = c.spread[n] * factor - each;
+      const packet<T> factor = broadcast<T>(of_cluster / sums.sum), less = broadcast<T>(each);
+      for (idx_t n = k.members.begins[cluster]; n < k.members.begins[cluster + 1]; n += width<T>) {
+        alignas(64) T lanes[width<T>];
+        store<T>(lanes, sub(mul(load<T>(c.spread + n), factor), less));
+        for (int lane = 0; lane < width<T>; ++lane) d[k.members.keys[n + lane]] = lanes[lane];
+      }
     }
     for (idx_t n = 0; n < c.taken; ++n) d[c.chosen[n]] = T(0);
     if (scores.softcap) {
