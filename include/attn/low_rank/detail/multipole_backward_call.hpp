@@ -167,11 +167,13 @@ struct multipole_backward_call {
     }
     backward_keys<T> far = p.far;
     far.d_keys = part.far_keys, far.d_values = part.far_values;
-    T* const dq = in.dq ? s.dq : nullptr;
+    T* const d_queries = in.dq ? p.d_queries + h % shape().group() * shape().queries * stride() : nullptr;
     key_range ranges[max_rows];
     for (idx_t i = one.begin; i < one.end; i += max_rows) {
       const idx_t count = std::min(max_rows, one.end - i);
       const index_map which{i, 1, nullptr};
+      // Of whole tiles: the rows beyond `count` are those of other blocks.
+      T* const to = d_queries ? d_queries + i * stride() : nullptr, *const dq = to && count < max_rows ? s.dq : to;
       in.pack_rows(s.rows, b, h, head_of(in.q, b, h), which, count);
       if (dq) std::fill_n(dq, max_rows * stride(), T(0));
       const auto see = [&](idx_t slots) { std::fill_n(ranges, count, key_range{0, slots}); };
@@ -185,7 +187,7 @@ struct multipole_backward_call {
         for (idx_t r = 0; r < count; ++r) ranges[r] = {0, i + r + shift + 1 - one.past};
         differentiate(s.rows, count, ranges, which, s.own, terms, s.block, dq, stride(), back);
       }
-      if (dq) std::copy_n(dq, count * stride(), p.d_queries + (h % shape().group() * shape().queries + i) * stride());
+      if (dq != to) std::copy_n(dq, count * stride(), to);
     }
     if (spread) {
       if (s.spread.full()) s.spread.flush(k, part.d_keys);

@@ -5,6 +5,7 @@
 // once for all queries. Only clusters that lost a key are packed for the block.
 #pragma once
 
+#include <attn/core/detail/prefetch.hpp>
 #include <attn/low_rank/detail/multipole_choice.hpp>
 #include <attn/low_rank/detail/multipole_spread.hpp>
 
