@@ -126,25 +126,25 @@ struct multipole_backward_call {
   static void scatter(const multipole_keys<T, S>& k, const multipole_block<T>& c, T* sums, idx_t row_stride, T* to_keys,
                       T* to_members) {
     if (!sums) return;
-    const auto add = [&](T* to, const T* from, T factor) {
-      for (idx_t d = 0; d < row_stride; d += width<T>)
-        store<T>(to + d, fma(load<T>(from + d), broadcast<T>(factor), load<T>(to + d)));
-    };
     for (idx_t r = 0; r < c.slots; ++r) {
       if (!(c.rest.counts[r] > T(0))) continue;
-      T* const from = sums + r * row_stride;
+      T *const from = sums + r * row_stride, *const to = to_members + c.of_slot[r] * row_stride;
       const T factor = T(1) / c.rest.counts[r];
-      for (idx_t d = 0; d < row_stride; ++d) from[d] *= factor;
-      add(to_members + c.of_slot[r] * row_stride, from, T(1));
+      for (idx_t d = 0; d < row_stride; ++d) from[d] *= factor, to[d] += from[d];
     }
     for (idx_t n = 0; n < c.taken; ++n) {
-      const idx_t j = c.chosen[n];
-      prefetch_bytes(reinterpret_cast<const char*>(to_keys + c.chosen[std::min(n + 6, c.taken - 1)] * row_stride),
-                     row_stride * static_cast<idx_t>(sizeof(T)));
-      add(to_keys + j * row_stride, sums + (c.slots + n) * row_stride, T(1));
-      if (c.slots == 0) continue;
-      if (const idx_t slot = c.slot[k.cluster_of(j)]; c.rest.counts[slot] > T(0))
-        add(to_keys + j * row_stride, sums + slot * row_stride, T(-1));
+      constexpr idx_t distance = 16;
+      prefetch_bytes<cache_level::first>(
+          reinterpret_cast<const char*>(to_keys + c.chosen[std::min(n + distance, c.taken - 1)] * row_stride),
+          row_stride * static_cast<idx_t>(sizeof(T)));
+      const idx_t slot = c.slots > 0 ? c.slot[k.cluster_of(c.chosen[n])] : 0;
+      const T *const from = sums + (c.slots + n) * row_stride, *const of_rest = sums + slot * row_stride;
+      T* const to = to_keys + c.chosen[n] * row_stride;
+      const bool left = c.slots > 0 && c.rest.counts[slot] > T(0);
+      for (idx_t d = 0; d < row_stride; d += width<T>) {
+        const packet<T> sum = add(load<T>(to + d), load<T>(from + d));
+        store<T>(to + d, left ? sub(sum, load<T>(of_rest + d)) : sum);
+      }
     }
   }
 

@@ -279,7 +279,9 @@ struct multipole_block {
     }
     for (idx_t n = 0; n < taken && all > 0; ++n) {
       const idx_t j = chosen[n], c = k.cluster_of(j), next = chosen[std::min(n + 16, taken - 1)];
-      prefetch_row(k.key, next), prefetch_row(k.value, next);
+      for (const matrix_view<const S>& x : {k.key, k.value})
+        prefetch_bytes<cache_level::first>(reinterpret_cast<const char*>(x.row(next)),
+                                           x.cols * static_cast<idx_t>(sizeof(S)));
       if (slot[c] < 0) far_logs[c] = none, copy(c);
       const idx_t to = slot[c];
       add_row(rest.key(to), k.key, j, T(-1));
