@@ -12,7 +12,7 @@
 // Cost     per token and query head: 2 (D + Dv) operations for every cluster and for every key of the own segment and
 //          of those taken, 2 D for every key of the candidate clusters. Clusters are read once for the query heads of a
 //          key head. In addition, k-means once every `segment` tokens. Scratch per thread: about 7 numbers per token so
-//          far, 1 per cluster and query head, and a vector per cluster.
+//          far, and 1 per cluster and query head.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything, the cache included, changes.
 #pragma once
 
