@@ -8,8 +8,8 @@
 // (full_softmax_backward.hpp); each of the n members that are left of a cluster gets 1 / n of the gradient of its mean,
 // in keys and in values. What their spread adds to the score of a cluster, whose gradient is d, gives the score of the
 // mean query with each member j the gradient d (e^r_j / sum e^r - 1 / n), and by it the key, and the queries of which
-// that is the mean. With causal, the gradient of a query therefore depends on rows of out, d_out and keys after its own,
-// but on none more than block - 1 + lookback - 1 after it.
+// that is the mean. With causal, the gradient of a query therefore depends on rows of d_out and keys after its own, but
+// on none more than block - 1 + lookback - 1 after it.
 //
 // Shapes   as the forward call's; out and options.lse are what it wrote, d_out as out, d_lse as lse. Gradients have the
 //          shapes of what they are of; dk and dv are summed over the query heads of a group, that of sinks over the
