@@ -4,11 +4,16 @@
 //   attn::full_softmax_step(cache, q_t, k_t, v_t, out_t);      // one token, or a chunk: what causal full_softmax gives
 //   attn::full_softmax_step(cache, q, k, v, out, {.lengths = n}); // a different number of tokens for each item
 //   attn::paged_cache<float> cache(pool, batch); // or in pages of one pool: paged_cache.hpp
+//   attn::full_softmax_cached(cache, q, out, {.causal = false});  // attends what is cached, and appends nothing
 //
 // Appends k [B, Hkv, n, D] and v [B, Hkv, n, Dv] to the cache, then attends the n queries q [B, H, n, D], which are at
 // the last n positions, to all tokens up to their own. The result is the last n rows of one causal full_softmax over
 // the whole sequence. With `lengths`, item b has only the first lengths[b] tokens of the chunk. In `score` i and j are
 // positions since the start.
+//
+// full_softmax_cached attends n queries to the tokens a cache has, which stays as it is: for layers that share the cache
+// of another one, causally, the queries at the last n positions of their item; and for cross attention, not causally.
+// q is used as it is; rotary.hpp rotates it.
 //
 // The elements of a cache may have fewer bits than the tokens (kv_cache.hpp); where there are few queries, queries and
 // weights are then rounded too: to bf16 for a cache of bf16 if the processor multiplies such numbers, to 16-bit
@@ -54,6 +59,30 @@ struct full_softmax_step_options {
   view_field<real, 3> lse{};
 };
 
+/// Options of a call over what is cached, for elements of type S.
+template <class S>
+struct full_softmax_cached_options {
+  using real = compute_type<S>;
+
+  /// As in full_softmax_options; a query sees the tokens up to its own position, or all of its item.
+  std::optional<real> scale{};
+  bool causal = true;
+  /// Item b has the first lengths[b] queries, the rest is padding; all of them unless given.
+  list_view<idx_t> lengths{};
+  /// As in full_softmax_step_options, for the tokens of the cache.
+  view_field<const real> bias{};
+  view_field<const real, 3> relative_keys{};
+  view_field<const S> relative_queries{};
+  view_field<const real, 2> relative_bias{};
+  view_field<const real, 3> log_decay{};
+  mask_view mask{};
+  key_mask_view key_mask{};
+  std::optional<real> softcap{};
+  list_view<real> alibi_slopes{}, sinks{};
+  dropout_options dropout{};
+  view_field<real, 3> lse{};
+};
+
 /// Feeds n tokens and attends their queries; options, score and execution may each be left out. The cache is a kv_cache
 /// or a paged_cache. See the top of the file.
 template <detail::key_value_cache Cache, viewable Q, viewable K, viewable V, viewable O,
@@ -68,6 +97,20 @@ void full_softmax_step(Cache& cache, const Q& q, const K& k, const V& v, O&& out
   detail::check_key_options(call.views, call.shape, call.options);
   detail::cache_step(call, tokens,
                      [&] { detail::attend_full(call.over(tokens.keys(), tokens.values(), tokens.pages())); });
+}
+
+/// Attends q [B, H, n, D] to the tokens of a kv_cache or paged_cache; options, score and execution may each be left out.
+/// Several threads may attend one cache at the same time. See the top of the file.
+template <detail::key_value_cache Cache, viewable Q, viewable O,
+          class Options = full_softmax_cached_options<element_of<const Q&>>, class Score = detail::no_score>
+void full_softmax_cached(const Cache& cache, const Q& q, O&& out, Options&& options = {}, Score&& score = {},
+                         execution_ref exec = {}) {
+  using S = element_of<const Q&>;
+  detail::check_stores<typename Cache::value_type, S>();
+  const auto& tokens = detail::step_access::of(cache);
+  auto call = detail::checked_cached_call<full_softmax_cached_options>("full_softmax_cached", tokens, q, out, options,
+                                                                       score, exec);
+  detail::attend_full(call.over(tokens.keys(), tokens.values(), tokens.pages()));
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -3,6 +3,7 @@
 //   attn::sliding_window_cache<float> cache({.batch = batch, .heads = kv_heads, .dim = 64}, {.left = 512});
 //   attn::sliding_window_step(cache, q_t, k_t, v_t, out_t);    // a token or a chunk, as causal sliding_window
 //   attn::sliding_window_step(paged, {.left = 512}, q_t, k_t, v_t, out_t);     // over a kv_cache or paged_cache
+//   attn::sliding_window_cached(paged, {.left = 512}, q, out);                 // the same, where tokens are there already
 //
 // The step feeds n tokens, k [B, Hkv, n, D] and v [B, Hkv, n, Dv], and attends their queries q [B, H, n, D] causally: the
 // next n rows of one causal sliding_window over the whole stream. Batch items are independent streams: with `lengths`
@@ -184,6 +185,20 @@ void check_stream_options(Call& call, const Tokens& tokens) {
   check_key_options(call.views, stream, call.options);
 }
 
+/// Checks the window of a call over a cache of all tokens.
+inline void check_window_of_call(const validator& check, const sliding_window_cache_options& window,
+                                 const attention_shape& shape) {
+  check_stream_window(check, window, shape.batch);
+  stream_window{window.left, window.dilation}.check_heads(check, shape.heads);
+}
+/// Attends it: the cache has the tokens of the queries.
+template <class Call, class Inside>
+void attend_cache_window(Call& call, const Inside& cache, const sliding_window_cache_options& window) {
+  const auto lists = call.exec.workspace([&](arena& memory) { return global_memory::layout(memory, window); });
+  const stream_window seen{std::min(window.left, furthest_position), window.dilation, lists->set(window)};
+  attend_stream_window(call, cache_source{cache, call.lengths, seen});
+}
+
 template <class S, class C>
 struct ring_source {
   using element_type = C;
@@ -240,17 +255,26 @@ void sliding_window_step(Cache& cache, const sliding_window_cache_options& windo
   detail::check_stores<typename Cache::value_type, S>();
   auto call =
       detail::checked_call<sliding_window_step_options>("sliding_window_step", q, k, v, out, options, score, exec);
-  detail::check_stream_window(call.check, window, call.shape.batch);
   auto& tokens = detail::check_step(call, cache);
-  const auto lists =
-      call.exec.workspace([&](detail::arena& memory) { return detail::global_memory::layout(memory, window); });
-  const detail::stream_window seen{std::min(window.left, detail::furthest_position), window.dilation,
-                                   lists->set(window)};
-  seen.check_heads(call.check, call.shape.heads);
+  detail::check_window_of_call(call.check, window, call.shape);
   detail::check_stream_options(call, tokens);
-  detail::cache_step(call, tokens, [&] {
-    detail::attend_stream_window(call, detail::cache_source{tokens, call.lengths, seen});
-  });
+  detail::cache_step(call, tokens, [&] { detail::attend_cache_window(call, tokens, window); });
+}
+
+/// The same for tokens that the cache has already: nothing is appended, and the queries q [B, H, n, D] are at the last n
+/// positions of their item (full_softmax_cached). `rotary` is refused: q is used as it is.
+template <detail::key_value_cache Cache, viewable Q, viewable O,
+          class Options = sliding_window_step_options<element_of<const Q&>>, class Score = detail::no_score>
+void sliding_window_cached(const Cache& cache, const sliding_window_cache_options& window, const Q& q, O&& out,
+                           Options&& options = {}, Score&& score = {}, execution_ref exec = {}) {
+  using S = element_of<const Q&>;
+  detail::check_stores<typename Cache::value_type, S>();
+  const auto& tokens = detail::step_access::of(cache);
+  auto call = detail::checked_cached_call<sliding_window_step_options>("sliding_window_cached", tokens, q, out, options,
+                                                                       score, exec);
+  if (call.options.rotary) call.check.fail("no rotary, since nothing is appended", "one");
+  detail::check_window_of_call(call.check, window, call.shape);
+  detail::attend_cache_window(call, tokens, window);
 }
 
 }}  // namespace attn::ATTN_ISA

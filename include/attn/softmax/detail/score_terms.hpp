@@ -383,7 +383,7 @@ void check_key_options(call_views& views, const attention_shape& s, const Option
 template <class Options>
 void check_softmax_options(call_views& views, const attention_shape& s, const Options& options) {
   check_softmax_numbers(views, s, options);
-  if constexpr (!requires { options.rotary; }) check_key_options(views, s, options);
+  if constexpr (requires { options.key_lengths; }) check_key_options(views, s, options);
 }
 
 /// Checks at compile time that the caller's score function can be called, or that there is none.

@@ -46,4 +46,20 @@ void cache_step(Call& call, Inside& cache, Attend&& attend) {
   });
 }
 
+/// A checked call of queries over the tokens that a cache has, with the options that have an entry for each of them.
+template <template <class> class Options, class Inside, class Q, class O, class Given, class Score>
+auto checked_cached_call(const char* name, const Inside& cache, const Q& q, O& out, Given& options, Score& score,
+                         execution_ref& exec) {
+  using S = element_of<const Q&>;
+  const tensor_view<const S> k(nullptr, {cache.batch(), cache.heads(), 0, cache.dim()}),
+      v(nullptr, {cache.batch(), cache.heads(), 0, cache.value_dim()});
+  auto call = checked_call<Options>(name, q, k, v, out, options, score, exec);
+  check_length_list(call.check, "lengths", call.options.lengths, call.shape.batch, call.shape.queries);
+  cache.list_memory(call.views);
+  call.shape.keys = cache.tokens();
+  call.lengths = {call.shape.queries, call.shape.keys, call.options.lengths, cache.lengths()};
+  check_key_options(call.views, call.shape, call.options);
+  return call;
+}
+
 }}}  // namespace attn::ATTN_ISA::detail

@@ -59,7 +59,8 @@ struct window_step {
     const global_list global = window.globals(b);
     const idx_t known = global.before(p + 1);
     const bool global_query = known > 0 && global[known - 1] == p;
-    const idx_t step = global_query ? 1 : d, first = global_query ? 0 : p - std::min(window.left, p / d) * d;
+    const idx_t step = global_query ? 1 : d,
+                first = global_query || p < 0 ? 0 : p - std::min(window.left, p / d) * d;  // before the first key: none
     const auto query = [&](const auto& q) { return q ? q.slice(2, t, 1) : q; };
     s.rows.begin(query(in.q), query(in.relative_queries), b, head, count, 1, in.terms.query_factor());
     s.state.rows = count;

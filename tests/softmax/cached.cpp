@@ -1,0 +1,160 @@
+// Attending what a cache has, without appending: to the last bit what the step gave that appended its last tokens.
+#include <attn/core/paged_cache.hpp>
+#include <attn/softmax/full_softmax_step.hpp>
+#include <attn/softmax/sliding_window_step.hpp>
+
+#include "support/run.hpp"
+#include "support/catch.hpp"
+#include "support/random.hpp"
+#include "support/refusal.hpp"
+
+namespace testing::cached_tests {
+namespace {
+
+constexpr idx_t batch = 3, heads = 4, kv_heads = 2, dim = 20, value_dim = 12, room = 64;
+const attn::state_extents extents{.batch = batch, .heads = kv_heads, .dim = dim, .value_dim = value_dim};
+
+struct inputs {
+  tensor<float> q, k, v;
+  inputs(std::uint64_t seed, idx_t count)
+      : q(cast<float>(random_normal(seed, batch, heads, count, dim))),
+        k(cast<float>(random_normal(seed + 1, batch, kv_heads, count, dim))),
+        v(cast<float>(random_normal(seed + 2, batch, kv_heads, count, value_dim))) {}
+};
+
+struct results {
+  tensor<float> out, lse;
+  explicit results(idx_t count) : out(batch, heads, count, value_dim, 7), lse(batch, heads, count, 1, 7) {}
+  attn::tensor_view<float, 3> lse_view() { return {lse.data.data(), {batch, heads, lse.length()}}; }
+  bool operator==(const results& x) const { return out.data == x.out.data && lse.data == x.lse.data; }
+};
+
+// Steps of some sizes, each followed by the same queries over what is there by then.
+template <class Cache>
+void check_steps(Cache cache) {
+  const std::vector<idx_t> positions = {2, 0, 3, 1}, counts = {2, 0, 2}, dilation = {1, 2, 3, 1};
+  const std::vector<float> slopes = {.5f, .25f, 0, 1}, sinks = {0, -1, 1, .5f};
+  std::uint64_t seed = 1;
+  for (const std::vector<idx_t>& lengths : {std::vector<idx_t>{9, 4, 0}, {1, 1, 1}, {3, 0, 2}, {12, 12, 1}}) {
+    const idx_t count = *std::max_element(lengths.begin(), lengths.end());
+    const inputs x(seed += 10, count);
+    results stepped(count), again(count), of_window(count), of_window_again(count);
+    const tensor<float> bias = cast<float>(random_normal(seed + 5, 1, heads, count, room));
+    tensor<std::uint8_t> seen(batch, 1, 1, room, 1);
+    for (idx_t j = 0; j < room; j += 5) seen(1, 0, 0, j) = 0;
+    idx_t tokens = 0;
+    for (idx_t b = 0; b < batch; ++b) tokens = std::max(tokens, cache.tokens(b) + lengths[static_cast<std::size_t>(b)]);
+    const attn::tensor_view<const float> all_bias = view(bias).slice(3, 0, tokens);
+    const attn::tensor_view<const std::uint8_t, 2> all_seen(seen.data.data(), {batch, tokens}, {room, 1});
+    Cache windowed = cache;
+    attn::full_softmax_step(cache, view(x.q), view(x.k), view(x.v), view(stepped.out),
+                            {.scale = 0.3f, .lengths = lengths, .bias = all_bias, .key_mask = all_seen, .softcap = 3.0f,
+                             .alibi_slopes = slopes, .sinks = sinks, .lse = stepped.lse_view()});
+    attn::full_softmax_cached(std::as_const(cache), view(x.q), view(again.out),
+                              {.scale = 0.3f, .lengths = lengths, .bias = all_bias, .key_mask = all_seen,
+                               .softcap = 3.0f, .alibi_slopes = slopes, .sinks = sinks, .lse = again.lse_view()});
+    CHECK(again == stepped);
+    const attn::sliding_window_cache_options window{
+        .left = 3, .dilation = dilation, .global_positions = positions, .global_counts = counts};
+    attn::sliding_window_step(windowed, window, view(x.q), view(x.k), view(x.v), view(of_window.out),
+                              {.lengths = lengths, .key_mask = all_seen, .sinks = sinks, .lse = of_window.lse_view()});
+    attn::sliding_window_cached(
+        std::as_const(windowed), window, view(x.q), view(of_window_again.out),
+        {.lengths = lengths, .key_mask = all_seen, .sinks = sinks, .lse = of_window_again.lse_view()});
+    CHECK(of_window_again == of_window);
+    CHECK(cache.tokens() == tokens);
+  }
+}
+
+
+}  // namespace
+
+TEST_CASE("full_softmax_cached and sliding_window_cached give what the step gave", "[cached]") {
+  SECTION("float") { check_steps(attn::kv_cache<float>(extents)); }
+  SECTION("eight bits") { check_steps(attn::kv_cache<std::int8_t>(extents)); }
+  SECTION("pages") {
+    attn::page_pool<float> pool(
+        {.pages = 60, .page_tokens = 5, .heads = kv_heads, .dim = dim, .value_dim = value_dim});
+    check_steps(attn::paged_cache<float>(pool, batch));
+  }
+}
+
+TEST_CASE("full_softmax_cached: cross attention over items of their own lengths", "[cached]") {
+  const inputs memory(1, 40), x(9, 13);
+  const std::vector<idx_t> lengths = {40, 7, 0};
+  attn::kv_cache<float> cache(extents);
+  cache.append(view(memory.k), view(memory.v), {.lengths = lengths});
+  results cached(13), called(13);
+  attn::full_softmax_cached(cache, view(x.q), view(cached.out), {.causal = false, .lse = cached.lse_view()});
+  attn::full_softmax(view(x.q), view(memory.k), view(memory.v), view(called.out),
+                     {.key_lengths = lengths, .lse = called.lse_view()});
+  CHECK(cached == called);
+  // Few queries are attended by another kernel.
+  const inputs few(9, 3);
+  results of_few(3), of_few_called(3);
+  attn::full_softmax_cached(cache, view(few.q), view(of_few.out), {.causal = false, .lse = of_few.lse_view()});
+  attn::full_softmax(view(few.q), view(memory.k), view(memory.v), view(of_few_called.out),
+                     {.key_lengths = lengths, .lse = of_few_called.lse_view()});
+  CHECK(relative_error(of_few.out, of_few_called.out) <= 1e-6);
+  for (idx_t h = 0; h < heads; ++h) CHECK(of_few.lse(2, h, 1, 0) == -std::numeric_limits<float>::infinity());
+}
+
+TEST_CASE("full_softmax_cached, sliding_window_cached: queries before the first token see none", "[cached]") {
+  const inputs memory(1, 2), x(9, 6);
+  attn::kv_cache<float> cache(extents);
+  cache.append(view(memory.k), view(memory.v));
+  for (const bool windowed : {false, true}) {
+    results r(6);
+    if (windowed)
+      attn::sliding_window_cached(cache, {.left = 3}, view(x.q), view(r.out), {.lse = r.lse_view()});
+    else
+      attn::full_softmax_cached(cache, view(x.q), view(r.out), {.lse = r.lse_view()});
+    for (idx_t i = 0; i < 6; ++i) {
+      CHECK((r.lse(0, 1, i, 0) == -std::numeric_limits<float>::infinity()) == (i < 4));
+      CHECK((r.out(0, 1, i, 3) == 0) == (i < 4));
+    }
+  }
+}
+
+TEST_CASE("full_softmax_cached, sliding_window_cached refuse what does not fit", "[cached]") {
+  const inputs memory(1, 8), x(9, 2);
+  attn::kv_cache<float> cache(extents);
+  cache.append(view(memory.k), view(memory.v));
+  results r(2);
+  const auto says = [&](const std::string& message, const char* name, const char* text) {
+    CHECK(well_formed(message, name));
+    CAPTURE(message, text);
+    CHECK(message.find(text) != std::string::npos);
+    CHECK(r.out.data == results(2).out.data);
+  };
+  const auto full = [&](const attn::full_softmax_cached_options<float>& o, auto q, const char* text) {
+    says(refusal([&] { attn::full_softmax_cached(cache, q, view(r.out), o); }), "full_softmax_cached", text);
+  };
+  const auto window = [&](const attn::sliding_window_cache_options& w,
+                          const attn::sliding_window_step_options<float>& o, const char* text) {
+    says(refusal([&] { attn::sliding_window_cached(cache, w, view(x.q), view(r.out), o); }), "sliding_window_cached",
+         text);
+  };
+  const tensor<std::uint8_t> mask(1, 1, 1, 9, 1);
+  const tensor<float> decays(batch, heads, 8, 1);
+  const std::vector<idx_t> two = {1, 2}, long_ones = {1, 2, 3};
+  full({}, view(x.q).slice(0, 0, 2), "batch");
+  full({}, view(x.q).slice(1, 0, 3), "heads");
+  full({}, view(x.q).slice(3, 0, 19), "dim");
+  full({.lengths = two}, view(x.q), "lengths");
+  full({.lengths = long_ones}, view(x.q), "lengths from 0 to 2; found 3");
+  full({.key_mask = attn::tensor_view<const std::uint8_t, 2>(mask.data.data(), {1, 9})}, view(x.q),
+       "key_mask length = key length 8; found 9");
+  full({.causal = false, .log_decay = {decays.data.data(), {batch, heads, 8}}}, view(x.q), "causal attention");
+  window({.left = -1}, {}, "left >= 0; found -1");
+  window({.dilation = two}, {}, "query heads");
+  window({}, {.rotary = attn::rotary_options<float>{}}, "no rotary");
+  window({}, {.key_mask = attn::tensor_view<const std::uint8_t, 2>(mask.data.data(), {1, 9})}, "key_mask length");
+
+  tensor<float> keys(batch, kv_heads, 8, dim), values(batch, kv_heads, 8, value_dim);
+  attn::kv_cache<float> given(view(keys), view(values), std::vector<idx_t>{8, 8, 8});
+  const attn::tensor_view<float> inside(values.data.data(), {batch, heads, 2, value_dim});
+  says(refusal([&] { attn::full_softmax_cached(given, view(x.q), inside); }), "full_softmax_cached", "overlap");
+}
+
+}  // namespace testing::cached_tests
