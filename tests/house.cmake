@@ -127,6 +127,15 @@ if(ATTN_TESTS_HOUSE STREQUAL "HEADERS")
   return()
 endif()
 
+# Programs without exceptions.
+if(NOT ATTN_SANITIZE)
+  add_executable(attn_test_no_exceptions compile/no_exceptions.cpp)
+  target_link_libraries(attn_test_no_exceptions PRIVATE attn::attn Threads::Threads)
+  target_compile_options(attn_test_no_exceptions PRIVATE -fno-exceptions -fno-rtti -O1)
+  add_test(NAME ${prefix}house.no_exceptions COMMAND attn_test_no_exceptions)
+  set_tests_properties(${prefix}house.no_exceptions PROPERTIES LABELS attn_test_no_exceptions)
+endif()
+
 # Two translation units may include everything.
 add_executable(attn_test_two_units compile/two_units_main.cpp compile/two_units_other.cpp)
 target_link_libraries(attn_test_two_units PRIVATE attn_test_support)

@@ -31,12 +31,10 @@
 
 #include <algorithm>
 #include <atomic>
-#include <exception>
 #include <memory>
 #include <new>
 #include <optional>
 #include <span>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -149,7 +147,7 @@ class execution {
   explicit execution(int threads, double least_seconds = 60e-6)
       : buffers_(static_cast<std::size_t>(threads > 0 ? threads : 0) + 1), least_seconds_(least_seconds) {
     if (threads < 1)
-      throw std::invalid_argument("attn::execution: expected threads >= 1; found " + std::to_string(threads));
+      detail::raise<std::invalid_argument>("attn::execution: expected threads >= 1; found " + std::to_string(threads));
     if (threads > 1) pool_ = detail::make_pool(threads - 1);
   }
 
@@ -287,16 +285,16 @@ class execution {
     std::exception_ptr error;
     std::atomic<bool> failed{false};
     const auto work = [&](int worker) {
-      try {
+      const std::exception_ptr thrown = detail::error_of([&] {
         for (idx_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) body(task, worker);
-      } catch (...) {
-        next.store(tasks, std::memory_order_relaxed);
-        if (!failed.exchange(true)) error = std::current_exception();
-      }
+      });
+      if (!thrown) return;
+      next.store(tasks, std::memory_order_relaxed);
+      if (!failed.exchange(true)) error = thrown;
     };
     Eigen::Barrier barrier(static_cast<unsigned>(helpers));
     int started = 0;
-    try {
+    const std::exception_ptr not_started = detail::error_of([&] {
       for (; started < helpers; ++started)
         pool_->Schedule([&work, &barrier, helper = started + 1] {
           {
@@ -305,9 +303,9 @@ class execution {
           }
           barrier.Notify();
         });
-    } catch (...) {  // a thread could not be started: those that run share the work
+    });
+    if (not_started)  // those that run share the work
       for (int missing = started; missing < helpers; ++missing) barrier.Notify();
-    }
     work(0);
     barrier.Wait();
     if (error) std::rethrow_exception(error);

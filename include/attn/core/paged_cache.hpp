@@ -78,12 +78,13 @@ class paged_tokens : public cached_tokens {
   void list_memory(call_views& views) const { memory().list_memory(views); }
   template <class E>
   void append(const tensor_view<const E>& k, const tensor_view<const E>& v, std::span<const idx_t> given) {
-    try {
-      for (idx_t b = 0; b < batch(); ++b) grow(b, taken_of(b, k.extent(2), given));
-    } catch (...) {  // out of memory, or an exception of the caller's allocator
-      for (idx_t b = 0; b < batch(); ++b) cut(b, length(b));
-      throw;
-    }
+    do_or_undo(  // out of memory, or an exception of the caller's allocator
+        [&] {
+          for (idx_t b = 0; b < batch(); ++b) grow(b, taken_of(b, k.extent(2), given));
+        },
+        [&] {
+          for (idx_t b = 0; b < batch(); ++b) cut(b, length(b));
+        });
     put_all(k.extent(2), given, [&](idx_t b, idx_t h, idx_t i) {
       const idx_t t = length(b) + i, rows = pool_->page_tokens();
       memory().put(k, v, b, h, i, table_of(b)[static_cast<std::size_t>(t / rows)], t % rows);

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <attn/core/detail/eigen.hpp>
+#include <attn/core/errors.hpp>
 
 #include <algorithm>
 #include <array>
@@ -20,7 +21,6 @@
 #include <initializer_list>
 #include <ranges>
 #include <span>
-#include <stdexcept>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -315,8 +315,8 @@ constexpr tensor_view<T> blhd_view(T* data, idx_t batch, idx_t length, idx_t hea
 template <class T>
 constexpr tensor_view<T> split_heads(const tensor_view<T, 3>& x, idx_t heads) {
   if (heads < 1 || x.extent(2) % heads != 0)
-    throw std::invalid_argument("attn::split_heads: expected heads that divide the columns " +
-                                std::to_string(x.extent(2)) + "; found " + std::to_string(heads));
+    detail::raise<std::invalid_argument>("attn::split_heads: expected heads that divide the columns " +
+                                         std::to_string(x.extent(2)) + "; found " + std::to_string(heads));
   const idx_t dim = x.extent(2) / heads;
   return {x.data(), {x.extent(0), heads, x.extent(1), dim}, {x.stride(0), dim * x.stride(2), x.stride(1), x.stride(2)}};
 }

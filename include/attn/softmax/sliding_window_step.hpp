@@ -235,12 +235,9 @@ void sliding_window_step(sliding_window_cache<C>& cache, const Q& q, const K& k,
   detail::check_stream_options(call, tokens);
   call.lengths.given_queries = call.options.lengths;
   detail::with_rotated_tokens(call, tokens, [&] {
-    try {
-      detail::attend_stream_window(call, detail::ring_source<S, C>{tokens, call.k, call.v});
-    } catch (...) {  // of score, or out of memory: the ring has lost the tokens that the chunk replaced
-      cache.reset();
-      throw;
-    }
+    // By an exception of score, or for want of memory, the ring has lost the tokens that the chunk replaced.
+    detail::do_or_undo([&] { detail::attend_stream_window(call, detail::ring_source<S, C>{tokens, call.k, call.v}); },
+                       [&] { cache.reset(); });
   });
   tokens.advance(call.shape.queries, call.options.lengths);
 }

@@ -110,7 +110,7 @@ class aft_items : public item_state<aft_items<S>, key_sums<compute_type<S>>> {
   template <class Bias>
   void step(const aft_tensors<T>& x, execution& exec, Bias&& bias) {
     const auto limit = exec.limit_threads(x.work(4 * static_cast<double>(x.length * (window_ + 10))));
-    try {
+    const auto feed = [&] {
       exec.for_each(x.batch * x.heads, [&](idx_t task, int worker) {
         const auto head = x.head(task);
         key_sums<T>* row = nullptr;
@@ -132,10 +132,10 @@ class aft_items : public item_state<aft_items<S>, key_sums<compute_type<S>>> {
         }
         x.elements->clear(head, head.length, x.length);
       });
-    } catch (...) {  // the ring may have lost tokens that the chunk replaced
+    };
+    do_or_undo(feed, [&] {  // the ring may have lost tokens that the chunk replaced
       for (idx_t b = 0; b < x.batch; ++b) this->reset(b);
-      throw;
-    }
+    });
     this->advance(x.length, x.lengths);
   }
 

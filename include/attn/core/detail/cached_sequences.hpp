@@ -49,12 +49,9 @@ void append_and(Inside& cache, const tensor_view<const E>& k, const tensor_view<
                 std::span<const idx_t> given, Attend&& attend) {
   const idx_t count = k.extent(2);  // attend() may set k, that of a call, to the keys of the cache
   cache.append(k, v, given);
-  try {
-    attend();
-  } catch (...) {
+  do_or_undo(attend, [&] {
     for (idx_t b = 0; b < cache.batch(); ++b) cache.cut(b, cache.length(b) - cache.taken_of(b, count, given));
-    throw;
-  }
+  });
 }
 
 /// The public interface of caches: item_sequences, and what follows from append() and cut().

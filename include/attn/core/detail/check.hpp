@@ -13,7 +13,6 @@
 #include <limits>
 #include <numeric>
 #include <span>
-#include <stdexcept>
 #include <string>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
@@ -117,7 +116,7 @@ class validator {
     fail(text(expected), found);
   }
   [[noreturn, gnu::cold, gnu::noinline]] void fail(word expected, word found) const {
-    throw std::invalid_argument(text({"attn::", name_, ": expected ", expected, "; found ", found}));
+    raise<std::invalid_argument>(text({"attn::", name_, ": expected ", expected, "; found ", found}));
   }
 
   /// "expected WHAT WANTED; found VALUE"

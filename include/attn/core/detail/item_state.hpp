@@ -104,13 +104,14 @@ class item_state : public sequence_items {
     const idx_t longest = of(tokens.full_keys);
     sequence_lengths first{longest, longest, {}, {}};
     if (!tokens.given_keys.empty()) first.given_queries = first.given_keys = at_once_;
-    try {
-      if (any_at_once) at_once(first);
-      if (any_one_by_one || !tokens.given_keys.empty()) one_by_one(first);
-    } catch (...) {
-      for (idx_t b = 0; b < batch(); ++b) reset(b);
-      throw;
-    }
+    do_or_undo(
+        [&] {
+          if (any_at_once) at_once(first);
+          if (any_one_by_one || !tokens.given_keys.empty()) one_by_one(first);
+        },
+        [&] {
+          for (idx_t b = 0; b < batch(); ++b) reset(b);
+        });
     for (idx_t b = 0; b < batch(); ++b) {
       auto& r = ring(b);
       const idx_t count = tokens.keys(b);

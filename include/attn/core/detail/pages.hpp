@@ -2,7 +2,7 @@
 // of that size by madvise (Linux): fewer address translations are then needed than with pages of 4 KiB.
 #pragma once
 
-#include <attn/core/detail/config.hpp>
+#include <attn/core/errors.hpp>
 
 #include <cstddef>
 #include <memory>
@@ -49,7 +49,7 @@ struct memory_allocator {
   memory_allocator(const memory_allocator<U>&) {}
 
   T* allocate(std::size_t count) {
-    if (count > static_cast<std::size_t>(-1) / sizeof(T)) throw std::bad_array_new_length();
+    if (count > static_cast<std::size_t>(-1) / sizeof(T)) raise<std::bad_array_new_length>();
     return static_cast<T*>(allocate_memory(count * sizeof(T)));
   }
   void deallocate(T* p, std::size_t count) { free_memory(p, count * sizeof(T)); }

@@ -101,7 +101,7 @@ struct state_stream {
 
  private:
   [[noreturn]] void fail(word expected, word found) const {
-    throw std::runtime_error(text({"attn::", name, ": expected ", expected, "; found ", found}));
+    raise<std::runtime_error>(text({"attn::", name, ": expected ", expected, "; found ", found}));
   }
 
   /// Up to `count` bytes; a stream that ends earlier gives fewer.

@@ -3,6 +3,10 @@
 
 #include <attn/core/detail/check.hpp>
 
+#ifndef __cpp_exceptions
+#error "attn over processes needs exceptions: a call that is refused on one process is refused on all"
+#endif
+
 #include <mpi.h>
 
 #include <algorithm>
