@@ -22,7 +22,7 @@
 // Token by token: delta_rule_step.hpp.
 #pragma once
 
-#include <attn/kernel/detail/delta_call.hpp>
+#include <attn/kernel/detail/correcting_call.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
 
@@ -53,7 +53,7 @@ void delta_rule(const Q& q, const K& k, const V& v, O&& out, Options&& options =
   detail::call_views check("delta_rule");
   constexpr auto rule = detail::rule::correct;
   const auto call =
-      detail::check_delta_forward<rule, S>(check, {as_view(q), as_view(k), as_view(v), as_view(out)}, given,
+      detail::check_correcting_forward<rule, S>(check, {as_view(q), as_view(k), as_view(v), as_view(out)}, given,
                                            given.lengths, given.initial_state, given.final_state);
   detail::recurrence_driver<rule, compute_type<S>>{call}.run(detail::execution_of(exec, options));
 }

@@ -52,8 +52,8 @@ void delta_rule_backward(const Q& q, const K& k, const V& v, const D& d_out,
   const auto& given = detail::options_or_default<delta_rule_options<S>>(options);
   detail::call_views check("delta_rule_backward");
   constexpr auto rule = detail::rule::correct;
-  auto call = detail::check_delta_backward<rule, S>(check, {as_view(q), as_view(k), as_view(v), {}}, as_view(d_out),
-                                                    gradients, given);
+  auto call = detail::check_correcting_backward<rule, S>(check, {as_view(q), as_view(k), as_view(v), {}},
+                                                         as_view(d_out), gradients, given);
   const auto& g = gradients;
   const detail::recurrence_backward_call<compute_type<S>> one{
       .call = call, .d_out = as_view(d_out), .dq = {g.q, g.accumulate}, .dk = {g.k, g.accumulate},

@@ -21,7 +21,7 @@
 #pragma once
 
 #include <attn/kernel/delta_rule.hpp>
-#include <attn/kernel/detail/delta_state.hpp>
+#include <attn/kernel/detail/correcting_state.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
 
@@ -43,10 +43,10 @@ struct delta_rule_step_options {
 /// The state of the delta rule for elements of type S. Throws std::invalid_argument for negative extents or sizes no
 /// memory can hold. A moved-from state may only be assigned to or destroyed.
 template <element S>
-class delta_rule_state : public detail::delta_state<detail::rule::correct, S> {
+class delta_rule_state : public detail::correcting_sequences<detail::rule::correct, S> {
  public:
   explicit delta_rule_state(const delta_rule_state_extents& extents)
-      : detail::delta_state<detail::rule::correct, S>("delta_rule_state", extents) {}
+      : detail::correcting_sequences<detail::rule::correct, S>("delta_rule_state", extents) {}
 
   /// delta_rule_step without queries: feeds k [B, Hk, n, D] and v [B, heads, n, Dv].
   template <viewable K, viewable V, class Options = delta_rule_step_options<S>>

@@ -27,7 +27,7 @@
 // Token by token: dplr_step.hpp.
 #pragma once
 
-#include <attn/kernel/detail/delta_call.hpp>
+#include <attn/kernel/detail/correcting_call.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
 
@@ -57,7 +57,7 @@ void dplr(const Q& q, const K& k, const V& v, const A& a, const B& b, O&& out, O
   const auto& given = detail::options_or_default<dplr_options<S>>(options);
   detail::call_views check("dplr");
   constexpr auto rule = detail::rule::low_rank;
-  const auto call = detail::check_delta_forward<rule, S>(
+  const auto call = detail::check_correcting_forward<rule, S>(
       check, {as_view(q), as_view(k), as_view(v), as_view(out), true, as_view(a), as_view(b)}, given, given.lengths,
       given.initial_state, given.final_state);
   detail::recurrence_driver<rule, compute_type<S>>{call}.run(detail::execution_of(exec, options));

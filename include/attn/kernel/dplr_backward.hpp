@@ -50,7 +50,7 @@ void dplr_backward(const Q& q, const K& k, const V& v, const A& a, const B& b, c
   const auto& given = detail::options_or_default<dplr_options<S>>(options);
   detail::call_views check("dplr_backward");
   constexpr auto rule = detail::rule::low_rank;
-  auto call = detail::check_delta_backward<rule, S>(
+  auto call = detail::check_correcting_backward<rule, S>(
       check, {as_view(q), as_view(k), as_view(v), {}, true, as_view(a), as_view(b)}, as_view(d_out), gradients, given);
   const auto& g = gradients;
   const detail::recurrence_backward_call<compute_type<S>> one{

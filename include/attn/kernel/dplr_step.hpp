@@ -20,7 +20,7 @@
 // There is no merge: a part of a sequence changes the state by S -> M S + B with a matrix M, not by an addition.
 #pragma once
 
-#include <attn/kernel/detail/delta_state.hpp>
+#include <attn/kernel/detail/correcting_state.hpp>
 #include <attn/kernel/dplr.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
@@ -44,10 +44,10 @@ struct dplr_step_options {
 /// The state of dplr for elements of type S. Throws std::invalid_argument for negative extents or sizes no memory can
 /// hold. A moved-from state may only be assigned to or destroyed.
 template <element S>
-class dplr_state : public detail::delta_state<detail::rule::low_rank, S> {
+class dplr_state : public detail::correcting_sequences<detail::rule::low_rank, S> {
  public:
   explicit dplr_state(const dplr_state_extents& extents)
-      : detail::delta_state<detail::rule::low_rank, S>("dplr_state", extents) {}
+      : detail::correcting_sequences<detail::rule::low_rank, S>("dplr_state", extents) {}
 
   /// dplr_step without queries: feeds k, a, b [B, heads, n, D] and v [B, heads, n, Dv].
   template <viewable K, viewable V, viewable A, viewable B, class Options = dplr_step_options<S>>

@@ -71,7 +71,7 @@ void run_linear(const char* name, const kernel_views<S>& x, const linear_options
     call.normalise = options.normalise;
     const idx_t count = features_of(map, call.shape.dim);
     check_feature_count(check, count, call.shape);
-    check_linear_extra(check, call, options, count);
+    check_linear_options(check, call, options, count);
     mapped_features<S, F> features(map, call.shape.dim, count);
     run_kernel<true>(check, call, features, step, exec);
   }

@@ -172,7 +172,7 @@ void check_linear_backward(call_views& check, kernel_call<T>& call, const linear
   check.gradient("initial_state", g.initial_state, options.initial_state);
   check.gradient("initial_weights", g.initial_weights, options.initial_weights);
   options.final_state = {}, options.final_weights = {};  // are not computed
-  check_linear_extra(check, call, options, features);
+  check_linear_options(check, call, options, features);
   const attention_shape& s = call.shape;
   check_linear_state(check, "d_final_state", g.d_final_state, s, features);
   check_linear_state(check, "d_final_weights", g.d_final_weights, s, features);

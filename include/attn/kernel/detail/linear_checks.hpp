@@ -34,7 +34,7 @@ void check_log_decay(const validator& check, const tensor_view<const T>& g, cons
 
 /// Fills in call.recurrence and call.driver, and call.heads where a parameter is per query head.
 template <class T, class Options>
-void check_linear_extra(call_views& check, kernel_call<T>& call, const Options& o, idx_t features) {
+void check_linear_options(call_views& check, kernel_call<T>& call, const Options& o, idx_t features) {
   const bool states = o.initial_state || o.initial_weights || o.final_state || o.final_weights;
   if (!std::isfinite(o.scale)) check.fail("a finite scale", static_cast<double>(o.scale));
   if (!o.log_decay && !o.bonus && !states && !call.key_mask && o.scale == T(1)) return;

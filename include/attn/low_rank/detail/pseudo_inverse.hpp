@@ -124,15 +124,15 @@ struct exact_inverse {
   /// Rotates every two rows until they are orthogonal.
   void decompose() const {
     constexpr double small = 2 * std::numeric_limits<double>::epsilon();
-    bool turned = true;
-    for (int sweep = 0; turned && sweep < 40; ++sweep) {
-      turned = false;
+    bool rotated = true;
+    for (int sweep = 0; rotated && sweep < 40; ++sweep) {
+      rotated = false;
       for (idx_t i = 0; i < size; ++i)
         for (idx_t k = i + 1; k < size; ++k) {
           double *x = rows + i * stride, *y = rows + k * stride;
           const double xx = dot(x, x, stride), yy = dot(y, y, stride), xy = dot(x, y, stride);
           if (!(std::abs(xy) > small * std::sqrt(xx) * std::sqrt(yy))) continue;
-          turned = true;
+          rotated = true;
           const double ratio = (yy - xx) / (2 * xy);
           const double tangent = std::copysign(1 / (std::abs(ratio) + std::hypot(1, ratio)), ratio);
           const double c = 1 / std::hypot(1, tangent);

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <attn/kernel/detail/correcting_step.hpp>
-#include <attn/kernel/detail/delta_call.hpp>
+#include <attn/kernel/detail/correcting_call.hpp>
 #include <attn/kernel/detail/state_stream.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
@@ -22,16 +22,16 @@ namespace detail {
 
 /// The inside of such a state.
 template <rule R, class S>
-class delta_items : public item_state<delta_items<R, S>, compute_type<S>> {
+class correcting_items : public item_state<correcting_items<R, S>, compute_type<S>> {
   using T = compute_type<S>;
-  using base = item_state<delta_items<R, S>, T>;
+  using base = item_state<correcting_items<R, S>, T>;
   using layout = correcting_state<T>;
   using driver = recurrence_driver<R, T>;
 
  public:
   using base::batch;
 
-  delta_items(const char* name, const delta_rule_state_extents& e) : base(name, e.batch, e.keep), extents_(e) {
+  correcting_items(const char* name, const delta_rule_state_extents& e) : base(name, e.batch, e.keep), extents_(e) {
     const validator check(this->name_);
     check.at_least("heads", 0, e.heads);
     check.at_least("dim", 0, e.dim);
@@ -49,9 +49,9 @@ class delta_items : public item_state<delta_items<R, S>, compute_type<S>> {
   panels<T> of(idx_t b, idx_t h) const { return layout::of_head(this->items().at(b), h, dim(), value_dim()); }
 
   template <class Options>
-  void feed(const char* caller, const delta_views<S>& x, const Options& options, execution& exec) {
+  void feed(const char* caller, const correcting_views<S>& x, const Options& options, execution& exec) {
     call_views check(caller);
-    kernel_call<T> call = check_delta_forward<R, S>(check, x, options, options.lengths, {}, {});
+    kernel_call<T> call = check_correcting_forward<R, S>(check, x, options, options.lengths, {}, {});
     check.extents({{"batch = batch of the state", batch(), call.shape.batch},
                    {"value heads = heads of the state", heads(), call.heads},
                    {"key dim = dim of the state", dim(), call.shape.dim},
@@ -78,9 +78,9 @@ class delta_items : public item_state<delta_items<R, S>, compute_type<S>> {
 
 /// What delta_rule_state and dplr_state have in common, for elements of type S.
 template <rule R, class S>
-class delta_state : public item_sequences<delta_items<R, S>> {
+class correcting_sequences : public item_sequences<correcting_items<R, S>> {
   using T = compute_type<S>;
-  using base = item_sequences<delta_items<R, S>>;
+  using base = item_sequences<correcting_items<R, S>>;
   using base::of;
 
  public:
