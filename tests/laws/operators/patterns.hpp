@@ -96,7 +96,7 @@ law_operator<T> pattern_operator(std::string name, const options_for<Options>& o
       *last = {s, options(s)};
     const Options& o = last->options;
     const idx_t position = i + s.keys - s.queries;
-    return !(o.causal && j > position) && reference::sees(o, h, position, j, s.keys);
+    return !(o.causal && j > position) && sees(o, h, position, j, s.keys);
   };
   return op;
 }

@@ -1,4 +1,4 @@
-// attn: what the backward passes of block, strided, bigbird and pattern_softmax share.
+// attn: what the backward passes of attention by a pattern (pattern.hpp) share.
 #pragma once
 
 #include <attn/softmax/detail/pattern_plan.hpp>

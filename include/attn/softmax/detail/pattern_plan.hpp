@@ -1,6 +1,6 @@
-// attn: the plan of attention by a pattern (pattern.hpp), what block, strided, bigbird and pattern_softmax share: the
-// checks of the pattern, where keys are packed (once per key head or per query set), and which query set sees which
-// packed slots. Its stages are joined patterns. Knows no element type and no arithmetic.
+// attn: the plan of attention by a pattern (pattern.hpp), which all operators with such a pattern share: the checks of
+// the pattern, where keys are packed (once per key head or per query set), and which query set sees which packed
+// slots. Its stages are joined patterns. Knows no element type and no arithmetic.
 #pragma once
 
 #include <attn/softmax/detail/sparse_driver.hpp>

@@ -2,7 +2,7 @@
 // (sparse_driver.hpp) and backward (sparse_backward.hpp): packing, waves of heads, rows in blocks, the states of rows
 // between stages, sums of gradients in parts and their scattering.
 //
-//   pattern_plan.hpp   query sets of patterns: block, strided, bigbird, pattern_softmax
+//   pattern_plan.hpp   query sets of patterns (pattern.hpp)
 //   selected_plan.hpp  blocks of keys that queries name, by lists or by choice (topk_plan.hpp): the queries of a
 //                      segment that name a block attend it together
 //   lsh_plan.hpp       chunks of tokens sorted by their hashes, in rounds; the keys are made from the queries
