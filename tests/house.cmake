@@ -56,6 +56,8 @@ foreach(source ${refused})
   set_tests_properties(${prefix}does_not_compile.${name} PROPERTIES FIXTURES_REQUIRED ${prefix}attn)
 endforeach()
 
+attn_script_test(house.umbrella umbrella)
+
 # Files of one program may be compiled for different instructions, whose functions have names of their own. The sets
 # below differ by one macro that headers test; what is named differently is compiled for five of them.
 set(isa_units plain native)

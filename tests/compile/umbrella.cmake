@@ -1,0 +1,13 @@
+# attn.hpp includes every public header, but those over processes.
+file(READ ${INCLUDE}/attn/attn.hpp text)
+file(GLOB headers RELATIVE ${INCLUDE} ${INCLUDE}/attn/*/*.hpp)
+set(missing)
+foreach(header ${headers})
+  if(NOT header MATCHES "^attn/mpi/" AND NOT text MATCHES "#include <${header}>\n")
+    list(APPEND missing ${header})
+  endif()
+endforeach()
+list(LENGTH headers count)
+if(missing OR count LESS 100)
+  message(FATAL_ERROR "of ${count} public headers attn.hpp does not include: ${missing}")
+endif()
