@@ -53,6 +53,19 @@ TEMPLATE_LIST_TEST_CASE("short_convolution: against its reference", "[short_conv
   check<TestType>(random_short_convolution(0, 9, 4, 3));
 }
 
+TEST_CASE("short_convolution: weights that times log2 e are infinite", "[short_convolution]") {
+  const std::vector<float> x = {0, 1e-30f, 1}, bias = {0};
+  const float w = 3e38f;
+  std::vector<float> out(3, 7);
+  attn::execution serial;
+  compiled_layers<float>::short_convolution({x.data(), {1, 3, 1}}, {out.data(), {1, 3, 1}},
+                                            {.weight = {&w, {1, 1}}, .bias = {bias.data(), {1}}},
+                                            {.activation = attn::activation::silu}, serial);
+  CHECK(out[0] == 0);
+  CHECK(std::abs(out[1] / 3e8f - 1) <= 1e-6f);
+  CHECK(out[2] == w);
+}
+
 TEMPLATE_LIST_TEST_CASE("short_convolution: lengths, with anything in the padding", "[short_convolution]", all_types) {
   for (idx_t channels : {5, 16}) {
     auto p = random_short_convolution(4, 70, channels, 4);

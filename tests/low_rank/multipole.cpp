@@ -101,6 +101,15 @@ TEST_CASE("multipole: huge numbers do not overflow", "[multipole]") {
   }
 }
 
+TEST_CASE("multipole: more than 32768 keys", "[multipole]") {
+  constexpr idx_t keys = (idx_t(1) << 15) + 5;
+  const tensor<float> q(1, 1, 1, 4, 0.5f), k = cast<float>(random_normal(3, 1, 1, keys, 4)), v(1, 1, keys, 4, 2.0f);
+  tensor<float> out(1, 1, 1, 4);
+  attn::execution serial;
+  compiled_multipole<float>::call(view(q), view(k), view(v), view(out), {.iterations = 0}, serial);
+  for (float x : out.data) CHECK(std::abs(x - 2) <= 1e-5f);  // of weights that add up to 1
+}
+
 TEMPLATE_LIST_TEST_CASE("multipole: k-means on threads and in many parts", "[multipole]", exact_types) {
   multipole_problem p = multipole_of({.batch = 1, .heads = 2, .kv_heads = 1, .queries = 50, .keys = 2500, .dim = 8});
   p.options.clusters = 20, p.options.exact = 30;

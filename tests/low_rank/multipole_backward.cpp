@@ -194,6 +194,21 @@ TEMPLATE_LIST_TEST_CASE("multipole_backward: without lse, alone, added, threads,
   }
 }
 
+TEST_CASE("multipole_backward: a scale of 0 and a softcap", "[multipole_backward]") {
+  const auto numbers = [](std::uint64_t seed) { return cast<float>(random_normal(seed, 1, 1, 64, 4)); };
+  const tensor<float> q = numbers(1), k = numbers(2), v = numbers(3), d_out = numbers(4);
+  tensor<float> out(1, 1, 64, 4), dq = out, dk = out, dv = out;
+  attn::multipole_options<float> o{.scale = 0.0f};
+  o.exact = 4, o.clusters = 4, o.softcap = 2.0f;
+  attn::execution serial;
+  compiled_multipole<float>::call(view(q), view(k), view(v), view(out), o, serial);
+  compiled_multipole<float>::backward(view(q), view(k), view(v), view(std::as_const(out)), view(d_out),
+                                      {.q = view(dq), .k = view(dk), .v = view(dv)}, o, serial);
+  for (const auto* x : {&dq, &dk}) CHECK(x->data == std::vector<float>(256));  // scores do not depend on q and k
+  CHECK(std::abs(std::accumulate(dv.data.begin(), dv.data.end(), 0.0f) -
+                 std::accumulate(d_out.data.begin(), d_out.data.end(), 0.0f)) <= 1e-3f);
+}
+
 TEST_CASE("multipole_backward refuses what does not fit", "[multipole_backward]") {
   struct one_call {
     tensor<float> q{1, 2, 8, 4}, k{1, 1, 8, 4}, v{1, 1, 8, 4}, out{1, 2, 8, 4}, d_out{1, 2, 8, 4};

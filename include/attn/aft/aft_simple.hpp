@@ -86,7 +86,10 @@ void simple_rows(const aft_head& head, bool gate, idx_t begin, idx_t end, idx_t 
       simple_rows_shared<T, S, count.value>(head, gate, first, last, p * width<T>, sums + p);
     });
   };
-  Causal ? head.runs(begin, end, rows) : rows(begin, end, true);
+  if constexpr (Causal)
+    head.runs(begin, end, rows);
+  else
+    rows(begin, end, true);
 }
 
 template <class T>

@@ -12,7 +12,8 @@
 //          element type. Out shares no memory with x, nor one state with the other.
 // Cost     2 B L C w operations and the activation. Where channels have stride 1, no more time than copying x from
 //          memory for w = 4, with silu twice as much. Scratch: the weight, unless channels have stride 1 in
-//          it too, and per thread w + 7 rows of C numbers.
+//          it too and there is no silu, and per thread w + 7 rows of C numbers. With silu sums overflow from 0.69 of
+//          the largest number on, since they are computed times log2 e.
 // Throws   std::invalid_argument for shapes that do not fit, before anything is written.
 //
 // Token by token: short_convolution_step.hpp.

@@ -27,7 +27,7 @@
 //          and, per key head, for each of Lk clusters (iterations + 1); an exponential for each of Lq Lk / block keys,
 //          causal half of that. Scratch per key head, one at a time or as many as keep the threads busy: about
 //          Lk (D + 3) numbers and 3 (D + Dv) for each cluster and 1024 keys, causal 5 (D + Dv) for each cluster; per
-//          thread: about 10 Lk + (exact + clusters + segment) (D + Dv).
+//          thread: about 18 Lk + (exact + clusters + segment) (D + Dv).
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
 
@@ -128,7 +128,8 @@ multipole_call<S> checked_multipole(call_views& check, const attention_views<S>&
   o.block = std::min(o.block, causal ? o.segment : std::max<idx_t>(1, s.queries));
   if (o.clusters == 0) o.candidate_clusters = 0;
   if (!o.assigned) o.clusters = std::min(o.clusters, causal ? o.segment : std::max<idx_t>(1, s.keys));
-  check.fits("numbers of keys", {s.keys, idx_t(1) << 32});  // which are 32-bit
+  constexpr idx_t most_keys = std::numeric_limits<std::int32_t>::max() - panel_width<T>;  // members are 32-bit numbers
+  if (s.keys > most_keys) check.fail({"key length <= ", most_keys}, s.keys);
   check.fits("clusters", {o.segments(s.keys) + o.parts(s.keys), o.clusters, s.dim + s.dim_v + 1});
   return {.views = views,
           .o = o,

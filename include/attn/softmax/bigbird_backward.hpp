@@ -10,7 +10,8 @@
 //          group.
 // Cost     2 (3 D + 2 Dv) operations for every visible key of a query; without lse, one product more. Scratch, per key
 //          head in progress: about Lk (3 D + 2 Dv) numbers, up to Lk (6 D + 5 Dv) for long sequences; per thread the
-//          keys of a query set, as forward; never Lq x Lk.
+//          keys of a query set, as forward; with drelative_bias lists of 2R + 1 doubles for each head and task; never
+//          Lq x Lk.
 // Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that
 //          share memory with an input or one another, before anything is written.
 //

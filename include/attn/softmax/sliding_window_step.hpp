@@ -152,8 +152,8 @@ class window_tokens : public cached_tokens {
 
 }  // namespace detail
 
-/// The last tokens of a stream, and those at its global positions, which copy_item and reorder take along. A moved-from
-/// cache may only be assigned to or destroyed.
+/// The last tokens of a stream, and those at its global positions, which copy_item and reorder take along, and reset
+/// leaves. A moved-from cache may only be assigned to or destroyed.
 template <class S>
 class sliding_window_cache : public detail::cached_sequences<detail::window_tokens<S>> {
   using base = detail::cached_sequences<detail::window_tokens<S>>;

@@ -52,23 +52,25 @@ struct convolution_call {
         {.operations = (2 * static_cast<double>(taps) + 8) * numbers(), .bytes = 2 * sizeof(T) * numbers()});
     auto w = exec.shared_scratch([&](arena& memory) { return convolution_weights<T>(memory, taps, dim); });
     // With silu times log2 e, which the exponential would multiply every sum by: .85 of the time.
-    w.set(weight, bias, f == activation::silu ? exp_constants<T>::log2_e_high : T(1));
+    bool fused_silu = f == activation::silu;
+    w.set(weight, bias, fused_silu ? exp_constants<T>::log2_e_high : T(1));
+    if (fused_silu && !w.finite()) fused_silu = false, w.set(weight, bias);
     const idx_t segment = convolution_segment(taps), segments = ceil_div(rows.x.length, segment);
     exec.for_each(batch() * segments, [&](idx_t task, int worker) {
       const auto [window, results] = exec.scratch(worker, [&](arena& memory) {
         return std::pair{row_window<T>(memory, taps, w.padded), memory.allocate<T>(convolution_tile * w.padded)};
       });
       const idx_t begin = task % segments * segment;
-      run_segment(w, task / segments, begin, std::min(begin + segment, rows.x.length), window, results, out);
+      run_segment(w, fused_silu, task / segments, begin, std::min(begin + segment, rows.x.length), window, results, out);
     });
   }
 
  private:
   /// Tokens [begin, end) of item b.
-  void run_segment(const convolution_weights<T>& w, idx_t b, idx_t begin, idx_t end, const row_window<T>& window,
-                   T* results, const output_tokens<T>& out) const {
+  void run_segment(const convolution_weights<T>& w, bool with_silu, idx_t b, idx_t begin, idx_t end,
+                   const row_window<T>& window, T* results, const output_tokens<T>& out) const {
     const idx_t real = length(b), stop = std::min(end, real);
-    const bool with_silu = f == activation::silu, in_place = rows_in_place<T>(out);
+    const bool in_place = rows_in_place<T>(out);
     convolution_tile_call<T> tile = tile_of(w, window);
     const auto row = [&](idx_t e, T* slot) { return rows.row(b, e, real, w.zeros, slot); };
     window.begin(begin, row);

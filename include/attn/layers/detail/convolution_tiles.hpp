@@ -61,6 +61,13 @@ struct convolution_weights {
     scale(bias);
     std::fill_n(zeros, padded, T(0));
   }
+  /// Whether all numbers are finite, in weights that are packed.
+  bool finite() const {
+    bool all = true;
+    for (const T* x = packed; x != packed + taps * padded; ++x) all &= std::isfinite(*x);
+    for (const T* x = bias; x != bias + dim; ++x) all &= std::isfinite(*x);
+    return all;
+  }
 };
 
 /// A weight [channels, taps] as [taps, channels].

@@ -84,7 +84,6 @@ struct spread_backward {
         for (int lane = 0; lane < width<T>; ++lane) d[k.members.keys[n + lane]] = lanes[lane];
       }
     }
-    for (idx_t n = 0; n < c.taken; ++n) d[c.chosen[n]] = T(0);
     if (scores.softcap) {
       const T* const x = (c.mean_ranks ? c.mean_ranks : c.ranks) + b * c.stride;
       const T offset = c.probes.block_offset(b), factor = scores.scale / *scores.softcap;
@@ -93,6 +92,7 @@ struct spread_backward {
         d[j] *= (1 - t) * (1 + t);
       }
     }
+    for (idx_t n = 0; n < c.taken; ++n) d[c.chosen[n]] = T(0);  // their ranks are -infinity, and d may be NaN
     c.probes.block_mean(b, mean);
     for (idx_t n = 0; n < padded; ++n)
       means[n / panel_width<T> * most * panel_width<T> + blocks * panel_width<T> + n % panel_width<T>] =

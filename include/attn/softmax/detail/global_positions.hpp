@@ -2,6 +2,7 @@
 #pragma once
 
 #include <attn/core/detail/attention_shape.hpp>
+#include <attn/core/execution.hpp>
 
 #include <algorithm>
 #include <span>

@@ -255,6 +255,7 @@ class softmax_backward_work {
   }
 
   call_type& call_;
+  // In the order in which they are made: each needs what is above it.
   execution::thread_limit limit_;
   standard_products standard_;
   execution::persistent_workspace<sums> sums_;
