@@ -33,7 +33,7 @@ template <class S>
 void check_choice(int choice, idx_t queries, idx_t keys, const setting& s, idx_t table_heads) {
   CAPTURE(choice, queries, keys, s.size, s.window, s.globals, s.random, table_heads);
   bigbird_problem p = problem_of({.queries = queries, .keys = keys, .dim = 9, .value_dim = 12}, s, table_heads);
-  choose(p.options, choice, queries, keys);
+  choose_of_pattern(p.options, choice, queries, keys);
   check<S>(p);
 }
 

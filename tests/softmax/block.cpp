@@ -26,7 +26,7 @@ template <class S>
 void check_choice(int choice, table permuted, idx_t queries, idx_t keys, idx_t size, idx_t neighbours) {
   CAPTURE(choice, int(permuted), queries, keys, size, neighbours);
   block_problem p = problem_of({.queries = queries, .keys = keys, .dim = 9, .value_dim = 12}, size, neighbours);
-  choose(p.options, choice, queries, keys);
+  choose_of_pattern(p.options, choice, queries, keys);
   if (permuted != table::none)
     p.options.permutation = block_table(0, permuted == table::per_head ? 4 : 1, (keys + size - 1) / size, 1);
   check<S>(p);

@@ -63,7 +63,7 @@ void check(idx_t length, idx_t dim, idx_t value_dim, const reference::lsh_option
 
 reference::lsh_options chosen(int choice, idx_t length) {
   reference::lsh_options o;
-  choose(o, choice, length, length), o.relative_bias = {};
+  choose(o, choice, length, length);
   o.query_lengths = o.key_lengths = {};
   if (choice & 32) o.lengths = {length, length > 9 ? length - 9 : 0};
   return o;

@@ -83,7 +83,7 @@ TEMPLATE_LIST_TEST_CASE("pattern_softmax: odd patterns, every combination of opt
       CAPTURE(queries, keys, choice);
       const problem_shape shape{.queries = queries, .keys = keys, .dim = 9, .value_dim = 12};
       listed_problem p = random_problem<listed_problem>(shape);
-      choose(p.options, choice, queries, keys);
+      choose_of_pattern(p.options, choice, queries, keys);
       const listed_pattern pattern = odd_pattern(keys - queries, keys);
       note(pattern, keys - queries, keys, p.options);
       check<TestType>(p, pattern, choice % 2 ? three : serial);
@@ -96,7 +96,7 @@ TEMPLATE_LIST_TEST_CASE("pattern_softmax: joined patterns", "[pattern_softmax]",
     CAPTURE(choice);
     listed_problem p = random_problem<listed_problem>(
         {.queries = 150, .keys = 150, .dim = 9, .value_dim = choice % 3 ? 37 : 48});  // 48: rows of out hold the states
-    choose(p.options, choice, 150, 150);
+    choose_of_pattern(p.options, choice, 150, 150);
     listed_pattern near, far;
     for (idx_t g = 0; g < 3; ++g) near.all.push_back({{50 * g, 50 * g + 50}, {{.range = {50 * g, 50 * g + 50}}}});
     for (idx_t r = 0; r < 50; ++r)  // every 50th key but the query's own

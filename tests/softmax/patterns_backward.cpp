@@ -138,7 +138,10 @@ template <class S, class Options>
 void check_choices(idx_t queries, idx_t keys) {
   for (const choice& c : choices()) {
     CAPTURE(c.causal, c.softcap, c.alibi, c.sinks, c.score, c.lengths, c.d_lse, c.saved_lse, c.kv_heads, c.pattern);
-    check_backward<S>(apply<Options>(c, queries, keys), c.d_lse, {.saved_lse = c.saved_lse});
+    problem<Options> p = apply<Options>(c, queries, keys);
+    // Its gradient is a sum of numbers that nearly cancel, each rounded to bf16 in products of such elements.
+    if constexpr (sizeof(S) < sizeof(float)) p.options.relative_bias = {};
+    check_backward<S>(p, c.d_lse, {.saved_lse = c.saved_lse});
   }
 }
 

@@ -25,7 +25,7 @@ template <class S>
 void check_choice(int choice, idx_t queries, idx_t keys, idx_t stride, idx_t summary) {
   CAPTURE(choice, queries, keys, stride, summary);
   strided_problem p = problem_of({.queries = queries, .keys = keys, .dim = 9, .value_dim = 12}, stride, summary);
-  choose(p.options, choice, queries, keys);
+  choose_of_pattern(p.options, choice, queries, keys);
   check<S>(p);
 }
 

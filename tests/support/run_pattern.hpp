@@ -106,7 +106,7 @@ inline void choose(reference::softmax_options& o, int choice, idx_t queries, idx
   o.causal = choice & 1;
   if (choice & 2) o.softcap = 1.5;
   if (choice & 4) o.sinks = {0.3, -1, 2, 0};
-  if (choice & 8) o.alibi_slopes = {0.5, 0.25, 0.125, 0}, o.relative_bias = random_normal(17, 1, 1, 4, 2 * 9 + 1);
+  if (choice & 8) o.alibi_slopes = {0.5, 0.25, 0.125, 0};
   if (choice & 16)
     o.score = [](double s, idx_t b, idx_t h, idx_t i, idx_t j) {
       return (i * 3 + j * 5 + h) % 11 == 0 ? -reference::infinity : s * 0.5 + 0.01 * static_cast<double>(b + i - j);
@@ -115,6 +115,12 @@ inline void choose(reference::softmax_options& o, int choice, idx_t queries, idx
     o.scale = 0.4;
     o.query_lengths = {queries, queries > 9 ? queries - 9 : 0}, o.key_lengths = {keys > 6 ? keys - 6 : 0, keys};
   }
+}
+
+// And what only patterns have.
+inline void choose_of_pattern(reference::softmax_options& o, int choice, idx_t queries, idx_t keys) {
+  choose(o, choice, queries, keys);
+  if (choice & 8) o.relative_bias = random_normal(17, 1, 1, 4, 2 * 9 + 1);
 }
 
 // A table of blocks [1, heads, blocks, columns]: entries from -1 to blocks - 1 that depend on their indices only, so
