@@ -153,6 +153,8 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND NOT ATTN_SANITIZE)
     set(limit 3000)
     if(operator STREQUAL "selected_keys")  # two kernels: lists of keys, and of blocks
       set(limit 3500)
+    elseif(operator STREQUAL "multipole")  # clusters, ranks and their spreads, beside the kernel
+      set(limit 3300)
     elseif(operator STREQUAL "everything")
       set(limit 8000)
     endif()

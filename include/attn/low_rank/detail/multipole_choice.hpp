@@ -174,22 +174,38 @@ struct probe_rows {
     for (idx_t j = 0; j < keys; j += wide)
       for (idx_t r = 0; r < rows; r += tile_rows)
         with_tile_height(rows - r, [&](auto M) {
-          packet<T> most[2], mean[2];  // of the rows of a block so far
-          tile_product<T, M.value, 2>(
-              packed_rows<T>{packed + r * dim}, panels + j * dim, dim, [&](auto m, auto n, const auto& x) {
-                const idx_t row = r + m, at = block[row] * stride + j + n * width<T>;
-                if (row == 0 || block[row - 1] < block[row])
-                  most[n] = broadcast<T>(-std::numeric_limits<T>::infinity()), mean[n] = zero<T>();
-                else if (m == 0)
-                  most[n] = load<T>(ranks + at), mean[n] = mean_ranks ? load<T>(mean_ranks + at) : zero<T>();
-                const packet<T> rank = sub(x, broadcast<T>(offset[row]));
-                most[n] = if_less(most[n], rank, rank, most[n]);  // NaN is not larger
-                if (mean_ranks) mean[n] = fma(rank, broadcast<T>(share[row]), mean[n]);
-                if (m + 1 < M.value && block[row + 1] == block[row]) return;
-                store<T>(ranks + at, most[n]);
-                if (mean_ranks) store<T>(mean_ranks + at, mean[n]);
-              });
+          alignas(64) T products[M.value * wide];
+          tile_product<T, M.value, 2>(packed_rows<T>{packed + r * dim}, panels + j * dim, dim,
+                                      [&](auto m, auto n, const auto& x) {
+                                        store<T>(products + m * wide + n * width<T>, x);
+                                      });
+          take_ranks(products, r, M.value, ranks + j, stride, mean_ranks ? mean_ranks + j : nullptr);
         });
+  }
+
+ private:
+  /// A panel of keys and rows [r, r + count). (Within the tile product this loop, unrolled, is 4 KB for every height.)
+  [[gnu::noinline]] void take_ranks(const T* products, idx_t r, idx_t count, T* ranks, idx_t stride,
+                                    T* mean_ranks) const {
+    packet<T> most[2], mean[2];  // of the rows of a block so far
+    for (idx_t row = r; row < r + count; ++row, products += panel_width<T>) {
+      const idx_t at = block[row] * stride;
+      const bool first = row == 0 || block[row - 1] < block[row],
+                 done = row + 1 == r + count || block[row + 1] > block[row];
+      unroll<2>([&](auto n) {
+        constexpr idx_t lane = n.value * width<T>;
+        if (first)
+          most[n] = broadcast<T>(-std::numeric_limits<T>::infinity()), mean[n] = zero<T>();
+        else if (row == r)
+          most[n] = load<T>(ranks + at + lane), mean[n] = mean_ranks ? load<T>(mean_ranks + at + lane) : zero<T>();
+        const packet<T> rank = sub(load<T>(products + lane), broadcast<T>(offset[row]));
+        most[n] = if_less(most[n], rank, rank, most[n]);  // NaN is not larger
+        if (mean_ranks) mean[n] = fma(rank, broadcast<T>(share[row]), mean[n]);
+        if (!done) return;
+        store<T>(ranks + at + lane, most[n]);
+        if (mean_ranks) store<T>(mean_ranks + at + lane, mean[n]);
+      });
+    }
   }
 };
 
