@@ -115,6 +115,20 @@ TEST_CASE("full_softmax_step refuses what does not fit", "[cache_refusals]") {
   check("overlap", aliased, view(out), {});
 }
 
+TEST_CASE("a cache stays as it was where a pool of threads fails", "[cache_refusals]") {
+  attn::kv_cache<float> cache({.batch = 2, .heads = 2, .dim = 8, .value_dim = 5});
+  cache.append(shaped(2, 2, 3, 8), shaped(2, 2, 3, 5));
+  const step_inputs in;
+  tensor<float> out(2, 4, 2, 5);
+  attn::execution none(3, [](int, const auto&) {}, 0);
+  attn::execution twice(3, [](int, const auto& task) { task(0), task(0); }, 0);
+  for (attn::execution* exec : {&none, &twice}) {
+    CHECK_THROWS_AS((compiled_full_softmax<float>::step(cache, in.q, in.k, in.v, view(out), {}, {}, *exec)),
+                    std::runtime_error);
+    CHECK(cache.tokens() == 3);
+  }
+}
+
 TEST_CASE("sliding_window_cache refuses what does not fit", "[cache_refusals]") {
   const auto check = [](const char* says, idx_t left, std::vector<idx_t> dilation, std::vector<idx_t> globals,
                         attn::state_extents extents = {.batch = 2, .heads = 2, .dim = 8, .value_dim = 5}) {

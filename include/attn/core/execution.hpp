@@ -2,6 +2,7 @@
 //
 //   attn::execution serial;        // the caller's thread; keeps its scratch memory between calls
 //   attn::execution threads(4);    // the caller's thread and three of Eigen's pool
+//   attn::execution own(4, pool);  // four threads of a pool of your own: see own_pool
 //
 //   attn::full_softmax(q, k, v, out, {.causal = true}, threads);
 //   attn::full_softmax(q, k, v, out, threads);                              // default options
@@ -10,27 +11,18 @@
 // An operator called without an execution makes a serial one for the call. One execution serves one call at a time;
 // separate executions are independent. Results do not depend on the number of threads, to the last bit: work is split
 // at fixed places, and threads only decide which of them does which task. Calls whose work is smaller than waking a
-// thread stay on the caller's thread. In a process that fork() made, an execution starts threads of its own; fork()
-// must not be called while another thread runs a call.
+// thread stay on the caller's thread. In a process that fork() made, an execution starts threads of its own, or, where
+// it has a pool of yours, works on the caller's thread alone; fork() must not be called while another thread runs a call.
 //
 //   threads.set_precision(attn::precision::fast);   // from here on; see precision
 #pragma once
 
-#include <attn/core/detail/amx.hpp>
-#include <attn/core/detail/pages.hpp>
-#include <attn/core/tensor_view.hpp>
-
-#if __has_include(<Eigen/ThreadPool>)
-#include <Eigen/ThreadPool>
-#else
-#include <unsupported/Eigen/CXX11/ThreadPool>
-#endif
-#if __has_include(<unistd.h>)
-#include <unistd.h>
-#endif
+#include <attn/core/detail/scratch.hpp>
+#include <attn/core/detail/shared_tasks.hpp>
 
 #include <algorithm>
-#include <atomic>
+#include <concepts>
+#include <functional>
 #include <memory>
 #include <new>
 #include <optional>
@@ -41,78 +33,6 @@
 
 namespace attn { inline namespace ATTN_ISA {
 namespace detail {
-
-/// Aligned memory that only grows; growing loses its content.
-class scratch_buffer {
- public:
-  std::byte* grow(std::size_t bytes) {
-    if (bytes > size()) {
-      memory_.reset();  // so that old and new never exist together
-      memory_ = allocate_block(bytes);
-    }
-    return memory_.get();
-  }
-  std::size_t size() const { return memory_ ? memory_.get_deleter().bytes : 0; }
-
- private:
-  memory_block memory_;
-};
-
-/// Allocates aligned parts of a scratch buffer one after the other. With a null base it only counts bytes.
-class arena {
- public:
-  explicit arena(std::byte* base = nullptr) : base_(base) {}
-
-  template <class T>
-  T* allocate(idx_t count) {
-    const std::size_t begin = used_;
-    used_ += (static_cast<std::size_t>(count) * sizeof(T) + cache_line - 1) / cache_line * cache_line;
-    return base_ ? reinterpret_cast<T*>(base_ + begin) : nullptr;
-  }
-  /// `count` objects made by layout(*this), which allocates what they point to.
-  template <class Layout>
-  auto* allocate_list(idx_t count, Layout&& layout) {
-    using item = decltype(layout(*this));
-    item* const list = allocate<item>(count);
-    for (idx_t n = 0; n < count; ++n) {
-      const item one = layout(*this);
-      if (list) list[n] = one;
-    }
-    return list;
-  }
-  std::size_t used() const { return used_; }
-
- private:
-  std::byte* base_;
-  std::size_t used_ = 0;
-};
-
-/// The number of this process, on systems that have fork(); 0 elsewhere.
-inline long this_process() {
-#if __has_include(<unistd.h>)
-  return static_cast<long>(::getpid());
-#else
-  return 0;
-#endif
-}
-
-/// Eigen's pool of threads, with types of this namespace, so that its functions are of these instructions too (config.hpp).
-struct pool_environment : Eigen::StlThreadEnvironment {
-  struct Task : Eigen::StlThreadEnvironment::Task {};
-  Task CreateTask(std::function<void()> f) { return {{std::move(f)}}; }
-};
-using eigen_pool = Eigen::ThreadPoolTempl<pool_environment>;
-
-/// A pool belongs to the process that made it: a child has its memory after fork(), but none of its threads, and would
-/// wait for them forever. The child therefore neither uses nor frees it.
-struct pool_deleter {
-  long process = 0;
-  void operator()(eigen_pool* pool) const {
-    if (process == this_process()) delete pool;
-  }
-};
-using thread_pool = std::unique_ptr<eigen_pool, pool_deleter>;
-inline thread_pool make_pool(int threads) { return {new eigen_pool(threads), {this_process()}}; }
 
 /// The work of a call, roughly, from which the number of threads follows.
 struct work_estimate {
@@ -137,6 +57,30 @@ struct work_estimate {
 /// beyond 3.38e38 and infinities give NaN.
 enum class precision { standard, fast };
 
+/// What a pool of your own is given: task(n) does the n-th share of a call. It may be copied; once the call has returned
+/// it does nothing.
+class pool_task {
+ public:
+  explicit pool_task(std::shared_ptr<detail::shared_tasks> tasks) : tasks_(std::move(tasks)) {}
+  void operator()(int n) const { tasks_->work(n); }
+
+ private:
+  std::shared_ptr<detail::shared_tasks> tasks_;
+};
+
+/// A pool of threads of your own: pool(count, task) lets task(0) to task(count - 1) run, each once, in any order, on any
+/// threads, the calling one included. It may wait for them or not, but must have run one of them when it returns. Those
+/// that have begun share all the work; those that have not are not waited for. So a pool without a free thread, because
+/// it runs the very code that calls, costs time, but nothing waits forever:
+///
+///   [](int count, auto task) { tbb::parallel_for(0, count, task, tbb::simple_partitioner()); }
+///   [&](int count, auto task) {                         // a pool with a queue: nobody need wait
+///     for (int n = 1; n < count; ++n) asio::post(threads, [=] { task(n); });
+///     task(0);
+///   }
+template <class Pool>
+concept own_pool = std::copy_constructible<Pool> && std::invocable<Pool&, int, const pool_task&>;
+
 class execution {
  public:
   /// Serial: everything on the caller's thread.
@@ -149,6 +93,17 @@ class execution {
     if (threads < 1)
       detail::raise<std::invalid_argument>("attn::execution: expected threads >= 1; found " + std::to_string(threads));
     if (threads > 1) pool_ = detail::make_pool(threads - 1);
+  }
+
+  /// The same on threads of a pool of your own, which is kept as a copy; `threads` is how many at most work at the same
+  /// time. Calls throw std::runtime_error, as after any failure with caches as they were, where the pool runs a task
+  /// twice or none at all; what the pool throws is passed on.
+  template <own_pool Pool>
+  execution(int threads, Pool pool, double least_seconds = 60e-6) : execution(1, least_seconds) {
+    if (threads < 1) (void)execution(threads);  // says so
+    buffers_.resize(static_cast<std::size_t>(threads) + 1);
+    own_pool_ = std::move(pool);
+    own_process_ = detail::this_process();
   }
 
   /// A moved-from execution may only be assigned to or destroyed.
@@ -267,48 +222,26 @@ class execution {
     return layout(buffers);
   }
 
-  /// A body with its type erased: tasks are long, and the threading is compiled once.
-  struct any_body {
-    void* body;
-    void (*call)(void*, idx_t, int);
-    void operator()(idx_t task, int worker) const { call(body, task, worker); }
-  };
-
-  [[gnu::noinline]] void run(idx_t tasks, const any_body& body) {
-    const int helpers = static_cast<int>(std::min<idx_t>(active_threads(), tasks)) - 1;
-    if (helpers <= 0) {
+  [[gnu::noinline]] void run(idx_t tasks, const detail::task_body& body) {
+    const int workers = static_cast<int>(std::min<idx_t>(active_threads(), tasks));
+    if (workers <= 1 || (own_pool_ && own_process_ != detail::this_process())) {
       for (idx_t task = 0; task < tasks; ++task) body(task, 0);
       return;
     }
+    const auto shared = std::make_shared<detail::shared_tasks>(tasks, workers, body);
+    const pool_task task(shared);
+    if (own_pool_) {
+      const std::exception_ptr thrown = detail::error_of([&] { own_pool_(workers, task); });
+      shared->end();
+      if (thrown) std::rethrow_exception(thrown);
+      return shared->check_pool();
+    }
     if (pool_.get_deleter().process != detail::this_process()) pool_ = detail::make_pool(threads() - 1);
-    std::atomic<idx_t> next{0};
-    std::exception_ptr error;
-    std::atomic<bool> failed{false};
-    const auto work = [&](int worker) {
-      const std::exception_ptr thrown = detail::error_of([&] {
-        for (idx_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) body(task, worker);
-      });
-      if (!thrown) return;
-      next.store(tasks, std::memory_order_relaxed);
-      if (!failed.exchange(true)) error = thrown;
-    };
-    Eigen::Barrier barrier(static_cast<unsigned>(helpers));
-    int started = 0;
-    const std::exception_ptr not_started = detail::error_of([&] {
-      for (; started < helpers; ++started)
-        pool_->Schedule([&work, &barrier, helper = started + 1] {
-          {
-            [[maybe_unused]] const detail::matrix_unit_use unit;
-            work(helper);
-          }
-          barrier.Notify();
-        });
+    (void)detail::error_of([&] {  // where one cannot be started, those that run share the work
+      for (int worker = 1; worker < workers; ++worker) pool_->Schedule([task, worker] { task(worker); });
     });
-    if (not_started)  // those that run share the work
-      for (int missing = started; missing < helpers; ++missing) barrier.Notify();
-    work(0);
-    barrier.Wait();
-    if (error) std::rethrow_exception(error);
+    task(0);
+    shared->end();
   }
 
   std::vector<detail::scratch_buffer> buffers_;  // one a worker, then the shared one
@@ -319,6 +252,8 @@ class execution {
   double least_seconds_ = 0;
   attn::precision precision_ = attn::precision::standard;
   detail::thread_pool pool_;
+  std::function<void(int, const pool_task&)> own_pool_;
+  long own_process_ = 0;
 };
 
 /// The execution of a call: one of the caller's, which may be a temporary, or a serial one for this call.

@@ -1,0 +1,125 @@
+// attn: the tasks of one for_each, shared by the threads of a pool: Eigen's, or one of the caller's own.
+#pragma once
+
+#include <attn/core/detail/amx.hpp>
+#include <attn/core/errors.hpp>
+#include <attn/core/tensor_view.hpp>
+
+#if __has_include(<Eigen/ThreadPool>)
+#include <Eigen/ThreadPool>
+#else
+#include <unsupported/Eigen/CXX11/ThreadPool>
+#endif
+#if __has_include(<unistd.h>)
+#include <unistd.h>
+#endif
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+
+namespace attn { inline namespace ATTN_ISA { namespace detail {
+
+/// The number of this process, on systems that have fork(); 0 elsewhere.
+inline long this_process() {
+#if __has_include(<unistd.h>)
+  return static_cast<long>(::getpid());
+#else
+  return 0;
+#endif
+}
+
+/// Eigen's pool of threads, with types of this namespace, so that its functions are of these instructions too
+/// (config.hpp).
+struct pool_environment : Eigen::StlThreadEnvironment {
+  struct Task : Eigen::StlThreadEnvironment::Task {};
+  Task CreateTask(std::function<void()> f) { return {{std::move(f)}}; }
+};
+using eigen_pool = Eigen::ThreadPoolTempl<pool_environment>;
+
+/// A pool belongs to the process that made it: a child has its memory after fork(), but none of its threads, and would
+/// wait for them forever. The child therefore neither uses nor frees it.
+struct pool_deleter {
+  long process = 0;
+  void operator()(eigen_pool* pool) const {
+    if (process == this_process()) delete pool;
+  }
+};
+using thread_pool = std::unique_ptr<eigen_pool, pool_deleter>;
+inline thread_pool make_pool(int threads) { return {new eigen_pool(threads), {this_process()}}; }
+
+/// The body of a for_each with its type erased: tasks are long, and the threading is compiled once.
+struct task_body {
+  void* body;
+  void (*call)(void*, idx_t, int);
+  void operator()(idx_t task, int worker) const { call(body, task, worker); }
+};
+
+/// Workers claim tasks in ascending order until none is left. None of them waits for another, so they may run on as few
+/// threads as there are; one that begins after the end of the call does nothing.
+class shared_tasks {
+ public:
+  shared_tasks(idx_t tasks, int workers, const task_body& body)
+      : tasks_(tasks), workers_(workers), body_(body), begun_(new std::atomic<bool>[static_cast<std::size_t>(workers)]) {
+    for (int worker = 0; worker < workers; ++worker) begun_[static_cast<std::size_t>(worker)] = false;
+  }
+
+  void work(int worker) noexcept {
+    if (!(running_.fetch_add(2) & ended)) {
+      if (worker < 0 || worker >= workers_ || begun_[static_cast<std::size_t>(worker)].exchange(true))
+        refused_ = worker, is_refused_ = true;
+      else if (std::this_thread::get_id() == caller_)  // whose use of the matrix unit the call has
+        claim(worker);
+      else {
+        [[maybe_unused]] const matrix_unit_use unit;
+        claim(worker);
+      }
+    }
+    if (running_.fetch_sub(2) - 2 == ended) running_.notify_all();
+  }
+
+  /// Ends the call: waits for the workers that have begun, and throws what a task has thrown.
+  void end() {
+    running_.fetch_or(ended);
+    for (int now; (now = running_.load()) != ended;) running_.wait(now);
+    // Not kept: a worker that comes late may be the last to have this object.
+    if (const std::exception_ptr error = std::exchange(error_, nullptr)) std::rethrow_exception(error);
+  }
+
+  /// After the end: throws if a pool of the caller's did not do what it was asked to.
+  void check_pool() const {
+    if (is_refused_)
+      raise<std::runtime_error>("attn::execution: expected the pool to run each of tasks 0 to " +
+                                std::to_string(workers_ - 1) + " once; found " + std::to_string(refused_) +
+                                (refused_ < 0 || refused_ >= workers_ ? "" : " twice"));
+    if (next_ < tasks_)
+      raise<std::runtime_error>("attn::execution: expected the pool to run the tasks it is given; found none run");
+  }
+
+ private:
+  void claim(int worker) noexcept {
+    const std::exception_ptr thrown = error_of([&] {
+      for (idx_t task; (task = next_.fetch_add(1, std::memory_order_relaxed)) < tasks_;) body_(task, worker);
+    });
+    if (!thrown) return;
+    next_.store(tasks_, std::memory_order_relaxed);
+    if (!failed_.exchange(true)) error_ = thrown;
+  }
+
+  static constexpr int ended = 1;
+
+  idx_t tasks_;
+  int workers_;
+  task_body body_;
+  std::thread::id caller_ = std::this_thread::get_id();
+  std::unique_ptr<std::atomic<bool>[]> begun_;
+  std::atomic<idx_t> next_{0};
+  std::atomic<int> running_{0};  // twice the workers at work, and `ended`
+  std::atomic<int> refused_{0};
+  std::atomic<bool> is_refused_{false}, failed_{false};
+  std::exception_ptr error_;
+};
+
+}}}  // namespace attn::ATTN_ISA::detail
