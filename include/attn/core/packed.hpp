@@ -50,25 +50,20 @@ class packed_sequence {
   /// views of rank 2 or 1 the last axis. Other axes, such as that of the layers' [batch, length, dim], have to be
   /// named.
   template <viewable X>
-  auto queries(const X& x) const {
-    return part(as_view(x), length_axis<decltype(as_view(x))>, queries_);
-  }
-  template <viewable X>
-  auto keys(const X& x) const {
-    return part(as_view(x), length_axis<decltype(as_view(x))>, keys_);
-  }
-  template <viewable X>
-  auto queries(const X& x, int axis) const {
+  auto queries(const X& x, int axis = length_axis<X>()) const {
     return part(as_view(x), axis, queries_);
   }
   template <viewable X>
-  auto keys(const X& x, int axis) const {
+  auto keys(const X& x, int axis = length_axis<X>()) const {
     return part(as_view(x), axis, keys_);
   }
 
  private:
-  template <class View>
-  static constexpr int length_axis = View::rank > 2 ? 2 : View::rank - 1;
+  template <class X>
+  static constexpr int length_axis() {
+    constexpr int rank = decltype(as_view(std::declval<const X&>()))::rank;
+    return rank > 2 ? 2 : rank - 1;
+  }
 
   idx_t length(std::span<const idx_t> offsets) const { return at(offsets, number_ + 1) - at(offsets, number_); }
   static idx_t at(std::span<const idx_t> offsets, idx_t n) { return offsets[static_cast<std::size_t>(n)]; }

@@ -140,6 +140,11 @@ const T* per_head(std::span<const T> list, idx_t head) {
   return list.empty() ? nullptr : list.data() + head;
 }
 
+/// The entry of a head in a list that has one for all heads, or one for each; 1 where there is none.
+inline idx_t step_of_head(std::span<const idx_t> list, idx_t head) {
+  return list.empty() ? 1 : list[list.size() == 1 ? 0 : static_cast<std::size_t>(head)];
+}
+
 /// The types of a call, checked at compile time.
 template <class Q, class K, class V, class O>
 constexpr void require_one_element_type() {

@@ -73,18 +73,21 @@ using product_type = std::conditional_t<std::same_as<S, Eigen::bfloat16> && bf16
 
 // Packets of pairs ----------------------------------------------------------------------------------------------------
 
-template <>
-ATTN_INLINE packet<bf16_pair> load<bf16_pair>(const bf16_pair* p) {
-  packet<bf16_pair> x;
+template <class P>
+  requires(numbers_of<P> > 1)
+ATTN_INLINE packet<P> load(const P* p) {
+  packet<P> x;
   std::memcpy(&x, p, sizeof x);
   return x;
 }
-template <>
-ATTN_INLINE void store<bf16_pair>(bf16_pair* p, const packet<bf16_pair>& x) {
+template <class P>
+  requires(numbers_of<P> > 1)
+ATTN_INLINE void store(P* p, const packet<P>& x) {
   std::memcpy(p, &x, sizeof x);
 }
-template <>
-ATTN_INLINE packet<bf16_pair> broadcast<bf16_pair>(bf16_pair x) {
+template <class P>
+  requires(numbers_of<P> > 1)
+ATTN_INLINE packet<P> broadcast(P x) {
   return broadcast<float>(std::bit_cast<float>(x.bits));
 }
 

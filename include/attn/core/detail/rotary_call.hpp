@@ -61,7 +61,7 @@ inline void rotation_angles(double position, const double* frequency, idx_t coun
 }
 
 /// One rotation of x into to.
-template <class S>
+template <class S, class Options>
 struct rotary_call {
   using T = compute_type<S>;
   static constexpr idx_t tokens = 256;  // of a task
@@ -69,17 +69,15 @@ struct rotary_call {
 
   tensor_view<const S> x;
   tensor_view<S> to;
-  idx_t dims, first_position;
-  tensor_view<const idx_t, 2> positions;
-  tensor_view<const T, 2> cos, sin;
+  const Options& o;
+  idx_t dims;
   const double* frequency;  // [whole packets]
-  double magnitude;
-  bool own_table, interleaved, back, accumulate;
+  bool back, accumulate;
   double* of_rests = nullptr;  // [rests][2][angles()]: their cosines and sines, where there are tokens enough
 
   idx_t frequencies() const { return dims / 2; }
   /// A row is rotated as a whole (adjacent dims), or as two halves.
-  idx_t columns() const { return interleaved ? dims : frequencies(); }
+  idx_t columns() const { return o.interleaved ? dims : frequencies(); }
   idx_t padded() const { return round_up(columns(), width<T>); }
 
   idx_t angles() const { return round_up(frequencies(), width<double>); }
@@ -105,21 +103,21 @@ struct rotary_call {
   /// The cosines and sines of a token at a position.
   void prepare(idx_t at, T* c, T* s, scratch& own) const {
     const double sign = back ? -1 : 1;
-    if (own_table) {
-      for (idx_t n = 0; n < frequencies(); ++n) set(n, cos(at, n), static_cast<T>(sign) * sin(at, n), c, s);
+    if (o.cos) {
+      for (idx_t n = 0; n < frequencies(); ++n) set(n, o.cos(at, n), static_cast<T>(sign) * o.sin(at, n), c, s);
     } else {
       const idx_t left = (at % rests + rests) % rests;
       if (own.known != at - left) angles_of(own.known = at - left, own.multiple);
       const double* rest = of_rests ? of_rests + left * 2 * angles() : own.rest;
       if (!of_rests) angles_of(left, own.rest);
-      const packet<double> factor = broadcast<double>(magnitude), sine_factor = broadcast<double>(sign * magnitude);
+      const packet<double> factor = broadcast<double>(o.magnitude), sine_factor = broadcast<double>(sign * o.magnitude);
       for (idx_t n = 0; n < angles(); n += width<double>) {
         const packet<double> c_1 = load<double>(own.multiple + n), s_1 = load<double>(own.multiple + angles() + n),
                              c_2 = load<double>(rest + n), s_2 = load<double>(rest + angles() + n);
         store<double>(own.sum + n, mul(factor, sub(mul(c_1, c_2), mul(s_1, s_2))));
         store<double>(own.sum + angles() + n, mul(sine_factor, fma(s_1, c_2, mul(c_1, s_2))));
       }
-      if (interleaved) {
+      if (o.interleaved) {
         for (idx_t n = 0; n < frequencies(); ++n)
           set(n, static_cast<T>(own.sum[n]), static_cast<T>(own.sum[angles() + n]), c, s);
       } else {
@@ -134,7 +132,7 @@ struct rotary_call {
       for (idx_t lane = 0; lane < width<double>; ++lane) into[lane] = static_cast<T>(from[lane]);
   }
   void set(idx_t n, T cosine, T sine, T* c, T* s) const {
-    if (!interleaved) {
+    if (!o.interleaved) {
       c[n] = cosine, s[n] = sine;
     } else {
       c[2 * n] = c[2 * n + 1] = cosine;
@@ -144,7 +142,7 @@ struct rotary_call {
 
   /// Rotates a row of `padded` numbers, or two halves of it, in whole packets.
   void rotate(const T* a, const T* b, const T* c, const T* s, T* to_a, T* to_b) const {
-    if (interleaved) return rotate_neighbours(a, c, s, to_a);
+    if (o.interleaved) return rotate_neighbours(a, c, s, to_a);
     const idx_t count = padded();  // not looked up again after every store
     for (idx_t n = 0; n < count; n += width<T>) {
       const packet<T> first = load<T>(a + n), second = load<T>(b + n), cosine = load<T>(c + n), sine = load<T>(s + n);
@@ -190,7 +188,7 @@ struct rotary_call {
   }
   /// A row in any layout, through s.row.
   void rotate_any(const S* row, idx_t row_stride, S* result, idx_t result_stride, idx_t n, const scratch& s) const {
-    const idx_t half = frequencies(), halves = interleaved ? 1 : 2;
+    const idx_t half = frequencies(), halves = o.interleaved ? 1 : 2;
     for (idx_t part = 0; part < halves; ++part)
       for (idx_t d = 0; d < padded(); d += width<T>)
         store<T>(s.row + part * padded() + d,
@@ -205,7 +203,7 @@ struct rotary_call {
 
   void run(execution& exec) const {
     const idx_t batch = x.extent(0), length = x.extent(2), blocks = ceil_div(length, tokens);
-    const bool given = bool(positions), shared = !given || positions.extent(0) == 1;  // by the batch
+    const bool given = bool(o.positions), shared = !given || o.positions.extent(0) == 1;  // by the batch
     const idx_t heads = x.extent(1), group = x.stride(1) < x.stride(2) ? std::max<idx_t>(1, heads) : 4;
     const double numbers = static_cast<double>(x.size());
     const auto limit = exec.limit_threads({.operations = 3 * numbers, .bytes = 2 * sizeof(S) * numbers});
@@ -214,7 +212,7 @@ struct rotary_call {
       const idx_t item = task / blocks, begin = task % blocks * tokens, end = std::min(begin + tokens, length);
       for (idx_t i = begin; i < end; ++i) {
         const idx_t n = (i - begin) * padded();
-        prepare(given ? positions(item, i) : first_position + i, s.cosine + n, s.sine + n, s);
+        prepare(given ? o.positions(item, i) : o.first_position + i, s.cosine + n, s.sine + n, s);
       }
       for (idx_t b = item; b < (shared ? batch : item + 1); ++b)
         for (idx_t h = 0; h < heads; h += group) rotate_rows(b, h, std::min(h + group, heads), begin, end, s);
@@ -276,21 +274,18 @@ void run_rotary(const validator& check, const tensor_view<const S>& x, const ten
   if (!std::isfinite(o.magnitude)) check.fail("a finite magnitude", o.magnitude);
   if (x.empty()) return;
 
+  using call_type = rotary_call<S, Options>;
   const idx_t angles = round_up(dims / 2, width<double>);
-  const bool many = !rows && x.extent(2) >= rotary_call<S>::rests;
+  const bool many = !rows && x.extent(2) >= call_type::rests;
   const auto [frequency, of_rests] = exec.shared_scratch([&](arena& memory) {
     return std::array{memory.allocate<double>(angles),
-                      memory.allocate<double>(many ? 2 * angles * rotary_call<S>::rests : 0)};
+                      memory.allocate<double>(many ? 2 * angles * call_type::rests : 0)};
   });
   std::fill_n(frequency, angles, 0.0);
   for (idx_t n = 0; n < dims / 2; ++n)
     frequency[n] = o.frequencies.empty() ? frequency_of(n, dims, o.base) : o.frequencies[static_cast<std::size_t>(n)];
-  const rotary_call<S> call{.x = x, .to = to, .dims = dims, .first_position = o.first_position,
-                            .positions = o.positions,
-                            .cos = o.cos, .sin = o.sin, .frequency = frequency, .magnitude = o.magnitude,
-                            .own_table = rows.has_value(), .interleaved = o.interleaved, .back = back,
-                            .accumulate = accumulate,
-                            .of_rests = many ? of_rests : nullptr};
+  const call_type call{.x = x, .to = to, .o = o, .dims = dims, .frequency = frequency, .back = back,
+                       .accumulate = accumulate, .of_rests = many ? of_rests : nullptr};
   if (many) call.prepare_rests();
   call.run(exec);
 }

@@ -32,21 +32,6 @@ struct operand<split_pair> {
 template <class P>
 inline constexpr bool is_split = std::same_as<P, split_pair>;
 
-template <>
-ATTN_INLINE packet<split_pair> load<split_pair>(const split_pair* p) {
-  packet<split_pair> x;
-  std::memcpy(&x, p, sizeof x);
-  return x;
-}
-template <>
-ATTN_INLINE void store<split_pair>(split_pair* p, const packet<split_pair>& x) {
-  std::memcpy(p, &x, sizeof x);
-}
-template <>
-ATTN_INLINE packet<split_pair> broadcast<split_pair>(split_pair x) {
-  return broadcast<float>(std::bit_cast<float>(x.bits));
-}
-
 /// The bf16 numbers of a packet, and the remainder.
 struct split_parts {
   half_lanes high, low;
