@@ -28,19 +28,10 @@
 
 namespace attn { inline namespace ATTN_ISA { namespace mpi {
 
-/// The gradients attn::mpi::full_softmax_backward computes: those given. S is the element type of the call.
+/// The gradients attn::mpi::full_softmax_backward computes: q, k, v, alibi_slopes, sinks, d_lse, accumulate; those of
+/// slopes and sinks are summed over all processes.
 template <class S>
-struct full_softmax_gradients {
-  using real = compute_type<S>;
-
-  view_field<S> q{}, k{}, v{};
-  /// [H]: summed over all processes.
-  view_field<real, 1> alibi_slopes{}, sinks{};
-  /// Read, not written: the gradient of lse, [B, H, Lq].
-  view_field<const real, 3> d_lse{};
-  /// Add to what is there instead of writing it over.
-  bool accumulate = false;
-};
+using full_softmax_gradients = softmax_gradients<S>;
 
 /// The gradients of attn::mpi::full_softmax. See the top of the file; options, score functions (with positions in the
 /// whole sequence) and an execution may each be left out.
@@ -53,8 +44,6 @@ void full_softmax_backward(const Q& q, const K& k, const V& v, const O& out, con
                            execution_ref exec = {}) {
   namespace detail = attn::detail;
   using S = element_of<const Q&>;
-  auto&& function = detail::callable_or_default<detail::no_score>(score);
-  auto&& derivative = detail::callable_or_default<detail::no_score_backward>(score_backward);
   const char* const name = "mpi::full_softmax_backward";
   auto call = detail::unchecked_backward_call<full_softmax_options>(name, q, k, v, out, d_out, gradients, options,
                                                                     score, score_backward, exec);
@@ -62,7 +51,7 @@ void full_softmax_backward(const Q& q, const K& k, const V& v, const O& out, con
                                        detail::wants_of<S>(call.options, gradients, call.forward.exec),
                                        [&] { detail::check_backward_call(call); });
   if (group.processes.size() == 1) return detail::differentiate_full(call);
-  detail::softmax_group_backward{group, call, function, derivative}.run();
+  detail::softmax_group_backward{group, call}.run();
 }
 
 }}}  // namespace attn::ATTN_ISA::mpi

@@ -55,33 +55,24 @@ void sliding_window(const Q& q, const K& k, const V& v, O&& out, MPI_Comm commun
                     Score&& score = {}, execution_ref exec = {}) {
   namespace detail = attn::detail;
   using S = element_of<const Q&>;
-  using T = compute_type<S>;
-  auto&& function = detail::callable_or_default<detail::no_score>(score);
   auto call = detail::unchecked_call<sliding_window_options>("mpi::sliding_window", q, k, v, out, options, score, exec);
   const auto& given = call.options;
   const detail::process_group group("mpi::sliding_window", communicator);
-  const detail::window_arguments<S> x{
-      call.q, call.k, call.v, call.out,
-      {.scale = given.scale, .causal = given.causal, .left = given.left, .right = given.right,
-       .dilation = given.dilation, .global_positions = given.global_positions, .q_global = given.q_global,
-       .k_global = given.k_global, .v_global = given.v_global, .softcap = given.softcap,
-       .alibi_slopes = given.alibi_slopes, .sinks = given.sinks, .lse = given.lse}};
-  detail::process_shape own{.batch = x.q.extent(0), .heads = x.q.extent(1), .kv_heads = x.k.extent(1),
-                            .dim = x.q.extent(3), .dim_v = x.v.extent(3), .element_bytes = detail::element_code<S>,
-                            .queries = x.q.extent(2), .keys = x.k.extent(2)};
-  const auto number = [](const std::optional<T>& n) { return n ? static_cast<double>(*n) : 0.0; };
-  const double settings[] = {double(given.causal), double(given.left), double(given.right),
-                             double(given.scale.has_value()), number(given.scale), double(given.softcap.has_value()),
-                             number(given.softcap), double(bool(given.q_global)),
-                             detail::checksum<idx_t>(given.dilation), detail::checksum<idx_t>(given.global_positions),
-                             detail::checksum<T>(given.alibi_slopes), detail::checksum<T>(given.sinks)};
-  std::copy(std::begin(settings), std::end(settings), own.settings);
+  const attn::sliding_window_options<S> of_whole{
+      .scale = given.scale, .causal = given.causal, .left = given.left, .right = given.right,
+      .dilation = given.dilation, .global_positions = given.global_positions, .q_global = given.q_global,
+      .k_global = given.k_global, .v_global = given.v_global, .softcap = given.softcap,
+      .alibi_slopes = given.alibi_slopes, .sinks = given.sinks, .lse = given.lse};
+  const auto own = detail::shape_of_process<S>(
+      call.q, call.k, call.v, given,
+      {double(given.left), double(given.right), double(bool(given.q_global)), detail::checksum<idx_t>(given.dilation),
+       detail::checksum<idx_t>(given.global_positions)});
   const auto all = detail::agree(group, own, [&] {
     detail::check_call(call);
-    detail::check_window_options(call.views, call.shape, x.options, x.out);
+    detail::check_window_options(call.views, call.shape, of_whole, call.out);
   });
-  if (group.size() == 1) return detail::attend_window(call, x.options);
-  detail::window_group<S, std::remove_reference_t<decltype(function)>>(group, all, x, function, call.exec).attend();
+  if (group.size() == 1) return detail::attend_window(call, of_whole);
+  detail::window_group(group, all, call, of_whole).attend();
 }
 
 }}}  // namespace attn::ATTN_ISA::mpi

@@ -126,9 +126,7 @@ struct bigbird_options {
   idx_t global_blocks = 1;
   /// Random blocks of each query block, [H or 1, blocks, r], -1 for none; those that begin beyond the length are empty.
   view_field<const idx_t, 3> random{};
-  /// Which keys of the pattern a query sees: [B or 1, H or 1, Lq or 1, Lk] of bool or bytes.
   mask_view mask{};
-  /// As in full_softmax_options.
   key_mask_view key_mask{};
   view_field<const real, 2> relative_bias{};
   std::optional<real> softcap{};

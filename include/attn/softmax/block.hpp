@@ -65,9 +65,7 @@ struct block_options {
   /// In place of neighbours: the one key block that each query block sees, [H or 1, blocks], -1 for none. One that
   /// begins beyond the length is empty.
   view_field<const idx_t, 2> permutation{};
-  /// Which keys of the pattern a query sees: [B or 1, H or 1, Lq or 1, Lk] of bool or bytes.
   mask_view mask{};
-  /// As in full_softmax_options.
   key_mask_view key_mask{};
   view_field<const real, 2> relative_bias{};
   std::optional<real> softcap{};

@@ -88,10 +88,6 @@ struct full_call {
   const sequence_lengths& lengths = in.lengths;
 
   bool few(idx_t b) const { return lengths.queries(b) <= few_queries && !in.maximum; }
-  cache_rows<const C> keys_of(idx_t b, idx_t kv) const { return {in.k, b, kv, shape.dim, true, in.pages}; }
-  cache_rows<const C> values_of(idx_t b, idx_t kv) const {
-    return {in.v, b, kv, shape.dim_v, in.v.data() == in.k.data(), in.pages};
-  }
 
   /// Packs rows [begin, end) of a head; rows in eight bits are first converted to numbers, some at a time.
   void pack(packed_keys<P>& keys, const cache_rows<const C>& k, const cache_rows<const C>& v, idx_t begin, idx_t end,
@@ -130,7 +126,7 @@ struct full_call {
     key_heads.for_each(steps, [&](idx_t key_head, packed_keys<P>& keys, idx_t step, int worker) {
       const idx_t b = key_head / shape.kv_heads, h = key_head % shape.kv_heads;
       const idx_t begin = step * pack_step, end = std::min(begin + pack_step, in.visible_keys(b));
-      if (begin < end && !few(b)) pack(keys, keys_of(b, h), values_of(b, h), begin, end, worker);
+      if (begin < end && !few(b)) pack(keys, in.key_rows(b, h), in.value_rows(b, h), begin, end, worker);
     });
     // The last row blocks of a causal call are the longest: they go first.
     key_heads.for_each(row_blocks * group, [&](idx_t key_head, const packed_keys<P>& keys, idx_t step, int worker) {
@@ -193,7 +189,7 @@ struct full_call {
     rows.begin(in.q, in.relative_queries, b, h, state.rows, lengths.queries(b), in.terms.query_factor());
     const auto limit = in.causal ? stream_limit{in.shift(b) + 1, 1} : stream_limit{lengths.keys(b), 0};
     const idx_t kv = key_head % shape.kv_heads;
-    attend_stream(rows, keys_of(b, kv), values_of(b, kv), {}, begin, end,
+    attend_stream(rows, in.key_rows(b, kv), in.value_rows(b, kv), {}, begin, end,
                   in.terms.for_head(b, 0, in.shift(b)), limit, state, seen);
   }
 

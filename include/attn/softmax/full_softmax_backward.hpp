@@ -13,8 +13,8 @@
 //                                                            Dao et al. 2022, "FlashAttention", appendix B
 //
 // Shapes   q, k, v, out, the options: as the forward call's; out and options.lse are what it wrote. d_out as out,
-//          d_lse as lse. Gradients have the shapes of what they are of; dk and dv are summed over the query heads of a
-//          group, dbias over what bias was broadcast over.
+//          d_lse as lse. Gradients have the shapes of what they are of; those of keys and values are summed over the
+//          query heads of a group, dbias over what bias was broadcast over.
 // Cost     2 B H Lq Lk (3 D + 2 Dv) operations, half of it when causal; without lse, one product more. Scratch, per key
 //          head in progress: about Lk (3 D + 2 Dv) + Lq (3 D + Dv) numbers, with threads that share a head up to 7 Lq D
 //          more, with more than 32768 queries Lk (D + Dv); for drelative_bias and dlog_decay up to B H + 8 lists of 2R + 1
@@ -235,7 +235,6 @@ full_backward(const softmax_backward_call<S, Score, ScoreBackward, G>&) -> full_
 
 template <class Call>
 void differentiate_full(Call& call) {
-  if constexpr (requires { call.gradients.bias; }) call.d_bias = call.gradients.bias;
   const attention_shape& s = call.shape;
   if (!call.accumulate && call.d_bias) clear_gradient(call.d_bias);
   const double share = call.options.causal ? 0.5 : 1.0,

@@ -33,31 +33,9 @@
 
 namespace attn { inline namespace ATTN_ISA {
 
-/// Options of a step for elements of type S.
+/// Options of a step for elements of type S: rotary and those of full_softmax_options that a step has.
 template <class S>
-struct full_softmax_step_options {
-  using real = compute_type<S>;
-
-  /// As in full_softmax_options.
-  std::optional<real> scale{};
-  /// Item b has the first lengths[b] tokens of the chunk, the rest is padding; all tokens unless given.
-  list_view<idx_t> lengths{};
-  /// Rotates the new queries and keys to their positions, which follow the item's tokens so far, before anything else.
-  std::optional<rotary_options<S>> rotary{};
-  /// As in full_softmax_options: bias and mask [B or 1, H or 1, n or 1, cache.tokens() with the new ones], log_decay
-  /// and key_mask likewise for all those tokens, lse [B, H, n].
-  view_field<const real> bias{};
-  view_field<const real, 3> relative_keys{};
-  view_field<const S> relative_queries{};
-  view_field<const real, 2> relative_bias{};
-  view_field<const real, 3> log_decay{};
-  mask_view mask{};
-  key_mask_view key_mask{};
-  std::optional<real> softcap{};
-  list_view<real> alibi_slopes{}, sinks{};
-  dropout_options dropout{};
-  view_field<real, 3> lse{};
-};
+using full_softmax_step_options = softmax_step_options<S>;
 
 /// Options of a call over what is cached, for elements of type S.
 template <class S>
@@ -89,12 +67,8 @@ template <detail::key_value_cache Cache, viewable Q, viewable K, viewable V, vie
           class Options = full_softmax_step_options<element_of<const Q&>>, class Score = detail::no_score>
 void full_softmax_step(Cache& cache, const Q& q, const K& k, const V& v, O&& out, Options&& options = {},
                        Score&& score = {}, execution_ref exec = {}) {
-  using S = element_of<const Q&>;
-  detail::check_stores<typename Cache::value_type, S>();
   auto call = detail::checked_call<full_softmax_step_options>("full_softmax_step", q, k, v, out, options, score, exec);
   auto& tokens = detail::check_step(call, cache);
-  call.lengths.full_keys = call.shape.keys = tokens.tokens_after(call.shape.queries, call.options.lengths);
-  detail::check_key_options(call.views, call.shape, call.options);
   detail::cache_step(call, tokens,
                      [&] { detail::attend_full(call.over(tokens.keys(), tokens.values(), tokens.pages())); });
 }
@@ -105,8 +79,6 @@ template <detail::key_value_cache Cache, viewable Q, viewable O,
           class Options = full_softmax_cached_options<element_of<const Q&>>, class Score = detail::no_score>
 void full_softmax_cached(const Cache& cache, const Q& q, O&& out, Options&& options = {}, Score&& score = {},
                          execution_ref exec = {}) {
-  using S = element_of<const Q&>;
-  detail::check_stores<typename Cache::value_type, S>();
   const auto& tokens = detail::step_access::of(cache);
   auto call = detail::checked_cached_call<full_softmax_cached_options>("full_softmax_cached", tokens, q, out, options,
                                                                        score, exec);

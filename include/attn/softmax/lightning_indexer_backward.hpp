@@ -47,21 +47,16 @@ void lightning_indexer_backward(const Q& q, const K& k, const index_view& indice
                 "attn: d_scores is of the compute type: double for double elements, else float");
   const auto& given = detail::options_or_default<lightning_indexer_options<S>>(options);
   detail::call_views views("lightning_indexer_backward");
-  const tensor_view<const S> queries = as_view(q), keys = as_view(k);
   const tensor_view<const T> d = as_view(d_scores);
-  const auto s = detail::check_indexer(views, queries, keys, given);
-  detail::check_chosen(views, s, given.topk, detail::index_layout(indices), "indices");
+  auto call = detail::indexer_inputs<S>(views, as_view(q), as_view(k), given);
+  detail::check_chosen(views, call.shape, given.topk, detail::index_layout(indices), "indices");
   views.read("d_scores", d);
-  detail::check_chosen(views, s, given.topk, d, "d_scores");
-  const auto lengths = detail::check_lengths(views, s, given);
-  detail::check_lists(views, s, lengths, indices, 1);
-  views.gradient("q", gradients.q, queries);
-  views.gradient("k", gradients.k, keys);
-  views.gradient("w", gradients.w, given.w);
-  const detail::indexer_call<S> call{
-      .q = queries, .k = keys, .shape = s, .lengths = lengths, .causal = given.causal, .topk = given.topk,
-      .scale = detail::scale_or_default(given.scale, s.dim), .activation = given.activation, .w = given.w,
-      .indices = {}, .scores = {}};
+  detail::check_chosen(views, call.shape, given.topk, d, "d_scores");
+  call.lengths = detail::check_lengths(views, call.shape, given), call.causal = given.causal;
+  detail::check_lists(views, call.shape, call.lengths, indices, 1);
+  views.gradient("q", gradients.q, call.q);
+  views.gradient("k", gradients.k, call.k);
+  views.gradient("w", gradients.w, call.w);
   detail::indexer_backward<S>{call, indices, d, gradients.q, gradients.k, gradients.w, gradients.accumulate,
                               detail::execution_of(exec, options)}
       .run();

@@ -8,19 +8,12 @@
 // + D norm_eps)):
 //   dq_i = scale (sum_j ds'_ij k_j + f_i (g_i - k_i (k_i . g_i))),   g_j = sum_i ds'_ij q_i
 //
-// Shapes   q, v, out, the options: as the forward call's; out and options.lse are what it wrote. d_out as out, d_lse as
-//          lse. Gradients have the shapes of what they are of; dv is summed over the query heads of a group.
+// Shapes, errors, lse and score functions as in full_softmax_backward.hpp. Where |q| counts as 0 the key is 0 and has
+// no gradient.
+//
 // Cost     B H L rounds (4 chunk (3 D + 2 Dv) + D buckets) operations; without lse, those of the forward call without
 //          values too. Scratch: L (2 D + Dv + 4 rounds) numbers and the packed rotations for every key head in
 //          progress, and the keys of 512 tokens, or more for long chunks, per thread.
-// Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that
-//          share memory with an input or one another, before anything is written.
-//
-// Where |q| counts as 0 the key is 0 and has no gradient. score_backward(s, d, batch, head, i, j) gives d times the
-// derivative of score(s, batch, head, i, j) by s.
-//
-// Where lse is given, its rounding, |lse| 2^-24 in float (double: 2^-53), is an error of the weights. Where it is not,
-// it is computed again in more digits than one number has: leave it out where scores exceed 1e4.
 #pragma once
 
 #include <attn/softmax/detail/lsh_backward_plan.hpp>

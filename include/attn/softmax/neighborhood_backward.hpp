@@ -4,21 +4,12 @@
 //   attn::neighborhood_backward(q, k, v, out, d_out, {.q = dq, .k = dk, .v = dv},
 //                               {.grid = {64, 64}, .kernel = {13, 13}, .lse = lse});
 //
-// The formulas of full_softmax_backward.hpp, over the neighbours of neighborhood.hpp.
+// The formulas of full_softmax_backward.hpp, over the neighbours of neighborhood.hpp. Shapes, errors, lse and score
+// functions as there; the gradient of relative_bias is summed over the batch, and over heads where one table serves all.
 //
-// Shapes   q, k, v, out, the options: as the forward call's; out and options.lse are what it wrote. d_out as out,
-//          d_lse as lse. Gradients have the shapes of what they are of; dk and dv are summed over the query heads of a
-//          group, that of relative_bias over the batch, and over heads where one table serves all.
 // Cost     2 (3 D + 2 Dv) operations for every neighbour of a query; without lse, one product more. Scratch, per key
 //          head in progress: about Lk (3 D + 2 Dv) numbers, up to Lk (6 D + 5 Dv) for long sequences; with the gradient
 //          of relative_bias up to 4 tables more; never Lq x Lk.
-// Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that
-//          share memory with an input or one another, before anything is written.
-//
-// score_backward(s, d, batch, head, i, j) gives d times the derivative of score(s, batch, head, i, j) by s.
-//
-// Where lse is given, its rounding, |lse| 2^-24 in float (double: 2^-53), is an error of the weights. Where it is not,
-// it is computed again in more digits than one number has: leave it out where scores exceed 1e4.
 #pragma once
 
 #include <attn/softmax/detail/sparse_backward.hpp>

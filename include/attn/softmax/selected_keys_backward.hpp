@@ -4,24 +4,15 @@
 //   attn::selected_keys_backward(q, k, v, out, indices, d_out, {.q = dq, .k = dk, .v = dv},
 //                                {.causal = true, .lse = lse});
 //
-// The formulas of full_softmax_backward.hpp over the keys that the lists name, which have no gradient themselves.
+// The formulas of full_softmax_backward.hpp over the keys that the lists name, which have no gradient themselves and
+// are given as to the forward call. Shapes, errors, lse and score functions as there.
 //
-// Shapes   q, k, v, out, indices, the options: as the forward call's; out and options.lse are what it wrote. d_out as
-//          out, d_lse as lse. Gradients have the shapes of what they are of; dk and dv are summed over the query heads
-//          of a group.
 // Cost     2 B H Lq n block (3 D + 2 Dv) operations; without lse, the forward call without values too. Scratch, per key
 //          head in progress: Lk (D + Dv) numbers, up to four times that for long sequences; with blocks of 16 keys and
 //          more the packed keys and values too, and Lq D numbers.
-// Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that
-//          share memory with an input or one another, before anything is written.
 //
-// A row that sees no key has gradient 0. score_backward(s, d, batch, head, i, j) gives d times the derivative of
-// score(s, batch, head, i, j) by s.
-//
-// Where lse is given, its rounding, |lse| 2^-24 in float (double: 2^-53), is an error of the weights. Where it is not,
-// it is computed again in more digits than one number has: leave it out where scores exceed 1e4. With lists of 524288
-// keys, of which one has .99 of the weight, dq and dk err in float by less than 2e-5 of their largest with blocks of 16
-// keys and more, else by 5e-5 (full_softmax_backward.hpp says why).
+// With lists of 524288 keys, of which one has .99 of the weight, dq and dk err in float by less than 2e-5 of their
+// largest with blocks of 16 keys and more, else by 5e-5 (full_softmax_backward.hpp says why).
 #pragma once
 
 #include <attn/softmax/detail/selected_backward.hpp>
@@ -30,19 +21,9 @@
 
 namespace attn { inline namespace ATTN_ISA {
 
-/// The gradients selected_keys_backward computes: those given. S is the element type of the call.
+/// The gradients selected_keys_backward computes: q, k, v, alibi_slopes, sinks, d_lse, accumulate.
 template <class S>
-struct selected_keys_gradients {
-  using real = compute_type<S>;
-
-  view_field<S> q{}, k{}, v{};
-  /// [H]
-  view_field<real, 1> alibi_slopes{}, sinks{};
-  /// Read, not written: the gradient of lse, [B, H, Lq].
-  view_field<const real, 3> d_lse{};
-  /// Add to what is there instead of writing it over.
-  bool accumulate = false;
-};
+using selected_keys_gradients = softmax_gradients<S>;
 
 namespace detail {
 

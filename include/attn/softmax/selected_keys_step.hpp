@@ -14,9 +14,7 @@
 // of 65536 tokens, Zen 4: 0.05 of the time of full_softmax_step in float and bf16, in eight bits as much as that).
 //
 // Cost     2 B H n m block (D + Dv) operations, and one reading of the named rows for every list.
-// Throws   std::invalid_argument for shapes, options or names that do not fit, before anything, the cache included,
-//          changes. Exceptions of `score` are passed on and leave the tokens of the cache as they were; a shared page
-//          that was copied before writing to it stays the item's own.
+// Throws   as full_softmax_step, and for names that do not fit.
 #pragma once
 
 #include <attn/core/kv_cache.hpp>
@@ -51,14 +49,11 @@ template <detail::key_value_cache Cache, viewable Q, viewable K, viewable V, vie
           class Options = selected_keys_step_options<element_of<const Q&>>, class Score = detail::no_score>
 void selected_keys_step(Cache& cache, const Q& q, const K& k, const V& v, O&& out, const index_view& indices,
                         Options&& options = {}, Score&& score = {}, execution_ref exec = {}) {
-  using S = element_of<const Q&>;
-  detail::check_stores<typename Cache::value_type, S>();
   auto call =
       detail::checked_call<selected_keys_step_options>("selected_keys_step", q, k, v, out, options, score, exec);
   auto& tokens = detail::check_step(call, cache);
   call.lengths = {call.shape.queries, call.shape.queries, call.options.lengths, {}};
   call.shape.keys = tokens.tokens_after(call.shape.queries, call.options.lengths);
-  detail::check_key_options(call.views, call.shape, call.options);
   const auto lists = detail::check_lists(call.views, call.shape, call.lengths, indices, call.options.block);
   detail::cache_step(call, tokens, [&] {
     detail::attend_selected_rows(call.over(tokens.keys(), tokens.values(), tokens.pages()), lists);

@@ -66,24 +66,59 @@ struct sliding_window_options {
 
 namespace detail {
 
-/// Scratch of one chunk: keys and queries of one residue class, without the global ones, which are handled separately.
+/// The keys and queries of one residue class, without the global ones, which are handled separately.
+struct class_rows {
+  idx_t* key_list = nullptr;  // where there are global positions: rows of k that are packed
+  idx_t* rank = nullptr;      // how many packed keys are before an entry of the class
+  idx_t* row_list = nullptr;  // rows of q that are in a block
+  idx_t d = 1, r = 0, shift = 0;  // dilation, class; position of query 0
+  global_list globals{};
+  idx_t low = 0, high = 0;  // keys packed, the global ones counted
+
+  static class_rows layout(arena& memory, idx_t slots, bool globals, idx_t rows) {
+    return {.key_list = memory.allocate<idx_t>(globals ? slots : 0),
+            .rank = memory.allocate<idx_t>(globals ? slots + 1 : 0), .row_list = memory.allocate<idx_t>(rows)};
+  }
+
+  bool listed() const { return !globals.empty(); }
+  /// Where the keys [low, high) are to be packed: their map, and their number.
+  idx_t keys_to_pack(index_map& positions) const {
+    positions = {r + d * low, d, nullptr};
+    if (!listed()) return high - low;
+    idx_t count = 0;
+    for (idx_t t = low; t < high; ++t) {
+      rank[t - low] = count;
+      if (!globals.contains(r + d * t)) key_list[count++] = r + d * t;
+    }
+    rank[high - low] = count;
+    positions.list = key_list;
+    return count;
+  }
+  /// The slot of key t of the class, or of the next one that is packed.
+  idx_t slot(idx_t t) const {
+    const idx_t at = std::clamp(t, low, high) - low;
+    return listed() ? rank[at] : at;
+  }
+  /// The rows of the queries [t, stop), and their number.
+  idx_t rows_of(idx_t t, idx_t stop, index_map& which) const {
+    which = {r + d * t - shift, d, nullptr};
+    if (!listed()) return stop - t;
+    idx_t rows = 0;
+    for (idx_t u = t; u < stop; ++u)
+      if (!globals.contains(r + d * u)) row_list[rows++] = r + d * u - shift;
+    which.list = row_list;
+    return rows;
+  }
+  /// t of a row.
+  idx_t entry(idx_t row) const { return (row + shift - r) / d; }
+};
+
+/// Scratch of one chunk.
 template <class P>
 struct window_scratch {
   row_block<P> block;
   packed_keys<P> keys, global_keys;
-  idx_t* key_list = nullptr;  // rows of k that are packed
-  idx_t* rank = nullptr;      // how many packed keys are before an entry of the class
-  idx_t* row_list = nullptr;  // rows of q that are in the block
-
-  static window_scratch layout(arena& memory, idx_t chunk, idx_t reach, idx_t globals, idx_t dim, idx_t dim_v,
-                               bool relative) {
-    return {.block = row_block<P>::layout(memory, dim, dim_v, relative),
-            .keys = packed_keys<P>::layout(memory, chunk + reach, dim, dim_v),
-            .global_keys = packed_keys<P>::layout(memory, globals, dim, dim_v),
-            .key_list = memory.allocate<idx_t>(globals ? chunk + reach : 0),
-            .rank = memory.allocate<idx_t>(globals ? chunk + reach + 1 : 0),
-            .row_list = memory.allocate<idx_t>(globals ? max_rows : 0)};
-  }
+  class_rows rows;
 };
 
 /// Which keys a window has. Keys and queries of residue class r of a head's dilation d are at positions r + d t; in
@@ -102,9 +137,7 @@ struct window_sets {
 
   /// The dilation of one head, clamped so that there are no more classes than positions.
   idx_t dilation(idx_t h) const {
-    const idx_t given =
-        dilations.empty() ? 1 : dilations[dilations.size() == 1 ? 0 : static_cast<std::size_t>(h)];
-    return std::min(given, std::max<idx_t>(1, most));
+    return std::min(step_of_head(dilations, h), std::max<idx_t>(1, most));
   }
   /// t of the first query of class r, for a query shift.
   static idx_t first_of(idx_t shift, idx_t r, idx_t d) {
@@ -132,48 +165,29 @@ struct window_call : window_sets {
     const idx_t t0 = first_of(shift, r, d) + number * chunk;
     const idx_t t1 = std::min(t0 + chunk, first_of(in.last_shift(b), r, d));
     if (t0 >= t1) return;
-    const idx_t k0 = std::clamp(t0 - left, idx_t(0), keys), k1 = std::clamp(t1 + right, k0, keys);
-    const global_list global = globals(b);
-
-    idx_t count = k1 - k0;
-    s.keys.positions = {r + d * k0, d, nullptr};
-    if (!global.empty()) {
-      count = 0;
-      for (idx_t t = k0; t < k1; ++t) {
-        s.rank[t - k0] = count;
-        if (!global.contains(r + d * t)) s.key_list[count++] = r + d * t;
-      }
-      s.rank[k1 - k0] = count;
-      s.keys.positions.list = s.key_list;
-      s.global_keys.positions.list = global.data();
-      s.global_keys.pack(in.key(b, h), in.value(b, h), 0, global.before(n));
+    class_rows& of = s.rows;
+    of.d = d, of.r = r, of.shift = shift, of.globals = globals(b);
+    of.low = std::clamp(t0 - left, idx_t(0), keys), of.high = std::clamp(t1 + right, of.low, keys);
+    if (of.listed()) {
+      s.global_keys.positions.list = of.globals.data();
+      s.global_keys.pack(in.key(b, h), in.value(b, h), 0, of.globals.before(n));
     }
+    const idx_t count = of.keys_to_pack(s.keys.positions);
     s.keys.pack(in.key(b, h), in.value(b, h), 0, count);
 
     const auto head_terms = in.terms.for_head(b, h, shift);
-    const auto slot = [&](idx_t t) {
-      const idx_t at = std::clamp(t, k0, k1) - k0;
-      return global.empty() ? at : s.rank[at];
-    };
     for (idx_t t = t0; t < t1; t += max_rows) {
-      const idx_t stop = std::min(t + max_rows, t1);
-      idx_t rows = stop - t;
-      index_map positions{r + d * t - shift, d, nullptr};
-      if (!global.empty()) {
-        rows = 0;
-        for (idx_t u = t; u < stop; ++u)
-          if (!global.contains(r + d * u)) s.row_list[rows++] = r + d * u - shift;
-        positions.list = s.row_list;
-      }
+      index_map positions;
+      const idx_t rows = of.rows_of(t, std::min(t + max_rows, t1), positions);
       in.begin(s.block, b, h, in.query(b, h), positions, rows);
       for (idx_t row = 0; row < rows; ++row) {
-        const idx_t u = (positions[row] + shift - r) / d;
-        s.block.ranges[row] = {slot(u - left), slot(u + right + 1)};
+        const idx_t u = of.entry(positions[row]);
+        s.block.ranges[row] = {of.slot(u - left), of.slot(u + right + 1)};
       }
       attend(s.block, s.keys, head_terms);
-      if (!global.empty()) {
+      if (of.listed()) {
         for (idx_t row = 0; row < rows; ++row)
-          s.block.ranges[row] = {0, global.before(in.causal ? std::min(n, positions[row] + shift + 1) : n)};
+          s.block.ranges[row] = {0, of.globals.before(in.causal ? std::min(n, positions[row] + shift + 1) : n)};
         attend(s.block, s.global_keys, head_terms);
       }
       in.finish(s.block, b, h);
@@ -185,16 +199,16 @@ struct window_call : window_sets {
     const idx_t n = in.lengths.keys(b), shift = in.shift(b);
     const global_list global = globals(b);
     const idx_t end = std::min(begin + max_rows, global.before(in.last_shift(b)));
-    idx_t rows = 0;
+    idx_t rows = 0, *const row_list = s.rows.row_list;
     for (idx_t g = begin; g < end; ++g)
-      if (global[g] >= shift) s.row_list[rows++] = global[g] - shift;
+      if (global[g] >= shift) row_list[rows++] = global[g] - shift;
     if (rows == 0) return;
     const bool own = static_cast<bool>(options.q_global);
     const auto head_terms = in.terms.for_head(b, h, shift);
     const matrix_view<const S> key = own ? head_of(options.k_global, b, h / shape.group()) : in.key(b, h);
     const matrix_view<const S> value = own ? head_of(options.v_global, b, h / shape.group()) : in.value(b, h);
-    in.begin(s.block, b, h, own ? head_of(options.q_global, b, h) : in.query(b, h), {0, 1, s.row_list}, rows);
-    const idx_t stop = in.causal ? std::min(s.row_list[rows - 1] + shift + 1, n) : n;
+    in.begin(s.block, b, h, own ? head_of(options.q_global, b, h) : in.query(b, h), {0, 1, row_list}, rows);
+    const idx_t stop = in.causal ? std::min(row_list[rows - 1] + shift + 1, n) : n;
     const idx_t step = std::min(s.keys.capacity, long_segment);
     long_row_sums<P> sums = s.block.sums();
     if (stop > long_segment) sums.begin();
@@ -203,7 +217,7 @@ struct window_call : window_sets {
       s.keys.positions = {at, 1, nullptr};
       s.keys.pack(key, value, 0, count);
       for (idx_t row = 0; row < rows; ++row)
-        s.block.ranges[row] = {0, in.causal ? std::clamp(s.row_list[row] + shift + 1 - at, idx_t(0), count) : count};
+        s.block.ranges[row] = {0, in.causal ? std::clamp(row_list[row] + shift + 1 - at, idx_t(0), count) : count};
       attend(s.block, s.keys, head_terms, no_prefetch{}, sums);
     }
     sums.finish();
@@ -211,13 +225,16 @@ struct window_call : window_sets {
   }
 
   void run() {
-    globals = in.exec.shared_scratch([&](arena& memory) { return global_memory::layout(memory, options); }).set(options);
+    globals = in.exec.shared_scratch([&](arena& memory) { return global_lists::layout(memory, options); }).set(options);
     const idx_t seen = std::min(left + right + 1 + globals.most, shape.keys);
     const auto limit = in.limit_threads(seen, static_cast<double>(seen));
     const idx_t reach = std::min(left + right, shape.keys);
     const auto layout = [&](arena& memory) {
-      return window_scratch<P>::layout(memory, chunk, reach, globals.most, shape.dim, shape.dim_v,
-                                       bool(in.terms.by_distance));
+      const idx_t slots = chunk + reach, n = globals.most;
+      return window_scratch<P>{row_block<P>::layout(memory, shape.dim, shape.dim_v, bool(in.terms.by_distance)),
+                               packed_keys<P>::layout(memory, slots, shape.dim, shape.dim_v),
+                               packed_keys<P>::layout(memory, n, shape.dim, shape.dim_v),
+                               class_rows::layout(memory, slots, n > 0, n > 0 ? max_rows : 0)};
     };
     idx_t chunk_count = 0;  // of the head that has most of them
     for (idx_t h = 0; h < shape.heads; ++h) chunk_count = std::max(chunk_count, chunks(h) * dilation(h));
@@ -246,11 +263,9 @@ void check_window_options(call_views& views, const attention_shape& shape, const
   views.read("q_global", options.q_global);
   views.read("k_global", options.k_global);
   views.read("v_global", options.v_global);
-  views.at_least("left", 0, options.left);
   views.at_least("right", 0, options.right);
   if (options.dilation.size() > 1) check_per_head(views, "dilation", options.dilation, shape.heads);
-  for (idx_t d : options.dilation) views.at_least("dilation", 1, d);
-  check_global_positions(views, options, shape.batch);
+  check_window(views, options, shape.batch);
   const int own = bool(options.q_global) + bool(options.k_global) + bool(options.v_global);
   if (own == 0) return;
   if (own != 3) views.fail("q_global, k_global and v_global together", text({"only ", own, " of them"}));

@@ -6,11 +6,8 @@
 //
 // The formulas are those of full_softmax_backward.hpp, with sums over the keys that a query sees. With q_global,
 // k_global and v_global the rows of global queries use these: their rows of dq are 0, and all other rows of the
-// gradient of q_global are 0.
+// gradient of q_global are 0. Shapes, errors, lse and score functions as in full_softmax_backward.hpp.
 //
-// Shapes   q, k, v, out, the options: as the forward call's; out and options.lse are what it wrote. d_out as out, d_lse
-//          as lse. Gradients have the shapes of what they are of; those of keys and values are summed over the query
-//          heads of a group.
 // Cost     2 B H (3 D + 2 Dv) operations for every visible key of a query, and some w / 4096 of it more for windows of
 //          w keys on each side below 256, 1 / 32 above; without lse, one product more. Scratch, per thread: about (5
 //          (2048 + 2 w) + 800) max(D, Dv) numbers, whatever the length, for windows above 128 keys on each side (18 x 2
@@ -18,13 +15,6 @@
 //          progress; where the heads of a group differ in dilation, Lk (D + Dv) for every key head in progress. For the
 //          gradients of relative_bias, relative_keys and log_decay as in full_softmax_backward.hpp, the first two for
 //          distances within the window, and for every 2048 positions.
-// Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that share
-//          memory with an input or one another, before anything is written.
-//
-// Score functions and their derivatives as in full_softmax_backward.hpp.
-//
-// Where lse is given, its rounding, |lse| 2^-24 in float (double: 2^-53), is an error of the weights. Where it is not,
-// it is computed again in more digits than one number has: leave it out where scores exceed 1e4.
 #pragma once
 
 #include <attn/softmax/detail/window_backward.hpp>
@@ -77,7 +67,7 @@ void sliding_window_backward(const Q& q, const K& k, const V& v, const O& out, c
     if (most <= call.furthest / widest) call.furthest = most * widest;
   }
   const auto lists = call.forward.exec.workspace(
-      [&](detail::arena& memory) { return detail::global_memory::layout(memory, given); });
+      [&](detail::arena& memory) { return detail::global_lists::layout(memory, given); });
   driver.globals = lists->set(given);
   const double seen =
       static_cast<double>(std::min(driver.left + driver.right + 1 + 2 * driver.globals.most, call.shape.keys));

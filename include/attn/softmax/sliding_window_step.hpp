@@ -26,30 +26,10 @@
 
 namespace attn { inline namespace ATTN_ISA {
 
-/// Options of a step; the window, its dilation and the global positions are the cache's.
+/// Options of a step, as of full_softmax_step; the window, its dilation and the global positions are the cache's. bias,
+/// mask, log_decay and key_mask have an entry for every token of the stream.
 template <class S>
-struct sliding_window_step_options {
-  using real = compute_type<S>;
-
-  /// As in full_softmax_options; lse is [B, H, n]. bias and mask are [B or 1, H or 1, n or 1, tokens of the stream with
-  /// the new ones], log_decay and key_mask likewise of all those tokens.
-  std::optional<real> scale{};
-  /// Item b has the first lengths[b] tokens of the chunk, the rest is padding; all tokens unless given.
-  list_view<idx_t> lengths{};
-  /// Rotates the new queries and keys to their positions, which follow the item's tokens so far, before anything else.
-  std::optional<rotary_options<S>> rotary{};
-  view_field<const real> bias{};
-  view_field<const real, 3> relative_keys{};
-  view_field<const S> relative_queries{};
-  view_field<const real, 2> relative_bias{};
-  view_field<const real, 3> log_decay{};
-  mask_view mask{};
-  key_mask_view key_mask{};
-  std::optional<real> softcap{};
-  list_view<real> alibi_slopes{}, sinks{};
-  dropout_options dropout{};
-  view_field<real, 3> lse{};
-};
+using sliding_window_step_options = softmax_step_options<S>;
 
 /// The window of a stream. Steps are causal, so there is nothing to the right.
 struct sliding_window_cache_options {
@@ -75,16 +55,15 @@ class window_tokens : public cached_tokens {
   window_tokens(kv_memory<S> memory, const sliding_window_cache_options& options)
       : cached_tokens("sliding_window_cache", memory.extents()), left_(options.left), memory_(std::move(memory)) {
     const validator check(name_);
-    check_stream_window(check, options, batch());
+    check_window(check, options, batch());
     idx_t widest = 1, furthest = 0;
     for (idx_t d : options.dilation) widest = std::max(widest, d);
     for (idx_t p : options.global_positions) furthest = std::max(furthest, p);
     dilation_.assign(options.dilation.begin(), options.dilation.end());
-    global_memory lists = global_memory::sizes(options);
-    globals_.resize(static_cast<std::size_t>(lists.lists * lists.most));
-    counts_.resize(static_cast<std::size_t>(lists.lists));
-    lists.positions = globals_.data(), lists.counts = counts_.data();
-    (void)lists.set(options);
+    const global_lists sizes = global_lists::sizes(options);
+    globals_.resize(static_cast<std::size_t>(sizes.lists * sizes.most));
+    counts_.resize(static_cast<std::size_t>(sizes.lists));
+    (void)globals().set(options);
     capacity_ =
         std::max(check.fits("left * dilation", {left_, widest}), check.fits("global positions", {furthest})) + 1;
     capacity_ = row_format<S>::ring(capacity_);
@@ -140,8 +119,8 @@ class window_tokens : public cached_tokens {
 
  private:
   global_lists globals() const {
-    const idx_t lists = std::ssize(counts_);
-    return {globals_.data(), counts_.data(), lists, lists == 0 ? 0 : std::ssize(globals_) / lists};
+    const idx_t lists = std::ssize(counts_), most = lists == 0 ? 0 : std::ssize(globals_) / lists;
+    return {lists, most, const_cast<idx_t*>(globals_.data()), const_cast<idx_t*>(counts_.data())};
   }
   idx_t* list_of(idx_t b) { return globals_.data() + b * globals().most; }
 
@@ -177,47 +156,39 @@ class sliding_window_cache : public detail::cached_sequences<detail::window_toke
 
 namespace detail {
 
-/// Checks the options with an entry for every token of the stream, the new ones included.
-template <class Call, class Tokens>
-void check_stream_options(Call& call, const Tokens& tokens) {
-  attention_shape stream = call.shape;
-  stream.keys = tokens.tokens_after(call.shape.queries, call.options.lengths);
-  check_key_options(call.views, stream, call.options);
-}
-
 /// Checks the window of a call over a cache of all tokens.
 inline void check_window_of_call(const validator& check, const sliding_window_cache_options& window,
                                  const attention_shape& shape) {
-  check_stream_window(check, window, shape.batch);
+  check_window(check, window, shape.batch);
   stream_window{window.left, window.dilation}.check_heads(check, shape.heads);
 }
 /// Attends it: the cache has the tokens of the queries.
 template <class Call, class Inside>
 void attend_cache_window(Call& call, const Inside& cache, const sliding_window_cache_options& window) {
-  const auto lists = call.exec.workspace([&](arena& memory) { return global_memory::layout(memory, window); });
+  const auto lists = call.exec.workspace([&](arena& memory) { return global_lists::layout(memory, window); });
   const stream_window seen{std::min(window.left, furthest_position), window.dilation, lists->set(window)};
-  attend_stream_window(call, cache_source{cache, call.lengths, seen});
+  attend_stream_window(call.over(cache.keys(), cache.values(), cache.pages()), all_tokens{seen, call.lengths});
 }
 
+/// Tokens of a ring, which takes those of the chunk one by one.
 template <class S, class C>
-struct ring_source {
-  using element_type = C;
+struct ring_tokens {
   static constexpr bool adjacent_globals = true;
 
   window_tokens<C>& cache;
   const tensor_view<const S>&k_new, v_new;
-  tensor_view<const C> all_keys = cache.keys(), all_values = cache.values();
+  stream_window window = cache.window();
 
-  stream_window window() const { return cache.window(); }
   idx_t before(idx_t b) const { return cache.length(b); }
   idx_t ring() const { return cache.capacity(); }
   idx_t global_row(idx_t g, idx_t) const { return ring() + g; }
-  cache_rows<const C> keys(idx_t b, idx_t kv) const { return {all_keys, b, kv, cache.dim(), true, {}}; }
-  cache_rows<const C> values(idx_t b, idx_t kv) const {
-    return {all_values, b, kv, cache.value_dim(), cache.values_in_keys(), {}};
-  }
   void put(idx_t b, idx_t kv, idx_t t) const { cache.put(k_new, v_new, b, kv, t); }
 };
+template <class Call, class C>
+void attend_ring(Call& call, window_tokens<C>& cache) {
+  using S = typename decltype(call.q)::value_type;
+  attend_stream_window(call.over(cache.keys(), cache.values(), {}), ring_tokens<S, C>{cache, call.k, call.v});
+}
 
 }  // namespace detail
 
@@ -226,18 +197,14 @@ template <detail::cache_element C, viewable Q, viewable K, viewable V, viewable 
           class Options = sliding_window_step_options<element_of<const Q&>>, class Score = detail::no_score>
 void sliding_window_step(sliding_window_cache<C>& cache, const Q& q, const K& k, const V& v, O&& out,
                          Options&& options = {}, Score&& score = {}, execution_ref exec = {}) {
-  using S = element_of<const Q&>;
-  detail::check_stores<C, S>();
   auto call =
       detail::checked_call<sliding_window_step_options>("sliding_window_step", q, k, v, out, options, score, exec);
   auto& tokens = detail::check_step(call, cache);
   tokens.window().check_heads(call.check, call.shape.heads);
-  detail::check_stream_options(call, tokens);
   call.lengths.given_queries = call.options.lengths;
   detail::with_rotated_tokens(call, tokens, [&] {
     // By an exception of score, or for want of memory, the ring has lost the tokens that the chunk replaced.
-    detail::do_or_undo([&] { detail::attend_stream_window(call, detail::ring_source<S, C>{tokens, call.k, call.v}); },
-                       [&] { cache.reset(); });
+    detail::do_or_undo([&] { detail::attend_ring(call, tokens); }, [&] { cache.reset(); });
   });
   tokens.advance(call.shape.queries, call.options.lengths);
 }
@@ -248,13 +215,10 @@ template <detail::key_value_cache Cache, viewable Q, viewable K, viewable V, vie
           class Options = sliding_window_step_options<element_of<const Q&>>, class Score = detail::no_score>
 void sliding_window_step(Cache& cache, const sliding_window_cache_options& window, const Q& q, const K& k, const V& v,
                          O&& out, Options&& options = {}, Score&& score = {}, execution_ref exec = {}) {
-  using S = element_of<const Q&>;
-  detail::check_stores<typename Cache::value_type, S>();
   auto call =
       detail::checked_call<sliding_window_step_options>("sliding_window_step", q, k, v, out, options, score, exec);
   auto& tokens = detail::check_step(call, cache);
   detail::check_window_of_call(call.check, window, call.shape);
-  detail::check_stream_options(call, tokens);
   detail::cache_step(call, tokens, [&] { detail::attend_cache_window(call, tokens, window); });
 }
 
@@ -264,8 +228,6 @@ template <detail::key_value_cache Cache, viewable Q, viewable O,
           class Options = sliding_window_step_options<element_of<const Q&>>, class Score = detail::no_score>
 void sliding_window_cached(const Cache& cache, const sliding_window_cache_options& window, const Q& q, O&& out,
                            Options&& options = {}, Score&& score = {}, execution_ref exec = {}) {
-  using S = element_of<const Q&>;
-  detail::check_stores<typename Cache::value_type, S>();
   const auto& tokens = detail::step_access::of(cache);
   auto call = detail::checked_cached_call<sliding_window_step_options>("sliding_window_cached", tokens, q, out, options,
                                                                        score, exec);

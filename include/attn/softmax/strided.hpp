@@ -83,9 +83,7 @@ struct strided_options {
   idx_t stride = 64;
   /// c, for fixed: from 0 to l.
   idx_t summary = 1;
-  /// Which keys of the pattern a query sees: [B or 1, H or 1, Lq or 1, Lk] of bool or bytes.
   mask_view mask{};
-  /// As in full_softmax_options.
   key_mask_view key_mask{};
   view_field<const real, 2> relative_bias{};
   std::optional<real> softcap{};

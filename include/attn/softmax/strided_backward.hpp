@@ -3,23 +3,8 @@
 //   attn::strided(q, k, v, out, {.stride = 64, .lse = lse});
 //   attn::strided_backward(q, k, v, out, d_out, {.q = dq, .k = dk, .v = dv}, {.stride = 64, .lse = lse});
 //
-// The formulas of full_softmax_backward.hpp, over the visible keys of strided.hpp.
-//
-// Shapes   q, k, v, out, the options: as the forward call's; out and options.lse are what it wrote. d_out as out,
-//          d_lse as lse. Gradients have the shapes of what they are of; dk and dv are summed over the query heads of a
-//          group.
-// Cost     2 (3 D + 2 Dv) operations for every visible key of a query; without lse, one product more. Scratch, per key
-//          head in progress: about Lk (3 D + 2 Dv) numbers, up to Lk (6 D + 5 Dv) for long sequences, and Lq D for
-//          strided; per thread the keys of a query set, as forward; with drelative_bias lists of 2R + 1 doubles for
-//          each head and task; never Lq x Lk.
-// Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that
-//          share memory with an input or one another, before anything is written.
-//
-// A row that sees no key has gradient 0. score_backward(s, d, batch, head, i, j) gives d times the derivative of
-// score(s, batch, head, i, j) by s.
-//
-// Where lse is given, its rounding, |lse| 2^-24 in float (double: 2^-53), is an error of the weights. Where it is not,
-// it is computed again in more digits than one number has: leave it out where scores exceed 1e4.
+// Over the visible keys of strided.hpp; formulas, shapes, cost, errors, lse and score functions are those of
+// pattern_softmax_backward.hpp (strided: of joined patterns).
 #pragma once
 
 #include <attn/softmax/strided.hpp>

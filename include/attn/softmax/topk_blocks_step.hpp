@@ -16,7 +16,7 @@
 
 #include <attn/core/kv_cache.hpp>
 #include <attn/softmax/detail/softmax_step.hpp>
-#include <attn/softmax/detail/streaming.hpp>
+#include <attn/softmax/detail/stream_driver.hpp>
 #include <attn/softmax/topk_blocks.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
@@ -145,65 +145,44 @@ class topk_blocks_cache : public detail::cached_sequences<detail::topk_tokens<S>
 
 namespace detail {
 
-/// A few queries of a call whose keys are those of a cache.
+/// The plan of a few queries of a call whose keys are those of a cache.
 template <class S, class Score>
-struct topk_step {
-  using T = compute_type<S>;
+struct topk_step : stream_plan<S, Score> {
+  using base = stream_plan<S, Score>;
+  using base::in, base::shape;
 
-  const softmax_call<S, Score>& in;
   const topk_tokens<S>& cache;
   const topk_shape& blocks;
-  const attention_shape& shape = in.shape;
 
-  struct scratch {
-    block_chooser<T> chooser;
-    stream_queries<T, S> query;
-    online_softmax<T> state;
-    long_softmax<T> total;
-  };
-  scratch layout(arena& memory) const {
-    return {block_chooser<T>::layout(memory, shape.dim, blocks.rounds),
-            stream_queries<T, S>::layout(memory, 1, shape.dim, shape.dim_v),
-            online_softmax<T>::layout(memory, 1, shape.dim_v), long_softmax<T>::layout(memory, 1, shape.dim_v)};
+  idx_t seen() const { return std::min((blocks.rounds + 1) * blocks.block, shape.keys) + blocks.blocks / 2; }
+  double read() const {
+    return static_cast<double>(shape.group() * shape.queries) *
+           static_cast<double>(seen() - blocks.blocks / 2);
   }
+  using scratch = block_chooser<compute_type<S>>;
+  scratch layout(arena& memory) const { return scratch::layout(memory, shape.dim, blocks.rounds); }
 
-  void attend_query(idx_t b, idx_t h, idx_t i, scratch& s) const {
-    const idx_t position = i + in.shift(b), own = blocks.block_of(position) * blocks.block;
+  template <class Take>
+  void rows(idx_t b, idx_t h, idx_t i, const scratch& chooser, const Take& take) const {
+    const idx_t position = this->position(b, i), own = blocks.block_of(position) * blocks.block;
     const idx_t key_head = b * shape.kv_heads + h / shape.group();
-    const block_sums<const T> sums{cache.sums() + key_head * cache.sums_stride(), shape.dim};
-    if (blocks.rounds > 0) s.chooser.choose(in.query(b, h), i, 1, position, blocks, sums);
-    s.query.begin(in.q.slice(2, i, 1), b, h, 1, 1, in.terms.query_factor());
-    s.state.clear();
-    long_sums all(s.state, s.total, 1, stream_chunk);
-    const auto attend_keys = [&](idx_t begin, idx_t end) {
-      for (idx_t count; begin < end; begin += count) {
-        count = std::min(stream_chunk, end - begin);
-        all.next(count);
-        attend_stream(s.query, in.key(b, h), in.value(b, h), {}, begin, begin + count,
-                      in.terms.for_head(b, h, position), stream_limit{begin + count, 0}, s.state);
+    const block_sums<const compute_type<S>> sums{cache.sums() + key_head * cache.sums_stride(), shape.dim};
+    if (blocks.rounds > 0) chooser.choose(in.query(b, h), i, 1, position, blocks, sums);
+    const auto take_keys = [&](idx_t begin, idx_t end) {
+      for (idx_t to; begin < end; begin = to) {
+        to = std::min(begin + stream_chunk, end);
+        take(in.key(b, h), in.value(b, h), index_map{}, begin, to, 0);
       }
     };
     for (idx_t r = 0; r < blocks.choices(position); ++r)
-      attend_keys(s.chooser.chosen[r] * blocks.block, (s.chooser.chosen[r] + 1) * blocks.block);
-    attend_keys(own, position + 1);
-    all.finish();
-    in.finish_row(s.state, 0, b, h, i);
-  }
-
-  void run() const {
-    const double seen = static_cast<double>(std::min((blocks.rounds + 1) * blocks.block, shape.keys));
-    const auto limit = in.limit_threads(static_cast<idx_t>(seen) + blocks.blocks / 2,
-                                        static_cast<double>(shape.group() * shape.queries) * seen);
-    in.exec.for_each(shape.batch * shape.heads, [&](idx_t n, int worker) {
-      scratch s = in.exec.scratch(worker, [&](arena& memory) { return layout(memory); });
-      const idx_t b = n / shape.heads, h = n % shape.heads;
-      for (idx_t i = 0; i < in.lengths.queries(b); ++i) attend_query(b, h, i, s);
-      in.clear_padding(b, h);
-    });
+      take_keys(chooser.chosen[r] * blocks.block, (chooser.chosen[r] + 1) * blocks.block);
+    take_keys(own, position + 1);
   }
 };
 template <class S, class Score>
-topk_step(const softmax_call<S, Score>&, const topk_tokens<S>&, const topk_shape&) -> topk_step<S, Score>;
+void attend_topk_step(const softmax_call<S, Score>& call, const topk_tokens<S>& cache, const topk_shape& blocks) {
+  attend_streamed(call, topk_step<S, Score>{{call}, cache, blocks});
+}
 
 }  // namespace detail
 
@@ -221,7 +200,7 @@ void topk_blocks_step(topk_blocks_cache<S>& cache, const Q& q, const K& k, const
     const detail::topk_shape blocks(call.shape.keys, tokens.block(), call.options.topk);
     call.k = tokens.keys(), call.v = tokens.values();
     if (call.shape.queries <= detail::few_queries)
-      detail::topk_step{call, tokens, blocks}.run();
+      detail::attend_topk_step(call, tokens, blocks);
     else
       detail::attend_planned(call, detail::topk_plan_of(call, blocks, tokens.sums(), tokens.sums_stride()));
   });

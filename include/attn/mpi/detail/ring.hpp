@@ -47,6 +47,25 @@ inline idx_t heads_together(idx_t kv_heads, double operations) {
   return std::max<idx_t>(1, static_cast<idx_t>(std::ceil(static_cast<double>(kv_heads) / bundles)));
 }
 
+/// The tokens of all processes, of queries or of keys.
+inline sequence_split split_of(const std::vector<process_shape>& all, idx_t process_shape::*tokens,
+                               bool zigzag = false) {
+  std::vector<idx_t> lengths;
+  for (const process_shape& one : all) lengths.push_back(one.*tokens);
+  return {lengths, zigzag};
+}
+
+/// The process whose keys are here in a step of the ring.
+inline int source_of(const process_group& group, int step) {
+  return (group.rank() - step % group.size() + group.size()) % group.size();
+}
+
+/// Keys and values, or their gradients.
+template <class E>
+struct key_views {
+  tensor_view<E> k, v;
+};
+
 /// Memory for the keys and values, or their gradients, of any one process: head after head, so that heads travel alone.
 template <class E>
 struct key_buffer {
@@ -59,8 +78,7 @@ struct key_buffer {
     return {k[0], k[1], k[3], v[3], most, keys, memory.allocate<E>(k[0] * k[1] * most * v[3])};
   }
 
-  tensor_view<E> keys(idx_t n) const { return view(k, n, dim); }
-  tensor_view<E> values(idx_t n) const { return view(v, n, dim_v); }
+  key_views<E> views(idx_t n) const { return {view(k, n, dim), view(v, n, dim_v)}; }
 
   void clear() const {
     std::fill_n(k, heads * head_size(most, dim), E(0));
@@ -118,32 +136,24 @@ void copy_elements(const tensor_view<S>& from, const tensor_view<E>& to) {
 template <class S>
 class travelling_keys {
  public:
-  struct views {
-    tensor_view<S> k, v;
-  };
-
   travelling_keys(const process_group& group, const sequence_split& split, const tensor_view<const S>& k,
                   const tensor_view<const S>& v, const std::array<key_buffer<S>, 2>& buffers)
       : group_(group), split_(split), heads_(k.extent(1)), buffers_(buffers) {
-    const views own = here();
+    const key_views<S> own = here();
     copy_elements(k, own.k);
     copy_elements(v, own.v);
   }
 
   /// The process whose keys are here.
-  int source() const { return source_of(step_); }
-  int source_of(int step) const { return (group_.rank() - step % group_.size() + group_.size()) % group_.size(); }
+  int source() const { return source_of(group_, step_); }
   int step() const { return step_; }
   bool last() const { return step_ + 1 == group_.size(); }
-  views here() {
-    const idx_t n = split_.length(source());
-    return {buffer(step_).keys(n), buffer(step_).values(n)};
-  }
+  key_views<S> here() const { return buffer(step_).views(split_.length(source())); }
 
   /// Begins to send them on and to receive the next.
   void begin_step() {
     if (last()) return;
-    buffer(step_ + 1).receive(messages_, split_.length(source_of(step_ + 1)), 0, heads_, group_.before(), 0,
+    buffer(step_ + 1).receive(messages_, split_.length(source_of(group_, step_ + 1)), 0, heads_, group_.before(), 0,
                               group_.get());
     buffer(step_).send(messages_, split_.length(source()), 0, heads_, group_.next(), 0, group_.get());
   }
@@ -169,17 +179,9 @@ class travelling_keys {
 template <class T>
 class travelling_gradients {
  public:
-  struct views {
-    tensor_view<T> k, v;
-  };
-
   travelling_gradients(const process_group& group, const sequence_split& split,
                        const std::array<key_buffer<T>, 2>& buffers, idx_t heads_of_bundle)
-      : group_(group),
-        split_(split),
-        heads_(buffers[0].heads),
-        heads_of_bundle_(heads_of_bundle),
-        buffers_(buffers),
+      : group_(group), split_(split), heads_(buffers[0].heads), heads_of_bundle_(heads_of_bundle), buffers_(buffers),
         bundles_(static_cast<std::size_t>(ceil_div(heads_, heads_of_bundle))),
         arriving_{lists(bundles_), lists(bundles_)} {
     buffers_[0].clear();
@@ -195,7 +197,7 @@ class travelling_gradients {
                                group_.get());
   }
   /// The heads of a bundle, with what all processes before have added.
-  views receive(int step, std::size_t bundle) {
+  key_views<T> receive(int step, std::size_t bundle) {
     arriving_[step % 2][bundle].wait();
     return all(step);
   }
@@ -206,7 +208,7 @@ class travelling_gradients {
     leaving_.progress();
   }
   /// All of a process's own, when every process has added its part.
-  views finish() {
+  key_views<T> finish() {
     const int step = group_.size() > 1 ? group_.size() : 0;
     for (std::size_t bundle = 0; bundle < bundles_; ++bundle) arriving_[step % 2][bundle].wait();
     leaving_.wait();
@@ -221,13 +223,8 @@ class travelling_gradients {
   using lists = std::vector<message_list>;
 
   const key_buffer<T>& buffer(int step) const { return buffers_[static_cast<std::size_t>(step % 2)]; }
-  idx_t length(int step) const {
-    return split_.length((group_.rank() - step % group_.size() + group_.size()) % group_.size());
-  }
-  views all(int step) {
-    const idx_t n = length(step);
-    return {buffer(step).keys(n), buffer(step).values(n)};
-  }
+  idx_t length(int step) const { return split_.length(source_of(group_, step)); }
+  key_views<T> all(int step) const { return buffer(step).views(length(step)); }
 
   const process_group& group_;
   const sequence_split& split_;

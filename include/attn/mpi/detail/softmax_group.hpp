@@ -13,6 +13,39 @@ struct partial_softmax_options : full_softmax_options<S> {
   tensor_view<compute_type<S>> sums{};
 };
 
+/// What such a call reads, and where its result goes: `sums` and lse. out has their shape; it is not written.
+template <class S>
+struct partial_call {
+  tensor_view<const S> q, k, v;
+  tensor_view<S> out;
+  tensor_view<compute_type<S>> sums;
+  tensor_view<compute_type<S>, 3> lse;
+};
+template <class S, class Score>
+void attend_part(const char* name, const partial_call<S>& x, partial_softmax_options<S>& options, Score& score,
+                 execution& exec) {
+  options.sums = x.sums, options.lse = x.lse;
+  execution_ref reference = exec;
+  attend_full(checked_call<partial_softmax_options>(name, x.q, x.k, x.v, x.out, options, score, reference));
+}
+
+/// What a process brings to a call, with the settings that must be the same on all.
+template <class S, class Options>
+process_shape shape_of_process(const tensor_view<const S>& q, const tensor_view<const S>& k,
+                               const tensor_view<const S>& v, const Options& options,
+                               std::initializer_list<double> more, std::uint64_t wants = 0) {
+  using T = compute_type<S>;
+  process_shape own{.batch = q.extent(0), .heads = q.extent(1), .kv_heads = k.extent(1), .dim = q.extent(3),
+                    .dim_v = v.extent(3), .element_bytes = element_code<S>, .queries = q.extent(2),
+                    .keys = k.extent(2), .wants = wants};
+  const auto number = [](const std::optional<T>& x) { return x ? static_cast<double>(*x) : 0.0; };
+  const double settings[] = {double(options.causal), double(options.scale.has_value()), number(options.scale),
+                             double(options.softcap.has_value()), number(options.softcap),
+                             checksum<T>(options.alibi_slopes), checksum<T>(options.sinks)};
+  std::copy(more.begin(), more.end(), std::copy(std::begin(settings), std::end(settings), own.settings));
+  return own;
+}
+
 /// A score function, or its derivative, of a call on a part of a batch: from positions in the whole sequence.
 template <class F>
 struct part_function {
@@ -30,13 +63,13 @@ struct part_function {
 };
 /// The same for none.
 template <class F>
-auto function_of_part(F& function, idx_t head, idx_t shift) {
+auto function_of_part(F* function, idx_t head, idx_t shift) {
   using plain = std::remove_const_t<F>;
   if constexpr (std::is_empty_v<plain> && !std::is_invocable_v<F&, double, idx_t, idx_t, idx_t, idx_t> &&
                 !std::is_invocable_v<F&, double, double, idx_t, idx_t, idx_t, idx_t>)
     return plain{};
   else
-    return part_function<F>{function, head, shift};
+    return part_function<F>{*function, head, shift};
 }
 
 /// `count` entries of a list per head, or none.
@@ -121,20 +154,11 @@ class softmax_group {
                 std::uint64_t wants, const Check& check)
       : processes(name, communicator), q(own_q), k(own_k), causal(options.causal), scale(options.scale),
         softcap(options.softcap), slopes(options.alibi_slopes), sinks(options.sinks) {
-    const auto number = [](const std::optional<T>& x) { return x ? static_cast<double>(*x) : 0.0; };
-    process_shape own{.batch = q.extent(0), .heads = q.extent(1), .kv_heads = k.extent(1), .dim = q.extent(3),
-                      .dim_v = v.extent(3), .element_bytes = element_code<S>, .queries = q.extent(2),
-                      .keys = k.extent(2), .wants = wants};
-    const double settings[] = {double(causal), double(options.zigzag), double(scale.has_value()), number(scale),
-                               double(softcap.has_value()), number(softcap), checksum(slopes), checksum(sinks)};
-    std::copy(std::begin(settings), std::end(settings), own.settings);
-    const auto all = agree(processes, own, check);
-    std::vector<idx_t> query_lengths, key_lengths;
-    for (const process_shape& one : all) {
-      query_lengths.push_back(one.queries), key_lengths.push_back(one.keys);
-      wants_ |= one.wants;
-    }
-    queries = {query_lengths, options.zigzag}, keys = {key_lengths, options.zigzag};
+    const auto all =
+        agree(processes, shape_of_process<S>(q, k, v, options, {double(options.zigzag)}, wants), check);
+    for (const process_shape& one : all) wants_ |= one.wants;
+    queries = split_of(all, &process_shape::queries, options.zigzag);
+    keys = split_of(all, &process_shape::keys, options.zigzag);
     queries.check(processes, "queries"), keys.check(processes, "keys");
   }
 
@@ -144,7 +168,7 @@ class softmax_group {
 
   /// Forward: out, and lse where it is given.
   template <class Score>
-  void attend(const tensor_view<const S>& v, const tensor_view<S>& out, const tensor_view<T, 3>& lse, Score& score,
+  void attend(const tensor_view<const S>& v, const tensor_view<S>& out, const tensor_view<T, 3>& lse, Score* score,
               execution& exec) const {
     const idx_t step = heads_of_bundle(v.extent(3)), rows = out.extent(0) * out.extent(1) * out.extent(2),
                 dim_v = out.extent(3);
@@ -236,31 +260,12 @@ class softmax_group {
   sequence_split queries, keys;
 
  private:
-  /// What a block reads, and where its result goes: `sums` and lse.
-  struct block_views {
-    tensor_view<const S> q, k, v;
-    tensor_view<S> out;
-    tensor_view<T> sums;
-    tensor_view<T, 3> lse;
-  };
-
   template <class Score>
-  void attend_block(const block_views& x, idx_t h, const block_call& call, Score& score, execution& exec) const {
+  void attend_block(const partial_call<S>& x, idx_t h, const block_call& call, Score* score, execution& exec) const {
     partial_softmax_options<S> options;
     set_options(options, h, x.k.extent(1), call);
-    options.lse = x.lse;
     auto function = function_of_part(score, h * group(), call.shift);
-    execution_ref reference = exec;
-    const auto attend = [&](const tensor_view<S>& to) {
-      attend_full(checked_call<partial_softmax_options>(processes.name(), x.q, x.k, x.v, to, options, function,
-                                                        reference));
-    };
-    if constexpr (std::same_as<S, T>) {
-      attend(x.sums);
-    } else {
-      options.sums = x.sums;
-      attend(x.out);
-    }
+    attend_part(processes.name(), x, options, function, exec);
   }
 
   std::uint64_t wants_ = 0;

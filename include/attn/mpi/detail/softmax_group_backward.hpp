@@ -24,14 +24,13 @@ std::uint64_t wants_of(const Options& options, const Gradients& g, const executi
          (g.v ? wants_values : 0) | (g.alibi_slopes ? wants_slopes : 0) | (g.sinks ? wants_sinks : 0);
 }
 
-template <class S, class Call, class Score, class ScoreBackward>
+template <class S, class Call>
 class softmax_group_backward {
  public:
   using T = compute_type<S>;
 
-  softmax_group_backward(const softmax_group<S>& group, const Call& call, Score& score, ScoreBackward& score_backward)
-      : group_(group), x_(call), g_(call.gradients), lse_(call.options.lse), score_(score),
-        score_backward_(score_backward), exec_(call.forward.exec) {}
+  softmax_group_backward(const softmax_group<S>& group, const Call& call)
+      : group_(group), x_(call), g_(call.gradients), lse_(call.options.lse), exec_(call.forward.exec) {}
 
   void run() {
     const std::array<idx_t, 4>& o = x_.out.extents();
@@ -41,7 +40,7 @@ class softmax_group_backward {
     const auto log_sums = exec_.workspace([&](arena& m) { return m.allocate<T>(lacks ? o[0] * o[1] * o[2] : 0); });
     if (lacks) {  // on another process, at least: that one has its own, and takes part
       const tensor_view<T, 3> lse(*log_sums, {o[0], o[1], o[2]});
-      group_.attend(x_.v.slice(3, 0, 0), tensor_view<S>(nullptr, {o[0], o[1], o[2], 0}), lse, score_, exec_);
+      group_.attend(x_.v.slice(3, 0, 0), tensor_view<S>(nullptr, {o[0], o[1], o[2], 0}), lse, x_.forward.terms.score, exec_);
       if (!lse_) lse_ = lse;
     }
     struct memory {
@@ -106,13 +105,13 @@ class softmax_group_backward {
     const idx_t heads = count * group_.group();
     if (!slopes_.empty()) sums.alibi_slopes = {slopes_.data() + h * group_.group(), {heads}};
     if (g_.d_lse) sums.d_lse = rows(g_.d_lse);
-    auto function = function_of_part(score_, h * group_.group(), call.shift);
-    auto derivative = function_of_part(score_backward_, h * group_.group(), call.shift);
+    auto function = function_of_part(x_.forward.terms.score, h * group_.group(), call.shift);
+    auto derivative = function_of_part(x_.score_backward, h * group_.group(), call.shift);
     execution_ref reference = exec_;
     const tensor_view<const S> k = columns(here.k), v = columns(here.v);
     auto one = checked_backward_call<attn::full_softmax_options>(group_.processes.name(), rows(x_.q), k, v,
-                                                                 rows(x_.out), rows(x_.d_out), sums, options, function,
-                                                                 derivative, reference);
+                                                                 rows(x_.out), rows(x_.d_out), sums, options,
+                                                                 function, derivative, reference);
     differentiate_full(one);
   }
 
@@ -149,8 +148,6 @@ class softmax_group_backward {
   const Call& x_;
   decltype(Call::gradients) g_;
   tensor_view<T, 3> lse_;
-  Score& score_;
-  ScoreBackward& score_backward_;
   execution& exec_;
   tensor_view<T> dq_{};
   std::span<T> slopes_{};

@@ -29,7 +29,7 @@ struct row_positions {
 /// The terms of a score that need positions, where those of a call are not contiguous.
 template <class T, class Score>
 struct score_by_position {
-  Score& score;
+  Score* score;
   std::span<const T> slopes;
   bool causal;
   row_positions queries, keys;
@@ -38,17 +38,9 @@ struct score_by_position {
     const idx_t position = queries[i], key = keys[j];
     if (causal && key > position) return -std::numeric_limits<T>::infinity();
     if (!slopes.empty()) s -= slopes[static_cast<std::size_t>(h)] * static_cast<T>(std::abs(position - key));
-    if constexpr (score_terms<T, Score>::scored) s = static_cast<T>(score(s, b, h, position, key));
+    if constexpr (score_terms<T, Score>::scored) s = static_cast<T>((*score)(s, b, h, position, key));
     return s;
   }
-};
-
-/// What a process has, and what the options of attn::sliding_window say of the whole.
-template <class S>
-struct window_arguments {
-  tensor_view<const S> q, k, v;
-  tensor_view<S> out;
-  sliding_window_options<S> options;
 };
 
 template <class S, class Score>
@@ -56,12 +48,11 @@ class window_group {
  public:
   using T = compute_type<S>;
 
-  window_group(const process_group& group, const std::vector<process_shape>& all, const window_arguments<S>& arguments,
-               Score& score, execution& exec)
-      : group_(group), x_(arguments), options_(arguments.options), score_(score), exec_(exec) {
-    std::vector<idx_t> query_lengths, key_lengths;
-    for (const process_shape& one : all) query_lengths.push_back(one.queries), key_lengths.push_back(one.keys);
-    queries_ = {query_lengths, false}, keys_ = {key_lengths, false};
+  /// The call has the views of this process; the options are those of attn::sliding_window for the whole.
+  window_group(const process_group& group, const std::vector<process_shape>& all, const softmax_call<S, Score>& call,
+               const sliding_window_options<S>& options)
+      : group_(group), x_(call), options_(options), score_(call.terms.score), exec_(call.exec),
+        queries_(split_of(all, &process_shape::queries)), keys_(split_of(all, &process_shape::keys)) {
     shift_ = keys_.tokens() - queries_.tokens();
     globals_.assign(options_.global_positions.begin(), options_.global_positions.end());
     std::sort(globals_.begin(), globals_.end());
@@ -214,29 +205,18 @@ class window_group {
     copy_lse(lse.view(), 0, extents[2]);
   }
 
-  struct partial_call {
-    tensor_view<const S> q, k, v;
-    tensor_view<S> out;  // of the right shape, but not written
-    tensor_view<T> sums;
-    tensor_view<T, 3> lse;
-  };
   /// All of these queries with all of these keys, but for later ones where `causal`: sums and lse.
-  void attend_some(const partial_call& x, bool causal, const row_positions& queries, const row_positions& keys) const {
+  void attend_some(const partial_call<S>& x, bool causal, const row_positions& queries,
+                   const row_positions& keys) const {
     partial_softmax_options<S> options;
     set_options(options);
-    options.sums = x.sums, options.lse = x.lse;
     options.first_position = 0;  // i and j are then numbers of rows
-    const auto attend = [&](auto& function) {
-      execution_ref reference = exec_;
-      attend_full(checked_call<partial_softmax_options>(group_.name(), x.q, x.k, x.v, x.out, options, function,
-                                                        reference));
-    };
     score_by_position<T, Score> function{score_, options_.alibi_slopes, causal, queries, keys};
     no_score none;
     if (score_terms<T, Score>::scored || causal || !options_.alibi_slopes.empty())
-      attend(function);
+      attend_part(group_.name(), x, options, function, exec_);
     else
-      attend(none);
+      attend_part(group_.name(), x, options, none, exec_);
   }
 
   /// The global queries with the own keys; the results go to their owners, who merge them.
@@ -299,15 +279,14 @@ class window_group {
   /// lse of the own rows [row, row + count), if it is wanted.
   void copy_lse(const tensor_view<T, 3>& from, idx_t row, idx_t count) const {
     if (!options_.lse) return;
-    for (idx_t b = 0; b < from.extent(0); ++b)
-      for (idx_t h = 0; h < from.extent(1); ++h)
-        for (idx_t i = 0; i < count; ++i) options_.lse(b, h, row + i) = from(b, h, i);
+    for_each_row(x_.out.slice(2, row, count),
+                 [&](idx_t b, idx_t h, idx_t i) { options_.lse(b, h, row + i) = from(b, h, i); });
   }
 
   const process_group& group_;
-  const window_arguments<S>& x_;
+  const softmax_call<S, Score>& x_;
   const sliding_window_options<S>& options_;
-  Score& score_;
+  Score* score_;
   execution& exec_;
   sequence_split queries_, keys_;
   idx_t shift_ = 0;

@@ -103,11 +103,15 @@ struct backward_keys {
                               bool want_values = true, bool errors = false) {
     backward_keys k{.keys = packed_keys<P>::layout(memory, slots, dim, dim),
                     .values = packed_keys<P>::layout(memory, slots, dim_v, 0)};
-    if (want_keys) k.d_keys = memory.allocate<T>(k.keys.capacity * stride(dim));
-    if (want_values) k.d_values = memory.allocate<T>(k.keys.capacity * stride(dim_v));
-    if (want_keys && errors) k.key_errors = memory.allocate<T>(k.keys.capacity * stride(dim));
-    if (want_values && errors) k.value_errors = memory.allocate<T>(k.keys.capacity * stride(dim_v));
+    k.layout_sums(memory, k.keys.capacity, want_keys, want_values, errors);
     return k;
+  }
+  void layout_sums(arena& memory, idx_t count, bool want_keys, bool want_values, bool errors) {
+    const idx_t of_keys = count * stride(keys.dim), of_values = count * stride(values.dim);
+    if (want_keys) d_keys = memory.allocate<T>(of_keys);
+    if (want_values) d_values = memory.allocate<T>(of_values);
+    if (want_keys && errors) key_errors = memory.allocate<T>(of_keys);
+    if (want_values && errors) value_errors = memory.allocate<T>(of_values);
   }
 
   /// Fills slots [begin, end) and clears their gradients; begin is a multiple of the panel width.

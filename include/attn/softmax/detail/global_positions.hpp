@@ -21,40 +21,35 @@ struct global_list {
   idx_t before(idx_t end) const { return std::lower_bound(positions.begin(), positions.end(), end) - positions.begin(); }
 };
 
-/// Those of all batch items: one list for all of them, or one for each.
+/// Those of all batch items, from options that give them: one list for all of them, or one for each.
 struct global_lists {
-  const idx_t *positions = nullptr, *counts = nullptr;  // [lists][most], [lists]
   idx_t lists = 0, most = 0;
+  idx_t *positions = nullptr, *counts = nullptr;  // [lists][most], [lists]
 
   global_list operator()(idx_t b) const {
     if (lists == 0) return {};
     const idx_t n = lists == 1 ? 0 : b;
     return {{positions + n * most, static_cast<std::size_t>(counts[n])}};
   }
-};
 
-/// Memory for the lists that options give.
-struct global_memory {
-  idx_t lists = 0, most = 0;
-  idx_t *positions = nullptr, *counts = nullptr;
-
+  /// Without memory.
   template <class Options>
-  static global_memory sizes(const Options& options) {
+  static global_lists sizes(const Options& options) {
     const auto &all = options.global_positions, &of_items = options.global_counts;
     if (all.empty()) return {};
     if (of_items.empty()) return {1, std::ssize(all)};
     return {std::ssize(of_items), *std::max_element(of_items.begin(), of_items.end())};
   }
   template <class Options>
-  static global_memory layout(arena& memory, const Options& options) {
-    global_memory m = sizes(options);
-    m.positions = memory.allocate<idx_t>(m.lists * m.most);
-    m.counts = memory.allocate<idx_t>(m.lists);
-    return m;
+  static global_lists layout(arena& memory, const Options& options) {
+    global_lists all = sizes(options);
+    all.positions = memory.allocate<idx_t>(all.lists * all.most);
+    all.counts = memory.allocate<idx_t>(all.lists);
+    return all;
   }
-  /// Sorts the lists.
+  /// Sorts them into the memory.
   template <class Options>
-  global_lists set(const Options& options) const {
+  const global_lists& set(const Options& options) const {
     const idx_t* from = options.global_positions.data();
     for (idx_t n = 0; n < lists; ++n) {
       const idx_t given = options.global_counts.empty() ? most : options.global_counts[static_cast<std::size_t>(n)];
@@ -63,12 +58,15 @@ struct global_memory {
       counts[n] = std::unique(list, end) - list;
       from += given;
     }
-    return {positions, counts, lists, most};
+    return *this;
   }
 };
 
+/// Checks a window and its global positions.
 template <class Options>
-void check_global_positions(const validator& check, const Options& options, idx_t batch) {
+void check_window(const validator& check, const Options& options, idx_t batch) {
+  check.at_least("left", 0, options.left);
+  for (idx_t d : options.dilation) check.at_least("dilation", 1, d);
   for (idx_t position : options.global_positions) check.at_least("global positions", 0, position);
   if (options.global_counts.empty()) return;
   check.one_per("global_counts", "batch item", batch, std::ssize(options.global_counts));

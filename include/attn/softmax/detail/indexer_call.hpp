@@ -62,9 +62,9 @@ struct indexer_call {
   }
 };
 
-/// The checks that whole calls, steps and backward passes share; the views that are written follow.
+/// What whole calls, steps and backward passes share, checked; the views that are written follow.
 template <class S, class Options>
-attention_shape check_indexer(call_views& views, const tensor_view<const S>& q, const tensor_view<const S>& k,
+indexer_call<S> indexer_inputs(call_views& views, const tensor_view<const S>& q, const tensor_view<const S>& k,
                               const Options& options) {
   views.read("q", q), views.read("k", k);
   const attention_shape s{.batch = q.extent(0), .heads = q.extent(1), .kv_heads = 1, .queries = q.extent(2),
@@ -77,7 +77,9 @@ attention_shape check_indexer(call_views& views, const tensor_view<const S>& q, 
   views.option("w", options.w, {{"w batch = query batch", s.batch},
                                 {"w length = query length", s.queries},
                                 {"w heads = query heads", s.heads}});
-  return s;
+  return {.q = q, .k = k, .shape = s, .lengths = {s.queries, s.keys, {}, {}}, .causal = false, .topk = options.topk,
+          .scale = scale_or_default(options.scale, s.dim), .activation = options.activation, .w = options.w,
+          .indices = {}, .scores = {}};
 }
 /// The layout of indices, for the checks.
 template <class Void>
@@ -95,18 +97,16 @@ inline void check_chosen(const validator& check, const attention_shape& s, idx_t
 template <class S, class Options>
 indexer_call<S> indexer_call_of(call_views& views, const tensor_view<const S>& q, const tensor_view<const S>& k,
                                 const index_output& indices, const Options& options) {
-  using T = compute_type<S>;
-  const attention_shape s = check_indexer(views, q, k, options);
+  indexer_call<S> call = indexer_inputs<S>(views, q, k, options);
   const auto write = [&](const char* name, const memory_layout& x) {
     views.write(name, x);
-    check_chosen(views, s, options.topk, x, name);
+    check_chosen(views, call.shape, options.topk, x, name);
   };
   write("indices", index_layout(indices));
   if (options.scores) write("scores", options.scores);
-  if (s.keys >= candidate<T>::most_keys) views.fail("fewer than 2^32 keys", s.keys);
-  return {.q = q, .k = k, .shape = s, .lengths = {s.queries, s.keys, {}, {}}, .causal = false, .topk = options.topk,
-          .scale = scale_or_default(options.scale, s.dim), .activation = options.activation, .w = options.w,
-          .indices = indices, .scores = options.scores};
+  if (call.shape.keys >= candidate<compute_type<S>>::most_keys) views.fail("fewer than 2^32 keys", call.shape.keys);
+  call.indices = indices, call.scores = options.scores;
+  return call;
 }
 
 template <class S>

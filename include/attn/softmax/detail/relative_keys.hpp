@@ -6,6 +6,7 @@
 // tokens, products are taken one by one.
 #pragma once
 
+#include <attn/core/detail/attention_shape.hpp>
 #include <attn/core/detail/sums_in_parts.hpp>
 #include <attn/softmax/detail/tile_output.hpp>
 
@@ -34,7 +35,7 @@ struct distance_range {
   list_view<idx_t> steps{};  // distances are multiples of it: of one for all heads, or of one per head; 1 unless given
   bool rows_too = false;     // for the backward pass
 
-  idx_t step(idx_t h) const { return steps.empty() ? 1 : steps[steps.size() == 1 ? 0 : static_cast<std::size_t>(h)]; }
+  idx_t step(idx_t h) const { return step_of_head(steps, h); }
 };
 
 /// Of a block of rows, what the backward pass adds to.

@@ -18,14 +18,13 @@ struct selected_backward {
   using T = compute_type<S>;
   /// Scores are those of the forward call to the last bit: so are their products (stream_rows.hpp).
   static constexpr bool scaled_before = numbers_of<stream_operand<T, S>> == 1;
-  static constexpr idx_t most_heads = 16, tile = stream_tile_of<S>, store_step = 128;
+  static constexpr idx_t tile = stream_tile_of<S>, store_step = 128;
 
   const softmax_backward_call<S, Score, ScoreBackward>& in;
   const selected_lists& lists;
   const attention_shape& shape = in.shape;
+  selected_rows<S, Score> rows{{in.forward}, lists};
 
-  idx_t longest() const { return std::min(lists.longest() * lists.block, shape.keys); }
-  idx_t together() const { return lists.per_key_head() ? std::min(shape.group(), most_heads) : 1; }
   idx_t parts() const { return parts_of(shape.queries, 4); }
 
   /// Of one key head of one batch item.
@@ -40,9 +39,7 @@ struct selected_backward {
             .slopes = memory.allocate<double>(parts() * shape.group())};
   }
   struct thread_scratch {
-    std::uint64_t* bits;
-    idx_t *names, *list;
-    row_list<S> keys, values;
+    typename selected_rows<S, Score>::scratch lists;
     padded_rows<T> query, scaled, d_out, dq, long_dq, long_errors;
     T *weights, *d, *raw;             // [rows][stream_tile]; raw of one row
     T *key_numbers, *value_numbers;   // a tile that cannot be read in place
@@ -50,26 +47,16 @@ struct selected_backward {
   };
   thread_scratch scratch(int worker) const {
     return in.forward.exec.scratch(worker, [&](arena& memory) {
-      const idx_t rows = together(), most = longest();
-      return thread_scratch{.bits = lists.layout(memory),
-                            .names = memory.allocate<idx_t>(lists.longest()),
-                            .list = memory.allocate<idx_t>(most),
-                            .keys = row_list<S>::layout(memory, most),
-                            .values = row_list<S>::layout(memory, most),
-                            .query = padded_rows<T>::layout(memory, rows, shape.dim),
-                            .scaled = padded_rows<T>::layout(memory, rows, shape.dim),
-                            .d_out = padded_rows<T>::layout(memory, rows, shape.dim_v),
-                            .dq = padded_rows<T>::layout(memory, rows, shape.dim),
-                            .long_dq = padded_rows<T>::layout(memory, rows, shape.dim),
-                            .long_errors = padded_rows<T>::layout(memory, rows, shape.dim),
-                            .weights = memory.allocate<T>(rows * stream_tile),
-                            .d = memory.allocate<T>(rows * stream_tile),
-                            .raw = memory.allocate<T>(stream_tile),
+      const idx_t count = rows.together();
+      const auto padded = [&](idx_t dim) { return padded_rows<T>::layout(memory, count, dim); };
+      return thread_scratch{.lists = rows.layout(memory), .query = padded(shape.dim), .scaled = padded(shape.dim),
+                            .d_out = padded(shape.dim_v), .dq = padded(shape.dim), .long_dq = padded(shape.dim),
+                            .long_errors = padded(shape.dim), .weights = memory.allocate<T>(count * stream_tile),
+                            .d = memory.allocate<T>(count * stream_tile), .raw = memory.allocate<T>(stream_tile),
                             .key_numbers = memory.allocate<T>(tile * round_up(shape.dim, width<T>)),
                             .value_numbers = memory.allocate<T>(tile * round_up(shape.dim_v, width<T>)),
-                            .maximum = memory.allocate<T>(rows),
-                            .log_sum = memory.allocate<T>(rows),
-                            .delta = memory.allocate<T>(rows)};
+                            .maximum = memory.allocate<T>(count), .log_sum = memory.allocate<T>(count),
+                            .delta = memory.allocate<T>(count)};
     });
   }
 
@@ -129,13 +116,10 @@ struct selected_backward {
 
   void differentiate_query(idx_t b, idx_t h, idx_t heads, idx_t i, idx_t part, const item_scratch& p,
                            const thread_scratch& s) const {
-    const auto& forward = in.forward;
-    const idx_t all = in.lengths().keys(b), kv = h / shape.group();
-    const idx_t end = forward.causal ? std::clamp<idx_t>(i + forward.shift(b) + 1, 0, all) : all;
-    const idx_t count = lists.keys_of(b, h, i, end, s.bits, s.names, s.list);
-    const std::span<const idx_t> list(s.list, static_cast<std::size_t>(count));
-    const auto keys = s.keys.of(cache_rows<const S>(head_of(in.k, b, kv)), list);
-    const auto values = s.values.of(cache_rows<const S>(head_of(in.v, b, kv)), list);
+    const std::span<const idx_t> list = rows.list_of(b, h, i, s.lists);
+    const idx_t count = std::ssize(list), kv = h / shape.group();
+    const auto keys = s.lists.keys.of(in.forward.key_rows(b, kv), list);
+    const auto values = s.lists.values.of(cache_rows<const S>(head_of(in.v, b, kv)), list);
     const bool finite = load_rows(b, h, heads, i, s);
     const idx_t numbers = heads * s.dq.stride;
     for (idx_t from = 0, some; from < count; from += some) {
@@ -147,7 +131,7 @@ struct selected_backward {
       some = std::min(tile, count - from);
       with_whole_packets<T>(rows_from(keys, from), some, s.key_numbers, true, [&](const auto& k) {
         with_whole_packets<T>(rows_from(values, from), some, s.value_numbers, false, [&](const auto& v) {
-          differentiate_tile(b, h, heads, i, s.list + from, some, k, v, part, finite, p, s);
+          differentiate_tile(b, h, heads, i, list.data() + from, some, k, v, part, finite, p, s);
         });
       });
     }
@@ -162,12 +146,12 @@ struct selected_backward {
   /// A part of the queries of a key head.
   void differentiate_part(idx_t key_head, idx_t part, const item_scratch& p, int worker) const {
     const idx_t b = key_head / shape.kv_heads, group = shape.group(), first = key_head % shape.kv_heads * group;
-    const idx_t queries = in.lengths().queries(b), own = parts_of(queries, 4), heads = together();
+    const idx_t queries = in.lengths().queries(b), own = parts_of(queries, 4), heads = rows.together();
     p.keys.clear(part), p.values.clear(part);
     std::fill_n(p.slopes + part * group, group, 0.0);
     if (part >= own) return;
     const thread_scratch s = scratch(worker);
-    lists.clear(s.bits);
+    rows.begin_task(s.lists);
     for (idx_t i = queries * part / own; i < queries * (part + 1) / own; ++i)
       for (idx_t h = 0; h < group; h += heads)
         differentiate_query(b, first + h, std::min(heads, group - h), i, part, p, s);

@@ -4,13 +4,12 @@
 // between one block and the next, so that there is one stage. Keys are packed once for all; where few blocks may be
 // named and it is not known which, every query set packs its own.
 //
-// Names say which blocks a query names:
+// Names are the part of the plan that says which blocks a query names: beside what a row_plan has
+//   shape, lengths, causal          those of the call
 //   block, all, most                keys of a block; blocks there are; blocks that a query names, at most
-//   item_scratch, layout(memory), prepare(first, count, for_each), thread_scratch, layout_scratch(memory): a plan's
+//   names_scratch, layout_names(memory)                        of a thread
 //   begin(scratch), named_by(head, i, end, scratch, list)      what query i names below `end`, ascending, in `list`; i
 //                                   ascends by 1 after begin()
-//   packs_all, mark_needed(key_head, needed, step)    whether keys are packed for all query sets, and then which
-//   causal(), operations(per_score)
 #pragma once
 
 #include <attn/softmax/detail/selected_lists.hpp>
@@ -26,51 +25,43 @@ struct naming_head {
 };
 
 template <class Names>
-struct selected_plan : row_plan {
+struct selected_plan : Names {
   static constexpr idx_t few_sums = 32;  // so many are added up without compensation
   static constexpr bool prefetches = false;
 
-  using item_scratch = typename Names::item_scratch;
+  using typename Names::item_scratch;
+  using Names::shape, Names::block, Names::all, Names::most, Names::shared;
   using head = naming_head<item_scratch>;
   struct thread_scratch {
-    typename Names::thread_scratch names;
+    typename Names::names_scratch names;
     idx_t *of_row, *counts;  // [segment][most], [segment]: what the rows of a segment name
     idx_t *begin, *order;    // [4 all + 5]; rows by block, and of each block by their kind
   };
 
-  const attention_shape& shape;
-  const sequence_lengths& lengths;
-  Names names;
   idx_t panel;  // width of the panels of packed keys
 
-  item_scratch layout(arena& memory, idx_t) const { return names.layout(memory); }
   thread_scratch layout_scratch(arena& memory) const {
-    const idx_t rows = std::min(segment_of(shape.queries), shape.queries), most = std::max<idx_t>(1, names.most);
-    return {.names = names.layout_scratch(memory), .of_row = memory.allocate<idx_t>(rows * most),
-            .counts = memory.allocate<idx_t>(rows), .begin = memory.allocate<idx_t>(4 * names.all + 5),
-            .order = memory.allocate<idx_t>(rows * most)};
-  }
-  void prepare(idx_t first, idx_t count, const for_each_step<item_scratch, thread_scratch>& for_each) const {
-    names.prepare(first, count, for_each);
+    const idx_t rows = std::min(segment_of(shape.queries), shape.queries), named = rows * std::max<idx_t>(1, most);
+    return {.names = this->layout_names(memory), .of_row = memory.allocate<idx_t>(named),
+            .counts = memory.allocate<idx_t>(rows), .begin = memory.allocate<idx_t>(4 * all + 5),
+            .order = memory.allocate<idx_t>(named)};
   }
   head head_of(idx_t x, const item_scratch& p, idx_t) const {
     const idx_t b = x / shape.heads;
-    return {.batch = b, .head = x % shape.heads, .queries = lengths.queries(b), .keys = lengths.keys(b), .tables = p};
+    return {.batch = b, .head = x % shape.heads, .queries = this->lengths.queries(b), .keys = this->lengths.keys(b),
+            .tables = p};
   }
 
   idx_t stages() const { return 1; }
-  bool several_sets() const { return names.most > 1; }
-  bool sums_apart() const { return names.most * ceil_div(names.block, key_block) > few_sums; }
-  bool keeps_errors() const { return names.most > few_sums; }
-  bool shared() const { return names.packs_all; }
-  void mark_needed(idx_t key_head, bool* needed) const { names.mark_needed(key_head, needed, pack_step); }
-  idx_t capacity() const { return shared() ? 0 : names.block + panel; }
-  double operations(idx_t per_score) const { return names.operations(per_score); }
+  bool several_sets() const { return most > 1; }
+  bool sums_apart() const { return most * ceil_div(block, key_block) > few_sums; }
+  bool keeps_errors() const { return most > few_sums; }
+  idx_t capacity() const { return shared() ? 0 : block + panel; }
   static idx_t numbers(const attention_shape& s) { return s.keys * (s.dim + s.dim_v); }
 
   /// Queries of a segment: so many that, on average, those that name a block fill some tiles.
   idx_t segment_of(idx_t queries) const {
-    const idx_t wanted = 96 * names.all / std::max<idx_t>(1, names.most);
+    const idx_t wanted = 96 * all / std::max<idx_t>(1, most);
     return round_up(std::clamp<idx_t>(wanted, least_segment, std::max<idx_t>(least_segment, queries / 4)), max_rows);
   }
   idx_t tasks(idx_t, idx_t, idx_t) const { return ceil_div(shape.queries, least_segment); }
@@ -80,14 +71,14 @@ struct selected_plan : row_plan {
   void sets(const head& h, idx_t, idx_t task, const thread_scratch& s, const Visit& visit) const {
     const idx_t segment = segment_of(h.queries), first = task * segment, count = std::min(segment, h.queries - first);
     if (count <= 0) return;
-    const idx_t most = names.most, blind = 4 * names.all + 3;
+    const idx_t blind = 4 * all + 3;
     const auto kind = [](idx_t n, idx_t of_row) { return idx_t(n == 0) + 2 * idx_t(n + 1 == of_row); };
-    names.begin(s.names);
+    this->begin(s.names);
     std::fill_n(s.begin, blind + 2, idx_t(0));
     for (idx_t r = 0; r < count; ++r) {
       idx_t* const list = s.of_row + r * most;
-      const idx_t end = ceil_div(end_of(h, first + r), names.block);
-      const idx_t named = s.counts[r] = names.named_by(h, first + r, end, s.names, list);
+      const idx_t end = ceil_div(end_of(h, first + r), block);
+      const idx_t named = s.counts[r] = this->named_by(h, first + r, end, s.names, list);
       for (idx_t n = 0; n < named; ++n) ++s.begin[4 * list[n] + kind(n, named) + 1];
       if (named == 0) ++s.begin[blind + 1];
     }
@@ -106,7 +97,7 @@ struct selected_plan : row_plan {
   template <class Visit>
   void keys(const head& h, const query_set& set, const thread_scratch&, const Visit& visit) const {
     if (set.number < 0) return;
-    const idx_t begin = set.number * names.block, end = std::min(begin + names.block, h.keys);
+    const idx_t begin = set.number * block, end = std::min(begin + block, h.keys);
     const idx_t from = shared() ? 0 : begin / panel * panel, first = shared() ? begin : from;
     visit(seen_keys{.positions = {first, 1, nullptr}, .slots = end - first, .in_place = shared()},
           [&, begin, end, from](idx_t row) {
@@ -128,14 +119,13 @@ struct selected_plan : row_plan {
 
   /// The keys that query i may see are those below.
   idx_t end_of(const head& h, idx_t i) const {
-    return names.causal ? std::clamp<idx_t>(i + h.keys - h.queries + 1, 0, h.keys) : h.keys;
+    return this->causal ? std::clamp<idx_t>(i + h.keys - h.queries + 1, 0, h.keys) : h.keys;
   }
 };
 
 /// Names that lists give.
-struct listed_names {
+struct listed_names : row_plan {
   static constexpr idx_t least_block = 16;  // keys of a block that are worth packing
-  static constexpr bool packs_all = true;
 
   const attention_shape& shape;
   const sequence_lengths& lengths;
@@ -143,19 +133,16 @@ struct listed_names {
   bool causal;
   idx_t block = lists.block, all = lists.names, most = lists.longest();
 
-  struct item_scratch {};
-  item_scratch layout(arena&) const { return {}; }
-  template <class... X>
-  void prepare(X&&...) const {}
-  using thread_scratch = std::uint64_t*;
-  thread_scratch layout_scratch(arena& memory) const { return lists.layout(memory); }
+  using names_scratch = std::uint64_t*;
+  names_scratch layout_names(arena& memory) const { return lists.layout(memory); }
 
   void begin(std::uint64_t* bits) const { lists.clear(bits); }
   idx_t named_by(const naming_head<item_scratch>& h, idx_t i, idx_t end, std::uint64_t* bits, idx_t* list) const {
     return lists.named_by(h.batch, h.head, i, end, bits, list);
   }
-  void mark_needed(idx_t key_head, bool* needed, idx_t step) const {
-    std::fill_n(needed, ceil_div(shape.keys, step), false);
+  bool shared() const { return true; }
+  void mark_needed(idx_t key_head, bool* needed) const {
+    std::fill_n(needed, ceil_div(shape.keys, pack_step), false);
     const idx_t b = key_head / shape.kv_heads, first = key_head % shape.kv_heads * shape.group();
     lists.indices.typed([&](const auto& x) {
       for (idx_t h = first; h < (lists.per_key_head() ? first + 1 : first + shape.group()); ++h)
@@ -163,7 +150,7 @@ struct listed_names {
           for (idx_t n = 0; n < x.extent(3); ++n) {
             const idx_t name = x(x.extent(0) == 1 ? 0 : b, lists.list_of(h), i, n);
             const idx_t end = std::min((name + 1) * block, shape.keys);
-            for (idx_t run = name * block / step; name >= 0 && run * step < end; ++run) needed[run] = true;
+            for (idx_t run = name * block / pack_step; name >= 0 && run * pack_step < end; ++run) needed[run] = true;
           }
     });
   }
@@ -175,7 +162,7 @@ struct listed_names {
 
 template <class S, class Score>
 selected_plan<listed_names> selected_plan_of(const softmax_call<S, Score>& in, const selected_lists& lists) {
-  return {{}, in.shape, in.lengths, {in.shape, in.lengths, lists, in.causal}, panel_width<compute_type<S>>};
+  return {{{}, in.shape, in.lengths, lists, in.causal}, panel_width<compute_type<S>>};
 }
 
 }}}  // namespace attn::ATTN_ISA::detail

@@ -20,7 +20,23 @@
 #include <attn/softmax/detail/blockwise_backward.hpp>
 #include <attn/softmax/detail/softmax_call.hpp>
 
-namespace attn { inline namespace ATTN_ISA { namespace detail {
+namespace attn { inline namespace ATTN_ISA {
+
+/// The gradients of operators that have no others, as topk_blocks: those given. S is the element type of the call.
+template <class S>
+struct softmax_gradients {
+  using real = compute_type<S>;
+
+  view_field<S> q{}, k{}, v{};
+  /// [H]
+  view_field<real, 1> alibi_slopes{}, sinks{};
+  /// Read, not written: the gradient of lse, [B, H, Lq].
+  view_field<const real, 3> d_lse{};
+  /// Add to what is there instead of writing it over.
+  bool accumulate = false;
+};
+
+namespace detail {
 
 /// A backward call after the checks that all operators share. The gradients of q, k and v have elements G: S, or the
 /// compute type where they are added up further.
@@ -31,8 +47,8 @@ struct softmax_backward_call {
   softmax_call<S, Score> forward;  // the forward call without values, which computes lse where it is not given
   tensor_view<const S> q, k, v, out, d_out;
   attention_shape shape;
-  tensor_view<G> dq, dk, dv;
-  tensor_view<T, 1> d_slopes, d_sinks;
+  tensor_view<G> dq{}, dk{}, dv{};
+  tensor_view<T, 1> d_slopes{}, d_sinks{};
   tensor_view<T> d_bias{};
   tensor_view<T, 2> d_relative_bias{};
   tensor_view<T, 3> d_log_decay{}, d_relative_keys{};
@@ -44,7 +60,7 @@ struct softmax_backward_call {
   idx_t furthest = 0;       // no query sees a key further away
   list_view<idx_t> steps{};  // of distances, as in distance_range
   // Of a softmax_backward_work:
-  T *slope_sums = nullptr, *sinks = nullptr;  // [batch * heads]: the gradients of each head's slope and sink, where asked
+  T *slope_sums = nullptr, *sinks = nullptr;  // [batch * heads]: the gradients of each head's slope and sink
   double* head_sums = nullptr;                // [batch * heads][head_entries()]: those of the relative bias and of decays
   T* table_sums = nullptr;                    // [batch * heads][table_size()]: those of relative keys, by slot
 
@@ -106,8 +122,7 @@ struct softmax_backward_call {
   /// alone.
   template <class P>
   void pack_rows(const backward_rows<P>& to, idx_t b, idx_t h, const matrix_view<const S>& query,
-                 const index_map& which,
-                 idx_t count) const {
+                 const index_map& which, idx_t count) const {
     const auto o = head_of(out, b, h), d = head_of(d_out, b, h);
     to.pack(query, d, which, count);
     if (terms().by_distance)
@@ -216,16 +231,16 @@ class softmax_backward_work {
       : call_(call),
         limit_(call.forward.exec.limit_threads({.operations = operations})),
         standard_(drop_fast_lse(call)),
-        sums_(call.forward.exec.workspace([&](arena& m) {
-          return sums{call.forward.layout_lse(m), m.allocate<T>(call.d_slopes ? heads() : 0),
-                      m.allocate<T>(call.d_sinks ? heads() : 0), m.allocate<double>(heads() * call.head_entries())};
-        })),
         terms_(call.forward.exec.workspace([&](arena& m) {
           return call.forward.layout_terms(m, distance_range{call.furthest, call.steps, true});
         })),
-        tables_(prepare_terms().workspace([&](arena& m) { return m.allocate<T>(heads() * call.table_size()); })) {
+        sums_(prepare_terms().workspace([&](arena& m) {
+          return sums{call.forward.layout_lse(m), m.allocate<T>(call.d_slopes ? heads() : 0),
+                      m.allocate<T>(call.d_sinks ? heads() : 0), m.allocate<double>(heads() * call.head_entries()),
+                      m.allocate<T>(heads() * call.table_size())};
+        })) {
     call.slope_sums = sums_->slopes, call.sinks = sums_->sinks, call.head_sums = sums_->by_head;
-    call.table_sums = *tables_;
+    call.table_sums = sums_->tables;
     std::fill_n(call.slope_sums, call.d_slopes ? heads() : 0, T(0));
     std::fill_n(call.head_sums, heads() * call.head_entries(), 0.0);
     std::fill_n(call.table_sums, heads() * call.table_size(), T(0));
@@ -240,6 +255,7 @@ class softmax_backward_work {
     typename softmax_call<S, Score>::lse_memory lse;
     T *slopes, *sinks;
     double* by_head;
+    T* tables;
   };
   using term_memory = typename softmax_call<S, Score>::term_memory;
 
@@ -258,9 +274,8 @@ class softmax_backward_work {
   // In the order in which they are made: each needs what is above it.
   execution::thread_limit limit_;
   standard_products standard_;
-  execution::persistent_workspace<sums> sums_;
   execution::persistent_workspace<term_memory> terms_;
-  execution::persistent_workspace<T*> tables_;
+  execution::persistent_workspace<sums> sums_;
   bool needs_lse_;
 };
 
@@ -291,16 +306,9 @@ auto unchecked_backward_call(const char* name, const Q& q, const K& k, const V& 
       {.forward = {{}, validator(name), {.score = score_in<function>(score)},
                    execution_of(exec, options, score, score_backward)},
        .q = as_view(q), .k = as_view(k), .v = as_view(v), .out = as_view(out), .d_out = as_view(d_out), .shape = {},
-       .dq = gradients.q, .dk = {}, .dv = gradients.v, .d_slopes = {}, .d_sinks = gradients.sinks,
        .d_lse = gradients.d_lse, .accumulate = gradients.accumulate,
        .score_backward = score_in<derivative>(score_backward)},
       call_views(name), options_or_default<Options<S>>(options), gradients};
-  if constexpr (requires { gradients.k; }) call.dk = gradients.k;
-  if constexpr (requires { gradients.alibi_slopes; }) call.d_slopes = gradients.alibi_slopes;
-  if constexpr (requires { gradients.relative_bias; }) call.d_relative_bias = gradients.relative_bias;
-  if constexpr (requires { gradients.log_decay; }) call.d_log_decay = gradients.log_decay;
-  if constexpr (requires { gradients.relative_keys; })
-    call.d_relative_keys = gradients.relative_keys, call.d_relative_queries = gradients.relative_queries;
   return call;
 }
 
@@ -315,31 +323,31 @@ void check_backward_call(Call& call) {
   read_gradient_of_out(views, s, call.out, call.d_out, given.lse, call.d_lse);
   check_softmax_numbers(views, s, given);
   check_key_options(views, s, given);
-  views.gradient("q", gradients.q, call.q);
-  if constexpr (requires { gradients.k; }) views.gradient("k", gradients.k, call.k);
-  views.gradient("v", gradients.v, call.v);
-  if constexpr (requires { gradients.bias; }) views.gradient("bias", gradients.bias, given.bias);
+  const auto take = [&](const char* name, auto& to, const auto& gradient, const memory_layout& of) {
+    views.gradient(name, gradient, of);
+    to = gradient;
+  };
+  take("q", call.dq, gradients.q, call.q);
+  if constexpr (requires { gradients.k; }) take("k", call.dk, gradients.k, call.k);
+  take("v", call.dv, gradients.v, call.v);
+  if constexpr (requires { gradients.bias; }) take("bias", call.d_bias, gradients.bias, given.bias);
   if constexpr (requires { gradients.relative_bias; })
-    views.gradient("relative_bias", gradients.relative_bias, given.relative_bias);
+    take("relative_bias", call.d_relative_bias, gradients.relative_bias, given.relative_bias);
   if constexpr (requires { gradients.relative_keys; }) {
-    views.gradient("relative_keys", gradients.relative_keys, given.relative_keys);
-    views.gradient("relative_queries", gradients.relative_queries, given.relative_queries);
+    take("relative_keys", call.d_relative_keys, gradients.relative_keys, given.relative_keys);
+    take("relative_queries", call.d_relative_queries, gradients.relative_queries, given.relative_queries);
   }
-  if constexpr (requires { gradients.log_decay; }) views.gradient("log_decay", gradients.log_decay, given.log_decay);
+  if constexpr (requires { gradients.log_decay; })
+    take("log_decay", call.d_log_decay, gradients.log_decay, given.log_decay);
   if constexpr (requires { gradients.alibi_slopes; })
-    views.gradient("alibi_slopes", gradients.alibi_slopes, list_layout(given.alibi_slopes));
-  views.gradient("sinks", gradients.sinks, list_layout(given.sinks));
-
+    take("alibi_slopes", call.d_slopes, gradients.alibi_slopes, list_layout(given.alibi_slopes));
+  take("sinks", call.d_sinks, gradients.sinks, list_layout(given.sinks));
   auto& forward = call.forward;
-  forward.q = call.q, forward.k = call.k, forward.v = call.v.slice(3, 0, 0);
-  forward.out = {nullptr, {s.batch, s.heads, s.queries, 0}};
-  set_shape(forward, views, s, given);
+  static_cast<attention_views<typename decltype(call.q)::value_type>&>(forward) = {
+      call.q, call.k, call.v.slice(3, 0, 0), {nullptr, {s.batch, s.heads, s.queries, 0}}};
+  set_options(forward, s, given);
   forward.shape.dim_v = 0;
-  set_positions(forward, given);
   call.furthest = forward.furthest();
-  if constexpr (requires { given.relative_queries; }) forward.relative_queries = given.relative_queries;
-  forward.sinks = given.sinks, forward.lse = given.lse;
-  forward.terms = terms_of<typename Call::T>(given, s.dim, forward.terms.score);
 }
 
 template <template <class> class Options, class Q, class K, class V, class O, class D, class Gradients, class Given,
@@ -353,4 +361,5 @@ auto checked_backward_call(const char* name, const Q& q, const K& k, const V& v,
   return call;
 }
 
-}}}  // namespace attn::ATTN_ISA::detail
+}  // namespace detail
+}}  // namespace attn::ATTN_ISA

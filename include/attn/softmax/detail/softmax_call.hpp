@@ -27,7 +27,7 @@ struct softmax_inputs : attention_views<S, C> {
   tensor_view<T, 3> maximum{};  // where given, lse and this are in base 2: the log of the sum beside the maximum
   page_tables pages{};    // in steps with pages, where k and v are [pages, Hkv, page rows, ..]
   tensor_view<const S> relative_queries{};  // q unless given
-  tensor_view<T> sums{};  // receives the results in place of out, not rounded, where they are added up further
+  tensor_view<T> out_sums{};  // receives the results in place of out, not rounded, where they are added up further
 
   /// The position of the first query, and the one after the last query's.
   idx_t shift(idx_t b) const { return first_position.value_or(lengths.keys(b) - lengths.queries(b)); }
@@ -35,6 +35,12 @@ struct softmax_inputs : attention_views<S, C> {
   /// Number of keys that any query sees, which are the first ones.
   idx_t visible_keys(idx_t b) const {
     return causal ? std::clamp(last_shift(b), idx_t(0), lengths.keys(b)) : lengths.keys(b);
+  }
+
+  /// The rows of a key head, also of a cache.
+  cache_rows<const C> key_rows(idx_t b, idx_t kv) const { return {this->k, b, kv, shape.dim, true, pages}; }
+  cache_rows<const C> value_rows(idx_t b, idx_t kv) const {
+    return {this->v, b, kv, shape.dim_v, this->v.data() == this->k.data(), pages};
   }
 
   /// lse in base 2, in two parts: one number loses the digits of the sum where scores are large. Given as one number, it
@@ -77,7 +83,7 @@ struct softmax_inputs : attention_views<S, C> {
     const auto finish_in = [&](const auto& to) {
       state.finish_row(r, per_head(sinks, h), to.row(i), to.col_stride, log_sum, highest);
     };
-    if (sums) return finish_in(head_of(sums, b, h));
+    if (out_sums) return finish_in(head_of(out_sums, b, h));
     finish_in(this->result(b, h));
   }
   template <class P>
@@ -87,7 +93,7 @@ struct softmax_inputs : attention_views<S, C> {
   /// Clears the rows of padding in [begin, end).
   void clear_padding(idx_t b, idx_t h, idx_t begin = 0, idx_t end = std::numeric_limits<idx_t>::max()) const {
     const idx_t from = std::max(begin, lengths.queries(b)), to = std::min(end, shape.queries);
-    if (sums) return clear_rows(head_of(sums, b, h), from, to, row_of(lse, b, h), lse.stride(2));
+    if (out_sums) return clear_rows(head_of(out_sums, b, h), from, to, row_of(lse, b, h), lse.stride(2));
     clear_rows(this->result(b, h), from, to, row_of(lse, b, h), lse.stride(2));
   }
 };
@@ -154,7 +160,7 @@ struct softmax_call : softmax_inputs<S, C> {
     softmax_inputs<S, Cached> in;
     static_cast<attention_views<S, Cached>&>(in) = {this->q, keys, values, this->out, this->shape, this->lengths};
     in.causal = this->causal, in.first_position = this->first_position, in.sinks = this->sinks, in.lse = this->lse;
-    in.pages = tables, in.sums = this->sums, in.relative_queries = this->relative_queries;
+    in.pages = tables, in.out_sums = this->out_sums, in.relative_queries = this->relative_queries;
     return {in, check, terms, exec};
   }
 
@@ -183,12 +189,17 @@ Function* score_in(Given& score) {
     return nullptr;
 }
 
-/// Whether keys are seen causally, and from where.
+/// What follows from the shape of a call and its options.
 template <class S, class Score, class Options>
-void set_positions(softmax_call<S, Score>& call, const Options& options) {
-  if constexpr (requires { options.causal; }) call.causal = options.causal;
-  if constexpr (requires { options.first_position; })
-    call.first_position = checked_position(call.check, options.first_position);
+void set_options(softmax_call<S, Score>& call, const attention_shape& shape, const Options& given) {
+  set_shape(call, call.check, shape, given);
+  if constexpr (requires { given.causal; }) call.causal = given.causal;
+  if constexpr (requires { given.first_position; })
+    call.first_position = checked_position(call.check, given.first_position);
+  call.sinks = given.sinks, call.lse = given.lse;
+  if constexpr (requires { given.sums; }) call.out_sums = given.sums;
+  if constexpr (requires { given.relative_queries; }) call.relative_queries = given.relative_queries;
+  call.terms = terms_of<compute_type<S>>(given, shape.dim, call.terms.score);
 }
 
 /// The arguments of a call, whose types are checked here.
@@ -211,13 +222,8 @@ auto unchecked_call(const char* name, const Q& q, const K& k, const V& v, O& out
 template <class S, class Score, class Options>
 void check_call(checked_softmax<S, Score, Options>& call) {
   const Options& given = call.options;
-  set_shape(call, call.check, check_attention(call.views, call.q, call.k, call.v, call.out, given.lse), given);
-  set_positions(call, given);
+  set_options(call, check_attention(call.views, call.q, call.k, call.v, call.out, given.lse), given);
   check_softmax_options(call.views, call.shape, given);
-  call.sinks = given.sinks, call.lse = given.lse;
-  if constexpr (requires { given.sums; }) call.sums = given.sums;
-  if constexpr (requires { given.relative_queries; }) call.relative_queries = given.relative_queries;
-  call.terms = terms_of<compute_type<S>>(given, call.shape.dim, call.terms.score);
 }
 
 template <template <class> class Options, class Q, class K, class V, class O, class Given, class Score>

@@ -5,16 +5,48 @@
 #include <attn/core/detail/rotary_step.hpp>
 #include <attn/softmax/detail/softmax_call.hpp>
 
-namespace attn { inline namespace ATTN_ISA { namespace detail {
+namespace attn { inline namespace ATTN_ISA {
 
-/// Checks the tokens of a checked call against the cache that they go to, which overlaps no view of the call. Returns
-/// its inside.
+/// Options of a step of full_softmax or sliding_window for elements of type S.
+template <class S>
+struct softmax_step_options {
+  using real = compute_type<S>;
+
+  /// As in full_softmax_options.
+  std::optional<real> scale{};
+  /// Item b has the first lengths[b] tokens of the chunk, the rest is padding; all tokens unless given.
+  list_view<idx_t> lengths{};
+  /// Rotates the new queries and keys to their positions, which follow the item's tokens so far, before anything else.
+  std::optional<rotary_options<S>> rotary{};
+  /// As in full_softmax_options: bias and mask [B or 1, H or 1, n or 1, cache.tokens() with the new ones], log_decay
+  /// and key_mask likewise for all those tokens, lse [B, H, n].
+  view_field<const real> bias{};
+  view_field<const real, 3> relative_keys{};
+  view_field<const S> relative_queries{};
+  view_field<const real, 2> relative_bias{};
+  view_field<const real, 3> log_decay{};
+  mask_view mask{};
+  key_mask_view key_mask{};
+  std::optional<real> softcap{};
+  list_view<real> alibi_slopes{}, sinks{};
+  dropout_options dropout{};
+  view_field<real, 3> lse{};
+};
+
+namespace detail {
+
+/// Checks the tokens of a checked call against the cache that they go to, which overlaps no view of the call, and the
+/// options with an entry for every token of the cache, the new ones included. Returns its inside.
 template <class Call, class Cache>
 auto& check_step(Call& call, Cache& cache) {
   auto& inside = step_access::of(cache);
+  check_stores<typename std::remove_reference_t<decltype(inside)>::value_type, typename decltype(call.q)::value_type>();
   inside.check_tokens(call.check, call.k, call.v, call.options.lengths);
   call.check.equal("query length = key length", call.shape.keys, call.shape.queries);
   inside.list_memory(call.views);
+  attention_shape stream = call.shape;
+  stream.keys = inside.tokens_after(call.shape.queries, call.options.lengths);
+  check_key_options(call.views, stream, call.options);
   return inside;
 }
 
@@ -51,6 +83,7 @@ template <template <class> class Options, class Inside, class Q, class O, class 
 auto checked_cached_call(const char* name, const Inside& cache, const Q& q, O& out, Given& options, Score& score,
                          execution_ref& exec) {
   using S = element_of<const Q&>;
+  check_stores<typename Inside::value_type, S>();
   const tensor_view<const S> k(nullptr, {cache.batch(), cache.heads(), 0, cache.dim()}),
       v(nullptr, {cache.batch(), cache.heads(), 0, cache.value_dim()});
   auto call = checked_call<Options>(name, q, k, v, out, options, score, exec);
@@ -62,4 +95,5 @@ auto checked_cached_call(const char* name, const Inside& cache, const Q& q, O& o
   return call;
 }
 
-}}}  // namespace attn::ATTN_ISA::detail
+}  // namespace detail
+}}  // namespace attn::ATTN_ISA

@@ -50,25 +50,24 @@ struct sparse_backward {
     double* relative;                  // [tasks]: those of the relative bias
   };
   item_scratch layout(arena& memory) const {
-    const idx_t all = plan.parts() * slots();
     const bool errors = many_queries(shape.queries) && !Plan::keys_are_queries;
-    item_scratch p{.plan = plan.layout(memory, 1), .keys = layout_keys(memory, plan.shared() ? shape.keys : 0),
+    item_scratch p{.plan = plan.layout(memory, 1),
+                   .keys = layout_keys(memory, plan.shared() ? shape.keys : 0, plan.parts() * slots(), errors),
                    .needed = memory.allocate<bool>(plan.shared() ? steps() : 0),
                    .begun = memory.allocate<bool>(plan.parts() * steps()), .dq = nullptr,
                    .dq_errors = nullptr, .slopes = memory.allocate<T>(most_tasks()),
                    .relative = memory.allocate<double>(most_tasks() * in.relative_entries())};
     p.keys.keys.positions = plan.shared_positions();
-    if (want_keys()) p.keys.d_keys = memory.allocate<T>(all * stride_k());
-    if (in.dv) p.keys.d_values = memory.allocate<T>(all * stride_v());
-    if (want_keys() && errors) p.keys.key_errors = memory.allocate<T>(all * stride_k());
-    if (in.dv && errors) p.keys.value_errors = memory.allocate<T>(all * stride_v());
     const bool stages = in.dq && (stores_rows(plan) || Plan::keys_are_queries);
     if (stages) p.dq = memory.allocate<T>(shape.queries * stride_k());
     if (stages && plan.keeps_errors()) p.dq_errors = memory.allocate<T>(shape.queries * stride_k());
     return p;
   }
-  backward_keys<P> layout_keys(arena& memory, idx_t count) const {
-    return backward_keys<P>::layout(memory, count, shape.dim, shape.dim_v, false, false);
+  /// Memory for so many keys, and for so many sums.
+  backward_keys<P> layout_keys(arena& memory, idx_t count, idx_t sums, bool errors = false) const {
+    auto keys = backward_keys<P>::layout(memory, count, shape.dim, shape.dim_v, false, false);
+    keys.layout_sums(memory, sums, want_keys(), bool(in.dv), errors);
+    return keys;
   }
 
   /// Scratch of one thread: a block of rows, and the keys a query set packs, with the sums of those not contiguous.
@@ -82,15 +81,12 @@ struct sparse_backward {
   };
   thread_scratch scratch(int worker) const {
     return in.forward.exec.scratch(worker, [&](arena& memory) {
-      thread_scratch s{.rows = backward_rows<P>::layout(memory, max_rows, shape.dim, shape.dim_v),
-                       .kernel = in.layout_scratch(memory),
-                       .keys = layout_keys(memory, plan.capacity()),
-                       .ranges = memory.allocate<key_range>(max_rows),
-                       .dq = in.dq ? memory.allocate<T>(max_rows * stride_k()) : nullptr,
-                       .plan = plan.layout_scratch(memory)};
-      if (want_keys()) s.keys.d_keys = memory.allocate<T>(plan.listed_capacity() * stride_k());
-      if (in.dv) s.keys.d_values = memory.allocate<T>(plan.listed_capacity() * stride_v());
-      return s;
+      return thread_scratch{.rows = backward_rows<P>::layout(memory, max_rows, shape.dim, shape.dim_v),
+                            .kernel = in.layout_scratch(memory),
+                            .keys = layout_keys(memory, plan.capacity(), plan.listed_capacity()),
+                            .ranges = memory.allocate<key_range>(max_rows),
+                            .dq = in.dq ? memory.allocate<T>(max_rows * stride_k()) : nullptr,
+                            .plan = plan.layout_scratch(memory)};
     });
   }
 

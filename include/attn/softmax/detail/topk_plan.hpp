@@ -8,7 +8,7 @@
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 template <class S>
-struct topk_names {
+struct topk_names : row_plan {
   using T = compute_type<S>;
   static constexpr bool causal = true;
 
@@ -20,17 +20,18 @@ struct topk_names {
   idx_t sums_stride = 0;
   idx_t block = blocks.block, all = shape.keys > 0 ? blocks.blocks + 1 : 0, most = blocks.rounds + 1;
   bool packs_all = shape.queries * most >= all;
+  bool shared() const { return packs_all; }
 
   /// The sums of one key head of one batch item.
   using item_scratch = block_sums<T>;
-  item_scratch layout(arena& memory) const {
+  item_scratch layout(arena& memory, idx_t) const {
     return {memory.allocate<T>(sums ? 0 : block_sums<T>::size(blocks.blocks, shape.dim)), shape.dim};
   }
-  struct thread_scratch {
+  struct names_scratch {
     block_chooser<T> chooser;
     idx_t* tile;  // the queries [tile[0], tile[1]) have chosen
   };
-  thread_scratch layout_scratch(arena& memory) const {
+  names_scratch layout_names(arena& memory) const {
     return {block_chooser<T>::layout(memory, shape.dim, blocks.rounds), memory.allocate<idx_t>(2)};
   }
 
@@ -44,8 +45,8 @@ struct topk_names {
     });
   }
 
-  void begin(const thread_scratch& s) const { s.tile[0] = s.tile[1] = 0; }
-  idx_t named_by(const naming_head<item_scratch>& h, idx_t i, idx_t end, const thread_scratch& s, idx_t* list) const {
+  void begin(const names_scratch& s) const { s.tile[0] = s.tile[1] = 0; }
+  idx_t named_by(const naming_head<item_scratch>& h, idx_t i, idx_t end, const names_scratch& s, idx_t* list) const {
     if (end == 0) return 0;  // before the first key
     const idx_t position = i + h.keys - h.queries, count = blocks.choices(position);
     if (count > 0 && i >= s.tile[1]) {
@@ -58,9 +59,7 @@ struct topk_names {
     list[count] = blocks.block_of(position);
     return count + 1;
   }
-  void mark_needed(idx_t, bool* needed, idx_t step) const {
-    std::fill_n(needed, ceil_div(shape.keys, step), true);
-  }
+  void mark_needed(idx_t, bool* needed) const { std::fill_n(needed, ceil_div(shape.keys, pack_step), true); }
   double operations(idx_t per_score) const {
     const double seen = static_cast<double>(std::min(most * block, shape.keys));
     return static_cast<double>(shape.batch * shape.heads) * static_cast<double>(shape.queries) *
@@ -71,11 +70,7 @@ struct topk_names {
 template <class S, class Score>
 selected_plan<topk_names<S>> topk_plan_of(const softmax_call<S, Score>& in, const topk_shape& blocks,
                                           const compute_type<S>* sums = nullptr, idx_t sums_stride = 0) {
-  return {{},
-          in.shape,
-          in.lengths,
-          {in.shape, in.lengths, blocks, in.q, in.k, sums, sums_stride},
-          panel_width<compute_type<S>>};
+  return {{{}, in.shape, in.lengths, blocks, in.q, in.k, sums, sums_stride}, panel_width<compute_type<S>>};
 }
 
 }}}  // namespace attn::ATTN_ISA::detail

@@ -89,7 +89,7 @@ struct window_backward : window_sets {
     mutable backward_keys<P> keys;         // of the class, without the global ones
     mutable backward_keys<P> global_keys;
     mutable backward_keys<P> own_keys;     // k_global and v_global of the part's keys
-    idx_t *key_list, *rank, *row_list;     // as window_scratch
+    class_rows rows_of_class;
   };
   part_scratch layout(arena& memory) const {
     const idx_t slots = std::min(part_length() + left + right, shape.keys), n = global_count();
@@ -103,53 +103,31 @@ struct window_backward : window_sets {
             .keys = keys(slots, bool(in.dk), bool(in.dv), many_queries(slots)),
             .global_keys = keys(n, true, true),
             .own_keys = keys(own() ? part_length() : 0, bool(gradients.k_global), bool(gradients.v_global)),
-            .key_list = memory.allocate<idx_t>(n ? slots : 0),
-            .rank = memory.allocate<idx_t>(n ? slots + 1 : 0),
-            .row_list = memory.allocate<idx_t>(max_rows)};
+            .rows_of_class = class_rows::layout(memory, slots, n > 0, max_rows)};
   }
 
   /// One part: the keys [k0, k1) of class r of a key head, for the query heads [h, h_end), whose dilation is d.
-  struct part_of_class {
-    idx_t b, kv, h, h_end, d, r, shift;  // position of query 0
-    global_list globals;
+  struct part_of_class : class_rows {
+    idx_t b, kv, h, h_end;
     const part_scratch& s;
     idx_t k0 = 0, k1 = 0;
-    idx_t low = 0, high = 0;  // keys packed
-    bool listed = false;      // without global ones
 
     /// Adds the keys of the class that the part owns.
     decay_gradients owned(decay_gradients of) const {
       of.first = r + d * k0, of.end = r + d * k1;
       return of;
     }
-
-    /// The slot of key t of the class, or of the next one that is packed.
-    idx_t slot(idx_t t) const {
-      const idx_t at = std::clamp(t, low, high) - low;
-      return listed ? s.rank[at] : at;
-    }
   };
 
   /// Packs the keys of a part and their neighbours, without the global ones, which are packed separately.
-  void pack(part_of_class& p) const {
-    idx_t count = p.high - p.low;
-    packed_keys<P> &keys = p.s.keys.keys, &global_keys = p.s.global_keys.keys;
-    keys.positions = {p.r + p.d * p.low, p.d, nullptr};
+  void pack(const part_of_class& p) const {
+    const auto key = head_of(in.k, p.b, p.kv), value = head_of(in.v, p.b, p.kv);
     p.s.own_keys.keys.positions = {p.r + p.d * p.k0, p.d, nullptr};
-    p.listed = !p.globals.empty();
-    if (p.listed) {
-      count = 0;
-      for (idx_t t = p.low; t < p.high; ++t) {
-        p.s.rank[t - p.low] = count;
-        if (!p.globals.contains(p.r + p.d * t)) p.s.key_list[count++] = p.r + p.d * t;
-      }
-      p.s.rank[p.high - p.low] = count;
-      keys.positions.list = p.s.key_list;
-      global_keys.positions = {0, 1, p.globals.data()};
-      p.s.global_keys.pack(head_of(in.k, p.b, p.kv), head_of(in.v, p.b, p.kv), 0,
-                           p.globals.before(in.lengths().keys(p.b)));
+    if (p.listed()) {
+      p.s.global_keys.keys.positions = {0, 1, p.globals.data()};
+      p.s.global_keys.pack(key, value, 0, p.globals.before(in.lengths().keys(p.b)));
     }
-    p.s.keys.pack(head_of(in.k, p.b, p.kv), head_of(in.v, p.b, p.kv), 0, count);
+    p.s.keys.pack(key, value, 0, p.keys_to_pack(p.s.keys.keys.positions));
   }
 
   T* table_of(const partial& sums, idx_t in_group) const {
@@ -178,14 +156,11 @@ struct window_backward : window_sets {
     if (owned) back.by_distance = in.distance_sums(table_of(sums, in_group), dq, d_relative, query_stride());
     const idx_t all = in.lengths().keys(p.b);
     for (idx_t t = begin; t < end; t += max_rows) {
-      const idx_t stop = std::min(t + max_rows, end);
-      idx_t rows = 0;
-      for (idx_t u = t; u < stop; ++u)
-        if (!p.listed || !p.globals.contains(p.r + p.d * u)) p.s.row_list[rows++] = p.r + p.d * u - p.shift;
-      const index_map which = p.listed ? index_map{0, 1, p.s.row_list} : index_map{p.r + p.d * t - p.shift, p.d};
+      index_map which;
+      const idx_t rows = p.rows_of(t, std::min(t + max_rows, end), which);
       in.pack_rows(p.s.rows, p.b, h, head_of(in.q, p.b, h), which, rows);
       for (idx_t row = 0; row < rows; ++row) {
-        const idx_t u = (which[row] + p.shift - p.r) / p.d;
+        const idx_t u = p.entry(which[row]);
         idx_t first = u - left, last = u + right + 1;
         if (!owned) first = std::max(first, p.k0), last = std::min(last, p.k1);
         ranges[row] = {p.slot(first), p.slot(last)};
@@ -194,7 +169,7 @@ struct window_backward : window_sets {
         if (x) std::fill_n(x, max_rows * query_stride(), T(0));
       differentiate(p.s.rows, rows, ranges, which, p.s.keys, head_terms, p.s.block, dq, query_stride(), back);
       if (!owned) continue;
-      if (p.listed) {
+      if (p.listed()) {
         for (idx_t row = 0; row < rows; ++row)
           ranges[row] = {0, p.globals.before(in.forward.causal ? std::min(all, which[row] + p.shift + 1) : all)};
         const decay_gradients of_class = back.decay;
@@ -230,8 +205,8 @@ struct window_backward : window_sets {
     back.by_distance = in.distance_sums(table_of(part, in_group), dq, d_relative, query_stride());
     for (idx_t g = g0; g < g1; g += max_rows) {
       const idx_t rows = std::min(max_rows, g1 - g);
-      for (idx_t row = 0; row < rows; ++row) p.s.row_list[row] = p.globals[g + row] - p.shift;
-      const index_map which{0, 1, p.s.row_list};
+      for (idx_t row = 0; row < rows; ++row) p.row_list[row] = p.globals[g + row] - p.shift;
+      const index_map which{0, 1, p.row_list};
       in.pack_rows(p.s.rows, p.b, h, head_of(own() ? options.q_global : in.q, p.b, h), which, rows);
       for (T* x : {dq, d_relative})
         if (x) std::fill_n(x, max_rows * query_stride(), T(0));
@@ -281,7 +256,7 @@ struct window_backward : window_sets {
       if (number > 0) take_queries(p, h, std::max(q_first, p.k0 - right), std::min(p.k0, end), false, sums);
       take_queries(p, h, number > 0 ? std::max(q_first, p.k0) : q_first, q1, true, sums);
       take_queries(p, h, std::max(q1, q_first), std::min(p.k1 + left, end), false, sums);
-      if (p.listed) take_global_queries(p, h, p.r == 0 && number == 0, sums);
+      if (p.listed()) take_global_queries(p, h, p.r == 0 && number == 0, sums);
     }
     const auto row_of = [](T* rows, idx_t stride, idx_t row) { return rows ? rows + row * stride : nullptr; };
     const auto give = [&](bool projected, const backward_keys<P>& from, idx_t slot, idx_t row) {
@@ -308,9 +283,9 @@ struct window_backward : window_sets {
     if (step >= steps(kv)) return;
     const part_scratch s = in.forward.exec.scratch(worker, [&](arena& memory) { return layout(memory); });
     const auto part = [&](idx_t h, idx_t h_end, idx_t n) {
-      const idx_t d = dilation(h);
-      return part_of_class{.b = b, .kv = kv, .h = h, .h_end = h_end, .d = d, .r = n % d,
-                           .shift = in.forward.shift(b), .globals = globals(b), .s = s};
+      class_rows rows = s.rows_of_class;
+      rows.d = dilation(h), rows.r = n % rows.d, rows.shift = in.forward.shift(b), rows.globals = globals(b);
+      return part_of_class{rows, b, kv, h, h_end, s};
     };
     scratch.parts[step].clear();
     if (alike(kv))
