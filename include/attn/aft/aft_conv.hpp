@@ -64,11 +64,10 @@ template <viewable Q, viewable K, viewable V, viewable O, viewable W,
 void aft_conv(const Q& q, const K& k, const V& v, O&& out, const W& w, Options&& options = {},
               execution_ref exec = {}) {
   using S = element_of<const Q&>;
-  using T = compute_type<S>;
   auto call = detail::checked_aft<aft_conv_options<S>>("aft_conv", q, k, v, out, w, options, exec);
   const auto grid = detail::check_aft_conv_grid(call.views, call.x, call.options.grid);
   if (call.x.length == 0) return;
-  detail::aft_window_call<T>{call.x, grid, detail::aft_window_layout::kernel, detail::add_rows<T, S>}.run(call.exec);
+  detail::aft_window_call<compute_type<S>>{call.x, grid, detail::aft_window_layout::kernel}.run(call.exec);
 }
 
 }}  // namespace attn::ATTN_ISA

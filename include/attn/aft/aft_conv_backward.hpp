@@ -40,13 +40,11 @@ void aft_conv_backward(const Q& q, const K& k, const V& v, const W& w, const D& 
                        const aft_conv_gradients<element_of<const Q&>>& gradients, Options&& options = {},
                        execution_ref exec = {}) {
   using S = element_of<const Q&>;
-  using T = compute_type<S>;
   auto call = detail::checked_aft_backward<aft_conv_options<S>>("aft_conv_backward", q, k, v, w, d_out, gradients,
                                                                 options, exec);
   const auto grid = detail::check_aft_conv_grid(call.views, call.x, call.options.grid);
-  detail::as_kernels(call.x.dw, call.options.grid.has_value());
-  detail::aft_window_backward_call<T>{call.x, detail::gradient_elements_of<S>, grid, detail::aft_window_layout::kernel,
-                                      detail::add_rows<T, S>}
+  detail::aft_window_backward_call<compute_type<S>>{call.x, detail::gradient_elements_of<S>, grid,
+                                                    detail::aft_window_layout::kernel}
       .run(call.exec);
 }
 

@@ -23,7 +23,7 @@ struct aft_conv_state_options {
 /// The last tokens of a stream and the sums over those before them. append(k, v) feeds tokens k [B, H, n, D] or
 /// [B, H, n, 1], v [B, H, n, D], without attending. A moved-from state may only be assigned to or destroyed.
 template <element S>
-class aft_conv_state : public detail::aft_window_state<S, true> {
+class aft_conv_state : public detail::aft_state<S, true> {
   static constexpr const char* name = "aft_conv_state";
   static idx_t window_of(idx_t width) {
     const detail::validator check(name);
@@ -36,7 +36,7 @@ class aft_conv_state : public detail::aft_window_state<S, true> {
   /// A state at the start of a stream. Throws std::invalid_argument for extents that do not fit or sizes no memory can
   /// hold.
   explicit aft_conv_state(const state_extents& extents, const aft_conv_state_options& options = {})
-      : detail::aft_window_state<S, true>(name, extents, window_of(options.width)) {}
+      : detail::aft_state<S, true>(name, extents, window_of(options.width)) {}
 
   idx_t width() const { return 2 * this->window() - 1; }
 };

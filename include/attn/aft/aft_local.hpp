@@ -59,10 +59,9 @@ template <viewable Q, viewable K, viewable V, viewable O, viewable W,
 void aft_local(const Q& q, const K& k, const V& v, O&& out, const W& w, Options&& options = {},
                execution_ref exec = {}) {
   using S = element_of<const Q&>;
-  using T = compute_type<S>;
   auto call = detail::checked_aft<aft_local_options<S>>("aft_local", q, k, v, out, w, options, exec);
   const auto [grid, layout] = detail::check_aft_local(call.views, call.x, call.options.window, call.options.band);
-  detail::aft_window_call<T>{call.x, grid, layout, detail::add_rows<T, S>}.run(call.exec);
+  detail::aft_window_call<compute_type<S>>{call.x, grid, layout}.run(call.exec);
 }
 
 }}  // namespace attn::ATTN_ISA

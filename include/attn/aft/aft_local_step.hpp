@@ -23,12 +23,12 @@ struct aft_local_state_options {
 /// The last tokens of a stream and the sums over those before them. append(k, v) feeds tokens k, v [B, H, n, D] without
 /// attending. A moved-from state may only be assigned to or destroyed.
 template <element S>
-class aft_local_state : public detail::aft_window_state<S, false> {
+class aft_local_state : public detail::aft_state<S> {
  public:
   /// A state at the start of a stream. Throws std::invalid_argument for extents that do not fit or sizes no memory can
   /// hold.
   explicit aft_local_state(const state_extents& extents, const aft_local_state_options& options = {})
-      : detail::aft_window_state<S, false>("aft_local_state", extents, options.window) {}
+      : detail::aft_state<S>("aft_local_state", extents, options.window) {}
 };
 
 struct aft_local_step_options {

@@ -1,4 +1,8 @@
-// attn: attention-free mixing whose biases are 0 beyond a window, for tokens in one line or in the lines of an image.
+// attn: attention-free mixing with biases: of all pairs, or 0 beyond a window, for tokens in one line or in the lines of
+// an image.
+//
+// Where all pairs have a bias, the keys of a bundle are packed once for all blocks of rows. Otherwise a block packs those
+// it has biases for.
 //
 // Keys beyond the reach of every window of a block of rows have no bias for any of these rows: their sums (key_sums) are
 // computed once. The other keys, the windows and what lies between them, are a range of each line near the block and go
@@ -16,6 +20,7 @@ struct aft_window_grid {
   idx_t lines = 1, columns = 0, up = 0, side = 0;
   bool causal = false;  // of one line
   bool of_keys = false;
+  bool whole = false;  // one line, all of which is within the window of every token
 
   idx_t blocks() const { return (columns + block_rows - 1) / block_rows; }  // a line
   /// Columns of line r, where the first n tokens are real.
@@ -149,15 +154,15 @@ struct aft_window_sums {
   }
 };
 
-/// One call whose biases are 0 beyond a window.
+/// One call, after its checks.
 template <class T>
 struct aft_window_call {
   const aft_tensors<T>& x;
   aft_window_grid grid;
   aft_window_layout layout;
-  add_rows_function<T> add_rows;
   head_bundles<T> bundles{};
   aft_window_sums<T> sums{};
+  packed_chunk<T>* packed = nullptr;  // all keys of a bundle, where the whole line is within the window
 
   work_estimate work() const {
     const double window = static_cast<double>(std::min(2 * grid.side + 94, grid.columns));
@@ -165,38 +170,58 @@ struct aft_window_call {
     return x.work(static_cast<double>(x.length) * window * lines_seen);
   }
 
+  // Keys of a product. Where a causal block sees chunks of all keys, they end where blocks of rows end.
+  idx_t step() const { return grid.whole && grid.causal ? block_rows : product_keys; }
+
   void allocate(arena& memory) {
-    sums = aft_window_sums<T>::layout(memory, grid, x.batch * x.heads, x.parts());
+    if (!grid.whole) sums = aft_window_sums<T>::layout(memory, grid, x.batch * x.heads, x.parts());
     bundles = head_bundles<T>::make(x, memory);
+    packed = memory.allocate_list(grid.whole ? ceil_div(x.length, step()) : 0, [&](auto& m) {
+      return packed_chunk<T>::layout(m, bundles.most * x.parts(), step());
+    });
   }
 
   void sum_outside(execution& exec) const {
+    if (grid.whole) return;
     sums.sum(
         x.batch * x.heads, exec,
         [&](idx_t head, idx_t begin, idx_t end, key_sums<T>* to) {
-          add_rows(bundles.heads[head], begin, end, x.parts(), to);
+          x.elements->add_rows(bundles.heads[head], begin, end, x.parts(), to);
         },
         [&](idx_t head) { return bundles.heads[head].length; });
   }
 
-  /// The sums of rows of bundles [first_bundle, end_bundle); finish(rows, keys) is called for each block of them.
+  void pack_bundle(const head_bundle& bundle, execution& exec) const {
+    const idx_t length = bundle[0].length, heads = std::ssize(bundle);
+    exec.for_each(ceil_div(length, step()) * heads, [&](idx_t task, int) {
+      const idx_t n = task / heads, head = task % heads, begin = n * step();
+      packed[n].pack(*x.elements, bundle.data()[head], head * x.parts(), begin, std::min(step(), length - begin));
+    });
+  }
+
+  /// The sums of rows of bundles [first_bundle, end_bundle), of one where keys are packed for all blocks; finish(rows,
+  /// keys) is called for each block of them.
   template <class Finish>
   void attend(idx_t first_bundle, idx_t end_bundle, execution& exec, Finish&& finish) const {
     const idx_t blocks = grid.blocks(), parts = x.parts();
+    if (grid.whole) pack_bundle(bundles.list[first_bundle], exec);
     exec.for_each((end_bundle - first_bundle) * grid.lines * blocks, [&](idx_t task, int worker) {
       const head_bundle bundle = bundles.list[first_bundle + task / blocks / grid.lines];
-      const idx_t r = task / blocks % grid.lines, i = task % blocks, at = r * grid.columns;
+      const idx_t r = task / blocks % grid.lines, at = r * grid.columns;
+      const idx_t i = grid.whole ? blocks - 1 - task : task % blocks;  // the longest go first
       const idx_t first = i * block_rows, end = std::min(first + block_rows, grid.columns);
       const idx_t length = bundle[0].length, real = std::clamp(grid.columns_of(r, length), first, end);
       if (first == real) return;
       sums_array<T> outside;
       packed_chunk<T> chunk;
       auto block = exec.scratch(worker, [&](arena& memory) {
-        outside = sums_array<T>::layout(memory, bundles.most, parts);
-        chunk = packed_chunk<T>::layout(memory, bundles.most * parts, product_keys);
+        if (!grid.whole) {
+          outside = sums_array<T>::layout(memory, bundles.most, parts);
+          chunk = packed_chunk<T>::layout(memory, bundles.most * parts, product_keys);
+        }
         return aft_block<T>::layout(memory, bundles.most * parts, grid.causal);
       });
-      for (idx_t n = 0; n < std::ssize(bundle); ++n)
+      for (idx_t n = 0; n < std::ssize(bundle) && !grid.whole; ++n)
         sums.outside(bundle.data() + n - bundles.heads, r, i, outside, n);
       block.packets = std::ssize(bundle) * parts;
       block.begin(real - first);
@@ -209,10 +234,11 @@ struct aft_window_call {
       idx_t keys = 0;
       bias.ranges([&](idx_t begin, idx_t stop) {
         keys += stop - begin;
-        for (idx_t j = begin; j < stop; j += product_keys) {
-          const idx_t count = std::min(product_keys, stop - j);
-          for (idx_t n = 0; n < std::ssize(bundle); ++n) chunk.pack(*x.elements, bundle.data()[n], n * parts, j, count);
-          rows.add_chunk(chunk, j, count);
+        for (idx_t j = begin; j < stop; j += step()) {
+          const idx_t count = std::min(step(), stop - j);
+          for (idx_t n = 0; n < std::ssize(bundle) && !grid.whole; ++n)
+            chunk.pack(*x.elements, bundle.data()[n], n * parts, j, count);
+          rows.add_chunk(grid.whole ? packed[j / step()] : chunk, j, count);
         }
       });
       finish(rows, keys);
@@ -223,10 +249,12 @@ struct aft_window_call {
     const auto limit = exec.limit_threads(work());
     exec.shared_scratch([&](arena& memory) { return allocate(memory), 0; });
     sum_outside(exec);
-    attend(0, bundles.count, exec, [](const auto& rows, idx_t keys) { rows.finish(keys); });
+    const idx_t together = grid.whole ? 1 : bundles.count;
+    for (idx_t b = 0; b < bundles.count; b += together)
+      attend(b, b + together, exec, [](const auto& rows, idx_t keys) { rows.finish(keys); });
     if (x.lengths.empty()) return;
     exec.for_each(x.batch * x.heads, [&](idx_t n, int) {
-      x.elements->clear(bundles.heads[n], bundles.heads[n].length, x.length);
+      x.clear_padding(bundles.heads[n], bundles.heads[n].length, x.length);
     });
   }
 };

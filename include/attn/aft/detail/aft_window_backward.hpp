@@ -1,4 +1,4 @@
-// attn: the gradients of attention-free mixing whose biases are 0 beyond a window.
+// attn: the gradients of attention-free mixing with biases.
 //
 // What aft_window.hpp does with keys and rows, with the roles changed: rows beyond the reach of every window of a block
 // of keys see these keys without a bias, and their sums are computed once, as key_sums of g and h. They overflow no
@@ -44,14 +44,13 @@ template <class T>
 struct aft_window_backward_call {
   static constexpr idx_t most_segments = 32;  // of the keys: each has a separate sum of the gradient of a kernel
 
-  const aft_backward_tensors<T>& x;
+  const aft_tensors<T>& x;
   const aft_gradient_elements<T>& elements;
   aft_window_grid grid;
   aft_window_layout layout;
-  add_rows_function<T> add_rows;
 
   void run(execution& exec) const {
-    aft_window_call<T> forward{x, grid, layout, add_rows};
+    aft_window_call<T> forward{x, grid, layout};
     auto work = forward.work();
     work.operations *= 3;
     const auto limit = exec.limit_threads(work);
@@ -71,11 +70,12 @@ struct aft_window_backward_call {
       biases = aft_bias_gradients<T>::layout(memory, x, most, kernel);
       auto of_keys = grid;
       of_keys.of_keys = true;
-      beside = aft_window_sums<T>::layout(memory, of_keys, most, parts);
+      beside = aft_window_sums<T>::layout(memory, of_keys, grid.whole ? 0 : most, parts);
       partial = memory.allocate<T>(segments * entries);
       return 0;
     });
-    if (!kernel || forward.bundles.count == 0) biases.clear(exec);
+    const bool all_written = kernel || (grid.whole && !grid.causal && x.lengths.empty());
+    if (!all_written || forward.bundles.count == 0) biases.clear(exec);
     rows.find_highest(x, elements, exec);
     forward.sum_outside(exec);
     for (idx_t b = 0; b < forward.bundles.count; ++b) {
@@ -85,7 +85,7 @@ struct aft_window_backward_call {
       });
       if (!keys_too) continue;
       beside.sum(
-          std::ssize(bundle), exec,
+          grid.whole ? 0 : std::ssize(bundle), exec,
           [&](idx_t head, idx_t begin, idx_t end, key_sums<T>* to) {
             for (idx_t p = 0; p < parts; ++p) rows.add_plain(bundle, head * parts + p, begin, end, to[p]);
           },
@@ -101,7 +101,7 @@ struct aft_window_backward_call {
         for (idx_t n = 0; n < entries; ++n) biases.sink.sums[n] += partial[segment * entries + n];
       biases.end(forward.bundles, b, exec);
     }
-    clear_all_padding(x, elements, exec);
+    clear_all_padding(x, exec);
   }
 
  private:
@@ -114,10 +114,10 @@ struct aft_window_backward_call {
     sums_array<T> outside;
     const bool biased = x.wants(x.dw);
     const auto block = exec.scratch(worker, [&](arena& memory) {
-      outside = sums_array<T>::layout(memory, most, parts);
+      outside = sums_array<T>::layout(memory, grid.whole ? 0 : most, parts);
       return aft_key_block<T>::layout(memory, most * parts, biased);
     });
-    for (idx_t head = 0; head < std::ssize(bundle); ++head) beside.outside(head, r, i, outside, head);
+    for (idx_t head = 0; head < std::ssize(bundle) && !grid.whole; ++head) beside.outside(head, r, i, outside, head);
     const window_key_bias<T> bias{bundle[0].w, *x.elements, layout, grid, length, sink};
     const aft_key_gradients<T, window_key_bias<T>> keys{
         block, x, elements, rows, bundle, bias, r * grid.columns + i * block_rows, count, biased};
@@ -125,7 +125,7 @@ struct aft_window_backward_call {
     const aft_window_bias<T> ranges{
         .w = {}, .elements = *x.elements, .layout = layout, .grid = beside.grid, .keys = length, .r = r, .i = i};
     ranges.ranges([&](idx_t begin, idx_t end) { keys.add_rows(begin, end - begin); });
-    keys.finish(outside.data);
+    keys.finish(grid.whole ? nullptr : outside.data);
   }
 };
 
