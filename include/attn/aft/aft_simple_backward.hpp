@@ -73,8 +73,8 @@ void add_gated(const simple_backward_rows& rows, idx_t c, packet<T>* total) {
 template <class T, class S, int C>
 void simple_backward_shared(const simple_backward_rows& rows, idx_t c, const key_sums<T>* sums,
                             const packet<T>* gated) {
-  const gradient_writer<T, S> dq{typed<S>(rows.head.dq), c, rows.accumulate}, dk{typed<S>(rows.head.dk), c, rows.accumulate},
-      dv{typed<S>(rows.head.dv), c, rows.accumulate};
+  const gradient_writer<T, S> dq{typed<S>(rows.head.dq), c, rows.accumulate},
+      dk{typed<S>(rows.head.dk), c, rows.accumulate}, dv{typed<S>(rows.head.dv), c, rows.accumulate};
   packet<T> mean[C], share[C], negated[C];
   unroll<C>([&](auto n) {
     const packet<T> den = sums[n].den;
@@ -121,8 +121,8 @@ struct causal_row {
 template <class T, class S, int C>
 void simple_backward_causal(const simple_backward_rows& rows, idx_t c, const key_sums<T>* before,
                             const key_sums<T>* after, key_sums<T>* total, causal_row<T>* scratch) {
-  const gradient_writer<T, S> dq{typed<S>(rows.head.dq), c, rows.accumulate}, dk{typed<S>(rows.head.dk), c, rows.accumulate},
-      dv{typed<S>(rows.head.dv), c, rows.accumulate};
+  const gradient_writer<T, S> dq{typed<S>(rows.head.dq), c, rows.accumulate},
+      dk{typed<S>(rows.head.dk), c, rows.accumulate}, dv{typed<S>(rows.head.dv), c, rows.accumulate};
   const packet<T> none = broadcast<T>(-std::numeric_limits<T>::infinity());
   const auto hides = rows.head.hidden();
   if (rows.begin == rows.end) return;
@@ -175,9 +175,10 @@ struct aft_simple_backward_call {
 
   const aft_tensors<T>& x;
   idx_t parts = x.parts(), chunks = ceil_div(x.length, simple_chunk);
-  sums_array<T> keys{}, rows{}, later{};  // per chunk: sums of its keys, then of what its rows see before it; of g and h
-                                          // of its rows; of those after it
-  packet<T>* gated = nullptr;             // per chunk: sums of dy
+  // Per chunk: sums of its keys, then of what its rows see before it; of g and h of its rows; of the rows after them; of
+  // dy.
+  sums_array<T> keys{}, rows{}, later{};
+  packet<T>* gated = nullptr;
 
   idx_t heads() const { return x.batch * x.heads; }
   auto limit_threads(execution& exec) const { return exec.limit_threads(x.work(30 * static_cast<double>(x.length))); }

@@ -205,7 +205,8 @@ struct aft_key_gradients {
       }
       if (p % rows.parts == 0) std::fill_n(block.shared, block_rows * width<T>, T(0));
       for (idx_t j = 0; j < count; ++j) block.shared[j * width<T>] += sum_lanes(load<T>(sums + j * wide + width<T>));
-      if (p % rows.parts == rows.parts - 1) elements.store(head.dk, 0, begin, count, block.shared, width<T>, x.accumulate);
+      if (p % rows.parts == rows.parts - 1)
+        elements.store(head.dk, 0, begin, count, block.shared, width<T>, x.accumulate);
     }
   }
 

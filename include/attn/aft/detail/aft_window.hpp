@@ -1,5 +1,5 @@
-// attn: attention-free mixing with biases: of all pairs, or 0 beyond a window, for tokens in one line or in the lines of
-// an image.
+// attn: attention-free mixing with biases for all pairs, or 0 beyond a window, for tokens in one line or in the lines
+// of an image.
 //
 // Where all pairs have a bias, the keys of a bundle are packed once for all blocks of rows. Otherwise a block packs those
 // it has biases for.
