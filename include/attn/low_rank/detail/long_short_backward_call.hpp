@@ -170,7 +170,7 @@ struct long_short_backward_call {
         }
         differentiate(s.rows, rows, ranges, which, s.window, terms, s.block, dq, stride(), back);
         for (idx_t r = 0; r < rows; ++r)
-          ranges[r] = {0, forward.rank() * forward.finished(length, forward.causal ? i + r + at + 1 : length)};
+          ranges[r] = {0, forward.rank() * forward.finished(length, in.forward.causal ? i + r + at + 1 : length)};
         differentiate(s.rows, rows, ranges, which, compressed, of_compressed, s.block, dq, stride(), back);
         for (idx_t r = 0; dq && r < rows; ++r)
           store_gradient_row(dq + r * stride(), terms.scale, head_of(in.dq, b, h), i + r, in.accumulate);
@@ -253,7 +253,7 @@ struct long_short_backward_call {
   idx_t segment_blocks(idx_t b) const { return ceil_div(forward.segment(keys(b)), few_rows_block); }
   /// Number of blocks of tokens in the segments of the longest sequence.
   idx_t token_blocks() const {
-    return forward.causal ? shape().keys / forward.causal_segment * ceil_div(forward.causal_segment, few_rows_block)
+    return in.forward.causal ? shape().keys / forward.causal_segment * ceil_div(forward.causal_segment, few_rows_block)
                           : ceil_div(shape().keys, few_rows_block);
   }
 

@@ -4,6 +4,7 @@
 
 #include <attn/low_rank/detail/attention_call.hpp>
 #include <attn/low_rank/detail/token_softmax.hpp>
+#include <attn/softmax/detail/softmax_call.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
@@ -81,19 +82,15 @@ template <class S, class P = product_type<S>>
 struct long_short_call {
   using T = compute_type<S>;
 
-  attention_views<S> views;
+  const softmax_call<S, no_score>& in;
   const tensor_view<const S>& logits;
-  std::span<const T> sinks;
-  tensor_view<T, 3> lse, maximum{};  // as in softmax_inputs; of the same strides
-  score_terms<T, no_score> terms;
   key_norm<T> local, global;
-  bool causal;
   idx_t causal_segment;
   idx_t left, right, block;  // the window, clamped to what can occur
   key_flags key_mask{};
 
-  const attention_shape& shape() const { return views.shape; }
-  idx_t length(idx_t b) const { return views.lengths.keys(b); }
+  const attention_shape& shape() const { return in.shape; }
+  idx_t length(idx_t b) const { return in.lengths.keys(b); }
   idx_t rank() const { return logits.extent(3); }
   /// The number of visible keys of all queries of one head, and of the tokens of all compressed keys; roughly.
   double scores() const {
@@ -105,7 +102,7 @@ struct long_short_call {
   idx_t chunk() const {
     return round_up(std::clamp<idx_t>(left + right + block, 4 * max_rows, 20 * max_rows), max_rows);
   }
-  idx_t segment(idx_t keys) const { return causal ? causal_segment : std::max<idx_t>(1, keys); }
+  idx_t segment(idx_t keys) const { return in.causal ? causal_segment : std::max<idx_t>(1, keys); }
   /// Number of segments that are finished after `tokens` tokens of a sequence of `keys`.
   idx_t finished(idx_t keys, idx_t tokens) const {
     return keys == 0 ? 0 : std::clamp<idx_t>(tokens, 0, keys) / segment(keys);
@@ -150,17 +147,17 @@ struct long_short_call {
   /// The keys of the window of the query at position p.
   key_range window(idx_t p, idx_t keys) const {
     const idx_t first = block ? floor_div(p, block) * block : p, last = block ? first + block - 1 : p;
-    const idx_t end = std::clamp(causal ? p + 1 : last + right + 1, idx_t(0), keys);
+    const idx_t end = std::clamp(in.causal ? p + 1 : last + right + 1, idx_t(0), keys);
     return {std::clamp(first - left, idx_t(0), end), end};
   }
 
   /// Queries [begin, end) of one head.
   void attend_rows(const long_short_head<P>& head, idx_t b, idx_t h, idx_t begin, idx_t end,
                    long_short_scratch<P>& s) const {
-    const idx_t n = length(b), shift = n - views.lengths.queries(b), kv = h / shape().group();
-    const auto key = head_of(views.k, b, kv), value = head_of(views.v, b, kv);
+    const idx_t n = length(b), shift = in.shift(b);
+    const auto key = in.key(b, h), value = in.value(b, h);
     const idx_t first = window(begin + shift, n).begin, count = window(end - 1 + shift, n).end - first;
-    const auto of_window = terms.for_head(b, h, shift), of_compressed = compressed_terms(of_window, head.seen, b);
+    const auto of_window = in.terms.for_head(b, h, shift), of_compressed = compressed_terms(of_window, head.seen, b);
     s.window.positions = {local ? 0 : first, 1, nullptr};
     if (count > 0 && local) {
       local.apply(key, first, count, s.keys);
@@ -173,16 +170,15 @@ struct long_short_call {
     s.window.positions.first = first;
     for (idx_t i = begin; i < end; i += max_rows) {
       const idx_t rows = std::min(max_rows, end - i);
-      s.block.begin(head_of(views.q, b, h), {i, 1, nullptr}, rows, terms.query_factor());
+      s.block.begin(in.query(b, h), {i, 1, nullptr}, rows, in.terms.query_factor());
       for (idx_t r = 0; r < rows; ++r) {
         const key_range seen = window(i + r + shift, n);
         s.block.ranges[r] = {seen.begin - first, seen.end - first};
       }
       attend(s.block, s.window, of_window);
-      for (idx_t r = 0; r < rows; ++r) s.block.ranges[r] = {0, rank() * finished(n, causal ? i + r + shift + 1 : n)};
+      for (idx_t r = 0; r < rows; ++r) s.block.ranges[r] = {0, rank() * finished(n, in.causal ? i + r + shift + 1 : n)};
       attend(s.block, head.compressed, of_compressed);
-      finish(s.block, head_of(views.out, b, h), per_head(sinks, h), row_of(lse, b, h), lse.stride(2),
-             row_of(maximum, b, h));
+      in.finish(s.block, b, h);
     }
   }
 
@@ -196,11 +192,10 @@ struct long_short_call {
     using head = long_short_head<P>;
     for_each_head(w, heads, most_parts, [&](const head& to, idx_t b, idx_t h, idx_t part, int worker) {
       if (part >= parts(b)) return;
-      const idx_t kv = h / shape().group();
       const auto scratch = w.exec.scratch(
           worker, [&](arena& memory) { return token_sums_scratch<T>::layout(memory, shape().dim, shape().dim_v); });
-      to.sums.add_part(part, segment(length(b)), head_of(logits, b, h), head_of(views.k, b, kv),
-                       head_of(views.v, b, kv), key_mask, b, scratch);
+      to.sums.add_part(part, segment(length(b)), head_of(logits, b, h), in.key(b, h), in.value(b, h), key_mask, b,
+                       scratch);
     });
     for_each_head(w, heads, most_segments, [&](const head& to, idx_t b, idx_t, idx_t n, int) {
       if (n < segments(b)) finish_segment(to, b, n);
@@ -211,19 +206,19 @@ struct long_short_call {
     });
     for_each_head(w, heads, ceil_div(shape().queries, chunk()),
                   [&](const head& from, idx_t b, idx_t h, idx_t part, int worker) {
-                    const idx_t begin = part * chunk(), end = std::min(begin + chunk(), views.lengths.queries(b));
+                    const idx_t begin = part * chunk(), end = std::min(begin + chunk(), in.lengths.queries(b));
                     if (begin < end) {
                       auto scratch = w.exec.scratch(worker, [&](arena& memory) { return scratch_layout(memory); });
                       attend_rows(from, b, h, begin, end, scratch);
                     }
-                    clear_padding(views, b, h, begin, begin + chunk(), lse);
+                    in.clear_padding(b, h, begin, begin + chunk());
                   });
   }
 
-  void run(execution& exec) const {
-    const auto limit = exec.limit_threads({.operations = scores() * shape().operations_per_score()});
+  void run() const {
+    const auto limit = in.exec.limit_threads({.operations = scores() * shape().operations_per_score()});
     for_each_wave(
-        exec, shape().batch * shape().heads, [&](arena& memory) { return head_layout(memory); },
+        in.exec, shape().batch * shape().heads, [&](arena& memory) { return head_layout(memory); },
         [&](const wave<long_short_head<P>>& w) { run_wave(w); });
   }
 };

@@ -36,10 +36,11 @@ struct multipole_backward_call {
   using head = multipole_backward_head<T>;
 
   const Call& in;
-  const multipole_call<S>& forward;
+  const multipole_clustering<S>& clustering;
+  rank_scores<T> ranks = rank_scores<T>::of(in.terms());
 
   const attention_shape& shape() const { return in.shape; }
-  const multipole_settings& o() const { return forward.o; }
+  const multipole_settings& o() const { return clustering.o; }
   idx_t keys(idx_t b) const { return in.lengths().keys(b); }
   idx_t queries(idx_t b) const { return in.lengths().queries(b); }
   idx_t stride() const { return backward_keys<T>::stride(shape().dim); }
@@ -59,7 +60,7 @@ struct multipole_backward_call {
   head layout(arena& memory) const {
     const idx_t rows = shape().keys + panel_width<T>, clusters = most_clusters(), far = clusters + panel_width<T>;
     head p;
-    p.clustered = forward.clustering().layout(memory);
+    p.clustered = clustering.layout(memory);
     if (with_far()) p.far = backward_keys<T>::layout(memory, clusters, shape().dim, shape().dim_v, false, false);
     p.parts = memory.allocate_list(parts(), [&](arena& m) {
       multipole_part<T> part;
@@ -151,7 +152,7 @@ struct multipole_backward_call {
   /// Block number `number` of those ranked together.
   void block_back(const head& p, const multipole_part<T>& part, const multipole_keys<T, S>& k, const query_block& one,
                   idx_t number, idx_t b, idx_t h, scratch& s) const {
-    s.choice.leave(k, one, number, forward.scores_of_ranks());
+    s.choice.leave(k, one, number, ranks);
     pack_near(k, s);
     const idx_t shift = keys(b) - queries(b);
     const auto terms = in.terms().for_head(b, 0, 0);
@@ -191,7 +192,7 @@ struct multipole_backward_call {
     }
     if (spread) {
       if (s.spread.full()) s.spread.flush(k, part.d_keys);
-      s.spread.collect(k, s.choice, number, forward.scores_of_ranks(), forward.sign(), one.past,
+      s.spread.collect(k, s.choice, number, ranks, one.past,
                        in.dq ? d_mean(p, h % shape().group(), one) : nullptr);
     }
     scatter(k, s.choice, s.near.d_keys, stride(), part.d_keys, part.share_keys);
@@ -208,7 +209,7 @@ struct multipole_backward_call {
     clear(part.share_keys, clusters * stride()), clear(part.share_values, clusters * stride_v());
     clear(part.far_keys, far * stride()), clear(part.far_values, far * stride_v());
     scratch s = exec.scratch(worker, [&](arena& memory) { return scratch_layout(memory); });
-    const multipole_keys<T, S> k = forward.clustering().keys_of(p.clustered, b, kv);
+    const multipole_keys<T, S> k = clustering.keys_of(p.clustered, b, kv);
     for (idx_t task = segment_begin(n, tasks(), parts()); task < segment_begin(n + 1, tasks(), parts()); ++task) {
       bool packed = !o().causal;
       for (idx_t h = kv * shape().group(); h < (kv + 1) * shape().group(); ++h)
@@ -221,7 +222,7 @@ struct multipole_backward_call {
             s.own.d_keys = part.d_keys ? part.d_keys + begin * stride() : nullptr;
             s.own.d_values = part.d_values ? part.d_values + begin * stride_v() : nullptr;
           }
-          s.choice.rank(k, head_of(in.q, b, h), blocks, count, forward.sign());
+          s.choice.rank(k, head_of(in.q, b, h), blocks, count, ranks.sign);
           for (idx_t c = 0; c < count; ++c) {
             s.choice.choose(k, blocks[c], c);
             block_back(p, part, k, blocks[c], c, b, h, s);
@@ -244,7 +245,7 @@ struct multipole_backward_call {
 
   /// Adds up the parts for keys [begin, end), into the first one, and stores the result.
   void store_keys(const head& p, idx_t b, idx_t kv, idx_t begin, idx_t end) const {
-    const multipole_keys<T, S> k = forward.clustering().keys_of(p.clustered, b, kv);
+    const multipole_keys<T, S> k = clustering.keys_of(p.clustered, b, kv);
     const idx_t clustered = o().clusters > 0 ? o().segments(keys(b)) * o().segment_keys(keys(b)) : 0;
     const auto store = [&](const tensor_view<S>& to, T* multipole_part<T>::*sums, T* multipole_part<T>::*share,
                            idx_t numbers, T factor) {
@@ -294,16 +295,15 @@ struct multipole_backward_call {
   void run_wave(const wave<head>& w) const {
     constexpr idx_t step_keys = 512;
     const idx_t heads = shape().kv_heads;
-    const auto clusters = forward.clustering();
-    clusters.run(w);
+    clustering.run(w);
     if (with_far())
       for_each_head(w, heads, 1, [&](const head& p, idx_t b, idx_t, idx_t, int) {
         const idx_t rows = o().segments(keys(b)) * o().clusters;
         const auto& sums = p.clustered.clusters.sums;
         backward_keys<T> far = p.far;
         if (rows > 0)
-          far.fill(matrix_view<const T>{clusters.mean(p.clustered, 0), rows, shape().dim, sums.stride, 1},
-                   matrix_view<const T>{clusters.value_mean(p.clustered, 0), rows, shape().dim_v, sums.stride_v, 1}, 0,
+          far.fill(matrix_view<const T>{clustering.mean(p.clustered, 0), rows, shape().dim, sums.stride, 1},
+                   matrix_view<const T>{clustering.value_mean(p.clustered, 0), rows, shape().dim_v, sums.stride_v, 1}, 0,
                    rows);
       });
     for_each_head(w, heads, parts(), [&](const head& p, idx_t b, idx_t kv, idx_t n, int worker) {

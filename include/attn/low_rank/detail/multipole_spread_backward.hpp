@@ -65,7 +65,7 @@ struct spread_backward {
   /// clusters' scores.
   template <class S>
   void collect(const multipole_keys<T, S>& k, const multipole_block<T>& c, idx_t b, const rank_scores<T>& scores,
-               T sign, idx_t past, T* d_mean) {
+               idx_t past, T* d_mean) {
     pasts[blocks] = past, d_means[blocks] = d_mean;
     T* const d = d_ranks + blocks * stride;
     for (idx_t cluster = 0; cluster < k.o.clusters_before(past); ++cluster) {
@@ -96,7 +96,7 @@ struct spread_backward {
     c.probes.block_mean(b, mean);
     for (idx_t n = 0; n < padded; ++n)
       means[n / panel_width<T> * most * panel_width<T> + blocks * panel_width<T> + n % panel_width<T>] =
-          n < dim ? mean[n] * sign : T(0);
+          n < dim ? mean[n] * scores.sign : T(0);
     ++blocks;
   }
 
