@@ -68,17 +68,9 @@ void long_short_backward(const Q& q, const K& k, const V& v, const O& out, const
   call.views.gradient("local_beta", gradients.local_beta, detail::list_layout(given.local_beta));
   call.views.gradient("global_gamma", gradients.global_gamma, detail::list_layout(given.global_gamma));
   call.views.gradient("global_beta", gradients.global_beta, detail::list_layout(given.global_beta));
-  const detail::long_short_wanted<S> wanted{.k = gradients.k,
-                                            .v = gradients.v,
-                                            .logits = gradients.logits,
-                                            .local_gamma = gradients.local_gamma,
-                                            .local_beta = gradients.local_beta,
-                                            .global_gamma = gradients.global_gamma,
-                                            .global_beta = gradients.global_beta};
   detail::softmax_backward_work work(call, 2.7 * forward.scores() * call.shape.operations_per_score());
   if (work.needs_lse()) forward.run();
-  detail::long_short_backward_call<S, decltype(call)>{.in = call, .forward = forward, .wanted = wanted}.run(
-      call.forward.exec);
+  detail::long_short_backward_call<S, decltype(call)>{.in = call, .forward = forward}.run();
   work.store_parameters();
 }
 

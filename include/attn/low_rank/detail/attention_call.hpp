@@ -52,4 +52,12 @@ void for_each_head(const wave<Scratch>& w, idx_t heads, idx_t steps, Body&& body
   });
 }
 
+/// The same for a step that is a member function of `call`.
+template <class Scratch, class Call, class Step>
+void for_each_head(const wave<Scratch>& w, idx_t heads, idx_t steps, const Call& call, Step step) {
+  w.for_each(steps, [&](idx_t n, Scratch& scratch, idx_t number, int worker) {
+    (call.*step)(scratch, n / heads, n % heads, number, worker);
+  });
+}
+
 }}}  // namespace attn::ATTN_ISA::detail

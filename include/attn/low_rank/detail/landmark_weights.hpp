@@ -192,7 +192,7 @@ struct landmark_inverse {
   bool exact = false;
   idx_t iterations = 0;
   double cutoff = 0;
-  std::optional<start_norms<T>> norms{};  // norms that the iteration starts from; unless given those of A
+  std::optional<start_norms<T>> norms{};  // that the iteration starts from: those of the whole batch, or of A
 
   /// Packs the keys and values that the queries of head `in_group` of a group attend to: landmarks K', and
   /// A^+ softmax(scale Q' K^T) V.

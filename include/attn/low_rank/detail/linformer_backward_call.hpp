@@ -130,10 +130,6 @@ struct linformer_backward_call {
                             accumulate);
     }
   }
-  static matrix_view<S> rows_from(matrix_view<S> x, idx_t begin) {
-    x.data = x.row(begin);
-    return x;
-  }
 
   /// The gradient of one head of projected rows, summed over all query heads that see it, as an operand.
   void merge(const projected_rows<P>& to, idx_t query_heads, T factor) const {

@@ -8,23 +8,6 @@
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
-/// The gradients of a call; null: not wanted.
-template <class S>
-struct long_short_wanted {
-  using T = compute_type<S>;
-
-  tensor_view<S> k, v, logits;
-  tensor_view<T, 1> local_gamma, local_beta, global_gamma, global_beta;
-
-  bool local_norm() const { return local_gamma || local_beta; }
-  bool global_norm() const { return global_gamma || global_beta; }
-  bool window_keys() const { return k || local_norm(); }
-  bool window_values() const { return v || local_norm(); }
-  bool compressed_keys() const { return k || logits || global_norm(); }
-  bool compressed_values() const { return v || logits || global_norm(); }
-  bool any() const { return k || v || logits || local_norm() || global_norm(); }
-};
-
 /// One query head: its keys compressed, and their gradients.
 template <class P>
 struct long_short_query_head {

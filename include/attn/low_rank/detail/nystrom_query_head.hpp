@@ -7,15 +7,6 @@
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
-/// Which inverse a call differentiates.
-template <class T>
-struct inverse_kind {
-  bool exact = false;
-  idx_t iterations = 0;
-  double cutoff = 0;
-  std::optional<start_norms<T>> norms{};  // if given, those of the whole batch
-};
-
 /// One query head.
 template <class T>
 struct nystrom_query_head {
@@ -29,7 +20,7 @@ struct nystrom_query_head {
   exact_inverse decomposition{};
 
   static nystrom_query_head layout(arena& memory, const landmark_plan& plan, idx_t query_parts,
-                               const inverse_kind<T>& kind) {
+                               const landmark_inverse<T>& kind) {
     const attention_shape& s = plan.shape;
     const idx_t m = std::min(plan.landmarks, std::max(s.queries, s.keys));
     nystrom_query_head x;
@@ -49,7 +40,7 @@ struct nystrom_query_head {
   /// A^+ W of landmarks Q' and K', of which `seen` are there, W being [m] rows of online softmax from row `first` on,
   /// divided by their sums.
   [[gnu::noinline]] void invert(const T* queries, const T* keys, idx_t seen, const online_softmax<T>& w, idx_t first,
-                                const score_terms<T, no_score>& terms, const inverse_kind<T>& kind, execution& exec,
+                                const score_terms<T, no_score>& terms, const landmark_inverse<T>& kind, execution& exec,
                                 int worker) {
     const idx_t m = values.capacity, cols = values.dim;
     landmark_weights<T> a;
@@ -111,7 +102,7 @@ struct nystrom_query_head {
 
   /// From the gradient of A^+ W computes that of W in `d_w` [m][stride] and, where `through_a`, that of A in d_weights.
   /// Returns minus the gradient of each norm by the start of the iteration, times that norm.
-  [[gnu::noinline]] T invert_back(const online_softmax<T>& w, idx_t first, const inverse_kind<T>& kind, bool through_a,
+  [[gnu::noinline]] T invert_back(const online_softmax<T>& w, idx_t first, const landmark_inverse<T>& kind, bool through_a,
                                   T* d_w, idx_t stride, execution& exec, int worker) {
     if (kind.exact) {
       exact_inverse_backward b;
@@ -232,7 +223,7 @@ struct nystrom_backward_head {
   T* d_w = nullptr;        // [group][m][]
 
   static nystrom_backward_head layout(arena& memory, const landmark_plan& plan, idx_t query_parts,
-                                      const inverse_kind<T>& kind, bool with_queries) {
+                                      const landmark_inverse<T>& kind, bool with_queries) {
     const attention_shape& s = plan.shape;
     const idx_t m = std::min(plan.landmarks, std::max(s.queries, s.keys)), stride = sums_stride<T>(s.dim);
     nystrom_backward_head p;
