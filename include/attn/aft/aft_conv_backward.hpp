@@ -1,7 +1,6 @@
 // attn: the gradients of aft_conv.
 //
-//   y_t = sum_t' p_tt' v_t'      p_tt' = e^(k_t' + w_(t'-t)) / den_t      dy_t = d_out_t sigma(q_t)
-//   dq_t = d_out_t y_t sigma'(q_t)      dv_t' = sum_t p_tt' dy_t      dk_t' = sum_t p_tt' (v_t' - y_t) dy_t
+//   dq, dk and dv as in aft_full_backward.hpp, and p, y and dy as there
 //   dw_n = sum of p_tt' (v_t' - y_t) dy_t over all t' - t = n, the channels, and the heads that share w
 //                                                                  Zhai et al. 2021, "An attention free transformer"
 //

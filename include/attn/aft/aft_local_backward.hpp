@@ -1,7 +1,6 @@
 // attn: the gradients of aft_local.
 //
-//   y_t = sum_t' p_tt' v_t'      p_tt' = e^(k_t' + w_tt') / den_t      dy_t = d_out_t sigma(q_t)
-//   dq_t = d_out_t y_t sigma'(q_t)      dv_t' = sum_t p_tt' dy_t      dk_t' = sum_t p_tt' (v_t' - y_t) dy_t
+//   dq, dk and dv as in aft_full_backward.hpp, and p, y and dy as there
 //   dw_tt' = sum of p_tt' (v_t' - y_t) dy_t over the channels and heads that share w, where |t - t'| < s; else 0
 //                                                                  Zhai et al. 2021, "An attention free transformer"
 //

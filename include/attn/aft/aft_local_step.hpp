@@ -3,10 +3,7 @@
 //   attn::aft_local_state<float> state({.batch = 1, .heads = 8, .dim = 64}, {.window = 128});
 //   attn::aft_local_step(state, q_t, k_t, v_t, out_t, w, {.band = true});    // as causal aft_local with window = 128
 //
-// Batch items are independent sequences, of any number of tokens each:
-//
-//   attn::aft_local_step(state, q, k, v, out, w, {.lengths = n});   // n[b] tokens for item b, the rest is padding
-//   state.append(k, v, {.lengths = n}); state.reset(1); state.copy_item(0, 1); state.reorder(beams); state.tokens(1)
+// Batch items are independent sequences, see aft_simple_step.hpp.
 //
 // Memory   3 (window + 1) numbers of the compute type per channel, channels of a head rounded up to whole vectors.
 #pragma once

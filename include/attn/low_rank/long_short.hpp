@@ -80,8 +80,8 @@ inline void check_window(const validator& check, idx_t left, idx_t right, idx_t 
     check.fail("a segment with causal only", segment);
 }
 
-/// The driver of a call whose own options are checked here. In a backward call s is its shape, and `in` the forward call,
-/// which computes lse.
+/// The driver of a call whose own options are checked here. In a backward call s is its shape, and `in` the forward
+/// call, which computes lse.
 template <class S, class P = product_type<S>>
 long_short_call<S, P> checked_long_short(call_views& check, const attention_shape& s,
                                          const softmax_call<S, no_score>& in, const tensor_view<const S>& logits,

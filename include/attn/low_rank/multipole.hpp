@@ -127,7 +127,8 @@ multipole_clustering<S> checked_multipole(call_views& check, const tensor_view<c
   o.block = std::min(o.block, causal ? o.segment : std::max<idx_t>(1, s.queries));
   if (o.clusters == 0) o.candidate_clusters = 0;
   if (!o.assigned) o.clusters = std::min(o.clusters, causal ? o.segment : std::max<idx_t>(1, s.keys));
-  constexpr idx_t most_keys = std::numeric_limits<std::int32_t>::max() - panel_width<compute_type<S>>;  // members are 32-bit numbers
+  // Members are 32-bit numbers.
+  constexpr idx_t most_keys = std::numeric_limits<std::int32_t>::max() - panel_width<compute_type<S>>;
   if (s.keys > most_keys) check.fail({"key length <= ", most_keys}, s.keys);
   check.fits("clusters", {o.segments(s.keys) + o.parts(s.keys), o.clusters, s.dim + s.dim_v + 1});
   return {.o = o, .k = k, .v = v, .assignment = given.assignment, .shape = s, .lengths = lengths};

@@ -65,7 +65,7 @@ void multipole_backward(const Q& q, const K& k, const V& v, const O& out, const 
     forward.clustering.v = call.forward.v, forward.clustering.shape = call.forward.shape;
     forward.run();
   }
-  detail::multipole_backward_call<S, decltype(call)>{.in = call, .clustering = clustering}.run(call.forward.exec);
+  detail::multipole_backward_call<S, decltype(call)>{.in = call, .clustering = clustering}.run();
   work.store_parameters();
 }
 

@@ -85,9 +85,9 @@ class zigzag_exchange {
   /// Through memory on both sides: with_whole and with_part take its elements to or from the views.
   template <class Whole, class Part>
   void run(const Whole& with_whole, const Part& with_part) const {
-    const idx_t length = part_.extent(2), row = part_.extent(0) * part_.extent(1) * part_.extent(3);
+    const bool root = group_.rank() == 0;
+    const idx_t row = part_.extent(0) * part_.extent(1) * part_.extent(3);
     std::vector<S> memory;
-    const auto elements = [&](idx_t n) { return static_cast<std::size_t>(n * row); };
     const auto on_part = [&] {
       std::size_t at = 0;
       for_each_row(part_, [&](idx_t b, idx_t h, idx_t i) {
@@ -96,34 +96,34 @@ class zigzag_exchange {
     };
     const auto on_whole = [&](const std::vector<idx_t>& positions) {
       std::size_t at = 0;
-      for (idx_t b = 0; b < part_.extent(0); ++b)
+      for (idx_t b = 0; root && b < part_.extent(0); ++b)
         for (idx_t h = 0; h < part_.extent(1); ++h)
           for (idx_t i : positions)
             for (idx_t d = 0; d < part_.extent(3); ++d) with_whole(memory[at++], whole_(b, h, i, d));
     };
     message_list messages;
-    if (group_.rank() != 0) {
-      memory.resize(elements(length));
-      if (!from_whole) on_part(), messages.send(memory.data(), memory.size() * sizeof(S), 0, 0, group_.get());
-      if (from_whole) messages.receive(memory.data(), memory.size() * sizeof(S), 0, 0, group_.get());
-      messages.wait();
-      if (from_whole) on_part();
-      return;
-    }
-    for (int p = 0; p < group_.size(); ++p) {
+    // Process 0 exchanges one part after the other, its own among them; the others theirs.
+    for (int p = group_.rank(); p < (root ? group_.size() : group_.rank() + 1); ++p) {
       const std::vector<idx_t> positions = mpi::zigzag_positions(tokens_, p, group_.size());
-      memory.resize(elements(std::ssize(positions)));
-      const std::size_t bytes = memory.size() * sizeof(S);
-      if (from_whole) {
+      const bool own = p == group_.rank();
+      memory.resize(positions.size() * static_cast<std::size_t>(row));
+      if (from_whole)
         on_whole(positions);
-        if (p == 0) on_part();
-        else messages.send(memory.data(), bytes, p, 0, group_.get());
-      } else {
-        if (p == 0) on_part();
-        else messages.receive(memory.data(), bytes, p, 0, group_.get());
+      else if (own)
+        on_part();
+      if (!root || !own) {
+        const std::size_t bytes = memory.size() * sizeof(S);
+        const int other = root ? p : 0;
+        if (root == from_whole)
+          messages.send(memory.data(), bytes, other, 0, group_.get());
+        else
+          messages.receive(memory.data(), bytes, other, 0, group_.get());
+        messages.wait();
       }
-      messages.wait();
-      if (!from_whole) on_whole(positions);
+      if (!from_whole)
+        on_whole(positions);
+      else if (own)
+        on_part();
     }
   }
 

@@ -13,21 +13,18 @@ namespace attn { inline namespace ATTN_ISA { namespace detail {
 /// The biases of all rows towards a block of keys, and their gradient.
 template <class T>
 struct window_key_bias {
-  matrix_view<const void> w;
-  const aft_elements<T>& elements;
-  aft_window_layout layout;
-  aft_window_grid grid;
-  idx_t length;
+  aft_window_bias<T> rows;  // of any block
   aft_bias_sink<T> gradient;
 
   idx_t seen(idx_t t, idx_t begin, idx_t count) const {
-    return grid.causal ? std::clamp(t + 1 - begin, idx_t(0), count) : count;
+    return rows.grid.causal ? std::clamp(t + 1 - begin, idx_t(0), count) : count;
   }
   aft_window_bias<T> of(idx_t t) const {
-    const idx_t r = t / grid.columns, i = (t - r * grid.columns) / block_rows;
-    return {.w = w, .elements = elements, .layout = layout, .grid = grid, .keys = length, .r = r, .i = i};
+    aft_window_bias<T> block = rows;
+    block.r = t / rows.grid.columns, block.i = (t - block.r * rows.grid.columns) / block_rows;
+    return block;
   }
-  idx_t row(idx_t t) const { return t % grid.columns % block_rows; }
+  idx_t row(idx_t t) const { return t % rows.grid.columns % block_rows; }
 
   void fill(idx_t t, idx_t begin, idx_t count, T* to) const {
     const idx_t n = seen(t, begin, count);
@@ -118,12 +115,13 @@ struct aft_window_backward_call {
       return aft_key_block<T>::layout(memory, most * parts, biased);
     });
     for (idx_t head = 0; head < std::ssize(bundle) && !grid.whole; ++head) beside.outside(head, r, i, outside, head);
-    const window_key_bias<T> bias{bundle[0].w, *x.elements, layout, grid, length, sink};
+    aft_window_bias<T> ranges{
+        .w = bundle[0].w, .elements = *x.elements, .layout = layout, .grid = grid, .keys = length, .r = r, .i = i};
+    const window_key_bias<T> bias{ranges, sink};
     const aft_key_gradients<T, window_key_bias<T>> keys{
         block, x, elements, rows, bundle, bias, r * grid.columns + i * block_rows, count, biased};
     keys.start();
-    const aft_window_bias<T> ranges{
-        .w = {}, .elements = *x.elements, .layout = layout, .grid = beside.grid, .keys = length, .r = r, .i = i};
+    ranges.grid = beside.grid;
     ranges.ranges([&](idx_t begin, idx_t end) { keys.add_rows(begin, end - begin); });
     keys.finish(grid.whole ? nullptr : outside.data);
   }

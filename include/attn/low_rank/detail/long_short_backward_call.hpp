@@ -106,11 +106,7 @@ struct long_short_backward_call {
   /// A part of the sums of one query head.
   void add_part(const head& p, idx_t b, idx_t kv, idx_t step, int worker) const {
     const idx_t g = step % shape().group(), part = step / shape().group();
-    if (part >= forward.parts(b)) return;
-    const auto scratch = exec().scratch(
-        worker, [&](arena& memory) { return token_sums_scratch<T>::layout(memory, shape().dim, shape().dim_v); });
-    p.query_heads[g].sums.add_part(part, forward.segment(keys(b)), head_of(forward.logits, b, kv * shape().group() + g),
-                               head_of(in.k, b, kv), head_of(in.v, b, kv), forward.key_mask, b, scratch);
+    forward.add_part(p.query_heads[g].sums, head_of(in.v, b, kv), b, kv * shape().group() + g, part, worker);
   }
   /// Merges the sums, and packs them as keys and values.
   void pack_compressed(const head& p, idx_t b, idx_t, idx_t g, int) const {

@@ -123,6 +123,15 @@ struct long_short_call {
             memory.allocate<T>(normed * dim), memory.allocate<T>(normed * dim_v)};
   }
 
+  /// A part of the sums of one query head; `value` are the values of its key head.
+  void add_part(const token_sums<T>& sums, const matrix_view<const S>& value, idx_t b, idx_t h, idx_t part,
+                int worker) const {
+    if (part >= parts(b)) return;
+    const auto scratch = in.exec.scratch(
+        worker, [&](arena& memory) { return token_sums_scratch<T>::layout(memory, sums.dim, sums.dim_v); });
+    sums.add_part(part, segment(length(b)), head_of(logits, b, h), in.key(b, h), value, key_mask, b, scratch);
+  }
+
   /// Finishes the compressed keys of one segment: adds up its parts and applies the norm.
   void finish_segment(const long_short_head<P>& head, idx_t b, idx_t n) const {
     head.sums.merge(n, segment(length(b)));
@@ -191,11 +200,7 @@ struct long_short_call {
     }
     using head = long_short_head<P>;
     for_each_head(w, heads, most_parts, [&](const head& to, idx_t b, idx_t h, idx_t part, int worker) {
-      if (part >= parts(b)) return;
-      const auto scratch = w.exec.scratch(
-          worker, [&](arena& memory) { return token_sums_scratch<T>::layout(memory, shape().dim, shape().dim_v); });
-      to.sums.add_part(part, segment(length(b)), head_of(logits, b, h), in.key(b, h), in.value(b, h), key_mask, b,
-                       scratch);
+      add_part(to.sums, in.value(b, h), b, h, part, worker);
     });
     for_each_head(w, heads, most_segments, [&](const head& to, idx_t b, idx_t, idx_t n, int) {
       if (n < segments(b)) finish_segment(to, b, n);

@@ -17,15 +17,6 @@ struct multipole_head {
   T* far_logs = nullptr;  // [segments * clusters]
 };
 
-/// The clusters in the shared memory of a key head, which may have further members.
-template <class Head>
-const auto& clustered_of(const Head& p) {
-  if constexpr (requires { p.clustered; })
-    return p.clustered;
-  else
-    return p;
-}
-
 /// The keys of a call, and how they are clustered: in steps whose tasks are independent. Forward and backward passes
 /// alike.
 template <class S>
@@ -68,7 +59,7 @@ struct multipole_clustering {
     return {o, p.clusters, p.members, head_of(k, b, kv), head_of(v, b, kv), p.far_logs, p.far.keys};
   }
 
-  /// Key heads are counted over all batch items: b * kv_heads + kv.
+  /// Key heads are counted over all batch items: b * kv_heads + kv. A Head is a multipole_head.
   template <class Head>
   void run(const wave<Head>& w) const {
     constexpr idx_t pack_step = 512;
@@ -80,23 +71,23 @@ struct multipole_clustering {
       });
     };
     if (most_segments() == 0) return;
-    w.for_each(ceil_div(shape.keys, pack_step), [&](idx_t item_head, const Head& p, idx_t step, int) {
+    w.for_each(ceil_div(shape.keys, pack_step), [&](idx_t item_head, const multipole_head<T>& p, idx_t step, int) {
       const idx_t begin = step * pack_step, n = std::min(pack_step, lengths.keys(item(item_head)) - begin);
       const auto rows = key(item_head);
       if (n > 0)
         pack_panels_across<T>([&](idx_t j) { return rows.row(begin + j); }, n, shape.dim, rows.col_stride,
-                              clustered_of(p).clusters.panels + begin * shape.dim);
+                              p.clusters.panels + begin * shape.dim);
     });
     const auto each_segment = [&](const auto& body) {
-      w.for_each(most_segments(), [&](idx_t item_head, const Head& p, idx_t segment, int worker) {
+      w.for_each(most_segments(), [&](idx_t item_head, const multipole_head<T>& p, idx_t segment, int worker) {
         const idx_t n = lengths.keys(item(item_head));
-        if (segment < o.segments(n)) body(item_head, clustered_of(p).clusters, n, segment, worker);
+        if (segment < o.segments(n)) body(item_head, p.clusters, n, segment, worker);
       });
     };
     const auto each_part = [&](const auto& body) {
-      w.for_each(o.parts(shape.keys), [&](idx_t item_head, const Head& p, idx_t part, int worker) {
+      w.for_each(o.parts(shape.keys), [&](idx_t item_head, const multipole_head<T>& p, idx_t part, int worker) {
         const idx_t n = lengths.keys(item(item_head));
-        if (part < o.parts(n)) body(item_head, clustered_of(p).clusters, n, part, worker);
+        if (part < o.parts(n)) body(item_head, p.clusters, n, part, worker);
       });
     };
     const auto iterates = [&](idx_t n) { return multipole_clusters<T>::iterates(o, n); };
@@ -121,8 +112,7 @@ struct multipole_clustering {
         });
       }
     }
-    w.for_each(1, [&](idx_t item_head, const Head& whole, idx_t, int) {
-      const multipole_head<T>& p = clustered_of(whole);
+    w.for_each(1, [&](idx_t item_head, const multipole_head<T>& p, idx_t, int) {
       const idx_t n = lengths.keys(item(item_head)), rows = o.segments(n) * o.clusters;
       p.clusters.sum_before(o, key(item_head), n);
       p.members.fill(o, p.clusters, n);

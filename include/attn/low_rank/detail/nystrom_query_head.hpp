@@ -69,14 +69,7 @@ struct nystrom_query_head {
       z.clear(), b.clear();
       transpose(iterates.z[kind.iterations], z);
       pack_panels<T>([&](idx_t i) { return w.row(first + i); }, 0, m, cols, 1, b.data, b.capacity);
-      panel_product<T>(
-          [&](idx_t r) {
-            return panel_rows<T>{z.at(r, 0), z.capacity * panel_width<T>};
-          },
-          m, b.data, b.capacity, cols, m,
-          [&](idx_t r, idx_t col, const auto& x) {
-            if (r < m) store<T>(product + r * w.stride + col, x);
-          });
+      matrix_product(z, b, T(1), product, w.stride, panel_width<T>);
     }
     values.pack(matrix_view<const T>{product, m, cols, w.stride, 1}, seen, T(1));
   }
@@ -102,8 +95,8 @@ struct nystrom_query_head {
 
   /// From the gradient of A^+ W computes that of W in `d_w` [m][stride] and, where `through_a`, that of A in d_weights.
   /// Returns minus the gradient of each norm by the start of the iteration, times that norm.
-  [[gnu::noinline]] T invert_back(const online_softmax<T>& w, idx_t first, const landmark_inverse<T>& kind, bool through_a,
-                                  T* d_w, idx_t stride, execution& exec, int worker) {
+  [[gnu::noinline]] T invert_back(const online_softmax<T>& w, idx_t first, const landmark_inverse<T>& kind,
+                                  bool through_a, T* d_w, idx_t stride, execution& exec, int worker) {
     if (kind.exact) {
       exact_inverse_backward b;
       with_outer<double>(
@@ -112,10 +105,10 @@ struct nystrom_query_head {
             const auto spectrum =
                 b.invert(decomposition, kind.cutoff, static_cast<double>(std::numeric_limits<T>::epsilon()));
             transpose(b.h, b.right);
-            iterative_inverse<double>::product(b.right, d_u, 0.0, 1.0, product);
+            matrix_product(b.right, d_u, 0.0, 1.0, product);
             copy_out(product, d_w, stride);
             if (!through_a) return;
-            iterative_inverse<double>::product(d_u, w_across, 0.0, 1.0, b.d_h);
+            matrix_product(d_u, w_across, 0.0, 1.0, b.d_h);
             b.back(weights, decomposition, kind.cutoff, spectrum);
             copy_out(b.y, d_weights, values.capacity);
           });
@@ -128,10 +121,10 @@ struct nystrom_query_head {
         [&](arena& memory) { b = iterative_inverse_backward<T>::layout(memory, values.capacity); },
         [&](const auto& d_u, const auto& w_across, const auto& product) {
           b.clear();
-          iterative_inverse<T>::product(iterates.z[kind.iterations], d_u, T(0), T(1), product);
+          matrix_product(iterates.z[kind.iterations], d_u, T(0), T(1), product);
           copy_out(product, d_w, stride);
           if (!through_a) return;
-          iterative_inverse<T>::product(d_u, w_across, T(0), T(1), b.d_z);
+          matrix_product(d_u, w_across, T(0), T(1), b.d_z);
           inner = b.back(iterates, norms);
           copy_out(b.d_a, d_weights, values.capacity);
         });
