@@ -106,7 +106,7 @@ struct long_short_backward_call {
   /// A part of the sums of one query head.
   void add_part(const head& p, idx_t b, idx_t kv, idx_t step, int worker) const {
     const idx_t g = step % shape().group(), part = step / shape().group();
-    forward.add_part(p.query_heads[g].sums, head_of(in.v, b, kv), b, kv * shape().group() + g, part, worker);
+    forward.sum_part(p.query_heads[g].sums, head_of(in.v, b, kv), b, kv * shape().group() + g, part, worker);
   }
   /// Merges the sums, and packs them as keys and values.
   void pack_compressed(const head& p, idx_t b, idx_t, idx_t g, int) const {
@@ -139,19 +139,9 @@ struct long_short_backward_call {
   /// Queries [begin, end): a chunk of one part.
   void chunk_back(const head& p, idx_t b, idx_t kv, idx_t n, idx_t begin, idx_t end, query_scratch& s) const {
     const idx_t length = keys(b), at = shift(b);
-    const auto key = head_of(in.k, b, kv), value = head_of(in.v, b, kv);
-    const idx_t first = forward.window(begin + at, length).begin;
-    const idx_t count = forward.window(end - 1 + at, length).end - first;
-    s.window.keys.positions = {forward.local ? 0 : first, 1, nullptr};
-    if (count > 0 && forward.local) {
-      forward.local.apply(key, first, count, s.keys);
-      forward.local.apply(value, first, count, s.values);
-      s.window.fill(matrix_view<const T>{s.keys, count, shape().dim, shape().dim, 1},
-                    matrix_view<const T>{s.values, count, shape().dim_v, shape().dim_v, 1}, 0, count);
-    } else if (count > 0) {
-      s.window.fill(key, value, 0, count);
-    }
-    s.window.keys.positions.first = first;
+    const idx_t first = forward.pack_window(
+        b, head_of(in.k, b, kv), head_of(in.v, b, kv), begin, end, s.keys, s.values, s.window.keys.positions,
+        [&](const auto& k, const auto& v, idx_t count) { s.window.fill(k, v, 0, count); });
     const long_short_part<T>& part = p.parts[n];
     s.window.d_keys = part.d_keys ? part.d_keys + (first - part.first) * stride() : nullptr;
     s.window.d_values = part.d_values ? part.d_values + (first - part.first) * stride_v() : nullptr;

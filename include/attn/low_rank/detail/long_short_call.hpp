@@ -124,7 +124,7 @@ struct long_short_call {
   }
 
   /// A part of the sums of one query head; `value` are the values of its key head.
-  void add_part(const token_sums<T>& sums, const matrix_view<const S>& value, idx_t b, idx_t h, idx_t part,
+  void sum_part(const token_sums<T>& sums, const matrix_view<const S>& value, idx_t b, idx_t h, idx_t part,
                 int worker) const {
     if (part >= parts(b)) return;
     const auto scratch = in.exec.scratch(
@@ -132,13 +132,32 @@ struct long_short_call {
     sums.add_part(part, segment(length(b)), head_of(logits, b, h), in.key(b, h), value, key_mask, b, scratch);
   }
 
+  // The steps of a wave, in order: step(head, batch item, its query head, number of the step, worker).
+
+  void add_part(const long_short_head<P>& head, idx_t b, idx_t h, idx_t part, int worker) const {
+    sum_part(head.sums, in.value(b, h), b, h, part, worker);
+  }
   /// Finishes the compressed keys of one segment: adds up its parts and applies the norm.
-  void finish_segment(const long_short_head<P>& head, idx_t b, idx_t n) const {
+  void finish_segment(const long_short_head<P>& head, idx_t b, idx_t, idx_t n, int) const {
+    if (n >= segments(b)) return;
     head.sums.merge(n, segment(length(b)));
     for (idx_t c = 0; c < rank(); ++c) {
       global.apply(head.sums.keys(n, c), shape().dim);
       global.apply(head.sums.values(n, c), shape().dim_v);
     }
+  }
+  void pack_compressed(const long_short_head<P>& head, idx_t b, idx_t, idx_t, int) const {
+    head.pack(segments(b));
+    mark_seen(head.seen, b);
+  }
+  /// A chunk of queries.
+  void attend_chunk(const long_short_head<P>& head, idx_t b, idx_t h, idx_t n, int worker) const {
+    const idx_t begin = n * chunk(), end = std::min(begin + chunk(), in.lengths.queries(b));
+    if (begin < end) {
+      auto scratch = in.exec.scratch(worker, [&](arena& memory) { return scratch_layout(memory); });
+      attend_rows(head, b, h, begin, end, scratch);
+    }
+    in.clear_padding(b, h, begin, begin + chunk());
   }
 
   /// Compressed keys of segments in which every key is hidden are hidden.
@@ -160,23 +179,33 @@ struct long_short_call {
     return {std::clamp(first - left, idx_t(0), end), end};
   }
 
+  /// Packs the keys of the windows of queries [begin, end), normed in memory for that, by pack(keys, values, count).
+  /// Returns the first of them.
+  template <class Pack>
+  idx_t pack_window(idx_t b, const matrix_view<const S>& key, const matrix_view<const S>& value, idx_t begin, idx_t end,
+                    T* keys, T* values, index_map& positions, const Pack& pack) const {
+    const idx_t n = length(b), shift = in.shift(b), first = window(begin + shift, n).begin;
+    const idx_t count = window(end - 1 + shift, n).end - first;
+    positions = {local ? 0 : first, 1, nullptr};
+    if (count > 0 && local) {
+      local.apply(key, first, count, keys);
+      local.apply(value, first, count, values);
+      pack(matrix_view<const T>{keys, count, key.cols, key.cols, 1},
+           matrix_view<const T>{values, count, value.cols, value.cols, 1}, count);
+    } else if (count > 0) {
+      pack(key, value, count);
+    }
+    positions.first = first;
+    return first;
+  }
+
   /// Queries [begin, end) of one head.
   void attend_rows(const long_short_head<P>& head, idx_t b, idx_t h, idx_t begin, idx_t end,
                    long_short_scratch<P>& s) const {
     const idx_t n = length(b), shift = in.shift(b);
-    const auto key = in.key(b, h), value = in.value(b, h);
-    const idx_t first = window(begin + shift, n).begin, count = window(end - 1 + shift, n).end - first;
     const auto of_window = in.terms.for_head(b, h, shift), of_compressed = compressed_terms(of_window, head.seen, b);
-    s.window.positions = {local ? 0 : first, 1, nullptr};
-    if (count > 0 && local) {
-      local.apply(key, first, count, s.keys);
-      local.apply(value, first, count, s.values);
-      s.window.pack(matrix_view<const T>{s.keys, count, shape().dim, shape().dim, 1},
-                    matrix_view<const T>{s.values, count, shape().dim_v, shape().dim_v, 1}, 0, count);
-    } else if (count > 0) {
-      s.window.pack(key, value, 0, count);
-    }
-    s.window.positions.first = first;
+    const idx_t first = pack_window(b, in.key(b, h), in.value(b, h), begin, end, s.keys, s.values, s.window.positions,
+                                    [&](const auto& k, const auto& v, idx_t count) { s.window.pack(k, v, 0, count); });
     for (idx_t i = begin; i < end; i += max_rows) {
       const idx_t rows = std::min(max_rows, end - i);
       s.block.begin(in.query(b, h), {i, 1, nullptr}, rows, in.terms.query_factor());
@@ -198,26 +227,12 @@ struct long_short_call {
       most_segments = std::max(most_segments, segments(b));
       most_parts = std::max(most_parts, parts(b));
     }
-    using head = long_short_head<P>;
-    for_each_head(w, heads, most_parts, [&](const head& to, idx_t b, idx_t h, idx_t part, int worker) {
-      add_part(to.sums, in.value(b, h), b, h, part, worker);
-    });
-    for_each_head(w, heads, most_segments, [&](const head& to, idx_t b, idx_t, idx_t n, int) {
-      if (n < segments(b)) finish_segment(to, b, n);
-    });
-    for_each_head(w, heads, 1, [&](const head& to, idx_t b, idx_t, idx_t, int) {
-      to.pack(segments(b));
-      mark_seen(to.seen, b);
-    });
-    for_each_head(w, heads, ceil_div(shape().queries, chunk()),
-                  [&](const head& from, idx_t b, idx_t h, idx_t part, int worker) {
-                    const idx_t begin = part * chunk(), end = std::min(begin + chunk(), in.lengths.queries(b));
-                    if (begin < end) {
-                      auto scratch = w.exec.scratch(worker, [&](arena& memory) { return scratch_layout(memory); });
-                      attend_rows(from, b, h, begin, end, scratch);
-                    }
-                    in.clear_padding(b, h, begin, begin + chunk());
-                  });
+    using self = long_short_call;
+    const auto each = [&](idx_t steps, auto step) { for_each_head(w, heads, steps, *this, step); };
+    each(most_parts, &self::add_part);
+    each(most_segments, &self::finish_segment);
+    each(1, &self::pack_compressed);
+    each(ceil_div(shape().queries, chunk()), &self::attend_chunk);
   }
 
   void run() const {

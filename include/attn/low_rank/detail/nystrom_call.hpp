@@ -55,13 +55,17 @@ struct nystrom_call {
     to.rows = rows;
     to.clear();
     packed_keys<P> packed;
-    const auto queries = exec.scratch(worker, [&](arena& memory) {
+    const idx_t blocks = ceil_div(rows, max_rows);  // of the landmarks of all query heads
+    row_block<P>* const queries = exec.scratch(worker, [&](arena& memory) {
       packed = packed_keys<P>::layout(memory, std::min(key_step, shape().keys), shape().dim, shape().dim_v);
-      return landmark_rows<P>::layout(memory, rows, shape().dim, shape().dim_v);
+      return memory.allocate_list(
+          blocks, [&](arena& m) { return row_block<P>::layout(m, shape().dim, shape().dim_v); });
     });
     auto masked = terms;  // that of a block with hidden keys
     masked.mask = plan.seen.mask, masked.batch = b;
-    queries.begin({p.queries, rows, shape().dim, shape().dim, 1}, terms.query_factor());
+    for (idx_t i = 0; i < blocks; ++i)
+      queries[i].begin(matrix_view<const T>{p.queries, rows, shape().dim, shape().dim, 1}, {i * max_rows, 1, nullptr},
+                       std::min(max_rows, rows - i * max_rows), terms.query_factor());
     for (idx_t at = segment_begin(landmark, keys, m()); at < end; at += key_step) {
       const idx_t count = std::min(key_step, end - at);
       // Reads the rows just before they are packed, so that memory is read once for both.
@@ -72,9 +76,14 @@ struct nystrom_call {
       // Prefetching here and for the queries saves 4 % of the call on one Zen 4 core.
       row_prefetcher<1, cache_level::first>(key, at + count, end).next(key_step);
       row_prefetcher<1, cache_level::first>(value, at + count, end).next(key_step);
-      queries.attend(packed, count, plan.seen.range(b, at, at + count) ? masked : terms);
+      const bool hides = bool(plan.seen.range(b, at, at + count));
+      for (idx_t i = 0; i < blocks; ++i) {
+        std::fill_n(queries[i].ranges, queries[i].rows, key_range{0, count});
+        attend(queries[i], packed, hides ? masked : terms);
+      }
     }
-    queries.save(to);
+    for (idx_t i = 0; i < blocks; ++i)
+      for (idx_t r = 0; r < queries[i].rows; ++r) to.copy_row(i * max_rows + r, queries[i].state, r);
   }
 
   /// Merges the parts of one head, and moves the landmarks that are seen together.
