@@ -93,7 +93,7 @@ inline constexpr idx_t simple_chunk = 256;  // tokens of a task
 
 /// Every chunk from `first` on gets the sum of the chunks before it where causal, else of all.
 template <class T>
-void spread_sums(const sums_array<T>& sums, idx_t first, idx_t chunks, bool causal) {
+void share_sums(const sums_array<T>& sums, idx_t first, idx_t chunks, bool causal) {
   const idx_t end = first + chunks;
   sums.accumulate(first, chunks);
   for (idx_t n = end - 1; causal && n > first; --n) std::copy_n(sums.at(n - 1), sums.parts, sums.at(n));
@@ -109,7 +109,7 @@ struct aft_simple_call {
 
   void run(execution& exec) const {
     run(exec, [](arena&) {}, [&](const sums_array<T>& sums, idx_t chunks) {
-      exec.for_each(x.batch * x.heads, [&](idx_t head, int) { spread_sums(sums, head * chunks, chunks, x.causal); });
+      exec.for_each(x.batch * x.heads, [&](idx_t head, int) { share_sums(sums, head * chunks, chunks, x.causal); });
     });
   }
 

@@ -208,7 +208,7 @@ struct aft_simple_backward_call {
   /// Every chunk gets the sum of the chunks before it; not causal, of all, and the first one gets that of dy.
   void combine(idx_t head) const {
     const idx_t first = head * chunks, end = first + chunks;
-    spread_sums(keys, first, chunks, x.causal);
+    share_sums(keys, first, chunks, x.causal);
     for (idx_t p = 0; !x.causal && chunks > 0 && p < parts; ++p) {
       packet<T> sum = zero<T>(), error = zero<T>();
       for (idx_t n = first; n < end; ++n) add_compensated(sum, error, gated[n * parts + p]);
