@@ -45,7 +45,7 @@ P* operand_weights(arena& memory, idx_t rows) {
 
 /// Rows of x from `begin` on.
 template <class S>
-matrix_view<S> rows_from(matrix_view<S> x, idx_t begin) {
+matrix_view<S> from_row(matrix_view<S> x, idx_t begin) {
   x.data = x.row(begin);
   return x;
 }

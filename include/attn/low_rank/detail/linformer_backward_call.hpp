@@ -126,7 +126,7 @@ struct linformer_backward_call {
                               .stride = stride,
                               .stride_v = sums_stride<T>(shape().dim_v)});
       if (dq)
-        store_gradient_rows(block.dq, stride, terms.scale, rows_from(head_of(dq, b, h), at), 0, count, count,
+        store_gradient_rows(block.dq, stride, terms.scale, from_row(head_of(dq, b, h), at), 0, count, count,
                             accumulate);
     }
   }
@@ -180,7 +180,7 @@ struct linformer_backward_call {
         }
         if (to.x) seen.clear_rows(block.dx, count, stride);
         if (to.x)
-          store_gradient_rows(block.dx, stride, T(1), rows_from(head_of(to.x, b, kv), begin), 0, end - begin,
+          store_gradient_rows(block.dx, stride, T(1), from_row(head_of(to.x, b, kv), begin), 0, end - begin,
                               std::max<idx_t>(count, 0), accumulate);
       }
   }

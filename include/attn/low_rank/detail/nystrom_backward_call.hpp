@@ -200,9 +200,9 @@ struct nystrom_backward_call {
           convolution().add_value(b, kv * group + g, at + j, block.values + j * stride_v());
       seen.clear_rows(block.keys, count, stride()), seen.clear_rows(block.values, count, stride_v());
       if (dk)
-        store_gradient_rows(block.keys, stride(), T(1), rows_from(head_of(dk, b, kv), at), 0, count, count, accumulate);
+        store_gradient_rows(block.keys, stride(), T(1), from_row(head_of(dk, b, kv), at), 0, count, count, accumulate);
       if (dv)
-        store_gradient_rows(block.values, stride_v(), T(1), rows_from(head_of(dv, b, kv), at), 0, count, count,
+        store_gradient_rows(block.values, stride_v(), T(1), from_row(head_of(dv, b, kv), at), 0, count, count,
                             accumulate);
     }
   }
@@ -234,7 +234,7 @@ struct nystrom_backward_call {
     const idx_t begin = step % blocks * few_rows_block, end = std::min(begin + few_rows_block, shape().queries);
     const idx_t queries = lengths().queries(b), real = std::min(end, queries);
     const query_data& one = p.query_heads[g];
-    const matrix_view<S> to = rows_from(head_of(dq, b, h), begin);
+    const matrix_view<S> to = from_row(head_of(dq, b, h), begin);
     if (queries_are_landmarks(b))
       return store_gradient_rows(one.d_queries.row(std::min(begin, queries)), stride(), T(1), to, 0, end - begin,
                                  std::max<idx_t>(0, real - begin), accumulate);
