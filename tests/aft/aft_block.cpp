@@ -39,8 +39,8 @@ outcome mean_of_two(float gap, float size, const particulars& more = {}) {
     return aft_block<float>::layout(memory, 1, false);
   });
   const auto& elements = elements_of<float>;
-  const aft_window_bias<float> bias{.w = {w, 1, 3, 3, 1}, .elements = elements, .layout = aft_window_layout::square,
-                                    .grid = {.columns = 3, .side = 3}, .keys = 3, .r = 0, .i = 0};
+  const aft_window_bias<float> bias{.w = {w, 1, 3, 3, 1}, .elements = elements, .grid = {.columns = 3, .side = 3},
+                                    .keys = 3, .r = 0, .i = 0};
   const aft_rows<float, aft_window_bias<float>> rows{.block = block,
                                                      .elements = elements,
                                                      .heads = {&head, 1},

@@ -50,7 +50,7 @@ void aft_full(const Q& q, const K& k, const V& v, O&& out, const W& w, Options&&
   using S = element_of<const Q&>;
   auto call = detail::checked_aft<aft_full_options<S>>("aft_full", q, k, v, out, w, options, exec);
   const auto grid = detail::check_aft_full(call.views, call.x);
-  detail::aft_window_call<compute_type<S>>{call.x, grid, detail::aft_window_layout::square}.run(call.exec);
+  detail::aft_window_call<compute_type<S>>{call.x, grid}.run(call.exec);
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -43,9 +43,8 @@ void aft_local_backward(const Q& q, const K& k, const V& v, const W& w, const D&
   using S = element_of<const Q&>;
   auto call = detail::checked_aft_backward<aft_local_options<S>>("aft_local_backward", q, k, v, w, d_out, gradients,
                                                                 options, exec);
-  const auto [grid, layout] = detail::check_aft_local(call.views, call.x, call.options.window, call.options.band);
-  detail::aft_window_backward_call<compute_type<S>>{call.x, detail::gradient_elements_of<S>, grid, layout}.run(
-      call.exec);
+  const auto grid = detail::check_aft_local(call.views, call.x, call.options.window, call.options.band);
+  detail::aft_window_backward_call<compute_type<S>>{call.x, detail::gradient_elements_of<S>, grid}.run(call.exec);
 }
 
 }}  // namespace attn::ATTN_ISA

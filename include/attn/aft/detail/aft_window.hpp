@@ -14,9 +14,17 @@
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
+/// How the biases of a window lie in memory.
+enum class aft_window_layout {
+  square,  // row t, column t'
+  band,    // row t, column t' - t + side
+  kernel   // row: lines from t to t', column: columns from t to t', counted from the farthest
+};
+
 /// Tokens in `lines` lines of `columns`, row by row; a window reaches `up` lines and `side` columns to each side. In
 /// the backward pass blocks are of keys, and the biases of a block are towards rows.
 struct aft_window_grid {
+  aft_window_layout layout = aft_window_layout::square;
   idx_t lines = 1, columns = 0, up = 0, side = 0;
   bool causal = false;  // of one line
   bool of_keys = false;
@@ -39,19 +47,11 @@ struct aft_window_grid {
   }
 };
 
-/// How the biases of a window lie in memory.
-enum class aft_window_layout {
-  square,  // row t, column t'
-  band,    // row t, column t' - t + side
-  kernel   // row: lines from t to t', column: columns from t to t', counted from the farthest
-};
-
 /// What the rows of block i of line r see.
 template <class T>
 struct aft_window_bias {
   matrix_view<const void> w;
   const aft_elements<T>& elements;
-  aft_window_layout layout;
   aft_window_grid grid;
   idx_t keys, r, i;
 
@@ -78,9 +78,9 @@ struct aft_window_bias {
   place find(idx_t row, idx_t begin, idx_t count) const {
     const idx_t column = i * block_rows + row, line = begin / grid.columns, first = begin - line * grid.columns;
     const idx_t low = std::clamp(column - grid.side - first, idx_t(0), count), t = first + low;
-    const idx_t w_row = layout == aft_window_layout::kernel ? line - r + grid.up : column;
+    const idx_t w_row = grid.layout == aft_window_layout::kernel ? line - r + grid.up : column;
     return {low, std::clamp(column + grid.side + 1 - first, low, count), w_row,
-            layout == aft_window_layout::square ? t : t - column + grid.side};
+            grid.layout == aft_window_layout::square ? t : t - column + grid.side};
   }
   void fill(idx_t row, idx_t begin, idx_t count, T* to) const {
     const auto [low, high, w_row, w_column] = find(row, begin, count);
@@ -159,7 +159,6 @@ template <class T>
 struct aft_window_call {
   const aft_tensors<T>& x;
   aft_window_grid grid;
-  aft_window_layout layout;
   head_bundles<T> bundles{};
   aft_window_sums<T> sums{};
   packed_chunk<T>* packed = nullptr;  // all keys of a bundle, where the whole line is within the window
@@ -225,8 +224,8 @@ struct aft_window_call {
         sums.outside(bundle.data() + n - bundles.heads, r, i, outside, n);
       block.packets = std::ssize(bundle) * parts;
       block.begin(real - first);
-      const aft_window_bias<T> bias{.w = bundle[0].w, .elements = *x.elements, .layout = layout,
-                                    .grid = grid, .keys = length, .r = r, .i = i};
+      const aft_window_bias<T> bias{
+          .w = bundle[0].w, .elements = *x.elements, .grid = grid, .keys = length, .r = r, .i = i};
       const aft_rows<T, aft_window_bias<T>> rows{
           .block = block, .elements = *x.elements, .heads = bundle, .bias = bias,
           .first = at + first, .parts = parts, .outside = outside.data, .gate = x.gate};

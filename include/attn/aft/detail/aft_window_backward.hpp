@@ -44,15 +44,14 @@ struct aft_window_backward_call {
   const aft_tensors<T>& x;
   const aft_gradient_elements<T>& elements;
   aft_window_grid grid;
-  aft_window_layout layout;
 
   void run(execution& exec) const {
-    aft_window_call<T> forward{x, grid, layout};
+    aft_window_call<T> forward{x, grid};
     auto work = forward.work();
     work.operations *= 3;
     const auto limit = exec.limit_threads(work);
     const bool biased = x.wants(x.dw), keys_too = biased || x.wants(x.dk) || x.wants(x.dv);
-    const bool kernel = biased && layout == aft_window_layout::kernel;
+    const bool kernel = biased && grid.layout == aft_window_layout::kernel;
     const idx_t parts = x.parts(), blocks = grid.lines * grid.blocks();
     const idx_t segments = kernel ? std::min(blocks, most_segments) : blocks;
     const idx_t entries = kernel ? x.dw.extents[2] * x.dw.extents[3] : 0;
@@ -116,7 +115,7 @@ struct aft_window_backward_call {
     });
     for (idx_t head = 0; head < std::ssize(bundle) && !grid.whole; ++head) beside.outside(head, r, i, outside, head);
     aft_window_bias<T> ranges{
-        .w = bundle[0].w, .elements = *x.elements, .layout = layout, .grid = grid, .keys = length, .r = r, .i = i};
+        .w = bundle[0].w, .elements = *x.elements, .grid = grid, .keys = length, .r = r, .i = i};
     const window_key_bias<T> bias{ranges, sink};
     const aft_key_gradients<T, window_key_bias<T>> keys{
         block, x, elements, rows, bundle, bias, r * grid.columns + i * block_rows, count, biased};
