@@ -147,7 +147,8 @@ class aft_items : public item_state<aft_items<S>, key_sums<compute_type<S>>> {
 };
 
 /// The states: sums over a stream, which are only ever added to; of aft_local and aft_conv over the tokens before the
-/// last `window`, which lie in a ring, position t in entry t % window. OneKey: k may have one channel for all of a head.
+/// last `window`, which lie in a ring, position t in entry t % window. OneKey: k may have one channel for all of one
+/// head.
 template <class S, bool OneKey = false>
 class aft_state : public item_sequences<aft_items<S>> {
   using base = item_sequences<aft_items<S>>;

@@ -1,8 +1,8 @@
 // attn: attention-free mixing with biases for all pairs, or 0 beyond a window, for tokens in one line or in the lines
 // of an image.
 //
-// Where all pairs have a bias, the keys of a bundle are packed once for all blocks of rows. Otherwise a block packs those
-// it has biases for.
+// Where all pairs have a bias, the keys of a bundle are packed once for all blocks of rows. Otherwise a block packs
+// those it has biases for.
 //
 // Keys beyond the reach of every window of a block of rows have no bias for any of these rows: their sums (key_sums) are
 // computed once. The other keys, the windows and what lies between them, are a range of each line near the block and go

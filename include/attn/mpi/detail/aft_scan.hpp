@@ -12,8 +12,8 @@ spread_sequence spread_sequence_of(const char* name, MPI_Comm communicator, cons
   return {name, communicator, x.q.extents[2], x.k.extents[2]};
 }
 
-/// Checks a call, and compares it with those of the other processes. It gets the lengths of this process's tokens, which
-/// lie in `sequence`.
+/// Checks a call, and compares it with those of the other processes. It gets the lengths of this process's tokens,
+/// which lie in `sequence`.
 template <class S, class T, class Options>
 void agree_on_aft(spread_sequence& sequence, aft_call<T, Options>& call) {
   aft_tensors<T>& x = call.x;
