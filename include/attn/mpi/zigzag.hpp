@@ -61,37 +61,15 @@ class zigzag_exchange {
                             lengths[static_cast<std::size_t>(p)]);
   }
 
-  void scatter() const {
-    run([](S& memory, W& element) { memory = element; }, [](S& memory, P& element) { element = memory; });
-  }
-  void gather() const {
-    run([](S& memory, W& element) { element = memory; }, [](S& memory, P& element) { memory = element; });
-  }
-
- private:
-  static constexpr bool from_whole = std::is_const_v<W>;
-
-  void check(const validator& check, bool root) const {
-    call_views views(check);
-    if (from_whole && root) views.read("whole", whole_);
-    from_whole ? views.write("part", part_) : views.read("part", part_);
-    if (!from_whole && root) views.write("whole", whole_);
-    if (!root) return;
-    check.extents({{"part batch = whole batch", whole_.extent(0), part_.extent(0)},
-                   {"part heads = whole heads", whole_.extent(1), part_.extent(1)},
-                   {"part dim = whole dim", whole_.extent(3), part_.extent(3)}});
-  }
-
-  /// Through memory on both sides: with_whole and with_part take its elements to or from the views.
-  template <class Whole, class Part>
-  void run(const Whole& with_whole, const Part& with_part) const {
+  /// Through memory on both sides.
+  void run() const {
     const bool root = group_.rank() == 0;
     const idx_t row = part_.extent(0) * part_.extent(1) * part_.extent(3);
     std::vector<S> memory;
     const auto on_part = [&] {
       std::size_t at = 0;
       for_each_row(part_, [&](idx_t b, idx_t h, idx_t i) {
-        for (idx_t d = 0; d < part_.extent(3); ++d) with_part(memory[at++], part_(b, h, i, d));
+        for (idx_t d = 0; d < part_.extent(3); ++d) move(memory[at++], part_(b, h, i, d));
       });
     };
     const auto on_whole = [&](const std::vector<idx_t>& positions) {
@@ -99,7 +77,7 @@ class zigzag_exchange {
       for (idx_t b = 0; root && b < part_.extent(0); ++b)
         for (idx_t h = 0; h < part_.extent(1); ++h)
           for (idx_t i : positions)
-            for (idx_t d = 0; d < part_.extent(3); ++d) with_whole(memory[at++], whole_(b, h, i, d));
+            for (idx_t d = 0; d < part_.extent(3); ++d) move(memory[at++], whole_(b, h, i, d));
     };
     message_list messages;
     // Process 0 exchanges one part after the other, its own among them; the others theirs.
@@ -127,6 +105,28 @@ class zigzag_exchange {
     }
   }
 
+ private:
+  static constexpr bool from_whole = std::is_const_v<W>;
+
+  template <class X>
+  static void move(S& memory, X& element) {
+    if constexpr (std::is_const_v<X>)
+      memory = element;
+    else
+      element = memory;
+  }
+
+  void check(const validator& check, bool root) const {
+    call_views views(check);
+    if (from_whole && root) views.read("whole", whole_);
+    from_whole ? views.write("part", part_) : views.read("part", part_);
+    if (!from_whole && root) views.write("whole", whole_);
+    if (!root) return;
+    check.extents({{"part batch = whole batch", whole_.extent(0), part_.extent(0)},
+                   {"part heads = whole heads", whole_.extent(1), part_.extent(1)},
+                   {"part dim = whole dim", whole_.extent(3), part_.extent(3)}});
+  }
+
   process_group group_;
   tensor_view<W> whole_;
   tensor_view<P> part_;
@@ -141,7 +141,7 @@ namespace attn { inline namespace ATTN_ISA { namespace mpi {
 template <viewable P>
 void zigzag_scatter(std::type_identity_t<tensor_view<const element_of<P>>> whole, P&& part, MPI_Comm communicator) {
   using S = element_of<P>;
-  attn::detail::zigzag_exchange<const S, S>("mpi::zigzag_scatter", communicator, whole, as_view(part)).scatter();
+  attn::detail::zigzag_exchange<const S, S>("mpi::zigzag_scatter", communicator, whole, as_view(part)).run();
 }
 
 /// The parts of all processes to the rows of `whole` on process 0. See the top of the file.
@@ -149,7 +149,7 @@ template <viewable P>
 void zigzag_gather(const P& part, std::type_identity_t<tensor_view<element_of<const P&>>> whole,
                    MPI_Comm communicator) {
   using S = element_of<const P&>;
-  attn::detail::zigzag_exchange<S, const S>("mpi::zigzag_gather", communicator, whole, as_view(part)).gather();
+  attn::detail::zigzag_exchange<S, const S>("mpi::zigzag_gather", communicator, whole, as_view(part)).run();
 }
 
 }}}  // namespace attn::ATTN_ISA::mpi
