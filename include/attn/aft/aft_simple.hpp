@@ -133,7 +133,7 @@ struct aft_simple_call {
     };
     for_each_chunk([&](const aft_head& head, idx_t begin, idx_t end, key_sums<T>* s) {
       std::fill_n(s, parts, key_sums<T>{});
-      add_rows<T, S>(head, begin, end, parts, s);
+      x.elements->add_rows(head, begin, end, parts, s);
     });
     join(sums, chunks);
     for_each_chunk([&](const aft_head& head, idx_t begin, idx_t end, key_sums<T>* s) {

@@ -199,7 +199,7 @@ struct aft_simple_backward_call {
   void sum(idx_t task) const {
     const auto own = rows_of(task);
     keys.clear(task);
-    add_rows<T, S>(own.head, own.begin, own.end, parts, keys.at(task));
+    x.elements->add_rows(own.head, own.begin, own.end, parts, keys.at(task));
     if (x.causal) return;
     packet<T>* const total = gated + task * parts;
     std::fill_n(total, parts, zero<T>());
