@@ -39,16 +39,16 @@ outcome mean_of_two(float gap, float size, const particulars& more = {}) {
     return aft_block<float>::layout(memory, 1, false);
   });
   const auto& elements = elements_of<float>;
-  const full_bias<float> bias{
-      .w = {w, 1, 3, 3, 1}, .elements = elements, .first = 0, .keys = 3, .causal = false};
-  const aft_rows<float, full_bias<float>> rows{.block = block,
-                                               .elements = elements,
-                                               .heads = {&head, 1},
-                                               .bias = bias,
-                                               .first = 0,
-                                               .parts = 1,
-                                               .outside = nullptr,
-                                               .gate = more.gate.has_value()};
+  const aft_window_bias<float> bias{.w = {w, 1, 3, 3, 1}, .elements = elements, .grid = {.columns = 3, .side = 3},
+                                    .keys = 3, .r = 0, .i = 0};
+  const aft_rows<float, aft_window_bias<float>> rows{.block = block,
+                                                     .elements = elements,
+                                                     .heads = {&head, 1},
+                                                     .bias = bias,
+                                                     .first = 0,
+                                                     .parts = 1,
+                                                     .outside = nullptr,
+                                                     .gate = more.gate.has_value()};
   block.begin(1);
   rows.find_row_exponents();
   keys.pack(elements, head, 0, 0, 3);

@@ -45,7 +45,8 @@ template <class T>
 aft_window_grid check_aft_conv_grid(const validator& check, aft_tensors<T>& x,
                                     const std::optional<token_grid>& tokens) {
   check_kernels(check, x, tokens.has_value());
-  aft_window_grid grid{.columns = x.length, .side = x.w.extents[3] / 2, .causal = x.causal};
+  aft_window_grid grid{
+      .layout = aft_window_layout::kernel, .columns = x.length, .side = x.w.extents[3] / 2, .causal = x.causal};
   if (tokens) {
     if (x.causal) check.fail("an image without causal", "causal = true");
     check.at_least("grid rows", 0, tokens->rows);
@@ -64,11 +65,10 @@ template <viewable Q, viewable K, viewable V, viewable O, viewable W,
 void aft_conv(const Q& q, const K& k, const V& v, O&& out, const W& w, Options&& options = {},
               execution_ref exec = {}) {
   using S = element_of<const Q&>;
-  using T = compute_type<S>;
   auto call = detail::checked_aft<aft_conv_options<S>>("aft_conv", q, k, v, out, w, options, exec);
   const auto grid = detail::check_aft_conv_grid(call.views, call.x, call.options.grid);
   if (call.x.length == 0) return;
-  detail::aft_window_call<T>{call.x, grid, detail::aft_window_layout::kernel, detail::add_rows<T, S>}.run(call.exec);
+  detail::aft_window_call<compute_type<S>>{call.x, grid}.run(call.exec);
 }
 
 }}  // namespace attn::ATTN_ISA

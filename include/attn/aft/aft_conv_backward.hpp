@@ -1,7 +1,6 @@
 // attn: the gradients of aft_conv.
 //
-//   y_t = sum_t' p_tt' v_t'      p_tt' = e^(k_t' + w_(t'-t)) / den_t      dy_t = d_out_t sigma(q_t)
-//   dq_t = d_out_t y_t sigma'(q_t)      dv_t' = sum_t p_tt' dy_t      dk_t' = sum_t p_tt' (v_t' - y_t) dy_t
+//   dq, dk and dv as in aft_full_backward.hpp, and p, y and dy as there
 //   dw_n = sum of p_tt' (v_t' - y_t) dy_t over all t' - t = n, the channels, and the heads that share w
 //                                                                  Zhai et al. 2021, "An attention free transformer"
 //
@@ -40,14 +39,10 @@ void aft_conv_backward(const Q& q, const K& k, const V& v, const W& w, const D& 
                        const aft_conv_gradients<element_of<const Q&>>& gradients, Options&& options = {},
                        execution_ref exec = {}) {
   using S = element_of<const Q&>;
-  using T = compute_type<S>;
   auto call = detail::checked_aft_backward<aft_conv_options<S>>("aft_conv_backward", q, k, v, w, d_out, gradients,
                                                                 options, exec);
   const auto grid = detail::check_aft_conv_grid(call.views, call.x, call.options.grid);
-  detail::as_kernels(call.x.dw, call.options.grid.has_value());
-  detail::aft_window_backward_call<T>{call.x, detail::gradient_elements_of<S>, grid, detail::aft_window_layout::kernel,
-                                      detail::add_rows<T, S>}
-      .run(call.exec);
+  detail::aft_window_backward_call<compute_type<S>>{call.x, detail::gradient_elements_of<S>, grid}.run(call.exec);
 }
 
 }}  // namespace attn::ATTN_ISA

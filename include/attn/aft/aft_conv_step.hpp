@@ -3,10 +3,7 @@
 //   attn::aft_conv_state<float> state({.batch = 1, .heads = 8, .dim = 64}, {.width = 31});
 //   attn::aft_conv_step(state, q_t, k_t, v_t, out_t, w);              // as causal aft_conv with w [heads, 31]
 //
-// Batch items are independent sequences, of any number of tokens each:
-//
-//   attn::aft_conv_step(state, q, k, v, out, w, {.lengths = n});   // n[b] tokens for item b, the rest is padding
-//   state.append(k, v, {.lengths = n}); state.reset(1); state.copy_item(0, 1); state.reorder(beams); state.tokens(1)
+// Batch items are independent sequences, see aft_simple_step.hpp.
 //
 // Memory   3 (width / 2 + 2) numbers of the compute type per channel, channels of a head rounded up to whole vectors.
 #pragma once
@@ -23,7 +20,7 @@ struct aft_conv_state_options {
 /// The last tokens of a stream and the sums over those before them. append(k, v) feeds tokens k [B, H, n, D] or
 /// [B, H, n, 1], v [B, H, n, D], without attending. A moved-from state may only be assigned to or destroyed.
 template <element S>
-class aft_conv_state : public detail::aft_window_state<S, true> {
+class aft_conv_state : public detail::aft_state<S, true> {
   static constexpr const char* name = "aft_conv_state";
   static idx_t window_of(idx_t width) {
     const detail::validator check(name);
@@ -36,7 +33,7 @@ class aft_conv_state : public detail::aft_window_state<S, true> {
   /// A state at the start of a stream. Throws std::invalid_argument for extents that do not fit or sizes no memory can
   /// hold.
   explicit aft_conv_state(const state_extents& extents, const aft_conv_state_options& options = {})
-      : detail::aft_window_state<S, true>(name, extents, window_of(options.width)) {}
+      : detail::aft_state<S, true>(name, extents, window_of(options.width)) {}
 
   idx_t width() const { return 2 * this->window() - 1; }
 };

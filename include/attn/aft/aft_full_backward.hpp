@@ -25,7 +25,7 @@
 #pragma once
 
 #include <attn/aft/aft_full.hpp>
-#include <attn/aft/detail/aft_key_block.hpp>
+#include <attn/aft/detail/aft_window_backward.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
 
@@ -37,75 +37,6 @@ struct aft_full_gradients {
   bool accumulate = false;
 };
 
-namespace detail {
-
-/// The biases of all rows towards a block of keys, and their gradient.
-template <class T>
-struct full_key_bias {
-  matrix_view<const void> w;
-  const aft_elements<T>& elements;
-  const aft_bias_sink<T>& gradient;
-  bool causal;
-
-  void fill(idx_t t, idx_t begin, idx_t count, T* to) const {
-    const idx_t seen = causal ? std::clamp(t + 1 - begin, idx_t(0), count) : count;
-    if (seen > 0) elements.numbers.load(elements.at(w, t, begin), w.col_stride, seen, to);
-    std::fill(to + seen, to + count, -std::numeric_limits<T>::infinity());
-  }
-  void add_gradient(idx_t t, idx_t begin, idx_t count, const T* values) const {
-    gradient.add(t, begin, causal ? std::clamp(t + 1 - begin, idx_t(0), count) : count, values);
-  }
-};
-
-template <class T>
-struct aft_full_backward_call {
-  const aft_backward_tensors<T>& x;
-  const aft_gradient_elements<T>& elements;
-
-  void run(execution& exec) const {
-    aft_full_call<T> forward{x};
-    auto work = forward.work();
-    work.operations *= 3;
-    const auto limit = exec.limit_threads(work);
-    const bool biased = x.wants(x.dw), keys_too = biased || x.wants(x.dk) || x.wants(x.dv);
-    const idx_t parts = x.parts();
-    aft_stored_rows<T> rows;
-    aft_bias_gradients<T> biases;
-    exec.shared_scratch([&](arena& memory) {
-      forward.allocate(memory);
-      rows = aft_stored_rows<T>::layout(memory, x.batch * x.heads, parts, x.length, forward.bundles.most * parts);
-      biases = aft_bias_gradients<T>::layout(memory, x, forward.bundles.most, false);
-      return 0;
-    });
-    if (x.causal || !x.lengths.empty() || forward.bundles.count == 0) biases.clear(exec);
-    rows.find_highest(x, elements, exec);
-    for (idx_t b = 0; b < forward.bundles.count; ++b) {
-      const head_bundle bundle = forward.bundles.list[b];
-      const idx_t length = bundle[0].length;
-      forward.attend(bundle, exec, [&](const auto& block, idx_t keys) {
-        rows.add(x, elements, block, keys, [](idx_t) { return false; });
-      });
-      biases.begin(forward.bundles, b, exec);
-      exec.for_each(keys_too ? ceil_div(length, block_rows) : 0, [&](idx_t task, int worker) {
-        const idx_t begin = task * block_rows, count = std::min(block_rows, length - begin);
-        const auto block = exec.scratch(worker, [&](arena& memory) {
-          return aft_key_block<T>::layout(memory, forward.bundles.most * parts, biased);
-        });
-        const full_key_bias<T> bias{bundle[0].w, *x.elements, biases.sink, x.causal};
-        const aft_key_gradients<T, full_key_bias<T>> keys{block, x, elements, rows, bundle, bias, begin, count, biased};
-        keys.start();
-        const idx_t first = x.causal ? begin : 0;
-        keys.add_rows(first, length - first);
-        keys.finish(nullptr);
-      });
-      biases.end(forward.bundles, b, exec);
-    }
-    clear_all_padding(x, elements, exec);
-  }
-};
-
-}  // namespace detail
-
 /// The gradients of aft_full. See the top of the file. Options and an execution may be left out.
 template <viewable Q, viewable K, viewable V, viewable W, viewable D,
           class Options = aft_full_options<element_of<const Q&>>>
@@ -115,8 +46,8 @@ void aft_full_backward(const Q& q, const K& k, const V& v, const W& w, const D& 
   using S = element_of<const Q&>;
   auto call = detail::checked_aft_backward<aft_full_options<S>>("aft_full_backward", q, k, v, w, d_out, gradients,
                                                                 options, exec);
-  detail::check_full_biases(call.views, call.x);
-  detail::aft_full_backward_call<compute_type<S>>{call.x, detail::gradient_elements_of<S>}.run(call.exec);
+  const auto grid = detail::check_aft_full(call.views, call.x);
+  detail::aft_window_backward_call<compute_type<S>>{call.x, detail::gradient_elements_of<S>, grid}.run(call.exec);
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -19,7 +19,7 @@ void full_step_rows(const aft_tensors<T>& x, std::span<const idx_t> tokens, exec
     const aft_head head = x.head(task / x.length);
     const idx_t t = task % x.length, b = task / (x.length * x.heads);
     const idx_t row = tokens[static_cast<std::size_t>(b)] - head.length + t;
-    if (t >= head.length) return x.elements->clear(head, t, t + 1);
+    if (t >= head.length) return x.clear_padding(head, t, t + 1);
     constexpr idx_t keys_together = 64 * key_chunk;
     key_sums<T>*sums = nullptr, *keys = nullptr;
     const auto biases = exec.scratch(worker, [&](arena& memory) {

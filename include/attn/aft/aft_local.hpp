@@ -34,20 +34,16 @@ struct aft_local_options {
 
 namespace detail {
 
-struct aft_local_biases {
-  aft_window_grid grid;
-  aft_window_layout layout;
-};
 template <class T>
-aft_local_biases check_aft_local(const validator& check, const aft_tensors<T>& x, idx_t window, bool band) {
+aft_window_grid check_aft_local(const validator& check, const aft_tensors<T>& x, idx_t window, bool band) {
   check.at_least("window", 1, window);
   check.fits("window", {2, window});
   check_biases(check, x);
   check.equal("w rows = length", x.length, x.w.extents[2]);
   check.equal(band ? "w columns = 2 * window - 1 =" : "w columns = length", band ? 2 * window - 1 : x.length,
               x.w.extents[3]);
-  return {{.columns = x.length, .side = window - 1, .causal = x.causal},
-          band ? aft_window_layout::band : aft_window_layout::square};
+  return {.layout = band ? aft_window_layout::band : aft_window_layout::square, .columns = x.length,
+          .side = window - 1, .causal = x.causal};
 }
 
 }  // namespace detail
@@ -59,10 +55,9 @@ template <viewable Q, viewable K, viewable V, viewable O, viewable W,
 void aft_local(const Q& q, const K& k, const V& v, O&& out, const W& w, Options&& options = {},
                execution_ref exec = {}) {
   using S = element_of<const Q&>;
-  using T = compute_type<S>;
   auto call = detail::checked_aft<aft_local_options<S>>("aft_local", q, k, v, out, w, options, exec);
-  const auto [grid, layout] = detail::check_aft_local(call.views, call.x, call.options.window, call.options.band);
-  detail::aft_window_call<T>{call.x, grid, layout, detail::add_rows<T, S>}.run(call.exec);
+  const auto grid = detail::check_aft_local(call.views, call.x, call.options.window, call.options.band);
+  detail::aft_window_call<compute_type<S>>{call.x, grid}.run(call.exec);
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -1,7 +1,6 @@
 // attn: the gradients of aft_local.
 //
-//   y_t = sum_t' p_tt' v_t'      p_tt' = e^(k_t' + w_tt') / den_t      dy_t = d_out_t sigma(q_t)
-//   dq_t = d_out_t y_t sigma'(q_t)      dv_t' = sum_t p_tt' dy_t      dk_t' = sum_t p_tt' (v_t' - y_t) dy_t
+//   dq, dk and dv as in aft_full_backward.hpp, and p, y and dy as there
 //   dw_tt' = sum of p_tt' (v_t' - y_t) dy_t over the channels and heads that share w, where |t - t'| < s; else 0
 //                                                                  Zhai et al. 2021, "An attention free transformer"
 //
@@ -42,12 +41,10 @@ void aft_local_backward(const Q& q, const K& k, const V& v, const W& w, const D&
                         const aft_local_gradients<element_of<const Q&>>& gradients, Options&& options = {},
                         execution_ref exec = {}) {
   using S = element_of<const Q&>;
-  using T = compute_type<S>;
   auto call = detail::checked_aft_backward<aft_local_options<S>>("aft_local_backward", q, k, v, w, d_out, gradients,
                                                                 options, exec);
-  const auto [grid, layout] = detail::check_aft_local(call.views, call.x, call.options.window, call.options.band);
-  detail::aft_window_backward_call<T>{call.x, detail::gradient_elements_of<S>, grid, layout, detail::add_rows<T, S>}
-      .run(call.exec);
+  const auto grid = detail::check_aft_local(call.views, call.x, call.options.window, call.options.band);
+  detail::aft_window_backward_call<compute_type<S>>{call.x, detail::gradient_elements_of<S>, grid}.run(call.exec);
 }
 
 }}  // namespace attn::ATTN_ISA

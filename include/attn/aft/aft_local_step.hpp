@@ -3,10 +3,7 @@
 //   attn::aft_local_state<float> state({.batch = 1, .heads = 8, .dim = 64}, {.window = 128});
 //   attn::aft_local_step(state, q_t, k_t, v_t, out_t, w, {.band = true});    // as causal aft_local with window = 128
 //
-// Batch items are independent sequences, of any number of tokens each:
-//
-//   attn::aft_local_step(state, q, k, v, out, w, {.lengths = n});   // n[b] tokens for item b, the rest is padding
-//   state.append(k, v, {.lengths = n}); state.reset(1); state.copy_item(0, 1); state.reorder(beams); state.tokens(1)
+// Batch items are independent sequences, see aft_simple_step.hpp.
 //
 // Memory   3 (window + 1) numbers of the compute type per channel, channels of a head rounded up to whole vectors.
 #pragma once
@@ -23,12 +20,12 @@ struct aft_local_state_options {
 /// The last tokens of a stream and the sums over those before them. append(k, v) feeds tokens k, v [B, H, n, D] without
 /// attending. A moved-from state may only be assigned to or destroyed.
 template <element S>
-class aft_local_state : public detail::aft_window_state<S, false> {
+class aft_local_state : public detail::aft_state<S> {
  public:
   /// A state at the start of a stream. Throws std::invalid_argument for extents that do not fit or sizes no memory can
   /// hold.
   explicit aft_local_state(const state_extents& extents, const aft_local_state_options& options = {})
-      : detail::aft_window_state<S, false>("aft_local_state", extents, options.window) {}
+      : detail::aft_state<S>("aft_local_state", extents, options.window) {}
 };
 
 struct aft_local_step_options {

@@ -36,7 +36,7 @@ template <class T, class S, int C, bool Large = false>
 void simple_rows_causal(const aft_head& head, bool gate, idx_t begin, idx_t end, idx_t c, key_sums<T>* sums) {
   if (begin == end) return;
   bool large = false;
-  read_channels<T, S, C>(head, c, [&](const auto& key, const auto& value) {
+  read_channels<T, S, C>(c, [&](const auto& key, const auto& value) {
     write_channels<T, S, C>(head, gate, c, [&](const auto& write) {
       key_sums<T> s[C];
       packet<T> size = zero<T>();  // of the exponents, which only grow: the largest is the first or the last
@@ -57,7 +57,7 @@ void simple_rows_causal(const aft_head& head, bool gate, idx_t begin, idx_t end,
       large = !Large && max_lanes(size) > large_exponent<T>;
       if (!large) unroll<C>([&](auto n) { sums[n] = s[n]; });
     });
-  });
+  }, head.k, head.v);
   if constexpr (!Large)
     for (int n = 0; large && n < C; ++n)
       simple_rows_causal<T, S, 1, true>(head, gate, begin, end, c + n * width<T>, sums + n);
@@ -74,9 +74,6 @@ void simple_rows_shared(const aft_head& head, bool gate, idx_t begin, idx_t end,
 }
 
 /// Rows [begin, end) of out, from the sums of `parts` packets: of all keys, or causal of those before `begin`.
-template <class T>
-using simple_rows_function = void (*)(const aft_head&, bool gate, idx_t begin, idx_t end, idx_t parts, key_sums<T>*);
-
 template <class T, class S, bool Causal>
 void simple_rows(const aft_head& head, bool gate, idx_t begin, idx_t end, idx_t parts, key_sums<T>* sums) {
   const auto rows = [&](idx_t first, idx_t last, bool hidden) {  // a hidden key leaves the means as they are
@@ -92,26 +89,27 @@ void simple_rows(const aft_head& head, bool gate, idx_t begin, idx_t end, idx_t 
     rows(begin, end, true);
 }
 
+inline constexpr idx_t simple_chunk = 256;  // tokens of a task
+
+/// Every chunk from `first` on gets the sum of the chunks before it where causal, else of all.
 template <class T>
+void share_sums(const sums_array<T>& sums, idx_t first, idx_t chunks, bool causal) {
+  const idx_t end = first + chunks;
+  sums.accumulate(first, chunks);
+  for (idx_t n = end - 1; causal && n > first; --n) std::copy_n(sums.at(n - 1), sums.parts, sums.at(n));
+  for (idx_t n = first; !causal && n + 1 < end; ++n) std::copy_n(sums.at(end - 1), sums.parts, sums.at(n));
+  if (causal && chunks > 0) sums.clear(first);
+}
+
+template <class S>
 struct aft_simple_call {
-  static constexpr idx_t chunk = 256;  // tokens of a task
+  using T = compute_type<S>;
 
   const aft_tensors<T>& x;
-  add_rows_function<T> add_rows;
-  simple_rows_function<T> write_rows;
 
   void run(execution& exec) const {
     run(exec, [](arena&) {}, [&](const sums_array<T>& sums, idx_t chunks) {
-      exec.for_each(x.batch * x.heads, [&](idx_t head, int) {
-        const idx_t first = head * chunks, end = first + chunks;
-        sums.accumulate(first, chunks);
-        if (x.causal) {
-          for (idx_t n = end - 1; n > first; --n) std::copy_n(sums.at(n - 1), x.parts(), sums.at(n));
-          if (chunks > 0) sums.clear(first);
-        } else {
-          for (idx_t n = first; n + 1 < end; ++n) std::copy_n(sums.at(end - 1), x.parts(), sums.at(n));
-        }
-      });
+      exec.for_each(x.batch * x.heads, [&](idx_t head, int) { share_sums(sums, head * chunks, chunks, x.causal); });
     });
   }
 
@@ -120,7 +118,7 @@ struct aft_simple_call {
   template <class Layout, class Join>
   void run(execution& exec, const Layout& layout, const Join& join) const {
     const auto limit = exec.limit_threads(x.work(10 * static_cast<double>(x.length)));
-    const idx_t heads = x.batch * x.heads, parts = x.parts(), chunks = (x.length + chunk - 1) / chunk;
+    const idx_t heads = x.batch * x.heads, parts = x.parts(), chunks = ceil_div(x.length, simple_chunk);
     const auto sums = exec.shared_scratch([&](arena& memory) {
       layout(memory);
       return sums_array<T>::layout(memory, heads * chunks, parts);
@@ -129,27 +127,24 @@ struct aft_simple_call {
     const auto for_each_chunk = [&](auto&& body) {
       exec.for_each(heads * chunks, [&](idx_t task, int) {
         const aft_head head = x.head(task / chunks);
-        const idx_t begin = task % chunks * chunk;
-        body(head, begin, std::clamp(head.length, begin, begin + chunk), sums.at(task));
+        const idx_t begin = task % chunks * simple_chunk;
+        body(head, begin, std::clamp(head.length, begin, begin + simple_chunk), sums.at(task));
       });
     };
     for_each_chunk([&](const aft_head& head, idx_t begin, idx_t end, key_sums<T>* s) {
       std::fill_n(s, parts, key_sums<T>{});
-      add_rows(head, begin, end, parts, s);
+      x.elements->add_rows(head, begin, end, parts, s);
     });
     join(sums, chunks);
     for_each_chunk([&](const aft_head& head, idx_t begin, idx_t end, key_sums<T>* s) {
-      write_rows(head, x.gate, begin, end, parts, s);
-      x.elements->clear(head, end, std::min(begin + chunk, x.length));
+      if (x.causal)
+        simple_rows<T, S, true>(head, x.gate, begin, end, parts, s);
+      else
+        simple_rows<T, S, false>(head, x.gate, begin, end, parts, s);
+      x.clear_padding(head, end, std::min(begin + simple_chunk, x.length));
     });
   }
 };
-
-/// The driver of a checked call.
-template <class S, class T, class Options>
-aft_simple_call<T> simple_call_of(const aft_call<aft_tensors<T>, Options>& call) {
-  return {call.x, add_rows<T, S>, call.x.causal ? simple_rows<T, S, true> : simple_rows<T, S, false>};
-}
 
 }  // namespace detail
 
@@ -159,7 +154,7 @@ void aft_simple(const Q& q, const K& k, const V& v, O&& out, Options&& options =
   using S = element_of<const Q&>;
   const auto call =
       detail::checked_aft<aft_simple_options<S>>("aft_simple", q, k, v, out, tensor_view<const S>(), options, exec);
-  detail::simple_call_of<S>(call).run(call.exec);
+  detail::aft_simple_call<S>{call.x}.run(call.exec);
 }
 
 }}  // namespace attn::ATTN_ISA

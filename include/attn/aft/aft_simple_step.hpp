@@ -19,28 +19,14 @@
 
 namespace attn { inline namespace ATTN_ISA {
 
-/// The sums over all tokens fed so far. A moved-from state may only be assigned to or destroyed.
+/// The sums over all tokens fed so far. append(k, v) feeds tokens k, v [B, H, n, D] without attending. A moved-from
+/// state may only be assigned to or destroyed.
 template <element S>
-class aft_simple_state : public detail::item_sequences<detail::aft_items<S>> {
-  using base = detail::item_sequences<detail::aft_items<S>>;
-
+class aft_simple_state : public detail::aft_state<S> {
  public:
   /// A state at the start of a stream. Throws std::invalid_argument for a negative extent, a value_dim other than dim,
   /// or sizes no memory can hold.
-  explicit aft_simple_state(const state_extents& extents) : base("aft_simple_state", extents, 0) {}
-
-  using base::heads, base::dim, base::bytes;
-
-  /// Feeds tokens without attending: k, v [B, H, n, D].
-  template <viewable K, viewable V>
-  void append(const K& k, const V& v, const aft_append_options& options = {}) {
-    const auto x = detail::tokens_of<S>(base::name_, base::extents(), false, as_view(k), as_view(v), options);
-    for (idx_t n = 0; n < x.batch * x.heads; ++n) {
-      const auto head = x.head(n);
-      detail::add_rows<compute_type<S>, S>(head, 0, head.length, x.parts(), base::sums(n));
-    }
-    this->advance(x.length, x.lengths);
-  }
+  explicit aft_simple_state(const state_extents& extents) : detail::aft_state<S>("aft_simple_state", extents) {}
 };
 
 /// Feeds n tokens k, v [B, H, n, D] and writes the rows of their queries q [B, H, n, D]: the next n rows of one causal
@@ -58,7 +44,7 @@ void aft_simple_step(aft_simple_state<S>& state, const Q& q, const K& k, const V
   call.exec.for_each(x.batch * x.heads, [&](idx_t n, int) {
     const auto head = x.head(n);
     detail::simple_rows<compute_type<S>, S, true>(head, x.gate, 0, head.length, x.parts(), inside.sums(n));
-    x.elements->clear(head, head.length, x.length);
+    x.clear_padding(head, head.length, x.length);
   });
   inside.advance(x.length, x.lengths);
 }

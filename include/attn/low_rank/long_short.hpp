@@ -80,12 +80,13 @@ inline void check_window(const validator& check, idx_t left, idx_t right, idx_t 
     check.fail("a segment with causal only", segment);
 }
 
-/// The driver, without lse, of a call whose own options are checked here.
+/// The driver of a call whose own options are checked here. In a backward call s is its shape, and `in` the forward
+/// call, which computes lse.
 template <class S, class P = product_type<S>>
-long_short_call<S, P> checked_long_short(call_views& check, const attention_views<S>& views,
-                                         const tensor_view<const S>& logits, const long_short_options<S>& given) {
+long_short_call<S, P> checked_long_short(call_views& check, const attention_shape& s,
+                                         const softmax_call<S, no_score>& in, const tensor_view<const S>& logits,
+                                         const long_short_options<S>& given) {
   using T = compute_type<S>;
-  const attention_shape& s = views.shape;
   check_window(check, given.left, given.right, given.block, given.causal, given.segment);
   check.read("logits", logits, {{"logits batch = query batch", s.batch},
                                 {"logits heads = query heads", s.heads},
@@ -99,14 +100,10 @@ long_short_call<S, P> checked_long_short(call_views& check, const attention_view
   const key_norm<T> local = norm("local_gamma", given.local_gamma, "local_beta", given.local_beta);
   const key_norm<T> global = norm("global_gamma", given.global_gamma, "global_beta", given.global_beta);
   const idx_t all = s.queries + s.keys;
-  return {.views = views,
+  return {.in = in,
           .logits = logits,
-          .sinks = given.sinks,
-          .lse = {},
-          .terms = terms_of<T>(given, s.dim),
           .local = local,
           .global = global,
-          .causal = given.causal,
           .causal_segment = given.segment,
           .left = std::min(given.left, all),
           .right = given.causal ? 0 : std::min(given.right, all),
@@ -124,13 +121,11 @@ void long_short(const Q& q, const K& k, const V& v, O&& out, const L& logits, Op
   using S = element_of<const Q&>;
   static_assert(std::same_as<element_of<const L&>, S>, "attn: logits must have the element type of q, k and v");
   const tensor_view<const S> weights = as_view(logits);
-  auto call = detail::checked_call<long_short_options>("long_short", q, k, v, out, options, exec);
-  detail::check_softmax_options(call.views, call.shape, call.options);
+  detail::no_score none;
+  auto call = detail::checked_call<long_short_options>("long_short", q, k, v, out, options, none, exec);
   const detail::seen_lengths lengths(call.options.key_mask, call.shape.batch, call.lengths, call.exec);
   detail::with_products<S>(call.exec, [&]<class P>(std::type_identity<P>) {
-    auto driver = detail::checked_long_short<S, P>(call.views, call, weights, call.options);
-    driver.lse = call.options.lse;
-    driver.run(call.exec);
+    detail::checked_long_short<S, P>(call.views, call.shape, call, weights, call.options).run();
   });
 }
 

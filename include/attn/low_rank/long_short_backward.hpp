@@ -62,29 +62,15 @@ void long_short_backward(const Q& q, const K& k, const V& v, const O& out, const
                                                                 options, none, none_backward, exec);
   const auto& given = call.options;
   const detail::seen_lengths lengths(given.key_mask, call.shape.batch, call.forward.lengths, call.forward.exec);
-  detail::attention_views<S> views = call.forward;
-  views.v = call.v, views.shape = call.shape;
-  const auto compressed = detail::checked_long_short<S>(call.views, views, weights, given);
+  const auto forward = detail::checked_long_short<S>(call.views, call.shape, call.forward, weights, given);
   call.views.gradient("logits", gradients.logits, weights);
   call.views.gradient("local_gamma", gradients.local_gamma, detail::list_layout(given.local_gamma));
   call.views.gradient("local_beta", gradients.local_beta, detail::list_layout(given.local_beta));
   call.views.gradient("global_gamma", gradients.global_gamma, detail::list_layout(given.global_gamma));
   call.views.gradient("global_beta", gradients.global_beta, detail::list_layout(given.global_beta));
-  const detail::long_short_wanted<S> wanted{.k = gradients.k,
-                                            .v = gradients.v,
-                                            .logits = gradients.logits,
-                                            .local_gamma = gradients.local_gamma,
-                                            .local_beta = gradients.local_beta,
-                                            .global_gamma = gradients.global_gamma,
-                                            .global_beta = gradients.global_beta};
-  detail::softmax_backward_work work(call, 2.7 * compressed.scores() * call.shape.operations_per_score());
-  if (work.needs_lse()) {
-    auto forward = compressed;
-    forward.views = call.forward, forward.lse = call.forward.lse, forward.maximum = call.forward.maximum;
-    forward.run(call.forward.exec);
-  }
-  detail::long_short_backward_call<S, decltype(call)>{.in = call, .forward = compressed, .wanted = wanted}.run(
-      call.forward.exec);
+  detail::softmax_backward_work work(call, 2.7 * forward.scores() * call.shape.operations_per_score());
+  if (work.needs_lse()) forward.run();
+  detail::long_short_backward_call<S, decltype(call)>{.in = call, .forward = forward}.run();
   work.store_parameters();
 }
 

@@ -94,11 +94,11 @@ inline void check_assignment(call_views& check, const attention_shape& s, const 
           check.fail({"assignment from 0 to ", clusters - 1}, c);
 }
 
-/// The driver, without lse, of a call whose own options are checked here.
+/// The clusters of a call whose own options are checked here.
 template <class S>
-multipole_call<S> checked_multipole(call_views& check, const attention_views<S>& views,
-                                    const multipole_options<S>& given) {
-  using T = compute_type<S>;
+multipole_clustering<S> checked_multipole(call_views& check, const tensor_view<const S>& k,
+                                          const tensor_view<const S>& v, const attention_shape& s,
+                                          const sequence_lengths& lengths, const multipole_options<S>& given) {
   const bool causal = given.causal;
   const idx_t block = given.block.value_or(causal ? 128 : 96);
   multipole_settings o{.causal = causal,
@@ -112,14 +112,13 @@ multipole_call<S> checked_multipole(call_views& check, const attention_views<S>&
                        .lookback = given.lookback.value_or(std::min<idx_t>(32, block)),
                        .iterations = given.iterations,
                        .seed = given.seed};
-  const attention_shape& s = views.shape;
   check_multipole_settings(check, o);
   check.at_least("block", 1, o.block);
   check.at_least("probe", 1, o.probe);
   if (causal) check.at_least("lookback", 1, o.lookback);
   if (!causal && given.lookback) check.fail("a lookback with causal only", *given.lookback);
   if (!causal && given.segment) check.fail("a segment with causal only", *given.segment);
-  check_assignment(check, s, views.lengths, given.assignment, o.clusters);
+  check_assignment(check, s, lengths, given.assignment, o.clusters);
   // Settings beyond what can occur have the same result as the largest that can, and are clamped.
   o.lookback = std::min(o.lookback, std::max<idx_t>(1, s.queries));
   o.probe = std::min(o.probe, causal ? o.lookback : o.block);
@@ -128,15 +127,11 @@ multipole_call<S> checked_multipole(call_views& check, const attention_views<S>&
   o.block = std::min(o.block, causal ? o.segment : std::max<idx_t>(1, s.queries));
   if (o.clusters == 0) o.candidate_clusters = 0;
   if (!o.assigned) o.clusters = std::min(o.clusters, causal ? o.segment : std::max<idx_t>(1, s.keys));
-  constexpr idx_t most_keys = std::numeric_limits<std::int32_t>::max() - panel_width<T>;  // members are 32-bit numbers
+  // Members are 32-bit numbers.
+  constexpr idx_t most_keys = std::numeric_limits<std::int32_t>::max() - panel_width<compute_type<S>>;
   if (s.keys > most_keys) check.fail({"key length <= ", most_keys}, s.keys);
   check.fits("clusters", {o.segments(s.keys) + o.parts(s.keys), o.clusters, s.dim + s.dim_v + 1});
-  return {.views = views,
-          .o = o,
-          .assignment = given.assignment,
-          .sinks = given.sinks,
-          .lse = {},
-          .terms = terms_of<T>(given, s.dim)};
+  return {.o = o, .k = k, .v = v, .assignment = given.assignment, .shape = s, .lengths = lengths};
 }
 
 }  // namespace detail
@@ -145,11 +140,11 @@ multipole_call<S> checked_multipole(call_views& check, const attention_views<S>&
 template <viewable Q, viewable K, viewable V, viewable O, class Options = multipole_options<element_of<const Q&>>>
 void multipole(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, execution_ref exec = {}) {
   using S = element_of<const Q&>;
-  auto call = detail::checked_call<multipole_options>("multipole", q, k, v, out, options, exec);
-  detail::check_softmax_options(call.views, call.shape, call.options);
-  auto driver = detail::checked_multipole<S>(call.views, call, call.options);
-  driver.lse = call.options.lse;
-  driver.run(call.exec);
+  detail::no_score none;
+  auto call = detail::checked_call<multipole_options>("multipole", q, k, v, out, options, none, exec);
+  detail::multipole_call<S>{
+      call, detail::checked_multipole<S>(call.views, call.k, call.v, call.shape, call.lengths, call.options)}
+      .run();
 }
 
 }}  // namespace attn::ATTN_ISA

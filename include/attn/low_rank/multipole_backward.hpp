@@ -56,17 +56,16 @@ void multipole_backward(const Q& q, const K& k, const V& v, const O& out, const 
   detail::no_score_backward none_backward;
   auto call = detail::checked_backward_call<multipole_options>("multipole_backward", q, k, v, out, d_out, gradients,
                                                                options, none, none_backward, exec);
-  detail::attention_views<S> views = call.forward;
-  views.v = call.v, views.shape = call.shape;
-  const auto again = detail::checked_multipole<S>(call.views, views, call.options);
+  const auto clustering =
+      detail::checked_multipole<S>(call.views, call.k, call.v, call.shape, call.lengths(), call.options);
   const detail::standard_products standard(call.forward.exec);  // multipole always uses these
-  detail::softmax_backward_work work(call, 2.7 * again.operations());
+  detail::softmax_backward_work work(call, 2.7 * clustering.operations());
   if (work.needs_lse()) {
-    auto forward = again;
-    forward.views = call.forward, forward.lse = call.forward.lse, forward.maximum = call.forward.maximum;
-    forward.run(call.forward.exec);
+    detail::multipole_call<S> forward{call.forward, clustering};
+    forward.clustering.v = call.forward.v, forward.clustering.shape = call.forward.shape;
+    forward.run();
   }
-  detail::multipole_backward_call<S, decltype(call)>{.in = call, .forward = again}.run(call.forward.exec);
+  detail::multipole_backward_call<S, decltype(call)>{.in = call, .clustering = clustering}.run();
   work.store_parameters();
 }
 

@@ -57,8 +57,9 @@ class multipole_tokens : public kv_tokens<S> {
   }
 
   std::size_t bytes() const {
-    return base::bytes() + (means_.capacity() + value_means_.capacity() + counts_.capacity()) * sizeof(real) +
-           (order_.capacity() + begins_.capacity()) * sizeof(cluster_number);
+    std::size_t all = base::bytes();
+    each_list([&](auto list, idx_t) { all += (lists_.*list).capacity() * sizeof((lists_.*list)[0]); });
+    return all;
   }
   void reserve(idx_t tokens) {
     validator(this->name_).fits(
@@ -73,12 +74,18 @@ class multipole_tokens : public kv_tokens<S> {
   void reset(idx_t b) { cut(b, 0); }
   void copy(idx_t from, idx_t to) {
     base::copy(from, to);
-    each_list([&](auto* x, idx_t each) { std::copy_n(x + from * each, each, x + to * each); });
+    each_list([&](auto list, idx_t numbers) {
+      const idx_t each = heads() * room_ * numbers;
+      std::copy_n(at(list, from * each), each, at(list, to * each));
+    });
     segments(to) = segments(from);
   }
   void exchange(idx_t a, idx_t b) {
     base::exchange(a, b);
-    each_list([&](auto* x, idx_t each) { std::swap_ranges(x + a * each, x + (a + 1) * each, x + b * each); });
+    each_list([&](auto list, idx_t numbers) {
+      const idx_t each = heads() * room_ * numbers;
+      std::swap_ranges(at(list, a * each), at(list, (a + 1) * each), at(list, b * each));
+    });
     std::swap(segments(a), segments(b));
   }
   const multipole_settings& settings() const { return settings_; }
@@ -92,15 +99,15 @@ class multipole_tokens : public kv_tokens<S> {
     const cluster_number* begins;     // [clusters]: where a cluster begins in its segment's order
   };
   head_clusters clusters_of(idx_t b, idx_t h) const {
-    const idx_t rows = room_ * settings_.clusters, head = b * heads() + h;
+    const idx_t head = b * heads() + h, row = head * room_ * settings_.clusters;
     return {stride(),
             stride_v(),
-            means_.data() + head * rows * stride(),
-            value_means_.data() + head * rows * stride_v(),
-            counts_.data() + 2 * head * rows,
-            counts_.data() + (2 * head + 1) * rows,
-            order_.data() + head * room_ * settings_.segment,
-            begins_.data() + head * rows};
+            lists_.means.data() + row * stride(),
+            lists_.value_means.data() + row * stride_v(),
+            lists_.counts.data() + row,
+            lists_.logs.data() + row,
+            lists_.order.data() + head * room_ * settings_.segment,
+            lists_.begins.data() + row};
   }
 
   /// Clusters the segments that the tokens appended since have finished.
@@ -126,35 +133,39 @@ class multipole_tokens : public kv_tokens<S> {
   idx_t stride_v() const { return cluster_sums<real>::padded(value_dim()); }
 
   idx_t& segments(idx_t b) { return segments_[static_cast<std::size_t>(b)]; }
-  /// visit(list, numbers of an item) for all lists of cluster data.
+  /// Of all segments of a head, one head after the other, with room for room_ segments each.
+  struct cluster_lists {
+    std::vector<real> means, value_means, counts, logs;
+    std::vector<cluster_number> order, begins;
+  };
+  /// visit(list, its numbers for a segment)
   template <class Visit>
-  void each_list(const Visit& visit) {
-    const idx_t m = settings_.clusters, rows = heads() * room_ * m;
-    visit(means_.data(), rows * stride());
-    visit(value_means_.data(), rows * stride_v());
-    visit(counts_.data(), 2 * rows);
-    visit(order_.data(), m > 0 ? heads() * room_ * settings_.segment : 0);
-    visit(begins_.data(), rows);
+  void each_list(const Visit& visit) const {
+    using lists = cluster_lists;
+    const idx_t m = settings_.clusters;
+    visit(&lists::means, m * stride()), visit(&lists::value_means, m * stride_v());
+    visit(&lists::counts, m), visit(&lists::logs, m);
+    visit(&lists::order, m > 0 ? settings_.segment : 0), visit(&lists::begins, m);
+  }
+  template <class N>
+  N* at(std::vector<N> cluster_lists::*list, idx_t n) {
+    return (lists_.*list).data() + n;
   }
 
   void reserve_segments(idx_t segments) {
     if (segments <= room_) return;
     const validator check(this->name_);
-    const idx_t item_heads = batch() * heads(), m = settings_.clusters;
+    const idx_t item_heads = batch() * heads();
     const idx_t widest = std::max({stride(), stride_v(), idx_t(2)});
-    check.fits("clusters", {item_heads, segments, m, widest, sizeof(real)});
+    check.fits("clusters", {item_heads, segments, settings_.clusters, widest, sizeof(real)});
     check.fits("keys of segments", {item_heads, segments, settings_.segment, sizeof(idx_t)});
-    const auto grown = [&](const auto& from, idx_t numbers, idx_t lists) {  // `numbers` per segment, of each list
-      std::remove_cvref_t<decltype(from)> to(static_cast<std::size_t>(item_heads * lists * segments * numbers));
-      for (idx_t h = 0; h < item_heads * lists && room_ > 0; ++h)
-        std::copy_n(from.data() + h * room_ * numbers, room_ * numbers, to.data() + h * segments * numbers);
-      return to;
-    };
-    auto means = grown(means_, m * stride(), 1), value_means = grown(value_means_, m * stride_v(), 1),
-         counts = grown(counts_, m, 2);
-    auto order = grown(order_, m > 0 ? settings_.segment : 0, 1), begins = grown(begins_, m, 1);
-    means_.swap(means), value_means_.swap(value_means), counts_.swap(counts);
-    order_.swap(order), begins_.swap(begins);
+    cluster_lists grown;
+    each_list([&](auto list, idx_t numbers) {
+      (grown.*list).resize(static_cast<std::size_t>(item_heads * segments * numbers));
+      for (idx_t h = 0; h < item_heads && room_ > 0; ++h)
+        std::copy_n(at(list, h * room_ * numbers), room_ * numbers, (grown.*list).data() + h * segments * numbers);
+    });
+    lists_ = std::move(grown);
     room_ = segments;
   }
 
@@ -177,23 +188,21 @@ class multipole_tokens : public kv_tokens<S> {
     p.clusters.cluster_one(o, k, v, keys, number, p.scratch);
 
     const cluster_sums<real>& sums = p.clusters.sums;
-    const idx_t row = (item_head * room_ + number) * m;
-    cluster_number* const order = order_.data() + (item_head * room_ + number) * size;
-    cluster_number* const begins = begins_.data() + row;
-    cluster_number at = 0;
+    const idx_t segment = item_head * room_ + number, row = segment * m;
+    cluster_number* const order = at(&cluster_lists::order, segment * size);
+    cluster_number* const begins = at(&cluster_lists::begins, row);
+    cluster_number next = 0;
     for (idx_t c = 0; c < m; ++c) {
       const real count = sums.counts[c], factor = count > 0 ? 1 / count : real(0);
-      for (idx_t d = 0; d < stride(); ++d)
-        means_[static_cast<std::size_t>((row + c) * stride() + d)] = factor > 0 ? sums.key(c)[d] * factor : real(0);
-      for (idx_t d = 0; d < stride_v(); ++d)
-        value_means_[static_cast<std::size_t>((row + c) * stride_v() + d)] =
-            factor > 0 ? sums.value(c)[d] * factor : real(0);
-      const idx_t counted = 2 * item_head * room_ * m + number * m + c;
-      counts_[static_cast<std::size_t>(counted)] = count;
-      counts_[static_cast<std::size_t>(counted + room_ * m)] =
-          count > 0 ? std::log2(count) : -std::numeric_limits<real>::infinity();
-      begins[c] = at;
-      at = static_cast<cluster_number>(at + static_cast<cluster_number>(count));
+      const auto divide = [&](const real* from, idx_t numbers, real* to) {
+        for (idx_t d = 0; d < numbers; ++d) to[d] = factor > 0 ? from[d] * factor : real(0);
+      };
+      divide(sums.key(c), stride(), at(&cluster_lists::means, (row + c) * stride()));
+      divide(sums.value(c), stride_v(), at(&cluster_lists::value_means, (row + c) * stride_v()));
+      *at(&cluster_lists::counts, row + c) = count;
+      *at(&cluster_lists::logs, row + c) = count > 0 ? std::log2(count) : -std::numeric_limits<real>::infinity();
+      begins[c] = next;
+      next = static_cast<cluster_number>(next + static_cast<cluster_number>(count));
     }
     std::copy_n(begins, m, p.next);
     for (idx_t j = 0; j < size; ++j) order[p.next[p.clusters.cluster[j]]++] = static_cast<cluster_number>(j);
@@ -202,8 +211,7 @@ class multipole_tokens : public kv_tokens<S> {
   multipole_settings settings_;
   std::vector<idx_t> segments_;  // clustered, of every item
   idx_t room_ = 0;               // segments there is room for
-  std::vector<real> means_, value_means_, counts_;
-  std::vector<cluster_number> order_, begins_;
+  cluster_lists lists_;
 };
 
 }  // namespace detail

@@ -87,7 +87,8 @@ nystrom_call<S, P> nystrom_of(const attention_call<S, nystrom_options<S>>& call)
           .inverse = {.exact = given.inverse == pseudo_inverse::exact,
                       .iterations = given.iterations,
                       .cutoff = static_cast<double>(given.cutoff)},
-          .whole_batch = given.inverse == pseudo_inverse::whole_batch};
+          .whole_batch = given.inverse == pseudo_inverse::whole_batch,
+          .exec = call.exec};
 }
 
 }  // namespace detail
@@ -99,9 +100,8 @@ void nystrom(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}
   auto call = detail::checked_call<nystrom_options>("nystrom", q, k, v, out, options, exec);
   detail::check_nystrom(call);
   const detail::seen_lengths lengths(call.options.key_mask, call.shape.batch, call.lengths, call.exec);
-  detail::with_products<S>(call.exec, [&]<class P>(std::type_identity<P>) {
-    detail::nystrom_of<S, P>(call).run(call.exec);
-  });
+  detail::with_products<S>(call.exec,
+                           [&]<class P>(std::type_identity<P>) { detail::nystrom_of<S, P>(call).run(); });
 }
 
 }}  // namespace attn::ATTN_ISA

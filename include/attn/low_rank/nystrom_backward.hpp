@@ -59,7 +59,7 @@ void nystrom_backward(const Q& q, const K& k, const V& v, const D& d_out,
                                    .dv = gradients.v,
                                    .d_convolution = gradients.convolution,
                                    .accumulate = gradients.accumulate}
-      .run(call.exec);
+      .run();
 }
 
 }}  // namespace attn::ATTN_ISA

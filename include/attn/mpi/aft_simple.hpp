@@ -24,8 +24,9 @@
 namespace attn { inline namespace ATTN_ISA {
 namespace detail {
 
-template <class T>
-void run_spread(const aft_simple_call<T>& call, const spread_sequence& sequence, execution& exec) {
+template <class S>
+void run_spread(const aft_simple_call<S>& call, const spread_sequence& sequence, execution& exec) {
+  using T = compute_type<S>;
   const aft_tensors<T>& x = call.x;
   sums_array<T> before;
   call.run(
@@ -51,8 +52,8 @@ void aft_simple(const Q& q, const K& k, const V& v, O&& out, MPI_Comm communicat
   const char* const name = "mpi::aft_simple";
   auto call = detail::unchecked_aft<aft_simple_options<S>>(name, q, k, v, out, tensor_view<const S>(), options, exec);
   auto sequence = detail::spread_sequence_of(name, communicator, call.x);
-  detail::agree_on_aft<S>(sequence, call.x, call.options, [&] { detail::check_aft(call); });
-  detail::run_spread(detail::simple_call_of<S>(call), sequence, call.exec);
+  detail::agree_on_aft<S>(sequence, call);
+  detail::run_spread(detail::aft_simple_call<S>{call.x}, sequence, call.exec);
 }
 
 }  // namespace mpi

@@ -23,36 +23,31 @@
 namespace attn { inline namespace ATTN_ISA {
 namespace detail {
 
-template <class T>
-void run_spread_backward(aft_simple_backward_call<T> call, const spread_sequence& sequence, execution& exec) {
-  const aft_backward_tensors<T>& x = call.x;
-  const auto limit = exec.limit_threads(x.work(30 * static_cast<double>(x.length)));
-  const idx_t heads = x.batch * x.heads, parts = x.parts(), chunks = (x.length + call.chunk - 1) / call.chunk;
-  sums_array<T> later, before, after;  // of every chunk; two states
-  packet<T>* total = nullptr;          // of dy, for every head: sums, then what they lost
-  call.parts = parts, call.chunks = chunks;
+template <class S, class T = compute_type<S>>
+void run_spread_backward(aft_simple_backward_call<S> call, const spread_sequence& sequence, execution& exec) {
+  const aft_tensors<T>& x = call.x;
+  const auto limit = call.limit_threads(exec);
+  const idx_t heads = call.heads(), parts = call.parts, chunks = call.chunks;
+  sums_array<T> before, after;  // two states
+  packet<T>* total = nullptr;   // of dy, for every head: sums, then what they lost
   exec.shared_scratch([&](arena& memory) {
-    call.keys = sums_array<T>::layout(memory, heads * chunks, parts);
-    call.rows = sums_array<T>::layout(memory, x.causal ? heads * chunks : 0, parts);
-    later = sums_array<T>::layout(memory, x.causal ? heads * chunks : 0, parts);
-    call.gated = memory.allocate<packet<T>>(x.causal ? 0 : heads * chunks * parts);
-    before = sums_array<T>::layout(memory, heads, parts);
-    after = sums_array<T>::layout(memory, heads, parts);
+    call.allocate(memory);
+    before = sums_array<T>::layout(memory, heads, parts), after = sums_array<T>::layout(memory, heads, parts);
     return total = memory.allocate<packet<T>>(2 * heads * parts);
   });
   exec.for_each(heads * chunks, [&](idx_t task, int) { call.sum(task); });
   scan_key_sums(x, sequence, call.keys, chunks, before);
   const holder_list& holders = sequence.key_holders();
   if (x.causal) {
-    exec.for_each(heads * chunks, [&](idx_t task, int worker) { call.write(task, true, false, later, exec, worker); });
+    exec.for_each(heads * chunks, [&](idx_t task, int worker) { call.write(task, true, false, exec, worker); });
     // From what lies after the last chunk to what does after each, as hand_on() of one process has it.
     const auto add_rows = [&] {
       for (idx_t head = 0; head < heads; ++head)
         for (idx_t n = (head + 1) * chunks - 1; n >= head * chunks; --n) {
           if (holders.last() && n == (head + 1) * chunks - 1) after.clear(head);
-          std::copy_n(after.at(head), parts, later.at(n));
+          std::copy_n(after.at(head), parts, call.later.at(n));
           after.clear(head);
-          after.merge(head, later.at(n));
+          after.merge(head, call.later.at(n));
           after.merge(head, call.rows.at(n));
         }
     };
@@ -73,7 +68,7 @@ void run_spread_backward(aft_simple_backward_call<T> call, const spread_sequence
       std::copy_n(total + head * parts, parts, call.gated + head * chunks * parts);
     }
   }
-  exec.for_each(heads * chunks, [&](idx_t task, int worker) { call.write(task, false, true, later, exec, worker); });
+  exec.for_each(heads * chunks, [&](idx_t task, int worker) { call.write(task, false, true, exec, worker); });
 }
 
 }  // namespace detail
@@ -87,15 +82,12 @@ void aft_simple_backward(const Q& q, const K& k, const V& v, const D& d_out,
                          Options&& options = {}, execution_ref exec = {}) {
   namespace detail = attn::detail;
   using S = element_of<const Q&>;
-  using T = compute_type<S>;
   const char* const name = "mpi::aft_simple_backward";
   auto call = detail::unchecked_aft_backward<aft_simple_options<S>>(name, q, k, v, tensor_view<const S>(), d_out,
                                                                     gradients, options, exec);
   auto sequence = detail::spread_sequence_of(name, communicator, call.x);
-  detail::agree_on_aft<S>(sequence, call.x, call.options, [&] { detail::check_aft_backward(call); });
-  detail::run_spread_backward(
-      detail::aft_simple_backward_call<T>{call.x, detail::add_rows<T, S>, detail::simple_backward_of<S>}, sequence,
-      call.exec);
+  detail::agree_on_aft<S>(sequence, call);
+  detail::run_spread_backward(detail::aft_simple_backward_call<S>{call.x}, sequence, call.exec);
 }
 
 }  // namespace mpi

@@ -61,15 +61,60 @@ class zigzag_exchange {
                             lengths[static_cast<std::size_t>(p)]);
   }
 
-  void scatter() const {
-    run([](S& memory, W& element) { memory = element; }, [](S& memory, P& element) { element = memory; });
-  }
-  void gather() const {
-    run([](S& memory, W& element) { element = memory; }, [](S& memory, P& element) { memory = element; });
+  /// Through memory on both sides.
+  void run() const {
+    const bool root = group_.rank() == 0;
+    const idx_t row = part_.extent(0) * part_.extent(1) * part_.extent(3);
+    std::vector<S> memory;
+    const auto on_part = [&] {
+      std::size_t at = 0;
+      for_each_row(part_, [&](idx_t b, idx_t h, idx_t i) {
+        for (idx_t d = 0; d < part_.extent(3); ++d) move(memory[at++], part_(b, h, i, d));
+      });
+    };
+    const auto on_whole = [&](const std::vector<idx_t>& positions) {
+      std::size_t at = 0;
+      for (idx_t b = 0; root && b < part_.extent(0); ++b)
+        for (idx_t h = 0; h < part_.extent(1); ++h)
+          for (idx_t i : positions)
+            for (idx_t d = 0; d < part_.extent(3); ++d) move(memory[at++], whole_(b, h, i, d));
+    };
+    message_list messages;
+    // Process 0 exchanges one part after the other, its own among them; the others theirs.
+    for (int p = group_.rank(); p < (root ? group_.size() : group_.rank() + 1); ++p) {
+      const std::vector<idx_t> positions = mpi::zigzag_positions(tokens_, p, group_.size());
+      const bool own = p == group_.rank();
+      memory.resize(positions.size() * static_cast<std::size_t>(row));
+      if (from_whole)
+        on_whole(positions);
+      else if (own)
+        on_part();
+      if (!root || !own) {
+        const std::size_t bytes = memory.size() * sizeof(S);
+        const int other = root ? p : 0;
+        if (root == from_whole)
+          messages.send(memory.data(), bytes, other, 0, group_.get());
+        else
+          messages.receive(memory.data(), bytes, other, 0, group_.get());
+        messages.wait();
+      }
+      if (!from_whole)
+        on_whole(positions);
+      else if (own)
+        on_part();
+    }
   }
 
  private:
   static constexpr bool from_whole = std::is_const_v<W>;
+
+  template <class X>
+  static void move(S& memory, X& element) {
+    if constexpr (std::is_const_v<X>)
+      memory = element;
+    else
+      element = memory;
+  }
 
   void check(const validator& check, bool root) const {
     call_views views(check);
@@ -80,51 +125,6 @@ class zigzag_exchange {
     check.extents({{"part batch = whole batch", whole_.extent(0), part_.extent(0)},
                    {"part heads = whole heads", whole_.extent(1), part_.extent(1)},
                    {"part dim = whole dim", whole_.extent(3), part_.extent(3)}});
-  }
-
-  /// Through memory on both sides: with_whole and with_part take its elements to or from the views.
-  template <class Whole, class Part>
-  void run(const Whole& with_whole, const Part& with_part) const {
-    const idx_t length = part_.extent(2), row = part_.extent(0) * part_.extent(1) * part_.extent(3);
-    std::vector<S> memory;
-    const auto elements = [&](idx_t n) { return static_cast<std::size_t>(n * row); };
-    const auto on_part = [&] {
-      std::size_t at = 0;
-      for_each_row(part_, [&](idx_t b, idx_t h, idx_t i) {
-        for (idx_t d = 0; d < part_.extent(3); ++d) with_part(memory[at++], part_(b, h, i, d));
-      });
-    };
-    const auto on_whole = [&](const std::vector<idx_t>& positions) {
-      std::size_t at = 0;
-      for (idx_t b = 0; b < part_.extent(0); ++b)
-        for (idx_t h = 0; h < part_.extent(1); ++h)
-          for (idx_t i : positions)
-            for (idx_t d = 0; d < part_.extent(3); ++d) with_whole(memory[at++], whole_(b, h, i, d));
-    };
-    message_list messages;
-    if (group_.rank() != 0) {
-      memory.resize(elements(length));
-      if (!from_whole) on_part(), messages.send(memory.data(), memory.size() * sizeof(S), 0, 0, group_.get());
-      if (from_whole) messages.receive(memory.data(), memory.size() * sizeof(S), 0, 0, group_.get());
-      messages.wait();
-      if (from_whole) on_part();
-      return;
-    }
-    for (int p = 0; p < group_.size(); ++p) {
-      const std::vector<idx_t> positions = mpi::zigzag_positions(tokens_, p, group_.size());
-      memory.resize(elements(std::ssize(positions)));
-      const std::size_t bytes = memory.size() * sizeof(S);
-      if (from_whole) {
-        on_whole(positions);
-        if (p == 0) on_part();
-        else messages.send(memory.data(), bytes, p, 0, group_.get());
-      } else {
-        if (p == 0) on_part();
-        else messages.receive(memory.data(), bytes, p, 0, group_.get());
-      }
-      messages.wait();
-      if (!from_whole) on_whole(positions);
-    }
   }
 
   process_group group_;
@@ -141,7 +141,7 @@ namespace attn { inline namespace ATTN_ISA { namespace mpi {
 template <viewable P>
 void zigzag_scatter(std::type_identity_t<tensor_view<const element_of<P>>> whole, P&& part, MPI_Comm communicator) {
   using S = element_of<P>;
-  attn::detail::zigzag_exchange<const S, S>("mpi::zigzag_scatter", communicator, whole, as_view(part)).scatter();
+  attn::detail::zigzag_exchange<const S, S>("mpi::zigzag_scatter", communicator, whole, as_view(part)).run();
 }
 
 /// The parts of all processes to the rows of `whole` on process 0. See the top of the file.
@@ -149,7 +149,7 @@ template <viewable P>
 void zigzag_gather(const P& part, std::type_identity_t<tensor_view<element_of<const P&>>> whole,
                    MPI_Comm communicator) {
   using S = element_of<const P&>;
-  attn::detail::zigzag_exchange<S, const S>("mpi::zigzag_gather", communicator, whole, as_view(part)).gather();
+  attn::detail::zigzag_exchange<S, const S>("mpi::zigzag_gather", communicator, whole, as_view(part)).run();
 }
 
 }}}  // namespace attn::ATTN_ISA::mpi

@@ -1,7 +1,7 @@
 // attn: the gradient of the biases of a call of the attention-free family.
 #pragma once
 
-#include <attn/aft/detail/aft_gradient_elements.hpp>
+#include <attn/aft/detail/aft_gradients.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
@@ -32,11 +32,11 @@ struct aft_bias_sink {
 /// once.
 template <class T>
 struct aft_bias_gradients {
-  const aft_backward_tensors<T>* x = nullptr;
+  const aft_tensors<T>* x = nullptr;
   aft_bias_sink<T> sink{};
   bool wanted = false;
 
-  static aft_bias_gradients layout(arena& memory, const aft_backward_tensors<T>& x, idx_t most_heads,
+  static aft_bias_gradients layout(arena& memory, const aft_tensors<T>& x, idx_t most_heads,
                                    bool many_weights) {
     aft_bias_gradients g{.x = &x, .wanted = x.wants(x.dw)};
     const idx_t sharing = x.batch * (x.shares_biases() ? x.heads : 1);
@@ -53,7 +53,7 @@ struct aft_bias_gradients {
     if (!wanted || x->accumulate) return;
     exec.for_each(x->dw.extents[1] * x->dw.extents[2], [&](idx_t task, int) {
       const idx_t row = task % x->dw.extents[2];
-      sink.access->clear(gradient_head_of(x->dw, 0, task / x->dw.extents[2]), row, row + 1);
+      sink.access->clear(writable_head_of(x->dw, 0, task / x->dw.extents[2]), row, row + 1);
     });
   }
 
@@ -61,7 +61,7 @@ struct aft_bias_gradients {
   void begin(const head_bundles<T>& bundles, idx_t b, execution& exec) {
     const idx_t head = bundles.list[b][0].bias_head;
     if (!wanted || (b > 0 && bundles.list[b - 1][0].bias_head == head)) return;
-    sink.to = gradient_head_of(x->dw, 0, head);
+    sink.to = writable_head_of(x->dw, 0, head);
     if (sink.sums)
       exec.for_each(sink.to.rows,
                     [&](idx_t row, int) { std::fill_n(sink.sums + row * sink.to.cols, sink.to.cols, T(0)); });
@@ -77,10 +77,11 @@ struct aft_bias_gradients {
 
 /// Zeros in all padding of the gradients of q, k and v; where there are no channels, in that of one key for all of them.
 template <class T>
-void clear_all_padding(const aft_backward_tensors<T>& x, const aft_gradient_elements<T>& elements, execution& exec) {
+void clear_all_padding(const aft_tensors<T>& x, execution& exec) {
   if (x.lengths.empty() && x.dim > 0) return;
   exec.for_each(x.batch * x.heads, [&](idx_t n, int) {
-    elements.clear_padding(x.gradients(n), x.dim > 0 ? x.head(n).length : 0, x.length, x.accumulate);
+    const aft_head head = x.head(n);
+    x.clear_padding(head, x.dim > 0 ? head.length : 0, x.length);
   });
 }
 

@@ -9,11 +9,13 @@
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
-/// One head of one batch item, elements of any type; its biases and its true length where there are any.
+/// One head of one batch item, elements of any type; its biases and its true length where there are any. In a backward
+/// pass `out` is d_out, and the gradients that are not asked for have no memory.
 struct aft_head {
   matrix_view<const void> q, k, v;
   matrix_view<void> out;
   matrix_view<const void> w{};
+  matrix_view<void> dq{}, dk{}, dv{};
   idx_t length = 0;
   idx_t number = 0, bias_head = 0;  // batch item * heads + head; the head of w that is its own
   const unsigned char* key_mask = nullptr;  // where given, entries `mask_stride` apart
@@ -49,25 +51,24 @@ struct channel_reader {
   }
 };
 
-/// f(reader of k, reader of v) for C packets from channel c on.
-template <class T, class S, int C, class F>
-ATTN_INLINE void read_channels(const aft_head& head, idx_t c, F&& f) {
-  const auto k = typed<const S>(head.k), v = typed<const S>(head.v);
-  if (k.col_stride == 1 && v.col_stride == 1 && c + C * width<T> <= std::min(k.cols, v.cols)) [[likely]]
-    f(channel_reader<T, S, true>{k, c}, channel_reader<T, S, true>{v, c});
+/// f(readers of the matrices) for C packets from channel c on.
+template <class T, class S, int C, class F, class... X>
+ATTN_INLINE void read_channels(idx_t c, F&& f, const X&... x) {
+  if (((x.col_stride == 1 && c + C * width<T> <= x.cols) && ...)) [[likely]]
+    f(channel_reader<T, S, true>{typed<const S>(x), c}...);
   else
-    f(channel_reader<T, S, false>{k, c}, channel_reader<T, S, false>{v, c});
+    f(channel_reader<T, S, false>{typed<const S>(x), c}...);
 }
 
 /// f(key, value) for one packet of channels from c on; both are functions of the row.
 template <class T, class S, class F>
 ATTN_INLINE void read_seen_channels(const aft_head& head, idx_t c, F&& f) {
-  read_channels<T, S, 1>(head, c, [&](const auto& key, const auto& value) {
+  read_channels<T, S, 1>(c, [&](const auto& key, const auto& value) {
     const packet<T> none = broadcast<T>(-std::numeric_limits<T>::infinity());
     const auto hides = head.hidden();
     f([&](idx_t row) { return hides(row) ? none : key(row); },
       [&](idx_t row) { return hides(row) ? zero<T>() : value(row); });
-  });
+  }, head.k, head.v);
 }
 
 /// Writes packets of channels of the output: num / den, times sigmoid(q) if gated; 0 where den is 0, which is where no
@@ -129,9 +130,11 @@ struct aft_elements {
   packed_channels<T> (*pack)(const aft_head& head, idx_t c, idx_t begin, idx_t count, T* panel);
   /// Rows of out.
   void (*write)(const aft_head& head, bool gate, idx_t c, idx_t begin, idx_t count, const key_sums<T>* sums);
+  /// Adds rows [begin, end) without biases to sums in memory, `parts` packets of them.
+  void (*add_rows)(const aft_head& head, idx_t begin, idx_t end, idx_t parts, key_sums<T>* sums);
 
-  /// Zeros for all channels of rows [begin, end) of out.
-  void clear(const aft_head& head, idx_t begin, idx_t end) const { numbers.clear(head.out, begin, end); }
+  /// Zeros in rows [begin, end).
+  void clear(const matrix_view<void>& x, idx_t begin, idx_t end) const { numbers.clear(x, begin, end); }
   /// An element of a matrix.
   const void* at(const matrix_view<const void>& x, idx_t row, idx_t column) const {
     return static_cast<const char*>(x.data) + (row * x.row_stride + column * x.col_stride) * numbers.size;
@@ -180,10 +183,6 @@ void write_sums(const aft_head& head, bool gate, idx_t c, idx_t begin, idx_t cou
   });
 }
 
-template <class S, class T = compute_type<S>>
-inline constexpr aft_elements<T> elements_of = {
-    number_access_of<T, S>, split_channels<T, S>, pack_channels<T, S>, write_sums<T, S>};
-
 /// f(integral_constant<int, C>, p) for packets p ... p + C - 1, until all are done.
 template <class F>
 void for_columns(idx_t packets, F&& f) {
@@ -198,7 +197,7 @@ template <class T, class S, int C>
 void add_plain_keys(const aft_head& head, idx_t c, idx_t begin, idx_t end, key_sums<T>* total) {
   // Rows that share a maximum and are summed up from zero; they come from the cache the second time.
   constexpr idx_t step = 16;
-  read_channels<T, S, C>(head, c, [&](const auto& key, const auto& value) {
+  read_channels<T, S, C>(c, [&](const auto& key, const auto& value) {
     key_sums<T> sums[C];
     unroll<C>([&](auto n) { sums[n] = total[n]; });
     for (idx_t j0 = begin; j0 < end; j0 += step) {
@@ -223,12 +222,8 @@ void add_plain_keys(const aft_head& head, idx_t c, idx_t begin, idx_t end, key_s
       unroll<C>([&](auto n) { sums[n].num = add(sums[n].num, num[n]), sums[n].den = add(sums[n].den, den[n]); });
     }
     unroll<C>([&](auto n) { total[n] = sums[n]; });
-  });
+  }, head.k, head.v);
 }
-
-/// Adds rows [begin, end) to sums in memory, `parts` packets of them.
-template <class T>
-using add_rows_function = void (*)(const aft_head& head, idx_t begin, idx_t end, idx_t parts, key_sums<T>* sums);
 
 template <class T, class S>
 void add_rows(const aft_head& head, idx_t begin, idx_t end, idx_t parts, key_sums<T>* sums) {
@@ -238,5 +233,9 @@ void add_rows(const aft_head& head, idx_t begin, idx_t end, idx_t parts, key_sum
     });
   });
 }
+
+template <class S, class T = compute_type<S>>
+inline constexpr aft_elements<T> elements_of = {
+    number_access_of<T, S>, split_channels<T, S>, pack_channels<T, S>, write_sums<T, S>, add_rows<T, S>};
 
 }}}  // namespace attn::ATTN_ISA::detail

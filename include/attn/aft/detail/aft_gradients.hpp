@@ -1,39 +1,22 @@
-// attn: what the backward passes of the attention-free family share: their views, gates, and gradients in memory.
+// attn: elements in memory as the backward kernels of the attention-free family see them, and the arguments of the
+// backward calls: aft_elements.hpp and aft_tensors.hpp for gradients.
 //
 //   dq_t = d_out_t y_t sigma'(q_t)      dy_t = d_out_t sigma(q_t)      y_t the mean of the values row t sees
+//
+// Rows become ready for a product over rows, keys for one over channels:
+//
+//   rows   [g | h] 2^-(W + K)     g = dy / den, h = y g: p_tt' dy_t = e^(k_t') e^(w_tt') g_t       stored_rows
+//   keys   [e^k v | e^k] 2^-K     K the largest exponent of all keys in each channel               pack_keys
+//
+// Where den 2^-(W + K) is below 2^-64 (double: 2^-512), a key the row does see may have underflowed. Such a row and
+// channel, and one that is not finite, is 0 in the product and stored separately, to be added exactly. For all others a
+// key that underflowed has p below 2^-60.
 #pragma once
 
 #include <attn/aft/detail/aft_tensors.hpp>
 #include <attn/core/detail/gradients.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
-
-/// A head of a writable view of rank 4.
-inline matrix_view<void> gradient_head_of(const memory_layout& x, idx_t batch, idx_t head) {
-  const auto m = head_of(x, batch, head);
-  return {const_cast<void*>(m.data), m.rows, m.cols, m.row_stride, m.col_stride};
-}
-
-/// The gradients of one head; those not asked for have no memory.
-struct aft_head_gradients {
-  matrix_view<const void> d_out;
-  matrix_view<void> q, k, v;
-};
-
-/// The views of a backward call: those of the forward call, whose out is d_out, and the gradients.
-template <class T>
-struct aft_backward_tensors : aft_tensors<T> {
-  memory_layout dq, dk, dv, dw;
-  bool accumulate = false;
-
-  /// Of head `head`, one of those aft_tensors::head() makes.
-  aft_head_gradients gradients(idx_t n) const {
-    const idx_t b = n / this->heads, h = n % this->heads;
-    return {head_of(this->out, b, h), gradient_head_of(dq, b, h), gradient_head_of(dk, b, h),
-            gradient_head_of(dv, b, h)};
-  }
-  bool wants(const memory_layout& gradient) const { return gradient.data && !gradient.empty(); }
-};
 
 /// The arguments of a backward call, whose types are checked here; w may be the null view.
 template <class Options, class Q, class K, class V, class W, class D, class Gradients, class Given>
@@ -42,35 +25,18 @@ auto unchecked_aft_backward(const char* name, const Q& q, const K& k, const V& v
   using S = element_of<const Q&>;
   require_one_element_type<const Q&, const K&, const V&, const tensor_view<S>&>();
   static_assert(std::same_as<S, element_of<const D&>>, "attn: q and d_out must have one element type");
-  static_assert(std::same_as<S, element_of<const W&>>, "attn: w must have the element type of q, k, v and d_out");
-  aft_call<aft_backward_tensors<compute_type<S>>, Options> call{
-      {{as_view(q), as_view(k), as_view(v), as_view(d_out), of_rank_4(as_view(w))},
-       gradients.q, gradients.k, gradients.v, {}, gradients.accumulate},
-      call_views(name), options_or_default<Options>(options), execution_of(exec, options)};
-  set_options<S>(call.x, call.options);
+  auto call = aft_call_of<S, Options>(name, as_view(q), as_view(k), as_view(v), as_view(d_out), w, options, exec);
+  call.x.backward = true, call.x.accumulate = gradients.accumulate;
+  call.x.dq = gradients.q, call.x.dk = gradients.k, call.x.dv = gradients.v;
   if constexpr (requires { gradients.w; }) call.x.dw = gradients.w;
   return call;
 }
-
-/// Checks the views against one another, and sets the extents.
-template <class T, class Options>
-void check_aft_backward(aft_call<aft_backward_tensors<T>, Options>& call) {
-  aft_backward_tensors<T>& x = call.x;
-  call_views& views = call.views;
-  views.read("q", x.q), views.read("k", x.k), views.read("v", x.v), views.read("w", x.w), views.read("d_out", x.out);
-  views.gradient("q", x.dq, x.q);
-  views.gradient("k", x.dk, x.k);
-  views.gradient("v", x.dv, x.v);
-  views.gradient("w", x.dw, x.w);
-  check_aft_shapes(views, x, "d_out");
-  check_key_mask(views, x, x.length);
-}
-
 template <class Options, class Q, class K, class V, class W, class D, class Gradients, class Given>
 auto checked_aft_backward(const char* name, const Q& q, const K& k, const V& v, const W& w, const D& d_out,
                           const Gradients& gradients, Given& options, execution_ref& exec) {
   auto call = unchecked_aft_backward<Options>(name, q, k, v, w, d_out, gradients, options, exec);
-  check_aft_backward(call);
+  check_aft(call.views, call.x);
+  check_key_mask(call.views, call.x, call.x.length);
   return call;
 }
 
@@ -86,24 +52,6 @@ struct gate_slopes {
     slope = mul(mul(e, inverse), inverse);
   }
 };
-
-/// Readers of C packets from channel c on; k may have one channel for all.
-template <class T, class S, bool Whole>
-struct backward_readers {
-  channel_reader<T, S, Whole> q, k, v, d_out;
-};
-
-/// f(readers) for C packets from channel c on.
-template <class T, class S, int C, class F>
-ATTN_INLINE void read_backward(const aft_head& head, const matrix_view<const void>& d_out, idx_t c, F&& f) {
-  const auto q = typed<const S>(head.q), k = typed<const S>(head.k), v = typed<const S>(head.v);
-  const auto d = typed<const S>(d_out);
-  if (q.col_stride == 1 && k.col_stride == 1 && v.col_stride == 1 && d.col_stride == 1 && c + C * width<T> <= v.cols)
-      [[likely]]
-    f(backward_readers<T, S, true>{{q, c}, {k, c}, {v, c}, {d, c}});
-  else
-    f(backward_readers<T, S, false>{{q, c}, {k, c}, {v, c}, {d, c}});
-}
 
 /// Packets of a gradient from channel c on.
 template <class T, class S>
@@ -126,12 +74,97 @@ struct gradient_writer {
   }
 };
 
-/// Rows [begin, end) of padding: zeros, unless what is there stays.
-template <class S>
-void clear_padding(const aft_head_gradients& to, idx_t begin, idx_t end, bool accumulate) {
-  if (accumulate) return;
-  for (const auto* x : {&to.q, &to.k, &to.v})
-    if (x->data && begin < end) clear_rows(typed<S>(*x), begin, end);
+/// The rows of one packet of channels.
+template <class T>
+struct packed_rows_of {
+  T* panel;            // [row][g | h]
+  key_sums<T>* exact;  // [row]: num = g, den = h, exponent: those of -log2 den; where `separate`, 0 for all others
+  bool* separate;      // [row]
+};
+
+/// Functions for elements of one type. Those of a head work on one packet of channels from c on.
+template <class T>
+struct aft_gradient_elements {
+  /// K of one packet of channels of the first `length` keys.
+  packet<T> (*highest)(const aft_head& head, idx_t c, idx_t length);
+  /// Rows [begin, begin + count) of one packet of channels, from the sums of their keys; writes dq. `scales` are the W.
+  void (*rows)(const aft_head& head, bool gate, bool accumulate, idx_t c, idx_t begin, idx_t count,
+               const key_sums<T>* totals, const T* scales, const packet<T>& highest, const packed_rows_of<T>& packed);
+  /// Keys [begin, begin + count): those that are masked or not finite are 0.
+  void (*keys)(const aft_head& head, idx_t c, idx_t begin, idx_t count, const packet<T>& highest, T* panel);
+  /// Rows of a gradient from one packet of channels on, `stride` numbers apart.
+  void (*store)(const matrix_view<void>& to, idx_t c, idx_t begin, idx_t count, const T* from, idx_t stride,
+                bool accumulate);
+};
+
+template <class T, class S>
+packet<T> highest_key(const aft_head& head, idx_t c, idx_t length) {
+  packet<T> exponent = zero<T>();
+  read_seen_channels<T, S>(head, c, [&](const auto& key, const auto&) {
+    const packet<T> none = broadcast<T>(std::numeric_limits<T>::lowest());
+    packet<T> highest = none;
+    for (idx_t j = 0; j < length; ++j) {
+      const packet<T> k_j = key(j);
+      highest = max(highest, if_less(abs(k_j), broadcast<T>(std::numeric_limits<T>::infinity()), k_j, none));
+    }
+    exponent = if_less(none, highest, nearest_power<T>(highest), zero<T>());
+  });
+  return exponent;
 }
+
+template <class T, class S>
+void pack_backward_rows(const aft_head& head, bool gate, bool accumulate, idx_t c, idx_t begin, idx_t count,
+                        const key_sums<T>* totals, const T* scales, const packet<T>& highest,
+                        const packed_rows_of<T>& packed) {
+  const gradient_writer<T, S> dq{typed<S>(head.dq), c, accumulate};
+  const packet<T> least = broadcast<T>(std::ldexp(T(1), -(float_bits<T>::bias + 1) / 2)), one = broadcast<T>(T(1));
+  const packet<T> tiny = broadcast<T>(std::numeric_limits<T>::min());
+  read_channels<T, S, 1>(c, [&](const auto& q, const auto& d_out) {
+    for (idx_t r = 0; r < count; ++r) {
+      const key_sums<T>& all = totals[r];
+      const packet<T> d = d_out(begin + r), mean = if_less(zero<T>(), all.den, div(all.num, all.den), all.den);
+      const auto factors = gate ? gate_slopes<T>(q(begin + r)) : gate_slopes<T>();
+      if (dq) dq(begin + r, 0, gate ? mul(mul(d, mean), factors.slope) : zero<T>());
+      const packet<T> g = if_less(zero<T>(), all.den, div(mul(d, factors.value), all.den), all.den), h = mul(g, mean);
+      const packet<T> shift = sub(all.exponent, add(broadcast<T>(scales[r]), highest));
+      // den in the scale of the product; NaN where anything is not finite
+      const packet<T> size = fma(add(g, h), zero<T>(), mul(all.den, power_of_two<T>(min(shift, zero<T>()))));
+      const packet<T> lost = if_less(least, size, zero<T>(), if_less(add(abs(g), abs(h)), tiny, zero<T>(), one));
+      const packet<T> factor = power_of_two<T>(min(sub(zero<T>(), shift), broadcast<T>(T(float_bits<T>::bias))));
+      T* const row = packed.panel + (begin + r) * panel_width<T>;
+      store<T>(row, if_less(zero<T>(), lost, zero<T>(), mul(g, factor)));
+      store<T>(row + width<T>, if_less(zero<T>(), lost, zero<T>(), mul(h, factor)));
+      const bool separate = sum_lanes(lost) != T(0);
+      packed.separate[begin + r] = separate;
+      if (separate)
+        packed.exact[begin + r] = {if_less(zero<T>(), lost, g, zero<T>()), if_less(zero<T>(), lost, h, zero<T>()),
+                                   sub(zero<T>(), key_sums<T>::finite(all.exponent))};
+    }
+  }, head.q, head.out);
+}
+
+template <class T, class S>
+void pack_backward_keys(const aft_head& head, idx_t c, idx_t begin, idx_t count, const packet<T>& highest, T* panel) {
+  read_seen_channels<T, S>(head, c, [&](const auto& key, const auto& value) {
+    for (idx_t j = begin; j < begin + count; ++j, panel += panel_width<T>) {
+      const auto e = split_exp<T>(key(j));
+      const packet<T> x = value(j), weight = mul(e.factor, power_of_two<T>(sub(e.exponent, highest)));
+      const packet<T> finite = fma(x, zero<T>(), weight);  // NaN where key or value is not finite
+      store<T>(panel, if_less(zero<T>(), finite, mul(weight, x), zero<T>()));
+      store<T>(panel + width<T>, if_less(zero<T>(), finite, weight, zero<T>()));
+    }
+  });
+}
+
+template <class T, class S>
+void store_channels(const matrix_view<void>& to, idx_t c, idx_t begin, idx_t count, const T* from, idx_t stride,
+                    bool accumulate) {
+  const gradient_writer<T, S> write{typed<S>(to), c, accumulate};
+  for (idx_t j = 0; j < count; ++j) write(begin + j, 0, load<T>(from + j * stride));
+}
+
+template <class S, class T = compute_type<S>>
+inline constexpr aft_gradient_elements<T> gradient_elements_of = {
+    highest_key<T, S>, pack_backward_rows<T, S>, pack_backward_keys<T, S>, store_channels<T, S>};
 
 }}}  // namespace attn::ATTN_ISA::detail

@@ -1,7 +1,7 @@
 // attn: the one backward kernel of the attention-free family: the gradients of a block of keys and of the biases
 // towards them, from all rows that see them.
 //
-// With g_t = dy_t / den_t and h_t = y_t g_t of every row (aft_gradient_elements.hpp), separately for each channel,
+// With g_t = dy_t / den_t and h_t = y_t g_t of every row (aft_gradients.hpp), separately for each channel,
 // except in dw:
 //
 //   dv_j  = e^k_j sum_t e^w_tj g_t
@@ -50,7 +50,7 @@ struct aft_stored_rows {
     return highest[heads.data()[p / parts].number * parts + p % parts];
   }
 
-  void find_highest(const aft_backward_tensors<T>& x, const aft_gradient_elements<T>& elements, execution& exec) const {
+  void find_highest(const aft_tensors<T>& x, const aft_gradient_elements<T>& elements, execution& exec) const {
     exec.for_each(x.batch * x.heads, [&](idx_t n, int) {
       const aft_head head = x.head(n);
       for (idx_t p = 0; p < parts; ++p) highest[n * parts + p] = elements.highest(head, p * width<T>, head.length);
@@ -59,7 +59,7 @@ struct aft_stored_rows {
 
   /// A block of rows from its sums. sees_beyond(r): may row r see keys without a bias?
   template <class Rows, class Beyond>
-  void add(const aft_backward_tensors<T>& x, const aft_gradient_elements<T>& elements, const Rows& rows, idx_t keys,
+  void add(const aft_tensors<T>& x, const aft_gradient_elements<T>& elements, const Rows& rows, idx_t keys,
            Beyond&& sees_beyond) const {
     bool scaled = false;
     const idx_t first = rows.first, count = rows.block.rows;
@@ -73,8 +73,8 @@ struct aft_stored_rows {
       }
       scaled = true;
       const aft_head& head = rows.heads.data()[p / parts];
-      elements.rows(head, x.gradients(head.number), x.gate, x.accumulate, p % parts * width<T>, first, count, totals,
-                    scales + first, highest_of(rows.heads, p), of(p));
+      elements.rows(head, x.gate, x.accumulate, p % parts * width<T>, first, count, totals, scales + first,
+                    highest_of(rows.heads, p), of(p));
     });
   }
 
@@ -145,7 +145,7 @@ struct aft_key_block {
 template <class T, class Bias>
 struct aft_key_gradients {
   const aft_key_block<T>& block;
-  const aft_backward_tensors<T>& x;
+  const aft_tensors<T>& x;
   const aft_gradient_elements<T>& elements;
   const aft_stored_rows<T>& rows;
   head_bundle heads;
@@ -197,16 +197,16 @@ struct aft_key_gradients {
           store<T>(sums + j, add(load<T>(sums + j), load<T>(exact + j)));
       }
       if (outside) add_outside(p, outside[p], sums);
-      const auto to = x.gradients(head.number);
-      if (to.v.data) elements.store(to.v, channel(p), begin, count, sums, wide, x.accumulate);
-      if (!to.k.data) continue;
+      if (head.dv.data) elements.store(head.dv, channel(p), begin, count, sums, wide, x.accumulate);
+      if (!head.dk.data) continue;
       if (!one_key) {
-        elements.store(to.k, channel(p), begin, count, sums + width<T>, wide, x.accumulate);
+        elements.store(head.dk, channel(p), begin, count, sums + width<T>, wide, x.accumulate);
         continue;
       }
       if (p % rows.parts == 0) std::fill_n(block.shared, block_rows * width<T>, T(0));
       for (idx_t j = 0; j < count; ++j) block.shared[j * width<T>] += sum_lanes(load<T>(sums + j * wide + width<T>));
-      if (p % rows.parts == rows.parts - 1) elements.store(to.k, 0, begin, count, block.shared, width<T>, x.accumulate);
+      if (p % rows.parts == rows.parts - 1)
+        elements.store(head.dk, 0, begin, count, block.shared, width<T>, x.accumulate);
     }
   }
 

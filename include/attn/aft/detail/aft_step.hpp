@@ -28,7 +28,7 @@ auto checked_aft_step(const char* name, const state_extents& state, bool one_key
   static_assert(std::same_as<S, element_of<const Q&>>, "attn: the state and q must have one element type");
   auto call = unchecked_aft<Options>(name, q, k, v, out, w, options, exec);
   call.x.one_key = one_key;
-  check_aft(call);
+  check_aft(call.views, call.x);
   call.views.extents({{"query batch = state batch", state.batch, call.x.batch},
                       {"query heads = state heads", state.heads, call.x.heads},
                       {"query dim = state dim", state.dim, call.x.dim}});
@@ -130,7 +130,7 @@ class aft_items : public item_state<aft_items<S>, key_sums<compute_type<S>>> {
           }
           write_row(x, head, t, row);
         }
-        x.elements->clear(head, head.length, x.length);
+        x.clear_padding(head, head.length, x.length);
       });
     };
     do_or_undo(feed, [&] {  // the ring may have lost tokens that the chunk replaced
@@ -146,10 +146,11 @@ class aft_items : public item_state<aft_items<S>, key_sums<compute_type<S>>> {
   idx_t window_;
 };
 
-/// The state of aft_local and aft_conv: the last `window` tokens of a stream in a ring, position t in entry t % window,
-/// and the sums over those before them, which are only ever added to. OneKey: k may have one channel for all of a head.
-template <class S, bool OneKey>
-class aft_window_state : public item_sequences<aft_items<S>> {
+/// The states: sums over a stream, which are only ever added to; of aft_local and aft_conv over the tokens before the
+/// last `window`, which lie in a ring, position t in entry t % window. OneKey: k may have one channel for all of one
+/// head.
+template <class S, bool OneKey = false>
+class aft_state : public item_sequences<aft_items<S>> {
   using base = item_sequences<aft_items<S>>;
 
  public:
@@ -162,13 +163,15 @@ class aft_window_state : public item_sequences<aft_items<S>> {
     const auto x = tokens_of<S>(base::name_, base::extents(), OneKey, as_view(k), as_view(v), options);
     for (idx_t n = 0; n < x.batch * x.heads; ++n) {
       const auto head = x.head(n);
-      for (idx_t t = 0; t < head.length; ++t) this->put(x, head, this->length(n / x.heads) + t, t);
+      if (window() == 0) x.elements->add_rows(head, 0, head.length, x.parts(), base::sums(n));
+      for (idx_t t = 0; window() > 0 && t < head.length; ++t) this->put(x, head, this->length(n / x.heads) + t, t);
     }
     this->advance(x.length, x.lengths);
   }
 
  protected:
-  aft_window_state(const char* name, const state_extents& extents, idx_t tokens)
+  aft_state(const char* name, const state_extents& extents) : base(name, extents, 0) {}
+  aft_state(const char* name, const state_extents& extents, idx_t tokens)
       : base(name, extents, (validator(name).at_least("window", 1, tokens), tokens)) {}
 };
 

@@ -25,28 +25,41 @@ inline matrix_view<const void> head_of(const memory_layout& x, idx_t batch, idx_
   return {origin, x.extents[2], x.extents[3], x.strides[2], x.strides[3]};
 }
 
-/// The views of one call and their common extents.
+inline matrix_view<void> writable_head_of(const memory_layout& x, idx_t batch, idx_t head) {
+  const auto m = head_of(x, batch, head);
+  return {const_cast<void*>(m.data), m.rows, m.cols, m.row_stride, m.col_stride};
+}
+
+/// The views of one call and their common extents; in a backward call `out` is d_out.
 template <class T>
 struct aft_tensors {
   memory_layout q, k, v, out, w;
+  memory_layout dq{}, dk{}, dv{}, dw{};
   const aft_elements<T>* elements = nullptr;
   list_view<idx_t> lengths{};
   tensor_view<const unsigned char> key_mask{};  // [B or 1, 1, 1, keys]
   bool causal = true, gate = true;
   bool one_key = false;  // a k of one channel serves all of a head
+  bool backward = false, accumulate = false;
   idx_t batch = 0, heads = 0, length = 0, dim = 0;
 
   /// Head n of all heads of the batch.
   aft_head head(idx_t n) const {
     const idx_t b = n / heads, h = n % heads;
-    const auto to = head_of(out, b, h);
-    return {.q = head_of(q, b, h), .k = head_of(k, b, h), .v = head_of(v, b, h),
-            .out = {const_cast<void*>(to.data), to.rows, to.cols, to.row_stride, to.col_stride},
+    return {.q = head_of(q, b, h), .k = head_of(k, b, h), .v = head_of(v, b, h), .out = writable_head_of(out, b, h),
             .w = head_of(w, 0, shares_biases() ? 0 : h),
+            .dq = writable_head_of(dq, b, h), .dk = writable_head_of(dk, b, h), .dv = writable_head_of(dv, b, h),
             .length = taken(b),
             .number = n, .bias_head = shares_biases() ? 0 : h,
             .key_mask = key_mask ? &key_mask(key_mask.extent(0) == 1 ? 0 : b, 0, 0, 0) : nullptr,
             .mask_stride = key_mask.stride(3)};
+  }
+  static bool wants(const memory_layout& gradient) { return gradient.data && !gradient.empty(); }
+  /// Zeros in rows [begin, end) of padding of the result, or of the gradients unless what is there stays.
+  void clear_padding(const aft_head& of, idx_t begin, idx_t end) const {
+    if (!backward) return elements->clear(of.out, begin, end);
+    for (const auto* to : {&of.dq, &of.dk, &of.dv})
+      if (!accumulate && to->data && begin < end) elements->clear(*to, begin, end);
   }
   /// Tokens of an item.
   idx_t taken(idx_t b) const { return lengths.empty() ? length : lengths[static_cast<std::size_t>(b)]; }
@@ -61,42 +74,50 @@ struct aft_tensors {
 };
 
 /// A checked call, and what its own checks and its driver need.
-template <class Tensors, class Options>
+template <class T, class Options>
 struct aft_call {
-  Tensors x;
+  aft_tensors<T> x;
   call_views views;
   Options options;
   execution& exec;
 };
 
-/// The views and options of a call.
-template <class S, class Tensors, class Options>
-void set_options(Tensors& x, const Options& options) {
-  x.elements = &elements_of<S>;
-  x.gate = options.gate;
-  if constexpr (requires { options.causal; }) x.causal = options.causal;
-  if constexpr (requires { options.lengths; }) x.lengths = options.lengths;
-  x.key_mask = options.key_mask.bytes();
-  if constexpr (requires { options.grid; }) x.one_key = true;
+/// The views and options of a call; w may be the null view.
+template <class S, class Options, class W, class Given>
+auto aft_call_of(const char* name, const memory_layout& q, const memory_layout& k, const memory_layout& v,
+                 const memory_layout& out, const W& w, Given& options, execution_ref& exec) {
+  static_assert(std::same_as<S, element_of<const W&>>, "attn: w must have the element type of q, k, v and out");
+  aft_call<compute_type<S>, Options> call{{q, k, v, out, of_rank_4(as_view(w))}, call_views(name),
+                                          options_or_default<Options>(options), execution_of(exec, options)};
+  auto& x = call.x;
+  const Options& given = call.options;
+  x.elements = &elements_of<S>, x.gate = given.gate, x.key_mask = given.key_mask.bytes();
+  if constexpr (requires { given.causal; }) x.causal = given.causal;
+  if constexpr (requires { given.lengths; }) x.lengths = given.lengths;
+  if constexpr (requires { given.grid; }) x.one_key = true;
+  return call;
 }
 
-/// The arguments of a call, whose types are checked here; w may be the null view.
+/// The arguments of a call, whose types are checked here.
 template <class Options, class Q, class K, class V, class O, class W, class Given>
 auto unchecked_aft(const char* name, const Q& q, const K& k, const V& v, O& out, const W& w, Given& options,
                    execution_ref& exec) {
   require_one_element_type<const Q&, const K&, const V&, O&>();
-  using S = element_of<const Q&>;
-  static_assert(std::same_as<S, element_of<const W&>>, "attn: w must have the element type of q, k, v and out");
-  aft_call<aft_tensors<compute_type<S>>, Options> call{
-      {as_view(q), as_view(k), as_view(v), as_view(out), of_rank_4(as_view(w))}, call_views(name),
-      options_or_default<Options>(options), execution_of(exec, options)};
-  set_options<S>(call.x, call.options);
-  return call;
+  return aft_call_of<element_of<const Q&>, Options>(name, as_view(q), as_view(k), as_view(v), as_view(out), w, options,
+                                                    exec);
 }
 
-/// Checks the views against one another, and sets the extents; `out` is the name of x.out.
+/// Checks the views against one another, and sets the extents.
 template <class T>
-void check_aft_shapes(const validator& check, aft_tensors<T>& x, const char* out_name) {
+void check_aft(call_views& check, aft_tensors<T>& x) {
+  check.read("q", x.q), check.read("k", x.k), check.read("v", x.v), check.read("w", x.w);
+  if (x.backward) {
+    check.read("d_out", x.out);
+    check.gradient("q", x.dq, x.q), check.gradient("k", x.dk, x.k);
+    check.gradient("v", x.dv, x.v), check.gradient("w", x.dw, x.w);
+  } else {
+    check.write("out", x.out);
+  }
   const auto& [batch, heads, length, dim] = x.q.extents;
   x.batch = batch, x.heads = heads, x.length = length, x.dim = dim;
   if (x.one_key && x.k.extents[3] != dim) {
@@ -111,7 +132,8 @@ void check_aft_shapes(const validator& check, aft_tensors<T>& x, const char* out
   constexpr const char* axes[] = {"batch", "heads", "length", "dim"};
   for (int n = 0; n < 4; ++n)
     if (out[n] != x.q.extents[n])  // no text, which allocates, unless it is needed
-      check.equal(text({out_name, " ", axes[n], " = query ", axes[n]}).c_str(), x.q.extents[n], out[n]);
+      check.equal(text({x.backward ? "d_out " : "out ", axes[n], " = query ", axes[n]}).c_str(), x.q.extents[n],
+                  out[n]);
   check_length_list(check, "lengths", x.lengths, batch, length);
 }
 
@@ -122,19 +144,11 @@ void check_key_mask(call_views& views, const aft_tensors<T>& x, idx_t keys) {
                {{"key_mask batch", x.batch, or_one}, {}, {}, {"key_mask length = key length", keys}});
 }
 
-template <class T, class Options>
-void check_aft(aft_call<aft_tensors<T>, Options>& call) {
-  aft_tensors<T>& x = call.x;
-  call.views.read("q", x.q), call.views.read("k", x.k), call.views.read("v", x.v), call.views.read("w", x.w);
-  call.views.write("out", x.out);
-  check_aft_shapes(call.views, x, "out");
-}
-
 template <class Options, class Q, class K, class V, class O, class W, class Given>
 auto checked_aft(const char* name, const Q& q, const K& k, const V& v, O& out, const W& w, Given& options,
                  execution_ref& exec) {
   auto call = unchecked_aft<Options>(name, q, k, v, out, w, options, exec);
-  check_aft(call);
+  check_aft(call.views, call.x);
   check_key_mask(call.views, call.x, call.x.length);
   return call;
 }
@@ -146,18 +160,16 @@ void check_biases(const validator& check, const aft_tensors<T>& x) {
   check.broadcasts("w heads", x.heads, x.w.extents[1]);
 }
 
-/// Kernels as [1, H, height, width]; those of a sequence come as [H, width].
-inline void as_kernels(memory_layout& w, bool image) {
-  if (!image) std::swap(w.extents[1], w.extents[2]), std::swap(w.strides[1], w.strides[2]);
-}
-
-/// Checks kernels w [H, width] or [1, width], whose width is odd; of images [H, height, width], the height too.
+/// Checks kernels w [H, width] or [1, width], whose width is odd; of images [H, height, width], the height too. They
+/// become [1, H, height, width].
 template <class T>
 void check_kernels(const validator& check, aft_tensors<T>& x, bool image) {
   auto& w = x.w;
   check.equal("w batch =", 1, w.extents[0]);
   if (!image) check.equal("w of rank 2, [heads, width], with leading extent", 1, w.extents[1]);
-  as_kernels(w, image);
+  if (!image)
+    for (auto* kernels : {&w, &x.dw})
+      std::swap(kernels->extents[1], kernels->extents[2]), std::swap(kernels->strides[1], kernels->strides[2]);
   check.broadcasts("w heads", x.heads, w.extents[1]);
   if (w.extents[3] % 2 == 0) check.fail("w of odd width", w.extents[3]);
   if (w.extents[2] % 2 == 0) check.fail("w of odd height", w.extents[2]);

@@ -1,4 +1,8 @@
-// attn: attention-free mixing whose biases are 0 beyond a window, for tokens in one line or in the lines of an image.
+// attn: attention-free mixing with biases for all pairs, or 0 beyond a window, for tokens in one line or in the lines
+// of an image.
+//
+// Where all pairs have a bias, the keys of a bundle are packed once for all blocks of rows. Otherwise a block packs
+// those it has biases for.
 //
 // Keys beyond the reach of every window of a block of rows have no bias for any of these rows: their sums (key_sums) are
 // computed once. The other keys, the windows and what lies between them, are a range of each line near the block and go
@@ -10,12 +14,21 @@
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
+/// How the biases of a window lie in memory.
+enum class aft_window_layout {
+  square,  // row t, column t'
+  band,    // row t, column t' - t + side
+  kernel   // row: lines from t to t', column: columns from t to t', counted from the farthest
+};
+
 /// Tokens in `lines` lines of `columns`, row by row; a window reaches `up` lines and `side` columns to each side. In
 /// the backward pass blocks are of keys, and the biases of a block are towards rows.
 struct aft_window_grid {
+  aft_window_layout layout = aft_window_layout::square;
   idx_t lines = 1, columns = 0, up = 0, side = 0;
   bool causal = false;  // of one line
   bool of_keys = false;
+  bool whole = false;  // one line, all of which is within the window of every token
 
   idx_t blocks() const { return (columns + block_rows - 1) / block_rows; }  // a line
   /// Columns of line r, where the first n tokens are real.
@@ -34,19 +47,11 @@ struct aft_window_grid {
   }
 };
 
-/// How the biases of a window lie in memory.
-enum class aft_window_layout {
-  square,  // row t, column t'
-  band,    // row t, column t' - t + side
-  kernel   // row: lines from t to t', column: columns from t to t', counted from the farthest
-};
-
 /// What the rows of block i of line r see.
 template <class T>
 struct aft_window_bias {
   matrix_view<const void> w;
   const aft_elements<T>& elements;
-  aft_window_layout layout;
   aft_window_grid grid;
   idx_t keys, r, i;
 
@@ -73,9 +78,9 @@ struct aft_window_bias {
   place find(idx_t row, idx_t begin, idx_t count) const {
     const idx_t column = i * block_rows + row, line = begin / grid.columns, first = begin - line * grid.columns;
     const idx_t low = std::clamp(column - grid.side - first, idx_t(0), count), t = first + low;
-    const idx_t w_row = layout == aft_window_layout::kernel ? line - r + grid.up : column;
+    const idx_t w_row = grid.layout == aft_window_layout::kernel ? line - r + grid.up : column;
     return {low, std::clamp(column + grid.side + 1 - first, low, count), w_row,
-            layout == aft_window_layout::square ? t : t - column + grid.side};
+            grid.layout == aft_window_layout::square ? t : t - column + grid.side};
   }
   void fill(idx_t row, idx_t begin, idx_t count, T* to) const {
     const auto [low, high, w_row, w_column] = find(row, begin, count);
@@ -149,15 +154,14 @@ struct aft_window_sums {
   }
 };
 
-/// One call whose biases are 0 beyond a window.
+/// One call, after its checks.
 template <class T>
 struct aft_window_call {
   const aft_tensors<T>& x;
   aft_window_grid grid;
-  aft_window_layout layout;
-  add_rows_function<T> add_rows;
   head_bundles<T> bundles{};
   aft_window_sums<T> sums{};
+  packed_chunk<T>* packed = nullptr;  // all keys of a bundle, where the whole line is within the window
 
   work_estimate work() const {
     const double window = static_cast<double>(std::min(2 * grid.side + 94, grid.columns));
@@ -165,43 +169,63 @@ struct aft_window_call {
     return x.work(static_cast<double>(x.length) * window * lines_seen);
   }
 
+  // Keys of a product. Where a causal block sees chunks of all keys, they end where blocks of rows end.
+  idx_t step() const { return grid.whole && grid.causal ? block_rows : product_keys; }
+
   void allocate(arena& memory) {
-    sums = aft_window_sums<T>::layout(memory, grid, x.batch * x.heads, x.parts());
+    if (!grid.whole) sums = aft_window_sums<T>::layout(memory, grid, x.batch * x.heads, x.parts());
     bundles = head_bundles<T>::make(x, memory);
+    packed = memory.allocate_list(grid.whole ? ceil_div(x.length, step()) : 0, [&](auto& m) {
+      return packed_chunk<T>::layout(m, bundles.most * x.parts(), step());
+    });
   }
 
   void sum_outside(execution& exec) const {
+    if (grid.whole) return;
     sums.sum(
         x.batch * x.heads, exec,
         [&](idx_t head, idx_t begin, idx_t end, key_sums<T>* to) {
-          add_rows(bundles.heads[head], begin, end, x.parts(), to);
+          x.elements->add_rows(bundles.heads[head], begin, end, x.parts(), to);
         },
         [&](idx_t head) { return bundles.heads[head].length; });
   }
 
-  /// The sums of rows of bundles [first_bundle, end_bundle); finish(rows, keys) is called for each block of them.
+  void pack_bundle(const head_bundle& bundle, execution& exec) const {
+    const idx_t length = bundle[0].length, heads = std::ssize(bundle);
+    exec.for_each(ceil_div(length, step()) * heads, [&](idx_t task, int) {
+      const idx_t n = task / heads, head = task % heads, begin = n * step();
+      packed[n].pack(*x.elements, bundle.data()[head], head * x.parts(), begin, std::min(step(), length - begin));
+    });
+  }
+
+  /// The sums of rows of bundles [first_bundle, end_bundle), of one where keys are packed for all blocks; finish(rows,
+  /// keys) is called for each block of them.
   template <class Finish>
   void attend(idx_t first_bundle, idx_t end_bundle, execution& exec, Finish&& finish) const {
     const idx_t blocks = grid.blocks(), parts = x.parts();
+    if (grid.whole) pack_bundle(bundles.list[first_bundle], exec);
     exec.for_each((end_bundle - first_bundle) * grid.lines * blocks, [&](idx_t task, int worker) {
       const head_bundle bundle = bundles.list[first_bundle + task / blocks / grid.lines];
-      const idx_t r = task / blocks % grid.lines, i = task % blocks, at = r * grid.columns;
+      const idx_t r = task / blocks % grid.lines, at = r * grid.columns;
+      const idx_t i = grid.whole ? blocks - 1 - task : task % blocks;  // the longest go first
       const idx_t first = i * block_rows, end = std::min(first + block_rows, grid.columns);
       const idx_t length = bundle[0].length, real = std::clamp(grid.columns_of(r, length), first, end);
       if (first == real) return;
       sums_array<T> outside;
       packed_chunk<T> chunk;
       auto block = exec.scratch(worker, [&](arena& memory) {
-        outside = sums_array<T>::layout(memory, bundles.most, parts);
-        chunk = packed_chunk<T>::layout(memory, bundles.most * parts, product_keys);
+        if (!grid.whole) {
+          outside = sums_array<T>::layout(memory, bundles.most, parts);
+          chunk = packed_chunk<T>::layout(memory, bundles.most * parts, product_keys);
+        }
         return aft_block<T>::layout(memory, bundles.most * parts, grid.causal);
       });
-      for (idx_t n = 0; n < std::ssize(bundle); ++n)
+      for (idx_t n = 0; n < std::ssize(bundle) && !grid.whole; ++n)
         sums.outside(bundle.data() + n - bundles.heads, r, i, outside, n);
       block.packets = std::ssize(bundle) * parts;
       block.begin(real - first);
-      const aft_window_bias<T> bias{.w = bundle[0].w, .elements = *x.elements, .layout = layout,
-                                    .grid = grid, .keys = length, .r = r, .i = i};
+      const aft_window_bias<T> bias{
+          .w = bundle[0].w, .elements = *x.elements, .grid = grid, .keys = length, .r = r, .i = i};
       const aft_rows<T, aft_window_bias<T>> rows{
           .block = block, .elements = *x.elements, .heads = bundle, .bias = bias,
           .first = at + first, .parts = parts, .outside = outside.data, .gate = x.gate};
@@ -209,10 +233,11 @@ struct aft_window_call {
       idx_t keys = 0;
       bias.ranges([&](idx_t begin, idx_t stop) {
         keys += stop - begin;
-        for (idx_t j = begin; j < stop; j += product_keys) {
-          const idx_t count = std::min(product_keys, stop - j);
-          for (idx_t n = 0; n < std::ssize(bundle); ++n) chunk.pack(*x.elements, bundle.data()[n], n * parts, j, count);
-          rows.add_chunk(chunk, j, count);
+        for (idx_t j = begin; j < stop; j += step()) {
+          const idx_t count = std::min(step(), stop - j);
+          for (idx_t n = 0; n < std::ssize(bundle) && !grid.whole; ++n)
+            chunk.pack(*x.elements, bundle.data()[n], n * parts, j, count);
+          rows.add_chunk(grid.whole ? packed[j / step()] : chunk, j, count);
         }
       });
       finish(rows, keys);
@@ -223,10 +248,12 @@ struct aft_window_call {
     const auto limit = exec.limit_threads(work());
     exec.shared_scratch([&](arena& memory) { return allocate(memory), 0; });
     sum_outside(exec);
-    attend(0, bundles.count, exec, [](const auto& rows, idx_t keys) { rows.finish(keys); });
+    const idx_t together = grid.whole ? 1 : bundles.count;
+    for (idx_t b = 0; b < bundles.count; b += together)
+      attend(b, b + together, exec, [](const auto& rows, idx_t keys) { rows.finish(keys); });
     if (x.lengths.empty()) return;
     exec.for_each(x.batch * x.heads, [&](idx_t n, int) {
-      x.elements->clear(bundles.heads[n], bundles.heads[n].length, x.length);
+      x.clear_padding(bundles.heads[n], bundles.heads[n].length, x.length);
     });
   }
 };

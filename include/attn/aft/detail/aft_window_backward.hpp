@@ -1,4 +1,4 @@
-// attn: the gradients of attention-free mixing whose biases are 0 beyond a window.
+// attn: the gradients of attention-free mixing with biases.
 //
 // What aft_window.hpp does with keys and rows, with the roles changed: rows beyond the reach of every window of a block
 // of keys see these keys without a bias, and their sums are computed once, as key_sums of g and h. They overflow no
@@ -13,21 +13,18 @@ namespace attn { inline namespace ATTN_ISA { namespace detail {
 /// The biases of all rows towards a block of keys, and their gradient.
 template <class T>
 struct window_key_bias {
-  matrix_view<const void> w;
-  const aft_elements<T>& elements;
-  aft_window_layout layout;
-  aft_window_grid grid;
-  idx_t length;
+  aft_window_bias<T> rows;  // of any block
   aft_bias_sink<T> gradient;
 
   idx_t seen(idx_t t, idx_t begin, idx_t count) const {
-    return grid.causal ? std::clamp(t + 1 - begin, idx_t(0), count) : count;
+    return rows.grid.causal ? std::clamp(t + 1 - begin, idx_t(0), count) : count;
   }
   aft_window_bias<T> of(idx_t t) const {
-    const idx_t r = t / grid.columns, i = (t - r * grid.columns) / block_rows;
-    return {.w = w, .elements = elements, .layout = layout, .grid = grid, .keys = length, .r = r, .i = i};
+    aft_window_bias<T> block = rows;
+    block.r = t / rows.grid.columns, block.i = (t - block.r * rows.grid.columns) / block_rows;
+    return block;
   }
-  idx_t row(idx_t t) const { return t % grid.columns % block_rows; }
+  idx_t row(idx_t t) const { return t % rows.grid.columns % block_rows; }
 
   void fill(idx_t t, idx_t begin, idx_t count, T* to) const {
     const idx_t n = seen(t, begin, count);
@@ -44,19 +41,17 @@ template <class T>
 struct aft_window_backward_call {
   static constexpr idx_t most_segments = 32;  // of the keys: each has a separate sum of the gradient of a kernel
 
-  const aft_backward_tensors<T>& x;
+  const aft_tensors<T>& x;
   const aft_gradient_elements<T>& elements;
   aft_window_grid grid;
-  aft_window_layout layout;
-  add_rows_function<T> add_rows;
 
   void run(execution& exec) const {
-    aft_window_call<T> forward{x, grid, layout, add_rows};
+    aft_window_call<T> forward{x, grid};
     auto work = forward.work();
     work.operations *= 3;
     const auto limit = exec.limit_threads(work);
     const bool biased = x.wants(x.dw), keys_too = biased || x.wants(x.dk) || x.wants(x.dv);
-    const bool kernel = biased && layout == aft_window_layout::kernel;
+    const bool kernel = biased && grid.layout == aft_window_layout::kernel;
     const idx_t parts = x.parts(), blocks = grid.lines * grid.blocks();
     const idx_t segments = kernel ? std::min(blocks, most_segments) : blocks;
     const idx_t entries = kernel ? x.dw.extents[2] * x.dw.extents[3] : 0;
@@ -71,11 +66,12 @@ struct aft_window_backward_call {
       biases = aft_bias_gradients<T>::layout(memory, x, most, kernel);
       auto of_keys = grid;
       of_keys.of_keys = true;
-      beside = aft_window_sums<T>::layout(memory, of_keys, most, parts);
+      beside = aft_window_sums<T>::layout(memory, of_keys, grid.whole ? 0 : most, parts);
       partial = memory.allocate<T>(segments * entries);
       return 0;
     });
-    if (!kernel || forward.bundles.count == 0) biases.clear(exec);
+    const bool all_written = kernel || (grid.whole && !grid.causal && x.lengths.empty());
+    if (!all_written || forward.bundles.count == 0) biases.clear(exec);
     rows.find_highest(x, elements, exec);
     forward.sum_outside(exec);
     for (idx_t b = 0; b < forward.bundles.count; ++b) {
@@ -85,7 +81,7 @@ struct aft_window_backward_call {
       });
       if (!keys_too) continue;
       beside.sum(
-          std::ssize(bundle), exec,
+          grid.whole ? 0 : std::ssize(bundle), exec,
           [&](idx_t head, idx_t begin, idx_t end, key_sums<T>* to) {
             for (idx_t p = 0; p < parts; ++p) rows.add_plain(bundle, head * parts + p, begin, end, to[p]);
           },
@@ -101,7 +97,7 @@ struct aft_window_backward_call {
         for (idx_t n = 0; n < entries; ++n) biases.sink.sums[n] += partial[segment * entries + n];
       biases.end(forward.bundles, b, exec);
     }
-    clear_all_padding(x, elements, exec);
+    clear_all_padding(x, exec);
   }
 
  private:
@@ -114,18 +110,19 @@ struct aft_window_backward_call {
     sums_array<T> outside;
     const bool biased = x.wants(x.dw);
     const auto block = exec.scratch(worker, [&](arena& memory) {
-      outside = sums_array<T>::layout(memory, most, parts);
+      outside = sums_array<T>::layout(memory, grid.whole ? 0 : most, parts);
       return aft_key_block<T>::layout(memory, most * parts, biased);
     });
-    for (idx_t head = 0; head < std::ssize(bundle); ++head) beside.outside(head, r, i, outside, head);
-    const window_key_bias<T> bias{bundle[0].w, *x.elements, layout, grid, length, sink};
+    for (idx_t head = 0; head < std::ssize(bundle) && !grid.whole; ++head) beside.outside(head, r, i, outside, head);
+    aft_window_bias<T> ranges{
+        .w = bundle[0].w, .elements = *x.elements, .grid = grid, .keys = length, .r = r, .i = i};
+    const window_key_bias<T> bias{ranges, sink};
     const aft_key_gradients<T, window_key_bias<T>> keys{
         block, x, elements, rows, bundle, bias, r * grid.columns + i * block_rows, count, biased};
     keys.start();
-    const aft_window_bias<T> ranges{
-        .w = {}, .elements = *x.elements, .layout = layout, .grid = beside.grid, .keys = length, .r = r, .i = i};
+    ranges.grid = beside.grid;
     ranges.ranges([&](idx_t begin, idx_t end) { keys.add_rows(begin, end - begin); });
-    keys.finish(outside.data);
+    keys.finish(grid.whole ? nullptr : outside.data);
   }
 };
 

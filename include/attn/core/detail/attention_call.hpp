@@ -58,47 +58,40 @@ auto checked_call(const char* name, const Q& q, const K& k, const V& v, O& out, 
   return call;
 }
 
-/// Checks views, lengths and the gradients of q, k and v. The call has no out, of which only the extents are read.
-template <template <class> class Options, class Q, class K, class V, class O, class D, class Gradients, class Given>
-auto checked_backward_call(const char* name, const Q& q, const K& k, const V& v, const O& out, const D& d_out,
-                           const Gradients& gradients, Given& options, execution_ref& exec) {
-  using S = element_of<const Q&>;
-  require_one_element_type<const Q&, const K&, const V&, tensor_view<S>>();
-  require_one_element_type<const Q&, const O&, const D&, tensor_view<S>>();
-  attention_call<S, Options<S>> call{{as_view(q), as_view(k), as_view(v)}, call_views(name),
-                                     options_or_default<Options<S>>(options), execution_of(exec, options)};
-  call_views& views = call.views;
-  const tensor_view<const S> result = as_view(out);
-  views.read("q", call.q), views.read("k", call.k), views.read("v", call.v), views.read("out", result);
-  const attention_shape s = check_attention_extents(views, call.q, call.k, call.v, result);
-  read_gradient_of_out(views, s, result, as_view(d_out), call.options.lse, gradients.d_lse);
-  views.gradient("q", gradients.q, call.q);
-  views.gradient("k", gradients.k, call.k);
-  views.gradient("v", gradients.v, call.v);
-  set_shape(call, views, s, call.options);
-  return call;
-}
-
-/// The same where the forward call's out is not needed.
+/// Checks views, lengths and the gradients of q, k and v. Of the forward call's out, if the operator takes it, only the
+/// extents are read.
 template <template <class> class Options, class Q, class K, class V, class D, class Gradients, class Given>
 auto checked_backward_call(const char* name, const Q& q, const K& k, const V& v, const D& d_out,
-                           const Gradients& gradients, Given& options, execution_ref& exec) {
+                           const Gradients& gradients, Given& options, execution_ref& exec,
+                           const tensor_view<const element_of<const Q&>>* out = nullptr) {
   using S = element_of<const Q&>;
   require_one_element_type<const Q&, const K&, const V&, tensor_view<S>>();
   require_one_element_type<const Q&, const Q&, const D&, tensor_view<S>>();
   attention_call<S, Options<S>> call{{as_view(q), as_view(k), as_view(v)}, call_views(name),
                                      options_or_default<Options<S>>(options), execution_of(exec, options)};
   call_views& views = call.views;
-  const tensor_view<const S> result(nullptr,
-                                    {call.q.extent(0), call.q.extent(1), call.q.extent(2), call.v.extent(3)});
+  tensor_view<const S> result(nullptr, {call.q.extent(0), call.q.extent(1), call.q.extent(2), call.v.extent(3)});
+  if (out) result = *out;
   views.read("q", call.q), views.read("k", call.k), views.read("v", call.v);
+  if (out) views.read("out", result);
   const attention_shape s = check_attention_extents(views, call.q, call.k, call.v, result);
-  views.read_like("d_out", as_view(d_out), "the result", result);
+  if constexpr (requires { gradients.d_lse; })
+    read_gradient_of_out(views, s, result, as_view(d_out), call.options.lse, gradients.d_lse);
+  else
+    views.read_like("d_out", as_view(d_out), "the result", result);
   views.gradient("q", gradients.q, call.q);
   views.gradient("k", gradients.k, call.k);
   views.gradient("v", gradients.v, call.v);
   set_shape(call, views, s, call.options);
   return call;
+}
+template <template <class> class Options, class Q, class K, class V, class O, class D, class Gradients, class Given>
+auto checked_backward_call(const char* name, const Q& q, const K& k, const V& v, const O& out, const D& d_out,
+                           const Gradients& gradients, Given& options, execution_ref& exec) {
+  using S = element_of<const Q&>;
+  require_one_element_type<const Q&, const O&, const D&, tensor_view<S>>();
+  const tensor_view<const S> result = as_view(out);
+  return checked_backward_call<Options>(name, q, k, v, d_out, gradients, options, exec, &result);
 }
 
 }}}  // namespace attn::ATTN_ISA::detail

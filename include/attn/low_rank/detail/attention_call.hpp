@@ -44,11 +44,12 @@ void for_each_wave(execution& exec, idx_t items, Layout&& layout, Body&& body) {
   for_each_wave(exec, items, wave_size(exec, items, static_cast<idx_t>(one.used())), layout, body);
 }
 
-/// body(scratch, batch item, head, step, worker) for every step of every head of a wave.
-template <class Scratch, class Body>
-void for_each_head(const wave<Scratch>& w, idx_t heads, idx_t steps, Body&& body) {
-  w.for_each(steps, [&](idx_t n, const Scratch& scratch, idx_t step, int worker) {
-    body(scratch, n / heads, n % heads, step, worker);
+/// step(scratch, batch item, head, number of the step, worker), a member function of `call`, `steps` times for every
+/// head of a wave.
+template <class Scratch, class Call, class Step>
+void for_each_head(const wave<Scratch>& w, idx_t heads, idx_t steps, const Call& call, Step step) {
+  w.for_each(steps, [&](idx_t n, Scratch& scratch, idx_t number, int worker) {
+    (call.*step)(scratch, n / heads, n % heads, number, worker);
   });
 }
 

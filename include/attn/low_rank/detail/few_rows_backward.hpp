@@ -43,6 +43,13 @@ P* operand_weights(arena& memory, idx_t rows) {
                                               : 0);
 }
 
+/// Rows of x from `begin` on.
+template <class S>
+matrix_view<S> from_row(matrix_view<S> x, idx_t begin) {
+  x.data = x.row(begin);
+  return x;
+}
+
 /// Few rows [count][dim] as operands P: tiles [dim][tile_rows], and panels.
 template <class P>
 struct few_rows {

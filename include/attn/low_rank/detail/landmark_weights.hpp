@@ -126,35 +126,6 @@ struct landmark_head {
   }
 };
 
-/// The landmarks of all query heads of a key head, as rows of the blockwise kernel.
-template <class P>
-struct landmark_rows {
-  using T = sum_type<P>;
-
-  row_block<P>* blocks = nullptr;
-  idx_t count = 0;
-
-  static landmark_rows layout(arena& memory, idx_t rows, idx_t dim, idx_t dim_v) {
-    const idx_t count = ceil_div(rows, max_rows);
-    return {memory.allocate_list(count, [&](arena& m) { return row_block<P>::layout(m, dim, dim_v); }), count};
-  }
-  [[gnu::noinline]] void begin(const matrix_view<const T>& queries, T factor) const {
-    for (idx_t n = 0; n < count; ++n)
-      blocks[n].begin(queries, {n * max_rows, 1, nullptr}, std::min(max_rows, queries.rows - n * max_rows), factor);
-  }
-  [[gnu::noinline]] void attend(const packed_keys<P>& packed, idx_t keys,
-                                const score_terms<T, no_score>& terms) const {
-    for (idx_t n = 0; n < count; ++n) {
-      std::fill_n(blocks[n].ranges, blocks[n].rows, key_range{0, keys});
-      detail::attend(blocks[n], packed, terms);
-    }
-  }
-  [[gnu::noinline]] void save(const online_softmax<T>& to) const {
-    for (idx_t n = 0; n < count; ++n)
-      for (idx_t r = 0; r < blocks[n].rows; ++r) to.copy_row(n * max_rows + r, blocks[n].state, r);
-  }
-};
-
 /// A = softmax(scale Q' K'^T) of one query head, [m, m]: the kernel with the identity for values. That is m^3
 /// multiply-adds more than A needs, 1/24 of what 6 iterations take.
 template <class T>
@@ -192,7 +163,7 @@ struct landmark_inverse {
   bool exact = false;
   idx_t iterations = 0;
   double cutoff = 0;
-  std::optional<start_norms<T>> norms{};  // norms that the iteration starts from; unless given those of A
+  std::optional<start_norms<T>> norms{};  // that the iteration starts from: those of the whole batch, or of A
 
   /// Packs the keys and values that the queries of head `in_group` of a group attend to: landmarks K', and
   /// A^+ softmax(scale Q' K^T) V.

@@ -126,13 +126,9 @@ struct linformer_backward_call {
                               .stride = stride,
                               .stride_v = sums_stride<T>(shape().dim_v)});
       if (dq)
-        store_gradient_rows(block.dq, stride, terms.scale, rows_from(head_of(dq, b, h), at), 0, count, count,
+        store_gradient_rows(block.dq, stride, terms.scale, from_row(head_of(dq, b, h), at), 0, count, count,
                             accumulate);
     }
-  }
-  static matrix_view<S> rows_from(matrix_view<S> x, idx_t begin) {
-    x.data = x.row(begin);
-    return x;
   }
 
   /// The gradient of one head of projected rows, summed over all query heads that see it, as an operand.
@@ -184,7 +180,7 @@ struct linformer_backward_call {
         }
         if (to.x) seen.clear_rows(block.dx, count, stride);
         if (to.x)
-          store_gradient_rows(block.dx, stride, T(1), rows_from(head_of(to.x, b, kv), begin), 0, end - begin,
+          store_gradient_rows(block.dx, stride, T(1), from_row(head_of(to.x, b, kv), begin), 0, end - begin,
                               std::max<idx_t>(count, 0), accumulate);
       }
   }

@@ -19,9 +19,15 @@ struct long_short_backward_call {
 
   const Call& in;
   const long_short_call<S>& forward;
-  const long_short_wanted<S>& wanted;
+  const decltype(in.gradients)& wanted = in.gradients;  // null: not wanted
   T *local_sums = nullptr, *global_sums = nullptr;  // of gamma and beta, [heads][2 dim]: of key heads, of query heads
 
+  bool local_norm() const { return wanted.local_gamma || wanted.local_beta; }
+  bool global_norm() const { return wanted.global_gamma || wanted.global_beta; }
+  bool compressed_keys() const { return in.dk || wanted.logits || global_norm(); }
+  bool compressed_values() const { return in.dv || wanted.logits || global_norm(); }
+  bool any() const { return compressed_keys() || in.dv || local_norm(); }
+  execution& exec() const { return in.forward.exec; }
   const attention_shape& shape() const { return in.shape; }
   idx_t keys(idx_t b) const { return forward.length(b); }
   idx_t stride() const { return sums_stride<T>(shape().dim); }
@@ -53,8 +59,8 @@ struct long_short_backward_call {
     m.maximum = memory.allocate<T>(rows), m.share = memory.allocate<T>(rows), m.delta = memory.allocate<T>(rows);
     m.seen = memory.allocate<unsigned char>(forward.key_mask ? rows : 0);
     const idx_t padded = round_up(rows, panel_width<T>);
-    m.d_keys = sums_in_parts<T>::layout(memory, parts(), wanted.compressed_keys() ? padded : 0, dim);
-    m.d_values = sums_in_parts<T>::layout(memory, parts(), wanted.compressed_values() ? padded : 0, dim_v);
+    m.d_keys = sums_in_parts<T>::layout(memory, parts(), compressed_keys() ? padded : 0, dim);
+    m.d_values = sums_in_parts<T>::layout(memory, parts(), compressed_values() ? padded : 0, dim_v);
     return m;
   }
   head layout(arena& memory) const {
@@ -63,13 +69,13 @@ struct long_short_backward_call {
     const idx_t rows = part_keys() + panel_width<T>;
     p.parts = memory.allocate_list(parts(), [&](arena& m) {
       long_short_part<T> part;
-      if (wanted.window_keys()) part.d_keys = m.allocate<T>(rows * stride());
-      if (wanted.window_values()) part.d_values = m.allocate<T>(rows * stride_v());
+      if (in.dk || local_norm()) part.d_keys = m.allocate<T>(rows * stride());
+      if (in.dv || local_norm()) part.d_values = m.allocate<T>(rows * stride_v());
       return part;
     });
-    if (wanted.window_keys()) p.d_keys = memory.allocate<T>(shape().keys * stride());
-    if (wanted.window_values()) p.d_values = memory.allocate<T>(shape().keys * stride_v());
-    if (forward.local && (p.d_keys || p.d_values || wanted.any()))
+    if (in.dk || local_norm()) p.d_keys = memory.allocate<T>(shape().keys * stride());
+    if (in.dv || local_norm()) p.d_values = memory.allocate<T>(shape().keys * stride_v());
+    if (forward.local && (p.d_keys || p.d_values || any()))
       p.local = memory.allocate_list(key_blocks(), [&](arena& m) {
         T* const sums = m.allocate<T>(norm_sums<T>::size(shape().dim));
         return norm_sums<T>{sums, shape().dim};
@@ -95,15 +101,15 @@ struct long_short_backward_call {
 
   // Compressed keys ---------------------------------------------------------------------------------------------------
 
-  void add_part(const head& p, idx_t b, idx_t kv, idx_t g, idx_t part, execution& exec, int worker) const {
-    if (part >= forward.parts(b)) return;
-    const auto scratch = exec.scratch(
-        worker, [&](arena& memory) { return token_sums_scratch<T>::layout(memory, shape().dim, shape().dim_v); });
-    p.query_heads[g].sums.add_part(part, forward.segment(keys(b)), head_of(forward.logits, b, kv * shape().group() + g),
-                               head_of(in.k, b, kv), head_of(in.v, b, kv), forward.key_mask, b, scratch);
+  // The steps of a wave, in order: step(head, batch item, its key head, number of the step, worker).
+
+  /// A part of the sums of one query head.
+  void add_part(const head& p, idx_t b, idx_t kv, idx_t step, int worker) const {
+    const idx_t g = step % shape().group(), part = step / shape().group();
+    forward.sum_part(p.query_heads[g].sums, head_of(in.v, b, kv), b, kv * shape().group() + g, part, worker);
   }
   /// Merges the sums, and packs them as keys and values.
-  void pack_compressed(const head& p, idx_t b, idx_t g) const {
+  void pack_compressed(const head& p, idx_t b, idx_t, idx_t g, int) const {
     query_data& m = p.query_heads[g];
     const idx_t rows = compressed_rows(b), padded = m.sums.padded(), padded_v = m.sums.padded_v();
     for (idx_t n = 0; n < forward.segments(b); ++n) m.sums.merge(n, forward.segment(keys(b)));
@@ -133,19 +139,9 @@ struct long_short_backward_call {
   /// Queries [begin, end): a chunk of one part.
   void chunk_back(const head& p, idx_t b, idx_t kv, idx_t n, idx_t begin, idx_t end, query_scratch& s) const {
     const idx_t length = keys(b), at = shift(b);
-    const auto key = head_of(in.k, b, kv), value = head_of(in.v, b, kv);
-    const idx_t first = forward.window(begin + at, length).begin;
-    const idx_t count = forward.window(end - 1 + at, length).end - first;
-    s.window.keys.positions = {forward.local ? 0 : first, 1, nullptr};
-    if (count > 0 && forward.local) {
-      forward.local.apply(key, first, count, s.keys);
-      forward.local.apply(value, first, count, s.values);
-      s.window.fill(matrix_view<const T>{s.keys, count, shape().dim, shape().dim, 1},
-                    matrix_view<const T>{s.values, count, shape().dim_v, shape().dim_v, 1}, 0, count);
-    } else if (count > 0) {
-      s.window.fill(key, value, 0, count);
-    }
-    s.window.keys.positions.first = first;
+    const idx_t first = forward.pack_window(
+        b, head_of(in.k, b, kv), head_of(in.v, b, kv), begin, end, s.keys, s.values, s.window.keys.positions,
+        [&](const auto& k, const auto& v, idx_t count) { s.window.fill(k, v, 0, count); });
     const long_short_part<T>& part = p.parts[n];
     s.window.d_keys = part.d_keys ? part.d_keys + (first - part.first) * stride() : nullptr;
     s.window.d_values = part.d_values ? part.d_values + (first - part.first) * stride_v() : nullptr;
@@ -157,8 +153,8 @@ struct long_short_backward_call {
       const auto of_compressed = forward.compressed_terms(terms, p.query_heads[g].seen, b);
       auto back = in.back(terms);
       backward_keys<P> compressed = p.query_heads[g].compressed;
-      compressed.d_keys = wanted.compressed_keys() ? p.query_heads[g].d_keys.part(n) : nullptr;
-      compressed.d_values = wanted.compressed_values() ? p.query_heads[g].d_values.part(n) : nullptr;
+      compressed.d_keys = compressed_keys() ? p.query_heads[g].d_keys.part(n) : nullptr;
+      compressed.d_values = compressed_values() ? p.query_heads[g].d_values.part(n) : nullptr;
       for (idx_t i = begin; i < end; i += max_rows) {
         const idx_t rows = std::min(max_rows, end - i);
         const index_map which{i, 1, nullptr};
@@ -170,14 +166,14 @@ struct long_short_backward_call {
         }
         differentiate(s.rows, rows, ranges, which, s.window, terms, s.block, dq, stride(), back);
         for (idx_t r = 0; r < rows; ++r)
-          ranges[r] = {0, forward.rank() * forward.finished(length, forward.causal ? i + r + at + 1 : length)};
+          ranges[r] = {0, forward.rank() * forward.finished(length, in.forward.causal ? i + r + at + 1 : length)};
         differentiate(s.rows, rows, ranges, which, compressed, of_compressed, s.block, dq, stride(), back);
         for (idx_t r = 0; dq && r < rows; ++r)
           store_gradient_row(dq + r * stride(), terms.scale, head_of(in.dq, b, h), i + r, in.accumulate);
       }
     }
   }
-  void part_back(const head& p, idx_t b, idx_t kv, idx_t n, execution& exec, int worker) const {
+  void part_back(const head& p, idx_t b, idx_t kv, idx_t n, int worker) const {
     const idx_t queries = in.lengths().queries(b);
     const idx_t begin = segment_begin(n, queries, parts()), end = segment_begin(n + 1, queries, parts());
     long_short_part<T>& part = p.parts[n];
@@ -190,22 +186,22 @@ struct long_short_backward_call {
     if (part.d_keys) std::fill_n(part.d_keys, rows * stride(), T(0));
     if (part.d_values) std::fill_n(part.d_values, rows * stride_v(), T(0));
     for (idx_t g = 0; g < shape().group(); ++g) p.query_heads[g].d_keys.clear(n), p.query_heads[g].d_values.clear(n);
-    auto scratch = exec.scratch(worker, [&](arena& memory) { return queries_layout(memory); });
+    auto scratch = exec().scratch(worker, [&](arena& memory) { return queries_layout(memory); });
     for (idx_t at = begin; at < end; at += forward.chunk())
       chunk_back(p, b, kv, n, at, std::min(at + forward.chunk(), end), scratch);
   }
-  /// Rows of padding of one head.
-  void clear_queries(idx_t b, idx_t h) const {
-    for (idx_t i = in.lengths().queries(b); i < shape().queries; ++i)
-      store_gradient_row(static_cast<const T*>(nullptr), T(0), head_of(in.dq, b, h), i, in.accumulate);
+  /// Rows of padding of one query head.
+  void clear_queries(const head&, idx_t b, idx_t kv, idx_t g, int) const {
+    store_gradient_rows<T>(nullptr, 0, T(0), head_of(in.dq, b, kv * shape().group() + g), in.lengths().queries(b),
+                           shape().queries, 0, in.accumulate);
   }
 
   // Keys --------------------------------------------------------------------------------------------------------------
 
   /// The gradients of a block of keys by the windows of all parts, through the local norm.
-  void gather_windows(const head& p, idx_t b, idx_t kv, idx_t block, execution& exec, int worker) const {
+  void gather_windows(const head& p, idx_t b, idx_t kv, idx_t block, int worker) const {
     const idx_t begin = block * part_size, end = std::min(begin + part_size, keys(b));
-    T* const x = exec.scratch(worker, [&](arena& memory) { return memory.allocate<T>(shape().dim); });
+    T* const x = exec().scratch(worker, [&](arena& memory) { return memory.allocate<T>(shape().dim); });
     const seen_range seen = forward.key_mask.range(b, begin, end);
     if (p.local) p.local[block].clear();
     const auto gather = [&](const matrix_view<const S>& from, T* long_short_part<T>::*sums_of, T* to, idx_t row_stride,
@@ -230,9 +226,9 @@ struct long_short_backward_call {
 
   /// The gradients of the compressed rows of one head, through the global norm, and the sums of them that the softmax
   /// over tokens needs.
-  void compressed_back(const head& p, idx_t b, idx_t h, idx_t g) const {
+  void compressed_back(const head& p, idx_t b, idx_t kv, idx_t g, int) const {
     query_data& m = p.query_heads[g];
-    const idx_t rows = compressed_rows(b), dim = shape().dim, dim_v = shape().dim_v;
+    const idx_t h = kv * shape().group() + g, rows = compressed_rows(b), dim = shape().dim, dim_v = shape().dim_v;
     const norm_sums<T> norm{global_sums + (b * shape().heads + h) * norm_sums<T>::size(dim), dim};
     if (m.d_keys.rows > 0) m.d_keys.merge(in.terms().scale);
     if (m.d_values.rows > 0) m.d_values.merge(T(1));
@@ -253,17 +249,17 @@ struct long_short_backward_call {
   idx_t segment_blocks(idx_t b) const { return ceil_div(forward.segment(keys(b)), few_rows_block); }
   /// Number of blocks of tokens in the segments of the longest sequence.
   idx_t token_blocks() const {
-    return forward.causal ? shape().keys / forward.causal_segment * ceil_div(forward.causal_segment, few_rows_block)
+    return in.forward.causal ? shape().keys / forward.causal_segment * ceil_div(forward.causal_segment, few_rows_block)
                           : ceil_div(shape().keys, few_rows_block);
   }
 
   /// A block of tokens of one segment.
-  void tokens_back(const head& p, idx_t b, idx_t kv, idx_t block, execution& exec, int worker) const {
+  void tokens_back(const head& p, idx_t b, idx_t kv, idx_t block, int worker) const {
     const idx_t segment = block / segment_blocks(b), size = forward.segment(keys(b)), rank = forward.rank();
     if (segment >= forward.segments(b)) return;
     const idx_t begin = segment * size + block % segment_blocks(b) * few_rows_block;
     const idx_t count = std::min(few_rows_block, (segment + 1) * size - begin);
-    auto s = exec.scratch(
+    auto s = exec().scratch(
         worker, [&](arena& memory) { return compressed_tokens<T>::layout(memory, rank, shape().dim, shape().dim_v); });
     const seen_range seen = forward.key_mask.range(b, begin, begin + count);
     if (wanted.logits) {
@@ -279,8 +275,8 @@ struct long_short_backward_call {
       if (m.d_keys.rows > 0) s.keys.pack(rows(m.d_keys, shape().dim), rank, T(1));
       if (m.d_values.rows > 0) s.values.pack(rows(m.d_values, shape().dim_v), rank, T(1));
       s.weigh(head_of(forward.logits, b, h), begin, count, m.maximum + row, m.share + row);
-      if (wanted.k) s.keys.weighted_sums(s.block.weights, count, p.d_keys + begin * stride(), stride(), true);
-      if (wanted.v) s.values.weighted_sums(s.block.weights, count, p.d_values + begin * stride_v(), stride_v(), true);
+      if (in.dk) s.keys.weighted_sums(s.block.weights, count, p.d_keys + begin * stride(), stride(), true);
+      if (in.dv) s.values.weighted_sums(s.block.weights, count, p.d_values + begin * stride_v(), stride_v(), true);
       if (!wanted.logits) continue;
       s.keys.scores(s.block.x.columns, count, s.block.d_scores);
       s.values.scores(s.block.y.columns, count, s.block.d_scores, few_rows_stride, true);
@@ -288,8 +284,12 @@ struct long_short_backward_call {
     }
     store_tokens(p, b, kv, begin, begin + count);
   }
+  void add_local_norms(const head& p, idx_t b, idx_t kv, idx_t, int) const {
+    const norm_sums<T> sums{local_sums + (b * shape().kv_heads + kv) * norm_sums<T>::size(shape().dim), shape().dim};
+    for (idx_t n = 0; p.local && n < key_blocks(); ++n) sums.add(p.local[n]);
+  }
   /// Tokens of no finished segment, and those of padding.
-  void rest_back(const head& p, idx_t b, idx_t kv) const {
+  void rest_back(const head& p, idx_t b, idx_t kv, idx_t, int) const {
     const idx_t begin = forward.segments(b) * forward.segment(keys(b));
     store_tokens(p, b, kv, begin, shape().keys);
     for (idx_t g = 0; wanted.logits && !in.accumulate && g < shape().group(); ++g)
@@ -298,45 +298,33 @@ struct long_short_backward_call {
   void store_tokens(const head& p, idx_t b, idx_t kv, idx_t begin, idx_t end) const {
     const idx_t real = std::min(end, keys(b));
     const seen_range seen = forward.key_mask.range(b, begin, real);
-    if (wanted.k) seen.clear_rows(p.d_keys + begin * stride(), real - begin, stride());
-    if (wanted.v) seen.clear_rows(p.d_values + begin * stride_v(), real - begin, stride_v());
-    if (wanted.k)
-      store_gradient_rows(p.d_keys, stride(), T(1), head_of(wanted.k, b, kv), begin, end, keys(b), in.accumulate);
-    if (wanted.v)
-      store_gradient_rows(p.d_values, stride_v(), T(1), head_of(wanted.v, b, kv), begin, end, keys(b), in.accumulate);
+    if (in.dk) seen.clear_rows(p.d_keys + begin * stride(), real - begin, stride());
+    if (in.dv) seen.clear_rows(p.d_values + begin * stride_v(), real - begin, stride_v());
+    if (in.dk)
+      store_gradient_rows(p.d_keys, stride(), T(1), head_of(in.dk, b, kv), begin, end, keys(b), in.accumulate);
+    if (in.dv)
+      store_gradient_rows(p.d_values, stride_v(), T(1), head_of(in.dv, b, kv), begin, end, keys(b), in.accumulate);
   }
 
   // -------------------------------------------------------------------------------------------------------------------
 
-  /// Runs all key heads, in waves.
   void run_wave(const wave<head>& w) const {
-    const idx_t heads = shape().kv_heads, group = shape().group();
+    using self = long_short_backward_call;
+    const idx_t group = shape().group();
+    const auto each = [&](idx_t steps, auto step) { for_each_head(w, shape().kv_heads, steps, *this, step); };
     idx_t most_parts = 0;
     for (idx_t b = 0; b < shape().batch; ++b) most_parts = std::max(most_parts, forward.parts(b));
-    for_each_head(w, heads, group * most_parts, [&](const head& p, idx_t b, idx_t kv, idx_t step, int worker) {
-      add_part(p, b, kv, step / most_parts, step % most_parts, w.exec, worker);
-    });
-    for_each_head(w, heads, group, [&](const head& p, idx_t b, idx_t, idx_t g, int) { pack_compressed(p, b, g); });
-    for_each_head(w, heads, parts(), [&](const head& p, idx_t b, idx_t kv, idx_t n, int worker) {
-      part_back(p, b, kv, n, w.exec, worker);
-    });
-    for_each_head(w, heads, in.dq ? group : 0,
-                  [&](const head&, idx_t b, idx_t kv, idx_t g, int) { clear_queries(b, kv * group + g); });
-    if (!wanted.any()) return;
-    for_each_head(w, heads, key_blocks(), [&](const head& p, idx_t b, idx_t kv, idx_t n, int worker) {
-      gather_windows(p, b, kv, n, w.exec, worker);
-    });
-    for_each_head(w, heads, group,
-                  [&](const head& p, idx_t b, idx_t kv, idx_t g, int) { compressed_back(p, b, kv * group + g, g); });
-    for_each_head(w, heads, 1, [&](const head& p, idx_t b, idx_t kv, idx_t, int) {
-      const norm_sums<T> sums{local_sums + (b * heads + kv) * norm_sums<T>::size(shape().dim), shape().dim};
-      for (idx_t n = 0; p.local && n < key_blocks(); ++n) sums.add(p.local[n]);
-    });
-    if (!wanted.k && !wanted.v && !wanted.logits) return;
-    for_each_head(w, heads, token_blocks(), [&](const head& p, idx_t b, idx_t kv, idx_t n, int worker) {
-      tokens_back(p, b, kv, n, w.exec, worker);
-    });
-    for_each_head(w, heads, 1, [&](const head& p, idx_t b, idx_t kv, idx_t, int) { rest_back(p, b, kv); });
+    each(group * most_parts, &self::add_part);
+    each(group, &self::pack_compressed);
+    each(parts(), &self::part_back);
+    each(in.dq ? group : 0, &self::clear_queries);
+    if (!any()) return;
+    each(key_blocks(), &self::gather_windows);
+    each(group, &self::compressed_back);
+    each(1, &self::add_local_norms);
+    if (!in.dk && !in.dv && !wanted.logits) return;
+    each(token_blocks(), &self::tokens_back);
+    each(1, &self::rest_back);
   }
 
   /// gamma and beta: the sums over heads and batch items, in order.
@@ -353,11 +341,11 @@ struct long_short_backward_call {
     store(beta, sums + dim);
   }
 
-  void run(execution& exec) {
-    if (!in.dq && !wanted.any()) return;
+  void run() {
+    if (!in.dq && !any()) return;
     const idx_t item_heads = shape().batch * shape().kv_heads, heads = shape().batch * shape().heads;
     const idx_t size = norm_sums<T>::size(shape().dim);
-    const auto sums = exec.workspace([&](arena& memory) {
+    const auto sums = exec().workspace([&](arena& memory) {
       T* const local = memory.allocate<T>(item_heads * size);
       return std::array{local, memory.allocate<T>(heads * size)};
     });
@@ -365,7 +353,7 @@ struct long_short_backward_call {
     std::fill_n(local_sums, item_heads * size, T(0));
     std::fill_n(global_sums, heads * size, T(0));
     for_each_wave(
-        exec, item_heads, [&](arena& memory) { return layout(memory); }, [&](const wave<head>& w) { run_wave(w); });
+        exec(), item_heads, [&](arena& memory) { return layout(memory); }, [&](const wave<head>& w) { run_wave(w); });
     store_norm(local_sums, item_heads, wanted.local_gamma, wanted.local_beta);
     store_norm(global_sums, heads, wanted.global_gamma, wanted.global_beta);
   }

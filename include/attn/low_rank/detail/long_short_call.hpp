@@ -4,6 +4,7 @@
 
 #include <attn/low_rank/detail/attention_call.hpp>
 #include <attn/low_rank/detail/token_softmax.hpp>
+#include <attn/softmax/detail/softmax_call.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
@@ -81,19 +82,15 @@ template <class S, class P = product_type<S>>
 struct long_short_call {
   using T = compute_type<S>;
 
-  attention_views<S> views;
+  const softmax_call<S, no_score>& in;
   const tensor_view<const S>& logits;
-  std::span<const T> sinks;
-  tensor_view<T, 3> lse, maximum{};  // as in softmax_inputs; of the same strides
-  score_terms<T, no_score> terms;
   key_norm<T> local, global;
-  bool causal;
   idx_t causal_segment;
   idx_t left, right, block;  // the window, clamped to what can occur
   key_flags key_mask{};
 
-  const attention_shape& shape() const { return views.shape; }
-  idx_t length(idx_t b) const { return views.lengths.keys(b); }
+  const attention_shape& shape() const { return in.shape; }
+  idx_t length(idx_t b) const { return in.lengths.keys(b); }
   idx_t rank() const { return logits.extent(3); }
   /// The number of visible keys of all queries of one head, and of the tokens of all compressed keys; roughly.
   double scores() const {
@@ -105,7 +102,7 @@ struct long_short_call {
   idx_t chunk() const {
     return round_up(std::clamp<idx_t>(left + right + block, 4 * max_rows, 20 * max_rows), max_rows);
   }
-  idx_t segment(idx_t keys) const { return causal ? causal_segment : std::max<idx_t>(1, keys); }
+  idx_t segment(idx_t keys) const { return in.causal ? causal_segment : std::max<idx_t>(1, keys); }
   /// Number of segments that are finished after `tokens` tokens of a sequence of `keys`.
   idx_t finished(idx_t keys, idx_t tokens) const {
     return keys == 0 ? 0 : std::clamp<idx_t>(tokens, 0, keys) / segment(keys);
@@ -126,13 +123,41 @@ struct long_short_call {
             memory.allocate<T>(normed * dim), memory.allocate<T>(normed * dim_v)};
   }
 
+  /// A part of the sums of one query head; `value` are the values of its key head.
+  void sum_part(const token_sums<T>& sums, const matrix_view<const S>& value, idx_t b, idx_t h, idx_t part,
+                int worker) const {
+    if (part >= parts(b)) return;
+    const auto scratch = in.exec.scratch(
+        worker, [&](arena& memory) { return token_sums_scratch<T>::layout(memory, sums.dim, sums.dim_v); });
+    sums.add_part(part, segment(length(b)), head_of(logits, b, h), in.key(b, h), value, key_mask, b, scratch);
+  }
+
+  // The steps of a wave, in order: step(head, batch item, its query head, number of the step, worker).
+
+  void add_part(const long_short_head<P>& head, idx_t b, idx_t h, idx_t part, int worker) const {
+    sum_part(head.sums, in.value(b, h), b, h, part, worker);
+  }
   /// Finishes the compressed keys of one segment: adds up its parts and applies the norm.
-  void finish_segment(const long_short_head<P>& head, idx_t b, idx_t n) const {
+  void finish_segment(const long_short_head<P>& head, idx_t b, idx_t, idx_t n, int) const {
+    if (n >= segments(b)) return;
     head.sums.merge(n, segment(length(b)));
     for (idx_t c = 0; c < rank(); ++c) {
       global.apply(head.sums.keys(n, c), shape().dim);
       global.apply(head.sums.values(n, c), shape().dim_v);
     }
+  }
+  void pack_compressed(const long_short_head<P>& head, idx_t b, idx_t, idx_t, int) const {
+    head.pack(segments(b));
+    mark_seen(head.seen, b);
+  }
+  /// A chunk of queries.
+  void attend_chunk(const long_short_head<P>& head, idx_t b, idx_t h, idx_t n, int worker) const {
+    const idx_t begin = n * chunk(), end = std::min(begin + chunk(), in.lengths.queries(b));
+    if (begin < end) {
+      auto scratch = in.exec.scratch(worker, [&](arena& memory) { return scratch_layout(memory); });
+      attend_rows(head, b, h, begin, end, scratch);
+    }
+    in.clear_padding(b, h, begin, begin + chunk());
   }
 
   /// Compressed keys of segments in which every key is hidden are hidden.
@@ -150,39 +175,48 @@ struct long_short_call {
   /// The keys of the window of the query at position p.
   key_range window(idx_t p, idx_t keys) const {
     const idx_t first = block ? floor_div(p, block) * block : p, last = block ? first + block - 1 : p;
-    const idx_t end = std::clamp(causal ? p + 1 : last + right + 1, idx_t(0), keys);
+    const idx_t end = std::clamp(in.causal ? p + 1 : last + right + 1, idx_t(0), keys);
     return {std::clamp(first - left, idx_t(0), end), end};
+  }
+
+  /// Packs the keys of the windows of queries [begin, end), normed in memory for that, by pack(keys, values, count).
+  /// Returns the first of them.
+  template <class Pack>
+  idx_t pack_window(idx_t b, const matrix_view<const S>& key, const matrix_view<const S>& value, idx_t begin, idx_t end,
+                    T* keys, T* values, index_map& positions, const Pack& pack) const {
+    const idx_t n = length(b), shift = in.shift(b), first = window(begin + shift, n).begin;
+    const idx_t count = window(end - 1 + shift, n).end - first;
+    positions = {local ? 0 : first, 1, nullptr};
+    if (count > 0 && local) {
+      local.apply(key, first, count, keys);
+      local.apply(value, first, count, values);
+      pack(matrix_view<const T>{keys, count, key.cols, key.cols, 1},
+           matrix_view<const T>{values, count, value.cols, value.cols, 1}, count);
+    } else if (count > 0) {
+      pack(key, value, count);
+    }
+    positions.first = first;
+    return first;
   }
 
   /// Queries [begin, end) of one head.
   void attend_rows(const long_short_head<P>& head, idx_t b, idx_t h, idx_t begin, idx_t end,
                    long_short_scratch<P>& s) const {
-    const idx_t n = length(b), shift = n - views.lengths.queries(b), kv = h / shape().group();
-    const auto key = head_of(views.k, b, kv), value = head_of(views.v, b, kv);
-    const idx_t first = window(begin + shift, n).begin, count = window(end - 1 + shift, n).end - first;
-    const auto of_window = terms.for_head(b, h, shift), of_compressed = compressed_terms(of_window, head.seen, b);
-    s.window.positions = {local ? 0 : first, 1, nullptr};
-    if (count > 0 && local) {
-      local.apply(key, first, count, s.keys);
-      local.apply(value, first, count, s.values);
-      s.window.pack(matrix_view<const T>{s.keys, count, shape().dim, shape().dim, 1},
-                    matrix_view<const T>{s.values, count, shape().dim_v, shape().dim_v, 1}, 0, count);
-    } else if (count > 0) {
-      s.window.pack(key, value, 0, count);
-    }
-    s.window.positions.first = first;
+    const idx_t n = length(b), shift = in.shift(b);
+    const auto of_window = in.terms.for_head(b, h, shift), of_compressed = compressed_terms(of_window, head.seen, b);
+    const idx_t first = pack_window(b, in.key(b, h), in.value(b, h), begin, end, s.keys, s.values, s.window.positions,
+                                    [&](const auto& k, const auto& v, idx_t count) { s.window.pack(k, v, 0, count); });
     for (idx_t i = begin; i < end; i += max_rows) {
       const idx_t rows = std::min(max_rows, end - i);
-      s.block.begin(head_of(views.q, b, h), {i, 1, nullptr}, rows, terms.query_factor());
+      s.block.begin(in.query(b, h), {i, 1, nullptr}, rows, in.terms.query_factor());
       for (idx_t r = 0; r < rows; ++r) {
         const key_range seen = window(i + r + shift, n);
         s.block.ranges[r] = {seen.begin - first, seen.end - first};
       }
       attend(s.block, s.window, of_window);
-      for (idx_t r = 0; r < rows; ++r) s.block.ranges[r] = {0, rank() * finished(n, causal ? i + r + shift + 1 : n)};
+      for (idx_t r = 0; r < rows; ++r) s.block.ranges[r] = {0, rank() * finished(n, in.causal ? i + r + shift + 1 : n)};
       attend(s.block, head.compressed, of_compressed);
-      finish(s.block, head_of(views.out, b, h), per_head(sinks, h), row_of(lse, b, h), lse.stride(2),
-             row_of(maximum, b, h));
+      in.finish(s.block, b, h);
     }
   }
 
@@ -193,37 +227,18 @@ struct long_short_call {
       most_segments = std::max(most_segments, segments(b));
       most_parts = std::max(most_parts, parts(b));
     }
-    using head = long_short_head<P>;
-    for_each_head(w, heads, most_parts, [&](const head& to, idx_t b, idx_t h, idx_t part, int worker) {
-      if (part >= parts(b)) return;
-      const idx_t kv = h / shape().group();
-      const auto scratch = w.exec.scratch(
-          worker, [&](arena& memory) { return token_sums_scratch<T>::layout(memory, shape().dim, shape().dim_v); });
-      to.sums.add_part(part, segment(length(b)), head_of(logits, b, h), head_of(views.k, b, kv),
-                       head_of(views.v, b, kv), key_mask, b, scratch);
-    });
-    for_each_head(w, heads, most_segments, [&](const head& to, idx_t b, idx_t, idx_t n, int) {
-      if (n < segments(b)) finish_segment(to, b, n);
-    });
-    for_each_head(w, heads, 1, [&](const head& to, idx_t b, idx_t, idx_t, int) {
-      to.pack(segments(b));
-      mark_seen(to.seen, b);
-    });
-    for_each_head(w, heads, ceil_div(shape().queries, chunk()),
-                  [&](const head& from, idx_t b, idx_t h, idx_t part, int worker) {
-                    const idx_t begin = part * chunk(), end = std::min(begin + chunk(), views.lengths.queries(b));
-                    if (begin < end) {
-                      auto scratch = w.exec.scratch(worker, [&](arena& memory) { return scratch_layout(memory); });
-                      attend_rows(from, b, h, begin, end, scratch);
-                    }
-                    clear_padding(views, b, h, begin, begin + chunk(), lse);
-                  });
+    using self = long_short_call;
+    const auto each = [&](idx_t steps, auto step) { for_each_head(w, heads, steps, *this, step); };
+    each(most_parts, &self::add_part);
+    each(most_segments, &self::finish_segment);
+    each(1, &self::pack_compressed);
+    each(ceil_div(shape().queries, chunk()), &self::attend_chunk);
   }
 
-  void run(execution& exec) const {
-    const auto limit = exec.limit_threads({.operations = scores() * shape().operations_per_score()});
+  void run() const {
+    const auto limit = in.exec.limit_threads({.operations = scores() * shape().operations_per_score()});
     for_each_wave(
-        exec, shape().batch * shape().heads, [&](arena& memory) { return head_layout(memory); },
+        in.exec, shape().batch * shape().heads, [&](arena& memory) { return head_layout(memory); },
         [&](const wave<long_short_head<P>>& w) { run_wave(w); });
   }
 };

@@ -1,29 +1,56 @@
-// attn: the data of the backward pass of long_short for one query head, for the heads that share keys, and for a block
-// of tokens that go into compressed keys.
+// attn: the data of the backward pass of long_short: for one query head, for the heads that share keys, and for a block
+// of tokens that go into compressed keys; and the backward pass of its layer norms.
 #pragma once
 
 #include <attn/low_rank/detail/few_rows_backward.hpp>
-#include <attn/low_rank/detail/key_norm_backward.hpp>
+#include <attn/low_rank/detail/long_short_call.hpp>
 #include <attn/softmax/detail/blockwise_backward.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
-/// The gradients of a call; null: not wanted.
-template <class S>
-struct long_short_wanted {
-  using T = compute_type<S>;
+/// Gradients of gamma and beta, dim numbers each, one after the other.
+template <class T>
+struct norm_sums {
+  T* gamma = nullptr;
+  idx_t dim = 0;
 
-  tensor_view<S> k, v, logits;
-  tensor_view<T, 1> local_gamma, local_beta, global_gamma, global_beta;
-
-  bool local_norm() const { return local_gamma || local_beta; }
-  bool global_norm() const { return global_gamma || global_beta; }
-  bool window_keys() const { return k || local_norm(); }
-  bool window_values() const { return v || local_norm(); }
-  bool compressed_keys() const { return k || logits || global_norm(); }
-  bool compressed_values() const { return v || logits || global_norm(); }
-  bool any() const { return k || v || logits || local_norm() || global_norm(); }
+  T* beta() const { return gamma + dim; }
+  static idx_t size(idx_t dim) { return 2 * dim; }
+  void clear() const { std::fill_n(gamma, size(dim), T(0)); }
+  void add(const norm_sums& other) const {
+    for (idx_t d = 0; d < size(dim); ++d) gamma[d] += other.gamma[d];
+  }
 };
+
+/// From dy, the gradient of the norm of x: the gradient of x, which overwrites it, and those of gamma and beta, which
+/// are added to `sums`.
+template <class T>
+[[gnu::noinline]] void norm_back(const key_norm<T>& norm, const T* x, idx_t dim, T* dy, const norm_sums<T>& sums) {
+  const T share = T(1) / static_cast<T>(dim);
+  T mean = 0, variance = 0, power = 1, by = 0, by_x = 0;
+  const auto measure = [&] {
+    T sum = 0, squares = 0;
+    for (idx_t d = 0; d < dim; ++d) sum += x[d] * power;
+    mean = sum * share;
+    for (idx_t d = 0; d < dim; ++d) squares += (x[d] * power - mean) * (x[d] * power - mean);
+    variance = squares * share + norm.eps * power * power;
+  };
+  measure();
+  power = norm.power_for(x, dim, variance);
+  if (power != T(1)) measure();
+  const T factor = T(1) / std::sqrt(variance);
+  for (idx_t d = 0; d < dim; ++d) {
+    const T normed = (x[d] * power - mean) * factor;
+    sums.gamma[d] += dy[d] * normed;
+    sums.beta()[d] += dy[d];
+    dy[d] *= norm.gamma[d];
+    by += dy[d];
+    by_x += dy[d] * normed;
+  }
+  by *= share, by_x *= share;
+  for (idx_t d = 0; d < dim; ++d)
+    dy[d] = factor * power * (dy[d] - by - (x[d] * power - mean) * factor * by_x);
+}
 
 /// One query head: its keys compressed, and their gradients.
 template <class P>

@@ -14,19 +14,18 @@
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
-/// The sums of one part for every key, and for every member of a cluster. Null: not wanted.
+/// The sums of one part, of keys or of values: for every one, and for every member of a cluster. Null: not wanted.
 template <class T>
 struct multipole_part {
-  T *d_keys = nullptr, *d_values = nullptr;          // [Lk + panel][]
-  T *share_keys = nullptr, *share_values = nullptr;  // [clusters][]
-  T *far_keys = nullptr, *far_values = nullptr;      // [clusters + panel][]: of clusters' means, where some stay whole
+  T* rows = nullptr;   // [Lk + panel][]
+  T* share = nullptr;  // [clusters][]
+  T* far = nullptr;    // [clusters + panel][]: of clusters' means, where some stay whole
 };
 
 template <class T>
-struct multipole_backward_head {
-  multipole_head<T> clustered;
-  backward_keys<T> far;
-  multipole_part<T>* parts = nullptr;
+struct multipole_backward_head : multipole_head<T> {
+  backward_keys<T> far_back;  // the means that are packed as `far`
+  multipole_part<T>* parts[2] = {};  // of keys, of values
   T *d_queries = nullptr, *d_means = nullptr;  // [group * Lq][], [group * blocks][]: of mean queries
 };
 
@@ -36,14 +35,17 @@ struct multipole_backward_call {
   using head = multipole_backward_head<T>;
 
   const Call& in;
-  const multipole_call<S>& forward;
+  const multipole_clustering<S>& clustering;
+  rank_scores<T> ranks = rank_scores<T>::of(in.terms());
 
   const attention_shape& shape() const { return in.shape; }
-  const multipole_settings& o() const { return forward.o; }
+  const multipole_settings& o() const { return clustering.o; }
   idx_t keys(idx_t b) const { return in.lengths().keys(b); }
   idx_t queries(idx_t b) const { return in.lengths().queries(b); }
-  idx_t stride() const { return backward_keys<T>::stride(shape().dim); }
-  idx_t stride_v() const { return backward_keys<T>::stride(shape().dim_v); }
+  idx_t stride(int side = 0) const { return backward_keys<T>::stride(side ? shape().dim_v : shape().dim); }
+  const tensor_view<S>& gradient(int side) const { return side ? in.dv : in.dk; }
+  idx_t rows() const { return shape().keys + panel_width<T>; }
+  idx_t far_rows() const { return with_far() ? most_clusters() + panel_width<T> : 0; }
   idx_t tasks() const { return multipole_blocks::tasks(o(), shape().keys, shape().queries); }
   idx_t parts() const { return parts_of(shape().queries, std::clamp<idx_t>(tasks(), 1, 8)); }
   idx_t most_clusters() const { return o().segments(shape().keys) * o().clusters; }
@@ -57,24 +59,18 @@ struct multipole_backward_call {
   // Scratch -----------------------------------------------------------------------------------------------------------
 
   head layout(arena& memory) const {
-    const idx_t rows = shape().keys + panel_width<T>, clusters = most_clusters(), far = clusters + panel_width<T>;
     head p;
-    p.clustered = forward.clustering().layout(memory);
-    if (with_far()) p.far = backward_keys<T>::layout(memory, clusters, shape().dim, shape().dim_v, false, false);
-    p.parts = memory.allocate_list(parts(), [&](arena& m) {
-      multipole_part<T> part;
-      if (in.dk) {
-        part.d_keys = m.allocate<T>(rows * stride());
-        part.share_keys = m.allocate<T>(clusters * stride());
-        if (with_far()) part.far_keys = m.allocate<T>(far * stride());
-      }
-      if (in.dv) {
-        part.d_values = m.allocate<T>(rows * stride_v());
-        part.share_values = m.allocate<T>(clusters * stride_v());
-        if (with_far()) part.far_values = m.allocate<T>(far * stride_v());
-      }
-      return part;
-    });
+    static_cast<multipole_head<T>&>(p) = clustering.layout(memory);
+    if (with_far())
+      p.far_back = backward_keys<T>::layout(memory, most_clusters(), shape().dim, shape().dim_v, false, false);
+    for (const int side : {0, 1})
+      p.parts[side] = memory.allocate_list(parts(), [&](arena& m) {
+        multipole_part<T> part;
+        if (gradient(side))
+          part = {m.allocate<T>(rows() * stride(side)), m.allocate<T>(most_clusters() * stride(side)),
+                  m.allocate<T>(far_rows() * stride(side))};
+        return part;
+      });
     if (in.dq) {
       p.d_queries = memory.allocate<T>(shape().group() * shape().queries * stride());
       p.d_means = memory.allocate<T>(with_spread(shape().keys) ? shape().group() * blocks() * stride() : 0);
@@ -123,23 +119,23 @@ struct multipole_backward_call {
   }
 
   /// Adds the sums of a block's own slots to those of the keys taken, and of the members that are left of clusters.
-  static void scatter(const multipole_keys<T, S>& k, const multipole_block<T>& c, T* sums, idx_t row_stride, T* to_keys,
-                      T* to_members) {
+  static void scatter(const multipole_keys<T, S>& k, const multipole_block<T>& c, T* sums, idx_t row_stride,
+                      const multipole_part<T>& part) {
     if (!sums) return;
     for (idx_t r = 0; r < c.slots; ++r) {
       if (!(c.rest.counts[r] > T(0))) continue;
-      T *const from = sums + r * row_stride, *const to = to_members + c.of_slot[r] * row_stride;
+      T *const from = sums + r * row_stride, *const to = part.share + c.of_slot[r] * row_stride;
       const T factor = T(1) / c.rest.counts[r];
       for (idx_t d = 0; d < row_stride; ++d) from[d] *= factor, to[d] += from[d];
     }
     for (idx_t n = 0; n < c.taken; ++n) {
       constexpr idx_t distance = 16;
       prefetch_bytes<cache_level::first>(
-          reinterpret_cast<const char*>(to_keys + c.chosen[std::min(n + distance, c.taken - 1)] * row_stride),
+          reinterpret_cast<const char*>(part.rows + c.chosen[std::min(n + distance, c.taken - 1)] * row_stride),
           row_stride * static_cast<idx_t>(sizeof(T)));
       const idx_t slot = c.slots > 0 ? c.slot[k.cluster_of(c.chosen[n])] : 0;
       const T *const from = sums + (c.slots + n) * row_stride, *const of_rest = sums + slot * row_stride;
-      T* const to = to_keys + c.chosen[n] * row_stride;
+      T* const to = part.rows + c.chosen[n] * row_stride;
       const bool left = c.slots > 0 && c.rest.counts[slot] > T(0);
       for (idx_t d = 0; d < row_stride; d += width<T>) {
         const packet<T> sum = add(load<T>(to + d), load<T>(from + d));
@@ -149,9 +145,9 @@ struct multipole_backward_call {
   }
 
   /// Block number `number` of those ranked together.
-  void block_back(const head& p, const multipole_part<T>& part, const multipole_keys<T, S>& k, const query_block& one,
+  void block_back(const head& p, idx_t part, const multipole_keys<T, S>& k, const query_block& one,
                   idx_t number, idx_t b, idx_t h, scratch& s) const {
-    s.choice.leave(k, one, number, forward.scores_of_ranks());
+    s.choice.leave(k, one, number, ranks);
     pack_near(k, s);
     const idx_t shift = keys(b) - queries(b);
     const auto terms = in.terms().for_head(b, 0, 0);
@@ -165,8 +161,8 @@ struct multipole_backward_call {
       near_back.d_counts = s.choice.slots > 0 ? s.spread.d_near : nullptr;
       far_back.d_counts = s.spread.d_far;
     }
-    backward_keys<T> far = p.far;
-    far.d_keys = part.far_keys, far.d_values = part.far_values;
+    backward_keys<T> far = p.far_back;
+    far.d_keys = p.parts[0][part].far, far.d_values = p.parts[1][part].far;
     T* const d_queries = in.dq ? p.d_queries + h % shape().group() * shape().queries * stride() : nullptr;
     key_range ranges[max_rows];
     for (idx_t i = one.begin; i < one.end; i += max_rows) {
@@ -190,25 +186,25 @@ struct multipole_backward_call {
       if (dq != to) std::copy_n(dq, count * stride(), to);
     }
     if (spread) {
-      if (s.spread.full()) s.spread.flush(k, part.d_keys);
-      s.spread.collect(k, s.choice, number, forward.scores_of_ranks(), forward.sign(), one.past,
+      if (s.spread.full()) s.spread.flush(k, p.parts[0][part].rows);
+      s.spread.collect(k, s.choice, number, ranks, one.past,
                        in.dq ? d_mean(p, h % shape().group(), one) : nullptr);
     }
-    scatter(k, s.choice, s.near.d_keys, stride(), part.d_keys, part.share_keys);
-    scatter(k, s.choice, s.near.d_values, stride_v(), part.d_values, part.share_values);
+    scatter(k, s.choice, s.near.d_keys, stride(0), p.parts[0][part]);
+    scatter(k, s.choice, s.near.d_values, stride(1), p.parts[1][part]);
   }
 
-  void part_back(const head& p, idx_t b, idx_t kv, idx_t n, execution& exec, int worker) const {
-    const multipole_part<T>& part = p.parts[n];
-    const idx_t rows = shape().keys + panel_width<T>, clusters = most_clusters(), far = clusters + panel_width<T>;
-    const auto clear = [](T* x, idx_t count) {
-      if (x) std::fill_n(x, count, T(0));
-    };
-    clear(part.d_keys, rows * stride()), clear(part.d_values, rows * stride_v());
-    clear(part.share_keys, clusters * stride()), clear(part.share_values, clusters * stride_v());
-    clear(part.far_keys, far * stride()), clear(part.far_values, far * stride_v());
-    scratch s = exec.scratch(worker, [&](arena& memory) { return scratch_layout(memory); });
-    const multipole_keys<T, S> k = forward.clustering().keys_of(p.clustered, b, kv);
+  void part_back(const head& p, idx_t b, idx_t kv, idx_t n, int worker) const {
+    const idx_t clusters = most_clusters();
+    for (const int side : {0, 1}) {
+      const multipole_part<T>& part = p.parts[side][n];
+      const idx_t numbers = gradient(side) ? stride(side) : 0;
+      std::fill_n(part.rows, rows() * numbers, T(0)), std::fill_n(part.share, clusters * numbers, T(0));
+      std::fill_n(part.far, far_rows() * numbers, T(0));
+    }
+    T *const d_keys = p.parts[0][n].rows, *const d_values = p.parts[1][n].rows;
+    scratch s = in.forward.exec.scratch(worker, [&](arena& memory) { return scratch_layout(memory); });
+    const multipole_keys<T, S> k = clustering.keys_of(p, b, kv);
     for (idx_t task = segment_begin(n, tasks(), parts()); task < segment_begin(n + 1, tasks(), parts()); ++task) {
       bool packed = !o().causal;
       for (idx_t h = kv * shape().group(); h < (kv + 1) * shape().group(); ++h)
@@ -218,51 +214,53 @@ struct multipole_backward_call {
             const idx_t begin = task * o().segment;
             s.own.keys.positions = {begin, 1, nullptr};
             s.own.fill(k.key, k.value, 0, std::min(o().segment, keys(b) - begin));
-            s.own.d_keys = part.d_keys ? part.d_keys + begin * stride() : nullptr;
-            s.own.d_values = part.d_values ? part.d_values + begin * stride_v() : nullptr;
+            s.own.d_keys = d_keys ? d_keys + begin * stride(0) : nullptr;
+            s.own.d_values = d_values ? d_values + begin * stride(1) : nullptr;
           }
-          s.choice.rank(k, head_of(in.q, b, h), blocks, count, forward.sign());
+          s.choice.rank(k, head_of(in.q, b, h), blocks, count, ranks.sign);
           for (idx_t c = 0; c < count; ++c) {
             s.choice.choose(k, blocks[c], c);
-            block_back(p, part, k, blocks[c], c, b, h, s);
+            block_back(p, n, k, blocks[c], c, b, h, s);
           }
         });
     }
-    s.spread.flush(k, part.d_keys);
+    s.spread.flush(k, d_keys);
     for (idx_t c = 0; c < clusters && with_far(); ++c) {
-      const T count = p.clustered.clusters.sums.counts[c];
+      const T count = p.clusters.sums.counts[c];
       if (c >= o().segments(keys(b)) * o().clusters || !(count > T(0))) continue;
-      const auto divide = [&](const T* from, T* to, idx_t numbers) {
-        for (idx_t d = 0; from && d < numbers; ++d) to[c * numbers + d] += from[c * numbers + d] / count;
-      };
-      divide(part.far_keys, part.share_keys, stride());
-      divide(part.far_values, part.share_values, stride_v());
+      for (const int side : {0, 1}) {
+        const multipole_part<T>& part = p.parts[side][n];
+        const idx_t numbers = part.far ? stride(side) : 0;
+        for (idx_t d = c * numbers; d < (c + 1) * numbers; ++d) part.share[d] += part.far[d] / count;
+      }
     }
   }
 
   // Keys --------------------------------------------------------------------------------------------------------------
 
-  /// Adds up the parts for keys [begin, end), into the first one, and stores the result.
-  void store_keys(const head& p, idx_t b, idx_t kv, idx_t begin, idx_t end) const {
-    const multipole_keys<T, S> k = forward.clustering().keys_of(p.clustered, b, kv);
+  static constexpr idx_t key_step = 512;
+
+  /// Adds up the parts for some keys, into the first one, and stores the result.
+  void store_keys(const head& p, idx_t b, idx_t kv, idx_t step, int) const {
+    const idx_t begin = step * key_step, end = std::min(begin + key_step, shape().keys);
+    const multipole_keys<T, S> k = clustering.keys_of(p, b, kv);
     const idx_t clustered = o().clusters > 0 ? o().segments(keys(b)) * o().segment_keys(keys(b)) : 0;
-    const auto store = [&](const tensor_view<S>& to, T* multipole_part<T>::*sums, T* multipole_part<T>::*share,
-                           idx_t numbers, T factor) {
-      if (!to) return;
+    for (const int side : {0, 1}) {
+      if (!gradient(side)) continue;
+      const idx_t numbers = stride(side);
+      const multipole_part<T>* const all = p.parts[side];
       for (idx_t j = begin; j < std::min(end, keys(b)); ++j) {
-        T* const row = p.parts[0].*sums + j * numbers;
+        T* const row = all[0].rows + j * numbers;
         for (idx_t n = 0; n < parts(); ++n) {
-          const multipole_part<T>& part = p.parts[n];
-          for (idx_t d = 0; n > 0 && d < numbers; ++d) row[d] += (part.*sums)[j * numbers + d];
+          for (idx_t d = 0; n > 0 && d < numbers; ++d) row[d] += all[n].rows[j * numbers + d];
           if (j >= clustered) continue;
-          const T* const of_cluster = part.*share + k.cluster_of(j) * numbers;
+          const T* const of_cluster = all[n].share + k.cluster_of(j) * numbers;
           for (idx_t d = 0; d < numbers; ++d) row[d] += of_cluster[d];
         }
       }
-      store_gradient_rows(p.parts[0].*sums, numbers, factor, head_of(to, b, kv), begin, end, keys(b), in.accumulate);
-    };
-    store(in.dk, &multipole_part<T>::d_keys, &multipole_part<T>::share_keys, stride(), in.terms().scale);
-    store(in.dv, &multipole_part<T>::d_values, &multipole_part<T>::share_values, stride_v(), T(1));
+      store_gradient_rows(all[0].rows, numbers, side ? T(1) : in.terms().scale, head_of(gradient(side), b, kv), begin,
+                          end, keys(b), in.accumulate);
+    }
   }
 
   T* d_mean(const head& p, idx_t of_group, const query_block& one) const {
@@ -271,9 +269,9 @@ struct multipole_backward_call {
 
   /// Adds the gradients of the mean queries to those of their queries, which may themselves see no key, and stores
   /// these; zeros for padding.
-  void store_queries(const head& p, idx_t b, idx_t h) const {
+  void store_queries(const head& p, idx_t b, idx_t kv, idx_t of_group, int) const {
+    const idx_t h = kv * shape().group() + of_group;
     const idx_t blind = o().causal ? std::clamp<idx_t>(queries(b) - keys(b), 0, queries(b)) : 0;
-    const idx_t of_group = h % shape().group();
     T* const rows = p.d_queries + of_group * shape().queries * stride();
     std::fill_n(rows, blind * stride(), T(0));
     for (idx_t task = 0; task < tasks(); ++task)
@@ -291,37 +289,32 @@ struct multipole_backward_call {
                          in.accumulate);
   }
 
-  void run_wave(const wave<head>& w) const {
-    constexpr idx_t step_keys = 512;
-    const idx_t heads = shape().kv_heads;
-    const auto clusters = forward.clustering();
-    clusters.run(w);
-    if (with_far())
-      for_each_head(w, heads, 1, [&](const head& p, idx_t b, idx_t, idx_t, int) {
-        const idx_t rows = o().segments(keys(b)) * o().clusters;
-        const auto& sums = p.clustered.clusters.sums;
-        backward_keys<T> far = p.far;
-        if (rows > 0)
-          far.fill(matrix_view<const T>{clusters.mean(p.clustered, 0), rows, shape().dim, sums.stride, 1},
-                   matrix_view<const T>{clusters.value_mean(p.clustered, 0), rows, shape().dim_v, sums.stride_v, 1}, 0,
-                   rows);
-      });
-    for_each_head(w, heads, parts(), [&](const head& p, idx_t b, idx_t kv, idx_t n, int worker) {
-      part_back(p, b, kv, n, w.exec, worker);
-    });
-    for_each_head(w, heads, ceil_div(shape().keys, step_keys), [&](const head& p, idx_t b, idx_t kv, idx_t n, int) {
-      store_keys(p, b, kv, n * step_keys, std::min((n + 1) * step_keys, shape().keys));
-    });
-    for_each_head(w, heads, in.dq ? shape().group() : 0, [&](const head& p, idx_t b, idx_t kv, idx_t g, int) {
-      store_queries(p, b, kv * shape().group() + g);
-    });
+  /// Packs the means of the clusters.
+  void pack_far(const head& p, idx_t b, idx_t, idx_t, int) const {
+    const idx_t rows = o().segments(keys(b)) * o().clusters;
+    const auto& sums = p.clusters.sums;
+    backward_keys<T> far = p.far_back;
+    if (rows > 0)
+      far.fill(matrix_view<const T>{clustering.mean(p, 0), rows, shape().dim, sums.stride, 1},
+               matrix_view<const T>{clustering.value_mean(p, 0), rows, shape().dim_v, sums.stride_v, 1}, 0, rows);
   }
 
-  void run(execution& exec) const {
+  void run_wave(const wave<head>& w) const {
+    using self = multipole_backward_call;
+    const auto each = [&](idx_t steps, auto step) { for_each_head(w, shape().kv_heads, steps, *this, step); };
+    clustering.run(w);
+    if (with_far()) each(1, &self::pack_far);
+    each(parts(), &self::part_back);
+    each(ceil_div(shape().keys, key_step), &self::store_keys);
+    each(in.dq ? shape().group() : 0, &self::store_queries);
+  }
+
+  void run() const {
     if (!in.dq && !in.dk && !in.dv) return;
     const idx_t item_heads = shape().batch * shape().kv_heads;
     for_each_wave(
-        exec, item_heads, [&](arena& memory) { return layout(memory); }, [&](const wave<head>& w) { run_wave(w); });
+        in.forward.exec, item_heads, [&](arena& memory) { return layout(memory); },
+        [&](const wave<head>& w) { run_wave(w); });
   }
 };
 

@@ -4,6 +4,7 @@
 
 #include <attn/low_rank/detail/attention_call.hpp>
 #include <attn/low_rank/detail/multipole_block.hpp>
+#include <attn/softmax/detail/softmax_call.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
@@ -16,25 +17,27 @@ struct multipole_head {
   T* far_logs = nullptr;  // [segments * clusters]
 };
 
-/// The clusters in the shared memory of a key head, which may have further members.
-template <class Head>
-const auto& clustered_of(const Head& p) {
-  if constexpr (requires { p.clustered; })
-    return p.clustered;
-  else
-    return p;
-}
-
-/// Clusters keys, in steps whose tasks are independent. Forward and backward passes alike.
+/// The keys of a call, and how they are clustered: in steps whose tasks are independent. Forward and backward passes
+/// alike.
 template <class S>
 struct multipole_clustering {
   using T = compute_type<S>;
 
-  const multipole_settings& o;
+  multipole_settings o;
   tensor_view<const S> k, v;
   tensor_view<const idx_t, 3> assignment;
   attention_shape shape;
   sequence_lengths lengths;
+
+  /// Multiplications and additions, roughly.
+  double operations() const {
+    const double queries = static_cast<double>(shape.queries), keys = static_cast<double>(shape.keys),
+                 clusters = static_cast<double>(o.segments(shape.keys) * o.clusters),
+                 own = o.causal ? static_cast<double>(std::min(o.segment, shape.keys)) : 0;
+    const double taken = static_cast<double>(multipole_block<T>::most_taken(o, shape.keys));
+    return shape.operations_per_score() * (queries * (taken + clusters + own) + keys * queries / 64) +
+           keys * static_cast<double>(shape.batch * shape.kv_heads * o.clusters * (o.iterations + 1) * shape.dim);
+  }
 
   idx_t most_segments() const { return o.segments(shape.keys); }
   /// Whether any block sees clusters that lost no key, or chooses among clusters.
@@ -56,7 +59,7 @@ struct multipole_clustering {
     return {o, p.clusters, p.members, head_of(k, b, kv), head_of(v, b, kv), p.far_logs, p.far.keys};
   }
 
-  /// Key heads are counted over all batch items: b * kv_heads + kv.
+  /// Key heads are counted over all batch items: b * kv_heads + kv. A Head is a multipole_head.
   template <class Head>
   void run(const wave<Head>& w) const {
     constexpr idx_t pack_step = 512;
@@ -68,23 +71,23 @@ struct multipole_clustering {
       });
     };
     if (most_segments() == 0) return;
-    w.for_each(ceil_div(shape.keys, pack_step), [&](idx_t item_head, const Head& p, idx_t step, int) {
+    w.for_each(ceil_div(shape.keys, pack_step), [&](idx_t item_head, const multipole_head<T>& p, idx_t step, int) {
       const idx_t begin = step * pack_step, n = std::min(pack_step, lengths.keys(item(item_head)) - begin);
       const auto rows = key(item_head);
       if (n > 0)
         pack_panels_across<T>([&](idx_t j) { return rows.row(begin + j); }, n, shape.dim, rows.col_stride,
-                              clustered_of(p).clusters.panels + begin * shape.dim);
+                              p.clusters.panels + begin * shape.dim);
     });
     const auto each_segment = [&](const auto& body) {
-      w.for_each(most_segments(), [&](idx_t item_head, const Head& p, idx_t segment, int worker) {
+      w.for_each(most_segments(), [&](idx_t item_head, const multipole_head<T>& p, idx_t segment, int worker) {
         const idx_t n = lengths.keys(item(item_head));
-        if (segment < o.segments(n)) body(item_head, clustered_of(p).clusters, n, segment, worker);
+        if (segment < o.segments(n)) body(item_head, p.clusters, n, segment, worker);
       });
     };
     const auto each_part = [&](const auto& body) {
-      w.for_each(o.parts(shape.keys), [&](idx_t item_head, const Head& p, idx_t part, int worker) {
+      w.for_each(o.parts(shape.keys), [&](idx_t item_head, const multipole_head<T>& p, idx_t part, int worker) {
         const idx_t n = lengths.keys(item(item_head));
-        if (part < o.parts(n)) body(item_head, clustered_of(p).clusters, n, part, worker);
+        if (part < o.parts(n)) body(item_head, p.clusters, n, part, worker);
       });
     };
     const auto iterates = [&](idx_t n) { return multipole_clusters<T>::iterates(o, n); };
@@ -109,8 +112,7 @@ struct multipole_clustering {
         });
       }
     }
-    w.for_each(1, [&](idx_t item_head, const Head& whole, idx_t, int) {
-      const multipole_head<T>& p = clustered_of(whole);
+    w.for_each(1, [&](idx_t item_head, const multipole_head<T>& p, idx_t, int) {
       const idx_t n = lengths.keys(item(item_head)), rows = o.segments(n) * o.clusters;
       p.clusters.sum_before(o, key(item_head), n);
       p.members.fill(o, p.clusters, n);
@@ -150,27 +152,12 @@ template <class S>
 struct multipole_call {
   using T = compute_type<S>;
 
-  attention_views<S> views;
-  multipole_settings o;
-  tensor_view<const idx_t, 3> assignment;
-  std::span<const T> sinks;
-  tensor_view<T, 3> lse, maximum{};  // as in softmax_inputs; of the same strides
-  score_terms<T, no_score> terms;
+  const softmax_call<S, no_score>& in;
+  multipole_clustering<S> clustering;
+  const multipole_settings& o = clustering.o;
+  rank_scores<T> ranks = rank_scores<T>::of(in.terms);
 
-  const attention_shape& shape() const { return views.shape; }
-  multipole_clustering<S> clustering() const { return {o, views.k, views.v, assignment, shape(), views.lengths}; }
-  rank_scores<T> scores_of_ranks() const { return {std::abs(terms.scale), terms.softcap}; }
-  T sign() const { return terms.scale < T(0) ? T(-1) : terms.scale > T(0) ? T(1) : T(0); }
-
-  /// Multiplications and additions, roughly.
-  double operations() const {
-    const double queries = static_cast<double>(shape().queries), keys = static_cast<double>(shape().keys),
-                 clusters = static_cast<double>(o.segments(shape().keys) * o.clusters),
-                 own = o.causal ? static_cast<double>(std::min(o.segment, shape().keys)) : 0;
-    const double taken = static_cast<double>(multipole_block<T>::most_taken(o, shape().keys));
-    return shape().operations_per_score() * (queries * (taken + clusters + own) + keys * queries / 64) +
-           keys * static_cast<double>(shape().batch * shape().kv_heads * o.clusters * (o.iterations + 1) * shape().dim);
-  }
+  const attention_shape& shape() const { return in.shape; }
 
   struct scratch {
     multipole_block<T> choice;
@@ -197,13 +184,13 @@ struct multipole_call {
   void attend_block(const multipole_keys<T, S>& k, const packed_keys<T>& far, const query_block& one, idx_t b, idx_t h,
                     scratch& s) const {
     pack_near(k, s.choice, s.near);
-    auto far_terms = terms.for_head(b, 0, 0), near_terms = far_terms;
+    auto far_terms = in.terms.for_head(b, 0, 0), near_terms = far_terms;
     far_terms.counts = {s.choice.far_logs, s.choice.far, 0};
     if (s.choice.slots > 0) near_terms.counts = {s.choice.logs, s.choice.slots, 0};
-    const idx_t shift = views.lengths.keys(b) - views.lengths.queries(b);
+    const idx_t shift = in.shift(b);
     for (idx_t i = one.begin; i < one.end; i += max_rows) {
       const idx_t count = std::min(max_rows, one.end - i);
-      s.rows.begin(head_of(views.q, b, h), {i, 1, nullptr}, count, terms.query_factor());
+      s.rows.begin(in.query(b, h), {i, 1, nullptr}, count, in.terms.query_factor());
       const auto see = [&](idx_t slots) { std::fill_n(s.rows.ranges, count, key_range{0, slots}); };
       if (s.choice.far > 0) {
         see(s.choice.far);
@@ -213,20 +200,19 @@ struct multipole_call {
       attend(s.rows, s.near, near_terms);
       if (o.causal) {
         for (idx_t r = 0; r < count; ++r) s.rows.ranges[r] = {0, i + r + shift + 1 - one.past};
-        attend(s.rows, s.own, terms);
+        attend(s.rows, s.own, in.terms);
       }
-      finish(s.rows, head_of(views.out, b, h), per_head(sinks, h), row_of(lse, b, h), lse.stride(2),
-             row_of(maximum, b, h));
+      in.finish(s.rows, b, h);
     }
   }
 
   void run_task(const multipole_head<T>& p, idx_t b, idx_t h, idx_t task, scratch& s) const {
-    const idx_t n = views.lengths.keys(b), queries = views.lengths.queries(b);
-    const multipole_keys<T, S> k = clustering().keys_of(p, b, h / shape().group());
+    const idx_t n = in.lengths.keys(b), queries = in.lengths.queries(b);
+    const multipole_keys<T, S> k = clustering.keys_of(p, b, h / shape().group());
     if (task == 0) {
-      clear_rows(head_of(views.out, b, h), idx_t(0), o.causal ? std::clamp<idx_t>(queries - n, 0, queries) : 0,
-                 row_of(lse, b, h), lse.stride(2));
-      clear_padding(views, b, h, 0, shape().queries, lse);
+      clear_rows(in.result(b, h), idx_t(0), o.causal ? std::clamp<idx_t>(queries - n, 0, queries) : 0,
+                 row_of(in.lse, b, h), in.lse.stride(2));
+      in.clear_padding(b, h);
     }
     bool packed = !o.causal;
     multipole_blocks{o, n, queries}.visit_task(task, [&](const query_block* blocks, idx_t count) {
@@ -236,27 +222,26 @@ struct multipole_call {
         s.own.positions = {begin, 1, nullptr};
         s.own.pack(k.key, k.value, 0, std::min(o.segment, n - begin));
       }
-      s.choice.rank(k, head_of(views.q, b, h), blocks, count, sign());
+      s.choice.rank(k, in.query(b, h), blocks, count, ranks.sign);
       for (idx_t c = 0; c < count; ++c) {
         s.choice.choose(k, blocks[c], c);
-        s.choice.leave(k, blocks[c], c, scores_of_ranks());
+        s.choice.leave(k, blocks[c], c, ranks);
         attend_block(k, p.far, blocks[c], b, h, s);
       }
     });
   }
 
-  void run(execution& exec) const {
-    const auto limit = exec.limit_threads({.operations = operations()});
-    const auto clusters = clustering();
+  void run() const {
+    const auto limit = in.exec.limit_threads({.operations = clustering.operations()});
     const idx_t group = shape().group();
     const idx_t tasks = std::max<idx_t>(1, multipole_blocks::tasks(o, shape().keys, shape().queries));
     for_each_wave(
-        exec, shape().batch * shape().kv_heads, [&](arena& memory) { return clusters.layout(memory); },
+        in.exec, shape().batch * shape().kv_heads, [&](arena& memory) { return clustering.layout(memory); },
         [&](const wave<multipole_head<T>>& w) {
-          clusters.run(w);
+          clustering.run(w);
           // In causal calls the last tasks are the longest: they go first.
           w.for_each(tasks * group, [&](idx_t item_head, const multipole_head<T>& p, idx_t step, int worker) {
-            auto s = exec.scratch(worker, [&](arena& memory) { return layout(memory); });
+            auto s = in.exec.scratch(worker, [&](arena& memory) { return layout(memory); });
             const idx_t b = item_head / shape().kv_heads, h = item_head % shape().kv_heads * group + step % group;
             run_task(p, b, h, tasks - 1 - step / group, s);
           });

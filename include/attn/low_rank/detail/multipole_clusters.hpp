@@ -113,14 +113,6 @@ void nearest_centres(const cluster_scratch<T>& s, idx_t clusters, idx_t dim, con
   }
 }
 
-/// Draws `clusters` different numbers below `keys` into s.drawn.
-template <class T>
-void draw_keys(const cluster_scratch<T>& s, idx_t clusters, idx_t keys, std::uint64_t seed, idx_t segment) {
-  random_numbers random(seed, static_cast<std::uint64_t>(segment));
-  std::iota(s.drawn, s.drawn + keys, idx_t(0));
-  for (idx_t c = 0; c < clusters; ++c) std::swap(s.drawn[c], s.drawn[c + random.below(keys - c)]);
-}
-
 /// The clusters of one head of keys: `segments` of them, one after the other.
 template <class T>
 struct multipole_clusters {
@@ -153,7 +145,9 @@ struct multipole_clusters {
   void start(const multipole_settings& o, const matrix_view<const S>& k, idx_t keys, idx_t segment, idx_t number,
              const cluster_scratch<T>& s) const {
     const idx_t size = o.segment_keys(keys);
-    draw_keys(s, o.clusters, size, o.seed, number);
+    random_numbers random(o.seed, static_cast<std::uint64_t>(number));
+    std::iota(s.drawn, s.drawn + size, idx_t(0));
+    for (idx_t c = 0; c < o.clusters; ++c) std::swap(s.drawn[c], s.drawn[c + random.below(size - c)]);
     T* const to = centres + segment * o.clusters * sums.stride;
     std::fill_n(to, o.clusters * sums.stride, T(0));
     for (idx_t c = 0; c < o.clusters; ++c) add_row(to + c * sums.stride, k, segment * size + s.drawn[c]);

@@ -8,6 +8,7 @@
 
 #include <attn/low_rank/detail/multipole_clusters.hpp>
 #include <attn/softmax/detail/score_loops.hpp>
+#include <attn/softmax/detail/score_terms.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
@@ -16,7 +17,11 @@ template <class T>
 struct rank_scores {
   T scale = T(1);
   std::optional<T> softcap{};
+  T sign = T(1);
 
+  static rank_scores of(const score_terms<T, no_score>& terms) {
+    return {std::abs(terms.scale), terms.softcap, terms.scale < T(0) ? T(-1) : terms.scale > T(0) ? T(1) : T(0)};
+  }
   /// What differences of scores are multiplied by, for base 2.
   T factor() const { return softcap ? log2_e<T> : scale * log2_e<T>; }
   T of(T rank, T offset) const { return softcap ? *softcap * std::tanh((rank + offset) * (scale / *softcap)) : rank; }

@@ -16,14 +16,6 @@ struct columns_of_keys {
   ATTN_INLINE T at(int m, idx_t k) const { return data[k * stride + m]; }
 };
 
-/// Rows of numbers, as the left operand with these rows.
-template <class T>
-struct rows_of_blocks {
-  const T* data;
-  idx_t stride;
-  ATTN_INLINE T at(int m, idx_t k) const { return data[m * stride + k]; }
-};
-
 /// Scratch of one worker. Blocks are collected, also of several query heads, so that keys and their gradients are read
 /// once for all of them.
 template <class T>
@@ -65,7 +57,7 @@ struct spread_backward {
   /// clusters' scores.
   template <class S>
   void collect(const multipole_keys<T, S>& k, const multipole_block<T>& c, idx_t b, const rank_scores<T>& scores,
-               T sign, idx_t past, T* d_mean) {
+               idx_t past, T* d_mean) {
     pasts[blocks] = past, d_means[blocks] = d_mean;
     T* const d = d_ranks + blocks * stride;
     for (idx_t cluster = 0; cluster < k.o.clusters_before(past); ++cluster) {
@@ -96,7 +88,7 @@ struct spread_backward {
     c.probes.block_mean(b, mean);
     for (idx_t n = 0; n < padded; ++n)
       means[n / panel_width<T> * most * panel_width<T> + blocks * panel_width<T> + n % panel_width<T>] =
-          n < dim ? mean[n] * sign : T(0);
+          n < dim ? mean[n] * scores.sign : T(0);
     ++blocks;
   }
 
@@ -139,7 +131,6 @@ struct spread_backward {
         with_tile_height(std::min<idx_t>(tile_rows, blocks - b), [&](auto M) {
           packet<T> sums[M.value * 2];
           unroll<M.value * 2>([&](auto n) { sums[n] = zero<T>(); });
-          const rows_of_blocks<T> d{d_ranks + b * stride, stride};
           for (idx_t j = begin; j < end; ++j) {
             const S* const row = k.key.row(j) + col * k.key.col_stride;
             const packet<T> low = load_part<T>(row, k.key.col_stride, dim - col);
@@ -148,7 +139,7 @@ struct spread_backward {
                     ? load_part<T>(row + width<T> * k.key.col_stride, k.key.col_stride, dim - col - width<T>)
                     : zero<T>();
             unroll<M.value>([&](auto m) {
-              const packet<T> one = broadcast<T>(d.at(m, j));
+              const packet<T> one = broadcast<T>(d_ranks[(b + m) * stride + j]);
               sums[2 * m] = fma(one, low, sums[2 * m]), sums[2 * m + 1] = fma(one, high, sums[2 * m + 1]);
             });
           }

@@ -22,7 +22,8 @@ struct nystrom_backward_call {
   tensor_view<T, 2> d_convolution;
   bool accumulate;
 
-  inverse_kind<T> kind{};
+  execution& exec = forward.exec;
+  landmark_inverse<T> kind = forward.inverse;
   T* inner = nullptr;  // [batch * heads]: gradients by the start of the iteration, which the whole batch shares
   idx_t highest = -1;  // the head, of all items, with its largest column
   idx_t last = -1;     // the key head with that head, which comes last
@@ -51,15 +52,24 @@ struct nystrom_backward_call {
                                        shape().dim_v);
   }
 
-  /// Packs what queries attend to: K' or all keys, and the values of every query head.
-  void pack_keys(head& p, idx_t b, idx_t kv) const {
+  // The steps of a wave, in order: step(head, batch item, its key head, number of the step, worker).
+
+  void average(const head& p, idx_t b, idx_t kv, idx_t step, int worker) const {
+    forward.average(p.forward, b, kv, step, worker);
+  }
+  void attend_part(const head& p, idx_t b, idx_t kv, idx_t n, int worker) const {
+    forward.attend_part(p.forward, b, kv, n, worker);
+  }
+  /// Packs what queries attend to: K' or all keys; then the values of every query head.
+  void pack_keys(head& p, idx_t b, idx_t kv, idx_t, int) const {
+    forward.merge_parts(p.forward, b, kv, 0, 0);
     const landmark_list& seen = *p.forward.seen;
     if (plan().few_keys(b))
       p.keys.pack(head_of(forward.views.k, b, kv), seen.count, factor(), seen.map());
     else if (!plan().few_queries(b))
       p.keys.pack(matrix_view<const T>{p.forward.keys, m(), shape().dim, shape().dim, 1}, seen.count, factor());
   }
-  void prepare(const head& p, idx_t b, idx_t kv, idx_t g, execution& exec, int worker) const {
+  void prepare(const head& p, idx_t b, idx_t kv, idx_t g, int worker) const {
     query_data& one = p.query_heads[g];
     const landmark_list& seen = *p.forward.seen;
     if (plan().few_keys(b))
@@ -81,7 +91,9 @@ struct nystrom_backward_call {
   }
 
   /// The queries of one part.
-  void queries_back(const head& p, idx_t b, idx_t h, idx_t g, idx_t part, execution& exec, int worker) const {
+  void queries_back(const head& p, idx_t b, idx_t kv, idx_t step, int worker) const {
+    const idx_t g = step / query_parts(), part = step % query_parts(), h = kv * shape().group() + g;
+    if (queries_are_landmarks(b)) return;
     const query_data& one = p.query_heads[g];
     const idx_t queries = lengths().queries(b), end = segment_begin(part + 1, queries, query_parts());
     one.d_values.clear(part), one.d_keys.clear(part);
@@ -99,7 +111,8 @@ struct nystrom_backward_call {
   }
 
   /// Adds up the parts, then the backward pass of the inverse.
-  void inverse_back(const head& p, idx_t b, idx_t h, idx_t g, execution& exec, int worker) const {
+  void inverse_back(const head& p, idx_t b, idx_t kv, idx_t g, int worker) const {
+    const idx_t h = kv * shape().group() + g;
     query_data& one = p.query_heads[g];
     one.d_queries.clear(0);
     if (queries_are_landmarks(b)) return;
@@ -116,10 +129,10 @@ struct nystrom_backward_call {
         matrix_view<const T>{p.forward.queries + g * m() * shape().dim, m(), shape().dim, shape().dim, 1}, m(), w,
         g * m(), d_w, stride_v(), factor());
   }
-  void weights_back(const head& p, idx_t b, idx_t h, idx_t g, execution& exec, int worker) const {
+  void weights_back(const head& p, idx_t b, idx_t kv, idx_t g, int worker) const {
     if (plan().few_keys(b) || plan().few_queries(b) || !scores()) return;
     query_data& one = p.query_heads[g];
-    if (inner && b * shape().heads + h == highest) {
+    if (inner && b * shape().heads + kv * shape().group() + g == highest) {
       T passed = T(0);
       for (idx_t n = 0; n < shape().batch * shape().heads; ++n) passed += inner[n];
       one.add_to_largest_column(-passed / one.norms.column);
@@ -128,7 +141,7 @@ struct nystrom_backward_call {
   }
 
   /// The gradients of K', of all heads of a group; where they are all keys, those of keys and values.
-  void landmark_keys_back(const head& p, idx_t b, idx_t kv) const {
+  void landmark_keys_back(const head& p, idx_t b, idx_t kv, idx_t, int) const {
     const idx_t keys = lengths().keys(b), rows = p.keys.count, group = shape().group();
     const bool few = plan().few_keys(b), tokens = few && lengths().queries(b) > 0;
     if (!plan().few_queries(b) || few)
@@ -157,7 +170,8 @@ struct nystrom_backward_call {
   }
 
   /// The keys and values of one part.
-  void keys_back(const head& p, idx_t b, idx_t kv, idx_t part, execution& exec, int worker) const {
+  void keys_back(const head& p, idx_t b, idx_t kv, idx_t part, int worker) const {
+    if (plan().few_keys(b)) return;
     const idx_t keys = lengths().keys(b), group = shape().group();
     const idx_t begin = segment_begin(plan().part_begin(part), keys, m());
     const idx_t end = segment_begin(plan().part_begin(part + 1), keys, m());
@@ -186,9 +200,9 @@ struct nystrom_backward_call {
           convolution().add_value(b, kv * group + g, at + j, block.values + j * stride_v());
       seen.clear_rows(block.keys, count, stride()), seen.clear_rows(block.values, count, stride_v());
       if (dk)
-        store_gradient_rows(block.keys, stride(), T(1), rows_from(head_of(dk, b, kv), at), 0, count, count, accumulate);
+        store_gradient_rows(block.keys, stride(), T(1), from_row(head_of(dk, b, kv), at), 0, count, count, accumulate);
       if (dv)
-        store_gradient_rows(block.values, stride_v(), T(1), rows_from(head_of(dv, b, kv), at), 0, count, count,
+        store_gradient_rows(block.values, stride_v(), T(1), from_row(head_of(dv, b, kv), at), 0, count, count,
                             accumulate);
     }
   }
@@ -210,16 +224,17 @@ struct nystrom_backward_call {
         for (idx_t d = 0; d < shape().dim; ++d) rows[d] = rows[d] * scale + sums[d] * share;
     }
   }
-  static matrix_view<S> rows_from(matrix_view<S> x, idx_t begin) {
-    x.data = x.row(begin);
-    return x;
-  }
 
-  /// Queries [begin, end) of one head.
-  void store_queries(const head& p, idx_t b, idx_t h, idx_t g, idx_t begin, idx_t end) const {
+  void merge_queries(const head& p, idx_t b, idx_t, idx_t g, int) const {
+    if (!plan().few_keys(b)) p.query_heads[g].d_queries.merge(forward.terms.scale);
+  }
+  /// A block of queries.
+  void store_queries(const head& p, idx_t b, idx_t kv, idx_t step, int) const {
+    const idx_t blocks = ceil_div(shape().queries, few_rows_block), g = step / blocks, h = kv * shape().group() + g;
+    const idx_t begin = step % blocks * few_rows_block, end = std::min(begin + few_rows_block, shape().queries);
     const idx_t queries = lengths().queries(b), real = std::min(end, queries);
     const query_data& one = p.query_heads[g];
-    const matrix_view<S> to = rows_from(head_of(dq, b, h), begin);
+    const matrix_view<S> to = from_row(head_of(dq, b, h), begin);
     if (queries_are_landmarks(b))
       return store_gradient_rows(one.d_queries.row(std::min(begin, queries)), stride(), T(1), to, 0, end - begin,
                                  std::max<idx_t>(0, real - begin), accumulate);
@@ -230,85 +245,57 @@ struct nystrom_backward_call {
                         accumulate);
   }
 
-  /// Runs all key heads, in waves.
   void run_wave(const wave<head>& w) const {
+    using self = nystrom_backward_call;
     const idx_t heads = shape().kv_heads, group = shape().group(), parts = plan().parts();
-    const idx_t landmark_steps = ceil_div(plan().most_queries(), landmark_step);
-    const idx_t blocks = ceil_div(shape().queries, few_rows_block);
-    const auto for_each = [&](idx_t steps, const auto& body) {
-      w.for_each(steps, [&](idx_t item, head& p, idx_t step, int worker) {
+    const auto each = [&](idx_t steps, auto step) {
+      w.for_each(steps, [&](idx_t item, head& p, idx_t number, int worker) {
         const idx_t n = at_last ? last : item + (last >= 0 && item >= last);
-        body(p, n / heads, n % heads, step, worker);
+        (this->*step)(p, n / heads, n % heads, number, worker);
       });
     };
-    const auto query_head = [&](idx_t kv, idx_t g) { return kv * group + g; };
-    for_each(group * landmark_steps, [&](const head& p, idx_t b, idx_t kv, idx_t step, int) {
-      const idx_t first = step % landmark_steps * landmark_step;
-      if (!plan().few_keys(b))
-        forward.average_queries(p.forward.queries, b, kv, step / landmark_steps, first, first + landmark_step);
-    });
-    for_each(parts, [&](const head& p, idx_t b, idx_t kv, idx_t n, int worker) {
-      if (!plan().few_keys(b)) forward.attend_part(p.forward, b, kv, n, w.exec, worker);
-    });
-    for_each(1, [&](head& p, idx_t b, idx_t kv, idx_t, int) {
-      forward.merge_parts(p.forward, b);
-      pack_keys(p, b, kv);
-    });
-    for_each(group,
-             [&](const head& p, idx_t b, idx_t kv, idx_t g, int worker) { prepare(p, b, kv, g, w.exec, worker); });
-    for_each(group * query_parts(), [&](const head& p, idx_t b, idx_t kv, idx_t step, int worker) {
-      const idx_t g = step / query_parts();
-      if (!queries_are_landmarks(b)) queries_back(p, b, query_head(kv, g), g, step % query_parts(), w.exec, worker);
-    });
-    for_each(group, [&](const head& p, idx_t b, idx_t kv, idx_t g, int worker) {
-      inverse_back(p, b, query_head(kv, g), g, w.exec, worker);
-    });
-    for_each(group, [&](const head& p, idx_t b, idx_t kv, idx_t g, int worker) {
-      weights_back(p, b, query_head(kv, g), g, w.exec, worker);
-    });
-    for_each(1, [&](const head& p, idx_t b, idx_t kv, idx_t, int) { landmark_keys_back(p, b, kv); });
-    for_each(parts, [&](const head& p, idx_t b, idx_t kv, idx_t n, int worker) {
-      if (!plan().few_keys(b)) keys_back(p, b, kv, n, w.exec, worker);
-    });
+    each(group * ceil_div(plan().most_queries(), landmark_step), &self::average);
+    each(parts, &self::attend_part);
+    each(1, &self::pack_keys);
+    each(group, &self::prepare);
+    each(group * query_parts(), &self::queries_back);
+    each(group, &self::inverse_back);
+    each(group, &self::weights_back);
+    each(1, &self::landmark_keys_back);
+    each(parts, &self::keys_back);
     if (!dq) return;
-    for_each(group, [&](const head& p, idx_t b, idx_t, idx_t g, int) {
-      if (!plan().few_keys(b)) p.query_heads[g].d_queries.merge(forward.terms.scale);
-    });
-    for_each(group * blocks, [&](const head& p, idx_t b, idx_t kv, idx_t step, int) {
-      const idx_t g = step / blocks, begin = step % blocks * few_rows_block;
-      store_queries(p, b, query_head(kv, g), g, begin, std::min(begin + few_rows_block, shape().queries));
-    });
+    each(group, &self::merge_queries);
+    each(group * ceil_div(shape().queries, few_rows_block), &self::store_queries);
   }
 
-  void run_waves(execution& exec, idx_t item_heads) {
+  void run_waves(idx_t item_heads) {
     for_each_wave(
         exec, item_heads, [&](arena& memory) { return head::layout(memory, plan(), query_parts(), kind, bool(dq)); },
         [&](const wave<head>& w) { run_wave(w); });
   }
 
-  void run(execution& exec) {
+  void run() {
     const auto limit = exec.limit_threads({.operations = 3 * forward.operations()});
     if (d_convolution) convolution().store_weights(d_convolution, accumulate, exec);
     if (!scores() && !dv) return;
-    kind = {.exact = forward.inverse.exact, .iterations = forward.inverse.iterations, .cutoff = forward.inverse.cutoff};
     const idx_t item_heads = shape().batch * shape().kv_heads;
-    if (!forward.whole_batch) return run_waves(exec, item_heads);
+    if (!forward.whole_batch) return run_waves(item_heads);
     const idx_t heads = shape().batch * shape().heads;
     const auto passed = exec.workspace([&](arena& memory) { return memory.allocate<T>(heads); });
     inner = *passed;
     std::fill_n(inner, heads, T(0));
     kind.norms.emplace();
-    const start_norms<T>* const norms = forward.head_norms(exec);
+    const start_norms<T>* const norms = forward.head_norms();
     for (idx_t n = 0; n < heads; ++n) {
       if (norms[n].column > kind.norms->column) highest = n;
       kind.norms->raise(norms[n]);
     }
-    if (highest < 0) return run_waves(exec, item_heads);
+    if (highest < 0) return run_waves(item_heads);
     // The key head with the largest column of all comes last, because the gradients of the others' starts go to it.
     last = highest / shape().group();
-    run_waves(exec, item_heads - 1);
+    run_waves(item_heads - 1);
     at_last = true;
-    run_waves(exec, 1);
+    run_waves(1);
   }
 };
 

@@ -20,6 +20,7 @@ struct nystrom_call {
   score_terms<T, no_score> terms;
   landmark_inverse<T> inverse;
   bool whole_batch;  // the iteration starts from the norms of all heads of all batch items
+  execution& exec;
 
   idx_t m() const { return plan.landmarks; }
   const attention_shape& shape() const { return plan.shape; }
@@ -36,8 +37,16 @@ struct nystrom_call {
     segment_means(head_of(views.k, b, kv), plan.lengths.keys(b), m(), first, last, keys, plan.seen, b);
   }
 
+  // The steps of a wave, in order: step(head, batch item, its key head, number of the step, worker).
+
+  /// Some landmarks of the queries.
+  void average(const head& p, idx_t b, idx_t kv, idx_t step, int) const {
+    const idx_t group = shape().group(), first = step / group * landmark_step;
+    if (!plan.few_keys(b)) average_queries(p.queries, b, kv, step % group, first, first + landmark_step);
+  }
   /// softmax(Q' K^T) V over one part of the keys, and the landmarks of these keys in the same pass.
-  void attend_part(const head& p, idx_t b, idx_t kv, idx_t n, execution& exec, int worker) const {
+  void attend_part(const head& p, idx_t b, idx_t kv, idx_t n, int worker) const {
+    if (plan.few_keys(b)) return;
     const idx_t rows = shape().group() * plan.query_landmarks(b), keys = plan.lengths.keys(b);
     const idx_t last = plan.part_begin(n + 1), end = segment_begin(last, keys, m());
     const matrix_view<const S> key = head_of(views.k, b, kv), value = head_of(views.v, b, kv);
@@ -46,13 +55,17 @@ struct nystrom_call {
     to.rows = rows;
     to.clear();
     packed_keys<P> packed;
-    const auto queries = exec.scratch(worker, [&](arena& memory) {
+    const idx_t blocks = ceil_div(rows, max_rows);  // of the landmarks of all query heads
+    row_block<P>* const queries = exec.scratch(worker, [&](arena& memory) {
       packed = packed_keys<P>::layout(memory, std::min(key_step, shape().keys), shape().dim, shape().dim_v);
-      return landmark_rows<P>::layout(memory, rows, shape().dim, shape().dim_v);
+      return memory.allocate_list(
+          blocks, [&](arena& m) { return row_block<P>::layout(m, shape().dim, shape().dim_v); });
     });
     auto masked = terms;  // that of a block with hidden keys
     masked.mask = plan.seen.mask, masked.batch = b;
-    queries.begin({p.queries, rows, shape().dim, shape().dim, 1}, terms.query_factor());
+    for (idx_t i = 0; i < blocks; ++i)
+      queries[i].begin(matrix_view<const T>{p.queries, rows, shape().dim, shape().dim, 1}, {i * max_rows, 1, nullptr},
+                       std::min(max_rows, rows - i * max_rows), terms.query_factor());
     for (idx_t at = segment_begin(landmark, keys, m()); at < end; at += key_step) {
       const idx_t count = std::min(key_step, end - at);
       // Reads the rows just before they are packed, so that memory is read once for both.
@@ -63,13 +76,18 @@ struct nystrom_call {
       // Prefetching here and for the queries saves 4 % of the call on one Zen 4 core.
       row_prefetcher<1, cache_level::first>(key, at + count, end).next(key_step);
       row_prefetcher<1, cache_level::first>(value, at + count, end).next(key_step);
-      queries.attend(packed, count, plan.seen.range(b, at, at + count) ? masked : terms);
+      const bool hides = bool(plan.seen.range(b, at, at + count));
+      for (idx_t i = 0; i < blocks; ++i) {
+        std::fill_n(queries[i].ranges, queries[i].rows, key_range{0, count});
+        attend(queries[i], packed, hides ? masked : terms);
+      }
     }
-    queries.save(to);
+    for (idx_t i = 0; i < blocks; ++i)
+      for (idx_t r = 0; r < queries[i].rows; ++r) to.copy_row(i * max_rows + r, queries[i].state, r);
   }
 
   /// Merges the parts of one head, and moves the landmarks that are seen together.
-  void merge_parts(const head& p, idx_t b) const {
+  void merge_parts(const head& p, idx_t b, idx_t, idx_t, int) const {
     plan.list_seen(b, *p.seen);
     if (plan.few_keys(b)) return;
     for (idx_t n = 1; n < plan.parts(); ++n) p.partial[0].merge(p.partial[n]);
@@ -97,10 +115,19 @@ struct nystrom_call {
     }
   }
 
-  /// Queries [i0, i0 + max_rows) of one head.
-  void attend_rows(const head& p, idx_t b, idx_t h, idx_t i0, execution& exec, int worker) const {
-    const idx_t queries = plan.lengths.queries(b), i1 = std::min(i0 + max_rows, queries),
-                in_group = h % shape().group();
+  void pack_keys(const head& p, idx_t b, idx_t kv, idx_t in_group, int worker) const {
+    if (plan.few_keys(b) && in_group == 0) {
+      p.packed[0].positions = p.seen->map();
+      p.packed[0].pack(head_of(views.k, b, kv), head_of(views.v, b, kv), 0, p.seen->count);
+    } else if (!few_tokens(b)) {
+      inverse.pack(p, in_group, m(), terms, exec, worker);
+    }
+  }
+  /// max_rows queries.
+  void attend_rows(const head& p, idx_t b, idx_t kv, idx_t step, int worker) const {
+    const idx_t row_blocks = ceil_div(shape().queries, max_rows), in_group = step / row_blocks;
+    const idx_t h = kv * shape().group() + in_group, i0 = step % row_blocks * max_rows;
+    const idx_t queries = plan.lengths.queries(b), i1 = std::min(i0 + max_rows, queries);
     const bool few_keys = plan.few_keys(b);
     if (few_keys || !plan.few_queries(b)) {
       row_prefetcher<1, cache_level::first>(head_of(views.q, b, h), i1, queries).next(max_rows);
@@ -123,7 +150,7 @@ struct nystrom_call {
   }
 
   /// The norms of all heads of all items, in shared scratch memory; those of a head that inverts nothing are 0.
-  start_norms<T>* head_norms(execution& exec) const {
+  start_norms<T>* head_norms() const {
     const idx_t item_heads = shape().batch * shape().kv_heads, group = shape().group();
     start_norms<T>* const norms =
         exec.shared_scratch([&](arena& memory) { return memory.allocate<start_norms<T>>(item_heads * group); });
@@ -151,36 +178,22 @@ struct nystrom_call {
     return norms;
   }
   /// The largest of them.
-  start_norms<T> common_norms(execution& exec) const {
-    const start_norms<T>* const norms = head_norms(exec);
+  start_norms<T> common_norms() const {
+    const start_norms<T>* const norms = head_norms();
     start_norms<T> all;
     for (idx_t n = 0; n < shape().batch * shape().heads; ++n) all.raise(norms[n]);
     return all;
   }
 
-  /// Runs all key heads, in waves.
   void run_wave(const wave<head>& w) const {
-    const idx_t group = shape().group(), heads = shape().kv_heads, parts = plan.parts();
-    const idx_t steps = ceil_div(plan.most_queries(), landmark_step), row_blocks = ceil_div(shape().queries, max_rows);
-    for_each_head(w, heads, group * steps, [&](const head& p, idx_t b, idx_t kv, idx_t step, int) {
-      const idx_t first = step % steps * landmark_step;
-      if (!plan.few_keys(b)) average_queries(p.queries, b, kv, step / steps, first, first + landmark_step);
-    });
-    for_each_head(w, heads, parts, [&](const head& p, idx_t b, idx_t kv, idx_t n, int worker) {
-      if (!plan.few_keys(b)) attend_part(p, b, kv, n, w.exec, worker);
-    });
-    for_each_head(w, heads, 1, [&](const head& p, idx_t b, idx_t, idx_t, int) { merge_parts(p, b); });
-    for_each_head(w, heads, group, [&](const head& p, idx_t b, idx_t kv, idx_t in_group, int worker) {
-      if (plan.few_keys(b) && in_group == 0) {
-        p.packed[0].positions = p.seen->map();
-        p.packed[0].pack(head_of(views.k, b, kv), head_of(views.v, b, kv), 0, p.seen->count);
-      } else if (!few_tokens(b)) {
-        inverse.pack(p, in_group, m(), terms, w.exec, worker);
-      }
-    });
-    for_each_head(w, heads, group * row_blocks, [&](const head& p, idx_t b, idx_t kv, idx_t step, int worker) {
-      attend_rows(p, b, kv * group + step / row_blocks, step % row_blocks * max_rows, w.exec, worker);
-    });
+    using self = nystrom_call;
+    const idx_t group = shape().group();
+    const auto each = [&](idx_t steps, auto step) { for_each_head(w, shape().kv_heads, steps, *this, step); };
+    each(group * ceil_div(plan.most_queries(), landmark_step), &self::average);
+    each(plan.parts(), &self::attend_part);
+    each(1, &self::merge_parts);
+    each(group, &self::pack_keys);
+    each(group * ceil_div(shape().queries, max_rows), &self::attend_rows);
   }
 
   double operations() const {
@@ -188,9 +201,9 @@ struct nystrom_call {
            static_cast<double>(shape().queries + shape().keys) * shape().operations_per_score();
   }
 
-  void run(execution& exec) {
+  void run() {
     const auto limit = exec.limit_threads({.operations = operations()});
-    if (whole_batch) inverse.norms = common_norms(exec);
+    if (whole_batch) inverse.norms = common_norms();
     for_each_wave(
         exec, shape().batch * shape().kv_heads, [&](arena& memory) { return head::layout(memory, plan); },
         [&](const wave<head>& w) { run_wave(w); });

@@ -7,15 +7,6 @@
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
-/// Which inverse a call differentiates.
-template <class T>
-struct inverse_kind {
-  bool exact = false;
-  idx_t iterations = 0;
-  double cutoff = 0;
-  std::optional<start_norms<T>> norms{};  // if given, those of the whole batch
-};
-
 /// One query head.
 template <class T>
 struct nystrom_query_head {
@@ -29,7 +20,7 @@ struct nystrom_query_head {
   exact_inverse decomposition{};
 
   static nystrom_query_head layout(arena& memory, const landmark_plan& plan, idx_t query_parts,
-                               const inverse_kind<T>& kind) {
+                               const landmark_inverse<T>& kind) {
     const attention_shape& s = plan.shape;
     const idx_t m = std::min(plan.landmarks, std::max(s.queries, s.keys));
     nystrom_query_head x;
@@ -49,7 +40,7 @@ struct nystrom_query_head {
   /// A^+ W of landmarks Q' and K', of which `seen` are there, W being [m] rows of online softmax from row `first` on,
   /// divided by their sums.
   [[gnu::noinline]] void invert(const T* queries, const T* keys, idx_t seen, const online_softmax<T>& w, idx_t first,
-                                const score_terms<T, no_score>& terms, const inverse_kind<T>& kind, execution& exec,
+                                const score_terms<T, no_score>& terms, const landmark_inverse<T>& kind, execution& exec,
                                 int worker) {
     const idx_t m = values.capacity, cols = values.dim;
     landmark_weights<T> a;
@@ -78,14 +69,7 @@ struct nystrom_query_head {
       z.clear(), b.clear();
       transpose(iterates.z[kind.iterations], z);
       pack_panels<T>([&](idx_t i) { return w.row(first + i); }, 0, m, cols, 1, b.data, b.capacity);
-      panel_product<T>(
-          [&](idx_t r) {
-            return panel_rows<T>{z.at(r, 0), z.capacity * panel_width<T>};
-          },
-          m, b.data, b.capacity, cols, m,
-          [&](idx_t r, idx_t col, const auto& x) {
-            if (r < m) store<T>(product + r * w.stride + col, x);
-          });
+      matrix_product(z, b, T(1), product, w.stride, panel_width<T>);
     }
     values.pack(matrix_view<const T>{product, m, cols, w.stride, 1}, seen, T(1));
   }
@@ -111,8 +95,8 @@ struct nystrom_query_head {
 
   /// From the gradient of A^+ W computes that of W in `d_w` [m][stride] and, where `through_a`, that of A in d_weights.
   /// Returns minus the gradient of each norm by the start of the iteration, times that norm.
-  [[gnu::noinline]] T invert_back(const online_softmax<T>& w, idx_t first, const inverse_kind<T>& kind, bool through_a,
-                                  T* d_w, idx_t stride, execution& exec, int worker) {
+  [[gnu::noinline]] T invert_back(const online_softmax<T>& w, idx_t first, const landmark_inverse<T>& kind,
+                                  bool through_a, T* d_w, idx_t stride, execution& exec, int worker) {
     if (kind.exact) {
       exact_inverse_backward b;
       with_outer<double>(
@@ -121,10 +105,10 @@ struct nystrom_query_head {
             const auto spectrum =
                 b.invert(decomposition, kind.cutoff, static_cast<double>(std::numeric_limits<T>::epsilon()));
             transpose(b.h, b.right);
-            iterative_inverse<double>::product(b.right, d_u, 0.0, 1.0, product);
+            matrix_product(b.right, d_u, 0.0, 1.0, product);
             copy_out(product, d_w, stride);
             if (!through_a) return;
-            iterative_inverse<double>::product(d_u, w_across, 0.0, 1.0, b.d_h);
+            matrix_product(d_u, w_across, 0.0, 1.0, b.d_h);
             b.back(weights, decomposition, kind.cutoff, spectrum);
             copy_out(b.y, d_weights, values.capacity);
           });
@@ -137,10 +121,10 @@ struct nystrom_query_head {
         [&](arena& memory) { b = iterative_inverse_backward<T>::layout(memory, values.capacity); },
         [&](const auto& d_u, const auto& w_across, const auto& product) {
           b.clear();
-          iterative_inverse<T>::product(iterates.z[kind.iterations], d_u, T(0), T(1), product);
+          matrix_product(iterates.z[kind.iterations], d_u, T(0), T(1), product);
           copy_out(product, d_w, stride);
           if (!through_a) return;
-          iterative_inverse<T>::product(d_u, w_across, T(0), T(1), b.d_z);
+          matrix_product(d_u, w_across, T(0), T(1), b.d_z);
           inner = b.back(iterates, norms);
           copy_out(b.d_a, d_weights, values.capacity);
         });
@@ -232,7 +216,7 @@ struct nystrom_backward_head {
   T* d_w = nullptr;        // [group][m][]
 
   static nystrom_backward_head layout(arena& memory, const landmark_plan& plan, idx_t query_parts,
-                                      const inverse_kind<T>& kind, bool with_queries) {
+                                      const landmark_inverse<T>& kind, bool with_queries) {
     const attention_shape& s = plan.shape;
     const idx_t m = std::min(plan.landmarks, std::max(s.queries, s.keys)), stride = sums_stride<T>(s.dim);
     nystrom_backward_head p;

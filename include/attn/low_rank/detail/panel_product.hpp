@@ -57,4 +57,23 @@ void panel_product(Left&& left, idx_t rows, const P* b, idx_t capacity, idx_t co
       });
 }
 
+/// Row r of `to` = factor (x y) for rows r of x; panels of its columns lie `panel` numbers apart.
+template <class T>
+[[gnu::noinline]] void matrix_product(const panel_matrix<T>& x, const panel_matrix<T>& y, T factor, T* to,
+                                      idx_t row_stride, idx_t panel) {
+  const auto left = [&](idx_t r) { return panel_rows<T>{x.at(r, 0), x.capacity * panel_width<T>}; };
+  panel_product<T>(left, x.rows, y.data, y.capacity, y.cols, x.cols, [&](idx_t r, idx_t col, const auto& sum) {
+    if (r < x.rows)
+      store<T>(to + r * row_stride + col / panel_width<T> * panel + col % panel_width<T>,
+               mul(sum, broadcast<T>(factor)));
+  });
+}
+/// c = diagonal + factor x y
+template <class T>
+void matrix_product(const panel_matrix<T>& x, const panel_matrix<T>& y, T diagonal, T factor,
+                    const panel_matrix<T>& c) {
+  matrix_product(x, y, factor, c.data, panel_width<T>, c.capacity * panel_width<T>);
+  for (idx_t i = 0; i < c.rows && diagonal != T(0); ++i) *c.at(i, i) += diagonal;
+}
+
 }}}  // namespace attn::ATTN_ISA::detail

@@ -47,23 +47,6 @@ struct iterative_inverse {
     return x;
   }
 
-  /// Row r of `to` = factor (x y) for rows r of x; panels of its columns lie `panel` numbers apart.
-  [[gnu::noinline]] static void product(const panel_matrix<T>& x, const panel_matrix<T>& y, T factor, T* to,
-                                        idx_t row_stride, idx_t panel) {
-    const auto left = [&](idx_t r) { return panel_rows<T>{x.at(r, 0), x.capacity * panel_width<T>}; };
-    panel_product<T>(left, x.rows, y.data, y.capacity, y.cols, x.cols, [&](idx_t r, idx_t col, const auto& sum) {
-      if (r < x.rows)
-        store<T>(to + r * row_stride + col / panel_width<T> * panel + col % panel_width<T>,
-                 mul(sum, broadcast<T>(factor)));
-    });
-  }
-  /// c = diagonal + factor x y
-  static void product(const panel_matrix<T>& x, const panel_matrix<T>& y, T diagonal, T factor,
-                      const panel_matrix<T>& c) {
-    product(x, y, factor, c.data, panel_width<T>, c.capacity * panel_width<T>);
-    for (idx_t i = 0; i < c.rows && diagonal != T(0); ++i) *c.at(i, i) += diagonal;
-  }
-
   /// `matrix` [m, m] and `values` [m, cols, one row every `stride`]; values become A^+ values, panels rounded up.
   void apply(const T* matrix, const start_norms<T>& norms, idx_t iterations, T* values, idx_t stride) {
     const idx_t m = a.rows;
@@ -72,16 +55,16 @@ struct iterative_inverse {
     for (idx_t i = 0; i < m; ++i)
       for (idx_t j = 0; j < m; ++j) *a.at(i, j) = matrix[i * m + j], *z.at(j, i) = start * matrix[i * m + j];
     for (idx_t n = 0; n < iterations; ++n) {
-      product(a, z, T(0), T(1), az);
+      matrix_product(a, z, T(0), T(1), az);
       for (idx_t k = 0; k < t.size(); ++k) t.data[k] = -az.data[k];
       for (idx_t i = 0; i < m; ++i) *t.at(i, i) += T(7);
-      product(az, t, T(15), T(-1), u);
-      product(az, u, T(13), T(-1), t);
-      product(z, t, T(0), T(0.25), u);
+      matrix_product(az, t, T(15), T(-1), u);
+      matrix_product(az, u, T(13), T(-1), t);
+      matrix_product(z, t, T(0), T(0.25), u);
       std::swap(z, u);
     }
     pack_panels<T>([&](idx_t i) { return values + i * stride; }, 0, m, b.cols, 1, b.data, b.capacity);
-    product(z, b, T(1), values, stride, panel_width<T>);
+    matrix_product(z, b, T(1), values, stride, panel_width<T>);
   }
 };
 

@@ -54,19 +54,15 @@ struct iterative_inverse_backward {
     return x;
   }
 
-  static void product(const panel_matrix<T>& x, const panel_matrix<T>& y, T diagonal, T factor,
-                      const panel_matrix<T>& c) {
-    iterative_inverse<T>::product(x, y, diagonal, factor, c);
-  }
   void clear() const {
     for (const auto* x : {&y, &t1, &u1, &t2, &d_z, &d_next, &d_t2, &d_u1, &d_y, &d_a}) x->clear();
   }
   void factors(const inverse_iterates<T>& from, idx_t n) const {
-    product(from.z[n], from.a, T(0), T(1), y);
+    matrix_product(from.z[n], from.a, T(0), T(1), y);
     for (idx_t k = 0; k < t1.size(); ++k) t1.data[k] = -y.data[k];
     for (idx_t i = 0; i < t1.rows; ++i) *t1.at(i, i) += T(7);
-    product(t1, y, T(15), T(-1), u1);
-    product(u1, y, T(13), T(-1), t2);
+    matrix_product(t1, y, T(15), T(-1), u1);
+    matrix_product(u1, y, T(13), T(-1), t2);
   }
 
   /// The iterates of `matrix` [m, m], from A^T / (norms).
@@ -80,7 +76,7 @@ struct iterative_inverse_backward {
     for (idx_t n = 0; n < to.iterations; ++n) {
       factors(to, n);
       to.z[n + 1].clear();
-      product(t2, to.z[n], T(0), T(0.25), to.z[n + 1]);
+      matrix_product(t2, to.z[n], T(0), T(0.25), to.z[n + 1]);
     }
   }
 
@@ -91,17 +87,17 @@ struct iterative_inverse_backward {
     for (idx_t n = from.iterations - 1; n >= 0; --n) {
       const panel_matrix<T>& z = from.z[n];
       factors(from, n);
-      product(z, d_z, T(0), T(0.25), d_t2);
-      product(d_z, t2, T(0), T(0.25), d_next);
-      product(y, d_t2, T(0), T(-1), d_u1);
-      product(d_t2, u1, T(0), T(-1), d_y);
-      product(d_u1, t1, T(0), T(1), t2);
+      matrix_product(z, d_z, T(0), T(0.25), d_t2);
+      matrix_product(d_z, t2, T(0), T(0.25), d_next);
+      matrix_product(y, d_t2, T(0), T(-1), d_u1);
+      matrix_product(d_t2, u1, T(0), T(-1), d_y);
+      matrix_product(d_u1, t1, T(0), T(1), t2);
       add_to(d_y, t2, T(-1));
-      product(y, d_u1, T(0), T(1), t2);  // -dT1
+      matrix_product(y, d_u1, T(0), T(1), t2);  // -dT1
       add_to(d_y, t2, T(1));
-      product(d_y, z, T(0), T(1), t2);
+      matrix_product(d_y, z, T(0), T(1), t2);
       add_to(d_a, t2, T(1));
-      product(from.a, d_y, T(0), T(1), t2);
+      matrix_product(from.a, d_y, T(0), T(1), t2);
       add_to(d_next, t2, T(1));
       std::swap(d_z, d_next);
     }
@@ -129,10 +125,6 @@ struct exact_inverse_backward {
     for (matrix* one : {&b.a, &b.h, &b.k, &b.d_h, &b.x, &b.y, &b.z, &b.right}) *one = matrix::layout(memory, m, m);
     return b;
   }
-  static void product(const matrix& l, const matrix& r, const matrix& to) {
-    iterative_inverse<double>::product(l, r, 0.0, 1.0, to);
-  }
-
   struct spectrum {
     double largest = 0;  // squared
     idx_t at = 0;
@@ -159,8 +151,8 @@ struct exact_inverse_backward {
         *z.at(i, j) = from.rows[i * from.stride + j] * ((inverse - rest) / square);
       }
     }
-    product(x, y, h);
-    product(x, z, k);
+    matrix_product(x, y, 0.0, 1.0, h);
+    matrix_product(x, z, 0.0, 1.0, k);
     for (idx_t i = 0; i < m; ++i) *k.at(i, i) += rest;
     return all;
   }
@@ -171,14 +163,14 @@ struct exact_inverse_backward {
     const idx_t m = from.size;
     const double squared = cutoff * cutoff;
     read_square(weights, a, false);
-    product(k, d_h, x);
+    matrix_product(k, d_h, 0.0, 1.0, x);
     transpose(h, right);
-    product(x, right, z);  // M
+    matrix_product(x, right, 0.0, 1.0, z);  // M
     double trace = 0;
     for (idx_t i = 0; i < m; ++i) trace += *z.at(i, i);
     transpose(z, right);
     add_to(right, z, 1.0);
-    product(a, right, z);
+    matrix_product(a, right, 0.0, 1.0, z);
     transpose(x, y);
     add_to(y, z, squared - 1);
     for (idx_t i = 0; i < m; ++i)
@@ -186,13 +178,13 @@ struct exact_inverse_backward {
         *y.at(i, j) -= 2 * squared * trace * from.turns[all.at * from.stride + i] * from.rows[all.at * from.stride + j];
     if (!all.singular || cutoff > 0) return;
     transpose(d_h, right);
-    product(h, right, x);
+    matrix_product(h, right, 0.0, 1.0, x);
     transpose(h, right);
-    product(right, x, z);  // H^T H dH^T
-    product(h, a, right);
+    matrix_product(right, x, 0.0, 1.0, z);  // H^T H dH^T
+    matrix_product(h, a, 0.0, 1.0, right);
     for (idx_t n = 0; n < right.size(); ++n) right.data[n] = -right.data[n];
     for (idx_t i = 0; i < m; ++i) *right.at(i, i) += 1;
-    product(z, right, x);
+    matrix_product(z, right, 0.0, 1.0, x);
     add_to(y, x, 1.0);
   }
 };

@@ -12,10 +12,12 @@ spread_sequence spread_sequence_of(const char* name, MPI_Comm communicator, cons
   return {name, communicator, x.q.extents[2], x.k.extents[2]};
 }
 
-/// Checks a call by check_call(), and compares it with those of the other processes. x gets the lengths of this
-/// process's tokens, which lie in `sequence`.
-template <class S, class T, class Options, class Check>
-void agree_on_aft(spread_sequence& sequence, aft_tensors<T>& x, const Options& options, const Check& check_call) {
+/// Checks a call, and compares it with those of the other processes. It gets the lengths of this process's tokens,
+/// which lie in `sequence`.
+template <class S, class T, class Options>
+void agree_on_aft(spread_sequence& sequence, aft_call<T, Options>& call) {
+  aft_tensors<T>& x = call.x;
+  const Options& options = call.options;
   const idx_t batch = std::max<idx_t>(x.q.extents[0], 0);
   const process_shape own{.batch = x.q.extents[0], .heads = x.q.extents[1], .kv_heads = x.k.extents[1],
                           .dim = x.q.extents[3], .dim_v = x.v.extents[3], .element_bytes = element_code<S>,
@@ -27,7 +29,7 @@ void agree_on_aft(spread_sequence& sequence, aft_tensors<T>& x, const Options& o
     check_length_list(check, "lengths", options.lengths, batch, whole);
     sequence.set_lengths(batch, {whole, whole, options.lengths, options.lengths});
     x.lengths = sequence.own_keys();
-    check_call();
+    check_aft(call.views, x);
     settings.add(checksum<idx_t>(options.lengths));
     settings.add(options.causal), settings.add(options.gate);
     settings.add(width<T>);  // of the memory that is sent
