@@ -44,19 +44,18 @@ struct dplr_step_options {
 /// The state of dplr for elements of type S. Throws std::invalid_argument for negative extents or sizes no memory can
 /// hold. A moved-from state may only be assigned to or destroyed.
 template <element S>
-class dplr_state : public detail::correcting_sequences<detail::rule::low_rank, S> {
+class dplr_state : public detail::correcting_state<detail::rule::low_rank, S> {
  public:
   explicit dplr_state(const dplr_state_extents& extents)
-      : detail::correcting_sequences<detail::rule::low_rank, S>("dplr_state", extents) {}
+      : detail::correcting_state<detail::rule::low_rank, S>("dplr_state", extents) {}
 
   /// dplr_step without queries: feeds k, a, b [B, heads, n, D] and v [B, heads, n, Dv].
   template <viewable K, viewable V, viewable A, viewable B, class Options = dplr_step_options<S>>
   void append(const K& k, const V& v, const A& a, const B& b, Options&& options = {}, execution_ref exec = {}) {
-    detail::require_one_element_type<const K&, const V&, const A&, tensor_view<S>>();
-    static_assert(std::same_as<S, element_of<const K&>> && std::same_as<S, element_of<const B&>>,
-                  "attn: the state, k and b must have one element type");
-    this->feed("dplr_state::append", {{}, as_view(k), as_view(v), {}, false, as_view(a), as_view(b)},
-               detail::options_or_default<dplr_step_options<S>>(options), detail::execution_of(exec, options));
+    detail::run_correcting_step<detail::rule::low_rank>(
+        "dplr_state::append", detail::step_access::of(*this),
+        detail::with_rows(detail::without_queries<S>(k, v), a, b),
+        detail::options_or_default<dplr_step_options<S>>(options), detail::execution_of(exec, options));
   }
 };
 
@@ -67,11 +66,8 @@ template <element S, viewable Q, viewable K, viewable V, viewable A, viewable B,
           class Options = dplr_step_options<S>>
 void dplr_step(dplr_state<S>& state, const Q& q, const K& k, const V& v, const A& a, const B& b, O&& out,
                Options&& options = {}, execution_ref exec = {}) {
-  detail::require_one_element_type<const Q&, const K&, const V&, O>();
-  detail::require_one_element_type<const Q&, const A&, const B&, O>();
-  static_assert(std::same_as<S, element_of<const Q&>>, "attn: the state and q must have one element type");
-  detail::step_access::of(state).feed(
-      "dplr_step", {as_view(q), as_view(k), as_view(v), as_view(out), true, as_view(a), as_view(b)},
+  detail::run_correcting_step<detail::rule::low_rank>(
+      "dplr_step", detail::step_access::of(state), detail::with_rows(detail::views_of<S>(q, k, v, out), a, b),
       detail::options_or_default<dplr_step_options<S>>(options), detail::execution_of(exec, options));
 }
 

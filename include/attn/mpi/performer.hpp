@@ -59,22 +59,15 @@ void prepare_spread(performer_features<T>& features, const spread_sequence& sequ
   }
 }
 
-template <class S, class T = compute_type<S>>
-void run_spread_performer(MPI_Comm communicator, const kernel_views<S>& x, const performer_options<S>& options,
-                          execution& exec) {
-  spread_kernel_call<S> spread("mpi::performer", communicator, x);
-  kernel_call<T> call = spread.check(
-      options, {}, [&](call_views& check, const performer_options<S>& own, common_settings& settings) {
-        const kernel_call<T> checked = check_kernel<true>(check, x, own, state_step<T>{});
-        check_performer(check, options);
-        settings.add(options.scale), settings.add(static_cast<double>(options.kernel));
-        settings.add(options.feature_eps), settings.add(options.center_keys);
-        return checked;
-      });
-  performer_features<T> features(call, options);
-  if (features.published) call.eps *= static_cast<T>(features.rows);
-  spread.run(call, features, exec, [&] { prepare_spread(features, spread.sequence(), exec); });
-}
+/// performer_operator or performer_backward_operator over processes.
+template <class Base>
+struct spread_performer : Base {
+  void settings(common_settings& settings) const {
+    const auto& o = this->options;
+    settings.add(o.scale), settings.add(static_cast<double>(o.kernel));
+    settings.add(o.feature_eps), settings.add(o.center_keys);
+  }
+};
 
 }  // namespace detail
 
@@ -87,9 +80,11 @@ void performer(const Q& q, const K& k, const V& v, O&& out, const Features& feat
                Options&& options = {}, execution_ref exec = {}) {
   namespace detail = attn::detail;
   using S = element_of<const Q&>;
-  detail::run_spread_performer<S>(communicator, detail::with_features(detail::views_of<S>(q, k, v, out), features),
-                                  detail::options_or_default<performer_options<S>>(options),
-                                  detail::execution_of(exec, options));
+  detail::run_spread("mpi::performer", communicator,
+                     detail::with_features(detail::views_of<S>(q, k, v, out), features),
+                     detail::spread_performer<detail::performer_operator<S>>{
+                         {detail::options_or_default<performer_options<S>>(options)}},
+                     detail::execution_of(exec, options));
 }
 
 }  // namespace mpi

@@ -26,30 +26,21 @@
 
 #include <attn/kernel/performer_backward.hpp>
 #include <attn/mpi/detail/kernel_scan_backward.hpp>
+#include <attn/mpi/performer.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
 namespace detail {
 
 template <class S, class T = compute_type<S>>
-void run_spread_performer_backward(MPI_Comm communicator, const kernel_backward_views<S>& views,
-                                   const performer_options<S>& options, execution& exec) {
-  spread_kernel_call<S> spread("mpi::performer_backward", communicator, views.x);
-  kernel_call<T> call = spread.check(
-      options, {}, [&](call_views& check, const performer_options<S>& own, common_settings& settings) {
-        const kernel_call<T> checked = check_kernel_backward<true>(check, views, own);
-        check_performer(check, options);
-        if (options.center_keys) check.fail("no center_keys, a mean over the keys of all processes", "center_keys");
-        if (options.kernel == performer_kernel::positive && options.feature_eps.value_or(0) > 0)
-          check.fail("no feature_eps of positive features, with a maximum over the keys of all processes", "one");
-        settings.add(options.scale), settings.add(static_cast<double>(options.kernel));
-        settings.add(options.feature_eps);
-        add_wanted(settings, views);
-        return checked;
-      });
-  performer_features<T> features(call, options);
-  performer_features_backward<T> back(features);
-  run_spread_backward(spread.sequence(), views, call, features, back, exec, [&] { features.prepare(exec); });
-}
+struct spread_performer_backward : spread_performer<performer_backward_operator<S>> {
+  void check(const validator& check, kernel_call<T>& call) const {
+    performer_operator<S>::check(check, call);
+    const performer_options<S>& o = this->options;
+    if (o.center_keys) check.fail("no center_keys, a mean over the keys of all processes", "center_keys");
+    if (o.kernel == performer_kernel::positive && o.feature_eps.value_or(0) > 0)
+      check.fail("no feature_eps of positive features, with a maximum over the keys of all processes", "one");
+  }
+};
 
 }  // namespace detail
 
@@ -63,12 +54,11 @@ void performer_backward(const Q& q, const K& k, const V& v, const Features& feat
                         Options&& options = {}, execution_ref exec = {}) {
   namespace detail = attn::detail;
   using S = element_of<const Q&>;
-  auto views = detail::backward_views_of<S>(q, k, v, d_out, gradients);
-  views.x = detail::with_features(views.x, features);
-  views.d_features = gradients.features;
-  detail::run_spread_performer_backward<S>(communicator, views,
-                                           detail::options_or_default<performer_options<S>>(options),
-                                           detail::execution_of(exec, options));
+  detail::run_spread_backward(
+      "mpi::performer_backward", communicator,
+      detail::with_features(detail::backward_views_of<S>(q, k, v, d_out), features), gradients,
+      detail::spread_performer_backward<S>{{{{detail::options_or_default<performer_options<S>>(options)}}}},
+      detail::execution_of(exec, options));
 }
 
 }  // namespace mpi

@@ -26,19 +26,11 @@
 namespace attn { inline namespace ATTN_ISA {
 namespace detail {
 
-template <class S, class T = compute_type<S>>
-void run_spread_rfa(MPI_Comm communicator, const kernel_views<S>& x, const rfa_options<S>& options, execution& exec) {
-  spread_kernel_call<S> spread("mpi::rfa", communicator, x);
-  kernel_call<T> call = spread.check(
-      options, options.gate, [&](call_views& check, const rfa_options<S>& own, common_settings& settings) {
-        const kernel_call<T> checked = check_kernel<true>(check, x, own, state_step<T>{}, own.gate, true);
-        check_finite(check, "norm_eps", static_cast<double>(options.norm_eps));
-        settings.add(static_cast<double>(options.norm_eps));
-        return checked;
-      });
-  rfa_features<T> features(call, options.norm_eps);
-  spread.run(call, features, exec);
-}
+/// rfa_operator or rfa_backward_operator over processes.
+template <class Base>
+struct spread_rfa : Base {
+  void settings(common_settings& settings) const { settings.add(static_cast<double>(this->options.norm_eps)); }
+};
 
 }  // namespace detail
 
@@ -51,8 +43,10 @@ void rfa(const Q& q, const K& k, const V& v, O&& out, const Features& features, 
          Options&& options = {}, execution_ref exec = {}) {
   namespace detail = attn::detail;
   using S = element_of<const Q&>;
-  detail::run_spread_rfa<S>(communicator, detail::with_features(detail::views_of<S>(q, k, v, out), features),
-                            detail::options_or_default<rfa_options<S>>(options), detail::execution_of(exec, options));
+  detail::run_spread("mpi::rfa", communicator, detail::with_features(detail::views_of<S>(q, k, v, out), features),
+                     detail::spread_rfa<detail::rfa_operator<S>>{
+                         {detail::options_or_default<rfa_options<S>>(options)}},
+                     detail::execution_of(exec, options));
 }
 
 }  // namespace mpi

@@ -24,29 +24,9 @@
 
 #include <attn/kernel/rfa_backward.hpp>
 #include <attn/mpi/detail/kernel_scan_backward.hpp>
+#include <attn/mpi/rfa.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
-namespace detail {
-
-template <class S, class T = compute_type<S>>
-void run_spread_rfa_backward(MPI_Comm communicator, const kernel_backward_views<S>& views,
-                             const rfa_options<S>& options, execution& exec) {
-  spread_kernel_call<S> spread("mpi::rfa_backward", communicator, views.x);
-  kernel_call<T> call = spread.check(
-      options, options.gate, [&](call_views& check, const rfa_options<S>& own, common_settings& settings) {
-        const kernel_call<T> checked = check_kernel_backward<true>(check, views, own, true);
-        check_finite(check, "norm_eps", static_cast<double>(options.norm_eps));
-        settings.add(static_cast<double>(options.norm_eps));
-        add_wanted(settings, views);
-        return checked;
-      });
-  rfa_features<T> features(call, options.norm_eps);
-  rfa_features_backward<T> back(features);
-  run_spread_backward(spread.sequence(), views, call, features, back, exec, [&] { features.prepare(exec); });
-}
-
-}  // namespace detail
-
 namespace mpi {
 
 /// The gradients of rfa; options and execution may each be left out. See the top of the file.
@@ -57,13 +37,11 @@ void rfa_backward(const Q& q, const K& k, const V& v, const Features& features, 
                   execution_ref exec = {}) {
   namespace detail = attn::detail;
   using S = element_of<const Q&>;
-  const auto& given = detail::options_or_default<rfa_options<S>>(options);
-  auto views = detail::backward_views_of<S>(q, k, v, d_out, gradients);
-  views.x = detail::with_features(views.x, features);
-  views.d_features = gradients.features;
-  views.gate_name = "gate";
-  views.gate = given.gate, views.d_gate = gradients.gate;
-  detail::run_spread_rfa_backward<S>(communicator, views, given, detail::execution_of(exec, options));
+  detail::run_spread_backward(
+      "mpi::rfa_backward", communicator,
+      detail::with_features(detail::backward_views_of<S>(q, k, v, d_out), features), gradients,
+      detail::spread_rfa<detail::rfa_backward_operator<S>>{{{detail::options_or_default<rfa_options<S>>(options)}}},
+      detail::execution_of(exec, options));
 }
 
 }  // namespace mpi

@@ -2,6 +2,7 @@
 // them.
 #pragma once
 
+#include <attn/kernel/detail/backward_call.hpp>
 #include <attn/kernel/detail/backward_scratch.hpp>
 #include <attn/kernel/detail/driver.hpp>
 #include <attn/kernel/detail/features_backward.hpp>
@@ -9,17 +10,11 @@
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
-/// One backward call, after its checks; `call` is the forward call without out.
+/// One backward call by sums of features.
 template <class T>
-struct kernel_backward {
-  kernel_call<T>& call;
-  feature_map_backward<T>& map;
-  stored_tensor<T> d_out;
-  stored_gradient<T> dq, dk, dv;
-  tensor_view<T, 3> d_gate{};
-  bool d_features = false;  // gradients of the features of performer and rfa
-  bool accumulate = false;
-
+struct kernel_backward : kernel_backward_call<T> {
+  using base = kernel_backward_call<T>;
+  using base::accumulate, base::call, base::d_features, base::d_gate, base::d_out, base::dk, base::dq, base::dv, base::map;
   using scratch_type = kernel_backward_scratch<T>;
   using sums_type = kernel_sums<T>;
 
@@ -29,7 +24,7 @@ struct kernel_backward {
   bool of_gates() const { return bool(d_gate); }
   bool of_scores() const { return of_queries() || of_keys() || of_gates(); }
   bool reverse() const { return of_keys() || dv || of_gates(); }
-  const exponential_scaling<T>* exponential() const { return map.exponential; }
+  const exponential_scaling<T>* exponential() const { return map->exponential; }
   /// Whether logarithms of features are differentiated.
   bool logarithms() const { return exponential() && !exponential()->is_signed; }
 
@@ -281,7 +276,7 @@ struct kernel_backward {
     if (own) add_queries(at, *own, decay, prefetch, x);
     if (!of_queries()) return;
     const auto rows = call.q.head(at.b, at.head).block(at.origin, count, at.first, call.filled_lanes());
-    map.back_to({rows, at.b * call.heads + at.h, false, at.first, at.origin, exponential() ? s.q_raw : s.q_own, x.q_d},
+    map->back_to({rows, at.b * call.heads + at.h, false, at.first, at.origin, exponential() ? s.q_raw : s.q_own, x.q_d},
                 dq.head(at.b, at.head), x.dx, dw, s.map);
   }
 
@@ -398,10 +393,10 @@ struct kernel_backward {
       const bool seen = !call.key_mask || call.replace_hidden(b, begin, rows);
       const tokens_back<T> keys{rows, b * call.heads + h, true, 0, begin, exponential() ? s.k_raw : s.k_own, x.k_d};
       if (!call.key_mask) {
-        map.back_to(keys, to_k, x.dx, dw, s.map);
+        map->back_to(keys, to_k, x.dx, dw, s.map);
       } else {
         call.fill_hidden(b, begin, count, x.k_d, call.map->features, T(0));
-        if (seen) map.back(keys, to_k ? x.dx : nullptr, dw, s.map);
+        if (seen) map->back(keys, to_k ? x.dx : nullptr, dw, s.map);
         call.fill_hidden(b, begin, count, x.dx, call.shape.dim, T(0));
         if (to_k) to_k.store_columns(x.dx, begin, 0, count);
       }

@@ -83,7 +83,7 @@ void attend_key_rows(const kernel_backward<T>& in, idx_t b, idx_t h, idx_t begin
                      row_prefetcher<>& prefetch) {
   const kernel_call<T>& call = in.call;
   const idx_t kv = call.kv_head(h), rows = later.rows();
-  in.map.key_rows(call.k.head(b, kv), begin, count, s.phi, s.stride);
+  in.map->key_rows(call.k.head(b, kv), begin, count, s.phi, s.stride);
   if (to_k) {
     const auto values = call.v.head(b, kv);
     const T* from = s.values;
@@ -95,7 +95,7 @@ void attend_key_rows(const kernel_backward<T>& in, idx_t b, idx_t h, idx_t begin
     rows_times_sums(from, stride, count, later_t, prefetch, s.operands, [&](idx_t t, idx_t r, const auto& x) {
       if (r < rows) store<T>(s.d + t * s.stride + r, add(x, load<T>(later.weights + r)));
     });
-    in.map.back_rows(s.phi, s.d, count * s.stride);
+    in.map->back_rows(s.phi, s.d, count * s.stride);
     to_k.store_rows(s.d, s.stride, begin, count);
   }
   if (!to_v) return;

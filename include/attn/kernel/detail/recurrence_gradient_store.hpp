@@ -1,14 +1,14 @@
 // attn: how the gradients of one chunk of a recurrence are stored.
 #pragma once
 
-#include <attn/kernel/detail/recurrence_backward_call.hpp>
+#include <attn/kernel/detail/recurrence_backward_scratch.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Of one head of the states.
 template <rule R, class T>
 struct recurrence_gradient_store {
-  const recurrence_backward_call<T>& in;
+  const kernel_backward_call<T>& in;
   const recurrence_backward_scratch<R, T>& s;
   idx_t b, h;
   const kernel_call<T>& call = in.call;

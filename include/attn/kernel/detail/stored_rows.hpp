@@ -55,6 +55,10 @@ struct stored_matrix {
   std::byte* row(idx_t i) const { return data + i * row_stride; }
   void read_row(idx_t i, T* to) const { access->read(row(i), cols, col_stride, to); }
   void write_row(const T* from, idx_t i) const { access->write(from, row(i), cols, col_stride); }
+  /// Columns [col, col + count) of it.
+  void write_part(const T* from, idx_t i, idx_t col, idx_t count) const {
+    access->write(from, row(i) + col * col_stride * access->size, count, col_stride);
+  }
   /// Rows [begin, begin + count), for as many lanes as whole vectors take, or `fill`. Rows before `first` are not read:
   /// row `first` is repeated for them.
   token_rows<T> block(idx_t begin, idx_t count, idx_t first = 0, idx_t fill = 1) const {
