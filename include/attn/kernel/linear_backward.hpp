@@ -125,7 +125,7 @@ struct mapped_features_backward final : feature_map_backward<compute_type<S>> {
                T* work) const override {
     if constexpr (std::same_as<S, T> && differentiable_map<F>) {
       const auto at = [&](idx_t n) { return times_derivative(load<T>(x.phi + n), load<T>(x.d + n)); };
-      if (to) store_columns<T>(at, matrix_of<T, S>(to.to), x.position, x.first, x.rows.count, to.accumulate);
+      if (to) store_columns<T>(at, matrix_of<T, S>(to), x.position, x.first, x.rows.count, to.accumulate);
     } else {
       feature_map_backward<T>::back_to(x, to, dx, dw, work);
     }

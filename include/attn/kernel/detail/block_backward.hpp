@@ -57,7 +57,7 @@ struct kernel_backward : kernel_backward_call<T> {
     row_prefetcher<> prefetch;
     fetch_next(prefetch, call.q.head(at.b, at.head), at.origin);
     fetch_next(prefetch, d_out.head(at.b, at.head), at.origin);
-    if (dq) fetch_next(prefetch, dq.head(at.b, at.head).to, at.origin);
+    if (dq) fetch_next(prefetch, dq.head(at.b, at.head), at.origin);
     return prefetch;
   }
   row_prefetcher<> prefetch_keys(idx_t b, idx_t h, idx_t begin, const stored_gradient_head<T>& to_k,
@@ -65,8 +65,8 @@ struct kernel_backward : kernel_backward_call<T> {
     row_prefetcher<> prefetch;
     fetch_next(prefetch, call.k.head(b, call.kv_head(h)), begin);
     fetch_next(prefetch, call.v.head(b, call.kv_head(h)), begin);
-    if (to_k) fetch_next(prefetch, to_k.to, begin);
-    if (to_v) fetch_next(prefetch, to_v.to, begin);
+    if (to_k) fetch_next(prefetch, to_k, begin);
+    if (to_v) fetch_next(prefetch, to_v, begin);
     return prefetch;
   }
 

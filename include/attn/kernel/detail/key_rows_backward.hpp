@@ -100,8 +100,8 @@ void attend_key_rows(const kernel_backward<T>& in, idx_t b, idx_t h, idx_t begin
   }
   if (!to_v) return;
   const bool direct = to_v.takes_panels() && count % tile_step == 0;
-  T* const dv = direct ? reinterpret_cast<T*>(to_v.to.row(begin)) : s.values;
-  const idx_t stride = direct ? to_v.to.row_stride / static_cast<idx_t>(sizeof(T)) : s.value_stride;
+  T* const dv = direct ? reinterpret_cast<T*>(to_v.row(begin)) : s.values;
+  const idx_t stride = direct ? to_v.row_stride / static_cast<idx_t>(sizeof(T)) : s.value_stride;
   rows_times_sums(s.phi, s.stride, count, later, prefetch, s.operands,
                   [&](idx_t t, idx_t d, const auto& x) { store<T>(dv + t * stride + d, x); });
   if (!direct) to_v.store_rows(s.values, s.value_stride, begin, count);

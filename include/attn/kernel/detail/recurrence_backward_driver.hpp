@@ -167,7 +167,7 @@ struct recurrence_backward_driver {
     for (idx_t n = 0; n < each; ++n) {
       const idx_t h = kv_head * each + n;
       const auto target = [&](const stored_gradient_head<T>& to, T* sums) {
-        return each > 1 && to ? scratch_gradient(sums, shape.keys, to.to.cols, n > 0) : to;
+        return each > 1 && to ? scratch_gradient(sums, shape.keys, to.cols, n > 0) : to;
       };
       const auto own_v = reads ? in.dv.head(b, h) : target(to_v, w.dv);
       run_head(b, h, w, target(to_q, w.dq), target(to_k, w.dk), own_v);
@@ -175,7 +175,7 @@ struct recurrence_backward_driver {
     }
     for (const auto& [to, sums] : {std::pair{&to_q, w.dq}, std::pair{&to_k, w.dk}, std::pair{&to_v, w.dv}})
       if (*to) {
-        if (each > 1) to->store_rows(sums, to->to.cols, 0, keys);
+        if (each > 1) to->store_rows(sums, to->cols, 0, keys);
         to->clear_rows(each > 0 ? keys : 0, shape.keys);
       }
     for (const stored_gradient<T>* to : {&in.da, &in.db})

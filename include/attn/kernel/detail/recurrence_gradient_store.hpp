@@ -19,7 +19,7 @@ struct recurrence_gradient_store {
   idx_t columns() const { return in.columns(); }
 
   void store_rows(const panels<T>& x, const stored_gradient_head<T>& to, idx_t begin, idx_t count) const {
-    const idx_t cols = to.to.cols;
+    const idx_t cols = to.cols;
     for (idx_t t = 0; t < count; ++t)
       for (idx_t col = 0; col < cols; col += panel_width<T>)
         std::copy_n(x.at(t, col), std::min<idx_t>(panel_width<T>, cols - col), s.rows + t * cols + col);
