@@ -171,7 +171,7 @@ struct kernel_backward : kernel_backward_call<T> {
   [[gnu::noinline]] void recompute_row(const sums_type* sums, idx_t i, const scratch_type& x) const {
     const auto& s = x.forward;
     const idx_t m = call.map->features;
-    const T sums_max = sums ? s.q_max[i] : no_log_scale<T>, largest = weigh_row(i, m, sums_max, s);
+    const T sums_max = sums ? s.q_max[i] : no_log_scale<T>, largest = weigh_row(s.q_raw + i, i, m, sums_max, s);
     const T a = sums ? std::exp2(sums_max - largest) : T(0);
     T den = sums ? a * s.den[i] : T(0), dot = sums ? a * x.dot[i] : T(0);
     for (idx_t j = 0; j <= i; ++j) {
@@ -188,7 +188,7 @@ struct kernel_backward : kernel_backward_call<T> {
   [[gnu::noinline]] void add_row(const sums_type* sums, idx_t i, const scratch_type& x) const {
     const auto& s = x.forward;
     const idx_t m = call.map->features;
-    const T n = x.row_normal[i], largest = weigh_row(i, m, sums ? s.q_max[i] : no_log_scale<T>, s);
+    const T n = x.row_normal[i], largest = weigh_row(s.q_raw + i, i, m, sums ? s.q_max[i] : no_log_scale<T>, s);
     const idx_t dim_v = call.shape.dim_v;
     T* const scores = x.gate_keys;  // features with log scales have no gates
     for (idx_t j = 0; j <= i; ++j) {
@@ -237,7 +237,8 @@ struct kernel_backward : kernel_backward_call<T> {
     bool finite_d = true;
     load_queries(at, x, finite_d);
     row_prefetcher<> prefetch = prefetch_queries(at);
-    if (exponential()) scale_queries(*exponential(), sums ? sums->log_scale : nullptr, at.keys > 0, s);
+    if (exponential() && sums) exponential()->queries_for_sums(s.q_raw, sums->log_scale, s);
+    if (exponential() && at.keys > 0) exponential()->below_own(s.q_raw, s.q_own, s.own_max);
     if (sums) {
       read_weights(s.q_phi, sums->weights, m, lanes, s.den);
       if (of_scores()) {

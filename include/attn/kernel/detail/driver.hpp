@@ -245,7 +245,7 @@ struct kernel_call {
     const auto queries = q.head(b, head), to = out.head(b, head);
     map->queries(queries.block(origin, count, first, filled_lanes()), b * heads + h, s.q_own, s.q_shift, s.map);
     if (log_scaled()) {
-      if (sums) map->scaling->queries_for_sums(sums->log_scale, s);
+      if (sums) map->scaling->queries_for_sums(s.q_own, sums->log_scale, s);
       if (keys > 0) map->scaling->queries_for_chunk(s);
       map->scaling->join(sums != nullptr, keys > 0, eps, s);
     } else {
