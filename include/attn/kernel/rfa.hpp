@@ -20,7 +20,6 @@
 // zeros. Token by token: rfa_step.hpp.
 #pragma once
 
-#include <attn/core/detail/sin_cos.hpp>
 #include <attn/kernel/detail/kernel_checks.hpp>
 #include <attn/kernel/detail/projection.hpp>
 #include <attn/kernel/draw_features.hpp>
@@ -64,13 +63,7 @@ struct rfa_features final : projected_features<T> {
       factor[t] = norm == T(0) ? T(0) : T(1) / norm;
     }
     this->project(item_head, columns, x.lanes, phi, this->pairs_in(work));
-    for (idx_t r = 0; r < rows; ++r)
-      for (idx_t t = 0; t < x.lanes; t += width<T>) {
-        T* const at = phi + r * kernel_chunk + t;
-        packet<T> sine, cosine;
-        sin_cos<T>(mul(load<T>(at), load<T>(factor + t)), sine, cosine);
-        store<T>(at, sine), store<T>(at + rows * kernel_chunk, cosine);
-      }
+    sines_of(phi, rows, x.lanes, factor);
   }
 };
 

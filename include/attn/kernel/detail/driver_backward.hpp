@@ -86,9 +86,6 @@ struct backward_driver {
     sums_type* features;
   };
 
-  static void add_segment(sums_type& sums, T decay, sums_type& own, const kernel_scratch<T>& s) {
-    kernel_call<T>::add_segment(sums, decay, own, s);
-  }
   /// into = factor a + b, of which a may be empty.
   static void join(const sums_type& a, T factor, const sums_type& b, sums_type& into, T* scratch) {
     if (a.empty)
@@ -130,7 +127,7 @@ struct backward_driver {
           body(begin, std::min(begin + step, tokens), own[n], w.x);
         });
         for (idx_t n = 0; n < count; ++n)
-          if (!own[n].empty) add_segment(total, T(1), own[n], s);
+          if (!own[n].empty) call.add_segment(total, T(1), own[n], s);
       }
     };
     const idx_t keys = call.lengths.keys(b);
@@ -213,11 +210,11 @@ struct backward_driver {
   }
 
   /// Adds the sums of the queries of the segment before, which are lost.
-  static void add_queries(sums_type& sums, T decay, sums_type& own, const kernel_scratch<T>& s) {
+  void add_queries(sums_type& sums, T decay, sums_type& own, const kernel_scratch<T>& s) const {
     if (own.empty)
       scale(sums, decay);
     else
-      add_segment(sums, decay, own, s);
+      call.add_segment(sums, decay, own, s);
   }
 
   /// Segment n, with the keys before it in `before`; its queries are summed up in w.own_queries. `sums_only`: nothing

@@ -102,6 +102,11 @@ inline void check_feature_count(const validator& check, idx_t features, const at
 inline bool fits_heads(idx_t parameter_heads, const attention_shape& s) {
   return parameter_heads == s.kv_heads || (parameter_heads == s.heads && s.heads > 0);
 }
+[[gnu::noinline]] inline void check_heads(const validator& check, const char* what, idx_t heads,
+                                          const attention_shape& s) {
+  if (!fits_heads(heads, s))
+    check.fail({what, " heads = query heads ", s.heads, " or key heads ", s.kv_heads}, heads);
+}
 
 [[gnu::noinline]] inline void check_features(const validator& check, const memory_layout& w, const attention_shape& s) {
   if (w.extents[0] != 1 && !fits_heads(w.extents[0], s))
@@ -116,8 +121,7 @@ template <class T>
 void check_gates(const validator& check, const char* what, const tensor_view<const T, 3>& gate,
                  const attention_shape& s, const sequence_lengths& lengths) {
   if (gate.extent(0) != s.batch) check.fail({what, " batch = query batch ", s.batch}, gate.extent(0));
-  if (!fits_heads(gate.extent(1), s))
-    check.fail({what, " heads = query heads ", s.heads, " or key heads ", s.kv_heads}, gate.extent(1));
+  check_heads(check, what, gate.extent(1), s);
   if (gate.extent(2) != s.keys) check.fail({what, " length = key length ", s.keys}, gate.extent(2));
   for (idx_t b = 0; b < s.batch; ++b)
     for (idx_t h = 0; h < gate.extent(1); ++h)

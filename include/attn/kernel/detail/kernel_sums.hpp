@@ -65,6 +65,17 @@ struct kernel_sums {
   }
 };
 
+/// sum over r < n of a[r] b[r].
+template <class T>
+T dot_rows(const T* a, const T* b, idx_t n) {
+  packet<T> sum = zero<T>();
+  idx_t i = 0;
+  for (; i + width<T> <= n; i += width<T>) sum = fma(load<T>(a + i), load<T>(b + i), sum);
+  T rest = sum_lanes(sum);
+  for (; i < n; ++i) rest = std::fma(a[i], b[i], rest);
+  return rest;
+}
+
 /// into = factor * a + b, over common log scales. `into` may be a or b. `scratch`: 2 * lanes numbers.
 template <class T>
 void combine(const kernel_sums<T>& a, T factor, const kernel_sums<T>& b, kernel_sums<T>& into, T* scratch) {

@@ -11,8 +11,7 @@ template <class T>
 void check_log_decay(const validator& check, const tensor_view<const T>& g, const attention_shape& s,
                      const sequence_lengths& lengths, idx_t features) {
   check.equal("log_decay batch = query batch", s.batch, g.extent(0));
-  if (!fits_heads(g.extent(1), s))
-    check.fail(text({"log_decay heads = query heads ", s.heads, " or key heads ", s.kv_heads}), g.extent(1));
+  check_heads(check, "log_decay", g.extent(1), s);
   check.equal("log_decay length = key length", s.keys, g.extent(2));
   check.broadcasts("log_decay channels", features, g.extent(3));
   check_log_decays(check, g, lengths);
@@ -26,8 +25,7 @@ void check_log_decay(const validator& check, const tensor_view<const T>& g, cons
     if (value != wanted) check.fail({name, what, wanted}, value);
   };
   same(" batch = query batch ", s.batch, x.extents[0]);
-  if (!fits_heads(x.extents[1], s))
-    check.fail({name, " heads = query heads ", s.heads, " or key heads ", s.kv_heads}, x.extents[1]);
+  check_heads(check, name, x.extents[1], s);
   same(" features = ", features, x.extents[2]);
   if (x.rank == 4) same(" value dim = ", s.dim_v, x.extents[3]);
 }
