@@ -3,19 +3,11 @@
 //   attn::delta_rule_state<float> state({.heads = 16, .dim = 128, .value_dim = 128});
 //   attn::delta_rule_step(state, q_t, k_t, v_t, out_t, {.beta = beta_t, .log_decay = g_t});   // one token or many
 //   state.append(k, v, {.beta = beta});                        // the same without queries
-//   auto branch = state;                                       // a copy: another continuation of the same sequence
-//   state.write(file); state.read(file);                       // detail/state_stream.hpp
 //
-//   attn::delta_rule_state<float> draft({.heads = 16, .dim = 128, .value_dim = 128, .keep = 4});
-//   draft.rollback(2); // as if the last two tokens had not been fed
+// Batch items of their own lengths, copies, writing, reading and .keep for rollback: see detail/kernel_state.hpp.
 //
-// Batch items are independent sequences, of any number of tokens each:
-//
-//   attn::delta_rule_step(state, q, k, v, out, {.lengths = n});    // item b is fed the first n[b] tokens
-//   state.reset(1); state.rollback(0, 2); state.copy_item(0, 1); state.reorder(beams); state.tokens(1)
-//
-// A million tokens in constant memory: S [dim, value dim] for every batch item and head, dims rounded up to two vectors,
-// and `keep` times as much again; bytes() is exact.
+// A million tokens in constant memory: S [dim, value dim] for every batch item and head, value dim rounded up to two
+// vectors, and `keep` times as much again; bytes() is exact.
 //
 // There is no merge: a part of a sequence changes the state by S -> M S + B with a matrix M, not by an addition.
 #pragma once

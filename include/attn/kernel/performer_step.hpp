@@ -56,8 +56,9 @@ class performer_state : public kernel_state<compute_type<S>> {
       : kernel_state<compute_type<S>>("performer_state",
                                       {.kind = 2,
                                        .variant = static_cast<std::uint32_t>(options.kernel),
-                                       .parts = options.kernel == performer_kernel::relu ? detail::sum_parts::weights
-                                                                                         : detail::sum_parts::log_scales},
+                                       .parts = options.kernel == performer_kernel::relu
+                                                    ? detail::sum_parts::weights
+                                                    : detail::sum_parts::log_scales},
                                       extents, detail::features_per_row(options.kernel)) {}
 
   performer_kernel kernel() const { return static_cast<performer_kernel>(this->kind().variant); }

@@ -27,15 +27,13 @@ namespace detail {
 /// linear_operator or linear_backward_operator over processes, which share out only some of its options.
 template <class Base>
 struct spread_linear : Base {
-  template <class T>
-  void check(const validator& check, kernel_call<T>& call) {
+  void refuse(const validator& check) const {
     const auto& o = this->options;
-    if (o.scale != T(1)) check.fail("scale 1 over processes", static_cast<double>(o.scale));
+    if (o.scale != 1) check.fail("scale 1 over processes", static_cast<double>(o.scale));
     if (o.log_decay) check.fail("decay in place of log_decay over processes", "log_decay");
     if (o.bonus) check.fail("no bonus over processes", "one");
     if (o.initial_state || o.initial_weights || o.final_state || o.final_weights)
       check.fail("no initial or final state over processes", "one");
-    Base::check(check, call);
   }
   void settings(common_settings& settings) const {
     settings.add(this->options.normalise), settings.add(static_cast<double>(this->count));

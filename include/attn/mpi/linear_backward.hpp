@@ -30,12 +30,11 @@ namespace detail {
 
 template <class Base>
 struct spread_linear_backward : spread_linear<Base> {
-  template <class T>
-  void check(const validator& check, kernel_call<T>& call) {
+  void refuse(const validator& check) const {
+    spread_linear<Base>::refuse(check);
     const auto& g = this->gradients;
     if (g.log_decay || g.bonus || g.initial_state || g.initial_weights || g.d_final_state || g.d_final_weights)
       check.fail("gradients of q, k, v and decay over processes", "another");
-    spread_linear<Base>::check(check, call);
   }
 };
 template <class Base>

@@ -4,22 +4,11 @@
 //                           {.causal = true, .gate = g}, threads);
 //
 // Every process gives its own tokens, as to mpi/rfa.hpp, and gets their gradients: together what rfa_backward
-// (rfa_backward.hpp) gives on the whole; and the gradient of the features, which is the same on all processes. Two
-// scans of states: the sums of keys S, z, and from the other end those of queries.
+// (rfa_backward.hpp) gives on the whole; and the gradient of the features, which is the same on all processes, but not
+// to the last bit that of one process. All else is as mpi/linear_backward.hpp says.
 //
-// Bits     Those of rfa_backward in one process, on any number of processes, where every range of keys, and not causal
-//          every range of queries, begins at a multiple of 1024 tokens and there are up to 16384 in all; elsewhere, and
-//          of features, the same to rounding.
-// Shapes   as for rfa_backward, with the tokens of this process; ranges and options as for mpi/rfa.hpp. All processes
-//          want the same gradients.
-// Cost     The operations of rfa_backward, shared; causal, P - 1 of the B Hkv heads once more by half.
-// Sent     What mpi/rfa.hpp sends, and as much again for the queries, from each process to the one before it; if not
-//          causal, to the next one, and to all by a tree. Then m D numbers for each head of sums, to the next process
-//          and to all by a tree, if the gradient of the features is wanted.
-// Memory   Scratch of rfa_backward per thread; two states; those of all segments of 1024 tokens, not causal twice,
-//          causal of P - 1 heads twice, one head per thread.
-// Threads  Each head is done by one thread.
-// Rules    of ranges, threads, options that differ and exceptions: README.md of this folder.
+// Sent     also m D numbers for each head of sums, to the next process and to all by a tree, if the gradient of the
+//          features is wanted.
 #pragma once
 
 #include <attn/kernel/rfa_backward.hpp>

@@ -14,7 +14,8 @@ namespace attn { inline namespace ATTN_ISA { namespace detail {
 template <class T>
 struct kernel_backward : kernel_backward_call<T> {
   using base = kernel_backward_call<T>;
-  using base::accumulate, base::call, base::d_features, base::d_gate, base::d_out, base::dk, base::dq, base::dv, base::map;
+  using base::accumulate, base::call, base::d_features, base::d_gate, base::d_out, base::dk, base::dq, base::dv,
+      base::map;
   using scratch_type = kernel_backward_scratch<T>;
   using sums_type = kernel_sums<T>;
 

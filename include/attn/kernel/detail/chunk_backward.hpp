@@ -81,8 +81,8 @@ void of_sums(const kernel_sums<T>& sums, const T* columns, idx_t lanes, T* to, r
   multiply_as(pairs, static_cast<const T*>(sums.values), columns, convert, multiply);
 }
 
-/// done(t, c, x) takes x = sum over r of left(t, r) S[r][c], a packet at a time, for t up to a multiple of tile_step; the
-/// left operand from row t on is left_from(t).
+/// done(t, c, x) takes x = sum over r of left(t, r) S[r][c], a packet at a time, for t up to a multiple of tile_step;
+/// the left operand from row t on is left_from(t).
 template <class T, class P, class LeftFrom, class Done>
 void times_sums(const kernel_sums<T>& sums, const P* values, idx_t count, const LeftFrom& left_from,
                 row_prefetcher<>& prefetch, const Done& done) {

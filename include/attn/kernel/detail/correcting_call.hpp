@@ -82,8 +82,8 @@ T check_correcting_number(const validator& check, const char* name, const std::o
   return *given;
 }
 
-/// The checks of a call whose views are named: forward, a step, which has no states among its options, or backward, where
-/// `g` has the gradients.
+/// The checks of a call whose views are named: forward, a step, which has no states among its options, or backward,
+/// where `g` has the gradients.
 template <rule R, class S, class Options, class Gradients = Options, class T = compute_type<S>>
 kernel_call<T> check_correcting_call(call_views& check, const kernel_views<S>& x, const Options& options,
                                      const Gradients* g = nullptr) {

@@ -113,7 +113,7 @@ struct backward_driver {
     in.store_chunk(b, h, begin, count, to.k, to.v, to.features, w.x);
   }
 
-  /// Bidirectional, one head: each(count, body(n, worker scratch)) runs tasks, `most` of them at a time with sums of `own`.
+  /// Bidirectional, one head: each(count, body(n, worker scratch)) runs tasks, up to `most` at a time with sums of `own`.
   template <class Each>
   void run_both(idx_t b, idx_t h, const Each& each, sums_type* own, idx_t most, sums_type& sums, sums_type& after,
                 sums_type& later_t, const kernel_scratch<T>& s, const item_head_target& to) const {

@@ -1,4 +1,4 @@
-// attn: the state of kernel attention, token by token in constant memory.
+// attn: the states of kernel attention, token by token in constant memory.
 //
 //   auto branch = state;                  // a copy: another continuation of the same sequences
 //   state.merge(later);                   // sequences in two parts, as if fed in one
@@ -21,7 +21,8 @@
 //          fed in chunks of c <= 1024 tokens, n / c + 80 instead of n.
 //
 // In a stream (state_stream.hpp) the numbers of a batch item and head are the product of gates, z [features], S
-// [features][value dim], and, where features have log scales, those [features].
+// [features][value dim], and, where features have log scales, those [features]. Of delta_rule and dplr there is S alone,
+// whose features are the dims of keys.
 #pragma once
 
 #include <attn/core/detail/item_state.hpp>

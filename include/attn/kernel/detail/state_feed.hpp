@@ -29,8 +29,8 @@ struct step_token {
   idx_t b, h, t;
 };
 
-/// The tokens of each batch item from first.keys(b) on, in their order: step(tokens, count, scratch) computes one of each
-/// of up to `most` heads at a time, with what layout(arena&) makes of the scratch memory. Clears the padding.
+/// The tokens of each batch item from first.keys(b) on, in their order: step(tokens, count, scratch) computes one of
+/// each of up to `most` heads at a time, with what layout(arena&) makes of the scratch memory. Clears the padding.
 template <class T, class Layout, class Step>
 void each_step(const kernel_call<T>& call, const sequence_lengths& first, idx_t most, execution& exec, Layout&& layout,
                Step&& step) {

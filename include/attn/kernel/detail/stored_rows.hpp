@@ -110,7 +110,7 @@ matrix_view<S> matrix_of(const stored_matrix<T>& x) {
   return {reinterpret_cast<S*>(x.data), x.rows, x.cols, x.row_stride / static_cast<idx_t>(sizeof(S)), x.col_stride};
 }
 
-/// Rows [first, count) of the `count` from `begin` on; at(c * kernel_chunk + t) gives elements c of the tokens from t on.
+/// Rows [first, count) of the `count` from `begin` on; at(c * kernel_chunk + t) gives elements c of tokens from t on.
 template <class T, class S, class At>
 void store_columns(At&& at, const matrix_view<S>& to, idx_t begin, idx_t first, idx_t count, bool accumulate) {
   constexpr int w = width<T>;

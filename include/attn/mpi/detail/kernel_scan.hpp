@@ -229,9 +229,9 @@ struct kernel_scan : spread_states<T> {
   }
 };
 
-/// Checks a call of an operator on one of several processes: make(call_views, options with the lengths of this process's
-/// tokens, settings) does it and returns the call. What must be the same on all of them is added to the settings, by
-/// the operator in settings().
+/// Checks a call of an operator on one of several processes: make(call_views, options with the lengths of this
+/// process's tokens, settings) does it and returns the call. Beside what it has for one process, the operator's refuse() says
+/// what it cannot do over several, and settings() adds what must be the same on all of them.
 template <class S, class Operator, class Make, class T = compute_type<S>>
 kernel_call<T> check_spread(spread_sequence& sequence, const kernel_views<S>& x, Operator& one, const Make& make) {
   kernel_call<T> call;
@@ -243,6 +243,7 @@ kernel_call<T> check_spread(spread_sequence& sequence, const kernel_views<S>& x,
   agree_on(sequence.group(), own, [&](common_settings& settings) {
     call_views check(sequence.group().name());
     if (options.key_mask) check.fail("no key_mask over processes", "one");
+    one.refuse(check);
     const auto lengths = check_lengths(
         check, {.batch = batch, .queries = sequence.whole_queries(), .keys = sequence.whole_keys()}, options);
     sequence.set_lengths(batch, lengths);
