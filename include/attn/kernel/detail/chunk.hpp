@@ -188,28 +188,6 @@ void gate_factors(const T* gates, idx_t count, bool complement, T* score_factor,
   }
 }
 
-/// take(m, half, sum) takes the products of `rows` rows of a left operand and a panel over the numbers from first(m) to
-/// before last(m), which grows: number by number, since others may not be finite, but the same sums to the last bit.
-template <class T, class P, class Left, class First, class Last, class Take>
-void product_of_seen(const Left& left, idx_t rows, const P* panel, const First& first, const Last& last, Take&& take) {
-  if constexpr (numbers_of<P> > 1) {
-    const auto seen = [&](idx_t m, idx_t k) -> std::uint32_t {
-      const auto mask = [&](idx_t n, std::uint32_t bits) { return n >= first(m) && n < last(m) ? bits : 0; };
-      return mask(2 * k, 0xffff) | mask(2 * k + 1, 0xffff0000);
-    };
-    seen_product<kernel_chunk / 2>(left, rows, panel, 2, operands<P>(last(rows - 1)), seen, take);
-  } else {
-    for (idx_t m = 0; m < rows; ++m)
-      unroll<2>([&](auto half) {
-        packet<T> x = zero<T>();
-        for (idx_t n = first(m); n < last(m); ++n)
-          x = fma(broadcast<T>(left.at(static_cast<int>(m), n)),
-                  load<T>(panel + n * panel_width<T> + half * width<T>), x);
-        take(m, half, x);
-      });
-  }
-}
-
 /// What a tile of queries reads besides the scratch memory.
 template <class T>
 struct chunk_view {
@@ -309,11 +287,27 @@ void chunk_tile(const chunk_view<T>& c, const kernel_scratch<T>& s, idx_t r0, id
             left, own_values, depth * panel_width<P>, 0, cols, operands<P>(limit),
             [&](auto m, idx_t col, const auto& x) { add_own(col, m, 0, x); });
     });
-    for (idx_t col = 0; col < c.dim_v && limit > 0 && !c.finite; col += panel_width<T>)
-      product_of_seen<T>(
-          left, rows, own_values + col * depth, [](idx_t) { return idx_t(0); },
-          [&](idx_t m) { return std::min(r0 + m + 1, c.keys); },
-          [&](idx_t m, idx_t half, const packet<T>& x) { add_own(col, m, half, x); });
+    for (idx_t col = 0; col < c.dim_v && limit > 0 && !c.finite; col += panel_width<T>) {
+      const P* const panel = own_values + col * depth;
+      // key by key, without the masked ones: the same sums, to the last bit
+      if constexpr (numbers_of<P> > 1) {
+        const auto seen = [&](idx_t m, idx_t k) -> std::uint32_t {
+          const idx_t keys = std::min(r0 + m + 1, c.keys) - 2 * k;
+          return keys > 1 ? 0xffffffffu : keys > 0 ? 0xffffu : 0;
+        };
+        seen_product<kernel_chunk / 2>(left, rows, panel, 2, operands<P>(limit), seen,
+                                       [&](idx_t m, idx_t half, const packet<T>& x) { add_own(col, m, half, x); });
+      } else {
+        for (idx_t m = 0; m < rows; ++m)
+          unroll<2>([&](auto half) {
+            packet<T> x = zero<T>();
+            for (idx_t n = 0; n < std::min(r0 + m + 1, c.keys); ++n)
+              x = fma(broadcast<T>(left.at(static_cast<int>(m), n)),
+                      load<T>(panel + n * panel_width<T> + half * width<T>), x);
+            add_own(col, m, half, x);
+          });
+      }
+    }
   };
   if constexpr (has_pairs<T>)
     if (s.paired()) return multiply(s.q_pairs, s.sum_pairs, s.weight_pairs, s.value_pairs);

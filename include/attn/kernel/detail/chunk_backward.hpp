@@ -81,20 +81,6 @@ void of_sums(const kernel_sums<T>& sums, const T* columns, idx_t lanes, T* to, r
   multiply_as(pairs, static_cast<const T*>(sums.values), columns, convert, multiply);
 }
 
-/// done(t, c, x) takes x = sum over r of left(t, r) S[r][c], a packet at a time, for t up to a multiple of tile_step;
-/// the left operand from row t on is left_from(t).
-template <class T, class P, class LeftFrom, class Done>
-void times_sums(const kernel_sums<T>& sums, const P* values, idx_t count, const LeftFrom& left_from,
-                row_prefetcher<>& prefetch, const Done& done) {
-  for (idx_t t = 0; t < count; t += tile_rows) {
-    prefetch.next(rows_per_sums_tile * ceil_div(sums.dim_v, panel_width<T>));
-    with_tile_height(std::min<idx_t>(tile_rows, count - t), [&](auto M) {
-      panel_products<P, M.value, panel_width<P>, true>(
-          left_from(t), values, operands<P>(sums.rows()) * panel_width<P>, 0, round_up(sums.dim_v, panel_width<P>),
-          operands<P>(sums.features), [&](auto m, idx_t col, const auto& x) { done(t + m, col, x); });
-    });
-  }
-}
 /// to[t][d] = sum over r of features[r][t] R[r][d], rows `stride` apart.
 template <class T>
 void rows_of_sums(const kernel_sums<T>& sums, const T* features, idx_t count, T* to, idx_t stride,
@@ -104,9 +90,15 @@ void rows_of_sums(const kernel_sums<T>& sums, const T* features, idx_t count, T*
     panels_to_pairs(sums.values, sums.features, sums.rows(), sums.dim_v, right);
   };
   const auto multiply = [&]<class P>(const P* left, const P* values) {
-    times_sums(
-        sums, values, count, [&](idx_t t) { return left_operand<P, 1, kernel_chunk>{left + t}; }, prefetch,
-        [&](idx_t t, idx_t col, const packet<T>& x) { store<T>(to + t * stride + col, x); });
+    for (idx_t t = 0; t < count; t += tile_rows) {
+      prefetch.next(rows_per_sums_tile * ceil_div(sums.dim_v, panel_width<T>));
+      with_tile_height(std::min<idx_t>(tile_rows, count - t), [&](auto M) {
+        panel_products<P, M.value, panel_width<P>, true>(
+            left_operand<P, 1, kernel_chunk>{left + t}, values, operands<P>(sums.rows()) * panel_width<P>, 0,
+            round_up(sums.dim_v, panel_width<P>), operands<P>(sums.features),
+            [&](auto m, idx_t col, const auto& x) { store<T>(to + (t + m) * stride + col, x); });
+      });
+    }
   };
   multiply_as(pairs, features, static_cast<const T*>(sums.values), convert, multiply);
 }
@@ -249,9 +241,19 @@ void add_score_rows(const T* weights, const T* values, idx_t dim_v, idx_t count,
             tile_product<P, M.value, 2>(from, below, operands<P>(count - j),
                                         [&](auto m, auto half, const auto& x) { take(m, half, x); });
           });
+        } else if constexpr (numbers_of<P> > 1) {
+          const auto seen = [](idx_t m, idx_t k) {
+            return (2 * k >= m ? 0xffffu : 0) | (2 * k + 1 >= m ? 0xffff0000u : 0);
+          };
+          seen_product<kernel_chunk / 2>(from, rows, below, 2, operands<P>(count - j), seen, take);
         } else {
-          product_of_seen<T>(
-              from, rows, below, [](idx_t m) { return m; }, [&](idx_t) { return count - j; }, take);
+          for (idx_t m = 0; m < rows; ++m)
+            unroll<2>([&](auto half) {
+              packet<T> x = zero<T>();
+              for (idx_t i = m; i < count - j; ++i)
+                x = fma(broadcast<T>(from.at(static_cast<int>(m), i)), load<T>(below + i * wide + half * width<T>), x);
+              take(m, half, x);
+            });
         }
       }
     }

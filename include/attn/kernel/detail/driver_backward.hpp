@@ -346,9 +346,8 @@ struct backward_driver {
     for (idx_t n = 0; in.d_features && n < shape.batch * call.heads; ++n) feature_sums[n].clear();
   }
 
-  /// `then` is called at the end with the sums of the gradients of the features of every head of sums.
-  template <class Then>
-  void run(execution& exec, idx_t feature_rows, Then&& then) {
+  /// Afterwards feature_sums has the sums of the gradients of the features of every head of sums.
+  void run(execution& exec, idx_t feature_rows) {
     auto work = call.work();
     work.operations *= 3, work.bytes *= 3;
     const auto limit = exec.limit_threads(work);
@@ -394,7 +393,6 @@ struct backward_driver {
           });
         });
       });
-    then(feature_sums);
   }
 };
 

@@ -46,9 +46,9 @@ template <class S, class Gradients, class T>
 void run_sums_backward(const kernel_backward_call<T>& wanted, const kernel_views<S>& x, const Gradients& g,
                        execution& exec) {
   const kernel_backward<T> one{wanted};
-  backward_driver<T>{one}.run(exec, x.features.extent(1), [&](const kernel_sums<T>* sums) {
-    store_feature_gradients(x, g, wanted.call, sums);
-  });
+  backward_driver<T> driver{one};
+  driver.run(exec, x.features.extent(1));
+  store_feature_gradients(x, g, wanted.call, driver.feature_sums);
 }
 
 /// A backward call of an operator of feature sums, as run_kernel; back(map) gives its feature_map_backward.

@@ -48,7 +48,8 @@ void transpose_sums(const kernel_sums<T>& from, kernel_sums<T>& to) {
     }
 }
 
-/// times_sums of rows `stride` apart.
+/// done(t, c, x) takes x = sum over k < depth of rows[t][k] S[k][c], a packet at a time, for t up to a multiple of
+/// tile_step.
 template <class T, class Done>
 void rows_times_sums(const T* rows, idx_t stride, idx_t count, const kernel_sums<T>& sums, row_prefetcher<>& prefetch,
                      const operand_pairs& pairs, Done&& done) {
@@ -61,8 +62,15 @@ void rows_times_sums(const T* rows, idx_t stride, idx_t count, const kernel_sums
   };
   const auto multiply = [&]<class P>(const P* left, const P* values) {
     const idx_t row = stride / numbers_of<P>;
-    times_sums(
-        sums, values, count, [&](idx_t t) { return strided_rows<P>{left + t * row, row}; }, prefetch, done);
+    for (idx_t t = 0; t < count; t += tile_rows) {
+      prefetch.next(rows_per_sums_tile * ceil_div(sums.dim_v, panel_width<T>));
+      with_tile_height(std::min<idx_t>(tile_rows, count - t), [&](auto M) {
+        panel_products<P, M.value, panel_width<P>, true>(
+            strided_rows<P>{left + t * row, row}, values, operands<P>(sums.rows()) * panel_width<P>, 0,
+            round_up(sums.dim_v, panel_width<P>), operands<P>(sums.features),
+            [&](auto m, idx_t col, const auto& x) { done(t + m, col, x); });
+      });
+    }
   };
   multiply_as(pairs, rows, static_cast<const T*>(sums.values), convert, multiply);
 }
