@@ -47,15 +47,10 @@ struct delta_rule_options {
 /// The delta rule; options and execution may be left out. See the top of the file.
 template <viewable Q, viewable K, viewable V, viewable O, class Options = delta_rule_options<element_of<const Q&>>>
 void delta_rule(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, execution_ref exec = {}) {
-  detail::require_one_element_type<const Q&, const K&, const V&, O>();
   using S = element_of<const Q&>;
-  const auto& given = detail::options_or_default<delta_rule_options<S>>(options);
-  detail::call_views check("delta_rule");
-  constexpr auto rule = detail::rule::correct;
-  const auto call =
-      detail::check_correcting_forward<rule, S>(check, {as_view(q), as_view(k), as_view(v), as_view(out)}, given,
-                                           given.lengths, given.initial_state, given.final_state);
-  detail::recurrence_driver<rule, compute_type<S>>{call}.run(detail::execution_of(exec, options));
+  detail::run_correcting<detail::rule::correct>("delta_rule", detail::views_of<S>(q, k, v, out),
+                                                detail::options_or_default<delta_rule_options<S>>(options),
+                                                detail::execution_of(exec, options));
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -3,19 +3,11 @@
 //   attn::delta_rule_state<float> state({.heads = 16, .dim = 128, .value_dim = 128});
 //   attn::delta_rule_step(state, q_t, k_t, v_t, out_t, {.beta = beta_t, .log_decay = g_t});   // one token or many
 //   state.append(k, v, {.beta = beta});                        // the same without queries
-//   auto branch = state;                                       // a copy: another continuation of the same sequence
-//   state.write(file); state.read(file);                       // detail/state_stream.hpp
 //
-//   attn::delta_rule_state<float> draft({.heads = 16, .dim = 128, .value_dim = 128, .keep = 4});
-//   draft.rollback(2); // as if the last two tokens had not been fed
+// Batch items of their own lengths, copies, writing, reading and .keep for rollback: see detail/kernel_state.hpp.
 //
-// Batch items are independent sequences, of any number of tokens each:
-//
-//   attn::delta_rule_step(state, q, k, v, out, {.lengths = n});    // item b is fed the first n[b] tokens
-//   state.reset(1); state.rollback(0, 2); state.copy_item(0, 1); state.reorder(beams); state.tokens(1)
-//
-// A million tokens in constant memory: S [dim, value dim] for every batch item and head, dims rounded up to two vectors,
-// and `keep` times as much again; bytes() is exact.
+// A million tokens in constant memory: S [dim, value dim] for every batch item and head, value dim rounded up to two
+// vectors, and `keep` times as much again; bytes() is exact.
 //
 // There is no merge: a part of a sequence changes the state by S -> M S + B with a matrix M, not by an addition.
 #pragma once
@@ -43,18 +35,17 @@ struct delta_rule_step_options {
 /// The state of the delta rule for elements of type S. Throws std::invalid_argument for negative extents or sizes no
 /// memory can hold. A moved-from state may only be assigned to or destroyed.
 template <element S>
-class delta_rule_state : public detail::correcting_sequences<detail::rule::correct, S> {
+class delta_rule_state : public detail::correcting_state<detail::rule::correct, S> {
  public:
   explicit delta_rule_state(const delta_rule_state_extents& extents)
-      : detail::correcting_sequences<detail::rule::correct, S>("delta_rule_state", extents) {}
+      : detail::correcting_state<detail::rule::correct, S>("delta_rule_state", extents) {}
 
   /// delta_rule_step without queries: feeds k [B, Hk, n, D] and v [B, heads, n, Dv].
   template <viewable K, viewable V, class Options = delta_rule_step_options<S>>
   void append(const K& k, const V& v, Options&& options = {}, execution_ref exec = {}) {
-    static_assert(std::same_as<S, element_of<const K&>> && std::same_as<S, element_of<const V&>>,
-                  "attn: the state, k and v must have one element type");
-    this->feed("delta_rule_state::append", {{}, as_view(k), as_view(v), {}, false},
-               detail::options_or_default<delta_rule_step_options<S>>(options), detail::execution_of(exec, options));
+    detail::run_correcting_step<detail::rule::correct>(
+        "delta_rule_state::append", detail::step_access::of(*this), detail::without_queries<S>(k, v),
+        detail::options_or_default<delta_rule_step_options<S>>(options), detail::execution_of(exec, options));
   }
 };
 
@@ -64,11 +55,9 @@ class delta_rule_state : public detail::correcting_sequences<detail::rule::corre
 template <element S, viewable Q, viewable K, viewable V, viewable O, class Options = delta_rule_step_options<S>>
 void delta_rule_step(delta_rule_state<S>& state, const Q& q, const K& k, const V& v, O&& out, Options&& options = {},
                      execution_ref exec = {}) {
-  detail::require_one_element_type<const Q&, const K&, const V&, O>();
-  static_assert(std::same_as<S, element_of<const Q&>>, "attn: the state and q must have one element type");
-  detail::step_access::of(state).feed("delta_rule_step", {as_view(q), as_view(k), as_view(v), as_view(out)},
-                                       detail::options_or_default<delta_rule_step_options<S>>(options),
-                                       detail::execution_of(exec, options));
+  detail::run_correcting_step<detail::rule::correct>(
+      "delta_rule_step", detail::step_access::of(state), detail::views_of<S>(q, k, v, out),
+      detail::options_or_default<delta_rule_step_options<S>>(options), detail::execution_of(exec, options));
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -51,16 +51,10 @@ template <viewable Q, viewable K, viewable V, viewable A, viewable B, viewable O
           class Options = dplr_options<element_of<const Q&>>>
 void dplr(const Q& q, const K& k, const V& v, const A& a, const B& b, O&& out, Options&& options = {},
           execution_ref exec = {}) {
-  detail::require_one_element_type<const Q&, const K&, const V&, O>();
-  detail::require_one_element_type<const Q&, const A&, const B&, O>();
   using S = element_of<const Q&>;
-  const auto& given = detail::options_or_default<dplr_options<S>>(options);
-  detail::call_views check("dplr");
-  constexpr auto rule = detail::rule::low_rank;
-  const auto call = detail::check_correcting_forward<rule, S>(
-      check, {as_view(q), as_view(k), as_view(v), as_view(out), true, as_view(a), as_view(b)}, given, given.lengths,
-      given.initial_state, given.final_state);
-  detail::recurrence_driver<rule, compute_type<S>>{call}.run(detail::execution_of(exec, options));
+  detail::run_correcting<detail::rule::low_rank>("dplr", detail::with_rows(detail::views_of<S>(q, k, v, out), a, b),
+                                                 detail::options_or_default<dplr_options<S>>(options),
+                                                 detail::execution_of(exec, options));
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -19,8 +19,7 @@
 //          share memory with an input or one another, before anything is written.
 #pragma once
 
-#include <attn/core/detail/gradients.hpp>
-#include <attn/kernel/detail/recurrence_backward_driver.hpp>
+#include <attn/kernel/detail/correcting_backward_call.hpp>
 #include <attn/kernel/dplr.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
@@ -45,21 +44,9 @@ void dplr_backward(const Q& q, const K& k, const V& v, const A& a, const B& b, c
                    const dplr_gradients<element_of<const Q&>>& gradients, Options&& options = {},
                    execution_ref exec = {}) {
   using S = element_of<const Q&>;
-  detail::require_one_element_type<const Q&, const K&, const V&, tensor_view<S>>();
-  detail::require_one_element_type<const A&, const B&, const D&, tensor_view<S>>();
-  const auto& given = detail::options_or_default<dplr_options<S>>(options);
-  detail::call_views check("dplr_backward");
-  constexpr auto rule = detail::rule::low_rank;
-  auto call = detail::check_correcting_backward<rule, S>(
-      check, {as_view(q), as_view(k), as_view(v), {}, true, as_view(a), as_view(b)}, as_view(d_out), gradients, given);
-  const auto& g = gradients;
-  const detail::recurrence_backward_call<compute_type<S>> one{
-      .call = call, .d_out = as_view(d_out), .dq = {g.q, g.accumulate}, .dk = {g.k, g.accumulate},
-      .dv = {g.v, g.accumulate}, .da = {g.a, g.accumulate}, .db = {g.b, g.accumulate},
-      .d_final_state = g.d_final_state, .d_log_decay = g.log_decay, .d_initial_state = g.initial_state,
-      .accumulate = g.accumulate};
-  if (one.of_queries() || one.reverse())
-    detail::recurrence_backward_driver<rule, compute_type<S>>{one}.run(detail::execution_of(exec, options));
+  detail::run_correcting_backward<detail::rule::low_rank>(
+      "dplr_backward", detail::with_rows(detail::backward_views_of<S>(q, k, v, d_out), a, b), gradients,
+      detail::options_or_default<dplr_options<S>>(options), detail::execution_of(exec, options));
 }
 
 }}  // namespace attn::ATTN_ISA

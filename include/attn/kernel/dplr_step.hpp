@@ -3,18 +3,10 @@
 //   attn::dplr_state<float> state({.heads = 16, .dim = 64, .value_dim = 64});
 //   attn::dplr_step(state, q_t, k_t, v_t, a_t, b_t, out_t, {.log_decay = g_t});    // one token or many
 //   state.append(k, v, a, b, {.log_decay = g});                                    // the same without queries
-//   auto branch = state;                                       // a copy: another continuation of the same sequence
-//   state.write(file); state.read(file);                       // detail/state_stream.hpp
 //
-//   attn::dplr_state<float> draft({.heads = 16, .dim = 64, .value_dim = 64, .keep = 4});
-//   draft.rollback(2); // as if the last two tokens had not been fed
+// Batch items of their own lengths, copies, writing, reading and .keep for rollback: see detail/kernel_state.hpp.
 //
-// Batch items are independent sequences, of any number of tokens each:
-//
-//   attn::dplr_step(state, q, k, v, a, b, out, {.lengths = n});    // item b is fed the first n[b] tokens
-//   state.reset(1); state.rollback(0, 2); state.copy_item(0, 1); state.reorder(beams); state.tokens(1)
-//
-// A million tokens in constant memory: S [dim, value dim] for every batch item and head, dims rounded up to two
+// A million tokens in constant memory: S [dim, value dim] for every batch item and head, value dim rounded up to two
 // vectors, and `keep` times as much again; bytes() is exact.
 //
 // There is no merge: a part of a sequence changes the state by S -> M S + B with a matrix M, not by an addition.
@@ -44,19 +36,18 @@ struct dplr_step_options {
 /// The state of dplr for elements of type S. Throws std::invalid_argument for negative extents or sizes no memory can
 /// hold. A moved-from state may only be assigned to or destroyed.
 template <element S>
-class dplr_state : public detail::correcting_sequences<detail::rule::low_rank, S> {
+class dplr_state : public detail::correcting_state<detail::rule::low_rank, S> {
  public:
   explicit dplr_state(const dplr_state_extents& extents)
-      : detail::correcting_sequences<detail::rule::low_rank, S>("dplr_state", extents) {}
+      : detail::correcting_state<detail::rule::low_rank, S>("dplr_state", extents) {}
 
   /// dplr_step without queries: feeds k, a, b [B, heads, n, D] and v [B, heads, n, Dv].
   template <viewable K, viewable V, viewable A, viewable B, class Options = dplr_step_options<S>>
   void append(const K& k, const V& v, const A& a, const B& b, Options&& options = {}, execution_ref exec = {}) {
-    detail::require_one_element_type<const K&, const V&, const A&, tensor_view<S>>();
-    static_assert(std::same_as<S, element_of<const K&>> && std::same_as<S, element_of<const B&>>,
-                  "attn: the state, k and b must have one element type");
-    this->feed("dplr_state::append", {{}, as_view(k), as_view(v), {}, false, as_view(a), as_view(b)},
-               detail::options_or_default<dplr_step_options<S>>(options), detail::execution_of(exec, options));
+    detail::run_correcting_step<detail::rule::low_rank>(
+        "dplr_state::append", detail::step_access::of(*this),
+        detail::with_rows(detail::without_queries<S>(k, v), a, b),
+        detail::options_or_default<dplr_step_options<S>>(options), detail::execution_of(exec, options));
   }
 };
 
@@ -67,11 +58,8 @@ template <element S, viewable Q, viewable K, viewable V, viewable A, viewable B,
           class Options = dplr_step_options<S>>
 void dplr_step(dplr_state<S>& state, const Q& q, const K& k, const V& v, const A& a, const B& b, O&& out,
                Options&& options = {}, execution_ref exec = {}) {
-  detail::require_one_element_type<const Q&, const K&, const V&, O>();
-  detail::require_one_element_type<const Q&, const A&, const B&, O>();
-  static_assert(std::same_as<S, element_of<const Q&>>, "attn: the state and q must have one element type");
-  detail::step_access::of(state).feed(
-      "dplr_step", {as_view(q), as_view(k), as_view(v), as_view(out), true, as_view(a), as_view(b)},
+  detail::run_correcting_step<detail::rule::low_rank>(
+      "dplr_step", detail::step_access::of(state), detail::with_rows(detail::views_of<S>(q, k, v, out), a, b),
       detail::options_or_default<dplr_step_options<S>>(options), detail::execution_of(exec, options));
 }
 

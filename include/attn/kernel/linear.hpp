@@ -61,20 +61,26 @@ struct linear_options {
 
 namespace detail {
 
-/// The whole call or, given one, a step.
+/// What linear has of its own, for all its calls.
 template <class S, class F, class T = compute_type<S>>
-void run_linear(const char* name, const kernel_views<S>& x, const linear_options<S>& options, const F& map,
-                execution& exec, const state_step<T>& step = {}) {
-  if constexpr (require_feature_map<F, T>()) {
-    call_views check(name);
-    kernel_call<T> call = check_kernel<false>(check, x, options, step, options.decay);
+struct linear_operator {
+  const linear_options<S>& options;
+  const F& feature;
+  idx_t count = 0;  // of features
+
+  static constexpr bool may_recur = true;
+  static constexpr bool usable() { return require_feature_map<F, T>(); }
+  void check(const validator& check, kernel_call<T>& call) {
     call.normalise = options.normalise;
-    const idx_t count = features_of(map, call.shape.dim);
+    count = features_of(feature, call.shape.dim);
     check_feature_count(check, count, call.shape);
     check_linear_options(check, call, options, count);
-    mapped_features<S, F> features(map, call.shape.dim, count);
-    run_kernel<true>(check, call, features, step, exec);
   }
+  mapped_features<S, F> map(const kernel_call<T>& call) const { return {feature, call.shape.dim, count}; }
+};
+template <class S, class F>
+linear_operator<S, F> linear_of(const linear_options<S>& options, const F& feature) {
+  return {options, feature};
 }
 
 }  // namespace detail
@@ -85,10 +91,10 @@ template <viewable Q, viewable K, viewable V, viewable O, class Options = linear
 void linear(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, Map&& map = {},
             execution_ref exec = {}) {
   using S = element_of<const Q&>;
-  detail::run_linear<S>("linear", detail::views_of<S>(q, k, v, out),
-                        detail::options_or_default<linear_options<S>>(options),
-                        detail::callable_or_default<feature_maps::elu_plus_one>(map),
-                        detail::execution_of(exec, options, map));
+  detail::run_kernel("linear", detail::views_of<S>(q, k, v, out),
+                     detail::linear_of<S>(detail::options_or_default<linear_options<S>>(options),
+                                          detail::callable_or_default<feature_maps::elu_plus_one>(map)),
+                     detail::execution_of(exec, options, map));
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -125,7 +125,7 @@ struct mapped_features_backward final : feature_map_backward<compute_type<S>> {
                T* work) const override {
     if constexpr (std::same_as<S, T> && differentiable_map<F>) {
       const auto at = [&](idx_t n) { return times_derivative(load<T>(x.phi + n), load<T>(x.d + n)); };
-      if (to) store_columns<T>(at, matrix_of<T, S>(to.to), x.position, x.first, x.rows.count, to.accumulate);
+      if (to) store_columns<T>(at, matrix_of<T, S>(to), x.position, x.first, x.rows.count, to.accumulate);
     } else {
       feature_map_backward<T>::back_to(x, to, dx, dw, work);
     }
@@ -161,53 +161,38 @@ struct mapped_features_backward final : feature_map_backward<compute_type<S>> {
   }
 };
 
-/// Checks the options that only linear has; call.driver then says whether any is given.
-template <class S, class T = compute_type<S>>
-void check_linear_backward(call_views& check, kernel_call<T>& call, const linear_gradients<S>& g,
-                             linear_options<S> options, idx_t features) {
-  check.read("d_final_state", g.d_final_state);
-  check.read("d_final_weights", g.d_final_weights);
-  check.gradient("log_decay", g.log_decay, options.log_decay);
-  check.gradient("bonus", g.bonus, options.bonus);
-  check.gradient("initial_state", g.initial_state, options.initial_state);
-  check.gradient("initial_weights", g.initial_weights, options.initial_weights);
-  options.final_state = {}, options.final_weights = {};  // are not computed
-  check_linear_options(check, call, options, features);
-  const attention_shape& s = call.shape;
-  check_linear_state(check, "d_final_state", g.d_final_state, s, features);
-  check_linear_state(check, "d_final_weights", g.d_final_weights, s, features);
-  for (const idx_t heads : {g.d_final_state.extent(1), g.d_final_weights.extent(1)})
-    if (heads == s.heads && heads > s.kv_heads) call.heads = heads;
-  if (g.d_final_state) check.equal("heads of d_final_state = heads of sums", call.heads, g.d_final_state.extent(1));
-  if (g.d_final_weights)
-    check.equal("heads of d_final_weights = heads of sums", call.heads, g.d_final_weights.extent(1));
-  // The backward pass of the family has no gradients of log decays and states.
-  if (options.log_decay || g.d_final_state || g.d_final_weights)
-    call.driver = kernel_driver::recurrence;
-}
-
+/// The same of its backward call.
 template <class S, class F, class B, class T = compute_type<S>>
-void run_linear_backward(const kernel_backward_views<S>& views, const linear_gradients<S>& gradients,
-                         const linear_options<S>& options, const F& map, const B& map_backward, execution& exec) {
-  if constexpr (require_feature_map<F, T>() && require_map_backward<F, B, T>()) {
-    call_views check("linear_backward");
-    kernel_call<T> call = check_kernel_backward<false>(check, views, options);
-    call.normalise = options.normalise;
-    const idx_t count = features_of(map, call.shape.dim);
-    check_feature_count(check, count, call.shape);
-    check_linear_backward(check, call, gradients, options, count);
-    mapped_features<S, F> features(map, call.shape.dim, count);
-    mapped_features_backward<S, F, B> back(map_backward, call.shape.dim, count);
-    if (call.driver == kernel_driver::sums) return run_kernel_backward(views, call, features, back, exec);
-    call.map = &features;
-    const auto& g = gradients;
-    const recurrence_backward_call<T> one{
-        .call = call, .map = &back, .d_out = views.d_out, .dq = {g.q, g.accumulate}, .dk = {g.k, g.accumulate},
-        .dv = {g.v, g.accumulate}, .d_final_state = g.d_final_state, .d_final_weights = g.d_final_weights,
-        .d_decay = g.decay, .d_log_decay = g.log_decay, .d_bonus = g.bonus, .d_initial_state = g.initial_state,
-        .d_initial_weights = g.initial_weights, .accumulate = g.accumulate};
-    if (one.of_queries() || one.reverse()) recurrence_backward_driver<rule::add, T>{one}.run(exec);
+struct linear_backward_operator : linear_operator<S, F> {
+  const B& map_backward;
+  const linear_gradients<S>& gradients;
+
+  static constexpr bool usable() { return require_feature_map<F, T>() && require_map_backward<F, B, T>(); }
+  void check(const validator& check, kernel_call<T>& call) {
+    linear_options<S> given = this->options;
+    given.final_state = {}, given.final_weights = {};  // are not computed
+    linear_operator<S, F> forward{given, this->feature};
+    forward.check(check, call);
+    const idx_t features = this->count = forward.count;
+    const attention_shape& s = call.shape;
+    const linear_gradients<S>& g = gradients;
+    check_linear_state(check, "d_final_state", g.d_final_state, s, features);
+    check_linear_state(check, "d_final_weights", g.d_final_weights, s, features);
+    for (const idx_t heads : {g.d_final_state.extent(1), g.d_final_weights.extent(1)}) call.take_heads_of(heads);
+    if (g.d_final_state) check.equal("heads of d_final_state = heads of sums", call.heads, g.d_final_state.extent(1));
+    if (g.d_final_weights)
+      check.equal("heads of d_final_weights = heads of sums", call.heads, g.d_final_weights.extent(1));
+    // The backward pass by sums of features has no gradients of log decays and states.
+    if (given.log_decay || g.d_final_state || g.d_final_weights) call.driver = kernel_driver::recurrence;
   }
+  mapped_features_backward<S, F, B> back(const mapped_features<S, F>& map) const {
+    return {map_backward, map.dim, map.features};
+  }
+};
+template <class S, class F, class B>
+linear_backward_operator<S, F, B> linear_backward_of(const linear_options<S>& options, const F& map, const B& back,
+                                                     const linear_gradients<S>& gradients) {
+  return {{options, map}, back, gradients};
 }
 
 }  // namespace detail
@@ -220,13 +205,12 @@ void linear_backward(const Q& q, const K& k, const V& v, const D& d_out,
                      const linear_gradients<element_of<const Q&>>& gradients, Options&& options = {}, Map&& map = {},
                      MapBackward&& map_backward = {}, execution_ref exec = {}) {
   using S = element_of<const Q&>;
-  const auto& given = detail::options_or_default<linear_options<S>>(options);
-  auto views = detail::backward_views_of<S>(q, k, v, d_out, gradients);
-  views.gate_name = "decay";
-  views.gate = given.decay, views.d_gate = gradients.decay;
-  detail::run_linear_backward<S>(views, gradients, given, detail::callable_or_default<feature_maps::elu_plus_one>(map),
-                                 detail::callable_or_default<detail::own_derivative>(map_backward),
-                                 detail::execution_of(exec, options, map, map_backward));
+  detail::run_kernel_backward(
+      "linear_backward", detail::backward_views_of<S>(q, k, v, d_out), gradients,
+      detail::linear_backward_of<S>(detail::options_or_default<linear_options<S>>(options),
+                                    detail::callable_or_default<feature_maps::elu_plus_one>(map),
+                                    detail::callable_or_default<detail::own_derivative>(map_backward), gradients),
+      detail::execution_of(exec, options, map, map_backward));
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -31,18 +31,21 @@ struct linear_step_options {
   key_mask_view key_mask{};             // [B or 1, n]
 };
 
+template <element S>
+class linear_state;
+
 namespace detail {
 
 template <class S, class F>
-void run_linear_step(const char* name, kernel_state<compute_type<S>>& state, const kernel_views<S>& x,
+void run_linear_step(const char* name, linear_state<S>& state, const kernel_views<S>& x,
                      const linear_step_options<S>& options, const F& map, execution& exec) {
-  run_linear<S>(name, x,
-                {.causal = true, .lengths = options.lengths, .eps = options.eps, .normalise = options.normalise,
-                 .decay = options.decay, .scale = options.scale, .log_decay = options.log_decay,
-                 .bonus = options.bonus, .key_mask = options.key_mask},
-                map, exec, step_of<true>(state));
+  run_kernel(name, x,
+             linear_of<S>({.causal = true, .lengths = options.lengths, .eps = options.eps,
+                           .normalise = options.normalise, .decay = options.decay, .scale = options.scale,
+                           .log_decay = options.log_decay, .bonus = options.bonus, .key_mask = options.key_mask},
+                          map),
+             exec, step_of<compute_type<S>>{step_access::of(state)});
 }
-
 }  // namespace detail
 
 /// The sums of linear attention for elements of type S. `features` is the number of features of a key: its dim, unless

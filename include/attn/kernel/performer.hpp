@@ -56,31 +56,28 @@ struct performer_options {
 
 namespace detail {
 
-template <class S>
-void check_performer(const validator& check, const performer_options<S>& options) {
-  if (options.scale) check_finite(check, "scale", static_cast<double>(*options.scale));
-  if (options.feature_eps) {
-    check_finite(check, "feature_eps", static_cast<double>(*options.feature_eps));
-    if (*options.feature_eps > 0 && options.kernel != performer_kernel::relu) {
-      if (options.kernel != performer_kernel::positive)
-        check.fail("feature_eps with kernel positive or relu", "another");
-      if (options.causal) check.fail("no causal with feature_eps, which takes a maximum over all keys", "causal");
-    }
-  }
-  if (options.center_keys && options.causal) check.fail("no causal with center_keys, a mean over all keys", "causal");
-}
-
-/// The whole call or, given one, a step.
+/// What performer has of its own, for all its calls.
 template <class S, class T = compute_type<S>>
-void run_performer(const char* name, const kernel_views<S>& x, const performer_options<S>& options, execution& exec,
-                   const state_step<T>& step = {}) {
-  call_views check(name);
-  kernel_call<T> call = check_kernel<true>(check, x, options, step);
-  check_performer(check, options);
-  performer_features<T> features(call, options);
-  if (features.published) call.eps *= static_cast<T>(features.rows);
-  run_kernel(check, call, features, step, exec);
-}
+struct performer_operator {
+  const performer_options<S>& options;
+
+  static constexpr bool may_recur = false;
+  static constexpr bool usable() { return true; }
+  void check(const validator& check, kernel_call<T>& call) const {
+    if (options.scale) check_finite(check, "scale", static_cast<double>(*options.scale));
+    if (options.feature_eps) {
+      check_finite(check, "feature_eps", static_cast<double>(*options.feature_eps));
+      if (*options.feature_eps > 0 && options.kernel != performer_kernel::relu) {
+        if (options.kernel != performer_kernel::positive)
+          check.fail("feature_eps with kernel positive or relu", "another");
+        if (options.causal) check.fail("no causal with feature_eps, which takes a maximum over all keys", "causal");
+        call.eps *= static_cast<T>(call.projection.extents[2]);  // of features that are not divided by their number
+      }
+    }
+    if (options.center_keys && options.causal) check.fail("no causal with center_keys, a mean over all keys", "causal");
+  }
+  performer_features<T> map(const kernel_call<T>& call) const { return {call, options}; }
+};
 
 }  // namespace detail
 
@@ -90,9 +87,9 @@ template <viewable Q, viewable K, viewable V, viewable O, class Features = perfo
 void performer(const Q& q, const K& k, const V& v, O&& out, const Features& features = {}, Options&& options = {},
                execution_ref exec = {}) {
   using S = element_of<const Q&>;
-  detail::run_performer<S>("performer", detail::with_features(detail::views_of<S>(q, k, v, out), features),
-                           detail::options_or_default<performer_options<S>>(options),
-                           detail::execution_of(exec, options));
+  detail::run_kernel("performer", detail::with_features(detail::views_of<S>(q, k, v, out), features),
+                     detail::performer_operator<S>{detail::options_or_default<performer_options<S>>(options)},
+                     detail::execution_of(exec, options));
 }
 
 }}  // namespace attn::ATTN_ISA

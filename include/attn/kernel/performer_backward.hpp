@@ -41,16 +41,11 @@ struct performer_gradients {
 namespace detail {
 
 template <class S, class T = compute_type<S>>
-void run_performer_backward(const kernel_backward_views<S>& views, const performer_options<S>& options,
-                            execution& exec) {
-  call_views check("performer_backward");
-  kernel_call<T> call = check_kernel_backward<true>(check, views, options);
-  check_performer(check, options);
-  performer_features<T> features(call, options);
-  if (features.published) call.eps *= static_cast<T>(features.rows);
-  performer_features_backward<T> back(features);
-  run_kernel_backward(views, call, features, back, exec);
-}
+struct performer_backward_operator : performer_operator<S> {
+  performer_features_backward<T> back(const performer_features<T>& map) const {
+    return performer_features_backward<T>(map);
+  }
+};
 
 }  // namespace detail
 
@@ -61,11 +56,10 @@ void performer_backward(const Q& q, const K& k, const V& v, const Features& feat
                         const performer_gradients<element_of<const Q&>>& gradients, Options&& options = {},
                         execution_ref exec = {}) {
   using S = element_of<const Q&>;
-  auto views = detail::backward_views_of<S>(q, k, v, d_out, gradients);
-  views.x = detail::with_features(views.x, features);
-  views.d_features = gradients.features;
-  detail::run_performer_backward<S>(views, detail::options_or_default<performer_options<S>>(options),
-                                    detail::execution_of(exec, options));
+  detail::run_kernel_backward(
+      "performer_backward", detail::with_features(detail::backward_views_of<S>(q, k, v, d_out), features), gradients,
+      detail::performer_backward_operator<S>{{detail::options_or_default<performer_options<S>>(options)}},
+      detail::execution_of(exec, options));
 }
 
 }}  // namespace attn::ATTN_ISA

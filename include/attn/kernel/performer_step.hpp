@@ -30,20 +30,19 @@ struct performer_step_options {
   key_mask_view key_mask{};           // [B or 1, n]
 };
 
+template <element S>
+class performer_state;
+
 namespace detail {
 
 template <class S>
-void run_performer_step(const char* name, kernel_state<compute_type<S>>& state, const kernel_views<S>& x,
+void run_performer_step(const char* name, performer_state<S>& state, const kernel_views<S>& x,
                         const performer_step_options<S>& options, execution& exec) {
-  run_performer<S>(name, x,
-                   {.scale = options.scale,
-                    .causal = true,
-                    .lengths = options.lengths,
-                    .kernel = static_cast<performer_kernel>(step_access::of(state).kind().variant),
-                    .eps = options.eps,
-                    .feature_eps = options.feature_eps,
-                    .key_mask = options.key_mask},
-                   exec, step_of(state));
+  run_kernel(name, x,
+             performer_operator<S>{{.scale = options.scale, .causal = true, .lengths = options.lengths,
+                                    .kernel = state.kernel(), .eps = options.eps, .feature_eps = options.feature_eps,
+                                    .key_mask = options.key_mask}},
+             exec, step_of<compute_type<S>>{step_access::of(state)});
 }
 
 }  // namespace detail
@@ -57,7 +56,9 @@ class performer_state : public kernel_state<compute_type<S>> {
       : kernel_state<compute_type<S>>("performer_state",
                                       {.kind = 2,
                                        .variant = static_cast<std::uint32_t>(options.kernel),
-                                       .log_scaled = options.kernel != performer_kernel::relu},
+                                       .parts = options.kernel == performer_kernel::relu
+                                                    ? detail::sum_parts::weights
+                                                    : detail::sum_parts::log_scales},
                                       extents, detail::features_per_row(options.kernel)) {}
 
   performer_kernel kernel() const { return static_cast<performer_kernel>(this->kind().variant); }

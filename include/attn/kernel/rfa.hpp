@@ -20,7 +20,6 @@
 // zeros. Token by token: rfa_step.hpp.
 #pragma once
 
-#include <attn/core/detail/sin_cos.hpp>
 #include <attn/kernel/detail/kernel_checks.hpp>
 #include <attn/kernel/detail/projection.hpp>
 #include <attn/kernel/draw_features.hpp>
@@ -64,26 +63,22 @@ struct rfa_features final : projected_features<T> {
       factor[t] = norm == T(0) ? T(0) : T(1) / norm;
     }
     this->project(item_head, columns, x.lanes, phi, this->pairs_in(work));
-    for (idx_t r = 0; r < rows; ++r)
-      for (idx_t t = 0; t < x.lanes; t += width<T>) {
-        T* const at = phi + r * kernel_chunk + t;
-        packet<T> sine, cosine;
-        sin_cos<T>(mul(load<T>(at), load<T>(factor + t)), sine, cosine);
-        store<T>(at, sine), store<T>(at + rows * kernel_chunk, cosine);
-      }
+    sines_of(phi, rows, x.lanes, factor);
   }
 };
 
-/// The whole call or, given one, a step.
+/// What rfa has of its own, for all its calls.
 template <class S, class T = compute_type<S>>
-void run_rfa(const char* name, const kernel_views<S>& x, const rfa_options<S>& options, execution& exec,
-             const state_step<T>& step = {}) {
-  call_views check(name);
-  kernel_call<T> call = check_kernel<true>(check, x, options, step, options.gate, true);
-  check_finite(check, "norm_eps", static_cast<double>(options.norm_eps));
-  rfa_features<T> features(call, options.norm_eps);
-  run_kernel(check, call, features, step, exec);
-}
+struct rfa_operator {
+  const rfa_options<S>& options;
+
+  static constexpr bool may_recur = false;
+  static constexpr bool usable() { return true; }
+  void check(const validator& check, kernel_call<T>&) const {
+    check_finite(check, "norm_eps", static_cast<double>(options.norm_eps));
+  }
+  rfa_features<T> map(const kernel_call<T>& call) const { return {call, options.norm_eps}; }
+};
 
 }  // namespace detail
 
@@ -93,8 +88,9 @@ template <viewable Q, viewable K, viewable V, viewable O, class Features = rfa_o
 void rfa(const Q& q, const K& k, const V& v, O&& out, const Features& features = {}, Options&& options = {},
          execution_ref exec = {}) {
   using S = element_of<const Q&>;
-  detail::run_rfa<S>("rfa", detail::with_features(detail::views_of<S>(q, k, v, out), features),
-                     detail::options_or_default<rfa_options<S>>(options), detail::execution_of(exec, options));
+  detail::run_kernel("rfa", detail::with_features(detail::views_of<S>(q, k, v, out), features),
+                     detail::rfa_operator<S>{detail::options_or_default<rfa_options<S>>(options)},
+                     detail::execution_of(exec, options));
 }
 
 }}  // namespace attn::ATTN_ISA

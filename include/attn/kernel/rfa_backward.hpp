@@ -92,14 +92,9 @@ struct rfa_features_backward final : projected_features_backward<T> {
 };
 
 template <class S, class T = compute_type<S>>
-void run_rfa_backward(const kernel_backward_views<S>& views, const rfa_options<S>& options, execution& exec) {
-  call_views check("rfa_backward");
-  kernel_call<T> call = check_kernel_backward<true>(check, views, options, true);
-  check_finite(check, "norm_eps", static_cast<double>(options.norm_eps));
-  rfa_features<T> features(call, options.norm_eps);
-  rfa_features_backward<T> back(features);
-  run_kernel_backward(views, call, features, back, exec);
-}
+struct rfa_backward_operator : rfa_operator<S> {
+  rfa_features_backward<T> back(const rfa_features<T>& map) const { return rfa_features_backward<T>(map); }
+};
 
 }  // namespace detail
 
@@ -110,13 +105,10 @@ void rfa_backward(const Q& q, const K& k, const V& v, const Features& features, 
                   const rfa_gradients<element_of<const Q&>>& gradients, Options&& options = {},
                   execution_ref exec = {}) {
   using S = element_of<const Q&>;
-  const auto& given = detail::options_or_default<rfa_options<S>>(options);
-  auto views = detail::backward_views_of<S>(q, k, v, d_out, gradients);
-  views.x = detail::with_features(views.x, features);
-  views.d_features = gradients.features;
-  views.gate_name = "gate";
-  views.gate = given.gate, views.d_gate = gradients.gate;
-  detail::run_rfa_backward<S>(views, given, detail::execution_of(exec, options));
+  detail::run_kernel_backward(
+      "rfa_backward", detail::with_features(detail::backward_views_of<S>(q, k, v, d_out), features), gradients,
+      detail::rfa_backward_operator<S>{{detail::options_or_default<rfa_options<S>>(options)}},
+      detail::execution_of(exec, options));
 }
 
 }}  // namespace attn::ATTN_ISA

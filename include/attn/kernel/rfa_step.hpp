@@ -25,15 +25,18 @@ struct rfa_step_options {
   key_mask_view key_mask{};           // [B or 1, n]
 };
 
+template <element S>
+class rfa_state;
+
 namespace detail {
 
 template <class S>
-void run_rfa_step(const char* name, kernel_state<compute_type<S>>& state, const kernel_views<S>& x,
-                  const rfa_step_options<S>& options, execution& exec) {
-  run_rfa<S>(name, x,
-             {.causal = true, .lengths = options.lengths, .eps = options.eps, .norm_eps = options.norm_eps,
-              .gate = options.gate, .key_mask = options.key_mask},
-             exec, step_of(state));
+void run_rfa_step(const char* name, rfa_state<S>& state, const kernel_views<S>& x, const rfa_step_options<S>& options,
+                  execution& exec) {
+  run_kernel(name, x,
+             rfa_operator<S>{{.causal = true, .lengths = options.lengths, .eps = options.eps,
+                              .norm_eps = options.norm_eps, .gate = options.gate, .key_mask = options.key_mask}},
+             exec, step_of<compute_type<S>>{step_access::of(state)});
 }
 
 }  // namespace detail

@@ -24,27 +24,23 @@
 namespace attn { inline namespace ATTN_ISA {
 namespace detail {
 
-template <class S, class F, class T = compute_type<S>>
-void run_spread_linear(MPI_Comm communicator, const kernel_views<S>& x, const linear_options<S>& options, const F& map,
-                       execution& exec) {
-  if constexpr (require_feature_map<F, T>()) {
-    spread_kernel_call<S> spread("mpi::linear", communicator, x);
-    idx_t count = 0;
-    kernel_call<T> call = spread.check(
-        options, options.decay,
-        [&](call_views& check, const linear_options<S>& own, common_settings& settings) {
-          check_spread_linear(check, own);
-          kernel_call<T> checked = check_kernel<false>(check, x, own, state_step<T>{}, own.decay);
-          checked.normalise = options.normalise;
-          count = features_of(map, checked.shape.dim);
-          check_feature_count(check, count, checked.shape);
-          settings.add(options.normalise), settings.add(static_cast<double>(count));
-          return checked;
-        });
-    mapped_features<S, F> features(map, call.shape.dim, count);
-    spread.run(call, features, exec);
+/// linear_operator or linear_backward_operator over processes, which share out only some of its options.
+template <class Base>
+struct spread_linear : Base {
+  void refuse(const validator& check) const {
+    const auto& o = this->options;
+    if (o.scale != 1) check.fail("scale 1 over processes", static_cast<double>(o.scale));
+    if (o.log_decay) check.fail("decay in place of log_decay over processes", "log_decay");
+    if (o.bonus) check.fail("no bonus over processes", "one");
+    if (o.initial_state || o.initial_weights || o.final_state || o.final_weights)
+      check.fail("no initial or final state over processes", "one");
   }
-}
+  void settings(common_settings& settings) const {
+    settings.add(this->options.normalise), settings.add(static_cast<double>(this->count));
+  }
+};
+template <class Base>
+spread_linear(Base) -> spread_linear<Base>;
 
 }  // namespace detail
 
@@ -57,10 +53,11 @@ void linear(const Q& q, const K& k, const V& v, O&& out, MPI_Comm communicator, 
             execution_ref exec = {}) {
   namespace detail = attn::detail;
   using S = element_of<const Q&>;
-  detail::run_spread_linear<S>(communicator, detail::views_of<S>(q, k, v, out),
-                               detail::options_or_default<linear_options<S>>(options),
-                               detail::callable_or_default<feature_maps::elu_plus_one>(map),
-                               detail::execution_of(exec, options, map));
+  detail::run_spread("mpi::linear", communicator, detail::views_of<S>(q, k, v, out),
+                     detail::spread_linear{
+                         detail::linear_of<S>(detail::options_or_default<linear_options<S>>(options),
+                                              detail::callable_or_default<feature_maps::elu_plus_one>(map))},
+                     detail::execution_of(exec, options, map));
 }
 
 }  // namespace mpi

@@ -23,37 +23,22 @@
 
 #include <attn/kernel/linear_backward.hpp>
 #include <attn/mpi/detail/kernel_scan_backward.hpp>
+#include <attn/mpi/linear.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
 namespace detail {
 
-template <class S, class F, class B, class T = compute_type<S>>
-void run_spread_linear_backward(MPI_Comm communicator, const kernel_backward_views<S>& views,
-                                const linear_gradients<S>& gradients, const linear_options<S>& options, const F& map,
-                                const B& map_backward, execution& exec) {
-  if constexpr (require_feature_map<F, T>() && require_map_backward<F, B, T>()) {
-    spread_kernel_call<S> spread("mpi::linear_backward", communicator, views.x);
-    idx_t count = 0;
-    kernel_call<T> call = spread.check(
-        options, options.decay,
-        [&](call_views& check, const linear_options<S>& own, common_settings& settings) {
-          check_spread_linear(check, own);
-          if (gradients.log_decay || gradients.bonus || gradients.initial_state || gradients.initial_weights ||
-              gradients.d_final_state || gradients.d_final_weights)
-            check.fail("gradients of q, k, v and decay over processes", "another");
-          kernel_call<T> checked = check_kernel_backward<false>(check, views, own);
-          checked.normalise = options.normalise;
-          count = features_of(map, checked.shape.dim);
-          check_feature_count(check, count, checked.shape);
-          settings.add(options.normalise), settings.add(static_cast<double>(count));
-          add_wanted(settings, views);
-          return checked;
-        });
-    mapped_features<S, F> features(map, call.shape.dim, count);
-    mapped_features_backward<S, F, B> back(map_backward, call.shape.dim, count);
-    run_spread_backward(spread.sequence(), views, call, features, back, exec, [&] { features.prepare(exec); });
+template <class Base>
+struct spread_linear_backward : spread_linear<Base> {
+  void refuse(const validator& check) const {
+    spread_linear<Base>::refuse(check);
+    const auto& g = this->gradients;
+    if (g.log_decay || g.bonus || g.initial_state || g.initial_weights || g.d_final_state || g.d_final_weights)
+      check.fail("gradients of q, k, v and decay over processes", "another");
   }
-}
+};
+template <class Base>
+spread_linear_backward(spread_linear<Base>) -> spread_linear_backward<Base>;
 
 }  // namespace detail
 
@@ -68,14 +53,13 @@ void linear_backward(const Q& q, const K& k, const V& v, const D& d_out,
                      Options&& options = {}, Map&& map = {}, MapBackward&& map_backward = {}, execution_ref exec = {}) {
   namespace detail = attn::detail;
   using S = element_of<const Q&>;
-  const auto& given = detail::options_or_default<linear_options<S>>(options);
-  auto views = detail::backward_views_of<S>(q, k, v, d_out, gradients);
-  views.gate_name = "decay";
-  views.gate = given.decay, views.d_gate = gradients.decay;
-  detail::run_spread_linear_backward<S>(communicator, views, gradients, given,
+  detail::run_spread_backward(
+      "mpi::linear_backward", communicator, detail::backward_views_of<S>(q, k, v, d_out), gradients,
+      detail::spread_linear_backward{detail::spread_linear{
+          detail::linear_backward_of<S>(detail::options_or_default<linear_options<S>>(options),
                                         detail::callable_or_default<feature_maps::elu_plus_one>(map),
-                                        detail::callable_or_default<detail::own_derivative>(map_backward),
-                                        detail::execution_of(exec, options, map, map_backward));
+                                        detail::callable_or_default<detail::own_derivative>(map_backward), gradients)}},
+      detail::execution_of(exec, options, map, map_backward));
 }
 
 }  // namespace mpi

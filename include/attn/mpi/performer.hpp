@@ -3,24 +3,14 @@
 //   auto features = attn::draw_features<float>(256, 64, {.seed = 7});                   // the same on every process
 //   attn::mpi::performer(q, k, v, out, features, MPI_COMM_WORLD, {.causal = true}, threads);
 //
-// Each process has a range of the sequence, in the order of their ranks, and gets the rows of its own queries: together
-// what performer (performer.hpp) gives on the whole. No key or value is sent, only sums S, z of features with their log
-// scales: a scan of states; with center_keys the mean key before it, with feature_eps of positive features the maximum.
+// Each process gets the rows of its own queries: together what performer (performer.hpp) gives on the whole. As
+// mpi/linear.hpp says of ranges, bits, lengths, shapes, cost, messages and memory, with m features for D (2 m for the
+// kernels with two features a row) and, but for relu, a log scale beside each.
 //
-// Bits     Those of performer in one process, on any number of processes, where every range of keys begins at a
-//          multiple of 1024 tokens and there are up to 16384 in all; elsewhere the same to rounding.
-// Options  as of performer, without key_mask, which throws. Lengths are those of the whole sequence, the same list on
-//          every process.
-// Shapes   as for performer, with the tokens of this process. All else is the same on every process.
-// Cost     The operations of performer, shared; causal, P - 1 of the B Hkv heads are summed up twice.
-// Sent     A state, which is B Hkv m (Dv + 2) numbers of the compute type (of relu Dv + 1), m and Dv rounded up to
-//          vectors (H for Hkv where features differ between query heads; 2 m for the kernels with two features a row),
-//          to the next process; if not causal, then one by a tree to all, P - 1 in all and up to log2 P by one
-//          process. In the same way B Hkv D numbers in double for center_keys, and B Hkv for feature_eps. Before that
-//          some hundred bytes, in which shapes and options are compared.
-// Memory   A state, and the states of all segments of 1024 tokens of one head, causal of P - 1 heads, one per thread;
-//          for center_keys D numbers per 1024 tokens.
-// Rules    of ranges, threads, options that differ and exceptions: README.md of this folder.
+// Options  as of performer, without key_mask, which throws.
+// Sent     also, in the way of states and before them, B Hkv D numbers in double for center_keys, the mean key, and
+//          B Hkv for feature_eps of positive features, the maximum.
+// Memory   for center_keys also D numbers per 1024 tokens.
 #pragma once
 
 #include <attn/kernel/performer.hpp>
@@ -59,22 +49,16 @@ void prepare_spread(performer_features<T>& features, const spread_sequence& sequ
   }
 }
 
-template <class S, class T = compute_type<S>>
-void run_spread_performer(MPI_Comm communicator, const kernel_views<S>& x, const performer_options<S>& options,
-                          execution& exec) {
-  spread_kernel_call<S> spread("mpi::performer", communicator, x);
-  kernel_call<T> call = spread.check(
-      options, {}, [&](call_views& check, const performer_options<S>& own, common_settings& settings) {
-        const kernel_call<T> checked = check_kernel<true>(check, x, own, state_step<T>{});
-        check_performer(check, options);
-        settings.add(options.scale), settings.add(static_cast<double>(options.kernel));
-        settings.add(options.feature_eps), settings.add(options.center_keys);
-        return checked;
-      });
-  performer_features<T> features(call, options);
-  if (features.published) call.eps *= static_cast<T>(features.rows);
-  spread.run(call, features, exec, [&] { prepare_spread(features, spread.sequence(), exec); });
-}
+/// performer_operator or performer_backward_operator over processes.
+template <class Base>
+struct spread_performer : Base {
+  void refuse(const validator&) const {}
+  void settings(common_settings& settings) const {
+    const auto& o = this->options;
+    settings.add(o.scale), settings.add(static_cast<double>(o.kernel));
+    settings.add(o.feature_eps), settings.add(o.center_keys);
+  }
+};
 
 }  // namespace detail
 
@@ -87,9 +71,11 @@ void performer(const Q& q, const K& k, const V& v, O&& out, const Features& feat
                Options&& options = {}, execution_ref exec = {}) {
   namespace detail = attn::detail;
   using S = element_of<const Q&>;
-  detail::run_spread_performer<S>(communicator, detail::with_features(detail::views_of<S>(q, k, v, out), features),
-                                  detail::options_or_default<performer_options<S>>(options),
-                                  detail::execution_of(exec, options));
+  detail::run_spread("mpi::performer", communicator,
+                     detail::with_features(detail::views_of<S>(q, k, v, out), features),
+                     detail::spread_performer<detail::performer_operator<S>>{
+                         {detail::options_or_default<performer_options<S>>(options)}},
+                     detail::execution_of(exec, options));
 }
 
 }  // namespace mpi

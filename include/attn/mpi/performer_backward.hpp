@@ -5,51 +5,31 @@
 //
 // Every process gives its own tokens, as to mpi/performer.hpp, and gets their gradients: together what
 // performer_backward (performer_backward.hpp) gives on the whole; and the gradient of the features, which is the same
-// on all processes. Two scans of states: the sums of keys S, z, and from the other end those of queries.
+// on all processes, but not to the last bit that of one process. All else is as mpi/linear_backward.hpp says.
 //
-// Bits     Those of performer_backward in one process, on any number of processes, where every range of keys, and not
-//          causal every range of queries, begins at a multiple of 1024 tokens and there are up to 16384 in all;
-//          elsewhere, and of features, the same to rounding.
-// Shapes   as for performer_backward, with the tokens of this process; ranges and options as for mpi/performer.hpp, but
-//          for center_keys and feature_eps of positive features: the mean and the maximum have gradients that are sums
-//          over the keys of all processes, which are not taken here. All processes want the same gradients.
-// Cost     The operations of performer_backward, shared; causal, P - 1 of the B Hkv heads once more by half.
-// Sent     What mpi/performer.hpp sends, and as much again for the queries, from each process to the one before it; if
-//          not causal, to the next one, and to all by a tree. Then m D numbers for each head of sums, to the next
-//          process and to all by a tree, if the gradient of the features is wanted.
-// Memory   Scratch of performer_backward per thread; two states; those of all segments of 1024 tokens, not causal twice,
-//          causal of P - 1 heads twice, one head per thread.
-// Threads  Each head is done by one thread.
-// Rules    of ranges, threads, options that differ and exceptions: README.md of this folder.
-// Throws   also for center_keys, and for feature_eps of positive features.
+// Sent     also m D numbers for each head of sums, to the next process and to all by a tree, if the gradient of the
+//          features is wanted.
+// Throws   also for center_keys, and for feature_eps of positive features: the mean and the maximum have gradients that
+//          are sums over the keys of all processes, which are not taken here.
 #pragma once
 
 #include <attn/kernel/performer_backward.hpp>
 #include <attn/mpi/detail/kernel_scan_backward.hpp>
+#include <attn/mpi/performer.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
 namespace detail {
 
 template <class S, class T = compute_type<S>>
-void run_spread_performer_backward(MPI_Comm communicator, const kernel_backward_views<S>& views,
-                                   const performer_options<S>& options, execution& exec) {
-  spread_kernel_call<S> spread("mpi::performer_backward", communicator, views.x);
-  kernel_call<T> call = spread.check(
-      options, {}, [&](call_views& check, const performer_options<S>& own, common_settings& settings) {
-        const kernel_call<T> checked = check_kernel_backward<true>(check, views, own);
-        check_performer(check, options);
-        if (options.center_keys) check.fail("no center_keys, a mean over the keys of all processes", "center_keys");
-        if (options.kernel == performer_kernel::positive && options.feature_eps.value_or(0) > 0)
-          check.fail("no feature_eps of positive features, with a maximum over the keys of all processes", "one");
-        settings.add(options.scale), settings.add(static_cast<double>(options.kernel));
-        settings.add(options.feature_eps);
-        add_wanted(settings, views);
-        return checked;
-      });
-  performer_features<T> features(call, options);
-  performer_features_backward<T> back(features);
-  run_spread_backward(spread.sequence(), views, call, features, back, exec, [&] { features.prepare(exec); });
-}
+struct spread_performer_backward : spread_performer<performer_backward_operator<S>> {
+  void check(const validator& check, kernel_call<T>& call) const {
+    performer_operator<S>::check(check, call);
+    const performer_options<S>& o = this->options;
+    if (o.center_keys) check.fail("no center_keys, a mean over the keys of all processes", "center_keys");
+    if (o.kernel == performer_kernel::positive && o.feature_eps.value_or(0) > 0)
+      check.fail("no feature_eps of positive features, with a maximum over the keys of all processes", "one");
+  }
+};
 
 }  // namespace detail
 
@@ -63,12 +43,11 @@ void performer_backward(const Q& q, const K& k, const V& v, const Features& feat
                         Options&& options = {}, execution_ref exec = {}) {
   namespace detail = attn::detail;
   using S = element_of<const Q&>;
-  auto views = detail::backward_views_of<S>(q, k, v, d_out, gradients);
-  views.x = detail::with_features(views.x, features);
-  views.d_features = gradients.features;
-  detail::run_spread_performer_backward<S>(communicator, views,
-                                           detail::options_or_default<performer_options<S>>(options),
-                                           detail::execution_of(exec, options));
+  detail::run_spread_backward(
+      "mpi::performer_backward", communicator,
+      detail::with_features(detail::backward_views_of<S>(q, k, v, d_out), features), gradients,
+      detail::spread_performer_backward<S>{{{{detail::options_or_default<performer_options<S>>(options)}}}},
+      detail::execution_of(exec, options));
 }
 
 }  // namespace mpi

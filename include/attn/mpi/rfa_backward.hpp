@@ -4,49 +4,18 @@
 //                           {.causal = true, .gate = g}, threads);
 //
 // Every process gives its own tokens, as to mpi/rfa.hpp, and gets their gradients: together what rfa_backward
-// (rfa_backward.hpp) gives on the whole; and the gradient of the features, which is the same on all processes. Two
-// scans of states: the sums of keys S, z, and from the other end those of queries.
+// (rfa_backward.hpp) gives on the whole; and the gradient of the features, which is the same on all processes, but not
+// to the last bit that of one process. All else is as mpi/linear_backward.hpp says.
 //
-// Bits     Those of rfa_backward in one process, on any number of processes, where every range of keys, and not causal
-//          every range of queries, begins at a multiple of 1024 tokens and there are up to 16384 in all; elsewhere, and
-//          of features, the same to rounding.
-// Shapes   as for rfa_backward, with the tokens of this process; ranges and options as for mpi/rfa.hpp. All processes
-//          want the same gradients.
-// Cost     The operations of rfa_backward, shared; causal, P - 1 of the B Hkv heads once more by half.
-// Sent     What mpi/rfa.hpp sends, and as much again for the queries, from each process to the one before it; if not
-//          causal, to the next one, and to all by a tree. Then m D numbers for each head of sums, to the next process
-//          and to all by a tree, if the gradient of the features is wanted.
-// Memory   Scratch of rfa_backward per thread; two states; those of all segments of 1024 tokens, not causal twice,
-//          causal of P - 1 heads twice, one head per thread.
-// Threads  Each head is done by one thread.
-// Rules    of ranges, threads, options that differ and exceptions: README.md of this folder.
+// Sent     also m D numbers for each head of sums, to the next process and to all by a tree, if the gradient of the
+//          features is wanted.
 #pragma once
 
 #include <attn/kernel/rfa_backward.hpp>
 #include <attn/mpi/detail/kernel_scan_backward.hpp>
+#include <attn/mpi/rfa.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
-namespace detail {
-
-template <class S, class T = compute_type<S>>
-void run_spread_rfa_backward(MPI_Comm communicator, const kernel_backward_views<S>& views,
-                             const rfa_options<S>& options, execution& exec) {
-  spread_kernel_call<S> spread("mpi::rfa_backward", communicator, views.x);
-  kernel_call<T> call = spread.check(
-      options, options.gate, [&](call_views& check, const rfa_options<S>& own, common_settings& settings) {
-        const kernel_call<T> checked = check_kernel_backward<true>(check, views, own, true);
-        check_finite(check, "norm_eps", static_cast<double>(options.norm_eps));
-        settings.add(static_cast<double>(options.norm_eps));
-        add_wanted(settings, views);
-        return checked;
-      });
-  rfa_features<T> features(call, options.norm_eps);
-  rfa_features_backward<T> back(features);
-  run_spread_backward(spread.sequence(), views, call, features, back, exec, [&] { features.prepare(exec); });
-}
-
-}  // namespace detail
-
 namespace mpi {
 
 /// The gradients of rfa; options and execution may each be left out. See the top of the file.
@@ -57,13 +26,11 @@ void rfa_backward(const Q& q, const K& k, const V& v, const Features& features, 
                   execution_ref exec = {}) {
   namespace detail = attn::detail;
   using S = element_of<const Q&>;
-  const auto& given = detail::options_or_default<rfa_options<S>>(options);
-  auto views = detail::backward_views_of<S>(q, k, v, d_out, gradients);
-  views.x = detail::with_features(views.x, features);
-  views.d_features = gradients.features;
-  views.gate_name = "gate";
-  views.gate = given.gate, views.d_gate = gradients.gate;
-  detail::run_spread_rfa_backward<S>(communicator, views, given, detail::execution_of(exec, options));
+  detail::run_spread_backward(
+      "mpi::rfa_backward", communicator,
+      detail::with_features(detail::backward_views_of<S>(q, k, v, d_out), features), gradients,
+      detail::spread_rfa<detail::rfa_backward_operator<S>>{{{detail::options_or_default<rfa_options<S>>(options)}}},
+      detail::execution_of(exec, options));
 }
 
 }  // namespace mpi

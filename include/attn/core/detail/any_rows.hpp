@@ -3,6 +3,7 @@
 #pragma once
 
 #include <attn/core/detail/check.hpp>
+#include <attn/core/detail/gradients.hpp>
 #include <attn/core/detail/packing.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
@@ -38,11 +39,11 @@ inline constexpr number_access<T> number_access_of = {
     .store =
         [](const T* from, idx_t count, void* first, idx_t stride, bool add) {
           S* const to = static_cast<S*>(first);
+          const matrix_view<S> row{to, 1, count, 0, stride};
           if (add)
-            for (idx_t n = 0; n < count; ++n)
-              to[n * stride] = static_cast<S>(static_cast<T>(to[n * stride]) + from[n]);
+            store_gradient_row(from, T(1), row, 0, true);
           else
-            write_row(from, matrix_view<S>{to, 1, count, 0, stride}, 0);
+            write_row(from, row, 0);
         },
     .clear = [](const matrix_view<void>& x, idx_t begin, idx_t end) { clear_rows(typed<S>(x), begin, end); }};
 

@@ -2,6 +2,7 @@
 // them.
 #pragma once
 
+#include <attn/kernel/detail/backward_call.hpp>
 #include <attn/kernel/detail/backward_scratch.hpp>
 #include <attn/kernel/detail/driver.hpp>
 #include <attn/kernel/detail/features_backward.hpp>
@@ -9,17 +10,12 @@
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
-/// One backward call, after its checks; `call` is the forward call without out.
+/// One backward call by sums of features.
 template <class T>
-struct kernel_backward {
-  kernel_call<T>& call;
-  feature_map_backward<T>& map;
-  stored_tensor<T> d_out;
-  stored_gradient<T> dq, dk, dv;
-  tensor_view<T, 3> d_gate{};
-  bool d_features = false;  // gradients of the features of performer and rfa
-  bool accumulate = false;
-
+struct kernel_backward : kernel_backward_call<T> {
+  using base = kernel_backward_call<T>;
+  using base::accumulate, base::call, base::d_features, base::d_gate, base::d_out, base::dk, base::dq, base::dv,
+      base::map;
   using scratch_type = kernel_backward_scratch<T>;
   using sums_type = kernel_sums<T>;
 
@@ -29,7 +25,7 @@ struct kernel_backward {
   bool of_gates() const { return bool(d_gate); }
   bool of_scores() const { return of_queries() || of_keys() || of_gates(); }
   bool reverse() const { return of_keys() || dv || of_gates(); }
-  const exponential_scaling<T>* exponential() const { return map.exponential; }
+  const exponential_scaling<T>* exponential() const { return map->exponential; }
   /// Whether logarithms of features are differentiated.
   bool logarithms() const { return exponential() && !exponential()->is_signed; }
 
@@ -62,7 +58,7 @@ struct kernel_backward {
     row_prefetcher<> prefetch;
     fetch_next(prefetch, call.q.head(at.b, at.head), at.origin);
     fetch_next(prefetch, d_out.head(at.b, at.head), at.origin);
-    if (dq) fetch_next(prefetch, dq.head(at.b, at.head).to, at.origin);
+    if (dq) fetch_next(prefetch, dq.head(at.b, at.head), at.origin);
     return prefetch;
   }
   row_prefetcher<> prefetch_keys(idx_t b, idx_t h, idx_t begin, const stored_gradient_head<T>& to_k,
@@ -70,8 +66,8 @@ struct kernel_backward {
     row_prefetcher<> prefetch;
     fetch_next(prefetch, call.k.head(b, call.kv_head(h)), begin);
     fetch_next(prefetch, call.v.head(b, call.kv_head(h)), begin);
-    if (to_k) fetch_next(prefetch, to_k.to, begin);
-    if (to_v) fetch_next(prefetch, to_v.to, begin);
+    if (to_k) fetch_next(prefetch, to_k, begin);
+    if (to_v) fetch_next(prefetch, to_v, begin);
     return prefetch;
   }
 
@@ -176,7 +172,7 @@ struct kernel_backward {
   [[gnu::noinline]] void recompute_row(const sums_type* sums, idx_t i, const scratch_type& x) const {
     const auto& s = x.forward;
     const idx_t m = call.map->features;
-    const T sums_max = sums ? s.q_max[i] : no_log_scale<T>, largest = weigh_row(i, m, sums_max, s);
+    const T sums_max = sums ? s.q_max[i] : no_log_scale<T>, largest = weigh_row(s.q_raw + i, i, m, sums_max, s);
     const T a = sums ? std::exp2(sums_max - largest) : T(0);
     T den = sums ? a * s.den[i] : T(0), dot = sums ? a * x.dot[i] : T(0);
     for (idx_t j = 0; j <= i; ++j) {
@@ -193,7 +189,7 @@ struct kernel_backward {
   [[gnu::noinline]] void add_row(const sums_type* sums, idx_t i, const scratch_type& x) const {
     const auto& s = x.forward;
     const idx_t m = call.map->features;
-    const T n = x.row_normal[i], largest = weigh_row(i, m, sums ? s.q_max[i] : no_log_scale<T>, s);
+    const T n = x.row_normal[i], largest = weigh_row(s.q_raw + i, i, m, sums ? s.q_max[i] : no_log_scale<T>, s);
     const idx_t dim_v = call.shape.dim_v;
     T* const scores = x.gate_keys;  // features with log scales have no gates
     for (idx_t j = 0; j <= i; ++j) {
@@ -242,7 +238,8 @@ struct kernel_backward {
     bool finite_d = true;
     load_queries(at, x, finite_d);
     row_prefetcher<> prefetch = prefetch_queries(at);
-    if (exponential()) scale_queries(*exponential(), sums ? sums->log_scale : nullptr, at.keys > 0, s);
+    if (exponential() && sums) exponential()->queries_for_sums(s.q_raw, sums->log_scale, s);
+    if (exponential() && at.keys > 0) exponential()->below_own(s.q_raw, s.q_own, s.own_max);
     if (sums) {
       read_weights(s.q_phi, sums->weights, m, lanes, s.den);
       if (of_scores()) {
@@ -281,7 +278,7 @@ struct kernel_backward {
     if (own) add_queries(at, *own, decay, prefetch, x);
     if (!of_queries()) return;
     const auto rows = call.q.head(at.b, at.head).block(at.origin, count, at.first, call.filled_lanes());
-    map.back_to({rows, at.b * call.heads + at.h, false, at.first, at.origin, exponential() ? s.q_raw : s.q_own, x.q_d},
+    map->back_to({rows, at.b * call.heads + at.h, false, at.first, at.origin, exponential() ? s.q_raw : s.q_own, x.q_d},
                 dq.head(at.b, at.head), x.dx, dw, s.map);
   }
 
@@ -398,10 +395,10 @@ struct kernel_backward {
       const bool seen = !call.key_mask || call.replace_hidden(b, begin, rows);
       const tokens_back<T> keys{rows, b * call.heads + h, true, 0, begin, exponential() ? s.k_raw : s.k_own, x.k_d};
       if (!call.key_mask) {
-        map.back_to(keys, to_k, x.dx, dw, s.map);
+        map->back_to(keys, to_k, x.dx, dw, s.map);
       } else {
         call.fill_hidden(b, begin, count, x.k_d, call.map->features, T(0));
-        if (seen) map.back(keys, to_k ? x.dx : nullptr, dw, s.map);
+        if (seen) map->back(keys, to_k ? x.dx : nullptr, dw, s.map);
         call.fill_hidden(b, begin, count, x.dx, call.shape.dim, T(0));
         if (to_k) to_k.store_columns(x.dx, begin, 0, count);
       }

@@ -2,7 +2,8 @@
 // first-level cache, so that memory is read and written once.
 #pragma once
 
-#include <attn/kernel/detail/recurrence_driver.hpp>
+#include <attn/kernel/detail/correcting_call.hpp>
+#include <attn/kernel/detail/state_feed.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
@@ -65,46 +66,54 @@ void correcting_steps(const kernel_call<T>& call, const sequence_lengths& first,
     }
     for (idx_t d = 0; d < dim; ++d) to[d] *= factor;
   };
-  exec.for_each(call.shape.batch * call.heads, [&](idx_t item_head, int worker) {
-    const auto s =
-        exec.scratch(worker, [&](arena& memory) { return correcting_step_scratch<T>::layout(memory, dim, dim_v); });
-    const idx_t b = item_head / call.heads, h = item_head % call.heads, length = call.lengths.keys(b);
-    const stored_matrix<T> k = call.k.head(b, call.kv_head(h)), v = call.v.head(b, h);
-    const stored_matrix<T> q = queries ? call.q.head(b, call.query_head(h)) : stored_matrix<T>{};
-    const stored_matrix<T> out = queries ? call.out.head(b, h) : stored_matrix<T>{};
-    const auto state_after = [&](idx_t t) {
-      return correcting_state<T>::of_head(call.state.at(b, t, length), h, dim, dim_v);
-    };
-    for (idx_t t = first.keys(b); t < length; ++t) {
-      const panels<T> before = state_after(t), after = state_after(t + 1);
-      load_row(k, t, T(1), s.k);
-      if (queries) load_row(q, t, given.scale, s.q);
-      v.read_row(t, s.value);
-      std::fill(s.value + dim_v, s.value + round_up(dim_v, panel_width<T>), T(0));
-      const idx_t channels = given.log_decay ? given.log_decay.extent(3) : 0;
-      for (idx_t d = 0; d < channels; ++d) s.decay[d] = given.log_decay(b, h, t, d);
-      for (idx_t d = 0; d < channels; d += width<T>) store<T>(s.decay + d, exp<T>(load<T>(s.decay + d)));
-      if (channels != dim) std::fill_n(s.decay, dim, channels ? s.decay[0] : T(1));
-      if constexpr (R == rule::low_rank) {
-        given.a.head(b, h).read_row(t, s.a);
-        given.b.head(b, h).read_row(t, s.b);
-      }
-      if (call.hides(b, t))
-        for (T* const x : {s.k, s.a, s.b, s.value})
-          std::fill_n(x, x == s.value ? round_up(dim_v, panel_width<T>) : dim, T(0));
-      const T beta = given.beta ? given.beta(b, h, t) : T(1);
-      for (idx_t col = 0; col < dim_v; col += panel_width<T>) {
-        if (!queries) {
-          correcting_panel<R, false>(before.panel(col), after.panel(col), dim, s, beta, s.value + col);
-          continue;
-        }
-        correcting_panel<R, true>(before.panel(col), after.panel(col), dim, s, beta, s.value + col);
-        out.access->write(s.out, out.row(t) + col * out.col_stride * out.access->size,
-                          std::min<idx_t>(panel_width<T>, dim_v - col), out.col_stride);
-      }
+  const auto layout = [&](arena& memory) { return correcting_step_scratch<T>::layout(memory, dim, dim_v); };
+  each_step(call, first, 1, exec, layout, [&](const step_token* at, idx_t, const correcting_step_scratch<T>& s) {
+    const auto [b, h, t] = *at;
+    load_row(call.k.head(b, call.kv_head(h)), t, T(1), s.k);
+    if (queries) load_row(call.q.head(b, call.query_head(h)), t, given.scale, s.q);
+    call.v.head(b, h).read_row(t, s.value);
+    std::fill(s.value + dim_v, s.value + round_up(dim_v, panel_width<T>), T(0));
+    const idx_t channels = given.log_decay ? given.log_decay.extent(3) : 0;
+    for (idx_t d = 0; d < channels; ++d) s.decay[d] = given.log_decay(b, h, t, d);
+    for (idx_t d = 0; d < channels; d += width<T>) store<T>(s.decay + d, exp<T>(load<T>(s.decay + d)));
+    if (channels != dim) std::fill_n(s.decay, dim, channels ? s.decay[0] : T(1));
+    if constexpr (R == rule::low_rank) {
+      given.a.head(b, h).read_row(t, s.a);
+      given.b.head(b, h).read_row(t, s.b);
     }
-    if (queries) out.clear_rows(length, call.shape.queries);
+    if (call.hides(b, t))
+      for (T* const x : {s.k, s.a, s.b, s.value})
+        std::fill_n(x, x == s.value ? round_up(dim_v, panel_width<T>) : dim, T(0));
+    const T beta = given.beta ? given.beta(b, h, t) : T(1);
+    const idx_t length = call.lengths.keys(b);
+    const kernel_sums<T> before = call.sums_at(call.state.at(b, t, length), h),
+                         after = call.sums_at(call.state.at(b, t + 1, length), h);
+    const stored_matrix<T> out = queries ? call.out.head(b, h) : stored_matrix<T>{};
+    for (idx_t col = 0; col < dim_v; col += panel_width<T>) {
+      if (!queries) {
+        correcting_panel<R, false>(before.panel(col), after.panel(col), dim, s, beta, s.value + col);
+        continue;
+      }
+      correcting_panel<R, true>(before.panel(col), after.panel(col), dim, s, beta, s.value + col);
+      out.write_part(s.out, t, col, std::min<idx_t>(panel_width<T>, dim_v - col));
+    }
   });
+}
+
+/// A step or append of the delta rule or of dplr.
+template <rule R, class S, class Options, class T = compute_type<S>>
+void run_correcting_step(const char* name, kernel_items<T>& state, const kernel_views<S>& x, const Options& options,
+                         execution& exec) {
+  call_views check(name);
+  kernel_call<T> call = check_correcting_forward<R>(check, x, options);
+  check.extents({{"batch = batch of the state", state.batch(), call.shape.batch},
+                 {"value heads = heads of the state", state.heads(), call.heads},
+                 {"key dim = dim of the state", state.features(), call.shape.dim},
+                 {"value dim = value dim of the state", state.value_dim(), call.shape.dim_v}});
+  feed_state(
+      check, call, state, recurrence_driver<R, T>{call}.work(), exec,
+      [&](const kernel_call<T>& some) { recurrence_driver<R, T>{some}.run(exec); },
+      [&](const sequence_lengths& first) { correcting_steps<R>(call, first, exec); });
 }
 
 }}}  // namespace attn::ATTN_ISA::detail

@@ -58,12 +58,19 @@ struct kernel_call {
     return recurrence.per_channel() ? decay_kind::channel : gated() ? decay_kind::token : decay_kind::none;
   }
   bool log_scaled() const { return map->scaling != nullptr; }
+  sum_parts parts() const {
+    return !map ? sum_parts::values : log_scaled() ? sum_parts::log_scales : sum_parts::weights;
+  }
   idx_t group() const { return heads > 0 ? shape.heads / heads : 0; }
   idx_t kv_head(idx_t h) const { return h / (heads / shape.kv_heads); }
   /// Heads of q and v: as many as those of out and as key heads or, of the delta rule, the other way round.
   idx_t query_head(idx_t head) const { return head / (shape.heads / q.extents[1]); }
   idx_t value_head(idx_t h) const { return parameter_head(v.extents[1], h); }
   idx_t features() const { return map ? map->features : shape.dim; }
+  /// Sums are of query heads where a parameter has `given` heads, those of the queries.
+  void take_heads_of(idx_t given) {
+    if (given == query_heads && given > shape.kv_heads) heads = given;
+  }
   /// Which of the `given` heads of a parameter belongs to head h of the sums.
   idx_t parameter_head(idx_t given, idx_t h) const { return given == heads ? h : h / (heads / given); }
   /// Whether key t adds nothing to the state; its decay applies.
@@ -108,12 +115,16 @@ struct kernel_call {
   kernel_scratch<T> scratch(execution& exec, int worker) const {
     return exec.scratch(worker, [&](arena& memory) { return scratch(memory); });
   }
-  /// A state at a place of its item: the sums of all heads, then the product of the decays of each.
+  /// A state at a place of its item: the sums of all heads, then, but for the rules that read the state, the product of
+  /// the decays of each.
   kernel_sums<T> sums_at(T* place, idx_t h) const {
-    return kernel_sums<T>::over(place + h * sums_size(), map->features, shape.dim_v, log_scaled());
+    return kernel_sums<T>::over(place + h * sums_size(), features(), shape.dim_v, parts());
   }
   T& decay_at(T* place, idx_t h) const { return place[heads * sums_size() + h]; }
-  idx_t sums_size() const { return kernel_sums<T>::count(map->features, shape.dim_v, log_scaled()); }
+  idx_t sums_size() const { return kernel_sums<T>::count(features(), shape.dim_v, parts()); }
+  kernel_sums<T> allocate_sums(arena& memory) const {
+    return kernel_sums<T>::layout(memory, features(), shape.dim_v, parts());
+  }
   kernel_sums<T> state_sums(idx_t b, idx_t h) const {
     auto sums = sums_at(state.at(b), h);
     sums.empty = state.empty(b);
@@ -234,7 +245,7 @@ struct kernel_call {
     const auto queries = q.head(b, head), to = out.head(b, head);
     map->queries(queries.block(origin, count, first, filled_lanes()), b * heads + h, s.q_own, s.q_shift, s.map);
     if (log_scaled()) {
-      if (sums) map->scaling->queries_for_sums(sums->log_scale, s);
+      if (sums) map->scaling->queries_for_sums(s.q_own, sums->log_scale, s);
       if (keys > 0) map->scaling->queries_for_chunk(s);
       map->scaling->join(sums != nullptr, keys > 0, eps, s);
     } else {
@@ -286,7 +297,7 @@ struct kernel_call {
   };
   segment_sums layout_sums(arena& memory, bool with_total) const {
     const auto one = [&](bool needed) {
-      return needed ? kernel_sums<T>::layout(memory, map->features, shape.dim_v, log_scaled()) : kernel_sums<T>{};
+      return needed ? allocate_sums(memory) : kernel_sums<T>{};
     };
     return {one(with_total), one(true), one(causal), T(1)};
   }
@@ -333,13 +344,16 @@ struct kernel_call {
     if (!state) pad(b, h);
   }
 
+  /// The first queries of item b, which see no key.
+  idx_t unseeing(idx_t b) const {
+    const idx_t keys = lengths.keys(b), queries = lengths.queries(b);
+    return keys == 0 ? queries : causal ? std::max<idx_t>(queries - keys, 0) : 0;
+  }
   /// Sets the rows of padding and those that see no key to zero.
   void pad(idx_t b, idx_t h) const {
-    const idx_t keys = lengths.keys(b), queries = lengths.queries(b);
-    const idx_t unseeing = keys == 0 ? queries : causal ? std::max<idx_t>(queries - keys, 0) : 0;
     for (idx_t g = h * group(); g < (h + 1) * group(); ++g) {
-      out.head(b, g).clear_rows(0, unseeing);
-      out.head(b, g).clear_rows(queries, shape.queries);
+      out.head(b, g).clear_rows(0, unseeing(b));
+      out.head(b, g).clear_rows(lengths.queries(b), shape.queries);
     }
   }
 
@@ -373,8 +387,8 @@ struct kernel_call {
   }
   static void copy(const kernel_sums<T>& from, kernel_sums<T>& to) {
     to.empty = from.empty;
-    if (!from.empty)
-      std::copy_n(from.values, kernel_sums<T>::count(from.features, from.dim_v, from.log_scale != nullptr), to.values);
+    const sum_parts parts = from.log_scale ? sum_parts::log_scales : sum_parts::weights;
+    if (!from.empty) std::copy_n(from.values, kernel_sums<T>::count(from.features, from.dim_v, parts), to.values);
   }
 
   work_estimate work() const {

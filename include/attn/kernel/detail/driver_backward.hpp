@@ -40,19 +40,19 @@ struct backward_driver {
 
   idx_t segments(idx_t tokens) const { return ceil_div(tokens, segment_of(tokens)); }
   idx_t sums_per_key_head() const { return shape.kv_heads > 0 ? call.heads / shape.kv_heads : 1; }
-  bool keep_dk() const { return in.dk && (sums_per_key_head() > 1 || in.map.finishes_keys); }
+  bool keep_dk() const { return in.dk && (sums_per_key_head() > 1 || in.map->finishes_keys); }
   bool keep_dv() const { return in.dv && sums_per_key_head() > 1; }
-  bool key_rows() const { return in.map.by_rows && !call.causal && (in.dk || in.dv); }
+  bool key_rows() const { return in.map->by_rows && !call.causal && (in.dk || in.dv); }
 
   worker_scratch layout(arena& memory) const {
     const idx_t m = call.map->features;
     const bool log_scaled = call.log_scaled();
-    const auto sums = [&] { return sums_type::layout(memory, m, shape.dim_v, log_scaled); };
+    const auto sums = [&] { return call.allocate_sums(memory); };
     const auto list = [&](idx_t count) { return memory.allocate_list(count, [&](arena&) { return sums(); }); };
     worker_scratch w;
     const bool paired = call.v.access->paired;
     const auto forward = kernel_scratch<T>::layout(
-        memory, m, shape.dim_v, std::max(call.map->scratch_size, in.map.scratch_size), log_scaled, paired);
+        memory, m, shape.dim_v, std::max(call.map->scratch_size, in.map->scratch_size), log_scaled, paired);
     w.x = kernel_backward_scratch<T>::layout(memory, forward, shape, m, log_scaled, call.gated(), paired);
     w.own = sums(), w.own_queries = sums(), w.after = sums(), w.later = sums();
     w.before = list(call.causal && !shared.before ? segments(shape.keys) : 0);
@@ -62,22 +62,21 @@ struct backward_driver {
     w.gates = memory.allocate<T>(in.of_gates() ? shape.keys : 0);
     if (key_rows()) {
       w.rows = key_rows_scratch<T>::layout(memory, m, shape.dim_v, w.x.operands);
-      w.later_t = sums_type::layout(memory, shape.dim_v, m, false);
+      w.later_t = sums_type::layout(memory, shape.dim_v, m, sum_parts::weights);
     }
     return w;
   }
 
   void layout_shared(arena& memory, idx_t threads) {
-    const auto sums = [&](arena& one) {
-      return sums_type::layout(one, call.map->features, shape.dim_v, call.log_scaled());
-    };
+    const auto sums = [&](arena& one) { return call.allocate_sums(one); };
     const idx_t all = segments(shape.keys);
     shared.most = call.causal ? std::min(4 * threads, all) : 16 * threads;
     shared.own = memory.allocate_list(shared.most, sums);
     shared.before = memory.allocate_list(call.causal ? all : 0, sums);
     shared.after = memory.allocate_list(call.causal ? shared.most : 0, sums);
     shared.keys = sums(memory), shared.queries = sums(memory);
-    if (key_rows()) shared.later_t = sums_type::layout(memory, shape.dim_v, call.map->features, false);
+    if (key_rows())
+      shared.later_t = sums_type::layout(memory, shape.dim_v, call.map->features, sum_parts::weights);
     shared.decays = memory.allocate<T>(call.causal ? all : 0);
   }
 
@@ -87,9 +86,6 @@ struct backward_driver {
     sums_type* features;
   };
 
-  static void add_segment(sums_type& sums, T decay, sums_type& own, const kernel_scratch<T>& s) {
-    kernel_call<T>::add_segment(sums, decay, own, s);
-  }
   /// into = factor a + b, of which a may be empty.
   static void join(const sums_type& a, T factor, const sums_type& b, sums_type& into, T* scratch) {
     if (a.empty)
@@ -117,27 +113,41 @@ struct backward_driver {
     in.store_chunk(b, h, begin, count, to.k, to.v, to.features, w.x);
   }
 
-  void run_both(idx_t b, idx_t h, worker_scratch& w, const item_head_target& to) const {
-    const auto& s = w.x.forward;
-    const idx_t keys = call.lengths.keys(b), queries = call.lengths.queries(b), step = segment_of(queries);
-    sums_type &sums = w.later, &after = w.after;
-    sums.empty = after.empty = true;
-    for (idx_t begin = 0; begin < keys; begin += call.segment(b)) {
-      call.sum_up(b, h, begin, std::min(begin + call.segment(b), keys), s, w.own);
-      add_segment(sums, T(1), w.own, s);
-    }
-    for (idx_t begin = 0; begin < queries; begin += step) {
-      attend_rows(b, h, begin, std::min(begin + step, queries), sums, w.own_queries, w.x, to.features);
-      if (in.reverse()) add_segment(after, T(1), w.own_queries, s);
-    }
-    if (key_rows()) transpose_sums(after, w.later_t);
-    for (idx_t begin = 0; begin < keys && in.reverse(); begin += kernel_chunk)
-      attend_keys(b, h, begin, after, w.later_t, w, to);
+  /// Bidirectional, one head: each(count, body(n, worker scratch)) runs tasks, up to `most` at a time with sums of `own`.
+  template <class Each>
+  void run_both(idx_t b, idx_t h, const Each& each, sums_type* own, idx_t most, sums_type& sums, sums_type& after,
+                sums_type& later_t, const kernel_scratch<T>& s, const item_head_target& to) const {
+    const auto sum_segments = [&](idx_t tokens, sums_type& total, const auto& body) {
+      const idx_t step = segment_of(tokens), all = segments(tokens);
+      total.empty = true;
+      for (idx_t first = 0; first < all; first += most) {
+        const idx_t count = std::min(most, all - first);
+        each(count, [&](idx_t n, const worker_scratch& w) {
+          const idx_t begin = (first + n) * step;
+          body(begin, std::min(begin + step, tokens), own[n], w.x);
+        });
+        for (idx_t n = 0; n < count; ++n)
+          if (!own[n].empty) call.add_segment(total, T(1), own[n], s);
+      }
+    };
+    const idx_t keys = call.lengths.keys(b);
+    sum_segments(keys, sums, [&](idx_t begin, idx_t end, sums_type& part, const kernel_backward_scratch<T>& x) {
+      call.sum_up(b, h, begin, end, x.forward, part);
+    });
+    sum_segments(call.lengths.queries(b), after,
+                 [&](idx_t begin, idx_t end, sums_type& part, const kernel_backward_scratch<T>& x) {
+                   attend_rows(b, h, begin, end, sums, part, x, to.features);
+                 });
+    if (key_rows()) transpose_sums(after, later_t);
+    if (in.reverse())
+      each(ceil_div(keys, kernel_chunk), [&](idx_t n, const worker_scratch& w) {
+        attend_keys(b, h, n * kernel_chunk, after, later_t, w, to);
+      });
   }
 
   /// Whether threads may share one head: where S and R are the only sums over all of its tokens.
   bool can_share() const {
-    return !in.d_features && !in.map.finishes_keys && !in.of_gates() && sums_per_key_head() == 1;
+    return !in.d_features && !in.map->finishes_keys && !in.of_gates() && sums_per_key_head() == 1;
   }
   worker_scratch scratch(execution& exec, int worker) const {
     return exec.scratch(worker, [&](arena& memory) { return layout(memory); });
@@ -145,35 +155,12 @@ struct backward_driver {
 
   /// The same by all threads.
   void share_both(idx_t b, idx_t h, execution& exec) {
-    const idx_t keys = call.lengths.keys(b), queries = call.lengths.queries(b);
-    const auto sum_segments = [&](idx_t tokens, sums_type& sums, const auto& body) {
-      sums.empty = true;
-      for (idx_t first = 0; first < segments(tokens); first += shared.most) {
-        const idx_t count = std::min(shared.most, segments(tokens) - first);
-        exec.for_each(count, [&](idx_t n, int worker) {
-          const idx_t begin = (first + n) * segment_of(tokens);
-          body(begin, std::min(begin + segment_of(tokens), tokens), shared.own[n], scratch(exec, worker).x);
-        });
-        const auto w = scratch(exec, 0);
-        for (idx_t n = 0; n < count; ++n)
-          if (!shared.own[n].empty) add_segment(sums, T(1), shared.own[n], w.x.forward);
-      }
+    const auto each = [&](idx_t count, const auto& body) {
+      exec.for_each(count, [&](idx_t n, int worker) { body(n, scratch(exec, worker)); });
     };
-    sum_segments(keys, shared.keys, [&](idx_t begin, idx_t end, sums_type& own, const kernel_backward_scratch<T>& x) {
-      call.sum_up(b, h, begin, end, x.forward, own);
-    });
-    sum_segments(queries, shared.queries,
-                 [&](idx_t begin, idx_t end, sums_type& own, const kernel_backward_scratch<T>& x) {
-                   attend_rows(b, h, begin, end, shared.keys, own, x, nullptr);
-                 });
-    const item_head_target to{in.dk.head(b, h), in.dv.head(b, h), nullptr};
-    if (key_rows()) transpose_sums(shared.queries, shared.later_t);
-    if (in.reverse())
-      exec.for_each(ceil_div(keys, kernel_chunk), [&](idx_t n, int worker) {
-        attend_keys(b, h, n * kernel_chunk, shared.queries, shared.later_t, scratch(exec, worker), to);
-      });
+    run_both(b, h, each, shared.own, shared.most, shared.keys, shared.queries, shared.later_t,
+             scratch(exec, 0).x.forward, {in.dk.head(b, h), in.dv.head(b, h), nullptr});
   }
-
   /// Causal, by all threads: the sums of each segment's queries are computed first, which adds half of the work.
   void share_causal(idx_t b, idx_t h, execution& exec) {
     const idx_t keys = call.lengths.keys(b), all = segments(keys);
@@ -223,11 +210,11 @@ struct backward_driver {
   }
 
   /// Adds the sums of the queries of the segment before, which are lost.
-  static void add_queries(sums_type& sums, T decay, sums_type& own, const kernel_scratch<T>& s) {
+  void add_queries(sums_type& sums, T decay, sums_type& own, const kernel_scratch<T>& s) const {
     if (own.empty)
       scale(sums, decay);
     else
-      add_segment(sums, decay, own, s);
+      call.add_segment(sums, decay, own, s);
   }
 
   /// Segment n, with the keys before it in `before`; its queries are summed up in w.own_queries. `sums_only`: nothing
@@ -309,26 +296,20 @@ struct backward_driver {
     return own_decay;
   }
 
-  /// One key head of a batch item.
-  void run_head(idx_t b, idx_t kv_head, worker_scratch& w) const {
-    const idx_t keys = call.lengths.keys(b), queries = call.lengths.queries(b), each = sums_per_key_head();
-    const bool empty = keys == 0 || queries == 0;
+  /// One key head of a batch item, unless `empty`: run_item_head(h, target) for each head of its sums.
+  template <class RunItemHead>
+  void run_head(idx_t b, idx_t kv_head, bool empty, worker_scratch& w, const RunItemHead& run_item_head) const {
+    const idx_t keys = call.lengths.keys(b), each = sums_per_key_head();
     const auto to_k = in.dk.head(b, kv_head), to_v = in.dv.head(b, kv_head);
     if (in.of_gates()) std::fill_n(w.gates, shape.keys, T(0));
     for (idx_t n = 0; n < each; ++n) {
       const idx_t h = kv_head * each + n, item_head = b * call.heads + h;
-      sums_type* const features = in.d_features ? feature_sums + item_head : nullptr;
-      if (features) features->clear();
-      if (!empty) {
-        const item_head_target to{keep_dk() ? scratch_gradient(w.dk, shape.keys, shape.dim, n > 0) : to_k,
-                             keep_dv() ? scratch_gradient(w.dv, shape.keys, shape.dim_v, n > 0) : to_v, features};
-        if (call.causal)
-          run_causal(b, h, w, to);
-        else
-          run_both(b, h, w, to);
-        if (in.map.finishes_keys && in.of_keys())
-          in.map.finish_head(item_head, in.dk ? w.dk : nullptr, features, w.x.forward.map);
-      }
+      const item_head_target to{keep_dk() ? scratch_gradient(w.dk, shape.keys, shape.dim, n > 0) : to_k,
+                                keep_dv() ? scratch_gradient(w.dv, shape.keys, shape.dim_v, n > 0) : to_v,
+                                in.d_features ? feature_sums + item_head : nullptr};
+      if (!empty) run_item_head(h, to);
+      if (!empty && in.map->finishes_keys && in.of_keys())
+        in.map->finish_head(item_head, in.dk ? w.dk : nullptr, to.features, w.x.forward.map);
       if (in.of_gates() && in.d_gate.extent(1) == call.heads) {
         store_gates(b, h, w.gates);
         std::fill_n(w.gates, shape.keys, T(0));
@@ -336,33 +317,37 @@ struct backward_driver {
     }
     if (in.of_gates() && in.d_gate.extent(1) != call.heads) store_gates(b, kv_head, w.gates);
     if (keep_dk() && !empty) {
-      if (in.map.finishes_keys) in.map.finish_keys(w.dk, b);
+      if (in.map->finishes_keys) in.map->finish_keys(w.dk, b);
       to_k.store_rows(w.dk, shape.dim, 0, keys);
     }
     if (keep_dv() && !empty) to_v.store_rows(w.dv, shape.dim_v, 0, keys);
-    pad(b, kv_head);
   }
 
-  /// Zeros for padding, for queries that see no key, and for keys that no query sees.
-  void pad(idx_t b, idx_t kv_head) const {
-    const idx_t keys = call.lengths.keys(b), queries = call.lengths.queries(b), group = shape.group();
-    const idx_t seen = keys == 0 || queries == 0 ? 0 : keys;
+  /// Zeros for padding, for the first queries, which see no key, and for keys that no query sees, all if `empty`.
+  void pad(idx_t b, idx_t kv_head, bool empty, idx_t unseeing) const {
+    const idx_t group = shape.group(), seen = empty ? 0 : call.lengths.keys(b);
     if (in.dk) in.dk.head(b, kv_head).clear_rows(seen, shape.keys);
     if (in.dv) in.dv.head(b, kv_head).clear_rows(seen, shape.keys);
     for (idx_t g = kv_head * group; g < (kv_head + 1) * group && in.dq; ++g) {
-      const auto to_q = in.dq.head(b, g);
-      to_q.clear_rows(0, keys == 0 ? queries : call.causal ? std::max<idx_t>(queries - keys, 0) : 0);
-      to_q.clear_rows(queries, shape.queries);
+      in.dq.head(b, g).clear_rows(0, unseeing);
+      in.dq.head(b, g).clear_rows(call.lengths.queries(b), shape.queries);
     }
   }
-
   void store_gates(idx_t b, idx_t h, const T* sums) const {
     for (idx_t t = 0; t < shape.keys; ++t) store_gradient(in.d_gate(b, h, t), sums[t], in.accumulate);
   }
 
-  /// `then` is called at the end with the sums of the gradients of the features of every head of sums.
-  template <class Then>
-  void run(execution& exec, idx_t feature_rows, Then&& then) {
+  void layout_features(arena& memory, idx_t rows) {
+    feature_sums = memory.allocate_list(in.d_features ? shape.batch * call.heads : 0, [&](arena& one) {
+      return sums_type::layout(one, rows, shape.dim, sum_parts::weights);
+    });
+  }
+  void clear_features() {
+    for (idx_t n = 0; in.d_features && n < shape.batch * call.heads; ++n) feature_sums[n].clear();
+  }
+
+  /// Afterwards feature_sums has the sums of the gradients of the features of every head of sums.
+  void run(execution& exec, idx_t feature_rows) {
     auto work = call.work();
     work.operations *= 3, work.bytes *= 3;
     const auto limit = exec.limit_threads(work);
@@ -374,27 +359,40 @@ struct backward_driver {
                                     : heads < 2 * threads && heads % threads != 0);
     exec.shared_scratch([&](arena& memory) {
       call.map->layout(memory, item_heads);
-      in.map.layout(memory, item_heads);
+      in.map->layout(memory, item_heads);
       if (share) layout_shared(memory, threads);
-      return feature_sums = memory.allocate_list(in.d_features ? item_heads : 0, [&](arena& one) {
-        return sums_type::layout(one, feature_rows, shape.dim, false);
-      });
+      layout_features(memory, feature_rows);
+      return 0;
     });
     call.map->prepare(exec);
-    in.map.prepare(exec);
+    in.map->prepare(exec);
+    clear_features();
+    const auto each_head = [&](idx_t n, const auto& body) {
+      const idx_t b = n / shape.kv_heads, h = n % shape.kv_heads;
+      const bool empty = call.lengths.keys(b) == 0 || call.lengths.queries(b) == 0;
+      body(b, h, empty);
+      pad(b, h, empty, call.unseeing(b));
+    };
     if (share)
-      for (idx_t n = 0; n < heads; ++n) {
-        const idx_t b = n / shape.kv_heads, h = n % shape.kv_heads;
-        if (call.lengths.keys(b) > 0 && call.lengths.queries(b) > 0)
-          call.causal ? share_causal(b, h, exec) : share_both(b, h, exec);
-        pad(b, h);
-      }
+      for (idx_t n = 0; n < heads; ++n)
+        each_head(n, [&](idx_t b, idx_t h, bool empty) {
+          if (!empty) call.causal ? share_causal(b, h, exec) : share_both(b, h, exec);
+        });
     else
       exec.for_each(heads, [&](idx_t n, int worker) {
-        auto w = exec.scratch(worker, [&](arena& memory) { return layout(memory); });
-        run_head(n / shape.kv_heads, n % shape.kv_heads, w);
+        auto w = scratch(exec, worker);
+        const auto each = [&](idx_t count, const auto& body) {
+          for (idx_t task = 0; task < count; ++task) body(task, w);
+        };
+        each_head(n, [&](idx_t b, idx_t kv_head, bool empty) {
+          run_head(b, kv_head, empty, w, [&](idx_t h, const item_head_target& to) {
+            if (call.causal)
+              run_causal(b, h, w, to);
+            else
+              run_both(b, h, each, &w.own, 1, w.later, w.after, w.later_t, w.x.forward, to);
+          });
+        });
       });
-    then(feature_sums);
   }
 };
 

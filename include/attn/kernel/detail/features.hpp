@@ -49,9 +49,9 @@ struct log_scaling {
   virtual void keys_for_sums(const T* raw, T* log_scale, const kernel_scratch<T>& s) const = 0;
   /// s.k_own for the queries of the chunk, in place; s.score_factor and the running maximum of their logarithms.
   virtual void keys_for_chunk(idx_t count, const kernel_scratch<T>& s) const = 0;
-  /// s.q_own for the sums (into q_phi, q_max), and for the keys of the chunk (in place, own_max); the maxima are the
-  /// logarithms of the largest feature.
-  virtual void queries_for_sums(const T* log_scale, const kernel_scratch<T>& s) const = 0;
+  /// Queries for the sums (into q_phi, q_max), and s.q_own for the keys of the chunk (in place, own_max); the maxima
+  /// are the logarithms of the largest feature.
+  virtual void queries_for_sums(const T* raw, const T* log_scale, const kernel_scratch<T>& s) const = 0;
   virtual void queries_for_chunk(const kernel_scratch<T>& s) const = 0;
   /// The factors that bring the two parts of a row to the scale of the larger one, and eps over that scale.
   virtual void join(bool of_sums, bool of_chunk, T eps, const kernel_scratch<T>& s) const = 0;

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <attn/kernel/detail/log_scales.hpp>
-#include <attn/kernel/detail/stored_gradients.hpp>
+#include <attn/kernel/detail/stored_rows.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 

@@ -58,20 +58,10 @@ struct gate_chunk {
       if (t > 0) z = (complement ? T(1) - gates[t - 1] : T(1)) * keys[t - 1] + gates[t - 1] * z;
       const T before = t > 0 ? decay[t - 1] : T(1);
       T sum = before * later[t] * of_sums + before * y[t] + later[t] * z;
-      if (t > 0) sum += dot(score_factor + (t - 1) * kernel_chunk, x, t);
+      if (t > 0) sum += dot_rows(score_factor + (t - 1) * kernel_chunk, x, t);
       if (complement) sum -= later[t] * keys[t] + x[t];
       gradient[t] += sum;
     }
-  }
-
- private:
-  static T dot(const T* a, const T* b, idx_t n) {
-    const idx_t whole = n / width<T> * width<T>;
-    packet<T> sum = zero<T>();
-    for (idx_t j = 0; j < whole; j += width<T>) sum = fma(load<T>(a + j), load<T>(b + j), sum);
-    T total = sum_lanes(sum);
-    for (idx_t j = whole; j < n; ++j) total = std::fma(a[j], b[j], total);
-    return total;
   }
 };
 

@@ -5,19 +5,17 @@
 #include <attn/core/mask_view.hpp>
 #include <attn/kernel/detail/driver.hpp>
 
-namespace attn { inline namespace ATTN_ISA {
-
-template <class T>
-class kernel_state;
-
-namespace detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// The arguments of a call as views.
 template <class S>
 struct kernel_views {
   tensor_view<const S> q, k, v;
-  tensor_view<S> out;
+  tensor_view<S> out{};                // of a forward call
+  tensor_view<const S> d_out{};        // of a backward call
   tensor_view<const S, 3> features{};  // of performer and rfa
+  tensor_view<const S> a{}, b{};       // of dplr
+  bool takes_features = false, queries = true;
 };
 
 template <class S, class Q, class K, class V, class O>
@@ -26,7 +24,22 @@ kernel_views<S> views_of(const Q& q, const K& k, const V& v, O& out) {
   static_assert(std::same_as<S, element_of<const Q&>>, "attn: the state and q must have one element type");
   return {as_view(q), as_view(k), as_view(v), as_view(out)};
 }
-
+/// Tokens to be fed without queries: q has 0 heads.
+template <class S, class K, class V>
+kernel_views<S> without_queries(const K& k, const V& v) {
+  static_assert(std::same_as<S, element_of<const K&>> && std::same_as<S, element_of<const V&>>,
+                "attn: the state, k and v must have one element type");
+  const tensor_view<const S> keys = as_view(k), values = as_view(v);
+  return {.q = tensor_view<const S>(nullptr, {keys.extent(0), 0, keys.extent(2), keys.extent(3)}), .k = keys,
+          .v = values, .out = tensor_view<S>(nullptr, {keys.extent(0), 0, keys.extent(2), values.extent(3)}),
+          .queries = false};
+}
+template <class S, class Q, class K, class V, class D>
+kernel_views<S> backward_views_of(const Q& q, const K& k, const V& v, const D& d_out) {
+  require_one_element_type<const Q&, const K&, const V&, tensor_view<S>>();
+  require_one_element_type<const D&, const D&, const D&, tensor_view<S>>();
+  return {.q = as_view(q), .k = as_view(k), .v = as_view(v), .d_out = as_view(d_out)};
+}
 /// The same with the caller's features [H, Hkv or 1, count, dim].
 template <class S, class W>
 kernel_views<S> with_features(kernel_views<S> x, const W& w) {
@@ -35,17 +48,49 @@ kernel_views<S> with_features(kernel_views<S> x, const W& w) {
       fits,
       "attn: performer and rfa take random features after out: a view [heads or 1, features, dim] or an Eigen "
       "matrix [features, dim] of the element type of q, such as attn::draw_features<float>(256, 64)");
+  x.takes_features = true;
   if constexpr (fits) x.features = w;
   return x;
 }
+/// The same with the rows a and b of dplr.
+template <class S, class A, class B>
+kernel_views<S> with_rows(kernel_views<S> x, const A& a, const B& b) {
+  require_one_element_type<const A&, const A&, const B&, tensor_view<S>>();
+  static_assert(std::same_as<S, element_of<const A&>>, "attn: the state, a and b must have one element type");
+  x.a = as_view(a), x.b = as_view(b);
+  return x;
+}
 
-/// What makes a call a step: the state, and how it is run (kernel_steps.hpp).
-template <class T>
-struct state_step {
-  kernel_state<T>* state = nullptr;
-  idx_t heads = 0;
-  void (*run)(call_views&, kernel_call<T>&, kernel_state<T>&, execution&) = nullptr;
-};
+/// Names the views that a call reads, once for all operators of the family. Their extents are checked afterwards.
+template <class S, class Options>
+void read_inputs(call_views& check, const kernel_views<S>& x, const Options& o) {
+  check.read("q", x.q), check.read("k", x.k), check.read("v", x.v);
+  check.option("d_out", x.d_out), check.option("features", x.features);
+  check.option("a", x.a), check.option("b", x.b);
+  if constexpr (requires { o.decay; }) check.option("decay", o.decay);
+  if constexpr (requires { o.gate; }) check.option("gate", o.gate);
+  if constexpr (requires { o.beta; }) check.option("beta", o.beta);
+  if constexpr (requires { o.log_decay; }) check.option("log_decay", o.log_decay);
+  if constexpr (requires { o.bonus; }) check.option("bonus", o.bonus);
+  if constexpr (requires { o.initial_state; }) check.option("initial_state", o.initial_state);
+  if constexpr (requires { o.initial_weights; }) check.option("initial_weights", o.initial_weights);
+}
+/// Names those that a forward call writes.
+template <class S, class Options>
+void write_results(call_views& check, const kernel_views<S>& x, const Options& o) {
+  check.write("out", x.out);
+  if constexpr (requires { o.final_state; }) check.write("final_state", o.final_state);
+  if constexpr (requires { o.final_weights; }) check.write("final_weights", o.final_weights);
+}
+
+/// The decays or gates per token among the options.
+template <class Options>
+auto gate_of(const Options& o) {
+  using view = tensor_view<const typename Options::real, 3>;
+  if constexpr (requires { o.decay; }) return view(o.decay);
+  else if constexpr (requires { o.gate; }) return view(o.gate);
+  else return view();
+}
 
 /// Checks that memory can hold the sums of so many features.
 inline void check_feature_count(const validator& check, idx_t features, const attention_shape& s) {
@@ -57,9 +102,13 @@ inline void check_feature_count(const validator& check, idx_t features, const at
 inline bool fits_heads(idx_t parameter_heads, const attention_shape& s) {
   return parameter_heads == s.kv_heads || (parameter_heads == s.heads && s.heads > 0);
 }
+[[gnu::noinline]] inline void check_heads(const validator& check, const char* what, idx_t heads,
+                                          const attention_shape& s) {
+  if (!fits_heads(heads, s))
+    check.fail({what, " heads = query heads ", s.heads, " or key heads ", s.kv_heads}, heads);
+}
 
-[[gnu::noinline]] inline void check_features(call_views& check, const memory_layout& w, const attention_shape& s) {
-  check.read("features", w);
+[[gnu::noinline]] inline void check_features(const validator& check, const memory_layout& w, const attention_shape& s) {
   if (w.extents[0] != 1 && !fits_heads(w.extents[0], s))
     check.fail({"features for 1, ", s.heads, " or ", s.kv_heads, " heads"}, w.extents[0]);
   check.at_least("features", 1, w.extents[1]);
@@ -69,12 +118,10 @@ inline bool fits_heads(idx_t parameter_heads, const attention_shape& s) {
 
 /// Gates [B, H or Hkv, L]: from 0 to 1 for every real token.
 template <class T>
-void check_gates(call_views& check, const char* what, const tensor_view<const T, 3>& gate, const attention_shape& s,
-                 const sequence_lengths& lengths) {
-  check.read(what, gate);
+void check_gates(const validator& check, const char* what, const tensor_view<const T, 3>& gate,
+                 const attention_shape& s, const sequence_lengths& lengths) {
   if (gate.extent(0) != s.batch) check.fail({what, " batch = query batch ", s.batch}, gate.extent(0));
-  if (!fits_heads(gate.extent(1), s))
-    check.fail({what, " heads = query heads ", s.heads, " or key heads ", s.kv_heads}, gate.extent(1));
+  check_heads(check, what, gate.extent(1), s);
   if (gate.extent(2) != s.keys) check.fail({what, " length = key length ", s.keys}, gate.extent(2));
   for (idx_t b = 0; b < s.batch; ++b)
     for (idx_t h = 0; h < gate.extent(1); ++h)
@@ -97,47 +144,41 @@ void check_key_mask(call_views& check, kernel_call<T>& call, const key_mask_view
   call.key_mask = mask.bytes();
 }
 
-/// Checks the options and parameters of a call of this shape, and fills in the call except its map. With `complement`,
-/// keys enter with 1 - gate.
-template <bool takes_features, class S, class Options, class T = compute_type<S>>
+/// Checks the options and parameters of a call of this shape, and fills in the call except its map. Tokens appended
+/// without queries have as many query heads as the state. With a `gate`, keys enter with 1 - gate.
+template <class S, class Options, class T = compute_type<S>>
 kernel_call<T> check_parameters(call_views& check, const attention_shape& shape, const kernel_views<S>& x,
-                                const Options& options, const state_step<T>& step,
-                                const tensor_view<const T, 3>& gate, bool complement) {
+                                const Options& options, idx_t state_heads) {
+  constexpr bool complement = requires { options.gate; };
   kernel_call<T> call{.q = x.q, .k = x.k, .v = x.v, .out = x.out, .shape = shape, .causal = options.causal,
-                      .eps = options.eps, .gate = gate, .complement = complement};
+                      .eps = options.eps, .gate = gate_of(options), .complement = complement};
   call.lengths = check_lengths(check, call.shape, options);
-  // Tokens appended without queries have as many query heads as the state.
   attention_shape s = call.shape;
-  if (s.heads == 0 && s.kv_heads > 0 && step.heads % s.kv_heads == 0) s.heads = step.heads;
+  if (s.heads == 0 && s.kv_heads > 0 && state_heads % s.kv_heads == 0) s.heads = state_heads;
   call.query_heads = s.heads;
   call.heads = s.kv_heads;
   check_key_mask(check, call, options.key_mask);
-  const auto own_sums = [&](idx_t heads) {
-    if (heads == s.heads && heads > s.kv_heads) call.heads = heads;
-  };
-  if constexpr (takes_features) {
+  if (x.takes_features) {
     const tensor_view<const S, 3>& w = x.features;
     check_features(check, w, s);
-    own_sums(w.extent(0));
+    call.take_heads_of(w.extent(0));
     call.projection = tensor_view<const S>(w.data(), {1, w.extent(0), w.extent(1), w.extent(2)},
                                          {0, w.stride(0), w.stride(1), w.stride(2)});
   }
   check_finite(check, "eps", static_cast<double>(options.eps));
-  if (gate) {
+  if (call.gate) {
     if (!call.causal) check.fail(complement ? "causal with a gate" : "causal with decay", "no causal");
-    check_gates(check, complement ? "gate" : "decay", gate, s, call.lengths);
-    own_sums(gate.extent(1));
+    check_gates(check, complement ? "gate" : "decay", call.gate, s, call.lengths);
+    call.take_heads_of(call.gate.extent(1));
   }
   return call;
 }
-
-/// The checks that all operators of kernel attention share.
-template <bool takes_features, class S, class Options, class T = compute_type<S>>
-kernel_call<T> check_kernel(call_views& check, const kernel_views<S>& x, const Options& options,
-                            const state_step<T>& step, const tensor_view<const T, 3>& gate = {},
-                            bool complement = false) {
-  const attention_shape s = check_attention(check, x.q, x.k, x.v, x.out, {});
-  return check_parameters<takes_features>(check, s, x, options, step, gate, complement);
+/// The checks that all operators of feature sums share.
+template <class S, class Options>
+auto check_kernel(call_views& check, const kernel_views<S>& x, const Options& options, idx_t state_heads = 0) {
+  read_inputs(check, x, options);
+  write_results(check, x, options);
+  return check_parameters(check, check_attention_extents(check, x.q, x.k, x.v, x.out), x, options, state_heads);
 }
 
 /// Runs a checked call whose map is given. Operators that are never a recurrence do not compile it.
@@ -148,16 +189,29 @@ void run_driver(const kernel_call<T>& call, execution& exec) {
   call.run(exec);
 }
 
-/// Runs a checked call or step.
-template <bool may_recur = false, class T>
-void run_kernel(call_views& check, kernel_call<T>& call, feature_map<T>& map, const state_step<T>& step,
-                execution& exec) {
-  call.map = &map;
-  if (step.state)
-    step.run(check, call, *step.state, exec);
-  else
+/// How a checked call is run: all of it, or as a step of a state (kernel_steps.hpp).
+struct whole_call {
+  static constexpr idx_t heads = 0;
+  template <bool may_recur, class T>
+  void run(call_views&, kernel_call<T>& call, execution& exec) const {
     run_driver<may_recur>(call, exec);
+  }
+};
+
+/// A call or step of an operator of feature sums. Operator has its options and
+///   void check(call_views&, kernel_call&);   the checks of what it alone has, which fills in the rest of the call
+///   auto map(const kernel_call&) const;      its feature_map
+///   bool may_recur, usable();                whether it can be a recurrence; whether its map is one
+template <class S, class Operator, class Way = whole_call>
+void run_kernel(const char* name, const kernel_views<S>& x, Operator one, execution& exec, const Way& way = {}) {
+  if constexpr (Operator::usable()) {
+    call_views check(name);
+    auto call = check_kernel(check, x, one.options, way.heads);
+    one.check(check, call);
+    auto map = one.map(call);
+    call.map = &map;
+    way.template run<Operator::may_recur>(check, call, exec);
+  }
 }
 
-}  // namespace detail
-}}  // namespace attn::ATTN_ISA
+}}}  // namespace attn::ATTN_ISA::detail

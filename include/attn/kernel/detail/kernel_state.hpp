@@ -1,4 +1,4 @@
-// attn: the state of kernel attention, token by token in constant memory.
+// attn: the states of kernel attention, token by token in constant memory.
 //
 //   auto branch = state;                  // a copy: another continuation of the same sequences
 //   state.merge(later);                   // sequences in two parts, as if fed in one
@@ -21,7 +21,8 @@
 //          fed in chunks of c <= 1024 tokens, n / c + 80 instead of n.
 //
 // In a stream (state_stream.hpp) the numbers of a batch item and head are the product of gates, z [features], S
-// [features][value dim], and, where features have log scales, those [features].
+// [features][value dim], and, where features have log scales, those [features]. Of delta_rule and dplr there is S alone,
+// whose features are the dims of keys.
 #pragma once
 
 #include <attn/core/detail/item_state.hpp>
@@ -34,11 +35,11 @@ namespace detail {
 /// What distinguishes the states of one type of features from those of another.
 struct state_kind {
   std::uint32_t kind = 0, variant = 0;
-  bool log_scaled = false;
+  sum_parts parts = sum_parts::weights;
   bool operator==(const state_kind&) const = default;
 };
 
-/// The inside of kernel_state.
+/// The inside of the states. By the rules that read the state features are dims of keys.
 template <class T>
 class kernel_items : public item_state<kernel_items<T>, T> {
   static_assert(std::same_as<T, float> || std::same_as<T, double>);
@@ -49,15 +50,16 @@ class kernel_items : public item_state<kernel_items<T>, T> {
   kernel_items(const char* name, state_kind kind, const kernel_state_extents& e, idx_t per_feature)
       : base(name, e.batch, e.keep), kind_(kind), extents_(e) {
     const validator check(name);
+    const bool reads = kind.parts == sum_parts::values;
     check.at_least("heads", 0, e.heads);
-    check.at_least("features", 0, e.features);
+    check.at_least(reads ? "dim" : "features", 0, e.features);
     check.at_least("value dim", 0, e.value_dim);
     extents_.features = check.fits("features", {e.features, per_feature});
     // An upper bound of the numbers of a state: padding at most doubles the larger of an extent and 64.
-    const idx_t most =
-        check.fits("sums of a head", {std::max<idx_t>(features(), 64), std::max<idx_t>(e.value_dim, 64), 8});
-    check.fits("sums", {this->places(), e.batch, e.heads, most});
-    this->allocate(e.batch, heads() * sums_size() + round_up(heads(), 16));
+    const idx_t most = check.fits(reads ? "the state of a head" : "sums of a head",
+                                  {std::max<idx_t>(features(), 64), std::max<idx_t>(e.value_dim, 64), reads ? 4 : 8});
+    check.fits(reads ? "states" : "sums", {this->places(), e.batch, e.heads, most});
+    this->allocate(e.batch, heads() * sums_size() + (reads ? 0 : round_up(heads(), 16)));
   }
 
   idx_t heads() const { return extents_.heads; }
@@ -65,10 +67,10 @@ class kernel_items : public item_state<kernel_items<T>, T> {
   idx_t value_dim() const { return extents_.value_dim; }
   const state_kind& kind() const { return kind_; }
 
-  /// At a place of an item (driver.hpp): the sums of all heads, then the product of the gates of each.
-  idx_t sums_size() const { return kernel_sums<T>::count(features(), value_dim(), kind_.log_scaled); }
+  /// At a place of an item as kernel_call::sums_at says.
+  idx_t sums_size() const { return kernel_sums<T>::count(features(), value_dim(), kind_.parts); }
   kernel_sums<T> sums(idx_t b, idx_t h) const {
-    auto s = kernel_sums<T>::over(this->items().at(b) + h * sums_size(), features(), value_dim(), kind_.log_scaled);
+    auto s = kernel_sums<T>::over(this->items().at(b) + h * sums_size(), features(), value_dim(), kind_.parts);
     s.empty = this->items().empty(b);
     return s;
   }
@@ -76,7 +78,7 @@ class kernel_items : public item_state<kernel_items<T>, T> {
   void clear(idx_t b) {
     for (idx_t h = 0; h < heads(); ++h) {
       sums(b, h).clear();
-      gate(b, h) = T(1);
+      if (kind_.parts != sum_parts::values) gate(b, h) = T(1);
     }
   }
 
@@ -85,17 +87,60 @@ class kernel_items : public item_state<kernel_items<T>, T> {
   kernel_state_extents extents_;
 };
 
+/// What the states of all operators have in common.
+template <class T>
+class state_sequences : public item_sequences<kernel_items<T>> {
+  using base = item_sequences<kernel_items<T>>;
+
+ public:
+  using base::batch, base::heads, base::value_dim, base::bytes, base::kept, base::rollback;
+
+  /// Throws std::runtime_error if writing fails.
+  void write(std::ostream& stream) const {
+    this->stream().write(stream, this->lengths_, [&](auto&& visit) { each_number(visit); });
+  }
+  /// Reads a state of the same kind and shape. Throws std::runtime_error for a stream of another format or version, or
+  /// a damaged one, and std::invalid_argument for a state of another kind or shape; *this is then unchanged.
+  void read(std::istream& stream) {
+    idx_t count = 0;
+    each_number([&](const T&) { ++count; });
+    this->stream().read(stream, this->lengths_, count, [&](auto&& visit) { each_number(visit); });
+    this->forget_kept();
+  }
+
+ protected:
+  using base::base;
+
+ private:
+  state_stream<T> stream() const {
+    return {this->name_, this->kind().kind, this->kind().variant, batch(), heads(), this->features(), value_dim()};
+  }
+  /// Every number of the stream between its header and its checksum.
+  template <class Visit>
+  void each_number(Visit&& visit) const {
+    const idx_t features = this->features();
+    for (idx_t n = 0; n < batch() * heads(); ++n) {
+      const auto s = this->sums(n / heads(), n % heads());
+      if (s.weights) visit(this->gate(n / heads(), n % heads()));
+      for (idx_t r = 0; s.weights && r < features; ++r) visit(s.weights[r]);
+      for (idx_t r = 0; r < features; ++r)
+        for (idx_t d = 0; d < value_dim(); ++d) visit(s.value(r, d));
+      for (idx_t r = 0; s.log_scale && r < features; ++r) visit(s.log_scale[r]);
+    }
+  }
+};
+
 }  // namespace detail
 
 /// The sums of one kind of kernel attention; T is float (also for 16-bit elements) or double: the base of linear_state,
 /// performer_state and rfa_state. A moved-from state may only be assigned to or destroyed.
 template <class T>
-class kernel_state : public detail::item_sequences<detail::kernel_items<T>> {
-  using base = detail::item_sequences<detail::kernel_items<T>>;
+class kernel_state : public detail::state_sequences<T> {
+  using base = detail::state_sequences<T>;
   using base::name_, base::sums, base::gate;
 
  public:
-  using base::batch, base::heads, base::features, base::value_dim, base::bytes, base::kept, base::rollback;
+  using base::batch, base::heads, base::features, base::value_dim;
 
   /// Element (r, d) of S, and r of z, of one head; with log scales, times 2^log_scale(r).
   T sum(idx_t b, idx_t h, idx_t r, idx_t d) const {
@@ -135,39 +180,9 @@ class kernel_state : public detail::item_sequences<detail::kernel_items<T>> {
     for (idx_t b = 0; b < batch(); ++b) this->length(b) += later.length(b);
   }
 
-  /// Throws std::runtime_error if writing fails.
-  void write(std::ostream& stream) const {
-    this->stream().write(stream, this->lengths_, [&](auto&& visit) { each_number(visit); });
-  }
-
-  /// Reads a state of the same kind and shape. Throws std::runtime_error for a stream of another format or version, or
-  /// a damaged one, and std::invalid_argument for a state of another kind or shape; *this is then unchanged.
-  void read(std::istream& stream) {
-    const idx_t each = 1 + features() * (1 + value_dim() + (this->kind().log_scaled ? 1 : 0));
-    this->stream().read(stream, this->lengths_, batch() * heads() * each, [&](auto&& visit) { each_number(visit); });
-    this->forget_kept();
-  }
-
  protected:
   kernel_state(const char* name, detail::state_kind which, const kernel_state_extents& extents, idx_t per_feature = 1)
       : base(name, which, extents, per_feature) {}
-
- private:
-  detail::state_stream<T> stream() const {
-    return {name_, this->kind().kind, this->kind().variant, batch(), heads(), features(), value_dim()};
-  }
-  /// Every number of the stream between its header and its checksum.
-  template <class Visit>
-  void each_number(Visit&& visit) const {
-    for (idx_t n = 0; n < batch() * heads(); ++n) {
-      const auto s = sums(n / heads(), n % heads());
-      visit(gate(n / heads(), n % heads()));
-      for (idx_t r = 0; r < features(); ++r) visit(s.weights[r]);
-      for (idx_t r = 0; r < features(); ++r)
-        for (idx_t d = 0; d < value_dim(); ++d) visit(s.value(r, d));
-      for (idx_t r = 0; s.log_scale && r < features(); ++r) visit(s.log_scale[r]);
-    }
-  }
 };
 
 }}  // namespace attn::ATTN_ISA

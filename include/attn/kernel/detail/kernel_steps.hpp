@@ -3,20 +3,10 @@
 #pragma once
 
 #include <attn/kernel/detail/kernel_checks.hpp>
-#include <attn/kernel/detail/kernel_state.hpp>
+#include <attn/kernel/detail/state_feed.hpp>
 #include <attn/kernel/detail/step.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
-
-/// Tokens to be fed without queries: q has 0 heads.
-template <class S, class K, class V>
-kernel_views<S> without_queries(const K& k, const V& v) {
-  static_assert(std::same_as<S, element_of<const K&>> && std::same_as<S, element_of<const V&>>,
-                "attn: the state, k and v must have one element type");
-  const tensor_view<const S> keys = as_view(k), values = as_view(v);
-  return {tensor_view<const S>(nullptr, {keys.extent(0), 0, keys.extent(2), keys.extent(3)}), keys, values,
-          tensor_view<S>(nullptr, {keys.extent(0), 0, keys.extent(2), values.extent(3)})};
-}
 
 /// The steps of a call that has a state: the tokens of each batch item from first.keys(b) on.
 template <bool may_recur, class T>
@@ -28,13 +18,9 @@ struct kernel_steps {
     T *keys, *queries, *shifts, *normal, *own;
     idx_t stride;
   };
-  /// Token t of the sums of head h of batch item b.
-  struct token {
-    idx_t b, h, t;
-  };
 
   /// One token of each of `count` heads of sums: several where they share a map, else one.
-  void step(const token* tokens, idx_t count, const kernel_scratch<T>& s, const rows& x) const {
+  void step(const step_token* tokens, idx_t count, const kernel_scratch<T>& s, const rows& x) const {
     const idx_t group = call.group(), m = call.map->features, all = count * group;
     const idx_t item_head = tokens[0].b * call.heads + tokens[0].h;
     token_rows<T> keys(count, call.k.col_stride);
@@ -46,7 +32,7 @@ struct kernel_steps {
       const idx_t some = std::min<idx_t>(kernel_chunk, all - begin);
       token_rows<T> queries(some, call.q.col_stride);
       for (idx_t n = 0; n < some; ++n) {
-        const token& at = tokens[(begin + n) / group];
+        const step_token& at = tokens[(begin + n) / group];
         queries.at[n] = call.q.head(at.b, at.h * group + (begin + n) % group).row(at.t);
       }
       call.map->queries(queries, item_head, s.q_own, s.q_shift, s.map);
@@ -57,7 +43,7 @@ struct kernel_steps {
   }
 
   /// The n-th token of those whose features were computed.
-  void step_one(const token& at, idx_t n, const kernel_scratch<T>& s, const rows& x) const {
+  void step_one(const step_token& at, idx_t n, const kernel_scratch<T>& s, const rows& x) const {
     const idx_t b = at.b, h = at.h, t = at.t, length = call.lengths.keys(b);
     const idx_t group = call.group(), m = call.map->features;
     T *const last = call.state.at(b, t, length), *const next = call.state.at(b, t + 1, length);
@@ -98,7 +84,7 @@ struct kernel_steps {
       for (idx_t d = 0; d < cols; ++d) sum[d] *= x.normal[i];
       if constexpr (may_recur)
         for (idx_t d = 0; bonus && d < cols; ++d) sum[d] += x.own[i] * x.normal[i] * s.values[col + d];
-      to.access->write(sum, to.row(t) + col * to.col_stride * to.access->size, cols, to.col_stride);
+      to.write_part(sum, t, col, cols);
     };
     if constexpr (may_recur)
       if (bonus) return step_head<true>(before, sums, key, s.row_decay, s.values, queries, x.stride, group, write);
@@ -106,7 +92,7 @@ struct kernel_steps {
   }
 
   /// The decays of the features of a token; returns that of the token, NaN where they are per channel.
-  T load_decays(const token& at, T* row_decay) const {
+  T load_decays(const step_token& at, T* row_decay) const {
     const idx_t m = call.map->features, lanes = kernel_sums<T>::lanes(m);
     if constexpr (may_recur)
       if (const auto& log_decay = call.recurrence.log_decay; call.recurrence.per_channel()) {
@@ -130,64 +116,40 @@ struct kernel_steps {
       return 0;
     });
     call.map->prepare(exec);
-    exec.for_each((item_heads + most - 1) / most, [&](idx_t task, int worker) {
+    const auto layout = [&](arena& memory) {
       rows x;
-      token* tokens = nullptr;
-      const auto s = exec.scratch(worker, [&](arena& memory) {
-        x.stride = kernel_sums<T>::lanes(call.map->features);
-        x.keys = memory.allocate<T>(most * x.stride);
-        x.queries = memory.allocate<T>((most * group + step_queries) * x.stride);
-        x.shifts = memory.allocate<T>(most * group);
-        for (T** each : {&x.normal, &x.own}) *each = memory.allocate<T>(group);
-        tokens = memory.allocate<token>(most);
-        return call.scratch(memory);
-      });
-      const idx_t begin = task * most, end = std::min(begin + most, item_heads);
-      idx_t count = 0;
-      for (idx_t item_head = begin; item_head < end; ++item_head) {
-        const idx_t b = item_head / call.heads, h = item_head % call.heads;
-        if (first.keys(b) < call.lengths.keys(b)) tokens[count++] = {b, h, first.keys(b)};
-        if (call.lengths.queries(b) < call.shape.queries) call.pad(b, h);
-      }
-      while (count > 0) {
-        step(tokens, count, s, x);
-        const token* const all = tokens + count;
-        count = 0;
-        for (const token* at = tokens; at != all; ++at)
-          if (at->t + 1 < call.lengths.keys(at->b)) tokens[count++] = {at->b, at->h, at->t + 1};
-      }
-    });
+      x.stride = kernel_sums<T>::lanes(call.map->features);
+      x.keys = memory.allocate<T>(most * x.stride);
+      x.queries = memory.allocate<T>((most * group + step_queries) * x.stride);
+      x.shifts = memory.allocate<T>(most * group);
+      for (T** each : {&x.normal, &x.own}) *each = memory.allocate<T>(group);
+      return std::pair{x, call.scratch(memory)};
+    };
+    each_step(call, first, most, exec, layout,
+              [&](const step_token* tokens, idx_t count, const auto& s) { step(tokens, count, s.second, s.first); });
   }
 };
 
-/// Runs a step. An exception, of a caller's map or because memory runs out, leaves the state reset.
-template <bool may_recur, class T>
-void run_step(call_views& check, kernel_call<T>& call, kernel_state<T>& state, execution& exec) {
-  const attention_shape& s = call.shape;
-  check.extents(
-      {{"query length = key length", s.keys, s.queries}, {"query batch = batch of the state", state.batch(), s.batch}});
-  if (state.heads() != call.heads && !(state.heads() == call.query_heads && call.heads == s.kv_heads))
-    check.fail({"a state of heads ", call.heads}, state.heads());
-  check.extents({{"features of keys = features of the state", state.features(), call.map->features},
-                 {"value dim = value dim of the state", state.value_dim(), s.dim_v}});
-  auto& inside = step_access::of(state);
-  check.update("the state", inside.memory());
-  call.heads = state.heads();
-  call.state = inside.items();
-  const auto limit = exec.limit_threads(call.work());
-  inside.feed(
-      call.lengths,
-      [&](const sequence_lengths& first) {
-        kernel_call<T> some = call;
-        some.lengths = first;
-        run_driver<may_recur>(some, exec);
-      },
-      [&](const sequence_lengths& first) { kernel_steps<may_recur, T>{call, first}.run(exec); });
-}
+/// A step of `state`. An exception, of a caller's map or because memory runs out, leaves the state reset.
+template <class T>
+struct step_of {
+  kernel_items<T>& state;
+  idx_t heads = state.heads();
 
-template <bool may_recur = false, class T>
-state_step<T> step_of(kernel_state<T>& state) {
-  return {&state, state.heads(), &run_step<may_recur, T>};
-}
+  template <bool may_recur>
+  void run(call_views& check, kernel_call<T>& call, execution& exec) const {
+    const attention_shape& s = call.shape;
+    check.extents({{"query length = key length", s.keys, s.queries},
+                   {"query batch = batch of the state", state.batch(), s.batch}});
+    if (heads != call.heads && !(heads == call.query_heads && call.heads == s.kv_heads))
+      check.fail({"a state of heads ", call.heads}, heads);
+    check.extents({{"features of keys = features of the state", state.features(), call.map->features},
+                   {"value dim = value dim of the state", state.value_dim(), s.dim_v}});
+    call.heads = heads;
+    feed_state(
+        check, call, state, call.work(), exec, [&](const kernel_call<T>& some) { run_driver<may_recur>(some, exec); },
+        [&](const sequence_lengths& first) { kernel_steps<may_recur, T>{call, first}.run(exec); });
+  }
+};
 
 }}}  // namespace attn::ATTN_ISA::detail

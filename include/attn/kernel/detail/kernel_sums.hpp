@@ -1,7 +1,7 @@
 // attn: the sums over keys of kernel attention, and how two of them are merged.
 //
 //   values     S = sum_j phi(k_j) v_j^T     [features, value dim]
-//   weights    z = sum_j phi(k_j)           [features]
+//   weights    z = sum_j phi(k_j)           [features]; not by the rules of recurrence_rule.hpp that read the state
 //   log_scale  where features are exponentials: row r of S and z is 2^log_scale[r] times what is stored
 //
 // Log scales are integers, so raising one rescales exactly. There is one per feature, because the features of long keys
@@ -19,6 +19,9 @@ namespace attn { inline namespace ATTN_ISA { namespace detail {
 template <class T>
 inline constexpr T no_log_scale = std::numeric_limits<T>::lowest() / 2;
 
+/// What is there of the sums.
+enum class sum_parts { values, weights, log_scales };
+
 template <class T>
 struct kernel_sums {
   static constexpr idx_t wide = panel_width<T>;
@@ -32,22 +35,22 @@ struct kernel_sums {
   static idx_t lanes(idx_t features) { return round_up(rows(features), width<T>); }
   static idx_t value_count(idx_t features, idx_t dim_v) { return rows(features) * round_up(dim_v, wide); }
   /// Size of the memory of the sums, in numbers.
-  static idx_t count(idx_t features, idx_t dim_v, bool log_scaled) {
-    return round_up(value_count(features, dim_v), 16) + round_up(lanes(features), 16) * (log_scaled ? 2 : 1);
+  static idx_t count(idx_t features, idx_t dim_v, sum_parts parts) {
+    return round_up(value_count(features, dim_v), 16) + round_up(lanes(features), 16) * static_cast<idx_t>(parts);
   }
 
-  static kernel_sums over(T* memory, idx_t features, idx_t dim_v, bool log_scaled) {
+  static kernel_sums over(T* memory, idx_t features, idx_t dim_v, sum_parts parts) {
     kernel_sums sums;
     sums.features = features;
     sums.dim_v = dim_v;
     if (!memory) return sums;
     sums.values = memory;
-    sums.weights = memory + round_up(value_count(features, dim_v), 16);
-    if (log_scaled) sums.log_scale = sums.weights + round_up(lanes(features), 16);
+    if (parts != sum_parts::values) sums.weights = memory + round_up(value_count(features, dim_v), 16);
+    if (parts == sum_parts::log_scales) sums.log_scale = sums.weights + round_up(lanes(features), 16);
     return sums;
   }
-  [[gnu::noinline]] static kernel_sums layout(arena& memory, idx_t features, idx_t dim_v, bool log_scaled) {
-    return over(memory.allocate<T>(count(features, dim_v, log_scaled)), features, dim_v, log_scaled);
+  [[gnu::noinline]] static kernel_sums layout(arena& memory, idx_t features, idx_t dim_v, sum_parts parts) {
+    return over(memory.allocate<T>(count(features, dim_v, parts)), features, dim_v, parts);
   }
 
   idx_t rows() const { return rows(features); }
@@ -56,11 +59,22 @@ struct kernel_sums {
 
   void clear() {
     std::fill_n(values, value_count(features, dim_v), T(0));
-    std::fill_n(weights, lanes(features), T(0));
+    if (weights) std::fill_n(weights, lanes(features), T(0));
     if (log_scale) std::fill_n(log_scale, lanes(features), no_log_scale<T>);
     empty = true;
   }
 };
+
+/// sum over r < n of a[r] b[r].
+template <class T>
+T dot_rows(const T* a, const T* b, idx_t n) {
+  packet<T> sum = zero<T>();
+  idx_t i = 0;
+  for (; i + width<T> <= n; i += width<T>) sum = fma(load<T>(a + i), load<T>(b + i), sum);
+  T rest = sum_lanes(sum);
+  for (; i < n; ++i) rest = std::fma(a[i], b[i], rest);
+  return rest;
+}
 
 /// into = factor * a + b, over common log scales. `into` may be a or b. `scratch`: 2 * lanes numbers.
 template <class T>

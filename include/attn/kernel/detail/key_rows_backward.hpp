@@ -83,7 +83,7 @@ void attend_key_rows(const kernel_backward<T>& in, idx_t b, idx_t h, idx_t begin
                      row_prefetcher<>& prefetch) {
   const kernel_call<T>& call = in.call;
   const idx_t kv = call.kv_head(h), rows = later.rows();
-  in.map.key_rows(call.k.head(b, kv), begin, count, s.phi, s.stride);
+  in.map->key_rows(call.k.head(b, kv), begin, count, s.phi, s.stride);
   if (to_k) {
     const auto values = call.v.head(b, kv);
     const T* from = s.values;
@@ -95,13 +95,13 @@ void attend_key_rows(const kernel_backward<T>& in, idx_t b, idx_t h, idx_t begin
     rows_times_sums(from, stride, count, later_t, prefetch, s.operands, [&](idx_t t, idx_t r, const auto& x) {
       if (r < rows) store<T>(s.d + t * s.stride + r, add(x, load<T>(later.weights + r)));
     });
-    in.map.back_rows(s.phi, s.d, count * s.stride);
+    in.map->back_rows(s.phi, s.d, count * s.stride);
     to_k.store_rows(s.d, s.stride, begin, count);
   }
   if (!to_v) return;
   const bool direct = to_v.takes_panels() && count % tile_step == 0;
-  T* const dv = direct ? reinterpret_cast<T*>(to_v.to.row(begin)) : s.values;
-  const idx_t stride = direct ? to_v.to.row_stride / static_cast<idx_t>(sizeof(T)) : s.value_stride;
+  T* const dv = direct ? reinterpret_cast<T*>(to_v.row(begin)) : s.values;
+  const idx_t stride = direct ? to_v.row_stride / static_cast<idx_t>(sizeof(T)) : s.value_stride;
   rows_times_sums(s.phi, s.stride, count, later, prefetch, s.operands,
                   [&](idx_t t, idx_t d, const auto& x) { store<T>(dv + t * stride + d, x); });
   if (!direct) to_v.store_rows(s.values, s.value_stride, begin, count);

@@ -11,8 +11,7 @@ template <class T>
 void check_log_decay(const validator& check, const tensor_view<const T>& g, const attention_shape& s,
                      const sequence_lengths& lengths, idx_t features) {
   check.equal("log_decay batch = query batch", s.batch, g.extent(0));
-  if (!fits_heads(g.extent(1), s))
-    check.fail(text({"log_decay heads = query heads ", s.heads, " or key heads ", s.kv_heads}), g.extent(1));
+  check_heads(check, "log_decay", g.extent(1), s);
   check.equal("log_decay length = key length", s.keys, g.extent(2));
   check.broadcasts("log_decay channels", features, g.extent(3));
   check_log_decays(check, g, lengths);
@@ -26,24 +25,20 @@ void check_log_decay(const validator& check, const tensor_view<const T>& g, cons
     if (value != wanted) check.fail({name, what, wanted}, value);
   };
   same(" batch = query batch ", s.batch, x.extents[0]);
-  if (!fits_heads(x.extents[1], s))
-    check.fail({name, " heads = query heads ", s.heads, " or key heads ", s.kv_heads}, x.extents[1]);
+  check_heads(check, name, x.extents[1], s);
   same(" features = ", features, x.extents[2]);
   if (x.rank == 4) same(" value dim = ", s.dim_v, x.extents[3]);
 }
 
 /// Fills in call.recurrence and call.driver, and call.heads where a parameter is per query head.
 template <class T, class Options>
-void check_linear_options(call_views& check, kernel_call<T>& call, const Options& o, idx_t features) {
+void check_linear_options(const validator& check, kernel_call<T>& call, const Options& o, idx_t features) {
   const bool states = o.initial_state || o.initial_weights || o.final_state || o.final_weights;
   if (!std::isfinite(o.scale)) check.fail("a finite scale", static_cast<double>(o.scale));
   if (!o.log_decay && !o.bonus && !states && !call.key_mask && o.scale == T(1)) return;
   if (o.log_decay && o.decay) check.fail("either decay or log_decay", "both");
   if (o.log_decay && !call.causal) check.fail("causal with log_decay", "no causal");
   if (o.bonus && !call.causal) check.fail("causal with a bonus", "no causal");
-  check.read("log_decay", o.log_decay), check.read("bonus", o.bonus);
-  check.read("initial_state", o.initial_state), check.read("initial_weights", o.initial_weights);
-  check.write("final_state", o.final_state), check.write("final_weights", o.final_weights);
   attention_shape s = call.shape;
   s.heads = call.query_heads;
   if (o.log_decay) check_log_decay(check, o.log_decay, s, call.lengths, features);
@@ -54,14 +49,9 @@ void check_linear_options(call_views& check, kernel_call<T>& call, const Options
   check_linear_state(check, "initial_weights", o.initial_weights, s, features);
   check_linear_state(check, "final_state", o.final_state, s, features);
   check_linear_state(check, "final_weights", o.final_weights, s, features);
-  const auto per_query_head = [&](bool given, idx_t heads) {
-    if (given && heads == s.heads && heads > s.kv_heads) call.heads = heads;
-  };
-  per_query_head(bool(o.log_decay), o.log_decay.extent(1));
-  per_query_head(bool(o.initial_state), o.initial_state.extent(1));
-  per_query_head(bool(o.initial_weights), o.initial_weights.extent(1));
-  per_query_head(bool(o.final_state), o.final_state.extent(1));
-  per_query_head(bool(o.final_weights), o.final_weights.extent(1));
+  for (const idx_t heads : {o.log_decay.extent(1), o.initial_state.extent(1), o.initial_weights.extent(1),
+                            o.final_state.extent(1), o.final_weights.extent(1)})
+    call.take_heads_of(heads);
   for (const idx_t heads : {o.final_state ? o.final_state.extent(1) : call.heads,
                             o.final_weights ? o.final_weights.extent(1) : call.heads})
     check.equal("heads of the final state = heads of sums", call.heads, heads);

@@ -69,6 +69,17 @@ void weigh_logarithms(const T* query, const T* raw, const T* shift, idx_t count,
   }
 }
 
+/// Row i of a chunk whose scores underflowed, `query` its lane of raw features: s.log_weights becomes the weights of its
+/// keys over the largest of them and of `sums_max`, whose logarithm it returns.
+template <class T>
+T weigh_row(const T* query, idx_t i, idx_t features, T sums_max, const kernel_scratch<T>& s) {
+  T *const weights = s.log_weights, largest = sums_max;
+  weigh_logarithms(query, s.k_raw, s.k_shift, features, weights);
+  for (idx_t j = 0; j <= i; ++j) largest = std::max(largest, weights[j]);
+  for (idx_t j = 0; j <= i; ++j) weights[j] = std::exp2(weights[j] - largest);
+  return largest;
+}
+
 /// Exponential features, all of one sign, or signed.
 template <class T>
 struct exponential_scaling final : log_scaling<T> {
@@ -110,39 +121,41 @@ struct exponential_scaling final : log_scaling<T> {
     map_packets(decay, decay, features, [](const auto& x) { return exp2_weight<T>(x); });
   }
 
-  /// score_factor_ij = 2^(maximum_j - running_max_i), running_max_i the largest maximum_j of j <= i.
+  /// score_factor_ij = 2^(maximum_j - running_max_i).
   void keys_for_chunk(idx_t count, const kernel_scratch<T>& s) const override {
-    T *const maximum = s.k_max, *const running_max = s.running_max, *const score_factor = s.score_factor;
-    below_own(s.k_own, maximum);
-    T highest = no_log_scale<T>;
-    for (idx_t t = 0; t < kernel_chunk; ++t) {
-      maximum[t] = is_signed ? s.k_shift[t] : maximum[t] + s.k_shift[t];
-      running_max[t] = highest = std::max(highest, t < count ? maximum[t] : highest);
-    }
+    own_keys(s.k_own, count, s);
     for (idx_t i = 0; i < count; ++i)
       for (idx_t j = 0; j <= i; j += width<T>)
-        store<T>(score_factor + i * kernel_chunk + j,
-                 exp2_weight<T>(sub(load<T>(maximum + j), broadcast<T>(running_max[i]))));
+        store<T>(s.score_factor + i * kernel_chunk + j,
+                 exp2_weight<T>(sub(load<T>(s.k_max + j), broadcast<T>(s.running_max[i]))));
   }
-
-  void queries_for_sums(const T* log_scale, const kernel_scratch<T>& s) const override {
-    if (is_signed) {
-      std::copy_n(s.q_own, features * kernel_chunk, s.q_phi);
-      std::fill_n(s.q_max, kernel_chunk, log_scale[0]);
-    } else {
-      largest_of<T>(s.q_own, features, log_scale, s.q_max);
-      exp2_below<T>(s.q_own, features, log_scale, s.q_max, s.q_phi);
+  /// s.k_own, the maximum_j of each key, and running_max_i, the largest maximum_j of j <= i.
+  void own_keys(const T* raw, idx_t count, const kernel_scratch<T>& s) const {
+    below_own(raw, s.k_own, s.k_max);
+    T highest = no_log_scale<T>;
+    for (idx_t t = 0; t < kernel_chunk; ++t) {
+      s.k_max[t] = is_signed ? s.k_shift[t] : s.k_max[t] + s.k_shift[t];
+      s.running_max[t] = highest = std::max(highest, t < count ? s.k_max[t] : highest);
     }
   }
-  void queries_for_chunk(const kernel_scratch<T>& s) const override { below_own(s.q_own, s.own_max); }
-
-  /// Features over the largest of their own token, in place, and its logarithm.
-  void below_own(T* raw, T* maximum) const {
+  void queries_for_sums(const T* raw, const T* log_scale, const kernel_scratch<T>& s) const override {
+    if (is_signed) {
+      std::copy_n(raw, features * kernel_chunk, s.q_phi);
+      std::fill_n(s.q_max, kernel_chunk, log_scale[0]);
+    } else {
+      largest_of<T>(raw, features, log_scale, s.q_max);
+      exp2_below<T>(raw, features, log_scale, s.q_max, s.q_phi);
+    }
+  }
+  void queries_for_chunk(const kernel_scratch<T>& s) const override { below_own(s.q_own, s.q_own, s.own_max); }
+  /// Features over the largest of their own token, which may be in place, and its logarithm.
+  void below_own(const T* raw, T* to, T* maximum) const {
     if (is_signed) {
       std::fill_n(maximum, kernel_chunk, T(0));
+      if (to != raw) std::copy_n(raw, features * kernel_chunk, to);
     } else {
       largest_of<T>(raw, features, nullptr, maximum);
-      exp2_below<T>(raw, features, nullptr, maximum, raw);
+      exp2_below<T>(raw, features, nullptr, maximum, to);
     }
   }
 
@@ -169,14 +182,12 @@ struct exponential_scaling final : log_scaling<T> {
   }
 
   void recompute_row(const chunk_view<T>& c, idx_t i, T eps, const kernel_scratch<T>& s, T* out) const override {
-    T* const weights = s.log_weights;
-    weigh_logarithms(s.q_raw, s.k_raw, s.k_shift, features, weights);
+    const T* const weights = s.log_weights;
     const T sums_max = c.sums ? s.q_max[i] : no_log_scale<T>;
-    T largest = sums_max;
-    for (idx_t j = 0; j <= i; ++j) largest = std::max(largest, weights[j]);
+    const T largest = weigh_row(s.q_raw, i, features, sums_max, s);
     const T of_sums = c.sums ? std::exp2(sums_max - largest) : T(0);
     T denominator = c.sums ? of_sums * s.den[i] : T(0);
-    for (idx_t j = 0; j <= i; ++j) denominator += weights[j] = std::exp2(weights[j] - largest);
+    for (idx_t j = 0; j <= i; ++j) denominator += weights[j];
     // It is >= 1/2, or 0 where every logarithm is below no_log_scale, or NaN.
     const T whole = denominator + eps_over(eps, largest, s.q_shift[i]),
             normal = denominator == T(0) ? T(0) : T(1) / whole;

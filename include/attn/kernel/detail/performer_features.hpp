@@ -99,7 +99,9 @@ struct performer_features final : projected_features<T> {
       centres[item_head * dim + d] = static_cast<T>(sums[d] / static_cast<double>(std::max<idx_t>(count, 1)));
   }
 
-  void find_maxima(execution& exec) const {
+  /// body(item_head, begin, count, raw) takes W x~ of blocks of keys of each head, until it returns false.
+  template <class Body>
+  void each_block(execution& exec, Body&& body) const {
     exec.for_each(item_heads(), [&](idx_t item_head, int worker) {
       const idx_t count = call.lengths.keys(item_head / call.heads);
       T *columns, *raw;
@@ -107,20 +109,23 @@ struct performer_features final : projected_features<T> {
         columns = memory.allocate<T>(dim * kernel_chunk);
         return raw = memory.allocate<T>(raw_size());
       });
-      maxima[item_head] = -std::numeric_limits<T>::infinity();
-      for (idx_t begin = 0; begin < count; begin += kernel_chunk) {
-        const idx_t some = std::min<idx_t>(kernel_chunk, count - begin);
-        const auto block = keys_of(item_head).block(begin, some, 0, kernel_chunk);
-        pack_centred(block, centre_of(item_head), columns);
+      for (idx_t begin = 0, some = 0; begin < count; begin += some) {
+        some = std::min<idx_t>(kernel_chunk, count - begin);
+        pack_centred(keys_of(item_head).block(begin, some, 0, kernel_chunk), centre_of(item_head), columns);
         this->project(item_head, columns, kernel_chunk, raw);
-        call.fill_hidden(item_head / call.heads, begin, some, raw, this->features,
-                         -std::numeric_limits<T>::infinity());
-        for (idx_t n = 0; n < this->features * kernel_chunk; n += width<T>)
-          maxima[item_head] = std::max(maxima[item_head], max_lanes(load<T>(raw + n)));
+        if (!body(item_head, begin, some, raw)) return;
       }
     });
   }
-
+  void find_maxima(execution& exec) const {
+    std::fill_n(maxima, item_heads(), -std::numeric_limits<T>::infinity());
+    each_block(exec, [&](idx_t item_head, idx_t begin, idx_t count, T* raw) {
+      call.fill_hidden(item_head / call.heads, begin, count, raw, this->features, -std::numeric_limits<T>::infinity());
+      for (idx_t n = 0; n < this->features * kernel_chunk; n += width<T>)
+        maxima[item_head] = std::max(maxima[item_head], max_lanes(load<T>(raw + n)));
+      return true;
+    });
+  }
   const T* centre_of(idx_t item_head) const { return centred ? centres + item_head * dim : nullptr; }
 
   void pack_centred(const token_rows<T>& x, const T* centre, T* columns) const {
@@ -148,12 +153,7 @@ struct performer_features final : projected_features<T> {
     }
     if (kernel == performer_kernel::hyperbolic)
       each([&](T* at) { store<T>(at + m * kernel_chunk, sub(zero<T>(), load<T>(at))); });
-    if (is_signed)
-      each([&](T* at) {
-        packet<T> sine, cosine;
-        sin_cos<T>(load<T>(at), sine, cosine);
-        store<T>(at, sine), store<T>(at + m * kernel_chunk, cosine);
-      });
+    if (is_signed) sines_of<T>(phi, m, x.lanes, nullptr);
   }
 
   /// As in the original: 2^(raw + shift - maximum) + feature_eps.

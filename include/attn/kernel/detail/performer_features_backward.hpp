@@ -38,25 +38,16 @@ struct performer_features_backward final : projected_features_backward<T> {
   void prepare(execution& exec) override {
     this->pack(std::sqrt(made.scale));
     if (!made.published) return;
-    const kernel_call<T>& call = made.call;
-    exec.for_each(call.k.extents[0] * call.heads, [&](idx_t item_head, int worker) {
-      const idx_t b = item_head / call.heads, count = call.lengths.keys(b);
-      const auto keys = call.k.head(b, call.kv_head(item_head % call.heads));
-      T *columns, *raw;
-      exec.scratch(worker, [&](arena& memory) {
-        columns = memory.allocate<T>((dim + 1) * kernel_chunk);
-        return raw = memory.allocate<T>(made.raw_size());
-      });
-      largest[item_head] = {0, 0, T(0)};
-      for (idx_t begin = 0, found = 0; begin < count && !found; begin += kernel_chunk) {
-        const idx_t some = std::min<idx_t>(kernel_chunk, count - begin);
-        made.pack_centred(keys.block(begin, some, 0, kernel_chunk), made.centre_of(item_head), columns);
-        made.project(item_head, columns, kernel_chunk, raw);
-        for (idx_t r = 0; r < rows && !found; ++r)
-          for (idx_t t = 0; t < some && !found; ++t)
-            if (raw[r * kernel_chunk + t] == made.maxima[item_head] && !call.hides(b, begin + t))
-              largest[item_head] = {begin + t, r, T(0)}, found = 1;
-      }
+    std::fill_n(largest, made.item_heads(), place{0, 0, T(0)});
+    made.each_block(exec, [&](idx_t item_head, idx_t begin, idx_t count, const T* raw) {
+      for (idx_t r = 0; r < rows; ++r)
+        for (idx_t t = 0; t < count; ++t)
+          if (raw[r * kernel_chunk + t] == made.maxima[item_head] &&
+              !made.call.hides(item_head / made.call.heads, begin + t)) {
+            largest[item_head] = {begin + t, r, T(0)};
+            return false;
+          }
+      return true;
     });
   }
 

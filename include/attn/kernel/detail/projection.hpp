@@ -1,6 +1,7 @@
 // attn: features made of W x: what performer and rfa share.
 #pragma once
 
+#include <attn/core/detail/sin_cos.hpp>
 #include <attn/kernel/detail/driver.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
@@ -73,6 +74,18 @@ struct projected_features : feature_map<T> {
  protected:
   ~projected_features() = default;
 };
+
+/// Rows [0, rows) of phi become sines of their numbers times factor[t], the next ones the cosines; 1 without `factor`.
+template <class T>
+void sines_of(T* phi, idx_t rows, idx_t lanes, const T* factor) {
+  for (idx_t r = 0; r < rows; ++r)
+    for (idx_t t = 0; t < lanes; t += width<T>) {
+      T* const at = phi + r * kernel_chunk + t;
+      packet<T> sine, cosine;
+      sin_cos<T>(factor ? mul(load<T>(at), load<T>(factor + t)) : load<T>(at), sine, cosine);
+      store<T>(at, sine), store<T>(at + rows * kernel_chunk, cosine);
+    }
+}
 
 /// squares[t] = sum over d of columns[d][t]^2.
 template <class T>

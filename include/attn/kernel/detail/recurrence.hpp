@@ -351,8 +351,7 @@ struct recurrence_kernel {
                                         });
     for (idx_t t = at.first; t < at.count; ++t)
       for (idx_t c = 0; c < cols; c += panel_width<T>)
-        out.access->write(to.at(t, c), out.row(at.origin + t) + (col + c) * out.col_stride * out.access->size,
-                          std::min<idx_t>(panel_width<T>, cols - c), out.col_stride);
+        out.write_part(to.at(t, c), at.origin + t, col + c, std::min<idx_t>(panel_width<T>, cols - c));
   }
 
   /// The state after the chunk.

@@ -113,7 +113,7 @@ struct recurrence_backward_kernel : recurrence_gradient_store<R, T> {
   void from_later(idx_t begin, idx_t count, const panels<T>& state, const panels<T>& d_state) const {
     const idx_t m = features();
     if (!reads && in.d_log_decay) clear(s.d_gamma, count, m);
-    if (in.d_decay) {
+    if (in.d_gate) {
       std::fill_n(s.gate_scores, kernel_chunk * kernel_chunk, T(0));
       std::fill_n(s.gate_queries, kernel_chunk, T(0));
       s.d_last[0] = T(0);  // <S, R>
@@ -122,7 +122,7 @@ struct recurrence_backward_kernel : recurrence_gradient_store<R, T> {
     if (in.of_keys()) {
       transpose_panels(d_state, m, columns(), s.d_state_t);
       product(s.u_t, count, s.d_state_t, m, columns(), write_to(s.dk));
-      for (idx_t t = 0; t < count && in.d_decay; ++t) s.gate_keys[t] = dot_rows(s.k, s.dk, t, m);
+      for (idx_t t = 0; t < count && in.d_gate; ++t) s.gate_keys[t] = dot_rows(s.k, s.dk, t, m);
       if (decays()) s.decay.to_end(s.dk, count, s.dk);
       if constexpr (low_rank) {
         product(s.w_t, count, s.d_state_t, m, columns(), write_to(s.db));
@@ -196,10 +196,10 @@ struct recurrence_backward_kernel : recurrence_gradient_store<R, T> {
       }
       product(s.d_out_t, count, s.state_t, m, columns(), [&](idx_t row, idx_t col, const packet<T>& sum) {
         if (reads) fetch_rows<T>(prefetch, row, col);
-        const bool times_decay = decayed && !in.d_decay && row >= own;
+        const bool times_decay = decayed && !in.d_gate && row >= own;
         store<T>(s.dq.at(row, col), times_decay ? mul(sum, s.decay.start(row - own, col)) : sum);
       });
-      if (in.d_decay && at.own_keys) {
+      if (in.d_gate && at.own_keys) {
         for (idx_t t = 0; t < rows; ++t) s.gate_queries[t] += dot_rows(q, dq, t, m);
         s.decay.from_start(dq, rows, dq);
       }
@@ -207,7 +207,7 @@ struct recurrence_backward_kernel : recurrence_gradient_store<R, T> {
       if (low_rank) score_product(s.d_out_t, s.w_t, count, columns(), write_to(s.dp_b));
       if constexpr (!reads) {
         for (idx_t t = 0; t < count && own; ++t) s.diagonal[t] = t < at.first ? T(0) : *s.dp.at(t, t);
-        if (in.d_decay && at.own_keys) add_gate_scores(rows, q, dp);
+        if (in.d_gate && at.own_keys) add_gate_scores(rows, q, dp);
       }
     }
     if (of_values && at.own_keys) triangle_product<triangle::from>(s.p, count, s.d_out, columns(), add_to(s.x));
@@ -380,7 +380,7 @@ struct recurrence_backward_kernel : recurrence_gradient_store<R, T> {
   }
   void store_keys(idx_t begin, idx_t count) const {
     if constexpr (!reads)
-      if (in.d_decay)
+      if (in.d_gate)
         gate_chunk<T>{count, false, s.decay.gates, s.decay.since_start, s.decay.gaps, s.gate_scores, s.gate_queries,
                       s.gate_keys, s.d_last[0]}
             .add_to(s.gates + begin);

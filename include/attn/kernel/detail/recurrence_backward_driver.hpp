@@ -14,7 +14,7 @@ template <rule R, class T>
 struct recurrence_backward_driver {
   using kernel = recurrence_backward_kernel<R, T>;
 
-  const recurrence_backward_call<T>& in;
+  const kernel_backward_call<T>& in;
   const kernel_call<T>& call = in.call;
   const attention_shape& shape = call.shape;
   T* bonus_sums = nullptr;  // [batch][query head][bonus_lanes()]
@@ -66,7 +66,7 @@ struct recurrence_backward_driver {
     const recurrence_parameters<T>& given = in.parameters();
     T* const d_bonus = given.bonus ? bonus_sums + (b * shape.heads + h * group) * bonus_lanes() : nullptr;
     const kernel head{{in, w.chunk, b, h}, to_q, to_k, to_v, d_bonus};
-    if (in.d_decay) std::fill_n(w.chunk.gates, keys, T(0));
+    if (in.d_gate) std::fill_n(w.chunk.gates, keys, T(0));
     if (given.bonus) std::fill_n(d_bonus, group * bonus_lanes(), T(0));
     const auto load = [&](const auto& values, const auto& weights, const panels<T>& to) {
       load_state<T>(call, values, weights, b, h, in.columns(), to, in.weights() ? to.at(0, in.dim_v()) : nullptr,
@@ -148,10 +148,10 @@ struct recurrence_backward_driver {
         store_gradient(in.d_initial_weights(b, in.at(in.d_initial_weights, h), r),
                        in.weights() ? *w.d_state.at(r, in.dim_v()) : T(0), in.adds(in.d_initial_weights, h));
     }
-    for (idx_t t = 0; t < keys && in.d_decay; ++t)
-      store_gradient(in.d_decay(b, in.at(in.d_decay, h), t), w.chunk.gates[t], in.adds(in.d_decay, h));
+    for (idx_t t = 0; t < keys && in.d_gate; ++t)
+      store_gradient(in.d_gate(b, in.at(in.d_gate, h), t), w.chunk.gates[t], in.adds(in.d_gate, h));
     for (idx_t t = keys; t < shape.keys && !in.accumulate; ++t) {
-      if (in.d_decay) in.d_decay(b, in.at(in.d_decay, h), t) = T(0);
+      if (in.d_gate) in.d_gate(b, in.at(in.d_gate, h), t) = T(0);
       if (in.d_beta) in.d_beta(b, h, t) = T(0);
       for (idx_t r = 0; r < in.d_log_decay.extent(3); ++r) in.d_log_decay(b, in.at(in.d_log_decay, h), t, r) = T(0);
     }
@@ -167,7 +167,7 @@ struct recurrence_backward_driver {
     for (idx_t n = 0; n < each; ++n) {
       const idx_t h = kv_head * each + n;
       const auto target = [&](const stored_gradient_head<T>& to, T* sums) {
-        return each > 1 && to ? scratch_gradient(sums, shape.keys, to.to.cols, n > 0) : to;
+        return each > 1 && to ? scratch_gradient(sums, shape.keys, to.cols, n > 0) : to;
       };
       const auto own_v = reads ? in.dv.head(b, h) : target(to_v, w.dv);
       run_head(b, h, w, target(to_q, w.dq), target(to_k, w.dk), own_v);
@@ -175,7 +175,7 @@ struct recurrence_backward_driver {
     }
     for (const auto& [to, sums] : {std::pair{&to_q, w.dq}, std::pair{&to_k, w.dk}, std::pair{&to_v, w.dv}})
       if (*to) {
-        if (each > 1) to->store_rows(sums, to->to.cols, 0, keys);
+        if (each > 1) to->store_rows(sums, to->cols, 0, keys);
         to->clear_rows(each > 0 ? keys : 0, shape.keys);
       }
     for (const stored_gradient<T>* to : {&in.da, &in.db})

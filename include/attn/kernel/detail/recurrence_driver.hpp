@@ -11,15 +11,6 @@
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
-/// A state of the rules that read it, at a place of its item: head after head, dims rounded up to panels.
-template <class T>
-struct correcting_state {
-  static idx_t size(idx_t dim, idx_t dim_v) { return round_up(dim, panel_width<T>) * round_up(dim_v, panel_width<T>); }
-  static panels<T> of_head(T* place, idx_t h, idx_t dim, idx_t dim_v) {
-    return {place + h * size(dim, dim_v), round_up(dim, panel_width<T>)};
-  }
-};
-
 template <rule R, class T>
 struct recurrence_driver {
   using scratch = recurrence_scratch<R, T>;
@@ -43,14 +34,10 @@ struct recurrence_driver {
   }
   /// The state of a head before the call: `own`, or where the call has states, that of the item.
   state begin(idx_t b, idx_t h, state own) const {
-    if constexpr (reads_state<R>)
-      if (call.state)
-        return {correcting_state<T>::of_head(call.state.at(b), h, features(), dim_v()), nullptr, call.state.empty(b)};
-    if constexpr (R == rule::add)
-      if (call.state) {
-        const kernel_sums<T> sums = call.state_sums(b, h);
-        return {{sums.values, sums.rows()}, sums.weights, sums.empty};
-      }
+    if (call.state) {
+      const kernel_sums<T> sums = call.state_sums(b, h);
+      return {{sums.values, sums.rows()}, sums.weights, sums.empty};
+    }
     own.empty = !parameters.initial_state && !parameters.initial_weights;
     if (!own.empty || own.weights)
       load_state(call, parameters.initial_state, parameters.initial_weights, b, h, own.empty ? 0 : dim_v(), own.values,

@@ -1,14 +1,14 @@
 // attn: how the gradients of one chunk of a recurrence are stored.
 #pragma once
 
-#include <attn/kernel/detail/recurrence_backward_call.hpp>
+#include <attn/kernel/detail/recurrence_backward_scratch.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Of one head of the states.
 template <rule R, class T>
 struct recurrence_gradient_store {
-  const recurrence_backward_call<T>& in;
+  const kernel_backward_call<T>& in;
   const recurrence_backward_scratch<R, T>& s;
   idx_t b, h;
   const kernel_call<T>& call = in.call;
@@ -19,7 +19,7 @@ struct recurrence_gradient_store {
   idx_t columns() const { return in.columns(); }
 
   void store_rows(const panels<T>& x, const stored_gradient_head<T>& to, idx_t begin, idx_t count) const {
-    const idx_t cols = to.to.cols;
+    const idx_t cols = to.cols;
     for (idx_t t = 0; t < count; ++t)
       for (idx_t col = 0; col < cols; col += panel_width<T>)
         std::copy_n(x.at(t, col), std::min<idx_t>(panel_width<T>, cols - col), s.rows + t * cols + col);

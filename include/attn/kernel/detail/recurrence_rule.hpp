@@ -16,6 +16,8 @@ inline constexpr bool reads_state = R != rule::add;
 
 template <rule R, class T>
 struct recurrence_driver;
+template <rule R, class T>
+struct recurrence_backward_driver;
 
 /// The parameters of a recurrence (recurrence.hpp), beside decays.
 template <class T>

@@ -79,15 +79,4 @@ void step_head(const kernel_sums<T>& before, kernel_sums<T>& sums, const T* key,
     }
 }
 
-/// sum over r < n of a[r] b[r].
-template <class T>
-T dot_rows(const T* a, const T* b, idx_t n) {
-  packet<T> sum = zero<T>();
-  idx_t i = 0;
-  for (; i + width<T> <= n; i += width<T>) sum = fma(load<T>(a + i), load<T>(b + i), sum);
-  T rest = sum_lanes(sum);
-  for (; i < n; ++i) rest = std::fma(a[i], b[i], rest);
-  return rest;
-}
-
 }}}  // namespace attn::ATTN_ISA::detail

@@ -21,14 +21,14 @@
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
-/// One call, after its checks.
+/// The states of a call, of all processes: what the forward and the backward pass have in common.
 template <class T>
-struct kernel_scan {
-  using segment_sums = typename kernel_call<T>::segment_sums;
+struct spread_states {
+  using sums_type = kernel_sums<T>;
 
   /// The sums of a segment; causal, once those before it are known, these.
   struct stored_sums {
-    kernel_sums<T> sums;
+    sums_type sums;
     T decay;
   };
 
@@ -37,108 +37,149 @@ struct kernel_scan {
   execution& exec;
   idx_t item_heads = call.shape.batch * call.heads;  // heads of sums of all items, item by item
   idx_t segments = ceil_div(call.shape.keys, segment_of(call.shape.keys));
-  idx_t unit = 0, units = 0;  // heads that are computed together, and how many such units there are
-  idx_t twice = 0;            // units whose keys are summed up before they are attended to
-  kernel_sums<T>* running = nullptr;  // of every head of every item: what came before, then that with what is here
-  stored_sums* stored = nullptr;      // [heads of a unit, or of `twice` units][segments]
-  segment_sums* own = nullptr;        // one a worker
   const holder_list& holders = sequence.key_holders();
-  state_messages messages = holders.chain(sequence.group());
+
+  idx_t unit = 0, units = 0;  // heads that are computed together, and how many such units there are
+  idx_t twice = 0;            // units that are summed up before they are attended to
+  sums_type* keys = nullptr;  // of every head of every item: those that came before, then with what is here
+  idx_t stored_heads = 0;
+  stored_sums* stored = nullptr;  // [heads][segments]
 
   std::size_t state_bytes() const {
-    return static_cast<std::size_t>(kernel_sums<T>::count(call.map->features, call.shape.dim_v, call.log_scaled())) *
-           sizeof(T);
+    return static_cast<std::size_t>(sums_type::count(call.map->features, call.shape.dim_v, call.parts())) * sizeof(T);
   }
-  stored_sums& stored_of(idx_t item_head, idx_t n) const {
-    return stored[(call.causal ? item_head : item_head % unit) * segments + n];
-  }
+  stored_sums& stored_of(idx_t item_head, idx_t n) const { return stored[item_head % stored_heads * segments + n]; }
   idx_t batch_of(idx_t item_head) const { return item_head / call.heads; }
+  idx_t head_of(idx_t item_head) const { return item_head % call.heads; }
   idx_t segments_of(idx_t item_head) const { return call.segments(batch_of(item_head)); }
-  kernel_scratch<T> scratch(int worker) const { return call.scratch(exec, worker); }
 
-  void layout(arena& memory) {
-    const auto sums = [&](arena& m) {
-      return kernel_sums<T>::layout(m, call.map->features, call.shape.dim_v, call.log_scaled());
-    };
-    call.map->layout(memory, item_heads);
-    running = memory.allocate_list(item_heads, sums);
-    stored = memory.allocate_list((call.causal ? std::min(twice * unit, item_heads) : unit) * segments,
-                                  [&](arena& m) { return stored_sums{sums(m), T(1)}; });
-    own = memory.allocate_list(exec.active_threads(), [&](arena& m) { return call.layout_sums(m, true); });
+  sums_type* allocate_states(arena& memory) const {
+    return memory.allocate_list(item_heads, [&](arena& m) { return call.allocate_sums(m); });
+  }
+  stored_sums* allocate_stored(arena& memory, idx_t count) const {
+    return memory.allocate_list(count, [&](arena& m) { return stored_sums{call.allocate_sums(m), T(1)}; });
+  }
+  void layout_keys(arena& memory, idx_t heads) {
+    keys = allocate_states(memory), stored_heads = heads, stored = allocate_stored(memory, heads * segments);
   }
 
-  /// body(item_head, worker) for the heads of a unit.
-  template <class Body>
-  void for_each_item_head(idx_t u, const Body& body) {
-    const idx_t first = u * unit;
-    exec.for_each(std::min(unit, item_heads - first), [&](idx_t n, int worker) { body(first + n, worker); });
+  /// MPI makes progress on pending messages only while it is called; worker 0 is the calling thread.
+  static void progress(state_messages& messages, int worker) {
+    if (worker == 0) messages.progress();
   }
-  /// body(item_head, segment, its first key, its end, worker) for all segments of a unit.
+  /// body(item_head, segment, its first key, its end, worker) for all segments of heads [first, last).
   template <class Body>
-  void for_each_segment(idx_t u, const Body& body) {
-    const idx_t first = u * unit;
-    exec.for_each(std::min(unit, item_heads - first) * segments, [&](idx_t task, int worker) {
+  void for_each_segment(idx_t first, idx_t last, state_messages& messages, const Body& body) const {
+    exec.for_each((last - first) * segments, [&](idx_t task, int worker) {
       const idx_t item_head = first + task / segments, n = task % segments, b = batch_of(item_head);
       if (const idx_t begin = n * call.segment(b); n < segments_of(item_head))
         body(item_head, n, begin, std::min(begin + call.segment(b), call.lengths.keys(b)), worker);
-      progress(worker);
+      progress(messages, worker);
     });
-  }
-  /// MPI makes progress on pending messages only while it is called; worker 0 is the calling thread.
-  void progress(int worker) {
-    if (worker == 0) messages.progress();
   }
 
-  /// Units whose keys are summed up: `stored`; and added to what came before.
-  void sum_up(idx_t u) {
-    for_each_segment(u, [&](idx_t item_head, idx_t n, idx_t begin, idx_t end, int worker) {
-      stored_sums& x = stored_of(item_head, n);
-      x.decay = call.sum_up(batch_of(item_head), item_head % call.heads, begin, end, scratch(worker), x.sums);
-    });
-    for (idx_t item_head = u * unit; item_head < std::min((u + 1) * unit, item_heads); ++item_head) {
+  /// The states of all heads are expected, in `list`.
+  void expect(state_messages& messages, sums_type* list) const {
+    for (idx_t item_head = 0; item_head < item_heads; ++item_head)
+      messages.expect(list[item_head].values, state_bytes());
+  }
+  /// Each of the states [first, last): received, add(item_head), sent on.
+  template <class Add>
+  void scan(state_messages& messages, idx_t first, idx_t last, sums_type* list, const Add& add) const {
+    for (idx_t item_head = first; item_head < last; ++item_head) {
       messages.receive(item_head);
-      const auto s = scratch(0);
+      add(item_head);
+      messages.send(list[item_head].values, state_bytes());
+    }
+  }
+  void expect_keys(state_messages& messages) const {
+    for (idx_t item_head = 0; item_head < item_heads; ++item_head)
+      keys[item_head].empty = !sequence.has_earlier_keys(batch_of(item_head));
+    expect(messages, keys);
+  }
+  /// The keys of heads [first, last) are summed up: `stored`; and added to what came before.
+  void sum_up_keys(idx_t first, idx_t last, state_messages& messages) const {
+    for_each_segment(first, last, messages, [&](idx_t item_head, idx_t n, idx_t begin, idx_t end, int worker) {
+      stored_sums& x = stored_of(item_head, n);
+      x.decay = call.sum_up(batch_of(item_head), head_of(item_head), begin, end, call.scratch(exec, worker), x.sums);
+    });
+    const auto s = call.scratch(exec, 0);
+    scan(messages, first, last, keys, [&](idx_t item_head) {
+      sums_type& sums = keys[item_head];
       for (idx_t n = 0; n < segments_of(item_head); ++n) {
         stored_sums& x = stored_of(item_head, n);
         if (!call.causal) {
-          call.add_segment(running[item_head], x.decay, x.sums, s);
+          call.add_segment(sums, x.decay, x.sums, s);
         } else {
-          if (!running[item_head].empty) combine(running[item_head], x.decay, x.sums, x.sums, s.factors);
-          std::swap(running[item_head], x.sums);
+          if (!sums.empty) combine(sums, x.decay, x.sums, x.sums, s.factors);
+          std::swap(sums, x.sums);
         }
       }
-      messages.send(running[item_head].values, state_bytes());
-    }
+    });
   }
+  /// The process that has the totals of all heads sends them to all others; is_empty(b) says which are 0.
+  template <class Empty>
+  void tell_all(state_messages& messages, sums_type* totals, const Empty& is_empty) const {
+    expect(messages, totals);
+    scan(messages, 0, item_heads, totals, [](idx_t) {});
+    for (idx_t item_head = 0; item_head < item_heads; ++item_head)
+      totals[item_head].empty = is_empty(batch_of(item_head));
+  }
+  /// The first queries of item b that see no key of any process.
+  idx_t unseeing(idx_t b) const {
+    if (sequence.keys(b) == 0) return call.lengths.queries(b);
+    if (!call.causal || sequence.has_earlier_keys(b)) return 0;
+    return std::max<idx_t>(call.lengths.queries(b) - call.lengths.keys(b), 0);
+  }
+};
 
+/// One call, after its checks.
+template <class T>
+struct kernel_scan : spread_states<T> {
+  using base = spread_states<T>;
+  using base::batch_of, base::call, base::exec, base::head_of, base::holders, base::item_heads, base::keys,
+      base::segments_of, base::sequence, base::twice, base::unit, base::units;
+  using segment_sums = typename kernel_call<T>::segment_sums;
+
+  segment_sums* own = nullptr;  // one a worker
+  state_messages messages = holders.chain(sequence.group());
+
+  idx_t first_of(idx_t u) const { return std::min(u * unit, item_heads); }
+  kernel_scratch<T> scratch(int worker) const { return call.scratch(exec, worker); }
+  void layout(arena& memory) {
+    call.map->layout(memory, item_heads);
+    this->layout_keys(memory, call.causal ? first_of(twice) : unit);
+    own = memory.allocate_list(exec.active_threads(), [&](arena& m) { return call.layout_sums(m, true); });
+  }
+  void sum_up(idx_t u) { this->sum_up_keys(first_of(u), first_of(u + 1), messages); }
   /// A unit whose keys have been summed up.
   void attend_stored(idx_t u) {
-    for_each_segment(u, [&](idx_t item_head, idx_t n, idx_t begin, idx_t end, int worker) {
-      segment_sums& x = own[worker];
-      call.attend_segment(batch_of(item_head), item_head % call.heads, begin, end, true, scratch(worker),
-                          stored_of(item_head, n).sums, x.own, x.total);
-    });
+    this->for_each_segment(first_of(u), first_of(u + 1), messages,
+                           [&](idx_t item_head, idx_t n, idx_t begin, idx_t end, int worker) {
+                             segment_sums& x = own[worker];
+                             call.attend_segment(batch_of(item_head), head_of(item_head), begin, end, true,
+                                                 scratch(worker), this->stored_of(item_head, n).sums, x.own, x.total);
+                           });
   }
-
   /// A unit whose keys have not.
   void attend_and_sum_up(idx_t u) {
-    for (idx_t item_head = u * unit; item_head < std::min((u + 1) * unit, item_heads); ++item_head)
-      messages.receive(item_head);
-    for_each_item_head(u, [&](idx_t item_head, int worker) {
+    const idx_t first = first_of(u), end_of_unit = first_of(u + 1);
+    for (idx_t item_head = first; item_head < end_of_unit; ++item_head) messages.receive(item_head);
+    exec.for_each(end_of_unit - first, [&](idx_t number, int worker) {
       segment_sums& x = own[worker];
-      const idx_t b = batch_of(item_head), keys = call.lengths.keys(b), all = segments_of(item_head);
+      const idx_t item_head = first + number, b = batch_of(item_head), all = segments_of(item_head);
       const auto s = scratch(worker);
       for (idx_t n = 0; n < all; ++n) {
-        const idx_t begin = n * call.segment(b), end = std::min(begin + call.segment(b), keys);
+        const idx_t begin = n * call.segment(b), end = std::min(begin + call.segment(b), call.lengths.keys(b));
         const bool last = holders.last() && n == all - 1;
         const T decay =
-            call.attend_segment(b, item_head % call.heads, begin, end, last, s, running[item_head], x.own, x.total);
-        if (!last) call.add_segment(running[item_head], decay, x.own, s);
-        progress(worker);
+            call.attend_segment(b, head_of(item_head), begin, end, last, s, keys[item_head], x.own, x.total);
+        if (!last) call.add_segment(keys[item_head], decay, x.own, s);
+        this->progress(messages, worker);
       }
     });
-    for (idx_t item_head = u * unit; item_head < std::min((u + 1) * unit, item_heads); ++item_head)
-      messages.send(running[item_head].values, state_bytes());
+    for (idx_t item_head = first; item_head < end_of_unit; ++item_head)
+      messages.send(keys[item_head].values, this->state_bytes());
   }
 
   void run_causal() {
@@ -150,41 +191,19 @@ struct kernel_scan {
     for (idx_t u = first; u < twice; ++u) attend_stored(u);
     messages.finish();
   }
-
   void run_bidirectional() {
     for (idx_t u = 0; u < units && holders.holds(); ++u) sum_up(u);
     messages.finish();
     auto totals = holders.tree(sequence.group());
-    for (idx_t item_head = 0; item_head < item_heads; ++item_head)
-      totals.expect(running[item_head].values, state_bytes());
-    for (idx_t item_head = 0; item_head < item_heads; ++item_head) {
-      totals.receive(item_head);
-      totals.send(running[item_head].values, state_bytes());
-      running[item_head].empty = sequence.keys(batch_of(item_head)) == 0;
-    }
-    exec.for_each(item_heads * blocks(), [&](idx_t task, int worker) {
-      const idx_t item_head = task / blocks(), block = task % blocks(), b = batch_of(item_head);
-      if (block < call.blocks(b) && !running[item_head].empty)
-        call.attend_queries(b, item_head % call.heads, block, scratch(worker), running[item_head]);
+    this->tell_all(totals, keys, [&](idx_t b) { return sequence.keys(b) == 0; });
+    const idx_t blocks = ceil_div(call.shape.queries, kernel_chunk);
+    exec.for_each(item_heads * blocks, [&](idx_t task, int worker) {
+      const idx_t item_head = task / blocks, block = task % blocks, b = batch_of(item_head);
+      if (block < call.blocks(b) && !keys[item_head].empty)
+        call.attend_queries(b, head_of(item_head), block, scratch(worker), keys[item_head]);
     });
     totals.finish();
   }
-  idx_t blocks() const { return (call.shape.queries + kernel_chunk - 1) / kernel_chunk; }
-
-  /// Zeros for the rows of padding and those that see no key.
-  void pad() const {
-    for (idx_t b = 0; b < call.shape.batch; ++b) {
-      const idx_t queries = call.lengths.queries(b), keys = call.lengths.keys(b);
-      const idx_t unseeing = sequence.keys(b) == 0 ? queries
-                             : call.causal && !sequence.has_earlier_keys(b) ? std::max<idx_t>(queries - keys, 0)
-                                                                            : 0;
-      for (idx_t h = 0; h < call.shape.heads; ++h) {
-        call.out.head(b, h).clear_rows(0, unseeing);
-        call.out.head(b, h).clear_rows(queries, call.shape.queries);
-      }
-    }
-  }
-
   /// prepare() fills the shared memory of the map.
   template <class Prepare>
   void run(const Prepare& prepare) {
@@ -200,80 +219,69 @@ struct kernel_scan {
       return 0;
     });
     prepare();
-    for (idx_t item_head = 0; item_head < item_heads; ++item_head) {
-      running[item_head].empty = !sequence.has_earlier_keys(batch_of(item_head));
-      messages.expect(running[item_head].values, state_bytes());
-    }
+    this->expect_keys(messages);
     call.causal ? run_causal() : run_bidirectional();
-    pad();
+    for (idx_t b = 0; b < call.shape.batch; ++b)
+      for (idx_t h = 0; h < call.shape.heads; ++h) {  // padding, and rows that see no key
+        call.out.head(b, h).clear_rows(0, this->unseeing(b));
+        call.out.head(b, h).clear_rows(call.lengths.queries(b), call.shape.queries);
+      }
   }
 };
 
-/// A call of kernel attention on one of several processes. What the operator itself checks, check(validator, settings)
-/// does: it fills in the call and adds the numbers that must be the same on all processes.
-template <class S>
-class spread_kernel_call {
- public:
-  using T = compute_type<S>;
+/// Checks a call of an operator on one of several processes: make(call_views, options with the lengths of this
+/// process's tokens, settings) does it and returns the call. Beside what it has for one process, the operator's refuse() says
+/// what it cannot do over several, and settings() adds what must be the same on all of them.
+template <class S, class Operator, class Make, class T = compute_type<S>>
+kernel_call<T> check_spread(spread_sequence& sequence, const kernel_views<S>& x, Operator& one, const Make& make) {
+  kernel_call<T> call;
+  const auto& options = one.options;
+  const idx_t batch = std::max<idx_t>(x.q.extent(0), 0);
+  const process_shape own{.batch = x.q.extent(0), .heads = x.q.extent(1), .kv_heads = x.k.extent(1),
+                          .dim = x.q.extent(3), .dim_v = x.v.extent(3), .element_bytes = element_code<S>,
+                          .queries = x.q.extent(2), .keys = x.k.extent(2)};
+  agree_on(sequence.group(), own, [&](common_settings& settings) {
+    call_views check(sequence.group().name());
+    if (options.key_mask) check.fail("no key_mask over processes", "one");
+    one.refuse(check);
+    const auto lengths = check_lengths(
+        check, {.batch = batch, .queries = sequence.whole_queries(), .keys = sequence.whole_keys()}, options);
+    sequence.set_lengths(batch, lengths);
+    auto own_options = options;
+    own_options.lengths = {};
+    own_options.query_lengths = sequence.own_queries(), own_options.key_lengths = sequence.own_keys();
+    call = make(check, own_options, settings);
+    one.check(check, call);
+    one.settings(settings);
+    settings.add(lengths);
+    settings.add(options.causal), settings.add(static_cast<double>(options.eps));
+    settings.add(static_cast<double>(gate_of(options).extent(1)));  // of an empty range it may be null
+    settings.add(width<T>);                                         // of the memory that is sent
+    if (x.features) settings.add_elements(x.features);
+  });
+  if (call.causal) sequence.check_causal(call.shape.batch);
+  return call;
+}
 
-  spread_kernel_call(const char* name, MPI_Comm communicator, const kernel_views<S>& x)
-      : sequence_(name, communicator, x.q.extent(2), x.k.extent(2)), x_(x) {}
+/// Fills the shared memory of a map: most need nothing of other processes.
+template <class Map>
+void prepare_spread(Map& map, const spread_sequence&, execution& exec) {
+  map.prepare(exec);
+}
 
-  /// make(call_views, options with the lengths of this process's tokens, settings) checks them and returns the call.
-  template <class Options, class Make>
-  kernel_call<T> check(const Options& options, const tensor_view<const T, 3>& gate, const Make& make) {
-    kernel_call<T> call;
-    const tensor_view<const S>&q = x_.q, &k = x_.k;
-    const idx_t batch = std::max<idx_t>(q.extent(0), 0);
-    const process_shape own{.batch = q.extent(0), .heads = q.extent(1), .kv_heads = k.extent(1), .dim = q.extent(3),
-                            .dim_v = x_.v.extent(3), .element_bytes = element_code<S>, .queries = q.extent(2),
-                            .keys = k.extent(2)};
-    agree_on(sequence_.group(), own, [&](common_settings& settings) {
-      call_views check(sequence_.group().name());
-      if (options.key_mask) check.fail("no key_mask over processes", "one");
-      const auto lengths = check_lengths(
-          check, {.batch = batch, .queries = sequence_.whole_queries(), .keys = sequence_.whole_keys()}, options);
-      sequence_.set_lengths(batch, lengths);
-      Options own_options = options;
-      own_options.lengths = {};
-      own_options.query_lengths = sequence_.own_queries(), own_options.key_lengths = sequence_.own_keys();
-      call = make(check, own_options, settings);
-      settings.add(lengths);
-      settings.add(options.causal), settings.add(static_cast<double>(options.eps));
-      settings.add(static_cast<double>(gate.extent(1)));  // of an empty range it may be null
-      settings.add(width<T>);  // of the memory that is sent
-      if (x_.features) settings.add_elements(x_.features);
-    });
-    if (call.causal) sequence_.check_causal(call.shape.batch);
-    return call;
-  }
-
-  /// Without `prepare` of its own a map needs nothing of other processes.
-  template <class Prepare>
-  void run(kernel_call<T>& call, feature_map<T>& map, execution& exec, const Prepare& prepare) {
+/// A call of an operator of feature sums, as run_kernel.
+template <class S, class Operator, class T = compute_type<S>>
+void run_spread(const char* name, MPI_Comm communicator, const kernel_views<S>& x, Operator one, execution& exec) {
+  if constexpr (Operator::usable()) {
+    spread_sequence sequence(name, communicator, x.q.extent(2), x.k.extent(2));
+    kernel_call<T> call = check_spread(
+        sequence, x, one,
+        [&](call_views& check, const auto& options, common_settings&) { return check_kernel(check, x, options); });
+    auto map = one.map(call);
     call.map = &map;
-    if (sequence_.group().size() == 1) return call.run(exec);
-    kernel_scan<T>{.sequence = sequence_, .call = call, .exec = exec}.run(prepare);
+    if (sequence.group().size() == 1) return call.run(exec);
+    kernel_scan<T>{{sequence, call, exec}}.run([&] { prepare_spread(map, sequence, exec); });
   }
-  void run(kernel_call<T>& call, feature_map<T>& map, execution& exec) {
-    run(call, map, exec, [&] { map.prepare(exec); });
-  }
-  const spread_sequence& sequence() const { return sequence_; }
-
- private:
-  spread_sequence sequence_;
-  kernel_views<S> x_;
-};
-
-/// Of the options of linear, those that processes do not share out.
-template <class Options>
-void check_spread_linear(const validator& check, const Options& o) {
-  using real = typename Options::real;
-  if (o.scale != real(1)) check.fail("scale 1 over processes", static_cast<double>(o.scale));
-  if (o.log_decay) check.fail("decay in place of log_decay over processes", "log_decay");
-  if (o.bonus) check.fail("no bonus over processes", "one");
-  if (o.initial_state || o.initial_weights || o.final_state || o.final_weights)
-    check.fail("no initial or final state over processes", "one");
 }
 
 }}}  // namespace attn::ATTN_ISA::detail

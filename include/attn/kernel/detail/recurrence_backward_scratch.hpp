@@ -1,47 +1,10 @@
-// attn: a backward call of a recurrence, and its scratch memory.
+// attn: the scratch memory of the backward pass of a recurrence.
 #pragma once
 
+#include <attn/kernel/detail/backward_call.hpp>
 #include <attn/kernel/detail/recurrence.hpp>
-#include <attn/kernel/detail/stored_gradients.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
-
-template <class T>
-struct feature_map_backward;
-
-/// A backward call, after its checks; `call` is the forward call without out. Gradients that are not wanted are null.
-template <class T>
-struct recurrence_backward_call {
-  kernel_call<T>& call;
-  feature_map_backward<T>* map = nullptr;  // of the rule that adds
-  stored_tensor<T> d_out;
-  stored_gradient<T> dq, dk, dv, da{}, db{};
-  tensor_view<const T> d_final_state{};
-  tensor_view<const T, 3> d_final_weights{};
-  tensor_view<T, 3> d_decay{}, d_beta{};
-  tensor_view<T> d_log_decay{};
-  tensor_view<T, 2> d_bonus{};
-  tensor_view<T> d_initial_state{};
-  tensor_view<T, 3> d_initial_weights{};
-  bool accumulate = false;
-
-  const recurrence_parameters<T>& parameters() const { return call.recurrence; }
-  idx_t features() const { return call.features(); }
-  idx_t dim_v() const { return call.shape.dim_v; }
-  /// Which head of a parameter or of its gradient belongs to head h of the states, and whether earlier ones add to it.
-  template <class View>
-  idx_t at(const View& x, idx_t h) const { return call.parameter_head(x.extent(1), h); }
-  template <class View>
-  bool adds(const View& x, idx_t h) const { return accumulate || h % (call.heads / x.extent(1)) != 0; }
-  /// Whether there is a column of ones.
-  bool weights() const { return call.normalise || d_final_weights; }
-  idx_t columns() const { return dim_v() + (weights() ? 1 : 0); }
-  bool of_decays() const { return d_decay || d_log_decay; }
-  bool of_queries() const { return dq || d_bonus || of_decays(); }
-  bool of_keys() const { return dk || da || db || of_decays(); }
-  /// Whether any wanted gradient depends on later tokens.
-  bool reverse() const { return of_keys() || dv || d_beta || d_initial_state || d_initial_weights; }
-};
 
 /// Scratch memory of one worker for a chunk. By the rule that corrects v becomes R, and u and y are its product with
 /// beta and that of x; by the rule of low rank u is v, x and y are the gradients of v and W; by the other u and y are v
@@ -64,7 +27,7 @@ struct recurrence_backward_scratch : recurrence_keys<R, T> {
   // Of the rule of low rank, as those of k, v, P and A.
   panels<T> db, w_t, p_b, dp_b, dp_b_t, da_k, da_k_t;
 
-  static recurrence_backward_scratch layout(arena& memory, const recurrence_backward_call<T>& in) {
+  static recurrence_backward_scratch layout(arena& memory, const kernel_backward_call<T>& in) {
     const kernel_call<T>& call = in.call;
     const idx_t m = in.features(), columns = in.columns(), dim = call.shape.dim, chunk = kernel_chunk;
     const idx_t own = call.recurrence.bonus ? 1 : 0;
@@ -100,8 +63,8 @@ struct recurrence_backward_scratch : recurrence_keys<R, T> {
       allocate_numbers(memory, (dim + tile_rows) * chunk, {&s.dx});
       allocate_numbers(memory, round_up(m, panel_width<T>), {&s.bonus});
       allocate_numbers(memory, chunk, {&s.diagonal, &s.gate_queries, &s.gate_keys});
-      allocate_numbers(memory, in.d_decay ? chunk * chunk : 0, {&s.gate_scores});
-      allocate_numbers(memory, in.d_decay ? call.shape.keys : 0, {&s.gates});
+      allocate_numbers(memory, in.d_gate ? chunk * chunk : 0, {&s.gate_scores});
+      allocate_numbers(memory, in.d_gate ? call.shape.keys : 0, {&s.gates});
     } else {
       const idx_t second = R == rule::low_rank ? 1 : 0;  // rows are also read beginning with the second
       allocate(chunk + second, m, {&s.d_reads});
