@@ -64,13 +64,13 @@ void run_encoder_tail(const input_tokens<T>& x, const input_tokens<T>& mixed, co
     if (!norm_first) norm_2.apply(h);
     out.store(n, h);
   };
-  feed_tokens<P>(x, weights, f, begin, end, exec);
+  feed_tokens<P>(x, weights, f, {begin, end}, exec);
 }
 
-template <class S, class Mixer>
+template <class S>
 void run_encoder_block(const tensor_view<const S, 3>& x, const tensor_view<S, 3>& out,
-                       const encoder_block_weights<S>& weights, const encoder_block_options<S>& options, Mixer& mix,
-                       execution& exec) {
+                       const encoder_block_weights<S>& weights, const encoder_block_options<S>& options,
+                       const mixer_ref<S>& mix, execution& exec) {
   using T = compute_type<S>;
   struct buffers {
     tensor_view<S, 3> mixed, normed;
@@ -116,6 +116,16 @@ void check_encoder_block(layer_views& check, const encoder_block_weights<S>& w,
   check.write("mixed", mixed);
 }
 
+template <class S>
+[[gnu::noinline]] void call_encoder_block(const tensor_view<const S, 3>& x, const tensor_view<S, 3>& out,
+                                          const encoder_block_weights<S>& weights,
+                                          const encoder_block_options<S>& options, const mixer_ref<S>& mix,
+                                          execution& exec) {
+  layer_views check("encoder_block", x, out);
+  check_encoder_block(check, weights, options);
+  run_encoder_block<S>(x, out, weights, options, mix, exec);
+}
+
 }  // namespace detail
 
 /// A block of an encoder. See the top of the file.
@@ -127,11 +137,10 @@ void encoder_block(const X& x, O&& out, const Weights& weights, Mixer&& mix, Opt
   static_assert(detail::token_mixer<std::remove_reference_t<Mixer>, S>,
                 "attn: the mixer must be callable as mix(x, out, execution)");
   const auto [from, to] = detail::sequences_of(x, out);
-  const auto& w = detail::weights_of<encoder_block_weights<S>>(weights);
-  const auto& given = detail::options_or_default<encoder_block_options<S>>(options);
-  detail::layer_views check("encoder_block", from, to);
-  detail::check_encoder_block(check, w, given);
-  detail::run_encoder_block<S>(from, to, w, given, mix, detail::execution_of(exec, options));
+  detail::call_encoder_block<S>(from, to, detail::weights_of<encoder_block_weights<S>>(weights),
+                                detail::options_or_default<encoder_block_options<S>>(options),
+                                [&mix](const auto& in, const auto& mixed, execution& e) { mix(in, mixed, e); },
+                                detail::execution_of(exec, options));
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -131,7 +131,7 @@ struct row_norm {
   }
 
   /// Normalises one row in place.
-  void apply(T* row) const {
+  [[gnu::noinline]] void apply(T* row) const {
     if (dim == 0) return;
     const T factor = centre(row).factor;
     for (idx_t d = 0; d < dim; ++d) row[d] = row[d] * factor * gamma[d] + beta[d];

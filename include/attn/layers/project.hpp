@@ -44,7 +44,7 @@ void project_few_tokens(const input_tokens<T>& x, const projection<P>& p, execut
   for (idx_t first = 0; first < x.count; first += token_block) {
     const idx_t count = std::min(token_block, x.count - first);
     for (idx_t r = 0; r < count; ++r) x.load(first + r, rows.row(r));
-    few_token_products(rows, count, p.weight, exec, [&](idx_t r, idx_t output, idx_t n, const T* values) {
+    few_token_products<T, P>(rows, count, p.weight, exec, [&](idx_t r, idx_t output, idx_t n, const T* values) {
       p.out.store(first + r, output, n, values);
     });
   }

@@ -4,6 +4,7 @@
 #include <attn/core/detail/any_rows.hpp>
 #include <attn/core/detail/arguments.hpp>
 #include <attn/core/detail/call_views.hpp>
+#include <attn/core/detail/function_ref.hpp>
 #include <attn/core/detail/gradients.hpp>
 #include <attn/core/detail/tile_product.hpp>
 
@@ -53,6 +54,14 @@ template <class F, class S>
 concept token_mixer_backward =
     std::invocable<F&, const tensor_view<const S, 3>&, const tensor_view<const S, 3>&, const tensor_view<const S, 3>&,
                    const tensor_view<S, 3>&, execution&>;
+
+/// Layers are compiled once for an element type, not for every mixer.
+template <class S>
+using mixer_ref = function_ref<void(const tensor_view<const S, 3>& x, const tensor_view<S, 3>& out, execution&)>;
+template <class S>
+using mixer_backward_ref =
+    function_ref<void(const tensor_view<const S, 3>& x, const tensor_view<const S, 3>& out,
+                      const tensor_view<const S, 3>& d_out, const tensor_view<S, 3>& dx, execution&)>;
 
 /// The weights given, which are those of this layer for the element type of x. Where all of them are optional, an
 /// execution may be in their place.

@@ -237,9 +237,9 @@ void multiply_tokens(const packed_tokens<P>& x, const packed_weight<P>& weight, 
 
 /// done(row, output, count, values) for the outputs of `rows` rows of x, bias included, some of them at a time: values
 /// are those of outputs [output, output + count). Tasks share the outputs. Rows of x are of whole packets.
-template <class T, class P, class Done>
+template <class T, class P>
 void few_token_products(const row_buffer<T>& x, idx_t rows, const linear_weight<P>& weight, execution& exec,
-                        Done&& done) {
+                        function_ref<void(idx_t row, idx_t output, idx_t count, T* values)> done) {
   for (idx_t r = 0; r < rows; ++r) std::fill(x.row(r) + weight.inputs, x.row(r) + x.stride, T(0));
   exec.for_each(ceil_div(weight.outputs, outputs_per_task), [&](idx_t task, int) {
     const idx_t begin = task * outputs_per_task, end = std::min(begin + outputs_per_task, weight.outputs);
