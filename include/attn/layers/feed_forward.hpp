@@ -165,14 +165,14 @@ void feed_tokens(const input_tokens<sum_type<P>>& x, const feed_forward_memory<P
     feed_many_tokens(x.count, w, f, around, exec);
 }
 
-/// Checks the weights.
+/// Checks the weights of a layer for `inputs` numbers of a token.
 template <class S>
-void check_feed_forward(layer_views& check, const feed_forward_weights<S>& w) {
-  check.linear("up weight", w.up, "up bias", w.up_bias, check.x.extents[2]);
+void check_feed_forward(layer_views& check, const feed_forward_weights<S>& w, idx_t inputs) {
+  check.linear("up weight", w.up, "up bias", w.up_bias, inputs);
   check.linear("down weight", w.down, "down bias", w.down_bias, w.up.extent(0));
   if (!w.gate && w.gate_bias) check.fail("a gate weight, since there is a bias of it", "none");
   if (w.gate) {
-    check.linear("gate weight", w.gate, "gate bias", w.gate_bias, check.x.extents[2]);
+    check.linear("gate weight", w.gate, "gate bias", w.gate_bias, inputs);
     check.equal("gate weight rows = up weight rows", w.up.extent(0), w.gate.extent(0));
   }
   check.equal("down weight rows = out dim", check.out.extents[2], w.down.extent(0));
@@ -184,7 +184,7 @@ template <class S>
   using T = compute_type<S>;
   layer_views check("feed_forward", x, out);
   check.out_dim(out.extent(2));
-  check_feed_forward(check, w);
+  check_feed_forward(check, w, x.extent(2));
   const input_tokens<T> tokens(x);
   const output_tokens<T> results(out);
   with_products<S>(exec, [&]<class P>(std::type_identity<P>) {

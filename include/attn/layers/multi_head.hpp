@@ -169,11 +169,7 @@ void run_multi_head(const tensor_view<const S, 3>& x, const tensor_view<const S,
   const tensor_view<S, 3> gated = !w.gate ? attended : w.output ? gate : out;
   if (w.gate) apply_gate<S>(attended, gate, options.gate_activation, gated, exec);
   if (!w.output) return;
-  const tensor_view<const S, 3> from = gated;
-  with_products<S>(exec, [&]<class P>(std::type_identity<P>) {
-    const projection<P> last{{w.output, w.output_bias}, out};
-    run_projections<P>(from, {&last, 1}, exec);
-  });
+  run_project<S>(gated, out, {w.output, w.output_bias}, exec);
 }
 
 template <class S>

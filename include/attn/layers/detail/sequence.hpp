@@ -6,7 +6,7 @@
 #include <attn/core/detail/call_views.hpp>
 #include <attn/core/detail/function_ref.hpp>
 #include <attn/core/detail/gradients.hpp>
-#include <attn/core/detail/tile_product.hpp>
+#include <attn/core/detail/product_choice.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
@@ -156,6 +156,9 @@ struct token_packing {
   }
 };
 
+template <class P, class S>
+inline constexpr bool multiplied_as = std::same_as<P, product_type<S>> || std::same_as<P, fast_product_type<S>>;
+
 template <class P, class S, bool compiled = true>
 constexpr auto pack_token_tile() -> typename token_packing<sum_type<P>>::template pack<P>* {
   if constexpr (!compiled)
@@ -167,10 +170,11 @@ constexpr auto pack_token_tile() -> typename token_packing<sum_type<P>>::templat
     };
 }
 
+/// For the operands of products of such elements, standard and fast.
 template <class T, class S>
 inline constexpr token_packing<T> token_packing_of = {
-    pack_token_tile<T, S>(), pack_token_tile<bf16_pair, S, has_pairs<T>>(),
-    pack_token_tile<split_pair, S, std::same_as<S, float> && matrix_unit_compiled>()};
+    pack_token_tile<T, S, multiplied_as<T, S>>(), pack_token_tile<bf16_pair, S, multiplied_as<bf16_pair, S>>(),
+    pack_token_tile<split_pair, S, multiplied_as<split_pair, S>>()};
 
 /// Tokens of a task where each is independent of the others.
 inline constexpr idx_t tokens_per_task = 64;
