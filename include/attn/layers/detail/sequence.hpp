@@ -78,7 +78,7 @@ decltype(auto) weights_of(const Given& given) {
 
 /// A tensor [batch, length, dim] of scratch memory.
 template <class S>
-tensor_view<S, 3> allocate_sequence(arena& memory, idx_t batch, idx_t length, idx_t dim) {
+[[gnu::noinline]] tensor_view<S, 3> allocate_sequence(arena& memory, idx_t batch, idx_t length, idx_t dim) {
   return {memory.allocate<S>(batch * length * dim), {batch, length, dim}};
 }
 
