@@ -141,7 +141,7 @@ TEST_CASE("mean_pool refuses what does not fit", "[mean_pool]") {
   says("attn::mean_pool: expected lengths from 0 to 5; found 6", out, {.lengths = long_ones});
   says("attn::mean_pool: expected mask length = x length 5; found 4", out, {.mask = mask});
   CHECK(refusal([&] { attn::mean_pool(sequence(x), attn::tensor_view<float, 2>(x.data.data(), {2, 4})); }) ==
-        "attn::mean_pool: expected x and out in separate memory; found an overlap");
+        "attn::mean_pool: expected out and x in separate memory; found an overlap");
   CHECK(well_formed(
       refusal([&] { attn::mean_pool_backward(sequence(std::as_const(x)), rows(out), {.x = sequence(dx)}); }),
       "mean_pool_backward"));

@@ -294,11 +294,15 @@ TEMPLATE_LIST_TEST_CASE("activations: the ends", "[activation]", exact_types) {
   constexpr TestType infinity = std::numeric_limits<TestType>::infinity();
   for (attn::activation f : every_activation) {
     CAPTURE(int(f));
-    CHECK(activated(f, infinity) == infinity);
-    CHECK(activated(f, -infinity) == 0);
-    CHECK(activated(f, TestType(-1e30)) == 0);
-    CHECK(activated(f, TestType(1e30)) == TestType(1e30));
-    CHECK(activated(f, TestType(0)) == 0);
+    const bool bounded = f == attn::activation::tanh || f == attn::activation::sigmoid;
+    const auto below = [&](TestType x) {
+      return f == attn::activation::tanh ? TestType(-1) : f == attn::activation::identity ? x : TestType(0);
+    };
+    CHECK(activated(f, infinity) == (bounded ? TestType(1) : infinity));
+    CHECK(activated(f, -infinity) == below(-infinity));
+    CHECK(activated(f, TestType(-1e30)) == below(TestType(-1e30)));
+    CHECK(activated(f, TestType(1e30)) == (bounded ? TestType(1) : TestType(1e30)));
+    CHECK(activated(f, TestType(0)) == (f == attn::activation::sigmoid ? TestType(0.5) : TestType(0)));
     CHECK(std::isnan(activated(f, std::numeric_limits<TestType>::quiet_NaN())));
   }
 }

@@ -8,16 +8,18 @@
 //
 // Shapes   x [B, L, D], out [B, D], mask [B or 1, L] of bool or bytes. float, double, or Eigen::half / Eigen::bfloat16
 //          in memory with float sums.
-// Cost     B L D additions. Scratch: 512 numbers per thread. Tasks are 256 numbers of one batch item.
+// Cost     B L D additions. Scratch: 768 numbers per thread. Tasks are 256 numbers of one batch item.
 // Throws   std::invalid_argument for shapes that do not fit, before anything is written.
 //
-// Whatever lies in other tokens, NaN or not, changes nothing. Sums are taken 64 tokens at a time and then added, at
-// places that do not depend on threads or batch.
+// Whatever lies in other tokens, NaN or not, changes nothing. Sums are taken 64 tokens at a time and then added in
+// double, at places that do not depend on threads or batch.
 #pragma once
 
 #include <attn/core/detail/attention_shape.hpp>
 #include <attn/core/mask_view.hpp>
 #include <attn/layers/detail/sequence.hpp>
+
+#include <tuple>
 
 namespace attn { inline namespace ATTN_ISA {
 
@@ -99,9 +101,11 @@ template <class S>
   const input_tokens<T> from(x);
   const output_tokens<T> to(out);
   for_each_pool(x, exec, [&](idx_t b, idx_t first, idx_t count, int worker) {
-    T* const rows = exec.scratch(worker, [&](arena& memory) { return memory.allocate<T>(3 * count); });
-    T *const total = rows, *const some = rows + count, *const row = rows + 2 * count;
-    std::fill_n(total, count, T(0));
+    const auto [total, some, row] = exec.scratch(worker, [&](arena& memory) {
+      double* const sums = memory.allocate<double>(count);
+      return std::tuple{sums, memory.allocate<T>(count), memory.allocate<T>(count)};
+    });
+    std::fill_n(total, count, 0.0);
     for (idx_t begin = 0; begin < tokens.end(b); begin += tokens_per_task) {
       std::fill_n(some, count, T(0));
       for (idx_t i = begin; i < std::min(begin + tokens_per_task, tokens.end(b)); ++i) {
@@ -109,11 +113,11 @@ template <class S>
         from.any_rows<T>::load(b * from.length + i, first, count, row);
         for (idx_t d = 0; d < count; ++d) some[d] += row[d];
       }
-      for (idx_t d = 0; d < count; ++d) total[d] += some[d];
+      for (idx_t d = 0; d < count; ++d) total[d] += static_cast<double>(some[d]);
     }
-    const T n = static_cast<T>(std::max<idx_t>(tokens.count(b), 1));
-    for (idx_t d = 0; d < count; ++d) total[d] /= n;
-    to.store(b, first, count, total);
+    const double n = static_cast<double>(std::max<idx_t>(tokens.count(b), 1));
+    for (idx_t d = 0; d < count; ++d) row[d] = static_cast<T>(total[d] / n);
+    to.store(b, first, count, row);
   });
 }
 
