@@ -158,7 +158,7 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND NOT ATTN_SANITIZE)
     elseif(operator STREQUAL "everything")
       set(limit 8000)
     elseif(operator STREQUAL "model_one_operator")
-      set(limit 4000)
+      set(limit 4500)
     elseif(operator STREQUAL "model_fourteen_operators")  # most of it the operators'
       set(limit 15000)
     endif()
