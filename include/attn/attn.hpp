@@ -46,12 +46,16 @@
 #include <attn/kernel/rfa.hpp>
 #include <attn/kernel/rfa_backward.hpp>
 #include <attn/kernel/rfa_step.hpp>
+#include <attn/layers/attend_function.hpp>
 #include <attn/layers/encoder_block.hpp>
 #include <attn/layers/encoder_block_backward.hpp>
 #include <attn/layers/feed_forward.hpp>
 #include <attn/layers/feed_forward_backward.hpp>
+#include <attn/layers/kept_features.hpp>
 #include <attn/layers/layer_norm.hpp>
 #include <attn/layers/layer_norm_backward.hpp>
+#include <attn/layers/mean_pool.hpp>
+#include <attn/layers/mean_pool_backward.hpp>
 #include <attn/layers/multi_head.hpp>
 #include <attn/layers/multi_head_backward.hpp>
 #include <attn/layers/project.hpp>
@@ -63,6 +67,7 @@
 #include <attn/layers/short_convolution.hpp>
 #include <attn/layers/short_convolution_backward.hpp>
 #include <attn/layers/short_convolution_step.hpp>
+#include <attn/layers/sinusoidal_positions.hpp>
 #include <attn/low_rank/draw_projection.hpp>
 #include <attn/low_rank/linformer.hpp>
 #include <attn/low_rank/linformer_backward.hpp>

@@ -81,6 +81,72 @@ TEMPLATE_LIST_TEST_CASE("encoder_block: odd sizes", "[encoder_block]", exact_typ
       }
 }
 
+// The mixer repeats the numbers of the token before to fill the width of out.
+TEMPLATE_LIST_TEST_CASE("encoder_block: a projected residual", "[encoder_block]", all_types) {
+  using S = TestType;
+  const mixer_of<S> widen = [](in_sequence<S> x, out_sequence<S> out, attn::execution&) {
+    for (idx_t b = 0; b < x.extent(0); ++b)
+      for (idx_t i = 0; i < x.extent(1); ++i)
+        for (idx_t d = 0; d < out.extent(2); ++d)
+          out(b, i, d) = x(b, i > 0 ? i - 1 : 0, d % x.extent(2));
+  };
+  for (bool norm_first : {true, false})
+    for (idx_t length : {0, 1, 4, 47, 130})
+      for (const auto& [from, to] : {std::pair<idx_t, idx_t>{24, 48}, {33, 7}, {24, 24}, {3, 5}}) {
+        CAPTURE(norm_first, length, from, to);
+        const bool all = length % 2 != 0;
+        const auto x = rounded<S>(random_sequence(5, 2, length, from));
+        auto w = random_weights(to, 70, all);
+        if (all && norm_first) w.gamma_1 = random_vector(1, from, 1), w.beta_1 = random_vector(2, from);
+        w.residual = random_weight(8, to, from);
+        if (all) w.residual_bias = random_vector(9, to);
+        w = rounded<S>(w);
+        const encoder_store<S> stored(w);
+        tensor<S> sx = cast<S>(x), out(2, 1, length, to, S(7)), mixed = out;
+        attn::execution threads(2, 0);
+        compiled_layers<S>::encoder_block(sequence(std::as_const(sx)), sequence(out), stored.views(), widen,
+                                          {.norm_first = norm_first, .mixed = sequence(mixed)}, threads);
+        const auto mix = [&](const tensor<double>& s) {
+          tensor<double> wide(2, 1, length, to);
+          for (idx_t b = 0; b < 2; ++b)
+            for (idx_t i = 0; i < length; ++i)
+              for (idx_t d = 0; d < to; ++d) wide(b, 0, i, d) = s(b, 0, i > 0 ? i - 1 : 0, d % from);
+          return wide;
+        };
+        const double eps = static_cast<double>(attn::encoder_block_options<S>{}.eps);
+        CHECK(relative_error(out, reference::encoder_block(x, mix, w, norm_first, reference::gelu, eps)) <= allowed<S>);
+        if (from != to) continue;
+        compiled_layers<S>::encoder_block(sequence(std::as_const(sx)), sequence(sx), stored.views(), widen,
+                                          {.norm_first = norm_first}, threads);
+        CHECK(sx == out);  // in place
+      }
+}
+
+TEST_CASE("encoder_block: refusals of residual weights and widths", "[encoder_block]") {
+  const encoder_store<float> stored(random_weights(6, 16, false));
+  const tensor<float> weight = cast<float>(random_weight(1, 6, 4)), bias = cast<float>(random_vector(1, 6));
+  const tensor<float> x = cast<float>(random_sequence(1, 1, 5, 4));
+  tensor<float> out(1, 1, 5, 6, 7.0f);
+  const tensor<float> before = out;
+  attn::execution serial;
+  const auto call = [&](in_matrix<float> w, in_vector<float> b) {
+    auto weights = stored.views();
+    weights.residual = {.weight = w, .bias = b};
+    compiled_layers<float>::encoder_block(sequence(x), sequence(out), weights, shift<float>, {}, serial);
+  };
+  const auto says = [&](in_matrix<float> w, in_vector<float> b, const char* message) {
+    CHECK(refusal([&] { call(w, b); }) == message);
+    CHECK(out == before);
+  };
+  says({}, {}, "attn::encoder_block: expected out dim 4; found 6");
+  says({}, vector(bias), "attn::encoder_block: expected out dim 4; found 6");
+  says({weight.data.data(), {6, 3}}, {},
+       "attn::encoder_block: expected residual weight columns = dim of its input 4; found 3");
+  says({weight.data.data(), {4, 4}}, {}, "attn::encoder_block: expected out dim 4; found 6");
+  says(matrix(weight), {bias.data.data(), {5}},
+       "attn::encoder_block: expected residual bias, one per row of its weight: 6; found 5");
+}
+
 TEMPLATE_LIST_TEST_CASE("encoder_block: two blocks with attention", "[encoder_block]", exact_types) {
   const auto x = rounded<TestType>(random_sequence(5, 2, 50, 32));
   const auto w = rounded<TestType>(random_weights(32, 128, true));

@@ -11,14 +11,15 @@ namespace {
 constexpr int parameters = 12;
 template <class T>
 struct block_arguments {
-  T gamma_1, beta_1, gamma_2, beta_2, up, down, up_bias, down_bias, query, key, value, output;
+  T gamma_1, beta_1, gamma_2, beta_2, up, down, up_bias, down_bias, query, key, value, output, residual, residual_bias;
 
-  block_arguments(bool all, const std::vector<T>& given, int first) {
+  block_arguments(bool all, bool projected, const std::vector<T>& given, int first) {
     const std::vector<T> rest(given.begin() + first, given.end());
     next_of<T> next(rest);
     gamma_1 = next(all), beta_1 = next(all), gamma_2 = next(all), beta_2 = next(all);
     up = next(), down = next(), up_bias = next(all), down_bias = next(all);
     query = next(), key = next(), value = next(), output = next();
+    residual = next(projected), residual_bias = next(projected && all);
   }
 };
 
@@ -26,6 +27,10 @@ struct block_case {
   idx_t batch = 2, length = 21, dim = 10, hidden = 14, blocks = 1;
   bool norm_first = true, all = true, causal = false, mixed = false, fourier = false, in_place = false, rms = false;
   attn::activation f = attn::activation::gelu;
+  idx_t out = 0;  // the width of out, where the residual is projected
+
+  bool projected() const { return out > 0; }
+  idx_t width() const { return projected() ? out : dim; }
 };
 
 void add_block(gradient_case& r, const block_case& a, std::uint64_t seed) {
@@ -35,22 +40,30 @@ void add_block(gradient_case& r, const block_case& a, std::uint64_t seed) {
     for (double& value : v.data) value += mean;
     add(r, name, v);
   };
-  vector_of("gamma_1", a.dim, 1), vector_of("beta_1", a.dim, 0);
-  vector_of("gamma_2", a.dim, 1), vector_of("beta_2", a.dim, 0);
-  add(r, "up", random_weight(++seed, a.hidden, a.dim)), add(r, "down", random_weight(++seed, a.dim, a.hidden));
-  vector_of("up_bias", a.hidden, 0), vector_of("down_bias", a.dim, 0);
-  for (const char* name : {"query", "key", "value", "output"})
+  const idx_t width = a.width(), width_1 = a.norm_first ? a.dim : width;
+  vector_of("gamma_1", width_1, 1), vector_of("beta_1", width_1, 0);
+  vector_of("gamma_2", width, 1), vector_of("beta_2", width, 0);
+  add(r, "up", random_weight(++seed, a.hidden, width)), add(r, "down", random_weight(++seed, width, a.hidden));
+  vector_of("up_bias", a.hidden, 0), vector_of("down_bias", width, 0);
+  for (const char* name : {"query", "key", "value"})
     if (!a.fourier) add(r, name, random_weight(++seed, a.dim, a.dim));
+  if (!a.fourier) add(r, "output", random_weight(++seed, width, a.dim));
+  if (!a.projected()) return;
+  add(r, "residual", random_weight(++seed, width, a.dim));
+  vector_of("residual_bias", width, 0);
 }
 
-int block_inputs(const block_case& a) { return (a.all ? parameters : parameters - 6) - (a.fourier ? 4 : 0); }
+int block_inputs(const block_case& a) {
+  return (a.all ? parameters : parameters - 6) - (a.fourier ? 4 : 0) + (a.projected() ? 1 + a.all : 0);
+}
 
 constexpr double eps = 1e-2;  // where features are few, variances are small
 
 tensor<variable> reference_block(const block_case& a, const tensor<variable>& x,
                                  const block_arguments<tensor<variable>>& in) {
   const reference::basic_encoder_block_weights<variable> w{
-      in.gamma_1, in.beta_1, in.gamma_2, in.beta_2, {in.up, in.up_bias, in.down, in.down_bias}};
+      in.gamma_1, in.beta_1,   in.gamma_2,      in.beta_2, {in.up, in.up_bias, in.down, in.down_bias},
+      in.residual, in.residual_bias};
   const reference::basic_multi_head_weights<variable> heads{in.query, in.key, in.value, in.output, {}, {}, {}, {}};
   const auto mix = [&](const tensor<variable>& s) {
     if (a.fourier) {
@@ -75,7 +88,7 @@ struct block {
   attention_pair<S> attention{.heads = 2, .causal = a.causal};
 
   block(const block_case& c, const std::vector<tensor<S>>& all, int first)
-      : a(c), in(c.all, pad(c, all, first), first) {}
+      : a(c), in(c.all, c.projected(), pad(c, all, first), first) {}
   // Fourier mixing has no weights: four that are never read.
   template <class T>
   static std::vector<T> pad(const block_case& c, std::vector<T> all, int first) {
@@ -90,7 +103,8 @@ struct block {
             .feed_forward = {.up = matrix(in.up),
                              .down = matrix(in.down),
                              .up_bias = vector(in.up_bias),
-                             .down_bias = vector(in.down_bias)}};
+                             .down_bias = vector(in.down_bias)},
+            .residual = {.weight = matrix(in.residual), .bias = vector(in.residual_bias)}};
   }
   attn::multi_head_weights<S> heads() const {
     return {.query = matrix(in.query), .key = matrix(in.key), .value = matrix(in.value), .output = matrix(in.output)};
@@ -151,6 +165,8 @@ struct block {
                                                 .down = matrix_or_none(g.down),
                                                 .up_bias = vector_or_none(g.up_bias),
                                                 .down_bias = vector_or_none(g.down_bias)},
+                               .residual = {.weight = matrix_or_none(g.residual),
+                                            .bias = vector_or_none(g.residual_bias)},
                                .accumulate = accumulate},
                               how, exec);
   }
@@ -171,16 +187,16 @@ layer_backward_case<S> case_of(const block_case& a) {
     tensor<variable> x = in[0];
     for (int n = 0; n < a.blocks; ++n) {
       const int first = 1 + n * each;
-      x = reference_block(a, x, {a.all, block<float>::pad(a, in, first), first});
+      x = reference_block(a, x, {a.all, a.projected(), block<float>::pad(a, in, first), first});
     }
     return std::vector{x};
   };
   c.run = [a, each](const std::vector<tensor<S>>& in, const tensor<S>& d_out, const std::vector<tensor<S>*>& g,
                     bool accumulate, attn::execution& exec) {
     const auto like_x = [&] { return tensor<S>(a.batch, 1, a.length, a.dim, S(7)); };
-    std::vector<tensor<S>> inputs(static_cast<std::size_t>(a.blocks), like_x()), mixed = inputs;
+    tensor<S> out(a.batch, 1, a.length, a.width(), S(7));
+    std::vector<tensor<S>> inputs(static_cast<std::size_t>(a.blocks), like_x()), mixed(inputs.size(), out);
     inputs[0] = in[0];
-    tensor<S> out = like_x();
     for (int n = 0; n < a.blocks; ++n) {
       const auto at = static_cast<std::size_t>(n);
       block<S>(a, in, 1 + n * each)
@@ -197,7 +213,7 @@ layer_backward_case<S> case_of(const block_case& a) {
       if (n == 0 && !a.in_place) dx = sequence_or_none(g[0]);
       block<S>(a, in, first)
           .backward(sequence(std::as_const(inputs[at])), sequence(std::as_const(d)), dx,
-                    {a.all, block<S>::pad(a, g, first), first}, accumulate,
+                    {a.all, a.projected(), block<S>::pad(a, g, first), first}, accumulate,
                     a.mixed ? sequence(mixed[at]) : out_sequence<S>(), exec);
       if (accumulate) d = zeros;
     }
@@ -231,6 +247,19 @@ TEMPLATE_LIST_TEST_CASE("encoder_block_backward: options", "[encoder_block_backw
            },
            true))
     check_layer_backward(case_of<TestType>(chosen), factor<TestType>);
+}
+
+TEMPLATE_LIST_TEST_CASE("encoder_block_backward: a projected residual", "[encoder_block_backward]", all_types) {
+  for (bool norm_first : {false, true})
+    for (bool mixed : {false, true})
+      for (idx_t out : {6, 10, 21})
+        for (idx_t length : {0, 3, 21})
+          check_layer_backward(case_of<TestType>({.length = length,
+                                                  .norm_first = norm_first,
+                                                  .all = mixed == (out < 10),
+                                                  .mixed = mixed,
+                                                  .out = out}),
+                               factor<TestType>);
 }
 
 TEMPLATE_LIST_TEST_CASE("encoder_block_backward: lengths", "[encoder_block_backward]", exact_types) {

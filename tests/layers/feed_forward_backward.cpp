@@ -74,6 +74,13 @@ TEMPLATE_LIST_TEST_CASE("feed_forward_backward: against the reverse pass", "[fee
       }
 }
 
+TEMPLATE_LIST_TEST_CASE("feed_forward_backward: tanh, sigmoid, identity", "[feed_forward_backward]", all_types) {
+  for (idx_t length : {0, 3, 47, 65})
+    for (idx_t hidden : {20, 70})
+      for (auto f : {attn::activation::tanh, attn::activation::sigmoid, attn::activation::identity})
+        check_layer_backward(case_of<TestType>({.length = length, .hidden = hidden, .gated = length == 47, .f = f}), 2);
+}
+
 // Several chunks of tokens, blocks of hidden numbers.
 TEMPLATE_LIST_TEST_CASE("feed_forward_backward: what is split", "[feed_forward_backward]", exact_types) {
   check_layer_backward(case_of<TestType>({.batch = 3, .length = 330, .inputs = 3, .hidden = 5, .outputs = 4}));
@@ -91,16 +98,20 @@ TEST_CASE("feed_forward_backward: no features", "[feed_forward_backward]") {
 }
 
 TEMPLATE_LIST_TEST_CASE("feed_forward_backward: hidden numbers far from 0", "[feed_forward_backward]", exact_types) {
-  for (int f = 0; f < 4; ++f)
-    for (double scale : {5.0, 100.0})
-      check_layer_backward(case_of<TestType>({.f = static_cast<attn::activation>(f), .scale = scale}));
+  for (int f = 0; f < 7; ++f)
+    for (double scale : {5.0, 100.0}) {
+      // the slopes of tanh and sigmoid fall as e^-|x| does: the rounding of x counts
+      const auto kind = static_cast<attn::activation>(f);
+      const bool falls = kind == attn::activation::tanh || kind == attn::activation::sigmoid;
+      check_layer_backward(case_of<TestType>({.f = kind, .scale = scale}), falls ? 2 : 1);
+    }
 }
 
 // Each derivative alone: x of one feature, weights 1.
 TEMPLATE_LIST_TEST_CASE("feed_forward_backward: the slopes of the activations", "[feed_forward_backward]",
                         exact_types) {
   using S = TestType;
-  for (int kind = 0; kind < 4; ++kind) {
+  for (int kind = 0; kind < 7; ++kind) {
     const auto f = static_cast<attn::activation>(kind);
     tensor<S> x(1, 1, 4001, 1), one(1, 1, 1, 1, S(1)), d(1, 1, 4001, 1, S(1)), dx = x;
     for (idx_t i = 0; i < 4001; ++i) x(0, 0, i, 0) = static_cast<S>(static_cast<double>(i - 2000) * 0.01 + 0.003);
@@ -123,15 +134,18 @@ TEMPLATE_LIST_TEST_CASE("feed_forward_backward: the slopes of the activations", 
       compiled_layers<S>::feed_forward_backward(sequence(std::as_const(x)),
                                                 {.up = matrix(std::as_const(one)), .down = matrix(std::as_const(one))},
                                                 sequence(std::as_const(d)), {.x = sequence(dx)}, f, serial);
-      CHECK(dx(0, 0, 0, 0) == 1);
-      CHECK(dx(0, 0, 1, 0) == 0);
-      CHECK(std::abs(dx(0, 0, 2, 0) - (f == attn::activation::relu ? S(0) : S(0.5))) <= S(1e-7));
+      // relu, gelu, gelu_tanh, silu, tanh, sigmoid, identity
+      constexpr S above[] = {1, 1, 1, 1, 0, 0, 1}, below[] = {0, 0, 0, 0, 0, 0, 1},
+                  at_0[] = {0, S(0.5), S(0.5), S(0.5), 1, S(0.25), 1};
+      CHECK(dx(0, 0, 0, 0) == above[kind]);
+      CHECK(dx(0, 0, 1, 0) == below[kind]);
+      CHECK(std::abs(dx(0, 0, 2, 0) - at_0[kind]) <= S(1e-7));
     }
   }
 }
 
 TEST_CASE("feed_forward_backward: the reverse pass against central differences", "[feed_forward_backward]") {
-  for (int f = 0; f < 4; ++f)
+  for (int f = 0; f < 7; ++f)
     for (bool gated : {false, true})
       check_central_differences(
           case_of<float>({.length = 6, .gated = gated, .f = static_cast<attn::activation>(f)}).reference);

@@ -145,10 +145,13 @@ struct attention_pair {
 // The activation functions over any number type.
 template <class N>
 N activated(attn::activation f, const N& x) {
-  using std::erf;
+  using std::erf, std::tanh;
   if (f == attn::activation::relu) return x < N(0) ? N(0) : x;
   if (f == attn::activation::gelu) return 0.5 * x * (1 + erf(x / std::sqrt(2.0)));
   if (f == attn::activation::silu) return reference::silu_of(x);
+  if (f == attn::activation::tanh) return tanh(x);
+  if (f == attn::activation::sigmoid) return reference::sigmoid_of(x);
+  if (f == attn::activation::identity) return x;
   return reference::gelu_tanh_of(x);
 }
 

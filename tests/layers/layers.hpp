@@ -94,23 +94,28 @@ reference::multi_head_weights rounded(const reference::multi_head_weights& w) {
 
 template <class S>
 struct encoder_store {
-  tensor<S> gamma_1, beta_1, gamma_2, beta_2;
+  tensor<S> gamma_1, beta_1, gamma_2, beta_2, residual, residual_bias;
   feed_forward_store<S> feed;
   explicit encoder_store(const reference::encoder_block_weights& w)
       : gamma_1(cast<S>(w.gamma_1)),
         beta_1(cast<S>(w.beta_1)),
         gamma_2(cast<S>(w.gamma_2)),
         beta_2(cast<S>(w.beta_2)),
+        residual(cast<S>(w.residual)),
+        residual_bias(cast<S>(w.residual_bias)),
         feed(w.feed) {}
   attn::encoder_block_weights<S> views() const {
     return {.norm_1 = {.gamma = vector(gamma_1), .beta = vector(beta_1)},
             .norm_2 = {.gamma = vector(gamma_2), .beta = vector(beta_2)},
-            .feed_forward = feed.views()};
+            .feed_forward = feed.views(),
+            .residual = {.weight = matrix(residual), .bias = vector(residual_bias)}};
   }
 };
 template <class S>
 reference::encoder_block_weights rounded(const reference::encoder_block_weights& w) {
-  return {rounded<S>(w.gamma_1), rounded<S>(w.beta_1), rounded<S>(w.gamma_2), rounded<S>(w.beta_2), rounded<S>(w.feed)};
+  return {rounded<S>(w.gamma_1), rounded<S>(w.beta_1), rounded<S>(w.gamma_2),
+          rounded<S>(w.beta_2),  rounded<S>(w.feed),   rounded<S>(w.residual),
+          rounded<S>(w.residual_bias)};
 }
 
 inline reference::feed_forward_weights random_feed_forward(idx_t inputs, idx_t hidden, idx_t outputs,

@@ -46,13 +46,13 @@ double norm_error(idx_t length, idx_t dim, bool parameters, double eps, double o
 }
 
 double (*formula(attn::activation f))(double) {
-  return f == attn::activation::relu   ? reference::relu
-         : f == attn::activation::gelu ? reference::gelu
-         : f == attn::activation::silu ? reference::silu
-                                       : reference::gelu_tanh;
+  constexpr double (*all[])(double) = {reference::relu,    reference::gelu,    reference::gelu_tanh, reference::silu,
+                                       reference::tangent, reference::sigmoid, reference::identity};
+  return all[static_cast<std::size_t>(f)];
 }
-constexpr attn::activation every_activation[] = {attn::activation::relu, attn::activation::gelu,
-                                                 attn::activation::gelu_tanh, attn::activation::silu};
+constexpr attn::activation every_activation[] = {
+    attn::activation::relu, attn::activation::gelu,    attn::activation::gelu_tanh, attn::activation::silu,
+    attn::activation::tanh, attn::activation::sigmoid, attn::activation::identity};
 
 template <class S>
 double feed_forward_error(idx_t length, idx_t inputs, idx_t hidden, idx_t outputs, bool biases, attn::activation f,
@@ -84,6 +84,9 @@ double exactly(attn::activation f, long double x) {
   if (f == attn::activation::relu) return static_cast<double>(x < 0 ? 0 : x);
   if (f == attn::activation::gelu) return static_cast<double>(x / 2 * std::erfc(-x / std::sqrt(2.0L)));
   if (f == attn::activation::silu) return static_cast<double>(x / (1 + std::exp(-x)));
+  if (f == attn::activation::tanh) return static_cast<double>(std::tanh(x));
+  if (f == attn::activation::sigmoid) return static_cast<double>(1 / (1 + std::exp(-x)));
+  if (f == attn::activation::identity) return static_cast<double>(x);
   return static_cast<double>(x / (1 + std::exp(-2 * std::sqrt(2 / pi) * (x + 0.044715L * x * x * x))));
 }
 
@@ -223,7 +226,7 @@ TEMPLATE_LIST_TEST_CASE("feed_forward: gated, against the reference", "[feed_for
   for (idx_t length : {0, 1, 3, 49, 100})
     for (idx_t hidden : {1, 40, 130}) {
       CAPTURE(length, hidden);
-      const auto f = every_activation[static_cast<std::size_t>((length + hidden) % 4)];
+      const auto f = every_activation[static_cast<std::size_t>((length + hidden) % 7)];
       CHECK(feed_forward_error<TestType>(length, 24, hidden, 17, hidden % 4 == 0, f, 2, true) <= allowed);
     }
   for (idx_t length : {2, 50})
@@ -291,11 +294,15 @@ TEMPLATE_LIST_TEST_CASE("activations: the ends", "[activation]", exact_types) {
   constexpr TestType infinity = std::numeric_limits<TestType>::infinity();
   for (attn::activation f : every_activation) {
     CAPTURE(int(f));
-    CHECK(activated(f, infinity) == infinity);
-    CHECK(activated(f, -infinity) == 0);
-    CHECK(activated(f, TestType(-1e30)) == 0);
-    CHECK(activated(f, TestType(1e30)) == TestType(1e30));
-    CHECK(activated(f, TestType(0)) == 0);
+    const bool bounded = f == attn::activation::tanh || f == attn::activation::sigmoid;
+    const auto below = [&](TestType x) {
+      return f == attn::activation::tanh ? TestType(-1) : f == attn::activation::identity ? x : TestType(0);
+    };
+    CHECK(activated(f, infinity) == (bounded ? TestType(1) : infinity));
+    CHECK(activated(f, -infinity) == below(-infinity));
+    CHECK(activated(f, TestType(-1e30)) == below(TestType(-1e30)));
+    CHECK(activated(f, TestType(1e30)) == (bounded ? TestType(1) : TestType(1e30)));
+    CHECK(activated(f, TestType(0)) == (f == attn::activation::sigmoid ? TestType(0.5) : TestType(0)));
     CHECK(std::isnan(activated(f, std::numeric_limits<TestType>::quiet_NaN())));
   }
 }

@@ -66,6 +66,14 @@ N silu_of(const N& x) {
   return x / (1 + exp(N(0) - x));
 }
 inline double silu(double x) { return silu_of(x); }
+template <class N>
+N sigmoid_of(const N& x) {
+  using std::exp;
+  return N(1) / (1 + exp(N(0) - x));
+}
+inline double sigmoid(double x) { return sigmoid_of(x); }
+inline double tangent(double x) { return std::tanh(x); }
+inline double identity(double x) { return x; }
 
 template <class N>
 struct basic_feed_forward_weights {
@@ -146,6 +154,7 @@ template <class N>
 struct basic_encoder_block_weights {
   tensor<N> gamma_1, beta_1, gamma_2, beta_2;
   basic_feed_forward_weights<N> feed;
+  tensor<N> residual{}, residual_bias{};  // may be empty
 };
 using encoder_block_weights = basic_encoder_block_weights<double>;
 
@@ -162,11 +171,12 @@ tensor<N> encoder_block(const tensor<N>& x, Mixer&& mix, const basic_encoder_blo
   };
   const auto norm_1 = [&](const tensor<N>& s) { return norm(s, w.gamma_1, w.beta_1); };
   const auto norm_2 = [&](const tensor<N>& s) { return norm(s, w.gamma_2, w.beta_2); };
+  const tensor<N> direct = w.residual.empty() ? x : project(x, w.residual, w.residual_bias);
   if (norm_before) {
-    const tensor<N> h = sum(x, mix(norm_1(x)));
+    const tensor<N> h = sum(direct, mix(norm_1(x)));
     return sum(h, feed_forward(norm_2(h), w.feed, f));
   }
-  const tensor<N> h = norm_1(sum(x, mix(x)));
+  const tensor<N> h = norm_1(sum(direct, mix(x)));
   return norm_2(sum(h, feed_forward(h, w.feed, f)));
 }
 

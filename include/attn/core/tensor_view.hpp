@@ -310,13 +310,20 @@ constexpr tensor_view<T> blhd_view(T* data, idx_t batch, idx_t length, idx_t hea
   return {data, {batch, heads, length, dim}, {length * heads * dim, dim, heads * dim, 1}};
 }
 
+namespace detail {
+
+[[noreturn, gnu::cold, gnu::noinline]] inline void refuse_heads(idx_t columns, idx_t heads) {
+  raise<std::invalid_argument>("attn::split_heads: expected heads that divide the columns " + std::to_string(columns) +
+                               "; found " + std::to_string(heads));
+}
+
+}  // namespace detail
+
 /// A sequence [batch, length, heads * dim] as [batch, heads, length, dim]. Throws std::invalid_argument unless `heads`
 /// divides the last extent.
 template <class T>
 constexpr tensor_view<T> split_heads(const tensor_view<T, 3>& x, idx_t heads) {
-  if (heads < 1 || x.extent(2) % heads != 0)
-    detail::raise<std::invalid_argument>("attn::split_heads: expected heads that divide the columns " +
-                                         std::to_string(x.extent(2)) + "; found " + std::to_string(heads));
+  if (heads < 1 || x.extent(2) % heads != 0) detail::refuse_heads(x.extent(2), heads);
   const idx_t dim = x.extent(2) / heads;
   return {x.data(), {x.extent(0), heads, x.extent(1), dim}, {x.stride(0), dim * x.stride(2), x.stride(1), x.stride(2)}};
 }

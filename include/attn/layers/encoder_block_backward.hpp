@@ -19,8 +19,8 @@
 //          does not know.
 // Cost     that of the mixer (without options.mixed) and of its backward pass, and 10 B L D hidden operations, 2.5
 //          times those of the forward pass, or 14 where the norms come after: the feed-forward layer is computed again.
-//          Scratch, beside theirs: five sequences like x, one less with options.mixed, and what feed_forward_backward
-//          needs; for 16-bit elements two or three of the sequences are of floats.
+//          Scratch, beside theirs: five sequences like x, one less with options.mixed, two more with a residual
+//          weight, and what feed_forward_backward needs; for 16-bit elements two to four of the sequences are of floats.
 // Throws   std::invalid_argument for shapes that do not fit, and for gradients of what was not given or that share
 //          memory with an input or one another, before anything is written; exceptions of the mixers are passed on and
 //          leave dx unchanged.
@@ -31,6 +31,7 @@
 #include <attn/layers/encoder_block.hpp>
 #include <attn/layers/feed_forward_backward.hpp>
 #include <attn/layers/layer_norm_backward.hpp>
+#include <attn/layers/project_backward.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
 
@@ -40,6 +41,7 @@ struct encoder_block_gradients {
   view_field<S, 3> x{};
   layer_norm_weight_gradients<S> norm_1{}, norm_2{};
   feed_forward_weight_gradients<S> feed_forward{};
+  project_weight_gradients<S> residual{};
   /// Add to what is there, instead of writing it over.
   bool accumulate = false;
 };
@@ -83,19 +85,23 @@ struct encoder_backward_call {
     // d_mixed: the gradient given to the mixer; d_mixer: the one it returns
     tensor_view<S, 3> mixed{}, normed{}, d_mixed{}, d_mixer{};
     sequence h{}, d_fed{}, d_h{};
+    tensor_view<S, 3> projected{};  // x R^T + b, and what its gradient leads to
+    sequence d_residual{};
   };
   buffers layout(arena& memory) const {
-    const auto stored = [&] { return allocate_sequence<S>(memory, x.extent(0), x.extent(1), x.extent(2)); };
-    const auto computed = [&] { return allocate_sequence<T>(memory, x.extent(0), x.extent(1), x.extent(2)); };
-    const row_norm<T> norm_1(memory, x.extent(2)), norm_2(memory, x.extent(2));
+    const idx_t inputs = x.extent(2), dim = d_out.extent(2);
+    const auto stored = [&](idx_t n) { return allocate_sequence<S>(memory, x.extent(0), x.extent(1), n); };
+    const auto computed = [&](idx_t n) { return allocate_sequence<T>(memory, x.extent(0), x.extent(1), n); };
+    const row_norm<T> norm_1(memory, options.norm_first ? inputs : dim), norm_2(memory, dim);
     buffers p{.norm_1 = norm_1, .norm_2 = norm_2};
-    p.mixed = options.mixed ? tensor_view<S, 3>(options.mixed) : stored();
-    if (options.norm_first) p.normed = stored();
-    if (converts) p.d_mixed = stored();
-    p.d_mixer = stored();
-    p.h = computed();
-    p.d_fed = computed();
-    p.d_h = options.norm_first ? p.d_fed : computed();
+    p.mixed = options.mixed ? tensor_view<S, 3>(options.mixed) : stored(dim);
+    if (options.norm_first) p.normed = stored(inputs);
+    if (converts) p.d_mixed = stored(dim);
+    p.d_mixer = stored(inputs);
+    p.h = computed(dim);
+    p.d_fed = computed(dim);
+    p.d_h = options.norm_first ? p.d_fed : computed(dim);
+    if (weights.residual.weight) p.projected = stored(dim), p.d_residual = computed(inputs);
     return p;
   }
 
@@ -123,8 +129,16 @@ struct encoder_backward_call {
         .run(exec);
   }
 
-  template <class MixerBackward>
-  void mix_backward(const buffers& p, const tensor_view<const S, 3>& input, MixerBackward& mixer,
+  /// The gradient that reaches x beside the mixer: that of h, or what a residual weight takes it to.
+  sequence residual_backward(const buffers& p, execution& exec) const {
+    const auto& [weight, bias] = gradients.residual;
+    if (!weights.residual.weight) return p.d_h;
+    const projection_gradient<P> one(weights.residual.weight, token_sum<T>(p.d_h), weight, bias, gradients.accumulate);
+    run_projections_backward<P>(x, {gradients.x ? p.d_residual : sequence(), false}, {&one, 1}, exec);
+    return p.d_residual;
+  }
+
+  void mix_backward(const buffers& p, const tensor_view<const S, 3>& input, const mixer_backward_ref<S>& mixer,
                     execution& exec) const {
     tensor_view<const S, 3> d;
     if constexpr (converts)
@@ -135,9 +149,9 @@ struct encoder_backward_call {
   }
 
   /// h = x + mix(norm_1(x)), out = h + feed_forward(norm_2(h))
-  template <class Mixer, class MixerBackward>
-  void run_norm_first(const buffers& p, Mixer& mix, MixerBackward& mixer, execution& exec) const {
-    const token_sum<T> sum(x, p.mixed);
+  void run_norm_first(const buffers& p, const mixer_ref<S>& mix, const mixer_backward_ref<S>& mixer,
+                      execution& exec) const {
+    const token_sum<T> sum(project_residual(x, weights.residual, p.projected, exec), p.mixed);
     run_layer_norm<T>(x, p.normed, p.norm_1, exec);
     if (!options.mixed) mix(tensor_view<const S, 3>(p.normed), p.mixed, exec);
     norm_sum<T>(sum, p.h, p.norm_2, exec);
@@ -145,15 +159,15 @@ struct encoder_backward_call {
     norm_backward(p.norm_2, gradients.norm_2, sum, token_sum<T>(p.d_fed), d_out, {p.d_h, false}, {p.d_mixed, false},
                   exec);
     mix_backward(p, p.normed, mixer, exec);
-    norm_backward(p.norm_1, gradients.norm_1, token_sum<T>(x), token_sum<T>(p.d_mixer), p.d_h,
+    norm_backward(p.norm_1, gradients.norm_1, token_sum<T>(x), token_sum<T>(p.d_mixer), residual_backward(p, exec),
                   {gradients.x, gradients.accumulate}, nothing(), exec);
   }
 
   /// h = norm_1(x + mix(x)), out = norm_2(h + feed_forward(h))
-  template <class Mixer, class MixerBackward>
-  void run_norm_after(const buffers& p, Mixer& mix, MixerBackward& mixer, execution& exec) const {
+  void run_norm_after(const buffers& p, const mixer_ref<S>& mix, const mixer_backward_ref<S>& mixer,
+                      execution& exec) const {
     const tensor_view<const T, 3> none;
-    const token_sum<T> sum(x, p.mixed);
+    const token_sum<T> sum(project_residual(x, weights.residual, p.projected, exec), p.mixed);
     if (!options.mixed) mix(x, p.mixed, exec);
     norm_sum<T>(sum, p.h, p.norm_1, exec);
     const input_tokens<T> h(p.h);
@@ -161,25 +175,24 @@ struct encoder_backward_call {
     const feed_forward_memory<product_type<S>> memory(weights.feed_forward);
     feed_tokens<product_type<S>>(
         h, memory, options.activation,
-        [&](idx_t n, T* row, T* residual) {
-          h.load(n, row);
-          h.load(n, residual);
-        },
-        [&](idx_t n, const T* sums, T* residual) {
-          add_row(residual, sums, h.dim);
-          fed.store(n, residual);
-        },
+        {[&](idx_t n, T* row, T* residual) {
+           h.load(n, row);
+           h.load(n, residual);
+         },
+         [&](idx_t n, const T* sums, T* residual) {
+           add_row(residual, sums, h.dim);
+           fed.store(n, residual);
+         }},
         exec);
     norm_backward(p.norm_2, gradients.norm_2, token_sum<T>(p.d_fed), token_sum<T>(d_out), none, {p.d_fed, false},
                   nothing(), exec);
     feed_backward(p.h, p.d_fed, p.d_h, exec);
     norm_backward(p.norm_1, gradients.norm_1, sum, {p.d_fed, p.d_h}, none, {p.d_h, false}, {p.d_mixed, false}, exec);
     mix_backward(p, x, mixer, exec);
-    add_sequences<T>(token_sum<T>(p.d_h, p.d_mixer), {gradients.x, gradients.accumulate}, exec);
+    add_sequences<T>(token_sum<T>(residual_backward(p, exec), p.d_mixer), {gradients.x, gradients.accumulate}, exec);
   }
 
-  template <class Mixer, class MixerBackward>
-  void run(Mixer& mix, MixerBackward& mixer, execution& exec) const {
+  void run(const mixer_ref<S>& mix, const mixer_backward_ref<S>& mixer, execution& exec) const {
     auto workspace = exec.workspace([&](arena& memory) { return layout(memory); });
     workspace->norm_1.set(weights.norm_1, options.eps);
     workspace->norm_2.set(weights.norm_2, options.eps);
@@ -209,7 +222,19 @@ void check_encoder_backward(const tensor_view<const S, 3>& x, const encoder_bloc
   check.gradient("down_bias", g.feed_forward.down_bias, w.feed_forward.down_bias, "down bias");
   check.gradient("gate", g.feed_forward.gate, w.feed_forward.gate, "gate weight");
   check.gradient("gate_bias", g.feed_forward.gate_bias, w.feed_forward.gate_bias, "gate bias");
+  check.gradient("weight of residual", g.residual.weight, w.residual.weight, "residual weight");
+  check.gradient("bias of residual", g.residual.bias, w.residual.bias, "residual bias");
   check_encoder_block(check, w, options);
+}
+
+template <class S>
+[[gnu::noinline]] void call_encoder_block_backward(const tensor_view<const S, 3>& x, const encoder_block_weights<S>& w,
+                                                   const mixer_ref<S>& mix, const mixer_backward_ref<S>& mix_backward,
+                                                   const tensor_view<const S, 3>& d_out,
+                                                   const encoder_block_gradients<S>& g,
+                                                   const encoder_block_options<S>& options, execution& exec) {
+  check_encoder_backward<S>(x, w, d_out, g, options);
+  encoder_backward_call<S>{x, w, d_out, g, options}.run(mix, mix_backward, exec);
 }
 
 }  // namespace detail
@@ -229,9 +254,12 @@ void encoder_block_backward(const X& x, const Weights& weights, Mixer&& mix, Mix
   const auto [from, d] = detail::inputs_of(x, d_out);
   const auto& w = detail::weights_of<encoder_block_weights<S>>(weights);
   const auto& given = detail::options_or_default<encoder_block_options<S>>(options);
-  detail::check_encoder_backward<S>(from, w, d, gradients, given);
-  detail::encoder_backward_call<S>{from, w, d, gradients, given}.run(mix, mix_backward,
-                                                                     detail::execution_of(exec, options));
+  detail::call_encoder_block_backward<S>(
+      from, w, [&mix](const auto& in, const auto& mixed, execution& e) { mix(in, mixed, e); },
+      [&mix_backward](const auto& in, const auto& mixed, const auto& d_mixed, const auto& dx, execution& e) {
+        mix_backward(in, mixed, d_mixed, dx, e);
+      },
+      d, gradients, given, detail::execution_of(exec, options));
 }
 
 }}  // namespace attn::ATTN_ISA

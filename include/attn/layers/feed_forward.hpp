@@ -94,9 +94,17 @@ struct feed_forward_block {
   }
 };
 
-template <class P, class Begin, class End>
-void feed_many_tokens(idx_t rows, const feed_forward_memory<P>& w, activation f, Begin&& begin, End&& end,
-                      execution& exec) {
+/// What surrounds the layer: begin(n, x, residual) writes the inputs of token n and may keep as many numbers as there are
+/// outputs for end(n, sums, residual), which takes the token's outputs.
+template <class T>
+struct around_feed_forward {
+  function_ref<void(idx_t n, T* x, T* residual)> begin;
+  function_ref<void(idx_t n, const T* sums, T* residual)> end;
+};
+
+template <class P>
+void feed_many_tokens(idx_t rows, const feed_forward_memory<P>& w, activation f,
+                      const around_feed_forward<sum_type<P>>& around, execution& exec) {
   const auto packed = exec.shared_scratch([&](arena& memory) {
     return std::array{packed_weight<P>(memory, w.up), packed_weight<P>(memory, w.down),
                       packed_weight<P>(memory, w.gate)};
@@ -105,16 +113,16 @@ void feed_many_tokens(idx_t rows, const feed_forward_memory<P>& w, activation f,
   exec.for_each(ceil_div(rows, token_block), [&](idx_t task, int worker) {
     const idx_t first = task * token_block, count = std::min(token_block, rows - first);
     auto block = exec.scratch(worker, [&](arena& memory) { return feed_forward_block<P>(memory, w); });
-    for (idx_t r = 0; r < count; ++r) begin(first + r, block.inputs.row(r), block.residual.row(r));
+    for (idx_t r = 0; r < count; ++r) around.begin(first + r, block.inputs.row(r), block.residual.row(r));
     block.run(count, packed[0], packed[1], w.gated ? &packed[2] : nullptr, f);
-    for (idx_t r = 0; r < count; ++r) end(first + r, block.out.row(r), block.residual.row(r));
+    for (idx_t r = 0; r < count; ++r) around.end(first + r, block.out.row(r), block.residual.row(r));
   });
 }
 
 /// The same for sequences of few tokens, with the weights in place, token_block rows at a time.
-template <class P, class Begin, class End>
-void feed_few_tokens(idx_t rows, const feed_forward_memory<P>& w, activation f, Begin&& begin, End&& end,
-                     execution& exec) {
+template <class P>
+void feed_few_tokens(idx_t rows, const feed_forward_memory<P>& w, activation f,
+                     const around_feed_forward<sum_type<P>>& around, execution& exec) {
   using T = sum_type<P>;
   struct buffers {
     row_buffer<T> x, hidden, out, residual;
@@ -125,50 +133,66 @@ void feed_few_tokens(idx_t rows, const feed_forward_memory<P>& w, activation f, 
   });
   for (idx_t first = 0; first < rows; first += token_block) {
     const idx_t count = std::min(token_block, rows - first);
-    for (idx_t r = 0; r < count; ++r) begin(first + r, all.x.row(r), all.residual.row(r));
-    few_token_products(all.x, count, w.gated ? w.gate : w.up, exec, [&](idx_t r, idx_t o, idx_t n, T* values) {
+    for (idx_t r = 0; r < count; ++r) around.begin(first + r, all.x.row(r), all.residual.row(r));
+    few_token_products<T, P>(all.x, count, w.gated ? w.gate : w.up, exec, [&](idx_t r, idx_t o, idx_t n, T* values) {
       activate(f, values, n);
       std::copy(values, values + n, all.hidden.row(r) + o);
     });
     if (w.gated)
-      few_token_products(all.x, count, w.up, exec, [&](idx_t r, idx_t o, idx_t n, const T* values) {
+      few_token_products<T, P>(all.x, count, w.up, exec, [&](idx_t r, idx_t o, idx_t n, const T* values) {
         multiply_rows(all.hidden.row(r) + o, values, n);
       });
-    few_token_products(all.hidden, count, w.down, exec, [&](idx_t r, idx_t o, idx_t n, const T* values) {
+    few_token_products<T, P>(all.hidden, count, w.down, exec, [&](idx_t r, idx_t o, idx_t n, const T* values) {
       std::copy(values, values + n, all.out.row(r) + o);
     });
-    for (idx_t r = 0; r < count; ++r) end(first + r, all.out.row(r), all.residual.row(r));
+    for (idx_t r = 0; r < count; ++r) around.end(first + r, all.out.row(r), all.residual.row(r));
   }
 }
 
-/// The layer over the tokens of x. begin(n, x, residual) writes the inputs of token n and may keep as many numbers as
-/// there are outputs for end(n, sums, residual), which takes the token's outputs. The length of a sequence, not the
-/// number of all tokens, decides how products are computed, so that a batch gives what its items alone give.
-template <class P, class Begin, class End>
-void feed_tokens(const input_tokens<sum_type<P>>& x, const feed_forward_memory<P>& w, activation f, Begin&& begin,
-                 End&& end, execution& exec) {
+/// The layer over the tokens of x. The length of a sequence, not the number of all tokens, decides how products are
+/// computed, so that a batch gives what its items alone give.
+template <class P>
+void feed_tokens(const input_tokens<sum_type<P>>& x, const feed_forward_memory<P>& w, activation f,
+                 const around_feed_forward<sum_type<P>>& around, execution& exec) {
   if (x.count == 0) return;
   const double numbers =
       static_cast<double>(w.up.outputs) * static_cast<double>((w.gated ? 2 : 1) * w.up.inputs + w.down.outputs);
   const auto limit = exec.limit_threads(
       {.operations = 2 * static_cast<double>(x.count) * numbers, .bytes = double(sizeof(P)) / numbers_of<P> * numbers});
   if (x.length <= tokens_in_place && w.readable_in_place())
-    feed_few_tokens(x.count, w, f, begin, end, exec);
+    feed_few_tokens(x.count, w, f, around, exec);
   else
-    feed_many_tokens(x.count, w, f, begin, end, exec);
+    feed_many_tokens(x.count, w, f, around, exec);
 }
 
-/// Checks the weights.
+/// Checks the weights of a layer for `inputs` numbers of a token.
 template <class S>
-void check_feed_forward(layer_views& check, const feed_forward_weights<S>& w) {
-  check.linear("up weight", w.up, "up bias", w.up_bias, check.x.extents[2]);
+void check_feed_forward(layer_views& check, const feed_forward_weights<S>& w, idx_t inputs) {
+  check.linear("up weight", w.up, "up bias", w.up_bias, inputs);
   check.linear("down weight", w.down, "down bias", w.down_bias, w.up.extent(0));
   if (!w.gate && w.gate_bias) check.fail("a gate weight, since there is a bias of it", "none");
   if (w.gate) {
-    check.linear("gate weight", w.gate, "gate bias", w.gate_bias, check.x.extents[2]);
+    check.linear("gate weight", w.gate, "gate bias", w.gate_bias, inputs);
     check.equal("gate weight rows = up weight rows", w.up.extent(0), w.gate.extent(0));
   }
   check.equal("down weight rows = out dim", check.out.extents[2], w.down.extent(0));
+}
+
+template <class S>
+[[gnu::noinline]] void call_feed_forward(const tensor_view<const S, 3>& x, const tensor_view<S, 3>& out,
+                                         const feed_forward_weights<S>& w, activation f, execution& exec) {
+  using T = compute_type<S>;
+  layer_views check("feed_forward", x, out);
+  check.out_dim(out.extent(2));
+  check_feed_forward(check, w, x.extent(2));
+  const input_tokens<T> tokens(x);
+  const output_tokens<T> results(out);
+  with_products<S>(exec, [&]<class P>(std::type_identity<P>) {
+    feed_tokens<P>(tokens, w, f,
+                   {[&](idx_t n, T* row, T*) { tokens.load(n, row); },
+                    [&](idx_t n, const T* sums, T*) { results.store(n, sums); }},
+                   exec);
+  });
 }
 
 }  // namespace detail
@@ -178,22 +202,10 @@ template <viewable X, viewable O, class Weights = feed_forward_weights<element_o
           class Options = feed_forward_options>
 void feed_forward(const X& x, O&& out, const Weights& weights, Options&& options = {}, execution_ref exec = {}) {
   using S = element_of<const X&>;
-  using T = compute_type<S>;
   const auto [from, to] = detail::sequences_of(x, out);
-  const auto& w = detail::weights_of<feed_forward_weights<S>>(weights);
-  const auto& given = detail::options_or_default<feed_forward_options>(options);
-  detail::layer_views check("feed_forward", from, to);
-  check.out_dim(to.extent(2));
-  detail::check_feed_forward(check, w);
-
-  const detail::input_tokens<T> tokens(from);
-  const detail::output_tokens<T> results(to);
-  execution& threads = detail::execution_of(exec, options);
-  detail::with_products<S>(threads, [&]<class P>(std::type_identity<P>) {
-    detail::feed_tokens<P>(
-        tokens, w, given.activation, [&](idx_t n, T* row, T*) { tokens.load(n, row); },
-        [&](idx_t n, const T* sums, T*) { results.store(n, sums); }, threads);
-  });
+  detail::call_feed_forward<S>(from, to, detail::weights_of<feed_forward_weights<S>>(weights),
+                               detail::options_or_default<feed_forward_options>(options).activation,
+                               detail::execution_of(exec, options));
 }
 
 }}  // namespace attn::ATTN_ISA

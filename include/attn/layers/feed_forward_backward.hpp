@@ -227,7 +227,7 @@ void feed_forward_backward(const X& x, const Weights& weights, const D& d_out,
   check.gradient("gate", gradients.gate, w.gate, "gate weight");
   check.gradient("gate_bias", gradients.gate_bias, w.gate_bias, "gate bias");
   check.out_dim(d.extent(2));
-  detail::check_feed_forward(check, w);
+  detail::check_feed_forward(check, w, from.extent(2));
 
   const feed_forward_weight_gradients<S> of_weights{gradients.up,      gradients.down,      gradients.gate,
                                                     gradients.up_bias, gradients.down_bias, gradients.gate_bias};

@@ -73,7 +73,7 @@ struct row_norm {
   T inverse;            // 1 / dim
   bool centred = true;  // whether the mean is subtracted; not by rms_norm
 
-  row_norm(arena& memory, idx_t features)
+  [[gnu::noinline]] row_norm(arena& memory, idx_t features)
       : gamma(memory.allocate<T>(round_up(features, width<T>))),
         beta(memory.allocate<T>(round_up(features, width<T>))),
         dim(features),
@@ -82,7 +82,7 @@ struct row_norm {
         inverse(T(1) / static_cast<T>(features)) {}
 
   template <class S>
-  void set(const layer_norm_weights<S>& weights, T epsilon) {
+  [[gnu::noinline]] void set(const layer_norm_weights<S>& weights, T epsilon) {
     eps = epsilon;
     any_rows<T>(weights.gamma).load_or(T(1), 0, dim, gamma);
     any_rows<T>(weights.beta).load_or(T(0), 0, dim, beta);
@@ -131,7 +131,7 @@ struct row_norm {
   }
 
   /// Normalises one row in place.
-  void apply(T* row) const {
+  [[gnu::noinline]] void apply(T* row) const {
     if (dim == 0) return;
     const T factor = centre(row).factor;
     for (idx_t d = 0; d < dim; ++d) row[d] = row[d] * factor * gamma[d] + beta[d];
@@ -153,6 +153,25 @@ void run_layer_norm(const input_tokens<T>& x, const output_tokens<T>& out, const
   });
 }
 
+/// layer_norm and, without means, rms_norm.
+template <class S>
+[[gnu::noinline]] void call_norm(const char* name, bool centred, const tensor_view<const S, 3>& x,
+                                 const tensor_view<S, 3>& out, const layer_norm_weights<S>& w, compute_type<S> eps,
+                                 execution& exec) {
+  using T = compute_type<S>;
+  const idx_t dim = x.extent(2);
+  layer_views check(name, x, out);
+  check.out_dim(dim);
+  if (!(eps >= 0)) check.fail("eps >= 0", static_cast<double>(eps));
+  check.list("gamma", w.gamma, "feature", dim);
+  check.list("beta", w.beta, "feature", dim);
+
+  auto norm = exec.shared_scratch([dim](arena& memory) { return row_norm<T>(memory, dim); });
+  norm.set(w, eps);
+  norm.centred = centred;
+  run_layer_norm<T>(x, out, norm, exec);
+}
+
 }  // namespace detail
 
 /// Normalises every token. See the top of the file.
@@ -160,21 +179,10 @@ template <viewable X, viewable O, class Weights = layer_norm_weights<element_of<
           class Options = layer_norm_options<element_of<const X&>>>
 void layer_norm(const X& x, O&& out, Weights&& weights = {}, Options&& options = {}, execution_ref exec = {}) {
   using S = element_of<const X&>;
-  using T = compute_type<S>;
   const auto [from, to] = detail::sequences_of(x, out);
-  const auto& w = detail::weights_of<layer_norm_weights<S>, true>(weights);
-  const T eps = detail::options_or_default<layer_norm_options<S>>(options).eps;
-  const idx_t dim = from.extent(2);
-  detail::layer_views check("layer_norm", from, to);
-  check.out_dim(dim);
-  if (!(eps >= 0)) check.fail("eps >= 0", static_cast<double>(eps));
-  check.list("gamma", w.gamma, "feature", dim);
-  check.list("beta", w.beta, "feature", dim);
-
-  execution& e = detail::execution_of(exec, options, weights);
-  auto norm = e.shared_scratch([dim](detail::arena& memory) { return detail::row_norm<T>(memory, dim); });
-  norm.set(w, eps);
-  detail::run_layer_norm<T>(from, to, norm, e);
+  detail::call_norm<S>("layer_norm", true, from, to, detail::weights_of<layer_norm_weights<S>, true>(weights),
+                       detail::options_or_default<layer_norm_options<S>>(options).eps,
+                       detail::execution_of(exec, options, weights));
 }
 
 }}  // namespace attn::ATTN_ISA

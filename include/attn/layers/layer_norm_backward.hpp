@@ -126,6 +126,36 @@ struct norm_backward_call {
   }
 };
 
+/// layer_norm_backward and, without means, rms_norm_backward.
+template <class S>
+[[gnu::noinline]] void call_norm_backward(const char* name, bool centred, const tensor_view<const S, 3>& x,
+                                          const layer_norm_weights<S>& w, const tensor_view<const S, 3>& d_out,
+                                          const layer_norm_gradients<S>& g, compute_type<S> eps, execution& exec) {
+  using T = compute_type<S>;
+  const idx_t dim = x.extent(2);
+  layer_views check(name, x, d_out, layer_views::backward_pass{});
+  check.gradient("x", g.x, x);
+  check.gradient("gamma", g.gamma, w.gamma);
+  check.gradient("beta", g.beta, w.beta);
+  check.out_dim(dim);
+  if (!(eps >= 0)) check.fail("eps >= 0", static_cast<double>(eps));
+  check.list("gamma", w.gamma, "feature", dim);
+  check.list("beta", w.beta, "feature", dim);
+
+  auto norm = exec.workspace([dim](arena& memory) { return row_norm<T>(memory, dim); });
+  norm->set(w, eps);
+  norm->centred = centred;
+  norm_backward_call<T>{.norm = *norm,
+                        .x = input_tokens<T>(x),
+                        .d = input_tokens<T>(d_out),
+                        .residual = tensor_view<const T, 3>(),
+                        .dx = {g.x, g.accumulate},
+                        .copy = {tensor_view<T, 3>(), false},
+                        .gamma = {g.gamma, g.accumulate},
+                        .beta = {g.beta, g.accumulate}}
+      .run(exec);
+}
+
 }  // namespace detail
 
 /// The gradients of layer_norm. See the top of the file.
@@ -135,33 +165,11 @@ void layer_norm_backward(const X& x, const Weights& weights, const D& d_out,
                          const layer_norm_gradients<element_of<const X&>>& gradients, Options&& options = {},
                          execution_ref exec = {}) {
   using S = element_of<const X&>;
-  using T = compute_type<S>;
   const auto [from, d] = detail::inputs_of(x, d_out);
-  const auto& w = detail::weights_of<layer_norm_weights<S>>(weights);
-  const T eps = detail::options_or_default<layer_norm_options<S>>(options).eps;
-  const idx_t dim = from.extent(2);
-  detail::layer_views check("layer_norm_backward", from, d, detail::layer_views::backward_pass{});
-  check.gradient("x", gradients.x, from);
-  check.gradient("gamma", gradients.gamma, w.gamma);
-  check.gradient("beta", gradients.beta, w.beta);
-  check.out_dim(dim);
-  if (!(eps >= 0)) check.fail("eps >= 0", static_cast<double>(eps));
-  check.list("gamma", w.gamma, "feature", dim);
-  check.list("beta", w.beta, "feature", dim);
-
-  execution& e = detail::execution_of(exec, options);
-  auto norm = e.workspace([dim](detail::arena& memory) { return detail::row_norm<T>(memory, dim); });
-  norm->set(w, eps);
-  const bool adds = gradients.accumulate;
-  detail::norm_backward_call<T>{.norm = *norm,
-                                .x = detail::input_tokens<T>(from),
-                                .d = detail::input_tokens<T>(d),
-                                .residual = tensor_view<const T, 3>(),
-                                .dx = {gradients.x, adds},
-                                .copy = {tensor_view<T, 3>(), false},
-                                .gamma = {gradients.gamma, adds},
-                                .beta = {gradients.beta, adds}}
-      .run(e);
+  detail::call_norm_backward<S>("layer_norm_backward", true, from,
+                                detail::weights_of<layer_norm_weights<S>>(weights), d, gradients,
+                                detail::options_or_default<layer_norm_options<S>>(options).eps,
+                                detail::execution_of(exec, options));
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -110,6 +110,11 @@ void check_multi_head(layer_views& check, const tensor_view<const S, 3>& y, cons
   check.fits("context batch * length * heads * dims", {y.extent(0), y.extent(1), kv_heads, dim + dim_v});
 }
 
+/// The operator: multi_head is compiled once for an element type, not for every operator.
+template <class S>
+using attend_ref = function_ref<void(const tensor_view<const S>& q, const tensor_view<const S>& k,
+                                     const tensor_view<const S>& v, const tensor_view<S>& out, execution&)>;
+
 /// What the heads have in memory.
 template <class S>
 struct projected_heads {
@@ -135,9 +140,9 @@ void project_heads(const tensor_view<const S, 3>& x, const tensor_view<const S, 
   });
 }
 
-template <class S, class Operator>
+template <class S>
 void run_multi_head(const tensor_view<const S, 3>& x, const tensor_view<const S, 3>& y, const tensor_view<S, 3>& out,
-                    const multi_head_weights<S>& w, const multi_head_options<S>& options, Operator& op,
+                    const multi_head_weights<S>& w, const multi_head_options<S>& options, const attend_ref<S>& op,
                     execution& exec) {
   const idx_t heads = options.heads, kv_heads = options.kv_heads.value_or(heads);
   struct buffers {
@@ -160,16 +165,21 @@ void run_multi_head(const tensor_view<const S, 3>& x, const tensor_view<const S,
   const auto& [projected, attended] = *workspace;
   const auto& [q, k, v, gate] = projected;
   project_heads<S>(x, y, w, projected, exec);
-  op(tensor_view<const S>(split_heads(q, heads)), tensor_view<const S>(split_heads(k, kv_heads)),
-     tensor_view<const S>(split_heads(v, kv_heads)), split_heads(attended, heads), exec);
+  op(split_heads(q, heads), split_heads(k, kv_heads), split_heads(v, kv_heads), split_heads(attended, heads), exec);
   const tensor_view<S, 3> gated = !w.gate ? attended : w.output ? gate : out;
   if (w.gate) apply_gate<S>(attended, gate, options.gate_activation, gated, exec);
   if (!w.output) return;
-  const tensor_view<const S, 3> from = gated;
-  with_products<S>(exec, [&]<class P>(std::type_identity<P>) {
-    const projection<P> last{{w.output, w.output_bias}, out};
-    run_projections<P>(from, {&last, 1}, exec);
-  });
+  run_project<S>(gated, out, {w.output, w.output_bias}, exec);
+}
+
+template <class S>
+[[gnu::noinline]] void call_multi_head(const tensor_view<const S, 3>& x, const tensor_view<S, 3>& out,
+                                       const multi_head_weights<S>& w, const multi_head_options<S>& options,
+                                       const attend_ref<S>& op, execution& exec) {
+  const auto& context = options.context ? options.context : x;
+  layer_views check("multi_head", x, out, false);
+  check_multi_head<S>(check, context, w, options);
+  run_multi_head<S>(x, context, out, w, options, op, exec);
 }
 
 }  // namespace detail
@@ -186,10 +196,10 @@ void multi_head(const X& x, O&& out, const Weights& weights, Operator&& op, Opti
   const auto [from, to] = detail::sequences_of(x, out);
   const auto& w = detail::weights_of<multi_head_weights<S>>(weights);
   const auto& given = detail::options_or_default<multi_head_options<S>>(options);
-  const auto& context = given.context ? given.context : from;
-  detail::layer_views check("multi_head", from, to, false);
-  detail::check_multi_head<S>(check, context, w, given);
-  detail::run_multi_head<S>(from, context, to, w, given, op, detail::execution_of(exec, options));
+  const auto attend = [&op](const view& q, const view& k, const view& v, const tensor_view<S>& heads, execution& e) {
+    op(view(q), view(k), view(v), tensor_view<S>(heads), e);
+  };
+  detail::call_multi_head<S>(from, to, w, given, attend, detail::execution_of(exec, options));
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -51,9 +51,16 @@ struct multi_head_gradients {
 
 namespace detail {
 
-template <class S, class Operator, class Backward>
-void run_multi_head_backward(const tensor_view<const S, 3>& x, const multi_head_weights<S>& w, Operator& op,
-                             Backward& op_backward, const tensor_view<const S, 3>& d_out,
+template <class S>
+using attend_backward_ref =
+    function_ref<void(const tensor_view<const S>& q, const tensor_view<const S>& k, const tensor_view<const S>& v,
+                      const tensor_view<const S>& out, const tensor_view<const S>& d_out, const tensor_view<S>& dq,
+                      const tensor_view<S>& dk, const tensor_view<S>& dv, execution&)>;
+
+template <class S>
+void run_multi_head_backward(const tensor_view<const S, 3>& x, const multi_head_weights<S>& w,
+                             const attend_ref<S>& op, const attend_backward_ref<S>& op_backward,
+                             const tensor_view<const S, 3>& d_out,
                              const multi_head_gradients<S>& g, const multi_head_options<S>& options, execution& exec) {
   using T = compute_type<S>;
   using P = product_type<S>;
@@ -143,6 +150,15 @@ void check_multi_head_backward(const tensor_view<const S, 3>& x, const multi_hea
   check_multi_head<S>(check, options.context ? options.context : x, w, options);
 }
 
+template <class S>
+[[gnu::noinline]] void call_multi_head_backward(const tensor_view<const S, 3>& x, const multi_head_weights<S>& w,
+                                                const attend_ref<S>& op, const attend_backward_ref<S>& op_backward,
+                                                const tensor_view<const S, 3>& d_out, const multi_head_gradients<S>& g,
+                                                const multi_head_options<S>& options, execution& exec) {
+  check_multi_head_backward<S>(x, w, d_out, g, options);
+  run_multi_head_backward<S>(x, w, op, op_backward, d_out, g, options, exec);
+}
+
 }  // namespace detail
 
 /// The gradients of multi_head. See the top of the file.
@@ -163,9 +179,16 @@ void multi_head_backward(const X& x, const Weights& weights, Operator&& op, Oper
   const auto [from, d] = detail::inputs_of(x, d_out);
   const auto& w = detail::weights_of<multi_head_weights<S>>(weights);
   const auto& given = detail::options_or_default<multi_head_options<S>>(options);
-  detail::check_multi_head_backward<S>(from, w, d, gradients, given);
-  detail::run_multi_head_backward<S>(from, w, op, op_backward, d, gradients, given,
-                                     detail::execution_of(exec, options));
+  const auto attend = [&op](const view& q, const view& k, const view& v, const out_view& heads, execution& e) {
+    op(view(q), view(k), view(v), out_view(heads), e);
+  };
+  const auto attend_backward = [&op_backward](const view& q, const view& k, const view& v, const view& heads,
+                                              const view& d_heads, const out_view& dq, const out_view& dk,
+                                              const out_view& dv, execution& e) {
+    op_backward(view(q), view(k), view(v), view(heads), view(d_heads), out_view(dq), out_view(dk), out_view(dv), e);
+  };
+  detail::call_multi_head_backward<S>(from, w, attend, attend_backward, d, gradients, given,
+                                      detail::execution_of(exec, options));
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -44,7 +44,7 @@ void project_few_tokens(const input_tokens<T>& x, const projection<P>& p, execut
   for (idx_t first = 0; first < x.count; first += token_block) {
     const idx_t count = std::min(token_block, x.count - first);
     for (idx_t r = 0; r < count; ++r) x.load(first + r, rows.row(r));
-    few_token_products(rows, count, p.weight, exec, [&](idx_t r, idx_t output, idx_t n, const T* values) {
+    few_token_products<T, P>(rows, count, p.weight, exec, [&](idx_t r, idx_t output, idx_t n, const T* values) {
       p.out.store(first + r, output, n, values);
     });
   }
@@ -66,7 +66,7 @@ void project_many_tokens(const input_tokens<sum_type<P>>& x, std::span<const pro
     auto [packed, sums] = exec.scratch(worker, [&](arena& memory) {
       return std::pair{packed_tokens<P>(memory, x.dim), row_buffer<T>(memory, token_block, widest, panel_width<T>)};
     });
-    packed.pack([&](idx_t r) { return x.at(begin + r); }, rows, x.strides[2], *x.packing);
+    packed.pack([&](idx_t r) { return x.at(begin + r); }, rows, x.strides[2], x.packing->template as<P>());
     for (std::size_t n = 0; n < list.size(); ++n) {
       multiply_tokens(packed, weights[n], 0, list[n].weight.outputs, sums);
       for (idx_t r = 0; r < rows; ++r) list[n].out.store(begin + r, sums.row(r));
@@ -90,23 +90,32 @@ void run_projections(const input_tokens<sum_type<P>>& x, std::span<const project
       project_many_tokens<P>(x, {&p, 1}, exec);
 }
 
+template <class S>
+void run_project(const tensor_view<const S, 3>& x, const tensor_view<S, 3>& out, const project_weights<S>& w,
+                 execution& exec) {
+  with_products<S>(exec, [&]<class P>(std::type_identity<P>) {
+    const projection<P> one{{w.weight, w.bias}, out};
+    run_projections<P>(x, {&one, 1}, exec);
+  });
+}
+
+template <class S>
+[[gnu::noinline]] void call_project(const tensor_view<const S, 3>& x, const tensor_view<S, 3>& out,
+                                    const project_weights<S>& w, execution& exec) {
+  layer_views check("project", x, out, false);
+  check.out_dim(w.weight.extent(0));
+  check.linear("weight", w.weight, "bias", w.bias, x.extent(2));
+  run_project<S>(x, out, w, exec);
+}
+
 }  // namespace detail
 
 /// out = x W^T + b. See the top of the file.
 template <viewable X, viewable O, class Weights = project_weights<element_of<const X&>>>
 void project(const X& x, O&& out, const Weights& weights, execution_ref exec = {}) {
   using S = element_of<const X&>;
-  const auto sequences = detail::sequences_of(x, out);
-  const auto& from = sequences.first;
-  const auto& to = sequences.second;
-  const auto& w = detail::weights_of<project_weights<S>>(weights);
-  detail::layer_views check("project", from, to, false);
-  check.out_dim(w.weight.extent(0));
-  check.linear("weight", w.weight, "bias", w.bias, from.extent(2));
-  detail::with_products<S>(exec.get(), [&]<class P>(std::type_identity<P>) {
-    const detail::projection<P> one{{w.weight, w.bias}, to};
-    detail::run_projections<P>(from, {&one, 1}, exec.get());
-  });
+  const auto [from, to] = detail::sequences_of(x, out);
+  detail::call_project<S>(from, to, detail::weights_of<project_weights<S>>(weights), exec.get());
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -22,6 +22,13 @@
 
 namespace attn { inline namespace ATTN_ISA {
 
+/// The gradients of project_weights.
+template <class S>
+struct project_weight_gradients {
+  view_field<S, 2> weight{};
+  view_field<S, 1> bias{};
+};
+
 /// The gradients project_backward writes: those given. S is the element type of the call.
 template <class S>
 struct project_gradients {

@@ -32,21 +32,11 @@ template <viewable X, viewable O, class Weights = rms_norm_weights<element_of<co
           class Options = rms_norm_options<element_of<const X&>>>
 void rms_norm(const X& x, O&& out, Weights&& weights = {}, Options&& options = {}, execution_ref exec = {}) {
   using S = element_of<const X&>;
-  using T = compute_type<S>;
   const auto [from, to] = detail::sequences_of(x, out);
-  const auto& w = detail::weights_of<rms_norm_weights<S>, true>(weights);
-  const T eps = detail::options_or_default<rms_norm_options<S>>(options).eps;
-  const idx_t dim = from.extent(2);
-  detail::layer_views check("rms_norm", from, to);
-  check.out_dim(dim);
-  if (!(eps >= 0)) check.fail("eps >= 0", static_cast<double>(eps));
-  check.list("gamma", w.gamma, "feature", dim);
-
-  execution& e = detail::execution_of(exec, options, weights);
-  auto norm = e.shared_scratch([dim](detail::arena& memory) { return detail::row_norm<T>(memory, dim); });
-  norm.set(layer_norm_weights<S>{.gamma = w.gamma}, eps);
-  norm.centred = false;
-  detail::run_layer_norm<T>(from, to, norm, e);
+  detail::call_norm<S>("rms_norm", false, from, to,
+                       {.gamma = detail::weights_of<rms_norm_weights<S>, true>(weights).gamma},
+                       detail::options_or_default<rms_norm_options<S>>(options).eps,
+                       detail::execution_of(exec, options, weights));
 }
 
 }}  // namespace attn::ATTN_ISA

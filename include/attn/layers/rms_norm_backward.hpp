@@ -38,32 +38,12 @@ void rms_norm_backward(const X& x, const Weights& weights, const D& d_out,
                        const rms_norm_gradients<element_of<const X&>>& gradients, Options&& options = {},
                        execution_ref exec = {}) {
   using S = element_of<const X&>;
-  using T = compute_type<S>;
   const auto [from, d] = detail::inputs_of(x, d_out);
-  const auto& w = detail::weights_of<rms_norm_weights<S>>(weights);
-  const T eps = detail::options_or_default<rms_norm_options<S>>(options).eps;
-  const idx_t dim = from.extent(2);
-  detail::layer_views check("rms_norm_backward", from, d, detail::layer_views::backward_pass{});
-  check.gradient("x", gradients.x, from);
-  check.gradient("gamma", gradients.gamma, w.gamma);
-  check.out_dim(dim);
-  if (!(eps >= 0)) check.fail("eps >= 0", static_cast<double>(eps));
-  check.list("gamma", w.gamma, "feature", dim);
-
-  execution& e = detail::execution_of(exec, options);
-  auto norm = e.workspace([dim](detail::arena& memory) { return detail::row_norm<T>(memory, dim); });
-  norm->set(layer_norm_weights<S>{.gamma = w.gamma}, eps);
-  norm->centred = false;
-  const bool adds = gradients.accumulate;
-  detail::norm_backward_call<T>{.norm = *norm,
-                                .x = detail::input_tokens<T>(from),
-                                .d = detail::input_tokens<T>(d),
-                                .residual = tensor_view<const T, 3>(),
-                                .dx = {gradients.x, adds},
-                                .copy = {tensor_view<T, 3>(), false},
-                                .gamma = {gradients.gamma, adds},
-                                .beta = {tensor_view<T, 1>(), false}}
-      .run(e);
+  detail::call_norm_backward<S>("rms_norm_backward", false, from,
+                                {.gamma = detail::weights_of<rms_norm_weights<S>>(weights).gamma}, d,
+                                {.x = gradients.x, .gamma = gradients.gamma, .accumulate = gradients.accumulate},
+                                detail::options_or_default<rms_norm_options<S>>(options).eps,
+                                detail::execution_of(exec, options));
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -70,11 +70,11 @@ struct memory_layout {
     std::copy(x.strides().begin(), x.strides().end(), strides);
   }
 
-  bool empty() const {
+  [[gnu::noinline]] bool empty() const {
     return std::any_of(extents, extents + rank, [](idx_t n) { return n == 0; });
   }
   /// Whether this is not the null view.
-  bool given() const {
+  [[gnu::noinline]] bool given() const {
     return data || std::any_of(extents, extents + rank, [](idx_t n) { return n != 0; });
   }
 };
@@ -188,7 +188,7 @@ struct moving_axes {
   std::uintptr_t origin;
   bool endless = false;  // more bytes than there are numbers
 
-  explicit moving_axes(const memory_layout& x) : item(x.item) {
+  [[gnu::noinline]] explicit moving_axes(const memory_layout& x) : item(x.item) {
     const char* lowest = x.data;
     idx_t all = item;
     for (int n = 0; n < x.rank; ++n) {
@@ -205,21 +205,21 @@ struct moving_axes {
   }
 
   /// Bytes from the lowest address on that the axes with steps below `limit` touch.
-  idx_t covered(idx_t limit) const {
+  [[gnu::noinline]] idx_t covered(idx_t limit) const {
     idx_t bytes = item;
     for (int n = 0; n < count; ++n)
       if (axes[n].stride < limit) bytes += axes[n].stride * (axes[n].extent - 1);
     return bytes;
   }
   /// The greatest common divisor of the steps from `limit` on, and of `period`.
-  idx_t period(idx_t limit, idx_t period) const {
+  [[gnu::noinline]] idx_t period(idx_t limit, idx_t period) const {
     for (int n = 0; n < count; ++n)
       if (axes[n].stride >= limit) period = std::gcd(period, axes[n].stride);
     return period;
   }
 };
 
-inline bool elements_overlap(const memory_layout& x) {
+[[gnu::noinline]] inline bool elements_overlap(const memory_layout& x) {
   if (x.empty()) return false;
   const moving_axes m(x);
   if (m.endless) return true;
@@ -235,7 +235,7 @@ inline bool elements_overlap(const memory_layout& x) {
 /// buffer), every stride of the slow axes is a multiple of some period; the views do not overlap if the bytes that
 /// their fast axes touch lie at different offsets within the period. Exact for nested slices; an undecided case counts
 /// as sharing.
-inline bool may_share(const memory_layout& x, const memory_layout& y) {
+[[gnu::noinline]] inline bool may_share(const memory_layout& x, const memory_layout& y) {
   if (x.empty() || y.empty()) return false;
   constexpr idx_t all = std::numeric_limits<idx_t>::max();
   const moving_axes a(x), b(y);

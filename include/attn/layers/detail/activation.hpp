@@ -4,6 +4,8 @@
 //   gelu       x Phi(x), Phi the normal distribution: x (1 + erf(x / sqrt 2)) / 2     Hendrycks & Gimpel 2016
 //   gelu_tanh  its approximation x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2, as in GPT-2
 //   silu       x / (1 + e^-x), also called swish                                       Elfwing, Uchibe & Doya 2017
+//   tanh       and sigmoid, 1 / (1 + e^-x)
+//   identity   x: with a gate, the bilinear layer of Shazeer 2020
 //
 // Both forms of GELU keep their digits where x is far below 0 and the usual formulas cancel. NaN stays NaN.
 #pragma once
@@ -12,7 +14,7 @@
 
 namespace attn { inline namespace ATTN_ISA {
 
-enum class activation { relu, gelu, gelu_tanh, silu };
+enum class activation { relu, gelu, gelu_tanh, silu, tanh, sigmoid, identity };
 
 namespace detail {
 
@@ -170,6 +172,19 @@ ATTN_INLINE packet<T> silu_slope(const packet<T>& x) {
   return mul(mul(inverse, unit), fma(within, mul(e, inverse), one));
 }
 
+template <class T>
+ATTN_INLINE packet<T> sigmoid(const packet<T>& x) {
+  const sigmoid_fraction<T> s(x);
+  return div(s.over, s.under);
+}
+
+/// With e = e^-|x| the derivative of sigmoid, e / (1 + e)^2; that of tanh is four times this, of 2 x.
+template <class T>
+ATTN_INLINE packet<T> sigmoid_slope(const packet<T>& x) {
+  const packet<T> one = broadcast<T>(T(1)), e = exp_weight<T>(sub(zero<T>(), abs(x))), inverse = div(one, add(one, e));
+  return mul(mul(e, inverse), inverse);
+}
+
 /// 0 for what is smaller than a normal number: products with such numbers take many times as long.
 template <class T>
 ATTN_INLINE packet<T> flush_tiny(const packet<T>& x) {
@@ -210,6 +225,13 @@ template <class T>
       return chain([](const auto& p) { return gelu_tanh<T>(p); }, [](const auto& p) { return gelu_tanh_slope<T>(p); });
     case activation::silu:
       return chain([](const auto& p) { return silu<T>(p); }, [](const auto& p) { return silu_slope<T>(p); });
+    case activation::tanh:
+      return chain([](const auto& p) { return tanh<T>(p); },
+                   [](const auto& p) { return mul(broadcast<T>(T(4)), sigmoid_slope<T>(add(p, p))); });
+    case activation::sigmoid:
+      return chain([](const auto& p) { return sigmoid<T>(p); }, [](const auto& p) { return sigmoid_slope<T>(p); });
+    case activation::identity:
+      return;
   }
 }
 
@@ -225,6 +247,12 @@ template <class T>
       return map_packets(x, x, count, [](const auto& p) { return gelu_tanh<T>(p); });
     case activation::silu:
       return map_packets(x, x, count, [](const auto& p) { return silu<T>(p); });
+    case activation::tanh:
+      return map_packets(x, x, count, [](const auto& p) { return tanh<T>(p); });
+    case activation::sigmoid:
+      return map_packets(x, x, count, [](const auto& p) { return sigmoid<T>(p); });
+    case activation::identity:
+      return;
   }
 }
 

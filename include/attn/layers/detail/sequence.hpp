@@ -4,8 +4,9 @@
 #include <attn/core/detail/any_rows.hpp>
 #include <attn/core/detail/arguments.hpp>
 #include <attn/core/detail/call_views.hpp>
+#include <attn/core/detail/function_ref.hpp>
 #include <attn/core/detail/gradients.hpp>
-#include <attn/core/detail/tile_product.hpp>
+#include <attn/core/detail/product_choice.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
@@ -54,6 +55,14 @@ concept token_mixer_backward =
     std::invocable<F&, const tensor_view<const S, 3>&, const tensor_view<const S, 3>&, const tensor_view<const S, 3>&,
                    const tensor_view<S, 3>&, execution&>;
 
+/// Layers are compiled once for an element type, not for every mixer.
+template <class S>
+using mixer_ref = function_ref<void(const tensor_view<const S, 3>& x, const tensor_view<S, 3>& out, execution&)>;
+template <class S>
+using mixer_backward_ref =
+    function_ref<void(const tensor_view<const S, 3>& x, const tensor_view<const S, 3>& out,
+                      const tensor_view<const S, 3>& d_out, const tensor_view<S, 3>& dx, execution&)>;
+
 /// The weights given, which are those of this layer for the element type of x. Where all of them are optional, an
 /// execution may be in their place.
 template <class Weights, bool optional = false, class Given>
@@ -69,7 +78,7 @@ decltype(auto) weights_of(const Given& given) {
 
 /// A tensor [batch, length, dim] of scratch memory.
 template <class S>
-tensor_view<S, 3> allocate_sequence(arena& memory, idx_t batch, idx_t length, idx_t dim) {
+[[gnu::noinline]] tensor_view<S, 3> allocate_sequence(arena& memory, idx_t batch, idx_t length, idx_t dim) {
   return {memory.allocate<S>(batch * length * dim), {batch, length, dim}};
 }
 
@@ -147,6 +156,9 @@ struct token_packing {
   }
 };
 
+template <class P, class S>
+inline constexpr bool multiplied_as = std::same_as<P, product_type<S>> || std::same_as<P, fast_product_type<S>>;
+
 template <class P, class S, bool compiled = true>
 constexpr auto pack_token_tile() -> typename token_packing<sum_type<P>>::template pack<P>* {
   if constexpr (!compiled)
@@ -158,10 +170,11 @@ constexpr auto pack_token_tile() -> typename token_packing<sum_type<P>>::templat
     };
 }
 
+/// For the operands of products of such elements, standard and fast.
 template <class T, class S>
 inline constexpr token_packing<T> token_packing_of = {
-    pack_token_tile<T, S>(), pack_token_tile<bf16_pair, S, has_pairs<T>>(),
-    pack_token_tile<split_pair, S, std::same_as<S, float> && matrix_unit_compiled>()};
+    pack_token_tile<T, S, multiplied_as<T, S>>(), pack_token_tile<bf16_pair, S, multiplied_as<bf16_pair, S>>(),
+    pack_token_tile<split_pair, S, multiplied_as<split_pair, S>>()};
 
 /// Tokens of a task where each is independent of the others.
 inline constexpr idx_t tokens_per_task = 64;

@@ -8,7 +8,6 @@
 // behind the pointers of linear_weight, depend on its element type.
 #pragma once
 
-#include <attn/core/detail/product_choice.hpp>
 #include <attn/layers/detail/sequence.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
@@ -190,16 +189,17 @@ struct packed_tokens {
     return [=, this](idx_t row) { return packed_rows<P>{tile(k0, row)}; };
   }
 
-  /// row(r) points to row r; its numbers, `stride` apart, are what `packing` reads.
+  /// row(r) points to row r; its numbers, `stride` apart, are what `pack_tile` reads.
   template <class Row>
-  void pack(Row&& row, idx_t count, idx_t stride = 1, const token_packing<T>& packing = token_packing_of<T, T>) {
+  void pack(Row&& row, idx_t count, idx_t stride = 1,
+            typename token_packing<T>::template pack<P>* pack_tile = pack_token_tile<P, T>()) {
     rows = count;
     for (idx_t k0 = 0; k0 < inputs; k0 += input_block)
       for (idx_t r = 0; r < rows; r += tile_rows) {
         const idx_t here = std::min<idx_t>(tile_rows, rows - r);
         const void* pointers[tile_rows];
         for (idx_t i = 0; i < here; ++i) pointers[i] = row(r + i);
-        packing.template as<P>()(pointers, here, k0, std::min(input_block, inputs - k0), stride, tile(k0, r));
+        pack_tile(pointers, here, k0, std::min(input_block, inputs - k0), stride, tile(k0, r));
       }
   }
 };
@@ -237,9 +237,9 @@ void multiply_tokens(const packed_tokens<P>& x, const packed_weight<P>& weight, 
 
 /// done(row, output, count, values) for the outputs of `rows` rows of x, bias included, some of them at a time: values
 /// are those of outputs [output, output + count). Tasks share the outputs. Rows of x are of whole packets.
-template <class T, class P, class Done>
+template <class T, class P>
 void few_token_products(const row_buffer<T>& x, idx_t rows, const linear_weight<P>& weight, execution& exec,
-                        Done&& done) {
+                        function_ref<void(idx_t row, idx_t output, idx_t count, T* values)> done) {
   for (idx_t r = 0; r < rows; ++r) std::fill(x.row(r) + weight.inputs, x.row(r) + x.stride, T(0));
   exec.for_each(ceil_div(weight.outputs, outputs_per_task), [&](idx_t task, int) {
     const idx_t begin = task * outputs_per_task, end = std::min(begin + outputs_per_task, weight.outputs);
