@@ -192,7 +192,7 @@ void search(const encoder& model, const named_operator& op, const texts& passage
     }
   }
   std::printf(
-      "\nreading the model %.0f ms, tokenising %.1f ms, computing %.0f ms (%s, %td threads), searching %.2f ms\n",
+      "\nreading the model %.0f ms, tokenising %.1f ms, computing %.0f ms (%s, threads: %td), searching %.2f ms\n",
       1e3 * reading, 1e3 * tokenising, 1e3 * (computed - start), op.name.c_str(), given.threads,
       1e3 * (searched - computed));
 }
@@ -216,12 +216,12 @@ void compare(const encoder& model, const texts& passages, const texts& questions
   for (const named_operator& op : operators()) {
     double time = 1e9, attention = 0;
     matrix found;
-    for (double spent = 0; spent < 2;) {  // the best of several calls
+    for (double spent = 0; spent < 2;) {  // the best of four calls at most
       double of_attention = 0;
       const double start = seconds();
       found = model.embed(passages.tokens, op.attend, exec, &of_attention);
       const double taken = seconds() - start;
-      spent += taken + 0.1;
+      spent += taken + 0.5;
       if (taken < time) time = taken, attention = of_attention;
     }
     const matrix scores = model.embed(questions.tokens, op.attend, exec) * found.transpose();

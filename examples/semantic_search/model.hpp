@@ -33,7 +33,6 @@ class encoder {
  public:
   static constexpr idx_t vocabulary = 8002, narrow = 256, width = 512, hidden = 1536, heads = 4;
   static constexpr std::size_t most_tokens = 128;  // what it was trained with; the rest of a text is left out
-
   static constexpr std::size_t batch_tokens = 2048;  // computed at a time: their numbers remain in the cache
 
   /// Throws std::runtime_error if a weight is missing or has another shape.
