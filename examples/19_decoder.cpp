@@ -8,6 +8,7 @@
 #include <attn/attn.hpp>
 
 #include <chrono>
+#include <cstdio>
 #include <functional>
 #include <memory>
 #include <string_view>

@@ -1,4 +1,4 @@
-// The weights of the decoder: drawn from a seed, or read from a folder of NumPy's .npy files (float32, two axes, C order):
+// The weights of the decoder: drawn from a seed, or read from a folder of NumPy's .npy files (two axes, C order):
 // embedding.npy, and for every layer n = 0, 1, ...: n.query.npy, n.key.npy, n.value.npy, n.output.npy, n.gate.npy,
 // n.up.npy, n.down.npy, one row for every number that comes out.
 #pragma once
@@ -6,13 +6,11 @@
 #include <Eigen/Core>
 
 #include <cmath>
-#include <cstdio>
-#include <cstring>
-#include <fstream>
 #include <random>
-#include <stdexcept>
 #include <string>
 #include <vector>
+
+#include "../support/npy.hpp"
 
 namespace decoder {
 
@@ -33,28 +31,10 @@ struct weights {
 };
 
 inline matrix read_npy(const std::string& path, idx_t rows, idx_t cols) {
-  const auto fail = [&](const std::string& what) { throw std::runtime_error(path + ": " + what); };
-  std::ifstream file(path, std::ios::binary);
-  if (!file) fail("file not found");
-  char magic[8] = {};
-  unsigned char size[4] = {};
-  file.read(magic, 8);
-  if (std::memcmp(magic, "\x93NUMPY", 6) != 0) fail("not an .npy file");
-  file.read(reinterpret_cast<char*>(size), magic[6] == 1 ? 2 : 4);
-  std::string header(size[0] + 256u * size[1] + 65536u * size[2], ' ');
-  file.read(header.data(), std::streamsize(header.size()));
-  const std::size_t at = header.find("'shape': (");
-  long long found_rows = 0, found_cols = 0;
-  if (header.find("'<f4'") == std::string::npos || header.find("'fortran_order': False") == std::string::npos ||
-      at == std::string::npos ||
-      std::sscanf(header.c_str() + at, "'shape': (%lld, %lld", &found_rows, &found_cols) != 2)
-    fail("expected float32 in C order with two axes");
-  if (found_rows != rows || found_cols != cols)
-    fail("expected shape (" + std::to_string(rows) + ", " + std::to_string(cols) + "); found (" +
-         std::to_string(found_rows) + ", " + std::to_string(found_cols) + ")");
-  matrix m(rows, cols);
-  if (!file.read(reinterpret_cast<char*>(m.data()), m.size() * idx_t(sizeof(float)))) fail("the file ends early");
-  return m;
+  const support::array x = support::read_npy(path);
+  if (x.shape != std::vector<idx_t>{rows, cols})
+    support::fail(path, "expected shape " + support::text_of({rows, cols}) + "; found " + support::text_of(x.shape));
+  return Eigen::Map<const matrix>(x.numbers.data(), rows, cols);
 }
 
 /// From the folder, or drawn where its name is empty.

@@ -245,7 +245,7 @@ struct recurrence_scratch : recurrence_keys<R, T> {
 
 /// Rows origin + [first, count) of query head `head`, which read the state and, with `own_keys`, are at the positions
 /// of the keys that were loaded.
-struct token_block {
+struct recurrence_block {
   idx_t head, origin, first, count;
   bool own_keys;
 
@@ -268,7 +268,7 @@ struct recurrence_kernel {
 
   /// Queries, and their scores in p and p_t; factors are the sums of the scores where there are denominators, else the
   /// scale.
-  void load_queries(const token_block& at) const {
+  void load_queries(const recurrence_block& at) const {
     const idx_t m = features(), own = at.shift(call), rows = at.count - own;
     const bool decayed = at.own_keys && s.decay.kind != decay_kind::none;
     for (idx_t c = 0; c < m; c += panels<T>::wide) std::fill_n(s.q.panel(c), at.first * panels<T>::wide, T(0));
@@ -321,7 +321,7 @@ struct recurrence_kernel {
   }
 
   /// Computes and writes the rows of out.
-  void answer(const token_block& at, const recurrence_state<T>& before) const {
+  void answer(const recurrence_block& at, const recurrence_state<T>& before) const {
     const panels<T> to = s.out.from_col(col);
     const stored_matrix<T> out = call.out.head(b, at.head);
     row_prefetcher<> prefetch;

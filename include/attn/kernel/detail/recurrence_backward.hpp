@@ -155,7 +155,7 @@ struct recurrence_backward_kernel : recurrence_gradient_store<R, T> {
 
   // Queries -----------------------------------------------------------------------------------------------------------
 
-  void load_queries(const token_block& at) const {
+  void load_queries(const recurrence_block& at) const {
     clear(s.q, at.first, features());
     load_rows<R>(call, call.q.head(b, call.query_head(at.head)), at.origin + at.first, at.count - at.first,
                  s.q.from_row(at.first), s.map, s.q_norm);
@@ -174,7 +174,7 @@ struct recurrence_backward_kernel : recurrence_gradient_store<R, T> {
 
   /// The gradients of a block of queries that read the state; adds to the gradients d_state of that, and those of the
   /// keys at their positions.
-  void attend(const token_block& at, const panels<T>& state, const panels<T>& d_state) const {
+  void attend(const recurrence_block& at, const panels<T>& state, const panels<T>& d_state) const {
     load_queries(at);
     const idx_t count = at.count, m = features(), own = at.shift(call), rows = count - own;
     const panels<T> q = s.q.from_row(own), dq = s.dq.from_row(own), dp = s.dp.from_row(own);
@@ -259,7 +259,7 @@ struct recurrence_backward_kernel : recurrence_gradient_store<R, T> {
   }
 
   /// P, with the bonus on its diagonal.
-  void load_scores(const token_block& at, idx_t rows, const panels<T>& q) const {
+  void load_scores(const recurrence_block& at, idx_t rows, const panels<T>& q) const {
     if (s.decay.kind != decay_kind::channel) transpose_panels(q, rows, features(), s.q_t);
     chunk_scores(s.decay, s.scores, q, s.q_t, s.k, s.k_t, rows, triangle::up_to, s.p.from_row(at.count - rows));
     if (low_rank) chunk_scores(s.decay, s.scores, q, s.q_t, s.writes, s.writes_t, rows, triangle::up_to, s.p_b);
@@ -273,7 +273,7 @@ struct recurrence_backward_kernel : recurrence_gradient_store<R, T> {
   }
 
   /// d_out becomes the gradient of the numerator and the denominator.
-  void normalise(const token_block& at, const panels<T>& q_start, const panels<T>& state) const {
+  void normalise(const recurrence_block& at, const panels<T>& q_start, const panels<T>& state) const {
     transpose_panels(q_start, at.count, features(), s.q_start_t);
     product(s.q_start_t, at.count, state, columns(), features(), write_to(s.out));
     if (at.own_keys) {
@@ -291,7 +291,7 @@ struct recurrence_backward_kernel : recurrence_gradient_store<R, T> {
     }
   }
 
-  void add_bonus(const token_block& at) const {
+  void add_bonus(const recurrence_block& at) const {
     T* const sums = d_bonus + (at.head - h * call.group()) * round_up(features(), width<T>);
     for (idx_t r = 0; r < features(); r += width<T>) {
       const packet<T> u = load<T>(s.bonus + r);
@@ -370,7 +370,7 @@ struct recurrence_backward_kernel : recurrence_gradient_store<R, T> {
 
   // Storing -----------------------------------------------------------------------------------------------------------
 
-  void store_queries(const token_block& at) const {
+  void store_queries(const recurrence_block& at) const {
     if constexpr (reads) {
       if (to_q) this->store_unit_rows(s.dq, s.q, s.q_norm, to_q, at.origin, at.count);
     } else if (const auto to = in.dq.head(b, at.head)) {

@@ -84,7 +84,7 @@ struct recurrence_driver {
   [[gnu::noinline]] void attend(const kernel& one, idx_t origin, idx_t first, idx_t count, bool own_keys,
                                 const state& x) const {
     for (idx_t g = one.h * call.group(); g < (one.h + 1) * call.group(); ++g) {
-      const token_block at{g, origin, first, count, own_keys};
+      const recurrence_block at{g, origin, first, count, own_keys};
       one.load_queries(at);
       one.answer(at, x);
     }
@@ -119,7 +119,7 @@ struct recurrence_driver {
     const bool queries = call.group() > 0;
     state x = begin(b, h, own);
     const auto count_of = [&](idx_t n) { return std::min<idx_t>(kernel_chunk, length - n * kernel_chunk); };
-    const auto block = [&](idx_t n) { return token_block{h, n * kernel_chunk, 0, count_of(n), true}; };
+    const auto block = [&](idx_t n) { return recurrence_block{h, n * kernel_chunk, 0, count_of(n), true}; };
     for (idx_t first = 0; first < all; first += wave) {
       const idx_t some = std::min(wave, all - first);
       exec.for_each(some, [&](idx_t n, int) {

