@@ -5,6 +5,7 @@
 
 #include <Eigen/Core>
 
+#include <bit>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -44,11 +45,12 @@ inline matrix read_npy(const std::string& path, idx_t rows, idx_t cols) {
   std::string header(size[0] + 256u * size[1] + 65536u * size[2], ' ');
   file.read(header.data(), std::streamsize(header.size()));
   const std::size_t at = header.find("'shape': (");
+  const char* const type = std::endian::native == std::endian::little ? "'<f4'" : "'>f4'";
   long long found_rows = 0, found_cols = 0;
-  if (header.find("'<f4'") == std::string::npos || header.find("'fortran_order': False") == std::string::npos ||
+  if (header.find(type) == std::string::npos || header.find("'fortran_order': False") == std::string::npos ||
       at == std::string::npos ||
       std::sscanf(header.c_str() + at, "'shape': (%lld, %lld", &found_rows, &found_cols) != 2)
-    fail("expected float32 in C order with two axes");
+    fail("expected float32 of this machine's byte order in C order with two axes");
   if (found_rows != rows || found_cols != cols)
     fail("expected shape (" + std::to_string(rows) + ", " + std::to_string(cols) + "); found (" +
          std::to_string(found_rows) + ", " + std::to_string(found_cols) + ")");
