@@ -1,6 +1,11 @@
 #include "inputs.hpp"
 
+#if defined(_WIN32)
+#define NOMINMAX
+#include <windows.h>
+#else
 #include <sys/mman.h>
+#endif
 
 #include <algorithm>
 #include <chrono>
@@ -20,7 +25,7 @@ constexpr std::size_t roles = 8;
 memory_cost cost;
 
 /// Memory that grows where it is. Address space is reserved for as much as the machine has; a page of it becomes memory
-/// when it is first written, and stays so. Begins behind a page's first 64 bytes, as large pieces from malloc do.
+/// when it is first written (on Windows when it is asked for), and stays so. Begins behind a page's first 64 bytes, as large pieces from malloc do.
 template <class S>
 class pool {
  public:
@@ -29,6 +34,10 @@ class pool {
     if (!numbers_) reserve();
     if (count > most_) throw std::bad_alloc();
     if (count > filled_) {
+#if defined(_WIN32)
+      if (!VirtualAlloc(reinterpret_cast<std::byte*>(numbers_) - offset, offset + count * sizeof(S), MEM_COMMIT, PAGE_READWRITE))
+        throw std::bad_alloc();
+#endif
       const auto begin = std::chrono::steady_clock::now();
       fill(numbers_, filled_, count);
       cost.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -39,12 +48,18 @@ class pool {
   }
 
  private:
+  static constexpr std::size_t offset = 64;
+
   void reserve() {
-    constexpr std::size_t offset = 64;
     const std::size_t bytes = available_memory_bytes();
+#if defined(_WIN32)
+    void* const memory = VirtualAlloc(nullptr, bytes, MEM_RESERVE, PAGE_NOACCESS);
+    if (!memory) throw std::bad_alloc();
+#else
     void* const memory =
         mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) throw std::bad_alloc();
+#endif
     numbers_ = reinterpret_cast<S*>(static_cast<std::byte*>(memory) + offset);
     most_ = (bytes - offset) / sizeof(S);
   }

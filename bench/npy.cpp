@@ -2,6 +2,8 @@
 
 #include <attn/core/detail/eigen.hpp>
 
+#include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <cstring>
 #include <fstream>
@@ -31,8 +33,11 @@ std::vector<double> convert(const std::string& path, const std::string& bytes, s
                    std::to_string(bytes.size() - begin));
   std::vector<double> values(count);
   for (std::size_t i = 0; i < count; ++i) {
+    char number[sizeof(T)];
+    std::memcpy(number, bytes.data() + begin + i * sizeof(T), sizeof(T));
+    if constexpr (std::endian::native == std::endian::big) std::reverse(number, number + sizeof(T));
     T value;
-    std::memcpy(&value, bytes.data() + begin + i * sizeof(T), sizeof(T));
+    std::memcpy(&value, number, sizeof(T));
     values[i] = static_cast<double>(value);
   }
   return values;

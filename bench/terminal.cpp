@@ -1,6 +1,8 @@
 #include "terminal.hpp"
 
+#if __has_include(<unistd.h>)
 #include <unistd.h>
+#endif
 
 #include <cmath>
 #include <cstdarg>
@@ -19,8 +21,12 @@ std::string three_digits(double value, const char* unit) {
 }  // namespace
 
 bool is_terminal() {
+#if __has_include(<unistd.h>)
   static const bool terminal = isatty(STDERR_FILENO) != 0;
   return terminal;
+#else
+  return false;
+#endif
 }
 
 void show_status(const char* format, ...) {

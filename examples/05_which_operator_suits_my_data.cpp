@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -43,7 +44,9 @@ array read_npy(const std::string& path) {
     if (double(sizeof number) * numbers != double(left))
       throw std::runtime_error(path + ": expected as many numbers as its shape says");
     for (std::size_t n = end + 1; n < bytes.size(); n += sizeof number) {
-      std::memcpy(&number, bytes.data() + n, sizeof number);
+      std::string one = bytes.substr(n, sizeof number);  // the lowest byte first
+      if constexpr (std::endian::native == std::endian::big) std::reverse(one.begin(), one.end());
+      std::memcpy(&number, one.data(), sizeof number);
       x.numbers.push_back(static_cast<float>(number));
     }
   };

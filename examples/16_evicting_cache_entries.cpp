@@ -9,6 +9,7 @@
 #include <attn/softmax/merge_softmax.hpp>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -29,10 +30,11 @@ tensor read_npy(const std::string& path) {
   if (!file) throw std::runtime_error("file not found: " + path);
   const std::string bytes{std::istreambuf_iterator<char>(file), {}};
   const std::size_t at = bytes.find("'shape': ("), end = bytes.find('\n', at);  // of the header
+  const char* const type = std::endian::native == std::endian::little ? "'<f2'" : "'>f2'";
   idx_t b = 0, h = 0, l = 0, d = 0;
-  if (end == std::string::npos || bytes.find("'<f2'") > end ||
+  if (end == std::string::npos || bytes.find(type) > end ||
       std::sscanf(bytes.c_str() + at, "'shape': (%td, %td, %td, %td)", &b, &h, &l, &d) != 4 || b != 1)
-    throw std::runtime_error(path + ": expected a .npy file of [1, heads, length, dim] in float16");
+    throw std::runtime_error(path + ": expected a .npy file of [1, heads, length, dim] in float16, in this machine's byte order");
   tensor x({b, h, l, d});
   if (bytes.size() - end - 1 != 2 * static_cast<std::size_t>(x.size()))
     throw std::runtime_error(path + ": expected as many numbers as its shape says");

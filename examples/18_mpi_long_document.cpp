@@ -9,7 +9,9 @@
 #include <attn/mpi/linear.hpp>
 #include <attn/mpi/zigzag.hpp>
 
+#if __has_include(<sys/resource.h>)
 #include <sys/resource.h>
+#endif
 
 #include <algorithm>
 #include <cmath>
@@ -116,9 +118,13 @@ int main(int argc, char** argv) {
   MPI_Comm_size(MPI_COMM_WORLD, &size);
   const document text{std::max<attn::idx_t>(argc > 1 ? std::atol(argv[1]) : 16384, 4)};
   const auto memory = [] {
+#if __has_include(<sys/resource.h>)
     rusage usage{};
     getrusage(RUSAGE_SELF, &usage);
     return double(usage.ru_maxrss) / 1024;  // MiB on Linux
+#else
+    return 0.0;  // not known
+#endif
   };
   struct figures {
     double tokens, first, last, memory, exact_seconds, linear_seconds;

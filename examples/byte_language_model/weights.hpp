@@ -3,12 +3,15 @@
 
 #include "text.hpp"
 
+#include <bit>
 #include <cstring>
 
 namespace byte_model {
 
+// Numbers are written, and read, in this machine's order of bytes, which the header names.
 inline std::string npy_header(const matrix& m) {
-  std::string text = "{'descr': '<f4', 'fortran_order': False, 'shape': (" + std::to_string(m.rows()) + ", " +
+  const std::string order = std::endian::native == std::endian::little ? "<" : ">";
+  std::string text = "{'descr': '" + order + "f4', 'fortran_order': False, 'shape': (" + std::to_string(m.rows()) + ", " +
                      std::to_string(m.cols()) + "), }";
   text.append(63 - (10 + text.size()) % 64, ' ');
   text += '\n';

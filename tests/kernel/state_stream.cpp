@@ -115,6 +115,17 @@ TEST_CASE("what is wrong with a stream is told by the exception's type", "[state
     CHECK(reading(linear, version) == "runtime");
   }
   CHECK(reading(linear, written(linear).substr(0, 100)) == "runtime");
+  const auto sentence = [&](const char* version) {
+    std::istringstream stream(written(linear).replace(8, 4, std::string(version, 4)));
+    try {
+      linear.state().read(stream);
+    } catch (const std::runtime_error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  CHECK(sentence("\x1\0\0\0") == "attn::linear_state: expected stream version 2; found 1");
+  CHECK(sentence("\0\0\0\x2") == "attn::linear_state: expected numbers in little endian order; found big endian");
   for (std::size_t n = 0; n < all.size(); ++n)
     for (std::size_t other = 0; other < all.size(); ++other) {
       machine &a = *all[n].second, &b = *all[other].second;

@@ -178,7 +178,13 @@ ATTN_INLINE packet<sum_type<P>> multiply_add(const packet<P>& a, const packet<P>
     const packet<float> low = fma(number(x << 16), number(y << 16), acc);
     return fma(number(x & 0xffff0000), number(y & 0xffff0000), low);
 #elif defined(__AVX512BF16__) && defined(EIGEN_VECTORIZE_AVX512)
+#if defined(__clang__) && __clang_major__ == 16
+    packet<P> x = a, y = b;
+    __asm__("" : "+v"(x), "+v"(y));  // its optimiser crashes where broadcast integers are cast to bf16 numbers
+    return _mm512_dpbf16_ps(acc, (__m512bh)x, (__m512bh)y);
+#else
     return _mm512_dpbf16_ps(acc, (__m512bh)a, (__m512bh)b);
+#endif
 #elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC) && defined(EIGEN_VECTORIZE_NEON)
     return vbfdotq_f32(acc, vreinterpretq_bf16_f32(a), vreinterpretq_bf16_f32(b));
 #else

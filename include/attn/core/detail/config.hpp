@@ -2,13 +2,17 @@
 #pragma once
 
 #define ATTN_VERSION_MAJOR 0
-#define ATTN_VERSION_MINOR 2
+#define ATTN_VERSION_MINOR 3
 #define ATTN_VERSION_PATCH 0
 /// 10000 major + 100 minor + patch
 #define ATTN_VERSION (ATTN_VERSION_MAJOR * 10000 + ATTN_VERSION_MINOR * 100 + ATTN_VERSION_PATCH)
 
 // Including a file that does not exist stops the compiler at once: otherwise thousands of errors would follow the
 // first.
+#if defined(__clang__) ? __clang_major__ < 14 : __GNUC__ < 12
+#error "attn needs GCC 12 or newer, or Clang 14 or newer (on Windows by MinGW-w64 or clang-cl)"
+#include <attn/stopped_by_the_error_above>
+#endif
 #if __cplusplus < 202002L
 #error "attn needs C++20: compile with -std=c++20 or later"
 #include <attn/stopped_by_the_error_above>

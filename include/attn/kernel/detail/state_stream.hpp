@@ -72,7 +72,9 @@ struct state_stream {
     std::size_t at = letters;
     const auto word = [&] { return static_cast<idx_t>(get_number<std::uint32_t>(bytes, at)); };
     const auto extent = [&] { return get_number<idx_t>(bytes, at); };
-    if (const idx_t its_version = word(); its_version != version) fail(text({"stream version ", version}), its_version);
+    const idx_t its_version = word();
+    if (its_version == idx_t{version} << 24) fail("numbers in little endian order", "big endian");
+    if (its_version != version) fail(text({"stream version ", version}), its_version);
     const validator check(name);
     const idx_t its_kind = word(), its_variant = word(), size = word();
     if (its_kind != idx_t(kind)) check.fail("a stream of the same kind of state", "another kind");
