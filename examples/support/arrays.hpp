@@ -3,6 +3,8 @@
 
 #include <Eigen/Core>
 
+#include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <cstring>
 #include <fstream>
@@ -57,8 +59,11 @@ array array_of(const std::string& path, const std::vector<std::ptrdiff_t>& shape
                    std::to_string(bytes.size()));
   array result{shape, std::vector<float>(count)};
   for (std::size_t n = 0; n < count; ++n) {
+    char own[sizeof(T)];
+    std::memcpy(own, bytes.data() + n * sizeof(T), sizeof(T));
+    if constexpr (std::endian::native == std::endian::big) std::reverse(std::begin(own), std::end(own));
     T number;
-    std::memcpy(&number, bytes.data() + n * sizeof(T), sizeof(T));
+    std::memcpy(&number, own, sizeof(T));
     result.numbers[n] = static_cast<float>(number);
   }
   return result;
