@@ -79,8 +79,10 @@ void read_inputs(call_views& check, const kernel_views<S>& x, const Options& o) 
 template <class S, class Options>
 void write_results(call_views& check, const kernel_views<S>& x, const Options& o) {
   check.write("out", x.out);
-  if constexpr (requires { o.final_state; }) check.write("final_state", o.final_state);
-  if constexpr (requires { o.final_weights; }) check.write("final_weights", o.final_weights);
+  if constexpr (requires { o.final_state; })
+    if (o.final_state) check.write("final_state", o.final_state);
+  if constexpr (requires { o.final_weights; })
+    if (o.final_weights) check.write("final_weights", o.final_weights);
 }
 
 /// The decays or gates per token among the options.
