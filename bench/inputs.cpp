@@ -1,7 +1,9 @@
 #include "inputs.hpp"
 
 #if defined(_WIN32)
+#if !defined(NOMINMAX)
 #define NOMINMAX
+#endif
 #include <windows.h>
 #else
 #include <sys/mman.h>
