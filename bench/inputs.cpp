@@ -27,7 +27,8 @@ constexpr std::size_t roles = 8;
 memory_cost cost;
 
 /// Memory that grows where it is. Address space is reserved for as much as the machine has; a page of it becomes memory
-/// when it is first written (on Windows when it is asked for), and stays so. Begins behind a page's first 64 bytes, as large pieces from malloc do.
+/// when it is first written (on Windows when it is asked for), and stays so. Begins behind a page's first 64 bytes, as
+/// large pieces from malloc do.
 template <class S>
 class pool {
  public:
@@ -37,7 +38,8 @@ class pool {
     if (count > most_) throw std::bad_alloc();
     if (count > filled_) {
 #if defined(_WIN32)
-      if (!VirtualAlloc(reinterpret_cast<std::byte*>(numbers_) - offset, offset + count * sizeof(S), MEM_COMMIT, PAGE_READWRITE))
+      std::byte* const from = reinterpret_cast<std::byte*>(numbers_) - offset;
+      if (!VirtualAlloc(from, offset + count * sizeof(S), MEM_COMMIT, PAGE_READWRITE))
         throw std::bad_alloc();
 #endif
       const auto begin = std::chrono::steady_clock::now();
