@@ -92,7 +92,8 @@ TEMPLATE_LIST_TEST_CASE("encoder_block: a projected residual", "[encoder_block]"
   };
   for (bool norm_first : {true, false})
     for (idx_t length : {0, 1, 4, 47, 130})
-      for (const auto& [from, to] : {std::pair<idx_t, idx_t>{24, 48}, {33, 7}, {24, 24}, {3, 5}}) {
+      for (const auto& widths : {std::pair<idx_t, idx_t>{24, 48}, {33, 7}, {24, 24}, {3, 5}}) {
+        const idx_t from = widths.first, to = widths.second;  // Clang 14 captures no structured binding
         CAPTURE(norm_first, length, from, to);
         const bool all = length % 2 != 0;
         const auto x = rounded<S>(random_sequence(5, 2, length, from));
