@@ -73,7 +73,7 @@ def common_length(curves):
 
 def names_of(text):
     """"linear 65536 262144, fnet 1048576" -> {"linear": [65536, 262144], "fnet": [1048576]}"""
-    entries = [entry.split() for entry in text.split(",") if entry.strip()]
+    entries = [entry.split() for entry in text.split(", ") if entry.strip()]  # a setting may have commas
     return {name: [int(n) for n in lengths] for name, *lengths in entries}
 
 

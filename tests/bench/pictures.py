@@ -156,11 +156,13 @@ class Pictures(unittest.TestCase):
 
     def test_what_was_not_run_is_named_where_it_belongs(self):
         figures = draw(results(), not_run_time="linear 65536, linear_causal 65536, linear_backward 65536, linear_decode 65536",
-                       not_run_memory="nystrom 1048576", not_run_max_seconds="sliding_window/window:32 4096")
+                       not_run_memory="nystrom 1048576",
+                       not_run_max_seconds="sliding_window/window:32 4096, multipole/exact:32,clusters:16,probe:96 4096")
         self.assertTrue(said(figures["time"], "not run, no time left, at 64K tokens: linear, linear_causal"))
         self.assertTrue(said(figures["time"], "not run, too little memory, at 1M tokens: nystrom"))
         self.assertTrue(said(figures["backward"], "at 64K tokens: linear_backward"))
         self.assertFalse(said(figures["backward"], "nystrom 1"))
+        self.assertFalse(said(figures["time"], "clusters"))  # a setting, though its name has commas
         self.assertTrue(said(figures["decode"], "at 64K tokens: linear_decode"))
 
     def test_a_single_run_is_marked(self):
