@@ -25,7 +25,7 @@ namespace attn { inline namespace ATTN_ISA {
 
 template <class S>
 struct feed_forward_weights {
-  view_field<const S, 2> up{}, down{}, gate{};
+  weight_field<S> up{}, down{}, gate{};
   view_field<const S, 1> up_bias{}, down_bias{}, gate_bias{};
 };
 
@@ -44,10 +44,6 @@ struct feed_forward_memory {
   template <class S>
   feed_forward_memory(const feed_forward_weights<S>& w)
       : up(w.up, w.up_bias), down(w.down, w.down_bias), gate(w.gate, w.gate_bias), gated(w.gate) {}
-
-  bool readable_in_place() const {
-    return up.readable_in_place() && down.readable_in_place() && (!gated || gate.readable_in_place());
-  }
 };
 
 template <class T>
@@ -74,7 +70,7 @@ struct feed_forward_block {
         residual(memory, token_block, w.down.outputs) {}
 
   /// out from the first `rows` inputs.
-  void run(idx_t rows, const packed_weight<P>& up, const packed_weight<P>& down, const packed_weight<P>* gate,
+  void run(idx_t rows, const weight_panels<P>& up, const weight_panels<P>& down, const weight_panels<P>* gate,
            activation f) {
     x.pack([&](idx_t r) { return inputs.row(r); }, rows);
     out.begin(down.bias, rows);
@@ -106,8 +102,8 @@ template <class P>
 void feed_many_tokens(idx_t rows, const feed_forward_memory<P>& w, activation f,
                       const around_feed_forward<sum_type<P>>& around, execution& exec) {
   const auto packed = exec.shared_scratch([&](arena& memory) {
-    return std::array{packed_weight<P>(memory, w.up), packed_weight<P>(memory, w.down),
-                      packed_weight<P>(memory, w.gate)};
+    return std::array{weight_panels<P>(memory, w.up), weight_panels<P>(memory, w.down),
+                      weight_panels<P>(memory, w.gate)};
   });
   pack_weights<P>(packed, exec);
   exec.for_each(ceil_div(rows, token_block), [&](idx_t task, int worker) {
@@ -119,38 +115,43 @@ void feed_many_tokens(idx_t rows, const feed_forward_memory<P>& w, activation f,
   });
 }
 
-/// The same for sequences of few tokens, with the weights in place, token_block rows at a time.
+/// The same for few tokens, threads sharing the hidden numbers and the outputs, token_block rows at a time.
 template <class P>
-void feed_few_tokens(idx_t rows, const feed_forward_memory<P>& w, activation f,
+void feed_few_tokens(idx_t rows, idx_t length, const feed_forward_memory<P>& w, activation f,
                      const around_feed_forward<sum_type<P>>& around, execution& exec) {
   using T = sum_type<P>;
   struct buffers {
     row_buffer<T> x, hidden, out, residual;
+    few_tokens_memory<P> memory;
   };
-  const auto all = exec.shared_scratch([&](arena& memory) {
+  auto all = exec.shared_scratch([&](arena& memory) {
     const auto make = [&](idx_t count) { return row_buffer<T>(memory, std::min(token_block, rows), count, width<T>); };
-    return buffers{make(w.up.inputs), make(w.up.outputs), make(w.down.outputs), make(w.down.outputs)};
+    return buffers{make(w.up.inputs), make(w.up.outputs), make(w.down.outputs), make(w.down.outputs),
+                   few_tokens_memory<P>(memory, std::max(w.up.inputs, w.up.outputs))};
   });
   for (idx_t first = 0; first < rows; first += token_block) {
     const idx_t count = std::min(token_block, rows - first);
     for (idx_t r = 0; r < count; ++r) around.begin(first + r, all.x.row(r), all.residual.row(r));
-    few_token_products<T, P>(all.x, count, w.gated ? w.gate : w.up, exec, [&](idx_t r, idx_t o, idx_t n, T* values) {
+    const auto multiply = [&](const row_buffer<T>& x, const linear_weight<P>& weight,
+                              function_ref<void(idx_t row, idx_t output, idx_t count, T* values)> done) {
+      few_token_products<T, P>(x, count, length, weight, all.memory, exec, done);
+    };
+    multiply(all.x, w.gated ? w.gate : w.up, [&](idx_t r, idx_t o, idx_t n, T* values) {
       activate(f, values, n);
       std::copy(values, values + n, all.hidden.row(r) + o);
     });
     if (w.gated)
-      few_token_products<T, P>(all.x, count, w.up, exec, [&](idx_t r, idx_t o, idx_t n, const T* values) {
+      multiply(all.x, w.up, [&](idx_t r, idx_t o, idx_t n, const T* values) {
         multiply_rows(all.hidden.row(r) + o, values, n);
       });
-    few_token_products<T, P>(all.hidden, count, w.down, exec, [&](idx_t r, idx_t o, idx_t n, const T* values) {
+    multiply(all.hidden, w.down, [&](idx_t r, idx_t o, idx_t n, const T* values) {
       std::copy(values, values + n, all.out.row(r) + o);
     });
     for (idx_t r = 0; r < count; ++r) around.end(first + r, all.out.row(r), all.residual.row(r));
   }
 }
 
-/// The layer over the tokens of x. The length of a sequence, not the number of all tokens, decides how products are
-/// computed, so that a batch gives what its items alone give.
+/// The layer over the tokens of x.
 template <class P>
 void feed_tokens(const input_tokens<sum_type<P>>& x, const feed_forward_memory<P>& w, activation f,
                  const around_feed_forward<sum_type<P>>& around, execution& exec) {
@@ -159,8 +160,8 @@ void feed_tokens(const input_tokens<sum_type<P>>& x, const feed_forward_memory<P
       static_cast<double>(w.up.outputs) * static_cast<double>((w.gated ? 2 : 1) * w.up.inputs + w.down.outputs);
   const auto limit = exec.limit_threads(
       {.operations = 2 * static_cast<double>(x.count) * numbers, .bytes = double(sizeof(P)) / numbers_of<P> * numbers});
-  if (x.length <= tokens_in_place && w.readable_in_place())
-    feed_few_tokens(x.count, w, f, around, exec);
+  if (few_tokens(x))
+    feed_few_tokens(x.count, x.length, w, f, around, exec);
   else
     feed_many_tokens(x.count, w, f, around, exec);
 }

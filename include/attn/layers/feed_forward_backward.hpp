@@ -96,17 +96,17 @@ struct feed_forward_backward_call {
 
   /// What the threads share.
   struct shared_buffers {
-    packed_weight<P> weights[5];  // up, and the transposes of down and up; gate and its transpose
+    weight_panels<P> weights[5];  // up, and the transposes of down and up; gate and its transpose
     weight_sums<P> sums[3];       // of up, down and gate
 
-    const packed_weight<P>& up() const { return weights[0]; }
-    const packed_weight<P>& back_to_hidden() const { return weights[1]; }
-    const packed_weight<P>& back_to_x() const { return weights[2]; }
-    const packed_weight<P>& gate() const { return weights[3]; }
-    const packed_weight<P>& gate_back_to_x() const { return weights[4]; }
+    const weight_panels<P>& up() const { return weights[0]; }
+    const weight_panels<P>& back_to_hidden() const { return weights[1]; }
+    const weight_panels<P>& back_to_x() const { return weights[2]; }
+    const weight_panels<P>& gate() const { return weights[3]; }
+    const weight_panels<P>& gate_back_to_x() const { return weights[4]; }
   };
   shared_buffers layout(arena& m, idx_t chunks) const {
-    const packed_weight<P> up(m, memory.weights.up), to_hidden(m, memory.down_transposed),
+    const weight_panels<P> up(m, memory.weights.up), to_hidden(m, memory.down_transposed),
         to_x(m, memory.up_transposed), gate(m, memory.weights.gate), gate_to_x(m, memory.gate_transposed);
     const input_panels<P> x_panels(m, inputs(), memory.up.given() || memory.gate.given() ? chunks : 0),
         hidden_panels(m, hidden(), memory.down.given() ? chunks : 0);
@@ -166,7 +166,7 @@ struct feed_forward_backward_call {
       if (any_gate()) gate_sums.d.put(place, block.gate_slopes, rows, j0, count);
       if (!dx.given()) continue;
       block.slope_tiles.inputs = count;
-      const auto add_back = [&](const row_buffer<T>& slopes, const packed_weight<P>& back) {
+      const auto add_back = [&](const row_buffer<T>& slopes, const weight_panels<P>& back) {
         block.slope_tiles.pack([&](idx_t r) { return slopes.row(r); }, rows);
         add_products(block.slope_tiles.from(0), rows, back.block(j0), operands<P>(count), block.dx);
       };

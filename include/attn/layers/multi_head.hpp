@@ -34,7 +34,7 @@ namespace attn { inline namespace ATTN_ISA {
 /// Weights of multi_head: one row for every projected number.
 template <class S>
 struct multi_head_weights {
-  view_field<const S, 2> query{}, key{}, value{}, output{}, gate{};
+  weight_field<S> query{}, key{}, value{}, output{}, gate{};
   view_field<const S, 1> query_bias{}, key_bias{}, value_bias{}, output_bias{}, gate_bias{};
 };
 

@@ -24,7 +24,7 @@ namespace attn { inline namespace ATTN_ISA {
 
 template <class S>
 struct project_weights {
-  view_field<const S, 2> weight{};
+  weight_field<S> weight{};
   view_field<const S, 1> bias{};
 };
 
@@ -37,16 +37,18 @@ struct projection {
   output_tokens<sum_type<P>> out;
 };
 
-template <class T, class P>
-void project_few_tokens(const input_tokens<T>& x, const projection<P>& p, execution& exec) {
-  const auto rows = exec.shared_scratch(
-      [&](arena& memory) { return row_buffer<T>(memory, std::min(token_block, x.count), x.dim, width<T>); });
+template <class P>
+void project_few_tokens(const input_tokens<sum_type<P>>& x, const projection<P>& p, execution& exec) {
+  using T = sum_type<P>;
+  auto [rows, memory] = exec.shared_scratch([&](arena& m) {
+    return std::pair{row_buffer<T>(m, std::min(token_block, x.count), x.dim, width<T>), few_tokens_memory<P>(m, x.dim)};
+  });
   for (idx_t first = 0; first < x.count; first += token_block) {
     const idx_t count = std::min(token_block, x.count - first);
     for (idx_t r = 0; r < count; ++r) x.load(first + r, rows.row(r));
-    few_token_products<T, P>(rows, count, p.weight, exec, [&](idx_t r, idx_t output, idx_t n, const T* values) {
-      p.out.store(first + r, output, n, values);
-    });
+    few_token_products<T, P>(
+        rows, count, x.length, p.weight, memory, exec,
+        [&](idx_t r, idx_t output, idx_t n, const T* values) { p.out.store(first + r, output, n, values); });
   }
 }
 
@@ -54,9 +56,9 @@ void project_few_tokens(const input_tokens<T>& x, const projection<P>& p, execut
 template <class P>
 void project_many_tokens(const input_tokens<sum_type<P>>& x, std::span<const projection<P>> list, execution& exec) {
   using T = sum_type<P>;
-  const packed_weight<P>* const weights = exec.shared_scratch([&](arena& memory) {
+  const weight_panels<P>* const weights = exec.shared_scratch([&](arena& memory) {
     auto next = list.begin();
-    return memory.allocate_list(std::ssize(list), [&](arena& m) { return packed_weight<P>(m, (next++)->weight); });
+    return memory.allocate_list(std::ssize(list), [&](arena& m) { return weight_panels<P>(m, (next++)->weight); });
   });
   pack_weights<P>({weights, list.size()}, exec);
   idx_t widest = 0;
@@ -82,12 +84,8 @@ void run_projections(const input_tokens<sum_type<P>>& x, std::span<const project
   for (const auto& p : list) weights += static_cast<double>(p.weight.outputs) * static_cast<double>(x.dim);
   const auto limit = exec.limit_threads(
       {.operations = 2 * static_cast<double>(x.count) * weights, .bytes = double(sizeof(P)) / numbers_of<P> * weights});
-  if (x.length > tokens_in_place) return project_many_tokens<P>(x, list, exec);
-  for (const auto& p : list)  // separately, so that the strides of one weight do not affect the results of another
-    if (p.weight.readable_in_place())
-      project_few_tokens(x, p, exec);
-    else
-      project_many_tokens<P>(x, {&p, 1}, exec);
+  if (!few_tokens(x)) return project_many_tokens<P>(x, list, exec);
+  for (const auto& p : list) project_few_tokens<P>(x, p, exec);
 }
 
 template <class S>
@@ -103,8 +101,8 @@ template <class S>
 [[gnu::noinline]] void call_project(const tensor_view<const S, 3>& x, const tensor_view<S, 3>& out,
                                     const project_weights<S>& w, execution& exec) {
   layer_views check("project", x, out, false);
-  check.out_dim(w.weight.extent(0));
   check.linear("weight", w.weight, "bias", w.bias, x.extent(2));
+  check.out_dim(w.weight.extent(0));
   run_project<S>(x, out, w, exec);
 }
 

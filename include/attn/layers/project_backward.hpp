@@ -68,7 +68,7 @@ struct projections_backward_call {
 
   /// What the threads share.
   struct shared_buffers {
-    packed_weight<P>* weights;
+    weight_panels<P>* weights;
     input_panels<P> inputs;
     weight_sums<P>* sums;
   };
@@ -93,7 +93,7 @@ struct projections_backward_call {
     auto next = list.begin();
     if (dx.given())
       all.weights =
-          memory.allocate_list(std::ssize(list), [&](arena& m) { return packed_weight<P>(m, (next++)->transposed); });
+          memory.allocate_list(std::ssize(list), [&](arena& m) { return weight_panels<P>(m, (next++)->transposed); });
     all.inputs = {memory, x.dim, any_weight() ? chunks : 0};
     next = list.begin();
     all.sums = memory.allocate_list(std::ssize(list), [&](arena& m) {
@@ -176,8 +176,8 @@ void project_backward(const X& x, const Weights& weights, const D& d_out,
   check.gradient("x", gradients.x, from);
   check.gradient("weight", gradients.weight, weight);
   check.gradient("bias", gradients.bias, bias);
-  check.out_dim(weight.extent(0));
   check.linear("weight", weight, "bias", bias, from.extent(2));
+  check.out_dim(weight.extent(0));
   using P = detail::product_type<S>;
   const detail::projection_gradient<P> one(weight, detail::token_sum<T>(d), gradients.weight, gradients.bias,
                                            gradients.accumulate);

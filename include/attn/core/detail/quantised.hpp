@@ -152,6 +152,19 @@ ATTN_INLINE code_pairs load_code_pairs(const std::int8_t* p) {
 #endif
 }
 
+/// width<float> codes as numbers. By intrinsics, as above.
+ATTN_INLINE packet<float> load_codes(const std::int8_t* p) {
+#if defined(__AVX512F__) && defined(EIGEN_VECTORIZE_AVX512)
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#elif defined(__AVX2__) && defined(EIGEN_VECTORIZE_AVX) && !defined(EIGEN_VECTORIZE_AVX512)
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#else
+  typename lanes_of<std::int8_t, width<float>>::type codes;
+  std::memcpy(&codes, p, sizeof codes);
+  return bits_as<packet<float>>(__builtin_convertvector(codes, typename lanes_of<float, width<float>>::type));
+#endif
+}
+
 ATTN_INLINE whole_lanes broadcast_pair(code_pair x) { return std::bit_cast<std::int32_t>(x) - whole_lanes{}; }
 
 /// sums + x y; both products of a pair are added.

@@ -84,6 +84,16 @@ template <class S>
 
 // Checks --------------------------------------------------------------------------------------------------------------
 
+/// What the checks of a layer see of a weight: a view, or a weight_field, which may be of packed weights.
+struct given_weight : memory_layout {
+  bool is_packed = false;
+
+  template <class Weight>
+  given_weight(const Weight& w) : memory_layout(w) {
+    if constexpr (requires { w.packed(); }) is_packed = w.packed();
+  }
+};
+
 /// The views of a call of a layer, or of its backward pass, where d_out is in the place of out.
 struct layer_views : call_views {
   struct backward_pass {
@@ -125,10 +135,15 @@ struct layer_views : call_views {
   }
 
   /// A weight [m, inputs] and its bias, which may be left out.
-  void linear(const char* what, const memory_layout& weight, const char* bias_name, const memory_layout& bias,
+  void linear(const char* what, const given_weight& weight, const char* bias_name, const memory_layout& bias,
               idx_t inputs) {
-    read(what, weight);
-    if (weight.extents[1] != inputs) fail({what, " columns = dim of its input ", inputs}, weight.extents[1]);
+    if (!weight.is_packed) read(what, weight);
+    if (weight.is_packed && backward)
+      fail({what, " as a view: gradients are computed from the weight itself"}, "packed weights");
+    const bool turned = weight.extents[0] == inputs;
+    if (weight.extents[1] != inputs)
+      fail({what, " [outputs, inputs] with columns = dim of its input ", inputs},
+           list_text(weight.extents, 2) + (turned ? ": give the transpose of an [inputs, outputs] matrix" : ""));
     fits("a packed weight", {round_up(weight.extents[0], panel_width<float>), inputs});
     list(bias_name, bias, "row of its weight", weight.extents[0]);
   }

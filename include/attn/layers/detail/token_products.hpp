@@ -1,28 +1,25 @@
-// attn: products of tokens and weights, x W^T + b, in two ways.
+// attn: products of tokens and weights, x W^T + b, in three ways.
 //
-//   1. packed_weight, packed_tokens, multiply_tokens   many tokens: operands packed for the register-blocked product
-//   2. few_token_products                              few tokens: the weight read once, in place
+//   1. weight_panels, packed_tokens, multiply_tokens   many tokens: operands packed for the register-blocked product
+//   2. few_token_products                              up to token_block tokens: the weight packed a few panels at a
+//                                                      time, which stay in the second-level cache: the same sums
+//   3. few_token_kernels.hpp                           sequences of up to four: the weight read once, in place
 //
-// Every number is one sum whose order depends on which of the two is used and on the number of inputs, not on other
-// rows. Compiled for the operands P and the sums T of products; only the functions that read a weight from memory,
-// behind the pointers of linear_weight, depend on its element type.
+// Every number is one sum whose order depends on the length of its sequence, the number of inputs and the weight's
+// strides, not on other rows. Compiled for the operands P and the sums T of products; only the functions that read a
+// weight from memory, behind the pointers of linear_weight, depend on its element type.
 #pragma once
 
+#include <attn/core/detail/prefetch.hpp>
 #include <attn/layers/detail/sequence.hpp>
+#include <attn/layers/detail/weight_field.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Tokens of a task: whole tiles, enough of them to use a panel several times while it is in the caches.
 inline constexpr idx_t token_block = 48;
-/// Products run over blocks of this many inputs: a tile of rows then stays in the first-level cache.
-inline constexpr idx_t input_block = 512;
-/// Sequences of up to this many tokens, as in decoding, are multiplied with the weight in place: packing it would take
-/// longer than the products.
-inline constexpr idx_t tokens_in_place = 4;
-/// Outputs of a task of few_token_products.
-inline constexpr idx_t outputs_per_task = 64;
 
-/// A weight [outputs, inputs] and its bias [outputs] in memory of any element type.
+/// A weight [outputs, inputs] and its bias [outputs] in memory of any element type, or packed before.
 template <class P>
 struct linear_weight {
   using T = sum_type<P>;
@@ -30,11 +27,11 @@ struct linear_weight {
   memory_layout weight;
   any_rows<T> bias;
   idx_t outputs, inputs;
-  /// Packs panels of outputs [begin, begin + count) and inputs [k0, k0 + depth).
+  const packed_panels<T>* packed = nullptr;
+  /// Packs panels of outputs [begin, begin + count) and inputs [k0, k0 + depth): those of a block.
   void (*pack)(const linear_weight&, idx_t begin, idx_t count, idx_t k0, idx_t depth, P* panels);
-  /// sums[t][o] = x[t] . W[begin + o] for o < end - begin, sums being [tokens_in_place][outputs_per_task]. Rows of x
-  /// are padded with zeros to whole packets.
-  void (*multiply)(const linear_weight&, const T* x, idx_t x_stride, idx_t tokens, idx_t begin, idx_t end, T* sums);
+  /// A product of few tokens.
+  void (*multiply)(const linear_weight&, const few_tokens_call<T>& call);
 
   template <class S>
   linear_weight(const tensor_view<const S, 2>& w, const tensor_view<const S, 1>& b)
@@ -44,8 +41,27 @@ struct linear_weight {
         inputs(w.extent(1)),
         pack(pack_as<S>),
         multiply(multiply_as<S>) {}
+  template <class S>
+  linear_weight(const weight_field<S>& w, const tensor_view<const S, 1>& b)
+      : linear_weight(static_cast<const tensor_view<const S, 2>&>(w), b) {
+    packed = w.packed();
+    if (packed) pack = pack_again, multiply = multiply_packed;
+  }
 
-  bool readable_in_place() const { return weight.strides[1] == 1; }
+  bool has_rows() const { return weight.strides[1] == 1; }
+  bool has_columns() const { return weight.strides[0] == 1; }
+  /// Whether products with sequences of this length read the weight in place. Panels that are operands already serve
+  /// more than four tokens as they are.
+  bool in_place(idx_t length) const {
+    return packed ? length <= (panels(0, 0, 0) ? tokens_together : tokens_in_place)
+                  : length <= tokens_in_place && (has_rows() || has_columns());
+  }
+
+  /// The panels of outputs from `begin` on and inputs [k0, k0 + depth), if they were packed before.
+  const P* panels(idx_t begin, idx_t k0, idx_t depth) const {
+    const P* const all = packed ? packed->template as<P>() : nullptr;
+    return all ? all + operands<P>(k0) * round_up(outputs, panel_width<T>) + begin * operands<P>(depth) : nullptr;
+  }
 
   void load_bias(idx_t begin, idx_t count, T* to) const { bias.load_or(T(0), begin, count, to); }
 
@@ -62,51 +78,48 @@ struct linear_weight {
       const auto row = [&](idx_t i) { return w.row<S>(begin + i) + k0 * stride; };
       return pack_panels_across<P>(row, count, depth, stride, panels);
     }
-    // A transposed weight: numbers that are needed together are adjacent.
+    // A transposed weight: numbers that are needed together are adjacent. What the next inputs need is fetched, for the
+    // processor does not see a pattern in short pieces of rows.
+    constexpr idx_t piece = 32;
     const auto row = [&](idx_t k) { return w.row<S>(begin) + (k0 + k) * stride; };
     const idx_t length = operands<P>(depth);
-    pack_panels<P>(row, 0, depth, count, 1, panels, round_up(depth, numbers_of<P>));
+    for (idx_t k = 0; k < depth; k += piece) {
+      for (idx_t next = k + piece; next < std::min(k + 2 * piece, depth); ++next)
+        prefetch_bytes<cache_level::second>(reinterpret_cast<const char*>(row(next)), count * idx_t(sizeof(S)));
+      pack_panels<P>(row, k, std::min(piece, depth - k), count, 1, panels, round_up(depth, numbers_of<P>));
+    }
     constexpr idx_t wide = panel_width<T>;
     const idx_t filled = round_up(count, width<T>);
     for (idx_t k = 0; filled < round_up(count, wide) && k < length; ++k)
       std::fill_n(panels + (filled / wide) * length * wide + k * wide + filled % wide, width<T>, P{});
   }
 
-  template <class S>
-  static void multiply_as(const linear_weight& w, const T* x, idx_t x_stride, idx_t tokens, idx_t begin, idx_t end,
-                          T* sums) {
-    if (tokens == 1)
-      dot_products<1, S>(w, x, x_stride, tokens, begin, end, sums);
-    else
-      dot_products<tokens_in_place, S>(w, x, x_stride, tokens, begin, end, sums);
+  /// Packed weights of another storage, in pieces that stay in the first-level cache.
+  static void pack_again(const linear_weight& w, idx_t begin, idx_t count, idx_t k0, idx_t depth, P* panels) {
+    constexpr idx_t wide = panel_width<T>, piece = 64;
+    for (idx_t o = begin; o < begin + count; o += wide, panels += operands<P>(depth) * wide)
+      if constexpr (std::same_as<P, T>) {
+        w.packed->load(*w.packed, o, k0, depth, panels);
+      } else {
+        alignas(64) T numbers[piece * wide];
+        for (idx_t k = 0; k < depth; k += piece) {
+          const idx_t here = std::min(piece, depth - k);
+          w.packed->load(*w.packed, o, k0 + k, here, numbers);
+          pack_panels<P>([&](idx_t i) { return numbers + (i - k) * wide; }, k, here, wide, 1, panels,
+                         round_up(depth, numbers_of<P>));
+        }
+      }
   }
 
-  /// For N tokens, the last of `tokens` again to fill up, and all outputs, some rows of the weight at a time.
-  template <int N, class S>
-  static void dot_products(const linear_weight& w, const T* x, idx_t x_stride, idx_t tokens, idx_t begin, idx_t end,
-                           T* sums) {
-    constexpr int rows = N == 1 ? 8 : 4;
-    const T* token[N];
-    for (int t = 0; t < N; ++t) token[t] = x + std::min<idx_t>(t, tokens - 1) * x_stride;
-    const idx_t whole = w.inputs / width<T> * width<T>;
-    for (idx_t o = begin; o < end; o += rows) {
-      const S* row[rows];
-      for (int i = 0; i < rows; ++i) row[i] = w.template row<S>(std::min(o + i, end - 1));
-      packet<T> acc[rows][N];
-      unroll<rows>([&](auto i) { unroll<N>([&](auto t) { acc[i][t] = zero<T>(); }); });
-      // GCC 12 keeps the lambdas of the second call out of line unless told: 1.6 times as slow
-      const auto step = [&](idx_t k, auto load_weight) __attribute__((always_inline)) {
-        unroll<rows>([&](auto i) __attribute__((always_inline)) {
-          const packet<T> factor = load_weight(row[i] + k);
-          unroll<N>([&](auto t)
-                        __attribute__((always_inline)) { acc[i][t] = fma(factor, load<T>(token[t] + k), acc[i][t]); });
-        });
-      };
-      for (idx_t k = 0; k < whole; k += width<T>) step(k, [](const S* p) { return load_as<T>(p); });
-      if (whole < w.inputs) step(whole, [&](const S* p) { return gather_part<T>(p, 1, w.inputs - whole); });
-      for (int i = 0; i < rows && o + i < end; ++i)
-        for (int t = 0; t < N && t < tokens; ++t) sums[t * outputs_per_task + o + i - begin] = sum_lanes(acc[i][t]);
-    }
+  template <class S>
+  static void multiply_as(const linear_weight& w, const few_tokens_call<T>& call) {
+    if (w.has_rows())
+      row_sums(call, w.template row<S>(0), w.weight.strides[0]);
+    else
+      column_sums(call, w.template row<S>(0), w.weight.strides[1]);
+  }
+  static void multiply_packed(const linear_weight& w, const few_tokens_call<T>& call) {
+    w.packed->multiply(*w.packed, call);
   }
 };
 
@@ -131,28 +144,32 @@ struct row_buffer {
 
 /// A weight and its bias, packed: blocks of input_block inputs, each as panels [input][panel_width].
 template <class P>
-struct packed_weight {
+struct weight_panels {
   using T = sum_type<P>;
   static constexpr idx_t wide = panel_width<T>, outputs_per_block = 4 * wide;
 
   const linear_weight<P>* from;
-  P* panels;
+  P* packed;  // null where the weight was packed before
+  const P* panels;
   T* bias;
 
-  packed_weight(arena& memory, const linear_weight<P>& w)
-      : from(&w), panels(memory.allocate<P>(padded() * operands<P>(w.inputs))), bias(memory.allocate<T>(padded())) {}
+  weight_panels(arena& memory, const linear_weight<P>& w)
+      : from(&w),
+        packed(w.panels(0, 0, w.inputs) ? nullptr : memory.allocate<P>(padded() * operands<P>(w.inputs))),
+        panels(packed ? packed : w.panels(0, 0, w.inputs)),
+        bias(memory.allocate<T>(padded())) {}
 
   idx_t padded() const { return round_up(from->outputs, wide); }
-  P* block(idx_t k0) const { return panels + operands<P>(k0) * padded(); }
+  const P* block(idx_t k0) const { return panels + operands<P>(k0) * padded(); }
 
   /// Packing is split into blocks of outputs.
   idx_t blocks() const { return ceil_div(from->outputs, outputs_per_block); }
 
   void pack(idx_t number) const {
     const idx_t begin = number * outputs_per_block, count = std::min(outputs_per_block, from->outputs - begin);
-    for (idx_t k0 = 0; k0 < from->inputs; k0 += input_block) {
+    for (idx_t k0 = 0; packed && k0 < from->inputs; k0 += input_block) {
       const idx_t depth = std::min(input_block, from->inputs - k0);
-      from->pack(*from, begin, count, k0, depth, block(k0) + begin * operands<P>(depth));
+      from->pack(*from, begin, count, k0, depth, packed + operands<P>(k0) * padded() + begin * operands<P>(depth));
     }
     from->load_bias(begin, count, bias + begin);
     std::fill(bias + begin + count, bias + std::min(begin + outputs_per_block, padded()), T(0));
@@ -160,7 +177,7 @@ struct packed_weight {
 };
 
 template <class P>
-void pack_weights(std::span<const packed_weight<P>> list, execution& exec) {
+void pack_weights(std::span<const weight_panels<P>> list, execution& exec) {
   idx_t blocks = 0;
   for (const auto& weight : list) blocks = std::max(blocks, weight.blocks());
   exec.for_each(blocks * std::ssize(list), [&](idx_t task, int) {
@@ -223,7 +240,7 @@ template <class P, class Left>
 
 /// sums = bias + rows of x times the weight, for its outputs [first, first + count).
 template <class P>
-void multiply_tokens(const packed_tokens<P>& x, const packed_weight<P>& weight, idx_t first, idx_t count,
+void multiply_tokens(const packed_tokens<P>& x, const weight_panels<P>& weight, idx_t first, idx_t count,
                      row_buffer<sum_type<P>>& sums) {
   sums.stride = round_up(count, panel_width<P>);
   sums.begin(weight.bias + first, x.rows);
@@ -235,25 +252,84 @@ void multiply_tokens(const packed_tokens<P>& x, const packed_weight<P>& weight, 
 
 // Few tokens ----------------------------------------------------------------------------------------------------------
 
-/// done(row, output, count, values) for the outputs of `rows` rows of x, bias included, some of them at a time: values
-/// are those of outputs [output, output + count). Tasks share the outputs. Rows of x are of whole packets.
-template <class T, class P>
-void few_token_products(const row_buffer<T>& x, idx_t rows, const linear_weight<P>& weight, execution& exec,
-                        function_ref<void(idx_t row, idx_t output, idx_t count, T* values)> done) {
-  for (idx_t r = 0; r < rows; ++r) std::fill(x.row(r) + weight.inputs, x.row(r) + x.stride, T(0));
-  exec.for_each(ceil_div(weight.outputs, outputs_per_task), [&](idx_t task, int) {
-    const idx_t begin = task * outputs_per_task, end = std::min(begin + outputs_per_task, weight.outputs);
-    T bias[outputs_per_task], sums[tokens_in_place][outputs_per_task];
-    weight.load_bias(begin, end - begin, bias);
-    for (idx_t r = 0; r < rows; r += tokens_in_place) {
-      const idx_t count = std::min(tokens_in_place, rows - r);
-      weight.multiply(weight, x.row(r), x.stride, count, begin, end, sums[0]);
-      for (idx_t t = 0; t < count; ++t) {
-        for (idx_t o = 0; o < end - begin; ++o) sums[t][o] = bias[o] + sums[t][o];
-        done(r + t, begin, end - begin, sums[t]);
-      }
+/// Whether few_token_products is used. Its sums are those of multiply_tokens, except where it reads a weight in place,
+/// which the length of a sequence decides, not the number of all tokens: a batch gives what its items alone give.
+template <class T>
+bool few_tokens(const input_tokens<T>& x) {
+  return x.length <= tokens_in_place || x.count <= token_block;
+}
+
+/// What few_token_products packs its tokens into.
+template <class P>
+using few_tokens_memory = packed_tokens<P>;
+
+/// A worker's panels of a block of inputs, and sums of up to token_block rows.
+template <class P>
+struct few_outputs {
+  using T = sum_type<P>;
+  static constexpr idx_t wide = panel_width<T>, outputs = std::max<idx_t>(outputs_per_task, wide);
+
+  P* panels;
+  row_buffer<T> sums;
+  T* bias;
+
+  few_outputs(arena& memory, const linear_weight<P>& w)
+      : panels(memory.allocate<P>(outputs * operands<P>(std::min(input_block, w.inputs)))),
+        sums(memory, token_block, outputs),
+        bias(memory.allocate<T>(outputs)) {}
+
+  /// sums = bias + rows of x times the weight, for its outputs [begin, begin + count).
+  void run(const packed_tokens<P>& x, const linear_weight<P>& w, idx_t begin, idx_t count) {
+    sums.stride = round_up(count, wide);
+    w.load_bias(begin, count, bias);
+    std::fill(bias + count, bias + sums.stride, T(0));
+    sums.begin(bias, x.rows);
+    for (idx_t k0 = 0; k0 < w.inputs; k0 += input_block) {
+      const idx_t depth = std::min(input_block, w.inputs - k0);
+      const P* const before = w.panels(begin, k0, depth);
+      if (!before) w.pack(w, begin, count, k0, depth, panels);
+      add_products(x.from(k0), x.rows, before ? before : panels, operands<P>(depth), sums);
     }
-  });
+  }
+};
+
+/// done(row, output, count, values) for the outputs of `rows` rows of x, up to token_block, bias included, some of them
+/// at a time: values are those of outputs [output, output + count). Tasks share the outputs. Rows of x are of whole
+/// packets, and belong to sequences of `length` tokens.
+template <class T, class P>
+void few_token_products(const row_buffer<T>& x, idx_t rows, idx_t length, const linear_weight<P>& weight,
+                        few_tokens_memory<P>& memory, execution& exec,
+                        function_ref<void(idx_t row, idx_t output, idx_t count, T* values)> done) {
+  const auto for_outputs = [&](idx_t together, auto&& run) {
+    exec.for_each(ceil_div(weight.outputs, together), [&](idx_t task, int worker) {
+      run(task * together, std::min(together, weight.outputs - task * together), worker);
+    });
+  };
+  if (!weight.in_place(length)) {
+    memory.inputs = weight.inputs;
+    memory.pack([&](idx_t r) { return x.row(r); }, rows);
+    return for_outputs(few_outputs<P>::outputs, [&](idx_t begin, idx_t count, int worker) {
+      auto outputs = exec.scratch(worker, [&](arena& m) { return few_outputs<P>(m, weight); });
+      outputs.run(memory, weight, begin, count);
+      for (idx_t r = 0; r < rows; ++r) done(r, begin, count, outputs.sums.row(r));
+    });
+  }
+  for (idx_t r = 0; r < rows; ++r) std::fill(x.row(r) + weight.inputs, x.row(r) + x.stride, T(0));
+  const bool columns = !weight.packed && !weight.has_rows();
+  const idx_t share = round_up(ceil_div(weight.outputs, exec.threads()), outputs_per_task);
+  for_outputs(columns ? std::min(share, most_outputs_per_task) : outputs_per_task,
+              [&](idx_t begin, idx_t count, int) {
+                alignas(64) T bias[most_outputs_per_task], sums[tokens_in_place][most_outputs_per_task];
+                weight.load_bias(begin, count, bias);
+                for (idx_t r = 0; r < rows; r += tokens_in_place) {
+                  const idx_t here = std::min(tokens_in_place, rows - r);
+                  weight.multiply(weight, {x.row(r), x.stride, here, weight.inputs, begin, begin + count, sums[0]});
+                  for (idx_t t = 0; t < here; ++t) {
+                    for (idx_t o = 0; o < count; ++o) sums[t][o] = bias[o] + sums[t][o];
+                    done(r + t, begin, count, sums[t]);
+                  }
+                }
+              });
 }
 
 }}}  // namespace attn::ATTN_ISA::detail

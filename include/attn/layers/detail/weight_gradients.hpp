@@ -275,7 +275,7 @@ tensor_view<const S, 2> transposed(const tensor_view<const S, 2>& w) {
 
 /// sums += rows of d times the packed weight, all of its outputs.
 template <class P>
-void add_token_products(const packed_tokens<P>& d, const packed_weight<P>& weight,
+void add_token_products(const packed_tokens<P>& d, const weight_panels<P>& weight,
                         const row_buffer<sum_type<P>>& sums) {
   for (idx_t k0 = 0; k0 < d.inputs; k0 += input_block)
     add_products(d.from(k0), d.rows, weight.block(k0), operands<P>(std::min(input_block, d.inputs - k0)), sums);
