@@ -1,0 +1,209 @@
+// attn: products of up to eight tokens and a weight that is read once, where it lies.
+//
+//   1. row_sums      numbers of a row of the weight are adjacent: dot products over packets of inputs
+//   2. column_sums   numbers of a column are adjacent: packets of outputs, some inputs at a time
+//   3. panel_sums    weights packed before the call, of any storage: packets of outputs, in registers over the inputs
+//
+// Each writes sums[t][o] = x[t] . W[begin + o] for o < end - begin, sums being [tokens_in_place][most_outputs_per_task].
+#pragma once
+
+#include <attn/core/detail/packing.hpp>
+#include <attn/core/detail/quantised.hpp>
+
+namespace attn { inline namespace ATTN_ISA { namespace detail {
+
+/// Products run over blocks of this many inputs: a tile of rows then stays in the first-level cache.
+inline constexpr idx_t input_block = 512;
+/// Sequences of up to this many tokens, as in decoding, are multiplied with the weight in place: packing it would take
+/// longer than the products. They are taken four at a time, with what is in the first-level cache.
+inline constexpr idx_t tokens_in_place = 8, tokens_together = 4;
+/// Outputs of a task, where it reads columns; of others a few panels.
+inline constexpr idx_t most_outputs_per_task = 512, outputs_per_task = 64;
+
+template <int N, class T>
+struct some_rows;
+
+/// Up to tokens_in_place rows of numbers in the compute type, padded with zeros to whole packets, and where their sums go.
+template <class T>
+struct few_tokens_call {
+  const T* x;
+  idx_t x_stride, tokens, inputs, begin, end;
+  T* sums;
+
+  /// f(some_rows<N>) for all rows.
+  template <class F>
+  ATTN_INLINE void for_rows(F&& f) const {
+    for (idx_t t = 0; t < tokens; t += tokens_together)
+      if (tokens - t == 1)
+        f(some_rows<1, T>(*this, t));
+      else if (tokens - t == 2)
+        f(some_rows<2, T>(*this, t));
+      else
+        f(some_rows<int(tokens_together), T>(*this, t));
+  }
+};
+
+/// N of the rows, the last of them again to fill up, and their sums, `count` of them.
+template <int N, class T>
+struct some_rows {
+  const T* x[N];
+  T* sums[N];
+  int count;
+
+  some_rows(const few_tokens_call<T>& call, idx_t first)
+      : count(static_cast<int>(std::min<idx_t>(N, call.tokens - first))) {
+    for (int t = 0; t < N; ++t) {
+      const idx_t row = first + std::min(t, count - 1);
+      x[t] = call.x + row * call.x_stride, sums[t] = call.sums + row * most_outputs_per_task;
+    }
+  }
+};
+
+/// N tokens and rows [o, o + Rows) of the weight; the last row is repeated for those beyond `end`.
+template <int Rows, int N, class T, class S>
+void row_tile(const few_tokens_call<T>& call, const some_rows<N, T>& tokens,
+              const S* weight, idx_t stride, idx_t o) {
+  const idx_t whole = call.inputs / width<T> * width<T>;
+  const S* row[Rows];
+  for (int i = 0; i < Rows; ++i) row[i] = weight + std::min(o + i, call.end - 1) * stride;
+  packet<T> acc[Rows][N];
+  unroll<Rows>([&](auto i) { unroll<N>([&](auto t) { acc[i][t] = zero<T>(); }); });
+  // GCC 12 keeps the lambdas of the second call out of line unless told: 1.6 times as slow
+  const auto step = [&](idx_t k, auto load_weight) __attribute__((always_inline)) {
+    unroll<Rows>([&](auto i) __attribute__((always_inline)) {
+      const packet<T> factor = load_weight(row[i] + k);
+      unroll<N>([&](auto t)
+                    __attribute__((always_inline)) { acc[i][t] = fma(factor, load<T>(tokens.x[t] + k), acc[i][t]); });
+    });
+  };
+  for (idx_t k = 0; k < whole; k += width<T>) step(k, [](const S* p) { return load_as<T>(p); });
+  if (whole < call.inputs) step(whole, [&](const S* p) { return gather_part<T>(p, 1, call.inputs - whole); });
+  for (int i = 0; i < Rows && o + i < call.end; ++i)
+    for (int t = 0; t < tokens.count; ++t) tokens.sums[t][o + i - call.begin] = sum_lanes(acc[i][t]);
+}
+
+template <class T, class S>
+void row_sums(const few_tokens_call<T>& call, const S* weight, idx_t stride) {
+  for (idx_t o = call.begin; o < call.end; o += 8)
+    call.for_rows([&]<int N>(const some_rows<N, T>& tokens) {
+      constexpr int rows = N == 1 ? 8 : 4;
+      for (idx_t i = o; i < std::min(o + 8, call.end); i += rows) row_tile<rows>(call, tokens, weight, stride, i);
+    });
+}
+
+/// Adds the products of Group inputs, whose rows begin at `weight`, to the sums of N tokens, which `token` points to. The
+/// products of a group are summed before they are added to those before them.
+template <int Group, int N, class T, class S>
+void column_group(const some_rows<N, T>& tokens, idx_t k, const S* weight,
+                  idx_t stride, idx_t count) {
+  packet<T> factor[N][Group];
+  unroll<N>([&](auto t) { unroll<Group>([&](auto i) { factor[t][i] = broadcast<T>(tokens.x[t][k + i]); }); });
+  const auto step = [&](idx_t o, auto load_weight) __attribute__((always_inline)) {
+    packet<T> acc[N];
+    unroll<Group>([&](auto i) __attribute__((always_inline)) {
+      const packet<T> w = load_weight(weight + i * stride + o);
+      unroll<N>([&](auto t) __attribute__((always_inline)) {
+        acc[t] = i == 0 ? mul(factor[t][i], w) : fma(factor[t][i], w, acc[t]);
+      });
+    });
+    unroll<N>([&](auto t) __attribute__((always_inline)) { acc[t] = add(load<T>(tokens.sums[t] + o), acc[t]); });
+    unroll<N>([&](auto t) __attribute__((always_inline)) { store<T>(tokens.sums[t] + o, acc[t]); });
+  };
+  const idx_t whole = count / width<T> * width<T>;
+  for (idx_t o = 0; o < whole; o += width<T>) step(o, [](const S* p) { return load_as<T>(p); });
+  if (whole < count) step(whole, [&](const S* p) { return gather_part<T>(p, 1, count - whole); });
+}
+
+/// Some inputs at a time over all outputs of the task, so that several rows of memory are read on side by side.
+template <class T, class S>
+void column_sums(const few_tokens_call<T>& call, const S* weight, idx_t stride) {
+  constexpr int group = 8;
+  const idx_t count = call.end - call.begin;
+  for (idx_t t = 0; t < call.tokens; ++t)
+    std::fill_n(call.sums + t * most_outputs_per_task, round_up(count, width<T>), T(0));
+  for (idx_t k = 0; k < call.inputs;) {
+    const bool whole = k + group <= call.inputs;
+    call.for_rows([&]<int N>(const some_rows<N, T>& tokens) {
+      const S* const row = weight + k * stride + call.begin;
+      if (whole)
+        column_group<group>(tokens, k, row, stride, count);
+      else
+        column_group<1>(tokens, k, row, stride, count);
+    });
+    k += whole ? group : 1;
+  }
+}
+
+// Packed weights ------------------------------------------------------------------------------------------------------
+
+/// A panel of weights stored as Stored: numbers [input][panel_width], in bf16 pairs of them.
+template <class Stored>
+struct stored_panel {
+  using T = compute_type<Stored>;
+  using number = Stored;
+  static constexpr idx_t wide = panel_width<T>;
+  static constexpr idx_t numbers(idx_t depth) { return depth; }
+
+  const number* data;
+  ATTN_INLINE packet<T> load(idx_t k, int n) const { return load_as<T>(data + k * wide + n); }
+};
+template <>
+struct stored_panel<std::int8_t> {
+  using T = float;
+  using number = std::int8_t;
+  static constexpr idx_t wide = panel_width<T>;
+  static constexpr idx_t numbers(idx_t depth) { return depth; }
+
+  const number* data;
+  ATTN_INLINE packet<T> load(idx_t k, int n) const { return load_codes(data + k * wide + n); }
+};
+template <>
+struct stored_panel<Eigen::bfloat16> {
+  using T = float;
+  using number = bf16_pair;
+  static constexpr idx_t wide = panel_width<T>;
+  static constexpr idx_t numbers(idx_t depth) { return operands<bf16_pair>(depth); }
+
+  const number* data;
+  ATTN_INLINE packet<T> load(idx_t k, int n) const {
+    std::uint32_t bits[width<T>];
+    std::memcpy(bits, data + k / 2 * wide + n, sizeof bits);
+    for (std::uint32_t& x : bits) x = k % 2 ? x & 0xffff0000u : x << 16;
+    packet<T> x;
+    std::memcpy(&x, bits, sizeof x);
+    return x;
+  }
+};
+
+/// Panel after panel: panel(begin, k0) is that of outputs [begin, begin + wide) and of a block of inputs; scales, if given,
+/// are those of the outputs.
+template <class T, class Panel>
+void panel_sums(const few_tokens_call<T>& call, const Panel& panel, const T* scales) {
+  constexpr idx_t wide = panel_width<T>;
+  for (idx_t o = call.begin; o < call.end; o += wide)
+    call.for_rows([&]<int N>(const some_rows<N, T>& tokens) {
+      packet<T> sums[N][2];
+      unroll<N>([&](auto t) { sums[t][0] = sums[t][1] = zero<T>(); });
+      for (idx_t k0 = 0; k0 < call.inputs; k0 += input_block) {
+        const idx_t depth = std::min(input_block, call.inputs - k0);
+        const auto weights = panel(o, k0);
+        packet<T> acc[N][2];
+        unroll<N>([&](auto t) { acc[t][0] = acc[t][1] = zero<T>(); });
+        for (idx_t k = 0; k < depth; ++k) {
+          const packet<T> left = weights.load(k, 0), right = weights.load(k, width<T>);
+          unroll<N>([&](auto t) __attribute__((always_inline)) {
+            const packet<T> x = broadcast<T>(tokens.x[t][k0 + k]);
+            acc[t][0] = fma(x, left, acc[t][0]), acc[t][1] = fma(x, right, acc[t][1]);
+          });
+        }
+        unroll<N>([&](auto t) { sums[t][0] = add(sums[t][0], acc[t][0]), sums[t][1] = add(sums[t][1], acc[t][1]); });
+      }
+      for (int t = 0; t < tokens.count; ++t)
+        for (int half = 0; half < 2; ++half) {
+          const idx_t at = o + half * width<T>;
+          store<T>(tokens.sums[t] + at - call.begin, scales ? mul(sums[t][half], load<T>(scales + at)) : sums[t][half]);
+        }
+    });
+}
+
+}}}  // namespace attn::ATTN_ISA::detail
