@@ -58,6 +58,7 @@
 #include <attn/layers/mean_pool_backward.hpp>
 #include <attn/layers/multi_head.hpp>
 #include <attn/layers/multi_head_backward.hpp>
+#include <attn/layers/packed_weights.hpp>
 #include <attn/layers/project.hpp>
 #include <attn/layers/project_backward.hpp>
 #include <attn/layers/reversible_block.hpp>

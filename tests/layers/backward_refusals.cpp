@@ -140,7 +140,7 @@ TEST_CASE("project_backward refuses what does not fit", "[layer_backward_refusal
           {
               {"another dim of d_out", "d_out dim 8; found 7",
                [](arguments& d) { d.d_view = d.d_view.slice(2, 0, 7); }},
-              {"too few columns", "weight columns = dim of its input 8; found 7",
+              {"too few columns", "weight [outputs, inputs] with columns = dim of its input 8; found [8, 7]",
                [](arguments& d) { d.one.weight = d.matrix(8, 7), d.d_one.weight = {}; }},
               {"a gradient of no bias", "bias, since its gradient is asked for; found none",
                [](arguments& d) { d.one.bias = {}; }},
@@ -218,7 +218,7 @@ TEST_CASE("feed_forward_backward refuses what does not fit", "[layer_backward_re
                      {
                          {"another dim of d_out", "down weight rows = out dim 7; found 8",
                           [](arguments& d) { d.d_view = d.d_view.slice(2, 0, 7); }},
-                         {"columns of down", "down weight columns = dim of its input 10; found 11",
+                         {"columns of down", "down weight [outputs, inputs] with columns = dim of its input 10; found [8, 11]",
                           [](arguments& d) { d.feed.down = d.matrix(8, 11), d.d_feed.down = {}; }},
                          {"a gradient of no up bias", "up bias, since its gradient is asked for",
                           [](arguments& d) { d.feed.up_bias = {}; }},

@@ -21,6 +21,9 @@ struct layer_parts {
   using L = compiled_layers<S>;
   tensor<S> weight, bias, half_weight, taps;
   feed_forward_store<S> feed, gated;
+  using codes = std::conditional_t<std::same_as<S, double>, double, std::int8_t>;
+  attn::packed_weights<S> packed_weight{matrix(weight)}, packed_up{matrix(feed.up)};
+  attn::packed_weights<codes> packed_down{matrix(feed.down)};
 
   explicit layer_parts(idx_t width)
       : weight(cast<S>(random_weight(1, width, width))),
@@ -70,6 +73,15 @@ void add_layers(std::vector<layer<S>>& all, idx_t width, const layer_parts<S>& p
       [&p](auto x, auto out, auto& exec) { L::feed_forward(x, out, p.gated.views(), attn::activation::silu, exec); });
   add("feed_forward", reach::token,
       [&p](auto x, auto out, auto& exec) { L::feed_forward(x, out, p.feed.views(), attn::activation::gelu, exec); });
+  add("project, the weight transposed,", reach::token, [&p](auto x, auto out, auto& exec) {
+    const in_matrix<S> w = matrix(p.weight);
+    L::project(x, out, {.weight = {w.data(), w.extents(), {1, w.extent(0)}}, .bias = vector(p.bias)}, exec);
+  });
+  add("project, the weight packed,", reach::token,
+      [&p](auto x, auto out, auto& exec) { L::project(x, out, {.weight = p.packed_weight}, exec); });
+  add("feed_forward, the weights packed,", reach::token, [&p](auto x, auto out, auto& exec) {
+    L::feed_forward(x, out, {.up = p.packed_up, .down = p.packed_down}, attn::activation::gelu, exec);
+  });
   add("reversible_block", reach::token,
       [&p](auto x, auto out, auto& exec) { L::reversible_block(x, out, p.half(), p.half(), {}, exec); });
   add("reversible_block_inverse", reach::token,

@@ -4,6 +4,7 @@
 #include <attn/layers/encoder_block_backward.hpp>
 #include <attn/layers/multi_head.hpp>
 #include <attn/layers/multi_head_backward.hpp>
+#include <attn/layers/packed_weights.hpp>
 #include <attn/layers/reversible_block.hpp>
 #include <attn/layers/reversible_block_backward.hpp>
 #include <attn/layers/rms_norm.hpp>

@@ -2,14 +2,18 @@
 //
 //   attn::project(x, out, {.weight = w, .bias = b});        // weight is a view_field<const float, 2>, bias one of rank 1
 //
-// A view_field is a tensor_view that may be left out. It is made from whatever its view can be made from. Anything else
-// does not compile, and one sentence says why: numbers of another type, a matrix in the place of a vector, an
-// expression. A temporary that owns its memory, such as the matrix `MatrixXf(2 * w)`, does not compile either, because
+// A view_field is a tensor_view that may be left out. It is made from whatever its view can be made from; one of rank 1
+// also from a matrix of one row or one column, as files keep vectors (any other throws std::invalid_argument). Anything
+// else does not compile, and one sentence says why: numbers of another type, an expression. A temporary that owns its memory, such as the matrix `MatrixXf(2 * w)`, does not compile either, because
 // options and weights may outlive it. (The transpose or a block of a temporary does compile, for it has the type of one
 // of a named matrix: give such a matrix a name.)
 #pragma once
 
+#include <attn/core/errors.hpp>
 #include <attn/core/tensor_view.hpp>
+
+#include <stdexcept>
+#include <string>
 
 namespace attn { inline namespace ATTN_ISA {
 namespace detail {
@@ -39,12 +43,24 @@ constexpr void say_why_not_field() {
                          "options of its compute type (float for 16-bit elements); found numbers of another type");
   } else if constexpr (!std::is_const_v<T> && std::is_const_v<element_type_of<X&>>) {
     static_assert(right, "attn: a gradient or result must be writable, but its elements are const");
-  } else if constexpr (eigen_memory<X>) {
-    static_assert(right, "attn: expected a vector, such as an Eigen::VectorXf or the column m.col(0); found a matrix");
   } else {
     static_assert(right, "attn: expected a view with as many axes as the field has; found another number of them");
   }
 }
+
+/// A matrix of one row or one column as a vector.
+template <class T>
+constexpr tensor_view<T, 1> vector_of(const tensor_view<T, 2>& x) {
+  if (!x) return {};
+  if (x.extent(0) != 1 && x.extent(1) != 1)
+    raise<std::invalid_argument>("attn: expected a vector, or a matrix of one row or one column; found a matrix [" +
+                                 std::to_string(x.extent(0)) + ", " + std::to_string(x.extent(1)) + "]");
+  const int axis = x.extent(0) == 1 ? 1 : 0;
+  return {x.data(), {x.extent(axis)}, {x.stride(axis)}};
+}
+
+template <class T, int Rank, class X>
+concept matrix_for_vector = Rank == 1 && has_view<X> && std::is_constructible_v<tensor_view<T, 2>, X&>;
 
 /// The view of what a field is given as X&&.
 template <class T, int Rank, class X>
@@ -52,6 +68,7 @@ constexpr tensor_view<T, Rank> view_of_field(std::remove_reference_t<X>& x) {
   constexpr bool stays = !is_gone<X>();
   static_assert(stays, "attn: a temporary is gone before the view of it is read: name the matrix or list");
   if constexpr (std::is_constructible_v<tensor_view<T, Rank>, std::remove_reference_t<X>&>) return x;
+  else if constexpr (matrix_for_vector<T, Rank, std::remove_reference_t<X>>) return vector_of(tensor_view<T, 2>(x));
   else return say_why_not_field<T, Rank, std::remove_reference_t<X>>(), tensor_view<T, Rank>();
 }
 
