@@ -20,6 +20,7 @@ struct flags {
   double far = 0;
   std::string type = "float";  // of elements; several with commas between them
   std::string cache_type;      // of the elements of caches, beside those of the tokens; several with commas
+  std::string weights = "rows";  // how layers are given theirs
   std::string precision = "standard";  // or fast: lines of it beside the others
   std::string input;           // folder with q.npy, k.npy, v.npy instead of the shipped data
   idx_t min_length = 256;

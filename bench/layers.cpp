@@ -2,12 +2,15 @@
 // x [length, heads * dim], which q's memory holds.
 #include <attn/core/random.hpp>
 #include <attn/layers/feed_forward_backward.hpp>
+#include <attn/layers/packed_weights.hpp>
 #include <attn/layers/project_backward.hpp>
 #include <attn/layers/short_convolution_backward.hpp>
 #include <attn/softmax/attention_weights.hpp>
 
 #include <cmath>
 #include <memory>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "table.hpp"
@@ -32,6 +35,36 @@ struct random_weight {
   attn::tensor_view<const element, 2> view() const { return {numbers->data(), {outputs, inputs}}; }
 };
 
+/// A weight as --weights has it, which copies share.
+struct given_weight {
+  attn::weight_field<element> field;
+  std::shared_ptr<const void> owner;
+
+  given_weight(idx_t m, idx_t n, std::uint64_t seed, const std::string& form) {
+    const bool columns = form == "columns";
+    const random_weight numbers(columns ? n : m, columns ? m : n, seed);
+    const auto view = numbers.view();
+    if (form == "rows") field = view, owner = numbers.numbers;
+    else if (columns) field = {view.data(), {m, n}, {1, m}}, owner = numbers.numbers;
+    else if (form == "packed") pack<element>(view);
+    else if (form == "half") pack<Eigen::half>(view);
+    else if (form == "bfloat16") pack<Eigen::bfloat16>(view);
+    else if (form == "int8") pack<std::int8_t>(view);
+    if (!owner)
+      throw std::invalid_argument("attn_bench: --weights expects rows, columns, packed, half, bfloat16 or int8, which "
+                                  "serves the type of elements; found \"" + form + "\"");
+  }
+
+ private:
+  template <class Stored>
+  void pack(const attn::tensor_view<const element, 2>& view) {
+    if constexpr (attn::detail::stores_for<Stored, element>) {
+      const auto packed = std::make_shared<const attn::packed_weights<Stored>>(view);
+      field = *packed, owner = packed;
+    }
+  }
+};
+
 template <class T>
 attn::tensor_view<T, 3> sequence(const attn::tensor_view<T>& x, idx_t channels) {
   return {x.data(), {1, x.extent(2), channels}};
@@ -46,8 +79,9 @@ double twice(double (*flops)(const problem&), const problem& p) { return 2 * flo
 
 runner prepare_project(const problem& p) {
   const idx_t channels = p.heads * p.dim;
-  return [=, w = random_weight(channels, channels, 1)](input q, input, input, output out, attn::execution& exec) {
-    attn::project(sequence(q, channels), sequence(out, channels), {.weight = w.view()}, exec);
+  return [=, w = given_weight(channels, channels, 1, p.set.weights)](input q, input, input, output out,
+                                                                     attn::execution& exec) {
+    attn::project(sequence(q, channels), sequence(out, channels), {.weight = w.field}, exec);
   };
 }
 
@@ -64,10 +98,10 @@ training_runner train_project(const problem& p) {
 
 runner prepare_feed_forward(const problem& p) {
   const idx_t channels = p.heads * p.dim, hidden = hidden_for_one * channels;
-  return [=, up = random_weight(hidden, channels, 1), down = random_weight(channels, hidden, 2)](
-             input q, input, input, output out, attn::execution& exec) {
-    attn::feed_forward(sequence(q, channels), sequence(out, channels), {.up = up.view(), .down = down.view()}, {},
-                       exec);
+  return [=, up = given_weight(hidden, channels, 1, p.set.weights),
+          down = given_weight(channels, hidden, 2, p.set.weights)](input q, input, input, output out,
+                                                                   attn::execution& exec) {
+    attn::feed_forward(sequence(q, channels), sequence(out, channels), {.up = up.field, .down = down.field}, {}, exec);
   };
 }
 
@@ -133,7 +167,7 @@ family layers_family() {
                          .cost = growth::linear,
                          .has_causal = false,
                          .exact = false,
-                         .uses = {},
+                         .uses = {"weights"},
                          .flops = project_flops,
                          .prepare = prepare_project,
                          .approximates = false,
@@ -144,7 +178,7 @@ family layers_family() {
                          .cost = growth::linear,
                          .has_causal = false,
                          .exact = false,
-                         .uses = {},
+                         .uses = {"weights"},
                          .flops = feed_forward_flops,
                          .prepare = prepare_feed_forward,
                          .approximates = false,

@@ -10,12 +10,13 @@
 
 #include <attn/core/packed.hpp>
 #include <attn/core/random.hpp>
-#include <attn/layers/feed_forward.hpp>
-#include <attn/layers/layer_norm.hpp>
+#include <attn/layers/encoder_block.hpp>
 #include <attn/layers/multi_head.hpp>
+#include <attn/layers/packed_weights.hpp>
 
 #include <chrono>
 #include <cmath>
+#include <deque>
 #include <span>
 
 #include "../support/arrays.hpp"
@@ -81,19 +82,12 @@ class encoder {
       if (attention_seconds) *attention_seconds += seconds() - start;
     };
     for (const layer& l : layers_) {
-      matrix normed(x.rows(), x.cols()), h(x.rows(), width), mixed(x.rows(), width);
-      attn::layer_norm(x, normed, l.norm_1, {.eps = 1e-6f}, exec);
-      attn::multi_head(normed, mixed, l.attention, mix, {.heads = heads}, exec);
-      if (l.widen.weight)
-        attn::project(x, h, l.widen, exec);
-      else
-        h.swap(x);
-      h += mixed;
-      normed.resize(x.rows(), width);
-      attn::layer_norm(h, normed, l.norm_2, {.eps = 1e-6f}, exec);
-      attn::feed_forward(normed, mixed, l.feed_forward, {.activation = attn::activation::relu}, exec);
-      h += mixed;
-      x.swap(h);
+      matrix next(x.rows(), width);
+      const auto heads_of = [&](auto normed, auto out, attn::execution& threads) {
+        attn::multi_head(normed, out, l.attention, mix, {.heads = heads}, threads);
+      };
+      attn::encoder_block(x, next, l.block, heads_of, {.activation = attn::activation::relu, .eps = 1e-6f}, exec);
+      x.swap(next);
     }
 
     matrix means(std::ssize(texts), width), result(std::ssize(texts), width);
@@ -105,10 +99,8 @@ class encoder {
   }
 
   struct layer {
-    attn::layer_norm_weights<float> norm_1, norm_2;
     attn::multi_head_weights<float> attention;
-    attn::project_weights<float> widen;
-    attn::feed_forward_weights<float> feed_forward;
+    attn::encoder_block_weights<float> block;
   };
   using weight_view = attn::tensor_view<const float, 2>;
   using bias_view = attn::tensor_view<const float, 1>;
@@ -130,25 +122,25 @@ class encoder {
       const weight_view qkv = kernel(kernels + "qkv_transform_single/kernel/part_0", in, 3 * in);
       const bias_view qkv_bias = list(biases + "qkv_transform_single/bias" + concat, 3 * in);
       layer& l = layers_.emplace_back();
-      l.norm_1 = norm(name, in);
-      l.attention = {.query = qkv.slice(0, 0, in),
-                     .key = qkv.slice(0, in, in),
-                     .value = qkv.slice(0, 2 * in, in),
-                     .output = kernel(kernels + "output_transform_single/kernel/part_0", in, width),
+      l.attention = {.query = pack(qkv.slice(0, 0, in)),
+                     .key = pack(qkv.slice(0, in, in)),
+                     .value = pack(qkv.slice(0, 2 * in, in)),
+                     .output = pack(kernel(kernels + "output_transform_single/kernel/part_0", in, width)),
                      .query_bias = qkv_bias.slice(0, 0, in),
                      .key_bias = qkv_bias.slice(0, in, in),
                      .value_bias = qkv_bias.slice(0, 2 * in, in),
                      .output_bias = list(biases + "output_transform_single/bias" + concat, width)};
+      l.block = {.norm_1 = norm(name, in),
+                 .norm_2 = norm(feed, width),
+                 .feed_forward = {.up = pack(kernel(stack + feed + "/conv1/Tensordot/Reshape_1", width, hidden)),
+                                  .down = pack(kernel(stack + feed + "/conv2/Tensordot/Reshape_1", hidden, width)),
+                                  .up_bias = list(applied + feed + "/conv1/bias" + concat, hidden),
+                                  .down_bias = list(applied + feed + "/conv2/bias" + concat, width)}};
       if (n == 0)
-        l.widen = {.weight = kernel(applied + name + "/dense/kernel" + concat, in, width),
-                   .bias = list(applied + name + "/dense/bias" + concat, width)};
-      l.norm_2 = norm(feed, width);
-      l.feed_forward = {.up = kernel(stack + feed + "/conv1/Tensordot/Reshape_1", width, hidden),
-                        .down = kernel(stack + feed + "/conv2/Tensordot/Reshape_1", hidden, width),
-                        .up_bias = list(applied + feed + "/conv1/bias" + concat, hidden),
-                        .down_bias = list(applied + feed + "/conv2/bias" + concat, width)};
+        l.block.residual = {.weight = pack(kernel(applied + name + "/dense/kernel" + concat, in, width)),
+                            .bias = list(applied + name + "/dense/bias" + concat, width)};
     }
-    last_ = {.weight = kernel(base + "hidden_layers/tanh_layer_0/weights", width, width),
+    last_ = {.weight = pack(kernel(base + "hidden_layers/tanh_layer_0/weights", width, width)),
              .bias = list(base + "hidden_layers/tanh_layer_0/bias", width)};
     embedding_ = numbers("module/Embeddings_en", vocabulary, narrow);
     if (draw_)
@@ -179,11 +171,14 @@ class encoder {
   weight_view kernel(const std::string& name, idx_t inputs, idx_t outputs) {
     return {numbers(name, inputs, outputs), {outputs, inputs}, {1, outputs}};
   }
+  /// Packed once, for all texts.
+  const attn::packed_weights<float>& pack(const weight_view& weight) { return packed_.emplace_back(weight); }
   bias_view list(const std::string& name, idx_t size) { return {numbers(name, 1, size), {size}}; }
 
   support::arrays weights_;
   bool draw_;
   attn::random_numbers random_{1};
+  std::deque<attn::packed_weights<float>> packed_;  // which layers point to
   std::vector<layer> layers_;
   attn::project_weights<float> last_;
   const float* embedding_ = nullptr;  // [vocabulary, narrow]

@@ -142,7 +142,8 @@ TEST_CASE("encoder_block: refusals of residual weights and widths", "[encoder_bl
   says({}, {}, "attn::encoder_block: expected out dim 4; found 6");
   says({}, vector(bias), "attn::encoder_block: expected out dim 4; found 6");
   says({weight.data.data(), {6, 3}}, {},
-       "attn::encoder_block: expected residual weight [outputs, inputs] with columns = dim of its input 4; found [6, 3]");
+       "attn::encoder_block: expected residual weight [outputs, inputs] with columns = dim of its input 4; "
+       "found [6, 3]");
   says({weight.data.data(), {4, 4}}, {}, "attn::encoder_block: expected out dim 4; found 6");
   says(matrix(weight), {bias.data.data(), {5}},
        "attn::encoder_block: expected residual bias, one per row of its weight: 6; found 5");

@@ -55,17 +55,16 @@ void check_storage(double allowed) {
 
 }  // namespace
 
-TEST_CASE("packed_weights: every storage, in project", "[packed_weights]") {
-  check_storage<float, float>(tolerance<float>::out);
-  check_storage<double, double>(tolerance<double>::out);
-  check_storage<float, Eigen::half>(tolerance<float>::out);
-  check_storage<float, Eigen::bfloat16>(tolerance<float>::out);
-  check_storage<float, codes>(tolerance<float>::out);
-  check_storage<Eigen::half, Eigen::half>(tolerance<Eigen::half>::out);
-  check_storage<Eigen::half, codes>(tolerance<Eigen::half>::out);
-  check_storage<Eigen::bfloat16, Eigen::bfloat16>(tolerance<Eigen::bfloat16>::out);
+TEMPLATE_LIST_TEST_CASE("packed_weights: every storage, in project", "[packed_weights]", all_types) {
+  constexpr bool is_bf16 = std::same_as<TestType, Eigen::bfloat16>;
+  constexpr double allowed = tolerance<TestType>::out;
+  check_storage<TestType, TestType>(allowed);
+  if constexpr (std::same_as<TestType, float>) {
+    check_storage<float, Eigen::half>(allowed);
+    check_storage<float, Eigen::bfloat16>(allowed);
+  }
   // products of bf16 numbers round scale * code once more: by 2^-9 at most, each weight on its own
-  check_storage<Eigen::bfloat16, codes>(1.5 * tolerance<Eigen::bfloat16>::out);
+  if constexpr (!std::same_as<TestType, double>) check_storage<TestType, codes>(is_bf16 ? 1.5 * allowed : allowed);
 }
 
 TEMPLATE_LIST_TEST_CASE("packed_weights: the bits of the weights themselves", "[packed_weights]", all_types) {
@@ -160,7 +159,8 @@ TEST_CASE("packed_weights refuse what they cannot store, and gradients", "[packe
   says(refusal([&] { attn::project(x, out, {.weight = packed}); }),
        "weight [outputs, inputs] with columns = dim of its input 7; found [8, 6]");
   x.setOnes(5, 8), out.setConstant(5, 6, 7);
-  says(refusal([&] { attn::project(x, out, {.weight = packed}); }), "give the transpose of an [inputs, outputs] matrix");
+  says(refusal([&] { attn::project(x, out, {.weight = packed}); }),
+       "give the transpose of an [inputs, outputs] matrix");
   CHECK(out == Eigen::MatrixXf::Constant(5, 6, 7));
   x.setOnes(5, 6), dx.setOnes(5, 6), out.setOnes(5, 8);
   says(refusal([&] { attn::project_backward(x, {.weight = packed}, out, {.x = dx}); }), "found packed weights");

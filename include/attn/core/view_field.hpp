@@ -4,9 +4,10 @@
 //
 // A view_field is a tensor_view that may be left out. It is made from whatever its view can be made from; one of rank 1
 // also from a matrix of one row or one column, as files keep vectors (any other throws std::invalid_argument). Anything
-// else does not compile, and one sentence says why: numbers of another type, an expression. A temporary that owns its memory, such as the matrix `MatrixXf(2 * w)`, does not compile either, because
-// options and weights may outlive it. (The transpose or a block of a temporary does compile, for it has the type of one
-// of a named matrix: give such a matrix a name.)
+// else does not compile, and one sentence says why: numbers of another type, an expression. A temporary that owns its
+// memory, such as the matrix `MatrixXf(2 * w)`, does not compile either, because options and weights may outlive it.
+// (The transpose or a block of a temporary does compile, for it has the type of one of a named matrix: give such a
+// matrix a name.)
 #pragma once
 
 #include <attn/core/errors.hpp>

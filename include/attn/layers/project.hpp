@@ -5,15 +5,16 @@
 //   attn::project(x, out, {.weight = w});           // Eigen matrices: x [length, n], w [m, n], out [length, m]
 //   attn::project(x, out, {.weight = w, .bias = b}, threads);
 //
-// Shapes   x [B, L, n], weight [m, n] (a row for every output, as most frameworks keep it; a transposed view serves as
-//          well), bias [m], which may be left out, out [B, L, m]. float, double, or Eigen::half / Eigen::bfloat16 in
-//          memory with float sums.
-// Cost     2 B L n m operations. Scratch: the packed weight, about n m numbers, and 48 (n + m) numbers per thread. With
-//          L up to four, as in decoding, the weight is read in place, if its columns have stride 1; scratch is then 48 n
-//          numbers at most, and threads share the outputs, 64 per task.
+// Shapes   x [B, L, n], weight [m, n] (a row for every output, as PyTorch keeps it; the [n, m] of TensorFlow, Flax and
+//          GPT-2 as a transposed view, as fast: .weight = w.transpose(); or packed_weights.hpp), bias [m], which may be
+//          left out, out [B, L, m]. float, double, or Eigen::half / Eigen::bfloat16 in memory with float sums.
+// Cost     2 B L n m operations. Scratch: the packed weight, about n m numbers, unless it was packed before, and
+//          48 (n + m) numbers per thread. With L up to eight, as in decoding, a weight with rows or columns of stride 1
+//          is read in place, and with B L up to 48 any is packed 64 outputs at a time: scratch is then 96 n numbers at
+//          most and 40000 per thread, and threads share the outputs.
 // Throws   std::invalid_argument for shapes that do not fit, before anything is written.
 //
-// Every number of out is one sum whose order depends on L, n and the weight's strides only, not on other rows. Eigen's
+// Every number of out is one sum whose order depends on L, n and the weight's storage only, not on other rows. Eigen's
 // products do not guarantee this, and may allocate memory; the products here are as fast with Clang 14 (0.82 of a
 // core's peak) and 1.3 to 1.6 times as fast with GCC 12 (512 x 512 weights, 4096 tokens, AVX-512).
 #pragma once

@@ -4,7 +4,7 @@
 //   2. column_sums   numbers of a column are adjacent: packets of outputs, some inputs at a time
 //   3. panel_sums    weights packed before the call, of any storage: packets of outputs, in registers over the inputs
 //
-// Each writes sums[t][o] = x[t] . W[begin + o] for o < end - begin, sums being [tokens_in_place][most_outputs_per_task].
+// Each writes sums[t][o] = x[t] . W[begin + o] for o < end - begin, with sums [tokens_in_place][most_outputs_per_task].
 #pragma once
 
 #include <attn/core/detail/packing.hpp>
@@ -23,7 +23,7 @@ inline constexpr idx_t most_outputs_per_task = 512, outputs_per_task = 64;
 template <int N, class T>
 struct some_rows;
 
-/// Up to tokens_in_place rows of numbers in the compute type, padded with zeros to whole packets, and where their sums go.
+/// Up to tokens_in_place rows of numbers in the compute type, padded with zeros to whole packets, and their sums.
 template <class T>
 struct few_tokens_call {
   const T* x;
@@ -91,8 +91,8 @@ void row_sums(const few_tokens_call<T>& call, const S* weight, idx_t stride) {
     });
 }
 
-/// Adds the products of Group inputs, whose rows begin at `weight`, to the sums of N tokens, which `token` points to. The
-/// products of a group are summed before they are added to those before them.
+/// Adds the products of Group inputs from k on, whose rows begin at `weight`, to the sums of N tokens. The products of a
+/// group are summed before they are added to those before them.
 template <int Group, int N, class T, class S>
 void column_group(const some_rows<N, T>& tokens, idx_t k, const S* weight,
                   idx_t stride, idx_t count) {
@@ -175,8 +175,8 @@ struct stored_panel<Eigen::bfloat16> {
   }
 };
 
-/// Panel after panel: panel(begin, k0) is that of outputs [begin, begin + wide) and of a block of inputs; scales, if given,
-/// are those of the outputs.
+/// Panel after panel: panel(begin, k0) is that of outputs [begin, begin + wide) and of the inputs of a block; scales, if
+/// given, are those of the outputs.
 template <class T, class Panel>
 void panel_sums(const few_tokens_call<T>& call, const Panel& panel, const T* scales) {
   constexpr idx_t wide = panel_width<T>;

@@ -3,7 +3,7 @@
 //   1. weight_panels, packed_tokens, multiply_tokens   many tokens: operands packed for the register-blocked product
 //   2. few_token_products                              up to token_block tokens: the weight packed a few panels at a
 //                                                      time, which stay in the second-level cache: the same sums
-//   3. few_token_kernels.hpp                           sequences of up to four: the weight read once, in place
+//   3. few_token_kernels.hpp                           sequences of up to eight: the weight read once, in place
 //
 // Every number is one sum whose order depends on the length of its sequence, the number of inputs and the weight's
 // strides, not on other rows. Compiled for the operands P and the sums T of products; only the functions that read a

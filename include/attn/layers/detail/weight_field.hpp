@@ -27,7 +27,7 @@ struct packed_panels {
   const void* data = nullptr;
   const T* scales = nullptr;  // of the outputs, in eight bits
   storage stored = storage::other;
-  /// Inputs [k, k + count), of one block, of the panel of outputs that begins at `begin`, as numbers [input][panel_width].
+  /// Inputs [k, k + count), of one block, for the panel of outputs from `begin` on, as numbers [input][panel_width].
   void (*load)(const packed_panels&, idx_t begin, idx_t k, idx_t count, T* to) = nullptr;
   void (*multiply)(const packed_panels&, const few_tokens_call<T>& call) = nullptr;
 
@@ -82,8 +82,8 @@ class weight_field : public view_field<const S, 2> {
       constexpr bool stays = std::is_reference_v<X>;
       static_assert(stays, "attn: a temporary is gone before it is read: name the packed weights");
       constexpr bool serves = detail::stores_for<typename given::value_type, S>;
-      static_assert(serves, "attn: packed weights must be of the element type of the call; for float also Eigen::half or "
-                            "Eigen::bfloat16; for all but double also std::int8_t");
+      static_assert(serves, "attn: packed weights must be of the element type of the call; for float also Eigen::half "
+                            "or Eigen::bfloat16; for all but double also std::int8_t");
       if constexpr (stays && serves) return &x.panels();
       else return nullptr;
     } else {
