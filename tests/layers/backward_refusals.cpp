@@ -218,7 +218,7 @@ TEST_CASE("feed_forward_backward refuses what does not fit", "[layer_backward_re
                      {
                          {"another dim of d_out", "down weight rows = out dim 7; found 8",
                           [](arguments& d) { d.d_view = d.d_view.slice(2, 0, 7); }},
-                         {"columns of down", "down weight [outputs, inputs] with columns = dim of its input 10; found [8,",
+                         {"columns of down", "down weight [outputs, inputs] with columns = dim of its input 10; found [",
                           [](arguments& d) { d.feed.down = d.matrix(8, 11), d.d_feed.down = {}; }},
                          {"a gradient of no up bias", "up bias, since its gradient is asked for",
                           [](arguments& d) { d.feed.up_bias = {}; }},

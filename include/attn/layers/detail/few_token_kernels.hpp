@@ -91,7 +91,7 @@ void row_sums(const few_tokens_call<T>& call, const S* weight, idx_t stride) {
     });
 }
 
-/// Adds the products of Group inputs from k on, whose rows begin at `weight`, to the sums of N tokens. The products of a
+/// Adds the products of Group inputs from k on, with rows from `weight` on, to the sums of N tokens. The products of a
 /// group are summed before they are added to those before them.
 template <int Group, int N, class T, class S>
 void column_group(const some_rows<N, T>& tokens, idx_t k, const S* weight,
@@ -175,7 +175,7 @@ struct stored_panel<Eigen::bfloat16> {
   }
 };
 
-/// Panel after panel: panel(begin, k0) is that of outputs [begin, begin + wide) and of the inputs of a block; scales, if
+/// Panel after panel: panel(begin, k0) is that of outputs [begin, begin + wide) and the inputs of a block; scales, if
 /// given, are those of the outputs.
 template <class T, class Panel>
 void panel_sums(const few_tokens_call<T>& call, const Panel& panel, const T* scales) {
