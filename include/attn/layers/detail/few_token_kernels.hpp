@@ -59,27 +59,28 @@ struct some_rows {
   }
 };
 
-/// N tokens and rows [o, o + Rows) of the weight; the last row is repeated for those beyond `end`.
+/// N tokens and rows [o, o + Rows) of the weight; the last row is repeated for those beyond `end`. In one fold for all of
+/// the tile: a lambda for each element would take several times as long to compile.
 template <int Rows, int N, class T, class S>
-void row_tile(const few_tokens_call<T>& call, const some_rows<N, T>& tokens,
-              const S* weight, idx_t stride, idx_t o) {
-  const idx_t whole = call.inputs / width<T> * width<T>;
-  const S* row[Rows];
-  for (int i = 0; i < Rows; ++i) row[i] = weight + std::min(o + i, call.end - 1) * stride;
-  packet<T> acc[Rows][N];
-  unroll<Rows>([&](auto i) { unroll<N>([&](auto t) { acc[i][t] = zero<T>(); }); });
-  // GCC 12 keeps the lambdas of the second call out of line unless told: 1.6 times as slow
-  const auto step = [&](idx_t k, auto load_weight) __attribute__((always_inline)) {
-    unroll<Rows>([&](auto i) __attribute__((always_inline)) {
-      const packet<T> factor = load_weight(row[i] + k);
-      unroll<N>([&](auto t)
-                    __attribute__((always_inline)) { acc[i][t] = fma(factor, load<T>(tokens.x[t] + k), acc[i][t]); });
-    });
-  };
-  for (idx_t k = 0; k < whole; k += width<T>) step(k, [](const S* p) { return load_as<T>(p); });
-  if (whole < call.inputs) step(whole, [&](const S* p) { return gather_part<T>(p, 1, call.inputs - whole); });
-  for (int i = 0; i < Rows && o + i < call.end; ++i)
-    for (int t = 0; t < tokens.count; ++t) tokens.sums[t][o + i - call.begin] = sum_lanes(acc[i][t]);
+void row_tile(const few_tokens_call<T>& call, const some_rows<N, T>& tokens, const S* weight, idx_t stride, idx_t o) {
+  [&]<int... I, int... J, int... R>(std::integer_sequence<int, I...>, std::integer_sequence<int, J...>,
+                                    std::integer_sequence<int, R...>) {
+    const S* const row[] = {weight + std::min(o + R, call.end - 1) * stride...};
+    packet<T> acc[Rows * N] = {(void(I), zero<T>())...};
+    const idx_t whole = call.inputs / width<T> * width<T>;
+    for (idx_t k = 0; k < whole; k += width<T>) {
+      const packet<T> w[] = {load_as<T>(row[R] + k)...}, x[] = {load<T>(tokens.x[J] + k)...};
+      ((acc[I] = fma(w[I / N], x[I % N], acc[I])), ...);
+    }
+    if (whole < call.inputs) {
+      const packet<T> w[] = {gather_part<T>(row[R] + whole, 1, call.inputs - whole)...},
+                      x[] = {load<T>(tokens.x[J] + whole)...};
+      ((acc[I] = fma(w[I / N], x[I % N], acc[I])), ...);
+    }
+    for (int i = 0; i < Rows && o + i < call.end; ++i)
+      for (int t = 0; t < tokens.count; ++t) tokens.sums[t][o + i - call.begin] = sum_lanes(acc[i * N + t]);
+  }(std::make_integer_sequence<int, Rows * N>{}, std::make_integer_sequence<int, N>{},
+    std::make_integer_sequence<int, Rows>{});
 }
 
 template <class T, class S>
@@ -91,46 +92,48 @@ void row_sums(const few_tokens_call<T>& call, const S* weight, idx_t stride) {
     });
 }
 
-/// Adds the products of Group inputs from k on, with rows from `weight` on, to the sums of N tokens. The products of a
-/// group are summed before they are added to those before them.
-template <int Group, int N, class T, class S>
-void column_group(const some_rows<N, T>& tokens, idx_t k, const S* weight,
-                  idx_t stride, idx_t count) {
-  packet<T> factor[N][Group];
-  unroll<N>([&](auto t) { unroll<Group>([&](auto i) { factor[t][i] = broadcast<T>(tokens.x[t][k + i]); }); });
-  const auto step = [&](idx_t o, auto load_weight) __attribute__((always_inline)) {
-    packet<T> acc[N];
-    unroll<Group>([&](auto i) __attribute__((always_inline)) {
-      const packet<T> w = load_weight(weight + i * stride + o);
-      unroll<N>([&](auto t) __attribute__((always_inline)) {
-        acc[t] = i == 0 ? mul(factor[t][i], w) : fma(factor[t][i], w, acc[t]);
-      });
-    });
-    unroll<N>([&](auto t) __attribute__((always_inline)) { acc[t] = add(load<T>(tokens.sums[t] + o), acc[t]); });
-    unroll<N>([&](auto t) __attribute__((always_inline)) { store<T>(tokens.sums[t] + o, acc[t]); });
-  };
-  const idx_t whole = count / width<T> * width<T>;
-  for (idx_t o = 0; o < whole; o += width<T>) step(o, [](const S* p) { return load_as<T>(p); });
-  if (whole < count) step(whole, [&](const S* p) { return gather_part<T>(p, 1, count - whole); });
+/// Inputs whose products are summed before they are added to those before them.
+inline constexpr int column_group = 8;
+
+/// Adds the products of a group of inputs, whose rows are `row`, and outputs [begin, end), whole packets, to the sums of N
+/// tokens.
+template <int N, class T, class S>
+[[gnu::noinline]] void add_columns(const some_rows<N, T>& tokens, const T (&factors)[column_group][tokens_together],
+                                   const S* const (&row)[column_group], idx_t begin, idx_t end) {
+  [&]<int... I, int... J>(std::integer_sequence<int, I...>, std::integer_sequence<int, J...>) {
+    const packet<T> factor[] = {broadcast<T>(factors[I / N][I % N])...};
+    for (idx_t o = begin; o < end; o += width<T>) {
+      const packet<T> w[] = {load_as<T>(row[J] + o)...};
+      packet<T> acc[N];
+      for (packet<T>& x : acc) x = zero<T>();
+      ((acc[I % N] = fma(factor[I], w[I / N], acc[I % N])), ...);
+      for (int t = 0; t < N; ++t) acc[t] = add(load<T>(tokens.sums[t] + o), acc[t]);  // some may be of the same row
+      for (int t = 0; t < N; ++t) store<T>(tokens.sums[t] + o, acc[t]);
+    }
+  }(std::make_integer_sequence<int, column_group * N>{}, std::make_integer_sequence<int, column_group>{});
 }
 
 /// Some inputs at a time over all outputs of the task, so that several rows of memory are read on side by side.
 template <class T, class S>
 void column_sums(const few_tokens_call<T>& call, const S* weight, idx_t stride) {
-  constexpr int group = 8;
-  const idx_t count = call.end - call.begin;
+  const idx_t count = call.end - call.begin, whole = count / width<T> * width<T>;
   for (idx_t t = 0; t < call.tokens; ++t)
     std::fill_n(call.sums + t * most_outputs_per_task, round_up(count, width<T>), T(0));
-  for (idx_t k = 0; k < call.inputs;) {
-    const bool whole = k + group <= call.inputs;
+  S rest[column_group][width<T>] = {}, none[most_outputs_per_task] = {};
+  for (idx_t k = 0; k < call.inputs; k += column_group) {
+    const S *row[column_group], *last[column_group];
+    for (idx_t i = 0; i < column_group; ++i) {
+      row[i] = k + i < call.inputs ? weight + (k + i) * stride + call.begin : none;
+      std::copy_n(row[i] + whole, count - whole, rest[i]);
+      last[i] = rest[i] - whole;
+    }
     call.for_rows([&]<int N>(const some_rows<N, T>& tokens) {
-      const S* const row = weight + k * stride + call.begin;
-      if (whole)
-        column_group<group>(tokens, k, row, stride, count);
-      else
-        column_group<1>(tokens, k, row, stride, count);
+      T factors[column_group][tokens_together] = {};
+      for (idx_t i = 0; i < std::min<idx_t>(column_group, call.inputs - k); ++i)
+        for (int t = 0; t < N; ++t) factors[i][t] = tokens.x[t][k + i];
+      add_columns(tokens, factors, row, 0, whole);
+      if (whole < count) add_columns(tokens, factors, last, whole, count);
     });
-    k += whole ? group : 1;
   }
 }
 
