@@ -97,7 +97,11 @@ using word_lanes = typename lanes_of<std::uint32_t, width<float>>::type;
 /// bf16 numbers of a packet, rounded to nearest, ties to even; NaN stays NaN.
 ATTN_INLINE half_lanes to_bf16(const packet<float>& x) {
 #if defined(__AVX512BF16__) && defined(EIGEN_VECTORIZE_AVX512)
-  return (half_lanes)_mm512_cvtneps_pbh(x);
+  half_lanes numbers = (half_lanes)_mm512_cvtneps_pbh(x);
+#if defined(__clang__) && __clang_major__ == 18
+  __asm__("" : "+v"(numbers));  // hides that they are bf16 numbers: it has no instruction to join two vectors of those
+#endif
+  return numbers;
 #else
   word_lanes bits;
   std::memcpy(&bits, &x, sizeof x);
