@@ -86,13 +86,13 @@ struct linear_weight {
   static void dot_products(const linear_weight& w, const T* x, idx_t x_stride, idx_t tokens, idx_t begin, idx_t end,
                            T* sums) {
     constexpr int rows = N == 1 ? 8 : 4;
-    const T* token[N];
+    const T* token[array_size<N>];
     for (int t = 0; t < N; ++t) token[t] = x + std::min<idx_t>(t, tokens - 1) * x_stride;
     const idx_t whole = w.inputs / width<T> * width<T>;
     for (idx_t o = begin; o < end; o += rows) {
-      const S* row[rows];
+      const S* row[array_size<rows>];
       for (int i = 0; i < rows; ++i) row[i] = w.template row<S>(std::min(o + i, end - 1));
-      packet<T> acc[rows][N];
+      packet<T> acc[array_size<rows>][array_size<N>];
       unroll<rows>([&](auto i) { unroll<N>([&](auto t) { acc[i][t] = zero<T>(); }); });
       // GCC 12 keeps the lambdas of the second call out of line unless told: 1.6 times as slow
       const auto step = [&](idx_t k, auto load_weight) __attribute__((always_inline)) {
