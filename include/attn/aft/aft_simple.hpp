@@ -38,7 +38,7 @@ void simple_rows_causal(const aft_head& head, bool gate, idx_t begin, idx_t end,
   bool large = false;
   read_channels<T, S, C>(c, [&](const auto& key, const auto& value) {
     write_channels<T, S, C>(head, gate, c, [&](const auto& write) {
-      key_sums<T> s[C];
+      key_sums<T> s[array_size<C>];
       packet<T> size = zero<T>();  // of the exponents, which only grow: the largest is the first or the last
       unroll<C>([&](auto n) { s[n] = sums[n]; });
       if (end - begin > 1)
@@ -67,7 +67,7 @@ void simple_rows_causal(const aft_head& head, bool gate, idx_t begin, idx_t end,
 template <class T, class S, int C>
 void simple_rows_shared(const aft_head& head, bool gate, idx_t begin, idx_t end, idx_t c, const key_sums<T>* sums) {
   write_channels<T, S, C>(head, gate, c, [&](const auto& write) {
-    packet<T> mean[C];
+    packet<T> mean[array_size<C>];
     unroll<C>([&](auto n) { mean[n] = if_less(zero<T>(), sums[n].den, div(sums[n].num, sums[n].den), sums[n].den); });
     for (idx_t t = begin; t < end; ++t) unroll<C>([&](auto n) { write(t, n, mean[n], broadcast<T>(T(1))); });
   });

@@ -52,7 +52,7 @@ void add_gated(const simple_backward_rows& rows, idx_t c, packet<T>* total) {
   const gradient_writer<T, S> dq{typed<S>(rows.head.dq), c, false};
   const bool store_slopes = stores_slopes<T, S>(rows);
   read_channels<T, S, C>(c, [&](const auto& q, const auto& d_out) {
-    packet<T> sum[C];
+    packet<T> sum[array_size<C>];
     unroll<C>([&](auto n) { sum[n] = total[n]; });
     for (idx_t t = rows.begin; t < rows.end; ++t)
       unroll<C>([&](auto n) {
@@ -75,7 +75,7 @@ void simple_backward_shared(const simple_backward_rows& rows, idx_t c, const key
                             const packet<T>* gated) {
   const gradient_writer<T, S> dq{typed<S>(rows.head.dq), c, rows.accumulate},
       dk{typed<S>(rows.head.dk), c, rows.accumulate}, dv{typed<S>(rows.head.dv), c, rows.accumulate};
-  packet<T> mean[C], share[C], negated[C];
+  packet<T> mean[array_size<C>], share[array_size<C>], negated[array_size<C>];
   unroll<C>([&](auto n) {
     const packet<T> den = sums[n].den;
     mean[n] = if_less(zero<T>(), den, div(sums[n].num, den), den);
@@ -127,7 +127,7 @@ void simple_backward_causal(const simple_backward_rows& rows, idx_t c, const key
   const auto hides = rows.head.hidden();
   if (rows.begin == rows.end) return;
   read_channels<T, S, C>(c, [&](const auto& q, const auto& k, const auto& v, const auto& d_out) {
-    key_sums<T> s[C];
+    key_sums<T> s[array_size<C>];
     unroll<C>([&](auto n) { s[n] = before[n]; });
     for (idx_t t = rows.begin; t < rows.end; ++t) {
       const bool hidden = hides(t);
@@ -148,7 +148,7 @@ void simple_backward_causal(const simple_backward_rows& rows, idx_t c, const key
       });
     }
     // From the last row to the first, exponents decrease: every sum is scaled down to the larger exponent it came from.
-    key_sums<T> later[C], own[C];
+    key_sums<T> later[array_size<C>], own[array_size<C>];
     unroll<C>([&](auto n) {
       later[n] = after ? after[n] : key_sums<T>{};
       own[n].exponent = scratch[(rows.end - 1 - rows.begin) * C + n].exponent;

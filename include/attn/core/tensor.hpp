@@ -13,7 +13,7 @@ namespace attn { inline namespace ATTN_ISA {
 template <class T, int Rank = 4>
 class tensor {
  public:
-  using extents_type = std::array<idx_t, Rank>;
+  using extents_type = std::array<idx_t, detail::array_size<Rank>>;
 
   tensor() = default;
   /// Filled with `value`. Throws std::invalid_argument for negative extents or sizes no memory can hold.

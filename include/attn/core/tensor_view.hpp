@@ -47,6 +47,11 @@ class tensor_view;
 
 namespace detail {
 
+/// N as the size of an array. With -Wsign-conversion, GCC warns of an int there that depends on a template's arguments,
+/// although it is a constant.
+template <idx_t N>
+inline constexpr std::size_t array_size = static_cast<std::size_t>(N);
+
 /// Eigen expressions with direct access to memory: a pointer and two strides.
 template <class M>
 concept eigen_memory = requires(std::remove_reference_t<M>& m) {
@@ -91,7 +96,7 @@ class tensor_view {
  public:
   using element_type = T;
   using value_type = std::remove_const_t<T>;
-  using extents_type = std::array<idx_t, Rank>;
+  using extents_type = std::array<idx_t, detail::array_size<Rank>>;
   static constexpr int rank = Rank;
 
   /// The null view: every extent 0. As an optional argument it means "not given".

@@ -198,11 +198,11 @@ void add_plain_keys(const aft_head& head, idx_t c, idx_t begin, idx_t end, key_s
   // Rows that share a maximum and are summed up from zero; they come from the cache the second time.
   constexpr idx_t step = 16;
   read_channels<T, S, C>(c, [&](const auto& key, const auto& value) {
-    key_sums<T> sums[C];
+    key_sums<T> sums[array_size<C>];
     unroll<C>([&](auto n) { sums[n] = total[n]; });
     for (idx_t j0 = begin; j0 < end; j0 += step) {
       const idx_t j1 = std::min(j0 + step, end);
-      packet<T> reference[C];
+      packet<T> reference[array_size<C>];
       unroll<C>([&](auto n) { reference[n] = broadcast<T>(-std::numeric_limits<T>::infinity()); });
       for (idx_t j = j0; j < j1; ++j) unroll<C>([&](auto n) { reference[n] = max(reference[n], key(j, n)); });
       unroll<C>([&](auto n) {
@@ -211,7 +211,7 @@ void add_plain_keys(const aft_head& head, idx_t c, idx_t begin, idx_t end, key_s
         sums[n].den = fma(largest.factor, zero<T>(), sums[n].den);  // an infinite key makes it NaN
         reference[n] = sub(zero<T>(), key_sums<T>::finite(sums[n].exponent));
       });
-      packet<T> num[C], den[C];
+      packet<T> num[array_size<C>], den[array_size<C>];
       unroll<C>([&](auto n) { num[n] = den[n] = zero<T>(); });
       for (idx_t j = j0; j < j1; ++j)
         unroll<C>([&](auto n) {

@@ -94,7 +94,7 @@ struct aft_stored_rows {
 template <class T, int M>
 void channel_products(const T* rows, idx_t packet_stride, const T* panel, idx_t packets, T* to, idx_t stride) {
   constexpr int wide = panel_width<T>;
-  packet<T> acc[M][2];
+  packet<T> acc[array_size<M>][2];
   unroll<M>([&](auto m) { unroll<2>([&](auto n) { acc[m][n] = load<T>(to + m * stride + n * width<T>); }); });
   for (idx_t p = 0; p < packets; ++p, rows += packet_stride)
     for (int k = 0; k < wide; ++k, panel += wide) {

@@ -97,7 +97,11 @@ using word_lanes = typename lanes_of<std::uint32_t, width<float>>::type;
 /// bf16 numbers of a packet, rounded to nearest, ties to even; NaN stays NaN.
 ATTN_INLINE half_lanes to_bf16(const packet<float>& x) {
 #if defined(__AVX512BF16__) && defined(EIGEN_VECTORIZE_AVX512)
-  return (half_lanes)_mm512_cvtneps_pbh(x);
+  half_lanes numbers = (half_lanes)_mm512_cvtneps_pbh(x);
+#if defined(__clang__) && __clang_major__ == 18
+  __asm__("" : "+v"(numbers));  // hides that they are bf16 numbers: it has no instruction to join two vectors of those
+#endif
+  return numbers;
 #else
   word_lanes bits;
   std::memcpy(&bits, &x, sizeof x);
@@ -178,9 +182,9 @@ ATTN_INLINE packet<sum_type<P>> multiply_add(const packet<P>& a, const packet<P>
     const packet<float> low = fma(number(x << 16), number(y << 16), acc);
     return fma(number(x & 0xffff0000), number(y & 0xffff0000), low);
 #elif defined(__AVX512BF16__) && defined(EIGEN_VECTORIZE_AVX512)
-#if defined(__clang__) && __clang_major__ == 16
+#if defined(__clang__) && (__clang_major__ == 16 || __clang_major__ == 17)
     packet<P> x = a, y = b;
-    __asm__("" : "+v"(x), "+v"(y));  // its optimiser crashes where broadcast integers are cast to bf16 numbers
+    __asm__("" : "+v"(x), "+v"(y));  // their optimisers crash where broadcast integers are cast to bf16 numbers
     return _mm512_dpbf16_ps(acc, (__m512bh)x, (__m512bh)y);
 #else
     return _mm512_dpbf16_ps(acc, (__m512bh)a, (__m512bh)b);

@@ -98,14 +98,14 @@ template <class T, int Stride, class S>
   constexpr bool overlaps = Stride < w;  // packets the next column, but for the last
   const idx_t depth = operands<T>(cols);
   for (idx_t c = 0; c < depth; c += w, to += w * Stride) {
-    packet<T> square[w];
+    packet<T> square[array_size<w>];
     load_across(square, rows, c * numbers_of<T>, cols, col_stride);
     if (c + w <= depth - overlaps) {
       unroll<w>([&](auto j) { put(to + j * Stride, square[j]); });
     } else {
       for (int j = 0; j < depth - c - overlaps; ++j) put(to + j * Stride, square[j]);
       if constexpr (overlaps) {
-        T last[w];
+        T last[array_size<w>];
         put(last, square[depth - c - 1]);
         std::copy_n(last, Stride, to + (depth - c - 1) * Stride);
       }
@@ -121,7 +121,7 @@ template <class T, int Stride, class S>
     const auto part = [&](int i, idx_t begin) {
       return load_part<float>(rows.at[i] + std::min(begin, cols) * col_stride, col_stride, cols - begin);
     };
-    packet<T> high[w], low[w];
+    packet<T> high[array_size<w>], low[array_size<w>];
     for (int i = 0; i < w; ++i) {
       const split_neighbours x(part(i, c), part(i, c + w));
       high[i] = x.high, low[i] = x.low;
@@ -230,7 +230,7 @@ void pack_rows(Row&& row, idx_t rows, idx_t cols, idx_t col_stride, sum_type<T> 
       };
       if constexpr (is_split<T>) {
         for (idx_t k = 0, col = 0; k < length; k += 3 * step, col += 2 * step) {
-          T parts[3 * step];
+          T parts[array_size<3 * step>];
           split_neighbours(part(std::type_identity<float>(), col), part(std::type_identity<float>(), col + step))
               .store_left(parts);
           for (idx_t n = k; n < std::min(k + 3 * step, length); n += step)

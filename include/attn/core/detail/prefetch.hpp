@@ -59,7 +59,7 @@ class row_prefetcher {
     const char* row = nullptr;
     idx_t stride = 0, bytes = 0, rows = 0;
   };
-  stream streams_[Streams];
+  stream streams_[array_size<Streams>];
   int count_ = 0;
 };
 

@@ -33,9 +33,9 @@ ATTN_INLINE void tile_product(A a, const T* panel, idx_t depth, Done&& done, [[m
     // In one lambda for all of the tile: a lambda for each element would take several times as long to compile.
     [&]<int... I, int... J>(std::integer_sequence<int, I...>, std::integer_sequence<int, J...>)
         __attribute__((always_inline)) {
-      packet<sum_type<T>> acc[M * Count] = {first(I / Count, I % Count)...};
+      packet<sum_type<T>> acc[array_size<M * Count>] = {first(I / Count, I % Count)...};
       for (idx_t k = begin; k < depth; ++k) {
-        const packet<T> b[Count] = {load<T>(b_panel + k * Stride + J * width<T>)...};
+        const packet<T> b[array_size<Count>] = {load<T>(b_panel + k * Stride + J * width<T>)...};
         ((acc[I] = multiply_add<T>(broadcast<T>(a.at(I / Count, k)), b[I % Count], acc[I])), ...);
       }
       (take(std::integral_constant<int, I / Count>{}, std::integral_constant<int, I % Count>{}, acc[I]), ...);
@@ -47,7 +47,7 @@ ATTN_INLINE void tile_product(A a, const T* panel, idx_t depth, Done&& done, [[m
   if constexpr (rows_for_matrix_unit<T>)
     if (const idx_t whole = depth / unit_pairs * unit_pairs; whole > 0 && prepare_matrix_unit()) {
       static_assert(width<float> == unit_columns && M <= unit_rows);
-      alignas(64) float sums[unit_rows * N * unit_columns];
+      alignas(64) float sums[array_size<unit_rows * N * unit_columns>];
       unit_product<N, Stride, T, A>{a, panel, next}.run(whole, sums, N * unit_columns);
       const auto sum = [&](int m, int n) __attribute__((always_inline)) {
         return load<float>(sums + (N * m + n) * unit_columns);
@@ -110,7 +110,7 @@ template <idx_t Depth, class T, class Left, class Seen, class Take>
 [[gnu::noinline]] void seen_product(const Left& left, idx_t rows, const T* panel, idx_t packets, idx_t depth,
                                     const Seen& seen, Take&& take) {
   constexpr idx_t wide = panel_width<T>;
-  alignas(64) T part[Depth * wide];
+  alignas(64) T part[array_size<Depth * wide>];
   for (idx_t m = 0; m < rows; ++m) {
     for (idx_t k = 0; k < depth; ++k) {
       const std::uint32_t mask = seen(m, k);

@@ -96,11 +96,11 @@ struct odd_roots<5> {
 
 /// Sums a_q and differences b_q of the rows q and R - q make y_k and y_(R - k) at once:
 /// x_0 + sum of a_q cos(2 pi q k / R) -+ i sum of b_q sin(2 pi q k / R).
-template <class T, int R>
-  requires(R == 3 || R == 5)
-ATTN_INLINE void butterfly(complex_packet<T> (&x)[R]) {
-  constexpr int half = R / 2;
-  complex_packet<T> a[half], b[half];
+template <class T, std::size_t Rows>
+  requires(Rows == 3 || Rows == 5)
+ATTN_INLINE void butterfly(complex_packet<T> (&x)[Rows]) {
+  constexpr int R = static_cast<int>(Rows), half = R / 2;
+  complex_packet<T> a[array_size<half>], b[array_size<half>];
   const auto first = x[0];
   unroll<half>([&](auto q) {
     a[q] = add(x[q + 1], x[R - 1 - q]), b[q] = sub(x[q + 1], x[R - 1 - q]);
@@ -133,7 +133,7 @@ void pass(T* rows, idx_t blocks, idx_t size, const T* twiddles) {
   for (idx_t block = 0; block < blocks; ++block, rows += size * row_width<T>) {
     const T* factor = twiddles;
     for (T* at = rows; at < rows + step; at += row_width<T>) {
-      complex_packet<T> x[R];
+      complex_packet<T> x[array_size<R>];
       unroll<R>([&](auto q) { x[q] = load_row(at + q * step); });
       const auto turn = [&] { unroll<R - 1>([&](auto k) { x[k + 1] = times(x[k + 1], factor + 2 * k); }); };
       if (Transposed && size != R) turn();

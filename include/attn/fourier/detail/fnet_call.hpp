@@ -91,7 +91,7 @@ struct channel_transform {
   /// Real parts are one half of the tokens, imaginary parts the other. `rows` has room for channels and plan.
   [[gnu::noinline]] void transform(const T* blocks, T* rows) const {
     constexpr int w = width<T>;
-    const T *plus[wide], *minus[wide];  // the rows of the tokens l, and those of -l
+    const T *plus[array_size<wide>], *minus[array_size<wide>];  // the rows of the tokens l, and those of -l
     for (idx_t i = 0; i < wide; ++i) {
       plus[i] = blocks + sequence.place(token(i)) * wide;
       minus[i] = blocks + sequence.place(mirrored_token(i)) * wide;
@@ -101,7 +101,7 @@ struct channel_transform {
         constexpr int part = choice / 4, half = choice / 2 % 2;
         constexpr bool mirrored = choice % 2;
         const idx_t offset = b * sequence.rows() * wide;
-        packet<T> square[w];
+        packet<T> square[array_size<w>];
         unroll<w>([&](auto i) {
           const auto z = load_row(plus[part * w + i] + offset), y = load_row(minus[part * w + i] + offset);
           const auto u = mirrored ? hartley_twice<T>(y, z) : hartley_twice<T>(z, y);
@@ -121,12 +121,12 @@ struct channel_transform {
   template <bool adds, class S>
   void write(const T* rows, const matrix_view<S>& to) const {
     constexpr int w = width<T>;
-    idx_t tokens[2][wide];
+    idx_t tokens[2][array_size<wide>];
     for (idx_t i = 0; i < count; ++i) tokens[0][i] = token(i), tokens[1][i] = mirrored_token(i);
     for (idx_t part = 0; part < count; part += w)
       for (const bool mirrored : {false, true})
         for (idx_t c0 = 0; c0 < dim(); c0 += w) {
-          packet<T> square[w];
+          packet<T> square[array_size<w>];
           for (int j = 0; j < w; ++j) {
             const idx_t c = std::min(c0 + j, dim() - 1);
             square[j] = load<T>(rows + plan.order(mirrored ? c : mirror(c, dim())) * wide + part);

@@ -33,7 +33,7 @@ template <class T>
 void add_weights(kernel_sums<T>& sums, const T* features, const T* ones, idx_t count, const T* decay) {
   constexpr int w = width<T>;
   for (idx_t r = 0; r < sums.features; r += w) {
-    packet<T> totals[w];
+    packet<T> totals[array_size<w>];
     for (int i = 0; i < w; ++i) {
       const T* row = features + std::min(r + i, sums.features - 1) * kernel_chunk;
       packet<T> sum = ones ? mul(load<T>(row), load<T>(ones)) : load<T>(row);
@@ -204,7 +204,7 @@ template <class T>
 void read_weights(const T* features, const T* z, idx_t count, idx_t lanes, T* den) {
   constexpr int packets = kernel_chunk / width<T>, some = packets < 4 ? packets : 4;
   for (idx_t t = 0; t < lanes; t += some * width<T>) {
-    packet<T> sum[some];
+    packet<T> sum[array_size<some>];
     for (int n = 0; n < some; ++n) sum[n] = zero<T>();
     for (idx_t r = 0; r < count; ++r)
       for (int n = 0; n < some; ++n)

@@ -267,7 +267,7 @@ void transpose_scores(const T* scores, idx_t count, T* to) {
   constexpr idx_t w = width<T>;
   for (idx_t j = 0; j < count; j += w)
     for (idx_t i = j / panel_width<T> * panel_width<T>; i < count; i += w) {
-      packet<T> square[w];
+      packet<T> square[array_size<w>];
       for (idx_t n = 0; n < w; ++n) square[n] = load<T>(scores + (j + n) * kernel_chunk + i);
       transpose<T>(square);
       for (idx_t n = 0; n < w; ++n) store<T>(to + (i + n) * kernel_chunk + j, square[n]);
@@ -280,7 +280,7 @@ void transpose_factors(const T* factors, idx_t count, T* to) {
   constexpr idx_t w = width<T>;
   for (idx_t i = 0; i < count; i += w)
     for (idx_t j = 0; j <= i; j += w) {
-      packet<T> square[w];
+      packet<T> square[array_size<w>];
       for (idx_t n = 0; n < w; ++n) square[n] = load<T>(factors + (i + n) * kernel_chunk + j);
       transpose<T>(square);
       for (idx_t n = 0; n < w; ++n) store<T>(to + (j + n) * kernel_chunk + i, square[n]);

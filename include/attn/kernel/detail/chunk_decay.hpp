@@ -193,7 +193,7 @@ struct score_scratch {
   template <int Rows>
   void scores_of(const chunk_decay<T>& decay, const panels<T>& x, idx_t i, idx_t j, bool first,
                 const panels<T>& to) const {
-    packet<T> sums[Rows];
+    packet<T> sums[array_size<Rows>];
     for (packet<T>& sum : sums) sum = zero<T>();
     for (idx_t d = 0; d < decay.dim; d += width<T>) {
       packet<T> key = load<T>(row + d);

@@ -28,8 +28,8 @@ template <int Rows, int Columns, bool Strict, class T>
 struct score_gradients {
   const chunk_decay<T>& decay;
   const score_scratch<T>& s;
-  score_side<T> rows[Rows], columns[Columns];
-  panels<T> d[Rows][Columns], d_t[Rows][Columns];
+  score_side<T> rows[array_size<Rows>], columns[array_size<Columns>];
+  panels<T> d[array_size<Rows>][array_size<Columns>], d_t[array_size<Rows>][array_size<Columns>];
   bool of_first_rows, of_others;
 
   void run() const {
@@ -102,14 +102,14 @@ struct score_gradients {
   void in_block(idx_t block, idx_t end, idx_t col) const {
     const auto at = [&](const panels<T>& x, idx_t t) { return load<T>(x.at(t, col)); };
     for (idx_t j = block; j < end; ++j) {
-      packet<T> factor = broadcast<T>(T(1)), of_j[Columns], y[Columns];
+      packet<T> factor = broadcast<T>(T(1)), of_j[array_size<Columns>], y[array_size<Columns>];
       unroll<Columns>([&](auto c) {
         y[c] = at(columns[c].x, j);
         of_j[c] = of_others ? at(columns[c].dx, j) : zero<T>();
       });
       for (idx_t i = j; i < end; ++i) {
         if (i > j) factor = mul(factor, at(decay.gate, i));
-        packet<T> later[Columns], by_rows[Columns];
+        packet<T> later[array_size<Columns>], by_rows[array_size<Columns>];
         unroll<Columns>([&](auto c) { later[c] = mul(factor, y[c]), by_rows[c] = zero<T>(); });
         unroll<Rows>([&](auto r) {
           if ((strict(r) && i == j) || i >= rows[r].count || !(of_others || of_rows(r))) return;

@@ -39,7 +39,7 @@ void transpose_sums(const kernel_sums<T>& from, kernel_sums<T>& to) {
   constexpr idx_t w = width<T>, wide = panel_width<T>;
   for (idx_t r = 0; r < from.features; r += w)
     for (idx_t d = 0; d < from.dim_v; d += w) {
-      packet<T> square[w];
+      packet<T> square[array_size<w>];
       const T* const panel = from.panel(d / wide * wide) + d % wide;
       for (idx_t n = 0; n < w; ++n) square[n] = load<T>(panel + std::min(r + n, from.features - 1) * wide);
       transpose<T>(square);

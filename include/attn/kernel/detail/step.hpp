@@ -15,7 +15,7 @@ void columns_to_rows(const T* columns, idx_t features, idx_t count, T* rows, idx
   constexpr int w = width<T>;
   for (idx_t t = 0; t < count; t += w)
     for (idx_t r = 0; r < features; r += w) {
-      packet<T> square[w];
+      packet<T> square[array_size<w>];
       for (int i = 0; i < w; ++i) square[i] = load<T>(columns + std::min(r + i, features - 1) * kernel_chunk + t);
       transpose<T>(square);
       for (int i = 0; i < w && t + i < count; ++i) store<T>(rows + (t + i) * stride + r, square[i]);
@@ -27,7 +27,7 @@ void columns_to_rows(const T* columns, idx_t features, idx_t count, T* rows, idx
 template <class T, int G, bool Update, bool Before>
 void step_panel(const T* from, T* to, idx_t features, const T* key, const T* decay, const T* value, const T* queries,
                 idx_t stride, T* out) {
-  packet<T> sum[G][2], v[2];
+  packet<T> sum[array_size<G>][2], v[2];
   unroll<2>([&](auto half) {
     unroll<G>([&](auto g) { sum[g][half] = zero<T>(); });
     v[half] = Update ? load<T>(value + half * width<T>) : zero<T>();

@@ -94,7 +94,7 @@ void pack_columns(const token_rows<T>& x, idx_t cols, T* columns, Map&& map) {
     }
     const row_pointers<T, S> from(row, t, x.count);
     for (idx_t c = 0; c < cols; c += w) {
-      packet<T> square[w];
+      packet<T> square[array_size<w>];
       load_across(square, from, c, cols, x.col_stride);
       T* const to = columns + c * kernel_chunk + t;
       if (c + w <= cols)
@@ -116,7 +116,7 @@ void store_columns(At&& at, const matrix_view<S>& to, idx_t begin, idx_t first, 
   constexpr int w = width<T>;
   for (idx_t t = first / w * w; t < count; t += w)
     for (idx_t c = 0; c < to.cols; c += w) {
-      packet<T> square[w];
+      packet<T> square[array_size<w>];
       const idx_t cols = std::min<idx_t>(w, to.cols - c), last = cols - 1;
       for (int j = 0; j < w; ++j) square[j] = at((c + std::min<idx_t>(j, last)) * kernel_chunk + t);
       transpose<T>(square);
@@ -128,7 +128,7 @@ void store_columns(At&& at, const matrix_view<S>& to, idx_t begin, idx_t first, 
             continue;
           }
         }
-        alignas(64) T sums[w];
+        alignas(64) T sums[array_size<w>];
         store<T>(sums, square[n]);
         for (idx_t d = 0; d < cols; ++d) store_gradient(row[d * to.col_stride], sums[d], accumulate);
       }

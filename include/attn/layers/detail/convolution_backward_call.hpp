@@ -14,7 +14,7 @@ namespace attn { inline namespace ATTN_ISA { namespace detail {
 template <int Count, class T>
 ATTN_INLINE void add_convolution_sums(const T* const* d, const T* const* rows, idx_t taps, idx_t padded, T* sums) {
   for (idx_t c = 0; c < padded; c += width<T>) {
-    packet<T> g[Count];
+    packet<T> g[array_size<Count>];
     unroll<Count>([&](auto r) { g[r] = load<T>(d[r] + c); });
     T* sum = sums + c;
     for (idx_t i = 0; i < taps; ++i, sum += padded) {

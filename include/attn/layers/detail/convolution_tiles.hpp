@@ -143,7 +143,7 @@ struct convolution_tile_call {
 template <int Tokens, class T, class F>
 ATTN_INLINE void convolve_any(const convolution_tile_call<T>& x, F&& f) {
   for (idx_t c = 0; c < x.padded; c += width<T>) {
-    packet<T> sum[Tokens];
+    packet<T> sum[array_size<Tokens>];
     unroll<Tokens>([&](auto r) { sum[r] = load<T>(x.bias + c); });
     const T* weight = x.weights + c;
     for (idx_t i = 0; i < x.taps; ++i, weight += x.stride) {
@@ -158,14 +158,14 @@ ATTN_INLINE void convolve_any(const convolution_tile_call<T>& x, F&& f) {
 template <int Taps, class T, class F>
 ATTN_INLINE void convolve_few(const convolution_tile_call<T>& x, F&& f) {
   constexpr int count = Taps - 1 + convolution_tile;
-  const T* from[count];
+  const T* from[array_size<count>];
   T* to[convolution_tile];
   unroll<count>([&](auto r) { from[r] = x.rows[r]; });
   unroll<convolution_tile>([&](auto r) { to[r] = x.out[r]; });
   const T *const weights = x.weights, *const bias = x.bias;
   const idx_t stride = x.stride, padded = x.padded;
   for (idx_t c = 0; c < padded; c += width<T>) {
-    packet<T> row[count], w[Taps];
+    packet<T> row[array_size<count>], w[array_size<Taps>];
     unroll<count>([&](auto r) { row[r] = load<T>(from[r] + c); });
     unroll<Taps>([&](auto i) { w[i] = load<T>(weights + i * stride + c); });
     const packet<T> first = load<T>(bias + c);

@@ -46,8 +46,8 @@ struct few_tokens_call {
 /// N of the rows, the last of them again to fill up, and their sums, `count` of them.
 template <int N, class T>
 struct some_rows {
-  const T* x[N];
-  T* sums[N];
+  const T* x[array_size<N>];
+  T* sums[array_size<N>];
   int count;
 
   some_rows(const few_tokens_call<T>& call, idx_t first)
@@ -66,7 +66,7 @@ void row_tile(const few_tokens_call<T>& call, const some_rows<N, T>& tokens, con
   [&]<int... I, int... J, int... R>(std::integer_sequence<int, I...>, std::integer_sequence<int, J...>,
                                     std::integer_sequence<int, R...>) {
     const S* const row[] = {weight + std::min(o + R, call.end - 1) * stride...};
-    packet<T> acc[Rows * N] = {(void(I), zero<T>())...};
+    packet<T> acc[array_size<Rows * N>] = {(void(I), zero<T>())...};
     const idx_t whole = call.inputs / width<T> * width<T>;
     for (idx_t k = 0; k < whole; k += width<T>) {
       const packet<T> w[] = {load_as<T>(row[R] + k)...}, x[] = {load<T>(tokens.x[J] + k)...};
@@ -104,7 +104,7 @@ template <int N, class T, class S>
     const packet<T> factor[] = {broadcast<T>(factors[I / N][I % N])...};
     for (idx_t o = begin; o < end; o += width<T>) {
       const packet<T> w[] = {load_as<T>(row[J] + o)...};
-      packet<T> acc[N];
+      packet<T> acc[array_size<N>];
       for (packet<T>& x : acc) x = zero<T>();
       ((acc[I % N] = fma(factor[I], w[I / N], acc[I % N])), ...);
       for (int t = 0; t < N; ++t) acc[t] = add(load<T>(tokens.sums[t] + o), acc[t]);  // some may be of the same row
@@ -185,12 +185,12 @@ void panel_sums(const few_tokens_call<T>& call, const Panel& panel, const T* sca
   constexpr idx_t wide = panel_width<T>;
   for (idx_t o = call.begin; o < call.end; o += wide)
     call.for_rows([&]<int N>(const some_rows<N, T>& tokens) {
-      packet<T> sums[N][2];
+      packet<T> sums[array_size<N>][2];
       unroll<N>([&](auto t) { sums[t][0] = sums[t][1] = zero<T>(); });
       for (idx_t k0 = 0; k0 < call.inputs; k0 += input_block) {
         const idx_t depth = std::min(input_block, call.inputs - k0);
         const auto weights = panel(o, k0);
-        packet<T> acc[N][2];
+        packet<T> acc[array_size<N>][2];
         unroll<N>([&](auto t) { acc[t][0] = acc[t][1] = zero<T>(); });
         for (idx_t k = 0; k < depth; ++k) {
           const packet<T> left = weights.load(k, 0), right = weights.load(k, width<T>);

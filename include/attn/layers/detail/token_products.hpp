@@ -101,7 +101,7 @@ struct linear_weight {
       if constexpr (std::same_as<P, T>) {
         w.packed->load(*w.packed, o, k0, depth, panels);
       } else {
-        alignas(64) T numbers[piece * wide];
+        alignas(64) T numbers[array_size<piece * wide>];
         for (idx_t k = 0; k < depth; k += piece) {
           const idx_t here = std::min(piece, depth - k);
           w.packed->load(*w.packed, o, k0 + k, here, numbers);

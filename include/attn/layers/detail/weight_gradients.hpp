@@ -133,8 +133,8 @@ struct column_blocks {
         std::copy_n(first, count, to);
     } else {
       constexpr int whole = (Wide + width<T> - 1) / width<T> * width<T>;
-      alignas(64) T numbers[2][whole] = {};
-      P pairs[whole];
+      alignas(64) T numbers[2][array_size<whole>] = {};
+      P pairs[array_size<whole>];
       std::copy_n(first, count, numbers[0]);
       if (second) std::copy_n(second, count, numbers[1]);
       unroll<whole / width<T>>([&](auto n) {
@@ -216,7 +216,7 @@ struct weight_sums {
     }
     for (idx_t r = 0; p.bias_sums && r < p.rows; r += tile_rows) {
       constexpr int packets = (tile_rows + width<T> - 1) / width<T>;
-      packet<T> sum[packets];
+      packet<T> sum[array_size<packets>];
       unroll<packets>([&](auto n) { sum[n] = zero<T>(); });
       for (const P* t = tiles + r * depth; t < tiles + (r + tile_rows) * depth; t += tile_rows)
         unroll<packets>([&](auto n) { sum[n] = add(sum[n], sum_of_operands<P>(load<P>(t + n * width<T>))); });

@@ -83,7 +83,7 @@ struct convolution_backward {
   template <int N, bool Hidden>
   static void add_products(const matrix_view<const S>& d, const matrix_view<const S>& x, const seen_range& values,
                            idx_t begin, idx_t end, idx_t offset, T* sums) {
-    packet<T> acc[N];
+    packet<T> acc[array_size<N>];
     unroll<N>([&](auto n) { acc[n] = zero<T>(); });
     for (idx_t i = begin; i < end; ++i)
       for (idx_t c = 0; c < d.cols; c += width<T>) {

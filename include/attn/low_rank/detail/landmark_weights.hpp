@@ -31,7 +31,7 @@ void mean_of_rows(const matrix_view<const S>& x, idx_t begin, idx_t end, const s
         for (int n = 0; n < together && d + n * w < x.cols; ++n)
           sum[n] = add(sum[n], load_part<T>(x.row(i) + (d + n * w) * x.col_stride, x.col_stride, x.cols - d - n * w));
     }
-    alignas(64) T lanes[together * w];
+    alignas(64) T lanes[array_size<together * w>];
     unroll<together>([&](auto n) { store<T>(lanes + n * w, mul(sum[n], share)); });
     std::copy_n(lanes, std::min<idx_t>(together * w, x.cols - d), mean + d);
   }

@@ -105,7 +105,7 @@ void nearest_centres(const cluster_scratch<T>& s, idx_t clusters, idx_t dim, con
                                       best[n] = if_less(best[n], score, score, best[n]);  // NaN is not larger
                                     });
       });
-    alignas(64) T numbers[wide];
+    alignas(64) T numbers[array_size<wide>];
     store<T>(numbers, at[0]);
     store<T>(numbers + width<T>, at[1]);
     for (idx_t j = std::max(begin, first); j < std::min(end, first + wide); ++j)

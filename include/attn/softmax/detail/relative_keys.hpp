@@ -97,7 +97,7 @@ struct relative_keys {
       return;
     }
     constexpr idx_t wide = panel_width<T>, stride = round_up(key_block + tile_rows, wide) + wide;
-    alignas(64) T products[tile_rows * stride];
+    alignas(64) T products[array_size<tile_rows * stride>];
     const idx_t first = (keys[t.first] - which[0] - shift) / of.step;  // distance of row 0 to the first key, in steps
     const key_range tile_slots = slots_of(of, first, t);
     const idx_t low = tile_slots.begin, high = tile_slots.end - 1;

@@ -100,7 +100,7 @@ void row_scores(const P* q, idx_t q_stride, sum_type<P> factor, const Rows& k, s
     values.next(keys);
     packet<T> sums[width<T>];
     unroll<width<T>>([&](auto n) { sums[n] = zero<T>(); });
-    decltype(k.row(0)) row[keys];
+    decltype(k.row(0)) row[array_size<keys>];
     for (int n = 0; n < keys; ++n) row[n] = k.row(std::min(j + n, k.rows - 1));
     for (idx_t d = 0; d < k.cols; d += numbers_of<P> * width<T>)
       unroll<keys>([&](auto n) {
@@ -135,12 +135,12 @@ void row_output(const T* weights, bool zeros, const T* rescale, const Rows& v, T
                 Prefetcher keys) {
   const auto columns = [&](idx_t col, auto vectors) {
     constexpr int N = vectors.value;
-    packet<T> acc[R][N];
+    packet<T> acc[array_size<R>][array_size<N>];
     unroll<R>([&](auto r) { unroll<N>([&](auto n) { acc[r][n] = zero<T>(); }); });
     for (idx_t j = 0; j < v.rows; ++j) {
       const auto x = v.row(j) + col;
       if (col == 0) keys.next(1);
-      packet<T> value[N];
+      packet<T> value[array_size<N>];
       unroll<N>([&](auto n) { value[n] = load_as<T>(x + n * width<T>); });
       unroll<R>([&](auto r) {
         const T weight = weights[r * stream_tile + j];
@@ -167,17 +167,17 @@ template <int R, class Rows, class Prefetcher>
 void pair_output(const float* weights, bool zeros, const float* rescale, const Rows& v, float* out, idx_t out_stride,
                  Prefetcher keys) {
   constexpr int w = width<float>;
-  alignas(64) bf16_pair pairs[R][stream_tile / 2];
+  alignas(64) bf16_pair pairs[array_size<R>][array_size<stream_tile / 2>];
   for (int r = 0; r < R; ++r) lanes_to_pairs(weights + r * stream_tile, v.rows, pairs[r]);
   const auto columns = [&](idx_t col, auto vectors) {
     constexpr int N = vectors.value;
-    packet<float> even[R][N], odd[R][N];
+    packet<float> even[array_size<R>][array_size<N>], odd[array_size<R>][array_size<N>];
     unroll<R>([&](auto r) { unroll<N>([&](auto n) { even[r][n] = odd[r][n] = zero<float>(); }); });
     for (idx_t j = 0; j < v.rows; j += 2) {
       if (col == 0) keys.next(2);
       const Eigen::bfloat16* const x = v.row(j) + col;
       const Eigen::bfloat16* const y = j + 1 < v.rows ? v.row(j + 1) + col : nullptr;
-      packet<bf16_pair> low[N], high[N];
+      packet<bf16_pair> low[array_size<N>], high[array_size<N>];
       unroll<N>([&](auto n) {
         word_lanes a, b{};
         std::memcpy(&a, x + n * 2 * w, sizeof a);
@@ -278,16 +278,16 @@ ATTN_INLINE void code_scores(const stream_row<T, C>& q, const quantised_tile& k,
                              T* scores, idx_t stride) {
   // Independent sequences of multiply-adds for each register of sums: at least eight in all, which hides their latency.
   constexpr int w = width<float>, chains = std::max(registers >= 32 ? 2 : 1, 8 / (R * N));
-  idx_t block[N], lane[N];
-  const std::int8_t* codes[N];
+  idx_t block[array_size<N>], lane[array_size<N>];
+  const std::int8_t* codes[array_size<N>];
   unroll<N>([&](auto n) {
     block[n] = (first + n * w) / quantised_block, lane[n] = (first + n * w) % quantised_block;
     codes[n] = k.codes(block[n]) + 2 * lane[n];
   });
-  whole_lanes sums[R][N][chains];
+  whole_lanes sums[array_size<R>][array_size<N>][array_size<chains>];
   unroll<R>([&](auto r) { unroll<N * chains>([&](auto n) { sums[r][n / chains][n % chains] = whole_lanes{}; }); });
   const auto columns = [&](idx_t c, auto chain) {
-    code_pairs x[N];
+    code_pairs x[array_size<N>];
     unroll<N>([&](auto n) { x[n] = load_code_pairs(codes[n] + 2 * c * quantised_block); });
     unroll<R>([&](auto r) {
       const whole_lanes pair = broadcast_pair(q.operands[r * q.operand_stride + c]);
@@ -316,9 +316,9 @@ ATTN_INLINE void code_scores(const stream_row<T, C>& q, const quantised_tile& k,
 template <int R, class T, class C>
 void stream_scores(const stream_row<T, C>& q, const quantised_rows& k, T* scores, stream_prefetcher values) {
   const quantised_tile tile(k);
-  T shifts[R * stream_tile];
+  T shifts[array_size<R * stream_tile>];
   row_scores<T, R>(q.data, q.stride, T(1), tile.references(), shifts, stream_prefetcher());
-  alignas(64) float of_blocks[R * quantised_tile::most_rows];  // where the tile begins within a block
+  alignas(64) float of_blocks[array_size<R * quantised_tile::most_rows>];  // where the tile begins within a block
   float* const all = tile.shift == 0 ? scores : of_blocks;
   const idx_t stride = tile.shift == 0 ? stream_tile : quantised_tile::most_rows;
   constexpr int w = width<float>;
@@ -357,8 +357,9 @@ void stream_output(const T* weights, const weight_range<T>& range, const T* resc
   static_assert(code_most_of(quantised_tile::most_rows) == code_most);  // sums of a tile fit in integers of 32 bits
   const quantised_tile tile(v);
   const idx_t count = tile.blocks * quantised_block;
-  alignas(64) code_pair pairs[R][quantised_tile::most_rows / 2];  // of whole blocks: rows not in the tile have weight 0
-  float factors[R];
+  // of whole blocks: rows not in the tile have weight 0
+  alignas(64) code_pair pairs[array_size<R>][array_size<quantised_tile::most_rows / 2>];
+  float factors[array_size<R>];
   for (int r = 0; r < R; ++r) {
     const T* of_blocks = weights + r * stream_tile;
     alignas(64) T shifted[quantised_tile::most_rows];  // where the tile begins or ends within a block
@@ -371,14 +372,14 @@ void stream_output(const T* weights, const weight_range<T>& range, const T* resc
   }
   const auto columns = [&](idx_t col, auto vectors) {
     constexpr int N = vectors.value;
-    whole_lanes acc[R][N];
+    whole_lanes acc[array_size<R>][array_size<N>];
     unroll<R>([&](auto r) { unroll<N>([&](auto n) { acc[r][n] = whole_lanes{}; }); });
     for (idx_t b = 0; b < tile.blocks; ++b) {
       const std::int8_t* const codes = tile.codes(b) + 2 * col;
       if (col == 0) keys.next(1);
       for (idx_t j = 0; j < quantised_block / 2; ++j) {
         const code_pair* const weight = pairs[0] + b * (quantised_block / 2) + j;
-        whole_lanes pair[R];
+        whole_lanes pair[array_size<R>];
         unroll<R>([&](auto r) { pair[r] = broadcast_pair(weight[r * std::size(pairs[0])]); });
         unroll<N>([&](auto n) {
           const code_pairs x = load_code_pairs(codes + 2 * (j * v.layout.cols + n * w));
