@@ -15,9 +15,9 @@ inline void prefetch_bytes(const char* p, idx_t bytes) {
 }
 
 /// Row i of x; i may be out of range. For rows in no regular order.
-template <class S>
-void prefetch_row(const matrix_view<S>& x, idx_t i) {
-  prefetch_bytes(reinterpret_cast<const char*>(x.row(i)), x.cols * static_cast<idx_t>(sizeof(S)));
+template <class Rows>
+void prefetch_row(const Rows& x, idx_t i) {
+  prefetch_bytes(reinterpret_cast<const char*>(x.row(i)), x.cols * static_cast<idx_t>(sizeof(*x.row(i))));
 }
 
 /// Rows of up to `Streams` matrices, fetched a few at a time between other work: the processor does not predict several

@@ -60,13 +60,17 @@ struct row_block {
   /// Begins with `count` queries, rows which[...] of q, that have seen no key yet.
   template <class S>
   void begin(const matrix_view<const S>& q, const index_map& which, idx_t count, T scale) {
+    begin([&](idx_t r) { return q.row(which[r]); }, q.col_stride, which, count, scale);
+  }
+  /// The same with row(r) as query of row r.
+  template <class Row>
+  void begin(const Row& row, idx_t col_stride, const index_map& which, idx_t count, T scale) {
     rows = count;
     positions = which;
     if constexpr (numbers_of<P> > 1) factor = std::exchange(scale, T(1));
-    for (idx_t r = 0; r < rows; r += tile_rows) {
-      const auto row = [&](idx_t i) { return q.row(positions[r + i]); };
-      pack_rows<P>(row, std::min<idx_t>(tile_rows, rows - r), dim, q.col_stride, scale, queries_from(r));
-    }
+    for (idx_t r = 0; r < rows; r += tile_rows)
+      pack_rows<P>([&](idx_t i) { return row(r + i); }, std::min<idx_t>(tile_rows, rows - r), dim, col_stride, scale,
+                   queries_from(r));
     const idx_t padded = round_up(rows, tile_rows);
     state.clear(padded);
     std::fill_n(ranges, padded, key_range{});
