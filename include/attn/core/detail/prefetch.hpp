@@ -1,8 +1,10 @@
-// attn: rows fetched before they are needed. The one prefetcher of the library: for the streaming kernel, Nystrom, lsh
-// and patterns of the softmax family, and for the kernel family.
+// attn: rows fetched before they are needed: for the streaming kernel, Nystrom, lsh and patterns of the softmax family,
+// and for the kernel family, some rows at a time; for the blockwise kernel line by line.
 #pragma once
 
-#include <attn/core/detail/quantised.hpp>
+#include <attn/core/detail/kv_memory.hpp>
+
+#include <bit>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
@@ -61,6 +63,55 @@ class row_prefetcher {
   };
   stream streams_[Streams];
   int count_ = 0;
+};
+
+/// Cache lines of adjacent rows: line n is fetched with step n of a product.
+struct prefetched_lines {
+  const char* first = nullptr;
+  idx_t stride = 0, in_row = 0;  // bytes from row to row; the lines of a row less one
+  int shift = 0;                 // 2^shift lines of a row
+
+  ATTN_INLINE void operator()(idx_t n) const {
+    __builtin_prefetch(first + (n >> shift) * stride + (n & in_row) * idx_t(cache_line), 0, 2);
+  }
+};
+
+/// Rows of a cache, fetched line by line between the multiply-adds of products. (full_softmax_step, 8 tokens: 0.74 of the
+/// time with as many lines fetched at once between the tiles, because processors wait where too many are on their way.)
+class line_prefetcher {
+ public:
+  line_prefetcher() = default;
+  template <class C>
+  line_prefetcher(const cache_rows<const C>& x, idx_t begin, idx_t end)
+      : rows_(matrix_view<const char>{reinterpret_cast<const char*>(x.data), x.rows, x.cols * size<C>,
+                                      x.row_stride * size<C>, 1}),
+        at_(begin), end_(x.col_stride == 1 ? end : begin) {
+    rows_.pages = x.pages, rows_.page_rows = x.page_rows, rows_.page_stride = x.page_stride * size<C>;
+  }
+
+  /// The next `count` lines, or `nothing`.
+  prefetched_lines next(idx_t count, const void* nothing) {
+    prefetched_lines lines{static_cast<const char*>(nothing)};
+    if (at_ >= end_) return lines;
+    const matrix_view<const char> some = rows_.from(at_);
+    lines.first = some.data, lines.stride = some.row_stride;
+    if (some.row_stride == some.cols) {
+      lines.stride = idx_t(cache_line);
+      at_ += std::clamp<idx_t>(count * idx_t(cache_line) / std::max<idx_t>(1, some.cols), 1, some.rows);
+    } else {
+      const auto of_row = std::bit_ceil(static_cast<std::size_t>(ceil_div(some.cols, idx_t(cache_line))));
+      lines.shift = std::countr_zero(of_row), lines.in_row = static_cast<idx_t>(of_row) - 1;
+      at_ += std::clamp<idx_t>(count >> lines.shift, 1, some.rows);
+    }
+    return lines;
+  }
+
+ private:
+  template <class C>
+  static constexpr idx_t size = sizeof(C);
+
+  cache_rows<const char> rows_{matrix_view<const char>{}};
+  idx_t at_ = 0, end_ = 0;
 };
 
 }}}  // namespace attn::ATTN_ISA::detail

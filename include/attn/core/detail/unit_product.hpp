@@ -2,6 +2,7 @@
 #pragma once
 
 #include <attn/core/detail/packing.hpp>
+#include <attn/core/detail/prefetch.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
@@ -23,6 +24,13 @@ struct packed_rows {
 #endif
     return data[m + k * tile_rows];
   }
+};
+
+/// The same, whose products fetch lines of memory as they go.
+template <class T>
+struct prefetching_rows : packed_rows<T> {
+  prefetched_lines lines[2];
+  ATTN_INLINE void prefetch(idx_t k) const { lines[0](k), lines[1](k); }
 };
 
 #if ATTN_HAS_AMX

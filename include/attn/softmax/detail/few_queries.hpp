@@ -130,22 +130,20 @@ struct few_queries_driver {
     }
 
     packed_keys<P> packed = s.keys;
+    line_prefetcher next[2];
+    packed.next = next;
     for (idx_t begin = w.begin; begin < w.end; begin += block_keys) {
-      const idx_t some = std::min(block_keys, w.end - begin);
+      const idx_t end = std::min(begin + block_keys, w.end), last = std::min(end + block_keys, in.visible_keys(b));
       packed.positions = {begin, 1, nullptr};
-      packed.pack(keys, values, 0, some);
-      const idx_t wanted = std::clamp<idx_t>(in.visible_keys(b) - begin - block_keys, 0, block_keys);  // of the next block
-      for (idx_t n = 0, row = 0; n < count; row += s.rows[n++].rows) {
+      packed.pack(keys, values, 0, end - begin);
+      next[0] = {keys, end, last}, next[1] = {values, end, last};
+      for (idx_t n = 0; n < count; ++n) {
         row_block<P>& block = s.rows[n];
         for (idx_t r = 0; r < block.rows; ++r) {
-          const idx_t seen = in.causal ? w.first + r % w.queries + in.shift(b) + 1 - begin : some;
-          block.ranges[r] = {0, std::clamp<idx_t>(seen, 0, some)};
+          const idx_t seen = in.causal ? w.first + r % w.queries + in.shift(b) + 1 : end;
+          block.ranges[r] = {0, std::clamp(seen, begin, end) - begin};
         }
-        attend(block, packed, in.terms.for_head(b, w.head + n * heads, in.shift(b)), [&](idx_t r, idx_t more) {
-          const idx_t last = (row + r + more) * wanted / w.rows();
-          for (idx_t j = (row + r) * wanted / w.rows(); j < last; ++j)
-            prefetch_row(keys, begin + block_keys + j), prefetch_row(values, begin + block_keys + j);
-        });
+        attend(block, packed, in.terms.for_head(b, w.head + n * heads, in.shift(b)));
       }
     }
     for (idx_t n = 0, row = 0; n < count; ++n)
