@@ -81,14 +81,21 @@ struct prefetched_lines {
 class line_prefetcher {
  public:
   line_prefetcher() = default;
+  /// The rows from `begin` on.
   template <class C>
-  line_prefetcher(const cache_rows<const C>& x, idx_t begin, idx_t end)
+  line_prefetcher(const cache_rows<const C>& x, idx_t begin)
       : rows_(matrix_view<const char>{reinterpret_cast<const char*>(x.data), x.rows, x.cols * size<C>,
                                       x.row_stride * size<C>, 1}),
-        at_(begin), end_(x.col_stride == 1 ? end : begin) {
+        at_(x.col_stride == 1 ? begin : std::numeric_limits<idx_t>::max()) {
     rows_.pages = x.pages, rows_.page_rows = x.page_rows, rows_.page_stride = x.page_stride * size<C>;
   }
 
+  /// Lines are fetched of the rows before `end` alone.
+  void set_end(idx_t end) { end_ = end; }
+  /// Fetches the rows before `end` that are still missing.
+  void fetch(idx_t end) {
+    for (; at_ < std::min(end, end_); ++at_) prefetch_row(rows_, at_);
+  }
   /// The next `count` lines, or `nothing`.
   prefetched_lines next(idx_t count, const void* nothing) {
     prefetched_lines lines{static_cast<const char*>(nothing)};

@@ -130,13 +130,16 @@ struct few_queries_driver {
     }
 
     packed_keys<P> packed = s.keys;
-    line_prefetcher next[2];
+    line_prefetcher next[] = {{keys, w.begin}, {values, w.begin}};
     packed.next = next;
     for (idx_t begin = w.begin; begin < w.end; begin += block_keys) {
-      const idx_t end = std::min(begin + block_keys, w.end), last = std::min(end + block_keys, in.visible_keys(b));
+      const idx_t end = std::min(begin + block_keys, w.end);
+      for (line_prefetcher& rows : next) rows.set_end(std::min(end + block_keys, in.visible_keys(b)));
       packed.positions = {begin, 1, nullptr};
-      packed.pack(keys, values, 0, end - begin);
-      next[0] = {keys, end, last}, next[1] = {values, end, last};
+      for (idx_t j = begin, some = packed.wide; j < end; j += some) {
+        for (line_prefetcher& rows : next) rows.fetch(j + 3 * some);
+        packed.pack(keys, values, j - begin, std::min(j + some, end) - begin);
+      }
       for (idx_t n = 0; n < count; ++n) {
         row_block<P>& block = s.rows[n];
         for (idx_t r = 0; r < block.rows; ++r) {
