@@ -77,16 +77,16 @@ struct full_softmax_options {
 
 namespace detail {
 
-/// The driver of many queries: keys and values of a head are packed once, then attended by the blockwise kernel.
-template <class S, class Score, class C, class P>
-struct full_driver {
+template <class S, class Score, class C = S, class P = product_type<S>>
+struct full_call {
+  using T = compute_type<S>;
   using few = few_queries_driver<S, Score, C, P>;
 
   const softmax_call<S, Score, C>& in;
   const attention_shape& shape = in.shape;
   const sequence_lengths& lengths = in.lengths;
 
-  /// A wave of key heads.
+  /// The batch items with many queries, by the blockwise kernel, a wave of key heads: keys are packed, then attended.
   void attend_wave(const wave<packed_keys<P>>& key_heads) const {
     constexpr idx_t pack_step = 512;
     const idx_t group = shape.group(), row_blocks = ceil_div(shape.queries, max_rows);
@@ -114,41 +114,39 @@ struct full_driver {
   }
 
   void run() const {
-    const idx_t key_heads = shape.batch * shape.kv_heads;
-    const idx_t bytes = shape.keys * (shape.dim + shape.dim_v) * static_cast<idx_t>(sizeof(sum_type<P>));
-    for_each_wave(
-        in.exec, key_heads, wave_size(in.exec, key_heads, bytes),
-        [&](arena& memory) { return packed_keys<P>::layout(memory, shape.keys, shape.dim, shape.dim_v); },
-        [&](const wave<packed_keys<P>>& some) { attend_wave(some); });
+    const auto limit = in.limit_threads(shape.keys, static_cast<double>(shape.keys));
+    idx_t few_items = 0;
+    bool padded = false;
+    for (idx_t b = 0; b < shape.batch; ++b)
+      few_items += few::takes(in, b), padded |= lengths.queries(b) < shape.queries;
+    if (few_items > 0) few{in}.run();
+    if constexpr (!few::in_codes)
+      if (few_items < shape.batch) {
+        const idx_t key_heads = shape.batch * shape.kv_heads;
+        const idx_t bytes = shape.keys * (shape.dim + shape.dim_v) * static_cast<idx_t>(sizeof(T));
+        for_each_wave(
+            in.exec, key_heads, wave_size(in.exec, key_heads, bytes),
+            [&](arena& memory) { return packed_keys<P>::layout(memory, shape.keys, shape.dim, shape.dim_v); },
+            [&](const wave<packed_keys<P>>& some) { attend_wave(some); });
+      }
+    if (padded)
+      in.exec.for_each(shape.batch * shape.heads,
+                       [&](idx_t x, int) { in.clear_padding(x / shape.heads, x % shape.heads); });
   }
 };
-
-template <class P, class S, class Score, class C>
-void attend_full_by(const softmax_call<S, Score, C>& call, idx_t few_items) {
-  const attention_shape& shape = call.shape;
-  const auto limit = call.limit_threads(shape.keys, static_cast<double>(shape.keys));
-  if (few_items > 0) few_queries_driver<S, Score, C, P>{call}.run();
-  if constexpr (!std::same_as<C, std::int8_t>)
-    if (few_items < shape.batch) full_driver<S, Score, C, P>{call}.run();
-  for (idx_t b = 0; b < shape.batch; ++b)
-    for (idx_t h = 0; h < shape.heads; ++h) call.clear_padding(b, h);
-}
+template <class S, class Score, class C>
+full_call(const softmax_call<S, Score, C>&) -> full_call<S, Score, C>;
 
 template <class S, class Score, class C>
 void attend_full(softmax_call<S, Score, C> call) {
-  // Rows of bf16 are multiplied as such, also by queries in float.
-  using Elements = std::conditional_t<std::same_as<C, Eigen::bfloat16> && std::same_as<compute_type<S>, float>, C, S>;
+  using Elements = std::conditional_t<std::same_as<C, Eigen::bfloat16>, C, S>;  // of products: see full_softmax_step.hpp
   using few = few_queries_driver<S, Score, C, product_type<Elements>>;
-  idx_t few_items = 0;
-  std::optional<distance_range> range;  // where the blockwise kernel is used
-  for (idx_t b = 0; b < call.shape.batch; ++b) {
-    few_items += few::takes(call, b);
+  std::optional<distance_range> range;  // where an item is attended by the blockwise kernel
+  for (idx_t b = 0; b < call.shape.batch; ++b)
     if (!few::takes(call, b) || !few::in_place(call.lengths.queries(b))) range = {call.furthest()};
-  }
   const auto terms = call.exec.workspace([&](arena& memory) { return call.layout_terms(memory, range); });
   call.prepare_terms(*terms);
-  with_products<Elements>(call.exec,
-                          [&]<class P>(std::type_identity<P>) { attend_full_by<P>(call, few_items); });
+  with_products<Elements>(call.exec, [&]<class P>(std::type_identity<P>) { full_call<S, Score, C, P>{call}.run(); });
 }
 
 }  // namespace detail

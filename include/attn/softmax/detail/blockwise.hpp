@@ -38,23 +38,24 @@ struct row_block {
   T* scores = nullptr;          // [tile_rows][score_stride]
   P* weights = nullptr;         // the same of pairs, twice; otherwise they take the place of the scores
   online_softmax<T, width<T>> state;
-  key_range* ranges = nullptr;  // [max_rows]: slots a row sees
+  key_range* ranges = nullptr;  // slots a row sees
   idx_t dim = 0, rows = 0;
   T factor = T(1);        // of scores, where it was not applied to the queries
   index_map positions{};  // the query of each row
   long_softmax<T, width<T>> total{};  // of sums()
   T* relative = nullptr;              // the queries of relative keys, per tile [dim][tile_rows]
 
-  static row_block layout(arena& memory, idx_t dim, idx_t dim_v, bool with_relative = false) {
+  /// For up to `most` rows, a multiple of tile_rows.
+  static row_block layout(arena& memory, idx_t dim, idx_t dim_v, bool with_relative = false, idx_t most = max_rows) {
     constexpr bool paired = numbers_of<P> > 1;
-    return {.queries = memory.allocate<P>(max_rows * row_operands<P>(dim)),
+    return {.queries = memory.allocate<P>(most * row_operands<P>(dim)),
             .scores = memory.allocate<T>(tile_rows * score_stride),
             .weights = memory.allocate<P>(paired ? 2 * tile_rows * operands<P>(score_stride) : 0),
-            .state = online_softmax<T, width<T>>::layout(memory, max_rows, dim_v, panel_width<T>),
-            .ranges = memory.allocate<key_range>(max_rows),
+            .state = online_softmax<T, width<T>>::layout(memory, most, dim_v, panel_width<T>),
+            .ranges = memory.allocate<key_range>(most),
             .dim = dim,
-            .total = long_softmax<T, width<T>>::layout(memory, max_rows, dim_v, panel_width<T>),
-            .relative = with_relative ? memory.allocate<T>(max_rows * row_operands<T>(dim)) : nullptr};
+            .total = long_softmax<T, width<T>>::layout(memory, most, dim_v, panel_width<T>),
+            .relative = with_relative ? memory.allocate<T>(most * row_operands<T>(dim)) : nullptr};
   }
 
   /// Begins with `count` queries, rows which[...] of q, that have seen no key yet.

@@ -113,7 +113,8 @@ struct few_queries_driver {
     const scratch s = in.exec.scratch(worker, [&](arena& memory) {
       return scratch{packed_keys<P>::layout(memory, block_keys, shape.dim, shape.dim_v),
                      memory.allocate_list(count, [&](arena& m) {
-                       return row_block<P>::layout(m, shape.dim, shape.dim_v, bool(in.terms.by_distance));
+                       return row_block<P>::layout(m, shape.dim, shape.dim_v, bool(in.terms.by_distance),
+                                                   round_up(heads * w.queries, tile_rows));
                      })};
     });
     const idx_t b = w.batch, kv = w.head / shape.group();
