@@ -1,5 +1,5 @@
-// Few queries over many keys, as in the steps of a cache: by the streaming kernel, or by packed blocks of keys, in chunks
-// that are merged.
+// Few queries over many keys, as in the steps of a cache: by the streaming kernel, or by packed blocks of keys, in
+// chunks that are merged.
 #include <attn/softmax/full_softmax_step.hpp>
 
 #include "support/catch.hpp"

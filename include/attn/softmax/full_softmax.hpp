@@ -139,7 +139,7 @@ full_call(const softmax_call<S, Score, C>&) -> full_call<S, Score, C>;
 
 template <class S, class Score, class C>
 void attend_full(softmax_call<S, Score, C> call) {
-  using Elements = std::conditional_t<std::same_as<C, Eigen::bfloat16>, C, S>;  // of products: see full_softmax_step.hpp
+  using Elements = std::conditional_t<std::same_as<C, Eigen::bfloat16>, C, S>;  // that are multiplied
   using few = few_queries_driver<S, Score, C, product_type<Elements>>;
   std::optional<distance_range> range;  // where an item is attended by the blockwise kernel
   for (idx_t b = 0; b < call.shape.batch; ++b)

@@ -180,8 +180,8 @@ struct topk_step : stream_plan<S, Score> {
   }
 };
 
-/// Whether queries read the blocks that they choose in place: up to few_queries of them, and those that choose fewer than
-/// twice the blocks there are. (Float, 16384 keys, group of 4, topk 4: 32 queries take 0.8 of the time.)
+/// Whether queries read the blocks that they choose in place: up to few_queries of them, and those that choose fewer
+/// than twice the blocks there are. (Float, 16384 keys, groups of 4, topk 4: 32 queries take 0.8 of the time.)
 inline bool streams_topk(idx_t queries, const topk_shape& blocks) {
   return queries <= few_queries || queries * (blocks.rounds + 1) < 2 * (blocks.blocks + 1);
 }

@@ -76,8 +76,8 @@ struct prefetched_lines {
   }
 };
 
-/// Rows of a cache, fetched line by line between the multiply-adds of products. (full_softmax_step, 8 tokens: 0.74 of the
-/// time with as many lines fetched at once between the tiles, because processors wait where too many are on their way.)
+/// Rows of a cache, fetched line by line between the multiply-adds of products. (full_softmax_step, 8 tokens: 0.74 of
+/// the time of fetching them between the tiles, because processors wait where too many lines are on their way.)
 class line_prefetcher {
  public:
   line_prefetcher() = default;

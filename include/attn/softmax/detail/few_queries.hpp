@@ -28,8 +28,8 @@ struct few_queries_driver {
   const attention_shape& shape = in.shape;
   const sequence_lengths& lengths = in.lengths;
 
-  /// Whether the driver takes the queries of a batch item. More of them, and few keys, are attended sooner if all keys are
-  /// packed once; rows in eight bits are multiplied faster as they are (64 queries: 0.53 of the time).
+  /// Whether the driver takes the queries of a batch item. More of them, and few keys, are attended sooner if all keys
+  /// are packed once; rows in eight bits are multiplied faster as they are (64 queries: 0.53 of the time).
   static bool takes(const softmax_call<S, Score, C>& call, idx_t b) {
     if (in_codes) return true;
     const idx_t queries = call.lengths.queries(b);

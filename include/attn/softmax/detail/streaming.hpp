@@ -4,8 +4,8 @@
 // read in place: scores are dot products along the rows of k, the output is a weighted sum of the rows of v, both for
 // up to four queries at a time; all query heads of one key head are computed together.
 //
-// Measured against packing blocks of keys (few_queries.hpp; one Zen 4 core, D 128, 16384 keys, 8 key heads): four queries
-// take 0.6 of its time in float and 0.4 in bf16, with 32 query heads 1.2 and 0.9; eight queries 0.8, 0.5, 1.5 and 1.1.
+// Measured against packing blocks of keys (few_queries.hpp; one Zen 4 core, D 128, 16384 keys, 8 key heads): four
+// queries take 0.6 of its time in float and 0.4 in bf16, with 32 query heads 1.2 and 0.9; eight take 0.8, 0.5, 1.5, 1.1.
 //
 // Keys are divided into chunks of stream_chunk, each with a softmax of its own, which are merged in order. Threads may
 // share the chunks of one head; the result does not depend on which thread computes which chunk.
@@ -46,7 +46,7 @@ struct stream_queries {
             .values = memory.allocate<T>(stream_tile_of<C> * round_up(dim_v, width<T>))};
   }
 
-  /// Loads `count` rows: `per_head` queries, from the `first` on, of the query heads from `head` on, times `factor`; and
+  /// Loads `count` rows: `per_head` queries from the `first` on, of the query heads from `head` on, times `factor`; and
   /// the queries of relative keys, where they are others.
   template <class S>
   void begin(const tensor_view<const S>& q, const tensor_view<const S>& relative_queries, idx_t batch, idx_t head,
@@ -161,7 +161,8 @@ template <class T, class C, class Score>
 bool hidden_from_all(const stream_queries<T, C>& q, const index_map& positions, idx_t begin, idx_t count,
                      const score_terms<T, Score>& terms) {
   for (idx_t r = 0; r < q.rows; ++r)
-    if (terms.for_head(terms.batch, q.head_of(r), terms.query_shift).seen(q.query_of(r), count, positions, begin) != mask_coverage::none)
+    if (terms.for_head(terms.batch, q.head_of(r), terms.query_shift)
+            .seen(q.query_of(r), count, positions, begin) != mask_coverage::none)
       return false;
   return true;
 }
