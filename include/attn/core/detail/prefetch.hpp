@@ -3,6 +3,7 @@
 #pragma once
 
 #include <attn/core/detail/kv_memory.hpp>
+#include <attn/core/detail/unit_product.hpp>
 
 #include <bit>
 
@@ -63,17 +64,6 @@ class row_prefetcher {
   };
   stream streams_[Streams];
   int count_ = 0;
-};
-
-/// Cache lines of adjacent rows: line n is fetched with step n of a product.
-struct prefetched_lines {
-  const char* first = nullptr;
-  idx_t stride = 0, in_row = 0;  // bytes from row to row; the lines of a row less one
-  int shift = 0;                 // 2^shift lines of a row
-
-  ATTN_INLINE void operator()(idx_t n) const {
-    __builtin_prefetch(first + (n >> shift) * stride + (n & in_row) * idx_t(cache_line), 0, 2);
-  }
 };
 
 /// Rows of a cache, fetched line by line between the multiply-adds of products. (full_softmax_step, 8 tokens: 0.74 of

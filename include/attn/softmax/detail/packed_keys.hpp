@@ -1,6 +1,7 @@
 // attn: keys and values of one head, or of a range of it, packed for the blockwise kernel.
 #pragma once
 
+#include <attn/core/detail/prefetch.hpp>
 #include <attn/core/detail/tile_product.hpp>
 #include <attn/core/execution.hpp>
 
