@@ -123,7 +123,8 @@ void check_cache() {
         s.chunks);
     const auto in_pages = decode(
         p, [&](auto q, auto k, auto v, auto out, idx_t) { attn::full_softmax_step(paged, q, k, v, out); }, s.chunks);
-    if (s.page_tokens == 64) CHECK(found.data == in_pages.data);  // tiles end where pages do
+    if (s.page_tokens == 64 && !std::same_as<C, int8>)  // tiles of rows in place end where pages do
+      CHECK((found.data == in_pages.data));
     p.k = kept<C>(p.k, true), p.v = kept<C>(p.v, false);
     const tensor<double> wanted = expected(p).out;
     CHECK(relative_error(found, wanted) <= error_of<C>);
