@@ -5,7 +5,7 @@
 // up to four queries at a time; all query heads of one key head are computed together.
 //
 // Measured against packing blocks of keys (few_queries.hpp; one Zen 4 core, D 128, 16384 keys, 8 key heads): four
-// queries take 0.6 of its time in float and 0.4 in bf16, with 32 query heads 1.2 and 0.9; eight take 0.8, 0.5, 1.5, 1.1.
+// queries take 0.6 of its time in float and 0.4 in bf16, with 32 query heads 1.3 and 0.9; eight take 0.8, 0.5, 1.5, 1.1.
 //
 // Keys are divided into chunks of stream_chunk, each with a softmax of its own, which are merged in order. Threads may
 // share the chunks of one head; the result does not depend on which thread computes which chunk.
