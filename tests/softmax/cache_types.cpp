@@ -54,13 +54,24 @@ constexpr double error_of = std::same_as<C, int8>       ? 3e-4
                             : std::same_as<C, bfloat16> ? tolerance<bfloat16>::out
                                                         : 2e-6;
 
+// How tokens arrive: by few and by many, begun anywhere in a block of 16.
+const std::vector<idx_t> some_chunks = {1, 2, 30, 4, 3, 17, 1, 1, 1, 5, 1000};
+
 struct cache_case {
   idx_t heads = 4, kv_heads = 2, dim = 64, value_dim = 64, tokens = 150;
+  std::vector<idx_t> chunks = some_chunks;
+  idx_t page_tokens = 64;
 };
 const cache_case cases[] = {{},
                             {.heads = 6, .kv_heads = 1, .dim = 80, .value_dim = 48},
                             {.kv_heads = 4, .dim = 6, .value_dim = 10},
-                            {.heads = 5, .kv_heads = 5, .dim = 34, .value_dim = 20, .tokens = 40}};
+                            {.heads = 5, .kv_heads = 5, .dim = 34, .value_dim = 20, .tokens = 40},
+                            {.heads = 3,
+                             .kv_heads = 1,
+                             .dim = 32,
+                             .tokens = 660,
+                             .chunks = {520, 63, 9, 2, 65, 1},
+                             .page_tokens = 16}};
 
 full_softmax_problem problem_of(const cache_case& s) {
   auto p = random_problem<full_softmax_problem>({.heads = s.heads,
@@ -76,12 +87,10 @@ full_softmax_problem problem_of(const cache_case& s) {
   return rounded<float>(p);
 }
 
-// How tokens arrive: by few and by many, begun anywhere in a block of 16.
-const std::vector<idx_t> chunks = {1, 2, 30, 4, 3, 17, 1, 1, 1, 5, 1000};
-
 /// step(q, k, v, out, begin) of all chunks.
 template <class Step>
-tensor<double> decode(const full_softmax_problem& p, const Step& step) {
+tensor<double> decode(const full_softmax_problem& p, const Step& step,
+                      const std::vector<idx_t>& chunks = some_chunks) {
   tensor<double> all(p.q.batch(), p.q.heads(), p.q.length(), p.v.dim());
   idx_t begin = 0;
   for (idx_t chunk : chunks) {
@@ -107,15 +116,19 @@ void check_cache() {
     full_softmax_problem p = problem_of(s);
     attn::kv_cache<C> cache({.batch = p.k.batch(), .heads = s.kv_heads, .dim = s.dim, .value_dim = s.value_dim});
     attn::page_pool<C> pool(
-        {.pages = 20, .page_tokens = 64, .heads = s.kv_heads, .dim = s.dim, .value_dim = s.value_dim});
+        {.pages = 100, .page_tokens = s.page_tokens, .heads = s.kv_heads, .dim = s.dim, .value_dim = s.value_dim});
     attn::paged_cache<C> paged(pool, p.k.batch());
-    const auto found =
-        decode(p, [&](auto q, auto k, auto v, auto out, idx_t) { attn::full_softmax_step(cache, q, k, v, out, exec); });
-    const auto in_pages =
-        decode(p, [&](auto q, auto k, auto v, auto out, idx_t) { attn::full_softmax_step(paged, q, k, v, out); });
-    CHECK(found.data == in_pages.data);
+    const auto found = decode(
+        p, [&](auto q, auto k, auto v, auto out, idx_t) { attn::full_softmax_step(cache, q, k, v, out, exec); },
+        s.chunks);
+    const auto in_pages = decode(
+        p, [&](auto q, auto k, auto v, auto out, idx_t) { attn::full_softmax_step(paged, q, k, v, out); }, s.chunks);
+    if (s.page_tokens == 64 && !std::same_as<C, int8>)  // tiles of rows in place end where pages do
+      CHECK((found.data == in_pages.data));
     p.k = kept<C>(p.k, true), p.v = kept<C>(p.v, false);
-    CHECK(relative_error(found, expected(p).out) <= error_of<C>);
+    const tensor<double> wanted = expected(p).out;
+    CHECK(relative_error(found, wanted) <= error_of<C>);
+    CHECK(relative_error(in_pages, wanted) <= error_of<C>);
   }
 }
 

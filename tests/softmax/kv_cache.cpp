@@ -187,18 +187,20 @@ TEST_CASE("kv_cache: appending is cheap without reserving", "[kv_cache]") {
 }
 
 TEST_CASE("full_softmax_step: scratch does not grow with the cache", "[kv_cache]") {
-  attn::kv_cache<float> cache({.heads = 2, .dim = 32});
-  attn::execution execution;
-  std::size_t at_1024 = 0;
-  const tensor<float> q(1, 8, 1, 32, 0.1f), token(1, 2, 1, 32, 0.2f), chunk(1, 2, 1023, 32, 0.3f);
-  tensor<float> out(1, 8, 1, 32);
-  for (int n = 1; n <= 8; ++n) {
-    cache.append(view(chunk), view(chunk));
-    compiled_full_softmax<float>::step(cache, view(q), view(token), view(token), view(out), {}, {}, execution);
-    if (n == 1) at_1024 = execution.scratch_bytes();
+  for (idx_t count : {1, 9, 64}) {
+    attn::kv_cache<float> cache({.heads = 2, .dim = 32});
+    attn::execution execution;
+    std::size_t at_2048 = 0;
+    const tensor<float> q(1, 8, count, 32, 0.1f), token(1, 2, count, 32, 0.2f), chunk(1, 2, 2048 - count, 32, 0.3f);
+    tensor<float> out(1, 8, count, 32);
+    for (int n = 1; n <= 4; ++n) {
+      cache.append(view(chunk), view(chunk));
+      compiled_full_softmax<float>::step(cache, view(q), view(token), view(token), view(out), {}, {}, execution);
+      if (n == 1) at_2048 = execution.scratch_bytes();
+    }
+    CHECK(cache.tokens() == 8192);
+    CHECK(execution.scratch_bytes() == at_2048);
   }
-  CHECK(cache.tokens() == 8192);
-  CHECK(execution.scratch_bytes() == at_1024);
 }
 
 TEST_CASE("full_softmax_step: what a score function throws leaves the cache as it was", "[kv_cache]") {

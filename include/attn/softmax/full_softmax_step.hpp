@@ -15,13 +15,12 @@
 // of another one, causally, the queries at the last n positions of their item; and for cross attention, not causally.
 // q is used as it is; rotary.hpp rotates it.
 //
-// The elements of a cache may have fewer bits than the tokens (kv_cache.hpp); where there are few queries, queries and
-// weights are then rounded too: to bf16 for a cache of bf16 if the processor multiplies such numbers, to 16-bit
-// integers for a cache of std::int8_t.
+// The elements of a cache may have fewer bits than the tokens (kv_cache.hpp); queries and weights are then rounded too:
+// to bf16 for a cache of bf16 if the processor multiplies such numbers, to 16-bit integers for a cache of std::int8_t.
 //
-// Cost     up to four tokens: one reading of the cache, and scratch memory that does not depend on its size; with
-//          log_decay also one of those of all its tokens, and 16 bytes for each. Longer chunks are attended as
-//          full_softmax does.
+// Cost     up to 64 tokens, and any number over a cache of std::int8_t: one reading of the cache for every 64 of them,
+//          and for all query heads of up to 256 rows; scratch memory does not depend on its size. With log_decay also
+//          one of those of all its tokens, and 16 bytes for each. Longer chunks are attended as full_softmax does.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything, the cache included, changes.
 //          Exceptions of `score` are passed on and leave the tokens of the cache as they were; a shared page that was
 //          copied before writing to it stays the item's own.

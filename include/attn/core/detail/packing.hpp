@@ -160,6 +160,7 @@ bool pack_panels(Row&& row, idx_t first, idx_t rows, idx_t cols, idx_t col_strid
   constexpr int w = width<T>, wide = panel_width<T>, together = numbers_of<T>;
   using sum = sum_type<T>;
   packet<sum> trace = zero<sum>();  // 0 * x is NaN for an x that is not finite, and stays
+  word_lanes infinite{};
   const idx_t whole = col_stride == 1 ? cols / w * w : 0, length = operands<T>(capacity);
   for (idx_t r = first; r < first + rows; r += together) {
     const auto* x = row(r);
@@ -176,6 +177,15 @@ bool pack_panels(Row&& row, idx_t first, idx_t rows, idx_t cols, idx_t col_strid
     } else {
       const bool both = r + 1 < first + rows;
       const auto* y = both ? row(r + 1) : x;
+      idx_t col = 0;
+      if constexpr (std::same_as<T, bf16_pair> && std::same_as<std::remove_cvref_t<decltype(*x)>, Eigen::bfloat16>) {
+        for (; col < whole; col += w) {
+          const packet<T> pairs = pair_lanes(load_bf16(x + col), both ? load_bf16(y + col) : half_lanes{});
+          // An exponent of ones, plus one, is carried into the place of the sign.
+          infinite |= (bits_as<word_lanes>(pairs) & 0x7f807f80u) + 0x00800080u;
+          put(col, pairs);
+        }
+      }
       const auto put_both = [&](idx_t c, const packet<sum>& a, const packet<sum>& b) {
         if constexpr (is_split<T>) {
           const split_parts upper(a), lower(both ? b : zero<sum>());
@@ -187,13 +197,15 @@ bool pack_panels(Row&& row, idx_t first, idx_t rows, idx_t cols, idx_t col_strid
           put(c, pair_lanes(to_bf16(a), both ? to_bf16(b) : half_lanes{}));
         }
       };
-      for (idx_t c = 0; c < whole; c += w) put_both(c, load_as<sum>(x + c), load_as<sum>(y + c));
+      for (; col < whole; col += w) put_both(col, load_as<sum>(x + col), load_as<sum>(y + col));
       for (idx_t c = whole; c < cols; c += w)
         put_both(c, load_part<sum>(x + c * col_stride, col_stride, cols - c),
                  load_part<sum>(y + c * col_stride, col_stride, cols - c));
     }
   }
-  return sum_lanes(trace) == sum(0);
+  std::uint32_t signs = 0;
+  for (int lane = 0; lane < width<float>; ++lane) signs |= infinite[lane] & 0x80008000u;
+  return sum_lanes(trace) == sum(0) && signs == 0;
 }
 
 /// Whether the left operand is packed for the matrix unit: row by row, unit_pairs at a time.

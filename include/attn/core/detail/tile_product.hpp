@@ -35,6 +35,7 @@ ATTN_INLINE void tile_product(A a, const T* panel, idx_t depth, Done&& done, [[m
         __attribute__((always_inline)) {
       packet<sum_type<T>> acc[array_size<M * Count>] = {first(I / Count, I % Count)...};
       for (idx_t k = begin; k < depth; ++k) {
+        if constexpr (requires { a.prefetch(k); }) a.prefetch(k);
         const packet<T> b[array_size<Count>] = {load<T>(b_panel + k * Stride + J * width<T>)...};
         ((acc[I] = multiply_add<T>(broadcast<T>(a.at(I / Count, k)), b[I % Count], acc[I])), ...);
       }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <attn/core/detail/packing.hpp>
+#include <attn/core/detail/pages.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
@@ -23,6 +24,25 @@ struct packed_rows {
 #endif
     return data[m + k * tile_rows];
   }
+};
+
+/// Cache lines of adjacent rows: line n is fetched with step n of a product.
+struct prefetched_lines {
+  const char* first = nullptr;
+  idx_t stride = 0, in_row = 0;  // bytes from row to row; the lines of a row less one
+  int shift = 0;                 // 2^shift lines of a row
+
+  ATTN_INLINE void operator()(idx_t n) const {
+    __builtin_prefetch(first + (n >> shift) * stride + (n & in_row) * idx_t(cache_line), 0, 2);
+  }
+};
+
+/// What pack_rows packs, whose products fetch lines of memory as they go. (Where nothing is to be fetched, that costs no
+/// time: full_softmax, 1024 keys.)
+template <class T>
+struct prefetching_rows : packed_rows<T> {
+  prefetched_lines lines[2];
+  ATTN_INLINE void prefetch(idx_t k) const { lines[0](k), lines[1](k); }
 };
 
 #if ATTN_HAS_AMX

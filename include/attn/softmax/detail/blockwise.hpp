@@ -38,35 +38,40 @@ struct row_block {
   T* scores = nullptr;          // [tile_rows][score_stride]
   P* weights = nullptr;         // the same of pairs, twice; otherwise they take the place of the scores
   online_softmax<T, width<T>> state;
-  key_range* ranges = nullptr;  // [max_rows]: slots a row sees
+  key_range* ranges = nullptr;  // slots a row sees
   idx_t dim = 0, rows = 0;
   T factor = T(1);        // of scores, where it was not applied to the queries
   index_map positions{};  // the query of each row
   long_softmax<T, width<T>> total{};  // of sums()
   T* relative = nullptr;              // the queries of relative keys, per tile [dim][tile_rows]
 
-  static row_block layout(arena& memory, idx_t dim, idx_t dim_v, bool with_relative = false) {
+  /// For up to `most` rows, a multiple of tile_rows.
+  static row_block layout(arena& memory, idx_t dim, idx_t dim_v, bool with_relative = false, idx_t most = max_rows) {
     constexpr bool paired = numbers_of<P> > 1;
-    return {.queries = memory.allocate<P>(max_rows * row_operands<P>(dim)),
+    return {.queries = memory.allocate<P>(most * row_operands<P>(dim)),
             .scores = memory.allocate<T>(tile_rows * score_stride),
             .weights = memory.allocate<P>(paired ? 2 * tile_rows * operands<P>(score_stride) : 0),
-            .state = online_softmax<T, width<T>>::layout(memory, max_rows, dim_v, panel_width<T>),
-            .ranges = memory.allocate<key_range>(max_rows),
+            .state = online_softmax<T, width<T>>::layout(memory, most, dim_v, panel_width<T>),
+            .ranges = memory.allocate<key_range>(most),
             .dim = dim,
-            .total = long_softmax<T, width<T>>::layout(memory, max_rows, dim_v, panel_width<T>),
-            .relative = with_relative ? memory.allocate<T>(max_rows * row_operands<T>(dim)) : nullptr};
+            .total = long_softmax<T, width<T>>::layout(memory, most, dim_v, panel_width<T>),
+            .relative = with_relative ? memory.allocate<T>(most * row_operands<T>(dim)) : nullptr};
   }
 
   /// Begins with `count` queries, rows which[...] of q, that have seen no key yet.
   template <class S>
   void begin(const matrix_view<const S>& q, const index_map& which, idx_t count, T scale) {
+    begin([&](idx_t r) { return q.row(which[r]); }, q.col_stride, which, count, scale);
+  }
+  /// The same with row(r) as query of row r.
+  template <class Row>
+  void begin(const Row& row, idx_t col_stride, const index_map& which, idx_t count, T scale) {
     rows = count;
     positions = which;
     if constexpr (numbers_of<P> > 1) factor = std::exchange(scale, T(1));
-    for (idx_t r = 0; r < rows; r += tile_rows) {
-      const auto row = [&](idx_t i) { return q.row(positions[r + i]); };
-      pack_rows<P>(row, std::min<idx_t>(tile_rows, rows - r), dim, q.col_stride, scale, queries_from(r));
-    }
+    for (idx_t r = 0; r < rows; r += tile_rows)
+      pack_rows<P>([&](idx_t i) { return row(r + i); }, std::min<idx_t>(tile_rows, rows - r), dim, col_stride, scale,
+                   queries_from(r));
     const idx_t padded = round_up(rows, tile_rows);
     state.clear(padded);
     std::fill_n(ranges, padded, key_range{});
@@ -94,11 +99,18 @@ template <class P, int M>
 void tile_scores(const P* queries, const packed_keys<P>& keys, idx_t first, idx_t count, sum_type<P>* scores) {
   using T = sum_type<P>;
   const idx_t depth = operands<P>(keys.dim);
+  const auto lines = [&](int n) {
+    return keys.next ? keys.next[n].next(depth, queries) : prefetched_lines{reinterpret_cast<const char*>(queries)};
+  };
   for (idx_t n = 0; n < count;) {
     const idx_t slot = first + n, half = slot % panel_width<T>;
 #if ATTN_HAS_AMX
     if constexpr (rows_for_matrix_unit<P>)  // whole tiles of sums are stored in place
       if (half == 0 && count - n >= 2 * panel_width<T> && depth % unit_pairs == 0 && prepare_matrix_unit()) {
+        for (int of = 0; of < 2 && keys.next; ++of) {
+          const prefetched_lines some = keys.next[of].next(2 * depth, queries);
+          for (idx_t line = 0; line < 2 * depth; ++line) some(line);
+        }
         unit_product<4, panel_width<T>, P, packed_rows<P>>{{queries}, keys.key_panel(slot), depth * panel_width<T>}.run(
             depth, scores + n, score_stride);
         n += 2 * panel_width<T>;
@@ -109,7 +121,7 @@ void tile_scores(const P* queries, const packed_keys<P>& keys, idx_t first, idx_
       store<T>(scores + m * score_stride + n + vector * width<T>, x);
     };
     if (half == 0 && count - n >= panel_width<T>) {
-      tile_product<P, M, 2>(packed_rows<P>{queries}, keys.key_panel(slot), depth, put);
+      tile_product<P, M, 2>(prefetching_rows<P>{{queries}, {lines(0), lines(1)}}, keys.key_panel(slot), depth, put);
       n += panel_width<T>;
     } else {
       tile_product<P, M, 1>(packed_rows<P>{queries}, keys.key_panel(slot - half) + half, depth, put);

@@ -4,9 +4,8 @@
 // read in place: scores are dot products along the rows of k, the output is a weighted sum of the rows of v, both for
 // up to four queries at a time; all query heads of one key head are computed together.
 //
-// Measured against packing and blockwise.hpp (one Zen 4 core, float, D 64, 8192 keys, 8 key heads): one query takes
-// 0.50 of its time, with 32 query heads 0.39; it stays faster up to about 12 queries per head, with 32 query heads up
-// to 6.
+// Measured against packing blocks of keys (few_queries.hpp; one Zen 4 core, D 128, 16384 keys, 8 key heads): four
+// queries take 0.6 of its time in float and 0.4 in bf16, with 32 query heads 1.3 and 0.9; eight take 0.8, 0.5, 1.5, 1.1.
 //
 // Keys are divided into chunks of stream_chunk, each with a softmax of its own, which are merged in order. Threads may
 // share the chunks of one head; the result does not depend on which thread computes which chunk.
@@ -17,19 +16,19 @@
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
-/// Up to this many queries per head are attended with the keys in place; for more, packing the keys pays.
+/// Up to this many queries per head are attended with the keys in place; for more, packing them by blocks pays.
 inline constexpr idx_t few_queries = 4;
 inline constexpr idx_t stream_chunk = 2048;  // keys with a softmax of their own
 
-/// The queries of one key head, and memory to attend them: row r is query r % queries of the query head first_head +
-/// r / queries. They are multiplied with rows of elements C.
+/// The queries of one key head, and memory to attend them: row r is query first_query + r % queries of the query head
+/// first_head + r / queries. They are multiplied with rows of elements C.
 template <class T, class C = T>
 struct stream_queries {
   using P = stream_operand<T, C>;
   static constexpr bool in_codes = std::same_as<C, std::int8_t>;
   static constexpr bool twice = !std::same_as<P, T>;  // whether they are also stored as operands for rows in fewer bits
 
-  idx_t rows = 0, dim = 0, stride = 0, queries = 0, first_head = 0;
+  idx_t rows = 0, dim = 0, stride = 0, queries = 0, first_head = 0, first_query = 0;
   T* data = nullptr;                     // [rows][stride], scaled, padded with zeros
   T* relative = nullptr;                 // the same of the queries of relative keys
   P* operands = nullptr;                 // [rows][stride / 2]
@@ -47,12 +46,12 @@ struct stream_queries {
             .values = memory.allocate<T>(stream_tile_of<C> * round_up(dim_v, width<T>))};
   }
 
-  /// Loads `count` rows: the first `per_head` queries of the query heads from `head` on, times `factor`; and the queries
-  /// of relative keys, where they are others.
+  /// Loads `count` rows: `per_head` queries from the `first` on, of the query heads from `head` on, times `factor`; and
+  /// the queries of relative keys, where they are others.
   template <class S>
   void begin(const tensor_view<const S>& q, const tensor_view<const S>& relative_queries, idx_t batch, idx_t head,
-             idx_t count, idx_t per_head, T factor) {
-    begin(q, batch, head, count, per_head, factor);
+             idx_t count, idx_t per_head, T factor, idx_t first = 0) {
+    begin(q, batch, head, count, per_head, factor, first);
     for (idx_t r = 0; relative_queries && r < rows; ++r) {
       T* const row = load(relative_queries, batch, r, relative);
       for (idx_t d = 0; d < stride; d += width<T>)
@@ -60,10 +59,12 @@ struct stream_queries {
     }
   }
   template <class S>
-  void begin(const tensor_view<const S>& q, idx_t batch, idx_t head, idx_t count, idx_t per_head, T factor) {
+  void begin(const tensor_view<const S>& q, idx_t batch, idx_t head, idx_t count, idx_t per_head, T factor,
+             idx_t first = 0) {
     rows = count;
     queries = per_head;
     first_head = head;
+    first_query = first;
     for (idx_t r = 0; r < rows; ++r) {
       T* const row = load(q, batch, r, data);
       if constexpr (numbers_of<P> > 1) {
@@ -80,6 +81,8 @@ struct stream_queries {
       }
     }
   }
+  idx_t query_of(idx_t r) const { return first_query + r % queries; }
+  idx_t head_of(idx_t r) const { return first_head + r / queries; }
   const T* relative_row(idx_t r) const { return relative + r * stride; }
   stream_row<T, C> row(idx_t r) const {
     if constexpr (!twice) return {data + r * stride, stride, nullptr, 0, nullptr};
@@ -90,10 +93,10 @@ struct stream_queries {
   /// Row r of the queries, into row r of `to`, unscaled.
   template <class S>
   T* load(const tensor_view<const S>& q, idx_t batch, idx_t r, T* to) const {
-    const matrix_view<const S> x = head_of(q, batch, first_head + r / queries);
+    const matrix_view<const S> x = detail::head_of(q, batch, head_of(r));
     T* const row = to + r * stride;
     for (idx_t d = 0; d < stride; d += width<T>)
-      store<T>(row + d, load_part<T>(x.row(r % queries) + d * x.col_stride, x.col_stride, dim - d));
+      store<T>(row + d, load_part<T>(x.row(query_of(r)) + d * x.col_stride, x.col_stride, dim - d));
     return row;
   }
 };
@@ -158,8 +161,8 @@ template <class T, class C, class Score>
 bool hidden_from_all(const stream_queries<T, C>& q, const index_map& positions, idx_t begin, idx_t count,
                      const score_terms<T, Score>& terms) {
   for (idx_t r = 0; r < q.rows; ++r)
-    if (terms.for_head(terms.batch, q.first_head + r / q.queries, terms.query_shift)
-            .seen(r % q.queries, count, positions, begin) != mask_coverage::none)
+    if (terms.for_head(terms.batch, q.head_of(r), terms.query_shift)
+            .seen(q.query_of(r), count, positions, begin) != mask_coverage::none)
       return false;
   return true;
 }
@@ -229,12 +232,12 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
         weight_range<T> range;
         for (idx_t r = r0; r < r0 + R.value; ++r) {
           T* const s = q.scores + r * stream_tile;
-          const idx_t i = r % q.queries, seen = std::clamp(limit(i) - begin, idx_t(0), count);
+          const idx_t i = q.query_of(r), seen = std::clamp(limit(i) - begin, idx_t(0), count);
           if (terms.by_distance && seen > 0)
-            terms.by_distance.add_one_by_one(q.relative_row(r), 1, s, seen, q.first_head + r / q.queries,
+            terms.by_distance.add_one_by_one(q.relative_row(r), 1, s, seen, q.head_of(r),
                                              i + terms.query_shift, positions, begin);
           if (terms.any() && seen > 0)
-            terms.for_head(terms.batch, q.first_head + r / q.queries, terms.query_shift)
+            terms.for_head(terms.batch, q.head_of(r), terms.query_shift)
                 .apply(s, seen, i, positions, begin);
           std::fill(s + seen, s + padded, minus_infinity);
           packet<T> highest = broadcast<T>(minus_infinity);
@@ -257,7 +260,7 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
           else
             range.zeros |= !(min_lanes(least) >= std::numeric_limits<T>::min());  // smaller ones become 0 as bf16
           if (terms.dropout && seen > 0) {
-            terms.for_head(terms.batch, q.first_head + r / q.queries, terms.query_shift)
+            terms.for_head(terms.batch, q.head_of(r), terms.query_shift)
                 .drop(s, seen, i, positions, begin);
             range.zeros = true, range.largest[r - r0] *= T(terms.dropout.factor());
           }
