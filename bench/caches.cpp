@@ -51,14 +51,15 @@ struct paged_stream final : stream {
 };
 
 struct ragged_stream final : stream {
-  idx_t longest;
+  idx_t longest, step_tokens;
   attn::kv_cache<element> cache;
   std::vector<element> results;
 
   explicit ragged_stream(const problem& p)
       : longest(p.length),
+        step_tokens(std::min(p.set.step_tokens, p.length)),
         cache({.batch = sequences, .heads = p.kv_heads, .dim = p.dim, .value_dim = p.dim_v}),
-        results(static_cast<std::size_t>(sequences * p.heads * p.dim_v)) {
+        results(static_cast<std::size_t>(sequences * p.heads * step_tokens * p.dim_v)) {
     cache.reserve(p.length);
   }
   std::unique_ptr<stream> copy() const override { return std::make_unique<ragged_stream>(*this); }
@@ -70,18 +71,19 @@ struct ragged_stream final : stream {
   void feed(input k, input v) override {
     std::vector<idx_t> lengths;
     for (idx_t n = 0; n < sequences; ++n)
-      lengths.push_back(std::clamp(length_of(n, longest) - 1 - cache.tokens(n), idx_t(0), k.extent(2)));
+      lengths.push_back(std::clamp(length_of(n, longest) - step_tokens - cache.tokens(n), idx_t(0), k.extent(2)));
     cache.append(repeated(k), repeated(v), {.lengths = lengths});
   }
   void step(input q, input k, input v, output out, attn::execution& exec) override {
-    const output all(results.data(), {sequences, out.extent(1), 1, out.extent(3)});
+    const output all(results.data(), {sequences, out.extent(1), out.extent(2), out.extent(3)});
     attn::full_softmax_step(cache, repeated(q), repeated(k), repeated(v), all, exec);
     for (idx_t h = 0; h < out.extent(1); ++h)
-      for (idx_t d = 0; d < out.extent(3); ++d) out(0, h, 0, d) = all(sequences - 1, h, 0, d);
+      for (idx_t t = 0; t < out.extent(2); ++t)
+        for (idx_t d = 0; d < out.extent(3); ++d) out(0, h, t, d) = all(sequences - 1, h, t, d);
   }
   void rewind(idx_t) override {
     for (idx_t n = 0; n < sequences; ++n)
-      cache.truncate(n, std::min(cache.tokens(n), std::max<idx_t>(0, length_of(n, longest) - 1)));
+      cache.truncate(n, std::min(cache.tokens(n), std::max<idx_t>(0, length_of(n, longest) - step_tokens)));
   }
 };
 

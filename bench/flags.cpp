@@ -22,6 +22,7 @@ const known_flag known[] = {
     {"heads", &flags::heads, 1, "heads (when decoding: key/value heads, each shared by 4 query heads)"},
     {"dim", &flags::dim, 1, "size of a head"},
     {"threads", &flags::threads, 1, "threads of the execution"},
+    {"step-tokens", &flags::step_tokens, 1, "tokens that a decoder is fed at once, as drafts are", false},
     {"block", &flags::block, 1, "tokens of a block"},
     {"stride", &flags::stride, 1, "the stride, or the size of the blocks"},
     {"relative-bias", &flags::relative_bias, 0,

@@ -202,11 +202,14 @@ double layers_of(const decode_entry& entry, const problem& p) {
 
 constexpr idx_t chunk = 4096;  // tokens a cache is filled with at once
 
+/// Tokens of a step that ends with p.length tokens seen.
+idx_t step_tokens(const problem& p) { return std::min(p.set.step_tokens, p.length); }
+
 /// Tokens a state is filled with. Once it no longer grows, a step takes the same time whatever it has seen.
 idx_t tokens_fed(const decode_entry& entry, const problem& p) {
   problem first = p;
   first.length = std::min(chunk, p.length);
-  return (state_bytes(entry, first) == state_bytes(entry, p) ? first : p).length - 1;
+  return (state_bytes(entry, first) == state_bytes(entry, p) ? first : p).length - step_tokens(p);
 }
 
 std::vector<std::unique_ptr<stream>> make_layers(const decode_entry& entry, const problem& p) {
@@ -230,11 +233,16 @@ variant make_variant(const decode_entry& entry, const shared_flags& set) {
   x.rival = "full_softmax_decode" + type_suffix;
   if (entry.rounding > 0) x.rounding = entry.rounding;
   x.uses = entry.uses;
-  x.label = describe(*set, entry.uses);
+  x.uses.push_back("step-tokens");
+  x.label = describe(*set, x.uses);
   x.exact = entry.exact;
   x.approximates = entry.approximates;
   x.longest = longest_cache;
-  x.flops = [&entry, at](idx_t length) { return entry.flops(at(length)); };
+  x.flops = [&entry, at](idx_t length) {
+    double sum = 0;
+    for (idx_t n = step_tokens(at(length)); n-- > 0;) sum += entry.flops(at(length - n));
+    return sum;
+  };
   x.moved_bytes = [&entry, at](idx_t length) {
     const problem p = at(length);
     return if_beyond_caches(entry.cache_bytes(p), layers_of(entry, p) * entry.cache_bytes(p));
@@ -248,12 +256,14 @@ variant make_variant(const decode_entry& entry, const shared_flags& set) {
   x.prepare = [&entry, at](idx_t length) -> workload {
     const problem p = at(length);
     const auto layers = std::make_shared<std::vector<std::unique_ptr<stream>>>(make_layers(entry, p));
-    const input q = random_view(role::query, p.heads, 1, p.dim), k = random_view(role::key, p.kv_heads, 1, p.dim),
-                v = random_view(role::value, p.kv_heads, 1, p.dim_v);
-    const output out = result_view(p.heads, 1, p.dim_v);
+    const idx_t tokens = step_tokens(p);
+    const input q = random_view(role::query, p.heads, tokens, p.dim),
+                k = random_view(role::key, p.kv_heads, tokens, p.dim),
+                v = random_view(role::value, p.kv_heads, tokens, p.dim_v);
+    const output out = result_view(p.heads, tokens, p.dim_v);
     return [=, turn = std::size_t{0}](attn::execution& exec) mutable {
       stream& layer = *(*layers)[turn++ % layers->size()];
-      layer.rewind(length - 1);
+      layer.rewind(length - tokens);
       layer.step(q, k, v, out, exec);
     };
   };
