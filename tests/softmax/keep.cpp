@@ -272,6 +272,58 @@ TEST_CASE("keep: pages move whole, shared ones are not written", "[keep]") {
   CHECK(pool.free_pages() == 20);
 }
 
+TEST_CASE("keep: among other changes, pages hold what contiguous memory holds", "[keep]") {
+  for (const idx_t page : {1, 3, 16}) {
+    CAPTURE(page);
+    attn::page_pool<float> pool({.pages = 500, .page_tokens = page, .heads = 1, .dim = 2, .value_dim = 1});
+    attn::paged_cache<float> paged(pool, batch);
+    attn::kv_cache<float> plain({.batch = batch, .heads = 1, .dim = 2, .value_dim = 1});
+    random_source random(static_cast<std::uint64_t>(page));
+    float next = 0;
+    for (int round = 0; round < 400; ++round) {
+      const idx_t b = random.below(batch), to = random.below(batch), had = plain.tokens(b);
+      const auto both = [&](const auto& change) { change(paged), change(plain); };
+      switch (had < 10 ? 0 : had > 80 ? 1 : random.below(5)) {
+        case 0: {
+          tensor<float> k(batch, 1, 40, 2), v(batch, 1, 40, 1);
+          for (float& x : k.data) x = ++next;
+          for (float& x : v.data) x = ++next;
+          std::vector<idx_t> lengths(batch, 0);
+          lengths[static_cast<std::size_t>(b)] = 1 + random.below(40);
+          both([&](auto& cache) { cache.append(view(k), view(v), {.lengths = lengths}); });
+          break;
+        }
+        case 1: {
+          positions list;
+          const idx_t run = 1 + random.below(20);  // tokens that stay together
+          for (idx_t t = random.below(3); t < had; t += random.below(4) == 0 ? page : 1 + random.below(8))
+            for (idx_t n = 0; n < run && t < had; ++n) list.push_back(t++);
+          both([&](auto& cache) { cache.keep(b, list); });
+          break;
+        }
+        case 2: both([&](auto& cache) { cache.copy_item(b, to); }); break;
+        case 3: both([&](auto& cache) { cache.truncate(b, had - 5); }); break;
+        default: both([&](auto& cache) { cache.reorder(positions{1, 2, 0}); });
+      }
+      bool same = true;
+      std::vector<int> users(500, 0);
+      for (idx_t n = 0; n < batch; ++n) {
+        same &= paged.tokens(n) == plain.tokens(n);
+        for (idx_t p : paged.table(n)) ++users[static_cast<std::size_t>(p)];
+        for (idx_t t = 0; t < plain.tokens(n); ++t) {
+          const idx_t p = paged.table(n)[static_cast<std::size_t>(t / page)];
+          same &= pool.keys()(p, 0, t % page, 1) == plain.keys()(n, 0, t, 1);
+          same &= pool.values()(p, 0, t % page, 0) == plain.values()(n, 0, t, 0);
+        }
+      }
+      for (idx_t p = 0; p < 500; ++p) same &= pool.users(p) == users[static_cast<std::size_t>(p)];
+      same &= pool.free_pages() == std::count(users.begin(), users.end(), 0);
+      CAPTURE(round);
+      REQUIRE(same);
+    }
+  }
+}
+
 TEST_CASE("keep: a draft tree in one step, then its branch", "[keep]") {
   // Each draft sees the tokens before the tree and its ancestors, and is rotated to its depth.
   const std::vector<idx_t> parents = {-1, 0, 0, 1, 2, 2, 5}, path = {0, 2, 5, 6};
