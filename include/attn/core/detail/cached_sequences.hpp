@@ -12,7 +12,7 @@ namespace attn { inline namespace ATTN_ISA { namespace detail {
 ///   void list_memory(call_views&) const;            which no view of a call may overlap
 ///   void append(k, v, given);                       checked tokens; an exception leaves all as it was
 ///   void cut(idx_t b, idx_t tokens);                keeps the first tokens of item b, where a cache can
-///   void keep(idx_t b, positions, idx_t first);     and those at rising positions, of which the first ones change none
+///   void keep(idx_t b, positions, idx_t first);     keeps those at rising positions[n], which are n for n < first
 class cached_tokens : public sequence_items {
  public:
   /// Key heads.
@@ -76,8 +76,8 @@ class cached_sequences : public item_sequences<Inside> {
   }
 
   /// Of the tokens of an item keeps those at `positions`, which rise; token n becomes what token positions[n] was. For
-  /// the accepted branch of a tree of drafts, for eviction, and for a context shift. The memory stays, that of pages
-  /// becomes free.
+  /// the accepted branch of a tree of drafts, for eviction, and for a context shift. The memory stays; pages that no
+  /// sequence uses any more become free.
   ///
   /// Keys stay as they were rotated: nothing is rotated again. A later step with `rotary` goes on at position
   /// tokens(item), which is right where tokens were rotated to the places they have now, as those of a branch of
@@ -87,12 +87,12 @@ class cached_sequences : public item_sequences<Inside> {
   /// blocks, those that come from another block than the first one are rounded once more, by at most 1/254 of their
   /// largest number, or of their largest difference from the block's reference, if that is smaller.
   ///
-  /// Cost     the tokens after the first one that is left out are read and written once, in place; a paged_cache moves
-  ///          pages whose tokens stay together, also shared ones, by their numbers alone. multipole_cache clusters the
-  ///          segments of those tokens again in the next step.
-  /// Throws   std::invalid_argument for positions that fall, repeat, or are not those of tokens, and for items that do
-  ///          not exist; where a paged_cache needs more pages than are free, because it does not write to shared ones,
-  ///          it also passes on what an allocator throws. The cache is then as it was.
+  /// Cost     the tokens after the first one that is left out are read and written once, as by append, in place; a
+  ///          paged_cache moves pages whose tokens stay together, also shared ones, by their numbers alone.
+  ///          multipole_cache clusters the segments of those tokens again in the next step or append.
+  /// Throws   std::invalid_argument for positions that fall, repeat, or are not those of tokens, for items that do not
+  ///          exist, and where a paged_cache, which does not write to shared pages, needs more new ones than are free;
+  ///          what an allocator of pages throws is passed on. The cache is then as it was.
   void keep(idx_t item, list_view<idx_t> positions)
     requires requires(Inside& x) { x.keep(item, positions, item); }
   {
