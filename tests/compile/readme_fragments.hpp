@@ -31,7 +31,7 @@ std::vector<float> slope;
 attn::tensor_view<bool, 2> tokens_seen;
 std::uint64_t step = 0;
 std::vector<std::uint8_t> mask;
-std::vector<attn::idx_t> offsets, key_offsets, lengths, survivors, tokens_there;
+std::vector<attn::idx_t> offsets, key_offsets, lengths, survivors, tokens_there, kept;
 attn::kv_cache<float> cache({.dim = 64});
 attn::linear_state<float> sums({.features = 64, .value_dim = 64, .keep = 2});
 attn::rotary_options<float> rope;

@@ -66,6 +66,50 @@ void check_steps(Cache cache) {
   }
 }
 
+// q attends the first n[b] tokens of x that the cache has, those that a mask leaves; the naive reference by a bias.
+template <class Cache>
+void check_naive(Cache cache, double tolerance) {
+  const inputs x(1, 40);
+  const std::vector<idx_t> lengths = {40, 7, 0};
+  cache.append(view(x.k), view(x.v), {.lengths = lengths});
+  tensor<std::uint8_t> mask(batch, 1, 13, 40, 1);
+  for (idx_t b = 0; b < batch; ++b)
+    for (idx_t i = 0; i < 13; ++i)
+      for (idx_t j = 0; j < 40; ++j) mask(b, 0, i, j) = (3 * i + 5 * j + b) % 4 != 0;
+  for (const idx_t count : {1, 3, 13})
+    for (const bool causal : {false, true}) {
+      CAPTURE(count, causal);
+      const tensor<float> q = cast<float>(random_normal(9, batch, heads, count, dim));
+      results found(count);
+      attn::full_softmax_cached(std::as_const(cache), view(q), view(found.out),
+                                {.causal = causal,
+                                 .mask = attn::tensor_view<const std::uint8_t>(view(mask)).slice(2, 0, count),
+                                 .lse = found.lse_view()});
+      for (idx_t b = 0; b < batch; ++b) {
+        const idx_t keys = lengths[static_cast<std::size_t>(b)];
+        const auto item = [&](const tensor<float>& all, idx_t rows) {
+          tensor<double> one(1, all.heads(), rows, all.dim());
+          for (idx_t h = 0; h < all.heads(); ++h)
+            for (idx_t t = 0; t < rows; ++t)
+              for (idx_t d = 0; d < all.dim(); ++d) one(0, h, t, d) = static_cast<double>(all(b, h, t, d));
+          return one;
+        };
+        full_softmax_problem p{item(q, count), item(x.k, keys), item(x.v, keys), {}};
+        p.options.bias = tensor<double>(1, 1, count, keys);
+        for (idx_t i = 0; i < count; ++i)
+          for (idx_t j = 0; j < keys; ++j) {
+            const bool future = causal && j > keys - count + i;
+            p.options.bias(0, 0, i, j) = future || mask(b, 0, i, j) == 0 ? -reference::infinity : 0;
+          }
+        const reference::result wanted = expected(p);
+        CHECK(relative_error(item(found.out, count), wanted.out) <= tolerance);
+        for (idx_t h = 0; h < heads; ++h)
+          for (idx_t i = 0; i < count; ++i)
+            CHECK((found.lse(b, h, i, 0) == -std::numeric_limits<float>::infinity()) ==
+                  (wanted.lse(0, h, i, 0) == -reference::infinity));
+      }
+    }
+}
 
 }  // namespace
 
@@ -77,6 +121,26 @@ TEST_CASE("full_softmax_cached and sliding_window_cached give what the step gave
         {.pages = 60, .page_tokens = 5, .heads = kv_heads, .dim = dim, .value_dim = value_dim});
     check_steps(attn::paged_cache<float>(pool, batch));
   }
+}
+
+TEST_CASE("full_softmax_cached: the naive reference, in pages and in fewer bits", "[cached]") {
+  const auto pages_of = [](idx_t page) {
+    return attn::page_pool_extents{
+        .pages = 60, .page_tokens = page, .heads = kv_heads, .dim = dim, .value_dim = value_dim};
+  };
+  check_naive(attn::kv_cache<float>(extents), 2e-6);
+  for (const idx_t page : {1, 3, 16}) {
+    CAPTURE(page);
+    attn::page_pool<float> pool(pages_of(page));
+    check_naive(attn::paged_cache<float>(pool, batch), 2e-6);
+  }
+  // The tokens are rounded to the elements of the cache, some queries and weights too.
+  check_naive(attn::kv_cache<Eigen::half>(extents), 1e-3);
+  check_naive(attn::kv_cache<std::int8_t>(extents), 1e-2);
+  attn::page_pool<Eigen::bfloat16> pool(pages_of(3));
+  check_naive(attn::paged_cache<Eigen::bfloat16>(pool, batch), 8e-3);
+  attn::page_pool<std::int8_t> compact(pages_of(16));
+  check_naive(attn::paged_cache<std::int8_t>(compact, batch), 1e-2);
 }
 
 TEST_CASE("full_softmax_cached: cross attention over items of their own lengths", "[cached]") {

@@ -6,9 +6,14 @@
 //   cache.append(k, v);                                                         // or by the step of an operator
 //   cache.append(k, v, {.lengths = n});                                         // n[b] tokens for item b
 //   cache.reset(1), cache.truncate(0, 3), cache.copy_item(0, 1), cache.reorder(beams);
+//   cache.keep(0, positions);                                                  // leaves the tokens at these positions
 //
 // Batch items are independent sequences: each has its own number of tokens, and may begin anew. Where sequences come
 // and go and share beginnings, paged_cache.hpp takes less memory.
+//
+// keep() leaves of an item those tokens whose positions a list names, and closes the gaps: the accepted branch of a
+// tree of drafts, eviction, a context shift. Keys that were rotated stay as they are. In eight bits, those that come to
+// another block are rounded once more (the formula is at keep() in core/detail/cached_sequences.hpp).
 //
 // Elements have the type of the tokens. A cache of float tokens may also have Eigen::half or Eigen::bfloat16, rounded
 // to nearest; one of any tokens but double may have std::int8_t, that is, eight bits, with a scale for each token and

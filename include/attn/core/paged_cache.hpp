@@ -6,13 +6,14 @@
 //   attn::full_softmax_step(cache, q, k, v, out, {.lengths = n}, threads);
 //   cache.copy_item(0, 1);                                         // item 1 continues item 0 and shares its pages
 //   cache.reset(0);                                                // frees its pages, except those that are shared
+//   cache.keep(1, positions);                                      // leaves the tokens at these positions
 //
 // A sequence takes pages as it grows. Sequences with a common beginning share its pages; a shared page that is not full
 // is copied before a sequence writes to it.
 //
 // Speed    As contiguous memory with pages of a multiple of 64 tokens; what smaller ones cost is in page_pool.hpp.
-// Throws   std::invalid_argument where an append needs more pages than are free; what an allocator throws is passed on.
-//          Either way all sequences are as they were.
+// Throws   std::invalid_argument where append or keep needs more pages than are free; what an allocator throws is
+//          passed on. Either way all sequences are as they were.
 #pragma once
 
 #include <attn/core/page_pool.hpp>
@@ -94,6 +95,46 @@ class paged_tokens : public cached_tokens {
     std::vector<idx_t>& table = table_of(b);
     for (; std::ssize(table) > pages_for(tokens); table.pop_back()) pool_->release(table.back());
     length(b) = tokens;
+  }
+  /// A page whose tokens stay together remains as it is. The others are written: pages that only this item uses, whose
+  /// own tokens have been moved by then, or new ones.
+  void keep(idx_t b, std::span<const idx_t> positions, idx_t first) {
+    const idx_t rows = pool_->page_tokens(), kept = std::ssize(positions), count = pages_for(kept);
+    const std::vector<idx_t>& old = table_of(b);
+    const auto position = [&](idx_t n) { return positions[static_cast<std::size_t>(n)]; };
+    const auto old_page = [&](idx_t n) { return old[static_cast<std::size_t>(n)]; };
+    constexpr idx_t none = -1;
+    std::vector<idx_t> pages(old.begin(), old.begin() + first / rows), own, taken;
+    std::vector<bool> remains(old.size(), false), written(old.size(), false);
+    pages.reserve(old.size()), own.reserve(old.size()), taken.reserve(old.size());
+    for (idx_t m = first / rows; m < count; ++m) {
+      const idx_t begin = position(m * rows), last = std::min((m + 1) * rows, kept) - 1;
+      const bool together = begin % rows == 0 && position(last) - begin == last - m * rows;
+      if (together) remains[static_cast<std::size_t>(begin / rows)] = true;
+      if (!remains[static_cast<std::size_t>(m)] && pool_->users(old_page(m)) == 1) own.push_back(old_page(m));
+      written[static_cast<std::size_t>(m)] = !together;
+      pages.push_back(together ? old_page(begin / rows) : none);
+      if (together || own.empty()) continue;
+      pages.back() = own.back();
+      own.pop_back();
+    }
+    const idx_t needed = std::count(pages.begin(), pages.end(), none);
+    if (needed > pool_->free_pages())
+      validator(name_).fail({"at most as many new pages as the ", pool_->free_pages(), " that are free"}, needed);
+    const auto release_taken = [&] {
+      for (idx_t page : taken) pool_->release(page);
+    };
+    do_or_undo(  // an exception of the caller's allocator
+        [&] {
+          for (idx_t& page : pages)
+            if (page == none) taken.push_back(page = pool_->allocate());
+        },
+        release_taken);
+    for (idx_t m = first / rows; m < count; ++m)
+      for (idx_t n = m * rows; n < std::min((m + 1) * rows, kept) && written[static_cast<std::size_t>(m)]; ++n)
+        memory().move(old_page(position(n) / rows), position(n) % rows, pages[static_cast<std::size_t>(m)], n % rows);
+    adopt(b, std::move(pages), kept);
+    release_taken();  // which adopt() has retained
   }
   void reset(idx_t b) { cut(b, 0); }
   void copy(idx_t from, idx_t to) { adopt(to, std::vector<idx_t>(table_of(from)), length(from)); }

@@ -71,6 +71,10 @@ class multipole_tokens : public kv_tokens<S> {
     length(b) = tokens;
     segments(b) = std::min(segments(b), tokens / settings_.segment);
   }
+  void keep(idx_t b, std::span<const idx_t> positions, idx_t first) {
+    base::keep(b, positions, first);
+    segments(b) = std::min(segments(b), first / settings_.segment);
+  }
   void reset(idx_t b) { cut(b, 0); }
   void copy(idx_t from, idx_t to) {
     base::copy(from, to);

@@ -11,6 +11,9 @@
 // the whole sequence. With `lengths`, item b has only the first lengths[b] tokens of the chunk. In `score` i and j are
 // positions since the start.
 //
+// A chunk may be a tree of drafts: of the new tokens, `mask` leaves a query those of its branch, the positions of
+// `rotary` are their places in it, and keep() of the cache leaves the branch that is accepted (kv_cache.hpp).
+//
 // full_softmax_cached attends n queries to the tokens a cache has, which stays as it is: for layers that share the cache
 // of another one, causally, the queries at the last n positions of their item; and for cross attention, not causally.
 // q is used as it is; rotary.hpp rotates it.

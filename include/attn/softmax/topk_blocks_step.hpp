@@ -82,6 +82,10 @@ class topk_tokens : public kv_tokens<S> {
     length(b) = count;
     add_up(b, count / block_ * block_, count);
   }
+  void keep(idx_t b, std::span<const idx_t> positions, idx_t first) {
+    base::keep(b, positions, first);
+    add_up(b, first / block_ * block_, length(b));
+  }
   void reset(idx_t b) { cut(b, 0); }
   void copy(idx_t from, idx_t to) {
     base::copy(from, to);

@@ -12,6 +12,7 @@ namespace attn { inline namespace ATTN_ISA { namespace detail {
 ///   void list_memory(call_views&) const;            which no view of a call may overlap
 ///   void append(k, v, given);                       checked tokens; an exception leaves all as it was
 ///   void cut(idx_t b, idx_t tokens);                keeps the first tokens of item b, where a cache can
+///   void keep(idx_t b, positions, idx_t first);     keeps those at rising positions[n], which are n for n < first
 class cached_tokens : public sequence_items {
  public:
   /// Key heads.
@@ -72,6 +73,40 @@ class cached_sequences : public item_sequences<Inside> {
   {
     check_kept(count, tokens(item));
     Inside::cut(item, count);
+  }
+
+  /// Of the tokens of an item keeps those at `positions`, which rise; token n becomes what token positions[n] was. For
+  /// the accepted branch of a tree of drafts, for eviction, and for a context shift. The memory stays; pages that no
+  /// sequence uses any more become free.
+  ///
+  /// Keys stay as they were rotated: nothing is rotated again. A later step with `rotary` goes on at position
+  /// tokens(item), which is right where tokens were rotated to the places they have now, as those of a branch of
+  /// drafts; otherwise give it first_position or positions.
+  ///
+  /// With std::int8_t the keys of a block of 16 stay as they are, to the bit, where one block had them before. Of other
+  /// blocks, those that come from another block than the first one are rounded once more, by at most 1/254 of their
+  /// largest number, or of their largest difference from the block's reference, if that is smaller.
+  ///
+  /// Cost     the tokens after the first one that is left out are read and written once, as by append, in place; a
+  ///          paged_cache moves pages whose tokens stay together, also shared ones, by their numbers alone.
+  ///          multipole_cache clusters the segments of those tokens again in the next step or append.
+  /// Throws   std::invalid_argument for positions that fall, repeat, or are not those of tokens, for items that do not
+  ///          exist, and where a paged_cache, which does not write to shared pages, needs more new ones than are free;
+  ///          what an allocator of pages throws is passed on. The cache is then as it was.
+  void keep(idx_t item, list_view<idx_t> positions)
+    requires requires(Inside& x) { x.keep(item, positions, item); }
+  {
+    const validator check(this->name_);
+    const idx_t all = tokens(item), kept = std::ssize(positions);
+    idx_t first = 0, least = 0;
+    for (idx_t p : positions) {
+      if (p < 0 || p >= all) check.fail({"positions to keep of the ", all, " tokens of item ", item}, p);
+      if (p < least) check.fail({"positions to keep that rise, one from ", least, " on"}, p);
+      if (p == first) ++first;
+      least = p + 1;
+    }
+    if (first == kept) return Inside::cut(item, kept);
+    Inside::keep(item, positions, first);
   }
 
   /// Appends copies of the tokens k [B, Hkv, n, D] and v [B, Hkv, n, Dv], of which item b takes the first lengths[b].
@@ -144,6 +179,10 @@ class kv_tokens : public cached_tokens {
     put_all(k.extent(2), given, [&](idx_t b, idx_t h, idx_t t) { memory_.put(k, v, b, h, t, b, length(b) + t); });
   }
   void cut(idx_t b, idx_t tokens) { length(b) = tokens; }
+  void keep(idx_t b, std::span<const idx_t> positions, idx_t first) {
+    for (idx_t n = first; n < std::ssize(positions); ++n) memory_.move(b, positions[static_cast<std::size_t>(n)], b, n);
+    length(b) = std::ssize(positions);
+  }
   void reset(idx_t b) { length(b) = 0; }
   void copy(idx_t from, idx_t to) { memory_.copy(from, to, length(from)); }
   void exchange(idx_t a, idx_t b) { memory_.exchange(a, b, std::max(length(a), length(b))); }

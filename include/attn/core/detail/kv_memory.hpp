@@ -51,6 +51,10 @@ struct row_format {
     C* const to = memory.row(row);
     for (idx_t c = 0; c < memory.cols; ++c) to[c * memory.col_stride] = static_cast<C>(x[c * stride]);
   }
+  /// A row becomes what another one is, of memory in the same layout.
+  static void move(const matrix_view<C>& from, idx_t from_row, bool, const matrix_view<C>& memory, idx_t row) {
+    put(from.row(from_row), from.col_stride, false, memory, row);
+  }
 };
 template <>
 struct row_format<std::int8_t> {
@@ -80,6 +84,11 @@ struct row_format<std::int8_t> {
   template <class S>
   static void put(const S* x, idx_t stride, bool of_keys, const matrix_view<std::int8_t>& memory, idx_t row) {
     quantise_row(x, stride, quantised_layout::of_bytes(memory.cols, of_keys), memory.row(row / rows), row % rows);
+  }
+  static void move(const matrix_view<std::int8_t>& from, idx_t from_row, bool of_keys,
+                   const matrix_view<std::int8_t>& memory, idx_t row) {
+    move_quantised_row(quantised_layout::of_bytes(memory.cols, of_keys), from.row(from_row / rows), from_row % rows,
+                       memory.row(row / rows), row % rows);
   }
 };
 
@@ -161,6 +170,18 @@ class kv_memory {
            idx_t row) {
     format::put(head_of(k, b, h).row(i), k.stride(3), true, head_of(keys(), item, h), row);
     if (!values_in_keys_) format::put(head_of(v, b, h).row(i), v.stride(3), false, head_of(values(), item, h), row);
+  }
+
+  /// A row of an item becomes, in every head, what another row of it or of another item is. Rows are moved in rising
+  /// order, to a row before their own or to another item, for in eight bits the first of a block changes the block.
+  void move(idx_t from, idx_t from_row, idx_t to, idx_t row) {
+    if (from == to && from_row == row) return;
+    const auto each = [&](const tensor_view<S>& x, bool of_keys) {
+      for (idx_t h = 0; h < extents_.heads; ++h)
+        format::move(head_of(x, from, h), from_row, of_keys, head_of(x, to, h), row);
+    };
+    each(keys(), true);
+    if (!values_in_keys_) each(values(), false);
   }
 
   /// Copies the first `count` rows of an item, in every head, to those of another, or swaps them.

@@ -98,16 +98,14 @@ matrix_view<S> every(const matrix_view<S>& x, idx_t step, idx_t count) {
   return {x.data, count, x.cols, x.row_stride * step, x.col_stride};
 }
 
-/// Stores x, `stride` apart, as row `row` of a block; the first key of a block is the reference.
-template <class S>
-void quantise_row(const S* x, idx_t stride, const quantised_layout& layout, std::int8_t* block, idx_t row) {
+/// Stores number(c), c < cols, as row `row` of a block, whose reference it has already.
+template <class Number>
+void quantise_numbers(const Number& number_of, const quantised_layout& layout, std::int8_t* block, idx_t row) {
   const idx_t cols = layout.cols;
-  Eigen::bfloat16* const base = reinterpret_cast<Eigen::bfloat16*>(block + layout.reference());
-  if (layout.of_keys && row == 0)
-    for (idx_t c = 0; c < cols; ++c) base[c] = Eigen::bfloat16(static_cast<float>(x[c * stride]));
+  const Eigen::bfloat16* const base = reinterpret_cast<const Eigen::bfloat16*>(block + layout.reference());
   float most = 0, most_rest = 0;
   for (idx_t c = 0; c < cols; ++c) {
-    const float number = static_cast<float>(x[c * stride]);
+    const float number = number_of(c);
     most = std::max(most, std::abs(number));
     if (layout.of_keys) most_rest = std::max(most_rest, std::abs(number - static_cast<float>(base[c])));
   }
@@ -117,9 +115,41 @@ void quantise_row(const S* x, idx_t stride, const quantised_layout& layout, std:
   const float inverse = size >= std::numeric_limits<float>::min() ? 1 / size : 0;
   std::memcpy(block + 4 * row, &scale, sizeof scale);
   for (idx_t c = 0; c < cols; ++c) {
-    const float rest = static_cast<float>(x[c * stride]) - (from_reference ? static_cast<float>(base[c]) : 0);
+    const float rest = number_of(c) - (from_reference ? static_cast<float>(base[c]) : 0);
     block[layout.code(row, c)] = static_cast<std::int8_t>(std::bit_cast<std::int32_t>(rest * inverse + whole_number));
   }
+}
+
+/// Stores x, `stride` apart, as row `row` of a block; the first key of a block is the reference.
+template <class S>
+void quantise_row(const S* x, idx_t stride, const quantised_layout& layout, std::int8_t* block, idx_t row) {
+  const auto number = [&](idx_t c) { return static_cast<float>(x[c * stride]); };
+  Eigen::bfloat16* const base = reinterpret_cast<Eigen::bfloat16*>(block + layout.reference());
+  if (layout.of_keys && row == 0)
+    for (idx_t c = 0; c < layout.cols; ++c) base[c] = Eigen::bfloat16(number(c));
+  quantise_numbers(number, layout, block, row);
+}
+
+/// Moves a row to a row of the same or another block. The first row of a block brings its reference along. Rows keep
+/// their codes, but for keys that are differences from another reference than the block's: those are rounded again.
+inline void move_quantised_row(const quantised_layout& layout, const std::int8_t* from, idx_t from_row, std::int8_t* to,
+                               idx_t row) {
+  const quantised_rows source{from, 0, layout, from_row, 1, layout.cols};
+  const float scale = source.scale(0);
+  if (layout.of_keys && from != to) {
+    const std::int8_t* const reference = from + layout.reference();
+    const std::size_t bytes = 2 * static_cast<std::size_t>(layout.cols);
+    if (row == 0) std::memcpy(to + layout.reference(), reference, bytes);
+    if (!std::signbit(scale) && std::memcmp(to + layout.reference(), reference, bytes) != 0) {
+      const Eigen::bfloat16* const base = source.reference(0);
+      const auto number = [&](idx_t c) {
+        return scale * static_cast<float>(from[layout.code(from_row, c)]) + static_cast<float>(base[c]);
+      };
+      return quantise_numbers(number, layout, to, row);
+    }
+  }
+  std::memcpy(to + 4 * row, &scale, sizeof scale);
+  for (idx_t c = 0; c < layout.cols; ++c) to[layout.code(row, c)] = from[layout.code(from_row, c)];
 }
 
 // Products ------------------------------------------------------------------------------------------------------------
