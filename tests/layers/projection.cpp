@@ -110,7 +110,8 @@ TEMPLATE_LIST_TEST_CASE("project: against the reference", "[projection]", all_ty
 
 // Up to 8 tokens the numbers of a weight are multiplied where they lie, by rows or by columns; more are the same sums.
 TEMPLATE_LIST_TEST_CASE("project: a transposed weight is a view", "[projection]", all_types) {
-  for (const auto& [inputs, outputs] : {std::pair<idx_t, idx_t>{9, 13}, {1, 70}, {70, 1}, {23, 600}, {1100, 530}}) {
+  for (const auto& [inputs, outputs] :
+       {std::pair<idx_t, idx_t>{9, 13}, {9, 0}, {1, 70}, {70, 1}, {23, 600}, {1100, 530}}) {
     const auto w = cast<TestType>(random_weight(2, outputs, inputs));
     tensor<TestType> turned(1, 1, inputs, outputs);
     for (idx_t o = 0; o < outputs; ++o)

@@ -59,8 +59,8 @@ struct some_rows {
   }
 };
 
-/// N tokens and rows [o, o + Rows) of the weight; the last row is repeated for those beyond `end`. In one fold for all of
-/// the tile: a lambda for each element would take several times as long to compile.
+/// N tokens and rows [o, o + Rows) of the weight; the last row is repeated for those beyond `end`. In one fold for all
+/// of the tile: a lambda for each element would take several times as long to compile.
 template <int Rows, int N, class T, class S>
 void row_tile(const few_tokens_call<T>& call, const some_rows<N, T>& tokens, const S* weight, idx_t stride, idx_t o) {
   [&]<int... I, int... J, int... R>(std::integer_sequence<int, I...>, std::integer_sequence<int, J...>,
@@ -95,15 +95,15 @@ void row_sums(const few_tokens_call<T>& call, const S* weight, idx_t stride) {
 /// Inputs whose products are summed before they are added to those before them.
 inline constexpr int column_group = 8;
 
-/// Adds the products of a group of inputs, whose rows are `row`, and outputs [begin, end), whole packets, to the sums of N
-/// tokens.
+/// Adds the products of a group of inputs and outputs [begin, end), whole packets, to the sums of N tokens. row[i]
+/// points to the number of input i and output `begin`.
 template <int N, class T, class S>
 [[gnu::noinline]] void add_columns(const some_rows<N, T>& tokens, const T (&factors)[column_group][tokens_together],
                                    const S* const (&row)[column_group], idx_t begin, idx_t end) {
   [&]<int... I, int... J>(std::integer_sequence<int, I...>, std::integer_sequence<int, J...>) {
     const packet<T> factor[] = {broadcast<T>(factors[I / N][I % N])...};
     for (idx_t o = begin; o < end; o += width<T>) {
-      const packet<T> w[] = {load_as<T>(row[J] + o)...};
+      const packet<T> w[] = {load_as<T>(row[J] + (o - begin))...};
       packet<T> acc[N];
       for (packet<T>& x : acc) x = zero<T>();
       ((acc[I % N] = fma(factor[I], w[I / N], acc[I % N])), ...);
@@ -125,7 +125,7 @@ void column_sums(const few_tokens_call<T>& call, const S* weight, idx_t stride) 
     for (idx_t i = 0; i < column_group; ++i) {
       row[i] = k + i < call.inputs ? weight + (k + i) * stride + call.begin : none;
       std::copy_n(row[i] + whole, count - whole, rest[i]);
-      last[i] = rest[i] - whole;
+      last[i] = rest[i];
     }
     call.for_rows([&]<int N>(const some_rows<N, T>& tokens) {
       T factors[column_group][tokens_together] = {};

@@ -317,7 +317,7 @@ void few_token_products(const row_buffer<T>& x, idx_t rows, idx_t length, const 
   for (idx_t r = 0; r < rows; ++r) std::fill(x.row(r) + weight.inputs, x.row(r) + x.stride, T(0));
   const bool columns = !weight.packed && !weight.has_rows();
   const idx_t share = round_up(ceil_div(weight.outputs, exec.threads()), outputs_per_task);
-  for_outputs(columns ? std::min(share, most_outputs_per_task) : outputs_per_task,
+  for_outputs(columns ? std::clamp(share, outputs_per_task, most_outputs_per_task) : outputs_per_task,
               [&](idx_t begin, idx_t count, int) {
                 alignas(64) T bias[most_outputs_per_task], sums[tokens_in_place][most_outputs_per_task];
                 weight.load_bias(begin, count, bias);
