@@ -85,7 +85,8 @@ void run_projections(const input_tokens<sum_type<P>>& x, std::span<const project
   for (const auto& p : list) weights += static_cast<double>(p.weight.outputs) * static_cast<double>(x.dim);
   const auto limit = exec.limit_threads(
       {.operations = 2 * static_cast<double>(x.count) * weights, .bytes = double(sizeof(P)) / numbers_of<P> * weights});
-  if (!has_few_tokens(x)) return project_many_tokens<P>(x, list, exec);
+  if (std::ranges::none_of(list, [&](const projection<P>& p) { return has_few_tokens(x, p.weight); }))
+    return project_many_tokens<P>(x, list, exec);
   for (const auto& p : list) project_few_tokens<P>(x, p, exec);
 }
 

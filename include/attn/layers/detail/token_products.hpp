@@ -254,9 +254,9 @@ void multiply_tokens(const packed_tokens<P>& x, const weight_panels<P>& weight, 
 
 /// Whether few_token_products is used. Its sums are those of multiply_tokens, except where it reads a weight in place,
 /// which the length of a sequence decides, not the number of all tokens: a batch gives what its items alone give.
-template <class T>
-bool has_few_tokens(const input_tokens<T>& x) {
-  return x.length <= tokens_in_place || x.count <= token_block;
+template <class P>
+bool has_few_tokens(const input_tokens<sum_type<P>>& x, const linear_weight<P>& weight) {
+  return x.count <= token_block || weight.in_place(x.length);
 }
 
 /// What few_token_products packs its tokens into.
