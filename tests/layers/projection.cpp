@@ -101,6 +101,7 @@ TEMPLATE_LIST_TEST_CASE("project: against the reference", "[projection]", all_ty
               tolerance<TestType>::out);
       }
   CHECK(project_error<TestType>(33, 3, 64, 70, true) <= tolerance<TestType>::out);  // more than a block of few tokens
+  CHECK(project_error<TestType>(1, 2, 5000, 9, true) <= tolerance<TestType>::out);  // and in place into pieces of 4096
   for (idx_t inputs : {511, 512, 513, 1100}) {                                      // sums are split into blocks of 512
     CAPTURE(inputs);
     CHECK(project_error<TestType>(1, 31, inputs, 140, true) <= tolerance<TestType>::out);
@@ -110,7 +111,8 @@ TEMPLATE_LIST_TEST_CASE("project: against the reference", "[projection]", all_ty
 
 // Up to 8 tokens the numbers of a weight are multiplied where they lie, by rows or by columns; more are the same sums.
 TEMPLATE_LIST_TEST_CASE("project: a transposed weight is a view", "[projection]", all_types) {
-  for (const auto& [inputs, outputs] : {std::pair<idx_t, idx_t>{9, 13}, {1, 70}, {70, 1}, {23, 600}, {1100, 530}}) {
+  for (const auto& [inputs, outputs] :
+       {std::pair<idx_t, idx_t>{9, 13}, {9, 0}, {1, 70}, {70, 1}, {23, 600}, {1100, 530}}) {
     const auto w = cast<TestType>(random_weight(2, outputs, inputs));
     tensor<TestType> turned(1, 1, inputs, outputs);
     for (idx_t o = 0; o < outputs; ++o)

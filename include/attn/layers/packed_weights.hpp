@@ -5,17 +5,17 @@
 //   attn::packed_weights<Eigen::bfloat16> half_as_large(w);      // rounded, for calls with float too
 //   attn::packed_weights<std::int8_t> small(w);                  // a quarter, with a scale for each output
 //
-// Layers pack the weights they are given in every call, except for sequences of up to eight tokens. Packed weights are
-// read as they are, by calls of any length, on any number of threads (512 to 1536 numbers, one thread of a Zen 4: 8
-// tokens take 113 us for 177, 16 tokens 245 for 315). They serve calls whose elements have their type, as caches do: of
-// float elements also those of Eigen::half and Eigen::bfloat16, of all but double also std::int8_t. Sums are then those
-// of the rounded weights. In eight bits weight [o, i] = scale[o] * code[o, i], codes being whole numbers from -127 to
-// 127: an error of up to half of scale[o], 1/254 of the largest weight of the row. Where x is bf16 and the processor's
-// products of bf16 are used, these are rounded to bf16 as well. Results with more than eight tokens are those of the
-// weight itself, to the last bit, where it has the type Stored.
+// Layers pack the weights they are given in every call, but for sequences of up to eight tokens and rows or columns of
+// stride 1. Packed weights are read as they are, by calls of any length, on any number of threads (512 to 1536 numbers,
+// one thread of a Zen 4: 8 tokens take 113 us for 177, 16 tokens 245 for 315). They serve calls whose elements have
+// their type, as caches do: of float elements also those of Eigen::half and Eigen::bfloat16, of all but double also
+// std::int8_t. Sums are then those of the rounded weights. In eight bits weight [o, i] = scale[o] * code[o, i], codes
+// being whole numbers from -127 to 127: an error of up to half of scale[o], 1/254 of the largest weight of the row.
+// Where x is bf16 and the processor's products of bf16 are used, these are rounded to bf16 as well. Results with more
+// than eight tokens are those of the weight itself, to the last bit, where it has the type Stored.
 //
-// They are a value: a copy has memory of its own. The weights of a layer point to them, so they must outlive those and
-// stay where they are. Gradients need the weight itself: backward passes throw std::invalid_argument.
+// They are a value: a copy has memory of its own. The weights of a layer point to them, so they must outlive those, stay
+// where they are and be assigned nothing. Gradients need the weight itself: backward passes throw std::invalid_argument.
 //
 // Memory   bytes(): as many elements as the weight has, outputs rounded up to two vectors (32 floats with AVX-512) and
 //          inputs in bf16 to a pair; in eight bits also a float for each output.

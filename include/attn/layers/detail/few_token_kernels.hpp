@@ -59,51 +59,59 @@ struct some_rows {
   }
 };
 
-/// N tokens and rows [o, o + Rows) of the weight; the last row is repeated for those beyond `end`. In one fold for all of
-/// the tile: a lambda for each element would take several times as long to compile.
+/// Adds the products of inputs [begin, end), for N tokens and rows [o, o + Rows) of the weight; the last row is repeated
+/// for those beyond call.end. In one fold for all of the tile: a lambda for each element would take several times as long
+/// to compile.
 template <int Rows, int N, class T, class S>
-void row_tile(const few_tokens_call<T>& call, const some_rows<N, T>& tokens, const S* weight, idx_t stride, idx_t o) {
+void row_tile(const few_tokens_call<T>& call, const some_rows<N, T>& tokens, const S* weight, idx_t stride, idx_t o,
+              idx_t begin, idx_t end) {
   [&]<int... I, int... J, int... R>(std::integer_sequence<int, I...>, std::integer_sequence<int, J...>,
                                     std::integer_sequence<int, R...>) {
     const S* const row[] = {weight + std::min(o + R, call.end - 1) * stride...};
-    packet<T> acc[array_size<Rows * N>] = {(void(I), zero<T>())...};
-    const idx_t whole = call.inputs / width<T> * width<T>;
-    for (idx_t k = 0; k < whole; k += width<T>) {
+    packet<T> acc[] = {(void(I), zero<T>())...};
+    const idx_t whole = end - (end - begin) % width<T>;
+    for (idx_t k = begin; k < whole; k += width<T>) {
       const packet<T> w[] = {load_as<T>(row[R] + k)...}, x[] = {load<T>(tokens.x[J] + k)...};
       ((acc[I] = fma(w[I / N], x[I % N], acc[I])), ...);
     }
-    if (whole < call.inputs) {
-      const packet<T> w[] = {gather_part<T>(row[R] + whole, 1, call.inputs - whole)...},
+    if (whole < end) {
+      const packet<T> w[] = {gather_part<T>(row[R] + whole, 1, end - whole)...},
                       x[] = {load<T>(tokens.x[J] + whole)...};
       ((acc[I] = fma(w[I / N], x[I % N], acc[I])), ...);
     }
     for (int i = 0; i < Rows && o + i < call.end; ++i)
-      for (int t = 0; t < tokens.count; ++t) tokens.sums[t][o + i - call.begin] = sum_lanes(acc[i * N + t]);
+      for (int t = 0; t < tokens.count; ++t) {
+        T& sum = tokens.sums[t][o + i - call.begin];
+        sum = (begin == 0 ? T(0) : sum) + sum_lanes(acc[i * N + t]);
+      }
   }(std::make_integer_sequence<int, Rows * N>{}, std::make_integer_sequence<int, N>{},
     std::make_integer_sequence<int, Rows>{});
 }
 
 template <class T, class S>
 void row_sums(const few_tokens_call<T>& call, const S* weight, idx_t stride) {
+  constexpr idx_t piece = 4096;  // of inputs: longer sums lose digits to what is large among them
   for (idx_t o = call.begin; o < call.end; o += 8)
-    call.for_rows([&]<int N>(const some_rows<N, T>& tokens) {
-      constexpr int rows = N == 1 ? 8 : 4;
-      for (idx_t i = o; i < std::min(o + 8, call.end); i += rows) row_tile<rows>(call, tokens, weight, stride, i);
-    });
+    for (idx_t k = 0; k == 0 || k < call.inputs; k += piece)
+      call.for_rows([&]<int N>(const some_rows<N, T>& tokens) {
+        constexpr int rows = N == 1 ? 8 : 4;
+        for (idx_t i = o; i < std::min(o + 8, call.end); i += rows)
+          row_tile<rows>(call, tokens, weight, stride, i, k, std::min(k + piece, call.inputs));
+      });
 }
 
 /// Inputs whose products are summed before they are added to those before them.
 inline constexpr int column_group = 8;
 
-/// Adds the products of a group of inputs, whose rows are `row`, and outputs [begin, end), whole packets, to the sums of N
-/// tokens.
+/// Adds the products of a group of inputs and outputs [begin, end), whole packets, to the sums of N tokens. row[i]
+/// points to the number of input i and output `begin`.
 template <int N, class T, class S>
 [[gnu::noinline]] void add_columns(const some_rows<N, T>& tokens, const T (&factors)[column_group][tokens_together],
                                    const S* const (&row)[column_group], idx_t begin, idx_t end) {
   [&]<int... I, int... J>(std::integer_sequence<int, I...>, std::integer_sequence<int, J...>) {
     const packet<T> factor[] = {broadcast<T>(factors[I / N][I % N])...};
     for (idx_t o = begin; o < end; o += width<T>) {
-      const packet<T> w[] = {load_as<T>(row[J] + o)...};
+      const packet<T> w[] = {load_as<T>(row[J] + (o - begin))...};
       packet<T> acc[array_size<N>];
       for (packet<T>& x : acc) x = zero<T>();
       ((acc[I % N] = fma(factor[I], w[I / N], acc[I % N])), ...);
@@ -125,7 +133,7 @@ void column_sums(const few_tokens_call<T>& call, const S* weight, idx_t stride) 
     for (idx_t i = 0; i < column_group; ++i) {
       row[i] = k + i < call.inputs ? weight + (k + i) * stride + call.begin : none;
       std::copy_n(row[i] + whole, count - whole, rest[i]);
-      last[i] = rest[i] - whole;
+      last[i] = rest[i];
     }
     call.for_rows([&]<int N>(const some_rows<N, T>& tokens) {
       T factors[column_group][tokens_together] = {};

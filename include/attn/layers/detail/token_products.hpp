@@ -45,7 +45,7 @@ struct linear_weight {
   linear_weight(const weight_field<S>& w, const tensor_view<const S, 1>& b)
       : linear_weight(static_cast<const tensor_view<const S, 2>&>(w), b) {
     packed = w.packed();
-    if (packed) pack = pack_again, multiply = multiply_packed;
+    if (packed) pack = convert_panels, multiply = multiply_packed;
   }
 
   bool has_rows() const { return weight.strides[1] == 1; }
@@ -95,7 +95,7 @@ struct linear_weight {
   }
 
   /// Packed weights of another storage, in pieces that stay in the first-level cache.
-  static void pack_again(const linear_weight& w, idx_t begin, idx_t count, idx_t k0, idx_t depth, P* panels) {
+  static void convert_panels(const linear_weight& w, idx_t begin, idx_t count, idx_t k0, idx_t depth, P* panels) {
     constexpr idx_t wide = panel_width<T>, piece = 64;
     for (idx_t o = begin; o < begin + count; o += wide, panels += operands<P>(depth) * wide)
       if constexpr (std::same_as<P, T>) {
@@ -149,14 +149,14 @@ struct weight_panels {
   static constexpr idx_t wide = panel_width<T>, outputs_per_block = 4 * wide;
 
   const linear_weight<P>* from;
-  P* packed;  // null where the weight was packed before
+  P* own;  // null where the weight was packed before
   const P* panels;
   T* bias;
 
   weight_panels(arena& memory, const linear_weight<P>& w)
       : from(&w),
-        packed(w.panels(0, 0, w.inputs) ? nullptr : memory.allocate<P>(padded() * operands<P>(w.inputs))),
-        panels(packed ? packed : w.panels(0, 0, w.inputs)),
+        own(w.panels(0, 0, w.inputs) ? nullptr : memory.allocate<P>(padded() * operands<P>(w.inputs))),
+        panels(own ? own : w.panels(0, 0, w.inputs)),
         bias(memory.allocate<T>(padded())) {}
 
   idx_t padded() const { return round_up(from->outputs, wide); }
@@ -167,9 +167,9 @@ struct weight_panels {
 
   void pack(idx_t number) const {
     const idx_t begin = number * outputs_per_block, count = std::min(outputs_per_block, from->outputs - begin);
-    for (idx_t k0 = 0; packed && k0 < from->inputs; k0 += input_block) {
+    for (idx_t k0 = 0; own && k0 < from->inputs; k0 += input_block) {
       const idx_t depth = std::min(input_block, from->inputs - k0);
-      from->pack(*from, begin, count, k0, depth, packed + operands<P>(k0) * padded() + begin * operands<P>(depth));
+      from->pack(*from, begin, count, k0, depth, own + operands<P>(k0) * padded() + begin * operands<P>(depth));
     }
     from->load_bias(begin, count, bias + begin);
     std::fill(bias + begin + count, bias + std::min(begin + outputs_per_block, padded()), T(0));
@@ -254,9 +254,9 @@ void multiply_tokens(const packed_tokens<P>& x, const weight_panels<P>& weight, 
 
 /// Whether few_token_products is used. Its sums are those of multiply_tokens, except where it reads a weight in place,
 /// which the length of a sequence decides, not the number of all tokens: a batch gives what its items alone give.
-template <class T>
-bool has_few_tokens(const input_tokens<T>& x) {
-  return x.length <= tokens_in_place || x.count <= token_block;
+template <class P>
+bool has_few_tokens(const input_tokens<sum_type<P>>& x, const linear_weight<P>& weight) {
+  return x.count <= token_block || weight.in_place(x.length);
 }
 
 /// What few_token_products packs its tokens into.
@@ -317,7 +317,7 @@ void few_token_products(const row_buffer<T>& x, idx_t rows, idx_t length, const 
   for (idx_t r = 0; r < rows; ++r) std::fill(x.row(r) + weight.inputs, x.row(r) + x.stride, T(0));
   const bool columns = !weight.packed && !weight.has_rows();
   const idx_t share = round_up(ceil_div(weight.outputs, exec.threads()), outputs_per_task);
-  for_outputs(columns ? std::min(share, most_outputs_per_task) : outputs_per_task,
+  for_outputs(columns ? std::clamp(share, outputs_per_task, most_outputs_per_task) : outputs_per_task,
               [&](idx_t begin, idx_t count, int) {
                 alignas(64) T bias[most_outputs_per_task], sums[tokens_in_place][most_outputs_per_task];
                 weight.load_bias(begin, count, bias);
