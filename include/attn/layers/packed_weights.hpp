@@ -14,8 +14,9 @@
 // Where x is bf16 and the processor's products of bf16 are used, these are rounded to bf16 as well. Results with more
 // than eight tokens are those of the weight itself, to the last bit, where it has the type Stored.
 //
-// They are a value: a copy has memory of its own. The weights of a layer point to them, so they must outlive those, stay
-// where they are and be assigned nothing. Gradients need the weight itself: backward passes throw std::invalid_argument.
+// They are a value: a copy has memory of its own. The weights of a layer point to them, so they must outlive those,
+// stay where they are and be assigned nothing. Gradients need the weight itself: backward passes throw
+// std::invalid_argument.
 //
 // Memory   bytes(): as many elements as the weight has, outputs rounded up to two vectors (32 floats with AVX-512) and
 //          inputs in bf16 to a pair; in eight bits also a float for each output.
@@ -54,7 +55,7 @@ void load_panel(const packed_panels<T>& w, idx_t begin, idx_t k, idx_t count, T*
 
 template <class Stored, class T = compute_type<Stored>>
 void multiply_panels(const packed_panels<T>& w, const few_tokens_call<T>& call) {
-  panel_sums(call, [&w](idx_t begin, idx_t k0) { return panel_of<Stored>(w, begin, k0); }, w.scales);
+  products_of_panels(call, [&w](idx_t begin, idx_t k0) { return panel_of<Stored>(w, begin, k0); }, w.scales);
 }
 
 }  // namespace detail

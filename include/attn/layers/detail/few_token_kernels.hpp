@@ -1,8 +1,8 @@
 // attn: products of up to eight tokens and a weight that is read once, where it lies.
 //
-//   1. row_sums      numbers of a row of the weight are adjacent: dot products over packets of inputs
-//   2. column_sums   numbers of a column are adjacent: packets of outputs, some inputs at a time
-//   3. panel_sums    weights packed before the call, of any storage: packets of outputs, in registers over the inputs
+//   1. products_of_rows      numbers of a row of the weight are adjacent: dot products over packets of inputs
+//   2. products_of_columns   numbers of a column are adjacent: packets of outputs, some inputs at a time
+//   3. products_of_panels    weights packed before the call, of any storage: packets of outputs, kept in registers
 //
 // Each writes sums[t][o] = x[t] . W[begin + o] for o < end - begin, with sums [tokens_in_place][most_outputs_per_task].
 #pragma once
@@ -59,9 +59,9 @@ struct some_rows {
   }
 };
 
-/// Adds the products of inputs [begin, end), for N tokens and rows [o, o + Rows) of the weight; the last row is repeated
-/// for those beyond call.end. In one fold for all of the tile: a lambda for each element would take several times as long
-/// to compile.
+/// Adds the products of inputs [begin, end), for N tokens and rows [o, o + Rows) of the weight; the last row is
+/// repeated for those beyond call.end. In one fold for all of the tile: a lambda for each element would take several times
+/// as long to compile.
 template <int Rows, int N, class T, class S>
 void row_tile(const few_tokens_call<T>& call, const some_rows<N, T>& tokens, const S* weight, idx_t stride, idx_t o,
               idx_t begin, idx_t end) {
@@ -89,7 +89,7 @@ void row_tile(const few_tokens_call<T>& call, const some_rows<N, T>& tokens, con
 }
 
 template <class T, class S>
-void row_sums(const few_tokens_call<T>& call, const S* weight, idx_t stride) {
+void products_of_rows(const few_tokens_call<T>& call, const S* weight, idx_t stride) {
   constexpr idx_t piece = 4096;  // of inputs: longer sums lose digits to what is large among them
   for (idx_t o = call.begin; o < call.end; o += 8)
     for (idx_t k = 0; k == 0 || k < call.inputs; k += piece)
@@ -123,7 +123,7 @@ template <int N, class T, class S>
 
 /// Some inputs at a time over all outputs of the task, so that several rows of memory are read on side by side.
 template <class T, class S>
-void column_sums(const few_tokens_call<T>& call, const S* weight, idx_t stride) {
+void products_of_columns(const few_tokens_call<T>& call, const S* weight, idx_t stride) {
   const idx_t count = call.end - call.begin, whole = count / width<T> * width<T>;
   for (idx_t t = 0; t < call.tokens; ++t)
     std::fill_n(call.sums + t * most_outputs_per_task, round_up(count, width<T>), T(0));
@@ -189,7 +189,7 @@ struct stored_panel<Eigen::bfloat16> {
 /// Panel after panel: panel(begin, k0) is that of outputs [begin, begin + wide) and the inputs of a block; scales, if
 /// given, are those of the outputs.
 template <class T, class Panel>
-void panel_sums(const few_tokens_call<T>& call, const Panel& panel, const T* scales) {
+void products_of_panels(const few_tokens_call<T>& call, const Panel& panel, const T* scales) {
   constexpr idx_t wide = panel_width<T>;
   for (idx_t o = call.begin; o < call.end; o += wide)
     call.for_rows([&]<int N>(const some_rows<N, T>& tokens) {

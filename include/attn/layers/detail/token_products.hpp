@@ -114,9 +114,9 @@ struct linear_weight {
   template <class S>
   static void multiply_as(const linear_weight& w, const few_tokens_call<T>& call) {
     if (w.has_rows())
-      row_sums(call, w.template row<S>(0), w.weight.strides[0]);
+      products_of_rows(call, w.template row<S>(0), w.weight.strides[0]);
     else
-      column_sums(call, w.template row<S>(0), w.weight.strides[1]);
+      products_of_columns(call, w.template row<S>(0), w.weight.strides[1]);
   }
   static void multiply_packed(const linear_weight& w, const few_tokens_call<T>& call) {
     w.packed->multiply(*w.packed, call);
