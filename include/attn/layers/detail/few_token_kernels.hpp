@@ -60,8 +60,8 @@ struct some_rows {
 };
 
 /// Adds the products of inputs [begin, end), for N tokens and rows [o, o + Rows) of the weight; the last row is
-/// repeated for those beyond call.end. In one fold for all of the tile: a lambda for each element would take several times
-/// as long to compile.
+/// repeated for those beyond call.end. In one fold for all of the tile: a lambda for each element would take several
+/// times as long to compile.
 template <int Rows, int N, class T, class S>
 void row_tile(const few_tokens_call<T>& call, const some_rows<N, T>& tokens, const S* weight, idx_t stride, idx_t o,
               idx_t begin, idx_t end) {
