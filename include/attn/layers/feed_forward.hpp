@@ -122,19 +122,19 @@ void feed_few_tokens(idx_t rows, idx_t length, const feed_forward_memory<P>& w, 
   using T = sum_type<P>;
   struct buffers {
     row_buffer<T> x, hidden, out, residual;
-    few_tokens_memory<P> memory;
+    packed_tokens<P> packed;
   };
   auto all = exec.shared_scratch([&](arena& memory) {
     const auto make = [&](idx_t count) { return row_buffer<T>(memory, std::min(token_block, rows), count, width<T>); };
     return buffers{make(w.up.inputs), make(w.up.outputs), make(w.down.outputs), make(w.down.outputs),
-                   few_tokens_memory<P>(memory, std::max(w.up.inputs, w.up.outputs))};
+                   packed_tokens<P>(memory, std::max(w.up.inputs, w.up.outputs))};
   });
   for (idx_t first = 0; first < rows; first += token_block) {
     const idx_t count = std::min(token_block, rows - first);
     for (idx_t r = 0; r < count; ++r) around.begin(first + r, all.x.row(r), all.residual.row(r));
     const auto multiply = [&](const row_buffer<T>& x, const linear_weight<P>& weight,
                               function_ref<void(idx_t row, idx_t output, idx_t count, T* values)> done) {
-      few_token_products<T, P>(x, count, length, weight, all.memory, exec, done);
+      few_token_products<T, P>(x, count, length, weight, all.packed, exec, done);
     };
     multiply(all.x, w.gated ? w.gate : w.up, [&](idx_t r, idx_t o, idx_t n, T* values) {
       activate(f, values, n);

@@ -108,7 +108,7 @@ class packed_weights {
 
  private:
   using storage = typename detail::packed_panels<T>::storage;
-  static constexpr bool in_codes = std::same_as<Stored, std::int8_t>, in_pairs = !std::same_as<number, Stored>;
+  static constexpr bool in_codes = std::same_as<Stored, std::int8_t>, in_pairs = panel::in_pairs;
 
   void point() {
     panels_.data = numbers_.data();

@@ -12,7 +12,7 @@
 //          48 (n + m) numbers per thread. With L up to eight, as in decoding, a weight with rows or columns of stride 1
 //          is read in place, and with B L up to 48 any is packed 64 outputs at a time: scratch is then 96 n numbers at
 //          most and 40000 per thread, and threads share the outputs.
-//          In place a batch of many short sequences is multiplied at .6 of the peak, since each gets the numbers it gets
+//          In place a batch of many short sequences is multiplied at .5 to .6 of the peak, since each gets the numbers it gets
 //          alone; packed weights, or the tokens of all items as one sequence [1, B L, n], reach the rate of many tokens.
 // Throws   std::invalid_argument for shapes that do not fit, before anything is written.
 //
@@ -43,14 +43,14 @@ struct projection {
 template <class P>
 void project_few_tokens(const input_tokens<sum_type<P>>& x, const projection<P>& p, execution& exec) {
   using T = sum_type<P>;
-  auto [rows, memory] = exec.shared_scratch([&](arena& m) {
-    return std::pair{row_buffer<T>(m, std::min(token_block, x.count), x.dim, width<T>), few_tokens_memory<P>(m, x.dim)};
+  auto [rows, packed] = exec.shared_scratch([&](arena& m) {
+    return std::pair{row_buffer<T>(m, std::min(token_block, x.count), x.dim, width<T>), packed_tokens<P>(m, x.dim)};
   });
   for (idx_t first = 0; first < x.count; first += token_block) {
     const idx_t count = std::min(token_block, x.count - first);
     for (idx_t r = 0; r < count; ++r) x.load(first + r, rows.row(r));
     few_token_products<T, P>(
-        rows, count, x.length, p.weight, memory, exec,
+        rows, count, x.length, p.weight, packed, exec,
         [&](idx_t r, idx_t output, idx_t n, const T* values) { p.out.store(first + r, output, n, values); });
   }
 }

@@ -1,5 +1,5 @@
-// attn: rows fetched before they are needed: for the streaming kernel, Nystrom, lsh and patterns of the softmax family,
-// and for the kernel family, some rows at a time; for the blockwise kernel line by line.
+// attn: rows fetched before they are needed: some at a time for the streaming kernel, Nystrom, lsh and patterns of the
+// softmax family, the kernel family and weights of layers; line by line for the blockwise kernel.
 #pragma once
 
 #include <attn/core/detail/kv_memory.hpp>

@@ -150,39 +150,26 @@ void products_of_columns(const few_tokens_call<T>& call, const S* weight, idx_t 
 /// A panel of weights stored as Stored: numbers [input][panel_width], in bf16 pairs of them.
 template <class Stored>
 struct stored_panel {
+  static constexpr bool in_pairs = std::same_as<Stored, Eigen::bfloat16>;
   using T = compute_type<Stored>;
-  using number = Stored;
+  using number = std::conditional_t<in_pairs, bf16_pair, Stored>;
   static constexpr idx_t wide = panel_width<T>;
-  static constexpr idx_t numbers(idx_t depth) { return depth; }
-
-  const number* data;
-  ATTN_INLINE packet<T> load(idx_t k, int n) const { return load_as<T>(data + k * wide + n); }
-};
-template <>
-struct stored_panel<std::int8_t> {
-  using T = float;
-  using number = std::int8_t;
-  static constexpr idx_t wide = panel_width<T>;
-  static constexpr idx_t numbers(idx_t depth) { return depth; }
-
-  const number* data;
-  ATTN_INLINE packet<T> load(idx_t k, int n) const { return load_codes(data + k * wide + n); }
-};
-template <>
-struct stored_panel<Eigen::bfloat16> {
-  using T = float;
-  using number = bf16_pair;
-  static constexpr idx_t wide = panel_width<T>;
-  static constexpr idx_t numbers(idx_t depth) { return operands<bf16_pair>(depth); }
+  static constexpr idx_t numbers(idx_t depth) { return in_pairs ? operands<bf16_pair>(depth) : depth; }
 
   const number* data;
   ATTN_INLINE packet<T> load(idx_t k, int n) const {
-    std::uint32_t bits[width<T>];
-    std::memcpy(bits, data + k / 2 * wide + n, sizeof bits);
-    for (std::uint32_t& x : bits) x = k % 2 ? x & 0xffff0000u : x << 16;
-    packet<T> x;
-    std::memcpy(&x, bits, sizeof x);
-    return x;
+    if constexpr (in_pairs) {
+      std::uint32_t bits[array_size<width<T>>];
+      std::memcpy(bits, data + k / 2 * wide + n, sizeof bits);
+      for (std::uint32_t& x : bits) x = k % 2 ? x & 0xffff0000u : x << 16;
+      packet<T> x;
+      std::memcpy(&x, bits, sizeof x);
+      return x;
+    } else if constexpr (std::same_as<Stored, std::int8_t>) {
+      return load_codes(data + k * wide + n);
+    } else {
+      return load_as<T>(data + k * wide + n);
+    }
   }
 };
 

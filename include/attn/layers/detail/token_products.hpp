@@ -238,16 +238,23 @@ template <class P, class Left>
       });
 }
 
-/// sums = bias + rows of x times the weight, for its outputs [first, first + count).
+/// sums = bias + rows of x times a weight, for `count` outputs; panels(k0, depth) are those of a block of inputs.
+template <class P, class Panels>
+void multiply_tokens(const packed_tokens<P>& x, const sum_type<P>* bias, idx_t count, Panels&& panels,
+                     row_buffer<sum_type<P>>& sums) {
+  sums.stride = round_up(count, panel_width<P>);
+  sums.begin(bias, x.rows);
+  for (idx_t k0 = 0; k0 < x.inputs; k0 += input_block) {
+    const idx_t depth = std::min(input_block, x.inputs - k0);
+    add_products(x.from(k0), x.rows, panels(k0, depth), operands<P>(depth), sums);
+  }
+}
+/// The same for outputs [first, first + count) of a packed weight.
 template <class P>
 void multiply_tokens(const packed_tokens<P>& x, const weight_panels<P>& weight, idx_t first, idx_t count,
                      row_buffer<sum_type<P>>& sums) {
-  sums.stride = round_up(count, panel_width<P>);
-  sums.begin(weight.bias + first, x.rows);
-  for (idx_t k0 = 0; k0 < x.inputs; k0 += input_block) {
-    const idx_t depth = operands<P>(std::min(input_block, x.inputs - k0));
-    add_products(x.from(k0), x.rows, weight.block(k0) + first * depth, depth, sums);
-  }
+  const auto panels = [&](idx_t k0, idx_t depth) { return weight.block(k0) + first * operands<P>(depth); };
+  multiply_tokens(x, weight.bias + first, count, panels, sums);
 }
 
 // Few tokens ----------------------------------------------------------------------------------------------------------
@@ -258,10 +265,6 @@ template <class P>
 bool has_few_tokens(const input_tokens<sum_type<P>>& x, const linear_weight<P>& weight) {
   return x.count <= token_block || weight.in_place(x.length);
 }
-
-/// What few_token_products packs its tokens into.
-template <class P>
-using few_tokens_memory = packed_tokens<P>;
 
 /// A worker's panels of a block of inputs, and sums of up to token_block rows.
 template <class P>
@@ -280,25 +283,23 @@ struct few_outputs {
 
   /// sums = bias + rows of x times the weight, for its outputs [begin, begin + count).
   void run(const packed_tokens<P>& x, const linear_weight<P>& w, idx_t begin, idx_t count) {
-    sums.stride = round_up(count, wide);
     w.load_bias(begin, count, bias);
-    std::fill(bias + count, bias + sums.stride, T(0));
-    sums.begin(bias, x.rows);
-    for (idx_t k0 = 0; k0 < w.inputs; k0 += input_block) {
-      const idx_t depth = std::min(input_block, w.inputs - k0);
+    std::fill(bias + count, bias + round_up(count, wide), T(0));
+    const auto panels_of = [&](idx_t k0, idx_t depth) {
       const P* const before = w.panels(begin, k0, depth);
       if (!before) w.pack(w, begin, count, k0, depth, panels);
-      add_products(x.from(k0), x.rows, before ? before : panels, operands<P>(depth), sums);
-    }
+      return before ? before : panels;
+    };
+    multiply_tokens(x, bias, count, panels_of, sums);
   }
 };
 
 /// done(row, output, count, values) for the outputs of `rows` rows of x, up to token_block, bias included, some of them
 /// at a time: values are those of outputs [output, output + count). Tasks share the outputs. Rows of x are of whole
-/// packets, and belong to sequences of `length` tokens.
+/// packets, and belong to sequences of `length` tokens; `packed` is memory to pack them into.
 template <class T, class P>
 void few_token_products(const row_buffer<T>& x, idx_t rows, idx_t length, const linear_weight<P>& weight,
-                        few_tokens_memory<P>& memory, execution& exec,
+                        packed_tokens<P>& packed, execution& exec,
                         function_ref<void(idx_t row, idx_t output, idx_t count, T* values)> done) {
   const auto for_outputs = [&](idx_t together, auto&& run) {
     exec.for_each(ceil_div(weight.outputs, together), [&](idx_t task, int worker) {
@@ -306,11 +307,11 @@ void few_token_products(const row_buffer<T>& x, idx_t rows, idx_t length, const 
     });
   };
   if (!weight.in_place(length)) {
-    memory.inputs = weight.inputs;
-    memory.pack([&](idx_t r) { return x.row(r); }, rows);
+    packed.inputs = weight.inputs;
+    packed.pack([&](idx_t r) { return x.row(r); }, rows);
     return for_outputs(few_outputs<P>::outputs, [&](idx_t begin, idx_t count, int worker) {
       auto outputs = exec.scratch(worker, [&](arena& m) { return few_outputs<P>(m, weight); });
-      outputs.run(memory, weight, begin, count);
+      outputs.run(packed, weight, begin, count);
       for (idx_t r = 0; r < rows; ++r) done(r, begin, count, outputs.sums.row(r));
     });
   }
