@@ -12,8 +12,9 @@
 //          48 (n + m) numbers per thread. With L up to eight, as in decoding, a weight with rows or columns of stride 1
 //          is read in place, and with B L up to 48 any is packed 64 outputs at a time: scratch is then 96 n numbers at
 //          most and 40000 per thread, and threads share the outputs.
-//          In place a batch of many short sequences is multiplied at .5 to .6 of the peak, since each gets the numbers it gets
-//          alone; packed weights, or the tokens of all items as one sequence [1, B L, n], reach the rate of many tokens.
+//          In place a batch of many short sequences is multiplied at .5 to .6 of the peak, since each gets the numbers
+//          it gets alone; packed weights, or the tokens of all items as one sequence [1, B L, n], reach the rate of
+//          many tokens.
 // Throws   std::invalid_argument for shapes that do not fit, before anything is written.
 //
 // Every number of out is one sum whose order depends on L, n and the weight's storage only, not on other rows. Eigen's
