@@ -171,7 +171,11 @@ class tensor_view {
   constexpr const extents_type& extents() const { return extents_; }
   constexpr const extents_type& strides() const { return strides_; }
   /// Whether the view was given. Only the null view was not; a view of shape [1, 2, 0, 64] was, even without memory.
-  constexpr explicit operator bool() const { return data_ != nullptr || extents_ != extents_type{}; }
+  constexpr explicit operator bool() const {
+    idx_t any = data_ != nullptr;
+    for (idx_t n : extents_) any |= n;  // == of arrays calls memcmp
+    return any != 0;
+  }
 
   constexpr idx_t size() const {
     idx_t n = 1;

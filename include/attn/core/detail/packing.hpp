@@ -39,6 +39,8 @@ constexpr idx_t ceil_div(idx_t n, idx_t d) { return -floor_div(-n, d); }
 /// slow path.
 template <class T, class S>
 [[gnu::noinline]] packet<T> gather_part(const S* p, idx_t stride, idx_t count) {
+  if constexpr (std::same_as<T, S>)
+    if (stride == 1 && count < width<T>) return load_first<T>(p, std::max<idx_t>(count, 0));
   alignas(64) T lanes[width<T>] = {};
   const idx_t n = std::min<idx_t>(count, numbers_of<T> * width<T>);
   if constexpr (numbers_of<T> == 1)

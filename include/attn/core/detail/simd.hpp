@@ -37,6 +37,20 @@ template <class T>
 ATTN_INLINE packet<T> load(const T* p) {
   return Eigen::internal::ploadu<packet<T>>(p);
 }
+/// `count` elements from p on, fewer than the packet has lanes; zeros after them, whose memory is not read.
+template <class T>
+ATTN_INLINE packet<T> load_first(const T* p, idx_t count) {
+#ifdef EIGEN_VECTORIZE_AVX512
+  const unsigned taken = (1u << count) - 1;
+  if constexpr (std::same_as<T, float> && width<T> == 16)
+    return _mm512_maskz_loadu_ps(static_cast<__mmask16>(taken), p);
+  if constexpr (std::same_as<T, double> && width<T> == 8)
+    return _mm512_maskz_loadu_pd(static_cast<__mmask8>(taken), p);
+#endif
+  alignas(64) T lanes[width<T>] = {};
+  for (idx_t i = 0; i < count; ++i) lanes[i] = p[i];
+  return load<T>(lanes);
+}
 template <class T>
 ATTN_INLINE void store(T* p, const packet<T>& x) {
   Eigen::internal::pstoreu(p, x);
