@@ -49,7 +49,7 @@ void aft_conv_step(aft_conv_state<S>& state, const Q& q, const K& k, const V& v,
   auto call = detail::checked_aft_step<aft_step_options, S>("aft_conv_step", inside.extents(), true, q, k, v, out, w,
                                                             options, exec);
   auto& x = call.x;
-  detail::check_key_mask(call.views, x, x.length);
+  x.key_mask.check(call.views, x.batch, x.length);
   detail::check_kernels(call.views, x, false);
   call.views.equal("w width = state width", state.width(), x.w.extents[3]);
   inside.step(x, call.exec, [&](const auto& kernel, idx_t p, idx_t j) {

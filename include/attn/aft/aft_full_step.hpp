@@ -64,7 +64,7 @@ void aft_full_step(kv_cache<S>& cache, const Q& q, const K& k, const V& v, O&& o
   detail::check_biases(check, x);
   check.at_least("w rows", tokens, x.w.extents[2]);
   check.at_least("w columns", tokens, x.w.extents[3]);
-  detail::check_key_mask(call.views, x, tokens);
+  x.key_mask.check(call.views, x.batch, tokens);
   const tensor_view<const S> keys = as_view(k), values = as_view(v);
   inside.check_tokens(check, keys, values, x.lengths);
   inside.list_memory(call.views);

@@ -84,7 +84,7 @@ void simple_rows(const aft_head& head, bool gate, idx_t begin, idx_t end, idx_t 
     });
   };
   if constexpr (Causal)
-    head.runs(begin, end, rows);
+    head.keys.runs(begin, end, rows);
   else
     rows(begin, end, true);
 }

@@ -124,13 +124,13 @@ void simple_backward_causal(const simple_backward_rows& rows, idx_t c, const key
   const gradient_writer<T, S> dq{typed<S>(rows.head.dq), c, rows.accumulate},
       dk{typed<S>(rows.head.dk), c, rows.accumulate}, dv{typed<S>(rows.head.dv), c, rows.accumulate};
   const packet<T> none = broadcast<T>(-std::numeric_limits<T>::infinity());
-  const auto hides = rows.head.hidden();
+  const seen_range keys = rows.head.keys;
   if (rows.begin == rows.end) return;
   read_channels<T, S, C>(c, [&](const auto& q, const auto& k, const auto& v, const auto& d_out) {
     key_sums<T> s[array_size<C>];
     unroll<C>([&](auto n) { s[n] = before[n]; });
     for (idx_t t = rows.begin; t < rows.end; ++t) {
-      const bool hidden = hides(t);
+      const bool hidden = keys.hides(t);
       unroll<C>([&](auto n) {
         const packet<T> key = hidden ? none : k(t, n);
         s[n].raise(lower_large<T>(nearest_power<T>(key)));
@@ -238,7 +238,7 @@ struct aft_simple_backward_call {
     if (keys_too) x.clear_padding(own.head, own.end, std::min(own.begin + simple_chunk, x.length));
   }
   void write_shared(const simple_backward_rows& own, const key_sums<T>* sums, const packet<T>* all_gated) const {
-    own.head.runs(own.begin, own.end, [&](idx_t first, idx_t last, bool hidden) {
+    own.head.keys.runs(own.begin, own.end, [&](idx_t first, idx_t last, bool hidden) {
       simple_backward_rows run = own;
       run.begin = first, run.end = last;
       if (hidden) {  // its keys have no gradients

@@ -16,7 +16,7 @@
 #pragma once
 
 #include <attn/core/detail/attention_shape.hpp>
-#include <attn/core/mask_view.hpp>
+#include <attn/core/detail/key_flags.hpp>
 #include <attn/layers/detail/sequence.hpp>
 
 #include <tuple>
@@ -50,18 +50,14 @@ constexpr auto as_rows(X&& x) {
 /// Which tokens are taken.
 struct pooled_tokens {
   std::span<const idx_t> lengths;
-  tensor_view<const unsigned char> mask;
+  key_flags mask;
   idx_t length;
 
   idx_t end(idx_t b) const { return lengths.empty() ? length : lengths[static_cast<std::size_t>(b)]; }
   bool takes(idx_t b, idx_t i) const {
-    return i < end(b) && (!mask || mask(mask.extent(0) == 1 ? 0 : b, 0, 0, i) != 0);
+    return i < end(b) && !mask.hides(b, i);
   }
-  idx_t count(idx_t b) const {
-    idx_t n = 0;
-    for (idx_t i = 0; i < end(b); ++i) n += takes(b, i);
-    return n;
-  }
+  idx_t count(idx_t b) const { return mask.count(b, 0, end(b)); }
 };
 
 /// Checks the sequence, the means and the options.
@@ -71,8 +67,8 @@ struct pooled_tokens {
   check.equal(name, batch, means.extents[1]);
   check.equal("dim of the means = x dim", x.extents[2], means.extents[2]);
   check_length_list(check, "lengths", options.lengths, batch, length);
-  const pooled_tokens tokens{options.lengths, options.mask.bytes(), length};
-  check.option("mask", tokens.mask, {{"mask batch", batch, or_one}, {}, {}, {"mask length = x length", length}});
+  const pooled_tokens tokens{options.lengths, options.mask, length};
+  check.option("mask", tokens.mask.mask, {{"mask batch", batch, or_one}, {}, {}, {"mask length = x length", length}});
   check.fits("x", {batch, length, std::max<idx_t>(x.extents[2], 1)});
   return tokens;
 }

@@ -131,14 +131,14 @@ void linformer(const Q& q, const K& k, const V& v, O&& out, const E& e, const F&
   detail::check_softmax_options(call.views, s, call.options);
   detail::check_projections(call.views, s, by_e, by_f);
   if (s.heads == 0) return;
-  const auto& mask = call.options.key_mask.bytes();
+  const detail::key_flags seen(call.options.key_mask);
   const detail::seen_lengths lengths(call.options.key_mask, s.batch, call.lengths, call.exec);
   const auto heads = [&](const auto& projection) { return projection.extent(0) == 1 ? s.kv_heads : s.heads; };
   detail::with_products<S>(call.exec, [&]<class P>(std::type_identity<P>) {
     detail::linformer_call<S, P>{.views = call, .lse = call.options.lse,
                                  .terms = detail::terms_of_sums<compute_type<S>>(call.options, s.dim),
-                                 .keys = {.e = by_e, .x = call.k, .heads = heads(by_e), .seen = {mask}},
-                                 .values = {.e = by_f, .x = call.v, .heads = heads(by_f), .seen = {mask}},
+                                 .keys = {.e = by_e, .x = call.k, .heads = heads(by_e), .seen = seen},
+                                 .values = {.e = by_f, .x = call.v, .heads = heads(by_f), .seen = seen},
                                  .shared = detail::shared_projection(by_e, by_f)}
         .run(call.exec);
   });

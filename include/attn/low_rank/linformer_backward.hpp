@@ -64,7 +64,7 @@ void linformer_backward(const Q& q, const K& k, const V& v, const O& out, const 
     return;
   }
 
-  const auto& mask = call.options.key_mask.bytes();
+  const detail::key_flags seen(call.options.key_mask);
   const detail::seen_lengths lengths(call.options.key_mask, s.batch, call.lengths, call.exec);
   const auto heads = [&](const auto& projection) { return projection.extent(0) == 1 ? s.kv_heads : s.heads; };
   detail::linformer_backward_call<S>{.views = call,
@@ -73,8 +73,8 @@ void linformer_backward(const Q& q, const K& k, const V& v, const O& out, const 
                                      .dq = gradients.q,
                                      .accumulate = gradients.accumulate,
                                      .terms = detail::terms_of_sums<T>(call.options, s.dim),
-                                     .keys = {.e = by_e, .x = call.k, .heads = heads(by_e), .seen = {mask}},
-                                     .values = {.e = by_f, .x = call.v, .heads = heads(by_f), .seen = {mask}},
+                                     .keys = {.e = by_e, .x = call.k, .heads = heads(by_e), .seen = seen},
+                                     .values = {.e = by_f, .x = call.v, .heads = heads(by_f), .seen = seen},
                                      .key_gradients = {.e = gradients.e, .x = gradients.k},
                                      .value_gradients = {.e = gradients.f, .x = gradients.v},
                                      .shared = detail::shared_projection(by_e, by_f)}

@@ -108,7 +108,7 @@ long_short_call<S, P> checked_long_short(call_views& check, const attention_shap
           .left = std::min(given.left, all),
           .right = given.causal ? 0 : std::min(given.right, all),
           .block = std::min(given.block, all),
-          .key_mask = {given.key_mask.bytes()}};
+          .key_mask = given.key_mask};
 }
 
 }  // namespace detail

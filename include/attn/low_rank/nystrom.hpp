@@ -82,7 +82,7 @@ nystrom_call<S, P> nystrom_of(const attention_call<S, nystrom_options<S>>& call)
   const nystrom_options<S>& given = call.options;
   return {.views = call,
           .convolution = given.convolution,
-          .plan = {call.shape, call.lengths, given.landmarks, {given.key_mask.bytes()}},
+          .plan = {call.shape, call.lengths, given.landmarks, given.key_mask},
           .terms = terms_of_sums<compute_type<S>>(given, call.shape.dim),
           .inverse = {.exact = given.inverse == pseudo_inverse::exact,
                       .iterations = given.iterations,

@@ -6,6 +6,7 @@
 
 #include <attn/aft/detail/key_sums.hpp>
 #include <attn/core/detail/any_rows.hpp>
+#include <attn/core/detail/key_flags.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
@@ -18,23 +19,7 @@ struct aft_head {
   matrix_view<void> dq{}, dk{}, dv{};
   idx_t length = 0;
   idx_t number = 0, bias_head = 0;  // batch item * heads + head; the head of w that is its own
-  const unsigned char* key_mask = nullptr;  // where given, entries `mask_stride` apart
-  idx_t mask_stride = 0;
-
-  /// Whether the key of a row is hidden, as a function that loads nothing from memory where there is no mask.
-  auto hidden() const {
-    return [mask = key_mask, stride = mask_stride](idx_t row) { return mask && !mask[row * stride]; };
-  }
-  /// f(first, last, whether they are hidden) for all runs of hidden and of seen keys in [begin, end).
-  template <class F>
-  void runs(idx_t begin, idx_t end, F&& f) const {
-    const auto hides = hidden();
-    if (!key_mask) return f(begin, end, false);
-    for (idx_t first = begin, last = begin; first < end; first = last) {
-      while (++last < end && hides(last) == hides(first)) {}
-      f(first, last, hides(first));
-    }
-  }
+  seen_range keys{};
 };
 
 /// Packets of channels from some channel on, of any row: plain loads where the channels are contiguous, else gathered,
@@ -65,9 +50,9 @@ template <class T, class S, class F>
 ATTN_INLINE void read_seen_channels(const aft_head& head, idx_t c, F&& f) {
   read_channels<T, S, 1>(c, [&](const auto& key, const auto& value) {
     const packet<T> none = broadcast<T>(-std::numeric_limits<T>::infinity());
-    const auto hides = head.hidden();
-    f([&](idx_t row) { return hides(row) ? none : key(row); },
-      [&](idx_t row) { return hides(row) ? zero<T>() : value(row); });
+    const seen_range keys = head.keys;
+    f([&](idx_t row) { return keys.hides(row) ? none : key(row); },
+      [&](idx_t row) { return keys.hides(row) ? zero<T>() : value(row); });
   }, head.k, head.v);
 }
 
@@ -227,7 +212,7 @@ void add_plain_keys(const aft_head& head, idx_t c, idx_t begin, idx_t end, key_s
 
 template <class T, class S>
 void add_rows(const aft_head& head, idx_t begin, idx_t end, idx_t parts, key_sums<T>* sums) {
-  head.runs(begin, end, [&](idx_t first, idx_t last, bool hidden) {
+  head.keys.runs(begin, end, [&](idx_t first, idx_t last, bool hidden) {
     for_columns(hidden ? 0 : parts, [&](auto count, idx_t p) {
       add_plain_keys<T, S, count.value>(head, p * width<T>, first, last, sums + p);
     });

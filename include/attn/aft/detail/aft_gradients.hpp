@@ -36,7 +36,7 @@ auto checked_aft_backward(const char* name, const Q& q, const K& k, const V& v, 
                           const Gradients& gradients, Given& options, execution_ref& exec) {
   auto call = unchecked_aft_backward<Options>(name, q, k, v, w, d_out, gradients, options, exec);
   check_aft(call.views, call.x);
-  check_key_mask(call.views, call.x, call.x.length);
+  call.x.key_mask.check(call.views, call.x.batch, call.x.length);
   return call;
 }
 

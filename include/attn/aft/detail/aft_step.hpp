@@ -47,10 +47,10 @@ aft_tensors<compute_type<S>> tokens_of(const char* name, const state_extents& st
   check_length_list(check, "lengths", options.lengths, state.batch, k.extents[2]);
   const aft_tensors<compute_type<S>> x{
       .q = none, .k = k, .v = v, .out = none, .w = none, .elements = &elements_of<S>, .lengths = options.lengths,
-      .key_mask = options.key_mask.bytes(), .batch = state.batch, .heads = state.heads, .length = k.extents[2],
+      .key_mask = options.key_mask, .batch = state.batch, .heads = state.heads, .length = k.extents[2],
       .dim = state.dim};
   call_views views(name);
-  check_key_mask(views, x, x.length);
+  x.key_mask.check(views, x.batch, x.length);
   return x;
 }
 

@@ -37,7 +37,7 @@ struct aft_tensors {
   memory_layout dq{}, dk{}, dv{}, dw{};
   const aft_elements<T>* elements = nullptr;
   list_view<idx_t> lengths{};
-  tensor_view<const unsigned char> key_mask{};  // [B or 1, 1, 1, keys]
+  key_flags key_mask{};
   bool causal = true, gate = true;
   bool one_key = false;  // a k of one channel serves all of a head
   bool backward = false, accumulate = false;
@@ -51,8 +51,7 @@ struct aft_tensors {
             .dq = writable_head_of(dq, b, h), .dk = writable_head_of(dk, b, h), .dv = writable_head_of(dv, b, h),
             .length = taken(b),
             .number = n, .bias_head = shares_biases() ? 0 : h,
-            .key_mask = key_mask ? &key_mask(key_mask.extent(0) == 1 ? 0 : b, 0, 0, 0) : nullptr,
-            .mask_stride = key_mask.stride(3)};
+            .keys = key_mask.from(b, 0)};
   }
   static bool wants(const memory_layout& gradient) { return gradient.data && !gradient.empty(); }
   /// Zeros in rows [begin, end) of padding of the result, or of the gradients unless what is there stays.
@@ -91,7 +90,7 @@ auto aft_call_of(const char* name, const memory_layout& q, const memory_layout& 
                                           options_or_default<Options>(options), execution_of(exec, options)};
   auto& x = call.x;
   const Options& given = call.options;
-  x.elements = &elements_of<S>, x.gate = given.gate, x.key_mask = given.key_mask.bytes();
+  x.elements = &elements_of<S>, x.gate = given.gate, x.key_mask = given.key_mask;
   if constexpr (requires { given.causal; }) x.causal = given.causal;
   if constexpr (requires { given.lengths; }) x.lengths = given.lengths;
   if constexpr (requires { given.grid; }) x.one_key = true;
@@ -137,19 +136,12 @@ void check_aft(call_views& check, aft_tensors<T>& x) {
   check_length_list(check, "lengths", x.lengths, batch, length);
 }
 
-/// Checks a mask of so many keys.
-template <class T>
-void check_key_mask(call_views& views, const aft_tensors<T>& x, idx_t keys) {
-  views.option("key_mask", x.key_mask,
-               {{"key_mask batch", x.batch, or_one}, {}, {}, {"key_mask length = key length", keys}});
-}
-
 template <class Options, class Q, class K, class V, class O, class W, class Given>
 auto checked_aft(const char* name, const Q& q, const K& k, const V& v, O& out, const W& w, Given& options,
                  execution_ref& exec) {
   auto call = unchecked_aft<Options>(name, q, k, v, out, w, options, exec);
   check_aft(call.views, call.x);
-  check_key_mask(call.views, call.x, call.x.length);
+  call.x.key_mask.check(call.views, call.x.batch, call.x.length);
   return call;
 }
 

@@ -10,6 +10,7 @@
 
 #include <attn/core/detail/attention_shape.hpp>
 #include <attn/core/detail/item_state.hpp>
+#include <attn/core/detail/key_flags.hpp>
 #include <attn/core/detail/waves.hpp>
 #include <attn/kernel/detail/features.hpp>
 #include <attn/kernel/detail/recurrence_rule.hpp>
@@ -47,7 +48,7 @@ struct kernel_call {
   T eps = T(0);
   tensor_view<const T, 3> gate{};
   bool complement = false;                      // keys enter with 1 - gate
-  tensor_view<const unsigned char> key_mask{};  // [B or 1, 1, 1, Lk]
+  key_flags key_mask{};  // a hidden key adds nothing to the state; its decay applies
   item_memory<T> state{};  // where given, the sums before the call, which become those after it
   kernel_driver driver = kernel_driver::sums;
   recurrence_parameters<T> recurrence{};
@@ -73,13 +74,8 @@ struct kernel_call {
   }
   /// Which of the `given` heads of a parameter belongs to head h of the sums.
   idx_t parameter_head(idx_t given, idx_t h) const { return given == heads ? h : h / (heads / given); }
-  /// Whether key t adds nothing to the state; its decay applies.
-  bool hides(idx_t b, idx_t t) const { return key_mask && !key_mask(key_mask.extent(0) == 1 ? 0 : b, 0, 0, t); }
-  idx_t seen_keys(idx_t b) const {
-    idx_t seen = lengths.keys(b);
-    for (idx_t t = 0; key_mask && t < lengths.keys(b); ++t) seen -= hides(b, t);
-    return seen;
-  }
+  bool hides(idx_t b, idx_t t) const { return key_mask.hides(b, t); }
+  idx_t seen_keys(idx_t b) const { return key_mask.count(b, 0, lengths.keys(b)); }
   /// With a mask: f(t) for the lanes of hidden keys among `count` from `begin` on, and for those beyond the last.
   template <class F>
   void each_hidden(idx_t b, idx_t begin, idx_t count, F&& f) const {

@@ -139,11 +139,8 @@ void check_gates(const validator& check, const char* what, const tensor_view<con
 /// Checks a mask of keys, and gives it to the call.
 template <class T>
 void check_key_mask(call_views& check, kernel_call<T>& call, const key_mask_view& mask) {
-  check.option("key_mask", mask.bytes(), {{"key_mask batch", call.shape.batch, or_one},
-                                          {},
-                                          {},
-                                          {"key_mask length = key length", call.shape.keys}});
-  call.key_mask = mask.bytes();
+  call.key_mask = mask;
+  call.key_mask.check(check, call.shape.batch, call.shape.keys);
 }
 
 /// Checks the options and parameters of a call of this shape, and fills in the call except its map. Tokens appended

@@ -14,7 +14,7 @@
 #include <attn/core/detail/exp.hpp>
 #include <attn/core/detail/sums_in_parts.hpp>
 #include <attn/low_rank/detail/panel_product.hpp>
-#include <attn/low_rank/detail/key_flags.hpp>
+#include <attn/low_rank/detail/seen_lengths.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 

@@ -7,8 +7,8 @@
 #pragma once
 
 #include <attn/core/detail/attention_shape.hpp>
+#include <attn/core/detail/key_flags.hpp>
 #include <attn/core/detail/prefetch.hpp>
-#include <attn/core/mask_view.hpp>
 #include <attn/softmax/detail/decay_sums.hpp>
 #include <attn/softmax/detail/dropped_weights.hpp>
 #include <attn/softmax/detail/online_softmax.hpp>
@@ -17,33 +17,10 @@
 #include <attn/softmax/detail/relative_keys.hpp>
 #include <attn/softmax/detail/score_loops.hpp>
 
-#include <cstring>
 #include <optional>
 
 namespace attn { inline namespace ATTN_ISA {
 namespace detail {
-
-/// How many of a set of keys a mask leaves visible.
-enum class mask_coverage { none, some, all };  // in ascending order
-
-/// Examines bytes, which are 0 or not.
-inline mask_coverage seen_of(const unsigned char* bytes, idx_t count, idx_t stride) {
-  bool any = false, all = true;
-  idx_t n = 0;
-  constexpr idx_t together = 64;
-  if (stride == 1)
-    for (; n + together <= count && (all || !any); n += together) {
-      std::uint64_t words[together / 8], set = 0, zeros = 0;
-      std::memcpy(words, bytes + n, together);
-      for (std::uint64_t w : words) set |= w, zeros |= (w - 0x0101010101010101u) & ~w & 0x8080808080808080u;
-      any |= set != 0, all &= zeros == 0;
-    }
-  for (; n < count && (all || !any); ++n) {
-    any |= bytes[n * stride] != 0;
-    all &= bytes[n * stride] != 0;
-  }
-  return any ? (all ? mask_coverage::all : mask_coverage::some) : mask_coverage::none;
-}
 
 /// Stands for a score function where there is none.
 struct no_score {};
@@ -361,10 +338,7 @@ void check_key_options(call_views& views, const attention_shape& s, const Option
                                                 {"mask query length", s.queries, or_one},
                                                 {"mask key length = key length", s.keys}});
   if constexpr (requires { options.key_mask; })
-    views.option("key_mask", options.key_mask.bytes(), {{"key_mask batch", s.batch, or_one},
-                                                        {},
-                                                        {},
-                                                        {"key_mask length = key length", s.keys}});
+    key_flags(options.key_mask).check(views, s.batch, s.keys);
   if constexpr (requires { options.log_decay; }) {
     views.option("log_decay", options.log_decay, {{"log_decay batch = query batch", s.batch},
                                                   {"log_decay heads = query heads", s.heads},
