@@ -1,7 +1,9 @@
 // Attending what a cache has, without appending: to the last bit what the step gave that appended its last tokens.
 #include <attn/core/paged_cache.hpp>
 #include <attn/softmax/full_softmax_step.hpp>
+#include <attn/softmax/selected_keys_step.hpp>
 #include <attn/softmax/sliding_window_step.hpp>
+#include <attn/softmax/topk_blocks_step.hpp>
 
 #include "support/run.hpp"
 #include "support/catch.hpp"
@@ -123,6 +125,34 @@ TEST_CASE("full_softmax_cached and sliding_window_cached give what the step gave
   }
 }
 
+TEST_CASE("selected_keys_cached and topk_blocks_cached give what the step gave", "[cached]") {
+  constexpr idx_t listed = 6;
+  attn::kv_cache<float> rows(extents);
+  attn::topk_blocks_cache<float> blocks(extents, {.block = 4});
+  const std::vector<float> slopes = {.5f, .25f, 0, 1}, sinks = {0, -1, 1, .5f};
+  std::uint64_t seed = 1;
+  for (const std::vector<idx_t>& lengths : {std::vector<idx_t>{9, 4, 0}, {1, 1, 1}, {12, 30, 1}, {3, 0, 2}}) {
+    const idx_t count = *std::max_element(lengths.begin(), lengths.end());
+    const inputs x(seed += 10, count);
+    results stepped(count), again(count), chosen(count), chosen_again(count);
+    std::vector<std::int32_t> list(static_cast<std::size_t>(batch * kv_heads * count * listed));
+    for (std::size_t n = 0; n < list.size(); ++n) list[n] = n % listed == 5 ? -1 : static_cast<std::int32_t>(n % 5 * 2);
+    const attn::tensor_view<const std::int32_t> indices(list.data(), {batch, kv_heads, count, listed});
+    attn::selected_keys_step(rows, view(x.q), view(x.k), view(x.v), view(stepped.out), indices,
+                             {.scale = 0.3f, .lengths = lengths, .softcap = 3.0f, .alibi_slopes = slopes,
+                              .sinks = sinks, .lse = stepped.lse_view()});
+    attn::selected_keys_cached(std::as_const(rows), view(x.q), view(again.out), indices,
+                               {.scale = 0.3f, .lengths = lengths, .softcap = 3.0f, .alibi_slopes = slopes,
+                                .sinks = sinks, .lse = again.lse_view()});
+    CHECK(again == stepped);
+    attn::topk_blocks_step(blocks, view(x.q), view(x.k), view(x.v), view(chosen.out),
+                           {.lengths = lengths, .topk = 2, .alibi_slopes = slopes, .lse = chosen.lse_view()});
+    attn::topk_blocks_cached(std::as_const(blocks), view(x.q), view(chosen_again.out),
+                             {.lengths = lengths, .topk = 2, .alibi_slopes = slopes, .lse = chosen_again.lse_view()});
+    CHECK(chosen_again == chosen);
+  }
+}
+
 TEST_CASE("full_softmax_cached: the naive reference, in pages and in fewer bits", "[cached]") {
   const auto pages_of = [](idx_t page) {
     return attn::page_pool_extents{
@@ -180,6 +210,30 @@ TEST_CASE("full_softmax_cached, sliding_window_cached: queries before the first 
   }
 }
 
+TEST_CASE("selected_keys_cached, topk_blocks_cached: queries before the first token see none", "[cached]") {
+  const inputs memory(1, 2), x(9, 40);
+  attn::kv_cache<float> rows(extents);
+  attn::topk_blocks_cache<float> blocks(extents, {.block = 4});
+  rows.append(view(memory.k), view(memory.v));
+  blocks.append(view(memory.k), view(memory.v));
+  const std::vector<std::int32_t> first_key(40, 0);
+  const attn::tensor_view<const std::int32_t> indices(first_key.data(), {1, 1, 40, 1});
+  for (const idx_t count : {3, 40})
+    for (const bool listed : {false, true}) {
+      CAPTURE(count, listed);
+      results r(count);
+      const auto q = view(x.q).slice(2, 0, count);
+      if (listed)
+        attn::selected_keys_cached(rows, q, view(r.out), indices.slice(2, 0, count), {.lse = r.lse_view()});
+      else
+        attn::topk_blocks_cached(blocks, q, view(r.out), {.lse = r.lse_view()});
+      for (idx_t i = 0; i < count; ++i) {
+        CHECK((r.lse(0, 1, i, 0) == -std::numeric_limits<float>::infinity()) == (i < count - 2));
+        CHECK((r.out(0, 1, i, 3) == 0) == (i < count - 2));
+      }
+    }
+}
+
 TEST_CASE("full_softmax_cached, sliding_window_cached refuse what does not fit", "[cached]") {
   const inputs memory(1, 8), x(9, 2);
   attn::kv_cache<float> cache(extents);
@@ -214,6 +268,22 @@ TEST_CASE("full_softmax_cached, sliding_window_cached refuse what does not fit",
   window({.dilation = two}, {}, "query heads");
   window({}, {.rotary = attn::rotary_options<float>{}}, "no rotary");
   window({}, {.key_mask = attn::tensor_view<const std::uint8_t, 2>(mask.data.data(), {1, 9})}, "key_mask length");
+
+  attn::topk_blocks_cache<float> blocks(extents, {.block = 4});
+  blocks.append(view(memory.k), view(memory.v));
+  const std::vector<std::int32_t> list = {0, 8};
+  const attn::tensor_view<const std::int32_t> beyond(list.data(), {1, 1, 2, 1});
+  const auto listed = [&](const attn::selected_keys_step_options<float>& o, const char* text) {
+    says(refusal([&] { attn::selected_keys_cached(cache, view(x.q), view(r.out), beyond, o); }), "selected_keys_cached",
+         text);
+  };
+  listed({}, "found 8");
+  listed({.rotary = attn::rotary_options<float>{}}, "no rotary");
+  const auto chosen = [&](const attn::topk_blocks_step_options<float>& o, const char* text) {
+    says(refusal([&] { attn::topk_blocks_cached(blocks, view(x.q), view(r.out), o); }), "topk_blocks_cached", text);
+  };
+  chosen({.topk = 0}, "topk");
+  chosen({.rotary = attn::rotary_options<float>{}}, "no rotary");
 
   tensor<float> keys(batch, kv_heads, 8, dim), values(batch, kv_heads, 8, value_dim);
   attn::kv_cache<float> given(view(keys), view(values), std::vector<idx_t>{8, 8, 8});

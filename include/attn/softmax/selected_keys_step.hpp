@@ -8,6 +8,7 @@
 // the last n positions, to those of the tokens up to their own that their lists name: the last n rows of one causal
 // selected_keys over the whole sequence. indices [B or 1, H or Hkv or 1, n, m] name positions since the start, or
 // blocks of them, among the tokens of the cache with the new ones. In `score` i and j are positions since the start.
+// selected_keys_cached attends queries to the tokens a cache has, for layers that share the cache of another one.
 //
 // The cache is any kv_cache or paged_cache, also of fewer bits (full_softmax_step.hpp says what is then rounded). Only
 // the rows that lists name are read; in eight bits, where a key is spread over its block of 16 tokens, that block (2048
@@ -58,6 +59,19 @@ void selected_keys_step(Cache& cache, const Q& q, const K& k, const V& v, O&& ou
   detail::cache_step(call, tokens, [&] {
     detail::attend_selected_rows(call.over(tokens.keys(), tokens.values(), tokens.pages()), lists);
   });
+}
+
+/// The same for tokens that the cache has already: nothing is appended, and the queries q [B, H, n, D] are at the last n
+/// positions of their item (full_softmax_cached). `rotary` is refused: q is used as it is.
+template <detail::key_value_cache Cache, viewable Q, viewable O,
+          class Options = selected_keys_step_options<element_of<const Q&>>, class Score = detail::no_score>
+void selected_keys_cached(const Cache& cache, const Q& q, O&& out, const index_view& indices, Options&& options = {},
+                          Score&& score = {}, execution_ref exec = {}) {
+  const auto& tokens = detail::step_access::of(cache);
+  auto call = detail::checked_cached_call<selected_keys_step_options>("selected_keys_cached", tokens, q, out, options,
+                                                                      score, exec);
+  const auto lists = detail::check_lists(call.views, call.shape, call.lengths, indices, call.options.block);
+  detail::attend_selected_rows(call.over(tokens.keys(), tokens.values(), tokens.pages()), lists);
 }
 
 }}  // namespace attn::ATTN_ISA

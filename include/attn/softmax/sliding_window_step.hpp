@@ -231,7 +231,6 @@ void sliding_window_cached(const Cache& cache, const sliding_window_cache_option
   const auto& tokens = detail::step_access::of(cache);
   auto call = detail::checked_cached_call<sliding_window_step_options>("sliding_window_cached", tokens, q, out, options,
                                                                        score, exec);
-  if (call.options.rotary) call.check.fail("no rotary, since nothing is appended", "one");
   detail::check_window_of_call(call.check, window, call.shape);
   detail::attend_cache_window(call, tokens, window);
 }

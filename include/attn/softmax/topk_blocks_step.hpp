@@ -5,7 +5,8 @@
 //
 // Appends k [B, Hkv, n, D] and v [B, Hkv, n, Dv] to the cache, then attends the n queries q [B, H, n, D], which are at
 // the last n positions: the last n rows of one topk_blocks over the whole sequence. In `score` i and j are positions
-// since the start.
+// since the start. topk_blocks_cached attends queries to the tokens a cache has, for layers that share the cache of
+// another one.
 //
 // Cost     2 B H n (D tokens / block + topk block (D + Dv)) operations: a token reads the sums of all blocks, and the
 //          keys and values of those it chooses. Chunks of tokens that choose fewer than twice the blocks of the cache
@@ -169,6 +170,7 @@ struct topk_step : stream_plan<S, Score> {
   template <class Take>
   void rows(idx_t b, idx_t h, idx_t i, const scratch& chooser, const Take& take) const {
     const idx_t position = this->position(b, i), own = blocks.block_of(position) * blocks.block;
+    if (position < 0) return;
     const idx_t key_head = b * shape.kv_heads + h / shape.group();
     const block_sums<const compute_type<S>> sums{cache.sums() + key_head * cache.sums_stride(), shape.dim};
     if (blocks.rounds > 0) chooser.choose(in.query(b, h), i, 1, position, blocks, sums);
@@ -195,6 +197,17 @@ void attend_topk_step(const softmax_call<S, Score>& call, const topk_tokens<S>& 
   attend_streamed(call, topk_step<S, Score>{{call}, cache, blocks});
 }
 
+/// Attends the queries, at the last positions of their items, to what the cache has.
+template <class Call, class S>
+void attend_topk_cache(Call& call, const topk_tokens<S>& cache) {
+  const topk_shape blocks(call.shape.keys, cache.block(), call.options.topk);
+  call.k = cache.keys(), call.v = cache.values();
+  if (streams_topk(call.shape.queries, blocks))
+    attend_topk_step(call, cache, blocks);
+  else
+    attend_planned(call, topk_plan_of(call, blocks, cache.sums(), cache.sums_stride()));
+}
+
 }  // namespace detail
 
 /// Feeds n tokens and attends their queries; options, score and execution may each be left out. See the top of the
@@ -207,14 +220,21 @@ void topk_blocks_step(topk_blocks_cache<S>& cache, const Q& q, const K& k, const
   auto call = detail::checked_call<topk_blocks_step_options>("topk_blocks_step", q, k, v, out, options, score, exec);
   auto& tokens = detail::check_step(call, cache);
   call.check.at_least("topk", 1, call.options.topk);
-  detail::cache_step(call, tokens, [&] {
-    const detail::topk_shape blocks(call.shape.keys, tokens.block(), call.options.topk);
-    call.k = tokens.keys(), call.v = tokens.values();
-    if (detail::streams_topk(call.shape.queries, blocks))
-      detail::attend_topk_step(call, tokens, blocks);
-    else
-      detail::attend_planned(call, detail::topk_plan_of(call, blocks, tokens.sums(), tokens.sums_stride()));
-  });
+  detail::cache_step(call, tokens, [&] { detail::attend_topk_cache(call, tokens); });
+}
+
+/// The same for tokens that the cache has already: nothing is appended, and the queries q [B, H, n, D] are at the last n
+/// positions of their item (full_softmax_cached). `rotary` is refused: q is used as it is.
+template <element S, viewable Q, viewable O, class Options = topk_blocks_step_options<S>,
+          class Score = detail::no_score>
+void topk_blocks_cached(const topk_blocks_cache<S>& cache, const Q& q, O&& out, Options&& options = {},
+                        Score&& score = {}, execution_ref exec = {}) {
+  static_assert(std::same_as<S, element_of<const Q&>>, "attn: the cache and q must have one element type");
+  const auto& tokens = detail::step_access::of(cache);
+  auto call =
+      detail::checked_cached_call<topk_blocks_step_options>("topk_blocks_cached", tokens, q, out, options, score, exec);
+  call.check.at_least("topk", 1, call.options.topk);
+  detail::attend_topk_cache(call, tokens);
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -87,6 +87,9 @@ auto checked_cached_call(const char* name, const Inside& cache, const Q& q, O& o
   const tensor_view<const S> k(nullptr, {cache.batch(), cache.heads(), 0, cache.dim()}),
       v(nullptr, {cache.batch(), cache.heads(), 0, cache.value_dim()});
   auto call = checked_call<Options>(name, q, k, v, out, options, score, exec);
+  if constexpr (requires { call.options.rotary; })
+    if (call.options.rotary) call.check.fail("no rotary, since nothing is appended", "one");
+  if constexpr (!requires { call.options.causal; }) call.causal = true;
   check_length_list(call.check, "lengths", call.options.lengths, call.shape.batch, call.shape.queries);
   cache.list_memory(call.views);
   call.shape.keys = cache.tokens();
