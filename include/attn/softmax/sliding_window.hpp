@@ -145,14 +145,23 @@ struct window_sets {
   }
 };
 
-template <class S, class Score, class P>
+template <class S, class Score, class C, class P>
 struct window_call : window_sets {
   using T = compute_type<S>;
 
-  const softmax_call<S, Score>& in;
+  const softmax_call<S, Score, C>& in;
   const sliding_window_options<S>& options;
   idx_t chunk;  // queries of a task
   const attention_shape& shape = in.shape;
+
+  /// Keys or values of a query head, those that are given for global queries or the call's.
+  cache_rows<const C> rows_of(idx_t b, idx_t h, bool of_keys, bool for_globals = false) const {
+    const idx_t kv = h / shape.group();
+    if constexpr (std::same_as<S, C>)
+      if (for_globals && options.q_global)
+        return cache_rows<const C>(head_of(of_keys ? options.k_global : options.v_global, b, kv));
+    return of_keys ? in.key_rows(b, kv) : in.value_rows(b, kv);
+  }
 
   /// Number of chunks of one residue class of head h, for the longest batch item.
   idx_t chunks(idx_t h) const { return ceil_div(ceil_div(shape.queries, dilation(h)), chunk); }
@@ -170,10 +179,10 @@ struct window_call : window_sets {
     of.low = std::clamp(t0 - left, idx_t(0), keys), of.high = std::clamp(t1 + right, of.low, keys);
     if (of.listed()) {
       s.global_keys.positions.list = of.globals.data();
-      s.global_keys.pack(in.key(b, h), in.value(b, h), 0, of.globals.before(n));
+      s.global_keys.pack(rows_of(b, h, true), rows_of(b, h, false), 0, of.globals.before(n));
     }
     const idx_t count = of.keys_to_pack(s.keys.positions);
-    s.keys.pack(in.key(b, h), in.value(b, h), 0, count);
+    s.keys.pack(rows_of(b, h, true), rows_of(b, h, false), 0, count);
 
     const auto head_terms = in.terms.for_head(b, h, shift);
     for (idx_t t = t0; t < t1; t += max_rows) {
@@ -205,8 +214,7 @@ struct window_call : window_sets {
     if (rows == 0) return;
     const bool own = static_cast<bool>(options.q_global);
     const auto head_terms = in.terms.for_head(b, h, shift);
-    const matrix_view<const S> key = own ? head_of(options.k_global, b, h / shape.group()) : in.key(b, h);
-    const matrix_view<const S> value = own ? head_of(options.v_global, b, h / shape.group()) : in.value(b, h);
+    const auto key = rows_of(b, h, true, true), value = rows_of(b, h, false, true);
     in.begin(s.block, b, h, own ? head_of(options.q_global, b, h) : in.query(b, h), {0, 1, row_list}, rows);
     const idx_t stop = in.causal ? std::min(row_list[rows - 1] + shift + 1, n) : n;
     const idx_t step = std::min(s.keys.capacity, long_segment);
@@ -283,16 +291,17 @@ inline idx_t window_chunk(idx_t left, idx_t right) {
   return round_up(std::clamp<idx_t>(std::min(left, most) + std::min(right, most), 4 * max_rows, most), max_rows);
 }
 
-template <class S, class Score>
-void attend_window(softmax_call<S, Score> in, const sliding_window_options<S>& options) {
+template <class S, class Score, class C>
+void attend_window(softmax_call<S, Score, C> in, const sliding_window_options<S>& options) {
+  using Elements = std::conditional_t<std::same_as<C, Eigen::bfloat16>, C, S>;  // that are multiplied
   const window_sets sets = window_sets::of(in.shape, options);
   const auto terms = in.exec.workspace([&](arena& memory) {
     const bool local = options.global_positions.empty();  // global ones are at any distance
     return in.layout_terms(memory, distance_range{in.furthest(), local ? options.dilation : list_view<idx_t>()});
   });
   in.prepare_terms(*terms);
-  with_products<S>(in.exec, [&]<class P>(std::type_identity<P>) {
-    window_call<S, Score, P>{sets, in, options, window_chunk(sets.left, sets.right)}.run();
+  with_products<Elements>(in.exec, [&]<class P>(std::type_identity<P>) {
+    window_call<S, Score, C, P>{sets, in, options, window_chunk(sets.left, sets.right)}.run();
   });
 }
 

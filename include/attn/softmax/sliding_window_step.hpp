@@ -15,7 +15,8 @@
 //          those are more.
 // Cost     2 H (D + Dv) operations for every key seen; scratch independent of everything but H, D and Dv. log_decay, mask,
 //          bias and key_mask are of all tokens since the start; log decays are added up anew in every step, in 16 bytes
-//          for each. Tokens are taken one by one; feed a long prompt to sliding_window, then append() it.
+//          for each. A ring takes tokens one by one; feed a long prompt to sliding_window, then append() it. Chunks of
+//          more than 16 over a kv_cache or paged_cache of floating-point numbers are attended as sliding_window does.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything, the cache included, changes.
 //          If `score` throws, or memory runs out, the ring is reset; a cache that keeps all tokens drops the chunk.
 #pragma once
@@ -162,12 +163,21 @@ inline void check_window_of_call(const validator& check, const sliding_window_ca
   check_window(check, window, shape.batch);
   stream_window{window.left, window.dilation}.check_heads(check, shape.heads);
 }
-/// Attends it: the cache has the tokens of the queries.
+/// Attends it: the cache has the tokens of the queries. Many of them share the keys that sliding_window packs.
 template <class Call, class Inside>
 void attend_cache_window(Call& call, const Inside& cache, const sliding_window_cache_options& window) {
+  constexpr idx_t most_in_place = 16;
+  const auto cached = call.over(cache.keys(), cache.values(), cache.pages());
+  if constexpr (requires { cached.key_rows(0, 0).row(0); })
+    if (call.shape.queries > most_in_place) {
+      sliding_window_options<typename decltype(call.q)::value_type> options;
+      options.causal = true, options.left = window.left, options.dilation = window.dilation;
+      options.global_positions = window.global_positions, options.global_counts = window.global_counts;
+      return attend_window(cached, options);
+    }
   const auto lists = call.exec.workspace([&](arena& memory) { return global_lists::layout(memory, window); });
   const stream_window seen{std::min(window.left, furthest_position), window.dilation, lists->set(window)};
-  attend_stream_window(call.over(cache.keys(), cache.values(), cache.pages()), all_tokens{seen, call.lengths});
+  attend_stream_window(cached, all_tokens{seen, call.lengths});
 }
 
 /// Tokens of a ring, which takes those of the chunk one by one.
