@@ -75,7 +75,8 @@ TEMPLATE_LIST_TEST_CASE("law 4 of gradients: any number of threads gives the sam
   attn::execution two(2, 0), three(3, 0), seven(7, 0);
   for (const auto& op : operators<T>()) {
     if (!op.backward) continue;
-    std::vector<law_shape> shapes = law_shapes({7, 65, 257, 0, 1});
+    // Where only races are looked for, lengths that divide the work in other ways than these find none.
+    std::vector<law_shape> shapes = races_only ? law_shapes({65}) : law_shapes({7, 65, 257, 0, 1});
     shapes.push_back({.batch = 1, .heads = 1, .kv_heads = 1, .queries = 1100, .keys = 1100, .dim = 8, .value_dim = 24});
     // More heads than any wave takes.
     if (!few_shapes) shapes.push_back({.batch = 4, .heads = 24, .kv_heads = 12, .queries = 70, .keys = 70, .dim = 24});

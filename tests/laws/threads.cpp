@@ -9,7 +9,7 @@ TEMPLATE_LIST_TEST_CASE("law 4: any number of threads gives the same bits", "[th
   attn::execution two(2, [](int count, const attn::pool_task& task) { while (count-- > 0) task(count); }, 0);
   attn::execution three(3, 0), seven(7, 0);
   for (const auto& op : operators<TestType>()) {
-    std::vector<law_shape> shapes = law_shapes({7, 64, 65, 257, 0, 1});
+    std::vector<law_shape> shapes = races_only ? law_shapes({65}) : law_shapes({7, 64, 65, 257, 0, 1});
     law_shape long_head{
         .batch = 1, .heads = 1, .kv_heads = 1, .queries = 1100, .keys = 1100, .dim = 8, .value_dim = 64};
     shapes.push_back(long_head);
