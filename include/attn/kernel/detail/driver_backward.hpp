@@ -4,11 +4,14 @@
 // summed up: R, y 3. chunks of keys read those. Causal: 1. keys are summed up, keeping the sums before every segment 2.
 // segments, last first: the sums before each of their chunks are computed again, then chunks are processed from the
 // last to the first, with the sums of the keys before them and of the queries after them. Segments have separate sums,
-// as in the forward pass, and for the same reasons. One task is one key head, or where these are few, a segment.
+// as in the forward pass, and for the same reasons. One task is one key head; heads that are no multiple of the threads
+// are shared by segments (shared_heads.hpp), causal with the sums of the queries of segments that come later computed
+// first.
 #pragma once
 
 #include <attn/kernel/detail/gate_gradients.hpp>
 #include <attn/kernel/detail/key_rows_backward.hpp>
+#include <attn/kernel/detail/shared_heads.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
@@ -21,13 +24,9 @@ struct backward_driver {
   const attention_shape& shape = call.shape;
   sums_type* feature_sums = nullptr;  // [batch * heads]: of each head, the gradient of its features
 
-  /// Memory of the threads that share a head: `most` segments are processed at a time.
-  struct {
-    idx_t most = 0;
-    sums_type *own = nullptr, *before = nullptr, *after = nullptr;  // [most], causal [segments], [most]
-    sums_type keys, queries, later_t;                               // of all keys, all queries; R^T
-    T* decays = nullptr;                                            // causal [segments]
-  } shared{};
+  bool store_before = true;            // workers keep the sums of the keys before each segment
+  shared_sums<T> shared_keys, shared_queries;  // of shared heads; causal of all segments, those of queries from the last on
+  sums_type* queries_t = nullptr;      // [shared heads]: of all queries, R^T
 
   struct worker_scratch {
     kernel_backward_scratch<T> x;
@@ -38,7 +37,6 @@ struct backward_driver {
     sums_type later_t;  // R^T
   };
 
-  idx_t segments(idx_t tokens) const { return ceil_div(tokens, segment_of(tokens)); }
   idx_t sums_per_key_head() const { return shape.kv_heads > 0 ? call.heads / shape.kv_heads : 1; }
   bool keep_dk() const { return in.dk && (sums_per_key_head() > 1 || in.map->finishes_keys); }
   bool keep_dv() const { return in.dv && sums_per_key_head() > 1; }
@@ -55,7 +53,7 @@ struct backward_driver {
         memory, m, shape.dim_v, std::max(call.map->scratch_size, in.map->scratch_size), log_scaled, paired);
     w.x = kernel_backward_scratch<T>::layout(memory, forward, shape, m, log_scaled, call.gated(), paired);
     w.own = sums(), w.own_queries = sums(), w.after = sums(), w.later = sums();
-    w.before = list(call.causal && !shared.before ? segments(shape.keys) : 0);
+    w.before = list(call.causal && store_before ? most_segments(shape.keys) : 0);
     w.seen = list(call.causal ? ceil_div(std::min(segment_of(shape.keys), shape.keys), kernel_chunk) : 0);
     w.dk = memory.allocate<T>(keep_dk() ? shape.keys * shape.dim : 0);
     w.dv = memory.allocate<T>(keep_dv() ? shape.keys * shape.dim_v : 0);
@@ -67,17 +65,16 @@ struct backward_driver {
     return w;
   }
 
-  void layout_shared(arena& memory, idx_t threads) {
-    const auto sums = [&](arena& one) { return call.allocate_sums(one); };
-    const idx_t all = segments(shape.keys);
-    shared.most = call.causal ? std::min(4 * threads, all) : 16 * threads;
-    shared.own = memory.allocate_list(shared.most, sums);
-    shared.before = memory.allocate_list(call.causal ? all : 0, sums);
-    shared.after = memory.allocate_list(call.causal ? shared.most : 0, sums);
-    shared.keys = sums(memory), shared.queries = sums(memory);
-    if (key_rows())
-      shared.later_t = sums_type::layout(memory, shape.dim_v, call.map->features, sum_parts::weights);
-    shared.decays = memory.allocate<T>(call.causal ? all : 0);
+  void layout_shared(arena& memory, idx_t heads, idx_t threads) {
+    const auto wave = [&](idx_t tokens) {
+      const idx_t all = most_segments(tokens);
+      return call.causal ? all : shared_sums<T>::wave_of(heads, all, threads);
+    };
+    shared_keys = shared_sums<T>::layout(memory, call, heads, wave(shape.keys));
+    shared_queries = shared_sums<T>::layout(memory, call, heads, wave(call.causal ? shape.keys : shape.queries));
+    queries_t = memory.allocate_list(key_rows() ? heads : 0, [&](arena& one) {
+      return sums_type::layout(one, shape.dim_v, call.map->features, sum_parts::weights);
+    });
   }
 
   /// Where one head of sums stores the gradients of its keys.
@@ -113,100 +110,116 @@ struct backward_driver {
     in.store_chunk(b, h, begin, count, to.k, to.v, to.features, w.x);
   }
 
-  /// Bidirectional, one head: each(count, body(n, worker scratch)) runs tasks, up to `most` at a time with sums of `own`.
-  template <class Each>
-  void run_both(idx_t b, idx_t h, const Each& each, sums_type* own, idx_t most, sums_type& sums, sums_type& after,
-                sums_type& later_t, const kernel_scratch<T>& s, const item_head_target& to) const {
-    const auto sum_segments = [&](idx_t tokens, sums_type& total, const auto& body) {
-      const idx_t step = segment_of(tokens), all = segments(tokens);
-      total.empty = true;
-      for (idx_t first = 0; first < all; first += most) {
-        const idx_t count = std::min(most, all - first);
-        each(count, [&](idx_t n, const worker_scratch& w) {
-          const idx_t begin = (first + n) * step;
-          body(begin, std::min(begin + step, tokens), own[n], w.x);
-        });
-        for (idx_t n = 0; n < count; ++n)
-          if (!own[n].empty) call.add_segment(total, T(1), own[n], s);
-      }
-    };
-    const idx_t keys = call.lengths.keys(b);
-    sum_segments(keys, sums, [&](idx_t begin, idx_t end, sums_type& part, const kernel_backward_scratch<T>& x) {
-      call.sum_up(b, h, begin, end, x.forward, part);
-    });
-    sum_segments(call.lengths.queries(b), after,
-                 [&](idx_t begin, idx_t end, sums_type& part, const kernel_backward_scratch<T>& x) {
-                   attend_rows(b, h, begin, end, sums, part, x, to.features);
-                 });
-    if (key_rows()) transpose_sums(after, later_t);
-    if (in.reverse())
-      each(ceil_div(keys, kernel_chunk), [&](idx_t n, const worker_scratch& w) {
-        attend_keys(b, h, n * kernel_chunk, after, later_t, w, to);
-      });
+  /// Bidirectional, one head by one worker.
+  void run_both(idx_t b, idx_t h, worker_scratch& w, const item_head_target& to) const {
+    const auto& s = w.x.forward;
+    const idx_t keys_here = call.lengths.keys(b), rows = call.lengths.queries(b), step = segment_of(rows);
+    sums_type& sums = w.later;
+    sums.empty = w.after.empty = true;
+    for (idx_t n = 0; n < call.segments(b); ++n)
+      call.add_segment(sums, call.sum_up_segment(b, h, n, s, w.own), w.own, s);
+    for (idx_t begin = 0; begin < rows; begin += step) {
+      attend_rows(b, h, begin, std::min(begin + step, rows), sums, w.own, w.x, to.features);
+      if (!w.own.empty) call.add_segment(w.after, T(1), w.own, s);
+    }
+    if (key_rows()) transpose_sums(w.after, w.later_t);
+    for (idx_t begin = 0; begin < keys_here && in.reverse(); begin += kernel_chunk)
+      attend_keys(b, h, begin, w.after, w.later_t, w, to);
   }
 
-  /// Whether threads may share one head: where S and R are the only sums over all of its tokens.
-  bool can_share() const {
-    return !in.d_features && !in.map->finishes_keys && !in.of_gates() && sums_per_key_head() == 1;
-  }
   worker_scratch scratch(execution& exec, int worker) const {
     return exec.scratch(worker, [&](arena& memory) { return layout(memory); });
   }
 
-  /// The same by all threads.
-  void share_both(idx_t b, idx_t h, execution& exec) {
-    const auto each = [&](idx_t count, const auto& body) {
-      exec.for_each(count, [&](idx_t n, int worker) { body(n, scratch(exec, worker)); });
-    };
-    run_both(b, h, each, shared.own, shared.most, shared.keys, shared.queries, shared.later_t,
-             scratch(exec, 0).x.forward, {in.dk.head(b, h), in.dv.head(b, h), nullptr});
-  }
-  /// Causal, by all threads: the sums of each segment's queries are computed first, which adds half of the work.
-  void share_causal(idx_t b, idx_t h, execution& exec) {
-    const idx_t keys = call.lengths.keys(b), all = segments(keys);
-    const item_head_target to{in.dk.head(b, h), in.dv.head(b, h), nullptr};
-    exec.for_each(all - 1, [&](idx_t n, int worker) {
-      shared.decays[n] = call.sum_up(b, h, n * call.segment(b), (n + 1) * call.segment(b),
-                                     scratch(exec, worker).x.forward, shared.before[n + 1]);
-    });
-    const kernel_scratch<T> s = scratch(exec, 0).x.forward;
-    shared.before[0].empty = shared.queries.empty = true;
-    for (idx_t n = 1; n + 1 < all; ++n)
-      combine(shared.before[n], shared.decays[n], shared.before[n + 1], shared.before[n + 1], s.factors);
-    for (idx_t first, end = all; end > 0; end = first) {
-      first = std::max<idx_t>(end - shared.most, 0);
-      const auto each_segment = [&](const auto& body) {
-        exec.for_each(end - first, [&](idx_t n, int worker) { body(n, first + n, scratch(exec, worker)); });
-      };
-      if (in.reverse())
-        each_segment([&](idx_t n, idx_t segment, worker_scratch w) {
-          w.own_queries = shared.own[n];
-          shared.decays[segment] = attend_segment(b, h, segment, shared.before[segment], w, to, true);
-          shared.own[n] = w.own_queries;
-        });
-      for (idx_t n = end - first - 1; n >= 0 && in.reverse(); --n) {
-        kernel_call<T>::copy(shared.queries, shared.after[n]);
-        add_queries(shared.queries, shared.decays[first + n], shared.own[n], s);
-      }
-      each_segment([&](idx_t n, idx_t segment, worker_scratch w) {
-        w.after = shared.after[n], w.after.empty = w.after.empty || !in.reverse();
-        attend_segment(b, h, segment, shared.before[segment], w, to);
-      });
-    }
-  }
-
+  /// Causal, one head by one worker.
   void run_causal(idx_t b, idx_t h, worker_scratch& w, const item_head_target& to) const {
     const auto& s = w.x.forward;
-    const idx_t keys = call.lengths.keys(b), all = segments(keys);
     w.before[0].empty = w.after.empty = true;
-    for (idx_t n = 0; n + 1 < all; ++n) {
-      const T decay = call.sum_up(b, h, n * call.segment(b), (n + 1) * call.segment(b), s, w.own);
-      join(w.before[n], decay, w.own, w.before[n + 1], s.factors);
-    }
-    for (idx_t n = all - 1; n >= 0; --n) {
-      const T decay = attend_segment(b, h, n, w.before[n], w, to);
-      add_queries(w.after, decay, w.own_queries, s);
-    }
+    for (idx_t n = 0; n + 1 < call.segments(b); ++n)
+      join(w.before[n], call.sum_up_segment(b, h, n, s, w.own), w.own, w.before[n + 1], s.factors);
+    attend_segments(b, h, 0, call.segments(b), w.before, w, to);
+  }
+  /// Segments [begin, end), the last one first; `before` has the sums of the keys before each segment, w.after becomes
+  /// those of the queries from `begin` on.
+  void attend_segments(idx_t b, idx_t h, idx_t begin, idx_t end, const sums_type* before, worker_scratch& w,
+                       const item_head_target& to) const {
+    for (idx_t n = end - 1; n >= begin; --n)
+      add_queries(w.after, attend_segment(b, h, n, before[n], w, to), w.own_queries, w.x.forward);
+  }
+
+  /// Heads from `whole` on by all threads, after run_whole(n, worker) for those before.
+  template <class RunWhole>
+  void share_both(execution& exec, idx_t whole, const RunWhole& run_whole) const {
+    const auto factors = [&](int worker) { return scratch(exec, worker).x.forward; };
+    shared_keys.sum_up(
+        exec, whole, shared_keys.heads > 0 ? most_segments(shape.keys) : 0, run_whole,
+        [&](idx_t n) { return sees_nothing(whole + n) ? 0 : call.segments(batch_of(whole + n)); },
+        [&](idx_t n, idx_t segment, sums_type& sums, int worker) {
+          return call.sum_up_segment(batch_of(whole + n), head_of(whole + n), segment, factors(worker), sums);
+        },
+        factors);
+    const auto rows = [&](idx_t n) { return sees_nothing(whole + n) ? 0 : call.lengths.queries(batch_of(whole + n)); };
+    shared_queries.sum_up(
+        exec, 0, shared_queries.heads > 0 ? most_segments(shape.queries) : 0, run_whole,
+        [&](idx_t n) { return ceil_div(rows(n), segment_of(rows(n))); },
+        [&](idx_t n, idx_t segment, sums_type& sums, int worker) {
+          const idx_t step = segment_of(rows(n)), begin = segment * step;
+          attend_rows(batch_of(whole + n), head_of(whole + n), begin, std::min(begin + step, rows(n)), *shared_keys.of(n),
+                      sums, scratch(exec, worker).x, nullptr);
+          return T(1);
+        },
+        factors);
+    if (!in.reverse()) return;
+    if (key_rows()) exec.for_each(shared_queries.heads, [&](idx_t n, int) { transpose_sums(*shared_queries.of(n), queries_t[n]); });
+    const idx_t chunks = ceil_div(shape.keys, kernel_chunk);
+    exec.for_each(shared_queries.heads * chunks, [&](idx_t task, int worker) {
+      const idx_t n = task / chunks, begin = task % chunks * kernel_chunk;
+      if (!sees_nothing(whole + n) && begin < call.lengths.keys(batch_of(whole + n)))
+        attend_keys(batch_of(whole + n), head_of(whole + n), begin, *shared_queries.of(n),
+                    key_rows() ? queries_t[n] : sums_type{}, scratch(exec, worker), target(whole + n));
+    });
+  }
+  template <class RunWhole>
+  void share_causal(execution& exec, idx_t whole, const RunWhole& run_whole) const {
+    const idx_t all = shared_keys.most, lead = leading_segments(shared_keys.heads, all, exec.active_threads(), summing());
+    const auto segments = [&](idx_t n) { return sees_nothing(whole + n) ? 0 : call.segments(batch_of(whole + n)); };
+    const auto attend = [&](idx_t n, idx_t segment, worker_scratch& w, bool sums_only) {
+      return attend_segment(batch_of(whole + n), head_of(whole + n), segment, shared_keys.of(n)[segment], w, target(whole + n),
+                            sums_only);
+    };
+    shared_keys.run_parts(
+        exec, whole, all - 1, run_whole,
+        [&](idx_t n, idx_t segment, int worker) {
+          if (segment + 1 < segments(n))
+            shared_keys.decays_of(n)[segment] = call.sum_up_segment(batch_of(whole + n), head_of(whole + n), segment,
+                                                             scratch(exec, worker).x.forward, shared_keys.of(n)[segment + 1]);
+        },
+        [&](idx_t n, int worker) { shared_keys.add_up(n, 0, segments(n) - 1, scratch(exec, worker).x.forward); });
+    if (in.reverse())
+      shared_queries.run_parts(
+          exec, 0, 1 + all - lead, run_whole,
+          [&](idx_t n, idx_t part, int worker) {
+            worker_scratch w = scratch(exec, worker);
+            const idx_t at = lead + part - 1, segment = segments(n) - 1 - at;
+            if (part > 0 && segment > 0) {
+              w.own_queries = shared_queries.of(n)[at + 1];
+              shared_queries.decays_of(n)[at] = attend(n, segment, w, true);
+              shared_queries.of(n)[at + 1] = w.own_queries;
+            } else if (part == 0 && lead > 0) {
+              w.after.empty = true;
+              attend_segments(batch_of(whole + n), head_of(whole + n), std::max<idx_t>(segments(n) - lead, 0),
+                              segments(n), shared_keys.of(n), w, target(whole + n));
+              call.copy(w.after, shared_queries.of(n)[lead]);
+            }
+          },
+          [&](idx_t n, int worker) { shared_queries.add_up(n, lead, segments(n) - 1, scratch(exec, worker).x.forward); });
+    exec.for_each(shared_keys.heads * (all - lead), [&](idx_t task, int worker) {
+      const idx_t n = task % shared_keys.heads, at = lead + task / shared_keys.heads, segment = segments(n) - 1 - at;
+      if (segment < 0) return;
+      worker_scratch w = scratch(exec, worker);
+      w.after = shared_queries.of(n)[at], w.after.empty = w.after.empty || !in.reverse();
+      attend(n, segment, w, false);
+    });
   }
 
   /// Adds the sums of the queries of the segment before, which are lost.
@@ -346,6 +359,25 @@ struct backward_driver {
     for (idx_t n = 0; in.d_features && n < shape.batch * call.heads; ++n) feature_sums[n].clear();
   }
 
+  // A key head is a task; where it is shared, it has one head of sums.
+  idx_t batch_of(idx_t n) const { return n / shape.kv_heads; }
+  idx_t head_of(idx_t n) const { return n % shape.kv_heads; }
+  bool sees_nothing(idx_t n) const {
+    return call.lengths.keys(batch_of(n)) == 0 || call.lengths.queries(batch_of(n)) == 0;
+  }
+  item_head_target target(idx_t n) const {
+    return {in.dk.head(batch_of(n), head_of(n)), in.dv.head(batch_of(n), head_of(n)), nullptr};
+  }
+  /// The time of summing up the queries of a causal segment, of that of its gradients.
+  double summing() const { return in.reverse() ? 0.5 : 0; }
+
+  head_split split_of(idx_t heads, idx_t threads) const {
+    // Heads can only be shared where S and R are the only sums over all of their tokens.
+    if (in.d_features || in.map->finishes_keys || in.of_gates() || sums_per_key_head() > 1) return {heads, 0};
+    return call.causal ? head_split::causal(heads, most_segments(shape.keys), threads, summing())
+                       : head_split::of(heads, threads);
+  }
+
   /// Afterwards feature_sums has the sums of the gradients of the features of every head of sums.
   void run(execution& exec, idx_t feature_rows) {
     auto work = call.work();
@@ -353,46 +385,29 @@ struct backward_driver {
     const auto limit = exec.limit_threads(work);
     const idx_t item_heads = shape.batch * call.heads, heads = shape.batch * shape.kv_heads;
     const idx_t threads = exec.active_threads();
-    const idx_t rounds = ceil_div(heads, threads) * threads;
-    const bool share = can_share() && threads > 1 &&
-                       (call.causal ? 3 * heads < 2 * rounds && segments(shape.keys) > 1
-                                    : heads < 2 * threads && heads % threads != 0);
+    const head_split split = split_of(heads, threads);
+    store_before = split.whole > 0;
     exec.shared_scratch([&](arena& memory) {
       call.map->layout(memory, item_heads);
       in.map->layout(memory, item_heads);
-      if (share) layout_shared(memory, threads);
+      layout_shared(memory, split.shared, threads);
       layout_features(memory, feature_rows);
       return 0;
     });
     call.map->prepare(exec);
     in.map->prepare(exec);
     clear_features();
-    const auto each_head = [&](idx_t n, const auto& body) {
-      const idx_t b = n / shape.kv_heads, h = n % shape.kv_heads;
-      const bool empty = call.lengths.keys(b) == 0 || call.lengths.queries(b) == 0;
-      body(b, h, empty);
-      pad(b, h, empty, call.unseeing(b));
-    };
-    if (share)
-      for (idx_t n = 0; n < heads; ++n)
-        each_head(n, [&](idx_t b, idx_t h, bool empty) {
-          if (!empty) call.causal ? share_causal(b, h, exec) : share_both(b, h, exec);
-        });
-    else
-      exec.for_each(heads, [&](idx_t n, int worker) {
-        auto w = scratch(exec, worker);
-        const auto each = [&](idx_t count, const auto& body) {
-          for (idx_t task = 0; task < count; ++task) body(task, w);
-        };
-        each_head(n, [&](idx_t b, idx_t kv_head, bool empty) {
-          run_head(b, kv_head, empty, w, [&](idx_t h, const item_head_target& to) {
-            if (call.causal)
-              run_causal(b, h, w, to);
-            else
-              run_both(b, h, each, &w.own, 1, w.later, w.after, w.later_t, w.x.forward, to);
-          });
-        });
+    shared_keys.clear(), shared_queries.clear();
+    const auto pad_head = [&](idx_t n) { pad(batch_of(n), head_of(n), sees_nothing(n), call.unseeing(batch_of(n))); };
+    const auto run_whole = [&](idx_t n, int worker) {
+      auto w = scratch(exec, worker);
+      run_head(batch_of(n), head_of(n), sees_nothing(n), w, [&](idx_t h, const item_head_target& to) {
+        call.causal ? run_causal(batch_of(n), h, w, to) : run_both(batch_of(n), h, w, to);
       });
+      pad_head(n);
+    };
+    call.causal ? share_causal(exec, split.whole, run_whole) : share_both(exec, split.whole, run_whole);
+    for (idx_t n = split.whole; n < heads; ++n) pad_head(n);
   }
 };
 
