@@ -24,9 +24,9 @@ struct backward_driver {
   const attention_shape& shape = call.shape;
   sums_type* feature_sums = nullptr;  // [batch * heads]: of each head, the gradient of its features
 
-  bool store_before = true;            // workers keep the sums of the keys before each segment
-  shared_sums<T> shared_keys, shared_queries;  // of shared heads; causal of all segments, those of queries from the last on
-  sums_type* queries_t = nullptr;      // [shared heads]: of all queries, R^T
+  bool store_before = true;  // workers keep the sums of the keys before each segment
+  shared_sums<T> shared_keys{}, shared_queries{};  // causal of all segments, those of queries from the last on
+  sums_type* queries_t = nullptr;                  // [shared heads]: of all queries, R^T
 
   struct worker_scratch {
     kernel_backward_scratch<T> x;
