@@ -150,74 +150,78 @@ struct backward_driver {
   /// Heads from `whole` on by all threads, after run_whole(n, worker) for those before.
   template <class RunWhole>
   void share_both(execution& exec, idx_t whole, const RunWhole& run_whole) const {
-    const auto factors = [&](int worker) { return scratch(exec, worker).x.forward; };
+    const idx_t heads = shared_keys.heads, chunks = ceil_div(shape.keys, kernel_chunk);
+    const auto b = [&](idx_t n) { return batch_of(whole + n); };
+    const auto h = [&](idx_t n) { return head_of(whole + n); };
+    const auto forward = [&](int worker) { return scratch(exec, worker).x.forward; };
+    const auto rows = [&](idx_t n) { return sees_nothing(whole + n) ? 0 : call.lengths.queries(b(n)); };
     shared_keys.sum_up(
-        exec, whole, shared_keys.heads > 0 ? most_segments(shape.keys) : 0, run_whole,
-        [&](idx_t n) { return sees_nothing(whole + n) ? 0 : call.segments(batch_of(whole + n)); },
+        exec, whole, heads > 0 ? most_segments(shape.keys) : 0, run_whole,
+        [&](idx_t n) { return sees_nothing(whole + n) ? 0 : call.segments(b(n)); },
         [&](idx_t n, idx_t segment, sums_type& sums, int worker) {
-          return call.sum_up_segment(batch_of(whole + n), head_of(whole + n), segment, factors(worker), sums);
+          return call.sum_up_segment(b(n), h(n), segment, forward(worker), sums);
         },
-        factors);
-    const auto rows = [&](idx_t n) { return sees_nothing(whole + n) ? 0 : call.lengths.queries(batch_of(whole + n)); };
+        forward);
     shared_queries.sum_up(
-        exec, 0, shared_queries.heads > 0 ? most_segments(shape.queries) : 0, run_whole,
+        exec, 0, heads > 0 ? most_segments(shape.queries) : 0, run_whole,
         [&](idx_t n) { return ceil_div(rows(n), segment_of(rows(n))); },
         [&](idx_t n, idx_t segment, sums_type& sums, int worker) {
-          const idx_t step = segment_of(rows(n)), begin = segment * step;
-          attend_rows(batch_of(whole + n), head_of(whole + n), begin, std::min(begin + step, rows(n)), *shared_keys.of(n),
-                      sums, scratch(exec, worker).x, nullptr);
+          const idx_t step = segment_of(rows(n)), begin = segment * step, end = std::min(begin + step, rows(n));
+          attend_rows(b(n), h(n), begin, end, *shared_keys.of(n), sums, scratch(exec, worker).x, nullptr);
           return T(1);
         },
-        factors);
+        forward);
     if (!in.reverse()) return;
-    if (key_rows()) exec.for_each(shared_queries.heads, [&](idx_t n, int) { transpose_sums(*shared_queries.of(n), queries_t[n]); });
-    const idx_t chunks = ceil_div(shape.keys, kernel_chunk);
-    exec.for_each(shared_queries.heads * chunks, [&](idx_t task, int worker) {
+    const auto later = [&](idx_t n) -> const sums_type& { return *shared_queries.of(n); };
+    if (key_rows()) exec.for_each(heads, [&](idx_t n, int) { transpose_sums(later(n), queries_t[n]); });
+    exec.for_each(heads * chunks, [&](idx_t task, int worker) {
       const idx_t n = task / chunks, begin = task % chunks * kernel_chunk;
-      if (!sees_nothing(whole + n) && begin < call.lengths.keys(batch_of(whole + n)))
-        attend_keys(batch_of(whole + n), head_of(whole + n), begin, *shared_queries.of(n),
-                    key_rows() ? queries_t[n] : sums_type{}, scratch(exec, worker), target(whole + n));
+      if (!sees_nothing(whole + n) && begin < call.lengths.keys(b(n)))
+        attend_keys(b(n), h(n), begin, later(n), key_rows() ? queries_t[n] : sums_type{}, scratch(exec, worker),
+                    target(whole + n));
     });
   }
   template <class RunWhole>
   void share_causal(execution& exec, idx_t whole, const RunWhole& run_whole) const {
-    const idx_t all = shared_keys.most, lead = leading_segments(shared_keys.heads, all, exec.active_threads(), summing());
-    const auto segments = [&](idx_t n) { return sees_nothing(whole + n) ? 0 : call.segments(batch_of(whole + n)); };
+    const shared_sums<T>&before = shared_keys, &after = shared_queries;
+    const idx_t all = before.most, lead = leading_segments(before.heads, all, exec.active_threads(), summing());
+    const auto b = [&](idx_t n) { return batch_of(whole + n); };
+    const auto h = [&](idx_t n) { return head_of(whole + n); };
+    const auto forward = [&](int worker) { return scratch(exec, worker).x.forward; };
+    const auto segments = [&](idx_t n) { return sees_nothing(whole + n) ? 0 : call.segments(b(n)); };
     const auto attend = [&](idx_t n, idx_t segment, worker_scratch& w, bool sums_only) {
-      return attend_segment(batch_of(whole + n), head_of(whole + n), segment, shared_keys.of(n)[segment], w, target(whole + n),
-                            sums_only);
+      return attend_segment(b(n), h(n), segment, before.of(n)[segment], w, target(whole + n), sums_only);
     };
-    shared_keys.run_parts(
+    before.run_parts(
         exec, whole, all - 1, run_whole,
-        [&](idx_t n, idx_t segment, int worker) {
-          if (segment + 1 < segments(n))
-            shared_keys.decays_of(n)[segment] = call.sum_up_segment(batch_of(whole + n), head_of(whole + n), segment,
-                                                             scratch(exec, worker).x.forward, shared_keys.of(n)[segment + 1]);
+        [&](idx_t n, idx_t at, int worker) {
+          if (at + 1 < segments(n))
+            before.decays_of(n)[at] = call.sum_up_segment(b(n), h(n), at, forward(worker), before.of(n)[at + 1]);
         },
-        [&](idx_t n, int worker) { shared_keys.add_up(n, 0, segments(n) - 1, scratch(exec, worker).x.forward); });
+        [&](idx_t n, int worker) { before.add_up(n, 0, segments(n) - 1, forward(worker)); });
     if (in.reverse())
-      shared_queries.run_parts(
+      after.run_parts(
           exec, 0, 1 + all - lead, run_whole,
           [&](idx_t n, idx_t part, int worker) {
             worker_scratch w = scratch(exec, worker);
             const idx_t at = lead + part - 1, segment = segments(n) - 1 - at;
             if (part > 0 && segment > 0) {
-              w.own_queries = shared_queries.of(n)[at + 1];
-              shared_queries.decays_of(n)[at] = attend(n, segment, w, true);
-              shared_queries.of(n)[at + 1] = w.own_queries;
+              w.own_queries = after.of(n)[at + 1];
+              after.decays_of(n)[at] = attend(n, segment, w, true);
+              after.of(n)[at + 1] = w.own_queries;
             } else if (part == 0 && lead > 0) {
               w.after.empty = true;
-              attend_segments(batch_of(whole + n), head_of(whole + n), std::max<idx_t>(segments(n) - lead, 0),
-                              segments(n), shared_keys.of(n), w, target(whole + n));
-              call.copy(w.after, shared_queries.of(n)[lead]);
+              attend_segments(b(n), h(n), std::max<idx_t>(segments(n) - lead, 0), segments(n), before.of(n), w,
+                              target(whole + n));
+              call.copy(w.after, after.of(n)[lead]);
             }
           },
-          [&](idx_t n, int worker) { shared_queries.add_up(n, lead, segments(n) - 1, scratch(exec, worker).x.forward); });
-    exec.for_each(shared_keys.heads * (all - lead), [&](idx_t task, int worker) {
-      const idx_t n = task % shared_keys.heads, at = lead + task / shared_keys.heads, segment = segments(n) - 1 - at;
+          [&](idx_t n, int worker) { after.add_up(n, lead, segments(n) - 1, forward(worker)); });
+    exec.for_each(before.heads * (all - lead), [&](idx_t task, int worker) {
+      const idx_t n = task % before.heads, at = lead + task / before.heads, segment = segments(n) - 1 - at;
       if (segment < 0) return;
       worker_scratch w = scratch(exec, worker);
-      w.after = shared_queries.of(n)[at], w.after.empty = w.after.empty || !in.reverse();
+      w.after = after.of(n)[at], w.after.empty = w.after.empty || !in.reverse();
       attend(n, segment, w, false);
     });
   }
@@ -264,8 +268,8 @@ struct backward_driver {
     }
   }
 
-  /// Keys [begin, end) and the queries at their positions; `decay` is the product of the gates after them in the segment.
-  /// Returns that of their own.
+  /// Keys [begin, end) and the queries at their positions; `decay` is the product of the gates after them in the
+  /// segment. Returns that of their own.
   T attend_chunk(idx_t b, idx_t h, idx_t begin, idx_t end, const sums_type& seen, T decay, worker_scratch& w,
                  const item_head_target& to, bool sums_only) const {
     const auto& x = w.x;

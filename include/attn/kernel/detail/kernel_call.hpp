@@ -1,8 +1,8 @@
 // attn: a call of kernel attention, and its segments of tokens: keys are summed up, queries read the sums.
 //
-// Causal: queries read the sums of the keys before their chunk and see the keys of their own chunk through the triangle.
-// Each segment has separate sums, which keeps rounding errors small in long sequences. Segments begin at fixed tokens. A
-// chunk is in chunk.hpp, whole heads and threads are in driver.hpp.
+// Causal: queries read the sums of the keys before their chunk and see those of their own chunk through the triangle.
+// Each segment has separate sums, which keeps rounding errors small in long sequences. Segments begin at fixed tokens.
+// A chunk is in chunk.hpp, whole heads and threads are in driver.hpp.
 #pragma once
 
 #include <attn/core/detail/attention_shape.hpp>
@@ -17,13 +17,13 @@ inline constexpr idx_t kernel_segment = 8 * kernel_chunk;  // tokens of a segmen
 /// Tokens of a segment of so many: short ones, so that threads can share few heads; of many tokens there are 32, and of
 /// more than 65536 as many as each has chunks, so that no sum has many terms.
 [[gnu::noinline]] inline idx_t segment_of(idx_t tokens) {
-  const double chunks = static_cast<double>(tokens) / kernel_chunk;
-  return std::max(kernel_segment, static_cast<idx_t>(std::ceil(std::min(std::sqrt(chunks), chunks / 32))) * kernel_chunk);
+  const double chunks = static_cast<double>(tokens) / kernel_chunk, own = std::min(std::sqrt(chunks), chunks / 32);
+  return std::max(kernel_segment, static_cast<idx_t>(std::ceil(own)) * kernel_chunk);
 }
 /// Segments of at most so many tokens.
 [[gnu::noinline]] inline idx_t most_segments(idx_t tokens) {
-  const double chunks = static_cast<double>(tokens) / kernel_chunk;
-  return std::min(ceil_div(tokens, kernel_segment), std::max<idx_t>(32, static_cast<idx_t>(std::ceil(std::sqrt(chunks)))));
+  const double of_many = std::ceil(std::sqrt(static_cast<double>(tokens) / kernel_chunk));
+  return std::min(ceil_div(tokens, kernel_segment), std::max<idx_t>(32, static_cast<idx_t>(of_many)));
 }
 
 template <class T>

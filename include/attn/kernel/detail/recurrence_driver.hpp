@@ -4,12 +4,12 @@
 // them (shared_heads.hpp), in waves of some chunks of each head:
 //
 //   1. keys: what does not need the state is computed, chunk by chunk
-//   2. some value columns at a time, which are independent of one another, pass through the chunks, storing the states before
+//   2. some value columns at a time, which are independent of one another, pass through the chunks, storing the states
 //   3. queries read these, chunk by chunk
 //
 // of which 2 of a wave, 3 of the one before and 1 of the next are done at the same time. By the rule that adds, a call
-// that could be shared would need the scores of all query heads of a group at once; calls without any of the options are
-// shared by segments (driver.hpp).
+// that could be shared would need the scores of all query heads of a group at once; calls without any of the options
+// are shared by segments (driver.hpp).
 #pragma once
 
 #include <attn/kernel/detail/recurrence.hpp>
@@ -150,8 +150,8 @@ struct recurrence_driver {
     const auto b = [&](idx_t head) { return (whole + head) / call.heads; };
     const auto h = [&](idx_t head) { return (whole + head) % call.heads; };
     const auto block = [&](idx_t head, idx_t n) {
-      const idx_t begin = n * kernel_chunk;
-      return recurrence_block{h(head), begin, 0, std::min<idx_t>(kernel_chunk, call.lengths.keys(b(head)) - begin), true};
+      const idx_t begin = n * kernel_chunk, keys = call.lengths.keys(b(head));
+      return recurrence_block{h(head), begin, 0, std::min<idx_t>(kernel_chunk, keys - begin), true};
     };
     const auto load_keys = [&](idx_t head, idx_t n) {
       const recurrence_block at = block(head, n);
@@ -190,7 +190,8 @@ struct recurrence_driver {
     exec.for_each(whole, [&](idx_t n, int worker) { run_whole(n, worker); });
     for (idx_t first = -x.wave; first < all + x.wave; first += x.wave) {
       const auto chunks = [&](idx_t begin) { return begin < 0 ? 0 : std::clamp<idx_t>(all - begin, 0, x.wave); };
-      const idx_t passes = chunks(first) > 0 ? parts : 0, answers = chunks(first - x.wave), loads = chunks(first + x.wave);
+      const idx_t passes = chunks(first) > 0 ? parts : 0;
+      const idx_t answers = chunks(first - x.wave), loads = chunks(first + x.wave);
       exec.for_each(x.heads * (passes + answers + loads), [&](idx_t task, int worker) {
         const idx_t head = task % x.heads, n = task / x.heads;
         if (n < passes)

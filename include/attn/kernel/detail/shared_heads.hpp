@@ -6,8 +6,8 @@
 //   1. segments are summed up; the thread that ends the last one of a head adds up what is before each of them
 //   2. segments are attended to
 //
-// Causal, attending to a segment gives its sums, too. So the first few segments of each head, whose sums before them are
-// known, are attended to in 1, one after another, and not summed up twice. Sums are added in the order in which one
+// Causal, attending to a segment gives its sums, too. So the first few segments of each head, the sums before which
+// are known, are attended to in 1, one after another, and not summed up twice. Sums are added in the order in which one
 // thread adds them, so bits do not depend on the split. Threads wait for each other only where 1 and 2 end: 8 heads of
 // 4096 tokens are 11 to 14 times as fast on 16 threads, 30 to 45 times on 64.
 #pragma once
@@ -59,7 +59,7 @@ struct shared_sums {
   static shared_sums layout(arena& memory, const kernel_call<T>& call, idx_t heads, idx_t most) {
     shared_sums x;
     x.heads = heads, x.most = most;
-    x.sums = memory.allocate_list(heads > 0 ? heads * (most + 1) : 0, [&](arena& one) { return call.allocate_sums(one); });
+    x.sums = memory.allocate_list(heads * (most + 1), [&](arena& one) { return call.allocate_sums(one); });
     x.decays = memory.allocate<T>(heads * most);
     x.left = memory.allocate<std::atomic<idx_t>>(heads);
     return x;
