@@ -17,7 +17,9 @@
 
 // The drivers are compiled once, in call_linear.cpp.
 extern template struct attn::detail::kernel_call<float>;
+extern template struct attn::detail::sums_driver<float>;
 extern template struct attn::detail::kernel_call<double>;
+extern template struct attn::detail::sums_driver<double>;
 extern template struct attn::detail::recurrence_driver<attn::detail::rule::add, float>;
 extern template struct attn::detail::recurrence_driver<attn::detail::rule::add, double>;
 extern template struct attn::detail::kernel_steps<true, float>;

@@ -15,8 +15,9 @@
 //          Eigen::half / Eigen::bfloat16 in memory with float sums, features of bf16 being rounded to bf16 where the
 //          processor multiplies those; decays, bonus and states are float or double.
 // Cost     2 B (H + Hkv) L D Dv operations, O(L); causal B H L 64 (D + Dv) more. Scratch: a few times (D + 64)(Dv + 64)
-//          numbers per thread, independent of the length. With a scale, a mask or states a call takes 1.1 times as
-//          long, with decays per channel 1.3 to 1.6 times, and threads do not share a head.
+//          numbers per thread, independent of the length; where heads are no multiple of the threads, which then share
+//          them, at most 10 states of (D + 1) Dv more. With a scale, a mask or states a call takes 1.1 times as long,
+//          with decays per channel 1.3 to 1.6 times, and threads do not share heads.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 //
 // A denominator of 0 (or less than 16 times the smallest normal number) gives zeros. Features are not rescaled: where

@@ -15,7 +15,7 @@
 //          Hkv divides H. float, double, or Eigen::half / Eigen::bfloat16 in memory with float sums, features of bf16
 //          being rounded to bf16 where the processor multiplies those.
 // Cost     2 B L m (D + Dv) (H + Hkv) operations, O(L); causal B H L 64 (m + Dv) more. Scratch: at most about
-//          16 m (Dv + 32) numbers per thread, independent of the length; the most is needed where threads share a head.
+//          16 m (Dv + 32) numbers per thread, independent of the length; the most is needed where threads share heads.
 //          Twice as much of everything for the kernels with two features per row.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 //

@@ -11,8 +11,8 @@
 //          Hkv divides H. float, double, or Eigen::half / Eigen::bfloat16 in memory with float sums, features of bf16
 //          being rounded to bf16 where the processor multiplies those.
 // Cost     2 B L m (D + 2 Dv) (H + Hkv) operations, O(L); causal B H L 64 (2m + Dv) more. Scratch: at most
-//          about 32 m (Dv + 32) numbers per thread, independent of the length; the most is needed where threads share a
-// head.
+//          about 32 m (Dv + 32) numbers per thread, independent of the length; the most is needed where threads share
+//          heads.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 //
 // Weights may be negative, and a denominator near 0 makes a row large; this is a property of the method, not of

@@ -4,7 +4,7 @@
 
 #include <attn/kernel/detail/backward_call.hpp>
 #include <attn/kernel/detail/backward_scratch.hpp>
-#include <attn/kernel/detail/driver.hpp>
+#include <attn/kernel/detail/kernel_call.hpp>
 #include <attn/kernel/detail/features_backward.hpp>
 #include <attn/kernel/detail/log_scales_backward.hpp>
 

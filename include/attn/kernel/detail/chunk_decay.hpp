@@ -9,7 +9,7 @@
 #pragma once
 
 #include <attn/core/detail/exp.hpp>
-#include <attn/kernel/detail/driver.hpp>
+#include <attn/kernel/detail/kernel_call.hpp>
 #include <attn/kernel/detail/panels.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {

@@ -1,424 +1,126 @@
-// attn: a call of kernel attention, and the driver of sums of features, bidirectional or causal; a chunk
-// is in chunk.hpp.
+// attn: the driver of sums of features, bidirectional or causal.
 //
 // Bidirectional: segments of keys are summed up chunk by chunk and merged in order, then blocks of queries read the
-// total. Causal: queries read the sums of the keys before their chunk and see the keys of their own chunk through the
-// triangle. Each segment has separate sums, which keeps rounding errors small in long sequences and lets threads share
-// one head: first a wave of segments is summed up, then, once the sums before each are known, its queries are attended.
-// Segments begin at fixed tokens, so bits do not depend on threads.
+// total. Causal: segments are attended to with the sums of the keys before them. Threads share heads that are no
+// multiple of them (shared_heads.hpp).
 #pragma once
 
-#include <attn/core/detail/attention_shape.hpp>
-#include <attn/core/detail/item_state.hpp>
-#include <attn/core/detail/key_flags.hpp>
-#include <attn/core/detail/waves.hpp>
-#include <attn/kernel/detail/features.hpp>
-#include <attn/kernel/detail/recurrence_rule.hpp>
+#include <attn/kernel/detail/shared_heads.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
-inline constexpr idx_t kernel_segment = 16 * kernel_chunk;  // tokens of a segment, at least
-
-/// Tokens of a segment of so many: about as many chunks as there are segments, so that no sum has many terms.
-[[gnu::noinline]] inline idx_t segment_of(idx_t tokens) {
-  const double chunks = std::sqrt(static_cast<double>(tokens) / kernel_chunk);
-  return std::max(kernel_segment, static_cast<idx_t>(std::ceil(chunks)) * kernel_chunk);
-}
-
 template <class T>
-struct kernel_call;
+struct sums_driver {
+  using segment_sums = typename kernel_call<T>::segment_sums;
 
-/// Prefetches a few rows; not inlined, since products are compiled many times.
-[[gnu::noinline]] inline void fetch_some(row_prefetcher<>& prefetch) { prefetch.next(4); }
+  const kernel_call<T>& call;
 
-/// What computes a call: sums of features, decays per token included, or a recurrence.
-enum class kernel_driver { sums, recurrence };
-
-/// One call, after its checks.
-template <class T>
-struct kernel_call {
-  stored_tensor<T> q, k, v, out;
-  stored_tensor<T> projection{};  // of performer and rfa: [1, heads, features, dim]
-  attention_shape shape;
-  sequence_lengths lengths{};
-  feature_map<T>* map = nullptr;
-  idx_t heads = 0;        // of sums: as key heads or, where features or gates are per query head, as query heads
-  idx_t query_heads = 0;  // of parameters: shape.heads, or those of the state for tokens without queries
-  bool causal = false, normalise = true;
-  T eps = T(0);
-  tensor_view<const T, 3> gate{};
-  bool complement = false;                      // keys enter with 1 - gate
-  key_flags key_mask{};  // a hidden key adds nothing to the state; its decay applies
-  item_memory<T> state{};  // where given, the sums before the call, which become those after it
-  kernel_driver driver = kernel_driver::sums;
-  recurrence_parameters<T> recurrence{};
-
-  /// Whether there is a decay or gate per token, or its logarithm.
-  bool gated() const { return gate.data() != nullptr || recurrence.per_token(); }
-  decay_kind decays() const {
-    return recurrence.per_channel() ? decay_kind::channel : gated() ? decay_kind::token : decay_kind::none;
-  }
-  bool log_scaled() const { return map->scaling != nullptr; }
-  sum_parts parts() const {
-    return !map ? sum_parts::values : log_scaled() ? sum_parts::log_scales : sum_parts::weights;
-  }
-  idx_t group() const { return heads > 0 ? shape.heads / heads : 0; }
-  idx_t kv_head(idx_t h) const { return h / (heads / shape.kv_heads); }
-  /// Heads of q and v: as many as those of out and as key heads or, of the delta rule, the other way round.
-  idx_t query_head(idx_t head) const { return head / (shape.heads / q.extents[1]); }
-  idx_t value_head(idx_t h) const { return parameter_head(v.extents[1], h); }
-  idx_t features() const { return map ? map->features : shape.dim; }
-  /// Sums are of query heads where a parameter has `given` heads, those of the queries.
-  void take_heads_of(idx_t given) {
-    if (given == query_heads && given > shape.kv_heads) heads = given;
-  }
-  /// Which of the `given` heads of a parameter belongs to head h of the sums.
-  idx_t parameter_head(idx_t given, idx_t h) const { return given == heads ? h : h / (heads / given); }
-  bool hides(idx_t b, idx_t t) const { return key_mask.hides(b, t); }
-  idx_t seen_keys(idx_t b) const { return key_mask.count(b, 0, lengths.keys(b)); }
-  /// With a mask: f(t) for the lanes of hidden keys among `count` from `begin` on, and for those beyond the last.
-  template <class F>
-  void each_hidden(idx_t b, idx_t begin, idx_t count, F&& f) const {
-    for (idx_t t = 0; key_mask && t < kernel_chunk; ++t)
-      if (t >= count || hides(b, begin + t)) f(t);
-  }
-  /// Sets those lanes of columns [rows][kernel_chunk].
-  [[gnu::noinline]] void fill_hidden(idx_t b, idx_t begin, idx_t count, T* columns, idx_t rows, T value) const {
-    each_hidden(b, begin, count, [&](idx_t t) {
-      for (idx_t r = 0; r < rows; ++r) columns[r * kernel_chunk + t] = value;
-    });
-  }
-  /// Rows of keys from `begin` on, hidden ones replaced by one that is seen; false if there is none.
-  bool replace_hidden(idx_t b, idx_t begin, token_rows<T>& rows) const {
-    idx_t seen = 0;
-    while (seen < rows.count && hides(b, begin + seen)) ++seen;
-    for (idx_t t = 0; t < rows.count && seen < rows.count; ++t)
-      if (hides(b, begin + t)) rows.at[t] = rows.at[seen];
-    return seen < rows.count;
-  }
-  T gate_at(idx_t b, idx_t h, idx_t t) const {
-    if (const auto& g = recurrence.log_decay; recurrence.per_token())
-      return std::exp(g(b, parameter_head(g.extent(1), h), t, 0));
-    return gate(b, parameter_head(gate.extent(1), h), t);
-  }
-  /// The number of lanes of a block that must be filled: features with log scales are compared across all of them.
-  idx_t filled_lanes() const { return log_scaled() ? kernel_chunk : 1; }
-
-  kernel_scratch<T> scratch(arena& memory) const {
-    return kernel_scratch<T>::layout(memory, map->features, shape.dim_v, map->scratch_size, log_scaled(),
-                                     v.access->paired);
-  }
-  kernel_scratch<T> scratch(execution& exec, int worker) const {
-    return exec.scratch(worker, [&](arena& memory) { return scratch(memory); });
-  }
-  /// A state at a place of its item: the sums of all heads, then, but for the rules that read the state, the product of
-  /// the decays of each.
-  kernel_sums<T> sums_at(T* place, idx_t h) const {
-    return kernel_sums<T>::over(place + h * sums_size(), features(), shape.dim_v, parts());
-  }
-  T& decay_at(T* place, idx_t h) const { return place[heads * sums_size() + h]; }
-  idx_t sums_size() const { return kernel_sums<T>::count(features(), shape.dim_v, parts()); }
-  kernel_sums<T> allocate_sums(arena& memory) const {
-    return kernel_sums<T>::layout(memory, features(), shape.dim_v, parts());
-  }
-  kernel_sums<T> state_sums(idx_t b, idx_t h) const {
-    auto sums = sums_at(state.at(b), h);
-    sums.empty = state.empty(b);
-    return sums;
-  }
-
-  /// The features of keys [begin, begin + count); hidden ones have none.
-  void load_features(idx_t b, idx_t h, idx_t begin, idx_t count, const kernel_scratch<T>& s, T* phi) const {
-    const auto rows = k.head(b, kv_head(h)).block(begin, count, 0, filled_lanes());
-    map->keys(rows, b * heads + h, phi, s.k_shift, s.map);
-    fill_hidden(b, begin, count, phi, map->features, T(0));
-    if (log_scaled()) fill_hidden(b, begin, count, s.k_shift, 1, -std::numeric_limits<T>::infinity());
-  }
-  /// Loads the features and values of keys [begin, begin + count); returns whether the values are finite.
-  bool load_keys(idx_t b, idx_t h, idx_t begin, idx_t count, const kernel_scratch<T>& s, T* phi) const {
-    load_features(b, h, begin, count, s, phi);
-    const bool finite = v.access->pack_panels(v.head(b, kv_head(h)), begin, count, s.values);
-    each_hidden(b, begin, count, [&](idx_t t) {
-      for (idx_t col = 0; col < s.stride; col += panel_width<T>)
-        std::fill_n(s.values + col * kernel_chunk + t * panel_width<T>, panel_width<T>, T(0));
-    });
-    pair_values(s, count, shape.dim_v);
-    return finite;
-  }
-
-  [[gnu::noinline]] static void fetch(row_prefetcher<>& prefetch, const stored_matrix<T>& x, idx_t begin, idx_t end) {
-    prefetch.add(matrix_view<const std::byte>{x.data, x.rows, x.cols * x.access->size, x.row_stride, x.col_stride},
-                 begin, end);
-  }
-  /// Of a chunk; there may be none at `begin`.
-  row_prefetcher<> prefetch_keys(idx_t b, idx_t h, idx_t begin) const {
-    row_prefetcher<> prefetch;
-    const idx_t end = begin < 0 ? begin : std::min<idx_t>(begin + kernel_chunk, lengths.keys(b));
-    fetch(prefetch, k.head(b, kv_head(h)), begin, end);
-    fetch(prefetch, v.head(b, value_head(h)), begin, end);
-    if (const auto& g = recurrence.log_decay; recurrence.per_channel())
-      prefetch.add(head_of(g, b, parameter_head(g.extent(1), h)), begin, end);
-    for (const stored_tensor<T>* x : {&recurrence.a, &recurrence.b})
-      if (x->data) fetch(prefetch, x->head(b, h), begin, end);
-    return prefetch;
-  }
-
-  /// Adds the keys whose features are in s.k_phi; with gates they decay up to the end of the chunk.
-  void add_chunk(const kernel_scratch<T>& s, kernel_sums<T>& sums, idx_t count, row_prefetcher<>& prefetch) const {
-    const idx_t m = map->features, lanes = round_up(count, width<T>);
-    if (gated()) {
-      const T* last = s.score_factor + (count - 1) * kernel_chunk;
-      for (idx_t r = 0; r < m; ++r)
-        for (idx_t t = 0; t < lanes; t += width<T>)
-          store<T>(s.k_phi + r * kernel_chunk + t, mul(load<T>(s.k_phi + r * kernel_chunk + t), load<T>(last + t)));
-    }
-    if (count < lanes)
-      for (idx_t r = 0; r < m; ++r)
-        std::fill(s.k_phi + r * kernel_chunk + count, s.k_phi + r * kernel_chunk + lanes, T(0));
-    if (!log_scaled()) std::fill_n(s.row_decay, kernel_sums<T>::lanes(m), gated() ? s.decay[count - 1] : T(1));
-    add_keys(sums, s, count, prefetch);
-  }
-
-  /// Sums up keys [begin, end): whole chunks except the last. Returns the product of their gates.
-  T sum_up(idx_t b, idx_t h, idx_t begin, idx_t end, const kernel_scratch<T>& s, kernel_sums<T>& sums) const {
-    T decay = T(1);
-    sums.clear();
-    for (idx_t c = begin; c < end; c += kernel_chunk) {
-      const idx_t count = std::min<idx_t>(kernel_chunk, end - c);
-      load_keys(b, h, c, count, s, s.k_phi);
-      row_prefetcher<> prefetch = prefetch_keys(b, h, c + count);
-      decay *= prepare_gates(b, h, c, count, s);
-      if (log_scaled()) map->scaling->keys_for_sums(s.k_phi, sums.log_scale, s);
-      add_chunk(s, sums, count, prefetch);
-    }
-    return decay;
-  }
-
-  T prepare_gates(idx_t b, idx_t h, idx_t begin, idx_t count, const kernel_scratch<T>& s) const {
-    if (!gated()) return T(1);
-    for (idx_t t = 0; t < count; ++t) s.gates[t] = gate_at(b, h, begin + t);
-    gate_factors(s.gates, count, complement, s.score_factor, s.decay);
-    return s.decay[count - 1];
-  }
-
-  /// Causal, keys [begin, end) of one segment after those summed up in `before`. Leaves the segment's own sums in
-  /// `own`, unless it is the `last` one, whose sums are not needed. `total` is scratch. Returns the product of the
-  /// gates.
-  T attend_segment(idx_t b, idx_t h, idx_t begin, idx_t end, bool last, const kernel_scratch<T>& s,
-                   const kernel_sums<T>& before, kernel_sums<T>& own, kernel_sums<T>& total) const {
-    const idx_t offset = lengths.keys(b) - lengths.queries(b);  // position of query 0
-    T decay = T(1);
-    if (!last || end - begin > kernel_chunk) own.clear();
-    for (idx_t c = begin; c < end; c += kernel_chunk) {
-      const idx_t count = std::min<idx_t>(kernel_chunk, end - c);
-      const idx_t first = std::max(offset - c, idx_t(0));  // lane of the first query in the chunk
-      const bool finite = load_keys(b, h, c, count, s, s.k_own), keep_sums = !last || c + count < end;
-      row_prefetcher<> prefetch = prefetch_keys(b, h, c + count);
-      const kernel_sums<T>* seen = c == begin ? &before : before.empty && !log_scaled() ? &own : &total;
-      if (seen == &total && first < count) {
-        if (before.empty)
-          copy(own, total);  // its log scales are raised before its values are
-        else
-          combine(before, decay, own, total, s.factors);
-      }
-      if (seen->empty) seen = nullptr;
-      decay *= prepare_gates(b, h, c, count, s);
-      if (log_scaled()) {
-        if (keep_sums) map->scaling->keys_for_sums(s.k_own, own.log_scale, s);
-        map->scaling->keys_for_chunk(count, s);
-      }
-      if (first < count) pair_keys(s, map->features, count, seen);
-      for (idx_t g = 0; g < group() && first < count; ++g)
-        attend_block(b, h, h * group() + g, c - offset, first, count, s, seen, count, finite);
-      if (keep_sums) add_chunk(s, own, count, prefetch);
-    }
-    return decay;
-  }
-
-  /// Query rows origin + [first, count) of `head`, lanes [first, count) of the block, with `keys` keys of their own.
-  void attend_block(idx_t b, idx_t h, idx_t head, idx_t origin, idx_t first, idx_t count, const kernel_scratch<T>& s,
-                    const kernel_sums<T>* sums, idx_t keys, bool finite) const {
-    const auto queries = q.head(b, head), to = out.head(b, head);
-    map->queries(queries.block(origin, count, first, filled_lanes()), b * heads + h, s.q_own, s.q_shift, s.map);
-    if (log_scaled()) {
-      if (sums) map->scaling->queries_for_sums(s.q_own, sums->log_scale, s);
-      if (keys > 0) map->scaling->queries_for_chunk(s);
-      map->scaling->join(sums != nullptr, keys > 0, eps, s);
-    } else {
-      for (idx_t t = 0; t < kernel_chunk; ++t) {
-        s.state_factor[t] = gated() && keys > 0 ? s.decay[t] : T(1);
-        s.own_factor[t] = T(1);
-        s.eps[t] = eps;
-      }
-    }
-    pair_queries(s, map->features, count, keys > 0, sums != nullptr);
-    const chunk_view<T> view{.sums = sums, .keys = keys, .weighed = gated() || log_scaled(), .finite = finite,
-                             .normalise = normalise, .features = map->features, .dim_v = shape.dim_v};
-    if (sums) read_weights(s.q_phi, sums->weights, view.features, round_up(count, width<T>), s.den);
-    row_prefetcher<> prefetch;
-    const idx_t next = origin + kernel_chunk, after = std::min(next + kernel_chunk, lengths.queries(b));
-    fetch(prefetch, queries, next, after);
-    fetch(prefetch, to, next, after);
-    const bool whole_panels = to.access->computes && to.col_stride == 1 && to.cols % panel_width<T> == 0;
-    T den[tile_rows];
-    for (idx_t r = first / tile_rows * tile_rows; r < count; r += tile_rows) {
-      const idx_t rows = std::min<idx_t>(tile_rows, count - r);
-      const bool direct = whole_panels && rows % tile_step == 0 && r >= first;
-      T* const rows_out = direct ? reinterpret_cast<T*>(to.row(origin + r)) : s.out;
-      const idx_t stride = direct ? to.row_stride / static_cast<idx_t>(sizeof(T)) : s.stride;
-      prefetch.next(2 * rows_per_tile);
-      chunk_tile(view, s, r, rows, den, rows_out, stride);
-      if (log_scaled() && keys > 0)
-        for (idx_t m = 0; m < rows; ++m)
-          if (r + m >= first && map->scaling->underflowed(den[m]) && s.running_max[r + m] > no_log_scale<T>)
-            recompute_row(view, b, h, head, origin, r + m, s, rows_out + m * stride);
-      for (idx_t m = 0; m < rows && !direct; ++m)
-        if (r + m >= first) to.write_row(s.out + m * s.stride, origin + r + m);
+  /// Causal segments [begin, end) of a head, one after another; `before` becomes the sums after them.
+  void attend_segments(idx_t b, idx_t h, idx_t begin, idx_t end, const kernel_scratch<T>& s, kernel_sums<T>& before,
+                       segment_sums& x) const {
+    for (idx_t n = begin; n < end; ++n) {
+      const bool last = n == call.segments(b) - 1 && !call.state;
+      const T decay = attend_segment(b, h, n, last, s, before, x);
+      if (!last) add(b, h, before, decay, x.own, s);
     }
   }
-
-  [[gnu::noinline]] void recompute_row(const chunk_view<T>& view, idx_t b, idx_t h, idx_t head, idx_t origin, idx_t i,
-                                       const kernel_scratch<T>& s, T* row) const {
-    const idx_t begin = origin + lengths.keys(b) - lengths.queries(b);
-    const auto query = q.head(b, head).block(origin + i, 1, 0, kernel_chunk);
-    map->queries(query, b * heads + h, s.q_raw, s.k_max, s.map);
-    load_features(b, h, begin, i + 1, s, s.k_raw);
-    map->scaling->recompute_row(view, i, eps, s, row);
+  T attend_segment(idx_t b, idx_t h, idx_t n, bool last, const kernel_scratch<T>& s, const kernel_sums<T>& before,
+                   segment_sums& x) const {
+    return call.attend_segment(b, h, n * call.segment(b), call.end_of_segment(b, n), last, s, before, x.own, x.total);
+  }
+  /// Adds the next segment to the sums, which may be those of a state.
+  void add(idx_t b, idx_t h, kernel_sums<T>& sums, T decay, kernel_sums<T>& own, const kernel_scratch<T>& s) const {
+    if (!call.state) return call.add_segment(sums, decay, own, s);
+    combine(sums, decay, own, sums, s.factors);
+    call.decay_at(call.state.at(b), h) *= decay;
   }
 
-  /// The sums of a worker, or of a segment of a wave.
-  struct segment_sums {
-    kernel_sums<T> total, own, before;
-    T decay;
-  };
-  segment_sums layout_sums(arena& memory, bool with_total) const {
-    const auto one = [&](bool needed) {
-      return needed ? allocate_sums(memory) : kernel_sums<T>{};
-    };
-    return {one(with_total), one(true), one(causal), T(1)};
-  }
-
-  /// Tokens of a segment of keys, and the number of segments.
-  idx_t segment(idx_t b) const { return segment_of(lengths.keys(b)); }
-  idx_t segments(idx_t b) const { return ceil_div(lengths.keys(b), segment(b)); }
-  idx_t blocks(idx_t b) const { return (lengths.queries(b) + kernel_chunk - 1) / kernel_chunk; }
-
-  void attend_queries(idx_t b, idx_t h, idx_t block, const kernel_scratch<T>& s, const kernel_sums<T>& total) const {
-    const idx_t begin = block * kernel_chunk, count = std::min<idx_t>(kernel_chunk, lengths.queries(b) - begin);
-    pair_keys(s, map->features, 0, &total);
-    for (idx_t g = 0; g < group(); ++g) attend_block(b, h, h * group() + g, begin, 0, count, s, &total, 0, true);
-  }
-
-  /// Adds the sums of the next segment to those before it; the former are overwritten.
-  static void add_segment(kernel_sums<T>& sums, T decay, kernel_sums<T>& own, const kernel_scratch<T>& s) {
-    if (sums.empty)
-      std::swap(sums, own);
-    else
-      combine(sums, decay, own, sums, s.factors);
-  }
-
-  /// One head of sums from first to last, by one worker.
+  /// One head from first to last, by one worker.
   void run_head(idx_t b, idx_t h, const kernel_scratch<T>& s, segment_sums& x) const {
-    const idx_t keys = lengths.keys(b), all = segments(b);
-    kernel_sums<T>& sums = causal ? x.before : x.total;
-    kernel_sums<T> kept = state ? state_sums(b, h) : kernel_sums<T>{};
-    sums.empty = true;
-    for (idx_t n = 0; n < all; ++n) {
-      const idx_t begin = n * segment(b), end = std::min(begin + segment(b), keys);
-      const bool last = n == all - 1 && !state;
-      const T decay = causal ? attend_segment(b, h, begin, end, last, s, state ? kept : sums, x.own, x.total)
-                             : sum_up(b, h, begin, end, s, x.own);
-      if (state) {
-        combine(kept, decay, x.own, kept, s.factors);
-        decay_at(state.at(b), h) *= decay;
-      } else if (!causal || !last) {
-        add_segment(sums, decay, x.own, s);
-      }
+    kernel_sums<T> kept = call.state ? call.state_sums(b, h) : kernel_sums<T>{};
+    kernel_sums<T>& sums = call.state ? kept : x.before;
+    if (!call.state) sums.empty = true;
+    if (call.causal) {
+      attend_segments(b, h, 0, call.segments(b), s, sums, x);
+    } else {
+      for (idx_t n = 0; n < call.segments(b); ++n)
+        add(b, h, sums, call.sum_up_segment(b, h, n, s, x.own), x.own, s);
+      for (idx_t block = 0; block < call.blocks(b) && !sums.empty; ++block) call.attend_queries(b, h, block, s, sums);
     }
-    if (!causal && !sums.empty)
-      for (idx_t block = 0; block < blocks(b); ++block) attend_queries(b, h, block, s, sums);
-    if (!state) pad(b, h);
+    if (!call.state) call.pad(b, h);
   }
 
-  /// The first queries of item b, which see no key.
-  idx_t unseeing(idx_t b) const {
-    const idx_t keys = lengths.keys(b), queries = lengths.queries(b);
-    return keys == 0 ? queries : causal ? std::max<idx_t>(queries - keys, 0) : 0;
-  }
-  /// Sets the rows of padding and those that see no key to zero.
-  void pad(idx_t b, idx_t h) const {
-    for (idx_t g = h * group(); g < (h + 1) * group(); ++g) {
-      out.head(b, g).clear_rows(0, unseeing(b));
-      out.head(b, g).clear_rows(lengths.queries(b), shape.queries);
-    }
-  }
-
-  /// One head of sums by all threads; `list` has sums for `most` segments and, last, for the total.
-  void share_head(idx_t b, idx_t h, execution& exec, segment_sums* list, idx_t most) const {
-    kernel_sums<T>& sums = list[most].total;
-    sums.empty = true;
-    const idx_t keys = lengths.keys(b), all = segments(b);
-    for (idx_t first = 0; first < all; first += most) {
-      const wave<segment_sums> segments_now{exec, first, std::min(most, all - first), list};
-      segments_now.for_each(1, [&](idx_t n, segment_sums& x, idx_t, int worker) {
-        const idx_t begin = n * segment(b);
-        x.decay = sum_up(b, h, begin, std::min(begin + segment(b), keys), scratch(exec, worker), x.own);
-      });
-      const auto s = scratch(exec, 0);
-      for (idx_t n = 0; n < segments_now.count; ++n) {
-        if (causal) copy(sums, list[n].before);
-        add_segment(sums, list[n].decay, list[n].own, s);
-      }
-      if (!causal) continue;
-      segments_now.for_each(1, [&](idx_t n, segment_sums& x, idx_t, int worker) {
-        const idx_t begin = n * segment(b);
-        attend_segment(b, h, begin, std::min(begin + segment(b), keys), true, scratch(exec, worker), x.before,
-                       x.own, x.total);
+  /// All heads, of which `x` has those that are shared; `own` is of the workers.
+  void run_heads(execution& exec, const head_split& split, const shared_sums<T>& x, segment_sums* own) const {
+    const auto b = [&](idx_t n) { return (split.whole + n) / call.heads; };
+    const auto h = [&](idx_t n) { return (split.whole + n) % call.heads; };
+    const auto run_whole = [&](idx_t n, int worker) {
+      run_head(n / call.heads, n % call.heads, call.scratch(exec, worker), own[worker]);
+    };
+    const idx_t all = x.heads > 0 ? most_segments(call.shape.keys) : 0;
+    x.clear();
+    if (!call.causal) {
+      x.sum_up(
+          exec, split.whole, all, run_whole, [&](idx_t n) { return call.segments(b(n)); },
+          [&](idx_t n, idx_t segment, kernel_sums<T>& sums, int worker) {
+            return call.sum_up_segment(b(n), h(n), segment, call.scratch(exec, worker), sums);
+          },
+          [&](int worker) { return call.scratch(exec, worker); });
+      const idx_t blocks = ceil_div(call.shape.queries, kernel_chunk);
+      exec.for_each(x.heads * blocks, [&](idx_t task, int worker) {
+        const idx_t n = task / blocks, block = task % blocks;
+        if (block < call.blocks(b(n)) && !x.of(n)->empty)
+          call.attend_queries(b(n), h(n), block, call.scratch(exec, worker), *x.of(n));
       });
     }
-    if (!causal && !sums.empty)
-      exec.for_each(blocks(b),
-                    [&](idx_t block, int worker) { attend_queries(b, h, block, scratch(exec, worker), sums); });
-    pad(b, h);
-  }
-  static void copy(const kernel_sums<T>& from, kernel_sums<T>& to) {
-    to.empty = from.empty;
-    const sum_parts parts = from.log_scale ? sum_parts::log_scales : sum_parts::weights;
-    if (!from.empty) std::copy_n(from.values, kernel_sums<T>::count(from.features, from.dim_v, parts), to.values);
+    idx_t alone = call.causal ? split.whole : 0;
+    for (idx_t first = 0; call.causal && (first < all || alone > 0); first += x.most, alone = 0) {
+      const idx_t count = std::min(x.most, all - first);
+      const idx_t lead = leading_segments(x.heads, count, exec.active_threads(), summing);
+      const auto here = [&](idx_t n) { return std::clamp<idx_t>(call.segments(b(n)) - first, 0, count); };
+      // The last segment of a head is not summed up.
+      const auto summed = [&](idx_t n) { return std::clamp<idx_t>(call.segments(b(n)) - 1 - first, 0, count); };
+      x.run_parts(
+          exec, alone, 1 + count - lead, run_whole,
+          [&](idx_t n, idx_t part, int worker) {
+            const auto s = call.scratch(exec, worker);
+            const idx_t segment = lead + part - 1;
+            if (part > 0 && segment < summed(n))
+              x.decays_of(n)[segment] = call.sum_up_segment(b(n), h(n), first + segment, s, x.of(n)[segment + 1]);
+            if (part > 0 || lead == 0) return;
+            segment_sums& one = own[worker];
+            call.copy(*x.of(n), one.before);
+            attend_segments(b(n), h(n), first, first + std::min(lead, here(n)), s, one.before, one);
+            std::swap(one.before, x.of(n)[lead]);
+          },
+          [&](idx_t n, int worker) { x.add_up(n, lead, summed(n), call.scratch(exec, worker)); });
+      exec.for_each(x.heads * (count - lead), [&](idx_t task, int worker) {
+        const idx_t n = task % x.heads, segment = lead + task / x.heads;
+        if (segment < here(n))
+          attend_segment(b(n), h(n), first + segment, true, call.scratch(exec, worker), x.of(n)[segment], own[worker]);
+      });
+      x.advance(count);
+    }
+    for (idx_t n = 0; n < x.heads; ++n) call.pad(b(n), h(n));
   }
 
-  work_estimate work() const {
-    const auto tokens = static_cast<double>(shape.batch * (shape.heads * shape.queries + heads * shape.keys));
-    const auto features = static_cast<double>(map->features), dim_v = static_cast<double>(shape.dim_v);
-    const double triangle = causal ? kernel_chunk * (features + dim_v) : 0;
-    const double sums = state ? static_cast<double>(shape.batch * heads) * features * dim_v : 0;
-    return {.operations = tokens * (2 * features * dim_v + triangle + static_cast<double>(map->operations)),
-            .bytes = tokens * (static_cast<double>(shape.dim) + dim_v) * static_cast<double>(q.access->size) +
-                     2 * sums * sizeof(T)};
-  }
+  static constexpr double summing = 0.4;  // of the time of attending to a causal segment
 
   void run(execution& exec) const {
-    const auto limit = exec.limit_threads(work());
-    const idx_t item_heads = shape.batch * heads, threads = exec.active_threads();
-    const bool share = !state && threads > 1 && item_heads < 2 * threads && item_heads % threads != 0;
-    // Waves are long, because threads wait for each other at their ends; causal ones have three sums per segment.
-    const idx_t most = share ? (causal ? 4 : 16) * threads : threads - 1;
-    auto* const list = exec.shared_scratch([&](arena& memory) {
-      map->layout(memory, item_heads);
-      auto* const sums = memory.allocate<segment_sums>(most + 1);
-      for (idx_t n = 0; n <= most; ++n) {
-        const segment_sums x = layout_sums(memory, causal || !share || n == most);
-        if (sums) sums[n] = x;
-      }
-      return sums;
+    const auto limit = exec.limit_threads(call.work());
+    const idx_t item_heads = call.shape.batch * call.heads, threads = exec.active_threads();
+    const idx_t all = most_segments(call.shape.keys);
+    const head_split split = call.state    ? head_split{item_heads, 0}
+                             : call.causal ? head_split::causal(item_heads, all, threads, summing)
+                                           : head_split::of(item_heads, threads);
+    shared_sums<T> shared;
+    auto* const own = exec.shared_scratch([&](arena& memory) {
+      call.map->layout(memory, item_heads);
+      shared = shared_sums<T>::layout(memory, call, split.shared, shared_sums<T>::wave_of(split.shared, all, threads));
+      return memory.allocate_list(threads, [&](arena& one) { return call.layout_sums(one); });
     });
-    map->prepare(exec);
-    if (share)
-      for (idx_t n = 0; n < item_heads; ++n) share_head(n / heads, n % heads, exec, list, most);
-    else
-      exec.for_each(item_heads, [&](idx_t item_head, int worker) {
-        run_head(item_head / heads, item_head % heads, scratch(exec, worker), list[worker]);
-      });
+    call.map->prepare(exec);
+    run_heads(exec, split, shared, own);
   }
 };
 

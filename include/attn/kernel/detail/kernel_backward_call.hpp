@@ -46,7 +46,7 @@ template <class S, class Gradients, class T>
 void run_sums_backward(const kernel_backward_call<T>& wanted, const kernel_views<S>& x, const Gradients& g,
                        execution& exec) {
   const kernel_backward<T> one{wanted};
-  backward_driver<T> driver{one};
+  backward_driver<T> driver{{one}};
   driver.run(exec, x.features.extent(1));
   store_feature_gradients(x, g, wanted.call, driver.feature_sums);
 }

@@ -185,7 +185,7 @@ template <bool may_recur, class T>
 void run_driver(const kernel_call<T>& call, execution& exec) {
   if constexpr (may_recur)
     if (call.driver == kernel_driver::recurrence) return recurrence_driver<rule::add, T>{call}.run(exec);
-  call.run(exec);
+  sums_driver<T>{call}.run(exec);
 }
 
 /// How a checked call is run: all of it, or as a step of a state (kernel_steps.hpp).

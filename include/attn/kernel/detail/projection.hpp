@@ -2,7 +2,7 @@
 #pragma once
 
 #include <attn/core/detail/sin_cos.hpp>
-#include <attn/kernel/detail/driver.hpp>
+#include <attn/kernel/detail/kernel_call.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 

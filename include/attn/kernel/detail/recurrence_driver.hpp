@@ -1,13 +1,19 @@
 // attn: recurrences over whole heads: their states, chunks and threads.
 //
-// Heads are independent. By the rules that read the state, threads share a head where there are too few: a wave is as
-// many chunks as threads; first what does not need the state is computed for each of them, then each panel of value
-// columns, which are independent of one another, passes through the chunks. By the rule that adds, a call that could be
-// shared would need the scores of all query heads of a group at once; calls without any of the options are shared by
-// segments (driver.hpp).
+// Heads are independent: a task each. By the rules that read the state, threads share heads that are no multiple of
+// them (shared_heads.hpp), in waves of some chunks of each head:
+//
+//   1. keys: what does not need the state is computed, chunk by chunk
+//   2. some value columns at a time, which are independent of one another, pass through the chunks, storing the states
+//   3. queries read these, chunk by chunk
+//
+// of which 2 of a wave, 3 of the one before and 1 of the next are done at the same time. By the rule that adds, a call
+// that could be shared would need the scores of all query heads of a group at once; calls without any of the options
+// are shared by segments (driver.hpp).
 #pragma once
 
 #include <attn/kernel/detail/recurrence.hpp>
+#include <attn/kernel/detail/shared_heads.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
@@ -113,32 +119,93 @@ struct recurrence_driver {
     return whole;
   }
 
-  /// One head by all threads, with the same bits; `chunks` has scratch memory for a wave.
-  void share_head(idx_t b, idx_t h, execution& exec, const scratch* chunks, idx_t wave, const state& own) const {
-    const idx_t length = call.lengths.keys(b), all = ceil_div(length, kernel_chunk), wide = panel_width<T>;
-    const bool queries = call.group() > 0;
-    state x = begin(b, h, own);
-    const auto count_of = [&](idx_t n) { return std::min<idx_t>(kernel_chunk, length - n * kernel_chunk); };
-    const auto block = [&](idx_t n) { return recurrence_block{h, n * kernel_chunk, 0, count_of(n), true}; };
-    for (idx_t first = 0; first < all; first += wave) {
-      const idx_t some = std::min(wave, all - first);
-      exec.for_each(some, [&](idx_t n, int) {
-        chunks[n].load(call, b, h, (first + n) * kernel_chunk, count_of(first + n));
-        if (queries) kernel{call, chunks[n], b, h}.load_queries(block(first + n));
+  /// Scratch memory of the heads that threads share.
+  struct shared_scratch {
+    struct chunk {
+      recurrence_keys<R, T> keys;
+      state before;
+    };
+    idx_t heads = 0, wave = 1;  // chunks of a head in a wave
+    state* states = nullptr;    // [heads]
+    chunk* chunks = nullptr;    // [3 waves][heads][wave]
+
+    chunk& at(idx_t n, idx_t head) const { return chunks[(n / wave % 3 * heads + head) * wave + n % wave]; }
+  };
+  shared_scratch layout_shared(arena& memory, idx_t heads, idx_t threads) const {
+    shared_scratch x{.heads = heads};
+    if (heads > 0) x.wave = std::min<idx_t>(8, ceil_div(2 * threads, heads));
+    x.states = memory.allocate_list(heads, [&](arena& one) { return layout_state(one); });
+    x.chunks = memory.allocate_list(3 * heads * x.wave, [&](arena& one) {
+      return typename shared_scratch::chunk{recurrence_keys<R, T>::layout(one, call, dim_v(), 0), layout_state(one)};
+    });
+    return x;
+  }
+
+  /// Heads from `whole` on by all threads, with the same bits, after run_whole(n, worker) for those before.
+  template <class RunWhole>
+  void run_heads(execution& exec, idx_t whole, const shared_scratch& x, const RunWhole& run_whole) const {
+    const idx_t all = x.heads > 0 ? ceil_div(call.shape.keys, kernel_chunk) : 0;
+    // Half a panel takes more than half of the time.
+    const idx_t wide = exec.active_threads() > 4 * x.heads ? width<T> : panel_width<T>, parts = ceil_div(dim_v(), wide);
+    const auto b = [&](idx_t head) { return (whole + head) / call.heads; };
+    const auto h = [&](idx_t head) { return (whole + head) % call.heads; };
+    const auto block = [&](idx_t head, idx_t n) {
+      const idx_t begin = n * kernel_chunk, keys = call.lengths.keys(b(head));
+      return recurrence_block{h(head), begin, 0, std::min<idx_t>(kernel_chunk, keys - begin), true};
+    };
+    const auto load_keys = [&](idx_t head, idx_t n) {
+      const recurrence_block at = block(head, n);
+      if (at.count > 0) x.at(n, head).keys.load(call, b(head), h(head), at.origin, at.count);
+    };
+    const auto pass = [&](idx_t head, idx_t first, idx_t col) {
+      const idx_t cols = std::min(wide, dim_v() - col);
+      const panels<T>& values = x.states[head].values;
+      state columns{values.from_col(col), nullptr, x.states[head].empty && first == 0};
+      for (idx_t n = first; n < std::min(first + x.wave, all); ++n) {
+        const idx_t count = block(head, n).count;
+        if (count <= 0) return;
+        const auto& [keys, before] = x.at(n, head);
+        scratch s;
+        static_cast<recurrence_keys<R, T>&>(s) = keys;
+        for (idx_t r = 0; !columns.empty && r < features(); ++r)
+          for (idx_t c = col; c < col + cols; c += width<T>) store<T>(before.values.at(r, c), load<T>(values.at(r, c)));
+        const kernel one{call, s, b(head), h(head), col, cols};
+        row_prefetcher<> prefetch;
+        one.solve(count, columns);
+        one.update(count, columns, prefetch);
+      }
+    };
+    const auto answer = [&](idx_t head, idx_t n, int worker) {
+      const recurrence_block at = block(head, n);
+      if (at.count <= 0 || call.group() == 0) return;
+      auto s = exec.scratch(worker, [&](arena& memory) { return scratch::layout(memory, call); });
+      state before = x.at(n, head).before;
+      before.empty = n == 0 && x.states[head].empty;
+      static_cast<recurrence_keys<R, T>&>(s) = x.at(n, head).keys;
+      const kernel one{call, s, b(head), h(head)};
+      one.load_queries(at);
+      one.answer(at, before);
+    };
+    for (idx_t head = 0; head < x.heads; ++head) x.states[head] = begin(b(head), h(head), x.states[head]);
+    exec.for_each(whole, [&](idx_t n, int worker) { run_whole(n, worker); });
+    for (idx_t first = -x.wave; first < all + x.wave; first += x.wave) {
+      const auto chunks = [&](idx_t begin) { return begin < 0 ? 0 : std::clamp<idx_t>(all - begin, 0, x.wave); };
+      const idx_t passes = chunks(first) > 0 ? parts : 0;
+      const idx_t answers = chunks(first - x.wave), loads = chunks(first + x.wave);
+      exec.for_each(x.heads * (passes + answers + loads), [&](idx_t task, int worker) {
+        const idx_t head = task % x.heads, n = task / x.heads;
+        if (n < passes)
+          pass(head, first, n * wide);
+        else if (n < passes + answers)
+          answer(head, first - x.wave + n - passes, worker);
+        else
+          load_keys(head, first + x.wave + n - passes - answers);
       });
-      exec.for_each(ceil_div(dim_v(), wide), [&](idx_t panel, int) {
-        state columns{{x.values.panel(panel * wide), x.values.capacity}, nullptr, x.empty};
-        for (idx_t n = 0; n < some; ++n) {
-          const kernel one{call, chunks[n], b, h, panel * wide, std::min(wide, dim_v() - panel * wide)};
-          row_prefetcher<> prefetch;
-          one.solve(count_of(first + n), columns);
-          if (queries) one.answer(block(first + n), columns);
-          one.update(count_of(first + n), columns, prefetch);
-        }
-      });
-      x.empty = false;
     }
-    finish(b, h, x);
+    for (idx_t head = 0; head < x.heads; ++head) {
+      x.states[head].empty = x.states[head].empty && call.lengths.keys(b(head)) == 0;
+      finish(b(head), h(head), x.states[head]);
+    }
   }
 
   work_estimate work() const {
@@ -159,31 +226,30 @@ struct recurrence_driver {
   void run(execution& exec) const {
     const auto limit = exec.limit_threads(work());
     const idx_t item_heads = call.shape.batch * call.heads, threads = exec.active_threads();
-    if constexpr (reads_state<R>) {
-      if (threads > 1 && item_heads < 2 * threads && item_heads % threads != 0 && call.shape.keys >= 4 * kernel_chunk) {
-        state own;
-        const auto* const chunks = exec.shared_scratch([&](arena& memory) {
-          own = layout_state(memory);
-          return memory.allocate_list(threads, [&](arena& one) { return scratch::layout(one, call); });
-        });
-        for (idx_t n = 0; n < item_heads; ++n) share_head(n / call.heads, n % call.heads, exec, chunks, threads, own);
-        return;
-      }
-    } else {
-      exec.shared_scratch([&](arena& memory) {
-        call.map->layout(memory, item_heads);
-        return 0;
-      });
-      call.map->prepare(exec);
+    head_split split{item_heads, 0};
+    if (reads_state<R> && call.shape.keys >= 4 * kernel_chunk) {
+      split = head_split::of(item_heads, threads);
+      if (4 * split.shared > 3 * threads) split = {item_heads, 0};  // sharing takes a quarter longer in all
     }
-    exec.for_each(item_heads, [&](idx_t item_head, int worker) {
+    shared_scratch shared;
+    exec.shared_scratch([&](arena& memory) {
+      if constexpr (!reads_state<R>) call.map->layout(memory, item_heads);
+      if constexpr (reads_state<R>) shared = layout_shared(memory, split.shared, threads);
+      return 0;
+    });
+    if constexpr (!reads_state<R>) call.map->prepare(exec);
+    auto run_whole = [&](idx_t n, int worker) {
       state own;
       const auto s = exec.scratch(worker, [&](arena& memory) {
         if (!call.state) own = layout_state(memory);
         return scratch::layout(memory, call);
       });
-      run_head(item_head / call.heads, item_head % call.heads, s, own);
-    });
+      run_head(n / call.heads, n % call.heads, s, own);
+    };
+    if constexpr (reads_state<R>)
+      run_heads(exec, split.whole, shared, run_whole);
+    else
+      exec.for_each(item_heads, run_whole);
   }
 };
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <attn/core/detail/call_views.hpp>
-#include <attn/kernel/detail/driver.hpp>
+#include <attn/kernel/detail/kernel_call.hpp>
 #include <attn/kernel/detail/kernel_state.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {

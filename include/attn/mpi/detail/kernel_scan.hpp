@@ -36,7 +36,7 @@ struct spread_states {
   const kernel_call<T>& call;
   execution& exec;
   idx_t item_heads = call.shape.batch * call.heads;  // heads of sums of all items, item by item
-  idx_t segments = ceil_div(call.shape.keys, segment_of(call.shape.keys));
+  idx_t segments = most_segments(call.shape.keys);
   const holder_list& holders = sequence.key_holders();
 
   idx_t unit = 0, units = 0;  // heads that are computed together, and how many such units there are
@@ -149,7 +149,7 @@ struct kernel_scan : spread_states<T> {
   void layout(arena& memory) {
     call.map->layout(memory, item_heads);
     this->layout_keys(memory, call.causal ? first_of(twice) : unit);
-    own = memory.allocate_list(exec.active_threads(), [&](arena& m) { return call.layout_sums(m, true); });
+    own = memory.allocate_list(exec.active_threads(), [&](arena& m) { return call.layout_sums(m); });
   }
   void sum_up(idx_t u) { this->sum_up_keys(first_of(u), first_of(u + 1), messages); }
   /// A unit whose keys have been summed up.
@@ -279,7 +279,7 @@ void run_spread(const char* name, MPI_Comm communicator, const kernel_views<S>& 
         [&](call_views& check, const auto& options, common_settings&) { return check_kernel(check, x, options); });
     auto map = one.map(call);
     call.map = &map;
-    if (sequence.group().size() == 1) return call.run(exec);
+    if (sequence.group().size() == 1) return sums_driver<T>{call}.run(exec);
     kernel_scan<T>{{sequence, call, exec}}.run([&] { prepare_spread(map, sequence, exec); });
   }
 }

@@ -31,7 +31,7 @@ struct kernel_scan_backward : spread_states<T> {
   idx_t feature_rows;
   const attention_shape& shape = call.shape;
   idx_t heads = shape.batch * shape.kv_heads;  // of keys, which make up units
-  idx_t query_segments = ceil_div(shape.queries, segment_of(shape.queries));
+  idx_t query_segments = most_segments(shape.queries);
   sums_type* queries = nullptr;  // as keys, causal from the other end
   stored_sums* after = nullptr;  // [item_heads of `twice` units][segments]; not causal [item_heads][query segments]
 
@@ -45,7 +45,7 @@ struct kernel_scan_backward : spread_states<T> {
     in.map->layout(memory, item_heads);
     this->layout_keys(memory, item_heads);
     queries = this->allocate_states(memory);
-    one.shared.before = keys;  // the driver need not store any
+    one.store_before = false;
     after = this->allocate_stored(memory,
                                   call.causal ? first_item_head(twice) * segments : item_heads * query_segments);
     one.layout_features(memory, feature_rows);
@@ -270,7 +270,7 @@ void run_spread_backward(const char* name, MPI_Comm communicator, const kernel_v
     if (!wanted.any()) return;
     if (alone) return run_sums_backward(wanted, x, g, exec);
     const kernel_backward<T> in{wanted};
-    backward_driver<T> driver{in};
+    backward_driver<T> driver{{in}};
     kernel_scan_backward<T>{{sequence, call, exec}, in, driver, x.features.extent(1)}.run(
         [&] { prepare_spread(map, sequence, exec); });
     store_feature_gradients(x, g, call, driver.feature_sums);

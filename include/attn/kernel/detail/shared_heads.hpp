@@ -1,0 +1,129 @@
+// attn: heads that threads share, and the sums of their segments.
+//
+// Heads are independent. As many as are a multiple of the threads are one task each. The segments of all others belong
+// to one wave, or to several where memory for them is bounded:
+//
+//   1. segments are summed up; the thread that ends the last one of a head adds up what is before each of them
+//   2. segments are attended to
+//
+// Causal, attending to a segment gives its sums, too. So the first few segments of each head, the sums before which
+// are known, are attended to in 1, one after another, and not summed up twice. Sums are added in the order in which one
+// thread adds them, so bits do not depend on the split. Threads wait for each other only where 1 and 2 end: 8 heads of
+// 4096 tokens are 11 to 14 times as fast on 16 threads, 30 to 45 times on 64.
+#pragma once
+
+#include <attn/kernel/detail/kernel_call.hpp>
+
+#include <atomic>
+#include <new>
+
+namespace attn { inline namespace ATTN_ISA { namespace detail {
+
+/// How many of the first segments of each of `heads` heads are attended to in 1: all where threads gain nothing by
+/// sharing heads. To sum up a segment takes the part `summing` of the time of attending to it.
+[[gnu::noinline]] inline idx_t leading_segments(idx_t heads, idx_t segments, idx_t threads, double summing) {
+  idx_t lead = segments;
+  double least = 0.95 * static_cast<double>(segments);  // what is gained is worth waiting twice
+  for (idx_t n = 0; n < segments; ++n) {
+    const auto first = static_cast<double>(n), rest = static_cast<double>(segments - n);
+    const double average = static_cast<double>(heads) * (first + summing * rest) / static_cast<double>(threads);
+    const double time = std::max(first, average) + static_cast<double>(ceil_div(heads * (segments - n), threads));
+    if (time < least) least = time, lead = n;
+  }
+  return lead;
+}
+
+/// The heads of a call: the first ones are one task each, the others are shared.
+struct head_split {
+  idx_t whole, shared;
+
+  static head_split of(idx_t heads, idx_t threads) {
+    const idx_t shared = threads > 1 ? heads % threads : 0;
+    return {heads - shared, shared};
+  }
+  /// The same where heads are only shared if that is faster than a task each.
+  static head_split causal(idx_t heads, idx_t segments, idx_t threads, double summing) {
+    const head_split split = of(heads, threads);
+    return leading_segments(split.shared, segments, threads, summing) < segments ? split : head_split{heads, 0};
+  }
+};
+
+/// The sums of shared heads, segment by segment.
+template <class T>
+struct shared_sums {
+  idx_t heads = 0, most = 0;           // segments of each head in a wave
+  kernel_sums<T>* sums = nullptr;      // [heads][most + 1]: before the segments of the wave, then of each
+  T* decays = nullptr;                 // [heads][most]
+  std::atomic<idx_t>* left = nullptr;  // [heads]: segments that are not yet summed up
+
+  static shared_sums layout(arena& memory, const kernel_call<T>& call, idx_t heads, idx_t most) {
+    shared_sums x;
+    x.heads = heads, x.most = most;
+    x.sums = memory.allocate_list(heads * (most + 1), [&](arena& one) { return call.allocate_sums(one); });
+    x.decays = memory.allocate<T>(heads * most);
+    x.left = memory.allocate<std::atomic<idx_t>>(heads);
+    return x;
+  }
+  /// Segments of a head in a wave of `heads` heads of up to `all` segments: 8 for each thread.
+  static idx_t wave_of(idx_t heads, idx_t all, idx_t threads) {
+    return std::min(all, ceil_div(8 * threads, std::max<idx_t>(1, heads)));
+  }
+
+  kernel_sums<T>* of(idx_t head) const { return sums + head * (most + 1); }
+  T* decays_of(idx_t head) const { return decays + head * most; }
+  void clear() const {
+    for (idx_t n = 0; n < heads; ++n) of(n)->empty = true;
+  }
+  /// The sums after a wave of `count` segments are those before the next one.
+  void advance(idx_t count) const {
+    for (idx_t n = 0; n < heads; ++n) std::swap(of(n)[0], of(n)[count]);
+  }
+
+  /// Segments [begin, end) of a wave: their sums become those of all before the next segment, where [begin] is that.
+  void add_up(idx_t head, idx_t begin, idx_t end, const kernel_scratch<T>& s) const {
+    kernel_sums<T>* const x = of(head);
+    for (idx_t n = begin; n < end; ++n) {
+      const T decay = decays_of(head)[n];
+      if (x[n + 1].empty) {  // no query is in it
+        kernel_call<T>::copy(x[n], x[n + 1]);
+        scale(x[n + 1], decay);
+      } else if (!x[n].empty) {
+        combine(x[n], decay, x[n + 1], x[n + 1], s.factors);
+      }
+    }
+  }
+
+  /// 1., after `alone` tasks of other heads: `parts` tasks of every head, the first parts of all of them first. Then
+  /// after(head, worker), once for each head.
+  template <class Alone, class Part, class After>
+  void run_parts(execution& exec, idx_t alone, idx_t parts, Alone&& task_alone, Part&& part, After&& after) const {
+    for (idx_t n = 0; n < heads; ++n) new (left + n) std::atomic<idx_t>(parts);
+    exec.for_each(alone + heads * parts, [&](idx_t task, int worker) {
+      if (task < alone) return task_alone(task, worker);
+      const idx_t head = (task - alone) % heads;
+      part(head, (task - alone) / heads, worker);
+      if (left[head].fetch_sub(1, std::memory_order_acq_rel) == 1) after(head, worker);
+    });
+  }
+  /// The sums of all segments of each head, up to `all`, become those before. segments(head) is their number,
+  /// sum(head, segment, sums, worker) sums one up and returns its decay, scratch(worker) is for adding.
+  template <class Alone, class Segments, class Sum, class Scratch>
+  void sum_up(execution& exec, idx_t alone, idx_t all, Alone&& task_alone, Segments&& segments, Sum&& sum,
+              Scratch&& scratch) const {
+    for (idx_t first = 0; first < all || alone > 0; first += most, alone = 0) {
+      const idx_t count = std::min(most, all - first);
+      const auto here = [&](idx_t head) { return std::clamp<idx_t>(segments(head) - first, 0, count); };
+      run_parts(
+          exec, alone, count, task_alone,
+          [&](idx_t head, idx_t n, int worker) {
+            if (n < here(head)) decays_of(head)[n] = sum(head, first + n, of(head)[n + 1], worker);
+          },
+          [&](idx_t head, int worker) {
+            add_up(head, 0, here(head), scratch(worker));
+            std::swap(of(head)[0], of(head)[here(head)]);
+          });
+    }
+  }
+};
+
+}}}  // namespace attn::ATTN_ISA::detail
