@@ -9,7 +9,7 @@
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
-/// The batch items in an order in which those with the same first pages are adjacent, in sets that are attended together.
+/// The batch items in an order where those with the same first pages are adjacent, in sets that are attended together.
 struct shared_beginnings {
   idx_t* items = nullptr;   // [batch]
   idx_t* common = nullptr;  // [batch]: tokens in the first pages that item n of this order has in common with n - 1
@@ -30,8 +30,8 @@ struct shared_beginnings {
     if (pages && most > 1) {
       std::sort(items, items + batch, [&](idx_t a, idx_t b) {
         if (kind(a) != kind(b)) return kind(a) < kind(b);
-        const auto order = pages.tables[a] <=> pages.tables[b];
-        return order < 0 || (order == 0 && a < b);
+        const auto &one = pages.tables[a], &other = pages.tables[b];
+        return one < other || (a < b && one == other);
       });
       for (idx_t n = 1; n < batch; ++n) {
         const auto &a = pages.tables[items[n - 1]], &b = pages.tables[items[n]];

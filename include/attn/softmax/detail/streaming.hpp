@@ -25,8 +25,8 @@ struct stream_query {
   idx_t batch, head, query, shift;
 };
 
-/// Queries of one key head, and memory to attend them. They are multiplied with rows of elements C. Other rows change no
-/// bit of the result of a row, so that queries of several batch items may be attended together.
+/// Queries of one key head, and memory to attend them. They are multiplied with rows of elements C. No bit of a row's
+/// result depends on other rows, so that those of several batch items may be attended together.
 template <class T, class C = T>
 struct stream_queries {
   using P = stream_operand<T, C>;
@@ -206,9 +206,10 @@ ATTN_INLINE packet<T> stream_weight(const packet<T>& x) {
     return exp2_rounded(x);
 }
 
-/// Attends the queries to rows [begin, end) of k and v, which are at positions[row]; where causal, a query sees the rows
-/// up to its position. `terms` is of any head. Rows are cache_rows, matrices or quantised_rows; the next call begins with
-/// those from `end` up to `wanted_next`: the last tile prefetches some of them (decoding from int8: 0.92 of the time).
+/// Attends the queries to rows [begin, end) of k and v, which are at positions[row]; where causal, a query sees those up
+/// to its own position. `terms` is of any head. Rows are cache_rows, matrices or quantised_rows; the next call begins
+/// with those from `end` up to `wanted_next`: the last tile prefetches some of them (decoding from int8: 0.92 of the
+/// time).
 template <class T, class C, class Rows, class Score>
 void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, const index_map& positions,
                    idx_t begin, idx_t end, const score_terms<T, Score>& terms, bool causal,
