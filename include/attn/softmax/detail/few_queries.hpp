@@ -45,7 +45,7 @@ struct few_queries_driver {
   /// What a task attends: some queries, from `first` on, of heads [head, head + heads) of a set of batch items, to keys
   /// from `begin` on. `number` is that of an item in the order of `sets`; rows are those of one item after another.
   struct work {
-    idx_t set, head, heads, first, begin;
+    idx_t set, head, heads, first, begin, rows;
   };
 
   /// How the rows of all batch items are divided into tasks.
@@ -54,19 +54,21 @@ struct few_queries_driver {
               parts = ceil_div(shape.group(), heads_of_task), runs = ceil_div(shape.queries, queries_of_task),
               chunks = std::max<idx_t>(1, ceil_div(shape.keys, stream_chunk));
   shared_beginnings sets{};
+  idx_t* taken = nullptr;  // queries of an item that the driver takes
 
   work of(idx_t task) const {
     const idx_t chunk = task % chunks, run = task / chunks % runs, part = task / chunks / runs % parts,
                 key_head = task / chunks / runs / parts, from = part * heads_of_task;
-    return {.set = key_head / shape.kv_heads, .head = key_head % shape.kv_heads * shape.group() + from,
-            .heads = std::min(heads_of_task, shape.group() - from), .first = run * queries_of_task,
-            .begin = chunk * stream_chunk};
+    work w{.set = key_head / shape.kv_heads, .head = key_head % shape.kv_heads * shape.group() + from,
+           .heads = std::min(heads_of_task, shape.group() - from), .first = run * queries_of_task,
+           .begin = chunk * stream_chunk, .rows = 0};
+    w.rows = rows(w, first_item(w), last_item(w));
+    return w;
   }
   idx_t first_item(const work& w) const { return sets.first[w.set]; }
   idx_t last_item(const work& w) const { return sets.first[w.set + 1]; }
   idx_t queries(const work& w, idx_t number) const {
-    const idx_t b = sets.items[number];
-    return takes(in, b) ? std::clamp<idx_t>(lengths.queries(b) - w.first, 0, queries_of_task) : 0;
+    return std::clamp<idx_t>(taken[number] - w.first, 0, queries_of_task);
   }
   /// Row r is query r % queries() of a head.
   idx_t rows(const work& w, idx_t number) const { return w.heads * queries(w, number); }
@@ -91,11 +93,18 @@ struct few_queries_driver {
 
   void run() {
     const idx_t threads = in.exec.active_threads(), of_item = shape.kv_heads * parts * runs * chunks;
-    const auto order = in.exec.workspace([&](arena& memory) { return shared_beginnings::layout(memory, shape.batch); });
+    const auto order = in.exec.workspace([&](arena& memory) {
+      taken = memory.allocate<idx_t>(shape.batch);
+      return shared_beginnings::layout(memory, shape.batch);
+    });
     sets = *order;
     sets.find(in.pages, shape.batch,
               std::min(task_rows / (heads_of_task * queries_of_task), ceil_div(shape.batch * of_item, threads)),
               [&](idx_t b) { return takes(in, b) ? 1 + in_place(lengths.queries(b)) : 0; });
+    for (idx_t number = 0; number < shape.batch; ++number) {
+      const idx_t b = sets.items[number];
+      taken[number] = takes(in, b) ? lengths.queries(b) : 0;
+    }
     const auto layout = [&](arena& memory) {
       return online_softmax<T>::layout(memory, sets.largest * heads_of_task * queries_of_task, shape.dim_v);
     };
@@ -105,7 +114,7 @@ struct few_queries_driver {
     for_each_wave(in.exec, sets.sets * of_item, size, layout, [&](const wave<online_softmax<T>>& some) {
       some.for_each(1, [&](idx_t task, online_softmax<T>& state, idx_t, int worker) {
         const work w = of(task);
-        state.rows = rows(w, first_item(w), last_item(w));
+        state.rows = w.rows;
         state.clear();
         if (state.rows == 0) return;
         if constexpr (in_codes)
@@ -116,13 +125,13 @@ struct few_queries_driver {
       for (idx_t n = 0; n < some.count; ++n) {
         const idx_t chunk = (some.first + n) % chunks;
         const work w = of(some.first + n);
-        total.rows = rows(w, first_item(w), last_item(w));
+        total.rows = w.rows;
         if (chunk == 0) total.clear();
         total.merge(some.scratch[n]);
         if (chunk + 1 < chunks) continue;
         for (idx_t number = first_item(w), row = 0; number < last_item(w); ++number) {
           const idx_t each = queries(w, number);
-          for (idx_t r = 0; r < rows(w, number); ++r)
+          for (idx_t r = 0; r < w.heads * each; ++r)
             in.finish_row(total, row++, sets.items[number], w.head + r / each, w.first + r % each);
         }
       }
@@ -136,7 +145,8 @@ struct few_queries_driver {
     idx_t last_key = end(w, begin);
     for (idx_t number = begin + 1; number < end_item; ++number) last_key = std::min(last_key, common_end(w, number));
     if (first_key < last_key) attend(begin, end_item, first_key, last_key);
-    for (idx_t next = begin; end_item - begin > 1 && next < end_item;) {
+    if (end_item - begin == 1) return;
+    for (idx_t next = begin; next < end_item;) {
       const idx_t from = next++;
       while (next < end_item && common_end(w, next) > last_key) ++next;
       share_keys(w, from, next, std::max(first_key, last_key), attend);

@@ -27,15 +27,19 @@ struct shared_beginnings {
   void find(const page_tables& pages, idx_t batch, idx_t most, Kind&& kind) {
     std::iota(items, items + batch, idx_t(0));
     std::fill_n(common, batch, idx_t(0));
-    if (pages && most > 1) {
+    if (pages && batch > 1 && most > 1) {
+      idx_t* const kinds = first;  // of batch items
+      for (idx_t b = 0; b < batch; ++b) kinds[b] = kind(b);
       std::sort(items, items + batch, [&](idx_t a, idx_t b) {
-        if (kind(a) != kind(b)) return kind(a) < kind(b);
+        if (kinds[a] != kinds[b]) return kinds[a] < kinds[b];
         const auto &one = pages.tables[a], &other = pages.tables[b];
-        return one < other || (a < b && one == other);
+        const auto [x, y] = std::mismatch(one.begin(), one.end(), other.begin(), other.end());
+        if (x != one.end() && y != other.end()) return *x < *y;
+        return x == one.end() && (y != other.end() || a < b);
       });
       for (idx_t n = 1; n < batch; ++n) {
         const auto &a = pages.tables[items[n - 1]], &b = pages.tables[items[n]];
-        if (kind(items[n - 1]) == kind(items[n]))
+        if (kinds[items[n - 1]] == kinds[items[n]])
           common[n] = (std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin()) * pages.page_rows;
       }
     }
