@@ -206,8 +206,8 @@ ATTN_INLINE packet<T> stream_weight(const packet<T>& x) {
     return exp2_rounded(x);
 }
 
-/// Attends the queries to rows [begin, end) of k and v, which are at positions[row]; where causal, a query sees those up
-/// to its own position. `terms` is of any head. Rows are cache_rows, matrices or quantised_rows; the next call begins
+/// Attends the queries to rows [begin, end) of k and v, which are at positions[row]; where causal, a query sees those
+/// up to its own position. `terms` is of any head. Rows are cache_rows, matrices or quantised_rows; the next call begins
 /// with those from `end` up to `wanted_next`: the last tile prefetches some of them (decoding from int8: 0.92 of the
 /// time).
 template <class T, class C, class Rows, class Score>
