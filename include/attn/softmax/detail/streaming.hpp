@@ -217,6 +217,8 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
   constexpr T minus_infinity = -std::numeric_limits<T>::infinity();
   constexpr idx_t tile = stream_tile_of<C>;
   const idx_t last = std::max(end, wanted_next);
+  // Each of the rows fetches its part of what is needed next, for processors wait where too much is on its way.
+  const auto part = [&](idx_t fetched, idx_t row) { return std::max<idx_t>(0, fetched) * row / q.rows; };
   for (idx_t count; begin < end; begin += count) {
     const auto k_rows = rows_from(k, begin), v_rows = rows_from(v, begin);
     count = std::min({tile, end - begin, k_rows.rows});
@@ -226,7 +228,7 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
     with_whole_packets<T>(k_rows, count, q.keys, true, [&](const auto& keys) {
       by_rows<T>(q.rows, [&](idx_t r, auto R) {
         stream_scores<R.value>(q.row(r), keys, q.scores + r * stream_tile,
-                               prefetcher_of(v_rows, 0, r == 0 ? count : 0));
+                               prefetcher_of(v_rows, part(count, r), part(count, r + R)));
       });
     });
     with_whole_packets<T>(v_rows, count, q.values, false, [&](const auto& values) {
@@ -275,9 +277,9 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
         static_assert(R.value <= width<T>);
         store<T>(rescale, exp2_weight<T>(load<T>(rescale)));
         for (int r = 0; r < R.value; ++r) state.sum[r0 + r] = state.sum[r0 + r] * rescale[r] + sums[r];
-        const idx_t fetched = r0 == 0 ? std::min({tile, last - next, next_rows.rows}) : 0;
+        const idx_t fetched = std::min({tile, last - next, next_rows.rows});
         stream_output<R.value>(q.scores + r0 * stream_tile, range, rescale, values, state.row(r0), state.stride,
-                               prefetcher_of(next_rows, 0, fetched));
+                               prefetcher_of(next_rows, part(fetched, r0), part(fetched, r0 + R)));
       });
     });
   }
