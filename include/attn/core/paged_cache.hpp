@@ -12,6 +12,7 @@
 // is copied before a sequence writes to it.
 //
 // Speed    As contiguous memory with pages of a multiple of 64 tokens; what smaller ones cost is in page_pool.hpp.
+//          full_softmax_step reads the pages that several sequences begin with once for all of them.
 // Throws   std::invalid_argument where append or keep needs more pages than are free; what an allocator throws is
 //          passed on. Either way all sequences are as they were.
 #pragma once

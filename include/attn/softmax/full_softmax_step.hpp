@@ -24,6 +24,8 @@
 // Cost     up to 64 tokens, and any number over a cache of std::int8_t: one reading of the cache for every 64 of them,
 //          and for all query heads of up to 256 rows; scratch memory does not depend on its size. With log_decay also
 //          one of those of all its tokens, and 16 bytes for each. Longer chunks are attended as full_softmax does.
+//          Pages of a paged_cache that several items begin with are read once for up to 256 rows of all of them; which
+//          pages an item shares changes no bit of its result.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything, the cache included, changes.
 //          Exceptions of `score` are passed on and leave the tokens of the cache as they were; a shared page that was
 //          copied before writing to it stays the item's own.

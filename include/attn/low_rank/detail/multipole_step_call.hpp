@@ -300,11 +300,11 @@ struct multipole_step_call {
   void attend_token(idx_t b, idx_t kv, idx_t t, scratch& s) const {
     const idx_t p = in.shift(b) + t, past = p / o.segment * o.segment, clusters = past / o.segment * o.clusters;
     const idx_t group = shape.group(), head = kv * group;
-    s.rows.begin(in.q.slice(2, t, 1), b, head, group, 1, in.terms.query_factor());
+    s.rows.begin(in.q.slice(2, t, 1), {}, {b, head, 0, p}, group, 1, in.terms.query_factor());
     s.own.rows = s.far.rows = group;
     s.own.clear(), s.far.clear();
     const auto keys = head_of(all_keys, b, kv), values = head_of(all_values, b, kv);
-    attend_stream(s.rows, keys, values, {}, past, p + 1, in.terms.for_head(b, head, p), stream_limit{p + 1}, s.own);
+    attend_stream(s.rows, keys, values, {}, past, p + 1, in.terms, false, s.own);
     if (past > 0) {
       const clusters_of_head c = cache.clusters_of(b, kv);
       score_clusters(c, clusters, s);

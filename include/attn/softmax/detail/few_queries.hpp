@@ -7,9 +7,14 @@
 //
 // So the keys are read once, and scratch memory does not depend on their number. The chunks of a row are merged in
 // order; kernels, chunks and blocks depend on the shape alone.
+//
+// Batch items that share the first pages of a cache are a task together: what they share is read once, for the rows of
+// all; then each goes on with its own keys. Both kernels take a row through the same tiles as without the others: no bit
+// depends on what is shared.
 #pragma once
 
 #include <attn/core/detail/waves.hpp>
+#include <attn/softmax/detail/shared_beginnings.hpp>
 #include <attn/softmax/detail/softmax_call.hpp>
 #include <attn/softmax/detail/streaming.hpp>
 
@@ -37,10 +42,10 @@ struct few_queries_driver {
   }
   static bool in_place(idx_t queries) { return in_codes || queries <= few_queries; }
 
-  /// What a task attends: `queries` queries from `first` on of heads [head, head + heads), to keys [begin, end).
+  /// What a task attends: some queries, from `first` on, of heads [head, head + heads) of a set of batch items, to keys
+  /// from `begin` on. `number` is that of an item in the order of `sets`; rows are those of one item after another.
   struct work {
-    idx_t batch, head, heads, first, queries, begin, end;
-    idx_t rows() const { return heads * queries; }  // row r is query r % queries of a head
+    idx_t set, head, heads, first, begin, rows;
   };
 
   /// How the rows of all batch items are divided into tasks.
@@ -48,66 +53,139 @@ struct few_queries_driver {
               heads_of_task = std::clamp<idx_t>(task_rows / queries_of_task, 1, std::max<idx_t>(1, shape.group())),
               parts = ceil_div(shape.group(), heads_of_task), runs = ceil_div(shape.queries, queries_of_task),
               chunks = std::max<idx_t>(1, ceil_div(shape.keys, stream_chunk));
+  shared_beginnings sets{};
+  idx_t* taken = nullptr;  // queries of an item that the driver takes
 
   work of(idx_t task) const {
     const idx_t chunk = task % chunks, run = task / chunks % runs, part = task / chunks / runs % parts,
-                key_head = task / chunks / runs / parts, b = key_head / shape.kv_heads, from = part * heads_of_task;
-    work w{.batch = b, .head = key_head % shape.kv_heads * shape.group() + from,
-           .heads = std::min(heads_of_task, shape.group() - from), .first = run * queries_of_task, .queries = 0,
-           .begin = chunk * stream_chunk, .end = 0};
-    if (takes(in, b)) w.queries = std::clamp<idx_t>(lengths.queries(b) - w.first, 0, queries_of_task);
-    const idx_t all = lengths.keys(b), seen = in.causal ? in.shift(b) + w.first + w.queries : all;
-    w.end = std::min(w.begin + stream_chunk, std::clamp<idx_t>(seen, 0, all));
+                key_head = task / chunks / runs / parts, from = part * heads_of_task;
+    work w{.set = key_head / shape.kv_heads, .head = key_head % shape.kv_heads * shape.group() + from,
+           .heads = std::min(heads_of_task, shape.group() - from), .first = run * queries_of_task,
+           .begin = chunk * stream_chunk, .rows = 0};
+    w.rows = rows(w, first_item(w), last_item(w));
     return w;
   }
+  idx_t first_item(const work& w) const { return sets.first[w.set]; }
+  idx_t last_item(const work& w) const { return sets.first[w.set + 1]; }
+  idx_t queries(const work& w, idx_t number) const {
+    return std::clamp<idx_t>(taken[number] - w.first, 0, queries_of_task);
+  }
+  /// Row r is query r % queries() of a head.
+  idx_t rows(const work& w, idx_t number) const { return w.heads * queries(w, number); }
+  idx_t rows(const work& w, idx_t begin, idx_t end) const {
+    idx_t sum = 0;
+    for (idx_t number = begin; number < end; ++number) sum += rows(w, number);
+    return sum;
+  }
+  /// The keys that an item attends end here.
+  idx_t end(const work& w, idx_t number) const {
+    const idx_t b = sets.items[number], all = lengths.keys(b),
+                seen = in.causal ? in.shift(b) + w.first + queries(w, number) : all;
+    return std::min(w.begin + stream_chunk, std::clamp<idx_t>(seen, 0, all));
+  }
+  /// Those that it attends together with the item before it: up to a place where tiles of both end.
+  idx_t common_end(const work& w, idx_t number) const {
+    const idx_t common = sets.common[number], one = end(w, number - 1), other = end(w, number);
+    if (one == other && common >= one) return one;
+    const idx_t step = in_place(queries(w, number)) ? in.pages.page_rows : block_keys;
+    return std::min({common, one, other}) / step * step;
+  }
 
-  void run() const {
-    const idx_t tasks = shape.batch * shape.kv_heads * parts * runs * chunks, threads = in.exec.active_threads();
+  void run() {
+    const idx_t threads = in.exec.active_threads(), of_item = shape.kv_heads * parts * runs * chunks;
+    const auto order = in.exec.workspace([&](arena& memory) {
+      taken = memory.allocate<idx_t>(shape.batch);
+      return shared_beginnings::layout(memory, shape.batch);
+    });
+    sets = *order;
+    sets.find(in.pages, shape.batch,
+              std::min(task_rows / (heads_of_task * queries_of_task), ceil_div(shape.batch * of_item, threads)),
+              [&](idx_t b) { return takes(in, b) ? 1 + in_place(lengths.queries(b)) : 0; });
+    for (idx_t number = 0; number < shape.batch; ++number) {
+      const idx_t b = sets.items[number];
+      taken[number] = takes(in, b) ? lengths.queries(b) : 0;
+    }
     const auto layout = [&](arena& memory) {
-      return online_softmax<T>::layout(memory, heads_of_task * queries_of_task, shape.dim_v);
+      return online_softmax<T>::layout(memory, sets.largest * heads_of_task * queries_of_task, shape.dim_v);
     };
     const auto workspace = in.exec.workspace(layout);
     online_softmax<T> total = *workspace;  // of the rows in progress, which may continue in the next wave
-    for_each_wave(in.exec, tasks, threads == 1 ? 1 : 4 * threads, layout, [&](const wave<online_softmax<T>>& some) {
+    const idx_t size = threads == 1 ? 1 : 4 * threads;
+    for_each_wave(in.exec, sets.sets * of_item, size, layout, [&](const wave<online_softmax<T>>& some) {
       some.for_each(1, [&](idx_t task, online_softmax<T>& state, idx_t, int worker) {
         const work w = of(task);
-        state.rows = w.rows();
+        state.rows = w.rows;
         state.clear();
-        if (w.rows() == 0 || w.begin >= w.end) return;
+        if (state.rows == 0) return;
         if constexpr (in_codes)
           attend_in_place(w, state, worker);
         else
-          in_place(lengths.queries(w.batch)) ? attend_in_place(w, state, worker) : attend_in_blocks(w, state, worker);
+          in_place(queries(w, first_item(w))) ? attend_in_place(w, state, worker) : attend_in_blocks(w, state, worker);
       });
       for (idx_t n = 0; n < some.count; ++n) {
         const idx_t chunk = (some.first + n) % chunks;
         const work w = of(some.first + n);
-        total.rows = w.rows();
+        total.rows = w.rows;
         if (chunk == 0) total.clear();
         total.merge(some.scratch[n]);
         if (chunk + 1 < chunks) continue;
-        for (idx_t r = 0; r < total.rows; ++r)
-          in.finish_row(total, r, w.batch, w.head + r / w.queries, w.first + r % w.queries);
+        for (idx_t number = first_item(w), row = 0; number < last_item(w); ++number) {
+          const idx_t each = queries(w, number);
+          for (idx_t r = 0; r < w.heads * each; ++r)
+            in.finish_row(total, row++, sets.items[number], w.head + r / each, w.first + r % each);
+        }
       }
     });
   }
 
+  /// attend(begin, end, first, last) for the keys [first, last) that the items [begin, end) see together, from
+  /// `first_key` on; then for what some of them have in common, and for what each has alone.
+  template <class Attend>
+  void share_keys(const work& w, idx_t begin, idx_t end_item, idx_t first_key, const Attend& attend) const {
+    idx_t last_key = end(w, begin);
+    for (idx_t number = begin + 1; number < end_item; ++number) last_key = std::min(last_key, common_end(w, number));
+    if (first_key < last_key) attend(begin, end_item, first_key, last_key);
+    if (end_item - begin == 1) return;
+    for (idx_t next = begin; next < end_item;) {
+      const idx_t from = next++;
+      while (next < end_item && common_end(w, next) > last_key) ++next;
+      share_keys(w, from, next, std::max(first_key, last_key), attend);
+    }
+  }
+
   void attend_in_place(const work& w, const online_softmax<T>& state, int worker) const {
-    auto rows = in.exec.scratch(worker, [&](arena& memory) {
-      return stream_queries<T, C>::layout(memory, heads_of_task * queries_of_task, shape.dim, shape.dim_v,
-                                          bool(in.relative_queries));
+    auto all = in.exec.scratch(worker, [&](arena& memory) {
+      return stream_queries<T, C>::layout(memory, state.rows, shape.dim, shape.dim_v, bool(in.relative_queries));
     });
-    const idx_t b = w.batch, kv = w.head / shape.group();
-    rows.begin(in.q, in.relative_queries, b, w.head, w.rows(), w.queries, in.terms.query_factor(), w.first);
-    const auto limit = in.causal ? stream_limit{in.shift(b) + 1, 1} : stream_limit{lengths.keys(b), 0};
-    attend_stream(rows, in.key_rows(b, kv), in.value_rows(b, kv), {}, w.begin, w.end,
-                  in.terms.for_head(b, 0, in.shift(b)), limit, state, in.visible_keys(b));
+    all.rows = 0;
+    for (idx_t number = first_item(w); number < last_item(w); ++number) {
+      const idx_t b = sets.items[number];
+      all.add(in.q, in.relative_queries, {b, w.head, w.first, in.shift(b)}, rows(w, number), queries(w, number),
+              in.terms.query_factor());
+    }
+    share_keys(w, first_item(w), last_item(w), w.begin, [&](idx_t begin, idx_t end, idx_t first, idx_t last) {
+      const idx_t b = sets.items[begin], kv = w.head / shape.group(), row = rows(w, first_item(w), begin),
+                  count = rows(w, begin, end);
+      attend_stream(all.part(row, count), in.key_rows(b, kv), in.value_rows(b, kv), {}, first, last, in.terms,
+                    in.causal, state.part(row, count), in.visible_keys(b));
+    });
   }
 
   void attend_in_blocks(const work& w, const online_softmax<T>& state, int worker) const {
     // Terms are those of one head; without any, short tiles of several heads become tall ones.
     const bool alone = in.terms.any() || in.terms.dropout || in.terms.by_distance;
-    const idx_t heads = alone ? 1 : std::min(w.heads, max_rows / w.queries), count = ceil_div(w.heads, heads);
+    const auto heads_of_block = [&](idx_t number) {
+      return alone ? 1 : std::clamp<idx_t>(max_rows / std::max<idx_t>(1, queries(w, number)), 1, w.heads);
+    };
+    const auto blocks_of = [&](idx_t begin, idx_t end) {
+      idx_t sum = 0;
+      for (; begin < end; ++begin) sum += ceil_div(w.heads, heads_of_block(begin));
+      return sum;
+    };
+    idx_t most = 0;  // rows of a block
+    for (idx_t number = first_item(w); number < last_item(w); ++number)
+      most = std::max(most, heads_of_block(number) * queries(w, number));
+    const idx_t count = blocks_of(first_item(w), last_item(w));
     struct scratch {
       packed_keys<P> keys;
       row_block<P>* rows;
@@ -116,44 +194,54 @@ struct few_queries_driver {
       return scratch{packed_keys<P>::layout(memory, block_keys, shape.dim, shape.dim_v),
                      memory.allocate_list(count, [&](arena& m) {
                        return row_block<P>::layout(m, shape.dim, shape.dim_v, bool(in.terms.by_distance),
-                                                   round_up(heads * w.queries, tile_rows));
+                                                   round_up(most, tile_rows));
                      })};
     });
-    const idx_t b = w.batch, kv = w.head / shape.group();
-    const auto keys = in.key_rows(b, kv);
-    const auto values = in.value_rows(b, kv);
-    for (idx_t n = 0; n < count; ++n) {
-      const idx_t h = w.head + n * heads, rows = std::min(heads, w.heads - n * heads) * w.queries;
+    /// visit(block, batch item, head) for the blocks of some items.
+    const auto for_each_block = [&](idx_t begin, idx_t end, const auto& visit) {
+      for (row_block<P>* block = s.rows + blocks_of(first_item(w), begin); begin < end; ++begin)
+        for (idx_t h = 0; h < w.heads; h += heads_of_block(begin), ++block) visit(*block, begin, w.head + h);
+    };
+    for_each_block(first_item(w), last_item(w), [&](row_block<P>& block, idx_t number, idx_t h) {
+      const idx_t b = sets.items[number], each = queries(w, number),
+                  rows = std::min(heads_of_block(number), w.head + w.heads - h) * each;
       const index_map which{w.first, 1, nullptr};
       if (alone)
-        in.begin(s.rows[n], b, h, in.query(b, h), which, rows);
+        in.begin(block, b, h, in.query(b, h), which, rows);
       else
-        s.rows[n].begin([&](idx_t r) { return in.query(b, h + r / w.queries).row(w.first + r % w.queries); },
-                        in.q.stride(3), which, rows, in.terms.query_factor());
-    }
+        block.begin([&](idx_t r) { return in.query(b, h + r / each).row(w.first + r % each); }, in.q.stride(3), which,
+                    rows, in.terms.query_factor());
+    });
 
-    packed_keys<P> packed = s.keys;
-    line_prefetcher next[] = {{keys, w.begin}, {values, w.begin}};
-    packed.next = next;
-    for (idx_t begin = w.begin; begin < w.end; begin += block_keys) {
-      const idx_t end = std::min(begin + block_keys, w.end);
-      for (line_prefetcher& rows : next) rows.set_end(std::min(end + block_keys, in.visible_keys(b)));
-      packed.positions = {begin, 1, nullptr};
-      for (idx_t j = begin, some = packed.wide; j < end; j += some) {
-        for (line_prefetcher& rows : next) rows.fetch(j + 3 * some);
-        packed.pack(keys, values, j - begin, std::min(j + some, end) - begin);
-      }
-      for (idx_t n = 0; n < count; ++n) {
-        row_block<P>& block = s.rows[n];
-        for (idx_t r = 0; r < block.rows; ++r) {
-          const idx_t seen = in.causal ? w.first + r % w.queries + in.shift(b) + 1 : end;
-          block.ranges[r] = {0, std::clamp(seen, begin, end) - begin};
+    share_keys(w, first_item(w), last_item(w), w.begin, [&](idx_t from, idx_t to, idx_t first, idx_t last) {
+      const idx_t b = sets.items[from], kv = w.head / shape.group();
+      const auto keys = in.key_rows(b, kv);
+      const auto values = in.value_rows(b, kv);
+      packed_keys<P> packed = s.keys;
+      line_prefetcher next[] = {{keys, first}, {values, first}};
+      packed.next = next;
+      for (idx_t begin = first; begin < last; begin += block_keys) {
+        const idx_t end = std::min(begin + block_keys, last);
+        for (line_prefetcher& rows : next) rows.set_end(std::min(end + block_keys, in.visible_keys(b)));
+        packed.positions = {begin, 1, nullptr};
+        for (idx_t j = begin, some = packed.wide; j < end; j += some) {
+          for (line_prefetcher& rows : next) rows.fetch(j + 3 * some);
+          packed.pack(keys, values, j - begin, std::min(j + some, end) - begin);
         }
-        attend(block, packed, in.terms.for_head(b, w.head + n * heads, in.shift(b)));
+        for_each_block(from, to, [&](row_block<P>& block, idx_t number, idx_t h) {
+          const idx_t item = sets.items[number], each = queries(w, number), shift = in.shift(item);
+          for (idx_t r = 0; r < block.rows; ++r) {
+            const idx_t seen = in.causal ? w.first + r % each + shift + 1 : end;
+            block.ranges[r] = {0, std::clamp(seen, begin, end) - begin};
+          }
+          attend(block, packed, in.terms.for_head(item, h, shift));
+        });
       }
-    }
-    for (idx_t n = 0, row = 0; n < count; ++n)
-      for (idx_t r = 0; r < s.rows[n].rows; ++r) state.copy_row(row++, s.rows[n].state, r);
+    });
+    idx_t row = 0;
+    for_each_block(first_item(w), last_item(w), [&](row_block<P>& block, idx_t, idx_t) {
+      for (idx_t r = 0; r < block.rows; ++r) state.copy_row(row++, block.state, r);
+    });
   }
 };
 

@@ -26,7 +26,7 @@ struct indexer_rows {
       return scratch{stream_queries<T, C>::layout(memory, shape.heads, shape.dim, 0), memory.allocate<T>(stream_tile)};
     });
     const cache_rows<const C> keys(in.k, b, 0, shape.dim, true, in.pages);
-    s.queries.begin(in.q.slice(2, i, 1), b, 0, shape.heads, 1, in.scale);
+    s.queries.begin(in.q.slice(2, i, 1), {}, {b, 0, 0, 0}, shape.heads, 1, in.scale);
     for (idx_t count; begin < end; begin += count) {
       const auto rows = rows_from(keys, begin);
       count = std::min({tile, end - begin, rows.rows});

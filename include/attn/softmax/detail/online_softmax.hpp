@@ -41,6 +41,10 @@ struct online_softmax {
   }
 
   T* row(idx_t r) const { return out + r * stride; }
+  /// Rows [first, first + count).
+  online_softmax part(idx_t first, idx_t count) const {
+    return {count, cols, stride, maximum + first, sum + first * Lanes, row(first)};
+  }
   T row_sum(idx_t r) const {
     if constexpr (Lanes == 1)
       return sum[r];

@@ -48,15 +48,16 @@ void attend_streamed(const softmax_call<S, Score, C>& in, const Plan& plan) {
   };
   const auto attend_query = [&](idx_t b, idx_t h, idx_t count, idx_t i, scratch& s) {
     const auto query = [&](const auto& q) { return q ? q.slice(2, i, 1) : q; };
-    s.queries.begin(query(in.q), query(in.relative_queries), b, h, count, 1, in.terms.query_factor());
+    s.queries.begin(query(in.q), query(in.relative_queries), {b, h, 0, plan.position(b, i)}, count, 1,
+                    in.terms.query_factor());
     s.state.rows = count;
     s.state.clear();
     long_sums sums(s.state, s.total, count, stream_chunk);
-    const auto terms = for_query(in.terms.for_head(b, h, plan.position(b, i)), i);
+    const auto terms = for_query(in.terms, i);
     plan.rows(b, h, i, s.plan, [&](const auto& keys, const auto& values, const index_map& positions, idx_t begin,
                                    idx_t end, idx_t wanted_next) {
       sums.next(end - begin);
-      attend_stream(s.queries, keys, values, positions, begin, end, terms, stream_limit{end, 0}, s.state, wanted_next);
+      attend_stream(s.queries, keys, values, positions, begin, end, terms, false, s.state, wanted_next);
     });
     sums.finish();
     for (idx_t r = 0; r < count; ++r) in.finish_row(s.state, r, b, h + r, i);

@@ -20,15 +20,21 @@ namespace attn { inline namespace ATTN_ISA { namespace detail {
 inline constexpr idx_t few_queries = 4;
 inline constexpr idx_t stream_chunk = 2048;  // keys with a softmax of their own
 
-/// The queries of one key head, and memory to attend them: row r is query first_query + r % queries of the query head
-/// first_head + r / queries. They are multiplied with rows of elements C.
+/// The query of a row, at position query + shift.
+struct stream_query {
+  idx_t batch, head, query, shift;
+};
+
+/// Queries of one key head, and memory to attend them. They are multiplied with rows of elements C. No bit of a row's
+/// result depends on other rows, so that those of several batch items may be attended together.
 template <class T, class C = T>
 struct stream_queries {
   using P = stream_operand<T, C>;
   static constexpr bool in_codes = std::same_as<C, std::int8_t>;
   static constexpr bool twice = !std::same_as<P, T>;  // whether they are also stored as operands for rows in fewer bits
 
-  idx_t rows = 0, dim = 0, stride = 0, queries = 0, first_head = 0, first_query = 0;
+  idx_t rows = 0, dim = 0, stride = 0;
+  stream_query* of = nullptr;            // [rows]
   T* data = nullptr;                     // [rows][stride], scaled, padded with zeros
   T* relative = nullptr;                 // the same of the queries of relative keys
   P* operands = nullptr;                 // [rows][stride / 2]
@@ -39,34 +45,34 @@ struct stream_queries {
   static stream_queries layout(arena& memory, idx_t rows, idx_t dim, idx_t dim_v, bool with_relative = false) {
     const idx_t stride = round_up(dim, 2 * width<T>), few = twice ? rows : 0;
     T* const data = memory.allocate<T>(rows * stride);
-    return {.rows = rows, .dim = dim, .stride = stride, .data = data,
+    return {.rows = rows, .dim = dim, .stride = stride, .of = memory.allocate<stream_query>(rows), .data = data,
             .relative = with_relative ? memory.allocate<T>(rows * stride) : data,
             .operands = memory.allocate<P>(few * stride / 2), .factors = memory.allocate<float>(few),
             .scores = memory.allocate<T>(rows * stream_tile), .keys = memory.allocate<T>(stream_tile_of<C> * stride),
             .values = memory.allocate<T>(stream_tile_of<C> * round_up(dim_v, width<T>))};
   }
 
-  /// Loads `count` rows: `per_head` queries from the `first` on, of the query heads from `head` on, times `factor`; and
+  template <class S>
+  void begin(const tensor_view<const S>& q, const tensor_view<const S>& relative_queries, const stream_query& first,
+             idx_t count, idx_t per_head, T factor) {
+    rows = 0;
+    add(q, relative_queries, first, count, per_head, factor);
+  }
+  /// Adds `count` rows, times `factor`: `per_head` queries from that of `first` on, of the heads from its head on; and
   /// the queries of relative keys, where they are others.
   template <class S>
-  void begin(const tensor_view<const S>& q, const tensor_view<const S>& relative_queries, idx_t batch, idx_t head,
-             idx_t count, idx_t per_head, T factor, idx_t first = 0) {
-    begin(q, batch, head, count, per_head, factor, first);
-    for (idx_t r = 0; relative_queries && r < rows; ++r) {
-      T* const row = load(relative_queries, batch, r, relative);
-      for (idx_t d = 0; d < stride; d += width<T>)
-        store<T>(row + d, mul(detail::load<T>(row + d), broadcast<T>(factor)));
-    }
-  }
-  template <class S>
-  void begin(const tensor_view<const S>& q, idx_t batch, idx_t head, idx_t count, idx_t per_head, T factor,
-             idx_t first = 0) {
-    rows = count;
-    queries = per_head;
-    first_head = head;
-    first_query = first;
-    for (idx_t r = 0; r < rows; ++r) {
-      T* const row = load(q, batch, r, data);
+  void add(const tensor_view<const S>& q, const tensor_view<const S>& relative_queries, const stream_query& first,
+           idx_t count, idx_t per_head, T factor) {
+    const idx_t begin = std::exchange(rows, rows + count);
+    for (idx_t r = begin; r < rows; ++r) {
+      const idx_t n = r - begin;
+      of[r] = {first.batch, first.head + n / per_head, first.query + n % per_head, first.shift};
+      if (relative_queries) {
+        T* const row = load(relative_queries, r, relative);
+        for (idx_t d = 0; d < stride; d += width<T>)
+          store<T>(row + d, mul(detail::load<T>(row + d), broadcast<T>(factor)));
+      }
+      T* const row = load(q, r, data);
       if constexpr (numbers_of<P> > 1) {
         lanes_to_pairs(row, stride, operands + r * stride / 2);
         factors[r] = factor;
@@ -81,8 +87,17 @@ struct stream_queries {
       }
     }
   }
-  idx_t query_of(idx_t r) const { return first_query + r % queries; }
-  idx_t head_of(idx_t r) const { return first_head + r / queries; }
+  /// Rows [first, first + count).
+  stream_queries part(idx_t first, idx_t count) const {
+    stream_queries some = *this;
+    some.rows = count, some.of += first, some.data += first * stride, some.relative += first * stride;
+    if (twice) some.operands += first * stride / 2, some.factors += first;
+    return some;
+  }
+  template <class Score>
+  score_terms<T, Score> terms_of(const score_terms<T, Score>& terms, idx_t r) const {
+    return terms.for_head(of[r].batch, of[r].head, of[r].shift);
+  }
   const T* relative_row(idx_t r) const { return relative + r * stride; }
   stream_row<T, C> row(idx_t r) const {
     if constexpr (!twice) return {data + r * stride, stride, nullptr, 0, nullptr};
@@ -92,11 +107,11 @@ struct stream_queries {
  private:
   /// Row r of the queries, into row r of `to`, unscaled.
   template <class S>
-  T* load(const tensor_view<const S>& q, idx_t batch, idx_t r, T* to) const {
-    const matrix_view<const S> x = detail::head_of(q, batch, head_of(r));
+  T* load(const tensor_view<const S>& q, idx_t r, T* to) const {
+    const matrix_view<const S> x = head_of(q, of[r].batch, of[r].head);
     T* const row = to + r * stride;
     for (idx_t d = 0; d < stride; d += width<T>)
-      store<T>(row + d, load_part<T>(x.row(query_of(r)) + d * x.col_stride, x.col_stride, dim - d));
+      store<T>(row + d, load_part<T>(x.row(of[r].query) + d * x.col_stride, x.col_stride, dim - d));
     return row;
   }
 };
@@ -150,20 +165,12 @@ void by_rows(idx_t rows, F&& f) {
   for (; r < rows; ++r) f(r, std::integral_constant<int, 1>{});
 }
 
-/// Query i sees the rows below first + i * step.
-struct stream_limit {
-  idx_t first = 0, step = 0;
-  idx_t operator()(idx_t i) const { return first + i * step; }
-};
-
 /// Whether the mask hides the tile of rows from `begin` on from every query.
 template <class T, class C, class Score>
 bool hidden_from_all(const stream_queries<T, C>& q, const index_map& positions, idx_t begin, idx_t count,
                      const score_terms<T, Score>& terms) {
   for (idx_t r = 0; r < q.rows; ++r)
-    if (terms.for_head(terms.batch, q.head_of(r), terms.query_shift)
-            .seen(q.query_of(r), count, positions, begin) != mask_coverage::none)
-      return false;
+    if (q.terms_of(terms, r).seen(q.of[r].query, count, positions, begin) != mask_coverage::none) return false;
   return true;
 }
 
@@ -199,17 +206,19 @@ ATTN_INLINE packet<T> stream_weight(const packet<T>& x) {
     return exp2_rounded(x);
 }
 
-/// Attends the queries to rows [begin, end) of k and v, which are at positions[row]; query i sees the rows below
-/// limit(i). `terms` is of any head of the batch item. Rows are cache_rows, matrices or quantised_rows; the next call
-/// begins with those from `end` up to `wanted_next`: the last tile prefetches some of them (decoding from int8: 0.92 of
-/// the time).
+/// Attends the queries to rows [begin, end) of k and v, which are at positions[row]; where causal, a query sees those
+/// up to its own position. `terms` is of any head. Rows are cache_rows, matrices or quantised_rows; the next call begins
+/// with those from `end` up to `wanted_next`: the last tile prefetches some of them (decoding from int8: 0.92 of the
+/// time).
 template <class T, class C, class Rows, class Score>
 void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, const index_map& positions,
-                   idx_t begin, idx_t end, const score_terms<T, Score>& terms, const stream_limit& limit,
+                   idx_t begin, idx_t end, const score_terms<T, Score>& terms, bool causal,
                    const online_softmax<T>& state, idx_t wanted_next = 0) {
   constexpr T minus_infinity = -std::numeric_limits<T>::infinity();
   constexpr idx_t tile = stream_tile_of<C>;
   const idx_t last = std::max(end, wanted_next);
+  // Each of the rows fetches its part of what is needed next, for processors wait where too much is on its way.
+  const auto part = [&](idx_t fetched, idx_t row) { return std::max<idx_t>(0, fetched) * row / q.rows; };
   for (idx_t count; begin < end; begin += count) {
     const auto k_rows = rows_from(k, begin), v_rows = rows_from(v, begin);
     count = std::min({tile, end - begin, k_rows.rows});
@@ -219,7 +228,7 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
     with_whole_packets<T>(k_rows, count, q.keys, true, [&](const auto& keys) {
       by_rows<T>(q.rows, [&](idx_t r, auto R) {
         stream_scores<R.value>(q.row(r), keys, q.scores + r * stream_tile,
-                               prefetcher_of(v_rows, 0, r == 0 ? count : 0));
+                               prefetcher_of(v_rows, part(count, r), part(count, r + R)));
       });
     });
     with_whole_packets<T>(v_rows, count, q.values, false, [&](const auto& values) {
@@ -232,13 +241,11 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
         weight_range<T> range;
         for (idx_t r = r0; r < r0 + R.value; ++r) {
           T* const s = q.scores + r * stream_tile;
-          const idx_t i = q.query_of(r), seen = std::clamp(limit(i) - begin, idx_t(0), count);
+          const auto [b, h, i, shift] = q.of[r];
+          const idx_t seen = causal ? std::clamp(i + shift + 1 - begin, idx_t(0), count) : count;
           if (terms.by_distance && seen > 0)
-            terms.by_distance.add_one_by_one(q.relative_row(r), 1, s, seen, q.head_of(r),
-                                             i + terms.query_shift, positions, begin);
-          if (terms.any() && seen > 0)
-            terms.for_head(terms.batch, q.head_of(r), terms.query_shift)
-                .apply(s, seen, i, positions, begin);
+            terms.by_distance.add_one_by_one(q.relative_row(r), 1, s, seen, h, i + shift, positions, begin);
+          if (terms.any() && seen > 0) terms.for_head(b, h, shift).apply(s, seen, i, positions, begin);
           std::fill(s + seen, s + padded, minus_infinity);
           packet<T> highest = broadcast<T>(minus_infinity);
           for (idx_t j = 0; j < padded; j += width<T>) highest = max(highest, load<T>(s + j));
@@ -260,8 +267,7 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
           else
             range.zeros |= !(min_lanes(least) >= std::numeric_limits<T>::min());  // smaller ones become 0 as bf16
           if (terms.dropout && seen > 0) {
-            terms.for_head(terms.batch, q.head_of(r), terms.query_shift)
-                .drop(s, seen, i, positions, begin);
+            terms.for_head(b, h, shift).drop(s, seen, i, positions, begin);
             range.zeros = true, range.largest[r - r0] *= T(terms.dropout.factor());
           }
           rescale[r - r0] = state.maximum[r] - reference;
@@ -271,9 +277,9 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
         static_assert(R.value <= width<T>);
         store<T>(rescale, exp2_weight<T>(load<T>(rescale)));
         for (int r = 0; r < R.value; ++r) state.sum[r0 + r] = state.sum[r0 + r] * rescale[r] + sums[r];
-        const idx_t fetched = r0 == 0 ? std::min({tile, last - next, next_rows.rows}) : 0;
+        const idx_t fetched = std::min({tile, last - next, next_rows.rows});
         stream_output<R.value>(q.scores + r0 * stream_tile, range, rescale, values, state.row(r0), state.stride,
-                               prefetcher_of(next_rows, 0, fetched));
+                               prefetcher_of(next_rows, part(fetched, r0), part(fetched, r0 + R)));
       });
     });
   }

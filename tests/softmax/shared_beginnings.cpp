@@ -1,0 +1,245 @@
+// Sequences that share pages of a cache are attended together: to the last bit as with pages of their own.
+#include <attn/core/paged_cache.hpp>
+#include <attn/softmax/full_softmax_step.hpp>
+
+#include "support/catch.hpp"
+#include "support/random.hpp"
+#include "support/run.hpp"
+
+namespace testing::shared_beginnings_tests {
+namespace {
+
+using lengths = std::vector<idx_t>;
+
+constexpr idx_t batch = 7, heads = 4, kv_heads = 2, dim = 24, value_dim = 20, longest = 2110;
+constexpr idx_t stems[batch] = {0, 1, 0, 0, 1, 0, 0};               // what a sequence begins with
+constexpr idx_t begun[batch] = {2100, 519, 2080, 600, 519, 0, 600};  // its first tokens
+
+template <class C>
+tensor<C> memory(idx_t pages, idx_t rows, idx_t cols, float value) {
+  return {pages, kv_heads, rows, cols, static_cast<C>(value)};
+}
+
+// The same tokens twice: as copies of the sequence that began first, and each with pages of its own. Rows of pages that
+// no token was stored in are NaN.
+template <class S, class C = S>
+struct sequences {
+  tensor<S> k[2], v[2];
+  std::optional<tensor<C>> keys, values;
+  attn::page_pool<C> shared_pages, own_pages;
+  attn::paged_cache<C> shared, own;
+
+  static attn::page_pool_extents extents(idx_t page, idx_t pages) {
+    return {.pages = pages, .page_tokens = page, .heads = kv_heads, .dim = dim, .value_dim = value_dim};
+  }
+  static constexpr bool in_eight_bits = std::same_as<C, std::int8_t>;
+  attn::page_pool<C> pool_of_nan(idx_t page, idx_t pages) {
+    if constexpr (in_eight_bits) {
+      return attn::page_pool<C>(extents(page, pages));
+    } else {
+      keys = memory<C>(pages, page, dim, std::numeric_limits<float>::quiet_NaN());
+      values = memory<C>(pages, page, value_dim, std::numeric_limits<float>::quiet_NaN());
+      return attn::page_pool<C>(view(*keys), view(*values));
+    }
+  }
+
+  explicit sequences(idx_t page)
+      : shared_pages(pool_of_nan(page, 2 * longest / page + 60)), own_pages(extents(page, 7 * longest / page + 30)),
+        shared(shared_pages, batch), own(own_pages, batch) {
+    for (idx_t stem : {0, 1}) {
+      const auto seed = static_cast<std::uint64_t>(stem);
+      k[stem] = cast<S>(random_normal(seed + 1, 1, kv_heads, 2100, dim));
+      v[stem] = cast<S>(random_normal(seed + 3, 1, kv_heads, 2100, value_dim));
+    }
+    for (idx_t b = 0; b < batch; ++b) {
+      lengths taken(batch, 0);
+      taken[static_cast<std::size_t>(b)] = begun[b];
+      const auto rows = [&](const tensor<S>& x) {
+        return attn::tensor_view<const S>(x.data.data(), {batch, kv_heads, 2100, x.dim()},
+                                          {0, 2100 * x.dim(), x.dim(), 1});
+      };
+      own.append(rows(k[stems[b]]), rows(v[stems[b]]), {.lengths = taken});
+      if (b < 2)
+        shared.append(rows(k[stems[b]]), rows(v[stems[b]]), {.lengths = taken});
+      else
+        shared.copy_item(stems[b], b, begun[b]);
+    }
+  }
+};
+
+template <class S>
+struct results {
+  tensor<S> out;
+  tensor<attn::compute_type<S>> lse;
+  explicit results(idx_t count) : out(batch, heads, count, value_dim, S(7)), lse(batch, heads, count, 1, 7) {}
+  bool operator==(const results& x) const { return out.data == x.out.data && lse.data == x.lse.data; }
+};
+
+template <class S>
+struct chunk {
+  tensor<S> q, k, v;
+  chunk(std::uint64_t seed, idx_t count)
+      : q(cast<S>(random_normal(seed, batch, heads, count, dim))),
+        k(cast<S>(random_normal(seed + 1, batch, kv_heads, count, dim))),
+        v(cast<S>(random_normal(seed + 2, batch, kv_heads, count, value_dim))) {}
+};
+
+// Few queries are attended in place, more of them by blocks, others as in a call without a cache.
+const lengths of_steps[] = {
+    {1, 1, 1, 1, 1, 1, 1}, {3, 0, 4, 1, 2, 3, 4}, {9, 5, 7, 8, 6, 9, 5}, {2, 9, 5, 66, 0, 1, 6}};
+
+template <class S, class Cache, class Options, class Score>
+results<S> step(Cache cache, const chunk<S>& x, Options options, Score&& score, attn::execution& exec) {
+  results<S> r(x.q.length());
+  options.lse = row_view(r.lse);
+  attn::full_softmax_step(cache, view(x.q), view(x.k), view(x.v), view(r.out), options, score, exec);
+  return r;
+}
+
+template <class S, class C = S>
+void check_steps(idx_t page) {
+  CAPTURE(page);
+  sequences<S, C> s(page);
+  attn::execution one, two(2, 0), three(3, 0);
+  std::uint64_t seed = 10;
+  for (const lengths& taken : of_steps) {
+    const idx_t count = *std::max_element(taken.begin(), taken.end());
+    CAPTURE(count);
+    const chunk<S> x(seed += 5, count);
+    attn::full_softmax_step_options<S> options{.lengths = taken};
+    const results<S> wanted = step(s.own, x, options, attn::detail::no_score(), one);
+    CHECK(step(s.shared, x, options, attn::detail::no_score(), one) == wanted);
+    const std::size_t bytes = one.scratch_bytes();
+    CHECK(step(s.shared, x, options, attn::detail::no_score(), two) == wanted);
+    CHECK(step(s.shared, x, options, attn::detail::no_score(), three) == wanted);
+    CHECK(step(s.shared, x, options, attn::detail::no_score(), one) == wanted);
+    CHECK(one.scratch_bytes() == bytes);
+  }
+  // Copies whose last page is theirs too, and queries that lie in what is shared.
+  const chunk<S> x(seed += 5, 6);
+  for (const bool causal : {true, false})
+    for (const lengths& taken : {lengths(batch, 3), lengths(batch, 6)}) {
+      results<S> a(6), b(6);
+      const auto ask = [&](const auto& cache, results<S>& r) {
+        attn::full_softmax_cached(cache, view(x.q), view(r.out),
+                                  {.causal = causal, .lengths = taken, .lse = row_view(r.lse)}, two);
+      };
+      ask(s.own, a), ask(s.shared, b);
+      CHECK(a == b);
+    }
+}
+
+// The options that know of which item and position a row is.
+template <class S, class C = S>
+void check_options(idx_t page) {
+  using T = attn::compute_type<S>;
+  CAPTURE(page);
+  sequences<S, C> s(page);
+  attn::execution exec(2, 0);
+  const auto keys = [&](const lengths& taken) {
+    idx_t most = 0;
+    for (idx_t b = 0; b < batch; ++b) most = std::max(most, begun[b] + taken[static_cast<std::size_t>(b)]);
+    return most;
+  };
+  for (const lengths& taken : {of_steps[1], of_steps[2]}) {
+    const idx_t count = *std::max_element(taken.begin(), taken.end()), all = keys(taken);
+    const chunk<S> x(77, count);
+    const tensor<T> bias = cast<T>(random_normal(4, batch, heads, count, all)),
+                    table = cast<T>(random_normal(5, 1, heads, 41, dim)),
+                    near = cast<T>(random_normal(6, 1, heads, 1, 61));
+    tensor<T> decays = cast<T>(random_normal(7, batch, heads, 1, all));
+    for (T& decay : decays.data) decay = -std::abs(decay) / 100;
+    const tensor<S> relative = cast<S>(random_normal(8, batch, heads, count, dim));
+    tensor<std::uint8_t> mask(batch, heads, count, all, 1), there(1, 1, batch, all, 1);
+    for (std::size_t n = 0; n < mask.data.size(); n += 3) mask.data[n] = 0;
+    for (std::size_t n = 0; n < there.data.size(); n += 5) there.data[n] = 0;
+    for (idx_t j = 0; j < 1000; ++j) mask(2, 1, 0, j) = mask(3, 1, 0, j) = 0;  // whole tiles
+    const std::vector<T> slopes = {T(.5), T(.25), 0, 1}, sinks = {0, -1, 1, T(.5)};
+    const auto check = [&](const attn::full_softmax_step_options<S>& given, auto&& score) {
+      attn::full_softmax_step_options<S> options = given;
+      options.lengths = taken;
+      CHECK(step(s.shared, x, options, score, exec) == step(s.own, x, options, score, exec));
+    };
+    const attn::detail::no_score none;
+    check({.bias = view(bias), .softcap = T(3), .alibi_slopes = slopes, .sinks = sinks}, none);
+    check({.rotary = attn::rotary_options<S>{}, .relative_bias = {near.data.data(), {heads, 61}}, .mask = view(mask)},
+          none);
+    check({.relative_keys = {table.data.data(), {heads, 41, dim}}, .relative_queries = view(relative),
+           .dropout = {.rate = 0.3, .seed = 4}},
+          none);
+    check({.log_decay = {decays.data.data(), {batch, heads, all}},
+           .key_mask = attn::tensor_view<const std::uint8_t, 2>(there.data.data(), {batch, all})},
+          none);
+    check({.scale = T(.4)}, [](auto score, idx_t b, idx_t h, idx_t i, idx_t j) {
+      return (i + 2 * j + h + 3 * b) % 7 == 0 ? -std::numeric_limits<T>::infinity() : score + T(b) / T(1 + i - j);
+    });
+  }
+}
+
+}  // namespace
+
+TEST_CASE("Shared pages give the bits of own ones", "[shared_beginnings]") {
+  SECTION("float") {
+    for (idx_t page : {5, 64, 300}) check_steps<float>(page);
+  }
+  SECTION("bfloat16") { check_steps<Eigen::bfloat16>(48); }
+  SECTION("half for float") { check_steps<float, Eigen::half>(7); }
+  SECTION("eight bits") { check_steps<float, std::int8_t>(48); }
+  if constexpr (std::tuple_size_v<exact_types> > 1) {
+    SECTION("double") { check_steps<double>(16); }
+  }
+}
+
+TEST_CASE("Shared pages: every option is that of its item", "[shared_beginnings]") {
+  SECTION("float") { check_options<float>(16); }
+  SECTION("bfloat16") { check_options<Eigen::bfloat16>(64); }
+  SECTION("eight bits") { check_options<float, std::int8_t>(16); }
+}
+
+TEST_CASE("Shared pages: the naive reference", "[shared_beginnings]") {
+  sequences<float> s(30);
+  const chunk<float> x(3, 9);
+  attn::execution exec;
+  for (const lengths& taken : {of_steps[1], of_steps[2]}) {
+    const results<float> found =
+        step(s.shared, x, attn::full_softmax_step_options<float>{.lengths = taken}, attn::detail::no_score(), exec);
+    for (idx_t b = 0; b < batch; ++b) {
+      const idx_t count = taken[static_cast<std::size_t>(b)], keys = begun[b] + count;
+      const auto item = [&](const tensor<float>& before, const tensor<float>& all, idx_t rows) {
+        tensor<double> one(1, all.heads(), rows, all.dim());
+        for (idx_t h = 0; h < all.heads(); ++h)
+          for (idx_t t = 0; t < rows; ++t)
+            for (idx_t d = 0; d < all.dim(); ++d) {
+              const idx_t fed = t - (rows - count);
+              one(0, h, t, d) = static_cast<double>(fed < 0 ? before(0, h, t, d) : all(b, h, fed, d));
+            }
+        return one;
+      };
+      full_softmax_problem p{
+          item(x.q, x.q, count), item(s.k[stems[b]], x.k, keys), item(s.v[stems[b]], x.v, keys), {}};
+      p.options.causal = true;
+      CAPTURE(b, count);
+      CHECK(relative_error(item(found.out, found.out, count), expected(p).out) <= 2e-6);
+    }
+  }
+}
+
+TEST_CASE("Shared pages: which items are attended together", "[shared_beginnings]") {
+  const std::vector<lengths> tables = {{4, 5, 6, 7}, {}, {4, 5, 9}, {8}, {4, 5, 6, 3}, {8, 2}, {4, 5, 6, 7}};
+  std::byte room[1024];
+  attn::detail::arena arena(room);
+  auto found = attn::detail::shared_beginnings::layout(arena, 7);
+  const auto list = [](const idx_t* from, idx_t count) { return lengths(from, from + count); };
+  found.find({tables.data(), 64}, 7, 10, [](idx_t) { return 0; });
+  CHECK(list(found.items, 7) == lengths{1, 4, 0, 6, 2, 3, 5});
+  CHECK(list(found.common, 7) == lengths{0, 0, 192, 256, 128, 0, 64});
+  CHECK(list(found.first, found.sets + 1) == lengths{0, 1, 5, 7});
+  CHECK(found.largest == 4);
+  found.find({tables.data(), 64}, 7, 3, [](idx_t b) { return b == 6 ? 0 : 1; });
+  CHECK(list(found.items, 7) == lengths{6, 1, 4, 0, 2, 3, 5});
+  CHECK(list(found.first, found.sets + 1) == lengths{0, 1, 2, 5, 7});
+  found.find({}, 3, 10, [](idx_t) { return 0; });
+  CHECK(list(found.first, found.sets + 1) == lengths{0, 1, 2, 3});
+}
+
+}  // namespace testing::shared_beginnings_tests
