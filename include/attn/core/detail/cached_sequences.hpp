@@ -180,6 +180,7 @@ class kv_tokens : public cached_tokens {
   }
   void cut(idx_t b, idx_t tokens) { length(b) = tokens; }
   void keep(idx_t b, std::span<const idx_t> positions, idx_t first) {
+    memory_.begin_moves(b, length(b));
     for (idx_t n = first; n < std::ssize(positions); ++n) memory_.move(b, positions[static_cast<std::size_t>(n)], b, n);
     length(b) = std::ssize(positions);
   }

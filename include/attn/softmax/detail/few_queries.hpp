@@ -19,7 +19,7 @@ template <class S, class Score, class C, class P>
 struct few_queries_driver {
   using T = compute_type<S>;
 
-  static constexpr bool in_codes = std::same_as<C, std::int8_t>;
+  static constexpr bool in_codes = coded<C>;
   static constexpr idx_t most_queries = 64;  // of a task
   static constexpr idx_t task_rows = 256;    // their states stay in the second-level cache
   static constexpr idx_t block_keys = 256;   // packed at a time
