@@ -64,7 +64,7 @@ struct row_format {
 };
 template <>
 struct row_format<std::int8_t> {
-  static constexpr idx_t rows = quantised_block, tail = 0;
+  static constexpr idx_t rows = quantised_block, tail = 0, largest_code = 127;
   static constexpr float most = quantised_most;
   static idx_t elements(idx_t cols, bool of_keys) { return quantised_layout{cols, of_keys}.bytes(); }
   static idx_t cols(idx_t elements, bool of_keys) { return quantised_layout::of_bytes(elements, of_keys).cols; }
@@ -101,7 +101,7 @@ struct row_format<std::int8_t> {
 template <channel_coded C>
 struct row_format<C> {
   using layout = channel_layout<C>;
-  static constexpr idx_t rows = channel_block, tail = layout::tail;
+  static constexpr idx_t rows = channel_block, tail = layout::tail, largest_code = layout::most;
   static constexpr float most = quantised_most;
   static idx_t elements(idx_t cols, bool of_keys) { return layout{cols, of_keys}.bytes(); }
   static idx_t cols(idx_t elements, bool of_keys) { return layout::of_bytes(elements, of_keys).cols; }

@@ -1,8 +1,8 @@
 // attn: the two products of streaming.hpp with rows in codes with a scale for each channel (channel_codes.hpp).
 //
-// Queries are multiplied with the scales of a block, then rounded to 16-bit integers, once for its channel_block keys;
-// the sums of products with values are multiplied with theirs once for each block. Offsets are a product of their own,
-// one row a block.
+// Queries are multiplied with the scales of a block, then rounded to 16-bit integers, once for its channel_block keys: to
+// 1/32767 of the largest number of the query times the largest scale. The sums of products with values are multiplied
+// with theirs once for each block. Offsets are a product of their own, one row a block.
 #pragma once
 
 #include <attn/softmax/detail/stream_rows.hpp>
@@ -32,34 +32,39 @@ struct channel_tile {
   };
 };
 
-/// take(integral_constant<int, a>, pairs) for each pair of codes of width<float> words.
-template <class C, class Take>
-ATTN_INLINE void each_code_pair(const C* words, Take&& take) {
+/// Words of codes, and code pair a of each.
+using code_words = typename lanes_of<std::uint32_t, width<float>>::type;
+template <class C>
+ATTN_INLINE code_words load_words(const C* p) {
+  code_words x;
+  std::memcpy(&x, p, sizeof x);
+  return x;
+}
+template <class C>
+ATTN_INLINE code_pairs pair_of(const code_words& x, int a) {
   using layout = channel_layout<C>;
-  typename lanes_of<std::uint32_t, width<float>>::type word;
-  std::memcpy(&word, words, sizeof word);
-  unroll<layout::in_word / 2>(
-      [&](auto a) { take(a, bits_as<code_pairs>((word >> (a.value * layout::bits)) & layout::pair_mask)); });
+  return bits_as<code_pairs>((x >> (a * layout::bits)) & layout::pair_mask);
 }
 
-/// Rounds the products of a query with scales to integers up to `most`; returns the factor that gives them back. Operands
-/// are zero up to a whole word of codes.
+/// The largest scale of a block.
+inline float largest_scale(const Eigen::bfloat16* scales, idx_t cols) {
+  packet<float> largest = zero<float>();
+  for (idx_t c = 0; c < cols; c += width<float>) largest = max(largest, abs(load_as<float>(scales + c)));
+  return max_lanes(largest);
+}
+/// Integers of the products of a query, times `inverse`, with scales; zero up to a whole word of codes.
 template <idx_t In_word>
-float round_scaled(const float* q, const Eigen::bfloat16* scales, idx_t cols, std::int32_t most, code_pair* pairs) {
+ATTN_INLINE void round_scaled(const float* q, const Eigen::bfloat16* scales, idx_t cols, float inverse,
+                              code_pair* pairs) {
   constexpr int w = width<float>;
-  packet<float> size = zero<float>();
-  for (idx_t c = 0; c < cols; c += w) size = max(size, abs(mul(load<float>(q + c), load_as<float>(scales + c))));
-  const float factor = max_lanes(size) / static_cast<float>(most);
-  const float inverse = factor >= std::numeric_limits<float>::min() && std::isfinite(factor) ? 1 / factor : 0;
   auto* const to = reinterpret_cast<std::int16_t*>(pairs);
   for (idx_t c = 0; c < cols; c += w) {
-    const packet<float> x = mul(load<float>(q + c), load_as<float>(scales + c));
-    const packet<float> shifted = fma(x, broadcast<float>(inverse), broadcast<float>(whole_number));
+    const packet<float> x = mul(load<float>(q + c), broadcast<float>(inverse));
+    const packet<float> shifted = fma(x, load_as<float>(scales + c), broadcast<float>(whole_number));
     const auto whole = __builtin_convertvector(bits_as<whole_lanes>(shifted), typename lanes_of<std::int16_t, w>::type);
     std::memcpy(to + c, &whole, sizeof whole);
   }
-  std::fill(to + cols, to + round_up(cols, In_word), std::int16_t(0));
-  return factor;
+  for (idx_t c = cols; c % In_word != 0; ++c) to[c] = 0;
 }
 
 /// scores[r][j] = shift_r + factor_r (q_r . code_j) for R queries and N registers of the keys of a block from `first` on.
@@ -73,7 +78,9 @@ ATTN_INLINE void channel_scores(const stream_row<T, C>& q, const C* words, idx_t
   unroll<R>([&](auto r) { unroll<N * chains>([&](auto n) { sums[r][n / chains][n % chains] = whole_lanes{}; }); });
   for (idx_t c = 0; c < cols; c += layout::in_word, words += 4 * channel_block)
     unroll<N>([&](auto n) {
-      each_code_pair(words + 4 * n * w, [&](auto a, const code_pairs& x) __attribute__((always_inline)) {
+      const code_words word = load_words(words + 4 * n * w);
+      unroll<pairs>([&](auto a) {
+        const code_pairs x = pair_of<C>(word, a);
         unroll<R>([&](auto r) {
           whole_lanes& sum = sums[r][n][a % chains];
           sum = add_products(sum, x, broadcast_pair(q.operands[r * q.operand_stride + c / 2 + a]));
@@ -100,15 +107,15 @@ void stream_scores(const stream_row<T, C>& q, const channel_rows<C>& k, T* score
   alignas(64) float of_blocks[array_size<R * channel_tile<C>::most_rows>];  // where the tile begins within a block
   float* const all = tile.shift == 0 ? scores : of_blocks;
   const idx_t stride = tile.shift == 0 ? stream_tile : channel_tile<C>::most_rows;
-  const auto most = static_cast<std::int32_t>(
-      std::min<idx_t>(code_most, std::numeric_limits<std::int32_t>::max() / (layout::most * k.cols + 1)));
   for (idx_t b = 0; b < tile.blocks; ++b) {
     values.next(1);
+    const float most = largest_scale(tile.scales(b), k.cols), inverse_most = most > 0 ? 1 / most : 0;
     float factors[array_size<R>];
     for (int r = 0; r < R; ++r) {
-      factors[r] = round_scaled<layout::in_word>(q.data + r * q.stride, tile.scales(b), k.cols, most,
-                                                 q.operands + r * q.operand_stride);
-      if (!std::isfinite(factors[r]) || !std::isfinite(q.factors[r])) factors[r] = std::numeric_limits<T>::quiet_NaN();
+      factors[r] = q.factors[r] * most;
+      const float inverse = q.factors[r] >= std::numeric_limits<float>::min() ? inverse_most / q.factors[r] : 0;
+      round_scaled<layout::in_word>(q.data + r * q.stride, tile.scales(b), k.cols, inverse,
+                                    q.operands + r * q.operand_stride);
     }
     for (idx_t j = 0; j < channel_block; j += N * w)
       channel_scores<R, N>(q, tile.words(b) + 4 * j, k.cols, factors, shifts + b, all + b * channel_block + j, stride);
@@ -155,40 +162,37 @@ void stream_output(const T* weights, const weight_range<T>& range, const T* resc
   }
   const auto columns = [&](idx_t col, auto vectors) {
     constexpr int N = vectors.value;
-    packet<float> acc[array_size<R>][array_size<N>];
-    unroll<R>([&](auto r) {
-      unroll<N>([&](auto n) {
-        acc[r][n] = mul(load<T>(out + r * out_stride + col + n * w), broadcast<T>(rescale[r]));
-      });
-    });
     for (idx_t b = 0; b < tile.blocks; ++b) {
       if (col == 0) keys.next(1);
       whole_lanes whole[array_size<R>][array_size<N>];
       unroll<R>([&](auto r) { unroll<N>([&](auto n) { whole[r][n] = whole_lanes{}; }); });
       const C* words = tile.words(b) + 4 * col;
       const code_pair* weight = pairs[0] + b * block_pairs;
-      for (idx_t j = 0; j < block_pairs; j += word_pairs, words += 4 * v.layout.cols, weight += word_pairs)
-        unroll<N>([&](auto n) {
-          each_code_pair(words + 4 * n * w, [&](auto a, const code_pairs& x) __attribute__((always_inline)) {
-            unroll<R>([&](auto r) {
-              whole[r][n] = add_products(whole[r][n], x, broadcast_pair(weight[r * std::size(pairs[0]) + a]));
-            });
+      for (idx_t j = 0; j < block_pairs; j += word_pairs, words += 4 * v.layout.cols, weight += word_pairs) {
+        code_words word[array_size<N>];
+        unroll<N>([&](auto n) { word[n] = load_words(words + 4 * n * w); });
+        unroll<word_pairs>([&](auto a) {
+          whole_lanes pair[array_size<R>];
+          unroll<R>([&](auto r) { pair[r] = broadcast_pair(weight[r * std::size(pairs[0]) + a]); });
+          unroll<N>([&](auto n) {
+            const code_pairs x = pair_of<C>(word[n], a);
+            unroll<R>([&](auto r) { whole[r][n] = add_products(whole[r][n], x, pair[r]); });
           });
         });
+      }
       unroll<N>([&](auto n) {
         const packet<float> scale = load_as<float>(tile.scales(b) + col + n * w),
                             offset = load_as<float>(tile.offsets(b) + col + n * w);
         unroll<R>([&](auto r) {
-          const packet<float> sum = mul(whole_to_float(whole[r][n]), broadcast<float>(factors[r]));
-          acc[r][n] = fma(sum, scale, fma(broadcast<float>(sums[r][b]), offset, acc[r][n]));
+          float* const o = out + r * out_stride + col + n * w;
+          const packet<float> before = b == 0 ? mul(load<float>(o), broadcast<float>(rescale[r])) : load<float>(o),
+                              sum = mul(whole_to_float(whole[r][n]), broadcast<float>(factors[r]));
+          store<float>(o, fma(sum, scale, fma(broadcast<float>(sums[r][b]), offset, before)));
         });
       });
     }
-    unroll<R>([&](auto r) {
-      unroll<N>([&](auto n) { store<T>(out + r * out_stride + col + n * w, acc[r][n]); });
-    });
   };
-  constexpr int most = registers >= 32 ? 2 : 1;
+  constexpr int most = registers >= 32 ? 4 : 2;
   idx_t col = 0;
   for (; col + most * w <= v.cols; col += most * w) columns(col, std::integral_constant<int, most>{});
   for (; col < v.cols; col += w) columns(col, std::integral_constant<int, 1>{});

@@ -77,7 +77,8 @@ struct stream_queries {
         float largest = 0;  // a NaN, if there is one
         for (idx_t d = 0; d < dim; ++d)
           if (!(std::abs(row[d]) <= largest) && largest == largest) largest = std::abs(row[d]);
-        factors[r] = round_to_codes(row, stride, largest, code_most_of(dim), operands + r * stride / 2);
+        factors[r] = round_to_codes(row, stride, largest, code_most_of(dim, row_format<C>::largest_code),
+                                    operands + r * stride / 2);
       }
     }
   }
