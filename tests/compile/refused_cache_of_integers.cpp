@@ -1,4 +1,4 @@
-// says: attn: the elements of this cache must be float, double, Eigen::half, Eigen::bfloat16 or std::int8_t
+// says: attn: the elements of this cache must be float, double, Eigen::half, Eigen::bfloat16, std::int8_t, attn::int8_channels or attn::int4
 #include <attn/core/kv_cache.hpp>
 
 #ifdef WRONG

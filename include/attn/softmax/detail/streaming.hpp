@@ -193,9 +193,12 @@ listed_codes<C> rows_from(listed_codes<C> x, idx_t j) {
   x.list += j, x.rows -= j;
   return x;
 }
-template <class Rows>
-  requires requires(const Rows& x) { tile_in_place(x); }
-Rows rows_from(Rows x, idx_t j) {
+inline quantised_rows rows_from(quantised_rows x, idx_t j) {
+  x.first += j * x.step, x.rows -= j;
+  return x;
+}
+template <class C>
+channel_rows<C> rows_from(channel_rows<C> x, idx_t j) {
   x.first += j * x.step, x.rows -= j;
   return x;
 }
