@@ -37,7 +37,8 @@ struct stream_queries {
   T *keys = nullptr, *values = nullptr;  // a tile in T, padded, where it cannot be read in place
 
   static stream_queries layout(arena& memory, idx_t rows, idx_t dim, idx_t dim_v, bool with_relative = false) {
-    const idx_t stride = round_up(dim, 2 * width<T>), few = twice ? rows : 0;
+    constexpr idx_t codes = 8;  // in a word (channel_stream.hpp)
+    const idx_t stride = round_up(dim, std::max<idx_t>(2 * width<T>, codes)), few = twice ? rows : 0;
     T* const data = memory.allocate<T>(rows * stride);
     return {.rows = rows, .dim = dim, .stride = stride, .data = data,
             .relative = with_relative ? memory.allocate<T>(rows * stride) : data,
