@@ -13,16 +13,18 @@ namespace attn { inline namespace ATTN_ISA { namespace detail {
 /// Elements that are bytes of blocks of rows: std::int8_t of quantised.hpp, and those of channel_codes.hpp.
 template <class C>
 concept coded = std::same_as<C, std::int8_t> || channel_coded<C>;
+template <class C>
+concept eight_bit_float = std::same_as<C, float8_e4m3> || std::same_as<C, float8_e5m2>;
 /// Element types of a cache.
 template <class C>
-concept cache_element = element<C> || coded<C>;
+concept cache_element = element<C> || coded<C> || eight_bit_float<C>;
 
 /// Says in one sentence that a cache has no elements of type C; `own` where those of eight bits are not among them.
 template <class C, bool own = false>
 constexpr bool check_cache_element() {
   static_assert(cache_element<C>,
                 "attn: the elements of this cache must be float, double, Eigen::half, Eigen::bfloat16, std::int8_t, "
-                "attn::int8_channels or attn::int4");
+                "attn::int8_channels, attn::int4, attn::float8_e4m3 or attn::float8_e5m2");
   static_assert(element<C> || !own,
                 "attn: the elements of this cache must be float, double, Eigen::half or Eigen::bfloat16");
   return true;
@@ -31,13 +33,14 @@ constexpr bool check_cache_element() {
 /// Whether a cache with elements C takes tokens and queries of type S: it stores them as they are, or, where sums are
 /// in float, in fewer bits.
 template <class C, class S>
-concept stores = std::same_as<C, S> || (std::same_as<S, float> && sizeof(C) == 2) ||
+concept stores = std::same_as<C, S> || (std::same_as<S, float> && (sizeof(C) == 2 || eight_bit_float<C>)) ||
                  (coded<C> && std::same_as<compute_type<S>, float>);
 template <class C, class S>
 constexpr void check_stores() {
   static_assert(stores<C, S>,
-                "attn: the elements of a cache must be of the type of q, k and v; for float ones also Eigen::half or "
-                "Eigen::bfloat16; for all but double also std::int8_t, attn::int8_channels or attn::int4");
+                "attn: the elements of a cache must be of the type of q, k and v; for float ones also Eigen::half, "
+                "Eigen::bfloat16, attn::float8_e4m3 or attn::float8_e5m2; for all but double also std::int8_t, "
+                "attn::int8_channels or attn::int4");
 }
 
 /// How memory holds rows of numbers: `rows` of them together in as many elements. Of an item the last `tail` of these are
@@ -45,7 +48,14 @@ constexpr void check_stores() {
 template <class C>
 struct row_format {
   static constexpr idx_t rows = 1, tail = 0;
-  static constexpr float most = std::same_as<C, Eigen::half> ? 65504.f : 0x1.fep127f;  // largest number of 16 bits
+  static constexpr bool finite = sizeof(C) == 1;  // whether numbers must be
+  static constexpr float most = [] {              // the largest number
+    if constexpr (eight_bit_float<C>)
+      return C::largest;
+    else
+      return std::same_as<C, Eigen::half> ? 65504.f : 0x1.fep127f;
+  }();
+  static constexpr const char* numbers = sizeof(C) == 1 ? "eight-bit ones" : "16-bit ones";
   static idx_t elements(idx_t cols, bool) { return cols; }
   static idx_t cols(idx_t elements, bool) { return elements; }
   static idx_t ring(idx_t needed) { return needed; }
@@ -65,6 +75,8 @@ struct row_format {
 template <>
 struct row_format<std::int8_t> {
   static constexpr idx_t rows = quantised_block, tail = 0, largest_code = 127;
+  static constexpr bool finite = true;
+  static constexpr const char* numbers = "eight-bit ones";
   static constexpr float most = quantised_most;
   static idx_t elements(idx_t cols, bool of_keys) { return quantised_layout{cols, of_keys}.bytes(); }
   static idx_t cols(idx_t elements, bool of_keys) { return quantised_layout::of_bytes(elements, of_keys).cols; }
@@ -102,6 +114,8 @@ template <channel_coded C>
 struct row_format<C> {
   using layout = channel_layout<C>;
   static constexpr idx_t rows = channel_block, tail = layout::tail, largest_code = layout::most;
+  static constexpr bool finite = true;
+  static constexpr const char* numbers = layout::bits == 4 ? "four-bit ones" : "eight-bit ones";
   static constexpr float most = quantised_most;
   static idx_t elements(idx_t cols, bool of_keys) { return layout{cols, of_keys}.bytes(); }
   static idx_t cols(idx_t elements, bool of_keys) { return layout::of_bytes(elements, of_keys).cols; }
@@ -307,7 +321,6 @@ class kv_memory {
   template <class E>
   static void check_size(const validator& check, const char* what, const tensor_view<const E>& x,
                          std::span<const idx_t> given) {
-    constexpr bool scaled = format::rows > 1;
     for (idx_t b = 0; b < x.extent(0); ++b)
       for (idx_t h = 0; h < x.extent(1); ++h)
         for (idx_t t = 0; t < (given.empty() ? x.extent(2) : given[static_cast<std::size_t>(b)]); ++t) {
@@ -317,9 +330,9 @@ class kv_memory {
           if (largest <= std::bit_cast<std::uint32_t>(format::most)) continue;
           for (idx_t d = 0; d < x.extent(3); ++d)
             if (const float number = static_cast<float>(x(b, h, t, d));
-                !(std::abs(number) <= format::most) && (scaled || std::isfinite(number)))
-              check.fail({what, scaled ? " of finite numbers up to " : " of numbers up to ", format::most,
-                          scaled ? " for a cache of eight-bit ones" : " for a cache of 16-bit ones"},
+                !(std::abs(number) <= format::most) && (format::finite || std::isfinite(number)))
+              check.fail({what, format::finite ? " of finite numbers up to " : " of numbers up to ", format::most,
+                          " for a cache of ", format::numbers},
                          number);
         }
   }
