@@ -240,6 +240,12 @@ family softmax_family() {
 #ifdef ATTN_BENCH_CACHE_int8
   add_decoders<std::int8_t>(softmax.decoders, "int8", 1.5e-2);
 #endif
+#ifdef ATTN_BENCH_CACHE_float8_e4m3
+  add_decoders<attn::float8_e4m3>(softmax.decoders, "float8_e4m3", 0.1);
+#endif
+#ifdef ATTN_BENCH_CACHE_float8_e5m2
+  add_decoders<attn::float8_e5m2>(softmax.decoders, "float8_e5m2", 0.2);
+#endif
 #ifdef ATTN_BENCH_CACHE_int8_channels
   add_decoders<attn::int8_channels>(softmax.decoders, "int8_channels", 1.5e-2);
 #endif

@@ -5,8 +5,8 @@
 //   attn::kv_cache<attn::int8_channels> cache({.heads = 8, .dim = 128});   // 9 bits
 //
 // Where a few channels of the keys are far larger than the others, as in many trained models, a scale for each token
-// leaves little to the others. Therefore these have a scale and an offset for each channel of 32 tokens (KIVI, Liu et
-// al. 2024); the formula is in core/detail/channel_codes.hpp.
+// leaves little to the others. Therefore int4 and int8_channels have a scale and an offset for each channel of 32
+// tokens (KIVI, Liu et al. 2024; formula in core/detail/channel_codes.hpp). What caches do with them: kv_cache.hpp.
 #pragma once
 
 #include <attn/core/detail/config.hpp>

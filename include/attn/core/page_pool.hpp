@@ -8,8 +8,9 @@
 // be used by one thread at a time.
 //
 // Memory   pages * heads * page_tokens * (dim + value_dim) elements, as of a kv_cache, or the caller's, and a few bytes
-//          per page. With attn::int4 a page has room for 128 tokens more, with attn::int8_channels for 64, as an item of a
-//          kv_cache has: pages of 256 tokens and more are small.
+//          per page. With attn::int4 a page has room for 128 tokens more, with attn::int8_channels for 64, as an item
+//          of a kv_cache has: pages of 64 tokens take 3 or 2 times the memory, of 256 1.5 or 1.25, of 1024 1.12 or
+//          1.06.
 // Speed    Pages of a multiple of 64 tokens are as fast as contiguous memory. A step over smaller ones reads keys
 //          page by page: with pages of 1, 2, 4 and 16 tokens it takes 11, 5.5, 3.4 and 1.2 times as long. Pages of a
 //          multiple of 64 tokens in float or double, 128 in 16 bits or 256 in fewer also give the same results to

@@ -12,9 +12,14 @@
 // A = 8 codes of four bits, or 4 of eight. Code a of a word is at bit a % 2 * 16 + a / 2 * bits, so that a shift and a
 // mask give two adjacent codes in 16 bits each, as products of pairs take them.
 //
-// A block gets its scales when its last token comes. Until then its tokens are bfloat16, in the tail: the last few blocks
-// of the memory of an item, which a negative first scale of the block says. An item has at most one block in the tail. A
-// token that comes behind others of a full block, as after truncate(), brings those into the tail again.
+// A block gets its scales when its last token comes. Until then its tokens are bfloat16, in the tail: the last few
+// blocks of the memory of an item, which a negative first scale of the block says. An item has at most one block in the
+// tail. A token that comes behind others of a full block, as after truncate(), brings those into the tail again.
+//
+// Measured on the keys of a trained model (bench/data) in four bits, error of the attention of two layers: scales for
+// each channel of 16, 32 and 64 tokens 3.3, 4.2 and 4.6 %, 1.2, 1.5 and 1.8 %; for each token and 32 channels 10.7 and
+// 2.2 %, of differences from the first of 16 keys 6.1 and 2.0 %, after a Hadamard transform as well 5.9 and 2.1 %. Of
+// values, for each channel of 32 tokens 2.6 and 2.0 %, for each token and 32 channels 3.9 and 2.3 %.
 #pragma once
 
 #include <attn/core/cache_elements.hpp>
@@ -153,7 +158,7 @@ idx_t alike(const channel_rows<C>& x, idx_t count) {
 
 /// Writes rows of one head: a matrix of blocks, the tail included.
 template <class C>
-struct channel_writer {
+struct channel_code_writer {
   matrix_view<C> memory;
   channel_layout<C> layout;
   channel_rows<C> all{{memory.data, memory.rows, memory.cols, memory.row_stride, 1}, layout, layout.cols};
@@ -177,8 +182,8 @@ struct channel_writer {
  private:
   Eigen::bfloat16* tail_row(idx_t row) const { return const_cast<Eigen::bfloat16*>(all.tail_row(row)); }
 
-  /// Makes codes of the rows from `first` on, which are in the tail. The smallest number of a channel is a bfloat16, its
-  /// offset; the scale is rounded up, so that the largest one has a code.
+  /// Makes codes of the rows from `first` on, which are in the tail. The smallest number of a channel is its offset, as
+  /// which it is exact; the scale is rounded up, so that the largest one has a code.
   void encode(idx_t first, C* block) const {
     constexpr idx_t some = 16;  // columns at a time
     const idx_t cols = layout.cols;

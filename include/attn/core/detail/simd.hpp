@@ -176,8 +176,8 @@ ATTN_INLINE packet<T> half_bits_as(const typename lanes_of<std::uint16_t, width<
   return (packet<T>)(scaled | special | (bits & 0x8000) << 16);
 }
 
-/// width<T> elements from p on, as T. Numbers of 16 bits and fewer are widened on whole vectors: Eigen 3.4 does it one by
-/// one in most builds. Those of 8 bits become halves first, finite ones.
+/// width<T> elements from p on, as T. Numbers of 16 bits and fewer are widened on whole vectors: Eigen 3.4 does it one
+/// by one in most builds. Those of 8 bits, which are finite, become halves first.
 template <class T, class S>
 ATTN_INLINE packet<T> load_as(const S* p) {
   if constexpr (std::same_as<T, S>) {

@@ -1,16 +1,16 @@
 // attn: the two products of streaming.hpp with rows in codes with a scale for each channel (channel_codes.hpp).
 //
-// Queries are multiplied with the scales of a block, then rounded to 16-bit integers, once for its channel_block keys: to
-// 1/32767 of the largest number of the query times the largest scale. The sums of products with values are multiplied
-// with theirs once for each block. Offsets are a product of their own, one row a block.
+// Queries are multiplied with the scales of a block, then rounded to 16-bit integers, once for its channel_block keys:
+// to 1/32767 of the largest number of the query times the largest scale. The sums of products with values are
+// multiplied with theirs once for each block. Offsets are a product of their own, one row a block.
 #pragma once
 
 #include <attn/softmax/detail/stream_rows.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
-/// A tile of consecutive rows, none of them in the tail of the memory, and the whole blocks that contain it: row j of the
-/// tile is row shift + j of the blocks.
+/// A tile of consecutive rows, none of them in the tail of the memory, and the whole blocks that contain it: row j of
+/// the tile is row shift + j of the blocks.
 template <class C>
 struct channel_tile {
   static constexpr idx_t most_rows = stream_tile + channel_block;
@@ -67,7 +67,7 @@ ATTN_INLINE void round_scaled(const float* q, const Eigen::bfloat16* scales, idx
   for (idx_t c = cols; c % In_word != 0; ++c) to[c] = 0;
 }
 
-/// scores[r][j] = shift_r + factor_r (q_r . code_j) for R queries and N registers of the keys of a block from `first` on.
+/// scores[r][j] = shift_r + factor_r (q_r . code_j) for R queries and N registers of the keys of a block.
 template <int R, int N, class T, class C>
 ATTN_INLINE void channel_scores(const stream_row<T, C>& q, const C* words, idx_t cols, const float* factors,
                                 const float* shifts, T* scores, idx_t stride) {

@@ -1,10 +1,11 @@
 // attn: rows of keys and values read once and in place, for a few queries: the two products of streaming.hpp.
 //
 //   rows                        queries and weights              sums
-//   float, double, half         compute_type                     compute_type
+//   float, double, half, fp8    compute_type                     compute_type
 //   bf16                        the same, or bf16 where the processor multiplies pairs (bf16_pair.hpp); in float. Queries
 //                               are multiplied unscaled, so that those of bf16 elements lose nothing
 //   eight bits (quantised.hpp)  16-bit integers, which err by 2^-16 of the largest; exact
+//   four or eight, by channel   the same, in channel_stream.hpp
 //
 // Scores are sums along the rows of k, added across registers at the end; keys in eight bits are stored 16 side by
 // side, so that nothing is added across. The output is a weighted sum of the rows of v. Both products handle R queries

@@ -226,7 +226,7 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
   const idx_t last = std::max(end, wanted_next);
   for (idx_t count; begin < end; begin += count) {
     const auto k_rows = rows_from(k, begin), v_rows = rows_from(v, begin);
-    count = alike(k_rows, std::min({tile, end - begin, k_rows.rows}));
+    count = alike(v_rows, alike(k_rows, std::min({tile, end - begin, k_rows.rows})));
     const idx_t padded = round_up(count, width<T>), next = begin + count;
     const auto next_rows = next < last ? rows_from(k, next) : decltype(rows_from(k, next)){};
     if (terms.mask && hidden_from_all(q, positions, begin, count, terms)) continue;
