@@ -175,15 +175,17 @@ void add_decoders(std::vector<decode_entry>& to, const char* cache_type = "", do
                   },
                   .cache_type = cache_type,
                   .rounding = rounding});
-    to.push_back({.name = "sliding_window_decode",
-                  .exact = false,
-                  .uses = {"window"},
-                  .flops = [](const problem& p) { return score_flops(p, seen_by_last(p)); },
-                  .cache_bytes = [](const problem& p) { return seen_by_last(p) * token_bytes<C>(p); },
-                  .prepare = [](const problem& p) -> std::unique_ptr<stream> {
-                    return std::make_unique<sliding_window_stream<C>>(p);
-                  },
-                  .cache_type = cache_type});
+    if constexpr (attn::detail::row_format<C>::tail == 0) {
+      to.push_back({.name = "sliding_window_decode",
+                    .exact = false,
+                    .uses = {"window"},
+                    .flops = [](const problem& p) { return score_flops(p, seen_by_last(p)); },
+                    .cache_bytes = [](const problem& p) { return seen_by_last(p) * token_bytes<C>(p); },
+                    .prepare = [](const problem& p) -> std::unique_ptr<stream> {
+                      return std::make_unique<sliding_window_stream<C>>(p);
+                    },
+                    .cache_type = cache_type});
+    }
   }
 }
 
@@ -237,6 +239,18 @@ family softmax_family() {
 #endif
 #ifdef ATTN_BENCH_CACHE_int8
   add_decoders<std::int8_t>(softmax.decoders, "int8", 1.5e-2);
+#endif
+#ifdef ATTN_BENCH_CACHE_float8_e4m3
+  add_decoders<attn::float8_e4m3>(softmax.decoders, "float8_e4m3", 0.1);
+#endif
+#ifdef ATTN_BENCH_CACHE_float8_e5m2
+  add_decoders<attn::float8_e5m2>(softmax.decoders, "float8_e5m2", 0.2);
+#endif
+#ifdef ATTN_BENCH_CACHE_int8_channels
+  add_decoders<attn::int8_channels>(softmax.decoders, "int8_channels", 1.5e-2);
+#endif
+#ifdef ATTN_BENCH_CACHE_int4
+  add_decoders<attn::int4>(softmax.decoders, "int4", 0.2);
 #endif
   for (operator_entry& entry : pattern_operators()) softmax.operators.push_back(std::move(entry));
   for (operator_entry& entry : softmax.operators) entry.has_fast = true;

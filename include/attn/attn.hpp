@@ -13,6 +13,7 @@
 #include <attn/aft/aft_simple.hpp>
 #include <attn/aft/aft_simple_backward.hpp>
 #include <attn/aft/aft_simple_step.hpp>
+#include <attn/core/cache_elements.hpp>
 #include <attn/core/errors.hpp>
 #include <attn/core/execution.hpp>
 #include <attn/core/index_view.hpp>

@@ -55,5 +55,36 @@ TEST_CASE("Both products of each pair of codes are added, exactly", "[quantised]
   for (int lane = 0; lane < w; ++lane) CHECK(found[lane] == static_cast<float>(wanted[lane]));
 }
 
+// All 256 of them, one by one and by whole vectors, and to the nearest.
+template <class F>
+void check_float8(float least, float beyond) {
+  constexpr std::size_t all = 256;
+  std::vector<F> codes(all);
+  std::vector<float> numbers(all), loaded(all);
+  for (std::size_t n = 0; n < all; ++n) {
+    codes[n].bits = static_cast<std::uint8_t>(n);
+    numbers[n] = static_cast<float>(codes[n]);
+    if (std::isfinite(numbers[n])) CHECK(F(numbers[n]).bits == n);
+  }
+  for (std::size_t n = 0; n < all; n += w) detail::store<float>(&loaded[n], detail::load_as<float>(&codes[n]));
+  for (std::size_t n = 0; n < all; ++n) CHECK((loaded[n] == numbers[n] || !std::isfinite(numbers[n])));
+  CHECK(numbers[1] == least);
+  CHECK(*std::max_element(numbers.begin(), numbers.begin() + F::largest_bits + 1) == F::largest);
+  random_source random(5);
+  for (int n = 0; n < 2000; ++n) {
+    const float x = std::ldexp(static_cast<float>(random.normal()), static_cast<int>(random.below(24)) - 18);
+    float nearest = F::largest;
+    for (const float y : numbers)
+      if (std::abs(y - x) < std::abs(nearest - x)) nearest = y;
+    CHECK(std::abs(static_cast<float>(F(x)) - x) == std::abs(nearest - x));
+  }
+  CHECK(static_cast<float>(F(-beyond)) == -F::largest);
+  CHECK(std::isnan(static_cast<float>(F(std::numeric_limits<float>::quiet_NaN()))));
+}
+TEST_CASE("Floats of eight bits", "[quantised]") {
+  check_float8<attn::float8_e4m3>(0x1p-9f, 1000);
+  check_float8<attn::float8_e5m2>(0x1p-16f, std::numeric_limits<float>::infinity());
+}
+
 }  // namespace
 }  // namespace testing::quantised_tests

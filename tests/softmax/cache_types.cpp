@@ -39,7 +39,7 @@ tensor<double> kept(tensor<double> x, bool keys) {
         for (idx_t d = 0; d < x.dim(); ++d) {
           double& number = x(b, h, t, d);
           if constexpr (!std::same_as<C, int8>)
-            number = static_cast<double>(static_cast<C>(static_cast<float>(number)));
+            number = static_cast<double>(static_cast<float>(static_cast<C>(static_cast<float>(number))));
           else if (largest > 0)
             number = reference(d) + std::nearbyint((number - reference(d)) / largest * 127) * largest / 127;
         }
@@ -143,6 +143,7 @@ void check_cache() {
 TEST_CASE("A cache of half attends what it keeps", "[cache_types]") { check_cache<Eigen::half>(); }
 TEST_CASE("A cache of bfloat16 attends what it keeps", "[cache_types]") { check_cache<bfloat16>(); }
 TEST_CASE("A cache of int8 attends what it keeps", "[cache_types]") { check_cache<int8>(); }
+TEST_CASE("A cache of float8_e4m3 attends what it keeps", "[cache_types]") { check_cache<attn::float8_e4m3>(); }
 
 namespace {
 
@@ -184,6 +185,7 @@ TEST_CASE("Windows over a cache of int8", "[cache_types]") {
   check_window<int8>(30, 1, {0, 3, 50});
 }
 TEST_CASE("Windows over a cache of bfloat16", "[cache_types]") { check_window<bfloat16>(33, 2, {}); }
+TEST_CASE("Windows over a cache of float8_e5m2", "[cache_types]") { check_window<attn::float8_e5m2>(33, 2, {}); }
 
 TEST_CASE("Items of a cache of int8 are sequences of their own", "[cache_types]") {
   const auto step = [](auto& cache, auto q, auto k, auto v, auto out, attn::list_view<idx_t> lengths) {
@@ -340,7 +342,7 @@ TEST_CASE("Large channels that turn within a block cost int8 no more than one sc
   CHECK(reached < 1.05 * allowed);  // values are rounded too
 }
 
-TEST_CASE("A cache of 16-bit numbers refuses what it would make infinite", "[cache_types]") {
+TEST_CASE("A cache of 16 or 8-bit numbers refuses what is beyond them", "[cache_types]") {
   const auto check = [](auto cache, float largest, float beyond) {
     const tensor<float> good = cast<float>(random_normal(1, 1, 2, 3, 8));
     tensor<float> bad = good;
@@ -355,6 +357,8 @@ TEST_CASE("A cache of 16-bit numbers refuses what it would make infinite", "[cac
   };
   check(attn::kv_cache<Eigen::half>({.heads = 2, .dim = 8}), 65504.0f, 1e5f);
   check(attn::kv_cache<bfloat16>({.heads = 2, .dim = 8}), 0x1.fep127f, std::numeric_limits<float>::max());
+  check(attn::kv_cache<attn::float8_e4m3>({.heads = 2, .dim = 8}), 448, 449);
+  check(attn::kv_cache<attn::float8_e5m2>({.heads = 2, .dim = 8}), 57344, std::numeric_limits<float>::infinity());
 }
 
 TEST_CASE("A cache of int8 on the keys and values of a trained model errs by less than 0.5 %", "[cache_types]") {

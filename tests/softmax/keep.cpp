@@ -170,6 +170,16 @@ TEMPLATE_LIST_TEST_CASE("keep: sums of blocks and clusters follow", "[keep]", ex
       [](auto& cache, auto q, auto k, auto v, auto out) { attn::multipole_step(cache, q, k, v, out); });
 }
 
+TEST_CASE("keep: a scale for each channel", "[keep]") {
+  // Rounded once more where a block is another one: by 1/512 of a channel's range, and as bfloat16.
+  using attn::int8_channels;
+  check_keep<float>([] { return attn::kv_cache<int8_channels>(extents); }, full_step, 0.05);
+  attn::page_pool<int8_channels> pool(
+      {.pages = 90, .page_tokens = 32, .heads = kv_heads, .dim = dim, .value_dim = value_dim});
+  check_keep<float>([&] { return attn::paged_cache<int8_channels>(pool, batch); }, full_step, 0.05);
+  CHECK(pool.free_pages() == 90);
+}
+
 TEST_CASE("keep: eight bits", "[keep]") {
   check_keep<float>([] { return attn::kv_cache<std::int8_t>(extents); }, full_step, 0.05);
   attn::page_pool<std::int8_t> pool(

@@ -79,6 +79,7 @@ TEMPLATE_LIST_TEST_CASE("selected_keys_step: over every cache what a whole call 
 TEST_CASE("selected_keys_step: caches of fewer bits", "[selected_keys_step]") {
   check_caches<float, Eigen::bfloat16>(1.5e-2);
   check_caches<float, std::int8_t>(1.5e-2);
+  check_caches<float, attn::int8_channels>(1.5e-2);
   check_caches<Eigen::bfloat16, Eigen::bfloat16>(1.5e-2);
 }
 
@@ -176,6 +177,8 @@ TEST_CASE("lightning_indexer_step: a cache of eight bits, items of their own len
           "[selected_keys_step]") {
   attn::kv_cache<std::int8_t> eight({.batch = batch, .dim = dim, .value_dim = 0});
   check_index_steps<float, std::int8_t>(eight, 40, true);
+  attn::kv_cache<attn::int8_channels> by_channel({.batch = batch, .dim = dim, .value_dim = 0});
+  check_index_steps<float, attn::int8_channels>(by_channel, 40, true);
 
   attn::kv_cache<float> cache({.batch = 2, .dim = 4, .value_dim = 0});
   const tensor<float> q(2, 1, 2, 4, 1), k(2, 1, 2, 4, 1);

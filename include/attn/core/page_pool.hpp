@@ -8,10 +8,12 @@
 // be used by one thread at a time.
 //
 // Memory   pages * heads * page_tokens * (dim + value_dim) elements, as of a kv_cache, or the caller's, and a few bytes
-//          per page.
+//          per page. With attn::int4 a page has room for 128 tokens more, with attn::int8_channels for 64, as an item
+//          of a kv_cache has: pages of 64 tokens take 3 or 2 times the memory, of 256 1.5 or 1.25, of 1024 1.12 or
+//          1.06.
 // Speed    Pages of a multiple of 64 tokens are as fast as contiguous memory. A step over smaller ones reads keys
 //          page by page: with pages of 1, 2, 4 and 16 tokens it takes 11, 5.5, 3.4 and 1.2 times as long. Pages of a
-//          multiple of 64 tokens in float or double, 128 in 16 bits or 256 in eight bits also give the same results to
+//          multiple of 64 tokens in float or double, 128 in 16 bits or 256 in fewer also give the same results to
 //          the last bit.
 #pragma once
 
@@ -21,7 +23,7 @@ namespace attn { inline namespace ATTN_ISA {
 
 struct page_pool_extents {
   idx_t pages = 0;
-  /// With std::int8_t rounded up to a multiple of 16.
+  /// With std::int8_t rounded up to a multiple of 16, with attn::int4 and attn::int8_channels of 32.
   idx_t page_tokens = 64;
   /// Key heads.
   idx_t heads = 1;
@@ -72,7 +74,7 @@ class page_pool {
                      page_allocator* allocator = nullptr)
       : page_pool(own(e, options), allocator) {}
   /// The caller's: keys [pages, Hkv, page tokens, D], values [pages, Hkv, page tokens, Dv], with any strides; the values
-  /// may be the first dims of the keys. Of std::int8_t blocks of 16 tokens, as in a kv_cache.
+  /// may be the first dims of the keys. Of fewer than 16 bits blocks, as in a kv_cache.
   page_pool(const tensor_view<S>& keys, const tensor_view<S>& values, page_allocator* allocator = nullptr)
       : page_pool(detail::kv_memory<S>(detail::validator("page_pool"), keys, values), allocator) {}
 

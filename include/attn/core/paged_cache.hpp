@@ -122,6 +122,7 @@ class paged_tokens : public cached_tokens {
     const idx_t needed = std::count(pages.begin(), pages.end(), none);
     if (needed > pool_->free_pages())
       validator(name_).fail({"at most as many new pages as the ", pool_->free_pages(), " that are free"}, needed);
+    memory().begin_moves(old.back(), length(b) - (std::ssize(old) - 1) * rows);
     const auto release_taken = [&] {
       for (idx_t page : taken) pool_->release(page);
     };

@@ -19,13 +19,13 @@
 // q is used as it is; rotary.hpp rotates it.
 //
 // The elements of a cache may have fewer bits than the tokens (kv_cache.hpp); queries and weights are then rounded too:
-// to bf16 for a cache of bf16 if the processor multiplies such numbers, to 16-bit integers for a cache of std::int8_t.
+// to bf16 for a cache of bf16 if the processor multiplies such numbers, to 16-bit integers for one of codes.
 //
-// Cost     up to 64 tokens, and any number over a cache of std::int8_t: one reading of the cache for every 64 of them,
-//          and for all query heads of up to 256 rows; scratch memory does not depend on its size. With log_decay also
-//          one of those of all its tokens, and 16 bytes for each. Longer chunks are attended as full_softmax does.
-//          Pages of a paged_cache that several items begin with are read once for up to 256 rows of all of them; which
-//          pages an item shares changes no bit of its result.
+// Cost     up to 64 tokens, and any number over a cache of codes (std::int8_t, attn::int4, attn::int8_channels): one
+//          reading of the cache for every 64 of them, and for all query heads of up to 256 rows; scratch memory does not
+//          depend on its size. With log_decay also one of those of all its tokens, and 16 bytes for each. Longer chunks
+//          are attended as full_softmax does. Pages of a paged_cache that several items begin with are read once for up
+//          to 256 rows of all of them; which pages an item shares changes no bit of its result.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything, the cache included, changes.
 //          Exceptions of `score` are passed on and leave the tokens of the cache as they were; a shared page that was
 //          copied before writing to it stays the item's own.

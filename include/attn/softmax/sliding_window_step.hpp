@@ -49,6 +49,10 @@ namespace detail {
 /// The inside of sliding_window_cache: a ring, and the global positions.
 template <class S>
 class window_tokens : public cached_tokens {
+  static_assert(row_format<S>::tail == 0,
+                "attn: a sliding_window_cache has no elements of attn::int4 or attn::int8_channels; give the window of "
+                "a step over a kv_cache or paged_cache");
+
  public:
   using value_type = S;
 

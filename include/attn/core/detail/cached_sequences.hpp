@@ -85,7 +85,8 @@ class cached_sequences : public item_sequences<Inside> {
   ///
   /// With std::int8_t the keys of a block of 16 stay as they are, to the bit, where one block had them before. Of other
   /// blocks, those that come from another block than the first one are rounded once more, by at most 1/254 of their
-  /// largest number, or of their largest difference from the block's reference, if that is smaller.
+  /// largest number, or of their largest difference from the block's reference, if that is smaller. With int4 and
+  /// int8_channels moved tokens are bfloat16 until their block is full, then rounded once more with the block.
   ///
   /// Cost     the tokens after the first one that is left out are read and written once, as by append, in place; a
   ///          paged_cache moves pages whose tokens stay together, also shared ones, by their numbers alone.
@@ -180,6 +181,7 @@ class kv_tokens : public cached_tokens {
   }
   void cut(idx_t b, idx_t tokens) { length(b) = tokens; }
   void keep(idx_t b, std::span<const idx_t> positions, idx_t first) {
+    memory_.begin_moves(b, length(b));
     for (idx_t n = first; n < std::ssize(positions); ++n) memory_.move(b, positions[static_cast<std::size_t>(n)], b, n);
     length(b) = std::ssize(positions);
   }

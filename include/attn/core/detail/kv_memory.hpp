@@ -2,95 +2,12 @@
 #pragma once
 
 #include <attn/core/detail/pages.hpp>
-#include <attn/core/detail/quantised.hpp>
+#include <attn/core/detail/row_format.hpp>
 #include <attn/core/state_extents.hpp>
 
 #include <vector>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
-
-/// Element types of a cache. std::int8_t means rows in eight bits, with scales: quantised.hpp.
-template <class C>
-concept cache_element = element<C> || std::same_as<C, std::int8_t>;
-
-/// Says in one sentence that a cache has no elements of type C; `own` where those of eight bits are not among them.
-template <class C, bool own = false>
-constexpr bool check_cache_element() {
-  static_assert(cache_element<C>,
-                "attn: the elements of this cache must be float, double, Eigen::half, Eigen::bfloat16 or std::int8_t");
-  static_assert(element<C> || !own,
-                "attn: the elements of this cache must be float, double, Eigen::half or Eigen::bfloat16");
-  return true;
-}
-
-/// Whether a cache with elements C takes tokens and queries of type S: it stores them as they are, or, where sums are
-/// in float, in fewer bits.
-template <class C, class S>
-concept stores = std::same_as<C, S> || (std::same_as<S, float> && sizeof(C) == 2) ||
-                 (std::same_as<C, std::int8_t> && std::same_as<compute_type<S>, float>);
-template <class C, class S>
-constexpr void check_stores() {
-  static_assert(stores<C, S>,
-                "attn: the elements of a cache must be of the type of q, k and v; for float ones also Eigen::half or "
-                "Eigen::bfloat16; for all but double also std::int8_t");
-}
-
-/// How memory holds rows of numbers: `rows` of them together in as many elements.
-template <class C>
-struct row_format {
-  static constexpr idx_t rows = 1;
-  static constexpr float most = std::same_as<C, Eigen::half> ? 65504.f : 0x1.fep127f;  // largest number of 16 bits
-  static idx_t elements(idx_t cols, bool) { return cols; }
-  static idx_t cols(idx_t elements, bool) { return elements; }
-  static idx_t ring(idx_t needed) { return needed; }
-  static void check(const validator&, const char*, idx_t) {}
-  static void check(const validator&, const char*, const tensor_view<C>&, bool) {}
-
-  template <class S>
-  static void put(const S* x, idx_t stride, bool, const matrix_view<C>& memory, idx_t row) {
-    C* const to = memory.row(row);
-    for (idx_t c = 0; c < memory.cols; ++c) to[c * memory.col_stride] = static_cast<C>(x[c * stride]);
-  }
-  /// A row becomes what another one is, of memory in the same layout.
-  static void move(const matrix_view<C>& from, idx_t from_row, bool, const matrix_view<C>& memory, idx_t row) {
-    put(from.row(from_row), from.col_stride, false, memory, row);
-  }
-};
-template <>
-struct row_format<std::int8_t> {
-  static constexpr idx_t rows = quantised_block;
-  static constexpr float most = quantised_most;
-  static idx_t elements(idx_t cols, bool of_keys) { return quantised_layout{cols, of_keys}.bytes(); }
-  static idx_t cols(idx_t elements, bool of_keys) { return quantised_layout::of_bytes(elements, of_keys).cols; }
-  /// Number of rows a ring needs to hold so many: the block that is being overwritten holds none of them.
-  static idx_t ring(idx_t needed) { return (needed + 2 * (quantised_block - 1)) / quantised_block * quantised_block; }
-
-  static void check(const validator& check, const char* what, idx_t cols) {
-    if (cols % 2 != 0) check.fail({"an even ", what, " for eight-bit elements"}, cols);
-    check.fits(what, {cols, 2 * quantised_block});  // more than the bytes of a block
-  }
-  /// The caller's memory.
-  static void check(const validator& check, const char* what, const tensor_view<std::int8_t>& x, bool of_keys) {
-    const quantised_layout layout = quantised_layout::of_bytes(x.extent(3), of_keys);
-    if (layout.cols < 0 || x.extent(3) != layout.bytes())
-      check.fail({what, " in blocks of 64 + ", of_keys ? 18 : 16, " dim bytes"}, x.extent(3));
-    if (x.empty()) return;
-    row_format::check(check, "dim", layout.cols);
-    bool even = reinterpret_cast<std::uintptr_t>(x.data()) % 2 == 0 && x.stride(3) == 1;
-    for (int axis = 0; axis < 3; ++axis) even &= x.stride(axis) % 2 == 0 || x.extent(axis) == 1;
-    if (!even) check.fail({what, " in contiguous blocks at even addresses"}, "others");
-  }
-
-  template <class S>
-  static void put(const S* x, idx_t stride, bool of_keys, const matrix_view<std::int8_t>& memory, idx_t row) {
-    quantise_row(x, stride, quantised_layout::of_bytes(memory.cols, of_keys), memory.row(row / rows), row % rows);
-  }
-  static void move(const matrix_view<std::int8_t>& from, idx_t from_row, bool of_keys,
-                   const matrix_view<std::int8_t>& memory, idx_t row) {
-    move_quantised_row(quantised_layout::of_bytes(memory.cols, of_keys), from.row(from_row / rows), from_row % rows,
-                       memory.row(row / rows), row % rows);
-  }
-};
 
 /// Keys [items, heads, rows, D] and values [items, heads, rows, Dv]; of std::int8_t [items, heads, blocks, bytes], blocks
 /// of rows (quantised.hpp). Values that are the first dims of the keys are not stored. A copy of the caller's memory is
@@ -111,7 +28,8 @@ class kv_memory {
   kv_memory(const validator& check, const tensor_view<S>& keys, const tensor_view<S>& values)
       : extents_{keys.extent(0), keys.extent(1), format::cols(keys.extent(3), true),
                  format::cols(values.extent(3), is_part(values, keys))},
-        values_in_keys_(is_part(values, keys)), given_(true), rows_(keys.extent(2) * format::rows), given_keys_(keys),
+        values_in_keys_(is_part(values, keys)), given_(true),
+        rows_(std::max<idx_t>(0, keys.extent(2) - format::tail) * format::rows), given_keys_(keys),
         given_values_(values) {
     call_views views(check);
     views.write("keys", keys);
@@ -134,9 +52,9 @@ class kv_memory {
     return given_ ? given_values_ : own(own_values_, format::elements(extents_.value_dim, false));
   }
 
-  /// A view of the first `rows` rows.
-  tensor_view<const S> keys(idx_t rows) const { return tensor_view<const S>(keys()).slice(2, 0, stored(rows)); }
-  tensor_view<const S> values(idx_t rows) const { return tensor_view<const S>(values()).slice(2, 0, stored(rows)); }
+  /// A view of the first `rows` rows; of all where there is a tail.
+  tensor_view<const S> keys(idx_t rows) const { return first(keys(), rows); }
+  tensor_view<const S> values(idx_t rows) const { return first(values(), rows); }
 
   /// Makes room for more rows. The first lengths[b] rows of item b are kept; without a list, none.
   void grow(const validator& check, idx_t rows, std::span<const idx_t> lengths) {
@@ -145,16 +63,20 @@ class kv_memory {
       const idx_t bytes = check.fits(what, {extents_.batch, heads, rows, elements, sizeof(S)});
       memory_vector<S> to(static_cast<std::size_t>(bytes) / sizeof(S));
       for (std::size_t b = 0; b < lengths.size(); ++b)
-        for (idx_t h = idx_t(b) * heads; h < idx_t(b + 1) * heads && lengths[b] > 0; ++h)
-          std::copy_n(from.data() + h * stored(rows_) * elements, stored(lengths[b]) * elements,
-                      to.data() + h * rows * elements);
+        for (idx_t h = idx_t(b) * heads; h < idx_t(b + 1) * heads && lengths[b] > 0; ++h) {
+          const S* const head = from.data() + h * with_tail(stored(rows_)) * elements;
+          S* const grown_head = to.data() + h * rows * elements;
+          std::copy_n(head, stored(lengths[b]) * elements, grown_head);
+          std::copy_n(head + stored(rows_) * elements, format::tail * elements,
+                      grown_head + (rows - format::tail) * elements);
+        }
       return to;
     };
-    rows = stored(rows);
+    rows = with_tail(stored(rows));
     memory_vector<S> keys = grown("keys", own_keys_, format::elements(extents_.dim, true)), values;
     if (!values_in_keys_) values = grown("values", own_values_, format::elements(extents_.value_dim, false));
     own_keys_ = std::move(keys), own_values_ = std::move(values);
-    rows_ = rows * format::rows;
+    rows_ = std::max<idx_t>(0, rows - format::tail) * format::rows;
   }
 
   /// Rows of a pool, whose items are pages. All pages of one head are adjacent, so that the processor's prefetching
@@ -172,13 +94,29 @@ class kv_memory {
     if (!values_in_keys_) format::put(head_of(v, b, h).row(i), v.stride(3), false, head_of(values(), item, h), row);
   }
 
+  /// Before rows are moved, of which the last are those of an item that has `rows` of them.
+  void begin_moves(idx_t item, idx_t rows) {
+    if constexpr (format::tail > 0) {
+      moved_.begin(item, rows, std::max(extents_.dim, extents_.value_dim));
+      const auto each = [&](const tensor_view<S>& x, bool of_keys) {
+        for (idx_t h = 0; h < extents_.heads; ++h) moved_.keep(head_of(x, item, h), of_keys);
+      };
+      each(keys(), true);
+      if (!values_in_keys_) each(values(), false);
+    }
+  }
   /// A row of an item becomes, in every head, what another row of it or of another item is. Rows are moved in rising
   /// order, to a row before their own or to another item, for in eight bits the first of a block changes the block.
   void move(idx_t from, idx_t from_row, idx_t to, idx_t row) {
-    if (from == to && from_row == row) return;
+    if constexpr (format::tail == 0)
+      if (from == to && from_row == row) return;
     const auto each = [&](const tensor_view<S>& x, bool of_keys) {
       for (idx_t h = 0; h < extents_.heads; ++h)
-        format::move(head_of(x, from, h), from_row, of_keys, head_of(x, to, h), row);
+        if constexpr (format::tail > 0)
+          moved_.move(head_of(x, from, h), from, from_row, of_keys ? h : extents_.heads + h, of_keys,
+                      head_of(x, to, h), row, from == to);
+        else
+          format::move(head_of(x, from, h), from_row, of_keys, head_of(x, to, h), row);
     };
     each(keys(), true);
     if (!values_in_keys_) each(values(), false);
@@ -217,7 +155,6 @@ class kv_memory {
   template <class E>
   static void check_size(const validator& check, const char* what, const tensor_view<const E>& x,
                          std::span<const idx_t> given) {
-    constexpr bool scaled = format::rows > 1;
     for (idx_t b = 0; b < x.extent(0); ++b)
       for (idx_t h = 0; h < x.extent(1); ++h)
         for (idx_t t = 0; t < (given.empty() ? x.extent(2) : given[static_cast<std::size_t>(b)]); ++t) {
@@ -227,18 +164,22 @@ class kv_memory {
           if (largest <= std::bit_cast<std::uint32_t>(format::most)) continue;
           for (idx_t d = 0; d < x.extent(3); ++d)
             if (const float number = static_cast<float>(x(b, h, t, d));
-                !(std::abs(number) <= format::most) && (scaled || std::isfinite(number)))
-              check.fail({what, scaled ? " of finite numbers up to " : " of numbers up to ", format::most,
-                          scaled ? " for a cache of eight-bit ones" : " for a cache of 16-bit ones"},
+                !(std::abs(number) <= format::most) && (format::finite || std::isfinite(number)))
+              check.fail({what, format::finite ? " of finite numbers up to " : " of numbers up to ", format::most,
+                          " for a cache of ", format::numbers},
                          number);
         }
   }
   static idx_t stored(idx_t rows) { return rows / format::rows + (rows % format::rows != 0); }
+  static idx_t with_tail(idx_t stored_rows) { return stored_rows == 0 ? 0 : stored_rows + format::tail; }
+  static tensor_view<const S> first(const tensor_view<const S>& x, idx_t rows) {
+    return format::tail > 0 ? x : x.slice(2, 0, stored(rows));
+  }
   tensor_view<S> own(const memory_vector<S>& memory, idx_t elements) const {
-    const idx_t item = stored(rows_) * elements;
+    const idx_t rows = with_tail(stored(rows_)), item = rows * elements;
     const idx_t outer = heads_first_ ? extents_.batch : extents_.heads;
     return {const_cast<S*>(memory.data()),
-            {extents_.batch, extents_.heads, stored(rows_), elements},
+            {extents_.batch, extents_.heads, rows, elements},
             {heads_first_ ? item : outer * item, heads_first_ ? outer * item : item, elements, 1}};
   }
   static tensor_view<S> whole(const memory_vector<S>& memory) {
@@ -248,8 +189,9 @@ class kv_memory {
   void each_number(idx_t a, idx_t b, idx_t count, const Visit& visit) {
     const auto each = [&](const tensor_view<S>& x) {
       for (idx_t h = 0; h < extents_.heads; ++h)
-        for (idx_t t = 0; t < stored(count); ++t)
-          for (idx_t d = 0; d < x.extent(3); ++d) visit(x(a, h, t, d), x(b, h, t, d));
+        for (idx_t t = 0; t < x.extent(2); ++t)
+          for (idx_t d = 0; d < x.extent(3) && (t < stored(count) || t >= x.extent(2) - format::tail); ++d)
+            visit(x(a, h, t, d), x(b, h, t, d));
     };
     each(keys());
     if (!values_in_keys_) each(values());
@@ -260,6 +202,7 @@ class kv_memory {
   idx_t rows_ = 0;
   memory_vector<S> own_keys_, own_values_;
   tensor_view<S> given_keys_{}, given_values_{};
+  [[no_unique_address]] moved_rows<S> moved_;
 };
 
 /// The location of rows in pages of a pool: row j of item b is row j % page_rows of page tables[b][j / page_rows].
@@ -321,6 +264,32 @@ struct cache_rows<const std::int8_t> {
   quantised_rows from(idx_t j) const {
     quantised_rows rest = all;
     if (pages) rest.blocks += pages[j / page_rows] * page_stride, j %= page_rows;
+    rest.first = j, rest.rows -= j;
+    return rest;
+  }
+};
+
+/// The same for rows with scales for each channel of a block.
+template <channel_coded C>
+struct cache_rows<const C> {
+  matrix_view<const C> blocks;  // or those of page 0
+  channel_layout<C> layout;
+  idx_t cols = 0;
+  const idx_t* pages = nullptr;
+  idx_t page_rows = 0, page_stride = 0;
+
+  cache_rows(const tensor_view<const C>& x, idx_t b, idx_t h, idx_t columns, bool of_keys, const page_tables& given)
+      : blocks(head_of(x, given ? 0 : b, h)), layout(channel_layout<C>::of_bytes(blocks.cols, of_keys)), cols(columns) {
+    if (!given) return;
+    const std::vector<idx_t>& table = given.tables[b];
+    pages = table.data(), page_rows = given.page_rows, page_stride = x.stride(0);
+  }
+
+  /// The contiguous rows from j on.
+  channel_rows<C> from(idx_t j) const {
+    matrix_view<const C> some = blocks;
+    if (pages) some.data += pages[j / page_rows] * page_stride, j %= page_rows;
+    channel_rows<C> rest(some, layout, cols);
     rest.first = j, rest.rows -= j;
     return rest;
   }

@@ -41,11 +41,17 @@ class row_prefetcher {
     streams_[count_++] = {reinterpret_cast<const char*>(x.row(begin)), x.row_stride * static_cast<idx_t>(sizeof(S)),
                           x.cols * static_cast<idx_t>(sizeof(S)), end - begin};
   }
-  /// For rows in eight bits, their blocks take the place of rows.
+  /// For rows in codes, their blocks take the place of rows.
   void add(const quantised_rows& x, idx_t begin, idx_t end) {
     if (begin >= end || x.step != 1) return;
     streams_[count_++] = {reinterpret_cast<const char*>(x.block(begin)), x.block_stride, x.layout.bytes(),
                           (x.first + end - 1) / quantised_block - (x.first + begin) / quantised_block + 1};
+  }
+  template <class C>
+  void add(const channel_rows<C>& x, idx_t begin, idx_t end) {
+    if (begin >= end || x.step != 1) return;
+    streams_[count_++] = {reinterpret_cast<const char*>(x.block(begin)), x.block_stride, x.layout.bytes(),
+                          (x.first + end - 1) / channel_block - (x.first + begin) / channel_block + 1};
   }
 
   /// The next `rows` rows of every matrix.

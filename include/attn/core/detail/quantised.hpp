@@ -160,10 +160,10 @@ struct code_pair {
 };
 inline constexpr std::int32_t code_most = 32767;
 
-/// The largest such integer of which `count` products with codes can be added without overflow.
-constexpr std::int32_t code_most_of(idx_t count) {
+/// The largest such integer of which `count` products with codes up to `largest` can be added without overflow.
+constexpr std::int32_t code_most_of(idx_t count, idx_t largest = 127) {
   return static_cast<std::int32_t>(
-      std::min<idx_t>(code_most, std::numeric_limits<std::int32_t>::max() / (127 * count + 1)));
+      std::min<idx_t>(code_most, std::numeric_limits<std::int32_t>::max() / (largest * count + 1)));
 }
 
 using whole_lanes = typename lanes_of<std::int32_t, width<float>>::type;

@@ -3,6 +3,7 @@
 // width.
 #pragma once
 
+#include <attn/core/cache_elements.hpp>
 #include <attn/core/tensor_view.hpp>
 
 #include <bit>
@@ -169,8 +170,28 @@ ATTN_INLINE To bits_as(const From& x) {
   return __builtin_bit_cast(To, x);
 }
 
-/// width<T> elements from p on, as T. Numbers of 16 bits are widened by integer operations on whole vectors, or by
-/// the processor's instruction for half: Eigen 3.4 does it one by one in most builds.
+/// Bits of halves as numbers: by the processor's instruction, or integer operations on whole vectors.
+template <class T>
+ATTN_INLINE packet<T> half_bits_as(const typename lanes_of<std::uint16_t, width<T>>::type& raw) {
+#if defined(__AVX512F__) && defined(EIGEN_VECTORIZE_AVX512)
+  if constexpr (width<T> == 16) return _mm512_cvtph_ps((__m256i)raw);
+#endif
+#if defined(__F16C__) && defined(EIGEN_VECTORIZE_AVX)
+  if constexpr (width<T> == 8) return _mm256_cvtph_ps((__m128i)raw);
+#elif defined(__aarch64__) && defined(EIGEN_VECTORIZE_NEON)
+  if constexpr (width<T> == 4) return vcvt_f32_f16((float16x4_t)raw);
+#endif
+  // Exponent and mantissa move up 13 places; 2^112 corrects the difference of the biases, also for subnormals. The
+  // largest exponent stands for infinity and NaN in both types.
+  using wide = typename lanes_of<std::uint32_t, width<T>>::type;
+  const wide bits = __builtin_convertvector(raw, wide), size = (bits & 0x7fff) << 13;
+  const wide scaled = (wide)mul<packet<T>>((packet<T>)size, broadcast<T>(0x1p112f));
+  const wide special = (wide)(size >= 0x0f800000u) & 0x7f800000u;
+  return (packet<T>)(scaled | special | (bits & 0x8000) << 16);
+}
+
+/// width<T> elements from p on, as T. Numbers of 16 bits and fewer are widened on whole vectors: Eigen 3.4 does it one
+/// by one in most builds. Those of 8 bits, which are finite, become halves first.
 template <class T, class S>
 ATTN_INLINE packet<T> load_as(const S* p) {
   if constexpr (std::same_as<T, S>) {
@@ -178,32 +199,23 @@ ATTN_INLINE packet<T> load_as(const S* p) {
   } else if constexpr (width<T> == 1) {
     return static_cast<T>(*p);
   } else {
-    static_assert(std::same_as<T, float> && sizeof(S) == 2);
+    static_assert(std::same_as<T, float> && sizeof(S) <= 2);
     using narrow = typename lanes_of<std::uint16_t, width<T>>::type;
-    using wide = typename lanes_of<std::uint32_t, width<T>>::type;
-    narrow raw;
-    std::memcpy(&raw, p, sizeof raw);
-    const wide bits = __builtin_convertvector(raw, wide);
-    if constexpr (std::same_as<S, Eigen::bfloat16>) {
-      return (packet<T>)(bits << 16);
-#if defined(__AVX512F__) && defined(EIGEN_VECTORIZE_AVX512)
-    } else if constexpr (width<T> == 16) {
-      return _mm512_cvtph_ps((__m256i)raw);
-#endif
-#if defined(__F16C__) && defined(EIGEN_VECTORIZE_AVX)
-    } else if constexpr (width<T> == 8) {
-      return _mm256_cvtph_ps((__m128i)raw);
-#elif defined(__aarch64__) && defined(EIGEN_VECTORIZE_NEON)
-    } else if constexpr (width<T> == 4) {
-      return vcvt_f32_f16((float16x4_t)raw);
-#endif
+    if constexpr (sizeof(S) == 1) {
+      typename lanes_of<std::int8_t, width<T>>::type raw;
+      std::memcpy(&raw, p, sizeof raw);
+      const narrow bits = (narrow)__builtin_convertvector(raw, typename lanes_of<std::int16_t, width<T>>::type);
+      if constexpr (std::same_as<S, float8_e5m2>)
+        return half_bits_as<T>(bits << 8);
+      else  // one bit of exponent less, of which the sign is a copy: 2^8 corrects the difference of the biases
+        return mul(half_bits_as<T>(bits << 7 & 0xbfff), broadcast<T>(0x1p8f));
     } else {
-      // Exponent and mantissa move up 13 places; 2^112 corrects the difference of the biases, also for subnormals. The
-      // largest exponent stands for infinity and NaN in both types.
-      const wide size = (bits & 0x7fff) << 13;
-      const wide scaled = (wide)mul<packet<T>>((packet<T>)size, broadcast<T>(0x1p112f));
-      const wide special = (wide)(size >= 0x0f800000u) & 0x7f800000u;
-      return (packet<T>)(scaled | special | (bits & 0x8000) << 16);
+      narrow raw;
+      std::memcpy(&raw, p, sizeof raw);
+      if constexpr (std::same_as<S, Eigen::half>)
+        return half_bits_as<T>(raw);
+      else
+        return (packet<T>)(__builtin_convertvector(raw, typename lanes_of<std::uint32_t, width<T>>::type) << 16);
     }
   }
 }

@@ -1,7 +1,7 @@
 // attn: the driver of few queries over many keys, as in the steps of a cache. A task takes up to task_rows rows, the
 // queries of some heads of one key head, through one chunk of the keys, by one of two kernels:
 //
-//   in place    rows in eight bits, and up to few_queries queries: the streaming kernel
+//   in place    rows in codes, and up to few_queries queries: the streaming kernel
 //   in blocks   the blockwise kernel; block_keys keys at a time are packed, and attended by all rows while they are in
 //               the second-level cache
 //
@@ -24,7 +24,7 @@ template <class S, class Score, class C, class P>
 struct few_queries_driver {
   using T = compute_type<S>;
 
-  static constexpr bool in_codes = std::same_as<C, std::int8_t>;
+  static constexpr bool in_codes = coded<C>;
   static constexpr idx_t most_queries = 64;  // of a task
   static constexpr idx_t task_rows = 256;    // their states stay in the second-level cache
   static constexpr idx_t block_keys = 256;   // packed at a time
@@ -34,7 +34,7 @@ struct few_queries_driver {
   const sequence_lengths& lengths = in.lengths;
 
   /// Whether the driver takes the queries of a batch item. More of them, and few keys, are attended sooner if all keys
-  /// are packed once; rows in eight bits are multiplied faster as they are (64 queries: 0.53 of the time).
+  /// are packed once; rows in codes are multiplied faster as they are (64 queries: 0.53 of the time).
   static bool takes(const softmax_call<S, Score, C>& call, idx_t b) {
     if (in_codes) return true;
     const idx_t queries = call.lengths.queries(b);

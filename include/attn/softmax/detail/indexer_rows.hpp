@@ -29,7 +29,7 @@ struct indexer_rows {
     s.queries.begin(in.q.slice(2, i, 1), {}, {b, 0, 0, 0}, shape.heads, 1, in.scale);
     for (idx_t count; begin < end; begin += count) {
       const auto rows = rows_from(keys, begin);
-      count = std::min({tile, end - begin, rows.rows});
+      count = alike(rows, std::min({tile, end - begin, rows.rows}));
       const auto next = begin + count < end ? rows_from(keys, begin + count) : decltype(rows_from(keys, begin)){};
       with_whole_packets<T>(rows, count, s.queries.keys, true, [&](const auto& k) {
         by_rows<T>(s.queries.rows, [&](idx_t r, auto R) {

@@ -24,11 +24,11 @@ struct row_list {
     return {at, n, x.cols, x.col_stride};
   }
 };
-template <>
-struct row_list<std::int8_t> {
+template <coded C>
+struct row_list<C> {
   static row_list layout(arena&, idx_t) { return {}; }
-  listed_codes of(const cache_rows<const std::int8_t>& x, std::span<const idx_t> list) const {
-    return {&x, list.data(), std::ssize(list), x.all.cols};
+  listed_codes<C> of(const cache_rows<const C>& x, std::span<const idx_t> list) const {
+    return {&x, list.data(), std::ssize(list), x.from(0).cols};
   }
 };
 

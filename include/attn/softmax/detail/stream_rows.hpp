@@ -1,10 +1,11 @@
 // attn: rows of keys and values read once and in place, for a few queries: the two products of streaming.hpp.
 //
 //   rows                        queries and weights              sums
-//   float, double, half         compute_type                     compute_type
+//   float, double, half, fp8    compute_type                     compute_type
 //   bf16                        the same, or bf16 where the processor multiplies pairs (bf16_pair.hpp); in float. Queries
 //                               are multiplied unscaled, so that those of bf16 elements lose nothing
 //   eight bits (quantised.hpp)  16-bit integers, which err by 2^-16 of the largest; exact
+//   four or eight, by channel   the same, in channel_stream.hpp
 //
 // Scores are sums along the rows of k, added across registers at the end; keys in eight bits are stored 16 side by
 // side, so that nothing is added across. The output is a weighted sum of the rows of v. Both products handle R queries
@@ -34,9 +35,10 @@ struct listed_rows {
 
   const S* row(idx_t n) const { return at[n]; }
 };
-/// The same in eight bits, which are expanded.
+/// The same in codes, which are expanded.
+template <class C>
 struct listed_codes {
-  const cache_rows<const std::int8_t>* of = nullptr;
+  const cache_rows<const C>* of = nullptr;
   const idx_t* list = nullptr;
   idx_t rows = 0, cols = 0;
 
@@ -67,15 +69,17 @@ listed_prefetcher<S> prefetcher_of(const listed_rows<S>& x, idx_t begin, idx_t e
   if (begin >= end || x.col_stride != 1) return {};
   return {x.at + begin, end - begin, x.cols * static_cast<idx_t>(sizeof(S))};
 }
-
-inline stream_prefetcher prefetcher_of(const listed_codes&, idx_t, idx_t) { return {}; }
+template <class C>
+stream_prefetcher prefetcher_of(const listed_codes<C>&, idx_t, idx_t) {
+  return {};
+}
 
 template <class Rows>
 using row_element = std::remove_cvref_t<decltype(*std::declval<const Rows&>().row(0))>;
 
 /// The type, besides T, in which queries are multiplied with rows of C.
 template <class T, class C>
-using stream_operand = std::conditional_t<std::same_as<C, std::int8_t>, code_pair,
+using stream_operand = std::conditional_t<coded<C>, code_pair,
                                           std::conditional_t<std::same_as<T, double>, T, product_type<C>>>;
 
 /// R queries: row r is data + r * stride, scaled, padded with zeros. Beside it the same queries as operands for rows in
@@ -84,7 +88,7 @@ template <class T, class C>
 struct stream_row {
   const T* data;
   idx_t stride;
-  const stream_operand<T, C>* operands;
+  stream_operand<T, C>* operands;  // written by the scores of rows with scales for each channel (channel_stream.hpp)
   idx_t operand_stride;
   const float* factors;
 };
@@ -223,12 +227,13 @@ void pair_output(const float* weights, bool zeros, const float* rescale, const R
 template <class T>
 struct weight_range {
   bool zeros = false;  // whether a weight may be 0
-  T largest[4] = {};   // in a row; only for rows in eight bits
+  T largest[4] = {};   // in a row; only for rows in codes
 };
 
 /// Multiplies weights with the factors of the rows of v, where they have any; rows of a matrix have none.
 template <class Rows>
 struct value_factors {
+  static constexpr bool in_codes = false;
   explicit value_factors(const Rows&) {}
   template <class P>
   const P& times(const P& weight, idx_t) const {
@@ -336,6 +341,7 @@ void stream_scores(const stream_row<T, C>& q, const quantised_rows& k, T* scores
 /// weight_j scale_j, the factor of the codes, in place of weight_j.
 template <>
 struct value_factors<quantised_rows> {
+  static constexpr bool in_codes = true;
   alignas(64) float scales[quantised_tile::most_rows];
   const float* of_rows;
 

@@ -12,7 +12,7 @@
 #pragma once
 
 #include <attn/softmax/detail/blockwise.hpp>
-#include <attn/softmax/detail/stream_rows.hpp>
+#include <attn/softmax/detail/channel_stream.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
@@ -30,7 +30,7 @@ struct stream_query {
 template <class T, class C = T>
 struct stream_queries {
   using P = stream_operand<T, C>;
-  static constexpr bool in_codes = std::same_as<C, std::int8_t>;
+  static constexpr bool in_codes = coded<C>;
   static constexpr bool twice = !std::same_as<P, T>;  // whether they are also stored as operands for rows in fewer bits
 
   idx_t rows = 0, dim = 0, stride = 0;
@@ -43,7 +43,8 @@ struct stream_queries {
   T *keys = nullptr, *values = nullptr;  // a tile in T, padded, where it cannot be read in place
 
   static stream_queries layout(arena& memory, idx_t rows, idx_t dim, idx_t dim_v, bool with_relative = false) {
-    const idx_t stride = round_up(dim, 2 * width<T>), few = twice ? rows : 0;
+    constexpr idx_t codes = 8;  // in a word (channel_stream.hpp)
+    const idx_t stride = round_up(dim, std::max<idx_t>(2 * width<T>, codes)), few = twice ? rows : 0;
     T* const data = memory.allocate<T>(rows * stride);
     return {.rows = rows, .dim = dim, .stride = stride, .of = memory.allocate<stream_query>(rows), .data = data,
             .relative = with_relative ? memory.allocate<T>(rows * stride) : data,
@@ -83,7 +84,8 @@ struct stream_queries {
         float largest = 0;  // a NaN, if there is one
         for (idx_t d = 0; d < dim; ++d)
           if (!(std::abs(row[d]) <= largest) && largest == largest) largest = std::abs(row[d]);
-        factors[r] = round_to_codes(row, stride, largest, code_most_of(dim), operands + r * stride / 2);
+        factors[r] = round_to_codes(row, stride, largest, code_most_of(dim, row_format<C>::largest_code),
+                                    operands + r * stride / 2);
       }
     }
   }
@@ -138,18 +140,24 @@ void with_whole_packets(const listed_rows<S>& x, idx_t count, T* buffer, bool, F
   if (x.col_stride != 1 || x.cols % width<T> != 0) return f(converted_rows(x, count, buffer));
   f(listed_rows<S>{x.at, count, x.cols, 1});
 }
-template <class T, class F>
-void with_whole_packets(const listed_codes& x, idx_t count, T* buffer, bool, F&& f) {
+template <class T, class C, class F>
+void with_whole_packets(const listed_codes<C>& x, idx_t count, T* buffer, bool, F&& f) {
   const idx_t stride = round_up(x.cols, width<T>);
   std::fill_n(buffer, count * stride, T(0));
   for (idx_t r = 0; r < count; ++r) x.expand(r, buffer + r * stride);
   f(matrix_view<const T>{buffer, count, stride, stride, 1});
 }
 
-/// Rows in eight bits are used in place too.
-template <class T, class F>
-void with_whole_packets(const quantised_rows& x, idx_t count, T* buffer, bool keys, F&& f) {
-  if (x.step == 1 && x.layout.of_keys == keys && x.cols % width<T> == 0) return f(every(x, 1, count));
+/// Rows in codes are used in place too.
+inline bool tile_in_place(const quantised_rows& x) { return x.step == 1; }
+template <class C>
+bool tile_in_place(const channel_rows<C>& x) {
+  return x.step == 1 && !x.in_tail(0);
+}
+template <class T, class Rows, class F>
+  requires requires(const Rows& x) { tile_in_place(x); }
+void with_whole_packets(const Rows& x, idx_t count, T* buffer, bool keys, F&& f) {
+  if (x.layout.of_keys == keys && x.cols % width<T> == 0 && tile_in_place(x)) return f(every(x, 1, count));
   const idx_t stride = round_up(x.cols, width<T>);
   std::fill_n(buffer, count * stride, T(0));
   x.expand(0, count, buffer, stride);
@@ -188,11 +196,17 @@ listed_rows<S> rows_from(listed_rows<S> x, idx_t j) {
   x.at += j, x.rows -= j;
   return x;
 }
-inline listed_codes rows_from(listed_codes x, idx_t j) {
+template <class C>
+listed_codes<C> rows_from(listed_codes<C> x, idx_t j) {
   x.list += j, x.rows -= j;
   return x;
 }
 inline quantised_rows rows_from(quantised_rows x, idx_t j) {
+  x.first += j * x.step, x.rows -= j;
+  return x;
+}
+template <class C>
+channel_rows<C> rows_from(channel_rows<C> x, idx_t j) {
   x.first += j * x.step, x.rows -= j;
   return x;
 }
@@ -207,7 +221,7 @@ ATTN_INLINE packet<T> stream_weight(const packet<T>& x) {
 }
 
 /// Attends the queries to rows [begin, end) of k and v, which are at positions[row]; where causal, a query sees those
-/// up to its own position. `terms` is of any head. Rows are cache_rows, matrices or quantised_rows; the next call begins
+/// up to its own position. `terms` is of any head. Rows are cache_rows, matrices or those in codes; the next call begins
 /// with those from `end` up to `wanted_next`: the last tile prefetches some of them (decoding from int8: 0.92 of the
 /// time).
 template <class T, class C, class Rows, class Score>
@@ -221,7 +235,7 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
   const auto part = [&](idx_t fetched, idx_t row) { return std::max<idx_t>(0, fetched) * row / q.rows; };
   for (idx_t count; begin < end; begin += count) {
     const auto k_rows = rows_from(k, begin), v_rows = rows_from(v, begin);
-    count = std::min({tile, end - begin, k_rows.rows});
+    count = alike(v_rows, alike(k_rows, std::min({tile, end - begin, k_rows.rows})));
     const idx_t padded = round_up(count, width<T>), next = begin + count;
     const auto next_rows = next < last ? rows_from(k, next) : decltype(rows_from(k, next)){};
     if (terms.mask && hidden_from_all(q, positions, begin, count, terms)) continue;
@@ -233,7 +247,6 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
     });
     with_whole_packets<T>(v_rows, count, q.values, false, [&](const auto& values) {
       using factors = value_factors<std::remove_cvref_t<decltype(values)>>;
-      constexpr bool in_eight_bits = std::same_as<factors, value_factors<quantised_rows>>;
       const factors of_values(values);
       by_rows<T>(q.rows, [&](idx_t r0, auto R) {
         T sums[R.value];
@@ -257,12 +270,12 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
             const packet<T> times = of_values.times(weight, j);
             store<T>(s + j, times);
             sum = add(sum, weight);
-            if constexpr (in_eight_bits)
+            if constexpr (factors::in_codes)
               most = max(most, times);
             else
               least = min(least, weight);
           }
-          if constexpr (in_eight_bits)
+          if constexpr (factors::in_codes)
             range.largest[r - r0] = max_lanes(most);
           else
             range.zeros |= !(min_lanes(least) >= std::numeric_limits<T>::min());  // smaller ones become 0 as bf16

@@ -1,0 +1,201 @@
+// attn: the two products of streaming.hpp with rows in codes with a scale for each channel (channel_codes.hpp).
+//
+// Queries are multiplied with the scales of a block, then rounded to 16-bit integers, once for its channel_block keys:
+// to 1/32767 of the largest number of the query times the largest scale. The sums of products with values are
+// multiplied with theirs once for each block. Offsets are a product of their own, one row a block.
+#pragma once
+
+#include <attn/softmax/detail/stream_rows.hpp>
+
+namespace attn { inline namespace ATTN_ISA { namespace detail {
+
+/// A tile of consecutive rows, none of them in the tail of the memory, and the whole blocks that contain it: row j of
+/// the tile is row shift + j of the blocks.
+template <class C>
+struct channel_tile {
+  static constexpr idx_t most_rows = stream_tile + channel_block;
+
+  const channel_rows<C>& of;
+  idx_t shift = of.in_block(0), blocks = (shift + of.rows + channel_block - 1) / channel_block;
+
+  explicit channel_tile(const channel_rows<C>& x) : of(x) {}
+  const C* block(idx_t n) const { return of.block(0) + n * of.block_stride; }
+  const Eigen::bfloat16* scales(idx_t n) const { return channel_scales(block(n)); }
+  const Eigen::bfloat16* offsets(idx_t n) const { return scales(n) + of.layout.cols; }
+  const C* words(idx_t n) const { return block(n) + 4 * of.layout.cols; }
+
+  /// Row n is the offsets of block n.
+  struct offset_rows {
+    const channel_tile& tile;
+    idx_t rows = tile.blocks, cols = tile.of.cols;
+    const Eigen::bfloat16* row(idx_t n) const { return tile.offsets(n); }
+  };
+};
+
+/// Words of codes, and code pair a of each.
+using code_words = typename lanes_of<std::uint32_t, width<float>>::type;
+template <class C>
+ATTN_INLINE code_words load_words(const C* p) {
+  code_words x;
+  std::memcpy(&x, p, sizeof x);
+  return x;
+}
+template <class C>
+ATTN_INLINE code_pairs pair_of(const code_words& x, int a) {
+  using layout = channel_layout<C>;
+  return bits_as<code_pairs>((x >> (a * layout::bits)) & layout::pair_mask);
+}
+
+/// The largest scale of a block.
+inline float largest_scale(const Eigen::bfloat16* scales, idx_t cols) {
+  packet<float> largest = zero<float>();
+  for (idx_t c = 0; c < cols; c += width<float>) largest = max(largest, abs(load_as<float>(scales + c)));
+  return max_lanes(largest);
+}
+/// Integers of the products of a query, times `inverse`, with scales; zero up to a whole word of codes.
+template <idx_t In_word>
+ATTN_INLINE void round_scaled(const float* q, const Eigen::bfloat16* scales, idx_t cols, float inverse,
+                              code_pair* pairs) {
+  constexpr int w = width<float>;
+  auto* const to = reinterpret_cast<std::int16_t*>(pairs);
+  for (idx_t c = 0; c < cols; c += w) {
+    const packet<float> x = mul(load<float>(q + c), broadcast<float>(inverse));
+    const packet<float> shifted = fma(x, load_as<float>(scales + c), broadcast<float>(whole_number));
+    const auto whole = __builtin_convertvector(bits_as<whole_lanes>(shifted), typename lanes_of<std::int16_t, w>::type);
+    std::memcpy(to + c, &whole, sizeof whole);
+  }
+  for (idx_t c = cols; c % In_word != 0; ++c) to[c] = 0;
+}
+
+/// scores[r][j] = shift_r + factor_r (q_r . code_j) for R queries and N registers of the keys of a block.
+template <int R, int N, class T, class C>
+ATTN_INLINE void channel_scores(const stream_row<T, C>& q, const C* words, idx_t cols, const float* factors,
+                                const float* shifts, T* scores, idx_t stride) {
+  using layout = channel_layout<C>;
+  // Independent sequences of multiply-adds, as in code_scores().
+  constexpr int w = width<float>, pairs = layout::in_word / 2, chains = std::clamp(8 / (R * N), 1, pairs);
+  whole_lanes sums[array_size<R>][array_size<N>][array_size<chains>];
+  unroll<R>([&](auto r) { unroll<N * chains>([&](auto n) { sums[r][n / chains][n % chains] = whole_lanes{}; }); });
+  for (idx_t c = 0; c < cols; c += layout::in_word, words += 4 * channel_block)
+    unroll<N>([&](auto n) {
+      const code_words word = load_words(words + 4 * n * w);
+      unroll<pairs>([&](auto a) {
+        const code_pairs x = pair_of<C>(word, a);
+        unroll<R>([&](auto r) {
+          whole_lanes& sum = sums[r][n][a % chains];
+          sum = add_products(sum, x, broadcast_pair(q.operands[r * q.operand_stride + c / 2 + a]));
+        });
+      });
+    });
+  unroll<R>([&](auto r) {
+    unroll<N>([&](auto n) {
+      for (int chain = 1; chain < chains; ++chain) sums[r][n][0] += sums[r][n][chain];
+      store<float>(scores + r * stride + n * w, fma(whole_to_float(sums[r][n][0]), broadcast<float>(factors[r]),
+                                                    broadcast<float>(shifts[r * stream_tile])));
+    });
+  });
+}
+
+/// q . k_j = (q scales) . code_j + q . offsets.
+template <int R, class T, class C>
+void stream_scores(const stream_row<T, C>& q, const channel_rows<C>& k, T* scores, stream_prefetcher values) {
+  using layout = channel_layout<C>;
+  constexpr int w = width<float>, N = 2 * w <= channel_block ? 2 : 1;
+  const channel_tile<C> tile(k);
+  T shifts[array_size<R * stream_tile>];
+  row_scores<T, R>(q.data, q.stride, T(1), typename channel_tile<C>::offset_rows{tile}, shifts, stream_prefetcher());
+  alignas(64) float of_blocks[array_size<R * channel_tile<C>::most_rows>];  // where the tile begins within a block
+  float* const all = tile.shift == 0 ? scores : of_blocks;
+  const idx_t stride = tile.shift == 0 ? stream_tile : channel_tile<C>::most_rows;
+  for (idx_t b = 0; b < tile.blocks; ++b) {
+    values.next(1);
+    const float most = largest_scale(tile.scales(b), k.cols), inverse_most = most > 0 ? 1 / most : 0;
+    float factors[array_size<R>];
+    for (int r = 0; r < R; ++r) {
+      factors[r] = q.factors[r] * most;
+      const float inverse = q.factors[r] >= std::numeric_limits<float>::min() ? inverse_most / q.factors[r] : 0;
+      round_scaled<layout::in_word>(q.data + r * q.stride, tile.scales(b), k.cols, inverse,
+                                    q.operands + r * q.operand_stride);
+    }
+    for (idx_t j = 0; j < channel_block; j += N * w)
+      channel_scores<R, N>(q, tile.words(b) + 4 * j, k.cols, factors, shifts + b, all + b * channel_block + j, stride);
+  }
+  if (tile.shift != 0)
+    for (int r = 0; r < R; ++r) std::copy_n(of_blocks + r * stride + tile.shift, k.rows, scores + r * stream_tile);
+}
+
+/// Weights are rounded to integers, as for rows in eight bits.
+template <class C>
+struct value_factors<channel_rows<C>> {
+  static constexpr bool in_codes = true;
+  explicit value_factors(const channel_rows<C>&) {}
+  const packet<float>& times(const packet<float>& weight, idx_t) const { return weight; }
+};
+
+/// sum_j weight_j v_j = sum over blocks of scales (sum_j weight_j code_j) + offsets sum_j weight_j.
+template <int R, class T, class C>
+void stream_output(const T* weights, const weight_range<T>& range, const T* rescale, const channel_rows<C>& v, T* out,
+                   idx_t out_stride, stream_prefetcher keys) {
+  using layout = channel_layout<C>;
+  using tile_type = channel_tile<C>;
+  constexpr int w = width<float>;
+  constexpr idx_t block_pairs = channel_block / 2, word_pairs = layout::in_word / 2;
+  static_assert(idx_t(code_most) * layout::most * channel_block < idx_t(1) << 31);
+  const tile_type tile(v);
+  const idx_t count = tile.blocks * channel_block;
+  alignas(64) code_pair pairs[array_size<R>][array_size<tile_type::most_rows / 2>];
+  float factors[array_size<R>], sums[array_size<R>][array_size<tile_type::most_rows / channel_block>];
+  for (int r = 0; r < R; ++r) {
+    const T* of_blocks = weights + r * stream_tile;
+    alignas(64) T shifted[tile_type::most_rows];  // where the tile begins or ends within a block
+    if (tile.shift != 0 || round_up(v.rows, w) != count) {
+      std::fill_n(shifted, count, T(0));
+      std::copy_n(of_blocks, v.rows, shifted + tile.shift);
+      of_blocks = shifted;
+    }
+    factors[r] = round_to_codes(of_blocks, count, range.largest[r], code_most, pairs[r]);
+    for (idx_t b = 0; b < tile.blocks; ++b) {
+      packet<float> sum = zero<float>();
+      for (idx_t j = 0; j < channel_block; j += w) sum = add(sum, load<float>(of_blocks + b * channel_block + j));
+      sums[r][b] = sum_lanes(sum);
+    }
+  }
+  const auto columns = [&](idx_t col, auto vectors) {
+    constexpr int N = vectors.value;
+    for (idx_t b = 0; b < tile.blocks; ++b) {
+      if (col == 0) keys.next(1);
+      whole_lanes whole[array_size<R>][array_size<N>];
+      unroll<R>([&](auto r) { unroll<N>([&](auto n) { whole[r][n] = whole_lanes{}; }); });
+      const C* words = tile.words(b) + 4 * col;
+      const code_pair* weight = pairs[0] + b * block_pairs;
+      for (idx_t j = 0; j < block_pairs; j += word_pairs, words += 4 * v.layout.cols, weight += word_pairs) {
+        code_words word[array_size<N>];
+        unroll<N>([&](auto n) { word[n] = load_words(words + 4 * n * w); });
+        unroll<word_pairs>([&](auto a) {
+          whole_lanes pair[array_size<R>];
+          unroll<R>([&](auto r) { pair[r] = broadcast_pair(weight[r * std::size(pairs[0]) + a]); });
+          unroll<N>([&](auto n) {
+            const code_pairs x = pair_of<C>(word[n], a);
+            unroll<R>([&](auto r) { whole[r][n] = add_products(whole[r][n], x, pair[r]); });
+          });
+        });
+      }
+      unroll<N>([&](auto n) {
+        const packet<float> scale = load_as<float>(tile.scales(b) + col + n * w),
+                            offset = load_as<float>(tile.offsets(b) + col + n * w);
+        unroll<R>([&](auto r) {
+          float* const o = out + r * out_stride + col + n * w;
+          const packet<float> before = b == 0 ? mul(load<float>(o), broadcast<float>(rescale[r])) : load<float>(o),
+                              sum = mul(whole_to_float(whole[r][n]), broadcast<float>(factors[r]));
+          store<float>(o, fma(sum, scale, fma(broadcast<float>(sums[r][b]), offset, before)));
+        });
+      });
+    }
+  };
+  constexpr int most = registers >= 32 ? 4 : 2;
+  idx_t col = 0;
+  for (; col + most * w <= v.cols; col += most * w) columns(col, std::integral_constant<int, most>{});
+  for (; col < v.cols; col += w) columns(col, std::integral_constant<int, 1>{});
+}
+
+}}}  // namespace attn::ATTN_ISA::detail
