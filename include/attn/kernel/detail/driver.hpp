@@ -116,7 +116,7 @@ struct sums_driver {
     shared_sums<T> shared;
     auto* const own = exec.shared_scratch([&](arena& memory) {
       call.map->layout(memory, item_heads);
-      shared = shared_sums<T>::layout(memory, call, split.shared, shared_sums<T>::wave_of(split.shared, all, threads));
+      shared = shared_sums<T>::layout(memory, call, split.shared, shared_sums<T>::wave_of(split.shared, threads));
       return memory.allocate_list(threads, [&](arena& one) { return call.layout_sums(one); });
     });
     call.map->prepare(exec);

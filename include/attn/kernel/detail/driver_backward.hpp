@@ -26,12 +26,9 @@ struct backward_driver : head_backward<T> {
   }
 
   void layout_shared(arena& memory, idx_t heads, idx_t threads) {
-    const auto wave = [&](idx_t tokens) {
-      const idx_t all = most_segments(tokens);
-      return call.causal ? all : shared_sums<T>::wave_of(heads, all, threads);
-    };
-    shared_keys = shared_sums<T>::layout(memory, call, heads, wave(shape.keys));
-    shared_queries = shared_sums<T>::layout(memory, call, heads, wave(call.causal ? shape.keys : shape.queries));
+    const idx_t wave = call.causal ? most_segments(shape.keys) : shared_sums<T>::wave_of(heads, threads);
+    shared_keys = shared_sums<T>::layout(memory, call, heads, wave);
+    shared_queries = shared_sums<T>::layout(memory, call, heads, wave);
     queries_t = memory.allocate_list(key_rows() ? heads : 0, [&](arena& one) {
       return sums_type::layout(one, shape.dim_v, call.map->features, sum_parts::weights);
     });

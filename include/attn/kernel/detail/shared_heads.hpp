@@ -64,10 +64,8 @@ struct shared_sums {
     x.left = memory.allocate<std::atomic<idx_t>>(heads);
     return x;
   }
-  /// Segments of a head in a wave of `heads` heads of up to `all` segments: 8 for each thread.
-  static idx_t wave_of(idx_t heads, idx_t all, idx_t threads) {
-    return std::min(all, ceil_div(8 * threads, std::max<idx_t>(1, heads)));
-  }
+  /// Segments of a head in a wave, 8 for each thread: memory does not depend on the length.
+  static idx_t wave_of(idx_t heads, idx_t threads) { return ceil_div(8 * threads, std::max<idx_t>(1, heads)); }
 
   kernel_sums<T>* of(idx_t head) const { return sums + head * (most + 1); }
   T* decays_of(idx_t head) const { return decays + head * most; }
