@@ -32,9 +32,8 @@ struct sequences {
   static attn::page_pool_extents extents(idx_t page, idx_t pages) {
     return {.pages = pages, .page_tokens = page, .heads = kv_heads, .dim = dim, .value_dim = value_dim};
   }
-  static constexpr bool in_eight_bits = std::same_as<C, std::int8_t>;
   attn::page_pool<C> pool_of_nan(idx_t page, idx_t pages) {
-    if constexpr (in_eight_bits) {
+    if constexpr (attn::detail::coded<C>) {
       return attn::page_pool<C>(extents(page, pages));
     } else {
       keys = memory<C>(pages, page, dim, std::numeric_limits<float>::quiet_NaN());
@@ -129,6 +128,36 @@ void check_steps(idx_t page) {
     }
 }
 
+// A sequence gets the bits that it gets where no other one shares its pages. In codes with a scale for each channel a
+// copy that is cut is rounded as pages of its own are not, so that only this can be asked of it.
+template <class C>
+void check_alone(idx_t page) {
+  sequences<float, C> s(page);
+  attn::execution one;
+  for (const lengths& taken : of_steps) {
+    const chunk<float> x(11, *std::max_element(taken.begin(), taken.end()));
+    attn::full_softmax_step_options<float> options{.lengths = taken};
+    const results<float> together = step(s.shared, x, options, attn::detail::no_score(), one);
+    for (const idx_t b : {1, 2, 3, 6}) {
+      attn::paged_cache<C> alone = s.shared;
+      lengths of_one(batch, 0);
+      of_one[static_cast<std::size_t>(b)] = taken[static_cast<std::size_t>(b)];
+      for (idx_t other = 0; other < batch; ++other)
+        if (other != b) alone.reset(other);
+      options.lengths = of_one;
+      const results<float> wanted = step(alone, x, options, attn::detail::no_score(), one);
+      bool same = true;
+      for (idx_t h = 0; h < heads; ++h)
+        for (idx_t i = 0; i < of_one[static_cast<std::size_t>(b)]; ++i) {
+          same &= together.lse(b, h, i, 0) == wanted.lse(b, h, i, 0);
+          for (idx_t d = 0; d < value_dim; ++d) same &= together.out(b, h, i, d) == wanted.out(b, h, i, d);
+        }
+      CAPTURE(b, x.q.length());
+      CHECK(same);
+    }
+  }
+}
+
 // The options that know of which item and position a row is.
 template <class S, class C = S>
 void check_options(idx_t page) {
@@ -185,6 +214,10 @@ TEST_CASE("Shared pages give the bits of own ones", "[shared_beginnings]") {
   SECTION("bfloat16") { check_steps<Eigen::bfloat16>(48); }
   SECTION("half for float") { check_steps<float, Eigen::half>(7); }
   SECTION("eight bits") { check_steps<float, std::int8_t>(48); }
+  SECTION("four bits") {
+    for (idx_t page : {48, 256}) check_alone<attn::int4>(page);
+  }
+  SECTION("eight bits, channels") { check_alone<attn::int8_channels>(64); }
   if constexpr (std::tuple_size_v<exact_types> > 1) {
     SECTION("double") { check_steps<double>(16); }
   }

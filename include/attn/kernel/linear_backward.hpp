@@ -24,7 +24,7 @@
 //          dk and dv are summed over grouped queries.
 // Cost     2.5 times the forward call's operations, causal about 3 times; with log_decay, a bonus, a scale or states
 //          threads do not share heads. Scratch per thread: as the forward call's, causal one state of (D + 1) Dv
-//          numbers per 512 tokens and 8 more, of more than 16384 tokens at most max(32, sqrt(L) / 8) and as many more;
+//          numbers per 1024 tokens and 16 more, of more than 16384 tokens at most sqrt(L) / 8 and as many more;
 //          twice as many where threads share heads; where decay is per query head and keys are shared, Lk (D + Dv)
 //          numbers.
 // Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that share

@@ -14,7 +14,7 @@
 // Sent     A state, which is B Hkv (D + 1) Dv numbers of the compute type, D and Dv rounded up to vectors (H for Hkv
 //          where decay is per query head), to the next process; if not causal, then one by a tree to all, P - 1 in all
 //          and up to log2 P by one process. Before that some hundred bytes, in which shapes and options are compared.
-// Memory   A state, and the states of all segments of 512 tokens of one head, causal of P - 1 heads, one per thread.
+// Memory   A state, and the states of all segments of 1024 tokens of one head, causal of P - 1 heads, one per thread.
 // Rules    of ranges, threads, options that differ and exceptions: README.md of this folder.
 #pragma once
 

@@ -14,7 +14,7 @@
 // Cost     The operations of linear_backward, shared; causal, P - 1 of the B Hkv heads once more by half.
 // Sent     What mpi/linear.hpp sends, and as much again for the queries, from each process to the one before it; if not
 //          causal, to the next one, and to all by a tree.
-// Memory   Scratch of linear_backward per thread; two states; those of all segments of 512 tokens, not causal twice,
+// Memory   Scratch of linear_backward per thread; two states; those of all segments of 1024 tokens, not causal twice,
 //          causal of P - 1 heads twice, one head per thread.
 // Threads  Each head is done by one thread.
 // Rules    of ranges, threads, options that differ and exceptions: README.md of this folder.

@@ -10,7 +10,7 @@
 // Options  as of performer, without key_mask, which throws.
 // Sent     also, in the way of states and before them, B Hkv D numbers in double for center_keys, the mean key, and
 //          B Hkv for feature_eps of positive features, the maximum.
-// Memory   for center_keys also D numbers per 512 tokens.
+// Memory   for center_keys also D numbers per 1024 tokens.
 #pragma once
 
 #include <attn/kernel/performer.hpp>

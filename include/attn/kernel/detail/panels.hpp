@@ -128,14 +128,13 @@ void triangle_product(const panels<T>& a, idx_t count, const panels<T>& b, idx_t
       if (row >= count) continue;
       const idx_t rows = std::min({idx_t(tile_rows), wide - row % wide, count - row});
       const idx_t first = before ? 0 : row + rows, last = before ? row : count, packets = packets_from<T>(col, cols);
-      const idx_t second = packets > 1 ? width<T> : 0;  // columns beyond may be another thread's
       panel_tile(a.at(std::min(first, count - 1), row), rows, b.panel(col) + first * wide, packets, last - first, sums);
       for (idx_t m = before ? 0 : rows - 1; before ? m < rows : m >= 0; m += before ? 1 : -1) {
         const idx_t begin = before ? row : row + m + 1 - own, end = before ? row + m + own : row + rows;
         packet<T> sum[2] = {load<T>(sums + m * wide), load<T>(sums + m * wide + width<T>)};
         for (idx_t k = begin; k < end; ++k) {
           const packet<T> x = broadcast<T>(*a.at(k, row + m));
-          unroll<2>([&](auto half) { sum[half] = fma(x, load<T>(b.at(k, col) + half * second), sum[half]); });
+          unroll<2>([&](auto half) { sum[half] = fma(x, load<T>(b.at(k, col) + half * width<T>), sum[half]); });
         }
         for (idx_t half = 0; half < packets; ++half) finish(row + m, col + half * width<T>, sum[half]);
       }

@@ -145,8 +145,7 @@ struct recurrence_driver {
   template <class RunWhole>
   void run_heads(execution& exec, idx_t whole, const shared_scratch& x, const RunWhole& run_whole) const {
     const idx_t all = x.heads > 0 ? ceil_div(call.shape.keys, kernel_chunk) : 0;
-    // Half a panel takes more than half of the time.
-    const idx_t wide = exec.active_threads() > 4 * x.heads ? width<T> : panel_width<T>, parts = ceil_div(dim_v(), wide);
+    const idx_t wide = panel_width<T>, parts = ceil_div(dim_v(), wide);
     const auto b = [&](idx_t head) { return (whole + head) / call.heads; };
     const auto h = [&](idx_t head) { return (whole + head) % call.heads; };
     const auto block = [&](idx_t head, idx_t n) {
