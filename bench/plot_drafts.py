@@ -50,7 +50,7 @@ def main():
     folder.mkdir(parents=True, exist_ok=True)
     context, times, length = read_all(sys.argv[2:])
     figure = plt.figure(figsize=(11, 4.8))
-    left, right = (figure.add_axes((x, 0.125, 0.36, 0.685)) for x in (0.07, 0.53))
+    left, right = (figure.add_axes((x, 0.125, 0.34, 0.685)) for x in (0.065, 0.485))
     counts = sorted({n for by_tokens in times.values() for n in by_tokens})
     slowest_last = sorted(times.items(), key=lambda item: item[1][max(item[1])] / max(item[1]))
     for axes, per_token, name in ((left, False, "time of a step"), (right, True, "time of a step, over its tokens")):
