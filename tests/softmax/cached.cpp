@@ -183,6 +183,33 @@ TEST_CASE("sliding_window_step: chunks of many tokens, with all options", "[cach
   }
 }
 
+TEST_CASE("sliding_window_cached: an item is attended as it is alone, a head as with one dilation for all", "[cached]") {
+  const inputs memory(1, 60), x(9, 40);
+  attn::kv_cache<float> cache(extents);
+  cache.append(view(memory.k), view(memory.v));
+  const std::vector<idx_t> together = {40, 17, 3}, dilation = {1, 2, 1, 2};
+  results all(40);
+  attn::sliding_window_cached(cache, {.left = 9, .dilation = dilation}, view(x.q), view(all.out),
+                              {.lengths = together, .lse = all.lse_view()});
+  for (idx_t b = 0; b < batch; ++b)
+    for (const idx_t d : {1, 2}) {
+      std::vector<idx_t> one(batch, 0), stride = {d};
+      const idx_t count = one[static_cast<std::size_t>(b)] = together[static_cast<std::size_t>(b)];
+      results alone(count);
+      attn::sliding_window_cached(cache, {.left = 9, .dilation = stride}, view(x.q).slice(2, 0, count),
+                                  view(alone.out), {.lengths = one, .lse = alone.lse_view()});
+      bool same = true;
+      for (idx_t h = d - 1; h < heads; h += 2)
+        for (idx_t i = 0; i < count; ++i) {
+          same &= all.lse(b, h, i, 0) == alone.lse(b, h, i, 0);
+          for (idx_t c = 0; c < value_dim; ++c) same &= all.out(b, h, i, c) == alone.out(b, h, i, c);
+        }
+      CAPTURE(b, d);
+      CHECK(same);
+    }
+  for (idx_t h = 0; h < heads; ++h) CHECK(all.out(2, h, 3, 0) == 0);
+}
+
 TEST_CASE("selected_keys_cached and topk_blocks_cached give what the step gave", "[cached]") {
   constexpr idx_t listed = 6;
   attn::kv_cache<float> rows(extents);

@@ -17,9 +17,9 @@
 
 namespace attn { inline namespace ATTN_ISA {
 
-/// Four bits, and eight bits, of each number: bytes of blocks of 32 tokens.
-enum class int4 : std::uint8_t {};
-enum class int8_channels : std::uint8_t {};
+/// Four bits, and eight bits, of each number: bytes of blocks of 32 tokens, which have other numbers in them.
+enum class [[gnu::may_alias]] int4 : std::uint8_t {};
+enum class [[gnu::may_alias]] int8_channels : std::uint8_t {};
 
 namespace detail {
 

@@ -143,7 +143,7 @@ void attend_full(softmax_call<S, Score, C> call) {
   using few = few_queries_driver<S, Score, C, product_type<Elements>>;
   std::optional<distance_range> range;  // where an item is attended by the blockwise kernel
   for (idx_t b = 0; b < call.shape.batch; ++b)
-    if (!few::takes(call, b) || !few::in_place(call.lengths.queries(b), call.shape.group())) range = {call.furthest()};
+    if (!few::takes(call, b) || !few::in_place(call.lengths.queries(b))) range = {call.furthest()};
   const auto terms = call.exec.workspace([&](arena& memory) { return call.layout_terms(memory, range); });
   call.prepare_terms(*terms);
   with_products<Elements>(call.exec, [&]<class P>(std::type_identity<P>) { full_call<S, Score, C, P>{call}.run(); });

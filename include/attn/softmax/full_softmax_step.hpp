@@ -27,8 +27,9 @@
 //          are attended as full_softmax does. Pages of a paged_cache that several items begin with are read once for up
 //          to 256 rows of all of them; which pages an item shares changes no bit of its result.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything, the cache included, changes.
-//          Exceptions of `score` are passed on and leave the tokens of the cache as they were; a shared page that was
-//          copied before writing to it stays the item's own.
+//          Exceptions of `score` are passed on and leave the tokens of the cache as they were, but for the rounding of
+//          attn::int4 and attn::int8_channels (kv_cache.hpp); a shared page that was copied before writing to it stays
+//          the item's own.
 #pragma once
 
 #include <attn/core/kv_cache.hpp>

@@ -152,6 +152,7 @@ struct window_call : window_sets {
   const softmax_call<S, Score, C>& in;
   const sliding_window_options<S>& options;
   idx_t chunk;  // queries of a task
+  idx_t left_out = 0;  // heads of up to so many queries of a residue class are attended elsewhere
   const attention_shape& shape = in.shape;
 
   /// Keys or values of a query head, those that are given for global queries or the call's.
@@ -250,6 +251,7 @@ struct window_call : window_sets {
     // The global queries, whose work is the longest, go first; then the chunks; the rows of padding last.
     in.exec.for_each(heads * (global_blocks + chunk_count + 1), [&](idx_t task, int worker) {
       const idx_t b = task % heads / shape.heads, h = task % heads % shape.heads, d = dilation(h);
+      if (left_out > 0 && in.lengths.queries(b) <= left_out * d) return;
       idx_t n = task / heads;
       if (n < global_blocks) {
         auto scratch = in.exec.scratch(worker, layout);
@@ -292,7 +294,8 @@ inline idx_t window_chunk(idx_t left, idx_t right) {
 }
 
 template <class S, class Score, class C>
-void attend_window(softmax_call<S, Score, C> in, const sliding_window_options<S>& options) {
+void attend_window(softmax_call<S, Score, C> in, const sliding_window_options<S>& options,
+                   idx_t left_out = 0) {
   using Elements = std::conditional_t<std::same_as<C, Eigen::bfloat16>, C, S>;  // that are multiplied
   const window_sets sets = window_sets::of(in.shape, options);
   const auto terms = in.exec.workspace([&](arena& memory) {
@@ -301,7 +304,7 @@ void attend_window(softmax_call<S, Score, C> in, const sliding_window_options<S>
   });
   in.prepare_terms(*terms);
   with_products<Elements>(in.exec, [&]<class P>(std::type_identity<P>) {
-    window_call<S, Score, C, P>{sets, in, options, window_chunk(sets.left, sets.right)}.run();
+    window_call<S, Score, C, P>{sets, in, options, window_chunk(sets.left, sets.right), left_out}.run();
   });
 }
 

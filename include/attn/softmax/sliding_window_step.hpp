@@ -15,8 +15,9 @@
 //          those are more.
 // Cost     2 H (D + Dv) operations for every key seen; scratch independent of everything but H, D and Dv. log_decay, mask,
 //          bias and key_mask are of all tokens since the start; log decays are added up anew in every step, in 16 bytes
-//          for each. A ring takes tokens one by one; feed a long prompt to sliding_window, then append() it. Chunks of
-//          more than 16 over a kv_cache or paged_cache of floating-point numbers are attended as sliding_window does.
+//          for each. A ring takes tokens one by one; feed a long prompt to sliding_window, then append() it. Where an
+//          item has more than 16 tokens times the dilation, a kv_cache or paged_cache of floating-point numbers is
+//          attended as by sliding_window, with its scratch.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything, the cache included, changes.
 //          If `score` throws, or memory runs out, the ring is reset; a cache that keeps all tokens drops the chunk.
 #pragma once
@@ -170,18 +171,24 @@ inline void check_window_of_call(const validator& check, const sliding_window_ca
 /// Attends it: the cache has the tokens of the queries. Many of them share the keys that sliding_window packs.
 template <class Call, class Inside>
 void attend_cache_window(Call& call, const Inside& cache, const sliding_window_cache_options& window) {
-  constexpr idx_t most_in_place = 16;
   const auto cached = call.over(cache.keys(), cache.values(), cache.pages());
-  if constexpr (requires { cached.key_rows(0, 0).row(0); })
-    if (call.shape.queries > most_in_place) {
+  const auto lists = call.exec.workspace([&](arena& memory) { return global_lists::layout(memory, window); });
+  const stream_window seen{std::min(window.left, furthest_position), window.dilation, lists->set(window)};
+  all_tokens tokens{seen, call.lengths};
+  if constexpr (requires { cached.key_rows(0, 0).row(0); }) {
+    tokens.in_place = false;
+    idx_t taken = 0;
+    const attention_shape& s = call.shape;
+    for (idx_t n = 0; n < s.batch * s.heads; ++n) taken += tokens.takes(n / s.heads, n % s.heads);
+    if (taken < s.batch * s.heads) {
       sliding_window_options<typename decltype(call.q)::value_type> options;
       options.causal = true, options.left = window.left, options.dilation = window.dilation;
       options.global_positions = window.global_positions, options.global_counts = window.global_counts;
-      return attend_window(cached, options);
+      attend_window(cached, options, window_in_place);
     }
-  const auto lists = call.exec.workspace([&](arena& memory) { return global_lists::layout(memory, window); });
-  const stream_window seen{std::min(window.left, furthest_position), window.dilation, lists->set(window)};
-  attend_stream_window(cached, all_tokens{seen, call.lengths});
+    if (taken == 0 && s.batch * s.heads > 0) return;
+  }
+  attend_stream_window(cached, tokens);
 }
 
 /// Tokens of a ring, which takes those of the chunk one by one.
@@ -197,6 +204,7 @@ struct ring_tokens {
   idx_t ring() const { return cache.capacity(); }
   idx_t global_row(idx_t g, idx_t) const { return ring() + g; }
   void put(idx_t b, idx_t kv, idx_t t) const { cache.put(k_new, v_new, b, kv, t); }
+  bool takes(idx_t, idx_t) const { return true; }
 };
 template <class Call, class C>
 void attend_ring(Call& call, window_tokens<C>& cache) {

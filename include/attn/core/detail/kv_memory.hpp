@@ -9,8 +9,8 @@
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
-/// Keys [items, heads, rows, D] and values [items, heads, rows, Dv]; of std::int8_t [items, heads, blocks, bytes], blocks
-/// of rows (quantised.hpp). Values that are the first dims of the keys are not stored. A copy of the caller's memory is
+/// Keys [items, heads, rows, D] and values [items, heads, rows, Dv]; of elements that are codes [items, heads, blocks,
+/// bytes], blocks of rows (row_format.hpp). Values that are the first dims of the keys are not stored. A copy of the caller's memory is
 /// the same memory.
 template <class S>
 class kv_memory {
@@ -44,7 +44,9 @@ class kv_memory {
   idx_t rows() const { return rows_; }
   bool given() const { return given_; }
   bool values_in_keys() const { return values_in_keys_; }
-  std::size_t bytes() const { return (own_keys_.capacity() + own_values_.capacity()) * sizeof(S); }
+  std::size_t bytes() const {
+    return (own_keys_.capacity() + own_values_.capacity()) * sizeof(S) + moved_.bytes();
+  }
 
   tensor_view<S> keys() const { return given_ ? given_keys_ : own(own_keys_, format::elements(extents_.dim, true)); }
   tensor_view<S> values() const {

@@ -143,12 +143,15 @@ struct row_format<C> {
 /// Rows that are moved one by one where blocks have a tail: a row of the last block of an item, or one that its block
 /// has lost already, is read from where the tail was kept.
 template <class C>
-struct moved_rows {};
+struct moved_rows {
+  static constexpr std::size_t bytes() { return 0; }
+};
 template <channel_coded C>
 struct moved_rows<C> {
   idx_t item = 0, first = 0, count = 0, stride = 0;
   std::vector<float> rows, row;  // those of the last block by head, of keys, then of values
 
+  std::size_t bytes() const { return (rows.capacity() + row.capacity()) * sizeof(float); }
   void begin(idx_t of, idx_t of_rows, idx_t widest) {
     item = of, count = of_rows % channel_block, first = of_rows - count, stride = widest;
     rows.clear(), row.resize(static_cast<std::size_t>(widest));
@@ -163,8 +166,11 @@ struct moved_rows<C> {
     const channel_rows<C> source = rows_of(from, of_keys);
     if (same && from_row == to_row && !source.in_tail(to_row)) return;
     const bool kept = from_item == item && from_row >= first && from_row < first + count;
-    const float* numbers = rows.data() + (of * count + from_row - first) * stride;
-    if (!kept) source.decode(from_row, row.data()), numbers = row.data();
+    const float* numbers = row.data();
+    if (kept)
+      numbers = rows.data() + (of * count + from_row - first) * stride;
+    else
+      source.decode(from_row, row.data());
     row_format<C>::put(numbers, 1, of_keys, memory, to_row);
   }
 

@@ -60,7 +60,10 @@ struct backward_driver : head_backward<T> {
         forward);
     if (!in.reverse()) return;
     const auto later = [&](idx_t n) -> const sums_type& { return *shared_queries.of(n); };
-    if (key_rows()) exec.for_each(heads, [&](idx_t n, int) { transpose_sums(later(n), queries_t[n]); });
+    if (key_rows())
+      exec.for_each(heads, [&](idx_t n, int) {
+        if (!sees_nothing(whole + n)) transpose_sums(later(n), queries_t[n]);
+      });
     exec.for_each(heads * chunks, [&](idx_t task, int worker) {
       const idx_t n = task / chunks, begin = task % chunks * kernel_chunk;
       if (!sees_nothing(whole + n) && begin < call.lengths.keys(b(n)))

@@ -13,7 +13,7 @@
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
-/// Tokens of a segment, at least. Shorter ones let more threads share a head, but the sums of 512 tokens take 7 % of the
+/// Tokens of a segment, at least. Shorter ones let more threads share heads, but summing up 512 at a time takes 7 % of the
 /// time of the causal backward pass of one thread over 1024.
 inline constexpr idx_t kernel_segment = 16 * kernel_chunk;
 

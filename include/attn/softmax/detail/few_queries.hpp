@@ -1,7 +1,7 @@
 // attn: the driver of few queries over many keys, as in the steps of a cache. A task takes up to task_rows rows, the
 // queries of some heads of one key head, through one chunk of the keys, by one of two kernels:
 //
-//   in place    rows in codes, up to few_queries queries, or few rows: the streaming kernel
+//   in place    rows in codes, and up to few_queries queries: the streaming kernel
 //   in blocks   the blockwise kernel; block_keys keys at a time are packed, and attended by all rows while they are in
 //               the second-level cache
 //
@@ -28,9 +28,6 @@ struct few_queries_driver {
   static constexpr idx_t most_queries = 64;  // of a task
   static constexpr idx_t task_rows = 256;    // their states stay in the second-level cache
   static constexpr idx_t block_keys = 256;   // packed at a time
-  // Of a key head, in place in any case. 16384 keys of 128, Zen 4: 12 rows take 0.95 of the time of blocks in float and
-  // 0.8 in 16 bits, 8 take 0.75 and 0.6.
-  static constexpr idx_t few_rows = sizeof(C) == 2 ? 16 : 12;
 
   const softmax_call<S, Score, C>& in;
   const attention_shape& shape = in.shape;
@@ -41,12 +38,11 @@ struct few_queries_driver {
   static bool takes(const softmax_call<S, Score, C>& call, idx_t b) {
     if (in_codes) return true;
     const idx_t queries = call.lengths.queries(b);
-    return !call.maximum && (queries <= few_queries ||
-                             (queries <= most_queries && call.lengths.keys(b) > 2 * block_keys));
+    return !call.maximum && (in_place(queries) || (queries <= most_queries && call.lengths.keys(b) > 2 * block_keys));
   }
-  static bool in_place(idx_t queries, idx_t group) {
-    return in_codes || queries <= few_queries || queries * group <= few_rows;
-  }
+  /// By the queries alone, though heads without groups gain by reading more of them in place (8 queries, bf16: 0.55 of
+  /// the time): a head gets the bits that it gets without the others of its group.
+  static bool in_place(idx_t queries) { return in_codes || queries <= few_queries; }
 
   /// What a task attends: some queries, from `first` on, of heads [head, head + heads) of a set of batch items, to keys
   /// from `begin` on. `number` is that of an item in the order of `sets`; rows are those of one item after another.
@@ -93,7 +89,7 @@ struct few_queries_driver {
   idx_t common_end(const work& w, idx_t number) const {
     const idx_t common = sets.common[number], one = end(w, number - 1), other = end(w, number);
     if (one == other && common >= one) return one;
-    const idx_t step = in_place(queries(w, number), shape.group()) ? in.pages.page_rows : block_keys;
+    const idx_t step = in_place(queries(w, number)) ? in.pages.page_rows : block_keys;
     return std::min({common, one, other}) / step * step;
   }
 
@@ -106,7 +102,7 @@ struct few_queries_driver {
     sets = *order;
     sets.find(in.pages, shape.batch,
               std::min(task_rows / (heads_of_task * queries_of_task), ceil_div(shape.batch * of_item, threads)),
-              [&](idx_t b) { return takes(in, b) ? 1 + in_place(lengths.queries(b), shape.group()) : 0; });
+              [&](idx_t b) { return takes(in, b) ? 1 + in_place(lengths.queries(b)) : 0; });
     for (idx_t number = 0; number < shape.batch; ++number) {
       const idx_t b = sets.items[number];
       taken[number] = takes(in, b) ? lengths.queries(b) : 0;
@@ -126,8 +122,7 @@ struct few_queries_driver {
         if constexpr (in_codes)
           attend_in_place(w, state, worker);
         else
-          in_place(queries(w, first_item(w)), shape.group()) ? attend_in_place(w, state, worker)
-                                                             : attend_in_blocks(w, state, worker);
+          in_place(queries(w, first_item(w))) ? attend_in_place(w, state, worker) : attend_in_blocks(w, state, worker);
       });
       for (idx_t n = 0; n < some.count; ++n) {
         const idx_t chunk = (some.first + n) % chunks;

@@ -24,6 +24,8 @@ struct stream_plan {
   /// Query heads of a task that see the same rows.
   idx_t together() const { return 1; }
   void begin_task(const auto&) const {}
+  /// Whether the queries of a head are attended, and its rows of padding cleared.
+  bool takes(idx_t, idx_t) const { return true; }
   /// begin(b, kv, i): before query i of a key head.
   void begin(idx_t, idx_t, idx_t) const {}
   idx_t position(idx_t b, idx_t i) const { return i + in.shift(b); }
@@ -74,9 +76,11 @@ void attend_streamed(const softmax_call<S, Score, C>& in, const Plan& plan) {
     plan.begin_task(s.plan);
     for (idx_t i = first; i < std::min(first + queries, in.lengths.queries(b)); ++i) {
       plan.begin(b, kv, i);
-      for (idx_t head = h; head < end; head += together) attend_query(b, head, std::min(together, end - head), i, s);
+      for (idx_t head = h; head < end; head += together)
+        if (plan.takes(b, head)) attend_query(b, head, std::min(together, end - head), i, s);
     }
-    for (idx_t head = h; head < end; ++head) in.clear_padding(b, head, first, first + queries);
+    for (idx_t head = h; head < end; ++head)
+      if (plan.takes(b, head)) in.clear_padding(b, head, first, first + queries);
   });
 }
 
