@@ -263,15 +263,17 @@ TEST_CASE("Shared pages: which items are attended together", "[shared_beginnings
   attn::detail::arena arena(room);
   auto found = attn::detail::shared_beginnings::layout(arena, 7);
   const auto list = [](const idx_t* from, idx_t count) { return lengths(from, from + count); };
-  found.find({tables.data(), 64}, 7, 10, [](idx_t) { return 0; });
+  std::fill_n(found.kinds(), 7, 0);
+  found.find({tables.data(), 64}, 7, 10);
   CHECK(list(found.items, 7) == lengths{1, 4, 0, 6, 2, 3, 5});
   CHECK(list(found.common, 7) == lengths{0, 0, 192, 256, 128, 0, 64});
   CHECK(list(found.first, found.sets + 1) == lengths{0, 1, 5, 7});
   CHECK(found.largest == 4);
-  found.find({tables.data(), 64}, 7, 3, [](idx_t b) { return b == 6 ? 0 : 1; });
+  for (idx_t b = 0; b < 7; ++b) found.kinds()[b] = b == 6 ? 0 : 1;
+  found.find({tables.data(), 64}, 7, 3);
   CHECK(list(found.items, 7) == lengths{6, 1, 4, 0, 2, 3, 5});
   CHECK(list(found.first, found.sets + 1) == lengths{0, 1, 2, 5, 7});
-  found.find({}, 3, 10, [](idx_t) { return 0; });
+  found.find({}, 3, 10);
   CHECK(list(found.first, found.sets + 1) == lengths{0, 1, 2, 3});
 }
 

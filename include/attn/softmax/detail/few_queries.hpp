@@ -13,6 +13,7 @@
 // depends on what is shared.
 #pragma once
 
+#include <attn/core/detail/function_ref.hpp>
 #include <attn/core/detail/waves.hpp>
 #include <attn/softmax/detail/shared_beginnings.hpp>
 #include <attn/softmax/detail/softmax_call.hpp>
@@ -58,7 +59,7 @@ struct few_queries_driver {
   shared_beginnings sets{};
   idx_t* taken = nullptr;  // queries of an item that the driver takes
 
-  work of(idx_t task) const {
+  [[gnu::noinline]] work of(idx_t task) const {
     const idx_t chunk = task % chunks, run = task / chunks % runs, part = task / chunks / runs % parts,
                 key_head = task / chunks / runs / parts, from = part * heads_of_task;
     work w{.set = key_head / shape.kv_heads, .head = key_head % shape.kv_heads * shape.group() + from,
@@ -86,7 +87,7 @@ struct few_queries_driver {
     return std::min(w.begin + stream_chunk, std::clamp<idx_t>(seen, 0, all));
   }
   /// Those that it attends together with the item before it: up to a place where tiles of both end.
-  idx_t common_end(const work& w, idx_t number) const {
+  [[gnu::noinline]] idx_t common_end(const work& w, idx_t number) const {
     const idx_t common = sets.common[number], one = end(w, number - 1), other = end(w, number);
     if (one == other && common >= one) return one;
     const idx_t step = in_place(queries(w, number)) ? in.pages.page_rows : block_keys;
@@ -100,9 +101,10 @@ struct few_queries_driver {
       return shared_beginnings::layout(memory, shape.batch);
     });
     sets = *order;
+    for (idx_t b = 0; b < shape.batch; ++b)
+      sets.kinds()[b] = takes(in, b) ? 1 + in_place(lengths.queries(b)) : 0;
     sets.find(in.pages, shape.batch,
-              std::min(task_rows / (heads_of_task * queries_of_task), ceil_div(shape.batch * of_item, threads)),
-              [&](idx_t b) { return takes(in, b) ? 1 + in_place(lengths.queries(b)) : 0; });
+              std::min(task_rows / (heads_of_task * queries_of_task), ceil_div(shape.batch * of_item, threads)));
     for (idx_t number = 0; number < shape.batch; ++number) {
       const idx_t b = sets.items[number];
       taken[number] = takes(in, b) ? lengths.queries(b) : 0;
@@ -142,8 +144,8 @@ struct few_queries_driver {
 
   /// attend(begin, end, first, last) for the keys [first, last) that the items [begin, end) see together, from
   /// `first_key` on; then for what some of them have in common, and for what each has alone.
-  template <class Attend>
-  void share_keys(const work& w, idx_t begin, idx_t end_item, idx_t first_key, const Attend& attend) const {
+  [[gnu::noinline]] void share_keys(const work& w, idx_t begin, idx_t end_item, idx_t first_key,
+                                    function_ref<void(idx_t, idx_t, idx_t, idx_t)> attend) const {
     idx_t last_key = end(w, begin);
     for (idx_t number = begin + 1; number < end_item; ++number) last_key = std::min(last_key, common_end(w, number));
     if (first_key < last_key) attend(begin, end_item, first_key, last_key);

@@ -22,21 +22,32 @@ struct shared_beginnings {
     return {memory.allocate<idx_t>(batch), memory.allocate<idx_t>(batch), memory.allocate<idx_t>(batch + 1)};
   }
 
+  /// Where kinds are, before find(): one of every batch item.
+  idx_t* kinds() const { return first; }
   /// Sets of up to `most` items of one kind.
-  template <class Kind>
-  void find(const page_tables& pages, idx_t batch, idx_t most, Kind&& kind) {
+  [[gnu::noinline]] void find(const page_tables& pages, idx_t batch, idx_t most) {
     std::iota(items, items + batch, idx_t(0));
     std::fill_n(common, batch, idx_t(0));
     if (pages && batch > 1 && most > 1) {
-      idx_t* const kinds = first;  // of batch items
-      for (idx_t b = 0; b < batch; ++b) kinds[b] = kind(b);
-      std::sort(items, items + batch, [&](idx_t a, idx_t b) {
+      const idx_t* const kinds = first;
+      const auto before = [&](idx_t a, idx_t b) {
         if (kinds[a] != kinds[b]) return kinds[a] < kinds[b];
         const auto &one = pages.tables[a], &other = pages.tables[b];
         const auto [x, y] = std::mismatch(one.begin(), one.end(), other.begin(), other.end());
         if (x != one.end() && y != other.end()) return *x < *y;
         return x == one.end() && (y != other.end() || a < b);
-      });
+      };
+      for (idx_t n = 1; n < batch; ++n) {  // std::sort is 4 KB of code in every program
+        idx_t* place = items + n;
+        const idx_t item = *place;
+        for (idx_t low = 0, high = n; low < high;) {
+          const idx_t middle = (low + high) / 2;
+          before(item, items[middle]) ? high = middle : low = middle + 1;
+          place = items + low;
+        }
+        std::copy_backward(place, items + n, items + n + 1);
+        *place = item;
+      }
       for (idx_t n = 1; n < batch; ++n) {
         const auto &a = pages.tables[items[n - 1]], &b = pages.tables[items[n]];
         if (kinds[items[n - 1]] == kinds[items[n]])
