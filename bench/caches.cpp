@@ -61,6 +61,17 @@ struct paged_stream final : stream {
   void rewind(idx_t tokens) override { cache.truncate(tokens); }
 };
 
+/// One step of all sequences, of which the last gives `out`.
+template <class Cache>
+void step_all(Cache& cache, std::vector<element>& results, input q, input k, input v, output out,
+              attn::execution& exec) {
+  const output all(results.data(), {sequences, out.extent(1), out.extent(2), out.extent(3)});
+  attn::full_softmax_step(cache, repeated(q), repeated(k), repeated(v), all, exec);
+  for (idx_t h = 0; h < out.extent(1); ++h)
+    for (idx_t t = 0; t < out.extent(2); ++t)
+      for (idx_t d = 0; d < out.extent(3); ++d) out(0, h, t, d) = all(sequences - 1, h, t, d);
+}
+
 struct ragged_stream final : stream {
   idx_t longest, step_tokens;
   attn::kv_cache<element> cache;
@@ -82,11 +93,7 @@ struct ragged_stream final : stream {
     cache.append(repeated(k), repeated(v), {.lengths = lengths});
   }
   void step(input q, input k, input v, output out, attn::execution& exec) override {
-    const output all(results.data(), {sequences, out.extent(1), out.extent(2), out.extent(3)});
-    attn::full_softmax_step(cache, repeated(q), repeated(k), repeated(v), all, exec);
-    for (idx_t h = 0; h < out.extent(1); ++h)
-      for (idx_t t = 0; t < out.extent(2); ++t)
-        for (idx_t d = 0; d < out.extent(3); ++d) out(0, h, t, d) = all(sequences - 1, h, t, d);
+    step_all(cache, results, q, k, v, out, exec);
   }
   void rewind(idx_t) override {
     for (idx_t n = 0; n < sequences; ++n)
@@ -130,11 +137,7 @@ struct shared_stream final : stream {
     if (own > 0) cache.append(repeated(k.slice(2, shared, own)), repeated(v.slice(2, shared, own)));
   }
   void step(input q, input k, input v, output out, attn::execution& exec) override {
-    const output all(results.data(), {sequences, out.extent(1), out.extent(2), out.extent(3)});
-    attn::full_softmax_step(cache, repeated(q), repeated(k), repeated(v), all, exec);
-    for (idx_t h = 0; h < out.extent(1); ++h)
-      for (idx_t t = 0; t < out.extent(2); ++t)
-        for (idx_t d = 0; d < out.extent(3); ++d) out(0, h, t, d) = all(sequences - 1, h, t, d);
+    step_all(cache, results, q, k, v, out, exec);
   }
   void rewind(idx_t tokens) override {
     for (idx_t n = 0; n < sequences; ++n) cache.truncate(n, std::min(cache.tokens(n), tokens));

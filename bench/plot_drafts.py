@@ -1,8 +1,8 @@
 #!/usr/bin/python3
 """Draws what a token costs in a step of several: plot_drafts.py FOLDER RESULTS.json...
 
-Each file is of attn_bench with another --step-tokens, over one length. Writes drafts as PNG and SVG into the folder, and
-prints a table of milliseconds. Needs matplotlib.
+Each file is of attn_bench with another --step-tokens, over one length. Writes drafts as PNG and SVG into the folder,
+and prints a table of milliseconds. Needs matplotlib.
 """
 import sys
 from collections import defaultdict
@@ -19,7 +19,7 @@ SHADES = ["#1a1a1a", "#1f77d0", "#e07b00", "#2e8b3d", "#8e3bb0", "#d1344b", "#8d
 
 
 def read_all(paths):
-    """The context of the last file, and for every cache its milliseconds by tokens of a step; the length of the caches."""
+    """The context of the last file, for every cache its milliseconds by tokens of a step, and the length of caches."""
     times, lengths, context = defaultdict(dict), set(), {}
     for path in paths:
         context, curves = read(path)

@@ -33,9 +33,9 @@
 // how tokens are divided into steps, and a token on those that follow in its block. What truncate(), or a step that
 // throws, leaves of a full block stays as it was rounded together with the tokens that are gone, however large those
 // were, and is rounded again when the block is full again; so are tokens that keep() moves or leaves in a block that it
-// fills. A sliding_window_cache, whose rows are written over, cannot have them. int4 errs by
-// 4.9 and 2.5 % on the same attention, int8_channels by 0.38 and 0.17 %; with two channels of the keys 50 times as
-// large as the others, normal numbers, by 10 and 0.7 %, std::int8_t by 11 %.
+// fills. A sliding_window_cache, whose rows are written over, cannot have them. int4 errs by 4.9 and 2.5 % on the same
+// attention, int8_channels by 0.38 and 0.17 %; with two channels of the keys 50 times as large as the others, normal
+// numbers, by 10 and 0.7 %, std::int8_t by 11 %.
 //
 // attn::float8_e4m3 and attn::float8_e5m2 store float tokens as floats of eight bits, rounded to nearest. Numbers must
 // be finite and no larger than 448 or 57344. They err by 4.5 and 1.1 %, or 8.2 and 2.2 %.

@@ -172,7 +172,8 @@ class tensor_view {
   constexpr const extents_type& strides() const { return strides_; }
   /// Whether the view was given. Only the null view was not; a view of shape [1, 2, 0, 64] was, even without memory.
   constexpr explicit operator bool() const {
-    idx_t any = data_ != nullptr;
+    if (data_ != nullptr) return true;
+    idx_t any = 0;
     for (idx_t n : extents_) any |= n;  // == of arrays calls memcmp
     return any != 0;
   }

@@ -294,8 +294,7 @@ inline idx_t window_chunk(idx_t left, idx_t right) {
 }
 
 template <class S, class Score, class C>
-void attend_window(softmax_call<S, Score, C> in, const sliding_window_options<S>& options,
-                   idx_t left_out = 0) {
+void attend_window(softmax_call<S, Score, C> in, const sliding_window_options<S>& options, idx_t left_out = 0) {
   using Elements = std::conditional_t<std::same_as<C, Eigen::bfloat16>, C, S>;  // that are multiplied
   const window_sets sets = window_sets::of(in.shape, options);
   const auto terms = in.exec.workspace([&](arena& memory) {

@@ -10,8 +10,8 @@
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Keys [items, heads, rows, D] and values [items, heads, rows, Dv]; of elements that are codes [items, heads, blocks,
-/// bytes], blocks of rows (row_format.hpp). Values that are the first dims of the keys are not stored. A copy of the caller's memory is
-/// the same memory.
+/// bytes], blocks of rows (row_format.hpp). Values that are the first dims of the keys are not stored. A copy of the
+/// caller's memory is the same memory.
 template <class S>
 class kv_memory {
   static_assert(check_cache_element<S>());

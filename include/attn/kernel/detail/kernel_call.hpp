@@ -13,8 +13,8 @@
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
-/// Tokens of a segment, at least. Shorter ones let more threads share heads, but summing up 512 at a time takes 7 % of the
-/// time of the causal backward pass of one thread over 1024.
+/// Tokens of a segment, at least. Shorter ones let more threads share heads, but summing up 512 at a time takes 7 % of
+/// the time of the causal backward pass of one thread over 1024.
 inline constexpr idx_t kernel_segment = 16 * kernel_chunk;
 
 /// Tokens of a segment of so many: about as many chunks as there are segments, so that no sum has many terms.

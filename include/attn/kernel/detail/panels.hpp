@@ -136,7 +136,9 @@ void triangle_product(const panels<T>& a, idx_t count, const panels<T>& b, idx_t
           const packet<T> x = broadcast<T>(*a.at(k, row + m));
           unroll<2>([&](auto half) { sum[half] = fma(x, load<T>(b.at(k, col) + half * width<T>), sum[half]); });
         }
-        for (idx_t half = 0; half < packets; ++half) finish(row + m, col + half * width<T>, sum[half]);
+        unroll<2>([&](auto half) {  // so that the sums are in registers
+          if (half < packets) finish(row + m, col + half * width<T>, sum[half]);
+        });
       }
     }
 }

@@ -57,7 +57,6 @@ struct few_queries_driver {
               parts = ceil_div(shape.group(), heads_of_task), runs = ceil_div(shape.queries, queries_of_task),
               chunks = std::max<idx_t>(1, ceil_div(shape.keys, stream_chunk));
   shared_beginnings sets{};
-  idx_t* taken = nullptr;  // queries of an item that the driver takes
 
   [[gnu::noinline]] work of(idx_t task) const {
     const idx_t chunk = task % chunks, run = task / chunks % runs, part = task / chunks / runs % parts,
@@ -70,8 +69,9 @@ struct few_queries_driver {
   }
   idx_t first_item(const work& w) const { return sets.first[w.set]; }
   idx_t last_item(const work& w) const { return sets.first[w.set + 1]; }
-  idx_t queries(const work& w, idx_t number) const {
-    return std::clamp<idx_t>(taken[number] - w.first, 0, queries_of_task);
+  [[gnu::noinline]] idx_t queries(const work& w, idx_t number) const {
+    const idx_t b = sets.items[number];
+    return takes(in, b) ? std::clamp<idx_t>(lengths.queries(b) - w.first, 0, queries_of_task) : 0;
   }
   /// Row r is query r % queries() of a head.
   idx_t rows(const work& w, idx_t number) const { return w.heads * queries(w, number); }
@@ -96,19 +96,13 @@ struct few_queries_driver {
 
   void run() {
     const idx_t threads = in.exec.active_threads(), of_item = shape.kv_heads * parts * runs * chunks;
-    const auto order = in.exec.workspace([&](arena& memory) {
-      taken = memory.allocate<idx_t>(shape.batch);
-      return shared_beginnings::layout(memory, shape.batch);
-    });
+    const auto order =
+        in.exec.workspace([&](arena& memory) { return shared_beginnings::layout(memory, shape.batch); });
     sets = *order;
     for (idx_t b = 0; b < shape.batch; ++b)
       sets.kinds()[b] = takes(in, b) ? 1 + in_place(lengths.queries(b)) : 0;
     sets.find(in.pages, shape.batch,
               std::min(task_rows / (heads_of_task * queries_of_task), ceil_div(shape.batch * of_item, threads)));
-    for (idx_t number = 0; number < shape.batch; ++number) {
-      const idx_t b = sets.items[number];
-      taken[number] = takes(in, b) ? lengths.queries(b) : 0;
-    }
     const auto layout = [&](arena& memory) {
       return online_softmax<T>::layout(memory, sets.largest * heads_of_task * queries_of_task, shape.dim_v);
     };
@@ -201,7 +195,7 @@ struct few_queries_driver {
                                                    round_up(most, tile_rows));
                      })};
     });
-    /// visit(block, batch item, head) for the blocks of some items.
+    // visit(block, batch item, head) for the blocks of some items.
     const auto for_each_block = [&](idx_t begin, idx_t end, const auto& visit) {
       for (row_block<P>* block = s.rows + blocks_of(first_item(w), begin); begin < end; ++begin)
         for (idx_t h = 0; h < w.heads; h += heads_of_block(begin), ++block) visit(*block, begin, w.head + h);
