@@ -26,6 +26,19 @@ struct packed_rows {
   }
 };
 
+/// Rows where they lie in panels of Rows rows, as right operands.
+template <class T, idx_t Rows>
+struct panel_rows {
+  const T* data;
+  static constexpr idx_t wide = panel_width<T>;
+  /// Element k and those after it that are in the same panel; `end` is the first that is not.
+  ATTN_INLINE left_operand<T, wide, 1> part(idx_t k, idx_t& end) const {
+    const idx_t panel = k / wide;
+    end = std::min(end, (panel + 1) * wide);
+    return {data + panel * wide * (Rows - 1)};
+  }
+};
+
 /// Cache lines of adjacent rows: line n is fetched with step n of a product.
 struct prefetched_lines {
   const char* first = nullptr;
@@ -37,10 +50,10 @@ struct prefetched_lines {
   }
 };
 
-/// What pack_rows packs, whose products fetch lines of memory as they go. (Where nothing is to be fetched, that costs no
+/// Rows of a left operand whose products fetch lines of memory as they go. (Where nothing is to be fetched, that costs no
 /// time: full_softmax, 1024 keys.)
-template <class T>
-struct prefetching_rows : packed_rows<T> {
+template <class Left>
+struct prefetching : Left {
   prefetched_lines lines[2];
   ATTN_INLINE void prefetch(idx_t k) const { lines[0](k), lines[1](k); }
 };
