@@ -287,10 +287,10 @@ void check_window_options(call_views& views, const attention_shape& shape, const
 }
 
 /// Queries of a chunk. Longer windows have longer chunks: the keys that neighbouring chunks pack again stay fewer than
-/// a chunk's own.
+/// a chunk's own. (At least 8 blocks, not 4: 0.97 of the time with 128 keys on each side, Zen 4.)
 inline idx_t window_chunk(idx_t left, idx_t right) {
   constexpr idx_t most = 20 * max_rows;
-  return round_up(std::clamp<idx_t>(std::min(left, most) + std::min(right, most), 4 * max_rows, most), max_rows);
+  return round_up(std::clamp<idx_t>(std::min(left, most) + std::min(right, most), 8 * max_rows, most), max_rows);
 }
 
 template <class S, class Score, class C>

@@ -26,16 +26,21 @@ struct packed_rows {
   }
 };
 
-/// Rows where they lie in panels of Rows rows, as right operands.
-template <class T, idx_t Rows>
+/// Rows where they lie in panels, as right operands do.
+template <class T>
 struct panel_rows {
-  const T* data;
   static constexpr idx_t wide = panel_width<T>;
-  /// Element k and those after it that are in the same panel; `end` is the first that is not.
+
+  const T* data;
+  idx_t panel;  // numbers from one panel to the next
+
+  ATTN_INLINE T at(int m, idx_t k) const { return data[k / wide * panel + k % wide + m * wide]; }
+  /// The columns from k on that are in the same panel, whose place need not be computed for each; `end` becomes the
+  /// first that is not.
   ATTN_INLINE left_operand<T, wide, 1> part(idx_t k, idx_t& end) const {
-    const idx_t panel = k / wide;
-    end = std::min(end, (panel + 1) * wide);
-    return {data + panel * wide * (Rows - 1)};
+    const idx_t number = k / wide;
+    end = std::min(end, (number + 1) * wide);
+    return {data + number * (panel - wide)};
   }
 };
 

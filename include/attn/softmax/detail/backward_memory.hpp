@@ -96,7 +96,7 @@ struct backward_rows {
     if constexpr (paired)
       return packed_rows<P>{tiles + first * row_operands<P>(depth)};
     else
-      return panel_rows<P, max_rows>{panels + first * panel_width<P>};
+      return panel_rows<P>{panels + first * panel_width<P>, max_rows * panel_width<P>};
   }
   void prefetch_rows(const P* panels, const P* tiles, idx_t depth, idx_t first) const {
     if (first >= capacity) return;
