@@ -158,6 +158,9 @@ struct topk_step : stream_plan<S, Score> {
 
   const topk_tokens<S>& cache;
   const topk_shape& blocks;
+  const topk_names<S>& others;  // those of the items that this plan leaves
+
+  bool takes(idx_t b, idx_t) const { return others.streamed(b); }
 
   idx_t seen() const { return std::min((blocks.rounds + 1) * blocks.block, shape.keys) + blocks.blocks / 2; }
   double read() const {
@@ -186,26 +189,21 @@ struct topk_step : stream_plan<S, Score> {
   }
 };
 
-/// Whether queries read the blocks that they choose in place: up to few_queries of them, and those that choose fewer
-/// than twice the blocks there are. (Float, 16384 keys, groups of 4, topk 4: 32 queries take 0.8 of the time.)
-inline bool streams_topk(idx_t queries, const topk_shape& blocks) {
-  return queries <= few_queries || queries * (blocks.rounds + 1) < 2 * (blocks.blocks + 1);
-}
-
 template <class S, class Score>
-void attend_topk_step(const softmax_call<S, Score>& call, const topk_tokens<S>& cache, const topk_shape& blocks) {
-  attend_streamed(call, topk_step<S, Score>{{call}, cache, blocks});
+void attend_topk(const softmax_call<S, Score>& call, const topk_tokens<S>& cache, const topk_shape& blocks, idx_t topk) {
+  const auto plan = topk_plan_of(call, blocks, cache.sums(), cache.sums_stride(), cache.block(), topk);
+  idx_t streamed = 0;
+  for (idx_t b = 0; b < call.shape.batch; ++b) streamed += plan.streamed(b);
+  // The plan sets rows of items that it leaves to zero, so it goes first.
+  if (streamed < call.shape.batch) attend_planned(call, plan);
+  if (streamed > 0) attend_streamed(call, topk_step<S, Score>{{call}, cache, blocks, plan});
 }
 
 /// Attends the queries, at the last positions of their items, to what the cache has.
 template <class Call, class S>
 void attend_topk_cache(Call& call, const topk_tokens<S>& cache) {
-  const topk_shape blocks(call.shape.keys, cache.block(), call.options.topk);
   call.k = cache.keys(), call.v = cache.values();
-  if (streams_topk(call.shape.queries, blocks))
-    attend_topk_step(call, cache, blocks);
-  else
-    attend_planned(call, topk_plan_of(call, blocks, cache.sums(), cache.sums_stride()));
+  attend_topk(call, cache, {call.shape.keys, cache.block(), call.options.topk}, call.options.topk);
 }
 
 }  // namespace detail

@@ -16,8 +16,6 @@
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
-/// Up to this many queries per head are attended with the keys in place; for more, packing them by blocks pays.
-inline constexpr idx_t few_queries = 4;
 inline constexpr idx_t stream_chunk = 2048;  // keys with a softmax of their own
 
 /// The query of a row, at position query + shift.

@@ -18,9 +18,15 @@ struct topk_names : row_plan {
   tensor_view<const S> q, k;
   const T* sums = nullptr;  // those of a cache, sums_stride from key head to key head, or null
   idx_t sums_stride = 0;
+  idx_t cache_block = 0, topk = 0;  // those of a cache, as they were given
   idx_t block = blocks.block, all = shape.keys > 0 ? blocks.blocks + 1 : 0, most = blocks.rounds + 1;
   bool packs_all = shape.queries * most >= all;
   bool shared() const { return packs_all; }
+  /// Whether another plan attends an item of a cache, so that it names nothing here. Nothing but the item itself
+  /// decides, for the bits of its result depend on it.
+  bool streamed(idx_t b) const {
+    return sums && topk_shape(lengths.keys(b), cache_block, topk).streams(lengths.queries(b));
+  }
 
   /// The sums of one key head of one batch item.
   using item_scratch = block_sums<T>;
@@ -47,7 +53,7 @@ struct topk_names : row_plan {
 
   void begin(const names_scratch& s) const { s.tile[0] = s.tile[1] = 0; }
   idx_t named_by(const naming_head<item_scratch>& h, idx_t i, idx_t end, const names_scratch& s, idx_t* list) const {
-    if (end == 0) return 0;  // before the first key
+    if (end == 0 || streamed(h.batch)) return 0;  // before the first key, or elsewhere
     const idx_t position = i + h.keys - h.queries, count = blocks.choices(position);
     if (count > 0 && i >= s.tile[1]) {
       s.tile[0] = i, s.tile[1] = std::min<idx_t>(i + tile_rows, h.queries);
@@ -69,8 +75,10 @@ struct topk_names : row_plan {
 
 template <class S, class Score>
 selected_plan<topk_names<S>> topk_plan_of(const softmax_call<S, Score>& in, const topk_shape& blocks,
-                                          const compute_type<S>* sums = nullptr, idx_t sums_stride = 0) {
-  return {{{}, in.shape, in.lengths, blocks, in.q, in.k, sums, sums_stride}, panel_width<compute_type<S>>};
+                                          const compute_type<S>* sums = nullptr, idx_t sums_stride = 0,
+                                         idx_t cache_block = 0, idx_t topk = 0) {
+  return {{{}, in.shape, in.lengths, blocks, in.q, in.k, sums, sums_stride, cache_block, topk},
+          panel_width<compute_type<S>>};
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
