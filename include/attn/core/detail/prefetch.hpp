@@ -17,15 +17,10 @@ inline void prefetch_bytes(const char* p, idx_t bytes) {
   for (idx_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + at, 0, Level == cache_level::first ? 3 : 2);
 }
 
-template <class T>
-void prefetch_numbers(const T* p, idx_t count) {
-  prefetch_bytes(reinterpret_cast<const char*>(p), count * static_cast<idx_t>(sizeof(T)));
-}
-
 /// Row i of x; i may be out of range. For rows in no regular order.
 template <class Rows>
 void prefetch_row(const Rows& x, idx_t i) {
-  prefetch_numbers(x.row(i), x.cols);
+  prefetch_bytes(reinterpret_cast<const char*>(x.row(i)), x.cols * static_cast<idx_t>(sizeof(*x.row(i))));
 }
 
 /// Rows of up to `Streams` matrices, fetched a few at a time between other work: the processor does not predict several

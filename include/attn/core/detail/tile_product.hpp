@@ -23,15 +23,6 @@ inline constexpr int tile_packets = rows_for_matrix_unit<P> ? 4 : 2;
 template <class P>
 inline constexpr idx_t widest_tile = tile_packets<P> * width<P>;
 
-/// The columns of a left operand from k to `end` that lie as those of one matrix: all, or those of a panel.
-template <class A>
-ATTN_INLINE auto part_from(const A& a, idx_t k, idx_t& end) {
-  if constexpr (requires { a.part(k, end); })
-    return a.part(k, end);
-  else
-    return a;
-}
-
 /// acc[m][n] = sum over k < depth of a(m, k) * panel[k][n] for M rows and N vectors; done(m, n, sum) takes each result.
 /// The rows of the panel lie Stride numbers apart. The third and fourth vector are those of the panel that begins
 /// `next` numbers later.
@@ -43,14 +34,10 @@ ATTN_INLINE void tile_product(A a, const T* panel, idx_t depth, Done&& done, [[m
     [&]<int... I, int... J>(std::integer_sequence<int, I...>, std::integer_sequence<int, J...>)
         __attribute__((always_inline)) {
       packet<sum_type<T>> acc[array_size<M * Count>] = {first(I / Count, I % Count)...};
-      for (idx_t k = begin; k < depth;) {
-        idx_t end = depth;
-        const auto part = part_from(a, k, end);
-        for (; k < end; ++k) {
-          if constexpr (requires { a.prefetch(k); }) a.prefetch(k);
-          const packet<T> b[array_size<Count>] = {load<T>(b_panel + k * Stride + J * width<T>)...};
-          ((acc[I] = multiply_add<T>(broadcast<T>(part.at(I / Count, k)), b[I % Count], acc[I])), ...);
-        }
+      for (idx_t k = begin; k < depth; ++k) {
+        if constexpr (requires { a.prefetch(k); }) a.prefetch(k);
+        const packet<T> b[array_size<Count>] = {load<T>(b_panel + k * Stride + J * width<T>)...};
+        ((acc[I] = multiply_add<T>(broadcast<T>(a.at(I / Count, k)), b[I % Count], acc[I])), ...);
       }
       (take(std::integral_constant<int, I / Count>{}, std::integral_constant<int, I % Count>{}, acc[I]), ...);
     }(std::make_integer_sequence<int, M * Count>{}, std::make_integer_sequence<int, Count>{});

@@ -26,24 +26,6 @@ struct packed_rows {
   }
 };
 
-/// Rows where they lie in panels, as right operands do.
-template <class T>
-struct panel_rows {
-  static constexpr idx_t wide = panel_width<T>;
-
-  const T* data;
-  idx_t panel;  // numbers from one panel to the next
-
-  ATTN_INLINE T at(int m, idx_t k) const { return data[k / wide * panel + k % wide + m * wide]; }
-  /// The columns from k on that are in the same panel, whose place need not be computed for each; `end` becomes the
-  /// first that is not.
-  ATTN_INLINE left_operand<T, wide, 1> part(idx_t k, idx_t& end) const {
-    const idx_t number = k / wide;
-    end = std::min(end, (number + 1) * wide);
-    return {data + number * (panel - wide)};
-  }
-};
-
 /// Cache lines of adjacent rows: line n is fetched with step n of a product.
 struct prefetched_lines {
   const char* first = nullptr;
@@ -55,10 +37,10 @@ struct prefetched_lines {
   }
 };
 
-/// Rows of a left operand whose products fetch lines of memory as they go. (Where nothing is to be fetched, that costs no
+/// What pack_rows packs, whose products fetch lines of memory as they go. (Where nothing is to be fetched, that costs no
 /// time: full_softmax, 1024 keys.)
-template <class Left>
-struct prefetching : Left {
+template <class T>
+struct prefetching_rows : packed_rows<T> {
   prefetched_lines lines[2];
   ATTN_INLINE void prefetch(idx_t k) const { lines[0](k), lines[1](k); }
 };

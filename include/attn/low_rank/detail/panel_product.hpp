@@ -34,6 +34,16 @@ struct panel_matrix {
   T* at(idx_t row, idx_t col) const { return data + col / wide * capacity * wide + row * wide + col % wide; }
 };
 
+/// Rows of such a matrix as the left operand.
+template <class T>
+struct panel_rows {
+  const T* data;
+  idx_t panel;  // numbers from one panel to the next
+  ATTN_INLINE T at(int m, idx_t k) const {
+    return data[k / panel_width<T> * panel + k % panel_width<T> + m * panel_width<T>];
+  }
+};
+
 /// done(row, col, sum) takes sum over k < depth of a(row, k) b(k, col) for every row < rows, rounded up to a tile's
 /// height, and every packet of columns. left(row) is the left operand from that row on; b lies in panels of `capacity`
 /// rows. Capacity and depth count operands P.

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <attn/core/detail/gradients.hpp>
-#include <attn/core/detail/prefetch.hpp>
 #include <attn/core/detail/sums_in_parts.hpp>
 #include <attn/softmax/detail/blockwise.hpp>
 
@@ -24,7 +23,6 @@ struct backward_rows {
   bool* finite = nullptr;                              // per block: whether all queries and gradients are finite
   T* relative = nullptr;                               // as panels: the queries of relative keys
   idx_t dim = 0, dim_v = 0;
-  idx_t capacity = 0;                                  // rows in whole blocks
 
   static backward_rows layout(arena& memory, idx_t rows, idx_t dim, idx_t dim_v, bool with_relative = false) {
     const idx_t padded = round_up(rows, max_rows);
@@ -41,8 +39,7 @@ struct backward_rows {
             .finite = memory.allocate<bool>(padded / max_rows),
             .relative = with_relative ? memory.allocate<T>(padded * round_up(dim, panel_width<T>)) : nullptr,
             .dim = dim,
-            .dim_v = dim_v,
-            .capacity = padded};
+            .dim_v = dim_v};
   }
 
   /// The rows from row `first` on, a multiple of max_rows.
@@ -53,21 +50,9 @@ struct backward_rows {
     if constexpr (paired)
       rest.query_tiles += first * row_operands<P>(dim), rest.d_out_tiles += first * row_operands<P>(dim_v);
     if (relative) rest.relative += first * round_up(dim, panel_width<T>);
-    rest.capacity -= first;
     rest.maximum += first, rest.log_sum += first, rest.delta += first, rest.finite += first / max_rows;
     return rest;
   }
-
-  /// The queries and gradients of the block as left operands, from row `first` on: as packed tiles, or where they lie in
-  /// the panels. (Tiles made of the panels cost 5 % of full_softmax_backward.)
-  auto query_rows(idx_t first) const { return left_rows(queries, query_tiles, dim, first); }
-  auto d_out_rows(idx_t first) const { return left_rows(d_out, d_out_tiles, dim_v, first); }
-
-  /// Fetch the tile that begins with row `first`, which may be the first of the next block, into the second-level cache:
-  /// rows of long sequences come from the third for every block of keys. (full_softmax_backward, Zen 4, 4096 tokens:
-  /// 0.97 of the time.)
-  void prefetch_queries(idx_t first) const { prefetch_rows(queries, query_tiles, dim, first); }
-  void prefetch_d_out(idx_t first) const { prefetch_rows(d_out, d_out_tiles, dim_v, first); }
 
   /// Packs one block: the `rows` <= max_rows rows positions[...] of q and d_out. The caller fills in the rest.
   template <class S>
@@ -89,26 +74,10 @@ struct backward_rows {
     *finite &= pack_panels<T>([&](idx_t i) { return q.row(positions[i]); }, 0, rows, dim, q.col_stride, relative,
                               max_rows);
   }
-
- private:
-  static auto left_rows([[maybe_unused]] const P* panels, [[maybe_unused]] const P* tiles, [[maybe_unused]] idx_t depth,
-                        idx_t first) {
-    if constexpr (paired)
-      return packed_rows<P>{tiles + first * row_operands<P>(depth)};
-    else
-      return panel_rows<P>{panels + first * panel_width<P>, max_rows * panel_width<P>};
-  }
-  void prefetch_rows(const P* panels, const P* tiles, idx_t depth, idx_t first) const {
-    if (first >= capacity) return;
-    if constexpr (paired) prefetch_numbers(tiles + first * row_operands<P>(depth), tile_rows * row_operands<P>(depth));
-    const idx_t columns = round_up(depth, panel_width<T>), block = first / max_rows, row = first % max_rows;
-    panels += block * operands<P>(max_rows) * columns + operands<P>(row) * panel_width<T>;
-    for (idx_t col = 0; col < columns; col += panel_width<T>)
-      prefetch_numbers(panels + operands<P>(max_rows) * col, operands<P>(tile_rows) * panel_width<T>);
-  }
 };
 
-/// Rows [first, first + rows) of the panels of a block, times `factor`, as a tile [dim][tile_rows].
+/// Rows [first, first + rows) of the panels of a block, times `factor`, as a tile [dim][tile_rows]. Cheaper than a second
+/// packed form of all rows, which would have to come from the third-level cache for every block of keys.
 template <class T>
 void tile_of_panels(const T* panels, idx_t first, idx_t rows, idx_t dim, T factor, T* tile) {
   constexpr idx_t wide = panel_width<T>;
@@ -215,6 +184,7 @@ struct backward_scratch {
   T *tile_weights = nullptr, *tile_d = nullptr;    // with pairs: a tile of these as numbers, [tile_rows][score_stride],
   P* tile_pairs = nullptr;                         // and of dS with its slots in pairs
   T* raw = nullptr;                                // [tile_rows][score_stride], where the terms of the scores need them
+  P *queries = nullptr, *d_out = nullptr;          // not of pairs: one tile [dim][tile_rows]
   key_range* ranges = nullptr;                     // [max_rows]: slots a row sees of this block of keys
   T* part = nullptr;                               // [tile_rows][stride]: what a block of rows adds to sums with errors
   T *long_dq = nullptr, *long_errors = nullptr;    // [max_rows][stride]: dq of rows that see many keys
@@ -228,6 +198,8 @@ struct backward_scratch {
             .tile_d = memory.allocate<T>(paired * tile),
             .tile_pairs = memory.allocate<P>(paired * operands<P>(tile)),
             .raw = with_raw ? memory.allocate<T>(tile) : nullptr,
+            .queries = memory.allocate<P>((1 - paired) * tile_rows * dim),
+            .d_out = memory.allocate<P>((1 - paired) * tile_rows * dim_v),
             .ranges = memory.allocate<key_range>(max_rows),
             .part = memory.allocate<T>(tile_rows * round_up(std::max(dim, dim_v), panel_width<T>)),
             .long_dq = memory.allocate<T>(round_up(max_rows, tile_rows) * round_up(dim, panel_width<T>)),

@@ -98,13 +98,12 @@ struct row_block {
 
 /// Step 1: products of M rows and slots [first, first + count), both multiples of a vector; the first and the last
 /// panel may be half used.
-template <class P, int M, class Left>
-void tile_scores(const Left& queries, const packed_keys<P>& keys, idx_t first, idx_t count, sum_type<P>* scores) {
+template <class P, int M>
+void tile_scores(const P* queries, const packed_keys<P>& keys, idx_t first, idx_t count, sum_type<P>* scores) {
   using T = sum_type<P>;
   const idx_t depth = operands<P>(keys.dim);
   const auto lines = [&](int n) {
-    return keys.next ? keys.next[n].next(depth, queries.data)
-                     : prefetched_lines{reinterpret_cast<const char*>(queries.data)};
+    return keys.next ? keys.next[n].next(depth, queries) : prefetched_lines{reinterpret_cast<const char*>(queries)};
   };
   for (idx_t n = 0; n < count;) {
     const idx_t slot = first + n, half = slot % panel_width<T>;
@@ -112,10 +111,10 @@ void tile_scores(const Left& queries, const packed_keys<P>& keys, idx_t first, i
     if constexpr (rows_for_matrix_unit<P>)  // whole tiles of sums are stored in place
       if (half == 0 && count - n >= 2 * panel_width<T> && depth % unit_pairs == 0 && prepare_matrix_unit()) {
         for (int of = 0; of < 2 && keys.next; ++of) {
-          const prefetched_lines some = keys.next[of].next(2 * depth, queries.data);
+          const prefetched_lines some = keys.next[of].next(2 * depth, queries);
           for (idx_t line = 0; line < 2 * depth; ++line) some(line);
         }
-        unit_product<4, panel_width<T>, P, Left>{queries, keys.key_panel(slot), depth * panel_width<T>}.run(
+        unit_product<4, panel_width<T>, P, packed_rows<P>>{{queries}, keys.key_panel(slot), depth * panel_width<T>}.run(
             depth, scores + n, score_stride);
         n += 2 * panel_width<T>;
         continue;
@@ -125,10 +124,10 @@ void tile_scores(const Left& queries, const packed_keys<P>& keys, idx_t first, i
       store<T>(scores + m * score_stride + n + vector * width<T>, x);
     };
     if (half == 0 && count - n >= panel_width<T>) {
-      tile_product<P, M, 2>(prefetching<Left>{queries, {lines(0), lines(1)}}, keys.key_panel(slot), depth, put);
+      tile_product<P, M, 2>(prefetching_rows<P>{{queries}, {lines(0), lines(1)}}, keys.key_panel(slot), depth, put);
       n += panel_width<T>;
     } else {
-      tile_product<P, M, 1>(queries, keys.key_panel(slot - half) + half, depth, put);
+      tile_product<P, M, 1>(packed_rows<P>{queries}, keys.key_panel(slot - half) + half, depth, put);
       n += width<T>;
     }
   }
@@ -190,13 +189,13 @@ mask_coverage seen_of_tile(const key_range* ranges, const index_map& positions, 
   return any ? (all ? mask_coverage::all : mask_coverage::some) : mask_coverage::none;
 }
 
-/// Steps 1 and 2 for a tile: scores of its queries, packed or in panels, in base 2, with -infinity where a row does not see a slot.
+/// Steps 1 and 2 for a tile: scores of its packed queries, in base 2, with -infinity where a row does not see a slot.
 /// `relative` are the queries of relative keys, null where there are none.
-/// `raw`, if given, receives the scores as they were before the terms. Scores of bf16 pairs and of panels are multiplied
-/// by `factor` here, unless `left` is given, `factor` is positive and there is no term but a mask: then `factor` is stored
+/// `raw`, if given, receives the scores as they were before the terms. With bf16 pairs scores are multiplied by
+/// `factor` here, unless `left` is given, `factor` is positive and there is no term but a mask: then `factor` is stored
 /// in `left` for later. Where a mask hides the whole tile, nothing is computed, and it returns false.
-template <class P, class T, class Score, class Left>
-bool masked_scores(const Left& queries, const T* relative, const key_range* ranges, const index_map& positions,
+template <class P, class T, class Score>
+bool masked_scores(const P* queries, const T* relative, const key_range* ranges, const index_map& positions,
                    const packed_keys<P>& keys, const tile& t, const score_terms<T, Score>& terms, T* s,
                    T* raw = nullptr, T factor = 1, T* left = nullptr) {
   const idx_t first = t.first, count = t.count;
@@ -207,7 +206,7 @@ bool masked_scores(const Left& queries, const T* relative, const key_range* rang
   const bool any = terms.any_but_mask() || coverage == mask_coverage::some;
   if (left && !terms.any_but_mask() && !relative && factor > 0)
     *left = factor;
-  else if (numbers_of<P> > 1 || !std::is_same_v<Left, packed_rows<P>>)
+  else if (numbers_of<P> > 1)
     for (idx_t m = 0; m < t.rows; ++m)
       for (T* x = s + m * score_stride; x < s + m * score_stride + count; x += width<T>)
         store<T>(x, mul(load<T>(x), broadcast<T>(factor)));
@@ -273,7 +272,7 @@ template <class P, class Score>
   using T = sum_type<P>;
   const auto& state = block.state;
   T *const s = block.scores, factor = 1;
-  if (!masked_scores(packed_rows<P>{block.queries_from(t.row)}, block.relative_from(t.row), block.ranges, block.positions, keys, t,
+  if (!masked_scores(block.queries_from(t.row), block.relative_from(t.row), block.ranges, block.positions, keys, t,
                      terms, s, static_cast<T*>(nullptr), block.factor, &factor))
     return;
 

@@ -76,15 +76,14 @@ template <class P>
   }
 }
 
-/// Steps 1 to 3, second half, for one row of a tile: weights from scores, which it multiplies by `factor`, dS from d_out
-/// V^T.
+/// Steps 1 to 3, second half, for one row of a tile: weights from scores, dS from d_out V^T.
 template <class P>
-ATTN_INLINE void row_gradients(sum_type<P>* weight, sum_type<P>* d, idx_t count, sum_type<P> factor,
-                               sum_type<P> row_maximum, sum_type<P> row_log_sum, sum_type<P> row_delta) {
+ATTN_INLINE void row_gradients(sum_type<P>* weight, sum_type<P>* d, idx_t count, sum_type<P> row_maximum,
+                               sum_type<P> row_log_sum, sum_type<P> row_delta) {
   using T = sum_type<P>;
   const packet<T> lowest = broadcast<T>(std::numeric_limits<T>::lowest());
   const packet<T> maximum = broadcast<T>(row_maximum), log_sum = broadcast<T>(row_log_sum);
-  const packet<T> delta = broadcast<T>(row_delta), by = broadcast<T>(factor);
+  const packet<T> delta = broadcast<T>(row_delta);
   const auto power = [](const packet<T>& x) {
     if constexpr (numbers_of<P> > 1)
       return exp2_rounded(x);
@@ -93,7 +92,7 @@ ATTN_INLINE void row_gradients(sum_type<P>* weight, sum_type<P>* d, idx_t count,
   };
   for (idx_t n = 0; n < count; n += width<T>) {
     const packet<T> x = load<T>(weight + n);  // -infinity where the key is not seen, also by a row whose lse is NaN
-    const packet<T> w = if_less(x, lowest, zero<T>(), power(sub(sub(mul(x, by), maximum), log_sum)));
+    const packet<T> w = if_less(x, lowest, zero<T>(), power(sub(sub(x, maximum), log_sum)));
     store<T>(weight + n, w);
     // 0 where the weight is 0, whatever the value; a weight of NaN stays NaN.
     store<T>(d + n, if_less(zero<T>(), w, mul(w, sub(load<T>(d + n), delta)), w));
@@ -111,15 +110,20 @@ template <class P, class Score, class Terms>
   constexpr idx_t step = numbers_of<P>;
   P *const weights = s.weights + t.row / step * score_stride + column,
           *const d_scores = s.d_scores + t.row / step * score_stride + column;
-  const auto queries = rows.query_rows(t.row), d_out = rows.d_out_rows(t.row);
+  const P *queries = s.queries, *d_out = s.d_out;
   T *p = s.tile_weights, *ds = s.tile_d, factor = T(1);
-  if constexpr (step == 1) p = weights, ds = d_scores;
-  const idx_t next = t.row + tile_rows;  // row of the tile that is fetched meanwhile
-  rows.prefetch_queries(next), rows.prefetch_d_out(next);
-  if (dq && next < rows.capacity) prefetch_numbers(dq + next * dq_stride, tile_rows * dq_stride);
+  if constexpr (step == 1) {
+    p = weights, ds = d_scores;
+    tile_of_panels(rows.queries, t.row, t.rows, rows.dim, terms.query_factor(), s.queries);
+    tile_of_panels(rows.d_out, t.row, t.rows, rows.dim_v, T(1), s.d_out);
+  } else {
+    queries = rows.query_tiles + t.row * row_operands<P>(rows.dim);
+    d_out = rows.d_out_tiles + t.row * row_operands<P>(rows.dim_v);
+    factor = terms.query_factor();
+  }
   if (rows.relative) tile_of_panels(rows.relative, t.row, t.rows, rows.dim, terms.query_factor(), s.relative);
   if (!masked_scores(queries, rows.relative ? s.relative : nullptr, s.ranges, positions, k.keys, t, terms, p, s.raw,
-                     terms.query_factor(), &factor)) {
+                     factor)) {
     for (idx_t m = 0; m < operands<P>(t.rows); ++m) {
       std::fill_n(weights + m * score_stride, t.count, P{});
       std::fill_n(d_scores + m * score_stride, t.count, P{});
@@ -135,8 +139,7 @@ template <class P, class Score, class Terms>
       if (begin < end) terms.drop(x + begin - t.first, end - begin, positions[t.row + m], k.keys.positions, begin);
     };
     drop(d);
-    const idx_t r = t.row + m;
-    row_gradients<P>(weight, d, t.count, factor, rows.maximum[r], rows.log_sum[r], rows.delta[r]);
+    row_gradients<P>(weight, d, t.count, rows.maximum[t.row + m], rows.log_sum[t.row + m], rows.delta[t.row + m]);
     drop(weight);
     if (back.any())
       back(s.raw ? s.raw + m * score_stride : nullptr, d, t.count, positions[t.row + m], k.keys.positions, t.first);

@@ -99,7 +99,7 @@ struct selected_backward {
       if (terms.any()) terms.apply(weights, count, 0, {0, 1, list}, 0);
       std::fill(weights + count, weights + padded, -std::numeric_limits<T>::infinity());
       if (terms.dropout) terms.drop(d, count, 0, {0, 1, list}, 0);
-      row_gradients<T>(weights, d, padded, T(1), s.maximum[r], s.log_sum[r], s.delta[r]);
+      row_gradients<T>(weights, d, padded, s.maximum[r], s.log_sum[r], s.delta[r]);
       if (terms.dropout) terms.drop(weights, count, 0, {0, 1, list}, 0);
       std::fill(d + count, d + padded, T(0));
       if (back.any()) back(s.raw, d, padded, 0, {0, 1, list}, 0);

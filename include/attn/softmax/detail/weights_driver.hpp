@@ -35,7 +35,7 @@ struct weights_driver {
     const packet<T> lowest = broadcast<T>(std::numeric_limits<T>::lowest());
     const auto terms = in.terms.for_head(b, h, in.shift(b));
     visit_tiles<T>(block.ranges, block.rows, [&](const tile& t) {
-      if (!masked_scores(packed_rows<P>{block.queries_from(t.row)}, block.relative_from(t.row), block.ranges, block.positions, keys, t,
+      if (!masked_scores(block.queries_from(t.row), block.relative_from(t.row), block.ranges, block.positions, keys, t,
                          terms, block.scores, static_cast<T*>(nullptr), block.factor))
         return;
       for (idx_t m = 0; m < t.rows; ++m) {
