@@ -3,6 +3,7 @@
 #pragma once
 
 #include <attn/core/detail/gradients.hpp>
+#include <attn/core/detail/prefetch.hpp>
 #include <attn/core/detail/sums_in_parts.hpp>
 #include <attn/softmax/detail/blockwise.hpp>
 
@@ -17,18 +18,17 @@ struct backward_rows {
   static constexpr bool paired = numbers_of<P> > 1;
 
   P *queries = nullptr, *d_out = nullptr;              // per block, panels [max_rows][panel_width]
-  P *query_tiles = nullptr, *d_out_tiles = nullptr;    // of pairs: per tile [dim][tile_rows]
+  P *query_tiles = nullptr, *d_out_tiles = nullptr;    // the same as left operands, per tile [dim][tile_rows]
   T *maximum = nullptr, *log_sum = nullptr;            // per row: lse in base 2 in two parts, 0 where no key is seen
   T* delta = nullptr;                                  // per row: D
   bool* finite = nullptr;                              // per block: whether all queries and gradients are finite
   T* relative = nullptr;                               // as panels: the queries of relative keys
   idx_t dim = 0, dim_v = 0;
+  idx_t capacity = 0;                                  // rows in whole blocks
 
   static backward_rows layout(arena& memory, idx_t rows, idx_t dim, idx_t dim_v, bool with_relative = false) {
     const idx_t padded = round_up(rows, max_rows);
-    const auto tiles = [&](idx_t depth) {
-      return paired ? memory.allocate<P>(padded * row_operands<P>(depth)) : nullptr;
-    };
+    const auto tiles = [&](idx_t depth) { return memory.allocate<P>(padded * row_operands<P>(depth)); };
     return {.queries = memory.allocate<P>(operands<P>(padded) * round_up(dim, panel_width<T>)),
             .d_out = memory.allocate<P>(operands<P>(padded) * round_up(dim_v, panel_width<T>)),
             .query_tiles = tiles(dim),
@@ -39,7 +39,8 @@ struct backward_rows {
             .finite = memory.allocate<bool>(padded / max_rows),
             .relative = with_relative ? memory.allocate<T>(padded * round_up(dim, panel_width<T>)) : nullptr,
             .dim = dim,
-            .dim_v = dim_v};
+            .dim_v = dim_v,
+            .capacity = padded};
   }
 
   /// The rows from row `first` on, a multiple of max_rows.
@@ -47,26 +48,39 @@ struct backward_rows {
     backward_rows rest = *this;
     rest.queries += first / numbers_of<P> * round_up(dim, panel_width<T>);
     rest.d_out += first / numbers_of<P> * round_up(dim_v, panel_width<T>);
-    if constexpr (paired)
-      rest.query_tiles += first * row_operands<P>(dim), rest.d_out_tiles += first * row_operands<P>(dim_v);
+    rest.query_tiles += first * row_operands<P>(dim), rest.d_out_tiles += first * row_operands<P>(dim_v);
     if (relative) rest.relative += first * round_up(dim, panel_width<T>);
+    rest.capacity -= first;
     rest.maximum += first, rest.log_sum += first, rest.delta += first, rest.finite += first / max_rows;
     return rest;
   }
 
-  /// Packs one block: the `rows` <= max_rows rows positions[...] of q and d_out. The caller fills in the rest.
+  /// Fetches the tile that begins with row `first`, which may be the first of the next block, and its row of
+  /// `sums` [rows][stride], if given, into the second-level cache: those of long sequences come from the third for every
+  /// block of keys.
+  void prefetch_tile(idx_t first, const T* sums, idx_t stride) const {
+    if (first >= capacity) return;
+    const auto fetch = [first](const auto* rows, idx_t size) {
+      prefetch_bytes(reinterpret_cast<const char*>(rows + first * size), tile_rows * size * idx_t(sizeof *rows));
+    };
+    fetch(query_tiles, row_operands<P>(dim)), fetch(d_out_tiles, row_operands<P>(dim_v));
+    if (sums) fetch(sums, stride);
+  }
+
+  /// Packs one block: the `rows` <= max_rows rows positions[...] of q, times `factor` as left operands, unless these are
+  /// pairs, and of d_out. The caller fills in the rest.
   template <class S>
   void pack(const matrix_view<const S>& q, const matrix_view<const S>& d, const index_map& positions,
-            idx_t rows) const {
-    const auto pack_one = [&](const matrix_view<const S>& x, idx_t depth, P* panels, P* tiles) {
-      for (idx_t r = 0; paired && r < rows; r += tile_rows)
+            idx_t rows, T factor) const {
+    const auto pack_one = [&](const matrix_view<const S>& x, idx_t depth, T by, P* panels, P* tiles) {
+      for (idx_t r = 0; r < rows; r += tile_rows)
         pack_rows<P>([&](idx_t i) { return x.row(positions[r + i]); }, std::min<idx_t>(tile_rows, rows - r), depth,
-                     x.col_stride, T(1), tiles + r * row_operands<P>(depth));
+                     x.col_stride, by, tiles + r * row_operands<P>(depth));
       return pack_panels<P>([&](idx_t i) { return x.row(positions[i]); }, 0, rows, depth, x.col_stride, panels,
                             max_rows);
     };
-    const bool finite_q = pack_one(q, dim, queries, query_tiles);
-    *finite = pack_one(d, dim_v, d_out, d_out_tiles) && finite_q;
+    const bool finite_q = pack_one(q, dim, paired ? T(1) : factor, queries, query_tiles);
+    *finite = pack_one(d, dim_v, T(1), d_out, d_out_tiles) && finite_q;
   }
   /// The same rows of the queries of relative keys, after pack().
   template <class S>
@@ -76,8 +90,7 @@ struct backward_rows {
   }
 };
 
-/// Rows [first, first + rows) of the panels of a block, times `factor`, as a tile [dim][tile_rows]. Cheaper than a second
-/// packed form of all rows, which would have to come from the third-level cache for every block of keys.
+/// Rows [first, first + rows) of the panels of a block, times `factor`, as a tile [dim][tile_rows].
 template <class T>
 void tile_of_panels(const T* panels, idx_t first, idx_t rows, idx_t dim, T factor, T* tile) {
   constexpr idx_t wide = panel_width<T>;
@@ -184,7 +197,6 @@ struct backward_scratch {
   T *tile_weights = nullptr, *tile_d = nullptr;    // with pairs: a tile of these as numbers, [tile_rows][score_stride],
   P* tile_pairs = nullptr;                         // and of dS with its slots in pairs
   T* raw = nullptr;                                // [tile_rows][score_stride], where the terms of the scores need them
-  P *queries = nullptr, *d_out = nullptr;          // not of pairs: one tile [dim][tile_rows]
   key_range* ranges = nullptr;                     // [max_rows]: slots a row sees of this block of keys
   T* part = nullptr;                               // [tile_rows][stride]: what a block of rows adds to sums with errors
   T *long_dq = nullptr, *long_errors = nullptr;    // [max_rows][stride]: dq of rows that see many keys
@@ -198,8 +210,6 @@ struct backward_scratch {
             .tile_d = memory.allocate<T>(paired * tile),
             .tile_pairs = memory.allocate<P>(paired * operands<P>(tile)),
             .raw = with_raw ? memory.allocate<T>(tile) : nullptr,
-            .queries = memory.allocate<P>((1 - paired) * tile_rows * dim),
-            .d_out = memory.allocate<P>((1 - paired) * tile_rows * dim_v),
             .ranges = memory.allocate<key_range>(max_rows),
             .part = memory.allocate<T>(tile_rows * round_up(std::max(dim, dim_v), panel_width<T>)),
             .long_dq = memory.allocate<T>(round_up(max_rows, tile_rows) * round_up(dim, panel_width<T>)),

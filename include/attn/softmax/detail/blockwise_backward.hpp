@@ -110,20 +110,14 @@ template <class P, class Score, class Terms>
   constexpr idx_t step = numbers_of<P>;
   P *const weights = s.weights + t.row / step * score_stride + column,
           *const d_scores = s.d_scores + t.row / step * score_stride + column;
-  const P *queries = s.queries, *d_out = s.d_out;
-  T *p = s.tile_weights, *ds = s.tile_d, factor = T(1);
-  if constexpr (step == 1) {
-    p = weights, ds = d_scores;
-    tile_of_panels(rows.queries, t.row, t.rows, rows.dim, terms.query_factor(), s.queries);
-    tile_of_panels(rows.d_out, t.row, t.rows, rows.dim_v, T(1), s.d_out);
-  } else {
-    queries = rows.query_tiles + t.row * row_operands<P>(rows.dim);
-    d_out = rows.d_out_tiles + t.row * row_operands<P>(rows.dim_v);
-    factor = terms.query_factor();
-  }
+  const P* const queries = rows.query_tiles + t.row * row_operands<P>(rows.dim);
+  const P* const d_out = rows.d_out_tiles + t.row * row_operands<P>(rows.dim_v);
+  T *p = s.tile_weights, *ds = s.tile_d;
+  if constexpr (step == 1) p = weights, ds = d_scores;
+  rows.prefetch_tile(t.row + tile_rows, dq, dq_stride);
   if (rows.relative) tile_of_panels(rows.relative, t.row, t.rows, rows.dim, terms.query_factor(), s.relative);
   if (!masked_scores(queries, rows.relative ? s.relative : nullptr, s.ranges, positions, k.keys, t, terms, p, s.raw,
-                     factor)) {
+                     terms.query_factor())) {
     for (idx_t m = 0; m < operands<P>(t.rows); ++m) {
       std::fill_n(weights + m * score_stride, t.count, P{});
       std::fill_n(d_scores + m * score_stride, t.count, P{});

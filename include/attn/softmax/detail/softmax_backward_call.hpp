@@ -124,7 +124,7 @@ struct softmax_backward_call {
   void pack_rows(const backward_rows<P>& to, idx_t b, idx_t h, const matrix_view<const S>& query,
                  const index_map& which, idx_t count) const {
     const auto o = head_of(out, b, h), d = head_of(d_out, b, h);
-    to.pack(query, d, which, count);
+    to.pack(query, d, which, count, terms().query_factor());
     if (terms().by_distance)
       to.pack_relative(forward.relative_queries ? head_of(forward.relative_queries, b, h) : query, which, count);
     for (idx_t r = 0; r < count; ++r) {
