@@ -15,7 +15,7 @@
 //          heads where one projection serves all. A batch item with n keys adds nothing to columns n, n + 1, ... of E
 //          and F, nor to those of keys that key_mask hides, whose dk and dv are 0.
 // Cost     2 rank Lq (3 D + 2 Dv) + 6 rank Lk (D + Dv) operations per head. Scratch: what the forward call takes, the
-//          gradients of E and F in the compute type, and, per head, 3 + n times rank (D + Dv) numbers, n = Lq / 2048
+//          gradients of E and F in the compute type, and, per head, 3 + n times rank (D + Dv) numbers, n = Lq / 1024
 //          from 1 to 16.
 // Throws   std::invalid_argument for shapes or options that do not fit, for gradients that share memory with an input
 //          or one another, before anything is written.

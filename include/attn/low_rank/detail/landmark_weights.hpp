@@ -89,7 +89,7 @@ struct landmark_plan {
 
   /// Parts of the keys with a softmax of their own, merged in order: at most 16, each of several segments, depending on
   /// the shape alone.
-  idx_t parts() const { return parts_of(shape.keys, std::min<idx_t>(16, landmarks)); }
+  idx_t parts() const { return parts_of(shape.keys, std::min<idx_t>(16, landmarks), 512); }
   idx_t part_begin(idx_t n) const { return segment_begin(n, landmarks, parts()); }
 
   landmark_list list_layout(arena& memory) const {

@@ -78,7 +78,7 @@ struct linformer_backward_call {
 
   const attention_shape& shape() const { return views.shape; }
   idx_t rank() const { return keys.rank(); }
-  idx_t parts() const { return parts_of(shape().queries, 16); }
+  idx_t parts() const { return parts_of(shape().queries, 16, 1024); }
   /// The head of the projected tokens that query head h sees, and the number of h among the query heads that see it.
   idx_t result_head(const sequence_projection<S>& side, idx_t h) const { return h * side.heads / shape().heads; }
   idx_t place(const sequence_projection<S>& side, idx_t h) const { return h % (shape().heads / side.heads); }

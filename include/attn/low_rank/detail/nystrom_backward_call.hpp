@@ -36,7 +36,7 @@ struct nystrom_backward_call {
   idx_t m() const { return forward.m(); }
   idx_t stride() const { return sums_stride<T>(shape().dim); }
   idx_t stride_v() const { return sums_stride<T>(shape().dim_v); }
-  idx_t query_parts() const { return parts_of(shape().queries, 16); }
+  idx_t query_parts() const { return parts_of(shape().queries, 16, 512); }
   T factor() const { return forward.terms.query_factor(); }
   T* query_sums_of(const head& p, idx_t g) const { return dq ? p.d_queries + g * shape().queries * stride() : nullptr; }
   T* landmark_gradients(const head& p, idx_t g) const {

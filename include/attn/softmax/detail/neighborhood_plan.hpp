@@ -204,7 +204,7 @@ struct neighborhood_plan : row_plan {
     const strip& one = lists.strips[task];
     visit(query_set{.number = task, .rows = {0, 1, lists.queries + one.query}, .count = one.count});
   }
-  idx_t parts() const { return parts_of(shape.queries, 4); }
+  idx_t parts() const { return parts_of(shape.queries, 4, 1024); }
   idx_t part_tasks(idx_t) const { return parts(); }
   template <class Visit>
   void part_sets(const head& h, idx_t, idx_t, idx_t part, const thread_scratch& s, const Visit& visit) const {

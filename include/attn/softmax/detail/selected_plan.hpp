@@ -105,17 +105,19 @@ struct selected_plan : Names {
           });
   }
 
-  idx_t parts() const { return parts_of(shape.queries, 4); }
+  idx_t parts() const { return parts_for(shape.queries); }
   idx_t part_tasks(idx_t) const { return parts(); }
   template <class Visit>
   void part_sets(const head& h, idx_t, idx_t, idx_t part, const thread_scratch& s, const Visit& visit) const {
-    const idx_t own_parts = parts_of(h.queries, 4);
+    const idx_t own_parts = parts_for(h.queries);
     for (idx_t task = part; part < own_parts && task * segment_of(h.queries) < h.queries; task += own_parts)
       sets(h, 0, task, s, visit);
   }
 
  private:
   static constexpr idx_t least_segment = 512;
+
+  static idx_t parts_for(idx_t queries) { return parts_of(queries, 4, 2 * least_segment); }
 
   /// The keys that query i may see are those below.
   idx_t end_of(const head& h, idx_t i) const {

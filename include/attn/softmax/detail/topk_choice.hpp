@@ -57,10 +57,10 @@ struct block_sums {
     Number* const sum = column(block);
     for (idx_t d = 0; d < dim; ++d) sum[d * panel_width<T>] += static_cast<T>(key[d * stride]);
   }
-  /// The sums of blocks [begin, end), which are of one panel, from all of their keys.
+  /// The sums of blocks [begin, end), which are of one panel, from all of their keys; those up to `past` are 0.
   template <class S>
-  void fill(const matrix_view<const S>& keys, idx_t block, idx_t begin, idx_t end) const {
-    std::fill_n(column(begin), panel_width<T> * dim, T(0));
+  void fill(const matrix_view<const S>& keys, idx_t block, idx_t begin, idx_t end, idx_t past) const {
+    for (idx_t n = end; n < past; ++n) clear(n);
     for (idx_t d = 0; d < dim; d += width<T>)
       for (idx_t n = begin; n < end; ++n) {
         packet<T> sum = zero<T>();

@@ -44,10 +44,11 @@ struct topk_names : row_plan {
   template <class ForEach>
   void prepare(idx_t first, idx_t, const ForEach& for_each) const {
     if (blocks.rounds == 0 || first > 0 || sums) return;
-    for_each(ceil_div(blocks.blocks, panel_width<T>), [&](idx_t x, const item_scratch& of, idx_t step, auto&&) {
-      const idx_t b = x / shape.heads, begin = step * panel_width<T>,
-                  end = std::min({begin + panel_width<T>, blocks.blocks, lengths.keys(b) / blocks.block});
-      if (begin < end) of.fill(head_of(k, b, x % shape.heads / shape.group()), blocks.block, begin, end);
+    constexpr idx_t some = std::min<idx_t>(4, panel_width<T>);  // blocks of a task
+    for_each(round_up(blocks.blocks, panel_width<T>) / some, [&](idx_t x, const item_scratch& of, idx_t step, auto&&) {
+      const idx_t b = x / shape.heads, begin = step * some, past = begin + some,
+                  end = std::max(begin, std::min({past, blocks.blocks, lengths.keys(b) / blocks.block}));
+      of.fill(head_of(k, b, x % shape.heads / shape.group()), blocks.block, begin, end, past);
     });
   }
 
