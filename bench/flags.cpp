@@ -62,6 +62,8 @@ const known_flag known[] = {
     {"precision", &flags::precision, 0,
      "standard, or fast: lines NAME_fast more, with precision::fast, where that changes anything on this machine"},
     {"input", &flags::input, 0, "folder with q.npy, k.npy, v.npy [batch, heads, length, dim] to measure the error on"},
+    {"save", &flags::save, 0,
+     "folder to write what operators read and what they compute to, as .npy, each row's after its last run", false},
     {"min-length", &flags::min_length, 1, "shortest length; lengths double from here"},
     {"max-length", &flags::max_length, 0, "longest length; 0: 16384, 262144 for caches, 1048576 for what is linear"},
     {"max-seconds", &flags::max_seconds, 0,
@@ -110,7 +112,7 @@ std::string shown(const flags& set, const known_flag& flag) {
       return {text, std::to_chars(text, text + sizeof text, f.*m).ptr};
     }
     std::string operator()(std::string flags::*m) const {
-      return !(f.*m).empty() ? f.*m : m == &flags::input ? "DIR" : "TYPE";
+      return !(f.*m).empty() ? f.*m : m == &flags::input || m == &flags::save ? "DIR" : "TYPE";
     }
     std::string operator()(bool flags::*m) const { return f.*m ? "true" : "false"; }
   };

@@ -22,6 +22,7 @@ struct flags {
   std::string cache_type;      // of the elements of caches, beside those of the tokens; several with commas
   std::string weights = "rows";  // how layers are given theirs
   std::string precision = "standard";  // or fast: lines of it beside the others
+  std::string save;            // folder to write numbers and results to; none unless given
   std::string input;           // folder with q.npy, k.npy, v.npy instead of the shipped data
   idx_t min_length = 256;
   idx_t max_length = 0;    // 0: by the operator's growth

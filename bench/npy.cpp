@@ -82,4 +82,18 @@ array read_npy(const std::string& path) {
   return result;
 }
 
+void write_npy(const std::string& path, const std::vector<float>& values) {
+  const char* const type = std::endian::native == std::endian::little ? "<f4" : ">f4";
+  std::string header = std::string("{'descr': '") + type + "', 'fortran_order': False, 'shape': (" +
+                       std::to_string(values.size()) + ",), }";
+  header.resize((10 + header.size() + 1 + 63) / 64 * 64 - 10 - 1, ' ');  // with what stands before it, in 64s
+  header += '\n';
+  std::ofstream file(path, std::ios::binary);
+  file << "\x93NUMPY" << '\x01' << '\0' << static_cast<char>(header.size() & 255U)
+       << static_cast<char>(header.size() >> 8U) << header;
+  file.write(reinterpret_cast<const char*>(values.data()), static_cast<std::streamsize>(values.size() * sizeof(float)));
+  file.close();
+  if (!file) fail(path, "cannot be written");
+}
+
 }  // namespace bench

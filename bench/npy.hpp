@@ -1,4 +1,4 @@
-// attn_bench: reading NumPy's .npy files.
+// attn_bench: reading and writing NumPy's .npy files.
 #pragma once
 
 #include <cstddef>
@@ -14,5 +14,8 @@ struct array {
 
 /// Little-endian float16, float32 or float64 in C order. Throws std::runtime_error naming the file and what is wrong.
 array read_npy(const std::string& path);
+
+/// Float32 of one axis. Throws std::runtime_error naming the file if it cannot be written.
+void write_npy(const std::string& path, const std::vector<float>& values);
 
 }  // namespace bench

@@ -9,6 +9,7 @@
 #include <regex>
 
 #include "inputs.hpp"
+#include "save.hpp"
 #include "terminal.hpp"
 
 namespace bench {
@@ -208,6 +209,7 @@ void sweep::time(benchmark::State& state, record& r) {
   r.seconds.insert(r.seconds.end(), seconds.begin(), seconds.end());
   r.scratch_bytes = exec.scratch_bytes();
   count(state, r, seconds);
+  if (!flags_.save.empty()) save(flags_.save, flags_, *r.of, r.length);
 }
 
 void sweep::count(benchmark::State& state, const record& r, const std::vector<double>& seconds) {

@@ -36,6 +36,8 @@ output result_view(idx_t heads, idx_t length, idx_t dim, int slot = 0) {
   return {result_memory<element>(static_cast<std::size_t>(heads * length * dim), slot), {1, heads, length, dim}};
 }
 
+std::vector<float> numbers_in(output x) { return {x.data(), x.data() + x.size()}; }
+
 double bytes(const problem& p) {
   return sizeof(element) * static_cast<double>(p.length) * static_cast<double>(p.heads + p.kv_heads) *
          static_cast<double>(p.dim + p.dim_v);
@@ -149,6 +151,10 @@ variant make_variant(const operator_entry& entry, bool causal, const shared_flag
     const output out = result_view(p.heads, length, p.dim_v);
     return [=, run = entry.prepare(p)](attn::execution& exec) { run(q, k, v, out, exec); };
   };
+  x.results = [at](idx_t length) -> decltype(x.results)::result_type {
+    const problem p = at(length);
+    return {{"", numbers_in(result_view(p.heads, length, p.dim_v))}};
+  };
   x.error = [&entry, causal, set](const dataset& data) { return error_of(entry, data, causal, *set); };
   x.mean_error = [&entry, causal](const dataset& data) { return data.mean_error({causal, entry.shared_keys}); };
   return x;
@@ -185,6 +191,12 @@ variant make_backward_variant(const operator_entry& entry, bool causal, const sh
       run.forward(views, serial);
     }
     return [views, backward = run.backward](attn::execution& exec) { backward(views, exec); };
+  };
+  x.results = [at](idx_t length) -> decltype(x.results)::result_type {
+    const problem p = at(length);
+    return {{"q", numbers_in(result_view(p.heads, length, p.dim, 2))},
+            {"k", numbers_in(result_view(p.kv_heads, length, p.dim, 3))},
+            {"v", numbers_in(result_view(p.kv_heads, length, p.dim_v, 4))}};
   };
   return x;
 }
@@ -266,6 +278,10 @@ variant make_variant(const decode_entry& entry, const shared_flags& set) {
       layer.rewind(length - tokens);
       layer.step(q, k, v, out, exec);
     };
+  };
+  x.results = [at](idx_t length) -> decltype(x.results)::result_type {
+    const problem p = at(length);
+    return {{"", numbers_in(result_view(p.heads, step_tokens(p), p.dim_v))}};
   };
   x.error = [&entry, set](const dataset& data) { return error_of(entry, data, *set); };
   x.mean_error = [](const dataset& data) { return data.mean_error({.causal = true}); };

@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "accuracy.hpp"
@@ -38,6 +39,7 @@ struct variant {
   bool rewrites = false;                            // what it moves is written as well as read
   std::function<double(idx_t length)> memory_bytes;
   std::function<workload(idx_t length)> prepare;
+  std::function<std::vector<std::pair<std::string, std::vector<float>>>(idx_t length)> results;  // of the last run
   std::function<double(const dataset&)> error, mean_error;
 
   bool has_setting() const { return name != form; }

@@ -11,7 +11,10 @@ set_tests_properties(${prefix}bench.order PROPERTIES LABELS attn_test_bench)
 find_program(ATTN_PYTHON NAMES python3 PATHS /usr/bin NO_DEFAULT_PATH)  # as bench/run: the one with matplotlib
 if(ATTN_PYTHON)
   add_test(NAME ${prefix}bench.pictures COMMAND ${ATTN_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/pictures.py)
+  # And bench/run --peers: what it says, and its table, from made-up programs.
+  add_test(NAME ${prefix}bench.peers COMMAND ${ATTN_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/peers.py)
 else()
+  add_test(NAME ${prefix}bench.peers COMMAND ${CMAKE_COMMAND} -E echo "skipped: /usr/bin/python3 is missing")
   add_test(NAME ${prefix}bench.pictures COMMAND ${CMAKE_COMMAND} -E echo "skipped: /usr/bin/python3 is missing")
 endif()
-set_tests_properties(${prefix}bench.pictures PROPERTIES SKIP_REGULAR_EXPRESSION "^skipped: ")
+set_tests_properties(${prefix}bench.pictures ${prefix}bench.peers PROPERTIES SKIP_REGULAR_EXPRESSION "^skipped: ")
