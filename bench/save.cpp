@@ -18,7 +18,7 @@ std::vector<float> drawn(role r, idx_t count) {
   return {numbers, numbers + size};
 }
 
-template <std::size_t N>
+template <int N>
 std::vector<float> numbers_in(const attn::tensor<float, N>& x) {
   return {x.data(), x.data() + x.size()};
 }

@@ -32,3 +32,8 @@ def shape_of(one):
     heads = one["heads"]
     shape = f"{heads} heads" if "_decode" not in one["form"] else f"{QUERIES_PER_KEY_HEAD * heads} over {heads} heads"
     return f"{shape} of {one['dim']}"
+
+
+def times_as_long(ratio):
+    """Two digits: 0.91 ×, 2.0 ×, 16 ×."""
+    return f"{ratio:.1f} ×" if 1 <= ratio < 9.95 else f"{ratio:.2g} ×"

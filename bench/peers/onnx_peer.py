@@ -44,26 +44,28 @@ def prepare(case, length, folder=""):
         return lambda: run.run(["o"], feeds)[0]
     # The cache is read and written where it is: its memory is both input and output. Several, as of a model's layers.
     layers = max(1, (256 << 20) // (8 * heads * length * dim)) if decodes and not folder else 1
+    caches = [np.zeros((1, heads, length, dim), np.float32) for _ in range(2)]
+    if decodes:
+        for cache, name in zip(caches, ("key", "value")):
+            rows = numbers(folder, name, heads, length - 1, dim).reshape(length - 1, heads, dim)
+            cache[0, :, :length - 1] = rows.transpose(1, 0, 2)
+    feeds.update(sl=np.array([length - 1], np.int32), tl=np.array(length, np.int32))
     bindings = []
     for _ in range(layers):
+        values = [ort.OrtValue.ortvalue_from_numpy(cache) for cache in caches]  # copies
         binding = run.io_binding()
-        for name, x in {**feeds, "sl": np.array([length - 1], np.int32), "tl": np.array(length, np.int32)}.items():
+        for name, x in feeds.items():
             binding.bind_cpu_input(name, x)
-        for past, present, new_rows in (("pk", "nk", "key"), ("pv", "nv", "value")):
-            cache = np.zeros((1, heads, length, dim), np.float32)
-            if decodes:
-                rows = numbers(folder, new_rows, heads, length - 1, dim).reshape(length - 1, heads, dim)
-                cache[0, :, :length - 1] = rows.transpose(1, 0, 2)
-            value = ort.OrtValue.ortvalue_from_numpy(cache)
+        for past, present, value in zip(("pk", "pv"), ("nk", "nv"), values):
             binding.bind_ortvalue_input(past, value)
             binding.bind_ortvalue_output(present, value)
         binding.bind_output("o")
-        bindings.append(binding)
+        bindings.append((binding, feeds, values))  # what is bound has to stay
     turn = [0]
 
     def call():
         turn[0] += 1
-        binding = bindings[turn[0] % layers]
+        binding = bindings[turn[0] % layers][0]
         run.run_with_iobinding(binding)
         return binding.get_outputs()[-1]
 
