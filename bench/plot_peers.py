@@ -46,12 +46,14 @@ def draw(results):
         times = [row["attn_ms"]] + [row["peers"][v]["ms"] for v in versions if counts(row, v)]
         axes.plot([min(times), max(times)], [y, y], color=FAINT, linewidth=2, zorder=1)
     axes.scatter([row["attn_ms"] for row in rows], places, color=INK, s=34, zorder=3, label="attn")
-    for n, (version, shade) in enumerate(zip(versions, SHADES)):
+    for n, version in enumerate(versions):
+        shade = SHADES[n % len(SHADES)]
         having = [(row, y) for row, y in zip(rows, places) if counts(row, version)]
         axes.scatter([row["peers"][version]["ms"] for row, _ in having], [y for _, y in having], color=shade, s=34,
                      zorder=2, label=version)
         left = 1.03 + min(0.25, 0.6 / len(versions)) * n  # of the column of ratios, as a share of the axes
-        axes.text(left, 1.005, "\n".join(version.rsplit(" ", 1)), transform=axes.transAxes, fontsize=8.5, color=shade, va="bottom")
+        axes.text(left, 1.005, "\n".join(version.rsplit(" ", 1)), transform=axes.transAxes, fontsize=8.5, color=shade,
+                  va="bottom")
         for row, y in having:
             axes.text(left, y, times_as_long(row["peers"][version]["ms"] / row["attn_ms"]), color=shade, fontsize=9,
                       transform=axes.get_yaxis_transform(), va="center")

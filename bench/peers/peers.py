@@ -246,10 +246,11 @@ def main():
     shutil.rmtree(work)
     context.update(date=datetime.date.today().isoformat(), commit=commit(), rounds=str(rounds))
     (folder / "peers.json").write_text(json.dumps({"context": context, "peers": list(peers), "rows": rows}, indent=1))
+    state = f"attn {context['commit']}, " if context["commit"] else ""
     text = table(rows, list(peers))
     text += (f"\n\nMilliseconds, one thread, in turns: the best of a round, the median of {rounds} "
              f"round{'s' * (rounds > 1)}. ×: times as long as attn.\n"
-             f"{context.get('processor')}, {context.get('compiler')}, {context['date']}{', attn ' * bool(context['commit'])}{context['commit']}\n")
+             f"{context.get('processor')}, {context.get('compiler')}, {state}{context['date']}\n")
     (folder / "peers.md").write_text(text)
     print(text, end="")
     others = [f"{row['name']}, {row['shape']}: {version} computes something else: its result differs from attn's by "

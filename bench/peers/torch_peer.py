@@ -8,6 +8,8 @@ try:
     import torch.nn.functional as F
 except ImportError:
     sys.exit("PyTorch is not installed for " + sys.executable)
+if not hasattr(F, "scaled_dot_product_attention"):
+    sys.exit(f"PyTorch {torch.__version__} has no scaled_dot_product_attention: 2.0 or later is needed")
 
 from cases import QUERIES_PER_KEY_HEAD
 from timing import answer, asked
