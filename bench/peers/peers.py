@@ -26,17 +26,16 @@ from cases import BFLOAT16, CHECKED, FLOAT, QUERIES_PER_KEY_HEAD, shape_of, time
 
 WINDOW = 128
 TOLERANCE = {"float": 1e-4, "bfloat16": 3e-2}  # of results, relative to the norm
-INSTALL = """\
-There is nothing to compare with: neither PyTorch nor ONNX Runtime was found. bench/run --peers measures what is
-installed, and installs nothing itself. Both for Python, for instance into a folder of their own:
-  python3 -m venv peers
-  peers/bin/pip install torch --index-url https://download.pytorch.org/whl/cpu
-  peers/bin/pip install numpy onnxruntime
-  bench/run --peers --python=peers/bin/python3
-or from the distribution (Debian 13): apt-get install python3-torch python3-onnxruntime
-ONNX Runtime for Node.js, instead of Python's:
-  npm install --prefix peers --ignore-scripts onnxruntime-node
-  NODE_PATH=peers/node_modules bench/run --peers"""
+NOTHING = """\
+There is nothing to compare with: bench/run --peers measures what is installed of PyTorch and ONNX Runtime, and installs
+nothing itself. One of the commands above gets one of them. A folder of their own is enough for both:
+  python3 -m venv peers && peers/bin/pip install numpy torch onnxruntime
+  bench/run --peers --python=peers/bin/python3"""
+FROM = {  # how to get it
+    "PyTorch": "pip install numpy torch, or, Debian 13: apt-get install python3-torch; --python= names another Python",
+    "ONNX Runtime (Python)": "pip install onnxruntime; --python= names another Python",
+    "ONNX Runtime (Node.js)": "npm install --prefix peers --ignore-scripts onnxruntime-node, then "
+                              "NODE_PATH=peers/node_modules bench/run --peers"}
 
 
 def environment():
@@ -72,7 +71,7 @@ def installed(arguments):
                 found[version + " (Node.js)" * (version in found)] = command
                 continue
             reason = (answer.stderr.strip().splitlines() or ["it gives no version"])[-1]
-        missing.append(f"{label}: {reason}")
+        missing.append(f"{label}: {reason}" + (f"\n  {FROM[label]}" if label in FROM else ""))
     return found, missing
 
 
@@ -225,7 +224,7 @@ def main():
     for line in missing:
         say("missing:", line)
     if not peers:
-        say("\n" + INSTALL)
+        say("\n" + NOTHING)
         sys.exit(1)
     say("found:", ", ".join(peers))
     if "--check" in arguments:
