@@ -29,13 +29,13 @@ TOLERANCE = {"float": 1e-4, "bfloat16": 3e-2}  # of results, relative to the nor
 NOTHING = """\
 There is nothing to compare with: bench/run --peers measures what is installed of PyTorch and ONNX Runtime, and installs
 nothing itself. One of the commands above gets one of them. A folder of their own is enough for both:
-  python3 -m venv peers && peers/bin/pip install numpy torch onnxruntime
-  bench/run --peers --python=peers/bin/python3"""
+  python3 -m venv .build/peers && .build/peers/bin/pip install numpy torch onnxruntime
+  bench/run --peers --python=.build/peers/bin/python3"""
 FROM = {  # how to get it
     "PyTorch": "pip install numpy torch, or, Debian 13: apt-get install python3-torch; --python= names another Python",
     "ONNX Runtime (Python)": "pip install onnxruntime; --python= names another Python",
-    "ONNX Runtime (Node.js)": "npm install --prefix peers --ignore-scripts onnxruntime-node, then "
-                              "NODE_PATH=peers/node_modules bench/run --peers"}
+    "ONNX Runtime (Node.js)": "npm install --prefix .build/peers --ignore-scripts onnxruntime-node, then "
+                              "NODE_PATH=.build/peers/node_modules bench/run --peers"}
 
 
 def environment():
@@ -105,8 +105,8 @@ def measure_attn(program, folder, cases, seconds):
     """{key: ms}, and what attn_bench says of the machine."""
     times, context = {}, {}
     for (dim, length), group in of_dims(cases):
-        # As many visits as it wants to make: the budget only ends it.
-        results = attn_bench(program, folder / "attn.json", group, dim, length, 8 + 3 * seconds * len(group))
+        # First each once, then as many visits as it has time for, up to five.
+        results = attn_bench(program, folder / "attn.json", group, dim, length, 10 + 3 * seconds * len(group))
         context = {**results["context"], **{"peak_gflops": context.get("peak_gflops")}}
         for row in results["benchmarks"]:
             if row.get("run_type") == "iteration" and "best_ms" in row:
@@ -168,7 +168,10 @@ def measure(program, folder, peers, cases, rounds, seconds, most_seconds):
                 if "ms" in line:
                     times.setdefault(at, []).append(line["ms"])
     rows = []
-    for case in (c for c in cases if c["key"] in attn):
+    for case in cases:
+        if case["key"] not in attn:
+            say(f"attn_bench had no time for {case['name']}: give more by --seconds")
+            continue
         row = {**case, "shape": shape_of(case), "attn_ms": statistics.median(attn[case["key"]]), "peers": {}}
         for version in peers:
             at = case["key"], version
@@ -221,8 +224,9 @@ def say(*words):
 def main():
     arguments = sys.argv[1:]
     peers, missing = installed(arguments)
-    for line in missing:
-        say("missing:", line)
+    if not peers or "--checked" not in arguments:  # bench/run has said so before building
+        for line in missing:
+            say("missing:", line)
     if not peers:
         say("\n" + NOTHING)
         sys.exit(1)
@@ -238,6 +242,8 @@ def main():
     types = value_of(arguments, "type", "float").split(",")
     only = re.compile(value_of(arguments, "only", ""))
     cases = [case for case in FLOAT + BFLOAT16 * ("bfloat16" in types) if only.search(case["key"])]
+    if not cases:
+        sys.exit(f"peers.py: no operator is called like {only.pattern} (--only)")
     rounds = int(value_of(arguments, "rounds", "3"))
     pin()
     rows, context = measure(program, work, peers, cases, rounds, float(value_of(arguments, "seconds", "0.3")),

@@ -91,6 +91,8 @@ class Peers(unittest.TestCase):
             self.assertEqual(done.returncode, 0, done.stderr)
             results = json.loads((folder / "results" / "peers.json").read_text())
             self.assertEqual({row["form"] for row in results["rows"]}, {"linear", "linear_causal", "linear_backward"})
+            done = run(str(attn_bench), str(folder / "results"), *more, "--only=nothing")
+            self.assertIn("no operator is called like nothing", done.stderr)
             if plot_peers:
                 self.check_picture(results)
 
