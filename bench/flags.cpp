@@ -22,6 +22,8 @@ const known_flag known[] = {
     {"heads", &flags::heads, 1, "heads (when decoding: key/value heads, each shared by 4 query heads)"},
     {"dim", &flags::dim, 1, "size of a head"},
     {"threads", &flags::threads, 1, "threads of the execution"},
+    {"virtual-threads", &flags::virtual_threads, 1,
+     "times that this many threads would give, simulated on one: see bench/README.md", false},
     {"step-tokens", &flags::step_tokens, 1, "tokens that a decoder is fed at once, as drafts are", false},
     {"block", &flags::block, 1, "tokens of a block"},
     {"stride", &flags::stride, 1, "the stride, or the size of the blocks"},
@@ -123,6 +125,7 @@ std::string shown(const flags& set, const known_flag& flag) {
 
 flags take_flags(std::vector<std::string>& arguments) {
   flags set;
+  const bool real_threads = !value_of(arguments, "threads", "").empty();
   std::erase_if(arguments, [&](const std::string& argument) {
     for (const known_flag& flag : known) {
       const std::string head = std::string("--") + flag.name;
@@ -134,6 +137,9 @@ flags take_flags(std::vector<std::string>& arguments) {
     }
     return false;
   });
+  if (set.virtual_threads > 0 && real_threads)
+    throw std::invalid_argument("attn_bench: expected --threads or --virtual-threads; found both");
+  if (set.virtual_threads > 0) set.threads = set.virtual_threads;
   return set;
 }
 

@@ -68,6 +68,7 @@ void add_context(const flags& set, const machine& m, const std::vector<dataset>&
   add("heads", std::to_string(set.heads));
   add("dim", std::to_string(set.dim));
   add("threads", std::to_string(set.threads));
+  if (set.virtual_threads > 0) add("virtual_threads", std::to_string(set.virtual_threads));
   add("type", set.type);
   add("precision", set.precision);
   add("bf16_arithmetic", bf16_arithmetic());
@@ -177,6 +178,9 @@ int run(std::vector<std::string> arguments) {
     closing_seconds = 1.2 * (seconds_now() - begin);
     add_context(set, m, data);
     say("%s, %s, %s", processor_name().c_str(), ATTN_BENCH_COMPILER, Eigen::SimdInstructionSetsInUse());
+    if (set.virtual_threads > 0)
+      say("All times are simulated: those of %td threads, each with a core like this one and its memory to itself",
+          set.virtual_threads);
   }
   sweep s(set, m, data);
   auto defaults = default_flags(arguments);

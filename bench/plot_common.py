@@ -165,7 +165,8 @@ def value_axis(axis, written, base=10):
 def title(figure, text, context):
     threads = context.get("threads", "1")
     heads, dim, element = context.get("heads"), context.get("dim"), context.get("type", "float")
-    shape = f"{heads} heads of {dim}, {threads} thread{'s' * (threads != '1')}, {element}"
+    kind = "virtual thread" if "virtual_threads" in context else "thread"
+    shape = f"{heads} heads of {dim}, {threads} {kind}{'s' * (threads != '1')}, {element}"
     where = f"{context.get('processor')}, {context.get('compiler')}: {context.get('peak_gflops')} Gflop/s per core"
     inch = 1 / figure.get_figheight()
     figure.text(0.012, 1 - 0.15 * inch, text, fontsize=14, fontweight="bold", va="top", color="#111111")

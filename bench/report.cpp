@@ -20,6 +20,11 @@ std::string text(const char* format, T... values) {
   return line;
 }
 
+/// "1 thread", "8 virtual threads"
+std::string threads_of(const flags& set) {
+  return text("%td %sthread%s", set.threads, set.virtual_threads > 0 ? "virtual " : "", set.threads == 1 ? "" : "s");
+}
+
 double of_peak(const record& r, const machine& m, const flags& set) {
   return r.of->flops(r.length) / r.best() / (m.peak_flops(r.of->products) * static_cast<double>(set.threads));
 }
@@ -245,8 +250,8 @@ std::string forward_summary(sweep& s, const machine& m, const flags& set) {
                  all[0]->of->name == "full_softmax" ? "mean of values" : "mean of values, causal", "", "", "", "", "") +
             error_text(s.errors_of(*all[0]->of).mean_of_values, data) + "\n";
   table +=
-      text("\nBest times; %td heads of %td, %td thread%s. ", set.heads, set.dim, set.threads,
-           set.threads == 1 ? "" : "s") +
+      text("\nBest times; %td heads of %td, %s%s. ", set.heads, set.dim, threads_of(set).c_str(),
+           set.virtual_threads > 0 ? " (times are simulated)" : "") +
       text("Decoding: one token, %td query heads over %td key heads (aft: %td).\n", 4 * set.heads, set.heads,
            set.heads) +
       exponent_note(set) +
@@ -276,7 +281,9 @@ std::string not_run(const sweep& s, const flags& set) {
 std::string listing(const sweep& s, const machine& m, const flags& set) {
   const auto groups = by_operator(s, is_curve);
   if (groups.empty()) return not_run(s, set);
-  std::string lines = text("\n%s, one core, sustained:\n", processor_name().c_str());
+  std::string lines;
+  if (set.virtual_threads > 0) lines += text("\nTimes are simulated: %s.\n", threads_of(set).c_str());
+  lines += text("\n%s, one core, sustained:\n", processor_name().c_str());
   for (const auto& [kind, name] : {std::pair(arithmetic::of_float, "float"), std::pair(arithmetic::of_double, "double"),
                                    std::pair(arithmetic::of_bf16, "bf16, summed in float")})
     if (m.peak_samples(kind) > 0)

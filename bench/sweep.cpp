@@ -11,6 +11,7 @@
 #include "inputs.hpp"
 #include "save.hpp"
 #include "terminal.hpp"
+#include "virtual_threads.hpp"
 
 namespace bench {
 namespace {
@@ -42,7 +43,12 @@ struct collector final : benchmark::BenchmarkReporter {
   std::vector<Run>& runs;
   explicit collector(std::vector<Run>& to) : runs(to) {}
   bool ReportContext(const Context&) override { return true; }
-  void ReportRuns(const std::vector<Run>& more) override { runs.insert(runs.end(), more.begin(), more.end()); }
+  void ReportRuns(const std::vector<Run>& more) override {
+    for (Run run : more) {
+      run.run_name.time_type.clear();  // "manual_time", which would be a part of the name
+      runs.push_back(std::move(run));
+    }
+  }
 };
 
 }  // namespace
@@ -80,11 +86,11 @@ double sweep::time_left() const {
 /// Of one run: its own time if it was run before, or by its operations at the pace of what is nearest, or at a tenth of
 /// the machine's peak.
 double sweep::expected_seconds(const record& r) const {
-  if (r.measured()) return r.best();
+  if (r.measured()) return r.run_seconds;
   const record* nearest = nearest_measured(r);
   const double operations = r.of->flops(r.length);
   if (!nearest) return operations / (0.1 * machine_.peak_flops());
-  return nearest->best() * operations / nearest->of->flops(nearest->length);
+  return nearest->run_seconds * operations / nearest->of->flops(nearest->length);
 }
 
 /// The nearest length of the same operator, or of its usual setting, or of its rival (of a backward pass the forward one).
@@ -157,12 +163,13 @@ const errors& sweep::errors_of(const variant& x) {
 void sweep::visit(record& r, const char* what) {
   show_progress(r, what);
   benchmark::ClearRegisteredBenchmarks();
-  benchmark::RegisterBenchmark(r.name().c_str(), [this, &r](benchmark::State& state) {
-    measure(state, r);
-  })->Unit(benchmark::kMillisecond);
+  auto* const registered = benchmark::RegisterBenchmark(
+      r.name().c_str(), [this, &r](benchmark::State& state) { measure(state, r); });
+  registered->Unit(benchmark::kMillisecond);
+  if (flags_.virtual_threads > 0) registered->UseManualTime();
   const std::size_t before = results_.size();
   collector reporter(results_);
-  benchmark::RunSpecifiedBenchmarks(&reporter);
+  benchmark::RunSpecifiedBenchmarks(&reporter, "all");  // it is one of those that the filter keeps
   if (asked_.most_visits > 1)
     for (std::size_t n = before; n < results_.size(); ++n) results_[n].repetition_index = r.visits;
   ++r.visits;
@@ -184,17 +191,24 @@ void sweep::time(benchmark::State& state, record& r) {
   const workload prepared = r.of->prepare(r.length);
   r.preparation_seconds = seconds_now() - begin - (memory_so_far().seconds - drawing);
   drawn_bytes_ = std::max(drawn_bytes_, r.of->memory_bytes(r.length));
-  attn::execution exec(static_cast<int>(flags_.threads));
+  const auto threads = static_cast<int>(flags_.threads);
+  const bool is_virtual = flags_.virtual_threads > 0;
+  virtual_threads simulated;
+  attn::execution exec = is_virtual ? simulated.make_execution(threads) : attn::execution(threads);
+  double real = 0;  // of the last run
   const auto run = [&] {
-    const double start = seconds_now();
+    const double saved = simulated.saved(), start = seconds_now();
     prepared(exec);
-    return seconds_now() - start;
+    real = seconds_now() - start;
+    r.run_seconds = std::min(r.run_seconds, real);
+    return real - (simulated.saved() - saved);
   };
   const double expected = expected_seconds(r);
   double one_run = expected;
   const bool warmed_up = expected <= long_run;
-  if (warmed_up) one_run = run();
-  if (one_run < 0.1) one_run = std::min(one_run, run());
+  double warm_up = 0;
+  if (warmed_up) warm_up = run(), one_run = real;
+  if (one_run < 0.1) warm_up = std::min(warm_up, run()), one_run = std::min(one_run, real);
 
   // Google Benchmark first asks for a single iteration and then guesses; a batch of the right size is done at once. It
   // wants as many in every repetition.
@@ -203,9 +217,12 @@ void sweep::time(benchmark::State& state, record& r) {
   std::vector<double> seconds;
   seconds.reserve(static_cast<std::size_t>(r.batch));
   while (state.KeepRunningBatch(r.batch))
-    for (std::ptrdiff_t n = 0; n < r.batch; ++n) seconds.push_back(run());
+    for (std::ptrdiff_t n = 0; n < r.batch; ++n) {
+      seconds.push_back(run());
+      if (is_virtual) state.SetIterationTime(seconds.back());
+    }
   // What warmed up took as long as it takes, where it is no less long than what is timed: then it is a second run.
-  if (warmed_up && r.batch == 1) seconds.push_back(one_run);
+  if (warmed_up && r.batch == 1) seconds.push_back(warm_up);
   r.seconds.insert(r.seconds.end(), seconds.begin(), seconds.end());
   r.scratch_bytes = exec.scratch_bytes();
   count(state, r, seconds);

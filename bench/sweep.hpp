@@ -21,6 +21,7 @@ struct record {
   idx_t length;
   tier worth;
   std::vector<double> seconds{};   // of every run that was timed
+  double run_seconds = 1e30;       // of the fastest; with virtual threads as it really was
   double preparation_seconds = 0;  // of the last visit: parameters made, caches filled; not numbers drawn once for all
   std::size_t scratch_bytes = 0;
   std::ptrdiff_t batch = 0;  // runs of a visit

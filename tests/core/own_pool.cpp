@@ -22,7 +22,7 @@
 #include "support/tensor.hpp"
 
 namespace testing::own_pool_tests {
-using attn::execution;
+using attn::execution, attn::pool_task;
 
 /// Threads that take jobs from a queue.
 class job_queue {
@@ -85,6 +85,19 @@ const auto new_threads = [](int count, auto task) {
   for (int n = 0; n < count; ++n) threads.emplace_back(task, n);
   for (std::thread& t : threads) t.join();
 };
+const auto in_turns = [](int count, auto task) {
+  for (int n = 0; task.one(n);) n = (n + 1) % count;
+};
+const auto one_then_all = [](int count, auto task) {
+  for (int n = 0; n < count; ++n) task.one(n);
+  task(count - 1);
+};
+const auto new_threads_in_turns = [](int count, auto task) {
+  new_threads(count, [task](int n) {
+    while (task.one(n)) std::this_thread::yield();
+    task.one(n);  // there is none, and asking again is no fault
+  });
+};
 const auto only_the_last = [](int count, auto task) { task(count - 1); };
 
 void each_task_runs_once(execution& run) {
@@ -118,14 +131,35 @@ TEST_CASE("a pool of one's own runs every task once", "[own_pool]") {
   for (int threads : {1, 2, 5}) {
     CAPTURE(threads);
     execution queue(threads, queued(jobs)), order(threads, in_order), reverse(threads, backwards),
-        fresh(threads, new_threads), last(threads, only_the_last);
-    for (execution* run : {&queue, &order, &reverse, &fresh, &last}) {
+        fresh(threads, new_threads), last(threads, only_the_last), turns(threads, in_turns),
+        mixed(threads, one_then_all), fresh_turns(threads, new_threads_in_turns);
+    for (execution* run : {&queue, &order, &reverse, &fresh, &last, &turns, &mixed, &fresh_turns}) {
       REQUIRE(run->threads() == threads);
       each_task_runs_once(*run);
     }
     execution moved = std::move(queue);
     each_task_runs_once(moved);
   }
+}
+
+TEST_CASE("a pool runs a call's tasks one at a time, in ascending order, by the worker it names", "[own_pool]") {
+  std::vector<int> workers;
+  int found = 0;
+  bool at_end = true, after_end = true;
+  pool_task kept{nullptr};
+  execution run(3, [&](int count, const pool_task& task) {
+    for (int n : {2, 0, 2, 1, 2}) found += task.one(n % count) ? 1 : 0;
+    at_end = task.one(0);
+    kept = task;
+  });
+  std::vector<idx_t> order;
+  run.for_each(4, [&](idx_t task, int worker) { order.push_back(task), workers.push_back(worker); });
+  CHECK(order == std::vector<idx_t>{0, 1, 2, 3});
+  CHECK(workers == std::vector<int>{2, 0, 2, 1});
+  CHECK(found == 4);
+  CHECK_FALSE(at_end);
+  after_end = kept.one(0);
+  CHECK_FALSE(after_end);
 }
 
 TEST_CASE("a call from within a pool's own jobs ends, though no thread is free", "[own_pool]") {
@@ -151,8 +185,8 @@ TEST_CASE("a call from within a pool's own jobs ends, though no thread is free",
 
 TEST_CASE("what a task throws reaches the caller, and the execution can be used again", "[own_pool]") {
   job_queue jobs(2);
-  execution queue(3, queued(jobs)), fresh(3, new_threads);
-  for (execution* run : {&queue, &fresh}) {
+  execution queue(3, queued(jobs)), fresh(3, new_threads), turns(3, in_turns);
+  for (execution* run : {&queue, &fresh, &turns}) {
     for (idx_t bad : {0, 5, 9})
       CHECK(caught(*run, [&](idx_t task) {
               if (task == bad) throw std::runtime_error("task " + std::to_string(task));
@@ -175,6 +209,19 @@ TEST_CASE("a pool that does not do its part is told so", "[own_pool]") {
   CHECK(caught(beyond) == expected + "each of tasks 0 to 2 once; found 3");
   execution before(2, [](int, auto task) { task(1), task(-1); });
   CHECK(caught(before) == expected + "each of tasks 0 to 1 once; found -1");
+  execution few(3, [](int, auto task) { task.one(0), task.one(1); });
+  CHECK(caught(few) == expected + "the tasks it is given; found 2 of 10 run");
+  execution one_beyond(3, [](int count, auto task) { task(0), task.one(count); });
+  CHECK(caught(one_beyond) == expected + "each of tasks 0 to 2 once; found 3");
+  const pool_task* of_within = nullptr;
+  bool again = true;
+  execution nested(3, [&](int, const pool_task& task) {
+    of_within = &task;
+    task(1);
+  });
+  CHECK(caught(nested, [&](idx_t n) { again = n == 0 ? of_within->one(1) : again; }) ==
+        expected + "each of tasks 0 to 2 once; found 1 twice");
+  CHECK_FALSE(again);  // worker 1 is at work
   execution throws(2, [](int, auto task) {
     task(0);
     throw std::runtime_error("the pool is closed");

@@ -57,12 +57,14 @@ struct work_estimate {
 /// beyond 3.38e38 and infinities give NaN.
 enum class precision { standard, fast };
 
-/// What a pool of your own is given: task(n) does the n-th share of a call. It may be copied; once the call has returned
-/// it does nothing.
+/// What a pool of your own is given: task(n) does the n-th share of a call. Or, piece by piece, task.one(n) does the next
+/// piece of work as the n-th worker and returns whether there was one: for pools that interleave calls, limit them, or
+/// measure them. It may be copied; once the call has returned it does nothing.
 class pool_task {
  public:
   explicit pool_task(std::shared_ptr<detail::shared_tasks> tasks) : tasks_(std::move(tasks)) {}
   void operator()(int n) const { tasks_->work(n); }
+  bool one(int n) const { return tasks_->work(n, true); }
 
  private:
   std::shared_ptr<detail::shared_tasks> tasks_;
@@ -71,13 +73,15 @@ class pool_task {
 /// A pool of threads of your own: pool(count, task) lets task(0) to task(count - 1) run, each once, in any order, on any
 /// threads, the calling one included. It may wait for them or not, but must have run one of them when it returns. Those
 /// that have begun share all the work; those that have not are not waited for. So a pool without a free thread, because
-/// it runs the very code that calls, costs time, but nothing waits forever:
+/// it runs the very code that calls, costs time, but nothing waits forever. In place of task(n), task.one(n) may be
+/// called until it returns false, by any threads, but not by two at a time with the same n:
 ///
 ///   [](int count, auto task) { tbb::parallel_for(0, count, task, tbb::simple_partitioner()); }
 ///   [&](int count, auto task) {                         // a pool with a queue: nobody need wait
 ///     for (int n = 1; n < count; ++n) asio::post(threads, [=] { task(n); });
 ///     task(0);
 ///   }
+///   [](int, auto task) { while (task.one(0)) coroutine.yield(); }
 template <class Pool>
 concept own_pool = std::copy_constructible<Pool> && std::invocable<Pool&, int, const pool_task&>;
 

@@ -66,18 +66,22 @@ class shared_tasks {
     for (int worker = 0; worker < workers; ++worker) begun_[static_cast<std::size_t>(worker)] = false;
   }
 
-  void work(int worker) noexcept {
+  /// What is left of the tasks, by a worker that has not begun; or one of them, and then it may begin again. Returns
+  /// whether it has done one.
+  bool work(int worker, bool only_one = false) noexcept {
+    bool found = false;
     if (!(running_.fetch_add(2) & ended)) {
-      if (worker < 0 || worker >= workers_ || begun_[static_cast<std::size_t>(worker)].exchange(true))
+      if (worker < 0 || worker >= workers_ || begun_[static_cast<std::size_t>(worker)].exchange(true)) {
         refused_ = worker, is_refused_ = true;
-      else if (std::this_thread::get_id() == caller_)  // whose use of the matrix unit the call has
-        claim(worker);
-      else {
+      } else if (std::this_thread::get_id() == caller_) {  // whose use of the matrix unit the call has
+        found = claim(worker, only_one);
+      } else {
         [[maybe_unused]] const matrix_unit_use unit;
-        claim(worker);
+        found = claim(worker, only_one);
       }
     }
     if (running_.fetch_sub(2) - 2 == ended) running_.notify_all();
+    return found;
   }
 
   /// Ends the call: waits for the workers that have begun, and throws what a task has thrown.
@@ -95,17 +99,26 @@ class shared_tasks {
                                 std::to_string(workers_ - 1) + " once; found " + std::to_string(refused_) +
                                 (refused_ < 0 || refused_ >= workers_ ? "" : " twice"));
     if (next_ < tasks_)
-      raise<std::runtime_error>("attn::execution: expected the pool to run the tasks it is given; found none run");
+      raise<std::runtime_error>("attn::execution: expected the pool to run the tasks it is given; found " +
+                                (next_ == 0 ? "none" : std::to_string(next_) + " of " + std::to_string(tasks_)) +
+                                " run");
   }
 
  private:
-  void claim(int worker) noexcept {
+  bool claim(int worker, bool only_one) noexcept {
+    bool found = false;
     const std::exception_ptr thrown = error_of([&] {
-      for (idx_t task; (task = next_.fetch_add(1, std::memory_order_relaxed)) < tasks_;) body_(task, worker);
+      for (idx_t task; !(found && only_one) && (task = next_.fetch_add(1, std::memory_order_relaxed)) < tasks_;) {
+        found = true;
+        body_(task, worker);
+      }
     });
-    if (!thrown) return;
-    next_.store(tasks_, std::memory_order_relaxed);
-    if (!failed_.exchange(true)) error_ = thrown;
+    if (thrown) {
+      next_.store(tasks_, std::memory_order_relaxed);
+      if (!failed_.exchange(true)) error_ = thrown;
+    }
+    if (only_one) begun_[static_cast<std::size_t>(worker)] = false;
+    return found;
   }
 
   static constexpr int ended = 1;
