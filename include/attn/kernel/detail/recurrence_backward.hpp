@@ -51,9 +51,11 @@ struct recurrence_backward_kernel : recurrence_gradient_store<R, T> {
   /// What is known of a chunk only with the state before it: R, in v, or W.
   panels<T> solved() const { return low_rank ? s.w : s.v; }
 
-  /// Keys, values and decays; by the rule that corrects U and, in v, R; by that of low rank W. R or W may be known.
-  void load_keys(idx_t begin, idx_t count, const panels<T>& state, const panels<T>* known = nullptr) const {
-    s.load(call, b, h, begin, count, s.k_norm);
+  /// Keys, values and decays: what does not need the state.
+  void load_keys(idx_t begin, idx_t count) const { s.load(call, b, h, begin, count, s.k_norm); }
+
+  /// By the rule that corrects U and, in v, R; by that of low rank W; of the first `cols` columns. R or W may be known.
+  void solve(idx_t begin, idx_t count, const panels<T>& state, idx_t cols, const panels<T>* known = nullptr) const {
     if (reads && known) {
       std::copy_n(known->data, kernel_chunk * round_up(columns(), panels<T>::wide), solved().data);
       if (corrects)
@@ -61,34 +63,34 @@ struct recurrence_backward_kernel : recurrence_gradient_store<R, T> {
             count, columns(), [&](idx_t row, idx_t, const auto& x) { return mul(x, broadcast<T>(s.beta[row])); }, s.u,
             s.v);
     } else if constexpr (corrects) {
-      product(s.start_t, count, state, columns(), features(), [&](idx_t row, idx_t col, const packet<T>& sum) {
+      product(s.start_t, count, state, cols, features(), [&](idx_t row, idx_t col, const packet<T>& sum) {
         store<T>(s.v.at(row, col), sub(load<T>(s.v.at(row, col)), sum));
       });
-      triangle_product<triangle::before>(
-          s.a_t, count, s.u, columns(), [&](idx_t row, idx_t col, const packet<T>& sum) {
-            const packet<T> difference = sub(load<T>(s.v.at(row, col)), sum);
-            store<T>(s.v.at(row, col), difference);
-            store<T>(s.u.at(row, col), mul(difference, broadcast<T>(s.beta[row])));
-          });
+      triangle_product<triangle::before>(s.a_t, count, s.u, cols, [&](idx_t row, idx_t col, const packet<T>& sum) {
+        const packet<T> difference = sub(load<T>(s.v.at(row, col)), sum);
+        store<T>(s.v.at(row, col), difference);
+        store<T>(s.u.at(row, col), mul(difference, broadcast<T>(s.beta[row])));
+      });
     } else if constexpr (low_rank) {
-      s.read_state(count, state, false, s.v, s.w, columns());
+      s.read_state(count, state, false, s.v, s.w, cols);
     } else {
       for (idx_t t = 0; t < count && in.weights(); ++t) *s.v.at(t, dim_v()) = call.hides(b, begin + t) ? T(0) : T(1);
     }
   }
 
   /// Advances the state over the keys from `begin` on, which were loaded.
-  void advance(idx_t begin, idx_t count, const panels<T>& state) const {
+  void advance(idx_t begin, idx_t count, const panels<T>& state, idx_t cols) const {
+    solve(begin, count, state, cols);
     row_prefetcher<> prefetch = call.prefetch_keys(b, h, begin + count);
-    s.pass(count, s.u, s.w, columns(), state, false, prefetch);
+    s.pass(count, s.u, s.w, cols, state, false, prefetch);
   }
 
-  /// Keys [begin, begin + count), which were not loaded yet, and the queries at their positions. d_state is the
-  /// gradient of the state after them, and becomes that of the state before them; not causal, of the sums of all keys.
+  /// Keys [begin, begin + count), which were loaded, and the queries at their positions. d_state is the gradient of the
+  /// state after them, and becomes that of the state before them; not causal, of the sums of all keys.
   void back(idx_t begin, idx_t count, const panels<T>& state, const panels<T>& d_state,
             const panels<T>* known = nullptr) const {
     const idx_t m = features();
-    load_keys(begin, count, state, known);
+    solve(begin, count, state, columns(), known);
     if (of_features()) {
       transpose_panels(s.u, count, columns(), s.u_t);
       if (low_rank) transpose_panels(s.w, count, columns(), s.w_t);
@@ -147,10 +149,14 @@ struct recurrence_backward_kernel : recurrence_gradient_store<R, T> {
       fetch_rows<T>(prefetch, row, col);
       store<T>(s.x.at(row, col), sum);
     });
-    if constexpr (low_rank) {
-      if (decays()) transpose_panels(s.writes_end, count, m, s.k_end_t);
-      product(decays() ? s.k_end_t : s.writes_t, count, d_state, columns(), m, write_to(s.y));
-    }
+    if constexpr (low_rank) writes_from_later(count, d_state, columns(), write_to(s.y));
+  }
+  /// X, by the rule of low rank X_W, of the first `cols` columns, without the term of the queries.
+  const panels<T>& of_writes() const { return low_rank ? s.y : s.x; }
+  template <class Store>
+  void writes_from_later(idx_t count, const panels<T>& d_state, idx_t cols, const Store& to) const {
+    if (decays()) transpose_panels(low_rank ? s.writes_end : s.k_end, count, features(), s.k_end_t);
+    product(low_rank && !decays() ? s.writes_t : s.k_end_t, count, d_state, cols, features(), to);
   }
 
   // Queries -----------------------------------------------------------------------------------------------------------
@@ -219,10 +225,12 @@ struct recurrence_backward_kernel : recurrence_gradient_store<R, T> {
         store<T>(to, fma(load<T>(to), broadcast<T>(passes ? s.decay.whole(row, count) : T(1)), sum));
       });
     }
-    if constexpr (corrects)
-      if (in.reverse()) correct(count, d_state);
-    if constexpr (low_rank)
-      if (in.reverse()) read_back(count, d_state);
+    if constexpr (reads)
+      if (in.reverse()) {
+        read_back(count, d_state, columns());
+        if (low_rank) triangle_product<triangle::after>(s.a_k, count, s.y, columns(), add_to(s.x));
+        if (in.of_keys()) reads_back(count);
+      }
     if (of_features() && at.own_keys) {
       score_back({q, dq, rows}, dp);
       if (in.d_log_decay) add_decays(rows, q, dq);
@@ -316,38 +324,40 @@ struct recurrence_backward_kernel : recurrence_gradient_store<R, T> {
     });
   }
 
-  /// Y, dA, the gradients of the keys through start, and what Y takes from the gradient of the state.
-  void correct(idx_t count, const panels<T>& d_state) const {
-    triangle_product<triangle::after>(s.a, count, s.y, columns(), [&](idx_t row, idx_t col, const packet<T>& sum) {
-      const packet<T> x = sub(load<T>(s.x.at(row, col)), sum);
-      store<T>(s.x.at(row, col), x);
-      store<T>(s.y.at(row, col), mul(x, broadcast<T>(s.beta[row])));
-    });
-    product(s.start, features(), s.y, columns(), count, [&](idx_t row, idx_t col, const packet<T>& sum) {
-      T* const to = d_state.at(row, col);
-      store<T>(to, sub(load<T>(to), sum));
-    });
-    if (!in.of_keys()) return;
-    transpose_panels(s.y, count, columns(), s.y_t);
-    score_product(s.y_t, s.u_t, count, columns(),
-                  [&](idx_t i, idx_t j, const packet<T>& sum) { store<T>(s.da.at(i, j), sub(zero<T>(), sum)); });
-    product(s.y_t, count, s.state_t, features(), columns(), [&](idx_t row, idx_t col, const packet<T>& sum) {
-      store<T>(s.d_reads.at(row, col), mul(sub(zero<T>(), sum), s.decay.start(row, col)));
-    });
+  /// Y of the first `cols` columns, and what it takes from the gradient of the state. By the rule of low rank y is the
+  /// gradient of W, x that of v.
+  void read_back(idx_t count, const panels<T>& d_state, idx_t cols) const {
+    if constexpr (corrects) {
+      triangle_product<triangle::after>(s.a, count, s.y, cols, [&](idx_t row, idx_t col, const packet<T>& sum) {
+        const packet<T> x = sub(load<T>(s.x.at(row, col)), sum);
+        store<T>(s.x.at(row, col), x);
+        store<T>(s.y.at(row, col), mul(x, broadcast<T>(s.beta[row])));
+      });
+      product(s.start, features(), s.y, cols, count, [&](idx_t row, idx_t col, const packet<T>& sum) {
+        T* const to = d_state.at(row, col);
+        store<T>(to, sub(load<T>(to), sum));
+      });
+    } else {
+      triangle_product<triangle::after>(s.a, count, s.y, cols, add_to(s.y));
+      product(s.start, features(), s.y, cols, count, add_to(d_state));
+    }
   }
-
-  /// The same by the rule of low rank: y is the gradient of W, x that of v.
-  void read_back(idx_t count, const panels<T>& d_state) const {
-    triangle_product<triangle::after>(s.a, count, s.y, columns(), add_to(s.y));
-    triangle_product<triangle::after>(s.a_k, count, s.y, columns(), add_to(s.x));
-    product(s.start, features(), s.y, columns(), count, add_to(d_state));
-    if (!in.of_keys()) return;
+  /// dA, and the gradients of the keys, or of a, through start.
+  void reads_back(idx_t count) const {
     transpose_panels(s.y, count, columns(), s.y_t);
-    score_product(s.y_t, s.u_t, count, columns(), write_to(s.da_k));
-    score_product(s.y_t, s.w_t, count, columns(), write_to(s.da));
-    product(s.y_t, count, s.state_t, features(), columns(), [&](idx_t row, idx_t col, const packet<T>& sum) {
-      store<T>(s.d_reads.at(row, col), row > 0 ? mul(sum, s.decay.start(row - 1, col)) : sum);
-    });
+    if constexpr (corrects) {
+      score_product(s.y_t, s.u_t, count, columns(),
+                    [&](idx_t i, idx_t j, const packet<T>& sum) { store<T>(s.da.at(i, j), sub(zero<T>(), sum)); });
+      product(s.y_t, count, s.state_t, features(), columns(), [&](idx_t row, idx_t col, const packet<T>& sum) {
+        store<T>(s.d_reads.at(row, col), mul(sub(zero<T>(), sum), s.decay.start(row, col)));
+      });
+    } else {
+      score_product(s.y_t, s.u_t, count, columns(), write_to(s.da_k));
+      score_product(s.y_t, s.w_t, count, columns(), write_to(s.da));
+      product(s.y_t, count, s.state_t, features(), columns(), [&](idx_t row, idx_t col, const packet<T>& sum) {
+        store<T>(s.d_reads.at(row, col), row > 0 ? mul(sum, s.decay.start(row - 1, col)) : sum);
+      });
+    }
   }
   /// The gradients of q and of the keys through the scores, dp being that of P.
   void score_back(const score_side<T>& q, const panels<T>& dp) const {

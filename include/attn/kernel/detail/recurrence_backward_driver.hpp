@@ -1,187 +1,149 @@
-// attn: the gradients of a recurrence over whole heads.
+// attn: the driver of the backward pass of a recurrence.
 //
-// Causal: the states before each segment are computed forward; then, from the last segment to the first, those before
-// each of its chunks, and the backward passes of the chunks. Otherwise all keys are summed up, all queries read the
-// sums, and all keys read the gradient of the sums. Heads are independent; those that share a key head are one task,
-// whose gradients are summed in order.
+// One task is one key head. By the rules that read the state, threads share heads that are no multiple of them, in
+// waves of chunks as in the forward pass (recurrence_driver.hpp):
+//
+//   1. the states before all chunks of a segment, and what is solved for with them
+//   2. from the last chunk on, the gradients of the states after them; with both, all other gradients of the chunks
 #pragma once
 
-#include <attn/kernel/detail/recurrence_backward.hpp>
+#include <attn/kernel/detail/recurrence_head_backward.hpp>
+#include <attn/kernel/detail/recurrence_pass_back.hpp>
+#include <attn/kernel/detail/shared_heads.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 template <rule R, class T>
-struct recurrence_backward_driver {
-  using kernel = recurrence_backward_kernel<R, T>;
+struct recurrence_backward_driver : recurrence_head_backward<R, T> {
+  using base = recurrence_head_backward<R, T>;
+  using base::bonus_lanes, base::bonus_sums, base::call, base::heads_per_key_head, base::in, base::layout,
+      base::run_key_head, base::shape;
+  using chunk_scratch = recurrence_backward_scratch<R, T>;
+  static constexpr idx_t segment_chunks = base::segment / kernel_chunk;
 
-  const kernel_backward_call<T>& in;
-  const kernel_call<T>& call = in.call;
-  const attention_shape& shape = call.shape;
-  T* bonus_sums = nullptr;  // [batch][query head][bonus_lanes()]
+  /// Scratch memory of the heads that threads share.
+  struct shared_scratch {
+    struct chunk {
+      recurrence_keys<R, T> keys;
+      T* k_norm = nullptr;
+      panels<T> x, d_state;  // the terms of the queries
+      panels<T> d_later;     // the gradient of the state after it
+    };
+    idx_t heads = 0, wave = 1;
+    chunk* chunks = nullptr;                               // [3 waves][heads][wave]
+    panels<T>*states = nullptr, *d_states = nullptr;       // [heads]
+    panels<T>*before = nullptr;                            // [segments][heads]
+    panels<T>*seen = nullptr, *solved = nullptr;           // [chunks of a segment][heads]
 
-  /// The rules that read the state solve for what each token writes whenever they compute one: there segments are long,
-  /// so that few are computed twice. With segments of 1024 tokens a call took 1.13 times as long; a state for each 64
-  /// tokens of a longer one takes as much memory as v does for dims of 64.
-  static constexpr idx_t segment = reads_state<R> ? 256 * kernel_chunk : kernel_segment;
-
-  struct worker_scratch {
-    recurrence_backward_scratch<R, T> chunk;
-    panels<T> state, d_state;
-    panels<T>*before, *seen;  // the states before segments, and before the chunks of one
-    panels<T>* solved;        // by the rules that read the state, R or W of the chunks of one
-    T *dq, *dk, *dv;          // sums over the heads of a key head
+    chunk& at(idx_t n, idx_t head) const { return chunks[(n / wave % 3 * heads + head) * wave + n % wave]; }
   };
+  shared_scratch layout_shared(arena& memory, idx_t heads, idx_t threads) const {
+    const idx_t columns = in.columns(), all = ceil_div(shape.keys, kernel_chunk), most = std::min(all, segment_chunks);
+    const auto state = [&](arena& one) { return panels<T>::layout(one, in.features(), columns); };
+    const auto values = [&](arena& one) { return panels<T>::layout(one, kernel_chunk, columns); };
+    shared_scratch x{.heads = heads, .wave = chunks_of_wave(heads, threads)};
+    x.chunks = memory.allocate_list(3 * heads * x.wave, [&](arena& one) {
+      const auto keys = recurrence_keys<R, T>::layout(one, call, columns, 0);
+      return typename shared_scratch::chunk{keys, one.allocate<T>(kernel_chunk), values(one), state(one), state(one)};
+    });
+    x.states = memory.allocate_list(heads, state), x.d_states = memory.allocate_list(heads, state);
+    x.before = memory.allocate_list(heads * ceil_div(all, segment_chunks), state);
+    x.seen = memory.allocate_list(heads * most, state), x.solved = memory.allocate_list(heads * most, values);
+    return x;
+  }
 
-  idx_t bonus_lanes() const { return round_up(in.features(), width<T>); }
-  /// Heads of states of a key head. Those of the rules that read the state have values of their own, and share queries.
-  idx_t heads_per_key_head() const { return shape.kv_heads > 0 ? call.heads / shape.kv_heads : 1; }
-
-  worker_scratch layout(arena& memory) const {
-    const auto state = [&](arena& one) { return panels<T>::layout(one, in.features(), in.columns()); };
-    const idx_t keys = call.causal ? shape.keys : 0;
-    worker_scratch w;
-    w.chunk = recurrence_backward_scratch<R, T>::layout(memory, in);
-    w.state = state(memory), w.d_state = state(memory);
-    w.before = memory.allocate_list(ceil_div(keys, segment), state);
-    const idx_t chunks = ceil_div(std::min(keys, segment), kernel_chunk);
-    w.seen = memory.allocate_list(chunks, state);
-    w.solved = memory.allocate_list(reads_state<R> ? chunks : 0,
-                                  [&](arena& one) { return panels<T>::layout(one, kernel_chunk, in.columns()); });
-    const auto sums = [&](bool wanted, idx_t cols) {
-      return memory.allocate<T>(wanted && heads_per_key_head() > 1 ? shape.keys * cols : 0);
+  /// Key heads from `whole` on, which have one head of states each, by all threads, with the same bits.
+  void run_shared(execution& exec, idx_t whole, const shared_scratch& x) const {
+    const idx_t all = ceil_div(shape.keys, kernel_chunk), features = in.features();
+    const idx_t wide = panels<T>::wide, parts = ceil_div(in.columns(), wide);
+    const auto b = [&](idx_t head) { return (whole + head) / shape.kv_heads; };
+    const auto h = [&](idx_t head) { return (whole + head) % shape.kv_heads; };
+    const auto keys_of = [&](idx_t head, idx_t n) {
+      return std::min<idx_t>(kernel_chunk, call.lengths.keys(b(head)) - n * kernel_chunk);
     };
-    w.dq = sums(reads_state<R> && in.dq, shape.dim);
-    w.dk = sums(bool(in.dk), shape.dim);
-    w.dv = sums(R == rule::add && in.dv, shape.dim_v);
-    return w;
-  }
-
-  void copy(const panels<T>& from, const panels<T>& to) const {
-    std::copy_n(from.data, from.capacity * round_up(in.columns(), panels<T>::wide), to.data);
-  }
-  /// One head of states.
-  void run_head(idx_t b, idx_t h, const worker_scratch& w, const stored_gradient_head<T>& to_q,
-                const stored_gradient_head<T>& to_k, const stored_gradient_head<T>& to_v) const {
-    const idx_t keys = call.lengths.keys(b), queries = call.lengths.queries(b), group = call.group();
-    const recurrence_parameters<T>& given = in.parameters();
-    T* const d_bonus = given.bonus ? bonus_sums + (b * shape.heads + h * group) * bonus_lanes() : nullptr;
-    const kernel head{{in, w.chunk, b, h}, to_q, to_k, to_v, d_bonus};
-    if (in.d_gate) std::fill_n(w.chunk.gates, keys, T(0));
-    if (given.bonus) std::fill_n(d_bonus, group * bonus_lanes(), T(0));
-    const auto load = [&](const auto& values, const auto& weights, const panels<T>& to) {
-      load_state<T>(call, values, weights, b, h, in.columns(), to, in.weights() ? to.at(0, in.dim_v()) : nullptr,
-                    panels<T>::wide);
+    // A worker's scratch memory with the keys of a chunk, its columns from `col` on.
+    const auto scratch = [&](const typename shared_scratch::chunk& chunk, idx_t col, int worker) {
+      auto s = exec.scratch(worker, [&](arena& memory) { return chunk_scratch::layout(memory, in); });
+      static_cast<recurrence_keys<R, T>&>(s) = chunk.keys;
+      s.k_norm = chunk.k_norm;
+      if (s.decay.kind == decay_kind::none) s.k_end_t = s.k_t;
+      s.v = s.v.from_col(col);
+      if (R == rule::low_rank) s.w = s.w.from_col(col), s.u = s.v;
+      return s;
     };
-    load(given.initial_state, given.initial_weights, w.state);
-    load(in.d_final_state, in.d_final_weights, w.d_state);
-    if (call.causal) {
-      run_causal(head, keys, w);
-      attend_rows(head, std::max<idx_t>(queries - keys, 0), false, w);
-    } else {
-      for (idx_t begin = 0; begin < keys; begin += kernel_chunk) advance(head, begin, keys, w.state);
-      attend_rows(head, queries, keys > 0, w);
-      for (idx_t begin = 0; begin < keys; begin += kernel_chunk)
-        head.back(begin, std::min<idx_t>(kernel_chunk, keys - begin), w.state, w.d_state);
-    }
-    store_parameters(b, h, keys, w);
-  }
-
-  static void advance(const kernel& head, idx_t begin, idx_t keys, const panels<T>& state) {
-    const idx_t count = std::min<idx_t>(kernel_chunk, keys - begin);
-    head.load_keys(begin, count, state);
-    head.advance(begin, count, state);
-  }
-
-  /// The backward pass of all keys and of the queries at their positions; at the end the state is that before the first
-  /// key.
-  void run_causal(const kernel& head, idx_t keys, const worker_scratch& w) const {
-    if (keys == 0) return;
-    const idx_t last = (ceil_div(keys, segment) - 1) * segment;
-    copy(w.state, w.before[0]);
-    for (idx_t begin = 0; begin < last; begin += kernel_chunk) {
-      if (begin % segment == 0) copy(w.state, w.before[begin / segment]);
-      advance(head, begin, keys, w.state);
-    }
-    for (idx_t first = last; first >= 0; first -= segment) {
-      if (first < last) copy(w.before[first / segment], w.state);
-      const idx_t end = std::min<idx_t>(first + segment, keys);
-      for (idx_t begin = first; begin < end; begin += kernel_chunk) {
-        const idx_t n = (begin - first) / kernel_chunk;
-        copy(w.state, w.seen[n]);
-        if (begin + kernel_chunk >= end) break;
-        advance(head, begin, keys, w.state);
-        if (reads_state<R>) copy(head.solved(), w.solved[n]);
-      }
-      const idx_t last_chunk = ceil_div(end - first, kernel_chunk) - 1;
-      for (idx_t n = last_chunk; n >= 0; --n) {
-        const idx_t begin = first + n * kernel_chunk;
-        head.back(begin, std::min<idx_t>(kernel_chunk, keys - begin), w.seen[n], w.d_state,
-                  reads_state<R> && n < last_chunk ? &w.solved[n] : nullptr);
-      }
-    }
-    copy(w.before[0], w.state);
-  }
-
-  /// Queries [0, end) that read the sums as they are: those of all keys, or the initial ones.
-  void attend_rows(const kernel& head, idx_t end, bool see_keys, const worker_scratch& w) const {
-    if constexpr (R == rule::add) {
-      if (end == 0) return;
-      const idx_t first = head.h * call.group(), last = first + call.group();
-      if (!see_keys && !in.parameters().initial_state && !in.parameters().initial_weights) {
-        for (idx_t g = first; in.dq && g < last; ++g) in.dq.head(head.b, g).clear_rows(0, end);
-        return;
-      }
-      transpose_panels(w.state, in.features(), in.columns(), w.chunk.state_t);
-      for (idx_t i = 0; i < end; i += kernel_chunk)
-        for (idx_t g = first; g < last; ++g)
-          head.attend({g, i, 0, std::min<idx_t>(kernel_chunk, end - i), false}, w.state, w.d_state);
-    }
-  }
-
-  /// The gradients of the initial state and of decay, and zeros for the padding of parameters per token.
-  void store_parameters(idx_t b, idx_t h, idx_t keys, const worker_scratch& w) const {
-    for (idx_t r = 0; r < in.features(); ++r) {
-      for (idx_t d = 0; in.d_initial_state && d < in.dim_v(); ++d)
-        store_gradient(in.d_initial_state(b, in.at(in.d_initial_state, h), r, d), *w.d_state.at(r, d),
-                       in.adds(in.d_initial_state, h));
-      if (in.d_initial_weights)
-        store_gradient(in.d_initial_weights(b, in.at(in.d_initial_weights, h), r),
-                       in.weights() ? *w.d_state.at(r, in.dim_v()) : T(0), in.adds(in.d_initial_weights, h));
-    }
-    for (idx_t t = 0; t < keys && in.d_gate; ++t)
-      store_gradient(in.d_gate(b, in.at(in.d_gate, h), t), w.chunk.gates[t], in.adds(in.d_gate, h));
-    for (idx_t t = keys; t < shape.keys && !in.accumulate; ++t) {
-      if (in.d_gate) in.d_gate(b, in.at(in.d_gate, h), t) = T(0);
-      if (in.d_beta) in.d_beta(b, h, t) = T(0);
-      for (idx_t r = 0; r < in.d_log_decay.extent(3); ++r) in.d_log_decay(b, in.at(in.d_log_decay, h), t, r) = T(0);
-    }
-  }
-
-  /// The heads of states of one key head.
-  void run_key_head(idx_t b, idx_t kv_head, const worker_scratch& w) const {
-    constexpr bool reads = reads_state<R>;
-    const idx_t keys = call.lengths.keys(b), queries = call.lengths.queries(b), each = heads_per_key_head();
-    const auto to_k = in.dk.head(b, kv_head);
-    const auto to_q = reads ? in.dq.head(b, kv_head) : stored_gradient_head<T>{};
-    const auto to_v = reads ? stored_gradient_head<T>{} : in.dv.head(b, kv_head);
-    for (idx_t n = 0; n < each; ++n) {
-      const idx_t h = kv_head * each + n;
-      const auto target = [&](const stored_gradient_head<T>& to, T* sums) {
-        return each > 1 && to ? scratch_gradient(sums, shape.keys, to.cols, n > 0) : to;
+    const auto kernel_of = [&](const chunk_scratch& s, idx_t head) {
+      const auto to = [&](const stored_gradient<T>& gradient) { return gradient.head(b(head), h(head)); };
+      return recurrence_pass_back<R, T>{{{in, s, b(head), h(head)}, to(in.dq), to(in.dk), to(in.dv), nullptr}};
+    };
+    const auto copy = [](const panels<T>& from, idx_t rows, idx_t cols, const panels<T>& to) {
+      each_packet(rows, cols, [](idx_t, idx_t, const auto&, const auto& y) { return y; }, to, to, from);
+    };
+    const auto forward = [&](idx_t begin, idx_t end) {
+      const auto load = [&](idx_t head, idx_t n, int) {
+        const auto& to = x.at(n, head);
+        if (const idx_t count = keys_of(head, begin + n); count > 0)
+          to.keys.load(call, b(head), h(head), (begin + n) * kernel_chunk, count);
       };
-      const auto own_v = reads ? in.dv.head(b, h) : target(to_v, w.dv);
-      run_head(b, h, w, target(to_q, w.dq), target(to_k, w.dk), own_v);
-      if (reads && own_v) own_v.clear_rows(keys, shape.keys);
+      const auto pass = [&](idx_t head, idx_t first, idx_t last, idx_t part, int worker) {
+        const idx_t col = part * wide, cols = std::min(wide, in.columns() - col);
+        const panels<T> state = x.states[head].from_col(col);
+        for (idx_t n = first; n < last && keys_of(head, begin + n) > 0; ++n) {
+          const chunk_scratch s = scratch(x.at(n, head), col, worker);
+          const idx_t count = keys_of(head, begin + n);
+          copy(state, features, cols, x.seen[n * x.heads + head].from_col(col));
+          kernel_of(s, head).advance((begin + n) * kernel_chunk, count, state, cols);
+          copy(kernel_of(s, head).solved(), count, cols, x.solved[n * x.heads + head].from_col(col));
+        }
+      };
+      run_chunk_waves(exec, x.heads, end - begin, x.wave, parts, load, pass, [](idx_t, idx_t, int) {});
+    };
+    const auto backward = [&](idx_t begin, idx_t end) {  // step n is chunk end - 1 - n
+      const auto load = [&](idx_t head, idx_t n, int worker) {
+        const auto& to = x.at(n, head);
+        const idx_t chunk = end - 1 - n, count = keys_of(head, chunk);
+        if (count <= 0) return;
+        to.keys.load(call, b(head), h(head), chunk * kernel_chunk, count, to.k_norm);
+        const chunk_scratch s = scratch(to, 0, worker);
+        kernel_of(s, head).load_queries(chunk * kernel_chunk, count, to.x, to.d_state);
+      };
+      const auto pass = [&](idx_t head, idx_t first, idx_t last, idx_t part, int worker) {
+        const idx_t col = part * wide, cols = std::min(wide, in.columns() - col);
+        const panels<T> d_state = x.d_states[head].from_col(col);
+        for (idx_t n = first; n < last; ++n) {
+          const auto& from = x.at(n, head);
+          const idx_t count = keys_of(head, end - 1 - n);
+          if (count <= 0) continue;
+          const chunk_scratch s = scratch(from, col, worker);
+          copy(d_state, features, cols, from.d_later.from_col(col));
+          kernel_of(s, head).pass(count, from.x.from_col(col), from.d_state.from_col(col), d_state, cols);
+        }
+      };
+      const auto answer = [&](idx_t head, idx_t n, int worker) {
+        const idx_t chunk = end - 1 - n, count = keys_of(head, chunk), at = (chunk - begin) * x.heads + head;
+        if (count <= 0) return;
+        const chunk_scratch s = scratch(x.at(n, head), 0, worker);
+        kernel_of(s, head).back(chunk * kernel_chunk, count, x.seen[at], x.at(n, head).d_later, &x.solved[at]);
+      };
+      run_chunk_waves(exec, x.heads, end - begin, x.wave, parts, load, pass, answer);
+    };
+    const auto copy_states = [&](panels<T>* from, panels<T>* to) {
+      for (idx_t head = 0; head < x.heads; ++head) this->copy(from[head], to[head]);
+    };
+    for (idx_t head = 0; head < x.heads; ++head) this->load_states(b(head), h(head), x.states[head], x.d_states[head]);
+    const idx_t segments = ceil_div(all, segment_chunks);
+    for (idx_t n = 0; n < segments; ++n) {
+      copy_states(x.states, x.before + n * x.heads);
+      if (n + 1 < segments) forward(n * segment_chunks, (n + 1) * segment_chunks);
     }
-    for (const auto& [to, sums] : {std::pair{&to_q, w.dq}, std::pair{&to_k, w.dk}, std::pair{&to_v, w.dv}})
-      if (*to) {
-        if (each > 1) to->store_rows(sums, to->cols, 0, keys);
-        to->clear_rows(each > 0 ? keys : 0, shape.keys);
-      }
-    for (const stored_gradient<T>* to : {&in.da, &in.db})
-      if (*to) to->head(b, kv_head).clear_rows(keys, shape.keys);
-    for (idx_t g = kv_head * shape.group(); !reads && g < (kv_head + 1) * shape.group() && in.dq; ++g)
-      in.dq.head(b, g).clear_rows(queries, shape.queries);
+    for (idx_t n = segments - 1; n >= 0; --n) {
+      const idx_t begin = n * segment_chunks, end = std::min(begin + segment_chunks, all);
+      copy_states(x.before + n * x.heads, x.states);
+      forward(begin, end), backward(begin, end);
+    }
+    for (idx_t head = 0; head < x.heads; ++head) {
+      this->store_parameters(b(head), h(head), call.lengths.keys(b(head)), x.d_states[head], nullptr);
+      this->pad(b(head), h(head));
+    }
   }
 
   work_estimate work() const {
@@ -201,7 +163,9 @@ struct recurrence_backward_driver {
 
   void run(execution& exec) {
     const auto limit = exec.limit_threads(work());
-    const idx_t item_heads = shape.batch * call.heads;
+    const idx_t item_heads = shape.batch * call.heads, heads = shape.batch * shape.kv_heads;
+    head_split split{heads, 0};
+    shared_scratch shared;
     if constexpr (R == rule::add) {
       exec.shared_scratch([&](arena& memory) {
         call.map->layout(memory, item_heads);
@@ -210,11 +174,17 @@ struct recurrence_backward_driver {
       });
       call.map->prepare(exec);
       in.map->prepare(exec);
+    } else if (in.reverse() && heads_per_key_head() == 1) {
+      const idx_t threads = exec.active_threads();
+      split = split_by_waves(heads, shape.keys / kernel_chunk, threads);
+      shared = exec.shared_scratch([&](arena& memory) { return layout_shared(memory, split.shared, threads); });
     }
-    exec.for_each(shape.batch * shape.kv_heads, [&](idx_t n, int worker) {
+    exec.for_each(split.whole, [&](idx_t n, int worker) {
       const auto w = exec.scratch(worker, [&](arena& memory) { return layout(memory); });
       run_key_head(n / shape.kv_heads, n % shape.kv_heads, w);
     });
+    if constexpr (reads_state<R>)
+      if (split.shared > 0) run_shared(exec, split.whole, shared);
     for (idx_t h = 0; in.d_bonus && h < shape.heads; ++h)
       for (idx_t r = 0; r < in.features(); ++r) {
         T sum = T(0);

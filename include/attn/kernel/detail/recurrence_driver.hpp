@@ -132,8 +132,7 @@ struct recurrence_driver {
     chunk& at(idx_t n, idx_t head) const { return chunks[(n / wave % 3 * heads + head) * wave + n % wave]; }
   };
   shared_scratch layout_shared(arena& memory, idx_t heads, idx_t threads) const {
-    shared_scratch x{.heads = heads};
-    if (heads > 0) x.wave = std::min<idx_t>(8, ceil_div(2 * threads, heads));
+    shared_scratch x{.heads = heads, .wave = chunks_of_wave(heads, threads)};
     x.states = memory.allocate_list(heads, [&](arena& one) { return layout_state(one); });
     x.chunks = memory.allocate_list(3 * heads * x.wave, [&](arena& one) {
       return typename shared_scratch::chunk{recurrence_keys<R, T>::layout(one, call, dim_v(), 0), layout_state(one)};
@@ -152,15 +151,15 @@ struct recurrence_driver {
       const idx_t begin = n * kernel_chunk, keys = call.lengths.keys(b(head));
       return recurrence_block{h(head), begin, 0, std::min<idx_t>(kernel_chunk, keys - begin), true};
     };
-    const auto load_keys = [&](idx_t head, idx_t n) {
+    const auto load_keys = [&](idx_t head, idx_t n, int) {
       const recurrence_block at = block(head, n);
       if (at.count > 0) x.at(n, head).keys.load(call, b(head), h(head), at.origin, at.count);
     };
-    const auto pass = [&](idx_t head, idx_t first, idx_t col) {
-      const idx_t cols = std::min(wide, dim_v() - col);
+    const auto pass = [&](idx_t head, idx_t first, idx_t end, idx_t part, int) {
+      const idx_t col = part * wide, cols = std::min(wide, dim_v() - col);
       const panels<T>& values = x.states[head].values;
       state columns{values.from_col(col), nullptr, x.states[head].empty && first == 0};
-      for (idx_t n = first; n < std::min(first + x.wave, all); ++n) {
+      for (idx_t n = first; n < end; ++n) {
         const idx_t count = block(head, n).count;
         if (count <= 0) return;
         const auto& [keys, before] = x.at(n, head);
@@ -187,20 +186,7 @@ struct recurrence_driver {
     };
     for (idx_t head = 0; head < x.heads; ++head) x.states[head] = begin(b(head), h(head), x.states[head]);
     exec.for_each(whole, [&](idx_t n, int worker) { run_whole(n, worker); });
-    for (idx_t first = -x.wave; first < all + x.wave; first += x.wave) {
-      const auto chunks = [&](idx_t begin) { return begin < 0 ? 0 : std::clamp<idx_t>(all - begin, 0, x.wave); };
-      const idx_t passes = chunks(first) > 0 ? parts : 0;
-      const idx_t answers = chunks(first - x.wave), loads = chunks(first + x.wave);
-      exec.for_each(x.heads * (passes + answers + loads), [&](idx_t task, int worker) {
-        const idx_t head = task % x.heads, n = task / x.heads;
-        if (n < passes)
-          pass(head, first, n * wide);
-        else if (n < passes + answers)
-          answer(head, first - x.wave + n - passes, worker);
-        else
-          load_keys(head, first + x.wave + n - passes - answers);
-      });
-    }
+    if (x.heads > 0) run_chunk_waves(exec, x.heads, all, x.wave, parts, load_keys, pass, answer);
     for (idx_t head = 0; head < x.heads; ++head) {
       x.states[head].empty = x.states[head].empty && call.lengths.keys(b(head)) == 0;
       finish(b(head), h(head), x.states[head]);
@@ -225,11 +211,8 @@ struct recurrence_driver {
   void run(execution& exec) const {
     const auto limit = exec.limit_threads(work());
     const idx_t item_heads = call.shape.batch * call.heads, threads = exec.active_threads();
-    head_split split{item_heads, 0};
-    if (reads_state<R> && call.shape.keys >= 4 * kernel_chunk) {
-      split = head_split::of(item_heads, threads);
-      if (4 * split.shared > 3 * threads) split = {item_heads, 0};  // sharing takes a quarter longer in all
-    }
+    const idx_t chunks = reads_state<R> ? call.shape.keys / kernel_chunk : 0;
+    const head_split split = split_by_waves(item_heads, chunks, threads);
     shared_scratch shared;
     exec.shared_scratch([&](arena& memory) {
       if constexpr (!reads_state<R>) call.map->layout(memory, item_heads);

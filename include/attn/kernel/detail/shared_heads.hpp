@@ -48,6 +48,38 @@ struct head_split {
   }
 };
 
+/// Chunks [0, all) of every one of `heads` heads, in waves of `wave`: load(head, chunk, worker) for each; then
+/// pass(head, begin, end, part, worker), wave by wave, in `parts` independent parts; then answer(head, chunk, worker).
+/// A wave is passed, the one before is answered and the next one is loaded at the same time: three are in memory.
+template <class Load, class Pass, class Answer>
+void run_chunk_waves(execution& exec, idx_t heads, idx_t all, idx_t wave, idx_t parts, const Load& load,
+                     const Pass& pass, const Answer& answer) {
+  const auto chunks = [&](idx_t begin) { return begin < 0 ? 0 : std::clamp<idx_t>(all - begin, 0, wave); };
+  for (idx_t first = -wave; first < all + wave; first += wave) {
+    const idx_t passes = chunks(first) > 0 ? parts : 0;
+    const idx_t answers = chunks(first - wave), loads = chunks(first + wave);
+    exec.for_each(heads * (passes + answers + loads), [&](idx_t task, int worker) {
+      const idx_t head = task % heads, n = task / heads;
+      if (n < passes)
+        pass(head, first, first + chunks(first), n, worker);
+      else if (n < passes + answers)
+        answer(head, first - wave + n - passes, worker);
+      else
+        load(head, first + wave + n - passes - answers, worker);
+    });
+  }
+}
+
+/// Heads that pass through their chunks in such waves: sharing takes a quarter longer in all.
+inline head_split split_by_waves(idx_t heads, idx_t chunks, idx_t threads) {
+  const head_split split = head_split::of(heads, threads);
+  return chunks < 4 || 4 * split.shared > 3 * threads ? head_split{heads, 0} : split;
+}
+/// Chunks of a head in a wave.
+inline idx_t chunks_of_wave(idx_t heads, idx_t threads) {
+  return heads > 0 ? std::min<idx_t>(8, ceil_div(2 * threads, heads)) : 1;
+}
+
 /// The sums of shared heads, segment by segment.
 template <class T>
 struct shared_sums {
