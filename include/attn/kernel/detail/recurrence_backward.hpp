@@ -39,6 +39,7 @@ struct recurrence_backward_kernel : recurrence_gradient_store<R, T> {
 
   stored_gradient_head<T> to_q, to_k, to_v;  // of queries only by the rules that read the state
   T* d_bonus;                                // [group][whole vectors of features], sums over tokens
+  bool passed = false;                       // X (of v, by the rule of low rank of W) and R0 are known
 
   bool decays() const { return s.decay.kind != decay_kind::none; }
   bool of_features() const { return in.of_queries() || in.of_keys(); }
@@ -142,17 +143,17 @@ struct recurrence_backward_kernel : recurrence_gradient_store<R, T> {
       }
       for (idx_t r = 0; r < m; ++r) s.d_last[r] += s.decay.whole(r, count) * dot_rows(state, d_state, r, columns());
     }
-    if (!reads && !to_v) return;
+    if ((!reads && !to_v) || (corrects && passed)) return;
     if (decays()) transpose_panels(s.k_end, count, m, s.k_end_t);
     row_prefetcher<> prefetch = call.prefetch_keys(b, h, call.causal ? begin - kernel_chunk : begin + kernel_chunk);
     product(s.k_end_t, count, d_state, columns(), m, [&](idx_t row, idx_t col, const packet<T>& sum) {
       fetch_rows<T>(prefetch, row, col);
       store<T>(s.x.at(row, col), sum);
     });
-    if constexpr (low_rank) writes_from_later(count, d_state, columns(), write_to(s.y));
+    if constexpr (low_rank)
+      if (!passed) writes_from_later(count, d_state, columns(), write_to(s.y));
   }
-  /// X, by the rule of low rank X_W, of the first `cols` columns, without the term of the queries.
-  const panels<T>& of_writes() const { return low_rank ? s.y : s.x; }
+  /// The terms of X, by the rule of low rank of X_W, without that of the queries, of the first `cols` columns.
   template <class Store>
   void writes_from_later(idx_t count, const panels<T>& d_state, idx_t cols, const Store& to) const {
     if (decays()) transpose_panels(low_rank ? s.writes_end : s.k_end, count, features(), s.k_end_t);
@@ -184,7 +185,8 @@ struct recurrence_backward_kernel : recurrence_gradient_store<R, T> {
     load_queries(at);
     const idx_t count = at.count, m = features(), own = at.shift(call), rows = count - own;
     const panels<T> q = s.q.from_row(own), dq = s.dq.from_row(own), dp = s.dp.from_row(own);
-    const bool decayed = decays() && at.own_keys, of_values = reads ? in.reverse() : bool(to_v);
+    const bool decayed = decays() && at.own_keys, of_state = in.reverse() && !passed;
+    const bool of_values = corrects ? of_state : low_rank ? in.reverse() : bool(to_v);
     const panels<T>& q_start = decayed ? s.q_start : s.q;
     if (decayed) {
       for (idx_t col = 0; own && col < m; col += width<T>) store<T>(q_start.at(0, col), load<T>(s.q.at(0, col)));
@@ -217,8 +219,8 @@ struct recurrence_backward_kernel : recurrence_gradient_store<R, T> {
       }
     }
     if (of_values && at.own_keys) triangle_product<triangle::from>(s.p, count, s.d_out, columns(), add_to(s.x));
-    if (low_rank && of_values) triangle_product<triangle::from>(s.p_b, count, s.d_out, columns(), add_to(s.y));
-    if (in.reverse()) {
+    if (low_rank && of_state) triangle_product<triangle::from>(s.p_b, count, s.d_out, columns(), add_to(s.y));
+    if (of_state) {
       const bool passes = at.own_keys && at.head == h * call.group();  // the state of the chunk, once
       product(q_start, m, s.d_out, columns(), count, [&](idx_t row, idx_t col, const packet<T>& sum) {
         T* const to = d_state.at(row, col);
@@ -227,7 +229,12 @@ struct recurrence_backward_kernel : recurrence_gradient_store<R, T> {
     }
     if constexpr (reads)
       if (in.reverse()) {
-        read_back(count, d_state, columns());
+        if (!passed)
+          read_back(count, d_state, columns());
+        else if (corrects)
+          each_packet(
+              count, columns(), [&](idx_t row, idx_t, const auto& x) { return mul(x, broadcast<T>(s.beta[row])); },
+              s.y, s.x);
         if (low_rank) triangle_product<triangle::after>(s.a_k, count, s.y, columns(), add_to(s.x));
         if (in.of_keys()) reads_back(count);
       }

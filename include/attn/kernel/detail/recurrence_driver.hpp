@@ -212,7 +212,7 @@ struct recurrence_driver {
     const auto limit = exec.limit_threads(work());
     const idx_t item_heads = call.shape.batch * call.heads, threads = exec.active_threads();
     const idx_t chunks = reads_state<R> ? call.shape.keys / kernel_chunk : 0;
-    const head_split split = split_by_waves(item_heads, chunks, threads);
+    const head_split split = split_by_waves(item_heads, chunks, threads, 1.3);
     shared_scratch shared;
     exec.shared_scratch([&](arena& memory) {
       if constexpr (!reads_state<R>) call.map->layout(memory, item_heads);

@@ -59,14 +59,17 @@ struct recurrence_head_backward {
   void copy(const panels<T>& from, const panels<T>& to) const {
     std::copy_n(from.data, from.capacity * round_up(in.columns(), panels<T>::wide), to.data);
   }
-  /// The states before the first token, and the gradients of those after the last one.
-  void load_states(idx_t b, idx_t h, const panels<T>& state, const panels<T>& d_state) const {
-    const auto load = [&](const auto& values, const auto& weights, const panels<T>& to) {
-      load_state<T>(call, values, weights, b, h, in.columns(), to, in.weights() ? to.at(0, in.dim_v()) : nullptr,
-                    panels<T>::wide);
-    };
-    load(in.parameters().initial_state, in.parameters().initial_weights, state);
-    load(in.d_final_state, in.d_final_weights, d_state);
+  /// The state before the first token, and the gradient of that after the last one.
+  void load_before(idx_t b, idx_t h, const panels<T>& to) const {
+    load(in.parameters().initial_state, in.parameters().initial_weights, b, h, to);
+  }
+  void load_after(idx_t b, idx_t h, const panels<T>& to) const {
+    load(in.d_final_state, in.d_final_weights, b, h, to);
+  }
+  void load(const tensor_view<const T>& values, const tensor_view<const T, 3>& weights, idx_t b, idx_t h,
+            const panels<T>& to) const {
+    load_state<T>(call, values, weights, b, h, in.columns(), to, in.weights() ? to.at(0, in.dim_v()) : nullptr,
+                  panels<T>::wide);
   }
   /// One head of states.
   void run_head(idx_t b, idx_t h, const worker_scratch& w, const stored_gradient_head<T>& to_q,
@@ -77,7 +80,7 @@ struct recurrence_head_backward {
     const kernel head{{in, w.chunk, b, h}, to_q, to_k, to_v, d_bonus};
     if (in.d_gate) std::fill_n(w.chunk.gates, keys, T(0));
     if (with_bonus) std::fill_n(d_bonus, group * bonus_lanes(), T(0));
-    load_states(b, h, w.state, w.d_state);
+    load_before(b, h, w.state), load_after(b, h, w.d_state);
     if (call.causal) {
       run_causal(head, keys, w);
       attend_rows(head, std::max<idx_t>(queries - keys, 0), false, w);

@@ -14,21 +14,22 @@ struct recurrence_pass_back : recurrence_backward_kernel<R, T> {
   using base = recurrence_backward_kernel<R, T>;
   using base::columns, base::decays, base::features, base::h, base::low_rank, base::s;
 
-  /// The terms of X, or by the rule of low rank of X_W, and of R0 that need nothing but the queries of the chunk.
-  void load_queries(idx_t begin, idx_t count, const panels<T>& x, const panels<T>& d_state) const {
+  /// X, or by the rule of low rank X_W.
+  const panels<T>& x() const { return low_rank ? s.y : s.x; }
+
+  /// The terms of X and R0 that need nothing but the queries of the chunk.
+  void load_queries(idx_t begin, idx_t count, const panels<T>& d_state) const {
     const recurrence_block at{h, begin, 0, count, true};
     base::load_queries(at);
     if (decays()) s.decay.from_start(s.q, count, s.q_start);
     this->load_scores(at, count, s.q);
-    triangle_product<triangle::from>(low_rank ? s.p_b : s.p, count, s.d_out, columns(), write_to(x));
+    triangle_product<triangle::from>(low_rank ? s.p_b : s.p, count, s.d_out, columns(), write_to(x()));
     product(decays() ? s.q_start : s.q, features(), s.d_out, columns(), count, write_to(d_state));
   }
 
-  /// The first `cols` columns of R1 become those of R0.
-  void pass(idx_t count, const panels<T>& x, const panels<T>& of_queries, const panels<T>& d_state, idx_t cols) const {
-    this->writes_from_later(count, d_state, cols, [&](idx_t row, idx_t col, const packet<T>& sum) {
-      store<T>(this->of_writes().at(row, col), add(sum, load<T>(x.at(row, col))));
-    });
+  /// The first `cols` columns of R1 become those of R0, and the terms of X become X.
+  void pass(idx_t count, const panels<T>& of_queries, const panels<T>& d_state, idx_t cols) const {
+    this->writes_from_later(count, d_state, cols, add_to(x()));
     each_packet(
         features(), cols,
         [&](idx_t r, idx_t, const auto& later, const auto& sum) {

@@ -70,10 +70,11 @@ void run_chunk_waves(execution& exec, idx_t heads, idx_t all, idx_t wave, idx_t 
   }
 }
 
-/// Heads that pass through their chunks in such waves: sharing takes a quarter longer in all.
-inline head_split split_by_waves(idx_t heads, idx_t chunks, idx_t threads) {
+/// Heads that pass through their chunks in such waves, which takes `longer` times as long in all.
+inline head_split split_by_waves(idx_t heads, idx_t chunks, idx_t threads, double longer) {
   const head_split split = head_split::of(heads, threads);
-  return chunks < 4 || 4 * split.shared > 3 * threads ? head_split{heads, 0} : split;
+  const bool worth = chunks >= 4 && longer * static_cast<double>(split.shared) <= static_cast<double>(threads);
+  return worth ? split : head_split{heads, 0};
 }
 /// Chunks of a head in a wave.
 inline idx_t chunks_of_wave(idx_t heads, idx_t threads) {
