@@ -127,14 +127,12 @@ ATTN_INLINE void butterfly(complex_packet<T> (&x)[Rows]) {
 /// One pass over `blocks` blocks of `size` rows. The twiddles e^(-2 pi i j k / size), k = 1 ... R - 1, are in the
 /// order of j; the last pass, of size R, needs none. Transposed, they come before the butterfly: as its matrix is
 /// symmetric, a transform is also its passes transposed and in reverse, from the order it leaves into the natural one.
-///
-/// Of every block it takes rows j in [begin, end) of the first `size` / R, and those that belong to them.
 template <int R, bool Transposed, class T>
-void pass(T* rows, idx_t blocks, idx_t size, const T* twiddles, idx_t begin, idx_t end) {
+void pass(T* rows, idx_t blocks, idx_t size, const T* twiddles) {
   const idx_t step = size / R * row_width<T>;
   for (idx_t block = 0; block < blocks; ++block, rows += size * row_width<T>) {
-    const T* factor = size != R ? twiddles + 2 * (R - 1) * begin : twiddles;
-    for (T* at = rows + begin * row_width<T>; at < rows + end * row_width<T>; at += row_width<T>) {
+    const T* factor = twiddles;
+    for (T* at = rows; at < rows + step; at += row_width<T>) {
       complex_packet<T> x[array_size<R>];
       unroll<R>([&](auto q) { x[q] = load_row(at + q * step); });
       const auto turn = [&] { unroll<R - 1>([&](auto k) { x[k + 1] = times(x[k + 1], factor + 2 * k); }); };
@@ -153,15 +151,13 @@ inline constexpr int largest_odd_radix = 41;
 
 /// The same for any odd radix: `roots` are its cosines and sines, a pair for every q < radix.
 template <class T>
-[[gnu::noinline]] void odd_pass(int radix, T* rows, idx_t blocks, idx_t size, const T* roots, const T* twiddles,
-                                idx_t begin, idx_t end) {
+[[gnu::noinline]] void odd_pass(int radix, T* rows, idx_t blocks, idx_t size, const T* roots, const T* twiddles) {
   constexpr int most = largest_odd_radix / 2;
   const int half = radix / 2;
   const idx_t step = size / radix * row_width<T>;
   for (idx_t block = 0; block < blocks; ++block, rows += size * row_width<T>) {
-    const T* factor = twiddles + 2 * (radix - 1) * begin;
-    for (T* at = rows + begin * row_width<T>; at < rows + end * row_width<T>;
-         at += row_width<T>, factor += 2 * (radix - 1)) {
+    const T* factor = twiddles;
+    for (T* at = rows; at < rows + step; at += row_width<T>, factor += 2 * (radix - 1)) {
       complex_packet<T> a[most], b[most];
       const auto first = load_row(at);
       auto whole = first;

@@ -170,25 +170,12 @@ struct fnet_call {
     return exec.scratch(worker, [&](arena& memory) { return memory.allocate<T>(count * wide); });
   }
 
-  /// A slice alone, as a wave of one worker.
-  struct one_slice {
-    static constexpr idx_t count = 1;
-    idx_t first;
-    T* scratch;
-    int worker;
-    static idx_t threads() { return 1; }
-    template <class Body>
-    void for_each(idx_t steps, Body&& body) const {
-      for (idx_t step = 0; step < steps; ++step) body(first, scratch, step, worker);
-    }
-  };
-
-  /// Slices that all have the plan's length; spare(worker) is memory for the transforms.
-  template <class Slices, class Spare>
-  void transform(const fourier_plan<T>& over_channels, const sequence_plan<T>& over_tokens, const Slices& w,
-                 const Spare& spare) const {
+  /// Slices that all have the plan's length.
+  void transform(const fourier_plan<T>& over_channels, const sequence_plan<T>& over_tokens, const slices& w,
+                 idx_t spare_rows) const {
     const idx_t n = over_tokens.length(), blocks = channel_blocks(), parts = over_tokens.parts();
     const idx_t block_size = over_tokens.rows() * wide, groups = ceil_div(blocks, blocks_together);
+    const auto spare = [&](int worker) { return rows_of(w.exec, worker, spare_rows); };
 
     w.for_each(over_tokens.input_slices() * groups, [&](idx_t slice, T* rows, idx_t step, int worker) {
       even_part<T, S> even{slice_of(x, slice)};
@@ -198,19 +185,9 @@ struct fnet_call {
           step / groups, group * blocks / groups, (group + 1) * blocks / groups, rows, spare(worker),
           [&](idx_t block, idx_t t, T* row, T* mirrored) { even.fold(t, block * wide, row, mirrored); });
     });
-    const idx_t all = blocks * parts, branches = w.threads() > w.count * all ? over_tokens.branches() : 1;
-    if (branches > 1) {
-      w.for_each(all * branches, [&](idx_t, T* rows, idx_t step, int) {
-        over_tokens.begin_branch(step / all, step % parts, rows + step % all / parts * block_size);
-      });
-      w.for_each(all * branches, [&](idx_t, T* rows, idx_t step, int) {
-        over_tokens.end_branch(step / all, step % parts, rows + step % all / parts * block_size);
-      });
-    } else {
-      w.for_each(all, [&](idx_t, T* rows, idx_t step, int worker) {
-        over_tokens.transform_part(step % parts, rows + step / parts * block_size, spare(worker));
-      });
-    }
+    w.for_each(blocks * parts, [&](idx_t, T* rows, idx_t step, int worker) {
+      over_tokens.transform_part(step % parts, rows + step / parts * block_size, spare(worker));
+    });
     w.for_each((n / 2 + wide) / wide, [&](idx_t slice, T* rows, idx_t block, int worker) {
       const channel_transform<T> over{over_channels, over_tokens, block * wide};
       T* const channels = spare(worker);
@@ -242,37 +219,27 @@ struct fnet_call {
     spare_rows = std::max(spare_rows, x.extent(3) + over_channels.spare_rows());
     over_channels.fill(rows_of(exec, 0, spare_rows));
 
-    // Of slices of one length, as many as are a multiple of the threads are a task each, with a worker's scratch memory;
-    // threads share the others, which takes 1.4 times as long in all, so many at a time as keep them busy.
-    const idx_t threads = exec.active_threads();
+    // A slice alone keeps the threads busy unless it is small.
     const idx_t slice_bytes = std::max<idx_t>(1, slice_rows * wide * static_cast<idx_t>(sizeof(T)));
-    const idx_t together = std::max((idx_t(4) << 20) / slice_bytes, ceil_div(threads, 2 * std::max<idx_t>(1, blocks)));
-    for (idx_t first = 0, end, planned = 0; first < all; first = end) {
-      const idx_t n = length(first);
-      for (end = first + 1; end < all && length(end) == n;) ++end;
-      if (n != planned && n > 0) {
-        arena memory(*plan_memory);
-        over_tokens = sequence_plan<T>::layout(memory, n);
-        over_tokens.fill(rows_of(exec, 0, spare_rows));
-        planned = n;
-      }
-      const idx_t rest = (end - first) % threads, shared = threads > 1 && 7 * rest < 5 * threads ? rest : 0;
-      const idx_t whole = end - first - shared;
-      if (n > 0)
-        exec.for_each(whole, [&](idx_t slice, int worker) {
-          T* const memory = rows_of(exec, worker, spare_rows + slice_rows);
-          transform(over_channels, over_tokens, one_slice{first + slice, memory + spare_rows * wide, worker},
-                    [&](int) { return memory; });
+    const idx_t together = exec.active_threads() == 1 ? 1 : std::clamp<idx_t>((idx_t(4) << 20) / slice_bytes, 1, all);
+    idx_t planned = 0;
+    for_each_wave(
+        exec, all, together, [&](arena& memory) { return memory.allocate<T>(slice_rows * wide); },
+        [&](const slices& w) {
+          for (idx_t begin = 0, end; begin < w.count; begin = end) {
+            const idx_t first = w.first + begin, n = length(first);
+            for (end = begin + 1; end < w.count && length(w.first + end) == n;) ++end;
+            if (n != planned && n > 0) {
+              arena memory(*plan_memory);
+              over_tokens = sequence_plan<T>::layout(memory, n);
+              over_tokens.fill(rows_of(exec, 0, spare_rows));
+              planned = n;
+            }
+            if (n > 0) transform(over_channels, over_tokens, {exec, first, end - begin, w.scratch + begin}, spare_rows);
+            for (idx_t slice = first; slice < w.first + end && !adds; ++slice)
+              clear_rows(slice_of(out, slice), n, x.extent(2));
+          }
         });
-      if (n > 0 && shared > 0)
-        for_each_wave(
-            exec, shared, together, [&](arena& memory) { return memory.allocate<T>(slice_rows * wide); },
-            [&](slices w) {
-              w.first += first + whole;
-              transform(over_channels, over_tokens, w, [&](int worker) { return rows_of(exec, worker, spare_rows); });
-            });
-      for (idx_t slice = first; slice < end && !adds; ++slice) clear_rows(slice_of(out, slice), n, x.extent(2));
-    }
   }
 };
 

@@ -76,20 +76,6 @@ class fourier_plan {
     convolves() ? fill_chirp(spare) : fill_places();
   }
 
-  /// Branches of a transform that workers may share: the slices of its first pass, and after all of them what comes
-  /// after it. 1: it is not shared.
-  idx_t branches() const {
-    const stage& first = stages_[0];
-    return convolves() || passes_ < 2 || first.size / first.radix < first.radix ? 1 : first.radix;
-  }
-  void begin_branch(idx_t n, T* rows) const {
-    const idx_t all = stages_[0].size / stages_[0].radix, count = branches();
-    stages_[0].template run<false>(rows, 1, n * all / count, (n + 1) * all / count);
-  }
-  void end_branch(idx_t n, T* rows) const {
-    run<false>(1, rows + n * (stages_[0].size / stages_[0].radix) * row_width<T>);
-  }
-
   /// Transforms length() rows in place; `spare` is memory of spare_rows() rows.
   void transform(T* rows, T* spare) const {
     convolves() ? convolve(rows, spare) : run<false>(0, rows);
@@ -109,15 +95,13 @@ class fourier_plan {
         for (idx_t k = 1; k < radix; ++k, to += 2) put_root(to, table(whole / size * j * k));
     }
     template <bool Transposed>
-    void run(T* rows, idx_t blocks) const { run<Transposed>(rows, blocks, 0, size / radix); }
-    template <bool Transposed>
-    void run(T* rows, idx_t blocks, idx_t begin, idx_t end) const {
-      if (radix == 2) return pass<2, Transposed>(rows, blocks, size, twiddles, begin, end);
-      if (radix == 3) return pass<3, Transposed>(rows, blocks, size, twiddles, begin, end);
-      if (radix == 4) return pass<4, Transposed>(rows, blocks, size, twiddles, begin, end);
-      if (radix == 5) return pass<5, Transposed>(rows, blocks, size, twiddles, begin, end);
-      if (radix == 8) return pass<8, Transposed>(rows, blocks, size, twiddles, begin, end);
-      odd_pass(radix, rows, blocks, size, roots, twiddles, begin, end);  // never in a convolution
+    void run(T* rows, idx_t blocks) const {
+      if (radix == 2) return pass<2, Transposed>(rows, blocks, size, twiddles);
+      if (radix == 3) return pass<3, Transposed>(rows, blocks, size, twiddles);
+      if (radix == 4) return pass<4, Transposed>(rows, blocks, size, twiddles);
+      if (radix == 5) return pass<5, Transposed>(rows, blocks, size, twiddles);
+      if (radix == 8) return pass<8, Transposed>(rows, blocks, size, twiddles);
+      odd_pass(radix, rows, blocks, size, roots, twiddles);  // never in a convolution
     }
   };
 
