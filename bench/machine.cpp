@@ -4,6 +4,7 @@
 
 #include <attn/core/detail/amx.hpp>
 #include <attn/core/detail/bf16_pair.hpp>
+#include <attn/core/detail/pages.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -142,7 +143,9 @@ void machine::measure(arithmetic a) {
       std::clamp<std::size_t>(4 * last_level_cache_bytes(), std::size_t{64} << 20,
                               std::min<std::size_t>(available_memory_bytes() / 8, std::size_t{1} << 30));
   const auto n = static_cast<std::ptrdiff_t>(bytes / sizeof(float));
-  Eigen::ArrayXf x = Eigen::ArrayXf::Ones(n);
+  // Allocated as caches are, in large pages where there are any: small ones take up to a third of the bandwidth.
+  attn::detail::memory_vector<float> memory(static_cast<std::size_t>(n), 1.0f);
+  Eigen::Map<Eigen::ArrayXf> x(memory.data(), n);
   double read = 1e30, rewrite = 1e30;  // the fastest of many: nothing but disturbance makes memory slower
   for (int round = 0; round < 6; ++round) {
     sample_peak(a);
