@@ -189,10 +189,14 @@ def shown(ms):
     return f"{ms:.3g}" if ms < 1000 else f"{ms:.0f}"
 
 
+def error_of(peer):
+    error = peer.get("error", 0)
+    return math.nan if error is None else error  # JavaScript writes a NaN as null
+
+
 def is_other(row, peer):
     """Whether the peer computed something else; a NaN is."""
-    error = peer.get("error", 0)
-    return error is None or not error <= TOLERANCE[row["element"]]
+    return not error_of(peer) <= TOLERANCE[row["element"]]
 
 
 def cell(row, version):
@@ -259,8 +263,8 @@ def main():
     (folder / "peers.md").write_text(text)
     print(text, end="")
     others = [f"{row['name']}, {row['shape']}: {version} computes something else: its result differs from attn's by "
-              f"{peer['error']:.1e} of its norm" for row in rows for version, peer in row["peers"].items()
-              if is_other(row, peer)]
+              f"{error_of(peer):.1e} of its norm"
+              for row in rows for version, peer in row["peers"].items() if is_other(row, peer)]
     for line in others:
         say(line)
     sys.exit(1 if others else 0)

@@ -91,6 +91,11 @@ class Peers(unittest.TestCase):
             self.assertEqual(done.returncode, 0, done.stderr)
             results = json.loads((folder / "results" / "peers.json").read_text())
             self.assertEqual({row["form"] for row in results["rows"]}, {"linear", "linear_causal", "linear_backward"})
+            peer.write_text(PEER.replace("0.5", "None"))  # what Node.js makes of a NaN
+            done = run(str(attn_bench), str(folder / "results"), *more, "--only=^fnet")
+            self.assertEqual(done.returncode, 1)
+            self.assertIn("Made up 1.2 computes something else: its result differs from attn's by nan", done.stderr)
+            self.assertNotIn("Traceback", done.stderr)
             done = run(str(attn_bench), str(folder / "results"), *more, "--only=nothing")
             self.assertIn("no operator is called like nothing", done.stderr)
             if plot_peers:
