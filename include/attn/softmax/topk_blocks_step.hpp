@@ -190,7 +190,8 @@ struct topk_step : stream_plan<S, Score> {
 };
 
 template <class S, class Score>
-void attend_topk(const softmax_call<S, Score>& call, const topk_tokens<S>& cache, const topk_shape& blocks, idx_t topk) {
+void attend_topk(const softmax_call<S, Score>& call, const topk_tokens<S>& cache, const topk_shape& blocks,
+                 idx_t topk) {
   const auto plan = topk_plan_of(call, blocks, cache.sums(), cache.sums_stride(), cache.block(), topk);
   idx_t streamed = 0;
   for (idx_t b = 0; b < call.shape.batch; ++b) streamed += plan.streamed(b);
