@@ -101,7 +101,7 @@ class execution {
 
   /// The same on threads of a pool of your own, which is kept as a copy; `threads` is how many at most work at the same
   /// time. Calls throw std::runtime_error, as after any failure with caches as they were, where the pool runs a task
-  /// twice or none at all; what the pool throws is passed on.
+  /// twice, none at all, or by one(n) not every piece; what the pool throws is passed on.
   template <own_pool Pool>
   execution(int threads, Pool pool, double least_seconds = 60e-6) : execution(1, least_seconds) {
     if (threads < 1) (void)execution(threads);  // says so
