@@ -10,8 +10,8 @@
 //
 // Shapes   as full_softmax.
 // Cost     2 B H (D + Dv) operations for every visible key of a query; keys that no query sees are not read. Scratch
-//          per thread: about (2 (left + right) + 500 + global positions) (D + Dv) numbers, whatever the length; beside
-//          these what log_decay and relative_keys need (full_softmax_options).
+//          per thread: about (w + max(w, 768) + 300 + global positions) (D + Dv) numbers, w = left + right, whatever
+//          the length; beside these what log_decay and relative_keys need (full_softmax_options).
 // Result   A row that sees no key is 0 and its lse -infinity, whatever its sink; so are rows of padding.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 //
