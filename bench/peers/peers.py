@@ -56,7 +56,7 @@ def candidates(arguments):
     own = [shlex.split(a.partition("=")[2]) for a in arguments if a.startswith("--peer=")]
     return [("PyTorch", [*python, str(here / "torch_peer.py")]),
             ("ONNX Runtime (Python)", [*python, str(here / "onnx_peer.py")]),
-            ("ONNX Runtime (Node.js)", [*node, str(here / "onnx_peer.js")]), *((c[0], c) for c in own)]
+            ("ONNX Runtime (Node.js)", [*node, str(here / "onnx_peer.js")]), *((c[0], c) for c in own if c)]
 
 
 def installed(arguments):
@@ -65,7 +65,10 @@ def installed(arguments):
     for label, command in candidates(arguments):
         reason = f"there is no {command[0]}"
         if shutil.which(command[0]):
-            answer = subprocess.run([*command, "--version"], capture_output=True, text=True, env=environment())
+            try:
+                answer = subprocess.run([*command, "--version"], capture_output=True, text=True, env=environment())
+            except OSError as error:  # of another processor, or no program at all
+                answer = subprocess.CompletedProcess(command, 1, "", str(error))
             if answer.returncode == 0 and answer.stdout.strip():
                 version = answer.stdout.strip().splitlines()[-1]
                 found[version + " (Node.js)" * (version in found)] = command

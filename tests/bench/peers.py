@@ -49,7 +49,13 @@ def run(*arguments):
 
 class Peers(unittest.TestCase):
     def test_says_what_is_missing_and_how_to_get_it(self):
-        for arguments in (NONE, ("--check", *NONE), ("--python=/is/not/there", "--node=/is/not/there")):
+        no_program = tempfile.NamedTemporaryFile(mode="wb", delete=False)
+        self.addCleanup(Path(no_program.name).unlink)
+        no_program.write(b"\x7fELF, but no program")
+        no_program.close()
+        Path(no_program.name).chmod(0o755)
+        for arguments in (NONE, ("--check", *NONE), ("--python=/is/not/there", "--node=/is/not/there"),
+                          (f"--python={no_program.name}", "--node=false", "--peer=")):
             done = run(*arguments)
             self.assertEqual(done.returncode, 1)
             for part in ("missing: PyTorch", "missing: ONNX Runtime (Python)", "missing: ONNX Runtime (Node.js)",
