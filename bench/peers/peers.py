@@ -71,7 +71,9 @@ def installed(arguments):
                 answer = subprocess.CompletedProcess(command, 1, "", str(error))
             if answer.returncode == 0 and answer.stdout.strip():
                 version = answer.stdout.strip().splitlines()[-1]
-                found[version + " (Node.js)" * (version in found)] = command
+                if version in found:
+                    version += " (Node.js)" if "Node.js" in label else f" ({shlex.join(command)})"
+                found[version] = command
                 continue
             reason = (answer.stderr.strip().splitlines() or ["it gives no version"])[-1]
         missing.append(f"{label}: {reason}" + (f"\n  {FROM[label]}" if label in FROM else ""))

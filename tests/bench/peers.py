@@ -82,6 +82,8 @@ class Peers(unittest.TestCase):
             attn_bench.write_text(f"#!{sys.executable}\n{ATTN_BENCH}")
             attn_bench.chmod(0o755)
             more = [*NONE, f"--peer={sys.executable} {peer}", "--rounds=2", "--type=float,bfloat16"]
+            both = run("--check", *more, f"--peer={sys.executable} -u {peer}")
+            self.assertIn(f"found: Made up 1.2, Made up 1.2 ({sys.executable} -u {peer})", both.stderr)
             done = run(str(attn_bench), str(folder / "results"), *more)
             self.assertEqual(done.returncode, 1)  # fnet differs
             self.assertIn("fnet/4096, 8 heads of 64: Made up 1.2 computes something else", done.stderr)
