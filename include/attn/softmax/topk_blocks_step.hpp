@@ -9,8 +9,8 @@
 // another one.
 //
 // Cost     2 B H n (D tokens / block + topk block (D + Dv)) operations: a token reads the sums of all blocks, and the
-//          keys and values of those it chooses. Chunks of tokens that choose fewer than twice the blocks of the cache
-//          are attended with the keys in place, longer ones as in topk_blocks.
+//          keys and values of those it chooses. An item whose tokens choose fewer than twice the blocks that it has, or
+//          are at most 4, is attended with the keys in place, others as in topk_blocks.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything, the cache included, changes.
 //          Exceptions of `score` are passed on and leave the cache as it was.
 #pragma once
