@@ -35,6 +35,35 @@ struct sums_driver {
     call.decay_at(call.state.at(b), h) *= decay;
   }
 
+  /// Tokens of each part of a segment, whole chunks.
+  idx_t part_tokens(idx_t b, idx_t parts) const { return round_up(ceil_div(call.segment(b), parts), kernel_chunk); }
+  /// Sums up a segment up to its last part, which is only added where the segment is added to others.
+  void sum_up_parts(idx_t b, idx_t h, idx_t n, bool added, const kernel_scratch<T>& s,
+                    const segment_in_parts<T>& x) const {
+    const idx_t end = call.end_of_segment(b, n), tokens = part_tokens(b, x.parts);
+    idx_t from = n * call.segment(b), part = 1;
+    x.sums->clear();
+    *x.decay = T(1);
+    for (idx_t to = from + tokens; to < end; from = to, to += tokens, ++part) {
+      *x.decay = call.add_keys_to(*x.sums, *x.decay, b, h, from, to, s);
+      call.copy(*x.sums, x.part_sums[part - 1]);
+      x.part_decays[part - 1] = *x.decay;
+    }
+    if (added) *x.decay = call.add_keys_to(*x.sums, *x.decay, b, h, from, end, s);
+  }
+  /// Attends to one of `parts` parts of a causal segment, from the sums of those before.
+  void attend_part(idx_t b, idx_t h, idx_t n, idx_t part, idx_t parts, const kernel_scratch<T>& s,
+                   const segment_in_parts<T>& x, segment_sums& one) const {
+    const idx_t begin = n * call.segment(b), end = call.end_of_segment(b, n), tokens = part_tokens(b, parts);
+    const idx_t from = begin + part * tokens, to = std::min(from + tokens, end);
+    if (from >= end) return;
+    if (part == 0)
+      call.attend_segment(b, h, begin, to, true, s, *x.before, one.own, one.total);
+    else
+      call.attend_segment(b, h, from, to, true, s, *x.before, x.part_sums[part - 1], one.total,
+                          x.part_decays[part - 1], true);
+  }
+
   /// One head from first to last, by one worker.
   void run_head(idx_t b, idx_t h, const kernel_scratch<T>& s, segment_sums& x) const {
     kernel_sums<T> kept = call.state ? call.state_sums(b, h) : kernel_sums<T>{};
@@ -75,29 +104,34 @@ struct sums_driver {
     }
     idx_t alone = call.causal ? split.whole : 0;
     for (idx_t first = 0; call.causal && (first < all || alone > 0); first += x.most, alone = 0) {
-      const idx_t count = std::min(x.most, all - first);
-      const idx_t lead = leading_segments(x.heads, count, exec.active_threads(), summing);
+      const idx_t threads = exec.active_threads(), count = std::min(x.most, all - first);
+      const idx_t parts = parts_of_segment(x.most, count);
+      const idx_t lead = leading_segments(x.heads, count, threads, summing, parts), rest = count - lead;
       const auto here = [&](idx_t n) { return std::clamp<idx_t>(call.segments(b(n)) - first, 0, count); };
-      // The last segment of a head is not summed up.
-      const auto summed = [&](idx_t n) { return std::clamp<idx_t>(call.segments(b(n)) - 1 - first, 0, count); };
+      // The last segment of a head is not summed up, unless threads would wait for those that attend to it.
+      const auto added = [&](idx_t n) { return std::clamp<idx_t>(call.segments(b(n)) - 1 - first, 0, count); };
+      const bool part_last = x.heads * rest < threads;
+      const auto parts_of = [&](idx_t n, idx_t at) { return part_last || at < added(n) ? parts : 1; };
       x.run_parts(
-          exec, alone, 1 + count - lead, run_whole,
-          [&](idx_t n, idx_t part, int worker) {
+          exec, alone, 1 + rest, run_whole,
+          [&](idx_t n, idx_t task, int worker) {
             const auto s = call.scratch(exec, worker);
-            const idx_t segment = lead + part - 1;
-            if (part > 0 && segment < summed(n))
-              x.decays_of(n)[segment] = call.sum_up_segment(b(n), h(n), first + segment, s, x.of(n)[segment + 1]);
-            if (part > 0 || lead == 0) return;
+            const idx_t at = lead + task - 1;
+            if (task > 0 && at < here(n) && (at < added(n) || parts_of(n, at) > 1))
+              sum_up_parts(b(n), h(n), first + at, at < added(n), s, x.segment_of(n, at, count, parts));
+            if (task > 0 || lead == 0) return;
             segment_sums& one = own[worker];
             call.copy(*x.of(n), one.before);
             attend_segments(b(n), h(n), first, first + std::min(lead, here(n)), s, one.before, one);
             std::swap(one.before, x.of(n)[lead]);
           },
-          [&](idx_t n, int worker) { x.add_up(n, lead, summed(n), call.scratch(exec, worker)); });
-      exec.for_each(x.heads * (count - lead), [&](idx_t task, int worker) {
-        const idx_t n = task % x.heads, segment = lead + task / x.heads;
-        if (segment < here(n))
-          attend_segment(b(n), h(n), first + segment, true, call.scratch(exec, worker), x.of(n)[segment], own[worker]);
+          [&](idx_t n, int worker) { x.add_up(n, lead, added(n), call.scratch(exec, worker)); });
+      // Last segments first: they may be whole.
+      exec.for_each(x.heads * rest * parts, [&](idx_t task, int worker) {
+        const idx_t n = task % x.heads, part = task / x.heads % parts, at = count - 1 - task / x.heads / parts;
+        if (at < here(n) && part < parts_of(n, at))
+          attend_part(b(n), h(n), first + at, part, parts_of(n, at), call.scratch(exec, worker),
+                      x.segment_of(n, at, count, parts), own[worker]);
       });
       x.advance(count);
     }
@@ -110,13 +144,15 @@ struct sums_driver {
     const auto limit = exec.limit_threads(call.work());
     const idx_t item_heads = call.shape.batch * call.heads, threads = exec.active_threads();
     const idx_t all = most_segments(call.shape.keys);
+    const head_split rest = head_split::of(item_heads, threads);
+    const idx_t parts = parts_of_segment(segments_of_wave(rest.shared, threads), all);
     const head_split split = call.state    ? head_split{item_heads, 0}
-                             : call.causal ? head_split::causal(item_heads, all, threads, summing)
-                                           : head_split::of(item_heads, threads);
+                             : call.causal ? head_split::causal(item_heads, all, threads, summing, parts)
+                                           : rest;
     shared_sums<T> shared;
     auto* const own = exec.shared_scratch([&](arena& memory) {
       call.map->layout(memory, item_heads);
-      shared = shared_sums<T>::layout(memory, call, split.shared, shared_sums<T>::wave_of(split.shared, threads));
+      shared = shared_sums<T>::layout(memory, call, split.shared, segments_of_wave(split.shared, threads));
       return memory.allocate_list(threads, [&](arena& one) { return call.layout_sums(one); });
     });
     call.map->prepare(exec);

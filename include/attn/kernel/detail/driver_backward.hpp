@@ -26,7 +26,7 @@ struct backward_driver : head_backward<T> {
   }
 
   void layout_shared(arena& memory, idx_t heads, idx_t threads) {
-    const idx_t wave = call.causal ? most_segments(shape.keys) : shared_sums<T>::wave_of(heads, threads);
+    const idx_t wave = call.causal ? most_segments(shape.keys) : segments_of_wave(heads, threads);
     shared_keys = shared_sums<T>::layout(memory, call, heads, wave);
     shared_queries = shared_sums<T>::layout(memory, call, heads, wave);
     queries_t = memory.allocate_list(key_rows() ? heads : 0, [&](arena& one) {

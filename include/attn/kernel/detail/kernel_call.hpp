@@ -184,8 +184,12 @@ struct kernel_call {
 
   /// Sums up keys [begin, end): whole chunks except the last. Returns the product of their gates.
   T sum_up(idx_t b, idx_t h, idx_t begin, idx_t end, const kernel_scratch<T>& s, kernel_sums<T>& sums) const {
-    T decay = T(1);
     sums.clear();
+    return add_keys_to(sums, T(1), b, h, begin, end, s);
+  }
+  /// The same, added to sums of the same segment; `decay` is the product of the gates of both.
+  T add_keys_to(kernel_sums<T>& sums, T decay, idx_t b, idx_t h, idx_t begin, idx_t end,
+                const kernel_scratch<T>& s) const {
     for (idx_t c = begin; c < end; c += kernel_chunk) {
       const idx_t count = std::min<idx_t>(kernel_chunk, end - c);
       load_keys(b, h, c, count, s, s.k_phi);
@@ -206,18 +210,18 @@ struct kernel_call {
 
   /// Causal, keys [begin, end) of one segment after those summed up in `before`. Leaves the segment's own sums in
   /// `own`, unless it is the `last` one, whose sums are not needed. `total` is scratch. Returns the product of the
-  /// gates.
+  /// gates. `resumed`: `own` and `decay` are those of keys of the segment before `begin`.
   T attend_segment(idx_t b, idx_t h, idx_t begin, idx_t end, bool last, const kernel_scratch<T>& s,
-                   const kernel_sums<T>& before, kernel_sums<T>& own, kernel_sums<T>& total) const {
+                   const kernel_sums<T>& before, kernel_sums<T>& own, kernel_sums<T>& total, T decay = T(1),
+                   bool resumed = false) const {
     const idx_t offset = lengths.keys(b) - lengths.queries(b);  // position of query 0
-    T decay = T(1);
-    if (!last || end - begin > kernel_chunk) own.clear();
+    if (!resumed && (!last || end - begin > kernel_chunk)) own.clear();
     for (idx_t c = begin; c < end; c += kernel_chunk) {
       const idx_t count = std::min<idx_t>(kernel_chunk, end - c);
       const idx_t first = std::max(offset - c, idx_t(0));  // lane of the first query in the chunk
       const bool finite = load_keys(b, h, c, count, s, s.k_own), keep_sums = !last || c + count < end;
       row_prefetcher<> prefetch = prefetch_keys(b, h, c + count);
-      const kernel_sums<T>* seen = c == begin ? &before : before.empty && !log_scaled() ? &own : &total;
+      const kernel_sums<T>* seen = c == begin && !resumed ? &before : before.empty && !log_scaled() ? &own : &total;
       if (seen == &total && first < count) {
         if (before.empty)
           copy(own, total);  // its log scales are raised before its values are

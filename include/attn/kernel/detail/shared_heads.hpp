@@ -4,7 +4,7 @@
 // to one wave, or to several where memory for them is bounded:
 //
 //   1. segments are summed up; the thread that ends the last one of a head adds up what is before each of them
-//   2. segments are attended to
+//   2. segments are attended to, in parts where they are few: 1 leaves the sums within a segment before each part
 //
 // Causal, attending to a segment gives its sums, too. So the first few segments of each head, the sums before which
 // are known, are attended to in 1, one after another, and not summed up twice. Sums are added in the order in which one
@@ -20,17 +20,28 @@
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// How many of the first segments of each of `heads` heads are attended to in 1: all where threads gain nothing by
-/// sharing heads. To sum up a segment takes the part `summing` of the time of attending to it.
-[[gnu::noinline]] inline idx_t leading_segments(idx_t heads, idx_t segments, idx_t threads, double summing) {
+/// sharing heads. To sum up a segment takes the part `summing` of the time of attending to it, in so many parts.
+[[gnu::noinline]] inline idx_t leading_segments(idx_t heads, idx_t segments, idx_t threads, double summing,
+                                                idx_t parts = 1) {
   idx_t lead = segments;
   double least = 0.95 * static_cast<double>(segments);  // what is gained is worth waiting twice
   for (idx_t n = 0; n < segments; ++n) {
     const auto first = static_cast<double>(n), rest = static_cast<double>(segments - n);
     const double average = static_cast<double>(heads) * (first + summing * rest) / static_cast<double>(threads);
-    const double time = std::max(first, average) + static_cast<double>(ceil_div(heads * (segments - n), threads));
+    const idx_t tasks = ceil_div(heads * (segments - n) * parts, threads);
+    const double time = std::max({first, average, summing}) + static_cast<double>(tasks) / static_cast<double>(parts);
     if (time < least) least = time, lead = n;
   }
   return lead;
+}
+
+/// Segments of a head in a wave, 8 for each thread: memory does not depend on the length.
+inline idx_t segments_of_wave(idx_t heads, idx_t threads) {
+  return ceil_div(8 * threads, std::max<idx_t>(1, heads));
+}
+/// Parts of a segment, where a wave of at most `most` segments of a head has `count`: their sums find room in it.
+inline idx_t parts_of_segment(idx_t most, idx_t count) {
+  return count > 1 ? std::clamp<idx_t>(most / count, 1, 4) : 1;
 }
 
 /// The heads of a call: the first ones are one task each, the others are shared.
@@ -42,9 +53,9 @@ struct head_split {
     return {heads - shared, shared};
   }
   /// The same where heads are only shared if that is faster than a task each.
-  static head_split causal(idx_t heads, idx_t segments, idx_t threads, double summing) {
+  static head_split causal(idx_t heads, idx_t segments, idx_t threads, double summing, idx_t parts = 1) {
     const head_split split = of(heads, threads);
-    return leading_segments(split.shared, segments, threads, summing) < segments ? split : head_split{heads, 0};
+    return leading_segments(split.shared, segments, threads, summing, parts) < segments ? split : head_split{heads, 0};
   }
 };
 
@@ -81,6 +92,14 @@ inline idx_t chunks_of_wave(idx_t heads, idx_t threads) {
   return heads > 0 ? std::min<idx_t>(8, ceil_div(2 * threads, heads)) : 1;
 }
 
+/// A segment of a shared head, which parts of it may be attended to separately.
+template <class T>
+struct segment_in_parts {
+  idx_t parts;
+  kernel_sums<T>*before, *sums, *part_sums;  // before the segment; its own; its own before each part but the first
+  T *decay, *part_decays;                    // of `sums` and of each of `part_sums`
+};
+
 /// The sums of shared heads, segment by segment.
 template <class T>
 struct shared_sums {
@@ -97,11 +116,13 @@ struct shared_sums {
     x.left = memory.allocate<std::atomic<idx_t>>(heads);
     return x;
   }
-  /// Segments of a head in a wave, 8 for each thread: memory does not depend on the length.
-  static idx_t wave_of(idx_t heads, idx_t threads) { return ceil_div(8 * threads, std::max<idx_t>(1, heads)); }
-
   kernel_sums<T>* of(idx_t head) const { return sums + head * (most + 1); }
   T* decays_of(idx_t head) const { return decays + head * most; }
+  /// Of a wave of `count` segments, where parts * count <= most.
+  segment_in_parts<T> segment_of(idx_t head, idx_t n, idx_t count, idx_t parts) const {
+    const idx_t first = count + n * (parts - 1);
+    return {parts, of(head) + n, of(head) + n + 1, of(head) + first + 1, decays_of(head) + n, decays_of(head) + first};
+  }
   void clear() const {
     for (idx_t n = 0; n < heads; ++n) of(n)->empty = true;
   }
