@@ -110,7 +110,7 @@ struct sums_driver {
       const auto here = [&](idx_t n) { return std::clamp<idx_t>(call.segments(b(n)) - first, 0, count); };
       // The last segment of a head is not summed up, unless threads would wait for those that attend to it.
       const auto added = [&](idx_t n) { return std::clamp<idx_t>(call.segments(b(n)) - 1 - first, 0, count); };
-      const bool part_last = x.heads * rest < threads;
+      const bool part_last = parts_last_segment(x.heads, rest, threads, parts);
       const auto parts_of = [&](idx_t n, idx_t at) { return part_last || at < added(n) ? parts : 1; };
       x.run_parts(
           exec, alone, 1 + rest, run_whole,

@@ -19,6 +19,12 @@
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
+/// Whether the last segment of each head is attended to in parts, too, for which it must be summed up: where threads
+/// would wait for it.
+inline bool parts_last_segment(idx_t heads, idx_t segments, idx_t threads, idx_t parts) {
+  return parts > 1 && heads * segments < threads;
+}
+
 /// How many of the first segments of each of `heads` heads are attended to in 1: all where threads gain nothing by
 /// sharing heads. To sum up a segment takes the part `summing` of the time of attending to it, in so many parts.
 [[gnu::noinline]] inline idx_t leading_segments(idx_t heads, idx_t segments, idx_t threads, double summing,
@@ -26,10 +32,12 @@ namespace attn { inline namespace ATTN_ISA { namespace detail {
   idx_t lead = segments;
   double least = 0.95 * static_cast<double>(segments);  // what is gained is worth waiting twice
   for (idx_t n = 0; n < segments; ++n) {
-    const auto first = static_cast<double>(n), rest = static_cast<double>(segments - n);
-    const double average = static_cast<double>(heads) * (first + summing * rest) / static_cast<double>(threads);
-    const idx_t tasks = ceil_div(heads * (segments - n) * parts, threads);
-    const double time = std::max({first, average, summing}) + static_cast<double>(tasks) / static_cast<double>(parts);
+    const idx_t rest = segments - n, summed = parts_last_segment(heads, rest, threads, parts) ? rest : rest - 1;
+    const auto first = static_cast<double>(n), all_first = static_cast<double>(heads * n);
+    const double average = (all_first + summing * static_cast<double>(heads * summed)) / static_cast<double>(threads);
+    const double alone = summing * static_cast<double>(ceil_div(heads * summed, threads));
+    const double attend = static_cast<double>(ceil_div(heads * rest * parts, threads)) / static_cast<double>(parts);
+    const double time = (n > 0 ? std::max(first, average) : alone) + attend;
     if (time < least) least = time, lead = n;
   }
   return lead;
