@@ -72,6 +72,27 @@ void add_values(kernel_sums<T>& sums, const P* features, const P* values, idx_t 
 template <class T>
 inline constexpr T least_denominator = 16 * std::numeric_limits<T>::min();
 
+/// Rows [rows][kernel_chunk], of which `count` tokens are in use, by pairs of tokens: [rows][kernel_chunk / 2].
+inline void tokens_to_pairs(const float* x, idx_t rows, idx_t count, bf16_pair* pairs) {
+  for (idx_t r = 0; r < rows; ++r)
+    lanes_to_pairs(x + r * kernel_chunk, round_up(count, width<float>), pairs + r * kernel_chunk / 2);
+}
+/// The first rows of panels [capacity][panel_width], by pairs of rows.
+inline void panels_to_pairs(const float* panels, idx_t rows, idx_t capacity, idx_t cols, bf16_pair* pairs) {
+  constexpr idx_t wide = panel_width<float>;
+  for (idx_t col = 0; col < cols; col += wide)
+    rows_to_pairs(panels + col * capacity, rows, wide, wide, pairs + col * capacity / 2);
+}
+
+/// What the products of a chunk multiply: the numbers themselves, or pairs of them. q, q_own and k_own [..][chunk] are
+/// by pairs of features, k and weights [..][chunk / 2] by pairs of tokens; values and a copy of the sums in panels are
+/// by pairs of rows.
+template <class P>
+struct chunk_operands {
+  P *q = nullptr, *q_own = nullptr, *k_own = nullptr, *k = nullptr, *weights = nullptr, *values = nullptr,
+    *sums = nullptr;
+};
+
 /// Scratch memory of one worker: one number per token or query of a chunk unless noted. Features for the sums (k_phi,
 /// q_phi) and for the chunk itself (k_own, q_own) differ where they have log scales.
 template <class T>
@@ -84,11 +105,21 @@ struct kernel_scratch {
   T *k_shift, *k_max, *running_max, *gates, *decay, *q_shift, *q_max, *own_max, *den, *state_factor, *own_factor, *eps;
   T* log_weights;
   idx_t stride;
-  /// Operands of products of bf16 elements, null for others: of q_phi, q_own and k_own pairs of features [..][chunk], of
-  /// k_phi and weights pairs of tokens [..][chunk / 2], of values and sums panels of pairs of rows.
-  bf16_pair *q_pairs = nullptr, *q_own_pairs, *k_own_pairs, *k_pairs, *weight_pairs, *value_pairs, *sum_pairs;
+  chunk_operands<bf16_pair> pairs{};  // where elements are multiplied as such
 
-  bool paired() const { return has_pairs<T> && q_pairs; }
+  /// f(operands): pairs, or the numbers themselves, of which `sums` are those of the sums.
+  template <class F>
+  ATTN_INLINE void with_operands(T* sums, F&& f) const {
+    if constexpr (has_pairs<T>)
+      if (pairs.q) return f(pairs);
+    f(chunk_operands<T>{q_phi, q_own, k_own, k_phi, weights, values, sums});
+  }
+  /// f(pairs), where there are any.
+  template <class F>
+  ATTN_INLINE void if_paired(F&& f) const {
+    if constexpr (has_pairs<T>)
+      if (pairs.q) f(pairs);
+  }
 
   static kernel_scratch layout(arena& memory, idx_t features, idx_t dim_v, idx_t map_work, bool log_scaled,
                                bool paired = false) {
@@ -112,66 +143,48 @@ struct kernel_scratch {
                             &s.den, &s.state_factor, &s.own_factor, &s.eps});
     s.log_weights = s.gates;  // features with log scales have no gates
     if (!has_pairs<T> || !paired) return s;
+    chunk_operands<bf16_pair>& x = s.pairs;
     const auto allocate_pairs = [&](idx_t count, std::initializer_list<bf16_pair**> arrays) {
       for (bf16_pair** each : arrays) *each = memory.allocate<bf16_pair>(count / 2);
     };
-    allocate_pairs(phi, {&s.q_pairs, &s.k_own_pairs, &s.k_pairs});
-    s.q_own_pairs = s.q_pairs;
-    if (log_scaled) allocate_pairs(phi, {&s.q_own_pairs});
-    allocate_pairs(tile_rows * kernel_chunk, {&s.weight_pairs});
-    allocate_pairs(kernel_chunk * s.stride, {&s.value_pairs});
-    allocate_pairs(kernel_sums<T>::value_count(features, dim_v), {&s.sum_pairs});
+    allocate_pairs(phi, {&x.q, &x.k_own, &x.k});
+    x.q_own = x.q;
+    if (log_scaled) allocate_pairs(phi, {&x.q_own});
+    allocate_pairs(tile_rows * kernel_chunk, {&x.weights});
+    allocate_pairs(kernel_chunk * s.stride, {&x.values});
+    allocate_pairs(kernel_sums<T>::value_count(features, dim_v), {&x.sums});
     return s;
   }
 };
 
-/// Rows [rows][kernel_chunk], of which `count` tokens are in use, by pairs of tokens: [rows][kernel_chunk / 2].
-inline void tokens_to_pairs(const float* x, idx_t rows, idx_t count, bf16_pair* pairs) {
-  for (idx_t r = 0; r < rows; ++r)
-    lanes_to_pairs(x + r * kernel_chunk, round_up(count, width<float>), pairs + r * kernel_chunk / 2);
+/// Converts what the queries of a chunk read to bf16 pairs: its own keys, of which there may be none, and the sums, if
+/// any.
+template <class T>
+void pair_keys(const kernel_scratch<T>& s, idx_t features, idx_t keys, const kernel_sums<T>* sums) {
+  s.if_paired([&](const auto& x) {
+    if (keys > 0) rows_to_pairs(s.k_own, features, round_up(keys, panel_width<T>), kernel_chunk, x.k_own);
+    if (sums) panels_to_pairs(sums->values, features, sums->rows(), sums->dim_v, x.sums);
+  });
 }
-/// The first rows of panels [capacity][panel_width], by pairs of rows.
-inline void panels_to_pairs(const float* panels, idx_t rows, idx_t capacity, idx_t cols, bf16_pair* pairs) {
-  constexpr idx_t wide = panel_width<float>;
-  for (idx_t col = 0; col < cols; col += wide)
-    rows_to_pairs(panels + col * capacity, rows, wide, wide, pairs + col * capacity / 2);
+template <class T>
+void pair_queries(const kernel_scratch<T>& s, idx_t features, idx_t count, bool keys, bool sums) {
+  s.if_paired([&](const auto& x) {
+    const idx_t lanes = round_up(count, width<T>);
+    if (sums || s.q_own == s.q_phi) rows_to_pairs(s.q_phi, features, lanes, kernel_chunk, x.q);
+    if (keys && s.q_own != s.q_phi) rows_to_pairs(s.q_own, features, lanes, kernel_chunk, x.q_own);
+  });
+}
+template <class T>
+void pair_values(const kernel_scratch<T>& s, idx_t count, idx_t dim_v) {
+  s.if_paired([&](const auto& x) { panels_to_pairs(s.values, count, kernel_chunk, dim_v, x.values); });
 }
 
 /// Step 4.
 template <class T>
 void add_keys(kernel_sums<T>& sums, const kernel_scratch<T>& s, idx_t count, row_prefetcher<>& prefetch) {
   add_weights<T>(sums, s.k_phi, nullptr, count, s.row_decay);
-  if constexpr (has_pairs<T>)
-    if (s.paired()) {
-      tokens_to_pairs(s.k_phi, sums.features, count, s.k_pairs);
-      return add_values(sums, s.k_pairs, s.value_pairs, count, s.row_decay, prefetch);
-    }
-  add_values(sums, s.k_phi, s.values, count, s.row_decay, prefetch);
-}
-
-/// Converts what the queries of a chunk read to bf16 pairs: its own keys, of which there may be none, and the sums, if
-/// any.
-template <class T>
-void pair_keys(const kernel_scratch<T>& s, idx_t features, idx_t keys, const kernel_sums<T>* sums) {
-  if constexpr (has_pairs<T>) {
-    if (!s.paired()) return;
-    if (keys > 0) rows_to_pairs(s.k_own, features, round_up(keys, panel_width<T>), kernel_chunk, s.k_own_pairs);
-    if (sums) panels_to_pairs(sums->values, features, sums->rows(), sums->dim_v, s.sum_pairs);
-  }
-}
-template <class T>
-void pair_queries(const kernel_scratch<T>& s, idx_t features, idx_t count, bool keys, bool sums) {
-  if constexpr (has_pairs<T>) {
-    if (!s.paired()) return;
-    const idx_t lanes = round_up(count, width<T>);
-    if (sums || s.q_own == s.q_phi) rows_to_pairs(s.q_phi, features, lanes, kernel_chunk, s.q_pairs);
-    if (keys && s.q_own != s.q_phi) rows_to_pairs(s.q_own, features, lanes, kernel_chunk, s.q_own_pairs);
-  }
-}
-template <class T>
-void pair_values(const kernel_scratch<T>& s, idx_t count, idx_t dim_v) {
-  if constexpr (has_pairs<T>)
-    if (s.paired()) panels_to_pairs(s.values, count, kernel_chunk, dim_v, s.value_pairs);
+  s.if_paired([&](const auto& x) { tokens_to_pairs(s.k_phi, sums.features, count, x.k); });
+  s.with_operands(nullptr, [&](const auto& x) { add_values(sums, x.k, x.values, count, s.row_decay, prefetch); });
 }
 
 /// A chunk with gates: score_factor_ij = own_j g_(j+1) ... g_i, own_j = 1 or 1 - g_j; decay_i = g_0 ... g_i.
@@ -214,26 +227,17 @@ void read_weights(const T* features, const T* z, idx_t count, idx_t lanes, T* de
 }
 
 /// weights[m] = score_factor * (row r0 + m of q_own).(keys up to it), 0 beyond, and their sums.
-template <class T>
-void own_weights(const chunk_view<T>& c, const kernel_scratch<T>& s, idx_t r0, idx_t rows, T* sums) {
+template <class T, class P>
+void own_weights(const chunk_view<T>& c, const kernel_scratch<T>& s, const chunk_operands<P>& x, idx_t r0, idx_t rows,
+                 T* sums) {
   const idx_t limit = std::min(r0 + rows, c.keys);
   T *const weights = s.weights, *const score_factor = s.score_factor;
-  const auto multiply = [&]<class P>(const P* queries, const P* keys) {
-    with_tile_height(rows, [&](auto M) {
-      panel_products<P, M.value, kernel_chunk, true>(
-          left_operand<P, 1, kernel_chunk>{queries + r0}, keys, panel_width<P>, 0, round_up(limit, panel_width<T>),
-          operands<P>(c.features),
-          [&](auto m, idx_t n, const auto& x) { store<T>(weights + m * kernel_chunk + n, x); });
-    });
-  };
-  if constexpr (has_pairs<T>) {
-    if (s.paired())
-      multiply(s.q_own_pairs, s.k_own_pairs);
-    else
-      multiply(s.q_own, s.k_own);
-  } else {
-    multiply(s.q_own, s.k_own);
-  }
+  with_tile_height(rows, [&](auto M) {
+    panel_products<P, M.value, kernel_chunk, true>(
+        left_operand<P, 1, kernel_chunk>{x.q_own + r0}, x.k_own, panel_width<P>, 0, round_up(limit, panel_width<T>),
+        operands<P>(c.features),
+        [&](auto m, idx_t n, const auto& sum) { store<T>(weights + m * kernel_chunk + n, sum); });
+  });
   const idx_t padded = round_up(limit, width<T>);
   for (idx_t m = 0; m < rows; ++m) {
     T* const row = weights + m * kernel_chunk;
@@ -245,18 +249,17 @@ void own_weights(const chunk_view<T>& c, const kernel_scratch<T>& s, idx_t r0, i
     packet<T> sum = zero<T>();
     for (idx_t n = 0; n < seen; n += width<T>) sum = add(sum, load<T>(row + n));
     sums[m] = sum_lanes(sum);
-    if constexpr (has_pairs<T>)
-      if (s.paired()) lanes_to_pairs(row, padded, s.weight_pairs + m * kernel_chunk / 2);
+    if constexpr (numbers_of<P> > 1) lanes_to_pairs(row, padded, x.weights + m * kernel_chunk / 2);
   }
 }
 
 /// Rows [r0, r0 + rows) of the chunk, rows <= tile_rows, into out [tile_rows][stride], and their denominators den[m].
-template <class T>
-void chunk_tile(const chunk_view<T>& c, const kernel_scratch<T>& s, idx_t r0, idx_t rows, T* den, T* out,
-                idx_t stride) {
+template <class T, class P>
+void chunk_tile(const chunk_view<T>& c, const kernel_scratch<T>& s, const chunk_operands<P>& by, idx_t r0, idx_t rows,
+                T* den, T* out, idx_t stride) {
   alignas(64) T own_sum[tile_rows] = {}, state_part[tile_rows] = {}, own_part[tile_rows] = {};
   const idx_t limit = std::min(r0 + rows, c.keys);
-  if (c.keys > 0) own_weights(c, s, r0, rows, own_sum);
+  if (c.keys > 0) own_weights(c, s, by, r0, rows, own_sum);
   for (idx_t m = 0; m < rows; ++m) {
     const T a = c.sums ? s.state_factor[r0 + m] : T(0), b = c.keys > 0 ? s.own_factor[r0 + m] : T(0);
     den[m] = (c.sums ? a * s.den[r0 + m] : T(0)) + (c.keys > 0 ? b * own_sum[m] : T(0));
@@ -265,54 +268,54 @@ void chunk_tile(const chunk_view<T>& c, const kernel_scratch<T>& s, idx_t r0, id
     state_part[m] = a * normal;
     own_part[m] = b * normal;
   }
-  const auto multiply = [&]<class P>(const P* queries, const P* sums, const P* own_weights, const P* own_values) {
-    constexpr int depth = kernel_chunk / numbers_of<P>;
-    const auto add_own = [&](idx_t col, idx_t m, idx_t half, const packet<T>& x) {
-      T* const o = out + m * stride + col + half * width<T>;
-      store<T>(o, fma(x, broadcast<T>(own_part[m]), load<T>(o)));
-    };
-    const left_operand<P, depth, 1> left{own_weights};
-    const idx_t cols = round_up(c.dim_v, panel_width<T>);
-    with_tile_height(rows, [&](auto M) {
-      if (c.sums)
-        panel_products<P, M.value, panel_width<P>, true>(
-            left_operand<P, 1, kernel_chunk>{queries + r0}, sums, operands<P>(c.sums->rows()) * panel_width<P>, 0, cols,
-            operands<P>(c.features), [&](auto m, idx_t col, const auto& x) {
-              store<T>(out + m * stride + col, mul(x, broadcast<T>(state_part[m])));
-            });
-      else
-        for (idx_t m = 0; m < rows; ++m) std::fill_n(out + m * stride, cols, T(0));
-      if (limit > 0 && c.finite)
-        panel_products<P, M.value, panel_width<P>, true>(
-            left, own_values, depth * panel_width<P>, 0, cols, operands<P>(limit),
-            [&](auto m, idx_t col, const auto& x) { add_own(col, m, 0, x); });
-    });
-    for (idx_t col = 0; col < c.dim_v && limit > 0 && !c.finite; col += panel_width<T>) {
-      const P* const panel = own_values + col * depth;
-      // key by key, without the masked ones: the same sums, to the last bit
-      if constexpr (numbers_of<P> > 1) {
-        const auto seen = [&](idx_t m, idx_t k) -> std::uint32_t {
-          const idx_t keys = std::min(r0 + m + 1, c.keys) - 2 * k;
-          return keys > 1 ? 0xffffffffu : keys > 0 ? 0xffffu : 0;
-        };
-        seen_product<kernel_chunk / 2>(left, rows, panel, 2, operands<P>(limit), seen,
-                                       [&](idx_t m, idx_t half, const packet<T>& x) { add_own(col, m, half, x); });
-      } else {
-        for (idx_t m = 0; m < rows; ++m)
-          unroll<2>([&](auto half) {
-            packet<T> x = zero<T>();
-            for (idx_t n = 0; n < std::min(r0 + m + 1, c.keys); ++n)
-              x = fma(broadcast<T>(left.at(static_cast<int>(m), n)),
-                      load<T>(panel + n * panel_width<T> + half * width<T>), x);
-            add_own(col, m, half, x);
-          });
-      }
-    }
+  constexpr int depth = kernel_chunk / numbers_of<P>;
+  const auto add_own = [&](idx_t col, idx_t m, idx_t half, const packet<T>& x) {
+    T* const o = out + m * stride + col + half * width<T>;
+    store<T>(o, fma(x, broadcast<T>(own_part[m]), load<T>(o)));
   };
-  if constexpr (has_pairs<T>)
-    if (s.paired()) return multiply(s.q_pairs, s.sum_pairs, s.weight_pairs, s.value_pairs);
-  multiply(s.q_phi, c.sums ? static_cast<const T*>(c.sums->values) : nullptr, static_cast<const T*>(s.weights),
-           static_cast<const T*>(s.values));
+  const left_operand<P, depth, 1> left{by.weights};
+  const idx_t cols = round_up(c.dim_v, panel_width<T>);
+  with_tile_height(rows, [&](auto M) {
+    if (c.sums)
+      panel_products<P, M.value, panel_width<P>, true>(
+          left_operand<P, 1, kernel_chunk>{by.q + r0}, by.sums, operands<P>(c.sums->rows()) * panel_width<P>, 0, cols,
+          operands<P>(c.features), [&](auto m, idx_t col, const auto& x) {
+            store<T>(out + m * stride + col, mul(x, broadcast<T>(state_part[m])));
+          });
+    else
+      for (idx_t m = 0; m < rows; ++m) std::fill_n(out + m * stride, cols, T(0));
+    if (limit > 0 && c.finite)
+      panel_products<P, M.value, panel_width<P>, true>(
+          left, by.values, depth * panel_width<P>, 0, cols, operands<P>(limit),
+          [&](auto m, idx_t col, const auto& x) { add_own(col, m, 0, x); });
+  });
+  for (idx_t col = 0; col < c.dim_v && limit > 0 && !c.finite; col += panel_width<T>) {
+    const P* const panel = by.values + col * depth;
+    // key by key, without the masked ones: the same sums, to the last bit
+    if constexpr (numbers_of<P> > 1) {
+      const auto seen = [&](idx_t m, idx_t k) -> std::uint32_t {
+        const idx_t keys = std::min(r0 + m + 1, c.keys) - 2 * k;
+        return keys > 1 ? 0xffffffffu : keys > 0 ? 0xffffu : 0;
+      };
+      seen_product<kernel_chunk / 2>(left, rows, panel, 2, operands<P>(limit), seen,
+                                     [&](idx_t m, idx_t half, const packet<T>& x) { add_own(col, m, half, x); });
+    } else {
+      for (idx_t m = 0; m < rows; ++m)
+        unroll<2>([&](auto half) {
+          packet<T> x = zero<T>();
+          for (idx_t n = 0; n < std::min(r0 + m + 1, c.keys); ++n)
+            x = fma(broadcast<T>(left.at(static_cast<int>(m), n)),
+                    load<T>(panel + n * panel_width<T> + half * width<T>), x);
+          add_own(col, m, half, x);
+        });
+    }
+  }
+}
+template <class T>
+void chunk_tile(const chunk_view<T>& c, const kernel_scratch<T>& s, idx_t r0, idx_t rows, T* den, T* out,
+                idx_t stride) {
+  s.with_operands(c.sums ? c.sums->values : nullptr,
+                  [&](const auto& by) { chunk_tile(c, s, by, r0, rows, den, out, stride); });
 }
 
 }}}  // namespace attn::ATTN_ISA::detail

@@ -43,7 +43,7 @@ ATTN_INLINE void multiply_as(const operand_pairs& pairs, const T* left, const T*
   if constexpr (has_pairs<T>)
     if (pairs) {
       convert(pairs.left, pairs.right);
-      return multiply(static_cast<const bf16_pair*>(pairs.left), static_cast<const bf16_pair*>(pairs.right));
+      return multiply(pairs.left, pairs.right);
     }
   multiply(left, right);
 }
@@ -170,49 +170,47 @@ void weighted_features(const T* features, idx_t rows, const T* weights, idx_t co
     tokens_to_pairs(features, rows, count, left);
     rows_to_pairs(weights, count, kernel_chunk, kernel_chunk, right);
   };
-  if (finite)
-    return multiply_as(pairs, features, weights, convert, [&](const auto* left, const auto* right) {
+  const auto multiply = [&](auto* left, auto* right) {
+    using P = std::remove_const_t<std::remove_pointer_t<decltype(left)>>;
+    if (finite) {
       for (idx_t t = 0; t < count; t += wide)
         multiply_panel(left, right, t, [&](idx_t at, const packet<T>& x) { store<T>(to + at, sum_of(at, x)); });
-    });
-  // Lane by lane, skipping the other tokens: the same sums, to the last bit.
-  if constexpr (has_pairs<T>)
-    if (pairs) {
+    } else if constexpr (numbers_of<P> > 1) {
+      // Lane by lane, skipping the other tokens: the same sums, to the last bit.
       for (idx_t t = 0; t < count; ++t) {
-        convert(pairs.left, pairs.right);
+        convert(left, right);
         for (idx_t r = 0; r < rows; ++r)
-          for (idx_t k = 0; k < operands<bf16_pair>(count); ++k) {
+          for (idx_t k = 0; k < operands<P>(count); ++k) {
             const auto seen = [&](idx_t u) { return before ? u <= t : u >= t; };
-            pairs.left[r * kernel_chunk / 2 + k].bits &=
-                (seen(2 * k) ? 0xffffu : 0) | (seen(2 * k + 1) ? 0xffff0000u : 0);
+            left[r * kernel_chunk / 2 + k].bits &= (seen(2 * k) ? 0xffffu : 0) | (seen(2 * k + 1) ? 0xffff0000u : 0);
           }
-        const idx_t panel = t / wide * wide;
-        multiply_panel(static_cast<const bf16_pair*>(pairs.left), static_cast<const bf16_pair*>(pairs.right), panel,
-                       [&](idx_t at, const packet<T>& x) {
-                         const idx_t lane = t - at % kernel_chunk;
-                         if (lane < 0 || lane >= width<T>) return;
-                         alignas(64) T lanes[width<T>];
-                         store<T>(lanes, sum_of(at, x));
-                         to[at + lane] = lanes[lane];
-                       });
+        multiply_panel(left, right, t / wide * wide, [&](idx_t at, const packet<T>& x) {
+          const idx_t lane = t - at % kernel_chunk;
+          if (lane < 0 || lane >= width<T>) return;
+          alignas(64) T lanes[width<T>];
+          store<T>(lanes, sum_of(at, x));
+          to[at + lane] = lanes[lane];
+        });
       }
-      return;
-    }
-  alignas(64) T position[kernel_chunk];
-  for (int t = 0; t < kernel_chunk; ++t) position[t] = static_cast<T>(t);
-  for (idx_t t = 0; t < count; t += width<T>) {
-    const idx_t begin = before ? 0 : t, end = before ? std::min<idx_t>(t + width<T>, count) : count;
-    for (idx_t r = 0; r < rows; ++r) {
-      packet<T> sum = zero<T>();
-      for (idx_t u = begin; u < end; ++u) {
-        const packet<T> lane = load<T>(position + t), other = broadcast<T>(position[u]);
-        const packet<T> next =
-            fma(broadcast<T>(features[r * kernel_chunk + u]), load<T>(weights + u * kernel_chunk + t), sum);
-        sum = before ? if_less(lane, other, sum, next) : if_less(other, lane, sum, next);
+    } else {
+      alignas(64) T position[kernel_chunk];
+      for (int t = 0; t < kernel_chunk; ++t) position[t] = static_cast<T>(t);
+      for (idx_t t = 0; t < count; t += width<T>) {
+        const idx_t begin = before ? 0 : t, end = before ? std::min<idx_t>(t + width<T>, count) : count;
+        for (idx_t r = 0; r < rows; ++r) {
+          packet<T> sum = zero<T>();
+          for (idx_t u = begin; u < end; ++u) {
+            const packet<T> lane = load<T>(position + t), other = broadcast<T>(position[u]);
+            const packet<T> next =
+                fma(broadcast<T>(left[r * kernel_chunk + u]), load<T>(right + u * kernel_chunk + t), sum);
+            sum = before ? if_less(lane, other, sum, next) : if_less(other, lane, sum, next);
+          }
+          store<T>(to + r * kernel_chunk + t, sum_of(r * kernel_chunk + t, sum));
+        }
       }
-      store<T>(to + r * kernel_chunk + t, sum_of(r * kernel_chunk + t, sum));
     }
-  }
+  };
+  multiply_as(pairs, features, weights, convert, multiply);
 }
 
 /// to[j][d] += sum over i >= j of weights[j][i] values[i][d], values in panels.
