@@ -107,7 +107,7 @@ struct kernel_scratch {
   idx_t stride;
   chunk_operands<bf16_pair> pairs{};  // where elements are multiplied as such
 
-  /// f(operands): pairs, or the numbers themselves, of which `sums` are those of the sums.
+  /// f(operands): pairs, or the numbers themselves with `sums`, the values of the sums, which may be null.
   template <class F>
   ATTN_INLINE void with_operands(T* sums, F&& f) const {
     if constexpr (has_pairs<T>)

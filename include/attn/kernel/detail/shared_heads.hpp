@@ -9,7 +9,7 @@
 // Causal, attending to a segment gives its sums, too. So the first few segments of each head, the sums before which
 // are known, are attended to in 1, one after another, and not summed up twice. Sums are added in the order in which one
 // thread adds them, so bits do not depend on the split. Threads wait for each other only where 1 and 2 end: 8 heads of
-// 4096 tokens are 10 to 15 times as fast on 16 threads, 17 to 35 times on 64 (in a simulation).
+// 4096 tokens are 9 to 15 times as fast on 16 threads, 17 to 35 times on 64 (in a simulation).
 #pragma once
 
 #include <attn/kernel/detail/kernel_call.hpp>
