@@ -18,7 +18,7 @@
 #pragma once
 
 #include <attn/core/detail/scratch.hpp>
-#include <attn/core/detail/shared_tasks.hpp>
+#include <attn/core/detail/worker_pool.hpp>
 
 #include <algorithm>
 #include <concepts>
@@ -27,7 +27,6 @@
 #include <new>
 #include <optional>
 #include <span>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -85,6 +84,29 @@ class pool_task {
 template <class Pool>
 concept own_pool = std::copy_constructible<Pool> && std::invocable<Pool&, int, const pool_task&>;
 
+namespace detail {
+
+/// The threads of such a pool, which are those of the process that made it.
+class own_threads final : public worker_pool {
+ public:
+  explicit own_threads(std::function<void(int, const pool_task&)> pool) : pool_(std::move(pool)) {}
+
+  void run(idx_t tasks, int workers, const task_body& body) override {
+    if (process_ != this_process()) return body.run_serially(tasks);
+    const auto shared = std::make_shared<shared_tasks>(tasks, workers, body);
+    const std::exception_ptr thrown = error_of([&] { pool_(workers, pool_task(shared)); });
+    shared->end();
+    if (thrown) std::rethrow_exception(thrown);
+    shared->check_pool();
+  }
+
+ private:
+  std::function<void(int, const pool_task&)> pool_;
+  long process_ = this_process();
+};
+
+}  // namespace detail
+
 class execution {
  public:
   /// Serial: everything on the caller's thread.
@@ -95,8 +117,9 @@ class execution {
   explicit execution(int threads, double least_seconds = 60e-6)
       : buffers_(static_cast<std::size_t>(threads > 0 ? threads : 0) + 1), least_seconds_(least_seconds) {
     if (threads < 1)
-      detail::raise<std::invalid_argument>("attn::execution: expected threads >= 1; found " + std::to_string(threads));
-    if (threads > 1) pool_ = detail::make_pool(threads - 1);
+      detail::raise<std::invalid_argument>(
+          detail::message{"attn::execution: expected threads >= 1; found ", threads}.c_str());
+    if (threads > 1) pool_ = std::make_unique<detail::eigen_threads>(threads - 1);
   }
 
   /// The same on threads of a pool of your own, which is kept as a copy; `threads` is how many at most work at the same
@@ -106,8 +129,7 @@ class execution {
   execution(int threads, Pool pool, double least_seconds = 60e-6) : execution(1, least_seconds) {
     if (threads < 1) (void)execution(threads);  // says so
     buffers_.resize(static_cast<std::size_t>(threads) + 1);
-    own_pool_ = std::move(pool);
-    own_process_ = detail::this_process();
+    pool_ = std::make_unique<detail::own_threads>(std::move(pool));
   }
 
   /// A moved-from execution may only be assigned to or destroyed.
@@ -228,24 +250,10 @@ class execution {
 
   [[gnu::noinline]] void run(idx_t tasks, const detail::task_body& body) {
     const int workers = static_cast<int>(std::min<idx_t>(active_threads(), tasks));
-    if (workers <= 1 || (own_pool_ && own_process_ != detail::this_process())) {
-      for (idx_t task = 0; task < tasks; ++task) body(task, 0);
-      return;
-    }
-    const auto shared = std::make_shared<detail::shared_tasks>(tasks, workers, body);
-    const pool_task task(shared);
-    if (own_pool_) {
-      const std::exception_ptr thrown = detail::error_of([&] { own_pool_(workers, task); });
-      shared->end();
-      if (thrown) std::rethrow_exception(thrown);
-      return shared->check_pool();
-    }
-    if (pool_.get_deleter().process != detail::this_process()) pool_ = detail::make_pool(threads() - 1);
-    (void)detail::error_of([&] {  // where one cannot be started, those that run share the work
-      for (int worker = 1; worker < workers; ++worker) pool_->Schedule([task, worker] { task(worker); });
-    });
-    task(0);
-    shared->end();
+    if (workers > 1)
+      pool_->run(tasks, workers, body);
+    else
+      body.run_serially(tasks);
   }
 
   std::vector<detail::scratch_buffer> buffers_;  // one a worker, then the shared one
@@ -255,9 +263,7 @@ class execution {
   int active_threads_ = 0;  // 0: all
   double least_seconds_ = 0;
   attn::precision precision_ = attn::precision::standard;
-  detail::thread_pool pool_;
-  std::function<void(int, const pool_task&)> own_pool_;
-  long own_process_ = 0;
+  std::unique_ptr<detail::worker_pool> pool_;  // of more than one thread
 };
 
 /// The execution of a call: one of the caller's, which may be a temporary, or a serial one for this call.

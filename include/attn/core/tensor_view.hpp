@@ -12,6 +12,7 @@
 #pragma once
 
 #include <attn/core/detail/eigen.hpp>
+#include <attn/core/detail/message.hpp>
 #include <attn/core/errors.hpp>
 
 #include <algorithm>
@@ -21,7 +22,6 @@
 #include <initializer_list>
 #include <ranges>
 #include <span>
-#include <string>
 #include <type_traits>
 #include <utility>
 #if __has_include(<mdspan>)
@@ -323,8 +323,8 @@ constexpr tensor_view<T> blhd_view(T* data, idx_t batch, idx_t length, idx_t hea
 namespace detail {
 
 [[noreturn, gnu::cold, gnu::noinline]] inline void refuse_heads(idx_t columns, idx_t heads) {
-  raise<std::invalid_argument>("attn::split_heads: expected heads that divide the columns " + std::to_string(columns) +
-                               "; found " + std::to_string(heads));
+  raise<std::invalid_argument>(
+      message{"attn::split_heads: expected heads that divide the columns ", columns, "; found ", heads}.c_str());
 }
 
 }  // namespace detail

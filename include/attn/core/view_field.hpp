@@ -1,6 +1,6 @@
 // attn: the views in options, weights and gradients.
 //
-//   attn::project(x, out, {.weight = w, .bias = b});        // weight is a view_field<const float, 2>, bias one of rank 1
+//   attn::project(x, out, {.weight = w, .bias = b});   // weight is a view_field<const float, 2>, bias one of rank 1
 //
 // A view_field is a tensor_view that may be left out. It is made from whatever its view can be made from; one of rank 1
 // also from a matrix of one row or one column, as files keep vectors (any other throws std::invalid_argument). Anything
@@ -10,11 +10,11 @@
 // matrix a name.)
 #pragma once
 
+#include <attn/core/detail/message.hpp>
 #include <attn/core/errors.hpp>
 #include <attn/core/tensor_view.hpp>
 
 #include <stdexcept>
-#include <string>
 
 namespace attn { inline namespace ATTN_ISA {
 namespace detail {
@@ -54,8 +54,8 @@ template <class T>
 constexpr tensor_view<T, 1> vector_of(const tensor_view<T, 2>& x) {
   if (!x) return {};
   if (x.extent(0) != 1 && x.extent(1) != 1)
-    raise<std::invalid_argument>("attn: expected a vector, or a matrix of one row or one column; found a matrix [" +
-                                 std::to_string(x.extent(0)) + ", " + std::to_string(x.extent(1)) + "]");
+    raise<std::invalid_argument>(message{"attn: expected a vector, or a matrix of one row or one column; found a ",
+                                         "matrix ", message::list(x.extents().data(), 2)}.c_str());
   const int axis = x.extent(0) == 1 ? 1 : 0;
   return {x.data(), {x.extent(axis)}, {x.stride(axis)}};
 }

@@ -46,7 +46,7 @@ memory_layout lse_of(const Options& options) {
                  {"out length = query length", s.queries, out.extents[2]},
                  {"out dim = value dim", s.dim_v, out.extents[3]}});
   for (const memory_layout* x : {&q, &k, &v, &out})  // also those of no elements, whose other extents are counted
-    if (checked_product(x->extents) < 0) check.fail("extents that memory can hold", list_text(x->extents, 4));
+    if (checked_product(x->extents) < 0) check.fail("extents that memory can hold", message::list(x->extents, 4));
   return s;
 }
 
@@ -115,9 +115,8 @@ inline void check_length_list(const validator& check, const char* what, std::spa
   if (both && (!query_lengths.empty() || !key_lengths.empty()))
     check.fail("either lengths, or query_lengths and key_lengths", "both");
   if (both && s.queries != s.keys)
-    check.fail(
-        text({"query_lengths and key_lengths where query length ", s.queries, " and key length ", s.keys, " differ"}),
-        "lengths");
+    check.fail({"query_lengths and key_lengths where query length ", s.queries, " and key length ", s.keys, " differ"},
+               "lengths");
   if (both) query_lengths = key_lengths = lengths;
   check_length_list(check, both ? "lengths" : "query_lengths", query_lengths, s.batch, s.queries);
   check_length_list(check, both ? "lengths" : "key_lengths", key_lengths, s.batch, s.keys);

@@ -3,42 +3,18 @@
 // Nothing here is on a hot path or knows an element type: it is kept small and compiled once.
 #pragma once
 
+#include <attn/core/detail/message.hpp>
 #include <attn/core/tensor_view.hpp>
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
 #include <initializer_list>
 #include <limits>
 #include <numeric>
 #include <span>
-#include <string>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
-
-/// A word of a message: text that outlives it, or a number.
-struct word {
-  const char* text = nullptr;
-  idx_t whole = 0;
-  double real = 0;
-  bool is_real = false;
-
-  word(const char* t) : text(t) {}
-  word(const std::string& t) : text(t.c_str()) {}
-  word(std::integral auto n) : whole(static_cast<idx_t>(n)) {}
-  word(double x) : real(x), is_real(true) {}
-};
-
-[[gnu::cold, gnu::noinline]] inline std::string text(std::initializer_list<word> words) {
-  std::string all;
-  for (const word& w : words) {
-    char digits[32];
-    if (w.is_real) std::snprintf(digits, sizeof digits, "%g", w.real);
-    all += w.text ? w.text : w.is_real ? std::string(digits) : std::to_string(w.whole);
-  }
-  return all;
-}
 
 /// What no process can address, in bytes; and where counting ends, which leaves room for sums of products.
 inline constexpr idx_t beyond_memory = idx_t(1) << 47, beyond_count = idx_t(1) << 60;
@@ -94,12 +70,6 @@ inline bool same_memory(const memory_layout& x, const memory_layout& y) {
   return same;
 }
 
-[[gnu::cold, gnu::noinline]] inline std::string list_text(const idx_t* list, int count) {
-  std::string all = "[";
-  for (int n = 0; n < count; ++n) all += (n ? ", " : "") + std::to_string(list[n]);
-  return all + "]";
-}
-
 /// Whether two elements of a view may share memory. Each stride must be larger than all that the faster axes touch, as
 /// in every usual layout; a view that interleaves its axes in another way counts as sharing.
 bool elements_overlap(const memory_layout& x);
@@ -113,10 +83,10 @@ class validator {
   constexpr explicit validator(const char* name) : name_(name) {}
 
   [[noreturn, gnu::cold, gnu::noinline]] void fail(std::initializer_list<word> expected, word found) const {
-    fail(text(expected), found);
+    fail(message(expected), found);
   }
   [[noreturn, gnu::cold, gnu::noinline]] void fail(word expected, word found) const {
-    raise<std::invalid_argument>(text({"attn::", name_, ": expected ", expected, "; found ", found}));
+    raise<std::invalid_argument>(message{"attn::", name_, ": expected ", expected, "; found ", found}.c_str());
   }
 
   /// "expected WHAT WANTED; found VALUE"
@@ -148,20 +118,22 @@ class validator {
   /// A view that can be read: no negative extent, memory behind it unless it is empty.
   [[gnu::noinline]] void readable(const char* what, const memory_layout& x, const char* before = "") const {
     if (std::any_of(x.extents, x.extents + x.rank, [](idx_t n) { return n < 0; }))
-      fail({before, what, " with extents >= 0"}, list_text(x.extents, x.rank));
+      fail({before, what, " with extents >= 0"}, message::list(x.extents, x.rank));
     if (!x.data && !x.empty())
-      fail({before, what, " with memory behind its extents"}, "a null view of shape " + list_text(x.extents, x.rank));
+      fail({before, what, " with memory behind its extents"},
+           message{"a null view of shape ", message::list(x.extents, x.rank)});
     idx_t bytes = 0;
     for (int n = 0; n < x.rank && !x.empty(); ++n)
       if (x.extents[n] > 1 && !add_bytes_of_axis(x.strides[n], x.extents[n], x.item, bytes))
-        fail({before, what, " with strides * extents that memory can hold"}, "strides " + list_text(x.strides, x.rank));
+        fail({before, what, " with strides * extents that memory can hold"},
+             message{"strides ", message::list(x.strides, x.rank)});
   }
 
   /// A view that can be written: readable, and no two of its elements share memory.
   [[gnu::noinline]] void writable(const char* what, const memory_layout& x, const char* before = "") const {
     readable(what, x, before);
     if (elements_overlap(x))
-      fail({before, what, " whose elements do not overlap"}, "strides " + list_text(x.strides, x.rank));
+      fail({before, what, " whose elements do not overlap"}, message{"strides ", message::list(x.strides, x.rank)});
   }
 
   /// A table of extents: name, expected, found.

@@ -146,7 +146,7 @@ class item_state : public sequence_items {
   ring_type& ring(idx_t b) { return rings_[static_cast<std::size_t>(b)]; }
   void check_undo(idx_t m, idx_t kept) const {
     if (m < 0 || m > kept)
-      validator(name_).fail(text({"tokens to undo from 0 to ", kept, ", those kept of the last ", keep_}), m);
+      validator(name_).fail({"tokens to undo from 0 to ", kept, ", those kept of the last ", keep_}, m);
   }
 
   idx_t keep_, size_ = 0;

@@ -5,56 +5,22 @@
 #include <attn/core/errors.hpp>
 #include <attn/core/tensor_view.hpp>
 
-#if __has_include(<Eigen/ThreadPool>)
-#include <Eigen/ThreadPool>
-#else
-#include <unsupported/Eigen/CXX11/ThreadPool>
-#endif
-#if __has_include(<unistd.h>)
-#include <unistd.h>
-#endif
-
 #include <atomic>
 #include <memory>
-#include <string>
 #include <thread>
 #include <utility>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
-
-/// The number of this process, on systems that have fork(); 0 elsewhere.
-inline long this_process() {
-#if __has_include(<unistd.h>)
-  return static_cast<long>(::getpid());
-#else
-  return 0;
-#endif
-}
-
-/// Eigen's pool of threads, with types of this namespace, so that its functions are of these instructions too
-/// (config.hpp).
-struct pool_environment : Eigen::StlThreadEnvironment {
-  struct Task : Eigen::StlThreadEnvironment::Task {};
-  Task CreateTask(std::function<void()> f) { return {{std::move(f)}}; }
-};
-using eigen_pool = Eigen::ThreadPoolTempl<pool_environment>;
-
-/// A pool belongs to the process that made it: a child has its memory after fork(), but none of its threads, and would
-/// wait for them forever. The child therefore neither uses nor frees it.
-struct pool_deleter {
-  long process = 0;
-  void operator()(eigen_pool* pool) const {
-    if (process == this_process()) delete pool;
-  }
-};
-using thread_pool = std::unique_ptr<eigen_pool, pool_deleter>;
-inline thread_pool make_pool(int threads) { return {new eigen_pool(threads), {this_process()}}; }
 
 /// The body of a for_each with its type erased: tasks are long, and the threading is compiled once.
 struct task_body {
   void* body;
   void (*call)(void*, idx_t, int);
   void operator()(idx_t task, int worker) const { call(body, task, worker); }
+  /// Every task on the caller's thread.
+  void run_serially(idx_t tasks) const {
+    for (idx_t task = 0; task < tasks; ++task) call(body, task, 0);
+  }
 };
 
 /// Workers claim tasks in ascending order until none is left. None of them waits for another, so they may run on as few
@@ -62,7 +28,10 @@ struct task_body {
 class shared_tasks {
  public:
   shared_tasks(idx_t tasks, int workers, const task_body& body)
-      : tasks_(tasks), workers_(workers), body_(body), begun_(new std::atomic<bool>[static_cast<std::size_t>(workers)]) {
+      : tasks_(tasks),
+        workers_(workers),
+        body_(body),
+        begun_(new std::atomic<bool>[static_cast<std::size_t>(workers)]) {
     for (int worker = 0; worker < workers; ++worker) begun_[static_cast<std::size_t>(worker)] = false;
   }
 
@@ -94,17 +63,19 @@ class shared_tasks {
 
   /// After the end: throws if a pool of the caller's did not do what it was asked to.
   void check_pool() const {
+    const idx_t worker = refused_, run = next_;
     if (is_refused_)
-      raise<std::runtime_error>("attn::execution: expected the pool to run each of tasks 0 to " +
-                                std::to_string(workers_ - 1) + " once; found " + std::to_string(refused_) +
-                                (refused_ < 0 || refused_ >= workers_ ? "" : " twice"));
-    if (next_ < tasks_)
-      raise<std::runtime_error>("attn::execution: expected the pool to run the tasks it is given; found " +
-                                (next_ == 0 ? "none" : std::to_string(next_) + " of " + std::to_string(tasks_)) +
-                                " run");
+      fail({"each of tasks 0 to ", workers_ - 1, " once; found ", worker,
+            worker < 0 || worker >= workers_ ? "" : " twice"});
+    if (run == 0 && tasks_ > 0) fail({"the tasks it is given; found none run"});
+    if (run < tasks_) fail({"the tasks it is given; found ", run, " of ", tasks_, " run"});
   }
 
  private:
+  [[noreturn, gnu::cold, gnu::noinline]] static void fail(std::initializer_list<word> expected) {
+    raise<std::runtime_error>(message{"attn::execution: expected the pool to run ", message(expected)}.c_str());
+  }
+
   bool claim(int worker, bool only_one) noexcept {
     bool found = false;
     const std::exception_ptr thrown = error_of([&] {

@@ -14,7 +14,7 @@ namespace attn { inline namespace ATTN_ISA { namespace detail {
   const attention_shape s{k.extents[0], v.extents[1], k.extents[1], k.extents[2],
                           k.extents[2], k.extents[3], v.extents[3]};
   if (s.heads > 0 && (s.kv_heads == 0 || s.heads % s.kv_heads != 0))
-    check.fail(text({"key heads that divide the value heads ", s.heads}), s.kv_heads);
+    check.fail({"key heads that divide the value heads ", s.heads}, s.kv_heads);
   check.extents({{"value batch = key batch", s.batch, v.extents[0]},
                  {"value length = key length", s.keys, v.extents[2]}});
   return s;
@@ -62,14 +62,14 @@ void check_correcting_parameters(const validator& check, const kernel_call<T>& c
   if (!state.given()) return;
   const idx_t wanted[4] = {s.batch, s.heads, s.dim, s.dim_v};
   if (!std::equal(wanted, wanted + 4, state.extents))
-    check.fail(text({name, " of shape [batch, value heads, key dim, value dim] = ", list_text(wanted, 4)}),
-               list_text(state.extents, 4));
+    check.fail({name, " of shape [batch, value heads, key dim, value dim] = ", message::list(wanted, 4)},
+               message::list(state.extents, 4));
 }
 [[gnu::noinline]] inline void check_correcting_rows(const validator& check, const char* name, const attention_shape& s,
                                                     const memory_layout& x) {
   const idx_t wanted[4] = {s.batch, s.heads, s.keys, s.dim};
   if (!std::equal(wanted, wanted + 4, x.extents))
-    check.fail(text({name, " of the shape of k = ", list_text(wanted, 4)}), list_text(x.extents, 4));
+    check.fail({name, " of the shape of k = ", message::list(wanted, 4)}, message::list(x.extents, 4));
 }
 
 /// Checks a number that must be finite, and with `positive` greater than 0.
@@ -78,7 +78,7 @@ T check_correcting_number(const validator& check, const char* name, const std::o
                           bool positive = false) {
   if (!given) return otherwise;
   if (!std::isfinite(*given) || (positive && *given <= T(0)))
-    check.fail(text({"a finite ", name, positive ? " > 0" : ""}), static_cast<double>(*given));
+    check.fail({"a finite ", name, positive ? " > 0" : ""}, static_cast<double>(*given));
   return *given;
 }
 

@@ -88,28 +88,15 @@ struct sums_driver {
     };
     const idx_t all = x.heads > 0 ? most_segments(call.shape.keys) : 0;
     x.clear();
-    if (!call.causal) {
-      x.sum_up(
-          exec, split.whole, all, run_whole, [&](idx_t n) { return call.segments(b(n)); },
-          [&](idx_t n, idx_t segment, kernel_sums<T>& sums, int worker) {
-            return call.sum_up_segment(b(n), h(n), segment, call.scratch(exec, worker), sums);
-          },
-          [&](int worker) { return call.scratch(exec, worker); });
-      const idx_t blocks = ceil_div(call.shape.queries, kernel_chunk);
-      exec.for_each(x.heads * blocks, [&](idx_t task, int worker) {
-        const idx_t n = task / blocks, block = task % blocks;
-        if (block < call.blocks(b(n)) && !x.of(n)->empty)
-          call.attend_queries(b(n), h(n), block, call.scratch(exec, worker), *x.of(n));
-      });
-    }
-    idx_t alone = call.causal ? split.whole : 0;
-    for (idx_t first = 0; call.causal && (first < all || alone > 0); first += x.most, alone = 0) {
+    for (idx_t first = 0, alone = split.whole; first < all || alone > 0; first += x.most, alone = 0) {
       const idx_t threads = exec.active_threads(), count = std::min(x.most, all - first);
-      const idx_t parts = parts_of_segment(x.most, count);
-      const idx_t lead = leading_segments(x.heads, count, threads, summing, parts), rest = count - lead;
+      const idx_t parts = call.causal ? parts_of_segment(x.most, count) : 1;
+      const idx_t lead = call.causal ? leading_segments(x.heads, count, threads, summing, parts) : 0;
+      const idx_t rest = count - lead;
       const auto here = [&](idx_t n) { return std::clamp<idx_t>(call.segments(b(n)) - first, 0, count); };
-      // The last segment of a head is not summed up, unless threads would wait for those that attend to it.
-      const auto added = [&](idx_t n) { return std::clamp<idx_t>(call.segments(b(n)) - 1 - first, 0, count); };
+      // Causal, the last segment of a head is not summed up, unless threads would wait for those that attend to it.
+      const idx_t last = call.causal ? 1 : 0;
+      const auto added = [&](idx_t n) { return std::clamp<idx_t>(call.segments(b(n)) - last - first, 0, count); };
       const bool part_last = parts_last_segment(x.heads, rest, threads, parts);
       const auto parts_of = [&](idx_t n, idx_t at) { return part_last || at < added(n) ? parts : 1; };
       x.run_parts(
@@ -127,14 +114,20 @@ struct sums_driver {
           },
           [&](idx_t n, int worker) { x.add_up(n, lead, added(n), call.scratch(exec, worker)); });
       // Last segments first: they may be whole.
-      exec.for_each(x.heads * rest * parts, [&](idx_t task, int worker) {
+      exec.for_each(call.causal ? x.heads * rest * parts : 0, [&](idx_t task, int worker) {
         const idx_t n = task % x.heads, part = task / x.heads % parts, at = count - 1 - task / x.heads / parts;
         if (at < here(n) && part < parts_of(n, at))
           attend_part(b(n), h(n), first + at, part, parts_of(n, at), call.scratch(exec, worker),
                       x.segment_of(n, at, count, parts), own[worker]);
       });
-      x.advance(count);
+      for (idx_t n = 0; n < x.heads; ++n) x.advance(n, here(n));
     }
+    const idx_t blocks = call.causal ? 0 : ceil_div(call.shape.queries, kernel_chunk);
+    exec.for_each(x.heads * blocks, [&](idx_t task, int worker) {
+      const idx_t n = task / blocks, block = task % blocks;
+      if (block < call.blocks(b(n)) && !x.of(n)->empty)
+        call.attend_queries(b(n), h(n), block, call.scratch(exec, worker), *x.of(n));
+    });
     for (idx_t n = 0; n < x.heads; ++n) call.pad(b(n), h(n));
   }
 

@@ -134,10 +134,8 @@ struct shared_sums {
   void clear() const {
     for (idx_t n = 0; n < heads; ++n) of(n)->empty = true;
   }
-  /// The sums after a wave of `count` segments are those before the next one.
-  void advance(idx_t count) const {
-    for (idx_t n = 0; n < heads; ++n) std::swap(of(n)[0], of(n)[count]);
-  }
+  /// The sums after a wave of `count` segments of a head are those before the next one.
+  void advance(idx_t head, idx_t count) const { std::swap(of(head)[0], of(head)[count]); }
 
   /// Segments [begin, end) of a wave: their sums become those of all before the next segment, where [begin] is that.
   void add_up(idx_t head, idx_t begin, idx_t end, const kernel_scratch<T>& s) const {

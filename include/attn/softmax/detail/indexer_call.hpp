@@ -91,7 +91,8 @@ inline void check_chosen(const validator& check, const attention_shape& s, idx_t
                          const char* name) {
   const idx_t wanted[] = {s.batch, 1, s.queries, topk};
   if (!std::equal(wanted, wanted + 4, x.extents))
-    check.fail({name, " of shape [batch, 1, query length, topk] = ", list_text(wanted, 4)}, list_text(x.extents, 4));
+    check.fail({name, " of shape [batch, 1, query length, topk] = ", message::list(wanted, 4)},
+               message::list(x.extents, 4));
 }
 
 template <class S, class Options>

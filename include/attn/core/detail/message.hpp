@@ -1,0 +1,60 @@
+// attn: messages of errors, from words and numbers. They lie in an array: strings would be compiled into every program.
+#pragma once
+
+#include <attn/core/detail/config.hpp>
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <cstdio>
+#include <initializer_list>
+
+namespace attn { inline namespace ATTN_ISA { namespace detail {
+
+class message;
+
+/// A word of a message: text that outlives it, or a number.
+struct word {
+  const char* text = nullptr;
+  std::ptrdiff_t whole = 0;
+  double real = 0;
+  bool is_real = false;
+
+  word(const char* t) : text(t) {}
+  word(const message& t);
+  word(std::integral auto n) : whole(static_cast<std::ptrdiff_t>(n)) {}
+  word(double x) : real(x), is_real(true) {}
+};
+
+/// Words one after another, cut off where they exceed its 1023 characters.
+class message {
+ public:
+  [[gnu::cold, gnu::noinline]] message(std::initializer_list<word> words) {
+    for (const word& w : words) append(w);
+  }
+  /// "[1, 2, 3]"
+  [[gnu::cold, gnu::noinline]] static message list(const std::ptrdiff_t* numbers, int count) {
+    message all{"["};
+    for (int n = 0; n < count; ++n) all.append(n > 0 ? ", " : ""), all.append(numbers[n]);
+    all.append("]");
+    return all;
+  }
+  const char* c_str() const { return text_; }
+
+ private:
+  [[gnu::cold, gnu::noinline]] void append(word w) {
+    char* const end = text_ + size_;
+    const std::size_t left = sizeof text_ - size_;
+    const int more = w.text      ? std::snprintf(end, left, "%s", w.text)
+                     : w.is_real ? std::snprintf(end, left, "%g", w.real)
+                                 : std::snprintf(end, left, "%td", w.whole);
+    size_ += std::min(static_cast<std::size_t>(std::max(more, 0)), left - 1);
+  }
+
+  char text_[1024] = {};
+  std::size_t size_ = 0;
+};
+
+inline word::word(const message& t) : text(t.c_str()) {}
+
+}}}  // namespace attn::ATTN_ISA::detail
