@@ -15,15 +15,17 @@ class message;
 
 /// A word of a message: text that outlives it, or a number.
 struct word {
-  const char* text = nullptr;
-  std::ptrdiff_t whole = 0;
-  double real = 0;
-  bool is_real = false;
+  enum class kind { text, whole, real } is;
+  union {
+    const char* text;
+    std::ptrdiff_t whole;
+    double real;
+  };
 
-  word(const char* t) : text(t) {}
+  word(const char* t) : is(kind::text), text(t) {}
   word(const message& t);
-  word(std::integral auto n) : whole(static_cast<std::ptrdiff_t>(n)) {}
-  word(double x) : real(x), is_real(true) {}
+  word(std::integral auto n) : is(kind::whole), whole(static_cast<std::ptrdiff_t>(n)) {}
+  word(double x) : is(kind::real), real(x) {}
 };
 
 /// Words one after another, cut off where they exceed its 1023 characters.
@@ -45,9 +47,9 @@ class message {
   [[gnu::cold, gnu::noinline]] void append(word w) {
     char* const end = text_ + size_;
     const std::size_t left = sizeof text_ - size_;
-    const int more = w.text      ? std::snprintf(end, left, "%s", w.text)
-                     : w.is_real ? std::snprintf(end, left, "%g", w.real)
-                                 : std::snprintf(end, left, "%td", w.whole);
+    const int more = w.is == word::kind::text   ? std::snprintf(end, left, "%s", w.text)
+                     : w.is == word::kind::real ? std::snprintf(end, left, "%g", w.real)
+                                                : std::snprintf(end, left, "%td", w.whole);
     size_ += std::min(static_cast<std::size_t>(std::max(more, 0)), left - 1);
   }
 
@@ -55,6 +57,6 @@ class message {
   std::size_t size_ = 0;
 };
 
-inline word::word(const message& t) : text(t.c_str()) {}
+inline word::word(const message& t) : word(t.c_str()) {}
 
 }}}  // namespace attn::ATTN_ISA::detail
