@@ -10,7 +10,7 @@
 //
 // Cost     2 B H (3 D + 2 Dv) operations for every visible key of a query; without lse, one product more. Scratch, per
 //          thread, whatever the length: about (9 (768 + 2 w) + 1800) max(D, Dv) numbers for windows of w keys on each
-//          side, above 384 of them 4 w instead of 768 + 2 w, and 7 in place of 9 on one thread; for n global positions
+//          side, above 192 of them 6 w instead of 768 + 2 w, and 7 in place of 9 on one thread; for n global positions
 //          n (D + Dv) for each of three parts of 768 positions; where the heads of a group differ in dilation, Lk (D +
 //          Dv). For the gradients of relative_bias, relative_keys and log_decay as in full_softmax_backward.hpp, the
 //          first two for distances within the window, and for every part.

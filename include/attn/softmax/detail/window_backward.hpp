@@ -1,7 +1,7 @@
 // attn: the driver of sliding_window_backward.
 //
-// A residue class of a head's dilation (sliding_window.hpp) is cut into parts of part_length() entries. The queries of
-// a part attend to all their keys, its own and the nearest ones of both neighbours, and it sums up the gradients of all
+// A residue class of a head's dilation (sliding_window.hpp) is cut into equal parts of most_keys() at most. The queries
+// of a part attend to all their keys, its own and the nearest ones of both neighbours, and it sums up the gradients of all
 // of these. Parts are taken in waves, in order: keys that two parts have seen are stored when both are done, from the
 // sums of both. The last part of a wave is kept for the next, so that scratch does not depend on the length.
 //
@@ -27,21 +27,19 @@ struct window_backward : window_sets {
 
   bool own() const { return bool(options.q_global); }  // projections of the global queries
   idx_t global_count() const { return globals.most; }
-  /// No key is seen by more than two parts.
-  idx_t part_length() const {
-    const idx_t all = round_up(std::max<idx_t>(1, shape.keys), max_rows);  // at least one block, also without keys
-    return std::min(all, round_up(std::max<idx_t>(768, left + right), max_rows));
-  }
+  /// The keys of a part, at most. Where there are several parts, they have half of that and more: no key is seen by
+  /// more than two of them.
+  idx_t most_keys() const { return std::min(std::max<idx_t>(768, 2 * (left + right)), shape.keys); }
+  /// The parts of so many keys.
+  idx_t parts_of_keys(idx_t keys) const { return std::max<idx_t>(1, ceil_div(keys, std::max<idx_t>(1, most_keys()))); }
   /// Keys that a part sees, at most.
-  idx_t slots() const { return std::min(part_length() + left + right, shape.keys); }
+  idx_t slots() const { return std::min(most_keys() + left + right, shape.keys); }
   idx_t decay_entries() const { return in.d_log_decay ? 2 * global_count() : 0; }
   idx_t query_stride() const { return backward_keys<P>::stride(shape.dim); }
   idx_t value_stride() const { return backward_keys<P>::stride(shape.dim_v); }
 
-  /// Parts of a class of a head, and of all its classes.
-  idx_t parts_of_class(idx_t h) const {
-    return std::max<idx_t>(1, ceil_div(ceil_div(shape.keys, dilation(h)), part_length()));
-  }
+  /// Parts of a class of a head, at most, and of all its classes.
+  idx_t parts_of_class(idx_t h) const { return parts_of_keys(ceil_div(shape.keys, dilation(h))); }
   idx_t parts(idx_t h) const { return dilation(h) * parts_of_class(h); }
   /// Whether all query heads of a key head have one dilation. Then a part handles them together; else the whole key
   /// head is one task.
@@ -99,7 +97,7 @@ struct window_backward : window_sets {
             .d_relative = memory.allocate<T>(in.d_relative_queries ? max_rows * query_stride() : 0),
             .keys = keys(slots(), false, false),
             .global_keys = keys(global_count(), true, true),
-            .own_keys = keys(own() ? part_length() : 0, bool(gradients.k_global), bool(gradients.v_global)),
+            .own_keys = keys(own() ? most_keys() : 0, bool(gradients.k_global), bool(gradients.v_global)),
             .ordinary = all_keys(sums),
             .projected = all_keys(sums && own())};
   }
@@ -225,21 +223,20 @@ struct window_backward : window_sets {
   void take_part(part_of_class& p, const part_scratch& s, idx_t h, idx_t h_end, idx_t r, idx_t number,
                  const Store& store_projected) const {
     p.d = dilation(h), p.r = r, p.h = h, p.h_end = h_end, p.number = number;
-    const idx_t n = in.lengths().keys(p.b), keys = p.keys = std::max<idx_t>(0, ceil_div(n - p.r, p.d));
+    const idx_t n = in.lengths().keys(p.b), keys = std::max<idx_t>(0, ceil_div(n - p.r, p.d));
+    const idx_t all = parts_of_keys(keys);
     const idx_t end = first_of(in.forward.last_shift(p.b), p.r, p.d);  // of the class's queries
     const idx_t seen_globals = p.globals.before(n);
-    p.k0 = number * part_length();
-    p.stored = number > 0 && p.k0 >= keys;
+    p.last = number == all - 1, p.stored = number >= all;
     if (p.stored) return;
-    p.k1 = std::min(p.k0 + part_length(), keys);
+    p.k0 = number * keys / all, p.k1 = (number + 1) * keys / all;
     p.low = std::max<idx_t>(0, p.k0 - left);
     p.high = std::min(keys, p.k1 + right);
     const idx_t count = pack(p, s);
     for (idx_t g = 0; in.d_log_decay && g < shape.group(); ++g) std::fill_n(p.decay + g * slots(), count, 0.0);
 
     const idx_t q_first = first_of(p.shift, p.r, p.d);
-    const bool last = p.k0 + part_length() >= keys;  // it also has the queries beyond the keys
-    const idx_t q1 = last ? end : std::min(p.k0 + part_length(), end);
+    const idx_t q1 = p.last ? end : std::min(p.k1, end);  // the last part also has the queries beyond the keys
     for (idx_t x = p.h; x < p.h_end; ++x) {
       take_queries(p, s, x, number > 0 ? std::max(q_first, p.k0) : q_first, q1);
       if (p.listed()) take_global_queries(p, s, x, p.r == 0 && number == 0);
@@ -263,9 +260,8 @@ struct window_backward : window_sets {
   /// Stores the gradients of keys that no later part sees, from the sums of a part and of the part before it.
   void store_keys(const part_of_class& before, const part_of_class& p) const {
     if (p.stored) return;
-    const bool first = p.number == 0, last = p.k0 + part_length() >= p.keys;
-    const idx_t begin = p.number > 1 ? p.k0 - part_length() + right : 0;
-    const idx_t end = last ? p.keys : first ? 0 : p.k0 + right;
+    const bool first = p.number == 0;
+    const idx_t begin = p.number > 1 ? before.k0 + right : 0, end = p.last ? p.k1 : first ? 0 : p.k0 + right;
     const auto add_row = [](T* to, const T* from, idx_t size) {
       for (idx_t x = 0; to && x < size; x += width<T>) store<T>(to + x, add(load<T>(to + x), load<T>(from + x)));
     };

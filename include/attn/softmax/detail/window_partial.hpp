@@ -58,8 +58,9 @@ struct window_part : class_rows {
   using T = sum_type<P>;
 
   idx_t b = 0, kv = 0, h = 0, h_end = 0, number = 0;  // number: in the class
-  idx_t k0 = 0, k1 = 0, keys = 0;                     // keys: of the class
-  bool stored = true;                                 // or without keys of its own
+  idx_t k0 = 0, k1 = 0;
+  bool last = false;                                  // of the class
+  bool stored = true;                                 // or not a part of the class
   backward_keys<P> sums{};                            // of all keys that it sees, by slot
   double* decay = nullptr;                            // [group][slots]: sums of the gradients of scores by key
   window_partial<T> others{};
