@@ -75,17 +75,20 @@ struct pattern_plan : row_plan {
                     .count = count_of(queries), .first = stage == 0, .last = stage + 1 == stages()});
   }
 
-  /// Runs of consecutive query sets, which share keys, are dealt to the parts in turn, because the query sets that see
-  /// most keys come first.
-  idx_t parts() const { return parts_of(shape.queries, 4); }
+  /// Consecutive query sets, which share keys, are a part; all parts have about the same work.
+  idx_t parts() const { return parts_of(shape.queries, 4, 1024); }
   idx_t part_tasks(idx_t) const { return parts(); }
   template <class Visit>
   void part_sets(const pattern_shape& s, idx_t stage, idx_t, idx_t part, const thread_scratch& scratch,
                  const Visit& visit) const {
-    const idx_t all = of(stage).query_sets(s), own_parts = parts_of(s.queries, 4);
-    const idx_t turn = std::max<idx_t>(1, all / (4 * own_parts));
-    for (idx_t from = part * turn; part < own_parts && from < all; from += own_parts * turn)
-      for (idx_t n = from; n < std::min(from + turn, all); ++n) sets(s, stage, n, scratch, visit);
+    const idx_t sets_of_stage = of(stage).query_sets(s), own_parts = parts_of(s.queries, 4, 1024);
+    idx_t all = 1, before = 0;
+    for (idx_t n = 0; n < sets_of_stage; ++n) all += 2 * work_of(of(stage), s, n);
+    for (idx_t n = 0; n < sets_of_stage; ++n) {  // a set is of the part in whose share its middle lies
+      const idx_t work = work_of(of(stage), s, n);
+      if ((2 * before + work) * own_parts / all == part) sets(s, stage, n, scratch, visit);
+      before += work;
+    }
   }
 
   template <class Visit>
@@ -137,6 +140,19 @@ struct pattern_plan : row_plan {
 
  private:
   const pattern_ref& of(idx_t stage) const { return patterns[static_cast<std::size_t>(stage)]; }
+
+  /// The work of a query set, roughly, in scores: those of its last query and what a row costs beside, for every query.
+  static idx_t work_of(const pattern_ref& pattern, const pattern_shape& s, idx_t n) {
+    const position_range queries = pattern.queries(s, n);
+    const idx_t count = count_of(queries);
+    idx_t seen = 64;
+    if (count > 0)
+      pattern.keys(s, n, [&](const key_set& keys, const query_range& of_query) {
+        const key_range slots = keys.slots_of(s, queries.begin + (count - 1) * queries.step, of_query);
+        seen += std::max<idx_t>(0, slots.end - slots.begin);
+      });
+    return count * seen;
+  }
 
   void examine(const validator& check, const pattern_ref& pattern, const pattern_shape& s, bool* found) {
     std::fill_n(found, s.queries, false);
