@@ -20,6 +20,7 @@ namespace attn { inline namespace ATTN_ISA {
 
 /// Every stride-th key, counted from the query, without the query's own.
 struct residue_pattern {
+  static constexpr bool disjoint = true;  // no two query sets see the same key
   idx_t stride = 64;
 
   idx_t query_sets(const pattern_shape& s) const { return std::min(stride, s.queries); }

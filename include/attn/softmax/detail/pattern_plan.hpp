@@ -78,17 +78,20 @@ struct pattern_plan : row_plan {
   /// Consecutive query sets, which share keys, are a part; all parts have about the same work.
   idx_t parts() const { return parts_of(shape.queries, 4, 1024); }
   idx_t part_tasks(idx_t) const { return parts(); }
+  bool disjoint(idx_t stage) const { return of(stage).disjoint(); }
   template <class Visit>
   void part_sets(const pattern_shape& s, idx_t stage, idx_t, idx_t part, const thread_scratch& scratch,
                  const Visit& visit) const {
-    const idx_t sets_of_stage = of(stage).query_sets(s), own_parts = parts_of(s.queries, 4, 1024);
-    idx_t all = 1, before = 0;
-    for (idx_t n = 0; n < sets_of_stage; ++n) all += 2 * work_of(of(stage), s, n);
-    for (idx_t n = 0; n < sets_of_stage; ++n) {  // a set is of the part in whose share its middle lies
-      const idx_t work = work_of(of(stage), s, n);
-      if ((2 * before + work) * own_parts / all == part) sets(s, stage, n, scratch, visit);
-      before += work;
-    }
+    constexpr idx_t most = 64;
+    const idx_t count = of(stage).query_sets(s), each = ceil_div(count, most);
+    set_work work[most], all;
+    for (idx_t n = 0; n < count; ++n) work[n / each].add(of(stage), s, n);
+    for (const set_work& run : work) all.keys += run.keys, all.scores += run.scores;
+    // Where parts see the same keys, more of them cost more than a hundredth of the time.
+    const idx_t own_parts = parts_of(s.queries, 4, all.keys > 4 * s.keys ? 2048 : 1024);
+    for (idx_t run = 0, before = 0; run * each < count; before += work[run++].scores)
+      if ((2 * before + work[run].scores) * own_parts / (2 * all.scores + 1) == part)  // in whose share its middle lies
+        for (idx_t n = run * each; n < std::min((run + 1) * each, count); ++n) sets(s, stage, n, scratch, visit);
   }
 
   template <class Visit>
@@ -141,18 +144,23 @@ struct pattern_plan : row_plan {
  private:
   const pattern_ref& of(idx_t stage) const { return patterns[static_cast<std::size_t>(stage)]; }
 
-  /// The work of a query set, roughly, in scores: those of its last query and what a row costs beside, for every query.
-  static idx_t work_of(const pattern_ref& pattern, const pattern_shape& s, idx_t n) {
-    const position_range queries = pattern.queries(s, n);
-    const idx_t count = count_of(queries);
-    idx_t seen = 64;
-    if (count > 0)
-      pattern.keys(s, n, [&](const key_set& keys, const query_range& of_query) {
-        const key_range slots = keys.slots_of(s, queries.begin + (count - 1) * queries.step, of_query);
-        seen += std::max<idx_t>(0, slots.end - slots.begin);
-      });
-    return count * seen;
-  }
+  /// The work of query sets, roughly: the keys they see, and scores: of a set those of its last query, and what a row
+  /// costs beside, for every query.
+  struct set_work {
+    idx_t keys = 0, scores = 0;
+
+    void add(const pattern_ref& pattern, const pattern_shape& s, idx_t n) {
+      const position_range queries = pattern.queries(s, n);
+      const idx_t count = count_of(queries);
+      idx_t seen = 64;
+      if (count > 0)
+        pattern.keys(s, n, [&](const key_set& set, const query_range& of_query) {
+          const key_range slots = set.slots_of(s, queries.begin + (count - 1) * queries.step, of_query);
+          keys += set.count, seen += std::max<idx_t>(0, slots.end - slots.begin);
+        });
+      scores += count * seen;
+    }
+  };
 
   void examine(const validator& check, const pattern_ref& pattern, const pattern_shape& s, bool* found) {
     std::fill_n(found, s.queries, false);

@@ -125,15 +125,21 @@ struct sparse_backward {
     std::fill(of.begun + begin, of.begun + end, true);
   }
 
-  /// Adds sums of a query set to those of all keys.
-  static void scatter(T* sums, idx_t stride, const seen_keys& given, T* to, T* errors) {
+  /// Adds sums of a query set to those of all keys, where these were begun.
+  static void scatter(T* sums, idx_t stride, const seen_keys& given, T* to, T* errors, const bool* begun) {
     for (idx_t n = 0; sums && n < given.slots; ++n) {
-      const idx_t at = given.positions[n] * stride;
-      if (errors)
-        move_compensated(sums + n * stride, stride, T(1), to + at, errors + at);
-      else
+      const idx_t key = given.positions[n], at = key * stride;
+      T* const from = sums + n * stride;
+      if (errors) {
+        if (!begun[key])
+          for (T* x : {to, errors}) std::fill_n(x + at, stride, T(0));
+        move_compensated(from, stride, T(1), to + at, errors + at);
+      } else if (!begun[key]) {
+        for (idx_t d = 0; d < stride; d += width<T>) store<T>(to + at + d, load<T>(from + d));
+      } else {
         for (idx_t d = 0; d < stride; d += width<T>)
-          store<T>(to + at + d, add(load<T>(to + at + d), load<T>(sums + n * stride + d)));
+          store<T>(to + at + d, add(load<T>(to + at + d), load<T>(from + d)));
+      }
     }
   }
 
@@ -161,9 +167,9 @@ struct sparse_backward {
     });
     visit_keys(h, set, of.keys, s, [&](const backward_keys<P>& keys, const seen_keys& given, const auto&) {
       if (given.contiguous()) return;
-      for (idx_t n = 0; n < given.slots; ++n) begin_sums(of, given.positions[n], given.positions[n] + 1);
-      scatter(keys.d_keys, stride_k(), given, of.keys.d_keys, of.keys.key_errors);
-      scatter(keys.d_values, stride_v(), given, of.keys.d_values, of.keys.value_errors);
+      scatter(keys.d_keys, stride_k(), given, of.keys.d_keys, of.keys.key_errors, of.begun);
+      scatter(keys.d_values, stride_v(), given, of.keys.d_values, of.keys.value_errors, of.begun);
+      for (idx_t n = 0; n < given.slots; ++n) of.begun[given.positions[n]] = true;
     });
   }
 
@@ -196,7 +202,7 @@ struct sparse_backward {
   void differentiate_task(idx_t key_head, idx_t in_group, idx_t stage, idx_t phase, idx_t task, const item_scratch& p,
                           int worker) const {
     const head h = plan.head_of(key_head * shape.group() + in_group, p.plan, 0);
-    const idx_t part = plan.parts() > 1 ? task : 0;
+    const idx_t part = plan.parts() > 1 && !plan.disjoint(stage) ? task : 0;
     task_keys of{p.keys, p.begun + part * slots()};
     of.keys.take_sums(p.keys, part * slots());
     auto terms = in.terms().for_head(h.batch, h.head, in.forward.shift(h.batch));
