@@ -149,6 +149,10 @@ template <class A, class B>
 inline constexpr int patterns_in<joined_patterns<A, B>> =
     patterns_in<A> && patterns_in<B> ? patterns_in<A> + patterns_in<B> : 0;
 
+/// Whether it is known of a pattern that no two of its query sets see the same key.
+template <class P>
+inline constexpr bool disjoint_keys = false;
+
 /// A pattern with its type erased: drivers are compiled once for all patterns.
 class pattern_ref {
  public:
@@ -159,9 +163,8 @@ class pattern_ref {
         query_sets_([](auto* p, auto& s) -> idx_t { return static_cast<const P*>(p)->query_sets(s); }),
         queries_([](auto* p, auto& s, idx_t n) -> position_range { return static_cast<const P*>(p)->queries(s, n); }),
         keys_([](auto* p, auto& s, idx_t n, auto& see) { static_cast<const P*>(p)->keys(s, n, see); }),
-        disjoint_(requires { P::disjoint; }) {}
+        disjoint_(disjoint_keys<P>) {}
 
-  /// Whether it is known that no two query sets see the same key.
   bool disjoint() const { return disjoint_; }
   idx_t query_sets(const pattern_shape& s) const { return query_sets_(pattern_, s); }
 

@@ -20,7 +20,6 @@ namespace attn { inline namespace ATTN_ISA {
 
 /// Every stride-th key, counted from the query, without the query's own.
 struct residue_pattern {
-  static constexpr bool disjoint = true;  // no two query sets see the same key
   idx_t stride = 64;
 
   idx_t query_sets(const pattern_shape& s) const { return std::min(stride, s.queries); }
@@ -31,6 +30,11 @@ struct residue_pattern {
       see.except_self(position_range{p - detail::floor_div(p, stride) * stride, s.keys, stride});
   }
 };
+
+namespace detail {
+template <>
+inline constexpr bool disjoint_keys<residue_pattern> = true;
+}  // namespace detail
 
 /// The last `summary` positions of every block of `stride`, and those of the query's own block.
 struct fixed_pattern {

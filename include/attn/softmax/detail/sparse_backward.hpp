@@ -236,7 +236,7 @@ struct sparse_backward {
   void store_step(idx_t key_head, const item_scratch& p, idx_t step) const {
     const idx_t b = key_head / shape.kv_heads, keys = in.lengths().keys(b), begin = step * pack_step,
                 end = std::min(begin + pack_step, shape.keys), real = std::min(end, keys);
-    begin_sums({p.keys, p.begun}, begin, std::max(begin, real));
+    begin_sums({p.keys, p.begun}, begin, end);
     for (idx_t part = 1; part < plan.parts(); ++part)
       for_each_range(p.begun + part * slots(), true, begin, std::max(begin, real), [&](idx_t from, idx_t to) {
         p.keys.settle(part * slots() + from, part * slots() + to);
