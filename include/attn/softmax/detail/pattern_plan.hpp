@@ -149,7 +149,8 @@ struct pattern_plan : row_plan {
   struct set_work {
     idx_t keys = 0, scores = 0;
 
-    void add(const pattern_ref& pattern, const pattern_shape& s, idx_t n) {
+    template <class Pattern>  // compiled for gradients alone
+    void add(const Pattern& pattern, const pattern_shape& s, idx_t n) {
       const position_range queries = pattern.queries(s, n);
       const idx_t count = count_of(queries);
       idx_t seen = 64;
