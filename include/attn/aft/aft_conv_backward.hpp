@@ -14,7 +14,7 @@
 //          that of one key for all channels is summed over them, that of w over the heads that share it.
 // Cost     Three times the forward call: its own work again, as much for k and v, as much for w. Scratch: that of the
 //          forward call, 5 L numbers a channel, of 512 channels at a time, 3 L of them touched only where rows need
-//          recomputation; 33 numbers for every entry of a kernel.
+//          recomputation; 65 numbers for every entry of a kernel.
 // Throws   std::invalid_argument for shapes or options that do not fit, for gradients that share memory with an input
 //          or one another, before anything is written.
 #pragma once

@@ -149,6 +149,10 @@ template <class A, class B>
 inline constexpr int patterns_in<joined_patterns<A, B>> =
     patterns_in<A> && patterns_in<B> ? patterns_in<A> + patterns_in<B> : 0;
 
+/// Whether it is known of a pattern that no two of its query sets see the same key.
+template <class P>
+inline constexpr bool disjoint_keys = false;
+
 /// A pattern with its type erased: drivers are compiled once for all patterns.
 class pattern_ref {
  public:
@@ -158,8 +162,10 @@ class pattern_ref {
       : pattern_(&pattern),
         query_sets_([](auto* p, auto& s) -> idx_t { return static_cast<const P*>(p)->query_sets(s); }),
         queries_([](auto* p, auto& s, idx_t n) -> position_range { return static_cast<const P*>(p)->queries(s, n); }),
-        keys_([](auto* p, auto& s, idx_t n, auto& see) { static_cast<const P*>(p)->keys(s, n, see); }) {}
+        keys_([](auto* p, auto& s, idx_t n, auto& see) { static_cast<const P*>(p)->keys(s, n, see); }),
+        disjoint_(disjoint_keys<P>) {}
 
+  bool disjoint() const { return disjoint_; }
   idx_t query_sets(const pattern_shape& s) const { return query_sets_(pattern_, s); }
 
   /// The queries of a set, clipped to the sequence.
@@ -177,6 +183,7 @@ class pattern_ref {
   idx_t (*query_sets_)(const void*, const pattern_shape&) = nullptr;
   position_range (*queries_)(const void*, const pattern_shape&, idx_t) = nullptr;
   void (*keys_)(const void*, const pattern_shape&, idx_t, const key_visitor&) = nullptr;
+  bool disjoint_ = false;
 };
 
 /// The patterns that are joined in one.

@@ -8,13 +8,12 @@
 // k_global and v_global the rows of global queries use these: their rows of dq are 0, and all other rows of the
 // gradient of q_global are 0. Shapes, errors, lse and score functions as in full_softmax_backward.hpp.
 //
-// Cost     2 B H (3 D + 2 Dv) operations for every visible key of a query, and some w / 4096 of it more for windows of
-//          w keys on each side below 256, 1 / 32 above; without lse, one product more. Scratch, per thread: about (5
-//          (2048 + 2 w) + 800) max(D, Dv) numbers, whatever the length, for windows above 128 keys on each side (18 x 2
-//          w) instead of 2048 + 2 w; for n global positions n (D + Dv) numbers for every 2048 positions and head in
-//          progress; where the heads of a group differ in dilation, Lk (D + Dv) for every key head in progress. For the
-//          gradients of relative_bias, relative_keys and log_decay as in full_softmax_backward.hpp, the first two for
-//          distances within the window, and for every 2048 positions.
+// Cost     2 B H (3 D + 2 Dv) operations for every visible key of a query; without lse, one product more. Scratch, per
+//          thread, whatever the length: about (9 (768 + 2 w) + 1800) max(D, Dv) numbers for windows of w keys on each
+//          side, above 192 of them 6 w instead of 768 + 2 w, and 7 in place of 9 on one thread; for n global positions
+//          n (D + Dv) for each of three parts of 768 positions; where the heads of a group differ in dilation, Lk (D +
+//          Dv). For the gradients of relative_bias, relative_keys and log_decay as in full_softmax_backward.hpp, the
+//          first two for distances within the window, and for every part.
 #pragma once
 
 #include <attn/softmax/detail/window_backward.hpp>

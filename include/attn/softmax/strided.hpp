@@ -31,6 +31,11 @@ struct residue_pattern {
   }
 };
 
+namespace detail {
+template <>
+inline constexpr bool disjoint_keys<residue_pattern> = true;
+}  // namespace detail
+
 /// The last `summary` positions of every block of `stride`, and those of the query's own block.
 struct fixed_pattern {
   idx_t stride = 64, summary = 1;

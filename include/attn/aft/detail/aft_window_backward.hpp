@@ -39,7 +39,7 @@ struct window_key_bias {
 
 template <class T>
 struct aft_window_backward_call {
-  static constexpr idx_t most_segments = 32;  // of the keys: each has a separate sum of the gradient of a kernel
+  static constexpr idx_t most_segments = 64;  // of the keys: each has a separate sum of the gradient of a kernel
 
   const aft_tensors<T>& x;
   const aft_gradient_elements<T>& elements;

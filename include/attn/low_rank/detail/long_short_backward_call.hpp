@@ -35,7 +35,7 @@ struct long_short_backward_call {
   idx_t shift(idx_t b) const { return keys(b) - in.lengths().queries(b); }
   idx_t parts() const {
     const idx_t reach = forward.left + forward.right + 2 * forward.block;
-    return parts_of(shape().queries, 8, std::max<idx_t>(2048, 4 * reach));
+    return parts_of(shape().queries, 8, std::max<idx_t>(1024, 4 * reach));
   }
   /// Number of keys that a part may see.
   idx_t part_keys() const {

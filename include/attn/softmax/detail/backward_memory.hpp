@@ -138,12 +138,13 @@ struct backward_keys {
     keys.pack(k, k, begin, end);
     values.pack_keys([&](idx_t slot) { return v.row(keys.positions[begin + slot]); }, v.col_stride, begin, end);
   }
-  void clear(idx_t begin, idx_t end) const {
-    const idx_t padded = round_up(end, panel_width<T>) - begin;
+  void clear(idx_t begin, idx_t end) const { clear_rows(begin, round_up(end, panel_width<T>)); }
+  /// Clears the sums of slots [begin, end) alone.
+  void clear_rows(idx_t begin, idx_t end) const {
     for (T* x : {d_keys, key_errors})
-      if (x) std::fill_n(x + begin * stride(keys.dim), padded * stride(keys.dim), T(0));
+      if (x) std::fill_n(x + begin * stride(keys.dim), (end - begin) * stride(keys.dim), T(0));
     for (T* x : {d_values, value_errors})
-      if (x) std::fill_n(x + begin * stride(values.dim), padded * stride(values.dim), T(0));
+      if (x) std::fill_n(x + begin * stride(values.dim), (end - begin) * stride(values.dim), T(0));
   }
   /// Adds what the sums of slots [begin, end) lost.
   void settle(idx_t begin, idx_t end) const {

@@ -109,6 +109,8 @@ struct row_plan {
   // dK and dV: one for every task, or one for all, where no two tasks of a phase see the same key. Nothing of it
   // depends on the number of threads.
   idx_t phases() const { return 1; }
+  /// Whether no two query sets of a stage see the same key: then its tasks share the first of the sums.
+  bool disjoint(idx_t) const { return false; }
   /// Slots of the keys that a query set packs itself and that are not contiguous, at most.
   idx_t listed_capacity() const { return 0; }
   /// Whether contiguous keys are packed as they lie in the panels of all keys.

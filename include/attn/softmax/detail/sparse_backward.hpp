@@ -43,7 +43,7 @@ struct sparse_backward {
   struct item_scratch {
     typename Plan::item_scratch plan;  // of the query head in progress
     backward_keys<P> keys;             // where keys are packed once; sums of all keys, [parts][slots()]
-    bool *needed, *begun;              // per pack_step keys; [parts][steps()]: whether sums were begun, else they are 0
+    bool *needed, *begun;              // per pack_step keys; [parts][slots()]: whether sums were begun, else they are 0
     T* dq;                             // [Lq][stride_k()], where rows are stored: sums of query sets that are done,
     T* dq_errors;                      // and, of many, what these lost
     T* slopes;                         // [tasks]: their sums of the gradient of the slope
@@ -54,7 +54,7 @@ struct sparse_backward {
     item_scratch p{.plan = plan.layout(memory, 1),
                    .keys = layout_keys(memory, plan.shared() ? shape.keys : 0, plan.parts() * slots(), errors),
                    .needed = memory.allocate<bool>(plan.shared() ? steps() : 0),
-                   .begun = memory.allocate<bool>(plan.parts() * steps()), .dq = nullptr,
+                   .begun = memory.allocate<bool>(plan.parts() * slots()), .dq = nullptr,
                    .dq_errors = nullptr, .slopes = memory.allocate<T>(most_tasks()),
                    .relative = memory.allocate<double>(most_tasks() * in.relative_entries())};
     p.keys.keys.positions = plan.shared_positions();
@@ -111,25 +111,35 @@ struct sparse_backward {
     });
   }
 
-  /// Call before adding to sums of keys [begin, end).
-  void begin_sums(const task_keys& of, idx_t begin, idx_t end) const {
-    for (idx_t step = begin / pack_step; step * pack_step < end; ++step)
-      if (!of.begun[step]) begin_step(of, step);
-  }
-  void begin_step(const task_keys& of, idx_t step) const {
-    of.begun[step] = true;
-    of.keys.clear(step * pack_step, std::min((step + 1) * pack_step, slots()));
+  /// visit(first, end) for the longest ranges of [begin, end) whose sums were begun, or were not.
+  template <class Visit>
+  static void for_each_range(const bool* begun, bool which, idx_t begin, idx_t end, const Visit& visit) {
+    const bool* const last = begun + end;
+    for (const bool *from = begun + begin, *to; (from = std::find(from, last, which)) != last; from = to)
+      visit(from - begun, (to = std::find(from, last, !which)) - begun);
   }
 
-  /// Adds sums of a query set to those of all keys.
-  static void scatter(T* sums, idx_t stride, const seen_keys& given, T* to, T* errors) {
+  /// Call before adding to sums of keys [begin, end).
+  static void begin_sums(const task_keys& of, idx_t begin, idx_t end) {
+    for_each_range(of.begun, false, begin, end, [&](idx_t from, idx_t to) { of.keys.clear_rows(from, to); });
+    std::fill(of.begun + begin, of.begun + end, true);
+  }
+
+  /// Adds sums of a query set to those of all keys, where these were begun.
+  static void scatter(T* sums, idx_t stride, const seen_keys& given, T* to, T* errors, const bool* begun) {
     for (idx_t n = 0; sums && n < given.slots; ++n) {
-      const idx_t at = given.positions[n] * stride;
-      if (errors)
-        move_compensated(sums + n * stride, stride, T(1), to + at, errors + at);
-      else
+      const idx_t key = given.positions[n], at = key * stride;
+      T* const from = sums + n * stride;
+      if (errors) {
+        if (!begun[key])
+          for (T* x : {to, errors}) std::fill_n(x + at, stride, T(0));
+        move_compensated(from, stride, T(1), to + at, errors + at);
+      } else if (!begun[key]) {
+        for (idx_t d = 0; d < stride; d += width<T>) store<T>(to + at + d, load<T>(from + d));
+      } else {
         for (idx_t d = 0; d < stride; d += width<T>)
-          store<T>(to + at + d, add(load<T>(to + at + d), load<T>(sums + n * stride + d)));
+          store<T>(to + at + d, add(load<T>(to + at + d), load<T>(from + d)));
+      }
     }
   }
 
@@ -141,7 +151,9 @@ struct sparse_backward {
     visit_keys(h, set, of.keys, s, [&](backward_keys<P> keys, const seen_keys& given, const auto&) {
       if (!given.in_place) keys.fill(plan.key_rows(h, x.key, s.plan), x.value, 0, given.slots);
       if (!given.contiguous()) return keys.clear(0, given.slots);
-      begin_sums(of, given.positions.first, given.positions.first + given.slots);
+      // The kernel adds to whole vectors of keys.
+      begin_sums(of, given.positions.first / width<T> * width<T>,
+                 std::min(round_up(given.positions.first + given.slots, width<T>), slots()));
     });
     for_each_row_block(set, [&](const index_map& which, idx_t count, idx_t row) {
       in.pack_rows(s.rows, h.batch, h.head, x.query, which, count);
@@ -155,9 +167,9 @@ struct sparse_backward {
     });
     visit_keys(h, set, of.keys, s, [&](const backward_keys<P>& keys, const seen_keys& given, const auto&) {
       if (given.contiguous()) return;
-      for (idx_t n = 0; n < given.slots; ++n) begin_sums(of, given.positions[n], given.positions[n] + 1);
-      scatter(keys.d_keys, stride_k(), given, of.keys.d_keys, of.keys.key_errors);
-      scatter(keys.d_values, stride_v(), given, of.keys.d_values, of.keys.value_errors);
+      scatter(keys.d_keys, stride_k(), given, of.keys.d_keys, of.keys.key_errors, of.begun);
+      scatter(keys.d_values, stride_v(), given, of.keys.d_values, of.keys.value_errors, of.begun);
+      for (idx_t n = 0; n < given.slots; ++n) of.begun[given.positions[n]] = true;
     });
   }
 
@@ -190,8 +202,8 @@ struct sparse_backward {
   void differentiate_task(idx_t key_head, idx_t in_group, idx_t stage, idx_t phase, idx_t task, const item_scratch& p,
                           int worker) const {
     const head h = plan.head_of(key_head * shape.group() + in_group, p.plan, 0);
-    const idx_t part = plan.parts() > 1 ? task : 0;
-    task_keys of{p.keys, p.begun + part * steps()};
+    const idx_t part = plan.parts() > 1 && !plan.disjoint(stage) ? task : 0;
+    task_keys of{p.keys, p.begun + part * slots()};
     of.keys.take_sums(p.keys, part * slots());
     auto terms = in.terms().for_head(h.batch, h.head, in.forward.shift(h.batch));
     auto back = in.back(terms);
@@ -208,13 +220,15 @@ struct sparse_backward {
     for (idx_t n = 0; n < key_heads.count; ++n) {
       std::fill_n(key_heads.scratch[n].slopes, most_tasks(), T(0));
       std::fill_n(key_heads.scratch[n].relative, most_tasks() * in.relative_entries(), 0.0);
-      if (in_group == 0) std::fill_n(key_heads.scratch[n].begun, plan.parts() * steps(), false);
+      if (in_group == 0) std::fill_n(key_heads.scratch[n].begun, plan.parts() * slots(), false);
     }
     if constexpr (Plan::keys_are_queries)
       key_heads.for_each(steps(), [&](idx_t, const item_scratch& p, idx_t step, int) {
         task_keys of{p.keys, p.begun};
         if (in_group > 0) of.keys.d_values = nullptr;
-        begin_step(of, step);
+        const idx_t begin = step * pack_step, end = std::min(begin + pack_step, slots());
+        std::fill(of.begun + begin, of.begun + end, false);
+        begin_sums(of, begin, end);
       });
   }
 
@@ -222,13 +236,13 @@ struct sparse_backward {
   void store_step(idx_t key_head, const item_scratch& p, idx_t step) const {
     const idx_t b = key_head / shape.kv_heads, keys = in.lengths().keys(b), begin = step * pack_step,
                 end = std::min(begin + pack_step, shape.keys), real = std::min(end, keys);
-    if (!p.begun[step]) begin_step({p.keys, p.begun}, step);
-    for (idx_t part = 1; part < plan.parts(); ++part) {
-      if (!p.begun[part * steps() + step]) continue;
-      p.keys.settle(part * slots() + begin, part * slots() + real);
-      if (p.keys.d_keys) sums_in_parts<T>{p.keys.d_keys, plan.parts(), slots(), stride_k()}.add_part(part, begin, real);
-      if (in.dv) sums_in_parts<T>{p.keys.d_values, plan.parts(), slots(), stride_v()}.add_part(part, begin, real);
-    }
+    begin_sums({p.keys, p.begun}, begin, end);
+    for (idx_t part = 1; part < plan.parts(); ++part)
+      for_each_range(p.begun + part * slots(), true, begin, std::max(begin, real), [&](idx_t from, idx_t to) {
+        p.keys.settle(part * slots() + from, part * slots() + to);
+        if (p.keys.d_keys) sums_in_parts<T>{p.keys.d_keys, plan.parts(), slots(), stride_k()}.add_part(part, from, to);
+        if (in.dv) sums_in_parts<T>{p.keys.d_values, plan.parts(), slots(), stride_v()}.add_part(part, from, to);
+      });
     p.keys.store(in.dk, in.dv, b, key_head % shape.kv_heads, begin, end, keys, in.terms().scale, in.accumulate);
   }
 

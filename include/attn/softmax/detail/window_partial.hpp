@@ -1,10 +1,9 @@
 // attn: what a part of a head leaves to be added up in sliding_window_backward (window_backward.hpp): its shares of the
-// gradients of global keys and queries, and of parameters.
+// gradients of its keys and its neighbours', of global keys and queries, and of parameters.
 #pragma once
 
-#include <attn/core/execution.hpp>
-
-#include <algorithm>
+#include <attn/softmax/detail/backward_memory.hpp>
+#include <attn/softmax/sliding_window.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
@@ -51,6 +50,26 @@ class window_partial {
   window_partial_sizes size_{};
   T* numbers_ = nullptr;
   double* sums_ = nullptr;
+};
+
+/// The keys [k0, k1) of class r of a key head, for the query heads [h, h_end), whose dilation is d.
+template <class P>
+struct window_part : class_rows {
+  using T = sum_type<P>;
+
+  idx_t b = 0, kv = 0, h = 0, h_end = 0, number = 0;  // number: in the class
+  idx_t k0 = 0, k1 = 0;
+  bool last = false;                                  // of the class
+  bool stored = true;                                 // or not a part of the class
+  backward_keys<P> sums{};                            // of all keys that it sees, by slot
+  double* decay = nullptr;                            // [group][slots]: sums of the gradients of scores by key
+  window_partial<T> others{};
+
+  /// Adds the keys of the class that the part owns.
+  decay_gradients owned(decay_gradients of) const {
+    of.first = r + d * k0, of.end = r + d * k1;
+    return of;
+  }
 };
 
 }}}  // namespace attn::ATTN_ISA::detail
