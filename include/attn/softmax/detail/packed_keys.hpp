@@ -40,7 +40,7 @@ struct packed_keys {
   bool* finite = nullptr;
   idx_t capacity = 0, dim = 0, dim_v = 0;
   index_map positions{};
-  line_prefetcher* next = nullptr;  // two of them: keys and values that the products with these keys prefetch
+  line_prefetcher* next = nullptr;  // what the products with these keys prefetch
 
   /// Memory for `slots` slots; (slots + panel) * (dim + dim_v + panel) numbers at most.
   static packed_keys layout(arena& memory, idx_t slots, idx_t dim, idx_t dim_v) {
