@@ -13,14 +13,16 @@ namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 inline constexpr idx_t part_size = 256;
 
-/// Scratch of one thread: panels [part_size][panel_width] of keys and values, and weights [part_size][tile_rows].
+/// Scratch of one thread: panels [part_size][panel_width] of keys and values, and weights [part_size][tile_rows], with
+/// room for a packet after the last row.
 template <class T>
 struct token_sums_scratch {
   T *keys, *values, *weights;
 
   static token_sums_scratch layout(arena& memory, idx_t dim, idx_t dim_v) {
     return {memory.allocate<T>(part_size * round_up(dim, panel_width<T>)),
-            memory.allocate<T>(part_size * round_up(dim_v, panel_width<T>)), memory.allocate<T>(part_size * tile_rows)};
+            memory.allocate<T>(part_size * round_up(dim_v, panel_width<T>)),
+            memory.allocate<T>(part_size * tile_rows + width<T>)};
   }
 };
 
@@ -105,28 +107,40 @@ struct token_sums {
       std::fill_n(to, count, T(0));
   }
 
-  /// weights[n][m] = e^(logit - maximum) of `columns` columns from c on; columns beyond them repeat the last. Logits of
-  /// hidden tokens are -infinity.
+  /// weights[n][m] = e^(logit - maximum) of `columns` columns from c on; those beyond them are not used. Logits of hidden
+  /// tokens are -infinity.
   template <class S>
   static void weigh(const matrix_view<const S>& logits, idx_t begin, idx_t count, const seen_range& seen, idx_t c,
                     idx_t columns, T* weights, T* maximum, T* sum) {
+    constexpr int w = width<T>, packets = (tile_rows + w - 1) / w;
     constexpr T nothing = -std::numeric_limits<T>::infinity();
-    T highest[tile_rows], total[tile_rows] = {};
-    std::fill_n(highest, tile_rows, nothing);
-    for (idx_t n = 0; n < count; ++n) {
+    packet<T> highest[packets], total[packets];
+    unroll<packets>([&](auto p) { highest[p] = broadcast<T>(nothing), total[p] = zero<T>(); });
+    for (idx_t n = 0; n < count; ++n) {  // the last packet of a row reaches into the next row
       const S* const row = logits.row(begin + n) + c * logits.col_stride;
-      T* const to = weights + n * tile_rows;
-      for (idx_t m = 0; m < tile_rows; ++m) to[m] = static_cast<T>(row[std::min(m, columns - 1) * logits.col_stride]);
-      if (seen.hides(n)) std::fill_n(to, tile_rows, nothing);
-      for (idx_t m = 0; m < tile_rows; ++m) highest[m] = to[m] > highest[m] || to[m] != to[m] ? to[m] : highest[m];
+      unroll<packets>([&](auto p) {
+        packet<T> x = broadcast<T>(nothing);
+        if (!seen.hides(n))
+          x = load_part<T>(row + p * w * logits.col_stride, logits.col_stride, logits.cols - c - p * w);
+        highest[p] = max(highest[p], x);
+        store<T>(weights + n * tile_rows + p * w, x);
+      });
     }
+    T lanes[packets * w], subtracted[tile_rows * w];  // of w rows
+    unroll<packets>([&](auto p) { store<T>(lanes + p * w, highest[p]); });
+    for (int i = 0; i < tile_rows * w; ++i) subtracted[i] = lanes[i % tile_rows] == nothing ? T(0) : lanes[i % tile_rows];
+    for (idx_t n = 0; n < count; n += w)
+      for (int i = 0; i < tile_rows * w; i += w) {
+        T* const x = weights + n * tile_rows + i;
+        store<T>(x, attn::detail::exp<T>(sub(load<T>(x), load<T>(subtracted + i))));
+      }
     for (idx_t n = 0; n < count; ++n)
-      for (idx_t m = 0; m < tile_rows; ++m) weights[n * tile_rows + m] -= highest[m] == nothing ? T(0) : highest[m];
-    attn::exp(weights, weights, count * tile_rows);
-    for (idx_t n = 0; n < count; ++n)
-      for (idx_t m = 0; m < tile_rows; ++m) total[m] += weights[n * tile_rows + m];
-    std::copy_n(highest, columns, maximum);
-    std::copy_n(total, columns, sum);
+      unroll<packets>([&](auto p) { total[p] = add(total[p], load<T>(weights + n * tile_rows + p * w)); });
+    std::copy_n(lanes, columns, maximum);
+    unroll<packets>([&](auto p) { store<T>(lanes + p * w, total[p]); });
+    std::copy_n(lanes, columns, sum);
+    for (idx_t m = 0; m < columns; ++m)
+      if (sum[m] != sum[m]) maximum[m] = sum[m];  // NaN stays
   }
 
   /// out[m] = sum over tokens of weights[n][m] panel rows n, for `columns` rows m.
