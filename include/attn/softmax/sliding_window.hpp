@@ -191,7 +191,7 @@ struct window_call : window_sets {
       const idx_t stop = std::min(t + max_rows, t1), next_stop = std::min(stop + max_rows, t1);
       const idx_t needed = std::min(round_up(of.slot(stop + right), s.keys.wide), count);
       if (packed < needed) s.keys.pack(key, value, packed, needed);
-      packed = std::max(packed, needed);
+      packed = needed;
       line_prefetcher next;
       if (d == 1) {
         next.add(key, std::min(stop + right, of.high), std::min(next_stop + right, of.high));

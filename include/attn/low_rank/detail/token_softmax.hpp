@@ -6,6 +6,7 @@
 #pragma once
 
 #include <attn/core/detail/exp.hpp>
+#include <attn/core/detail/prefetch.hpp>
 #include <attn/low_rank/detail/panel_product.hpp>
 #include <attn/low_rank/detail/seen_lengths.hpp>
 
@@ -62,11 +63,14 @@ struct token_sums {
     pack_panels<T>([&](idx_t n) { return v.row(begin + n); }, 0, count, dim_v, v.col_stride, s.values, part_size);
     const seen_range seen = keys.range(b, begin, begin + count);
     seen.clear_panels(s.keys, part_size, count, dim), seen.clear_panels(s.values, part_size, count, dim_v);
+    line_prefetcher next;  // the next part
+    for (const matrix_view<const S>& x : {k, v, logits})
+      next.add(x, begin + count, std::min(begin + count + part_size, x.rows));
     for (idx_t c = 0; c < rank; c += tile_rows) {
       const idx_t columns = std::min<idx_t>(tile_rows, rank - c), row = part * rank + c;
       weigh(logits, begin, count, seen, c, columns, s.weights, maximum + row, sum + row);
-      multiply(s.weights, s.keys, count, columns, dim, part_keys + row * padded(), padded());
-      multiply(s.weights, s.values, count, columns, dim_v, part_values + row * padded_v(), padded_v());
+      multiply(s.weights, s.keys, count, columns, dim, part_keys + row * padded(), padded(), next);
+      multiply(s.weights, s.values, count, columns, dim_v, part_values + row * padded_v(), padded_v(), next);
     }
   }
 
@@ -143,13 +147,15 @@ struct token_sums {
       if (sum[m] != sum[m]) maximum[m] = sum[m];  // NaN stays
   }
 
-  /// out[m] = sum over tokens of weights[n][m] panel rows n, for `columns` rows m.
+  /// out[m] = sum over tokens of weights[n][m] panel rows n, for `columns` rows m. Meanwhile `next` is fetched.
   static void multiply(const T* weights, const T* panels, idx_t count, idx_t columns, idx_t cols, T* out,
-                       idx_t out_stride) {
-    panel_product<T>([&](idx_t) { return packed_rows<T>{weights}; }, columns, panels, part_size, cols, count,
-                     [&](idx_t m, idx_t col, const auto& x) {
-                       if (m < columns) store<T>(out + m * out_stride + col, x);
-                     });
+                       idx_t out_stride, line_prefetcher& next) {
+    const auto left = [&](idx_t) {
+      return prefetching_rows<T>{{weights}, {next.next(count, weights), next.next(count, weights)}};
+    };
+    panel_product<T>(left, columns, panels, part_size, cols, count, [&](idx_t m, idx_t col, const auto& x) {
+      if (m < columns) store<T>(out + m * out_stride + col, x);
+    });
   }
 };
 
