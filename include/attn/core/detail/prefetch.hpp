@@ -72,8 +72,9 @@ class row_prefetcher {
   int count_ = 0;
 };
 
-/// Rows of up to four matrices, fetched line by line between the multiply-adds of products. (full_softmax_step, 8 tokens:
-/// 0.74 of the time of fetching them between the tiles, because processors wait where too many lines are on their way.)
+/// Rows of up to four matrices, fetched line by line between the multiply-adds of products. (full_softmax_step, 8
+/// tokens: 0.74 of the time of fetching them between the tiles, because processors wait where too many lines are on
+/// their way.)
 class line_prefetcher {
  public:
   /// Rows [begin, end) of x, or of a cache.

@@ -179,10 +179,11 @@ struct long_short_call {
     return {std::clamp(first - left, idx_t(0), end), end};
   }
 
-  /// Packs slots [from, to) of the windows whose first key is `first`, normed in memory for that, by pack(keys, values).
+  /// Packs slots [from, to) of the windows whose first key is `first`, normed in memory for that, by pack(keys,
+  /// values).
   template <class Pack>
-  void pack_window(const matrix_view<const S>& key, const matrix_view<const S>& value, idx_t first, idx_t from, idx_t to,
-                   T* keys, T* values, index_map& positions, const Pack& pack) const {
+  void pack_window(const matrix_view<const S>& key, const matrix_view<const S>& value, idx_t first, idx_t from,
+                   idx_t to, T* keys, T* values, index_map& positions, const Pack& pack) const {
     positions = {local ? -from : first, 1, nullptr};
     if (from < to && local) {
       local.apply(key, first + from, to - from, keys);

@@ -111,8 +111,8 @@ struct token_sums {
       std::fill_n(to, count, T(0));
   }
 
-  /// weights[n][m] = e^(logit - maximum) of `columns` columns from c on; those beyond them are not used. Logits of hidden
-  /// tokens are -infinity.
+  /// weights[n][m] = e^(logit - maximum) of `columns` columns from c on; those beyond them are not used. Logits of
+  /// hidden tokens are -infinity.
   template <class S>
   static void weigh(const matrix_view<const S>& logits, idx_t begin, idx_t count, const seen_range& seen, idx_t c,
                     idx_t columns, T* weights, T* maximum, T* sum) {
@@ -132,7 +132,8 @@ struct token_sums {
     }
     T lanes[packets * w], subtracted[tile_rows * w];  // of w rows
     unroll<packets>([&](auto p) { store<T>(lanes + p * w, highest[p]); });
-    for (int i = 0; i < tile_rows * w; ++i) subtracted[i] = lanes[i % tile_rows] == nothing ? T(0) : lanes[i % tile_rows];
+    for (int i = 0; i < tile_rows * w; ++i)
+      subtracted[i] = lanes[i % tile_rows] == nothing ? T(0) : lanes[i % tile_rows];
     for (idx_t n = 0; n < count; n += w)
       for (int i = 0; i < tile_rows * w; i += w) {
         T* const x = weights + n * tile_rows + i;
