@@ -17,10 +17,12 @@ inline void prefetch_bytes(const char* p, idx_t bytes) {
   for (idx_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + at, 0, Level == cache_level::first ? 3 : 2);
 }
 
-/// Row i of x; i may be out of range. For rows in no regular order.
+/// Row i of x; i may be out of range. For rows in no regular order. Rows that are made when they are asked for, which
+/// have no `cols`, are not fetched.
 template <class Rows>
 void prefetch_row(const Rows& x, idx_t i) {
-  prefetch_bytes(reinterpret_cast<const char*>(x.row(i)), x.cols * static_cast<idx_t>(sizeof(*x.row(i))));
+  if constexpr (requires { x.cols; })
+    prefetch_bytes(reinterpret_cast<const char*>(x.row(i)), x.cols * static_cast<idx_t>(sizeof(*x.row(i))));
 }
 
 /// Rows of up to `Streams` matrices, fetched a few at a time between other work: the processor does not predict several
