@@ -104,7 +104,7 @@ class line_prefetcher {
       for (; s.at < std::min(end, s.end); ++s.at) prefetch_row(s.rows, s.at);
   }
   /// The next `count` lines of the matrices in turn, or `nothing`.
-  prefetched_lines next(idx_t count, const void* nothing) {
+  [[gnu::noinline]] prefetched_lines next(idx_t count, const void* nothing) {
     for (int n = 0; n < count_; ++n)
       if (stream& s = streams_[turn_++ % static_cast<unsigned>(count_)]; s.at < s.end) return s.next(count);
     return {static_cast<const char*>(nothing)};
