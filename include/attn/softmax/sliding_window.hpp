@@ -182,14 +182,27 @@ struct window_call : window_sets {
       s.global_keys.positions.list = of.globals.data();
       s.global_keys.pack(rows_of(b, h, true), rows_of(b, h, false), 0, of.globals.before(n));
     }
+    // Keys are packed block by block: meanwhile the products of the block before fetch them.
+    const auto key = rows_of(b, h, true), value = rows_of(b, h, false);
+    const auto query = in.query(b, h);
     const idx_t count = of.keys_to_pack(s.keys.positions);
-    s.keys.pack(rows_of(b, h, true), rows_of(b, h, false), 0, count);
-
     const auto head_terms = in.terms.for_head(b, h, shift);
-    for (idx_t t = t0; t < t1; t += max_rows) {
+    for (idx_t t = t0, packed = 0; t < t1; t += max_rows) {
+      const idx_t stop = std::min(t + max_rows, t1), next_stop = std::min(stop + max_rows, t1);
+      const idx_t needed = std::min(round_up(of.slot(stop + right), s.keys.wide), count);
+      if (packed < needed) s.keys.pack(key, value, packed, needed);
+      packed = needed;
+      line_prefetcher next;
+      if (d == 1) {
+        next.add(key, std::min(stop + right, of.high), std::min(next_stop + right, of.high));
+        next.add(value, std::min(stop + right, of.high), std::min(next_stop + right, of.high));
+        next.add(query, stop - shift, next_stop - shift);
+        next.add(in.result(b, h), t - shift, stop - shift);
+      }
+      s.keys.next = &next;
       index_map positions;
-      const idx_t rows = of.rows_of(t, std::min(t + max_rows, t1), positions);
-      in.begin(s.block, b, h, in.query(b, h), positions, rows);
+      const idx_t rows = of.rows_of(t, stop, positions);
+      in.begin(s.block, b, h, query, positions, rows);
       for (idx_t row = 0; row < rows; ++row) {
         const idx_t u = of.entry(positions[row]);
         s.block.ranges[row] = {of.slot(u - left), of.slot(u + right + 1)};

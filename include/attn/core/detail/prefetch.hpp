@@ -17,10 +17,12 @@ inline void prefetch_bytes(const char* p, idx_t bytes) {
   for (idx_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + at, 0, Level == cache_level::first ? 3 : 2);
 }
 
-/// Row i of x; i may be out of range. For rows in no regular order.
+/// Row i of x; i may be out of range. For rows in no regular order. Rows that are made when they are asked for, which
+/// have no `cols`, are not fetched.
 template <class Rows>
 void prefetch_row(const Rows& x, idx_t i) {
-  prefetch_bytes(reinterpret_cast<const char*>(x.row(i)), x.cols * static_cast<idx_t>(sizeof(*x.row(i))));
+  if constexpr (requires { x.cols; })
+    prefetch_bytes(reinterpret_cast<const char*>(x.row(i)), x.cols * static_cast<idx_t>(sizeof(*x.row(i))));
 }
 
 /// Rows of up to `Streams` matrices, fetched a few at a time between other work: the processor does not predict several
@@ -72,49 +74,65 @@ class row_prefetcher {
   int count_ = 0;
 };
 
-/// Rows of a cache, fetched line by line between the multiply-adds of products. (full_softmax_step, 8 tokens: 0.74 of
-/// the time of fetching them between the tiles, because processors wait where too many lines are on their way.)
+/// Rows of up to four matrices, fetched line by line between the multiply-adds of products. (full_softmax_step, 8
+/// tokens: 0.74 of the time of fetching them between the tiles, because processors wait where too many lines are on
+/// their way.)
 class line_prefetcher {
  public:
-  line_prefetcher() = default;
-  /// The rows from `begin` on.
+  /// Rows [begin, end) of x, or of a cache.
   template <class C>
-  line_prefetcher(const cache_rows<const C>& x, idx_t begin)
-      : rows_(matrix_view<const char>{reinterpret_cast<const char*>(x.data), x.rows, x.cols * size<C>,
-                                      x.row_stride * size<C>, 1}),
-        at_(x.col_stride == 1 ? begin : std::numeric_limits<idx_t>::max()) {
-    rows_.pages = x.pages, rows_.page_rows = x.page_rows, rows_.page_stride = x.page_stride * size<C>;
+  void add(const cache_rows<C>& x, idx_t begin, idx_t end = 0) {
+    constexpr idx_t size = sizeof(C);
+    stream& s = streams_[count_++];
+    s.rows = cache_rows<const char>(matrix_view<const char>{reinterpret_cast<const char*>(x.data), x.rows,
+                                                            x.cols * size, x.row_stride * size, 1});
+    s.rows.pages = x.pages, s.rows.page_rows = x.page_rows, s.rows.page_stride = x.page_stride * size;
+    s.at = x.col_stride == 1 ? begin : std::numeric_limits<idx_t>::max(), s.end = end;
+  }
+  template <class S>
+  void add(const matrix_view<S>& x, idx_t begin, idx_t end) {
+    add(cache_rows<S>(x), begin, end);
   }
 
   /// Lines are fetched of the rows before `end` alone.
-  void set_end(idx_t end) { end_ = end; }
+  void set_end(idx_t end) {
+    for (stream& s : streams_) s.end = end;
+  }
   /// Fetches the rows before `end` that are still missing.
   void fetch(idx_t end) {
-    for (; at_ < std::min(end, end_); ++at_) prefetch_row(rows_, at_);
+    for (stream& s : streams_)
+      for (; s.at < std::min(end, s.end); ++s.at) prefetch_row(s.rows, s.at);
   }
-  /// The next `count` lines, or `nothing`.
-  prefetched_lines next(idx_t count, const void* nothing) {
-    prefetched_lines lines{static_cast<const char*>(nothing)};
-    if (at_ >= end_) return lines;
-    const matrix_view<const char> some = rows_.from(at_);
-    lines.first = some.data, lines.stride = some.row_stride;
-    if (some.row_stride == some.cols) {
-      lines.stride = idx_t(cache_line);
-      at_ += std::clamp<idx_t>(count * idx_t(cache_line) / std::max<idx_t>(1, some.cols), 1, some.rows);
-    } else {
-      const auto of_row = std::bit_ceil(static_cast<std::size_t>(ceil_div(some.cols, idx_t(cache_line))));
-      lines.shift = std::countr_zero(of_row), lines.in_row = static_cast<idx_t>(of_row) - 1;
-      at_ += std::clamp<idx_t>(count >> lines.shift, 1, some.rows);
-    }
-    return lines;
+  /// The next `count` lines of the matrices in turn, or `nothing`.
+  [[gnu::noinline]] prefetched_lines next(idx_t count, const void* nothing) {
+    for (int n = 0; n < count_; ++n)
+      if (stream& s = streams_[turn_++ % static_cast<unsigned>(count_)]; s.at < s.end) return s.next(count);
+    return {static_cast<const char*>(nothing)};
   }
 
  private:
-  template <class C>
-  static constexpr idx_t size = sizeof(C);
+  struct stream {
+    cache_rows<const char> rows{matrix_view<const char>{}};
+    idx_t at = 0, end = 0;
 
-  cache_rows<const char> rows_{matrix_view<const char>{}};
-  idx_t at_ = 0, end_ = 0;
+    prefetched_lines next(idx_t count) {
+      const matrix_view<const char> some = rows.from(at);
+      prefetched_lines lines{some.data, some.row_stride};
+      if (some.row_stride == some.cols) {
+        lines.stride = idx_t(cache_line);
+        at += std::clamp<idx_t>(count * idx_t(cache_line) / std::max<idx_t>(1, some.cols), 1, some.rows);
+      } else {
+        const auto of_row = std::bit_ceil(static_cast<std::size_t>(ceil_div(some.cols, idx_t(cache_line))));
+        lines.shift = std::countr_zero(of_row), lines.in_row = static_cast<idx_t>(of_row) - 1;
+        at += std::clamp<idx_t>(count >> lines.shift, 1, some.rows);
+      }
+      return lines;
+    }
+  };
+
+  stream streams_[4];
+  int count_ = 0;
+  unsigned turn_ = 0;
 };
 
 }}}  // namespace attn::ATTN_ISA::detail

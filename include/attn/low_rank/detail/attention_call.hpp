@@ -27,9 +27,14 @@ void attend_rows(const attention_views<S>& x, idx_t b, idx_t h, idx_t i0, const 
   if (i0 < i1) {
     auto block =
         exec.scratch(worker, [&](arena& memory) { return row_block<P>::layout(memory, x.shape.dim, x.shape.dim_v); });
+    packed_keys<P> keys = packed;
+    line_prefetcher next;
+    next.add(x.query(b, h), i1, std::min(i1 + max_rows, x.lengths.queries(b)));
+    next.add(x.result(b, h), i0, i1);
+    keys.next = &next;
     block.begin(x.query(b, h), {i0, 1, nullptr}, i1 - i0, terms.query_factor());
     std::fill_n(block.ranges, block.rows, key_range{0, seen});
-    attend(block, packed, terms);
+    attend(block, keys, terms);
     complete(block);
     finish(block, x.result(b, h), static_cast<const T*>(nullptr), row_of(lse, b, h), lse.stride(2));
   }

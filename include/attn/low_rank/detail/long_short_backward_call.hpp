@@ -139,9 +139,10 @@ struct long_short_backward_call {
   /// Queries [begin, end): a chunk of one part.
   void chunk_back(const head& p, idx_t b, idx_t kv, idx_t n, idx_t begin, idx_t end, query_scratch& s) const {
     const idx_t length = keys(b), at = shift(b);
-    const idx_t first = forward.pack_window(
-        b, head_of(in.k, b, kv), head_of(in.v, b, kv), begin, end, s.keys, s.values, s.window.keys.positions,
-        [&](const auto& k, const auto& v, idx_t count) { s.window.fill(k, v, 0, count); });
+    const idx_t first = forward.window(begin + at, length).begin,
+                count = forward.window(end - 1 + at, length).end - first;
+    forward.pack_window(head_of(in.k, b, kv), head_of(in.v, b, kv), first, 0, count, s.keys, s.values,
+                        s.window.keys.positions, [&](const auto& k, const auto& v) { s.window.fill(k, v, 0, count); });
     const long_short_part<T>& part = p.parts[n];
     s.window.d_keys = part.d_keys ? part.d_keys + (first - part.first) * stride() : nullptr;
     s.window.d_values = part.d_values ? part.d_values + (first - part.first) * stride_v() : nullptr;

@@ -179,24 +179,21 @@ struct long_short_call {
     return {std::clamp(first - left, idx_t(0), end), end};
   }
 
-  /// Packs the keys of the windows of queries [begin, end), normed in memory for that, by pack(keys, values, count).
-  /// Returns the first of them.
+  /// Packs slots [from, to) of the windows whose first key is `first`, normed in memory for that, by pack(keys,
+  /// values).
   template <class Pack>
-  idx_t pack_window(idx_t b, const matrix_view<const S>& key, const matrix_view<const S>& value, idx_t begin, idx_t end,
-                    T* keys, T* values, index_map& positions, const Pack& pack) const {
-    const idx_t n = length(b), shift = in.shift(b), first = window(begin + shift, n).begin;
-    const idx_t count = window(end - 1 + shift, n).end - first;
-    positions = {local ? 0 : first, 1, nullptr};
-    if (count > 0 && local) {
-      local.apply(key, first, count, keys);
-      local.apply(value, first, count, values);
-      pack(matrix_view<const T>{keys, count, key.cols, key.cols, 1},
-           matrix_view<const T>{values, count, value.cols, value.cols, 1}, count);
-    } else if (count > 0) {
-      pack(key, value, count);
+  void pack_window(const matrix_view<const S>& key, const matrix_view<const S>& value, idx_t first, idx_t from,
+                   idx_t to, T* keys, T* values, index_map& positions, const Pack& pack) const {
+    positions = {local ? -from : first, 1, nullptr};
+    if (from < to && local) {
+      local.apply(key, first + from, to - from, keys);
+      local.apply(value, first + from, to - from, values);
+      pack(matrix_view<const T>{keys, to - from, key.cols, key.cols, 1},
+           matrix_view<const T>{values, to - from, value.cols, value.cols, 1});
+    } else if (from < to) {
+      pack(key, value);
     }
     positions.first = first;
-    return first;
   }
 
   /// Queries [begin, end) of one head.
@@ -204,11 +201,24 @@ struct long_short_call {
                    long_short_scratch<P>& s) const {
     const idx_t n = length(b), shift = in.shift(b);
     const auto of_window = in.terms.for_head(b, h, shift), of_compressed = compressed_terms(of_window, head.seen, b);
-    const idx_t first = pack_window(b, in.key(b, h), in.value(b, h), begin, end, s.keys, s.values, s.window.positions,
-                                    [&](const auto& k, const auto& v, idx_t count) { s.window.pack(k, v, 0, count); });
-    for (idx_t i = begin; i < end; i += max_rows) {
-      const idx_t rows = std::min(max_rows, end - i);
-      s.block.begin(in.query(b, h), {i, 1, nullptr}, rows, in.terms.query_factor());
+    const matrix_view<const S> query = in.query(b, h), key = in.key(b, h), value = in.value(b, h);
+    const idx_t first = window(begin + shift, n).begin;
+    // The number of keys that queries before i see. They are packed block by block: meanwhile the products of the block
+    // before fetch them.
+    const auto seen_before = [&](idx_t i) { return window(std::min(i, end) - 1 + shift, n).end - first; };
+    for (idx_t i = begin, packed = 0; i < end; i += max_rows) {
+      const idx_t rows = std::min(max_rows, end - i), stop = i + rows;
+      const idx_t needed = std::min(round_up(seen_before(stop), s.window.wide), seen_before(end));
+      pack_window(key, value, first, packed, needed, s.keys, s.values, s.window.positions,
+                  [&](const auto& k, const auto& v) { s.window.pack(k, v, packed, needed); });
+      packed = needed;
+      line_prefetcher next;
+      next.add(key, first + packed, first + seen_before(stop + max_rows));
+      next.add(value, first + packed, first + seen_before(stop + max_rows));
+      next.add(query, stop, std::min(stop + max_rows, end));
+      next.add(in.result(b, h), i, stop);
+      s.window.next = &next;
+      s.block.begin(query, {i, 1, nullptr}, rows, in.terms.query_factor());
       for (idx_t r = 0; r < rows; ++r) {
         const key_range seen = window(i + r + shift, n);
         s.block.ranges[r] = {seen.begin - first, seen.end - first};

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <attn/core/detail/attention_shape.hpp>
+#include <attn/core/detail/prefetch.hpp>
 #include <attn/core/detail/product_choice.hpp>
 #include <attn/core/detail/waves.hpp>
 #include <attn/low_rank/detail/panel_product.hpp>
@@ -40,19 +41,26 @@ struct first_of_pairs {
   ATTN_INLINE P at(int m, idx_t k) const { return {a.at(m, first + k).bits & 0xffff}; }
 };
 
-/// to += E x for `rows` rows of E, packed in tiles, and `tokens` rows of x, packed in panels of project_step.
+/// to += E x for `rows` rows of E, packed in tiles, and `tokens` rows of x, packed in panels of project_step. Meanwhile
+/// `next` is fetched.
 template <class P>
 [[gnu::noinline]] void add_projected(const P* tiles, idx_t rows, const P* panels, idx_t tokens,
-                                     const matrix_view<sum_type<P>>& to) {
+                                     const matrix_view<sum_type<P>>& to, line_prefetcher next) {
   using T = sum_type<P>;
   constexpr idx_t capacity = operands<P>(project_step);
   const idx_t depth = operands<P>(tokens / numbers_of<P> * numbers_of<P>);
   const auto tile = [&](idx_t r) { return packed_rows<P>{tiles + r / tile_rows * project_tile<P>}; };
+  const auto fetching_tile = [&](idx_t r) {
+    if constexpr (rows_for_matrix_unit<P>)
+      return tile(r);
+    else
+      return prefetching_rows<P>{tile(r), {next.next(depth, tiles), next.next(depth, tiles)}};
+  };
   const auto add_to = [&](idx_t r, idx_t col, const auto& sum) {
     T* const c = to.row(r) + col;
     store<T>(c, add(load<T>(c), sum));
   };
-  if (depth > 0) panel_product<P>(tile, rows, panels, capacity, to.cols, depth, add_to);
+  if (depth > 0) panel_product<P>(fetching_tile, rows, panels, capacity, to.cols, depth, add_to);
   if constexpr (numbers_of<P> > 1)
     if (tokens % 2 != 0)
       panel_product<P>([&](idx_t r) { return first_of_pairs<P>{tile(r), depth}; }, rows,
@@ -96,9 +104,10 @@ struct sequence_projection {
     }
   }
 
-  /// Adds the tokens [begin, end) of one step to rows [r0, r1) of a head's result; `panels` has room for a step.
-  void accumulate(idx_t item, idx_t head, idx_t step, idx_t r0, idx_t r1, idx_t begin, idx_t end, P* panels,
-                  T* results) const {
+  /// Adds the tokens [begin, end) of one step to rows [r0, r1) of a head's result; `panels` has room for a step. Tokens
+  /// [end, next_end) come next.
+  void accumulate(idx_t item, idx_t head, idx_t step, idx_t r0, idx_t r1, idx_t begin, idx_t end, idx_t next_end,
+                  P* panels, T* results) const {
     const matrix_view<const S> from = head_of(x, item, head * x.extent(1) / heads);
     pack_panels<P>([&](idx_t i) { return from.row(begin + i); }, 0, end - begin, from.cols, from.col_stride, panels,
                    project_step);
@@ -106,7 +115,9 @@ struct sequence_projection {
     const P* const tiles = packed + ((e.extent(0) == 1 ? 0 : head) * steps() + step) * step_size();
     matrix_view<T> to = result(results, head);
     to.data = to.row(r0);
-    add_projected<P>(tiles + r0 / tile_rows * project_tile<P>, r1 - r0, panels, end - begin, to);
+    line_prefetcher next;
+    next.add(from, end, next_end);
+    add_projected<P>(tiles + r0 / tile_rows * project_tile<P>, r1 - r0, panels, end - begin, to, next);
   }
 };
 
@@ -148,7 +159,9 @@ void project(const sequence_projection<S, P>& keys, const sequence_projection<S,
           worker, [&](arena& memory) { return memory.allocate<P>(operands<P>(project_step) * side.columns()); });
       for (idx_t step = 0; step < steps; ++step) {
         const idx_t from = begin + step * project_step, to = step_end(step, lengths.keys(item));
-        if (from < to) side.accumulate(item, second ? h - keys.heads : h, step, r0, r1, from, to, panels, results);
+        const idx_t next_to = step + 1 < steps ? step_end(step + 1, lengths.keys(item)) : to;
+        if (from < to)
+          side.accumulate(item, second ? h - keys.heads : h, step, r0, r1, from, to, next_to, panels, results);
       }
     });
   }

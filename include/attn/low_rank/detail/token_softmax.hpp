@@ -6,6 +6,7 @@
 #pragma once
 
 #include <attn/core/detail/exp.hpp>
+#include <attn/core/detail/prefetch.hpp>
 #include <attn/low_rank/detail/panel_product.hpp>
 #include <attn/low_rank/detail/seen_lengths.hpp>
 
@@ -13,14 +14,16 @@ namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 inline constexpr idx_t part_size = 256;
 
-/// Scratch of one thread: panels [part_size][panel_width] of keys and values, and weights [part_size][tile_rows].
+/// Scratch of one thread: panels [part_size][panel_width] of keys and values, and weights [part_size][tile_rows], with
+/// room for a packet after the last row.
 template <class T>
 struct token_sums_scratch {
   T *keys, *values, *weights;
 
   static token_sums_scratch layout(arena& memory, idx_t dim, idx_t dim_v) {
     return {memory.allocate<T>(part_size * round_up(dim, panel_width<T>)),
-            memory.allocate<T>(part_size * round_up(dim_v, panel_width<T>)), memory.allocate<T>(part_size * tile_rows)};
+            memory.allocate<T>(part_size * round_up(dim_v, panel_width<T>)),
+            memory.allocate<T>(part_size * tile_rows + width<T>)};
   }
 };
 
@@ -60,11 +63,14 @@ struct token_sums {
     pack_panels<T>([&](idx_t n) { return v.row(begin + n); }, 0, count, dim_v, v.col_stride, s.values, part_size);
     const seen_range seen = keys.range(b, begin, begin + count);
     seen.clear_panels(s.keys, part_size, count, dim), seen.clear_panels(s.values, part_size, count, dim_v);
+    line_prefetcher next;  // the next part
+    for (const matrix_view<const S>& x : {k, v, logits})
+      next.add(x, begin + count, std::min(begin + count + part_size, x.rows));
     for (idx_t c = 0; c < rank; c += tile_rows) {
       const idx_t columns = std::min<idx_t>(tile_rows, rank - c), row = part * rank + c;
       weigh(logits, begin, count, seen, c, columns, s.weights, maximum + row, sum + row);
-      multiply(s.weights, s.keys, count, columns, dim, part_keys + row * padded(), padded());
-      multiply(s.weights, s.values, count, columns, dim_v, part_values + row * padded_v(), padded_v());
+      multiply(s.weights, s.keys, count, columns, dim, part_keys + row * padded(), padded(), next);
+      multiply(s.weights, s.values, count, columns, dim_v, part_values + row * padded_v(), padded_v(), next);
     }
   }
 
@@ -105,37 +111,52 @@ struct token_sums {
       std::fill_n(to, count, T(0));
   }
 
-  /// weights[n][m] = e^(logit - maximum) of `columns` columns from c on; columns beyond them repeat the last. Logits of
+  /// weights[n][m] = e^(logit - maximum) of `columns` columns from c on; those beyond them are not used. Logits of
   /// hidden tokens are -infinity.
   template <class S>
   static void weigh(const matrix_view<const S>& logits, idx_t begin, idx_t count, const seen_range& seen, idx_t c,
                     idx_t columns, T* weights, T* maximum, T* sum) {
+    constexpr int w = width<T>, packets = (tile_rows + w - 1) / w;
     constexpr T nothing = -std::numeric_limits<T>::infinity();
-    T highest[tile_rows], total[tile_rows] = {};
-    std::fill_n(highest, tile_rows, nothing);
-    for (idx_t n = 0; n < count; ++n) {
+    packet<T> highest[packets], total[packets];
+    unroll<packets>([&](auto p) { highest[p] = broadcast<T>(nothing), total[p] = zero<T>(); });
+    for (idx_t n = 0; n < count; ++n) {  // the last packet of a row reaches into the next row
       const S* const row = logits.row(begin + n) + c * logits.col_stride;
-      T* const to = weights + n * tile_rows;
-      for (idx_t m = 0; m < tile_rows; ++m) to[m] = static_cast<T>(row[std::min(m, columns - 1) * logits.col_stride]);
-      if (seen.hides(n)) std::fill_n(to, tile_rows, nothing);
-      for (idx_t m = 0; m < tile_rows; ++m) highest[m] = to[m] > highest[m] || to[m] != to[m] ? to[m] : highest[m];
+      unroll<packets>([&](auto p) {
+        packet<T> x = broadcast<T>(nothing);
+        if (!seen.hides(n))
+          x = load_part<T>(row + p * w * logits.col_stride, logits.col_stride, logits.cols - c - p * w);
+        highest[p] = max(highest[p], x);
+        store<T>(weights + n * tile_rows + p * w, x);
+      });
     }
+    T lanes[packets * w], subtracted[tile_rows * w];  // of w rows
+    unroll<packets>([&](auto p) { store<T>(lanes + p * w, highest[p]); });
+    for (int i = 0; i < tile_rows * w; ++i)
+      subtracted[i] = lanes[i % tile_rows] == nothing ? T(0) : lanes[i % tile_rows];
+    for (idx_t n = 0; n < count; n += w)
+      for (int i = 0; i < tile_rows * w; i += w) {
+        T* const x = weights + n * tile_rows + i;
+        store<T>(x, attn::detail::exp<T>(sub(load<T>(x), load<T>(subtracted + i))));
+      }
     for (idx_t n = 0; n < count; ++n)
-      for (idx_t m = 0; m < tile_rows; ++m) weights[n * tile_rows + m] -= highest[m] == nothing ? T(0) : highest[m];
-    attn::exp(weights, weights, count * tile_rows);
-    for (idx_t n = 0; n < count; ++n)
-      for (idx_t m = 0; m < tile_rows; ++m) total[m] += weights[n * tile_rows + m];
-    std::copy_n(highest, columns, maximum);
-    std::copy_n(total, columns, sum);
+      unroll<packets>([&](auto p) { total[p] = add(total[p], load<T>(weights + n * tile_rows + p * w)); });
+    std::copy_n(lanes, columns, maximum);
+    unroll<packets>([&](auto p) { store<T>(lanes + p * w, total[p]); });
+    std::copy_n(lanes, columns, sum);
+    for (idx_t m = 0; m < columns; ++m)
+      if (sum[m] != sum[m]) maximum[m] = sum[m];  // NaN stays
   }
 
-  /// out[m] = sum over tokens of weights[n][m] panel rows n, for `columns` rows m.
+  /// out[m] = sum over tokens of weights[n][m] panel rows n, for `columns` rows m. Meanwhile `next` is fetched.
   static void multiply(const T* weights, const T* panels, idx_t count, idx_t columns, idx_t cols, T* out,
-                       idx_t out_stride) {
-    panel_product<T>([&](idx_t) { return packed_rows<T>{weights}; }, columns, panels, part_size, cols, count,
-                     [&](idx_t m, idx_t col, const auto& x) {
-                       if (m < columns) store<T>(out + m * out_stride + col, x);
-                     });
+                       idx_t out_stride, line_prefetcher& next) {
+    const auto left = [&](idx_t) {
+      return prefetching_rows<T>{{weights}, {next.next(count, weights), next.next(count, weights)}};
+    };
+    panel_product<T>(left, columns, panels, part_size, cols, count, [&](idx_t m, idx_t col, const auto& x) {
+      if (m < columns) store<T>(out + m * out_stride + col, x);
+    });
   }
 };
 

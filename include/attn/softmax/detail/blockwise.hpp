@@ -102,16 +102,16 @@ template <class P, int M>
 void tile_scores(const P* queries, const packed_keys<P>& keys, idx_t first, idx_t count, sum_type<P>* scores) {
   using T = sum_type<P>;
   const idx_t depth = operands<P>(keys.dim);
-  const auto lines = [&](int n) {
-    return keys.next ? keys.next[n].next(depth, queries) : prefetched_lines{reinterpret_cast<const char*>(queries)};
+  const auto lines = [&] {
+    return keys.next ? keys.next->next(depth, queries) : prefetched_lines{reinterpret_cast<const char*>(queries)};
   };
   for (idx_t n = 0; n < count;) {
     const idx_t slot = first + n, half = slot % panel_width<T>;
 #if ATTN_HAS_AMX
     if constexpr (rows_for_matrix_unit<P>)  // whole tiles of sums are stored in place
       if (half == 0 && count - n >= 2 * panel_width<T> && depth % unit_pairs == 0 && prepare_matrix_unit()) {
-        for (int of = 0; of < 2 && keys.next; ++of) {
-          const prefetched_lines some = keys.next[of].next(2 * depth, queries);
+        for (int n = 0; n < 2 && keys.next; ++n) {
+          const prefetched_lines some = keys.next->next(2 * depth, queries);
           for (idx_t line = 0; line < 2 * depth; ++line) some(line);
         }
         unit_product<4, panel_width<T>, P, packed_rows<P>>{{queries}, keys.key_panel(slot), depth * panel_width<T>}.run(
@@ -124,7 +124,7 @@ void tile_scores(const P* queries, const packed_keys<P>& keys, idx_t first, idx_
       store<T>(scores + m * score_stride + n + vector * width<T>, x);
     };
     if (half == 0 && count - n >= panel_width<T>) {
-      tile_product<P, M, 2>(prefetching_rows<P>{{queries}, {lines(0), lines(1)}}, keys.key_panel(slot), depth, put);
+      tile_product<P, M, 2>(prefetching_rows<P>{{queries}, {lines(), lines()}}, keys.key_panel(slot), depth, put);
       n += panel_width<T>;
     } else {
       tile_product<P, M, 1>(packed_rows<P>{queries}, keys.key_panel(slot - half) + half, depth, put);

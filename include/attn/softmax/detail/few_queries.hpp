@@ -216,14 +216,15 @@ struct few_queries_driver {
       const auto keys = in.key_rows(b, kv);
       const auto values = in.value_rows(b, kv);
       packed_keys<P> packed = s.keys;
-      line_prefetcher next[] = {{keys, first}, {values, first}};
-      packed.next = next;
+      line_prefetcher next;
+      next.add(keys, first), next.add(values, first);
+      packed.next = &next;
       for (idx_t begin = first; begin < last; begin += block_keys) {
         const idx_t end = std::min(begin + block_keys, last);
-        for (line_prefetcher& rows : next) rows.set_end(std::min(end + block_keys, in.visible_keys(b)));
+        next.set_end(std::min(end + block_keys, in.visible_keys(b)));
         packed.positions = {begin, 1, nullptr};
         for (idx_t j = begin, some = packed.wide; j < end; j += some) {
-          for (line_prefetcher& rows : next) rows.fetch(j + 3 * some);
+          next.fetch(j + 3 * some);
           packed.pack(keys, values, j - begin, std::min(j + some, end) - begin);
         }
         for_each_block(from, to, [&](row_block<P>& block, idx_t number, idx_t h) {

@@ -40,7 +40,7 @@ struct packed_keys {
   bool* finite = nullptr;
   idx_t capacity = 0, dim = 0, dim_v = 0;
   index_map positions{};
-  line_prefetcher* next = nullptr;  // two of them: keys and values that the products with these keys prefetch
+  line_prefetcher* next = nullptr;  // what the products with these keys prefetch
 
   /// Memory for `slots` slots; (slots + panel) * (dim + dim_v + panel) numbers at most.
   static packed_keys layout(arena& memory, idx_t slots, idx_t dim, idx_t dim_v) {
@@ -51,11 +51,18 @@ struct packed_keys {
   }
 
   /// Fills slots [begin, end) from the rows `positions` names of matrices, or of cache_rows; begin is a multiple of
-  /// the panel width.
+  /// the panel width. While a panel is packed, the rows of the next one are fetched.
   template <class Keys, class Values>
   void pack(const Keys& k, const Values& v, idx_t begin, idx_t end) {
-    pack_keys([&](idx_t slot) { return k.row(positions[begin + slot]); }, k.col_stride, begin, end);
-    pack_values(v, begin, end);
+    for (idx_t slot = begin; slot < end; slot += wide) {
+      const idx_t stop = std::min(slot + wide, end);
+      for (idx_t n = stop; n < std::min(stop + wide, end); ++n) {
+        prefetch_row(k, positions[n]);
+        prefetch_row(v, positions[n]);
+      }
+      pack_keys([&](idx_t n) { return k.row(positions[slot + n]); }, k.col_stride, slot, stop);
+      pack_values(v, slot, stop);
+    }
   }
   /// The keys of these slots are key_row(0), key_row(1), ...
   template <class Row>

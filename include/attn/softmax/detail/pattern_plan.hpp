@@ -108,6 +108,15 @@ struct pattern_plan : row_plan {
     });
   }
 
+  /// Of the next query set as many rows, if they are contiguous.
+  template <class S>
+  void add_next(const pattern_shape& s, const query_set& set, idx_t row, idx_t count, const head_rows<S>& x,
+                line_prefetcher& to) const {
+    if (set.number + 1 >= of(set.stage).query_sets(s)) return;
+    const position_range queries = of(set.stage).queries(s, set.number + 1);
+    const idx_t begin = queries.begin - s.first_position(), end = queries.end - s.first_position();
+    if (queries.step == 1) to.add(x.query, begin + row, std::min(begin + row + count, end));
+  }
   /// Of the next query set: as many of its rows, and as large a part of the keys that it packs.
   template <class S>
   void prefetch_next(const pattern_shape& s, const query_set& set, idx_t row, idx_t count,

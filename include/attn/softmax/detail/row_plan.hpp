@@ -93,6 +93,9 @@ struct row_plan {
   /// Prefetches what is needed after `count` rows of a query set from `row` on.
   template <class... X>
   void prefetch_next(X&&...) const {}
+  /// Adds what products are to fetch meanwhile.
+  template <class... X>
+  void add_next(X&&...) const {}
   /// The states of rows that have seen all their keys.
   template <class... X>
   void complete(X&&...) const {}

@@ -119,7 +119,11 @@ struct sparse_driver {
       long_row_sums<P> sums = rows.sums();
       if (sums_apart) sums.begin();
       bool prefetched = false;
-      visit_keys([&](const packed_keys<P>& keys, const seen_keys& given, const auto& seen) {
+      line_prefetcher next;  // by the products with keys in place
+      if (plan.shared()) plan.add_next(h, set, row, count, x, next);
+      if (plan.shared() && !which.list && which.step == 1) next.add(x.result, which.first, which.first + count);
+      visit_keys([&](packed_keys<P> keys, const seen_keys& given, const auto& seen) {
+        if (given.in_place) keys.next = &next;
         for (idx_t r = 0; r < count; ++r) rows.ranges[r] = seen(row + r);
         terms.excluded = given.excluded;
         const auto prefetch = [&](idx_t r, idx_t n) {
