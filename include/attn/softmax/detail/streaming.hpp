@@ -246,48 +246,51 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
     with_whole_packets<T>(v_rows, count, q.values, false, [&](const auto& values) {
       using factors = value_factors<std::remove_cvref_t<decltype(values)>>;
       const factors of_values(values);
+      // Turns the scores of row r0 + n into weights; the sum of the earlier ones is to be multiplied with 2^rescale[n].
+      const auto weigh = [&](idx_t r0, idx_t n, weight_range<T>& range, T* sums, T* rescale) {
+        const idx_t r = r0 + n;
+        T* const s = q.scores + r * stream_tile;
+        const auto [b, h, i, shift] = q.of[r];
+        const idx_t seen = causal ? std::clamp(i + shift + 1 - begin, idx_t(0), count) : count;
+        if (terms.by_distance && seen > 0)
+          terms.by_distance.add_one_by_one(q.relative_row(r), 1, s, seen, h, i + shift, positions, begin);
+        if (terms.any() && seen > 0) terms.for_head(b, h, shift).apply(s, seen, i, positions, begin);
+        std::fill(s + seen, s + padded, minus_infinity);
+        packet<T> highest = broadcast<T>(minus_infinity);
+        for (idx_t j = 0; j < padded; j += width<T>) highest = max(highest, load<T>(s + j));
+        const T maximum = std::max(state.maximum[r], max_lanes(highest));
+        const T reference = maximum == minus_infinity ? T(0) : maximum;
+        packet<T> sum = zero<T>(), least = broadcast<T>(T(1)), most = zero<T>();
+        for (idx_t j = 0; j < padded; j += width<T>) {
+          const packet<T> weight = stream_weight<T, C>(sub(load<T>(s + j), broadcast<T>(reference)));
+          const packet<T> times = of_values.times(weight, j);
+          store<T>(s + j, times);
+          sum = add(sum, weight);
+          if constexpr (factors::in_codes)
+            most = max(most, times);
+          else
+            least = min(least, weight);
+        }
+        if constexpr (factors::in_codes)
+          range.largest[n] = max_lanes(most);
+        else
+          range.zeros |= !(min_lanes(least) >= std::numeric_limits<T>::min());  // smaller ones become 0 as bf16
+        if (terms.dropout && seen > 0) {
+          terms.for_head(b, h, shift).drop(s, seen, i, positions, begin);
+          range.zeros = true, range.largest[n] *= T(terms.dropout.factor());
+        }
+        rescale[n] = state.maximum[r] - reference;
+        state.maximum[r] = maximum;
+        sums[n] = sum_lanes(sum);
+      };
       by_rows<T>(q.rows, [&](idx_t r0, auto R) {
         T sums[R.value];
         alignas(64) T rescale[width<T>] = {};
         weight_range<T> range;
-        for (idx_t r = r0; r < r0 + R.value; ++r) {
-          T* const s = q.scores + r * stream_tile;
-          const auto [b, h, i, shift] = q.of[r];
-          const idx_t seen = causal ? std::clamp(i + shift + 1 - begin, idx_t(0), count) : count;
-          if (terms.by_distance && seen > 0)
-            terms.by_distance.add_one_by_one(q.relative_row(r), 1, s, seen, h, i + shift, positions, begin);
-          if (terms.any() && seen > 0) terms.for_head(b, h, shift).apply(s, seen, i, positions, begin);
-          std::fill(s + seen, s + padded, minus_infinity);
-          packet<T> highest = broadcast<T>(minus_infinity);
-          for (idx_t j = 0; j < padded; j += width<T>) highest = max(highest, load<T>(s + j));
-          const T maximum = std::max(state.maximum[r], max_lanes(highest));
-          const T reference = maximum == minus_infinity ? T(0) : maximum;
-          packet<T> sum = zero<T>(), least = broadcast<T>(T(1)), most = zero<T>();
-          for (idx_t j = 0; j < padded; j += width<T>) {
-            const packet<T> weight = stream_weight<T, C>(sub(load<T>(s + j), broadcast<T>(reference)));
-            const packet<T> times = of_values.times(weight, j);
-            store<T>(s + j, times);
-            sum = add(sum, weight);
-            if constexpr (factors::in_codes)
-              most = max(most, times);
-            else
-              least = min(least, weight);
-          }
-          if constexpr (factors::in_codes)
-            range.largest[r - r0] = max_lanes(most);
-          else
-            range.zeros |= !(min_lanes(least) >= std::numeric_limits<T>::min());  // smaller ones become 0 as bf16
-          if (terms.dropout && seen > 0) {
-            terms.for_head(b, h, shift).drop(s, seen, i, positions, begin);
-            range.zeros = true, range.largest[r - r0] *= T(terms.dropout.factor());
-          }
-          rescale[r - r0] = state.maximum[r] - reference;
-          state.maximum[r] = maximum;
-          sums[r - r0] = sum_lanes(sum);
-        }
+        for (idx_t n = 0; n < R.value; ++n) weigh(r0, n, range, sums, rescale);
         static_assert(R.value <= width<T>);
         store<T>(rescale, exp2_weight<T>(load<T>(rescale)));
-        for (int r = 0; r < R.value; ++r) state.sum[r0 + r] = state.sum[r0 + r] * rescale[r] + sums[r];
+        for (int r = 0; r < R; ++r) state.sum[r0 + r] = state.sum[r0 + r] * rescale[r] + sums[r];
         const idx_t fetched = std::min({tile, last - next, next_rows.rows});
         stream_output<R.value>(q.scores + r0 * stream_tile, range, rescale, values, state.row(r0), state.stride,
                                prefetcher_of(next_rows, part(fetched, r0), part(fetched, r0 + R)));
