@@ -118,7 +118,7 @@ struct token_sums {
                     idx_t columns, T* weights, T* maximum, T* sum) {
     constexpr int w = width<T>, packets = (tile_rows + w - 1) / w;
     constexpr T nothing = -std::numeric_limits<T>::infinity();
-    packet<T> highest[packets], total[packets];
+    packet<T> highest[array_size<packets>], total[array_size<packets>];
     unroll<packets>([&](auto p) { highest[p] = broadcast<T>(nothing), total[p] = zero<T>(); });
     for (idx_t n = 0; n < count; ++n) {  // the last packet of a row reaches into the next row
       const S* const row = logits.row(begin + n) + c * logits.col_stride;
@@ -130,7 +130,7 @@ struct token_sums {
         store<T>(weights + n * tile_rows + p * w, x);
       });
     }
-    T lanes[packets * w], subtracted[tile_rows * w];  // of w rows
+    T lanes[array_size<packets * w>], subtracted[array_size<tile_rows * w>];  // of w rows
     unroll<packets>([&](auto p) { store<T>(lanes + p * w, highest[p]); });
     for (int i = 0; i < tile_rows * w; ++i)
       subtracted[i] = lanes[i % tile_rows] == nothing ? T(0) : lanes[i % tile_rows];

@@ -94,8 +94,8 @@ struct stream_row {
 };
 
 /// scores[r][j] = factor q_r . k_j for R rows, with arbitrary values in the scores just beyond the last key: width<T>
-/// sums at a time, each along a register, then all added across at once. R keys at a time, so that memory is read nearly
-/// in order: a single query then needs no prefetching.
+/// sums at a time, each along a register, then all added across at once. R keys at a time, so that memory is read
+/// nearly in order: a single query then needs no prefetching.
 template <class P, int R, class Rows, class Prefetcher>
 void row_scores(const P* q, idx_t q_stride, sum_type<P> factor, const Rows& k, sum_type<P>* scores,
                 Prefetcher values) {
@@ -105,7 +105,7 @@ void row_scores(const P* q, idx_t q_stride, sum_type<P> factor, const Rows& k, s
     values.next(keys);
     packet<T> sums[width<T>];
     for (int first = 0; first < keys; first += few) {
-      packet<T> some[R][array_size<few>];
+      packet<T> some[array_size<R>][array_size<few>];
       unroll<R>([&](auto r) { unroll<few>([&](auto n) { some[r][n] = zero<T>(); }); });
       decltype(k.row(0)) row[array_size<few>];
       for (int n = 0; n < few; ++n) row[n] = k.row(std::min(j + first + n, k.rows - 1));
@@ -146,7 +146,7 @@ void row_output(const T* weights, bool zeros, const T* rescale, const Rows& v, T
   constexpr int most = R == 1 && registers >= 32 ? 8 : 4;
   constexpr bool in_parts = R > 1;
   constexpr idx_t most_cols = 256, some_rows = 4;
-  [[maybe_unused]] alignas(64) T sums[R][in_parts ? most_cols : 1];
+  [[maybe_unused]] alignas(64) T sums[array_size<R>][array_size<in_parts ? most_cols : 1>];
   const auto columns = [&](idx_t begin, idx_t end, idx_t first, idx_t col, auto vectors) {
     constexpr int N = vectors.value;
     packet<T> acc[array_size<R>][array_size<N>];
