@@ -23,7 +23,7 @@ namespace attn { inline namespace ATTN_ISA { namespace mpi {
 inline idx_t zigzag_length(idx_t tokens, int rank, int size) {
   const attn::detail::validator check("mpi::zigzag_length");
   check.at_least("tokens", 0, tokens);
-  if (rank < 0 || rank >= size) check.fail(attn::detail::text({"a process from 0 to ", size - 1}), rank);
+  if (rank < 0 || rank >= size) check.fail({"a process from 0 to ", size - 1}, rank);
   return attn::detail::sequence_split::zigzag_length(tokens, rank, size);
 }
 inline std::vector<idx_t> zigzag_positions(idx_t tokens, int rank, int size) {
@@ -56,7 +56,7 @@ class zigzag_exchange {
     std::vector<idx_t> lengths;
     for (const process_shape& one : all) lengths.push_back(one.keys);
     for (int p = 0; p < group_.size(); ++p)
-      validator(name).equal(text({"tokens in the part of process ", p, ", of ", tokens_, " in zigzag order:"}).c_str(),
+      validator(name).equal(message{"tokens in the part of process ", p, ", of ", tokens_, " in zigzag order:"}.c_str(),
                             sequence_split::zigzag_length(tokens_, p, group_.size()),
                             lengths[static_cast<std::size_t>(p)]);
   }

@@ -142,7 +142,7 @@ class spread_sequence {
         validator(group_.name())
             .fail({"causal queries at the positions of the last keys of their process, ", first_key, " to ",
                         end_keys},
-                  text({first, " to ", end, " on process ", idx_t(p)}));
+                  message{first, " to ", end, " on process ", p});
       }
   }
 

@@ -2,8 +2,8 @@
 //
 // A residue class of a head's dilation (sliding_window.hpp) is cut into equal parts of most_keys() at most. The queries
 // of a part attend to all their keys, its own and the nearest ones of both neighbours, and it sums up the gradients of
-// all of these. Parts are taken in waves, in order: keys that two parts have seen are stored when both are done, from the
-// sums of both. The last part of a wave is kept for the next, so that scratch does not depend on the length.
+// all of these. Parts are taken in waves, in order: keys that two parts have seen are stored when both are done, from
+// the sums of both. The last part of a wave is kept for the next, so that scratch does not depend on the length.
 //
 // Global keys and queries take part in every part: what a part adds to their gradients is stored separately and summed
 // in order.
