@@ -118,7 +118,7 @@ class execution {
       : buffers_(static_cast<std::size_t>(threads > 0 ? threads : 0) + 1), least_seconds_(least_seconds) {
     if (threads < 1)
       detail::raise<std::invalid_argument>(
-          detail::message{"attn::execution: expected threads >= 1; found ", threads}.c_str());
+          detail::error_text{"attn::execution: expected threads >= 1; found ", threads}.c_str());
     if (threads > 1) pool_ = std::make_unique<detail::eigen_threads>(threads - 1);
   }
 

@@ -12,7 +12,7 @@
 #pragma once
 
 #include <attn/core/detail/eigen.hpp>
-#include <attn/core/detail/message.hpp>
+#include <attn/core/detail/error_text.hpp>
 #include <attn/core/errors.hpp>
 
 #include <algorithm>
@@ -324,7 +324,7 @@ namespace detail {
 
 [[noreturn, gnu::cold, gnu::noinline]] inline void refuse_heads(idx_t columns, idx_t heads) {
   raise<std::invalid_argument>(
-      message{"attn::split_heads: expected heads that divide the columns ", columns, "; found ", heads}.c_str());
+      error_text{"attn::split_heads: expected heads that divide the columns ", columns, "; found ", heads}.c_str());
 }
 
 }  // namespace detail

@@ -56,9 +56,9 @@ class zigzag_exchange {
     std::vector<idx_t> lengths;
     for (const process_shape& one : all) lengths.push_back(one.keys);
     for (int p = 0; p < group_.size(); ++p)
-      validator(name).equal(message{"tokens in the part of process ", p, ", of ", tokens_, " in zigzag order:"}.c_str(),
-                            sequence_split::zigzag_length(tokens_, p, group_.size()),
-                            lengths[static_cast<std::size_t>(p)]);
+      validator(name).equal(
+          error_text{"tokens in the part of process ", p, ", of ", tokens_, " in zigzag order:"}.c_str(),
+          sequence_split::zigzag_length(tokens_, p, group_.size()), lengths[static_cast<std::size_t>(p)]);
   }
 
   /// Through memory on both sides.

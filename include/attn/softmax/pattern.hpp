@@ -102,7 +102,7 @@ struct key_set {
     if (listed.empty()) return;
     if (listed[0] < 0) check.fail("listed keys >= 0", listed[0]);
     const auto fall = std::adjacent_find(listed.begin(), listed.end(), std::greater_equal<idx_t>());
-    if (fall != listed.end()) check.fail("listed keys that ascend", message{fall[0], " before ", fall[1]});
+    if (fall != listed.end()) check.fail("listed keys that ascend", error_text{fall[0], " before ", fall[1]});
   }
 
   /// The slots seen by the query at position p.

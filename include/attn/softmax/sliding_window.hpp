@@ -291,7 +291,7 @@ void check_window_options(call_views& views, const attention_shape& shape, const
   check_window(views, options, shape.batch);
   const int own = bool(options.q_global) + bool(options.k_global) + bool(options.v_global);
   if (own == 0) return;
-  if (own != 3) views.fail("q_global, k_global and v_global together", message{"only ", own, " of them"});
+  if (own != 3) views.fail("q_global, k_global and v_global together", error_text{"only ", own, " of them"});
   const attention_shape globals =
       check_attention_extents(views, options.q_global, options.k_global, options.v_global, out);
   views.extents({{"q_global dim = query dim", shape.dim, globals.dim},

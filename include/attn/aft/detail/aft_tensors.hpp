@@ -131,7 +131,7 @@ void check_aft(call_views& check, aft_tensors<T>& x) {
   constexpr const char* axes[] = {"batch", "heads", "length", "dim"};
   for (int n = 0; n < 4; ++n)
     if (out[n] != x.q.extents[n])
-      check.equal(message{x.backward ? "d_out " : "out ", axes[n], " = query ", axes[n]}.c_str(), x.q.extents[n],
+      check.equal(error_text{x.backward ? "d_out " : "out ", axes[n], " = query ", axes[n]}.c_str(), x.q.extents[n],
                   out[n]);
   check_length_list(check, "lengths", x.lengths, batch, length);
 }

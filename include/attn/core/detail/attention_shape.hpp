@@ -46,7 +46,7 @@ memory_layout lse_of(const Options& options) {
                  {"out length = query length", s.queries, out.extents[2]},
                  {"out dim = value dim", s.dim_v, out.extents[3]}});
   for (const memory_layout* x : {&q, &k, &v, &out})  // also those of no elements, whose other extents are counted
-    if (checked_product(x->extents) < 0) check.fail("extents that memory can hold", message::list(x->extents, 4));
+    if (checked_product(x->extents) < 0) check.fail("extents that memory can hold", error_text::list(x->extents, 4));
   return s;
 }
 

@@ -29,8 +29,8 @@ struct axis {
                                                const char* other, const memory_layout& like, const char* before = "") {
   for (int n = 0; n < x.rank; ++n)
     if (x.extents[n] != like.extents[n])
-      check.fail({before, what, " of the shape of ", other, " ", message::list(like.extents, like.rank)},
-                 message::list(x.extents, x.rank));
+      check.fail({before, what, " of the shape of ", other, " ", error_text::list(like.extents, like.rank)},
+                 error_text::list(x.extents, x.rank));
 }
 
 /// A list as a view, for the checks.

@@ -3,7 +3,7 @@
 // Nothing here is on a hot path or knows an element type: it is kept small and compiled once.
 #pragma once
 
-#include <attn/core/detail/message.hpp>
+#include <attn/core/detail/error_text.hpp>
 #include <attn/core/tensor_view.hpp>
 
 #include <algorithm>
@@ -83,10 +83,10 @@ class validator {
   constexpr explicit validator(const char* name) : name_(name) {}
 
   [[noreturn, gnu::cold, gnu::noinline]] void fail(std::initializer_list<word> expected, word found) const {
-    fail(message(expected), found);
+    fail(error_text(expected), found);
   }
   [[noreturn, gnu::cold, gnu::noinline]] void fail(word expected, word found) const {
-    raise<std::invalid_argument>(message{"attn::", name_, ": expected ", expected, "; found ", found}.c_str());
+    raise<std::invalid_argument>(error_text{"attn::", name_, ": expected ", expected, "; found ", found}.c_str());
   }
 
   /// "expected WHAT WANTED; found VALUE"
@@ -118,22 +118,23 @@ class validator {
   /// A view that can be read: no negative extent, memory behind it unless it is empty.
   [[gnu::noinline]] void readable(const char* what, const memory_layout& x, const char* before = "") const {
     if (std::any_of(x.extents, x.extents + x.rank, [](idx_t n) { return n < 0; }))
-      fail({before, what, " with extents >= 0"}, message::list(x.extents, x.rank));
+      fail({before, what, " with extents >= 0"}, error_text::list(x.extents, x.rank));
     if (!x.data && !x.empty())
       fail({before, what, " with memory behind its extents"},
-           message{"a null view of shape ", message::list(x.extents, x.rank)});
+           error_text{"a null view of shape ", error_text::list(x.extents, x.rank)});
     idx_t bytes = 0;
     for (int n = 0; n < x.rank && !x.empty(); ++n)
       if (x.extents[n] > 1 && !add_bytes_of_axis(x.strides[n], x.extents[n], x.item, bytes))
         fail({before, what, " with strides * extents that memory can hold"},
-             message{"strides ", message::list(x.strides, x.rank)});
+             error_text{"strides ", error_text::list(x.strides, x.rank)});
   }
 
   /// A view that can be written: readable, and no two of its elements share memory.
   [[gnu::noinline]] void writable(const char* what, const memory_layout& x, const char* before = "") const {
     readable(what, x, before);
     if (elements_overlap(x))
-      fail({before, what, " whose elements do not overlap"}, message{"strides ", message::list(x.strides, x.rank)});
+      fail({before, what, " whose elements do not overlap"},
+           error_text{"strides ", error_text::list(x.strides, x.rank)});
   }
 
   /// A table of extents: name, expected, found.

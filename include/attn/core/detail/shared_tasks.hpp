@@ -73,7 +73,7 @@ class shared_tasks {
 
  private:
   [[noreturn, gnu::cold, gnu::noinline]] static void fail(std::initializer_list<word> expected) {
-    raise<std::runtime_error>(message{"attn::execution: expected the pool to run ", message(expected)}.c_str());
+    raise<std::runtime_error>(error_text{"attn::execution: expected the pool to run ", error_text(expected)}.c_str());
   }
 
   bool claim(int worker, bool only_one) noexcept {

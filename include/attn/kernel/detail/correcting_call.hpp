@@ -62,14 +62,14 @@ void check_correcting_parameters(const validator& check, const kernel_call<T>& c
   if (!state.given()) return;
   const idx_t wanted[4] = {s.batch, s.heads, s.dim, s.dim_v};
   if (!std::equal(wanted, wanted + 4, state.extents))
-    check.fail({name, " of shape [batch, value heads, key dim, value dim] = ", message::list(wanted, 4)},
-               message::list(state.extents, 4));
+    check.fail({name, " of shape [batch, value heads, key dim, value dim] = ", error_text::list(wanted, 4)},
+               error_text::list(state.extents, 4));
 }
 [[gnu::noinline]] inline void check_correcting_rows(const validator& check, const char* name, const attention_shape& s,
                                                     const memory_layout& x) {
   const idx_t wanted[4] = {s.batch, s.heads, s.keys, s.dim};
   if (!std::equal(wanted, wanted + 4, x.extents))
-    check.fail({name, " of the shape of k = ", message::list(wanted, 4)}, message::list(x.extents, 4));
+    check.fail({name, " of the shape of k = ", error_text::list(wanted, 4)}, error_text::list(x.extents, 4));
 }
 
 /// Checks a number that must be finite, and with `positive` greater than 0.

@@ -68,13 +68,13 @@ struct state_stream {
     constexpr std::size_t letters = 8, fixed = letters + 4 * 4 + 4 * 8;
     std::string bytes = taken(stream, fixed);
     if (bytes.compare(0, letters, "attnsums") != 0) fail("a stream that begins with attnsums", "another");
-    if (bytes.size() < fixed) fail(message{"a header of ", fixed, " bytes"}, bytes.size());
+    if (bytes.size() < fixed) fail(error_text{"a header of ", fixed, " bytes"}, bytes.size());
     std::size_t at = letters;
     const auto word = [&] { return static_cast<idx_t>(get_number<std::uint32_t>(bytes, at)); };
     const auto extent = [&] { return get_number<idx_t>(bytes, at); };
     const idx_t its_version = word();
     if (its_version == idx_t{version} << 24) fail("numbers in little endian order", "big endian");
-    if (its_version != version) fail(message{"stream version ", version}, its_version);
+    if (its_version != version) fail(error_text{"stream version ", version}, its_version);
     const validator check(name);
     const idx_t its_kind = word(), its_variant = word(), size = word();
     if (its_kind != idx_t(kind)) check.fail("a stream of the same kind of state", "another kind");
@@ -87,7 +87,7 @@ struct state_stream {
 
     const std::size_t body = tokens.size() * 8 + static_cast<std::size_t>(count) * sizeof(T);
     bytes += taken(stream, body + 8);
-    if (bytes.size() < fixed + body + 8) fail(message{fixed + body + 8, " bytes"}, bytes.size());
+    if (bytes.size() < fixed + body + 8) fail(error_text{fixed + body + 8, " bytes"}, bytes.size());
     const auto sum = get_number<std::uint64_t>(bytes, at += body);
     bytes.resize(fixed + body);
     const auto each_length = [&](auto&& visit) {
@@ -103,7 +103,7 @@ struct state_stream {
 
  private:
   [[noreturn]] void fail(word expected, word found) const {
-    raise<std::runtime_error>(message{"attn::", name, ": expected ", expected, "; found ", found}.c_str());
+    raise<std::runtime_error>(error_text{"attn::", name, ": expected ", expected, "; found ", found}.c_str());
   }
 
   /// Up to `count` bytes; a stream that ends earlier gives fewer.

@@ -143,7 +143,7 @@ struct layer_views : call_views {
     const bool turned = weight.extents[0] == inputs;
     if (weight.extents[1] != inputs)
       fail({what, " [outputs, inputs] with columns = dim of its input ", inputs},
-           message{message::list(weight.extents, 2),
+           error_text{error_text::list(weight.extents, 2),
                    turned ? ": give the transpose of an [inputs, outputs] matrix" : ""});
     fits("a packed weight", {round_up(weight.extents[0], panel_width<float>), inputs});
     list(bias_name, bias, "row of its weight", weight.extents[0]);

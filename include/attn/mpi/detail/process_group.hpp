@@ -137,13 +137,13 @@ std::vector<process_shape> agree(const process_group& group, process_shape own, 
   std::vector<process_shape> all = group.all_gather(own);
   const validator all_check(group.name());
   for (std::size_t p = 0; p < all.size(); ++p)
-    if (*all[p].error) throw std::invalid_argument(message{all[p].error, " (process ", p, ")"}.c_str());
+    if (*all[p].error) throw std::invalid_argument(error_text{all[p].error, " (process ", p, ")"}.c_str());
   const process_shape& first = all[0];
   for (std::size_t p = 1; p < all.size(); ++p) {
     const process_shape& one = all[p];
     const auto same = [&](const char* what, idx_t wanted, idx_t found) {
       if (found != wanted) all_check.fail({what, " on all processes as on process 0: ", wanted},
-                                          message{found, " on process ", p});
+                                          error_text{found, " on process ", p});
     };
     same("a batch", first.batch, one.batch);
     same("heads", first.heads, one.heads);
@@ -151,12 +151,12 @@ std::vector<process_shape> agree(const process_group& group, process_shape own, 
     same("a query dim", first.dim, one.dim);
     same("a value dim", first.dim_v, one.dim_v);
     if (first.element_bytes != one.element_bytes)
-      all_check.fail("the element type of process 0 on all processes", message{"another on process ", p});
+      all_check.fail("the element type of process 0 on all processes", error_text{"another on process ", p});
     // By bits, so that NaN equals itself.
     if (!std::equal(
             std::begin(first.settings), std::end(first.settings), std::begin(one.settings),
             [](double a, double b) { return std::bit_cast<std::uint64_t>(a) == std::bit_cast<std::uint64_t>(b); }))
-      all_check.fail("the same options on all processes", message{"others on process ", p});
+      all_check.fail("the same options on all processes", error_text{"others on process ", p});
   }
   return all;
 }

@@ -142,7 +142,7 @@ class spread_sequence {
         validator(group_.name())
             .fail({"causal queries at the positions of the last keys of their process, ", first_key, " to ",
                         end_keys},
-                  message{first, " to ", end, " on process ", p});
+                  error_text{first, " to ", end, " on process ", p});
       }
   }
 

@@ -91,8 +91,8 @@ inline void check_chosen(const validator& check, const attention_shape& s, idx_t
                          const char* name) {
   const idx_t wanted[] = {s.batch, 1, s.queries, topk};
   if (!std::equal(wanted, wanted + 4, x.extents))
-    check.fail({name, " of shape [batch, 1, query length, topk] = ", message::list(wanted, 4)},
-               message::list(x.extents, 4));
+    check.fail({name, " of shape [batch, 1, query length, topk] = ", error_text::list(wanted, 4)},
+               error_text::list(x.extents, 4));
 }
 
 template <class S, class Options>

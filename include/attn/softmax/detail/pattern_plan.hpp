@@ -179,7 +179,7 @@ struct pattern_plan : row_plan {
       const position_range queries = pattern.queries(s, n);
       for (idx_t p = queries.begin; p < queries.end; p += queries.step, ++queries_found)
         if (std::exchange(found[p - s.first_position()], true))
-          check.fail("query sets that contain each query once", message{"the one at position ", p, " twice"});
+          check.fail("query sets that contain each query once", error_text{"the one at position ", p, " twice"});
       idx_t slots = 0, others = 0;
       pattern.keys(s, n, [&](const key_set& set, const query_range& of_query) {
         const bool in_range = set.contiguous();

@@ -11,7 +11,7 @@
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
-class message;
+class error_text;
 
 /// A word of a message: text that outlives it, or a number.
 struct word {
@@ -23,20 +23,20 @@ struct word {
   };
 
   word(const char* t) : is(kind::text), text(t) {}
-  word(const message& t);
+  word(const error_text& t);
   word(std::integral auto n) : is(kind::whole), whole(static_cast<std::ptrdiff_t>(n)) {}
   word(double x) : is(kind::real), real(x) {}
 };
 
 /// Words one after another, cut off where they exceed its 1023 characters.
-class message {
+class error_text {
  public:
-  [[gnu::cold, gnu::noinline]] message(std::initializer_list<word> words) {
+  [[gnu::cold, gnu::noinline]] error_text(std::initializer_list<word> words) {
     for (const word& w : words) append(w);
   }
   /// "[1, 2, 3]"
-  [[gnu::cold, gnu::noinline]] static message list(const std::ptrdiff_t* numbers, int count) {
-    message all{"["};
+  [[gnu::cold, gnu::noinline]] static error_text list(const std::ptrdiff_t* numbers, int count) {
+    error_text all{"["};
     for (int n = 0; n < count; ++n) all.append(n > 0 ? ", " : ""), all.append(numbers[n]);
     all.append("]");
     return all;
@@ -57,6 +57,6 @@ class message {
   std::size_t size_ = 0;
 };
 
-inline word::word(const message& t) : word(t.c_str()) {}
+inline word::word(const error_text& t) : word(t.c_str()) {}
 
 }}}  // namespace attn::ATTN_ISA::detail
