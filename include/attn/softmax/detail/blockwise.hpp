@@ -110,7 +110,7 @@ void tile_scores(const P* queries, const packed_keys<P>& keys, idx_t first, idx_
 #if ATTN_HAS_AMX
     if constexpr (rows_for_matrix_unit<P>)  // whole tiles of sums are stored in place
       if (half == 0 && count - n >= 2 * panel_width<T> && depth % unit_pairs == 0 && prepare_matrix_unit()) {
-        for (int n = 0; n < 2 && keys.next; ++n) {
+        for (int of = 0; of < 2 && keys.next; ++of) {
           const prefetched_lines some = keys.next->next(2 * depth, queries);
           for (idx_t line = 0; line < 2 * depth; ++line) some(line);
         }
