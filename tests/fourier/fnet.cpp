@@ -134,15 +134,6 @@ TEMPLATE_LIST_TEST_CASE("fnet: twice gives the even part of the sequence", "[fne
   CHECK(relative_error(twice, even) <= tolerance<TestType>::out);
 }
 
-TEMPLATE_LIST_TEST_CASE("fnet: threads that outnumber the blocks of channels, by threads as by one", "[fnet]",
-                        exact_types) {
-  for (idx_t length : {1024, 1500, 2048, 4096}) {  // the first radix is 4, 3, 4 or 2, 8 or 4
-    const tensor<TestType> x = cast<TestType>(random_normal(3, 1, 3, length, 2));
-    attn::execution serial, many(16, 0.0);
-    CHECK(mixed(x, {}, many) == mixed(x, {}, serial));
-  }
-}
-
 TEST_CASE("fnet: scratch is what the header says", "[fnet]") {
   constexpr idx_t wide = 2 * attn::detail::width<float>;
   const auto convolves = [](idx_t n) { return !attn::detail::fourier_plan<float>::is_smooth(n); };
