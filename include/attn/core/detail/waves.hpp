@@ -22,7 +22,6 @@ struct wave {
   idx_t first, count;
   Scratch* scratch;
 
-  idx_t threads() const { return exec.active_threads(); }
   /// body(item, its scratch, step, worker) for every step in [0, steps) of every item; early steps first.
   template <class Body>
   void for_each(idx_t steps, Body&& body) const {

@@ -144,20 +144,6 @@ void pass(T* rows, idx_t blocks, idx_t size, const T* twiddles) {
     }
   }
 }
-/// Rows j in [begin, end) of the first size / R of one block, with those that belong to them, of a pass that is not the
-/// last. Apart from the above, which takes a tenth longer with a range.
-template <int R, class T>
-void part_of_pass(T* rows, idx_t size, const T* twiddles, idx_t begin, idx_t end) {
-  const idx_t step = size / R * row_width<T>;
-  for (idx_t j = begin; j < end; ++j) {
-    T* const at = rows + j * row_width<T>;
-    complex_packet<T> x[array_size<R>];
-    unroll<R>([&](auto q) { x[q] = load_row(at + q * step); });
-    butterfly(x);
-    unroll<R - 1>([&](auto k) { x[k + 1] = times(x[k + 1], twiddles + 2 * ((R - 1) * j + k)); });
-    unroll<R>([&](auto q) { store_row(at + q * step, x[q]); });
-  }
-}
 
 /// The largest prime that is a radix of its own. A convolution takes 1.4 ns a number on a Zen 4, a pass of radix p
 /// about p / 60.

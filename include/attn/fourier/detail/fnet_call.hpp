@@ -185,19 +185,9 @@ struct fnet_call {
           step / groups, group * blocks / groups, (group + 1) * blocks / groups, rows, spare(worker),
           [&](idx_t block, idx_t t, T* row, T* mirrored) { even.fold(t, block * wide, row, mirrored); });
     });
-    const idx_t all = blocks * parts, branches = w.threads() > w.count * all ? over_tokens.branches() : 1;
-    if (branches > 1) {
-      w.for_each(all * branches, [&](idx_t, T* rows, idx_t step, int) {
-        over_tokens.begin_branch(step / all, step % parts, rows + step % all / parts * block_size);
-      });
-      w.for_each(all * branches, [&](idx_t, T* rows, idx_t step, int) {
-        over_tokens.end_branch(step / all, step % parts, rows + step % all / parts * block_size);
-      });
-    } else {
-      w.for_each(all, [&](idx_t, T* rows, idx_t step, int worker) {
-        over_tokens.transform_part(step % parts, rows + step / parts * block_size, spare(worker));
-      });
-    }
+    w.for_each(blocks * parts, [&](idx_t, T* rows, idx_t step, int worker) {
+      over_tokens.transform_part(step % parts, rows + step / parts * block_size, spare(worker));
+    });
     w.for_each((n / 2 + wide) / wide, [&](idx_t slice, T* rows, idx_t block, int worker) {
       const channel_transform<T> over{over_channels, over_tokens, block * wide};
       T* const channels = spare(worker);
@@ -233,8 +223,7 @@ struct fnet_call {
     // the others, which takes 1.4 times as long in all, and of as many at a time as keep them busy.
     const idx_t threads = exec.active_threads();
     const idx_t slice_bytes = std::max<idx_t>(1, slice_rows * wide * static_cast<idx_t>(sizeof(T)));
-    const idx_t fitting = std::max((idx_t(4) << 20) / slice_bytes, ceil_div(threads, 2 * std::max<idx_t>(1, blocks)));
-    const idx_t together = threads == 1 ? 1 : std::min(fitting, all);
+    const idx_t together = threads == 1 ? 1 : std::clamp<idx_t>((idx_t(4) << 20) / slice_bytes, 1, all);
     const std::span<execution> serial = threads == 1 ? std::span(&exec, 1) : exec.serial_executions();
     const auto memory_of_slice = [&](arena& memory) { return memory.allocate<T>(slice_rows * wide); };
     for (idx_t first = 0, end, planned = 0; first < all; first = end) {
@@ -248,8 +237,8 @@ struct fnet_call {
         over_tokens.fill(rows_of(exec, 0, spare_rows));
         planned = n;
       }
-      const idx_t rest = (end - first) % threads;
-      const idx_t shared = threads == 1 ? end - first : 7 * rest < 5 * threads ? rest : 0, whole = end - first - shared;
+      const idx_t rest = (end - first) % threads, shared = threads == 1 ? end - first : 7 * rest < 5 * threads ? rest : 0;
+      const idx_t whole = end - first - shared;
       exec.for_each(whole, [&](idx_t slice, int worker) {
         T* rows = exec.scratch(worker, memory_of_slice);
         transform(over_channels, over_tokens, {serial[static_cast<std::size_t>(worker)], first + slice, 1, &rows},

@@ -76,21 +76,6 @@ class fourier_plan {
     convolves() ? fill_chirp(spare) : fill_places();
   }
 
-  /// Branches of a transform that workers may share: parts of its first pass, and after all of them what follows it. 1:
-  /// it is not shared.
-  idx_t branches() const {
-    const stage& first = stages_[0];
-    const bool shared = !convolves() && passes_ > 1 && first.radix % 2 == 0 && first.size >= 64 * first.radix;
-    return shared ? first.radix : 1;
-  }
-  void begin_branch(idx_t n, T* rows) const {
-    const idx_t all = stages_[0].size / stages_[0].radix, count = branches();
-    stages_[0].run_part(rows, n * all / count, (n + 1) * all / count);
-  }
-  void end_branch(idx_t n, T* rows) const {
-    run<false>(1, rows + n * (stages_[0].size / stages_[0].radix) * row_width<T>);
-  }
-
   /// Transforms length() rows in place; `spare` is memory of spare_rows() rows.
   void transform(T* rows, T* spare) const {
     convolves() ? convolve(rows, spare) : run<false>(0, rows);
@@ -117,11 +102,6 @@ class fourier_plan {
       if (radix == 5) return pass<5, Transposed>(rows, blocks, size, twiddles);
       if (radix == 8) return pass<8, Transposed>(rows, blocks, size, twiddles);
       odd_pass(radix, rows, blocks, size, roots, twiddles);  // never in a convolution
-    }
-    void run_part(T* rows, idx_t begin, idx_t end) const {
-      if (radix == 2) return part_of_pass<2>(rows, size, twiddles, begin, end);
-      if (radix == 4) return part_of_pass<4>(rows, size, twiddles, begin, end);
-      part_of_pass<8>(rows, size, twiddles, begin, end);
     }
   };
 

@@ -124,14 +124,6 @@ class sequence_plan {
   void transform_part(idx_t part, T* rows, T* spare) const {
     within_part_.transform(rows + part * part_stride() * wide, spare);
   }
-  /// The same in branches(): all of them are begun, then all are ended.
-  idx_t branches() const { return within_part_.branches(); }
-  void begin_branch(idx_t n, idx_t part, T* rows) const {
-    within_part_.begin_branch(n, rows + part * part_stride() * wide);
-  }
-  void end_branch(idx_t n, idx_t part, T* rows) const {
-    within_part_.end_branch(n, rows + part * part_stride() * wide);
-  }
 
  private:
   /// Columns and tokens that are taken in together, so that memory is not touched by single rows.
