@@ -170,9 +170,9 @@ struct fnet_call {
     return exec.scratch(worker, [&](arena& memory) { return memory.allocate<T>(count * wide); });
   }
 
-  /// Slices that all have the plan's length.
-  void transform(const fourier_plan<T>& over_channels, const sequence_plan<T>& over_tokens, const slices& w,
-                 idx_t spare_rows) const {
+  /// Slices that all have the plan's length. Not inlined: compiled twice, it may contract other products and sums.
+  [[gnu::noinline]] void transform(const fourier_plan<T>& over_channels, const sequence_plan<T>& over_tokens,
+                                   const slices& w, idx_t spare_rows) const {
     const idx_t n = over_tokens.length(), blocks = channel_blocks(), parts = over_tokens.parts();
     const idx_t block_size = over_tokens.rows() * wide, groups = ceil_div(blocks, blocks_together);
     const auto spare = [&](int worker) { return rows_of(w.exec, worker, spare_rows); };
@@ -237,8 +237,8 @@ struct fnet_call {
         over_tokens.fill(rows_of(exec, 0, spare_rows));
         planned = n;
       }
-      const idx_t rest = (end - first) % threads, shared = threads == 1 ? end - first : 7 * rest < 5 * threads ? rest : 0;
-      const idx_t whole = end - first - shared;
+      const idx_t rest = (end - first) % threads;
+      const idx_t shared = threads == 1 ? end - first : 7 * rest < 5 * threads ? rest : 0, whole = end - first - shared;
       exec.for_each(whole, [&](idx_t slice, int worker) {
         T* rows = exec.scratch(worker, memory_of_slice);
         transform(over_channels, over_tokens, {serial[static_cast<std::size_t>(worker)], first + slice, 1, &rows},
