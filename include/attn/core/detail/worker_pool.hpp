@@ -28,7 +28,7 @@ inline long this_process() {
 }
 
 /// Threads that share the tasks of a for_each. An execution knows no more of them, so a file that calls operators but
-/// makes no execution with threads does not compile a pool: it takes 7 % less time.
+/// makes no execution with threads compiles no pool, which would be a tenth of its machine code.
 class worker_pool {
  public:
   virtual ~worker_pool() = default;
