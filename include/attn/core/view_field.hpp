@@ -54,8 +54,9 @@ template <class T>
 constexpr tensor_view<T, 1> vector_of(const tensor_view<T, 2>& x) {
   if (!x) return {};
   if (x.extent(0) != 1 && x.extent(1) != 1)
-    raise<std::invalid_argument>(error_text{"attn: expected a vector, or a matrix of one row or one column; found a ",
-                                         "matrix ", error_text::list(x.extents().data(), 2)}.c_str());
+    raise<std::invalid_argument>(
+        error_text{"attn: expected a vector, or a matrix of one row or one column; found a matrix ",
+                   error_text::list(x.extents().data(), 2)}.c_str());
   const int axis = x.extent(0) == 1 ? 1 : 0;
   return {x.data(), {x.extent(axis)}, {x.stride(axis)}};
 }

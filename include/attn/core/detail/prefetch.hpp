@@ -96,12 +96,12 @@ class line_prefetcher {
 
   /// Lines are fetched of the rows before `end` alone.
   void set_end(idx_t end) {
-    for (stream& s : streams_) s.end = end;
+    for (int n = 0; n < count_; ++n) streams_[n].end = end;
   }
   /// Fetches the rows before `end` that are still missing.
   void fetch(idx_t end) {
-    for (stream& s : streams_)
-      for (; s.at < std::min(end, s.end); ++s.at) prefetch_row(s.rows, s.at);
+    for (stream* s = streams_; s < streams_ + count_; ++s)
+      for (; s->at < std::min(end, s->end); ++s->at) prefetch_row(s->rows, s->at);
   }
   /// The next `count` lines of the matrices in turn, or `nothing`.
   [[gnu::noinline]] prefetched_lines next(idx_t count, const void* nothing) {
