@@ -77,7 +77,7 @@ struct topk_names : row_plan {
 template <class S, class Score>
 selected_plan<topk_names<S>> topk_plan_of(const softmax_call<S, Score>& in, const topk_shape& blocks,
                                           const compute_type<S>* sums = nullptr, idx_t sums_stride = 0,
-                                         idx_t cache_block = 0, idx_t topk = 0) {
+                                          idx_t cache_block = 0, idx_t topk = 0) {
   return {{{}, in.shape, in.lengths, blocks, in.q, in.k, sums, sums_stride, cache_block, topk},
           panel_width<compute_type<S>>};
 }
