@@ -125,14 +125,15 @@ ATTN_INLINE void butterfly(complex_packet<T> (&x)[Rows]) {
 // Passes --------------------------------------------------------------------------------------------------------------
 
 /// One pass over `blocks` blocks of `size` rows. The twiddles e^(-2 pi i j k / size), k = 1 ... R - 1, are in the
-/// order of j; the last pass, of size R, needs none. Transposed, they come before the butterfly: as its matrix is
-/// symmetric, a transform is also its passes transposed and in reverse, from the order it leaves into the natural one.
+/// order of j, of which [begin, end) are computed; the last pass, of size R, needs none. Transposed, they come before the
+/// butterfly: as its matrix is symmetric, a transform is also its passes transposed and in reverse, from the order it
+/// leaves into the natural one. Not inlined: compiled twice, it may contract other products and sums.
 template <int R, bool Transposed, class T>
-void pass(T* rows, idx_t blocks, idx_t size, const T* twiddles) {
+[[gnu::noinline]] void pass(T* rows, idx_t blocks, idx_t size, idx_t begin, idx_t end, const T* twiddles) {
   const idx_t step = size / R * row_width<T>;
   for (idx_t block = 0; block < blocks; ++block, rows += size * row_width<T>) {
-    const T* factor = twiddles;
-    for (T* at = rows; at < rows + step; at += row_width<T>) {
+    const T* factor = twiddles + 2 * (R - 1) * begin;
+    for (T* at = rows + begin * row_width<T>; at < rows + end * row_width<T>; at += row_width<T>) {
       complex_packet<T> x[array_size<R>];
       unroll<R>([&](auto q) { x[q] = load_row(at + q * step); });
       const auto turn = [&] { unroll<R - 1>([&](auto k) { x[k + 1] = times(x[k + 1], factor + 2 * k); }); };
@@ -151,13 +152,15 @@ inline constexpr int largest_odd_radix = 41;
 
 /// The same for any odd radix: `roots` are its cosines and sines, a pair for every q < radix.
 template <class T>
-[[gnu::noinline]] void odd_pass(int radix, T* rows, idx_t blocks, idx_t size, const T* roots, const T* twiddles) {
+[[gnu::noinline]] void odd_pass(int radix, T* rows, idx_t blocks, idx_t size, idx_t begin, idx_t end, const T* roots,
+                                const T* twiddles) {
   constexpr int most = largest_odd_radix / 2;
   const int half = radix / 2;
   const idx_t step = size / radix * row_width<T>;
   for (idx_t block = 0; block < blocks; ++block, rows += size * row_width<T>) {
-    const T* factor = twiddles;
-    for (T* at = rows; at < rows + step; at += row_width<T>, factor += 2 * (radix - 1)) {
+    const T* factor = twiddles + 2 * (radix - 1) * begin;
+    T* const stop = rows + end * row_width<T>;
+    for (T* at = rows + begin * row_width<T>; at < stop; at += row_width<T>, factor += 2 * (radix - 1)) {
       complex_packet<T> a[most], b[most];
       const auto first = load_row(at);
       auto whole = first;

@@ -185,9 +185,19 @@ struct fnet_call {
           step / groups, group * blocks / groups, (group + 1) * blocks / groups, rows, spare(worker),
           [&](idx_t block, idx_t t, T* row, T* mirrored) { even.fold(t, block * wide, row, mirrored); });
     });
-    w.for_each(blocks * parts, [&](idx_t, T* rows, idx_t step, int worker) {
-      over_tokens.transform_part(step % parts, rows + step / parts * block_size, spare(worker));
-    });
+    const idx_t pieces = over_tokens.pieces_of_part(), all = blocks * parts, threads = w.exec.active_threads();
+    if (threads == 1 || pieces == 1 || w.count * all >= threads) {
+      w.for_each(all, [&](idx_t, T* rows, idx_t step, int worker) {
+        over_tokens.transform_part(step % parts, rows + step / parts * block_size, spare(worker));
+      });
+    } else {
+      w.for_each(all * pieces, [&](idx_t, T* rows, idx_t step, int) {
+        over_tokens.start_part(step / pieces % parts, step % pieces, rows + step / pieces / parts * block_size);
+      });
+      w.for_each(all * pieces, [&](idx_t, T* rows, idx_t step, int) {
+        over_tokens.finish_part(step / pieces % parts, step % pieces, rows + step / pieces / parts * block_size);
+      });
+    }
     w.for_each((n / 2 + wide) / wide, [&](idx_t slice, T* rows, idx_t block, int worker) {
       const channel_transform<T> over{over_channels, over_tokens, block * wide};
       T* const channels = spare(worker);
@@ -220,10 +230,11 @@ struct fnet_call {
     over_channels.fill(rows_of(exec, 0, spare_rows));
 
     // Of slices of one length, as many as are a multiple of the threads are a task each. Threads share the passes of
-    // the others, which takes 1.4 times as long in all, and of as many at a time as keep them busy.
+    // the others, which takes 1.4 times as long in all, and of as many at a time as fit in half of the second caches.
     const idx_t threads = exec.active_threads();
     const idx_t slice_bytes = std::max<idx_t>(1, slice_rows * wide * static_cast<idx_t>(sizeof(T)));
-    const idx_t together = threads == 1 ? 1 : std::clamp<idx_t>((idx_t(4) << 20) / slice_bytes, 1, all);
+    const idx_t waves = threads == 1 ? all : ceil_div(all, std::max<idx_t>(1, (threads << 19) / slice_bytes));
+    const idx_t together = ceil_div(all, std::max<idx_t>(1, waves));
     const std::span<execution> serial = threads == 1 ? std::span(&exec, 1) : exec.serial_executions();
     const auto memory_of_slice = [&](arena& memory) { return memory.allocate<T>(slice_rows * wide); };
     for (idx_t first = 0, end, planned = 0; first < all; first = end) {

@@ -81,6 +81,15 @@ class fourier_plan {
     convolves() ? convolve(rows, spare) : run<false>(0, rows);
   }
 
+  /// The same in two steps that threads share: start(p, rows) for every p < pieces(), then finish(p, rows) for every p.
+  /// One piece: a transform is too small, or cannot be split.
+  idx_t pieces() const { return convolves() || size_ <= near ? 1 : stages_[0].radix; }
+  void start(idx_t piece, T* rows) const {
+    const idx_t columns = size_ / pieces();
+    stages_[0].template run<false>(rows, 1, piece * columns / pieces(), (piece + 1) * columns / pieces());
+  }
+  void finish(idx_t piece, T* rows) const { run<false>(1, rows + piece * (size_ / pieces()) * row_width<T>); }
+
  private:
   /// One pass over blocks of `size` rows.
   struct stage {
@@ -96,14 +105,21 @@ class fourier_plan {
     }
     template <bool Transposed>
     void run(T* rows, idx_t blocks) const {
-      if (radix == 2) return pass<2, Transposed>(rows, blocks, size, twiddles);
-      if (radix == 3) return pass<3, Transposed>(rows, blocks, size, twiddles);
-      if (radix == 4) return pass<4, Transposed>(rows, blocks, size, twiddles);
-      if (radix == 5) return pass<5, Transposed>(rows, blocks, size, twiddles);
-      if (radix == 8) return pass<8, Transposed>(rows, blocks, size, twiddles);
-      odd_pass(radix, rows, blocks, size, roots, twiddles);  // never in a convolution
+      run<Transposed>(rows, blocks, 0, size / radix);
+    }
+    template <bool Transposed>
+    void run(T* rows, idx_t blocks, idx_t begin, idx_t end) const {
+      if (radix == 2) return pass<2, Transposed>(rows, blocks, size, begin, end, twiddles);
+      if (radix == 3) return pass<3, Transposed>(rows, blocks, size, begin, end, twiddles);
+      if (radix == 4) return pass<4, Transposed>(rows, blocks, size, begin, end, twiddles);
+      if (radix == 5) return pass<5, Transposed>(rows, blocks, size, begin, end, twiddles);
+      if (radix == 8) return pass<8, Transposed>(rows, blocks, size, begin, end, twiddles);
+      odd_pass(radix, rows, blocks, size, begin, end, roots, twiddles);  // never in a convolution
     }
   };
+
+  /// So many rows fit into the first cache.
+  static constexpr idx_t near = 24 * 1024 / (row_width<T> * static_cast<idx_t>(sizeof(T)));
 
   bool convolves() const { return size_ != length_; }
 
@@ -170,7 +186,6 @@ class fourier_plan {
   /// Passes n, n + 1, ... on one block; transposed, they come in reverse.
   template <bool Transposed>
   void run(int n, T* rows) const {
-    constexpr idx_t near = 24 * 1024 / (row_width<T> * static_cast<idx_t>(sizeof(T)));
     if (n == passes_) return;
     const stage& first = stages_[n];
     if (first.size <= near) {

@@ -62,8 +62,10 @@ class sequence_plan {
         tokens_[places_[k]] = k;
       }
     idx_t count = 0;
-    for (idx_t place = 0; place < rows(); ++place)
-      if (tokens_[place] <= length_ / 2) tokens_[count++] = tokens_[place];
+    for (idx_t place = 0; place < rows(); ++place) {  // without a branch: none of them could be predicted
+      tokens_[count] = tokens_[place];
+      count += tokens_[place] <= length_ / 2;
+    }
   }
 
   /// The row of result l in its block.
@@ -123,6 +125,14 @@ class sequence_plan {
   /// Transforms one part of the block that begins at `rows`; spare_rows(0) rows are needed.
   void transform_part(idx_t part, T* rows, T* spare) const {
     within_part_.transform(rows + part * part_stride() * wide, spare);
+  }
+  /// The same in two steps of pieces_of_part() pieces each.
+  idx_t pieces_of_part() const { return within_part_.pieces(); }
+  void start_part(idx_t part, idx_t piece, T* rows) const {
+    within_part_.start(piece, rows + part * part_stride() * wide);
+  }
+  void finish_part(idx_t part, idx_t piece, T* rows) const {
+    within_part_.finish(piece, rows + part * part_stride() * wide);
   }
 
  private:
