@@ -13,8 +13,8 @@
 //          double, or Eigen::half / Eigen::bfloat16 in memory with float arithmetic; beta, decays and states are float
 //          or double. Always causal.
 // Cost     B Hv L (6 D Dv + 64 (4 D + 2 Dv)) operations, O(L): products within chunks of 64 tokens, a triangular solve,
-//          one state between chunks. Scratch per thread: some 20 arrays of 64 x D numbers and a state, independent of
-//          the length; 60 more where threads share heads: few of them, of 256 tokens or more.
+//          one state between chunks. Scratch per thread: some 15 arrays of 64 x D numbers and a state, independent of
+//          the length; 20 more where threads share heads: few of them, of 256 tokens or more.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 //
 // The state stays bounded where beta |k|^2 is from 0 to 2; beyond that it grows from token to token, by the formula.

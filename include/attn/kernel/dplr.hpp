@@ -19,7 +19,7 @@
 //          with float arithmetic; decays and states are float or double. Always causal.
 // Cost     B H L (8 D Dv + 64 (8 D + 4 Dv)) operations, O(L): products within chunks of 64 tokens, a triangular solve,
 //          one state between chunks. Scratch per thread: some 30 arrays of 64 x D numbers and a state, independent of
-//          the length; 130 more where threads share heads: few of them, of 256 tokens or more.
+//          the length; 40 more where threads share heads: few of them, of 256 tokens or more.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 //
 // The state stays bounded where Diag(e^g) + b a^T makes no vector longer, as in the models above; otherwise it may grow

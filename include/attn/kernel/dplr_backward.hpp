@@ -13,7 +13,7 @@
 // Shapes   q, k, v, a, b and the options as the forward call's, d_out as out. Neither out nor the final state of the
 //          forward call is needed. Gradients have the shapes of what they are of.
 // Cost     B H L (26 D Dv + 64 (14 D + 12 Dv)) operations, some 3 times the forward call's. Scratch per thread: some
-//          60 arrays of 64 x D numbers, D x Dv and 64 x Dv for each 64 tokens up to 16384, a state for each 16384; 140
+//          60 arrays of 64 x D numbers, D x Dv and 64 x Dv for each 64 tokens up to 16384, a state for each 16384; 100
 //          arrays more where threads share heads: few of them, of 256 tokens or more.
 // Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that
 //          share memory with an input or one another, before anything is written.

@@ -16,25 +16,44 @@ namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 inline constexpr idx_t score_block = 16;
 
-/// Checks log decays [batch, heads, length, 1 or channels]: <= 0 for every real token.
+/// Checks log decays [batch, heads, length, 1 or channels]: <= 0 for every real token. Those of channels are as many
+/// numbers as the keys, so threads, where they are given, share the heads.
 template <class T>
-void check_log_decays(const validator& check, const tensor_view<const T>& g, const sequence_lengths& lengths) {
-  for (idx_t b = 0; b < g.extent(0); ++b)
-    for (idx_t h = 0; h < g.extent(1); ++h) {
-      const matrix_view<const T> rows = head_of(g, b, h);
-      const bool column = rows.cols == 1;
-      const idx_t keys = lengths.keys(b), count = column ? keys : rows.cols;
-      const idx_t stride = column ? rows.row_stride : rows.col_stride;
-      for (idx_t t = 0; t < keys; t += column ? keys : 1) {
-        const T* const row = rows.row(t);
-        packet<T> above = zero<T>();  // numbers above 0, and NaN
-        for (idx_t r = 0; r < count; r += width<T>)
-          above = add(above, max(load_part<T>(row + r * stride, stride, count - r), zero<T>()));
-        for (idx_t r = 0; !(sum_lanes(above) <= T(0)) && r < count; ++r)
-          if (const T x = row[r * stride]; !(x <= T(0))) check.fail("log_decay <= 0", static_cast<double>(x));
-      }
+void check_log_decays(const validator& check, const tensor_view<const T>& g, const sequence_lengths& lengths,
+                      execution* exec = nullptr) {
+  const idx_t heads = g.extent(1), all = g.extent(0) * heads;
+  auto check_head = [&](idx_t n, int) __attribute__((noinline)) {
+    const idx_t b = n / heads, h = n % heads;
+    const matrix_view<const T> rows = head_of(g, b, h);
+    const bool column = rows.cols == 1;
+    const idx_t keys = lengths.keys(b), count = column ? keys : rows.cols;
+    const idx_t stride = column ? rows.row_stride : rows.col_stride;
+    for (idx_t t = 0; t < keys; t += column ? keys : 1) {
+      const T* const row = rows.row(t);
+      packet<T> above = zero<T>();  // numbers above 0, and NaN
+      for (idx_t r = 0; r < count; r += width<T>)
+        above = add(above, max(load_part<T>(row + r * stride, stride, count - r), zero<T>()));
+      for (idx_t r = 0; !(sum_lanes(above) <= T(0)) && r < count; ++r)
+        if (const T x = row[r * stride]; !(x <= T(0))) check.fail("log_decay <= 0", static_cast<double>(x));
     }
+  };
+  for (idx_t n = 0; !exec && n < all; ++n) check_head(n, 0);
+  if (!exec) return;
+  const auto limit = exec->limit_threads({.bytes = static_cast<double>(all * g.extent(2) * g.extent(3)) * sizeof(T)});
+  exec->for_each(all, check_head);
 }
+
+/// What threads that share a head keep of a chunk once it is loaded: what is read where the state passes, or where the
+/// gradient of the state does and after that. Everything else is in the scratch memory of one worker.
+struct kept_for {
+  static constexpr int nothing = 0, pass = 1, pass_back = 2;
+};
+struct chunk_memory {
+  arena &own, &kept;
+  int keeps;
+  /// Memory of what is kept for the stages `used`.
+  arena& of(int used) const { return keeps & used ? kept : own; }
+};
 
 /// The decays of a chunk: of each token, from the start of the chunk to it (its own included), and from it to the end
 /// (its own excluded).
@@ -47,14 +66,15 @@ struct chunk_decay {
   T *gates = nullptr, *since_start = nullptr, *gaps = nullptr;  // per token; [i][j]: of the tokens after j up to i
   panels<T> gate, start_rows;                                   // per channel, [token][dim]
 
-  static chunk_decay layout(arena& memory, idx_t dim, decay_kind kind) {
+  static chunk_decay layout(const chunk_memory& memory, idx_t dim, decay_kind kind) {
     chunk_decay s;
     s.kind = kind, s.dim = dim;
+    arena &both = memory.of(kept_for::pass | kept_for::pass_back), &back = memory.of(kept_for::pass_back);
     if (kind == decay_kind::token) {
-      for (T** each : {&s.gates, &s.since_start}) *each = memory.allocate<T>(kernel_chunk);
-      s.gaps = memory.allocate<T>(kernel_chunk * kernel_chunk);
+      s.gates = back.allocate<T>(kernel_chunk), s.since_start = both.allocate<T>(kernel_chunk);
+      s.gaps = back.allocate<T>(kernel_chunk * kernel_chunk);
     } else if (kind == decay_kind::channel) {
-      for (panels<T>* each : {&s.gate, &s.start_rows}) *each = panels<T>::layout(memory, kernel_chunk, dim);
+      s.gate = panels<T>::layout(back, kernel_chunk, dim), s.start_rows = panels<T>::layout(both, kernel_chunk, dim);
     }
     return s;
   }
@@ -114,17 +134,6 @@ struct chunk_decay {
 template <class T>
 void fetch_rows(row_prefetcher<>& prefetch, idx_t row, idx_t col) {
   if (row % 8 == 0 && col % panel_width<T> == 0) fetch_some(prefetch);
-}
-
-/// state = the decays of the chunk times state, which may be empty, + a^T b: S after a chunk.
-template <class T>
-void pass_chunk(const chunk_decay<T>& decay, const panels<T>& a, const panels<T>& b, idx_t cols, idx_t count,
-                const panels<T>& state, bool empty, row_prefetcher<>& prefetch) {
-  product(a, decay.dim, b, cols, count, [&](idx_t row, idx_t col, const packet<T>& sum) {
-    fetch_rows<T>(prefetch, row, col);
-    T* const to = state.at(row, col);
-    store<T>(to, empty ? sum : fma(load<T>(to), broadcast<T>(decay.whole(row, count)), sum));
-  });
 }
 
 /// Scratch memory for scores with decays per channel.

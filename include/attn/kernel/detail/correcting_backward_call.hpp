@@ -12,7 +12,7 @@ void run_correcting_backward(const char* name, const kernel_views<S>& x, const G
   call_views check(name);
   read_inputs(check, x, options);
   name_gradients(check, x, g, options);
-  auto call = check_correcting_call<R>(check, x, options, &g);
+  auto call = check_correcting_call<R>(check, x, options, exec, &g);
   const auto wanted = backward_call_of(call, x, g);
   if (wanted.any()) recurrence_backward_driver<R, compute_type<S>>{wanted}.run(exec);
 }

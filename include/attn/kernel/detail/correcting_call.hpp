@@ -36,7 +36,8 @@ namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Checks beta and log decays.
 template <class T>
-void check_correcting_parameters(const validator& check, const kernel_call<T>& call, const attention_shape& s) {
+void check_correcting_parameters(const validator& check, const kernel_call<T>& call, const attention_shape& s,
+                                 execution& exec) {
   const tensor_view<const T, 3>& beta = call.recurrence.beta;
   const tensor_view<const T>& log_decay = call.recurrence.log_decay;
   if (beta)
@@ -50,10 +51,16 @@ void check_correcting_parameters(const validator& check, const kernel_call<T>& c
     check.broadcasts("log_decay channels =", s.dim, log_decay.extent(3));
   }
   for (idx_t b = 0; beta && b < s.batch; ++b)
-    for (idx_t h = 0; h < s.heads; ++h)
-      for (idx_t t = 0; t < call.lengths.keys(b); ++t)
-        if (!std::isfinite(beta(b, h, t))) check.fail("a finite beta", static_cast<double>(beta(b, h, t)));
-  if (log_decay) check_log_decays(check, log_decay, call.lengths);
+    for (idx_t h = 0; h < s.heads; ++h) {
+      const idx_t keys = call.lengths.keys(b), stride = beta.strides()[2];
+      const T* const row = beta.data() + b * beta.strides()[0] + h * beta.strides()[1];
+      packet<T> trace = zero<T>();  // 0 * x is NaN for an x that is not finite, and stays
+      for (idx_t t = 0; t < keys; t += width<T>)
+        trace = fma(load_part<T>(row + t * stride, stride, keys - t), zero<T>(), trace);
+      for (idx_t t = 0; sum_lanes(trace) != T(0) && t < keys; ++t)
+        if (!std::isfinite(row[t * stride])) check.fail("a finite beta", static_cast<double>(row[t * stride]));
+    }
+  if (log_decay) check_log_decays(check, log_decay, call.lengths, &exec);
 }
 
 /// Checks a view of the shape of the state, if it is given, or a or b of dplr, whose heads are those of the state.
@@ -86,7 +93,7 @@ T check_correcting_number(const validator& check, const char* name, const std::o
 /// where `g` has the gradients.
 template <rule R, class S, class Options, class Gradients = Options, class T = compute_type<S>>
 kernel_call<T> check_correcting_call(call_views& check, const kernel_views<S>& x, const Options& options,
-                                     const Gradients* g = nullptr) {
+                                     execution& exec, const Gradients* g = nullptr) {
   const attention_shape s = check_correcting_extents(check, x.k, x.v);
   if constexpr (R == rule::low_rank) {
     check.extents({{"key heads = value heads", s.heads, s.kv_heads}});
@@ -106,7 +113,7 @@ kernel_call<T> check_correcting_call(call_views& check, const kernel_views<S>& x
     given.beta = options.beta;
   else
     given.a = x.a, given.b = x.b;
-  check_correcting_parameters(check, call, s);
+  check_correcting_parameters(check, call, s, exec);
   check_key_mask(check, call, options.key_mask);
   if constexpr (requires { options.initial_state; }) {
     check_correcting_state(check, "initial_state", s, options.initial_state);
@@ -126,16 +133,17 @@ kernel_call<T> check_correcting_call(call_views& check, const kernel_views<S>& x
 }
 
 template <rule R, class S, class Options, class T = compute_type<S>>
-kernel_call<T> check_correcting_forward(call_views& check, const kernel_views<S>& x, const Options& options) {
+kernel_call<T> check_correcting_forward(call_views& check, const kernel_views<S>& x, const Options& options,
+                                        execution& exec) {
   read_inputs(check, x, options);
   write_results(check, x, options);
-  return check_correcting_call<R>(check, x, options);
+  return check_correcting_call<R>(check, x, options, exec);
 }
 
 template <rule R, class S, class Options>
 void run_correcting(const char* name, const kernel_views<S>& x, const Options& options, execution& exec) {
   call_views check(name);
-  const auto call = check_correcting_forward<R>(check, x, options);
+  const auto call = check_correcting_forward<R>(check, x, options, exec);
   recurrence_driver<R, compute_type<S>>{call}.run(exec);
 }
 

@@ -105,7 +105,7 @@ template <rule R, class S, class Options, class T = compute_type<S>>
 void run_correcting_step(const char* name, kernel_items<T>& state, const kernel_views<S>& x, const Options& options,
                          execution& exec) {
   call_views check(name);
-  kernel_call<T> call = check_correcting_forward<R>(check, x, options);
+  kernel_call<T> call = check_correcting_forward<R>(check, x, options, exec);
   check.extents({{"batch = batch of the state", state.batch(), call.shape.batch},
                  {"value heads = heads of the state", state.heads(), call.heads},
                  {"key dim = dim of the state", state.features(), call.shape.dim},

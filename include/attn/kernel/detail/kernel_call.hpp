@@ -33,6 +33,7 @@ struct kernel_call;
 
 /// Prefetches a few rows; not inlined, since products are compiled many times.
 [[gnu::noinline]] inline void fetch_some(row_prefetcher<>& prefetch) { prefetch.next(4); }
+[[gnu::noinline]] inline void fetch_all(row_prefetcher<>& prefetch) { prefetch.next(kernel_chunk); }
 
 /// What computes a call: sums of features, decays per token included, or a recurrence.
 enum class kernel_driver { sums, recurrence };

@@ -53,12 +53,12 @@ ATTN_INLINE void each_packet(idx_t rows, idx_t cols, F&& f, const panels<T>& to,
   for (idx_t col = 0; col < cols; col += width<T>) column(col, to.at(0, col), from.at(0, col)...);
 }
 
-/// b = a^T, of rows x cols of a.
+/// b = a^T, of rows x cols of a; `lower`: of its rows from the diagonal on.
 template <class T>
-void transpose_panels(const panels<T>& a, idx_t rows, idx_t cols, const panels<T>& b) {
+void transpose_panels(const panels<T>& a, idx_t rows, idx_t cols, const panels<T>& b, bool lower = false) {
   constexpr idx_t wide = panels<T>::wide;
   for (idx_t col = 0; col < cols; col += width<T>)
-    for (idx_t row = 0; row < rows; row += width<T>) {
+    for (idx_t row = lower ? col : 0; row < rows; row += width<T>) {
       packet<T> square[width<T>];
       const T* const from = a.at(row, col);
       T* const to = b.at(col, row);
@@ -128,13 +128,14 @@ void triangle_product(const panels<T>& a, idx_t count, const panels<T>& b, idx_t
       if (row >= count) continue;
       const idx_t rows = std::min({idx_t(tile_rows), wide - row % wide, count - row});
       const idx_t first = before ? 0 : row + rows, last = before ? row : count, packets = packets_from<T>(col, cols);
+      const idx_t second = (packets - 1) * width<T>;  // one packet is read twice: the next may belong to another thread
       panel_tile(a.at(std::min(first, count - 1), row), rows, b.panel(col) + first * wide, packets, last - first, sums);
       for (idx_t m = before ? 0 : rows - 1; before ? m < rows : m >= 0; m += before ? 1 : -1) {
         const idx_t begin = before ? row : row + m + 1 - own, end = before ? row + m + own : row + rows;
         packet<T> sum[2] = {load<T>(sums + m * wide), load<T>(sums + m * wide + width<T>)};
         for (idx_t k = begin; k < end; ++k) {
           const packet<T> x = broadcast<T>(*a.at(k, row + m));
-          unroll<2>([&](auto half) { sum[half] = fma(x, load<T>(b.at(k, col) + half * width<T>), sum[half]); });
+          unroll<2>([&](auto half) { sum[half] = fma(x, load<T>(b.at(k, col) + half * second), sum[half]); });
         }
         unroll<2>([&](auto half) {  // so that the sums are in registers
           if (half < packets) finish(row + m, col + half * width<T>, sum[half]);

@@ -28,171 +28,9 @@
 // left operand by columns: names with _t are transposed matrices.
 #pragma once
 
-#include <attn/kernel/detail/chunk_decay.hpp>
+#include <attn/kernel/detail/recurrence_keys.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
-
-/// Features of rows [begin, begin + count): those of the map; by the rules that read the state the rows themselves, of
-/// unit norm if so asked, norm[t], where given, then being the factor of row t.
-template <rule R, class T>
-void load_rows(const kernel_call<T>& call, const stored_matrix<T>& from, idx_t begin, idx_t count, const panels<T>& to,
-               T* scratch, T* norm = nullptr) {
-  if constexpr (R == rule::add) {
-    call.map->rows(from, begin, count, to, scratch);
-  } else {
-    from.access->pack_panels(from, begin, count, to.data);
-    const T eps = call.recurrence.unit_norm_eps;
-    for (idx_t t = 0; eps >= T(0) && t < count; ++t) {
-      const T factor = T(1) / std::sqrt(dot_rows(to, to, t, from.cols) + eps);
-      if (norm) norm[t] = factor;
-      for (idx_t col = 0; col < from.cols; col += width<T>)
-        store<T>(to.at(t, col), mul(load<T>(to.at(t, col)), broadcast<T>(factor)));
-    }
-  }
-}
-
-/// Allocates matrices of one shape.
-template <class T>
-[[gnu::noinline]] void allocate_panels(arena& memory, idx_t rows, idx_t cols, std::initializer_list<panels<T>*> all) {
-  for (panels<T>* x : all) *x = panels<T>::layout(memory, rows, cols);
-}
-template <class T>
-[[gnu::noinline]] void allocate_numbers(arena& memory, idx_t count, std::initializer_list<T**> all) {
-  for (T** x : all) *x = memory.allocate<T>(count);
-}
-
-/// Row t becomes 0, where there is a matrix.
-template <class T>
-void clear_row(const panels<T>& x, idx_t t, idx_t cols) {
-  for (idx_t col = 0; x.data && col < cols; col += panels<T>::wide) std::fill_n(x.at(t, col), panels<T>::wide, T(0));
-}
-
-/// The keys of a chunk, as the forward and the backward pass read them.
-template <rule R, class T>
-struct recurrence_keys {
-  panels<T> k, k_t, k_end, v;        // [token][feature]; transposed; [token][column]
-  panels<T> start, start_t, a, a_t;  // of the rules that read the state
-  panels<T> reads, reads_t;          // of the rule of low rank: a, transposed without that of the first token
-  panels<T> writes, writes_t, writes_end, w, a_k, a_k_t;  // b; as k, v and A with k for b
-  chunk_decay<T> decay;
-  score_scratch<T> scores;
-  T *beta = nullptr, *map;
-
-  static recurrence_keys layout(arena& memory, const kernel_call<T>& call, idx_t columns, idx_t map_size) {
-    recurrence_keys s;
-    const idx_t chunk = kernel_chunk, m = call.features();
-    const decay_kind kind = call.decays();
-    allocate_panels(memory, chunk, m, {&s.k});
-    allocate_panels(memory, m, chunk, {&s.k_t});
-    allocate_panels(memory, chunk, columns, {&s.v});
-    s.start = s.k_end = s.k, s.start_t = s.k_t;
-    if (kind != decay_kind::none) allocate_panels(memory, chunk, m, {&s.k_end});
-    if constexpr (reads_state<R>) {
-      if (kind != decay_kind::none || R == rule::low_rank) {
-        allocate_panels(memory, chunk, m, {&s.start});
-        allocate_panels(memory, m, chunk, {&s.start_t});
-      }
-      allocate_panels(memory, chunk, chunk, {&s.a, &s.a_t});
-      s.beta = memory.allocate<T>(chunk);
-    }
-    if constexpr (R == rule::low_rank) {
-      allocate_panels(memory, chunk + 1, m, {&s.reads});  // rows are also read beginning with the second
-      s.reads.capacity = chunk;
-      allocate_panels(memory, m, chunk, {&s.reads_t, &s.writes_t});
-      allocate_panels(memory, chunk, m, {&s.writes});
-      s.writes_end = s.writes;
-      if (kind != decay_kind::none) allocate_panels(memory, chunk, m, {&s.writes_end});
-      allocate_panels(memory, chunk, columns, {&s.w});
-      allocate_panels(memory, chunk, chunk, {&s.a_k, &s.a_k_t});
-    }
-    s.decay = chunk_decay<T>::layout(memory, m, kind);
-    s.scores = score_scratch<T>::layout(memory, m, kind);
-    s.map = memory.allocate<T>(map_size);
-    return s;
-  }
-
-  /// Everything that does not need the state, of head h of the states; k_t only for the rules that read it.
-  void load(const kernel_call<T>& call, idx_t b, idx_t h, idx_t begin, idx_t count, T* norm = nullptr) const {
-    load_rows<R>(call, call.k.head(b, call.kv_head(h)), begin, count, k, map, norm);
-    const stored_matrix<T> values = call.v.head(b, call.value_head(h));
-    values.access->pack_panels(values, begin, count, v.data);
-    if constexpr (R == rule::low_rank) {
-      load_rows<R>(call, call.recurrence.a.head(b, h), begin, count, reads, map);
-      load_rows<R>(call, call.recurrence.b.head(b, h), begin, count, writes, map);
-    }
-    for (idx_t t = 0; t < count && call.key_mask; ++t)
-      if (call.hides(b, begin + t)) hide(t, values.cols, norm);
-    if (decay.kind != decay_kind::none) {
-      if (const tensor_view<const T>& g = call.recurrence.log_decay) {
-        decay.load(g, b, call.parameter_head(g.extent(1), h), begin, count);
-      } else {
-        for (idx_t t = 0; t < count; ++t) decay.gates[t] = call.gate_at(b, h, begin + t);
-        decay.multiply_gates(count);
-      }
-      decay.to_end(k, count, k_end);
-    }
-    if constexpr (R == rule::correct) {
-      const auto& given = call.recurrence.beta;
-      for (idx_t t = 0; t < count; ++t) beta[t] = given ? given(b, h, begin + t) : T(1);
-      transpose_keys(count);
-      if (decay.kind != decay_kind::none) {
-        decay.from_start(k, count, start);
-        transpose_panels(start, count, decay.dim, start_t);
-      }
-      chunk_scores(decay, scores, k, k_t, k, k_t, count, triangle::before, a);
-      transpose_panels(a, count, count, a_t);
-    } else if constexpr (R == rule::low_rank) {
-      load_reads(count);
-    }
-  }
-  /// A hidden key is 0.
-  void hide(idx_t t, idx_t columns, T* norm) const {
-    for (const panels<T>* x : {&k, &reads, &writes}) clear_row(*x, t, decay.dim);
-    clear_row(v, t, columns);
-    if (norm) norm[t] = T(0);
-  }
-  /// Of the rule of low rank, whose rows a end their decays one token earlier.
-  void load_reads(idx_t count) const {
-    const idx_t m = decay.dim, later = count - 1;
-    const panels<T> from_second = reads.from_row(1);
-    for (idx_t col = 0; col < m; col += width<T>) store<T>(start.at(0, col), detail::load<T>(reads.at(0, col)));
-    decay.from_start(from_second, later, start.from_row(1));
-    transpose_panels(start, count, m, start_t);
-    transpose_keys(count);
-    if (decay.kind != decay_kind::channel) {
-      transpose_panels(writes, count, m, writes_t);
-      transpose_panels(from_second, later, m, reads_t);
-    }
-    if (decay.kind != decay_kind::none) decay.to_end(writes, count, writes_end);
-    chunk_scores(decay, scores, from_second, reads_t, k, k_t, later, triangle::up_to, a_k.from_row(1));
-    chunk_scores(decay, scores, from_second, reads_t, writes, writes_t, later, triangle::up_to, a.from_row(1));
-    transpose_panels(a_k, count, count, a_k_t);
-    transpose_panels(a, count, count, a_t);
-  }
-  /// By the rule of low rank: W in the columns of `to`, whose values are `values`, by the state before the chunk.
-  void read_state(idx_t count, const panels<T>& state, bool empty, const panels<T>& values, const panels<T>& to,
-                  idx_t cols) const {
-    if (!empty) product(start_t, count, state, cols, decay.dim, write_to(to));
-    triangle_product<triangle::before>(a_k_t, count, values, cols, [&](idx_t row, idx_t col, const packet<T>& sum) {
-      store<T>(to.at(row, col), empty ? sum : add(detail::load<T>(to.at(row, col)), sum));
-    });
-    triangle_product<triangle::before>(a_t, count, to, cols, add_to(to));
-  }
-  /// The state after the chunk, where `values` is U or, with corrections W, v.
-  void pass(idx_t count, const panels<T>& values, const panels<T>& corrections, idx_t cols, const panels<T>& state,
-            bool empty, row_prefetcher<>& prefetch) const {
-    if constexpr (R == rule::low_rank) {
-      pass_chunk(decay, writes_end, corrections, cols, count, state, empty, prefetch);
-      product(k_end, decay.dim, values, cols, count, add_to(state));
-    } else {
-      pass_chunk(decay, k_end, values, cols, count, state, empty, prefetch);
-    }
-  }
-  /// k_t, for scores without decays per channel.
-  void transpose_keys(idx_t count) const {
-    if (decay.kind != decay_kind::channel) transpose_panels(k, count, decay.dim, k_t);
-  }
-};
 
 /// The state of one head: S, and z where the call has denominators. If `empty` both are 0, and S was not written.
 template <class T>
@@ -223,22 +61,29 @@ struct recurrence_scratch : recurrence_keys<R, T> {
   panels<T> out, p, p_t, p_b, p_b_t;     // [token][column]; [token][token]
   T* factors;                            // of the rows of out
 
-  static recurrence_scratch layout(arena& memory, const kernel_call<T>& call) {
+  [[gnu::noinline]] static recurrence_scratch layout(const chunk_memory& memory, const kernel_call<T>& call) {
     const idx_t m = call.features(), own = call.recurrence.bonus ? 1 : 0, chunk = kernel_chunk;
+    const bool decayed = call.decays() != decay_kind::none;
+    arena& kept = memory.of(kept_for::pass);
     recurrence_scratch s;
     static_cast<recurrence_keys<R, T>&>(s) =
         recurrence_keys<R, T>::layout(memory, call, call.shape.dim_v, call.map ? call.map->scratch_size : 0);
-    allocate_panels(memory, chunk + own, m, {&s.q});  // with a bonus, rows are also read beginning with the second
+    allocate_panels(memory.own, chunk + own, m, {&s.q});  // with a bonus, rows are also read beginning with the second
     s.q.capacity = chunk;
-    allocate_panels(memory, m, chunk, {&s.q_t});
+    allocate_panels(decayed ? memory.own : kept, m, chunk, {&s.q_t});
     s.q_start = s.q, s.q_start_t = s.q_t;
-    if (call.decays() != decay_kind::none) allocate_panels(memory, chunk + own, m, {&s.q_start});
-    if (own || call.decays() != decay_kind::none) allocate_panels(memory, m, chunk + own, {&s.q_start_t});
-    allocate_panels(memory, chunk, call.shape.dim_v, {&s.out});
-    allocate_panels(memory, chunk + own, chunk, {&s.p});
-    allocate_panels(memory, chunk, chunk + own, {&s.p_t});
-    if (R == rule::low_rank) allocate_panels(memory, chunk, chunk, {&s.p_b, &s.p_b_t});
-    s.factors = memory.allocate<T>(chunk);
+    if (decayed && !reads_state<R>) allocate_panels(memory.own, chunk + own, m, {&s.q_start});
+    if (own || decayed) allocate_panels(kept, m, chunk + own, {&s.q_start_t});
+    allocate_panels(memory.own, chunk, call.shape.dim_v, {&s.out});
+    if constexpr (reads_state<R>) {  // those of keys are not read any more
+      if (decayed) s.q_start = s.start;
+      s.p = s.a, s.p_b = s.a_k;
+    } else {
+      allocate_panels(memory.own, chunk + own, chunk, {&s.p});
+    }
+    allocate_panels(kept, chunk, chunk + own, {&s.p_t});
+    if (R == rule::low_rank) allocate_panels(kept, chunk, chunk, {&s.p_b_t});
+    s.factors = kept.allocate<T>(chunk);
     return s;
   }
 };
@@ -254,7 +99,8 @@ struct recurrence_block {
   idx_t shift(const kernel_call<T>& call) const { return call.recurrence.bonus && own_keys ? 1 : 0; }
 };
 
-/// A chunk of head h of the states. answer() and update() may be called for some of the value columns, from `col` on.
+/// A chunk of head h of the states. solve(), answer() and update() may be called for some of the value columns, from
+/// `col` on. Calls that threads share compute the same with the same code, so that sums are contracted alike.
 template <rule R, class T>
 struct recurrence_kernel {
   const kernel_call<T>& call;
@@ -268,7 +114,7 @@ struct recurrence_kernel {
 
   /// Queries, and their scores in p and p_t; factors are the sums of the scores where there are denominators, else the
   /// scale.
-  void load_queries(const recurrence_block& at) const {
+  [[gnu::noinline]] void load_queries(const recurrence_block& at) const {
     const idx_t m = features(), own = at.shift(call), rows = at.count - own;
     const bool decayed = at.own_keys && s.decay.kind != decay_kind::none;
     for (idx_t c = 0; c < m; c += panels<T>::wide) std::fill_n(s.q.panel(c), at.first * panels<T>::wide, T(0));
@@ -293,15 +139,15 @@ struct recurrence_kernel {
       }
       for (idx_t t = 0; t < at.count && call.normalise; ++t) s.factors[t] = sum_before(s.p, t);
     }
-    transpose_panels(s.p, at.count, at.count, s.p_t);
+    transpose_panels(s.p, at.count, at.count, s.p_t, true);
     if constexpr (R == rule::low_rank) {
       chunk_scores(s.decay, s.scores, q, s.q_t, s.writes, s.writes_t, rows, triangle::up_to, s.p_b);
-      transpose_panels(s.p_b, at.count, at.count, s.p_b_t);
+      transpose_panels(s.p_b, at.count, at.count, s.p_b_t, true);
     }
   }
 
   /// values() = U, or corrections() = W.
-  void solve(idx_t count, const recurrence_state<T>& before) const {
+  [[gnu::noinline]] void solve(idx_t count, const recurrence_state<T>& before) const {
     if constexpr (R == rule::correct) {
       const panels<T> u = values();
       const auto write = [&](idx_t row, idx_t c, const packet<T>& read) {
@@ -316,18 +162,15 @@ struct recurrence_kernel {
         store<T>(u.at(row, c), sub(load<T>(u.at(row, c)), mul(sum, broadcast<T>(s.beta[row]))));
       });
     } else if constexpr (R == rule::low_rank) {
-      s.read_state(count, before.values, before.empty, values(), corrections(), cols);
+      s.read_state(count, before.values, before.empty, corrections(), cols);
     }
   }
 
   /// Computes and writes the rows of out.
-  void answer(const recurrence_block& at, const recurrence_state<T>& before) const {
+  [[gnu::noinline]] void answer(const recurrence_block& at, const recurrence_state<T>& before,
+                                row_prefetcher<>& prefetch) const {
     const panels<T> to = s.out.from_col(col);
     const stored_matrix<T> out = call.out.head(b, at.head);
-    row_prefetcher<> prefetch;
-    const idx_t next = at.origin + kernel_chunk, after = std::min(next + kernel_chunk, call.lengths.queries(b));
-    call.fetch(prefetch, call.q.head(b, call.query_head(at.head)), next, after);
-    call.fetch(prefetch, out, next, after);
     if (call.normalise) divide_factors(at.count, before);
     const auto factor = [&](idx_t row) { return broadcast<T>(s.factors[row]); };
     if (!before.empty)
@@ -354,9 +197,11 @@ struct recurrence_kernel {
         out.write_part(to.at(t, c), at.origin + t, col + c, std::min<idx_t>(panel_width<T>, cols - c));
   }
 
-  /// The state after the chunk.
-  void update(idx_t count, recurrence_state<T>& state, row_prefetcher<>& prefetch) const {
-    s.pass(count, values(), corrections(), cols, state.values, state.empty, prefetch);
+  /// The state after the chunk, in `after`.
+  [[gnu::noinline]] void update(idx_t count, recurrence_state<T>& state, const panels<T>& after,
+                                row_prefetcher<>& prefetch) const {
+    const panels<T> written = R == rule::low_rank ? corrections() : values();
+    s.pass(count, written, col, cols, state.values, state.empty, after, prefetch);
     for (idx_t c = 0; state.weights && c < features(); c += width<T>) {
       packet<T> sum = zero<T>();
       for (idx_t t = 0; t < count; ++t) sum = add(sum, load<T>(s.k_end.at(t, c)));
@@ -364,6 +209,7 @@ struct recurrence_kernel {
       store<T>(z, s.decay.kind == decay_kind::none ? add(load<T>(z), sum)
                                                    : fma(load<T>(z), s.decay.start(count - 1, c), sum));
     }
+    state.values = after;
     state.empty = false;
   }
 

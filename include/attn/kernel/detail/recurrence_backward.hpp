@@ -25,27 +25,23 @@
 
 #include <attn/kernel/detail/chunk_decay_backward.hpp>
 #include <attn/kernel/detail/gate_gradients.hpp>
-#include <attn/kernel/detail/recurrence_gradient_store.hpp>
+#include <attn/kernel/detail/recurrence_backward_queries.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// One head of the states: its chunks, forward to the states and backward to the gradients.
 template <rule R, class T>
-struct recurrence_backward_kernel : recurrence_gradient_store<R, T> {
+struct recurrence_backward_kernel : recurrence_backward_queries<R, T> {
   static constexpr bool corrects = R == rule::correct, low_rank = R == rule::low_rank, reads = reads_state<R>;
-  using base = recurrence_gradient_store<R, T>;
-  using base::b, base::call, base::columns, base::dim_v, base::features, base::h, base::in, base::parameters,
-      base::s;
+  using base = recurrence_backward_queries<R, T>;
+  using base::b, base::call, base::columns, base::decays, base::dim_v, base::features, base::h, base::in,
+      base::parameters, base::s;
 
   stored_gradient_head<T> to_q, to_k, to_v;  // of queries only by the rules that read the state
   T* d_bonus;                                // [group][whole vectors of features], sums over tokens
   bool passed = false;                       // X (of v, by the rule of low rank of W) and R0 are known
 
-  bool decays() const { return s.decay.kind != decay_kind::none; }
   bool of_features() const { return in.of_queries() || in.of_keys(); }
-  void clear(const panels<T>& x, idx_t rows, idx_t cols) const {
-    for (idx_t col = 0; col < cols; col += panels<T>::wide) std::fill_n(x.panel(col), rows * panels<T>::wide, T(0));
-  }
 
   // Keys --------------------------------------------------------------------------------------------------------------
 
@@ -56,9 +52,10 @@ struct recurrence_backward_kernel : recurrence_gradient_store<R, T> {
   void load_keys(idx_t begin, idx_t count) const { s.load(call, b, h, begin, count, s.k_norm); }
 
   /// By the rule that corrects U and, in v, R; by that of low rank W; of the first `cols` columns. R or W may be known.
-  void solve(idx_t begin, idx_t count, const panels<T>& state, idx_t cols, const panels<T>* known = nullptr) const {
+  [[gnu::noinline]] void solve(idx_t begin, idx_t count, const panels<T>& state, idx_t cols,
+                               const panels<T>* known = nullptr) const {
     if (reads && known) {
-      std::copy_n(known->data, kernel_chunk * round_up(columns(), panels<T>::wide), solved().data);
+      if (!passed) std::copy_n(known->data, kernel_chunk * round_up(columns(), panels<T>::wide), solved().data);
       if (corrects)
         each_packet(
             count, columns(), [&](idx_t row, idx_t, const auto& x) { return mul(x, broadcast<T>(s.beta[row])); }, s.u,
@@ -73,17 +70,18 @@ struct recurrence_backward_kernel : recurrence_gradient_store<R, T> {
         store<T>(s.u.at(row, col), mul(difference, broadcast<T>(s.beta[row])));
       });
     } else if constexpr (low_rank) {
-      s.read_state(count, state, false, s.v, s.w, cols);
+      s.read_state(count, state, false, s.w, cols);
     } else {
       for (idx_t t = 0; t < count && in.weights(); ++t) *s.v.at(t, dim_v()) = call.hides(b, begin + t) ? T(0) : T(1);
     }
   }
 
-  /// Advances the state over the keys from `begin` on, which were loaded.
-  void advance(idx_t begin, idx_t count, const panels<T>& state, idx_t cols) const {
+  /// The state after the keys from `begin` on, which were loaded, and their values taken, by that before them.
+  void advance(idx_t begin, idx_t count, const panels<T>& state, idx_t cols, const panels<T>& after) const {
     solve(begin, count, state, cols);
-    row_prefetcher<> prefetch = call.prefetch_keys(b, h, begin + count);
-    s.pass(count, s.u, s.w, cols, state, false, prefetch);
+    row_prefetcher<> prefetch;
+    if (!passed) prefetch = call.prefetch_keys(b, h, begin + count);
+    s.pass(count, low_rank ? s.w : s.u, 0, cols, state, false, after, prefetch);
   }
 
   /// Keys [begin, begin + count), which were loaded, and the queries at their positions. d_state is the gradient of the
@@ -91,6 +89,7 @@ struct recurrence_backward_kernel : recurrence_gradient_store<R, T> {
   void back(idx_t begin, idx_t count, const panels<T>& state, const panels<T>& d_state,
             const panels<T>* known = nullptr) const {
     const idx_t m = features();
+    if (!known) s.take_values(count, columns());
     solve(begin, count, state, columns(), known);
     if (of_features()) {
       transpose_panels(s.u, count, columns(), s.u_t);
@@ -115,7 +114,7 @@ struct recurrence_backward_kernel : recurrence_gradient_store<R, T> {
   /// X, and the gradients of the keys and decays of the chunk, by the state after it.
   void from_later(idx_t begin, idx_t count, const panels<T>& state, const panels<T>& d_state) const {
     const idx_t m = features();
-    if (!reads && in.d_log_decay) clear(s.d_gamma, count, m);
+    if (!reads && in.d_log_decay) this->clear(s.d_gamma, count, m);
     if (in.d_gate) {
       std::fill_n(s.gate_scores, kernel_chunk * kernel_chunk, T(0));
       std::fill_n(s.gate_queries, kernel_chunk, T(0));
@@ -131,7 +130,7 @@ struct recurrence_backward_kernel : recurrence_gradient_store<R, T> {
         product(s.w_t, count, s.d_state_t, m, columns(), write_to(s.db));
         if (decays()) s.decay.to_end(s.db, count, s.db);
       }
-      if (parameters.bonus) clear(s.dk_bonus, count, m);
+      if (parameters.bonus) this->clear(s.dk_bonus, count, m);
     }
     if (in.d_log_decay) {
       for (idx_t r = 0; r < m; r += width<T>) {
@@ -145,60 +144,44 @@ struct recurrence_backward_kernel : recurrence_gradient_store<R, T> {
     }
     if ((!reads && !to_v) || (corrects && passed)) return;
     if (decays()) transpose_panels(s.k_end, count, m, s.k_end_t);
-    row_prefetcher<> prefetch = call.prefetch_keys(b, h, call.causal ? begin - kernel_chunk : begin + kernel_chunk);
+    row_prefetcher<> prefetch;
+    if (!passed) prefetch = call.prefetch_keys(b, h, call.causal ? begin - kernel_chunk : begin + kernel_chunk);
     product(s.k_end_t, count, d_state, columns(), m, [&](idx_t row, idx_t col, const packet<T>& sum) {
       fetch_rows<T>(prefetch, row, col);
-      store<T>(s.x.at(row, col), sum);
+      T* const x = s.x.at(row, col);
+      store<T>(x, passed ? add(load<T>(x), sum) : sum);
     });
     if constexpr (low_rank)
-      if (!passed) writes_from_later(count, d_state, columns(), write_to(s.y));
+      if (!passed) product(writes_end_t(count), count, d_state, columns(), m, write_to(s.y));
   }
-  /// The terms of X, by the rule of low rank of X_W, without that of the queries, of the first `cols` columns.
-  template <class Store>
-  void writes_from_later(idx_t count, const panels<T>& d_state, idx_t cols, const Store& to) const {
+  /// The ends of the rows with which tokens write, transposed: by the rule of low rank b.
+  panels<T> writes_end_t(idx_t count) const {
     if (decays()) transpose_panels(low_rank ? s.writes_end : s.k_end, count, features(), s.k_end_t);
-    product(low_rank && !decays() ? s.writes_t : s.k_end_t, count, d_state, cols, features(), to);
+    return low_rank && !decays() ? s.writes_t : s.k_end_t;
   }
 
   // Queries -----------------------------------------------------------------------------------------------------------
 
-  void load_queries(const recurrence_block& at) const {
-    clear(s.q, at.first, features());
-    load_rows<R>(call, call.q.head(b, call.query_head(at.head)), at.origin + at.first, at.count - at.first,
-                 s.q.from_row(at.first), s.map, s.q_norm);
-    if (parameters.bonus)
-      for (idx_t r = 0; r < round_up(features(), width<T>); ++r)
-        s.bonus[r] = r < features() ? parameters.bonus(at.head, r) : T(0);
-    const stored_matrix<T> d = in.d_out.head(b, at.head);
-    d.access->pack_panels(d, at.origin + at.first, at.count - at.first, s.d_out.data + at.first * panels<T>::wide);
-    clear(s.d_out, at.first, columns());
-    for (idx_t t = 0; t < at.count && in.weights(); ++t) *s.d_out.at(t, dim_v()) = T(0);
-    if (const T scale = parameters.scale; !call.normalise && scale != T(1))
-      each_packet(
-          at.count, columns(), [&](idx_t, idx_t, const auto& x) { return mul(x, broadcast<T>(scale)); }, s.d_out,
-          s.d_out);
-  }
-
   /// The gradients of a block of queries that read the state; adds to the gradients d_state of that, and those of the
   /// keys at their positions.
   void attend(const recurrence_block& at, const panels<T>& state, const panels<T>& d_state) const {
-    load_queries(at);
+    if (!passed) this->load_queries(at);
     const idx_t count = at.count, m = features(), own = at.shift(call), rows = count - own;
     const panels<T> q = s.q.from_row(own), dq = s.dq.from_row(own), dp = s.dp.from_row(own);
     const bool decayed = decays() && at.own_keys, of_state = in.reverse() && !passed;
-    const bool of_values = corrects ? of_state : low_rank ? in.reverse() : bool(to_v);
+    const bool of_values = reads ? of_state : bool(to_v);
     const panels<T>& q_start = decayed ? s.q_start : s.q;
-    if (decayed) {
+    if (decayed && !passed) {
       for (idx_t col = 0; own && col < m; col += width<T>) store<T>(q_start.at(0, col), load<T>(s.q.at(0, col)));
       s.decay.from_start(q, rows, s.q_start.from_row(own));
     }
-    if (at.own_keys && (call.normalise || of_values)) load_scores(at, rows, q);
+    if (at.own_keys && (call.normalise || of_values)) this->load_scores(at, rows, q);
     if constexpr (!reads)
-      if (call.normalise) normalise(at, q_start, state);
+      if (call.normalise) this->normalise(at, q_start, state);
     if (of_features()) {
       transpose_panels(s.d_out, count, columns(), s.d_out_t);
       row_prefetcher<> prefetch;
-      if (const idx_t end = at.origin, begin = std::max<idx_t>(end - kernel_chunk, 0); reads) {
+      if (const idx_t end = at.origin, begin = std::max<idx_t>(end - kernel_chunk, 0); reads && !passed) {
         call.fetch(prefetch, call.q.head(b, call.query_head(at.head)), begin, end);
         call.fetch(prefetch, in.d_out.head(b, at.head), begin, end);
       }
@@ -215,7 +198,7 @@ struct recurrence_backward_kernel : recurrence_gradient_store<R, T> {
       if (low_rank) score_product(s.d_out_t, s.w_t, count, columns(), write_to(s.dp_b));
       if constexpr (!reads) {
         for (idx_t t = 0; t < count && own; ++t) s.diagonal[t] = t < at.first ? T(0) : *s.dp.at(t, t);
-        if (in.d_gate && at.own_keys) add_gate_scores(rows, q, dp);
+        if (in.d_gate && at.own_keys) this->add_gate_scores(rows, q, dp);
       }
     }
     if (of_values && at.own_keys) triangle_product<triangle::from>(s.p, count, s.d_out, columns(), add_to(s.x));
@@ -229,9 +212,13 @@ struct recurrence_backward_kernel : recurrence_gradient_store<R, T> {
     }
     if constexpr (reads)
       if (in.reverse()) {
-        if (!passed)
-          read_back(count, d_state, columns());
-        else if (corrects)
+        if (!passed) {
+          solve_back(count, columns());
+          product(s.start, features(), s.y, columns(), count, [&](idx_t row, idx_t col, const packet<T>& sum) {
+            T* const to = d_state.at(row, col);
+            store<T>(to, corrects ? sub(load<T>(to), sum) : add(load<T>(to), sum));
+          });
+        } else if (corrects)
           each_packet(
               count, columns(), [&](idx_t row, idx_t, const auto& x) { return mul(x, broadcast<T>(s.beta[row])); },
               s.y, s.x);
@@ -273,39 +260,6 @@ struct recurrence_backward_kernel : recurrence_gradient_store<R, T> {
           s.d_gamma, s.d_gamma, q, dq);
   }
 
-  /// P, with the bonus on its diagonal.
-  void load_scores(const recurrence_block& at, idx_t rows, const panels<T>& q) const {
-    if (s.decay.kind != decay_kind::channel) transpose_panels(q, rows, features(), s.q_t);
-    chunk_scores(s.decay, s.scores, q, s.q_t, s.k, s.k_t, rows, triangle::up_to, s.p.from_row(at.count - rows));
-    if (low_rank) chunk_scores(s.decay, s.scores, q, s.q_t, s.writes, s.writes_t, rows, triangle::up_to, s.p_b);
-    for (idx_t t = 0; t < at.count && parameters.bonus; ++t) {
-      packet<T> sums = zero<T>();
-      for (idx_t r = 0; r < features(); r += width<T>)
-        sums = fma(mul(load<T>(s.bonus + r), load<T>(s.q.at(t, r))), load<T>(s.k.at(t, r)), sums);
-      const T sum = sum_lanes(sums);
-      *s.p.at(t, t) = sum;
-    }
-  }
-
-  /// d_out becomes the gradient of the numerator and the denominator.
-  void normalise(const recurrence_block& at, const panels<T>& q_start, const panels<T>& state) const {
-    transpose_panels(q_start, at.count, features(), s.q_start_t);
-    product(s.q_start_t, at.count, state, columns(), features(), write_to(s.out));
-    if (at.own_keys) {
-      transpose_panels(s.p, at.count, at.count, s.p_t);
-      triangle_product<triangle::up_to>(s.p_t, at.count, s.v, columns(), add_to(s.out));
-    }
-    const T scale = parameters.scale;
-    for (idx_t t = at.first; t < at.count; ++t) {
-      const T whole = scale * *s.out.at(t, dim_v()) + call.eps;
-      const T n = std::abs(whole) < least_denominator<T> ? T(0) : scale / whole;
-      const T d = n == T(0) ? T(0) : -n * (n * dot_rows(s.out, s.d_out, t, dim_v()));  // n^2 could overflow
-      for (idx_t col = 0; col < dim_v(); col += width<T>)
-        store<T>(s.d_out.at(t, col), mul(load<T>(s.d_out.at(t, col)), broadcast<T>(n)));
-      *s.d_out.at(t, dim_v()) = d;
-    }
-  }
-
   void add_bonus(const recurrence_block& at) const {
     T* const sums = d_bonus + (at.head - h * call.group()) * round_up(features(), width<T>);
     for (idx_t r = 0; r < features(); r += width<T>) {
@@ -322,32 +276,16 @@ struct recurrence_backward_kernel : recurrence_gradient_store<R, T> {
     }
   }
 
-  /// dP times the scores without decays.
-  void add_gate_scores(idx_t rows, const panels<T>& q, const panels<T>& dp) const {
-    transpose_panels(q, rows, features(), s.q_t);
-    score_product(s.q_t, s.k_t, rows, features(), [&](idx_t i, idx_t j, const packet<T>& sum) {
-      T* const to = s.gate_scores + i * kernel_chunk + j;
-      if (i < rows && j <= i) store<T>(to, fma(sum, load<T>(dp.at(i, j)), load<T>(to)));
-    });
-  }
-
-  /// Y of the first `cols` columns, and what it takes from the gradient of the state. By the rule of low rank y is the
-  /// gradient of W, x that of v.
-  void read_back(idx_t count, const panels<T>& d_state, idx_t cols) const {
-    if constexpr (corrects) {
+  /// Y of the first `cols` columns. By the rule of low rank y is the gradient of W, x that of v.
+  [[gnu::noinline]] void solve_back(idx_t count, idx_t cols) const {
+    if constexpr (corrects)
       triangle_product<triangle::after>(s.a, count, s.y, cols, [&](idx_t row, idx_t col, const packet<T>& sum) {
         const packet<T> x = sub(load<T>(s.x.at(row, col)), sum);
         store<T>(s.x.at(row, col), x);
         store<T>(s.y.at(row, col), mul(x, broadcast<T>(s.beta[row])));
       });
-      product(s.start, features(), s.y, cols, count, [&](idx_t row, idx_t col, const packet<T>& sum) {
-        T* const to = d_state.at(row, col);
-        store<T>(to, sub(load<T>(to), sum));
-      });
-    } else {
+    else
       triangle_product<triangle::after>(s.a, count, s.y, cols, add_to(s.y));
-      product(s.start, features(), s.y, cols, count, add_to(d_state));
-    }
   }
   /// dA, and the gradients of the keys, or of a, through start.
   void reads_back(idx_t count) const {

@@ -5,6 +5,8 @@
 //
 //   1. the states before all chunks of a segment, and what is solved for with them
 //   2. from the last chunk on, the gradients of the states after them; with both, all other gradients of the chunks
+//
+// In 2 the other gradients, of which each column needs all columns of the values, are a step of their own.
 #pragma once
 
 #include <attn/kernel/detail/recurrence_head_backward.hpp>
@@ -18,34 +20,38 @@ struct recurrence_backward_driver : recurrence_head_backward<R, T> {
   using base = recurrence_head_backward<R, T>;
   using base::bonus_lanes, base::bonus_sums, base::call, base::heads_per_key_head, base::in, base::layout,
       base::run_key_head, base::shape;
+  static constexpr bool low_rank = R == rule::low_rank;
   using chunk_scratch = recurrence_backward_scratch<R, T>;
+  using chunk_kernel = recurrence_pass_back<R, T>;
   static constexpr idx_t segment_chunks = base::segment / kernel_chunk;
 
   /// Scratch memory of the heads that threads share.
   struct shared_scratch {
-    struct chunk {
-      recurrence_keys<R, T> keys;
-      T* k_norm = nullptr;
-      panels<T> x, d_state;  // X or X_W, and the term of the queries of the gradient of the state before it
-      panels<T> d_later;     // the gradient of the state after it
-    };
-    idx_t heads = 0, wave = 1;
-    chunk* chunks = nullptr;                               // [3 waves][heads][wave]
-    panels<T>*states = nullptr, *d_states = nullptr;       // [heads]
-    panels<T>* before = nullptr;                           // [segments - 1][heads], of all but the first one
-    panels<T>*seen = nullptr, *solved = nullptr;           // [chunks of a segment][heads]
-
-    chunk& at(idx_t n, idx_t head) const { return chunks[(n / wave % 3 * heads + head) * wave + n % wave]; }
+    wave_plan forward, backward;
+    std::byte* chunks = nullptr;                        // [waves][heads][wave]: memory that is kept of each
+    idx_t bytes = 0, own_bytes = 0;                     // of a chunk, forward and backward; of a worker
+    panels<T>*of_queries = nullptr, *later = nullptr;   // of each: what queries add to R0, and R1
+    panels<T>*states = nullptr, *d_states = nullptr;    // [heads]: after and before the segment
+    panels<T>* before = nullptr;                        // [segments - 1][heads], of all but the first one
+    panels<T>*seen = nullptr, *solved = nullptr;        // [chunks of a segment][heads]
   };
   shared_scratch layout_shared(arena& memory, idx_t heads, idx_t threads) const {
     const idx_t columns = in.columns(), all = ceil_div(shape.keys, kernel_chunk), most = std::min(all, segment_chunks);
     const auto state = [&](arena& one) { return panels<T>::layout(one, in.features(), columns); };
     const auto values = [&](arena& one) { return panels<T>::layout(one, kernel_chunk, columns); };
-    shared_scratch x{.heads = heads, .wave = chunks_of_wave(heads, threads)};
-    x.chunks = memory.allocate_list(3 * heads * x.wave, [&](arena& one) {
-      const auto keys = recurrence_keys<R, T>::layout(one, call, columns, 0);
-      return typename shared_scratch::chunk{keys, one.allocate<T>(kernel_chunk), values(one), state(one), state(one)};
-    });
+    shared_scratch x;
+    if (heads == 0) return x;
+    x.backward = x.forward = wave_plan::of<T>(heads, threads, columns);
+    x.forward.answers_apart = false, x.backward.answers_apart = x.backward.long_answers = true;
+    for (const int keeps : {kept_for::pass, kept_for::pass_back}) {
+      arena own, kept;
+      (void)chunk_scratch::layout({own, kept, keeps}, in);
+      x.bytes = std::max(x.bytes, static_cast<idx_t>(kept.used()));
+      x.own_bytes = std::max(x.own_bytes, static_cast<idx_t>(own.used()));
+    }
+    const idx_t slots = x.backward.slots();
+    x.chunks = memory.allocate<std::byte>(slots * x.bytes);
+    x.of_queries = memory.allocate_list(slots, state), x.later = memory.allocate_list(slots, state);
     x.states = memory.allocate_list(heads, state), x.d_states = memory.allocate_list(heads, state);
     x.before = memory.allocate_list(heads * (ceil_div(all, segment_chunks) - 1), state);
     x.seen = memory.allocate_list(heads * most, state), x.solved = memory.allocate_list(heads * most, values);
@@ -54,101 +60,122 @@ struct recurrence_backward_driver : recurrence_head_backward<R, T> {
 
   /// Key heads from `whole` on, which have one head of states each, by all threads, with the same bits.
   void run_shared(execution& exec, idx_t whole, const shared_scratch& x) const {
-    const idx_t all = ceil_div(shape.keys, kernel_chunk), features = in.features();
-    const idx_t panels_wide = panels<T>::wide, all_parts = ceil_div(in.columns(), panels_wide);
-    // Backward the other tasks take longer than those that pass, unless threads are many.
-    const bool few = exec.active_threads() < 4 * x.heads;
-    const idx_t wide_back = few ? in.columns() : panels_wide, parts_back = few ? 1 : all_parts;
+    const idx_t all = ceil_div(shape.keys, kernel_chunk), heads = x.forward.heads, features = in.features();
+    const idx_t columns_wide = round_up(in.columns(), panels<T>::wide);
+    const idx_t columns = x.forward.columns, parts = ceil_div(in.columns(), columns);
     const auto b = [&](idx_t head) { return (whole + head) / shape.kv_heads; };
     const auto h = [&](idx_t head) { return (whole + head) % shape.kv_heads; };
-    const auto keys_of = [&](idx_t head, idx_t n) {
-      return std::min<idx_t>(kernel_chunk, call.lengths.keys(b(head)) - n * kernel_chunk);
+    const auto chunks_of = [&](idx_t head) { return ceil_div(call.lengths.keys(b(head)), kernel_chunk); };
+    const auto keys_of = [&](idx_t head, idx_t chunk) {
+      return std::min<idx_t>(kernel_chunk, call.lengths.keys(b(head)) - chunk * kernel_chunk);
     };
-    const auto scratch = [&](int worker) {
-      return exec.scratch(worker, [&](arena& memory) { return chunk_scratch::layout(memory, in); });
-    };
-    // Scratch memory of a worker with the keys of a chunk, its columns from `col` on.
-    const auto with_keys = [](chunk_scratch s, const typename shared_scratch::chunk& chunk, idx_t col) {
-      static_cast<recurrence_keys<R, T>&>(s) = chunk.keys;
-      s.k_norm = chunk.k_norm;
-      if (s.decay.kind == decay_kind::none) s.k_end_t = s.k_t;
-      s.v = s.v.from_col(col);
-      if (R == rule::low_rank) s.w = s.w.from_col(col), s.u = s.v;
-      (R == rule::low_rank ? s.y : s.x) = chunk.x.from_col(col);
+    // The columns of a chunk from `col` on, with R or W in `solved`.
+    const auto scratch_of = [&](idx_t slot, int keeps, const panels<T>& solved, idx_t col,
+                                int worker) __attribute__((noinline)) {
+      arena own(exec.scratch(worker, [&](arena& memory) { return memory.allocate<std::byte>(x.own_bytes); }));
+      arena kept(x.chunks + slot * x.bytes);
+      chunk_scratch s = chunk_scratch::layout({own, kept, keeps}, in);
+      (low_rank ? s.w : s.v) = solved;
+      for (panels<T>* each : {&s.v, &s.w, &s.x, &s.y, &s.u})
+        if (each->data) *each = each->from_col(col);
+      if (low_rank) s.u = s.v;
       return s;
     };
     const auto kernel_of = [&](const chunk_scratch& s, idx_t head) {
       const auto to = [&](const stored_gradient<T>& gradient) { return gradient.head(b(head), h(head)); };
-      return recurrence_pass_back<R, T>{{{in, s, b(head), h(head)}, to(in.dq), to(in.dk), to(in.dv), nullptr, true}};
+      return chunk_kernel{{{{in, s, b(head), h(head)}}, to(in.dq), to(in.dk), to(in.dv), nullptr, true}};
     };
-    const auto copy = [](const panels<T>& from, idx_t rows, idx_t cols, const panels<T>& to) {
-      each_packet(rows, cols, [](idx_t, idx_t, const auto&, const auto& y) { return y; }, to, to, from);
+    const auto fetch = [&](const stored_matrix<T>& rows, idx_t chunk) {
+      row_prefetcher<> prefetch;
+      call.fetch(prefetch, rows, chunk * kernel_chunk, std::min((chunk + 1) * kernel_chunk, rows.rows));
+      fetch_all(prefetch);
+    };
+    // Prefetches what a chunk reads first, and where it is kept.
+    const auto fetch_chunk = [&](idx_t head, idx_t chunk, idx_t slot, bool values) {
+      prefetch_bytes(reinterpret_cast<const char*>(x.chunks + slot * x.bytes), x.bytes);
+      if (!values) return fetch(call.k.head(b(head), h(head)), chunk);
+      row_prefetcher<> keys = call.prefetch_keys(b(head), h(head), chunk * kernel_chunk);
+      fetch_all(keys);
     };
     const auto forward = [&](idx_t begin, idx_t end) {
-      const auto load = [&](idx_t head, idx_t n, int) {
-        const idx_t count = keys_of(head, begin + n);
-        if (count > 0) x.at(n, head).keys.load(call, b(head), h(head), (begin + n) * kernel_chunk, count);
-        if (begin + n == 0) this->load_before(b(head), h(head), x.states[head]);
+      const auto load = [&](idx_t head, idx_t n, int worker) {
+        const idx_t chunk = begin + n, count = keys_of(head, chunk), at = n * heads + head;
+        if (chunk == 0)
+          this->load_before(b(head), h(head), x.seen[head]);
+        else if (n == 0)
+          this->copy(x.before[(begin / segment_chunks - 1) * heads + head], x.seen[head]);
+        if (count <= 0) return;
+        const idx_t slot = x.forward.slot(head, n);
+        fetch_chunk(head, chunk, slot, true);
+        const chunk_scratch s = scratch_of(slot, kept_for::pass, x.solved[at], 0, worker);
+        s.load(call, b(head), h(head), chunk * kernel_chunk, count);
+        s.take_values(count, in.columns());
       };
       const auto pass = [&](idx_t head, idx_t first, idx_t last, idx_t part, int worker) {
-        const idx_t col = part * panels_wide, cols = std::min(panels_wide, in.columns() - col);
-        const panels<T> state = x.states[head].from_col(col);
-        const chunk_scratch own = scratch(worker);
+        const idx_t col = part * columns, cols = std::min(columns, in.columns() - col);
         for (idx_t n = first; n < last && keys_of(head, begin + n) > 0; ++n) {
-          const chunk_scratch s = with_keys(own, x.at(n, head), col);
-          const idx_t count = keys_of(head, begin + n);
-          copy(state, features, cols, x.seen[n * x.heads + head].from_col(col));
-          kernel_of(s, head).advance((begin + n) * kernel_chunk, count, state, cols);
-          copy(kernel_of(s, head).solved(), count, cols, x.solved[n * x.heads + head].from_col(col));
+          const idx_t at = n * heads + head;
+          chunk_scratch s = scratch_of(x.forward.slot(head, n), kept_for::pass, x.solved[at], col, worker);
+          if (low_rank) s.added = s.added.from_col(col);
+          const panels<T>& after = begin + n + 1 < end ? x.seen[at + heads] : x.states[head];
+          kernel_of(s, head).advance((begin + n) * kernel_chunk, keys_of(head, begin + n), x.seen[at].from_col(col),
+                                     cols, after.from_col(col));
         }
       };
-      run_chunk_waves(exec, x.heads, end - begin, x.wave, all_parts, load, pass, [](idx_t, idx_t, int) {});
+      x.forward.run(exec, end - begin, parts, load, pass, [](idx_t, idx_t, int) {});
     };
     const auto backward = [&](idx_t begin, idx_t end) {  // step n is chunk end - 1 - n
       const auto load = [&](idx_t head, idx_t n, int worker) {
-        const auto& to = x.at(n, head);
-        const idx_t chunk = end - 1 - n, count = keys_of(head, chunk);
-        if (chunk == all - 1) this->load_after(b(head), h(head), x.d_states[head]);
+        const idx_t chunk = end - 1 - n, count = keys_of(head, chunk), slot = x.backward.slot(head, n);
+        const idx_t chunks = chunks_of(head), last = std::min(chunks, end) - 1;
+        if (chunks == 0 && chunk == 0) this->load_after(b(head), h(head), x.d_states[head]);
         if (count <= 0) return;
-        to.keys.load(call, b(head), h(head), chunk * kernel_chunk, count, to.k_norm);
-        const chunk_scratch s = with_keys(scratch(worker), to, 0);
-        kernel_of(s, head).load_queries(chunk * kernel_chunk, count, to.d_state);
+        if (chunk == chunks - 1)
+          this->load_after(b(head), h(head), x.later[slot]);
+        else if (chunk == last)
+          this->copy(x.d_states[head], x.later[slot]);
+        fetch_chunk(head, chunk, slot, low_rank);
+        fetch(call.q.head(b(head), h(head)), chunk), fetch(in.d_out.head(b(head), h(head)), chunk);
+        chunk_scratch s = scratch_of(slot, kept_for::pass_back, {}, 0, worker);
+        s.a_t = s.a_k_t = {};
+        if (low_rank || s.decay.kind != decay_kind::none) s.start_t = {};
+        s.load(call, b(head), h(head), chunk * kernel_chunk, count, s.k_norm);
+        kernel_of(s, head).load_queries(chunk * kernel_chunk, count, x.of_queries[slot]);
       };
-      const auto pass = [&](idx_t head, idx_t first, idx_t last, idx_t part, int worker) {
-        const idx_t col = part * wide_back, cols = std::min(wide_back, in.columns() - col);
-        const panels<T> d_state = x.d_states[head].from_col(col);
-        const chunk_scratch own = scratch(worker);
-        for (idx_t n = first; n < last; ++n) {
-          const auto& from = x.at(n, head);
-          const idx_t count = keys_of(head, end - 1 - n);
+      const auto pass = [&](idx_t head, idx_t first, idx_t end_of_wave, idx_t part, int worker) {
+        const idx_t col = part * columns, cols = std::min(columns, in.columns() - col);
+        for (idx_t n = first; n < end_of_wave; ++n) {
+          const idx_t chunk = end - 1 - n, count = keys_of(head, chunk), slot = x.backward.slot(head, n);
           if (count <= 0) continue;
-          const chunk_scratch s = with_keys(own, from, col);
-          copy(d_state, features, cols, from.d_later.from_col(col));
-          kernel_of(s, head).pass(count, from.d_state.from_col(col), d_state, cols);
+          const chunk_scratch s = scratch_of(slot, kept_for::pass_back, {}, col, worker);
+          const panels<T>& to = chunk == begin ? x.d_states[head] : x.later[x.backward.slot(head, n + 1)];
+          kernel_of(s, head).pass(count, x.of_queries[slot].from_col(col), x.later[slot].from_col(col),
+                                  to.from_col(col), cols);
         }
       };
       const auto answer = [&](idx_t head, idx_t n, int worker) {
-        const idx_t chunk = end - 1 - n, count = keys_of(head, chunk), at = (chunk - begin) * x.heads + head;
+        const idx_t chunk = end - 1 - n, count = keys_of(head, chunk), at = (chunk - begin) * heads + head;
         if (count <= 0) return;
-        const chunk_scratch s = with_keys(scratch(worker), x.at(n, head), 0);
-        kernel_of(s, head).back(chunk * kernel_chunk, count, x.seen[at], x.at(n, head).d_later, &x.solved[at]);
+        const idx_t slot = x.backward.slot(head, n);
+        for (const stored_gradient<T>* to : {&in.dq, &in.dk, &in.dv, &in.da, &in.db})
+          if (*to) fetch(to->head(b(head), h(head)), chunk);
+        prefetch_bytes(reinterpret_cast<const char*>(x.seen[at].data), features * columns_wide * idx_t(sizeof(T)));
+        const chunk_scratch s = scratch_of(slot, kept_for::pass_back, x.solved[at], 0, worker);
+        kernel_of(s, head).back(chunk * kernel_chunk, count, x.seen[at], x.later[slot], &x.solved[at]);
       };
-      run_chunk_waves(exec, x.heads, end - begin, x.wave, parts_back, load, pass, answer);
+      x.backward.run(exec, end - begin, parts, load, pass, answer);
     };
     const idx_t segments = ceil_div(all, segment_chunks);
-    const auto copy_states = [&](panels<T>* from, panels<T>* to) {
-      for (idx_t head = 0; head < x.heads; ++head) this->copy(from[head], to[head]);
-    };
+    const auto begin_of = [&](idx_t n) { return n * segment_chunks; };
     for (idx_t n = 0; n + 1 < segments; ++n) {
-      forward(n * segment_chunks, (n + 1) * segment_chunks);
-      copy_states(x.states, x.before + n * x.heads);
+      forward(begin_of(n), begin_of(n + 1));
+      for (idx_t head = 0; head < heads; ++head) this->copy(x.states[head], x.before[n * heads + head]);
     }
     for (idx_t n = segments - 1; n >= 0; --n) {
-      const idx_t begin = n * segment_chunks, end = std::min(begin + segment_chunks, all);
-      if (n + 1 < segments && n > 0) copy_states(x.before + (n - 1) * x.heads, x.states);
+      const idx_t begin = begin_of(n), end = std::min(begin_of(n + 1), all);
       forward(begin, end), backward(begin, end);
     }
-    for (idx_t head = 0; head < x.heads; ++head) {
+    for (idx_t head = 0; head < heads; ++head) {
       this->store_parameters(b(head), h(head), call.lengths.keys(b(head)), x.d_states[head], nullptr);
       this->pad(b(head), h(head));
     }

@@ -27,27 +27,29 @@ struct recurrence_backward_scratch : recurrence_keys<R, T> {
   // Of the rule of low rank, as those of k, v, P and A.
   panels<T> db, w_t, p_b, dp_b, dp_b_t, da_k, da_k_t;
 
-  static recurrence_backward_scratch layout(arena& memory, const kernel_backward_call<T>& in) {
+  static recurrence_backward_scratch layout(const chunk_memory& where, const kernel_backward_call<T>& in) {
     const kernel_call<T>& call = in.call;
     const idx_t m = in.features(), columns = in.columns(), dim = call.shape.dim, chunk = kernel_chunk;
     const idx_t own = call.recurrence.bonus ? 1 : 0;
     const bool decays = call.decays() != decay_kind::none;
+    arena &memory = where.own, &kept = where.of(kept_for::pass_back);
     recurrence_backward_scratch s;
     idx_t map_scratch = 0;
     if constexpr (R == rule::add) map_scratch = std::max(call.map->scratch_size, in.map->scratch_size);
-    static_cast<recurrence_keys<R, T>&>(s) = recurrence_keys<R, T>::layout(memory, call, columns, map_scratch);
+    static_cast<recurrence_keys<R, T>&>(s) = recurrence_keys<R, T>::layout(where, call, columns, map_scratch);
     const auto allocate = [&](idx_t count, idx_t cols, std::initializer_list<panels<T>*> all) {
       allocate_panels(memory, count, cols, all);
     };
-    allocate(chunk + own, m, {&s.q, &s.dq});  // with a bonus, rows are also read beginning with the second
+    allocate_panels(kept, chunk + own, m, {&s.q});
+    allocate(chunk + own, m, {&s.dq});  // with a bonus, rows are also read beginning with the second
     s.q.capacity = chunk;
     allocate(m, chunk + own, {&s.q_t});
     allocate(chunk, m, {&s.dk});
     s.q_start = s.q, s.k_end_t = s.k_t;
     if (decays) allocate(chunk + own, m, {&s.q_start});
-    if (decays) allocate(m, chunk, {&s.k_end_t});
+    if (decays) allocate_panels(kept, m, chunk, {&s.k_end_t});
     if (in.d_log_decay) allocate(chunk, m, {&s.d_gamma});
-    allocate(chunk, columns, {&s.d_out, &s.x});
+    allocate_panels(kept, chunk, columns, {&s.d_out, &s.x});
     allocate(columns, chunk, {&s.u_t, &s.d_out_t});
     allocate(chunk + own, chunk, {&s.p, &s.dp});
     allocate(chunk, chunk + own, {&s.dp_t});
@@ -68,12 +70,12 @@ struct recurrence_backward_scratch : recurrence_keys<R, T> {
     } else {
       const idx_t second = R == rule::low_rank ? 1 : 0;  // rows are also read beginning with the second
       allocate(chunk + second, m, {&s.d_reads});
-      allocate(chunk, columns, {&s.y});
+      allocate_panels(R == rule::low_rank ? kept : memory, chunk, columns, {&s.y});
       allocate(columns, chunk, {&s.y_t});
       allocate(chunk + second, chunk, {&s.da, &s.da_t});
       if constexpr (R == rule::correct) {
         allocate(chunk, columns, {&s.u});
-        allocate_numbers(memory, chunk, {&s.q_norm, &s.k_norm});
+        allocate_numbers(kept, chunk, {&s.q_norm, &s.k_norm});
       } else {
         allocate(chunk, m, {&s.db});
         allocate(columns, chunk, {&s.w_t});

@@ -40,7 +40,7 @@ struct recurrence_head_backward {
     const auto state = [&](arena& one) { return panels<T>::layout(one, in.features(), in.columns()); };
     const idx_t keys = call.causal ? shape.keys : 0;
     worker_scratch w;
-    w.chunk = recurrence_backward_scratch<R, T>::layout(memory, in);
+    w.chunk = recurrence_backward_scratch<R, T>::layout({memory, memory, kept_for::nothing}, in);
     w.state = state(memory), w.d_state = state(memory);
     w.before = memory.allocate_list(ceil_div(keys, segment), state);
     const idx_t chunks = ceil_div(std::min(keys, segment), kernel_chunk);
@@ -77,7 +77,7 @@ struct recurrence_head_backward {
     const idx_t keys = call.lengths.keys(b), queries = call.lengths.queries(b), group = call.group();
     const bool with_bonus(in.parameters().bonus);
     T* const d_bonus = with_bonus ? bonus_sums + (b * shape.heads + h * group) * bonus_lanes() : nullptr;
-    const kernel head{{in, w.chunk, b, h}, to_q, to_k, to_v, d_bonus};
+    const kernel head{{{in, w.chunk, b, h}}, to_q, to_k, to_v, d_bonus};
     if (in.d_gate) std::fill_n(w.chunk.gates, keys, T(0));
     if (with_bonus) std::fill_n(d_bonus, group * bonus_lanes(), T(0));
     load_before(b, h, w.state), load_after(b, h, w.d_state);
@@ -99,7 +99,8 @@ struct recurrence_head_backward {
   static void advance(const kernel& head, idx_t begin, idx_t keys, const panels<T>& state) {
     const idx_t count = std::min<idx_t>(kernel_chunk, keys - begin);
     head.load_keys(begin, count);
-    head.advance(begin, count, state, head.columns());
+    head.s.take_values(count, head.columns());
+    head.advance(begin, count, state, head.columns(), state);
   }
 
   /// The backward pass of all keys and of the queries at their positions; at the end the state is that before the first

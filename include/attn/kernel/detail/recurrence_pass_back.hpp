@@ -17,26 +17,28 @@ struct recurrence_pass_back : recurrence_backward_kernel<R, T> {
   /// X, or by the rule of low rank X_W.
   const panels<T>& x() const { return low_rank ? s.y : s.x; }
 
-  /// The terms of X and R0 that need nothing but the queries of the chunk.
+  /// Queries and d_out; the terms of X and R0 that need nothing else of the chunk; and the rows with which it writes.
   void load_queries(idx_t begin, idx_t count, const panels<T>& d_state) const {
     const recurrence_block at{h, begin, 0, count, true};
     base::load_queries(at);
     if (decays()) s.decay.from_start(s.q, count, s.q_start);
     this->load_scores(at, count, s.q);
     triangle_product<triangle::from>(low_rank ? s.p_b : s.p, count, s.d_out, columns(), write_to(x()));
+    if (low_rank) triangle_product<triangle::from>(s.p, count, s.d_out, columns(), write_to(s.x));
     product(decays() ? s.q_start : s.q, features(), s.d_out, columns(), count, write_to(d_state));
+    if (decays()) (void)this->writes_end_t(count);
   }
 
-  /// The first `cols` columns of R1 become those of R0, and the terms of X become X.
-  void pass(idx_t count, const panels<T>& of_queries, const panels<T>& d_state, idx_t cols) const {
-    this->writes_from_later(count, d_state, cols, add_to(x()));
-    each_packet(
-        features(), cols,
-        [&](idx_t r, idx_t, const auto& later, const auto& sum) {
-          return fma(later, broadcast<T>(s.decay.whole(r, count)), sum);
-        },
-        d_state, d_state, of_queries);
-    this->read_back(count, d_state, cols);
+  /// R0 by R1, of the first `cols` columns; the terms of X become X.
+  [[gnu::noinline]] void pass(idx_t count, const panels<T>& of_queries, const panels<T>& later, const panels<T>& to,
+                              idx_t cols) const {
+    product(low_rank && !decays() ? s.writes_t : s.k_end_t, count, later, cols, features(), add_to(x()));
+    this->solve_back(count, cols);
+    product(s.start, features(), s.y, cols, count, [&](idx_t row, idx_t col, const packet<T>& sum) {
+      const packet<T> x = fma(load<T>(later.at(row, col)), broadcast<T>(s.decay.whole(row, count)),
+                              load<T>(of_queries.at(row, col)));
+      store<T>(to.at(row, col), low_rank ? add(x, sum) : sub(x, sum));
+    });
   }
 };
 

@@ -67,37 +67,62 @@ struct head_split {
   }
 };
 
-/// Chunks [0, all) of every one of `heads` heads, in waves of `wave`: load(head, chunk, worker) for each; then
-/// pass(head, begin, end, part, worker), wave by wave, in `parts` independent parts; then answer(head, chunk, worker).
-/// A wave is passed, the one before is answered and the next one is loaded at the same time: three are in memory.
-template <class Load, class Pass, class Answer>
-void run_chunk_waves(execution& exec, idx_t heads, idx_t all, idx_t wave, idx_t parts, const Load& load,
-                     const Pass& pass, const Answer& answer) {
-  const auto chunks = [&](idx_t begin) { return begin < 0 ? 0 : std::clamp<idx_t>(all - begin, 0, wave); };
-  for (idx_t first = -wave; first < all + wave; first += wave) {
-    const idx_t passes = chunks(first) > 0 ? parts : 0;
-    const idx_t answers = chunks(first - wave), loads = chunks(first + wave);
-    exec.for_each(heads * (passes + answers + loads), [&](idx_t task, int worker) {
-      const idx_t head = task % heads, n = task / heads;
-      if (n < passes)
-        pass(head, first, first + chunks(first), n, worker);
-      else if (n < passes + answers)
-        answer(head, first - wave + n - passes, worker);
-      else
-        load(head, first + wave + n - passes - answers, worker);
-    });
+/// Chunks of heads that threads share, in waves of `wave` chunks of each: 2 for each thread, so that the last tasks of
+/// a wave are short beside it, but no more than 8, for caches: what one thread keeps of a chunk others read.
+///
+/// States pass in whole panels of columns while these are as many as the threads, else in packets, which read keys
+/// twice as often. Where a state passes queries are answered at once, from the caches, unless a fifth of the threads
+/// would have nothing to do: a pass with answers is 4 parts in 5 of all work, one without them is a half. 8 heads of 64
+/// columns (AVX-512, simulated threads): 16 threads take 16 passes with answers, 40 threads 32 half as wide, 64 threads
+/// 32 without.
+struct wave_plan {
+  idx_t heads = 0, wave = 1;
+  idx_t columns = 0;           // of the values: in so many at a time a state passes through the chunks
+  bool answers_apart = false;  // else they are given where the state passes
+  bool long_answers = false;   // longer than loading: they begin before
+
+  template <class T>
+  static wave_plan of(idx_t heads, idx_t threads, idx_t dim_v) {
+    wave_plan x;
+    x.heads = heads, x.wave = std::min<idx_t>(8, ceil_div(2 * threads, heads));
+    const auto passing = [&](idx_t some) { return heads * ceil_div(dim_v, some); };
+    x.columns = threads > passing(panel_width<T>) ? width<T> : panel_width<T>;
+    x.answers_apart = 4 * threads > 5 * passing(x.columns);
+    return x;
   }
-}
+  idx_t waves() const { return answers_apart ? 3 : 2; }
+  idx_t slots() const { return heads * wave * waves(); }
+  /// Where the memory of a chunk is.
+  idx_t slot(idx_t head, idx_t n) const { return (n / wave % waves() * heads + head) * wave + n % wave; }
+
+  /// load(head, chunk, worker) for chunks [0, all) of every head; then pass(head, begin, end, part, worker), wave by
+  /// wave, in independent parts of the columns; then, if they are apart, answer(head, chunk, worker). A wave is passed,
+  /// the one before is answered and the next one is loaded at the same time.
+  template <class Load, class Pass, class Answer>
+  void run(execution& exec, idx_t all, idx_t parts, const Load& load, const Pass& pass, const Answer& answer) const {
+    const auto chunks = [&](idx_t begin) { return begin < 0 ? 0 : std::clamp<idx_t>(all - begin, 0, wave); };
+    for (idx_t first = -wave; first < all + (answers_apart ? wave : 0); first += wave) {
+      const idx_t passes = chunks(first) > 0 ? parts : 0;
+      const idx_t answers = answers_apart ? chunks(first - wave) : 0, loads = chunks(first + wave);
+      exec.for_each(heads * (passes + answers + loads), [&](idx_t task, int worker) {
+        const idx_t head = task % heads, n = task / heads;
+        const idx_t load_at = n - passes - (long_answers ? answers : 0);
+        if (n < passes)
+          pass(head, first, first + chunks(first), n, worker);
+        else if (load_at >= 0 && load_at < loads)
+          load(head, first + wave + load_at, worker);
+        else
+          answer(head, first - wave + n - passes - (long_answers ? 0 : loads), worker);
+      });
+    }
+  }
+};
 
 /// Heads that pass through their chunks in such waves, which takes `longer` times as long in all.
 inline head_split split_by_waves(idx_t heads, idx_t chunks, idx_t threads, double longer) {
   const head_split split = head_split::of(heads, threads);
   const bool worth = chunks >= 4 && longer * static_cast<double>(split.shared) <= static_cast<double>(threads);
   return worth ? split : head_split{heads, 0};
-}
-/// Chunks of a head in a wave.
-inline idx_t chunks_of_wave(idx_t heads, idx_t threads) {
-  return heads > 0 ? std::min<idx_t>(8, ceil_div(2 * threads, heads)) : 1;
 }
 
 /// A segment of a shared head, which parts of it may be attended to separately.
