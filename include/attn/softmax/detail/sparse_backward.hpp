@@ -46,14 +46,14 @@ struct sparse_backward {
   struct item_scratch {
     typename Plan::item_scratch plan;  // of the query head in progress
     backward_keys<P> keys;             // where keys are packed once; sums of all keys, [parts][slots()]
-    bool *needed, *begun;              // per pack_step keys; [2, of dK and dV if these have tasks of their own]
-                                       // [parts][slots()]: whether sums were begun, else they are 0
+    bool *needed, *begun;              // per pack_step keys; [sides][parts][slots()]: whether sums were begun, else they
+                                       // are 0
     T* dq;                             // [Lq][stride_k()], where rows are stored: sums of query sets that are done,
     T* dq_errors;                      // and, of many, what these lost
     T* slopes;                         // [tasks]: their sums of the gradient of the slope
     double* relative;                  // [tasks]: those of the relative bias
   };
-  idx_t begun_size() const { return std::min<idx_t>(sides, 2) * plan.parts() * slots(); }
+  idx_t begun_size() const { return sides * plan.parts() * slots(); }
   item_scratch layout(arena& memory) const {
     const bool errors = many_queries(shape.queries) && !Plan::keys_are_queries;
     item_scratch p{.plan = plan.layout(memory, 1),
@@ -209,7 +209,7 @@ struct sparse_backward {
     const head h = plan.head_of(key_head * shape.group() + in_group, p.plan, 0);
     const idx_t part = plan.parts() > 1 && !plan.disjoint(stage) ? task : 0;
     const bool of_rows = side == 0, of_values = side == sides - 1, of_keys = sides < 3 ? of_rows : side == 1;
-    task_keys of{p.keys, p.begun + (part + (of_values && sides > 1 ? plan.parts() : 0)) * slots()};
+    task_keys of{p.keys, p.begun + (part + side * plan.parts()) * slots()};
     of.keys.take_sums(p.keys, part * slots());
     auto terms = in.terms().for_head(h.batch, h.head, in.forward.shift(h.batch));
     auto back = in.back(terms);
