@@ -1,7 +1,13 @@
 // attn: the driver of the backward pass of kernel attention by sums of features.
 //
-// One task is one key head; heads that are no multiple of the threads are shared by segments (shared_heads.hpp), causal
-// with the sums of the queries of segments that come later computed first.
+// One task is one key head; heads that are no multiple of the threads are shared by segments (shared_heads.hpp). Causal:
+//
+//   1. the keys of segments are summed up, keeping the sums before each chunk
+//   2. from the last segments on, as many as a wave has: their queries are attended to; what they give the keys of their
+//      chunk, and the sums of those after it, are kept in place of the sums of keys
+//   3. chunks add what later queries give their keys
+//
+// That is one sixth more work than one thread has, without what reading and writing what is kept costs.
 #pragma once
 
 #include <attn/kernel/detail/head_backward.hpp>
