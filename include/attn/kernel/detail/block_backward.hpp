@@ -227,8 +227,9 @@ struct kernel_backward : kernel_backward_call<T> {
     }
   }
 
-  /// A block of queries. `sums`: of the keys before, or null. With `keys`, those of the chunk in s.k_own; k_d and dv become
-  /// their gradients or, where the head is not the first one of its group, are added to. `own`, where given, becomes `decay` times itself plus the sums of the queries.
+  /// A block of queries. `sums`: of the keys before, or null. With `keys`, those of the chunk in s.k_own; k_d and dv
+  /// become their gradients or, where the head is not the first one of its group, are added to. `own`, where given,
+  /// becomes `decay` times itself plus the sums of the queries.
   void attend_block(const block& at, const sums_type* sums, sums_type* own, T decay, const scratch_type& x,
                     kernel_sums<T>* dw) const {
     const auto& s = x.forward;
@@ -336,7 +337,8 @@ struct kernel_backward : kernel_backward_call<T> {
   // Keys --------------------------------------------------------------------------------------------------------------
 
   /// Loads keys [begin, begin + count): their features, also for the chunk where it has `queries`, and their values.
-  [[gnu::noinline]] void load_chunk(idx_t b, idx_t h, idx_t begin, idx_t count, bool queries, const scratch_type& x) const {
+  [[gnu::noinline]] void load_chunk(idx_t b, idx_t h, idx_t begin, idx_t count, bool queries,
+                                    const scratch_type& x) const {
     const auto& s = x.forward;
     const auto values = call.v.head(b, call.kv_head(h));
     call.load_features(b, h, begin, count, s, exponential() ? s.k_raw : s.k_own);
@@ -355,8 +357,8 @@ struct kernel_backward : kernel_backward_call<T> {
     if (dv) std::fill_n(x.dv, kernel_chunk * x.forward.stride, T(0));
   }
 
-  /// k_d and dv become what the queries after the chunk give its keys, or are added to. `later`: their sums. Not inlined,
-  /// nor is load_chunk: compiled twice, products and sums might be contracted in one place only.
+  /// k_d and dv become what the queries after the chunk give its keys, or are added to. `later`: their sums. Not
+  /// inlined, nor is load_chunk: compiled twice, products and sums might be contracted in one place only.
   [[gnu::noinline]] void from_later(const sums_type& later, idx_t count, bool added, row_prefetcher<>& prefetch,
                                     const scratch_type& x) const {
     const auto& s = x.forward;

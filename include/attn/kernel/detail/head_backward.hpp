@@ -146,20 +146,21 @@ struct head_backward {
     return decay;
   }
 
-  /// What is kept of each chunk of a shared segment: `sums` are those of the keys of the segment before it, then those of
-  /// the queries of the segment after it; k_d and dv what its own queries give its keys.
+  /// What is kept of each chunk of a shared segment: `sums` are those of the keys of the segment before it, then those
+  /// of the queries of the segment after it; k_d and dv what its own queries give its keys.
   struct kept_chunk {
     sums_type sums;
     T decay;  // of the sums of other segments
     T *k_d, *dv;
   };
   kept_chunk layout_chunk(arena& memory) const {
-    const idx_t rows = in.of_keys() ? call.map->features + tile_rows : 0, stride = round_up(shape.dim_v, panel_width<T>);
+    const idx_t rows = in.of_keys() ? call.map->features + tile_rows : 0;
+    const idx_t stride = round_up(shape.dim_v, panel_width<T>);
     return {call.allocate_sums(memory), T(1), memory.allocate<T>(rows * kernel_chunk),
             memory.allocate<T>(in.dv ? kernel_chunk * stride : 0)};
   }
-  /// Where threads share heads, `own` becomes the sums of the keys of segment n; without those of the last chunk if it is
-  /// the `last`.
+  /// Where threads share heads, `own` becomes the sums of the keys of segment n; without those of the last chunk if it
+  /// is the `last`.
   T sum_up_chunks(idx_t b, idx_t h, idx_t n, bool last, sums_type& own, const kernel_scratch<T>& s,
                   kept_chunk* kept) const {
     const idx_t end = call.end_of_segment(b, n);
@@ -223,8 +224,8 @@ struct head_backward {
   /// Whether queries are at the positions of the last keys before `end`.
   bool has_queries(idx_t b, idx_t end) const { return end > call.lengths.keys(b) - call.lengths.queries(b); }
 
-  /// The sums of the queries after a chunk: those of later segments, of which `decay` is left, and the segment's own; null
-  /// if there are none.
+  /// The sums of the queries after a chunk: those of later segments, of which `decay` is left, and the segment's own;
+  /// null if there are none.
   [[gnu::noinline]] const sums_type* sums_after(T decay, const sums_type& own, worker_scratch& w) const {
     if (own.empty && w.after.empty) return nullptr;
     if (own.empty) {

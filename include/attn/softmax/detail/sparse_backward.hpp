@@ -46,8 +46,7 @@ struct sparse_backward {
   struct item_scratch {
     typename Plan::item_scratch plan;  // of the query head in progress
     backward_keys<P> keys;             // where keys are packed once; sums of all keys, [parts][slots()]
-    bool *needed, *begun;              // per pack_step keys; [sides][parts][slots()]: whether sums were begun, else they
-                                       // are 0
+    bool *needed, *begun;              // per pack_step keys; [sides][parts][slots()]: whether sums were begun
     T* dq;                             // [Lq][stride_k()], where rows are stored: sums of query sets that are done,
     T* dq_errors;                      // and, of many, what these lost
     T* slopes;                         // [tasks]: their sums of the gradient of the slope
@@ -274,10 +273,11 @@ struct sparse_backward {
       begin_head(key_heads, in_group);
       for (idx_t stage = 0; stage < plan.stages(); ++stage)
         for (idx_t phase = 0; phase < plan.phases(); ++phase)
-          key_heads.for_each(sides * plan.part_tasks(phase), [&](idx_t x, const item_scratch& p, idx_t step, int worker) {
-            const idx_t tasks = plan.part_tasks(phase);
-            differentiate_task(x, in_group, stage, phase, step % tasks, step / tasks, p, worker);
-          });
+          key_heads.for_each(sides * plan.part_tasks(phase),
+                             [&](idx_t x, const item_scratch& p, idx_t step, int worker) {
+                               const idx_t tasks = plan.part_tasks(phase);
+                               differentiate_task(x, in_group, stage, phase, step % tasks, step / tasks, p, worker);
+                             });
       if constexpr (Plan::keys_are_queries)
         key_heads.for_each(steps(), [&](idx_t key_head, const item_scratch& p, idx_t step, int) {
           p.slopes[step] += plan.finish(in, plan.head_of(key_head * group + in_group, p.plan, 0), p.keys, p.dq,
