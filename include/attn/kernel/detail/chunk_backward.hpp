@@ -155,8 +155,8 @@ void weighted_features(const T* features, idx_t rows, const T* weights, idx_t co
   constexpr idx_t wide = panel_width<T>;
   constexpr bool before = Side == triangle_side::keys_before;
   const auto sum_of = [&](idx_t at, const packet<T>& x) {
-    const packet<T> before = added || !finite ? load<T>(to + at) : zero<T>();
-    return factor ? fma(load<T>(factor + at), x, before) : add(before, x);
+    const packet<T> old = added || !finite ? load<T>(to + at) : zero<T>();
+    return factor ? fma(load<T>(factor + at), x, old) : add(old, x);
   };
   if (!added && !finite) std::fill_n(to, rows * kernel_chunk, T(0));
   /// take(at, packet) takes the sums of the panel of lanes from t on.
