@@ -205,7 +205,7 @@ struct kernel_backward : kernel_backward_call<T> {
         const T log = s.q_raw[r * kernel_chunk + i] + s.k_raw[r * kernel_chunk + j] + s.k_shift[j] - largest;
         const T part = scores[j] * std::exp2(std::min(log, T(2)));
         x.q_d[r * kernel_chunk + i] += part;
-        x.k_d[r * kernel_chunk + j] += part;
+        if (of_keys()) x.k_d[r * kernel_chunk + j] += part;
       }
   }
 
@@ -227,11 +227,11 @@ struct kernel_backward : kernel_backward_call<T> {
     }
   }
 
-  /// A block of queries. `sums`: of the keys before, or null. With `keys`, those of the chunk in s.k_own; adds to their
-  /// gradients k_d and dv. `own`, where given, becomes `decay` times itself plus the sums of the queries; `sums_only`:
-  /// nothing else is computed.
+  /// A block of queries. `sums`: of the keys before, or null. With `keys`, those of the chunk in s.k_own; k_d and dv
+  /// become their gradients or, where the head is not the first one of its group, are added to. `own`, where given,
+  /// becomes `decay` times itself plus the sums of the queries.
   void attend_block(const block& at, const sums_type* sums, sums_type* own, T decay, const scratch_type& x,
-                    kernel_sums<T>* dw, bool sums_only = false) const {
+                    kernel_sums<T>* dw) const {
     const auto& s = x.forward;
     const idx_t m = call.map->features, count = at.count, lanes = round_up(count, width<T>);
     alignas(64) T own_den[kernel_chunk], own_dot[kernel_chunk];
@@ -259,7 +259,6 @@ struct kernel_backward : kernel_backward_call<T> {
         recompute_row(sums, t, x);
         underflowed = true;
       }
-    if (sums_only) return add_queries(at, *own, decay, prefetch, x);
     if (of_gates() && at.keys > 0) add_gate_scores(sums, at, x);
     if (of_queries() && sums)
       each_packet<T>(m, lanes, [&, z = sums->weights, log = logarithms()](idx_t r, idx_t t, idx_t n) {
@@ -302,15 +301,16 @@ struct kernel_backward : kernel_backward_call<T> {
   void attend_scores(const block& at, bool finite_d, const scratch_type& x) const {
     const auto& s = x.forward;
     const idx_t m = call.map->features, count = at.count, lanes = round_up(count, width<T>);
+    const bool added = at.head % call.group() > 0;
     if (of_queries())
       weighted_features<triangle_side::keys_before>(s.k_own, m, x.products, count, all_finite(s.k_own, m, lanes),
-                                           logarithms() ? s.q_own : nullptr, x.q_d, x.operands);
+                                           logarithms() ? s.q_own : nullptr, true, x.q_d, x.operands);
     if (of_keys()) {
       transpose_scores(x.products, count, x.products_t);
       weighted_features<triangle_side::queries_after>(s.q_own, m, x.products_t, count, all_finite(s.q_own, m, lanes),
-                                             logarithms() ? s.k_own : nullptr, x.k_d, x.operands);
+                                             logarithms() ? s.k_own : nullptr, added, x.k_d, x.operands);
     }
-    if (dv) add_score_rows(x.scores, x.d_panels, call.shape.dim_v, count, finite_d, x.dv, s.stride, x.operands);
+    if (dv) add_score_rows(x.scores, x.d_panels, call.shape.dim_v, count, finite_d, added, x.dv, s.stride, x.operands);
   }
 
   /// own = decay own + the block of queries.
@@ -337,7 +337,8 @@ struct kernel_backward : kernel_backward_call<T> {
   // Keys --------------------------------------------------------------------------------------------------------------
 
   /// Loads keys [begin, begin + count): their features, also for the chunk where it has `queries`, and their values.
-  void load_chunk(idx_t b, idx_t h, idx_t begin, idx_t count, bool queries, const scratch_type& x) const {
+  [[gnu::noinline]] void load_chunk(idx_t b, idx_t h, idx_t begin, idx_t count, bool queries,
+                                    const scratch_type& x) const {
     const auto& s = x.forward;
     const auto values = call.v.head(b, call.kv_head(h));
     call.load_features(b, h, begin, count, s, exponential() ? s.k_raw : s.k_own);
@@ -350,20 +351,21 @@ struct kernel_backward : kernel_backward_call<T> {
     if (exponential() && queries) scale_keys(*exponential(), count, s, x.factors);
   }
 
-  /// The gradients k_d and dv that the queries after the chunk give its keys. `later`: their sums, or null.
-  void from_later(const sums_type* later, idx_t count, row_prefetcher<>& prefetch, const scratch_type& x) const {
+  /// k_d and dv of a chunk without queries.
+  void clear_gradients(const scratch_type& x) const {
+    if (of_keys()) std::fill_n(x.k_d, call.map->features * kernel_chunk, T(0));
+    if (dv) std::fill_n(x.dv, kernel_chunk * x.forward.stride, T(0));
+  }
+
+  /// k_d and dv become what the queries after the chunk give its keys, or are added to. `later`: their sums. Not
+  /// inlined, nor is load_chunk: compiled twice, products and sums might be contracted in one place only.
+  [[gnu::noinline]] void from_later(const sums_type& later, idx_t count, bool added, row_prefetcher<>& prefetch,
+                                    const scratch_type& x) const {
     const auto& s = x.forward;
     const idx_t m = call.map->features, lanes = round_up(count, width<T>);
-    const bool scores = of_keys() || of_gates();
-    if (!later) {
-      std::fill_n(x.k_d, m * kernel_chunk, T(0));
-      std::fill_n(x.dv, kernel_chunk * s.stride, T(0));
-      std::fill_n(x.gate_keys, kernel_chunk, T(0));
-      return;
-    }
     const T *weighed = s.k_own, *factor = nullptr;
     if (exponential()) {
-      weigh_keys(*exponential(), later->log_scale, lanes, s, x.k_later, x.key_factor);
+      weigh_keys(*exponential(), later.log_scale, lanes, s, x.k_later, x.key_factor);
       weighed = x.k_later, factor = x.key_factor;
     } else if (call.gated()) {
       factor = s.score_factor + (count - 1) * kernel_chunk;
@@ -372,22 +374,24 @@ struct kernel_backward : kernel_backward_call<T> {
       });
       weighed = x.k_later;
     }
-    if (scores) {
-      of_sums(*later, x.v_columns, lanes, x.k_d, prefetch, x.operands);
-      each_packet<T>(m, lanes, [&, y = later->weights](idx_t r, idx_t, idx_t n) {
-        store<T>(x.k_d + n, add(load<T>(x.k_d + n), broadcast<T>(y[r])));
+    if (of_keys() || of_gates()) {
+      T* const d = x.q_d;  // no longer needed
+      of_sums(later, x.v_columns, lanes, d, prefetch, x.operands);
+      each_packet<T>(m, lanes, [&, y = later.weights](idx_t r, idx_t, idx_t n) {
+        store<T>(d + n, add(load<T>(d + n), broadcast<T>(y[r])));
       });
-      if (of_gates()) dot_features(s.k_own, x.k_d, m, lanes, x.gate_keys);
-      if (factor)
-        each_packet<T>(m, lanes, [&, log = logarithms()](idx_t, idx_t t, idx_t n) {
-          store<T>(x.k_d + n, mul(load<T>(x.k_d + n), log ? load<T>(weighed + n) : load<T>(factor + t)));
-        });
+      if (of_gates()) dot_features(s.k_own, d, m, lanes, x.gate_keys);
+      each_packet<T>(m, lanes, [&, log = logarithms()](idx_t, idx_t t, idx_t n) {
+        packet<T> part = load<T>(d + n);
+        if (factor) part = mul(part, log ? load<T>(weighed + n) : load<T>(factor + t));
+        if (of_keys()) store<T>(x.k_d + n, added ? add(load<T>(x.k_d + n), part) : part);
+      });
     }
-    if (dv) rows_of_sums(*later, weighed, count, x.dv, s.stride, prefetch, x.operands);
+    if (dv) rows_of_sums(later, weighed, count, added, x.dv, s.stride, prefetch, x.operands);
   }
 
   /// From k_d and dv to the gradients of keys and values.
-  void store_chunk(idx_t b, idx_t h, idx_t begin, idx_t count, const stored_gradient_head<T>& to_k,
+  [[gnu::noinline]] void store_chunk(idx_t b, idx_t h, idx_t begin, idx_t count, const stored_gradient_head<T>& to_k,
                    const stored_gradient_head<T>& to_v, kernel_sums<T>* dw, const scratch_type& x) const {
     const auto& s = x.forward;
     if (of_keys()) {

@@ -81,9 +81,9 @@ void of_sums(const kernel_sums<T>& sums, const T* columns, idx_t lanes, T* to, r
   multiply_as(pairs, static_cast<const T*>(sums.values), columns, convert, multiply);
 }
 
-/// to[t][d] = sum over r of features[r][t] R[r][d], rows `stride` apart.
+/// to[t][d] = sum over r of features[r][t] R[r][d], rows `stride` apart; or += that.
 template <class T>
-void rows_of_sums(const kernel_sums<T>& sums, const T* features, idx_t count, T* to, idx_t stride,
+void rows_of_sums(const kernel_sums<T>& sums, const T* features, idx_t count, bool added, T* to, idx_t stride,
                   row_prefetcher<>& prefetch, const operand_pairs& pairs) {
   const auto convert = [&](auto* left, auto* right) {
     rows_to_pairs(features, sums.features, round_up(count, width<T>), kernel_chunk, left);
@@ -96,7 +96,10 @@ void rows_of_sums(const kernel_sums<T>& sums, const T* features, idx_t count, T*
         panel_products<P, M.value, panel_width<P>, true>(
             left_operand<P, 1, kernel_chunk>{left + t}, values, operands<P>(sums.rows()) * panel_width<P>, 0,
             round_up(sums.dim_v, panel_width<P>), operands<P>(sums.features),
-            [&](auto m, idx_t col, const auto& x) { store<T>(to + (t + m) * stride + col, x); });
+            [&](auto m, idx_t col, const auto& x) {
+              T* const at = to + (t + m) * stride + col;
+              store<T>(at, added ? add(load<T>(at), x) : x);
+            });
       });
     }
   };
@@ -144,16 +147,18 @@ enum class triangle_side {
   queries_after,  // lanes are keys: queries from the lane on
 };
 
-/// to[r][t] += factor[r][t] sum over u of features[r][u] weights[u][t], u up to t or from t on; weights on the other
-/// side are 0, and with `finite` features their products are 0. Without `factor` it is 1.
+/// to[r][t] = factor[r][t] sum over u of features[r][u] weights[u][t], u up to t or from t on; or += that. Weights on
+/// the other side are 0, and with `finite` features their products are 0. Without `factor` it is 1.
 template <triangle_side Side, class T>
 void weighted_features(const T* features, idx_t rows, const T* weights, idx_t count, bool finite, const T* factor,
-                       T* to, const operand_pairs& pairs) {
+                       bool added, T* to, const operand_pairs& pairs) {
   constexpr idx_t wide = panel_width<T>;
   constexpr bool before = Side == triangle_side::keys_before;
   const auto sum_of = [&](idx_t at, const packet<T>& x) {
-    return factor ? fma(load<T>(factor + at), x, load<T>(to + at)) : add(load<T>(to + at), x);
+    const packet<T> old = added || !finite ? load<T>(to + at) : zero<T>();
+    return factor ? fma(load<T>(factor + at), x, old) : add(old, x);
   };
+  if (!added && !finite) std::fill_n(to, rows * kernel_chunk, T(0));
   /// take(at, packet) takes the sums of the panel of lanes from t on.
   const auto multiply_panel = [&]<class P>(const P* left, const P* right, idx_t t, const auto& take) {
     const idx_t begin = before ? 0 : t, end = before ? std::min(t + wide, count) : count;
@@ -213,10 +218,10 @@ void weighted_features(const T* features, idx_t rows, const T* weights, idx_t co
   multiply_as(pairs, features, weights, convert, multiply);
 }
 
-/// to[j][d] += sum over i >= j of weights[j][i] values[i][d], values in panels.
+/// to[j][d] = sum over i >= j of weights[j][i] values[i][d], values in panels; or += that.
 template <class T>
-void add_score_rows(const T* weights, const T* values, idx_t dim_v, idx_t count, bool finite, T* to, idx_t stride,
-                   const operand_pairs& pairs) {
+void add_score_rows(const T* weights, const T* values, idx_t dim_v, idx_t count, bool finite, bool added, T* to,
+                    idx_t stride, const operand_pairs& pairs) {
   constexpr idx_t wide = panel_width<T>;
   const auto convert = [&](auto* left, auto* right) {
     tokens_to_pairs(weights, count, count, left);
@@ -232,7 +237,7 @@ void add_score_rows(const T* weights, const T* values, idx_t dim_v, idx_t count,
         const P* const below = panel + operands<P>(j) * wide;
         const auto take = [&](idx_t m, idx_t half, const packet<T>& x) {
           T* const at = to + (j + m) * stride + col + half * width<T>;
-          store<T>(at, add(load<T>(at), x));
+          store<T>(at, add(added ? load<T>(at) : zero<T>(), x));
         };
         if (finite) {
           with_tile_height(rows, [&](auto M) {

@@ -84,11 +84,12 @@ struct head_backward {
   void attend_keys(idx_t b, idx_t h, idx_t begin, const sums_type& after, const sums_type& later_t,
                    const worker_scratch& w, const item_head_target& to) const {
     const idx_t count = std::min<idx_t>(kernel_chunk, call.lengths.keys(b) - begin);
-    row_prefetcher<> prefetch = in.prefetch_keys(b, h, begin, to.k, to.v);
-    if (key_rows()) return attend_key_rows(in, b, h, begin, count, after, later_t, w.rows, to.k, to.v, prefetch);
+    if (key_rows()) {
+      row_prefetcher<> prefetch = in.prefetch_keys(b, h, begin, to.k, to.v);
+      return attend_key_rows(in, b, h, begin, count, after, later_t, w.rows, to.k, to.v, prefetch);
+    }
     in.load_chunk(b, h, begin, count, false, w.x);
-    in.from_later(&after, count, prefetch, w.x);
-    in.store_chunk(b, h, begin, count, to.k, to.v, to.features, w.x);
+    finish_keys(b, h, begin, count, &after, false, w, to);
   }
 
   /// Bidirectional, one head by one worker.
@@ -132,18 +133,77 @@ struct head_backward {
       call.add_segment(sums, decay, own, s);
   }
 
-  /// Segment n, with the keys before it in `before`; its queries are summed up in w.own_queries. `sums_only`: nothing
-  /// else is computed.
-  T attend_segment(idx_t b, idx_t h, idx_t n, const sums_type& before, worker_scratch& w, const item_head_target& to,
-                   bool sums_only = false) const {
-    const idx_t begin = n * call.segment(b), end = std::min<idx_t>(begin + call.segment(b), call.lengths.keys(b));
+  /// Segment n, with the keys before it in `before`; its queries are summed up in w.own_queries.
+  T attend_segment(idx_t b, idx_t h, idx_t n, const sums_type& before, worker_scratch& w,
+                   const item_head_target& to) const {
+    const idx_t begin = n * call.segment(b), end = call.end_of_segment(b, n);
     sum_before(b, h, begin, end, before, w);
     T decay = T(1);
     w.own_queries.clear();
     for (idx_t c = ceil_div(end - begin, kernel_chunk) - 1; c >= 0; --c)
       decay *= attend_chunk(b, h, begin + c * kernel_chunk, std::min(begin + (c + 1) * kernel_chunk, end), w.seen[c],
-                            decay, w, to, sums_only);
+                            decay, w, to);
     return decay;
+  }
+
+  /// What is kept of each chunk of a shared segment: `sums` are those of the keys of the segment before it, then those
+  /// of the queries of the segment after it; k_d and dv what its own queries give its keys.
+  struct kept_chunk {
+    sums_type sums;
+    T decay;  // of the sums of other segments
+    T *k_d, *dv;
+  };
+  kept_chunk layout_chunk(arena& memory) const {
+    const idx_t rows = in.of_keys() ? call.map->features + tile_rows : 0;
+    const idx_t stride = round_up(shape.dim_v, panel_width<T>);
+    return {call.allocate_sums(memory), T(1), memory.allocate<T>(rows * kernel_chunk),
+            memory.allocate<T>(in.dv ? kernel_chunk * stride : 0)};
+  }
+  /// Where threads share heads, `own` becomes the sums of the keys of segment n; without those of the last chunk if it
+  /// is the `last`.
+  T sum_up_chunks(idx_t b, idx_t h, idx_t n, bool last, sums_type& own, const kernel_scratch<T>& s,
+                  kept_chunk* kept) const {
+    const idx_t end = call.end_of_segment(b, n);
+    T decay = T(1);
+    own.clear();
+    for (idx_t c = n * call.segment(b); c < end; c += kernel_chunk, ++kept) {
+      call.copy(own, kept->sums);
+      kept->decay = decay;
+      if (!last || c + kernel_chunk < end)
+        decay = call.add_keys_to(own, decay, b, h, c, std::min(c + kernel_chunk, end), s);
+    }
+    return decay;
+  }
+  /// The first half of attend_segment: `own` becomes the sums of the queries. `summed`: the keys are.
+  T attend_queries_of(idx_t b, idx_t h, idx_t n, const sums_type& before, bool summed, worker_scratch& w,
+                      const item_head_target& to, sums_type& own, kept_chunk* kept) const {
+    const idx_t begin = n * call.segment(b), end = call.end_of_segment(b, n);
+    if (!summed) sum_before(b, h, begin, end, before, w);
+    T decay = T(1);
+    std::swap(w.own_queries, own);
+    w.own_queries.clear();
+    for (idx_t c = ceil_div(end - begin, kernel_chunk) - 1; c >= 0; --c) {
+      kept_chunk& x = kept[c];
+      const sums_type& seen = !summed ? w.seen[c] : c > 0 ? w.seen[0] : before;
+      if (summed && c > 0) join(before, x.decay, x.sums, w.seen[0], w.x.forward.factors);
+      call.copy(w.own_queries, x.sums);
+      x.decay = decay;
+      w.x.k_d = x.k_d, w.x.dv = x.dv;
+      decay *= attend_queries(b, h, begin + c * kernel_chunk, std::min(begin + (c + 1) * kernel_chunk, end), seen, w,
+                              to);
+    }
+    std::swap(w.own_queries, own);
+    return decay;
+  }
+  /// The second half, chunk c: `w.after` has the sums of the queries of later segments.
+  void attend_keys_of(idx_t b, idx_t h, idx_t n, idx_t c, worker_scratch& w, const item_head_target& to,
+                      kept_chunk& kept) const {
+    const idx_t begin = n * call.segment(b) + c * kernel_chunk, end = call.end_of_segment(b, n);
+    if (begin >= end) return;
+    const idx_t count = std::min<idx_t>(kernel_chunk, end - begin);
+    in.load_chunk(b, h, begin, count, false, w.x);
+    w.x.k_d = kept.k_d, w.x.dv = kept.dv;
+    finish_keys(b, h, begin, count, sums_after(kept.decay, kept.sums, w), has_queries(b, begin + count), w, to);
   }
 
   /// The sums of the keys before every chunk of a segment.
@@ -157,58 +217,79 @@ struct head_backward {
         kernel_call<T>::copy(before, w.seen[n]);
       else if (c + kernel_chunk > offset || in.of_gates())  // it has queries
         join(before, decay, w.own, w.seen[n], s.factors);
-      if (c + kernel_chunk >= end) continue;
-      call.load_keys(b, h, c, kernel_chunk, s, s.k_phi);
-      row_prefetcher<> prefetch = call.prefetch_keys(b, h, c + kernel_chunk);
-      decay *= call.prepare_gates(b, h, c, kernel_chunk, s);
-      if (call.log_scaled()) call.map->scaling->keys_for_sums(s.k_phi, w.own.log_scale, s);
-      call.add_chunk(s, w.own, kernel_chunk, prefetch);
+      if (c + kernel_chunk < end) decay = call.add_keys_to(w.own, decay, b, h, c, c + kernel_chunk, s);
     }
+  }
+
+  /// Whether queries are at the positions of the last keys before `end`.
+  bool has_queries(idx_t b, idx_t end) const { return end > call.lengths.keys(b) - call.lengths.queries(b); }
+
+  /// The sums of the queries after a chunk: those of later segments, of which `decay` is left, and the segment's own;
+  /// null if there are none.
+  [[gnu::noinline]] const sums_type* sums_after(T decay, const sums_type& own, worker_scratch& w) const {
+    if (own.empty && w.after.empty) return nullptr;
+    if (own.empty) {
+      if (decay == T(1)) return &w.after;
+      kernel_call<T>::copy(w.after, w.later);  // no queries in the chunks between
+      scale(w.later, decay);
+    } else if (w.after.empty) {
+      kernel_call<T>::copy(own, w.later);  // to which the queries of the chunk are added
+    } else {
+      combine(w.after, decay, own, w.later, w.x.forward.factors);
+    }
+    return &w.later;
   }
 
   /// Keys [begin, end) and the queries at their positions; `decay` is the product of the gates after them in the
   /// segment. Returns that of their own.
   T attend_chunk(idx_t b, idx_t h, idx_t begin, idx_t end, const sums_type& seen, T decay, worker_scratch& w,
-                 const item_head_target& to, bool sums_only) const {
+                 const item_head_target& to) const {
     const auto& x = w.x;
-    const auto& s = x.forward;
+    const idx_t count = end - begin;
+    const sums_type* later = in.reverse() ? sums_after(decay, w.own_queries, w) : nullptr;
+    const T of_sums = in.of_gates() && later && !seen.empty ? dot_sums(seen, *later) : T(0);
+    const T own_decay = attend_queries(b, h, begin, end, seen, w, to);
+    if (in.reverse()) finish_keys(b, h, begin, count, later, has_queries(b, end), w, to);
+    if (in.of_gates()) {
+      if (!later) std::fill_n(x.gate_keys, kernel_chunk, T(0));
+      transpose_scores(x.gate_scores, count, x.products_t);
+      gate_chunk<T>{count, call.complement, x.forward.gates, x.forward.decay, x.forward.score_factor, x.products_t,
+                    x.gate_queries, x.gate_keys, of_sums}
+          .add_to(w.gates + begin);
+    }
+    return own_decay;
+  }
+
+  /// The same without what later queries give the keys: k_d and dv are not stored.
+  [[gnu::noinline]] T attend_queries(idx_t b, idx_t h, idx_t begin, idx_t end, const sums_type& seen,
+                                     worker_scratch& w, const item_head_target& to) const {
+    const auto& x = w.x;
     const idx_t offset = call.lengths.keys(b) - call.lengths.queries(b), count = end - begin;
     const idx_t first = std::max(offset - begin, idx_t(0));  // lane of the first query in the chunk
-    const bool queries = first < count;
+    const bool queries = has_queries(b, end);
     in.load_chunk(b, h, begin, count, queries, x);
-    const T own_decay = call.gated() ? s.decay[count - 1] : T(1);
-    const sums_type* before = queries && !seen.empty ? &seen : nullptr;
-    const auto attend_queries = [&] {
-      for (idx_t g = 0; g < call.group() && queries; ++g)
-        in.attend_block({b, h, h * call.group() + g, begin - offset, first, count, count}, before,
-                        in.reverse() ? &w.own_queries : nullptr, g == 0 ? own_decay : T(1), x, to.features, sums_only);
-      if (!queries) scale(w.own_queries, own_decay);
-    };
-    if (sums_only) return attend_queries(), own_decay;
-    const sums_type* later = w.own_queries.empty ? &w.after : w.after.empty ? &w.own_queries : &w.later;
-    if (later == &w.later) combine(w.after, decay, w.own_queries, w.later, s.factors);
-    if (later == &w.after && decay != T(1) && !w.after.empty) {  // no queries in the chunks between
-      kernel_call<T>::copy(w.after, w.later);
-      scale(w.later, decay);
-      later = &w.later;
-    }
-    if (later->empty) later = nullptr;
-    row_prefetcher<> prefetch = in.prefetch_keys(b, h, begin, to.k, to.v);
-    if (in.reverse()) in.from_later(later, count, prefetch, x);
     if (in.of_gates()) {
       std::fill_n(x.gate_scores, kernel_chunk * kernel_chunk, T(0));
       std::fill_n(x.gate_queries, kernel_chunk, T(0));
     }
-    const T of_sums = in.of_gates() && later && !seen.empty ? dot_sums(seen, *later) : T(0);
-    attend_queries();
-    if (in.of_gates()) {
-      transpose_scores(x.gate_scores, count, x.products_t);
-      gate_chunk<T>{count, call.complement, s.gates, s.decay, s.score_factor, x.products_t, x.gate_queries, x.gate_keys,
-                    of_sums}
-          .add_to(w.gates + begin);
-    }
-    if (in.of_keys() || in.dv) in.store_chunk(b, h, begin, count, to.k, to.v, to.features, x);
+    const T own_decay = call.gated() ? x.forward.decay[count - 1] : T(1);
+    const sums_type* before = queries && !seen.empty ? &seen : nullptr;
+    sums_type* const own = in.reverse() && begin > 0 ? &w.own_queries : nullptr;  // for the keys before
+    for (idx_t g = 0; g < call.group() && queries; ++g)
+      in.attend_block({b, h, h * call.group() + g, begin - offset, first, count, count}, before, own,
+                      g == 0 ? own_decay : T(1), x, to.features);
+    if (!queries) scale(w.own_queries, own_decay);
     return own_decay;
+  }
+  /// Adds what later queries give the keys of a chunk, if its own have given them some, and stores their gradients.
+  void finish_keys(idx_t b, idx_t h, idx_t begin, idx_t count, const sums_type* later, bool added,
+                   const worker_scratch& w, const item_head_target& to) const {
+    row_prefetcher<> prefetch = in.prefetch_keys(b, h, begin, to.k, to.v);
+    if (later)
+      in.from_later(*later, count, added, prefetch, w.x);
+    else if (!added)
+      in.clear_gradients(w.x);
+    if (in.of_keys() || in.dv) in.store_chunk(b, h, begin, count, to.k, to.v, to.features, w.x);
   }
 };
 

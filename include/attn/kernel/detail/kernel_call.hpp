@@ -189,8 +189,8 @@ struct kernel_call {
     return add_keys_to(sums, T(1), b, h, begin, end, s);
   }
   /// The same, added to sums of the same segment; `decay` is the product of the gates of both.
-  T add_keys_to(kernel_sums<T>& sums, T decay, idx_t b, idx_t h, idx_t begin, idx_t end,
-                const kernel_scratch<T>& s) const {
+  [[gnu::noinline]] T add_keys_to(kernel_sums<T>& sums, T decay, idx_t b, idx_t h, idx_t begin, idx_t end,
+                                  const kernel_scratch<T>& s) const {
     for (idx_t c = begin; c < end; c += kernel_chunk) {
       const idx_t count = std::min<idx_t>(kernel_chunk, end - c);
       load_keys(b, h, c, count, s, s.k_phi);

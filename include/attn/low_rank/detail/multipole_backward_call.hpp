@@ -3,7 +3,8 @@
 // that of their spread. The latter goes to queries of other blocks too: gradients of queries are stored last.
 //
 // A part is a range of tasks of all heads of a key head, with separate sums; there are at most 8, depending on the
-// shape alone.
+// shape alone. Where there are at least twice as many threads as parts, gradients of queries, keys and values of a part
+// have tasks of their own: these choose and compute scores again, but all sums as before.
 #pragma once
 
 #include <attn/core/detail/sums_in_parts.hpp>
@@ -37,6 +38,7 @@ struct multipole_backward_call {
   const Call& in;
   const multipole_clustering<S>& clustering;
   rank_scores<T> ranks = rank_scores<T>::of(in.terms());
+  idx_t sides = 1;  // tasks of each part: dQ | dK | dV, or dQ and dK | dV
 
   const attention_shape& shape() const { return in.shape; }
   const multipole_settings& o() const { return clustering.o; }
@@ -144,9 +146,9 @@ struct multipole_backward_call {
     }
   }
 
-  /// Block number `number` of those ranked together.
-  void block_back(const head& p, idx_t part, const multipole_keys<T, S>& k, const query_block& one,
-                  idx_t number, idx_t b, idx_t h, scratch& s) const {
+  /// Block number `number` of those ranked together; `parts` are the sums of keys and of values.
+  void block_back(const head& p, const multipole_part<T>* parts, bool of_rows, const multipole_keys<T, S>& k,
+                  const query_block& one, idx_t number, idx_t b, idx_t h, scratch& s) const {
     s.choice.leave(k, one, number, ranks);
     pack_near(k, s);
     const idx_t shift = keys(b) - queries(b);
@@ -155,15 +157,15 @@ struct multipole_backward_call {
     if (s.choice.slots > 0) near_terms.counts = {s.choice.logs, s.choice.slots, 0};
     far_terms.counts = {s.choice.far_logs, s.choice.far, 0};
     auto back = in.back(terms), near_back = in.back(near_terms), far_back = in.back(far_terms);
-    const bool spread = with_spread(one.past);
+    const bool spread = with_spread(one.past) && (of_rows || parts[0].rows);
     if (spread) {
       s.spread.clear(s.choice);
       near_back.d_counts = s.choice.slots > 0 ? s.spread.d_near : nullptr;
       far_back.d_counts = s.spread.d_far;
     }
     backward_keys<T> far = p.far_back;
-    far.d_keys = p.parts[0][part].far, far.d_values = p.parts[1][part].far;
-    T* const d_queries = in.dq ? p.d_queries + h % shape().group() * shape().queries * stride() : nullptr;
+    far.d_keys = parts[0].far, far.d_values = parts[1].far;
+    T* const d_queries = of_rows ? p.d_queries + h % shape().group() * shape().queries * stride() : nullptr;
     key_range ranges[max_rows];
     for (idx_t i = one.begin; i < one.end; i += max_rows) {
       const idx_t count = std::min(max_rows, one.end - i);
@@ -186,24 +188,30 @@ struct multipole_backward_call {
       if (dq != to) std::copy_n(dq, count * stride(), to);
     }
     if (spread) {
-      if (s.spread.full()) s.spread.flush(k, p.parts[0][part].rows);
+      if (s.spread.full()) s.spread.flush(k, parts[0].rows);
       s.spread.collect(k, s.choice, number, ranks, one.past,
-                       in.dq ? d_mean(p, h % shape().group(), one) : nullptr);
+                       of_rows ? d_mean(p, h % shape().group(), one) : nullptr);
     }
-    scatter(k, s.choice, s.near.d_keys, stride(0), p.parts[0][part]);
-    scatter(k, s.choice, s.near.d_values, stride(1), p.parts[1][part]);
+    scatter(k, s.choice, s.near.d_keys, stride(0), parts[0]);
+    scatter(k, s.choice, s.near.d_values, stride(1), parts[1]);
   }
 
-  void part_back(const head& p, idx_t b, idx_t kv, idx_t n, int worker) const {
-    const idx_t clusters = most_clusters();
+  void part_back(const head& p, idx_t b, idx_t kv, idx_t step, int worker) const {
+    const idx_t clusters = most_clusters(), n = step % parts(), only = step / parts();
+    const bool of_rows = in.dq && only == 0, of_values = only == sides - 1, of_keys = only == (sides < 3 ? 0 : 1);
+    multipole_part<T> all[2];
+    if (of_keys) all[0] = p.parts[0][n];
+    if (of_values) all[1] = p.parts[1][n];
     for (const int side : {0, 1}) {
-      const multipole_part<T>& part = p.parts[side][n];
-      const idx_t numbers = gradient(side) ? stride(side) : 0;
+      const multipole_part<T>& part = all[side];
+      const idx_t numbers = part.rows ? stride(side) : 0;
       std::fill_n(part.rows, rows() * numbers, T(0)), std::fill_n(part.share, clusters * numbers, T(0));
       std::fill_n(part.far, far_rows() * numbers, T(0));
     }
-    T *const d_keys = p.parts[0][n].rows, *const d_values = p.parts[1][n].rows;
+    T *const d_keys = all[0].rows, *const d_values = all[1].rows;
     scratch s = in.forward.exec.scratch(worker, [&](arena& memory) { return scratch_layout(memory); });
+    if (!d_keys) s.near.d_keys = nullptr;
+    if (!d_values) s.near.d_values = nullptr;
     const multipole_keys<T, S> k = clustering.keys_of(p, b, kv);
     for (idx_t task = segment_begin(n, tasks(), parts()); task < segment_begin(n + 1, tasks(), parts()); ++task) {
       bool packed = !o().causal;
@@ -220,7 +228,7 @@ struct multipole_backward_call {
           s.choice.rank(k, head_of(in.q, b, h), blocks, count, ranks.sign);
           for (idx_t c = 0; c < count; ++c) {
             s.choice.choose(k, blocks[c], c);
-            block_back(p, n, k, blocks[c], c, b, h, s);
+            block_back(p, all, of_rows, k, blocks[c], c, b, h, s);
           }
         });
     }
@@ -229,7 +237,7 @@ struct multipole_backward_call {
       const T count = p.clusters.sums.counts[c];
       if (c >= o().segments(keys(b)) * o().clusters || !(count > T(0))) continue;
       for (const int side : {0, 1}) {
-        const multipole_part<T>& part = p.parts[side][n];
+        const multipole_part<T>& part = all[side];
         const idx_t numbers = part.far ? stride(side) : 0;
         for (idx_t d = c * numbers; d < (c + 1) * numbers; ++d) part.share[d] += part.far[d] / count;
       }
@@ -304,14 +312,16 @@ struct multipole_backward_call {
     const auto each = [&](idx_t steps, auto step) { for_each_head(w, shape().kv_heads, steps, *this, step); };
     clustering.run(w);
     if (with_far()) each(1, &self::pack_far);
-    each(parts(), &self::part_back);
+    each(sides * parts(), &self::part_back);
     each(ceil_div(shape().keys, key_step), &self::store_keys);
     each(in.dq ? shape().group() : 0, &self::store_queries);
   }
 
-  void run() const {
+  void run() {
     if (!in.dq && !in.dk && !in.dv) return;
     const idx_t item_heads = shape().batch * shape().kv_heads;
+    if (in.dq && in.dk && in.dv)
+      sides = std::clamp<idx_t>(in.forward.exec.active_threads() / std::max<idx_t>(1, item_heads * parts()), 1, 3);
     for_each_wave(
         in.forward.exec, item_heads, [&](arena& memory) { return layout(memory); },
         [&](const wave<head>& w) { run_wave(w); });

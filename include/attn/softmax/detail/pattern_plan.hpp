@@ -23,6 +23,7 @@ struct pattern_plan : row_plan {
   idx_t not_in_place = 0;    // those of them that are gathered even if keys are packed once
   idx_t in_ranges = 0;       // keys in ranges of step 1
   double visible_keys = 0;   // visible keys of all queries, at most
+  bool shared_by_parts = false;  // most keys are seen by every part of the queries
 
   /// Head x, counted over all batch items.
   pattern_shape shape_of(idx_t x) const {
@@ -38,7 +39,7 @@ struct pattern_plan : row_plan {
       if (x % shape.group() == 0) keys += shape_of(x).keys;
       for (const pattern_ref& pattern : patterns) examine(check, pattern, shape_of(x), found);
     }
-    packed_once = in_ranges > keys + keys / 2;
+    packed_once = in_ranges > keys + keys / 2, shared_by_parts = in_ranges > 4 * keys;
     if (packed_once) gathered = not_in_place;
   }
 
@@ -79,6 +80,7 @@ struct pattern_plan : row_plan {
   idx_t parts() const { return parts_of(shape.queries, 4, 1024); }
   idx_t part_tasks(idx_t) const { return parts(); }
   bool disjoint(idx_t stage) const { return of(stage).disjoint(); }
+  idx_t busy_tasks() const { return parts_of(shape.queries, 4, shared_by_parts ? 2048 : 1024); }
   template <class Visit>
   void part_sets(const pattern_shape& s, idx_t stage, idx_t, idx_t part, const thread_scratch& scratch,
                  const Visit& visit) const {

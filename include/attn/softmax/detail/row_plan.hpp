@@ -114,6 +114,7 @@ struct row_plan {
   idx_t phases() const { return 1; }
   /// Whether no two query sets of a stage see the same key: then its tasks share the first of the sums.
   bool disjoint(idx_t) const { return false; }
+  idx_t busy_tasks() const { return std::numeric_limits<idx_t>::max(); }  // of those of a head that have work, or more
   /// Slots of the keys that a query set packs itself and that are not contiguous, at most.
   idx_t listed_capacity() const { return 0; }
   /// Whether contiguous keys are packed as they lie in the panels of all keys.

@@ -25,6 +25,8 @@ struct selected_backward {
   const attention_shape& shape = in.shape;
   selected_rows<S, Score> rows{{in.forward}, lists};
 
+  idx_t sides = 1;  // tasks of each part: dQ | dK | dV, or dQ and dK | dV, where there are threads for them
+
   idx_t parts() const { return parts_of(shape.queries, 4); }
 
   /// Of one key head of one batch item.
@@ -44,6 +46,7 @@ struct selected_backward {
     T *weights, *d, *raw;             // [rows][stream_tile]; raw of one row
     T *key_numbers, *value_numbers;   // a tile that cannot be read in place
     T *maximum, *log_sum, *delta;     // [rows]
+    bool of_rows = true;              // dQ and slopes are wanted
   };
   thread_scratch scratch(int worker) const {
     return in.forward.exec.scratch(worker, [&](arena& memory) {
@@ -103,11 +106,11 @@ struct selected_backward {
       if (terms.dropout) terms.drop(weights, count, 0, {0, 1, list}, 0);
       std::fill(d + count, d + padded, T(0));
       if (back.any()) back(s.raw, d, padded, 0, {0, 1, list}, 0);
-      p.slopes[part * shape.group() + (h + r) % shape.group()] += back.slope_sum;
+      if (s.of_rows) p.slopes[part * shape.group() + (h + r) % shape.group()] += back.slope_sum;
     }
     T ones[4] = {1, 1, 1, 1};
     by_rows<T>(heads, [&](idx_t r, auto R) {
-      if (in.dq)
+      if (in.dq && s.of_rows)
         row_output<T, R.value>(s.d + r * stream_tile, true, ones, keys, s.dq.row(r), s.dq.stride, prefetch_nothing());
       p.keys.template add<R.value>(part, list, count, s.d + r * stream_tile, s.query, r, finite);
       p.values.template add<R.value>(part, list, count, s.weights + r * stream_tile, s.d_out, r, finite);
@@ -139,35 +142,41 @@ struct selected_backward {
       move_compensated(s.dq.data, numbers, T(1), s.long_dq.data, s.long_errors.data);
       settle_compensated(s.long_dq.data, s.long_errors.data, numbers, s.dq.data);
     }
-    for (idx_t r = 0; in.dq && r < heads; ++r)
+    for (idx_t r = 0; in.dq && s.of_rows && r < heads; ++r)
       store_gradient_row(s.dq.row(r), in.terms().scale, head_of(in.dq, b, h + r), i, in.accumulate);
   }
 
-  /// A part of the queries of a key head.
-  void differentiate_part(idx_t key_head, idx_t part, const item_scratch& p, int worker) const {
+  /// A part of the queries of a key head, or one side of it.
+  void differentiate_part(idx_t key_head, idx_t part, idx_t side, item_scratch p, int worker) const {
+    const bool of_rows = side == 0, of_values = side == sides - 1, of_keys = sides < 3 ? of_rows : side == 1;
+    if (!of_keys) p.keys.data = p.keys.errors = nullptr;
+    if (!of_values) p.values.data = p.values.errors = nullptr;
     const idx_t b = key_head / shape.kv_heads, group = shape.group(), first = key_head % shape.kv_heads * group;
     const idx_t queries = in.lengths().queries(b), own = parts_of(queries, 4), heads = rows.together();
     p.keys.clear(part), p.values.clear(part);
-    std::fill_n(p.slopes + part * group, group, 0.0);
+    if (of_rows) std::fill_n(p.slopes + part * group, group, 0.0);
     if (part >= own) return;
-    const thread_scratch s = scratch(worker);
+    thread_scratch s = scratch(worker);
+    s.of_rows = of_rows;
     rows.begin_task(s.lists);
     for (idx_t i = queries * part / own; i < queries * (part + 1) / own; ++i)
       for (idx_t h = 0; h < group; h += heads)
         differentiate_query(b, first + h, std::min(heads, group - h), i, part, p, s);
   }
 
-  void run() const {
+  void run() {
     if (!in.dq && !in.dk && !in.dv && !in.d_slopes) return;
     execution& exec = in.forward.exec;
     const idx_t key_heads = shape.batch * shape.kv_heads, group = shape.group(),
                 steps = ceil_div(shape.keys, store_step),
                 bytes = 3 * shape.keys * (shape.dim + shape.dim_v) * static_cast<idx_t>(sizeof(T));
+    if (in.dq && in.dk && in.dv)
+      sides = std::clamp<idx_t>(exec.active_threads() / std::max<idx_t>(1, key_heads * parts()), 1, 3);
     for_each_wave(
         exec, key_heads, wave_size(exec, key_heads, bytes), [&](arena& memory) { return layout(memory); },
         [&](const wave<item_scratch>& items) {
-          items.for_each(parts(), [&](idx_t x, const item_scratch& p, idx_t part, int worker) {
-            differentiate_part(x, part, p, worker);
+          items.for_each(sides * parts(), [&](idx_t x, const item_scratch& p, idx_t step, int worker) {
+            differentiate_part(x, step % parts(), step / parts(), p, worker);
           });
           items.for_each(steps, [&](idx_t x, const item_scratch& p, idx_t step, int) {
             const idx_t b = x / shape.kv_heads, kv = x % shape.kv_heads, begin = step * store_step,

@@ -4,6 +4,8 @@
 //   2. stage by stage, with the final lse: the query sets, divided into tasks with separate sums of dK and dV; sums of
 //      contiguous keys are added in place, those of other keys at the end of the query set. dQ is stored between stages
 //   3. the sums of all tasks are added in order and stored
+// Where there are at least twice as many threads as tasks, a task is two or three, each with some of the sums alone:
+// they compute scores again, but all sums as before.
 #pragma once
 
 #include <attn/softmax/detail/softmax_backward_call.hpp>
@@ -21,6 +23,7 @@ struct sparse_backward {
   const softmax_backward_call<S, Score, ScoreBackward>& in;
   const Plan& plan;
   const attention_shape& shape = in.shape;
+  idx_t sides = 1;  // tasks of each part: dQ | dK | dV, or dQ and dK | dV
 
   idx_t stride_k() const { return backward_keys<P>::stride(shape.dim); }
   idx_t stride_v() const { return backward_keys<P>::stride(shape.dim_v); }
@@ -43,18 +46,19 @@ struct sparse_backward {
   struct item_scratch {
     typename Plan::item_scratch plan;  // of the query head in progress
     backward_keys<P> keys;             // where keys are packed once; sums of all keys, [parts][slots()]
-    bool *needed, *begun;              // per pack_step keys; [parts][slots()]: whether sums were begun, else they are 0
+    bool *needed, *begun;              // per pack_step keys; [sides][parts][slots()]: whether sums were begun
     T* dq;                             // [Lq][stride_k()], where rows are stored: sums of query sets that are done,
     T* dq_errors;                      // and, of many, what these lost
     T* slopes;                         // [tasks]: their sums of the gradient of the slope
     double* relative;                  // [tasks]: those of the relative bias
   };
+  idx_t begun_size() const { return sides * plan.parts() * slots(); }
   item_scratch layout(arena& memory) const {
     const bool errors = many_queries(shape.queries) && !Plan::keys_are_queries;
     item_scratch p{.plan = plan.layout(memory, 1),
                    .keys = layout_keys(memory, plan.shared() ? shape.keys : 0, plan.parts() * slots(), errors),
                    .needed = memory.allocate<bool>(plan.shared() ? steps() : 0),
-                   .begun = memory.allocate<bool>(plan.parts() * slots()), .dq = nullptr,
+                   .begun = memory.allocate<bool>(begun_size()), .dq = nullptr,
                    .dq_errors = nullptr, .slopes = memory.allocate<T>(most_tasks()),
                    .relative = memory.allocate<double>(most_tasks() * in.relative_entries())};
     p.keys.keys.positions = plan.shared_positions();
@@ -199,19 +203,25 @@ struct sparse_backward {
   }
 
   /// One task of a stage of query head `in_group` of a key head.
-  void differentiate_task(idx_t key_head, idx_t in_group, idx_t stage, idx_t phase, idx_t task, const item_scratch& p,
-                          int worker) const {
+  void differentiate_task(idx_t key_head, idx_t in_group, idx_t stage, idx_t phase, idx_t task, idx_t side,
+                          const item_scratch& p, int worker) const {
     const head h = plan.head_of(key_head * shape.group() + in_group, p.plan, 0);
     const idx_t part = plan.parts() > 1 && !plan.disjoint(stage) ? task : 0;
-    task_keys of{p.keys, p.begun + part * slots()};
+    const bool of_rows = side == 0, of_values = side == sides - 1, of_keys = sides < 3 ? of_rows : side == 1;
+    task_keys of{p.keys, p.begun + (part + side * plan.parts()) * slots()};
     of.keys.take_sums(p.keys, part * slots());
     auto terms = in.terms().for_head(h.batch, h.head, in.forward.shift(h.batch));
     auto back = in.back(terms);
-    back.relative = in.relative_list(p.relative, task);
-    const thread_scratch s = scratch(worker);
+    if (of_rows) back.relative = in.relative_list(p.relative, task);
+    thread_scratch s = scratch(worker);
+    for (backward_keys<P>* keys : {&of.keys, &s.keys}) {
+      if (!of_keys) keys->d_keys = keys->key_errors = nullptr;
+      if (!of_values) keys->d_values = keys->value_errors = nullptr;
+    }
+    if (!of_rows) s.dq = nullptr;
     plan.part_sets(h, stage, phase, task, s.plan,
                    [&](const query_set& set) { differentiate_set(h, set, p, of, s, terms, back); });
-    p.slopes[task] += back.d_slope();
+    if (of_rows) p.slopes[task] += back.d_slope();
   }
 
   /// Before the first stage of a query head. Sums are cleared when they are begun, or all of them here, if tasks share
@@ -220,7 +230,7 @@ struct sparse_backward {
     for (idx_t n = 0; n < key_heads.count; ++n) {
       std::fill_n(key_heads.scratch[n].slopes, most_tasks(), T(0));
       std::fill_n(key_heads.scratch[n].relative, most_tasks() * in.relative_entries(), 0.0);
-      if (in_group == 0) std::fill_n(key_heads.scratch[n].begun, plan.parts() * slots(), false);
+      if (in_group == 0) std::fill_n(key_heads.scratch[n].begun, begun_size(), false);
     }
     if constexpr (Plan::keys_are_queries)
       key_heads.for_each(steps(), [&](idx_t, const item_scratch& p, idx_t step, int) {
@@ -263,9 +273,11 @@ struct sparse_backward {
       begin_head(key_heads, in_group);
       for (idx_t stage = 0; stage < plan.stages(); ++stage)
         for (idx_t phase = 0; phase < plan.phases(); ++phase)
-          key_heads.for_each(plan.part_tasks(phase), [&](idx_t x, const item_scratch& p, idx_t task, int worker) {
-            differentiate_task(x, in_group, stage, phase, task, p, worker);
-          });
+          key_heads.for_each(sides * plan.part_tasks(phase),
+                             [&](idx_t x, const item_scratch& p, idx_t step, int worker) {
+                               const idx_t tasks = plan.part_tasks(phase);
+                               differentiate_task(x, in_group, stage, phase, step % tasks, step / tasks, p, worker);
+                             });
       if constexpr (Plan::keys_are_queries)
         key_heads.for_each(steps(), [&](idx_t key_head, const item_scratch& p, idx_t step, int) {
           p.slopes[step] += plan.finish(in, plan.head_of(key_head * group + in_group, p.plan, 0), p.keys, p.dq,
@@ -284,11 +296,15 @@ struct sparse_backward {
       });
   }
 
-  void run() const {
+  void run() {
     if (!in.dq && !in.dk && !in.dv && !in.d_slopes && !in.d_relative_bias) return;
     execution& exec = in.forward.exec;
     const idx_t key_heads = shape.batch * shape.kv_heads,
                 bytes = 3 * shape.keys * (shape.dim + shape.dim_v) * static_cast<idx_t>(sizeof(T));
+    if (!Plan::keys_are_queries && in.dq && in.dk && in.dv) {
+      const idx_t tasks = key_heads * std::min(plan.busy_tasks(), plan.part_tasks(0));
+      sides = std::clamp<idx_t>(exec.active_threads() / std::max<idx_t>(1, tasks), 1, 3);
+    }
     for_each_wave(
         exec, key_heads, wave_size(exec, key_heads, bytes), [&](arena& memory) { return layout(memory); },
         [&](const wave<item_scratch>& w) { differentiate_wave(w); });
