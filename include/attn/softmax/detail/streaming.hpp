@@ -162,14 +162,19 @@ void with_whole_packets(const Rows& x, idx_t count, T* buffer, bool keys, F&& f)
   f(matrix_view<const T>{buffer, count, stride, stride, 1});
 }
 
-/// Runs f(r, integral_constant<int, R>) over all rows, R at a time: four, then two, then one.
-template <class T, class F>
+/// Runs f(r, integral_constant<int, R>) over all rows, R at a time: four, then two, then one. Three that are left are
+/// taken together, if so asked: they read rows as nearly in order as four do (float, D 128: 0.62 of the time of two and
+/// one).
+template <class T, bool threes = false, class F>
 void by_rows(idx_t rows, F&& f) {
   constexpr int most = std::min(4, width<T>);
   idx_t r = 0;
   for (; r + most <= rows; r += most) f(r, std::integral_constant<int, most>{});
-  if constexpr (most > 2)
+  if constexpr (most > 2) {
+    if constexpr (threes)
+      if (r + 3 == rows) return f(r, std::integral_constant<int, 3>{});
     for (; r + 2 <= rows; r += 2) f(r, std::integral_constant<int, 2>{});
+  }
   for (; r < rows; ++r) f(r, std::integral_constant<int, 1>{});
 }
 
@@ -233,7 +238,8 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
   const idx_t last = std::max(end, wanted_next);
   // Rows that one query reads in order the processor fetches by itself, from their first lines on; it is hindered where
   // more are fetched here (float: 1.2 times the time).
-  constexpr bool in_order = sizeof(C) >= sizeof(float) && !requires { k.at; };
+  constexpr bool listed = requires { k.at; } || requires { k.list; };
+  constexpr bool in_order = sizeof(C) >= sizeof(float) && !listed;
   const idx_t ahead = in_order && q.rows == 1 ? ceil_div(idx_t(1024 / sizeof(C)), std::max<idx_t>(1, q.dim)) : tile;
   // Each of the rows fetches its part of what is needed next, for processors wait where too much is on its way.
   const auto part = [&](idx_t fetched, idx_t row) { return std::max<idx_t>(0, fetched) * row / q.rows; };
@@ -245,7 +251,7 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
     const idx_t wanted = std::min(count, ahead);
     if (terms.mask && hidden_from_all(q, positions, begin, count, terms)) continue;
     with_whole_packets<T>(k_rows, count, q.keys, true, [&](const auto& keys) {
-      by_rows<T>(q.rows, [&](idx_t r, auto R) {
+      by_rows<T, !listed>(q.rows, [&](idx_t r, auto R) {
         stream_scores<R.value>(q.row(r), keys, q.scores + r * stream_tile,
                                prefetcher_of(v_rows, part(wanted, r), part(wanted, r + R)));
       });
@@ -290,7 +296,7 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
         state.maximum[r] = maximum;
         sums[n] = sum_lanes(sum);
       };
-      by_rows<T>(q.rows, [&](idx_t r0, auto R) {
+      by_rows<T, !listed>(q.rows, [&](idx_t r0, auto R) {
         T sums[R.value];
         alignas(64) T rescale[width<T>] = {};
         weight_range<T> range;
