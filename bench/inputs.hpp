@@ -11,9 +11,9 @@ namespace bench {
 /// in [0, 1), log decays in (-0.1, 0].
 enum class role { query, key, value, parameter, gradient, bias, rate, log_decay };
 
-/// `count` random numbers, the same for the same role, rounded to S. They are drawn once for the whole run: every length
-/// and operator views the first `count` of them, and the pointer always holds. Where a page of memory is slow to come by,
-/// drawing anew for every row took longer than the rows.
+/// `count` random numbers, the same for the same role, rounded to S. They are drawn once for the whole run: every
+/// length and operator views the first `count` of them, and the pointer always holds. Where a page of memory is slow to
+/// come by, drawing anew for every row took longer than the rows.
 template <class S = float>
 const S* drawn_numbers(role, std::size_t count);
 

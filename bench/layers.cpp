@@ -1,5 +1,5 @@
-// Layers with weights. They have no heads: they are timed on what a model's tokens are before they are split into heads,
-// x [length, heads * dim], which q's memory holds.
+// Layers with weights. They have no heads: they are timed on what a model's tokens are before they are split into
+// heads, x [length, heads * dim], which q's memory holds.
 #include <attn/core/random.hpp>
 #include <attn/layers/feed_forward_backward.hpp>
 #include <attn/layers/packed_weights.hpp>

@@ -93,7 +93,8 @@ double sweep::expected_seconds(const record& r) const {
   return nearest->run_seconds * operations / nearest->of->flops(nearest->length);
 }
 
-/// The nearest length of the same operator, or of its usual setting, or of its rival (of a backward pass the forward one).
+/// The nearest length of the same operator, or of its usual setting, or of its rival (of a backward pass the forward
+/// one).
 const record* sweep::nearest_measured(const record& r) const {
   const record* nearest = nullptr;
   for (const std::string* name : {&r.of->name, &r.of->form, &r.of->rival}) {

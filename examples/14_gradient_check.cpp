@@ -1,4 +1,5 @@
-// Is a derivative right? The directional check, on the derivative of a score function of one's own: for any direction t,
+// Is a derivative right? The directional check, on the derivative of a score function of one's own: for any direction
+// t,
 //   <gradient, t>  equals  (L(x + e t) - L(x - e t)) / 2 e,   L = <d_out, out>.
 #include <attn/softmax/full_softmax_backward.hpp>
 

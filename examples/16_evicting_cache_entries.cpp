@@ -1,9 +1,9 @@
-// Which entries of a cache may go? After a prompt, a head keeps the entries to which the last queries of the prompt attend
-// most (after SnapKV, Li et al. 2024) and those last tokens themselves. What that costs is measured on the queries that
-// follow, beside keeping the latest entries only.
+// Which entries of a cache may go? After a prompt, a head keeps the entries to which the last queries of the prompt
+// attend most (after SnapKV, Li et al. 2024) and those last tokens themselves. What that costs is measured on the
+// queries that follow, beside keeping the latest entries only.
 // Usage: 16_evicting_cache_entries [q.npy k.npy v.npy]
-// The files hold [1, heads, length, dim] as float16; without them, it makes data in which neighbouring tokens are similar;
-// the repository's bench/data has data of a trained model.
+// The files hold [1, heads, length, dim] as float16; without them, it makes data in which neighbouring tokens are
+// similar; the repository's bench/data has data of a trained model.
 #include <attn/core/tensor.hpp>
 #include <attn/softmax/attention_weights.hpp>
 #include <attn/softmax/merge_softmax.hpp>

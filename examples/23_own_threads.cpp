@@ -1,5 +1,5 @@
-// Threads of your own: a program that has a pool of threads already gives it to attn, which then starts none itself. The
-// result is the same to the last bit.
+// Threads of your own: a program that has a pool of threads already gives it to attn, which then starts none itself.
+// The result is the same to the last bit.
 //
 // An execution takes any callable that lets task(0) to task(count - 1) run; these are three. OpenMP and oneTBB are used
 // where the compiler has them (-fopenmp, -ltbb); the queue stands for the jobs of an engine or a server.

@@ -48,7 +48,8 @@ struct record {
   double rate(const settings& set) const { return of->flops(set, static_cast<double>(length)) / best(); }
 };
 
-/// The operator alone, and by each number of processes, in turn, so that what disturbs the machine disturbs all of them.
+/// The operator alone, and by each number of processes, in turn, so that what disturbs the machine disturbs all of
+/// them.
 std::vector<record> measure(const team&, const settings&, const entry&, bool weak);
 
 }  // namespace bench::mpi

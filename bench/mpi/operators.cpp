@@ -31,8 +31,8 @@ double backward_sent(const settings& set, double length, double processes) {
   return ring_sent(set, length, processes) + (processes > 1 ? length * token_bytes(set) : 0);
 }
 
-/// In each of P steps a process attends to one part while it sends another; in the last it sends none. Everyone waits for
-/// the slowest, whose P parts take `flops` each.
+/// In each of P steps a process attends to one part while it sends another; in the last it sends none. Everyone waits
+/// for the slowest, whose P parts take `flops` each.
 double ring(const settings& set, const network& net, double rate, double length, double machines, double flops) {
   const double computed = flops / rate, sent = net.seconds(length / machines * token_bytes(set));
   return (machines - 1) * std::max(computed, sent) + computed;
@@ -114,8 +114,8 @@ double state_bytes(const settings& set, double heads) {
   return heads * static_cast<double>(set.dim * (set.dim + 1)) * sizeof(float);
 }
 double scan_sent(const settings& set, double, double) { return state_bytes(set, static_cast<double>(set.kv_heads)); }
-/// States pass from process to process, head by head. While the last one waits for the first of them it is not idle, but
-/// as many heads as there are processes before it are summed up twice.
+/// States pass from process to process, head by head. While the last one waits for the first of them it is not idle,
+/// but as many heads as there are processes before it are summed up twice.
 double scan(const settings& set, const network& net, double rate, double length, double machines) {
   const double part = length / machines, heads = static_cast<double>(set.heads), others = machines - 1;
   return (linear_flops(set, part) + std::min(others, heads) / heads * sum_flops(set, part)) / rate +

@@ -115,7 +115,8 @@ struct working_block {
                               {.heads = s.heads, .attended = a.attended[slot()]}, exec);
   }
 
-  // The halves of a reversible block. Each is computed once more just before it goes backward, so that a.normed is there.
+  // The halves of a reversible block. Each is computed once more just before it goes backward, so that a.normed is
+  // there.
   auto mixing() const {
     return [this](sequence x, sequence_out out, execution& e) {
       attn::layer_norm(x, a.normed, weights().norm_1, {}, e);

@@ -1,5 +1,5 @@
-// What holds for the gradients of the attention-free family beside the laws (laws/gradients_*.cpp): masked keys, strides
-// of biases, scratch memory.
+// What holds for the gradients of the attention-free family beside the laws (laws/gradients_*.cpp): masked keys,
+// strides of biases, scratch memory.
 #include <algorithm>
 
 #include "aft/gradients.hpp"

@@ -94,9 +94,9 @@ problem<Options> rounded_aft(problem<Options> p) {
   return p;
 }
 
-// All gradients as one vector. Where one key holds nearly all the weight of a row, v - y of that key is the difference of
-// two equal numbers: dk and dw of such keys are 0 but for what rounding leaves of the terms that cancel, which are of the
-// size of dv.
+// All gradients as one vector. Where one key holds nearly all the weight of a row, v - y of that key is the difference
+// of two equal numbers: dk and dw of such keys are 0 but for what rounding leaves of the terms that cancel, which are
+// of the size of dv.
 template <class S, class Options>
 void check_saturated_aft_gradients(problem<Options> p) {
   p = rounded_aft<S>(p);

@@ -1,4 +1,5 @@
-// says: attn: the elements of this cache must be float, double, Eigen::half, Eigen::bfloat16, std::int8_t, attn::int8_channels, attn::int4, attn::float8_e4m3 or attn::float8_e5m2
+// says: attn: the elements of this cache must be float, double, Eigen::half, Eigen::bfloat16, std::int8_t,
+// attn::int8_channels, attn::int4, attn::float8_e4m3 or attn::float8_e5m2
 #include <attn/core/kv_cache.hpp>
 
 #ifdef WRONG

@@ -1,6 +1,6 @@
-// The matrix unit's model in the place of AMX, in builds as wide as those with AMX, in others the model of pairs: operators
-// with bf16 elements give what they give in float, up to rounding, whatever their lengths and dims. It is thousands of
-// times slower: few shapes.
+// The matrix unit's model in the place of AMX, in builds as wide as those with AMX, in others the model of pairs:
+// operators with bf16 elements give what they give in float, up to rounding, whatever their lengths and dims. It is
+// thousands of times slower: few shapes.
 #if !defined(ATTN_BF16_MODEL)
 #define ATTN_BF16_MODEL
 #endif
@@ -181,7 +181,8 @@ TEST_CASE("The matrix unit: projections and their gradients", "[matrix_unit]") {
   }
 }
 
-// precision::fast: run(element, q, k, v, out, execution) with floats, or halves, against the same in standard precision.
+// precision::fast: run(element, q, k, v, out, execution) with floats, or halves, against the same in standard
+// precision.
 #if defined(__AVX512F__)
 constexpr double fast_float = 2e-5;
 #else  // as precise as without

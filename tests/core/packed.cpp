@@ -1,5 +1,5 @@
-// for_each_sequence calls its body once for every sequence, with its part of every view. That operators give what they give
-// alone is a law: laws/packed.cpp.
+// for_each_sequence calls its body once for every sequence, with its part of every view. That operators give what they
+// give alone is a law: laws/packed.cpp.
 #include <attn/core/packed.hpp>
 
 #include <atomic>

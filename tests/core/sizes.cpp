@@ -1,4 +1,5 @@
-// Sizes that no memory can hold, or that cannot be counted, are refused in one sentence, whatever the other extents are.
+// Sizes that no memory can hold, or that cannot be counted, are refused in one sentence, whatever the other extents
+// are.
 #include <attn/attn.hpp>
 
 #include "support/catch.hpp"

@@ -32,8 +32,8 @@ golden_operator with_gradients(golden_operator entry, Problem (*read)(const gold
   return entry;
 }
 
-// Of recurrences, whose cases may differentiate the final state too: gradients_by(problem, d_results) gives the gradients
-// of `names`, in their order.
+// Of recurrences, whose cases may differentiate the final state too: gradients_by(problem, d_results) gives the
+// gradients of `names`, in their order.
 template <class Problem>
 golden_operator with_state_gradients(golden_operator entry, Problem (*read)(const golden_case&),
                                      const std::vector<std::string>& names) {

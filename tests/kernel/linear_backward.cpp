@@ -1,5 +1,5 @@
-// linear_backward against the reverse pass of the reference: every option alone and in combination, odd lengths and dims,
-// all types; and what holds for gradients whatever their values.
+// linear_backward against the reverse pass of the reference: every option alone and in combination, odd lengths and
+// dims, all types; and what holds for gradients whatever their values.
 #include <attn/kernel/linear_backward.hpp>
 
 #include "support/gradient_kernel.hpp"

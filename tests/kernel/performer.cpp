@@ -152,8 +152,8 @@ TEMPLATE_LIST_TEST_CASE("performer: queries and keys of norm 100 lose digits, no
       }
 }
 
-// From norm 1e5 on logarithms in float round to steps of hundreds: of the weights nothing is right, but they are weights,
-// and sum to 1 (the first value is 1). From norm 1e19 on squares overflow, and keys count as 0.
+// From norm 1e5 on logarithms in float round to steps of hundreds: of the weights nothing is right, but they are
+// weights, and sum to 1 (the first value is 1). From norm 1e19 on squares overflow, and keys count as 0.
 TEMPLATE_LIST_TEST_CASE("performer: keys of any norm give a mean of the values", "[performer]", exact_types) {
   for (kernel chosen : {kernel::positive, kernel::hyperbolic})
     for (bool causal : {false, true})

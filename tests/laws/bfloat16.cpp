@@ -1,6 +1,6 @@
 // Laws of bfloat16: other instructions multiply it, from operands packed in other ways, with code of their own for
-// what is not finite. Results near those of float, which law 0 compares with the references; and the laws that speak of bits:
-// batch items alone, padding, memory with gaps, threads, and tokens that come later, forward and backward.
+// what is not finite. Results near those of float, which law 0 compares with the references; and the laws that speak of
+// bits: batch items alone, padding, memory with gaps, threads, and tokens that come later, forward and backward.
 #include "laws/stored.hpp"
 #include "support/catch.hpp"
 #include "support/measure.hpp"

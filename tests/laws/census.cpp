@@ -1,6 +1,6 @@
 // Which operator is tested by which law, and in which form: with lse, grouped queries, as many keys as one likes
-// (cross). A cell that is empty without a reason fails, and so does a reason for one that is not; reasons are in the entries, as
-// law_operator::without.
+// (cross). A cell that is empty without a reason fails, and so does a reason for one that is not; reasons are in the
+// entries, as law_operator::without.
 #include <set>
 #include <sstream>
 

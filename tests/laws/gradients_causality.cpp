@@ -1,5 +1,6 @@
-// Laws 5 and 10 of gradients. Causality turned round: what lies in the future of every row with a d_out has no gradient,
-// and what is there changes no bit. Quiet: a NaN in a key, a value or a row of d_out reaches only what it takes part in.
+// Laws 5 and 10 of gradients. Causality turned round: what lies in the future of every row with a d_out has no
+// gradient, and what is there changes no bit. Quiet: a NaN in a key, a value or a row of d_out reaches only what it
+// takes part in.
 #include "laws/gradient_law.hpp"
 #include "support/catch.hpp"
 

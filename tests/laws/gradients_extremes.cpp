@@ -14,8 +14,8 @@ TEMPLATE_LIST_TEST_CASE("law 9 of gradients: logits of ±1e4 stay finite", "[gra
   }
 }
 
-// Where all scores of a row are equal, weights do not depend on how large they are: neither does the gradient of v, if lse
-// is computed anew (given as one number, it has lost the digits that tell weights apart).
+// Where all scores of a row are equal, weights do not depend on how large they are: neither does the gradient of v, if
+// lse is computed anew (given as one number, it has lost the digits that tell weights apart).
 TEMPLATE_LIST_TEST_CASE("law 9 of gradients: equal scores of 1e8 weigh as small ones do", "[gradient_extremes]",
                         exact_types) {
   using T = TestType;

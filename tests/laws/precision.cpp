@@ -1,6 +1,6 @@
-// Accuracy: float gives what double gives, but for its rounding, at every shape, and so do gradients. The two have vectors
-// of different widths and tiles of different shapes, so that what goes wrong at the edge of one does not in the other; and
-// double reproduces the golden cases and the references.
+// Accuracy: float gives what double gives, but for its rounding, at every shape, and so do gradients. The two have
+// vectors of different widths and tiles of different shapes, so that what goes wrong at the edge of one does not in the
+// other; and double reproduces the golden cases and the references.
 #include "laws/gradient_law.hpp"
 #include "support/catch.hpp"
 

@@ -26,7 +26,8 @@ class reversible_layer {
   mixer_backward_of<S> f_backward() const {
     return
         [this](in_sequence<S> x, in_sequence<S> out, in_sequence<S> d_out, out_sequence<S> dx, attn::execution& exec) {
-          // f was called just before: its lse is there, and its out, which without an output weight is the heads' output
+          // f was called just before: its lse is there, and its out, which without an output weight is the heads'
+          // output
           const out_sequence<S> attended(const_cast<S*>(out.data()), out.extents(), out.strides());
           const attn::multi_head_options<S> options{.heads = 2, .attended = attended};
           L::multi_head_backward(x, heads(), attend_, attend_backward_, d_out, {.x = dx}, options, exec);

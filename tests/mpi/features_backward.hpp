@@ -12,8 +12,9 @@ struct features_problem {
                  v = random_normal(3, 2, 2, tokens, 5), d_out = random_normal(4, 2, 4, tokens, 5);
 };
 
-// alone(q, k, v, features, d_out, gradients, gates) and the same of spread: Gradients has q, k, v and features, and where
-// there are gates, gate. Bitwise where ranges begin at segments, but for the features, which are summed up over processes.
+// alone(q, k, v, features, d_out, gradients, gates) and the same of spread: Gradients has q, k, v and features, and
+// where there are gates, gate. Bitwise where ranges begin at segments, but for the features, which are summed up over
+// processes.
 template <class S, class Gradients, class Alone, class Spread>
 void check_gradients(const features_problem& p, idx_t feature_heads, idx_t gate_heads, double bound, const Alone& alone,
                      const Spread& spread) {

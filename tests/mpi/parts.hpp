@@ -62,8 +62,8 @@ double error_of_rows(const tensor<A>& part, const tensor<E>& whole, const std::v
 template <class S>
 inline constexpr double allowed = sizeof(S) == 8 ? 4e-13 : sizeof(S) == 4 ? 8e-6 : 0x1p-7 + 8e-6;
 
-// Of lse, in the compute type. Where weights are rounded to bf16 for a product of pairs, their exponentials err by 1.02e-4
-// of themselves, and a sum of them by as much.
+// Of lse, in the compute type. Where weights are rounded to bf16 for a product of pairs, their exponentials err by
+// 1.02e-4 of themselves, and a sum of them by as much.
 template <class S>
 inline constexpr double allowed_lse =
     allowed<attn::compute_type<S>> +

@@ -1,6 +1,6 @@
 #pragma once
-// out_i = φ(q_i)ᵀ Σ_j φ(k_j) v_jᵀ / (φ(q_i)ᵀ Σ_j φ(k_j) + ε), written as a weighted mean over keys. Features of numbers are
-// long double: those of long keys leave the range of double.
+// out_i = φ(q_i)ᵀ Σ_j φ(k_j) v_jᵀ / (φ(q_i)ᵀ Σ_j φ(k_j) + ε), written as a weighted mean over keys. Features of numbers
+// are long double: those of long keys leave the range of double.
 #include <type_traits>
 
 #include "reference/softmax.hpp"

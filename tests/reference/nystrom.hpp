@@ -1,6 +1,7 @@
 #pragma once
-// softmax(s Q K̃ᵀ) A⁺ softmax(s Q̃ Kᵀ) V with A = softmax(s Q̃ K̃ᵀ), Q̃ and K̃ the means of m segments (Xiong 2021). The
-// exact pseudo-inverse is Eigen's. Hidden keys, and landmarks of hidden keys alone, are left out: A has fewer columns.
+// softmax(s Q K̃ᵀ) A⁺ softmax(s Q̃ Kᵀ) V with A = softmax(s Q̃ K̃ᵀ), Q̃ and K̃ the means of m segments (Xiong 2021).
+// The exact pseudo-inverse is Eigen's. Hidden keys, and landmarks of hidden keys alone, are left out: A has fewer
+// columns.
 #include "reference/softmax.hpp"
 
 namespace reference {

@@ -49,8 +49,8 @@ void copy_choices(const softmax_options& from, basic_softmax_options<N>& to) {
   to.key_mask = from.key_mask, to.dropout_rate = from.dropout_rate, to.dropout_seed = from.dropout_seed;
 }
 
-// Whether dropout keeps the weight of the key at j for the query at position p, by the formula of the generator: the seed,
-// the batch item, the head and p are mixed to 64 bits, of which j is mixed with both halves.
+// Whether dropout keeps the weight of the key at j for the query at position p, by the formula of the generator: the
+// seed, the batch item, the head and p are mixed to 64 bits, of which j is mixed with both halves.
 inline bool keeps_weight(double rate, std::uint64_t seed, idx_t b, idx_t h, idx_t p, idx_t j) {
   const auto split_mix = [](std::uint64_t x) {
     x += 0x9e3779b97f4a7c15;

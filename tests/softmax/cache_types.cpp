@@ -47,8 +47,8 @@ tensor<double> kept(tensor<double> x, bool keys) {
   return x;
 }
 
-// Queries and weights are rounded as well: to bf16 for products of its numbers, to 16-bit whole numbers for those in eight
-// bits. Exponentials err by 1.02e-4 of themselves there.
+// Queries and weights are rounded as well: to bf16 for products of its numbers, to 16-bit whole numbers for those in
+// eight bits. Exponentials err by 1.02e-4 of themselves there.
 template <class C>
 constexpr double error_of = std::same_as<C, int8>       ? 3e-4
                             : std::same_as<C, bfloat16> ? tolerance<bfloat16>::out
@@ -171,7 +171,8 @@ void check_window(idx_t left, idx_t dilation, std::vector<idx_t> globals) {
   const full_softmax_problem tokens = p;
   p.k = kept<C>(tokens.k, true), p.v = kept<C>(tokens.v, false);
   CHECK(relative_error(of_whole, expected(p).out) <= error_of<C>);
-  // Global tokens have places of their own in a ring, and references among themselves: only without them is it the same.
+  // Global tokens have places of their own in a ring, and references among themselves: only without them is it the
+  // same.
   CHECK(relative_error(of_ring, expected(p).out) <= (globals.empty() ? error_of<C> : 0.03));
 }
 

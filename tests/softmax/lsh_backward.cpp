@@ -1,4 +1,5 @@
-// The gradients of lsh against the reverse pass of its reference: options in all pairs, odd lengths and chunks, all types.
+// The gradients of lsh against the reverse pass of its reference: options in all pairs, odd lengths and chunks, all
+// types.
 #include "support/pairwise.hpp"
 #include "support/run_pattern_backward.hpp"
 

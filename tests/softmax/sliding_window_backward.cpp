@@ -1,5 +1,5 @@
-// The gradients of sliding_window against the reverse pass of its reference: options in all pairs, windows of all sizes,
-// all types.
+// The gradients of sliding_window against the reverse pass of its reference: options in all pairs, windows of all
+// sizes, all types.
 #include <attn/softmax/sliding_window_backward.hpp>
 
 #include "support/pairwise.hpp"

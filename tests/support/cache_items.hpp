@@ -1,6 +1,6 @@
 #pragma once
-// Batch items of a cache or state are sequences of their own: fed with chunks of different lengths, branched, reordered,
-// begun anew, each gives what a cache or state of one item gives.
+// Batch items of a cache or state are sequences of their own: fed with chunks of different lengths, branched,
+// reordered, begun anew, each gives what a cache or state of one item gives.
 #include <cmath>
 #include <limits>
 

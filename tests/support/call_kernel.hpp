@@ -203,8 +203,8 @@ double error_of(const Problem& p) {
   return relative_error(run_serially<S>(given).out, expected(given).out);
 }
 
-// Of features of either sign, terms cancel, and what is left of them has fewer digits: the error is measured by the size
-// of the terms that numerator and denominator are sums of, which is what rounding acts on.
+// Of features of either sign, terms cancel, and what is left of them has fewer digits: the error is measured by the
+// size of the terms that numerator and denominator are sums of, which is what rounding acts on.
 template <class S, class Problem>
 double error_over_terms(const Problem& p) {
   Problem given = rounded<S>(p);

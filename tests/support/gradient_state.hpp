@@ -1,6 +1,6 @@
 #pragma once
-// What the gradients of the recurrences with a final state share: rounded(problem), case_of(problem) and gradients_by are
-// each one's own.
+// What the gradients of the recurrences with a final state share: rounded(problem), case_of(problem) and gradients_by
+// are each one's own.
 #include "support/gradient.hpp"
 
 namespace testing {

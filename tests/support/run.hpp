@@ -21,9 +21,9 @@ struct tolerance<Eigen::bfloat16> {
   static constexpr double out = 0x1p-8 + 2e-6, lse = paired ? 1.5e-4 : 2e-6;
 };
 
-// Of operators whose keys and values are made of the caller's: such products round those as well, which changes lse by as
-// much as rounding the caller's keys would, and the result by at most twice what rounding q, k, v and the result does,
-// 2 * 1.75 * 0.43 of the unit roundoff.
+// Of operators whose keys and values are made of the caller's: such products round those as well, which changes lse by
+// as much as rounding the caller's keys would, and the result by at most twice what rounding q, k, v and the result
+// does, 2 * 1.75 * 0.43 of the unit roundoff.
 template <class S>
 struct made_keys_tolerance : tolerance<S> {};
 template <>
@@ -44,8 +44,8 @@ struct gradient_tolerance<double> {
   static constexpr double value = 1e-12;
 };
 
-// Of operators with products of bf16 numbers: weights and gradients of scores, features and their sums, or the slopes of a
-// hidden layer, are rounded too.
+// Of operators with products of bf16 numbers: weights and gradients of scores, features and their sums, or the slopes
+// of a hidden layer, are rounded too.
 template <class S>
 inline constexpr double product_gradient_tolerance = gradient_tolerance<S>::value;
 template <>

@@ -5,8 +5,8 @@
 
 namespace testing {
 
-// Of gradient_tolerance: the gradients of scores are differences, in which the rounding of `out` stays; those of one number
-// per head are sums in which most cancels.
+// Of gradient_tolerance: the gradients of scores are differences, in which the rounding of `out` stays; those of one
+// number per head are sums in which most cancels.
 template <class S>
 double gradient_factor(const std::string& of) {
   if (of == "alibi_slopes" || of == "sinks") return 4;

@@ -59,7 +59,8 @@ aft_window_grid check_aft_conv_grid(const validator& check, aft_tensors<T>& x,
 
 }  // namespace detail
 
-/// Attention-free mixing with a convolution's biases. See the top of the file. Options and an execution may be left out.
+/// Attention-free mixing with a convolution's biases. See the top of the file. Options and an execution may be left
+/// out.
 template <viewable Q, viewable K, viewable V, viewable O, viewable W,
           class Options = aft_conv_options<element_of<const Q&>>>
 void aft_conv(const Q& q, const K& k, const V& v, O&& out, const W& w, Options&& options = {},

@@ -7,8 +7,8 @@
 //   attn::aft_full(q, k, v, out, w, {.causal = true}, threads);
 //
 // k and w may be of any size: nothing overflows, and no channel is lost where the largest k and the largest w belong to
-// different keys (aft_block.hpp says why). Where k or w is beyond 1e7 (double: 5e15), sums k + w that differ by less than
-// 2^-20 (double: 2^-49) of that size count as equal. A w of -infinity masks; a row that sees no key is 0.
+// different keys (aft_block.hpp says why). Where k or w is beyond 1e7 (double: 5e15), sums k + w that differ by less
+// than 2^-20 (double: 2^-49) of that size count as equal. A w of -infinity masks; a row that sees no key is 0.
 //
 // Shapes   q, k, v, out [B, H, L, D]; w [L, L], one for all heads, or [H, L, L]. float, double, or Eigen::half /
 //          Eigen::bfloat16 in memory with float arithmetic.

@@ -175,8 +175,8 @@ struct aft_simple_backward_call {
 
   const aft_tensors<T>& x;
   idx_t parts = x.parts(), chunks = ceil_div(x.length, simple_chunk);
-  // Per chunk: sums of its keys, then of what its rows see before it; of g and h of its rows; of the rows after them; of
-  // dy.
+  // Per chunk: sums of its keys, then of what its rows see before it; of g and h of its rows; of the rows after them;
+  // of dy.
   sums_array<T> keys{}, rows{}, later{};
   packet<T>* gated = nullptr;
 

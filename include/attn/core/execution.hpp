@@ -12,7 +12,8 @@
 // separate executions are independent. Results do not depend on the number of threads, to the last bit: work is split
 // at fixed places, and threads only decide which of them does which task. Calls whose work is smaller than waking a
 // thread stay on the caller's thread. In a process that fork() made, an execution starts threads of its own, or, where
-// it has a pool of yours, works on the caller's thread alone; fork() must not be called while another thread runs a call.
+// it has a pool of yours, works on the caller's thread alone; fork() must not be called while another thread runs a
+// call.
 //
 //   threads.set_precision(attn::precision::fast);   // from here on; see precision
 #pragma once
@@ -56,9 +57,9 @@ struct work_estimate {
 /// beyond 3.38e38 and infinities give NaN.
 enum class precision { standard, fast };
 
-/// What a pool of your own is given: task(n) does the n-th share of a call. Or, piece by piece, task.one(n) does the next
-/// piece of work as the n-th worker and returns whether there was one: for pools that interleave calls, limit them, or
-/// measure them. It may be copied; once the call has returned it does nothing.
+/// What a pool of your own is given: task(n) does the n-th share of a call. Or, piece by piece, task.one(n) does the
+/// next piece of work as the n-th worker and returns whether there was one: for pools that interleave calls, limit
+/// them, or measure them. It may be copied; once the call has returned it does nothing.
 class pool_task {
  public:
   explicit pool_task(std::shared_ptr<detail::shared_tasks> tasks) : tasks_(std::move(tasks)) {}
@@ -69,11 +70,11 @@ class pool_task {
   std::shared_ptr<detail::shared_tasks> tasks_;
 };
 
-/// A pool of threads of your own: pool(count, task) lets task(0) to task(count - 1) run, each once, in any order, on any
-/// threads, the calling one included. It may wait for them or not, but must have run one of them when it returns. Those
-/// that have begun share all the work; those that have not are not waited for. So a pool without a free thread, because
-/// it runs the very code that calls, costs time, but nothing waits forever. In place of task(n), task.one(n) may be
-/// called until it returns false, by any threads, but not by two at a time with the same n:
+/// A pool of threads of your own: pool(count, task) lets task(0) to task(count - 1) run, each once, in any order, on
+/// any threads, the calling one included. It may wait for them or not, but must have run one of them when it returns.
+/// Those that have begun share all the work; those that have not are not waited for. So a pool without a free thread,
+/// because it runs the very code that calls, costs time, but nothing waits forever. In place of task(n), task.one(n)
+/// may be called until it returns false, by any threads, but not by two at a time with the same n:
 ///
 ///   [](int count, auto task) { tbb::parallel_for(0, count, task, tbb::simple_partitioner()); }
 ///   [&](int count, auto task) {                         // a pool with a queue: nobody need wait

@@ -75,8 +75,8 @@ class kv_cache : public detail::cached_sequences<detail::kv_tokens<S>> {
       : base("kv_cache", extents, options.values_in_keys) {}
 
   /// A cache in the caller's memory, [B, Hkv, capacity, D] and [B, Hkv, capacity, Dv], with any strides (blocks must be
-  /// contiguous, and at even addresses), which has the first lengths[b] tokens of item b already, none unless given. `v`
-  /// may be the first dims of `k`. A copy of the cache is in the same memory. Throws
+  /// contiguous, and at even addresses), which has the first lengths[b] tokens of item b already, none unless given.
+  /// `v` may be the first dims of `k`. A copy of the cache is in the same memory. Throws
   /// std::invalid_argument for views that do not fit.
   kv_cache(const tensor_view<S>& k, const tensor_view<S>& v, list_view<idx_t> lengths = {})
       : base("kv_cache", detail::kv_memory<S>(detail::validator("kv_cache"), k, v), lengths) {}

@@ -4,9 +4,9 @@
 //   attn::full_softmax(q, k, v, out, {.mask = attn::tensor_view<std::uint8_t>(seen.data(), {1, 1, queries, keys})});
 //
 // mask_view [B or 1, H or 1, Lq or 1, Lk] is for pairs of queries and keys, key_mask_view [B or 1, Lk] for the keys of
-// all queries, such as those of left padding. Both are of bool or of bytes, where 0 and false hide a key, in addition to
-// causal, lengths and pattern. For a tile of queries and keys in which every key is hidden only the mask is read; one
-// in which every key is seen costs little more than without a mask.
+// all queries, such as those of left padding. Both are of bool or of bytes, where 0 and false hide a key, in addition
+// to causal, lengths and pattern. For a tile of queries and keys in which every key is hidden only the mask is read;
+// one in which every key is seen costs little more than without a mask.
 #pragma once
 
 #include <attn/core/tensor_view.hpp>

@@ -73,8 +73,8 @@ class page_pool {
   explicit page_pool(const page_pool_extents& e, const kv_cache_options& options = {},
                      page_allocator* allocator = nullptr)
       : page_pool(own(e, options), allocator) {}
-  /// The caller's: keys [pages, Hkv, page tokens, D], values [pages, Hkv, page tokens, Dv], with any strides; the values
-  /// may be the first dims of the keys. Of fewer than 16 bits blocks, as in a kv_cache.
+  /// The caller's: keys [pages, Hkv, page tokens, D], values [pages, Hkv, page tokens, Dv], with any strides; the
+  /// values may be the first dims of the keys. Of fewer than 16 bits blocks, as in a kv_cache.
   page_pool(const tensor_view<S>& keys, const tensor_view<S>& values, page_allocator* allocator = nullptr)
       : page_pool(detail::kv_memory<S>(detail::validator("page_pool"), keys, values), allocator) {}
 

@@ -183,8 +183,8 @@ class paged_tokens : public cached_tokens {
 
 }  // namespace detail
 
-/// Sequences in pages of a pool. A copy shares all pages, of the cache or of an item; pages that no sequence uses become
-/// free. A moved-from cache may only be assigned to or destroyed.
+/// Sequences in pages of a pool. A copy shares all pages, of the cache or of an item; pages that no sequence uses
+/// become free. A moved-from cache may only be assigned to or destroyed.
 template <class S>
 class paged_cache : public detail::cached_sequences<detail::paged_tokens<S>> {
   using base = detail::cached_sequences<detail::paged_tokens<S>>;

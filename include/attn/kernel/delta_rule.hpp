@@ -9,9 +9,9 @@
 //   attn::delta_rule(q, k, v, out, {.beta = beta, .log_decay = g, .unit_norm_eps = 1e-6f});
 //   attn::delta_rule(q, k, v, out, {.beta = beta, .initial_state = before, .final_state = after});
 //
-// Shapes   q, k [B, Hk, L, D], v, out [B, Hv, L, Dv]; Hk divides Hv, value head h reads q and k of head h Hk / Hv. float,
-//          double, or Eigen::half / Eigen::bfloat16 in memory with float arithmetic; beta, decays and states are float
-//          or double. Always causal.
+// Shapes   q, k [B, Hk, L, D], v, out [B, Hv, L, Dv]; Hk divides Hv, value head h reads q and k of head h Hk / Hv.
+//          float, double, or Eigen::half / Eigen::bfloat16 in memory with float arithmetic; beta, decays and states are
+//          float or double. Always causal.
 // Cost     B Hv L (6 D Dv + 64 (4 D + 2 Dv)) operations, O(L): products within chunks of 64 tokens, a triangular solve,
 //          one state between chunks. Scratch per thread: some 15 arrays of 64 x D numbers and a state, independent of
 //          the length; 20 more where threads share heads: few of them, of 256 tokens or more.

@@ -12,14 +12,14 @@
 // gradient of minus infinity is 0.                                                  Yang et al. 2024; by the chain rule
 //
 // Shapes   q, k, v and the options as the forward call's, d_out as out. Neither out nor the final state of the forward
-//          call is needed. Gradients have the shapes of what they are of; dq and dk are summed over the value heads that
-//          share a key head.
+//          call is needed. Gradients have the shapes of what they are of; dq and dk are summed over the value heads
+//          that share a key head.
 // Cost     B Hv L (18 D Dv + 64 (7 D + 6 Dv)) operations, some 3 times the forward call's. Scratch per thread: about 40
 //          arrays of 64 x D numbers, D x Dv and 64 x Dv numbers for each 64 tokens up to 16384, a state for each 16384;
 //          where value heads share key heads, 2 L D numbers, and threads share no head; elsewhere 50 arrays more where
 //          they do: few of them, of 256 tokens or more.
-// Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that share
-//          memory with an input or one another, before anything is written.
+// Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that
+//          share memory with an input or one another, before anything is written.
 #pragma once
 
 #include <attn/kernel/delta_rule.hpp>

@@ -27,8 +27,8 @@
 //          numbers per 1024 tokens and 16 more, of more than 16384 tokens at most sqrt(L) / 8 and as many more;
 //          twice as many where threads share heads; where decay is per query head and keys are shared, Lk (D + Dv)
 //          numbers.
-// Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that share
-//          memory with an input or one another, before anything is written.
+// Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that
+//          share memory with an input or one another, before anything is written.
 #pragma once
 
 #include <attn/kernel/detail/kernel_backward_call.hpp>

@@ -2,20 +2,20 @@
 //
 //   attn::performer_backward(q, k, v, features, d_out, {.q = dq, .k = dk, .v = dv}, {.causal = true}, threads);
 //
-// The formulas of linear_backward.hpp, and the chain rule through phi (performer.hpp): maxima that only stabilise have no
-// gradient; with feature_eps the maximum is part of the formula and has one, where it is attained; with center_keys the
-// mean has one. Choromanski et al. 2021, "Rethinking attention with performers"
+// The formulas of linear_backward.hpp, and the chain rule through phi (performer.hpp): maxima that only stabilise have
+// no gradient; with feature_eps the maximum is part of the formula and has one, where it is attained; with center_keys
+// the mean has one. Choromanski et al. 2021, "Rethinking attention with performers"
 //
 // Shapes   q, k, v, features and the options as the forward call's, d_out as out. Neither out nor anything else of the
 //          forward call is needed. Gradients have the shapes of what they are of; dk and dv are summed over grouped
 //          queries, those of features over what shares them.
-// Cost     2.5 times the forward call's operations, causal about 3 times. Scratch per thread: about 10 m 64 numbers more
-//          than the forward call's; causal one state of (m + 1) Dv numbers per 1024 tokens and 16 more, of more than
-//          16384 tokens at most sqrt(L) / 8 and as many more, twice as many where threads share heads; Lk (D + Dv)
+// Cost     2.5 times the forward call's operations, causal about 3 times. Scratch per thread: about 10 m 64 numbers
+//          more than the forward call's; causal one state of (m + 1) Dv numbers per 1024 tokens and 16 more, of more
+//          than 16384 tokens at most sqrt(L) / 8 and as many more, twice as many where threads share heads; Lk (D + Dv)
 //          numbers where query heads have features of their own but share keys, Lk D with feature_eps or
 //          center_keys. With the gradient of features, B H m D (Hkv, where those are shared) for all threads.
-// Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that share
-//          memory with an input or one another, before anything is written.
+// Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that
+//          share memory with an input or one another, before anything is written.
 //
 // Gradients are those of logarithms of features, weights are at most 4, and pairs that underflow are recomputed:
 // nothing overflows, however long queries and keys are. Where log features are beyond 1e6 (double: 1e14), that is,

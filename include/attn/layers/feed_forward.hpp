@@ -90,8 +90,8 @@ struct feed_forward_block {
   }
 };
 
-/// What surrounds the layer: begin(n, x, residual) writes the inputs of token n and may keep as many numbers as there are
-/// outputs for end(n, sums, residual), which takes the token's outputs.
+/// What surrounds the layer: begin(n, x, residual) writes the inputs of token n and may keep as many numbers as there
+/// are outputs for end(n, sums, residual), which takes the token's outputs.
 template <class T>
 struct around_feed_forward {
   function_ref<void(idx_t n, T* x, T* residual)> begin;

@@ -11,9 +11,9 @@
 // Shapes   x, weights and options as the forward call's, d_out as its out, which is not needed; gradients have the
 //          shapes of what they are of. float, double, or Eigen::half / Eigen::bfloat16 in memory with float sums.
 // Cost     B L hidden (6 n + 4 m) operations, with a gate B L hidden (12 n + 4 m), 2.5 times those of
-//          the forward pass: the hidden layer is computed again, 480 tokens at a time, never that of the whole sequence.
-//          Scratch: packed, the weights and the transpose of up; the sums of dU and dV; n + m + 2 hidden numbers for
-//          each of 480 tokens, with more than four threads as many again for every four.
+//          the forward pass: the hidden layer is computed again, 480 tokens at a time, never that of the whole
+//          sequence. Scratch: packed, the weights and the transpose of up; the sums of dU and dV; n + m + 2 hidden
+//          numbers for each of 480 tokens, with more than four threads as many again for every four.
 // Throws   std::invalid_argument for shapes that do not fit, and for gradients of what was not given or that share
 //          memory with an input or one another, before anything is written.
 //

@@ -1,7 +1,8 @@
 // attn: multi-head attention over any operator.
 //
 //   q = x W_q^T, k = y W_k^T, v = y W_v^T, out = concat over heads of op(q, k, v) W_o^T       Vaswani et al. 2017
-//   with a gate, out = (concat over heads of op(q, k, v) * f(x W_g^T)) W_o^T, f sigmoid (Qwen's gated attention) or SiLU
+//   with a gate, out = (concat over heads of op(q, k, v) * f(x W_g^T)) W_o^T, f sigmoid (Qwen's gated attention) or
+//   SiLU
 //                                                                   Qiu et al. 2025; Hua et al. 2022 (GAU), f = SiLU
 //
 //   const auto attend = [](auto q, auto k, auto v, auto out, attn::execution& exec) {
@@ -48,8 +49,8 @@ struct multi_head_options {
   view_field<const S, 3> context{};
   /// f, where there is a gate weight.
   attn::gate_activation gate_activation = attn::gate_activation::sigmoid;
-  /// Written if given, where there is an output or a gate weight: the heads' output, [B, Lq, heads Dv], before the gate.
-  /// multi_head_backward reads it; without it, it calls the operator once more.
+  /// Written if given, where there is an output or a gate weight: the heads' output, [B, Lq, heads Dv], before the
+  /// gate. multi_head_backward reads it; without it, it calls the operator once more.
   view_field<S, 3> attended{};
 };
 

@@ -19,9 +19,9 @@
 //          float, double, or Eigen::half / Eigen::bfloat16 in memory with float sums.
 // Operator q, k, v are projected again, and op(q, k, v, out, execution) is called once more: an lse that it writes is
 //          then that of this layer, whatever other layers wrote there. With options.attended, which the forward call
-//          wrote, it is not called, and lse must be kept as well; without an output and a gate weight the forward call's
-//          out serves as attended. Then op_backward(q, k, v, out, d_out, dq, dk, dv, execution) writes dq, dk and dv over,
-//          with views [B, heads, L, dim] as in the forward call.
+//          wrote, it is not called, and lse must be kept as well; without an output and a gate weight the forward
+//          call's out serves as attended. Then op_backward(q, k, v, out, d_out, dq, dk, dv, execution) writes dq, dk
+//          and dv over, with views [B, heads, L, dim] as in the forward call.
 // Cost     three times that of the forward call for the projections of q, k and v, twice for that of the output, and
 //          the operator (without options.attended) and its backward pass. Scratch, beside the operator's: q, k, v, the
 //          heads' output and the gradients of these, twice what the forward call needs, and what project_backward.hpp

@@ -16,8 +16,8 @@
 // column of A is 0, and with it the row of A^+, iterated or exact. Q' has the queries of all tokens.
 //
 // Shapes   as full_softmax.
-// Cost     2 m (Lq + Lk) (D + Dv) operations per head, and 8 iterations m^3 for the inverse; the exact one takes 8 to 20
-//          sweeps (16 to 256 landmarks) of 9 m^3, in double. Scratch: per key head, up to 16 partial results of m Dv
+// Cost     2 m (Lq + Lk) (D + Dv) operations per head, and 8 iterations m^3 for the inverse; the exact one takes 8 to
+//          20 sweeps (16 to 256 landmarks) of 9 m^3, in double. Scratch: per key head, up to 16 partial results of m Dv
 //          numbers per query head, and a few matrices m x m: nothing grows with the length.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written. There is no causal
 //          form, and no such option: a landmark is a mean over tokens on both sides of a query.
@@ -54,9 +54,9 @@ struct nystrom_options {
   idx_t iterations = 6;
   /// Exact inverse: singular values well below this times the largest hardly count (see detail/pseudo_inverse.hpp).
   real cutoff = real(0.03);
-  /// Added to the result if given: the values convolved along the sequence, channel by channel, with one kernel per head,
-  /// [H, width], width odd. Weight p multiplies the value p - width / 2 tokens after the query's own; values outside
-  /// the sequence are 0.
+  /// Added to the result if given: the values convolved along the sequence, channel by channel, with one kernel per
+  /// head, [H, width], width odd. Weight p multiplies the value p - width / 2 tokens after the query's own; values
+  /// outside the sequence are 0.
   view_field<const real, 2> convolution{};
 };
 

@@ -10,8 +10,8 @@
 //
 // Shapes   as for full_softmax, with the tokens of this process. All else is the same on every process.
 // Cost     The operations of full_softmax, shared: in zigzag order evenly, also when causal. Process p sends the keys
-//          and values of all processes but p + 1, B Hkv (D + Dv) elements a token, once each, while it attends to those it
-//          has; and (P - 1) descriptions of the call of some 500 bytes. Memory: the keys and values of two processes
+//          and values of all processes but p + 1, B Hkv (D + Dv) elements a token, once each, while it attends to those
+//          it has; and (P - 1) descriptions of the call of some 500 bytes. Memory: the keys and values of two processes
 //          (those that have most), the scratch of full_softmax on them, the results of one bundle of key heads, and
 //          with 16-bit elements a copy of out in float.
 // Result   To rounding that of full_softmax on the whole; the same bits in every run, for any number of threads and

@@ -9,9 +9,9 @@
 //   attn::full_softmax(q, k, v, out, {}, [](float s, auto b, auto h, auto i, auto j) { return i - j < 9 ? s : s - 1; });
 //
 // Shapes   q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv], out [B, H, Lq, Dv]; Hkv divides H. float, double, or
-//          Eigen::half / Eigen::bfloat16 in memory with float sums; where the processor multiplies bf16 numbers, weights
-//          of bf16 values are rounded to bf16. Query i is at position p_i = i + Lk - Lq (true lengths), so that the
-//          last query is at the last key; or at i + first_position.
+//          Eigen::half / Eigen::bfloat16 in memory with float sums; where the processor multiplies bf16 numbers,
+//          weights of bf16 values are rounded to bf16. Query i is at position p_i = i + Lk - Lq (true lengths), so that
+//          the last query is at the last key; or at i + first_position.
 // Cost     2 B H Lq Lk (D + Dv) operations, half of it when causal. Scratch: the packed keys and values of one key head
 //          (or of as many as fill the threads), about Lk (D + Dv) numbers; never Lq x Lk. With up to 64 queries, as in
 //          the steps of a cache, keys are read in place or packed by blocks, and scratch does not depend on Lk.
@@ -47,16 +47,16 @@ struct full_softmax_options {
   /// Added to the scores: [B or 1, H or 1, Lq or 1, Lk]; -infinity masks a key.
   view_field<const real> bias{};
   /// Relative keys r [H or 1, 2R + 1, D]: the product becomes q_i.k_j + q'_i.r[clamp(j - p_i, -R, R) + R], with q' =
-  /// relative_queries [B, H, Lq, D], q unless given (Shaw 2018; Transformer-XL, Conformer: q = query + u, q' = query + v).
-  /// Scratch: up to (Lq + Lk) D numbers for each head of r; one product of Lq x Lk x D more.
+  /// relative_queries [B, H, Lq, D], q unless given (Shaw 2018; Transformer-XL, Conformer: q = query + u, q' = query +
+  /// v). Scratch: up to (Lq + Lk) D numbers for each head of r; one product of Lq x Lk x D more.
   view_field<const real, 3> relative_keys{};
   view_field<const S> relative_queries{};
   /// Added to the scores by distance: entry clamp(j - p_i, -R, R) + R of [H or 1, 2R + 1]; R may exceed the lengths
   /// (relative_bias.hpp expands the buckets of T5). -infinity masks a key.
   view_field<const real, 2> relative_bias{};
   /// Forgetting (Lin 2025, "Forgetting Transformer"): key j loses the weight of the log decays of the positions from
-  /// j + 1 to the query's, <= 0, [B, H, Lk]; one below -1e9 hides what is before it. Only where causal. Scratch: 16 bytes
-  /// each.
+  /// j + 1 to the query's, <= 0, [B, H, Lk]; one below -1e9 hides what is before it. Only where causal. Scratch: 16
+  /// bytes each.
   view_field<const real, 3> log_decay{};
   /// Which keys a query sees, in addition to causal and lengths: [B or 1, H or 1, Lq or 1, Lk] of bool or bytes
   /// (mask_view.hpp).

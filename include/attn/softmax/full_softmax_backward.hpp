@@ -8,8 +8,9 @@
 //   dv_j = sum_i P_ij d_out_i,  ds_ij = P_ij (d_out_i . v_j - D_i),  dq_i = scale sum_j ds'_ij k_j,
 //   dk_j = scale sum_i ds'_ij q_i, ds' = ds times the derivative of softcap and score function; dbias_ij = ds_ij before
 //   softcap's, drelative_bias its sums over the pairs of a distance, dlog_decay_t its sum over the pairs j < t <= p_i;
-//   drelative_queries_i = scale sum_j ds'_ij r[j - p_i], drelative_keys = scale times the sums of ds'_ij q'_i by distance;
-//   dsink = -sum_i e^(sink - lse_i) D_i. With dropout P_ij m_ij / (1 - rate) in dv, d_out_i . v_j times the same in ds.
+//   drelative_queries_i = scale sum_j ds'_ij r[j - p_i], drelative_keys = scale times the sums of ds'_ij q'_i by
+//   distance; dsink = -sum_i e^(sink - lse_i) D_i. With dropout P_ij m_ij / (1 - rate) in dv, d_out_i . v_j times the
+//   same in ds.
 //                                                            Dao et al. 2022, "FlashAttention", appendix B
 //
 // Shapes   q, k, v, out, the options: as the forward call's; out and options.lse are what it wrote. d_out as out,
@@ -20,8 +21,8 @@
 //          D more, with more than 32768 queries Lk (D + Dv); for drelative_bias and dlog_decay up to B H + 8 lists of
 //          2R + 1 and of Lq + Lk doubles, for drelative_keys as many tables of (2R + 1) D numbers, R up to Lq + Lk;
 //          never Lq x Lk.
-// Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that share
-//          memory with an input or one another, before anything is written.
+// Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that
+//          share memory with an input or one another, before anything is written.
 //
 // A row that sees no key has gradient 0. score_backward(s, d, batch, head, i, j) gives d times the derivative of
 // score(s, batch, head, i, j) by s.

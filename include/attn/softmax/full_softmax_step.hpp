@@ -14,18 +14,18 @@
 // A chunk may be a tree of drafts: of the new tokens, `mask` leaves a query those of its branch, the positions of
 // `rotary` are their places in it, and keep() of the cache leaves the branch that is accepted (kv_cache.hpp).
 //
-// full_softmax_cached attends n queries to the tokens a cache has, which stays as it is: for layers that share the cache
-// of another one, causally, the queries at the last n positions of their item; and for cross attention, not causally.
-// q is used as it is; rotary.hpp rotates it.
+// full_softmax_cached attends n queries to the tokens a cache has, which stays as it is: for layers that share the
+// cache of another one, causally, the queries at the last n positions of their item; and for cross attention, not
+// causally. q is used as it is; rotary.hpp rotates it.
 //
 // The elements of a cache may have fewer bits than the tokens (kv_cache.hpp); queries and weights are then rounded too:
 // to bf16 for a cache of bf16 if the processor multiplies such numbers, to 16-bit integers for one of codes.
 //
 // Cost     up to 64 tokens, and any number over a cache of codes (std::int8_t, attn::int4, attn::int8_channels): one
-//          reading of the cache for every 64 of them, and for all query heads of up to 256 rows; scratch memory does not
-//          depend on its size. With log_decay also one of those of all its tokens, and 16 bytes for each. Longer chunks
-//          are attended as full_softmax does. Pages of a paged_cache that several items begin with are read once for up
-//          to 256 rows of all of them; which pages an item shares changes no bit of its result.
+//          reading of the cache for every 64 of them, and for all query heads of up to 256 rows; scratch memory does
+//          not depend on its size. With log_decay also one of those of all its tokens, and 16 bytes for each. Longer
+//          chunks are attended as full_softmax does. Pages of a paged_cache that several items begin with are read once
+//          for up to 256 rows of all of them; which pages an item shares changes no bit of its result.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything, the cache included, changes.
 //          Exceptions of `score` are passed on and leave the tokens of the cache as they were, but for the rounding of
 //          attn::int4 and attn::int8_channels (kv_cache.hpp); a shared page that was copied before writing to it stays
@@ -78,8 +78,8 @@ void full_softmax_step(Cache& cache, const Q& q, const K& k, const V& v, O&& out
                      [&] { detail::attend_full(call.over(tokens.keys(), tokens.values(), tokens.pages())); });
 }
 
-/// Attends q [B, H, n, D] to the tokens of a kv_cache or paged_cache; options, score and execution may each be left out.
-/// Several threads may attend one cache at the same time. See the top of the file.
+/// Attends q [B, H, n, D] to the tokens of a kv_cache or paged_cache; options, score and execution may each be left
+/// out. Several threads may attend one cache at the same time. See the top of the file.
 template <detail::key_value_cache Cache, viewable Q, viewable O,
           class Options = full_softmax_cached_options<element_of<const Q&>>, class Score = detail::no_score>
 void full_softmax_cached(const Cache& cache, const Q& q, O&& out, Options&& options = {}, Score&& score = {},

@@ -5,7 +5,8 @@
 //                               {.grid = {64, 64}, .kernel = {13, 13}, .lse = lse});
 //
 // The formulas of full_softmax_backward.hpp, over the neighbours of neighborhood.hpp. Shapes, errors, lse and score
-// functions as there; the gradient of relative_bias is summed over the batch, and over heads where one table serves all.
+// functions as there; the gradient of relative_bias is summed over the batch, and over heads where one table serves
+// all.
 //
 // Cost     2 (3 D + 2 Dv) operations for every neighbour of a query; without lse, one product more. Scratch, per key
 //          head in progress: about Lk (3 D + 2 Dv) numbers, up to Lk (6 D + 5 Dv) for long sequences; with the gradient

@@ -61,8 +61,8 @@ void selected_keys_step(Cache& cache, const Q& q, const K& k, const V& v, O&& ou
   });
 }
 
-/// The same for tokens that the cache has already: nothing is appended, and the queries q [B, H, n, D] are at the last n
-/// positions of their item (full_softmax_cached). `rotary` is refused: q is used as it is.
+/// The same for tokens that the cache has already: nothing is appended, and the queries q [B, H, n, D] are at the last
+/// n positions of their item (full_softmax_cached). `rotary` is refused: q is used as it is.
 template <detail::key_value_cache Cache, viewable Q, viewable O,
           class Options = selected_keys_step_options<element_of<const Q&>>, class Score = detail::no_score>
 void selected_keys_cached(const Cache& cache, const Q& q, O&& out, const index_view& indices, Options&& options = {},

@@ -5,19 +5,20 @@
 //   attn::sliding_window_step(paged, {.left = 512}, q_t, k_t, v_t, out_t);     // over a kv_cache or paged_cache
 //   attn::sliding_window_cached(paged, {.left = 512}, q, out);                 // the same, where tokens are there already
 //
-// The step feeds n tokens, k [B, Hkv, n, D] and v [B, Hkv, n, Dv], and attends their queries q [B, H, n, D] causally: the
-// next n rows of one causal sliding_window over the whole stream. Batch items are independent streams: with `lengths`
-// item b takes the first lengths[b] tokens, and the rest is padding. In `score` i and j are positions since the start.
+// The step feeds n tokens, k [B, Hkv, n, D] and v [B, Hkv, n, Dv], and attends their queries q [B, H, n, D] causally:
+// the next n rows of one causal sliding_window over the whole stream. Batch items are independent streams: with
+// `lengths` item b takes the first lengths[b] tokens, and the rest is padding. In `score` i and j are positions since
+// the start.
 //
 // Memory   batch * heads * (capacity + global positions) * (dim + value_dim) elements, of the types a kv_cache may
 //          have. The ring has room for the window, left * dilation + 1 tokens (with std::int8_t up to 30 more). Since a
 //          global query sees every token before it, the ring has room for all tokens up to the last global position, if
 //          those are more.
-// Cost     2 H (D + Dv) operations for every key seen; scratch independent of everything but H, D and Dv. log_decay, mask,
-//          bias and key_mask are of all tokens since the start; log decays are added up anew in every step, in 16 bytes
-//          for each. A ring takes tokens one by one; feed a long prompt to sliding_window, then append() it. Where an
-//          item has more than 16 tokens times the dilation, a kv_cache or paged_cache of floating-point numbers is
-//          attended as by sliding_window, with its scratch.
+// Cost     2 H (D + Dv) operations for every key seen; scratch independent of everything but H, D and Dv. log_decay,
+//          mask, bias and key_mask are of all tokens since the start; log decays are added up anew in every step, in 16
+//          bytes for each. A ring takes tokens one by one; feed a long prompt to sliding_window, then append() it.
+//          Where an item has more than 16 tokens times the dilation, a kv_cache or paged_cache of floating-point
+//          numbers is attended as by sliding_window, with its scratch.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything, the cache included, changes.
 //          If `score` throws, or memory runs out, the ring is reset; a cache that keeps all tokens drops the chunk.
 #pragma once
@@ -41,7 +42,8 @@ struct sliding_window_cache_options {
   /// given.
   list_view<idx_t> dilation{};
   /// Positions whose keys are seen by every later query, and whose queries see every earlier key; global_counts: how
-  /// many of them each batch item has, whose positions follow those of the item before; unless given, every item has all.
+  /// many of them each batch item has, whose positions follow those of the item before; unless given, every item has
+  /// all.
   list_view<idx_t> global_positions{}, global_counts{};
 };
 
@@ -214,7 +216,8 @@ void attend_ring(Call& call, window_tokens<C>& cache) {
 
 }  // namespace detail
 
-/// Feeds n tokens and attends their queries; options, score and execution may each be left out. See the top of the file.
+/// Feeds n tokens and attends their queries; options, score and execution may each be left out. See the top of the
+/// file.
 template <detail::cache_element C, viewable Q, viewable K, viewable V, viewable O,
           class Options = sliding_window_step_options<element_of<const Q&>>, class Score = detail::no_score>
 void sliding_window_step(sliding_window_cache<C>& cache, const Q& q, const K& k, const V& v, O&& out,
@@ -244,8 +247,8 @@ void sliding_window_step(Cache& cache, const sliding_window_cache_options& windo
   detail::cache_step(call, tokens, [&] { detail::attend_cache_window(call, tokens, window); });
 }
 
-/// The same for tokens that the cache has already: nothing is appended, and the queries q [B, H, n, D] are at the last n
-/// positions of their item (full_softmax_cached). `rotary` is refused: q is used as it is.
+/// The same for tokens that the cache has already: nothing is appended, and the queries q [B, H, n, D] are at the last
+/// n positions of their item (full_softmax_cached). `rotary` is refused: q is used as it is.
 template <detail::key_value_cache Cache, viewable Q, viewable O,
           class Options = sliding_window_step_options<element_of<const Q&>>, class Score = detail::no_score>
 void sliding_window_cached(const Cache& cache, const sliding_window_cache_options& window, const Q& q, O&& out,

@@ -222,8 +222,8 @@ void topk_blocks_step(topk_blocks_cache<S>& cache, const Q& q, const K& k, const
   detail::cache_step(call, tokens, [&] { detail::attend_topk_cache(call, tokens); });
 }
 
-/// The same for tokens that the cache has already: nothing is appended, and the queries q [B, H, n, D] are at the last n
-/// positions of their item (full_softmax_cached). `rotary` is refused: q is used as it is.
+/// The same for tokens that the cache has already: nothing is appended, and the queries q [B, H, n, D] are at the last
+/// n positions of their item (full_softmax_cached). `rotary` is refused: q is used as it is.
 template <element S, viewable Q, viewable O, class Options = topk_blocks_step_options<S>,
           class Score = detail::no_score>
 void topk_blocks_cached(const topk_blocks_cache<S>& cache, const Q& q, O&& out, Options&& options = {},

@@ -75,7 +75,8 @@ struct aft_bias_gradients {
   }
 };
 
-/// Zeros in all padding of the gradients of q, k and v; where there are no channels, in that of one key for all of them.
+/// Zeros in all padding of the gradients of q, k and v; where there are no channels, in that of one key for all of
+/// them.
 template <class T>
 void clear_all_padding(const aft_tensors<T>& x, execution& exec) {
   if (x.lengths.empty() && x.dim > 0) return;

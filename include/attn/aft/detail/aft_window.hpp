@@ -4,10 +4,10 @@
 // Where all pairs have a bias, the keys of a bundle are packed once for all blocks of rows. Otherwise a block packs
 // those it has biases for.
 //
-// Keys beyond the reach of every window of a block of rows have no bias for any of these rows: their sums (key_sums) are
-// computed once. The other keys, the windows and what lies between them, are a range of each line near the block and go
-// through the product of aft_block.hpp. Sums before and after a range are only ever added up: subtracting the window from
-// a total would lose every digit where the window holds most of it.
+// Keys beyond the reach of every window of a block of rows have no bias for any of these rows: their sums (key_sums)
+// are computed once. The other keys, the windows and what lies between them, are a range of each line near the block
+// and go through the product of aft_block.hpp. Sums before and after a range are only ever added up: subtracting the
+// window from a total would lose every digit where the window holds most of it.
 #pragma once
 
 #include <attn/aft/detail/aft_tensors.hpp>

@@ -57,8 +57,8 @@ struct sums_array {
   void merge(idx_t to, const key_sums<T>* from) const {
     for (idx_t p = 0; p < parts; ++p) at(to)[p].merge(from[p]);
   }
-  /// Of `count` sums from `first` on, `step` apart, each becomes the sum of those up to it. Some are added up before they
-  /// meet the sum of all before them: no sum has so many terms that one large one swallows small ones.
+  /// Of `count` sums from `first` on, `step` apart, each becomes the sum of those up to it. Some are added up before
+  /// they meet the sum of all before them: no sum has so many terms that one large one swallows small ones.
   [[gnu::noinline]] void accumulate(idx_t first, idx_t count, idx_t step = 1) const {
     constexpr idx_t together = 64;
     for (idx_t p = 0; p < parts; ++p) {

@@ -1,7 +1,7 @@
 // attn: the matrix unit of Intel's processors (AMX), which multiplies tiles of bf16 numbers and sums in float.
 //
-// A product of a tile A [rows][16 pairs] and a tile B [16 pairs][16 columns] is added to a tile C [rows][16 columns], in
-// about the time of two loads. Compiled where the compiler's flags have AMX (-march=sapphirerapids); at run time the
+// A product of a tile A [rows][16 pairs] and a tile B [16 pairs][16 columns] is added to a tile C [rows][16 columns],
+// in about the time of two loads. Compiled where the compiler's flags have AMX (-march=sapphirerapids); at run time the
 // processor must have it, and the operating system must permit it, which is asked for once; otherwise vector
 // instructions are used. A thread's tiles are set up by the first product of an operator and released when the operator
 // ends (matrix_unit_use), so that other libraries find them as they expect.

@@ -1,5 +1,5 @@
-// attn: the last arguments of every operator. Options, a callable where the operator takes one, and an execution may each
-// be left out:
+// attn: the last arguments of every operator. Options, a callable where the operator takes one, and an execution may
+// each be left out:
 //
 //   f(q, k, v, out)                       f(q, k, v, out, {.causal = true}, score, threads)
 //   f(q, k, v, out, threads)              f(q, k, v, out, {.causal = true}, threads)

@@ -1,7 +1,7 @@
 // attn: states of constant size, one for each batch item.
 //
-// Batch items are sequences of their own: each has its number of tokens, and a ring of keep + 1 places in memory with the
-// states after its last tokens. Rollback only changes which place is the item's.
+// Batch items are sequences of their own: each has its number of tokens, and a ring of keep + 1 places in memory with
+// the states after its last tokens. Rollback only changes which place is the item's.
 #pragma once
 
 #include <attn/core/detail/eigen.hpp>

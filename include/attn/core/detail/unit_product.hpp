@@ -37,8 +37,8 @@ struct prefetched_lines {
   }
 };
 
-/// What pack_rows packs, whose products fetch lines of memory as they go. (Where nothing is to be fetched, that costs no
-/// time: full_softmax, 1024 keys.)
+/// What pack_rows packs, whose products fetch lines of memory as they go. (Where nothing is to be fetched, that costs
+/// no time: full_softmax, 1024 keys.)
 template <class T>
 struct prefetching_rows : packed_rows<T> {
   prefetched_lines lines[2];

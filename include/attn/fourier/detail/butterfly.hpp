@@ -125,9 +125,9 @@ ATTN_INLINE void butterfly(complex_packet<T> (&x)[Rows]) {
 // Passes --------------------------------------------------------------------------------------------------------------
 
 /// One pass over `blocks` blocks of `size` rows. The twiddles e^(-2 pi i j k / size), k = 1 ... R - 1, are in the
-/// order of j, of which [begin, end) are computed; the last pass, of size R, needs none. Transposed, they come before the
-/// butterfly: as its matrix is symmetric, a transform is also its passes transposed and in reverse, from the order it
-/// leaves into the natural one. Not inlined: compiled twice, it may contract other products and sums.
+/// order of j, of which [begin, end) are computed; the last pass, of size R, needs none. Transposed, they come before
+/// the butterfly: as its matrix is symmetric, a transform is also its passes transposed and in reverse, from the order
+/// it leaves into the natural one. Not inlined: compiled twice, it may contract other products and sums.
 template <int R, bool Transposed, class T>
 [[gnu::noinline]] void pass(T* rows, idx_t blocks, idx_t size, idx_t begin, idx_t end, const T* twiddles) {
   const idx_t step = size / R * row_width<T>;

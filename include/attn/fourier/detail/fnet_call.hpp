@@ -1,7 +1,7 @@
 // attn: the driver of fnet, and the transform over channels.
 //
-// Nothing changes if x is replaced by its even part e_td = (x_td + x_-t,-d) / 2, indices modulo L and D; and for an even
-// e the result is, mirrored, what two real transforms make of it. With cas = cos + sin,
+// Nothing changes if x is replaced by its even part e_td = (x_td + x_-t,-d) / 2, indices modulo L and D; and for an
+// even e the result is, mirrored, what two real transforms make of it. With cas = cos + sin,
 //
 //   u_ld = sum over t of e_td cas(2 pi l t / L)    u_l,-d = u_-l,d    so only d <= D / 2 is needed: half of the columns
 //   h_lc = sum over d of u_ld cas(2 pi c d / D)    h_-l,-c = h_lc     so only l <= L / 2 is needed: half of the rows

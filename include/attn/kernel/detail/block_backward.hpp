@@ -29,7 +29,8 @@ struct kernel_backward : kernel_backward_call<T> {
   /// Whether logarithms of features are differentiated.
   bool logarithms() const { return exponential() && !exponential()->is_signed; }
 
-  /// A block of queries: rows origin + [first, count) of `head`, at the positions of the keys of the chunk if `keys` > 0.
+  /// A block of queries: rows origin + [first, count) of `head`, at the positions of the keys of the chunk if `keys` >
+  /// 0.
   struct block {
     idx_t b, h, head, origin, first, count, keys;
   };

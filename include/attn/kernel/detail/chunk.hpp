@@ -27,8 +27,8 @@ namespace attn { inline namespace ATTN_ISA { namespace detail {
 /// Rows prefetched while one tile is computed: so many that all rows of the next chunk are there in time.
 inline constexpr idx_t rows_per_tile = 6;
 
-/// z = decay z + sum over `count` tokens of features, each times its entry of `ones` where given; decay[r] of feature r.
-/// Lanes from `count` to the next whole vector must be 0.
+/// z = decay z + sum over `count` tokens of features, each times its entry of `ones` where given; decay[r] of feature
+/// r. Lanes from `count` to the next whole vector must be 0.
 template <class T>
 void add_weights(kernel_sums<T>& sums, const T* features, const T* ones, idx_t count, const T* decay) {
   constexpr int w = width<T>;

@@ -1,8 +1,8 @@
 // attn: the backward pass of one chunk of tokens of kernel attention: the products that take most of the time.
 //
-// As in chunk.hpp a token is a lane: [feature][chunk]. S, z are the sums of the keys before the chunk; R, y those of the
-// queries after it: R = sum_i phi(q_i) n_i d_out_i^T, y = -sum_i phi(q_i) n_i D_i, n_i = 1 / (phi(q_i)^T z + eps) and
-// D_i = d_out_i . out_i. Within the chunk, a key j and a query i >= j have A_ji = phi(k_j).phi(q_i) and G_ji =
+// As in chunk.hpp a token is a lane: [feature][chunk]. S, z are the sums of the keys before the chunk; R, y those of
+// the queries after it: R = sum_i phi(q_i) n_i d_out_i^T, y = -sum_i phi(q_i) n_i D_i, n_i = 1 / (phi(q_i)^T z + eps)
+// and D_i = d_out_i . out_i. Within the chunk, a key j and a query i >= j have A_ji = phi(k_j).phi(q_i) and G_ji =
 // v_j.d_out_i:
 //
 //   1. d phi(q_i) = n_i (S d_out_i - D_i z) + sum_j phi(k_j) n_i (G_ji - D_i)       of_sums, weighted_features

@@ -197,8 +197,8 @@ struct score_scratch {
         count, dim, [](idx_t, idx_t, const auto& row_of_x, const auto& factor) { return mul(row_of_x, factor); }, to,
         x.from_row(block), factors);
   }
-  /// Scores of column j and `Rows` rows from i on, the first of them if so asked. `row` is k_j times the decays up to the
-  /// row before, and then those up to the last one of these.
+  /// Scores of column j and `Rows` rows from i on, the first of them if so asked. `row` is k_j times the decays up to
+  /// the row before, and then those up to the last one of these.
   template <int Rows>
   void scores_of(const chunk_decay<T>& decay, const panels<T>& x, idx_t i, idx_t j, bool first,
                 const panels<T>& to) const {

@@ -69,8 +69,8 @@ void weigh_logarithms(const T* query, const T* raw, const T* shift, idx_t count,
   }
 }
 
-/// Row i of a chunk whose scores underflowed, `query` its lane of raw features: s.log_weights becomes the weights of its
-/// keys over the largest of them and of `sums_max`, whose logarithm it returns.
+/// Row i of a chunk whose scores underflowed, `query` its lane of raw features: s.log_weights becomes the weights of
+/// its keys over the largest of them and of `sums_max`, whose logarithm it returns.
 template <class T>
 T weigh_row(const T* query, idx_t i, idx_t features, T sums_max, const kernel_scratch<T>& s) {
   T *const weights = s.log_weights, largest = sums_max;

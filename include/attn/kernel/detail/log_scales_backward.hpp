@@ -1,8 +1,8 @@
 // attn: the backward pass of features that are exponentials; see log_scales.hpp.
 //
-// The sums R of queries have log scales as those of keys do: their features are phi(q_i) over the denominator of the row,
-// whose logarithm takes the place of `shift`. The product of a feature of a key and one of R is thus a weight, at most
-// about 1.
+// The sums R of queries have log scales as those of keys do: their features are phi(q_i) over the denominator of the
+// row, whose logarithm takes the place of `shift`. The product of a feature of a key and one of R is thus a weight, at
+// most about 1.
 #pragma once
 
 #include <attn/kernel/detail/chunk_backward.hpp>

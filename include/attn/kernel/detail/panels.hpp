@@ -113,8 +113,8 @@ void product(const panels<T>& a, idx_t rows, const panels<T>& b, idx_t cols, idx
 /// The k a row of a triangle sums over: those before it, or those after it; with itself, or without.
 enum class triangle { before, up_to, after, from };
 
-/// finish(row, col, sum) takes the sum over the k of the triangle of a[k][row] b[k][col], for `count` rows, from first to
-/// last or, of what is after a row, from last to first: if it writes that row of b, later rows sum the new values.
+/// finish(row, col, sum) takes the sum over the k of the triangle of a[k][row] b[k][col], for `count` rows, from first
+/// to last or, of what is after a row, from last to first: if it writes that row of b, later rows sum the new values.
 template <triangle Form, class T, class Finish>
 void triangle_product(const panels<T>& a, idx_t count, const panels<T>& b, idx_t cols, Finish&& finish) {
   constexpr idx_t wide = panel_width<T>, tiles = (wide + tile_rows - 1) / tile_rows;

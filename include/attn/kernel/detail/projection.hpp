@@ -48,8 +48,8 @@ struct projected_features : feature_map<T> {
       }
   }
 
-  /// phi[r][t] = packed_factor W_r x_t for the lanes [0, lanes) of columns [dim][chunk]; writes up to tile_rows rows beyond.
-  /// Where `pairs` is given, scratch memory, columns are bf16 numbers.
+  /// phi[r][t] = packed_factor W_r x_t for the lanes [0, lanes) of columns [dim][chunk]; writes up to tile_rows rows
+  /// beyond. Where `pairs` is given, scratch memory, columns are bf16 numbers.
   void project(idx_t item_head, const T* columns, idx_t lanes, T* phi, bf16_pair* pairs = nullptr) const {
     const idx_t matrix = item_head % call.heads / (call.heads / matrices);
     const auto multiply = [&]<class P>(const P* left, idx_t left_depth, const P* right, const auto& finish) {

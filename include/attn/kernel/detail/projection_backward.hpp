@@ -48,7 +48,8 @@ struct projected_features_backward : feature_map_backward<T> {
         });
   }
 
-  /// dw[r][d] += sum over the tokens of du[r][t] factor[t] columns[d][t], the factor 1 unless given; `panels` is scratch.
+  /// dw[r][d] += sum over the tokens of du[r][t] factor[t] columns[d][t], the factor 1 unless given; `panels` is
+  /// scratch.
   void add_features(const tokens_back<T>& x, T* du, const T* columns, const T* factor, T* panels,
                     kernel_sums<T>& dw) const {
     constexpr idx_t w = width<T>, wide = panel_width<T>;

@@ -100,8 +100,8 @@ ATTN_INLINE packet<T> gelu_tanh_slope(const packet<T>& x) {
   return fma(x_2u_slope, mul(large, small), if_less(zero<T>(), x, large, small));
 }
 
-/// s = 1 / (1 + e^-x) as unit / (unit + e), e = unit e^-x, unit a small power of two: nothing overflows before x s is 0,
-/// and without the precautions of exp() silu takes two thirds of the time.
+/// s = 1 / (1 + e^-x) as unit / (unit + e), e = unit e^-x, unit a small power of two: nothing overflows before x s is
+/// 0, and without the precautions of exp() silu takes two thirds of the time.
 template <class T>
 struct sigmoid_terms {
   static constexpr int scale = std::same_as<T, float> ? 32 : 64;

@@ -1,8 +1,8 @@
 // attn: the backward pass of short_convolution.
 //
 // Tasks are segments of rows (convolution_tiles.hpp). Along the tokens of a segment, tile by tile, z is computed again,
-// and g from it; then the gradients of the tile's rows, which are a convolution of g with the taps in reverse order, and
-// the tile's share of the sums. A task computes g of the w - 1 tokens before its own once more.
+// and g from it; then the gradients of the tile's rows, which are a convolution of g with the taps in reverse order,
+// and the tile's share of the sums. A task computes g of the w - 1 tokens before its own once more.
 #pragma once
 
 #include <attn/layers/detail/convolution_call.hpp>

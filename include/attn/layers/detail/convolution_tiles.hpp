@@ -23,8 +23,8 @@ bool rows_in_place(const memory_layout& x) {
   return x.item == sizeof(T) && x.strides[x.rank - 1] == 1 && dim % width<T> == 0;
 }
 
-/// The weight as rows of taps and the bias, both times `factor`, the weight where it lies if it can be; zeros behind the
-/// channels.
+/// The weight as rows of taps and the bias, both times `factor`, the weight where it lies if it can be; zeros behind
+/// the channels.
 template <class T>
 struct convolution_weights {
   idx_t taps, dim, padded, stride;

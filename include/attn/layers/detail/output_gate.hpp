@@ -56,8 +56,8 @@ void apply_gate(const tensor_view<const S, 3>& attended, const tensor_view<const
   });
 }
 
-/// d_attended = d * f(gate), d_gate = d * attended * f'(gate); where d is 0 both are, whatever the others. They may be d
-/// and gate.
+/// d_attended = d * f(gate), d_gate = d * attended * f'(gate); where d is 0 both are, whatever the others. They may be
+/// d and gate.
 template <class S>
 void apply_gate_backward(const tensor_view<const S, 3>& attended, const tensor_view<const S, 3>& gate,
                          const tensor_view<const S, 3>& d, gate_activation f, const tensor_view<S, 3>& d_attended,

@@ -21,8 +21,8 @@ namespace attn { inline namespace ATTN_ISA { namespace detail {
 inline constexpr idx_t few_rows_block = 128;                 // tokens taken at a time, a multiple of the panel width
 inline constexpr int few_rows_stride = few_rows_block + 16;  // rows of a tile fall into different cache sets
 
-/// to[r] = factor times the sum over k < depth of left(r, k) b(k, .) for r < rows, or to[r] += that. b lies in panels of
-/// `capacity` rows; rows of `to` are whole packets. Capacity and depth count operands P; of numbers the factor is 1.
+/// to[r] = factor times the sum over k < depth of left(r, k) b(k, .) for r < rows, or to[r] += that. b lies in panels
+/// of `capacity` rows; rows of `to` are whole packets. Capacity and depth count operands P; of numbers the factor is 1.
 template <class P, class Left>
 [[gnu::noinline]] void block_product(const Left& left, idx_t rows, const P* b, idx_t capacity, idx_t cols, idx_t depth,
                                      sum_type<P>* to, idx_t stride, bool accumulate,

@@ -184,8 +184,8 @@ struct probe_rows {
   }
 
  private:
-  /// A panel of keys and rows [r, r + count). Unrolled within the tile product it is 6.8 KB of code instead of 2, and no
-  /// faster.
+  /// A panel of keys and rows [r, r + count). Unrolled within the tile product it is 6.8 KB of code instead of 2, and
+  /// no faster.
   [[gnu::noinline]] void take_ranks(const T* products, idx_t r, idx_t count, T* ranks, idx_t stride,
                                     T* mean_ranks) const {
     packet<T> most[2], mean[2];  // of the rows of a block so far

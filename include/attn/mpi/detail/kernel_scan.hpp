@@ -230,8 +230,8 @@ struct kernel_scan : spread_states<T> {
 };
 
 /// Checks a call of an operator on one of several processes: make(call_views, options with the lengths of this
-/// process's tokens, settings) does it and returns the call. Beside what it has for one process, the operator's refuse() says
-/// what it cannot do over several, and settings() adds what must be the same on all of them.
+/// process's tokens, settings) does it and returns the call. Beside what it has for one process, the operator's
+/// refuse() says what it cannot do over several, and settings() adds what must be the same on all of them.
 template <class S, class Operator, class Make, class T = compute_type<S>>
 kernel_call<T> check_spread(spread_sequence& sequence, const kernel_views<S>& x, Operator& one, const Make& make) {
   kernel_call<T> call;

@@ -1,5 +1,5 @@
-// attn: the memory of the backward kernel of exact softmax attention: packed queries, keys and gradients, and the sums of
-// gradients (blockwise_backward.hpp).
+// attn: the memory of the backward kernel of exact softmax attention: packed queries, keys and gradients, and the sums
+// of gradients (blockwise_backward.hpp).
 #pragma once
 
 #include <attn/core/detail/gradients.hpp>
@@ -56,8 +56,8 @@ struct backward_rows {
   }
 
   /// Fetches the tile that begins with row `first`, which may be the first of the next block, and its row of
-  /// `sums` [rows][stride], if given, into the second-level cache: those of long sequences come from the third for every
-  /// block of keys.
+  /// `sums` [rows][stride], if given, into the second-level cache: those of long sequences come from the third for
+  /// every block of keys.
   void prefetch_tile(idx_t first, const T* sums, idx_t stride) const {
     if (first >= capacity) return;
     const auto fetch = [first](const auto* rows, idx_t size) {
@@ -67,8 +67,8 @@ struct backward_rows {
     if (sums) fetch(sums, stride);
   }
 
-  /// Packs one block: the `rows` <= max_rows rows positions[...] of q, times `factor` as left operands, unless these are
-  /// pairs, and of d_out. The caller fills in the rest.
+  /// Packs one block: the `rows` <= max_rows rows positions[...] of q, times `factor` as left operands, unless these
+  /// are pairs, and of d_out. The caller fills in the rest.
   template <class S>
   void pack(const matrix_view<const S>& q, const matrix_view<const S>& d, const index_map& positions,
             idx_t rows, T factor) const {
@@ -168,8 +168,8 @@ struct backward_keys {
     key_errors = from(of.key_errors, stride(keys.dim)), value_errors = from(of.value_errors, stride(values.dim));
   }
 
-  /// Stores slots [begin, end) as the rows of the gradients of k, times `scale`, and of v, each of which may be null: as
-  /// those `positions` names, where it is a list, else of the same numbers, and rows from `real` on are padding.
+  /// Stores slots [begin, end) as the rows of the gradients of k, times `scale`, and of v, each of which may be null:
+  /// as those `positions` names, where it is a list, else of the same numbers, and rows from `real` on are padding.
   template <class S>
   void store(const tensor_view<S>& dk, const tensor_view<S>& dv, idx_t b, idx_t h, idx_t begin, idx_t end, idx_t real,
              T scale, bool accumulate) const {

@@ -38,7 +38,8 @@ struct relative_sums {
   }
 };
 
-/// The terms of one head with the gradients of their parameters. One for each task: `d_slope()` is the sum of that task.
+/// The terms of one head with the gradients of their parameters. One for each task: `d_slope()` is the sum of that
+/// task.
 template <class T, class Score, class ScoreBackward>
 struct backward_terms {
   const score_terms<T, Score>& terms;
@@ -56,9 +57,9 @@ struct backward_terms {
   T d_slope() const { return static_cast<T>(slope_sum); }
   bool any() const { return need_raw() || d_bias || sum_slope || relative.middle || decay || d_counts; }
 
-  /// Row of query i: raw[n], the scores before the terms, and d[n], the gradients of the final ones, of the keys at slots
-  /// slot + n, n < count, a multiple of the vector width; d becomes the gradient of the raw scores, raw is overwritten.
-  /// A gradient of exactly 0 stays 0, whatever the score.
+  /// Row of query i: raw[n], the scores before the terms, and d[n], the gradients of the final ones, of the keys at
+  /// slots slot + n, n < count, a multiple of the vector width; d becomes the gradient of the raw scores, raw is
+  /// overwritten. A gradient of exactly 0 stays 0, whatever the score.
   void operator()(T* raw, T* d, idx_t count, idx_t i, const index_map& positions, idx_t slot) {
     const idx_t p = i + terms.query_shift;
     if (d_counts && slot < terms.counts.slots) {

@@ -1,8 +1,8 @@
 // attn: the one blockwise kernel of exact softmax attention.
 //
-// A row_block holds up to max_rows queries of one head and the state of their online softmax: the running maximum m, the
-// sum of weights l and the unnormalised output o (Rabe & Staats 2021, Dao 2022). attend() takes it through packed keys,
-// any number of times, in any order of disjoint key sets:
+// A row_block holds up to max_rows queries of one head and the state of their online softmax: the running maximum m,
+// the sum of weights l and the unnormalised output o (Rabe & Staats 2021, Dao 2022). attend() takes it through packed
+// keys, any number of times, in any order of disjoint key sets:
 //
 //   visit_tiles: for every block of keys, for every tile of rows that sees any of them,
 //   attend_tile:

@@ -16,8 +16,8 @@
 //   for every tile of keys:
 //     5. dV += P^T d_out, dK += dS^T Q    over the rows that see it
 //
-// P and dS of a block (2 x 96 KiB in float) and the packed keys stay in the second-level cache: on Zen 5, 4096 tokens in
-// float, full_softmax_backward takes 2.5 to 2.6 times its forward call with blocks of 192, 256 and 384 keys alike. A
+// P and dS of a block (2 x 96 KiB in float) and the packed keys stay in the second-level cache: on Zen 5, 4096 tokens
+// in float, full_softmax_backward takes 2.5 to 2.6 times its forward call with blocks of 192, 256 and 384 keys alike. A
 // second pass for dQ, by blocks of queries, would take seven products where this takes five. A key whose weight is
 // exactly 0 contributes to no gradient, even if its value, key, query or gradient is NaN.
 //

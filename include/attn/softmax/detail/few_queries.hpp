@@ -9,8 +9,8 @@
 // order; kernels, chunks and blocks depend on the shape alone.
 //
 // Batch items that share the first pages of a cache are a task together: what they share is read once, for the rows of
-// all; then each goes on with its own keys. Both kernels take a row through the same tiles as without the others: no bit
-// depends on what is shared.
+// all; then each goes on with its own keys. Both kernels take a row through the same tiles as without the others: no
+// bit depends on what is shared.
 #pragma once
 
 #include <attn/core/detail/function_ref.hpp>

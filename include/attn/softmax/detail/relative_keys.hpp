@@ -22,7 +22,8 @@ T row_dot(const X* x, idx_t x_stride, const Y* y, idx_t y_stride, idx_t count) {
   return sum_lanes(sum);
 }
 
-/// The keys r of a head packed: slot e + reach is that of distance step e. Backward also as rows, in the place of values.
+/// The keys r of a head packed: slot e + reach is that of distance step e. Backward also as rows, in the place of
+/// values.
 template <class T>
 struct packed_distances {
   packed_keys<T> keys{};

@@ -218,8 +218,9 @@ struct softmax_backward_call {
   }
 };
 
-/// What a backward pass has while it runs: its threads and kind of products; in the call the terms, memory for lse where
-/// the forward pass did not save it with the same products, and sums of the gradients of the parameters, which are 0.
+/// What a backward pass has while it runs: its threads and kind of products; in the call the terms, memory for lse
+/// where the forward pass did not save it with the same products, and sums of the gradients of the parameters, which
+/// are 0.
 template <class S, class Score, class ScoreBackward, class G>
 class softmax_backward_work {
   using T = compute_type<S>;

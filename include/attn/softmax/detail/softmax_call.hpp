@@ -43,8 +43,8 @@ struct softmax_inputs : attention_views<S, C> {
     return {this->v, b, kv, shape.dim_v, this->v.data() == this->k.data(), pages};
   }
 
-  /// lse in base 2, in two parts: one number loses the digits of the sum where scores are large. Given as one number, it
-  /// counts as the maximum.
+  /// lse in base 2, in two parts: one number loses the digits of the sum where scores are large. Given as one number,
+  /// it counts as the maximum.
   struct row_lse {
     T maximum, log_sum;
     bool sees() const {

@@ -2,8 +2,8 @@
 //
 //   rows                        queries and weights              sums
 //   float, double, half, fp8    compute_type                     compute_type
-//   bf16                        the same, or bf16 where the processor multiplies pairs (bf16_pair.hpp); in float. Queries
-//                               are multiplied unscaled, so that those of bf16 elements lose nothing
+//   bf16                        the same, or bf16 where the processor multiplies pairs (bf16_pair.hpp); in float.
+//                               Queries are multiplied unscaled, so that those of bf16 elements lose nothing
 //   eight bits (quantised.hpp)  16-bit integers, which err by 2^-16 of the largest; exact
 //   four or eight, by channel   the same, in channel_stream.hpp
 //

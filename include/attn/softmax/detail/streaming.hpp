@@ -5,7 +5,8 @@
 // up to four queries at a time; all query heads of one key head are computed together.
 //
 // Measured against packing blocks of keys (few_queries.hpp; one Zen 4 core, D 128, 16384 keys, 8 key heads): four
-// queries take 0.6 of its time in float and 0.4 in bf16, with 32 query heads 1.3 and 0.9; eight take 0.8, 0.5, 1.5, 1.1.
+// queries take 0.6 of its time in float and 0.4 in bf16, with 32 query heads 1.3 and 0.9; eight take 0.8, 0.5, 1.5,
+// 1.1.
 //
 // Keys are divided into chunks of stream_chunk, each with a softmax of its own, which are merged in order. Threads may
 // share the chunks of one head; the result does not depend on which thread computes which chunk.
@@ -226,9 +227,9 @@ ATTN_INLINE packet<T> stream_weight(const packet<T>& x) {
 }
 
 /// Attends the queries to rows [begin, end) of k and v, which are at positions[row]; where causal, a query sees those
-/// up to its own position. `terms` is of any head. Rows are cache_rows, matrices or those in codes; the next call begins
-/// with those from `end` up to `wanted_next`: the last tile prefetches some of them (decoding from int8: 0.92 of the
-/// time).
+/// up to its own position. `terms` is of any head. Rows are cache_rows, matrices or those in codes; the next call
+/// begins with those from `end` up to `wanted_next`: the last tile prefetches some of them (decoding from int8: 0.92 of
+/// the time).
 template <class T, class C, class Rows, class Score>
 void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, const index_map& positions,
                    idx_t begin, idx_t end, const score_terms<T, Score>& terms, bool causal,

@@ -1,5 +1,5 @@
-// attn: the driver of the operators that give the weights of softmax attention themselves (attention_weights.hpp): tiles
-// of scores as the blockwise kernel computes them, and e^(score - lse).
+// attn: the driver of the operators that give the weights of softmax attention themselves (attention_weights.hpp):
+// tiles of scores as the blockwise kernel computes them, and e^(score - lse).
 #pragma once
 
 #include <attn/core/detail/waves.hpp>
