@@ -84,7 +84,7 @@ class item_state : public sequence_items {
     return {const_cast<N*>(memory_.data()), rings_.data(), lengths_.data(), size_, keep_};
   }
   tensor_view<const N> memory() const {
-    return {memory_.data(), {1, 1, 1, static_cast<idx_t>(memory_.size())}};
+    return {memory_.data(), {static_cast<idx_t>(memory_.size()), 1, 1, 1}};
   }
 
   /// Feeds the tokens of a chunk. Of each item, those that cannot be undone come first: all at once by at_once(lengths)

@@ -100,7 +100,8 @@ template <class P, int R, class Rows, class Prefetcher>
 void row_scores(const P* q, idx_t q_stride, sum_type<P> factor, const Rows& k, sum_type<P>* scores,
                 Prefetcher values) {
   using T = sum_type<P>;
-  constexpr int keys = width<T> / static_cast<int>(std::bit_ceil(unsigned(R))), few = std::min(keys, R);
+  constexpr int places = static_cast<int>(std::bit_ceil(unsigned(R))), keys = width<T> / places;
+  constexpr int few = std::min(keys, places);
   for (idx_t j = 0; j < k.rows; j += keys) {
     values.next(keys);
     packet<T> sums[width<T>];
@@ -122,7 +123,7 @@ void row_scores(const P* q, idx_t q_stride, sum_type<P> factor, const Rows& k, s
         });
       unroll<R>([&](auto r) { unroll<few>([&](auto n) { sums[r * keys + first + n] = some[r][n]; }); });
     }
-    for (int n = R * keys; n < width<T>; ++n) sums[n] = zero<T>();  // R = 3: the place of a fourth
+    for (int n = R * keys; n < width<T>; ++n) sums[n] = zero<T>();  // three queries leave one place
     alignas(64) T lanes[width<T>];
     store<T>(lanes, mul(sums_across<T>(sums), broadcast<T>(factor)));
     for (int r = 0; r < R; ++r) std::copy_n(lanes + r * keys, keys, scores + r * stream_tile + j);
