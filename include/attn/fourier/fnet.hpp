@@ -13,8 +13,8 @@
 // Cost     5/4 B H L D log2(L D) operations, a quarter of two complex transforms. A direction whose length has a prime
 //          factor above 41 takes five times its share: the whole then takes two to three times as long. Scratch, in
 //          rows of two vectors (32 floats with AVX-512): L for every row's width of the channels 0 to D / 2, for one
-//          [b, h] or for as many as fill the threads; per thread D, and for such a prime factor 2 L or 2 D more. Tables:
-//          about 8 L + 5 D numbers, twice that for such a prime factor.
+//          [b, h], with threads for one each or for as many as fit in 512 KiB a thread; per thread D, and for such a
+//          prime factor 2 L or 2 D more. Tables: about 8 L + 5 D numbers, twice that for such a prime factor.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written. There is no causal
 //          form, and no such option: every number of the result depends on every token.
 #pragma once

@@ -230,9 +230,9 @@ struct kernel_backward : kernel_backward_call<T> {
 
   /// A block of queries. `sums`: of the keys before, or null. With `keys`, those of the chunk in s.k_own; k_d and dv
   /// become their gradients or, where the head is not the first one of its group, are added to. `own`, where given,
-  /// becomes `decay` times itself plus the sums of the queries.
+  /// becomes `decay` times itself plus the sums of the queries; `sums_only`: nothing else is computed.
   void attend_block(const block& at, const sums_type* sums, sums_type* own, T decay, const scratch_type& x,
-                    kernel_sums<T>* dw) const {
+                    kernel_sums<T>* dw, bool sums_only = false) const {
     const auto& s = x.forward;
     const idx_t m = call.map->features, count = at.count, lanes = round_up(count, width<T>);
     alignas(64) T own_den[kernel_chunk], own_dot[kernel_chunk];
@@ -260,6 +260,7 @@ struct kernel_backward : kernel_backward_call<T> {
         recompute_row(sums, t, x);
         underflowed = true;
       }
+    if (sums_only) return add_queries(at, *own, decay, prefetch, x);
     if (of_gates() && at.keys > 0) add_gate_scores(sums, at, x);
     if (of_queries() && sums)
       each_packet<T>(m, lanes, [&, z = sums->weights, log = logarithms()](idx_t r, idx_t t, idx_t n) {

@@ -19,7 +19,8 @@ struct head_backward {
   const kernel_backward<T>& in;
   const kernel_call<T>& call = in.call;
   const attention_shape& shape = call.shape;
-  bool store_before = true;  // workers keep the sums of the keys before each segment
+  bool store_before = true;   // workers keep the sums of the keys before each segment
+  bool earlier_keys = false;  // of causal calls: other processes have keys before the first
 
   struct worker_scratch {
     kernel_backward_scratch<T> x;
@@ -133,16 +134,19 @@ struct head_backward {
       call.add_segment(sums, decay, own, s);
   }
 
-  /// Segment n, with the keys before it in `before`; its queries are summed up in w.own_queries.
-  T attend_segment(idx_t b, idx_t h, idx_t n, const sums_type& before, worker_scratch& w,
-                   const item_head_target& to) const {
+  /// Segment n, with the keys before it in `before`; its queries are summed up in w.own_queries. `sums_only`: nothing
+  /// else is computed.
+  T attend_segment(idx_t b, idx_t h, idx_t n, const sums_type& before, worker_scratch& w, const item_head_target& to,
+                   bool sums_only = false) const {
     const idx_t begin = n * call.segment(b), end = call.end_of_segment(b, n);
     sum_before(b, h, begin, end, before, w);
     T decay = T(1);
     w.own_queries.clear();
-    for (idx_t c = ceil_div(end - begin, kernel_chunk) - 1; c >= 0; --c)
-      decay *= attend_chunk(b, h, begin + c * kernel_chunk, std::min(begin + (c + 1) * kernel_chunk, end), w.seen[c],
-                            decay, w, to);
+    for (idx_t c = ceil_div(end - begin, kernel_chunk) - 1; c >= 0; --c) {
+      const idx_t first = begin + c * kernel_chunk, last = std::min(first + kernel_chunk, end);
+      decay *= sums_only ? attend_queries(b, h, first, last, w.seen[c], w, to, true)
+                         : attend_chunk(b, h, first, last, w.seen[c], decay, w, to);
+    }
     return decay;
   }
 
@@ -260,9 +264,9 @@ struct head_backward {
     return own_decay;
   }
 
-  /// The same without what later queries give the keys: k_d and dv are not stored.
+  /// The same without what later queries give the keys: k_d and dv are not stored. `sums_only`: of the queries alone.
   [[gnu::noinline]] T attend_queries(idx_t b, idx_t h, idx_t begin, idx_t end, const sums_type& seen,
-                                     worker_scratch& w, const item_head_target& to) const {
+                                     worker_scratch& w, const item_head_target& to, bool sums_only = false) const {
     const auto& x = w.x;
     const idx_t offset = call.lengths.keys(b) - call.lengths.queries(b), count = end - begin;
     const idx_t first = std::max(offset - begin, idx_t(0));  // lane of the first query in the chunk
@@ -274,10 +278,10 @@ struct head_backward {
     }
     const T own_decay = call.gated() ? x.forward.decay[count - 1] : T(1);
     const sums_type* before = queries && !seen.empty ? &seen : nullptr;
-    sums_type* const own = in.reverse() && begin > 0 ? &w.own_queries : nullptr;  // for the keys before
+    sums_type* const own = in.reverse() && (begin > 0 || earlier_keys) ? &w.own_queries : nullptr;
     for (idx_t g = 0; g < call.group() && queries; ++g)
       in.attend_block({b, h, h * call.group() + g, begin - offset, first, count, count}, before, own,
-                      g == 0 ? own_decay : T(1), x, to.features);
+                      g == 0 ? own_decay : T(1), x, to.features, sums_only);
     if (!queries) scale(w.own_queries, own_decay);
     return own_decay;
   }

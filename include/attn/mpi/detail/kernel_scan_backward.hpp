@@ -271,6 +271,7 @@ void run_spread_backward(const char* name, MPI_Comm communicator, const kernel_v
     if (alone) return run_sums_backward(wanted, x, g, exec);
     const kernel_backward<T> in{wanted};
     backward_driver<T> driver{{in}};
+    driver.earlier_keys = true;
     kernel_scan_backward<T>{{sequence, call, exec}, in, driver, x.features.extent(1)}.run(
         [&] { prepare_spread(map, sequence, exec); });
     store_feature_gradients(x, g, call, driver.feature_sums);
