@@ -16,7 +16,7 @@
 //          that share a key head.
 // Cost     B Hv L (18 D Dv + 64 (7 D + 6 Dv)) operations, some 3 times the forward call's. Scratch per thread: about 40
 //          arrays of 64 x D numbers, D x Dv and 64 x Dv numbers for each 64 tokens up to 16384, a state for each 16384;
-//          where value heads share key heads, 2 L D numbers, and threads share no head; elsewhere 50 arrays more where
+//          where value heads share key heads, 2 L D numbers, and threads share no head; elsewhere 80 arrays more where
 //          they do: few of them, of 256 tokens or more.
 // Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that
 //          share memory with an input or one another, before anything is written.

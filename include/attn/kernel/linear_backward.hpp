@@ -25,8 +25,8 @@
 // Cost     2.5 times the forward call's operations, causal about 3 times; with log_decay, a bonus, a scale or states
 //          threads do not share heads. Scratch per thread: as the forward call's, causal one state of (D + 1) Dv
 //          numbers per 1024 tokens and 16 more, of more than 16384 tokens at most sqrt(L) / 8 and as many more;
-//          twice as many where threads share heads; where decay is per query head and keys are shared, Lk (D + Dv)
-//          numbers.
+//          where threads share heads some 32 states and as many times 64 (D + Dv) numbers beside these; where decay is
+//          per query head and keys are shared, Lk (D + Dv) numbers.
 // Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that
 //          share memory with an input or one another, before anything is written.
 #pragma once

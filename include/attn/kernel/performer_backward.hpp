@@ -11,9 +11,9 @@
 //          queries, those of features over what shares them.
 // Cost     2.5 times the forward call's operations, causal about 3 times. Scratch per thread: about 10 m 64 numbers
 //          more than the forward call's; causal one state of (m + 1) Dv numbers per 1024 tokens and 16 more, of more
-//          than 16384 tokens at most sqrt(L) / 8 and as many more, twice as many where threads share heads; Lk (D + Dv)
-//          numbers where query heads have features of their own but share keys, Lk D with feature_eps or
-//          center_keys. With the gradient of features, B H m D (Hkv, where those are shared) for all threads.
+//          than 16384 tokens at most sqrt(L) / 8 and as many more, where threads share heads some 32 states and as many
+//          times 64 (m + Dv) numbers beside these; Lk (D + Dv) numbers where query heads have features of their own but
+//          share keys, Lk D with feature_eps or center_keys. With the gradient of features, B H m D (Hkv, where those are shared) for all threads.
 // Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that
 //          share memory with an input or one another, before anything is written.
 //

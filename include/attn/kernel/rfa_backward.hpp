@@ -4,16 +4,16 @@
 //   attn::rfa_backward(q, k, v, features, d_out, {.q = dq, .gate = dg}, {.causal = true, .gate = g});
 //
 // The formulas of linear_backward.hpp, and with t = W x / (|x| + norm_eps), dt = cos t d sin t - sin t d cos t:
-//   dx = y / (|x| + norm_eps) - x (y.x) / (|x| (|x| + norm_eps)^2),  y = W^T dt         Peng et al. 2021, "Random
-//   feature d g_t = <dL/dS_t, S_(t-1) - phi(k_t) v_t^T>                                         attention"
+//   dx = y / (|x| + norm_eps) - x (y.x) / (|x| (|x| + norm_eps)^2),  y = W^T dt
+//   d g_t = <dL/dS_t, S_(t-1) - phi(k_t) v_t^T>       Peng et al. 2021, "Random feature attention"
 //
 // Shapes   q, k, v, features and the options as the forward call's, d_out as out. Neither out nor anything else of the
 //          forward call is needed. Gradients have the shapes of what they are of; dk and dv are summed over grouped
 //          queries, those of features over what shares them.
 // Cost     2.5 times the forward call's operations, causal about 3 times. Scratch per thread: about 16 m 64 numbers
 //          more than the forward call's; causal one state of (2m + 1) Dv numbers per 1024 tokens and 16 more, of more
-//          than 16384 tokens at most sqrt(L) / 8 and as many more, twice as many where threads share heads; where query
-//          heads have features or gates of their own but share keys, Lk (D + Dv) numbers. With the gradient of
+//          than 16384 tokens at most sqrt(L) / 8 and as many more, where threads share heads some 32 states and as many
+//          times 64 (2m + Dv) numbers beside these; where query heads have features or gates of their own but share keys, Lk (D + Dv) numbers. With the gradient of
 //          features, B H m D (Hkv, where those are shared) for all threads.
 // Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that
 //          share memory with an input or one another, before anything is written.

@@ -409,7 +409,7 @@ struct kernel_backward : kernel_backward_call<T> {
         if (to_k) to_k.store_columns(x.dx, begin, 0, count);
       }
     }
-    call.each_hidden(b, begin, count, [&](idx_t t) { std::fill_n(x.dv + t * s.stride, s.stride, T(0)); });
+    if (dv) call.each_hidden(b, begin, count, [&](idx_t t) { std::fill_n(x.dv + t * s.stride, s.stride, T(0)); });
     if (to_v) to_v.store_rows(x.dv, s.stride, begin, count);
   }
 };

@@ -187,9 +187,12 @@ void add_keys(kernel_sums<T>& sums, const kernel_scratch<T>& s, idx_t count, row
   s.with_operands(nullptr, [&](const auto& x) { add_values(sums, x.k, x.values, count, s.row_decay, prefetch); });
 }
 
-/// A chunk with gates: score_factor_ij = own_j g_(j+1) ... g_i, own_j = 1 or 1 - g_j; decay_i = g_0 ... g_i.
+/// A chunk with gates: score_factor_ij = own_j g_(j+1) ... g_i, own_j = 1 or 1 - g_j; decay_i = g_0 ... g_i. Both
+/// are 0 beyond `count`, where whole vectors and pairs read them.
 template <class T>
 void gate_factors(const T* gates, idx_t count, bool complement, T* score_factor, T* decay) {
+  std::fill(decay + count, decay + kernel_chunk, T(0));
+  std::fill(score_factor + count * kernel_chunk, score_factor + kernel_chunk * kernel_chunk, T(0));
   for (idx_t i = 0; i < count; ++i) {
     T* const row = score_factor + i * kernel_chunk;
     if (i == 0) std::fill_n(row, kernel_chunk, T(0));
