@@ -13,7 +13,8 @@
 //          more than the forward call's; causal one state of (m + 1) Dv numbers per 1024 tokens and 16 more, of more
 //          than 16384 tokens at most sqrt(L) / 8 and as many more, where threads share heads some 32 states and as many
 //          times 64 (m + Dv) numbers beside these; Lk (D + Dv) numbers where query heads have features of their own but
-//          share keys, Lk D with feature_eps or center_keys. With the gradient of features, B H m D (Hkv, where those are shared) for all threads.
+//          share keys, Lk D with feature_eps or center_keys. With the gradient of features, B H m D (Hkv, where those
+//          are shared) for all threads.
 // Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that
 //          share memory with an input or one another, before anything is written.
 //

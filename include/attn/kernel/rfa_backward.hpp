@@ -13,8 +13,9 @@
 // Cost     2.5 times the forward call's operations, causal about 3 times. Scratch per thread: about 16 m 64 numbers
 //          more than the forward call's; causal one state of (2m + 1) Dv numbers per 1024 tokens and 16 more, of more
 //          than 16384 tokens at most sqrt(L) / 8 and as many more, where threads share heads some 32 states and as many
-//          times 64 (2m + Dv) numbers beside these; where query heads have features or gates of their own but share keys, Lk (D + Dv) numbers. With the gradient of
-//          features, B H m D (Hkv, where those are shared) for all threads.
+//          times 64 (2m + Dv) numbers beside these; where query heads have features or gates of their own but share
+//          keys, Lk (D + Dv) numbers. With the gradient of features, B H m D (Hkv, where those are shared) for all
+//          threads.
 // Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that
 //          share memory with an input or one another, before anything is written.
 //
