@@ -1,8 +1,7 @@
 // attn: the block of a Transformer encoder, around anything that mixes tokens.
 //
-//   .norm_first = true    h = x + mix(norm_1(x)),   out = h + feed_forward(norm_2(h))      pre-norm: GPT-2, ViT
-//   .norm_first = false   h = norm_1(x + mix(x)),   out = norm_2(h + feed_forward(h))      post-norm: Vaswani et al.
-//   2017
+//   .norm_first = true    h = x + mix(norm_1(x)),   out = h + feed_forward(norm_2(h))    pre-norm: GPT-2, ViT
+//   .norm_first = false   h = norm_1(x + mix(x)),   out = norm_2(h + feed_forward(h))    post-norm: Vaswani et al. 2017
 //
 //   const auto mix = [&](auto x, auto out, attn::execution& exec) {
 //     attn::multi_head(x, out, attention, attend, {.heads = 8}, exec);

@@ -108,8 +108,7 @@ void channel_products(const T* rows, idx_t packet_stride, const T* panel, idx_t 
 }
 
 /// Up to block_rows keys of a bundle of heads. Bias tells of the biases:
-///   fill(t, begin, count, to)             those of row t towards keys begin ...; -infinity where it does not see the
-///   key
+///   fill(t, begin, count, to)             those of row t towards keys begin ...; -infinity for keys it does not see
 ///   add_gradient(t, begin, count, values) takes the gradient of those
 template <class T>
 struct aft_key_block {
