@@ -4,6 +4,7 @@
 
 #include <attn/core/detail/simd.hpp>
 
+#include <cmath>
 #include <limits>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
@@ -20,6 +21,10 @@ ATTN_INLINE void add_compensated(P& sum, P& error, const P& x) {
 template <class T>
 ATTN_INLINE packet<T> compensated_sum(const packet<T>& sum, const packet<T>& error) {
   return if_less(abs(error), broadcast<T>(std::numeric_limits<T>::infinity()), add(sum, error), sum);
+}
+template <class T>
+T compensated_number(T sum, T error) {
+  return std::abs(error) < std::numeric_limits<T>::infinity() ? sum + error : sum;
 }
 
 /// sums = sums * factor + x for `count` numbers, whole packets; x becomes 0.

@@ -88,8 +88,8 @@ struct row_block {
                    q.col_stride, scale, relative + r * row_operands<T>(dim));
   }
 
-  /// For rows that see more than long_segment keys.
-  long_row_sums<P> sums() const { return {state, total, rows, long_segment}; }
+  /// For rows that see more than long_segment keys; `begun`, see long_sums.
+  long_row_sums<P> sums(bool begun = false) const { return {state, total, rows, long_segment, begun}; }
   P* second_weights() const { return weights + tile_rows * operands<P>(score_stride); }
   /// The packed queries of the tile that begins with this row.
   P* queries_from(idx_t row) const { return queries + row * row_operands<P>(dim); }

@@ -80,6 +80,9 @@ struct few_queries_driver {
     for (idx_t number = begin; number < end; ++number) sum += rows(w, number);
     return sum;
   }
+  /// Whether the rows of an item are long: their large weights are added by themselves (move_large_weights), though a
+  /// state takes no more than stream_chunk keys.
+  bool is_long(idx_t number) const { return lengths.keys(sets.items[number]) > long_segment; }
   /// The keys that an item attends end here.
   idx_t end(const work& w, idx_t number) const {
     const idx_t b = sets.items[number], all = lengths.keys(b),
@@ -106,8 +109,11 @@ struct few_queries_driver {
     const auto layout = [&](arena& memory) {
       return online_softmax<T>::layout(memory, sets.largest * heads_of_task * queries_of_task, shape.dim_v);
     };
-    const auto workspace = in.exec.workspace(layout);
-    online_softmax<T> total = *workspace;  // of the rows in progress, which may continue in the next wave
+    const bool any_long = shape.keys > long_segment;
+    const auto workspace = in.exec.workspace([&](arena& memory) {
+      return std::pair(layout(memory), any_long ? layout(memory) : online_softmax<T>{});
+    });
+    auto [total, lost] = *workspace;  // of the rows in progress, which may continue in the next wave
     const idx_t size = threads == 1 ? 1 : 4 * threads;
     for_each_wave(in.exec, sets.sets * of_item, size, layout, [&](const wave<online_softmax<T>>& some) {
       some.for_each(1, [&](idx_t task, online_softmax<T>& state, idx_t, int worker) {
@@ -123,14 +129,19 @@ struct few_queries_driver {
       for (idx_t n = 0; n < some.count; ++n) {
         const idx_t chunk = (some.first + n) % chunks;
         const work w = of(some.first + n);
-        total.rows = w.rows;
-        if (chunk == 0) total.clear();
-        total.merge(some.scratch[n]);
-        if (chunk + 1 < chunks) continue;
+        total.rows = lost.rows = w.rows;
+        if (chunk == 0) {
+          total.clear();
+          if (any_long) lost.clear();
+        }
         for (idx_t number = first_item(w), row = 0; number < last_item(w); ++number) {
           const idx_t each = queries(w, number);
-          for (idx_t r = 0; r < w.heads * each; ++r)
-            in.finish_row(total, row++, sets.items[number], w.head + r / each, w.first + r % each);
+          for (idx_t r = 0; r < w.heads * each; ++r, ++row) {
+            total.merge_row(row, some.scratch[n], is_long(number) ? &lost : nullptr);
+            if (chunk + 1 < chunks) continue;
+            if (is_long(number)) total.settle_row(row, lost);
+            in.finish_row(total, row, sets.items[number], w.head + r / each, w.first + r % each);
+          }
         }
       }
     });
@@ -209,6 +220,7 @@ struct few_queries_driver {
       else
         block.begin([&](idx_t r) { return in.query(b, h + r / each).row(w.first + r % each); }, in.q.stride(3), which,
                     rows, in.terms.query_factor());
+      if (is_long(number)) block.total.clear(rows);
     });
 
     share_keys(w, first_item(w), last_item(w), w.begin, [&](idx_t from, idx_t to, idx_t first, idx_t last) {
@@ -233,12 +245,14 @@ struct few_queries_driver {
             const idx_t seen = in.causal ? w.first + r % each + shift + 1 : end;
             block.ranges[r] = {0, std::clamp(seen, begin, end) - begin};
           }
-          attend(block, packed, in.terms.for_head(item, h, shift));
+          long_row_sums<P> sums = block.sums(is_long(number));
+          attend(block, packed, in.terms.for_head(item, h, shift), no_prefetch{}, sums);
         });
       }
     });
     idx_t row = 0;
-    for_each_block(first_item(w), last_item(w), [&](row_block<P>& block, idx_t, idx_t) {
+    for_each_block(first_item(w), last_item(w), [&](row_block<P>& block, idx_t number, idx_t) {
+      block.sums(is_long(number)).finish();
       for (idx_t r = 0; r < block.rows; ++r) state.copy_row(row++, block.state, r);
     });
   }

@@ -74,15 +74,35 @@ struct online_softmax {
   void merge(const online_softmax& other) const
     requires(Lanes == 1)
   {
-    for (idx_t r = 0; r < rows; ++r) {
-      if (other.sum[r] == T(0)) continue;  // it has seen no key; a sum of NaN is merged
-      const T highest = std::max(maximum[r], other.maximum[r]);
-      const T reference = highest == -std::numeric_limits<T>::infinity() ? T(0) : highest;
-      const T own = std::exp2(maximum[r] - reference), others = std::exp2(other.maximum[r] - reference);
-      maximum[r] = highest;
-      sum[r] = sum[r] * own + other.sum[r] * others;
-      for (idx_t d = 0; d < cols; ++d) row(r)[d] = row(r)[d] * own + other.row(r)[d] * others;
+    for (idx_t r = 0; r < rows; ++r) merge_row(r, other);
+  }
+  /// Merges row r of it. What roundings lose is added to the sums of `lost`, if given, which has the maxima of this one.
+  void merge_row(idx_t r, const online_softmax& other, const online_softmax* lost = nullptr) const
+    requires(Lanes == 1)
+  {
+    if (other.sum[r] == T(0)) return;  // it has seen no key; a sum of NaN is merged
+    const T highest = std::max(maximum[r], other.maximum[r]);
+    const T reference = highest == -std::numeric_limits<T>::infinity() ? T(0) : highest;
+    const T own = std::exp2(maximum[r] - reference), others = std::exp2(other.maximum[r] - reference);
+    maximum[r] = highest;
+    if (lost) {
+      const auto merge_number = [&](T& x, T& error, T y) {
+        x *= own, error *= own;
+        add_compensated(x, error, y * others);
+      };
+      merge_number(sum[r], lost->sum[r], other.sum[r]);
+      for (idx_t d = 0; d < cols; ++d) merge_number(row(r)[d], lost->row(r)[d], other.row(r)[d]);
+      return;
     }
+    sum[r] = sum[r] * own + other.sum[r] * others;
+    for (idx_t d = 0; d < cols; ++d) row(r)[d] = row(r)[d] * own + other.row(r)[d] * others;
+  }
+  /// Adds to row r what merge_row() has lost.
+  void settle_row(idx_t r, const online_softmax& lost) const
+    requires(Lanes == 1)
+  {
+    sum[r] = compensated_number(sum[r], lost.sum[r]);
+    settle_compensated(row(r), lost.row(r), cols, row(r));
   }
 
   /// Ends row r: the output and the natural log-sum-exp, `sink` (a logit without a value, base e) included; one of
@@ -150,8 +170,7 @@ struct long_softmax {
       if (!added && sums.maximum[r] == -std::numeric_limits<T>::infinity()) continue;
       add_row(state, r);
       if constexpr (Lanes == 1)
-        state.sum[r] = std::abs(errors.sum[r]) < std::numeric_limits<T>::infinity() ? sums.sum[r] + errors.sum[r]
-                                                                                    : sums.sum[r];
+        state.sum[r] = compensated_number(sums.sum[r], errors.sum[r]);
       else
         settle_compensated(sums.sum + r * Lanes, errors.sum + r * Lanes, Lanes, state.sum + r * Lanes);
       settle_compensated(sums.row(r), errors.row(r), round_up(sums.cols, width<T>), state.row(r));
@@ -180,8 +199,10 @@ struct long_softmax {
 template <class T, int Lanes = 1>
 class long_sums {
  public:
-  long_sums(const online_softmax<T, Lanes>& state, const long_softmax<T, Lanes>& total, idx_t rows, idx_t most)
-      : state_(state), total_(total), rows_(rows), most_(most) {}
+  /// `begun`: goes on with a total that an earlier one has begun.
+  long_sums(const online_softmax<T, Lanes>& state, const long_softmax<T, Lanes>& total, idx_t rows, idx_t most,
+            bool begun = false)
+      : state_(state), total_(total), rows_(rows), most_(most), begun_(begun) {}
 
   /// Call before the first key where the kernel is to move large weights by themselves (move_large_weights).
   void begin() {
@@ -210,7 +231,7 @@ class long_sums {
   const online_softmax<T, Lanes>& state_;
   const long_softmax<T, Lanes>& total_;
   idx_t rows_, most_, taken_ = 0;
-  bool begun_ = false, added_ = false;
+  bool begun_, added_ = false;
 };
 
 /// Keys that a state of the blockwise kernel takes: 32 of its tiles.
