@@ -2,9 +2,13 @@
 // times a gate, composed as in examples/20_native_sparse_attention.cpp.
 #include <attn/softmax/attention_weights.hpp>
 
+#include <unistd.h>
+
 #include "golden/gradients.hpp"
 #include "reference/selected_keys.hpp"
 #include "support/call_selected_keys.hpp"
+#include "support/catch.hpp"
+#include "support/measure.hpp"
 
 namespace testing::nsa_golden {
 namespace {
@@ -12,7 +16,7 @@ namespace {
 const char* const gates[] = {"g_cmp", "g_slc", "g_swa"};
 
 struct nsa_problem {
-  tensor<double> q, k, v, gate[3];
+  tensor<double> q, k, v, gate[3];  // without a window the last one may be missing
   idx_t block, count, window;
   std::optional<double> scale;
   tensor<double> wanted_blocks;
@@ -22,7 +26,8 @@ nsa_problem read(const golden_case& golden) {
   if (!golden.flag("causal", true)) throw std::runtime_error(golden.name() + ": nsa is causal");
   nsa_problem p{golden.array("q"), golden.array("k"), golden.array("v"), {}, golden.integer("block"),
                 golden.integer("count"), golden.integer("window"), {}, golden.array("block_indices")};
-  for (int n = 0; n < 3; ++n) p.gate[n] = golden.row_array(gates[n]);
+  for (int n = 0; n < 3; ++n)
+    if (n < 2 || p.window > 0 || golden.has_array(gates[n])) p.gate[n] = golden.row_array(gates[n]);
   if (golden.has("scale")) p.scale = golden.number("scale");
   return p;
 }
@@ -70,10 +75,12 @@ tensor<N> gated(const tensor<N>& out, const tensor<N>& gate) {
   for (idx_t n = 0; n < x.size(); ++n) x.data[std::size_t(n)] *= gate.data[std::size_t(n / x.dim())];
   return x;
 }
+// Without a window its branch is empty.
 template <class N>
 tensor<N> sum_of(const std::array<tensor<N>, 3>& branches, const tensor<N>* gate) {
   tensor<N> all = gated(branches[0], gate[0]);
   for (int n : {1, 2}) {
+    if (branches[n].data.empty()) continue;
     const tensor<N> one = gated(branches[n], gate[n]);
     for (std::size_t e = 0; e < all.data.size(); ++e) all.data[e] += one.data[e];
   }
@@ -103,14 +110,15 @@ tensor<N> by_references(const nsa_problem& p, const tensor<N>& q, const tensor<N
   });
   selected.causal = window.causal = true, selected.block = p.block, window.left = p.window - 1;
   return sum_of<N>({compressed.out, reference::selected_keys(q, k, v, selected).out,
-                    reference::sliding_window(q, k, v, window).out},
+                    p.window > 0 ? reference::sliding_window(q, k, v, window).out : tensor<N>{}},
                    gate);
 }
 
 gradient_case as_case(const nsa_problem& p) {
   gradient_case c;
-  c.names = {"q", "k", "v", gates[0], gates[1], gates[2]};
-  c.inputs = {p.q, p.k, p.v, p.gate[0], p.gate[1], p.gate[2]};
+  c.names = {"q", "k", "v", gates[0], gates[1]};
+  c.inputs = {p.q, p.k, p.v, p.gate[0], p.gate[1]};
+  if (!p.gate[2].data.empty()) c.names.push_back(gates[2]), c.inputs.push_back(p.gate[2]);
   c.forward = [p](const std::vector<tensor<variable>>& x) {
     return std::vector<tensor<variable>>{by_references(p, x[0], x[1], x[2], &x[3])};
   };
@@ -122,7 +130,7 @@ struct composed {
   const nsa_problem& p;
   tensor<S> q = cast<S>(p.q), k = cast<S>(p.k), v = cast<S>(p.v), keys = block_means(k, p.block),
             values = block_means(v, p.block);
-  std::array<tensor<S>, 3> out{cast<S>(p.q), cast<S>(p.q), cast<S>(p.q)};
+  std::array<tensor<S>, 3> out;
   std::vector<std::uint8_t> seen;
   tensor<idx_t> blocks;
   attn::full_softmax_options<S> of_means;
@@ -131,7 +139,7 @@ struct composed {
   attn::execution exec{};
 
   explicit composed(const nsa_problem& given) : p(given) {
-    for (auto& x : out) x = tensor<S>(q.batch(), q.heads(), q.length(), v.dim());
+    for (int n = 0; n < branches(); ++n) out[n] = tensor<S>(q.batch(), q.heads(), q.length(), v.dim());
     if (p.scale) of_means.scale = of_window.scale = of_selected.scale = static_cast<S>(*p.scale);
     for (idx_t i = 0; i < q.length(); ++i)
       for (idx_t c = 0; c < keys.length(); ++c) seen.push_back(sees_block(i, c, p.block));
@@ -143,10 +151,12 @@ struct composed {
     of_selected.causal = true, of_selected.block = p.block;
     of_selected.indices = attn::tensor_view<const idx_t>(blocks.data.data(), blocks.extents);
     compiled_selected_keys<S>::call(view(q), view(k), view(v), view(out[1]), of_selected, {}, exec);
-    compiled_sliding_window<S>::call(view(q), view(k), view(v), view(out[2]), of_window, {}, exec);
+    if (p.window > 0)
+      compiled_sliding_window<S>::call(view(q), view(k), view(v), view(out[2]), of_window, {}, exec);
   }
   composed(const composed&) = delete;
 
+  int branches() const { return p.window > 0 ? 3 : 2; }
   reference::result result() const {
     const tensor<S> gate[] = {cast<S>(p.gate[0]), cast<S>(p.gate[1]), cast<S>(p.gate[2])};
     return {cast<double>(sum_of(out, gate)), {}};
@@ -154,7 +164,9 @@ struct composed {
   named_tensors gradients(const tensor<double>& d_out) {
     named_tensors all;
     std::array<tensor<S>, 3> d;
-    for (int n = 0; n < 3; ++n) {
+    all[gates[2]] = p.gate[2];
+    std::fill(all[gates[2]].data.begin(), all[gates[2]].data.end(), 0.0);
+    for (int n = 0; n < branches(); ++n) {
       const tensor<double> o = cast<double>(out[n]);
       tensor<double> d_gate(q.batch(), q.heads(), q.length(), 1);
       for (idx_t e = 0; e < o.size(); ++e)
@@ -167,9 +179,10 @@ struct composed {
     const auto in = [](const tensor<S>& x) { return view(x); };
     compiled_selected_keys<S>::backward(in(q), in(k), in(v), in(out[1]), in(d[1]),
                                         {.q = view(dq), .k = view(dk), .v = view(dv)}, of_selected, {}, {}, exec);
-    compiled_sliding_window<S>::backward(in(q), in(k), in(v), in(out[2]), in(d[2]),
-                                         {.q = view(dq), .k = view(dk), .v = view(dv), .accumulate = true}, of_window,
-                                         {}, {}, exec);
+    if (p.window > 0)
+      compiled_sliding_window<S>::backward(in(q), in(k), in(v), in(out[2]), in(d[2]),
+                                           {.q = view(dq), .k = view(dk), .v = view(dv), .accumulate = true}, of_window,
+                                           {}, {}, exec);
     compiled_full_softmax<S>::backward(in(q), in(keys), in(values), in(out[0]), in(d[0]),
                                        {.q = view(dq), .k = view(d_keys), .v = view(d_values), .accumulate = true},
                                        of_means, {}, {}, exec);
@@ -205,4 +218,29 @@ golden_operator golden_nsa() {
 const golden_entry entry(golden_nsa());
 
 }  // namespace
+
+// As in the original: without a window no gate of it is needed, and one that is there counts nothing.
+TEST_CASE("nsa without a window", "[reader]") {
+  namespace fs = std::filesystem;
+  const fs::path from = fs::path(ATTN_GOLDEN_DIR) / "nsa_01_fla",
+                 to = fs::temp_directory_path() / ("attn_nsa_" + std::to_string(getpid()));
+  fs::copy(from, to);
+  std::ofstream(to / "case.txt") << "operator = nsa\ncausal = true\nblock = 4\ncount = 4\nwindow = 0\n";
+  const golden_operator nsa = golden_nsa();
+  const golden_case gated(to);
+  const tensor<double> wanted = nsa.by_reference(gated).out;
+  CHECK(relative_error(wanted, gated.array("out")) > 0.01);  // which has a window
+  CHECK(nsa.gradients_in_float(gated).at("g_swa").data == nsa.gradients_by_reference(gated).at("g_swa").data);
+  fs::remove(to / "g_swa.npy"), fs::remove(to / "dg_swa.npy");
+  const golden_case golden(to);
+  CHECK(nsa.by_reference(golden).out.data == wanted.data);
+  CHECK(relative_error(nsa.in_float(golden).out, wanted) <= 2e-5);
+  const auto of_reference = nsa.gradients_by_reference(golden), of_library = nsa.gradients_in_float(golden);
+  for (const std::string& name : golden.gradients()) {
+    INFO(name);
+    CHECK(relative_error(of_library.at(name), of_reference.at(name)) <= 2e-5);
+  }
+  fs::remove_all(to);
+}
+
 }  // namespace testing::nsa_golden

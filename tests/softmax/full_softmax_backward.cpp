@@ -190,4 +190,14 @@ TEMPLATE_LIST_TEST_CASE("full_softmax_backward: queries at any position", "[full
     }
 }
 
+// In base 2 these end at the range of float: lse, in base e, is back in it.
+TEMPLATE_LIST_TEST_CASE("full_softmax_backward: sinks at the end of the range", "[full_softmax_backward]",
+                        exact_types) {
+  for (bool saved_lse : {true, false}) {
+    full_softmax_problem p = problem_of({.queries = 20, .keys = 23, .dim = 9, .value_dim = 4});
+    p.options.sinks = {2.3e38, 2.4e38, 3.4e38, 0.3};
+    check_backward<TestType>(p, false, {.saved_lse = saved_lse});
+  }
+}
+
 }  // namespace testing::full_softmax_backward_tests

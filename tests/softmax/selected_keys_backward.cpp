@@ -136,6 +136,15 @@ TEMPLATE_LIST_TEST_CASE("selected_keys: dropout and masks of keys, and their gra
   }
 }
 
+TEMPLATE_LIST_TEST_CASE("selected_keys_backward: sinks at the end of the range", "[selected_keys_backward]",
+                        exact_types) {
+  for (setting s : {setting{1, 20}, {16, 3}}) {
+    selected_problem p = problem_of({.queries = 50, .keys = 50, .dim = 8, .value_dim = 8}, s, 2, 3);
+    p.options.sinks = {2.3e38, 2.4e38, 3.4e38, 0.3};
+    check_backward<TestType>(p, false);
+  }
+}
+
 TEMPLATE_LIST_TEST_CASE("selected_keys_backward: gradients added, and each alone", "[selected_keys_backward]",
                         exact_types) {
   for (int blocks = 0; blocks < 4; ++blocks) {

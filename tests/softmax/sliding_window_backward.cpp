@@ -188,6 +188,14 @@ TEMPLATE_LIST_TEST_CASE("sliding_window_backward: queries at any position", "[sl
       }
 }
 
+TEMPLATE_LIST_TEST_CASE("sliding_window_backward: sinks at the end of the range", "[sliding_window_backward]",
+                        exact_types) {
+  sliding_window_problem p = problem_of({.queries = 31, .keys = 37, .dim = 5, .value_dim = 7});
+  p.options.left = 6, p.options.right = 3, p.options.global_positions = {3, 20};
+  p.options.sinks = {2.3e38, 2.4e38, 3.4e38, 0.3};
+  check_backward<TestType>(p, false);
+}
+
 // Parts begin every 2048 keys: queries beyond the keys belong to the last.
 TEST_CASE("sliding_window_backward: several parts and queries beyond the keys", "[sliding_window_backward]") {
   for (idx_t first : {idx_t(-60), idx_t(4080)}) {

@@ -19,6 +19,7 @@
 #include <array>
 #include <concepts>
 #include <cstddef>
+#include <cstring>
 #include <initializer_list>
 #include <ranges>
 #include <span>
@@ -387,11 +388,19 @@ void write_row(const T* from, const matrix_view<S>& x, idx_t i) {
     for (idx_t d = 0; d < x.cols; ++d) row[d * x.col_stride] = static_cast<S>(from[d]);
 }
 
-/// Zeros for rows [begin, end): padding.
+/// Zeros for rows [begin, end): padding, at the speed of memory.
 template <class S>
 void clear_rows(const matrix_view<S>& x, idx_t begin, idx_t end) {
+  if (begin >= end || x.cols == 0) return;
+  const auto clear = [](S* to, idx_t count) {
+    std::memset(static_cast<void*>(to), 0, static_cast<std::size_t>(count) * sizeof(S));
+  };
+  if (x.col_stride == 1 && x.row_stride == x.cols) return clear(x.row(begin), (end - begin) * x.cols);
   for (idx_t i = begin; i < end; ++i)
-    for (idx_t d = 0; d < x.cols; ++d) x.row(i)[d * x.col_stride] = static_cast<S>(0.0f);
+    if (x.col_stride == 1)
+      clear(x.row(i), x.cols);
+    else
+      for (idx_t d = 0; d < x.cols; ++d) x.row(i)[d * x.col_stride] = static_cast<S>(0.0f);
 }
 
 }  // namespace detail

@@ -103,6 +103,15 @@ struct full_backward {
   idx_t segment() const { return backward_segment(shape.keys); }
   idx_t segments() const { return ceil_div(shape.keys, segment()); }
   idx_t row_blocks() const { return ceil_div(shape.queries, max_rows); }
+  /// The same of a batch item, by its true lengths.
+  idx_t segments(idx_t b) const { return ceil_div(lengths.keys(b), segment()); }
+  idx_t row_blocks(idx_t b) const { return ceil_div(lengths.queries(b), max_rows); }
+  idx_t most_segments(const wave<head_scratch>& key_heads) const {
+    idx_t most = 0;
+    for (idx_t n = 0; n < key_heads.count; ++n) most = std::max(most, segments(item_of(key_heads.first + n)));
+    return most;
+  }
+  idx_t item_of(idx_t key_head) const { return key_head / shape.kv_heads; }
 
   head_scratch layout(arena& memory, idx_t parts) const {
     return {.keys = backward_keys<P>::layout(memory, shape.keys, shape.dim, shape.dim_v, bool(in.dk), bool(in.dv),
@@ -125,7 +134,7 @@ struct full_backward {
     T* const d_relative = in.d_relative_queries ? s.d_relative + (part + 1) * dq_size() : nullptr;
     T* const table = in.d_relative_keys ? s.tables + part * in.table_size() : nullptr;
     for (T* x : {dq, d_relative})
-      if (x) std::fill_n(x, dq_size(), T(0));
+      if (x) std::fill_n(x, row_blocks(b) * max_rows * dq_stride(), T(0));
     if (table) std::fill_n(table, in.table_size(), T(0));
     const auto head_terms = in.terms().for_head(b, h, shift);
     auto back = in.back(head_terms);
@@ -150,35 +159,37 @@ struct full_backward {
 
   /// Query head `in_group` of the group of every key head.
   void attend_heads(const wave<head_scratch>& key_heads, idx_t in_group, idx_t parts) const {
-    const auto batch_of = [&](idx_t key_head) { return key_head / shape.kv_heads; };
     const auto query_head = [&](idx_t key_head) { return key_head % shape.kv_heads * shape.group() + in_group; };
     const idx_t block_size = max_rows * dq_stride();
     key_heads.for_each(row_blocks(), [&](idx_t key_head, const head_scratch& s, idx_t block, int) {
-      const idx_t b = batch_of(key_head), h = query_head(key_head), i0 = block * max_rows;
+      const idx_t b = item_of(key_head), h = query_head(key_head), i0 = block * max_rows;
       const idx_t count = std::min(max_rows, lengths.queries(b) - i0);
-      if (count > 0) in.pack_rows(s.rows.from(i0), b, h, head_of(in.q, b, h), {i0, 1, nullptr}, count);
+      if (count <= 0) return;
+      in.pack_rows(s.rows.from(i0), b, h, head_of(in.q, b, h), {i0, 1, nullptr}, count);
       for (T* x : {s.dq, s.d_relative})
         if (x) std::fill_n(x + block * block_size, block_size, T(0));
     });
-    for (idx_t first = 0; first < segments(); first += parts) {
-      const idx_t count = std::min(parts, segments() - first);
-      key_heads.for_each(count, [&](idx_t key_head, const head_scratch& s, idx_t n, int worker) {
+    for (idx_t first = 0, end = most_segments(key_heads); first < end; first += parts) {
+      const auto parts_of = [&](idx_t b) { return std::clamp(segments(b) - first, idx_t(0), parts); };
+      key_heads.for_each(std::min(parts, end - first), [&](idx_t key_head, const head_scratch& s, idx_t n, int worker) {
         // Of a causal call the first segments have most rows: they go first.
-        add_segment(batch_of(key_head), query_head(key_head), first + n, s, n, worker);
+        const idx_t b = item_of(key_head);
+        if (n < parts_of(b)) add_segment(b, query_head(key_head), first + n, s, n, worker);
       });
       for (idx_t n = 0; n < key_heads.count; ++n) {
-        const idx_t head = batch_of(key_heads.first + n) * shape.heads + query_head(key_heads.first + n);
+        const idx_t b = item_of(key_heads.first + n), head = b * shape.heads + query_head(key_heads.first + n);
         const head_scratch& s = key_heads.scratch[n];
-        for (idx_t part = 0; part < count; ++part) {
+        for (idx_t part = 0; part < parts_of(b); ++part) {
           if (in.d_slopes) in.slope_sums[head] += s.slopes[part];
           in.add_sums(head, s.sums + part * in.head_entries(), in.head_entries());
           if (in.d_relative_keys) in.add_table(head, s.tables + part * in.table_size());
         }
       }
       if (!in.dq && !in.d_relative_queries) continue;
-      key_heads.for_each(row_blocks(), [&](idx_t, const head_scratch& s, idx_t block, int) {
+      key_heads.for_each(row_blocks(), [&](idx_t key_head, const head_scratch& s, idx_t block, int) {
+        const idx_t b = item_of(key_head), count = block < row_blocks(b) ? parts_of(b) : 0;
         for (T* x : {s.dq, s.d_relative}) {
-          if (!x) continue;
+          if (!x || count == 0) continue;
           const sums_in_parts<T> sums{x, count + 1, round_up(shape.queries, max_rows), dq_stride()};
           for (idx_t n = 1; n <= count; ++n) sums.add_part(n, block * max_rows, (block + 1) * max_rows);
         }
@@ -186,7 +197,7 @@ struct full_backward {
     }
     if (in.dq || in.d_relative_queries)
       key_heads.for_each(row_blocks(), [&](idx_t key_head, const head_scratch& s, idx_t block, int) {
-        const idx_t b = batch_of(key_head), i0 = block * max_rows;
+        const idx_t b = item_of(key_head), i0 = block * max_rows;
         const auto store = [&](const T* sums, const auto& to) {
           if (to)
             store_gradient_rows(sums, dq_stride(), in.terms().scale, head_of(to, b, query_head(key_head)), i0,
@@ -198,13 +209,13 @@ struct full_backward {
 
   void attend_wave(const wave<head_scratch>& key_heads, idx_t parts) const {
     key_heads.for_each(ceil_div(shape.keys, pack_step), [&](idx_t key_head, head_scratch& s, idx_t step, int) {
-      const idx_t b = key_head / shape.kv_heads, h = key_head % shape.kv_heads, begin = step * pack_step;
+      const idx_t b = item_of(key_head), h = key_head % shape.kv_heads, begin = step * pack_step;
       const idx_t end = std::min(begin + pack_step, lengths.keys(b));
       if (begin < end) s.keys.pack(head_of(in.k, b, h), head_of(in.v, b, h), begin, end);
     });
     for (idx_t in_group = 0; in_group < shape.group(); ++in_group) attend_heads(key_heads, in_group, parts);
     key_heads.for_each(ceil_div(shape.keys, pack_step), [&](idx_t key_head, const head_scratch& s, idx_t step, int) {
-      const idx_t b = key_head / shape.kv_heads, h = key_head % shape.kv_heads, begin = step * pack_step;
+      const idx_t b = item_of(key_head), h = key_head % shape.kv_heads, begin = step * pack_step;
       s.keys.store(in.dk, in.dv, b, h, begin, std::min(begin + pack_step, shape.keys), lengths.keys(b),
                    in.terms().scale, in.accumulate);
     });

@@ -22,7 +22,7 @@ template <class T, class S>
 void store_gradient_row(const T* sums, T factor, const matrix_view<S>& to, idx_t i, bool accumulate) {
   S* const row = to.row(i);
   if (!sums) {
-    for (idx_t d = 0; d < to.cols && !accumulate; ++d) row[d * to.col_stride] = static_cast<S>(T(0));
+    if (!accumulate) clear_rows(to, i, i + 1);
   } else if (to.col_stride == 1) {
     for (idx_t d = 0; d < to.cols; ++d) store_gradient(row[d], sums[d] * factor, accumulate);
   } else {
@@ -34,8 +34,8 @@ void store_gradient_row(const T* sums, T factor, const matrix_view<S>& to, idx_t
 template <class T, class S>
 void store_gradient_rows(const T* sums, idx_t stride, T factor, const matrix_view<S>& to, idx_t begin, idx_t end,
                          idx_t real, bool accumulate) {
-  for (idx_t i = begin; i < end; ++i)
-    store_gradient_row(i < real ? sums + i * stride : nullptr, factor, to, i, accumulate);
+  for (idx_t i = begin; i < std::min(real, end); ++i) store_gradient_row(sums + i * stride, factor, to, i, accumulate);
+  if (!accumulate) clear_rows(to, std::max(begin, real), end);
 }
 
 }}}  // namespace attn::ATTN_ISA::detail

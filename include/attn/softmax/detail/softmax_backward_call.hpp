@@ -158,14 +158,15 @@ struct softmax_backward_call {
   }
 
  private:
-  /// The gradient of the sink of one head: - sum_i e^(sink - lse_i) D_i.
+  /// The gradient of the sink of one head: - sum_i e^(sink - lse_i) D_i. Its weight is at most 1, however lse is rounded.
   T sink_gradient(idx_t b, idx_t h) const {
     const auto o = head_of(out, b, h), d = head_of(d_out, b, h);
     const T sink = forward.sinks[static_cast<std::size_t>(h)];
     double sum = 0;
     for (idx_t i = 0; i < lengths().queries(b); ++i)
       if (const auto of = forward.lse_of(b, h, i); of.sees())
-        sum -= static_cast<double>(std::exp2(to_base_2(sink) - of.maximum - of.log_sum) * delta(o, d, b, h, i));
+        sum -= static_cast<double>(std::exp2(std::min(to_base_2(sink) - of.maximum - of.log_sum, T(0))) *
+                                   delta(o, d, b, h, i));
     return static_cast<T>(sum);
   }
   /// Summed over batch items, and over heads where one table serves all; distances that there are not have gradient 0.

@@ -54,7 +54,7 @@ struct softmax_inputs : attention_views<S, C> {
   };
   row_lse lse_of(idx_t b, idx_t h, idx_t i) const {
     if (maximum) return {maximum(b, h, i), lse(b, h, i)};
-    return {lse(b, h, i) * log2_e<T>, T(0)};
+    return {to_base_2(lse(b, h, i)), T(0)};
   }
   /// Memory for lse in two parts, where it is not given and therefore computed again.
   struct lse_memory {
