@@ -74,6 +74,19 @@ TEMPLATE_LIST_TEST_CASE("rms_norm_backward: against the reverse pass", "[layer_n
   check_central_differences(case_of<float>(2, 7, 5, true, false, 1e-5, true).reference);
 }
 
+// Where d_out is the same for all features, too, the gradient is 0: r = 1e6 must not multiply the rounding of a mean.
+TEST_CASE("layer_norm_backward: rows whose numbers are equal", "[layer_norm_backward]") {
+  attn::execution serial;
+  for (idx_t dim : {77, 384}) {
+    tensor<float> x(1, 1, 3, dim, 3.3f), d_out(1, 1, 3, dim, 0.3f), gamma(1, 1, 1, dim, 1.1f), dx = x, d_gamma = gamma;
+    compiled_layers<float>::layer_norm_backward(sequence(x), {.gamma = vector(gamma)}, sequence(d_out),
+                                                {.x = sequence(dx), .gamma = vector_or_none(&d_gamma)},
+                                                {.eps = 1e-12f}, serial);
+    for (float d : dx.data) CHECK(std::abs(d) <= 1e-2f);  // 1e-8 r
+    for (float d : d_gamma.data) CHECK(std::abs(d) <= 1e-6f);
+  }
+}
+
 TEST_CASE("layer_norm_backward: the reverse pass against central differences", "[layer_norm_backward]") {
   check_central_differences(case_of<float>(2, 7, 5, true, true).reference);
 }

@@ -229,6 +229,29 @@ TEST_CASE("layer_norm: equal features become beta", "[layer_norm]") {
   CHECK(out == tensor<float>(1, 1, 3, 5, 0.5f));
 }
 
+// The rounding of the mean must not become the spread of a row that has none, or part of one of a last place.
+TEMPLATE_LIST_TEST_CASE("layer_norm: rows whose numbers are nearly equal", "[layer_norm]", all_types) {
+  using S = TestType;
+  attn::execution serial;
+  for (idx_t dim : {77, 384, 1024})
+    for (double value : {0.1, 3.3, -100.1, 3.3e-3}) {
+      CAPTURE(dim, value);
+      const auto number = static_cast<real<S>>(static_cast<S>(static_cast<real<S>>(value)));
+      const bool narrow = sizeof(S) < sizeof(real<S>);  // rounds a neighbour to the number itself
+      const real<S> other = narrow ? number * real<S>(1.01) : std::nextafter(number, real<S>(1000));
+      tensor<S> x(1, 1, 2, dim, static_cast<S>(number)), out(1, 1, 2, dim);
+      for (idx_t d = 0; d < dim; d += 3) x(0, 0, 1, d) = static_cast<S>(other);
+      compiled_layers<S>::layer_norm(sequence(x), sequence(out), {}, {.eps = real<S>(1e-12)}, serial);
+      const tensor<double> right = reference::layer_norm(cast<double>(x), {}, {}, static_cast<double>(real<S>(1e-12)));
+      for (idx_t d = 0; d < dim; ++d) {
+        CHECK(std::abs(static_cast<double>(out(0, 0, 0, d))) <= 1e-6);
+        const double expected = right(0, 0, 1, d);
+        const double error = std::abs(static_cast<double>(out(0, 0, 1, d)) - expected);
+        if (!(error <= 4 * tolerance<S>::out)) FAIL_CHECK(error);
+      }
+    }
+}
+
 TEMPLATE_LIST_TEST_CASE("feed_forward: against the reference", "[feed_forward]", all_types) {
   for (attn::activation f : every_activation) {
     for (idx_t length : {0, 1, 3, 49, 100})

@@ -63,6 +63,14 @@ TEMPLATE_LIST_TEST_CASE("long_short: 16-bit storage computes in float", "[long_s
     if (!(choice & (2 | 8 | 16))) check_choice<TestType>(choice, 21, 21);
 }
 
+TEST_CASE("long_short: keys and values without spread become what norms add", "[long_short]") {
+  long_short_problem p = problem_of({.queries = 40, .keys = 40, .dim = 77, .value_dim = 77}, 3);
+  for (double& x : p.k.data) x = 3.3;
+  for (double& x : p.v.data) x = 0.1;
+  p.options.local_gamma.assign(77, 1), p.options.global_gamma.assign(77, 1), p.options.norm_eps = 1e-12;
+  for (double x : run_long_short<float>(p).out.data) CHECK(std::abs(x) <= 1e-6);
+}
+
 TEMPLATE_LIST_TEST_CASE("long_short: odd lengths, dims, ranks and segments", "[long_short]", exact_types) {
   const idx_t lengths[] = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130, 257, 530}, dims[] = {1, 3, 8, 16, 33, 64, 80, 128};
   const idx_t ranks[] = {0, 1, 5, 12, 13, 64};

@@ -265,6 +265,15 @@ TEMPLATE_LIST_TEST_CASE("long_short_backward: keys that are hidden", "[long_shor
   }
 }
 
+TEST_CASE("long_short_backward: through norms of keys and values without spread", "[long_short_backward]") {
+  long_short_problem p = problem_of({.queries = 20, .keys = 20, .dim = 77, .value_dim = 77}, 3);
+  for (tensor<double>* x : {&p.k, &p.v})  // every other token
+    for (std::size_t n = 0; n < x->data.size(); ++n)
+      if (n / 77 % 2 == 0) x->data[n] = 3.3;
+  p.options.local_gamma.assign(77, 1), p.options.global_gamma.assign(77, 1), p.options.norm_eps = 1e-12;
+  check<float>(p);
+}
+
 TEST_CASE("long_short_backward: on Eigen matrices, as a caller writes it", "[long_short_backward]") {
   const Eigen::MatrixXf q = Eigen::MatrixXf::Random(90, 8), v = Eigen::MatrixXf::Random(90, 8),
                         p = Eigen::MatrixXf::Random(90, 3), d_out = Eigen::MatrixXf::Random(90, 8);

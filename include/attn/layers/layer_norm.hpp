@@ -97,25 +97,10 @@ struct row_norm {
   /// Subtracts the mean from a row that is not empty, without means nothing, and scales it by a power of two for which
   /// sums and squares stay in the range of T.
   row_scale centre(T* row) const {
-    const idx_t whole = dim / width<T> * width<T>;
-    T mean = 0;  // half of it: halves of numbers do not overflow where a mean is subtracted
-    if (centred) {
-      T sum = sum_packets<T>(whole, [&](idx_t d, packet<T>& some) {
-        some = fma(load<T>(row + d), broadcast<T>(share), some);
-      });
-      for (idx_t d = whole; d < dim; ++d) sum += row[d] * share;
-      mean = sum / terms;
-    }
-
-    T square = sum_packets<T>(whole, [&](idx_t d, packet<T>& some) {
-      const packet<T> away = fma(load<T>(row + d), broadcast<T>(T(0.5)), broadcast<T>(-mean));
-      store<T>(row + d, away);
-      some = fma(away, away, some);
-    });
-    for (idx_t d = whole; d < dim; ++d) {
-      row[d] = row[d] * T(0.5) - mean;
-      square += row[d] * row[d];
-    }
+    const T mean = centred ? half_mean(row) : T(0);  // halves of numbers do not overflow where a mean is subtracted
+    T square = subtract(row, T(0.5), mean);
+    // Of a row whose numbers are nearly equal the rounding of the mean is a part that counts.
+    if (square * inverse < mean * mean * T(0.0625)) [[unlikely]] square = correct_mean(row);
     const T variance = square * inverse + eps * T(0.25);
     if (variance_lost(variance)) [[unlikely]] return scaled(row, T(0.5));
     const T factor = T(1) / std::sqrt(variance);
@@ -124,10 +109,35 @@ struct row_norm {
   /// The same for a row from which the mean was subtracted and which was multiplied by `power`.
   [[gnu::noinline]] row_scale scaled(T* row, T power) const {
     power *= scale_row(row, dim);
+    if (centred) correct_mean(row);
     T square = 0;
     for (idx_t d = 0; d < dim; ++d) square += row[d] * row[d];
     const T factor = T(1) / std::hypot(std::sqrt(square / static_cast<T>(dim)), std::sqrt(eps) * power);
     return {factor, factor * power};
+  }
+  ATTN_INLINE T half_mean(const T* row) const {
+    const idx_t whole = dim / width<T> * width<T>;
+    T sum = sum_packets<T>(whole, [&](idx_t d, packet<T>& some) {
+      some = fma(load<T>(row + d), broadcast<T>(share), some);
+    });
+    for (idx_t d = whole; d < dim; ++d) sum += row[d] * share;
+    return sum / terms;
+  }
+  /// Subtracts from a row what the rounding of a mean left of it; returns the sum of its squares.
+  [[gnu::noinline]] T correct_mean(T* row) const { return subtract(row, T(1), T(2) * half_mean(row)); }
+  /// row = row * factor - mean; returns the sum of its squares.
+  ATTN_INLINE T subtract(T* row, T factor, T mean) const {
+    const idx_t whole = dim / width<T> * width<T>;
+    T square = sum_packets<T>(whole, [&](idx_t d, packet<T>& some) {
+      const packet<T> away = fma(load<T>(row + d), broadcast<T>(factor), broadcast<T>(-mean));
+      store<T>(row + d, away);
+      some = fma(away, away, some);
+    });
+    for (idx_t d = whole; d < dim; ++d) {
+      row[d] = row[d] * factor - mean;
+      square += row[d] * row[d];
+    }
+    return square;
   }
 
   /// Normalises one row in place.

@@ -65,7 +65,7 @@ struct norm_backward_call {
       x.load(n, z, spare);
       std::fill(z + dim(), z + padded(), T(0));
       const auto [factor, slope] = norm.centre(z);
-      packet<T> sum = zero<T>(), sum_z = zero<T>();
+      packet<T> sum = zero<T>(), squares = zero<T>(), sum_z = zero<T>();
       for (idx_t i = 0; i < padded(); i += width<T>) {
         const packet<T> here = load<T>(g + i), scaled = mul(here, load<T>(norm.gamma + i));
         const packet<T> unit = mul(load<T>(z + i), broadcast<T>(factor));
@@ -74,9 +74,13 @@ struct norm_backward_call {
         store<T>(sums + i, fma(here, unit, load<T>(sums + i)));
         store<T>(sums + padded() + i, add(here, load<T>(sums + padded() + i)));
         sum = add(sum, scaled);
+        squares = fma(scaled, scaled, squares);
         sum_z = fma(scaled, unit, sum_z);
       }
-      const packet<T> mean = broadcast<T>(norm.centred ? sum_lanes(sum) / static_cast<T>(dim()) : T(0));
+      T mean_g = norm.centred ? sum_lanes(sum) / static_cast<T>(dim()) : T(0);
+      if (sum_lanes(squares) < mean_g * mean_g * static_cast<T>(dim()) * T(1.0625)) [[unlikely]]  // as in centre()
+        norm.subtract(g, T(1), mean_g), mean_g = T(2) * norm.half_mean(g);
+      const packet<T> mean = broadcast<T>(mean_g);
       const packet<T> mean_z = broadcast<T>(-sum_lanes(sum_z) / static_cast<T>(dim()));
       for (idx_t i = 0; i < padded(); i += width<T>) {
         const packet<T> away = fma(mean_z, load<T>(z + i), sub(load<T>(g + i), mean));

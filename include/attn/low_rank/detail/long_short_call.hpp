@@ -15,20 +15,35 @@ struct key_norm {
   T eps = T(0);
 
   explicit operator bool() const { return gamma != nullptr; }
+  /// The mean of a row as two numbers, the second of which is what the rounding of the first left, and its variance +
+  /// eps; of the row times `power`, for which they are numbers.
+  struct moments {
+    T mean, rest, variance, power;
+    T centre(T x) const { return x * power - mean - rest; }
+  };
+  moments measure(const T* x, idx_t dim, T power = T(1)) const {
+    const T share = T(1) / static_cast<T>(dim);
+    moments m{T(0), T(0), T(0), power};
+    const auto sum = [&](auto&& term) {
+      T all = 0;
+      for (idx_t d = 0; d < dim; ++d) all += term(x[d]);
+      return all * share;
+    };
+    const auto square = [&](T some) { return m.centre(some) * m.centre(some); };
+    m.mean = sum([&](T some) { return some * power; });
+    T variance = sum(square);
+    if (variance < m.mean * m.mean * T(0.0625)) [[unlikely]]
+      m.rest = sum([&](T some) { return m.centre(some); }), variance = sum(square);
+    m.variance = variance + eps * power * power;
+    if (power == T(1) && (power = power_for(x, dim, m.variance)) != T(1)) return measure(x, dim, power);
+    return m;
+  }
   /// In place.
   [[gnu::noinline]] void apply(T* x, idx_t dim) const {
     if (!gamma) return;
-    T sum = 0, squares = 0;
-    for (idx_t d = 0; d < dim; ++d) sum += x[d];
-    const T mean = sum / static_cast<T>(dim);
-    for (idx_t d = 0; d < dim; ++d) squares += (x[d] - mean) * (x[d] - mean);
-    const T variance = squares / static_cast<T>(dim) + eps, power = power_for(x, dim, variance);
-    if (power != T(1)) {
-      for (idx_t d = 0; d < dim; ++d) x[d] *= power;
-      return key_norm{gamma, beta, eps * power * power}.apply(x, dim);
-    }
-    const T factor = T(1) / std::sqrt(variance);
-    for (idx_t d = 0; d < dim; ++d) x[d] = (x[d] - mean) * factor * gamma[d] + (beta ? beta[d] : T(0));
+    const moments m = measure(x, dim);
+    const T factor = T(1) / std::sqrt(m.variance);
+    for (idx_t d = 0; d < dim; ++d) x[d] = m.centre(x[d]) * factor * gamma[d] + (beta ? beta[d] : T(0));
   }
   /// A power of two by which x must be scaled for its variance to be a number, else 1.
   static T power_for(const T* x, idx_t dim, T variance) {

@@ -27,29 +27,24 @@ struct norm_sums {
 template <class T>
 [[gnu::noinline]] void norm_back(const key_norm<T>& norm, const T* x, idx_t dim, T* dy, const norm_sums<T>& sums) {
   const T share = T(1) / static_cast<T>(dim);
-  T mean = 0, variance = 0, power = 1, by = 0, by_x = 0;
-  const auto measure = [&] {
-    T sum = 0, squares = 0;
-    for (idx_t d = 0; d < dim; ++d) sum += x[d] * power;
-    mean = sum * share;
-    for (idx_t d = 0; d < dim; ++d) squares += (x[d] * power - mean) * (x[d] * power - mean);
-    variance = squares * share + norm.eps * power * power;
-  };
-  measure();
-  power = norm.power_for(x, dim, variance);
-  if (power != T(1)) measure();
-  const T factor = T(1) / std::sqrt(variance);
+  const auto m = norm.measure(x, dim);
+  const T factor = T(1) / std::sqrt(m.variance);
+  T by = 0, by_x = 0, squares = 0;
   for (idx_t d = 0; d < dim; ++d) {
-    const T normed = (x[d] * power - mean) * factor;
+    const T normed = m.centre(x[d]) * factor;
     sums.gamma[d] += dy[d] * normed;
     sums.beta()[d] += dy[d];
     dy[d] *= norm.gamma[d];
     by += dy[d];
     by_x += dy[d] * normed;
+    squares += dy[d] * dy[d];
   }
   by *= share, by_x *= share;
+  T rest = 0;  // of the mean of dy
+  if (squares * share < by * by * T(1.0625)) [[unlikely]]
+    for (idx_t d = 0; d < dim; ++d) rest += (dy[d] - by) * share;
   for (idx_t d = 0; d < dim; ++d)
-    dy[d] = factor * power * (dy[d] - by - (x[d] * power - mean) * factor * by_x);
+    dy[d] = factor * m.power * (dy[d] - by - rest - m.centre(x[d]) * factor * by_x);
 }
 
 /// One query head: its keys compressed, and their gradients.
