@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -14,8 +15,35 @@
 #include <unistd.h>
 #endif
 
+// A limit of threads is the system's or a container's, and root has none: here pthread_create itself refuses them.
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || __has_feature(memory_sanitizer)
+#define ATTN_TEST_SANITIZED  // these have a pthread_create of their own
+#endif
+#endif
+#if defined(__GLIBC__) && !defined(ATTN_TEST_SANITIZED) && !defined(__SANITIZE_ADDRESS__) && \
+    !defined(__SANITIZE_THREAD__)
+#define ATTN_TEST_REFUSED_THREADS
+#include <dlfcn.h>
+#include <pthread.h>
+
+#include <cerrno>
+#endif
+
 #include "support/catch.hpp"
 #include "support/tensor.hpp"
+
+#ifdef ATTN_TEST_REFUSED_THREADS
+namespace testing::execution_tests {
+std::atomic<int> permitted_threads{1 << 30};
+}
+extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*body)(void*),
+                              void* argument) noexcept {
+  static const auto create = reinterpret_cast<decltype(&pthread_create)>(dlsym(RTLD_NEXT, "pthread_create"));
+  if (testing::execution_tests::permitted_threads.fetch_sub(1) <= 0) return EAGAIN;
+  return create(thread, attributes, body, argument);
+}
+#endif
 
 namespace testing::execution_tests {
 using attn::execution;
@@ -128,6 +156,19 @@ TEST_CASE("fewer than one thread is refused", "[execution]") {
   }
 }
 
+TEST_CASE("more threads than any machine has are refused, but for a pool that brings them", "[execution]") {
+  try {
+    execution run(4000);
+    CHECK(false);
+  } catch (const std::invalid_argument& error) {
+    CHECK(std::string(error.what()) == "attn::execution: expected threads <= 1024; found 4000");
+  }
+  execution own(4000, [](int count, const attn::pool_task& task) {
+    for (int n = 0; n < count; ++n) task(n);
+  });
+  CHECK(own.threads() == 4000);
+}
+
 TEST_CASE("little work stays on the caller's thread", "[execution]") {
   execution threads(3), eager(3, 0);
   const auto used = [](execution& exec, double operations) {
@@ -186,6 +227,68 @@ TEST_CASE("An execution that was used before fork() has threads in the child", "
   REQUIRE(waitpid(child, &status, 0) == child);
   CHECK(status == 0);
   CHECK(all_run());
+}
+#endif
+
+#ifdef ATTN_TEST_REFUSED_THREADS
+struct thread_permit {  // of so many threads from now on
+  explicit thread_permit(int threads) { permitted_threads = threads; }
+  ~thread_permit() { permitted_threads = 1 << 30; }
+};
+bool every_task_runs(execution& run, idx_t tasks = 200) {
+  std::vector<std::atomic<int>> times(static_cast<std::size_t>(tasks));
+  std::atomic<bool> known = true;
+  run.for_each(tasks, [&](idx_t task, int worker) {
+    ++times[static_cast<std::size_t>(task)];
+    if (worker < 0 || worker >= run.threads()) known = false;
+  });
+  return known && std::all_of(times.begin(), times.end(), [](const auto& n) { return n == 1; });
+}
+
+TEST_CASE("Where the system refuses threads, work goes on with those there are", "[execution]") {
+  for (int asked : {2, 8, 100})
+    for (int permitted : {0, 1, 3, 20}) {
+      CAPTURE(asked, permitted);
+      const int there = std::min(asked, permitted + 1);
+      {
+        const thread_permit permit(permitted);
+        execution run(asked, 0.0);
+        CHECK(run.threads() == there);
+        CHECK(run.serial_executions().size() == static_cast<std::size_t>(there));
+        CHECK(every_task_runs(run));
+        execution moved = std::move(run);
+        CHECK(every_task_runs(moved));
+      }
+      execution later(asked, 0.0);
+      CHECK(later.threads() == asked);
+      CHECK(every_task_runs(later));
+    }
+  const thread_permit none(0);
+  const auto tasks = [](attn::execution_ref exec) { return every_task_runs(exec.get()); };
+  CHECK(tasks(execution(4, 0.0)));
+  execution own(4, [](int count, const attn::pool_task& task) {
+    for (int n = 0; n < count; ++n) task(n);
+  });
+  CHECK(own.threads() == 4);
+  CHECK(every_task_runs(own));
+}
+
+TEST_CASE("Where the system refuses threads to a process made by fork(), too", "[execution]") {
+  execution run(4, 0.0);
+  REQUIRE(every_task_runs(run));
+  for (int permitted : {0, 1, 2}) {
+    const pid_t child = fork();
+    if (child == 0) {
+      alarm(20);
+      permitted_threads = permitted;
+      const bool good = every_task_runs(run) && every_task_runs(run);
+      _exit(good && every_task_runs(*std::make_unique<execution>(3, 0.0)) ? 0 : 1);
+    }
+    int status = -1;
+    REQUIRE(waitpid(child, &status, 0) == child);
+    CHECK(status == 0);
+  }
+  CHECK(every_task_runs(run));
 }
 #endif
 

@@ -24,6 +24,7 @@
 #include <algorithm>
 #include <concepts>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <new>
 #include <optional>
@@ -113,14 +114,15 @@ class execution {
   /// Serial: everything on the caller's thread.
   execution() : buffers_(2) {}
 
-  /// `threads` threads, the caller's included. Calls that take one thread less than about `least_seconds` stay on the
-  /// caller's thread: waking the others takes some 30 us. Throws std::invalid_argument for fewer than 1 thread.
-  explicit execution(int threads, double least_seconds = 60e-6)
-      : buffers_(static_cast<std::size_t>(threads > 0 ? threads : 0) + 1), least_seconds_(least_seconds) {
-    if (threads < 1)
-      detail::raise<std::invalid_argument>(
-          detail::error_text{"attn::execution: expected threads >= 1; found ", threads}.c_str());
-    if (threads > 1) pool_ = std::make_unique<detail::eigen_threads>(threads - 1);
+  /// `threads` threads, the caller's included, or as many of them as the system permits: threads() says how many there
+  /// are. Calls that take one thread less than about `least_seconds` stay on the caller's thread: waking the others
+  /// takes some 30 us. Throws std::invalid_argument for fewer than 1 thread, or more than 1024.
+  explicit execution(int threads, double least_seconds = 60e-6) : buffers_(2), least_seconds_(least_seconds) {
+    check_threads(threads, detail::eigen_threads::most);
+    if (threads == 1) return;
+    auto pool = std::make_unique<detail::eigen_threads>(threads - 1);
+    buffers_.resize(static_cast<std::size_t>(pool->threads()) + 2);
+    if (pool->threads() > 0) pool_ = std::move(pool);
   }
 
   /// The same on threads of a pool of your own, which is kept as a copy; `threads` is how many at most work at the same
@@ -128,7 +130,7 @@ class execution {
   /// twice, none at all, or by one(n) not every piece; what the pool throws is passed on.
   template <own_pool Pool>
   execution(int threads, Pool pool, double least_seconds = 60e-6) : execution(1, least_seconds) {
-    if (threads < 1) (void)execution(threads);  // says so
+    check_threads(threads, std::numeric_limits<int>::max());
     buffers_.resize(static_cast<std::size_t>(threads) + 1);
     pool_ = std::make_unique<detail::own_threads>(std::move(pool));
   }
@@ -241,6 +243,13 @@ class execution {
   int active_threads() const { return active_threads_ > 0 ? active_threads_ : threads(); }
 
  private:
+  static void check_threads(int threads, int most) {
+    if (threads < 1 || threads > most)
+      detail::raise<std::invalid_argument>(
+          (threads < 1 ? detail::error_text{"attn::execution: expected threads >= 1; found ", threads}
+                       : detail::error_text{"attn::execution: expected threads <= ", most, "; found ", threads})
+              .c_str());
+  }
   template <class Layout>
   static auto lay_out(detail::scratch_buffer& buffer, Layout& layout) {
     detail::arena count;
