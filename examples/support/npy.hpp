@@ -27,6 +27,8 @@ inline array read_npy(const std::string& path) {
   if (!value_of("fortran_order").starts_with("False")) fail(path, "expected C order; found Fortran order");
   std::string axes = value_of("shape");
   axes = axes.substr(0, axes.find(')'));
+  if (!axes.starts_with('(') || axes.find_first_not_of("0123456789, ", 1) != std::string::npos)
+    fail(path, "expected the shape of an array; found " + axes + ")");
   std::vector<std::ptrdiff_t> shape;
   for (std::size_t at = 0; (at = axes.find_first_of("0123456789", at)) != std::string::npos;) {
     const std::size_t end = std::min(axes.find_first_not_of("0123456789", at), axes.size());
