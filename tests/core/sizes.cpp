@@ -142,4 +142,35 @@ TEST_CASE("views that no memory can hold are refused", "[sizes]") {
   }
 }
 
+// A process addresses less than 2^47 bytes: from there on a view is refused, whichever it is, before it is read.
+TEST_CASE("strides that lead out of a process's memory are refused", "[sizes]") {
+  std::vector<float> memory(64, 1);
+  std::vector<std::uint8_t> flags(64, 1);
+  const attn::tensor_view<float> x(memory.data(), {1, 1, 2, 2});
+  std::vector<float> result(8);
+  const attn::tensor_view<float> out(result.data(), {1, 1, 2, 2});
+  const auto says = [](auto&& call) { return refusal(call).find("with strides * extents that memory can hold") < 99; };
+  for (idx_t bytes : {idx_t(1) << 47, idx_t(3) << 46, idx_t(1) << 48, idx_t(1) << 53, idx_t(1) << 59, idx_t(1) << 60,
+                      -(idx_t(1) << 47), -(idx_t(1) << 55)}) {
+    CAPTURE(bytes);
+    const idx_t away = bytes / 4;
+    const attn::tensor_view<float> wrong(memory.data(), {1, 1, 2, 2}, {4, 4, away, 1});
+    CHECK(says([&] { attn::full_softmax(wrong, x, x, out); }));
+    CHECK(says([&] { attn::full_softmax(x, wrong, x, out); }));
+    CHECK(says([&] { attn::full_softmax(x, x, wrong, out); }));
+    CHECK(says([&] { attn::full_softmax(x, x, x, wrong); }));
+    CHECK(says([&] { attn::full_softmax(x, x, x, out, {.bias = wrong}); }));
+    CHECK(says([&] { attn::full_softmax(x, x, x, out, {.lse = {memory.data(), {1, 1, 2}, {2, 2, away}}}); }));
+    CHECK(says([&] { attn::full_softmax(x, x, x, out, {.relative_bias = {memory.data(), {1, 3}, {3, away / 2}}}); }));
+    const attn::tensor_view<std::uint8_t> mask(flags.data(), {1, 1, 2, 2}, {4, 4, bytes, 1});
+    CHECK(says([&] { attn::full_softmax(x, x, x, out, {.mask = mask}); }));
+    const attn::tensor_view<std::uint8_t, 2> key_mask(flags.data(), {1, 2}, {2, bytes});
+    CHECK(says([&] { attn::full_softmax(x, x, x, out, {.key_mask = key_mask}); }));
+    std::vector<std::int32_t> lists(8);
+    const attn::tensor_view<std::int32_t> indices(lists.data(), {1, 1, 2, 2}, {4, 4, away, 1});
+    CHECK(says([&] { attn::detail::call_views("sizes").read("indices", indices); }));
+  }
+  CHECK(result == std::vector<float>(8));
+}
+
 }  // namespace testing::sizes_tests

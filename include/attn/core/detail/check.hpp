@@ -16,8 +16,8 @@
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
-/// What no process can address, in bytes; and where counting ends, which leaves room for sums of products.
-inline constexpr idx_t beyond_memory = idx_t(1) << 47, beyond_count = idx_t(1) << 60;
+/// What no process can address, in bytes.
+inline constexpr idx_t beyond_memory = idx_t(1) << 47;
 
 /// The product of non-negative sizes, or -1 where it is `limit` or more. Sizes of 0 count as 1 for this: products of
 /// some of the sizes do not overflow either, and a state of nothing has lists of its items all the same.
@@ -55,11 +55,11 @@ struct memory_layout {
   }
 };
 
-/// Adds the bytes that an axis of a view covers to `bytes`; whether that is a number.
+/// Adds the bytes that an axis of a view covers to `bytes`; whether memory can hold them.
 inline bool add_bytes_of_axis(idx_t stride, idx_t extent, idx_t item, idx_t& bytes) {
   idx_t step = 0, covered = 0;
   return !__builtin_mul_overflow(stride, item, &step) && !__builtin_mul_overflow(step, extent - 1, &covered) &&
-         covered > -beyond_count && covered < beyond_count && (bytes += std::abs(covered)) < beyond_count;
+         covered > -beyond_memory && covered < beyond_memory && (bytes += std::abs(covered)) < beyond_memory;
 }
 
 /// Whether two views are the same memory in the same layout.
@@ -159,7 +159,7 @@ struct moving_axes {
   int count = 0;
   idx_t item;
   std::uintptr_t origin;
-  bool endless = false;  // more bytes than there are numbers
+  bool endless = false;  // more bytes than memory can hold
 
   [[gnu::noinline]] explicit moving_axes(const memory_layout& x) : item(x.item) {
     const char* lowest = x.data;
