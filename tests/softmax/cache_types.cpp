@@ -11,6 +11,7 @@
 #include "support/npy.hpp"
 #include "support/refusal.hpp"
 #include "support/run.hpp"
+#include "support/window_pages.hpp"
 
 namespace testing::cache_types_tests {
 namespace {
@@ -184,6 +185,11 @@ TEST_CASE("Windows over a cache of int8", "[cache_types]") {
   check_window<int8>(4, 20, {});
   check_window<int8>(0, 1, {});
   check_window<int8>(30, 1, {0, 3, 50});
+}
+TEST_CASE("Pages change no bit of windows", "[cache_types]") {
+  check_window_pages<bfloat16>({128, 5});
+  check_window_pages<int8>({256, 512});
+  check_window_pages<attn::float8_e5m2>({256});
 }
 TEST_CASE("Windows over a cache of bfloat16", "[cache_types]") { check_window<bfloat16>(33, 2, {}); }
 TEST_CASE("Windows over a cache of float8_e5m2", "[cache_types]") { check_window<attn::float8_e5m2>(33, 2, {}); }

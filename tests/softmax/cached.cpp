@@ -9,6 +9,7 @@
 #include "support/catch.hpp"
 #include "support/random.hpp"
 #include "support/refusal.hpp"
+#include "support/window_pages.hpp"
 
 namespace testing::cached_tests {
 namespace {
@@ -182,6 +183,8 @@ TEST_CASE("sliding_window_step: chunks of many tokens, with all options", "[cach
     check_window_chunks(attn::paged_cache<float>(pool, batch), 2e-6);
   }
 }
+
+TEST_CASE("sliding_window_cached: pages change no bit", "[cached]") { check_window_pages<float>({64, 192, 7}); }
 
 TEST_CASE("sliding_window_cached: an item is attended as it is alone, a head as with one dilation for all", "[cached]") {
   const inputs memory(1, 60), x(9, 40);

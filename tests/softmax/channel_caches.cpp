@@ -10,6 +10,7 @@
 #include "support/npy.hpp"
 #include "support/refusal.hpp"
 #include "support/run.hpp"
+#include "support/window_pages.hpp"
 
 namespace testing::channel_caches_tests {
 namespace {
@@ -216,6 +217,10 @@ TEST_CASE("Windows over a cache of int4", "[channel_caches]") {
     }
   };
   check(20, 1, 512), check(60, 1, 64), check(4, 20, 32);
+}
+
+TEST_CASE("Pages change no bit of windows over a cache of int4", "[channel_caches]") {
+  check_window_pages<int4>({256, 512});
 }
 
 TEST_CASE("Items of a cache of int4 are sequences of their own", "[channel_caches]") {

@@ -12,26 +12,6 @@
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
-/// The rows of keys or values of one list.
-template <class C>
-struct row_list {
-  const C** at;
-
-  static row_list layout(arena& memory, idx_t most) { return {memory.allocate<const C*>(most)}; }
-  listed_rows<C> of(const cache_rows<const C>& x, std::span<const idx_t> list) const {
-    idx_t n = 0;
-    for (const idx_t j : list) at[n++] = x.row(j);
-    return {at, n, x.cols, x.col_stride};
-  }
-};
-template <coded C>
-struct row_list<C> {
-  static row_list layout(arena&, idx_t) { return {}; }
-  listed_codes<C> of(const cache_rows<const C>& x, std::span<const idx_t> list) const {
-    return {&x, list.data(), std::ssize(list), x.from(0).cols};
-  }
-};
-
 template <class S, class Score, class C = S>
 struct selected_rows : stream_plan<S, Score, C> {
   using base = stream_plan<S, Score, C>;

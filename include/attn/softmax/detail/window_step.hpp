@@ -65,13 +65,20 @@ struct window_step : stream_plan<S, Score, C> {
   }
   double read() const { return static_cast<double>(shape.queries) * static_cast<double>(seen()); }
   bool takes(idx_t b, idx_t h) const { return source.takes(b, h); }
-  struct scratch {};
-  scratch layout(arena&) const { return {}; }
+  /// The rows of a tile that lie in several pages.
+  struct scratch {
+    idx_t* list;
+    row_list<C> keys, values;
+  };
+  scratch layout(arena& memory) const {
+    const idx_t most = in.pages ? stream_tile_of<C> : 0;
+    return {memory.allocate<idx_t>(most), row_list<C>::layout(memory, most), row_list<C>::layout(memory, most)};
+  }
   void begin(idx_t b, idx_t kv, idx_t t) const { source.put(b, kv, t); }
   idx_t position(idx_t b, idx_t t) const { return source.before(b) + t; }
 
   template <class Take>
-  void rows(idx_t b, idx_t head, idx_t t, const scratch&, const Take& take_rows) const {
+  void rows(idx_t b, idx_t head, idx_t t, const scratch& s, const Take& take_rows) const {
     const idx_t p = position(b, t), d = window.dilation(head), ring = source.ring();
     const global_list global = window.globals(b);
     const idx_t known = global.before(p + 1);
@@ -80,12 +87,30 @@ struct window_step : stream_plan<S, Score, C> {
                 first = global_query || p < 0 ? 0 : p - std::min(window.left, p / d) * d;  // before the first key: none
     const idx_t kv = head / shape.group();
     const auto keys = in.key_rows(b, kv), values = in.value_rows(b, kv);
-    // Every stride-th row from `row` on, in one or more pages.
+    // Every stride-th row from `row` on, in one or more pages, which change no tile: a tile of several is put together.
+    // Tiles of codes, which are used in place, end where pages may.
     const auto take = [&](idx_t row, idx_t stride, idx_t rows, index_map positions) {
+      constexpr idx_t tile = stream_tile_of<C>;
+      if constexpr (coded<C>)
+        if (stride == 1 && !positions.list) {
+          for (const idx_t end = row + rows, first_position = positions.first - row; row < end; row += rows) {
+            rows = std::min(end - row, row % tile ? tile - row % tile : stream_chunk - row % stream_chunk);
+            take_rows(keys, values, {first_position, 1, nullptr}, row, row + rows, end);
+          }
+          return;
+        }
       while (rows > 0) {
         const auto k = keys.from(row), v = values.from(row);
-        const idx_t some = std::min({rows, (k.rows - 1) / stride + 1, stream_chunk});
-        take_rows(every(k, stride, some), every(v, stride, some), positions, 0, some, 0);
+        idx_t some = std::min({rows, (k.rows - 1) / stride + 1, stream_chunk});
+        if (some < rows) some -= some % tile;
+        if (some > 0) {
+          take_rows(every(k, stride, some), every(v, stride, some), positions, 0, some, 0);
+        } else {
+          some = std::min(rows, tile);
+          for (idx_t n = 0; n < some; ++n) s.list[n] = row + n * stride;
+          const std::span<const idx_t> list(s.list, static_cast<std::size_t>(some));
+          take_rows(s.keys.of(keys, list), s.values.of(values, list), positions, 0, some, 0);
+        }
         row += some * stride, rows -= some;
         positions.first += some * positions.step;
         if (positions.list) positions.list += some;
