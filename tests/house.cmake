@@ -203,3 +203,7 @@ foreach(from package subdirectory fetch)
       "-DEIGEN_INCLUDE_DIR=${ATTN_EIGEN_INCLUDE_DIR}" -DWITH_MPI=${with_mpi} -P ${CMAKE_CURRENT_SOURCE_DIR}/installed/try.cmake)
   set_tests_properties(${prefix}installed.${from} PROPERTIES COST 20)
 endforeach()
+add_test(NAME ${prefix}installed.directories
+  COMMAND ${CMAKE_COMMAND} -DSOURCE=${PROJECT_SOURCE_DIR} -DWORK=${CMAKE_CURRENT_BINARY_DIR}/installed_directories
+    -DCOMPILER=${CMAKE_CXX_COMPILER} "-DEigen3_DIR=${Eigen3_DIR}" "-DEIGEN_INCLUDE_DIR=${ATTN_EIGEN_INCLUDE_DIR}"
+    -P ${CMAKE_CURRENT_SOURCE_DIR}/installed/directories.cmake)
