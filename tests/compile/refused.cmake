@@ -1,4 +1,5 @@
-# SOURCE compiles as it is, and does not with WRONG defined; then the compiler says what stands behind "// says: ".
+# SOURCE compiles as it is, and does not with WRONG defined; then the compiler says what stands behind "// says: ", and
+# its first error is what stands behind "// says first: ".
 include(${CMAKE_CURRENT_LIST_DIR}/compiler.cmake)
 compile(result output ${begin_precompiled} -fsyntax-only ${SOURCE})
 if(NOT result EQUAL 0)
@@ -8,8 +9,11 @@ compile(result output ${begin_precompiled} -fsyntax-only -DWRONG ${SOURCE})
 if(result EQUAL 0)
   message(FATAL_ERROR "the wrong form compiles")
 endif()
-file(STRINGS ${SOURCE} says REGEX "^// says: ")
-string(REPLACE "// says: " "" says "${says}")
+file(STRINGS ${SOURCE} says REGEX "^// says( first)?: ")
+if(says MATCHES "^// says first")
+  string(REGEX MATCH "error:[^\n]*" output "${output}")
+endif()
+string(REGEX REPLACE "^// says( first)?: " "" says "${says}")
 string(FIND "${output}" "${says}" at)
 if(at EQUAL -1)
   message(FATAL_ERROR "the compiler does not say \"${says}\" but:\n${output}")

@@ -138,7 +138,7 @@ TEST_CASE("project_backward refuses what does not fit", "[layer_backward_refusal
       with_sequences(
           [](arguments & d) -> auto& { return d.d_one.x; },
           {
-              {"another dim of d_out", "d_out dim 8; found 7",
+              {"another dim of d_out", "d_out dim = weight rows 8; found 7",
                [](arguments& d) { d.d_view = d.d_view.slice(2, 0, 7); }},
               {"too few columns", "weight [outputs, inputs] with columns = dim of its input 8; found [8, 7]",
                [](arguments& d) { d.one.weight = d.matrix(8, 7), d.d_one.weight = {}; }},
@@ -246,7 +246,7 @@ TEST_CASE("multi_head_backward refuses what does not fit", "[layer_backward_refu
       },
       with_sequences([](arguments & d) -> auto& { return d.d_heads.x; },
                      {
-                         {"another dim of d_out", "d_out dim 8; found 7",
+                         {"another dim of d_out", "d_out dim = output weight rows 8; found 7",
                           [](arguments& d) { d.d_view = d.d_view.slice(2, 0, 7); }},
                          {"another batch of y", "context batch = x batch 2; found 1",
                           [](arguments& d) { d.options.context = d.shaped(1, 9, 8), d.d_heads.context = {}; }},

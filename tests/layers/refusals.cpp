@@ -78,7 +78,7 @@ std::vector<refused> with_sequences(std::vector<refused> more) {
        [](arguments& d) { d.out_view_ = d.out_view_.slice(0, 0, 1); }},
       {"another length of out", "out length = x length 6; found 5",
        [](arguments& d) { d.out_view_ = d.out_view_.slice(1, 0, 5); }},
-      {"another dim of out", "out dim 8; found 6", [](arguments& d) { d.out_view_ = d.out_view_.slice(2, 0, 6); }},
+      {"another dim of out", " 8; found 6", [](arguments& d) { d.out_view_ = d.out_view_.slice(2, 0, 6); }},
       {"a null x", "null",
        [](arguments& d) {
          d.x_view = {nullptr, {2, 6, 8}};
@@ -121,7 +121,9 @@ TEST_CASE("project refuses what does not fit", "[layer_refusals]") {
                  with_sequences({
                      {"too few columns", "weight [outputs, inputs] with columns = dim of its input 8; found [8, 7]",
                       [](arguments& d) { d.weight = d.matrix(8, 7); }},
-                     {"too many rows", "out dim 9; found 8",
+                     {"no weight", "weight [outputs, inputs] with columns = dim of its input 8; found none",
+                      [](arguments& d) { d.weight = {}; }},
+                     {"too many rows", "out dim = weight rows 9; found 8",
                       [](arguments& d) { d.weight = d.matrix(9, 8), d.bias = d.vector(9); }},
                      {"a transposed weight", "found [8, 5]: give the transpose of an [inputs, outputs] matrix",
                       [](arguments& d) { d.weight = d.matrix(8, 5); }},
@@ -247,7 +249,9 @@ TEST_CASE("multi_head refuses what does not fit", "[layer_refusals]") {
           {"value columns", "value weight [outputs, inputs]", [](arguments& d) { d.heads.value = d.matrix(4, 9); }},
           {"output columns", "output weight [outputs, inputs] with columns = dim of its input 8; found [8, 4]",
            [](arguments& d) { d.heads.output = d.matrix(8, 4); }},
-          {"output rows", "out dim 7; found 8",
+          {"no value weight", "value weight [outputs, inputs] with columns = dim of its input 8; found none",
+           [](arguments& d) { d.heads.value = {}; }},
+          {"output rows", "out dim = output weight rows 7; found 8",
            [](arguments& d) { d.heads.output = d.matrix(7, 8), d.heads.output_bias = d.vector(7); }},
           {"gate columns", "gate weight [outputs, inputs]", [](arguments& d) { d.heads.gate = d.matrix(8, 7); }},
           {"gate rows", "gate weight rows = heads x value head dim 8; found 4",

@@ -6,7 +6,7 @@
 // [.., .., .., ..] of std::int32_t or std::int64_t (attn::idx_t), with any strides; -1 where an entry has no index.
 #pragma once
 
-#include <attn/core/tensor_view.hpp>
+#include <attn/core/view_field.hpp>
 
 #include <cstdint>
 
@@ -25,14 +25,10 @@ class any_index_view {
 
  public:
   any_index_view() = default;
-  template <class T>
-    requires is_index<T>
-  any_index_view(const tensor_view<T>& x)
-      : data_(x.data()), extents_(x.extents()), strides_(x.strides()), wide_(sizeof(T) == sizeof(std::int64_t)) {}
-  /// An Eigen matrix of them for one head, a tensor that owns its memory.
+  /// A view of them, an Eigen matrix of them for one head, a tensor that owns its memory.
   template <class X>
-    requires((eigen_memory<X> || gives_view<X>) && is_index<element_type_of<X&>>)
-  any_index_view(X&& x) : any_index_view(as_view(x)) {}
+    requires(!std::same_as<std::remove_cvref_t<X>, any_index_view>)
+  any_index_view(X&& x) : any_index_view(view_of<X>(x), 0) {}
 
   idx_t extent(int axis) const { return extents_[static_cast<std::size_t>(axis)]; }
   explicit operator bool() const { return data_ || extents_ != std::array<idx_t, 4>{}; }
@@ -49,6 +45,22 @@ class any_index_view {
   }
 
  private:
+  template <class T>
+  any_index_view(const tensor_view<T>& x, int)
+      : data_(x.data()), extents_(x.extents()), strides_(x.strides()), wide_(sizeof(T) == sizeof(std::int64_t)) {}
+  template <class X>
+  static auto view_of(std::remove_reference_t<X>& x) {
+    using given = element_type_of<std::remove_reference_t<X>&>;
+    if constexpr (has_view<X> && is_index<given>) {
+      return view_of_field<given, 4, X>(x);
+    } else {
+      constexpr bool right = sizeof(X) == 0;
+      static_assert(right, "attn: indices are a tensor_view, a tensor or an Eigen matrix of std::int32_t or std::int64_t, "
+                           "writable where they are results; found another type");
+      return tensor_view<std::conditional_t<std::is_const_v<Void>, const idx_t, idx_t>>();
+    }
+  }
+
   template <class T>
   auto of() const {
     using element = std::conditional_t<std::is_const_v<Void>, const T, T>;

@@ -9,7 +9,7 @@
 // one in which every key is seen costs little more than without a mask.
 #pragma once
 
-#include <attn/core/tensor_view.hpp>
+#include <attn/core/view_field.hpp>
 
 #include <cstdint>
 
@@ -19,6 +19,29 @@ namespace detail {
 
 template <class T>
 concept flag = std::same_as<std::remove_const_t<T>, bool> || std::same_as<std::remove_const_t<T>, std::uint8_t>;
+
+/// Whether X is a list, which is the key mask of one item.
+template <class X>
+concept flag_list = !eigen_memory<X> && (std::is_constructible_v<tensor_view<const bool, 1>, X&> ||
+                                         std::is_constructible_v<tensor_view<const std::uint8_t, 1>, X&>);
+
+/// The view of what a mask is given as X&&.
+template <int Rank, class X>
+constexpr auto view_of_flags(std::remove_reference_t<X>& x) {
+  using given = std::remove_reference_t<X>;
+  if constexpr (Rank == 2 && flag_list<given>) {
+    using T = std::conditional_t<std::is_constructible_v<tensor_view<const bool, 1>, given&>, bool, std::uint8_t>;
+    const auto list = view_of_field<const T, 1, X>(x);
+    return tensor_view<const T, 2>(list.data(), {1, list.extent(0)}, {0, list.stride(0)});
+  } else if constexpr (has_view<given> && flag<element_of<given&>>) {
+    return view_of_field<const element_of<given&>, Rank, X>(x);
+  } else {
+    constexpr bool right = sizeof(X) == 0;
+    static_assert(right, "attn: a mask is a tensor_view, a tensor or an Eigen matrix of bool or std::uint8_t, the "
+                         "key_mask of one item also a list of them, but no std::vector<bool>; found another type");
+    return tensor_view<const bool, Rank>();
+  }
+}
 
 /// Flags as bytes [batch, heads, queries, keys].
 class flag_view {
@@ -40,31 +63,32 @@ class flag_view {
 
 }  // namespace detail
 
-/// A view of bool or std::uint8_t, or an Eigen matrix of them for one head.
+/// A view of bool or std::uint8_t, a tensor of them, or an Eigen matrix of them for one head.
 class mask_view : public detail::flag_view {
  public:
   mask_view() = default;
-  template <detail::flag T>
-  mask_view(const tensor_view<T>& x) : flag_view(x.data(), x.extents(), x.strides()) {}
-  template <detail::eigen_memory M>
-    requires detail::flag<detail::eigen_element<const M>>
-  mask_view(const M& x) : mask_view(as_view(x)) {}
+  template <class X>
+    requires(!std::same_as<std::remove_cvref_t<X>, mask_view>)
+  mask_view(X&& x) : mask_view(detail::view_of_flags<4, X>(x), 0) {}
+
+ private:
+  template <class T>
+  mask_view(const tensor_view<T>& x, int) : flag_view(x.data(), x.extents(), x.strides()) {}
 };
 
-/// A view of bool or std::uint8_t, or an Eigen matrix of them: rows are batch items.
+/// A view of bool or std::uint8_t, a tensor of them, an Eigen matrix of them, whose rows are batch items, or for one
+/// item a list of them.
 class key_mask_view : public detail::flag_view {
  public:
   key_mask_view() = default;
-  template <detail::flag T>
-  key_mask_view(const tensor_view<T, 2>& x)
+  template <class X>
+    requires(!std::same_as<std::remove_cvref_t<X>, key_mask_view>)
+  key_mask_view(X&& x) : key_mask_view(detail::view_of_flags<2, X>(x), 0) {}
+
+ private:
+  template <class T>
+  key_mask_view(const tensor_view<T, 2>& x, int)
       : flag_view(x.data(), {x.extent(0), 1, 1, x.extent(1)}, {x.stride(0), 0, 0, x.stride(1)}) {}
-  template <detail::eigen_memory M>
-    requires detail::flag<detail::eigen_element<const M>>
-  key_mask_view(const M& matrix) {
-    const auto x = as_view(matrix);
-    *this = tensor_view<std::remove_pointer_t<decltype(x.data())>, 2>(x.data(), {x.extent(2), x.extent(3)},
-                                                                      {x.stride(2), x.stride(3)});
-  }
 };
 
 }}  // namespace attn::ATTN_ISA

@@ -24,11 +24,15 @@ class tensor {
       check.at_least("extents", 0, n);
       count = check.fits("a tensor", {count, n});
     }
-    elements_.assign(static_cast<std::size_t>(count), value);
+    if constexpr (std::same_as<stored, T>) elements_.assign(static_cast<std::size_t>(count), value);
+    else elements_.assign(static_cast<std::size_t>(count), stored{value});
   }
 
-  T* data() { return elements_.data(); }
-  const T* data() const { return elements_.data(); }
+  T* data() { return const_cast<T*>(std::as_const(*this).data()); }
+  const T* data() const {
+    if constexpr (std::same_as<stored, T>) return elements_.data();
+    else return reinterpret_cast<const T*>(elements_.data());
+  }
   idx_t size() const { return static_cast<idx_t>(elements_.size()); }
   idx_t extent(int axis) const { return extents_[static_cast<std::size_t>(axis)]; }
   const extents_type& extents() const { return extents_; }
@@ -48,8 +52,13 @@ class tensor {
   }
 
  private:
+  struct flag {
+    bool value;
+  };
+  using stored = std::conditional_t<std::same_as<T, bool>, flag, T>;  // a std::vector<bool> has no addresses
+
   extents_type extents_{};
-  detail::memory_vector<T> elements_;
+  detail::memory_vector<stored> elements_;
 };
 
 }}  // namespace attn::ATTN_ISA

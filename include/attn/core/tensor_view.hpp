@@ -290,28 +290,44 @@ using element_type_of = typename decltype(view_or_any<X>())::element_type;
 template <class X>
 using element_of = typename decltype(detail::view_or_any<X>())::value_type;
 
+namespace detail {
+
+[[noreturn, gnu::cold, gnu::noinline]] inline void refuse_stride(idx_t stride) {
+  raise<std::invalid_argument>(error_text{"attn: expected a list with stride 1; found stride ", stride}.c_str());
+}
+
+}  // namespace detail
+
 /// A list of numbers in the caller's memory, such as lengths, one for each batch item: std::vector<idx_t>, std::array,
-/// an array or a std::span.
+/// an array, a std::span, an Eigen vector, or a tensor or view of rank 1. Their stride must be 1.
 template <class T>
 class list_view : public std::span<const T> {
  public:
   constexpr list_view() = default;
   constexpr list_view(const T* data, std::size_t count) : std::span<const T>(data, count) {}
-  template <std::ranges::contiguous_range Range>
-  constexpr list_view(const Range& range) : std::span<const T>(checked(range)) {}
+  template <class List>
+    requires(!std::same_as<List, list_view>)
+  constexpr list_view(const List& list) : std::span<const T>(checked(list)) {}
   template <class U>
   constexpr list_view(std::initializer_list<U>) {
     static_assert(sizeof(U) == 0, "attn: a list in braces is gone before it is read: name a std::vector or std::array");
   }
 
  private:
-  template <class Range>
-  static constexpr std::span<const T> checked(const Range& range) {
-    constexpr bool same = std::same_as<std::ranges::range_value_t<Range>, T>;
-    static_assert(same, "attn: lengths, positions and dilations are lists of attn::idx_t (std::ptrdiff_t); sinks and "
-                        "slopes are lists of float, of double for double elements");
-    if constexpr (same) return {std::ranges::data(range), static_cast<std::size_t>(std::ranges::size(range))};
-    else return {};
+  template <class List>
+  static constexpr std::span<const T> checked(const List& list) {
+    constexpr bool right = std::is_constructible_v<tensor_view<const T, 1>, const List&>;
+    static_assert(right || !std::integral<T>,
+                  "attn: lengths, positions and dilations are lists of attn::idx_t (std::ptrdiff_t)");
+    static_assert(right || std::integral<T>, "attn: sinks and slopes are lists of float, of double for double elements; "
+                                             "frequencies of rotations are a list of double");
+    if constexpr (right) {
+      const tensor_view<const T, 1> x(list);
+      if (x.extent(0) > 1 && x.stride(0) != 1) detail::refuse_stride(x.stride(0));
+      return {x.data(), static_cast<std::size_t>(x.extent(0))};
+    } else {
+      return {};
+    }
   }
 };
 
@@ -347,6 +363,15 @@ constexpr auto split_heads(M&& m, idx_t heads) {
   return split_heads(tensor_view<element, 3>(whole.data(), {1, whole.extent(2), whole.extent(3)},
                                              {0, whole.stride(2), whole.stride(3)}),
                      heads);
+}
+
+/// A tensor that owns a sequence, or a std::mdspan of one.
+template <class X>
+  requires(detail::gives_view<X> || detail::is_mdspan<std::remove_cvref_t<X>>)
+constexpr auto split_heads(X&& x, idx_t heads) {
+  constexpr bool sequence = std::is_constructible_v<tensor_view<detail::element_type_of<X>, 3>, X&>;
+  static_assert(sequence, "attn: expected a sequence [batch, length, heads * dim], of rank 3");
+  return split_heads(tensor_view<detail::element_type_of<X>, 3>(x), heads);
 }
 
 namespace detail {

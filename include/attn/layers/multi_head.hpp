@@ -104,7 +104,7 @@ void check_multi_head(layer_views& check, const tensor_view<const S, 3>& y, cons
   } else if (w.gate_bias) {
     check.fail("gate bias with a gate weight", "no gate weight");
   }
-  check.out_dim(w.output ? w.output.extent(0) : heads * dim_v);
+  check.out_dim(w.output ? w.output.extent(0) : heads * dim_v, w.output ? " = output weight rows" : "");
   if (options.attended) check_attended(check, w, options.attended, heads * dim_v);
   check.fits("context batch * length", {y.extent(0), y.extent(1)});
   check.fits("x batch * length * heads * dims", {x[0], x[1], heads, dim + dim_v});

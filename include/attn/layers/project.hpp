@@ -107,7 +107,7 @@ template <class S>
                                     const project_weights<S>& w, execution& exec) {
   layer_views check("project", x, out, false);
   check.linear("weight", w.weight, "bias", w.bias, x.extent(2));
-  check.out_dim(w.weight.extent(0));
+  check.out_dim(w.weight.extent(0), " = weight rows");
   run_project<S>(x, out, w, exec);
 }
 

@@ -177,7 +177,7 @@ void project_backward(const X& x, const Weights& weights, const D& d_out,
   check.gradient("weight", gradients.weight, weight);
   check.gradient("bias", gradients.bias, bias);
   check.linear("weight", weight, "bias", bias, from.extent(2));
-  check.out_dim(weight.extent(0));
+  check.out_dim(weight.extent(0), " = weight rows");
   using P = detail::product_type<S>;
   const detail::projection_gradient<P> one(weight, detail::token_sum<T>(d), gradients.weight, gradients.bias,
                                            gradients.accumulate);

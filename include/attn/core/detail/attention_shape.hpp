@@ -144,9 +144,10 @@ inline idx_t step_of_head(std::span<const idx_t> list, idx_t head) {
   return list.empty() ? 1 : list[list.size() == 1 ? 0 : static_cast<std::size_t>(head)];
 }
 
-/// The types of a call, checked at compile time.
+/// The types of a call, checked at compile time. The return type makes compilers do so where it is called: what else is
+/// wrong with such a call comes after the sentence.
 template <class Q, class K, class V, class O>
-constexpr void require_one_element_type() {
+constexpr auto require_one_element_type() {
   static_assert(decltype(as_view(std::declval<Q>()))::rank == 4, "attn: views must be [batch, head, length, dim]");
   static_assert(element<element_of<Q>>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   static_assert(std::same_as<element_of<Q>, element_of<K>> && std::same_as<element_of<Q>, element_of<V>> &&

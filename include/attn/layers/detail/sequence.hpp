@@ -120,11 +120,11 @@ struct layer_views : call_views {
       read("d_out", d_out);
   }
 
-  /// out is [batch, length, dim] for x [batch, length, ...].
-  void out_dim(idx_t dim) const {
+  /// out is [batch, length, dim] for x [batch, length, ...]; `of` says what the dim must be equal to.
+  void out_dim(idx_t dim, const char* of = "") const {
     extents({{backward ? "d_out batch = x batch" : "out batch = x batch", x.extents[0], out.extents[0]},
-             {backward ? "d_out length = x length" : "out length = x length", x.extents[1], out.extents[1]},
-             {backward ? "d_out dim" : "out dim", dim, out.extents[2]}});
+             {backward ? "d_out length = x length" : "out length = x length", x.extents[1], out.extents[1]}});
+    if (out.extents[2] != dim) fail({backward ? "d_out dim" : "out dim", of, " ", dim}, out.extents[2]);
     fits("x batch * length", {x.extents[0], x.extents[1]});  // also where the dim is 0
   }
 
@@ -143,8 +143,9 @@ struct layer_views : call_views {
     const bool turned = weight.extents[0] == inputs;
     if (weight.extents[1] != inputs)
       fail({what, " [outputs, inputs] with columns = dim of its input ", inputs},
-           error_text{error_text::list(weight.extents, 2),
-                   turned ? ": give the transpose of an [inputs, outputs] matrix" : ""});
+           !weight.given() ? error_text{"none"}
+                           : error_text{error_text::list(weight.extents, 2),
+                                        turned ? ": give the transpose of an [inputs, outputs] matrix" : ""});
     fits("a packed weight", {round_up(weight.extents[0], panel_width<float>), inputs});
     list(bias_name, bias, "row of its weight", weight.extents[0]);
   }
