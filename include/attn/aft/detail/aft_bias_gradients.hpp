@@ -35,10 +35,14 @@ struct aft_bias_gradients {
   const aft_tensors<T>* x = nullptr;
   aft_bias_sink<T> sink{};
   bool wanted = false;
+  idx_t rows = 0, columns = 0;  // that belong to tokens
 
   static aft_bias_gradients layout(arena& memory, const aft_tensors<T>& x, idx_t most_heads,
                                    bool many_weights) {
-    aft_bias_gradients g{.x = &x, .wanted = x.wants(x.dw)};
+    aft_bias_gradients g{.x = &x, .wanted = x.wants(x.dw), .rows = x.dw.extents[2], .columns = x.dw.extents[3]};
+    idx_t longest = 0;
+    for (idx_t b = 0; b < x.batch; ++b) longest = std::max(longest, x.taken(b));
+    if (!many_weights) g.rows = std::min(g.rows, longest);
     const idx_t sharing = x.batch * (x.shares_biases() ? x.heads : 1);
     const auto lengths = x.lengths;
     const bool differ = std::any_of(lengths.begin(), lengths.end(), [&](idx_t n) { return n != lengths[0]; });
@@ -63,15 +67,12 @@ struct aft_bias_gradients {
     if (!wanted || (b > 0 && bundles.list[b - 1][0].bias_head == head)) return;
     sink.to = writable_head_of(x->dw, 0, head);
     if (sink.sums)
-      exec.for_each(sink.to.rows,
-                    [&](idx_t row, int) { std::fill_n(sink.sums + row * sink.to.cols, sink.to.cols, T(0)); });
+      exec.for_each(rows, [&](idx_t row, int) { std::fill_n(sink.sums + row * sink.to.cols, columns, T(0)); });
   }
   void end(const head_bundles<T>& bundles, idx_t b, execution& exec) const {
     const idx_t head = bundles.list[b][0].bias_head;
     if (!wanted || !sink.sums || (b + 1 < bundles.count && bundles.list[b + 1][0].bias_head == head)) return;
-    exec.for_each(sink.to.rows, [&](idx_t row, int) {
-      sink.store(row, 0, sink.to.cols, sink.sums + row * sink.to.cols);
-    });
+    exec.for_each(rows, [&](idx_t row, int) { sink.store(row, 0, columns, sink.sums + row * sink.to.cols); });
   }
 };
 

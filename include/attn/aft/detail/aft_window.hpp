@@ -109,8 +109,13 @@ struct aft_window_sums {
   template <class Add, class Length>
   void sum(idx_t heads, execution& exec, Add&& add, Length&& length_of) const {
     const idx_t blocks = grid.blocks();
+    // Lines with tokens, or seen from those.
+    const auto used = [&](idx_t head) {
+      return std::min(grid.lines, ceil_div(length_of(head), std::max<idx_t>(1, grid.columns)) + grid.up);
+    };
     exec.for_each(heads * grid.lines * blocks, [&](idx_t task, int) {
       const idx_t head = task / blocks / grid.lines, r = task / blocks % grid.lines, i = task % blocks;
+      if (r >= used(head)) return;
       const idx_t all = grid.columns_of(r, length_of(head)), at = r * grid.columns;
       beside.clear(task), after.clear(task);
       if (grid.sees_before() && i > 0) add(head, at + grid.from(i - 1, all), at + grid.from(i, all), beside.at(task));
@@ -119,6 +124,7 @@ struct aft_window_sums {
     });
     exec.for_each(heads * grid.lines, [&](idx_t task, int) {
       const idx_t first = task * blocks;
+      if (task % grid.lines >= used(task / grid.lines)) return;
       beside.accumulate(first, blocks);
       after.accumulate(first + blocks - 1, blocks, -1);
       for (idx_t i = 0; i < blocks; ++i) beside.merge(first + i, after.at(first + i));
@@ -129,15 +135,15 @@ struct aft_window_sums {
     });
     if (grid.lines == 1) return;
     exec.for_each(heads, [&](idx_t head, int) {
-      const idx_t first = head * grid.lines;
-      for (idx_t r = 0; r < grid.lines; ++r) {
+      const idx_t first = head * grid.lines, end = used(head);
+      for (idx_t r = 0; r < end; ++r) {
         beyond.clear(first + r);
         if (r > 0) beyond.merge(first + r, beyond.at(first + r - 1));
         if (r - grid.up > 0) beyond.merge(first + r, lines.at(first + r - grid.up - 1));
       }
       // Upwards, lines[r] becomes the sum of the lines from r on: those below r are read no more.
-      for (idx_t r = grid.lines - 1; r >= 0; --r) {
-        if (r + 1 < grid.lines) lines.merge(first + r, lines.at(first + r + 1));
+      for (idx_t r = end - 1; r >= 0; --r) {
+        if (r + 1 < end) lines.merge(first + r, lines.at(first + r + 1));
         if (r - grid.up - 1 >= 0) beyond.merge(first + r - grid.up - 1, lines.at(first + r));
       }
     });

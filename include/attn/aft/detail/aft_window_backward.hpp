@@ -64,6 +64,7 @@ struct aft_window_backward_call {
       const idx_t most = forward.bundles.most;
       rows = aft_stored_rows<T>::layout(memory, x.batch * x.heads, parts, x.length, most * parts);
       biases = aft_bias_gradients<T>::layout(memory, x, most, kernel);
+      if (grid.layout == aft_window_layout::square) biases.columns = biases.rows;
       auto of_keys = grid;
       of_keys.of_keys = true;
       beside = aft_window_sums<T>::layout(memory, of_keys, grid.whole ? 0 : most, parts);

@@ -31,7 +31,9 @@ struct sums_in_parts {
   }
   T* part(idx_t n) const { return data + n * rows * stride; }
   T* row(idx_t r) const { return data + r * stride; }
-  void clear(idx_t n) const { std::fill_n(part(n), rows * stride, T(0)); }
+  void clear(idx_t n) const { clear(n, rows); }
+  /// The first `count` rows of part n.
+  void clear(idx_t n, idx_t count) const { std::fill_n(part(n), std::min(count, rows) * stride, T(0)); }
   /// Adds rows [begin, end) of part n to those of the first.
   void add_part(idx_t n, idx_t begin, idx_t end) const {
     const T* const from = part(n);
@@ -39,9 +41,10 @@ struct sums_in_parts {
       store<T>(data + x, add(load<T>(data + x), load<T>(from + x)));
   }
   /// The first part becomes factor times the sum of all.
-  void merge(T factor) const {
-    for (idx_t n = 1; n < parts; ++n) add_part(n, 0, rows);
-    for (idx_t x = 0; x < rows * stride; ++x) data[x] *= factor;
+  void merge(T factor) const { merge(factor, rows); }
+  void merge(T factor, idx_t count) const {
+    for (idx_t n = 1; n < parts; ++n) add_part(n, 0, count);
+    for (idx_t x = 0; x < count * stride; ++x) data[x] *= factor;
   }
 };
 

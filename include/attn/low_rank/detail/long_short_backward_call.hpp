@@ -186,7 +186,8 @@ struct long_short_backward_call {
     const idx_t rows = part.end - part.first + panel_width<T>;
     if (part.d_keys) std::fill_n(part.d_keys, rows * stride(), T(0));
     if (part.d_values) std::fill_n(part.d_values, rows * stride_v(), T(0));
-    for (idx_t g = 0; g < shape().group(); ++g) p.query_heads[g].d_keys.clear(n), p.query_heads[g].d_values.clear(n);
+    for (idx_t g = 0, sums = compressed_rows(b); g < shape().group(); ++g)
+      p.query_heads[g].d_keys.clear(n, sums), p.query_heads[g].d_values.clear(n, sums);
     auto scratch = exec().scratch(worker, [&](arena& memory) { return queries_layout(memory); });
     for (idx_t at = begin; at < end; at += forward.chunk())
       chunk_back(p, b, kv, n, at, std::min(at + forward.chunk(), end), scratch);
@@ -231,8 +232,8 @@ struct long_short_backward_call {
     query_data& m = p.query_heads[g];
     const idx_t h = kv * shape().group() + g, rows = compressed_rows(b), dim = shape().dim, dim_v = shape().dim_v;
     const norm_sums<T> norm{global_sums + (b * shape().heads + h) * norm_sums<T>::size(dim), dim};
-    if (m.d_keys.rows > 0) m.d_keys.merge(in.terms().scale);
-    if (m.d_values.rows > 0) m.d_values.merge(T(1));
+    if (m.d_keys.rows > 0) m.d_keys.merge(in.terms().scale, rows);
+    if (m.d_values.rows > 0) m.d_values.merge(T(1), rows);
     for (idx_t r = 0; r < rows; ++r) {
       if (forward.key_mask && !m.seen[r]) continue;  // its tokens take no gradient from it
       const auto back = [&](const T* x, const sums_in_parts<T>& sums, idx_t cols) {
