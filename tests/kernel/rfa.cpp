@@ -93,6 +93,19 @@ TEMPLATE_LIST_TEST_CASE("rfa: a token of zeros has the features of no direction"
   check<TestType>(p);
 }
 
+// Their squares overflow in float.
+TEST_CASE("rfa: tokens of any length", "[rfa]") {
+  for (bool causal : {false, true})
+    for (double size : {1e18, 1e20, 1e30, 3e37}) {
+      rfa_problem p = problem_of({.queries = 70, .keys = 70, .dim = 8, .value_dim = 4});
+      p.options.causal = causal;
+      for (tensor<double>* x : {&p.q, &p.k})
+        for (std::size_t n = 0; n < x->data.size(); ++n) x->data[n] *= n / 8 % 3 == 1 ? size : 1;
+      CAPTURE(causal, size);
+      check<float>(p);
+    }
+}
+
 // Far beyond where sines are reduced in registers.
 TEMPLATE_LIST_TEST_CASE("rfa: features of any length", "[rfa]", exact_types) {
   rfa_problem p = rounded<TestType>(problem_of({.queries = 20, .keys = 20, .dim = 8, .value_dim = 4}));

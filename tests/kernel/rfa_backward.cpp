@@ -67,6 +67,18 @@ TEMPLATE_LIST_TEST_CASE("rfa_backward: odd lengths and dims", "[rfa_backward]", 
     }
 }
 
+// Their squares overflow in float.
+TEST_CASE("rfa_backward: long tokens", "[rfa_backward]") {
+  for (bool causal : {false, true}) {
+    rfa_problem p = problem_of({.queries = 70, .keys = 70, .dim = 5, .value_dim = 3}, 7);
+    p.options.causal = causal;
+    for (tensor<double>* x : {&p.q, &p.k})
+      for (double& number : x->data) number *= 1e20;
+    CAPTURE(causal);
+    check_backward<float>(p, 4);
+  }
+}
+
 // With norm_eps 0 they stay zeros, and so do their gradients; else those are y / norm_eps.
 TEST_CASE("rfa_backward: tokens of zeros", "[rfa_backward]") {
   for (double norm_eps : {0.0, 0.5}) {

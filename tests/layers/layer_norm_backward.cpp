@@ -87,6 +87,20 @@ TEST_CASE("layer_norm_backward: rows whose numbers are equal", "[layer_norm_back
   }
 }
 
+// Sums over so many equal terms err by no more than those of a task.
+TEST_CASE("layer_norm_backward: long sequences", "[layer_norm_backward]") {
+  constexpr idx_t length = 262144;
+  tensor<float> x(1, 1, length, 2, 1), d_out(1, 1, length, 2, 0.7f), gamma(1, 1, 1, 2, 1), d_gamma = gamma, d_beta = gamma;
+  for (idx_t t = 0; t < length; ++t) x(0, 0, t, 1) = -1;
+  attn::execution serial;
+  compiled_layers<float>::layer_norm_backward(
+      sequence(x), {.gamma = vector(gamma), .beta = vector(gamma)}, sequence(d_out),
+      {.gamma = vector_or_none(&d_gamma), .beta = vector_or_none(&d_beta)}, {.eps = 0}, serial);
+  for (float d : d_beta.data) CHECK(std::abs(d / (0.7f * length) - 1) <= 4e-6f);
+  CHECK(std::abs(d_gamma(0, 0, 0, 0) / (0.7f * length) - 1) <= 4e-6f);
+  CHECK(std::abs(d_gamma(0, 0, 0, 1) / (0.7f * length) + 1) <= 4e-6f);
+}
+
 TEST_CASE("layer_norm_backward: the reverse pass against central differences", "[layer_norm_backward]") {
   check_central_differences(case_of<float>(2, 7, 5, true, true).reference);
 }

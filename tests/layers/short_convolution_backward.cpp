@@ -62,4 +62,18 @@ TEST_CASE("short_convolution_backward: the reverse pass against central differen
   check_central_differences(case_of(p));
 }
 
+// Sums over so many equal terms err by no more than those of a segment.
+TEST_CASE("short_convolution_backward: long sequences", "[short_convolution_backward]") {
+  constexpr idx_t length = 262144;
+  const tensor<float> x(1, 1, length, 1, 0.7f), weight(1, 1, 1, 3, 1), bias(1, 1, 1, 1);
+  tensor<float> d_weight = weight, d_bias = bias;
+  attn::execution serial;
+  attn::short_convolution_gradients<float> g;
+  g.weight = matrix_or_none(&d_weight), g.bias = vector_or_none(&d_bias);
+  compiled_layers<float>::short_convolution_backward(sequence(x), {.weight = matrix(weight), .bias = vector(bias)},
+                                                     sequence(x), g, {}, serial);
+  CHECK(std::abs(d_bias(0, 0, 0, 0) / (0.7f * length) - 1) <= 4e-6f);
+  CHECK(std::abs(d_weight(0, 0, 0, 2) / (0.49f * length) - 1) <= 4e-6f);  // the tap of the token itself
+}
+
 }  // namespace testing::short_convolution_backward_tests

@@ -142,6 +142,16 @@ TEST_CASE("linformer: on Eigen matrices, as a caller writes it", "[linformer]") 
   CHECK((out - wanted).norm() <= 2e-6f * wanted.norm());
 }
 
+TEST_CASE("linformer: projections of long sequences", "[linformer]") {
+  constexpr idx_t length = 262144;
+  const tensor<float> q(1, 1, 2, 1, 0.7f), k(1, 1, length, 1, 0.7f), e(1, 1, 4, length, 0.7f);
+  tensor<float> out(1, 1, 2, 1);
+  attn::execution serial;
+  compiled_linformer<float>::call(view(q), view(k), view(k), view(out), heads_view(e), heads_view(e), {}, serial);
+  const double right = static_cast<double>(0.7f) * static_cast<double>(0.7f) * static_cast<double>(length);
+  CHECK(std::abs(static_cast<double>(out(0, 0, 1, 0)) / right - 1) <= 4e-6);  // that of a sum of 256 equal terms
+}
+
 TEST_CASE("linformer: scratch grows with the length only up to the tokens that are packed at a time", "[linformer]") {
   const auto scratch = [](idx_t length) {
     attn::execution execution;

@@ -206,4 +206,14 @@ TEST_CASE("multipole: its error on attention of a trained model", "[multipole]")
   }
 }
 
+// Of equal keys every mean is one of them, however many there are.
+TEST_CASE("multipole: means of large clusters", "[multipole]") {
+  constexpr idx_t length = 262144;
+  const tensor<float> q(1, 1, 64, 1, 0.7f), k(1, 1, length, 1, 0.7f);
+  tensor<float> out(1, 1, 64, 1);
+  attn::execution serial;
+  compiled_multipole<float>::call(view(q), view(k), view(k), view(out), {.exact = 64, .clusters = 1}, serial);
+  for (float x : out.data) CHECK(std::abs(x / 0.7f - 1) <= 2e-6f);
+}
+
 }  // namespace testing::multipole_tests

@@ -181,6 +181,19 @@ TEMPLATE_LIST_TEST_CASE("nystrom: hidden keys of several parts and blocks", "[ny
   CHECK(run<TestType>(p, serial).out == run<TestType>(poisoned(p), seven).out);
 }
 
+// Of equal queries the landmark is one of them, however many there are: its rounding times scale k is that of scores.
+TEST_CASE("nystrom: landmarks of long segments", "[nystrom][long]") {
+  constexpr idx_t length = 262144;
+  const tensor<float> q(1, 1, length, 1, 0.7f);
+  tensor<float> k(1, 1, length, 1), out = k;
+  for (idx_t j = 0; j < length; ++j) k(0, 0, j, 0) = j % 2 ? -0.4f : 1.3f;
+  attn::execution serial;
+  compiled_nystrom<float>::call(view(q), view(k), view(k), view(out), {.scale = 1.0f, .landmarks = 1}, serial);
+  const double large = std::exp(0.7 * 1.3), small = std::exp(-0.7 * 0.4);
+  const double right = (1.3 * large - 0.4 * small) / (large + small);
+  CHECK(std::abs(static_cast<double>(out(0, 0, 5, 0)) / right - 1) <= 1e-5);  // a row as long as this: 2e-6 8 at most
+}
+
 TEST_CASE("nystrom: on Eigen matrices, as a caller writes it", "[nystrom]") {
   const Eigen::MatrixXf q = Eigen::MatrixXf::Random(90, 8), v = Eigen::MatrixXf::Random(90, 5);
   const Eigen::MatrixXf kernel = Eigen::RowVector3f(0, 1, 0);

@@ -20,9 +20,9 @@
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 //
 // Exponents are stored separately, so neither long queries nor long keys overflow or underflow, and later tokens change
-// no bit of causal rows. A key counts as 0 where its squares overflow (norm 1e19 in float). Features of relu are plain
-// numbers: where phi(q).z overflows, in float from |q| |k| Lk of about 1e37 on, the row is NaN. Token by token:
-// performer_step.hpp.
+// no bit of causal rows. A key counts as 0 where its squares overflow (norm 1e19 in float), with [sin, cos] as one of
+// the longest. Features of relu are plain numbers: where phi(q).z overflows, in float from |q| |k| Lk of about 1e37 on
+// (|q| counts as 1e29 at most), the row is NaN. Token by token: performer_step.hpp.
 #pragma once
 
 #include <attn/kernel/detail/kernel_checks.hpp>

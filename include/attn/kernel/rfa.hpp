@@ -16,8 +16,8 @@
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 //
 // Weights may be negative, and a denominator near 0 makes a row large; this is a property of the method, not of
-// rounding. A token of zeros with norm_eps 0 stays zeros. One whose squares overflow (norm 1.8e19 in float) counts as
-// zeros. Token by token: rfa_step.hpp.
+// rounding. A token of zeros with norm_eps 0 stays zeros. Tokens may have any length: no square overflows. Token by
+// token: rfa_step.hpp.
 #pragma once
 
 #include <attn/kernel/detail/kernel_checks.hpp>
@@ -56,14 +56,25 @@ struct rfa_features final : projected_features<T> {
 
   void keys(const token_rows<T>& x, idx_t item_head, T* phi, T*, T* work) const override {
     T *const columns = work, *const factor = work + dim * kernel_chunk;
+    T powers[kernel_chunk];
     call.k.access->pack_columns(x, dim, columns);
-    sum_squares(columns, dim, x.lanes, factor);
-    for (idx_t t = 0; t < x.lanes; ++t) {
-      const T norm = std::sqrt(factor[t]) + norm_eps;
-      factor[t] = norm == T(0) ? T(0) : T(1) / norm;
-    }
+    normalise(columns, x.lanes, factor, factor, powers);
     this->project(item_head, columns, x.lanes, phi, this->pairs_in(work));
     sines_of(phi, rows, x.lanes, factor);
+  }
+
+  /// norm = |x| and factor = 1 / (|x| + norm_eps) of columns x, which may be one list. Columns whose squares overflow
+  /// are multiplied by powers[t] first, and norm_eps too.
+  void normalise(T* columns, idx_t lanes, T* norm, T* factor, T* powers) const {
+    sum_squares(columns, dim, lanes, norm);
+    std::fill_n(powers, lanes, T(1));
+    if (has_long_tokens(norm, lanes)) [[unlikely]]
+      if (shorten_tokens(columns, dim, lanes, norm, 0, powers)) sum_squares(columns, dim, lanes, norm);
+    for (idx_t t = 0; t < lanes; ++t) {
+      norm[t] = std::sqrt(norm[t]);
+      const T whole = norm[t] + norm_eps * powers[t];
+      factor[t] = whole == T(0) ? T(0) : T(1) / whole;
+    }
   }
 };
 

@@ -47,9 +47,9 @@ struct rfa_features_backward final : projected_features_backward<T> {
   using base = projected_features_backward<T>;
   using base::rows, base::dim;
 
-  const T norm_eps;
+  const rfa_features<T>& made;
 
-  explicit rfa_features_backward(const rfa_features<T>& f) : base(f), norm_eps(f.norm_eps) {
+  explicit rfa_features_backward(const rfa_features<T>& f) : base(f), made(f) {
     this->scratch_size += 2 * kernel_chunk;
   }
 
@@ -59,11 +59,8 @@ struct rfa_features_backward final : projected_features_backward<T> {
     const idx_t lanes = x.rows.lanes, m = rows * kernel_chunk;
     T *const columns = work, *const norm = work + (dim + 1) * kernel_chunk, *const factor = norm + kernel_chunk;
     this->features.call.k.access->pack_columns(x.rows, dim, columns);
-    sum_squares(columns, dim, lanes, norm);
-    for (idx_t t = 0; t < lanes; ++t) {
-      norm[t] = std::sqrt(norm[t]);
-      factor[t] = norm[t] + norm_eps == T(0) ? T(0) : T(1) / (norm[t] + norm_eps);
-    }
+    T powers[kernel_chunk];
+    made.normalise(columns, lanes, norm, factor, powers);
     for (idx_t r = 0; r < rows; ++r)
       for (idx_t t = 0; t < lanes; t += width<T>) {
         const idx_t n = r * kernel_chunk + t;
@@ -72,22 +69,24 @@ struct rfa_features_backward final : projected_features_backward<T> {
       }
     if (dx) {
       this->project_back(x.item_head, x.d, lanes, dx);
-      back_norm(columns, norm, factor, lanes, dx);
+      back_norm(columns, norm, factor, powers, lanes, dx);
     }
     if (dw) this->add_features(x, x.d, columns, factor, factor + kernel_chunk, *dw);
   }
 
   /// From the gradients y of x^ to those of x = x^ (|x| + norm_eps).
-  void back_norm(const T* columns, const T* norm, const T* factor, idx_t lanes, T* dx) const {
+  /// Columns are x times powers[t].
+  void back_norm(const T* columns, const T* norm, const T* factor, const T* powers, idx_t lanes, T* dx) const {
     for (idx_t t = 0; t < lanes; t += width<T>) {
-      const packet<T> f = load<T>(factor + t), size = load<T>(norm + t);
+      const packet<T> f = load<T>(factor + t), size = load<T>(norm + t), power = load<T>(powers + t);
+      const packet<T> of_x = mul(f, power);
       packet<T> along = zero<T>();
       for (idx_t d = 0; d < dim; ++d)
         along = fma(load<T>(dx + d * kernel_chunk + t), mul(load<T>(columns + d * kernel_chunk + t), f), along);
-      const packet<T> less = if_less(zero<T>(), size, div(mul(along, f), size), zero<T>());
+      const packet<T> less = mul(if_less(zero<T>(), size, div(mul(along, f), size), zero<T>()), power);
       for (idx_t d = 0; d < dim; ++d) {
         const idx_t n = d * kernel_chunk + t;
-        store<T>(dx + n, sub(mul(load<T>(dx + n), f), mul(load<T>(columns + n), less)));
+        store<T>(dx + n, sub(mul(load<T>(dx + n), of_x), mul(load<T>(columns + n), less)));
       }
     }
   }

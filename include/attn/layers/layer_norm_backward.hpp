@@ -17,6 +17,7 @@
 // whose d_out is 0 has gradient 0 and adds nothing, whatever its x is: so has padding, NaN or not.
 #pragma once
 
+#include <attn/core/detail/compensated.hpp>
 #include <attn/layers/detail/weight_gradients.hpp>
 #include <attn/layers/layer_norm.hpp>
 
@@ -108,9 +109,9 @@ struct norm_backward_call {
     const auto limit = exec.limit_threads({.operations = 16 * numbers, .bytes = 3 * sizeof(T) * numbers});
     // The sums of so many tasks are kept until they are added in order.
     const idx_t together = sums_wanted && exec.active_threads() > 1 ? 4 * exec.active_threads() : 1, one = 2 * padded();
-    T* const sums = exec.shared_scratch([&](arena& memory) { return memory.allocate<T>((together + 1) * one); });
-    T* const total = sums + together * one;
-    std::fill_n(total, one, T(0));
+    T* const sums = exec.shared_scratch([&](arena& memory) { return memory.allocate<T>((together + 2) * one); });
+    T *const total = sums + together * one, *const errors = total + one;
+    std::fill_n(total, 2 * one, T(0));
     const auto run_task = [&](idx_t task, int worker, T* task_sums) {
       const auto [rows, own] = exec.scratch(worker, [&](arena& memory) {
         return std::array{memory.allocate<T>(3 * padded()), memory.allocate<T>(2 * padded())};
@@ -123,8 +124,9 @@ struct norm_backward_call {
     for (idx_t first = 0; dim() > 0 && sums_wanted && first < tasks; first += together) {
       const idx_t here = std::min(together, tasks - first);
       exec.for_each(here, [&](idx_t task, int worker) { run_task(first + task, worker, sums + task * one); });
-      for (idx_t task = 0; task < here; ++task) add_row(total, sums + task * one, one);
+      for (idx_t task = 0; task < here; ++task) move_compensated(sums + task * one, one, T(1), total, errors);
     }
+    settle_compensated(total, errors, one, total);
     if (gamma.given()) gamma.put(0, 0, dim(), total);
     if (beta.given()) beta.put(0, 0, dim(), total + padded());
   }

@@ -74,8 +74,8 @@ struct linformer_call {
       return packed_keys<P>::layout(memory, rank, shape.dim, shape.dim_v);
     };
     const auto layout = [&](arena& memory) {
-      return linformer_item<P>{.keys = memory.allocate<T>(keys.heads * keys.result_size()),
-                               .values = memory.allocate<T>(values.heads * values.result_size()),
+      return linformer_item<P>{.keys = memory.allocate<T>(keys.memory_size()),
+                               .values = memory.allocate<T>(values.memory_size()),
                                .packed = memory.allocate_list(heads, packed_head)};
     };
     // 32 heads share the packing of E and F.

@@ -6,6 +6,7 @@
 #include <attn/core/tensor_view.hpp>
 
 #include <atomic>
+#include <cfenv>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -21,6 +22,23 @@ struct task_body {
   void run_serially(idx_t tasks) const {
     for (idx_t task = 0; task < tasks; ++task) call(body, task, 0);
   }
+};
+
+/// While it lives, the thread rounds as another one does.
+class rounding_use {
+ public:
+  explicit rounding_use(int mode) : before_(std::fegetround()), changed_(mode != before_) {
+    if (changed_) std::fesetround(mode);
+  }
+  ~rounding_use() {
+    if (changed_) std::fesetround(before_);
+  }
+  rounding_use(const rounding_use&) = delete;
+  rounding_use& operator=(const rounding_use&) = delete;
+
+ private:
+  int before_;
+  bool changed_;
 };
 
 /// Workers claim tasks in ascending order until none is left. None of them waits for another, so they may run on as few
@@ -46,6 +64,7 @@ class shared_tasks {
         found = claim(worker, only_one);
       } else {
         [[maybe_unused]] const matrix_unit_use unit;
+        [[maybe_unused]] const rounding_use rounding(rounding_);
         found = claim(worker, only_one);
       }
     }
@@ -98,6 +117,7 @@ class shared_tasks {
   int workers_;
   task_body body_;
   std::thread::id caller_ = std::this_thread::get_id();
+  int rounding_ = std::fegetround();  // the caller's
   std::unique_ptr<std::atomic<bool>[]> begun_;
   std::atomic<idx_t> next_{0};
   std::atomic<int> running_{0};  // twice the workers at work, and `ended`

@@ -112,6 +112,8 @@ struct performer_features final : projected_features<T> {
       for (idx_t begin = 0, some = 0; begin < count; begin += some) {
         some = std::min<idx_t>(kernel_chunk, count - begin);
         pack_centred(keys_of(item_head).block(begin, some, 0, kernel_chunk), centre_of(item_head), columns);
+        sum_squares(columns, dim, kernel_chunk, raw);
+        if (has_long_tokens(raw, kernel_chunk)) [[unlikely]] shorten(columns, kernel_chunk, raw);
         this->project(item_head, columns, kernel_chunk, raw);
         if (!body(item_head, begin, some, raw)) return;
       }
@@ -135,14 +137,24 @@ struct performer_features final : projected_features<T> {
         store<T>(columns + d * kernel_chunk + t, sub(load<T>(columns + d * kernel_chunk + t), broadcast<T>(centre[d])));
   }
 
+  /// Tokens so long that products with features would overflow are shortened: features differ no less.
+  void shorten(T* columns, idx_t lanes, const T* squares) const {
+    T powers[kernel_chunk];
+    shorten_tokens(columns, dim, lanes, squares, std::numeric_limits<T>::max_exponent / 4 * 3, powers);
+  }
+
   /// Logarithms or numbers as log_scaling takes them, or plain features, of a block of tokens.
   void raw_of(const token_rows<T>& x, idx_t item_head, const T* centre, T* phi, T* shift, T* columns) const {
     const idx_t m = rows;
     pack_centred(x, centre, columns);
-    this->project(item_head, columns, x.lanes, phi, centre || published ? nullptr : this->pairs_in(columns));
     sum_squares(columns, dim, x.lanes, shift);
+    if (has_long_tokens(shift, x.lanes)) [[unlikely]] shorten(columns, x.lanes, shift);
+    this->project(item_head, columns, x.lanes, phi, centre || published ? nullptr : this->pairs_in(columns));
     const T half = (is_signed ? T(0.5) : T(-0.5)) * scale * log2_e;
-    for (idx_t t = 0; t < x.lanes; t += width<T>) store<T>(shift + t, mul(load<T>(shift + t), broadcast<T>(half)));
+    // Of [sin, cos] the scale of a long token would be infinite.
+    const packet<T> most = broadcast<T>(std::numeric_limits<T>::max() / 16);
+    for (idx_t t = 0; t < x.lanes; t += width<T>)
+      store<T>(shift + t, min(mul(load<T>(shift + t), broadcast<T>(half)), most));
     const auto each = [&](auto&& body) {
       for (idx_t r = 0; r < m; ++r)
         for (idx_t t = 0; t < x.lanes; t += width<T>) body(phi + r * kernel_chunk + t);

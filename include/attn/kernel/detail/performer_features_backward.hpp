@@ -60,6 +60,10 @@ struct performer_features_backward final : projected_features_backward<T> {
       back_published(x, centre, columns, half, maximum, panels + base::panels_size());
     else
       made.pack_centred(x.rows, centre, columns);
+    if (made.is_signed) {  // the scales of long tokens are clamped
+      sum_squares(columns, dim, lanes, half);
+      if (has_long_tokens(half, lanes)) [[unlikely]] made.shorten(columns, lanes, half);
+    }
     to_projections(x, lanes, half);
     if (dx) {
       this->project_back(x.item_head, x.d, lanes, dx);

@@ -100,4 +100,32 @@ void sum_squares(const T* columns, idx_t dim, idx_t lanes, T* squares) {
   }
 }
 
+/// Tokens whose squares are not finite are multiplied by powers[t], a power of two that takes their numbers below
+/// 2^exponent, others by 1. Returns whether there were any.
+template <class T>
+[[gnu::noinline]] bool shorten_tokens(T* columns, idx_t dim, idx_t lanes, const T* squares, int exponent, T* powers) {
+  bool any = false;
+  std::fill_n(powers, lanes, T(1));
+  for (idx_t t = 0; t < lanes; ++t) {
+    if (squares[t] < std::numeric_limits<T>::infinity()) continue;
+    T size = 0;
+    for (idx_t d = 0; d < dim; ++d) size = std::max(size, std::abs(columns[d * kernel_chunk + t]));
+    int own = 0;
+    if (!(size < std::numeric_limits<T>::infinity())) continue;
+    std::frexp(size, &own);
+    if (own <= exponent) continue;
+    any = true, powers[t] = std::ldexp(T(1), exponent - own);
+    for (idx_t d = 0; d < dim; ++d) columns[d * kernel_chunk + t] *= powers[t];
+  }
+  return any;
+}
+template <class T>
+bool has_long_tokens(const T* squares, idx_t lanes) {
+  packet<T> any = zero<T>();
+  for (idx_t t = 0; t < lanes; t += width<T>)
+    any = max(any, if_less(load<T>(squares + t), broadcast<T>(std::numeric_limits<T>::infinity()), zero<T>(),
+                           broadcast<T>(T(1))));
+  return max_lanes(any) > T(0);
+}
+
 }}}  // namespace attn::ATTN_ISA::detail

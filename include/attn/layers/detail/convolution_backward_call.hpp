@@ -5,6 +5,7 @@
 // and the tile's share of the sums. A task computes g of the w - 1 tokens before its own once more.
 #pragma once
 
+#include <attn/core/detail/compensated.hpp>
 #include <attn/layers/detail/convolution_call.hpp>
 #include <attn/layers/detail/weight_gradients.hpp>
 
@@ -46,13 +47,13 @@ struct convolution_backward_call {
     const idx_t together = sums_wanted() ? exec.active_threads() > 1 ? 4 * exec.active_threads() : 1 : tasks;
     auto shared = exec.shared_scratch([&](arena& memory) {
       return std::pair{convolution_weights<T>(memory, taps, dim),
-                       memory.allocate<T>(sums_wanted() ? (together + 1) * one : 0)};
+                       memory.allocate<T>(sums_wanted() ? (together + 2) * one : 0)};
     });
     convolution_weights<T>& w = shared.first;
     T* const sums = shared.second;
     w.set(forward.weight, forward.bias);
-    T* const total = sums + (sums_wanted() ? together * one : 0);
-    if (sums_wanted()) std::fill_n(total, one, T(0));
+    T *const total = sums + (sums_wanted() ? together * one : 0), *const errors = total + (sums_wanted() ? one : 0);
+    if (sums_wanted()) std::fill_n(total, 2 * one, T(0));
     for (idx_t first = 0; first < tasks; first += together) {
       const idx_t here = std::min(together, tasks - first);
       exec.for_each(here, [&](idx_t n, int worker) {
@@ -63,8 +64,9 @@ struct convolution_backward_call {
         const idx_t task = first + n;
         run_segment(w, task / segments, task % segments * segment, segment, scratch, own);
       });
-      for (idx_t n = 0; n < here && sums_wanted(); ++n) add_row(total, sums + n * one, one);
+      for (idx_t n = 0; n < here && sums_wanted(); ++n) move_compensated(sums + n * one, one, T(1), total, errors);
     }
+    if (sums_wanted()) settle_compensated(total, errors, one, total);
     for (idx_t i = 0; i < taps && d_weight.given(); ++i) d_weight.put(i, 0, dim, total + i * padded);
     if (d_bias.given()) d_bias.put(0, 0, dim, total + taps * padded);
   }

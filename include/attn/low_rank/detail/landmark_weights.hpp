@@ -3,6 +3,7 @@
 // type.
 #pragma once
 
+#include <attn/core/detail/compensated.hpp>
 #include <attn/core/detail/sums_in_parts.hpp>
 #include <attn/low_rank/detail/pseudo_inverse.hpp>
 #include <attn/low_rank/detail/seen_lengths.hpp>
@@ -13,26 +14,33 @@ namespace attn { inline namespace ATTN_ISA { namespace detail {
 inline constexpr idx_t landmark_step = 16;  // landmarks of a task
 
 /// The mean of those of rows [begin, end) of x that are seen, `count` of them: several packets of columns at a time, so
-/// that rows are read from end to end.
+/// that rows are read from end to end. Sums of 64 rows are added as two numbers each: however long the sequence is,
+/// roundings do not add up.
 template <class T, class S>
 void mean_of_rows(const matrix_view<const S>& x, idx_t begin, idx_t end, const seen_range& seen, idx_t count,
                   T* mean) {
   constexpr int w = width<T>, together = 4;
   const packet<T> share = broadcast<T>(T(1) / static_cast<T>(count));
   for (idx_t d = 0; d < x.cols; d += together * w) {
-    packet<T> sum[together];
-    unroll<together>([&](auto n) { sum[n] = zero<T>(); });
+    packet<T> sum[together], total[together], error[together];
+    unroll<together>([&](auto n) { total[n] = error[n] = zero<T>(); });
     const bool whole = x.col_stride == 1 && d + together * w <= x.cols;
-    for (idx_t i = begin; i < end; ++i) {
-      const idx_t hidden = begin + seen.next_hidden(i - begin, end - begin);
-      for (; i < hidden && whole; ++i)
-        unroll<together>([&](auto n) { sum[n] = add(sum[n], load_as<T>(x.row(i) + d + n * w)); });
-      for (; i < hidden; ++i)
-        for (int n = 0; n < together && d + n * w < x.cols; ++n)
-          sum[n] = add(sum[n], load_part<T>(x.row(i) + (d + n * w) * x.col_stride, x.col_stride, x.cols - d - n * w));
+    for (idx_t i = begin; i < end;) {
+      const idx_t piece = std::min<idx_t>(i + 64, end);
+      unroll<together>([&](auto n) { sum[n] = zero<T>(); });
+      for (; i < piece; ++i) {
+        const idx_t hidden = begin + seen.next_hidden(i - begin, piece - begin);
+        for (; i < hidden && whole; ++i)
+          unroll<together>([&](auto n) { sum[n] = add(sum[n], load_as<T>(x.row(i) + d + n * w)); });
+        for (; i < hidden; ++i)
+          for (int n = 0; n < together && d + n * w < x.cols; ++n)
+            sum[n] = add(sum[n], load_part<T>(x.row(i) + (d + n * w) * x.col_stride, x.col_stride, x.cols - d - n * w));
+      }
+      i = piece;
+      unroll<together>([&](auto n) { add_compensated(total[n], error[n], sum[n]); });
     }
     alignas(64) T lanes[array_size<together * w>];
-    unroll<together>([&](auto n) { store<T>(lanes + n * w, mul(sum[n], share)); });
+    unroll<together>([&](auto n) { store<T>(lanes + n * w, mul(compensated_sum<T>(total[n], error[n]), share)); });
     std::copy_n(lanes, std::min<idx_t>(together * w, x.cols - d), mean + d);
   }
 }

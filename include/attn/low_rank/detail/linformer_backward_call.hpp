@@ -90,8 +90,8 @@ struct linformer_backward_call {
       });
     };
     item one;
-    one.keys = memory.allocate<T>(keys.heads * keys.result_size());
-    one.values = memory.allocate<T>(values.heads * values.result_size());
+    one.keys = memory.allocate<T>(keys.memory_size());
+    one.values = memory.allocate<T>(values.memory_size());
     one.key_heads = heads(keys);
     one.value_heads = heads(values);
     return one;

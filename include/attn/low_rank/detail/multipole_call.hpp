@@ -67,7 +67,7 @@ struct multipole_clustering {
     const auto key = [&](idx_t item_head) { return head_of(k, item(item_head), item_head % shape.kv_heads); };
     const auto scratch = [&](int worker) {
       return w.exec.scratch(worker, [&](arena& memory) {
-        return cluster_scratch<T>::layout(memory, o.clusters, shape.dim, o.segment_keys(shape.keys));
+        return cluster_scratch<T>::layout(memory, o.clusters, shape.dim, shape.dim_v, o.segment_keys(shape.keys));
       });
     };
     if (most_segments() == 0) return;
@@ -105,7 +105,7 @@ struct multipole_clustering {
           else
             return;
           const auto value = head_of(v, item(item_head), item_head % shape.kv_heads);
-          c.add_part(o, key(item_head), last ? &value : nullptr, n, part);
+          c.add_part(o, key(item_head), last ? &value : nullptr, n, part, scratch(worker).some);
         });
         each_segment([&](idx_t, const auto& c, idx_t n, idx_t segment, int) {
           if (last || iterates(n)) c.merge(o, n, segment, last);

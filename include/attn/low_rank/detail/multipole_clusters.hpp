@@ -6,9 +6,11 @@
 //                times
 //   4. assign, and sum up keys and values
 //
-// A segment is processed in parts of fixed size, whose sums are added in order: the number of threads changes no bit.
+// A segment is processed in parts of fixed size, whose sums are added at fixed places: the number of threads changes no
+// bit. Sums take up to 64 keys, then are added: however many keys a cluster has, roundings do not add up.
 #pragma once
 
+#include <attn/core/detail/compensated.hpp>
 #include <attn/core/detail/waves.hpp>
 #include <attn/core/random.hpp>
 #include <attn/low_rank/detail/multipole_settings.hpp>
@@ -37,6 +39,14 @@ struct cluster_sums {
   }
   T* key(idx_t row) const { return keys + row * stride; }
   T* value(idx_t row) const { return values + row * stride_v; }
+  /// Adds row c of `some`, which becomes 0.
+  void move(idx_t c, const cluster_sums& some) const {
+    const auto add_to = [](T* to, T* from, idx_t count) {
+      for (idx_t n = 0; n < count; ++n) to[n] += from[n], from[n] = T(0);
+    };
+    add_to(key(c), some.key(c), stride), add_to(value(c), some.value(c), stride_v);
+    add_to(counts + c, some.counts + c, 1);
+  }
   void clear(idx_t rows) const {
     std::fill_n(keys, rows * stride, T(0));
     std::fill_n(values, rows * stride_v, T(0));
@@ -58,12 +68,14 @@ template <class T>
 struct cluster_scratch {
   T *centres = nullptr, *offsets = nullptr;  // less their mean m, packed as rows of tiles; |c|^2 / 2 + m.c
   T *rows = nullptr, *mean = nullptr;        // [clusters][padded dim]: centres less their mean
-  idx_t* drawn = nullptr;                         // [keys of a segment]
+  idx_t* drawn = nullptr;                    // [keys of a segment]
+  cluster_sums<T> some;                      // [clusters]: of keys that are not yet in the sums of the part
 
-  static cluster_scratch layout(arena& memory, idx_t clusters, idx_t dim, idx_t keys) {
+  static cluster_scratch layout(arena& memory, idx_t clusters, idx_t dim, idx_t dim_v, idx_t keys) {
     const idx_t tiles = round_up(clusters, tile_rows), stride = round_up(dim, width<T>);
     return {memory.allocate<T>(tiles * dim), memory.allocate<T>(tiles),
-            memory.allocate<T>(clusters * stride), memory.allocate<T>(stride), memory.allocate<idx_t>(keys)};
+            memory.allocate<T>(clusters * stride), memory.allocate<T>(stride), memory.allocate<idx_t>(keys),
+            cluster_sums<T>::layout(memory, clusters, dim, dim_v)};
   }
 
   /// Packs centres [clusters][stride], minus their mean: where keys are far from the origin, fewer digits are lost.
@@ -120,7 +132,7 @@ struct multipole_clusters {
   cluster_sums<T> sums;               // [segments * clusters]
   cluster_sums<T> parts;              // [parts * clusters]; keys [segments * clusters]: centres
   T* centres = nullptr;               // [segments * clusters][stride]
-  T* before = nullptr;                // [segments + 1][stride]: sums of the keys of earlier segments
+  T* before = nullptr;                // [segments + 1][stride]: sums of the keys of earlier segments; what they lost
   T* panels = nullptr;                // all keys, packed across
 
   static multipole_clusters layout(arena& memory, const multipole_settings& o, idx_t keys, idx_t dim, idx_t dim_v) {
@@ -130,7 +142,7 @@ struct multipole_clusters {
     c.sums = cluster_sums<T>::layout(memory, rows, dim, dim_v);
     c.parts = cluster_sums<T>::layout(memory, o.parts(keys) * o.clusters, dim, dim_v);
     c.centres = memory.allocate<T>(rows * stride);
-    c.before = memory.allocate<T>((o.segments(keys) + 1) * stride);
+    c.before = memory.allocate<T>((o.segments(keys) + 2) * stride);
     c.panels = memory.allocate<T>(round_up(keys, panel_width<T>) * dim);
     return c;
   }
@@ -169,36 +181,39 @@ struct multipole_clusters {
   /// Sums up the keys of a part, and the values unless they are null.
   template <class S>
   void add_part(const multipole_settings& o, const matrix_view<const S>& k, const matrix_view<const S>* v, idx_t keys,
-                idx_t part) const {
+                idx_t part, const cluster_sums<T>& some) const {
+    constexpr int together = 64;
     const auto [begin, end] = part_keys(o, keys, part);
     const cluster_sums<T> to = parts.from(part * o.clusters);
-    std::fill_n(to.keys, o.clusters * to.stride, T(0));
-    std::fill_n(to.counts, o.clusters, T(0));
-    if (v) std::fill_n(to.values, o.clusters * to.stride_v, T(0));
+    to.clear(o.clusters), some.clear(o.clusters);
     for (idx_t j = begin; j < end; ++j) {
       const idx_t c = cluster[j];
-      add_row(to.key(c), k, j);
-      if (v) add_row(to.value(c), *v, j);
-      to.counts[c] += T(1);
+      add_row(some.key(c), k, j);
+      if (v) add_row(some.value(c), *v, j);
+      some.counts[c] += T(1);
+      if (some.counts[c] == T(together)) to.move(c, some);
     }
+    for (idx_t c = 0; c < o.clusters; ++c)
+      if (some.counts[c] > T(0)) to.move(c, some);
   }
 
-  /// Adds the parts of a segment; then centres become means.
+  /// Adds the parts of a segment, pair by pair; then centres become means.
   void merge(const multipole_settings& o, idx_t keys, idx_t segment, bool with_values) const {
     const idx_t per = o.parts_per_segment(keys), rows = o.clusters;
-    const cluster_sums<T> to = sums.from(segment * rows);
-    const auto add = [&](T* all, const T* part, idx_t count, bool first) {
-      if (first)
-        std::copy_n(part, count, all);
-      else
-        for (idx_t n = 0; n < count; ++n) all[n] += part[n];
+    const cluster_sums<T> to = sums.from(segment * rows), first = parts.from(segment * per * rows);
+    const auto add = [&](T* all, const T* part, idx_t count) {
+      for (idx_t n = 0; n < count; ++n) all[n] += part[n];
     };
-    for (idx_t p = 0; p < per; ++p) {
-      const cluster_sums<T> from = parts.from((segment * per + p) * rows);
-      add(to.keys, from.keys, rows * to.stride, p == 0);
-      add(to.counts, from.counts, rows, p == 0);
-      if (with_values) add(to.values, from.values, rows * to.stride_v, p == 0);
-    }
+    for (idx_t step = 1; step < per; step *= 2)
+      for (idx_t p = 0; p + step < per; p += 2 * step) {
+        const cluster_sums<T> one = first.from(p * rows), other = first.from((p + step) * rows);
+        add(one.keys, other.keys, rows * to.stride);
+        add(one.counts, other.counts, rows);
+        if (with_values) add(one.values, other.values, rows * to.stride_v);
+      }
+    std::copy_n(first.keys, rows * to.stride, to.keys);
+    std::copy_n(first.counts, rows, to.counts);
+    if (with_values) std::copy_n(first.values, rows * to.stride_v, to.values);
     for (idx_t c = 0; c < rows; ++c) {
       if (to.counts[c] == T(0)) continue;
       T* const centre = centres + (segment * rows + c) * to.stride;
@@ -222,7 +237,7 @@ struct multipole_clusters {
         else
           for (idx_t j = part_keys(o, keys, part).begin; j < part_keys(o, keys, part).end; ++j)
             cluster[j] = static_cast<cluster_number>(j);
-        add_part(o, k, last ? &v : nullptr, keys, part);
+        add_part(o, k, last ? &v : nullptr, keys, part, s.some);
       }
       merge(o, keys, 0, last);
     }
@@ -232,13 +247,20 @@ struct multipole_clusters {
   template <class S>
   void sum_before(const multipole_settings& o, const matrix_view<const S>& k, idx_t keys) const {
     const idx_t stride = sums.stride, size = o.segment_keys(keys);
-    std::fill_n(before, stride, T(0));
+    T* const errors = before + (o.segments(keys) + 1) * stride;
+    std::fill_n(before, stride, T(0)), std::fill_n(errors, stride, T(0));
     for (idx_t n = 0; n < o.segments(keys); ++n) {
       T* const to = before + (n + 1) * stride;
-      std::copy_n(to - stride, stride, to);
+      std::fill_n(to, stride, T(0));
       for (idx_t c = 0; c < o.clusters; ++c)
         for (idx_t d = 0; d < stride; ++d) to[d] += sums.key(n * o.clusters + c)[d];
       for (idx_t j = 0; o.clusters == 0 && j < size; ++j) add_row(to, k, n * size + j);
+      for (idx_t d = 0; d < stride; d += width<T>) {
+        packet<T> sum = load<T>(to - stride + d), error = load<T>(errors + d);
+        add_compensated(sum, error, load<T>(to + d));
+        const packet<T> all = compensated_sum<T>(sum, error);
+        store<T>(to + d, all), store<T>(errors + d, sub(error, sub(all, sum)));
+      }
     }
   }
 };

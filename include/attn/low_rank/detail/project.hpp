@@ -2,7 +2,8 @@
 //
 // E [heads or 1, rank, length] is packed for several steps of project_step tokens at a time, once for all heads that
 // share it; then every head's rows of these tokens are multiplied by it and added to the result. An element of the
-// result is summed over steps in the order of the tokens; where steps begin does not depend on threads.
+// result is summed over steps in the order of the tokens, and of long sequences over pieces of 32 steps, so that
+// roundings do not add up; where steps and pieces begin does not depend on threads.
 #pragma once
 
 #include <attn/core/detail/attention_shape.hpp>
@@ -15,6 +16,7 @@
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 inline constexpr idx_t project_step = 256;                // tokens summed in registers: a panel fills the L1 cache
+inline constexpr idx_t project_piece = 32 * project_step;  // tokens of a piece
 inline constexpr idx_t projection_rows = 8 * tile_rows;   // of E, packed by one task
 template <class P>  // operands
 inline constexpr idx_t project_tile = operands<P>(project_step) * tile_rows;
@@ -82,6 +84,9 @@ struct sequence_projection {
   idx_t columns() const { return round_up(x.extent(3), panel_width<T>); }
   /// Numbers of one head's result, in whole tiles of rows.
   idx_t result_size() const { return round_up(rank(), tile_rows) * columns(); }
+  /// Numbers of the results of all heads, and the sums over pieces of as many where there are several.
+  idx_t sums_size() const { return heads * result_size(); }
+  idx_t memory_size() const { return sums_size() * (x.extent(2) > project_piece ? 2 : 1); }
   idx_t step_size() const { return round_up(rank(), tile_rows) / tile_rows * project_tile<P>; }
   /// Number of steps that are packed at a time.
   idx_t steps() const {
@@ -104,6 +109,12 @@ struct sequence_projection {
     }
   }
 
+  /// Adds rows [r0, r1) of a head's result, which become 0, to the sum over its pieces.
+  void end_piece(idx_t head, idx_t r0, idx_t r1, T* results) const {
+    T* const from = results + head * result_size();
+    for (idx_t n = r0 * columns(); n < r1 * columns(); ++n) from[sums_size() + n] += from[n], from[n] = T(0);
+  }
+
   /// Adds the tokens [begin, end) of one step to rows [r0, r1) of a head's result; `panels` has room for a step. Tokens
   /// [end, next_end) come next.
   void accumulate(idx_t item, idx_t head, idx_t step, idx_t r0, idx_t r1, idx_t begin, idx_t end, idx_t next_end,
@@ -122,7 +133,7 @@ struct sequence_projection {
 };
 
 /// Projects keys and values of a wave of batch items, side by side; `shared`: they have one E. Results are `keys` and
-/// `values` of an item's scratch memory: [heads][result_size].
+/// `values` of an item's scratch memory: [heads][result_size], of memory_size numbers.
 template <class S, class P, class Item>
 void project(const sequence_projection<S, P>& keys, const sequence_projection<S, P>& values, bool shared,
              const sequence_lengths& lengths, const wave<Item>& w) {
@@ -131,8 +142,8 @@ void project(const sequence_projection<S, P>& keys, const sequence_projection<S,
   idx_t longest = 0;
   for (idx_t n = 0; n < w.count; ++n) {
     longest = std::max(longest, lengths.keys(w.first + n));
-    std::fill_n(w.scratch[n].keys, keys.heads * keys.result_size(), T(0));
-    std::fill_n(w.scratch[n].values, values.heads * values.result_size(), T(0));
+    std::fill_n(w.scratch[n].keys, keys.memory_size(), T(0));
+    std::fill_n(w.scratch[n].values, values.memory_size(), T(0));
   }
   // Heads are divided into ranges of rows only where they are too few to keep the threads busy.
   const idx_t heads = w.count * (keys.heads + values.heads), threads = w.exec.active_threads();
@@ -162,9 +173,14 @@ void project(const sequence_projection<S, P>& keys, const sequence_projection<S,
         const idx_t next_to = step + 1 < steps ? step_end(step + 1, lengths.keys(item)) : to;
         if (from < to)
           side.accumulate(item, second ? h - keys.heads : h, step, r0, r1, from, to, next_to, panels, results);
+        if (from < to && to < lengths.keys(item) && to % project_piece == 0)
+          side.end_piece(second ? h - keys.heads : h, r0, r1, results);
       }
     });
   }
+  for (idx_t n = 0; n < w.count && longest > project_piece; ++n)
+    for (const auto& [side, results] : {std::pair{&keys, w.scratch[n].keys}, std::pair{&values, w.scratch[n].values}})
+      for (idx_t i = 0; i < side->sums_size(); ++i) results[i] += results[side->sums_size() + i];
 }
 
 }}}  // namespace attn::ATTN_ISA::detail

@@ -130,6 +130,7 @@ struct token_sums {
         store<T>(weights + n * tile_rows + p * w, x);
       });
     }
+    std::fill(weights + count * tile_rows, weights + round_up(count, w) * tile_rows, nothing);
     T lanes[array_size<packets * w>], subtracted[array_size<tile_rows * w>];  // of w rows
     unroll<packets>([&](auto p) { store<T>(lanes + p * w, highest[p]); });
     for (int i = 0; i < tile_rows * w; ++i)
