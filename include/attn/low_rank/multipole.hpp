@@ -6,6 +6,8 @@
 //   key: the mean of their keys with the mean of their values. To its score is added
 //     log sum e^(r_j - mean r)   over the n members j left,   r_j: the score of key j with the mean of these queries
 //   which is log n, and what the spread of the members adds for that mean query. One softmax runs over all of these.
+//   The mean of the keys is that of all keys that may be taken: with causal, those of the earlier segments that the
+//   block sees. softcap changes scores, r_j among them, but not the choice, whose products are not capped.
 //   Every query head chooses separately. Where no keys are ranked, it is log n alone: with exact = 0, and in clusters
 //   outside candidate_clusters.
 //                                 after Hooper et al. 2025, "Multipole Attention for Efficient Long Context Reasoning",

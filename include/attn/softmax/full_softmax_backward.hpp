@@ -25,7 +25,7 @@
 //          share memory with an input or one another, before anything is written.
 //
 // A row that sees no key has gradient 0. score_backward(s, d, batch, head, i, j) gives d times the derivative of
-// score(s, batch, head, i, j) by s.
+// score(s, batch, head, i, j) by s. It is called at most once a pair that is seen, and not where d is 0, by any thread.
 //
 // Where lse is given, its rounding, |lse| 2^-24 in float (double: 2^-53), is an error of the weights. Where it is not,
 // it is computed again in more digits than one number has: leave it out where scores exceed 1e4.

@@ -10,8 +10,9 @@
 //   attn::selected_keys(q, k, v, out, indices, {.causal = true});
 //
 // Indices ascend; behind the last are -1 where a query sees fewer than topk keys. Of equal scores (many are 0 with
-// max(0, x)) the earlier key is chosen; NaN counts as -infinity. With `scores` the values I(t, s) of the chosen keys
-// are written too, -infinity where there is none.
+// max(0, x)) the earlier key is chosen; NaN counts as -infinity: such a key is named, as any other, only where a query
+// sees fewer than topk keys of larger scores. With `scores` the values I(t, s) of the chosen keys are written too,
+// -infinity where there is none.
 //
 // Shapes   q [B, HI, Lq, DI], k [B, 1, Lk, DI], w [B, Lq, HI], 1 unless given; indices [B, 1, Lq, topk] of std::int32_t
 //          or std::int64_t. Query t is at position t + Lk - Lq, with true lengths; rows of padding are -1.
