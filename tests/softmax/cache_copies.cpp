@@ -38,10 +38,11 @@ void check_copies(Cache& roomy, Cache& exact, idx_t heads = 1, idx_t dim = 4) {
   };
   const std::vector<idx_t> swapped = {1, 0};
   compare("reorder", [&](Cache& cache) { cache.reorder(swapped); });
-  if constexpr (requires { roomy.capacity(); })
+  // Where room is allocated anew, as that of a window, a sanitizer marks all of it: what this costs is not compared.
+  if constexpr (requires { roomy.reserve(1); })
     compare("copy", [&](Cache& cache) { CHECK(Cache(cache).tokens(0) == cache.tokens(0)); });
   Cache target(exact);
-  if constexpr (requires { roomy.capacity(); })
+  if constexpr (requires { roomy.reserve(1); })
     compare("assign", [&](Cache& cache) { target = cache; });
   compare("copy_item", [&](Cache& cache) { cache.copy_item(0, 1); });
   if constexpr (requires { roomy.truncate(1, 30); })
