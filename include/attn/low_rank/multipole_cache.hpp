@@ -56,6 +56,23 @@ class multipole_tokens : public kv_tokens<S> {
     check.at_least("candidate_clusters", 0, options.candidate_clusters);
   }
 
+  multipole_tokens(const multipole_tokens& other)
+      : base(other), settings_(other.settings_), segments_(other.segments_) {
+    copy_lists(other);
+  }
+  multipole_tokens(multipole_tokens&&) noexcept = default;
+  multipole_tokens& operator=(const multipole_tokens& other) {
+    const bool same = batch() == other.batch() && heads() == other.heads() && dim() == other.dim() &&
+                      value_dim() == other.value_dim() && settings_.clusters == other.settings_.clusters &&
+                      settings_.segment == other.settings_.segment;
+    base::operator=(other);
+    settings_ = other.settings_, segments_ = other.segments_;
+    if (!same) lists_ = {}, room_ = 0;
+    copy_lists(other);
+    return *this;
+  }
+  multipole_tokens& operator=(multipole_tokens&&) noexcept = default;
+
   std::size_t bytes() const {
     std::size_t all = base::bytes();
     each_list([&](auto list, idx_t) { all += (lists_.*list).capacity() * sizeof((lists_.*list)[0]); });
@@ -78,17 +95,17 @@ class multipole_tokens : public kv_tokens<S> {
   void reset(idx_t b) { cut(b, 0); }
   void copy(idx_t from, idx_t to) {
     base::copy(from, to);
-    each_list([&](auto list, idx_t numbers) {
-      const idx_t each = heads() * room_ * numbers;
-      std::copy_n(at(list, from * each), each, at(list, to * each));
-    });
+    copy_clusters(*this, from, to);
     segments(to) = segments(from);
   }
   void exchange(idx_t a, idx_t b) {
     base::exchange(a, b);
+    const idx_t most = std::max(segments(a), segments(b));
     each_list([&](auto list, idx_t numbers) {
-      const idx_t each = heads() * room_ * numbers;
-      std::swap_ranges(at(list, a * each), at(list, (a + 1) * each), at(list, b * each));
+      for (idx_t h = 0; h < heads(); ++h) {
+        auto* const from = at(list, (a * heads() + h) * room_ * numbers);
+        std::swap_ranges(from, from + most * numbers, at(list, (b * heads() + h) * room_ * numbers));
+      }
     });
     std::swap(segments(a), segments(b));
   }
@@ -136,6 +153,22 @@ class multipole_tokens : public kv_tokens<S> {
   idx_t stride() const { return cluster_sums<real>::padded(dim()); }
   idx_t stride_v() const { return cluster_sums<real>::padded(value_dim()); }
 
+  void copy_lists(const multipole_tokens& other) {
+    if (this == &other) return;
+    idx_t most = 0;
+    for (idx_t n : segments_) most = std::max(most, n);
+    reserve_segments(most);
+    for (idx_t b = 0; b < batch(); ++b) copy_clusters(other, b, b);
+  }
+  /// The clusters of the segments that an item has.
+  void copy_clusters(const multipole_tokens& other, idx_t from, idx_t to) {
+    const idx_t count = other.segments_[static_cast<std::size_t>(from)];
+    each_list([&](auto list, idx_t numbers) {
+      for (idx_t h = 0; h < heads(); ++h)
+        std::copy_n((other.lists_.*list).data() + (from * heads() + h) * other.room_ * numbers, count * numbers,
+                    at(list, (to * heads() + h) * room_ * numbers));
+    });
+  }
   idx_t& segments(idx_t b) { return segments_[static_cast<std::size_t>(b)]; }
   /// Of all segments of a head, one head after the other, with room for room_ segments each.
   struct cluster_lists {

@@ -81,6 +81,18 @@ class window_tokens : public cached_tokens {
       memory_.grow(check, check.fits("ring", {rows()}), {});
   }
 
+  window_tokens(const window_tokens& other)
+      : cached_tokens(other), left_(other.left_), capacity_(other.capacity_), dilation_(other.dilation_),
+        globals_(other.globals_), counts_(other.counts_), memory_(other.memory_) {
+    if (memory_.given()) return;
+    memory_.grow(validator(name_), rows(), {}, 2 * tokens() >= capacity_);
+    for (idx_t b = 0; b < batch(); ++b)
+      each_range(b, [&](auto... range) { memory_.copy_from(other.memory_, b, b, range...); });
+  }
+  window_tokens(window_tokens&&) noexcept = default;
+  window_tokens& operator=(const window_tokens& other) { return this == &other ? *this : *this = window_tokens(other); }
+  window_tokens& operator=(window_tokens&&) noexcept = default;
+
   idx_t capacity() const { return capacity_; }
   idx_t rows() const { return capacity_ + globals().most; }
   std::size_t bytes() const { return memory_.bytes(); }
@@ -113,13 +125,14 @@ class window_tokens : public cached_tokens {
   void reset(idx_t b) { length(b) = 0; }
   /// Global positions go with their item.
   void copy(idx_t from, idx_t to) {
-    memory_.copy(from, to, rows());
+    each_range(from, [&](auto... range) { memory_.copy(from, to, range...); });
     if (counts_.size() < 2) return;
     std::copy_n(list_of(from), globals().most, list_of(to));
     counts_[static_cast<std::size_t>(to)] = counts_[static_cast<std::size_t>(from)];
   }
   void exchange(idx_t a, idx_t b) {
-    memory_.exchange(a, b, rows());
+    memory_.exchange(a, b, std::min(capacity_, std::max(length(a), length(b))));
+    memory_.exchange(a, b, std::max(known_globals(a), known_globals(b)), capacity_);
     if (counts_.size() < 2) return;
     std::swap_ranges(list_of(a), list_of(a) + globals().most, list_of(b));
     std::swap(counts_[static_cast<std::size_t>(a)], counts_[static_cast<std::size_t>(b)]);
@@ -129,6 +142,13 @@ class window_tokens : public cached_tokens {
   global_lists globals() const {
     const idx_t lists = std::ssize(counts_), most = lists == 0 ? 0 : std::ssize(globals_) / lists;
     return {lists, most, const_cast<idx_t*>(globals_.data()), const_cast<idx_t*>(counts_.data())};
+  }
+  /// Global positions among the tokens of an item.
+  idx_t known_globals(idx_t b) const { return globals()(b).before(length(b)); }
+  /// visit(count, first) for the rows that an item has written: in the ring, and of global positions.
+  template <class Visit>
+  void each_range(idx_t b, const Visit& visit) const {
+    visit(std::min(length(b), capacity_), idx_t(0)), visit(known_globals(b), capacity_);
   }
   idx_t* list_of(idx_t b) { return globals_.data() + b * globals().most; }
 

@@ -61,6 +61,21 @@ class topk_tokens : public kv_tokens<S> {
     validator(name).at_least("block", 1, block);
   }
 
+  topk_tokens(const topk_tokens& other) : base(other), block_(other.block_) {
+    reserve_sums();
+    copy_sums(other);
+  }
+  topk_tokens(topk_tokens&&) noexcept = default;
+  topk_tokens& operator=(const topk_tokens& other) {
+    base::operator=(other);
+    block_ = other.block_;
+    if (std::ssize(sums_) != batch() * heads() * sums_stride_) sums_.clear(), sums_stride_ = 0;
+    reserve_sums();
+    copy_sums(other);
+    return *this;
+  }
+  topk_tokens& operator=(topk_tokens&&) noexcept = default;
+
   idx_t block() const { return block_; }
   std::size_t bytes() const { return base::bytes() + sums_.capacity() * sizeof(T); }
   /// The sums of the first key head of batch item 0; those of the next key head follow sums_stride() numbers later.
@@ -90,14 +105,29 @@ class topk_tokens : public kv_tokens<S> {
   void reset(idx_t b) { cut(b, 0); }
   void copy(idx_t from, idx_t to) {
     base::copy(from, to);
-    std::copy_n(item_sums(from), heads() * sums_stride_, item_sums(to));
+    copy_sums(*this, from, to);
   }
   void exchange(idx_t a, idx_t b) {
     base::exchange(a, b);
-    std::swap_ranges(item_sums(a), item_sums(a) + heads() * sums_stride_, item_sums(b));
+    const idx_t numbers = sums_of(std::max(length(a), length(b)));
+    for (idx_t h = 0; h < heads(); ++h) {
+      T* const x = item_sums(a) + h * sums_stride_;
+      std::swap_ranges(x, x + numbers, item_sums(b) + h * sums_stride_);
+    }
   }
 
  private:
+  void copy_sums(const topk_tokens& other) {
+    for (idx_t b = 0; b < batch() && this != &other; ++b) copy_sums(other, b, b);
+  }
+  /// The sums of the tokens that an item has.
+  void copy_sums(const topk_tokens& other, idx_t from, idx_t to) {
+    const idx_t numbers = sums_of(other.length(from));
+    for (idx_t h = 0; h < heads(); ++h)
+      std::copy_n(other.sums_.data() + (from * heads() + h) * other.sums_stride_, numbers,
+                  item_sums(to) + h * sums_stride_);
+  }
+  idx_t sums_of(idx_t tokens) const { return block_sums<T>::size(ceil_div(tokens, block_), dim()); }
   T* item_sums(idx_t b) { return sums_.data() + b * heads() * sums_stride_; }
 
   /// Makes room for the sums of as many tokens as the cache has room for.

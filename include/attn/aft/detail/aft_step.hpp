@@ -95,7 +95,20 @@ class aft_items : public item_state<aft_items<S>, key_sums<compute_type<S>>> {
   key_sums<T>* sums(idx_t head, idx_t p = 0) {
     return base::items().data + (head * parts() + p) * (window_ + 1);
   }
-  void clear(idx_t b) { std::fill_n(sums(b * heads()), heads() * parts() * (window_ + 1), key_sums<T>{}); }
+  /// Of the window behind the sums only what tokens have written is read, and costs anything.
+  void clear(idx_t b) {
+    for (idx_t n = 0; n < heads() * parts(); ++n) *sums(b * heads(), n) = {};
+  }
+  void copy(idx_t from, idx_t to) {
+    const idx_t entries = 1 + std::min(window_, this->length(from));
+    for (idx_t n = 0; n < heads() * parts(); ++n)
+      std::copy_n(sums(from * heads(), n), entries, sums(to * heads(), n));
+  }
+  void exchange(idx_t a, idx_t b) {
+    const idx_t entries = 1 + std::min(window_, std::max(this->length(a), this->length(b)));
+    for (idx_t n = 0; n < heads() * parts(); ++n)
+      std::swap_ranges(sums(a * heads(), n), sums(a * heads(), n) + entries, sums(b * heads(), n));
+  }
 
   /// Row t of a chunk enters the window at its position; the token that leaves it is added to the sums.
   void put(const aft_tensors<T>& x, const aft_head& from, idx_t position, idx_t t) {

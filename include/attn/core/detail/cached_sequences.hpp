@@ -152,6 +152,21 @@ class kv_tokens : public cached_tokens {
     std::copy(lengths.begin(), lengths.end(), lengths_.begin());
   }
 
+  /// A copy costs the tokens: it has as much room as they would have that came one by one, at most that of the other.
+  kv_tokens(const kv_tokens& other) : cached_tokens(other), memory_(other.memory_) {
+    if (memory_.given()) return;
+    memory_.grow(validator(name_), std::min(other.capacity(), std::max<idx_t>(16, 2 * tokens())), {});
+    copy_items(other);
+  }
+  kv_tokens(kv_tokens&&) noexcept = default;
+  kv_tokens& operator=(const kv_tokens& other) {
+    if (!memory_.has_room_of(other.memory_, other.tokens())) return *this = kv_tokens(other);
+    static_cast<cached_tokens&>(*this) = other;
+    if (this != &other) copy_items(other);
+    return *this;
+  }
+  kv_tokens& operator=(kv_tokens&&) noexcept = default;
+
   idx_t capacity() const { return memory_.rows(); }
   std::size_t bytes() const { return memory_.bytes(); }
   void reserve(idx_t tokens) {
@@ -193,6 +208,10 @@ class kv_tokens : public cached_tokens {
   void check_room(const validator& check, idx_t tokens) const {
     if (memory_.given() && tokens > capacity())
       check.fail({"tokens up to the ", capacity(), " there is room for"}, tokens);
+  }
+
+  void copy_items(const kv_tokens& other) {
+    for (idx_t b = 0; b < batch(); ++b) memory_.copy_from(other.memory_, b, b, length(b));
   }
 
   kv_memory<S> memory_;

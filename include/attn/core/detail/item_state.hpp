@@ -46,12 +46,16 @@ class item_state : public sequence_items {
     ring(b).kept = 0;
     static_cast<State*>(this)->clear(b);
   }
+  /// Only the places that can be reached: the item's, and those of the tokens that can be undone.
   void copy(idx_t from, idx_t to) {
-    std::copy_n(item(from), item_size(), item(to));
+    for (idx_t p = 0; p < places(); ++p)
+      if (reached(from, p)) std::copy_n(item(from) + p * size_, size_, item(to) + p * size_);
     ring(to) = ring(from);
   }
   void exchange(idx_t a, idx_t b) {
-    std::swap_ranges(item(a), item(a) + item_size(), item(b));
+    for (idx_t p = 0; p < places(); ++p)
+      if (N* const x = item(a) + p * size_; reached(a, p) || reached(b, p))
+        std::swap_ranges(x, x + size_, item(b) + p * size_);
     std::swap(ring(a), ring(b));
   }
 
@@ -142,6 +146,7 @@ class item_state : public sequence_items {
  private:
   using ring_type = typename item_memory<N>::ring;
   idx_t item_size() const { return places() * size_; }
+  bool reached(idx_t b, idx_t p) { return (ring(b).place - p + places()) % places() <= ring(b).kept; }
   N* item(idx_t b) { return memory_.data() + b * item_size(); }
   ring_type& ring(idx_t b) { return rings_[static_cast<std::size_t>(b)]; }
   void check_undo(idx_t m, idx_t kept) const {

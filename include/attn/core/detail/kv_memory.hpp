@@ -45,7 +45,7 @@ class kv_memory {
   bool given() const { return given_; }
   bool values_in_keys() const { return values_in_keys_; }
   std::size_t bytes() const {
-    return (own_keys_.capacity() + own_values_.capacity()) * sizeof(S) + moved_.bytes();
+    return own_keys_.get_deleter().bytes + own_values_.get_deleter().bytes + moved_.bytes();
   }
 
   tensor_view<S> keys() const { return given_ ? given_keys_ : own(own_keys_, format::elements(extents_.dim, true)); }
@@ -58,27 +58,27 @@ class kv_memory {
   tensor_view<const S> keys(idx_t rows) const { return first(keys(), rows); }
   tensor_view<const S> values(idx_t rows) const { return first(values(), rows); }
 
-  /// Makes room for more rows. The first lengths[b] rows of item b are kept; without a list, none.
-  void grow(const validator& check, idx_t rows, std::span<const idx_t> lengths) {
-    const idx_t heads = extents_.heads;
-    const auto grown = [&](const char* what, const memory_vector<S>& from, idx_t elements) {
-      const idx_t bytes = check.fits(what, {extents_.batch, heads, rows, elements, sizeof(S)});
-      memory_vector<S> to(static_cast<std::size_t>(bytes) / sizeof(S));
-      for (std::size_t b = 0; b < lengths.size(); ++b)
-        for (idx_t h = idx_t(b) * heads; h < idx_t(b + 1) * heads && lengths[b] > 0; ++h) {
-          const S* const head = from.data() + h * with_tail(stored(rows_)) * elements;
-          S* const grown_head = to.data() + h * rows * elements;
-          std::copy_n(head, stored(lengths[b]) * elements, grown_head);
-          std::copy_n(head + stored(rows_) * elements, format::tail * elements,
-                      grown_head + (rows - format::tail) * elements);
-        }
-      return to;
-    };
-    rows = with_tail(stored(rows));
-    memory_vector<S> keys = grown("keys", own_keys_, format::elements(extents_.dim, true)), values;
-    if (!values_in_keys_) values = grown("values", own_values_, format::elements(extents_.value_dim, false));
-    own_keys_ = std::move(keys), own_values_ = std::move(values);
-    rows_ = std::max<idx_t>(0, rows - format::tail) * format::rows;
+  /// Makes room for so many rows. Of item b the first lengths[b] are kept; without a list, none. Large pages are for
+  /// memory most of which is written soon.
+  void grow(const validator& check, idx_t rows, std::span<const idx_t> lengths, bool large_pages = true) {
+    kv_memory grown(*this);
+    grown.allocate(check, rows, large_pages);
+    for (std::size_t b = 0; b < lengths.size(); ++b) grown.copy_from(*this, idx_t(b), idx_t(b), lengths[b]);
+    own_keys_ = std::move(grown.own_keys_), own_values_ = std::move(grown.own_values_);
+    rows_ = grown.rows_;
+  }
+  /// A copy, by which the caller's memory is the same memory, and memory of its own has no rows yet.
+  kv_memory(const kv_memory& other)
+      : extents_(other.extents_), values_in_keys_(other.values_in_keys_), given_(other.given_),
+        heads_first_(other.heads_first_), rows_(given_ ? other.rows_ : 0), given_keys_(other.given_keys_),
+        given_values_(other.given_values_) {}
+  kv_memory(kv_memory&&) noexcept = default;
+  kv_memory& operator=(kv_memory&&) noexcept = default;
+  /// Whether this memory, of its own, has room for the rows of another one of the same shape.
+  bool has_room_of(const kv_memory& other, idx_t rows) const {
+    const state_extents &a = extents_, &b = other.extents_;
+    return own_keys_ && !other.given_ && rows <= rows_ && a.batch == b.batch && a.heads == b.heads && a.dim == b.dim &&
+           a.value_dim == b.value_dim && values_in_keys_ == other.values_in_keys_;
   }
 
   /// Rows of a pool, whose items are pages. All pages of one head are adjacent, so that the processor's prefetching
@@ -124,12 +124,14 @@ class kv_memory {
     if (!values_in_keys_) each(values(), false);
   }
 
-  /// Copies the first `count` rows of an item, in every head, to those of another, or swaps them.
-  void copy(idx_t from, idx_t to, idx_t count) {
-    each_number(from, to, count, [](S& x, S& y) { y = x; });
+  /// Copies `count` rows of an item from row `first` on, where a block begins, in every head, to those of another, of
+  /// this memory or another of its shape, or swaps them. The rest of their room costs nothing.
+  void copy(idx_t from, idx_t to, idx_t count, idx_t first = 0) { copy_from(*this, from, to, count, first); }
+  void copy_from(const kv_memory& other, idx_t from, idx_t to, idx_t count, idx_t first = 0) {
+    each_run(other, from, to, first, count, [](S* x, S* y, idx_t n) { std::copy_n(x, n, y); });
   }
-  void exchange(idx_t a, idx_t b, idx_t count) {
-    each_number(a, b, count, [](S& x, S& y) { std::swap(x, y); });
+  void exchange(idx_t a, idx_t b, idx_t count, idx_t first = 0) {
+    each_run(*this, a, b, first, count, [](S* x, S* y, idx_t n) { std::swap_ranges(x, x + n, y); });
   }
 
   /// Checks tokens that are to be stored here, of item b the first given[b] or all: values that are not stored must be
@@ -177,33 +179,56 @@ class kv_memory {
   static tensor_view<const S> first(const tensor_view<const S>& x, idx_t rows) {
     return format::tail > 0 ? x : x.slice(2, 0, stored(rows));
   }
-  tensor_view<S> own(const memory_vector<S>& memory, idx_t elements) const {
+  tensor_view<S> own(const memory_block& memory, idx_t elements) const {
     const idx_t rows = with_tail(stored(rows_)), item = rows * elements;
     const idx_t outer = heads_first_ ? extents_.batch : extents_.heads;
-    return {const_cast<S*>(memory.data()),
+    return {numbers(memory),
             {extents_.batch, extents_.heads, rows, elements},
             {heads_first_ ? item : outer * item, heads_first_ ? outer * item : item, elements, 1}};
   }
   /// The size comes first: with AVX-512 GCC 12.2 makes 1, 1, 1, 1 of the constants 1, 1, 1, 0, which a new cache has.
-  static tensor_view<S> whole(const memory_vector<S>& memory) {
-    return {const_cast<S*>(memory.data()), {static_cast<idx_t>(memory.size()), 1, 1, 1}};
+  static tensor_view<S> whole(const memory_block& memory) {
+    return {numbers(memory), {static_cast<idx_t>(memory.get_deleter().bytes / sizeof(S)), 1, 1, 1}};
   }
-  template <class Visit>
-  void each_number(idx_t a, idx_t b, idx_t count, const Visit& visit) {
-    const auto each = [&](const tensor_view<S>& x) {
-      for (idx_t h = 0; h < extents_.heads; ++h)
-        for (idx_t t = 0; t < x.extent(2); ++t)
-          for (idx_t d = 0; d < x.extent(3) && (t < stored(count) || t >= x.extent(2) - format::tail); ++d)
-            visit(x(a, h, t, d), x(b, h, t, d));
+  static S* numbers(const memory_block& memory) { return static_cast<S*>(static_cast<void*>(memory.get())); }
+  /// Memory of its own, whose rows nobody has written yet.
+  void allocate(const validator& check, idx_t rows, bool large_pages) {
+    rows = with_tail(stored(rows));
+    const auto block = [&](const char* what, idx_t elements) {
+      const idx_t bytes = check.fits(what, {extents_.batch, extents_.heads, rows, elements, sizeof(S)});
+      return bytes > 0 ? allocate_block(static_cast<std::size_t>(bytes), large_pages) : memory_block();
     };
-    each(keys());
-    if (!values_in_keys_) each(values());
+    own_keys_ = block("keys", format::elements(extents_.dim, true));
+    if (!values_in_keys_) own_values_ = block("values", format::elements(extents_.value_dim, false));
+    rows_ = std::max<idx_t>(0, rows - format::tail) * format::rows;
+  }
+  /// visit(x, y, n) for the numbers of rows, and of the tail, of an item of `other` and one of this memory.
+  template <class Visit>
+  void each_run(const kv_memory& other, idx_t a, idx_t b, idx_t first, idx_t count, const Visit& visit) {
+    if (count == 0) return;
+    const auto each = [&](const tensor_view<S>& from, const tensor_view<S>& to) {
+      const auto rows = [&](const matrix_view<S>& x, const matrix_view<S>& y, idx_t at, idx_t y_at, idx_t some) {
+        const bool dense = x.col_stride == 1 && y.col_stride == 1;
+        if (dense && x.row_stride == x.cols && y.row_stride == y.cols)
+          return visit(x.row(at), y.row(y_at), some * x.cols);
+        for (idx_t r = 0; r < some; ++r)
+          for (idx_t d = 0, n = dense ? x.cols : 1; d < x.cols; d += n)
+            visit(x.row(at + r) + d * x.col_stride, y.row(y_at + r) + d * y.col_stride, n);
+      };
+      for (idx_t h = 0; h < extents_.heads; ++h) {
+        const matrix_view<S> x = head_of(from, a, h), y = head_of(to, b, h);
+        rows(x, y, first / format::rows, first / format::rows, stored(count));
+        rows(x, y, x.rows - format::tail, y.rows - format::tail, format::tail);
+      }
+    };
+    each(other.keys(), keys());
+    if (!values_in_keys_) each(other.values(), values());
   }
 
   state_extents extents_;
   bool values_in_keys_, given_ = false, heads_first_ = false;
   idx_t rows_ = 0;
-  memory_vector<S> own_keys_, own_values_;
+  memory_block own_keys_, own_values_;
   tensor_view<S> given_keys_{}, given_values_{};
   [[no_unique_address]] moved_rows<S> moved_;
 };

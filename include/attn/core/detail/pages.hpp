@@ -21,10 +21,11 @@ constexpr std::align_val_t alignment_of(std::size_t bytes) {
   return std::align_val_t(bytes < large_page ? cache_line : large_page);
 }
 
-inline void* allocate_memory(std::size_t bytes) {
+/// Without large pages what is never written to costs nothing, in pages of 4 KiB.
+inline void* allocate_memory(std::size_t bytes, [[maybe_unused]] bool large_pages = true) {
   void* const p = ::operator new(bytes, alignment_of(bytes));
 #if defined(MADV_HUGEPAGE)
-  if (bytes >= large_page) madvise(p, bytes, MADV_HUGEPAGE);  // it may fail: then pages are small
+  if (large_pages && bytes >= large_page) madvise(p, bytes, MADV_HUGEPAGE);  // it may fail: then pages are small
 #endif
   return p;
 }
@@ -35,8 +36,8 @@ struct memory_deleter {
   void operator()(std::byte* p) const { free_memory(p, bytes); }
 };
 using memory_block = std::unique_ptr<std::byte, memory_deleter>;
-inline memory_block allocate_block(std::size_t bytes) {
-  return memory_block(static_cast<std::byte*>(allocate_memory(bytes)), {bytes});
+inline memory_block allocate_block(std::size_t bytes, bool large_pages = true) {
+  return memory_block(static_cast<std::byte*>(allocate_memory(bytes, large_pages)), {bytes});
 }
 
 /// The same as an allocator for containers.
