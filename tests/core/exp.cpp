@@ -115,7 +115,8 @@ TEMPLATE_TEST_CASE("split_exp is within 2 ulp for any size, and its exponent is 
       worst = std::max(worst, ulps(factor[0], exact) / allowed);
     whole = whole && exponent[0] == std::round(exponent[0]);
     const bool exact_whole = std::abs(x) < 2048;  // beyond, the nearest whole number is off by more and more
-    near_one = near_one && factor[0] > TestType(exact_whole ? 0.7 : 0.47) && factor[0] < TestType(exact_whole ? 1.42 : 2.12);
+    near_one = near_one && factor[0] > TestType(exact_whole ? 0.7 : 0.47) &&
+               factor[0] < TestType(exact_whole ? 1.42 : 2.12);
   }
   CHECK(worst <= 1);
   CHECK(whole);

@@ -108,7 +108,8 @@ TEMPLATE_LIST_TEST_CASE("performer_backward: never NaN, however long queries and
   for (auto kernel : kernels)
     for (bool causal : {false, true})
       for (double size : {100.0, 1e4, 1e6, 0.0}) {
-        performer_problem p = problem_of({.batch = 1, .queries = 130, .keys = 130}, kernel, 20, 1, 1, size + (size == 0));
+        const double of_both = size == 0 ? 1 : size;
+        performer_problem p = problem_of({.batch = 1, .queries = 130, .keys = 130}, kernel, 20, 1, 1, of_both);
         if (kernel == performer_kernel::relu && size > 1e5) continue;  // plain numbers
         for (double& x : p.q.data)  // queries alone
           if (size == 0) x *= static_cast<double>(std::numeric_limits<TestType>::max()) / 10;

@@ -90,7 +90,8 @@ TEST_CASE("layer_norm_backward: rows whose numbers are equal", "[layer_norm_back
 // Sums over so many equal terms err by no more than those of a task.
 TEST_CASE("layer_norm_backward: long sequences", "[layer_norm_backward]") {
   constexpr idx_t length = 262144;
-  tensor<float> x(1, 1, length, 2, 1), d_out(1, 1, length, 2, 0.7f), gamma(1, 1, 1, 2, 1), d_gamma = gamma, d_beta = gamma;
+  tensor<float> x(1, 1, length, 2, 1), d_out(1, 1, length, 2, 0.7f), gamma(1, 1, 1, 2, 1);
+  tensor<float> d_gamma = gamma, d_beta = gamma;
   for (idx_t t = 0; t < length; ++t) x(0, 0, t, 1) = -1;
   attn::execution serial;
   compiled_layers<float>::layer_norm_backward(

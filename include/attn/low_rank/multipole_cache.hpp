@@ -216,7 +216,8 @@ class multipole_tokens : public kv_tokens<S> {
     };
     const buffers p = exec.scratch(worker, [&](arena& memory) {
       return buffers{multipole_clusters<real>::layout(memory, o, keys, dim(), value_dim()),
-                     cluster_scratch<real>::layout(memory, m, dim(), value_dim(), size), memory.allocate<cluster_number>(m)};
+                     cluster_scratch<real>::layout(memory, m, dim(), value_dim(), size),
+                     memory.allocate<cluster_number>(m)};
     });
     const auto rows_of = [&](const tensor_view<const S>& x) {
       return head_of(x.slice(2, number * size, size), item_head / heads(), item_head % heads());
