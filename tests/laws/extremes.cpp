@@ -1,4 +1,4 @@
-// Law 9. Extremes: logits of ±1e4 and rows that see no key never give NaN, never overflow.
+// Law 9. Extremes: logits of ±1e4, rows that see no key and large values never give NaN, never overflow.
 #include "laws/law.hpp"
 #include "support/catch.hpp"
 
@@ -43,6 +43,30 @@ TEMPLATE_LIST_TEST_CASE("law 9: rows that see no key are zero, lse −infinity",
       CHECK(right);
     }
   }
+}
+
+// Sums of values precede the division by the sum of the weights, none of which exceeds 1.
+TEMPLATE_LIST_TEST_CASE("law 9: values up to the largest number over the keys do not overflow", "[extremes]",
+                        exact_types) {
+  using T = TestType;
+  int checked = 0;
+  for (const auto& op : operators<T>()) {
+    if (!op.lse || !op.averages || !op.positive) continue;
+    for (law_shape shape : law_shapes({1, 7, 65, 257})) {
+      shape = fitted(op, shape);
+      INFO(op.name << ", " << text(shape));
+      law_inputs<T> in = random_inputs<T>(shape);
+      // lsh sees a key in every round, long_short compressed keys too.
+      const idx_t weights = op.of == "lsh" ? 4 * shape.keys : shape.keys + (op.of == "long_short" ? 32 : 0);
+      const T largest = T(0.99) * std::numeric_limits<T>::max() / static_cast<T>(weights);
+      std::fill(in.v.data.begin(), in.v.data.end(), largest);
+      T result = 0;
+      for (T x : attend(op, shape, in).out.data) result = std::isnan(x) ? x : std::max(result, std::abs(x));
+      CHECK(result <= largest * (1 + 300 * std::numeric_limits<T>::epsilon()));
+      ++checked;
+    }
+  }
+  CHECK(checked > 0);
 }
 
 }  // namespace testing::extremes_tests

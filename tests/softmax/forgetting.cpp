@@ -1,5 +1,6 @@
 // Decays, dropout and masks of keys: against biases of every pair, steps, restarts, and each other.
 #include "support/catch.hpp"
+#include "support/refusal.hpp"
 #include "support/run_pattern_backward.hpp"
 
 namespace testing::forgetting_tests {
@@ -195,6 +196,66 @@ TEST_CASE("steps with masks, biases, decays and dropout are rows of the whole ca
     CHECK(relative_error(cast<double>(testing::rows(stepped, t, n)), cast<double>(testing::rows(wanted, t, n))) <= 1e-6);
   }
   CHECK(relative_error(cast<double>(out), cast<double>(wanted)) <= 1e-6);
+}
+
+TEST_CASE("log decays above 0 and NaN are refused, but not in padding", "[forgetting]") {
+  constexpr idx_t length = 9, heads = 2;
+  constexpr float nan = std::numeric_limits<float>::quiet_NaN(), infinite = std::numeric_limits<float>::infinity();
+  const tensor<float> x = cast<float>(random_normal(1, 2, heads, length, 8));
+  tensor<float> out(2, heads, length, 8), dv = out, decay(2, heads, length, 1);
+  // As [B, H, L], or beside each other as [B, L, H].
+  const attn::tensor_view<const float, 3> rows(decay.data.data(), {2, heads, length}),
+      columns(decay.data.data(), {2, heads, length}, {heads * length, 1, heads});
+  const std::vector<idx_t> lengths = {length, 4};
+  attn::kv_cache<float> cache({.batch = 2, .heads = heads, .dim = 8}), shorter = cache;
+  attn::sliding_window_cache<float> ring({.batch = 2, .heads = heads, .dim = 8}, {.left = 3});
+  const auto part = [&](idx_t begin, idx_t count) { return view(x).slice(2, begin, count); };
+  using full_form = compiled_full_softmax<float>;
+  using window_form = compiled_sliding_window<float>;
+  attn::execution exec;
+  const auto in = view(x);
+  const auto to = view(out), one = view(out).slice(2, 0, 1);
+  cache.append(view(x), view(x));
+  shorter.append(part(0, length - 1), part(0, length - 1), {.lengths = std::vector<idx_t>{length - 1, 3}});
+  attn::sliding_window_step(ring, part(0, length - 1), part(0, length - 1), part(0, length - 1),
+                            to.slice(2, 0, length - 1), {.lengths = std::vector<idx_t>{length - 1, 3}});
+  const auto each_call = [&](const attn::tensor_view<const float, 3>& d, const auto& check) {
+    const attn::full_softmax_options<float> full{.causal = true, .lengths = lengths, .log_decay = d};
+    const attn::sliding_window_options<float> window{.causal = true, .lengths = lengths, .left = 3, .log_decay = d};
+    check([&] { full_form::call(in, in, in, to, full, {}, exec); });
+    check([&] { window_form::call(in, in, in, to, window, {}, exec); });
+    check([&] { full_form::backward(in, in, in, to, in, {.v = view(dv)}, full, {}, {}, exec); });
+    check([&] { window_form::backward(in, in, in, to, in, {.v = view(dv)}, window, {}, {}, exec); });
+    auto step = shorter;
+    const auto token = part(0, 1);
+    check([&] { attn::full_softmax_step(step, token, token, token, one, {.log_decay = d}); });
+    check([&] { attn::full_softmax_cached(shorter, token, one, {.log_decay = d.slice(2, 0, length - 1)}); });
+    auto window_of = ring;
+    check([&] { attn::sliding_window_step(window_of, token, token, token, one, {.log_decay = d}); });
+    step = shorter;
+    check([&] { attn::sliding_window_step(step, {.left = 3}, token, token, token, one, {.log_decay = d}); });
+    check([&] {
+      attn::sliding_window_cached(shorter, {.left = 3}, token, one, {.log_decay = d.slice(2, 0, length - 1)});
+    });
+  };
+  for (const auto& d : {rows, columns})
+    for (const float wrong : {0.5f, infinite, nan}) {
+      CAPTURE(wrong);
+      std::fill(decay.data.begin(), decay.data.end(), -1.0f);
+      const std::ptrdiff_t of_item = d.data() + d.stride(0) - decay.data.data();
+      const auto at = [&](idx_t b, idx_t h, idx_t t) -> float& {
+        return decay.data[static_cast<std::size_t>(b * of_item + h * d.stride(1) + t * d.stride(2))];
+      };
+      at(0, 1, 3) = -infinite;
+      at(1, 1, 4) = wrong, at(1, 0, length - 1) = wrong;  // padding
+      each_call(d, [](const auto& call) { CHECK(refusal(call) == ""); });
+      at(0, 1, 5) = wrong;
+      out.data[0] = 7;
+      each_call(d, [](const auto& call) {
+        CHECK(refusal(call).find(": expected log_decay <= 0; found ") != std::string::npos);
+      });
+      CHECK(out.data[0] == 7);
+    }
 }
 
 }  // namespace testing::forgetting_tests

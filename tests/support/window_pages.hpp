@@ -1,5 +1,5 @@
 #pragma once
-// Pages change no bit of a window: of a cache of C whose pages have whole tiles (page_pool.hpp).
+// Pages change no bit of a window: those of codes if they have whole tiles (page_pool.hpp), others whatever their size.
 #include <attn/core/paged_cache.hpp>
 #include <attn/softmax/sliding_window_step.hpp>
 

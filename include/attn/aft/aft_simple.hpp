@@ -12,6 +12,8 @@
 // Shapes   q, k, v, out [B, H, L, D]. float, double, or Eigen::half / Eigen::bfloat16 in memory with float arithmetic.
 // Cost     Two passes over memory: k and v, then q and out (causal: then k and v too). Scratch: 3 D numbers for
 //          every 256 tokens.
+// Values   `out` is finite where the sums of its formula, which precede the division, are in the range of the compute
+//          type (float: 3.4e38).
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
 

@@ -15,6 +15,8 @@
 //          query. Scratch per head, one head at a time or as many as keep the threads busy: about n r (D + Dv)
 //          numbers, n = Lk / 256 + 2, causal 2 Lk / segment and, for segments above 256, Lk / 256 more; per thread:
 //          about (2 (left + right) + 3 block + 500) (D + Dv), with a local norm twice that.
+// Values   `out` is finite where |v| times the number of keys that a row sees, compressed ones included, is below the
+//          largest number of the compute type (float: 3.4e38), for sums precede the division.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
 

@@ -30,6 +30,8 @@
 //          causal half of that. Scratch per key head, one at a time or as many as keep the threads busy: about
 //          Lk (D + 3) numbers and 3 (D + Dv) for each cluster and 1024 keys, causal 5 (D + Dv) for each cluster; per
 //          thread: about 18 Lk + (exact + clusters + segment) (D + Dv).
+// Values   `out` is finite where |v| times the number of keys that a row sees is below the largest number of the
+//          compute type (float: 3.4e38), for sums precede the division.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
 

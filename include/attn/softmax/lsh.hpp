@@ -12,10 +12,13 @@
 //
 // Shapes   q [B, H, L, D], v [B, Hkv, L, Dv], out [B, H, L, Dv]; Hkv divides H; rotations
 //          [H or 1, rounds, D, buckets / 2].
-// Cost     2 B H L rounds (2 chunk (D + Dv) + D buckets / 2) operations. Scratch: 4 L rounds numbers and the packed
-//          rotations for every head in progress (L Dv more where rows of out cannot hold unfinished sums: 16-bit types,
-//          strides, dims that are no multiple of a vector), and the keys of 512 tokens, or more for long chunks, per
-//          thread.
+// Cost     2 B H L rounds (2 chunk (D + Dv) + D buckets / 2) operations, and rounds D buckets / 2 random numbers unless
+//          rotations are given, whatever L: 2^24 buckets take seconds for a few tokens. Scratch: 4 L rounds numbers and
+//          the packed rotations for every head in progress (L Dv more where rows of out cannot hold unfinished sums:
+//          16-bit types, strides, dims that are no multiple of a vector), and the keys of 512 tokens, or more for long
+//          chunks, per thread.
+// Values   `out` is finite where |v| times the number of keys that a row sees, in all rounds, is below the largest
+//          number of the compute type (float: 3.4e38), for sums precede the division.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 //
 // In float, norms below 1e-18 count as 0 and those above 1e18 overflow. With causal, a query sees no key after its

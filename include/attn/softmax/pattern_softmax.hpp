@@ -13,6 +13,8 @@
 //          of as many as fill the threads), about Lk (D + Dv) numbers. For joined patterns, where rows of out cannot
 //          hold unfinished sums (16-bit types, strides, dims that are no multiple of a vector), Lq Dv more for every
 //          head in progress.
+// Values   `out` is finite where |v| times the number of keys that a row sees is below the largest number of the
+//          compute type (float: 3.4e38), for sums precede the division.
 // Throws   std::invalid_argument for shapes or options that do not fit, for a pattern whose query sets do not contain
 //          every query exactly once, for lists that do not ascend or begin below 0, and for ranges of of_query() whose
 //          step is not 1 (evaluated for the first query of a set), before anything is written.

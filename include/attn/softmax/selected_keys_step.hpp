@@ -15,6 +15,8 @@
 // of 65536 tokens, Zen 4: 0.05 of the time of full_softmax_step in float and bf16, in eight bits as much as that).
 //
 // Cost     2 B H n m block (D + Dv) operations, and one reading of the named rows for every list.
+// Values   `out` is finite where |v| times the number of keys that a row sees is below the largest number of the
+//          compute type (float: 3.4e38), for sums precede the division.
 // Throws   as full_softmax_step, and for names that do not fit.
 #pragma once
 

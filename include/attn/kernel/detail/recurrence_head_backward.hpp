@@ -164,8 +164,9 @@ struct recurrence_head_backward {
     for (idx_t t = keys; t < shape.keys && !in.accumulate; ++t) {
       if (in.d_gate) in.d_gate(b, in.at(in.d_gate, h), t) = T(0);
       if (in.d_beta) in.d_beta(b, h, t) = T(0);
-      for (idx_t r = 0; r < in.d_log_decay.extent(3); ++r) in.d_log_decay(b, in.at(in.d_log_decay, h), t, r) = T(0);
     }
+    if (in.d_log_decay && !in.accumulate)
+      detail::clear_rows(head_of(in.d_log_decay, b, in.at(in.d_log_decay, h)), keys, shape.keys);
   }
 
   /// The heads of states of one key head.

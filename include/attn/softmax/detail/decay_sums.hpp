@@ -6,6 +6,7 @@
 // the sum begins anew there.
 #pragma once
 
+#include <attn/core/detail/log_decays.hpp>
 #include <attn/core/execution.hpp>
 #include <attn/softmax/detail/packed_keys.hpp>
 
@@ -31,13 +32,14 @@ struct decay_row {
     constexpr idx_t parts = 8;
     const idx_t length = count / parts;
     const auto at = [&](idx_t part, idx_t n) { return static_cast<double>(log_decay[(part * length + n) * stride]); };
-    double begin[parts] = {}, sums[parts] = {}, least = 0;
+    double begin[parts] = {}, sums[parts] = {}, lowest[parts] = {};
     for (idx_t n = 0; n < length; ++n)
       for (idx_t part = 0; part < parts; ++part) {
         const double x = at(part, n);
         sums[part] += x;
-        least = std::min(least, x);
+        lowest[part] = std::min(lowest[part], x);
       }
+    double least = *std::min_element(lowest, lowest + parts);
     for (idx_t n = parts * length; n < count; ++n) least = std::min(least, at(0, n));
     if (keys > 0) starts[0] = none;
     double last = 0;

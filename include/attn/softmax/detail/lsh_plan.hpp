@@ -8,6 +8,9 @@
 #include <attn/softmax/detail/lsh_hashing.hpp>
 #include <attn/softmax/detail/sparse_driver.hpp>
 
+#include <algorithm>
+#include <numeric>
+
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 inline constexpr idx_t lsh_segment = 512;  // tokens of a task
@@ -110,14 +113,17 @@ struct lsh_plan : row_plan {
   struct thread_scratch {
     T* keys;              // [panel_width][D], of whole packets: to be packed
     T* panel;             // the same, packed, to be hashed
-    idx_t* bucket_begin;  // [buckets + 1]: where the next token of a bucket goes
+    idx_t* bucket_begin;  // [buckets + 1]: where the next token of a bucket goes; null with many buckets
     idx_t* token;         // of every slot of the keys of a task
   };
   thread_scratch layout_scratch(arena& memory) const {
     return {.keys = memory.allocate<T>(panel_width<T> * round_up(shape.dim, width<T>)),
             .panel = memory.allocate<T>(panel_width<T> * shape.dim),
-            .bucket_begin = memory.allocate<idx_t>(options.buckets + 1), .token = memory.allocate<idx_t>(capacity())};
+            .bucket_begin = memory.allocate<idx_t>(many_buckets(shape.keys) ? 0 : options.buckets + 1),
+            .token = memory.allocate<idx_t>(capacity())};
   }
+  /// Whether so many tokens are sorted sooner than buckets are counted.
+  bool many_buckets(idx_t tokens) const { return options.buckets > 4 * tokens; }
   lsh_head<S> head_of(idx_t x, const item_scratch& p, idx_t) const {
     const idx_t b = x / shape.heads, h = x % shape.heads;
     return {b, h, lengths.keys(b), detail::head_of(q, b, h), p};
@@ -175,6 +181,12 @@ struct lsh_plan : row_plan {
   void sort(const lsh_head<S>& h, idx_t round, idx_t* bucket_begin) const {
     const idx_t n = h.length;
     idx_t *const rank = h.tables.rank + round * shape.keys, *const order = h.tables.order + round * shape.keys;
+    if (many_buckets(n)) {
+      std::iota(order, order + n, idx_t(0));
+      std::sort(order, order + n, [&](idx_t i, idx_t j) { return rank[i] != rank[j] ? rank[i] < rank[j] : i < j; });
+      for (idx_t at = 0; at < n; ++at) rank[order[at]] = at;
+      return;
+    }
     std::fill_n(bucket_begin, options.buckets + 1, idx_t(0));
     for (idx_t i = 0; i < n; ++i) ++bucket_begin[rank[i] + 1];
     for (idx_t x = 0; x < options.buckets; ++x) bucket_begin[x + 1] += bucket_begin[x];

@@ -348,6 +348,7 @@ void check_backward_call(Call& call) {
   static_cast<attention_views<typename decltype(call.q)::value_type>&>(forward) = {
       call.q, call.k, call.v.slice(3, 0, 0), {nullptr, {s.batch, s.heads, s.queries, 0}}};
   set_options(forward, s, given);
+  check_decays(views, given, forward.lengths, forward.exec);
   forward.shape.dim_v = 0;
   call.furthest = forward.furthest();
 }

@@ -218,12 +218,24 @@ auto unchecked_call(const char* name, const Q& q, const K& k, const V& v, O& out
   return call;
 }
 
+/// Checks the log decays of the real keys, lengths.keys(b) of item b, where the operator has any.
+template <class Options, class Lengths>
+void check_decays(const validator& check, const Options& given, const Lengths& lengths, execution& exec) {
+  if constexpr (requires { given.log_decay; })
+    if (const auto& x = given.log_decay)
+      check_log_decays(check, tensor_view<std::remove_pointer_t<decltype(x.data())>>(
+                                  x.data(), {x.extent(0), x.extent(1), x.extent(2), 1},
+                                  {x.stride(0), x.stride(1), x.stride(2), 1}),
+                       lengths, &exec);
+}
+
 /// Checks what the options of all operators have in common, and fills in what follows from them.
 template <class S, class Score, class Options>
 void check_call(checked_softmax<S, Score, Options>& call) {
   const Options& given = call.options;
   set_options(call, check_attention(call.views, call.q, call.k, call.v, call.out, given.lse), given);
   check_softmax_options(call.views, call.shape, given);
+  if constexpr (requires { given.key_lengths; }) check_decays(call.check, given, call.lengths, call.exec);
 }
 
 template <template <class> class Options, class Q, class K, class V, class O, class Given, class Score>

@@ -47,6 +47,15 @@ auto& check_step(Call& call, Cache& cache) {
   attention_shape stream = call.shape;
   stream.keys = inside.tokens_after(call.shape.queries, call.options.lengths);
   check_key_options(call.views, stream, call.options);
+  struct {
+    std::span<const idx_t> before, given;
+    idx_t chunk;
+    idx_t keys(idx_t b) const {
+      const auto n = static_cast<std::size_t>(b);
+      return before[n] + (given.empty() ? chunk : given[n]);
+    }
+  } const lengths{inside.lengths(), call.options.lengths, call.shape.queries};
+  check_decays(call.check, call.options, lengths, call.exec);
   return inside;
 }
 
@@ -95,6 +104,7 @@ auto checked_cached_call(const char* name, const Inside& cache, const Q& q, O& o
   call.shape.keys = cache.tokens();
   call.lengths = {call.shape.queries, call.shape.keys, call.options.lengths, cache.lengths()};
   check_key_options(call.views, call.shape, call.options);
+  check_decays(call.check, call.options, call.lengths, call.exec);
   return call;
 }
 

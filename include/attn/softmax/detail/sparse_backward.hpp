@@ -28,7 +28,8 @@ struct sparse_backward {
   idx_t stride_k() const { return backward_keys<P>::stride(shape.dim); }
   idx_t stride_v() const { return backward_keys<P>::stride(shape.dim_v); }
   /// A set of keys that does not begin at a panel may reach beyond the last key by less than a vector.
-  idx_t slots() const { return round_up(shape.keys, panel_width<T>) + (Plan::at_panels ? 0 : panel_width<T>); }
+  idx_t slots() const { return slots(shape.keys); }
+  idx_t slots(idx_t keys) const { return round_up(keys, panel_width<T>) + (Plan::at_panels ? 0 : panel_width<T>); }
   idx_t steps() const { return ceil_div(shape.keys, pack_step); }
   /// Where keys are made from queries, their gradients become gradients of these.
   bool want_keys() const { return Plan::keys_are_queries ? bool(in.dq) : bool(in.dk); }
@@ -233,10 +234,12 @@ struct sparse_backward {
       if (in_group == 0) std::fill_n(key_heads.scratch[n].begun, begun_size(), false);
     }
     if constexpr (Plan::keys_are_queries)
-      key_heads.for_each(steps(), [&](idx_t, const item_scratch& p, idx_t step, int) {
+      key_heads.for_each(steps(), [&](idx_t key_head, const item_scratch& p, idx_t step, int) {
         task_keys of{p.keys, p.begun};
         if (in_group > 0) of.keys.d_values = nullptr;
-        const idx_t begin = step * pack_step, end = std::min(begin + pack_step, slots());
+        const idx_t keys = in.lengths().keys(key_head / shape.kv_heads), begin = step * pack_step,
+                    end = std::min(begin + pack_step, slots(keys));
+        if (begin >= end) return;
         std::fill(of.begun + begin, of.begun + end, false);
         begin_sums(of, begin, end);
       });
@@ -246,7 +249,7 @@ struct sparse_backward {
   void store_step(idx_t key_head, const item_scratch& p, idx_t step) const {
     const idx_t b = key_head / shape.kv_heads, keys = in.lengths().keys(b), begin = step * pack_step,
                 end = std::min(begin + pack_step, shape.keys), real = std::min(end, keys);
-    begin_sums({p.keys, p.begun}, begin, end);
+    begin_sums({p.keys, p.begun}, begin, std::max(begin, real));
     for (idx_t part = 1; part < plan.parts(); ++part)
       for_each_range(p.begun + part * slots(), true, begin, std::max(begin, real), [&](idx_t from, idx_t to) {
         p.keys.settle(part * slots() + from, part * slots() + to);
