@@ -1,5 +1,6 @@
 #include "accuracy.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <limits>
@@ -52,7 +53,11 @@ std::vector<float> load(const std::string& path, std::array<idx_t, 4>& shape) {
     throw std::runtime_error("attn_bench: " + path + ": expected [batch, heads, length, dim]; found " +
                              std::to_string(x.shape.size()) + " dimensions");
   std::copy_n(x.shape.begin(), 4, shape.begin());
-  return {x.values.begin(), x.values.end()};
+  std::vector<float> numbers(x.values.begin(), x.values.end());
+  for (const float number : numbers)
+    if (!std::isfinite(number))
+      throw std::runtime_error("attn_bench: " + path + ": expected finite numbers; found " + std::to_string(number));
+  return numbers;
 }
 
 }  // namespace
@@ -67,6 +72,9 @@ dataset::dataset(const std::string& folder) : name_(std::filesystem::weakly_cano
     throw std::runtime_error("attn_bench: " + folder +
                              ": expected q, k, v of one batch, length and dim, and heads of k " +
                              "and v that divide those of q");
+  if (std::ranges::count(v_, 0.F) == std::ssize(v_))
+    throw std::runtime_error("attn_bench: " + folder + "/v.npy: expected values that are not all 0, for errors are " +
+                             "relative to the result");
   batch_ = q[0], heads_ = q[1], kv_heads_ = k[1], length_ = q[2], dim_ = q[3], dim_v_ = v[3];
 }
 
@@ -95,7 +103,7 @@ double dataset::distance(const std::vector<float>& out, form of) const {
     wrong += (rows(out, head, length_, dim_v_) - expected).squaredNorm();
     whole += expected.squaredNorm();
   }
-  return std::sqrt(wrong / whole);
+  return wrong == 0 ? 0 : std::sqrt(wrong / whole);  // of results that are all 0, too
 }
 
 double dataset::mean_error(form of) const {

@@ -21,14 +21,19 @@ class dataset {
   };
   using answers = std::vector<Eigen::MatrixXd>;  // one [length, dim_v] a batch item and head
 
-  /// Reads q.npy, k.npy, v.npy of `folder`; throws std::runtime_error where they do not fit together.
+  /// Reads q.npy, k.npy, v.npy of `folder`; throws std::runtime_error where they do not fit together, are
+  /// not finite, or where values are all 0, as then what errors are relative to is.
   explicit dataset(const std::string& folder);
 
   /// The folder's own name.
   const std::string& name() const { return name_; }
 
   idx_t batch() const { return batch_; }
+  idx_t heads() const { return heads_; }
+  idx_t kv_heads() const { return kv_heads_; }
   idx_t length() const { return length_; }
+  idx_t dim() const { return dim_; }
+  idx_t dim_v() const { return dim_v_; }
   const std::vector<float>& q() const { return q_; }
   const std::vector<float>& k() const { return k_; }
   const std::vector<float>& v() const { return v_; }

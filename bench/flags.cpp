@@ -16,14 +16,17 @@ struct known_flag {
   double least;
   const char* help;
   bool shown_if_default = true;  // in labels
+  double most = 0x1p40;
 };
+
+constexpr double most_threads = 1024;
 
 const known_flag known[] = {
     {"heads", &flags::heads, 1, "heads (when decoding: key/value heads, each shared by 4 query heads)"},
     {"dim", &flags::dim, 1, "size of a head"},
-    {"threads", &flags::threads, 1, "threads of the execution"},
+    {"threads", &flags::threads, 1, "threads of the execution, at most 1024", true, most_threads},
     {"virtual-threads", &flags::virtual_threads, 1,
-     "times that this many threads would give, simulated on one: see bench/README.md", false},
+     "times that this many threads would give, simulated on one: see bench/README.md", false, most_threads},
     {"step-tokens", &flags::step_tokens, 1, "tokens that a decoder is fed at once, as drafts are", false},
     {"block", &flags::block, 1, "tokens of a block"},
     {"stride", &flags::stride, 1, "the stride, or the size of the blocks"},
@@ -63,7 +66,9 @@ const known_flag known[] = {
      false},
     {"precision", &flags::precision, 0,
      "standard, or fast: lines NAME_fast more, with precision::fast, where that changes anything on this machine"},
-    {"input", &flags::input, 0, "folder with q.npy, k.npy, v.npy [batch, heads, length, dim] to measure the error on"},
+    {"input", &flags::input, 0,
+     "folder with q.npy, k.npy, v.npy [batch, heads, length, dim] to measure the error on; heads and dim are then "
+     "theirs, and errors are shown beside times at their length, unless --min-length or --max-length exclude it"},
     {"save", &flags::save, 0,
      "folder to write what operators read and what they compute to, as .npy, each row's after its last run", false},
     {"min-length", &flags::min_length, 1, "shortest length; lengths double from here"},
@@ -80,13 +85,17 @@ const known_flag known[] = {
 };
 
 template <class T>
-T number(const std::string& name, const std::string& text, double least) {
+T number(const known_flag& flag, const std::string& text) {
   T value{};
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc{} || end != text.data() + text.size() || !(static_cast<double>(value) >= least))
-    throw std::invalid_argument("attn_bench: --" + name + " expects a number >= " +
-                                std::to_string(static_cast<int>(least)) + "; found \"" + text + "\"");
-  return value;
+  const bool is_number = error == std::errc{} && end == text.data() + text.size();
+  if (is_number && static_cast<double>(value) >= flag.least && static_cast<double>(value) <= flag.most) return value;
+  const bool beyond = is_number ? static_cast<double>(value) > flag.most
+                                : error == std::errc::result_out_of_range && !text.starts_with('-');
+  throw std::invalid_argument("attn_bench: --" + std::string(flag.name) + " expects a number " +
+                              (beyond ? "<= " + std::to_string(static_cast<flags::idx_t>(flag.most))
+                                      : ">= " + std::to_string(static_cast<flags::idx_t>(flag.least))) +
+                              "; found \"" + text + "\"");
 }
 
 bool boolean(const std::string& name, const std::string& text) {
@@ -99,8 +108,8 @@ struct setter {
   flags& set;
   const known_flag& flag;
   const std::string& text;
-  void operator()(flags::idx_t flags::*m) const { set.*m = number<flags::idx_t>(flag.name, text, flag.least); }
-  void operator()(double flags::*m) const { set.*m = number<double>(flag.name, text, flag.least); }
+  void operator()(flags::idx_t flags::*m) const { set.*m = number<flags::idx_t>(flag, text); }
+  void operator()(double flags::*m) const { set.*m = number<double>(flag, text); }
   void operator()(std::string flags::*m) const { set.*m = text; }
   void operator()(bool flags::*m) const { set.*m = boolean(flag.name, text); }
 };

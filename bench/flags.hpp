@@ -25,6 +25,8 @@ struct flags {
   std::string precision = "standard";  // or fast: lines of it beside the others
   std::string save;            // folder to write numbers and results to; none unless given
   std::string input;           // folder with q.npy, k.npy, v.npy instead of the shipped data
+  // Of that data, besides heads and dim. 0: as heads and dim; no length of it among those measured
+  idx_t kv_heads = 0, dim_v = 0, own_length = 0;
   idx_t min_length = 256;
   idx_t max_length = 0;    // 0: by the operator's growth
   double max_seconds = 0;  // a run that takes longer is left out; 0: none for that reason

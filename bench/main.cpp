@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "plan.hpp"
 #include "report.hpp"
 #include "sweep.hpp"
 #include "terminal.hpp"
@@ -52,6 +53,23 @@ std::vector<dataset> read_data(const flags& set) {
   return data;
 }
 
+/// Heads and dim are those of the data of --input, and its length is measured unless it is not among those asked for.
+/// `given`: the arguments, with the flags of attn_bench.
+void take_shape(flags& set, const dataset& data, const std::vector<std::string>& given) {
+  const auto take = [&](const char* name, idx_t& own, idx_t of_data) {
+    if (!value_of(given, name, "").empty() && own != of_data)
+      throw std::invalid_argument("attn_bench: --" + std::string(name) + " expects " + std::to_string(of_data) +
+                                  ", which the data of --input has, or is left out; found " + std::to_string(own));
+    own = of_data;
+  };
+  take("heads", set.heads, data.heads());
+  take("dim", set.dim, data.dim());
+  set.kv_heads = data.kv_heads();
+  set.dim_v = data.dim_v();
+  const bool long_enough = value_of(given, "min-length", "").empty() || data.length() >= set.min_length;
+  if (long_enough && (set.max_length == 0 || data.length() <= set.max_length)) set.own_length = data.length();
+}
+
 std::string figure(double value) {
   char text[32];
   std::snprintf(text, sizeof text, "%.4g", value);
@@ -76,6 +94,8 @@ void add_context(const flags& set, const machine& m, const std::vector<dataset>&
   for (const dataset& d : data) names += (names.empty() ? "" : ", ") + d.name();
   add("error_data", names);
   add("error_tokens", std::to_string(data[0].length()));
+  if (!set.input.empty()) add("own_data", "true");
+  add("comparison_length", std::to_string(comparison_length(set)));
 }
 
 /// How long each operator is timed in each repetition, at least.
@@ -148,12 +168,20 @@ void write(benchmark::BenchmarkReporter& reporter, std::ostream& to, const sweep
   reporter.Finalize();
 }
 
+/// Throws if something that was printed did not arrive, as on a full disk.
+void check_printed() {
+  std::cout.flush();
+  if (!std::cout || std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
+    throw std::runtime_error("attn_bench: standard output cannot be written");
+}
+
 int run(std::vector<std::string> arguments) {
   const double started = seconds_now();
+  const std::vector<std::string> given = arguments;
   flags set = take_flags(arguments);
   if (set.help) {
     std::fputs(flags_help(users_of_flags()).c_str(), stdout);
-    std::fflush(stdout);
+    check_printed();
     arguments.push_back("--help");
   }
   if (set.smoke && set.max_length == 0) set.max_length = 512;
@@ -169,19 +197,8 @@ int run(std::vector<std::string> arguments) {
   const std::string filter = value_of(arguments, "benchmark_filter", "");
 
   const auto data = read_data(set);
+  if (!set.input.empty()) take_shape(set, data[0], given);
   machine m;
-  double closing_seconds = 0;
-  if (!list_only) {
-    show_status("measuring this machine");
-    const double begin = seconds_now();
-    m.measure();  // and once more at the end
-    closing_seconds = 1.2 * (seconds_now() - begin);
-    add_context(set, m, data);
-    say("%s, %s, %s", processor_name().c_str(), ATTN_BENCH_COMPILER, Eigen::SimdInstructionSetsInUse());
-    if (set.virtual_threads > 0)
-      say("All times are simulated: those of %td threads, each with a core like this one and its memory to itself",
-          set.virtual_threads);
-  }
   sweep s(set, m, data);
   auto defaults = default_flags(arguments);
   initialize(defaults);
@@ -190,29 +207,41 @@ int run(std::vector<std::string> arguments) {
           .min_seconds = min_seconds_of(set, arguments),
           .list_only = list_only,
           .most_visits = set.smoke || repeats_itself ? 1 : most_visits,
-          .closing_seconds = closing_seconds,
           .started = started});
-  if (list_only) return 0;
+  if (list_only) {
+    check_printed();
+    return 0;
+  }
+  show_status("measuring this machine");
+  const double begin = seconds_now();
+  m.measure();  // and once more at the end
+  const double closing_seconds = 1.2 * (seconds_now() - begin);
+  add_context(set, m, data);
+  say("%s, %s, %s", processor_name().c_str(), ATTN_BENCH_COMPILER, Eigen::SimdInstructionSetsInUse());
+  if (set.virtual_threads > 0)
+    say("All times are simulated: those of %td threads, each with a core like this one and its memory to itself",
+        set.virtual_threads);
   say("%zu benchmarks, up to %.0f s (--budget), the main curve first", s.records().size(), set.budget);
-  s.run();
+  s.run(closing_seconds);
   clear_status();
   if (!s.results().empty()) m.measure();
   add_results_context(s, set);
+  bool written = true;
   if (file.is_open()) {
     benchmark::JSONReporter json;
     write(json, file, s);
     file.close();
-    if (!file) say("attn_bench: the results could not be written (--benchmark_out)");
+    if (!file) say("attn_bench: the results could not be written (--benchmark_out)"), written = false;
   }
   // JSON and CSV on standard output are Google Benchmark's own, and what is for people goes elsewhere.
   const bool for_people = format == "console";
   if (!for_people) write(*benchmark::CreateDefaultDisplayReporter(), std::cout, s);
   benchmark::Shutdown();
   std::fputs((listing(s, m, set) + summary(s, m, set)).c_str(), for_people ? stdout : stderr);
-  std::fflush(stdout);
+  check_printed();
   const auto complaints = s.complaints();
   for (const std::string& complaint : complaints) say("attn_bench: %s", complaint.c_str());
-  return !s.results().empty() && complaints.empty() ? 0 : 1;
+  return written && !s.results().empty() && complaints.empty() ? 0 : 1;
 }
 
 }  // namespace

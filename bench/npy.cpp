@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <charconv>
 #include <cstdint>
 #include <cstring>
 #include <fstream>
@@ -63,13 +64,18 @@ array read_npy(const std::string& path) {
   if (!after(path, header, "fortran_order").starts_with("False")) fail(path, "expected C order; found Fortran order");
   std::string shape = after(path, header, "shape");
   shape = shape.substr(0, shape.find(')'));
+  constexpr std::size_t most = std::size_t{1} << 40;  // more than memory can hold
   std::size_t count = 1;
-  for (std::size_t at = 0; (at = shape.find_first_of("0123456789", at)) != std::string::npos;) {
-    std::size_t digits = 0;
-    result.shape.push_back(std::stoll(shape.substr(at), &digits));
-    count *= static_cast<std::size_t>(result.shape.back());
-    at += digits;
+  bool valid = shape.starts_with('(') && shape.find_first_not_of("0123456789, ", 1) == std::string::npos;
+  for (std::size_t at = 0; valid && (at = shape.find_first_of("0123456789", at)) != std::string::npos;) {
+    std::size_t extent = 0;
+    const auto [end, error] = std::from_chars(shape.data() + at, shape.data() + shape.size(), extent);
+    valid = error == std::errc{} && extent <= most && (extent == 0 || count <= most / extent);
+    result.shape.push_back(static_cast<std::ptrdiff_t>(extent));
+    count *= extent;
+    at = static_cast<std::size_t>(end - shape.data());
   }
+  if (!valid) fail(path, "expected the shape of an array; found " + shape + ")");
   const std::string type = after(path, header, "descr").substr(0, 5);
   if (type == "'<f2'")
     result.values = convert<Eigen::half>(path, bytes, data, count);

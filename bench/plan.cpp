@@ -24,11 +24,16 @@ std::vector<idx_t> all_lengths(idx_t longest, const flags& set) {
 
 }  // namespace
 
+idx_t comparison_length(const flags& set) { return set.own_length > 0 ? set.own_length : usual_length; }
+
 std::vector<idx_t> lengths_of(const variant& x, const flags& set) {
   std::vector<idx_t> lengths = all_lengths(set.max_length > 0 ? set.max_length : x.longest, set);
   if (x.backward && std::ranges::any_of(lengths, is_power_of_4))
     std::erase_if(lengths, [](idx_t n) { return !is_power_of_4(n); });
-  if (x.has_setting() && !lengths.empty()) lengths = {contains(lengths, usual_length) ? usual_length : lengths.back()};
+  if (set.own_length > 0 && !x.backward && !contains(lengths, set.own_length))
+    lengths.insert(std::ranges::lower_bound(lengths, set.own_length), set.own_length);
+  const idx_t compared = comparison_length(set);
+  if (x.has_setting() && !lengths.empty()) lengths = {contains(lengths, compared) ? compared : lengths.back()};
   return lengths;
 }
 
@@ -45,6 +50,7 @@ std::vector<idx_t> main_lengths(const flags& set) {
 
 tier tier_of(const variant& x, idx_t length, const flags& set) {
   if (x.has_setting()) return tier::settings;
+  if (length == set.own_length && !x.backward) return x.main ? tier::main_curve : tier::other_forms;
   std::vector<idx_t> lengths = main_lengths(set);
   const idx_t last = lengths.back();
   if (x.main) {

@@ -9,9 +9,13 @@
 
 namespace bench {
 
+/// The length at which operators are compared, by tables and pictures, where it is measured: that of the data of
+/// --input, beside whose errors times stand, unless another is asked for; otherwise usual_length.
+idx_t comparison_length(const flags&);
+
 /// Lengths are doubled up to 16384, where operators overtake each other; fewer beyond, where curves are straight. Of
 /// backward passes the powers of 4 that are among them: they follow the forward curves. Of a setting that is not the
-/// flags', one.
+/// flags', one. The length of --input's data is among them, however long it is.
 std::vector<idx_t> lengths_of(const variant&, const flags&);
 
 /// Those of the main lengths that are in the flags' range; where none is, every second length.

@@ -20,31 +20,56 @@ from plot_common import (FAMILIES, common_length, length_axis, memory, not_run, 
 from plot_error import error_pictures
 
 # --- curves, one panel per family --------------------------------------------------------------------------------------
+MARKERS, DASHES = "osD^vPX*<>", ("solid", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (5, 1.2, 1, 1.2)))
+
+
+def markers_of(curves):
+    """By a curve's name: in a panel of many shades of one hue, each operator has a marker too, hollow when causal."""
+    operators = list(dict.fromkeys(c.operator for c in curves))
+    return {c.name: {"marker": MARKERS[operators.index(c.operator) % len(MARKERS)], "linestyle": c.dashes,
+                     "markerfacecolor": "white" if c.causal else c.colour} for c in curves}
+
+
 def draw(axes, curves, key, faint=False):
+    styles = markers_of(curves)
     for c in curves:
         x, y = c.line(key)
         if faint:
             axes.plot(x, y, color="#e2e2e2", linewidth=0.8, zorder=1)
         else:
-            axes.plot(x, y, color=c.colour, linestyle=c.dashes, linewidth=1.2 if c.causal else 2.0, marker="o",
-                      markersize=1.8 if c.causal else 2.8, zorder=3)
+            axes.plot(x, y, color=c.colour, linewidth=0.9 if c.causal else 1.4, markersize=3.2 if c.causal else 4,
+                      zorder=3, **styles[c.name])
             alone = [n for n in x if c.runs[n] == 1]
             axes.plot(alone, [c.at[n][key] for n in alone], "x", color=c.colour, markersize=6, zorder=4)
 
 
-def names_at_ends(axes, ends):
-    """Names right of the last points (x, y, curve), lowest first: each as near as its neighbours' names allow."""
-    gap = 12
-    heights = [axes.transData.transform(end[:2])[1] * 72 / axes.figure.dpi for end in ends]
+def heights_apart(heights, gap, low, high):
+    """Where names go that belong at these heights, lowest first: as near as their neighbours and the panel allow."""
     touching = []  # runs of names that touch: heights less the gaps below them, whose mean is where the run lies
     for n, height in enumerate(heights):
         touching.append([height - n * gap])
         while len(touching) > 1 and mean(touching[-2]) > mean(touching[-1]):
             touching[-2:] = [touching[-2] + touching[-1]]
-    places = [mean(run) for run in touching for _ in run]
-    for n, (x, y, c) in enumerate(ends):
-        axes.annotate(c.operator, (x, y), xytext=(8, places[n] + n * gap - heights[n]), color=c.colour,
-                      textcoords="offset points", fontsize=9, fontweight="bold", va="center")
+    places, most = [mean(run) for run in touching for _ in run], max(low, high - (len(heights) - 1) * gap)
+    return [min(max(place, low), most) + n * gap for n, place in enumerate(places)]
+
+
+def names_at_ends(axes, ends, styles, names={}):
+    """Names right of the panel, for the last points (x, y, curve), lowest first, each behind a sample of its line,
+    from where a thin line leads to a point within the panel."""
+    points = 72 / axes.figure.dpi
+    bottom, top = (axes.transAxes.transform((0, y))[1] * points for y in (0, 1))
+    heights = [axes.transData.transform(end[:2])[1] * points for end in ends]
+    places = heights_apart(heights, 12, bottom + 5, top - 2)
+    for (x, y, c), place in zip(ends, places):
+        at = (place - bottom) / (top - bottom)  # of the panel
+        axes.plot([1.01, 1.045, 1.08], [at] * 3, transform=axes.transAxes, clip_on=False, markevery=[1], color=c.colour,
+                  linewidth=1.4, markersize=4.5, **styles[c.name])
+        if x < axes.get_xlim()[1]:
+            axes.annotate("", (x, y), xytext=(1.01, at), textcoords="axes fraction", annotation_clip=False,
+                          arrowprops={"arrowstyle": "-", "color": c.colour, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 2})
+        axes.annotate(names.get(c.name, c.operator), (1.09, at), xycoords="axes fraction", xytext=(3, 0),
+                      textcoords="offset points", color=c.colour, fontsize=9, fontweight="bold", va="center")
 
 
 def names_in(axes, curves, key):
@@ -53,7 +78,7 @@ def names_in(axes, curves, key):
     for c in sorted(curves, key=lambda c: (max(c.line(key)[0]), not c.causal)):
         longest[c.operator] = c
     ends = [(axes.get_xlim()[1], c.line(key)[1][-1], c) for c in longest.values()]
-    names_at_ends(axes, sorted(ends, key=lambda end: end[1]))
+    names_at_ends(axes, sorted(ends, key=lambda end: end[1]), markers_of(curves))
 
 
 def guides(axes, curves, key):
@@ -116,7 +141,7 @@ def curve_picture(context, curves, folder, name, heading, key, written, what, ba
     families = [(f, members) for f, members in families if members]
     columns = min(3, len(families))
     lines = math.ceil(len(families) / columns)
-    panel, names = 3.0, 2.05  # inches, as below; names are those of a panel's curves
+    panel, names = 3.0, 2.4  # inches, as below; names are those of a panel's curves
     wide, ranked = 0.9 + (panel + names) * columns, 0.18 * len({c.operator for c in curves})
     absent = not_run(context, wanted, int(17 * wide))
     foot = 0.4 + 0.15 * len(absent)
@@ -149,27 +174,36 @@ def curve_picture(context, curves, folder, name, heading, key, written, what, ba
 
 # --- decoding ---------------------------------------------------------------------------------------------------------
 def decode_picture(context, curves, folder):
+    """All in one panel: beside its colour, each curve has a marker and dashes that no other has of one hue."""
     absent = not_run(context, lambda c: c.decode, 190)
-    foot, panel = 0.58 + 0.15 * len(absent), 3.26  # inches
+    foot, panel = 0.58 + 0.15 * len(absent), max(3.26, 0.175 * len(curves))  # inches
     high = foot + panel + 0.96
-    figure = plt.figure(figsize=(11, high))
-    left, right = (figure.add_axes((x, foot / high, 0.31, panel / high)) for x in (0.065, 0.55))
-    for axes, key, name in ((left, "best_ms", "time of one token"),
+    figure = plt.figure(figsize=(13, high))
+    left, right = (figure.add_axes((x, foot / high, 0.265, panel / high)) for x in (0.055, 0.545))
+    styles = {c.name: {"marker": MARKERS[n % len(MARKERS)], "linestyle": DASHES[n % len(DASHES)]}
+              for n, c in enumerate(curves)}
+    names = {}
+    for c in curves:
+        sequences = int(next(iter(c.at.values())).get("sequences", 1))
+        for row in c.at.values():
+            row["ms_of_one"] = row["best_ms"] / sequences
+        names[c.name] = c.operator + (f", of {sequences}" if sequences > 1 else "")
+    for axes, key, name in ((left, "ms_of_one", "time of one token of one sequence"),
                             (right, "of_bandwidth", "share of the memory bandwidth (states too large for the caches)")):
         ends = []
         shown = [c for c in curves if all(key in row for row in c.at.values())]
         for c in sorted(shown, key=lambda c: c.line(key)[1][-1]):
             x, y = c.line(key)
-            axes.plot(x, y, color=c.colour, linewidth=2, marker="o", markersize=3.2)
+            axes.plot(x, y, color=c.colour, linewidth=1.6, markersize=4.5, **styles[c.name])
             ends.append((x[-1], y[-1], c))
         length_axis(axes, curves, "tokens in the cache")
         axes.set_title(name, fontsize=10, color="#666666", loc="left")
-        if key == "best_ms":
+        if key == "ms_of_one":
             axes.set_yscale("log")
             value_axis(axes.yaxis, seconds)
         else:
             axes.set_ylim(0, max([1.0] + [1.05 * max(c.line(key)[1]) for c in shown]))
-        names_at_ends(axes, ends)
+        names_at_ends(axes, ends, styles, names)
     title(figure, "Decoding: one more token", context)
     heads = context.get("heads", "8")
     remark(figure, f"{4 * int(heads)} query heads over {heads} key/value heads, aft {heads} over {heads}")

@@ -13,7 +13,7 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, LogLo
 COLOURS, FAMILIES = {}, {}  # operator -> colour, title of a panel -> its operators: both from the results
 SPARE = ["#d08080", "#7f7f7f", "#a3a300", "#c05780", "#3d7a7a", "#9a6324"]
 INK, FAINT = "#333333", "#c9c9c9"
-USUAL = 4096
+COMPARED = [4096]  # the length at which pictures compare, from the results
 
 plt.rcParams.update({
     "font.family": "DejaVu Sans", "font.size": 10, "text.color": INK, "axes.labelcolor": INK,
@@ -66,9 +66,10 @@ class Curve:
 
 
 def common_length(curves):
-    """The one length at which a picture compares: 4096, or else the longest of those that most curves have."""
+    """The one length at which a picture compares: 4096, of data of one's own its length, or else the longest of those
+    that most curves have."""
     lengths = [n for c in curves for n in c.at]
-    return USUAL if USUAL in lengths else max(set(lengths), key=lambda n: (lengths.count(n), n))
+    return COMPARED[0] if COMPARED[0] in lengths else max(set(lengths), key=lambda n: (lengths.count(n), n))
 
 
 def names_of(text):
@@ -80,6 +81,7 @@ def names_of(text):
 def read(path):
     results = json.loads(Path(path).read_text())
     context = results["context"]
+    COMPARED[0] = int(context.get("comparison_length", 4096))
     for family in filter(None, context.get("families", "").split("; ")):
         family_title, members = family.split(": ")
         pairs = [member.split("=") for member in members.split()]
@@ -140,14 +142,15 @@ def memory(size):
 
 def tokens(n):
     n = int(n)
-    return str(n) if n < 1024 else f"{n >> 10}K" if n < 1 << 20 else f"{n >> 20}M"
+    return str(n) if n % 1024 else f"{n >> 10}K" if n % (1 << 20) else f"{n >> 20}M"
 
 
 def length_axis(axes, curves, label):
     lengths = sorted({n for c in curves for n in c.at})
     low, high = lengths[0], lengths[-1]
+    first = next((n for n in lengths if n & (n - 1) == 0), low)  # the length of data of one's own may be any
     step = 1 if high < low << 8 else 2
-    ticks = [low << i for i in range(0, 40, step) if low << i <= high]
+    ticks = [first << i for i in range(0, 40, step) if first << i <= high]
     axes.set_xscale("log", base=2)
     axes.set_xlim(low / 1.25, high * 1.25)
     axes.xaxis.set_major_locator(FixedLocator(ticks))

@@ -1,6 +1,7 @@
 """Error against time: one curve per operator over its settings."""
 import math
 import textwrap
+from collections import defaultdict
 
 import matplotlib.pyplot as plt
 from matplotlib.text import Text
@@ -57,18 +58,26 @@ def label_curves(axes, curves):
             text.remove()
 
 
+def approximating(c, length):
+    """The rows of its settings, fastest first, without those that see every token of the data: they are exact there,
+    which says nothing of another length."""
+    return [row for row in c.trade(length) if not row.get("sees_every_token")]
+
+
 def panel(upper, lower, curves, suffix, length):
     """One set of real data: approximations above; what is exact but for rounding, below the break of the axis. Every
     point is at its time at `length`."""
     for axes in (upper, lower):
         drawn = []
         for c in curves:
-            points = [(row["best_ms"], row["rel_error" + suffix]) for row in c.trade(length)]
-            usual = c.at[length]["best_ms"], max(c.at[length]["rel_error" + suffix], 3e-8)
-            if (usual[1] > EXACT) != (axes is upper):
+            rows = approximating(c, length)
+            points = [(row["best_ms"], max(row["rel_error" + suffix], 3e-8)) for row in rows]
+            if (max(error for _, error in points) > EXACT) != (axes is upper):
                 continue
             axes.plot(*zip(*points), "o-", markersize=3.5, linewidth=1.4, color=c.colour, zorder=2)
-            axes.plot(*usual, "o", markersize=7.5, color=c.colour, markeredgecolor="white", zorder=3)
+            for row, point in zip(rows, points):
+                if row is c.at[length]:
+                    axes.plot(*point, "o", markersize=7.5, color=c.colour, markeredgecolor="white", zorder=3)
             drawn.append((points, c))
         label_curves(axes, drawn)
         value_axis(axes.xaxis, seconds)
@@ -85,13 +94,25 @@ def error_picture(context, curves, folder, name, heading):
     if not measured:
         return
     length = common_length(measured)
-    curves = [c for c in measured if length in c.at]
+    timed = [c for c in measured if length in c.at]
+    curves = [c for c in timed if approximating(c, length)]
+    if not curves:
+        return
     at = f"at {tokens(length)} tokens"
-    absent = [c.operator for c in measured if c not in curves]
+    absent = [c.operator for c in measured if c not in timed]
     lines = textwrap.wrap(f"no time {at}, so not in this picture: {', '.join(absent)}", 190) if absent else []
+    data = context.get("error_tokens", "")
+    seeing = defaultdict(list)  # operator -> its settings that see every token
+    for c in timed:
+        for row in c.trade(length):
+            if row.get("sees_every_token"):
+                seeing[c.operator].append(row.get("label") or "as it is")
+    if seeing:
+        names = "; ".join(f"{name} ({' / '.join(settings)})" for name, settings in seeing.items())
+        lines += textwrap.wrap(f"left out, as they see every one of the data's {data} tokens: {names}", 190)
     layers = [s for s in ("", "_1") if "rel_error" + s in curves[0].at[length]]
     names = [name.strip() for name in context.get("error_data", "").split(",")] + ["", ""]
-    rows = [row for c in curves for row in c.trade(length)]
+    rows = [row for c in curves for row in approximating(c, length)]
     times = [row["best_ms"] for row in rows]
     errors = [row["rel_error" + s] for row in rows for s in layers]
     full = next((c for c in curves if c.operator == "full_softmax"), None)
@@ -116,9 +137,10 @@ def error_picture(context, curves, folder, name, heading):
         panel(upper, lower, curves, suffix, length)
         upper.set_title(f"{names[column]}   ·····  baseline: mean of the values, {mean:.2f}", fontsize=10,
                         color="#666666", loc="left")
-        lower.set_xlabel(f"time {at}")
+        other = f" (the data has {data})" if "own_data" in context and data != str(length) else ""
+        lower.set_xlabel(f"time {at}{other}")
         if column == 0:
-            upper.set_ylabel(f"relative error against full softmax, on {context.get('error_tokens', '')} tokens")
+            upper.set_ylabel(f"relative error against full softmax, on {data} tokens")
             lower.set_ylabel("rounding\nonly")
     title(figure, heading, context)
     remark(figure, "large dot: setting of the other pictures   small: others   "

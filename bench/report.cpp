@@ -4,8 +4,8 @@
 #include <cmath>
 #include <cstdio>
 #include <optional>
-#include <ranges>
 
+#include "plan.hpp"
 #include "terminal.hpp"
 
 namespace bench {
@@ -15,9 +15,13 @@ using points = std::vector<const record*>;  // of one operator, by length
 
 template <class... T>
 std::string text(const char* format, T... values) {
-  char line[256];
-  std::snprintf(line, sizeof line, format, values...);
-  return line;
+  if constexpr (sizeof...(values) == 0) {
+    return format;
+  } else {
+    char line[256];
+    std::snprintf(line, sizeof line, format, values...);
+    return line;
+  }
 }
 
 /// "1 thread", "8 virtual threads"
@@ -93,21 +97,29 @@ std::string wrapped(const std::string& all) {
 int column_width(const dataset& d) { return std::max(10, static_cast<int>(d.name().size()) + 2); }
 
 /// One column per dataset.
-std::string error_text(const std::vector<double>& values, const std::vector<dataset>& data) {
+std::string error_text(const std::vector<double>& values, const std::vector<dataset>& data,
+                       const char* mark = "") {
   std::string line;
   for (std::size_t i = 0; i < data.size(); ++i) {
-    const int width = column_width(data[i]);
-    line += values.empty() ? text("%*s", width, "-") : text(values[i] < 0.01 ? "%*.1e" : "%*.2f", width, values[i]);
+    const std::string value = values.empty() ? "-" : text(values[i] < 0.01 ? "%.1e" : "%.2f", values[i]) + mark;
+    line += text("%*s", column_width(data[i]), value.c_str());
   }
   return line;
 }
 
-/// The length the summary shows: 4096, or the longest that every operator was run at, or else the longest.
-idx_t summary_length(const std::vector<points>& groups) {
+/// Of an operator, marked where its setting sees every token of the data.
+std::string error_text(sweep& s, const variant& x) {
+  const auto& errors = s.errors_of(x).operators;
+  return error_text(errors, s.data(), x.sees_every_token(errors) ? "*" : "");
+}
+
+/// The length the summary shows: that of comparisons, or the longest that every operator was run at, or the longest.
+idx_t summary_length(const std::vector<points>& groups, const flags& set) {
+  const idx_t compared = comparison_length(set);
   const auto has = [](const points& all, idx_t length) { return std::ranges::count(all, length, &record::length) > 0; };
   idx_t shown = groups[0].back()->length;
   for (const points& all : groups)
-    if (has(all, usual_length)) return usual_length;
+    if (has(all, compared)) return compared;
   for (const record* r : groups[0])
     if (std::ranges::all_of(groups, [&](const points& all) { return has(all, r->length); })) shown = r->length;
   return shown;
@@ -177,7 +189,7 @@ std::string settings_summary(sweep& s) {
       table += text("%-22s %-32s %12s %8s", r == all[0] ? r->of->form.c_str() : "",
                     r->of->label.empty() ? "default" : r->of->label.c_str(), time_shown(*r, length).c_str(),
                     of_rival(s, *r, "%.3f").c_str()) +
-               error_text(s.errors_of(*r->of).operators, s.data()) + "\n";
+               error_text(s, *r->of) + "\n";
   }
   return table + text("Errors are those on the %td tokens of the data, with the same setting.\n", s.data()[0].length());
 }
@@ -186,7 +198,7 @@ std::string settings_summary(sweep& s) {
 std::string backward_summary(const sweep& s, const machine& m, const flags& set) {
   const auto groups = by_operator(s, is_backward);
   if (groups.empty()) return "";
-  const idx_t common = summary_length(groups);
+  const idx_t common = summary_length(groups, set);
   std::string table = text("\n%-30s %11s %17s %10s %8s %10s\n", "backward pass", "exponent",
                            text("time at %td", common).c_str(), "of forward", "of_peak", "scratch");
   for (const points& all : groups) {
@@ -206,7 +218,8 @@ std::string types_summary(sweep& s) {
     if (x.type == "float") continue;
     std::string of_float = x.form;
     of_float.resize(of_float.size() - x.type.size() - 1);
-    for (const record* r : all | std::views::reverse) {
+    for (auto at = all.rbegin(); at != all.rend(); ++at) {  // Clang 14 does not compile std::views::reverse of GCC 12
+      const record* const r = *at;
       const record* rival = s.find(of_float + "/" + std::to_string(r->length));
       if (!rival || rival->seconds.empty()) continue;
       table += text("%-34s %10s %6s %12s %8.2f", of_float.c_str(), x.type.c_str(), std::to_string(r->length).c_str(),
@@ -223,14 +236,15 @@ std::string types_summary(sweep& s) {
 std::string forward_summary(sweep& s, const machine& m, const flags& set) {
   const auto groups = by_operator(s, is_forward);
   if (groups.empty()) return "";
-  const idx_t common = summary_length(groups);
+  const idx_t common = summary_length(groups, set);
   const auto& data = s.data();
   std::string table = text("\n%-26s %11s %17s %8s %8s %10s", "", "", "", "", "", "") +
                       text("%*s\n", column_width(data[0]), "error on") +
                       text("%-26s %11s %17s %8s %8s %10s", "operator", "exponent", text("time at %td", common).c_str(),
                            "of full", "of_peak", "scratch");
   table += names_of(data) + "  faster than full from\n";
-  bool elsewhere = false;
+  bool elsewhere = false, some_see_all = false;
+  std::string several;
   for (const points& all : groups) {
     const record& shown = shown_of(all, common);
     elsewhere = elsewhere || shown.length != common;
@@ -239,7 +253,9 @@ std::string forward_summary(sweep& s, const machine& m, const flags& set) {
     table += text("%-26s %11s %17s %8s %8.2f %10s", x.name.c_str(), exponent_text(all, set).c_str(),
                   time_shown(shown, common).c_str(), of_rival(s, shown, "%.3f").c_str(), of_peak(shown, m, set),
                   memory_text(static_cast<double>(shown.scratch_bytes)).c_str());
-    table += error_text(s.errors_of(x).operators, data);
+    table += error_text(s, x);
+    if (x.sequences > 1) several += text("%s: one token of each of %td sequences.\n", x.name.c_str(), x.sequences);
+    some_see_all = some_see_all || x.sees_every_token(s.errors_of(x).operators);
     table += text("  %21s\n", x.name == x.rival ? "" : from ? std::to_string(*from).c_str() : "-");
   }
   for (const auto* name : {"full_softmax", "full_softmax_causal"})
@@ -254,13 +270,17 @@ std::string forward_summary(sweep& s, const machine& m, const flags& set) {
            set.virtual_threads > 0 ? " (times are simulated)" : "") +
       text("Decoding: one token, %td query heads over %td key heads (aft: %td).\n", 4 * set.heads, set.heads,
            set.heads) +
-      exponent_note(set) +
+      several + exponent_note(set) +
       (elsewhere ? text("@: the figures of this line are those at this length, the longest that was run.\n") : "") +
       "of full: time relative to full_softmax at the same length. of_peak: useful operations per second over the "
       "sustained peak of the "
       "threads used.\n"
-      "error: relative to full softmax in double precision, on real queries, keys and values (bench/data); lsh's with\n"
-      "its queries as keys.\n";
+      "error: relative to full softmax in double precision, on queries, keys and values " +
+      (set.input.empty() ? "of a real model (bench/data)" : "of --input") + text(", %td tokens;\n", data[0].length()) +
+      "lsh's with its queries as keys.\n" +
+      (some_see_all ? "*: with this setting a query sees every token of the data; at longer lengths its error is "
+                      "another.\n"
+                    : "");
   return table;
 }
 

@@ -7,6 +7,7 @@
 #include <exception>
 #include <numeric>
 #include <regex>
+#include <stdexcept>
 
 #include "inputs.hpp"
 #include "save.hpp"
@@ -23,7 +24,13 @@ class name_filter {
  public:
   explicit name_filter(std::string text) : negated_(text.starts_with('-')) {
     if (negated_) text.erase(0, 1);
-    if (!text.empty() && text != "all") pattern_ = std::regex(text);
+    if (text.empty() || text == "all") return;
+    try {
+      pattern_ = std::regex(text);
+    } catch (const std::regex_error& error) {
+      throw std::invalid_argument("attn_bench: --benchmark_filter expects a regular expression; found \"" + text +
+                                  "\" (" + error.what() + ")");
+    }
   }
   bool keeps(const std::string& name) const { return std::regex_search(name, pattern_) != negated_; }
 
@@ -67,10 +74,18 @@ void sweep::plan(const sweep_request& asked) {
   asked_ = asked;
   memory_ = 0.6 * static_cast<double>(available_memory_bytes());
   const name_filter wanted(asked.filter);
+  bool any = false;
   for (const variant& x : variants_)
-    for (const idx_t length : lengths_of(x, flags_))
+    for (const idx_t length : lengths_of(x, flags_)) {
+      any = true;
       if (wanted.keeps(x.name + "/" + std::to_string(length)))
         records_.push_back({.of = &x, .length = length, .worth = tier_of(x, length, flags_)});
+    }
+  if (!any)
+    throw std::invalid_argument("attn_bench: expected a length from --min-length to --max-length; found none");
+  if (records_.empty())
+    throw std::invalid_argument("attn_bench: --benchmark_filter expects a part of a name, as ^nystrom; found \"" +
+                                asked.filter + "\", which no name has (--benchmark_list_tests lists all)");
   std::ranges::stable_sort(records_, [](const record& a, const record& b) {
     return std::pair(a.worth, a.length) < std::pair(b.worth, b.length);
   });
@@ -80,7 +95,7 @@ void sweep::plan(const sweep_request& asked) {
 }
 
 double sweep::time_left() const {
-  return asked_.budgeted ? asked_.started + flags_.budget - asked_.closing_seconds - seconds_now() : 1e30;
+  return asked_.budgeted ? asked_.started + flags_.budget - closing_seconds_ - seconds_now() : 1e30;
 }
 
 /// Of one run: its own time if it was run before, or by its operations at the pace of what is nearest, or at a tenth of
@@ -127,7 +142,10 @@ double sweep::visit_seconds(const record& r) const {
   return overhead + preparation_seconds(r) + warm_up + std::max(1.1 * asked_.min_seconds, one_run);
 }
 
-void sweep::run() { order<sweep>(*this).run(); }
+void sweep::run(double closing_seconds) {
+  closing_seconds_ = closing_seconds;
+  order<sweep>(*this).run();
+}
 
 void sweep::announce(const std::vector<record*>& rest) {
   double seconds = 0;
@@ -240,6 +258,7 @@ void sweep::count(benchmark::State& state, const record& r, const std::vector<do
   state.counters["of_peak"] = flops / (peak * static_cast<double>(flags_.threads));
   state.counters["runs"] = static_cast<double>(seconds.size());
   state.counters["best_ms"] = 1e3 * *std::ranges::min_element(seconds);
+  state.counters["sequences"] = static_cast<double>(r.of->sequences);
   state.counters["scratch_bytes"] = static_cast<double>(r.scratch_bytes);
   if (const auto moved = traffic_of(*r.of, r.length, median_of(seconds), machine_)) {
     state.counters["moved_bytes_per_second"] = moved->bytes_per_second;
@@ -251,6 +270,7 @@ void sweep::count(benchmark::State& state, const record& r, const std::vector<do
     state.counters["rel_error" + suffix] = error.operators[i];
     state.counters["mean_error" + suffix] = error.mean_of_values[i];
   }
+  if (r.of->sees_every_token(error.operators)) state.counters["sees_every_token"] = 1;
 }
 
 void sweep::show_progress(const record& r, const char* what) {

@@ -46,7 +46,6 @@ struct sweep_request {
   bool list_only = false;      // nothing is run
   int most_visits = 5;         // of every row; 1 where Google Benchmark repeats
   bool budgeted = true;        // is there an end?
-  double closing_seconds = 0;  // what comes after the sweep
   double started = 0;          // when the budget began, by seconds_now()
 };
 double seconds_now();
@@ -55,9 +54,10 @@ class sweep {
  public:
   sweep(const flags&, machine&, const std::vector<dataset>&);
 
+  /// Throws std::invalid_argument where nothing is left to run.
   void plan(const sweep_request&);
-  /// In the order of order.hpp.
-  void run();
+  /// In the order of order.hpp. `closing_seconds`: what comes after it takes so long.
+  void run(double closing_seconds);
   /// Google Benchmark's results, of all visits.
   const std::vector<benchmark::BenchmarkReporter::Run>& results() const { return results_; }
 
@@ -97,6 +97,7 @@ class sweep {
   std::vector<benchmark::BenchmarkReporter::Run> results_;
   std::map<std::string, errors> errors_;
   sweep_request asked_;
+  double closing_seconds_ = 0;
   double memory_ = 0;       // bytes a run may take
   double drawn_bytes_ = 0;  // of the largest run so far: what it viewed is drawn
   double shown_ = 0;

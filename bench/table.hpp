@@ -78,6 +78,7 @@ struct decode_entry {
   std::string name;
   bool exact;
   std::vector<std::string> uses;
+  idx_t sequences = 1;  // that a step feeds at once
   double (*flops)(const problem&);        // of one step that ends with problem.length tokens seen
   double (*cache_bytes)(const problem&);  // of the state that one step has to read, or to read and write
   std::unique_ptr<stream> (*prepare)(const problem&);

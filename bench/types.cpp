@@ -59,6 +59,11 @@ std::vector<variant> make_variants(const flags& set) {
   return all;
 }
 
+bool variant::sees_every_token(const std::vector<double>& errors) const {
+  const double most = std::max(rounding, 1e-5);
+  return !exact && !errors.empty() && std::ranges::all_of(errors, [&](double e) { return e <= most; });
+}
+
 std::map<std::string, std::string> users_of_flags() {
   std::map<std::string, std::string> users;
   std::string last;

@@ -45,13 +45,17 @@ double bytes(const problem& p) {
 
 using shared_flags = std::shared_ptr<const flags>;
 
-/// The problem of an operator at any length.
+/// The problem of an operator at any length. Where it approximates softmax, key heads and the size of values are those
+/// of --input.
 struct problems {
   shared_flags set;
   bool causal;
   idx_t queries_per_kv_head = 1;
+  bool approximates = false;
 
   problem operator()(idx_t length) const {
+    if (approximates && set->kv_heads > 0)
+      return {length, set->heads, set->kv_heads, set->dim, set->dim_v, causal, *set};
     return {length, queries_per_kv_head * set->heads, set->heads, set->dim, set->dim, causal, *set};
   }
 };
@@ -118,7 +122,7 @@ double error_of(const decode_entry& entry, const dataset& data, const flags& set
 }
 
 variant make_variant(const operator_entry& entry, bool causal, const shared_flags& set) {
-  const problems at{set, causal};
+  const problems at{set, causal, 1, entry.approximates};
   const std::string suffix = (causal ? "_causal" : "") + type_suffix;
   variant x = typed_variant();
   x.name = x.form = entry.name + suffix;
@@ -162,7 +166,7 @@ variant make_variant(const operator_entry& entry, bool causal, const shared_flag
 
 variant make_backward_variant(const operator_entry& entry, bool causal, const shared_flags& set) {
   const variant forward = make_variant(entry, causal, set);
-  const problems at{set, causal};
+  const problems at{set, causal, 1, entry.approximates};
   variant x = forward;
   x.name = x.form = entry.name + "_backward" + (causal ? "_causal" : "") + type_suffix;
   x.rival = forward.name;
@@ -250,6 +254,7 @@ variant make_variant(const decode_entry& entry, const shared_flags& set) {
   x.exact = entry.exact;
   x.approximates = entry.approximates;
   x.longest = longest_cache;
+  x.sequences = entry.sequences;
   x.flops = [&entry, at](idx_t length) {
     double sum = 0;
     for (idx_t n = step_tokens(at(length)); n-- > 0;) sum += entry.flops(at(length - n));

@@ -34,6 +34,7 @@ struct variant {
   bool main = false;      // on the main curve: the operator itself, or what one is compared with
   bool backward = false;  // the gradients of the rival's results
   idx_t longest = 0;
+  idx_t sequences = 1;  // of a decoder: that a step feeds at once
   std::function<double(idx_t length)> flops;
   std::function<double(idx_t length)> moved_bytes;  // where memory is the bound: of decoders, that of the state
   bool rewrites = false;                            // what it moves is written as well as read
@@ -41,6 +42,8 @@ struct variant {
   std::function<workload(idx_t length)> prepare;
   std::function<std::vector<std::pair<std::string, std::vector<float>>>(idx_t length)> results;  // of the last run
   std::function<double(const dataset&)> error, mean_error;
+  /// Of an approximation: is it no further from full softmax than rounding, as where its setting sees every token?
+  bool sees_every_token(const std::vector<double>& errors) const;
 
   bool has_setting() const { return name != form; }
 };

@@ -108,6 +108,7 @@ void run(const team& all, const settings& set) {
   if (!prints) return;
   clear_status();
   std::fputs(tables(set, m, lines).c_str(), stdout);
+  if (std::fflush(stdout) != 0) throw std::runtime_error("attn_bench_mpi: standard output cannot be written");
   if (!set.out.empty()) write_json(set.out, set, m, lines);
 }
 

@@ -14,9 +14,13 @@ namespace {
 
 template <class... T>
 std::string text(const char* format, T... values) {
-  char line[512];
-  std::snprintf(line, sizeof line, format, values...);
-  return line;
+  if constexpr (sizeof...(values) == 0) {
+    return format;
+  } else {
+    char line[512];
+    std::snprintf(line, sizeof line, format, values...);
+    return line;
+  }
 }
 
 /// The operator alone that a line is compared with.

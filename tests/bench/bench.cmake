@@ -13,8 +13,11 @@ if(ATTN_PYTHON)
   add_test(NAME ${prefix}bench.pictures COMMAND ${ATTN_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/pictures.py)
   # And bench/run --peers: what it says, and its table, from made-up programs.
   add_test(NAME ${prefix}bench.peers COMMAND ${ATTN_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/peers.py)
+  # And what bench/run --help says, at once; .ci/run tries the command line of attn_bench itself.
+  add_test(NAME ${prefix}bench.command COMMAND ${ATTN_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/command.py)
 else()
+  add_test(NAME ${prefix}bench.command COMMAND ${CMAKE_COMMAND} -E echo "skipped: /usr/bin/python3 is missing")
   add_test(NAME ${prefix}bench.peers COMMAND ${CMAKE_COMMAND} -E echo "skipped: /usr/bin/python3 is missing")
   add_test(NAME ${prefix}bench.pictures COMMAND ${CMAKE_COMMAND} -E echo "skipped: /usr/bin/python3 is missing")
 endif()
-set_tests_properties(${prefix}bench.pictures ${prefix}bench.peers PROPERTIES SKIP_REGULAR_EXPRESSION "^skipped: ")
+set_tests_properties(${prefix}bench.command ${prefix}bench.pictures ${prefix}bench.peers PROPERTIES SKIP_REGULAR_EXPRESSION "^skipped: ")

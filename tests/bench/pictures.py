@@ -165,6 +165,51 @@ class Pictures(unittest.TestCase):
         self.assertFalse(said(figures["time"], "clusters"))  # a setting, though its name has commas
         self.assertTrue(said(figures["decode"], "at 64K tokens: linear_decode"))
 
+    def test_data_of_ones_own(self):
+        """Errors on 300 tokens stand beside times at 300; settings that see all of these are left out and named."""
+        others = [r for r in results() if "_error" in " ".join(r) and "causal" not in r["name"]]
+        rows = others + [row(name, 300, 7, **errors(error)) for name, error in
+                         ((FULL, 3e-7), (WINDOW, 3e-7), (OTHER, 0.3))]
+        for r in rows:
+            if r["name"] == f"{WINDOW}/300":
+                r.update(sees_every_token=1.0, label="window=300")
+        own = {"error_tokens": "300", "own_data": "true", "comparison_length": "300"}
+        figure = draw(rows, **own)["error"]
+        self.assertTrue(said(figure, "time at 300 tokens"))
+        self.assertTrue(said(figure, "left out, as they see every one of the data's 300 tokens: sliding_window (window=300)"))
+        self.assertNotIn(WINDOW, [t.get_text() for axes in figure.axes for t in axes.texts])
+        self.assertIn(OTHER, [t.get_text() for axes in figure.axes for t in axes.texts])
+        asked_for = draw(others, **{**own, "comparison_length": "4096"})["error"]
+        self.assertTrue(said(asked_for, "time at 4K tokens (the data has 300)"))
+
+    def test_decoding_is_of_one_sequence_and_told_apart(self):
+        """A step of 16 sequences counts as 16; no two curves of a panel look alike, and no name leaves its panel."""
+        rows = [row(f"{FULL}_decode", n, n / 1024, of_bandwidth=0.5) for n in MAIN]
+        rows += [row("of_sixteen_decode", n, n / 64, of_bandwidth=0.5, sequences=16.0) for n in MAIN[:2]]
+        rows += [row(f"another{i}_decode", n, 1e-3, of_bandwidth=0.01) for n in MAIN for i in range(12)]
+        figure = draw(rows)["decode"]
+        self.assertTrue(said(figure, "time of one token of one sequence"))
+        self.assertTrue(said(figure, "of_sixteen, of 16"))
+        times, shares = figure.axes[:2]
+        curves = [line for line in times.lines if line.get_transform() == times.transData]
+        self.assertEqual(list(curves[-2].get_ydata()), [0.25, 1.0])
+        looks = {(line.get_marker(), line.get_linestyle(), str(line._dash_pattern)) for line in curves}
+        self.assertEqual(len(looks), len(curves))
+        figure.canvas.draw()
+        for axes in (times, shares):
+            box = axes.get_window_extent()
+            for text in axes.texts:
+                if text.get_text():
+                    extent = text.get_window_extent()
+                    self.assertGreaterEqual(extent.x0, box.x1)
+                    self.assertGreaterEqual(extent.y0, box.y0)
+                    self.assertLessEqual(extent.x1, shares.get_window_extent().x0 if axes is times else figure.bbox.x1)
+
+    def test_operators_of_a_family_have_markers(self):
+        figure = draw([r for r in results() if "_" not in r["name"].replace(FULL, "").replace(WINDOW, "")])["time"]
+        markers = {line.get_marker() for line in figure.axes[0].lines if line.get_color() in ("#111111", "#222222")}
+        self.assertEqual(len(markers - {"x"}), 2)  # which is a single run
+
     def test_a_single_run_is_marked(self):
         figure = draw(results(single=[(FULL, 16384)]))["time"]
         self.assertTrue(said(figure, "×: a single run"))
