@@ -24,7 +24,8 @@ int wrong() {
     for (std::size_t n = 0; n < given.size(); ++n)
       if (!(std::abs(found[n] - given[n]) <= 0.01f)) ++count;
   }
-  if (count > 0) std::printf("%d numbers are wrong where codes are up to %d\n", count, int(attn::detail::row_format<C>::largest_code));
+  if (count > 0)
+    std::printf("%d numbers are wrong, codes up to %d\n", count, int(attn::detail::row_format<C>::largest_code));
   return count;
 }
 

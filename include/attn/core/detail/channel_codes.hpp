@@ -182,8 +182,7 @@ struct channel_rows {
     if constexpr (layout_type::bits == 8) {
       std::memcpy(codes, &x, sizeof x);
     } else {
-      const auto wide =
-          __builtin_convertvector((half_words)x, typename lanes_of<std::uint32_t, 2 * N>::type);
+      const auto wide = __builtin_convertvector((half_words)x, typename lanes_of<std::uint32_t, 2 * N>::type);
       const auto bytes = (wide & 0x0f0fu) | (wide & 0xf0f0u) << 12;
       std::memcpy(codes, &bytes, sizeof bytes);
     }

@@ -153,7 +153,8 @@ struct quantised_rows {
       std::int8_t row[array_size<some>];
       std::memcpy(row, &pairs, sizeof row);
       for (idx_t n = 0; n < some; n += width<float>)
-        store<float>(x + n, fma(load_codes(row + n), broadcast<float>(size), keep<float>(load_as<float>(base + c + n), kept)));
+        store<float>(x + n, fma(load_codes(row + n), broadcast<float>(size),
+                                keep<float>(load_as<float>(base + c + n), kept)));
     }, [&](idx_t c) {
       const float rest = size * static_cast<float>(codes[c / 2 * next + c % 2]);
       return given.from_reference() ? rest + static_cast<float>(base[c]) : rest;
