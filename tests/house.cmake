@@ -138,6 +138,13 @@ if(NOT ATTN_SANITIZE)
   set_tests_properties(${prefix}house.no_exceptions PROPERTIES LABELS attn_test_no_exceptions)
 endif()
 
+# Caches of codes without signed zeros.
+add_executable(attn_test_no_signed_zeros compile/no_signed_zeros.cpp)
+target_link_libraries(attn_test_no_signed_zeros PRIVATE attn::attn)
+target_compile_options(attn_test_no_signed_zeros PRIVATE -fno-signed-zeros -O2)
+add_test(NAME ${prefix}house.no_signed_zeros COMMAND attn_test_no_signed_zeros)
+set_tests_properties(${prefix}house.no_signed_zeros PROPERTIES LABELS attn_test_no_signed_zeros)
+
 # Two translation units may include everything.
 add_executable(attn_test_two_units compile/two_units_main.cpp compile/two_units_other.cpp)
 target_link_libraries(attn_test_two_units PRIVATE attn_test_support)

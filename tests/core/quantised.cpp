@@ -2,6 +2,7 @@
 #include <attn/core/detail/quantised.hpp>
 
 #include <algorithm>
+#include <cfenv>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -32,6 +33,37 @@ TEST_CASE("Numbers are rounded to the nearest code, in their order", "[quantised
   }
   CHECK(
       std::isnan(detail::round_to_codes(x.data(), count, std::numeric_limits<float>::infinity(), 1000, pairs.data())));
+}
+
+TEST_CASE("Codes are at most the largest one in every rounding mode", "[quantised]") {
+  constexpr int modes[] = {FE_TONEAREST, FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO};
+  constexpr idx_t cols = 16;
+  random_source random(6);
+  const detail::quantised_layout layout{cols, false};
+  for (int n = 0; n < 200; ++n) {
+    std::vector<float> x(count);
+    for (float& number : x) number = static_cast<float>(random.normal());
+    const float largest = 4 + std::abs(x[5]);
+    for (idx_t i = 0; i < count; i += 3) x[static_cast<std::size_t>(i)] = i % 2 ? largest : -largest;
+    std::vector<detail::code_pair> pairs(count / 2);
+    std::vector<std::int8_t> block(static_cast<std::size_t>(layout.bytes()));
+    const int mode = modes[n % 4];
+    std::fesetround(mode);
+    detail::round_to_codes(x.data(), count, largest, detail::code_most, pairs.data());
+    detail::quantise_row(x.data(), 1, layout, block.data(), 0);
+    std::fesetround(FE_TONEAREST);
+    CAPTURE(n, mode);
+    bool right = true;
+    for (idx_t i = 0; i < count; ++i) {
+      const auto& pair = pairs[static_cast<std::size_t>(i / 2)];
+      const double exact = double(x[static_cast<std::size_t>(i)]) / largest;
+      right &= std::abs((i % 2 ? pair.second : pair.first) - exact * detail::code_most) <= 1.1;
+      if (i < cols)
+        right &= std::abs(block[static_cast<std::size_t>(layout.code(0, i))] - exact * 127) <= 1.1 &&
+                 block[static_cast<std::size_t>(layout.code(0, i))] >= -127;
+    }
+    CHECK(right);
+  }
 }
 
 TEST_CASE("Both products of each pair of codes are added, exactly", "[quantised]") {

@@ -13,7 +13,7 @@
 // mask give two adjacent codes in 16 bits each, as products of pairs take them.
 //
 // A block gets its scales when its last token comes. Until then its tokens are bfloat16, in the tail: the last few
-// blocks of the memory of an item, which a negative first scale of the block says. An item has at most one block in the
+// blocks of the memory of an item, which the sign bit of the first scale of the block says. An item has at most one block in the
 // tail. A token that comes behind others of a full block, as after truncate(), brings those into the tail again.
 //
 // Measured on the keys of a trained model (bench/data) in four bits, error of the attention of two layers: scales for
@@ -23,6 +23,7 @@
 #pragma once
 
 #include <attn/core/cache_elements.hpp>
+#include <attn/core/detail/bf16_pair.hpp>
 #include <attn/core/detail/quantised.hpp>
 
 #include <cmath>
@@ -78,8 +79,17 @@ const Eigen::bfloat16* channel_scales(const C* block) {
 }
 template <class C>
 bool in_tail(const C* block, idx_t cols) {
-  return cols > 0 && std::signbit(static_cast<float>(channel_scales(block)[0]));
+  return cols > 0 && (bf16_bits(channel_scales(block)[0]) & 0x8000) != 0;
 }
+
+/// N words of codes.
+template <int N, class C>
+ATTN_INLINE auto load_words(const C* p) {
+  typename lanes_of<std::uint32_t, N>::type x;
+  std::memcpy(&x, p, sizeof x);
+  return x;
+}
+using code_words = typename lanes_of<std::uint32_t, width<float>>::type;
 
 /// Consecutive rows of one head, or every step-th of them: the first `cols` columns.
 template <class C>
@@ -109,16 +119,35 @@ struct channel_rows {
 
   /// Row i as numbers, from its codes whether or not it is in the tail.
   template <class N>
-  void decode(idx_t i, N* __restrict__ to) const {
+  void decode(idx_t i, N* to) const {
     const C* const from = block(i);
+    const idx_t row = in_block(i);
     const Eigen::bfloat16 *const scales = channel_scales(from), *const offsets = scales + layout.cols;
-    for (idx_t c = 0; c < cols; ++c) {
-      const auto at = layout.code(in_block(i), c);
-      std::uint32_t word;
-      std::memcpy(&word, from + at.byte, sizeof word);
-      const auto code = static_cast<std::int32_t>(word >> at.shift & std::uint32_t(layout.most));
-      to[c] = N(static_cast<float>(offsets[c]) + std::abs(static_cast<float>(scales[c])) * static_cast<float>(code));
-    }
+    const auto number = [&](idx_t c) {
+      const auto at = layout.code(row, c);
+      const auto code = static_cast<std::int32_t>(load_words<1>(from + at.byte)[0] >> at.shift &
+                                                  std::uint32_t(layout.most));
+      return static_cast<float>(offsets[c]) + std::abs(static_cast<float>(scales[c])) * static_cast<float>(code);
+    };
+    const auto numbers = [&](const packet<float>& codes, idx_t c) {
+      return fma(codes, abs(load_as<float>(scales + c)), load_as<float>(offsets + c));
+    };
+    constexpr int w = width<float>, some = std::max(16, w), words = some / layout_type::in_word;
+    if (layout.of_keys)
+      in_packets<some>(cols, to, [&](idx_t c, float* x) {
+        const C* const word = from + layout.code(row, c).byte;
+        const idx_t before = c % layout_type::in_word;
+        std::uint8_t codes[some + layout_type::in_word];
+        row_codes<words>(word, codes);
+        if (before != 0) row_codes<1>(word + words * 4 * channel_block, codes + some);
+        for (int n = 0; n < some; n += w) store<float>(x + n, numbers(load_codes(codes + before + n), c + n));
+      }, number);
+    else
+      in_packets<w>(cols, to, [&](idx_t c, float* x) {
+        const auto at = layout.code(row, c);
+        const code_words codes = load_words<w>(from + at.byte) >> at.shift & std::uint32_t(layout.most);
+        store<float>(x, numbers(whole_to_float((whole_lanes)codes), c));
+      }, number);
   }
   /// Rows [begin, end) as numbers, `stride` apart.
   void expand(idx_t begin, idx_t end, float* __restrict__ to, idx_t stride) const {
@@ -128,7 +157,9 @@ struct channel_rows {
         continue;
       }
       const Eigen::bfloat16* const row = tail_row(i);
-      for (idx_t c = 0; c < cols; ++c) to[c] = static_cast<float>(row[c]);
+      in_packets<width<float>>(
+          cols, to, [&](idx_t c, float* x) { store<float>(x, load_as<float>(row + c)); },
+          [&](idx_t c) { return static_cast<float>(row[c]); });
     }
   }
   /// How many of the first `count` rows, consecutive ones, are all in the tail, or all not, as the first one is.
@@ -138,6 +169,23 @@ struct channel_rows {
     idx_t n = channel_block - in_block(0);
     while (n < count && in_tail(n) == tails) n += channel_block;
     return std::min(n, count);
+  }
+
+ private:
+  /// The codes of one key in N words, one after another.
+  template <int N>
+  static void row_codes(const C* word, std::uint8_t* codes) {
+    using half_words = typename lanes_of<std::uint16_t, 2 * N>::type;
+    typename lanes_of<std::uint32_t, N>::type x{};
+    unroll<N>([&](auto n) { x[n.value] = load_words<1>(word + n * 4 * channel_block)[0]; });
+    x = (x & 0xff0000ffu) | (x >> 8 & 0xff00u) | (x & 0xff00u) << 8;
+    if constexpr (layout_type::bits == 8) {
+      std::memcpy(codes, &x, sizeof x);
+    } else {
+      const auto wide = __builtin_convertvector((half_words)x, typename lanes_of<std::uint32_t, 2 * N>::type);
+      const auto bytes = (wide & 0x0f0fu) | (wide & 0xf0f0u) << 12;
+      std::memcpy(codes, &bytes, sizeof bytes);
+    }
   }
 };
 template <class C>
@@ -171,8 +219,8 @@ struct channel_code_writer {
     C* const block = memory.row(row / channel_block);
     if (!in_tail(block, layout.cols)) {
       for (idx_t r = row - in_block; r < row; ++r) all.decode(r, tail_row(r));
-      auto* const scales = const_cast<Eigen::bfloat16*>(channel_scales(block));
-      *scales = Eigen::bfloat16(-std::abs(static_cast<float>(*scales)));
+      const auto marked = static_cast<std::uint16_t>(bf16_bits(channel_scales(block)[0]) | 0x8000);
+      std::memcpy(static_cast<void*>(block), &marked, sizeof marked);
     }
     Eigen::bfloat16* const to = tail_row(row);
     for (idx_t c = 0; c < layout.cols; ++c) to[c] = Eigen::bfloat16(static_cast<float>(x[c * stride]));

@@ -1,7 +1,7 @@
 // attn: keys and values in eight bits each, as caches of std::int8_t keep them.
 //
 //   value t = scale_t * code_t                  code_t whole numbers from -127 to 127
-//   key t = reference + scale_t * code_t        where the sign of scale_t is positive, and |scale_t| * code_t where not
+//   key t = reference + scale_t * code_t        where scale_t has no sign bit, and |scale_t| * code_t where it has one
 //
 // quantised_block keys have a reference in common, the first of them rounded to bf16: neighbouring keys are similar,
 // and channels that are large in all of them become small in the differences (the error on the keys of a trained
@@ -49,6 +49,64 @@ struct quantised_layout {
   idx_t reference() const { return quantised_block * (4 + cols); }
 };
 
+/// The scale of a row. Its sign bit, which of a zero is no number's sign, says that the row is without the reference.
+struct quantised_scale {
+  std::uint32_t bits;
+
+  static quantised_scale of(const std::int8_t* block, idx_t row) {
+    quantised_scale x;
+    std::memcpy(&x, block + 4 * row, sizeof x);
+    return x;
+  }
+  float size() const { return std::bit_cast<float>(bits & 0x7fffffffu); }
+  bool from_reference() const { return bits >> 31 == 0; }
+};
+
+/// `inverse`, by which numbers become integers up to `most`, as the largest of them becomes `code`; a little smaller
+/// where the rounding mode would make it a larger one.
+inline float held_inverse(float inverse, float code, float most) {
+  code *= 1 + 0x1p-20f;
+  const bool beyond = whole_number + code > whole_number + most || whole_number - code < whole_number - most;
+  return beyond ? inverse * (1 - 0x1p-19f) : inverse;
+}
+
+using whole_lanes = typename lanes_of<std::int32_t, width<float>>::type;
+using code_pairs = typename lanes_of<std::int16_t, 2 * width<float>>::type;
+
+/// 2 width<float> codes. By intrinsics where GCC 12 would convert in several steps.
+ATTN_INLINE code_pairs load_code_pairs(const std::int8_t* p) {
+#if defined(__AVX512BW__) && defined(EIGEN_VECTORIZE_AVX512)
+  return (code_pairs)_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#elif defined(__AVX2__) && defined(EIGEN_VECTORIZE_AVX) && !defined(EIGEN_VECTORIZE_AVX512)
+  return (code_pairs)_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#else
+  typename lanes_of<std::int8_t, 2 * width<float>>::type codes;
+  std::memcpy(&codes, p, sizeof codes);
+  return __builtin_convertvector(codes, code_pairs);
+#endif
+}
+
+/// width<float> codes, with a sign or without, as numbers. By intrinsics, as above.
+template <class Code>
+ATTN_INLINE packet<float> load_codes(const Code* p) {
+  static_assert(sizeof(Code) == 1);
+#if defined(__AVX512F__) && defined(EIGEN_VECTORIZE_AVX512)
+  const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return _mm512_cvtepi32_ps(std::is_signed_v<Code> ? _mm512_cvtepi8_epi32(codes) : _mm512_cvtepu8_epi32(codes));
+#elif defined(__AVX2__) && defined(EIGEN_VECTORIZE_AVX) && !defined(EIGEN_VECTORIZE_AVX512)
+  const __m128i codes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+  return _mm256_cvtepi32_ps(std::is_signed_v<Code> ? _mm256_cvtepi8_epi32(codes) : _mm256_cvtepu8_epi32(codes));
+#else
+  typename lanes_of<Code, width<float>>::type codes;
+  std::memcpy(&codes, p, sizeof codes);
+  return bits_as<packet<float>>(__builtin_convertvector(codes, typename lanes_of<float, width<float>>::type));
+#endif
+}
+
+ATTN_INLINE packet<float> whole_to_float(const whole_lanes& x) {
+  return bits_as<packet<float>>(__builtin_convertvector(x, typename lanes_of<float, width<float>>::type));
+}
+
 /// Consecutive rows of one head, or every step-th of them: the first `cols` columns.
 struct quantised_rows {
   const std::int8_t* blocks = nullptr;
@@ -58,33 +116,49 @@ struct quantised_rows {
 
   const std::int8_t* block(idx_t i) const { return blocks + (first + i * step) / quantised_block * block_stride; }
   idx_t in_block(idx_t i) const { return (first + i * step) % quantised_block; }
-  float scale(idx_t i) const {  // negative: without the reference
-    float x;
-    std::memcpy(&x, block(i) + 4 * in_block(i), sizeof x);
-    return x;
-  }
+  quantised_scale scale(idx_t i) const { return quantised_scale::of(block(i), in_block(i)); }
   const Eigen::bfloat16* reference(idx_t i) const {
     return reinterpret_cast<const Eigen::bfloat16*>(block(i) + layout.reference());
   }
 
   /// Rows [begin, end) as numbers, `stride` apart.
   void expand(idx_t begin, idx_t end, float* __restrict__ to, idx_t stride) const {
-    for (idx_t i = begin; i < end; ++i, to += stride) {
-      const std::int8_t* const codes = block(i) + layout.code(in_block(i), 0);
-      const float factor = scale(i), size = std::abs(factor);
-      if (!layout.of_keys) {
-        for (idx_t c = 0; c < cols; ++c) to[c] = size * static_cast<float>(codes[2 * c]);
-        continue;
-      }
-      constexpr idx_t next = 2 * quantised_block;  // from one pair of columns to the next
-      for (idx_t c = 0; c < cols; c += 2) {
-        const std::int8_t* const pair = codes + c / 2 * next;
-        to[c] = size * static_cast<float>(pair[0]);
-        if (c + 1 < cols) to[c + 1] = size * static_cast<float>(pair[1]);
-      }
-      const Eigen::bfloat16* const base = reference(i);
-      for (idx_t c = 0; c < cols && !std::signbit(factor); ++c) to[c] += static_cast<float>(base[c]);
-    }
+    for (idx_t i = begin; i < end; ++i, to += stride) layout.of_keys ? expand_key(i, to) : expand_value(i, to);
+  }
+
+ private:
+  void expand_value(idx_t i, float* to) const {
+    const idx_t pair = in_block(i) / 2 * 2, odd = in_block(i) % 2;
+    const std::int8_t* const codes = block(i) + layout.code(pair, 0);
+    const float size = scale(i).size();
+    in_packets<width<float>>(cols, to, [&](idx_t c, float* x) {
+      const whole_lanes both = (whole_lanes)load_code_pairs(codes + 2 * c);
+      store<float>(x, mul(whole_to_float(odd ? both >> 16 : both << 16 >> 16), broadcast<float>(size)));
+    }, [&](idx_t c) { return size * static_cast<float>(codes[2 * c + odd]); });
+  }
+  void expand_key(idx_t i, float* to) const {
+    constexpr idx_t next = 2 * quantised_block, some = std::max(16, width<float>);  // pairs and columns at a time
+    const std::int8_t* const codes = block(i) + layout.code(in_block(i), 0);
+    const quantised_scale given = scale(i);
+    const float size = given.size();
+    const Eigen::bfloat16* const base = reference(i);
+    const whole_lanes kept = whole_lanes{} - static_cast<std::int32_t>(given.from_reference());
+    in_packets<some>(cols, to, [&](idx_t c, float* x) {
+      typename lanes_of<std::uint16_t, some / 2>::type pairs{};
+      unroll<some / 2>([&](auto n) {
+        std::uint16_t pair;
+        std::memcpy(&pair, codes + (c / 2 + n) * next, sizeof pair);
+        pairs[n.value] = pair;
+      });
+      std::int8_t row[array_size<some>];
+      std::memcpy(row, &pairs, sizeof row);
+      for (idx_t n = 0; n < some; n += width<float>)
+        store<float>(x + n, fma(load_codes(row + n), broadcast<float>(size),
+                                keep<float>(load_as<float>(base + c + n), kept)));
+    }, [&](idx_t c) {
+      const float rest = size * static_cast<float>(codes[c / 2 * next + c % 2]);
+      return given.from_reference() ? rest + static_cast<float>(base[c]) : rest;
+    });
   }
 };
 
@@ -111,8 +185,10 @@ void quantise_numbers(const Number& number_of, const quantised_layout& layout, s
   }
   const bool from_reference = layout.of_keys && most_rest <= most;
   const float size = (from_reference ? most_rest : most) / 127;
-  const float scale = layout.of_keys && !from_reference ? -size : size;
-  const float inverse = size >= std::numeric_limits<float>::min() ? 1 / size : 0;
+  const quantised_scale scale{std::bit_cast<std::uint32_t>(size) | (layout.of_keys && !from_reference ? 1u << 31 : 0)};
+  const float inverse = size >= std::numeric_limits<float>::min()
+                            ? held_inverse(1 / size, (from_reference ? most_rest : most) * (1 / size), 127)
+                            : 0;
   std::memcpy(block + 4 * row, &scale, sizeof scale);
   for (idx_t c = 0; c < cols; ++c) {
     const float rest = number_of(c) - (from_reference ? static_cast<float>(base[c]) : 0);
@@ -135,15 +211,15 @@ void quantise_row(const S* x, idx_t stride, const quantised_layout& layout, std:
 inline void move_quantised_row(const quantised_layout& layout, const std::int8_t* from, idx_t from_row, std::int8_t* to,
                                idx_t row) {
   const quantised_rows source{from, 0, layout, from_row, 1, layout.cols};
-  const float scale = source.scale(0);
+  const quantised_scale scale = source.scale(0);
   if (layout.of_keys && from != to) {
     const std::int8_t* const reference = from + layout.reference();
     const std::size_t bytes = 2 * static_cast<std::size_t>(layout.cols);
     if (row == 0) std::memcpy(to + layout.reference(), reference, bytes);
-    if (!std::signbit(scale) && std::memcmp(to + layout.reference(), reference, bytes) != 0) {
+    if (scale.from_reference() && std::memcmp(to + layout.reference(), reference, bytes) != 0) {
       const Eigen::bfloat16* const base = source.reference(0);
       const auto number = [&](idx_t c) {
-        return scale * static_cast<float>(from[layout.code(from_row, c)]) + static_cast<float>(base[c]);
+        return scale.size() * static_cast<float>(from[layout.code(from_row, c)]) + static_cast<float>(base[c]);
       };
       return quantise_numbers(number, layout, to, row);
     }
@@ -166,35 +242,6 @@ constexpr std::int32_t code_most_of(idx_t count, idx_t largest = 127) {
       std::min<idx_t>(code_most, std::numeric_limits<std::int32_t>::max() / (largest * count + 1)));
 }
 
-using whole_lanes = typename lanes_of<std::int32_t, width<float>>::type;
-using code_pairs = typename lanes_of<std::int16_t, 2 * width<float>>::type;
-
-/// 2 width<float> codes. By intrinsics where GCC 12 would convert in several steps.
-ATTN_INLINE code_pairs load_code_pairs(const std::int8_t* p) {
-#if defined(__AVX512BW__) && defined(EIGEN_VECTORIZE_AVX512)
-  return (code_pairs)_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-#elif defined(__AVX2__) && defined(EIGEN_VECTORIZE_AVX) && !defined(EIGEN_VECTORIZE_AVX512)
-  return (code_pairs)_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-#else
-  typename lanes_of<std::int8_t, 2 * width<float>>::type codes;
-  std::memcpy(&codes, p, sizeof codes);
-  return __builtin_convertvector(codes, code_pairs);
-#endif
-}
-
-/// width<float> codes as numbers. By intrinsics, as above.
-ATTN_INLINE packet<float> load_codes(const std::int8_t* p) {
-#if defined(__AVX512F__) && defined(EIGEN_VECTORIZE_AVX512)
-  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
-#elif defined(__AVX2__) && defined(EIGEN_VECTORIZE_AVX) && !defined(EIGEN_VECTORIZE_AVX512)
-  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
-#else
-  typename lanes_of<std::int8_t, width<float>>::type codes;
-  std::memcpy(&codes, p, sizeof codes);
-  return bits_as<packet<float>>(__builtin_convertvector(codes, typename lanes_of<float, width<float>>::type));
-#endif
-}
-
 ATTN_INLINE whole_lanes broadcast_pair(code_pair x) { return std::bit_cast<std::int32_t>(x) - whole_lanes{}; }
 
 /// sums + x y; both products of a pair are added.
@@ -213,15 +260,13 @@ ATTN_INLINE whole_lanes add_products(const whole_lanes& sums, const code_pairs& 
 #endif
 }
 
-ATTN_INLINE packet<float> whole_to_float(const whole_lanes& x) {
-  return bits_as<packet<float>>(__builtin_convertvector(x, typename lanes_of<float, width<float>>::type));
-}
-
 /// `count` numbers, of size up to `largest`, a multiple of width<float>, as integers up to `most`; returns the factor
 /// that gives the numbers back, NaN where `largest` is not finite.
 inline float round_to_codes(const float* x, idx_t count, float largest, std::int32_t most, code_pair* pairs) {
   const float factor = largest / static_cast<float>(most);
-  const float inverse = factor >= std::numeric_limits<float>::min() && std::isfinite(factor) ? 1 / factor : 0;
+  const float inverse = factor >= std::numeric_limits<float>::min() && std::isfinite(factor)
+                            ? held_inverse(1 / factor, largest * (1 / factor), static_cast<float>(most))
+                            : 0;
   for (idx_t n = 0; n < count; n += width<float>) {
     const packet<float> shifted = fma(load<float>(x + n), broadcast<float>(inverse), broadcast<float>(whole_number));
     const auto whole =

@@ -6,6 +6,7 @@
 #include <attn/core/cache_elements.hpp>
 #include <attn/core/tensor_view.hpp>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -168,6 +169,42 @@ struct lanes_of {
 template <class To, class From>
 ATTN_INLINE To bits_as(const From& x) {
   return __builtin_bit_cast(To, x);
+}
+
+/// Bits of some lanes: all of them or none.
+template <class T>
+using lane_mask = typename lanes_of<typename float_bits<T>::integer, width<T>>::type;
+template <class T>
+ATTN_INLINE packet<T> keep(const packet<T>& x, const lane_mask<T>& lanes) {
+  return bits_as<packet<T>>(bits_as<lane_mask<T>>(x) & lanes);
+}
+/// The last `count` numbers of a packet, each of the size of an I.
+template <class T, class I = typename float_bits<T>::integer>
+ATTN_INLINE lane_mask<T> last_numbers(idx_t count) {
+  constexpr idx_t all = sizeof(packet<T>) / sizeof(I);
+  I numbers[all];
+  for (idx_t n = 0; n < all; ++n) numbers[n] = n < all - count ? I(0) : I(-1);
+  return bits_as<lane_mask<T>>(numbers);
+}
+
+/// packets(c, to + c) writes `Some` numbers from column c on, in whole packets, until all `cols` are written: the last
+/// ones end with the last column, and some of them are written twice. number(c) is one number, where there are fewer.
+template <int Some, class N, class Packets, class Number>
+ATTN_INLINE void in_packets(idx_t cols, N* __restrict__ to, Packets&& packets, Number&& number) {
+  if (cols < Some) {
+    for (idx_t c = 0; c < cols; ++c) to[c] = static_cast<N>(number(c));
+    return;
+  }
+  for (idx_t next = 0; next < cols; next += Some) {
+    const idx_t c = std::min<idx_t>(next, cols - Some);
+    if constexpr (std::same_as<N, float>) {
+      packets(c, to + c);
+    } else {
+      float some[array_size<Some>];
+      packets(c, some);
+      for (int n = 0; n < Some; ++n) to[c + n] = static_cast<N>(some[n]);
+    }
+  }
 }
 
 /// Bits of halves as numbers: by the processor's instruction, or integer operations on whole vectors.

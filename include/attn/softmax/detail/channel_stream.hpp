@@ -32,14 +32,7 @@ struct channel_tile {
   };
 };
 
-/// Words of codes, and code pair a of each.
-using code_words = typename lanes_of<std::uint32_t, width<float>>::type;
-template <class C>
-ATTN_INLINE code_words load_words(const C* p) {
-  code_words x;
-  std::memcpy(&x, p, sizeof x);
-  return x;
-}
+/// Code pair a of each word.
 template <class C>
 ATTN_INLINE code_pairs pair_of(const code_words& x, int a) {
   using layout = channel_layout<C>;
@@ -49,7 +42,8 @@ ATTN_INLINE code_pairs pair_of(const code_words& x, int a) {
 /// The largest scale of a block.
 inline float largest_scale(const Eigen::bfloat16* scales, idx_t cols) {
   packet<float> largest = zero<float>();
-  for (idx_t c = 0; c < cols; c += width<float>) largest = max(largest, abs(load_as<float>(scales + c)));
+  for (idx_t next = 0; next < cols; next += width<float>)
+    largest = max(largest, abs(load_as<float>(scales + std::min<idx_t>(next, cols - width<float>))));
   return max_lanes(largest);
 }
 /// Integers of the products of a query, times `inverse`, with scales; zero up to a whole word of codes.
@@ -58,7 +52,8 @@ ATTN_INLINE void round_scaled(const float* q, const Eigen::bfloat16* scales, idx
                               code_pair* pairs) {
   constexpr int w = width<float>;
   auto* const to = reinterpret_cast<std::int16_t*>(pairs);
-  for (idx_t c = 0; c < cols; c += w) {
+  for (idx_t next = 0; next < cols; next += w) {
+    const idx_t c = std::min<idx_t>(next, cols - w);
     const packet<float> x = mul(load<float>(q + c), broadcast<float>(inverse));
     const packet<float> shifted = fma(x, load_as<float>(scales + c), broadcast<float>(whole_number));
     const auto whole = __builtin_convertvector(bits_as<whole_lanes>(shifted), typename lanes_of<std::int16_t, w>::type);
@@ -78,7 +73,7 @@ ATTN_INLINE void channel_scores(const stream_row<T, C>& q, const C* words, idx_t
   unroll<R>([&](auto r) { unroll<N * chains>([&](auto n) { sums[r][n / chains][n % chains] = whole_lanes{}; }); });
   for (idx_t c = 0; c < cols; c += layout::in_word, words += 4 * channel_block)
     unroll<N>([&](auto n) {
-      const code_words word = load_words(words + 4 * n * w);
+      const code_words word = load_words<w>(words + 4 * n * w);
       unroll<pairs>([&](auto a) {
         const code_pairs x = pair_of<C>(word, a);
         unroll<R>([&](auto r) {
@@ -113,7 +108,10 @@ void stream_scores(const stream_row<T, C>& q, const channel_rows<C>& k, T* score
     float factors[array_size<R>];
     for (int r = 0; r < R; ++r) {
       factors[r] = q.factors[r] * most;
-      const float inverse = q.factors[r] >= std::numeric_limits<float>::min() ? inverse_most / q.factors[r] : 0;
+      constexpr idx_t largest = row_format<C>::largest_code;
+      const auto whole = static_cast<float>(code_most_of(k.cols, largest));
+      const float exact = q.factors[r] >= std::numeric_limits<float>::min() ? inverse_most / q.factors[r] : 0,
+                  inverse = held_inverse(exact, whole * (q.factors[r] * exact * most), whole);
       round_scaled<layout::in_word>(q.data + r * q.stride, tile.scales(b), k.cols, inverse,
                                     q.operands + r * q.operand_stride);
     }
@@ -160,7 +158,7 @@ void stream_output(const T* weights, const weight_range<T>& range, const T* resc
       sums[r][b] = sum_lanes(sum);
     }
   }
-  const auto columns = [&](idx_t col, auto vectors) {
+  const auto columns = [&](idx_t col, T* to, idx_t to_stride, auto vectors) {
     constexpr int N = vectors.value;
     for (idx_t b = 0; b < tile.blocks; ++b) {
       if (col == 0) keys.next(1);
@@ -170,7 +168,7 @@ void stream_output(const T* weights, const weight_range<T>& range, const T* resc
       const code_pair* weight = pairs[0] + b * block_pairs;
       for (idx_t j = 0; j < block_pairs; j += word_pairs, words += 4 * v.layout.cols, weight += word_pairs) {
         code_words word[array_size<N>];
-        unroll<N>([&](auto n) { word[n] = load_words(words + 4 * n * w); });
+        unroll<N>([&](auto n) { word[n] = load_words<w>(words + 4 * n * w); });
         unroll<word_pairs>([&](auto a) {
           whole_lanes pair[array_size<R>];
           unroll<R>([&](auto r) { pair[r] = broadcast_pair(weight[r * std::size(pairs[0]) + a]); });
@@ -184,18 +182,17 @@ void stream_output(const T* weights, const weight_range<T>& range, const T* resc
         const packet<float> scale = load_as<float>(tile.scales(b) + col + n * w),
                             offset = load_as<float>(tile.offsets(b) + col + n * w);
         unroll<R>([&](auto r) {
-          float* const o = out + r * out_stride + col + n * w;
-          const packet<float> before = b == 0 ? mul(load<float>(o), broadcast<float>(rescale[r])) : load<float>(o),
+          float* const o = to + r * to_stride + n * w;
+          const packet<float> before = b == 0 ? mul(load<float>(out + r * out_stride + col + n * w),
+                                                    broadcast<float>(rescale[r]))
+                                              : load<float>(o),
                               sum = mul(whole_to_float(whole[r][n]), broadcast<float>(factors[r]));
           store<float>(o, fma(sum, scale, fma(broadcast<float>(sums[r][b]), offset, before)));
         });
       });
     }
   };
-  constexpr int most = registers >= 32 ? 4 : 2;
-  idx_t col = 0;
-  for (; col + most * w <= v.cols; col += most * w) columns(col, std::integral_constant<int, most>{});
-  for (; col < v.cols; col += w) columns(col, std::integral_constant<int, 1>{});
+  by_columns<R, w, registers >= 32 ? 4 : 2>(v.cols, out, out_stride, columns);
 }
 
 }}}  // namespace attn::ATTN_ISA::detail

@@ -42,7 +42,9 @@ struct listed_codes {
   const idx_t* list = nullptr;
   idx_t rows = 0, cols = 0;
 
-  void expand(idx_t n, float* to) const { of->from(list[n]).expand(0, 1, to, cols); }
+  void expand(idx_t begin, idx_t end, float* to, idx_t stride) const {
+    for (idx_t n = begin; n < end; ++n, to += stride) of->from(list[n]).expand(0, 1, to, stride);
+  }
 };
 /// Fetches some of them, as stream_prefetcher does.
 template <class S>
@@ -55,6 +57,18 @@ struct listed_prefetcher {
       prefetch_bytes<cache_level::second>(reinterpret_cast<const char*>(*at++), bytes);
   }
 };
+
+/// Whether rows of so many columns are read in whole packets: the last one ends with the last column.
+template <class T>
+constexpr bool in_whole_packets(idx_t cols) {
+  return cols % width<T> == 0 || cols > width<T>;
+}
+/// Whether the same rows are also read in pairs of numbers; their layout alone decides which kernel reads them.
+template <class P>
+constexpr bool in_whole_pairs(idx_t cols) {
+  constexpr idx_t w = width<P>, all = numbers_of<P> * w;
+  return numbers_of<P> > 1 && (cols % all == 0 || (cols % w != 0 && cols > all));
+}
 
 struct prefetch_nothing {
   void next(idx_t) const {}
@@ -102,6 +116,19 @@ void row_scores(const P* q, idx_t q_stride, sum_type<P> factor, const Rows& k, s
   using T = sum_type<P>;
   constexpr int places = static_cast<int>(std::bit_ceil(unsigned(R))), keys = width<T> / places;
   constexpr int few = std::min(keys, places);
+  constexpr idx_t step = numbers_of<P> * width<T>;
+  // The last packet, where it is not whole, without the numbers that the one before has too.
+  const idx_t whole = k.cols / step * step;
+  using number = std::conditional_t<numbers_of<P> == 1, T, Eigen::bfloat16>;
+  using bits = std::conditional_t<numbers_of<P> == 1, typename float_bits<T>::integer, std::int16_t>;
+  const lane_mask<T> rest = last_numbers<T, bits>(k.cols - whole);
+  packet<P> last[array_size<R>];
+  if (whole < k.cols)
+    for (int r = 0; r < R; ++r) {
+      std::memcpy(&last[r], reinterpret_cast<const char*>(q + r * q_stride) + (k.cols - step) * idx_t(sizeof(number)),
+                  sizeof last[r]);
+      last[r] = keep<T>(last[r], rest);
+    }
   for (idx_t j = 0; j < k.rows; j += keys) {
     values.next(keys);
     packet<T> sums[width<T>];
@@ -110,16 +137,25 @@ void row_scores(const P* q, idx_t q_stride, sum_type<P> factor, const Rows& k, s
       unroll<R>([&](auto r) { unroll<few>([&](auto n) { some[r][n] = zero<T>(); }); });
       decltype(k.row(0)) row[array_size<few>];
       for (int n = 0; n < few; ++n) row[n] = k.row(std::min(j + first + n, k.rows - 1));
-      for (idx_t d = 0; d < k.cols; d += numbers_of<P> * width<T>)
+      const auto load_numbers = [&](auto n, idx_t d) __attribute__((always_inline)) {
+        packet<P> x;
+        if constexpr (numbers_of<P> == 1)
+          x = load_as<T>(row[n] + d);
+        else
+          std::memcpy(&x, row[n] + d, sizeof x);
+        return x;
+      };
+      for (idx_t d = 0; d < whole; d += step)
         unroll<few>([&](auto n) {
-          packet<P> x;
-          if constexpr (numbers_of<P> == 1)
-            x = load_as<T>(row[n] + d);
-          else
-            std::memcpy(&x, row[n] + d, sizeof x);
+          const packet<P> x = load_numbers(n, d);
           unroll<R>([&](auto r) {
             some[r][n] = multiply_add<P>(load<P>(q + r * q_stride + d / numbers_of<P>), x, some[r][n]);
           });
+        });
+      if (whole < k.cols)
+        unroll<few>([&](auto n) {
+          const packet<P> x = keep<T>(load_numbers(n, k.cols - step), rest);
+          unroll<R>([&](auto r) { some[r][n] = multiply_add<P>(last[r], x, some[r][n]); });
         });
       unroll<R>([&](auto r) { unroll<few>([&](auto n) { sums[r * keys + first + n] = some[r][n]; }); });
     }
@@ -134,9 +170,25 @@ template <int R, class T, class C, class Rows, class Prefetcher>
 void stream_scores(const stream_row<T, C>& q, const Rows& k, T* scores, Prefetcher values) {
   using P = stream_operand<T, C>;
   if constexpr (std::same_as<row_element<Rows>, C> && numbers_of<P> > 1)
-    if (k.cols % (numbers_of<P> * width<T>) == 0)
+    if (in_whole_pairs<P>(k.cols))
       return row_scores<P, R>(q.operands, q.operand_stride, q.factors[0], k, scores, values);
   row_scores<T, R>(q.data, q.stride, T(1), k, scores, values);
+}
+
+/// columns(col, to, to_stride, N) for all columns of R rows of `out`, in N packets, up to Most: it reads what is in
+/// `out` from column col on, and writes to `to`. The last packet, where it is not whole, ends with the last column; it
+/// comes first and is written to other memory, because the one before has some of its columns.
+template <int R, int Packet, int Most, class T, class F>
+ATTN_INLINE void by_columns(idx_t cols, T* out, idx_t out_stride, F&& columns) {
+  const idx_t whole = cols / Packet * Packet;
+  alignas(64) T last[array_size<R * Packet>];
+  if (whole < cols) columns(cols - Packet, last, idx_t(Packet), std::integral_constant<int, 1>{});
+  idx_t col = 0;
+  for (; col + Most * Packet <= whole; col += Most * Packet)
+    columns(col, out + col, out_stride, std::integral_constant<int, Most>{});
+  for (; col < whole; col += Packet) columns(col, out + col, out_stride, std::integral_constant<int, 1>{});
+  for (int r = 0; r < R && whole < cols; ++r)
+    std::copy_n(last + r * Packet, Packet, out + r * out_stride + cols - Packet);
 }
 
 /// out[r] = out[r] * rescale[r] + sum_j weights[r][j] v_j for R rows. Where `zeros` says that a weight may be 0, values
@@ -148,15 +200,19 @@ void row_output(const T* weights, bool zeros, const T* rescale, const Rows& v, T
   constexpr int most = R == 1 && registers >= 32 ? 8 : 4;
   constexpr bool in_parts = R > 1;
   constexpr idx_t most_cols = 256, some_rows = 4;
-  [[maybe_unused]] alignas(64) T sums[array_size<R>][array_size<in_parts ? most_cols : 1>];
-  const auto columns = [&](idx_t begin, idx_t end, idx_t first, idx_t col, auto vectors) {
+  [[maybe_unused]] alignas(64) T sums[array_size<R>][array_size<in_parts ? most_cols + width<T> : 1>];
+  // The last packet, where it is not whole, as in by_columns(); its sums come after all others.
+  alignas(64) T of_last[array_size<R * width<T>>];
+  const idx_t whole = v.cols / width<T> * width<T>;
+  const auto columns = [&](idx_t begin, idx_t end, [[maybe_unused]] idx_t at, idx_t col, T* to, idx_t to_stride,
+                           auto vectors) {
     constexpr int N = vectors.value;
     packet<T> acc[array_size<R>][array_size<N>];
     unroll<R>([&](auto r) { unroll<N>([&](auto n) { acc[r][n] = zero<T>(); }); });
     if constexpr (in_parts)
       if (begin > 0)
         unroll<R>([&](auto r) {
-          unroll<N>([&](auto n) { acc[r][n] = load<T>(sums[r] + col - first + n * width<T>); });
+          unroll<N>([&](auto n) { acc[r][n] = load<T>(sums[r] + at + n * width<T>); });
         });
     for (idx_t j = begin; j < end; ++j) {
       const auto x = v.row(j) + col;
@@ -172,26 +228,32 @@ void row_output(const T* weights, bool zeros, const T* rescale, const Rows& v, T
     unroll<R>([&](auto r) {
       unroll<N>([&](auto n) {
         if constexpr (in_parts)
-          if (end < v.rows) return store<T>(sums[r] + col - first + n * width<T>, acc[r][n]);
-        T* const o = out + r * out_stride + col + n * width<T>;
-        store<T>(o, fma(load<T>(o), broadcast<T>(rescale[r]), acc[r][n]));
+          if (end < v.rows) return store<T>(sums[r] + at + n * width<T>, acc[r][n]);
+        const packet<T> before = load<T>(out + r * out_stride + col + n * width<T>);
+        store<T>(to + r * to_stride + n * width<T>, fma(before, broadcast<T>(rescale[r]), acc[r][n]));
       });
     });
   };
   const idx_t at_once = in_parts && v.cols > most * width<T> ? some_rows : std::max<idx_t>(1, v.rows);
-  for (idx_t first = 0, last; first < v.cols; first = last) {
-    last = in_parts ? std::min(v.cols, first + most_cols) : v.cols;
+  for (idx_t first = 0, last; first < whole; first = last) {
+    last = in_parts ? std::min(whole, first + most_cols) : whole;
     for (idx_t begin = 0; begin < v.rows; begin += at_once) {
       const idx_t end = std::min(begin + at_once, v.rows);
       idx_t col = first;
-      for (; col + most * width<T> <= last; col += most * width<T>)
-        columns(begin, end, first, col, std::integral_constant<int, most>{});
+      const auto next = [&](auto vectors) {
+        columns(begin, end, col - first, col, out + col, out_stride, vectors);
+        col += vectors * width<T>;
+      };
+      if (last == whole && whole < v.cols)
+        columns(begin, end, most_cols, v.cols - width<T>, of_last, width<T>, std::integral_constant<int, 1>{});
+      while (col + most * width<T> <= last) next(std::integral_constant<int, most>{});
       if constexpr (most > 4)
-        for (; col + 4 * width<T> <= last; col += 4 * width<T>)
-          columns(begin, end, first, col, std::integral_constant<int, 4>{});
-      for (; col < last; col += width<T>) columns(begin, end, first, col, std::integral_constant<int, 1>{});
+        while (col + 4 * width<T> <= last) next(std::integral_constant<int, 4>{});
+      while (col < last) next(std::integral_constant<int, 1>{});
     }
   }
+  for (int r = 0; r < R && whole < v.cols; ++r)
+    std::copy_n(of_last + r * width<T>, width<T>, out + r * out_stride + v.cols - width<T>);
 }
 
 /// The same by pairs of rows: in two packets of each row, even columns are combined with even ones and odd columns with
@@ -202,7 +264,7 @@ void pair_output(const float* weights, bool zeros, const float* rescale, const R
   constexpr int w = width<float>;
   alignas(64) bf16_pair pairs[array_size<R>][array_size<stream_tile / 2>];
   for (int r = 0; r < R; ++r) lanes_to_pairs(weights + r * stream_tile, v.rows, pairs[r]);
-  const auto columns = [&](idx_t col, auto vectors) {
+  const auto columns = [&](idx_t col, float* to, idx_t to_stride, auto vectors) {
     constexpr int N = vectors.value;
     packet<float> even[array_size<R>][array_size<N>], odd[array_size<R>][array_size<N>];
     unroll<R>([&](auto r) { unroll<N>([&](auto n) { even[r][n] = odd[r][n] = zero<float>(); }); });
@@ -239,17 +301,15 @@ void pair_output(const float* weights, bool zeros, const float* rescale, const R
       unroll<N>([&](auto n) {
         constexpr auto first = [](int i) { return i / 2 + i % 2 * width<float>; };
         constexpr auto second = [](int i) { return (width<float> + i) / 2 + i % 2 * width<float>; };
-        float* const o = out + r * out_stride + col + n * 2 * w;
+        const float* const o = out + r * out_stride + col + n * 2 * w;
+        float* const result = to + r * to_stride + n * 2 * w;
         const packet<float> factor = broadcast<float>(rescale[r]);
-        store<float>(o, fma(load<float>(o), factor, shuffle<float>(even[r][n], odd[r][n], first)));
-        store<float>(o + w, fma(load<float>(o + w), factor, shuffle<float>(even[r][n], odd[r][n], second)));
+        store<float>(result, fma(load<float>(o), factor, shuffle<float>(even[r][n], odd[r][n], first)));
+        store<float>(result + w, fma(load<float>(o + w), factor, shuffle<float>(even[r][n], odd[r][n], second)));
       });
     });
   };
-  constexpr int most = registers >= 32 ? 2 : 1;
-  idx_t col = 0;
-  for (; col + most * 2 * w <= v.cols; col += most * 2 * w) columns(col, std::integral_constant<int, most>{});
-  for (; col < v.cols; col += 2 * w) columns(col, std::integral_constant<int, 1>{});
+  by_columns<R, 2 * w, registers >= 32 ? 2 : 1>(v.cols, out, out_stride, columns);
 }
 
 /// Properties of R rows of weights.
@@ -274,7 +334,7 @@ template <int R, class T, class Rows, class Prefetcher>
 void stream_output(const T* weights, const weight_range<T>& range, const T* rescale, const Rows& v, T* out,
                    idx_t out_stride, Prefetcher keys) {
   if constexpr (numbers_of<stream_operand<T, row_element<Rows>>> > 1)
-    if (v.cols % (2 * width<T>) == 0)
+    if (in_whole_pairs<stream_operand<T, row_element<Rows>>>(v.cols))
       return pair_output<R>(weights, range.zeros, rescale, v, out, out_stride, keys);
   row_output<T, R>(weights, range.zeros, rescale, v, out, out_stride, keys);
 }
@@ -405,7 +465,7 @@ void stream_output(const T* weights, const weight_range<T>& range, const T* resc
     }
     factors[r] = round_to_codes(of_blocks, count, range.largest[r], code_most, pairs[r]);
   }
-  const auto columns = [&](idx_t col, auto vectors) {
+  const auto columns = [&](idx_t col, T* to, idx_t to_stride, auto vectors) {
     constexpr int N = vectors.value;
     whole_lanes acc[array_size<R>][array_size<N>];
     unroll<R>([&](auto r) { unroll<N>([&](auto n) { acc[r][n] = whole_lanes{}; }); });
@@ -424,16 +484,13 @@ void stream_output(const T* weights, const weight_range<T>& range, const T* resc
     }
     unroll<R>([&](auto r) {
       unroll<N>([&](auto n) {
-        T* const o = out + r * out_stride + col + n * w;
-        store<T>(o, fma(load<T>(o), broadcast<T>(rescale[r]),
-                        mul(whole_to_float(acc[r][n]), broadcast<float>(factors[r]))));
+        const packet<T> before = load<T>(out + r * out_stride + col + n * w);
+        store<T>(to + r * to_stride + n * w, fma(before, broadcast<T>(rescale[r]),
+                                                 mul(whole_to_float(acc[r][n]), broadcast<float>(factors[r]))));
       });
     });
   };
-  constexpr int most = registers >= 32 ? 4 : 2;
-  idx_t col = 0;
-  for (; col + most * w <= v.cols; col += most * w) columns(col, std::integral_constant<int, most>{});
-  for (; col < v.cols; col += w) columns(col, std::integral_constant<int, 1>{});
+  by_columns<R, w, registers >= 32 ? 4 : 2>(v.cols, out, out_stride, columns);
 }
 
 }}}  // namespace attn::ATTN_ISA::detail

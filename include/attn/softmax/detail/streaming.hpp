@@ -127,24 +127,30 @@ matrix_view<const T> converted_rows(const Rows& x, idx_t count, T* buffer) {
   return {buffer, count, stride, stride, 1};
 }
 
-/// Calls f(tile) with the first `count` rows, padded to whole packets: in place and in their own type where their
-/// layout allows it, else converted into `buffer`.
+/// The same of rows in codes.
+template <class T, class Rows>
+matrix_view<const T> expanded_rows(const Rows& x, idx_t count, T* buffer) {
+  const idx_t stride = round_up(x.cols, width<T>);
+  for (idx_t r = 0; r < count && stride != x.cols; ++r) store<T>(buffer + (r + 1) * stride - width<T>, zero<T>());
+  x.expand(0, count, buffer, stride);
+  return {buffer, count, stride, stride, 1};
+}
+
+/// Calls f(tile) with the first `count` rows, of whole packets: in place and in their own type where their layout
+/// allows it, else converted into `buffer` and padded.
 template <class T, class S, class F>
 void with_whole_packets(const matrix_view<const S>& x, idx_t count, T* buffer, bool, F&& f) {
-  if (x.col_stride != 1 || x.cols % width<T> != 0) return f(converted_rows(x, count, buffer));
+  if (x.col_stride != 1 || !in_whole_packets<T>(x.cols)) return f(converted_rows(x, count, buffer));
   f(matrix_view<const S>{x.data, count, x.cols, x.row_stride, 1});
 }
 template <class T, class S, class F>
 void with_whole_packets(const listed_rows<S>& x, idx_t count, T* buffer, bool, F&& f) {
-  if (x.col_stride != 1 || x.cols % width<T> != 0) return f(converted_rows(x, count, buffer));
+  if (x.col_stride != 1 || !in_whole_packets<T>(x.cols)) return f(converted_rows(x, count, buffer));
   f(listed_rows<S>{x.at, count, x.cols, 1});
 }
 template <class T, class C, class F>
 void with_whole_packets(const listed_codes<C>& x, idx_t count, T* buffer, bool, F&& f) {
-  const idx_t stride = round_up(x.cols, width<T>);
-  std::fill_n(buffer, count * stride, T(0));
-  for (idx_t r = 0; r < count; ++r) x.expand(r, buffer + r * stride);
-  f(matrix_view<const T>{buffer, count, stride, stride, 1});
+  f(expanded_rows(x, count, buffer));
 }
 
 /// Rows in codes are used in place too.
@@ -156,11 +162,8 @@ bool tile_in_place(const channel_rows<C>& x) {
 template <class T, class Rows, class F>
   requires requires(const Rows& x) { tile_in_place(x); }
 void with_whole_packets(const Rows& x, idx_t count, T* buffer, bool keys, F&& f) {
-  if (x.layout.of_keys == keys && x.cols % width<T> == 0 && tile_in_place(x)) return f(every(x, 1, count));
-  const idx_t stride = round_up(x.cols, width<T>);
-  std::fill_n(buffer, count * stride, T(0));
-  x.expand(0, count, buffer, stride);
-  f(matrix_view<const T>{buffer, count, stride, stride, 1});
+  if (x.layout.of_keys == keys && in_whole_packets<T>(x.cols) && tile_in_place(x)) return f(every(x, 1, count));
+  f(expanded_rows(x, count, buffer));
 }
 
 /// Runs f(r, integral_constant<int, R>) over all rows, R at a time: four, then two, then one. Three that are left are
