@@ -62,18 +62,18 @@ class window_tokens : public cached_tokens {
   /// In memory without rows, which becomes the cache's own, or in the caller's.
   window_tokens(kv_memory<S> memory, const sliding_window_cache_options& options)
       : cached_tokens("sliding_window_cache", memory.extents()), left_(options.left), memory_(std::move(memory)) {
-    const validator check(name_);
+    const validator check{name_};
     check_window(check, options, batch());
     idx_t widest = 1, furthest = 0;
-    for (idx_t d : options.dilation) widest = std::max(widest, d);
-    for (idx_t p : options.global_positions) furthest = std::max(furthest, p);
+    for (idx_t d : options.dilation) widest = (std::max)(widest, d);
+    for (idx_t p : options.global_positions) furthest = (std::max)(furthest, p);
     dilation_.assign(options.dilation.begin(), options.dilation.end());
     const global_lists sizes = global_lists::sizes(options);
     globals_.resize(static_cast<std::size_t>(sizes.lists * sizes.most));
     counts_.resize(static_cast<std::size_t>(sizes.lists));
     (void)globals().set(options);
     capacity_ =
-        std::max(check.fits("left * dilation", {left_, widest}), check.fits("global positions", {furthest})) + 1;
+        (std::max)(check.fits("left * dilation", {left_, widest}), check.fits("global positions", {furthest})) + 1;
     capacity_ = row_format<S>::ring(capacity_);
     if (memory_.given())
       check.at_least("rows of the caller's memory", rows(), memory_.rows());
@@ -175,7 +175,7 @@ template <class Call, class Inside>
 void attend_cache_window(Call& call, const Inside& cache, const sliding_window_cache_options& window) {
   const auto cached = call.over(cache.keys(), cache.values(), cache.pages());
   const auto lists = call.exec.workspace([&](arena& memory) { return global_lists::layout(memory, window); });
-  const stream_window seen{std::min(window.left, furthest_position), window.dilation, lists->set(window)};
+  const stream_window seen{(std::min)(window.left, furthest_position), window.dilation, lists->set(window)};
   all_tokens tokens{seen, call.lengths};
   if constexpr (requires { cached.key_rows(0, 0).row(0); }) {
     tokens.in_place = false;

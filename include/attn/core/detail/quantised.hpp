@@ -106,13 +106,13 @@ void quantise_numbers(const Number& number_of, const quantised_layout& layout, s
   float most = 0, most_rest = 0;
   for (idx_t c = 0; c < cols; ++c) {
     const float number = number_of(c);
-    most = std::max(most, std::abs(number));
-    if (layout.of_keys) most_rest = std::max(most_rest, std::abs(number - static_cast<float>(base[c])));
+    most = (std::max)(most, std::abs(number));
+    if (layout.of_keys) most_rest = (std::max)(most_rest, std::abs(number - static_cast<float>(base[c])));
   }
   const bool from_reference = layout.of_keys && most_rest <= most;
   const float size = (from_reference ? most_rest : most) / 127;
   const float scale = layout.of_keys && !from_reference ? -size : size;
-  const float inverse = size >= std::numeric_limits<float>::min() ? 1 / size : 0;
+  const float inverse = size >= (std::numeric_limits<float>::min)() ? 1 / size : 0;
   std::memcpy(block + 4 * row, &scale, sizeof scale);
   for (idx_t c = 0; c < cols; ++c) {
     const float rest = number_of(c) - (from_reference ? static_cast<float>(base[c]) : 0);
@@ -163,7 +163,7 @@ inline constexpr std::int32_t code_most = 32767;
 /// The largest such integer of which `count` products with codes up to `largest` can be added without overflow.
 constexpr std::int32_t code_most_of(idx_t count, idx_t largest = 127) {
   return static_cast<std::int32_t>(
-      std::min<idx_t>(code_most, std::numeric_limits<std::int32_t>::max() / (largest * count + 1)));
+      std::min<idx_t>(code_most, (std::numeric_limits<std::int32_t>::max)() / (largest * count + 1)));
 }
 
 using whole_lanes = typename lanes_of<std::int32_t, width<float>>::type;
@@ -221,7 +221,7 @@ ATTN_INLINE packet<float> whole_to_float(const whole_lanes& x) {
 /// that gives the numbers back, NaN where `largest` is not finite.
 inline float round_to_codes(const float* x, idx_t count, float largest, std::int32_t most, code_pair* pairs) {
   const float factor = largest / static_cast<float>(most);
-  const float inverse = factor >= std::numeric_limits<float>::min() && std::isfinite(factor) ? 1 / factor : 0;
+  const float inverse = factor >= (std::numeric_limits<float>::min)() && std::isfinite(factor) ? 1 / factor : 0;
   for (idx_t n = 0; n < count; n += width<float>) {
     const packet<float> shifted = fma(load<float>(x + n), broadcast<float>(inverse), broadcast<float>(whole_number));
     const auto whole =

@@ -86,7 +86,7 @@ struct performer_features final : projected_features<T> {
   void sum_segment(idx_t item_head, idx_t n, double* sums, T* row) const {
     const auto keys = keys_of(item_head);
     const idx_t b = item_head / call.heads, begin = n * kernel_segment, count = call.lengths.keys(b);
-    const idx_t end = std::min(begin + kernel_segment, count);
+    const idx_t end = (std::min)(begin + kernel_segment, count);
     std::fill_n(sums, dim, 0.0);
     for (idx_t j = begin; j < end; ++j) {
       if (call.hides(b, j)) continue;
@@ -122,7 +122,7 @@ struct performer_features final : projected_features<T> {
     each_block(exec, [&](idx_t item_head, idx_t begin, idx_t count, T* raw) {
       call.fill_hidden(item_head / call.heads, begin, count, raw, this->features, -std::numeric_limits<T>::infinity());
       for (idx_t n = 0; n < this->features * kernel_chunk; n += width<T>)
-        maxima[item_head] = std::max(maxima[item_head], max_lanes(load<T>(raw + n)));
+        maxima[item_head] = (std::max)(maxima[item_head], max_lanes(load<T>(raw + n)));
       return true;
     });
   }

@@ -49,7 +49,7 @@ ATTN_INLINE code_pairs pair_of(const code_words& x, int a) {
 /// The largest scale of a block.
 inline float largest_scale(const Eigen::bfloat16* scales, idx_t cols) {
   packet<float> largest = zero<float>();
-  for (idx_t c = 0; c < cols; c += width<float>) largest = max(largest, abs(load_as<float>(scales + c)));
+  for (idx_t c = 0; c < cols; c += width<float>) largest = (max)(largest, abs(load_as<float>(scales + c)));
   return max_lanes(largest);
 }
 /// Integers of the products of a query, times `inverse`, with scales; zero up to a whole word of codes.
@@ -113,7 +113,7 @@ void stream_scores(const stream_row<T, C>& q, const channel_rows<C>& k, T* score
     float factors[array_size<R>];
     for (int r = 0; r < R; ++r) {
       factors[r] = q.factors[r] * most;
-      const float inverse = q.factors[r] >= std::numeric_limits<float>::min() ? inverse_most / q.factors[r] : 0;
+      const float inverse = q.factors[r] >= (std::numeric_limits<float>::min)() ? inverse_most / q.factors[r] : 0;
       round_scaled<layout::in_word>(q.data + r * q.stride, tile.scales(b), k.cols, inverse,
                                     q.operands + r * q.operand_stride);
     }
