@@ -25,7 +25,7 @@ foreign = {
     "GCC without -std=c++20": "unix linux i386 mips sparc sun",
     "complex.h, math.h": "I _Complex_I M_PI M_E M_LN2 M_SQRT2 HUGE DOMAIN SING PLOSS TLOSS OVERFLOW signgam",
     "termios.h": "B0 B50 B75 B110 B134 B150 B200 B300 B600 B1200 CR0 NL0 TAB0 BS0 FF0 VT0 ECHO CS8 NOFLSH",
-    "curses.h": """getch( ungetch( inch( addch( insch( delch( erase( refresh( border( scroll( timeout( touchline(
+    "curses.h": """getch( ungetch( inch( addch( insch( delch( refresh( border( scroll( timeout( touchline(
         standend( standout( attron( attroff( attrset( getyx( stdscr OK ERR KEY_MAX COLOR_PAIR(""",
     "Arduino.h": """bit( sq( F( constrain( radians( degrees( interrupts( noInterrupts( lowByte( highByte( bitRead( bitSet(
         bitClear( HIGH LOW INPUT OUTPUT PI HALF_PI TWO_PI DEG_TO_RAD SERIAL DISPLAY CHANGE RISING FALLING DEFAULT
