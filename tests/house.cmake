@@ -194,11 +194,12 @@ if(Python3_FOUND)
   # What names every operator by hand is complete.
   add_test(NAME ${ATTN_TESTS_PREFIX}house.complete
     COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/compile/complete.py ${PROJECT_SOURCE_DIR} ${operators})
-  # The headers leave no macro defined but the version, the namespace and what names the compiler and the processor.
+  # The headers use no word that is a macro of windows.h, Qt, X11 or others, and leave no macro defined but the version,
+  # the namespace and what names the compiler and the processor.
   add_test(NAME ${ATTN_TESTS_PREFIX}house.macros
     COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/compile/macros.py ${CMAKE_CXX_COMPILER}
-      ATTN_VERSION* ATTN_ISA* ATTN_INLINE ATTN_HAS_AMX -- -I ${PROJECT_SOURCE_DIR}/include
-      -isystem "$<JOIN:$<TARGET_PROPERTY:Eigen3::Eigen,INTERFACE_INCLUDE_DIRECTORIES>,;-isystem;>"
+      ${PROJECT_SOURCE_DIR}/include/attn ATTN_VERSION* ATTN_ISA* ATTN_INLINE ATTN_HAS_AMX -- -I ${PROJECT_SOURCE_DIR}/include
+      -isystem "$<JOIN:$<TARGET_PROPERTY:Eigen3::Eigen,INTERFACE_INCLUDE_DIRECTORIES>;${mpi_include},;-isystem;>"
     COMMAND_EXPAND_LISTS)
 endif()
 

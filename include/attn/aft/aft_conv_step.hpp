@@ -23,7 +23,7 @@ template <element S>
 class aft_conv_state : public detail::aft_state<S, true> {
   static constexpr const char* name = "aft_conv_state";
   static idx_t window_of(idx_t width) {
-    const detail::validator check(name);
+    const detail::validator check{name};
     check.at_least("width", 1, width);
     if (width % 2 == 0) check.fail("odd width", width);
     return width / 2 + 1;
@@ -49,7 +49,7 @@ void aft_conv_step(aft_conv_state<S>& state, const Q& q, const K& k, const V& v,
   auto call = detail::checked_aft_step<aft_step_options, S>("aft_conv_step", inside.extents(), true, q, k, v, out, w,
                                                             options, exec);
   auto& x = call.x;
-  x.key_mask.check(call.views, x.batch, x.length);
+  x.key_mask.validate(call.views, x.batch, x.length);
   detail::check_kernels(call.views, x, false);
   call.views.equal("w width = state width", state.width(), x.w.extents[3]);
   inside.step(x, call.exec, [&](const auto& kernel, idx_t p, idx_t j) {

@@ -30,7 +30,7 @@ void full_step_rows(const aft_tensors<T>& x, std::span<const idx_t> tokens, exec
     std::fill_n(sums, 2 * x.parts(), key_sums<T>{});
     key_sums<T>* const all = sums + x.parts();  // of keys before the last keys_together
     for (idx_t j = 0, count; j <= row; j += count) {
-      count = std::min(key_chunk, row + 1 - j);
+      count = (std::min)(key_chunk, row + 1 - j);
       if (j % keys_together == 0)
         for (idx_t p = 0; p < x.parts(); ++p) all[p].merge(std::exchange(sums[p], {}));
       add_to_row(x, x.elements->at(head.w, row, j), head.w.col_stride, count, biases, sums, [&](idx_t p) {
@@ -64,7 +64,7 @@ void aft_full_step(kv_cache<S>& cache, const Q& q, const K& k, const V& v, O&& o
   detail::check_biases(check, x);
   check.at_least("w rows", tokens, x.w.extents[2]);
   check.at_least("w columns", tokens, x.w.extents[3]);
-  x.key_mask.check(call.views, x.batch, tokens);
+  x.key_mask.validate(call.views, x.batch, tokens);
   const tensor_view<const S> keys = as_view(k), values = as_view(v);
   inside.check_tokens(check, keys, values, x.lengths);
   inside.list_memory(call.views);

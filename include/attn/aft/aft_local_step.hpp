@@ -47,7 +47,7 @@ void aft_local_step(aft_local_state<S>& state, const Q& q, const K& k, const V& 
   auto call = detail::checked_aft_step<aft_local_step_options, S>("aft_local_step", inside.extents(), false, q, k, v,
                                                                   out, w, options, exec);
   const auto& x = call.x;
-  x.key_mask.check(call.views, x.batch, x.length);
+  x.key_mask.validate(call.views, x.batch, x.length);
   const detail::validator& check = call.views;
   detail::check_biases(check, x);
   const idx_t window = state.window(), tokens = inside.tokens_after(x.length, x.lengths);

@@ -44,7 +44,7 @@ void simple_rows_causal(const aft_head& head, bool gate, idx_t begin, idx_t end,
       packet<T> size = zero<T>();  // of the exponents, which only grow: the largest is the first or the last
       unroll<C>([&](auto n) { s[n] = sums[n]; });
       if (end - begin > 1)
-        unroll<C>([&](auto n) { size = max(size, abs(max(s[n].exponent, nearest_power<T>(key(begin, n))))); });
+        unroll<C>([&](auto n) { size = (max)(size, abs((max)(s[n].exponent, nearest_power<T>(key(begin, n))))); });
       for (idx_t t = begin; t < end; ++t)
         unroll<C>([&](auto n) {
           const packet<T> x = key(t, n), exponent = nearest_power<T>(x);
@@ -55,7 +55,7 @@ void simple_rows_causal(const aft_head& head, bool gate, idx_t begin, idx_t end,
           s[n].den = add(s[n].den, weight);
           write(t, n, s[n].num, s[n].den);
         });
-      unroll<C>([&](auto n) { size = max(size, abs(s[n].exponent)); });
+      unroll<C>([&](auto n) { size = (max)(size, abs(s[n].exponent)); });
       large = !Large && max_lanes(size) > large_exponent<T>;
       if (!large) unroll<C>([&](auto n) { sums[n] = s[n]; });
     });
@@ -143,7 +143,7 @@ struct aft_simple_call {
         simple_rows<T, S, true>(head, x.gate, begin, end, parts, s);
       else
         simple_rows<T, S, false>(head, x.gate, begin, end, parts, s);
-      x.clear_padding(head, end, std::min(begin + simple_chunk, x.length));
+      x.clear_padding(head, end, (std::min)(begin + simple_chunk, x.length));
     });
   }
 };

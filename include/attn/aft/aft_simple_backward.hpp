@@ -235,7 +235,7 @@ struct aft_simple_backward_call {
     } else {
       write_shared(own, keys.at(task / chunks * chunks), gated + task / chunks * chunks * parts);
     }
-    if (keys_too) x.clear_padding(own.head, own.end, std::min(own.begin + simple_chunk, x.length));
+    if (keys_too) x.clear_padding(own.head, own.end, (std::min)(own.begin + simple_chunk, x.length));
   }
   void write_shared(const simple_backward_rows& own, const key_sums<T>* sums, const packet<T>* all_gated) const {
     own.head.keys.runs(own.begin, own.end, [&](idx_t first, idx_t last, bool hidden) {

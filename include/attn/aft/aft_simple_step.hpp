@@ -39,7 +39,7 @@ void aft_simple_step(aft_simple_state<S>& state, const Q& q, const K& k, const V
   auto call = detail::checked_aft_step<aft_step_options, S>("aft_simple_step", inside.extents(), false, q, k, v,
                                                                   out, tensor_view<const S>(), options, exec);
   const auto& x = call.x;
-  x.key_mask.check(call.views, x.batch, x.length);
+  x.key_mask.validate(call.views, x.batch, x.length);
   const auto limit = call.exec.limit_threads(x.work(20 * static_cast<double>(x.length)));
   call.exec.for_each(x.batch * x.heads, [&](idx_t n, int) {
     const auto head = x.head(n);

@@ -130,7 +130,7 @@ class execution {
   /// twice, none at all, or by one(n) not every piece; what the pool throws is passed on.
   template <own_pool Pool>
   execution(int threads, Pool pool, double least_seconds = 60e-6) : execution(1, least_seconds) {
-    check_threads(threads, std::numeric_limits<int>::max());
+    check_threads(threads, (std::numeric_limits<int>::max)());
     buffers_.resize(static_cast<std::size_t>(threads) + 1);
     pool_ = std::make_unique<detail::own_threads>(std::move(pool));
   }

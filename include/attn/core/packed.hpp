@@ -70,7 +70,7 @@ class packed_sequence {
 
   template <class T, int Rank>
   auto part(const tensor_view<T, Rank>& x, int axis, std::span<const idx_t> offsets) const {
-    const detail::validator check("for_each_sequence");
+    const detail::validator check{"for_each_sequence"};
     if (axis < 0 || axis >= Rank) check.fail({"an axis of the view, from 0 to ", Rank - 1}, axis);
     if (offsets.back() > x.extent(axis))
       check.fail({"offsets up to the ", x.extent(axis), " tokens of the view"}, offsets.back());
@@ -97,7 +97,7 @@ inline std::span<const idx_t> check_offsets(const validator& check, const char* 
 /// body(packed_sequence, execution) for every sequence that is not empty. See the top of the file.
 template <class Body>
 void for_each_sequence(const packed_offsets& options, execution_ref threads, Body&& body) {
-  const detail::validator check("for_each_sequence");
+  const detail::validator check{"for_each_sequence"};
   const bool both = options.query_offsets.empty() && options.key_offsets.empty();
   if (!both && !options.offsets.empty())
     check.fail("either offsets, or query_offsets and key_offsets", "both");

@@ -97,7 +97,7 @@ class page_pool {
   idx_t users(idx_t page) const { return users_[check_page(page)]; }
   /// Allocates a free page, which then has one user. Throws std::invalid_argument if there is none.
   idx_t allocate() {
-    const detail::validator check("page_pool");
+    const detail::validator check{"page_pool"};
     check.at_least("free pages", 1, free_pages());
     const idx_t page = allocator_->allocate();
     if (users_[check_page(page)] != 0) check.fail("the allocator to give a free page", page);
@@ -117,7 +117,7 @@ class page_pool {
     detail::validator("page_pool").at_least("tokens of a page", 1, page_tokens());
   }
   static detail::kv_memory<S> own(const page_pool_extents& e, const kv_cache_options& options) {
-    const detail::validator check("page_pool");
+    const detail::validator check{"page_pool"};
     check.at_least("pages", 0, e.pages);
     check.fits("pages", {e.pages, static_cast<idx_t>(sizeof(idx_t))});
     detail::kv_memory<S> memory(check, {e.pages, e.heads, e.dim, e.value_dim}, options.values_in_keys);

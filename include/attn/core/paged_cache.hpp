@@ -109,7 +109,7 @@ class paged_tokens : public cached_tokens {
     std::vector<bool> remains(old.size(), false), written(old.size(), false);
     pages.reserve(old.size()), own.reserve(old.size()), taken.reserve(old.size());
     for (idx_t m = first / rows; m < count; ++m) {
-      const idx_t begin = position(m * rows), last = std::min((m + 1) * rows, kept) - 1;
+      const idx_t begin = position(m * rows), last = (std::min)((m + 1) * rows, kept) - 1;
       const bool together = begin % rows == 0 && position(last) - begin == last - m * rows;
       if (together) remains[static_cast<std::size_t>(begin / rows)] = true;
       if (!remains[static_cast<std::size_t>(m)] && pool_->users(old_page(m)) == 1) own.push_back(old_page(m));
@@ -133,7 +133,7 @@ class paged_tokens : public cached_tokens {
         },
         release_taken);
     for (idx_t m = first / rows; m < count; ++m)
-      for (idx_t n = m * rows; n < std::min((m + 1) * rows, kept) && written[static_cast<std::size_t>(m)]; ++n)
+      for (idx_t n = m * rows; n < (std::min)((m + 1) * rows, kept) && written[static_cast<std::size_t>(m)]; ++n)
         memory().move(old_page(position(n) / rows), position(n) % rows, pages[static_cast<std::size_t>(m)], n % rows);
     adopt(b, std::move(pages), kept);
     release_taken();  // which adopt() has retained
@@ -173,7 +173,8 @@ class paged_tokens : public cached_tokens {
     if (writes_shared(b)) own_last_page(b);
     std::vector<idx_t>& table = table_of(b);
     const std::size_t pages = static_cast<std::size_t>(pages_for(length(b) + taken));
-    if (pages > table.capacity()) table.reserve(std::max(pages, 2 * table.size()));  // a page is not lost to push_back
+    // a page is not lost to push_back
+    if (pages > table.capacity()) table.reserve((std::max)(pages, 2 * table.size()));
     while (table.size() < pages) table.push_back(pool_->allocate());
   }
 
@@ -210,7 +211,7 @@ class paged_cache : public detail::cached_sequences<detail::paged_tokens<S>> {
   /// such as code that keeps common beginnings for later. Throws std::invalid_argument for pages that do not exist, are
   /// not in use or are listed twice, and for a number of pages that does not fit the number of tokens.
   void assign(idx_t item, list_view<idx_t> pages, idx_t tokens) {
-    const detail::validator check(this->name_);
+    const detail::validator check{this->name_};
     this->check_item(item);
     check.at_least("tokens", 0, tokens);
     check.equal("pages for the tokens", this->pages_for(tokens), std::ssize(pages));

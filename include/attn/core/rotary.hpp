@@ -125,8 +125,8 @@ inline std::vector<double> rotary_yarn(idx_t dims, const rotary_scaling& s) {
   };
   const double last = static_cast<double>(std::max<idx_t>(1, dims) - 1);
   const double first_pair = pair_of(fast_turns), last_pair = pair_of(s.slow_turns);
-  const double low = std::max(s.whole_pairs ? std::floor(first_pair) : first_pair, 0.0),
-               high = std::max(std::min(s.whole_pairs ? std::ceil(last_pair) : last_pair, last), low + 0.001);
+  const double low = (std::max)(s.whole_pairs ? std::floor(first_pair) : first_pair, 0.0),
+               high = (std::max)((std::min)(s.whole_pairs ? std::ceil(last_pair) : last_pair, last), low + 0.001);
   return detail::frequencies_of("rotary_yarn", dims, {s.base, s.factor}, [&](idx_t n, double f) {
     const double divided = std::clamp((static_cast<double>(n) - low) / (high - low), 0.0, 1.0);
     return f * (1 - divided) + f / s.factor * divided;

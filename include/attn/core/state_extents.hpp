@@ -45,7 +45,7 @@ inline state_extents check_state_extents(const validator& check, state_extents e
   check.at_least("dim", 0, e.dim);
   check.at_least("value_dim", 0, e.value_dim);
   check.fits("batch items", {e.batch, sizeof(idx_t)});
-  check.fits("batch * heads * dims", {e.batch, e.heads, std::max(e.dim, e.value_dim)});
+  check.fits("batch * heads * dims", {e.batch, e.heads, (std::max)(e.dim, e.value_dim)});
   return e;
 }
 

@@ -18,7 +18,7 @@ class tensor {
   tensor() = default;
   /// Filled with `value`. Throws std::invalid_argument for negative extents or sizes no memory can hold.
   explicit tensor(const extents_type& extents, const T& value = T(0)) : extents_(extents) {
-    const detail::validator check("tensor");
+    const detail::validator check{"tensor"};
     idx_t count = 1;
     for (idx_t n : extents) {
       check.at_least("extents", 0, n);
@@ -42,12 +42,12 @@ class tensor {
   operator tensor_view<T, Rank>() { return view(); }
   operator tensor_view<const T, Rank>() const { return view(); }
 
-  template <std::convertible_to<idx_t>... I>
-  T& operator()(I... i) {
+  template <std::convertible_to<idx_t>... Index>
+  T& operator()(Index... i) {
     return view()(i...);
   }
-  template <std::convertible_to<idx_t>... I>
-  const T& operator()(I... i) const {
+  template <std::convertible_to<idx_t>... Index>
+  const T& operator()(Index... i) const {
     return view()(i...);
   }
 

@@ -186,9 +186,9 @@ class tensor_view {
   }
   constexpr bool empty() const { return size() == 0; }
 
-  template <std::convertible_to<idx_t>... I>
-    requires(sizeof...(I) == Rank)
-  constexpr T& operator()(I... i) const {
+  template <std::convertible_to<idx_t>... Index>
+    requires(sizeof...(Index) == Rank)
+  constexpr T& operator()(Index... i) const {
     idx_t offset = 0;
     std::size_t axis = 0;
     ((offset += static_cast<idx_t>(i) * strides_[axis++]), ...);

@@ -59,7 +59,7 @@ inline void draw_rows(random_numbers& numbers, feature_rows kind, idx_t count, i
   if (kind == feature_rows::independent) return;
   std::vector<double> other(static_cast<std::size_t>(dim));
   for (idx_t first = 0; first < count; first += dim)
-    make_orthonormal(rows + first * dim, std::min(dim, count - first), dim);
+    make_orthonormal(rows + first * dim, (std::min)(dim, count - first), dim);
   for (idx_t i = 0; i < count; ++i) {
     double length = std::sqrt(static_cast<double>(dim));
     if (kind == feature_rows::orthogonal) {  // the length of another normal vector, independent of the direction
@@ -90,7 +90,7 @@ S nearest_element(double x) {
 /// least 1.
 template <element S>
 tensor<S, 3> draw_features(idx_t count, idx_t dim, const draw_options& options = {}) {
-  const detail::validator check("draw_features");
+  const detail::validator check{"draw_features"};
   check.at_least("count", 1, count);
   check.at_least("dim", 1, dim);
   check.at_least("heads", 1, options.heads);

@@ -98,7 +98,7 @@ struct mapped_features final : feature_map<compute_type<S>> {
       T *const columns = work, *const token = work + dim * kernel_chunk, *const made = token + dim;
       access_to<S, T>.pack_columns(x, dim, columns);
       for (idx_t t = 0; t < x.lanes; ++t) {
-        for (idx_t d = 0; d < dim; ++d) token[d] = columns[d * kernel_chunk + std::min(t, x.count - 1)];
+        for (idx_t d = 0; d < dim; ++d) token[d] = columns[d * kernel_chunk + (std::min)(t, x.count - 1)];
         if (t < x.count)
           map(std::span<const T>(token, static_cast<std::size_t>(dim)),
               std::span<T>(made, static_cast<std::size_t>(count)));

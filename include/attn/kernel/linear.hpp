@@ -73,7 +73,7 @@ struct linear_operator {
 
   static constexpr bool may_recur = true;
   static constexpr bool usable() { return require_feature_map<F, T>(); }
-  void check(const validator& check, kernel_call<T>& call) {
+  void validate(const validator& check, kernel_call<T>& call) {
     call.normalise = options.normalise;
     count = features_of(feature, call.shape.dim);
     check_feature_count(check, count, call.shape);

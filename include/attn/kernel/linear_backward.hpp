@@ -103,7 +103,7 @@ struct mapped_features_backward final : feature_map_backward<compute_type<S>> {
   /// d times the derivative of the map, where phi determines it.
   static ATTN_INLINE packet<T> times_derivative(const packet<T>& phi, const packet<T>& d) {
     if constexpr (std::same_as<F, feature_maps::elu_plus_one>)  // e^x for x below 0, where phi is less than 1
-      return mul(d, min(phi, broadcast<T>(T(1))));
+      return mul(d, (min)(phi, broadcast<T>(T(1))));
     else if constexpr (std::same_as<F, feature_maps::relu>)
       return if_less(zero<T>(), phi, d, zero<T>());
     else
@@ -169,11 +169,11 @@ struct linear_backward_operator : linear_operator<S, F> {
   const linear_gradients<S>& gradients;
 
   static constexpr bool usable() { return require_feature_map<F, T>() && require_map_backward<F, B, T>(); }
-  void check(const validator& check, kernel_call<T>& call) {
+  void validate(const validator& check, kernel_call<T>& call) {
     linear_options<S> given = this->options;
     given.final_state = {}, given.final_weights = {};  // are not computed
     linear_operator<S, F> forward{given, this->feature};
-    forward.check(check, call);
+    forward.validate(check, call);
     const idx_t features = this->count = forward.count;
     const attention_shape& s = call.shape;
     const linear_gradients<S>& g = gradients;

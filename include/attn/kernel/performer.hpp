@@ -65,7 +65,7 @@ struct performer_operator {
 
   static constexpr bool may_recur = false;
   static constexpr bool usable() { return true; }
-  void check(const validator& check, kernel_call<T>& call) const {
+  void validate(const validator& check, kernel_call<T>& call) const {
     if (options.scale) check_finite(check, "scale", static_cast<double>(*options.scale));
     if (options.feature_eps) {
       check_finite(check, "feature_eps", static_cast<double>(*options.feature_eps));

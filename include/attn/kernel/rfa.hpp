@@ -87,7 +87,7 @@ struct rfa_operator {
 
   static constexpr bool may_recur = false;
   static constexpr bool usable() { return true; }
-  void check(const validator& check, kernel_call<T>&) const {
+  void validate(const validator& check, kernel_call<T>&) const {
     check_finite(check, "norm_eps", static_cast<double>(options.norm_eps));
   }
   rfa_features<T> map(const kernel_call<T>& call) const { return {call, options.norm_eps}; }

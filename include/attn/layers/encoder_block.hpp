@@ -144,7 +144,7 @@ template <class S>
                                           const encoder_block_weights<S>& weights,
                                           const encoder_block_options<S>& options, const mixer_ref<S>& mix,
                                           execution& exec) {
-  layer_views check("encoder_block", x, out);
+  layer_views check{"encoder_block", x, out};
   check_encoder_block(check, weights, options);
   run_encoder_block<S>(x, out, weights, options, mix, exec);
 }

@@ -59,7 +59,7 @@ void norm_sum(const token_sum<T>& x, const tensor_view<T, 3>& out, const row_nor
     const auto [row, spare] = exec.scratch(worker, [&](arena& memory) {
       return std::array{memory.allocate<T>(to.dim), memory.allocate<T>(to.dim)};
     });
-    for (idx_t n = task * tokens_per_task; n < std::min((task + 1) * tokens_per_task, to.count); ++n) {
+    for (idx_t n = task * tokens_per_task; n < (std::min)((task + 1) * tokens_per_task, to.count); ++n) {
       x.load(n, row, spare);
       norm.apply(row);
       to.store(n, row);
@@ -210,8 +210,8 @@ template <class S>
 void check_encoder_backward(const tensor_view<const S, 3>& x, const encoder_block_weights<S>& w,
                             const tensor_view<const S, 3>& d_out, const encoder_block_gradients<S>& g,
                             const encoder_block_options<S>& options) {
-  layer_views check("encoder_block_backward", x, d_out,
-                    layer_views::backward_pass{.in_place = !g.accumulate && same_memory(g.x, d_out)});
+  layer_views check{"encoder_block_backward", x, d_out,
+                    layer_views::backward_pass{.in_place = !g.accumulate && same_memory(g.x, d_out)}};
   check.gradient("x", g.x, x);
   check.gradient("gamma of norm_1", g.norm_1.gamma, w.norm_1.gamma);
   check.gradient("beta of norm_1", g.norm_1.beta, w.norm_1.beta);

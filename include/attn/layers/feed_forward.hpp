@@ -62,7 +62,7 @@ struct feed_forward_block {
 
   feed_forward_block(arena& memory, const feed_forward_memory<P>& w)
       : x(memory, w.up.inputs),
-        hidden_tiles(memory, std::min(input_block, w.up.outputs)),
+        hidden_tiles(memory, (std::min)(input_block, w.up.outputs)),
         hidden(memory, token_block, hidden_tiles.inputs, panel_width<T>),
         gates(memory, token_block, w.gated ? hidden_tiles.inputs : 0, panel_width<T>),
         out(memory, token_block, w.down.outputs, panel_width<T>),
@@ -75,7 +75,7 @@ struct feed_forward_block {
     x.pack([&](idx_t r) { return inputs.row(r); }, rows);
     out.begin(down.bias, rows);
     for (idx_t j0 = 0; j0 < down.from->inputs; j0 += input_block) {
-      const idx_t count = std::min(input_block, down.from->inputs - j0);
+      const idx_t count = (std::min)(input_block, down.from->inputs - j0);
       multiply_tokens(x, up, j0, count, hidden);
       if (gate) multiply_tokens(x, *gate, j0, count, gates);
       for (idx_t r = 0; r < rows; ++r)
@@ -107,7 +107,7 @@ void feed_many_tokens(idx_t rows, const feed_forward_memory<P>& w, activation f,
   });
   pack_weights<P>(packed, exec);
   exec.for_each(ceil_div(rows, token_block), [&](idx_t task, int worker) {
-    const idx_t first = task * token_block, count = std::min(token_block, rows - first);
+    const idx_t first = task * token_block, count = (std::min)(token_block, rows - first);
     auto block = exec.scratch(worker, [&](arena& memory) { return feed_forward_block<P>(memory, w); });
     for (idx_t r = 0; r < count; ++r) around.begin(first + r, block.inputs.row(r), block.residual.row(r));
     block.run(count, packed[0], packed[1], w.gated ? &packed[2] : nullptr, f);
@@ -125,12 +125,14 @@ void feed_few_tokens(idx_t rows, idx_t length, const feed_forward_memory<P>& w, 
     packed_tokens<P> packed;
   };
   auto all = exec.shared_scratch([&](arena& memory) {
-    const auto make = [&](idx_t count) { return row_buffer<T>(memory, std::min(token_block, rows), count, width<T>); };
+    const auto make = [&](idx_t count) {
+      return row_buffer<T>(memory, (std::min)(token_block, rows), count, width<T>);
+    };
     return buffers{make(w.up.inputs), make(w.up.outputs), make(w.down.outputs), make(w.down.outputs),
-                   packed_tokens<P>(memory, std::max(w.up.inputs, w.up.outputs))};
+                   packed_tokens<P>(memory, (std::max)(w.up.inputs, w.up.outputs))};
   });
   for (idx_t first = 0; first < rows; first += token_block) {
-    const idx_t count = std::min(token_block, rows - first);
+    const idx_t count = (std::min)(token_block, rows - first);
     for (idx_t r = 0; r < count; ++r) around.begin(first + r, all.x.row(r), all.residual.row(r));
     const auto multiply = [&](const row_buffer<T>& x, const linear_weight<P>& weight,
                               function_ref<void(idx_t row, idx_t output, idx_t count, T* values)> done) {
@@ -183,7 +185,7 @@ template <class S>
 [[gnu::noinline]] void call_feed_forward(const tensor_view<const S, 3>& x, const tensor_view<S, 3>& out,
                                          const feed_forward_weights<S>& w, activation f, execution& exec) {
   using T = compute_type<S>;
-  layer_views check("feed_forward", x, out);
+  layer_views check{"feed_forward", x, out};
   check.out_dim(out.extent(2));
   check_feed_forward(check, w, x.extent(2));
   const input_tokens<T> tokens(x);

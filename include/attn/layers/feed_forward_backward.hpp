@@ -122,7 +122,7 @@ struct feed_forward_backward_call {
     row_buffer<T> x, d, hidden, slopes, gates, gate_slopes, dx;
   };
   block_buffers layout_block(arena& m) const {
-    const idx_t at_once = std::min(input_block, hidden());
+    const idx_t at_once = (std::min)(input_block, hidden());
     const packed_tokens<P> x_tiles(m, inputs()), d_tiles(m, outputs()), slope_tiles(m, at_once);
     const row_buffer<T> x_rows(m, token_block, inputs()), d_rows(m, token_block, outputs()),
         hidden_rows(m, token_block, at_once, panel_width<T>), slope_rows(m, token_block, at_once, panel_width<T>),
@@ -150,7 +150,7 @@ struct feed_forward_backward_call {
     block.d_tiles.pack([&](idx_t r) { return block.d.row(r); }, rows);
     if (dx.given()) clear_buffer(block.dx, rows);
     for (idx_t j0 = 0; j0 < hidden(); j0 += input_block) {
-      const idx_t count = std::min(input_block, hidden() - j0);
+      const idx_t count = (std::min)(input_block, hidden() - j0);
       multiply_tokens(block.x_tiles, shared.up(), j0, count, block.hidden);
       if (needs_slopes()) multiply_tokens(block.d_tiles, shared.back_to_hidden(), j0, count, block.slopes);
       if (gated()) multiply_tokens(block.x_tiles, shared.gate(), j0, count, block.gates);
@@ -218,7 +218,7 @@ void feed_forward_backward(const X& x, const Weights& weights, const D& d_out,
   const auto [from, d] = detail::inputs_of(x, d_out);
   const auto& w = detail::weights_of<feed_forward_weights<S>>(weights);
   const auto& given = detail::options_or_default<feed_forward_options>(options);
-  detail::layer_views check("feed_forward_backward", from, d, detail::layer_views::backward_pass{});
+  detail::layer_views check{"feed_forward_backward", from, d, detail::layer_views::backward_pass{}};
   check.gradient("x", gradients.x, from);
   check.gradient("up", gradients.up, w.up, "up weight");
   check.gradient("down", gradients.down, w.down, "down weight");

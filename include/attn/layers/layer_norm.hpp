@@ -43,7 +43,7 @@ bool variance_lost(T variance) {
 template <class T>
 [[gnu::noinline]] T scale_row(T* row, idx_t dim) {
   T size = 0;
-  for (idx_t d = 0; d < dim; ++d) size = std::max(size, std::abs(row[d]));  // NaN is no maximum
+  for (idx_t d = 0; d < dim; ++d) size = (std::max)(size, std::abs(row[d]));  // NaN is no maximum
   int exponent = 0;
   if (!(size > 0 && size < std::numeric_limits<T>::infinity())) return T(1);
   std::frexp(size, &exponent);
@@ -155,7 +155,7 @@ void run_layer_norm(const input_tokens<T>& x, const output_tokens<T>& out, const
   const auto limit = exec.limit_threads({.operations = 8 * numbers, .bytes = 2 * sizeof(T) * numbers});
   exec.for_each(ceil_div(x.count, tokens_per_task), [&](idx_t task, int worker) {
     T* const row = exec.scratch(worker, [&](arena& memory) { return memory.allocate<T>(x.dim); });
-    for (idx_t n = task * tokens_per_task; n < std::min((task + 1) * tokens_per_task, x.count); ++n) {
+    for (idx_t n = task * tokens_per_task; n < (std::min)((task + 1) * tokens_per_task, x.count); ++n) {
       x.load(n, row);
       norm.apply(row);
       out.store(n, row);
@@ -170,7 +170,7 @@ template <class S>
                                  execution& exec) {
   using T = compute_type<S>;
   const idx_t dim = x.extent(2);
-  layer_views check(name, x, out);
+  layer_views check{name, x, out};
   check.out_dim(dim);
   if (!(eps >= 0)) check.fail("eps >= 0", static_cast<double>(eps));
   check.list("gamma", w.gamma, "feature", dim);

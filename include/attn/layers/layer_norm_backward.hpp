@@ -117,12 +117,12 @@ struct norm_backward_call {
         return std::array{memory.allocate<T>(3 * padded()), memory.allocate<T>(2 * padded())};
       });
       const idx_t begin = task * tokens_per_task;
-      run_tokens(begin, std::min(begin + tokens_per_task, count), rows, task_sums ? task_sums : own);
+      run_tokens(begin, (std::min)(begin + tokens_per_task, count), rows, task_sums ? task_sums : own);
     };
     if (dim() > 0 && !sums_wanted)
       exec.for_each(tasks, [&](idx_t task, int worker) { run_task(task, worker, nullptr); });
     for (idx_t first = 0; dim() > 0 && sums_wanted && first < tasks; first += together) {
-      const idx_t here = std::min(together, tasks - first);
+      const idx_t here = (std::min)(together, tasks - first);
       exec.for_each(here, [&](idx_t task, int worker) { run_task(first + task, worker, sums + task * one); });
       for (idx_t task = 0; task < here; ++task) move_compensated(sums + task * one, one, T(1), total, errors);
     }
@@ -139,7 +139,7 @@ template <class S>
                                           const layer_norm_gradients<S>& g, compute_type<S> eps, execution& exec) {
   using T = compute_type<S>;
   const idx_t dim = x.extent(2);
-  layer_views check(name, x, d_out, layer_views::backward_pass{});
+  layer_views check{name, x, d_out, layer_views::backward_pass{}};
   check.gradient("x", g.x, x);
   check.gradient("gamma", g.gamma, w.gamma);
   check.gradient("beta", g.beta, w.beta);

@@ -82,7 +82,7 @@ void for_each_pool(const memory_layout& x, execution& exec, Body&& body) {
   const auto limit = exec.limit_threads({.bytes = all * static_cast<double>(x.item)});
   exec.for_each(x.extents[0] * parts, [&](idx_t task, int worker) {
     const idx_t first = task % parts * numbers;
-    body(task / parts, first, std::min(numbers, x.extents[2] - first), worker);
+    body(task / parts, first, (std::min)(numbers, x.extents[2] - first), worker);
   });
 }
 
@@ -90,7 +90,7 @@ template <class S>
 [[gnu::noinline]] void call_mean_pool(const tensor_view<const S, 3>& x, const tensor_view<S, 3>& out,
                                       const mean_pool_options& options, execution& exec) {
   using T = compute_type<S>;
-  call_views check("mean_pool");
+  call_views check{"mean_pool"};
   check.read("x", x);
   check.write("out", out);
   const pooled_tokens tokens = check_pool(check, x, "out rows = x batch", out, options);
@@ -104,7 +104,7 @@ template <class S>
     std::fill_n(total, count, 0.0);
     for (idx_t begin = 0; begin < tokens.end(b); begin += tokens_per_task) {
       std::fill_n(some, count, T(0));
-      for (idx_t i = begin; i < std::min(begin + tokens_per_task, tokens.end(b)); ++i) {
+      for (idx_t i = begin; i < (std::min)(begin + tokens_per_task, tokens.end(b)); ++i) {
         if (!tokens.takes(b, i)) continue;
         from.any_rows<T>::load(b * from.length + i, first, count, row);
         for (idx_t d = 0; d < count; ++d) some[d] += row[d];

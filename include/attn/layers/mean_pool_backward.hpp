@@ -27,7 +27,7 @@ template <class S>
                                                const mean_pool_gradients<S>& gradients,
                                                const mean_pool_options& options, execution& exec) {
   using T = compute_type<S>;
-  call_views check("mean_pool_backward");
+  call_views check{"mean_pool_backward"};
   check.readable("x", x);
   check.read("d_out", d_out);
   check.gradient("x", gradients.x, x);

@@ -178,7 +178,7 @@ template <class S>
                                        const multi_head_weights<S>& w, const multi_head_options<S>& options,
                                        const attend_ref<S>& op, execution& exec) {
   const auto& context = options.context ? options.context : x;
-  layer_views check("multi_head", x, out, false);
+  layer_views check{"multi_head", x, out, false};
   check_multi_head<S>(check, context, w, options);
   run_multi_head<S>(x, context, out, w, options, op, exec);
 }

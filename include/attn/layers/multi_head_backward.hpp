@@ -134,7 +134,7 @@ template <class S>
 void check_multi_head_backward(const tensor_view<const S, 3>& x, const multi_head_weights<S>& w,
                                const tensor_view<const S, 3>& d_out, const multi_head_gradients<S>& g,
                                const multi_head_options<S>& options) {
-  layer_views check("multi_head_backward", x, d_out, layer_views::backward_pass{});
+  layer_views check{"multi_head_backward", x, d_out, layer_views::backward_pass{}};
   check.gradient("x", g.x, x);
   check.gradient("context", g.context, options.context);
   check.gradient("query", g.query, w.query, "query weight");

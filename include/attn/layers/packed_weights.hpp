@@ -35,7 +35,7 @@ namespace detail {
 template <class Stored>
 stored_panel<Stored> panel_of(const packed_panels<compute_type<Stored>>& w, idx_t begin, idx_t k0) {
   using panel = stored_panel<Stored>;
-  const idx_t depth = std::min(input_block, w.inputs - k0);
+  const idx_t depth = (std::min)(input_block, w.inputs - k0);
   return {static_cast<const typename panel::number*>(w.data) +
           panel::numbers(k0) * round_up(w.outputs, panel::wide) + begin * panel::numbers(depth)};
 }
@@ -117,7 +117,7 @@ class packed_weights {
 
   template <class S>
   void pack(const tensor_view<const S, 2>& w) {
-    const detail::validator check("packed_weights");
+    const detail::validator check{"packed_weights"};
     check.readable("weight", w);
     const idx_t outputs = w.extent(0), inputs = w.extent(1), padded = detail::round_up(outputs, panel::wide);
     panels_ = {.outputs = outputs,
@@ -132,10 +132,10 @@ class packed_weights {
 
     using P = std::conditional_t<in_pairs, detail::bf16_pair, T>;
     const detail::linear_weight<P> source(w, {});
-    std::vector<P> buffer(static_cast<std::size_t>(panel::wide * std::min(detail::input_block, inputs)));
+    std::vector<P> buffer(static_cast<std::size_t>(panel::wide * (std::min)(detail::input_block, inputs)));
     for (idx_t o = 0; o < outputs; o += panel::wide)
       for (idx_t k0 = 0; k0 < inputs; k0 += detail::input_block) {
-        const idx_t depth = std::min(detail::input_block, inputs - k0), count = std::min(panel::wide, outputs - o);
+        const idx_t depth = (std::min)(detail::input_block, inputs - k0), count = (std::min)(panel::wide, outputs - o);
         number* const to = const_cast<number*>(detail::panel_of<Stored>(panels_, o, k0).data);
         if constexpr (std::same_as<P, number>) {
           source.pack(source, o, count, k0, depth, to);
@@ -154,7 +154,7 @@ class packed_weights {
     constexpr T most = in_codes                               ? T(detail::quantised_most)
                        : std::same_as<Stored, Eigen::half>     ? T(65519)         // what rounds to 65504
                        : std::same_as<Stored, Eigen::bfloat16> ? T(0x1.fefffep127)
-                                                               : std::numeric_limits<T>::max();
+                                                               : (std::numeric_limits<T>::max)();
     const detail::any_rows<T> rows(w);
     std::vector<T> row(static_cast<std::size_t>(w.extent(1)));
     for (idx_t o = 0; o < w.extent(0); ++o) {
@@ -163,7 +163,7 @@ class packed_weights {
       for (const T x : row) {
         if (in_codes ? !(std::abs(x) <= most) : std::abs(x) > most && std::isfinite(x))
           check.fail(in_codes ? "numbers of up to 1e38" : "numbers that 16 bits hold", static_cast<double>(x));
-        largest = std::max(largest, std::abs(x));
+        largest = (std::max)(largest, std::abs(x));
       }
       if (in_codes) scales_[static_cast<std::size_t>(o)] = largest / 127;
     }
@@ -172,7 +172,7 @@ class packed_weights {
   Stored stored(T x, idx_t output) const {
     if constexpr (in_codes) {
       const T scale = scales_[static_cast<std::size_t>(output)];
-      return static_cast<std::int8_t>(scale >= std::numeric_limits<T>::min() ? std::lrint(x / scale) : 0);
+      return static_cast<std::int8_t>(scale >= (std::numeric_limits<T>::min)() ? std::lrint(x / scale) : 0);
     } else {
       return static_cast<Stored>(x);
     }

@@ -45,10 +45,10 @@ template <class P>
 void project_few_tokens(const input_tokens<sum_type<P>>& x, const projection<P>& p, execution& exec) {
   using T = sum_type<P>;
   auto [rows, packed] = exec.shared_scratch([&](arena& m) {
-    return std::pair{row_buffer<T>(m, std::min(token_block, x.count), x.dim, width<T>), packed_tokens<P>(m, x.dim)};
+    return std::pair{row_buffer<T>(m, (std::min)(token_block, x.count), x.dim, width<T>), packed_tokens<P>(m, x.dim)};
   });
   for (idx_t first = 0; first < x.count; first += token_block) {
-    const idx_t count = std::min(token_block, x.count - first);
+    const idx_t count = (std::min)(token_block, x.count - first);
     for (idx_t r = 0; r < count; ++r) x.load(first + r, rows.row(r));
     few_token_products<T, P>(
         rows, count, x.length, p.weight, packed, exec,
@@ -66,9 +66,9 @@ void project_many_tokens(const input_tokens<sum_type<P>>& x, std::span<const pro
   });
   pack_weights<P>({weights, list.size()}, exec);
   idx_t widest = 0;
-  for (const auto& p : list) widest = std::max(widest, p.weight.outputs);
+  for (const auto& p : list) widest = (std::max)(widest, p.weight.outputs);
   exec.for_each(ceil_div(x.count, token_block), [&](idx_t task, int worker) {
-    const idx_t begin = task * token_block, rows = std::min(token_block, x.count - begin);
+    const idx_t begin = task * token_block, rows = (std::min)(token_block, x.count - begin);
     auto [packed, sums] = exec.scratch(worker, [&](arena& memory) {
       return std::pair{packed_tokens<P>(memory, x.dim), row_buffer<T>(memory, token_block, widest, panel_width<T>)};
     });
@@ -105,7 +105,7 @@ void run_project(const tensor_view<const S, 3>& x, const tensor_view<S, 3>& out,
 template <class S>
 [[gnu::noinline]] void call_project(const tensor_view<const S, 3>& x, const tensor_view<S, 3>& out,
                                     const project_weights<S>& w, execution& exec) {
-  layer_views check("project", x, out, false);
+  layer_views check{"project", x, out, false};
   check.linear("weight", w.weight, "bias", w.bias, x.extent(2));
   check.out_dim(w.weight.extent(0), " = weight rows");
   run_project<S>(x, out, w, exec);

@@ -84,7 +84,7 @@ struct projections_backward_call {
   }
   idx_t widest() const {
     idx_t widest = 0;
-    for (const auto& p : list) widest = std::max(widest, p.outputs());
+    for (const auto& p : list) widest = (std::max)(widest, p.outputs());
     return widest;
   }
 
@@ -172,7 +172,7 @@ void project_backward(const X& x, const Weights& weights, const D& d_out,
   using T = compute_type<S>;
   const auto [from, d] = detail::inputs_of(x, d_out);
   const auto& [weight, bias] = detail::weights_of<project_weights<S>>(weights);
-  detail::layer_views check("project_backward", from, d, detail::layer_views::backward_pass{});
+  detail::layer_views check{"project_backward", from, d, detail::layer_views::backward_pass{}};
   check.gradient("x", gradients.x, from);
   check.gradient("weight", gradients.weight, weight);
   check.gradient("bias", gradients.bias, bias);

@@ -71,7 +71,7 @@ void add_change(const tensor_view<const S, 3>& from, const tensor_view<S, 3>& ch
       {.bytes = (remainder ? 5.0 : 3.0) * sizeof(S) * static_cast<double>(rows) * static_cast<double>(dim)});
   exec.for_each(ceil_div(rows, tokens_per_task), [&](idx_t task, int) {
     const idx_t x_stride = from.stride(2), out_stride = to.stride(2), rest_stride = remainder.stride(2);
-    for (idx_t n = task * tokens_per_task; n < std::min((task + 1) * tokens_per_task, rows); ++n) {
+    for (idx_t n = task * tokens_per_task; n < (std::min)((task + 1) * tokens_per_task, rows); ++n) {
       const S *const a = row(from, n), *const b = row(change, n);
       S* const out = row(to, n);
       if (remainder) {
@@ -116,7 +116,7 @@ void reversible(const char* name, int sign, const X& x, O& out, F& f, G& g, Opti
   const auto [from, to] = sequences_of(x, out);
   const tensor_view<S, 3> remainder = options_or_default<reversible_block_options<S>>(options).remainder;
   const idx_t dim = from.extent(2);
-  layer_views check(name, from, to);
+  layer_views check{name, from, to};
   check.update("remainder", remainder);
   if (dim % 2 != 0) check.fail("an even width", dim);
   check.out_dim(dim);

@@ -81,7 +81,7 @@ template <class S>
 void check_reversible_backward(const tensor_view<const S, 3>& out, const tensor_view<S, 3>& x,
                                const tensor_view<const S, 3>& d_out, const reversible_block_gradients<S>& g,
                                const tensor_view<S, 3>& remainder) {
-  call_views check("reversible_block_backward");
+  call_views check{"reversible_block_backward"};
   check.readable("out", out), check.readable("d_out", d_out);
   if (!same_memory(x, out)) check.read("out", out);
   if (g.accumulate || !same_memory(g.x, d_out)) check.read("d_out", d_out);

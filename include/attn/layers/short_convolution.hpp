@@ -47,7 +47,7 @@ void short_convolution(const X& x, O&& out, const Weights& weights, Options&& op
   const auto [from, to] = detail::sequences_of(x, out);
   const auto& w = detail::weights_of<short_convolution_weights<S>>(weights);
   const auto& given = detail::options_or_default<short_convolution_options<S>>(options);
-  detail::layer_views check("short_convolution", from, to, false);
+  detail::layer_views check{"short_convolution", from, to, false};
   const idx_t taps = detail::check_convolution(check, w.weight, w.bias, given.lengths);
   check.option("initial_state", given.initial_state);
   detail::check_convolution_state(check, "initial_state", given.initial_state, taps);

@@ -48,7 +48,7 @@ void short_convolution_backward(const X& x, const Weights& weights, const D& d_o
   const auto& w = detail::weights_of<short_convolution_weights<S>>(weights);
   const auto& given = detail::options_or_default<short_convolution_options<S>>(options);
   const auto& g = gradients;
-  detail::layer_views check("short_convolution_backward", from, d, detail::layer_views::backward_pass{});
+  detail::layer_views check{"short_convolution_backward", from, d, detail::layer_views::backward_pass{}};
   const idx_t taps = detail::check_convolution(check, w.weight, w.bias, given.lengths);
   check.option("initial_state", given.initial_state);
   check.option("d_final_state", g.d_final_state);

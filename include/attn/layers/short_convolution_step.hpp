@@ -45,7 +45,7 @@ class convolution_items : public item_state<convolution_items<S>, S> {
 
   explicit convolution_items(const short_convolution_state_extents& e)
       : base("short_convolution_state", e.batch, 0), extents_(e) {
-    const validator check(this->name_);
+    const validator check{this->name_};
     check.at_least("channels", 0, e.channels);
     check.at_least("width", 1, e.width);
     check.fits("states", {std::max<idx_t>(e.batch, 1), e.width, std::max<idx_t>(e.channels, 1), 8});
@@ -94,7 +94,7 @@ class short_convolution_state : public detail::item_sequences<detail::convolutio
   void append(const X& x, const append_options& options = {}) {
     static_assert(std::same_as<S, element_of<const X&>>, "attn: the state and x must have one element type");
     const tensor_view<const S, 3> tokens = detail::as_sequence(x);
-    detail::call_views check("short_convolution_state::append");
+    detail::call_views check{"short_convolution_state::append"};
     check.read("x", tokens);
     check.update("the state", this->memory());
     base::check_extents(check, tokens);
@@ -114,7 +114,7 @@ void short_convolution_step(short_convolution_state<S>& state, const X& x, O&& o
   const auto& w = detail::weights_of<short_convolution_weights<S>>(weights);
   const auto& given = detail::options_or_default<short_convolution_step_options>(options);
   auto& inside = detail::step_access::of(state);
-  detail::layer_views check("short_convolution_step", from, to, false);
+  detail::layer_views check{"short_convolution_step", from, to, false};
   inside.check_extents(check, from);
   const idx_t taps = detail::check_convolution(check, w.weight, w.bias, given.lengths);
   check.equal("weight columns = width of the state", state.width(), taps);

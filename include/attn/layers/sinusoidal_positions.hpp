@@ -48,7 +48,7 @@ inline double sinusoid(double p, idx_t d, idx_t dim, const sinusoidal_positions_
 template <class S>
 [[gnu::noinline]] void fill_sinusoids(const tensor_view<S, 3>& out, const sinusoidal_positions_options& options) {
   using T = compute_type<S>;
-  call_views check("sinusoidal_positions");
+  call_views check{"sinusoidal_positions"};
   check.write("out", out);
   if (!(options.base > 0)) check.fail("base > 0", options.base);
   for (idx_t t = 0; t < out.extent(1) && !out.empty(); ++t)

@@ -23,7 +23,7 @@ struct draw_projection_options {
 /// rank below 1, length below 0, or more numbers than memory can hold.
 template <element T>
 tensor<T, 3> draw_projection(idx_t rank, idx_t length, const draw_projection_options& options = {}) {
-  const detail::validator check("draw_projection");
+  const detail::validator check{"draw_projection"};
   check.at_least("heads", 1, options.heads);
   check.at_least("rank", 1, rank);
   check.at_least("length", 0, length);

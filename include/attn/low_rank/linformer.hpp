@@ -66,7 +66,7 @@ struct linformer_call {
     const attention_shape& shape = views.shape;
     const double scores = static_cast<double>(keys.rank()) * static_cast<double>(shape.queries + shape.keys);
     const auto limit = exec.limit_threads({.operations = scores * shape.operations_per_score()});
-    const idx_t heads = std::max(keys.heads, values.heads), rank = keys.rank();
+    const idx_t heads = (std::max)(keys.heads, values.heads), rank = keys.rank();
     const auto packed = exec.workspace([&](arena& memory) {
       P* const first = memory.allocate<P>(keys.packed_size());
       return std::array{first, shared ? first : memory.allocate<P>(values.packed_size())};

@@ -107,9 +107,9 @@ long_short_call<S, P> checked_long_short(call_views& check, const attention_shap
           .local = local,
           .global = global,
           .causal_segment = given.segment,
-          .left = std::min(given.left, all),
-          .right = given.causal ? 0 : std::min(given.right, all),
-          .block = std::min(given.block, all),
+          .left = (std::min)(given.left, all),
+          .right = given.causal ? 0 : (std::min)(given.right, all),
+          .block = (std::min)(given.block, all),
           .key_mask = given.key_mask};
 }
 

@@ -124,15 +124,15 @@ multipole_clustering<S> checked_multipole(call_views& check, const tensor_view<c
   if (!causal && given.segment) check.fail("a segment with causal only", *given.segment);
   check_assignment(check, s, lengths, given.assignment, o.clusters);
   // Settings beyond what can occur have the same result as the largest that can, and are clamped.
-  o.lookback = std::min(o.lookback, std::max<idx_t>(1, s.queries));
-  o.probe = std::min(o.probe, causal ? o.lookback : o.block);
-  o.exact = std::min(o.exact, std::numeric_limits<idx_t>::max() / 4);
-  o.segment = std::min(o.segment, std::max<idx_t>(1, s.keys));
-  o.block = std::min(o.block, causal ? o.segment : std::max<idx_t>(1, s.queries));
+  o.lookback = (std::min)(o.lookback, std::max<idx_t>(1, s.queries));
+  o.probe = (std::min)(o.probe, causal ? o.lookback : o.block);
+  o.exact = (std::min)(o.exact, (std::numeric_limits<idx_t>::max)() / 4);
+  o.segment = (std::min)(o.segment, std::max<idx_t>(1, s.keys));
+  o.block = (std::min)(o.block, causal ? o.segment : std::max<idx_t>(1, s.queries));
   if (o.clusters == 0) o.candidate_clusters = 0;
-  if (!o.assigned) o.clusters = std::min(o.clusters, causal ? o.segment : std::max<idx_t>(1, s.keys));
+  if (!o.assigned) o.clusters = (std::min)(o.clusters, causal ? o.segment : std::max<idx_t>(1, s.keys));
   // Members are 32-bit numbers.
-  constexpr idx_t most_keys = std::numeric_limits<std::int32_t>::max() - panel_width<compute_type<S>>;
+  constexpr idx_t most_keys = (std::numeric_limits<std::int32_t>::max)() - panel_width<compute_type<S>>;
   if (s.keys > most_keys) check.fail({"key length <= ", most_keys}, s.keys);
   check.fits("clusters", {o.segments(s.keys) + o.parts(s.keys), o.clusters, s.dim + s.dim_v + 1});
   return {.o = o, .k = k, .v = v, .assignment = given.assignment, .shape = s, .lengths = lengths};

@@ -46,12 +46,12 @@ class multipole_tokens : public kv_tokens<S> {
       : base(name, extents), segments_(this->lengths_) {
     settings_ = {.causal = true,
                  .exact = options.exact,
-                 .clusters = std::min(options.clusters, std::max<idx_t>(1, options.segment)),
+                 .clusters = (std::min)(options.clusters, std::max<idx_t>(1, options.segment)),
                  .candidate_clusters = options.clusters > 0 ? options.candidate_clusters : 0,
                  .segment = options.segment,
                  .iterations = options.iterations,
                  .seed = options.seed};
-    const validator check(this->name_);
+    const validator check{this->name_};
     check_multipole_settings(check, settings_);
     check.at_least("candidate_clusters", 0, options.candidate_clusters);
   }
@@ -80,17 +80,17 @@ class multipole_tokens : public kv_tokens<S> {
   }
   void reserve(idx_t tokens) {
     validator(this->name_).fits(
-        "tokens", {batch(), heads(), std::max(tokens, idx_t(0)), std::max(dim(), value_dim()), sizeof(S)});
+        "tokens", {batch(), heads(), (std::max)(tokens, idx_t(0)), (std::max)(dim(), value_dim()), sizeof(S)});
     base::reserve(tokens);
     reserve_segments(tokens / settings_.segment);
   }
   void cut(idx_t b, idx_t tokens) {
     length(b) = tokens;
-    segments(b) = std::min(segments(b), tokens / settings_.segment);
+    segments(b) = (std::min)(segments(b), tokens / settings_.segment);
   }
   void keep(idx_t b, std::span<const idx_t> positions, idx_t first) {
     base::keep(b, positions, first);
-    segments(b) = std::min(segments(b), first / settings_.segment);
+    segments(b) = (std::min)(segments(b), first / settings_.segment);
   }
   void reset(idx_t b) { cut(b, 0); }
   void copy(idx_t from, idx_t to) {
@@ -100,7 +100,7 @@ class multipole_tokens : public kv_tokens<S> {
   }
   void exchange(idx_t a, idx_t b) {
     base::exchange(a, b);
-    const idx_t most = std::max(segments(a), segments(b));
+    const idx_t most = (std::max)(segments(a), segments(b));
     each_list([&](auto list, idx_t numbers) {
       for (idx_t h = 0; h < heads(); ++h) {
         auto* const from = at(list, (a * heads() + h) * room_ * numbers);
@@ -135,11 +135,11 @@ class multipole_tokens : public kv_tokens<S> {
   void cluster_segments(execution& exec) {
     idx_t most = 0, finished = 0;  // new ones of an item; segments of the longest
     for (idx_t b = 0; b < batch(); ++b) {
-      most = std::max(most, settings_.segments(length(b)) - segments(b));
-      finished = std::max(finished, settings_.segments(length(b)));
+      most = (std::max)(most, settings_.segments(length(b)) - segments(b));
+      finished = (std::max)(finished, settings_.segments(length(b)));
     }
     if (most <= 0) return;
-    if (finished > room_) reserve_segments(std::max(finished, 2 * room_));
+    if (finished > room_) reserve_segments((std::max)(finished, 2 * room_));
     const idx_t item_heads = batch() * heads();
     if (settings_.clusters > 0)
       exec.for_each(item_heads * most, [&](idx_t task, int worker) {
@@ -156,7 +156,7 @@ class multipole_tokens : public kv_tokens<S> {
   void copy_lists(const multipole_tokens& other) {
     if (this == &other) return;
     idx_t most = 0;
-    for (idx_t n : segments_) most = std::max(most, n);
+    for (idx_t n : segments_) most = (std::max)(most, n);
     reserve_segments(most);
     for (idx_t b = 0; b < batch(); ++b) copy_clusters(other, b, b);
   }
@@ -191,9 +191,9 @@ class multipole_tokens : public kv_tokens<S> {
 
   void reserve_segments(idx_t segments) {
     if (segments <= room_) return;
-    const validator check(this->name_);
+    const validator check{this->name_};
     const idx_t item_heads = batch() * heads();
-    const idx_t widest = std::max({stride(), stride_v(), idx_t(2)});
+    const idx_t widest = (std::max)({stride(), stride_v(), idx_t(2)});
     check.fits("clusters", {item_heads, segments, settings_.clusters, widest, sizeof(real)});
     check.fits("keys of segments", {item_heads, segments, settings_.segment, sizeof(idx_t)});
     cluster_lists grown;

@@ -44,7 +44,7 @@ void prepare_spread(performer_features<T>& features, const spread_sequence& sequ
     const std::vector<T> own(features.maxima, features.maxima + item_heads);
     if (sequence.key_holders().first()) std::fill_n(features.maxima, item_heads, -std::numeric_limits<T>::infinity());
     sequence.add_in_order(features.maxima, own.size() * sizeof(T), [&] {
-      for (std::size_t n = 0; n < own.size(); ++n) features.maxima[n] = std::max(features.maxima[n], own[n]);
+      for (std::size_t n = 0; n < own.size(); ++n) features.maxima[n] = (std::max)(features.maxima[n], own[n]);
     });
   }
 }

@@ -22,8 +22,8 @@ namespace detail {
 
 template <class S, class T = compute_type<S>>
 struct spread_performer_backward : spread_performer<performer_backward_operator<S>> {
-  void check(const validator& check, kernel_call<T>& call) const {
-    performer_operator<S>::check(check, call);
+  void validate(const validator& check, kernel_call<T>& call) const {
+    performer_operator<S>::validate(check, call);
     const performer_options<S>& o = this->options;
     if (o.center_keys) check.fail("no center_keys, a mean over the keys of all processes", "center_keys");
     if (o.kernel == performer_kernel::positive && o.feature_eps.value_or(0) > 0)

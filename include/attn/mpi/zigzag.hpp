@@ -21,7 +21,7 @@ namespace attn { inline namespace ATTN_ISA { namespace mpi {
 /// Tokens of a sequence of `tokens` that process `rank` of `size` holds: their number, and their positions in its
 /// order. Throw std::invalid_argument for a process that does not exist, or fewer than 0 tokens.
 inline idx_t zigzag_length(idx_t tokens, int rank, int size) {
-  const attn::detail::validator check("mpi::zigzag_length");
+  const attn::detail::validator check{"mpi::zigzag_length"};
   check.at_least("tokens", 0, tokens);
   if (rank < 0 || rank >= size) check.fail({"a process from 0 to ", size - 1}, rank);
   return attn::detail::sequence_split::zigzag_length(tokens, rank, size);
@@ -51,7 +51,7 @@ class zigzag_exchange {
                            {.batch = part.extent(0), .heads = part.extent(1), .dim = part.extent(3),
                             .element_bytes = element_code<S>, .queries = root ? whole.extent(2) : 0,
                             .keys = part.extent(2)},
-                           [&] { check(validator(name), root); });
+                           [&] { validate(validator(name), root); });
     tokens_ = all[0].queries;
     std::vector<idx_t> lengths;
     for (const process_shape& one : all) lengths.push_back(one.keys);
@@ -116,7 +116,7 @@ class zigzag_exchange {
       element = memory;
   }
 
-  void check(const validator& check, bool root) const {
+  void validate(const validator& check, bool root) const {
     call_views views(check);
     if (from_whole && root) views.read("whole", whole_);
     from_whole ? views.write("part", part_) : views.read("part", part_);

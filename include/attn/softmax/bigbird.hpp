@@ -40,16 +40,16 @@ struct bigbird_pattern {
   }
   void keys(const pattern_shape& s, idx_t set, auto&& see) const {
     const idx_t b = s.clamped(size), count = s.blocks(b), block = block_of(s, b, set),
-                reach = std::min(window_blocks / 2, s.queries + s.keys);
-    const idx_t first = std::min(global_blocks, count), last = count - first;
+                reach = (std::min)(window_blocks / 2, s.queries + s.keys);
+    const idx_t first = (std::min)(global_blocks, count), last = count - first;
     if (block >= 0 && (block < first || block >= last)) return see(position_range{0, s.keys});
     // Window and global blocks in ascending order, each once.
-    const idx_t low = std::max(block - reach, first), high = std::min(block + reach + 1, last);
+    const idx_t low = (std::max)(block - reach, first), high = (std::min)(block + reach + 1, last);
     const auto see_blocks = [&](idx_t from, idx_t to) { see(position_range{from * b, to * b}); };
     const bool adjacent = low == first && low < high;
     see_blocks(0, adjacent ? high : first);
     if (low < high && !adjacent) see_blocks(low, high);
-    see_blocks(std::max(last, first), count);
+    see_blocks((std::max)(last, first), count);
     if (!random || block < 0 || block >= random.extent(1)) return;
     const auto entry = [&, h = random.extent(0) == 1 ? 0 : s.head](idx_t n) { return random(h, block, n); };
     for (idx_t n = 0; n < random.extent(2); ++n) {
@@ -84,21 +84,22 @@ struct random_blocks_options {
 /// Draws `count` different blocks for every query block of every head, uniformly: [heads, blocks, count], with -1 where
 /// there are fewer. A seed gives the same table on every machine. Throws std::invalid_argument for negative numbers.
 inline tensor<idx_t, 3> draw_random_blocks(idx_t blocks, idx_t count, const random_blocks_options& options = {}) {
-  const detail::validator check("draw_random_blocks");
+  const detail::validator check{"draw_random_blocks"};
   check.at_least("heads", 0, options.heads);
   check.at_least("blocks", 0, blocks);
   check.at_least("random blocks", 0, count);
   detail::check_bigbird_blocks(check, options.window_blocks, options.global_blocks);
   check.fits("a table", {options.heads, blocks, count});
   tensor<idx_t, 3> table({options.heads, blocks, count}, -1);
-  const idx_t first = std::min(options.global_blocks, blocks), last = std::max(first, blocks - options.global_blocks);
+  const idx_t first = (std::min)(options.global_blocks, blocks),
+              last = (std::max)(first, blocks - options.global_blocks);
   for (idx_t h = 0; h < options.heads; ++h)
     for (idx_t block = 0; block < blocks; ++block) {
       // Candidates are [first, low) and [high, last).
-      const idx_t reach = std::min(options.window_blocks / 2, blocks);
+      const idx_t reach = (std::min)(options.window_blocks / 2, blocks);
       const idx_t low = std::clamp(block - reach, first, last);
       const idx_t high = options.causal ? last : std::clamp(block + reach + 1, low, last);
-      const idx_t candidates = low - first + last - high, drawn = std::min(count, candidates);
+      const idx_t candidates = low - first + last - high, drawn = (std::min)(count, candidates);
       random_numbers numbers(options.seed, static_cast<std::uint64_t>(h * blocks + block));
       idx_t* const row = table.data() + (h * blocks + block) * count;
       for (idx_t n = 0; n < drawn; ++n) {  // Floyd's sampling without replacement

@@ -95,13 +95,13 @@ struct full_call {
     const idx_t steps = ceil_div(shape.keys, pack_step);
     key_heads.for_each(steps, [&](idx_t key_head, packed_keys<P>& keys, idx_t step, int) {
       const idx_t b = key_head / shape.kv_heads, h = key_head % shape.kv_heads;
-      const idx_t begin = step * pack_step, end = std::min(begin + pack_step, in.visible_keys(b));
+      const idx_t begin = step * pack_step, end = (std::min)(begin + pack_step, in.visible_keys(b));
       if (begin < end && !few::takes(in, b)) keys.pack(in.key_rows(b, h), in.value_rows(b, h), begin, end);
     });
     // The last row blocks of a causal call are the longest: they go first.
     key_heads.for_each(row_blocks * group, [&](idx_t key_head, const packed_keys<P>& keys, idx_t step, int worker) {
       const idx_t b = key_head / shape.kv_heads, h = key_head % shape.kv_heads * group + step % group;
-      const idx_t i0 = (row_blocks - 1 - step / group) * max_rows, i1 = std::min(i0 + max_rows, lengths.queries(b));
+      const idx_t i0 = (row_blocks - 1 - step / group) * max_rows, i1 = (std::min)(i0 + max_rows, lengths.queries(b));
       if (i0 >= i1 || few::takes(in, b)) return;
       auto block = in.exec.scratch(worker, [&](arena& memory) {
         return row_block<P>::layout(memory, shape.dim, shape.dim_v, bool(in.terms.by_distance));

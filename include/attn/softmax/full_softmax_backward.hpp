@@ -108,7 +108,7 @@ struct full_backward {
   idx_t row_blocks(idx_t b) const { return ceil_div(lengths.queries(b), max_rows); }
   idx_t most_segments(const wave<head_scratch>& key_heads) const {
     idx_t most = 0;
-    for (idx_t n = 0; n < key_heads.count; ++n) most = std::max(most, segments(item_of(key_heads.first + n)));
+    for (idx_t n = 0; n < key_heads.count; ++n) most = (std::max)(most, segments(item_of(key_heads.first + n)));
     return most;
   }
   idx_t item_of(idx_t key_head) const { return key_head / shape.kv_heads; }
@@ -128,7 +128,7 @@ struct full_backward {
   /// One segment of keys with all rows of a head, which is number `part` of those in progress.
   void add_segment(idx_t b, idx_t h, idx_t number, const head_scratch& s, idx_t part, int worker) const {
     const idx_t begin = number * segment(), keys = lengths.keys(b), queries = lengths.queries(b),
-                end = std::min(begin + segment(), keys), shift = in.forward.shift(b);
+                end = (std::min)(begin + segment(), keys), shift = in.forward.shift(b);
     const auto scratch = in.forward.exec.scratch(worker, [&](arena& memory) { return in.layout_scratch(memory); });
     T* const dq = in.dq ? s.dq + (part + 1) * dq_size() : nullptr;
     T* const d_relative = in.d_relative_queries ? s.d_relative + (part + 1) * dq_size() : nullptr;
@@ -145,13 +145,13 @@ struct full_backward {
     key_range ranges[max_rows];
     for (idx_t from = begin; from < end; from += backward_key_block)
       for (idx_t i0 = 0; i0 < queries; i0 += max_rows) {
-        const idx_t count = std::min(max_rows, queries - i0);
+        const idx_t count = (std::min)(max_rows, queries - i0);
         for (idx_t r = 0; r < count; ++r)
           ranges[r] = {0, in.forward.causal ? std::clamp(i0 + r + shift + 1, idx_t(0), keys) : keys};
         const auto rows_of = [&](T* x) { return x ? x + i0 * dq_stride() : nullptr; };
         back.by_distance = in.distance_sums(table, rows_of(dq), rows_of(d_relative), dq_stride());
         backward_block(s.rows.from(i0), count, ranges, {i0, 1, nullptr}, s.keys, from,
-                       std::min(from + backward_key_block, end), head_terms, scratch,
+                       (std::min)(from + backward_key_block, end), head_terms, scratch,
                        rows_of(dq), dq_stride(), back);
       }
     s.slopes[part] = back.d_slope();
@@ -163,7 +163,7 @@ struct full_backward {
     const idx_t block_size = max_rows * dq_stride();
     key_heads.for_each(row_blocks(), [&](idx_t key_head, const head_scratch& s, idx_t block, int) {
       const idx_t b = item_of(key_head), h = query_head(key_head), i0 = block * max_rows;
-      const idx_t count = std::min(max_rows, lengths.queries(b) - i0);
+      const idx_t count = (std::min)(max_rows, lengths.queries(b) - i0);
       if (count <= 0) return;
       in.pack_rows(s.rows.from(i0), b, h, head_of(in.q, b, h), {i0, 1, nullptr}, count);
       for (T* x : {s.dq, s.d_relative})
@@ -171,7 +171,7 @@ struct full_backward {
     });
     for (idx_t first = 0, end = most_segments(key_heads); first < end; first += parts) {
       const auto parts_of = [&](idx_t b) { return std::clamp(segments(b) - first, idx_t(0), parts); };
-      key_heads.for_each(std::min(parts, end - first), [&](idx_t key_head, const head_scratch& s, idx_t n, int worker) {
+      key_heads.for_each((std::min)(parts, end - first), [&](idx_t key_head, const head_scratch& s, idx_t n, int worker) {
         // Of a causal call the first segments have most rows: they go first.
         const idx_t b = item_of(key_head);
         if (n < parts_of(b)) add_segment(b, query_head(key_head), first + n, s, n, worker);
@@ -201,7 +201,7 @@ struct full_backward {
         const auto store = [&](const T* sums, const auto& to) {
           if (to)
             store_gradient_rows(sums, dq_stride(), in.terms().scale, head_of(to, b, query_head(key_head)), i0,
-                                std::min(i0 + max_rows, shape.queries), lengths.queries(b), in.accumulate);
+                                (std::min)(i0 + max_rows, shape.queries), lengths.queries(b), in.accumulate);
         };
         store(s.dq, in.dq), store(s.d_relative, in.d_relative_queries);
       });
@@ -210,13 +210,13 @@ struct full_backward {
   void attend_wave(const wave<head_scratch>& key_heads, idx_t parts) const {
     key_heads.for_each(ceil_div(shape.keys, pack_step), [&](idx_t key_head, head_scratch& s, idx_t step, int) {
       const idx_t b = item_of(key_head), h = key_head % shape.kv_heads, begin = step * pack_step;
-      const idx_t end = std::min(begin + pack_step, lengths.keys(b));
+      const idx_t end = (std::min)(begin + pack_step, lengths.keys(b));
       if (begin < end) s.keys.pack(head_of(in.k, b, h), head_of(in.v, b, h), begin, end);
     });
     for (idx_t in_group = 0; in_group < shape.group(); ++in_group) attend_heads(key_heads, in_group, parts);
     key_heads.for_each(ceil_div(shape.keys, pack_step), [&](idx_t key_head, const head_scratch& s, idx_t step, int) {
       const idx_t b = item_of(key_head), h = key_head % shape.kv_heads, begin = step * pack_step;
-      s.keys.store(in.dk, in.dv, b, h, begin, std::min(begin + pack_step, shape.keys), lengths.keys(b),
+      s.keys.store(in.dk, in.dv, b, h, begin, (std::min)(begin + pack_step, shape.keys), lengths.keys(b),
                    in.terms().scale, in.accumulate);
     });
   }
@@ -232,11 +232,11 @@ struct full_backward {
     // caches.
     const idx_t enough = ceil_div(4 * threads, std::max<idx_t>(1, segments()));
     const idx_t size = in_order ? std::min<idx_t>(1, key_heads)
-                                : std::min({wave_size(exec, key_heads, bytes), enough, key_heads});
+                                : (std::min)({wave_size(exec, key_heads, bytes), enough, key_heads});
     const auto parts_of = [&](idx_t count) {
       return count % threads == 0 || count >= 4 * threads ? 1 : std::clamp<idx_t>(segments(), 1, 8);
     };
-    const idx_t most = size > 0 ? std::max(parts_of(size), parts_of(key_heads % size)) : 1;
+    const idx_t most = size > 0 ? (std::max)(parts_of(size), parts_of(key_heads % size)) : 1;
     for_each_wave(
         exec, key_heads, size, [&](arena& memory) { return layout(memory, most); },
         [&](const wave<head_scratch>& w) { attend_wave(w, parts_of(w.count)); });

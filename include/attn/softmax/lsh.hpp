@@ -43,7 +43,7 @@ struct rotations_options {
 template <class T>
 tensor<T> draw_rotations(idx_t rounds, idx_t dim, idx_t buckets, const rotations_options& options = {}) {
   static_assert(std::same_as<T, float> || std::same_as<T, double>, "attn: rotations are float or double");
-  const detail::validator check("draw_rotations");
+  const detail::validator check{"draw_rotations"};
   check.at_least("heads", 0, options.heads);
   detail::check_rounds(check, rounds);
   check.at_least("dim", 0, dim);

@@ -39,7 +39,7 @@ void merge_softmax(O&& out, std::type_identity_t<tensor_view<compute_type<elemen
       for (idx_t i = 0; i < into.extent(2); ++i) {
         const T mine = lse(b, h, i), theirs = other_lse(b, h, i);
         if (theirs == -std::numeric_limits<T>::infinity()) continue;
-        const T highest = std::max(mine, theirs), own = std::exp(mine - highest), others = std::exp(theirs - highest);
+        const T highest = (std::max)(mine, theirs), own = std::exp(mine - highest), others = std::exp(theirs - highest);
         const T sum = own + others;
         lse(b, h, i) = highest + std::log(sum);
         const auto merged = [&](S x, S y) {

@@ -37,7 +37,7 @@ class per_axis {
   constexpr per_axis() = default;
   constexpr per_axis(std::initializer_list<idx_t> numbers) : per_axis(std::span(numbers.begin(), numbers.size())) {}
   constexpr explicit per_axis(std::span<const idx_t> numbers) : axes_(std::ssize(numbers)) {
-    for (std::size_t a = 0; a < std::min(numbers.size(), numbers_.size()); ++a) numbers_[a] = numbers[a];
+    for (std::size_t a = 0; a < (std::min)(numbers.size(), numbers_.size()); ++a) numbers_[a] = numbers[a];
   }
   constexpr idx_t axes() const { return axes_; }
   constexpr idx_t operator[](idx_t axis) const { return numbers_[static_cast<std::size_t>(axis)]; }

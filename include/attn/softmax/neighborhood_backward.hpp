@@ -43,7 +43,7 @@ void neighborhood_backward(const Q& q, const K& k, const V& v, const O& out, con
                            Score&& score = {}, ScoreBackward&& score_backward = {}, execution_ref exec = {}) {
   auto call = detail::checked_backward_call<neighborhood_options>("neighborhood_backward", q, k, v, out, d_out,
                                                                   gradients, options, score, score_backward, exec);
-  call.furthest = std::max(call.furthest, call.d_relative_bias.extent(1));  // distances are those of the table
+  call.furthest = (std::max)(call.furthest, call.d_relative_bias.extent(1));  // distances are those of the table
   detail::with_neighborhood(call.forward, call.views, call.options,
                             [&](const auto& plan) { detail::differentiate_planned(call, plan); });
 }

@@ -70,10 +70,10 @@ inline position_range clip(position_range r, idx_t low, idx_t high) {
   if (r.begin < low) {
     idx_t beyond = (r.begin % r.step - low % r.step) % r.step;  // a difference of positions may overflow
     if (beyond < 0) beyond += r.step;
-    r.begin = low + std::min(beyond, high - low);
+    r.begin = low + (std::min)(beyond, high - low);
   }
-  r.end = std::max(r.begin, std::min(r.end, high));
-  r.step = std::min(r.step, std::max<idx_t>(1, high - low));  // a larger one leads beyond the end as well
+  r.end = (std::max)(r.begin, (std::min)(r.end, high));
+  r.step = (std::min)(r.step, std::max<idx_t>(1, high - low));  // a larger one leads beyond the end as well
   return r;
 }
 constexpr idx_t count_of(const position_range& r) { return ceil_div(r.end - r.begin, r.step); }
@@ -108,7 +108,7 @@ struct key_set {
   /// The slots seen by the query at position p.
   key_range slots_of(const pattern_shape& s, idx_t p, const query_range& of_query) const {
     const position_range seen = of_query ? of_query(p) : position_range{0, s.keys};
-    const idx_t end = s.causal ? std::min(seen.end, p + 1) : seen.end;
+    const idx_t end = s.causal ? (std::min)(seen.end, p + 1) : seen.end;
     return {slots_before(seen.begin), slots_before(end)};
   }
 };
@@ -229,7 +229,7 @@ struct window_pattern {
     return {begin, begin + rows};
   }
   void keys(const pattern_shape& s, idx_t set, auto&& see) const {
-    const idx_t all = s.queries + s.keys, before = std::min(left, all), after = std::min(right, all);
+    const idx_t all = s.queries + s.keys, before = (std::min)(left, all), after = (std::min)(right, all);
     const position_range own = queries(s, set);
     see(position_range{own.begin - before, own.end + after}, [before, after](idx_t p) {
       return position_range{p - before, p + after + 1};
@@ -242,10 +242,10 @@ template <key_pattern P>
 idx_t count_pairs(const P& pattern, const pattern_shape& s) {
   idx_t pairs = 0;
   detail::for_each_query(detail::patterns_of(pattern), s, detail::validator("count_pairs"),
-                         [&](idx_t p, const detail::key_set& set, const detail::key_range& slots) {
-                           if (slots.begin >= slots.end) return;
-                           pairs += slots.end - slots.begin;
-                           if (!set.self && set.positions.find(p, slots.begin, slots.end) >= 0) --pairs;
+                         [&](idx_t p, const detail::key_set& set, const detail::key_range& slot_range) {
+                           if (slot_range.begin >= slot_range.end) return;
+                           pairs += slot_range.end - slot_range.begin;
+                           if (!set.self && set.positions.find(p, slot_range.begin, slot_range.end) >= 0) --pairs;
                          });
   return pairs;
 }
@@ -257,8 +257,8 @@ std::string pattern_text(const P& pattern, idx_t length, bool causal = false, id
   std::string rows;
   for (idx_t i = 0; i < length; ++i) rows += std::string(static_cast<std::size_t>(length), '.') + '\n';
   detail::for_each_query(detail::patterns_of(pattern), s, detail::validator("pattern_text"),
-                         [&](idx_t p, const detail::key_set& set, const detail::key_range& slots) {
-                           for (idx_t slot = slots.begin; slot < slots.end; ++slot) {
+                         [&](idx_t p, const detail::key_set& set, const detail::key_range& slot_range) {
+                           for (idx_t slot = slot_range.begin; slot < slot_range.end; ++slot) {
                              const idx_t key = set.positions[slot];
                              if (set.self || key != p) rows[static_cast<std::size_t>(p * (length + 1) + key)] = '#';
                            }

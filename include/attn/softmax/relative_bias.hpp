@@ -45,8 +45,8 @@ inline idx_t t5_bucket(idx_t distance, idx_t buckets, const t5_bias_options& opt
               ratio =
                   std::log(static_cast<float>(away) / start) /
                   static_cast<float>(std::log(static_cast<double>(options.max_distance) / static_cast<double>(exact)));
-  const auto steps = static_cast<idx_t>(std::min(ratio * static_cast<float>(each - exact), static_cast<float>(each)));
-  return first + std::min(exact + steps, each - 1);
+  const auto steps = static_cast<idx_t>((std::min)(ratio * static_cast<float>(each - exact), static_cast<float>(each)));
+  return first + (std::min)(exact + steps, each - 1);
 }
 
 namespace detail {

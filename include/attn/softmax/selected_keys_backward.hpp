@@ -31,7 +31,7 @@ template <class S, class Score, class ScoreBackward>
 void differentiate_selected(softmax_backward_call<S, Score, ScoreBackward>& call, const selected_lists& lists) {
   if (lists.block >= listed_names::least_block)
     return differentiate_planned(call, selected_plan_of(call.forward, lists));
-  const double keys = static_cast<double>(std::min(lists.longest() * lists.block, call.shape.keys));
+  const double keys = static_cast<double>((std::min)(lists.longest() * lists.block, call.shape.keys));
   softmax_backward_work work(
       call, keys * static_cast<double>(call.shape.queries) * 2.5 * call.shape.operations_per_score());
   if (work.needs_lse()) attend_selected_rows(call.forward, lists);

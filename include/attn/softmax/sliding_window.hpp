@@ -27,7 +27,7 @@
 namespace attn { inline namespace ATTN_ISA {
 
 /// No bound of the window on that side.
-inline constexpr idx_t unlimited = std::numeric_limits<idx_t>::max();
+inline constexpr idx_t unlimited = (std::numeric_limits<idx_t>::max)();
 
 /// Options of sliding_window for elements of type S.
 template <class S>
@@ -77,9 +77,9 @@ struct class_rows {
   global_list globals{};
   idx_t low = 0, high = 0;  // keys packed, the global ones counted
 
-  static class_rows layout(arena& memory, idx_t slots, bool globals, idx_t rows) {
-    return {.key_list = memory.allocate<idx_t>(globals ? slots : 0),
-            .rank = memory.allocate<idx_t>(globals ? slots + 1 : 0), .row_list = memory.allocate<idx_t>(rows)};
+  static class_rows layout(arena& memory, idx_t slot_count, bool globals, idx_t rows) {
+    return {.key_list = memory.allocate<idx_t>(globals ? slot_count : 0),
+            .rank = memory.allocate<idx_t>(globals ? slot_count + 1 : 0), .row_list = memory.allocate<idx_t>(rows)};
   }
 
   bool listed() const { return !globals.empty(); }
@@ -134,12 +134,12 @@ struct window_sets {
   static window_sets of(const attention_shape& s, const Options& options) {
     idx_t all = s.queries + s.keys;  // no query and key are further apart
     if (options.first_position) all += std::abs(*options.first_position);
-    return {options.dilation, std::min(options.left, all), options.causal ? 0 : std::min(options.right, all), all};
+    return {options.dilation, (std::min)(options.left, all), options.causal ? 0 : (std::min)(options.right, all), all};
   }
 
   /// The dilation of one head, clamped so that there are no more classes than positions.
   idx_t dilation(idx_t h) const {
-    return std::min(step_of_head(dilations, h), std::max<idx_t>(1, most));
+    return (std::min)(step_of_head(dilations, h), std::max<idx_t>(1, most));
   }
   /// t of the first query of class r, for a query shift.
   static idx_t first_of(idx_t shift, idx_t r, idx_t d) {
@@ -175,7 +175,7 @@ struct window_call : window_sets {
     const idx_t d = dilation(h), n = in.lengths.keys(b), shift = in.shift(b);
     const idx_t keys = n > r ? ceil_div(n - r, d) : 0;                          // of the class
     const idx_t t0 = first_of(shift, r, d) + number * chunk;
-    const idx_t t1 = std::min(t0 + chunk, first_of(in.last_shift(b), r, d));
+    const idx_t t1 = (std::min)(t0 + chunk, first_of(in.last_shift(b), r, d));
     if (t0 >= t1) return;
     class_rows& of = s.rows;
     of.d = d, of.r = r, of.shift = shift, of.globals = globals(b);
@@ -190,14 +190,14 @@ struct window_call : window_sets {
     const idx_t count = of.keys_to_pack(s.keys.positions);
     const auto head_terms = in.terms.for_head(b, h, shift);
     for (idx_t t = t0, packed = 0; t < t1; t += max_rows) {
-      const idx_t stop = std::min(t + max_rows, t1), next_stop = std::min(stop + max_rows, t1);
-      const idx_t needed = std::min(round_up(of.slot(stop + right), s.keys.wide), count);
+      const idx_t stop = (std::min)(t + max_rows, t1), next_stop = (std::min)(stop + max_rows, t1);
+      const idx_t needed = (std::min)(round_up(of.slot(stop + right), s.keys.wide), count);
       if (packed < needed) s.keys.pack(key, value, packed, needed);
       packed = needed;
       line_prefetcher next;
       if (d == 1) {
-        next.add(key, std::min(stop + right, of.high), std::min(next_stop + right, of.high));
-        next.add(value, std::min(stop + right, of.high), std::min(next_stop + right, of.high));
+        next.add(key, (std::min)(stop + right, of.high), (std::min)(next_stop + right, of.high));
+        next.add(value, (std::min)(stop + right, of.high), (std::min)(next_stop + right, of.high));
         next.add(query, stop - shift, next_stop - shift);
         next.add(in.result(b, h), t - shift, stop - shift);
       }
@@ -212,7 +212,7 @@ struct window_call : window_sets {
       attend(s.block, s.keys, head_terms);
       if (of.listed()) {
         for (idx_t row = 0; row < rows; ++row)
-          s.block.ranges[row] = {0, of.globals.before(in.causal ? std::min(n, positions[row] + shift + 1) : n)};
+          s.block.ranges[row] = {0, of.globals.before(in.causal ? (std::min)(n, positions[row] + shift + 1) : n)};
         attend(s.block, s.global_keys, head_terms);
       }
       in.finish(s.block, b, h);
@@ -223,7 +223,7 @@ struct window_call : window_sets {
   void attend_globals(idx_t b, idx_t h, idx_t begin, window_scratch<P>& s) const {
     const idx_t n = in.lengths.keys(b), shift = in.shift(b);
     const global_list global = globals(b);
-    const idx_t end = std::min(begin + max_rows, global.before(in.last_shift(b)));
+    const idx_t end = (std::min)(begin + max_rows, global.before(in.last_shift(b)));
     idx_t rows = 0, *const row_list = s.rows.row_list;
     for (idx_t g = begin; g < end; ++g)
       if (global[g] >= shift) row_list[rows++] = global[g] - shift;
@@ -232,12 +232,12 @@ struct window_call : window_sets {
     const auto head_terms = in.terms.for_head(b, h, shift);
     const auto key = rows_of(b, h, true, true), value = rows_of(b, h, false, true);
     in.begin(s.block, b, h, own ? head_of(options.q_global, b, h) : in.query(b, h), {0, 1, row_list}, rows);
-    const idx_t stop = in.causal ? std::min(row_list[rows - 1] + shift + 1, n) : n;
-    const idx_t step = std::min(s.keys.capacity, long_segment);
+    const idx_t stop = in.causal ? (std::min)(row_list[rows - 1] + shift + 1, n) : n;
+    const idx_t step = (std::min)(s.keys.capacity, long_segment);
     long_row_sums<P> sums = s.block.sums();
     if (stop > long_segment) sums.begin();
     for (idx_t at = 0; at < stop; at += step) {
-      const idx_t count = std::min(step, stop - at);
+      const idx_t count = (std::min)(step, stop - at);
       s.keys.positions = {at, 1, nullptr};
       s.keys.pack(key, value, 0, count);
       for (idx_t row = 0; row < rows; ++row)
@@ -250,18 +250,18 @@ struct window_call : window_sets {
 
   void run() {
     globals = in.exec.shared_scratch([&](arena& memory) { return global_lists::layout(memory, options); }).set(options);
-    const idx_t seen = std::min(left + right + 1 + globals.most, shape.keys);
+    const idx_t seen = (std::min)(left + right + 1 + globals.most, shape.keys);
     const auto limit = in.limit_threads(seen, static_cast<double>(seen));
-    const idx_t reach = std::min(left + right, shape.keys);
+    const idx_t reach = (std::min)(left + right, shape.keys);
     const auto layout = [&](arena& memory) {
-      const idx_t slots = chunk + reach, n = globals.most;
+      const idx_t slot_count = chunk + reach, n = globals.most;
       return window_scratch<P>{row_block<P>::layout(memory, shape.dim, shape.dim_v, bool(in.terms.by_distance)),
-                               packed_keys<P>::layout(memory, slots, shape.dim, shape.dim_v),
+                               packed_keys<P>::layout(memory, slot_count, shape.dim, shape.dim_v),
                                packed_keys<P>::layout(memory, n, shape.dim, shape.dim_v),
-                               class_rows::layout(memory, slots, n > 0, n > 0 ? max_rows : 0)};
+                               class_rows::layout(memory, slot_count, n > 0, n > 0 ? max_rows : 0)};
     };
     idx_t chunk_count = 0;  // of the head that has most of them
-    for (idx_t h = 0; h < shape.heads; ++h) chunk_count = std::max(chunk_count, chunks(h) * dilation(h));
+    for (idx_t h = 0; h < shape.heads; ++h) chunk_count = (std::max)(chunk_count, chunks(h) * dilation(h));
     const idx_t heads = shape.batch * shape.heads, global_blocks = ceil_div(globals.most, max_rows);
     // The global queries, whose work is the longest, go first; then the chunks; the rows of padding last.
     in.exec.for_each(heads * (global_blocks + chunk_count + 1), [&](idx_t task, int worker) {
@@ -305,7 +305,7 @@ void check_window_options(call_views& views, const attention_shape& shape, const
 /// a chunk's own. (At least 8 blocks, not 4: 0.97 of the time with 128 keys on each side, Zen 4.)
 inline idx_t window_chunk(idx_t left, idx_t right) {
   constexpr idx_t most = 20 * max_rows;
-  return round_up(std::clamp<idx_t>(std::min(left, most) + std::min(right, most), 8 * max_rows, most), max_rows);
+  return round_up(std::clamp<idx_t>((std::min)(left, most) + (std::min)(right, most), 8 * max_rows, most), max_rows);
 }
 
 template <class S, class Score, class C>

@@ -61,15 +61,15 @@ void sliding_window_backward(const Q& q, const K& k, const V& v, const O& out, c
   if (given.global_positions.empty()) {
     call.steps = given.dilation;
     idx_t widest = 1;
-    for (idx_t h = 0; h < call.shape.heads; ++h) widest = std::max(widest, driver.dilation(h));
-    const idx_t most = std::max(driver.left, driver.right);
+    for (idx_t h = 0; h < call.shape.heads; ++h) widest = (std::max)(widest, driver.dilation(h));
+    const idx_t most = (std::max)(driver.left, driver.right);
     if (most <= call.furthest / widest) call.furthest = most * widest;
   }
   const auto lists = call.forward.exec.workspace(
       [&](detail::arena& memory) { return detail::global_lists::layout(memory, given); });
   driver.globals = lists->set(given);
   const double seen =
-      static_cast<double>(std::min(driver.left + driver.right + 1 + 2 * driver.globals.most, call.shape.keys));
+      static_cast<double>((std::min)(driver.left + driver.right + 1 + 2 * driver.globals.most, call.shape.keys));
   detail::softmax_backward_work work(
       call, 2.5 * call.shape.operations_per_score() * static_cast<double>(call.shape.queries) * seen);
   if (work.needs_lse()) detail::attend_window(call.forward, given);

@@ -64,18 +64,18 @@ class window_tokens : public cached_tokens {
   /// In memory without rows, which becomes the cache's own, or in the caller's.
   window_tokens(kv_memory<S> memory, const sliding_window_cache_options& options)
       : cached_tokens("sliding_window_cache", memory.extents()), left_(options.left), memory_(std::move(memory)) {
-    const validator check(name_);
+    const validator check{name_};
     check_window(check, options, batch());
     idx_t widest = 1, furthest = 0;
-    for (idx_t d : options.dilation) widest = std::max(widest, d);
-    for (idx_t p : options.global_positions) furthest = std::max(furthest, p);
+    for (idx_t d : options.dilation) widest = (std::max)(widest, d);
+    for (idx_t p : options.global_positions) furthest = (std::max)(furthest, p);
     dilation_.assign(options.dilation.begin(), options.dilation.end());
     const global_lists sizes = global_lists::sizes(options);
     globals_.resize(static_cast<std::size_t>(sizes.lists * sizes.most));
     counts_.resize(static_cast<std::size_t>(sizes.lists));
     (void)globals().set(options);
     capacity_ =
-        std::max(check.fits("left * dilation", {left_, widest}), check.fits("global positions", {furthest})) + 1;
+        (std::max)(check.fits("left * dilation", {left_, widest}), check.fits("global positions", {furthest})) + 1;
     capacity_ = row_format<S>::ring(capacity_);
     if (memory_.given())
       check.at_least("rows of the caller's memory", rows(), memory_.rows());
@@ -133,8 +133,8 @@ class window_tokens : public cached_tokens {
     counts_[static_cast<std::size_t>(to)] = counts_[static_cast<std::size_t>(from)];
   }
   void exchange(idx_t a, idx_t b) {
-    memory_.exchange(a, b, std::min(capacity_, std::max(length(a), length(b))));
-    memory_.exchange(a, b, std::max(known_globals(a), known_globals(b)), capacity_);
+    memory_.exchange(a, b, (std::min)(capacity_, (std::max)(length(a), length(b))));
+    memory_.exchange(a, b, (std::max)(known_globals(a), known_globals(b)), capacity_);
     if (counts_.size() < 2) return;
     std::swap_ranges(list_of(a), list_of(a) + globals().most, list_of(b));
     std::swap(counts_[static_cast<std::size_t>(a)], counts_[static_cast<std::size_t>(b)]);
@@ -150,7 +150,7 @@ class window_tokens : public cached_tokens {
   /// visit(count, first) for the rows that an item has written: in the ring, and of global positions.
   template <class Visit>
   void each_range(idx_t b, const Visit& visit) const {
-    visit(std::min(length(b), capacity_), idx_t(0)), visit(known_globals(b), capacity_);
+    visit((std::min)(length(b), capacity_), idx_t(0)), visit(known_globals(b), capacity_);
   }
   idx_t* list_of(idx_t b) { return globals_.data() + b * globals().most; }
 
@@ -197,7 +197,7 @@ template <class Call, class Inside>
 void attend_cache_window(Call& call, const Inside& cache, const sliding_window_cache_options& window) {
   const auto cached = call.over(cache.keys(), cache.values(), cache.pages());
   const auto lists = call.exec.workspace([&](arena& memory) { return global_lists::layout(memory, window); });
-  const stream_window seen{std::min(window.left, furthest_position), window.dilation, lists->set(window)};
+  const stream_window seen{(std::min)(window.left, furthest_position), window.dilation, lists->set(window)};
   all_tokens tokens{seen, call.lengths};
   if constexpr (requires { cached.key_rows(0, 0).row(0); }) {
     tokens.in_place = false;

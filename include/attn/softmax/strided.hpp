@@ -24,11 +24,11 @@ namespace attn { inline namespace ATTN_ISA {
 struct residue_pattern {
   idx_t stride = 64;
 
-  idx_t query_sets(const pattern_shape& s) const { return std::min(stride, s.queries); }
+  idx_t query_sets(const pattern_shape& s) const { return (std::min)(stride, s.queries); }
   position_range queries(const pattern_shape& s, idx_t set) const { return {s.first_position() + set, s.keys, stride}; }
   void keys(const pattern_shape& s, idx_t set, auto&& see) const {
     const idx_t p = s.first_position() + set;
-    if (stride < std::max(s.queries, s.keys))
+    if (stride < (std::max)(s.queries, s.keys))
       see.except_self(position_range{p - detail::floor_div(p, stride) * stride, s.keys, stride});
   }
 };
@@ -57,7 +57,7 @@ struct fixed_pattern {
   }
   void keys(const pattern_shape& s, idx_t set, auto&& see) const {
     const idx_t l = s.clamped(stride), blocks = s.blocks(l);
-    const idx_t own = std::min(stride - summary, l);  // keys of a block that only its own queries see
+    const idx_t own = (std::min)(stride - summary, l);  // keys of a block that only its own queries see
     see(queries(s, set), [l, own](idx_t p) {
       const idx_t begin = detail::floor_div(p, l) * l;
       return position_range{begin, begin + own};

@@ -111,7 +111,7 @@ class topk_tokens : public kv_tokens<S> {
   }
   void exchange(idx_t a, idx_t b) {
     base::exchange(a, b);
-    const idx_t numbers = sums_of(std::max(length(a), length(b)));
+    const idx_t numbers = sums_of((std::max)(length(a), length(b)));
     for (idx_t h = 0; h < heads(); ++h) {
       T* const x = item_sums(a) + h * sums_stride_;
       std::swap_ranges(x, x + numbers, item_sums(b) + h * sums_stride_);
@@ -194,7 +194,7 @@ struct topk_step : stream_plan<S, Score> {
 
   bool takes(idx_t b, idx_t) const { return others.streamed(b); }
 
-  idx_t seen() const { return std::min((blocks.rounds + 1) * blocks.block, shape.keys) + blocks.blocks / 2; }
+  idx_t seen() const { return (std::min)((blocks.rounds + 1) * blocks.block, shape.keys) + blocks.blocks / 2; }
   double read() const {
     return static_cast<double>(shape.group() * shape.queries) *
            static_cast<double>(seen() - blocks.blocks / 2);
@@ -211,7 +211,7 @@ struct topk_step : stream_plan<S, Score> {
     if (blocks.rounds > 0) chooser.choose(in.query(b, h), i, 1, position, blocks, sums);
     const auto take_keys = [&](idx_t begin, idx_t end) {
       for (idx_t to; begin < end; begin = to) {
-        to = std::min(begin + stream_chunk, end);
+        to = (std::min)(begin + stream_chunk, end);
         take(in.key(b, h), in.value(b, h), index_map{}, begin, to, 0);
       }
     };

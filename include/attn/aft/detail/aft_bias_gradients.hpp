@@ -41,8 +41,8 @@ struct aft_bias_gradients {
                                    bool many_weights) {
     aft_bias_gradients g{.x = &x, .wanted = x.wants(x.dw), .rows = x.dw.extents[2], .columns = x.dw.extents[3]};
     idx_t longest = 0;
-    for (idx_t b = 0; b < x.batch; ++b) longest = std::max(longest, x.taken(b));
-    if (!many_weights) g.rows = std::min(g.rows, longest);
+    for (idx_t b = 0; b < x.batch; ++b) longest = (std::max)(longest, x.taken(b));
+    if (!many_weights) g.rows = (std::min)(g.rows, longest);
     const idx_t sharing = x.batch * (x.shares_biases() ? x.heads : 1);
     const auto lengths = x.lengths;
     const bool differ = std::any_of(lengths.begin(), lengths.end(), [&](idx_t n) { return n != lengths[0]; });

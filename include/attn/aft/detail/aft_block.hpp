@@ -38,7 +38,7 @@ T trusted_sum(idx_t keys) {
 /// A lower bound of den min(1, max |v|), where no value but 0 is smaller than `smallest`.
 template <class T>
 ATTN_INLINE packet<T> sum_lower_bound(const packet<T>& num, const packet<T>& den, const packet<T>& smallest) {
-  return min(den, max(mul(den, min(smallest, broadcast<T>(T(1)))), abs(num)));
+  return (min)(den, (max)(mul(den, (min)(smallest, broadcast<T>(T(1)))), abs(num)));
 }
 
 /// Heads that share their biases and true length.
@@ -135,7 +135,7 @@ T highest_exponent(const T* bias, idx_t count) {
   constexpr T infinity = std::numeric_limits<T>::infinity();
   packet<T> highest = broadcast<T>(-infinity);
   const auto include = [&](const packet<T>& x) {
-    highest = max(highest, if_less(abs(x), broadcast<T>(infinity), x, broadcast<T>(-infinity)));
+    highest = (max)(highest, if_less(abs(x), broadcast<T>(infinity), x, broadcast<T>(-infinity)));
   };
   idx_t j = 0;
   for (; j + width<T> <= count; j += width<T>) include(load<T>(bias + j));
@@ -197,9 +197,9 @@ struct aft_rows {
       T highest = -std::numeric_limits<T>::infinity();
       bias.ranges([&](idx_t begin, idx_t end) {
         for (idx_t j = begin; j < end; j += product_keys) {
-          const idx_t count = std::min(product_keys, end - j);
+          const idx_t count = (std::min)(product_keys, end - j);
           bias.fill(r, j, count, block.weights);
-          highest = std::max(highest, highest_exponent(block.weights, count));
+          highest = (std::max)(highest, highest_exponent(block.weights, count));
         }
       });
       block.row_exponent[r] = highest;
@@ -218,10 +218,10 @@ struct aft_rows {
     for (idx_t p = 0; p < block.packets; ++p) {
       packed_channels<T>& seen = block.seen[p];
       const packed_channels<T>& added = chunk.packets[p];
-      const packet<T> now = max(seen.exponent, added.exponent), reference = key_sums<T>::finite(now);
+      const packet<T> now = (max)(seen.exponent, added.exponent), reference = key_sums<T>::finite(now);
       const packet<T> old_scale = power_of_two<T>(sub(seen.exponent, reference));
       const packet<T> scale = power_of_two<T>(sub(added.exponent, reference));
-      seen.exponent = now, seen.smallest = min(seen.smallest, added.smallest);
+      seen.exponent = now, seen.smallest = (min)(seen.smallest, added.smallest);
       const T* const panel = chunk.panel(p);
       T* const sums = block.sums + p * block_rows * panel_width<T>;
       if (added.finite) [[likely]]
@@ -276,7 +276,7 @@ struct aft_rows {
     }
     idx_t recomputed = 0;
     for (idx_t p = 0, count; p < block.packets; p += count) {
-      count = std::min(block.together, parts - p % parts);
+      count = (std::min)(block.together, parts - p % parts);
       std::fill_n(block.totals, block.together * block_rows, key_sums<T>{});
       std::fill_n(block.exact, block.together * block_rows, true);
       add_diagonal(p, count);
@@ -322,7 +322,7 @@ struct aft_rows {
       if (block.exact[n]) fast_sums[n] = block.totals[n], block.totals[n] = {};
     bias.ranges([&](idx_t begin, idx_t end) {
       for (idx_t j = begin; j < end; j += key_chunk) {
-        const idx_t some = std::min(key_chunk, end - j);
+        const idx_t some = (std::min)(key_chunk, end - j);
         for (idx_t r = 0; r < block.rows; ++r) {
           bool any = false;
           for (idx_t n = 0; n < count; ++n) any |= block.exact[n * block_rows + r];

@@ -144,14 +144,14 @@ packed_channels<T> pack_channels(const aft_head& head, idx_t c, idx_t begin, idx
     packet<T> highest = none, size = infinity, trace = zero<T>();
     for (idx_t j = begin; j < begin + count; ++j) {
       const packet<T> k_j = key(j);
-      highest = max(highest, if_less(abs(k_j), infinity, k_j, none));
+      highest = (max)(highest, if_less(abs(k_j), infinity, k_j, none));
     }
     const packet<T> exponent = split_exp<T>(highest).exponent, reference = key_sums<T>::finite(exponent);
     for (idx_t j = begin; j < begin + count; ++j, panel += panel_width<T>) {
       const auto e = split_exp<T>(key(j));
       const packet<T> v_j = x(j), weight = mul(e.factor, power_of_two<T>(sub(e.exponent, reference)));
       const packet<T> weighted = if_less(zero<T>(), e.factor, mul(weight, v_j), e.factor);
-      size = if_less(zero<T>(), abs(v_j), min(size, abs(v_j)), size);
+      size = if_less(zero<T>(), abs(v_j), (min)(size, abs(v_j)), size);
       trace = fma(add(weighted, weight), zero<T>(), trace);
       store<T>(panel, weighted);
       store<T>(panel + width<T>, weight);
@@ -186,10 +186,10 @@ void add_plain_keys(const aft_head& head, idx_t c, idx_t begin, idx_t end, key_s
     key_sums<T> sums[array_size<C>];
     unroll<C>([&](auto n) { sums[n] = total[n]; });
     for (idx_t j0 = begin; j0 < end; j0 += step) {
-      const idx_t j1 = std::min(j0 + step, end);
+      const idx_t j1 = (std::min)(j0 + step, end);
       packet<T> reference[array_size<C>];
       unroll<C>([&](auto n) { reference[n] = broadcast<T>(-std::numeric_limits<T>::infinity()); });
-      for (idx_t j = j0; j < j1; ++j) unroll<C>([&](auto n) { reference[n] = max(reference[n], key(j, n)); });
+      for (idx_t j = j0; j < j1; ++j) unroll<C>([&](auto n) { reference[n] = (max)(reference[n], key(j, n)); });
       unroll<C>([&](auto n) {
         const auto largest = split_exp<T>(reference[n]);
         sums[n].raise(lower_large<T>(largest.exponent));

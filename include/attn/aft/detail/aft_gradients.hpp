@@ -36,7 +36,7 @@ auto checked_aft_backward(const char* name, const Q& q, const K& k, const V& v, 
                           const Gradients& gradients, Given& options, execution_ref& exec) {
   auto call = unchecked_aft_backward<Options>(name, q, k, v, w, d_out, gradients, options, exec);
   check_aft(call.views, call.x);
-  call.x.key_mask.check(call.views, call.x.batch, call.x.length);
+  call.x.key_mask.validate(call.views, call.x.batch, call.x.length);
   return call;
 }
 
@@ -105,7 +105,7 @@ packet<T> highest_key(const aft_head& head, idx_t c, idx_t length) {
     packet<T> highest = none;
     for (idx_t j = 0; j < length; ++j) {
       const packet<T> k_j = key(j);
-      highest = max(highest, if_less(abs(k_j), broadcast<T>(std::numeric_limits<T>::infinity()), k_j, none));
+      highest = (max)(highest, if_less(abs(k_j), broadcast<T>(std::numeric_limits<T>::infinity()), k_j, none));
     }
     exponent = if_less(none, highest, nearest_power<T>(highest), zero<T>());
   });
@@ -118,7 +118,7 @@ void pack_backward_rows(const aft_head& head, bool gate, bool accumulate, idx_t 
                         const packed_rows_of<T>& packed) {
   const gradient_writer<T, S> dq{typed<S>(head.dq), c, accumulate};
   const packet<T> least = broadcast<T>(std::ldexp(T(1), -(float_bits<T>::bias + 1) / 2)), one = broadcast<T>(T(1));
-  const packet<T> tiny = broadcast<T>(std::numeric_limits<T>::min());
+  const packet<T> tiny = broadcast<T>((std::numeric_limits<T>::min)());
   read_channels<T, S, 1>(c, [&](const auto& q, const auto& d_out) {
     for (idx_t r = 0; r < count; ++r) {
       const key_sums<T>& all = totals[r];
@@ -128,9 +128,9 @@ void pack_backward_rows(const aft_head& head, bool gate, bool accumulate, idx_t 
       const packet<T> g = if_less(zero<T>(), all.den, div(mul(d, factors.value), all.den), all.den), h = mul(g, mean);
       const packet<T> shift = sub(all.exponent, add(broadcast<T>(scales[r]), highest));
       // den in the scale of the product; NaN where anything is not finite
-      const packet<T> size = fma(add(g, h), zero<T>(), mul(all.den, power_of_two<T>(min(shift, zero<T>()))));
+      const packet<T> size = fma(add(g, h), zero<T>(), mul(all.den, power_of_two<T>((min)(shift, zero<T>()))));
       const packet<T> lost = if_less(least, size, zero<T>(), if_less(add(abs(g), abs(h)), tiny, zero<T>(), one));
-      const packet<T> factor = power_of_two<T>(min(sub(zero<T>(), shift), broadcast<T>(T(float_bits<T>::bias))));
+      const packet<T> factor = power_of_two<T>((min)(sub(zero<T>(), shift), broadcast<T>(T(float_bits<T>::bias))));
       T* const row = packed.panel + (begin + r) * panel_width<T>;
       store<T>(row, if_less(zero<T>(), lost, zero<T>(), mul(g, factor)));
       store<T>(row + width<T>, if_less(zero<T>(), lost, zero<T>(), mul(h, factor)));

@@ -67,8 +67,8 @@ struct aft_stored_rows {
       for (idx_t r = 0; !scaled && r < count; ++r) {
         T scale = rows.block.row_exponent[r];
         if (rows.bias.has_diagonal())
-          for (idx_t j = 0; j <= r; ++j) scale = std::max(scale, rows.block.diagonal.row(r).exponent[j]);
-        if (sees_beyond(r)) scale = std::max(scale, T(0));
+          for (idx_t j = 0; j <= r; ++j) scale = (std::max)(scale, rows.block.diagonal.row(r).exponent[j]);
+        if (sees_beyond(r)) scale = (std::max)(scale, T(0));
         scales[first + r] = scale == -std::numeric_limits<T>::infinity() ? T(0) : scale;
       }
       scaled = true;
@@ -173,7 +173,7 @@ struct aft_key_gradients {
 
   /// Rows [first, first + n).
   void add_rows(idx_t first, idx_t n) const {
-    for (idx_t t = first; t < first + n; t += block.row_chunk) add_chunk(t, std::min(block.row_chunk, first + n - t));
+    for (idx_t t = first; t < first + n; t += block.row_chunk) add_chunk(t, (std::min)(block.row_chunk, first + n - t));
   }
 
   /// All rows are added: `outside` are sums over rows that see the keys without a bias, per packet; null if there are
@@ -278,7 +278,8 @@ struct aft_key_gradients {
         for (idx_t t = 0; t < n; t += tile_rows)
           with_tile_height(n - t, [&](auto M) {
             channel_products<T, M.value>(rows.of(p).panel + (first + t) * wide, packet_stride, panel,
-                                         std::min(block.chunk, packets() - p), block.products + t * stride + j, stride);
+                                         (std::min)(block.chunk, packets() - p), block.products + t * stride + j,
+                                         stride);
           });
       }
   }
@@ -325,7 +326,7 @@ struct aft_key_gradients {
   static ATTN_INLINE key_gradient weighted(const key_sums<T>& key, const key_sums<T>& row, const packet<T>& exponent,
                                            const packet<T>& factor) {
     const packet<T> most = broadcast<T>(T(float_bits<T>::bias));
-    const packet<T> weight = mul(power_of_two<T>(min(add(key.exponent, exponent), most)), factor);
+    const packet<T> weight = mul(power_of_two<T>((min)(add(key.exponent, exponent), most)), factor);
     const packet<T> dv = mul(weight, mul(key.den, row.num));
     const packet<T> dk = mul(weight, sub(mul(key.num, row.num), mul(key.den, row.den)));
     return {if_less(zero<T>(), key.den, dv, key.den), if_less(zero<T>(), key.den, dk, key.den)};

@@ -40,7 +40,7 @@ template <class S>
 aft_tensors<compute_type<S>> tokens_of(const char* name, const state_extents& state, bool one_key,
                                        const tensor_view<const S>& keys, const tensor_view<const S>& values,
                                        const aft_append_options& options) {
-  const validator check(name);
+  const validator check{name};
   memory_layout k = keys, v = values, none = tensor_view<const S>();
   if (one_key && k.extents[3] == 1) k.extents[3] = state.dim, k.strides[3] = 0;
   check_tokens(check, state.batch, state.heads, state.dim, state.dim, k, v);
@@ -50,7 +50,7 @@ aft_tensors<compute_type<S>> tokens_of(const char* name, const state_extents& st
       .key_mask = options.key_mask, .batch = state.batch, .heads = state.heads, .length = k.extents[2],
       .dim = state.dim};
   call_views views(name);
-  x.key_mask.check(views, x.batch, x.length);
+  x.key_mask.validate(views, x.batch, x.length);
   return x;
 }
 
@@ -79,7 +79,7 @@ class aft_items : public item_state<aft_items<S>, key_sums<compute_type<S>>> {
  public:
   aft_items(const char* name, const state_extents& extents, idx_t window)
       : base(name, extents.batch, 0), extents_(check_state_extents(validator(name), extents)), window_(window) {
-    const validator check(name);
+    const validator check{name};
     check.equal("value_dim = dim", extents_.dim, extents_.value_dim);
     check.fits("window", {window, 2});
     check.fits("state", {extents_.batch, heads(), parts(), sizeof(key_sums<T>), window + 1});  // also for no channels
@@ -100,12 +100,12 @@ class aft_items : public item_state<aft_items<S>, key_sums<compute_type<S>>> {
     for (idx_t n = 0; n < heads() * parts(); ++n) *sums(b * heads(), n) = {};
   }
   void copy(idx_t from, idx_t to) {
-    const idx_t entries = 1 + std::min(window_, this->length(from));
+    const idx_t entries = 1 + (std::min)(window_, this->length(from));
     for (idx_t n = 0; n < heads() * parts(); ++n)
       std::copy_n(sums(from * heads(), n), entries, sums(to * heads(), n));
   }
   void exchange(idx_t a, idx_t b) {
-    const idx_t entries = 1 + std::min(window_, std::max(this->length(a), this->length(b)));
+    const idx_t entries = 1 + (std::min)(window_, (std::max)(this->length(a), this->length(b)));
     for (idx_t n = 0; n < heads() * parts(); ++n)
       std::swap_ranges(sums(a * heads(), n), sums(a * heads(), n) + entries, sums(b * heads(), n));
   }
@@ -137,7 +137,7 @@ class aft_items : public item_state<aft_items<S>, key_sums<compute_type<S>>> {
           for (idx_t p = 0; p < x.parts(); ++p) row[p] = *sums(task, p);
           for (idx_t from = std::max<idx_t>(0, position - window_ + 1), count; from <= position; from += count) {
             const idx_t entry = from % window_;  // the ring's end cuts the window
-            count = std::min({position + 1 - from, window_ - entry, key_chunk});
+            count = (std::min)({position + 1 - from, window_ - entry, key_chunk});
             add_to_row(x, bias(head.w, position, from), head.w.col_stride, count, biases, row,
                        [&](idx_t p) { return sums(task, p) + 1 + entry; });
           }

@@ -141,7 +141,7 @@ auto checked_aft(const char* name, const Q& q, const K& k, const V& v, O& out, c
                  execution_ref& exec) {
   auto call = unchecked_aft<Options>(name, q, k, v, out, w, options, exec);
   check_aft(call.views, call.x);
-  call.x.key_mask.check(call.views, call.x.batch, call.x.length);
+  call.x.key_mask.validate(call.views, call.x.batch, call.x.length);
   return call;
 }
 
@@ -181,7 +181,7 @@ struct head_bundles {
   static head_bundles make(const aft_tensors<T>& x, arena& memory) {
     head_bundles g;
     const idx_t all = x.batch * x.heads;
-    g.most = std::min(all, std::max<idx_t>(1, channels / (std::max<idx_t>(1, x.parts()) * width<T>)));
+    g.most = (std::min)(all, std::max<idx_t>(1, channels / (std::max<idx_t>(1, x.parts()) * width<T>)));
     g.list = memory.allocate<head_bundle>(all);
     g.heads = memory.allocate<aft_head>(all);
     if (!g.list) return g;

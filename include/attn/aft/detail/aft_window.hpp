@@ -34,7 +34,7 @@ struct aft_window_grid {
   /// Columns of line r, where the first n tokens are real.
   idx_t columns_of(idx_t r, idx_t n) const { return std::clamp(n - r * columns, idx_t(0), columns); }
   idx_t first_line(idx_t r) const { return std::max<idx_t>(r - up, 0); }
-  idx_t end_line(idx_t r) const { return std::min(r + up + 1, lines); }
+  idx_t end_line(idx_t r) const { return (std::min)(r + up + 1, lines); }
   bool sees_before() const { return !causal || !of_keys; }
   bool sees_after() const { return !causal || of_keys; }
   /// Columns [from, to) of a line of `all` columns that block i may have a bias for; before them and after them it has
@@ -111,7 +111,7 @@ struct aft_window_sums {
     const idx_t blocks = grid.blocks();
     // Lines with tokens, or seen from those.
     const auto used = [&](idx_t head) {
-      return std::min(grid.lines, ceil_div(length_of(head), std::max<idx_t>(1, grid.columns)) + grid.up);
+      return (std::min)(grid.lines, ceil_div(length_of(head), std::max<idx_t>(1, grid.columns)) + grid.up);
     };
     exec.for_each(heads * grid.lines * blocks, [&](idx_t task, int) {
       const idx_t head = task / blocks / grid.lines, r = task / blocks % grid.lines, i = task % blocks;
@@ -170,8 +170,8 @@ struct aft_window_call {
   packed_chunk<T>* packed = nullptr;  // all keys of a bundle, where the whole line is within the window
 
   work_estimate work() const {
-    const double window = static_cast<double>(std::min(2 * grid.side + 94, grid.columns));
-    const double lines_seen = static_cast<double>(std::min(2 * grid.up + 1, grid.lines));
+    const double window = static_cast<double>((std::min)(2 * grid.side + 94, grid.columns));
+    const double lines_seen = static_cast<double>((std::min)(2 * grid.up + 1, grid.lines));
     return x.work(static_cast<double>(x.length) * window * lines_seen);
   }
 
@@ -200,7 +200,7 @@ struct aft_window_call {
     const idx_t length = bundle[0].length, heads = std::ssize(bundle);
     exec.for_each(ceil_div(length, step()) * heads, [&](idx_t task, int) {
       const idx_t n = task / heads, head = task % heads, begin = n * step();
-      packed[n].pack(*x.elements, bundle.data()[head], head * x.parts(), begin, std::min(step(), length - begin));
+      packed[n].pack(*x.elements, bundle.data()[head], head * x.parts(), begin, (std::min)(step(), length - begin));
     });
   }
 
@@ -214,7 +214,7 @@ struct aft_window_call {
       const head_bundle bundle = bundles.list[first_bundle + task / blocks / grid.lines];
       const idx_t r = task / blocks % grid.lines, at = r * grid.columns;
       const idx_t i = grid.whole ? blocks - 1 - task : task % blocks;  // the longest go first
-      const idx_t first = i * block_rows, end = std::min(first + block_rows, grid.columns);
+      const idx_t first = i * block_rows, end = (std::min)(first + block_rows, grid.columns);
       const idx_t length = bundle[0].length, real = std::clamp(grid.columns_of(r, length), first, end);
       if (first == real) return;
       sums_array<T> outside;
@@ -240,7 +240,7 @@ struct aft_window_call {
       bias.ranges([&](idx_t begin, idx_t stop) {
         keys += stop - begin;
         for (idx_t j = begin; j < stop; j += step()) {
-          const idx_t count = std::min(step(), stop - j);
+          const idx_t count = (std::min)(step(), stop - j);
           for (idx_t n = 0; n < std::ssize(bundle) && !grid.whole; ++n)
             chunk.pack(*x.elements, bundle.data()[n], n * parts, j, count);
           rows.add_chunk(grid.whole ? packed[j / step()] : chunk, j, count);

@@ -53,7 +53,7 @@ struct aft_window_backward_call {
     const bool biased = x.wants(x.dw), keys_too = biased || x.wants(x.dk) || x.wants(x.dv);
     const bool kernel = biased && grid.layout == aft_window_layout::kernel;
     const idx_t parts = x.parts(), blocks = grid.lines * grid.blocks();
-    const idx_t segments = kernel ? std::min(blocks, most_segments) : blocks;
+    const idx_t segments = kernel ? (std::min)(blocks, most_segments) : blocks;
     const idx_t entries = kernel ? x.dw.extents[2] * x.dw.extents[3] : 0;
     aft_stored_rows<T> rows;
     aft_bias_gradients<T> biases;
@@ -106,7 +106,7 @@ struct aft_window_backward_call {
   void add_keys_block(const head_bundle& bundle, const aft_stored_rows<T>& rows, const aft_window_sums<T>& beside,
                       const aft_bias_sink<T>& sink, idx_t n, idx_t most, execution& exec, int worker) const {
     const idx_t r = n / grid.blocks(), i = n % grid.blocks(), length = bundle[0].length, parts = x.parts();
-    const idx_t count = std::min(grid.columns_of(r, length) - i * block_rows, block_rows);
+    const idx_t count = (std::min)(grid.columns_of(r, length) - i * block_rows, block_rows);
     if (count <= 0) return;
     sums_array<T> outside;
     const bool biased = x.wants(x.dw);

@@ -27,7 +27,7 @@ struct key_sums {
 
   /// Rescales the sums so that `exponent` is at least `least`; that of no key at all stays -infinity.
   ATTN_INLINE void raise(const packet<T>& least) {
-    const packet<T> higher = max(exponent, least);
+    const packet<T> higher = (max)(exponent, least);
     const packet<T> factor = power_of_two<T>(sub(exponent, finite(higher)));
     num = mul(num, factor), den = mul(den, factor), exponent = higher;
   }
@@ -39,7 +39,7 @@ struct key_sums {
 
   /// An exponent to subtract: that of no key, -infinity, is replaced by the lowest number.
   static ATTN_INLINE packet<T> finite(const packet<T>& x) {
-    return max(x, broadcast<T>(std::numeric_limits<T>::lowest()));
+    return (max)(x, broadcast<T>(std::numeric_limits<T>::lowest()));
   }
 };
 
@@ -102,7 +102,7 @@ struct split_biases {
 template <class T>
 void add_keys(key_sums<T>& sums, const key_sums<T>* keys, const split_biases<T>& bias, idx_t count) {
   packet<T> highest = sums.exponent;
-  for (idx_t j = 0; j < count; ++j) highest = max(highest, add(keys[j].exponent, broadcast<T>(bias.exponent[j])));
+  for (idx_t j = 0; j < count; ++j) highest = (max)(highest, add(keys[j].exponent, broadcast<T>(bias.exponent[j])));
   sums.raise(highest);
   const packet<T> reference = key_sums<T>::finite(highest);
   packet<T> num = zero<T>(), den = zero<T>();
@@ -125,7 +125,7 @@ inline constexpr T large_exponent = T(std::uint64_t(2) << float_bits<T>::mantiss
 template <class T>
 ATTN_INLINE packet<T> lower_large(const packet<T>& exponent) {
   const packet<T> error = fma(abs(exponent), broadcast<T>(4 / large_exponent<T>), broadcast<T>(T(-4)));
-  return sub(exponent, max(error, zero<T>()));
+  return sub(exponent, (max)(error, zero<T>()));
 }
 
 /// e^x 2^negated where that is at most 1, up to rounding; larger ones, of lower_large(), become 2.
@@ -133,7 +133,7 @@ template <class P, class T = std::remove_cvref_t<decltype(sum_lanes(std::declval
 ATTN_INLINE P weight_beside(const P& x, const P& negated) {
   using constants = exp_constants<T>;
   const P power = fma(x, broadcast<T>(constants::log2_e_low), fma(x, broadcast<T>(constants::log2_e_high), negated));
-  return exp2_weight<T>(min(power, broadcast<T>(T(1))));
+  return exp2_weight<T>((min)(power, broadcast<T>(T(1))));
 }
 
 }}}  // namespace attn::ATTN_ISA::detail

@@ -66,7 +66,7 @@ class cached_sequences : public item_sequences<Inside> {
     requires requires(Inside& x) { x.cut(count, count); }
   {
     check_kept(count, tokens());
-    for (idx_t b = 0; b < batch(); ++b) Inside::cut(b, std::min(count, this->length(b)));
+    for (idx_t b = 0; b < batch(); ++b) Inside::cut(b, (std::min)(count, this->length(b)));
   }
   void truncate(idx_t item, idx_t count)
     requires requires(Inside& x) { x.cut(item, count); }
@@ -97,7 +97,7 @@ class cached_sequences : public item_sequences<Inside> {
   void keep(idx_t item, list_view<idx_t> positions)
     requires requires(Inside& x) { x.keep(item, positions, item); }
   {
-    const validator check(this->name_);
+    const validator check{this->name_};
     const idx_t all = tokens(item), kept = std::ssize(positions);
     idx_t first = 0, least = 0;
     for (idx_t p : positions) {
@@ -155,7 +155,7 @@ class kv_tokens : public cached_tokens {
   /// A copy costs the tokens: it has as much room as they would have that came one by one, at most that of the other.
   kv_tokens(const kv_tokens& other) : cached_tokens(other), memory_(other.memory_) {
     if (memory_.given()) return;
-    memory_.grow(validator(name_), std::min(other.capacity(), std::max<idx_t>(16, 2 * tokens())), {});
+    memory_.grow(validator(name_), (std::min)(other.capacity(), std::max<idx_t>(16, 2 * tokens())), {});
     copy_items(other);
   }
   kv_tokens(kv_tokens&&) noexcept = default;
@@ -170,7 +170,7 @@ class kv_tokens : public cached_tokens {
   idx_t capacity() const { return memory_.rows(); }
   std::size_t bytes() const { return memory_.bytes(); }
   void reserve(idx_t tokens) {
-    const validator check(name_);
+    const validator check{name_};
     check.at_least("tokens to reserve", 0, tokens);
     check_room(check, tokens);
     if (tokens > capacity()) memory_.grow(check, tokens, lengths_);
@@ -191,7 +191,7 @@ class kv_tokens : public cached_tokens {
   template <class E>
   void append(const tensor_view<const E>& k, const tensor_view<const E>& v, std::span<const idx_t> given) {
     const idx_t most = tokens_after(k.extent(2), given);
-    if (most > capacity()) reserve(std::max({most, 2 * capacity(), idx_t(16)}));
+    if (most > capacity()) reserve((std::max)({most, 2 * capacity(), idx_t(16)}));
     put_all(k.extent(2), given, [&](idx_t b, idx_t h, idx_t t) { memory_.put(k, v, b, h, t, b, length(b) + t); });
   }
   void cut(idx_t b, idx_t tokens) { length(b) = tokens; }
@@ -202,7 +202,7 @@ class kv_tokens : public cached_tokens {
   }
   void reset(idx_t b) { length(b) = 0; }
   void copy(idx_t from, idx_t to) { memory_.copy(from, to, length(from)); }
-  void exchange(idx_t a, idx_t b) { memory_.exchange(a, b, std::max(length(a), length(b))); }
+  void exchange(idx_t a, idx_t b) { memory_.exchange(a, b, (std::max)(length(a), length(b))); }
 
  private:
   void check_room(const validator& check, idx_t tokens) const {

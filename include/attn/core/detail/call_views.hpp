@@ -115,7 +115,7 @@ class call_views : public validator {
     if (x.empty()) return one;
     const moving_axes axes(x);
     one.begin = axes.origin;
-    one.end = one.begin + static_cast<std::uintptr_t>(axes.covered(std::numeric_limits<idx_t>::max()));
+    one.end = one.begin + static_cast<std::uintptr_t>(axes.covered((std::numeric_limits<idx_t>::max)()));
     return one;
   }
   void keep() { count_ += !views_[count_].view.empty(); }  // an empty one overlaps nothing

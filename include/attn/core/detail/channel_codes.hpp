@@ -132,7 +132,7 @@ struct channel_rows {
     const auto numbers = [&](const packet<float>& codes, idx_t c) {
       return fma(codes, abs(load_as<float>(scales + c)), load_as<float>(offsets + c));
     };
-    constexpr int w = width<float>, some = std::max(16, w), words = some / layout_type::in_word;
+    constexpr int w = width<float>, some = (std::max)(16, w), words = some / layout_type::in_word;
     if (layout.of_keys)
       in_packets<some>(cols, to, [&](idx_t c, float* x) {
         const C* const word = from + layout.code(row, c).byte;
@@ -168,7 +168,7 @@ struct channel_rows {
     const bool tails = in_tail(0);
     idx_t n = channel_block - in_block(0);
     while (n < count && in_tail(n) == tails) n += channel_block;
-    return std::min(n, count);
+    return (std::min)(n, count);
   }
 
  private:
@@ -239,13 +239,13 @@ struct channel_code_writer {
     std::fill_n(block + 4 * cols, layout.bytes() - 4 * cols, C{});
     float numbers[channel_block][some], least[some], largest[some], inverse[some];
     for (idx_t begin = 0; begin < cols; begin += some) {
-      const idx_t count = std::min(some, cols - begin);
+      const idx_t count = (std::min)(some, cols - begin);
       for (idx_t r = 0; r < channel_block; ++r) {
         const Eigen::bfloat16* const row = tail_row(first + r) + begin;
         for (idx_t c = 0; c < count; ++c) {
           const float number = numbers[r][c] = static_cast<float>(row[c]);
-          least[c] = r == 0 ? number : std::min(least[c], number);
-          largest[c] = r == 0 ? number : std::max(largest[c], number);
+          least[c] = r == 0 ? number : (std::min)(least[c], number);
+          largest[c] = r == 0 ? number : (std::max)(largest[c], number);
         }
       }
       for (idx_t c = 0; c < count; ++c) {

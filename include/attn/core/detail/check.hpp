@@ -210,7 +210,7 @@ struct moving_axes {
 /// as sharing.
 [[gnu::noinline]] inline bool may_share(const memory_layout& x, const memory_layout& y) {
   if (x.empty() || y.empty()) return false;
-  constexpr idx_t all = std::numeric_limits<idx_t>::max();
+  constexpr idx_t all = (std::numeric_limits<idx_t>::max)();
   const moving_axes a(x), b(y);
   if (a.endless || b.endless) return true;
   if (a.origin + static_cast<std::uintptr_t>(a.covered(all)) <= b.origin ||

@@ -50,7 +50,7 @@ class error_text {
     const int more = w.is == word::kind::text   ? std::snprintf(end, left, "%s", w.text)
                      : w.is == word::kind::real ? std::snprintf(end, left, "%g", w.real)
                                                 : std::snprintf(end, left, "%td", w.whole);
-    size_ += std::min(static_cast<std::size_t>(std::max(more, 0)), left - 1);
+    size_ += (std::min)(static_cast<std::size_t>((std::max)(more, 0)), left - 1);
   }
 
   char text_[1024] = {};

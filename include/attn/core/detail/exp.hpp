@@ -65,7 +65,7 @@ ATTN_INLINE packet<T> polynomial(const packet<T>& x, const T (&c)[N]) {
 /// 2^x for x <= about 100: no upper limit is guarded.
 template <class T>
 ATTN_INLINE packet<T> exp2_weight(const packet<T>& x) {
-  const packet<T> clamped = max(x, broadcast<T>(T(-float_bits<T>::bias)));
+  const packet<T> clamped = (max)(x, broadcast<T>(T(-float_bits<T>::bias)));
   const packet<T> shifted = add(clamped, broadcast<T>(rounder<T>));
   const packet<T> fraction = sub(clamped, sub(shifted, broadcast<T>(rounder<T>)));
   const packet<T> power = add(polynomial<T>(fraction, exp_constants<T>::weight), broadcast<T>(T(1)));
@@ -75,7 +75,7 @@ ATTN_INLINE packet<T> exp2_weight(const packet<T>& x) {
 /// 2^x for a weight that is rounded to bf16 next, which errs by 2^-9: relative error 1.02e-4, and 0 becomes 1.
 ATTN_INLINE packet<float> exp2_rounded(const packet<float>& x) {
   constexpr float power[] = {1, 0.693282927f, 0.242210959f, 0.0550089311f};  // own Remez fit on [-1/2, 1/2]
-  const packet<float> clamped = max(x, broadcast<float>(-float_bits<float>::bias));
+  const packet<float> clamped = (max)(x, broadcast<float>(-float_bits<float>::bias));
   const packet<float> shifted = add(clamped, broadcast<float>(rounder<float>));
   const packet<float> fraction = sub(clamped, sub(shifted, broadcast<float>(rounder<float>)));
   return mul(polynomial<float>(fraction, power), bits_to_exponent<float>(shifted));
@@ -88,13 +88,13 @@ ATTN_INLINE packet<T> exp(const packet<T>& x) {
   // 2^bias is the largest power with a normal factor; one step up goes in two factors.
   constexpr T highest = T(float_bits<T>::bias + 1), lowest = T(-float_bits<T>::bias);
   const packet<T> scaled =
-      max(min(mul(x, broadcast<T>(constants::log2_e_high)), broadcast<T>(highest)), broadcast<T>(lowest));
+      (max)((min)(mul(x, broadcast<T>(constants::log2_e_high)), broadcast<T>(highest)), broadcast<T>(lowest));
   const packet<T> n = sub(add(scaled, broadcast<T>(rounder<T>)), broadcast<T>(rounder<T>));
   packet<T> r = fma(n, broadcast<T>(-constants::ln2_high), x);
   r = fma(n, broadcast<T>(-constants::ln2_low), r);
   // Outside the range r has no meaning: it is clamped, so that 0 and infinity result from the factors alone. Within it
   // |r| <= ln 2 / 2, but up to ln 2 where the processor does not round to nearest.
-  r = max(min(r, broadcast<T>(T(0.75))), broadcast<T>(T(-0.75)));
+  r = (max)((min)(r, broadcast<T>(T(0.75))), broadcast<T>(T(-0.75)));
   const packet<T> up = if_less(broadcast<T>(T(0)), n, broadcast<T>(T(1)), broadcast<T>(T(0)));
   const packet<T> factor = bits_to_exponent<T>(add(sub(n, up), broadcast<T>(rounder<T>)));
   return mul(mul(polynomial<T>(r, constants::natural), factor), add(up, broadcast<T>(T(1))));
@@ -103,7 +103,7 @@ ATTN_INLINE packet<T> exp(const packet<T>& x) {
 /// 2^n for integers n <= bias in lanes: exact, and exactly 0 from n = -bias down.
 template <class T>
 ATTN_INLINE packet<T> power_of_two(const packet<T>& n) {
-  return bits_to_exponent<T>(add(max(n, broadcast<T>(T(-float_bits<T>::bias))), broadcast<T>(rounder<T>)));
+  return bits_to_exponent<T>(add((max)(n, broadcast<T>(T(-float_bits<T>::bias))), broadcast<T>(rounder<T>)));
 }
 
 /// factor * 2^exponent, a number beyond the range of T.
@@ -116,9 +116,9 @@ struct split_number {
 /// finite.
 template <class T>
 ATTN_INLINE packet<T> nearest_power(const packet<T>& x) {
-  constexpr T limit = std::numeric_limits<T>::max() / 4;
+  constexpr T limit = (std::numeric_limits<T>::max)() / 4;
   const packet<T> scaled = mul(x, broadcast<T>(exp_constants<T>::log2_e_high));
-  return round(max(min(scaled, broadcast<T>(limit)), broadcast<T>(-limit)));
+  return round((max)((min)(scaled, broadcast<T>(limit)), broadcast<T>(-limit)));
 }
 
 /// e^x with 0.7 < factor < 1.42 and a whole exponent, <= 2 ulp for |x| < 2^11, beyond that less than rounding x costs
@@ -132,7 +132,7 @@ ATTN_INLINE split_number<T> split_exp(const packet<T>& x) {
   const packet<T> n = nearest_power<T>(x);
   packet<T> r = fma(n, broadcast<T>(-constants::ln2_high), x);
   r = fma(n, broadcast<T>(-constants::ln2_low), r);
-  r = max(min(r, broadcast<T>(T(0.75))), broadcast<T>(T(-0.75)));
+  r = (max)((min)(r, broadcast<T>(T(0.75))), broadcast<T>(T(-0.75)));
   const packet<T> factor = fma(x, zero<T>(), polynomial<T>(r, constants::natural));
   return {if_less(x, broadcast<T>(std::numeric_limits<T>::lowest()), zero<T>(), factor),
           if_less(abs(x), broadcast<T>(infinity), n, broadcast<T>(-infinity))};
@@ -144,7 +144,7 @@ ATTN_INLINE packet<T> exp_weight(const packet<T>& x) {
   using constants = exp_constants<T>;
   if constexpr (!fuses_products) return exp<T>(x);  // x log2 e would be off by its own rounding
   constexpr T lowest = T(-float_bits<T>::bias * 0.693147180559945309417);
-  const packet<T> clamped = max(x, broadcast<T>(lowest));
+  const packet<T> clamped = (max)(x, broadcast<T>(lowest));
   const packet<T> shifted = add(mul(clamped, broadcast<T>(constants::log2_e_high)), broadcast<T>(rounder<T>));
   const packet<T> n = sub(shifted, broadcast<T>(rounder<T>));
   packet<T> fraction = fma(clamped, broadcast<T>(constants::log2_e_high), sub(zero<T>(), n));
@@ -178,14 +178,14 @@ ATTN_INLINE packet<T> tanh(const packet<T>& x) {
   const packet<T> e = exp_weight<T>(mul(broadcast<T>(T(-2)), size));
   const packet<T> big = div(sub(one, e), add(one, e));
   const packet<T> signed_big = with_sign<T>(big, x);
-  packet<T> small;
+  packet<T> near_zero;
   if constexpr (std::same_as<T, float>) {
     constexpr T series[] = {all[0], all[1], all[2], all[3], all[4], all[5], all[6]};
-    small = mul(x, polynomial<T>(mul(x, x), series));
+    near_zero = mul(x, polynomial<T>(mul(x, x), series));
   } else {
-    small = mul(x, polynomial<T>(mul(x, x), all));
+    near_zero = mul(x, polynomial<T>(mul(x, x), all));
   }
-  return if_less(size, broadcast<T>(T(0.35)), small, signed_big);
+  return if_less(size, broadcast<T>(T(0.35)), near_zero, signed_big);
 }
 
 /// y[i] = f(x[i]) by whole packets; the last one through a buffer. x and y may be the same.

@@ -21,7 +21,7 @@ class sequence_items {
   /// Tokens of the longest item after a chunk of `count`, of which item b takes given[b] or all.
   idx_t tokens_after(idx_t count, std::span<const idx_t> given) const {
     idx_t most = 0;
-    for (idx_t b = 0; b < batch(); ++b) most = std::max(most, length(b) + taken_of(b, count, given));
+    for (idx_t b = 0; b < batch(); ++b) most = (std::max)(most, length(b) + taken_of(b, count, given));
     return most;
   }
   static idx_t taken_of(idx_t b, idx_t count, std::span<const idx_t> given) {
@@ -69,7 +69,7 @@ class item_sequences : protected Inside {
   /// Item n becomes what item order[n] was, for all n: the survivors of a beam search. Throws std::invalid_argument for
   /// a list of another size, or for items that do not exist.
   void reorder(list_view<idx_t> order) {
-    const validator check(this->name_);
+    const validator check{this->name_};
     check.one_per("order", "batch item", batch(), static_cast<idx_t>(order.size()));
     for (idx_t n : order)
       if (n < 0 || n >= batch()) check.fail({"batch items from 0 to ", batch() - 1}, n);

@@ -62,7 +62,7 @@ class item_state : public sequence_items {
   /// How many of the last tokens can be undone, of every item or of one: at most `keep`, none of those before a reset.
   idx_t kept() const {
     idx_t least = batch() > 0 ? keep_ : 0;
-    for (const auto& r : rings_) least = std::min(least, r.kept);
+    for (const auto& r : rings_) least = (std::min)(least, r.kept);
     return least;
   }
   idx_t kept(idx_t item) const { return rings_[static_cast<std::size_t>(check_item(item))].kept; }
@@ -119,8 +119,8 @@ class item_state : public sequence_items {
     for (idx_t b = 0; b < batch(); ++b) {
       auto& r = ring(b);
       const idx_t count = tokens.keys(b);
-      r.place = (r.place + std::min(count, keep_)) % places();
-      r.kept = std::min(r.kept + count, keep_);
+      r.place = (r.place + (std::min)(count, keep_)) % places();
+      r.kept = (std::min)(r.kept + count, keep_);
       length(b) += count;
     }
   }
@@ -128,7 +128,7 @@ class item_state : public sequence_items {
  protected:
   /// Throws std::invalid_argument for extents that are negative or too large. Call allocate() before anything else.
   item_state(const char* name, idx_t batch, idx_t keep) : sequence_items(name), keep_(keep) {
-    const validator check(name);
+    const validator check{name};
     check.at_least("batch", 0, batch);
     check.at_least("keep", 0, keep);
     check.fits("kept tokens", {keep, 1});

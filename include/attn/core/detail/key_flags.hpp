@@ -85,7 +85,7 @@ struct key_flags {
   key_flags(const key_mask_view& given) : mask(given.bytes()) {}
 
   /// Lists and checks the option of this name for `keys` keys of `batch` items.
-  void check(call_views& views, idx_t batch, idx_t keys) const {
+  void validate(call_views& views, idx_t batch, idx_t keys) const {
     views.option("key_mask", mask,
                  {{"key_mask batch", batch, or_one}, {}, {}, {"key_mask length = key length", keys}});
   }
@@ -104,8 +104,8 @@ struct key_flags {
     return seen_of(keys.flags, end - begin, keys.stride) == mask_coverage::all ? seen_range{} : keys;
   }
   /// How many of them are seen, counted up to `most`.
-  idx_t count(idx_t b, idx_t begin, idx_t end, idx_t most = std::numeric_limits<idx_t>::max()) const {
-    if (!*this) return std::min(end - begin, most);
+  idx_t count(idx_t b, idx_t begin, idx_t end, idx_t most = (std::numeric_limits<idx_t>::max)()) const {
+    if (!*this) return (std::min)(end - begin, most);
     const seen_range keys = from(b, 0);
     idx_t seen = 0;
     for (idx_t j = begin; j < end && seen < most; ++j) seen += !keys.hides(j);

@@ -21,7 +21,7 @@ class kv_memory {
   /// Own memory, without rows.
   kv_memory(const validator& check, const state_extents& e, bool values_in_keys)
       : extents_(check_state_extents(check, e)), values_in_keys_(values_in_keys) {
-    format::check(check, "dim", extents_.dim), format::check(check, "value dim", extents_.value_dim);
+    format::validate(check, "dim", extents_.dim), format::validate(check, "value dim", extents_.value_dim);
     if (values_in_keys && extents_.value_dim > extents_.dim)
       check.fail({"a value dim up to the key dim ", extents_.dim}, extents_.value_dim);
   }
@@ -34,7 +34,7 @@ class kv_memory {
     call_views views(check);
     views.write("keys", keys);
     values_in_keys_ ? check.writable("values", values) : views.write("values", values);
-    format::check(check, "keys", keys, true), format::check(check, "values", values, values_in_keys_);
+    format::validate(check, "keys", keys, true), format::validate(check, "values", values, values_in_keys_);
     check.extents({{"value batch = key batch", keys.extent(0), values.extent(0)},
                    {"value heads = key heads", keys.extent(1), values.extent(1)},
                    {"value length = key length", keys.extent(2), values.extent(2)}});
@@ -99,7 +99,7 @@ class kv_memory {
   /// Before rows are moved, of which the last are those of an item that has `rows` of them.
   void begin_moves(idx_t item, idx_t rows) {
     if constexpr (format::tail > 0) {
-      moved_.begin(item, rows, std::max(extents_.dim, extents_.value_dim));
+      moved_.begin(item, rows, (std::max)(extents_.dim, extents_.value_dim));
       const auto each = [&](const tensor_view<S>& x, bool of_keys) {
         for (idx_t h = 0; h < extents_.heads; ++h) moved_.keep(head_of(x, item, h), of_keys);
       };
@@ -164,7 +164,8 @@ class kv_memory {
         for (idx_t t = 0; t < (given.empty() ? x.extent(2) : given[static_cast<std::size_t>(b)]); ++t) {
           std::uint32_t largest = 0;  // of the bits without the sign, which are ordered as the numbers are
           for (idx_t d = 0; d < x.extent(3); ++d)
-            largest = std::max(largest, std::bit_cast<std::uint32_t>(static_cast<float>(x(b, h, t, d))) & 0x7fffffffu);
+            largest = (std::max)(largest, std::bit_cast<std::uint32_t>(static_cast<float>(x(b, h, t, d))) &
+                                              0x7fffffffu);
           if (largest <= std::bit_cast<std::uint32_t>(format::most)) continue;
           for (idx_t d = 0; d < x.extent(3); ++d)
             if (const float number = static_cast<float>(x(b, h, t, d));

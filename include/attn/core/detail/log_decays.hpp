@@ -23,7 +23,7 @@ void check_log_decays(const validator& check, const tensor_view<const T>& g, con
       const T* const row = rows.row(t);
       packet<T> above = zero<T>();  // numbers above 0, and NaN
       for (idx_t r = 0; r < count; r += width<T>)
-        above = add(above, max(load_part<T>(row + r * stride, stride, count - r), zero<T>()));
+        above = add(above, (max)(load_part<T>(row + r * stride, stride, count - r), zero<T>()));
       for (idx_t r = 0; !(sum_lanes(above) <= T(0)) && r < count; ++r)
         if (const T x = row[r * stride]; !(x <= T(0))) check.fail("log_decay <= 0", static_cast<double>(x));
     }

@@ -71,7 +71,7 @@ struct row_pointers {
 
   template <class Row>
   row_pointers(Row&& row, idx_t r0, idx_t rows) {
-    for (int i = 0; i < width<T>; ++i) at[i] = row(std::min(r0 + i, rows - 1));
+    for (int i = 0; i < width<T>; ++i) at[i] = row((std::min)(r0 + i, rows - 1));
   }
 };
 
@@ -121,7 +121,7 @@ template <class T, int Stride, class S>
   constexpr int w = width<T>;
   for (idx_t c = 0; c < cols; c += 2 * w, to += 3 * w * Stride) {
     const auto part = [&](int i, idx_t begin) {
-      return load_part<float>(rows.at[i] + std::min(begin, cols) * col_stride, col_stride, cols - begin);
+      return load_part<float>(rows.at[i] + (std::min)(begin, cols) * col_stride, col_stride, cols - begin);
     };
     packet<T> high[array_size<w>], low[array_size<w>];
     for (int i = 0; i < w; ++i) {
@@ -145,7 +145,7 @@ void pack_panels_across(Row&& row, idx_t rows, idx_t cols, idx_t col_stride, T* 
   constexpr int wide = panel_width<T>;
   for (idx_t r = 0; r < rows; r += wide, panels += operands<T>(cols) * wide)
     for (int half = 0; half < wide; half += width<T>) {
-      const row_pointers<T, S> some(row, std::min(r + half, rows - 1), rows);
+      const row_pointers<T, S> some(row, (std::min)(r + half, rows - 1), rows);
       if constexpr (is_split<T>)
         pack_split_across<T, wide>(some, cols, col_stride, panels + half);
       else
@@ -236,10 +236,10 @@ void pack_rows(Row&& row, idx_t rows, idx_t cols, idx_t col_stride, sum_type<T> 
     static_assert(step == unit_pairs);
     const idx_t length = row_operands<T>(cols);
     for (idx_t r = 0; r < tile_rows; ++r) {
-      const S* const from = row(std::min(r, rows - 1));
+      const S* const from = row((std::min)(r, rows - 1));
       T* const to = packed + r * unit_pairs;
       const auto part = [&](auto type, idx_t col) {
-        return load_part<typename decltype(type)::type>(from + std::min(col, cols) * col_stride, col_stride,
+        return load_part<typename decltype(type)::type>(from + (std::min)(col, cols) * col_stride, col_stride,
                                                         std::max<idx_t>(cols - col, 0));
       };
       if constexpr (is_split<T>) {
@@ -247,7 +247,7 @@ void pack_rows(Row&& row, idx_t rows, idx_t cols, idx_t col_stride, sum_type<T> 
           T parts[array_size<3 * step>];
           split_neighbours(part(std::type_identity<float>(), col), part(std::type_identity<float>(), col + step))
               .store_left(parts);
-          for (idx_t n = k; n < std::min(k + 3 * step, length); n += step)
+          for (idx_t n = k; n < (std::min)(k + 3 * step, length); n += step)
             store<T>(to + n * tile_rows, load<T>(parts + (n - k)));
         }
       } else {
@@ -259,7 +259,7 @@ void pack_rows(Row&& row, idx_t rows, idx_t cols, idx_t col_stride, sum_type<T> 
   // Packets overlap the one before where w does not divide tile_rows.
   if constexpr (!rows_for_matrix_unit<T>)
     for (int r = 0; r < tile_rows; r += width<T>) {
-      const int r0 = r > 0 ? std::min(r, tile_rows - width<T>) : 0;
+      const int r0 = r > 0 ? (std::min)(r, tile_rows - width<T>) : 0;
       pack_across<T, tile_rows>(row_pointers<T, S>(row, r0, rows), cols, col_stride, factor, packed + r0);
     }
 }

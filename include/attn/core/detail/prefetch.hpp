@@ -60,7 +60,7 @@ class row_prefetcher {
   void next(idx_t rows) {
     for (int n = 0; n < Streams; ++n) {
       stream& s = streams_[n];
-      for (idx_t r = std::min(rows, s.rows); r > 0; --r, --s.rows, s.row += s.stride)
+      for (idx_t r = (std::min)(rows, s.rows); r > 0; --r, --s.rows, s.row += s.stride)
         prefetch_bytes<Level>(s.row, s.bytes);
     }
   }
@@ -87,7 +87,7 @@ class line_prefetcher {
     s.rows = cache_rows<const char>(matrix_view<const char>{reinterpret_cast<const char*>(x.data), x.rows,
                                                             x.cols * size, x.row_stride * size, 1});
     s.rows.pages = x.pages, s.rows.page_rows = x.page_rows, s.rows.page_stride = x.page_stride * size;
-    s.at = x.col_stride == 1 ? begin : std::numeric_limits<idx_t>::max(), s.end = end;
+    s.at = x.col_stride == 1 ? begin : (std::numeric_limits<idx_t>::max)(), s.end = end;
   }
   template <class S>
   void add(const matrix_view<S>& x, idx_t begin, idx_t end) {
@@ -101,7 +101,7 @@ class line_prefetcher {
   /// Fetches the rows before `end` that are still missing.
   void fetch(idx_t end) {
     for (stream* s = streams_; s < streams_ + count_; ++s)
-      for (; s->at < std::min(end, s->end); ++s->at) prefetch_row(s->rows, s->at);
+      for (; s->at < (std::min)(end, s->end); ++s->at) prefetch_row(s->rows, s->at);
   }
   /// The next `count` lines of the matrices in turn, or `nothing`.
   [[gnu::noinline]] prefetched_lines next(idx_t count, const void* nothing) {

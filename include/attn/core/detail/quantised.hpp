@@ -137,7 +137,7 @@ struct quantised_rows {
     }, [&](idx_t c) { return size * static_cast<float>(codes[2 * c + odd]); });
   }
   void expand_key(idx_t i, float* to) const {
-    constexpr idx_t next = 2 * quantised_block, some = std::max(16, width<float>);  // pairs and columns at a time
+    constexpr idx_t next = 2 * quantised_block, some = (std::max)(16, width<float>);  // pairs and columns at a time
     const std::int8_t* const codes = block(i) + layout.code(in_block(i), 0);
     const quantised_scale given = scale(i);
     const float size = given.size();
@@ -180,13 +180,13 @@ void quantise_numbers(const Number& number_of, const quantised_layout& layout, s
   float most = 0, most_rest = 0;
   for (idx_t c = 0; c < cols; ++c) {
     const float number = number_of(c);
-    most = std::max(most, std::abs(number));
-    if (layout.of_keys) most_rest = std::max(most_rest, std::abs(number - static_cast<float>(base[c])));
+    most = (std::max)(most, std::abs(number));
+    if (layout.of_keys) most_rest = (std::max)(most_rest, std::abs(number - static_cast<float>(base[c])));
   }
   const bool from_reference = layout.of_keys && most_rest <= most;
   const float size = (from_reference ? most_rest : most) / 127;
   const quantised_scale scale{std::bit_cast<std::uint32_t>(size) | (layout.of_keys && !from_reference ? 1u << 31 : 0)};
-  const float inverse = size >= std::numeric_limits<float>::min()
+  const float inverse = size >= (std::numeric_limits<float>::min)()
                             ? held_inverse(1 / size, (from_reference ? most_rest : most) * (1 / size), 127)
                             : 0;
   std::memcpy(block + 4 * row, &scale, sizeof scale);
@@ -239,7 +239,7 @@ inline constexpr std::int32_t code_most = 32767;
 /// The largest such integer of which `count` products with codes up to `largest` can be added without overflow.
 constexpr std::int32_t code_most_of(idx_t count, idx_t largest = 127) {
   return static_cast<std::int32_t>(
-      std::min<idx_t>(code_most, std::numeric_limits<std::int32_t>::max() / (largest * count + 1)));
+      std::min<idx_t>(code_most, (std::numeric_limits<std::int32_t>::max)() / (largest * count + 1)));
 }
 
 ATTN_INLINE whole_lanes broadcast_pair(code_pair x) { return std::bit_cast<std::int32_t>(x) - whole_lanes{}; }
@@ -264,7 +264,7 @@ ATTN_INLINE whole_lanes add_products(const whole_lanes& sums, const code_pairs& 
 /// that gives the numbers back, NaN where `largest` is not finite.
 inline float round_to_codes(const float* x, idx_t count, float largest, std::int32_t most, code_pair* pairs) {
   const float factor = largest / static_cast<float>(most);
-  const float inverse = factor >= std::numeric_limits<float>::min() && std::isfinite(factor)
+  const float inverse = factor >= (std::numeric_limits<float>::min)() && std::isfinite(factor)
                             ? held_inverse(1 / factor, largest * (1 / factor), static_cast<float>(most))
                             : 0;
   for (idx_t n = 0; n < count; n += width<float>) {

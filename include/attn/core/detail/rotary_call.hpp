@@ -25,7 +25,7 @@ inline double frequency_of(idx_t n, idx_t dims, double base) {
 /// be positive.
 template <class F>
 std::vector<double> frequencies_of(const char* name, idx_t dims, std::initializer_list<double> positive, const F& f) {
-  const validator check(name);
+  const validator check{name};
   if (dims < 0 || dims % 2 != 0) check.fail("an even number of dims", dims);
   for (double x : positive)
     if (!(x > 0 && std::isfinite(x))) check.fail("a base and a factor > 0", x);
@@ -37,7 +37,7 @@ std::vector<double> frequencies_of(const char* name, idx_t dims, std::initialize
 
 /// The fast turns, checked.
 inline double checked_turns(const char* name, idx_t original_length, double fast, double slow) {
-  const validator check(name);
+  const validator check{name};
   check.at_least("original length", 1, original_length);
   if (!(slow > 0)) check.fail("slow turns > 0", slow);
   if (!(fast > slow && std::isfinite(fast))) check.fail({"fast turns > slow turns ", slow}, fast);
@@ -86,7 +86,7 @@ struct rotary_call {
     T *cosine, *sine;  // [tokens][padded]; adjacent dims: each twice, the first sine negated
     T* row;            // [2 padded]
     double *multiple, *rest, *sum;  // [2][angles()]: cosines and sines
-    idx_t known = std::numeric_limits<idx_t>::min();  // the multiple for which they hold
+    idx_t known = (std::numeric_limits<idx_t>::min)();  // the multiple for which they hold
   };
   scratch layout(arena& memory) const {
     return {memory.allocate<T>(tokens * padded()),       memory.allocate<T>(tokens * padded()),
@@ -209,13 +209,13 @@ struct rotary_call {
     const auto limit = exec.limit_threads({.operations = 3 * numbers, .bytes = 2 * sizeof(S) * numbers});
     exec.for_each(blocks * (shared ? 1 : batch), [&](idx_t task, int worker) {
       scratch s = exec.scratch(worker, [&](arena& memory) { return layout(memory); });
-      const idx_t item = task / blocks, begin = task % blocks * tokens, end = std::min(begin + tokens, length);
+      const idx_t item = task / blocks, begin = task % blocks * tokens, end = (std::min)(begin + tokens, length);
       for (idx_t i = begin; i < end; ++i) {
         const idx_t n = (i - begin) * padded();
         prepare(given ? o.positions(item, i) : o.first_position + i, s.cosine + n, s.sine + n, s);
       }
       for (idx_t b = item; b < (shared ? batch : item + 1); ++b)
-        for (idx_t h = 0; h < heads; h += group) rotate_rows(b, h, std::min(h + group, heads), begin, end, s);
+        for (idx_t h = 0; h < heads; h += group) rotate_rows(b, h, (std::min)(h + group, heads), begin, end, s);
     });
   }
 };
@@ -230,7 +230,7 @@ inline void check_positions(const validator& check, const tensor_view<const idx_
   if (!positions) {
     if (x.empty()) return;
     check_one(first);
-    return check_one(first + std::min(x.extents[2] - 1, idx_t(1) << 41));
+    return check_one(first + (std::min)(x.extents[2] - 1, idx_t(1) << 41));
   }
   check.broadcasts("positions batch", x.extents[0], positions.extent(0));
   check.equal("positions length = x length", x.extents[2], positions.extent(1));

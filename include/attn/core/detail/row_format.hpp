@@ -59,8 +59,8 @@ struct row_format {
   static idx_t elements(idx_t cols, bool) { return cols; }
   static idx_t cols(idx_t elements, bool) { return elements; }
   static idx_t ring(idx_t needed) { return needed; }
-  static void check(const validator&, const char*, idx_t) {}
-  static void check(const validator&, const char*, const tensor_view<C>&, bool) {}
+  static void validate(const validator&, const char*, idx_t) {}
+  static void validate(const validator&, const char*, const tensor_view<C>&, bool) {}
 
   template <class S>
   static void put(const S* x, idx_t stride, bool, const matrix_view<C>& memory, idx_t row) {
@@ -83,17 +83,17 @@ struct row_format<std::int8_t> {
   /// Number of rows a ring needs to hold so many: the block that is being overwritten holds none of them.
   static idx_t ring(idx_t needed) { return (needed + 2 * (quantised_block - 1)) / quantised_block * quantised_block; }
 
-  static void check(const validator& check, const char* what, idx_t cols) {
+  static void validate(const validator& check, const char* what, idx_t cols) {
     if (cols % 2 != 0) check.fail({"an even ", what, " for eight-bit elements"}, cols);
     check.fits(what, {cols, 2 * quantised_block});  // more than the bytes of a block
   }
   /// The caller's memory.
-  static void check(const validator& check, const char* what, const tensor_view<std::int8_t>& x, bool of_keys) {
+  static void validate(const validator& check, const char* what, const tensor_view<std::int8_t>& x, bool of_keys) {
     const quantised_layout layout = quantised_layout::of_bytes(x.extent(3), of_keys);
     if (layout.cols < 0 || x.extent(3) != layout.bytes())
       check.fail({what, " in blocks of 64 + ", of_keys ? 18 : 16, " dim bytes"}, x.extent(3));
     if (x.empty()) return;
-    row_format::check(check, "dim", layout.cols);
+    row_format::validate(check, "dim", layout.cols);
     bool even = reinterpret_cast<std::uintptr_t>(x.data()) % 2 == 0 && x.stride(3) == 1;
     for (int axis = 0; axis < 3; ++axis) even &= x.stride(axis) % 2 == 0 || x.extent(axis) == 1;
     if (!even) check.fail({what, " in contiguous blocks at even addresses"}, "others");
@@ -120,11 +120,11 @@ struct row_format<C> {
   static idx_t elements(idx_t cols, bool of_keys) { return layout{cols, of_keys}.bytes(); }
   static idx_t cols(idx_t elements, bool of_keys) { return layout::of_bytes(elements, of_keys).cols; }
 
-  static void check(const validator& check, const char* what, idx_t cols) {
+  static void validate(const validator& check, const char* what, idx_t cols) {
     check.fits(what, {cols, 2 * channel_block});  // more than the bytes of a block
   }
   /// The caller's memory.
-  static void check(const validator& check, const char* what, const tensor_view<C>& x, bool of_keys) {
+  static void validate(const validator& check, const char* what, const tensor_view<C>& x, bool of_keys) {
     const layout l = layout::of_bytes(x.extent(3), of_keys);
     if (x.extent(3) != l.bytes())
       check.fail({what, " in blocks of ", l.bytes(), " bytes for a dim of ", l.cols}, x.extent(3));

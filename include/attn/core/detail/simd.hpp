@@ -94,11 +94,11 @@ ATTN_INLINE P fma(const P& a, const P& b, const P& c) {
 }
 /// The larger one; a where either is NaN.
 template <class P>
-ATTN_INLINE P max(const P& a, const P& b) {
+ATTN_INLINE P (max)(const P& a, const P& b) {
   return Eigen::internal::pmax(a, b);
 }
 template <class P>
-ATTN_INLINE P min(const P& a, const P& b) {
+ATTN_INLINE P (min)(const P& a, const P& b) {
   return Eigen::internal::pmin(a, b);
 }
 template <class P>
@@ -160,9 +160,9 @@ struct float_bits<double> {
 
 /// The compiler's own vector of N numbers, for operations that Eigen's packets do not have. Packets of several lanes
 /// convert to and from it; of one lane, which are numbers, by bits_as.
-template <class I, int N>
+template <class Integer, int N>
 struct lanes_of {
-  typedef I type __attribute__((vector_size(N * sizeof(I))));
+  typedef Integer type __attribute__((vector_size(N * sizeof(Integer))));
 };
 
 /// The same bits as another vector or number.
@@ -178,12 +178,12 @@ template <class T>
 ATTN_INLINE packet<T> keep(const packet<T>& x, const lane_mask<T>& lanes) {
   return bits_as<packet<T>>(bits_as<lane_mask<T>>(x) & lanes);
 }
-/// The last `count` numbers of a packet, each of the size of an I.
-template <class T, class I = typename float_bits<T>::integer>
+/// The last `count` numbers of a packet, each of the size of an Integer.
+template <class T, class Integer = typename float_bits<T>::integer>
 ATTN_INLINE lane_mask<T> last_numbers(idx_t count) {
-  constexpr idx_t all = sizeof(packet<T>) / sizeof(I);
-  I numbers[all];
-  for (idx_t n = 0; n < all; ++n) numbers[n] = n < all - count ? I(0) : I(-1);
+  constexpr idx_t all = sizeof(packet<T>) / sizeof(Integer);
+  Integer numbers[all];
+  for (idx_t n = 0; n < all; ++n) numbers[n] = n < all - count ? Integer(0) : Integer(-1);
   return bits_as<lane_mask<T>>(numbers);
 }
 
@@ -274,8 +274,8 @@ ATTN_INLINE packet<T> bits_to_exponent(const packet<T>& x) {
 /// that arrays indexed by it can be kept in registers.
 template <int N, class F>
 ATTN_INLINE void unroll(F&& f) {
-  [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
-    (f(std::integral_constant<int, I>{}), ...);
+  [&]<int... At>(std::integer_sequence<int, At...>) __attribute__((always_inline)) {
+    (f(std::integral_constant<int, At>{}), ...);
   }(std::make_integer_sequence<int, N>{});
 }
 
@@ -286,9 +286,9 @@ ATTN_INLINE packet<T> shuffle(const packet<T>& a, const packet<T>& b, F lane_of)
     return lane_of(0) == 0 ? a : b;
   } else {
     using lanes = typename lanes_of<T, width<T>>::type;
-    return [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
+    return [&]<int... At>(std::integer_sequence<int, At...>) __attribute__((always_inline)) {
       constexpr F lane{};
-      return (packet<T>)__builtin_shufflevector((lanes)a, (lanes)b, lane(I)...);
+      return (packet<T>)__builtin_shufflevector((lanes)a, (lanes)b, lane(At)...);
     }(std::make_integer_sequence<int, width<T>>{});
   }
 }

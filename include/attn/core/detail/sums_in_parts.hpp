@@ -33,7 +33,7 @@ struct sums_in_parts {
   T* row(idx_t r) const { return data + r * stride; }
   void clear(idx_t n) const { clear(n, rows); }
   /// The first `count` rows of part n.
-  void clear(idx_t n, idx_t count) const { std::fill_n(part(n), std::min(count, rows) * stride, T(0)); }
+  void clear(idx_t n, idx_t count) const { std::fill_n(part(n), (std::min)(count, rows) * stride, T(0)); }
   /// Adds rows [begin, end) of part n to those of the first.
   void add_part(idx_t n, idx_t begin, idx_t end) const {
     const T* const from = part(n);

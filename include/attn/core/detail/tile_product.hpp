@@ -31,15 +31,15 @@ ATTN_INLINE void tile_product(A a, const T* panel, idx_t depth, Done&& done, [[m
   const auto by_vectors = [&]<int Count>(std::integral_constant<int, Count>, const T* b_panel, idx_t begin,
                                          const auto& first, const auto& take) {
     // In one lambda for all of the tile: a lambda for each element would take several times as long to compile.
-    [&]<int... I, int... J>(std::integer_sequence<int, I...>, std::integer_sequence<int, J...>)
+    [&]<int... At, int... J>(std::integer_sequence<int, At...>, std::integer_sequence<int, J...>)
         __attribute__((always_inline)) {
-      packet<sum_type<T>> acc[array_size<M * Count>] = {first(I / Count, I % Count)...};
+      packet<sum_type<T>> acc[array_size<M * Count>] = {first(At / Count, At % Count)...};
       for (idx_t k = begin; k < depth; ++k) {
         if constexpr (requires { a.prefetch(k); }) a.prefetch(k);
         const packet<T> b[array_size<Count>] = {load<T>(b_panel + k * Stride + J * width<T>)...};
-        ((acc[I] = multiply_add<T>(broadcast<T>(a.at(I / Count, k)), b[I % Count], acc[I])), ...);
+        ((acc[At] = multiply_add<T>(broadcast<T>(a.at(At / Count, k)), b[At % Count], acc[At])), ...);
       }
-      (take(std::integral_constant<int, I / Count>{}, std::integral_constant<int, I % Count>{}, acc[I]), ...);
+      (take(std::integral_constant<int, At / Count>{}, std::integral_constant<int, At % Count>{}, acc[At]), ...);
     }(std::make_integer_sequence<int, M * Count>{}, std::make_integer_sequence<int, Count>{});
   };
   const auto nothing = [](int, int) __attribute__((always_inline)) { return zero<sum_type<T>>(); };
@@ -57,7 +57,7 @@ ATTN_INLINE void tile_product(A a, const T* panel, idx_t depth, Done&& done, [[m
         unroll<M>([&](auto m) { unroll<N>([&](auto n) { done(m, n, sum(m, n)); }); });
         return;
       }
-      by_vectors(std::integral_constant<int, std::min(N, 2)>{}, panel, whole, sum, done);
+      by_vectors(std::integral_constant<int, (std::min)(N, 2)>{}, panel, whole, sum, done);
       if constexpr (N > 2)
         by_vectors(std::integral_constant<int, 2>{}, panel + next, whole,
                    [&](int m, int n) __attribute__((always_inline)) { return sum(m, n + 2); },
@@ -65,7 +65,7 @@ ATTN_INLINE void tile_product(A a, const T* panel, idx_t depth, Done&& done, [[m
       return;
     }
 #endif
-  by_vectors(std::integral_constant<int, std::min(N, 2)>{}, panel, 0, nothing, done);
+  by_vectors(std::integral_constant<int, (std::min)(N, 2)>{}, panel, 0, nothing, done);
   if constexpr (N > 2)
     by_vectors(std::integral_constant<int, 2>{}, panel + next, 0, nothing,
                [&](auto m, auto n, const auto& x) { done(m, std::integral_constant<int, n + 2>{}, x); });

@@ -12,7 +12,7 @@ namespace attn { inline namespace ATTN_ISA { namespace detail {
 inline idx_t wave_size(const execution& exec, idx_t items, idx_t bytes_per_item) {
   const idx_t threads = exec.active_threads();
   if (threads == 1) return std::min<idx_t>(1, items);
-  return std::clamp<idx_t>((idx_t(2) << 20) / std::max<idx_t>(1, bytes_per_item), threads, std::max(items, threads));
+  return std::clamp<idx_t>((idx_t(2) << 20) / std::max<idx_t>(1, bytes_per_item), threads, (std::max)(items, threads));
 }
 
 /// Items first ... first + count - 1 with their scratch memory.
@@ -35,11 +35,11 @@ struct wave {
 /// body(wave) for [0, items), `size` at a time, each with scratch laid out by layout(arena&).
 template <class Layout, class Body>
 void for_each_wave(execution& exec, idx_t items, idx_t size, Layout&& layout, Body&& body) {
-  size = std::min(size, items);
+  size = (std::min)(size, items);
   auto* const list = exec.shared_scratch([&](arena& memory) { return memory.allocate_list(size, layout); });
   using scratch = std::remove_pointer_t<decltype(list)>;
   for (idx_t first = 0; first < items; first += size)
-    body(wave<std::remove_const_t<scratch>>{exec, first, std::min(size, items - first), list});
+    body(wave<std::remove_const_t<scratch>>{exec, first, (std::min)(size, items - first), list});
 }
 
 }}}  // namespace attn::ATTN_ISA::detail

@@ -112,7 +112,7 @@ class eigen_threads final : public worker_pool {
 
   void run(idx_t tasks, int workers, const task_body& body) override {
     if (pool_.get_deleter().process != this_process()) start(threads_);
-    workers = std::min(workers, threads_ + 1);
+    workers = (std::min)(workers, threads_ + 1);
     if (workers == 1) return body.run_serially(tasks);
     const auto shared = std::make_shared<shared_tasks>(tasks, workers, body);
     (void)error_of([&] {  // where memory runs out, those that were asked share the work

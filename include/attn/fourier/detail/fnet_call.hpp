@@ -84,7 +84,7 @@ struct channel_transform {
   idx_t first;  // token of the block, in the order of their places
   idx_t count = std::min<idx_t>(wide, sequence.length() / 2 + 1 - first);
 
-  idx_t token(idx_t i) const { return sequence.token(first + std::min(i, count - 1)); }
+  idx_t token(idx_t i) const { return sequence.token(first + (std::min)(i, count - 1)); }
   idx_t mirrored_token(idx_t i) const { return mirror(token(i), sequence.length()); }
   idx_t dim() const { return plan.length(); }
 
@@ -128,7 +128,7 @@ struct channel_transform {
         for (idx_t c0 = 0; c0 < dim(); c0 += w) {
           packet<T> square[array_size<w>];
           for (int j = 0; j < w; ++j) {
-            const idx_t c = std::min(c0 + j, dim() - 1);
+            const idx_t c = (std::min)(c0 + j, dim() - 1);
             square[j] = load<T>(rows + plan.order(mirrored ? c : mirror(c, dim())) * wide + part);
           }
           transpose<T>(square);
@@ -216,9 +216,9 @@ struct fnet_call {
       if (length(slice) == 0) continue;
       arena count;
       const auto plan = sequence_plan<T>::layout(count, length(slice));
-      plan_bytes = std::max(plan_bytes, static_cast<idx_t>(count.used()));
-      slice_rows = std::max(slice_rows, blocks * plan.rows());
-      spare_rows = std::max(spare_rows, plan.spare_rows(std::min(blocks, blocks_together)));
+      plan_bytes = (std::max)(plan_bytes, static_cast<idx_t>(count.used()));
+      slice_rows = (std::max)(slice_rows, blocks * plan.rows());
+      spare_rows = (std::max)(spare_rows, plan.spare_rows((std::min)(blocks, blocks_together)));
     }
     fourier_plan<T> over_channels;
     sequence_plan<T> over_tokens;
@@ -226,7 +226,7 @@ struct fnet_call {
       over_channels = fourier_plan<T>::layout(memory, x.extent(3));
       return memory.allocate<std::byte>(plan_bytes);
     });
-    spare_rows = std::max(spare_rows, x.extent(3) + over_channels.spare_rows());
+    spare_rows = (std::max)(spare_rows, x.extent(3) + over_channels.spare_rows());
     over_channels.fill(rows_of(exec, 0, spare_rows));
 
     // Of slices of one length, as many as are a multiple of the threads are a task each. Threads share the passes of

@@ -17,12 +17,12 @@ namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// The least number of factors 2, 3 and 5 that is not below n.
 inline idx_t smooth_size(idx_t n) {
-  idx_t best = std::numeric_limits<idx_t>::max();
+  idx_t best = (std::numeric_limits<idx_t>::max)();
   for (idx_t fives = 1; fives < best; fives *= 5)
     for (idx_t odd = fives; odd < best; odd *= 3) {
       idx_t all = odd;
       while (all < n) all *= 2;
-      best = std::min(best, all);
+      best = (std::min)(best, all);
     }
   return best;
 }
@@ -83,7 +83,7 @@ class fourier_plan {
 
   /// The same in two steps that threads share: start(p, rows) for every p < pieces(), then finish(p, rows) for every p.
   /// One piece: a transform is too small, or cannot be split.
-  idx_t pieces() const { return convolves() || size_ <= near ? 1 : stages_[0].radix; }
+  idx_t pieces() const { return convolves() || size_ <= in_cache ? 1 : stages_[0].radix; }
   void start(idx_t piece, T* rows) const {
     const idx_t columns = size_ / pieces();
     stages_[0].template run<false>(rows, 1, piece * columns / pieces(), (piece + 1) * columns / pieces());
@@ -119,7 +119,7 @@ class fourier_plan {
   };
 
   /// So many rows fit into the first cache.
-  static constexpr idx_t near = 24 * 1024 / (row_width<T> * static_cast<idx_t>(sizeof(T)));
+  static constexpr idx_t in_cache = 24 * 1024 / (row_width<T> * static_cast<idx_t>(sizeof(T)));
 
   bool convolves() const { return size_ != length_; }
 
@@ -188,7 +188,7 @@ class fourier_plan {
   void run(int n, T* rows) const {
     if (n == passes_) return;
     const stage& first = stages_[n];
-    if (first.size <= near) {
+    if (first.size <= in_cache) {
       for (int m = n; m < passes_; ++m) {
         const stage& s = stages_[Transposed ? passes_ - 1 - (m - n) : m];
         s.template run<Transposed>(rows, first.size / s.size);

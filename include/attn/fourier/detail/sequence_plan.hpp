@@ -17,11 +17,11 @@ class sequence_plan {
  public:
   /// The plan of length n >= 1 and its memory; to be filled once.
   static sequence_plan layout(arena& memory, idx_t n) {
-    constexpr idx_t near = 512 * 1024 / row_bytes;
+    constexpr idx_t in_cache = 512 * 1024 / row_bytes;
     sequence_plan plan;
     plan.length_ = n;
-    if (n > near && fourier_plan<T>::is_smooth(n))
-      for (plan.parts_ = (n + near - 1) / near; n % plan.parts_ != 0;) ++plan.parts_;
+    if (n > in_cache && fourier_plan<T>::is_smooth(n))
+      for (plan.parts_ = (n + in_cache - 1) / in_cache; n % plan.parts_ != 0;) ++plan.parts_;
     plan.size_ = n / plan.parts_;
     plan.within_part_ = fourier_plan<T>::layout(memory, plan.size_);
     plan.places_ = memory.allocate<idx_t>(n);
@@ -40,7 +40,7 @@ class sequence_plan {
   idx_t rows() const { return parts_ * part_stride(); }
   /// Rows of memory that a worker needs to take in `blocks` blocks at a time.
   idx_t spare_rows(idx_t blocks) const {
-    return std::max(within_part_.spare_rows(), parts_ > 1 ? blocks * 2 * together * parts_ : 0);
+    return (std::max)(within_part_.spare_rows(), parts_ > 1 ? blocks * 2 * together * parts_ : 0);
   }
 
   /// Computes the tables; `spare` is memory of spare_rows() rows.
@@ -82,7 +82,7 @@ class sequence_plan {
   template <class Load>
   void read_input(idx_t slice, idx_t begin, idx_t end, T* rows, T* spare, Load&& load) const {
     if (parts_ == 1) {
-      const idx_t last = std::min((slice + 1) * tokens_together - 1, length_ / 2);
+      const idx_t last = (std::min)((slice + 1) * tokens_together - 1, length_ / 2);
       for (idx_t t = slice * tokens_together; t <= last; ++t)
         for (idx_t b = begin; b < end; ++b) {
           T* const block = rows + b * this->rows() * wide;
@@ -91,7 +91,7 @@ class sequence_plan {
       return;
     }
     // Column j comes with its mirror image -j, unless it is its own.
-    const idx_t first = slice * together, count = std::min(together, size_ / 2 + 1 - first);
+    const idx_t first = slice * together, count = (std::min)(together, size_ / 2 + 1 - first);
     const auto is_own_image = [&](idx_t c) { return first + c == mirror(first + c, size_); };
     const auto column = [&](idx_t b, idx_t c, bool image) {
       return spare + (((b - begin) * 2 + image) * together + c) * parts_ * wide;

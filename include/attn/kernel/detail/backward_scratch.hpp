@@ -42,7 +42,7 @@ struct kernel_backward_scratch {
     if (has_pairs<T> && paired) {
       constexpr idx_t wide = panel_width<T>;
       const idx_t most =
-          std::max({phi, (shape.dim_v + tile_rows) * kernel_chunk, square + tile_rows * kernel_chunk,
+          (std::max)({phi, (shape.dim_v + tile_rows) * kernel_chunk, square + tile_rows * kernel_chunk,
                     round_up(features, wide) * std::max<idx_t>(kernel_chunk, round_up(shape.dim_v, wide)),
                     kernel_chunk * round_up(shape.dim_v, wide)});
       for (bf16_pair** each : {&x.operands.left, &x.operands.right}) *each = memory.allocate<bf16_pair>(most / 2);

@@ -53,7 +53,7 @@ struct kernel_backward : kernel_backward_call<T> {
   /// Prefetches the rows of x that are read after those from `begin` on; in causal calls those of the chunk before.
   void fetch_next(row_prefetcher<>& to, const stored_matrix<T>& x, idx_t begin) const {
     begin += call.causal ? -kernel_chunk : kernel_chunk;
-    kernel_call<T>::fetch(to, x, std::max(begin, idx_t(0)), std::min(begin + kernel_chunk, x.rows));
+    kernel_call<T>::fetch(to, x, (std::max)(begin, idx_t(0)), (std::min)(begin + kernel_chunk, x.rows));
   }
   row_prefetcher<> prefetch_queries(const block& at) const {
     row_prefetcher<> prefetch;
@@ -106,7 +106,7 @@ struct kernel_backward : kernel_backward_call<T> {
     for (idx_t t = 0; t < kernel_chunk; ++t) {
       const T before = sums ? s.q_max[t] : no_log_scale<T>;
       const T own = at.keys > 0 ? s.own_max[t] + s.running_max[t] : no_log_scale<T>;
-      const T larger = std::max(before, own);
+      const T larger = (std::max)(before, own);
       x.log_scale[t] = larger;
       s.state_factor[t] = before - larger, s.own_factor[t] = own - larger, s.eps[t] = call.eps;
     }
@@ -204,7 +204,7 @@ struct kernel_backward : kernel_backward_call<T> {
     for (idx_t r = 0; r < m && of_scores(); ++r)
       for (idx_t j = 0; j <= i; ++j) {
         const T log = s.q_raw[r * kernel_chunk + i] + s.k_raw[r * kernel_chunk + j] + s.k_shift[j] - largest;
-        const T part = scores[j] * std::exp2(std::min(log, T(2)));
+        const T part = scores[j] * std::exp2((std::min)(log, T(2)));
         x.q_d[r * kernel_chunk + i] += part;
         if (of_keys()) x.k_d[r * kernel_chunk + j] += part;
       }

@@ -35,7 +35,7 @@ void add_weights(kernel_sums<T>& sums, const T* features, const T* ones, idx_t c
   for (idx_t r = 0; r < sums.features; r += w) {
     packet<T> totals[array_size<w>];
     for (int i = 0; i < w; ++i) {
-      const T* row = features + std::min(r + i, sums.features - 1) * kernel_chunk;
+      const T* row = features + (std::min)(r + i, sums.features - 1) * kernel_chunk;
       packet<T> sum = ones ? mul(load<T>(row), load<T>(ones)) : load<T>(row);
       for (idx_t t = w; t < count; t += w)
         sum = ones ? fma(load<T>(row + t), load<T>(ones + t), sum) : add(sum, load<T>(row + t));
@@ -54,7 +54,7 @@ void add_values(kernel_sums<T>& sums, const P* features, const P* values, idx_t 
   const idx_t cols = round_up(sums.dim_v, panel_width<T>);
   for (idx_t r = 0; r < sums.features; r += tile_rows)
     for (idx_t col = 0; col < cols; col += widest_tile<P>) {
-      const idx_t end = std::min(col + widest_tile<P>, cols);
+      const idx_t end = (std::min)(col + widest_tile<P>, cols);
       prefetch.next(rows_per_tile * (end - col) / panel_width<T>);
       with_tile_height(std::min<idx_t>(tile_rows, sums.features - r), [&](auto M) {
         panel_products<P, M.value, panel_width<P>, true>(
@@ -70,7 +70,7 @@ void add_values(kernel_sums<T>& sums, const P* features, const P* values, idx_t 
 
 /// A denominator below this counts as 0, and its row is 0: it has lost its digits, and its inverse could overflow.
 template <class T>
-inline constexpr T least_denominator = 16 * std::numeric_limits<T>::min();
+inline constexpr T least_denominator = 16 * (std::numeric_limits<T>::min)();
 
 /// Rows [rows][kernel_chunk], of which `count` tokens are in use, by pairs of tokens: [rows][kernel_chunk / 2].
 inline void tokens_to_pairs(const float* x, idx_t rows, idx_t count, bf16_pair* pairs) {
@@ -233,7 +233,7 @@ void read_weights(const T* features, const T* z, idx_t count, idx_t lanes, T* de
 template <class T, class P>
 void own_weights(const chunk_view<T>& c, const kernel_scratch<T>& s, const chunk_operands<P>& x, idx_t r0, idx_t rows,
                  T* sums) {
-  const idx_t limit = std::min(r0 + rows, c.keys);
+  const idx_t limit = (std::min)(r0 + rows, c.keys);
   T *const weights = s.weights, *const score_factor = s.score_factor;
   with_tile_height(rows, [&](auto M) {
     panel_products<P, M.value, kernel_chunk, true>(
@@ -244,7 +244,7 @@ void own_weights(const chunk_view<T>& c, const kernel_scratch<T>& s, const chunk
   const idx_t padded = round_up(limit, width<T>);
   for (idx_t m = 0; m < rows; ++m) {
     T* const row = weights + m * kernel_chunk;
-    const idx_t seen = std::min(r0 + m + 1, c.keys);
+    const idx_t seen = (std::min)(r0 + m + 1, c.keys);
     if (c.weighed)
       for (idx_t n = 0; n < seen; n += width<T>)
         store<T>(row + n, mul(load<T>(row + n), load<T>(score_factor + (r0 + m) * kernel_chunk + n)));
@@ -261,7 +261,7 @@ template <class T, class P>
 void chunk_tile(const chunk_view<T>& c, const kernel_scratch<T>& s, const chunk_operands<P>& by, idx_t r0, idx_t rows,
                 T* den, T* out, idx_t stride) {
   alignas(64) T own_sum[tile_rows] = {}, state_part[tile_rows] = {}, own_part[tile_rows] = {};
-  const idx_t limit = std::min(r0 + rows, c.keys);
+  const idx_t limit = (std::min)(r0 + rows, c.keys);
   if (c.keys > 0) own_weights(c, s, by, r0, rows, own_sum);
   for (idx_t m = 0; m < rows; ++m) {
     const T a = c.sums ? s.state_factor[r0 + m] : T(0), b = c.keys > 0 ? s.own_factor[r0 + m] : T(0);
@@ -297,7 +297,7 @@ void chunk_tile(const chunk_view<T>& c, const kernel_scratch<T>& s, const chunk_
     // key by key, without the masked ones: the same sums, to the last bit
     if constexpr (numbers_of<P> > 1) {
       const auto seen = [&](idx_t m, idx_t k) -> std::uint32_t {
-        const idx_t keys = std::min(r0 + m + 1, c.keys) - 2 * k;
+        const idx_t keys = (std::min)(r0 + m + 1, c.keys) - 2 * k;
         return keys > 1 ? 0xffffffffu : keys > 0 ? 0xffffu : 0;
       };
       seen_product<kernel_chunk / 2>(left, rows, panel, 2, operands<P>(limit), seen,
@@ -306,7 +306,7 @@ void chunk_tile(const chunk_view<T>& c, const kernel_scratch<T>& s, const chunk_
       for (idx_t m = 0; m < rows; ++m)
         unroll<2>([&](auto half) {
           packet<T> x = zero<T>();
-          for (idx_t n = 0; n < std::min(r0 + m + 1, c.keys); ++n)
+          for (idx_t n = 0; n < (std::min)(r0 + m + 1, c.keys); ++n)
             x = fma(broadcast<T>(left.at(static_cast<int>(m), n)),
                     load<T>(panel + n * panel_width<T> + half * width<T>), x);
           add_own(col, m, half, x);

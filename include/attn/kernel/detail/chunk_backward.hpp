@@ -161,7 +161,7 @@ void weighted_features(const T* features, idx_t rows, const T* weights, idx_t co
   if (!added && !finite) std::fill_n(to, rows * kernel_chunk, T(0));
   /// take(at, packet) takes the sums of the panel of lanes from t on.
   const auto multiply_panel = [&]<class P>(const P* left, const P* right, idx_t t, const auto& take) {
-    const idx_t begin = before ? 0 : t, end = before ? std::min(t + wide, count) : count;
+    const idx_t begin = before ? 0 : t, end = before ? (std::min)(t + wide, count) : count;
     constexpr int stride = kernel_chunk / numbers_of<P>;
     for (idx_t r = 0; r < rows; r += tile_rows)
       with_tile_height(std::min<idx_t>(tile_rows, rows - r), [&](auto M) {

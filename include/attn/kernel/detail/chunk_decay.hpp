@@ -197,7 +197,7 @@ template <class T, class Done>
 void score_product(const panels<T>& a, const panels<T>& b, idx_t count, idx_t depth, Done&& done) {
   constexpr idx_t wide = panels<T>::wide;
   for (idx_t first = 0; first < count; first += wide)
-    product(a.from_col(first), std::min(wide, count - first), b, std::min(first + wide, count),
+    product(a.from_col(first), (std::min)(wide, count - first), b, (std::min)(first + wide, count),
             depth, [&](idx_t row, idx_t col, const packet<T>& sum) { done(first + row, col, sum); });
 }
 
@@ -215,7 +215,7 @@ void chunk_scores(const chunk_decay<T>& decay, const score_scratch<T>& s, const 
   }
   const idx_t own = form == triangle::up_to ? 0 : 1;
   for (idx_t block = 0; block < count; block += score_block) {
-    const idx_t rows = std::min(score_block, count - block), end = block + rows;
+    const idx_t rows = (std::min)(score_block, count - block), end = block + rows;
     if (block > 0) {
       s.add_columns(decay, k, block - score_block);
       s.load_factors(decay, block, rows);

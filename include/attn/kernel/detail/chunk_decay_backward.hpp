@@ -46,7 +46,7 @@ struct score_gradients {
     if (decay.kind == decay_kind::channel) {
       for (idx_t block = 0; block < all; block += score_block) {
         if (block > 0) before_block(block);
-        for (idx_t col = 0; col < dim; col += width<T>) in_block(block, std::min(block + score_block, all), col);
+        for (idx_t col = 0; col < dim; col += width<T>) in_block(block, (std::min)(block + score_block, all), col);
       }
       return;
     }
@@ -62,7 +62,7 @@ struct score_gradients {
  private:
   static constexpr bool strict(idx_t r) { return Strict && r == Rows - 1; }
   bool of_rows(idx_t r) const { return r == 0 ? of_first_rows : of_others; }
-  idx_t count_of(idx_t r, idx_t block) const { return std::min(score_block, rows[r].count - block); }
+  idx_t count_of(idx_t r, idx_t block) const { return (std::min)(score_block, rows[r].count - block); }
   template <class F>
   ATTN_INLINE static void each_pair(F&& f) {
     unroll<Rows>([&](auto r) { unroll<Columns>([&](auto c) { f(r, c); }); });

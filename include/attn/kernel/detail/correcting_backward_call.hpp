@@ -9,7 +9,7 @@ namespace attn { inline namespace ATTN_ISA { namespace detail {
 template <rule R, class S, class Gradients, class Options>
 void run_correcting_backward(const char* name, const kernel_views<S>& x, const Gradients& g, const Options& options,
                              execution& exec) {
-  call_views check(name);
+  call_views check{name};
   read_inputs(check, x, options);
   name_gradients(check, x, g, options);
   auto call = check_correcting_call<R>(check, x, options, exec, &g);

@@ -142,7 +142,7 @@ kernel_call<T> check_correcting_forward(call_views& check, const kernel_views<S>
 
 template <rule R, class S, class Options>
 void run_correcting(const char* name, const kernel_views<S>& x, const Options& options, execution& exec) {
-  call_views check(name);
+  call_views check{name};
   const auto call = check_correcting_forward<R>(check, x, options, exec);
   recurrence_driver<R, compute_type<S>>{call}.run(exec);
 }

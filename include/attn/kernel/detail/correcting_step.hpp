@@ -104,7 +104,7 @@ void correcting_steps(const kernel_call<T>& call, const sequence_lengths& first,
 template <rule R, class S, class Options, class T = compute_type<S>>
 void run_correcting_step(const char* name, kernel_items<T>& state, const kernel_views<S>& x, const Options& options,
                          execution& exec) {
-  call_views check(name);
+  call_views check{name};
   kernel_call<T> call = check_correcting_forward<R>(check, x, options, exec);
   check.extents({{"batch = batch of the state", state.batch(), call.shape.batch},
                  {"value heads = heads of the state", state.heads(), call.heads},

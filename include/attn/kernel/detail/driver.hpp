@@ -55,7 +55,7 @@ struct sums_driver {
   void attend_part(idx_t b, idx_t h, idx_t n, idx_t part, idx_t parts, const kernel_scratch<T>& s,
                    const segment_in_parts<T>& x, segment_sums& one) const {
     const idx_t begin = n * call.segment(b), end = call.end_of_segment(b, n), tokens = part_tokens(b, parts);
-    const idx_t from = begin + part * tokens, to = std::min(from + tokens, end);
+    const idx_t from = begin + part * tokens, to = (std::min)(from + tokens, end);
     if (from >= end) return;
     if (part == 0)
       call.attend_segment(b, h, begin, to, true, s, *x.before, one.own, one.total);
@@ -89,7 +89,7 @@ struct sums_driver {
     const idx_t all = x.heads > 0 ? most_segments(call.shape.keys) : 0;
     x.clear();
     for (idx_t first = 0, alone = split.whole; first < all || alone > 0; first += x.most, alone = 0) {
-      const idx_t threads = exec.active_threads(), count = std::min(x.most, all - first);
+      const idx_t threads = exec.active_threads(), count = (std::min)(x.most, all - first);
       const idx_t parts = call.causal ? parts_of_segment(x.most, count) : 1;
       const idx_t lead = call.causal ? leading_segments(x.heads, count, threads, summing, parts) : 0;
       const idx_t rest = count - lead;
@@ -109,7 +109,7 @@ struct sums_driver {
             if (task > 0 || lead == 0) return;
             segment_sums& one = own[worker];
             call.copy(*x.of(n), one.before);
-            attend_segments(b(n), h(n), first, first + std::min(lead, here(n)), s, one.before, one);
+            attend_segments(b(n), h(n), first, first + (std::min)(lead, here(n)), s, one.before, one);
             std::swap(one.before, x.of(n)[lead]);
           },
           [&](idx_t n, int worker) { x.add_up(n, lead, added(n), call.scratch(exec, worker)); });

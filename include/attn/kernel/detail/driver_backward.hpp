@@ -50,7 +50,7 @@ struct backward_driver : head_backward<T> {
   void layout_shared(arena& memory, idx_t heads, idx_t threads) {
     const idx_t all = most_segments(shape.keys), wave = segments_of_wave(heads, threads);
     shared_keys = shared_sums<T>::layout(memory, call, heads, call.causal ? all : wave);
-    const idx_t kept = call.causal && heads > 0 ? std::min(all, ceil_div(2 * threads, heads)) : 0;
+    const idx_t kept = call.causal && heads > 0 ? (std::min)(all, ceil_div(2 * threads, heads)) : 0;
     shared_queries = shared_sums<T>::layout(memory, call, heads, call.causal ? kept : wave);
     kept_chunks = memory.allocate_list(heads * kept * chunks_of_segment(),
                                        [&](arena& one) { return this->layout_chunk(one); });
@@ -78,7 +78,7 @@ struct backward_driver : head_backward<T> {
         exec, 0, heads > 0 ? most_segments(shape.queries) : 0, run_whole,
         [&](idx_t n) { return ceil_div(rows(n), segment_of(rows(n))); },
         [&](idx_t n, idx_t segment, sums_type& sums, int worker) {
-          const idx_t step = segment_of(rows(n)), begin = segment * step, end = std::min(begin + step, rows(n));
+          const idx_t step = segment_of(rows(n)), begin = segment * step, end = (std::min)(begin + step, rows(n));
           attend_rows(b(n), h(n), begin, end, *shared_keys.of(n), sums, scratch(exec, worker).x, nullptr);
           return T(1);
         },
@@ -119,7 +119,7 @@ struct backward_driver : head_backward<T> {
         },
         [&](idx_t n, int worker) { before.add_up(n, 0, segments(n) - 1, forward(worker)); });
     for (idx_t first = 0; heads > 0 && first < all; first += after.most) {
-      const idx_t wave = std::min(after.most, all - first);
+      const idx_t wave = (std::min)(after.most, all - first);
       const auto segment = [&](idx_t n, idx_t at) { return segments(n) - 1 - first - at; };
       after.run_parts(
           exec, 0, wave, run_whole,
@@ -139,7 +139,7 @@ struct backward_driver : head_backward<T> {
         if (segment(n, at) < 0) return;
         worker_scratch w = scratch(exec, worker);
         w.after = after.of(n)[at];
-        for (idx_t c = std::min((part + 1) * part_chunks, chunks) - 1; c >= part * part_chunks; --c)
+        for (idx_t c = (std::min)((part + 1) * part_chunks, chunks) - 1; c >= part * part_chunks; --c)
           attend_keys_of(b(n), h(n), segment(n, at), c, w, target(whole + n), kept(n, at)[c]);
       });
       for (idx_t n = 0; n < heads; ++n) after.advance(n, wave);

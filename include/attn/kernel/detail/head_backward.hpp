@@ -44,11 +44,11 @@ struct head_backward {
     worker_scratch w;
     const bool paired = call.v.access->paired;
     const auto forward = kernel_scratch<T>::layout(
-        memory, m, shape.dim_v, std::max(call.map->scratch_size, in.map->scratch_size), log_scaled, paired);
+        memory, m, shape.dim_v, (std::max)(call.map->scratch_size, in.map->scratch_size), log_scaled, paired);
     w.x = kernel_backward_scratch<T>::layout(memory, forward, shape, m, log_scaled, call.gated(), paired);
     w.own = sums(), w.own_queries = sums(), w.after = sums(), w.later = sums();
     w.before = list(call.causal && store_before ? most_segments(shape.keys) : 0);
-    w.seen = list(call.causal ? ceil_div(std::min(segment_of(shape.keys), shape.keys), kernel_chunk) : 0);
+    w.seen = list(call.causal ? ceil_div((std::min)(segment_of(shape.keys), shape.keys), kernel_chunk) : 0);
     w.dk = memory.allocate<T>(keep_dk() ? shape.keys * shape.dim : 0);
     w.dv = memory.allocate<T>(keep_dv() ? shape.keys * shape.dim_v : 0);
     w.gates = memory.allocate<T>(in.of_gates() ? shape.keys : 0);
@@ -102,7 +102,7 @@ struct head_backward {
     for (idx_t n = 0; n < call.segments(b); ++n)
       call.add_segment(sums, call.sum_up_segment(b, h, n, s, w.own), w.own, s);
     for (idx_t begin = 0; begin < rows; begin += step) {
-      attend_rows(b, h, begin, std::min(begin + step, rows), sums, w.own, w.x, to.features);
+      attend_rows(b, h, begin, (std::min)(begin + step, rows), sums, w.own, w.x, to.features);
       if (!w.own.empty) call.add_segment(w.after, T(1), w.own, s);
     }
     if (key_rows()) transpose_sums(w.after, w.later_t);
@@ -143,7 +143,7 @@ struct head_backward {
     T decay = T(1);
     w.own_queries.clear();
     for (idx_t c = ceil_div(end - begin, kernel_chunk) - 1; c >= 0; --c) {
-      const idx_t first = begin + c * kernel_chunk, last = std::min(first + kernel_chunk, end);
+      const idx_t first = begin + c * kernel_chunk, last = (std::min)(first + kernel_chunk, end);
       decay *= sums_only ? attend_queries(b, h, first, last, w.seen[c], w, to, true)
                          : attend_chunk(b, h, first, last, w.seen[c], decay, w, to);
     }
@@ -174,7 +174,7 @@ struct head_backward {
       call.copy(own, kept->sums);
       kept->decay = decay;
       if (!last || c + kernel_chunk < end)
-        decay = call.add_keys_to(own, decay, b, h, c, std::min(c + kernel_chunk, end), s);
+        decay = call.add_keys_to(own, decay, b, h, c, (std::min)(c + kernel_chunk, end), s);
     }
     return decay;
   }
@@ -193,7 +193,7 @@ struct head_backward {
       call.copy(w.own_queries, x.sums);
       x.decay = decay;
       w.x.k_d = x.k_d, w.x.dv = x.dv;
-      decay *= attend_queries(b, h, begin + c * kernel_chunk, std::min(begin + (c + 1) * kernel_chunk, end), seen, w,
+      decay *= attend_queries(b, h, begin + c * kernel_chunk, (std::min)(begin + (c + 1) * kernel_chunk, end), seen, w,
                               to);
     }
     std::swap(w.own_queries, own);
@@ -269,7 +269,7 @@ struct head_backward {
                                      worker_scratch& w, const item_head_target& to, bool sums_only = false) const {
     const auto& x = w.x;
     const idx_t offset = call.lengths.keys(b) - call.lengths.queries(b), count = end - begin;
-    const idx_t first = std::max(offset - begin, idx_t(0));  // lane of the first query in the chunk
+    const idx_t first = (std::max)(offset - begin, idx_t(0));  // lane of the first query in the chunk
     const bool queries = has_queries(b, end);
     in.load_chunk(b, h, begin, count, queries, x);
     if (in.of_gates()) {

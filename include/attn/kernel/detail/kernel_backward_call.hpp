@@ -56,9 +56,9 @@ template <class S, class Gradients, class Operator, class T = compute_type<S>>
 void run_kernel_backward(const char* name, const kernel_views<S>& x, const Gradients& g, Operator one,
                          execution& exec) {
   if constexpr (Operator::usable()) {
-    call_views check(name);
+    call_views check{name};
     kernel_call<T> call = check_kernel_backward(check, x, g, one.options);
-    one.check(check, call);
+    one.validate(check, call);
     auto map = one.map(call);
     auto back = one.back(map);
     call.map = &map;

@@ -20,12 +20,12 @@ inline constexpr idx_t kernel_segment = 16 * kernel_chunk;
 /// Tokens of a segment of so many: about as many chunks as there are segments, so that no sum has many terms.
 [[gnu::noinline]] inline idx_t segment_of(idx_t tokens) {
   const double chunks = std::sqrt(static_cast<double>(tokens) / kernel_chunk);
-  return std::max(kernel_segment, static_cast<idx_t>(std::ceil(chunks)) * kernel_chunk);
+  return (std::max)(kernel_segment, static_cast<idx_t>(std::ceil(chunks)) * kernel_chunk);
 }
 /// Segments of at most so many tokens.
 [[gnu::noinline]] inline idx_t most_segments(idx_t tokens) {
   const double of_many = std::ceil(std::sqrt(static_cast<double>(tokens) / kernel_chunk));
-  return std::min(ceil_div(tokens, kernel_segment), std::max<idx_t>(16, static_cast<idx_t>(of_many)));
+  return (std::min)(ceil_div(tokens, kernel_segment), std::max<idx_t>(16, static_cast<idx_t>(of_many)));
 }
 
 template <class T>
@@ -219,7 +219,7 @@ struct kernel_call {
     if (!resumed && (!last || end - begin > kernel_chunk)) own.clear();
     for (idx_t c = begin; c < end; c += kernel_chunk) {
       const idx_t count = std::min<idx_t>(kernel_chunk, end - c);
-      const idx_t first = std::max(offset - c, idx_t(0));  // lane of the first query in the chunk
+      const idx_t first = (std::max)(offset - c, idx_t(0));  // lane of the first query in the chunk
       const bool finite = load_keys(b, h, c, count, s, s.k_own), keep_sums = !last || c + count < end;
       row_prefetcher<> prefetch = prefetch_keys(b, h, c + count);
       const kernel_sums<T>* seen = c == begin && !resumed ? &before : before.empty && !log_scaled() ? &own : &total;
@@ -264,7 +264,7 @@ struct kernel_call {
                              .normalise = normalise, .features = map->features, .dim_v = shape.dim_v};
     if (sums) read_weights(s.q_phi, sums->weights, view.features, round_up(count, width<T>), s.den);
     row_prefetcher<> prefetch;
-    const idx_t next = origin + kernel_chunk, after = std::min(next + kernel_chunk, lengths.queries(b));
+    const idx_t next = origin + kernel_chunk, after = (std::min)(next + kernel_chunk, lengths.queries(b));
     fetch(prefetch, queries, next, after);
     fetch(prefetch, to, next, after);
     const bool whole_panels = to.access->computes && to.col_stride == 1 && to.cols % panel_width<T> == 0;
@@ -305,7 +305,7 @@ struct kernel_call {
   /// Tokens of a segment of keys, and the number of segments.
   idx_t segment(idx_t b) const { return segment_of(lengths.keys(b)); }
   idx_t segments(idx_t b) const { return ceil_div(lengths.keys(b), segment(b)); }
-  idx_t end_of_segment(idx_t b, idx_t n) const { return std::min((n + 1) * segment(b), lengths.keys(b)); }
+  idx_t end_of_segment(idx_t b, idx_t n) const { return (std::min)((n + 1) * segment(b), lengths.keys(b)); }
   idx_t blocks(idx_t b) const { return ceil_div(lengths.queries(b), kernel_chunk); }
   T sum_up_segment(idx_t b, idx_t h, idx_t n, const kernel_scratch<T>& s, kernel_sums<T>& sums) const {
     return sum_up(b, h, n * segment(b), end_of_segment(b, n), s, sums);

@@ -140,7 +140,7 @@ void check_gates(const validator& check, const char* what, const tensor_view<con
 template <class T>
 void check_key_mask(call_views& check, kernel_call<T>& call, const key_mask_view& mask) {
   call.key_mask = mask;
-  call.key_mask.check(check, call.shape.batch, call.shape.keys);
+  call.key_mask.validate(check, call.shape.batch, call.shape.keys);
 }
 
 /// Checks the options and parameters of a call of this shape, and fills in the call except its map. Tokens appended
@@ -204,9 +204,9 @@ struct whole_call {
 template <class S, class Operator, class Way = whole_call>
 void run_kernel(const char* name, const kernel_views<S>& x, Operator one, execution& exec, const Way& way = {}) {
   if constexpr (Operator::usable()) {
-    call_views check(name);
+    call_views check{name};
     auto call = check_kernel(check, x, one.options, way.heads);
-    one.check(check, call);
+    one.validate(check, call);
     auto map = one.map(call);
     call.map = &map;
     way.template run<Operator::may_recur>(check, call, exec);

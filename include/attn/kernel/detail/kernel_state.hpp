@@ -49,7 +49,7 @@ class kernel_items : public item_state<kernel_items<T>, T> {
   /// Each feature of the extents becomes `per_feature` features of the sums.
   kernel_items(const char* name, state_kind kind, const kernel_state_extents& e, idx_t per_feature)
       : base(name, e.batch, e.keep), kind_(kind), extents_(e) {
-    const validator check(name);
+    const validator check{name};
     const bool reads = kind.parts == sum_parts::values;
     check.at_least("heads", 0, e.heads);
     check.at_least(reads ? "dim" : "features", 0, e.features);
@@ -156,7 +156,7 @@ class kernel_state : public detail::state_sequences<T> {
   /// order does not matter. Throws std::invalid_argument for a state of another kind or shape, and if `later` was fed
   /// with decays per channel, because a state has only one product of decays per head.
   void merge(const kernel_state& later) {
-    const detail::validator check(name_);
+    const detail::validator check{name_};
     if (later.kind() != this->kind()) check.fail("a state of the same kind and feature kernel", "another");
     check.extents({{"batch of the other state =", batch(), later.batch()},
                    {"heads of the other state =", heads(), later.heads()},

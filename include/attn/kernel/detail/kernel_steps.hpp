@@ -109,7 +109,7 @@ struct kernel_steps {
 
   void run(execution& exec) const {
     const idx_t item_heads = call.shape.batch * call.heads, threads = exec.active_threads(), group = call.group();
-    const idx_t fair = std::min(kernel_chunk / std::max<idx_t>(1, group), (item_heads + threads - 1) / threads);
+    const idx_t fair = (std::min)(kernel_chunk / std::max<idx_t>(1, group), (item_heads + threads - 1) / threads);
     const idx_t most = call.map->shared ? std::max<idx_t>(1, fair) : 1;
     exec.shared_scratch([&](arena& memory) {
       call.map->layout(memory, item_heads);

@@ -84,7 +84,7 @@ void combine(const kernel_sums<T>& a, T factor, const kernel_sums<T>& b, kernel_
   for (idx_t r = 0; r < lanes; r += width<T>) {
     packet<T> fa = broadcast<T>(factor), fb = broadcast<T>(T(1));
     if (a.log_scale) {
-      const packet<T> la = load<T>(a.log_scale + r), lb = load<T>(b.log_scale + r), larger = max(la, lb);
+      const packet<T> la = load<T>(a.log_scale + r), lb = load<T>(b.log_scale + r), larger = (max)(la, lb);
       fa = mul(fa, exp2_weight<T>(sub(la, larger)));
       fb = exp2_weight<T>(sub(lb, larger));
       store<T>(into.log_scale + r, larger);

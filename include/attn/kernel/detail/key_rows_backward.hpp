@@ -41,10 +41,10 @@ void transpose_sums(const kernel_sums<T>& from, kernel_sums<T>& to) {
     for (idx_t d = 0; d < from.dim_v; d += w) {
       packet<T> square[array_size<w>];
       const T* const panel = from.panel(d / wide * wide) + d % wide;
-      for (idx_t n = 0; n < w; ++n) square[n] = load<T>(panel + std::min(r + n, from.features - 1) * wide);
+      for (idx_t n = 0; n < w; ++n) square[n] = load<T>(panel + (std::min)(r + n, from.features - 1) * wide);
       transpose<T>(square);
       T* const at = to.panel(r / wide * wide) + r % wide;
-      for (idx_t n = 0; n < std::min(w, from.dim_v - d); ++n) store<T>(at + (d + n) * wide, square[n]);
+      for (idx_t n = 0; n < (std::min)(w, from.dim_v - d); ++n) store<T>(at + (d + n) * wide, square[n]);
     }
 }
 

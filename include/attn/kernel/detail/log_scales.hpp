@@ -28,7 +28,7 @@ void largest_of(const T* raw, idx_t count, const T* log_scale, T* largest) {
     for (int n = 0; n < some; ++n) top[n] = broadcast<T>(-std::numeric_limits<T>::infinity());
     for (idx_t r = 0; r < count; ++r)
       for (int n = 0; n < some; ++n)
-        top[n] = max(top[n], add(load<T>(raw + r * kernel_chunk + t + n * width<T>),
+        top[n] = (max)(top[n], add(load<T>(raw + r * kernel_chunk + t + n * width<T>),
                                  broadcast<T>(log_scale ? log_scale[r] : T(0))));
     for (int n = 0; n < some; ++n) store<T>(largest + t + n * width<T>, top[n]);
   }
@@ -61,7 +61,7 @@ void weigh_logarithms(const T* query, const T* raw, const T* shift, idx_t count,
     const auto log_of = [&](idx_t r) {
       return add(load<T>(raw + r * kernel_chunk + j), broadcast<T>(query[r * kernel_chunk]));
     };
-    for (idx_t r = 0; r < count; ++r) largest = max(largest, log_of(r));
+    for (idx_t r = 0; r < count; ++r) largest = (max)(largest, log_of(r));
     for (idx_t r = 0; r < count; ++r) sum = add(sum, exp2_weight<T>(sub(log_of(r), largest)));
     alignas(64) T sums[width<T>], maxima[width<T>];
     store<T>(sums, sum), store<T>(maxima, largest);
@@ -75,7 +75,7 @@ template <class T>
 T weigh_row(const T* query, idx_t i, idx_t features, T sums_max, const kernel_scratch<T>& s) {
   T *const weights = s.log_weights, largest = sums_max;
   weigh_logarithms(query, s.k_raw, s.k_shift, features, weights);
-  for (idx_t j = 0; j <= i; ++j) largest = std::max(largest, weights[j]);
+  for (idx_t j = 0; j <= i; ++j) largest = (std::max)(largest, weights[j]);
   for (idx_t j = 0; j <= i; ++j) weights[j] = std::exp2(weights[j] - largest);
   return largest;
 }
@@ -100,17 +100,17 @@ struct exponential_scaling final : log_scaling<T> {
     const T* const shift = s.k_shift;
     T highest = -std::numeric_limits<T>::infinity();
     if (is_signed)
-      for (idx_t t = 0; t < kernel_chunk; t += width<T>) highest = std::max(highest, max_lanes(load<T>(shift + t)));
+      for (idx_t t = 0; t < kernel_chunk; t += width<T>) highest = (std::max)(highest, max_lanes(load<T>(shift + t)));
     for (idx_t r = 0; r < features; ++r) {
       const T* const from = raw + r * kernel_chunk;
       T largest = highest;
       if (!is_signed) {
         packet<T> most = add(load<T>(from), load<T>(shift));
         for (idx_t t = width<T>; t < kernel_chunk; t += width<T>)
-          most = max(most, add(load<T>(from + t), load<T>(shift + t)));
+          most = (max)(most, add(load<T>(from + t), load<T>(shift + t)));
         largest = max_lanes(most);
       }
-      const T raised = std::max(log_scale[r], nearest_whole(largest));
+      const T raised = (std::max)(log_scale[r], nearest_whole(largest));
       decay[r] = log_scale[r] - raised;
       log_scale[r] = raised;
       for (idx_t t = 0; t < kernel_chunk; t += width<T>) {
@@ -135,7 +135,7 @@ struct exponential_scaling final : log_scaling<T> {
     T highest = no_log_scale<T>;
     for (idx_t t = 0; t < kernel_chunk; ++t) {
       s.k_max[t] = is_signed ? s.k_shift[t] : s.k_max[t] + s.k_shift[t];
-      s.running_max[t] = highest = std::max(highest, t < count ? s.k_max[t] : highest);
+      s.running_max[t] = highest = (std::max)(highest, t < count ? s.k_max[t] : highest);
     }
   }
   void queries_for_sums(const T* raw, const T* log_scale, const kernel_scratch<T>& s) const override {
@@ -168,7 +168,7 @@ struct exponential_scaling final : log_scaling<T> {
     for (idx_t t = 0; t < kernel_chunk; t += width<T>) {
       const packet<T> none = broadcast<T>(no_log_scale<T>), before = of_sums ? load<T>(s.q_max + t) : none;
       const packet<T> own = of_chunk ? add(load<T>(s.own_max + t), load<T>(s.running_max + t)) : none;
-      const packet<T> larger = max(before, own);
+      const packet<T> larger = (max)(before, own);
       store<T>(s.state_factor + t, exp2_weight<T>(sub(before, larger)));
       store<T>(s.own_factor + t, exp2_weight<T>(sub(own, larger)));
       store<T>(s.eps + t, larger);
@@ -178,7 +178,7 @@ struct exponential_scaling final : log_scaling<T> {
 
   /// The largest of the positive weights could be 1, so a sum below this may have lost all its terms.
   bool underflowed(T denominator) const override {
-    return !is_signed && denominator < std::numeric_limits<T>::min() * T(std::uint64_t(1) << 45);
+    return !is_signed && denominator < (std::numeric_limits<T>::min)() * T(std::uint64_t(1) << 45);
   }
 
   void recompute_row(const chunk_view<T>& c, idx_t i, T eps, const kernel_scratch<T>& s, T* out) const override {
@@ -203,7 +203,7 @@ struct exponential_scaling final : log_scaling<T> {
 
   void step_key(T* raw, T shift, T* log_scale, T* decay) const override {
     for (idx_t r = 0; r < features; ++r) {
-      const T raised = std::max(log_scale[r], nearest_whole(is_signed ? shift : raw[r] + shift));
+      const T raised = (std::max)(log_scale[r], nearest_whole(is_signed ? shift : raw[r] + shift));
       decay[r] = log_scale[r] - raised;
       log_scale[r] = raised;
     }
@@ -216,7 +216,7 @@ struct exponential_scaling final : log_scaling<T> {
   T step_query(T* raw, const T* log_scale, T shift, T eps) const override {
     if (is_signed) return eps_over(eps, log_scale[0], shift);
     T largest = -std::numeric_limits<T>::infinity();
-    for (idx_t r = 0; r < features; ++r) largest = std::max(largest, raw[r] + log_scale[r]);
+    for (idx_t r = 0; r < features; ++r) largest = (std::max)(largest, raw[r] + log_scale[r]);
     for (idx_t r = 0; r < features; r += width<T>)
       store<T>(raw + r, exp2_weight<T>(sub(add(load<T>(raw + r), load<T>(log_scale + r)), broadcast<T>(largest))));
     return eps_over(eps, largest, shift);

@@ -32,11 +32,11 @@ void weigh_keys(const exponential_scaling<T>& e, const T* log_scale, idx_t lanes
   const packet<T> most = broadcast<T>(T(2));
   if (e.is_signed)
     map_packets(s.k_shift, key_factor, kernel_chunk,
-                [&](const auto& p) { return exp2_weight<T>(min(add(p, broadcast<T>(log_scale[0])), most)); });
+                [&](const auto& p) { return exp2_weight<T>((min)(add(p, broadcast<T>(log_scale[0])), most)); });
   each_packet<T>(e.features, lanes, [&](idx_t r, idx_t t, idx_t n) {
     const packet<T> raw = load<T>(s.k_raw + n);
     const packet<T> log = add(add(raw, load<T>(s.k_shift + t)), broadcast<T>(log_scale[r]));
-    store<T>(weighed + n, e.is_signed ? mul(raw, load<T>(key_factor + t)) : exp2_weight<T>(min(log, most)));
+    store<T>(weighed + n, e.is_signed ? mul(raw, load<T>(key_factor + t)) : exp2_weight<T>((min)(log, most)));
   });
 }
 

@@ -100,8 +100,8 @@ void product(const panels<T>& a, idx_t rows, const panels<T>& b, idx_t cols, idx
   alignas(64) T sums[tile_rows * panel_width<T>];
   for (idx_t col = 0; col < cols; col += wide)
     for (idx_t first = 0; first < rows; first += wide)
-      for (idx_t row = first; row < std::min(first + wide, rows); row += tile_rows) {
-        const idx_t some = std::min<idx_t>(tile_rows, std::min(first + wide, rows) - row);
+      for (idx_t row = first; row < (std::min)(first + wide, rows); row += tile_rows) {
+        const idx_t some = std::min<idx_t>(tile_rows, (std::min)(first + wide, rows) - row);
         const idx_t packets = packets_from<T>(col, cols);
         panel_tile(a.at(0, row), some, b.panel(col), packets, depth, sums);
         for (idx_t m = 0; m < some; ++m)
@@ -126,10 +126,11 @@ void triangle_product(const panels<T>& a, idx_t count, const panels<T>& b, idx_t
     for (idx_t n = 0; n < all; ++n) {
       const idx_t tile = before ? n : all - 1 - n, row = tile / tiles * wide + tile % tiles * tile_rows;
       if (row >= count) continue;
-      const idx_t rows = std::min({idx_t(tile_rows), wide - row % wide, count - row});
+      const idx_t rows = (std::min)({idx_t(tile_rows), wide - row % wide, count - row});
       const idx_t first = before ? 0 : row + rows, last = before ? row : count, packets = packets_from<T>(col, cols);
       const idx_t second = (packets - 1) * width<T>;  // one packet is read twice: the next may belong to another thread
-      panel_tile(a.at(std::min(first, count - 1), row), rows, b.panel(col) + first * wide, packets, last - first, sums);
+      panel_tile(a.at((std::min)(first, count - 1), row), rows, b.panel(col) + first * wide, packets, last - first,
+                 sums);
       for (idx_t m = before ? 0 : rows - 1; before ? m < rows : m >= 0; m += before ? 1 : -1) {
         const idx_t begin = before ? row : row + m + 1 - own, end = before ? row + m + own : row + rows;
         packet<T> sum[2] = {load<T>(sums + m * wide), load<T>(sums + m * wide + width<T>)};

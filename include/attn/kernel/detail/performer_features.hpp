@@ -86,7 +86,7 @@ struct performer_features final : projected_features<T> {
   void sum_segment(idx_t item_head, idx_t n, double* sums, T* row) const {
     const auto keys = keys_of(item_head);
     const idx_t b = item_head / call.heads, begin = n * kernel_segment, count = call.lengths.keys(b);
-    const idx_t end = std::min(begin + kernel_segment, count);
+    const idx_t end = (std::min)(begin + kernel_segment, count);
     std::fill_n(sums, dim, 0.0);
     for (idx_t j = begin; j < end; ++j) {
       if (call.hides(b, j)) continue;
@@ -124,7 +124,7 @@ struct performer_features final : projected_features<T> {
     each_block(exec, [&](idx_t item_head, idx_t begin, idx_t count, T* raw) {
       call.fill_hidden(item_head / call.heads, begin, count, raw, this->features, -std::numeric_limits<T>::infinity());
       for (idx_t n = 0; n < this->features * kernel_chunk; n += width<T>)
-        maxima[item_head] = std::max(maxima[item_head], max_lanes(load<T>(raw + n)));
+        maxima[item_head] = (std::max)(maxima[item_head], max_lanes(load<T>(raw + n)));
       return true;
     });
   }
@@ -152,9 +152,9 @@ struct performer_features final : projected_features<T> {
     this->project(item_head, columns, x.lanes, phi, centre || published ? nullptr : this->pairs_in(columns));
     const T half = (is_signed ? T(0.5) : T(-0.5)) * scale * log2_e;
     // Of [sin, cos] the scale of a long token would be infinite.
-    const packet<T> most = broadcast<T>(std::numeric_limits<T>::max() / 16);
+    const packet<T> most = broadcast<T>((std::numeric_limits<T>::max)() / 16);
     for (idx_t t = 0; t < x.lanes; t += width<T>)
-      store<T>(shift + t, min(mul(load<T>(shift + t), broadcast<T>(half)), most));
+      store<T>(shift + t, (min)(mul(load<T>(shift + t), broadcast<T>(half)), most));
     const auto each = [&](auto&& body) {
       for (idx_t r = 0; r < m; ++r)
         for (idx_t t = 0; t < x.lanes; t += width<T>) body(phi + r * kernel_chunk + t);

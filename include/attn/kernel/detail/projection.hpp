@@ -109,7 +109,7 @@ template <class T>
   for (idx_t t = 0; t < lanes; ++t) {
     if (squares[t] < std::numeric_limits<T>::infinity()) continue;
     T size = 0;
-    for (idx_t d = 0; d < dim; ++d) size = std::max(size, std::abs(columns[d * kernel_chunk + t]));
+    for (idx_t d = 0; d < dim; ++d) size = (std::max)(size, std::abs(columns[d * kernel_chunk + t]));
     int own = 0;
     if (!(size < std::numeric_limits<T>::infinity())) continue;
     std::frexp(size, &own);
@@ -123,7 +123,7 @@ template <class T>
 bool has_long_tokens(const T* squares, idx_t lanes) {
   packet<T> any = zero<T>();
   for (idx_t t = 0; t < lanes; t += width<T>)
-    any = max(any, if_less(load<T>(squares + t), broadcast<T>(std::numeric_limits<T>::infinity()), zero<T>(),
+    any = (max)(any, if_less(load<T>(squares + t), broadcast<T>(std::numeric_limits<T>::infinity()), zero<T>(),
                            broadcast<T>(T(1))));
   return max_lanes(any) > T(0);
 }

@@ -58,7 +58,7 @@ struct projected_features_backward : feature_map_backward<T> {
       for (idx_t d = 0; d < dim; d += w) {
         packet<T> square[array_size<w>];
         for (idx_t n = 0; n < w; ++n) {
-          const T* const from = columns + std::min(d + n, dim - 1) * kernel_chunk + t;
+          const T* const from = columns + (std::min)(d + n, dim - 1) * kernel_chunk + t;
           square[n] = factor ? mul(load<T>(from), load<T>(factor + t)) : load<T>(from);
         }
         transpose<T>(square);

@@ -36,7 +36,8 @@ struct recurrence_backward_driver : recurrence_head_backward<R, T> {
     panels<T>*seen = nullptr, *solved = nullptr;        // [chunks of a segment][heads]
   };
   shared_scratch layout_shared(arena& memory, idx_t heads, idx_t threads) const {
-    const idx_t columns = in.columns(), all = ceil_div(shape.keys, kernel_chunk), most = std::min(all, segment_chunks);
+    const idx_t columns = in.columns(), all = ceil_div(shape.keys, kernel_chunk),
+                most = (std::min)(all, segment_chunks);
     const auto state = [&](arena& one) { return panels<T>::layout(one, in.features(), columns); };
     const auto values = [&](arena& one) { return panels<T>::layout(one, kernel_chunk, columns); };
     shared_scratch x;
@@ -46,12 +47,12 @@ struct recurrence_backward_driver : recurrence_head_backward<R, T> {
     for (const int keeps : {kept_for::pass, kept_for::pass_back}) {
       arena own, kept;
       (void)chunk_scratch::layout({own, kept, keeps}, in);
-      x.bytes = std::max(x.bytes, static_cast<idx_t>(kept.used()));
-      x.own_bytes = std::max(x.own_bytes, static_cast<idx_t>(own.used()));
+      x.bytes = (std::max)(x.bytes, static_cast<idx_t>(kept.used()));
+      x.own_bytes = (std::max)(x.own_bytes, static_cast<idx_t>(own.used()));
     }
-    const idx_t slots = x.backward.slots();
-    x.chunks = memory.allocate<std::byte>(slots * x.bytes);
-    x.of_queries = memory.allocate_list(slots, state), x.later = memory.allocate_list(slots, state);
+    const idx_t slot_count = x.backward.slot_count();
+    x.chunks = memory.allocate<std::byte>(slot_count * x.bytes);
+    x.of_queries = memory.allocate_list(slot_count, state), x.later = memory.allocate_list(slot_count, state);
     x.states = memory.allocate_list(heads, state), x.d_states = memory.allocate_list(heads, state);
     x.before = memory.allocate_list(heads * (ceil_div(all, segment_chunks) - 1), state);
     x.seen = memory.allocate_list(heads * most, state), x.solved = memory.allocate_list(heads * most, values);
@@ -87,7 +88,7 @@ struct recurrence_backward_driver : recurrence_head_backward<R, T> {
     };
     const auto fetch = [&](const stored_matrix<T>& rows, idx_t chunk) {
       row_prefetcher<> prefetch;
-      call.fetch(prefetch, rows, chunk * kernel_chunk, std::min((chunk + 1) * kernel_chunk, rows.rows));
+      call.fetch(prefetch, rows, chunk * kernel_chunk, (std::min)((chunk + 1) * kernel_chunk, rows.rows));
       fetch_all(prefetch);
     };
     // Prefetches what a chunk reads first, and where it is kept.
@@ -112,7 +113,7 @@ struct recurrence_backward_driver : recurrence_head_backward<R, T> {
         s.take_values(count, in.columns());
       };
       const auto pass = [&](idx_t head, idx_t first, idx_t last, idx_t part, int worker) {
-        const idx_t col = part * columns, cols = std::min(columns, in.columns() - col);
+        const idx_t col = part * columns, cols = (std::min)(columns, in.columns() - col);
         for (idx_t n = first; n < last && keys_of(head, begin + n) > 0; ++n) {
           const idx_t at = n * heads + head;
           chunk_scratch s = scratch_of(x.forward.slot(head, n), kept_for::pass, x.solved[at], col, worker);
@@ -127,7 +128,7 @@ struct recurrence_backward_driver : recurrence_head_backward<R, T> {
     const auto backward = [&](idx_t begin, idx_t end) {  // step n is chunk end - 1 - n
       const auto load = [&](idx_t head, idx_t n, int worker) {
         const idx_t chunk = end - 1 - n, count = keys_of(head, chunk), slot = x.backward.slot(head, n);
-        const idx_t chunks = chunks_of(head), last = std::min(chunks, end) - 1;
+        const idx_t chunks = chunks_of(head), last = (std::min)(chunks, end) - 1;
         if (chunks == 0 && chunk == 0) this->load_after(b(head), h(head), x.d_states[head]);
         if (count <= 0) return;
         if (chunk == chunks - 1)
@@ -143,7 +144,7 @@ struct recurrence_backward_driver : recurrence_head_backward<R, T> {
         kernel_of(s, head).load_queries(chunk * kernel_chunk, count, x.of_queries[slot]);
       };
       const auto pass = [&](idx_t head, idx_t first, idx_t end_of_wave, idx_t part, int worker) {
-        const idx_t col = part * columns, cols = std::min(columns, in.columns() - col);
+        const idx_t col = part * columns, cols = (std::min)(columns, in.columns() - col);
         for (idx_t n = first; n < end_of_wave; ++n) {
           const idx_t chunk = end - 1 - n, count = keys_of(head, chunk), slot = x.backward.slot(head, n);
           if (count <= 0) continue;
@@ -172,7 +173,7 @@ struct recurrence_backward_driver : recurrence_head_backward<R, T> {
       for (idx_t head = 0; head < heads; ++head) this->copy(x.states[head], x.before[n * heads + head]);
     }
     for (idx_t n = segments - 1; n >= 0; --n) {
-      const idx_t begin = begin_of(n), end = std::min(begin_of(n + 1), all);
+      const idx_t begin = begin_of(n), end = (std::min)(begin_of(n + 1), all);
       forward(begin, end), backward(begin, end);
     }
     for (idx_t head = 0; head < heads; ++head) {

@@ -35,7 +35,7 @@ struct recurrence_backward_scratch : recurrence_keys<R, T> {
     arena &memory = where.own, &kept = where.of(kept_for::pass_back);
     recurrence_backward_scratch s;
     idx_t map_scratch = 0;
-    if constexpr (R == rule::add) map_scratch = std::max(call.map->scratch_size, in.map->scratch_size);
+    if constexpr (R == rule::add) map_scratch = (std::max)(call.map->scratch_size, in.map->scratch_size);
     static_cast<recurrence_keys<R, T>&>(s) = recurrence_keys<R, T>::layout(where, call, columns, map_scratch);
     const auto allocate = [&](idx_t count, idx_t cols, std::initializer_list<panels<T>*> all) {
       allocate_panels(memory, count, cols, all);
@@ -83,7 +83,7 @@ struct recurrence_backward_scratch : recurrence_keys<R, T> {
         allocate(chunk + 1, chunk, {&s.da_k});
       }
     }
-    s.rows = memory.allocate<T>(chunk * std::max(m, columns));
+    s.rows = memory.allocate<T>(chunk * (std::max)(m, columns));
     return s;
   }
 };

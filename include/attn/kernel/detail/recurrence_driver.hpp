@@ -69,7 +69,7 @@ struct recurrence_driver {
     const idx_t group = call.group();
     const kernel one{call, s, b, h};
     state x = begin(b, h, own);
-    const idx_t alone = call.causal ? std::min(queries, -offset) : keys == 0 ? queries : 0;  // see no key
+    const idx_t alone = call.causal ? (std::min)(queries, -offset) : keys == 0 ? queries : 0;  // see no key
     if (!x.empty) attend_rows(one, alone, x);
     for (idx_t g = h * group; alone > 0 && x.empty && g < (h + 1) * group; ++g)
       call.out.head(b, g).clear_rows(0, alone);
@@ -95,7 +95,7 @@ struct recurrence_driver {
     for (idx_t g = one.h * call.group(); g < (one.h + 1) * call.group(); ++g) {
       const recurrence_block at{g, origin, first, count, own_keys};
       one.load_queries(at);
-      const idx_t next = origin + kernel_chunk, after = std::min(next + kernel_chunk, call.lengths.queries(one.b));
+      const idx_t next = origin + kernel_chunk, after = (std::min)(next + kernel_chunk, call.lengths.queries(one.b));
       row_prefetcher<> prefetch;
       call.fetch(prefetch, call.q.head(one.b, call.query_head(g)), next, after);
       call.fetch(prefetch, call.out.head(one.b, g), next, after);
@@ -142,7 +142,7 @@ struct recurrence_driver {
     shared_scratch x;
     if (heads == 0) return x;
     x.plan = wave_plan::of<T>(heads, threads, dim_v());
-    const idx_t chunks = x.plan.slots();
+    const idx_t chunks = x.plan.slot_count();
     arena count, kept;
     (void)scratch::layout({count, kept, kept_for::pass}, call);
     x.bytes = static_cast<idx_t>(kept.used()), x.own_bytes = static_cast<idx_t>(count.used());
@@ -193,12 +193,12 @@ struct recurrence_driver {
     const auto answer = [&](const kernel& one, const recurrence_block& at, const state& before, idx_t rows) {
       if (call.group() == 0) return;
       row_prefetcher<> prefetch;
-      const idx_t end = std::min(rows + kernel_chunk, call.lengths.keys(one.b));
+      const idx_t end = (std::min)(rows + kernel_chunk, call.lengths.keys(one.b));
       call.fetch(prefetch, call.out.head(one.b, at.head), rows, end);
       one.answer(at, before, prefetch);
     };
     const auto pass = [&](idx_t head, idx_t first, idx_t end, idx_t part, int worker) {
-      const idx_t col = part * plan.columns, cols = std::min(plan.columns, dim_v() - col);
+      const idx_t col = part * plan.columns, cols = (std::min)(plan.columns, dim_v() - col);
       const panels<T> own = x.states[head].values.from_col(col);
       const auto before = [&](idx_t n) {
         return plan.answers_apart ? x.before[plan.slot(head, n)].values.from_col(col) : own;

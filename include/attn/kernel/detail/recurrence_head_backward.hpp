@@ -43,7 +43,7 @@ struct recurrence_head_backward {
     w.chunk = recurrence_backward_scratch<R, T>::layout({memory, memory, kept_for::nothing}, in);
     w.state = state(memory), w.d_state = state(memory);
     w.before = memory.allocate_list(ceil_div(keys, segment), state);
-    const idx_t chunks = ceil_div(std::min(keys, segment), kernel_chunk);
+    const idx_t chunks = ceil_div((std::min)(keys, segment), kernel_chunk);
     w.seen = memory.allocate_list(chunks, state);
     w.solved = memory.allocate_list(reads_state<R> ? chunks : 0,
                                   [&](arena& one) { return panels<T>::layout(one, kernel_chunk, in.columns()); });

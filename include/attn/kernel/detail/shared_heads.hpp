@@ -37,7 +37,7 @@ inline bool parts_last_segment(idx_t heads, idx_t segments, idx_t threads, idx_t
     const double average = (all_first + summing * static_cast<double>(heads * summed)) / static_cast<double>(threads);
     const double alone = summing * static_cast<double>(ceil_div(heads * summed, threads));
     const double attend = static_cast<double>(ceil_div(heads * rest * parts, threads)) / static_cast<double>(parts);
-    const double time = (n > 0 ? std::max(first, average) : alone) + attend;
+    const double time = (n > 0 ? (std::max)(first, average) : alone) + attend;
     if (time < least) least = time, lead = n;
   }
   return lead;
@@ -91,7 +91,7 @@ struct wave_plan {
     return x;
   }
   idx_t waves() const { return answers_apart ? 3 : 2; }
-  idx_t slots() const { return heads * wave * waves(); }
+  idx_t slot_count() const { return heads * wave * waves(); }
   /// Where the memory of a chunk is.
   idx_t slot(idx_t head, idx_t n) const { return (n / wave % waves() * heads + head) * wave + n % wave; }
 
@@ -194,7 +194,7 @@ struct shared_sums {
   void sum_up(execution& exec, idx_t alone, idx_t all, Alone&& task_alone, Segments&& segments, Sum&& sum,
               Scratch&& scratch) const {
     for (idx_t first = 0; first < all || alone > 0; first += most, alone = 0) {
-      const idx_t count = std::min(most, all - first);
+      const idx_t count = (std::min)(most, all - first);
       const auto here = [&](idx_t head) { return std::clamp<idx_t>(segments(head) - first, 0, count); };
       run_parts(
           exec, alone, count, task_alone,

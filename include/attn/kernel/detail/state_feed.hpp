@@ -41,7 +41,7 @@ void each_step(const kernel_call<T>& call, const sequence_lengths& first, idx_t 
       tokens = memory.allocate<step_token>(most);
       return layout(memory);
     });
-    const idx_t begin = task * most, end = std::min(begin + most, item_heads);
+    const idx_t begin = task * most, end = (std::min)(begin + most, item_heads);
     idx_t count = 0;
     for (idx_t item_head = begin; item_head < end; ++item_head) {
       const idx_t b = item_head / call.heads, h = item_head % call.heads;

@@ -75,7 +75,7 @@ struct state_stream {
     const idx_t its_version = word();
     if (its_version == idx_t{version} << 24) fail("numbers in little endian order", "big endian");
     if (its_version != version) fail(error_text{"stream version ", version}, its_version);
-    const validator check(name);
+    const validator check{name};
     const idx_t its_kind = word(), its_variant = word(), size = word();
     if (its_kind != idx_t(kind)) check.fail("a stream of the same kind of state", "another kind");
     if (its_variant != idx_t(variant)) check.fail("a stream of the same feature kernel", "another");

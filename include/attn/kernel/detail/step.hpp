@@ -16,7 +16,7 @@ void columns_to_rows(const T* columns, idx_t features, idx_t count, T* rows, idx
   for (idx_t t = 0; t < count; t += w)
     for (idx_t r = 0; r < features; r += w) {
       packet<T> square[array_size<w>];
-      for (int i = 0; i < w; ++i) square[i] = load<T>(columns + std::min(r + i, features - 1) * kernel_chunk + t);
+      for (int i = 0; i < w; ++i) square[i] = load<T>(columns + (std::min)(r + i, features - 1) * kernel_chunk + t);
       transpose<T>(square);
       for (int i = 0; i < w && t + i < count; ++i) store<T>(rows + (t + i) * stride + r, square[i]);
     }

@@ -24,7 +24,7 @@ struct token_rows {
   idx_t count = 0, lanes = 0, col_stride = 1;
 
   token_rows(idx_t rows, idx_t stride, idx_t fill = 1)
-      : count(rows), lanes(std::max(round_up(rows, width<T>), fill)), col_stride(stride) {}
+      : count(rows), lanes((std::max)(round_up(rows, width<T>), fill)), col_stride(stride) {}
 };
 
 template <class T>
@@ -68,7 +68,7 @@ struct stored_matrix {
   /// row `first` is repeated for them.
   token_rows<T> block(idx_t begin, idx_t count, idx_t first = 0, idx_t fill = 1) const {
     token_rows<T> rows_of(count, col_stride, fill);
-    for (idx_t t = 0; t < count; ++t) rows_of.at[t] = row(begin + std::max(t, first));
+    for (idx_t t = 0; t < count; ++t) rows_of.at[t] = row(begin + (std::max)(t, first));
     return rows_of;
   }
   /// Zeros: padding.
@@ -120,7 +120,7 @@ void store_columns(At&& at, const matrix_view<S>& to, idx_t begin, idx_t first, 
       const idx_t cols = std::min<idx_t>(w, to.cols - c), last = cols - 1;
       for (int j = 0; j < w; ++j) square[j] = at((c + std::min<idx_t>(j, last)) * kernel_chunk + t);
       transpose<T>(square);
-      for (idx_t n = std::max(first - t, idx_t(0)); n < std::min<idx_t>(w, count - t); ++n) {
+      for (idx_t n = (std::max)(first - t, idx_t(0)); n < std::min<idx_t>(w, count - t); ++n) {
         S* const row = to.row(begin + t + n) + c * to.col_stride;
         if constexpr (std::same_as<S, T>) {
           if (to.col_stride == 1 && cols == w) {

@@ -48,8 +48,8 @@ template <class T>
 ATTN_INLINE packet<T> gelu(const packet<T>& x) {
   using constants = normal_tail_constants<T>;
   const packet<T> one = broadcast<T>(T(1)), half = broadcast<T>(T(-0.5));
-  const packet<T> above = max(x, broadcast<T>(-constants::farthest));  // -infinity times 0 would be NaN
-  const packet<T> a = min(abs(above), broadcast<T>(constants::farthest));
+  const packet<T> above = (max)(x, broadcast<T>(-constants::farthest));  // -infinity times 0 would be NaN
+  const packet<T> a = (min)(abs(above), broadcast<T>(constants::farthest));
   // The square as a sum of two numbers: its rounding error would grow with the exponent.
   const packet<T> square = mul(a, a), rest = fma(a, a, sub(zero<T>(), square));
   const packet<T> bell = mul(exp<T>(mul(square, half)), fma(rest, half, one));
@@ -63,7 +63,7 @@ ATTN_INLINE packet<T> gelu(const packet<T>& x) {
 template <class T>
 ATTN_INLINE packet<T> gelu_tanh(const packet<T>& x) {
   constexpr T minus_two_root = T(-1.595769121605730711759785);  // -2 sqrt(2 / pi)
-  const packet<T> above = max(x, broadcast<T>(T(-64)));         // where e^(-2u) is infinite
+  const packet<T> above = (max)(x, broadcast<T>(T(-64)));         // where e^(-2u) is infinite
   const packet<T> cubic = fma(mul(above, above), broadcast<T>(T(0.044715)), broadcast<T>(T(1)));
   const packet<T> minus_2u = mul(mul(above, broadcast<T>(minus_two_root)), cubic);
   return div(above, add(exp<T>(minus_2u), broadcast<T>(T(1))));
@@ -75,9 +75,9 @@ ATTN_INLINE packet<T> gelu_slope(const packet<T>& x) {
   using constants = normal_tail_constants<T>;
   constexpr T phi_at_0 = T(0.3989422804014326779399461);  // 1 / sqrt(2 pi)
   const packet<T> one = broadcast<T>(T(1)), farthest = broadcast<T>(constants::farthest);
-  const packet<T> above = max(x, broadcast<T>(-constants::farthest));
+  const packet<T> above = (max)(x, broadcast<T>(-constants::farthest));
   const packet<T> within = if_less(farthest, above, farthest, above);  // NaN stays
-  const packet<T> a = min(abs(within), farthest);
+  const packet<T> a = (min)(abs(within), farthest);
   const packet<T> square = mul(a, a), rest = fma(a, a, sub(zero<T>(), square)), half = broadcast<T>(T(-0.5));
   const packet<T> bell = mul(exp<T>(mul(square, half)), fma(rest, half, one));
   const packet<T> r = div(one, add(a, broadcast<T>(constants::shift)));
@@ -91,13 +91,13 @@ template <class T>
 ATTN_INLINE packet<T> gelu_tanh_slope(const packet<T>& x) {
   constexpr T two_root = T(1.595769121605730711759785);  // 2 sqrt(2 / pi)
   const packet<T> one = broadcast<T>(T(1)), farthest = broadcast<T>(T(64));
-  const packet<T> above = max(x, broadcast<T>(T(-64)));
+  const packet<T> above = (max)(x, broadcast<T>(T(-64)));
   const packet<T> within = if_less(farthest, above, farthest, above);  // NaN stays
   const packet<T> square = mul(within, within), scaled = mul(within, broadcast<T>(two_root));
   const packet<T> two_u = mul(scaled, fma(square, broadcast<T>(T(0.044715)), one));
-  const packet<T> e = exp<T>(sub(zero<T>(), abs(two_u))), large = div(one, add(one, e)), small = mul(e, large);
+  const packet<T> e = exp<T>(sub(zero<T>(), abs(two_u))), large = div(one, add(one, e)), other = mul(e, large);
   const packet<T> x_2u_slope = mul(scaled, fma(square, broadcast<T>(T(3 * 0.044715)), one));
-  return fma(x_2u_slope, mul(large, small), if_less(zero<T>(), x, large, small));
+  return fma(x_2u_slope, mul(large, other), if_less(zero<T>(), x, large, other));
 }
 
 /// s = 1 / (1 + e^-x) as unit / (unit + e), e = unit e^-x, unit a small power of two: nothing overflows before x s is
@@ -145,8 +145,8 @@ struct sigmoid_terms {
 template <class T>
 ATTN_INLINE packet<T> silu(const packet<T>& x) {
   using terms = sigmoid_terms<T>;
-  const packet<T> above = max(x, broadcast<T>(terms::lowest)), unit = broadcast<T>(terms::unit);
-  const terms t(min(above, broadcast<T>(terms::highest)));
+  const packet<T> above = (max)(x, broadcast<T>(terms::lowest)), unit = broadcast<T>(terms::unit);
+  const terms t((min)(above, broadcast<T>(terms::highest)));
   return mul(above, div(unit, fma(t.power, t.factor, unit)));
 }
 
@@ -155,8 +155,8 @@ template <class T>
 ATTN_INLINE packet<T> silu_of_log2(const packet<T>& y) {
   using terms = sigmoid_terms<T>;
   constexpr T log2_e = exp_constants<T>::log2_e_high, ln2 = T(0.693147180559945309417);
-  const packet<T> above = max(y, broadcast<T>(terms::lowest * log2_e));
-  const terms t = terms::of_log2(min(above, broadcast<T>(terms::highest * log2_e)));
+  const packet<T> above = (max)(y, broadcast<T>(terms::lowest * log2_e));
+  const terms t = terms::of_log2((min)(above, broadcast<T>(terms::highest * log2_e)));
   return mul(above, div(broadcast<T>(terms::unit * ln2), fma(t.power, t.factor, broadcast<T>(terms::unit))));
 }
 
@@ -165,7 +165,7 @@ template <class T>
 ATTN_INLINE packet<T> silu_slope(const packet<T>& x) {
   using terms = sigmoid_terms<T>;
   const packet<T> one = broadcast<T>(T(1)), highest = broadcast<T>(terms::highest), unit = broadcast<T>(terms::unit);
-  const packet<T> above = max(x, broadcast<T>(terms::lowest));
+  const packet<T> above = (max)(x, broadcast<T>(terms::lowest));
   const packet<T> within = if_less(highest, above, highest, above);  // NaN stays
   const terms t(within);
   const packet<T> e = mul(t.power, t.factor), inverse = div(one, add(unit, e));
@@ -188,7 +188,7 @@ ATTN_INLINE packet<T> sigmoid_slope(const packet<T>& x) {
 /// 0 for what is smaller than a normal number: products with such numbers take many times as long.
 template <class T>
 ATTN_INLINE packet<T> flush_tiny(const packet<T>& x) {
-  return if_less(abs(x), broadcast<T>(std::numeric_limits<T>::min()), zero<T>(), x);
+  return if_less(abs(x), broadcast<T>((std::numeric_limits<T>::min)()), zero<T>(), x);
 }
 
 /// x[n] = f(x[n]) and d[n] = d[n] f'(x[n]) for `count` numbers; relu' is 0 at 0.
@@ -217,7 +217,7 @@ template <class T>
       return each([](T* x_at, T* d_at) {
         const packet<T> p = load<T>(x_at);
         store<T>(d_at, if_less(zero<T>(), p, load<T>(d_at), zero<T>()));
-        store<T>(x_at, max(p, zero<T>()));
+        store<T>(x_at, (max)(p, zero<T>()));
       });
     case activation::gelu:
       return chain([](const auto& p) { return gelu<T>(p); }, [](const auto& p) { return gelu_slope<T>(p); });
@@ -240,7 +240,7 @@ template <class T>
 [[gnu::noinline]] void activate(activation f, T* x, idx_t count) {
   switch (f) {
     case activation::relu:
-      return map_packets(x, x, count, [](const auto& p) { return max(p, zero<T>()); });
+      return map_packets(x, x, count, [](const auto& p) { return (max)(p, zero<T>()); });
     case activation::gelu:
       return map_packets(x, x, count, [](const auto& p) { return gelu<T>(p); });
     case activation::gelu_tanh:

@@ -55,7 +55,7 @@ struct convolution_backward_call {
     T *const total = sums + (sums_wanted() ? together * one : 0), *const errors = total + (sums_wanted() ? one : 0);
     if (sums_wanted()) std::fill_n(total, 2 * one, T(0));
     for (idx_t first = 0; first < tasks; first += together) {
-      const idx_t here = std::min(together, tasks - first);
+      const idx_t here = (std::min)(together, tasks - first);
       exec.for_each(here, [&](idx_t n, int worker) {
         const auto scratch =
             exec.scratch(worker, [&](arena& memory) { return task_memory(memory, taps, padded); });
@@ -91,8 +91,8 @@ struct convolution_backward_call {
                    T* sums) const {
     const auto& f = forward.f;
     const idx_t taps = w.taps, length = forward.length(b);
-    const idx_t last = std::min(begin + count, forward.rows.x.length + taps - 1);
-    const idx_t end = std::min(last, rows_wanted() ? length + taps - 1 : length);  // beyond it all is 0
+    const idx_t last = (std::min)(begin + count, forward.rows.x.length + taps - 1);
+    const idx_t end = (std::min)(last, rows_wanted() ? length + taps - 1 : length);  // beyond it all is 0
     const idx_t start = begin - round_up(taps - 1, convolution_tile);
     const idx_t first_token = std::max<idx_t>(0, begin - taps + 1);
     const bool sees_rows = f || d_weight.given();
@@ -112,7 +112,7 @@ struct convolution_backward_call {
       if (sums) add_sums(m.d.rows + (taps - 1), std::min<idx_t>(convolution_tile, length - s), m, w, sums);
       if (rows_wanted()) put_rows(w, b, s, end, length, m);
     }
-    for (idx_t e = std::max(begin, length + taps - 1); e < last; ++e)
+    for (idx_t e = (std::max)(begin, length + taps - 1); e < last; ++e)
       if (dx.given() && !dx.accumulate) dx.put(forward.token(b, e - (taps - 1)), 0, w.dim, w.zeros);
   }
 
@@ -156,11 +156,11 @@ struct convolution_backward_call {
     const bool in_place = dx.given() && !dx.accumulate && rows_in_place<T>(dx);
     for (int r = 0; r < convolution_tile; ++r) {
       const idx_t e = s + r;
-      const bool final = in_place && e >= state && e < std::min(end, d_final.given() ? length : end);
+      const bool final = in_place && e >= state && e < (std::min)(end, d_final.given() ? length : end);
       to[r] = final ? reinterpret_cast<T*>(dx.at(forward.token(b, e - state))) : m.z + r * w.padded;
     }
     convolve_tile<T>({w.rows + state * w.stride, w.zeros, -w.stride, w.taps, w.padded, m.d.rows, to});
-    for (idx_t e = s; e < std::min(s + convolution_tile, end); ++e) {
+    for (idx_t e = s; e < (std::min)(s + convolution_tile, end); ++e) {
       T* const gradient = to[e - s];
       if (gradient != m.z + (e - s) * w.padded) continue;
       if (e >= length && d_final.given()) {

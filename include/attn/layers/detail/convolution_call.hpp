@@ -61,7 +61,8 @@ struct convolution_call {
         return std::pair{row_window<T>(memory, taps, w.padded), memory.allocate<T>(convolution_tile * w.padded)};
       });
       const idx_t begin = task % segments * segment;
-      run_segment(w, fused_silu, task / segments, begin, std::min(begin + segment, rows.x.length), window, results, out);
+      run_segment(w, fused_silu, task / segments, begin, (std::min)(begin + segment, rows.x.length), window, results,
+                  out);
     });
   }
 
@@ -69,7 +70,7 @@ struct convolution_call {
   /// Tokens [begin, end) of item b.
   void run_segment(const convolution_weights<T>& w, bool with_silu, idx_t b, idx_t begin, idx_t end,
                    const row_window<T>& window, T* results, const output_tokens<T>& out) const {
-    const idx_t real = length(b), stop = std::min(end, real);
+    const idx_t real = length(b), stop = (std::min)(end, real);
     const bool in_place = rows_in_place<T>(out);
     convolution_tile_call<T> tile = tile_of(w, window);
     const auto row = [&](idx_t e, T* slot) { return rows.row(b, e, real, w.zeros, slot); };
@@ -86,7 +87,7 @@ struct convolution_call {
         if (!in_place) out.store(token(b, t + r), to[r]);
       }
     }
-    for (idx_t t = std::max(begin, stop); t < end; ++t) out.store(token(b, t), w.zeros);
+    for (idx_t t = (std::max)(begin, stop); t < end; ++t) out.store(token(b, t), w.zeros);
   }
 };
 

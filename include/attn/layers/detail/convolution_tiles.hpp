@@ -105,16 +105,16 @@ template <class T>
 struct row_window {
   idx_t taps, padded;
   const T** rows;
-  T* slots;
+  T* ring;
 
   row_window(arena& memory, idx_t of_taps, idx_t of_row)
       : taps(of_taps),
         padded(of_row),
         rows(memory.allocate<const T*>(count())),
-        slots(memory.allocate<T>(count() * padded)) {}
+        ring(memory.allocate<T>(count() * padded)) {}
 
   idx_t count() const { return taps - 1 + convolution_tile; }
-  T* slot(idx_t e) const { return slots + (e + count()) % count() * padded; }
+  T* slot(idx_t e) const { return ring + (e + count()) % count() * padded; }
 
   /// The tile before the one that begins with row e; row_of(e, slot) gives a row.
   template <class Row>

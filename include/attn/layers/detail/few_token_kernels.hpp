@@ -53,7 +53,7 @@ struct some_rows {
   some_rows(const few_tokens_call<T>& call, idx_t first)
       : count(static_cast<int>(std::min<idx_t>(N, call.tokens - first))) {
     for (int t = 0; t < N; ++t) {
-      const idx_t row = first + std::min(t, count - 1);
+      const idx_t row = first + (std::min)(t, count - 1);
       x[t] = call.x + row * call.x_stride, sums[t] = call.sums + row * most_outputs_per_task;
     }
   }
@@ -65,19 +65,19 @@ struct some_rows {
 template <int Rows, int N, class T, class S>
 void row_tile(const few_tokens_call<T>& call, const some_rows<N, T>& tokens, const S* weight, idx_t stride, idx_t o,
               idx_t begin, idx_t end) {
-  [&]<int... I, int... J, int... R>(std::integer_sequence<int, I...>, std::integer_sequence<int, J...>,
+  [&]<int... At, int... J, int... R>(std::integer_sequence<int, At...>, std::integer_sequence<int, J...>,
                                     std::integer_sequence<int, R...>) {
-    const S* const row[] = {weight + std::min(o + R, call.end - 1) * stride...};
-    packet<T> acc[] = {(void(I), zero<T>())...};
+    const S* const row[] = {weight + (std::min)(o + R, call.end - 1) * stride...};
+    packet<T> acc[] = {(void(At), zero<T>())...};
     const idx_t whole = end - (end - begin) % width<T>;
     for (idx_t k = begin; k < whole; k += width<T>) {
       const packet<T> w[] = {load_as<T>(row[R] + k)...}, x[] = {load<T>(tokens.x[J] + k)...};
-      ((acc[I] = fma(w[I / N], x[I % N], acc[I])), ...);
+      ((acc[At] = fma(w[At / N], x[At % N], acc[At])), ...);
     }
     if (whole < end) {
       const packet<T> w[] = {gather_part<T>(row[R] + whole, 1, end - whole)...},
                       x[] = {load<T>(tokens.x[J] + whole)...};
-      ((acc[I] = fma(w[I / N], x[I % N], acc[I])), ...);
+      ((acc[At] = fma(w[At / N], x[At % N], acc[At])), ...);
     }
     for (int i = 0; i < Rows && o + i < call.end; ++i)
       for (int t = 0; t < tokens.count; ++t) {
@@ -95,8 +95,8 @@ void products_of_rows(const few_tokens_call<T>& call, const S* weight, idx_t str
     for (idx_t k = 0; k == 0 || k < call.inputs; k += piece)
       call.for_rows([&]<int N>(const some_rows<N, T>& tokens) {
         constexpr int rows = N == 1 ? 8 : 4;
-        for (idx_t i = o; i < std::min(o + 8, call.end); i += rows)
-          row_tile<rows>(call, tokens, weight, stride, i, k, std::min(k + piece, call.inputs));
+        for (idx_t i = o; i < (std::min)(o + 8, call.end); i += rows)
+          row_tile<rows>(call, tokens, weight, stride, i, k, (std::min)(k + piece, call.inputs));
       });
 }
 
@@ -108,13 +108,13 @@ inline constexpr int column_group = 8;
 template <int N, class T, class S>
 [[gnu::noinline]] void add_columns(const some_rows<N, T>& tokens, const T (&factors)[column_group][tokens_together],
                                    const S* const (&row)[column_group], idx_t begin, idx_t end) {
-  [&]<int... I, int... J>(std::integer_sequence<int, I...>, std::integer_sequence<int, J...>) {
-    const packet<T> factor[] = {broadcast<T>(factors[I / N][I % N])...};
+  [&]<int... At, int... J>(std::integer_sequence<int, At...>, std::integer_sequence<int, J...>) {
+    const packet<T> factor[] = {broadcast<T>(factors[At / N][At % N])...};
     for (idx_t o = begin; o < end; o += width<T>) {
       const packet<T> w[] = {load_as<T>(row[J] + (o - begin))...};
       packet<T> acc[array_size<N>];
       for (packet<T>& x : acc) x = zero<T>();
-      ((acc[I % N] = fma(factor[I], w[I / N], acc[I % N])), ...);
+      ((acc[At % N] = fma(factor[At], w[At / N], acc[At % N])), ...);
       for (int t = 0; t < N; ++t) acc[t] = add(load<T>(tokens.sums[t] + o), acc[t]);  // some may be of the same row
       for (int t = 0; t < N; ++t) store<T>(tokens.sums[t] + o, acc[t]);
     }
@@ -183,7 +183,7 @@ void products_of_panels(const few_tokens_call<T>& call, const Panel& panel, cons
       packet<T> sums[array_size<N>][2];
       unroll<N>([&](auto t) { sums[t][0] = sums[t][1] = zero<T>(); });
       for (idx_t k0 = 0; k0 < call.inputs; k0 += input_block) {
-        const idx_t depth = std::min(input_block, call.inputs - k0);
+        const idx_t depth = (std::min)(input_block, call.inputs - k0);
         const auto weights = panel(o, k0);
         packet<T> acc[array_size<N>][2];
         unroll<N>([&](auto t) { acc[t][0] = acc[t][1] = zero<T>(); });

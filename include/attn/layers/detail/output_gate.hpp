@@ -36,7 +36,7 @@ void for_each_token(idx_t count, idx_t dim, idx_t buffers, execution& exec, Each
     const idx_t stride = round_up(dim, width<T>);
     T* const rows = exec.scratch(worker, [&](arena& memory) { return memory.allocate<T>(buffers * stride); });
     std::fill_n(rows, buffers * stride, T(0));
-    for (idx_t n = task * tokens_per_task; n < std::min(count, (task + 1) * tokens_per_task); ++n)
+    for (idx_t n = task * tokens_per_task; n < (std::min)(count, (task + 1) * tokens_per_task); ++n)
       each(n, stride, rows);
   });
 }

@@ -84,9 +84,9 @@ struct linear_weight {
     const auto row = [&](idx_t k) { return w.row<S>(begin) + (k0 + k) * stride; };
     const idx_t length = operands<P>(depth);
     for (idx_t k = 0; k < depth; k += piece) {
-      for (idx_t next = k + piece; next < std::min(k + 2 * piece, depth); ++next)
+      for (idx_t next = k + piece; next < (std::min)(k + 2 * piece, depth); ++next)
         prefetch_bytes<cache_level::second>(reinterpret_cast<const char*>(row(next)), count * idx_t(sizeof(S)));
-      pack_panels<P>(row, k, std::min(piece, depth - k), count, 1, panels, round_up(depth, numbers_of<P>));
+      pack_panels<P>(row, k, (std::min)(piece, depth - k), count, 1, panels, round_up(depth, numbers_of<P>));
     }
     constexpr idx_t wide = panel_width<T>;
     const idx_t filled = round_up(count, width<T>);
@@ -103,7 +103,7 @@ struct linear_weight {
       } else {
         alignas(64) T numbers[array_size<piece * wide>];
         for (idx_t k = 0; k < depth; k += piece) {
-          const idx_t here = std::min(piece, depth - k);
+          const idx_t here = (std::min)(piece, depth - k);
           w.packed->load(*w.packed, o, k0 + k, here, numbers);
           pack_panels<P>([&](idx_t i) { return numbers + (i - k) * wide; }, k, here, wide, 1, panels,
                          round_up(depth, numbers_of<P>));
@@ -166,20 +166,20 @@ struct weight_panels {
   idx_t blocks() const { return ceil_div(from->outputs, outputs_per_block); }
 
   void pack(idx_t number) const {
-    const idx_t begin = number * outputs_per_block, count = std::min(outputs_per_block, from->outputs - begin);
+    const idx_t begin = number * outputs_per_block, count = (std::min)(outputs_per_block, from->outputs - begin);
     for (idx_t k0 = 0; own && k0 < from->inputs; k0 += input_block) {
-      const idx_t depth = std::min(input_block, from->inputs - k0);
+      const idx_t depth = (std::min)(input_block, from->inputs - k0);
       from->pack(*from, begin, count, k0, depth, own + operands<P>(k0) * padded() + begin * operands<P>(depth));
     }
     from->load_bias(begin, count, bias + begin);
-    std::fill(bias + begin + count, bias + std::min(begin + outputs_per_block, padded()), T(0));
+    std::fill(bias + begin + count, bias + (std::min)(begin + outputs_per_block, padded()), T(0));
   }
 };
 
 template <class P>
 void pack_weights(std::span<const weight_panels<P>> list, execution& exec) {
   idx_t blocks = 0;
-  for (const auto& weight : list) blocks = std::max(blocks, weight.blocks());
+  for (const auto& weight : list) blocks = (std::max)(blocks, weight.blocks());
   exec.for_each(blocks * std::ssize(list), [&](idx_t task, int) {
     const auto& weight = list[static_cast<std::size_t>(task / blocks)];
     if (const idx_t block = task % blocks; block < weight.blocks()) weight.pack(block);
@@ -198,7 +198,7 @@ struct packed_tokens {
       : data(memory.allocate<P>(token_block * row_operands<P>(numbers))), inputs(numbers) {}
 
   P* tile(idx_t k0, idx_t row) const {
-    return data + operands<P>(k0) * token_block + row * row_operands<P>(std::min(input_block, inputs - k0));
+    return data + operands<P>(k0) * token_block + row * row_operands<P>((std::min)(input_block, inputs - k0));
   }
 
   /// The block of inputs from k0 on as left operands.
@@ -216,7 +216,7 @@ struct packed_tokens {
         const idx_t here = std::min<idx_t>(tile_rows, rows - r);
         const void* pointers[tile_rows];
         for (idx_t i = 0; i < here; ++i) pointers[i] = row(r + i);
-        pack_tile(pointers, here, k0, std::min(input_block, inputs - k0), stride, tile(k0, r));
+        pack_tile(pointers, here, k0, (std::min)(input_block, inputs - k0), stride, tile(k0, r));
       }
   }
 };
@@ -245,7 +245,7 @@ void multiply_tokens(const packed_tokens<P>& x, const sum_type<P>* bias, idx_t c
   sums.stride = round_up(count, panel_width<P>);
   sums.begin(bias, x.rows);
   for (idx_t k0 = 0; k0 < x.inputs; k0 += input_block) {
-    const idx_t depth = std::min(input_block, x.inputs - k0);
+    const idx_t depth = (std::min)(input_block, x.inputs - k0);
     add_products(x.from(k0), x.rows, panels(k0, depth), operands<P>(depth), sums);
   }
 }
@@ -277,7 +277,7 @@ struct few_outputs {
   T* bias;
 
   few_outputs(arena& memory, const linear_weight<P>& w)
-      : panels(memory.allocate<P>(outputs * operands<P>(std::min(input_block, w.inputs)))),
+      : panels(memory.allocate<P>(outputs * operands<P>((std::min)(input_block, w.inputs)))),
         sums(memory, token_block, outputs),
         bias(memory.allocate<T>(outputs)) {}
 
@@ -303,7 +303,7 @@ void few_token_products(const row_buffer<T>& x, idx_t rows, idx_t length, const 
                         function_ref<void(idx_t row, idx_t output, idx_t count, T* values)> done) {
   const auto for_outputs = [&](idx_t together, auto&& run) {
     exec.for_each(ceil_div(weight.outputs, together), [&](idx_t task, int worker) {
-      run(task * together, std::min(together, weight.outputs - task * together), worker);
+      run(task * together, (std::min)(together, weight.outputs - task * together), worker);
     });
   };
   if (!weight.in_place(length)) {
@@ -323,7 +323,7 @@ void few_token_products(const row_buffer<T>& x, idx_t rows, idx_t length, const 
                 alignas(64) T bias[most_outputs_per_task], sums[tokens_in_place][most_outputs_per_task];
                 weight.load_bias(begin, count, bias);
                 for (idx_t r = 0; r < rows; r += tokens_in_place) {
-                  const idx_t here = std::min(tokens_in_place, rows - r);
+                  const idx_t here = (std::min)(tokens_in_place, rows - r);
                   weight.multiply(weight, {x.row(r), x.stride, here, weight.inputs, begin, begin + count, sums[0]});
                   for (idx_t t = 0; t < here; ++t) {
                     for (idx_t o = 0; o < count; ++o) sums[t][o] = bias[o] + sums[t][o];

@@ -77,7 +77,7 @@ void add_sequences(const token_sum<T>& sum, const gradient_memory<T>& to, execut
     const auto [row, spare] = exec.scratch(worker, [&](arena& memory) {
       return std::array{memory.allocate<T>(dim), memory.allocate<T>(dim)};
     });
-    for (idx_t n = task * tokens_per_task; n < std::min((task + 1) * tokens_per_task, count); ++n) {
+    for (idx_t n = task * tokens_per_task; n < (std::min)((task + 1) * tokens_per_task, count); ++n) {
       sum.load(n, row, spare);
       to.put(n, 0, dim, row);
     }
@@ -113,7 +113,7 @@ struct column_blocks {
     const idx_t end = begin + count;
     for (idx_t c = begin, next; c < end; c = next) {
       const idx_t block = c / Wide, at = c % Wide;
-      next = std::min((block + 1) * Wide, end);
+      next = (std::min)((block + 1) * Wide, end);
       P* to = chunk(place.chunk) + (block * operands<P>(place.depth) + operands<P>(place.first)) * Wide + at;
       const idx_t filled = next - c, spare = next == columns ? Wide - at - filled : 0;
       for (idx_t r = 0; r < rows; r += numbers_of<P>, to += Wide) {
@@ -193,9 +193,9 @@ struct weight_sums {
   block block_at(idx_t n) const {
     const idx_t row = n / blocks_across() * rows_per_block, column = n % blocks_across() * columns_per_block;
     return {row,
-            std::min(rows_per_block, d.columns - row),
+            (std::min)(rows_per_block, d.columns - row),
             column,
-            std::min(columns_per_block, x.columns - column),
+            (std::min)(columns_per_block, x.columns - column),
             weight.given() ? sums + n * rows_per_block * columns_per_block : nullptr,
             bias.given() && column == 0 ? bias_sums + row : nullptr};
   }
@@ -242,7 +242,7 @@ inline idx_t chunks_together(const execution& exec, idx_t tokens) {
 template <class P, class Body>
 void sum_over_tokens(idx_t tokens, idx_t together, std::span<const weight_sums<P>> list, execution& exec, Body&& body) {
   idx_t blocks = 0;
-  for (const auto& sums : list) blocks = std::max(blocks, sums.blocks());
+  for (const auto& sums : list) blocks = (std::max)(blocks, sums.blocks());
   const auto for_each_block = [&](auto&& visit) {
     exec.for_each(blocks * std::ssize(list), [&](idx_t task, int) {
       const auto& sums = list[static_cast<std::size_t>(task / blocks)];
@@ -253,11 +253,11 @@ void sum_over_tokens(idx_t tokens, idx_t together, std::span<const weight_sums<P
   const idx_t step = blocks > 0 ? together * gradient_chunk : std::max<idx_t>(1, tokens);
   for_each_block([](const auto& sums, const auto& block) { sums.clear(block); });
   for (idx_t begin = 0; begin < tokens; begin += step) {
-    const idx_t here = std::min(step, tokens - begin);
-    const auto depth_of = [&](idx_t chunk) { return std::min(gradient_chunk, here - chunk * gradient_chunk); };
+    const idx_t here = (std::min)(step, tokens - begin);
+    const auto depth_of = [&](idx_t chunk) { return (std::min)(gradient_chunk, here - chunk * gradient_chunk); };
     exec.for_each(ceil_div(here, token_block), [&](idx_t task, int worker) {
       const idx_t first = task * token_block, chunk = first / gradient_chunk;
-      body(begin + first, std::min(token_block, here - first),
+      body(begin + first, (std::min)(token_block, here - first),
            chunk_place{chunk, depth_of(chunk), first % gradient_chunk}, worker);
     });
     for_each_block([&](const auto& sums, const auto& block) {
@@ -278,7 +278,7 @@ template <class P>
 void add_token_products(const packed_tokens<P>& d, const weight_panels<P>& weight,
                         const row_buffer<sum_type<P>>& sums) {
   for (idx_t k0 = 0; k0 < d.inputs; k0 += input_block)
-    add_products(d.from(k0), d.rows, weight.block(k0), operands<P>(std::min(input_block, d.inputs - k0)), sums);
+    add_products(d.from(k0), d.rows, weight.block(k0), operands<P>((std::min)(input_block, d.inputs - k0)), sums);
 }
 
 template <class T>

@@ -13,7 +13,8 @@ namespace attn { inline namespace ATTN_ISA { namespace detail {
 template <class S>
 void clear_padding(const attention_views<S>& x, idx_t b, idx_t h, idx_t begin, idx_t end,
                    const tensor_view<compute_type<S>, 3>& lse) {
-  clear_rows(x.result(b, h), std::max(begin, x.lengths.queries(b)), std::min(end, x.shape.queries), row_of(lse, b, h),
+  clear_rows(x.result(b, h), (std::max)(begin, x.lengths.queries(b)), (std::min)(end, x.shape.queries),
+             row_of(lse, b, h),
              lse.stride(2));
 }
 
@@ -23,13 +24,13 @@ template <class P, class S, class T = compute_type<S>, class Complete>
 void attend_rows(const attention_views<S>& x, idx_t b, idx_t h, idx_t i0, const packed_keys<P>& packed, idx_t seen,
                  const score_terms<T, no_score>& terms, const tensor_view<T, 3>& lse, execution& exec, int worker,
                  Complete&& complete) {
-  const idx_t i1 = std::min(i0 + max_rows, x.lengths.queries(b));
+  const idx_t i1 = (std::min)(i0 + max_rows, x.lengths.queries(b));
   if (i0 < i1) {
     auto block =
         exec.scratch(worker, [&](arena& memory) { return row_block<P>::layout(memory, x.shape.dim, x.shape.dim_v); });
     packed_keys<P> keys = packed;
     line_prefetcher next;
-    next.add(x.query(b, h), i1, std::min(i1 + max_rows, x.lengths.queries(b)));
+    next.add(x.query(b, h), i1, (std::min)(i1 + max_rows, x.lengths.queries(b)));
     next.add(x.result(b, h), i0, i1);
     keys.next = &next;
     block.begin(x.query(b, h), {i0, 1, nullptr}, i1 - i0, terms.query_factor());

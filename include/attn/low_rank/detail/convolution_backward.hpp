@@ -30,7 +30,7 @@ struct convolution_backward {
   void add_value(idx_t b, idx_t h, idx_t j, T* to) const {
     const matrix_view<const S> d = head_of(d_out, b, h);
     const idx_t last = j - first(b);  // the query whose tap 0 it is
-    const idx_t begin = std::max<idx_t>(0, last - lengths.queries(b) + 1), end = std::min(taps(), last + 1);
+    const idx_t begin = std::max<idx_t>(0, last - lengths.queries(b) + 1), end = (std::min)(taps(), last + 1);
     for (idx_t c = 0; c < shape.dim_v; c += width<T>) {
       packet<T> sum = load<T>(to + c);
       for (idx_t t = begin; t < end; ++t)
@@ -59,7 +59,7 @@ struct convolution_backward {
     const auto end_of = [&](idx_t t) { return std::clamp<idx_t>(keys - (at + t), begin_of(t), queries); };
     const auto add = [&](auto N, idx_t t, idx_t begin, idx_t end) {
       for (; begin < end; begin += chunk) {
-        const idx_t stop = std::min(begin + chunk, end);
+        const idx_t stop = (std::min)(begin + chunk, end);
         const seen_range values = seen.range(b, begin + at + t, stop + at + t + N.value - 1);
         if (values)
           add_products<N.value, true>(d, x, values, begin, stop, at + t, sums + t);
@@ -68,11 +68,11 @@ struct convolution_backward {
       }
     };
     if (count == together) {  // queries all of whose taps lie inside; the rest tap by tap
-      const idx_t begin = begin_of(0), end = std::max(begin, end_of(together - 1));
+      const idx_t begin = begin_of(0), end = (std::max)(begin, end_of(together - 1));
       add(std::integral_constant<int, together>{}, 0, begin, end);
       for (idx_t t = 0; t < together; ++t) {
-        add(std::integral_constant<int, 1>{}, t, begin_of(t), std::min(begin, end_of(t)));
-        add(std::integral_constant<int, 1>{}, t, std::max(end, begin_of(t)), end_of(t));
+        add(std::integral_constant<int, 1>{}, t, begin_of(t), (std::min)(begin, end_of(t)));
+        add(std::integral_constant<int, 1>{}, t, (std::max)(end, begin_of(t)), end_of(t));
       }
     } else {
       for (idx_t t = 0; t < count; ++t) add(std::integral_constant<int, 1>{}, t, begin_of(t), end_of(t));

@@ -152,7 +152,7 @@ template <class T>
 [[gnu::noinline]] void softmax_columns(T* s, T* d, idx_t rows, idx_t tokens, const T* d_lse) {
   for (idx_t t = 0; t < tokens; t += width<T>) {
     packet<T> highest = load<T>(s + t);
-    for (idx_t r = 1; r < rows; ++r) highest = max(highest, load<T>(s + r * few_rows_stride + t));
+    for (idx_t r = 1; r < rows; ++r) highest = (max)(highest, load<T>(s + r * few_rows_stride + t));
     packet<T> sum = zero<T>(), dot = zero<T>();
     for (idx_t r = 0; r < rows; ++r) {
       T* const at = s + r * few_rows_stride + t;

@@ -88,12 +88,12 @@ struct landmark_plan {
   idx_t landmarks = 0;
   key_flags seen{};
 
-  idx_t most_queries() const { return std::min(landmarks, shape.queries); }
+  idx_t most_queries() const { return (std::min)(landmarks, shape.queries); }
   /// Whether every key is a landmark: the result is then the softmax over them.
   bool few_keys(idx_t b) const { return lengths.keys(b) <= landmarks; }
   /// Whether every query is a landmark: the result is then what the landmarks attend to.
   bool few_queries(idx_t b) const { return lengths.queries(b) <= landmarks; }
-  idx_t query_landmarks(idx_t b) const { return std::min(landmarks, lengths.queries(b)); }
+  idx_t query_landmarks(idx_t b) const { return (std::min)(landmarks, lengths.queries(b)); }
 
   /// Parts of the keys with a softmax of their own, merged in order: at most 16, each of several segments, depending on
   /// the shape alone.
@@ -101,11 +101,11 @@ struct landmark_plan {
   idx_t part_begin(idx_t n) const { return segment_begin(n, landmarks, parts()); }
 
   landmark_list list_layout(arena& memory) const {
-    return {.rows = seen ? memory.allocate<idx_t>(std::min(landmarks, shape.keys)) : nullptr};
+    return {.rows = seen ? memory.allocate<idx_t>((std::min)(landmarks, shape.keys)) : nullptr};
   }
   /// Lists the segments of keys that have one that is seen; where every key is a landmark, each is a segment.
   void list_seen(idx_t b, landmark_list& to) const {
-    const idx_t keys = lengths.keys(b), all = std::min(landmarks, keys);
+    const idx_t keys = lengths.keys(b), all = (std::min)(landmarks, keys);
     to.count = seen ? 0 : all;
     to.keys = seen.range(b, 0, keys);
     for (idx_t a = 0; seen && a < all; ++a)
@@ -125,7 +125,7 @@ struct landmark_head {
 
   static landmark_head layout(arena& memory, const landmark_plan& plan) {
     const attention_shape& s = plan.shape;
-    const idx_t rows = s.group() * plan.most_queries(), keys = std::min(plan.landmarks, s.keys);
+    const idx_t rows = s.group() * plan.most_queries(), keys = (std::min)(plan.landmarks, s.keys);
     const auto partial = [&](arena& m) { return online_softmax<T>::layout(m, rows, s.dim_v); };
     const auto packed = [&](arena& m) { return packed_keys<P>::layout(m, keys, s.dim, s.dim_v); };
     return {memory.allocate<T>(rows * s.dim), memory.allocate<T>(keys * s.dim),
@@ -155,7 +155,7 @@ struct landmark_weights {
     identity[m] = T(1);
     packed.pack(matrix_view<const T>{keys, m, dim, dim, 1}, matrix_view<const T>{identity + m, m, m, -1, 1}, 0, seen);
     for (idx_t r = 0; r < m; r += max_rows) {
-      block.begin(matrix_view<const T>{queries, m, dim, dim, 1}, {r, 1, nullptr}, std::min(max_rows, m - r),
+      block.begin(matrix_view<const T>{queries, m, dim, dim, 1}, {r, 1, nullptr}, (std::min)(max_rows, m - r),
                   terms.query_factor());
       std::fill_n(block.ranges, block.rows, key_range{0, seen});
       attend(block, packed, terms);

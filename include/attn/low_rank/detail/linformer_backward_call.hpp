@@ -116,7 +116,7 @@ struct linformer_backward_call {
     if (d_lse) std::fill_n(block.d_lse, few_rows_block, T(0));
     const idx_t end = segment_begin(part + 1, queries, parts());
     for (idx_t at = segment_begin(part, queries, parts()); at < end; at += few_rows_block) {
-      const idx_t count = std::min(few_rows_block, end - at);
+      const idx_t count = (std::min)(few_rows_block, end - at);
       for (idx_t i = 0; d_lse && i < count; ++i) block.d_lse[i] = d_lse(b, h, at + i);
       backward_of_queries<P>(head_of(views.q, b, h), head_of(d_out, b, h), at, count, to_keys.rows, to_values.rows,
                              d_lse ? block.d_lse : nullptr, block.s,
@@ -164,7 +164,7 @@ struct linformer_backward_call {
     const idx_t group = side.heads / shape().kv_heads;  // heads of the result for each head of x
     for (idx_t n = 0; n < w.count; ++n)
       for (idx_t kv = 0; kv < shape().kv_heads; ++kv) {
-        const idx_t b = w.first + n, real = std::min(end, views.lengths.keys(b)), count = real - begin;
+        const idx_t b = w.first + n, real = (std::min)(end, views.lengths.keys(b)), count = real - begin;
         const seen_range seen = side.seen.range(b, begin, real);
         const projected_rows<P>* const heads =
             (second ? w.scratch[n].value_heads : w.scratch[n].key_heads) + kv * group;
@@ -239,7 +239,7 @@ struct linformer_backward_call {
       const bool second = task >= token_blocks;
       if (!(second ? value_gradients : key_gradients).any()) return;
       const idx_t begin = task % token_blocks * few_rows_block;
-      tokens_back(w, second, begin, std::min(begin + few_rows_block, shape().keys), worker);
+      tokens_back(w, second, begin, (std::min)(begin + few_rows_block, shape().keys), worker);
     });
   }
   static matrix_view<const T> const_rows(const matrix_view<T>& x) {

@@ -39,7 +39,7 @@ struct long_short_backward_call {
   }
   /// Number of keys that a part may see.
   idx_t part_keys() const {
-    return std::min(shape().keys,
+    return (std::min)(shape().keys,
                     ceil_div(shape().queries, parts()) + forward.left + forward.right + 2 * forward.block);
   }
   idx_t most_rows() const { return forward.finished(shape().keys, shape().keys) * forward.rank(); }
@@ -89,11 +89,11 @@ struct long_short_backward_call {
     T *dq, *keys, *values;  // [max_rows][stride]; normed keys of the window
   };
   query_scratch queries_layout(arena& memory) const {
-    const idx_t dim = shape().dim, dim_v = shape().dim_v, normed = forward.local ? forward.slots() : 0;
+    const idx_t dim = shape().dim, dim_v = shape().dim_v, normed = forward.local ? forward.slot_count() : 0;
     query_scratch s;
     s.block = in.layout_scratch(memory);
     s.rows = backward_rows<P>::layout(memory, max_rows, dim, dim_v);
-    s.window = backward_keys<P>::layout(memory, forward.slots(), dim, dim_v, false, false);
+    s.window = backward_keys<P>::layout(memory, forward.slot_count(), dim, dim_v, false, false);
     s.dq = memory.allocate<T>(max_rows * stride());
     s.keys = memory.allocate<T>(normed * dim), s.values = memory.allocate<T>(normed * dim_v);
     return s;
@@ -157,7 +157,7 @@ struct long_short_backward_call {
       compressed.d_keys = compressed_keys() ? p.query_heads[g].d_keys.part(n) : nullptr;
       compressed.d_values = compressed_values() ? p.query_heads[g].d_values.part(n) : nullptr;
       for (idx_t i = begin; i < end; i += max_rows) {
-        const idx_t rows = std::min(max_rows, end - i);
+        const idx_t rows = (std::min)(max_rows, end - i);
         const index_map which{i, 1, nullptr};
         in.pack_rows(s.rows, b, h, head_of(in.q, b, h), which, rows);
         if (dq) std::fill_n(dq, max_rows * stride(), T(0));
@@ -190,7 +190,7 @@ struct long_short_backward_call {
       p.query_heads[g].d_keys.clear(n, sums), p.query_heads[g].d_values.clear(n, sums);
     auto scratch = exec().scratch(worker, [&](arena& memory) { return queries_layout(memory); });
     for (idx_t at = begin; at < end; at += forward.chunk())
-      chunk_back(p, b, kv, n, at, std::min(at + forward.chunk(), end), scratch);
+      chunk_back(p, b, kv, n, at, (std::min)(at + forward.chunk(), end), scratch);
   }
   /// Rows of padding of one query head.
   void clear_queries(const head&, idx_t b, idx_t kv, idx_t g, int) const {
@@ -202,7 +202,7 @@ struct long_short_backward_call {
 
   /// The gradients of a block of keys by the windows of all parts, through the local norm.
   void gather_windows(const head& p, idx_t b, idx_t kv, idx_t block, int worker) const {
-    const idx_t begin = block * part_size, end = std::min(begin + part_size, keys(b));
+    const idx_t begin = block * part_size, end = (std::min)(begin + part_size, keys(b));
     T* const x = exec().scratch(worker, [&](arena& memory) { return memory.allocate<T>(shape().dim); });
     const seen_range seen = forward.key_mask.range(b, begin, end);
     if (p.local) p.local[block].clear();
@@ -260,7 +260,7 @@ struct long_short_backward_call {
     const idx_t segment = block / segment_blocks(b), size = forward.segment(keys(b)), rank = forward.rank();
     if (segment >= forward.segments(b)) return;
     const idx_t begin = segment * size + block % segment_blocks(b) * few_rows_block;
-    const idx_t count = std::min(few_rows_block, (segment + 1) * size - begin);
+    const idx_t count = (std::min)(few_rows_block, (segment + 1) * size - begin);
     auto s = exec().scratch(
         worker, [&](arena& memory) { return compressed_tokens<T>::layout(memory, rank, shape().dim, shape().dim_v); });
     const seen_range seen = forward.key_mask.range(b, begin, begin + count);
@@ -298,7 +298,7 @@ struct long_short_backward_call {
       clear_rows(head_of(wanted.logits, b, kv * shape().group() + g), begin, shape().keys);
   }
   void store_tokens(const head& p, idx_t b, idx_t kv, idx_t begin, idx_t end) const {
-    const idx_t real = std::min(end, keys(b));
+    const idx_t real = (std::min)(end, keys(b));
     const seen_range seen = forward.key_mask.range(b, begin, real);
     if (in.dk) seen.clear_rows(p.d_keys + begin * stride(), real - begin, stride());
     if (in.dv) seen.clear_rows(p.d_values + begin * stride_v(), real - begin, stride_v());
@@ -315,7 +315,7 @@ struct long_short_backward_call {
     const idx_t group = shape().group();
     const auto each = [&](idx_t steps, auto step) { for_each_head(w, shape().kv_heads, steps, *this, step); };
     idx_t most_parts = 0;
-    for (idx_t b = 0; b < shape().batch; ++b) most_parts = std::max(most_parts, forward.parts(b));
+    for (idx_t b = 0; b < shape().batch; ++b) most_parts = (std::max)(most_parts, forward.parts(b));
     each(group * most_parts, &self::add_part);
     each(group, &self::pack_compressed);
     each(parts(), &self::part_back);

@@ -49,11 +49,11 @@ struct key_norm {
   static T power_for(const T* x, idx_t dim, T variance) {
     if (variance < std::numeric_limits<T>::infinity()) return T(1);
     T size = 0;
-    for (idx_t d = 0; d < dim; ++d) size = std::max(size, std::abs(x[d]));  // NaN is no maximum
+    for (idx_t d = 0; d < dim; ++d) size = (std::max)(size, std::abs(x[d]));  // NaN is no maximum
     int exponent = 0;
     if (!(size > T(1) && size < std::numeric_limits<T>::infinity())) return T(1);
     std::frexp(size, &exponent);
-    return std::ldexp(T(1), std::max(-exponent, std::numeric_limits<T>::min_exponent));
+    return std::ldexp(T(1), (std::max)(-exponent, std::numeric_limits<T>::min_exponent));
   }
   /// The norms of the rows of x, as contiguous rows.
   template <class S>
@@ -109,7 +109,7 @@ struct long_short_call {
   idx_t rank() const { return logits.extent(3); }
   /// The number of visible keys of all queries of one head, and of the tokens of all compressed keys; roughly.
   double scores() const {
-    const idx_t seen = std::min(left + right + block, shape().keys) + rank();
+    const idx_t seen = (std::min)(left + right + block, shape().keys) + rank();
     return static_cast<double>(rank()) * static_cast<double>(shape().keys) +
            static_cast<double>(shape().queries) * static_cast<double>(seen);
   }
@@ -124,7 +124,7 @@ struct long_short_call {
   }
   idx_t segments(idx_t b) const { return finished(length(b), length(b)); }
   idx_t parts(idx_t b) const { return segments(b) * token_sums<T>::parts(segment(length(b))); }
-  idx_t slots() const { return std::min(shape().keys, chunk() + left + right + 2 * block); }
+  idx_t slot_count() const { return (std::min)(shape().keys, chunk() + left + right + 2 * block); }
 
   long_short_head<P> head_layout(arena& memory) const {
     const idx_t most = finished(shape().keys, shape().keys), dim = shape().dim, dim_v = shape().dim_v;
@@ -133,8 +133,8 @@ struct long_short_call {
             memory.allocate<unsigned char>(key_mask ? most * rank() : 0)};
   }
   long_short_scratch<P> scratch_layout(arena& memory) const {
-    const idx_t normed = local ? slots() : 0, dim = shape().dim, dim_v = shape().dim_v;
-    return {row_block<P>::layout(memory, dim, dim_v), packed_keys<P>::layout(memory, slots(), dim, dim_v),
+    const idx_t normed = local ? slot_count() : 0, dim = shape().dim, dim_v = shape().dim_v;
+    return {row_block<P>::layout(memory, dim, dim_v), packed_keys<P>::layout(memory, slot_count(), dim, dim_v),
             memory.allocate<T>(normed * dim), memory.allocate<T>(normed * dim_v)};
   }
 
@@ -167,7 +167,7 @@ struct long_short_call {
   }
   /// A chunk of queries.
   void attend_chunk(const long_short_head<P>& head, idx_t b, idx_t h, idx_t n, int worker) const {
-    const idx_t begin = n * chunk(), end = std::min(begin + chunk(), in.lengths.queries(b));
+    const idx_t begin = n * chunk(), end = (std::min)(begin + chunk(), in.lengths.queries(b));
     if (begin < end) {
       auto scratch = in.exec.scratch(worker, [&](arena& memory) { return scratch_layout(memory); });
       attend_rows(head, b, h, begin, end, scratch);
@@ -220,17 +220,17 @@ struct long_short_call {
     const idx_t first = window(begin + shift, n).begin;
     // The number of keys that queries before i see. They are packed block by block: meanwhile the products of the block
     // before fetch them.
-    const auto seen_before = [&](idx_t i) { return window(std::min(i, end) - 1 + shift, n).end - first; };
+    const auto seen_before = [&](idx_t i) { return window((std::min)(i, end) - 1 + shift, n).end - first; };
     for (idx_t i = begin, packed = 0; i < end; i += max_rows) {
-      const idx_t rows = std::min(max_rows, end - i), stop = i + rows;
-      const idx_t needed = std::min(round_up(seen_before(stop), s.window.wide), seen_before(end));
+      const idx_t rows = (std::min)(max_rows, end - i), stop = i + rows;
+      const idx_t needed = (std::min)(round_up(seen_before(stop), s.window.wide), seen_before(end));
       pack_window(key, value, first, packed, needed, s.keys, s.values, s.window.positions,
                   [&](const auto& k, const auto& v) { s.window.pack(k, v, packed, needed); });
       packed = needed;
       line_prefetcher next;
       next.add(key, first + packed, first + seen_before(stop + max_rows));
       next.add(value, first + packed, first + seen_before(stop + max_rows));
-      next.add(query, stop, std::min(stop + max_rows, end));
+      next.add(query, stop, (std::min)(stop + max_rows, end));
       next.add(in.result(b, h), i, stop);
       s.window.next = &next;
       s.block.begin(query, {i, 1, nullptr}, rows, in.terms.query_factor());
@@ -249,8 +249,8 @@ struct long_short_call {
     const idx_t heads = shape().heads;
     idx_t most_segments = 0, most_parts = 0;
     for (idx_t b = w.first / heads; b <= (w.first + w.count - 1) / heads; ++b) {
-      most_segments = std::max(most_segments, segments(b));
-      most_parts = std::max(most_parts, parts(b));
+      most_segments = (std::max)(most_segments, segments(b));
+      most_parts = (std::max)(most_parts, parts(b));
     }
     using self = long_short_call;
     const auto each = [&](idx_t steps, auto step) { for_each_head(w, heads, steps, *this, step); };

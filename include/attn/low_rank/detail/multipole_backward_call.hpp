@@ -20,7 +20,7 @@ template <class T>
 struct multipole_part {
   T* rows = nullptr;   // [Lk + panel][]
   T* share = nullptr;  // [clusters][]
-  T* far = nullptr;    // [clusters + panel][]: of clusters' means, where some stay whole
+  T* distant = nullptr;    // [clusters + panel][]: of clusters' means, where some stay whole
 };
 
 template <class T>
@@ -83,19 +83,19 @@ struct multipole_backward_call {
     multipole_block<T> choice;
     backward_scratch<T> block;
     backward_rows<T> rows;
-    backward_keys<T> near, own;
+    backward_keys<T> nearby, own;
     spread_backward<T> spread;
     T* dq;  // [max_rows][stride]
   };
   scratch scratch_layout(arena& memory) const {
     const idx_t dim = shape().dim, dim_v = shape().dim_v, all = shape().keys;
-    const idx_t near = multipole_block<T>::most_slots(o(), all) + multipole_block<T>::most_taken(o(), all);
+    const idx_t nearby = multipole_block<T>::most_slots(o(), all) + multipole_block<T>::most_taken(o(), all);
     scratch s;
     s.choice = multipole_block<T>::layout(memory, o(), all, dim, dim_v);
     s.block = in.template layout_scratch<T>(memory);
     s.rows = backward_rows<T>::layout(memory, max_rows, dim, dim_v);
-    s.near = backward_keys<T>::layout(memory, near, dim, dim_v, bool(in.dk), bool(in.dv));
-    s.own = backward_keys<T>::layout(memory, o().causal ? std::min(o().segment, all) : 0, dim, dim_v, false, false);
+    s.nearby = backward_keys<T>::layout(memory, nearby, dim, dim_v, bool(in.dk), bool(in.dv));
+    s.own = backward_keys<T>::layout(memory, o().causal ? (std::min)(o().segment, all) : 0, dim, dim_v, false, false);
     if (with_spread(all)) s.spread = spread_backward<T>::layout(memory, o(), all, dim);
     s.dq = memory.allocate<T>(max_rows * stride());
     return s;
@@ -105,26 +105,26 @@ struct multipole_backward_call {
 
   void pack_near(const multipole_keys<T, S>& k, const scratch& s) const {
     const multipole_block<T>& c = s.choice;
-    backward_keys<T> near = s.near;
-    if (c.slots > 0) {
-      near.keys.positions = {};
-      near.fill(c.rest_keys(shape().dim), c.rest_values(shape().dim_v), 0, c.slots);
+    backward_keys<T> nearby = s.nearby;
+    if (c.slot_count > 0) {
+      nearby.keys.positions = {};
+      nearby.fill(c.rest_keys(shape().dim), c.rest_values(shape().dim_v), 0, c.slot_count);
     }
     if (c.taken > 0) {
-      const idx_t end = c.slots + c.taken;
-      near.keys.pack_keys([&](idx_t n) { return k.key.row(c.chosen[n]); }, k.key.col_stride, c.slots, end);
-      near.keys.pack_value_rows([&](idx_t slot) { return k.key.row(c.chosen[slot - c.slots]); }, k.key.col_stride,
-                                c.slots, end);
-      near.values.pack_keys([&](idx_t n) { return k.value.row(c.chosen[n]); }, k.value.col_stride, c.slots, end);
+      const idx_t end = c.slot_count + c.taken;
+      nearby.keys.pack_keys([&](idx_t n) { return k.key.row(c.chosen[n]); }, k.key.col_stride, c.slot_count, end);
+      nearby.keys.pack_value_rows([&](idx_t slot) { return k.key.row(c.chosen[slot - c.slot_count]); },
+                                  k.key.col_stride, c.slot_count, end);
+      nearby.values.pack_keys([&](idx_t n) { return k.value.row(c.chosen[n]); }, k.value.col_stride, c.slot_count, end);
     }
-    near.clear(0, c.slots + c.taken);
+    nearby.clear(0, c.slot_count + c.taken);
   }
 
   /// Adds the sums of a block's own slots to those of the keys taken, and of the members that are left of clusters.
   static void scatter(const multipole_keys<T, S>& k, const multipole_block<T>& c, T* sums, idx_t row_stride,
                       const multipole_part<T>& part) {
     if (!sums) return;
-    for (idx_t r = 0; r < c.slots; ++r) {
+    for (idx_t r = 0; r < c.slot_count; ++r) {
       if (!(c.rest.counts[r] > T(0))) continue;
       T *const from = sums + r * row_stride, *const to = part.share + c.of_slot[r] * row_stride;
       const T factor = T(1) / c.rest.counts[r];
@@ -133,12 +133,12 @@ struct multipole_backward_call {
     for (idx_t n = 0; n < c.taken; ++n) {
       constexpr idx_t distance = 16;
       prefetch_bytes<cache_level::first>(
-          reinterpret_cast<const char*>(part.rows + c.chosen[std::min(n + distance, c.taken - 1)] * row_stride),
+          reinterpret_cast<const char*>(part.rows + c.chosen[(std::min)(n + distance, c.taken - 1)] * row_stride),
           row_stride * static_cast<idx_t>(sizeof(T)));
-      const idx_t slot = c.slots > 0 ? c.slot[k.cluster_of(c.chosen[n])] : 0;
-      const T *const from = sums + (c.slots + n) * row_stride, *const of_rest = sums + slot * row_stride;
+      const idx_t slot = c.slot_count > 0 ? c.slot[k.cluster_of(c.chosen[n])] : 0;
+      const T *const from = sums + (c.slot_count + n) * row_stride, *const of_rest = sums + slot * row_stride;
       T* const to = part.rows + c.chosen[n] * row_stride;
-      const bool left = c.slots > 0 && c.rest.counts[slot] > T(0);
+      const bool left = c.slot_count > 0 && c.rest.counts[slot] > T(0);
       for (idx_t d = 0; d < row_stride; d += width<T>) {
         const packet<T> sum = add(load<T>(to + d), load<T>(from + d));
         store<T>(to + d, left ? sub(sum, load<T>(of_rest + d)) : sum);
@@ -154,33 +154,33 @@ struct multipole_backward_call {
     const idx_t shift = keys(b) - queries(b);
     const auto terms = in.terms().for_head(b, 0, 0);
     auto near_terms = terms, far_terms = terms;
-    if (s.choice.slots > 0) near_terms.counts = {s.choice.logs, s.choice.slots, 0};
-    far_terms.counts = {s.choice.far_logs, s.choice.far, 0};
+    if (s.choice.slot_count > 0) near_terms.counts = {s.choice.logs, s.choice.slot_count, 0};
+    far_terms.counts = {s.choice.far_logs, s.choice.distant, 0};
     auto back = in.back(terms), near_back = in.back(near_terms), far_back = in.back(far_terms);
     const bool spread = with_spread(one.past) && (of_rows || parts[0].rows);
     if (spread) {
       s.spread.clear(s.choice);
-      near_back.d_counts = s.choice.slots > 0 ? s.spread.d_near : nullptr;
+      near_back.d_counts = s.choice.slot_count > 0 ? s.spread.d_near : nullptr;
       far_back.d_counts = s.spread.d_far;
     }
-    backward_keys<T> far = p.far_back;
-    far.d_keys = parts[0].far, far.d_values = parts[1].far;
+    backward_keys<T> distant = p.far_back;
+    distant.d_keys = parts[0].distant, distant.d_values = parts[1].distant;
     T* const d_queries = of_rows ? p.d_queries + h % shape().group() * shape().queries * stride() : nullptr;
     key_range ranges[max_rows];
     for (idx_t i = one.begin; i < one.end; i += max_rows) {
-      const idx_t count = std::min(max_rows, one.end - i);
+      const idx_t count = (std::min)(max_rows, one.end - i);
       const index_map which{i, 1, nullptr};
       // Of whole tiles: the rows beyond `count` are those of other blocks.
       T* const to = d_queries ? d_queries + i * stride() : nullptr, *const dq = to && count < max_rows ? s.dq : to;
       in.pack_rows(s.rows, b, h, head_of(in.q, b, h), which, count);
       if (dq) std::fill_n(dq, max_rows * stride(), T(0));
-      const auto see = [&](idx_t slots) { std::fill_n(ranges, count, key_range{0, slots}); };
-      if (s.choice.far > 0) {
-        see(s.choice.far);
-        differentiate(s.rows, count, ranges, which, far, far_terms, s.block, dq, stride(), far_back);
+      const auto see = [&](idx_t slot_count) { std::fill_n(ranges, count, key_range{0, slot_count}); };
+      if (s.choice.distant > 0) {
+        see(s.choice.distant);
+        differentiate(s.rows, count, ranges, which, distant, far_terms, s.block, dq, stride(), far_back);
       }
-      see(s.choice.slots + s.choice.taken);
-      differentiate(s.rows, count, ranges, which, s.near, near_terms, s.block, dq, stride(), near_back);
+      see(s.choice.slot_count + s.choice.taken);
+      differentiate(s.rows, count, ranges, which, s.nearby, near_terms, s.block, dq, stride(), near_back);
       if (o().causal) {
         for (idx_t r = 0; r < count; ++r) ranges[r] = {0, i + r + shift + 1 - one.past};
         differentiate(s.rows, count, ranges, which, s.own, terms, s.block, dq, stride(), back);
@@ -192,8 +192,8 @@ struct multipole_backward_call {
       s.spread.collect(k, s.choice, number, ranks, one.past,
                        of_rows ? d_mean(p, h % shape().group(), one) : nullptr);
     }
-    scatter(k, s.choice, s.near.d_keys, stride(0), parts[0]);
-    scatter(k, s.choice, s.near.d_values, stride(1), parts[1]);
+    scatter(k, s.choice, s.nearby.d_keys, stride(0), parts[0]);
+    scatter(k, s.choice, s.nearby.d_values, stride(1), parts[1]);
   }
 
   void part_back(const head& p, idx_t b, idx_t kv, idx_t step, int worker) const {
@@ -206,12 +206,12 @@ struct multipole_backward_call {
       const multipole_part<T>& part = all[side];
       const idx_t numbers = part.rows ? stride(side) : 0;
       std::fill_n(part.rows, rows() * numbers, T(0)), std::fill_n(part.share, clusters * numbers, T(0));
-      std::fill_n(part.far, far_rows() * numbers, T(0));
+      std::fill_n(part.distant, far_rows() * numbers, T(0));
     }
     T *const d_keys = all[0].rows, *const d_values = all[1].rows;
     scratch s = in.forward.exec.scratch(worker, [&](arena& memory) { return scratch_layout(memory); });
-    if (!d_keys) s.near.d_keys = nullptr;
-    if (!d_values) s.near.d_values = nullptr;
+    if (!d_keys) s.nearby.d_keys = nullptr;
+    if (!d_values) s.nearby.d_values = nullptr;
     const multipole_keys<T, S> k = clustering.keys_of(p, b, kv);
     for (idx_t task = segment_begin(n, tasks(), parts()); task < segment_begin(n + 1, tasks(), parts()); ++task) {
       bool packed = !o().causal;
@@ -221,7 +221,7 @@ struct multipole_backward_call {
             packed = true;
             const idx_t begin = task * o().segment;
             s.own.keys.positions = {begin, 1, nullptr};
-            s.own.fill(k.key, k.value, 0, std::min(o().segment, keys(b) - begin));
+            s.own.fill(k.key, k.value, 0, (std::min)(o().segment, keys(b) - begin));
             s.own.d_keys = d_keys ? d_keys + begin * stride(0) : nullptr;
             s.own.d_values = d_values ? d_values + begin * stride(1) : nullptr;
           }
@@ -238,8 +238,8 @@ struct multipole_backward_call {
       if (c >= o().segments(keys(b)) * o().clusters || !(count > T(0))) continue;
       for (const int side : {0, 1}) {
         const multipole_part<T>& part = all[side];
-        const idx_t numbers = part.far ? stride(side) : 0;
-        for (idx_t d = c * numbers; d < (c + 1) * numbers; ++d) part.share[d] += part.far[d] / count;
+        const idx_t numbers = part.distant ? stride(side) : 0;
+        for (idx_t d = c * numbers; d < (c + 1) * numbers; ++d) part.share[d] += part.distant[d] / count;
       }
     }
   }
@@ -250,14 +250,14 @@ struct multipole_backward_call {
 
   /// Adds up the parts for some keys, into the first one, and stores the result.
   void store_keys(const head& p, idx_t b, idx_t kv, idx_t step, int) const {
-    const idx_t begin = step * key_step, end = std::min(begin + key_step, shape().keys);
+    const idx_t begin = step * key_step, end = (std::min)(begin + key_step, shape().keys);
     const multipole_keys<T, S> k = clustering.keys_of(p, b, kv);
     const idx_t clustered = o().clusters > 0 ? o().segments(keys(b)) * o().segment_keys(keys(b)) : 0;
     for (const int side : {0, 1}) {
       if (!gradient(side)) continue;
       const idx_t numbers = stride(side);
       const multipole_part<T>* const all = p.parts[side];
-      for (idx_t j = begin; j < std::min(end, keys(b)); ++j) {
+      for (idx_t j = begin; j < (std::min)(end, keys(b)); ++j) {
         T* const row = all[0].rows + j * numbers;
         for (idx_t n = 0; n < parts(); ++n) {
           for (idx_t d = 0; n > 0 && d < numbers; ++d) row[d] += all[n].rows[j * numbers + d];
@@ -301,9 +301,9 @@ struct multipole_backward_call {
   void pack_far(const head& p, idx_t b, idx_t, idx_t, int) const {
     const idx_t rows = o().segments(keys(b)) * o().clusters;
     const auto& sums = p.clusters.sums;
-    backward_keys<T> far = p.far_back;
+    backward_keys<T> distant = p.far_back;
     if (rows > 0)
-      far.fill(matrix_view<const T>{clustering.mean(p, 0), rows, shape().dim, sums.stride, 1},
+      distant.fill(matrix_view<const T>{clustering.mean(p, 0), rows, shape().dim, sums.stride, 1},
                matrix_view<const T>{clustering.value_mean(p, 0), rows, shape().dim_v, sums.stride_v, 1}, 0, rows);
   }
 

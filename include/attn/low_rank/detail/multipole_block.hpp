@@ -43,9 +43,9 @@ struct multipole_blocks {
     query_block list[tile_rows];
     idx_t count = 0;
     const idx_t first = o.causal ? task * o.segment - shift() : task * o.block * together(o);
-    const idx_t end = std::min(queries, first + (o.causal ? o.segment : o.block * together(o)));
+    const idx_t end = (std::min)(queries, first + (o.causal ? o.segment : o.block * together(o)));
     for (idx_t begin = first; begin < end; begin += o.block) {
-      query_block one{.begin = std::max<idx_t>(begin, 0), .end = std::min(begin + o.block, end)};
+      query_block one{.begin = std::max<idx_t>(begin, 0), .end = (std::min)(begin + o.block, end)};
       if (one.begin >= one.end) continue;
       one.past = o.causal ? task * o.segment : keys;
       one.probe_begin = o.causal ? std::max<idx_t>(0, one.begin + 1 - o.lookback) : one.begin;
@@ -96,36 +96,36 @@ struct multipole_block {
   T* far_logs = nullptr;                // [clusters]: -infinity for those that lost a key
   cluster_number* slot = nullptr;       // [clusters]: or -1
   cluster_number* of_slot = nullptr;    // per slot: the cluster
-  idx_t taken = 0, slots = 0, far = 0;  // counts: keys taken; own clusters, in whole panels; far ones
+  idx_t taken = 0, slot_count = 0, distant = 0;  // counts: keys taken; own clusters, in whole panels; far ones
 
   static idx_t most_slots(const multipole_settings& o, idx_t keys) {
     const idx_t all = o.segments(keys) * o.clusters, most = few_clusters_change(o, all) ? 2 * o.exact : all;
-    return round_up(std::min(all, most), panel_width<T>);
+    return round_up((std::min)(all, most), panel_width<T>);
   }
-  static idx_t most_taken(const multipole_settings& o, idx_t keys) { return std::min(o.exact, keys); }
+  static idx_t most_taken(const multipole_settings& o, idx_t keys) { return (std::min)(o.exact, keys); }
 
   static multipole_block layout(arena& memory, const multipole_settings& o, idx_t keys, idx_t dim, idx_t dim_v) {
     const idx_t all = o.segments(keys) * o.clusters, together = multipole_blocks::together(o);
-    const idx_t slots = most_slots(o, keys), ranked = o.candidate_clusters > 0 ? round_up(all, panel_width<T>) : 0;
+    const idx_t slot_count = most_slots(o, keys), ranked = o.candidate_clusters > 0 ? round_up(all, panel_width<T>) : 0;
     multipole_block s;
     s.stride = cluster_members::no_key<T>(keys) + 1;
     s.probes = probe_rows<T>::layout(memory, together * multipole_blocks::probes(o), dim);
     s.ranks = memory.allocate<T>(together * s.stride);
     const bool several = cluster_members::used(o) && multipole_blocks::probes(o) > 1;
     s.mean_ranks = several ? memory.allocate<T>(together * s.stride) : nullptr;
-    s.buffer = memory.allocate<T>(std::max(s.stride, ranked));
+    s.buffer = memory.allocate<T>((std::max)(s.stride, ranked));
     s.far_ranks = memory.allocate<T>(together * ranked);
     s.candidate = memory.allocate<bool>(all);
     s.some = memory.allocate<T>(o.candidate_clusters > 0 ? keys : 0);
     s.spread = memory.allocate<T>(cluster_members::capacity<T>(o, keys));
     s.spreads = memory.allocate<spread_sums<T>>(all);
-    s.list = memory.allocate<idx_t>(std::max(keys, all));
+    s.list = memory.allocate<idx_t>((std::max)(keys, all));
     s.chosen = memory.allocate<idx_t>(keys);
-    s.rest = cluster_sums<T>::layout(memory, slots, dim, dim_v);
-    s.logs = memory.allocate<T>(slots);
+    s.rest = cluster_sums<T>::layout(memory, slot_count, dim, dim_v);
+    s.logs = memory.allocate<T>(slot_count);
     s.far_logs = memory.allocate<T>(all);
     s.slot = memory.allocate<cluster_number>(all);
-    s.of_slot = memory.allocate<cluster_number>(slots);
+    s.of_slot = memory.allocate<cluster_number>(slot_count);
     return s;
   }
 
@@ -140,7 +140,7 @@ struct multipole_block {
     for (idx_t b = 0; b < count; ++b) {
       const query_block& one = blocks[b];
       for (idx_t end = one.probe_end, begin; end > one.probe_begin; end = begin) {  // probes are counted from the end
-        begin = std::max(end - o.probe, one.probe_begin);
+        begin = (std::max)(end - o.probe, one.probe_begin);
         probes.add(q, begin, end, one.probe_end - one.probe_begin, sign, b);
       }
     }
@@ -170,9 +170,9 @@ struct multipole_block {
     T* const of_clusters = far_ranks + b * far_stride(o, k);
     for (idx_t c = 0; c < all; ++c)
       if (k.clusters.sums.counts[c] == T(0)) of_clusters[c] = -std::numeric_limits<T>::infinity();
-    const idx_t near = choose_largest(of_clusters, all, o.candidate_clusters, buffer, list);
+    const idx_t nearby = choose_largest(of_clusters, all, o.candidate_clusters, buffer, list);
     std::fill_n(candidate, all, false);
-    for (idx_t n = 0; n < near; ++n) candidate[list[n]] = true;
+    for (idx_t n = 0; n < nearby; ++n) candidate[list[n]] = true;
     idx_t found = 0;
     for (idx_t j = 0; j < one.past; ++j)
       if (candidate[k.cluster_of(j)]) list[found] = j, some[found++] = x[j];
@@ -195,7 +195,7 @@ struct multipole_block {
     if (!some_ranked) return;
     T* const x = (mean_ranks ? mean_ranks : ranks) + b * stride;
     T largest = taken > 0 ? std::numeric_limits<T>::infinity() : T(0);  // no key that is left has a larger rank
-    for (idx_t n = 0; n < taken; ++n) largest = std::min(largest, ranks[b * stride + chosen[n]]);
+    for (idx_t n = 0; n < taken; ++n) largest = (std::min)(largest, ranks[b * stride + chosen[n]]);
     x[k.members.none] = -std::numeric_limits<T>::infinity();
     for (idx_t n = 0; n < taken; ++n) x[chosen[n]] = -std::numeric_limits<T>::infinity();
     const T offset = scores.softcap ? probes.block_offset(b) : T(0);
@@ -211,11 +211,11 @@ struct multipole_block {
         first = c + 1;
       }
     for (idx_t c = 0; c < all; c += width<T>)
-      sum_spreads(k, c, std::min(all, c + width<T>), one.past, scores.of(largest, offset), scores.factor(), gather);
+      sum_spreads(k, c, (std::min)(all, c + width<T>), one.past, scores.of(largest, offset), scores.factor(), gather);
   }
 
-  matrix_view<const T> rest_keys(idx_t dim) const { return {rest.keys, slots, dim, rest.stride, 1}; }
-  matrix_view<const T> rest_values(idx_t dim_v) const { return {rest.values, slots, dim_v, rest.stride_v, 1}; }
+  matrix_view<const T> rest_keys(idx_t dim) const { return {rest.keys, slot_count, dim, rest.stride, 1}; }
+  matrix_view<const T> rest_values(idx_t dim_v) const { return {rest.values, slot_count, dim_v, rest.stride_v, 1}; }
 
  private:
   static T log2_or_none(T count) { return count > T(0) ? std::log2(count) : -std::numeric_limits<T>::infinity(); }
@@ -270,7 +270,7 @@ struct multipole_block {
       of_slot[used] = static_cast<cluster_number>(c);
       slot[c] = static_cast<cluster_number>(used++);
     };
-    far = few ? all : 0;
+    distant = few ? all : 0;
     if (few) {
       std::copy_n(k.far_logs, all, far_logs);
       std::fill_n(slot, all, cluster_number(-1));
@@ -278,7 +278,7 @@ struct multipole_block {
       for (idx_t c = 0; c < all; ++c) copy(c);
     }
     for (idx_t n = 0; n < taken && all > 0; ++n) {
-      const idx_t j = chosen[n], c = k.cluster_of(j), next = chosen[std::min(n + 16, taken - 1)];
+      const idx_t j = chosen[n], c = k.cluster_of(j), next = chosen[(std::min)(n + 16, taken - 1)];
       for (const matrix_view<const S>& x : {k.key, k.value})
         prefetch_bytes<cache_level::first>(reinterpret_cast<const char*>(x.row(next)),
                                            x.cols * static_cast<idx_t>(sizeof(S)));
@@ -288,8 +288,8 @@ struct multipole_block {
       add_row(rest.value(to), k.value, j, T(-1));
       rest.counts[to] -= T(1);
     }
-    slots = round_up(used, panel_width<T>);
-    for (idx_t r = 0; r < slots; ++r) {
+    slot_count = round_up(used, panel_width<T>);
+    for (idx_t r = 0; r < slot_count; ++r) {
       const T count = r < used ? rest.counts[r] : T(0);
       logs[r] = without_logs ? none : log2_or_none(count);
       const T factor = count > T(0) ? T(1) / count : T(0);

@@ -13,7 +13,7 @@ template <class T>
 struct multipole_head {
   multipole_clusters<T> clusters;
   cluster_members members;
-  packed_keys<T> far;     // the clusters' means, where some blocks see clusters that lost no key
+  packed_keys<T> distant;     // the clusters' means, where some blocks see clusters that lost no key
   T* far_logs = nullptr;  // [segments * clusters]
 };
 
@@ -33,7 +33,7 @@ struct multipole_clustering {
   double operations() const {
     const double queries = static_cast<double>(shape.queries), keys = static_cast<double>(shape.keys),
                  clusters = static_cast<double>(o.segments(shape.keys) * o.clusters),
-                 own = o.causal ? static_cast<double>(std::min(o.segment, shape.keys)) : 0;
+                 own = o.causal ? static_cast<double>((std::min)(o.segment, shape.keys)) : 0;
     const double taken = static_cast<double>(multipole_block<T>::most_taken(o, shape.keys));
     return shape.operations_per_score() * (queries * (taken + clusters + own) + keys * queries / 64) +
            keys * static_cast<double>(shape.batch * shape.kv_heads * o.clusters * (o.iterations + 1) * shape.dim);
@@ -50,13 +50,13 @@ struct multipole_clustering {
     p.clusters = multipole_clusters<T>::layout(memory, o, shape.keys, shape.dim, shape.dim_v);
     p.members = cluster_members::layout<T>(memory, o, shape.keys);
     if (with_far()) {
-      p.far = packed_keys<T>::layout(memory, rows, shape.dim, shape.dim_v);
+      p.distant = packed_keys<T>::layout(memory, rows, shape.dim, shape.dim_v);
       p.far_logs = memory.allocate<T>(rows);
     }
     return p;
   }
   multipole_keys<T, S> keys_of(const multipole_head<T>& p, idx_t b, idx_t kv) const {
-    return {o, p.clusters, p.members, head_of(k, b, kv), head_of(v, b, kv), p.far_logs, p.far.keys};
+    return {o, p.clusters, p.members, head_of(k, b, kv), head_of(v, b, kv), p.far_logs, p.distant.keys};
   }
 
   /// Key heads are counted over all batch items: b * kv_heads + kv. A Head is a multipole_head.
@@ -72,7 +72,7 @@ struct multipole_clustering {
     };
     if (most_segments() == 0) return;
     w.for_each(ceil_div(shape.keys, pack_step), [&](idx_t item_head, const multipole_head<T>& p, idx_t step, int) {
-      const idx_t begin = step * pack_step, n = std::min(pack_step, lengths.keys(item(item_head)) - begin);
+      const idx_t begin = step * pack_step, n = (std::min)(pack_step, lengths.keys(item(item_head)) - begin);
       const auto rows = key(item_head);
       if (n > 0)
         pack_panels_across<T>([&](idx_t j) { return rows.row(begin + j); }, n, shape.dim, rows.col_stride,
@@ -124,8 +124,8 @@ struct multipole_clustering {
         divide(p.clusters.sums.key(r), p.clusters.sums.stride, factor, mean(p, r));
         divide(p.clusters.sums.value(r), p.clusters.sums.stride_v, factor, value_mean(p, r));
       }
-      packed_keys<T> far = p.far;
-      far.pack(matrix_view<const T>{p.clusters.centres, rows, shape.dim, p.clusters.sums.stride, 1},
+      packed_keys<T> distant = p.distant;
+      distant.pack(matrix_view<const T>{p.clusters.centres, rows, shape.dim, p.clusters.sums.stride, 1},
                matrix_view<const T>{p.clusters.parts.values, rows, shape.dim_v, p.clusters.sums.stride_v, 1}, 0, rows);
     });
   }
@@ -162,42 +162,44 @@ struct multipole_call {
   struct scratch {
     multipole_block<T> choice;
     row_block<T> rows;
-    packed_keys<T> near, own;
+    packed_keys<T> nearby, own;
   };
   scratch layout(arena& memory) const {
     const idx_t dim = shape().dim, dim_v = shape().dim_v, keys = shape().keys;
-    const idx_t near = multipole_block<T>::most_slots(o, keys) + multipole_block<T>::most_taken(o, keys);
+    const idx_t nearby = multipole_block<T>::most_slots(o, keys) + multipole_block<T>::most_taken(o, keys);
     return {multipole_block<T>::layout(memory, o, keys, dim, dim_v), row_block<T>::layout(memory, dim, dim_v),
-            packed_keys<T>::layout(memory, near, dim, dim_v),
-            packed_keys<T>::layout(memory, o.causal ? std::min(o.segment, keys) : 0, dim, dim_v)};
+            packed_keys<T>::layout(memory, nearby, dim, dim_v),
+            packed_keys<T>::layout(memory, o.causal ? (std::min)(o.segment, keys) : 0, dim, dim_v)};
   }
 
   /// Packs the slots of a block: its own clusters, then the keys it takes.
-  static void pack_near(const multipole_keys<T, S>& k, const multipole_block<T>& c, packed_keys<T>& near) {
-    if (c.slots > 0) near.pack(c.rest_keys(near.dim), c.rest_values(near.dim_v), 0, c.slots);
+  static void pack_near(const multipole_keys<T, S>& k, const multipole_block<T>& c, packed_keys<T>& nearby) {
+    if (c.slot_count > 0) nearby.pack(c.rest_keys(nearby.dim), c.rest_values(nearby.dim_v), 0, c.slot_count);
     if (c.taken == 0) return;
-    near.pack_keys([&](idx_t n) { return k.key.row(c.chosen[n]); }, k.key.col_stride, c.slots, c.slots + c.taken);
-    near.pack_value_rows([&](idx_t slot) { return k.value.row(c.chosen[slot - c.slots]); }, k.value.col_stride, c.slots,
-                         c.slots + c.taken);
+    nearby.pack_keys([&](idx_t n) { return k.key.row(c.chosen[n]); }, k.key.col_stride, c.slot_count,
+                     c.slot_count + c.taken);
+    nearby.pack_value_rows([&](idx_t slot) { return k.value.row(c.chosen[slot - c.slot_count]); }, k.value.col_stride,
+                           c.slot_count, c.slot_count + c.taken);
   }
 
-  void attend_block(const multipole_keys<T, S>& k, const packed_keys<T>& far, const query_block& one, idx_t b, idx_t h,
+  void attend_block(const multipole_keys<T, S>& k, const packed_keys<T>& distant, const query_block& one, idx_t b,
+                    idx_t h,
                     scratch& s) const {
-    pack_near(k, s.choice, s.near);
+    pack_near(k, s.choice, s.nearby);
     auto far_terms = in.terms.for_head(b, 0, 0), near_terms = far_terms;
-    far_terms.counts = {s.choice.far_logs, s.choice.far, 0};
-    if (s.choice.slots > 0) near_terms.counts = {s.choice.logs, s.choice.slots, 0};
+    far_terms.counts = {s.choice.far_logs, s.choice.distant, 0};
+    if (s.choice.slot_count > 0) near_terms.counts = {s.choice.logs, s.choice.slot_count, 0};
     const idx_t shift = in.shift(b);
     for (idx_t i = one.begin; i < one.end; i += max_rows) {
-      const idx_t count = std::min(max_rows, one.end - i);
+      const idx_t count = (std::min)(max_rows, one.end - i);
       s.rows.begin(in.query(b, h), {i, 1, nullptr}, count, in.terms.query_factor());
-      const auto see = [&](idx_t slots) { std::fill_n(s.rows.ranges, count, key_range{0, slots}); };
-      if (s.choice.far > 0) {
-        see(s.choice.far);
-        attend(s.rows, far, far_terms);
+      const auto see = [&](idx_t slot_count) { std::fill_n(s.rows.ranges, count, key_range{0, slot_count}); };
+      if (s.choice.distant > 0) {
+        see(s.choice.distant);
+        attend(s.rows, distant, far_terms);
       }
-      see(s.choice.slots + s.choice.taken);
-      attend(s.rows, s.near, near_terms);
+      see(s.choice.slot_count + s.choice.taken);
+      attend(s.rows, s.nearby, near_terms);
       if (o.causal) {
         for (idx_t r = 0; r < count; ++r) s.rows.ranges[r] = {0, i + r + shift + 1 - one.past};
         attend(s.rows, s.own, in.terms);
@@ -220,13 +222,13 @@ struct multipole_call {
         packed = true;
         const idx_t begin = task * o.segment;
         s.own.positions = {begin, 1, nullptr};
-        s.own.pack(k.key, k.value, 0, std::min(o.segment, n - begin));
+        s.own.pack(k.key, k.value, 0, (std::min)(o.segment, n - begin));
       }
       s.choice.rank(k, in.query(b, h), blocks, count, ranks.sign);
       for (idx_t c = 0; c < count; ++c) {
         s.choice.choose(k, blocks[c], c);
         s.choice.leave(k, blocks[c], c, ranks);
-        attend_block(k, p.far, blocks[c], b, h, s);
+        attend_block(k, p.distant, blocks[c], b, h, s);
       }
     });
   }

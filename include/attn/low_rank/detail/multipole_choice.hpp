@@ -42,7 +42,7 @@ template <class T>
 T kth_largest(const T* x, idx_t n, idx_t k) {
   using bits = ordered_bits<T>;
   T low = x[0], high = x[0];
-  for (idx_t i = 1; i < n; ++i) low = std::min(low, x[i]), high = std::max(high, x[i]);
+  for (idx_t i = 1; i < n; ++i) low = (std::min)(low, x[i]), high = (std::max)(high, x[i]);
   auto least = bits::of(low), most = bits::of(high);  // count_from(least) >= k
   while (least < most) {
     const auto middle = static_cast<typename bits::natural>(most - (most - least) / 2);
@@ -71,7 +71,7 @@ idx_t choose_largest(const T* x, idx_t n, idx_t count, T* buffer, idx_t* chosen)
   if (height > 1 && sets * width<T> >= count) {
     for (idx_t g = 0; g < sets; ++g) {
       packet<T> highest = load<T>(x + g * height * width<T>);
-      for (idx_t p = 1; p < height; ++p) highest = max(highest, load<T>(x + (g * height + p) * width<T>));
+      for (idx_t p = 1; p < height; ++p) highest = (max)(highest, load<T>(x + (g * height + p) * width<T>));
       store<T>(buffer + g * width<T>, highest);
     }
     least = kth_largest(buffer, sets * width<T>, count);

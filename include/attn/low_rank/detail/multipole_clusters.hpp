@@ -90,7 +90,7 @@ struct cluster_scratch {
       pack_rows<T>([&](idx_t n) { return rows + (c + n) * stride; }, std::min<idx_t>(tile_rows, clusters - c), dim, 1,
                    T(1), centres + c * dim);
     for (idx_t c = 0; c < round_up(clusters, tile_rows); ++c) {
-      const T* const row = rows + std::min(c, clusters - 1) * stride;
+      const T* const row = rows + (std::min)(c, clusters - 1) * stride;
       T square = 0, of_mean = 0;
       for (idx_t d = 0; d < dim; ++d) square += row[d] * row[d], of_mean += row[d] * mean[d];
       offsets[c] = square / T(2) + of_mean;
@@ -120,7 +120,7 @@ void nearest_centres(const cluster_scratch<T>& s, idx_t clusters, idx_t dim, con
     alignas(64) T numbers[array_size<wide>];
     store<T>(numbers, at[0]);
     store<T>(numbers + width<T>, at[1]);
-    for (idx_t j = std::max(begin, first); j < std::min(end, first + wide); ++j)
+    for (idx_t j = (std::max)(begin, first); j < (std::min)(end, first + wide); ++j)
       cluster[j] = static_cast<cluster_number>(numbers[j - first]);
   }
 }
@@ -169,7 +169,7 @@ struct multipole_clusters {
   key_range part_keys(const multipole_settings& o, idx_t keys, idx_t part) const {
     const idx_t per = o.parts_per_segment(keys), size = o.segment_keys(keys), segment = part / per;
     const idx_t begin = segment * size + part % per * cluster_part;
-    return {begin, std::min(begin + cluster_part, (segment + 1) * size)};
+    return {begin, (std::min)(begin + cluster_part, (segment + 1) * size)};
   }
 
   void assign(const multipole_settings& o, idx_t dim, idx_t keys, idx_t part, const cluster_scratch<T>& s) const {

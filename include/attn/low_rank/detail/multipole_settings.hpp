@@ -26,7 +26,7 @@ struct multipole_settings {
   /// Number of clusters of the segments before position `past`; of all keys where not causal.
   idx_t clusters_before(idx_t past) const {
     if (past == 0) return 0;
-    return causal ? past / segment * clusters : assigned ? clusters : std::min(clusters, past);
+    return causal ? past / segment * clusters : assigned ? clusters : (std::min)(clusters, past);
   }
   idx_t parts(idx_t keys) const { return segments(keys) * parts_per_segment(keys); }
 };

@@ -43,11 +43,11 @@ struct spread_sums {
   T sum = T(0), mean = T(0);
 
   /// False where an x is not finite, or their range is not.
-  bool finite() const { return sum > T(0) && std::abs(sum) + std::abs(mean) <= std::numeric_limits<T>::max(); }
+  bool finite() const { return sum > T(0) && std::abs(sum) + std::abs(mean) <= (std::numeric_limits<T>::max)(); }
   /// Whether what is so far below the reference that its power is 0 would not change the sum either.
   bool has_all_digits() const {
     constexpr T last_digit = std::numeric_limits<T>::epsilon();
-    return finite() && sum >= std::numeric_limits<T>::min() / (last_digit * last_digit);
+    return finite() && sum >= (std::numeric_limits<T>::min)() / (last_digit * last_digit);
   }
   T log2_sum() const { return std::log2(sum) - mean; }
 };
@@ -64,7 +64,7 @@ struct spread_lanes {
     const packet<T> lowest = broadcast<T>(std::numeric_limits<T>::lowest());
     for (idx_t begin = 0; begin < size; begin += piece) {
       spread_lanes part;
-      for (idx_t n = begin; n < std::min(size, begin + piece); n += width<T>) {
+      for (idx_t n = begin; n < (std::min)(size, begin + piece); n += width<T>) {
         const packet<T> distance = mul(sub(load<T>(x + n), least), times), power = exp2_weight<T>(distance);
         store<T>(x + n, power);
         part.powers = detail::add(part.powers, power);
@@ -79,7 +79,7 @@ struct spread_lanes {
 template <class T>
 spread_sums<T> spread_about_maximum(T* x, idx_t size, T count, T factor) {
   packet<T> highest = broadcast<T>(-std::numeric_limits<T>::infinity());
-  for (idx_t n = 0; n < size; n += width<T>) highest = max(highest, load<T>(x + n));
+  for (idx_t n = 0; n < size; n += width<T>) highest = (max)(highest, load<T>(x + n));
   spread_lanes<T> lanes;
   lanes.add(x, size, max_lanes(highest), factor);
   return {sum_lanes(lanes.powers), sum_lanes(lanes.distances) / count};
@@ -107,7 +107,7 @@ struct cluster_members {
   static idx_t capacity(const multipole_settings& o, idx_t keys) {
     if (!used(o)) return 0;
     const idx_t rows = o.segments(keys) * o.clusters;
-    return keys + std::min(rows, keys) * (width<T> - 1);
+    return keys + (std::min)(rows, keys) * (width<T> - 1);
   }
   template <class T>
   void fill(const multipole_settings& o, const multipole_clusters<T>& c, idx_t count) const {

@@ -46,8 +46,8 @@ struct spread_backward {
     return s;
   }
   void clear(const multipole_block<T>& c) const {
-    std::fill_n(d_near, c.slots, T(0));
-    std::fill_n(d_far, c.far, T(0));
+    std::fill_n(d_near, c.slot_count, T(0));
+    std::fill_n(d_far, c.distant, T(0));
   }
 
   /// Whether flush() must come before the next block.
@@ -100,7 +100,7 @@ struct spread_backward {
     for (idx_t b = 0; queries && b < blocks; ++b) std::fill_n(d_means[b], padded, T(0));
     // A key is seen by the blocks from `first` on.
     for (idx_t begin = 0, first = 0, end; first < blocks; begin = end) {
-      end = std::min(begin + most_keys, pasts[first]);
+      end = (std::min)(begin + most_keys, pasts[first]);
       if (d_keys) add_to_keys(d_keys, begin, end, first);
       if (queries) add_to_means(k, begin, end, first);
       while (first < blocks && pasts[first] <= end) ++first;

@@ -25,8 +25,8 @@ void gathered_scores(const T* q, Row&& row, idx_t count, idx_t dim, T* scores) {
   for (idx_t n = 0; n < count; n += width<T>) {
     packet<T> sums[width<T>];
     for (int i = 0; i < width<T>; ++i) {
-      const auto* const x = row(std::min(n + i, count - 1));
-      prefetch_bytes(reinterpret_cast<const char*>(row(std::min(n + i + distance, count - 1))),
+      const auto* const x = row((std::min)(n + i, count - 1));
+      prefetch_bytes(reinterpret_cast<const char*>(row((std::min)(n + i + distance, count - 1))),
                      dim * static_cast<idx_t>(sizeof(*x)));
       packet<T> sum = zero<T>();
       for (idx_t d = 0; d < dim; d += width<T>) sum = fma(load<T>(q + d), load_part<T>(x + d, 1, dim - d), sum);
@@ -53,7 +53,7 @@ struct multipole_step_call {
 
   struct scratch {
     stream_queries<T, S> rows;
-    online_softmax<T> own, far;       // of the own segment; of everything else
+    online_softmax<T> own, distant;       // of the own segment; of everything else
     idx_t stride;                     // of cluster scores
     T* scores;                        // [group][stride]: of clusters, then their weights
     T *ranks, *buffer;                // of keys, of those and clusters
@@ -66,11 +66,11 @@ struct multipole_step_call {
   };
   scratch layout(arena& memory) const {
     const idx_t group = shape.group(), past = most_past(), clusters = most_clusters();
-    const idx_t most = std::min(o.exact, past), listed = std::max(past, clusters);
+    const idx_t most = (std::min)(o.exact, past), listed = (std::max)(past, clusters);
     scratch s;
     s.rows = stream_queries<T, S>::layout(memory, group, shape.dim, shape.dim_v);
     s.own = online_softmax<T>::layout(memory, group, shape.dim_v);
-    s.far = online_softmax<T>::layout(memory, group, shape.dim_v);
+    s.distant = online_softmax<T>::layout(memory, group, shape.dim_v);
     s.stride = round_up(clusters, cluster_tile);
     s.scores = memory.allocate<T>(group * s.stride);
     s.ranks = memory.allocate<T>(listed + width<T>), s.buffer = memory.allocate<T>(listed);
@@ -100,13 +100,13 @@ struct multipole_step_call {
   void score_clusters(const clusters_of_head& c, idx_t clusters, scratch& s) const {
     const matrix_view<const T> means{c.means, clusters, c.stride, c.stride, 1};
     for (idx_t begin = 0; begin < clusters; begin += cluster_tile) {
-      const idx_t count = std::min(cluster_tile, clusters - begin);
+      const idx_t count = (std::min)(cluster_tile, clusters - begin);
       const matrix_view<const T> tile{means.row(begin), count, c.stride, c.stride, 1};
       by_rows<T>(s.rows.rows, [&](idx_t r, auto R) {
         row_scores<T, R.value>(s.rows.data + r * s.rows.stride, s.rows.stride, T(1), tile,
                                s.rows.scores + r * stream_tile,
                                r == 0
-                                   ? stream_prefetcher(means, begin + count, std::min(begin + 2 * count, clusters))
+                                   ? stream_prefetcher(means, begin + count, (std::min)(begin + 2 * count, clusters))
                                    : stream_prefetcher());
       });
       for (idx_t r = 0; r < s.rows.rows; ++r)
@@ -137,8 +137,8 @@ struct multipole_step_call {
     T* const ranks = s.buffer;  // of clusters; empty ones and NaN come last
     for (idx_t n = 0; n < clusters; ++n)
       ranks[n] = c.counts[n] > T(0) && x[n] == x[n] ? x[n] : -std::numeric_limits<T>::infinity();
-    const idx_t near = choose_largest(ranks, clusters, o.candidate_clusters, s.ranks, s.chosen);
-    for (idx_t n = 0; n < near; ++n) members(s.chosen[n]);
+    const idx_t nearby = choose_largest(ranks, clusters, o.candidate_clusters, s.ranks, s.chosen);
+    for (idx_t n = 0; n < nearby; ++n) members(s.chosen[n]);
     return found;
   }
 
@@ -168,7 +168,7 @@ struct multipole_step_call {
   T take_powers(idx_t found, idx_t count, const scratch& s) const {
     constexpr T none = -std::numeric_limits<T>::infinity();
     T largest = none;
-    for (idx_t n = 0; n < count; ++n) largest = std::max(largest, s.ranks[s.chosen[n]]);
+    for (idx_t n = 0; n < count; ++n) largest = (std::max)(largest, s.ranks[s.chosen[n]]);
     const packet<T> reference = broadcast<T>(largest == none ? T(0) : largest);
     for (idx_t n = 0; n < found; n += width<T>)
       store<T>(s.ranks + n, exp2_weight<T>(sub(load<T>(s.ranks + n), reference)));
@@ -233,7 +233,7 @@ struct multipole_step_call {
       visit_candidates(c, found, s, [&](idx_t cluster, key_range keys, T rest) {
         if (!(rest > T(0))) {
           x[cluster] = none;
-        } else if (rest > T(1) && std::abs(x[cluster]) <= std::numeric_limits<T>::max()) {
+        } else if (rest > T(1) && std::abs(x[cluster]) <= (std::numeric_limits<T>::max)()) {
           const T sum = sum_range(s.ranks + keys.begin, keys.end - keys.begin);
           x[cluster] = (terms.softcap ? x[cluster] + largest : largest) + std::log2(sum) - c.logs[cluster];
         } else {
@@ -244,7 +244,7 @@ struct multipole_step_call {
     std::fill(x + clusters, x + padded, none);
     packet<T> most = broadcast<T>(largest);
     for (idx_t n = 0; n < clusters; ++n) x[n] += c.logs[n];
-    for (idx_t n = 0; n < padded; n += width<T>) most = max(most, load<T>(x + n));
+    for (idx_t n = 0; n < padded; n += width<T>) most = (max)(most, load<T>(x + n));
     const T highest = max_lanes(most), reference = highest == none ? T(0) : highest;
     packet<T> sums = zero<T>();
     for (idx_t n = 0; n < padded; n += width<T>) {
@@ -260,11 +260,11 @@ struct multipole_step_call {
       x[cluster] = s.factors[n] * all;
     }
     const T to_reference = std::exp2(largest - reference);
-    T* const out = s.far.row(r);
+    T* const out = s.distant.row(r);
     const matrix_view<const S> values = head_of(all_values, b, kv);
     for (idx_t n = 0; n < count; ++n) {
       const S* const value = values.row(s.taken[n]);
-      prefetch_row(values, s.taken[std::min(n + 6, count - 1)]);
+      prefetch_row(values, s.taken[(std::min)(n + 6, count - 1)]);
       const T weight = s.taken_weights[n] * to_reference;
       sum += weight;
       const T change = clusters > 0 ? weight - s.factors[s.slot[s.of_taken[n]]] : weight;
@@ -273,8 +273,8 @@ struct multipole_step_call {
       for (idx_t d = 0; d < shape.dim_v; d += width<T>)
         store<T>(out + d, fma(factor, load_part<T>(value + d, 1, shape.dim_v - d), load<T>(out + d)));
     }
-    s.far.maximum[r] = highest;
-    s.far.sum[r] = sum;
+    s.distant.maximum[r] = highest;
+    s.distant.sum[r] = sum;
   }
 
   /// Adds the clusters' values by the weights of all rows.
@@ -282,7 +282,7 @@ struct multipole_step_call {
     const T ones[4] = {T(1), T(1), T(1), T(1)};
     const matrix_view<const T> values{c.value_means, clusters, c.stride_v, c.stride_v, 1};
     for (idx_t begin = 0; begin < clusters; begin += cluster_tile) {
-      const idx_t count = std::min(cluster_tile, clusters - begin), next = begin + count;
+      const idx_t count = (std::min)(cluster_tile, clusters - begin), next = begin + count;
       const matrix_view<const T> tile{values.row(begin), count, c.stride_v, c.stride_v, 1};
       for (idx_t r = 0; r < s.rows.rows; ++r)
         std::copy_n(s.scores + r * s.stride + begin, cluster_tile, s.rows.scores + r * stream_tile);
@@ -291,8 +291,8 @@ struct multipole_step_call {
         for (idx_t i = r; i < r + R.value; ++i)
           for (idx_t n = 0; n < cluster_tile; ++n) zeros |= s.rows.scores[i * stream_tile + n] == T(0);
         row_output<T, R.value>(
-            s.rows.scores + r * stream_tile, zeros, ones, tile, s.far.row(r), s.far.stride,
-            r == 0 ? stream_prefetcher(values, next, std::min(next + count, clusters)) : stream_prefetcher());
+            s.rows.scores + r * stream_tile, zeros, ones, tile, s.distant.row(r), s.distant.stride,
+            r == 0 ? stream_prefetcher(values, next, (std::min)(next + count, clusters)) : stream_prefetcher());
       });
     }
   }
@@ -301,8 +301,8 @@ struct multipole_step_call {
     const idx_t p = in.shift(b) + t, past = p / o.segment * o.segment, clusters = past / o.segment * o.clusters;
     const idx_t group = shape.group(), head = kv * group;
     s.rows.begin(in.q.slice(2, t, 1), {}, {b, head, 0, p}, group, 1, in.terms.query_factor());
-    s.own.rows = s.far.rows = group;
-    s.own.clear(), s.far.clear();
+    s.own.rows = s.distant.rows = group;
+    s.own.clear(), s.distant.clear();
     const auto keys = head_of(all_keys, b, kv), values = head_of(all_values, b, kv);
     attend_stream(s.rows, keys, values, {}, past, p + 1, in.terms, false, s.own);
     if (past > 0) {
@@ -313,14 +313,14 @@ struct multipole_step_call {
         weigh(c, clusters, found, found > 0 ? take(found, b, kv, r, s) : 0, b, kv, r, s);
       }
       add_clusters(c, clusters, s);
-      s.own.merge(s.far);
+      s.own.merge(s.distant);
     }
     for (idx_t r = 0; r < group; ++r) in.finish_row(s.own, r, b, head + r, t);
   }
 
   void run() const {
     const idx_t tokens = in.lengths.full_keys,
-                seen = most_clusters() + std::min(o.exact, tokens) + std::min(o.segment, tokens);
+                seen = most_clusters() + (std::min)(o.exact, tokens) + (std::min)(o.segment, tokens);
     const auto limit = in.limit_threads(seen, static_cast<double>(shape.queries) * static_cast<double>(seen));
     in.exec.for_each(shape.batch * shape.kv_heads, [&](idx_t task, int worker) {
       const idx_t b = task / shape.kv_heads, kv = task % shape.kv_heads;

@@ -40,7 +40,7 @@ struct nystrom_backward_call {
   T factor() const { return forward.terms.query_factor(); }
   T* query_sums_of(const head& p, idx_t g) const { return dq ? p.d_queries + g * shape().queries * stride() : nullptr; }
   T* landmark_gradients(const head& p, idx_t g) const {
-    return p.d_w + g * std::min(m(), std::max(shape().queries, shape().keys)) * stride_v();
+    return p.d_w + g * (std::min)(m(), (std::max)(shape().queries, shape().keys)) * stride_v();
   }
   /// Whether the result is what the landmarks of the queries attend to.
   bool queries_are_landmarks(idx_t b) const { return plan().few_queries(b) && !plan().few_keys(b); }
@@ -48,7 +48,7 @@ struct nystrom_backward_call {
     return {forward.convolution, forward.views.v, d_out, shape(), lengths(), plan().seen};
   }
   few_rows_scratch<T> block_scratch(arena& memory) const {
-    return few_rows_scratch<T>::layout(memory, std::min(m(), std::max(shape().queries, shape().keys)), shape().dim,
+    return few_rows_scratch<T>::layout(memory, (std::min)(m(), (std::max)(shape().queries, shape().keys)), shape().dim,
                                        shape().dim_v);
   }
 
@@ -102,7 +102,7 @@ struct nystrom_backward_call {
     const bool values = !plan().few_keys(b) || dv;
     for (idx_t at = segment_begin(part, queries, query_parts()); at < end; at += few_rows_block)
       backward_of_queries<T>(head_of(forward.views.q, b, h), head_of(d_out, b, h), at,
-                             std::min(few_rows_block, end - at), p.keys, one.values, nullptr, s,
+                             (std::min)(few_rows_block, end - at), p.keys, one.values, nullptr, s,
                              {.queries = dq ? query_sums_of(p, g) + at * stride() : nullptr,
                               .keys = dk ? one.d_keys.part(part) : nullptr,
                               .values = values ? one.d_values.part(part) : nullptr,
@@ -185,7 +185,7 @@ struct nystrom_backward_call {
     });
     for (idx_t g = 0; g < group; ++g) p.query_heads[g].d_queries.clear(part + 1);
     for (idx_t at = begin; at < end; at += few_rows_block) {
-      const idx_t count = std::min(few_rows_block, end - at);
+      const idx_t count = (std::min)(few_rows_block, end - at);
       block.s.x.pack(head_of(forward.views.k, b, kv), at, count, true, bool(dq));
       const seen_range seen = plan().seen.range(b, at, at + count);
       if (dq) seen.clear_panels(block.s.x.panels, few_rows_block, count, shape().dim);
@@ -220,7 +220,7 @@ struct nystrom_backward_call {
       const idx_t stop = segment_begin(a + 1, length, m());
       const T share = T(1) / static_cast<T>(seen.count(b, segment_begin(a, length, m()), stop));
       const T* const sums = of_landmarks + a * stride();
-      for (; i < std::min(stop, end); ++i, rows += stride())
+      for (; i < (std::min)(stop, end); ++i, rows += stride())
         for (idx_t d = 0; d < shape().dim; ++d) rows[d] = rows[d] * scale + sums[d] * share;
     }
   }
@@ -231,15 +231,15 @@ struct nystrom_backward_call {
   /// A block of queries.
   void store_queries(const head& p, idx_t b, idx_t kv, idx_t step, int) const {
     const idx_t blocks = ceil_div(shape().queries, few_rows_block), g = step / blocks, h = kv * shape().group() + g;
-    const idx_t begin = step % blocks * few_rows_block, end = std::min(begin + few_rows_block, shape().queries);
-    const idx_t queries = lengths().queries(b), real = std::min(end, queries);
+    const idx_t begin = step % blocks * few_rows_block, end = (std::min)(begin + few_rows_block, shape().queries);
+    const idx_t queries = lengths().queries(b), real = (std::min)(end, queries);
     const query_data& one = p.query_heads[g];
     const matrix_view<S> to = from_row(head_of(dq, b, h), begin);
     if (queries_are_landmarks(b))
-      return store_gradient_rows(one.d_queries.row(std::min(begin, queries)), stride(), T(1), to, 0, end - begin,
+      return store_gradient_rows(one.d_queries.row((std::min)(begin, queries)), stride(), T(1), to, 0, end - begin,
                                  std::max<idx_t>(0, real - begin), accumulate);
     T* const sums = query_sums_of(p, g);
-    if (p.keys.count == 0) std::fill(sums + begin * stride(), sums + std::max(begin, real) * stride(), T(0));
+    if (p.keys.count == 0) std::fill(sums + begin * stride(), sums + (std::max)(begin, real) * stride(), T(0));
     finish_rows(sums + begin * stride(), begin, real, plan().few_keys(b) ? nullptr : one.d_queries.data, queries);
     store_gradient_rows(sums + begin * stride(), stride(), T(1), to, 0, end - begin, std::max<idx_t>(0, real - begin),
                         accumulate);

@@ -30,7 +30,7 @@ struct nystrom_call {
   void average_queries(T* queries, idx_t b, idx_t kv, idx_t in_group, idx_t first, idx_t last) const {
     const idx_t count = plan.query_landmarks(b);
     segment_means(head_of(views.q, b, kv * shape().group() + in_group), plan.lengths.queries(b), count, first,
-                  std::min(last, count), queries + in_group * count * shape().dim);
+                  (std::min)(last, count), queries + in_group * count * shape().dim);
   }
   void average_keys(T* keys, idx_t b, idx_t kv, idx_t first, idx_t last) const {
     segment_means(head_of(views.k, b, kv), plan.lengths.keys(b), m(), first, last, keys, plan.seen, b);
@@ -56,7 +56,7 @@ struct nystrom_call {
     packed_keys<P> packed;
     const idx_t blocks = ceil_div(rows, max_rows);  // of the landmarks of all query heads
     row_block<P>* const queries = exec.scratch(worker, [&](arena& memory) {
-      packed = packed_keys<P>::layout(memory, std::min(key_step, shape().keys), shape().dim, shape().dim_v);
+      packed = packed_keys<P>::layout(memory, (std::min)(key_step, shape().keys), shape().dim, shape().dim_v);
       return memory.allocate_list(
           blocks, [&](arena& m) { return row_block<P>::layout(m, shape().dim, shape().dim_v); });
     });
@@ -64,17 +64,17 @@ struct nystrom_call {
     masked.mask = plan.seen.mask, masked.batch = b;
     for (idx_t i = 0; i < blocks; ++i)
       queries[i].begin(matrix_view<const T>{p.queries, rows, shape().dim, shape().dim, 1}, {i * max_rows, 1, nullptr},
-                       std::min(max_rows, rows - i * max_rows), terms.query_factor());
+                       (std::min)(max_rows, rows - i * max_rows), terms.query_factor());
     for (idx_t at = segment_begin(landmark, keys, m()); at < end; at += key_step) {
-      const idx_t count = std::min(key_step, end - at);
+      const idx_t count = (std::min)(key_step, end - at);
       // Reads the rows just before they are packed, so that memory is read once for both.
       for (; landmark < last && segment_begin(landmark, keys, m()) < at + count; ++landmark)
         if (!plan.few_queries(b)) average_keys(p.keys, b, kv, landmark, landmark + 1);
       packed.positions = {at, 1, nullptr};
       packed.pack(key, value, 0, count);
       line_prefetcher next;
-      next.add(key, at + count, std::min(at + count + key_step, end));
-      next.add(value, at + count, std::min(at + count + key_step, end));
+      next.add(key, at + count, (std::min)(at + count + key_step, end));
+      next.add(value, at + count, (std::min)(at + count + key_step, end));
       packed.next = &next;
       const bool hides = bool(plan.seen.range(b, at, at + count));
       for (idx_t i = 0; i < blocks; ++i) {
@@ -99,7 +99,7 @@ struct nystrom_call {
     const matrix_view<const S> values = head_of(views.v, b, h / shape().group());
     const idx_t taps = convolution.extent(1), position = i + plan.lengths.keys(b) - plan.lengths.queries(b);
     const idx_t first = position - taps / 2;
-    const idx_t begin = std::max<idx_t>(0, -first), end = std::min(taps, plan.lengths.keys(b) - first);
+    const idx_t begin = std::max<idx_t>(0, -first), end = (std::min)(taps, plan.lengths.keys(b) - first);
     for (idx_t d = 0; d < shape().dim_v; d += width<T>) {
       packet<T> sum = zero<T>();
       const auto add_taps = [&](idx_t from, idx_t to) {
@@ -127,7 +127,7 @@ struct nystrom_call {
   void attend_rows(const head& p, idx_t b, idx_t kv, idx_t step, int worker) const {
     const idx_t row_blocks = ceil_div(shape().queries, max_rows), in_group = step / row_blocks;
     const idx_t h = kv * shape().group() + in_group, i0 = step % row_blocks * max_rows;
-    const idx_t queries = plan.lengths.queries(b), i1 = std::min(i0 + max_rows, queries);
+    const idx_t queries = plan.lengths.queries(b), i1 = (std::min)(i0 + max_rows, queries);
     const bool few_keys = plan.few_keys(b);
     if (few_keys || !plan.few_queries(b)) {
       const auto& packed = p.packed[few_keys ? 0 : in_group];
@@ -196,7 +196,7 @@ struct nystrom_call {
   }
 
   double operations() const {
-    return static_cast<double>(std::min(plan.landmarks, shape().keys)) *
+    return static_cast<double>((std::min)(plan.landmarks, shape().keys)) *
            static_cast<double>(shape().queries + shape().keys) * shape().operations_per_score();
   }
 

@@ -22,7 +22,7 @@ struct nystrom_query_head {
   static nystrom_query_head layout(arena& memory, const landmark_plan& plan, idx_t query_parts,
                                const landmark_inverse<T>& kind) {
     const attention_shape& s = plan.shape;
-    const idx_t m = std::min(plan.landmarks, std::max(s.queries, s.keys));
+    const idx_t m = (std::min)(plan.landmarks, (std::max)(s.queries, s.keys));
     nystrom_query_head x;
     x.values = few_rows<T>::layout(memory, m, s.dim_v);
     x.landmarks = attended_rows<T>::layout(memory, m, s.dim, s.dim_v);
@@ -218,7 +218,7 @@ struct nystrom_backward_head {
   static nystrom_backward_head layout(arena& memory, const landmark_plan& plan, idx_t query_parts,
                                       const landmark_inverse<T>& kind, bool with_queries) {
     const attention_shape& s = plan.shape;
-    const idx_t m = std::min(plan.landmarks, std::max(s.queries, s.keys)), stride = sums_stride<T>(s.dim);
+    const idx_t m = (std::min)(plan.landmarks, (std::max)(s.queries, s.keys)), stride = sums_stride<T>(s.dim);
     nystrom_backward_head p;
     p.forward = landmark_head<P>::layout(memory, plan);
     p.keys = few_rows<T>::layout(memory, m, s.dim);

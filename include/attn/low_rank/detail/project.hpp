@@ -102,7 +102,7 @@ struct sequence_projection {
   /// Packs rows [r0, r0 + projection_rows) of one head of E for the tokens [begin, end) of one step.
   void pack(idx_t head, idx_t step, idx_t r0, idx_t begin, idx_t end) const {
     P* const to = packed + (head * steps() + step) * step_size();
-    for (idx_t r = r0; r < std::min(r0 + projection_rows, rank()); r += tile_rows) {
+    for (idx_t r = r0; r < (std::min)(r0 + projection_rows, rank()); r += tile_rows) {
       const auto row = [&](idx_t i) { return &e(head, r + i, begin); };
       pack_rows<P>(row, std::min<idx_t>(tile_rows, rank() - r), end - begin, e.stride(2), T(1),
                    to + r / tile_rows * project_tile<P>);
@@ -138,10 +138,10 @@ template <class S, class P, class Item>
 void project(const sequence_projection<S, P>& keys, const sequence_projection<S, P>& values, bool shared,
              const sequence_lengths& lengths, const wave<Item>& w) {
   using T = compute_type<S>;
-  const idx_t row_groups = ceil_div(keys.rank(), projection_rows), steps = std::min(keys.steps(), values.steps());
+  const idx_t row_groups = ceil_div(keys.rank(), projection_rows), steps = (std::min)(keys.steps(), values.steps());
   idx_t longest = 0;
   for (idx_t n = 0; n < w.count; ++n) {
-    longest = std::max(longest, lengths.keys(w.first + n));
+    longest = (std::max)(longest, lengths.keys(w.first + n));
     std::fill_n(w.scratch[n].keys, keys.memory_size(), T(0));
     std::fill_n(w.scratch[n].values, values.memory_size(), T(0));
   }
@@ -149,7 +149,9 @@ void project(const sequence_projection<S, P>& keys, const sequence_projection<S,
   const idx_t heads = w.count * (keys.heads + values.heads), threads = w.exec.active_threads();
   const idx_t parts = threads > 1 && heads < 4 * threads ? row_groups : 1;
   for (idx_t begin = 0; begin < longest; begin += steps * project_step) {
-    const auto step_end = [&](idx_t step, idx_t length) { return std::min(begin + (step + 1) * project_step, length); };
+    const auto step_end = [&](idx_t step, idx_t length) {
+      return (std::min)(begin + (step + 1) * project_step, length);
+    };
     const auto pack = [&](const sequence_projection<S, P>& side) {
       w.exec.for_each(side.e.extent(0) * steps * row_groups, [&](idx_t task, int) {
         const idx_t head = task / (steps * row_groups), step = task / row_groups % steps;
@@ -165,7 +167,7 @@ void project(const sequence_projection<S, P>& keys, const sequence_projection<S,
       const sequence_projection<S, P>& side = second ? values : keys;
       T* const results = second ? w.scratch[n].values : w.scratch[n].keys;
       const idx_t r0 = task % parts * projection_rows;
-      const idx_t r1 = parts == 1 ? side.rank() : std::min(r0 + projection_rows, side.rank());
+      const idx_t r1 = parts == 1 ? side.rank() : (std::min)(r0 + projection_rows, side.rank());
       P* const panels = w.exec.scratch(
           worker, [&](arena& memory) { return memory.allocate<P>(operands<P>(project_step) * side.columns()); });
       for (idx_t step = 0; step < steps; ++step) {

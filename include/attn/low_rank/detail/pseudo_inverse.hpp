@@ -24,13 +24,13 @@ struct start_norms {
     for (idx_t i = 0; i < m; ++i) {
       T row = T(0);
       for (idx_t j = 0; j < m; ++j) row += a[i * m + j], sums[j] += a[i * m + j];
-      norms.row = std::max(norms.row, row);
+      norms.row = (std::max)(norms.row, row);
     }
-    for (idx_t j = 0; j < m; ++j) norms.column = std::max(norms.column, sums[j]);
+    for (idx_t j = 0; j < m; ++j) norms.column = (std::max)(norms.column, sums[j]);
     return norms;
   }
   void raise(const start_norms& other) {
-    column = std::max(column, other.column), row = std::max(row, other.row);
+    column = (std::max)(column, other.column), row = (std::max)(row, other.row);
   }
 };
 
@@ -106,7 +106,7 @@ struct exact_inverse {
 
   /// Rotates every two rows until they are orthogonal.
   void decompose() const {
-    constexpr double small = 2 * std::numeric_limits<double>::epsilon();
+    constexpr double negligible = 2 * std::numeric_limits<double>::epsilon();
     bool rotated = true;
     for (int sweep = 0; rotated && sweep < 40; ++sweep) {
       rotated = false;
@@ -114,7 +114,7 @@ struct exact_inverse {
         for (idx_t k = i + 1; k < size; ++k) {
           double *x = rows + i * stride, *y = rows + k * stride;
           const double xx = dot(x, x, stride), yy = dot(y, y, stride), xy = dot(x, y, stride);
-          if (!(std::abs(xy) > small * std::sqrt(xx) * std::sqrt(yy))) continue;
+          if (!(std::abs(xy) > negligible * std::sqrt(xx) * std::sqrt(yy))) continue;
           rotated = true;
           const double ratio = (yy - xx) / (2 * xy);
           const double tangent = std::copysign(1 / (std::abs(ratio) + std::hypot(1, ratio)), ratio);

@@ -58,14 +58,14 @@ struct token_sums {
   void add_part(idx_t part, idx_t segment, const matrix_view<const S>& logits, const matrix_view<const S>& k,
                 const matrix_view<const S>& v, const key_flags& keys, idx_t b, const token_sums_scratch<T>& s) const {
     const idx_t first = part / parts(segment) * segment, from = part % parts(segment) * part_size;
-    const idx_t begin = first + from, count = std::min(part_size, segment - from);
+    const idx_t begin = first + from, count = (std::min)(part_size, segment - from);
     pack_panels<T>([&](idx_t n) { return k.row(begin + n); }, 0, count, dim, k.col_stride, s.keys, part_size);
     pack_panels<T>([&](idx_t n) { return v.row(begin + n); }, 0, count, dim_v, v.col_stride, s.values, part_size);
     const seen_range seen = keys.range(b, begin, begin + count);
     seen.clear_panels(s.keys, part_size, count, dim), seen.clear_panels(s.values, part_size, count, dim_v);
     line_prefetcher next;  // the next part
     for (const matrix_view<const S>& x : {k, v, logits})
-      next.add(x, begin + count, std::min(begin + count + part_size, x.rows));
+      next.add(x, begin + count, (std::min)(begin + count + part_size, x.rows));
     for (idx_t c = 0; c < rank; c += tile_rows) {
       const idx_t columns = std::min<idx_t>(tile_rows, rank - c), row = part * rank + c;
       weigh(logits, begin, count, seen, c, columns, s.weights, maximum + row, sum + row);
@@ -126,7 +126,7 @@ struct token_sums {
         packet<T> x = broadcast<T>(nothing);
         if (!seen.hides(n))
           x = load_part<T>(row + p * w * logits.col_stride, logits.col_stride, logits.cols - c - p * w);
-        highest[p] = max(highest[p], x);
+        highest[p] = (max)(highest[p], x);
         store<T>(weights + n * tile_rows + p * w, x);
       });
     }

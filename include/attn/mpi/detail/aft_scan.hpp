@@ -23,7 +23,7 @@ void agree_on_aft(spread_sequence& sequence, aft_call<T, Options>& call) {
                           .dim = x.q.extents[3], .dim_v = x.v.extents[3], .element_bytes = element_code<S>,
                           .queries = x.q.extents[2], .keys = x.k.extents[2]};
   agree_on(sequence.group(), own, [&](common_settings& settings) {
-    const validator check(sequence.group().name());
+    const validator check{sequence.group().name()};
     const idx_t whole = sequence.whole_keys();
     if (options.key_mask) check.fail("no key_mask over processes", "one");
     check_length_list(check, "lengths", options.lengths, batch, whole);

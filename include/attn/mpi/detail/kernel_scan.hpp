@@ -73,7 +73,7 @@ struct spread_states {
     exec.for_each((last - first) * segments, [&](idx_t task, int worker) {
       const idx_t item_head = first + task / segments, n = task % segments, b = batch_of(item_head);
       if (const idx_t begin = n * call.segment(b); n < segments_of(item_head))
-        body(item_head, n, begin, std::min(begin + call.segment(b), call.lengths.keys(b)), worker);
+        body(item_head, n, begin, (std::min)(begin + call.segment(b), call.lengths.keys(b)), worker);
       progress(messages, worker);
     });
   }
@@ -144,7 +144,7 @@ struct kernel_scan : spread_states<T> {
   segment_sums* own = nullptr;  // one a worker
   state_messages messages = holders.chain(sequence.group());
 
-  idx_t first_of(idx_t u) const { return std::min(u * unit, item_heads); }
+  idx_t first_of(idx_t u) const { return (std::min)(u * unit, item_heads); }
   kernel_scratch<T> scratch(int worker) const { return call.scratch(exec, worker); }
   void layout(arena& memory) {
     call.map->layout(memory, item_heads);
@@ -170,7 +170,7 @@ struct kernel_scan : spread_states<T> {
       const idx_t item_head = first + number, b = batch_of(item_head), all = segments_of(item_head);
       const auto s = scratch(worker);
       for (idx_t n = 0; n < all; ++n) {
-        const idx_t begin = n * call.segment(b), end = std::min(begin + call.segment(b), call.lengths.keys(b));
+        const idx_t begin = n * call.segment(b), end = (std::min)(begin + call.segment(b), call.lengths.keys(b));
         const bool last = holders.last() && n == all - 1;
         const T decay =
             call.attend_segment(b, head_of(item_head), begin, end, last, s, keys[item_head], x.own, x.total);
@@ -185,7 +185,7 @@ struct kernel_scan : spread_states<T> {
   void run_causal() {
     if (!holders.holds()) return;
     for (idx_t u = 0; u < twice; ++u) sum_up(u);
-    const idx_t first = std::min(holders.place, twice);
+    const idx_t first = (std::min)(holders.place, twice);
     for (idx_t u = 0; u < first; ++u) attend_stored(u);
     for (idx_t u = twice; u < units; ++u) attend_and_sum_up(u);
     for (idx_t u = first; u < twice; ++u) attend_stored(u);
@@ -211,9 +211,9 @@ struct kernel_scan : spread_states<T> {
     const idx_t threads = exec.active_threads();
     // Threads share heads where there are too few, as in driver.hpp: then by segments.
     const bool share = threads > 1 && item_heads < 2 * threads && item_heads % threads != 0;
-    unit = std::min(share ? item_heads : threads, item_heads);
+    unit = (std::min)(share ? item_heads : threads, item_heads);
     units = unit > 0 ? (item_heads + unit - 1) / unit : 0;
-    twice = share ? units : holders.last() ? 0 : std::min(units, holders.count() - 1);
+    twice = share ? units : holders.last() ? 0 : (std::min)(units, holders.count() - 1);
     exec.shared_scratch([&](arena& memory) {
       layout(memory);
       return 0;
@@ -241,7 +241,7 @@ kernel_call<T> check_spread(spread_sequence& sequence, const kernel_views<S>& x,
                           .dim = x.q.extent(3), .dim_v = x.v.extent(3), .element_bytes = element_code<S>,
                           .queries = x.q.extent(2), .keys = x.k.extent(2)};
   agree_on(sequence.group(), own, [&](common_settings& settings) {
-    call_views check(sequence.group().name());
+    call_views check{sequence.group().name()};
     if (options.key_mask) check.fail("no key_mask over processes", "one");
     one.refuse(check);
     const auto lengths = check_lengths(
@@ -251,7 +251,7 @@ kernel_call<T> check_spread(spread_sequence& sequence, const kernel_views<S>& x,
     own_options.lengths = {};
     own_options.query_lengths = sequence.own_queries(), own_options.key_lengths = sequence.own_keys();
     call = make(check, own_options, settings);
-    one.check(check, call);
+    one.validate(check, call);
     one.settings(settings);
     settings.add(lengths);
     settings.add(options.causal), settings.add(static_cast<double>(options.eps));

@@ -36,7 +36,7 @@ struct kernel_scan_backward : spread_states<T> {
   stored_sums* after = nullptr;  // [item_heads of `twice` units][segments]; not causal [item_heads][query segments]
 
   /// The heads of a unit are [first_item_head(u), first_item_head(u + 1)).
-  idx_t first_item_head(idx_t u) const { return std::min(u * unit, heads) * one.sums_per_key_head(); }
+  idx_t first_item_head(idx_t u) const { return (std::min)(u * unit, heads) * one.sums_per_key_head(); }
   bool sees_nothing(idx_t b) const { return sequence.keys(b) == 0 || sequence.queries(b) == 0; }
   worker_scratch scratch(int worker) const { return one.scratch(exec, worker); }
 
@@ -70,7 +70,7 @@ struct kernel_scan_backward : spread_states<T> {
       if (sees_nothing(b)) return;
       const auto w = scratch(worker);
       for (idx_t n = 0, step = segment_of(all); n * step < all; ++n) {
-        const idx_t begin = n * step, end = std::min(begin + step, all);
+        const idx_t begin = n * step, end = (std::min)(begin + step, all);
         one.attend_rows(b, head_of(item_head), begin, end, keys[item_head], after[item_head * query_segments + n].sums,
                         w.x, in.d_features ? one.feature_sums + item_head : nullptr);
       }
@@ -113,7 +113,7 @@ struct kernel_scan_backward : spread_states<T> {
     for (idx_t n = 0; n < heads && !holders.holds(); ++n) pad(n);
     if (!holders.holds()) return;
     for (idx_t u = 0; u < twice; ++u) sum_up_queries(u, messages);
-    const idx_t first = std::min(holders.count() - 1 - holders.place, twice);
+    const idx_t first = (std::min)(holders.count() - 1 - holders.place, twice);
     for (idx_t u = 0; u < first; ++u) attend(u, messages);
     for (idx_t u = twice; u < units; ++u) attend(u, messages);
     for (idx_t u = first; u < twice; ++u) attend(u, messages);
@@ -152,7 +152,7 @@ struct kernel_scan_backward : spread_states<T> {
     const bool known = u < twice;
     const idx_t first = first_item_head(u), end = first_item_head(u + 1);
     for (idx_t item_head = first; item_head < end && !known && in.reverse(); ++item_head) messages.receive(item_head);
-    exec.for_each(std::min((u + 1) * unit, heads) - u * unit, [&](idx_t n, int worker) {
+    exec.for_each((std::min)((u + 1) * unit, heads) - u * unit, [&](idx_t n, int worker) {
       auto w = scratch(worker);
       const sums_type own_after = w.after;
       run_head(u * unit + n, w, [&](idx_t item_head, const item_head_target& to) {

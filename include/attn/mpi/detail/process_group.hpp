@@ -53,7 +53,7 @@ inline MPI_Comm private_copy(MPI_Comm communicator) {
 class process_group {
  public:
   process_group(const char* name, MPI_Comm communicator) : name_(name), comm_(communicator) {
-    const validator check(name);
+    const validator check{name};
     int ready = 0, over = 0;
     MPI_Initialized(&ready);
     MPI_Finalized(&over);
@@ -128,9 +128,9 @@ double checksum(std::span<const T> list) {
 /// Runs check(), then compares with what the other processes bring. Where one of them found something wrong, or brings
 /// something else than process 0, all throw the same std::invalid_argument, and none waits for another.
 template <class Check>
-std::vector<process_shape> agree(const process_group& group, process_shape own, const Check& check) {
+std::vector<process_shape> agree(const process_group& group, process_shape own, const Check& validate) {
   try {
-    check();
+    validate();
   } catch (const std::exception& error) {
     std::strncpy(own.error, error.what(), sizeof(own.error) - 1);
   }
@@ -197,7 +197,7 @@ class message_list {
   static void each_message(std::size_t bytes, const Body& body) {
     constexpr std::size_t most = std::size_t(1) << 30;
     for (std::size_t begin = 0; begin < bytes; begin += most)
-      body(begin, static_cast<int>(std::min(most, bytes - begin)));
+      body(begin, static_cast<int>((std::min)(most, bytes - begin)));
   }
 
   std::vector<MPI_Request> requests_;

@@ -51,7 +51,7 @@ class sequence_split {
     return {sequence_range{begins_[static_cast<std::size_t>(process)], length(process), 0}, sequence_range{}};
   }
 
-  void check(const process_group& group, const char* what) const {
+  void validate(const process_group& group, const char* what) const {
     for (int p = 0; zigzag_ && p < processes(); ++p) {
       const idx_t wanted = zigzag_length(tokens_, p, processes());
       if (length(p) != wanted)

@@ -217,7 +217,7 @@ class travelling_gradients {
 
   std::size_t bundles() const { return bundles_; }
   idx_t first(std::size_t bundle) const { return static_cast<idx_t>(bundle) * heads_of_bundle_; }
-  idx_t count(std::size_t bundle) const { return std::min(heads_of_bundle_, heads_ - first(bundle)); }
+  idx_t count(std::size_t bundle) const { return (std::min)(heads_of_bundle_, heads_ - first(bundle)); }
 
  private:
   using lists = std::vector<message_list>;

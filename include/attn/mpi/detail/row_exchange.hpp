@@ -11,7 +11,7 @@ struct row_range {
   idx_t length() const { return std::max<idx_t>(0, end - begin); }
 };
 inline row_range common_rows(const row_range& x, const row_range& y) {
-  return {std::max(x.begin, y.begin), std::max(std::max(x.begin, y.begin), std::min(x.end, y.end))};
+  return {(std::max)(x.begin, y.begin), (std::max)((std::max)(x.begin, y.begin), (std::min)(x.end, y.end))};
 }
 /// What a process wants: ranges that ascend and do not overlap.
 using row_ranges = std::vector<row_range>;
@@ -33,7 +33,7 @@ inline void join(row_ranges& ranges) {
   std::size_t count = 0;
   for (const row_range& range : ranges)
     if (count > 0 && range.begin <= ranges[count - 1].end)
-      ranges[count - 1].end = std::max(ranges[count - 1].end, range.end);
+      ranges[count - 1].end = (std::max)(ranges[count - 1].end, range.end);
     else
       ranges[count++] = range;
   ranges.resize(count);

@@ -86,7 +86,7 @@ void add_sinks(std::span<const T> sinks, const tensor_view<T>& sums, const tenso
     T& log_sum = lse(b, h, i);
     T factor = 1;
     if (!sinks.empty() && log_sum != -std::numeric_limits<T>::infinity()) {
-      const T sink = sinks[static_cast<std::size_t>(h)], highest = std::max(sink, log_sum);
+      const T sink = sinks[static_cast<std::size_t>(h)], highest = (std::max)(sink, log_sum);
       const T with = highest + std::log(std::exp(sink - highest) + std::exp(log_sum - highest));
       factor = std::exp(log_sum - with);
       log_sum = with;
@@ -127,7 +127,7 @@ struct row_sums {
     for (std::size_t bundle = 0; bundle < begun.size(); ++bundle)
       for (std::size_t n = 0; n < ranges.size(); ++n)
         if (const idx_t h = static_cast<idx_t>(bundle) * step; !begun[bundle][n])
-          clear(h, std::min(step, kv_heads - h), ranges[n]);
+          clear(h, (std::min)(step, kv_heads - h), ranges[n]);
   }
 
  private:
@@ -159,7 +159,7 @@ class softmax_group {
     for (const process_shape& one : all) wants_ |= one.wants;
     queries = split_of(all, &process_shape::queries, options.zigzag);
     keys = split_of(all, &process_shape::keys, options.zigzag);
-    queries.check(processes, "queries"), keys.check(processes, "keys");
+    queries.validate(processes, "queries"), keys.validate(processes, "keys");
   }
 
   /// Whether any process lacks or wants this.
@@ -172,7 +172,7 @@ class softmax_group {
               execution& exec) const {
     const idx_t step = heads_of_bundle(v.extent(3)), rows = out.extent(0) * out.extent(1) * out.extent(2),
                 dim_v = out.extent(3);
-    const idx_t part = out.extent(0) * std::min(step, k.extent(1)) * group() * out.extent(2);
+    const idx_t part = out.extent(0) * (std::min)(step, k.extent(1)) * group() * out.extent(2);
     struct memory {
       std::array<key_buffer<S>, 2> keys;
       T *part, *part_lse, *sums, *lse;
@@ -249,7 +249,7 @@ class softmax_group {
   template <class Body>
   void for_each_call(int source, idx_t step, const Body& body) const {
     for (idx_t h = 0; h < k.extent(1); h += step)
-      for_each_call(source, [&](const block_call& call) { body(h, std::min(step, k.extent(1) - h), call); });
+      for_each_call(source, [&](const block_call& call) { body(h, (std::min)(step, k.extent(1) - h), call); });
   }
 
   const process_group processes;

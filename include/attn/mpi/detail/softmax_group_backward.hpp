@@ -124,7 +124,7 @@ class softmax_group_backward {
       const auto o = head_of(x_.out, b, h), d = head_of(x_.d_out, b, h);
       const T dot = row_dot<T>(o.row(i), o.col_stride, d.row(i), d.col_stride, o.cols);
       const auto head = static_cast<std::size_t>(h);
-      const T weight = std::exp(std::min(group_.sinks[head] - log_sum, T(0)));
+      const T weight = std::exp((std::min)(group_.sinks[head] - log_sum, T(0)));
       sums[head] -= weight * (g_.d_lse ? dot - g_.d_lse(b, h, i) : dot);
     });
     return sums;

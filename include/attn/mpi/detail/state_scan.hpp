@@ -211,11 +211,11 @@ struct common_settings {
 /// Runs check(common_settings&) here, and compares with the other processes what it and `own` say: throws the same
 /// std::invalid_argument on all of them, or on none.
 template <class Check>
-void agree_on(const process_group& group, process_shape own, const Check& check) {
+void agree_on(const process_group& group, process_shape own, const Check& validate) {
   std::exception_ptr wrong;
   try {
     common_settings settings{own};
-    check(settings);
+    validate(settings);
   } catch (const std::exception&) {
     wrong = std::current_exception();
   }

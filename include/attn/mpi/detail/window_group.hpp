@@ -92,7 +92,7 @@ class window_group {
   idx_t reach(idx_t keys) const {
     const idx_t all = queries_.tokens() + keys_.tokens();
     idx_t widest = 1;
-    for (idx_t d : options_.dilation) widest = std::max(widest, d);
+    for (idx_t d : options_.dilation) widest = (std::max)(widest, d);
     return keys > all / widest ? all : keys * widest;
   }
   idx_t right() const { return options_.causal ? 0 : options_.right; }
@@ -112,8 +112,8 @@ class window_group {
     const sequence_range own = keys_.of(p)[0];
     const idx_t end = own.begin + own.length;
     idx_t begin_own = 0, end_own = rows;
-    if (own.begin > 0) begin_own = round_up(std::max(own.begin + reach(options_.left) - first, idx_t(0)), chunk);
-    if (end < keys_.tokens()) end_own = std::min(floor_div(end - reach(right()) - first, chunk) * chunk, rows);
+    if (own.begin > 0) begin_own = round_up((std::max)(own.begin + reach(options_.left) - first, idx_t(0)), chunk);
+    if (end < keys_.tokens()) end_own = (std::min)(floor_div(end - reach(right()) - first, chunk) * chunk, rows);
     std::vector<window_task> all;
     const auto gather = [&](idx_t from, idx_t to) {
       if (from < to) all.push_back({{from, to}, window_of(p, {from, to})});

@@ -95,7 +95,8 @@ template <class T>
 void tile_of_panels(const T* panels, idx_t first, idx_t rows, idx_t dim, T factor, T* tile) {
   constexpr idx_t wide = panel_width<T>;
   for (idx_t col = 0; col < dim; col += wide)
-    pack_rows<T>([&](idx_t i) { return panels + col * max_rows + (first + i) * wide; }, rows, std::min(wide, dim - col),
+    pack_rows<T>([&](idx_t i) { return panels + col * max_rows + (first + i) * wide; }, rows,
+                 (std::min)(wide, dim - col),
                  1, factor, tile + col * tile_rows);
 }
 
@@ -112,10 +113,10 @@ struct backward_keys {
 
   static idx_t stride(idx_t dim) { return sums_stride<T>(dim); }
 
-  static backward_keys layout(arena& memory, idx_t slots, idx_t dim, idx_t dim_v, bool want_keys = true,
+  static backward_keys layout(arena& memory, idx_t slot_count, idx_t dim, idx_t dim_v, bool want_keys = true,
                               bool want_values = true, bool errors = false) {
-    backward_keys k{.keys = packed_keys<P>::layout(memory, slots, dim, dim),
-                    .values = packed_keys<P>::layout(memory, slots, dim_v, 0)};
+    backward_keys k{.keys = packed_keys<P>::layout(memory, slot_count, dim, dim),
+                    .values = packed_keys<P>::layout(memory, slot_count, dim_v, 0)};
     k.layout_sums(memory, k.keys.capacity, want_keys, want_values, errors);
     return k;
   }
@@ -173,7 +174,7 @@ struct backward_keys {
   template <class S>
   void store(const tensor_view<S>& dk, const tensor_view<S>& dv, idx_t b, idx_t h, idx_t begin, idx_t end, idx_t real,
              T scale, bool accumulate) const {
-    settle(begin, std::min(end, real));
+    settle(begin, (std::min)(end, real));
     for (idx_t slot = begin; keys.positions.list && slot < end; ++slot) {
       const idx_t row = keys.positions[slot];
       if (dk) store_gradient_row(d_keys + slot * stride(keys.dim), scale, head_of(dk, b, h), row, accumulate);
@@ -212,7 +213,7 @@ struct backward_scratch {
             .tile_pairs = memory.allocate<P>(paired * operands<P>(tile)),
             .raw = with_raw ? memory.allocate<T>(tile) : nullptr,
             .ranges = memory.allocate<key_range>(max_rows),
-            .part = memory.allocate<T>(tile_rows * round_up(std::max(dim, dim_v), panel_width<T>)),
+            .part = memory.allocate<T>(tile_rows * round_up((std::max)(dim, dim_v), panel_width<T>)),
             .long_dq = memory.allocate<T>(round_up(max_rows, tile_rows) * round_up(dim, panel_width<T>)),
             .long_errors = memory.allocate<T>(round_up(max_rows, tile_rows) * round_up(dim, panel_width<T>)),
             .relative = with_relative ? memory.allocate<T>(tile_rows * dim) : nullptr};

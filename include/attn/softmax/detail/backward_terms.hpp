@@ -19,10 +19,11 @@ struct relative_sums {
   /// d[n] for distance first + n, n < count.
   template <class T>
   [[gnu::noinline]] void add_row(const T* d, idx_t count, idx_t first) const {
-    const idx_t near = std::clamp(-reach - first, idx_t(0), count), far = std::clamp(reach - first, near, count);
-    add(-reach, sum(d, near));
-    for (idx_t n = near; n < far; ++n) middle[first + n] += static_cast<double>(d[n]);
-    add(reach, sum(d + far, count - far));
+    const idx_t nearby = std::clamp(-reach - first, idx_t(0), count),
+                distant = std::clamp(reach - first, nearby, count);
+    add(-reach, sum(d, nearby));
+    for (idx_t n = nearby; n < distant; ++n) middle[first + n] += static_cast<double>(d[n]);
+    add(reach, sum(d + distant, count - distant));
   }
 
  private:
@@ -62,9 +63,9 @@ struct backward_terms {
   /// overwritten. A gradient of exactly 0 stays 0, whatever the score.
   void operator()(T* raw, T* d, idx_t count, idx_t i, const index_map& positions, idx_t slot) {
     const idx_t p = i + terms.query_shift;
-    if (d_counts && slot < terms.counts.slots) {
+    if (d_counts && slot < terms.counts.slot_count) {
       T* const to = d_counts + slot;
-      for (idx_t n = 0; n < std::min(count, terms.counts.slots - slot); ++n) to[n] += d[n];
+      for (idx_t n = 0; n < (std::min)(count, terms.counts.slot_count - slot); ++n) to[n] += d[n];
     }
     if (terms.softcap) {
       const auto uncap = broadcast<T>(T(1) / *terms.softcap);

@@ -138,24 +138,24 @@ void tile_scores(const P* queries, const packed_keys<P>& keys, idx_t first, idx_
 /// keys.
 template <class T, idx_t Step = key_block, class Visit, class Next>
 void visit_tiles(const key_range* ranges, idx_t rows, Visit&& visit, Next&& next) {
-  idx_t begin = std::numeric_limits<idx_t>::max(), end = 0;
+  idx_t begin = (std::numeric_limits<idx_t>::max)(), end = 0;
   for (idx_t r = 0; r < rows; ++r) {
     if (ranges[r].begin >= ranges[r].end) continue;
-    begin = std::min(begin, ranges[r].begin);
-    end = std::max(end, ranges[r].end);
+    begin = (std::min)(begin, ranges[r].begin);
+    end = (std::max)(end, ranges[r].end);
   }
   for (idx_t from = begin / panel_width<T> * panel_width<T>; from < end; from += Step) {
     next(Step);
-    const idx_t to = std::min(from + Step, end);
+    const idx_t to = (std::min)(from + Step, end);
     for (idx_t row = 0; row < rows; row += tile_rows) {
       tile t{.row = row, .rows = std::min<idx_t>(tile_rows, rows - row), .low = to, .high = from};
       idx_t all_from = from, all_to = to;
       for (idx_t r = row; r < row + t.rows; ++r) {
-        all_from = std::max(all_from, ranges[r].begin);
-        all_to = std::min(all_to, ranges[r].end);
+        all_from = (std::max)(all_from, ranges[r].begin);
+        all_to = (std::min)(all_to, ranges[r].end);
         if (ranges[r].begin >= ranges[r].end) continue;
-        t.low = std::min(t.low, std::max(ranges[r].begin, from));
-        t.high = std::max(t.high, std::min(ranges[r].end, to));
+        t.low = (std::min)(t.low, (std::max)(ranges[r].begin, from));
+        t.high = (std::max)(t.high, (std::min)(ranges[r].end, to));
       }
       if (t.low >= t.high) continue;
       t.first = t.low / width<T> * width<T>;
@@ -181,7 +181,7 @@ mask_coverage seen_of_tile(const key_range* ranges, const index_map& positions, 
     terms.prefetch_mask(positions[t.row + t.rows + m], t.high - t.low, keys, t.low);
   for (idx_t m = 0; m < rows && (all || !any); ++m) {
     const key_range seen = rows == 1 ? key_range{t.low, t.high} : ranges[t.row + m];
-    const idx_t begin = std::max(seen.begin, t.low), end = std::min(seen.end, t.high);
+    const idx_t begin = (std::max)(seen.begin, t.low), end = (std::min)(seen.end, t.high);
     if (begin >= end) continue;
     const mask_coverage row = terms.seen(positions[t.row + m], end - begin, keys, begin);
     any |= row != mask_coverage::none, all &= row == mask_coverage::all;
@@ -234,7 +234,7 @@ template <class T, class Score>
                                                const score_terms<T, Score>& terms, idx_t r, T* row, T rescale,
                                                T largest, packet<T> sum) {
   const T own = sum_lanes(sum), maximum = block.state.maximum[r];
-  const T limit = std::max(own / 4, (own + block.state.row_sum(r) * rescale + block.total.row_sum(r, maximum)) / 16);
+  const T limit = (std::max)(own / 4, (own + block.state.row_sum(r) * rescale + block.total.row_sum(r, maximum)) / 16);
   if (!(largest > limit)) return sum;
   sum = zero<T>();
   for (idx_t n = 0; n < t.count; n += width<T>) {
@@ -294,7 +294,7 @@ template <class P, class Score>
                                                 weights + m * operands<P>(score_stride));
     if constexpr (numbers_of<P> == 1)
       if (long_rows)
-        if (largest[m] > std::max(sum_lanes(sum) / 4, T(1) / 16)) [[unlikely]]  // the row has a weight of 1
+        if (largest[m] > (std::max)(sum_lanes(sum) / 4, T(1) / 16)) [[unlikely]]  // the row has a weight of 1
           sum = move_large_weights(block, keys, t, terms, t.row + m, s + m * score_stride, rescale[m], largest[m], sum);
     if (terms.dropout) drop_row(block, keys, t, terms, m, weights + m * operands<P>(score_stride));
     store<T>(total, fma(load<T>(total), broadcast<T>(rescale[m]), sum));
@@ -339,7 +339,7 @@ void attend(const row_block<P>& block, const packed_keys<P>& keys, const score_t
             const Prefetch& prefetch = {}) {
   long_row_sums<P> sums = block.sums();
   idx_t most = 0;  // keys of a row
-  for (idx_t r = 0; r < block.rows; ++r) most = std::max(most, block.ranges[r].end - block.ranges[r].begin);
+  for (idx_t r = 0; r < block.rows; ++r) most = (std::max)(most, block.ranges[r].end - block.ranges[r].begin);
   if (most > long_segment) sums.begin();
   attend(block, keys, terms, prefetch, sums);
   sums.finish();

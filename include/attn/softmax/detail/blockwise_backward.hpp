@@ -129,7 +129,7 @@ template <class P, class Score, class Terms>
     T *const d = ds + m * score_stride, *const weight = p + m * score_stride;
     const key_range seen = terms.dropout ? s.ranges[t.row + m] : key_range{};
     const auto drop = [&](T* x) {  // of the keys the row sees; the other weights are 0
-      const idx_t begin = std::max(seen.begin, t.first), end = std::min(seen.end, t.first + t.count);
+      const idx_t begin = (std::max)(seen.begin, t.first), end = (std::min)(seen.end, t.first + t.count);
       if (begin < end) terms.drop(x + begin - t.first, end - begin, positions[t.row + m], k.keys.positions, begin);
     };
     drop(d);
@@ -175,11 +175,11 @@ void backward_block(const backward_rows<P>& rows, idx_t count, const key_range* 
   idx_t low = to, high = from, all_low = from, all_high = to;
   for (idx_t r = 0; r < count; ++r) {
     s.ranges[r] = {std::clamp(ranges[r].begin, from, to), std::clamp(ranges[r].end, from, to)};
-    all_low = std::max(all_low, s.ranges[r].begin);
-    all_high = std::min(all_high, s.ranges[r].end);
+    all_low = (std::max)(all_low, s.ranges[r].begin);
+    all_high = (std::min)(all_high, s.ranges[r].end);
     if (s.ranges[r].begin >= s.ranges[r].end) continue;
-    low = std::min(low, s.ranges[r].begin);
-    high = std::max(high, s.ranges[r].end);
+    low = (std::min)(low, s.ranges[r].begin);
+    high = (std::max)(high, s.ranges[r].end);
   }
   if (low >= high) return;
   const idx_t base = low / width<T> * width<T>, columns = round_up(high, width<T>) - base;
@@ -233,11 +233,11 @@ template <class P, class Score, class Terms>
 void differentiate(const backward_rows<P>& rows, idx_t count, const key_range* ranges, const index_map& positions,
                    const backward_keys<P>& k, const score_terms<sum_type<P>, Score>& terms,
                    const backward_scratch<P>& s, sum_type<P>* dq, idx_t dq_stride, Terms& back) {
-  idx_t begin = std::numeric_limits<idx_t>::max(), end = 0;
+  idx_t begin = (std::numeric_limits<idx_t>::max)(), end = 0;
   for (idx_t r = 0; r < count; ++r) {
     if (ranges[r].begin >= ranges[r].end) continue;
-    begin = std::min(begin, ranges[r].begin);
-    end = std::max(end, ranges[r].end);
+    begin = (std::min)(begin, ranges[r].begin);
+    end = (std::max)(end, ranges[r].end);
   }
   using T = sum_type<P>;
   const idx_t size = dq ? round_up(count, tile_rows) * dq_stride : 0;
@@ -251,7 +251,7 @@ void differentiate(const backward_rows<P>& rows, idx_t count, const key_range* r
   for (idx_t from = begin / panel_width<P> * panel_width<P>; from < end; from += backward_key_block) {
     if (taken >= long_segment) move(), taken = 0;
     taken += backward_key_block;
-    backward_block(rows, count, ranges, positions, k, from, std::min(from + backward_key_block, end), terms, s, dq,
+    backward_block(rows, count, ranges, positions, k, from, (std::min)(from + backward_key_block, end), terms, s, dq,
                    dq_stride, back);
   }
   if (!moved) return;

@@ -43,7 +43,7 @@ ATTN_INLINE code_pairs pair_of(const code_words& x, int a) {
 inline float largest_scale(const Eigen::bfloat16* scales, idx_t cols) {
   packet<float> largest = zero<float>();
   for (idx_t next = 0; next < cols; next += width<float>)
-    largest = max(largest, abs(load_as<float>(scales + std::min<idx_t>(next, cols - width<float>))));
+    largest = (max)(largest, abs(load_as<float>(scales + std::min<idx_t>(next, cols - width<float>))));
   return max_lanes(largest);
 }
 /// Integers of the products of a query, times `inverse`, with scales; zero up to a whole word of codes.
@@ -110,7 +110,7 @@ void stream_scores(const stream_row<T, C>& q, const channel_rows<C>& k, T* score
       factors[r] = q.factors[r] * most;
       constexpr idx_t largest = row_format<C>::largest_code;
       const auto whole = static_cast<float>(code_most_of(k.cols, largest));
-      const float exact = q.factors[r] >= std::numeric_limits<float>::min() ? inverse_most / q.factors[r] : 0,
+      const float exact = q.factors[r] >= (std::numeric_limits<float>::min)() ? inverse_most / q.factors[r] : 0,
                   inverse = held_inverse(exact, whole * (q.factors[r] * exact * most), whole);
       round_scaled<layout::in_word>(q.data + r * q.stride, tile.scales(b), k.cols, inverse,
                                     q.operands + r * q.operand_stride);

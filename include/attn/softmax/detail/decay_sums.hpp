@@ -37,10 +37,10 @@ struct decay_row {
       for (idx_t part = 0; part < parts; ++part) {
         const double x = at(part, n);
         sums[part] += x;
-        lowest[part] = std::min(lowest[part], x);
+        lowest[part] = (std::min)(lowest[part], x);
       }
     double least = *std::min_element(lowest, lowest + parts);
-    for (idx_t n = parts * length; n < count; ++n) least = std::min(least, at(0, n));
+    for (idx_t n = parts * length; n < count; ++n) least = (std::min)(least, at(0, n));
     if (keys > 0) starts[0] = none;
     double last = 0;
     if (least < hides) {
@@ -55,7 +55,7 @@ struct decay_row {
     for (idx_t n = count; n < keys; ++n) put(n, last);
   }
 
-  idx_t position(idx_t p) const { return std::min(p, keys - 1); }
+  idx_t position(idx_t p) const { return (std::min)(p, keys - 1); }
   /// c_p - c_j of a key that the query sees.
   T operator()(idx_t p, idx_t j) const {
     const T x = high[position(p)] - high[j];

@@ -62,7 +62,7 @@ struct few_queries_driver {
     const idx_t chunk = task % chunks, run = task / chunks % runs, part = task / chunks / runs % parts,
                 key_head = task / chunks / runs / parts, from = part * heads_of_task;
     work w{.set = key_head / shape.kv_heads, .head = key_head % shape.kv_heads * shape.group() + from,
-           .heads = std::min(heads_of_task, shape.group() - from), .first = run * queries_of_task,
+           .heads = (std::min)(heads_of_task, shape.group() - from), .first = run * queries_of_task,
            .begin = chunk * stream_chunk, .rows = 0};
     w.rows = rows(w, first_item(w), last_item(w));
     return w;
@@ -87,14 +87,14 @@ struct few_queries_driver {
   idx_t end(const work& w, idx_t number) const {
     const idx_t b = sets.items[number], all = lengths.keys(b),
                 seen = in.causal ? in.shift(b) + w.first + queries(w, number) : all;
-    return std::min(w.begin + stream_chunk, std::clamp<idx_t>(seen, 0, all));
+    return (std::min)(w.begin + stream_chunk, std::clamp<idx_t>(seen, 0, all));
   }
   /// Those that it attends together with the item before it: up to a place where tiles of both end.
   [[gnu::noinline]] idx_t common_end(const work& w, idx_t number) const {
     const idx_t common = sets.common[number], one = end(w, number - 1), other = end(w, number);
     if (one == other && common >= one) return one;
     const idx_t step = in_place(queries(w, number)) ? in.pages.page_rows : block_keys;
-    return std::min({common, one, other}) / step * step;
+    return (std::min)({common, one, other}) / step * step;
   }
 
   void run() {
@@ -105,7 +105,7 @@ struct few_queries_driver {
     for (idx_t b = 0; b < shape.batch; ++b)
       sets.kinds()[b] = takes(in, b) ? 1 + in_place(lengths.queries(b)) : 0;
     sets.find(in.pages, shape.batch,
-              std::min(task_rows / (heads_of_task * queries_of_task), ceil_div(shape.batch * of_item, threads)));
+              (std::min)(task_rows / (heads_of_task * queries_of_task), ceil_div(shape.batch * of_item, threads)));
     const auto layout = [&](arena& memory) {
       return online_softmax<T>::layout(memory, sets.largest * heads_of_task * queries_of_task, shape.dim_v);
     };
@@ -152,13 +152,13 @@ struct few_queries_driver {
   [[gnu::noinline]] void share_keys(const work& w, idx_t begin, idx_t end_item, idx_t first_key,
                                     function_ref<void(idx_t, idx_t, idx_t, idx_t)> attend) const {
     idx_t last_key = end(w, begin);
-    for (idx_t number = begin + 1; number < end_item; ++number) last_key = std::min(last_key, common_end(w, number));
+    for (idx_t number = begin + 1; number < end_item; ++number) last_key = (std::min)(last_key, common_end(w, number));
     if (first_key < last_key) attend(begin, end_item, first_key, last_key);
     if (end_item - begin == 1) return;
     for (idx_t next = begin; next < end_item;) {
       const idx_t from = next++;
       while (next < end_item && common_end(w, next) > last_key) ++next;
-      share_keys(w, from, next, std::max(first_key, last_key), attend);
+      share_keys(w, from, next, (std::max)(first_key, last_key), attend);
     }
   }
 
@@ -193,7 +193,7 @@ struct few_queries_driver {
     };
     idx_t most = 0;  // rows of a block
     for (idx_t number = first_item(w); number < last_item(w); ++number)
-      most = std::max(most, heads_of_block(number) * queries(w, number));
+      most = (std::max)(most, heads_of_block(number) * queries(w, number));
     const idx_t count = blocks_of(first_item(w), last_item(w));
     struct scratch {
       packed_keys<P> keys;
@@ -213,7 +213,7 @@ struct few_queries_driver {
     };
     for_each_block(first_item(w), last_item(w), [&](row_block<P>& block, idx_t number, idx_t h) {
       const idx_t b = sets.items[number], each = queries(w, number),
-                  rows = std::min(heads_of_block(number), w.head + w.heads - h) * each;
+                  rows = (std::min)(heads_of_block(number), w.head + w.heads - h) * each;
       const index_map which{w.first, 1, nullptr};
       if (alone)
         in.begin(block, b, h, in.query(b, h), which, rows);
@@ -232,12 +232,12 @@ struct few_queries_driver {
       next.add(keys, first), next.add(values, first);
       packed.next = &next;
       for (idx_t begin = first; begin < last; begin += block_keys) {
-        const idx_t end = std::min(begin + block_keys, last);
-        next.set_end(std::min(end + block_keys, in.visible_keys(b)));
+        const idx_t end = (std::min)(begin + block_keys, last);
+        next.set_end((std::min)(end + block_keys, in.visible_keys(b)));
         packed.positions = {begin, 1, nullptr};
         for (idx_t j = begin, some = packed.wide; j < end; j += some) {
           next.fetch(j + 3 * some);
-          packed.pack(keys, values, j - begin, std::min(j + some, end) - begin);
+          packed.pack(keys, values, j - begin, (std::min)(j + some, end) - begin);
         }
         for_each_block(from, to, [&](row_block<P>& block, idx_t number, idx_t h) {
           const idx_t item = sets.items[number], each = queries(w, number), shift = in.shift(item);

@@ -73,7 +73,7 @@ void check_window(const validator& check, const Options& options, idx_t batch) {
   idx_t all = 0;
   for (idx_t count : options.global_counts) {
     check.at_least("global counts", 0, count);
-    all += std::min(count, std::ssize(options.global_positions) + 1);
+    all += (std::min)(count, std::ssize(options.global_positions) + 1);
   }
   check.equal("sum of global_counts = global positions", std::ssize(options.global_positions), all);
 }

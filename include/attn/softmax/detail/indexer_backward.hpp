@@ -86,7 +86,7 @@ struct indexer_backward {
     std::fill_n(s.d_weights, shape.heads, T(0));
     const auto keys = s.keys.of(cache_rows<const S>(head_of(in.k, b, 0)), {s.list, static_cast<std::size_t>(count)});
     for (idx_t from = 0, some; from < count; from += some) {
-      some = std::min(tile, count - from);
+      some = (std::min)(tile, count - from);
       with_whole_packets<T>(rows_from(keys, from), some, s.key_numbers, true, [&](const auto& k) {
         differentiate_tile(b, i, part, s.list + from, s.given + from, some, k, finite, sums, s);
       });
@@ -127,7 +127,7 @@ struct indexer_backward {
           if (!dk) return;
           items.for_each(ceil_div(shape.keys, store_step), [&](idx_t b, const listed_sums<T>& sums, idx_t step, int) {
             const idx_t begin = step * store_step;
-            sums.store_rows(head_of(dk, b, 0), begin, std::min(begin + store_step, shape.keys), in.lengths.keys(b),
+            sums.store_rows(head_of(dk, b, 0), begin, (std::min)(begin + store_step, shape.keys), in.lengths.keys(b),
                             parts_of(in.lengths.queries(b), 4), in.scale, accumulate);
           });
         });

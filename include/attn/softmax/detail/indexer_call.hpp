@@ -44,7 +44,7 @@ struct indexer_call {
   }
   T weight(idx_t b, idx_t i, idx_t h) const { return w ? w(b, i, h) : T(1); }
   packet<T> activated(const packet<T>& x) const {
-    return activation == indexer_activation::relu ? max(x, zero<T>()) : x;  // NaN stays
+    return activation == indexer_activation::relu ? (max)(x, zero<T>()) : x;  // NaN stays
   }
 
   /// Stores the keys of query i, and -1 behind them.
@@ -58,7 +58,7 @@ struct indexer_call {
   }
   void clear_padding(idx_t b, idx_t begin, idx_t end) const {
     const topk_keys<T> none;
-    for (idx_t i = std::max(begin, lengths.queries(b)); i < std::min(end, shape.queries); ++i) store(b, i, none);
+    for (idx_t i = (std::max)(begin, lengths.queries(b)); i < (std::min)(end, shape.queries); ++i) store(b, i, none);
   }
 };
 
@@ -164,10 +164,10 @@ struct indexer_driver {
     for (idx_t m = 0; m < count; ++m) s.best[m].clear();
     const idx_t end = in.end_of(b, i + count - 1);
     for (idx_t from = 0; from < end; from += key_block) {
-      const idx_t some = std::min(key_block, end - from);
+      const idx_t some = (std::min)(key_block, end - from);
       with_tile_height(count, [&](auto M) { score_tile<M.value>(keys, from, round_up(some, panel_width<T>), s); });
       for (idx_t m = 0; m < count; ++m)
-        if (const idx_t seen = std::min(some, in.end_of(b, i + m) - from); seen > 0)
+        if (const idx_t seen = (std::min)(some, in.end_of(b, i + m) - from); seen > 0)
           s.best[m].take(s.scores + m * score_stride, from, seen);
     }
     for (idx_t m = 0; m < count; ++m) {
@@ -186,7 +186,7 @@ struct indexer_driver {
         [&](const wave<packed_keys<T>>& items) {
           items.for_each(ceil_div(shape.keys, pack_step), [&](idx_t b, packed_keys<T>& keys, idx_t step, int) {
             const auto k = head_of(in.k, b, 0);
-            const idx_t begin = step * pack_step, end = std::min(begin + pack_step, in.lengths.keys(b));
+            const idx_t begin = step * pack_step, end = (std::min)(begin + pack_step, in.lengths.keys(b));
             if (begin < end)
               keys.pack_keys([&](idx_t slot) { return k.row(begin + slot); }, k.col_stride, begin, end);
           });
@@ -194,7 +194,7 @@ struct indexer_driver {
           const idx_t tiles = ceil_div(shape.queries, tile_rows);
           items.for_each(tiles, [&](idx_t b, const packed_keys<T>& keys, idx_t step, int worker) {
             const scratch s = exec.scratch(worker, [&](arena& memory) { return layout(memory); });
-            const idx_t i = (tiles - 1 - step) * tile_rows, end = std::min(i + tile_rows, in.lengths.queries(b));
+            const idx_t i = (tiles - 1 - step) * tile_rows, end = (std::min)(i + tile_rows, in.lengths.queries(b));
             if (i < end) choose(b, i, end - i, keys, s);
             in.clear_padding(b, i, i + tile_rows);
           });

@@ -29,12 +29,12 @@ struct indexer_rows {
     s.queries.begin(in.q.slice(2, i, 1), {}, {b, 0, 0, 0}, shape.heads, 1, in.scale);
     for (idx_t count; begin < end; begin += count) {
       const auto rows = rows_from(keys, begin);
-      count = alike(rows, std::min({tile, end - begin, rows.rows}));
+      count = alike(rows, (std::min)({tile, end - begin, rows.rows}));
       const auto next = begin + count < end ? rows_from(keys, begin + count) : decltype(rows_from(keys, begin)){};
       with_whole_packets<T>(rows, count, s.queries.keys, true, [&](const auto& k) {
         by_rows<T>(s.queries.rows, [&](idx_t r, auto R) {
           stream_scores<R.value>(s.queries.row(r), k, s.queries.scores + r * stream_tile,
-                                 prefetcher_of(next, 0, r == 0 ? std::min(tile, next.rows) : 0));
+                                 prefetcher_of(next, 0, r == 0 ? (std::min)(tile, next.rows) : 0));
         });
       });
       for (idx_t n = 0; n < count; n += width<T>) {

@@ -79,10 +79,10 @@ struct listed_sums {
   template <class S>
   void store_rows(const matrix_view<S>& out, idx_t begin, idx_t end, idx_t real, idx_t own, T factor,
                   bool accumulate) const {
-    for (idx_t part = 0; part < own && begin < std::min(end, real); ++part) {
-      const idx_t from = (part * keys + begin) * stride, count = (std::min(end, real) - begin) * stride;
+    for (idx_t part = 0; part < own && begin < (std::min)(end, real); ++part) {
+      const idx_t from = (part * keys + begin) * stride, count = ((std::min)(end, real) - begin) * stride;
       if (errors) settle_compensated(data + from, errors + from, count, data + from);
-      if (part > 0) sums_in_parts<T>{data, parts, keys, stride}.add_part(part, begin, std::min(end, real));
+      if (part > 0) sums_in_parts<T>{data, parts, keys, stride}.add_part(part, begin, (std::min)(end, real));
     }
     store_gradient_rows(data, stride, factor, out, begin, end, real, accumulate);
   }

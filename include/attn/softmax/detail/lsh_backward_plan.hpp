@@ -25,12 +25,12 @@ struct lsh_backward_plan : lsh_plan<S, Options> {
     const lsh_chunks chunks(h.length, options);
     const idx_t count = ceil_div(h.length, chunks.tokens_per_task());
     const auto wraps = [&](idx_t n) {
-      const idx_t begin = n * chunks.tokens_per_task(), end = std::min(begin + chunks.tokens_per_task(), h.length);
-      const key_range slots = base::slots_of(chunks, begin, end);
-      return slots.begin < chunks.before() || slots.end > chunks.before() + chunks.n;
+      const idx_t begin = n * chunks.tokens_per_task(), end = (std::min)(begin + chunks.tokens_per_task(), h.length);
+      const key_range slot_range = base::slots_of(chunks, begin, end);
+      return slot_range.begin < chunks.before() || slot_range.end > chunks.before() + chunks.n;
     };
     const idx_t first = phase < 2 ? 2 * task + phase : 0, last = phase < 2 ? first + 1 : count;
-    for (idx_t n = first; n < std::min(last, count); ++n)
+    for (idx_t n = first; n < (std::min)(last, count); ++n)
       if (wraps(n) == (phase == 2)) base::sets(h, round, n, s, visit);
   }
 
@@ -39,7 +39,7 @@ struct lsh_backward_plan : lsh_plan<S, Options> {
   T finish(const Call& in, const lsh_head<S>& h, const backward_keys<P>& sums, T* dq, idx_t begin, idx_t end) const {
     const idx_t stride = sums.stride(in.shape.dim), stride_v = sums.stride(in.shape.dim_v);
     T slope = 0;
-    for (idx_t i = begin; i < std::min(end, h.length); ++i) {
+    for (idx_t i = begin; i < (std::min)(end, h.length); ++i) {
       T *const d_query = dq ? dq + i * stride : nullptr, *const d_key = dq ? sums.d_keys + i * stride : nullptr;
       if (!sees_other(in, h, i))
         slope += differentiate_self(in, h, i, d_query, d_key, sums.d_values ? sums.d_values + i * stride_v : nullptr);

@@ -66,8 +66,8 @@ void hash_panel(const T* rotation, idx_t half, idx_t dim, const T* panel, idx_t 
         const packet<T> column = broadcast<T>(static_cast<T>(c + m.value));
         high_at[n] = if_less(high[n], x, column, high_at[n]);
         low_at[n] = if_less(x, low[n], column, low_at[n]);
-        high[n] = max(high[n], x);
-        low[n] = min(low[n], x);
+        high[n] = (max)(high[n], x);
+        low[n] = (min)(low[n], x);
       });
     });
   alignas(64) T best[4][panel_width<T>];

@@ -26,8 +26,8 @@ struct lsh_chunks {
     chunk = std::clamp<idx_t>(o.chunk, 1, std::max<idx_t>(1, n));
     chunks = ceil_div(n, chunk);
     const idx_t others = std::max<idx_t>(0, (wrap ? chunks * rounds : chunks) - 1);
-    lookback = std::min(o.lookback, others);
-    lookahead = std::min(o.lookahead, wrap ? others - lookback : others);
+    lookback = (std::min)(o.lookback, others);
+    lookahead = (std::min)(o.lookahead, wrap ? others - lookback : others);
   }
 
   /// Tokens before chunk c, counted from chunk 0 of this round; c may lie in another round.
@@ -43,7 +43,7 @@ struct lsh_chunks {
   key_range slots_of(idx_t t) const {
     const idx_t own = t / chunk;
     idx_t first = own - lookback, last = own + lookahead;
-    if (!wrap) first = std::max<idx_t>(first, 0), last = std::min(last, chunks - 1);
+    if (!wrap) first = std::max<idx_t>(first, 0), last = (std::min)(last, chunks - 1);
     return {before() + tokens_before(first), before() + tokens_before(last + 1)};
   }
 
@@ -54,7 +54,7 @@ struct lsh_chunks {
   }
   /// Number of slots that the tokens of a task see, for this or any shorter length.
   idx_t slots_per_task() const {
-    return std::min(most_slots(), tokens_per_task() + (lookback + lookahead) * chunk);
+    return (std::min)(most_slots(), tokens_per_task() + (lookback + lookahead) * chunk);
   }
 
   /// Row blocks of at most `most` rows are whole chunks where several fit, else equal parts of a chunk.
@@ -205,7 +205,7 @@ struct lsh_plan : row_plan {
     });
     for_each(segments(), [&](idx_t x, const item_scratch& p, idx_t part, const thread_scratch& s) {
       const lsh_head<S> h = head_of(x + first, p, 0);
-      hash(h, std::min(part * lsh_segment, h.length), std::min((part + 1) * lsh_segment, h.length), s);
+      hash(h, (std::min)(part * lsh_segment, h.length), (std::min)((part + 1) * lsh_segment, h.length), s);
     });
     for_each(options.rounds, [&](idx_t x, const item_scratch& p, idx_t round, const thread_scratch& s) {
       sort(head_of(x + first, p, 0), round, s.bucket_begin);
@@ -224,12 +224,12 @@ struct lsh_plan : row_plan {
   template <class Visit>
   void sets(const lsh_head<S>& h, idx_t round, idx_t task, const thread_scratch& s, const Visit& visit) const {
     const lsh_chunks chunks(h.length, options);
-    const idx_t begin = task * chunks.tokens_per_task(), end = std::min(begin + chunks.tokens_per_task(), h.length);
+    const idx_t begin = task * chunks.tokens_per_task(), end = (std::min)(begin + chunks.tokens_per_task(), h.length);
     if (begin >= end) return;
-    const key_range slots = slots_of(chunks, begin, end);
-    for (idx_t slot = slots.begin; slot < slots.end; ++slot) {
+    const key_range slot_range = slots_of(chunks, begin, end);
+    for (idx_t slot = slot_range.begin; slot < slot_range.end; ++slot) {
       const auto [from, at] = chunks.source(round, slot);
-      s.token[slot - slots.begin] = order_of(h, from)[at];
+      s.token[slot - slot_range.begin] = order_of(h, from)[at];
     }
     visit(query_set{.stage = round, .number = begin, .rows = {0, 1, order_of(h, round) + begin}, .count = end - begin,
                     .unit = chunks.rows_per_unit(max_rows), .first = round == 0, .last = round + 1 == options.rounds});
@@ -237,15 +237,15 @@ struct lsh_plan : row_plan {
   template <class Visit>
   void keys(const lsh_head<S>& h, const query_set& set, const thread_scratch& s, const Visit& visit) const {
     const lsh_chunks chunks(h.length, options);
-    const key_range slots = slots_of(chunks, set.number, set.number + set.count);
-    const idx_t own = chunks.before() - slots.begin;  // the slot of this round's first token
+    const key_range slot_range = slots_of(chunks, set.number, set.number + set.count);
+    const idx_t own = chunks.before() - slot_range.begin;  // the slot of this round's first token
     const auto excluded = options.causal ? excluded_keys::kind::own_and_later : excluded_keys::kind::own;
-    visit(seen_keys{.positions = {0, 1, s.token}, .slots = slots.end - slots.begin,
+    visit(seen_keys{.positions = {0, 1, s.token}, .slot_count = slot_range.end - slot_range.begin,
                     .excluded = {.what = excluded, .offset = h.tables.rank + set.stage * shape.keys,
                                  .known = {own, own + chunks.n}}},
           [&](idx_t row) {
             const key_range seen = chunks.slots_of(set.number + row);
-            return key_range{seen.begin - slots.begin, seen.end - slots.begin};
+            return key_range{seen.begin - slot_range.begin, seen.end - slot_range.begin};
           });
   }
   /// In sorted order the next rows lie anywhere in memory.
@@ -253,7 +253,7 @@ struct lsh_plan : row_plan {
   void prefetch_next(const lsh_head<S>& h, const query_set& set, idx_t row, idx_t count, const Rows& x) const {
     const lsh_chunks chunks(h.length, options);
     const idx_t begin = set.number + row + chunks.tokens_per_task();
-    for (idx_t t = begin; t < std::min(begin + count, chunks.n); ++t) {
+    for (idx_t t = begin; t < (std::min)(begin + count, chunks.n); ++t) {
       prefetch_row(x.query, order_of(h, set.stage)[t]);
       prefetch_row(x.value, order_of(h, set.stage)[t]);
     }

@@ -17,7 +17,7 @@ struct grid_axis {
   /// What token t of the n of one residue sees; begin and end ascend with t.
   key_range window(idx_t t, idx_t n) const {
     const idx_t group = t / stride * stride;
-    if (causal) return {std::max<idx_t>(std::min(group + stride, n) - kernel, 0), t + 1};
+    if (causal) return {std::max<idx_t>((std::min)(group + stride, n) - kernel, 0), t + 1};
     const idx_t begin = std::clamp<idx_t>(group + stride / 2 - kernel / 2, 0, n - kernel);
     return {begin, begin + kernel};
   }
@@ -57,9 +57,10 @@ struct axis_cells {
       idx_t reach = 0;
       for (idx_t t = 0; t < n; ++t) {
         key_range window = axis.window(t, n);
-        (t < seam ? window.end : window.begin) = t < seam ? std::min(window.end, seam) : std::max(window.begin, seam);
+        (t < seam ? window.end : window.begin) = t < seam ? (std::min)(window.end, seam)
+                                                          : (std::max)(window.begin, seam);
         if (reach <= t && window.begin == t) first[cells++] = begin + t;  // no window reaches across
-        reach = std::max(reach, window.end);
+        reach = (std::max)(reach, window.end);
         tokens[begin + t] = (r + t * axis.dilation + axis.shift) % axis.count;
         seen[begin + t] = {begin + window.begin, begin + window.end};
         pairs += window.end - window.begin;
@@ -84,11 +85,11 @@ struct neighborhood_plan : row_plan {
   /// At most max_rows rows of q, and all they see: along the two axes before that of rows, and in rows.
   struct strip {
     idx_t query, count, slot, inner_count, row;
-    key_range outer, inner, slots;
+    key_range outer, inner, slot_range;
   };
   /// What one of them sees: these slots of the rows with these inner coordinates.
   struct seen_rows {
-    key_range slots, inner;
+    key_range slot_range, inner;
   };
   struct tables {
     idx_t *tokens, *queries;  // [length]: the token of each slot; the rows of q in the order of strips
@@ -133,10 +134,10 @@ struct neighborhood_plan : row_plan {
   idx_t rows_of_strip(const grid_cell& cell) const {
     const idx_t tall = grid[cell.run - 1].kernel, wide = grid[cell.run].kernel * cell.unit, tile = tile_rows;
     idx_t best = 1;
-    double least = std::numeric_limits<double>::max();
-    for (idx_t rows = 1; rows <= std::min(cell.size[cell.run - 1], tile); ++rows) {
+    double least = (std::numeric_limits<double>::max)();
+    for (idx_t rows = 1; rows <= (std::min)(cell.size[cell.run - 1], tile); ++rows) {
       const idx_t columns = ceil_div(tile, rows) + (tile % rows != 0), tiles = ceil_div(rows * cell.row, tile);
-      const double width = static_cast<double>(std::min(cell.row, columns + wide - 1) - 1);
+      const double width = static_cast<double>((std::min)(cell.row, columns + wide - 1) - 1);
       const double work = (width / static_cast<double>(lanes) + 1.5) * static_cast<double>(tiles * (tall + rows - 1)) /
                           static_cast<double>(rows);
       if (work < least) least = work, best = rows;
@@ -151,10 +152,10 @@ struct neighborhood_plan : row_plan {
       const idx_t most = rows_of_strip(cell);
       for (idx_t outer = 0; outer < cell.size[cell.run - 2]; ++outer)
         for (idx_t inner = 0; inner < cell.size[cell.run - 1]; inner += most) {
-          const idx_t rows = std::min(most, cell.size[cell.run - 1] - inner), count = rows * cell.row;
+          const idx_t rows = (std::min)(most, cell.size[cell.run - 1] - inner), count = rows * cell.row;
           const idx_t step = round_up(ceil_div(count, ceil_div(count, max_rows)), idx_t(tile_rows));
           for (idx_t from = 0; from < count; from += step)
-            visit(cell, rows, outer, inner, from, std::min(from + step, count));
+            visit(cell, rows, outer, inner, from, (std::min)(from + step, count));
         }
     });
   }
@@ -169,13 +170,14 @@ struct neighborhood_plan : row_plan {
     strip* next = lists.strips;
     for_each_strip([&](const grid_cell& cell, idx_t rows, idx_t outer, idx_t inner, idx_t from, idx_t to) {
       const idx_t run = cell.run, unit = cell.unit, inner_count = cell.size[run - 1];
-      const auto window = [&](idx_t a, idx_t low, idx_t high, idx_t slots) {  // of the coordinates from low to high
+      // of the coordinates from low to high
+      const auto window = [&](idx_t a, idx_t low, idx_t high, idx_t slot_count) {
         const key_range *const begin = axes[a].seen + cell.first[a] + low, *const end = begin + high - low;
-        return key_range{(begin->begin - cell.first[a]) * slots, (end->end - cell.first[a]) * slots};
+        return key_range{(begin->begin - cell.first[a]) * slot_count, (end->end - cell.first[a]) * slot_count};
       };
       *next++ = {.query = query, .count = to - from, .slot = cell.slot, .inner_count = inner_count, .row = cell.row,
                  .outer = window(run - 2, outer, outer, 1), .inner = window(run - 1, inner, inner + rows - 1, 1),
-                 .slots = window(run, from / rows / unit, (to - 1) / rows / unit, unit)};
+                 .slot_range = window(run, from / rows / unit, (to - 1) / rows / unit, unit)};
       for (idx_t n = from; n < to; ++n, ++query) {
         const idx_t i = inner + n % rows, at = n / rows;
         lists.queries[query] = lists.tokens[cell.slot + (outer * inner_count + i) * cell.row + at];
@@ -217,11 +219,11 @@ struct neighborhood_plan : row_plan {
     for (idx_t outer = one.outer.begin; outer < one.outer.end; ++outer)
       for (idx_t inner = one.inner.begin; inner < one.inner.end; ++inner) {
         const idx_t slot = one.slot + (outer * one.inner_count + inner) * one.row;
-        visit(seen_keys{{slot + one.slots.begin, 1, nullptr}, one.slots.end - one.slots.begin, true},
+        visit(seen_keys{{slot + one.slot_range.begin, 1, nullptr}, one.slot_range.end - one.slot_range.begin, true},
               [&](idx_t row) {
                 const seen_rows& of = seen[row];
                 if (inner < of.inner.begin || inner >= of.inner.end) return key_range{};
-                return key_range{slot + of.slots.begin, slot + of.slots.end};
+                return key_range{slot + of.slot_range.begin, slot + of.slot_range.end};
               });
       }
   }

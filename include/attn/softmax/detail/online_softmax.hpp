@@ -81,7 +81,7 @@ struct online_softmax {
     requires(Lanes == 1)
   {
     if (other.sum[r] == T(0)) return;  // it has seen no key; a sum of NaN is merged
-    const T highest = std::max(maximum[r], other.maximum[r]);
+    const T highest = (std::max)(maximum[r], other.maximum[r]);
     const T reference = highest == -std::numeric_limits<T>::infinity() ? T(0) : highest;
     const T own = std::exp2(maximum[r] - reference), others = std::exp2(other.maximum[r] - reference);
     maximum[r] = highest;
@@ -113,7 +113,7 @@ struct online_softmax {
     const T* const o = row(r);
     T total = row_sum(r), highest = maximum[r], factor = T(1);
     if (sink && highest != -std::numeric_limits<T>::infinity()) {
-      const T logit = to_base_2(*sink), higher = std::max(highest, logit);
+      const T logit = to_base_2(*sink), higher = (std::max)(highest, logit);
       factor = std::exp2(highest - higher);
       total = total * factor + std::exp2(logit - higher);
       highest = higher;

@@ -43,8 +43,8 @@ struct packed_keys {
   line_prefetcher* next = nullptr;  // what the products with these keys prefetch
 
   /// Memory for `slots` slots; (slots + panel) * (dim + dim_v + panel) numbers at most.
-  static packed_keys layout(arena& memory, idx_t slots, idx_t dim, idx_t dim_v) {
-    const idx_t capacity = round_up(slots, wide);
+  static packed_keys layout(arena& memory, idx_t slot_count, idx_t dim, idx_t dim_v) {
+    const idx_t capacity = round_up(slot_count, wide);
     return {.keys = memory.allocate<T>(capacity * operands<T>(dim)),
             .values = memory.allocate<T>(operands<T>(capacity) * round_up(dim_v, wide)),
             .finite = memory.allocate<bool>(capacity / wide), .capacity = capacity, .dim = dim, .dim_v = dim_v};
@@ -55,8 +55,8 @@ struct packed_keys {
   template <class Keys, class Values>
   void pack(const Keys& k, const Values& v, idx_t begin, idx_t end) {
     for (idx_t slot = begin; slot < end; slot += wide) {
-      const idx_t stop = std::min(slot + wide, end);
-      for (idx_t n = stop; n < std::min(stop + wide, end); ++n) {
+      const idx_t stop = (std::min)(slot + wide, end);
+      for (idx_t n = stop; n < (std::min)(stop + wide, end); ++n) {
         prefetch_row(k, positions[n]);
         prefetch_row(v, positions[n]);
       }
@@ -78,7 +78,7 @@ struct packed_keys {
   void pack_value_rows(Row&& value_row, idx_t col_stride, idx_t begin, idx_t end) {
     for (idx_t slot = begin; slot < end; slot += wide)
       finite[slot / wide] =
-          pack_panels<T>(value_row, slot, std::min(wide, end - slot), dim_v, col_stride, values, capacity);
+          pack_panels<T>(value_row, slot, (std::min)(wide, end - slot), dim_v, col_stride, values, capacity);
   }
 
   /// The slots from `slot` on, a multiple of the panel width, with a map of their own.

@@ -65,7 +65,7 @@ struct pattern_plan : row_plan {
   /// A task is a query set.
   idx_t tasks(idx_t stage, idx_t first, idx_t count) const {
     idx_t most = 0;
-    for (idx_t x = first; x < first + count; ++x) most = std::max(most, of(stage).query_sets(shape_of(x)));
+    for (idx_t x = first; x < first + count; ++x) most = (std::max)(most, of(stage).query_sets(shape_of(x)));
     return most;
   }
   template <class Visit>
@@ -93,19 +93,19 @@ struct pattern_plan : row_plan {
     const idx_t own_parts = parts_of(s.queries, 4, all.keys > 4 * s.keys ? 2048 : 1024);
     for (idx_t run = 0, before = 0; run * each < count; before += work[run++].scores)
       if ((2 * before + work[run].scores) * own_parts / (2 * all.scores + 1) == part)  // in whose share its middle lies
-        for (idx_t n = run * each; n < std::min((run + 1) * each, count); ++n) sets(s, stage, n, scratch, visit);
+        for (idx_t n = run * each; n < (std::min)((run + 1) * each, count); ++n) sets(s, stage, n, scratch, visit);
   }
 
   template <class Visit>
   void keys(const pattern_shape& s, const query_set& set, const thread_scratch&, const Visit& visit) const {
     of(set.stage).keys(s, set.number, [&](const key_set& keys, const query_range& of_query) {
       const idx_t lead = lead_of(keys);
-      seen_keys seen{.positions = keys.positions, .slots = keys.count, .in_place = in_place(keys)};
-      if (!seen.in_place) seen.positions.first -= lead, seen.slots += lead;
+      seen_keys seen{.positions = keys.positions, .slot_count = keys.count, .in_place = in_place(keys)};
+      if (!seen.in_place) seen.positions.first -= lead, seen.slot_count += lead;
       if (!keys.self) seen.excluded.what = excluded_keys::kind::own;
       visit(seen, [&](idx_t row) {
-        const key_range slots = keys.slots_of(s, set.rows[row] + s.first_position(), of_query);
-        return key_range{slots.begin + lead, slots.end + lead};
+        const key_range slot_range = keys.slots_of(s, set.rows[row] + s.first_position(), of_query);
+        return key_range{slot_range.begin + lead, slot_range.end + lead};
       });
     });
   }
@@ -117,7 +117,7 @@ struct pattern_plan : row_plan {
     if (set.number + 1 >= of(set.stage).query_sets(s)) return;
     const position_range queries = of(set.stage).queries(s, set.number + 1);
     const idx_t begin = queries.begin - s.first_position(), end = queries.end - s.first_position();
-    if (queries.step == 1) to.add(x.query, begin + row, std::min(begin + row + count, end));
+    if (queries.step == 1) to.add(x.query, begin + row, (std::min)(begin + row + count, end));
   }
   /// Of the next query set: as many of its rows, and as large a part of the keys that it packs.
   template <class S>
@@ -126,7 +126,7 @@ struct pattern_plan : row_plan {
     const idx_t next = set.number + 1, end = row + count;
     if (next >= of(set.stage).query_sets(s)) return;
     const position_range queries = of(set.stage).queries(s, next);
-    for (idx_t r = row; r < std::min(end, count_of(queries)); ++r)
+    for (idx_t r = row; r < (std::min)(end, count_of(queries)); ++r)
       prefetch_row(x.query, queries.begin + r * queries.step - s.first_position());
     of(set.stage).keys(s, next, [&](const key_set& keys, const query_range&) {
       if (in_place(keys)) return;
@@ -167,8 +167,8 @@ struct pattern_plan : row_plan {
       idx_t seen = 64;
       if (count > 0)
         pattern.keys(s, n, [&](const key_set& set, const query_range& of_query) {
-          const key_range slots = set.slots_of(s, queries.begin + (count - 1) * queries.step, of_query);
-          keys += set.count, seen += std::max<idx_t>(0, slots.end - slots.begin);
+          const key_range slot_range = set.slots_of(s, queries.begin + (count - 1) * queries.step, of_query);
+          keys += set.count, seen += std::max<idx_t>(0, slot_range.end - slot_range.begin);
         });
       scores += count * seen;
     }
@@ -182,11 +182,11 @@ struct pattern_plan : row_plan {
       for (idx_t p = queries.begin; p < queries.end; p += queries.step, ++queries_found)
         if (std::exchange(found[p - s.first_position()], true))
           check.fail("query sets that contain each query once", error_text{"the one at position ", p, " twice"});
-      idx_t slots = 0, others = 0;
+      idx_t slot_count = 0, others = 0;
       pattern.keys(s, n, [&](const key_set& set, const query_range& of_query) {
         const bool in_range = set.contiguous();
         if (in_range) in_ranges += set.count;
-        slots += round_up(set.count + (in_range ? set.positions.first % panel : 0), panel);
+        slot_count += round_up(set.count + (in_range ? set.positions.first % panel : 0), panel);
         if (!in_range) others += round_up(set.count, panel);
         visible_keys += static_cast<double>(set.count) * static_cast<double>(count_of(queries));
         set.check_list(check);
@@ -194,8 +194,8 @@ struct pattern_plan : row_plan {
           if (const position_range seen = of_query(queries.begin); seen.step != 1)
             check.fail("a query's range of step 1", seen.step);
       });
-      gathered = std::max(gathered, slots);
-      not_in_place = std::max(not_in_place, others);
+      gathered = (std::max)(gathered, slot_count);
+      not_in_place = (std::max)(not_in_place, others);
     }
     if (queries_found != s.queries)
       check.fail({"query sets that contain each query once: ", s.queries, " in all"}, queries_found);

@@ -71,18 +71,19 @@ struct relative_keys {
     of.count = alike ? 1 : query_heads;
     idx_t h = 0;
     of.heads = memory.allocate_list(of.count, [&](arena& m) {
-      const idx_t step = range.step(h++), reach = std::min(ceil_div(of.reach(), step), range.furthest / step);
+      const idx_t step = range.step(h++), reach = (std::min)(ceil_div(of.reach(), step), range.furthest / step);
       return packed_distances<T>{
-          packed_keys<T>::layout(m, slots(reach), table.extent(2), range.rows_too ? table.extent(2) : 0), reach, step};
+          packed_keys<T>::layout(m, slot_count(reach), table.extent(2), range.rows_too ? table.extent(2) : 0),
+          reach, step};
     });
     return of;
   }
-  static idx_t slots(idx_t reach) { return 2 * reach + 1; }
+  static idx_t slot_count(idx_t reach) { return 2 * reach + 1; }
   void pack(idx_t n) const {
     packed_distances<T>& to = heads[n];
     const auto row = [&](idx_t slot) { return row_of_table(n, to.step * (slot - to.reach)); };
-    to.keys.pack_keys(row, table.stride(2), 0, slots(to.reach));
-    if (to.keys.dim_v > 0) to.keys.pack_value_rows(row, table.stride(2), 0, slots(to.reach));
+    to.keys.pack_keys(row, table.stride(2), 0, slot_count(to.reach));
+    if (to.keys.dim_v > 0) to.keys.pack_value_rows(row, table.stride(2), 0, slot_count(to.reach));
   }
 
   /// s[m][n] += q'_m.r of the scores of a tile: of queries [dim][tile_rows], which are scaled, at positions which[m] +
@@ -112,12 +113,12 @@ struct relative_keys {
     });
     for (idx_t m = 0; m < t.rows; ++m) {
       T *const row = s + m * score_stride, *const product = products + m * stride - begin;
-      const key_range near = within(of, first - m, t.count);
-      for (idx_t n = 0; n < near.begin; ++n) row[n] += product[0];
+      const key_range nearby = within(of, first - m, t.count);
+      for (idx_t n = 0; n < nearby.begin; ++n) row[n] += product[0];
       const T* const x = product + first - m + of.reach;
-      idx_t n = near.begin;
-      for (; n + width<T> <= near.end; n += width<T>) store<T>(row + n, add(load<T>(row + n), load<T>(x + n)));
-      for (; n < near.end; ++n) row[n] += x[n];
+      idx_t n = nearby.begin;
+      for (; n + width<T> <= nearby.end; n += width<T>) store<T>(row + n, add(load<T>(row + n), load<T>(x + n)));
+      for (; n < nearby.end; ++n) row[n] += x[n];
       for (; n < t.count; ++n) row[n] += product[2 * of.reach];
     }
   }
@@ -160,10 +161,10 @@ struct relative_keys {
       const T* const row = d + m * score_stride;
       T* const sums = by_distance + m * score_stride;
       std::fill_n(sums, std::min<idx_t>(score_stride, high + 1 - low + tile_rows), T(0));
-      const key_range near = within(of, first - m, t.count);
-      for (idx_t n = near.begin; n < near.end; ++n) sums[first - m + of.reach - low + n] = row[n];
-      for (idx_t n = 0; n < near.begin; ++n) sums[-low] += row[n];
-      for (idx_t n = near.end; n < t.count; ++n) sums[2 * of.reach - low] += row[n];
+      const key_range nearby = within(of, first - m, t.count);
+      for (idx_t n = nearby.begin; n < nearby.end; ++n) sums[first - m + of.reach - low + n] = row[n];
+      for (idx_t n = 0; n < nearby.begin; ++n) sums[-low] += row[n];
+      for (idx_t n = nearby.end; n < t.count; ++n) sums[2 * of.reach - low] += row[n];
     }
     if (d_queries) {
       alignas(64) T ones[round_up(tile_rows, width<T>)];
@@ -183,7 +184,7 @@ struct relative_keys {
 
   /// Numbers of the sums of r's gradient of a head, with rows that whole tiles write.
   static idx_t sums_size(const packed_distances<T>& of) {
-    return (slots(of.reach) + tile_rows) * sums_stride<T>(of.keys.dim);
+    return (slot_count(of.reach) + tile_rows) * sums_stride<T>(of.keys.dim);
   }
   /// The slot that an entry of the table has in a head, or -1.
   idx_t slot_of_entry(const packed_distances<T>& of, idx_t entry) const {
@@ -214,10 +215,11 @@ struct relative_keys {
     return {begin, std::clamp(of.reach - first + 1, begin, keys)};
   }
   /// sums[n][c] += sum over the rows m < depth of d[m][n] queries[m][c], n < slots.
-  static void add_transposed(const T* d, const T* queries, idx_t depth, idx_t slots, idx_t dim, bool finite, T* sums,
+  static void add_transposed(const T* d, const T* queries, idx_t depth, idx_t slot_count, idx_t dim, bool finite,
+                             T* sums,
                              idx_t stride) {
     if (finite) {
-      with_tile_height(slots, [&](auto M) {
+      with_tile_height(slot_count, [&](auto M) {
         panel_products<T, M.value>(left_operand<T, 1, score_stride>{d}, queries, max_rows * panel_width<T>, 0, dim,
                                    depth, [&](auto m, idx_t col, const auto& x) {
                                      T* const to = sums + m * stride + col;
@@ -226,7 +228,7 @@ struct relative_keys {
       });
       return;
     }
-    for (idx_t n = 0; n < slots; ++n)
+    for (idx_t n = 0; n < slot_count; ++n)
       for (idx_t m = 0; m < depth; ++m)
         for (idx_t c = 0; d[m * score_stride + n] != T(0) && c < dim; ++c)
           sums[n * stride + c] += d[m * score_stride + n] *

@@ -42,7 +42,7 @@ struct query_set {
 /// A set of keys as its query set sees it. Slot n is key positions[n].
 struct seen_keys {
   index_map positions{};
-  idx_t slots = 0;
+  idx_t slot_count = 0;
   bool in_place = false;  // read from the keys that are packed once for all query sets; `positions` are their slots
   excluded_keys excluded{};
 
@@ -114,7 +114,8 @@ struct row_plan {
   idx_t phases() const { return 1; }
   /// Whether no two query sets of a stage see the same key: then its tasks share the first of the sums.
   bool disjoint(idx_t) const { return false; }
-  idx_t busy_tasks() const { return std::numeric_limits<idx_t>::max(); }  // of those of a head that have work, or more
+  // of those of a head that have work, or more
+  idx_t busy_tasks() const { return (std::numeric_limits<idx_t>::max)(); }
   /// Slots of the keys that a query set packs itself and that are not contiguous, at most.
   idx_t listed_capacity() const { return 0; }
   /// Whether contiguous keys are packed as they lie in the panels of all keys.

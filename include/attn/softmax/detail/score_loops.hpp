@@ -24,7 +24,7 @@ ATTN_INLINE void map_scores(T* s, idx_t count, F&& f) {
 /// A finite number, or the nearest to one that overflowed. NaN stays.
 template <class T>
 ATTN_INLINE packet<T> in_range(const packet<T>& x) {
-  return max(min(x, broadcast<T>(std::numeric_limits<T>::max())), broadcast<T>(std::numeric_limits<T>::lowest()));
+  return (max)((min)(x, broadcast<T>((std::numeric_limits<T>::max)())), broadcast<T>(std::numeric_limits<T>::lowest()));
 }
 
 /// Scores to base 2: -infinity stays, finite ones stay finite. NaN stays.
@@ -38,7 +38,7 @@ template <class T>
 /// A logit to base 2, in the same way.
 template <class T>
 T to_base_2(T x) {
-  constexpr T most = std::numeric_limits<T>::max();
+  constexpr T most = (std::numeric_limits<T>::max)();
   return std::abs(x) <= most ? std::clamp(x * log2_e<T>, -most, most) : x;
 }
 
@@ -98,10 +98,10 @@ ATTN_INLINE packet<T> seen_or_hidden(const packet<T>& x, const unsigned char* by
     using numbers = typename lanes_of<float, count>::type;
     const auto eight_from = [&](int first) {
       std::uint64_t word = 0;
-      std::memcpy(&word, bytes + first, std::min(width<T>, 8));
+      std::memcpy(&word, bytes + first, (std::min)(width<T>, 8));
       return (packet<float>)(words{} + word);
     };
-    const auto near = shuffle<float>(eight_from(0), eight_from(width<T> / 16 * 8), [](int lane) {
+    const auto nearby = shuffle<float>(eight_from(0), eight_from(width<T> / 16 * 8), [](int lane) {
       const int byte = lane / lanes_each;
       return byte / 8 * count + byte % 8 / 4;
     });
@@ -109,7 +109,7 @@ ATTN_INLINE packet<T> seen_or_hidden(const packet<T>& x, const unsigned char* by
       constexpr int first = std::endian::native == std::endian::little ? 0 : 3;  // the lowest byte of a lane
       return lanes{std::uint32_t(0xff) << 8 * (first ^ (Lane / lanes_each % 4))...};
     }(std::make_integer_sequence<int, count>{});
-    return (packet<T>)(((lanes)near & own) != 0 ? (numbers)x : (numbers)broadcast<T>(hidden));
+    return (packet<T>)(((lanes)nearby & own) != 0 ? (numbers)x : (numbers)broadcast<T>(hidden));
   }
 }
 template <class T>

@@ -61,14 +61,14 @@ struct excluded_keys {
 template <class T>
 struct slot_counts {
   const T* log2 = nullptr;
-  idx_t slots = 0, head_stride = 0;
+  idx_t slot_count = 0, head_stride = 0;
 
   explicit operator bool() const { return log2 != nullptr; }
 
   void apply(T* s, idx_t count, idx_t head, idx_t slot) const {
     const T* const logs = log2 + head * head_stride + slot;
     const auto weighted = [](T x, T y) { return y == -std::numeric_limits<T>::infinity() ? y : x + y; };
-    for (idx_t n = 0; n < std::min(count, slots - slot); ++n) s[n] = weighted(s[n], logs[n]);
+    for (idx_t n = 0; n < (std::min)(count, slot_count - slot); ++n) s[n] = weighted(s[n], logs[n]);
   }
 };
 
@@ -138,7 +138,7 @@ struct score_terms {
   mask_coverage seen(idx_t i, idx_t count, const index_map& positions, idx_t slot) const {
     const mask_coverage by_pairs = seen(mask, i, count, positions, slot);
     if (!key_mask || by_pairs == mask_coverage::none) return by_pairs;
-    return std::min(by_pairs, seen(key_mask, i, count, positions, slot));
+    return (std::min)(by_pairs, seen(key_mask, i, count, positions, slot));
   }
 
  private:
@@ -182,7 +182,7 @@ struct score_terms {
     const bool biased = bias || relative;
     T scores[block];
     for (idx_t begin = 0; begin < count; begin += block) {
-      const idx_t end = std::min(count - begin, block);
+      const idx_t end = (std::min)(count - begin, block);
       for (idx_t n = 0; n < end; ++n) {
         const T x = s[begin + n], y = static_cast<T>((*score)(x, b, h, position, key(begin + n)));
         scores[n] = biased && x == -std::numeric_limits<T>::infinity() ? x : y;
@@ -231,7 +231,7 @@ struct score_terms {
     const T* const entries = row ? nullptr : relative.adjacent(head, position, positions, slot, count);
     const idx_t together = entries ? count : block;
     for (idx_t begin = 0; begin < count; begin += together) {
-      const idx_t some = std::min(count - begin, together), at = slot + begin;
+      const idx_t some = (std::min)(count - begin, together), at = slot + begin;
       if (one)
         std::fill_n(sums, some, *one);
       else if (!entries)
@@ -243,7 +243,7 @@ struct score_terms {
                        position - positions[at], positions.step, factor);
     }
   }
-  static constexpr T most = std::numeric_limits<T>::max();
+  static constexpr T most = (std::numeric_limits<T>::max)();
 };
 
 /// The terms of one query, row t of what has a row for each.
@@ -301,7 +301,7 @@ void check_softmax_numbers(call_views& views, const attention_shape& s, const Op
   const auto check_list = [&](const char* what, const char* numbers, std::span<const T> list, T least) {
     check_per_head(views, what, list, s.heads);
     for (T x : list)
-      if (!(x >= least && x <= std::numeric_limits<T>::max())) views.fail({what, numbers}, x);
+      if (!(x >= least && x <= (std::numeric_limits<T>::max)())) views.fail({what, numbers}, x);
     views.read(what, list_layout(list));
   };
   if constexpr (requires { options.dropout; })
@@ -338,7 +338,7 @@ void check_key_options(call_views& views, const attention_shape& s, const Option
                                                 {"mask query length", s.queries, or_one},
                                                 {"mask key length = key length", s.keys}});
   if constexpr (requires { options.key_mask; })
-    key_flags(options.key_mask).check(views, s.batch, s.keys);
+    key_flags(options.key_mask).validate(views, s.batch, s.keys);
   if constexpr (requires { options.log_decay; }) {
     views.option("log_decay", options.log_decay, {{"log_decay batch = query batch", s.batch},
                                                   {"log_decay heads = query heads", s.heads},

@@ -131,7 +131,7 @@ struct selected_backward {
           for (T* x : {s.long_dq.data, s.long_errors.data}) std::fill_n(x, numbers, T(0));
         move_compensated(s.dq.data, numbers, T(1), s.long_dq.data, s.long_errors.data);
       }
-      some = std::min(tile, count - from);
+      some = (std::min)(tile, count - from);
       with_whole_packets<T>(rows_from(keys, from), some, s.key_numbers, true, [&](const auto& k) {
         with_whole_packets<T>(rows_from(values, from), some, s.value_numbers, false, [&](const auto& v) {
           differentiate_tile(b, h, heads, i, list.data() + from, some, k, v, part, finite, p, s);
@@ -161,7 +161,7 @@ struct selected_backward {
     rows.begin_task(s.lists);
     for (idx_t i = queries * part / own; i < queries * (part + 1) / own; ++i)
       for (idx_t h = 0; h < group; h += heads)
-        differentiate_query(b, first + h, std::min(heads, group - h), i, part, p, s);
+        differentiate_query(b, first + h, (std::min)(heads, group - h), i, part, p, s);
   }
 
   void run() {
@@ -180,7 +180,7 @@ struct selected_backward {
           });
           items.for_each(steps, [&](idx_t x, const item_scratch& p, idx_t step, int) {
             const idx_t b = x / shape.kv_heads, kv = x % shape.kv_heads, begin = step * store_step,
-                        end = std::min(begin + store_step, shape.keys), real = in.lengths().keys(b),
+                        end = (std::min)(begin + store_step, shape.keys), real = in.lengths().keys(b),
                         own = parts_of(in.lengths().queries(b), 4);
             if (in.dk)
               p.keys.store_rows(head_of(in.dk, b, kv), begin, end, real, own, in.terms().scale, in.accumulate);

@@ -18,7 +18,7 @@ struct selected_lists {
   idx_t keys = 0, names = 0;  // of the arrays: keys, and how many names they have
   idx_t heads = 0, group = 1; // query heads, and those of a key head
 
-  idx_t longest() const { return std::min(indices.extent(3), names); }
+  idx_t longest() const { return (std::min)(indices.extent(3), names); }
   /// Whether the query heads of a key head have one list.
   bool per_key_head() const { return group == 1 || indices.extent(1) != heads; }
   /// The list of a query head.
@@ -53,22 +53,22 @@ struct selected_lists {
     const idx_t count = named_by(b, head, i, ceil_div(end, block), bits, scratch);
     idx_t n = 0;
     for (idx_t m = 0; m < count; ++m)
-      for (idx_t j = scratch[m] * block; j < std::min((scratch[m] + 1) * block, end); ++j) list[n++] = j;
+      for (idx_t j = scratch[m] * block; j < (std::min)((scratch[m] + 1) * block, end); ++j) list[n++] = j;
     return n;
   }
 
  private:
   idx_t words() const { return names / 64 + 1; }
 
-  template <class I>
-  [[gnu::noinline]] static idx_t by_bits(const I* entry, idx_t stride, idx_t all, idx_t end, std::uint64_t* bits,
+  template <class Index>
+  [[gnu::noinline]] static idx_t by_bits(const Index* entry, idx_t stride, idx_t all, idx_t end, std::uint64_t* bits,
                                            idx_t* list) {
     idx_t low = end, high = -1, count = 0;
     for (idx_t n = 0; n < all; ++n) {
       const idx_t name = entry[n * stride];
       if (name < 0 || name >= end) continue;
       bits[name / 64] |= std::uint64_t(1) << name % 64;
-      low = std::min(low, name), high = std::max(high, name);
+      low = (std::min)(low, name), high = (std::max)(high, name);
     }
     for (idx_t word = low / 64; high >= 0 && word <= high / 64; ++word)
       for (std::uint64_t set = std::exchange(bits[word], 0); set != 0; set &= set - 1)
@@ -90,13 +90,13 @@ inline selected_lists check_lists(call_views& views, const attention_shape& s, c
     for (idx_t b = 0; b < x.extent(0); ++b) {
       idx_t rows = 0;
       for (idx_t item = b; item < (x.extent(0) == 1 ? s.batch : b + 1); ++item)
-        rows = std::max(rows, lengths.queries(item));
+        rows = (std::max)(rows, lengths.queries(item));
       for (idx_t h = 0; h < x.extent(1); ++h)
         for (idx_t i = 0; i < rows; ++i) {
           idx_t low = -1, high = -1;
           for (idx_t n = 0; n < x.extent(3); ++n) {
             const idx_t name = x(b, h, i, n);
-            low = std::min(low, name), high = std::max(high, name);
+            low = (std::min)(low, name), high = (std::max)(high, name);
           }
           if (low < -1 || high >= names)
             views.fail({block == 1 ? "keys from -1 to " : "blocks from -1 to ", names - 1}, low < -1 ? low : high);

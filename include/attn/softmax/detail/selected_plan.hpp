@@ -41,7 +41,7 @@ struct selected_plan : Names {
   idx_t panel;  // width of the panels of packed keys
 
   thread_scratch layout_scratch(arena& memory) const {
-    const idx_t rows = std::min(segment_of(shape.queries), shape.queries), named = rows * std::max<idx_t>(1, most);
+    const idx_t rows = (std::min)(segment_of(shape.queries), shape.queries), named = rows * std::max<idx_t>(1, most);
     return {.names = this->layout_names(memory), .of_row = memory.allocate<idx_t>(named),
             .counts = memory.allocate<idx_t>(rows), .begin = memory.allocate<idx_t>(4 * all + 5),
             .order = memory.allocate<idx_t>(named)};
@@ -69,7 +69,7 @@ struct selected_plan : Names {
   /// query set, and last those that see no key.
   template <class Visit>
   void sets(const head& h, idx_t, idx_t task, const thread_scratch& s, const Visit& visit) const {
-    const idx_t segment = segment_of(h.queries), first = task * segment, count = std::min(segment, h.queries - first);
+    const idx_t segment = segment_of(h.queries), first = task * segment, count = (std::min)(segment, h.queries - first);
     if (count <= 0) return;
     const idx_t blind = 4 * all + 3;
     const auto kind = [](idx_t n, idx_t of_row) { return idx_t(n == 0) + 2 * idx_t(n + 1 == of_row); };
@@ -97,11 +97,11 @@ struct selected_plan : Names {
   template <class Visit>
   void keys(const head& h, const query_set& set, const thread_scratch&, const Visit& visit) const {
     if (set.number < 0) return;
-    const idx_t begin = set.number * block, end = std::min(begin + block, h.keys);
+    const idx_t begin = set.number * block, end = (std::min)(begin + block, h.keys);
     const idx_t from = shared() ? 0 : begin / panel * panel, first = shared() ? begin : from;
-    visit(seen_keys{.positions = {first, 1, nullptr}, .slots = end - first, .in_place = shared()},
+    visit(seen_keys{.positions = {first, 1, nullptr}, .slot_count = end - first, .in_place = shared()},
           [&, begin, end, from](idx_t row) {
-            return key_range{begin - from, std::min(end, end_of(h, set.rows[row])) - from};
+            return key_range{begin - from, (std::min)(end, end_of(h, set.rows[row])) - from};
           });
   }
 
@@ -151,13 +151,13 @@ struct listed_names : row_plan {
         for (idx_t i = 0; i < lengths.queries(b); ++i)
           for (idx_t n = 0; n < x.extent(3); ++n) {
             const idx_t name = x(x.extent(0) == 1 ? 0 : b, lists.list_of(h), i, n);
-            const idx_t end = std::min((name + 1) * block, shape.keys);
+            const idx_t end = (std::min)((name + 1) * block, shape.keys);
             for (idx_t run = name * block / pack_step; name >= 0 && run * pack_step < end; ++run) needed[run] = true;
           }
     });
   }
   double operations(idx_t per_score) const {
-    const double seen = static_cast<double>(std::min(most * block, shape.keys));
+    const double seen = static_cast<double>((std::min)(most * block, shape.keys));
     return static_cast<double>(shape.batch * shape.heads * shape.queries) * seen * static_cast<double>(per_score);
   }
 };

@@ -20,9 +20,9 @@ struct selected_rows : stream_plan<S, Score, C> {
 
   const selected_lists& lists;
 
-  idx_t longest() const { return std::min(lists.longest() * lists.block, shape.keys); }
+  idx_t longest() const { return (std::min)(lists.longest() * lists.block, shape.keys); }
   /// Query heads with one list that are attended together.
-  idx_t together() const { return lists.per_key_head() ? std::min(shape.group(), most_heads) : 1; }
+  idx_t together() const { return lists.per_key_head() ? (std::min)(shape.group(), most_heads) : 1; }
   idx_t heads_of_task() const { return together(); }
   idx_t queries_of_task() const { return 16; }
   idx_t seen() const { return longest(); }
@@ -56,7 +56,7 @@ struct selected_rows : stream_plan<S, Score, C> {
     const auto k_rows = s.keys.of(k, list);
     const auto v_rows = s.values.of(v, list);
     for (idx_t from = 0, keys = std::ssize(list); from < keys; from += stream_chunk)
-      take(k_rows, v_rows, {0, 1, list.data()}, from, std::min(from + stream_chunk, keys), keys);
+      take(k_rows, v_rows, {0, 1, list.data()}, from, (std::min)(from + stream_chunk, keys), keys);
   }
 };
 

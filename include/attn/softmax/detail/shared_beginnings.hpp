@@ -57,7 +57,7 @@ struct shared_beginnings {
     sets = largest = 0;
     for (idx_t n = 0; n < batch; ++n) {
       if (sets == 0 || common[n] < least_common || n - first[sets - 1] == most) first[sets++] = n;
-      largest = std::max(largest, n + 1 - first[sets - 1]);
+      largest = (std::max)(largest, n + 1 - first[sets - 1]);
     }
     first[sets] = batch;
   }

@@ -73,7 +73,7 @@ struct softmax_backward_call {
   }
   /// Entries of the relative bias of a head whose gradients are summed: those of distances that there are.
   idx_t relative_reach() const {
-    return std::min(d_relative_bias.extent(1) / 2, furthest);
+    return (std::min)(d_relative_bias.extent(1) / 2, furthest);
   }
   idx_t relative_entries() const { return d_relative_bias ? 2 * relative_reach() + 1 : 0; }
   /// The entries of list n of `sums`, for the terms of a task.
@@ -93,7 +93,7 @@ struct softmax_backward_call {
   idx_t table_size() const {
     idx_t most = 0;
     for (idx_t n = 0; d_relative_keys && n < terms().by_distance.count; ++n)
-      most = std::max(most, relative_keys<T>::sums_size(terms().by_distance.heads[n]));
+      most = (std::max)(most, relative_keys<T>::sums_size(terms().by_distance.heads[n]));
     return most;
   }
   /// What a task adds to for a block of rows: its sums by slot, and those of the queries of relative keys, which are
@@ -165,7 +165,7 @@ struct softmax_backward_call {
     double sum = 0;
     for (idx_t i = 0; i < lengths().queries(b); ++i)
       if (const auto of = forward.lse_of(b, h, i); of.sees())
-        sum -= static_cast<double>(std::exp2(std::min(to_base_2(sink) - of.maximum - of.log_sum, T(0))) *
+        sum -= static_cast<double>(std::exp2((std::min)(to_base_2(sink) - of.maximum - of.log_sum, T(0))) *
                                    delta(o, d, b, h, i));
     return static_cast<T>(sum);
   }

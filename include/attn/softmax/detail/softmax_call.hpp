@@ -91,8 +91,8 @@ struct softmax_inputs : attention_views<S, C> {
     for (idx_t r = 0; r < block.rows; ++r) finish_row(block.state, r, b, h, block.positions[r]);
   }
   /// Clears the rows of padding in [begin, end).
-  void clear_padding(idx_t b, idx_t h, idx_t begin = 0, idx_t end = std::numeric_limits<idx_t>::max()) const {
-    const idx_t from = std::max(begin, lengths.queries(b)), to = std::min(end, shape.queries);
+  void clear_padding(idx_t b, idx_t h, idx_t begin = 0, idx_t end = (std::numeric_limits<idx_t>::max)()) const {
+    const idx_t from = (std::max)(begin, lengths.queries(b)), to = (std::min)(end, shape.queries);
     if (out_sums) return clear_rows(head_of(out_sums, b, h), from, to, row_of(lse, b, h), lse.stride(2));
     clear_rows(this->result(b, h), from, to, row_of(lse, b, h), lse.stride(2));
   }

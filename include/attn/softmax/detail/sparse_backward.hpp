@@ -28,14 +28,14 @@ struct sparse_backward {
   idx_t stride_k() const { return backward_keys<P>::stride(shape.dim); }
   idx_t stride_v() const { return backward_keys<P>::stride(shape.dim_v); }
   /// A set of keys that does not begin at a panel may reach beyond the last key by less than a vector.
-  idx_t slots() const { return slots(shape.keys); }
-  idx_t slots(idx_t keys) const { return round_up(keys, panel_width<T>) + (Plan::at_panels ? 0 : panel_width<T>); }
+  idx_t slot_count() const { return slot_count(shape.keys); }
+  idx_t slot_count(idx_t keys) const { return round_up(keys, panel_width<T>) + (Plan::at_panels ? 0 : panel_width<T>); }
   idx_t steps() const { return ceil_div(shape.keys, pack_step); }
   /// Where keys are made from queries, their gradients become gradients of these.
   bool want_keys() const { return Plan::keys_are_queries ? bool(in.dq) : bool(in.dk); }
   idx_t most_tasks() const {
     idx_t most = Plan::keys_are_queries ? steps() : 0;
-    for (idx_t phase = 0; phase < plan.phases(); ++phase) most = std::max(most, plan.part_tasks(phase));
+    for (idx_t phase = 0; phase < plan.phases(); ++phase) most = (std::max)(most, plan.part_tasks(phase));
     return most;
   }
   head_rows<S> rows_of(const head& h) const {
@@ -46,18 +46,18 @@ struct sparse_backward {
   /// Memory that all threads share for one key head of one batch item.
   struct item_scratch {
     typename Plan::item_scratch plan;  // of the query head in progress
-    backward_keys<P> keys;             // where keys are packed once; sums of all keys, [parts][slots()]
-    bool *needed, *begun;              // per pack_step keys; [sides][parts][slots()]: whether sums were begun
+    backward_keys<P> keys;             // where keys are packed once; sums of all keys, [parts][slot_count()]
+    bool *needed, *begun;              // per pack_step keys; [sides][parts][slot_count()]: whether sums were begun
     T* dq;                             // [Lq][stride_k()], where rows are stored: sums of query sets that are done,
     T* dq_errors;                      // and, of many, what these lost
     T* slopes;                         // [tasks]: their sums of the gradient of the slope
     double* relative;                  // [tasks]: those of the relative bias
   };
-  idx_t begun_size() const { return sides * plan.parts() * slots(); }
+  idx_t begun_size() const { return sides * plan.parts() * slot_count(); }
   item_scratch layout(arena& memory) const {
     const bool errors = many_queries(shape.queries) && !Plan::keys_are_queries;
     item_scratch p{.plan = plan.layout(memory, 1),
-                   .keys = layout_keys(memory, plan.shared() ? shape.keys : 0, plan.parts() * slots(), errors),
+                   .keys = layout_keys(memory, plan.shared() ? shape.keys : 0, plan.parts() * slot_count(), errors),
                    .needed = memory.allocate<bool>(plan.shared() ? steps() : 0),
                    .begun = memory.allocate<bool>(begun_size()), .dq = nullptr,
                    .dq_errors = nullptr, .slopes = memory.allocate<T>(most_tasks()),
@@ -109,7 +109,7 @@ struct sparse_backward {
     for_each_key_set(plan, h, set, s.plan, shared, s.keys, [&](backward_keys<P> keys, const seen_keys& given,
                                                                const auto& seen) {
       if (!given.contiguous())
-        keys.take_sums(s.keys, std::exchange(summed, summed + round_up(given.slots, panel_width<T>)));
+        keys.take_sums(s.keys, std::exchange(summed, summed + round_up(given.slot_count, panel_width<T>)));
       else if (!given.in_place)
         keys.take_sums(shared, given.positions.first);
       visit(keys, given, seen);
@@ -132,7 +132,7 @@ struct sparse_backward {
 
   /// Adds sums of a query set to those of all keys, where these were begun.
   static void scatter(T* sums, idx_t stride, const seen_keys& given, T* to, T* errors, const bool* begun) {
-    for (idx_t n = 0; sums && n < given.slots; ++n) {
+    for (idx_t n = 0; sums && n < given.slot_count; ++n) {
       const idx_t key = given.positions[n], at = key * stride;
       T* const from = sums + n * stride;
       if (errors) {
@@ -154,11 +154,11 @@ struct sparse_backward {
     if (set.count == 0) return;
     const head_rows<S> x = rows_of(h);
     visit_keys(h, set, of.keys, s, [&](backward_keys<P> keys, const seen_keys& given, const auto&) {
-      if (!given.in_place) keys.fill(plan.key_rows(h, x.key, s.plan), x.value, 0, given.slots);
-      if (!given.contiguous()) return keys.clear(0, given.slots);
+      if (!given.in_place) keys.fill(plan.key_rows(h, x.key, s.plan), x.value, 0, given.slot_count);
+      if (!given.contiguous()) return keys.clear(0, given.slot_count);
       // The kernel adds to whole vectors of keys.
       begin_sums(of, given.positions.first / width<T> * width<T>,
-                 std::min(round_up(given.positions.first + given.slots, width<T>), slots()));
+                 (std::min)(round_up(given.positions.first + given.slot_count, width<T>), slot_count()));
     });
     for_each_row_block(set, [&](const index_map& which, idx_t count, idx_t row) {
       in.pack_rows(s.rows, h.batch, h.head, x.query, which, count);
@@ -174,7 +174,7 @@ struct sparse_backward {
       if (given.contiguous()) return;
       scatter(keys.d_keys, stride_k(), given, of.keys.d_keys, of.keys.key_errors, of.begun);
       scatter(keys.d_values, stride_v(), given, of.keys.d_values, of.keys.value_errors, of.begun);
-      for (idx_t n = 0; n < given.slots; ++n) of.begun[given.positions[n]] = true;
+      for (idx_t n = 0; n < given.slot_count; ++n) of.begun[given.positions[n]] = true;
     });
   }
 
@@ -209,8 +209,8 @@ struct sparse_backward {
     const head h = plan.head_of(key_head * shape.group() + in_group, p.plan, 0);
     const idx_t part = plan.parts() > 1 && !plan.disjoint(stage) ? task : 0;
     const bool of_rows = side == 0, of_values = side == sides - 1, of_keys = sides < 3 ? of_rows : side == 1;
-    task_keys of{p.keys, p.begun + (part + side * plan.parts()) * slots()};
-    of.keys.take_sums(p.keys, part * slots());
+    task_keys of{p.keys, p.begun + (part + side * plan.parts()) * slot_count()};
+    of.keys.take_sums(p.keys, part * slot_count());
     auto terms = in.terms().for_head(h.batch, h.head, in.forward.shift(h.batch));
     auto back = in.back(terms);
     if (of_rows) back.relative = in.relative_list(p.relative, task);
@@ -238,7 +238,7 @@ struct sparse_backward {
         task_keys of{p.keys, p.begun};
         if (in_group > 0) of.keys.d_values = nullptr;
         const idx_t keys = in.lengths().keys(key_head / shape.kv_heads), begin = step * pack_step,
-                    end = std::min(begin + pack_step, slots(keys));
+                    end = (std::min)(begin + pack_step, slot_count(keys));
         if (begin >= end) return;
         std::fill(of.begun + begin, of.begun + end, false);
         begin_sums(of, begin, end);
@@ -248,13 +248,14 @@ struct sparse_backward {
   /// Stores the gradients of the keys of a step, from the sums of all parts.
   void store_step(idx_t key_head, const item_scratch& p, idx_t step) const {
     const idx_t b = key_head / shape.kv_heads, keys = in.lengths().keys(b), begin = step * pack_step,
-                end = std::min(begin + pack_step, shape.keys), real = std::min(end, keys);
-    begin_sums({p.keys, p.begun}, begin, std::max(begin, real));
+                end = (std::min)(begin + pack_step, shape.keys), real = (std::min)(end, keys);
+    begin_sums({p.keys, p.begun}, begin, (std::max)(begin, real));
     for (idx_t part = 1; part < plan.parts(); ++part)
-      for_each_range(p.begun + part * slots(), true, begin, std::max(begin, real), [&](idx_t from, idx_t to) {
-        p.keys.settle(part * slots() + from, part * slots() + to);
-        if (p.keys.d_keys) sums_in_parts<T>{p.keys.d_keys, plan.parts(), slots(), stride_k()}.add_part(part, from, to);
-        if (in.dv) sums_in_parts<T>{p.keys.d_values, plan.parts(), slots(), stride_v()}.add_part(part, from, to);
+      for_each_range(p.begun + part * slot_count(), true, begin, (std::max)(begin, real), [&](idx_t from, idx_t to) {
+        p.keys.settle(part * slot_count() + from, part * slot_count() + to);
+        if (p.keys.d_keys)
+          sums_in_parts<T>{p.keys.d_keys, plan.parts(), slot_count(), stride_k()}.add_part(part, from, to);
+        if (in.dv) sums_in_parts<T>{p.keys.d_values, plan.parts(), slot_count(), stride_v()}.add_part(part, from, to);
       });
     p.keys.store(in.dk, in.dv, b, key_head % shape.kv_heads, begin, end, keys, in.terms().scale, in.accumulate);
   }
@@ -284,7 +285,7 @@ struct sparse_backward {
       if constexpr (Plan::keys_are_queries)
         key_heads.for_each(steps(), [&](idx_t key_head, const item_scratch& p, idx_t step, int) {
           p.slopes[step] += plan.finish(in, plan.head_of(key_head * group + in_group, p.plan, 0), p.keys, p.dq,
-                                        step * pack_step, std::min((step + 1) * pack_step, shape.keys));
+                                        step * pack_step, (std::min)((step + 1) * pack_step, shape.keys));
         });
       for (idx_t n = 0; in.d_slopes && n < key_heads.count; ++n)
         for (idx_t task = 0; task < most_tasks(); ++task)
@@ -305,7 +306,7 @@ struct sparse_backward {
     const idx_t key_heads = shape.batch * shape.kv_heads,
                 bytes = 3 * shape.keys * (shape.dim + shape.dim_v) * static_cast<idx_t>(sizeof(T));
     if (!Plan::keys_are_queries && in.dq && in.dk && in.dv) {
-      const idx_t tasks = key_heads * std::min(plan.busy_tasks(), plan.part_tasks(0));
+      const idx_t tasks = key_heads * (std::min)(plan.busy_tasks(), plan.part_tasks(0));
       sides = std::clamp<idx_t>(exec.active_threads() / std::max<idx_t>(1, tasks), 1, 3);
     }
     for_each_wave(

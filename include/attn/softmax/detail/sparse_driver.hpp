@@ -22,7 +22,7 @@ void for_each_key_set(const Plan& plan, const typename Plan::head& h, const quer
   plan.keys(h, set, s, [&](const seen_keys& given, const auto& seen) {
     if (given.in_place) return visit(Keys(shared), given, seen);
     visit(own.from(used, given.positions), given, seen);
-    used += round_up(given.slots, Keys::wide);
+    used += round_up(given.slot_count, Keys::wide);
   });
 }
 
@@ -31,7 +31,7 @@ template <class Body>
 void for_each_row_block(const query_set& set, const Body& body) {
   const idx_t step = round_up(ceil_div(set.unit, ceil_div(set.unit, max_rows)), tile_rows);
   for (idx_t row = 0, end; row < set.count; row = end) {
-    end = std::min({row + step, row + set.unit - row % set.unit, set.count});
+    end = (std::min)({row + step, row + set.unit - row % set.unit, set.count});
     body(set.rows.from(row), end - row, row);
   }
 }
@@ -43,7 +43,7 @@ void pack_shared(const Plan& plan, const Wave& key_heads, const attention_shape&
   for (idx_t n = 0; n < key_heads.count; ++n) plan.mark_needed(key_heads.first + n, key_heads.scratch[n].needed);
   key_heads.for_each(ceil_div(shape.keys, Plan::pack_step), [&](idx_t key_head, const auto& p, idx_t step, int) {
     const idx_t b = key_head / shape.kv_heads, begin = step * Plan::pack_step,
-                end = std::min(begin + Plan::pack_step, lengths.keys(b));
+                end = (std::min)(begin + Plan::pack_step, lengths.keys(b));
     if (begin < end && p.needed[step]) pack(p.keys, b, key_head % shape.kv_heads, begin, end);
   });
 }
@@ -107,7 +107,7 @@ struct sparse_driver {
     const head_rows<S> x{in.query(b, h.head), in.key(b, h.head), in.value(b, h.head), in.result(b, h.head)};
     const auto visit_keys = [&](const auto& visit) { for_each_key_set(plan, h, set, s.plan, shared, s.keys, visit); };
     visit_keys([&](packed_keys<P> keys, const seen_keys& given, const auto&) {
-      if (!given.in_place) keys.pack(plan.key_rows(h, x.key, s.plan), x.value, 0, given.slots);
+      if (!given.in_place) keys.pack(plan.key_rows(h, x.key, s.plan), x.value, 0, given.slot_count);
     });
     const matrix_view<T> stored{states.out, states.rows, states.cols, states.stride, 1};
     row_block<P> rows = s.rows;

@@ -91,13 +91,13 @@ void attend_streamed(const softmax_call<S, Score, C>& in, const Plan& plan) {
   in.exec.for_each(shape.batch * shape.kv_heads * of_group * blocks, [&](idx_t task, int worker) {
     const idx_t n = task / blocks, first = task % blocks * queries, b = n / of_group / shape.kv_heads,
                 kv = n / of_group % shape.kv_heads, h = kv * shape.group() + n % of_group * heads,
-                end = std::min(h + heads, (kv + 1) * shape.group());
+                end = (std::min)(h + heads, (kv + 1) * shape.group());
     scratch s = in.exec.scratch(worker, layout);
     plan.begin_task(s.plan);
-    for (idx_t i = first; i < std::min(first + queries, in.lengths.queries(b)); ++i) {
+    for (idx_t i = first; i < (std::min)(first + queries, in.lengths.queries(b)); ++i) {
       plan.begin(b, kv, i);
       for (idx_t head = h; head < end; head += together)
-        if (plan.takes(b, head)) attend_query(b, head, std::min(together, end - head), i, s);
+        if (plan.takes(b, head)) attend_query(b, head, (std::min)(together, end - head), i, s);
     }
     for (idx_t head = h; head < end; ++head)
       if (plan.takes(b, head)) in.clear_padding(b, head, first, first + queries);

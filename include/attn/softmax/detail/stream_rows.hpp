@@ -53,7 +53,7 @@ struct listed_prefetcher {
   idx_t rows = 0, bytes = 0;
 
   void next(idx_t count) {
-    for (count = std::min(count, rows), rows -= count; count > 0; --count)
+    for (count = (std::min)(count, rows), rows -= count; count > 0; --count)
       prefetch_bytes<cache_level::second>(reinterpret_cast<const char*>(*at++), bytes);
   }
 };
@@ -115,7 +115,7 @@ void row_scores(const P* q, idx_t q_stride, sum_type<P> factor, const Rows& k, s
                 Prefetcher values) {
   using T = sum_type<P>;
   constexpr int places = static_cast<int>(std::bit_ceil(unsigned(R))), keys = width<T> / places;
-  constexpr int few = std::min(keys, places);
+  constexpr int few = (std::min)(keys, places);
   constexpr idx_t step = numbers_of<P> * width<T>;
   // The last packet, where it is not whole, without the numbers that the one before has too.
   const idx_t whole = k.cols / step * step;
@@ -136,7 +136,7 @@ void row_scores(const P* q, idx_t q_stride, sum_type<P> factor, const Rows& k, s
       packet<T> some[array_size<R>][array_size<few>];
       unroll<R>([&](auto r) { unroll<few>([&](auto n) { some[r][n] = zero<T>(); }); });
       decltype(k.row(0)) row[array_size<few>];
-      for (int n = 0; n < few; ++n) row[n] = k.row(std::min(j + first + n, k.rows - 1));
+      for (int n = 0; n < few; ++n) row[n] = k.row((std::min)(j + first + n, k.rows - 1));
       const auto load_numbers = [&](auto n, idx_t d) __attribute__((always_inline)) {
         packet<P> x;
         if constexpr (numbers_of<P> == 1)
@@ -236,9 +236,9 @@ void row_output(const T* weights, bool zeros, const T* rescale, const Rows& v, T
   };
   const idx_t at_once = in_parts && v.cols > most * width<T> ? some_rows : std::max<idx_t>(1, v.rows);
   for (idx_t first = 0, last; first < whole; first = last) {
-    last = in_parts ? std::min(whole, first + most_cols) : whole;
+    last = in_parts ? (std::min)(whole, first + most_cols) : whole;
     for (idx_t begin = 0; begin < v.rows; begin += at_once) {
-      const idx_t end = std::min(begin + at_once, v.rows);
+      const idx_t end = (std::min)(begin + at_once, v.rows);
       idx_t col = first;
       const auto next = [&](auto vectors) {
         columns(begin, end, col - first, col, out + col, out_stride, vectors);
@@ -371,7 +371,7 @@ template <int R, int N, class T, class C>
 ATTN_INLINE void code_scores(const stream_row<T, C>& q, const quantised_tile& k, idx_t first, const T* shifts,
                              T* scores, idx_t stride) {
   // Independent sequences of multiply-adds for each register of sums: at least eight in all, which hides their latency.
-  constexpr int w = width<float>, chains = std::max(registers >= 32 ? 2 : 1, 8 / (R * N));
+  constexpr int w = width<float>, chains = (std::max)(registers >= 32 ? 2 : 1, 8 / (R * N));
   idx_t block[array_size<N>], lane[array_size<N>];
   const std::int8_t* codes[array_size<N>];
   unroll<N>([&](auto n) {

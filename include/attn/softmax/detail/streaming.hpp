@@ -171,7 +171,7 @@ void with_whole_packets(const Rows& x, idx_t count, T* buffer, bool keys, F&& f)
 /// one).
 template <class T, bool threes = false, class F>
 void by_rows(idx_t rows, F&& f) {
-  constexpr int most = std::min(4, width<T>);
+  constexpr int most = (std::min)(4, width<T>);
   idx_t r = 0;
   for (; r + most <= rows; r += most) f(r, std::integral_constant<int, most>{});
   if constexpr (most > 2) {
@@ -239,7 +239,7 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
                    const online_softmax<T>& state, idx_t wanted_next = 0) {
   constexpr T minus_infinity = -std::numeric_limits<T>::infinity();
   constexpr idx_t tile = stream_tile_of<C>;
-  const idx_t last = std::max(end, wanted_next);
+  const idx_t last = (std::max)(end, wanted_next);
   // Rows that one query reads in order the processor fetches by itself, from their first lines on; it is hindered where
   // more are fetched here (float: 1.2 times the time).
   constexpr bool listed = requires { k.at; } || requires { k.list; };
@@ -249,10 +249,10 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
   const auto part = [&](idx_t fetched, idx_t row) { return std::max<idx_t>(0, fetched) * row / q.rows; };
   for (idx_t count; begin < end; begin += count) {
     const auto k_rows = rows_from(k, begin), v_rows = rows_from(v, begin);
-    count = alike(v_rows, alike(k_rows, std::min({tile, end - begin, k_rows.rows})));
+    count = alike(v_rows, alike(k_rows, (std::min)({tile, end - begin, k_rows.rows})));
     const idx_t padded = round_up(count, width<T>), next = begin + count;
     const auto next_rows = next < last ? rows_from(k, next) : decltype(rows_from(k, next)){};
-    const idx_t wanted = std::min(count, ahead);
+    const idx_t wanted = (std::min)(count, ahead);
     if (terms.mask && hidden_from_all(q, positions, begin, count, terms)) continue;
     with_whole_packets<T>(k_rows, count, q.keys, true, [&](const auto& keys) {
       by_rows<T, !listed>(q.rows, [&](idx_t r, auto R) {
@@ -274,8 +274,8 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
         if (terms.any() && seen > 0) terms.for_head(b, h, shift).apply(s, seen, i, positions, begin);
         std::fill(s + seen, s + padded, minus_infinity);
         packet<T> highest = broadcast<T>(minus_infinity);
-        for (idx_t j = 0; j < padded; j += width<T>) highest = max(highest, load<T>(s + j));
-        const T maximum = std::max(state.maximum[r], max_lanes(highest));
+        for (idx_t j = 0; j < padded; j += width<T>) highest = (max)(highest, load<T>(s + j));
+        const T maximum = (std::max)(state.maximum[r], max_lanes(highest));
         const T reference = maximum == minus_infinity ? T(0) : maximum;
         packet<T> sum = zero<T>(), least = broadcast<T>(T(1)), most = zero<T>();
         for (idx_t j = 0; j < padded; j += width<T>) {
@@ -284,14 +284,14 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
           store<T>(s + j, times);
           sum = add(sum, weight);
           if constexpr (factors::in_codes)
-            most = max(most, times);
+            most = (max)(most, times);
           else
-            least = min(least, weight);
+            least = (min)(least, weight);
         }
         if constexpr (factors::in_codes)
           range.largest[n] = max_lanes(most);
         else
-          range.zeros |= !(min_lanes(least) >= std::numeric_limits<T>::min());  // smaller ones become 0 as bf16
+          range.zeros |= !(min_lanes(least) >= (std::numeric_limits<T>::min)());  // smaller ones become 0 as bf16
         if (terms.dropout && seen > 0) {
           terms.for_head(b, h, shift).drop(s, seen, i, positions, begin);
           range.zeros = true, range.largest[n] *= T(terms.dropout.factor());
@@ -308,7 +308,7 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
         static_assert(R.value <= width<T>);
         store<T>(rescale, exp2_weight<T>(load<T>(rescale)));
         for (int r = 0; r < R; ++r) state.sum[r0 + r] = state.sum[r0 + r] * rescale[r] + sums[r];
-        const idx_t fetched = std::min({ahead, last - next, next_rows.rows});
+        const idx_t fetched = (std::min)({ahead, last - next, next_rows.rows});
         stream_output<R.value>(q.scores + r0 * stream_tile, range, rescale, values, state.row(r0), state.stride,
                                prefetcher_of(next_rows, part(fetched, r0), part(fetched, r0 + R)));
       });

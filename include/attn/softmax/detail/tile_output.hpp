@@ -47,7 +47,7 @@ auto seen_by_weight(const Left& left) {
   return [left](idx_t m, idx_t k) { return seen_by(left.at(static_cast<int>(m), k)); };
 }
 template <class P>
-inline constexpr idx_t seen_depth = operands<P>(std::max(key_block, max_rows));
+inline constexpr idx_t seen_depth = operands<P>((std::max)(key_block, max_rows));
 
 /// Step 4 where a value is not finite: weight by weight, skipping those that are 0. Same sums, to the last bit.
 template <class P>
@@ -111,7 +111,7 @@ class tile_output {
   void go_on() {
 #if ATTN_HAS_AMX
     if constexpr (rows_for_matrix_unit<P>)
-      for (idx_t n = std::min(steps, steps_per_row); n > 0; --n) unit_step();
+      for (idx_t n = (std::min)(steps, steps_per_row); n > 0; --n) unit_step();
 #endif
   }
 

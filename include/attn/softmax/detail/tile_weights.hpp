@@ -13,10 +13,10 @@ ATTN_INLINE T row_maximum(const T* row, idx_t count, T factor, T& maximum, T& re
   packet<T> highest = broadcast<T>(minus_infinity);
   idx_t n = 0;
   for (; n + panel_width<T> <= count; n += panel_width<T>)
-    highest = max(highest, max(load<T>(row + n), load<T>(row + n + width<T>)));
-  if (n < count) highest = max(highest, load<T>(row + n));
+    highest = (max)(highest, (max)(load<T>(row + n), load<T>(row + n + width<T>)));
+  if (n < count) highest = (max)(highest, load<T>(row + n));
   const T old = maximum, own = factor * max_lanes(highest);
-  maximum = std::max(old, own);
+  maximum = (std::max)(old, own);
   reference = maximum == minus_infinity ? T(0) : maximum;  // a row that has seen no key: 2^(-infinity - 0) = 0
   largest = own - reference;
   return old - reference;

@@ -20,7 +20,7 @@ struct topk_shape {
   topk_shape() = default;
   topk_shape(idx_t keys, idx_t block_size, idx_t topk)
       : block(std::clamp<idx_t>(block_size, 1, std::max<idx_t>(1, keys))),
-        blocks(std::max<idx_t>(0, ceil_div(keys, block) - 1)), rounds(std::min(topk - 1, blocks)) {}
+        blocks(std::max<idx_t>(0, ceil_div(keys, block) - 1)), rounds((std::min)(topk - 1, blocks)) {}
 
   /// Whether so many queries at the end of the keys read the blocks that they choose in place: up to few_queries of
   /// them, and those that choose fewer than twice the blocks there are. (Float, 16384 keys, groups of 4, topk 4: 32
@@ -103,12 +103,12 @@ struct block_chooser {
     pack_rows<T>([&](idx_t m) { return q.row(first + m); }, count, sums.dim, q.col_stride, T(1), queries);
     const packed_keys<T> panels{.keys = const_cast<T*>(sums.data), .dim = sums.dim};  // which are only read
     for (idx_t from = 0; from < most; from += key_block) {
-      const idx_t some = std::min(key_block, most - from);
+      const idx_t some = (std::min)(key_block, most - from);
       with_tile_height(count, [&](auto M) {
         tile_scores<T, M.value>(queries, panels, from, round_up(some, width<T>), products);
       });
       for (idx_t m = 0; m < count; ++m)
-        take(m, from, std::min(from + some, blocks.block_of(position + m)), products + m * score_stride);
+        take(m, from, (std::min)(from + some, blocks.block_of(position + m)), products + m * score_stride);
     }
     for (idx_t m = 0; m < count; ++m)
       std::sort(chosen + m * rounds, chosen + m * rounds + blocks.choices(position + m));
@@ -122,7 +122,7 @@ struct block_chooser {
     T* const list = best + m * rounds;
     idx_t* const which = chosen + m * rounds;
     idx_t n = begin;
-    for (; n < std::min(end, rounds); ++n) {
+    for (; n < (std::min)(end, rounds); ++n) {
       const T x = product[n - begin];
       insert(list, which, n, x == x ? x : lowest, n);
     }

@@ -64,12 +64,12 @@ candidate<T> kth_largest(const candidate<T>* from, idx_t count, idx_t k, candida
       if (larger + 1 == k) return from[n];
     }
     const auto middle = [&](idx_t a, idx_t b, idx_t c) {
-      return std::max(std::min(from[a], from[b]), std::min(std::max(from[a], from[b]), from[c]));
+      return (std::max)((std::min)(from[a], from[b]), (std::min)((std::max)(from[a], from[b]), from[c]));
     };
     const candidate<T> of_three[] = {middle(0, count / 8, count / 4), middle(count * 3 / 8, count / 2, count * 5 / 8),
                                      middle(count * 3 / 4, count * 7 / 8, count - 1)};
-    const candidate<T> pivot = std::max(std::min(of_three[0], of_three[1]),
-                                        std::min(std::max(of_three[0], of_three[1]), of_three[2]));
+    const candidate<T> pivot = (std::max)((std::min)(of_three[0], of_three[1]),
+                                        (std::min)((std::max)(of_three[0], of_three[1]), of_three[2]));
     // `from` may be upper or lower: what is written never passes what is read.
     idx_t above = 0, below = 0;
     for (idx_t n = 0; n < count; ++n) {
@@ -93,7 +93,7 @@ struct topk_keys {
   T threshold = -std::numeric_limits<T>::infinity();  // keys of scores that are not above it are not wanted
   bool full = false;                                  // whether there are so many
 
-  static idx_t capacity_of(idx_t topk, idx_t keys) { return std::min(std::max<idx_t>(4 * topk, 256), keys); }
+  static idx_t capacity_of(idx_t topk, idx_t keys) { return (std::min)(std::max<idx_t>(4 * topk, 256), keys); }
   static idx_t room_for(idx_t topk, idx_t keys) { return capacity_of(topk, keys) + width<T>; }
 
   static topk_keys layout(arena& memory, idx_t topk, idx_t keys, candidate<T>* upper, candidate<T>* lower) {

@@ -47,7 +47,7 @@ struct topk_names : row_plan {
     constexpr idx_t some = std::min<idx_t>(4, panel_width<T>);  // blocks of a task
     for_each(round_up(blocks.blocks, panel_width<T>) / some, [&](idx_t x, const item_scratch& of, idx_t step, auto&&) {
       const idx_t b = x / shape.heads, begin = step * some, past = begin + some,
-                  end = std::max(begin, std::min({past, blocks.blocks, lengths.keys(b) / blocks.block}));
+                  end = (std::max)(begin, (std::min)({past, blocks.blocks, lengths.keys(b) / blocks.block}));
       of.fill(head_of(k, b, x % shape.heads / shape.group()), blocks.block, begin, end, past);
     });
   }
@@ -68,7 +68,7 @@ struct topk_names : row_plan {
   }
   void mark_needed(idx_t, bool* needed) const { std::fill_n(needed, ceil_div(shape.keys, pack_step), true); }
   double operations(idx_t per_score) const {
-    const double seen = static_cast<double>(std::min(most * block, shape.keys));
+    const double seen = static_cast<double>((std::min)(most * block, shape.keys));
     return static_cast<double>(shape.batch * shape.heads) * static_cast<double>(shape.queries) *
            (seen * static_cast<double>(per_score) + static_cast<double>(blocks.blocks * shape.dim));
   }

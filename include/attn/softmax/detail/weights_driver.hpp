@@ -47,8 +47,8 @@ struct weights_driver {
           const packet<T> x = load<T>(row + n);
           store<T>(row + n, if_less(x, lowest, zero<T>(), exp2_weight<T>(sub(sub(x, largest), log_sum))));
         }
-        const idx_t from = std::max(block.ranges[t.row + m].begin, t.first),
-                    to = std::min(block.ranges[t.row + m].end, t.first + t.count);
+        const idx_t from = (std::max)(block.ranges[t.row + m].begin, t.first),
+                    to = (std::min)(block.ranges[t.row + m].end, t.first + t.count);
         if (terms.dropout && from < to) terms.drop(row + from - t.first, to - from, i, keys.positions, from);
         use(t.row + m, t.first, t.count, row);
       }
@@ -62,7 +62,7 @@ struct weights_driver {
     for (idx_t r = 0; r < count; ++r) {
       const idx_t seen = in.causal ? std::clamp(which[r] + in.shift(b) + 1, idx_t(0), all) : all;
       const bool any = in.lse_of(b, h, which[r]).sees();
-      block.ranges[r] = {begin, any ? std::max(begin, std::min(seen, end)) : begin};
+      block.ranges[r] = {begin, any ? (std::max)(begin, (std::min)(seen, end)) : begin};
     }
   }
 
@@ -77,7 +77,7 @@ struct weights_driver {
         [&](const wave<packed_keys<P>>& w) {
           w.for_each(ceil_div(shape.keys, pack_step), [&](idx_t key_head, packed_keys<P>& keys, idx_t step, int) {
             const idx_t b = key_head / shape.kv_heads, from = step * pack_step;
-            const idx_t to = std::min(from + pack_step, in.visible_keys(b));
+            const idx_t to = (std::min)(from + pack_step, in.visible_keys(b));
             const auto k = head_of(in.k, b, key_head % shape.kv_heads);
             if (from < to) keys.pack(k, head_of(in.v, b, key_head % shape.kv_heads), from, to);
           });
@@ -90,7 +90,7 @@ struct weights_driver {
     const idx_t count = to.extent(2), blocks = ceil_div(count, max_rows), group = shape.group();
     run(blocks * group, [&](idx_t key_head, const packed_keys<P>& keys, idx_t step, int worker) {
       const idx_t b = key_head / shape.kv_heads, h = key_head % shape.kv_heads * group + step % group;
-      const idx_t n0 = step / group * max_rows, n1 = std::min(n0 + max_rows, count);
+      const idx_t n0 = step / group * max_rows, n1 = (std::min)(n0 + max_rows, count);
       scratch s = in.exec.scratch(worker, [&](arena& memory) { return layout(memory); });
       const auto target = head_of(to, b, h);
       clear_rows(target, n0, n1);
@@ -100,9 +100,9 @@ struct weights_driver {
         if (row < in.lengths.queries(b)) queries[real] = row, places[real++] = n;
       }
       begin(s.block, b, h, {0, 1, queries}, real, 0, in.lengths.keys(b));
-      weigh(s.block, keys, b, h, [&](idx_t r, idx_t first, idx_t slots, const T* weights) {
+      weigh(s.block, keys, b, h, [&](idx_t r, idx_t first, idx_t slot_count, const T* weights) {
         const key_range seen = s.block.ranges[r];
-        for (idx_t j = std::max(first, seen.begin); j < std::min(first + slots, seen.end); ++j)
+        for (idx_t j = (std::max)(first, seen.begin); j < (std::min)(first + slot_count, seen.end); ++j)
           target.row(places[r])[j * target.col_stride] = weights[j - first];
       });
     });
@@ -113,16 +113,18 @@ struct weights_driver {
     const idx_t group = shape.group();
     run(ceil_div(shape.keys, segment) * group, [&](idx_t key_head, const packed_keys<P>& keys, idx_t step, int worker) {
       const idx_t b = key_head / shape.kv_heads, h = key_head % shape.kv_heads * group + step % group;
-      const idx_t j0 = step / group * segment, j1 = std::min(j0 + segment, shape.keys);
+      const idx_t j0 = step / group * segment, j1 = (std::min)(j0 + segment, shape.keys);
       const idx_t size = round_up(j1 - j0, panel_width<T>), queries = in.lengths.queries(b);
       scratch s = in.exec.scratch(worker, [&](arena& memory) { return layout(memory); });
       std::fill_n(s.sums, size, 0.0);
       for (idx_t i0 = 0; i0 < queries; i0 += max_rows) {
-        begin(s.block, b, h, {i0, 1, nullptr}, std::min(max_rows, queries - i0), j0, std::min(j1, in.lengths.keys(b)));
+        begin(s.block, b, h, {i0, 1, nullptr}, (std::min)(max_rows, queries - i0), j0,
+              (std::min)(j1, in.lengths.keys(b)));
         std::fill_n(s.block_sums, size, T(0));
-        weigh(s.block, keys, b, h, [&](idx_t, idx_t first, idx_t slots, const T* weights) {
+        weigh(s.block, keys, b, h, [&](idx_t, idx_t first, idx_t slot_count, const T* weights) {
           T* const sums = s.block_sums + first - j0;
-          for (idx_t n = 0; n < slots; n += width<T>) store<T>(sums + n, add(load<T>(sums + n), load<T>(weights + n)));
+          for (idx_t n = 0; n < slot_count; n += width<T>)
+            store<T>(sums + n, add(load<T>(sums + n), load<T>(weights + n)));
         });
         for (idx_t n = 0; n < size; ++n) s.sums[n] += static_cast<double>(s.block_sums[n]);
       }

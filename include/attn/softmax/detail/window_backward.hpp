@@ -29,11 +29,11 @@ struct window_backward : window_sets {
   idx_t global_count() const { return globals.most; }
   /// The keys of a part, at most. Where there are several parts, they have half of that and more: no key is seen by
   /// more than two of them.
-  idx_t most_keys() const { return std::min(std::max<idx_t>(768, 2 * (left + right)), shape.keys); }
+  idx_t most_keys() const { return (std::min)(std::max<idx_t>(768, 2 * (left + right)), shape.keys); }
   /// The parts of so many keys.
   idx_t parts_of_keys(idx_t keys) const { return std::max<idx_t>(1, ceil_div(keys, std::max<idx_t>(1, most_keys()))); }
   /// Keys that a part sees, at most.
-  idx_t slots() const { return std::min(most_keys() + left + right, shape.keys); }
+  idx_t slot_count() const { return (std::min)(most_keys() + left + right, shape.keys); }
   idx_t decay_entries() const { return in.d_log_decay ? 2 * global_count() : 0; }
   idx_t query_stride() const { return backward_keys<P>::stride(shape.dim); }
   idx_t value_stride() const { return backward_keys<P>::stride(shape.dim_v); }
@@ -61,10 +61,11 @@ struct window_backward : window_sets {
   part_of_class layout_part(arena& memory) const {
     const idx_t n = global_count(), key = query_stride(), value = value_stride();
     const idx_t group = shape.group(), queries = group * n * key;
-    part_of_class p{class_rows::layout(memory, slots(), n > 0, max_rows)};
+    part_of_class p{class_rows::layout(memory, slot_count(), n > 0, max_rows)};
     p.sums = backward_keys<P>::layout(memory, 0, shape.dim, shape.dim_v, false, false);
-    p.sums.layout_sums(memory, round_up(slots(), panel_width<P>), bool(in.dk), bool(in.dv), many_queries(slots()));
-    p.decay = memory.allocate<double>(in.d_log_decay ? group * slots() : 0);
+    p.sums.layout_sums(memory, round_up(slot_count(), panel_width<P>), bool(in.dk), bool(in.dv),
+                       many_queries(slot_count()));
+    p.decay = memory.allocate<double>(in.d_log_decay ? group * slot_count() : 0);
     p.others = partial::layout(memory, {.keys = n * key, .values = n * value, .queries = queries,
                                         .relative_queries = in.d_relative_queries ? queries : 0, .slopes = group,
                                         .tables = group * in.table_size(), .relative = group * in.relative_entries(),
@@ -95,7 +96,7 @@ struct window_backward : window_sets {
             .rows = backward_rows<P>::layout(memory, max_rows, shape.dim, shape.dim_v, bool(in.terms().by_distance)),
             .dq = memory.allocate<T>(max_rows * query_stride()),
             .d_relative = memory.allocate<T>(in.d_relative_queries ? max_rows * query_stride() : 0),
-            .keys = keys(slots(), false, false),
+            .keys = keys(slot_count(), false, false),
             .global_keys = keys(global_count(), true, true),
             .own_keys = keys(own() ? most_keys() : 0, bool(gradients.k_global), bool(gradients.v_global)),
             .ordinary = all_keys(sums),
@@ -137,7 +138,7 @@ struct window_backward : window_sets {
     const idx_t in_group = h - p.kv * shape.group();
     back.relative = in.relative_list(sums.relative(), in_group);
     decay_gradients decay = in.decay_list(in.sums_of(p.b * shape.heads + h));
-    if (decay) decay.keys = p.decay + in_group * slots(), decay.end = slots(), decay.by_slot = true;
+    if (decay) decay.keys = p.decay + in_group * slot_count(), decay.end = slot_count(), decay.by_slot = true;
     key_range ranges[max_rows];
     T* const dq = in.dq ? s.dq : nullptr;
     T* const d_relative = in.d_relative_queries ? s.d_relative : nullptr;
@@ -145,7 +146,7 @@ struct window_backward : window_sets {
     const idx_t all = in.lengths().keys(p.b);
     for (idx_t t = begin; t < end; t += max_rows) {
       index_map which;
-      const idx_t rows = p.rows_of(t, std::min(t + max_rows, end), which);
+      const idx_t rows = p.rows_of(t, (std::min)(t + max_rows, end), which);
       in.pack_rows(s.rows, p.b, h, head_of(in.q, p.b, h), which, rows);
       for (idx_t row = 0; row < rows; ++row) {
         const idx_t u = p.entry(which[row]);
@@ -157,7 +158,7 @@ struct window_backward : window_sets {
       differentiate(s.rows, rows, ranges, which, s.keys, head_terms, s.block, dq, query_stride(), back);
       if (p.listed()) {
         for (idx_t row = 0; row < rows; ++row)
-          ranges[row] = {0, p.globals.before(in.forward.causal ? std::min(all, which[row] + p.shift + 1) : all)};
+          ranges[row] = {0, p.globals.before(in.forward.causal ? (std::min)(all, which[row] + p.shift + 1) : all)};
         if (decay) back.decay = of_globals(decay, sums, in_group);
         differentiate(s.rows, rows, ranges, which, s.global_keys, head_terms, s.block, dq, query_stride(), back);
       }
@@ -189,7 +190,7 @@ struct window_backward : window_sets {
     T* const d_relative = in.d_relative_queries ? s.d_relative : nullptr;
     back.by_distance = in.distance_sums(table_of(part, in_group), dq, d_relative, query_stride());
     for (idx_t g = g0; g < g1; g += max_rows) {
-      const idx_t rows = std::min(max_rows, g1 - g);
+      const idx_t rows = (std::min)(max_rows, g1 - g);
       for (idx_t row = 0; row < rows; ++row) p.row_list[row] = p.globals[g + row] - p.shift;
       const index_map which{0, 1, p.row_list};
       in.pack_rows(s.rows, p.b, h, head_of(own() ? options.q_global : in.q, p.b, h), which, rows);
@@ -198,7 +199,7 @@ struct window_backward : window_sets {
       const auto take = [&](const backward_keys<P>& set, const decay_gradients& sums_of_set, const auto& range_of) {
         back.decay = sums_of_set;
         for (idx_t row = 0; row < rows; ++row)
-          ranges[row] = range_of(in.forward.causal ? std::min(all, which[row] + p.shift + 1) : all);
+          ranges[row] = range_of(in.forward.causal ? (std::min)(all, which[row] + p.shift + 1) : all);
         differentiate(s.rows, rows, ranges, which, set, head_terms, s.block, dq, query_stride(), back);
       };
       const auto entries_before = [&](idx_t end) { return std::clamp(ceil_div(end - p.r, p.d), p.k0, p.k1); };
@@ -231,14 +232,14 @@ struct window_backward : window_sets {
     if (p.stored) return;
     p.k0 = number * keys / all, p.k1 = (number + 1) * keys / all;
     p.low = std::max<idx_t>(0, p.k0 - left);
-    p.high = std::min(keys, p.k1 + right);
+    p.high = (std::min)(keys, p.k1 + right);
     const idx_t count = pack(p, s);
-    for (idx_t g = 0; in.d_log_decay && g < shape.group(); ++g) std::fill_n(p.decay + g * slots(), count, 0.0);
+    for (idx_t g = 0; in.d_log_decay && g < shape.group(); ++g) std::fill_n(p.decay + g * slot_count(), count, 0.0);
 
     const idx_t q_first = first_of(p.shift, p.r, p.d);
-    const idx_t q1 = p.last ? end : std::min(p.k1, end);  // the last part also has the queries beyond the keys
+    const idx_t q1 = p.last ? end : (std::min)(p.k1, end);  // the last part also has the queries beyond the keys
     for (idx_t x = p.h; x < p.h_end; ++x) {
-      take_queries(p, s, x, number > 0 ? std::max(q_first, p.k0) : q_first, q1);
+      take_queries(p, s, x, number > 0 ? (std::max)(q_first, p.k0) : q_first, q1);
       if (p.listed()) take_global_queries(p, s, x, p.r == 0 && number == 0);
     }
     p.sums.settle(0, count);
@@ -254,7 +255,7 @@ struct window_backward : window_sets {
   void add_decay(const part_of_class& p, idx_t t) const {
     for (idx_t h = p.h; in.d_log_decay && h < p.h_end; ++h)
       in.decay_list(in.sums_of(p.b * shape.heads + h)).keys[p.r + p.d * t] +=
-          p.decay[(h - p.kv * shape.group()) * slots() + p.slot(t)];
+          p.decay[(h - p.kv * shape.group()) * slot_count() + p.slot(t)];
   }
 
   /// Stores the gradients of keys that no later part sees, from the sums of a part and of the part before it.
@@ -376,14 +377,14 @@ struct window_backward : window_sets {
   void run() const {
     execution& exec = in.forward.exec;
     idx_t most_steps = 1;
-    for (idx_t kv = 0; kv < shape.kv_heads; ++kv) most_steps = std::max(most_steps, steps(kv));
+    for (idx_t kv = 0; kv < shape.kv_heads; ++kv) most_steps = (std::max)(most_steps, steps(kv));
     const idx_t heads = shape.batch * shape.kv_heads, all = heads * most_steps, threads = exec.active_threads();
-    const idx_t size = std::min(all, threads == 1 ? 1 : 3 * threads);
+    const idx_t size = (std::min)(all, threads == 1 ? 1 : 3 * threads);
     // Those of a wave, and before them the last of the wave before.
     part_of_class* const parts = exec.shared_scratch(
         [&](arena& memory) { return memory.allocate_list(size + 1, [&](arena& m) { return layout_part(m); }); });
     for (idx_t first = 0; first < all; first += size) {
-      const idx_t count = std::min(size, all - first), head = first / most_steps, step = first % most_steps;
+      const idx_t count = (std::min)(size, all - first), head = first / most_steps, step = first % most_steps;
       exec.for_each(count, [&](idx_t n, int worker) {
         take(parts[n + 1], (first + n) / most_steps, (first + n) % most_steps, worker);
       });
@@ -391,7 +392,7 @@ struct window_backward : window_sets {
         if (task < count) return store_keys(parts[task], parts[task + 1]);
         // What the parts of a key head leave is added to what the part before has.
         const idx_t key_head = head + task - count, from = key_head * most_steps - first, end = from + most_steps;
-        for (idx_t n = std::max<idx_t>(from + 1, 0); n < std::min(end, count); ++n)
+        for (idx_t n = std::max<idx_t>(from + 1, 0); n < (std::min)(end, count); ++n)
           parts[n + 1].others.add(parts[n].others);
         if (end <= count) finish(key_head, parts[end].others);
       });

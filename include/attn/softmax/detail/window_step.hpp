@@ -14,7 +14,7 @@ struct stream_window {
 
   bool one_dilation() const { return dilations.size() <= 1; }
   idx_t dilation(idx_t query_head) const {
-    return std::min(step_of_head(dilations, query_head), furthest_position);  // a larger one reaches no key either
+    return (std::min)(step_of_head(dilations, query_head), furthest_position);  // a larger one reaches no key either
   }
   void check_heads(const validator& check, idx_t query_heads) const {
     if (!one_dilation()) check.equal("query heads = dilations of the cache", std::ssize(dilations), query_heads);
@@ -40,7 +40,7 @@ struct all_tokens {
   /// Tokens before the chunk's.
   idx_t before(idx_t b) const { return lengths.keys(b) - lengths.queries(b); }
   /// Position p lies in row p % ring().
-  idx_t ring() const { return std::numeric_limits<idx_t>::max(); }
+  idx_t ring() const { return (std::numeric_limits<idx_t>::max)(); }
   /// The row of global position g of the item's list.
   idx_t global_row(idx_t, idx_t position) const { return position; }
   /// Stores token t of the chunk.
@@ -60,8 +60,8 @@ struct window_step : stream_plan<S, Score, C> {
   idx_t together() const { return window.one_dilation() ? shape.group() : 1; }
   idx_t seen() const {
     idx_t longest = 0;
-    for (idx_t b = 0; b < shape.batch; ++b) longest = std::max(longest, source.before(b));
-    return std::min(window.left + 1, longest + shape.queries);
+    for (idx_t b = 0; b < shape.batch; ++b) longest = (std::max)(longest, source.before(b));
+    return (std::min)(window.left + 1, longest + shape.queries);
   }
   double read() const { return static_cast<double>(shape.queries) * static_cast<double>(seen()); }
   bool takes(idx_t b, idx_t h) const { return source.takes(b, h); }
@@ -84,7 +84,8 @@ struct window_step : stream_plan<S, Score, C> {
     const idx_t known = global.before(p + 1);
     const bool global_query = known > 0 && global[known - 1] == p;
     const idx_t step = global_query ? 1 : d,
-                first = global_query || p < 0 ? 0 : p - std::min(window.left, p / d) * d;  // before the first key: none
+                // before the first key: none
+                first = global_query || p < 0 ? 0 : p - (std::min)(window.left, p / d) * d;
     const idx_t kv = head / shape.group();
     const auto keys = in.key_rows(b, kv), values = in.value_rows(b, kv);
     // Every stride-th row from `row` on, in one or more pages, which change no tile: a tile of several is put together.
@@ -94,19 +95,19 @@ struct window_step : stream_plan<S, Score, C> {
       if constexpr (coded<C>)
         if (stride == 1 && !positions.list) {
           for (const idx_t end = row + rows, first_position = positions.first - row; row < end; row += rows) {
-            rows = std::min(end - row, row % tile ? tile - row % tile : stream_chunk - row % stream_chunk);
+            rows = (std::min)(end - row, row % tile ? tile - row % tile : stream_chunk - row % stream_chunk);
             take_rows(keys, values, {first_position, 1, nullptr}, row, row + rows, end);
           }
           return;
         }
       while (rows > 0) {
         const auto k = keys.from(row), v = values.from(row);
-        idx_t some = std::min({rows, (k.rows - 1) / stride + 1, stream_chunk});
+        idx_t some = (std::min)({rows, (k.rows - 1) / stride + 1, stream_chunk});
         if (some < rows) some -= some % tile;
         if (some > 0) {
           take_rows(every(k, stride, some), every(v, stride, some), positions, 0, some, 0);
         } else {
-          some = std::min(rows, tile);
+          some = (std::min)(rows, tile);
           for (idx_t n = 0; n < some; ++n) s.list[n] = row + n * stride;
           const std::span<const idx_t> list(s.list, static_cast<std::size_t>(some));
           take_rows(s.keys.of(keys, list), s.values.of(values, list), positions, 0, some, 0);
@@ -118,7 +119,7 @@ struct window_step : stream_plan<S, Score, C> {
     };
     // The window lies in the ring in one run, or in two.
     for (idx_t from = first; from <= p;) {
-      const idx_t rows = std::min((p - from) / step, (ring - 1 - from % ring) / step) + 1;
+      const idx_t rows = (std::min)((p - from) / step, (ring - 1 - from % ring) / step) + 1;
       take(from % ring, step, rows, {from, step, nullptr});
       from += rows * step;
     }
