@@ -240,7 +240,7 @@ class multipole_tokens : public kv_tokens<S> {
       *at(&cluster_lists::counts, row + c) = count;
       *at(&cluster_lists::logs, row + c) = count > 0 ? std::log2(count) : -std::numeric_limits<real>::infinity();
       begins[c] = next;
-      next = static_cast<cluster_number>(next + static_cast<cluster_number>(count));
+      next += static_cast<cluster_number>(count);
     }
     std::copy_n(begins, m, p.next);
     for (idx_t j = 0; j < size; ++j) order[p.next[p.clusters.cluster[j]]++] = static_cast<cluster_number>(j);

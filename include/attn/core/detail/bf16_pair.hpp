@@ -21,6 +21,10 @@
 #include <arm_neon.h>
 #endif
 
+// Casts between vectors of the same bits, or to rows that need no alignment, for users who warn of them.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wold-style-cast"
+
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 enum class bf16_make { none, avx512, neon, model };
@@ -198,3 +202,5 @@ ATTN_INLINE packet<sum_type<P>> multiply_add(const packet<P>& a, const packet<P>
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
+
+#pragma GCC diagnostic pop

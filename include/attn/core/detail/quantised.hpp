@@ -24,6 +24,11 @@
 #include <cmath>
 #include <cstdint>
 
+// Casts between vectors of the same bits, or to rows that need no alignment, for users who warn of them.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wold-style-cast"
+#pragma GCC diagnostic ignored "-Wcast-align"
+
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 inline constexpr idx_t quantised_block = 16;
@@ -277,3 +282,5 @@ inline float round_to_codes(const float* x, idx_t count, float largest, std::int
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
+
+#pragma GCC diagnostic pop

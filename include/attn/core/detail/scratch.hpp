@@ -33,7 +33,7 @@ class arena {
   T* allocate(idx_t count) {
     const std::size_t begin = used_;
     used_ += (static_cast<std::size_t>(count) * sizeof(T) + cache_line - 1) / cache_line * cache_line;
-    return base_ ? reinterpret_cast<T*>(base_ + begin) : nullptr;
+    return base_ ? static_cast<T*>(static_cast<void*>(base_ + begin)) : nullptr;  // aligned: no -Wcast-align
   }
   /// `count` objects made by layout(*this), which allocates what they point to.
   template <class Layout>

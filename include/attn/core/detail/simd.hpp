@@ -19,6 +19,10 @@
 #define ATTN_INLINE inline
 #endif
 
+// Casts between vectors of the same bits, or to rows that need no alignment, for users who warn of them.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wold-style-cast"
+
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 template <class T>
@@ -332,3 +336,5 @@ ATTN_INLINE packet<T> sums_across(packet<T> (&x)[width<T>]) {
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
+
+#pragma GCC diagnostic pop

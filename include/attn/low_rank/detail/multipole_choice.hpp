@@ -188,7 +188,7 @@ struct probe_rows {
   /// no faster.
   [[gnu::noinline]] void take_ranks(const T* products, idx_t r, idx_t count, T* ranks, idx_t stride,
                                     T* mean_ranks) const {
-    packet<T> most[2], mean[2];  // of the rows of a block so far
+    packet<T> most[2] = {}, mean[2] = {};  // of the rows of a block so far; GCC 13 does not see that these are written
     for (idx_t row = r; row < r + count; ++row, products += panel_width<T>) {
       const idx_t at = block[row] * stride;
       const bool first = row == 0 || block[row - 1] < block[row],

@@ -4,6 +4,10 @@
 #include <attn/core/detail/exp.hpp>
 #include <attn/core/detail/packing.hpp>
 
+// Casts between vectors of the same bits, or to rows that need no alignment, for users who warn of them.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wold-style-cast"
+
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 template <class T>
@@ -123,3 +127,5 @@ template <class T>
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
+
+#pragma GCC diagnostic pop

@@ -16,6 +16,10 @@
 #include <attn/core/detail/prefetch.hpp>
 #include <attn/core/detail/tile_product.hpp>
 
+// Casts between vectors of the same bits, or to rows that need no alignment, for users who warn of them.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wcast-align"
+
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Rows of elements C in a tile, at most: two such tiles of dim 64 fit in a first-level cache of 32 KiB. (For elements
@@ -494,3 +498,5 @@ void stream_output(const T* weights, const weight_range<T>& range, const T* resc
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
+
+#pragma GCC diagnostic pop
