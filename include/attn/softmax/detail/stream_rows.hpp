@@ -39,15 +39,36 @@ struct listed_rows {
 
   const S* row(idx_t n) const { return at[n]; }
 };
-/// The same in codes, which are expanded.
+/// The same in codes, which are expanded but for runs of adjacent rows: those of a list of blocks.
 template <class C>
 struct listed_codes {
+  static constexpr idx_t least_run = 16;
+
   const cache_rows<const C>* of = nullptr;
   const idx_t* list = nullptr;
   idx_t rows = 0, cols = 0;
 
   void expand(idx_t begin, idx_t end, float* to, idx_t stride) const {
     for (idx_t n = begin; n < end; ++n, to += stride) of->from(list[n]).expand(0, 1, to, stride);
+  }
+  /// Whether row n follows the one before. Runs end where contiguous memory and large pages have a tile.
+  bool follows(idx_t n) const { return list[n] == list[n - 1] + 1 && list[n] % stream_tile != 0; }
+  /// Whether the first `count` rows are a run.
+  bool adjacent(idx_t count) const {
+    return count >= least_run && list[count - 1] - list[0] == count - 1 &&
+           list[0] / stream_tile == list[count - 1] / stream_tile && of->from(list[0]).rows >= count;
+  }
+  /// How many of the first `count` rows are a run, or come before the next one.
+  idx_t alike(idx_t count) const {
+    for (idx_t n = 1, run = 1; n < count; ++n) {
+      run = follows(n) ? run + 1 : 1;
+      if (run < least_run) continue;
+      if (n + 1 > run) return n + 1 - run;
+      while (n + 1 < count && follows(n + 1)) ++n;
+      const auto rows = of->from(list[0]);
+      return detail::alike(rows, std::min(n + 1, rows.rows));
+    }
+    return count;
   }
 };
 /// Fetches some of them, as stream_prefetcher does.
@@ -77,6 +98,10 @@ constexpr bool in_whole_pairs(idx_t cols) {
 struct prefetch_nothing {
   void next(idx_t) const {}
 };
+template <class C>
+idx_t alike(const listed_codes<C>& x, idx_t count) {
+  return x.alike(count);
+}
 
 template <class Rows>
 stream_prefetcher prefetcher_of(const Rows& x, idx_t begin, idx_t end) {

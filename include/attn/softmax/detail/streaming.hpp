@@ -149,7 +149,8 @@ void with_whole_packets(const listed_rows<S>& x, idx_t count, T* buffer, bool, F
   f(listed_rows<S>{x.at, count, x.cols, 1});
 }
 template <class T, class C, class F>
-void with_whole_packets(const listed_codes<C>& x, idx_t count, T* buffer, bool, F&& f) {
+void with_whole_packets(const listed_codes<C>& x, idx_t count, T* buffer, bool keys, F&& f) {
+  if (x.adjacent(count)) return with_whole_packets(x.of->from(x.list[0]), count, buffer, keys, f);
   f(expanded_rows(x, count, buffer));
 }
 
