@@ -100,6 +100,36 @@ if(isa_flags_avx2)
 endif()
 
 if(ATTN_TESTS_HOUSE STREQUAL "HEADERS")
+  # Benchmark and examples, which GCC alone compiles otherwise: a minute on one core.
+  find_path(ATTN_BENCHMARK_INCLUDE_DIR benchmark/benchmark.h DOC "Folder that holds benchmark/benchmark.h")
+  file(GLOB sources CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/bench/*.cpp
+    ${PROJECT_SOURCE_DIR}/bench/mpi/*.cpp ${PROJECT_SOURCE_DIR}/examples/*.cpp ${PROJECT_SOURCE_DIR}/examples/*/*.cpp)
+  foreach(source ${sources})
+    set(missing)
+    set(more ${PROJECT_SOURCE_DIR}/examples)
+    if(source MATCHES "^bench" AND NOT ATTN_BENCHMARK_INCLUDE_DIR)
+      set(missing "Google Benchmark")
+    elseif(source MATCHES "^bench" AND NOT ATTN_BENCHMARK_INCLUDE_DIR STREQUAL "/usr/include")
+      list(APPEND more ${ATTN_BENCHMARK_INCLUDE_DIR})
+    endif()
+    if(source MATCHES "mpi" AND NOT TARGET attn::mpi)
+      set(missing MPI)
+    elseif(source MATCHES "mpi")
+      list(APPEND more $<TARGET_PROPERTY:MPI::MPI_CXX,INTERFACE_INCLUDE_DIRECTORIES>)
+    elseif(source MATCHES "semantic_search" AND NOT ATTN_JSON_INCLUDE_DIR)
+      set(missing nlohmann/json)
+    endif()
+    if(missing)
+      add_test(NAME ${prefix}source.${source} COMMAND ${CMAKE_COMMAND} -E echo "skipped: ${missing} is not installed")
+      set_tests_properties(${prefix}source.${source} PROPERTIES SKIP_REGULAR_EXPRESSION "^skipped: ")
+      continue()
+    endif()
+    list(JOIN more "\\;" more)  # one argument
+    attn_script_test(source.${source} source -DSOURCE=${PROJECT_SOURCE_DIR}/${source} -DPRECOMPILED=${work}/attn.hpp
+      "-DMORE_INCLUDE=${more}")
+    set_tests_properties(${prefix}source.${source} PROPERTIES FIXTURES_REQUIRED ${prefix}attn)
+  endforeach()
+
   # What .clang-tidy asks of all headers, in ten seconds.
   find_program(CLANG_TIDY NAMES clang-tidy DOC "clang-tidy, for the test house.clang_tidy")
   if(CLANG_TIDY)
