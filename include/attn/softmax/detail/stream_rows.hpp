@@ -66,7 +66,7 @@ struct listed_codes {
       if (n + 1 > run) return n + 1 - run;
       while (n + 1 < count && follows(n + 1)) ++n;
       const auto rows = of->from(list[0]);
-      return detail::alike(rows, std::min(n + 1, rows.rows));
+      return detail::alike(rows, (std::min)(n + 1, rows.rows));
     }
     return count;
   }
