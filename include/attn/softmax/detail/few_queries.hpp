@@ -113,7 +113,8 @@ struct few_queries_driver {
     const auto workspace = in.exec.workspace([&](arena& memory) {
       return std::pair(layout(memory), any_long ? layout(memory) : online_softmax<T>{});
     });
-    auto [total, lost] = *workspace;  // of the rows in progress, which may continue in the next wave
+    // Of the rows in progress, which may continue in the next wave.
+    online_softmax<T> total = workspace->first, lost = workspace->second;
     const idx_t size = threads == 1 ? 1 : 4 * threads;
     for_each_wave(in.exec, sets.sets * of_item, size, layout, [&](const wave<online_softmax<T>>& some) {
       some.for_each(1, [&](idx_t task, online_softmax<T>& state, idx_t, int worker) {

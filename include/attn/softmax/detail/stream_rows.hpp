@@ -65,8 +65,8 @@ struct listed_codes {
       if (run < least_run) continue;
       if (n + 1 > run) return n + 1 - run;
       while (n + 1 < count && follows(n + 1)) ++n;
-      const auto rows = of->from(list[0]);
-      return detail::alike(rows, (std::min)(n + 1, rows.rows));
+      const auto from_first = of->from(list[0]);
+      return detail::alike(from_first, (std::min)(n + 1, from_first.rows));
     }
     return count;
   }
