@@ -38,7 +38,9 @@ template <class C>
 struct full_softmax_stream final : stream {
   attn::kv_cache<C> cache;
 
-  explicit full_softmax_stream(const problem& p) : cache({.heads = p.kv_heads, .dim = p.dim, .value_dim = p.dim_v}) {
+  explicit full_softmax_stream(const problem& p) : full_softmax_stream(p, p.dim, p.dim_v) {}
+  full_softmax_stream(const problem& p, idx_t dim, idx_t dim_v)
+      : cache({.heads = p.kv_heads, .dim = dim, .value_dim = dim_v}) {
     cache.reserve(p.length);
   }
   std::unique_ptr<stream> copy() const override { return std::make_unique<full_softmax_stream>(*this); }
@@ -47,6 +49,30 @@ struct full_softmax_stream final : stream {
     attn::full_softmax_step(cache, q, k, v, out, {}, exec);
   }
   void rewind(idx_t tokens) override { cache.truncate(tokens); }
+};
+
+/// The first numbers of a head, so many that no vector divides them, as in models with heads of 36, 72 or 100.
+constexpr idx_t odd_dim(idx_t dim) { return dim > 16 ? dim - 12 : dim; }
+problem with_odd_dims(problem p) {
+  p.dim = odd_dim(p.dim), p.dim_v = odd_dim(p.dim_v);
+  return p;
+}
+
+template <class C>
+struct odd_dim_stream final : stream {
+  full_softmax_stream<C> of;
+
+  explicit odd_dim_stream(const problem& p) : of(p, odd_dim(p.dim), odd_dim(p.dim_v)) {}
+  std::unique_ptr<stream> copy() const override { return std::make_unique<odd_dim_stream>(*this); }
+  template <class View>
+  static View part(const View& x) {
+    return x.slice(3, 0, odd_dim(x.extent(3)));
+  }
+  void feed(input k, input v) override { of.feed(part(k), part(v)); }
+  void step(input q, input k, input v, output out, attn::execution& exec) override {
+    of.step(part(q), part(k), part(v), part(out), exec);
+  }
+  void rewind(idx_t tokens) override { of.rewind(tokens); }
 };
 
 template <class C>
@@ -175,6 +201,20 @@ void add_decoders(std::vector<decode_entry>& to, const char* cache_type = "", do
                   },
                   .cache_type = cache_type,
                   .rounding = rounding});
+    to.push_back({.name = "full_softmax_odd_dim_decode",
+                  .exact = false,
+                  .uses = {},
+                  .flops = [](const problem& p) {
+                    return score_flops(with_odd_dims(p), static_cast<double>(p.length));
+                  },
+                  .cache_bytes = [](const problem& p) {
+                    return static_cast<double>(p.length) * token_bytes<C>(with_odd_dims(p));
+                  },
+                  .prepare = [](const problem& p) -> std::unique_ptr<stream> {
+                    return std::make_unique<odd_dim_stream<C>>(p);
+                  },
+                  .approximates = false,
+                  .cache_type = cache_type});
     if constexpr (attn::detail::row_format<C>::tail == 0) {
       to.push_back({.name = "sliding_window_decode",
                     .exact = false,

@@ -55,8 +55,8 @@ class any_index_view {
       return view_of_field<given, 4, X>(x);
     } else {
       constexpr bool right = sizeof(X) == 0;
-      static_assert(right, "attn: indices are a tensor_view, a tensor or an Eigen matrix of std::int32_t or std::int64_t, "
-                           "writable where they are results; found another type");
+      static_assert(right, "attn: indices are a tensor_view, a tensor or an Eigen matrix of std::int32_t or "
+                           "std::int64_t, writable where they are results; found another type");
       return tensor_view<std::conditional_t<std::is_const_v<Void>, const idx_t, idx_t>>();
     }
   }

@@ -319,8 +319,9 @@ class list_view : public std::span<const T> {
     constexpr bool right = std::is_constructible_v<tensor_view<const T, 1>, const List&>;
     static_assert(right || !std::integral<T>,
                   "attn: lengths, positions and dilations are lists of attn::idx_t (std::ptrdiff_t)");
-    static_assert(right || std::integral<T>, "attn: sinks and slopes are lists of float, of double for double elements; "
-                                             "frequencies of rotations are a list of double");
+    static_assert(right || std::integral<T>,
+                  "attn: sinks and slopes are lists of float, of double for double elements; frequencies of rotations "
+                  "are a list of double");
     if constexpr (right) {
       const tensor_view<const T, 1> x(list);
       if (x.extent(0) > 1 && x.stride(0) != 1) detail::refuse_stride(x.stride(0));

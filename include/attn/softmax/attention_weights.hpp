@@ -11,7 +11,8 @@
 // Shapes   q [B, H, Lq, D], k [B, Hkv, Lk, D] and the options as full_softmax's, whose weights they are; weights
 //          [B, H, n, Lk] and sums [B, H, Lk] in float, of double in double. A key that a query does not see has weight
 //          0, and so has everything in rows of padding. With sinks the weights of a query add up to less than 1; with
-//          dropout to anything, for those dropped are 0 and the others 1 / (1 - rate) times as large, each maybe above 1.
+//          dropout to anything, for those dropped are 0 and the others 1 / (1 - rate) times as large, each maybe above
+//          1.
 // Cost     2 B H Lk D operations for each query, and one exponential a pair; without lse 2 B H Lq Lk D more. Scratch:
 //          the packed keys of one key head (or of as many as fill the threads), about Lk D numbers; never Lq x Lk.
 // Throws   std::invalid_argument for shapes or options that do not fit, or rows there are not, before anything is

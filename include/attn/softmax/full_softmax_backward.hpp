@@ -170,8 +170,9 @@ struct full_backward {
         if (x) std::fill_n(x + block * block_size, block_size, T(0));
     });
     for (idx_t first = 0, end = most_segments(key_heads); first < end; first += parts) {
+      const idx_t together = (std::min)(parts, end - first);
       const auto parts_of = [&](idx_t b) { return std::clamp(segments(b) - first, idx_t(0), parts); };
-      key_heads.for_each((std::min)(parts, end - first), [&](idx_t key_head, const head_scratch& s, idx_t n, int worker) {
+      key_heads.for_each(together, [&](idx_t key_head, const head_scratch& s, idx_t n, int worker) {
         // Of a causal call the first segments have most rows: they go first.
         const idx_t b = item_of(key_head);
         if (n < parts_of(b)) add_segment(b, query_head(key_head), first + n, s, n, worker);

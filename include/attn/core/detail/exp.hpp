@@ -123,8 +123,8 @@ ATTN_INLINE packet<T> nearest_power(const packet<T>& x) {
 
 /// e^x with 0.7 < factor < 1.42 and a whole exponent, <= 2 ulp for |x| < 2^11, beyond that less than rounding x costs
 /// (twice that without fused multiply-adds) and 0.47 < factor < 2.12. Numbers beyond max / 6 in size are not told
-/// apart. Where x is not finite the exponent is -infinity, so that maxima ignore it: for x = -infinity the factor is 0, for
-/// NaN and +infinity it is NaN.
+/// apart. Where x is not finite the exponent is -infinity, so that maxima ignore it: for x = -infinity the factor is 0,
+/// for NaN and +infinity it is NaN.
 template <class T>
 ATTN_INLINE split_number<T> split_exp(const packet<T>& x) {
   using constants = exp_constants<T>;

@@ -34,7 +34,8 @@ void store_gradient_row(const T* sums, T factor, const matrix_view<S>& to, idx_t
 template <class T, class S>
 void store_gradient_rows(const T* sums, idx_t stride, T factor, const matrix_view<S>& to, idx_t begin, idx_t end,
                          idx_t real, bool accumulate) {
-  for (idx_t i = begin; i < (std::min)(real, end); ++i) store_gradient_row(sums + i * stride, factor, to, i, accumulate);
+  for (idx_t i = begin; i < (std::min)(real, end); ++i)
+    store_gradient_row(sums + i * stride, factor, to, i, accumulate);
   if (!accumulate) clear_rows(to, (std::max)(begin, real), end);
 }
 

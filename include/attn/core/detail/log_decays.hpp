@@ -7,8 +7,8 @@
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
-/// Checks log decays [batch, heads, length, 1 or channels]: <= 0 for the lengths.keys(b) real tokens of item b. Those of
-/// channels are as many numbers as the keys, so threads, where they are given, share the heads.
+/// Checks log decays [batch, heads, length, 1 or channels]: <= 0 for the lengths.keys(b) real tokens of item b. Those
+/// of channels are as many numbers as the keys, so threads, where they are given, share the heads.
 template <class T, class Lengths>
 void check_log_decays(const validator& check, const tensor_view<const T>& g, const Lengths& lengths,
                       execution* exec = nullptr) {

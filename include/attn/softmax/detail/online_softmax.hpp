@@ -76,7 +76,7 @@ struct online_softmax {
   {
     for (idx_t r = 0; r < rows; ++r) merge_row(r, other);
   }
-  /// Merges row r of it. What roundings lose is added to the sums of `lost`, if given, which has the maxima of this one.
+  /// Merges row r of it. What roundings lose is added to the sums of `lost`, if given, whose maxima are this one's.
   void merge_row(idx_t r, const online_softmax& other, const online_softmax* lost = nullptr) const
     requires(Lanes == 1)
   {

@@ -158,7 +158,7 @@ struct softmax_backward_call {
   }
 
  private:
-  /// The gradient of the sink of one head: - sum_i e^(sink - lse_i) D_i. Its weight is at most 1, however lse is rounded.
+  /// The gradient of the sink of one head: - sum_i e^(sink - lse_i) D_i. A weight is at most 1, however lse is rounded.
   T sink_gradient(idx_t b, idx_t h) const {
     const auto o = head_of(out, b, h), d = head_of(d_out, b, h);
     const T sink = forward.sinks[static_cast<std::size_t>(h)];
