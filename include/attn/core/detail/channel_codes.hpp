@@ -147,7 +147,7 @@ struct channel_rows {
       in_packets<w>(cols, to, [&](idx_t c, float* x) {
         const auto at = layout.code(row, c);
         const code_words codes = load_words<w>(from + at.byte) >> at.shift & std::uint32_t(layout.most);
-        store<float>(x, numbers(whole_to_float((whole_lanes)codes), c));
+        store<float>(x, numbers(whole_to_float(bits_as<whole_lanes>(codes)), c));
       }, number);
   }
   /// Rows [begin, end) as numbers, `stride` apart.
@@ -183,7 +183,7 @@ struct channel_rows {
     if constexpr (layout_type::bits == 8) {
       std::memcpy(codes, &x, sizeof x);
     } else {
-      const auto wide = __builtin_convertvector((half_words)x, typename lanes_of<std::uint32_t, 2 * N>::type);
+      const auto wide = __builtin_convertvector(bits_as<half_words>(x), typename lanes_of<std::uint32_t, 2 * N>::type);
       const auto bytes = (wide & 0x0f0fu) | (wide & 0xf0f0u) << 12;
       std::memcpy(codes, &bytes, sizeof bytes);
     }

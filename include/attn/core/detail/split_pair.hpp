@@ -62,9 +62,11 @@ struct split_neighbours {
       for (std::uint32_t n = 0; n < 48; ++n) from[n] = n / 3 + (n % 3 == 2 ? 16 : 0);
       return from;
     }();
-    for (int n = 0; n < 48; n += 16)
-      store<split_pair>(to + n, (packet<split_pair>)_mm512_permutex2var_epi32(
-                                    (__m512i)high, _mm512_loadu_si512(order.data() + n), (__m512i)low));
+    for (int n = 0; n < 48; n += 16) {
+      const __m512i from = _mm512_loadu_si512(order.data() + n),
+                    some = _mm512_permutex2var_epi32(bits_as<__m512i>(high), from, bits_as<__m512i>(low));
+      store<split_pair>(to + n, bits_as<packet<split_pair>>(some));
+    }
   }
 #endif
 };
