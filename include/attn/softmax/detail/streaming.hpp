@@ -117,14 +117,15 @@ struct stream_queries {
   }
 };
 
-/// The first `count` rows converted into `buffer`, padded to whole packets.
+/// The first `count` rows converted into `buffer`; padded where they are shorter than a packet, else with the columns
+/// they have, so that sums have the same order as where they are read in place.
 template <class T, class Rows>
 matrix_view<const T> converted_rows(const Rows& x, idx_t count, T* buffer) {
   const idx_t stride = round_up(x.cols, width<T>);
   for (idx_t r = 0; r < count; ++r)
     for (idx_t c = 0; c < stride; c += width<T>)
       store<T>(buffer + r * stride + c, load_part<T>(x.row(r) + c * x.col_stride, x.col_stride, x.cols - c));
-  return {buffer, count, stride, stride, 1};
+  return {buffer, count, in_whole_packets<T>(x.cols) ? x.cols : stride, stride, 1};
 }
 
 /// The same of rows in codes.
