@@ -127,7 +127,6 @@ TEST_CASE("project refuses what does not fit", "[layer_refusals]") {
                       [](arguments& d) { d.weight = d.matrix(9, 8), d.bias = d.vector(9); }},
                      {"a transposed weight", "found [8, 5]: give the transpose of an [inputs, outputs] matrix",
                       [](arguments& d) { d.weight = d.matrix(8, 5); }},
-                     {"no weight", "dim of its input 8; found [0, 0]", [](arguments& d) { d.weight = {}; }},
                      {"a null weight", "null",
                       [](arguments& d) {
                         d.weight = {nullptr, {8, 8}};
