@@ -161,7 +161,8 @@ struct quantised_rows {
         store<float>(x + n, fma(load_codes(row + n), broadcast<float>(size),
                                 keep<float>(load_as<float>(base + c + n), kept)));
     }, [&](idx_t c) {
-      const float rest = size * static_cast<float>(codes[c / 2 * next + c % 2]);
+      const idx_t pair = c / 2;
+      const float rest = size * static_cast<float>(codes[pair * next + c % 2]);
       return given.from_reference() ? rest + static_cast<float>(base[c]) : rest;
     });
   }

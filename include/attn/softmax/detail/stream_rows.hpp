@@ -269,16 +269,15 @@ void row_output(const T* weights, bool zeros, const T* rescale, const Rows& v, T
     for (idx_t begin = 0; begin < v.rows; begin += at_once) {
       const idx_t end = (std::min)(begin + at_once, v.rows);
       idx_t col = first;
-      const auto next = [&](auto vectors) {
-        columns(begin, end, col - first, col, out + col, out_stride, vectors);
-        col += vectors * width<T>;
+      const auto from = [&](idx_t at, auto vectors) {
+        columns(begin, end, at - first, at, out + at, out_stride, vectors);
       };
       if (last == whole && whole < v.cols)
         columns(begin, end, most_cols, v.cols - width<T>, of_last, width<T>, std::integral_constant<int, 1>{});
-      while (col + most * width<T> <= last) next(std::integral_constant<int, most>{});
+      for (; col + most * width<T> <= last; col += most * width<T>) from(col, std::integral_constant<int, most>{});
       if constexpr (most > 4)
-        while (col + 4 * width<T> <= last) next(std::integral_constant<int, 4>{});
-      while (col < last) next(std::integral_constant<int, 1>{});
+        for (; col + 4 * width<T> <= last; col += 4 * width<T>) from(col, std::integral_constant<int, 4>{});
+      for (; col < last; col += width<T>) from(col, std::integral_constant<int, 1>{});
     }
   }
   for (int r = 0; r < R && whole < v.cols; ++r)
