@@ -5,7 +5,7 @@
 // multiplied with theirs once for each block. Offsets are a product of their own, one row a block.
 #pragma once
 
-#include <attn/softmax/detail/stream_rows.hpp>
+#include <attn/softmax/detail/quantised_stream.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 

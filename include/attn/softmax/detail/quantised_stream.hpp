@@ -1,0 +1,166 @@
+// attn: the two products of streaming.hpp with rows in eight bits (quantised.hpp), which are used as they lie in memory.
+#pragma once
+
+#include <attn/softmax/detail/stream_rows.hpp>
+
+// Casts between vectors of the same bits, or to rows that need no alignment, for users who warn of them.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wcast-align"
+
+namespace attn { inline namespace ATTN_ISA { namespace detail {
+
+/// A tile of consecutive rows in eight bits, and the whole blocks that contain it: row j of the tile is row shift + j
+/// of the blocks.
+struct quantised_tile {
+  static constexpr idx_t most_rows = stream_tile + quantised_block;
+
+  const quantised_rows& of;
+  idx_t shift = of.in_block(0), blocks = (shift + of.rows + quantised_block - 1) / quantised_block;
+
+  explicit quantised_tile(const quantised_rows& x) : of(x) {}
+  const std::int8_t* block(idx_t n) const { return of.block(0) + n * of.block_stride; }
+  const std::int8_t* codes(idx_t n) const { return block(n) + of.layout.code(0, 0); }
+
+  /// Row n is the reference of block n.
+  struct reference_rows {
+    const quantised_tile& tile;
+    idx_t rows = tile.blocks, cols = tile.of.cols;
+    const Eigen::bfloat16* row(idx_t n) const {
+      return reinterpret_cast<const Eigen::bfloat16*>(tile.block(n) + tile.of.layout.reference());
+    }
+  };
+  reference_rows references() const { return {*this}; }
+};
+
+/// scores[r][j] = factor_r |scale_j| (q_r . code_j) + q_r . reference for R queries and N registers of keys from number
+/// `first` of the tile's blocks on; shifts[r][n] is the product q_r . reference of block n, which keys of a negative
+/// scale do without.
+template <int R, int N, class T, class C>
+ATTN_INLINE void code_scores(const stream_row<T, C>& q, const quantised_tile& k, idx_t first, const T* shifts,
+                             T* scores, idx_t stride) {
+  // Independent sequences of multiply-adds for each register of sums: at least eight in all, which hides their latency.
+  constexpr int w = width<float>, chains = (std::max)(registers >= 32 ? 2 : 1, 8 / (R * N));
+  idx_t block[array_size<N>], lane[array_size<N>];
+  const std::int8_t* codes[array_size<N>];
+  unroll<N>([&](auto n) {
+    block[n] = (first + n * w) / quantised_block, lane[n] = (first + n * w) % quantised_block;
+    codes[n] = k.codes(block[n]) + 2 * lane[n];
+  });
+  whole_lanes sums[array_size<R>][array_size<N>][array_size<chains>];
+  unroll<R>([&](auto r) { unroll<N * chains>([&](auto n) { sums[r][n / chains][n % chains] = whole_lanes{}; }); });
+  const auto columns = [&](idx_t c, auto chain) {
+    code_pairs x[array_size<N>];
+    unroll<N>([&](auto n) { x[n] = load_code_pairs(codes[n] + 2 * c * quantised_block); });
+    unroll<R>([&](auto r) {
+      const whole_lanes pair = broadcast_pair(q.operands[r * q.operand_stride + c]);
+      unroll<N>([&](auto n) { sums[r][n][chain] = add_products(sums[r][n][chain], x[n], pair); });
+    });
+  };
+  const idx_t pairs = k.of.cols / 2;
+  idx_t c = 0;
+  for (; c + chains <= pairs; c += chains) unroll<chains>([&](auto chain) { columns(c + chain, chain); });
+  for (; c < pairs; ++c) columns(c, std::integral_constant<int, 0>{});
+  unroll<N>([&](auto n) {
+    packet<float> scale;
+    std::memcpy(&scale, k.block(block[n]) + 4 * lane[n], sizeof scale);
+    const whole_lanes without = bits_as<whole_lanes>(scale) >> 31;  // all bits where the sign is negative
+    scale = abs(scale);
+    unroll<R>([&](auto r) {
+      for (int chain = 1; chain < chains; ++chain) sums[r][n][0] += sums[r][n][chain];
+      const packet<float> product = mul(whole_to_float(sums[r][n][0]), broadcast<float>(q.factors[r]));
+      const auto shift = bits_as<whole_lanes>(broadcast<float>(shifts[r * stream_tile + block[n]])) & ~without;
+      store<float>(scores + r * stride + first + n * w, fma(product, scale, bits_as<packet<float>>(shift)));
+    });
+  });
+}
+
+/// q . k_j = |scale_j| (q . code_j) + q . reference, the latter where the scale has no sign bit.
+template <int R, class T, class C>
+void stream_scores(const stream_row<T, C>& q, const quantised_rows& k, T* scores, stream_prefetcher values) {
+  const quantised_tile tile(k);
+  T shifts[array_size<R * stream_tile>];
+  row_scores<T, R>(q.data, q.stride, T(1), tile.references(), shifts, stream_prefetcher());
+  alignas(64) float of_blocks[array_size<R * quantised_tile::most_rows>];  // where the tile begins within a block
+  float* const all = tile.shift == 0 ? scores : of_blocks;
+  const idx_t stride = tile.shift == 0 ? stream_tile : quantised_tile::most_rows;
+  constexpr int w = width<float>;
+  const idx_t count = tile.blocks * quantised_block;
+  idx_t j = 0;
+  for (; j + 2 * w <= count; j += 2 * w) {
+    if (j % quantised_block == 0) values.next(std::max<idx_t>(1, 2 * w / quantised_block));
+    code_scores<R, 2>(q, tile, j, shifts, all, stride);
+  }
+  for (; j < count; j += w) code_scores<R, 1>(q, tile, j, shifts, all, stride);
+  if (tile.shift != 0)
+    for (int r = 0; r < R; ++r) std::copy_n(of_blocks + r * stride + tile.shift, k.rows, scores + r * stream_tile);
+}
+
+/// weight_j scale_j, the factor of the codes, in place of weight_j.
+template <>
+struct value_factors<quantised_rows> {
+  static constexpr bool in_codes = true;
+  alignas(64) float scales[quantised_tile::most_rows];
+  const float* of_rows;
+
+  explicit value_factors(const quantised_rows& v) {
+    const quantised_tile tile(v);
+    for (idx_t n = 0; n < tile.blocks; ++n)
+      std::memcpy(scales + n * quantised_block, tile.block(n), quantised_block * sizeof(float));
+    of_rows = scales + tile.shift;
+    std::fill(scales + tile.shift + v.rows, std::end(scales), 0.0f);  // rows beyond the last: 0 times anything is 0
+  }
+  packet<float> times(const packet<float>& weight, idx_t j) const { return mul(weight, load<float>(of_rows + j)); }
+};
+
+/// sum_j weight_j v_j = sum_j (weight_j scale_j) code_j, the weights being multiplied with the scales.
+template <int R, class T>
+void stream_output(const T* weights, const weight_range<T>& range, const T* rescale, const quantised_rows& v, T* out,
+                   idx_t out_stride, stream_prefetcher keys) {
+  constexpr int w = width<float>;
+  static_assert(code_most_of(quantised_tile::most_rows) == code_most);  // sums of a tile fit in integers of 32 bits
+  const quantised_tile tile(v);
+  const idx_t count = tile.blocks * quantised_block;
+  // of whole blocks: rows not in the tile have weight 0
+  alignas(64) code_pair pairs[array_size<R>][array_size<quantised_tile::most_rows / 2>];
+  float factors[array_size<R>];
+  for (int r = 0; r < R; ++r) {
+    const T* of_blocks = weights + r * stream_tile;
+    alignas(64) T shifted[quantised_tile::most_rows];  // where the tile begins or ends within a block
+    if (tile.shift != 0 || round_up(v.rows, w) != count) {
+      std::fill_n(shifted, count, T(0));
+      std::copy_n(of_blocks, v.rows, shifted + tile.shift);
+      of_blocks = shifted;
+    }
+    factors[r] = round_to_codes(of_blocks, count, range.largest[r], code_most, pairs[r]);
+  }
+  const auto columns = [&](idx_t col, T* to, idx_t to_stride, auto vectors) {
+    constexpr int N = vectors.value;
+    whole_lanes acc[array_size<R>][array_size<N>];
+    unroll<R>([&](auto r) { unroll<N>([&](auto n) { acc[r][n] = whole_lanes{}; }); });
+    for (idx_t b = 0; b < tile.blocks; ++b) {
+      const std::int8_t* const codes = tile.codes(b) + 2 * col;
+      if (col == 0) keys.next(1);
+      for (idx_t j = 0; j < quantised_block / 2; ++j) {
+        const code_pair* const weight = pairs[0] + b * (quantised_block / 2) + j;
+        whole_lanes pair[array_size<R>];
+        unroll<R>([&](auto r) { pair[r] = broadcast_pair(weight[r * std::size(pairs[0])]); });
+        unroll<N>([&](auto n) {
+          const code_pairs x = load_code_pairs(codes + 2 * (j * v.layout.cols + n * w));
+          unroll<R>([&](auto r) { acc[r][n] = add_products(acc[r][n], x, pair[r]); });
+        });
+      }
+    }
+    unroll<R>([&](auto r) {
+      unroll<N>([&](auto n) {
+        const packet<T> before = load<T>(out + r * out_stride + col + n * w);
+        store<T>(to + r * to_stride + n * w, fma(before, broadcast<T>(rescale[r]),
+                                                 mul(whole_to_float(acc[r][n]), broadcast<float>(factors[r]))));
+      });
+    });
+  };
+  by_columns<R, w, registers >= 32 ? 4 : 2>(v.cols, out, out_stride, columns);
+}
+
+}}}  // namespace attn::ATTN_ISA::detail
+
+#pragma GCC diagnostic pop
