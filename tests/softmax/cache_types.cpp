@@ -8,6 +8,7 @@
 
 #include "support/cache_items.hpp"
 #include "support/catch.hpp"
+#include "support/listed_keys.hpp"
 #include "support/npy.hpp"
 #include "support/refusal.hpp"
 #include "support/run.hpp"
@@ -186,6 +187,15 @@ TEST_CASE("Windows over a cache of int8", "[cache_types]") {
   check_window<int8>(0, 1, {});
   check_window<int8>(30, 1, {0, 3, 50});
 }
+TEST_CASE("Single keys of a cache of int8", "[cache_types]") {
+  for (const cache_case& s : cases) {
+    const full_softmax_problem p = problem_of(s);
+    full_softmax_problem in_codes = p;
+    in_codes.k = kept<int8>(p.k, true), in_codes.v = kept<int8>(p.v, false);
+    check_listed_keys<int8>(p, in_codes, error_of<int8>);
+  }
+}
+
 TEST_CASE("Pages change no bit of windows", "[cache_types]") {
   check_window_pages<bfloat16>({128, 5});
   check_window_pages<int8>({256, 512});

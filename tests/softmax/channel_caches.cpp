@@ -7,6 +7,7 @@
 
 #include "support/cache_items.hpp"
 #include "support/catch.hpp"
+#include "support/listed_keys.hpp"
 #include "support/npy.hpp"
 #include "support/refusal.hpp"
 #include "support/run.hpp"
@@ -217,6 +218,16 @@ TEST_CASE("Windows over a cache of int4", "[channel_caches]") {
     }
   };
   check(20, 1, 512), check(60, 1, 64), check(4, 20, 32);
+}
+
+TEST_CASE("Single keys of caches with scales for each channel", "[channel_caches]") {
+  const auto check = []<class C>(const cache_case& s) {
+    const full_softmax_problem p = problem_of(s);
+    full_softmax_problem in_codes = p;
+    in_codes.k = kept<C>(p.k, true, s.tokens), in_codes.v = kept<C>(p.v, false, s.tokens);
+    check_listed_keys<C>(p, in_codes, error);
+  };
+  for (const cache_case& s : cases) check.operator()<int4>(s), check.operator()<int8_channels>(s);
 }
 
 TEST_CASE("Pages change no bit of windows over a cache of int4", "[channel_caches]") {

@@ -1,4 +1,5 @@
-// attn: the two products of streaming.hpp with rows in eight bits (quantised.hpp), which are used as they lie in memory.
+// attn: the two products of streaming.hpp with rows in eight bits (quantised.hpp), which are used as they lie in
+// memory.
 #pragma once
 
 #include <attn/softmax/detail/stream_rows.hpp>
@@ -86,7 +87,8 @@ ATTN_INLINE void code_scores(const stream_row<T, C>& q, const quantised_tile& k,
     for (; c < end; c += code_group) whole(c, std::integral_constant<int, 0>{});
     if (c < cols)  // each group ends in codes of the next key or of the reference: the query has zeros there
       columns(c, std::integral_constant<int, 0>{}, [&](idx_t at) {
-        return load_code_groups([&](idx_t n) { return codes + c * quantised_block + (at + n) * (k.of.layout.cols - c); });
+        return load_code_groups(
+            [&](idx_t n) { return codes + c * quantised_block + (at + n) * (k.of.layout.cols - c); });
       });
     unroll<R>([&](auto r) {
       unroll<N>([&](auto n) {
