@@ -119,4 +119,24 @@ TEST_CASE("aft_block: the gate does not make a tiny numerator underflow", "[aft_
     }
 }
 
+// An image of one column, whose kernel is as tall as it is: lines of padding are neither added up nor looked at one by
+// one (law 1).
+TEST_CASE("aft_window: sums of lines follow the true length", "[aft_block]") {
+  constexpr idx_t lines = 4096, heads = 3, length = 16, adds = 3;  // of a line: before it, after it, all of it
+  const aft_window_grid grid{.layout = aft_window_layout::kernel, .lines = lines, .columns = 1, .up = lines / 2};
+  attn::execution serial;
+  const auto sums = serial.shared_scratch(
+      [&](arena& memory) { return aft_window_sums<float>::layout(memory, grid, heads, 1); });
+  idx_t added = 0, asked = 0;
+  sums.sum(
+      heads, serial, [&](idx_t, idx_t, idx_t, key_sums<float>*) { ++added; }, [&](idx_t) { return ++asked, length; });
+  CHECK(added <= heads * length * adds);
+  CHECK(asked <= heads * (length * adds + 3 * 64));  // three loops over at most 64 parts of a head
+  const aft_window_bias<float> bias{
+      .w = {}, .elements = elements_of<float>, .grid = grid, .keys = length, .r = 0, .i = 0};
+  idx_t seen = 0;
+  bias.ranges([&](idx_t begin, idx_t end) { seen += end - begin; });
+  CHECK(seen == length);
+}
+
 }  // namespace testing::aft_block_tests

@@ -1,6 +1,7 @@
 #!/usr/bin/python3
 """What attn_bench and bench/run say to a command line: command.py [ATTN_BENCH]. Without the program only what needs none."""
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -38,6 +39,15 @@ class Help(unittest.TestCase):
             self.assertIn("bench/run --smoke", done.stdout)
             self.assertIn(part, done.stdout)
         self.assertLess(time.monotonic() - begun, 30)
+
+
+    def test_help_of_attn_bench_mpi_is_what_it_prints(self):
+        program = (BENCH / "mpi" / "main.cpp").read_text()
+        flags = re.findall(r'^    \{"([a-z-]+)", &settings::\w+, [^,]+, "(.*)"\},$', program, re.MULTILINE)
+        first = re.search(r'std::puts\("(.*)\\n"\);\n  for \(.*std::printf\("  --%-(\d+)s %s\\n"', program)
+        self.assertEqual(len(flags), program.count("&settings::"))
+        lines = [first[1], ""] + [f"  --{name:{first[2]}} {text}" for name, text in flags]
+        self.assertEqual((BENCH / "mpi" / "help.txt").read_text(), "\n".join(lines) + "\n")
 
 
 @unittest.skipUnless(PROGRAM, "no program is given")

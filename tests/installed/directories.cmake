@@ -1,21 +1,7 @@
 # Installs where the folders have other names, and an absolute path; finds the package from there, by a project of C too.
-function(run)
-  execute_process(COMMAND ${ARGN} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
-  message("${output}")
-  if(NOT result EQUAL 0)
-    message(FATAL_ERROR "failed: ${ARGN}")
-  endif()
-  set(output "${output}" PARENT_SCOPE)
-endfunction()
+include(${CMAKE_CURRENT_LIST_DIR}/run.cmake)
 
 file(REMOVE_RECURSE ${WORK})
-set(eigen)
-if(Eigen3_DIR)
-  list(APPEND eigen -DEigen3_DIR=${Eigen3_DIR})
-endif()
-if(EIGEN_INCLUDE_DIR)
-  list(APPEND eigen -DATTN_EIGEN_INCLUDE_DIR=${EIGEN_INCLUDE_DIR})
-endif()
 set(prefix ${WORK}/prefix)
 run(${CMAKE_COMMAND} -S ${SOURCE} -B ${WORK}/attn -DATTN_BUILD_TESTS=OFF -DATTN_BUILD_BENCH=OFF -DATTN_BUILD_EXAMPLES=OFF
   -DATTN_MPI=OFF -DCMAKE_CXX_COMPILER=${COMPILER} -DCMAKE_INSTALL_PREFIX=${prefix} -DCMAKE_INSTALL_INCLUDEDIR=headers/here

@@ -1,22 +1,9 @@
 # Builds and runs the outside project; FROM says how it comes by the library.
-function(run)
-  execute_process(COMMAND ${ARGN} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
-  message("${output}")
-  if(NOT result EQUAL 0)
-    message(FATAL_ERROR "failed: ${ARGN}")
-  endif()
-endfunction()
+include(${CMAKE_CURRENT_LIST_DIR}/run.cmake)
 
 file(REMOVE_RECURSE ${WORK})
 if(FROM STREQUAL "package")
   run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${WORK}/prefix)
-endif()
-set(eigen)
-if(Eigen3_DIR)
-  list(APPEND eigen -DEigen3_DIR=${Eigen3_DIR})
-endif()
-if(EIGEN_INCLUDE_DIR)
-  list(APPEND eigen -DATTN_EIGEN_INCLUDE_DIR=${EIGEN_INCLUDE_DIR})
 endif()
 run(${CMAKE_COMMAND} -S ${CMAKE_CURRENT_LIST_DIR} -B ${WORK}/build -DFROM=${FROM} -DWITH_MPI=${WITH_MPI} -DATTN_SOURCE=${SOURCE}
   -DCMAKE_PREFIX_PATH=${WORK}/prefix -DCMAKE_CXX_COMPILER=${COMPILER} ${eigen})

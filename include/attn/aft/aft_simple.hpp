@@ -14,6 +14,8 @@
 //          every 256 tokens.
 // Values   `out` is finite where the sums of its formula, which precede the division, are in the range of the compute
 //          type (float: 3.4e38).
+//          Causal rows add key by key to the sums of the chunks before theirs: in float, means of values that are all
+//          equal err by up to 2e-5 where the keys are equal too, by 2e-6 where they are not.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
 
@@ -33,7 +35,8 @@ struct aft_simple_options {
 namespace detail {
 
 /// Adds rows [begin, end) to C packets of sums one by one and writes each row's own result. Sums with large exponents
-/// are rare, and are computed by a second pass.
+/// are rare, and are computed by a second pass. Sums beside those of earlier chunks would err by less, but take two
+/// products and two sums more of a packet: 8 % of its operations.
 template <class T, class S, int C, bool Large = false>
 void simple_rows_causal(const aft_head& head, bool gate, idx_t begin, idx_t end, idx_t c, key_sums<T>* sums) {
   if (begin == end) return;

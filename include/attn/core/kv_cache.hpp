@@ -23,8 +23,8 @@
 // bits dims must be even, and numbers finite and no larger than 1e38; a token whose numbers are all below 1e-30 may
 // become 0. On attention of a trained model (bench/data, two layers) int8 errs by 0.47 and 0.25 % of the result's norm,
 // bfloat16 by 0.28 and 0.09 %. Where the processor multiplies bf16, a step of up to 4 float tokens rounds the queries
-// for keys of bf16, and one of more bf16 tokens those of int8. Over codes (std::int8_t, attn::int4, int8_channels)
-// queries and weights of every type, bf16 too, are 16-bit integers (full_softmax_step.hpp).
+// for keys of bf16. Over codes (std::int8_t, attn::int4, int8_channels) queries and weights of every type, bf16 too, are
+// 16-bit integers (full_softmax_step.hpp).
 //
 // With attn::int4 and attn::int8_channels each channel of 32 tokens has a scale and an offset, of keys and of values
 // (formula in core/detail/channel_codes.hpp): channels that are far larger than others, as the keys of many models

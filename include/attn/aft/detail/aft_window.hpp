@@ -33,8 +33,16 @@ struct aft_window_grid {
   idx_t blocks() const { return (columns + block_rows - 1) / block_rows; }  // a line
   /// Columns of line r, where the first n tokens are real.
   idx_t columns_of(idx_t r, idx_t n) const { return std::clamp(n - r * columns, idx_t(0), columns); }
+  /// Lines, and blocks, that have any of the first n tokens.
+  idx_t lines_of(idx_t n) const { return (std::min)(lines, ceil_div(n, std::max<idx_t>(1, columns))); }
+  idx_t blocks_of(idx_t n) const { return lines > 1 ? lines_of(n) * blocks() : ceil_div(n, block_rows); }
   idx_t first_line(idx_t r) const { return std::max<idx_t>(r - up, 0); }
   idx_t end_line(idx_t r) const { return (std::min)(r + up + 1, lines); }
+  /// The same among the lines that have any of the first n tokens.
+  idx_t end_line(idx_t r, idx_t n) const { return (std::min)(r + up + 1, lines_of(n)); }
+  /// A task takes some lines: where many are padding, as in an image of one column, few tasks find that out.
+  idx_t task_lines() const { return std::max<idx_t>(1, ceil_div(lines, 64)); }
+  idx_t line_tasks() const { return ceil_div(lines, task_lines()); }
   bool sees_before() const { return !causal || !of_keys; }
   bool sees_after() const { return !causal || of_keys; }
   /// Columns [from, to) of a line of `all` columns that block i may have a bias for; before them and after them it has
@@ -66,7 +74,7 @@ struct aft_window_bias {
 
   template <class F>
   void ranges(F&& f) const {
-    for (idx_t line = grid.first_line(r); line < grid.end_line(r); ++line) {
+    for (idx_t line = grid.first_line(r), end = grid.end_line(r, keys); line < end; ++line) {
       const idx_t all = grid.columns_of(line, keys), from = grid.from(i, all), to = grid.to(i, all);
       if (from < to) f(line * grid.columns + from, line * grid.columns + to);
     }
@@ -108,34 +116,37 @@ struct aft_window_sums {
   /// add(head, begin, end, sums) adds tokens [begin, end) of a head; length_of(head) are its true tokens.
   template <class Add, class Length>
   void sum(idx_t heads, execution& exec, Add&& add, Length&& length_of) const {
-    const idx_t blocks = grid.blocks();
-    // Lines with tokens, or seen from those.
-    const auto used = [&](idx_t head) {
-      return (std::min)(grid.lines, ceil_div(length_of(head), std::max<idx_t>(1, grid.columns)) + grid.up);
+    const idx_t blocks = grid.blocks(), tasks = grid.line_tasks();
+    const auto for_each_line = [&](idx_t head, idx_t task, auto&& f) {
+      const idx_t first = task * grid.task_lines();
+      for (idx_t r = first, end = (std::min)(first + grid.task_lines(), grid.lines_of(length_of(head))); r < end; ++r)
+        f((head * grid.lines + r) * blocks, r, grid.columns_of(r, length_of(head)));
     };
-    exec.for_each(heads * grid.lines * blocks, [&](idx_t task, int) {
-      const idx_t head = task / blocks / grid.lines, r = task / blocks % grid.lines, i = task % blocks;
-      if (r >= used(head)) return;
-      const idx_t all = grid.columns_of(r, length_of(head)), at = r * grid.columns;
-      beside.clear(task), after.clear(task);
-      if (grid.sees_before() && i > 0) add(head, at + grid.from(i - 1, all), at + grid.from(i, all), beside.at(task));
-      if (grid.sees_after())
-        add(head, at + grid.to(i, all), at + (i + 1 < blocks ? grid.to(i + 1, all) : all), after.at(task));
+    exec.for_each(heads * tasks * blocks, [&](idx_t task, int) {
+      const idx_t head = task / blocks / tasks, i = task % blocks;
+      for_each_line(head, task / blocks % tasks, [&](idx_t first, idx_t r, idx_t all) {
+        const idx_t n = first + i, at = r * grid.columns;
+        beside.clear(n), after.clear(n);
+        if (grid.sees_before() && i > 0) add(head, at + grid.from(i - 1, all), at + grid.from(i, all), beside.at(n));
+        if (grid.sees_after())
+          add(head, at + grid.to(i, all), at + (i + 1 < blocks ? grid.to(i + 1, all) : all), after.at(n));
+      });
     });
-    exec.for_each(heads * grid.lines, [&](idx_t task, int) {
-      const idx_t first = task * blocks;
-      if (task % grid.lines >= used(task / grid.lines)) return;
-      beside.accumulate(first, blocks);
-      after.accumulate(first + blocks - 1, blocks, -1);
-      for (idx_t i = 0; i < blocks; ++i) beside.merge(first + i, after.at(first + i));
-      if (grid.lines == 1) return;
-      const idx_t head = task / grid.lines, r = task % grid.lines, at = r * grid.columns;
-      lines.clear(task);
-      add(head, at, at + grid.columns_of(r, length_of(head)), lines.at(task));
+    exec.for_each(heads * tasks, [&](idx_t task, int) {
+      const idx_t head = task / tasks;
+      for_each_line(head, task % tasks, [&](idx_t first, idx_t r, idx_t all) {
+        beside.accumulate(first, blocks);
+        after.accumulate(first + blocks - 1, blocks, -1);
+        for (idx_t i = 0; i < blocks; ++i) beside.merge(first + i, after.at(first + i));
+        if (grid.lines == 1) return;
+        const idx_t line = head * grid.lines + r, at = r * grid.columns;
+        lines.clear(line);
+        add(head, at, at + all, lines.at(line));
+      });
     });
     if (grid.lines == 1) return;
     exec.for_each(heads, [&](idx_t head, int) {
-      const idx_t first = head * grid.lines, end = used(head);
+      const idx_t first = head * grid.lines, end = grid.lines_of(length_of(head));
       for (idx_t r = 0; r < end; ++r) {
         beyond.clear(first + r);
         if (r > 0) beyond.merge(first + r, beyond.at(first + r - 1));
@@ -149,13 +160,13 @@ struct aft_window_sums {
     });
   }
 
-  /// Of one head: the sum over what block i of line r has no bias for.
-  void outside(idx_t head, idx_t r, idx_t i, const sums_array<T>& to, idx_t n) const {
+  /// Of one head, of `length` tokens: the sum over what block i of line r has no bias for.
+  void outside(idx_t head, idx_t length, idx_t r, idx_t i, const sums_array<T>& to, idx_t n) const {
     const auto place = [&](idx_t line) { return (head * grid.lines + line) * grid.blocks() + i; };
     std::copy_n(beside.at(place(r)), beside.parts, to.at(n));
     if (grid.lines == 1) return;
     to.merge(n, beyond.at(head * grid.lines + r));
-    for (idx_t line = grid.first_line(r); line < grid.end_line(r); ++line)
+    for (idx_t line = grid.first_line(r), end = grid.end_line(r, length); line < end; ++line)
       if (line != r) to.merge(n, beside.at(place(line)));
   }
 };
@@ -204,49 +215,58 @@ struct aft_window_call {
     });
   }
 
+  /// Block i of the rows of line r.
+  template <class Finish>
+  void attend_block(const head_bundle& bundle, idx_t r, idx_t i, execution& exec, int worker, Finish&& finish) const {
+    const idx_t at = r * grid.columns, parts = x.parts();
+    const idx_t first = i * block_rows, end = (std::min)(first + block_rows, grid.columns);
+    const idx_t length = bundle[0].length, real = std::clamp(grid.columns_of(r, length), first, end);
+    if (first == real) return;
+    sums_array<T> outside;
+    packed_chunk<T> chunk;
+    auto block = exec.scratch(worker, [&](arena& memory) {
+      if (!grid.whole) {
+        outside = sums_array<T>::layout(memory, bundles.most, parts);
+        chunk = packed_chunk<T>::layout(memory, bundles.most * parts, product_keys);
+      }
+      return aft_block<T>::layout(memory, bundles.most * parts, grid.causal);
+    });
+    for (idx_t n = 0; n < std::ssize(bundle) && !grid.whole; ++n)
+      sums.outside(bundle.data() + n - bundles.heads, length, r, i, outside, n);
+    block.packets = std::ssize(bundle) * parts;
+    block.begin(real - first);
+    const aft_window_bias<T> bias{
+        .w = bundle[0].w, .elements = *x.elements, .grid = grid, .keys = length, .r = r, .i = i};
+    const aft_rows<T, aft_window_bias<T>> rows{
+        .block = block, .elements = *x.elements, .heads = bundle, .bias = bias,
+        .first = at + first, .parts = parts, .outside = outside.data, .gate = x.gate};
+    rows.find_row_exponents();
+    idx_t keys = 0;
+    bias.ranges([&](idx_t begin, idx_t stop) {
+      keys += stop - begin;
+      for (idx_t j = begin; j < stop; j += step()) {
+        const idx_t count = (std::min)(step(), stop - j);
+        for (idx_t n = 0; n < std::ssize(bundle) && !grid.whole; ++n)
+          chunk.pack(*x.elements, bundle.data()[n], n * parts, j, count);
+        rows.add_chunk(grid.whole ? packed[j / step()] : chunk, j, count);
+      }
+    });
+    finish(rows, keys);
+  }
+
   /// The sums of rows of bundles [first_bundle, end_bundle), of one where keys are packed for all blocks; finish(rows,
   /// keys) is called for each block of them.
   template <class Finish>
   void attend(idx_t first_bundle, idx_t end_bundle, execution& exec, Finish&& finish) const {
-    const idx_t blocks = grid.blocks(), parts = x.parts();
+    const idx_t blocks = grid.blocks();
     if (grid.whole) pack_bundle(bundles.list[first_bundle], exec);
-    exec.for_each((end_bundle - first_bundle) * grid.lines * blocks, [&](idx_t task, int worker) {
-      const head_bundle bundle = bundles.list[first_bundle + task / blocks / grid.lines];
-      const idx_t r = task / blocks % grid.lines, at = r * grid.columns;
+    const idx_t tasks = grid.line_tasks();
+    exec.for_each((end_bundle - first_bundle) * tasks * blocks, [&](idx_t task, int worker) {
+      const head_bundle bundle = bundles.list[first_bundle + task / blocks / tasks];
+      const idx_t begin = task / blocks % tasks * grid.task_lines();
       const idx_t i = grid.whole ? blocks - 1 - task : task % blocks;  // the longest go first
-      const idx_t first = i * block_rows, end = (std::min)(first + block_rows, grid.columns);
-      const idx_t length = bundle[0].length, real = std::clamp(grid.columns_of(r, length), first, end);
-      if (first == real) return;
-      sums_array<T> outside;
-      packed_chunk<T> chunk;
-      auto block = exec.scratch(worker, [&](arena& memory) {
-        if (!grid.whole) {
-          outside = sums_array<T>::layout(memory, bundles.most, parts);
-          chunk = packed_chunk<T>::layout(memory, bundles.most * parts, product_keys);
-        }
-        return aft_block<T>::layout(memory, bundles.most * parts, grid.causal);
-      });
-      for (idx_t n = 0; n < std::ssize(bundle) && !grid.whole; ++n)
-        sums.outside(bundle.data() + n - bundles.heads, r, i, outside, n);
-      block.packets = std::ssize(bundle) * parts;
-      block.begin(real - first);
-      const aft_window_bias<T> bias{
-          .w = bundle[0].w, .elements = *x.elements, .grid = grid, .keys = length, .r = r, .i = i};
-      const aft_rows<T, aft_window_bias<T>> rows{
-          .block = block, .elements = *x.elements, .heads = bundle, .bias = bias,
-          .first = at + first, .parts = parts, .outside = outside.data, .gate = x.gate};
-      rows.find_row_exponents();
-      idx_t keys = 0;
-      bias.ranges([&](idx_t begin, idx_t stop) {
-        keys += stop - begin;
-        for (idx_t j = begin; j < stop; j += step()) {
-          const idx_t count = (std::min)(step(), stop - j);
-          for (idx_t n = 0; n < std::ssize(bundle) && !grid.whole; ++n)
-            chunk.pack(*x.elements, bundle.data()[n], n * parts, j, count);
-          rows.add_chunk(grid.whole ? packed[j / step()] : chunk, j, count);
-        }
-      });
-      finish(rows, keys);
+      for (idx_t r = begin, end = (std::min)(begin + grid.task_lines(), grid.lines_of(bundle[0].length)); r < end; ++r)
+        attend_block(bundle, r, i, exec, worker, finish);
     });
   }
 

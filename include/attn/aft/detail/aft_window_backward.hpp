@@ -88,13 +88,15 @@ struct aft_window_backward_call {
           },
           [&](idx_t) { return bundle[0].length; });
       biases.begin(forward.bundles, b, exec);
-      exec.for_each(segments, [&](idx_t segment, int worker) {
+      const idx_t real = grid.blocks_of(bundle[0].length);
+      const idx_t used = real > 0 ? ceil_div(real * segments, blocks) : 0;  // segments with keys
+      exec.for_each(used, [&](idx_t segment, int worker) {
         aft_bias_sink<T> sink = biases.sink;
         if (kernel) sink.sums = partial + segment * entries, std::fill_n(sink.sums, entries, T(0));
-        for (idx_t n = segment * blocks / segments; n < (segment + 1) * blocks / segments; ++n)
+        for (idx_t n = segment * blocks / segments; n < (std::min)(real, (segment + 1) * blocks / segments); ++n)
           add_keys_block(bundle, rows, beside, sink, n, forward.bundles.most, exec, worker);
       });
-      for (idx_t segment = 0; segment < segments; ++segment)
+      for (idx_t segment = 0; segment < used; ++segment)
         for (idx_t n = 0; n < entries; ++n) biases.sink.sums[n] += partial[segment * entries + n];
       biases.end(forward.bundles, b, exec);
     }
@@ -114,7 +116,8 @@ struct aft_window_backward_call {
       outside = sums_array<T>::layout(memory, grid.whole ? 0 : most, parts);
       return aft_key_block<T>::layout(memory, most * parts, biased);
     });
-    for (idx_t head = 0; head < std::ssize(bundle) && !grid.whole; ++head) beside.outside(head, r, i, outside, head);
+    for (idx_t head = 0; head < std::ssize(bundle) && !grid.whole; ++head)
+      beside.outside(head, length, r, i, outside, head);
     aft_window_bias<T> ranges{
         .w = bundle[0].w, .elements = *x.elements, .grid = grid, .keys = length, .r = r, .i = i};
     const window_key_bias<T> bias{ranges, sink};

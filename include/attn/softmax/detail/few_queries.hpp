@@ -29,6 +29,7 @@ struct few_queries_driver {
   static constexpr idx_t most_queries = 64;  // of a task
   static constexpr idx_t task_rows = 256;    // their states stay in the second-level cache
   static constexpr idx_t block_keys = 256;   // packed at a time
+  static constexpr idx_t moved_keys = 1024;  // in place: the sums of long rows are moved after so many keys
 
   const softmax_call<S, Score, C>& in;
   const attention_shape& shape = in.shape;
@@ -164,7 +165,10 @@ struct few_queries_driver {
   }
 
   void attend_in_place(const work& w, const online_softmax<T>& state, int worker) const {
+    const bool any_long = std::same_as<stream_operand<T, C>, T> && shape.keys > long_segment;  // others err by more
+    long_softmax<T> total{};
     auto all = in.exec.scratch(worker, [&](arena& memory) {
+      if (any_long) total = long_softmax<T>::layout(memory, state.rows, shape.dim_v);
       return stream_queries<T, C>::layout(memory, state.rows, shape.dim, shape.dim_v, bool(in.relative_queries));
     });
     all.rows = 0;
@@ -173,12 +177,51 @@ struct few_queries_driver {
       all.add(in.q, in.relative_queries, {b, w.head, w.first, in.shift(b)}, rows(w, number), queries(w, number),
               in.terms.query_factor());
     }
+    if (any_long) total.clear(state.rows);
     share_keys(w, first_item(w), last_item(w), w.begin, [&](idx_t begin, idx_t end, idx_t first, idx_t last) {
-      const idx_t b = sets.items[begin], kv = w.head / shape.group(), row = rows(w, first_item(w), begin),
-                  count = rows(w, begin, end);
-      attend_stream(all.part(row, count), in.key_rows(b, kv), in.value_rows(b, kv), {}, first, last, in.terms,
-                    in.causal, state.part(row, count), in.visible_keys(b));
+      const idx_t row = rows(w, first_item(w), begin), count = rows(w, begin, end);
+      for (idx_t from = first, to = last; from < last; from = to) {
+        if (any_long) to = (std::min)(last, (from / moved_keys + 1) * moved_keys);
+        if (any_long && from % moved_keys == 0) move_sums(w, begin, end, from, all, state, total);
+        attend_keys(w, sets.items[begin], all.part(row, count), from, to, state.part(row, count));
+      }
     });
+    for (idx_t number = first_item(w); any_long && number < last_item(w); ++number) {
+      move_sums(w, number, number + 1, end(w, number), all, state, total);
+      const idx_t row = rows(w, first_item(w), number), count = rows(w, number);
+      if (is_long(number)) total.part(row, count).settle(state.part(row, count), count, true);
+    }
+  }
+
+  /// The rows of batch item b and of those beside it attend keys [from, to).
+  void attend_keys(const work& w, idx_t b, const stream_queries<T, C>& rows, idx_t from, idx_t to,
+                   const online_softmax<T>& state) const {
+    const idx_t kv = w.head / shape.group();
+    attend_stream(rows, in.key_rows(b, kv), in.value_rows(b, kv), {}, from, to, in.terms, in.causal, state,
+                  in.visible_keys(b));
+  }
+  /// Moves the sums of the keys up to `end`, of the long rows of some items, to `total`. Where one key has nearly all
+  /// of their weight, it has swallowed others of its tile: they are attended again, a few at a time.
+  [[gnu::noinline]] void move_sums(const work& w, idx_t begin, idx_t end_item, idx_t end,
+                                   const stream_queries<T, C>& queries, const online_softmax<T>& state,
+                                   const long_softmax<T>& total) const {
+    constexpr idx_t some = 16;
+    const idx_t first = (std::max)(w.begin, (end - 1) / moved_keys * moved_keys);
+    for (idx_t number = begin; first < end && number < end_item; ++number) {
+      if (!is_long(number)) continue;
+      for (idx_t r = rows(w, first_item(w), number), last = r + rows(w, number); r < last; ++r) {
+        const online_softmax<T> one = state.part(r, 1);
+        const long_softmax<T> sums = total.part(r, 1);
+        if (*one.sum > T(1) && *one.sum < T(1) + T(1) / 1024) {
+          std::fill_n(one.row(0), one.stride, T(0)), *one.sum = 0;
+          for (idx_t from = first; from < end; from += some) {
+            attend_keys(w, sets.items[number], queries.part(r, 1), from, (std::min)(end, from + some), one);
+            sums.add(one, 1);
+          }
+        }
+        sums.add(one, 1);
+      }
+    }
   }
 
   void attend_in_blocks(const work& w, const online_softmax<T>& state, int worker) const {

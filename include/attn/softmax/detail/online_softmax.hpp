@@ -140,6 +140,7 @@ struct long_softmax {
     return {state::layout(memory, rows, cols, step), state::layout(memory, rows, cols, step)};
   }
   void clear(idx_t rows) const { sums.clear(rows), errors.clear(rows); }
+  long_softmax part(idx_t first, idx_t count) const { return {sums.part(first, count), errors.part(first, count)}; }
 
   [[gnu::noinline]] void add(const online_softmax<T, Lanes>& state, idx_t rows) const {
     for (idx_t r = 0; r < rows; ++r) add_row(state, r);

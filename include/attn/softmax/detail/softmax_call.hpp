@@ -218,7 +218,9 @@ auto unchecked_call(const char* name, const Q& q, const K& k, const V& v, O& out
   return call;
 }
 
-/// Checks the log decays of the real keys, lengths.keys(b) of item b, where the operator has any.
+/// Checks the log decays of the real keys, lengths.keys(b) of item b, where the operator has any. A step checks those of
+/// all its tokens: they are memory of the caller, who may have changed it since the last step, and all are added up anew
+/// once the cache has changed, in thirty times the time (4096 tokens: 0.7 us of a step of 185).
 template <class Options, class Lengths>
 void check_decays(const validator& check, const Options& given, const Lengths& lengths, execution& exec) {
   if constexpr (requires { given.log_decay; })

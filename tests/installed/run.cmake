@@ -1,0 +1,17 @@
+# run(COMMAND...) fails with the command's output, which it leaves in `output`; `eigen`: what a project needs to find Eigen.
+function(run)
+  execute_process(COMMAND ${ARGN} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
+  message("${output}")
+  if(NOT result EQUAL 0)
+    message(FATAL_ERROR "failed: ${ARGN}")
+  endif()
+  set(output "${output}" PARENT_SCOPE)
+endfunction()
+
+set(eigen)
+if(Eigen3_DIR)
+  list(APPEND eigen -DEigen3_DIR=${Eigen3_DIR})
+endif()
+if(EIGEN_INCLUDE_DIR)
+  list(APPEND eigen -DATTN_EIGEN_INCLUDE_DIR=${EIGEN_INCLUDE_DIR})
+endif()
