@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "cache_types.hpp"
 #include "flops.hpp"
 #include "inputs.hpp"
 #include "table.hpp"
@@ -132,10 +133,11 @@ double indexer_cache_bytes(const problem& p) {
   return static_cast<double>(p.length * std::min<idx_t>(32, p.dim)) * sizeof(element);
 }
 
-/// Every step has other lists.
+/// Every step has other lists. C: elements of the cache.
+template <class C>
 struct selected_stream final : stream {
   static constexpr idx_t most_turns = 64;
-  attn::kv_cache<element> cache;
+  attn::kv_cache<C> cache;
   idx_t count, block, turn = 0;
   index_table lists;  // [1, heads, turns, count]
 
@@ -158,32 +160,33 @@ struct selected_stream final : stream {
   void rewind(idx_t tokens) override { cache.truncate(tokens); }
 };
 double selected_step_flops(const problem& p) { return score_flops(p, seen_keys(p, p.length)); }
-double selected_step_bytes(const problem& p) {
-  return sizeof(element) * seen_keys(p, p.length) * static_cast<double>((p.dim + p.dim_v) * p.kv_heads);
-}
-double selected_cache_bytes(const problem& p) {
-  return sizeof(element) * static_cast<double>(p.length * (p.dim + p.dim_v) * p.kv_heads);
-}
 
 }  // namespace
 
 std::vector<decode_entry> selected_decoders() {
-  return {{.name = "selected_keys_decode",
-           .exact = false,
-           .uses = {"selected", "list-block"},
-           .flops = selected_step_flops,
-           .cache_bytes = selected_step_bytes,
-           .prepare = [](const problem& p) -> std::unique_ptr<stream> { return std::make_unique<selected_stream>(p); },
-           .approximates = false,
-           .state_bytes = selected_cache_bytes,
-           .reads_anew = true},
-          {.name = "lightning_indexer_decode",
-           .exact = false,
-           .uses = {"selected"},
-           .flops = indexer_step_flops,
-           .cache_bytes = indexer_cache_bytes,
-           .prepare = [](const problem& p) -> std::unique_ptr<stream> { return std::make_unique<indexer_stream>(p); },
-           .approximates = false}};
+  std::vector<decode_entry> all;
+  each_cache_type([&]<class C>(const char* name, double) {
+    all.push_back(
+        {.name = "selected_keys_decode",
+         .exact = false,
+         .uses = {"selected", "list-block"},
+         .flops = selected_step_flops,
+         .cache_bytes = [](const problem& p) { return seen_keys(p, p.length) * token_bytes<C>(p); },
+         .prepare = [](const problem& p) -> std::unique_ptr<stream> { return std::make_unique<selected_stream<C>>(p); },
+         .approximates = false,
+         .state_bytes = [](const problem& p) { return static_cast<double>(p.length) * token_bytes<C>(p); },
+         .reads_anew = true,
+         .cache_type = name});
+  });
+  all.push_back(
+      {.name = "lightning_indexer_decode",
+       .exact = false,
+       .uses = {"selected"},
+       .flops = indexer_step_flops,
+       .cache_bytes = indexer_cache_bytes,
+       .prepare = [](const problem& p) -> std::unique_ptr<stream> { return std::make_unique<indexer_stream>(p); },
+       .approximates = false});
+  return all;
 }
 
 std::vector<operator_entry> selected_operators() {

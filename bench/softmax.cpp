@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "cache_types.hpp"
 #include "flops.hpp"
 #include "table.hpp"
 
@@ -21,14 +22,6 @@ double window_scores(const problem& p) {
   const auto n = static_cast<double>(p.length), w = static_cast<double>(std::min(p.set.window, p.length - 1));
   const double one_side = n * w - w * (w + 1) / 2;
   return n + one_side * (p.causal ? 1 : 2);
-}
-
-/// Of a token in a cache of C.
-template <class C>
-double token_bytes(const problem& p) {
-  using format = attn::detail::row_format<C>;
-  return static_cast<double>(p.kv_heads * (format::elements(p.dim, true) + format::elements(p.dim_v, false))) *
-         sizeof(C) / format::rows;
 }
 
 double seen_by_last(const problem& p) { return static_cast<double>(std::min(p.length, p.set.window + 1)); }
@@ -186,46 +179,43 @@ training_runner train_window(const problem& p) {
           }};
 }
 
-/// Over caches of C: the decoders' own, or those --cache-type asks for, which err by `rounding`.
+/// Over caches of C.
 template <class C>
-void add_decoders(std::vector<decode_entry>& to, const char* cache_type = "", double rounding = 0) {
-  if constexpr (attn::detail::stores<C, element>) {
-    if (*cache_type && std::same_as<C, element>) return;
-    to.push_back({.name = "full_softmax_decode",
-                  .exact = true,
-                  .uses = {},
-                  .flops = [](const problem& p) { return score_flops(p, static_cast<double>(p.length)); },
-                  .cache_bytes = [](const problem& p) { return static_cast<double>(p.length) * token_bytes<C>(p); },
-                  .prepare = [](const problem& p) -> std::unique_ptr<stream> {
-                    return std::make_unique<full_softmax_stream<C>>(p);
-                  },
-                  .cache_type = cache_type,
-                  .rounding = rounding});
-    to.push_back({.name = "full_softmax_odd_dim_decode",
+void add_decoders(std::vector<decode_entry>& to, const char* cache_type, double rounding) {
+  to.push_back({.name = "full_softmax_decode",
+                .exact = true,
+                .uses = {},
+                .flops = [](const problem& p) { return score_flops(p, static_cast<double>(p.length)); },
+                .cache_bytes = [](const problem& p) { return static_cast<double>(p.length) * token_bytes<C>(p); },
+                .prepare = [](const problem& p) -> std::unique_ptr<stream> {
+                  return std::make_unique<full_softmax_stream<C>>(p);
+                },
+                .cache_type = cache_type,
+                .rounding = rounding});
+  to.push_back({.name = "full_softmax_odd_dim_decode",
+                .exact = false,
+                .uses = {},
+                .flops = [](const problem& p) {
+                  return score_flops(with_odd_dims(p), static_cast<double>(p.length));
+                },
+                .cache_bytes = [](const problem& p) {
+                  return static_cast<double>(p.length) * token_bytes<C>(with_odd_dims(p));
+                },
+                .prepare = [](const problem& p) -> std::unique_ptr<stream> {
+                  return std::make_unique<odd_dim_stream<C>>(p);
+                },
+                .approximates = false,
+                .cache_type = cache_type});
+  if constexpr (attn::detail::row_format<C>::tail == 0) {
+    to.push_back({.name = "sliding_window_decode",
                   .exact = false,
-                  .uses = {},
-                  .flops = [](const problem& p) {
-                    return score_flops(with_odd_dims(p), static_cast<double>(p.length));
-                  },
-                  .cache_bytes = [](const problem& p) {
-                    return static_cast<double>(p.length) * token_bytes<C>(with_odd_dims(p));
-                  },
+                  .uses = {"window"},
+                  .flops = [](const problem& p) { return score_flops(p, seen_by_last(p)); },
+                  .cache_bytes = [](const problem& p) { return seen_by_last(p) * token_bytes<C>(p); },
                   .prepare = [](const problem& p) -> std::unique_ptr<stream> {
-                    return std::make_unique<odd_dim_stream<C>>(p);
+                    return std::make_unique<sliding_window_stream<C>>(p);
                   },
-                  .approximates = false,
                   .cache_type = cache_type});
-    if constexpr (attn::detail::row_format<C>::tail == 0) {
-      to.push_back({.name = "sliding_window_decode",
-                    .exact = false,
-                    .uses = {"window"},
-                    .flops = [](const problem& p) { return score_flops(p, seen_by_last(p)); },
-                    .cache_bytes = [](const problem& p) { return seen_by_last(p) * token_bytes<C>(p); },
-                    .prepare = [](const problem& p) -> std::unique_ptr<stream> {
-                      return std::make_unique<sliding_window_stream<C>>(p);
-                    },
-                    .cache_type = cache_type});
-    }
   }
 }
 
@@ -270,28 +260,9 @@ family softmax_family() {
                      .settings = settings_of(&flags::window, {16, 32, 64, 256, 512})}},
       .decoders = {},
   };
-  add_decoders<element>(softmax.decoders);
-#ifdef ATTN_BENCH_CACHE_half
-  add_decoders<Eigen::half>(softmax.decoders, "half", 2e-3);
-#endif
-#ifdef ATTN_BENCH_CACHE_bfloat16
-  add_decoders<Eigen::bfloat16>(softmax.decoders, "bfloat16", 1.5e-2);
-#endif
-#ifdef ATTN_BENCH_CACHE_int8
-  add_decoders<std::int8_t>(softmax.decoders, "int8", 1.5e-2);
-#endif
-#ifdef ATTN_BENCH_CACHE_float8_e4m3
-  add_decoders<attn::float8_e4m3>(softmax.decoders, "float8_e4m3", 0.1);
-#endif
-#ifdef ATTN_BENCH_CACHE_float8_e5m2
-  add_decoders<attn::float8_e5m2>(softmax.decoders, "float8_e5m2", 0.2);
-#endif
-#ifdef ATTN_BENCH_CACHE_int8_channels
-  add_decoders<attn::int8_channels>(softmax.decoders, "int8_channels", 1.5e-2);
-#endif
-#ifdef ATTN_BENCH_CACHE_int4
-  add_decoders<attn::int4>(softmax.decoders, "int4", 0.2);
-#endif
+  each_cache_type([&]<class C>(const char* name, double rounding) {
+    add_decoders<C>(softmax.decoders, name, rounding);
+  });
   for (operator_entry& entry : pattern_operators()) softmax.operators.push_back(std::move(entry));
   for (operator_entry& entry : softmax.operators) entry.has_fast = true;
   for (decode_entry& entry : pattern_decoders()) softmax.decoders.push_back(std::move(entry));

@@ -139,8 +139,11 @@ struct channel_rows {
         const C* const word = from + layout.code(row, c).byte;
         const idx_t before = c % layout_type::in_word;
         std::uint8_t codes[some + layout_type::in_word];
-        row_codes<words>(word, codes);
-        if (before != 0) row_codes<1>(word + words * 4 * channel_block, codes + some);
+        const auto put = [&](idx_t n, const auto& some_codes) {
+          std::memcpy(codes + n * layout_type::in_word, &some_codes, sizeof some_codes);
+        };
+        put(0, row_codes<words>([&](idx_t n) { return word + n * 4 * channel_block; }));
+        if (before != 0) put(words, row_codes<1>([&](idx_t) { return word + words * 4 * channel_block; }));
         for (int n = 0; n < some; n += w) store<float>(x + n, numbers(load_codes(codes + before + n), c + n));
       }, number);
     else
@@ -163,32 +166,36 @@ struct channel_rows {
           [&](idx_t c) { return static_cast<float>(row[c]); });
     }
   }
-  /// How many of the first `count` rows, consecutive ones, are all in the tail, or all not, as the first one is.
+  /// How many of the first `count` rows are all in the tail, or all not, as the first one is.
   idx_t alike(idx_t count) const {
-    if (step != 1 || count <= 0) return count;
+    if (count <= 0) return count;
     const bool tails = in_tail(0);
-    idx_t n = channel_block - in_block(0);
-    while (n < count && in_tail(n) == tails) n += channel_block;
+    const auto in_same_block = [&](idx_t n) { return (channel_block - in_block(n) + step - 1) / step; };
+    idx_t n = in_same_block(0);
+    while (n < count && in_tail(n) == tails) n += in_same_block(n);
     return (std::min)(n, count);
   }
 
- private:
-  /// The codes of one key in N words, one after another.
-  template <int N>
-  static void row_codes(const C* word, std::uint8_t* codes) {
+  /// The codes of one key in N words, word n at word_at(n), in bytes one after another.
+  template <int N, class F>
+  ATTN_INLINE static auto row_codes(F&& word_at) {
     using half_words = typename lanes_of<std::uint16_t, 2 * N>::type;
+    using bytes = typename lanes_of<std::uint8_t, N * layout_type::in_word>::type;
     typename lanes_of<std::uint32_t, N>::type x{};
-    unroll<N>([&](auto n) { x[n.value] = load_words<1>(word + n * 4 * channel_block)[0]; });
+    unroll<N>([&](auto n) { x[n.value] = load_words<1>(word_at(n))[0]; });
     x = (x & 0xff0000ffu) | (x >> 8 & 0xff00u) | (x & 0xff00u) << 8;
     if constexpr (layout_type::bits == 8) {
-      std::memcpy(codes, &x, sizeof x);
+      return bits_as<bytes>(x);
     } else {
       const auto wide = __builtin_convertvector(bits_as<half_words>(x), typename lanes_of<std::uint32_t, 2 * N>::type);
-      const auto bytes = (wide & 0x0f0fu) | (wide & 0xf0f0u) << 12;
-      std::memcpy(codes, &bytes, sizeof bytes);
+      return bits_as<bytes>((wide & 0x0f0fu) | (wide & 0xf0f0u) << 12);
     }
   }
 };
+template <class C>
+bool in_tail(const channel_rows<C>& x) {
+  return x.in_tail(0);
+}
 template <class C>
 channel_rows<C> every(channel_rows<C> x, idx_t step, idx_t count) {
   x.step *= step, x.rows = count;

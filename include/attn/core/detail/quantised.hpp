@@ -10,11 +10,14 @@
 // stored key depends on itself and on the first key of its block only, so tokens may come one by one or many at
 // once. quantised_block rows are one block of bytes:
 //
-//   float scale[16], std::int8_t code[cols / 2][16][2], bfloat16 reference[cols]  64 + 18 cols bytes, of keys
+//   float scale[16], std::int8_t code[cols / 8][16][8], bfloat16 reference[cols]  64 + 18 cols bytes, of keys
 //   float scale[16], std::int8_t code[16 / 2][cols][2]                            64 + 16 cols, of values
 //
-// so that 16 scores of keys, or a row of the output, are sums in whole registers of pairs of products of integers: one
-// instruction (pmaddwd, vpdpwssd) multiplies and adds 2 width<float> of them.
+// so that scores of keys, or a row of the output, are sums in whole registers of pairs of products of integers: one
+// instruction (pmaddwd, vpdpwssd) multiplies and adds 2 width<float> of them. The last columns of keys, where there are
+// fewer than 8, are [16][cols % 8]. Key 4 l + n is at place 4 n + l: registers of places 4 n on, n < 4, whose sums are
+// added across groups of four lanes, give the scores in the order of the keys. The 8 codes of a key that are adjacent
+// are for lists of single keys.
 #pragma once
 
 #include <attn/core/detail/simd.hpp>
@@ -32,6 +35,7 @@
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 inline constexpr idx_t quantised_block = 16;
+inline constexpr idx_t code_group = 8;            // adjacent codes of a key
 inline constexpr float quantised_most = 1e38f;    // largest number: differences of two are finite
 inline constexpr float whole_number = 0x1.8p23f;  // x + whole_number has x, rounded, in its lowest bits
 
@@ -46,10 +50,9 @@ struct quantised_layout {
   }
   idx_t bytes() const { return reference() + (of_keys ? 2 * cols : 0); }
   idx_t code(idx_t row, idx_t col) const {
-    const auto in_pairs = [](idx_t along, idx_t across, idx_t width) {
-      return along / 2 * 2 * width + 2 * across + along % 2;
-    };
-    return 4 * quantised_block + (of_keys ? in_pairs(col, row, quantised_block) : in_pairs(row, col, cols));
+    if (!of_keys) return 4 * quantised_block + row / 2 * 2 * cols + 2 * col + row % 2;
+    const idx_t first = col / code_group * code_group, place = row % 4 * 4 + row / 4;
+    return 4 * quantised_block + quantised_block * first + place * (std::min)(code_group, cols - first) + col - first;
   }
   idx_t reference() const { return quantised_block * (4 + cols); }
 };
@@ -78,17 +81,42 @@ inline float held_inverse(float inverse, float code, float most) {
 using whole_lanes = typename lanes_of<std::int32_t, width<float>>::type;
 using code_pairs = typename lanes_of<std::int16_t, 2 * width<float>>::type;
 
-/// 2 width<float> codes. By intrinsics where GCC 12 would convert in several steps.
-ATTN_INLINE code_pairs load_code_pairs(const std::int8_t* p) {
+/// 2 width<float> codes, with a sign or without, as integers of 16 bits. By intrinsics where GCC 12 would convert in
+/// several steps.
+template <class Code>
+using code_bytes = typename lanes_of<Code, 2 * width<float>>::type;
+template <class Code>
+ATTN_INLINE code_pairs widen_codes(const code_bytes<Code>& codes) {
 #if defined(__AVX512BW__) && defined(EIGEN_VECTORIZE_AVX512)
-  return (code_pairs)_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  return (code_pairs)(std::is_signed_v<Code> ? _mm512_cvtepi8_epi16((__m256i)codes)
+                                             : _mm512_cvtepu8_epi16((__m256i)codes));
 #elif defined(__AVX2__) && defined(EIGEN_VECTORIZE_AVX) && !defined(EIGEN_VECTORIZE_AVX512)
-  return (code_pairs)_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return (code_pairs)(std::is_signed_v<Code> ? _mm256_cvtepi8_epi16((__m128i)codes)
+                                             : _mm256_cvtepu8_epi16((__m128i)codes));
 #else
-  typename lanes_of<std::int8_t, 2 * width<float>>::type codes;
-  std::memcpy(&codes, p, sizeof codes);
   return __builtin_convertvector(codes, code_pairs);
 #endif
+}
+ATTN_INLINE code_pairs load_code_pairs(const std::int8_t* p) {
+  code_bytes<std::int8_t> codes;
+  std::memcpy(&codes, p, sizeof codes);
+  return widen_codes<std::int8_t>(codes);
+}
+/// The same of groups of code_group adjacent codes, group n at p(n).
+template <class F>
+ATTN_INLINE code_pairs load_code_groups(F&& p) {
+  if constexpr (width<float> < 4) {
+    return load_code_pairs(p(0));
+  } else {
+    constexpr int count = 2 * width<float> / code_group;
+    typename lanes_of<std::uint64_t, count>::type groups{};
+    unroll<count>([&](auto n) {
+      std::uint64_t group;
+      std::memcpy(&group, p(n), sizeof group);
+      groups[n.value] = group;
+    });
+    return widen_codes<std::int8_t>(bits_as<code_bytes<std::int8_t>>(groups));
+  }
 }
 
 /// width<float> codes, with a sign or without, as numbers. By intrinsics, as above.
@@ -142,32 +170,30 @@ struct quantised_rows {
     }, [&](idx_t c) { return size * static_cast<float>(codes[2 * c + odd]); });
   }
   void expand_key(idx_t i, float* to) const {
-    constexpr idx_t next = 2 * quantised_block, some = (std::max)(16, width<float>);  // pairs and columns at a time
-    const std::int8_t* const codes = block(i) + layout.code(in_block(i), 0);
+    constexpr idx_t some = (std::max)(16, width<float>);  // columns at a time
+    const std::int8_t* const from = block(i);
+    const idx_t row = in_block(i);
     const quantised_scale given = scale(i);
     const float size = given.size();
     const Eigen::bfloat16* const base = reference(i);
     const whole_lanes kept = whole_lanes{} - static_cast<std::int32_t>(given.from_reference());
     in_packets<some>(cols, to, [&](idx_t c, float* x) {
-      typename lanes_of<std::uint16_t, some / 2>::type pairs{};
-      unroll<some / 2>([&](auto n) {
-        std::uint16_t pair;
-        std::memcpy(&pair, codes + (c / 2 + n) * next, sizeof pair);
-        pairs[n.value] = pair;
-      });
-      std::int8_t row[array_size<some>];
-      std::memcpy(row, &pairs, sizeof row);
+      std::int8_t codes[some + code_group];
+      const idx_t before = c % code_group;
+      for (idx_t n = -before; n < some; n += code_group)
+        std::memcpy(codes + before + n, from + layout.code(row, c + n), code_group);
       for (idx_t n = 0; n < some; n += width<float>)
-        store<float>(x + n, fma(load_codes(row + n), broadcast<float>(size),
+        store<float>(x + n, fma(load_codes(codes + before + n), broadcast<float>(size),
                                 keep<float>(load_as<float>(base + c + n), kept)));
     }, [&](idx_t c) {
-      const idx_t pair = c / 2;
-      const float rest = size * static_cast<float>(codes[pair * next + c % 2]);
+      const float rest = size * static_cast<float>(from[layout.code(row, c)]);
       return given.from_reference() ? rest + static_cast<float>(base[c]) : rest;
     });
   }
 };
 
+/// Whether the first row is a number in 16 bits yet (channel_codes.hpp).
+constexpr bool in_tail(const quantised_rows&) { return false; }
 /// Every step-th of `count` rows.
 inline quantised_rows every(quantised_rows x, idx_t step, idx_t count) {
   x.step *= step, x.rows = count;
@@ -249,6 +275,50 @@ constexpr std::int32_t code_most_of(idx_t count, idx_t largest = 127) {
 }
 
 ATTN_INLINE whole_lanes broadcast_pair(code_pair x) { return std::bit_cast<std::int32_t>(x) - whole_lanes{}; }
+/// Four pairs, in each group of four lanes.
+ATTN_INLINE whole_lanes broadcast_fours(const code_pair* p) {
+#if defined(EIGEN_VECTORIZE_AVX512)
+  return (whole_lanes)_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#elif defined(__AVX2__) && defined(EIGEN_VECTORIZE_AVX)
+  return (whole_lanes)_mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#else
+  std::int32_t lanes[width<float>];
+  for (int n = 0; n < width<float>; ++n) lanes[n] = std::bit_cast<std::int32_t>(p[n % 4]);
+  return bits_as<whole_lanes>(lanes);
+#endif
+}
+ATTN_INLINE whole_lanes load_pairs(const code_pair* p) {
+  whole_lanes x;
+  std::memcpy(&x, p, sizeof x);
+  return x;
+}
+
+/// Lanes of both, as shuffle().
+template <class F>
+ATTN_INLINE whole_lanes shuffle_whole(const whole_lanes& a, const whole_lanes& b, F lane_of) {
+  return bits_as<whole_lanes>(shuffle<float>(bits_as<packet<float>>(a), bits_as<packet<float>>(b), lane_of));
+}
+/// Lane i of the result is the sum of the lanes of x[i], of the first N; x is overwritten.
+template <int N = width<float>>
+ATTN_INLINE whole_lanes whole_sums_across(whole_lanes (&x)[width<float>]) {
+  if constexpr (N > 1) {
+    unroll<N / 2>([&](auto n) {
+      const whole_lanes a = x[2 * n], b = x[2 * n + 1];
+      x[n] = shuffle_whole(a, b, [](int i) { return 2 * i; }) + shuffle_whole(a, b, [](int i) { return 2 * i + 1; });
+    });
+    whole_sums_across<N / 2>(x);
+  }
+  return x[0];
+}
+/// Lane 4 l + n of the result is the sum of lanes 4 l to 4 l + 3 of x[n].
+ATTN_INLINE whole_lanes sums_of_fours(const whole_lanes (&x)[4]) {
+  const auto pairs = [](const whole_lanes& a, const whole_lanes& b) {
+    constexpr auto lane = [](int i, int odd) { return i % 4 / 2 * width<float> + i / 4 * 4 + i % 2 * 2 + odd; };
+    return shuffle_whole(a, b, [](int i) { return decltype(lane){}(i, 0); }) +
+           shuffle_whole(a, b, [](int i) { return decltype(lane){}(i, 1); });
+  };
+  return pairs(pairs(x[0], x[1]), pairs(x[2], x[3]));
+}
 
 /// sums + x y; both products of a pair are added.
 ATTN_INLINE whole_lanes add_products(const whole_lanes& sums, const code_pairs& x, const whole_lanes& pair) {

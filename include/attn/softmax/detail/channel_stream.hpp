@@ -91,10 +91,23 @@ ATTN_INLINE void channel_scores(const stream_row<T, C>& q, const C* words, idx_t
   });
 }
 
+/// Queries times the scales of a block, as integers; and the factors of their products with its codes.
+template <int R, class T, class C>
+ATTN_INLINE void scale_operands(const stream_row<T, C>& q, const Eigen::bfloat16* scales, idx_t cols, float* factors) {
+  const float most = largest_scale(scales, cols), inverse_most = most > 0 ? 1 / most : 0;
+  const auto whole = static_cast<float>(code_most_of(cols, row_format<C>::largest_code));
+  for (int r = 0; r < R; ++r) {
+    factors[r] = q.factors[r] * most;
+    const float exact = q.factors[r] >= (std::numeric_limits<float>::min)() ? inverse_most / q.factors[r] : 0,
+                inverse = held_inverse(exact, whole * (q.factors[r] * exact * most), whole);
+    round_scaled<channel_layout<C>::in_word>(q.data + r * q.stride, scales, cols, inverse,
+                                             q.operands + r * q.operand_stride);
+  }
+}
+
 /// q . k_j = (q scales) . code_j + q . offsets.
 template <int R, class T, class C>
 void stream_scores(const stream_row<T, C>& q, const channel_rows<C>& k, T* scores, stream_prefetcher values) {
-  using layout = channel_layout<C>;
   constexpr int w = width<float>, N = 2 * w <= channel_block ? 2 : 1;
   const channel_tile<C> tile(k);
   T shifts[array_size<R * stream_tile>];
@@ -104,17 +117,8 @@ void stream_scores(const stream_row<T, C>& q, const channel_rows<C>& k, T* score
   const idx_t stride = tile.shift == 0 ? stream_tile : channel_tile<C>::most_rows;
   for (idx_t b = 0; b < tile.blocks; ++b) {
     values.next(1);
-    const float most = largest_scale(tile.scales(b), k.cols), inverse_most = most > 0 ? 1 / most : 0;
     float factors[array_size<R>];
-    for (int r = 0; r < R; ++r) {
-      factors[r] = q.factors[r] * most;
-      constexpr idx_t largest = row_format<C>::largest_code;
-      const auto whole = static_cast<float>(code_most_of(k.cols, largest));
-      const float exact = q.factors[r] >= (std::numeric_limits<float>::min)() ? inverse_most / q.factors[r] : 0,
-                  inverse = held_inverse(exact, whole * (q.factors[r] * exact * most), whole);
-      round_scaled<layout::in_word>(q.data + r * q.stride, tile.scales(b), k.cols, inverse,
-                                    q.operands + r * q.operand_stride);
-    }
+    scale_operands<R>(q, tile.scales(b), k.cols, factors);
     for (idx_t j = 0; j < channel_block; j += N * w)
       channel_scores<R, N>(q, tile.words(b) + 4 * j, k.cols, factors, shifts + b, all + b * channel_block + j, stride);
   }

@@ -32,44 +32,79 @@ struct quantised_tile {
   reference_rows references() const { return {*this}; }
 };
 
-/// scores[r][j] = factor_r |scale_j| (q_r . code_j) + q_r . reference for R queries and N registers of keys from number
-/// `first` of the tile's blocks on; shifts[r][n] is the product q_r . reference of block n, which keys of a negative
-/// scale do without.
+/// scores[j] = |scale_j| factor sum_j + shift for width<float> keys; those of a negative scale do without the shift.
+template <class T>
+ATTN_INLINE void store_code_scores(const whole_lanes& sums, float factor, packet<float> scales,
+                                   const packet<float>& shift, T* scores) {
+  const whole_lanes without = bits_as<whole_lanes>(scales) >> 31;  // all bits where the sign is negative
+  const packet<float> product = mul(whole_to_float(sums), broadcast<float>(factor));
+  store<float>(scores, fma(product, abs(scales), bits_as<packet<float>>(bits_as<whole_lanes>(shift) & ~without)));
+}
+
+/// Scores of N width<float> keys from number `first` of a block on, for R queries; shifts[r] is the product of query r
+/// and the reference.
 template <int R, int N, class T, class C>
-ATTN_INLINE void code_scores(const stream_row<T, C>& q, const quantised_tile& k, idx_t first, const T* shifts,
-                             T* scores, idx_t stride) {
-  // Independent sequences of multiply-adds for each register of sums: at least eight in all, which hides their latency.
-  constexpr int w = width<float>, chains = (std::max)(registers >= 32 ? 2 : 1, 8 / (R * N));
-  idx_t block[array_size<N>], lane[array_size<N>];
-  const std::int8_t* codes[array_size<N>];
-  unroll<N>([&](auto n) {
-    block[n] = (first + n * w) / quantised_block, lane[n] = (first + n * w) % quantised_block;
-    codes[n] = k.codes(block[n]) + 2 * lane[n];
-  });
-  whole_lanes sums[array_size<R>][array_size<N>][array_size<chains>];
-  unroll<R>([&](auto r) { unroll<N * chains>([&](auto n) { sums[r][n / chains][n % chains] = whole_lanes{}; }); });
-  const auto columns = [&](idx_t c, auto chain) {
-    code_pairs x[array_size<N>];
-    unroll<N>([&](auto n) { x[n] = load_code_pairs(codes[n] + 2 * c * quantised_block); });
+ATTN_INLINE void code_scores(const stream_row<T, C>& q, const quantised_tile& k, idx_t block, idx_t first,
+                             const T* shifts, T* scores, idx_t stride) {
+  constexpr int w = width<float>;
+  const std::int8_t* const codes = k.codes(block);
+  const idx_t cols = k.of.cols, all = k.of.layout.cols / code_group * code_group;
+  whole_lanes total[array_size<R>][array_size<N>];
+  if constexpr (w < 4) {
+    for (int r = 0; r < R; ++r) {
+      const std::int16_t* const operand = reinterpret_cast<const std::int16_t*>(q.operands + r * q.operand_stride);
+      total[r][0] = whole_lanes{};
+      for (idx_t c = 0; c < cols; ++c) total[r][0][0] += operand[c] * k.block(block)[k.of.layout.code(first, c)];
+    }
+  } else {
+    // Independent sequences of multiply-adds for each register of sums: at least eight in all, which hides their
+    // latency.
+    constexpr int chains = (std::max)(1, 2 / (R * N));
+    whole_lanes sums[array_size<R>][array_size<N>][4][chains];
     unroll<R>([&](auto r) {
-      const whole_lanes pair = broadcast_pair(q.operands[r * q.operand_stride + c]);
-      unroll<N>([&](auto n) { sums[r][n][chain] = add_products(sums[r][n][chain], x[n], pair); });
+      unroll<N * 4 * chains>([&](auto n) { sums[r][n / (4 * chains)][n / chains % 4][n % chains] = whole_lanes{}; });
     });
-  };
-  const idx_t pairs = k.of.cols / 2;
-  idx_t c = 0;
-  for (; c + chains <= pairs; c += chains) unroll<chains>([&](auto chain) { columns(c + chain, chain); });
-  for (; c < pairs; ++c) columns(c, std::integral_constant<int, 0>{});
+    const idx_t place = first / 4;
+    const auto columns = [&](idx_t c, auto chain, auto&& load) __attribute__((always_inline)) {
+      whole_lanes operand[array_size<R>];
+      unroll<R>([&](auto r) { operand[r] = broadcast_fours(q.operands + r * q.operand_stride + c / 2); });
+      unroll<4 * N>([&](auto n) {
+        const code_pairs x = load(place + n % 4 * 4 + n / 4 * w / 4);
+        unroll<R>([&](auto r) {
+          whole_lanes& sum = sums[r][n / 4][n % 4][chain];
+          sum = add_products(sum, x, operand[r]);
+        });
+      });
+    };
+    const auto whole = [&](idx_t c, auto chain) __attribute__((always_inline)) {
+      columns(c, chain, [&](idx_t at) { return load_code_pairs(codes + c * quantised_block + at * code_group); });
+    };
+    const idx_t end = (std::min)(all, round_up(cols, code_group));
+    idx_t c = 0;
+    for (; c + chains * code_group <= end; c += chains * code_group)
+      unroll<chains>([&](auto chain) { whole(c + chain * code_group, chain); });
+    for (; c < end; c += code_group) whole(c, std::integral_constant<int, 0>{});
+    if (c < cols)  // each group ends in codes of the next key or of the reference: the query has zeros there
+      columns(c, std::integral_constant<int, 0>{}, [&](idx_t at) {
+        return load_code_groups([&](idx_t n) { return codes + c * quantised_block + (at + n) * (k.of.layout.cols - c); });
+      });
+    unroll<R>([&](auto r) {
+      unroll<N>([&](auto n) {
+        whole_lanes fours[4];
+        unroll<4>([&](auto i) {
+          fours[i] = sums[r][n][i][0];
+          for (int chain = 1; chain < chains; ++chain) fours[i] += sums[r][n][i][chain];
+        });
+        total[r][n] = sums_of_fours(fours);
+      });
+    });
+  }
   unroll<N>([&](auto n) {
     packet<float> scale;
-    std::memcpy(&scale, k.block(block[n]) + 4 * lane[n], sizeof scale);
-    const whole_lanes without = bits_as<whole_lanes>(scale) >> 31;  // all bits where the sign is negative
-    scale = abs(scale);
+    std::memcpy(&scale, k.block(block) + 4 * (first + n * w), sizeof scale);
     unroll<R>([&](auto r) {
-      for (int chain = 1; chain < chains; ++chain) sums[r][n][0] += sums[r][n][chain];
-      const packet<float> product = mul(whole_to_float(sums[r][n][0]), broadcast<float>(q.factors[r]));
-      const auto shift = bits_as<whole_lanes>(broadcast<float>(shifts[r * stream_tile + block[n]])) & ~without;
-      store<float>(scores + r * stride + first + n * w, fma(product, scale, bits_as<packet<float>>(shift)));
+      store_code_scores(total[r][n], q.factors[r], scale, broadcast<float>(shifts[r * stream_tile + block]),
+                        scores + r * stride + block * quantised_block + first + n * w);
     });
   });
 }
@@ -83,14 +118,15 @@ void stream_scores(const stream_row<T, C>& q, const quantised_rows& k, T* scores
   alignas(64) float of_blocks[array_size<R * quantised_tile::most_rows>];  // where the tile begins within a block
   float* const all = tile.shift == 0 ? scores : of_blocks;
   const idx_t stride = tile.shift == 0 ? stream_tile : quantised_tile::most_rows;
-  constexpr int w = width<float>;
-  const idx_t count = tile.blocks * quantised_block;
-  idx_t j = 0;
-  for (; j + 2 * w <= count; j += 2 * w) {
-    if (j % quantised_block == 0) values.next(std::max<idx_t>(1, 2 * w / quantised_block));
-    code_scores<R, 2>(q, tile, j, shifts, all, stride);
+  // Queries at a time, of which each has four registers of sums for width<float> keys.
+  constexpr int w = width<float>, together = registers >= 32 ? R : (std::min)(R, R == 3 ? 3 : 2),
+                N = together == 1 && w > 1 && 2 * w <= quantised_block ? 2 : 1;
+  for (idx_t b = 0; b < tile.blocks; ++b) {
+    values.next(1);
+    for (int r = 0; r < R; r += together)
+      for (idx_t j = 0; j < quantised_block; j += N * w)
+        code_scores<together, N>(q.from(r), tile, b, j, shifts + r * stream_tile, all + r * stride, stride);
   }
-  for (; j < count; j += w) code_scores<R, 1>(q, tile, j, shifts, all, stride);
   if (tile.shift != 0)
     for (int r = 0; r < R; ++r) std::copy_n(of_blocks + r * stride + tile.shift, k.rows, scores + r * stream_tile);
 }

@@ -51,6 +51,8 @@ struct listed_codes {
   void expand(idx_t begin, idx_t end, float* to, idx_t stride) const {
     for (idx_t n = begin; n < end; ++n, to += stride) of->from(list[n]).expand(0, 1, to, stride);
   }
+  const C* block(idx_t n) const { return of->from(list[n]).block(0); }
+  idx_t in_block(idx_t n) const { return of->from(list[n]).in_block(0); }
   /// Whether row n follows the one before. Runs end where contiguous memory and large pages have a tile.
   bool follows(idx_t n) const { return list[n] == list[n - 1] + 1 && list[n] % stream_tile != 0; }
   /// Whether the first `count` rows are a run.
@@ -58,9 +60,11 @@ struct listed_codes {
     return count >= least_run && list[count - 1] - list[0] == count - 1 &&
            list[0] / stream_tile == list[count - 1] / stream_tile && of->from(list[0]).rows >= count;
   }
-  /// How many of the first `count` rows are a run, or come before the next one.
+  /// How many of the first `count` rows are a run, or come before the next one, and are alike.
   idx_t alike(idx_t count) const {
+    const bool tail = in_tail(of->from(list[0]));
     for (idx_t n = 1, run = 1; n < count; ++n) {
+      if (channel_coded<C> && in_tail(of->from(list[n])) != tail) return n;
       run = follows(n) ? run + 1 : 1;
       if (run < least_run) continue;
       if (n + 1 > run) return n + 1 - run;
@@ -134,6 +138,10 @@ struct stream_row {
   stream_operand<T, C>* operands;  // written by the scores of rows with scales for each channel (channel_stream.hpp)
   idx_t operand_stride;
   const float* factors;
+
+  stream_row from(int r) const {
+    return {data + r * stride, stride, operands + r * operand_stride, operand_stride, factors + r};
+  }
 };
 
 /// scores[r][j] = factor q_r . k_j for R rows, with arbitrary values in the scores just beyond the last key: width<T>

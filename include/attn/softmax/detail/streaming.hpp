@@ -13,7 +13,7 @@
 #pragma once
 
 #include <attn/softmax/detail/blockwise.hpp>
-#include <attn/softmax/detail/channel_stream.hpp>
+#include <attn/softmax/detail/scattered_stream.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
@@ -149,23 +149,26 @@ void with_whole_packets(const listed_rows<S>& x, idx_t count, T* buffer, bool, F
   if (x.col_stride != 1 || !in_whole_packets<T>(x.cols)) return f(converted_rows(x, count, buffer));
   f(listed_rows<S>{x.at, count, x.cols, 1});
 }
-template <class T, class C, class F>
-void with_whole_packets(const listed_codes<C>& x, idx_t count, T* buffer, bool keys, F&& f) {
-  if (x.adjacent(count)) return with_whole_packets(x.of->from(x.list[0]), count, buffer, keys, f);
+/// Rows in codes are used in place too, but for those in a tail, and for values that are stored as keys.
+template <class T, class Rows, class Layout, class F>
+void with_scattered_rows(const Rows& x, const Layout& layout, bool in_place, idx_t count, T* buffer, F&& f) {
+  if constexpr (width<T> >= 4)
+    if (in_place) return f(scattered_rows<std::remove_cvref_t<decltype(*x.block(0))>>(x, layout, count));
   f(expanded_rows(x, count, buffer));
-}
-
-/// Rows in codes are used in place too.
-inline bool tile_in_place(const quantised_rows& x) { return x.step == 1; }
-template <class C>
-bool tile_in_place(const channel_rows<C>& x) {
-  return x.step == 1 && !x.in_tail(0);
 }
 template <class T, class Rows, class F>
-  requires requires(const Rows& x) { tile_in_place(x); }
+  requires requires(const Rows& x) { x.step; }
 void with_whole_packets(const Rows& x, idx_t count, T* buffer, bool keys, F&& f) {
-  if (x.layout.of_keys == keys && in_whole_packets<T>(x.cols) && tile_in_place(x)) return f(every(x, 1, count));
-  f(expanded_rows(x, count, buffer));
+  const bool in_place = x.layout.of_keys == keys && in_whole_packets<T>(x.cols) && !in_tail(x);
+  if (in_place && x.step == 1) return f(every(x, 1, count));
+  with_scattered_rows(x, x.layout, in_place, count, buffer, f);
+}
+template <class T, class C, class F>
+void with_whole_packets(const listed_codes<C>& x, idx_t count, T* buffer, bool keys, F&& f) {
+  const auto first = x.of->from(x.list[0]);
+  if (x.adjacent(count)) return with_whole_packets(first, count, buffer, keys, f);
+  with_scattered_rows(x, first.layout,
+                      first.layout.of_keys == keys && in_whole_packets<T>(x.cols) && !in_tail(first), count, buffer, f);
 }
 
 /// Runs f(r, integral_constant<int, R>) over all rows, R at a time: four, then two, then one. Three that are left are
