@@ -3,6 +3,7 @@
 #pragma once
 
 #include <attn/core/detail/cache_rows.hpp>
+#include <attn/core/detail/coded.hpp>
 #include <attn/core/detail/pages.hpp>
 #include <attn/core/detail/unit_product.hpp>
 
@@ -11,9 +12,6 @@
 #include <type_traits>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
-
-template <class C>
-struct row_format;
 
 /// Which cache a row is fetched into: the first for what is used next, the second for what is used in a while.
 enum class cache_level { first, second };

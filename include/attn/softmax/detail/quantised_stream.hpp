@@ -1,6 +1,7 @@
 // attn: the two products of streaming.hpp with rows in eight bits (quantised.hpp), which are used as they lie in memory.
 #pragma once
 
+#include <attn/core/detail/row_format.hpp>
 #include <attn/softmax/detail/stream_rows.hpp>
 
 // Casts between vectors of the same bits, or to rows that need no alignment, for users who warn of them.
