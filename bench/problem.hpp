@@ -1,7 +1,7 @@
 // attn_bench: what an operator is run on.
 #pragma once
 
-#include <attn/core/execution.hpp>
+#include <attn/core/threads.hpp>
 #include <attn/core/tensor_view.hpp>
 
 #include "flags.hpp"

@@ -7,7 +7,7 @@
 // bound, they gain less.
 #pragma once
 
-#include <attn/core/execution.hpp>
+#include <attn/core/threads.hpp>
 
 #include <memory>
 

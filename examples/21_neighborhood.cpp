@@ -1,6 +1,7 @@
 // What pixels of an image see: attention of each to the pixels around it whose surroundings look like its own, nothing
 // learned. In this form it is a filter, which removes noise and keeps edges (non-local means, Buades et al. 2005).
 // Usage: 21_neighborhood [image.pgm or .ppm] [seen.pgm]; without an image it makes a noisy picture.
+#include <attn/core/threads.hpp>
 #include <attn/softmax/neighborhood_backward.hpp>
 
 #include <algorithm>

@@ -19,6 +19,7 @@
 // this file or left out; support/ has readers of weights. JSON is read by nlohmann/json (Debian: nlohmann-json3-dev):
 //
 //   g++ -std=c++20 -O3 -march=native -DNDEBUG -I attn/include -I /usr/include/eigen3 22_semantic_search.cpp
+#include <attn/core/threads.hpp>
 #include <attn/softmax/full_softmax.hpp>
 
 #include <algorithm>

@@ -4,6 +4,7 @@
 // An execution takes any callable that lets task(0) to task(count - 1) run; these are three. OpenMP and oneTBB are used
 // where the compiler has them (-fopenmp, -ltbb); the queue stands for the jobs of an engine or a server.
 #include <attn/core/tensor.hpp>
+#include <attn/core/threads.hpp>
 #include <attn/softmax/full_softmax.hpp>
 
 #include <algorithm>

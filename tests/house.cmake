@@ -51,9 +51,13 @@ set_tests_properties(${prefix}does_not_compile.precompile PROPERTIES FIXTURES_SE
 file(GLOB refused CONFIGURE_DEPENDS RELATIVE ${CMAKE_CURRENT_SOURCE_DIR}/compile ${CMAKE_CURRENT_SOURCE_DIR}/compile/refused_*.cpp)
 foreach(source ${refused})
   string(REGEX REPLACE "refused_(.*).cpp" "\\1" name ${source})
+  set(begin attn)
+  if(name MATCHES "^without_")  # a header that attn.hpp includes
+    set(begin eigen)
+  endif()
   attn_script_test(does_not_compile.${name} refused -DSOURCE=${CMAKE_CURRENT_SOURCE_DIR}/compile/${source}
-    -DPRECOMPILED=${work}/attn.hpp)
-  set_tests_properties(${prefix}does_not_compile.${name} PROPERTIES FIXTURES_REQUIRED ${prefix}attn)
+    -DPRECOMPILED=${work}/${begin}.hpp)
+  set_tests_properties(${prefix}does_not_compile.${name} PROPERTIES FIXTURES_REQUIRED ${prefix}${begin})
 endforeach()
 
 attn_script_test(house.umbrella umbrella)
@@ -175,37 +179,12 @@ target_compile_options(attn_test_no_signed_zeros PRIVATE -fno-signed-zeros -O2)
 add_test(NAME ${prefix}house.no_signed_zeros COMMAND attn_test_no_signed_zeros)
 set_tests_properties(${prefix}house.no_signed_zeros PROPERTIES LABELS attn_test_no_signed_zeros)
 
-# Two translation units may include everything.
-add_executable(attn_test_two_units compile/two_units_main.cpp compile/two_units_other.cpp)
+# Two translation units may include everything, and a third one less.
+add_executable(attn_test_two_units compile/two_units_main.cpp compile/two_units_other.cpp compile/two_units_one_operator.cpp)
 target_link_libraries(attn_test_two_units PRIVATE attn_test_support)
 target_compile_options(attn_test_two_units PRIVATE -O1)
 add_test(NAME ${prefix}house.two_units COMMAND attn_test_two_units)
 set_tests_properties(${prefix}house.two_units PROPERTIES LABELS attn_test_two_units)
-
-# One operator, included and called, compiles within the budget of processor time; so do all headers, included alone.
-if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND NOT ATTN_SANITIZE)
-  file(GLOB ones CONFIGURE_DEPENDS RELATIVE ${CMAKE_CURRENT_SOURCE_DIR}/compile ${CMAKE_CURRENT_SOURCE_DIR}/compile/one_*.cpp)
-  foreach(source ${ones} everything.cpp model_one_operator.cpp model_fourteen_operators.cpp)
-    string(REGEX REPLACE "(one_)?(.*).cpp" "\\2" operator ${source})
-    set(limit 3000)
-    if(operator STREQUAL "full_softmax")  # the driver of steps too, whose sequences share pages
-      set(limit 3250)
-    elseif(operator STREQUAL "selected_keys")  # two kernels: lists of keys, and of blocks
-      set(limit 3500)
-    elseif(operator STREQUAL "multipole")  # clusters, ranks and their spreads, beside the kernel
-      set(limit 3300)
-    elseif(operator STREQUAL "everything")
-      set(limit 8000)
-    elseif(operator STREQUAL "model_one_operator")
-      set(limit 4500)
-    elseif(operator STREQUAL "model_fourteen_operators")  # most of it the operators'
-      set(limit 15000)
-    endif()
-    attn_script_test(compile_time.${operator} time -DSOURCE=${CMAKE_CURRENT_SOURCE_DIR}/compile/${source} -DWORK=${work}
-      -DMILLISECONDS=${limit})
-    set_tests_properties(${prefix}compile_time.${operator} PROPERTIES COST 5)
-  endforeach()
-endif()
 
 # README.md is short; the C++ blocks of all README files compile, and their links lead somewhere.
 find_package(Python3 COMPONENTS Interpreter QUIET)
@@ -221,6 +200,22 @@ if(Python3_FOUND)
       ${PROJECT_SOURCE_DIR} ${CMAKE_CURRENT_BINARY_DIR}/readme -I ${PROJECT_SOURCE_DIR}/include
       -isystem "$<JOIN:$<TARGET_PROPERTY:Eigen3::Eigen,INTERFACE_INCLUDE_DIRECTORIES>;${mpi_include},;-isystem;>"
     COMMAND_EXPAND_LISTS)
+  # What a user's compiler has to do for each header, and for one call of each operator: lines and bytes, not seconds.
+  set(weights ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/compile/weights.py)
+  add_test(NAME ${prefix}house.headers COMMAND ${weights} headers)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND NOT ATTN_SANITIZE)
+    set(to_compile ${work}/eigen_of_weights.hpp ${CMAKE_CXX_COMPILER} -I ${PROJECT_SOURCE_DIR}/include -isystem)
+    set(eigen "$<JOIN:$<TARGET_PROPERTY:Eigen3::Eigen,INTERFACE_INCLUDE_DIRECTORIES>,\\;-isystem\\;>")
+    add_test(NAME ${prefix}weight.precompile COMMAND ${weights} precompile ${to_compile} "${eigen}" COMMAND_EXPAND_LISTS)
+    set_tests_properties(${prefix}weight.precompile PROPERTIES FIXTURES_SETUP ${prefix}weights COST 100)
+    file(GLOB calls CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/compile/one_*.cpp
+      ${CMAKE_CURRENT_SOURCE_DIR}/compile/model_*.cpp)
+    foreach(source ${calls})
+      string(REGEX REPLACE ".*/(one_)?(.*).cpp" "\\2" name ${source})
+      add_test(NAME ${prefix}weight.${name} COMMAND ${weights} call ${source} ${to_compile} "${eigen}" COMMAND_EXPAND_LISTS)
+      set_tests_properties(${prefix}weight.${name} PROPERTIES FIXTURES_REQUIRED ${prefix}weights COST 5)
+    endforeach()
+  endif()
   # What names every operator by hand is complete.
   add_test(NAME ${ATTN_TESTS_PREFIX}house.complete
     COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/compile/complete.py ${PROJECT_SOURCE_DIR} ${operators})

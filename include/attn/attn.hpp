@@ -27,6 +27,7 @@
 #include <attn/core/state_extents.hpp>
 #include <attn/core/tensor.hpp>
 #include <attn/core/tensor_view.hpp>
+#include <attn/core/threads.hpp>
 #include <attn/core/view_field.hpp>
 #include <attn/fourier/fnet.hpp>
 #include <attn/fourier/fnet_backward.hpp>

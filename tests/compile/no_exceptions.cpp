@@ -1,6 +1,7 @@
 // Compiled with -fno-exceptions -fno-rtti: calls work, with threads and caches too, and one that is refused gives its
 // message to the handler.
 #include <attn/core/paged_cache.hpp>
+#include <attn/core/threads.hpp>
 #include <attn/kernel/linear_step.hpp>
 #include <attn/softmax/full_softmax_step.hpp>
 #include <attn/softmax/sliding_window_step.hpp>

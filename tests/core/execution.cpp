@@ -1,5 +1,5 @@
 // An execution runs every task once, on as many threads as it has, and keeps its scratch memory.
-#include <attn/core/execution.hpp>
+#include <attn/core/threads.hpp>
 
 #include <algorithm>
 #include <atomic>

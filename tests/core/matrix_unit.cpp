@@ -7,6 +7,7 @@
 #if defined(__AVX512F__)
 #define ATTN_AMX_MODEL
 #endif
+#include <attn/core/threads.hpp>
 #include <attn/layers/project_backward.hpp>
 #include <attn/low_rank/linformer.hpp>
 #include <attn/softmax/full_softmax_backward.hpp>

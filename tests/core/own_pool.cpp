@@ -1,6 +1,6 @@
 // An execution on threads of the caller's own: every task once, whatever the pool does with what it is given; nothing
 // waits forever; a pool that does not do its part is told so.
-#include <attn/core/execution.hpp>
+#include <attn/core/threads.hpp>
 
 #include <algorithm>
 #include <atomic>

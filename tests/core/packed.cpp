@@ -1,6 +1,7 @@
 // for_each_sequence calls its body once for every sequence, with its part of every view. That operators give what they
 // give alone is a law: laws/packed.cpp.
 #include <attn/core/packed.hpp>
+#include <attn/core/threads.hpp>
 
 #include <atomic>
 #include <stdexcept>

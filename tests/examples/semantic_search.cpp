@@ -3,6 +3,7 @@
 #include "semantic_search/model.hpp"
 #include "semantic_search/package.hpp"
 
+#include <attn/core/threads.hpp>
 #include <attn/softmax/full_softmax.hpp>
 
 #include <cstdlib>

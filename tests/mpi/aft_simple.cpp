@@ -1,4 +1,5 @@
 // attn::mpi::aft_simple against aft_simple on the whole sequence: options, splits, large keys, what is refused.
+#include <attn/core/threads.hpp>
 #include <attn/mpi/aft_simple.hpp>
 
 #include "mpi/spread.hpp"

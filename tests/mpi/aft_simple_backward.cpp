@@ -1,4 +1,5 @@
 // attn::mpi::aft_simple_backward against aft_simple_backward on the whole sequence: options, splits, what is refused.
+#include <attn/core/threads.hpp>
 #include <attn/mpi/aft_simple_backward.hpp>
 
 #include "mpi/spread.hpp"

@@ -1,4 +1,5 @@
 // attn::mpi::linear against linear on the whole sequence: options, splits, element types, threads, what is refused.
+#include <attn/core/threads.hpp>
 #include <attn/mpi/linear.hpp>
 
 #include "mpi/spread.hpp"

@@ -1,4 +1,5 @@
 // attn::mpi::linear_backward against linear_backward on the whole sequence: options, splits, types, what is refused.
+#include <attn/core/threads.hpp>
 #include <attn/mpi/linear_backward.hpp>
 
 #include "mpi/spread.hpp"

@@ -1,4 +1,5 @@
 // attn::mpi::performer against performer on the whole sequence: kernels, options, splits, what is refused.
+#include <attn/core/threads.hpp>
 #include <attn/mpi/performer.hpp>
 
 #include "mpi/spread.hpp"

@@ -1,4 +1,5 @@
 // attn::mpi::performer_backward against performer_backward on the whole sequence: kernels, splits, what is refused.
+#include <attn/core/threads.hpp>
 #include <attn/mpi/performer_backward.hpp>
 
 #include "mpi/features_backward.hpp"

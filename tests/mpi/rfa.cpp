@@ -1,4 +1,5 @@
 // attn::mpi::rfa against rfa on the whole sequence: gates, options, splits, what is refused.
+#include <attn/core/threads.hpp>
 #include <attn/mpi/rfa.hpp>
 
 #include "mpi/spread.hpp"

@@ -1,4 +1,5 @@
 // attn::mpi::rfa_backward against rfa_backward on the whole sequence: gates, options, splits, what is refused.
+#include <attn/core/threads.hpp>
 #include <attn/mpi/rfa_backward.hpp>
 
 #include "mpi/features_backward.hpp"

@@ -1,4 +1,5 @@
 // attn::mpi::sliding_window against attn::sliding_window on the whole.
+#include <attn/core/threads.hpp>
 #include <attn/mpi/sliding_window.hpp>
 
 #include "softmax_problem.hpp"

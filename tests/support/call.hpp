@@ -4,7 +4,7 @@
 #include <functional>
 #include <tuple>
 
-#include <attn/core/execution.hpp>
+#include <attn/core/threads.hpp>
 #include <attn/softmax/full_softmax.hpp>
 #include <attn/softmax/full_softmax_backward.hpp>
 #include <attn/softmax/full_softmax_step.hpp>

@@ -1,8 +1,7 @@
 // attn: the threads an operator runs on and the scratch memory it may use.
 //
 //   attn::execution serial;        // the caller's thread; keeps its scratch memory between calls
-//   attn::execution threads(4);    // the caller's thread and three of Eigen's pool
-//   attn::execution own(4, pool);  // four threads of a pool of your own: see own_pool
+//   attn::execution threads(4);    // the caller's thread and three more: with <attn/core/threads.hpp>
 //
 //   attn::full_softmax(q, k, v, out, {.causal = true}, threads);
 //   attn::full_softmax(q, k, v, out, threads);                              // default options
@@ -11,24 +10,21 @@
 // An operator called without an execution makes a serial one for the call. One execution serves one call at a time;
 // separate executions are independent. Results do not depend on the number of threads, to the last bit: work is split
 // at fixed places, and threads only decide which of them does which task. Calls whose work is smaller than waking a
-// thread stay on the caller's thread. In a process that fork() made, an execution starts threads of its own, or, where
-// it has a pool of yours, works on the caller's thread alone; fork() must not be called while another thread runs a
-// call.
+// thread stay on the caller's thread.
 //
 //   threads.set_precision(attn::precision::fast);   // from here on; see precision
 #pragma once
 
+#include <attn/core/detail/amx.hpp>
 #include <attn/core/detail/scratch.hpp>
 #include <attn/core/detail/worker_pool.hpp>
 
 #include <algorithm>
 #include <concepts>
-#include <functional>
-#include <limits>
 #include <memory>
-#include <new>
 #include <optional>
 #include <span>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -58,54 +54,39 @@ struct work_estimate {
 /// beyond 3.38e38 and infinities give NaN.
 enum class precision { standard, fast };
 
-/// What a pool of your own is given: task(n) does the n-th share of a call. Or, piece by piece, task.one(n) does the
-/// next piece of work as the n-th worker and returns whether there was one: for pools that interleave calls, limit
-/// them, or measure them. It may be copied; once the call has returned it does nothing.
-class pool_task {
- public:
-  explicit pool_task(std::shared_ptr<detail::shared_tasks> tasks) : tasks_(std::move(tasks)) {}
-  void operator()(int n) const { tasks_->work(n); }
-  bool one(int n) const { return tasks_->work(n, true); }
-
- private:
-  std::shared_ptr<detail::shared_tasks> tasks_;
-};
-
-/// A pool of threads of your own: pool(count, task) lets task(0) to task(count - 1) run, each once, in any order, on
-/// any threads, the calling one included. It may wait for them or not, but must have run one of them when it returns.
-/// Those that have begun share all the work; those that have not are not waited for. So a pool without a free thread,
-/// because it runs the very code that calls, costs time, but nothing waits forever. In place of task(n), task.one(n)
-/// may be called until it returns false, by any threads, but not by two at a time with the same n:
-///
-///   [](int count, auto task) { tbb::parallel_for(0, count, task, tbb::simple_partitioner()); }
-///   [&](int count, auto task) {                         // a pool with a queue: nobody need wait
-///     for (int n = 1; n < count; ++n) asio::post(threads, [=] { task(n); });
-///     task(0);
-///   }
-///   [](int, auto task) { while (task.one(0)) coroutine.yield(); }
-template <class Pool>
-concept own_pool = std::copy_constructible<Pool> && std::invocable<Pool&, int, const pool_task&>;
+class pool_task;
 
 namespace detail {
 
-/// The threads of such a pool, which are those of the process that made it.
-class own_threads final : public worker_pool {
- public:
-  explicit own_threads(std::function<void(int, const pool_task&)> pool) : pool_(std::move(pool)) {}
+/// Whether T is defined here: pool_task and thread_start are by threads.hpp.
+template <class T>
+concept defined = requires { sizeof(T); };
 
-  void run(idx_t tasks, int workers, const task_body& body) override {
-    if (process_ != this_process()) return body.run_serially(tasks);
-    const auto shared = std::make_shared<shared_tasks>(tasks, workers, body);
-    const std::exception_ptr thrown = error_of([&] { pool_(workers, pool_task(shared)); });
-    shared->end();
-    if (thrown) std::rethrow_exception(thrown);
-    shared->check_pool();
-  }
+}  // namespace detail
 
- private:
-  std::function<void(int, const pool_task&)> pool_;
-  long process_ = this_process();
+/// A pool of threads of your own: see threads.hpp.
+template <class Pool, class Task = pool_task>
+concept own_pool = std::copy_constructible<Pool> && (!detail::defined<Task> || std::invocable<Pool&, int, const Task&>);
+
+namespace detail {
+
+/// Starts the threads of an execution.
+struct thread_start;
+
+/// The threads of an execution; no pool where the caller's is the only one.
+struct execution_threads {
+  int count = 1;
+  std::unique_ptr<worker_pool> pool;
 };
+
+template <class Start, class... Arguments>
+execution_threads start_threads(Arguments&&... arguments) {
+  static_assert(defined<Start>, "attn::execution: threads need #include <attn/core/threads.hpp>");
+  if constexpr (defined<Start>)
+    return Start::start(std::forward<Arguments>(arguments)...);
+  else
+    return {};
+}
 
 }  // namespace detail
 
@@ -116,24 +97,15 @@ class execution {
 
   /// `threads` threads, the caller's included, or as many of them as the system permits: threads() says how many there
   /// are. Calls that take one thread less than about `least_seconds` stay on the caller's thread: waking the others
-  /// takes some 30 us. Throws std::invalid_argument for fewer than 1 thread, or more than 1024.
-  explicit execution(int threads, double least_seconds = 60e-6) : buffers_(2), least_seconds_(least_seconds) {
-    check_threads(threads, detail::eigen_threads::most);
-    if (threads == 1) return;
-    auto pool = std::make_unique<detail::eigen_threads>(threads - 1);
-    buffers_.resize(static_cast<std::size_t>(pool->threads()) + 2);
-    if (pool->threads() > 0) pool_ = std::move(pool);
-  }
+  /// takes some 30 us. Throws std::invalid_argument for fewer than 1 thread, or more than 1024. Needs threads.hpp.
+  template <class Start = detail::thread_start>
+  explicit execution(int threads, double least_seconds = 60e-6)
+      : execution(detail::start_threads<Start>(threads), least_seconds) {}
 
-  /// The same on threads of a pool of your own, which is kept as a copy; `threads` is how many at most work at the same
-  /// time. Calls throw std::runtime_error, as after any failure with caches as they were, where the pool runs a task
-  /// twice, none at all, or by one(n) not every piece; what the pool throws is passed on.
-  template <own_pool Pool>
-  execution(int threads, Pool pool, double least_seconds = 60e-6) : execution(1, least_seconds) {
-    check_threads(threads, (std::numeric_limits<int>::max)());
-    buffers_.resize(static_cast<std::size_t>(threads) + 1);
-    pool_ = std::make_unique<detail::own_threads>(std::move(pool));
-  }
+  /// The same on threads of a pool of your own, which is kept as a copy: see threads.hpp.
+  template <own_pool Pool, class Start = detail::thread_start>
+  execution(int threads, Pool pool, double least_seconds = 60e-6)
+      : execution(detail::start_threads<Start>(threads, std::move(pool)), least_seconds) {}
 
   /// A moved-from execution may only be assigned to or destroyed.
   execution(execution&&) noexcept = default;
@@ -243,13 +215,11 @@ class execution {
   int active_threads() const { return active_threads_ > 0 ? active_threads_ : threads(); }
 
  private:
-  static void check_threads(int threads, int most) {
-    if (threads < 1 || threads > most)
-      detail::raise<std::invalid_argument>(
-          (threads < 1 ? detail::error_text{"attn::execution: expected threads >= 1; found ", threads}
-                       : detail::error_text{"attn::execution: expected threads <= ", most, "; found ", threads})
-              .c_str());
-  }
+  execution(detail::execution_threads threads, double least_seconds)
+      : buffers_(static_cast<std::size_t>(threads.count) + 1),
+        least_seconds_(least_seconds),
+        pool_(std::move(threads.pool)) {}
+
   template <class Layout>
   static auto lay_out(detail::scratch_buffer& buffer, Layout& layout) {
     detail::arena count;

@@ -23,8 +23,8 @@
 // values, for each channel of 32 tokens 2.6 and 2.0 %, for each token and 32 channels 3.9 and 2.3 %.
 #pragma once
 
-#include <attn/core/cache_elements.hpp>
 #include <attn/core/detail/bf16_pair.hpp>
+#include <attn/core/detail/coded.hpp>
 #include <attn/core/detail/quantised.hpp>
 
 #include <cmath>
@@ -32,9 +32,6 @@
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 inline constexpr idx_t channel_block = 32;
-
-template <class C>
-concept channel_coded = std::same_as<C, int4> || std::same_as<C, int8_channels>;
 
 /// Offsets within a block, in bytes.
 template <class C>
@@ -202,11 +199,6 @@ channel_rows<C> every(channel_rows<C> x, idx_t step, idx_t count) {
   return x;
 }
 
-/// The first `count` rows that a tile may have, which is `count` for rows that are all alike.
-template <class Rows>
-idx_t alike(const Rows&, idx_t count) {
-  return count;
-}
 template <class C>
 idx_t alike(const channel_rows<C>& x, idx_t count) {
   return x.alike(count);

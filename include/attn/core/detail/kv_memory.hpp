@@ -1,6 +1,7 @@
 // attn: memory of keys and values, of its own or the caller's: what caches are made of.
 #pragma once
 
+#include <attn/core/detail/cache_rows.hpp>
 #include <attn/core/detail/pages.hpp>
 #include <attn/core/detail/row_format.hpp>
 #include <attn/core/state_extents.hpp>
@@ -234,45 +235,7 @@ class kv_memory {
   [[no_unique_address]] moved_rows<S> moved_;
 };
 
-/// The location of rows in pages of a pool: row j of item b is row j % page_rows of page tables[b][j / page_rows].
-struct page_tables {
-  const std::vector<idx_t>* tables = nullptr;
-  idx_t page_rows = 0;
-
-  explicit operator bool() const { return tables != nullptr; }
-};
-
-/// Rows of one head, one after another or in pages.
-template <class S>
-struct cache_rows {
-  S* data = nullptr;
-  idx_t rows = 0, cols = 0, row_stride = 0, col_stride = 1;
-  const idx_t* pages = nullptr;
-  idx_t page_rows = 0, page_stride = 0;
-
-  explicit cache_rows(const matrix_view<S>& x)
-      : data(x.data), rows(x.rows), cols(x.cols), row_stride(x.row_stride), col_stride(x.col_stride) {}
-
-  /// Of a batch item and head of x, which is [B, H, rows, D], or [pages, H, page_rows, D].
-  cache_rows(const tensor_view<S>& x, idx_t b, idx_t h, idx_t, bool, const page_tables& given)
-      : cache_rows(head_of(x, given ? 0 : b, h)) {
-    if (!given) return;
-    const std::vector<idx_t>& table = given.tables[b];
-    pages = table.data(), page_rows = given.page_rows, page_stride = x.stride(0);
-    rows = std::ssize(table) * page_rows;
-  }
-
-  S* row(idx_t j) const {
-    return pages ? data + pages[j / page_rows] * page_stride + j % page_rows * row_stride : data + j * row_stride;
-  }
-  /// The contiguous rows from j on.
-  matrix_view<S> from(idx_t j) const {
-    const idx_t count = pages ? page_rows - j % page_rows : rows - j;
-    return {row(j), count, cols, row_stride, col_stride};
-  }
-};
-
-/// The same for rows in eight bits, the first `cols` columns of each. Values may be stored within the keys.
+/// cache_rows for rows in eight bits, the first `cols` columns of each. Values may be stored within the keys.
 template <>
 struct cache_rows<const std::int8_t> {
   quantised_rows all;  // or those of a page

@@ -2,10 +2,14 @@
 // softmax family, the kernel family and weights of layers; line by line for the blockwise kernel.
 #pragma once
 
-#include <attn/core/detail/kv_memory.hpp>
+#include <attn/core/detail/cache_rows.hpp>
+#include <attn/core/detail/coded.hpp>
+#include <attn/core/detail/pages.hpp>
 #include <attn/core/detail/unit_product.hpp>
 
 #include <bit>
+#include <limits>
+#include <type_traits>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
@@ -44,16 +48,13 @@ class row_prefetcher {
                           x.cols * static_cast<idx_t>(sizeof(S)), end - begin};
   }
   /// For rows in codes, their blocks take the place of rows.
-  void add(const quantised_rows& x, idx_t begin, idx_t end) {
+  template <class Rows>
+    requires requires(const Rows& x) { x.block_stride; }
+  void add(const Rows& x, idx_t begin, idx_t end) {
     if (begin >= end || x.step != 1) return;
+    constexpr idx_t of_block = row_format<std::remove_cvref_t<decltype(*x.block(0))>>::rows;
     streams_[count_++] = {reinterpret_cast<const char*>(x.block(begin)), x.block_stride, x.layout.bytes(),
-                          (x.first + end - 1) / quantised_block - (x.first + begin) / quantised_block + 1};
-  }
-  template <class C>
-  void add(const channel_rows<C>& x, idx_t begin, idx_t end) {
-    if (begin >= end || x.step != 1) return;
-    streams_[count_++] = {reinterpret_cast<const char*>(x.block(begin)), x.block_stride, x.layout.bytes(),
-                          (x.first + end - 1) / channel_block - (x.first + begin) / channel_block + 1};
+                          (x.first + end - 1) / of_block - (x.first + begin) / of_block + 1};
   }
 
   /// The next `rows` rows of every matrix.

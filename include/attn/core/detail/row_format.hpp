@@ -3,45 +3,13 @@
 
 #include <attn/core/detail/channel_codes.hpp>
 #include <attn/core/detail/check.hpp>
+#include <attn/core/detail/coded.hpp>
 #include <attn/core/detail/quantised.hpp>
 
 #include <limits>
 #include <vector>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
-
-/// Elements that are bytes of blocks of rows: std::int8_t of quantised.hpp, and those of channel_codes.hpp.
-template <class C>
-concept coded = std::same_as<C, std::int8_t> || channel_coded<C>;
-template <class C>
-concept eight_bit_float = std::same_as<C, float8_e4m3> || std::same_as<C, float8_e5m2>;
-/// Element types of a cache.
-template <class C>
-concept cache_element = element<C> || coded<C> || eight_bit_float<C>;
-
-/// Says in one sentence that a cache has no elements of type C; `own` where those of eight bits are not among them.
-template <class C, bool own = false>
-constexpr bool check_cache_element() {
-  static_assert(cache_element<C>,
-                "attn: the elements of this cache must be float, double, Eigen::half, Eigen::bfloat16, std::int8_t, "
-                "attn::int8_channels, attn::int4, attn::float8_e4m3 or attn::float8_e5m2");
-  static_assert(element<C> || !own,
-                "attn: the elements of this cache must be float, double, Eigen::half or Eigen::bfloat16");
-  return true;
-}
-
-/// Whether a cache with elements C takes tokens and queries of type S: it stores them as they are, or, where sums are
-/// in float, in fewer bits.
-template <class C, class S>
-concept stores = std::same_as<C, S> || (std::same_as<S, float> && (sizeof(C) == 2 || eight_bit_float<C>)) ||
-                 (coded<C> && std::same_as<compute_type<S>, float>);
-template <class C, class S>
-constexpr void check_stores() {
-  static_assert(stores<C, S>,
-                "attn: the elements of a cache must be of the type of q, k and v; for float ones also Eigen::half, "
-                "Eigen::bfloat16, attn::float8_e4m3 or attn::float8_e5m2; for all but double also std::int8_t, "
-                "attn::int8_channels or attn::int4");
-}
 
 /// How memory holds rows of numbers: `rows` of them together in as many elements. Of an item the last `tail` of these
 /// are for rows that are not together yet.
@@ -78,6 +46,7 @@ struct row_format<std::int8_t> {
   static constexpr bool finite = true;
   static constexpr const char* numbers = "eight-bit ones";
   static constexpr float most = quantised_most;
+  static std::int32_t code_most(idx_t dim) { return code_most_of(dim, largest_code); }
   static idx_t elements(idx_t cols, bool of_keys) { return quantised_layout{cols, of_keys}.bytes(); }
   static idx_t cols(idx_t elements, bool of_keys) { return quantised_layout::of_bytes(elements, of_keys).cols; }
   /// Number of rows a ring needs to hold so many: the block that is being overwritten holds none of them.
@@ -117,6 +86,7 @@ struct row_format<C> {
   static constexpr bool finite = true;
   static constexpr const char* numbers = layout::bits == 4 ? "four-bit ones" : "eight-bit ones";
   static constexpr float most = quantised_most;
+  static std::int32_t code_most(idx_t dim) { return code_most_of(dim, largest_code); }
   static idx_t elements(idx_t cols, bool of_keys) { return layout{cols, of_keys}.bytes(); }
   static idx_t cols(idx_t elements, bool of_keys) { return layout::of_bytes(elements, of_keys).cols; }
 

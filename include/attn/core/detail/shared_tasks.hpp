@@ -2,8 +2,8 @@
 #pragma once
 
 #include <attn/core/detail/amx.hpp>
+#include <attn/core/detail/worker_pool.hpp>
 #include <attn/core/errors.hpp>
-#include <attn/core/tensor_view.hpp>
 
 #include <atomic>
 #include <cfenv>
@@ -12,17 +12,6 @@
 #include <utility>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
-
-/// The body of a for_each with its type erased: tasks are long, and the threading is compiled once.
-struct task_body {
-  void* body;
-  void (*call)(void*, idx_t, int);
-  void operator()(idx_t task, int worker) const { call(body, task, worker); }
-  /// Every task on the caller's thread.
-  void run_serially(idx_t tasks) const {
-    for (idx_t task = 0; task < tasks; ++task) call(body, task, 0);
-  }
-};
 
 /// While it lives, the thread rounds as another one does.
 class rounding_use {

@@ -5,7 +5,7 @@
 #pragma once
 
 #include <attn/core/detail/attention_call.hpp>
-#include <attn/core/detail/kv_memory.hpp>
+#include <attn/core/detail/cache_rows.hpp>
 #include <attn/core/detail/waves.hpp>
 #include <attn/core/index_view.hpp>
 #include <attn/softmax/detail/blockwise.hpp>

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <attn/softmax/detail/indexer_call.hpp>
+#include <attn/softmax/detail/scattered_stream.hpp>
 #include <attn/softmax/detail/streaming.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {

@@ -2,6 +2,7 @@
 // memory.
 #pragma once
 
+#include <attn/core/detail/row_format.hpp>
 #include <attn/softmax/detail/stream_rows.hpp>
 
 // Casts between vectors of the same bits, or to rows that need no alignment, for users who warn of them.

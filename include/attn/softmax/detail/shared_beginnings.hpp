@@ -1,7 +1,7 @@
 // attn: batch items whose sequences begin with the same pages of a cache, which are attended together.
 #pragma once
 
-#include <attn/core/detail/kv_memory.hpp>
+#include <attn/core/detail/cache_rows.hpp>
 #include <attn/core/execution.hpp>
 
 #include <algorithm>

@@ -3,6 +3,7 @@
 
 #include <attn/core/detail/cached_sequences.hpp>
 #include <attn/core/detail/rotary_step.hpp>
+#include <attn/softmax/detail/scattered_stream.hpp>
 #include <attn/softmax/detail/softmax_call.hpp>
 
 namespace attn { inline namespace ATTN_ISA {

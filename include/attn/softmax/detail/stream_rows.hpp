@@ -12,7 +12,8 @@
 // at a time.
 #pragma once
 
-#include <attn/core/detail/kv_memory.hpp>
+#include <attn/core/detail/cache_rows.hpp>
+#include <attn/core/detail/coded.hpp>
 #include <attn/core/detail/prefetch.hpp>
 #include <attn/core/detail/tile_product.hpp>
 
@@ -70,7 +71,7 @@ struct listed_codes {
       if (n + 1 > run) return n + 1 - run;
       while (n + 1 < count && follows(n + 1)) ++n;
       const auto from_first = of->from(list[0]);
-      return detail::alike(from_first, (std::min)(n + 1, from_first.rows));
+      return alike_of(from_first, (std::min)(n + 1, from_first.rows));
     }
     return count;
   }

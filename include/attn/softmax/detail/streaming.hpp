@@ -13,7 +13,7 @@
 #pragma once
 
 #include <attn/softmax/detail/blockwise.hpp>
-#include <attn/softmax/detail/scattered_stream.hpp>
+#include <attn/softmax/detail/stream_rows.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
@@ -83,7 +83,7 @@ struct stream_queries {
         float largest = 0;  // a NaN, if there is one
         for (idx_t d = 0; d < dim; ++d)
           if (!(std::abs(row[d]) <= largest) && largest == largest) largest = std::abs(row[d]);
-        factors[r] = round_to_codes(row, stride, largest, code_most_of(dim, row_format<C>::largest_code),
+        factors[r] = round_to_codes(row, stride, largest, row_format<C>::code_most(dim),
                                     operands + r * stride / 2);
       }
     }
@@ -215,14 +215,12 @@ listed_codes<C> rows_from(listed_codes<C> x, idx_t j) {
   x.list += j, x.rows -= j;
   return x;
 }
-inline quantised_rows rows_from(quantised_rows x, idx_t j) {
-  x.first += j * x.step, x.rows -= j;
-  return x;
-}
-template <class C>
-channel_rows<C> rows_from(channel_rows<C> x, idx_t j) {
-  x.first += j * x.step, x.rows -= j;
-  return x;
+template <class Rows>
+  requires requires(const Rows& x) { x.step; }
+auto rows_from(const Rows& x, idx_t j) {  // in codes
+  Rows rest = x;
+  rest.first += j * x.step, rest.rows -= j;
+  return rest;
 }
 
 /// 2^x, as exact as the products it is used in.
