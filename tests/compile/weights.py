@@ -75,7 +75,7 @@ def made_by(compiler, more):
     """The compiler and Eigen, on which machine code depends."""
     macros = "__GNUC__.__GNUC_MINOR__.__GNUC_PATCHLEVEL__ Eigen EIGEN_WORLD_VERSION.EIGEN_MAJOR_VERSION.EIGEN_MINOR_VERSION"
     text = subprocess.run([compiler, *flags, *more, "-E", "-P", "-x", "c++", "-"], check=True, capture_output=True,
-                          text=True, input=f"#include <Eigen/src/Core/util/Macros.h>\nweight: GCC {macros}\n").stdout
+                          text=True, input=f"#include <Eigen/Core>\nweight: GCC {macros}\n").stdout
     return re.sub(r"\s*\.\s*", ".", re.search(r"weight: (.*)", text)[1])
 
 

@@ -257,20 +257,17 @@ TEST_CASE("Shared pages: the naive reference", "[shared_beginnings]") {
   }
 }
 
-// Beyond long_segment keys sums are moved, and some keys attended again: at places that sharing does not change.
+// Beyond long_segment keys sums are moved, and some keys attended again: at places that sharing does not change, nor
+// longer sequences beside them, whatever the size of pages.
 TEST_CASE("Shared pages: long sequences", "[shared_beginnings]") {
-  constexpr idx_t long_item = 12800, short_item = 6000, size = 3;  // in pages of 64; the second is no long one
+  constexpr idx_t long_item = 12800, short_item = 6000, size = 3;  // the second is no long one
   tensor<float> k = cast<float>(random_normal(1, 1, kv_heads, long_item, dim));
   const tensor<float> v = cast<float>(random_normal(2, 1, kv_heads, long_item, value_dim));
   for (idx_t d = 0; d < dim; ++d) k(0, 0, 64, d) = 4;  // has nearly all weight
-  attn::page_pool<float> pool(sequences<float>::extents(64, 4 * long_item / 64));
-  attn::paged_cache<float> shared(pool, size);
   const auto rows = [](const tensor<float>& x) {
     return attn::tensor_view<const float>(x.data.data(), {size, kv_heads, x.length(), x.dim()},
                                           {0, x.length() * x.dim(), x.dim(), 1});
   };
-  shared.append(rows(k), rows(v), {.lengths = lengths{long_item, 0, 0}});
-  shared.copy_item(0, 1, short_item), shared.copy_item(0, 2, long_item - 100);
   attn::execution exec;
   tensor<float> q = cast<float>(random_normal(3, size, heads, 2, dim));
   for (float& x : q.data) x = 1 + x / 8;
@@ -279,14 +276,20 @@ TEST_CASE("Shared pages: long sequences", "[shared_beginnings]") {
     attn::full_softmax_cached(cache, view(q), view(out), {}, attn::detail::no_score(), exec);
     return out;
   };
-  const tensor<float> together = ask(shared);
-  for (const idx_t b : {0, 1, 2}) {
-    attn::paged_cache<float> alone = shared;
-    for (idx_t other = 0; other < size; ++other)
-      if (other != b) alone.reset(other);
-    const tensor<float> one = ask(alone);
-    CAPTURE(b);
-    CHECK(std::equal(&one(b, 0, 0, 0), &one(b, 0, 0, 0) + heads * 2 * value_dim, &together(b, 0, 0, 0)));
+  for (const idx_t page : {64, 48, 100, 1500}) {
+    attn::page_pool<float> pool(sequences<float>::extents(page, 4 * (long_item / page + 1)));
+    attn::paged_cache<float> shared(pool, size);
+    shared.append(rows(k), rows(v), {.lengths = lengths{long_item, 0, 0}});
+    shared.copy_item(0, 1, short_item), shared.copy_item(0, 2, long_item - 100);
+    const tensor<float> together = ask(shared);
+    for (const idx_t b : {0, 1, 2}) {
+      attn::paged_cache<float> alone = shared;
+      for (idx_t other = 0; other < size; ++other)
+        if (other != b) alone.reset(other);
+      const tensor<float> one = ask(alone);
+      CAPTURE(page, b);
+      CHECK(std::equal(&one(b, 0, 0, 0), &one(b, 0, 0, 0) + heads * 2 * value_dim, &together(b, 0, 0, 0)));
+    }
   }
 }
 

@@ -54,23 +54,9 @@ struct work_estimate {
 /// beyond 3.38e38 and infinities give NaN.
 enum class precision { standard, fast };
 
-class pool_task;
-
 namespace detail {
 
-/// Whether T is defined here: pool_task and thread_start are by threads.hpp.
-template <class T>
-concept defined = requires { sizeof(T); };
-
-}  // namespace detail
-
-/// A pool of threads of your own: see threads.hpp.
-template <class Pool, class Task = pool_task>
-concept own_pool = std::copy_constructible<Pool> && (!detail::defined<Task> || std::invocable<Pool&, int, const Task&>);
-
-namespace detail {
-
-/// Starts the threads of an execution.
+/// Starts the threads of an execution: defined by threads.hpp.
 struct thread_start;
 
 /// The threads of an execution; no pool where the caller's is the only one.
@@ -81,8 +67,9 @@ struct execution_threads {
 
 template <class Start, class... Arguments>
 execution_threads start_threads(Arguments&&... arguments) {
-  static_assert(defined<Start>, "attn::execution: threads need #include <attn/core/threads.hpp>");
-  if constexpr (defined<Start>)
+  constexpr bool defined = requires { sizeof(Start); };
+  static_assert(defined, "attn::execution: threads need #include <attn/core/threads.hpp>");
+  if constexpr (defined)
     return Start::start(std::forward<Arguments>(arguments)...);
   else
     return {};
@@ -103,7 +90,8 @@ class execution {
       : execution(detail::start_threads<Start>(threads), least_seconds) {}
 
   /// The same on threads of a pool of your own, which is kept as a copy: see threads.hpp.
-  template <own_pool Pool, class Start = detail::thread_start>
+  template <std::copy_constructible Pool, class Start = detail::thread_start>
+    requires(!std::is_arithmetic_v<Pool>)
   execution(int threads, Pool pool, double least_seconds = 60e-6)
       : execution(detail::start_threads<Start>(threads, std::move(pool)), least_seconds) {}
 

@@ -28,6 +28,7 @@
 #include <attn/core/detail/shared_tasks.hpp>
 #include <attn/core/execution.hpp>
 
+#include <concepts>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -48,6 +49,10 @@ class pool_task {
  private:
   std::shared_ptr<detail::shared_tasks> tasks_;
 };
+
+/// A pool of threads of your own, as above.
+template <class Pool>
+concept own_pool = std::copy_constructible<Pool> && std::invocable<Pool&, int, const pool_task&>;
 
 namespace detail {
 
@@ -81,6 +86,7 @@ struct thread_start {
   }
   template <class Pool>
   static execution_threads start(int threads, Pool pool) {
+    static_assert(own_pool<Pool>, "attn::execution: a pool of your own is called as pool(int, attn::pool_task)");
     check(threads, (std::numeric_limits<int>::max)());
     return {threads, std::make_unique<own_threads>(std::move(pool))};
   }

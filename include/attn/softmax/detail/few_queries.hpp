@@ -90,6 +90,18 @@ struct few_queries_driver {
                 seen = in.causal ? in.shift(b) + w.first + queries(w, number) : all;
     return (std::min)(w.begin + stream_chunk, std::clamp<idx_t>(seen, 0, all));
   }
+  /// The keys whose sums are moved together with those of key j: up to places where tiles of every item end, long or
+  /// not, that is, within pages or between them.
+  struct stretch {
+    idx_t begin, end;
+  };
+  stretch stretch_of(const work& w, idx_t j) const {
+    const idx_t page = in.pages.page_rows, pages = page > 0 ? (std::max)(page, moved_keys / page * page) : moved_keys;
+    const idx_t first = j / pages * pages;
+    if (page <= moved_keys) return {first, first + pages};
+    const idx_t from = (std::max)(w.begin, first), begin = from + (j - from) / moved_keys * moved_keys;
+    return {begin, (std::min)(begin + moved_keys, first + page)};
+  }
   /// Those that it attends together with the item before it: up to a place where tiles of both end.
   [[gnu::noinline]] idx_t common_end(const work& w, idx_t number) const {
     const idx_t common = sets.common[number], one = end(w, number - 1), other = end(w, number);
@@ -181,8 +193,9 @@ struct few_queries_driver {
     share_keys(w, first_item(w), last_item(w), w.begin, [&](idx_t begin, idx_t end, idx_t first, idx_t last) {
       const idx_t row = rows(w, first_item(w), begin), count = rows(w, begin, end);
       for (idx_t from = first, to = last; from < last; from = to) {
-        if (any_long) to = (std::min)(last, (from / moved_keys + 1) * moved_keys);
-        if (any_long && from % moved_keys == 0) move_sums(w, begin, end, from, all, state, total);
+        const stretch moved = stretch_of(w, from);
+        if (any_long) to = (std::min)(last, moved.end);
+        if (any_long && from == moved.begin) move_sums(w, begin, end, from, all, state, total);
         attend_keys(w, sets.items[begin], all.part(row, count), from, to, state.part(row, count));
       }
     });
@@ -206,7 +219,7 @@ struct few_queries_driver {
                                    const stream_queries<T, C>& queries, const online_softmax<T>& state,
                                    const long_softmax<T>& total) const {
     constexpr idx_t some = 16;
-    const idx_t first = (std::max)(w.begin, (end - 1) / moved_keys * moved_keys);
+    const idx_t first = (std::max)(w.begin, stretch_of(w, end - 1).begin);
     for (idx_t number = begin; first < end && number < end_item; ++number) {
       if (!is_long(number)) continue;
       for (idx_t r = rows(w, first_item(w), number), last = r + rows(w, number); r < last; ++r) {

@@ -109,7 +109,7 @@ void stream_scores(const stream_row<T, C>& q, const scattered_rows<C>& k, T* sco
   row_scores<T, R>(q.data, q.stride, T(1), typename scattered_rows<C>::common_rows{k}, shifts, stream_prefetcher());
   const idx_t whole = k.cols / (2 * w) * (2 * w);
   whole_lanes sums[w] = {};
-  alignas(64) float factor[w], scale[w], shift[w], lanes[w];
+  alignas(64) float factor[w] = {}, scale[w] = {}, shift[w] = {}, lanes[w];
   float of_part[array_size<R>];
   idx_t first = 0;  // of the keys whose sums are in `sums`
   for (idx_t p = 0, n = 0; p < k.parts; ++p) {
@@ -140,6 +140,7 @@ void stream_scores(const stream_row<T, C>& q, const scattered_rows<C>& k, T* sco
       const packet<float> product = mul(whole_to_float(whole_sums_across(sums)), load<float>(factor));
       store<float>(lanes, fma(product, load<float>(scale), load<float>(shift)));
       for (int r = 0; r < R; ++r) std::copy_n(lanes + r * keys, keys, scores + r * stream_tile + first);
+      std::fill_n(sums, w, whole_lanes{});
       first = n + 1;
     }
   }

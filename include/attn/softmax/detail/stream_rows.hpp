@@ -7,9 +7,8 @@
 //   eight bits (quantised.hpp)  16-bit integers, which err by 2^-16 of the largest; exact
 //   four or eight, by channel   the same, in channel_stream.hpp
 //
-// Scores are sums along the rows of k, added across registers at the end; keys in eight bits are stored 16 side by
-// side, so that nothing is added across. The output is a weighted sum of the rows of v. Both products handle R queries
-// at a time.
+// Scores are sums along the rows of k, added across registers at the end, of keys in eight bits across groups of four
+// lanes (quantised_stream.hpp). The output is a weighted sum of the rows of v. Both products handle R queries at a time.
 #pragma once
 
 #include <attn/core/detail/cache_rows.hpp>
@@ -40,7 +39,7 @@ struct listed_rows {
 
   const S* row(idx_t n) const { return at[n]; }
 };
-/// The same in codes, which are expanded but for runs of adjacent rows: those of a list of blocks.
+/// The same in codes. Runs of adjacent rows, those of a list of blocks, are tiles of their own.
 template <class C>
 struct listed_codes {
   static constexpr idx_t least_run = 16;
