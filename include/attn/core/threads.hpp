@@ -77,7 +77,7 @@ class own_threads final : public worker_pool {
 
 struct thread_start {
   static execution_threads start(int threads) {
-    check(threads, eigen_threads::most);
+    validate(threads, eigen_threads::most);
     if (threads == 1) return {};
     auto pool = std::make_unique<eigen_threads>(threads - 1);
     const int started = pool->threads();
@@ -87,12 +87,12 @@ struct thread_start {
   template <class Pool>
   static execution_threads start(int threads, Pool pool) {
     static_assert(own_pool<Pool>, "attn::execution: a pool of your own is called as pool(int, attn::pool_task)");
-    check(threads, (std::numeric_limits<int>::max)());
+    validate(threads, (std::numeric_limits<int>::max)());
     return {threads, std::make_unique<own_threads>(std::move(pool))};
   }
 
  private:
-  static void check(int threads, int most) {
+  static void validate(int threads, int most) {
     if (threads < 1 || threads > most)
       raise<std::invalid_argument>(
           (threads < 1 ? error_text{"attn::execution: expected threads >= 1; found ", threads}
