@@ -218,7 +218,7 @@ void stream_scores(const stream_row<T, C>& q, const Rows& k, T* scores, Prefetch
 template <int R, int Packet, int Most, class T, class F>
 ATTN_INLINE void by_columns(idx_t cols, T* out, idx_t out_stride, F&& columns) {
   const idx_t whole = cols / Packet * Packet;
-  alignas(64) T last[array_size<R * Packet>];
+  alignas(64) T last[array_size<R * Packet>] = {};
   if (whole < cols) columns(cols - Packet, last, idx_t(Packet), std::integral_constant<int, 1>{});
   idx_t col = 0;
   for (; col + Most * Packet <= whole; col += Most * Packet)
@@ -239,7 +239,7 @@ void row_output(const T* weights, bool zeros, const T* rescale, const Rows& v, T
   constexpr idx_t most_cols = 256, some_rows = 4;
   [[maybe_unused]] alignas(64) T sums[array_size<R>][array_size<in_parts ? most_cols + width<T> : 1>];
   // The last packet, where it is not whole, as in by_columns(); its sums come after all others.
-  alignas(64) T of_last[array_size<R * width<T>>];
+  alignas(64) T of_last[array_size<R * width<T>>] = {};
   const idx_t whole = v.cols / width<T> * width<T>;
   const auto columns = [&](idx_t begin, idx_t end, [[maybe_unused]] idx_t at, idx_t col, T* to, idx_t to_stride,
                            auto vectors) {
