@@ -34,17 +34,9 @@ struct quantised_tile {
   reference_rows references() const { return {*this}; }
 };
 
-/// scores[j] = |scale_j| factor sum_j + shift for width<float> keys; those of a negative scale do without the shift.
-template <class T>
-ATTN_INLINE void store_code_scores(const whole_lanes& sums, float factor, packet<float> scales,
-                                   const packet<float>& shift, T* scores) {
-  const whole_lanes without = bits_as<whole_lanes>(scales) >> 31;  // all bits where the sign is negative
-  const packet<float> product = mul(whole_to_float(sums), broadcast<float>(factor));
-  store<float>(scores, fma(product, abs(scales), bits_as<packet<float>>(bits_as<whole_lanes>(shift) & ~without)));
-}
-
-/// Scores of N width<float> keys from number `first` of a block on, for R queries; shifts[r] is the product of query r
-/// and the reference.
+/// scores[r][j] = factor_r |scale_j| (q_r . code_j) + q_r . reference for R queries and N width<float> keys from number
+/// `first` of a block on; shifts[r][n] is the product q_r . reference of block n, which keys of a negative scale do
+/// without.
 template <int R, int N, class T, class C>
 ATTN_INLINE void code_scores(const stream_row<T, C>& q, const quantised_tile& k, idx_t block, idx_t first,
                              const T* shifts, T* scores, idx_t stride) {
@@ -105,9 +97,13 @@ ATTN_INLINE void code_scores(const stream_row<T, C>& q, const quantised_tile& k,
   unroll<N>([&](auto n) {
     packet<float> scale;
     std::memcpy(&scale, k.block(block) + 4 * (first + n * w), sizeof scale);
+    const whole_lanes without = bits_as<whole_lanes>(scale) >> 31;  // all bits where the sign is negative
+    scale = abs(scale);
     unroll<R>([&](auto r) {
-      store_code_scores(total[r][n], q.factors[r], scale, broadcast<float>(shifts[r * stream_tile + block]),
-                        scores + r * stride + block * quantised_block + first + n * w);
+      const packet<float> product = mul(whole_to_float(total[r][n]), broadcast<float>(q.factors[r]));
+      const auto shift = bits_as<whole_lanes>(broadcast<float>(shifts[r * stream_tile + block])) & ~without;
+      store<float>(scores + r * stride + block * quantised_block + first + n * w,
+                   fma(product, scale, bits_as<packet<float>>(shift)));
     });
   });
 }

@@ -146,18 +146,18 @@ void stream_scores(const stream_row<T, C>& q, const scattered_rows<C>& k, T* sco
   }
 }
 
-/// Weights are multiplied with the scales of rows in eight bits; then they are rounded to integers.
-template <class C>
-struct value_factors<scattered_rows<C>> {
+/// Weights are rounded to integers, those of rows in eight bits times the rows' scales.
+template <channel_coded C>
+struct value_factors<scattered_rows<C>> : value_factors<channel_rows<C>> {
+  explicit value_factors(const scattered_rows<C>&) : value_factors<channel_rows<C>>(channel_rows<C>()) {}
+};
+template <>
+struct value_factors<scattered_rows<std::int8_t>> {
   static constexpr bool in_codes = true;
-  alignas(64) float scales[array_size<scattered_rows<C>::most>] = {};
+  alignas(64) float scales[array_size<scattered_rows<std::int8_t>::most>] = {};
 
-  explicit value_factors(const scattered_rows<C>& v) {
-    for (idx_t n = 0; n < v.rows; ++n)
-      if constexpr (std::same_as<C, std::int8_t>)
-        scales[n] = quantised_scale::of(v.block[n], v.in_block[n]).size();
-      else
-        scales[n] = 1;
+  explicit value_factors(const scattered_rows<std::int8_t>& v) {
+    for (idx_t n = 0; n < v.rows; ++n) scales[n] = quantised_scale::of(v.block[n], v.in_block[n]).size();
   }
   packet<float> times(const packet<float>& weight, idx_t j) const { return mul(weight, load<float>(scales + j)); }
 };
