@@ -50,7 +50,7 @@ void full_softmax_backward(const Q& q, const K& k, const V& v, const O& out, con
   const detail::softmax_group<S> group(name, communicator, call.q, call.k, call.v, call.options,
                                        detail::wants_of<S>(call.options, gradients, call.forward.exec),
                                        [&] { detail::check_backward_call(call); });
-  if (group.processes.size() == 1) return detail::differentiate_full(call);
+  if (group.processes.size() == 1) return detail::run_full_softmax_backward(call);
   detail::softmax_group_backward{group, call}.run();
 }
 

@@ -28,7 +28,7 @@
 // hide. Its exceptions are passed on and leave out partly written.
 #pragma once
 
-#include <attn/softmax/detail/few_queries.hpp>
+#include <attn/softmax/detail/full_softmax_run.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
 
@@ -77,89 +77,13 @@ struct full_softmax_options {
   view_field<real, 3> lse{};
 };
 
-namespace detail {
-
-template <class S, class Score, class C = S, class P = product_type<S>>
-struct full_call {
-  using T = compute_type<S>;
-  using few = few_queries_driver<S, Score, C, P>;
-
-  const softmax_call<S, Score, C>& in;
-  const attention_shape& shape = in.shape;
-  const sequence_lengths& lengths = in.lengths;
-
-  /// The batch items with many queries, by the blockwise kernel, a wave of key heads: keys are packed, then attended.
-  void attend_wave(const wave<packed_keys<P>>& key_heads) const {
-    constexpr idx_t pack_step = 512;
-    const idx_t group = shape.group(), row_blocks = ceil_div(shape.queries, max_rows);
-    const idx_t steps = ceil_div(shape.keys, pack_step);
-    key_heads.for_each(steps, [&](idx_t key_head, packed_keys<P>& keys, idx_t step, int) {
-      const idx_t b = key_head / shape.kv_heads, h = key_head % shape.kv_heads;
-      const idx_t begin = step * pack_step, end = (std::min)(begin + pack_step, in.visible_keys(b));
-      if (begin < end && !few::takes(in, b)) keys.pack(in.key_rows(b, h), in.value_rows(b, h), begin, end);
-    });
-    // The last row blocks of a causal call are the longest: they go first.
-    key_heads.for_each(row_blocks * group, [&](idx_t key_head, const packed_keys<P>& keys, idx_t step, int worker) {
-      const idx_t b = key_head / shape.kv_heads, h = key_head % shape.kv_heads * group + step % group;
-      const idx_t i0 = (row_blocks - 1 - step / group) * max_rows, i1 = (std::min)(i0 + max_rows, lengths.queries(b));
-      if (i0 >= i1 || few::takes(in, b)) return;
-      auto block = in.exec.scratch(worker, [&](arena& memory) {
-        return row_block<P>::layout(memory, shape.dim, shape.dim_v, bool(in.terms.by_distance));
-      });
-      in.begin(block, b, h, in.query(b, h), {i0, 1, nullptr}, i1 - i0);
-      const idx_t all = lengths.keys(b), shift = in.shift(b);
-      for (idx_t i = i0; i < i1; ++i)
-        block.ranges[i - i0] = {0, in.causal ? std::clamp(i + shift + 1, idx_t(0), all) : all};
-      attend(block, keys, in.terms.for_head(b, h, shift));
-      in.finish(block, b, h);
-    });
-  }
-
-  void run() const {
-    const auto limit = in.limit_threads(shape.keys, static_cast<double>(shape.keys));
-    idx_t few_items = 0;
-    bool padded = false;
-    for (idx_t b = 0; b < shape.batch; ++b)
-      few_items += few::takes(in, b), padded |= lengths.queries(b) < shape.queries;
-    if (few_items > 0) few{in}.run();
-    if constexpr (!few::in_codes)
-      if (few_items < shape.batch) {
-        const idx_t key_heads = shape.batch * shape.kv_heads;
-        const idx_t bytes = shape.keys * (shape.dim + shape.dim_v) * static_cast<idx_t>(sizeof(T));
-        for_each_wave(
-            in.exec, key_heads, wave_size(in.exec, key_heads, bytes),
-            [&](arena& memory) { return packed_keys<P>::layout(memory, shape.keys, shape.dim, shape.dim_v); },
-            [&](const wave<packed_keys<P>>& some) { attend_wave(some); });
-      }
-    if (padded)
-      in.exec.for_each(shape.batch * shape.heads,
-                       [&](idx_t x, int) { in.clear_padding(x / shape.heads, x % shape.heads); });
-  }
-};
-template <class S, class Score, class C>
-full_call(const softmax_call<S, Score, C>&) -> full_call<S, Score, C>;
-
-template <class S, class Score, class C>
-void attend_full(softmax_call<S, Score, C> call) {
-  using Elements = std::conditional_t<std::same_as<C, Eigen::bfloat16>, C, S>;  // that are multiplied
-  using few = few_queries_driver<S, Score, C, product_type<Elements>>;
-  std::optional<distance_range> range;  // where an item is attended by the blockwise kernel
-  for (idx_t b = 0; b < call.shape.batch; ++b)
-    if (!few::takes(call, b) || !few::in_place(call.lengths.queries(b))) range = {call.furthest()};
-  const auto terms = call.exec.workspace([&](arena& memory) { return call.layout_terms(memory, range); });
-  call.prepare_terms(*terms);
-  with_products<Elements>(call.exec, [&]<class P>(std::type_identity<P>) { full_call<S, Score, C, P>{call}.run(); });
-}
-
-}  // namespace detail
-
 /// Exact softmax attention; options, score and execution may each be left out. See the top of the file.
 template <viewable Q, viewable K, viewable V, viewable O, class Options = full_softmax_options<element_of<const Q&>>,
           class Score = detail::no_score>
 void full_softmax(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, Score&& score = {},
                   execution_ref exec = {}) {
   const auto call = detail::checked_call<full_softmax_options>("full_softmax", q, k, v, out, options, score, exec);
-  detail::attend_full(call);
+  detail::run_full_softmax(call);
 }
 
 }}  // namespace attn::ATTN_ISA

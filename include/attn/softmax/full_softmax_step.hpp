@@ -80,7 +80,7 @@ void full_softmax_step(Cache& cache, const Q& q, const K& k, const V& v, O&& out
   auto call = detail::checked_call<full_softmax_step_options>("full_softmax_step", q, k, v, out, options, score, exec);
   auto& tokens = detail::check_step(call, cache);
   detail::cache_step(call, tokens,
-                     [&] { detail::attend_full(call.over(tokens.keys(), tokens.values(), tokens.pages())); });
+                     [&] { detail::run_full_softmax(call.over(tokens.keys(), tokens.values(), tokens.pages())); });
 }
 
 /// Attends q [B, H, n, D] to the tokens of a kv_cache or paged_cache; options, score and execution may each be left
@@ -92,7 +92,7 @@ void full_softmax_cached(const Cache& cache, const Q& q, O&& out, Options&& opti
   const auto& tokens = detail::step_access::of(cache);
   auto call = detail::checked_cached_call<full_softmax_cached_options>("full_softmax_cached", tokens, q, out, options,
                                                                        score, exec);
-  detail::attend_full(call.over(tokens.keys(), tokens.values(), tokens.pages()));
+  detail::run_full_softmax(call.over(tokens.keys(), tokens.values(), tokens.pages()));
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -26,7 +26,7 @@ void attend_part(const char* name, const partial_call<S>& x, partial_softmax_opt
                  execution& exec) {
   options.sums = x.sums, options.lse = x.lse;
   execution_ref reference = exec;
-  attend_full(checked_call<partial_softmax_options>(name, x.q, x.k, x.v, x.out, options, score, reference));
+  run_full_softmax(checked_call<partial_softmax_options>(name, x.q, x.k, x.v, x.out, options, score, reference));
 }
 
 /// What a process brings to a call, with the settings that must be the same on all.

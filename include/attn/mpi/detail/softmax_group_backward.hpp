@@ -112,7 +112,7 @@ class softmax_group_backward {
     auto one = checked_backward_call<attn::full_softmax_options>(group_.processes.name(), rows(x_.q), k, v,
                                                                  rows(x_.out), rows(x_.d_out), sums, options,
                                                                  function, derivative, reference);
-    differentiate_full(one);
+    run_full_softmax_backward(one);
   }
 
   /// Of every head, the part of the own rows: - sum_i e^(sink - lse_i) D_i.

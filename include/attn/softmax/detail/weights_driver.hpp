@@ -156,7 +156,7 @@ void write_weights(softmax_call<S, Score>& call, list_view<idx_t> rows, const te
   const auto terms = call.exec.workspace([&](arena& m) { return call.layout_terms(m, distance_range{call.furthest()}); });
   call.prepare_terms(*terms);
   const auto memory = call.exec.workspace([&](arena& m) { return call.layout_lse(m); });
-  if (call.needs_lse(*memory)) full_call{call}.run();
+  if (call.needs_lse(*memory)) full_softmax_driver<S, Score>{call}.run();
   const weights_driver<S, Score> driver{call};
   if (weights) driver.write_rows(rows, weights);
   if (sums) driver.write_sums(sums);
