@@ -71,7 +71,7 @@ void sliding_window(const Q& q, const K& k, const V& v, O&& out, MPI_Comm commun
     detail::check_call(call);
     detail::check_window_options(call.views, call.shape, of_whole, call.out);
   });
-  if (group.size() == 1) return detail::attend_window(call, of_whole);
+  if (group.size() == 1) return detail::run_sliding_window(call, of_whole);
   detail::window_group(group, all, call, of_whole).attend();
 }
 

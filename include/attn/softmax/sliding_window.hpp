@@ -21,8 +21,7 @@
 // other term; -infinity masks the key. How it is called: full_softmax.hpp.
 #pragma once
 
-#include <attn/softmax/detail/global_positions.hpp>
-#include <attn/softmax/detail/softmax_call.hpp>
+#include <attn/softmax/detail/sliding_window_run.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
 
@@ -68,219 +67,6 @@ struct sliding_window_options {
 
 namespace detail {
 
-/// The keys and queries of one residue class, without the global ones, which are handled separately.
-struct class_rows {
-  idx_t* key_list = nullptr;  // where there are global positions: rows of k that are packed
-  idx_t* rank = nullptr;      // how many packed keys are before an entry of the class
-  idx_t* row_list = nullptr;  // rows of q that are in a block
-  idx_t d = 1, r = 0, shift = 0;  // dilation, class; position of query 0
-  global_list globals{};
-  idx_t low = 0, high = 0;  // keys packed, the global ones counted
-
-  static class_rows layout(arena& memory, idx_t slot_count, bool globals, idx_t rows) {
-    return {.key_list = memory.allocate<idx_t>(globals ? slot_count : 0),
-            .rank = memory.allocate<idx_t>(globals ? slot_count + 1 : 0), .row_list = memory.allocate<idx_t>(rows)};
-  }
-
-  bool listed() const { return !globals.empty(); }
-  /// Where the keys [low, high) are to be packed: their map, and their number.
-  idx_t keys_to_pack(index_map& positions) const {
-    positions = {r + d * low, d, nullptr};
-    if (!listed()) return high - low;
-    idx_t count = 0;
-    for (idx_t t = low; t < high; ++t) {
-      rank[t - low] = count;
-      if (!globals.contains(r + d * t)) key_list[count++] = r + d * t;
-    }
-    rank[high - low] = count;
-    positions.list = key_list;
-    return count;
-  }
-  /// The slot of key t of the class, or of the next one that is packed.
-  idx_t slot(idx_t t) const {
-    const idx_t at = std::clamp(t, low, high) - low;
-    return listed() ? rank[at] : at;
-  }
-  /// The rows of the queries [t, stop), and their number.
-  idx_t rows_of(idx_t t, idx_t stop, index_map& which) const {
-    which = {r + d * t - shift, d, nullptr};
-    if (!listed()) return stop - t;
-    idx_t rows = 0;
-    for (idx_t u = t; u < stop; ++u)
-      if (!globals.contains(r + d * u)) row_list[rows++] = r + d * u - shift;
-    which.list = row_list;
-    return rows;
-  }
-  /// t of a row.
-  idx_t entry(idx_t row) const { return (row + shift - r) / d; }
-};
-
-/// Scratch of one chunk.
-template <class P>
-struct window_scratch {
-  row_block<P> block;
-  packed_keys<P> keys, global_keys;
-  class_rows rows;
-};
-
-/// Which keys a window has. Keys and queries of residue class r of a head's dilation d are at positions r + d t; in
-/// terms of t the window has no dilation.
-struct window_sets {
-  list_view<idx_t> dilations;
-  idx_t left, right, most;           // the window in keys of a class, and all positions, clamped
-  global_lists globals{};
-
-  template <class Options>
-  static window_sets of(const attention_shape& s, const Options& options) {
-    idx_t all = s.queries + s.keys;  // no query and key are further apart
-    if (options.first_position) all += std::abs(*options.first_position);
-    return {options.dilation, (std::min)(options.left, all), options.causal ? 0 : (std::min)(options.right, all), all};
-  }
-
-  /// The dilation of one head, clamped so that there are no more classes than positions.
-  idx_t dilation(idx_t h) const {
-    return (std::min)(step_of_head(dilations, h), std::max<idx_t>(1, most));
-  }
-  /// t of the first query of class r, for a query shift.
-  static idx_t first_of(idx_t shift, idx_t r, idx_t d) {
-    return shift > r ? ceil_div(shift - r, d) : -((r - shift) / d);
-  }
-};
-
-template <class S, class Score, class C, class P>
-struct window_call : window_sets {
-  using T = compute_type<S>;
-
-  const softmax_call<S, Score, C>& in;
-  const sliding_window_options<S>& options;
-  idx_t chunk;  // queries of a task
-  idx_t left_out = 0;  // heads of up to so many queries of a residue class are attended elsewhere
-  const attention_shape& shape = in.shape;
-
-  /// Keys or values of a query head, those that are given for global queries or the call's.
-  cache_rows<const C> rows_of(idx_t b, idx_t h, bool of_keys, bool for_globals = false) const {
-    const idx_t kv = h / shape.group();
-    if constexpr (std::same_as<S, C>)
-      if (for_globals && options.q_global)
-        return cache_rows<const C>(head_of(of_keys ? options.k_global : options.v_global, b, kv));
-    return of_keys ? in.key_rows(b, kv) : in.value_rows(b, kv);
-  }
-
-  /// Number of chunks of one residue class of head h, for the longest batch item.
-  idx_t chunks(idx_t h) const { return ceil_div(ceil_div(shape.queries, dilation(h)), chunk); }
-
-  /// Attends one chunk of the queries of head h whose positions are r modulo its dilation d. In such a class positions
-  /// are r + d t, and in terms of t the window has no dilation.
-  void attend_chunk(idx_t b, idx_t h, idx_t r, idx_t number, window_scratch<P>& s) const {
-    const idx_t d = dilation(h), n = in.lengths.keys(b), shift = in.shift(b);
-    const idx_t keys = n > r ? ceil_div(n - r, d) : 0;                          // of the class
-    const idx_t t0 = first_of(shift, r, d) + number * chunk;
-    const idx_t t1 = (std::min)(t0 + chunk, first_of(in.last_shift(b), r, d));
-    if (t0 >= t1) return;
-    class_rows& of = s.rows;
-    of.d = d, of.r = r, of.shift = shift, of.globals = globals(b);
-    of.low = std::clamp(t0 - left, idx_t(0), keys), of.high = std::clamp(t1 + right, of.low, keys);
-    if (of.listed()) {
-      s.global_keys.positions.list = of.globals.data();
-      s.global_keys.pack(rows_of(b, h, true), rows_of(b, h, false), 0, of.globals.before(n));
-    }
-    // Keys are packed block by block: meanwhile the products of the block before fetch them.
-    const auto key = rows_of(b, h, true), value = rows_of(b, h, false);
-    const auto query = in.query(b, h);
-    const idx_t count = of.keys_to_pack(s.keys.positions);
-    const auto head_terms = in.terms.for_head(b, h, shift);
-    for (idx_t t = t0, packed = 0; t < t1; t += max_rows) {
-      const idx_t stop = (std::min)(t + max_rows, t1), next_stop = (std::min)(stop + max_rows, t1);
-      const idx_t needed = (std::min)(round_up(of.slot(stop + right), s.keys.wide), count);
-      if (packed < needed) s.keys.pack(key, value, packed, needed);
-      packed = needed;
-      line_prefetcher next;
-      if (d == 1) {
-        next.add(key, (std::min)(stop + right, of.high), (std::min)(next_stop + right, of.high));
-        next.add(value, (std::min)(stop + right, of.high), (std::min)(next_stop + right, of.high));
-        next.add(query, stop - shift, next_stop - shift);
-        next.add(in.result(b, h), t - shift, stop - shift);
-      }
-      s.keys.next = &next;
-      index_map positions;
-      const idx_t rows = of.rows_of(t, stop, positions);
-      in.begin(s.block, b, h, query, positions, rows);
-      for (idx_t row = 0; row < rows; ++row) {
-        const idx_t u = of.entry(positions[row]);
-        s.block.ranges[row] = {of.slot(u - left), of.slot(u + right + 1)};
-      }
-      attend(s.block, s.keys, head_terms);
-      if (of.listed()) {
-        for (idx_t row = 0; row < rows; ++row)
-          s.block.ranges[row] = {0, of.globals.before(in.causal ? (std::min)(n, positions[row] + shift + 1) : n)};
-        attend(s.block, s.global_keys, head_terms);
-      }
-      in.finish(s.block, b, h);
-    }
-  }
-
-  /// Attends up to max_rows global queries, from entry `begin` of the list on, to every key.
-  void attend_globals(idx_t b, idx_t h, idx_t begin, window_scratch<P>& s) const {
-    const idx_t n = in.lengths.keys(b), shift = in.shift(b);
-    const global_list global = globals(b);
-    const idx_t end = (std::min)(begin + max_rows, global.before(in.last_shift(b)));
-    idx_t rows = 0, *const row_list = s.rows.row_list;
-    for (idx_t g = begin; g < end; ++g)
-      if (global[g] >= shift) row_list[rows++] = global[g] - shift;
-    if (rows == 0) return;
-    const bool own = static_cast<bool>(options.q_global);
-    const auto head_terms = in.terms.for_head(b, h, shift);
-    const auto key = rows_of(b, h, true, true), value = rows_of(b, h, false, true);
-    in.begin(s.block, b, h, own ? head_of(options.q_global, b, h) : in.query(b, h), {0, 1, row_list}, rows);
-    const idx_t stop = in.causal ? (std::min)(row_list[rows - 1] + shift + 1, n) : n;
-    const idx_t step = (std::min)(s.keys.capacity, long_segment);
-    long_row_sums<P> sums = s.block.sums();
-    if (stop > long_segment) sums.begin();
-    for (idx_t at = 0; at < stop; at += step) {
-      const idx_t count = (std::min)(step, stop - at);
-      s.keys.positions = {at, 1, nullptr};
-      s.keys.pack(key, value, 0, count);
-      for (idx_t row = 0; row < rows; ++row)
-        s.block.ranges[row] = {0, in.causal ? std::clamp(row_list[row] + shift + 1 - at, idx_t(0), count) : count};
-      attend(s.block, s.keys, head_terms, no_prefetch{}, sums);
-    }
-    sums.finish();
-    in.finish(s.block, b, h);
-  }
-
-  void run() {
-    globals = in.exec.shared_scratch([&](arena& memory) { return global_lists::layout(memory, options); }).set(options);
-    const idx_t seen = (std::min)(left + right + 1 + globals.most, shape.keys);
-    const auto limit = in.limit_threads(seen, static_cast<double>(seen));
-    const idx_t reach = (std::min)(left + right, shape.keys);
-    const auto layout = [&](arena& memory) {
-      const idx_t slot_count = chunk + reach, n = globals.most;
-      return window_scratch<P>{row_block<P>::layout(memory, shape.dim, shape.dim_v, bool(in.terms.by_distance)),
-                               packed_keys<P>::layout(memory, slot_count, shape.dim, shape.dim_v),
-                               packed_keys<P>::layout(memory, n, shape.dim, shape.dim_v),
-                               class_rows::layout(memory, slot_count, n > 0, n > 0 ? max_rows : 0)};
-    };
-    idx_t chunk_count = 0;  // of the head that has most of them
-    for (idx_t h = 0; h < shape.heads; ++h) chunk_count = (std::max)(chunk_count, chunks(h) * dilation(h));
-    const idx_t heads = shape.batch * shape.heads, global_blocks = ceil_div(globals.most, max_rows);
-    // The global queries, whose work is the longest, go first; then the chunks; the rows of padding last.
-    in.exec.for_each(heads * (global_blocks + chunk_count + 1), [&](idx_t task, int worker) {
-      const idx_t b = task % heads / shape.heads, h = task % heads % shape.heads, d = dilation(h);
-      if (left_out > 0 && in.lengths.queries(b) <= left_out * d) return;
-      idx_t n = task / heads;
-      if (n < global_blocks) {
-        auto scratch = in.exec.scratch(worker, layout);
-        return attend_globals(b, h, n * max_rows, scratch);
-      }
-      n -= global_blocks;
-      if (n == chunk_count) return in.clear_padding(b, h);
-      if (n >= chunks(h) * d) return;
-      auto scratch = in.exec.scratch(worker, layout);
-      attend_chunk(b, h, n % d, n / d, scratch);
-    });
-  }
-};
-
 /// Checks the options that only sliding_window has, for a call with this `out`.
 template <class S>
 void check_window_options(call_views& views, const attention_shape& shape, const sliding_window_options<S>& options,
@@ -301,27 +87,6 @@ void check_window_options(call_views& views, const attention_shape& shape, const
                  {"k_global length = key length", shape.keys, globals.keys}});
 }
 
-/// Queries of a chunk. Longer windows have longer chunks: the keys that neighbouring chunks pack again stay fewer than
-/// a chunk's own. (At least 8 blocks, not 4: 0.97 of the time with 128 keys on each side, Zen 4.)
-inline idx_t window_chunk(idx_t left, idx_t right) {
-  constexpr idx_t most = 20 * max_rows;
-  return round_up(std::clamp<idx_t>((std::min)(left, most) + (std::min)(right, most), 8 * max_rows, most), max_rows);
-}
-
-template <class S, class Score, class C>
-void attend_window(softmax_call<S, Score, C> in, const sliding_window_options<S>& options, idx_t left_out = 0) {
-  using Elements = std::conditional_t<std::same_as<C, Eigen::bfloat16>, C, S>;  // that are multiplied
-  const window_sets sets = window_sets::of(in.shape, options);
-  const auto terms = in.exec.workspace([&](arena& memory) {
-    const bool local = options.global_positions.empty();  // global ones are at any distance
-    return in.layout_terms(memory, distance_range{in.furthest(), local ? options.dilation : list_view<idx_t>()});
-  });
-  in.prepare_terms(*terms);
-  with_products<Elements>(in.exec, [&]<class P>(std::type_identity<P>) {
-    window_call<S, Score, C, P>{sets, in, options, window_chunk(sets.left, sets.right), left_out}.run();
-  });
-}
-
 }  // namespace detail
 
 /// Sliding-window attention; options, score and execution may each be left out. See the top of the file.
@@ -331,7 +96,7 @@ void sliding_window(const Q& q, const K& k, const V& v, O&& out, Options&& optio
                     execution_ref exec = {}) {
   auto call = detail::checked_call<sliding_window_options>("sliding_window", q, k, v, out, options, score, exec);
   detail::check_window_options(call.views, call.shape, call.options, call.out);
-  detail::attend_window(call, call.options);
+  detail::run_sliding_window(call, call.options);
 }
 
 }}  // namespace attn::ATTN_ISA

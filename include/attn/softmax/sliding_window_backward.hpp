@@ -16,7 +16,8 @@
 //          first two for distances within the window, and for every part.
 #pragma once
 
-#include <attn/softmax/detail/window_backward.hpp>
+#include <attn/softmax/detail/sliding_window_backward_run.hpp>
+#include <attn/softmax/sliding_window.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
 
@@ -48,7 +49,6 @@ template <viewable Q, viewable K, viewable V, viewable O, viewable D,
 void sliding_window_backward(const Q& q, const K& k, const V& v, const O& out, const D& d_out,
                              const sliding_window_gradients<element_of<const Q&>>& gradients, Options&& options = {},
                              Score&& score = {}, ScoreBackward&& score_backward = {}, execution_ref exec = {}) {
-  using S = element_of<const Q&>;
   auto call = detail::checked_backward_call<sliding_window_options>("sliding_window_backward", q, k, v, out, d_out,
                                                                     gradients, options, score, score_backward, exec);
   const auto& given = call.options;
@@ -56,25 +56,7 @@ void sliding_window_backward(const Q& q, const K& k, const V& v, const O& out, c
   call.views.gradient("q_global", gradients.q_global, given.q_global);
   call.views.gradient("k_global", gradients.k_global, given.k_global);
   call.views.gradient("v_global", gradients.v_global, given.v_global);
-  detail::window_backward<S, decltype(call), sliding_window_gradients<S>> driver{
-      detail::window_sets::of(call.shape, given), call, given, gradients};
-  if (given.global_positions.empty()) {
-    call.steps = given.dilation;
-    idx_t widest = 1;
-    for (idx_t h = 0; h < call.shape.heads; ++h) widest = (std::max)(widest, driver.dilation(h));
-    const idx_t most = (std::max)(driver.left, driver.right);
-    if (most <= call.furthest / widest) call.furthest = most * widest;
-  }
-  const auto lists = call.forward.exec.workspace(
-      [&](detail::arena& memory) { return detail::global_lists::layout(memory, given); });
-  driver.globals = lists->set(given);
-  const double seen =
-      static_cast<double>((std::min)(driver.left + driver.right + 1 + 2 * driver.globals.most, call.shape.keys));
-  detail::softmax_backward_work work(
-      call, 2.5 * call.shape.operations_per_score() * static_cast<double>(call.shape.queries) * seen);
-  if (work.needs_lse()) detail::attend_window(call.forward, given);
-  driver.run();
-  work.store_parameters();
+  detail::run_sliding_window_backward(call, given, gradients);
 }
 
 }}  // namespace attn::ATTN_ISA

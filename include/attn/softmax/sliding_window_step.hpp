@@ -208,7 +208,7 @@ void attend_cache_window(Call& call, const Inside& cache, const sliding_window_c
       sliding_window_options<typename decltype(call.q)::value_type> options;
       options.causal = true, options.left = window.left, options.dilation = window.dilation;
       options.global_positions = window.global_positions, options.global_counts = window.global_counts;
-      attend_window(cached, options, window_in_place);
+      run_sliding_window(cached, options, window_in_place);
     }
     if (taken == 0 && s.batch * s.heads > 0) return;
   }

@@ -172,7 +172,7 @@ class window_group {
     const tensor_view<S> to = rows(x_.out);
     const auto call =
         checked_call<partial_window_options>(group_.name(), rows(x_.q), k, v, to, options, function, reference);
-    attend_window(call, call.options);
+    run_sliding_window(call, call.options);
   }
 
   /// The own queries, as if none of them were global, where all the keys they see are in their windows.

@@ -5,103 +5,23 @@
 // all of these. Parts are taken in waves, in order: keys that two parts have seen are stored when both are done, from
 // the sums of both. The last part of a wave is kept for the next, so that scratch does not depend on the length.
 //
-// Global keys and queries take part in every part: what a part adds to their gradients is stored separately and summed
-// in order.
+// Every part sees the global keys and queries: what it adds to their gradients is stored separately, to be summed in
+// order.
 #pragma once
 
-#include <attn/softmax/detail/softmax_backward_call.hpp>
-#include <attn/softmax/detail/window_partial.hpp>
-#include <attn/softmax/sliding_window.hpp>
+#include <attn/softmax/detail/window_backward_parts.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
-template <class S, class Call, class Gradients>
-struct window_backward : window_sets {
-  using T = compute_type<S>;
-  using P = product_type<S>;
-
-  const Call& in;
-  const sliding_window_options<S>& options;
-  const Gradients& gradients;
-  const attention_shape& shape = in.shape;
-
-  bool own() const { return bool(options.q_global); }  // projections of the global queries
-  idx_t global_count() const { return globals.most; }
-  /// The keys of a part, at most. Where there are several parts, they have half of that and more: no key is seen by
-  /// more than two of them.
-  idx_t most_keys() const { return (std::min)(std::max<idx_t>(768, 2 * (left + right)), shape.keys); }
-  /// The parts of so many keys.
-  idx_t parts_of_keys(idx_t keys) const { return std::max<idx_t>(1, ceil_div(keys, std::max<idx_t>(1, most_keys()))); }
-  /// Keys that a part sees, at most.
-  idx_t slot_count() const { return (std::min)(most_keys() + left + right, shape.keys); }
-  idx_t decay_entries() const { return in.d_log_decay ? 2 * global_count() : 0; }
-  idx_t query_stride() const { return backward_keys<P>::stride(shape.dim); }
-  idx_t value_stride() const { return backward_keys<P>::stride(shape.dim_v); }
-
-  /// Parts of a class of a head, at most, and of all its classes.
-  idx_t parts_of_class(idx_t h) const { return parts_of_keys(ceil_div(shape.keys, dilation(h))); }
-  idx_t parts(idx_t h) const { return dilation(h) * parts_of_class(h); }
-  /// Whether all query heads of a key head have one dilation. Then a part handles them together; else the whole key
-  /// head is one task.
-  bool alike(idx_t kv) const {
-    bool all = true;
-    for (idx_t h = kv * shape.group(); h < (kv + 1) * shape.group(); ++h)
-      all &= dilation(h) == dilation(kv * shape.group());
-    return all;
-  }
-  /// Number of tasks of a key head.
-  idx_t steps(idx_t kv) const { return alike(kv) ? parts(kv * shape.group()) : 1; }
-
-  using partial = window_partial<T>;
-  using part_of_class = window_part<P>;
-  /// Sums of the gradients of all keys and values of a key head.
-  struct key_sums {
-    T *keys = nullptr, *values = nullptr;  // [Lk][stride]
-  };
-  part_of_class layout_part(arena& memory) const {
-    const idx_t n = global_count(), key = query_stride(), value = value_stride();
-    const idx_t group = shape.group(), queries = group * n * key;
-    part_of_class p{class_rows::layout(memory, slot_count(), n > 0, max_rows)};
-    p.sums = backward_keys<P>::layout(memory, 0, shape.dim, shape.dim_v, false, false);
-    p.sums.layout_sums(memory, round_up(slot_count(), panel_width<P>), bool(in.dk), bool(in.dv),
-                       many_queries(slot_count()));
-    p.decay = memory.allocate<double>(in.d_log_decay ? group * slot_count() : 0);
-    p.others = partial::layout(memory, {.keys = n * key, .values = n * value, .queries = queries,
-                                        .relative_queries = in.d_relative_queries ? queries : 0, .slopes = group,
-                                        .tables = group * in.table_size(), .relative = group * in.relative_entries(),
-                                        .decay = group * decay_entries()});
-    return p;
-  }
-
-  /// Scratch of one thread.
-  struct part_scratch {
-    backward_scratch<P> block;
-    backward_rows<P> rows;
-    T *dq, *d_relative;                    // [max_rows][query_stride]
-    mutable backward_keys<P> keys;         // of the class, without the global ones
-    mutable backward_keys<P> global_keys;
-    mutable backward_keys<P> own_keys;     // k_global and v_global of the part's keys
-    key_sums ordinary, projected;          // where heads of a group differ in dilation
-  };
-  part_scratch layout(arena& memory, bool sums) const {
-    const auto all_keys = [&](bool wanted) {
-      return wanted ? key_sums{memory.allocate<T>(shape.keys * query_stride()),
-                               memory.allocate<T>(shape.keys * value_stride())}
-                    : key_sums{};
-    };
-    const auto keys = [&](idx_t count, bool k, bool v) {
-      return backward_keys<P>::layout(memory, count, shape.dim, shape.dim_v, k, v);
-    };
-    return {.block = in.layout_scratch(memory),
-            .rows = backward_rows<P>::layout(memory, max_rows, shape.dim, shape.dim_v, bool(in.terms().by_distance)),
-            .dq = memory.allocate<T>(max_rows * query_stride()),
-            .d_relative = memory.allocate<T>(in.d_relative_queries ? max_rows * query_stride() : 0),
-            .keys = keys(slot_count(), false, false),
-            .global_keys = keys(global_count(), true, true),
-            .own_keys = keys(own() ? most_keys() : 0, bool(gradients.k_global), bool(gradients.v_global)),
-            .ordinary = all_keys(sums),
-            .projected = all_keys(sums && own())};
-  }
+template <class S, class Score, class ScoreBackward>
+struct sliding_window_backward_driver : window_parts<S, Score, ScoreBackward> {
+  using base = window_parts<S, Score, ScoreBackward>;
+  using typename base::T, typename base::P, typename base::key_sums, typename base::partial;
+  using typename base::part_of_class, typename base::part_scratch;
+  using base::in, base::options, base::gradients, base::shape, base::left, base::right, base::globals, base::dilation;
+  using base::first_of, base::own, base::alike, base::parts, base::parts_of_class, base::parts_of_keys, base::steps;
+  using base::global_count, base::slot_count, base::decay_entries, base::query_stride, base::value_stride;
+  using base::layout, base::layout_part;
 
   /// Packs the keys of a part and their neighbours, without the global ones, which are packed separately. Returns their
   /// number.
@@ -400,5 +320,30 @@ struct window_backward : window_sets {
     }
   }
 };
+
+template <class S, class Score, class ScoreBackward>
+void run_sliding_window_backward(softmax_backward_call<S, Score, ScoreBackward>& call,
+                                 const sliding_window_options<S>& options,
+                                 const sliding_window_gradients<S>& gradients) {
+  sliding_window_backward_driver<S, Score, ScoreBackward> driver{
+      {window_sets::of(call.shape, options), call, options, gradients}};
+  if (options.global_positions.empty()) {
+    call.steps = options.dilation;
+    idx_t widest = 1;
+    for (idx_t h = 0; h < call.shape.heads; ++h) widest = (std::max)(widest, driver.dilation(h));
+    const idx_t most = (std::max)(driver.left, driver.right);
+    if (most <= call.furthest / widest) call.furthest = most * widest;
+  }
+  const auto lists =
+      call.forward.exec.workspace([&](arena& memory) { return global_lists::layout(memory, options); });
+  driver.globals = lists->set(options);
+  const double seen =
+      static_cast<double>((std::min)(driver.left + driver.right + 1 + 2 * driver.globals.most, call.shape.keys));
+  softmax_backward_work work(
+      call, 2.5 * call.shape.operations_per_score() * static_cast<double>(call.shape.queries) * seen);
+  if (work.needs_lse()) run_sliding_window(call.forward, options);
+  driver.run();
+  work.store_parameters();
+}
 
 }}}  // namespace attn::ATTN_ISA::detail

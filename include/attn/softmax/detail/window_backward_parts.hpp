@@ -1,0 +1,171 @@
+// attn: the parts of sliding_window_backward (sliding_window_backward_run.hpp), and what one leaves to be added up: its
+// shares of the gradients of its keys and its neighbours', of global keys and queries, and of parameters.
+#pragma once
+
+#include <attn/softmax/detail/sliding_window_run.hpp>
+#include <attn/softmax/detail/softmax_backward_call.hpp>
+
+namespace attn { inline namespace ATTN_ISA {
+
+template <class S>
+struct sliding_window_gradients;
+
+namespace detail {
+
+/// Numbers of each.
+struct window_partial_sizes {
+  idx_t keys, values;               // [globals][stride]
+  idx_t queries, relative_queries;  // [group][globals][stride]; the latter of relative keys
+  idx_t slopes, tables;             // [group], [group][table_size()]
+  idx_t relative, decay;            // [group][relative_entries()], [group][2 globals]: by global query and key
+};
+
+template <class T>
+class window_partial {
+ public:
+  static window_partial layout(arena& memory, const window_partial_sizes& size) {
+    window_partial p;
+    p.size_ = size;
+    p.numbers_ = memory.allocate<T>(p.count());
+    p.sums_ = memory.allocate<double>(size.relative + size.decay);
+    return p;
+  }
+  void clear() const {
+    std::fill_n(numbers_, count(), T(0));
+    std::fill_n(sums_, size_.relative + size_.decay, 0.0);
+  }
+  void add(const window_partial& more) const {
+    for (idx_t x = 0; x < count(); ++x) numbers_[x] += more.numbers_[x];
+    for (idx_t x = 0; x < size_.relative + size_.decay; ++x) sums_[x] += more.sums_[x];
+  }
+
+  T* keys() const { return numbers_; }
+  T* values() const { return keys() + size_.keys; }
+  T* queries() const { return values() + size_.values; }
+  T* relative_queries() const { return queries() + size_.queries; }
+  T* slopes() const { return relative_queries() + size_.relative_queries; }
+  T* tables() const { return slopes() + size_.slopes; }
+  double* relative() const { return sums_; }
+  double* decay() const { return sums_ + size_.relative; }
+
+ private:
+  idx_t count() const {
+    return size_.keys + size_.values + size_.queries + size_.relative_queries + size_.slopes + size_.tables;
+  }
+  window_partial_sizes size_{};
+  T* numbers_ = nullptr;
+  double* sums_ = nullptr;
+};
+
+/// The keys [k0, k1) of class r of a key head, for the query heads [h, h_end), whose dilation is d.
+template <class P>
+struct window_part : class_rows {
+  using T = sum_type<P>;
+
+  idx_t b = 0, kv = 0, h = 0, h_end = 0, number = 0;  // number: in the class
+  idx_t k0 = 0, k1 = 0;
+  bool last = false;                                  // of the class
+  bool stored = true;                                 // or not a part of the class
+  backward_keys<P> sums{};                            // of all keys that it sees, by slot
+  double* decay = nullptr;                            // [group][slots]: sums of the gradients of scores by key
+  window_partial<T> others{};
+
+  /// Adds the keys of the class that the part owns.
+  decay_gradients owned(decay_gradients of) const {
+    of.first = r + d * k0, of.end = r + d * k1;
+    return of;
+  }
+};
+
+/// A call with what only sliding_window has, and its division into parts.
+template <class S, class Score, class ScoreBackward>
+struct window_parts : window_sets {
+  using T = compute_type<S>;
+  using P = product_type<S>;
+
+  const softmax_backward_call<S, Score, ScoreBackward>& in;
+  const sliding_window_options<S>& options;
+  const sliding_window_gradients<S>& gradients;  // of which those of the global projections are read
+  const attention_shape& shape = in.shape;
+
+  bool own() const { return bool(options.q_global); }  // projections of the global queries
+  idx_t global_count() const { return globals.most; }
+  /// The keys of a part, at most. Where there are several parts, they have half of that and more: no key is seen by
+  /// more than two of them.
+  idx_t most_keys() const { return (std::min)(std::max<idx_t>(768, 2 * (left + right)), shape.keys); }
+  /// The parts of so many keys.
+  idx_t parts_of_keys(idx_t keys) const { return std::max<idx_t>(1, ceil_div(keys, std::max<idx_t>(1, most_keys()))); }
+  /// Keys that a part sees, at most.
+  idx_t slot_count() const { return (std::min)(most_keys() + left + right, shape.keys); }
+  idx_t decay_entries() const { return in.d_log_decay ? 2 * global_count() : 0; }
+  idx_t query_stride() const { return backward_keys<P>::stride(shape.dim); }
+  idx_t value_stride() const { return backward_keys<P>::stride(shape.dim_v); }
+
+  /// Parts of a class of a head, at most, and of all its classes.
+  idx_t parts_of_class(idx_t h) const { return parts_of_keys(ceil_div(shape.keys, dilation(h))); }
+  idx_t parts(idx_t h) const { return dilation(h) * parts_of_class(h); }
+  /// Whether all query heads of a key head have one dilation. Then a part handles them together; else the whole key
+  /// head is one task.
+  bool alike(idx_t kv) const {
+    bool all = true;
+    for (idx_t h = kv * shape.group(); h < (kv + 1) * shape.group(); ++h)
+      all &= dilation(h) == dilation(kv * shape.group());
+    return all;
+  }
+  /// Number of tasks of a key head.
+  idx_t steps(idx_t kv) const { return alike(kv) ? parts(kv * shape.group()) : 1; }
+
+  using partial = window_partial<T>;
+  using part_of_class = window_part<P>;
+  /// Sums of the gradients of all keys and values of a key head.
+  struct key_sums {
+    T *keys = nullptr, *values = nullptr;  // [Lk][stride]
+  };
+  part_of_class layout_part(arena& memory) const {
+    const idx_t n = global_count(), key = query_stride(), value = value_stride();
+    const idx_t group = shape.group(), queries = group * n * key;
+    part_of_class p{class_rows::layout(memory, slot_count(), n > 0, max_rows)};
+    p.sums = backward_keys<P>::layout(memory, 0, shape.dim, shape.dim_v, false, false);
+    p.sums.layout_sums(memory, round_up(slot_count(), panel_width<P>), bool(in.dk), bool(in.dv),
+                       many_queries(slot_count()));
+    p.decay = memory.allocate<double>(in.d_log_decay ? group * slot_count() : 0);
+    p.others = partial::layout(memory, {.keys = n * key, .values = n * value, .queries = queries,
+                                        .relative_queries = in.d_relative_queries ? queries : 0, .slopes = group,
+                                        .tables = group * in.table_size(), .relative = group * in.relative_entries(),
+                                        .decay = group * decay_entries()});
+    return p;
+  }
+
+  /// Scratch of one thread.
+  struct part_scratch {
+    backward_scratch<P> block;
+    backward_rows<P> rows;
+    T *dq, *d_relative;                    // [max_rows][query_stride]
+    mutable backward_keys<P> keys;         // of the class, without the global ones
+    mutable backward_keys<P> global_keys;
+    mutable backward_keys<P> own_keys;     // k_global and v_global of the part's keys
+    key_sums ordinary, projected;          // where heads of a group differ in dilation
+  };
+  part_scratch layout(arena& memory, bool sums) const {
+    const auto all_keys = [&](bool wanted) {
+      return wanted ? key_sums{memory.allocate<T>(shape.keys * query_stride()),
+                               memory.allocate<T>(shape.keys * value_stride())}
+                    : key_sums{};
+    };
+    const auto keys = [&](idx_t count, bool k, bool v) {
+      return backward_keys<P>::layout(memory, count, shape.dim, shape.dim_v, k, v);
+    };
+    return {.block = in.layout_scratch(memory),
+            .rows = backward_rows<P>::layout(memory, max_rows, shape.dim, shape.dim_v, bool(in.terms().by_distance)),
+            .dq = memory.allocate<T>(max_rows * query_stride()),
+            .d_relative = memory.allocate<T>(in.d_relative_queries ? max_rows * query_stride() : 0),
+            .keys = keys(slot_count(), false, false),
+            .global_keys = keys(global_count(), true, true),
+            .own_keys = keys(own() ? most_keys() : 0, bool(gradients.k_global), bool(gradients.v_global)),
+            .ordinary = all_keys(sums),
+            .projected = all_keys(sums && own())};
+  }
+};
+
+}  // namespace detail
+}}  // namespace attn::ATTN_ISA
