@@ -79,8 +79,7 @@ void full_softmax_step(Cache& cache, const Q& q, const K& k, const V& v, O&& out
                        Score&& score = {}, execution_ref exec = {}) {
   auto call = detail::checked_call<full_softmax_step_options>("full_softmax_step", q, k, v, out, options, score, exec);
   auto& tokens = detail::check_step(call, cache);
-  detail::cache_step(call, tokens,
-                     [&] { detail::run_full_softmax(call.over(tokens.keys(), tokens.values(), tokens.pages())); });
+  detail::cache_step(call, tokens, [&] { detail::run_full_softmax(call.over(tokens)); });
 }
 
 /// Attends q [B, H, n, D] to the tokens of a kv_cache or paged_cache; options, score and execution may each be left
@@ -92,7 +91,7 @@ void full_softmax_cached(const Cache& cache, const Q& q, O&& out, Options&& opti
   const auto& tokens = detail::step_access::of(cache);
   auto call = detail::checked_cached_call<full_softmax_cached_options>("full_softmax_cached", tokens, q, out, options,
                                                                        score, exec);
-  detail::run_full_softmax(call.over(tokens.keys(), tokens.values(), tokens.pages()));
+  detail::run_full_softmax(call.over(tokens));
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -154,13 +154,13 @@ struct softmax_call : softmax_inputs<S, C> {
   }
 
   /// The same over the keys and values of a cache.
-  template <class Cached>
-  softmax_call<S, Score, Cached> over(const tensor_view<const Cached>& keys, const tensor_view<const Cached>& values,
-                                      const page_tables& tables) const {
-    softmax_inputs<S, Cached> in;
-    static_cast<attention_views<S, Cached>&>(in) = {this->q, keys, values, this->out, this->shape, this->lengths};
+  template <class Cache>
+  softmax_call<S, Score, typename Cache::value_type> over(const Cache& cache) const {
+    softmax_inputs<S, typename Cache::value_type> in;
+    static_cast<attention_views<S, typename Cache::value_type>&>(in) = {
+        this->q, cache.keys(), cache.values(), this->out, this->shape, this->lengths};
     in.causal = this->causal, in.first_position = this->first_position, in.sinks = this->sinks, in.lse = this->lse;
-    in.pages = tables, in.out_sums = this->out_sums, in.relative_queries = this->relative_queries;
+    in.pages = cache.pages(), in.out_sums = this->out_sums, in.relative_queries = this->relative_queries;
     return {in, check, terms, exec};
   }
 

@@ -1,25 +1,11 @@
-// attn: a step of sliding-window attention, token by token, over a ring or over a cache of all tokens.
+// attn: the driver of sliding_window_step, token by token, over a ring or over a cache of all tokens.
 #pragma once
 
-#include <attn/softmax/detail/global_positions.hpp>
+#include <attn/softmax/detail/sliding_window_run.hpp>
 #include <attn/softmax/detail/stream_driver.hpp>
+#include <attn/softmax/detail/window_tokens.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
-
-/// What the queries of a stream see: `left` keys before their own, `dilation` apart, and the global positions.
-struct stream_window {
-  idx_t left = 0;
-  std::span<const idx_t> dilations{};
-  global_lists globals{};
-
-  bool one_dilation() const { return dilations.size() <= 1; }
-  idx_t dilation(idx_t query_head) const {
-    return (std::min)(step_of_head(dilations, query_head), furthest_position);  // a larger one reaches no key either
-  }
-  void check_heads(const validator& check, idx_t query_heads) const {
-    if (!one_dilation()) check.equal("query heads = dilations of the cache", std::ssize(dilations), query_heads);
-  }
-};
 
 /// Up to so many queries of a residue class of a head are attended in place; more share packed keys (64 queries, left =
 /// 128, Zen 4: 0.53 of the time).
@@ -45,6 +31,22 @@ struct all_tokens {
   idx_t global_row(idx_t, idx_t position) const { return position; }
   /// Stores token t of the chunk.
   void put(idx_t, idx_t, idx_t) const {}
+};
+
+/// Tokens of a ring, which takes those of the chunk one by one.
+template <class S, class C>
+struct ring_tokens {
+  static constexpr bool adjacent_globals = true;
+
+  window_tokens<C>& cache;
+  const tensor_view<const S>&k_new, v_new;
+  stream_window window = cache.window();
+
+  idx_t before(idx_t b) const { return cache.length(b); }
+  idx_t ring() const { return cache.capacity(); }
+  idx_t global_row(idx_t g, idx_t) const { return ring() + g; }
+  void put(idx_t b, idx_t kv, idx_t t) const { cache.put(k_new, v_new, b, kv, t); }
+  bool takes(idx_t, idx_t) const { return true; }
 };
 
 /// The plan of a step. Source says where the tokens of the stream are stored, as all_tokens does.
@@ -135,12 +137,35 @@ struct window_step : stream_plan<S, Score, C> {
   }
 };
 
-/// A checked step over the rows of a cache.
 template <class S, class Score, class C, class Source>
 void attend_stream_window(softmax_call<S, Score, C> call, const Source& source) {
   const auto terms = call.exec.workspace([&](arena& memory) { return call.layout_terms(memory, std::nullopt); });
   call.prepare_terms(*terms, [&](idx_t b) { return source.before(b) + call.lengths.queries(b); });
   attend_streamed(call, window_step<S, Score, C, Source>{{call}, source});
+}
+
+/// A step over a cache that has the tokens of the queries. Many of them share the keys that sliding_window packs.
+template <class S, class Score, class C>
+void run_sliding_window_step(const softmax_call<S, Score, C>& call, const sliding_window_options<S>& options) {
+  const auto lists = call.exec.workspace([&](arena& memory) { return global_lists::layout(memory, options); });
+  const stream_window seen{(std::min)(options.left, furthest_position), options.dilation, lists->set(options)};
+  all_tokens tokens{seen, call.lengths};
+  if constexpr (!coded<C>) {
+    tokens.in_place = false;
+    idx_t taken = 0;
+    const attention_shape& s = call.shape;
+    for (idx_t n = 0; n < s.batch * s.heads; ++n) taken += tokens.takes(n / s.heads, n % s.heads);
+    if (taken < s.batch * s.heads) run_sliding_window(call, options, window_in_place);
+    if (taken == 0 && s.batch * s.heads > 0) return;
+  }
+  attend_stream_window(call, tokens);
+}
+
+/// A step over a ring, which takes the tokens of the chunk one by one.
+template <class S, class Score, class C>
+void run_sliding_window_step(const softmax_call<S, Score, C>& call, window_tokens<C>& ring,
+                             const tensor_view<const S>& k_new, const tensor_view<const S>& v_new) {
+  attend_stream_window(call, ring_tokens<S, C>{ring, k_new, v_new});
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
