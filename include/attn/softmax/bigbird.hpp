@@ -20,7 +20,7 @@
 
 #include <attn/core/random.hpp>
 #include <attn/core/tensor.hpp>
-#include <attn/softmax/detail/pattern_plan.hpp>
+#include <attn/softmax/detail/pattern_softmax_run.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
 
@@ -165,7 +165,8 @@ template <viewable Q, viewable K, viewable V, viewable O, class Options = bigbir
 void bigbird(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, Score&& score = {},
              execution_ref exec = {}) {
   auto call = detail::checked_call<bigbird_options>("bigbird", q, k, v, out, options, score, exec);
-  detail::attend_by(call, detail::bigbird_pattern_of(call.views, call.shape, call.options));
+  const auto pattern = detail::bigbird_pattern_of(call.views, call.shape, call.options);
+  detail::run_pattern_softmax(call, detail::patterns_of(pattern));
 }
 
 }}  // namespace attn::ATTN_ISA

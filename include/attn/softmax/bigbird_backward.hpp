@@ -8,7 +8,7 @@
 #pragma once
 
 #include <attn/softmax/bigbird.hpp>
-#include <attn/softmax/detail/pattern_backward.hpp>
+#include <attn/softmax/detail/pattern_softmax_backward_run.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
 
@@ -25,7 +25,8 @@ void bigbird_backward(const Q& q, const K& k, const V& v, const O& out, const D&
                       Score&& score = {}, ScoreBackward&& score_backward = {}, execution_ref exec = {}) {
   auto call = detail::checked_backward_call<bigbird_options>("bigbird_backward", q, k, v, out, d_out, gradients,
                                                              options, score, score_backward, exec);
-  detail::backward_by(call, detail::bigbird_pattern_of(call.views, call.shape, call.options));
+  const auto pattern = detail::bigbird_pattern_of(call.views, call.shape, call.options);
+  detail::run_pattern_softmax_backward(call, detail::patterns_of(pattern));
 }
 
 }}  // namespace attn::ATTN_ISA

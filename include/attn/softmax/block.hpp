@@ -15,7 +15,7 @@
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
 
-#include <attn/softmax/detail/pattern_plan.hpp>
+#include <attn/softmax/detail/pattern_softmax_run.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
 
@@ -102,7 +102,8 @@ template <viewable Q, viewable K, viewable V, viewable O, class Options = block_
 void block(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, Score&& score = {},
            execution_ref exec = {}) {
   auto call = detail::checked_call<block_options>("block", q, k, v, out, options, score, exec);
-  detail::attend_by(call, detail::block_pattern_of(call.views, call.shape, call.options));
+  const auto pattern = detail::block_pattern_of(call.views, call.shape, call.options);
+  detail::run_pattern_softmax(call, detail::patterns_of(pattern));
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -8,7 +8,7 @@
 #pragma once
 
 #include <attn/softmax/block.hpp>
-#include <attn/softmax/detail/pattern_backward.hpp>
+#include <attn/softmax/detail/pattern_softmax_backward_run.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
 
@@ -25,7 +25,8 @@ void block_backward(const Q& q, const K& k, const V& v, const O& out, const D& d
                     Score&& score = {}, ScoreBackward&& score_backward = {}, execution_ref exec = {}) {
   auto call = detail::checked_backward_call<block_options>("block_backward", q, k, v, out, d_out, gradients, options,
                                                            score, score_backward, exec);
-  detail::backward_by(call, detail::block_pattern_of(call.views, call.shape, call.options));
+  const auto pattern = detail::block_pattern_of(call.views, call.shape, call.options);
+  detail::run_pattern_softmax_backward(call, detail::patterns_of(pattern));
 }
 
 }}  // namespace attn::ATTN_ISA

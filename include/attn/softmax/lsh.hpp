@@ -27,7 +27,7 @@
 
 #include <attn/core/detail/arguments.hpp>
 #include <attn/core/tensor.hpp>
-#include <attn/softmax/detail/lsh_plan.hpp>
+#include <attn/softmax/detail/lsh_run.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
 
@@ -132,7 +132,7 @@ void lsh(const Q& q, const V& v, O&& out, Options&& options = {}, Score&& score 
                              keys = detail::lsh_keys(detail::validator("lsh"), queries, values);
   auto call = detail::checked_call<lsh_options>("lsh", queries, keys, values, out, options, score, exec);
   detail::take_lsh_options(call.views, call, call.options);
-  detail::with_lsh_plan(call, call.options, [&](const auto& plan) { detail::attend_planned(call, plan); });
+  detail::run_lsh(call, call.options);
 }
 
 }}  // namespace attn::ATTN_ISA

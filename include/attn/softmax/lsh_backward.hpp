@@ -16,7 +16,7 @@
 //          progress, and the keys of 512 tokens, or more for long chunks, per thread.
 #pragma once
 
-#include <attn/softmax/detail/lsh_backward_plan.hpp>
+#include <attn/softmax/detail/lsh_backward_run.hpp>
 #include <attn/softmax/lsh.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
@@ -48,9 +48,7 @@ void lsh_backward(const Q& q, const V& v, const O& out, const D& d_out,
   auto call = detail::checked_backward_call<lsh_options>("lsh_backward", queries, keys, values, out, d_out, gradients,
                                                          options, score, score_backward, exec);
   detail::take_lsh_options(call.views, call.forward, call.options);
-  detail::with_lsh_plan(call.forward, call.options, [&](const auto& plan) {
-    detail::differentiate_planned(call, detail::lsh_backward_plan{plan});
-  });
+  detail::run_lsh_backward(call, call.options);
 }
 
 }}  // namespace attn::ATTN_ISA

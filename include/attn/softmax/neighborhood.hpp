@@ -25,7 +25,7 @@
 // score(s, batch, head, i, j) may replace the score s of tokens i and j, after every other term: full_softmax.hpp.
 #pragma once
 
-#include <attn/softmax/detail/neighborhood_plan.hpp>
+#include <attn/softmax/detail/neighborhood_run.hpp>
 
 #include <array>
 
@@ -116,16 +116,6 @@ grid_axes checked_grid(const validator& check, const attention_shape& shape, con
   return grid;
 }
 
-/// body(plan), with the plan of a call that it describes.
-template <class Call, class Options, class Body>
-void with_neighborhood(Call& call, const validator& check, const Options& options, const Body& body) {
-  with_grid<typename Call::T>(call.shape, checked_grid(check, call.shape, options), bool(options.relative_bias),
-                              call.exec, [&](const neighborhood_plan& plan) {
-                                call.terms.relative.places = plan.lists.places;
-                                body(plan);
-                              });
-}
-
 }  // namespace detail
 
 /// Attention over the neighbours on a grid; score as in full_softmax.hpp.
@@ -134,8 +124,7 @@ template <viewable Q, viewable K, viewable V, viewable O, class Options = neighb
 void neighborhood(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, Score&& score = {},
                   execution_ref exec = {}) {
   auto call = detail::checked_call<neighborhood_options>("neighborhood", q, k, v, out, options, score, exec);
-  detail::with_neighborhood(call, call.views, call.options,
-                            [&](const auto& plan) { detail::attend_planned(call, plan); });
+  detail::run_neighborhood(call, detail::checked_grid(call.views, call.shape, call.options));
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -13,7 +13,7 @@
 //          of relative_bias up to 4 tables more; never Lq x Lk.
 #pragma once
 
-#include <attn/softmax/detail/sparse_backward.hpp>
+#include <attn/softmax/detail/neighborhood_backward_run.hpp>
 #include <attn/softmax/neighborhood.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
@@ -43,9 +43,7 @@ void neighborhood_backward(const Q& q, const K& k, const V& v, const O& out, con
                            Score&& score = {}, ScoreBackward&& score_backward = {}, execution_ref exec = {}) {
   auto call = detail::checked_backward_call<neighborhood_options>("neighborhood_backward", q, k, v, out, d_out,
                                                                   gradients, options, score, score_backward, exec);
-  call.furthest = (std::max)(call.furthest, call.d_relative_bias.extent(1));  // distances are those of the table
-  detail::with_neighborhood(call.forward, call.views, call.options,
-                            [&](const auto& plan) { detail::differentiate_planned(call, plan); });
+  detail::run_neighborhood_backward(call, detail::checked_grid(call.views, call.shape, call.options));
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -20,7 +20,7 @@
 //          step is not 1 (evaluated for the first query of a set), before anything is written.
 #pragma once
 
-#include <attn/softmax/detail/pattern_plan.hpp>
+#include <attn/softmax/detail/pattern_softmax_run.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
 
@@ -59,8 +59,8 @@ void pattern_softmax(const Q& q, const K& k, const V& v, O&& out, const Pattern&
                      Score&& score = {}, execution_ref exec = {}) {
   static_assert(key_pattern<Pattern>,
                 "attn: a pattern has query_sets(shape), queries(shape, set) and keys(shape, set, see): pattern.hpp");
-  detail::attend_by(
-      detail::checked_call<pattern_softmax_options>("pattern_softmax", q, k, v, out, options, score, exec), pattern);
+  auto call = detail::checked_call<pattern_softmax_options>("pattern_softmax", q, k, v, out, options, score, exec);
+  detail::run_pattern_softmax(call, detail::patterns_of(pattern));
 }
 
 }}  // namespace attn::ATTN_ISA

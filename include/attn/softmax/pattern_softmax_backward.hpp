@@ -12,7 +12,7 @@
 //          for each head and task; never Lq x Lk.
 #pragma once
 
-#include <attn/softmax/detail/pattern_backward.hpp>
+#include <attn/softmax/detail/pattern_softmax_backward_run.hpp>
 #include <attn/softmax/pattern_softmax.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
@@ -32,7 +32,7 @@ void pattern_softmax_backward(const Q& q, const K& k, const V& v, const O& out, 
                 "attn: a pattern has query_sets(shape), queries(shape, set) and keys(shape, set, see): pattern.hpp");
   auto call = detail::checked_backward_call<pattern_softmax_options>("pattern_softmax_backward", q, k, v, out, d_out,
                                                                      gradients, options, score, score_backward, exec);
-  detail::backward_by(call, pattern);
+  detail::run_pattern_softmax_backward(call, detail::patterns_of(pattern));
 }
 
 }}  // namespace attn::ATTN_ISA

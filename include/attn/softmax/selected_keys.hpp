@@ -27,8 +27,7 @@
 // token: selected_keys_step.hpp.
 #pragma once
 
-#include <attn/softmax/detail/selected_plan.hpp>
-#include <attn/softmax/detail/selected_rows.hpp>
+#include <attn/softmax/detail/selected_keys_run.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
 
@@ -51,19 +50,6 @@ struct selected_keys_options {
   view_field<real, 3> lse{};
 };
 
-namespace detail {
-
-/// Attends the call, by blocks or by rows.
-template <class S, class Score>
-void attend_selected(const softmax_call<S, Score>& call, const selected_lists& lists) {
-  if (lists.block >= listed_names::least_block)
-    attend_planned(call, selected_plan_of(call, lists));
-  else
-    attend_selected_rows(call, lists);
-}
-
-}  // namespace detail
-
 /// Attention over the keys that lists name; score as in full_softmax.hpp.
 template <viewable Q, viewable K, viewable V, viewable O, class Options = selected_keys_options<element_of<const Q&>>,
           class Score = detail::no_score>
@@ -71,7 +57,7 @@ void selected_keys(const Q& q, const K& k, const V& v, O&& out, const index_view
                    Score&& score = {}, execution_ref exec = {}) {
   auto call = detail::checked_call<selected_keys_options>("selected_keys", q, k, v, out, options, score, exec);
   const auto lists = detail::check_lists(call.views, call.shape, call.lengths, indices, call.options.block);
-  detail::attend_selected(call, lists);
+  detail::run_selected_keys(call, lists);
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -15,8 +15,7 @@
 // largest with blocks of 16 keys and more, else by 5e-5 (full_softmax_backward.hpp says why).
 #pragma once
 
-#include <attn/softmax/detail/selected_backward.hpp>
-#include <attn/softmax/detail/sparse_backward.hpp>
+#include <attn/softmax/detail/selected_keys_backward_run.hpp>
 #include <attn/softmax/selected_keys.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
@@ -24,22 +23,6 @@ namespace attn { inline namespace ATTN_ISA {
 /// The gradients selected_keys_backward computes: q, k, v, alibi_slopes, sinks, d_lse, accumulate.
 template <class S>
 using selected_keys_gradients = softmax_gradients<S>;
-
-namespace detail {
-
-template <class S, class Score, class ScoreBackward>
-void differentiate_selected(softmax_backward_call<S, Score, ScoreBackward>& call, const selected_lists& lists) {
-  if (lists.block >= listed_names::least_block)
-    return differentiate_planned(call, selected_plan_of(call.forward, lists));
-  const double keys = static_cast<double>((std::min)(lists.longest() * lists.block, call.shape.keys));
-  softmax_backward_work work(
-      call, keys * static_cast<double>(call.shape.queries) * 2.5 * call.shape.operations_per_score());
-  if (work.needs_lse()) attend_selected_rows(call.forward, lists);
-  selected_backward<S, Score, ScoreBackward>{call, lists}.run();
-  work.store_parameters();
-}
-
-}  // namespace detail
 
 /// The gradients of selected_keys. See the top of the file.
 template <viewable Q, viewable K, viewable V, viewable O, viewable D,
@@ -51,7 +34,7 @@ void selected_keys_backward(const Q& q, const K& k, const V& v, const O& out, co
   auto call = detail::checked_backward_call<selected_keys_options>("selected_keys_backward", q, k, v, out, d_out,
                                                                    gradients, options, score, score_backward, exec);
   const auto lists = detail::check_lists(call.views, call.shape, call.lengths(), indices, call.options.block);
-  detail::differentiate_selected(call, lists);
+  detail::run_selected_keys_backward(call, lists);
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -60,7 +60,7 @@ void selected_keys_step(Cache& cache, const Q& q, const K& k, const V& v, O&& ou
   call.lengths = {call.shape.queries, call.shape.queries, call.options.lengths, {}};
   call.shape.keys = tokens.tokens_after(call.shape.queries, call.options.lengths);
   const auto lists = detail::check_lists(call.views, call.shape, call.lengths, indices, call.options.block);
-  detail::cache_step(call, tokens, [&] { detail::attend_selected_rows(call.over(tokens), lists); });
+  detail::cache_step(call, tokens, [&] { detail::run_selected_keys_step(call.over(tokens), lists); });
 }
 
 /// The same for tokens that the cache has already: nothing is appended, and the queries q [B, H, n, D] are at the last
@@ -73,7 +73,7 @@ void selected_keys_cached(const Cache& cache, const Q& q, O&& out, const index_v
   auto call = detail::checked_cached_call<selected_keys_step_options>("selected_keys_cached", tokens, q, out, options,
                                                                       score, exec);
   const auto lists = detail::check_lists(call.views, call.shape, call.lengths, indices, call.options.block);
-  detail::attend_selected_rows(call.over(tokens), lists);
+  detail::run_selected_keys_step(call.over(tokens), lists);
 }
 
 }}  // namespace attn::ATTN_ISA

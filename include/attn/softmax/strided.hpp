@@ -16,7 +16,7 @@
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
 
-#include <attn/softmax/detail/pattern_plan.hpp>
+#include <attn/softmax/detail/pattern_softmax_run.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
 
@@ -120,8 +120,9 @@ template <viewable Q, viewable K, viewable V, viewable O, class Options = stride
 void strided(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, Score&& score = {},
              execution_ref exec = {}) {
   const auto call = detail::checked_call<strided_options>("strided", q, k, v, out, options, score, exec);
-  detail::with_strided_pattern(call.check, call.options,
-                               [&](const auto& pattern) { detail::attend_by(call, pattern); });
+  detail::with_strided_pattern(call.check, call.options, [&](const auto& pattern) {
+    detail::run_pattern_softmax(call, detail::patterns_of(pattern));
+  });
 }
 
 }}  // namespace attn::ATTN_ISA

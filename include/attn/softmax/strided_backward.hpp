@@ -7,8 +7,8 @@
 // pattern_softmax_backward.hpp (strided: of joined patterns).
 #pragma once
 
+#include <attn/softmax/detail/pattern_softmax_backward_run.hpp>
 #include <attn/softmax/strided.hpp>
-#include <attn/softmax/detail/pattern_backward.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
 
@@ -25,8 +25,9 @@ void strided_backward(const Q& q, const K& k, const V& v, const O& out, const D&
                       Score&& score = {}, ScoreBackward&& score_backward = {}, execution_ref exec = {}) {
   auto call = detail::checked_backward_call<strided_options>("strided_backward", q, k, v, out, d_out, gradients,
                                                              options, score, score_backward, exec);
-  detail::with_strided_pattern(call.views, call.options,
-                               [&](const auto& pattern) { detail::backward_by(call, pattern); });
+  detail::with_strided_pattern(call.views, call.options, [&](const auto& pattern) {
+    detail::run_pattern_softmax_backward(call, detail::patterns_of(pattern));
+  });
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -23,7 +23,7 @@
 // Token by token: topk_blocks_step.hpp.
 #pragma once
 
-#include <attn/softmax/detail/topk_plan.hpp>
+#include <attn/softmax/detail/topk_blocks_run.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
 
@@ -64,7 +64,7 @@ void topk_blocks(const Q& q, const K& k, const V& v, O&& out, Options&& options 
                  execution_ref exec = {}) {
   auto call = detail::checked_call<topk_blocks_options>("topk_blocks", q, k, v, out, options, score, exec);
   const auto blocks = detail::check_topk(call, call.options);
-  detail::attend_planned(call, detail::topk_plan_of(call, blocks));
+  detail::run_topk_blocks(call, blocks);
 }
 
 }}  // namespace attn::ATTN_ISA

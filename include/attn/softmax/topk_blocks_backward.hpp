@@ -12,7 +12,7 @@
 //          Lk (D + Dv) numbers, up to four times that for long sequences.
 #pragma once
 
-#include <attn/softmax/detail/sparse_backward.hpp>
+#include <attn/softmax/detail/topk_blocks_backward_run.hpp>
 #include <attn/softmax/topk_blocks.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
@@ -31,7 +31,7 @@ void topk_blocks_backward(const Q& q, const K& k, const V& v, const O& out, cons
   auto call = detail::checked_backward_call<topk_blocks_options>("topk_blocks_backward", q, k, v, out, d_out, gradients,
                                                                  options, score, score_backward, exec);
   const auto blocks = detail::check_topk(call.forward, call.options);
-  detail::differentiate_planned(call, detail::topk_plan_of(call.forward, blocks));
+  detail::run_topk_blocks_backward(call, blocks);
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -1,6 +1,6 @@
-// attn: sums of gradients of rows that lists name: what the backward passes over lists of single keys share
-// (selected_backward.hpp, indexer_backward.hpp). A part of the queries has sums of its own for all keys, and the parts
-// are added in order, so that the number of threads changes no bit.
+// attn: sums of gradients of rows that lists name: what the backward passes over lists of single keys share, those of
+// selected_keys and of lightning_indexer. A part of the queries has sums of its own for all keys, and the parts are
+// added in order, so that the number of threads changes no bit.
 #pragma once
 
 #include <attn/core/detail/gradients.hpp>

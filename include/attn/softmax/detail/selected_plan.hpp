@@ -1,5 +1,5 @@
 // attn: the plan of sparse attention over blocks of keys that queries name: selected_keys.hpp, whose lists are given,
-// and topk_blocks.hpp (topk_plan.hpp). The queries of a segment that name a block are a query set, which attends the
+// and topk_blocks.hpp. The queries of a segment that name a block are a query set, which attends the
 // keys of the block together; a task is a segment of one query head, block by block. Rows of a segment are stored
 // between one block and the next, so that there is one stage. Keys are packed once for all; where few blocks may be
 // named and it is not known which, every query set packs its own.

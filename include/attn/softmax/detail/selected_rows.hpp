@@ -62,7 +62,7 @@ struct selected_rows : stream_plan<S, Score, C> {
 
 /// Attends the call with the rows of keys in place.
 template <class S, class Score, class C>
-void attend_selected_rows(const softmax_call<S, Score, C>& call, const selected_lists& lists) {
+void run_selected_keys_step(const softmax_call<S, Score, C>& call, const selected_lists& lists) {
   attend_streamed(call, selected_rows<S, Score, C>{{call}, lists});
 }
 

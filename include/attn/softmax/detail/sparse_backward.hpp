@@ -319,7 +319,7 @@ struct sparse_backward {
 
 /// The gradients of a call as its plan says.
 template <class S, class Score, class ScoreBackward, class Plan>
-void differentiate_planned(softmax_backward_call<S, Score, ScoreBackward>& call, const Plan& plan) {
+void run_plan_backward(softmax_backward_call<S, Score, ScoreBackward>& call, const Plan& plan) {
   softmax_backward_work work(call, plan.operations(6 * call.shape.dim + 4 * call.shape.dim_v));
   if (work.needs_lse()) sparse_driver<S, Score, Plan>{call.forward, plan}.run();
   sparse_backward<S, Score, ScoreBackward, Plan>{call, plan}.run();

@@ -190,7 +190,7 @@ struct sparse_driver {
 
 /// Attends the call as its plan says.
 template <class S, class Score, class Plan>
-void attend_planned(const softmax_call<S, Score>& call, const Plan& plan) {
+void run_plan(const softmax_call<S, Score>& call, const Plan& plan) {
   with_products<S>(call.exec, [&]<class P>(std::type_identity<P>) {
     sparse_driver<S, Score, Plan, P>{call, plan}.run();
   });

@@ -1,7 +1,7 @@
 // attn: what the backward passes of attention by a pattern (pattern.hpp) share.
 #pragma once
 
-#include <attn/softmax/detail/pattern_plan.hpp>
+#include <attn/softmax/detail/pattern_softmax_run.hpp>
 #include <attn/softmax/detail/sparse_backward.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
@@ -24,10 +24,10 @@ struct pattern_gradients {
 
 namespace detail {
 
-template <class S, class Score, class ScoreBackward, key_pattern Pattern>
-void backward_by(softmax_backward_call<S, Score, ScoreBackward>& call, const Pattern& pattern) {
-  const auto patterns = patterns_of(pattern);
-  differentiate_planned(call, plan_of(call.forward, patterns));
+template <class S, class Score, class ScoreBackward>
+void run_pattern_softmax_backward(softmax_backward_call<S, Score, ScoreBackward>& call,
+                                  std::span<const pattern_ref> patterns) {
+  run_plan_backward(call, plan_of(call.forward, patterns));
 }
 
 }  // namespace detail

@@ -82,4 +82,9 @@ selected_plan<topk_names<S>> topk_plan_of(const softmax_call<S, Score>& in, cons
           panel_width<compute_type<S>>};
 }
 
+template <class S, class Score>
+void run_topk_blocks(const softmax_call<S, Score>& call, const topk_shape& blocks) {
+  run_plan(call, topk_plan_of(call, blocks));
+}
+
 }}}  // namespace attn::ATTN_ISA::detail

@@ -210,10 +210,9 @@ pattern_plan plan_of(const softmax_call<S, Score>& call, std::span<const pattern
   return plan;
 }
 
-template <class S, class Score, key_pattern Pattern>
-void attend_by(const softmax_call<S, Score>& call, const Pattern& pattern) {
-  const auto patterns = patterns_of(pattern);
-  attend_planned(call, plan_of(call, patterns));
+template <class S, class Score>
+void run_pattern_softmax(const softmax_call<S, Score>& call, std::span<const pattern_ref> patterns) {
+  run_plan(call, plan_of(call, patterns));
 }
 
 }}}  // namespace attn::ATTN_ISA::detail

@@ -303,4 +303,9 @@ void with_lsh_plan(const softmax_call<S, Score>& in, const Options& options, con
   with({*numbers, {1, options.rounds, in.shape.dim, half}});
 }
 
+template <class S, class Score, class Options>
+void run_lsh(const softmax_call<S, Score>& call, const Options& options) {
+  with_lsh_plan(call, options, [&](const auto& plan) { run_plan(call, plan); });
+}
+
 }}}  // namespace attn::ATTN_ISA::detail

@@ -240,21 +240,28 @@ struct neighborhood_plan : row_plan {
   }
 };
 
-/// body(plan), whose tables are there as long.
-template <class T, class Body>
-void with_grid(const attention_shape& shape, const grid_axes& grid, bool biased, execution& exec, const Body& body) {
-  neighborhood_plan plan{{}, shape, grid, width<T>};
-  const auto axes = exec.workspace([&](arena& memory) {
+/// body(plan) for a call on a grid, with the tables of both.
+template <class S, class Score, class Body>
+void with_grid(softmax_call<S, Score>& call, const grid_axes& grid, const Body& body) {
+  neighborhood_plan plan{{}, call.shape, grid, width<compute_type<S>>};
+  const auto axes = call.exec.workspace([&](arena& memory) {
     std::transform(grid.begin(), grid.end(), plan.axes.begin(),
                    [&](const grid_axis& axis) { return axis_cells::layout(memory, axis.count); });
     return plan.axes;
   });
   for (idx_t a = 0; a < 5; ++a) plan.axes[a].fill(grid[a]);
   plan.for_each_strip([&](auto&&...) { ++plan.strip_count; });
-  const auto tables = exec.workspace([&](arena& memory) { return plan.layout_tables(memory, biased); });
+  const auto tables =
+      call.exec.workspace([&](arena& memory) { return plan.layout_tables(memory, bool(call.terms.relative)); });
   plan.lists = *tables;
   plan.fill();
+  call.terms.relative.places = plan.lists.places;
   body(plan);
+}
+
+template <class S, class Score>
+void run_neighborhood(softmax_call<S, Score>& call, const grid_axes& grid) {
+  with_grid(call, grid, [&](const neighborhood_plan& plan) { run_plan(call, plan); });
 }
 
 }}}  // namespace attn::ATTN_ISA::detail

@@ -4,7 +4,7 @@
 // Last, rows that saw no other key attended themselves, and dQ and dK become the gradient of q.
 #pragma once
 
-#include <attn/softmax/detail/lsh_plan.hpp>
+#include <attn/softmax/detail/lsh_run.hpp>
 #include <attn/softmax/detail/sparse_backward.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
@@ -113,5 +113,10 @@ struct lsh_backward_plan : lsh_plan<S, Options> {
 };
 template <class S, class Options>
 lsh_backward_plan(const lsh_plan<S, Options>&) -> lsh_backward_plan<S, Options>;
+
+template <class S, class Score, class ScoreBackward, class Options>
+void run_lsh_backward(softmax_backward_call<S, Score, ScoreBackward>& call, const Options& options) {
+  with_lsh_plan(call.forward, options, [&](const auto& plan) { run_plan_backward(call, lsh_backward_plan{plan}); });
+}
 
 }}}  // namespace attn::ATTN_ISA::detail

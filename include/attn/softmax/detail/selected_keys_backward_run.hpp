@@ -6,15 +6,15 @@
 //   3. dV += P^T d_out, dK += dS^T Q      row by row, to the sums of a part of the queries
 #pragma once
 
-#include <attn/core/detail/waves.hpp>
 #include <attn/softmax/detail/listed_gradients.hpp>
+#include <attn/softmax/detail/selected_plan.hpp>
 #include <attn/softmax/detail/selected_rows.hpp>
-#include <attn/softmax/detail/softmax_backward_call.hpp>
+#include <attn/softmax/detail/sparse_backward.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 template <class S, class Score, class ScoreBackward>
-struct selected_backward {
+struct selected_rows_backward {
   using T = compute_type<S>;
   /// Scores are those of the forward call to the last bit: so are their products (stream_rows.hpp).
   static constexpr bool scaled_before = numbers_of<stream_operand<T, S>> == 1;
@@ -194,5 +194,17 @@ struct selected_backward {
       for (idx_t h = 0; h < shape.heads; ++h) clear_rows(head_of(in.dq, b, h), in.lengths().queries(b), shape.queries);
   }
 };
+
+template <class S, class Score, class ScoreBackward>
+void run_selected_keys_backward(softmax_backward_call<S, Score, ScoreBackward>& call, const selected_lists& lists) {
+  if (lists.block >= listed_names::least_block)
+    return run_plan_backward(call, selected_plan_of(call.forward, lists));
+  const double keys = static_cast<double>((std::min)(lists.longest() * lists.block, call.shape.keys));
+  softmax_backward_work work(
+      call, keys * static_cast<double>(call.shape.queries) * 2.5 * call.shape.operations_per_score());
+  if (work.needs_lse()) run_selected_keys_step(call.forward, lists);
+  selected_rows_backward<S, Score, ScoreBackward>{call, lists}.run();
+  work.store_parameters();
+}
 
 }}}  // namespace attn::ATTN_ISA::detail
