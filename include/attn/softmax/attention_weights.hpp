@@ -22,9 +22,23 @@
 // it is computed again in more digits than one number has. Any number of threads gives the same bits.
 #pragma once
 
-#include <attn/softmax/detail/weights_driver.hpp>
+#include <attn/softmax/detail/attention_weights_run.hpp>
+#include <attn/softmax/full_softmax.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
+
+namespace detail {
+
+/// The checked call of attention_weights and key_weights: q and k with the forward call's options, and no values.
+template <class Q, class K, class Given, class Score>
+auto checked_weights_call(const char* name, const Q& q, const K& k, Given& options, Score& score, execution_ref& exec) {
+  using S = element_of<const Q&>;
+  const tensor_view<const S> queries = as_view(q), keys = as_view(k), no_values = keys.slice(3, 0, 0);
+  tensor_view<S> no_result(nullptr, {queries.extent(0), queries.extent(1), queries.extent(2), 0});
+  return checked_call<full_softmax_options>(name, queries, keys, no_values, no_result, options, score, exec);
+}
+
+}  // namespace detail
 
 /// The weights of queries rows[n] (all queries, where `rows` is empty) for every key. See the top of the file.
 template <viewable Q, viewable K, class Options = full_softmax_options<element_of<const Q&>>,
@@ -41,7 +55,7 @@ void attention_weights(const Q& q, const K& k, list_view<idx_t> rows,
                     {"weights heads = query heads", call.shape.heads},
                     {"weights rows", count},
                     {"weights keys = key length", call.shape.keys}});
-  detail::write_weights(call, rows, weights, {});
+  detail::run_attention_weights(call, rows, weights, {});
 }
 
 /// The weights of every key, summed over the queries. See the top of the file.
@@ -54,7 +68,7 @@ void key_weights(const Q& q, const K& k, const view_field<compute_type<element_o
                    {{"sums batch = query batch", call.shape.batch},
                     {"sums heads = query heads", call.shape.heads},
                     {"sums keys = key length", call.shape.keys}});
-  detail::write_weights(call, {}, {}, sums);
+  detail::run_attention_weights(call, {}, {}, sums);
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -23,7 +23,7 @@
 // Token by token: lightning_indexer_step.hpp. The gradient of I: lightning_indexer_backward.hpp.
 #pragma once
 
-#include <attn/softmax/detail/indexer_call.hpp>
+#include <attn/softmax/detail/lightning_indexer_run.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
 
@@ -56,10 +56,11 @@ void lightning_indexer(const Q& q, const K& k, const index_output& indices, Opti
   detail::require_one_element_type<const Q&, const K&, const K&, tensor_view<S>>();
   const auto& given = detail::options_or_default<lightning_indexer_options<S>>(options);
   detail::call_views views("lightning_indexer");
-  auto call = detail::indexer_call_of<S>(views, as_view(q), as_view(k), indices, given);
+  auto call = detail::indexer_call_of<S>(views, as_view(q), as_view(k), indices, given,
+                                         detail::execution_of(exec, options));
   call.causal = given.causal;
   call.lengths = detail::check_lengths(views, call.shape, given);
-  detail::indexer_driver<S>{call, detail::execution_of(exec, options)}.run();
+  detail::run_lightning_indexer(call);
 }
 
 }}  // namespace attn::ATTN_ISA

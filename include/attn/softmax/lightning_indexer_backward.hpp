@@ -18,7 +18,7 @@
 //          that share memory with an input or one another, before anything is written.
 #pragma once
 
-#include <attn/softmax/detail/indexer_backward.hpp>
+#include <attn/softmax/detail/lightning_indexer_backward_run.hpp>
 #include <attn/softmax/lightning_indexer.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
@@ -48,7 +48,7 @@ void lightning_indexer_backward(const Q& q, const K& k, const index_view& indice
   const auto& given = detail::options_or_default<lightning_indexer_options<S>>(options);
   detail::call_views views("lightning_indexer_backward");
   const tensor_view<const T> d = as_view(d_scores);
-  auto call = detail::indexer_inputs<S>(views, as_view(q), as_view(k), given);
+  auto call = detail::indexer_inputs<S>(views, as_view(q), as_view(k), given, detail::execution_of(exec, options));
   detail::check_chosen(views, call.shape, given.topk, detail::index_layout(indices), "indices");
   views.read("d_scores", d);
   detail::check_chosen(views, call.shape, given.topk, d, "d_scores");
@@ -57,9 +57,7 @@ void lightning_indexer_backward(const Q& q, const K& k, const index_view& indice
   views.gradient("q", gradients.q, call.q);
   views.gradient("k", gradients.k, call.k);
   views.gradient("w", gradients.w, call.w);
-  detail::indexer_backward<S>{call, indices, d, gradients.q, gradients.k, gradients.w, gradients.accumulate,
-                              detail::execution_of(exec, options)}
-      .run();
+  detail::run_lightning_indexer_backward<S>(call, indices, d, gradients);
 }
 
 }}  // namespace attn::ATTN_ISA

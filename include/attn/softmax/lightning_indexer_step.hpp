@@ -18,7 +18,7 @@
 #pragma once
 
 #include <attn/core/kv_cache.hpp>
-#include <attn/softmax/detail/indexer_rows.hpp>
+#include <attn/softmax/detail/lightning_indexer_step_run.hpp>
 #include <attn/softmax/lightning_indexer.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
@@ -49,7 +49,8 @@ void lightning_indexer_step(Cache& cache, const Q& q, const K& k, const index_ou
   detail::require_one_element_type<const Q&, const K&, const K&, tensor_view<S>>();
   const auto& given = detail::options_or_default<lightning_indexer_step_options<S>>(options);
   detail::call_views views("lightning_indexer_step");
-  auto call = detail::indexer_call_of<S>(views, as_view(q), as_view(k), indices, given);
+  auto call = detail::indexer_call_of<S>(views, as_view(q), as_view(k), indices, given,
+                                         detail::execution_of(exec, options));
   auto& tokens = detail::step_access::of(cache);
   views.equal("cache value dim", 0, tokens.value_dim());
   const tensor_view<const S> values = call.k.slice(3, 0, 0);
@@ -59,16 +60,7 @@ void lightning_indexer_step(Cache& cache, const Q& q, const K& k, const index_ou
   detail::append_and(tokens, call.k, values, given.lengths, [&] {
     call.shape.keys = tokens.tokens(), call.causal = true;
     call.lengths = {call.shape.queries, call.shape.keys, given.lengths, tokens.lengths()};
-    execution& e = detail::execution_of(exec, options);
-    if constexpr (std::same_as<S, C>)
-      if (call.shape.queries > detail::few_queries && !tokens.pages()) {
-        call.k = tokens.keys();
-        return detail::indexer_driver<S>{call, e}.run();
-      }
-    const detail::indexer_call<S, C> over{call.q, tokens.keys(), call.shape, call.lengths, call.causal, call.topk,
-                                          call.scale, call.activation, call.w, call.indices, call.scores,
-                                          tokens.pages()};
-    detail::indexer_rows<S, C>{over, e}.run();
+    detail::run_lightning_indexer_step(call, tokens.keys(), tokens.pages());
   });
 }
 

@@ -18,11 +18,8 @@
 //          before anything is written.
 #pragma once
 
-#include <attn/core/detail/attention_shape.hpp>
-#include <attn/core/detail/gradients.hpp>
 #include <attn/core/view_field.hpp>
-
-#include <cmath>
+#include <attn/softmax/detail/merge_softmax_run.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
 
@@ -69,34 +66,10 @@ void merge_softmax_backward(const O& out, std::type_identity_t<Rows> lse, const 
                             std::type_identity_t<Rows> other_lse, const D& d_out,
                             const merge_softmax_gradients<element_of<const O&>>& gradients) {
   using S = element_of<const O&>;
-  using T = compute_type<S>;
   detail::require_one_element_type<const O&, const P&, const D&, tensor_view<S>>();
   const tensor_view<const S> mine = as_view(out), theirs = as_view(other_out), d = as_view(d_out);
-  const merge_softmax_gradients<S>& g = gradients;
-  detail::check_merge_backward<S>(mine, lse, theirs, other_lse, d, g);
-
-  const auto times = [](T weight, T x) { return weight == T(0) ? T(0) : weight * x; };  // 0 even if x is NaN
-  constexpr T unseen = -std::numeric_limits<T>::infinity();
-  for (idx_t b = 0; b < mine.extent(0); ++b)
-    for (idx_t h = 0; h < mine.extent(1); ++h)
-      for (idx_t i = 0; i < mine.extent(2); ++i) {
-        const T x = lse(b, h, i), y = other_lse(b, h, i), highest = x < y ? y : x;
-        const T part = x == unseen ? T(0) : std::exp(x - highest);
-        const T other_part = y == unseen ? T(0) : std::exp(y - highest);
-        const T sum = part + other_part, normal = sum == T(0) ? T(0) : T(1) / sum;
-        const T w = part * normal, other_w = other_part * normal, d_row = g.d_lse ? g.d_lse(b, h, i) : T(0);
-        T change = 0;  // d_out . (out - other_out), where both have seen keys
-        for (idx_t e = 0; e < mine.extent(3); ++e) {
-          const T d_e = static_cast<T>(d(b, h, i, e));
-          if (w != T(0) && other_w != T(0))
-            change += d_e * (static_cast<T>(mine(b, h, i, e)) - static_cast<T>(theirs(b, h, i, e)));
-          if (g.out) detail::store_gradient(g.out(b, h, i, e), times(w, d_e), g.accumulate);
-          if (g.other_out) detail::store_gradient(g.other_out(b, h, i, e), times(other_w, d_e), g.accumulate);
-        }
-        change *= w * other_w;
-        if (g.lse) detail::store_gradient(g.lse(b, h, i), times(w, d_row) + change, g.accumulate);
-        if (g.other_lse) detail::store_gradient(g.other_lse(b, h, i), times(other_w, d_row) - change, g.accumulate);
-      }
+  detail::check_merge_backward<S>(mine, lse, theirs, other_lse, d, gradients);
+  detail::run_merge_softmax_backward<S>(mine, lse, theirs, other_lse, d, gradients);
 }
 
 }}  // namespace attn::ATTN_ISA

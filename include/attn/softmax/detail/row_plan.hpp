@@ -2,15 +2,15 @@
 // (sparse_driver.hpp) and backward (sparse_backward.hpp): packing, waves of heads, rows in blocks, the states of rows
 // between stages, sums of gradients in parts and their scattering.
 //
-//   pattern_softmax_run.hpp   query sets of patterns (pattern.hpp)
-//   selected_plan.hpp  blocks of keys that queries name, by lists or by choice (topk_blocks_run.hpp): the queries of a
-//                      segment that name a block attend it together
-//   lsh_run.hpp       chunks of tokens sorted by their hashes, in rounds; the keys are made from the queries
+//   pattern_softmax_run.hpp  query sets of patterns (pattern.hpp)
+//   selected_plan.hpp        blocks of keys that queries name, by lists or by choice (topk_blocks_run.hpp): the queries
+//                            of a segment that name a block attend it together
+//   neighborhood_run.hpp     strips of a grid
+//   lsh_run.hpp              chunks of tokens sorted by their hashes, in rounds; the keys are made from the queries
 //
 // A plan works in stages: every query is in one query set of each stage at most, and is stored between two of them; or
 // in several of one task (several_sets()), one after the other. The first and the last that has a query say so
-// (query_set::first, last). Plans derive from row_plan and replace what is
-// different; beside that they have
+// (query_set::first, last). Plans derive from row_plan and replace what is different; beside that they have
 //
 //   head                          one query head of one batch item: .batch, .head, and what the plan needs to know
 //   head_of(x, memory, slot)      the head number x, counted over all batch items; its tables are the slot-th in memory

@@ -1,4 +1,4 @@
-// attn: the gradients of lightning_indexer.hpp, query by query, with the rows of the chosen keys read where they lie.
+// attn: the driver of lightning_indexer_backward, query by query, with the rows of the chosen keys read where they lie.
 // With z_hs = scale q_h . k_s and dI_s at the keys s of a list:
 //   dw_h = sum_s dI_s act(z_hs),  dz_hs = dI_s w_h act'(z_hs)
 //   dq_h = scale sum_s dz_hs k_s,  dk_s += scale sum_h dz_hs q_h
@@ -8,10 +8,15 @@
 #include <attn/softmax/detail/listed_gradients.hpp>
 #include <attn/softmax/detail/selected_rows.hpp>
 
-namespace attn { inline namespace ATTN_ISA { namespace detail {
+namespace attn { inline namespace ATTN_ISA {
 
 template <class S>
-struct indexer_backward {
+struct lightning_indexer_gradients;
+
+namespace detail {
+
+template <class S>
+struct lightning_indexer_backward_driver {
   using T = compute_type<S>;
   static constexpr idx_t tile = stream_tile_of<S>, store_step = 128;
 
@@ -21,7 +26,6 @@ struct indexer_backward {
   tensor_view<S> dq, dk;
   tensor_view<T, 3> dw;
   bool accumulate;
-  execution& exec;
   const attention_shape& shape = in.shape;
 
   idx_t parts() const { return parts_of(shape.queries, 4); }
@@ -34,7 +38,7 @@ struct indexer_backward {
     T *z, *d_weights, *key_numbers;  // [heads][stream_tile], [heads], a tile that cannot be read in place
   };
   scratch scratch_of(int worker) const {
-    return exec.scratch(worker, [&](arena& memory) {
+    return in.exec.scratch(worker, [&](arena& memory) {
       return scratch{.list = memory.allocate<idx_t>(in.topk),
                      .given = memory.allocate<T>(in.topk),
                      .keys = row_list<S>::layout(memory, in.topk),
@@ -108,13 +112,13 @@ struct indexer_backward {
   void run() const {
     if (!dq && !dk && !dw) return;
     const double pairs = static_cast<double>(shape.batch * shape.queries) * static_cast<double>(in.topk);
-    const auto limit = exec.limit_threads({.operations = 6 * pairs * static_cast<double>(shape.heads * shape.dim)});
+    const auto limit = in.exec.limit_threads({.operations = 6 * pairs * static_cast<double>(shape.heads * shape.dim)});
     const auto layout = [&](arena& memory) {
       return listed_sums<T>::layout(memory, bool(dk), shape.keys, shape.dim, parts(), many_queries(shape.queries));
     };
     for_each_wave(
-        exec, shape.batch,
-        wave_size(exec, shape.batch, parts() * shape.keys * shape.dim * static_cast<idx_t>(sizeof(T))), layout,
+        in.exec, shape.batch,
+        wave_size(in.exec, shape.batch, parts() * shape.keys * shape.dim * static_cast<idx_t>(sizeof(T))), layout,
         [&](const wave<listed_sums<T>>& items) {
           items.for_each(parts(), [&](idx_t b, const listed_sums<T>& sums, idx_t part, int worker) {
             const idx_t queries = in.lengths.queries(b), own = parts_of(queries, 4);
@@ -134,4 +138,12 @@ struct indexer_backward {
   }
 };
 
-}}}  // namespace attn::ATTN_ISA::detail
+template <class S>
+void run_lightning_indexer_backward(const indexer_call<S>& call, const index_view& indices,
+                                    const tensor_view<const compute_type<S>>& d_scores,
+                                    const lightning_indexer_gradients<S>& to) {
+  lightning_indexer_backward_driver<S>{call, indices, d_scores, to.q, to.k, to.w, to.accumulate}.run();
+}
+
+}  // namespace detail
+}}  // namespace attn::ATTN_ISA

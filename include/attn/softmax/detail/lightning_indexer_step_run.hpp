@@ -1,8 +1,8 @@
-// attn: lightning_indexer.hpp query by query, with the rows of the keys of a cache read where they lie. Where there are
-// fewer queries than threads, the keys of a query are divided: what is chosen does not depend on it.
+// attn: the driver of lightning_indexer_step: query by query, with the rows of the keys of a cache read where they lie.
+// Where there are fewer queries than threads, the keys of a query are divided: what is chosen does not depend on it.
 #pragma once
 
-#include <attn/softmax/detail/indexer_call.hpp>
+#include <attn/softmax/detail/lightning_indexer_run.hpp>
 #include <attn/softmax/detail/scattered_stream.hpp>
 #include <attn/softmax/detail/streaming.hpp>
 
@@ -14,7 +14,6 @@ struct indexer_rows {
   static constexpr idx_t tile = stream_tile_of<C>;
 
   const indexer_call<S, C>& in;
-  execution& exec;
   const attention_shape& shape = in.shape;
 
   /// The best keys of query i among [begin, end).
@@ -23,7 +22,7 @@ struct indexer_rows {
       stream_queries<T, C> queries;
       T* scores;
     };
-    scratch s = exec.scratch(worker, [&](arena& memory) {
+    scratch s = in.exec.scratch(worker, [&](arena& memory) {
       return scratch{stream_queries<T, C>::layout(memory, shape.heads, shape.dim, 0), memory.allocate<T>(stream_tile)};
     });
     const cache_rows<const C> keys(in.k, b, 0, shape.dim, true, in.pages);
@@ -51,10 +50,10 @@ struct indexer_rows {
 
   void run() const {
     const double keys = static_cast<double>(shape.batch * shape.keys);
-    const auto limit = exec.limit_threads(
+    const auto limit = in.exec.limit_threads(
         {.operations = 2 * keys * static_cast<double>(shape.queries * shape.heads * (shape.dim + 2)),
          .bytes = keys * static_cast<double>(shape.dim * static_cast<idx_t>(sizeof(C)))});
-    const idx_t queries = shape.batch * shape.queries, threads = exec.active_threads();
+    const idx_t queries = shape.batch * shape.queries, threads = in.exec.active_threads();
     const idx_t parts = std::clamp<idx_t>(ceil_div(threads, std::max<idx_t>(1, queries)), 1,
                                           std::max<idx_t>(1, shape.keys / stream_chunk));
     const idx_t room = topk_keys<T>::room_for(in.topk, shape.keys);
@@ -65,7 +64,7 @@ struct indexer_rows {
     };
     // An item is a part of a query.
     const idx_t together = parts == 1 ? threads : parts * queries;
-    for_each_wave(exec, queries * parts, together, layout, [&](const wave<topk_keys<T>>& some) {
+    for_each_wave(in.exec, queries * parts, together, layout, [&](const wave<topk_keys<T>>& some) {
       some.for_each(1, [&](idx_t item, topk_keys<T>& best, idx_t, int worker) {
         const idx_t b = item / parts / shape.queries, i = item / parts % shape.queries, part = item % parts;
         best.clear();
@@ -83,5 +82,18 @@ struct indexer_rows {
     });
   }
 };
+
+/// A call over the keys of a cache; many queries, as a whole call.
+template <class S, class C>
+void run_lightning_indexer_step(indexer_call<S>& call, const tensor_view<const C>& keys, const page_tables& pages) {
+  if constexpr (std::same_as<S, C>)
+    if (call.shape.queries > few_queries && !pages) {
+      call.k = keys;
+      return run_lightning_indexer(call);
+    }
+  const indexer_call<S, C> over{call.q, keys, call.exec, call.shape, call.lengths, call.causal, call.topk, call.scale,
+                                call.activation, call.w, call.indices, call.scores, pages};
+  indexer_rows<S, C>{over}.run();
+}
 
 }}}  // namespace attn::ATTN_ISA::detail

@@ -2,14 +2,13 @@
 // tiles of scores as the blockwise kernel computes them, and e^(score - lse).
 #pragma once
 
-#include <attn/core/detail/waves.hpp>
-#include <attn/softmax/full_softmax.hpp>
+#include <attn/softmax/detail/full_softmax_run.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// A call without values.
 template <class S, class Score>
-struct weights_driver {
+struct attention_weights_driver {
   using T = compute_type<S>;
   using P = product_type<S>;
   static constexpr idx_t pack_step = 512, segment = 2048;  // keys packed, and summed, by one task
@@ -133,20 +132,11 @@ struct weights_driver {
   }
 };
 
-/// The checked call of attention_weights and key_weights: q and k with the forward call's options, and no values.
-template <class Q, class K, class Given, class Score>
-auto checked_weights_call(const char* name, const Q& q, const K& k, Given& options, Score& score, execution_ref& exec) {
-  using S = element_of<const Q&>;
-  const tensor_view<const S> queries = as_view(q), keys = as_view(k), no_values = keys.slice(3, 0, 0);
-  tensor_view<S> no_result(nullptr, {queries.extent(0), queries.extent(1), queries.extent(2), 0});
-  return checked_call<full_softmax_options>(name, queries, keys, no_values, no_result, options, score, exec);
-}
-
 /// Writes the weights of `rows`, or their sums over all rows, or both where both are given, by the lse that the forward
 /// call wrote, or computed again.
 template <class S, class Score>
-void write_weights(softmax_call<S, Score>& call, list_view<idx_t> rows, const tensor_view<compute_type<S>>& weights,
-                   const tensor_view<compute_type<S>, 3>& sums) {
+void run_attention_weights(softmax_call<S, Score>& call, list_view<idx_t> rows,
+                           const tensor_view<compute_type<S>>& weights, const tensor_view<compute_type<S>, 3>& sums) {
   const attention_shape& s = call.shape;
   const double pairs = static_cast<double>(s.queries) * static_cast<double>(s.keys);
   const auto limit = call.exec.limit_threads({.operations = s.operations_per_score() * pairs});
@@ -157,7 +147,7 @@ void write_weights(softmax_call<S, Score>& call, list_view<idx_t> rows, const te
   call.prepare_terms(*terms);
   const auto memory = call.exec.workspace([&](arena& m) { return call.layout_lse(m); });
   if (call.needs_lse(*memory)) full_softmax_driver<S, Score>{call}.run();
-  const weights_driver<S, Score> driver{call};
+  const attention_weights_driver<S, Score> driver{call};
   if (weights) driver.write_rows(rows, weights);
   if (sums) driver.write_sums(sums);
 }
