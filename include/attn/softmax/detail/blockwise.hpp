@@ -28,7 +28,7 @@
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Up to this many queries per head are attended with the keys in place (streaming.hpp); for more, packing them pays.
-inline constexpr idx_t few_queries = 4;
+inline constexpr idx_t queries_in_place = 4;
 
 template <class P>
 using long_row_sums = long_sums<sum_type<P>, width<sum_type<P>>>;

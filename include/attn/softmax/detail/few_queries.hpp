@@ -1,7 +1,7 @@
 // attn: the driver of few queries over many keys, as in the steps of a cache. A task takes up to task_rows rows, the
 // queries of some heads of one key head, through one chunk of the keys, by one of two kernels:
 //
-//   in place    rows in codes, and up to few_queries queries: the streaming kernel
+//   in place    rows in codes, and up to queries_in_place queries: the streaming kernel
 //   in blocks   the blockwise kernel; block_keys keys at a time are packed, and attended by all rows while they are in
 //               the second-level cache
 //
@@ -15,7 +15,7 @@
 
 #include <attn/core/detail/function_ref.hpp>
 #include <attn/core/detail/waves.hpp>
-#include <attn/softmax/detail/shared_beginnings.hpp>
+#include <attn/softmax/detail/shared_prefixes.hpp>
 #include <attn/softmax/detail/softmax_call.hpp>
 #include <attn/softmax/detail/streaming.hpp>
 
@@ -44,7 +44,7 @@ struct few_queries_driver {
   }
   /// By the queries alone, though heads without groups gain by reading more of them in place (8 queries, bf16: 0.55 of
   /// the time): a head gets the bits that it gets without the others of its group.
-  static bool in_place(idx_t queries) { return in_codes || queries <= few_queries; }
+  static bool in_place(idx_t queries) { return in_codes || queries <= queries_in_place; }
 
   /// What a task attends: some queries, from `first` on, of heads [head, head + heads) of a set of batch items, to keys
   /// from `begin` on. `number` is that of an item in the order of `sets`; rows are those of one item after another.
@@ -57,7 +57,7 @@ struct few_queries_driver {
               heads_of_task = std::clamp<idx_t>(task_rows / queries_of_task, 1, std::max<idx_t>(1, shape.group())),
               parts = ceil_div(shape.group(), heads_of_task), runs = ceil_div(shape.queries, queries_of_task),
               chunks = std::max<idx_t>(1, ceil_div(shape.keys, stream_chunk));
-  shared_beginnings sets{};
+  shared_prefixes sets{};
 
   [[gnu::noinline]] work of(idx_t task) const {
     const idx_t chunk = task % chunks, run = task / chunks % runs, part = task / chunks / runs % parts,
@@ -92,10 +92,7 @@ struct few_queries_driver {
   }
   /// The keys whose sums are moved together with those of key j: up to places where tiles of every item end, long or
   /// not, that is, within pages or between them.
-  struct stretch {
-    idx_t begin, end;
-  };
-  stretch stretch_of(const work& w, idx_t j) const {
+  key_range moved_range(const work& w, idx_t j) const {
     const idx_t page = in.pages.page_rows, pages = page > 0 ? (std::max)(page, moved_keys / page * page) : moved_keys;
     const idx_t first = j / pages * pages;
     if (page <= moved_keys) return {first, first + pages};
@@ -113,7 +110,7 @@ struct few_queries_driver {
   void run() {
     const idx_t threads = in.exec.active_threads(), of_item = shape.kv_heads * parts * runs * chunks;
     const auto order =
-        in.exec.workspace([&](arena& memory) { return shared_beginnings::layout(memory, shape.batch); });
+        in.exec.workspace([&](arena& memory) { return shared_prefixes::layout(memory, shape.batch); });
     sets = *order;
     for (idx_t b = 0; b < shape.batch; ++b)
       sets.kinds()[b] = takes(in, b) ? 1 + in_place(lengths.queries(b)) : 0;
@@ -193,7 +190,7 @@ struct few_queries_driver {
     share_keys(w, first_item(w), last_item(w), w.begin, [&](idx_t begin, idx_t end, idx_t first, idx_t last) {
       const idx_t row = rows(w, first_item(w), begin), count = rows(w, begin, end);
       for (idx_t from = first, to = last; from < last; from = to) {
-        const stretch moved = stretch_of(w, from);
+        const key_range moved = moved_range(w, from);
         if (any_long) to = (std::min)(last, moved.end);
         if (any_long && from == moved.begin) move_sums(w, begin, end, from, all, state, total);
         attend_keys(w, sets.items[begin], all.part(row, count), from, to, state.part(row, count));
@@ -219,7 +216,7 @@ struct few_queries_driver {
                                    const stream_queries<T, C>& queries, const online_softmax<T>& state,
                                    const long_softmax<T>& total) const {
     constexpr idx_t some = 16;
-    const idx_t first = (std::max)(w.begin, stretch_of(w, end - 1).begin);
+    const idx_t first = (std::max)(w.begin, moved_range(w, end - 1).begin);
     for (idx_t number = begin; first < end && number < end_item; ++number) {
       if (!is_long(number)) continue;
       for (idx_t r = rows(w, first_item(w), number), last = r + rows(w, number); r < last; ++r) {

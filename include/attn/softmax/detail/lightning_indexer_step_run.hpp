@@ -87,7 +87,7 @@ struct indexer_rows {
 template <class S, class C>
 void run_lightning_indexer_step(indexer_call<S>& call, const tensor_view<const C>& keys, const page_tables& pages) {
   if constexpr (std::same_as<S, C>)
-    if (call.shape.queries > few_queries && !pages) {
+    if (call.shape.queries > queries_in_place && !pages) {
       call.k = keys;
       return run_lightning_indexer(call);
     }

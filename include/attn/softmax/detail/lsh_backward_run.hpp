@@ -46,7 +46,7 @@ struct lsh_backward_plan : lsh_plan<S, Options> {
       if (dq) join_key(h, i, d_query, d_key);
     }
     if (dq)
-      store_gradient_rows(dq, stride, in.terms().scale, detail::head_of(in.dq, h.batch, h.head), begin, end, h.length,
+      store_gradient_rows(dq, stride, in.terms().scale, head_of(in.dq, h.batch, h.head), begin, end, h.length,
                           in.accumulate);
     return slope;
   }
@@ -78,8 +78,8 @@ struct lsh_backward_plan : lsh_plan<S, Options> {
                                          T* d_value) const {
     const auto lse = in.forward.lse_of(h.batch, h.head, i);
     if (!lse.sees()) return T(0);
-    const auto o = detail::head_of(in.out, h.batch, h.head), d_o = detail::head_of(in.d_out, h.batch, h.head),
-               value = detail::head_of(in.v, h.batch, h.head / in.shape.group());
+    const auto o = head_of(in.out, h.batch, h.head), d_o = head_of(in.d_out, h.batch, h.head),
+               value = head_of(in.v, h.batch, h.head / in.shape.group());
     const auto head_terms = in.terms().for_head(h.batch, h.head, 0);
     auto back = in.back(head_terms);
     alignas(64) T raw[width<T>] = {}, d_score[width<T>] = {};

@@ -124,9 +124,9 @@ struct lsh_plan : row_plan {
   }
   /// Whether so many tokens are sorted sooner than buckets are counted.
   bool many_buckets(idx_t tokens) const { return options.buckets > 4 * tokens; }
-  lsh_head<S> head_of(idx_t x, const item_scratch& p, idx_t) const {
+  lsh_head<S> head_at(idx_t x, const item_scratch& p, idx_t) const {
     const idx_t b = x / shape.heads, h = x % shape.heads;
-    return {b, h, lengths.keys(b), detail::head_of(q, b, h), p};
+    return {b, h, lengths.keys(b), head_of(q, b, h), p};
   }
   const idx_t* order_of(const lsh_head<S>& h, idx_t round) const { return h.tables.order + round * shape.keys; }
 
@@ -204,11 +204,11 @@ struct lsh_plan : row_plan {
       pack_rotations<T>(rotations, rotations.extent(0) == 1 ? 0 : h, p.rotations);
     });
     for_each(segments(), [&](idx_t x, const item_scratch& p, idx_t part, const thread_scratch& s) {
-      const lsh_head<S> h = head_of(x + first, p, 0);
+      const lsh_head<S> h = head_at(x + first, p, 0);
       hash(h, (std::min)(part * lsh_segment, h.length), (std::min)((part + 1) * lsh_segment, h.length), s);
     });
     for_each(options.rounds, [&](idx_t x, const item_scratch& p, idx_t round, const thread_scratch& s) {
-      sort(head_of(x + first, p, 0), round, s.bucket_begin);
+      sort(head_at(x + first, p, 0), round, s.bucket_begin);
     });
   }
 

@@ -186,13 +186,13 @@ struct neighborhood_plan : row_plan {
     });
   }
 
-  head head_of(idx_t x, const item_scratch&, idx_t) const { return {x / shape.heads, x % shape.heads}; }
+  head head_at(idx_t x, const item_scratch&, idx_t) const { return {x / shape.heads, x % shape.heads}; }
   idx_t stages() const { return 1; }
   idx_t capacity() const { return 0; }
   bool shared() const { return true; }
   index_map shared_positions() const { return {0, 1, lists.tokens}; }
   void mark_needed(idx_t, bool* needed) const { std::fill_n(needed, ceil_div(shape.keys, pack_step), true); }
-  bool sums_apart() const { return grid[2].kernel * grid[3].kernel * grid[4].kernel > long_segment; }
+  bool accumulates() const { return grid[2].kernel * grid[3].kernel * grid[4].kernel > long_segment; }
   double operations(idx_t per_score) const {
     double all = static_cast<double>(shape.batch * shape.heads * per_score);
     for (const axis_cells& axis : axes) all *= static_cast<double>(axis.pairs);

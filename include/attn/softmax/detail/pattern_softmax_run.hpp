@@ -54,7 +54,7 @@ struct pattern_plan : row_plan {
 
   // What the drivers ask (row_plan.hpp) ------------------------------------------------------------------------------
 
-  pattern_shape head_of(idx_t x, const item_scratch&, idx_t) const { return shape_of(x); }
+  pattern_shape head_at(idx_t x, const item_scratch&, idx_t) const { return shape_of(x); }
   idx_t stages() const { return std::ssize(patterns); }
   idx_t capacity() const { return gathered; }
   idx_t listed_capacity() const { return not_in_place; }

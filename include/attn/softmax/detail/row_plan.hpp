@@ -13,7 +13,7 @@
 // (query_set::first, last). Plans derive from row_plan and replace what is different; beside that they have
 //
 //   head                          one query head of one batch item: .batch, .head, and what the plan needs to know
-//   head_of(x, memory, slot)      the head number x, counted over all batch items; its tables are the slot-th in memory
+//   head_at(x, memory, slot)      the head number x, counted over all batch items; its tables are the slot-th in memory
 //   tasks(stage, first, count)    tasks of a stage for each of these heads, at most; early ones are the longest
 //   sets(head, stage, task, scratch, visit)          visit(query_set) for the query sets of a task
 //   keys(head, query_set, scratch, visit)            visit(seen_keys, seen) for the sets of keys it sees, none of them
@@ -81,7 +81,7 @@ struct row_plan {
   bool several_sets() const { return false; }
   /// Whether what a stage adds to a row is summed up before it meets the sums of earlier stages, as it must be where
   /// many tiles add up; and whether the sums between stages keep what they lose.
-  bool sums_apart() const { return false; }
+  bool accumulates() const { return false; }
   bool keeps_errors() const { return false; }
   /// The keys of a head, as a matrix whose rows are read one panel at a time.
   template <class Head, class Rows, class Scratch>

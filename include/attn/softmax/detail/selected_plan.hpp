@@ -7,7 +7,7 @@
 // Names are the part of the plan that says which blocks a query names: beside what a row_plan has
 //   shape, lengths, causal          those of the call
 //   block, all, most                keys of a block; blocks there are; blocks that a query names, at most
-//   names_scratch, layout_names(memory)                        of a thread
+//   naming_scratch, layout_naming(memory)                      of a thread
 //   begin(scratch), named_by(head, i, end, scratch, list)      what query i names below `end`, ascending, in `list`; i
 //                                   ascends by 1 after begin()
 #pragma once
@@ -33,7 +33,7 @@ struct selected_plan : Names {
   using Names::shape, Names::block, Names::all, Names::most, Names::shared;
   using head = naming_head<item_scratch>;
   struct thread_scratch {
-    typename Names::names_scratch names;
+    typename Names::naming_scratch names;
     idx_t *of_row, *counts;  // [segment][most], [segment]: what the rows of a segment name
     idx_t *begin, *order;    // [4 all + 5]; rows by block, and of each block by their kind
   };
@@ -41,12 +41,12 @@ struct selected_plan : Names {
   idx_t panel;  // width of the panels of packed keys
 
   thread_scratch layout_scratch(arena& memory) const {
-    const idx_t rows = (std::min)(segment_of(shape.queries), shape.queries), named = rows * std::max<idx_t>(1, most);
-    return {.names = this->layout_names(memory), .of_row = memory.allocate<idx_t>(named),
+    const idx_t rows = (std::min)(segment_size(shape.queries), shape.queries), named = rows * std::max<idx_t>(1, most);
+    return {.names = this->layout_naming(memory), .of_row = memory.allocate<idx_t>(named),
             .counts = memory.allocate<idx_t>(rows), .begin = memory.allocate<idx_t>(4 * all + 5),
             .order = memory.allocate<idx_t>(named)};
   }
-  head head_of(idx_t x, const item_scratch& p, idx_t) const {
+  head head_at(idx_t x, const item_scratch& p, idx_t) const {
     const idx_t b = x / shape.heads;
     return {.batch = b, .head = x % shape.heads, .queries = this->lengths.queries(b), .keys = this->lengths.keys(b),
             .tables = p};
@@ -54,13 +54,13 @@ struct selected_plan : Names {
 
   idx_t stages() const { return 1; }
   bool several_sets() const { return most > 1; }
-  bool sums_apart() const { return most * ceil_div(block, key_block) > few_sums; }
+  bool accumulates() const { return most * ceil_div(block, key_block) > few_sums; }
   bool keeps_errors() const { return most > few_sums; }
   idx_t capacity() const { return shared() ? 0 : block + panel; }
   static idx_t numbers(const attention_shape& s) { return s.keys * (s.dim + s.dim_v); }
 
   /// Queries of a segment: so many that, on average, those that name a block fill some tiles.
-  idx_t segment_of(idx_t queries) const {
+  idx_t segment_size(idx_t queries) const {
     const idx_t wanted = 96 * all / std::max<idx_t>(1, most);
     return round_up(std::clamp<idx_t>(wanted, least_segment, std::max<idx_t>(least_segment, queries / 4)), max_rows);
   }
@@ -69,7 +69,8 @@ struct selected_plan : Names {
   /// query set, and last those that see no key.
   template <class Visit>
   void sets(const head& h, idx_t, idx_t task, const thread_scratch& s, const Visit& visit) const {
-    const idx_t segment = segment_of(h.queries), first = task * segment, count = (std::min)(segment, h.queries - first);
+    const idx_t segment = segment_size(h.queries), first = task * segment,
+                count = (std::min)(segment, h.queries - first);
     if (count <= 0) return;
     const idx_t blind = 4 * all + 3;
     const auto kind = [](idx_t n, idx_t of_row) { return idx_t(n == 0) + 2 * idx_t(n + 1 == of_row); };
@@ -110,7 +111,7 @@ struct selected_plan : Names {
   template <class Visit>
   void part_sets(const head& h, idx_t, idx_t, idx_t part, const thread_scratch& s, const Visit& visit) const {
     const idx_t own_parts = parts_for(h.queries);
-    for (idx_t task = part; part < own_parts && task * segment_of(h.queries) < h.queries; task += own_parts)
+    for (idx_t task = part; part < own_parts && task * segment_size(h.queries) < h.queries; task += own_parts)
       sets(h, 0, task, s, visit);
   }
 
@@ -135,8 +136,8 @@ struct listed_names : row_plan {
   bool causal;
   idx_t block = lists.block, all = lists.names, most = lists.longest();
 
-  using names_scratch = std::uint64_t*;
-  names_scratch layout_names(arena& memory) const { return lists.layout(memory); }
+  using naming_scratch = std::uint64_t*;
+  naming_scratch layout_naming(arena& memory) const { return lists.layout(memory); }
 
   void begin(std::uint64_t* bits) const { lists.clear(bits); }
   idx_t named_by(const naming_head<item_scratch>& h, idx_t i, idx_t end, std::uint64_t* bits, idx_t* list) const {

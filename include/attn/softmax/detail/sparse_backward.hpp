@@ -206,7 +206,7 @@ struct sparse_backward {
   /// One task of a stage of query head `in_group` of a key head.
   void differentiate_task(idx_t key_head, idx_t in_group, idx_t stage, idx_t phase, idx_t task, idx_t side,
                           const item_scratch& p, int worker) const {
-    const head h = plan.head_of(key_head * shape.group() + in_group, p.plan, 0);
+    const head h = plan.head_at(key_head * shape.group() + in_group, p.plan, 0);
     const idx_t part = plan.parts() > 1 && !plan.disjoint(stage) ? task : 0;
     const bool of_rows = side == 0, of_values = side == sides - 1, of_keys = sides < 3 ? of_rows : side == 1;
     task_keys of{p.keys, p.begun + (part + side * plan.parts()) * slot_count()};
@@ -284,7 +284,7 @@ struct sparse_backward {
                              });
       if constexpr (Plan::keys_are_queries)
         key_heads.for_each(steps(), [&](idx_t key_head, const item_scratch& p, idx_t step, int) {
-          p.slopes[step] += plan.finish(in, plan.head_of(key_head * group + in_group, p.plan, 0), p.keys, p.dq,
+          p.slopes[step] += plan.finish(in, plan.head_at(key_head * group + in_group, p.plan, 0), p.keys, p.dq,
                                         step * pack_step, (std::min)((step + 1) * pack_step, shape.keys));
         });
       for (idx_t n = 0; in.d_slopes && n < key_heads.count; ++n)

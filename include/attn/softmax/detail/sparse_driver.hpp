@@ -114,10 +114,10 @@ struct sparse_driver {
     auto terms = in.terms.for_head(b, h.head, in.shift(b));
     for_each_row_block(set, [&](const index_map& which, idx_t count, idx_t row) {
       rows.begin(x.query, which, count, in.terms.query_factor());
-      const bool sums_apart = plan.sums_apart();
-      if (!set.first) sums_apart ? states.resume_maxima(rows) : states.resume(rows);
+      const bool accumulates = plan.accumulates();
+      if (!set.first) accumulates ? states.resume_maxima(rows) : states.resume(rows);
       long_row_sums<P> sums = rows.sums();
-      if (sums_apart) sums.begin();
+      if (accumulates) sums.begin();
       bool prefetched = false;
       line_prefetcher next;  // by the products with keys in place
       if (plan.shared()) plan.add_next(h, set, row, count, x, next);
@@ -136,10 +136,10 @@ struct sparse_driver {
               prefetch_row(stored, which[i]);
           prefetched = r + n == count;
         };
-        sums_apart ? attend(rows, keys, terms, prefetch, sums) : attend(rows, keys, terms, prefetch);
+        accumulates ? attend(rows, keys, terms, prefetch, sums) : attend(rows, keys, terms, prefetch);
       });
       sums.finish();
-      if (!set.first && sums_apart)
+      if (!set.first && accumulates)
         states.resume_sums(rows, set.last);
       else if (set.first && !set.last)
         states.clear_errors(rows);
@@ -165,7 +165,7 @@ struct sparse_driver {
       items.for_each(plan.tasks(stage, items.first * all, items.count * all) * all,
                      [&](idx_t n, const item_scratch& p, idx_t step, int worker) {
                        const idx_t in_group = step % all;
-                       const head h = plan.head_of(n * all + in_group, p.plan, in_group);
+                       const head h = plan.head_at(n * all + in_group, p.plan, in_group);
                        const thread_scratch s = scratch(worker);
                        const row_states<T> states =
                            p.states ? p.states[in_group].of(in.out, h.batch, h.head) : row_states<T>{};

@@ -247,15 +247,16 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
   // more are fetched here (float: 1.2 times the time).
   constexpr bool listed = requires { k.at; } || requires { k.list; };
   constexpr bool in_order = sizeof(C) >= sizeof(float) && !listed;
-  const idx_t ahead = in_order && q.rows == 1 ? ceil_div(idx_t(1024 / sizeof(C)), std::max<idx_t>(1, q.dim)) : tile;
-  // Each of the rows fetches its part of what is needed next, for processors wait where too much is on its way.
+  const idx_t prefetched =
+      in_order && q.rows == 1 ? ceil_div(idx_t(1024 / sizeof(C)), std::max<idx_t>(1, q.dim)) : tile;
+  // Each of the rows prefetches its part of what is needed next: processors stall where too many lines are pending.
   const auto part = [&](idx_t fetched, idx_t row) { return std::max<idx_t>(0, fetched) * row / q.rows; };
   for (idx_t count; begin < end; begin += count) {
     const auto k_rows = rows_from(k, begin), v_rows = rows_from(v, begin);
     count = alike(v_rows, alike(k_rows, (std::min)({tile, end - begin, k_rows.rows})));
     const idx_t padded = round_up(count, width<T>), next = begin + count;
     const auto next_rows = next < last ? rows_from(k, next) : decltype(rows_from(k, next)){};
-    const idx_t wanted = (std::min)(count, ahead);
+    const idx_t wanted = (std::min)(count, prefetched);
     if (terms.mask && hidden_from_all(q, positions, begin, count, terms)) continue;
     with_whole_packets<T>(k_rows, count, q.keys, true, [&](const auto& keys) {
       by_rows<T, !listed>(q.rows, [&](idx_t r, auto R) {
@@ -311,7 +312,7 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
         static_assert(R.value <= width<T>);
         store<T>(rescale, exp2_weight<T>(load<T>(rescale)));
         for (int r = 0; r < R; ++r) state.sum[r0 + r] = state.sum[r0 + r] * rescale[r] + sums[r];
-        const idx_t fetched = (std::min)({ahead, last - next, next_rows.rows});
+        const idx_t fetched = (std::min)({prefetched, last - next, next_rows.rows});
         stream_output<R.value>(q.scores + r0 * stream_tile, range, rescale, values, state.row(r0), state.stride,
                                prefetcher_of(next_rows, part(fetched, r0), part(fetched, r0 + R)));
       });

@@ -33,11 +33,11 @@ struct topk_names : row_plan {
   item_scratch layout(arena& memory, idx_t) const {
     return {memory.allocate<T>(sums ? 0 : block_sums<T>::size(blocks.blocks, shape.dim)), shape.dim};
   }
-  struct names_scratch {
+  struct naming_scratch {
     block_chooser<T> chooser;
     idx_t* tile;  // the queries [tile[0], tile[1]) have chosen
   };
-  names_scratch layout_names(arena& memory) const {
+  naming_scratch layout_naming(arena& memory) const {
     return {block_chooser<T>::layout(memory, shape.dim, blocks.rounds), memory.allocate<idx_t>(2)};
   }
 
@@ -52,8 +52,8 @@ struct topk_names : row_plan {
     });
   }
 
-  void begin(const names_scratch& s) const { s.tile[0] = s.tile[1] = 0; }
-  idx_t named_by(const naming_head<item_scratch>& h, idx_t i, idx_t end, const names_scratch& s, idx_t* list) const {
+  void begin(const naming_scratch& s) const { s.tile[0] = s.tile[1] = 0; }
+  idx_t named_by(const naming_head<item_scratch>& h, idx_t i, idx_t end, const naming_scratch& s, idx_t* list) const {
     if (end == 0 || streamed(h.batch)) return 0;  // before the first key, or elsewhere
     const idx_t position = i + h.keys - h.queries, count = blocks.choices(position);
     if (count > 0 && i >= s.tile[1]) {

@@ -6,7 +6,7 @@
 #include "support/random.hpp"
 #include "support/run.hpp"
 
-namespace testing::shared_beginnings_tests {
+namespace testing::shared_prefixes_tests {
 namespace {
 
 using lengths = std::vector<idx_t>;
@@ -207,7 +207,7 @@ void check_options(idx_t page) {
 
 }  // namespace
 
-TEST_CASE("Shared pages give the bits of own ones", "[shared_beginnings]") {
+TEST_CASE("Shared pages give the bits of own ones", "[shared_prefixes]") {
   SECTION("float") {
     for (idx_t page : {5, 64, 300}) check_steps<float>(page);
   }
@@ -223,13 +223,13 @@ TEST_CASE("Shared pages give the bits of own ones", "[shared_beginnings]") {
   }
 }
 
-TEST_CASE("Shared pages: every option is that of its item", "[shared_beginnings]") {
+TEST_CASE("Shared pages: every option is that of its item", "[shared_prefixes]") {
   SECTION("float") { check_options<float>(16); }
   SECTION("bfloat16") { check_options<Eigen::bfloat16>(64); }
   SECTION("eight bits") { check_options<float, std::int8_t>(16); }
 }
 
-TEST_CASE("Shared pages: the naive reference", "[shared_beginnings]") {
+TEST_CASE("Shared pages: the naive reference", "[shared_prefixes]") {
   sequences<float> s(30);
   const chunk<float> x(3, 9);
   attn::execution exec;
@@ -259,7 +259,7 @@ TEST_CASE("Shared pages: the naive reference", "[shared_beginnings]") {
 
 // Beyond long_segment keys sums are moved, and some keys attended again: at places that sharing does not change, nor
 // longer sequences beside them, whatever the size of pages.
-TEST_CASE("Shared pages: long sequences", "[shared_beginnings]") {
+TEST_CASE("Shared pages: long sequences", "[shared_prefixes]") {
   constexpr idx_t long_item = 12800, short_item = 6000, size = 3;  // the second is no long one
   tensor<float> k = cast<float>(random_normal(1, 1, kv_heads, long_item, dim));
   const tensor<float> v = cast<float>(random_normal(2, 1, kv_heads, long_item, value_dim));
@@ -294,11 +294,11 @@ TEST_CASE("Shared pages: long sequences", "[shared_beginnings]") {
   }
 }
 
-TEST_CASE("Shared pages: which items are attended together", "[shared_beginnings]") {
+TEST_CASE("Shared pages: which items are attended together", "[shared_prefixes]") {
   const std::vector<lengths> tables = {{4, 5, 6, 7}, {}, {4, 5, 9}, {8}, {4, 5, 6, 3}, {8, 2}, {4, 5, 6, 7}};
   std::byte room[1024];
   attn::detail::arena arena(room);
-  auto found = attn::detail::shared_beginnings::layout(arena, 7);
+  auto found = attn::detail::shared_prefixes::layout(arena, 7);
   const auto list = [](const idx_t* from, idx_t count) { return lengths(from, from + count); };
   std::fill_n(found.kinds(), 7, 0);
   found.find({tables.data(), 64}, 7, 10);
@@ -314,4 +314,4 @@ TEST_CASE("Shared pages: which items are attended together", "[shared_beginnings
   CHECK(list(found.first, found.sets + 1) == lengths{0, 1, 2, 3});
 }
 
-}  // namespace testing::shared_beginnings_tests
+}  // namespace testing::shared_prefixes_tests

@@ -10,7 +10,7 @@
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// The batch items in an order where those with the same first pages are adjacent, in sets that are attended together.
-struct shared_beginnings {
+struct shared_prefixes {
   idx_t* items = nullptr;   // [batch]
   idx_t* common = nullptr;  // [batch]: tokens in the first pages that item n of this order has in common with n - 1
   idx_t* first = nullptr;   // [sets + 1]: number of the first item of a set
@@ -18,7 +18,7 @@ struct shared_beginnings {
 
   static constexpr idx_t least_common = 64;  // tokens; fewer are read as fast from the first caches
 
-  static shared_beginnings layout(arena& memory, idx_t batch) {
+  static shared_prefixes layout(arena& memory, idx_t batch) {
     return {memory.allocate<idx_t>(batch), memory.allocate<idx_t>(batch), memory.allocate<idx_t>(batch + 1)};
   }
 
