@@ -13,8 +13,7 @@
 // Shapes   as full_softmax; random [H or 1, blocks, r], blocks = Lk / b rounded up.
 // Cost     2 B H (D + Dv) operations for every visible key of a query, about (3 + 2 g + r) b keys per query. Scratch as
 //          pattern_softmax: about Lk (D + Dv) numbers.
-// Values   `out` is finite where |v| times the number of keys that a row sees is below the largest number of the
-//          compute type (float: 3.4e38), for sums precede the division.
+// Values   `out` is finite where that of full_softmax is.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
 

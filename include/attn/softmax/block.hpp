@@ -10,8 +10,7 @@
 // Shapes   as full_softmax; permutation [H or 1, blocks], blocks = Lk / b rounded up.
 // Cost     2 B H (D + Dv) operations for every visible key of a query, (2 n + 1) b keys per query. Scratch as
 //          pattern_softmax: about Lk (D + Dv) numbers, less where blocks see only themselves.
-// Values   `out` is finite where |v| times the number of keys that a row sees is below the largest number of the
-//          compute type (float: 3.4e38), for sums precede the division.
+// Values   `out` is finite where that of full_softmax is.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
 

@@ -29,8 +29,7 @@
 //          not depend on its size. With log_decay also one of those of all its tokens, and 16 bytes for each. Longer
 //          chunks are attended as full_softmax does. Pages of a paged_cache that several items begin with are read once
 //          for up to 256 rows of all of them; which pages an item shares changes no bit of its result.
-// Values   `out` is finite where |v| times the number of keys that a row sees is below the largest number of the
-//          compute type (float: 3.4e38), for sums precede the division.
+// Values   `out` is finite where that of full_softmax is.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything, the cache included, changes.
 //          Exceptions of `score` are passed on and leave the tokens of the cache as they were, but for the rounding of
 //          attn::int4 and attn::int8_channels (kv_cache.hpp); a shared page that was copied before writing to it stays

@@ -18,8 +18,7 @@
 // Shapes   as full_softmax, Lq = Lk = the product of the grid, tokens in row-major order: the last axis runs fastest.
 // Cost     2 B H (D + Dv) operations for every neighbour of a query. Scratch: for every key head in progress
 //          Lk (D + Dv) numbers; 8 Lk indices.
-// Values   `out` is finite where |v| times the number of keys that a row sees is below the largest number of the
-//          compute type (float: 3.4e38), for sums precede the division.
+// Values   `out` is finite where that of full_softmax is.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 //
 // score(s, batch, head, i, j) may replace the score s of tokens i and j, after every other term: full_softmax.hpp.

@@ -7,14 +7,12 @@
 //   attn::pattern_softmax(q, k, v, out, paragraphs{starts});
 //   attn::pattern_softmax(q, k, v, out, attn::joined_patterns{paragraphs{starts}, mine}, {.causal = true});
 //
-// Shapes   as full_softmax.
+// Shapes   as full_softmax, and so are the values for which `out` is finite.
 // Cost     2 (D + Dv) operations for every key that a query sees, and one pass over the keys. Scratch: the packed keys
 //          and values of a query set, per thread; where query sets share most of their keys, those of one key head (or
 //          of as many as fill the threads), about Lk (D + Dv) numbers. For joined patterns, where rows of out cannot
 //          hold unfinished sums (16-bit types, strides, dims that are no multiple of a vector), Lq Dv more for every
 //          head in progress.
-// Values   `out` is finite where |v| times the number of keys that a row sees is below the largest number of the
-//          compute type (float: 3.4e38), for sums precede the division.
 // Throws   std::invalid_argument for shapes or options that do not fit, for a pattern whose query sets do not contain
 //          every query exactly once, for lists that do not ascend or begin below 0, and for ranges of of_query() whose
 //          step is not 1 (evaluated for the first query of a set), before anything is written.

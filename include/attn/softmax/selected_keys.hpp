@@ -18,8 +18,7 @@
 //          one key head (or of as many as fill the threads), about Lk (D + Dv) numbers, and where rows of out cannot
 //          hold unfinished sums (16-bit types, strides, dims that are no multiple of a vector) Lq Dv for every head in
 //          progress.
-// Values   `out` is finite where |v| times the number of keys that a row sees is below the largest number of the
-//          compute type (float: 3.4e38), for sums precede the division.
+// Values   `out` is finite where that of full_softmax is.
 // Throws   std::invalid_argument for shapes or options that do not fit, for names beyond the arrays or below -1 (rows
 //          of padding may hold anything), before anything is written.
 //

@@ -17,8 +17,7 @@
 // tokens of 4096, D 128, Zen 1); of blocks of 64 keys 1.4.
 //
 // Cost     2 B H n m block (D + Dv) operations, and one reading of the named rows for every list.
-// Values   `out` is finite where |v| times the number of keys that a row sees is below the largest number of the
-//          compute type (float: 3.4e38), for sums precede the division.
+// Values   `out` is finite where that of full_softmax is.
 // Throws   as full_softmax_step, and for names that do not fit.
 #pragma once
 

@@ -8,13 +8,11 @@
 //   attn::sliding_window(q, k, v, out, {.left = 128, .right = 0});
 //   attn::sliding_window(q, k, v, out, {.left = 64, .right = 64, .dilation = per_head, .global_positions = first});
 //
-// Shapes   as full_softmax.
+// Shapes   as full_softmax, and so are the values for which `out` is finite.
 // Cost     2 B H (D + Dv) operations for every visible key of a query; keys that no query sees are not read. Scratch
 //          per thread: about (w + max(w, 768) + 300 + global positions) (D + Dv) numbers, w = left + right, whatever
 //          the length; beside these what log_decay and relative_keys need (full_softmax_options).
 // Result   A row that sees no key is 0 and its lse -infinity, whatever its sink; so are rows of padding.
-// Values   `out` is finite where |v| times the number of keys that a row sees is below the largest number of the
-//          compute type (float: 3.4e38), for sums precede the division.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 //
 // score(s, batch, head, i, j) may replace the score s of the query at position i and the key at position j, after every

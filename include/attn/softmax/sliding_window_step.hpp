@@ -19,8 +19,7 @@
 //          bytes for each. A ring takes tokens one by one; feed a long prompt to sliding_window, then append() it.
 //          Where an item has more than 16 tokens times the dilation, a kv_cache or paged_cache of floating-point
 //          numbers is attended as by sliding_window, with its scratch.
-// Values   `out` is finite where |v| times the number of keys that a row sees is below the largest number of the
-//          compute type (float: 3.4e38), for sums precede the division.
+// Values   `out` is finite where that of full_softmax is.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything, the cache included, changes.
 //          If `score` throws, or memory runs out, the ring is reset; a cache that keeps all tokens drops the chunk.
 #pragma once

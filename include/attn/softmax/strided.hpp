@@ -8,11 +8,9 @@
 //   attn::strided(q, k, v, out, {.stride = 64, .causal = true});
 //   attn::strided(q, k, v, out, {.kind = attn::strided_kind::fixed, .stride = 64, .summary = 4});
 //
-// Shapes   as full_softmax.
+// Shapes   as full_softmax, and so are the values for which `out` is finite.
 // Cost     2 B H (D + Dv) operations for every visible key of a query: about 2 l + Lk / l keys per query for strided, l
 //          + c Lk / l for fixed, half of it when causal. Scratch as pattern_softmax.
-// Values   `out` is finite where |v| times the number of keys that a row sees is below the largest number of the
-//          compute type (float: 3.4e38), for sums precede the division.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
 

@@ -16,8 +16,7 @@
 //          the threads) the packed keys and values, about Lk (D + Dv) numbers, and D Lk / block numbers (Lq Dv more for
 //          every head in progress where rows of out cannot hold unfinished sums: 16-bit types, strides, dims that are
 //          no multiple of a vector); where queries are fewer than blocks / topk, per thread those of a block alone.
-// Values   `out` is finite where |v| times the number of keys that a row sees is below the largest number of the
-//          compute type (float: 3.4e38), for sums precede the division.
+// Values   `out` is finite where that of full_softmax is.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 //
 // Token by token: topk_blocks_step.hpp.

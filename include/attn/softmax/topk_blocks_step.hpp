@@ -11,8 +11,7 @@
 // Cost     2 B H n (D tokens / block + topk block (D + Dv)) operations: a token reads the sums of all blocks, and the
 //          keys and values of those it chooses. An item whose tokens choose fewer than twice the blocks that it has, or
 //          are at most 4, is attended with the keys in place, others as in topk_blocks.
-// Values   `out` is finite where |v| times the number of keys that a row sees is below the largest number of the
-//          compute type (float: 3.4e38), for sums precede the division.
+// Values   `out` is finite where that of full_softmax is.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything, the cache included, changes.
 //          Exceptions of `score` are passed on and leave the cache as it was.
 #pragma once

@@ -311,11 +311,14 @@ struct no_prefetch {
 
 /// Attends the block to the slots of `keys` that the ranges of its rows name. prefetch(r, n) is called once for the
 /// rows from r to r + n - 1, before they are first attended: it may prefetch memory that is needed when they are done.
-/// `sums`, of the block, may be those of several calls; the caller finishes them.
-template <class P, class Score, class Prefetch>
+/// `common`, sums of the block, may be those of several calls; the caller finishes them.
+template <class P, class Score, class Prefetch = no_prefetch>
 void attend(const row_block<P>& block, const packed_keys<P>& keys, const score_terms<sum_type<P>, Score>& terms,
-            const Prefetch& prefetch, long_row_sums<P>& sums) {
-  idx_t asked = 0;
+            const Prefetch& prefetch = {}, long_row_sums<P>* common = nullptr) {
+  long_row_sums<P> own = block.sums(), &sums = common ? *common : own;
+  idx_t asked = 0, most = 0;  // most: keys of a row
+  for (idx_t r = 0; r < block.rows; ++r) most = (std::max)(most, block.ranges[r].end - block.ranges[r].begin);
+  if (!common && most > long_segment) own.begin();
   tile_output<P> last{block.state, keys};
   const bool long_rows = sums.begun();
   visit_tiles<sum_type<P>, tile_keys<P>>(
@@ -332,17 +335,7 @@ void attend(const row_block<P>& block, const packed_keys<P>& keys, const score_t
         sums.next(count);
       });
   last.finish();
-}
-
-template <class P, class Score, class Prefetch = no_prefetch>
-void attend(const row_block<P>& block, const packed_keys<P>& keys, const score_terms<sum_type<P>, Score>& terms,
-            const Prefetch& prefetch = {}) {
-  long_row_sums<P> sums = block.sums();
-  idx_t most = 0;  // keys of a row
-  for (idx_t r = 0; r < block.rows; ++r) most = (std::max)(most, block.ranges[r].end - block.ranges[r].begin);
-  if (most > long_segment) sums.begin();
-  attend(block, keys, terms, prefetch, sums);
-  sums.finish();
+  own.finish();
 }
 
 /// Ends the block: stores its rows in out.row(which[r]) and lse[which[r] * lse_stride], and where `maximum_to` is given

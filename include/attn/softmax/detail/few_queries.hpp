@@ -300,7 +300,7 @@ struct few_queries_driver {
             block.ranges[r] = {0, std::clamp(seen, begin, end) - begin};
           }
           long_row_sums<P> sums = block.sums(is_long(number));
-          attend(block, packed, in.terms.for_head(item, h, shift), no_prefetch{}, sums);
+          attend(block, packed, in.terms.for_head(item, h, shift), no_prefetch{}, &sums);
         });
       }
     });

@@ -186,7 +186,7 @@ struct sliding_window_driver : window_sets {
       s.keys.pack(key, value, 0, count);
       for (idx_t row = 0; row < rows; ++row)
         s.block.ranges[row] = {0, in.causal ? std::clamp(row_list[row] + shift + 1 - at, idx_t(0), count) : count};
-      attend(s.block, s.keys, head_terms, no_prefetch{}, sums);
+      attend(s.block, s.keys, head_terms, no_prefetch{}, &sums);
     }
     sums.finish();
     in.finish(s.block, b, h);

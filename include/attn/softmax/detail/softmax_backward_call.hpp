@@ -1,15 +1,6 @@
-// attn: the arguments of the backward passes of exact softmax attention: their checks, and the form in which drivers
-// see them.
-//
-//   template <viewable Q, ..., class Options = NAME_options<element_of<const Q&>>, class Score = detail::no_score,
-//             class ScoreBackward = detail::no_score_backward>
-//   void NAME_backward(const Q& q, ..., const D& d_out, const NAME_gradients<element_of<const Q&>>& gradients,
-//                      Options&& options = {}, Score&& score = {}, ScoreBackward&& score_backward = {},
-//                      execution_ref exec = {}) {
-//     auto call = detail::checked_backward_call<NAME_options>("NAME_backward", q, k, v, out, d_out, gradients, options,
-//                                                             score, score_backward, exec);
-//     /* own checks, by call.views, call.shape and call.options */
-//     detail::softmax_backward_work work(call, operations);
+// attn: the backward call of an operator of exact softmax attention: its checks, and the data that
+// run_NAME_backward(call) takes:
+//     softmax_backward_work work(call, operations);
 //     if (work.needs_lse()) /* write call.forward.lse */;
 //     /* the driver */
 //     work.store_parameters();

@@ -1,10 +1,7 @@
-// attn: the arguments of the operators of exact softmax attention: their checks, and the form in which kernels see
-// them.
-//
-//   template <viewable Q, ..., class Options = NAME_options<element_of<const Q&>>, class Score = detail::no_score>
-//   void NAME(const Q& q, ..., O&& out, Options&& options = {}, Score&& score = {}, execution_ref exec = {}) {
+// attn: the call of an operator of exact softmax attention: its checks, and the data that run_NAME(call) takes:
 //     auto call = detail::checked_call<NAME_options>("NAME", q, k, v, out, options, score, exec);
-//     /* own checks, by call.views, call.shape and call.options; then a driver: attend(call) */
+//     /* own checks, by call.views, call.shape and call.options */
+//     detail::run_NAME(call);
 #pragma once
 
 #include <attn/core/detail/attention_call.hpp>

@@ -136,7 +136,7 @@ struct sparse_driver {
               prefetch_row(stored, which[i]);
           prefetched = r + n == count;
         };
-        accumulates ? attend(rows, keys, terms, prefetch, sums) : attend(rows, keys, terms, prefetch);
+        attend(rows, keys, terms, prefetch, accumulates ? &sums : nullptr);
       });
       sums.finish();
       if (!set.first && accumulates)

@@ -199,28 +199,21 @@ bool hidden_from_all(const stream_queries<T, C>& q, const index_map& positions, 
 /// The contiguous rows from j on.
 template <class Rows>
 auto rows_from(const Rows& x, idx_t j) {
-  return x.from(j);
-}
-template <class S>
-matrix_view<const S> rows_from(const matrix_view<const S>& x, idx_t j) {
-  return {x.row(j), x.rows - j, x.cols, x.row_stride, x.col_stride};
-}
-template <class S>
-listed_rows<S> rows_from(listed_rows<S> x, idx_t j) {
-  x.at += j, x.rows -= j;
-  return x;
-}
-template <class C>
-listed_codes<C> rows_from(listed_codes<C> x, idx_t j) {
-  x.list += j, x.rows -= j;
-  return x;
-}
-template <class Rows>
-  requires requires(const Rows& x) { x.step; }
-auto rows_from(const Rows& x, idx_t j) {  // in codes
-  Rows rest = x;
-  rest.first += j * x.step, rest.rows -= j;
-  return rest;
+  if constexpr (requires { x.from(j); }) {
+    return x.from(j);
+  } else {
+    Rows rest = x;
+    if constexpr (requires { x.at; })
+      rest.at += j;
+    else if constexpr (requires { x.list; })
+      rest.list += j;
+    else if constexpr (requires { x.step; })  // in codes
+      rest.first += j * x.step;
+    else
+      rest.data = x.row(j);
+    rest.rows -= j;
+    return rest;
+  }
 }
 
 /// 2^x, as exact as the products it is used in.
