@@ -114,7 +114,6 @@ inline tensor<idx_t, 3> draw_random_blocks(idx_t blocks, idx_t count, const rand
 /// Options of bigbird for elements of type S: those of pattern_softmax, and
 template <class S>
 struct bigbird_options {
-  static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   using real = compute_type<S>;
 
   std::optional<real> scale{};

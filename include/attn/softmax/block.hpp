@@ -53,7 +53,6 @@ struct block_pattern {
 /// Options of block for elements of type S: those of pattern_softmax, and
 template <class S>
 struct block_options {
-  static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   using real = compute_type<S>;
 
   std::optional<real> scale{};

@@ -30,7 +30,6 @@ namespace attn { inline namespace ATTN_ISA {
 /// Options of lightning_indexer for elements of type S.
 template <class S>
 struct lightning_indexer_options {
-  static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   using real = compute_type<S>;
 
   /// Factor of q.k; 1 / sqrt(DI) unless given.

@@ -59,7 +59,6 @@ tensor<T> draw_rotations(idx_t rounds, idx_t dim, idx_t buckets, const rotations
 /// Options of lsh for elements of type S: those of pattern_softmax, and
 template <class S>
 struct lsh_options {
-  static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   using real = compute_type<S>;
 
   /// Factor of q.k: `scale` if given, else 1 / sqrt(D), or 1 unless `scaled`, as in the original.
@@ -114,10 +113,11 @@ void take_lsh_options(call_views& views, softmax_call<S, Score>& call, const lsh
 }
 
 /// The keys are the queries, but the number of key heads is that of the values.
-template <class S>
-tensor_view<const S> lsh_keys(const validator& check, const tensor_view<const S>& q, const tensor_view<const S>& v) {
-  check.readable("v", v);
-  return q.slice(1, 0, v.extent(1));
+template <class Q, class V>
+auto lsh_keys(const char* name, const Q& q, const V& v) {
+  const auto values = as_view(v);
+  validator(name).readable("v", values);
+  return as_view(q).slice(1, 0, values.extent(1));
 }
 
 }  // namespace detail
@@ -126,11 +126,8 @@ tensor_view<const S> lsh_keys(const validator& check, const tensor_view<const S>
 template <viewable Q, viewable V, viewable O, class Options = lsh_options<element_of<const Q&>>,
           class Score = detail::no_score>
 void lsh(const Q& q, const V& v, O&& out, Options&& options = {}, Score&& score = {}, execution_ref exec = {}) {
-  using S = element_of<const Q&>;
-  detail::require_one_element_type<const Q&, const Q&, const V&, O>();
-  const tensor_view<const S> queries = as_view(q), values = as_view(v),
-                             keys = detail::lsh_keys(detail::validator("lsh"), queries, values);
-  auto call = detail::checked_call<lsh_options>("lsh", queries, keys, values, out, options, score, exec);
+  const auto keys = detail::lsh_keys("lsh", q, v);
+  auto call = detail::checked_call<lsh_options>("lsh", q, keys, v, out, options, score, exec);
   detail::take_lsh_options(call.views, call, call.options);
   detail::run_lsh(call, call.options);
 }

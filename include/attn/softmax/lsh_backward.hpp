@@ -41,12 +41,9 @@ template <viewable Q, viewable V, viewable O, viewable D, class Options = lsh_op
 void lsh_backward(const Q& q, const V& v, const O& out, const D& d_out,
                   const lsh_gradients<element_of<const Q&>>& gradients, Options&& options = {}, Score&& score = {},
                   ScoreBackward&& score_backward = {}, execution_ref exec = {}) {
-  using S = element_of<const Q&>;
-  detail::require_one_element_type<const Q&, const Q&, const V&, tensor_view<S>>();
-  const tensor_view<const S> queries = as_view(q), values = as_view(v),
-                             keys = detail::lsh_keys(detail::validator("lsh_backward"), queries, values);
-  auto call = detail::checked_backward_call<lsh_options>("lsh_backward", queries, keys, values, out, d_out, gradients,
-                                                         options, score, score_backward, exec);
+  const auto keys = detail::lsh_keys("lsh_backward", q, v);
+  auto call = detail::checked_backward_call<lsh_options>("lsh_backward", q, keys, v, out, d_out, gradients, options,
+                                                         score, score_backward, exec);
   detail::take_lsh_options(call.views, call.forward, call.options);
   detail::run_lsh_backward(call, call.options);
 }

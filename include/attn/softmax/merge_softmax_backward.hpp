@@ -19,7 +19,7 @@
 #pragma once
 
 #include <attn/core/view_field.hpp>
-#include <attn/softmax/detail/merge_softmax_run.hpp>
+#include <attn/softmax/detail/merge_softmax_backward_run.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
 

@@ -49,7 +49,6 @@ class per_axis {
 /// Options of neighborhood for elements of type S.
 template <class S>
 struct neighborhood_options {
-  static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   using real = compute_type<S>;
 
   /// Tokens along each of 1 to 3 axes.

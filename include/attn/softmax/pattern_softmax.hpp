@@ -25,7 +25,6 @@ namespace attn { inline namespace ATTN_ISA {
 /// Options of pattern_softmax for elements of type S.
 template <class S>
 struct pattern_softmax_options {
-  static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   using real = compute_type<S>;
 
   /// Factor of q.k; 1 / sqrt(D) unless given.

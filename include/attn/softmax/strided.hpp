@@ -77,7 +77,6 @@ enum class strided_kind { strided, fixed };
 /// Options of strided for elements of type S: those of pattern_softmax, and
 template <class S>
 struct strided_options {
-  static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   using real = compute_type<S>;
 
   std::optional<real> scale{};

@@ -29,7 +29,6 @@ namespace attn { inline namespace ATTN_ISA {
 /// Options of topk_blocks for elements of type S: those of pattern_softmax, and
 template <class S>
 struct topk_blocks_options {
-  static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   using real = compute_type<S>;
 
   std::optional<real> scale{};

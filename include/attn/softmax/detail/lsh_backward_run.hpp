@@ -9,9 +9,9 @@
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
-template <class S, class Options>
-struct lsh_backward_plan : lsh_plan<S, Options> {
-  using base = lsh_plan<S, Options>;
+template <class S>
+struct lsh_backward_plan : lsh_plan<S> {
+  using base = lsh_plan<S>;
   using typename base::T, typename base::thread_scratch;
   using base::options;
 
@@ -111,12 +111,11 @@ struct lsh_backward_plan : lsh_plan<S, Options> {
     for (idx_t d = 0; d < h.query.cols; ++d) d_query[d] += factor * (d_key[d] - key(d) * along);
   }
 };
-template <class S, class Options>
-lsh_backward_plan(const lsh_plan<S, Options>&) -> lsh_backward_plan<S, Options>;
 
-template <class S, class Score, class ScoreBackward, class Options>
-void run_lsh_backward(softmax_backward_call<S, Score, ScoreBackward>& call, const Options& options) {
-  with_lsh_plan(call.forward, options, [&](const auto& plan) { run_plan_backward(call, lsh_backward_plan{plan}); });
+template <class S, class Score, class ScoreBackward>
+void run_lsh_backward(softmax_backward_call<S, Score, ScoreBackward>& call, const lsh_options<S>& options) {
+  with_lsh_plan(call.forward, options,
+                [&](const lsh_plan<S>& plan) { run_plan_backward(call, lsh_backward_plan<S>{plan}); });
 }
 
 }}}  // namespace attn::ATTN_ISA::detail

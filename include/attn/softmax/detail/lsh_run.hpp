@@ -11,7 +11,12 @@
 #include <algorithm>
 #include <numeric>
 
-namespace attn { inline namespace ATTN_ISA { namespace detail {
+namespace attn { inline namespace ATTN_ISA {
+
+template <class S>
+struct lsh_options;
+
+namespace detail {
 
 inline constexpr idx_t lsh_segment = 512;  // tokens of a task
 
@@ -84,14 +89,14 @@ struct lsh_head {
   lsh_tables<compute_type<S>> tables;
 };
 
-template <class S, class Options>
+template <class S>
 struct lsh_plan : row_plan {
   static constexpr bool keys_are_queries = true;
 
   using T = compute_type<S>;
   using head = lsh_head<S>;
 
-  const Options& options;
+  const lsh_options<S>& options;
   const attention_shape& shape;
   const sequence_lengths& lengths;
   tensor_view<const S> q;
@@ -290,11 +295,11 @@ struct lsh_plan : row_plan {
 };
 
 /// body(plan) for the plan of a call, with the rotations given or drawn ones.
-template <class S, class Score, class Options, class Body>
-void with_lsh_plan(const softmax_call<S, Score>& in, const Options& options, const Body& body) {
+template <class S, class Score, class Body>
+void with_lsh_plan(const softmax_call<S, Score>& in, const lsh_options<S>& options, const Body& body) {
   using T = compute_type<S>;
   const auto with = [&](const tensor_view<const T>& rotations) {
-    body(lsh_plan<S, Options>{{}, options, in.shape, in.lengths, in.q, rotations});
+    body(lsh_plan<S>{{}, options, in.shape, in.lengths, in.q, rotations});
   };
   if (options.rotations) return with(options.rotations);
   const idx_t half = options.buckets / 2, drawn = options.rounds * in.shape.dim * half;
@@ -303,9 +308,10 @@ void with_lsh_plan(const softmax_call<S, Score>& in, const Options& options, con
   with({*numbers, {1, options.rounds, in.shape.dim, half}});
 }
 
-template <class S, class Score, class Options>
-void run_lsh(const softmax_call<S, Score>& call, const Options& options) {
+template <class S, class Score>
+void run_lsh(const softmax_call<S, Score>& call, const lsh_options<S>& options) {
   with_lsh_plan(call, options, [&](const auto& plan) { run_plan(call, plan); });
 }
 
-}}}  // namespace attn::ATTN_ISA::detail
+}  // namespace detail
+}}  // namespace attn::ATTN_ISA
