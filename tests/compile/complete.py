@@ -1,5 +1,6 @@
 """What names every operator by hand names every operator: the benchmark, the tests of what is refused, the texts, the
-example that trains. Usage: complete.py REPOSITORY OPERATOR..., each as FAMILY/NAME."""
+example that trains. And every option is read, and what is asked of options exists.
+Usage: complete.py REPOSITORY OPERATOR..., each as FAMILY/NAME."""
 import re
 import sys
 from pathlib import Path
@@ -67,6 +68,17 @@ missing += [f"{place} exempts {name}, which is none" for place, name in sorted(e
 count = re.search(r"with (\d+) operators", readme)
 if not count or int(count[1]) != len(operators):
     missing.append(f"README.md: expected the number of operators, {len(operators)}; found {count and count[1]}")
+
+# Of a misspelt option `if constexpr (requires { options.NAME; })` would be false without a word.
+code = re.sub(r"//.*", "", text("include/attn/**/*.hpp"))
+asked = set(re.findall(r"requires \{ (?:\w+\.)?(?:options|given|gradients)\.(\w+); \}", code))
+fields, inside = set(), False
+for line in re.sub(r"//.*", "", text("include/attn/*/*.hpp", "include/attn/mpi/detail/*.hpp")).splitlines():
+    inside = line != "};" and (inside or re.match(r"struct \w+_(options|gradients)( : .*)? {$", line) is not None)
+    if inside and re.match(r"  (?!using|static)[\w:<>, ]+ \w+[^()]*;$", line):
+        fields |= set(re.findall(r"(\w+)(?:{.*?}| = .*?)?[,;]", re.sub(r"<.*?>+", "", line)))
+missing += [f"options that have a {name}, for which include/ asks" for name in sorted(asked - fields)]
+missing += [f"reader of the option {name}" for name in sorted(fields - set(re.findall(r"(?<=[\w\])])[.>](\w+)", code)))]
 if missing:
     sys.exit("missing:\n  " + "\n  ".join(missing))
-print(f"{len(operators)} operators are in {len(places) + len(own)} places each")
+print(f"{len(operators)} operators are in {len(places) + len(own)} places each, {len(fields)} options are read")
