@@ -31,16 +31,11 @@ struct backward_rows {
     const auto tiles = [&](idx_t depth) { return memory.allocate<P>(padded * row_operands<P>(depth)); };
     return {.queries = memory.allocate<P>(operands<P>(padded) * round_up(dim, panel_width<T>)),
             .d_out = memory.allocate<P>(operands<P>(padded) * round_up(dim_v, panel_width<T>)),
-            .query_tiles = tiles(dim),
-            .d_out_tiles = tiles(dim_v),
-            .maximum = memory.allocate<T>(padded),
-            .log_sum = memory.allocate<T>(padded),
-            .delta = memory.allocate<T>(padded),
+            .query_tiles = tiles(dim), .d_out_tiles = tiles(dim_v), .maximum = memory.allocate<T>(padded),
+            .log_sum = memory.allocate<T>(padded), .delta = memory.allocate<T>(padded),
             .finite = memory.allocate<bool>(padded / max_rows),
             .relative = with_relative ? memory.allocate<T>(padded * round_up(dim, panel_width<T>)) : nullptr,
-            .dim = dim,
-            .dim_v = dim_v,
-            .capacity = padded};
+            .dim = dim, .dim_v = dim_v, .capacity = padded};
   }
 
   /// The rows from row `first` on, a multiple of max_rows.
@@ -208,8 +203,7 @@ struct backward_scratch {
     constexpr idx_t paired = numbers_of<P> > 1, tile = tile_rows * score_stride;
     return {.weights = memory.allocate<P>(operands<P>(max_rows) * score_stride),
             .d_scores = memory.allocate<P>(operands<P>(max_rows) * score_stride),
-            .tile_weights = memory.allocate<T>(paired * tile),
-            .tile_d = memory.allocate<T>(paired * tile),
+            .tile_weights = memory.allocate<T>(paired * tile), .tile_d = memory.allocate<T>(paired * tile),
             .tile_pairs = memory.allocate<P>(paired * operands<P>(tile)),
             .raw = with_raw ? memory.allocate<T>(tile) : nullptr,
             .ranges = memory.allocate<key_range>(max_rows),

@@ -338,15 +338,13 @@ void attend(const row_block<P>& block, const packed_keys<P>& keys, const score_t
   own.finish();
 }
 
-/// Ends the block: stores its rows in out.row(which[r]) and lse[which[r] * lse_stride], and where `maximum_to` is given
-/// the maxima beside it (finish_row).
+/// Ends the block: stores its rows in out.row(which[r]) and lse[which[r] * lse_stride].
 template <class P, class S>
 void finish(const row_block<P>& block, const matrix_view<S>& out, const sum_type<P>* sink, sum_type<P>* lse,
-            idx_t lse_stride, sum_type<P>* maximum_to = nullptr) {
+            idx_t lse_stride) {
   for (idx_t r = 0; r < block.rows; ++r) {
     const idx_t i = block.positions[r];
-    block.state.finish_row(r, sink, out.row(i), out.col_stride, lse ? lse + i * lse_stride : nullptr,
-                           maximum_to ? maximum_to + i * lse_stride : nullptr);
+    block.state.finish_row(r, sink, out.row(i), out.col_stride, lse ? lse + i * lse_stride : nullptr);
   }
 }
 

@@ -56,8 +56,7 @@ struct full_softmax_backward_driver {
             .rows = backward_rows<P>::layout(memory, shape.queries, shape.dim, shape.dim_v,
                                              bool(in.terms().by_distance)),
             .dq = in.dq ? memory.allocate<T>((parts + 1) * dq_size()) : nullptr,
-            .slopes = memory.allocate<T>(parts),
-            .sums = memory.allocate<double>(parts * in.head_entries()),
+            .slopes = memory.allocate<T>(parts), .sums = memory.allocate<double>(parts * in.head_entries()),
             .tables = in.d_relative_keys ? memory.allocate<T>(parts * in.table_size()) : nullptr,
             .d_relative = in.d_relative_queries ? memory.allocate<T>((parts + 1) * dq_size()) : nullptr};
   }

@@ -39,8 +39,7 @@ struct lightning_indexer_backward_driver {
   };
   scratch scratch_of(int worker) const {
     return in.exec.scratch(worker, [&](arena& memory) {
-      return scratch{.list = memory.allocate<idx_t>(in.topk),
-                     .given = memory.allocate<T>(in.topk),
+      return scratch{.list = memory.allocate<idx_t>(in.topk), .given = memory.allocate<T>(in.topk),
                      .keys = row_list<S>::layout(memory, in.topk),
                      .query = padded_rows<T>::layout(memory, shape.heads, shape.dim),
                      .dq = padded_rows<T>::layout(memory, shape.heads, shape.dim),

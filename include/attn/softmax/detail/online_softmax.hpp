@@ -32,12 +32,8 @@ struct online_softmax {
   /// Rows of whole packets. `step` rounds their stride up further.
   static online_softmax layout(arena& memory, idx_t rows, idx_t cols, idx_t step = width<T>) {
     const idx_t stride = round_up(cols, step);
-    return {.rows = rows,
-            .cols = cols,
-            .stride = stride,
-            .maximum = memory.allocate<T>(rows),
-            .sum = memory.allocate<T>(rows * Lanes),
-            .out = memory.allocate<T>(rows * stride)};
+    return {.rows = rows, .cols = cols, .stride = stride, .maximum = memory.allocate<T>(rows),
+            .sum = memory.allocate<T>(rows * Lanes), .out = memory.allocate<T>(rows * stride)};
   }
 
   T* row(idx_t r) const { return out + r * stride; }

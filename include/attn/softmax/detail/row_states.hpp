@@ -18,10 +18,7 @@ struct row_states : online_softmax<T> {
   template <class S>
   static row_states layout(arena& memory, const tensor_view<S>& result, bool errors = false) {
     const idx_t queries = result.extent(2), cols = round_up(result.extent(3), width<T>);
-    row_states states{{.rows = queries,
-                       .cols = cols,
-                       .stride = cols,
-                       .maximum = memory.allocate<T>(queries),
+    row_states states{{.rows = queries, .cols = cols, .stride = cols, .maximum = memory.allocate<T>(queries),
                        .sum = memory.allocate<T>(queries),
                        .out = memory.allocate<T>(fit_into(result) ? 0 : queries * cols)}};
     if (errors) states.sum_errors = memory.allocate<T>(queries), states.out_errors = memory.allocate<T>(queries * cols);
