@@ -46,12 +46,18 @@ ATTN_INLINE packet<T> load(const T* p) {
 /// `count` elements from p on, fewer than the packet has lanes; zeros after them, whose memory is not read.
 template <class T>
 ATTN_INLINE packet<T> load_first(const T* p, idx_t count) {
-#ifdef EIGEN_VECTORIZE_AVX512
+#if defined(EIGEN_VECTORIZE_AVX512)
   const unsigned taken = (1u << count) - 1;
   if constexpr (std::same_as<T, float> && width<T> == 16)
     return _mm512_maskz_loadu_ps(static_cast<__mmask16>(taken), p);
   if constexpr (std::same_as<T, double> && width<T> == 8)
     return _mm512_maskz_loadu_pd(static_cast<__mmask8>(taken), p);
+#elif defined(EIGEN_VECTORIZE_AVX)
+  static constexpr std::int32_t ones_then_zeros[] = {-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0};
+  const idx_t skipped = 8 - count * static_cast<idx_t>(sizeof(T) / 4);
+  const __m256i taken = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(ones_then_zeros + skipped));
+  if constexpr (std::same_as<T, float> && width<T> == 8) return _mm256_maskload_ps(p, taken);
+  if constexpr (std::same_as<T, double> && width<T> == 4) return _mm256_maskload_pd(p, taken);
 #endif
   alignas(64) T lanes[width<T>] = {};
   for (idx_t i = 0; i < count; ++i) lanes[i] = p[i];
