@@ -70,12 +70,58 @@ inline bool same_memory(const memory_layout& x, const memory_layout& y) {
   return same;
 }
 
-/// Whether two elements of a view may share memory. Each stride must be larger than all that the faster axes touch, as
-/// in every usual layout; a view that interleaves its axes in another way counts as sharing.
-bool elements_overlap(const memory_layout& x);
+/// The axes of a view that move: byte steps made positive, and the lowest address touched. Of an empty view none.
+struct moving_axes {
+  struct axis {
+    idx_t stride, extent;
+  };
+  axis axes[4] = {};
+  int count = 0;
+  idx_t item = 0;
+  std::uintptr_t origin = 0;
+  bool endless = false;  // more bytes than memory can hold
 
-/// Whether two views may share a byte.
-bool may_share(const memory_layout& x, const memory_layout& y);
+  moving_axes() = default;
+  [[gnu::noinline]] explicit moving_axes(const memory_layout& x) : item(x.item) {
+    const char* lowest = x.data;
+    idx_t all = item;
+    for (int n = 0; n < x.rank; ++n) {
+      if (x.extents[n] < 2) continue;
+      if (!add_bytes_of_axis(x.strides[n], x.extents[n], x.item, all)) {
+        endless = true;
+        break;
+      }
+      const idx_t step = x.strides[n] * x.item;
+      if (step < 0) lowest += step * (x.extents[n] - 1);
+      axes[count++] = {std::abs(step), x.extents[n]};
+    }
+    origin = reinterpret_cast<std::uintptr_t>(lowest);
+  }
+
+  /// Bytes from the lowest address on that the axes with steps below `limit` touch.
+  [[gnu::noinline]] idx_t covered(idx_t limit) const {
+    idx_t bytes = item;
+    for (int n = 0; n < count; ++n)
+      if (axes[n].stride < limit) bytes += axes[n].stride * (axes[n].extent - 1);
+    return bytes;
+  }
+  /// The greatest common divisor of the steps from `limit` on, and of `period`.
+  [[gnu::noinline]] idx_t period(idx_t limit, idx_t period) const {
+    for (int n = 0; n < count; ++n)
+      if (axes[n].stride >= limit) period = std::gcd(period, axes[n].stride);
+    return period;
+  }
+  /// Whether two elements may share memory. Each stride must be larger than all that the faster axes touch, as in every
+  /// usual layout; a view that interleaves its axes in another way counts as sharing.
+  [[gnu::noinline]] bool elements_overlap() const {
+    for (int n = 0; n < count; ++n) {
+      if (axes[n].stride < covered(axes[n].stride)) return true;
+      for (int other = 0; other < n; ++other)
+        if (axes[other].stride == axes[n].stride) return true;
+    }
+    return false;
+  }
+};
 
 /// Checks of one operator, whose name begins every message; a message says what was expected and what was found.
 class validator {
@@ -115,26 +161,28 @@ class validator {
     if (value != wanted && value != 1) fail({what, " 1 or ", wanted}, value);
   }
 
-  /// A view that can be read: no negative extent, memory behind it unless it is empty.
-  [[gnu::noinline]] void readable(const char* what, const memory_layout& x, const char* before = "") const {
+  /// A view that can be read: no negative extent, memory behind it unless it is empty. Returns its axes.
+  [[gnu::noinline]] moving_axes readable(const char* what, const memory_layout& x, const char* before = "") const {
     if (std::any_of(x.extents, x.extents + x.rank, [](idx_t n) { return n < 0; }))
       fail({before, what, " with extents >= 0"}, error_text::list(x.extents, x.rank));
-    if (!x.data && !x.empty())
+    if (x.empty()) return {};
+    if (!x.data)
       fail({before, what, " with memory behind its extents"},
            error_text{"a null view of shape ", error_text::list(x.extents, x.rank)});
-    idx_t bytes = 0;
-    for (int n = 0; n < x.rank && !x.empty(); ++n)
-      if (x.extents[n] > 1 && !add_bytes_of_axis(x.strides[n], x.extents[n], x.item, bytes))
-        fail({before, what, " with strides * extents that memory can hold"},
-             error_text{"strides ", error_text::list(x.strides, x.rank)});
+    const moving_axes axes(x);
+    if (axes.endless)
+      fail({before, what, " with strides * extents that memory can hold"},
+           error_text{"strides ", error_text::list(x.strides, x.rank)});
+    return axes;
   }
 
   /// A view that can be written: readable, and no two of its elements share memory.
-  [[gnu::noinline]] void writable(const char* what, const memory_layout& x, const char* before = "") const {
-    readable(what, x, before);
-    if (elements_overlap(x))
+  [[gnu::noinline]] moving_axes writable(const char* what, const memory_layout& x, const char* before = "") const {
+    const moving_axes axes = readable(what, x, before);
+    if (axes.elements_overlap())
       fail({before, what, " whose elements do not overlap"},
            error_text{"strides ", error_text::list(x.strides, x.rank)});
+    return axes;
   }
 
   /// A table of extents: name, expected, found.
@@ -149,60 +197,6 @@ class validator {
  private:
   const char* name_;
 };
-
-/// The axes of a view that move: byte steps made positive, and the lowest address touched.
-struct moving_axes {
-  struct axis {
-    idx_t stride, extent;
-  };
-  axis axes[4] = {};
-  int count = 0;
-  idx_t item;
-  std::uintptr_t origin;
-  bool endless = false;  // more bytes than memory can hold
-
-  [[gnu::noinline]] explicit moving_axes(const memory_layout& x) : item(x.item) {
-    const char* lowest = x.data;
-    idx_t all = item;
-    for (int n = 0; n < x.rank; ++n) {
-      if (x.extents[n] < 2) continue;
-      if (!add_bytes_of_axis(x.strides[n], x.extents[n], x.item, all)) {
-        endless = true;
-        break;
-      }
-      const idx_t step = x.strides[n] * x.item;
-      if (step < 0) lowest += step * (x.extents[n] - 1);
-      axes[count++] = {std::abs(step), x.extents[n]};
-    }
-    origin = reinterpret_cast<std::uintptr_t>(lowest);
-  }
-
-  /// Bytes from the lowest address on that the axes with steps below `limit` touch.
-  [[gnu::noinline]] idx_t covered(idx_t limit) const {
-    idx_t bytes = item;
-    for (int n = 0; n < count; ++n)
-      if (axes[n].stride < limit) bytes += axes[n].stride * (axes[n].extent - 1);
-    return bytes;
-  }
-  /// The greatest common divisor of the steps from `limit` on, and of `period`.
-  [[gnu::noinline]] idx_t period(idx_t limit, idx_t period) const {
-    for (int n = 0; n < count; ++n)
-      if (axes[n].stride >= limit) period = std::gcd(period, axes[n].stride);
-    return period;
-  }
-};
-
-[[gnu::noinline]] inline bool elements_overlap(const memory_layout& x) {
-  if (x.empty()) return false;
-  const moving_axes m(x);
-  if (m.endless) return true;
-  for (int n = 0; n < m.count; ++n) {
-    if (m.axes[n].stride < m.covered(m.axes[n].stride)) return true;
-    for (int other = 0; other < n; ++other)
-      if (m.axes[other].stride == m.axes[n].stride) return true;
-  }
-  return false;
-}
 
 /// Views with disjoint address ranges share nothing. Where the ranges interlace (q, k, v and out as slices of one
 /// buffer), every stride of the slow axes is a multiple of some period; the views do not overlap if the bytes that
