@@ -75,27 +75,28 @@ struct moving_axes {
   struct axis {
     idx_t stride, extent;
   };
-  axis axes[4] = {};
+  axis axes[4];  // `count` of them
   int count = 0;
-  idx_t item = 0;
-  std::uintptr_t origin = 0;
-  bool endless = false;  // more bytes than memory can hold
+  idx_t item;
+  std::uintptr_t origin;
+  bool negative = false, empty = false;  // whether an extent is
+  bool endless = false;                  // more bytes than memory can hold
 
-  moving_axes() = default;
   [[gnu::noinline]] explicit moving_axes(const memory_layout& x) : item(x.item) {
     const char* lowest = x.data;
     idx_t all = item;
     for (int n = 0; n < x.rank; ++n) {
-      if (x.extents[n] < 2) continue;
-      if (!add_bytes_of_axis(x.strides[n], x.extents[n], x.item, all)) {
-        endless = true;
-        break;
-      }
+      const idx_t extent = x.extents[n];
+      negative |= extent < 0, empty |= extent == 0;
+      if (extent < 2) continue;
+      endless |= !add_bytes_of_axis(x.strides[n], extent, x.item, all);
+      if (endless) continue;
       const idx_t step = x.strides[n] * x.item;
-      if (step < 0) lowest += step * (x.extents[n] - 1);
-      axes[count++] = {std::abs(step), x.extents[n]};
+      if (step < 0) lowest += step * (extent - 1);
+      axes[count++] = {std::abs(step), extent};
     }
-    origin = reinterpret_cast<std::uintptr_t>(lowest);
+    if (empty) item = count = 0, endless = false;
+    origin = empty ? 0 : reinterpret_cast<std::uintptr_t>(lowest);
   }
 
   /// Bytes from the lowest address on that the axes with steps below `limit` touch.
@@ -163,13 +164,11 @@ class validator {
 
   /// A view that can be read: no negative extent, memory behind it unless it is empty. Returns its axes.
   [[gnu::noinline]] moving_axes readable(const char* what, const memory_layout& x, const char* before = "") const {
-    if (std::any_of(x.extents, x.extents + x.rank, [](idx_t n) { return n < 0; }))
-      fail({before, what, " with extents >= 0"}, error_text::list(x.extents, x.rank));
-    if (x.empty()) return {};
-    if (!x.data)
+    const moving_axes axes(x);
+    if (axes.negative) fail({before, what, " with extents >= 0"}, error_text::list(x.extents, x.rank));
+    if (!x.data && !axes.empty)
       fail({before, what, " with memory behind its extents"},
            error_text{"a null view of shape ", error_text::list(x.extents, x.rank)});
-    const moving_axes axes(x);
     if (axes.endless)
       fail({before, what, " with strides * extents that memory can hold"},
            error_text{"strides ", error_text::list(x.strides, x.rank)});
@@ -203,9 +202,9 @@ class validator {
 /// their fast axes touch lie at different offsets within the period. Exact for nested slices; an undecided case counts
 /// as sharing.
 [[gnu::noinline]] inline bool may_share(const memory_layout& x, const memory_layout& y) {
-  if (x.empty() || y.empty()) return false;
   constexpr idx_t all = (std::numeric_limits<idx_t>::max)();
   const moving_axes a(x), b(y);
+  if (a.empty || b.empty) return false;
   if (a.endless || b.endless) return true;
   if (a.origin + static_cast<std::uintptr_t>(a.covered(all)) <= b.origin ||
       b.origin + static_cast<std::uintptr_t>(b.covered(all)) <= a.origin)

@@ -299,6 +299,7 @@ void check_softmax_numbers(call_views& views, const attention_shape& s, const Op
         !(*options.softcap > 0 && std::isfinite(*options.softcap) && std::isfinite(T(1) / *options.softcap)))
       views.fail("a finite softcap > 0 whose inverse is finite", *options.softcap);
   const auto check_list = [&](const char* what, const char* numbers, std::span<const T> list, T least) {
+    if (list.empty()) return;
     check_per_head(views, what, list, s.heads);
     for (T x : list)
       if (!(x >= least && x <= (std::numeric_limits<T>::max)())) views.fail({what, numbers}, x);

@@ -278,6 +278,10 @@ struct checked_softmax_backward : softmax_backward_call<S, Score, ScoreBackward,
   call_views views;
   Options options;
   const Gradients& gradients;
+
+  checked_softmax_backward(const char* name, softmax_backward_call<S, Score, ScoreBackward, G>&& call,
+                           const Options& given, const Gradients& wanted)
+      : softmax_backward_call<S, Score, ScoreBackward, G>(call), views(name), options(given), gradients(wanted) {}
 };
 
 /// The arguments of a call, whose types are checked here.
@@ -295,13 +299,14 @@ auto unchecked_backward_call(const char* name, const Q& q, const K& k, const V& 
   require_score<function, T>();
   require_score_backward<function, derivative, T>();
   using gradient_element = typename decltype(gradients.v)::value_type;
-  checked_softmax_backward<S, function, derivative, Options<S>, Gradients, gradient_element> call{
+  checked_softmax_backward<S, function, derivative, Options<S>, Gradients, gradient_element> call(
+      name,
       {.forward = {{}, validator(name), {.score = score_in<function>(score)},
                    execution_of(exec, options, score, score_backward)},
        .q = as_view(q), .k = as_view(k), .v = as_view(v), .out = as_view(out), .d_out = as_view(d_out), .shape = {},
        .d_lse = gradients.d_lse, .accumulate = gradients.accumulate,
        .score_backward = score_in<derivative>(score_backward)},
-      call_views(name), options_or_default<Options<S>>(options), gradients};
+      options_or_default<Options<S>>(options), gradients);
   return call;
 }
 

@@ -175,6 +175,10 @@ template <class S, class Score, class Options>
 struct checked_softmax : softmax_call<S, Score> {
   call_views views;
   Options options;
+
+  // As an aggregate GCC would clear all of it first, and the table is 10 KB.
+  checked_softmax(const char* name, Score* score, execution& exec, const Options& given)
+      : softmax_call<S, Score>{{}, validator(name), {.score = score}, exec}, views(name), options(given) {}
 };
 
 /// The score function of a call, or null where there is none.
@@ -208,9 +212,8 @@ auto unchecked_call(const char* name, const Q& q, const K& k, const V& v, O& out
   using T = compute_type<S>;
   using function = std::remove_reference_t<decltype(callable_or_default<no_score>(score))>;
   require_score<function, T>();
-  checked_softmax<S, function, Options<S>> call{
-      {{}, validator(name), {.score = score_in<function>(score)}, execution_of(exec, options, score)},
-      call_views(name), options_or_default<Options<S>>(options)};
+  checked_softmax<S, function, Options<S>> call(name, score_in<function>(score), execution_of(exec, options, score),
+                                                options_or_default<Options<S>>(options));
   static_cast<attention_views<S>&>(call) = {as_view(q), as_view(k), as_view(v), as_view(out)};
   return call;
 }
