@@ -53,7 +53,7 @@ TEST_CASE("shared memory is never missed, for any strides", "[check]") {
   for (int n = 0; n < 20000; ++n) {
     const auto x = random_view(random, memory), y = random_view(random, memory);
     if (share(x, y)) ++shared, missed += !attn::detail::may_share(x, y);
-    if (overlaps_itself(x)) ++self, self_missed += !attn::detail::elements_overlap(x);
+    if (overlaps_itself(x)) ++self, self_missed += !attn::detail::moving_axes(x).elements_overlap();
   }
   CHECK(shared > 1000);
   CHECK(self > 1000);
@@ -69,7 +69,7 @@ TEST_CASE("pieces of one buffer that do not overlap are accepted", "[check]") {
                               {length * 4 * heads * dim, dim, 4 * heads * dim, 1});
   };
   for (idx_t a = 0; a < 4; ++a) {
-    CHECK_FALSE(attn::detail::elements_overlap(piece(a)));
+    CHECK_FALSE(attn::detail::moving_axes(piece(a)).elements_overlap());
     for (idx_t b = 0; b < 4; ++b) {
       CAPTURE(a, b);
       CHECK(attn::detail::may_share(piece(a), piece(b)) == (a == b));
@@ -87,7 +87,7 @@ TEST_CASE("an empty view shares nothing", "[check]") {
   std::vector<float> memory(16);
   const tensor_view<float> full(memory.data(), {1, 1, 4, 4}), empty(memory.data(), {1, 1, 0, 4});
   CHECK_FALSE(attn::detail::may_share(full, empty));
-  CHECK_FALSE(attn::detail::elements_overlap(empty));
+  CHECK_FALSE(attn::detail::moving_axes(empty).elements_overlap());
 }
 
 TEST_CASE("what a call writes overlaps no view named before or after, and each says which", "[check]") {
