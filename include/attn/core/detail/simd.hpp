@@ -192,7 +192,7 @@ ATTN_INLINE packet<T> keep(const packet<T>& x, const lane_mask<T>& lanes) {
 template <class T, class Integer = typename float_bits<T>::integer>
 ATTN_INLINE lane_mask<T> last_numbers(idx_t count) {
   constexpr idx_t all = sizeof(packet<T>) / sizeof(Integer);
-  Integer numbers[all];
+  Integer numbers[array_size<all>];
   for (idx_t n = 0; n < all; ++n) numbers[n] = n < all - count ? Integer(0) : Integer(-1);
   return bits_as<lane_mask<T>>(numbers);
 }

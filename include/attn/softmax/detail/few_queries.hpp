@@ -60,11 +60,13 @@ struct few_queries_driver {
   shared_prefixes sets{};
 
   [[gnu::noinline]] work of(idx_t task) const {
-    const idx_t chunk = task % chunks, run = task / chunks % runs, part = task / chunks / runs % parts,
-                key_head = task / chunks / runs / parts, from = part * heads_of_task;
-    work w{.set = key_head / shape.kv_heads, .head = key_head % shape.kv_heads * shape.group() + from,
-           .heads = (std::min)(heads_of_task, shape.group() - from), .first = run * queries_of_task,
-           .begin = chunk * stream_chunk, .rows = 0};
+    const auto next = [&](idx_t count) {  // most counts are 1, and divisions slow
+      return count == 1 ? 0 : std::exchange(task, task / count) % count;
+    };
+    const idx_t group = shape.group(), chunk = next(chunks), run = next(runs), from = next(parts) * heads_of_task,
+                kv = next(shape.kv_heads);
+    work w{.set = task, .head = kv * group + from, .heads = (std::min)(heads_of_task, group - from),
+           .first = run * queries_of_task, .begin = chunk * stream_chunk, .rows = 0};
     w.rows = rows(w, first_item(w), last_item(w));
     return w;
   }

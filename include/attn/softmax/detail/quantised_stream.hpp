@@ -54,7 +54,7 @@ ATTN_INLINE void code_scores(const stream_row<T, C>& q, const quantised_tile& k,
     // Independent sequences of multiply-adds for each register of sums: at least eight in all, which hides their
     // latency.
     constexpr int chains = (std::max)(1, 2 / (R * N));
-    whole_lanes sums[array_size<R>][array_size<N>][4][chains];
+    whole_lanes sums[array_size<R>][array_size<N>][4][array_size<chains>];
     unroll<R>([&](auto r) {
       unroll<N * 4 * chains>([&](auto n) { sums[r][n / (4 * chains)][n / chains % 4][n % chains] = whole_lanes{}; });
     });

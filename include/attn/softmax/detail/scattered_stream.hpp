@@ -108,8 +108,8 @@ void stream_scores(const stream_row<T, C>& q, const scattered_rows<C>& k, T* sco
   T shifts[array_size<R * stream_tile>];
   row_scores<T, R>(q.data, q.stride, T(1), typename scattered_rows<C>::common_rows{k}, shifts, stream_prefetcher());
   const idx_t whole = k.cols / (2 * w) * (2 * w);
-  whole_lanes sums[w] = {};
-  alignas(64) float factor[w] = {}, scale[w] = {}, shift[w] = {}, lanes[w];
+  whole_lanes sums[array_size<w>] = {};
+  alignas(64) float factor[array_size<w>] = {}, scale[array_size<w>] = {}, shift[array_size<w>] = {}, lanes[array_size<w>];
   float of_part[array_size<R>];
   idx_t first = 0;  // of the keys whose sums are in `sums`
   for (idx_t p = 0, n = 0; p < k.parts; ++p) {
