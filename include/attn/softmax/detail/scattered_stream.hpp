@@ -109,7 +109,8 @@ void stream_scores(const stream_row<T, C>& q, const scattered_rows<C>& k, T* sco
   row_scores<T, R>(q.data, q.stride, T(1), typename scattered_rows<C>::common_rows{k}, shifts, stream_prefetcher());
   const idx_t whole = k.cols / (2 * w) * (2 * w);
   whole_lanes sums[array_size<w>] = {};
-  alignas(64) float factor[array_size<w>] = {}, scale[array_size<w>] = {}, shift[array_size<w>] = {}, lanes[array_size<w>];
+  constexpr std::size_t all = array_size<w>;
+  alignas(64) float factor[all] = {}, scale[all] = {}, shift[all] = {}, lanes[all];
   float of_part[array_size<R>];
   idx_t first = 0;  // of the keys whose sums are in `sums`
   for (idx_t p = 0, n = 0; p < k.parts; ++p) {
