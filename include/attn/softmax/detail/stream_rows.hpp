@@ -159,7 +159,7 @@ void row_scores(const P* q, idx_t q_stride, sum_type<P> factor, const Rows& k, s
   using number = std::conditional_t<numbers_of<P> == 1, T, Eigen::bfloat16>;
   using bits = std::conditional_t<numbers_of<P> == 1, typename float_bits<T>::integer, std::int16_t>;
   const lane_mask<T> rest = last_numbers<T, bits>(k.cols - whole);
-  packet<P> last[array_size<R>];
+  packet<P> last[array_size<R>] = {};  // GCC 16 warns of it otherwise
   if (whole < k.cols)
     for (int r = 0; r < R; ++r) {
       std::memcpy(&last[r], reinterpret_cast<const char*>(q + r * q_stride) + (k.cols - step) * idx_t(sizeof(number)),
