@@ -4,7 +4,7 @@
 
 #include <attn/core/detail/gradients.hpp>
 #include <attn/low_rank/detail/few_rows_backward.hpp>
-#include <attn/low_rank/linformer.hpp>
+#include <attn/low_rank/detail/linformer_run.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
@@ -59,22 +59,30 @@ struct projection_gradients {
   }
 };
 
-/// One call, after its checks.
+/// A checked call. Gradients that are not wanted are null.
 template <class S>
 struct linformer_backward_call {
+  linformer_call<S> forward;
+  tensor_view<const S> d_out;
+  tensor_view<const compute_type<S>, 3> d_lse;
+  tensor_view<S> dq, dk, dv;
+  tensor_view<S, 3> de, df;
+  bool accumulate;
+};
+
+template <class S>
+struct linformer_backward_driver {
   using T = compute_type<S>;
   using P = product_type<S>;
   using item = linformer_backward_item<P>;
 
-  const attention_views<S>& views;
-  tensor_view<const S> d_out;
-  tensor_view<const T, 3> d_lse;
-  tensor_view<S> dq;
-  bool accumulate;
-  score_terms<T, no_score> terms;
-  sequence_projection<S> keys, values;
-  projection_gradients<S> key_gradients, value_gradients;
-  bool shared;  // E is F
+  const linformer_backward_call<S>& in;
+  const attention_views<S>& views = in.forward.views;
+  const score_terms<T, no_score>& terms = in.forward.terms;
+  sequence_projection<S> keys = in.forward.template side<P>(in.forward.e, views.k),
+                         values = in.forward.template side<P>(in.forward.f, views.v);
+  projection_gradients<S> key_gradients{.e = in.de, .x = in.dk}, value_gradients{.e = in.df, .x = in.dv};
+  bool shared = in.forward.shared(), accumulate = in.accumulate;
 
   const attention_shape& shape() const { return views.shape; }
   idx_t rank() const { return keys.rank(); }
@@ -113,20 +121,19 @@ struct linformer_backward_call {
     });
     if (key_gradients.any()) d_keys.clear(part);
     if (value_gradients.any()) d_values.clear(part);
-    if (d_lse) std::fill_n(block.d_lse, few_rows_block, T(0));
+    if (in.d_lse) std::fill_n(block.d_lse, few_rows_block, T(0));
     const idx_t end = segment_begin(part + 1, queries, parts());
     for (idx_t at = segment_begin(part, queries, parts()); at < end; at += few_rows_block) {
       const idx_t count = (std::min)(few_rows_block, end - at);
-      for (idx_t i = 0; d_lse && i < count; ++i) block.d_lse[i] = d_lse(b, h, at + i);
-      backward_of_queries<P>(head_of(views.q, b, h), head_of(d_out, b, h), at, count, to_keys.rows, to_values.rows,
-                             d_lse ? block.d_lse : nullptr, block.s,
-                             {.queries = dq ? block.dq : nullptr,
+      for (idx_t i = 0; in.d_lse && i < count; ++i) block.d_lse[i] = in.d_lse(b, h, at + i);
+      backward_of_queries<P>(head_of(views.q, b, h), head_of(in.d_out, b, h), at, count, to_keys.rows, to_values.rows,
+                             in.d_lse ? block.d_lse : nullptr, block.s,
+                             {.queries = in.dq ? block.dq : nullptr,
                               .keys = key_gradients.any() ? d_keys.part(part) : nullptr,
-                              .values = value_gradients.any() ? d_values.part(part) : nullptr,
-                              .stride = stride,
+                              .values = value_gradients.any() ? d_values.part(part) : nullptr, .stride = stride,
                               .stride_v = sums_stride<T>(shape().dim_v)});
-      if (dq)
-        store_gradient_rows(block.dq, stride, terms.scale, from_row(head_of(dq, b, h), at), 0, count, count,
+      if (in.dq)
+        store_gradient_rows(block.dq, stride, terms.scale, from_row(head_of(in.dq, b, h), at), 0, count, count,
                             accumulate);
     }
   }
@@ -224,9 +231,9 @@ struct linformer_backward_call {
       const idx_t n = task / parts() / heads, h = task / parts() % heads, b = w.first + n;
       if (views.lengths.keys(b) > 0) return queries_back(w.scratch[n], b, h, task % parts(), w.exec, worker);
     });
-    w.exec.for_each(dq ? w.count * heads : 0, [&](idx_t task, int) {
+    w.exec.for_each(in.dq ? w.count * heads : 0, [&](idx_t task, int) {
       const idx_t b = w.first + task / heads, real = views.lengths.keys(b) > 0 ? views.lengths.queries(b) : 0;
-      store_gradient_rows<T>(nullptr, 0, T(0), head_of(dq, b, task % heads), real, shape().queries, 0, accumulate);
+      store_gradient_rows<T>(nullptr, 0, T(0), head_of(in.dq, b, task % heads), real, shape().queries, 0, accumulate);
     });
     w.for_each(keys.heads + values.heads, [&](idx_t b, const item& one, idx_t h, int) {
       if (views.lengths.keys(b) == 0) return;
@@ -254,7 +261,7 @@ struct linformer_backward_call {
   }
 
   void run(execution& exec) {
-    if (!dq && !key_gradients.any() && !value_gradients.any()) return;
+    if (!in.dq && !key_gradients.any() && !value_gradients.any()) return;
     const double scores = static_cast<double>(rank()) * static_cast<double>(shape().queries + shape().keys);
     const auto limit = exec.limit_threads({.operations = 2.75 * scores * shape().operations_per_score()});
     const auto memory = exec.workspace([&](arena& m) {
@@ -276,5 +283,17 @@ struct linformer_backward_call {
     store_projection(value_gradients, exec);
   }
 };
+
+template <class S>
+void run_linformer_backward(const linformer_backward_call<S>& call, execution& exec) {
+  if (call.forward.views.shape.heads == 0) {
+    if (!call.accumulate)
+      for (const tensor_view<S, 3>& x : {call.de, call.df})
+        clear_gradient(tensor_view<S>(x.data(), {1, x.extent(0), x.extent(1), x.extent(2)},
+                                      {0, x.stride(0), x.stride(1), x.stride(2)}));
+    return;
+  }
+  linformer_backward_driver<S>{call}.run(exec);
+}
 
 }}}  // namespace attn::ATTN_ISA::detail

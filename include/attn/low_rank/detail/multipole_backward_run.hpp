@@ -8,7 +8,7 @@
 #pragma once
 
 #include <attn/core/detail/sums_in_parts.hpp>
-#include <attn/low_rank/detail/multipole_call.hpp>
+#include <attn/low_rank/detail/multipole_run.hpp>
 #include <attn/low_rank/detail/multipole_spread_backward.hpp>
 #include <attn/low_rank/detail/panel_product.hpp>
 #include <attn/softmax/detail/softmax_backward_call.hpp>
@@ -30,12 +30,12 @@ struct multipole_backward_head : multipole_head<T> {
   T *d_queries = nullptr, *d_means = nullptr;  // [group * Lq][], [group * blocks][]: of mean queries
 };
 
-template <class S, class Call>
-struct multipole_backward_call {
+template <class S>
+struct multipole_backward_driver {
   using T = compute_type<S>;
   using head = multipole_backward_head<T>;
 
-  const Call& in;
+  const softmax_backward_call<S, no_score, no_score_backward>& in;
   const multipole_clustering<S>& clustering;
   rank_scores<T> ranks = rank_scores<T>::of(in.terms());
   idx_t sides = 1;  // tasks of each part: dQ | dK | dV, or dQ and dK | dV
@@ -308,7 +308,7 @@ struct multipole_backward_call {
   }
 
   void run_wave(const wave<head>& w) const {
-    using self = multipole_backward_call;
+    using self = multipole_backward_driver;
     const auto each = [&](idx_t steps, auto step) { for_each_head(w, shape().kv_heads, steps, *this, step); };
     clustering.run(w);
     if (with_far()) each(1, &self::pack_far);
@@ -327,5 +327,19 @@ struct multipole_backward_call {
         [&](const wave<head>& w) { run_wave(w); });
   }
 };
+
+template <class S>
+void run_multipole_backward(softmax_backward_call<S, no_score, no_score_backward>& call,
+                            const multipole_clustering<S>& clustering) {
+  const standard_products standard(call.forward.exec);  // multipole always uses these
+  softmax_backward_work work(call, 2.7 * clustering.operations());
+  if (work.needs_lse()) {
+    multipole_clustering<S> forward = clustering;
+    forward.v = call.forward.v, forward.shape = call.forward.shape;
+    run_multipole(call.forward, forward);
+  }
+  multipole_backward_driver<S>{.in = call, .clustering = clustering}.run();
+  work.store_parameters();
+}
 
 }}}  // namespace attn::ATTN_ISA::detail

@@ -2,7 +2,7 @@
 // compressed keys.
 #pragma once
 
-#include <attn/low_rank/detail/attention_call.hpp>
+#include <attn/low_rank/detail/attend_rows.hpp>
 #include <attn/low_rank/detail/token_softmax.hpp>
 #include <attn/softmax/detail/softmax_call.hpp>
 
@@ -92,8 +92,8 @@ struct long_short_scratch {
   sum_type<P> *keys, *values;  // [slots][dim], normed
 };
 
-/// One call, after its checks.
-template <class S, class P = product_type<S>>
+/// A checked call.
+template <class S>
 struct long_short_call {
   using T = compute_type<S>;
 
@@ -103,6 +103,14 @@ struct long_short_call {
   idx_t causal_segment;
   idx_t left, right, block;  // the window, clamped to what can occur
   key_flags key_mask{};
+};
+
+template <class S, class P = product_type<S>>
+struct long_short_driver : long_short_call<S> {
+  using base = long_short_call<S>;
+  using base::block, base::causal_segment, base::global, base::in, base::key_mask, base::left, base::local,
+      base::logits, base::right;
+  using T = compute_type<S>;
 
   const attention_shape& shape() const { return in.shape; }
   idx_t length(idx_t b) const { return in.lengths.keys(b); }
@@ -252,7 +260,7 @@ struct long_short_call {
       most_segments = (std::max)(most_segments, segments(b));
       most_parts = (std::max)(most_parts, parts(b));
     }
-    using self = long_short_call;
+    using self = long_short_driver;
     const auto each = [&](idx_t steps, auto step) { for_each_head(w, heads, steps, *this, step); };
     each(most_parts, &self::add_part);
     each(most_segments, &self::finish_segment);
@@ -267,5 +275,10 @@ struct long_short_call {
         [&](const wave<long_short_head<P>>& w) { run_wave(w); });
   }
 };
+
+template <class S>
+void run_long_short(const long_short_call<S>& call) {
+  with_products<S>(call.in.exec, [&]<class P>(std::type_identity<P>) { long_short_driver<S, P>{call}.run(); });
+}
 
 }}}  // namespace attn::ATTN_ISA::detail

@@ -39,7 +39,7 @@ void gathered_scores(const T* q, Row&& row, idx_t count, idx_t dim, T* scores) {
 inline constexpr idx_t cluster_tile = 128;  // clusters scored at a time
 
 template <class S>
-struct multipole_step_call {
+struct multipole_step_driver {
   using T = compute_type<S>;
 
   const softmax_call<S, no_score>& in;
@@ -330,5 +330,12 @@ struct multipole_step_call {
     });
   }
 };
+
+/// Over the tokens of a cache, those of the call included.
+template <class S>
+void run_multipole_step(const softmax_call<S, no_score>& call, multipole_tokens<S>& tokens) {
+  tokens.cluster_segments(call.exec);
+  multipole_step_driver<S>{call, tokens}.run();
+}
 
 }}}  // namespace attn::ATTN_ISA::detail

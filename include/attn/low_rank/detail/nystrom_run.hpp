@@ -1,17 +1,15 @@
 // attn: the driver of nystrom: landmarks, parts of the keys, the inverse, then the queries.
 #pragma once
 
-#include <attn/low_rank/detail/attention_call.hpp>
+#include <attn/low_rank/detail/attend_rows.hpp>
 #include <attn/low_rank/detail/landmark_weights.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
-/// One call, after its checks.
-template <class S, class P = product_type<S>>
+/// A checked call.
+template <class S>
 struct nystrom_call {
   using T = compute_type<S>;
-  using head = landmark_head<P>;
-  static constexpr idx_t key_step = key_block;  // keys packed at a time
 
   const attention_views<S>& views;
   tensor_view<const T, 2> convolution;
@@ -20,6 +18,15 @@ struct nystrom_call {
   landmark_inverse<T> inverse;
   bool whole_batch;  // the iteration starts from the norms of all heads of all batch items
   execution& exec;
+};
+
+template <class S, class P = product_type<S>>
+struct nystrom_driver : nystrom_call<S> {
+  using base = nystrom_call<S>;
+  using base::convolution, base::exec, base::inverse, base::plan, base::terms, base::views, base::whole_batch;
+  using T = compute_type<S>;
+  using head = landmark_head<P>;
+  static constexpr idx_t key_step = key_block;  // keys packed at a time
 
   idx_t m() const { return plan.landmarks; }
   const attention_shape& shape() const { return plan.shape; }
@@ -185,7 +192,7 @@ struct nystrom_call {
   }
 
   void run_wave(const wave<head>& w) const {
-    using self = nystrom_call;
+    using self = nystrom_driver;
     const idx_t group = shape().group();
     const auto each = [&](idx_t steps, auto step) { for_each_head(w, shape().kv_heads, steps, *this, step); };
     each(group * ceil_div(plan.most_queries(), landmark_step), &self::average);
@@ -208,5 +215,10 @@ struct nystrom_call {
         [&](const wave<head>& w) { run_wave(w); });
   }
 };
+
+template <class S>
+void run_nystrom(const nystrom_call<S>& call) {
+  with_products<S>(call.exec, [&]<class P>(std::type_identity<P>) { nystrom_driver<S, P>{call}.run(); });
+}
 
 }}}  // namespace attn::ATTN_ISA::detail

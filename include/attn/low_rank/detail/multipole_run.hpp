@@ -2,7 +2,7 @@
 // to clusters and, in the causal form, to their own segment.
 #pragma once
 
-#include <attn/low_rank/detail/attention_call.hpp>
+#include <attn/low_rank/detail/attend_rows.hpp>
 #include <attn/low_rank/detail/multipole_block.hpp>
 #include <attn/softmax/detail/softmax_call.hpp>
 
@@ -147,13 +147,12 @@ struct multipole_clustering {
   }
 };
 
-/// One call, after its checks.
 template <class S>
-struct multipole_call {
+struct multipole_driver {
   using T = compute_type<S>;
 
   const softmax_call<S, no_score>& in;
-  multipole_clustering<S> clustering;
+  const multipole_clustering<S>& clustering;
   const multipole_settings& o = clustering.o;
   rank_scores<T> ranks = rank_scores<T>::of(in.terms);
 
@@ -183,8 +182,7 @@ struct multipole_call {
   }
 
   void attend_block(const multipole_keys<T, S>& k, const packed_keys<T>& distant, const query_block& one, idx_t b,
-                    idx_t h,
-                    scratch& s) const {
+                    idx_t h, scratch& s) const {
     pack_near(k, s.choice, s.nearby);
     auto far_terms = in.terms.for_head(b, 0, 0), near_terms = far_terms;
     far_terms.counts = {s.choice.far_logs, s.choice.distant, 0};
@@ -250,5 +248,10 @@ struct multipole_call {
         });
   }
 };
+
+template <class S>
+void run_multipole(const softmax_call<S, no_score>& call, const multipole_clustering<S>& clustering) {
+  multipole_driver<S>{call, clustering}.run();
+}
 
 }}}  // namespace attn::ATTN_ISA::detail

@@ -10,16 +10,23 @@
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
-template <class S, class Call>
-struct long_short_backward_call {
+/// The gradients of what long_short has beside q, k, v and sinks, where wanted.
+template <class S>
+struct long_short_parameter_gradients {
+  tensor_view<S> logits;
+  tensor_view<compute_type<S>, 1> local_gamma, local_beta, global_gamma, global_beta;
+};
+
+template <class S>
+struct long_short_backward_driver {
   using T = compute_type<S>;
   using P = product_type<S>;
   using head = long_short_key_head<P>;
   using query_data = long_short_query_head<P>;
 
-  const Call& in;
-  const long_short_call<S>& forward;
-  const decltype(in.gradients)& wanted = in.gradients;  // null: not wanted
+  const softmax_backward_call<S, no_score, no_score_backward>& in;
+  const long_short_driver<S>& forward;
+  const long_short_parameter_gradients<S>& wanted;
   T *local_sums = nullptr, *global_sums = nullptr;  // of gamma and beta, [heads][2 dim]: of key heads, of query heads
 
   bool local_norm() const { return wanted.local_gamma || wanted.local_beta; }
@@ -311,7 +318,7 @@ struct long_short_backward_call {
   // -------------------------------------------------------------------------------------------------------------------
 
   void run_wave(const wave<head>& w) const {
-    using self = long_short_backward_call;
+    using self = long_short_backward_driver;
     const idx_t group = shape().group();
     const auto each = [&](idx_t steps, auto step) { for_each_head(w, shape().kv_heads, steps, *this, step); };
     idx_t most_parts = 0;
@@ -360,5 +367,15 @@ struct long_short_backward_call {
     store_norm(global_sums, heads, wanted.global_gamma, wanted.global_beta);
   }
 };
+
+template <class S>
+void run_long_short_backward(softmax_backward_call<S, no_score, no_score_backward>& call,
+                             const long_short_call<S>& checked, const long_short_parameter_gradients<S>& wanted) {
+  const long_short_driver<S> forward{checked};
+  softmax_backward_work work(call, 2.7 * forward.scores() * call.shape.operations_per_score());
+  if (work.needs_lse()) forward.run();
+  long_short_backward_driver<S>{.in = call, .forward = forward, .wanted = wanted}.run();
+  work.store_parameters();
+}
 
 }}}  // namespace attn::ATTN_ISA::detail

@@ -4,23 +4,28 @@
 
 #include <attn/core/detail/gradients.hpp>
 #include <attn/low_rank/detail/convolution_backward.hpp>
-#include <attn/low_rank/detail/nystrom_call.hpp>
+#include <attn/low_rank/detail/nystrom_run.hpp>
 #include <attn/low_rank/detail/nystrom_query_head.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
-/// One call, after its checks.
+/// A checked call. Gradients that are not wanted are null.
 template <class S>
 struct nystrom_backward_call {
+  nystrom_driver<S> forward;
+  tensor_view<const S> d_out;
+  tensor_view<S> dq, dk, dv;
+  tensor_view<compute_type<S>, 2> d_convolution;
+  bool accumulate;
+};
+
+template <class S>
+struct nystrom_backward_driver : nystrom_backward_call<S> {
+  using base = nystrom_backward_call<S>;
+  using base::accumulate, base::d_convolution, base::d_out, base::dk, base::dq, base::dv, base::forward;
   using T = compute_type<S>;
   using head = nystrom_backward_head<product_type<S>>;
   using query_data = nystrom_query_head<T>;
-
-  const nystrom_call<S>& forward;
-  tensor_view<const S> d_out;
-  tensor_view<S> dq, dk, dv;
-  tensor_view<T, 2> d_convolution;
-  bool accumulate;
 
   execution& exec = forward.exec;
   landmark_inverse<T> kind = forward.inverse;
@@ -105,8 +110,7 @@ struct nystrom_backward_call {
                              (std::min)(few_rows_block, end - at), p.keys, one.values, nullptr, s,
                              {.queries = dq ? query_sums_of(p, g) + at * stride() : nullptr,
                               .keys = dk ? one.d_keys.part(part) : nullptr,
-                              .values = values ? one.d_values.part(part) : nullptr,
-                              .stride = stride(),
+                              .values = values ? one.d_values.part(part) : nullptr, .stride = stride(),
                               .stride_v = stride_v()});
   }
 
@@ -120,11 +124,11 @@ struct nystrom_backward_call {
     if (plan().few_keys(b)) return;
     T* const d_w = landmark_gradients(p, g);
     const online_softmax<T>& w = p.forward.partial[0];
-    const T passed = one.invert_back(w, g * m(), kind, scores(), d_w, stride_v(), exec, worker);
+    const T of_start = one.invert_back(w, g * m(), kind, scores(), d_w, stride_v(), exec, worker);
     if (inner)
-      inner[b * shape().heads + h] = passed;
+      inner[b * shape().heads + h] = of_start;
     else if (scores() && !kind.exact)
-      one.add_to_largest_column(-passed / one.norms.column);
+      one.add_to_largest_column(-of_start / one.norms.column);
     one.pack_landmarks(
         matrix_view<const T>{p.forward.queries + g * m() * shape().dim, m(), shape().dim, shape().dim, 1}, m(), w,
         g * m(), d_w, stride_v(), factor());
@@ -133,9 +137,9 @@ struct nystrom_backward_call {
     if (plan().few_keys(b) || plan().few_queries(b) || !scores()) return;
     query_data& one = p.query_heads[g];
     if (inner && b * shape().heads + kv * shape().group() + g == highest) {
-      T passed = T(0);
-      for (idx_t n = 0; n < shape().batch * shape().heads; ++n) passed += inner[n];
-      one.add_to_largest_column(-passed / one.norms.column);
+      T of_start = T(0);
+      for (idx_t n = 0; n < shape().batch * shape().heads; ++n) of_start += inner[n];
+      one.add_to_largest_column(-of_start / one.norms.column);
     }
     one.add_through_weights(p.keys, exec, worker);
   }
@@ -246,7 +250,7 @@ struct nystrom_backward_call {
   }
 
   void run_wave(const wave<head>& w) const {
-    using self = nystrom_backward_call;
+    using self = nystrom_backward_driver;
     const idx_t heads = shape().kv_heads, group = shape().group(), parts = plan().parts();
     const auto each = [&](idx_t steps, auto step) {
       w.for_each(steps, [&](idx_t item, head& p, idx_t number, int worker) {
@@ -281,8 +285,8 @@ struct nystrom_backward_call {
     const idx_t item_heads = shape().batch * shape().kv_heads;
     if (!forward.whole_batch) return run_waves(item_heads);
     const idx_t heads = shape().batch * shape().heads;
-    const auto passed = exec.workspace([&](arena& memory) { return memory.allocate<T>(heads); });
-    inner = *passed;
+    const auto of_heads = exec.workspace([&](arena& memory) { return memory.allocate<T>(heads); });
+    inner = *of_heads;
     std::fill_n(inner, heads, T(0));
     kind.norms.emplace();
     const start_norms<T>* const norms = forward.head_norms();
@@ -298,5 +302,10 @@ struct nystrom_backward_call {
     run_waves(1);
   }
 };
+
+template <class S>
+void run_nystrom_backward(const nystrom_backward_call<S>& call) {
+  nystrom_backward_driver<S>{call}.run();
+}
 
 }}}  // namespace attn::ATTN_ISA::detail
