@@ -144,18 +144,24 @@ struct channel_transform {
   }
 };
 
-/// One call, after its checks: every slice [b, h] is transformed separately, and written to out or added to it.
-template <class S, bool adds = false>
+/// A checked call, whose result is written to out or, in the backward pass, added to it.
+template <class S>
 struct fnet_call {
+  const tensor_view<const S>& x;
+  const tensor_view<S>& out;
+  std::span<const idx_t> lengths;
+  bool accumulate = false;
+};
+
+/// Every slice [b, h] is transformed separately.
+template <class S, bool adds = false>
+struct fnet_driver : fnet_call<S> {
+  using fnet_call<S>::x, fnet_call<S>::out, fnet_call<S>::lengths;
   using T = compute_type<S>;
   using slices = wave<T*>;  // a slice's scratch: its channel blocks [block][row][row_width]
   static constexpr idx_t wide = row_width<T>;
   /// Channel blocks that are taken in together: so many fit into the second cache.
   static constexpr idx_t blocks_together = 8;
-
-  const tensor_view<const S>& x;
-  const tensor_view<S>& out;
-  std::span<const idx_t> lengths;
 
   idx_t length(idx_t slice) const {
     return lengths.empty() ? x.extent(2) : lengths[static_cast<std::size_t>(slice / x.extent(1))];
@@ -262,5 +268,15 @@ struct fnet_call {
     }
   }
 };
+
+template <class S>
+void run_fnet(const fnet_call<S>& call, execution& exec) {
+  if (!call.x.empty()) fnet_driver<S>{call}.run(exec);
+}
+template <class S>
+void run_fnet_backward(const fnet_call<S>& call, execution& exec) {
+  if (!call.accumulate) return run_fnet(call, exec);
+  if (!call.x.empty()) fnet_driver<S, true>{call}.run(exec);
+}
 
 }}}  // namespace attn::ATTN_ISA::detail
