@@ -1,4 +1,4 @@
-// attn: sliding-window attention by the processes of a group.
+// attn: sliding-window attention by the processes of a communicator.
 //
 //   1. every process gets the keys its own queries see by their windows, from its neighbours within reach; queries
 //      whose windows lie in its own keys read them in place
@@ -8,7 +8,7 @@
 #pragma once
 
 #include <attn/mpi/detail/row_exchange.hpp>
-#include <attn/mpi/detail/softmax_group.hpp>
+#include <attn/mpi/detail/distributed_softmax.hpp>
 #include <attn/softmax/sliding_window.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
@@ -44,13 +44,13 @@ struct score_by_position {
 };
 
 template <class S, class Score>
-class window_group {
+class distributed_window {
  public:
   using T = compute_type<S>;
 
   /// The call has the views of this process; the options are those of attn::sliding_window for the whole.
-  window_group(const process_group& group, const std::vector<process_shape>& all, const softmax_call<S, Score>& call,
-               const sliding_window_options<S>& options)
+  distributed_window(const process_communicator& group, const std::vector<process_shape>& all,
+                     const softmax_call<S, Score>& call, const sliding_window_options<S>& options)
       : group_(group), x_(call), options_(options), score_(call.terms.score), exec_(call.exec),
         queries_(split_of(all, &process_shape::queries)), keys_(split_of(all, &process_shape::keys)) {
     shift_ = keys_.tokens() - queries_.tokens();
@@ -283,7 +283,7 @@ class window_group {
                  [&](idx_t b, idx_t h, idx_t i) { options_.lse(b, h, row + i) = from(b, h, i); });
   }
 
-  const process_group& group_;
+  const process_communicator& group_;
   const softmax_call<S, Score>& x_;
   const sliding_window_options<S>& options_;
   Score* score_;

@@ -10,7 +10,7 @@
 // of which 2 of a wave, 3 of the one before and 1 of the next are done at the same time. Only what 2 and 3 read of a
 // chunk is kept; the rest is in the scratch memory of the worker. By the rule that adds, a call that could be shared
 // would need the scores of all query heads of a group at once; calls without any of the options are shared by segments
-// (driver.hpp).
+// (sums_run.hpp).
 #pragma once
 
 #include <attn/kernel/detail/recurrence.hpp>
@@ -274,5 +274,14 @@ struct recurrence_driver {
       exec.for_each(item_heads, run_whole);
   }
 };
+
+template <class T>
+void run_delta_rule(const kernel_call<T>& call, execution& exec) {
+  recurrence_driver<rule::correct, T>{call}.run(exec);
+}
+template <class T>
+void run_dplr(const kernel_call<T>& call, execution& exec) {
+  recurrence_driver<rule::low_rank, T>{call}.run(exec);
+}
 
 }}}  // namespace attn::ATTN_ISA::detail

@@ -13,11 +13,12 @@
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 template <class T>
-struct head_backward {
+struct sums_head_backward {
   using sums_type = kernel_sums<T>;
 
-  const kernel_backward<T>& in;
-  const kernel_call<T>& call = in.call;
+  const sums_kernel_backward<T>& in;
+  const kernel_call<T>& call = in.forward;
+  const sums_kernel<T>& kernel = in.kernel;
   const attention_shape& shape = call.shape;
   bool store_before = true;   // workers keep the sums of the keys before each segment
   bool earlier_keys = false;  // of causal calls: other processes have keys before the first
@@ -48,7 +49,7 @@ struct head_backward {
     w.x = kernel_backward_scratch<T>::layout(memory, forward, shape, m, log_scaled, call.gated(), paired);
     w.own = sums(), w.own_queries = sums(), w.after = sums(), w.later = sums();
     w.before = list(call.causal && store_before ? most_segments(shape.keys) : 0);
-    w.seen = list(call.causal ? ceil_div((std::min)(segment_of(shape.keys), shape.keys), kernel_chunk) : 0);
+    w.seen = list(call.causal ? ceil_div((std::min)(segment_tokens(shape.keys), shape.keys), kernel_chunk) : 0);
     w.dk = memory.allocate<T>(keep_dk() ? shape.keys * shape.dim : 0);
     w.dv = memory.allocate<T>(keep_dv() ? shape.keys * shape.dim_v : 0);
     w.gates = memory.allocate<T>(in.of_gates() ? shape.keys : 0);
@@ -68,7 +69,7 @@ struct head_backward {
   /// into = factor a + b, of which a may be empty.
   static void join(const sums_type& a, T factor, const sums_type& b, sums_type& into, T* scratch) {
     if (a.empty)
-      kernel_call<T>::copy(b, into);
+      copy_sums(b, into);
     else
       combine(a, factor, b, into, scratch);
   }
@@ -96,14 +97,14 @@ struct head_backward {
   /// Bidirectional, one head by one worker.
   void run_both(idx_t b, idx_t h, worker_scratch& w, const item_head_target& to) const {
     const auto& s = w.x.forward;
-    const idx_t keys_here = call.lengths.keys(b), rows = call.lengths.queries(b), step = segment_of(rows);
+    const idx_t keys_here = call.lengths.keys(b), rows = call.lengths.queries(b), step = segment_tokens(rows);
     sums_type& sums = w.later;
     sums.empty = w.after.empty = true;
     for (idx_t n = 0; n < call.segments(b); ++n)
-      call.add_segment(sums, call.sum_up_segment(b, h, n, s, w.own), w.own, s);
+      kernel.add_segment(sums, kernel.sum_up_segment(b, h, n, s, w.own), w.own, s);
     for (idx_t begin = 0; begin < rows; begin += step) {
       attend_rows(b, h, begin, (std::min)(begin + step, rows), sums, w.own, w.x, to.features);
-      if (!w.own.empty) call.add_segment(w.after, T(1), w.own, s);
+      if (!w.own.empty) kernel.add_segment(w.after, T(1), w.own, s);
     }
     if (key_rows()) transpose_sums(w.after, w.later_t);
     for (idx_t begin = 0; begin < keys_here && in.reverse(); begin += kernel_chunk)
@@ -115,7 +116,7 @@ struct head_backward {
     const auto& s = w.x.forward;
     w.before[0].empty = w.after.empty = true;
     for (idx_t n = 0; n + 1 < call.segments(b); ++n)
-      join(w.before[n], call.sum_up_segment(b, h, n, s, w.own), w.own, w.before[n + 1], s.factors);
+      join(w.before[n], kernel.sum_up_segment(b, h, n, s, w.own), w.own, w.before[n + 1], s.factors);
     attend_segments(b, h, 0, call.segments(b), w.before, w, to);
   }
   /// Segments [begin, end), the last one first; `before` has the sums of the keys before each segment, w.after becomes
@@ -131,7 +132,7 @@ struct head_backward {
     if (own.empty)
       scale(sums, decay);
     else
-      call.add_segment(sums, decay, own, s);
+      kernel.add_segment(sums, decay, own, s);
   }
 
   /// Segment n, with the keys before it in `before`; its queries are summed up in w.own_queries. `sums_only`: nothing
@@ -171,10 +172,10 @@ struct head_backward {
     T decay = T(1);
     own.clear();
     for (idx_t c = n * call.segment(b); c < end; c += kernel_chunk, ++kept) {
-      call.copy(own, kept->sums);
+      copy_sums(own, kept->sums);
       kept->decay = decay;
       if (!last || c + kernel_chunk < end)
-        decay = call.add_keys_to(own, decay, b, h, c, (std::min)(c + kernel_chunk, end), s);
+        decay = kernel.add_keys_to(own, decay, b, h, c, (std::min)(c + kernel_chunk, end), s);
     }
     return decay;
   }
@@ -190,7 +191,7 @@ struct head_backward {
       kept_chunk& x = kept[c];
       const sums_type& seen = !summed ? w.seen[c] : c > 0 ? w.seen[0] : before;
       if (summed && c > 0) join(before, x.decay, x.sums, w.seen[0], w.x.forward.factors);
-      call.copy(w.own_queries, x.sums);
+      copy_sums(w.own_queries, x.sums);
       x.decay = decay;
       w.x.k_d = x.k_d, w.x.dv = x.dv;
       decay *= attend_queries(b, h, begin + c * kernel_chunk, (std::min)(begin + (c + 1) * kernel_chunk, end), seen, w,
@@ -218,10 +219,10 @@ struct head_backward {
     w.own.clear();
     for (idx_t c = begin, n = 0; c < end; c += kernel_chunk, ++n) {
       if (c == begin)
-        kernel_call<T>::copy(before, w.seen[n]);
+        copy_sums(before, w.seen[n]);
       else if (c + kernel_chunk > offset || in.of_gates())  // it has queries
         join(before, decay, w.own, w.seen[n], s.factors);
-      if (c + kernel_chunk < end) decay = call.add_keys_to(w.own, decay, b, h, c, c + kernel_chunk, s);
+      if (c + kernel_chunk < end) decay = kernel.add_keys_to(w.own, decay, b, h, c, c + kernel_chunk, s);
     }
   }
 
@@ -234,10 +235,10 @@ struct head_backward {
     if (own.empty && w.after.empty) return nullptr;
     if (own.empty) {
       if (decay == T(1)) return &w.after;
-      kernel_call<T>::copy(w.after, w.later);  // no queries in the chunks between
+      copy_sums(w.after, w.later);  // no queries in the chunks between
       scale(w.later, decay);
     } else if (w.after.empty) {
-      kernel_call<T>::copy(own, w.later);  // to which the queries of the chunk are added
+      copy_sums(own, w.later);  // to which the queries of the chunk are added
     } else {
       combine(w.after, decay, own, w.later, w.x.forward.factors);
     }

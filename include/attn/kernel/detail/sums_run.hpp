@@ -6,31 +6,30 @@
 #pragma once
 
 #include <attn/kernel/detail/shared_heads.hpp>
+#include <attn/kernel/detail/sums_kernel.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 template <class T>
 struct sums_driver {
-  using segment_sums = typename kernel_call<T>::segment_sums;
+  using segment_sums = typename sums_kernel<T>::segment_sums;
 
   const kernel_call<T>& call;
+  const sums_kernel<T> kernel{call};
 
   /// Causal segments [begin, end) of a head, one after another; `before` becomes the sums after them.
   void attend_segments(idx_t b, idx_t h, idx_t begin, idx_t end, const kernel_scratch<T>& s, kernel_sums<T>& before,
                        segment_sums& x) const {
     for (idx_t n = begin; n < end; ++n) {
       const bool last = n == call.segments(b) - 1 && !call.state;
-      const T decay = attend_segment(b, h, n, last, s, before, x);
+      const T decay = kernel.attend_segment(b, h, n * call.segment(b), call.end_of_segment(b, n), last, s, before,
+                                            x.own, x.total);
       if (!last) add(b, h, before, decay, x.own, s);
     }
   }
-  T attend_segment(idx_t b, idx_t h, idx_t n, bool last, const kernel_scratch<T>& s, const kernel_sums<T>& before,
-                   segment_sums& x) const {
-    return call.attend_segment(b, h, n * call.segment(b), call.end_of_segment(b, n), last, s, before, x.own, x.total);
-  }
   /// Adds the next segment to the sums, which may be those of a state.
   void add(idx_t b, idx_t h, kernel_sums<T>& sums, T decay, kernel_sums<T>& own, const kernel_scratch<T>& s) const {
-    if (!call.state) return call.add_segment(sums, decay, own, s);
+    if (!call.state) return kernel.add_segment(sums, decay, own, s);
     combine(sums, decay, own, sums, s.factors);
     call.decay_at(call.state.at(b), h) *= decay;
   }
@@ -45,11 +44,11 @@ struct sums_driver {
     x.sums->clear();
     *x.decay = T(1);
     for (idx_t to = from + tokens; to < end; from = to, to += tokens, ++part) {
-      *x.decay = call.add_keys_to(*x.sums, *x.decay, b, h, from, to, s);
-      call.copy(*x.sums, x.part_sums[part - 1]);
+      *x.decay = kernel.add_keys_to(*x.sums, *x.decay, b, h, from, to, s);
+      copy_sums(*x.sums, x.part_sums[part - 1]);
       x.part_decays[part - 1] = *x.decay;
     }
-    if (added) *x.decay = call.add_keys_to(*x.sums, *x.decay, b, h, from, end, s);
+    if (added) *x.decay = kernel.add_keys_to(*x.sums, *x.decay, b, h, from, end, s);
   }
   /// Attends to one of `parts` parts of a causal segment, from the sums of those before.
   void attend_part(idx_t b, idx_t h, idx_t n, idx_t part, idx_t parts, const kernel_scratch<T>& s,
@@ -58,9 +57,9 @@ struct sums_driver {
     const idx_t from = begin + part * tokens, to = (std::min)(from + tokens, end);
     if (from >= end) return;
     if (part == 0)
-      call.attend_segment(b, h, begin, to, true, s, *x.before, one.own, one.total);
+      kernel.attend_segment(b, h, begin, to, true, s, *x.before, one.own, one.total);
     else
-      call.attend_segment(b, h, from, to, true, s, *x.before, x.part_sums[part - 1], one.total,
+      kernel.attend_segment(b, h, from, to, true, s, *x.before, x.part_sums[part - 1], one.total,
                           x.part_decays[part - 1], true);
   }
 
@@ -73,20 +72,20 @@ struct sums_driver {
       attend_segments(b, h, 0, call.segments(b), s, sums, x);
     } else {
       for (idx_t n = 0; n < call.segments(b); ++n)
-        add(b, h, sums, call.sum_up_segment(b, h, n, s, x.own), x.own, s);
-      for (idx_t block = 0; block < call.blocks(b) && !sums.empty; ++block) call.attend_queries(b, h, block, s, sums);
+        add(b, h, sums, kernel.sum_up_segment(b, h, n, s, x.own), x.own, s);
+      for (idx_t block = 0; block < call.blocks(b) && !sums.empty; ++block) kernel.attend_queries(b, h, block, s, sums);
     }
     if (!call.state) call.pad(b, h);
   }
 
-  /// All heads, of which `x` has those that are shared; `own` is of the workers.
-  void run_heads(execution& exec, const head_split& split, const shared_sums<T>& x, segment_sums* own) const {
+  /// All heads, of which `x` has those that are shared, after run_whole(n, worker) for the others; `own` is of the
+  /// workers.
+  template <class RunWhole>
+  void run_heads(execution& exec, const head_split& split, const shared_sums<T>& x, segment_sums* own,
+                 const RunWhole& run_whole) const {
     const auto b = [&](idx_t n) { return (split.whole + n) / call.heads; };
     const auto h = [&](idx_t n) { return (split.whole + n) % call.heads; };
-    const auto run_whole = [&](idx_t n, int worker) {
-      run_head(n / call.heads, n % call.heads, call.scratch(exec, worker), own[worker]);
-    };
-    const idx_t all = x.heads > 0 ? most_segments(call.shape.keys) : 0;
+    const idx_t all = most_segments(call.shape.keys);
     x.clear();
     for (idx_t first = 0, alone = split.whole; first < all || alone > 0; first += x.most, alone = 0) {
       const idx_t threads = exec.active_threads(), count = (std::min)(x.most, all - first);
@@ -102,23 +101,23 @@ struct sums_driver {
       x.run_parts(
           exec, alone, 1 + rest, run_whole,
           [&](idx_t n, idx_t task, int worker) {
-            const auto s = call.scratch(exec, worker);
+            const auto s = kernel.scratch(exec, worker);
             const idx_t at = lead + task - 1;
             if (task > 0 && at < here(n) && (at < added(n) || parts_of(n, at) > 1))
-              sum_up_parts(b(n), h(n), first + at, at < added(n), s, x.segment_of(n, at, count, parts));
+              sum_up_parts(b(n), h(n), first + at, at < added(n), s, x.segment_at(n, at, count, parts));
             if (task > 0 || lead == 0) return;
             segment_sums& one = own[worker];
-            call.copy(*x.of(n), one.before);
+            copy_sums(*x.of(n), one.before);
             attend_segments(b(n), h(n), first, first + (std::min)(lead, here(n)), s, one.before, one);
             std::swap(one.before, x.of(n)[lead]);
           },
-          [&](idx_t n, int worker) { x.add_up(n, lead, added(n), call.scratch(exec, worker)); });
+          [&](idx_t n, int worker) { x.add_up(n, lead, added(n), kernel.scratch(exec, worker)); });
       // Last segments first: they may be whole.
       exec.for_each(call.causal ? x.heads * rest * parts : 0, [&](idx_t task, int worker) {
         const idx_t n = task % x.heads, part = task / x.heads % parts, at = count - 1 - task / x.heads / parts;
         if (at < here(n) && part < parts_of(n, at))
-          attend_part(b(n), h(n), first + at, part, parts_of(n, at), call.scratch(exec, worker),
-                      x.segment_of(n, at, count, parts), own[worker]);
+          attend_part(b(n), h(n), first + at, part, parts_of(n, at), kernel.scratch(exec, worker),
+                      x.segment_at(n, at, count, parts), own[worker]);
       });
       for (idx_t n = 0; n < x.heads; ++n) x.advance(n, here(n));
     }
@@ -126,7 +125,7 @@ struct sums_driver {
     exec.for_each(x.heads * blocks, [&](idx_t task, int worker) {
       const idx_t n = task / blocks, block = task % blocks;
       if (block < call.blocks(b(n)) && !x.of(n)->empty)
-        call.attend_queries(b(n), h(n), block, call.scratch(exec, worker), *x.of(n));
+        kernel.attend_queries(b(n), h(n), block, kernel.scratch(exec, worker), *x.of(n));
     });
     for (idx_t n = 0; n < x.heads; ++n) call.pad(b(n), h(n));
   }
@@ -146,11 +145,32 @@ struct sums_driver {
     auto* const own = exec.shared_scratch([&](arena& memory) {
       call.map->layout(memory, item_heads);
       shared = shared_sums<T>::layout(memory, call, split.shared, segments_of_wave(split.shared, threads));
-      return memory.allocate_list(threads, [&](arena& one) { return call.layout_sums(one); });
+      return memory.allocate_list(threads, [&](arena& one) { return kernel.layout_sums(one); });
     });
     call.map->prepare(exec);
-    run_heads(exec, split, shared, own);
+    auto run_whole = [&](idx_t n, int worker) {
+      run_head(n / call.heads, n % call.heads, kernel.scratch(exec, worker), own[worker]);
+    };
+    if (split.shared == 0)
+      exec.for_each(item_heads, run_whole);
+    else
+      run_heads(exec, split, shared, own, run_whole);
   }
 };
+
+template <class T>
+void run_performer(const kernel_call<T>& call, execution& exec) {
+  sums_driver<T>{call}.run(exec);
+}
+template <class T>
+void run_rfa(const kernel_call<T>& call, execution& exec) {
+  sums_driver<T>{call}.run(exec);
+}
+/// Needs recurrence_run.hpp.
+template <class T>
+void run_linear(const kernel_call<T>& call, execution& exec) {
+  if (call.driver == kernel_driver::recurrence) return recurrence_driver<rule::add, T>{call}.run(exec);
+  sums_driver<T>{call}.run(exec);
+}
 
 }}}  // namespace attn::ATTN_ISA::detail

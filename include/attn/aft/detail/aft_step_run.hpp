@@ -118,10 +118,8 @@ class aft_items : public item_state<aft_items<S>, key_sums<compute_type<S>>> {
       x.elements->split(from, p * width<T>, t, 1, entry);
     }
   }
-  /// Feeds the tokens of a call and writes its rows; bias(w, p, j) points to what w, that of a head, adds to key j for
-  /// position p. For want of memory the state is reset.
-  template <class Bias>
-  void step(const aft_tensors<T>& x, execution& exec, Bias&& bias) {
+  /// Feeds the tokens of a call and writes its rows. For want of memory the state is reset.
+  void step(const aft_tensors<T>& x, aft_window_layout layout, execution& exec) {
     const auto limit = exec.limit_threads(x.work(4 * static_cast<double>(x.length * (window_ + 10))));
     const auto feed = [&] {
       exec.for_each(x.batch * x.heads, [&](idx_t task, int worker) {
@@ -138,7 +136,9 @@ class aft_items : public item_state<aft_items<S>, key_sums<compute_type<S>>> {
           for (idx_t from = std::max<idx_t>(0, position - window_ + 1), count; from <= position; from += count) {
             const idx_t entry = from % window_;  // the ring's end cuts the window
             count = (std::min)({position + 1 - from, window_ - entry, key_chunk});
-            add_to_row(x, bias(head.w, position, from), head.w.col_stride, count, biases, row,
+            const idx_t column = layout == aft_window_layout::square ? from : from - position + window_ - 1;
+            const void* const w = x.elements->at(head.w, layout == aft_window_layout::kernel ? 0 : position, column);
+            add_to_row(x, w, head.w.col_stride, count, biases, row,
                        [&](idx_t p) { return sums(task, p) + 1 + entry; });
           }
           write_row(x, head, t, row);
@@ -158,6 +158,57 @@ class aft_items : public item_state<aft_items<S>, key_sums<compute_type<S>>> {
   state_extents extents_;
   idx_t window_;
 };
+
+/// The rows of a chunk; k and v of x are those of the cache, which has tokens[b] of item b, the chunk included.
+template <class T>
+void full_step_rows(const aft_tensors<T>& x, std::span<const idx_t> tokens, execution& exec) {
+  const auto limit = exec.limit_threads(x.work(16 * static_cast<double>(x.length * x.k.extents[2])));
+  exec.for_each(x.batch * x.heads * x.length, [&](idx_t task, int worker) {
+    const aft_head head = x.head(task / x.length);
+    const idx_t t = task % x.length, b = task / (x.length * x.heads);
+    const idx_t row = tokens[static_cast<std::size_t>(b)] - head.length + t;
+    if (t >= head.length) return x.clear_padding(head, t, t + 1);
+    constexpr idx_t keys_together = 64 * key_chunk;
+    key_sums<T>*sums = nullptr, *keys = nullptr;
+    const auto biases = exec.scratch(worker, [&](arena& memory) {
+      sums = memory.allocate<key_sums<T>>(2 * x.parts());
+      keys = memory.allocate<key_sums<T>>(key_chunk);
+      return split_biases<T>::layout(memory, 1);
+    });
+    std::fill_n(sums, 2 * x.parts(), key_sums<T>{});
+    key_sums<T>* const all = sums + x.parts();  // of keys before the last keys_together
+    for (idx_t j = 0, count; j <= row; j += count) {
+      count = (std::min)(key_chunk, row + 1 - j);
+      if (j % keys_together == 0)
+        for (idx_t p = 0; p < x.parts(); ++p) all[p].merge(std::exchange(sums[p], {}));
+      add_to_row(x, x.elements->at(head.w, row, j), head.w.col_stride, count, biases, sums, [&](idx_t p) {
+        x.elements->split(head, p * width<T>, j, count, keys);
+        return keys;
+      });
+    }
+    for (idx_t p = 0; p < x.parts(); ++p) all[p].merge(sums[p]);
+    write_row(x, head, t, all);
+  });
+}
+
+template <class S, class Cache>
+void run_aft_full_step(aft_tensors<compute_type<S>>& call, Cache& cache, const tensor_view<const S>& k,
+                       const tensor_view<const S>& v, execution& exec) {
+  append_and(step_access::of(cache), k, v, call.lengths, [&] {
+    call.k = cache.keys(), call.v = cache.values();
+    full_step_rows(call, cache.lengths(), exec);
+  });
+}
+
+template <class S>
+void run_aft_local_step(const aft_tensors<compute_type<S>>& call, aft_window_layout layout, aft_items<S>& state,
+                        execution& exec) {
+  state.step(call, layout, exec);
+}
+template <class S>
+void run_aft_conv_step(const aft_tensors<compute_type<S>>& call, aft_items<S>& state, execution& exec) {
+  state.step(call, aft_window_layout::kernel, exec);
+}
 
 /// The states: sums over a stream, which are only ever added to; of aft_local and aft_conv over the tokens before the
 /// last `window`, which lie in a ring, position t in entry t % window. OneKey: k may have one channel for all of one

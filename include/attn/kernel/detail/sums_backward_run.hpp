@@ -11,7 +11,7 @@
 // All tasks together take 1.2 times as long as one thread with 64 features, 1.1 times with 256.
 #pragma once
 
-#include <attn/kernel/detail/head_backward.hpp>
+#include <attn/kernel/detail/sums_head_backward.hpp>
 #include <attn/kernel/detail/shared_heads.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
@@ -29,8 +29,8 @@ inline constexpr idx_t part_chunks = 4;
 }
 
 template <class T>
-struct backward_driver : head_backward<T> {
-  using base = head_backward<T>;
+struct sums_backward_driver : sums_head_backward<T> {
+  using base = sums_head_backward<T>;
   using base::attend_keys, base::attend_keys_of, base::attend_queries_of, base::attend_rows, base::call, base::in,
       base::keep_dk, base::keep_dv, base::key_rows, base::run_both, base::run_causal, base::shape, base::store_before,
       base::sum_up_chunks, base::sums_per_key_head;
@@ -46,7 +46,7 @@ struct backward_driver : head_backward<T> {
     return exec.scratch(worker, [&](arena& memory) { return this->layout(memory); });
   }
 
-  idx_t chunks_of_segment() const { return segment_of(shape.keys) / kernel_chunk; }
+  idx_t chunks_of_segment() const { return segment_tokens(shape.keys) / kernel_chunk; }
   void layout_shared(arena& memory, idx_t heads, idx_t threads) {
     const idx_t all = most_segments(shape.keys), wave = segments_of_wave(heads, threads);
     shared_keys = shared_sums<T>::layout(memory, call, heads, call.causal ? all : wave);
@@ -64,21 +64,21 @@ struct backward_driver : head_backward<T> {
   void share_both(execution& exec, idx_t whole, const RunWhole& run_whole) const {
     const idx_t heads = shared_keys.heads, chunks = ceil_div(shape.keys, kernel_chunk);
     const auto b = [&](idx_t n) { return batch_of(whole + n); };
-    const auto h = [&](idx_t n) { return head_of(whole + n); };
+    const auto h = [&](idx_t n) { return head_in_item(whole + n); };
     const auto forward = [&](int worker) { return scratch(exec, worker).x.forward; };
     const auto rows = [&](idx_t n) { return sees_nothing(whole + n) ? 0 : call.lengths.queries(b(n)); };
     shared_keys.sum_up(
         exec, whole, heads > 0 ? most_segments(shape.keys) : 0, run_whole,
         [&](idx_t n) { return sees_nothing(whole + n) ? 0 : call.segments(b(n)); },
         [&](idx_t n, idx_t segment, sums_type& sums, int worker) {
-          return call.sum_up_segment(b(n), h(n), segment, forward(worker), sums);
+          return in.kernel.sum_up_segment(b(n), h(n), segment, forward(worker), sums);
         },
         forward);
     shared_queries.sum_up(
         exec, 0, heads > 0 ? most_segments(shape.queries) : 0, run_whole,
-        [&](idx_t n) { return ceil_div(rows(n), segment_of(rows(n))); },
+        [&](idx_t n) { return ceil_div(rows(n), segment_tokens(rows(n))); },
         [&](idx_t n, idx_t segment, sums_type& sums, int worker) {
-          const idx_t step = segment_of(rows(n)), begin = segment * step, end = (std::min)(begin + step, rows(n));
+          const idx_t step = segment_tokens(rows(n)), begin = segment * step, end = (std::min)(begin + step, rows(n));
           attend_rows(b(n), h(n), begin, end, *shared_keys.of(n), sums, scratch(exec, worker).x, nullptr);
           return T(1);
         },
@@ -102,7 +102,7 @@ struct backward_driver : head_backward<T> {
     const shared_sums<T>&before = shared_keys, &after = shared_queries;
     const idx_t heads = before.heads, all = before.most, chunks = chunks_of_segment();
     const auto b = [&](idx_t n) { return batch_of(whole + n); };
-    const auto h = [&](idx_t n) { return head_of(whole + n); };
+    const auto h = [&](idx_t n) { return head_in_item(whole + n); };
     const auto forward = [&](int worker) { return scratch(exec, worker).x.forward; };
     const auto segments = [&](idx_t n) { return sees_nothing(whole + n) ? 0 : call.segments(b(n)); };
     const auto kept = [&](idx_t n, idx_t at) { return kept_chunks + (n * after.most + at) * chunks; };
@@ -115,7 +115,7 @@ struct backward_driver : head_backward<T> {
           T& decay = before.decays_of(n)[segment];
           decay = at < after.most
                       ? sum_up_chunks(b(n), h(n), segment, at == 0, sums, forward(worker), kept(n, at))
-                      : call.sum_up_segment(b(n), h(n), segment, forward(worker), sums);
+                      : in.kernel.sum_up_segment(b(n), h(n), segment, forward(worker), sums);
         },
         [&](idx_t n, int worker) { before.add_up(n, 0, segments(n) - 1, forward(worker)); });
     for (idx_t first = 0; heads > 0 && first < all; first += after.most) {
@@ -198,12 +198,12 @@ struct backward_driver : head_backward<T> {
 
   // A key head is a task; where it is shared, it has one head of sums.
   idx_t batch_of(idx_t n) const { return n / shape.kv_heads; }
-  idx_t head_of(idx_t n) const { return n % shape.kv_heads; }
+  idx_t head_in_item(idx_t n) const { return n % shape.kv_heads; }
   bool sees_nothing(idx_t n) const {
     return call.lengths.keys(batch_of(n)) == 0 || call.lengths.queries(batch_of(n)) == 0;
   }
   item_head_target target(idx_t n) const {
-    return {in.dk.head(batch_of(n), head_of(n)), in.dv.head(batch_of(n), head_of(n)), nullptr};
+    return {in.dk.head(batch_of(n), head_in_item(n)), in.dv.head(batch_of(n), head_in_item(n)), nullptr};
   }
   head_split split_of(idx_t heads, idx_t threads) const {
     const head_split none{heads, 0}, split = head_split::of(heads, threads);
@@ -213,7 +213,7 @@ struct backward_driver : head_backward<T> {
   }
 
   /// Afterwards feature_sums has the sums of the gradients of the features of every head of sums.
-  void run(execution& exec, idx_t feature_rows) {
+  void run(execution& exec) {
     auto work = call.work();
     work.operations *= 3, work.bytes *= 3;
     const auto limit = exec.limit_threads(work);
@@ -225,17 +225,19 @@ struct backward_driver : head_backward<T> {
       call.map->layout(memory, item_heads);
       in.map->layout(memory, item_heads);
       layout_shared(memory, split.shared, threads);
-      layout_features(memory, feature_rows);
+      layout_features(memory, call.projection.extents[2]);
       return 0;
     });
     call.map->prepare(exec);
     in.map->prepare(exec);
     clear_features();
     shared_keys.clear(), shared_queries.clear();
-    const auto pad_head = [&](idx_t n) { pad(batch_of(n), head_of(n), sees_nothing(n), call.unseeing(batch_of(n))); };
+    const auto pad_head = [&](idx_t n) {
+      pad(batch_of(n), head_in_item(n), sees_nothing(n), call.unseeing(batch_of(n)));
+    };
     const auto run_whole = [&](idx_t n, int worker) {
       auto w = scratch(exec, worker);
-      run_head(batch_of(n), head_of(n), sees_nothing(n), w, [&](idx_t h, const item_head_target& to) {
+      run_head(batch_of(n), head_in_item(n), sees_nothing(n), w, [&](idx_t h, const item_head_target& to) {
         call.causal ? run_causal(batch_of(n), h, w, to) : run_both(batch_of(n), h, w, to);
       });
       pad_head(n);
@@ -244,5 +246,41 @@ struct backward_driver : head_backward<T> {
     for (idx_t n = split.whole; n < heads; ++n) pad_head(n);
   }
 };
+
+/// The gradient of the features, where wanted: the sum over all heads of sums that share a matrix, in order.
+template <class T>
+void store_feature_gradients(const kernel_backward_call<T>& in, const kernel_sums<T>* sums, execution& exec) {
+  const stored_gradient<T>& to = in.d_features;
+  if (!to) return;
+  const idx_t each = in.forward.heads / to.extents[1];
+  T* const row = exec.scratch(0, [&](arena& memory) { return memory.allocate<T>(to.extents[3]); });
+  for (idx_t h = 0; h < to.extents[1]; ++h)
+    for (idx_t r = 0; r < to.extents[2]; ++r) {
+      std::fill_n(row, to.extents[3], T(0));
+      for (idx_t b = 0; b < in.forward.shape.batch; ++b)
+        for (idx_t n = 0; n < each; ++n)
+          for (idx_t d = 0; d < to.extents[3]; ++d) row[d] += sums[b * in.forward.heads + h * each + n].value(r, d);
+      to.head(0, h).store_rows(row, 0, r, 1);
+    }
+}
+
+template <class T>
+void run_performer_backward(const kernel_backward_call<T>& call, execution& exec) {
+  if (!call.any()) return;
+  const sums_kernel_backward<T> kernel{call};
+  sums_backward_driver<T> driver{{kernel}};
+  driver.run(exec);
+  store_feature_gradients(call, driver.feature_sums, exec);
+}
+template <class T>
+void run_rfa_backward(const kernel_backward_call<T>& call, execution& exec) {
+  run_performer_backward(call, exec);
+}
+/// Needs recurrence_backward_run.hpp.
+template <class T>
+void run_linear_backward(const kernel_backward_call<T>& call, execution& exec) {
+  if (call.forward.driver == kernel_driver::sums) return run_performer_backward(call, exec);
+  if (call.any()) recurrence_backward_driver<rule::add, T>{call}.run(exec);
+}
 
 }}}  // namespace attn::ATTN_ISA::detail

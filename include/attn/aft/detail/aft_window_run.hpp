@@ -14,13 +14,6 @@
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
-/// How the biases of a window lie in memory.
-enum class aft_window_layout {
-  square,  // row t, column t'
-  band,    // row t, column t' - t + side
-  kernel   // row: lines from t to t', column: columns from t to t', counted from the farthest
-};
-
 /// Tokens in `lines` lines of `columns`, row by row; a window reaches `up` lines and `side` columns to each side. In
 /// the backward pass blocks are of keys, and the biases of a block are towards rows.
 struct aft_window_grid {
@@ -54,6 +47,38 @@ struct aft_window_grid {
     return std::clamp(sees_after() ? (i + 1) * block_rows + side : i * block_rows, idx_t(0), all);
   }
 };
+
+template <class T>
+aft_window_grid check_aft_full(const validator& check, const aft_tensors<T>& x) {
+  check_biases(check, x);
+  check.extents({{"w rows = length", x.length, x.w.extents[2]}, {"w columns = length", x.length, x.w.extents[3]}});
+  return {.columns = x.length, .side = x.length, .causal = x.causal, .whole = true};
+}
+template <class T>
+aft_window_grid check_aft_local(const validator& check, const aft_tensors<T>& x, idx_t window, bool band) {
+  check.at_least("window", 1, window);
+  check.fits("window", {2, window});
+  check_biases(check, x);
+  check.equal("w rows = length", x.length, x.w.extents[2]);
+  check.equal(band ? "w columns = 2 * window - 1 =" : "w columns = length", band ? 2 * window - 1 : x.length,
+              x.w.extents[3]);
+  return {.layout = band ? aft_window_layout::band : aft_window_layout::square, .columns = x.length,
+          .side = window - 1, .causal = x.causal};
+}
+template <class T, class Tokens>
+aft_window_grid check_aft_conv_grid(const validator& check, aft_tensors<T>& x, const Tokens& tokens) {
+  check_kernels(check, x, tokens.has_value());
+  aft_window_grid grid{
+      .layout = aft_window_layout::kernel, .columns = x.length, .side = x.w.extents[3] / 2, .causal = x.causal};
+  if (tokens) {
+    if (x.causal) check.fail("an image without causal", "causal = true");
+    check.at_least("grid rows", 0, tokens->rows);
+    check.at_least("grid columns", 0, tokens->columns);
+    check.equal("grid rows * columns = length", x.length, check.fits("grid", {tokens->rows, tokens->columns}));
+    grid.lines = tokens->rows, grid.columns = tokens->columns, grid.up = x.w.extents[2] / 2;
+  }
+  return grid;
+}
 
 /// What the rows of block i of line r see.
 template <class T>
@@ -171,9 +196,8 @@ struct aft_window_sums {
   }
 };
 
-/// One call, after its checks.
 template <class T>
-struct aft_window_call {
+struct aft_window_driver {
   const aft_tensors<T>& x;
   aft_window_grid grid;
   head_bundles<T> bundles{};
@@ -283,5 +307,18 @@ struct aft_window_call {
     });
   }
 };
+
+template <class T>
+void run_aft_full(const aft_tensors<T>& call, const aft_window_grid& grid, execution& exec) {
+  aft_window_driver<T>{call, grid}.run(exec);
+}
+template <class T>
+void run_aft_local(const aft_tensors<T>& call, const aft_window_grid& grid, execution& exec) {
+  aft_window_driver<T>{call, grid}.run(exec);
+}
+template <class T>
+void run_aft_conv(const aft_tensors<T>& call, const aft_window_grid& grid, execution& exec) {
+  aft_window_driver<T>{call, grid}.run(exec);
+}
 
 }}}  // namespace attn::ATTN_ISA::detail

@@ -2,22 +2,23 @@
 // them.
 #pragma once
 
-#include <attn/kernel/detail/backward_call.hpp>
-#include <attn/kernel/detail/backward_scratch.hpp>
-#include <attn/kernel/detail/kernel_call.hpp>
+#include <attn/kernel/detail/kernel_backward_call.hpp>
+#include <attn/kernel/detail/chunk_backward.hpp>
 #include <attn/kernel/detail/features_backward.hpp>
-#include <attn/kernel/detail/log_scales_backward.hpp>
+#include <attn/kernel/detail/sums_kernel.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// One backward call by sums of features.
 template <class T>
-struct kernel_backward : kernel_backward_call<T> {
+struct sums_kernel_backward : kernel_backward_call<T> {
   using base = kernel_backward_call<T>;
-  using base::accumulate, base::call, base::d_features, base::d_gate, base::d_out, base::dk, base::dq, base::dv,
-      base::map;
+  using base::accumulate, base::d_features, base::d_gate, base::d_out, base::dk, base::dq, base::dv, base::map;
   using scratch_type = kernel_backward_scratch<T>;
   using sums_type = kernel_sums<T>;
+
+  const kernel_call<T>& call = this->forward;
+  const sums_kernel<T> kernel{call};
 
   // Which intermediate results the wanted gradients need.
   bool of_queries() const { return dq || d_features; }
@@ -343,11 +344,11 @@ struct kernel_backward : kernel_backward_call<T> {
                                     const scratch_type& x) const {
     const auto& s = x.forward;
     const auto values = call.v.head(b, call.kv_head(h));
-    call.load_features(b, h, begin, count, s, exponential() ? s.k_raw : s.k_own);
+    kernel.load_features(b, h, begin, count, s, exponential() ? s.k_raw : s.k_own);
     values.access->pack_columns(values.block(begin, count), call.shape.dim_v, x.v_columns);
     call.fill_hidden(b, begin, count, x.v_columns, call.shape.dim_v, T(0));
     if (call.gated()) {
-      call.prepare_gates(b, h, begin, count, s);
+      kernel.prepare_gates(b, h, begin, count, s);
       transpose_factors(s.score_factor, count, x.factors);
     }
     if (exponential() && queries) scale_keys(*exponential(), count, s, x.factors);

@@ -1,12 +1,12 @@
 // attn: the gradients of attention-free mixing with biases.
 //
-// What aft_window.hpp does with keys and rows, with the roles changed: rows beyond the reach of every window of a block
+// What aft_window_run.hpp does with keys and rows, with the roles changed: rows beyond the reach of every window of a block
 // of keys see these keys without a bias, and their sums are computed once, as key_sums of g and h. They overflow no
 // more than those of keys: such a row sees the key, so e^k <= den.
 #pragma once
 
 #include <attn/aft/detail/aft_key_block.hpp>
-#include <attn/aft/detail/aft_window.hpp>
+#include <attn/aft/detail/aft_window_run.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
@@ -38,7 +38,7 @@ struct window_key_bias {
 };
 
 template <class T>
-struct aft_window_backward_call {
+struct aft_window_backward_driver {
   static constexpr idx_t most_segments = 64;  // of the keys: each has a separate sum of the gradient of a kernel
 
   const aft_tensors<T>& x;
@@ -46,7 +46,7 @@ struct aft_window_backward_call {
   aft_window_grid grid;
 
   void run(execution& exec) const {
-    aft_window_call<T> forward{x, grid};
+    aft_window_driver<T> forward{x, grid};
     auto work = forward.work();
     work.operations *= 3;
     const auto limit = exec.limit_threads(work);
@@ -129,5 +129,18 @@ struct aft_window_backward_call {
     keys.finish(grid.whole ? nullptr : outside.data);
   }
 };
+
+template <class T>
+void run_aft_full_backward(const aft_tensors<T>& call, const aft_window_grid& grid, execution& exec) {
+  aft_window_backward_driver<T>{call, *call.gradients, grid}.run(exec);
+}
+template <class T>
+void run_aft_local_backward(const aft_tensors<T>& call, const aft_window_grid& grid, execution& exec) {
+  run_aft_full_backward(call, grid, exec);
+}
+template <class T>
+void run_aft_conv_backward(const aft_tensors<T>& call, const aft_window_grid& grid, execution& exec) {
+  run_aft_full_backward(call, grid, exec);
+}
 
 }}}  // namespace attn::ATTN_ISA::detail

@@ -1,7 +1,8 @@
-// attn: the gradients of softmax attention by the processes of a group, block by block (softmax_group.hpp).
+// attn: the gradients of softmax attention by the processes of a communicator, block by block
+// (distributed_softmax.hpp).
 #pragma once
 
-#include <attn/mpi/detail/softmax_group.hpp>
+#include <attn/mpi/detail/distributed_softmax.hpp>
 #include <attn/softmax/full_softmax_backward.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
@@ -25,11 +26,11 @@ std::uint64_t wants_of(const Options& options, const Gradients& g, const executi
 }
 
 template <class S, class Call>
-class softmax_group_backward {
+class distributed_softmax_backward {
  public:
   using T = compute_type<S>;
 
-  softmax_group_backward(const softmax_group<S>& group, const Call& call)
+  distributed_softmax_backward(const distributed_softmax<S>& group, const Call& call)
       : group_(group), x_(call), g_(call.gradients), lse_(call.options.lse), exec_(call.forward.exec) {}
 
   void run() {
@@ -53,8 +54,7 @@ class softmax_group_backward {
       return memory{
           .keys = layout_key_buffers<S>(m, x_.k.extents(), x_.v.extents(), group_.keys),
           .sums = layout_key_buffers<T>(m, extents_of(x_.k, wants_keys), extents_of(x_.v, wants_values), group_.keys),
-          .dq = m.allocate<T>(dq_size),
-          .slopes = m.allocate<T>(slopes_size)};
+          .dq = m.allocate<T>(dq_size), .slopes = m.allocate<T>(slopes_size)};
     });
     std::fill_n(scratch->dq, dq_size, T(0));
     std::fill_n(scratch->slopes, slopes_size, T(0));
@@ -145,7 +145,7 @@ class softmax_group_backward {
     }
   }
 
-  const softmax_group<S>& group_;
+  const distributed_softmax<S>& group_;
   const Call& x_;
   decltype(Call::gradients) g_;
   tensor_view<T, 3> lse_;

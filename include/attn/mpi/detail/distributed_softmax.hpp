@@ -1,4 +1,4 @@
-// attn: softmax attention by the processes of a group: checked together, attended block by block, merged.
+// attn: softmax attention by the processes of a communicator: checked together, attended block by block, merged.
 #pragma once
 
 #include <attn/mpi/detail/ring.hpp>
@@ -143,13 +143,13 @@ inline constexpr std::uint64_t lacks_lse = 1, wants_keys = 2, wants_values = 4, 
 
 /// The calls of one process. S are the elements of the call; what is summed over processes is of the compute type.
 template <class S>
-class softmax_group {
+class distributed_softmax {
  public:
   using T = compute_type<S>;
 
   /// check() checks what the process itself brings.
   template <class Options, class Check>
-  softmax_group(const char* name, MPI_Comm communicator, const tensor_view<const S>& own_q,
+  distributed_softmax(const char* name, MPI_Comm communicator, const tensor_view<const S>& own_q,
                 const tensor_view<const S>& own_k, const tensor_view<const S>& v, const Options& options,
                 std::uint64_t wants, const Check& check)
       : processes(name, communicator), q(own_q), k(own_k), causal(options.causal), scale(options.scale),
@@ -179,10 +179,8 @@ class softmax_group {
     };
     const auto scratch = exec.workspace([&](arena& m) {
       return memory{.keys = layout_key_buffers<S>(m, k.extents(), v.extents(), keys),
-                    .part = m.allocate<T>(part * dim_v),
-                    .part_lse = m.allocate<T>(part),
-                    .sums = m.allocate<T>(std::same_as<S, T> ? 0 : rows * dim_v),
-                    .lse = m.allocate<T>(lse ? 0 : rows)};
+                    .part = m.allocate<T>(part * dim_v), .part_lse = m.allocate<T>(part),
+                    .sums = m.allocate<T>(std::same_as<S, T> ? 0 : rows * dim_v), .lse = m.allocate<T>(lse ? 0 : rows)};
     });
     row_sums<T> total{.group = group(), .step = step, .part = scratch->part, .part_lse = scratch->part_lse};
     if constexpr (std::same_as<S, T>)
@@ -252,7 +250,7 @@ class softmax_group {
       for_each_call(source, [&](const block_call& call) { body(h, (std::min)(step, k.extent(1) - h), call); });
   }
 
-  const process_group processes;
+  const process_communicator processes;
   const tensor_view<const S> q, k;
   const bool causal;
   const std::optional<T> scale, softcap;

@@ -1,8 +1,9 @@
-// attn: one token for a state, by the rules that read it: each panel of it is read twice while it lies in the
-// first-level cache, so that memory is read and written once.
+// attn: the states of the delta rule and of dplr, and their steps. One token for a state: each panel of it is read
+// twice while it lies in the first-level cache, so that memory is read and written once.
 #pragma once
 
-#include <attn/kernel/detail/correcting_call.hpp>
+#include <attn/kernel/detail/correcting_checks.hpp>
+#include <attn/kernel/detail/recurrence_run.hpp>
 #include <attn/kernel/detail/state_feed.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
@@ -100,20 +101,69 @@ void correcting_steps(const kernel_call<T>& call, const sequence_lengths& first,
   });
 }
 
-/// A step or append of the delta rule or of dplr.
-template <rule R, class S, class Options, class T = compute_type<S>>
-void run_correcting_step(const char* name, kernel_items<T>& state, const kernel_views<S>& x, const Options& options,
-                         execution& exec) {
-  call_views check{name};
-  kernel_call<T> call = check_correcting_forward<R>(check, x, options, exec);
+template <rule R, class T>
+void run_correcting_step(kernel_call<T>& call, kernel_items<T>& state, execution& exec) {
+  feed_state(
+      call, state, recurrence_driver<R, T>{call}.work(), exec,
+      [&](const kernel_call<T>& some) { recurrence_driver<R, T>{some}.run(exec); },
+      [&](const sequence_lengths& first) { correcting_steps<R>(call, first, exec); });
+}
+template <class T>
+void run_delta_rule_step(kernel_call<T>& call, kernel_items<T>& state, execution& exec) {
+  run_correcting_step<rule::correct>(call, state, exec);
+}
+template <class T>
+void run_dplr_step(kernel_call<T>& call, kernel_items<T>& state, execution& exec) {
+  run_correcting_step<rule::low_rank>(call, state, exec);
+}
+
+}  // namespace detail
+
+/// Extents of a delta_rule_state or dplr_state.
+struct delta_rule_state_extents {
+  idx_t batch = 1;
+  /// Value heads; of the delta rule, the number of key heads divides it.
+  idx_t heads = 1;
+  /// Dims of keys and of values.
+  idx_t dim = 0, value_dim = 0;
+  /// Tokens that rollback can undo.
+  idx_t keep = 0;
+};
+
+namespace detail {
+
+/// What delta_rule_state and dplr_state have in common, for elements of type S.
+template <rule R, class S>
+class correcting_state : public state_sequences<compute_type<S>> {
+  using T = compute_type<S>;
+
+ public:
+  idx_t dim() const { return this->features(); }
+  /// Element (d, e) of the state of one head.
+  T value(idx_t b, idx_t h, idx_t d, idx_t e) const { return this->sums(b, h).value(d, e); }
+
+ protected:
+  correcting_state(const char* name, const delta_rule_state_extents& e)
+      : state_sequences<T>(name, {.kind = R == rule::correct ? 4 : 5, .parts = sum_parts::values},
+                           {e.batch, e.heads, e.dim, e.value_dim, e.keep}, 1) {}
+};
+
+/// A step or append of delta_rule or dplr.
+template <rule R, class S, class Options>
+void step_correcting(const char* name, kernel_items<compute_type<S>>& state, const kernel_views<S>& x,
+                     const Options& options, execution& exec) {
+  call_views check(name);
+  auto call = check_correcting<R>(check, x, options, exec);
   check.extents({{"batch = batch of the state", state.batch(), call.shape.batch},
                  {"value heads = heads of the state", state.heads(), call.heads},
                  {"key dim = dim of the state", state.features(), call.shape.dim},
                  {"value dim = value dim of the state", state.value_dim(), call.shape.dim_v}});
-  feed_state(
-      check, call, state, recurrence_driver<R, T>{call}.work(), exec,
-      [&](const kernel_call<T>& some) { recurrence_driver<R, T>{some}.run(exec); },
-      [&](const sequence_lengths& first) { correcting_steps<R>(call, first, exec); });
+  check.update("the state", state.memory());
+  if constexpr (R == rule::correct)
+    run_delta_rule_step(call, state, exec);
+  else
+    run_dplr_step(call, state, exec);
 }
 
-}}}  // namespace attn::ATTN_ISA::detail
+}  // namespace detail
+}}  // namespace attn::ATTN_ISA

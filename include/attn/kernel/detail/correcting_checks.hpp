@@ -1,9 +1,8 @@
-// attn: a call of the delta rule or of dplr, forward or backward, and its checks. Its shape has the value heads for
-// query heads; q has as many heads as k.
+// attn: the checks of a call of the delta rule or of dplr, forward, backward or a step. Its shape has the value heads
+// for query heads; q has as many heads as k.
 #pragma once
 
 #include <attn/kernel/detail/kernel_checks.hpp>
-#include <attn/kernel/detail/recurrence_driver.hpp>
 
 #include <optional>
 
@@ -26,8 +25,7 @@ namespace attn { inline namespace ATTN_ISA { namespace detail {
                                                        bool gradient) {
   check.extents({{"query batch = key batch", s.batch, q.extents[0]},
                  {"query heads = key heads", s.kv_heads, q.extents[1]},
-                 {"query length = key length", s.keys, q.extents[2]},
-                 {"query dim = key dim", s.dim, q.extents[3]},
+                 {"query length = key length", s.keys, q.extents[2]}, {"query dim = key dim", s.dim, q.extents[3]},
                  {gradient ? "d_out batch = key batch" : "out batch = key batch", s.batch, out.extents[0]},
                  {gradient ? "d_out heads = value heads" : "out heads = value heads", s.heads, out.extents[1]},
                  {gradient ? "d_out length = key length" : "out length = key length", s.keys, out.extents[2]},
@@ -89,62 +87,50 @@ T check_correcting_number(const validator& check, const char* name, const std::o
   return *given;
 }
 
-/// The checks of a call whose views are named: forward, a step, which has no states among its options, or backward,
-/// where `g` has the gradients.
-template <rule R, class S, class Options, class Gradients = Options, class T = compute_type<S>>
-kernel_call<T> check_correcting_call(call_views& check, const kernel_views<S>& x, const Options& options,
-                                     execution& exec, const Gradients* g = nullptr) {
-  const attention_shape s = check_correcting_extents(check, x.k, x.v);
+/// The checks of a call whose views are named: forward, a step, or backward, where d_out stands for out.
+template <rule R, class S, class Options, class T>
+void check_correcting_call(call_views& check, kernel_call<T>& call, const kernel_views<S>& x, const Options& options,
+                           execution& exec, bool backward) {
+  const attention_shape s = call.shape = check_correcting_extents(check, x.k, x.v);
   if constexpr (R == rule::low_rank) {
     check.extents({{"key heads = value heads", s.heads, s.kv_heads}});
     check_correcting_rows(check, "a", s, x.a);
     check_correcting_rows(check, "b", s, x.b);
+    call.recurrence.a = x.a, call.recurrence.b = x.b;
   }
   if (x.queries)
-    check_correcting_queries(check, s, x.q, g ? memory_layout(x.d_out) : memory_layout(x.out), g != nullptr);
+    check_correcting_queries(check, s, x.q, backward ? memory_layout(x.d_out) : memory_layout(x.out), backward);
   check_length_list(check, "lengths", options.lengths, s.batch, s.keys);
-  kernel_call<T> call{.q = x.q, .k = x.k, .v = x.v, .out = x.out, .shape = s,
-                      .lengths = {s.keys, s.keys, options.lengths, options.lengths}, .heads = s.heads,
-                      .query_heads = s.heads, .causal = true, .normalise = false, .driver = kernel_driver::recurrence};
+  call.lengths = {s.keys, s.keys, options.lengths, options.lengths};
+  call.heads = call.query_heads = s.heads;
+  call.causal = true, call.normalise = false, call.driver = kernel_driver::recurrence;
   if (!x.queries) call.shape.heads = 0;
-  recurrence_parameters<T>& given = call.recurrence;
-  given.log_decay = options.log_decay;
-  if constexpr (R == rule::correct)
-    given.beta = options.beta;
-  else
-    given.a = x.a, given.b = x.b;
   check_correcting_parameters(check, call, s, exec);
   check_key_mask(check, call, options.key_mask);
-  if constexpr (requires { options.initial_state; }) {
-    check_correcting_state(check, "initial_state", s, options.initial_state);
-    given.initial_state = options.initial_state;
-    if constexpr (requires { g->d_final_state; }) {
-      check_correcting_state(check, "d_final_state", s, g->d_final_state);
-    } else {
-      check_correcting_state(check, "final_state", s, options.final_state);
-      given.final_state = options.final_state;
-    }
-  }
+  recurrence_parameters<T>& given = call.recurrence;
+  check_correcting_state(check, "initial_state", s, given.initial_state);
+  check_correcting_state(check, "final_state", s, given.final_state);
   given.scale = check_correcting_number(check, "scale", options.scale,
                                         T(1) / std::sqrt(static_cast<T>(std::max<idx_t>(1, s.dim))));
   if constexpr (R == rule::correct)
     given.unit_norm_eps = check_correcting_number(check, "unit_norm_eps", options.unit_norm_eps, T(-1), true);
+}
+
+/// A checked call, forward or a step.
+template <rule R, class S, class Options>
+auto check_correcting(call_views& check, const kernel_views<S>& x, const Options& options, execution& exec) {
+  auto call = name_views(check, x, options);
+  check_correcting_call<R>(check, call, x, options, exec, false);
   return call;
 }
-
-template <rule R, class S, class Options, class T = compute_type<S>>
-kernel_call<T> check_correcting_forward(call_views& check, const kernel_views<S>& x, const Options& options,
-                                        execution& exec) {
-  read_inputs(check, x, options);
-  write_results(check, x, options);
-  return check_correcting_call<R>(check, x, options, exec);
-}
-
-template <rule R, class S, class Options>
-void run_correcting(const char* name, const kernel_views<S>& x, const Options& options, execution& exec) {
-  call_views check{name};
-  const auto call = check_correcting_forward<R>(check, x, options, exec);
-  recurrence_driver<R, compute_type<S>>{call}.run(exec);
+/// A checked backward call with the gradients g (kernel_backward_call.hpp).
+template <rule R, class S, class Gradients, class Options>
+auto check_correcting_backward(call_views& check, const kernel_views<S>& x, const Gradients& g, const Options& options,
+                               execution& exec) {
+  auto one = name_gradients(check, x, g, options);
+  check_correcting_call<R>(check, one.forward, x, options, exec, true);
+  check_correcting_state(check, "d_final_state", one.forward.shape, one.d_final_state);
+  return one;
 }
 
 }}}  // namespace attn::ATTN_ISA::detail

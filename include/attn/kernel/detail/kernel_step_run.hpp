@@ -2,11 +2,85 @@
 // the features of a block of tokens as fast as those of one.
 #pragma once
 
+#include <attn/kernel/detail/chunk.hpp>
 #include <attn/kernel/detail/kernel_checks.hpp>
 #include <attn/kernel/detail/state_feed.hpp>
-#include <attn/kernel/detail/step.hpp>
+#include <attn/kernel/detail/sums_run.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
+
+/// Queries whose results one pass over the sums computes.
+inline constexpr int step_queries = 4;
+
+/// rows[t][r] = columns[r][t] for t < count: features of a block, token by token. Rows are `stride` apart.
+template <class T>
+void columns_to_rows(const T* columns, idx_t features, idx_t count, T* rows, idx_t stride) {
+  constexpr int w = width<T>;
+  for (idx_t t = 0; t < count; t += w)
+    for (idx_t r = 0; r < features; r += w) {
+      packet<T> square[array_size<w>];
+      for (int i = 0; i < w; ++i) square[i] = load<T>(columns + (std::min)(r + i, features - 1) * kernel_chunk + t);
+      transpose<T>(square);
+      for (int i = 0; i < w && t + i < count; ++i) store<T>(rows + (t + i) * stride + r, square[i]);
+    }
+}
+
+/// One panel of S: S = decay from + key v^T, stored in `to`, or without a key S = from; `from` and `to` may be the
+/// same. out[g] = sum over r of queries[g][r] S[r] or, with `Before`, of `from`.
+template <class T, int G, bool Update, bool Before>
+void step_panel(const T* from, T* to, idx_t features, const T* key, const T* decay, const T* value, const T* queries,
+                idx_t stride, T* out) {
+  packet<T> sum[array_size<G>][2], v[2];
+  unroll<2>([&](auto half) {
+    unroll<G>([&](auto g) { sum[g][half] = zero<T>(); });
+    v[half] = Update ? load<T>(value + half * width<T>) : zero<T>();
+  });
+  for (idx_t r = 0; r < features; ++r) {
+    packet<T> x[2];
+    unroll<2>([&](auto half) {
+      const idx_t at = r * panel_width<T> + half * width<T>;
+      x[half] = load<T>(from + at);
+      if constexpr (Update) {
+        const packet<T> next = fma(broadcast<T>(key[r]), v[half], mul(broadcast<T>(decay[r]), x[half]));
+        store<T>(to + at, next);
+        if constexpr (!Before) x[half] = next;
+      }
+    });
+    unroll<G>([&](auto g) {
+      const packet<T> q = broadcast<T>(queries[g * stride + r]);
+      unroll<2>([&](auto half) { sum[g][half] = fma(q, x[half], sum[g][half]); });
+    });
+  }
+  unroll<G>([&](auto g) {
+    unroll<2>([&](auto half) { store<T>(out + g * panel_width<T> + half * width<T>, sum[g][half]); });
+  });
+}
+
+/// The same for all panels and any number of queries; done(g, col, sum) takes the results, col the first column of the
+/// panel.
+template <bool Before, class T, class Done>
+void step_head(const kernel_sums<T>& before, kernel_sums<T>& sums, const T* key, const T* decay, const T* value,
+               const T* queries, idx_t stride, idx_t count, Done&& done) {
+  alignas(64) T out[step_queries * panel_width<T>];
+  for (idx_t col = 0; col < sums.dim_v; col += panel_width<T>)
+    for (idx_t g = 0; g == 0 || g < count; g += step_queries) {
+      const idx_t some = std::min<idx_t>(step_queries, count - g);
+      const T* const q = queries + g * stride;
+      const auto pass = [&](auto G) {
+        if (Before ? g + step_queries >= count : g == 0)
+          step_panel<T, G.value, true, Before>(before.panel(col), sums.panel(col), sums.features, key, decay,
+                                               value + col, q, stride, out);
+        else
+          step_panel<T, G.value, false, Before>((Before ? before : sums).panel(col), nullptr, sums.features, key,
+                                                decay, nullptr, q, stride, out);
+      };
+      if (some == 1)
+        pass(std::integral_constant<int, 1>{});
+      else  // rows beyond the last query have arbitrary values: the block is padded
+        pass(std::integral_constant<int, step_queries>{});
+      for (idx_t n = 0; n < some; ++n) done(g + n, col, out + n * panel_width<T>);
+    }
+}
 
 /// The steps of a call that has a state: the tokens of each batch item from first.keys(b) on.
 template <bool may_recur, class T>
@@ -123,33 +197,44 @@ struct kernel_steps {
       x.queries = memory.allocate<T>((most * group + step_queries) * x.stride);
       x.shifts = memory.allocate<T>(most * group);
       for (T** each : {&x.normal, &x.own}) *each = memory.allocate<T>(group);
-      return std::pair{x, call.scratch(memory)};
+      return std::pair{x, sums_kernel<T>{call}.scratch(memory)};
     };
     each_step(call, first, most, exec, layout,
               [&](const step_token* tokens, idx_t count, const auto& s) { step(tokens, count, s.second, s.first); });
   }
 };
 
-/// A step of `state`. An exception, of a caller's map or because memory runs out, leaves the state reset.
+/// Checks that a call of an operator of feature sums can be a step of `state`.
 template <class T>
-struct step_of {
-  kernel_items<T>& state;
-  idx_t heads = state.heads();
+void check_kernel_step(call_views& check, kernel_call<T>& call, const kernel_items<T>& state) {
+  const attention_shape& s = call.shape;
+  const idx_t heads = state.heads();
+  check.extents({{"query length = key length", s.keys, s.queries},
+                 {"query batch = batch of the state", state.batch(), s.batch}});
+  if (heads != call.heads && !(heads == call.query_heads && call.heads == s.kv_heads))
+    check.fail({"a state of heads ", call.heads}, heads);
+  check.extents({{"features of keys = features of the state", state.features(), call.map->features},
+                 {"value dim = value dim of the state", state.value_dim(), s.dim_v}});
+  call.heads = heads;
+  check.update("the state", state.memory());
+}
 
-  template <bool may_recur>
-  void run(call_views& check, kernel_call<T>& call, execution& exec) const {
-    const attention_shape& s = call.shape;
-    check.extents({{"query length = key length", s.keys, s.queries},
-                   {"query batch = batch of the state", state.batch(), s.batch}});
-    if (heads != call.heads && !(heads == call.query_heads && call.heads == s.kv_heads))
-      check.fail({"a state of heads ", call.heads}, heads);
-    check.extents({{"features of keys = features of the state", state.features(), call.map->features},
-                   {"value dim = value dim of the state", state.value_dim(), s.dim_v}});
-    call.heads = heads;
-    feed_state(
-        check, call, state, call.work(), exec, [&](const kernel_call<T>& some) { run_driver<may_recur>(some, exec); },
-        [&](const sequence_lengths& first) { kernel_steps<may_recur, T>{call, first}.run(exec); });
-  }
-};
+/// A checked step. An exception, of a caller's map or because memory runs out, leaves the state reset.
+template <class T>
+void run_performer_step(kernel_call<T>& call, kernel_items<T>& state, execution& exec) {
+  feed_state(
+      call, state, call.work(), exec, [&](const kernel_call<T>& some) { sums_driver<T>{some}.run(exec); },
+      [&](const sequence_lengths& first) { kernel_steps<false, T>{call, first}.run(exec); });
+}
+template <class T>
+void run_rfa_step(kernel_call<T>& call, kernel_items<T>& state, execution& exec) {
+  run_performer_step(call, state, exec);
+}
+template <class T>
+void run_linear_step(kernel_call<T>& call, kernel_items<T>& state, execution& exec) {
+  feed_state(
+      call, state, call.work(), exec, [&](const kernel_call<T>& some) { run_linear(some, exec); },
+      [&](const sequence_lengths& first) { kernel_steps<true, T>{call, first}.run(exec); });
+}
 
 }}}  // namespace attn::ATTN_ISA::detail
