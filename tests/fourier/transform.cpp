@@ -1,5 +1,5 @@
 // The transform beneath: roots of unity, any length, and channels that do not touch each other.
-#include <attn/fourier/detail/hartley.hpp>
+#include <attn/fourier/detail/plan.hpp>
 
 #include <cfloat>
 

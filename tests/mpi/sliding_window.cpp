@@ -174,7 +174,7 @@ TEST_CASE("mpi::sliding_window: only what windows reach is sent", "[sliding_wind
 
 TEST_CASE("mpi::sliding_window: a process copies what others want, and nothing between", "[sliding_window]") {
   namespace detail = attn::detail;
-  const detail::process_group group("test", MPI_COMM_WORLD);
+  const detail::process_communicator group("test", MPI_COMM_WORLD);
   const detail::sequence_split split(std::vector<idx_t>(static_cast<std::size_t>(group.size()), 50), false);
   const idx_t begin = 50 * group.rank(), end = begin + 50, all = split.tokens();
   tensor<float> x(1, 2, 50, 3);

@@ -17,8 +17,10 @@
 
 // The drivers are compiled once, in call_linear.cpp.
 extern template struct attn::detail::kernel_call<float>;
+extern template struct attn::detail::sums_kernel<float>;
 extern template struct attn::detail::sums_driver<float>;
 extern template struct attn::detail::kernel_call<double>;
+extern template struct attn::detail::sums_kernel<double>;
 extern template struct attn::detail::sums_driver<double>;
 extern template struct attn::detail::recurrence_driver<attn::detail::rule::add, float>;
 extern template struct attn::detail::recurrence_driver<attn::detail::rule::add, double>;
@@ -26,10 +28,10 @@ extern template struct attn::detail::kernel_steps<true, float>;
 extern template struct attn::detail::kernel_steps<true, double>;
 extern template struct attn::detail::kernel_steps<false, float>;
 extern template struct attn::detail::kernel_steps<false, double>;
-extern template struct attn::detail::kernel_backward<float>;
-extern template struct attn::detail::kernel_backward<double>;
-extern template struct attn::detail::backward_driver<float>;
-extern template struct attn::detail::backward_driver<double>;
+extern template struct attn::detail::sums_kernel_backward<float>;
+extern template struct attn::detail::sums_kernel_backward<double>;
+extern template struct attn::detail::sums_backward_driver<float>;
+extern template struct attn::detail::sums_backward_driver<double>;
 
 namespace testing {
 

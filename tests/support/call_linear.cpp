@@ -1,20 +1,22 @@
 #include "support/call_kernel.hpp"
 
 template struct attn::detail::kernel_call<float>;
+template struct attn::detail::sums_kernel<float>;
 template struct attn::detail::sums_driver<float>;
 template struct attn::detail::recurrence_driver<attn::detail::rule::add, float>;
 template struct attn::detail::kernel_steps<true, float>;
 template struct attn::detail::kernel_steps<false, float>;
-template struct attn::detail::kernel_backward<float>;
-template struct attn::detail::backward_driver<float>;
+template struct attn::detail::sums_kernel_backward<float>;
+template struct attn::detail::sums_backward_driver<float>;
 #if !defined(ATTN_TEST_FEW_TYPES)
 template struct attn::detail::kernel_call<double>;
+template struct attn::detail::sums_kernel<double>;
 template struct attn::detail::sums_driver<double>;
 template struct attn::detail::recurrence_driver<attn::detail::rule::add, double>;
 template struct attn::detail::kernel_steps<true, double>;
 template struct attn::detail::kernel_steps<false, double>;
-template struct attn::detail::kernel_backward<double>;
-template struct attn::detail::backward_driver<double>;
+template struct attn::detail::sums_kernel_backward<double>;
+template struct attn::detail::sums_backward_driver<double>;
 #endif
 
 namespace testing {

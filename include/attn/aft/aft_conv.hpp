@@ -20,7 +20,7 @@
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
 
-#include <attn/aft/detail/aft_window.hpp>
+#include <attn/aft/detail/aft_window_run.hpp>
 
 #include <optional>
 
@@ -41,26 +41,6 @@ struct aft_conv_options {
   key_mask_view key_mask{};          ///< [B or 1, L] of bool or bytes; false for a key that no row sees
 };
 
-namespace detail {
-
-template <class T>
-aft_window_grid check_aft_conv_grid(const validator& check, aft_tensors<T>& x,
-                                    const std::optional<token_grid>& tokens) {
-  check_kernels(check, x, tokens.has_value());
-  aft_window_grid grid{
-      .layout = aft_window_layout::kernel, .columns = x.length, .side = x.w.extents[3] / 2, .causal = x.causal};
-  if (tokens) {
-    if (x.causal) check.fail("an image without causal", "causal = true");
-    check.at_least("grid rows", 0, tokens->rows);
-    check.at_least("grid columns", 0, tokens->columns);
-    check.equal("grid rows * columns = length", x.length, check.fits("grid", {tokens->rows, tokens->columns}));
-    grid.lines = tokens->rows, grid.columns = tokens->columns, grid.up = x.w.extents[2] / 2;
-  }
-  return grid;
-}
-
-}  // namespace detail
-
 /// Attention-free mixing with a convolution's biases. See the top of the file. Options and an execution may be left
 /// out.
 template <viewable Q, viewable K, viewable V, viewable O, viewable W,
@@ -71,7 +51,7 @@ void aft_conv(const Q& q, const K& k, const V& v, O&& out, const W& w, Options&&
   auto call = detail::checked_aft<aft_conv_options<S>>("aft_conv", q, k, v, out, w, options, exec);
   const auto grid = detail::check_aft_conv_grid(call.views, call.x, call.options.grid);
   if (call.x.length == 0) return;
-  detail::aft_window_call<compute_type<S>>{call.x, grid}.run(call.exec);
+  detail::run_aft_conv(call.x, grid, call.exec);
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -20,7 +20,7 @@
 #pragma once
 
 #include <attn/aft/aft_conv.hpp>
-#include <attn/aft/detail/aft_window_backward.hpp>
+#include <attn/aft/detail/aft_window_backward_run.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
 
@@ -42,7 +42,7 @@ void aft_conv_backward(const Q& q, const K& k, const V& v, const W& w, const D& 
   auto call = detail::checked_aft_backward<aft_conv_options<S>>("aft_conv_backward", q, k, v, w, d_out, gradients,
                                                                 options, exec);
   const auto grid = detail::check_aft_conv_grid(call.views, call.x, call.options.grid);
-  detail::aft_window_backward_call<compute_type<S>>{call.x, detail::gradient_elements_of<S>, grid}.run(call.exec);
+  detail::run_aft_conv_backward(call.x, grid, call.exec);
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -9,7 +9,7 @@
 #pragma once
 
 #include <attn/aft/aft_conv.hpp>
-#include <attn/aft/detail/aft_step.hpp>
+#include <attn/aft/detail/aft_step_run.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
 
@@ -52,9 +52,7 @@ void aft_conv_step(aft_conv_state<S>& state, const Q& q, const K& k, const V& v,
   x.key_mask.validate(call.views, x.batch, x.length);
   detail::check_kernels(call.views, x, false);
   call.views.equal("w width = state width", state.width(), x.w.extents[3]);
-  inside.step(x, call.exec, [&](const auto& kernel, idx_t p, idx_t j) {
-    return x.elements->at(kernel, 0, j - p + state.window() - 1);
-  });
+  detail::run_aft_conv_step<S>(x, inside, call.exec);
 }
 
 }}  // namespace attn::ATTN_ISA

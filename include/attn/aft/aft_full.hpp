@@ -20,7 +20,7 @@
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
 
-#include <attn/aft/detail/aft_window.hpp>
+#include <attn/aft/detail/aft_window_run.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
 
@@ -33,17 +33,6 @@ struct aft_full_options {
   key_mask_view key_mask{};    ///< [B or 1, L] of bool or bytes; false for a key that no row sees
 };
 
-namespace detail {
-
-template <class T>
-aft_window_grid check_aft_full(const validator& check, const aft_tensors<T>& x) {
-  check_biases(check, x);
-  check.extents({{"w rows = length", x.length, x.w.extents[2]}, {"w columns = length", x.length, x.w.extents[3]}});
-  return {.columns = x.length, .side = x.length, .causal = x.causal, .whole = true};
-}
-
-}  // namespace detail
-
 /// Attention-free mixing with a bias for every pair. See the top of the file. Options and an execution may be left out.
 template <viewable Q, viewable K, viewable V, viewable O, viewable W,
           class Options = aft_full_options<element_of<const Q&>>>
@@ -52,7 +41,7 @@ void aft_full(const Q& q, const K& k, const V& v, O&& out, const W& w, Options&&
   using S = element_of<const Q&>;
   auto call = detail::checked_aft<aft_full_options<S>>("aft_full", q, k, v, out, w, options, exec);
   const auto grid = detail::check_aft_full(call.views, call.x);
-  detail::aft_window_call<compute_type<S>>{call.x, grid}.run(call.exec);
+  detail::run_aft_full(call.x, grid, call.exec);
 }
 
 }}  // namespace attn::ATTN_ISA

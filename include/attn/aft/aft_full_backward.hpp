@@ -25,7 +25,7 @@
 #pragma once
 
 #include <attn/aft/aft_full.hpp>
-#include <attn/aft/detail/aft_window_backward.hpp>
+#include <attn/aft/detail/aft_window_backward_run.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
 
@@ -47,7 +47,7 @@ void aft_full_backward(const Q& q, const K& k, const V& v, const W& w, const D& 
   auto call = detail::checked_aft_backward<aft_full_options<S>>("aft_full_backward", q, k, v, w, d_out, gradients,
                                                                 options, exec);
   const auto grid = detail::check_aft_full(call.views, call.x);
-  detail::aft_window_backward_call<compute_type<S>>{call.x, detail::gradient_elements_of<S>, grid}.run(call.exec);
+  detail::run_aft_full_backward(call.x, grid, call.exec);
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -5,45 +5,10 @@
 #pragma once
 
 #include <attn/aft/aft_full.hpp>
-#include <attn/aft/detail/aft_step.hpp>
+#include <attn/aft/detail/aft_step_run.hpp>
 #include <attn/core/kv_cache.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
-namespace detail {
-
-/// The rows of a chunk; k and v of x are those of the cache, which has tokens[b] of item b, the chunk included.
-template <class T>
-void full_step_rows(const aft_tensors<T>& x, std::span<const idx_t> tokens, execution& exec) {
-  const auto limit = exec.limit_threads(x.work(16 * static_cast<double>(x.length * x.k.extents[2])));
-  exec.for_each(x.batch * x.heads * x.length, [&](idx_t task, int worker) {
-    const aft_head head = x.head(task / x.length);
-    const idx_t t = task % x.length, b = task / (x.length * x.heads);
-    const idx_t row = tokens[static_cast<std::size_t>(b)] - head.length + t;
-    if (t >= head.length) return x.clear_padding(head, t, t + 1);
-    constexpr idx_t keys_together = 64 * key_chunk;
-    key_sums<T>*sums = nullptr, *keys = nullptr;
-    const auto biases = exec.scratch(worker, [&](arena& memory) {
-      sums = memory.allocate<key_sums<T>>(2 * x.parts());
-      keys = memory.allocate<key_sums<T>>(key_chunk);
-      return split_biases<T>::layout(memory, 1);
-    });
-    std::fill_n(sums, 2 * x.parts(), key_sums<T>{});
-    key_sums<T>* const all = sums + x.parts();  // of keys before the last keys_together
-    for (idx_t j = 0, count; j <= row; j += count) {
-      count = (std::min)(key_chunk, row + 1 - j);
-      if (j % keys_together == 0)
-        for (idx_t p = 0; p < x.parts(); ++p) all[p].merge(std::exchange(sums[p], {}));
-      add_to_row(x, x.elements->at(head.w, row, j), head.w.col_stride, count, biases, sums, [&](idx_t p) {
-        x.elements->split(head, p * width<T>, j, count, keys);
-        return keys;
-      });
-    }
-    for (idx_t p = 0; p < x.parts(); ++p) all[p].merge(sums[p]);
-    write_row(x, head, t, all);
-  });
-}
-
-}  // namespace detail
 
 /// Appends n tokens k, v [B, H, n, D] to the cache, or of item b the first lengths[b], and writes the rows of their
 /// queries q [B, H, n, D]: the next n rows of one causal aft_full over the whole sequence. w is that of the longest
@@ -68,10 +33,7 @@ void aft_full_step(kv_cache<S>& cache, const Q& q, const K& k, const V& v, O&& o
   const tensor_view<const S> keys = as_view(k), values = as_view(v);
   inside.check_tokens(check, keys, values, x.lengths);
   inside.list_memory(call.views);
-  detail::append_and(inside, keys, values, x.lengths, [&] {
-    x.k = cache.keys(), x.v = cache.values();
-    detail::full_step_rows(x, cache.lengths(), call.exec);
-  });
+  detail::run_aft_full_step<S>(x, cache, keys, values, call.exec);
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -19,7 +19,7 @@
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
 
-#include <attn/aft/detail/aft_window.hpp>
+#include <attn/aft/detail/aft_window_run.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
 
@@ -34,22 +34,6 @@ struct aft_local_options {
   key_mask_view key_mask{};    ///< [B or 1, L] of bool or bytes; false for a key that no row sees
 };
 
-namespace detail {
-
-template <class T>
-aft_window_grid check_aft_local(const validator& check, const aft_tensors<T>& x, idx_t window, bool band) {
-  check.at_least("window", 1, window);
-  check.fits("window", {2, window});
-  check_biases(check, x);
-  check.equal("w rows = length", x.length, x.w.extents[2]);
-  check.equal(band ? "w columns = 2 * window - 1 =" : "w columns = length", band ? 2 * window - 1 : x.length,
-              x.w.extents[3]);
-  return {.layout = band ? aft_window_layout::band : aft_window_layout::square, .columns = x.length,
-          .side = window - 1, .causal = x.causal};
-}
-
-}  // namespace detail
-
 /// Attention-free mixing with biases for near positions. See the top of the file. Options and an execution may be left
 /// out.
 template <viewable Q, viewable K, viewable V, viewable O, viewable W,
@@ -59,7 +43,7 @@ void aft_local(const Q& q, const K& k, const V& v, O&& out, const W& w, Options&
   using S = element_of<const Q&>;
   auto call = detail::checked_aft<aft_local_options<S>>("aft_local", q, k, v, out, w, options, exec);
   const auto grid = detail::check_aft_local(call.views, call.x, call.options.window, call.options.band);
-  detail::aft_window_call<compute_type<S>>{call.x, grid}.run(call.exec);
+  detail::run_aft_local(call.x, grid, call.exec);
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -22,7 +22,7 @@
 #pragma once
 
 #include <attn/aft/aft_local.hpp>
-#include <attn/aft/detail/aft_window_backward.hpp>
+#include <attn/aft/detail/aft_window_backward_run.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
 
@@ -44,7 +44,7 @@ void aft_local_backward(const Q& q, const K& k, const V& v, const W& w, const D&
   auto call = detail::checked_aft_backward<aft_local_options<S>>("aft_local_backward", q, k, v, w, d_out, gradients,
                                                                 options, exec);
   const auto grid = detail::check_aft_local(call.views, call.x, call.options.window, call.options.band);
-  detail::aft_window_backward_call<compute_type<S>>{call.x, detail::gradient_elements_of<S>, grid}.run(call.exec);
+  detail::run_aft_local_backward(call.x, grid, call.exec);
 }
 
 }}  // namespace attn::ATTN_ISA

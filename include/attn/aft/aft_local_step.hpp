@@ -9,7 +9,7 @@
 #pragma once
 
 #include <attn/aft/aft_local.hpp>
-#include <attn/aft/detail/aft_step.hpp>
+#include <attn/aft/detail/aft_step_run.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
 
@@ -56,9 +56,8 @@ void aft_local_step(aft_local_state<S>& state, const Q& q, const K& k, const V& 
     check.equal("w columns = 2 * window - 1 =", 2 * window - 1, x.w.extents[3]);
   else
     check.at_least("w columns", tokens, x.w.extents[3]);
-  inside.step(x, call.exec, [&, band = call.options.band](const auto& bias, idx_t p, idx_t j) {
-    return x.elements->at(bias, p, band ? j - p + window - 1 : j);
-  });
+  detail::run_aft_local_step<S>(
+      x, call.options.band ? detail::aft_window_layout::band : detail::aft_window_layout::square, inside, call.exec);
 }
 
 }}  // namespace attn::ATTN_ISA

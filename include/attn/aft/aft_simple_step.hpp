@@ -15,7 +15,7 @@
 #pragma once
 
 #include <attn/aft/aft_simple.hpp>
-#include <attn/aft/detail/aft_step.hpp>
+#include <attn/aft/detail/aft_step_run.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
 
@@ -40,13 +40,7 @@ void aft_simple_step(aft_simple_state<S>& state, const Q& q, const K& k, const V
                                                                   out, tensor_view<const S>(), options, exec);
   const auto& x = call.x;
   x.key_mask.validate(call.views, x.batch, x.length);
-  const auto limit = call.exec.limit_threads(x.work(20 * static_cast<double>(x.length)));
-  call.exec.for_each(x.batch * x.heads, [&](idx_t n, int) {
-    const auto head = x.head(n);
-    detail::simple_rows<compute_type<S>, S, true>(head, x.gate, 0, head.length, x.parts(), inside.sums(n));
-    x.clear_padding(head, head.length, x.length);
-  });
-  inside.advance(x.length, x.lengths);
+  detail::run_aft_simple_step<S>(x, inside, call.exec);
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -21,7 +21,7 @@
 
 #include <attn/core/detail/arguments.hpp>
 #include <attn/core/detail/attention_shape.hpp>
-#include <attn/fourier/detail/fnet_call.hpp>
+#include <attn/fourier/detail/fnet_run.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
 
@@ -39,10 +39,8 @@ namespace detail {
 inline void check_fnet(const memory_layout& x, const memory_layout& out, std::span<const idx_t> lengths) {
   call_views views("fnet");
   views.read("x", x);
-  views.write("out", out, {{"out batch = x batch", x.extents[0]},
-                           {"out heads = x heads", x.extents[1]},
-                           {"out length = x length", x.extents[2]},
-                           {"out dim = x dim", x.extents[3]}});
+  views.write("out", out, {{"out batch = x batch", x.extents[0]}, {"out heads = x heads", x.extents[1]},
+                           {"out length = x length", x.extents[2]}, {"out dim = x dim", x.extents[3]}});
   check_length_list(views, "lengths", lengths, x.extents[0], x.extents[2]);
 }
 
@@ -57,8 +55,7 @@ void fnet(const X& x, O&& out, Options&& options = {}, execution_ref exec = {}) 
   const tensor_view<S> to = as_view(out);
   const auto& given = detail::options_or_default<fnet_options<S>>(options);
   detail::check_fnet(from, to, given.lengths);
-  if (from.empty()) return;
-  detail::fnet_call<S>{.x = from, .out = to, .lengths = given.lengths}.run(detail::execution_of(exec, options));
+  detail::run_fnet<S>({.x = from, .out = to, .lengths = given.lengths}, detail::execution_of(exec, options));
 }
 
 }}  // namespace attn::ATTN_ISA

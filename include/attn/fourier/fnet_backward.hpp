@@ -49,12 +49,10 @@ void fnet_backward(const D& d_out, const fnet_gradients<element_of<const D&>>& g
   const tensor_view<const S> from = as_view(d_out);
   const auto& given = detail::options_or_default<fnet_options<S>>(options);
   detail::check_fnet_backward(from, gradients.x, given.lengths);
-  if (from.empty() || !gradients.x) return;
-  execution& threads = detail::execution_of(exec, options);
-  if (gradients.accumulate)
-    detail::fnet_call<S, true>{.x = from, .out = gradients.x, .lengths = given.lengths}.run(threads);
-  else
-    detail::fnet_call<S>{.x = from, .out = gradients.x, .lengths = given.lengths}.run(threads);
+  const tensor_view<S> to = gradients.x;
+  if (to)
+    detail::run_fnet_backward<S>({.x = from, .out = to, .lengths = given.lengths, .accumulate = gradients.accumulate},
+                                 detail::execution_of(exec, options));
 }
 
 }}  // namespace attn::ATTN_ISA

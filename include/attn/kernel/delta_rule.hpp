@@ -22,7 +22,8 @@
 // Token by token: delta_rule_step.hpp.
 #pragma once
 
-#include <attn/kernel/detail/correcting_call.hpp>
+#include <attn/kernel/detail/correcting_checks.hpp>
+#include <attn/kernel/detail/recurrence_run.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
 
@@ -48,9 +49,11 @@ struct delta_rule_options {
 template <viewable Q, viewable K, viewable V, viewable O, class Options = delta_rule_options<element_of<const Q&>>>
 void delta_rule(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, execution_ref exec = {}) {
   using S = element_of<const Q&>;
-  detail::run_correcting<detail::rule::correct>("delta_rule", detail::views_of<S>(q, k, v, out),
-                                                detail::options_or_default<delta_rule_options<S>>(options),
-                                                detail::execution_of(exec, options));
+  const auto& given = detail::options_or_default<delta_rule_options<S>>(options);
+  execution& threads = detail::execution_of(exec, options);
+  detail::call_views check("delta_rule");
+  const auto views = detail::views_of<S>(q, k, v, out);
+  detail::run_delta_rule(detail::check_correcting<detail::rule::correct>(check, views, given, threads), threads);
 }
 
 }}  // namespace attn::ATTN_ISA

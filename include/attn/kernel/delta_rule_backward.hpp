@@ -23,7 +23,8 @@
 #pragma once
 
 #include <attn/kernel/delta_rule.hpp>
-#include <attn/kernel/detail/correcting_backward_call.hpp>
+#include <attn/kernel/detail/kernel_backward_call.hpp>
+#include <attn/kernel/detail/recurrence_backward_run.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
 
@@ -47,9 +48,12 @@ void delta_rule_backward(const Q& q, const K& k, const V& v, const D& d_out,
                          const delta_rule_gradients<element_of<const Q&>>& gradients, Options&& options = {},
                          execution_ref exec = {}) {
   using S = element_of<const Q&>;
-  detail::run_correcting_backward<detail::rule::correct>(
-      "delta_rule_backward", detail::backward_views_of<S>(q, k, v, d_out), gradients,
-      detail::options_or_default<delta_rule_options<S>>(options), detail::execution_of(exec, options));
+  const auto& given = detail::options_or_default<delta_rule_options<S>>(options);
+  execution& threads = detail::execution_of(exec, options);
+  detail::call_views check("delta_rule_backward");
+  const auto views = detail::backward_views_of<S>(q, k, v, d_out);
+  const auto call = detail::check_correcting_backward<detail::rule::correct>(check, views, gradients, given, threads);
+  detail::run_delta_rule_backward(call, threads);
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -13,7 +13,7 @@
 #pragma once
 
 #include <attn/kernel/delta_rule.hpp>
-#include <attn/kernel/detail/correcting_state.hpp>
+#include <attn/kernel/detail/correcting_step_run.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
 
@@ -43,7 +43,7 @@ class delta_rule_state : public detail::correcting_state<detail::rule::correct, 
   /// delta_rule_step without queries: feeds k [B, Hk, n, D] and v [B, heads, n, Dv].
   template <viewable K, viewable V, class Options = delta_rule_step_options<S>>
   void append(const K& k, const V& v, Options&& options = {}, execution_ref exec = {}) {
-    detail::run_correcting_step<detail::rule::correct>(
+    detail::step_correcting<detail::rule::correct>(
         "delta_rule_state::append", detail::step_access::of(*this), detail::without_queries<S>(k, v),
         detail::options_or_default<delta_rule_step_options<S>>(options), detail::execution_of(exec, options));
   }
@@ -55,7 +55,7 @@ class delta_rule_state : public detail::correcting_state<detail::rule::correct, 
 template <element S, viewable Q, viewable K, viewable V, viewable O, class Options = delta_rule_step_options<S>>
 void delta_rule_step(delta_rule_state<S>& state, const Q& q, const K& k, const V& v, O&& out, Options&& options = {},
                      execution_ref exec = {}) {
-  detail::run_correcting_step<detail::rule::correct>(
+  detail::step_correcting<detail::rule::correct>(
       "delta_rule_step", detail::step_access::of(state), detail::views_of<S>(q, k, v, out),
       detail::options_or_default<delta_rule_step_options<S>>(options), detail::execution_of(exec, options));
 }

@@ -27,7 +27,8 @@
 // Token by token: dplr_step.hpp.
 #pragma once
 
-#include <attn/kernel/detail/correcting_call.hpp>
+#include <attn/kernel/detail/correcting_checks.hpp>
+#include <attn/kernel/detail/recurrence_run.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
 
@@ -52,9 +53,11 @@ template <viewable Q, viewable K, viewable V, viewable A, viewable B, viewable O
 void dplr(const Q& q, const K& k, const V& v, const A& a, const B& b, O&& out, Options&& options = {},
           execution_ref exec = {}) {
   using S = element_of<const Q&>;
-  detail::run_correcting<detail::rule::low_rank>("dplr", detail::with_rows(detail::views_of<S>(q, k, v, out), a, b),
-                                                 detail::options_or_default<dplr_options<S>>(options),
-                                                 detail::execution_of(exec, options));
+  const auto& given = detail::options_or_default<dplr_options<S>>(options);
+  execution& threads = detail::execution_of(exec, options);
+  detail::call_views check("dplr");
+  const auto views = detail::with_rows(detail::views_of<S>(q, k, v, out), a, b);
+  detail::run_dplr(detail::check_correcting<detail::rule::low_rank>(check, views, given, threads), threads);
 }
 
 }}  // namespace attn::ATTN_ISA

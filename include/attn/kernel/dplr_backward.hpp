@@ -19,7 +19,8 @@
 //          share memory with an input or one another, before anything is written.
 #pragma once
 
-#include <attn/kernel/detail/correcting_backward_call.hpp>
+#include <attn/kernel/detail/kernel_backward_call.hpp>
+#include <attn/kernel/detail/recurrence_backward_run.hpp>
 #include <attn/kernel/dplr.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
@@ -44,9 +45,12 @@ void dplr_backward(const Q& q, const K& k, const V& v, const A& a, const B& b, c
                    const dplr_gradients<element_of<const Q&>>& gradients, Options&& options = {},
                    execution_ref exec = {}) {
   using S = element_of<const Q&>;
-  detail::run_correcting_backward<detail::rule::low_rank>(
-      "dplr_backward", detail::with_rows(detail::backward_views_of<S>(q, k, v, d_out), a, b), gradients,
-      detail::options_or_default<dplr_options<S>>(options), detail::execution_of(exec, options));
+  const auto& given = detail::options_or_default<dplr_options<S>>(options);
+  execution& threads = detail::execution_of(exec, options);
+  detail::call_views check("dplr_backward");
+  const auto views = detail::with_rows(detail::backward_views_of<S>(q, k, v, d_out), a, b);
+  const auto call = detail::check_correcting_backward<detail::rule::low_rank>(check, views, gradients, given, threads);
+  detail::run_dplr_backward(call, threads);
 }
 
 }}  // namespace attn::ATTN_ISA

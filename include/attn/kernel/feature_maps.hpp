@@ -139,5 +139,10 @@ struct mapped_features final : feature_map<compute_type<S>> {
   }
 };
 
+template <class S, class F>
+mapped_features<S, F> map_features(const F& map, idx_t dim) {
+  return {map, dim, features_of(map, dim)};
+}
+
 }  // namespace detail
 }}  // namespace attn::ATTN_ISA

@@ -28,8 +28,9 @@
 // scale, bonus, decays per channel or initial sums they are rounded every 64 tokens, each time by up to 2^-24.
 #pragma once
 
-#include <attn/kernel/detail/kernel_checks.hpp>
 #include <attn/kernel/detail/linear_checks.hpp>
+#include <attn/kernel/detail/recurrence_run.hpp>
+#include <attn/kernel/detail/sums_run.hpp>
 #include <attn/kernel/feature_maps.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
@@ -62,42 +63,22 @@ struct linear_options {
   view_field<real, 3> final_weights{};
 };
 
-namespace detail {
-
-/// What linear has of its own, for all its calls.
-template <class S, class F, class T = compute_type<S>>
-struct linear_operator {
-  const linear_options<S>& options;
-  const F& feature;
-  idx_t count = 0;  // of features
-
-  static constexpr bool may_recur = true;
-  static constexpr bool usable() { return require_feature_map<F, T>(); }
-  void validate(const validator& check, kernel_call<T>& call) {
-    call.normalise = options.normalise;
-    count = features_of(feature, call.shape.dim);
-    check_feature_count(check, count, call.shape);
-    check_linear_options(check, call, options, count);
-  }
-  mapped_features<S, F> map(const kernel_call<T>& call) const { return {feature, call.shape.dim, count}; }
-};
-template <class S, class F>
-linear_operator<S, F> linear_of(const linear_options<S>& options, const F& feature) {
-  return {options, feature};
-}
-
-}  // namespace detail
-
 /// Linear attention; options, feature map and execution may each be left out. See the top of the file.
 template <viewable Q, viewable K, viewable V, viewable O, class Options = linear_options<element_of<const Q&>>,
           class Map = feature_maps::elu_plus_one>
 void linear(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, Map&& map = {},
             execution_ref exec = {}) {
   using S = element_of<const Q&>;
-  detail::run_kernel("linear", detail::views_of<S>(q, k, v, out),
-                     detail::linear_of<S>(detail::options_or_default<linear_options<S>>(options),
-                                          detail::callable_or_default<feature_maps::elu_plus_one>(map)),
-                     detail::execution_of(exec, options, map));
+  const auto& given = detail::options_or_default<linear_options<S>>(options);
+  const auto& feature = detail::callable_or_default<feature_maps::elu_plus_one>(map);
+  if constexpr (detail::require_feature_map<decltype(feature), compute_type<S>>()) {
+    detail::call_views check("linear");
+    auto call = detail::check_kernel(check, detail::views_of<S>(q, k, v, out), given);
+    auto features = detail::map_features<S>(feature, call.shape.dim);
+    detail::check_linear(check, call, given, features.features);
+    call.map = &features;
+    detail::run_linear(call, detail::execution_of(exec, options, map));
+  }
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -9,7 +9,7 @@
 // items of different lengths, copies, merging, writing and reading: see detail/kernel_state.hpp.
 #pragma once
 
-#include <attn/kernel/detail/kernel_steps.hpp>
+#include <attn/kernel/detail/kernel_step_run.hpp>
 #include <attn/kernel/linear.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
@@ -36,16 +36,25 @@ class linear_state;
 
 namespace detail {
 
+/// A step or append of linear.
 template <class S, class F>
-void run_linear_step(const char* name, linear_state<S>& state, const kernel_views<S>& x,
-                     const linear_step_options<S>& options, const F& map, execution& exec) {
-  run_kernel(name, x,
-             linear_of<S>({.causal = true, .lengths = options.lengths, .eps = options.eps,
-                           .normalise = options.normalise, .decay = options.decay, .scale = options.scale,
-                           .log_decay = options.log_decay, .bonus = options.bonus, .key_mask = options.key_mask},
-                          map),
-             exec, step_of<compute_type<S>>{step_access::of(state)});
+void step_linear(const char* name, linear_state<S>& state, const kernel_views<S>& x,
+                 const linear_step_options<S>& options, const F& map, execution& exec) {
+  if constexpr (require_feature_map<F, compute_type<S>>()) {
+    const linear_options<S> given{.causal = true, .lengths = options.lengths, .eps = options.eps,
+                                  .normalise = options.normalise, .decay = options.decay, .scale = options.scale,
+                                  .log_decay = options.log_decay, .bonus = options.bonus, .key_mask = options.key_mask};
+    auto& items = step_access::of(state);
+    call_views check(name);
+    auto call = check_kernel(check, x, given, items.heads());
+    auto features = map_features<S>(map, call.shape.dim);
+    check_linear(check, call, given, features.features);
+    call.map = &features;
+    check_kernel_step(check, call, items);
+    run_linear_step(call, items, exec);
+  }
 }
+
 }  // namespace detail
 
 /// The sums of linear attention for elements of type S. `features` is the number of features of a key: its dim, unless
@@ -60,10 +69,10 @@ class linear_state : public kernel_state<compute_type<S>> {
   /// linear_step without queries: feeds k [B, Hkv, n, D] and v [B, Hkv, n, Dv].
   template <viewable K, viewable V, class Options = linear_step_options<S>, class Map = feature_maps::elu_plus_one>
   void append(const K& k, const V& v, Options&& options = {}, Map&& map = {}, execution_ref exec = {}) {
-    detail::run_linear_step<S>("linear_state::append", *this, detail::without_queries<S>(k, v),
-                               detail::options_or_default<linear_step_options<S>>(options),
-                               detail::callable_or_default<feature_maps::elu_plus_one>(map),
-                               detail::execution_of(exec, options, map));
+    detail::step_linear<S>("linear_state::append", *this, detail::without_queries<S>(k, v),
+                           detail::options_or_default<linear_step_options<S>>(options),
+                           detail::callable_or_default<feature_maps::elu_plus_one>(map),
+                           detail::execution_of(exec, options, map));
   }
 };
 
@@ -75,7 +84,7 @@ template <element S, viewable Q, viewable K, viewable V, viewable O, class Optio
           class Map = feature_maps::elu_plus_one>
 void linear_step(linear_state<S>& state, const Q& q, const K& k, const V& v, O&& out, Options&& options = {},
                  Map&& map = {}, execution_ref exec = {}) {
-  detail::run_linear_step<S>("linear_step", state, detail::views_of<S>(q, k, v, out),
+  detail::step_linear<S>("linear_step", state, detail::views_of<S>(q, k, v, out),
                              detail::options_or_default<linear_step_options<S>>(options),
                              detail::callable_or_default<feature_maps::elu_plus_one>(map),
                              detail::execution_of(exec, options, map));

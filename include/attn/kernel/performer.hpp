@@ -27,8 +27,8 @@
 // (|q| counts as 1e29 at most), the row is NaN. Token by token: performer_step.hpp.
 #pragma once
 
-#include <attn/kernel/detail/kernel_checks.hpp>
 #include <attn/kernel/detail/performer_features.hpp>
+#include <attn/kernel/detail/sums_run.hpp>
 #include <attn/kernel/draw_features.hpp>
 
 #include <optional>
@@ -56,42 +56,19 @@ struct performer_options {
   key_mask_view key_mask{};
 };
 
-namespace detail {
-
-/// What performer has of its own, for all its calls.
-template <class S, class T = compute_type<S>>
-struct performer_operator {
-  const performer_options<S>& options;
-
-  static constexpr bool may_recur = false;
-  static constexpr bool usable() { return true; }
-  void validate(const validator& check, kernel_call<T>& call) const {
-    if (options.scale) check_finite(check, "scale", static_cast<double>(*options.scale));
-    if (options.feature_eps) {
-      check_finite(check, "feature_eps", static_cast<double>(*options.feature_eps));
-      if (*options.feature_eps > 0 && options.kernel != performer_kernel::relu) {
-        if (options.kernel != performer_kernel::positive)
-          check.fail("feature_eps with kernel positive or relu", "another");
-        if (options.causal) check.fail("no causal with feature_eps, which takes a maximum over all keys", "causal");
-        call.eps *= static_cast<T>(call.projection.extents[2]);  // of features that are not divided by their number
-      }
-    }
-    if (options.center_keys && options.causal) check.fail("no causal with center_keys, a mean over all keys", "causal");
-  }
-  performer_features<T> map(const kernel_call<T>& call) const { return {call, options}; }
-};
-
-}  // namespace detail
-
 /// FAVOR+ attention; options and execution may each be left out. See the top of the file.
 template <viewable Q, viewable K, viewable V, viewable O, class Features = performer_options<element_of<const Q&>>,
           class Options = performer_options<element_of<const Q&>>>
 void performer(const Q& q, const K& k, const V& v, O&& out, const Features& features = {}, Options&& options = {},
                execution_ref exec = {}) {
   using S = element_of<const Q&>;
-  detail::run_kernel("performer", detail::with_features(detail::views_of<S>(q, k, v, out), features),
-                     detail::performer_operator<S>{detail::options_or_default<performer_options<S>>(options)},
-                     detail::execution_of(exec, options));
+  const auto& given = detail::options_or_default<performer_options<S>>(options);
+  detail::call_views check("performer");
+  auto call = detail::check_kernel(check, detail::with_features(detail::views_of<S>(q, k, v, out), features), given);
+  detail::check_performer(check, call, given);
+  detail::performer_features<compute_type<S>> map(call, given);
+  call.map = &map;
+  detail::run_performer(call, detail::execution_of(exec, options));
 }
 
 }}  // namespace attn::ATTN_ISA

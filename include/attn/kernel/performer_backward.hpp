@@ -24,8 +24,8 @@
 // gradients become inaccurate.
 #pragma once
 
-#include <attn/kernel/detail/kernel_backward_call.hpp>
 #include <attn/kernel/detail/performer_features_backward.hpp>
+#include <attn/kernel/detail/sums_backward_run.hpp>
 #include <attn/kernel/performer.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
@@ -39,17 +39,6 @@ struct performer_gradients {
   bool accumulate = false;
 };
 
-namespace detail {
-
-template <class S, class T = compute_type<S>>
-struct performer_backward_operator : performer_operator<S> {
-  performer_features_backward<T> back(const performer_features<T>& map) const {
-    return performer_features_backward<T>(map);
-  }
-};
-
-}  // namespace detail
-
 /// The gradients of performer; options and execution may each be left out. See the top of the file.
 template <viewable Q, viewable K, viewable V, viewable D, class Features = performer_options<element_of<const Q&>>,
           class Options = performer_options<element_of<const Q&>>>
@@ -57,10 +46,15 @@ void performer_backward(const Q& q, const K& k, const V& v, const Features& feat
                         const performer_gradients<element_of<const Q&>>& gradients, Options&& options = {},
                         execution_ref exec = {}) {
   using S = element_of<const Q&>;
-  detail::run_kernel_backward(
-      "performer_backward", detail::with_features(detail::backward_views_of<S>(q, k, v, d_out), features), gradients,
-      detail::performer_backward_operator<S>{{detail::options_or_default<performer_options<S>>(options)}},
-      detail::execution_of(exec, options));
+  const auto& given = detail::options_or_default<performer_options<S>>(options);
+  detail::call_views check("performer_backward");
+  const auto views = detail::with_features(detail::backward_views_of<S>(q, k, v, d_out), features);
+  auto call = detail::check_kernel_backward(check, views, gradients, given);
+  detail::check_performer(check, call.forward, given);
+  detail::performer_features<compute_type<S>> map(call.forward, given);
+  detail::performer_features_backward<compute_type<S>> back(map);
+  call.forward.map = &map, call.map = &back;
+  detail::run_performer_backward(call, detail::execution_of(exec, options));
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -7,7 +7,7 @@
 // Batch items of their own lengths, copies, merging, writing and reading: see detail/kernel_state.hpp.
 #pragma once
 
-#include <attn/kernel/detail/kernel_steps.hpp>
+#include <attn/kernel/detail/kernel_step_run.hpp>
 #include <attn/kernel/performer.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
@@ -35,14 +35,21 @@ class performer_state;
 
 namespace detail {
 
+/// A step or append of performer.
 template <class S>
-void run_performer_step(const char* name, performer_state<S>& state, const kernel_views<S>& x,
-                        const performer_step_options<S>& options, execution& exec) {
-  run_kernel(name, x,
-             performer_operator<S>{{.scale = options.scale, .causal = true, .lengths = options.lengths,
-                                    .kernel = state.kernel(), .eps = options.eps, .feature_eps = options.feature_eps,
-                                    .key_mask = options.key_mask}},
-             exec, step_of<compute_type<S>>{step_access::of(state)});
+void step_performer(const char* name, performer_state<S>& state, const kernel_views<S>& x,
+                    const performer_step_options<S>& options, execution& exec) {
+  const performer_options<S> given{.scale = options.scale, .causal = true, .lengths = options.lengths,
+                                   .kernel = state.kernel(), .eps = options.eps, .feature_eps = options.feature_eps,
+                                   .key_mask = options.key_mask};
+  auto& items = step_access::of(state);
+  call_views check(name);
+  auto call = check_kernel(check, x, given, items.heads());
+  check_performer(check, call, given);
+  performer_features<compute_type<S>> map(call, given);
+  call.map = &map;
+  check_kernel_step(check, call, items);
+  run_performer_step(call, items, exec);
 }
 
 }  // namespace detail
@@ -54,8 +61,7 @@ class performer_state : public kernel_state<compute_type<S>> {
  public:
   explicit performer_state(const kernel_state_extents& extents, const performer_state_options& options = {})
       : kernel_state<compute_type<S>>("performer_state",
-                                      {.kind = 2,
-                                       .variant = static_cast<std::uint32_t>(options.kernel),
+                                      {.kind = 2, .variant = static_cast<std::uint32_t>(options.kernel),
                                        .parts = options.kernel == performer_kernel::relu
                                                     ? detail::sum_parts::weights
                                                     : detail::sum_parts::log_scales},
@@ -67,7 +73,7 @@ class performer_state : public kernel_state<compute_type<S>> {
   template <viewable K, viewable V, class Features = performer_step_options<S>,
             class Options = performer_step_options<S>>
   void append(const K& k, const V& v, const Features& features = {}, Options&& options = {}, execution_ref exec = {}) {
-    detail::run_performer_step<S>(
+    detail::step_performer<S>(
         "performer_state::append", *this, detail::with_features(detail::without_queries<S>(k, v), features),
         detail::options_or_default<performer_step_options<S>>(options), detail::execution_of(exec, options));
   }
@@ -80,7 +86,7 @@ template <element S, viewable Q, viewable K, viewable V, viewable O, class Featu
           class Options = performer_step_options<S>>
 void performer_step(performer_state<S>& state, const Q& q, const K& k, const V& v, O&& out,
                     const Features& features = {}, Options&& options = {}, execution_ref exec = {}) {
-  detail::run_performer_step<S>(
+  detail::step_performer<S>(
       "performer_step", state, detail::with_features(detail::views_of<S>(q, k, v, out), features),
       detail::options_or_default<performer_step_options<S>>(options), detail::execution_of(exec, options));
 }

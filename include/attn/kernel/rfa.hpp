@@ -23,7 +23,8 @@
 #pragma once
 
 #include <attn/kernel/detail/kernel_checks.hpp>
-#include <attn/kernel/detail/projection.hpp>
+#include <attn/kernel/detail/rfa_features.hpp>
+#include <attn/kernel/detail/sums_run.hpp>
 #include <attn/kernel/draw_features.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
@@ -44,66 +45,19 @@ struct rfa_options {
   key_mask_view key_mask{};
 };
 
-namespace detail {
-
-template <class T>
-struct rfa_features final : projected_features<T> {
-  using projected_features<T>::call, projected_features<T>::rows, projected_features<T>::dim;
-
-  const T norm_eps;
-
-  rfa_features(const kernel_call<T>& c, T eps) : projected_features<T>(c, 2), norm_eps(eps) {}
-
-  void prepare(execution&) override { this->pack(T(1)); }
-
-  void keys(const token_rows<T>& x, idx_t item_head, T* phi, T*, T* work) const override {
-    T *const columns = work, *const factor = work + dim * kernel_chunk;
-    T powers[kernel_chunk];
-    call.k.access->pack_columns(x, dim, columns);
-    normalise(columns, x.lanes, factor, factor, powers);
-    this->project(item_head, columns, x.lanes, phi, this->pairs_in(work));
-    sines_of(phi, rows, x.lanes, factor);
-  }
-
-  /// norm = |x| and factor = 1 / (|x| + norm_eps) of columns x, which may be one list. Columns whose squares overflow
-  /// are multiplied by powers[t] first, and norm_eps too.
-  void normalise(T* columns, idx_t lanes, T* norm, T* factor, T* powers) const {
-    sum_squares(columns, dim, lanes, norm);
-    std::fill_n(powers, lanes, T(1));
-    if (has_long_tokens(norm, lanes)) [[unlikely]]
-      if (shorten_tokens(columns, dim, lanes, norm, 0, powers)) sum_squares(columns, dim, lanes, norm);
-    for (idx_t t = 0; t < lanes; ++t) {
-      norm[t] = std::sqrt(norm[t]);
-      const T whole = norm[t] + norm_eps * powers[t];
-      factor[t] = whole == T(0) ? T(0) : T(1) / whole;
-    }
-  }
-};
-
-/// What rfa has of its own, for all its calls.
-template <class S, class T = compute_type<S>>
-struct rfa_operator {
-  const rfa_options<S>& options;
-
-  static constexpr bool may_recur = false;
-  static constexpr bool usable() { return true; }
-  void validate(const validator& check, kernel_call<T>&) const {
-    check_finite(check, "norm_eps", static_cast<double>(options.norm_eps));
-  }
-  rfa_features<T> map(const kernel_call<T>& call) const { return {call, options.norm_eps}; }
-};
-
-}  // namespace detail
-
 /// Random feature attention; options and execution may each be left out. See the top of the file.
 template <viewable Q, viewable K, viewable V, viewable O, class Features = rfa_options<element_of<const Q&>>,
           class Options = rfa_options<element_of<const Q&>>>
 void rfa(const Q& q, const K& k, const V& v, O&& out, const Features& features = {}, Options&& options = {},
          execution_ref exec = {}) {
   using S = element_of<const Q&>;
-  detail::run_kernel("rfa", detail::with_features(detail::views_of<S>(q, k, v, out), features),
-                     detail::rfa_operator<S>{detail::options_or_default<rfa_options<S>>(options)},
-                     detail::execution_of(exec, options));
+  const auto& given = detail::options_or_default<rfa_options<S>>(options);
+  detail::call_views check("rfa");
+  auto call = detail::check_kernel(check, detail::with_features(detail::views_of<S>(q, k, v, out), features), given);
+  detail::check_finite(check, "norm_eps", static_cast<double>(given.norm_eps));
+  detail::rfa_features<compute_type<S>> map(call, given.norm_eps);
+  call.map = &map;
+  detail::run_rfa(call, detail::execution_of(exec, options));
 }
 
 }}  // namespace attn::ATTN_ISA

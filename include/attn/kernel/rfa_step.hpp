@@ -7,7 +7,7 @@
 // Batch items of their own lengths, copies, merging, writing and reading: see detail/kernel_state.hpp.
 #pragma once
 
-#include <attn/kernel/detail/kernel_steps.hpp>
+#include <attn/kernel/detail/kernel_step_run.hpp>
 #include <attn/kernel/rfa.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
@@ -30,13 +30,20 @@ class rfa_state;
 
 namespace detail {
 
+/// A step or append of rfa.
 template <class S>
-void run_rfa_step(const char* name, rfa_state<S>& state, const kernel_views<S>& x, const rfa_step_options<S>& options,
-                  execution& exec) {
-  run_kernel(name, x,
-             rfa_operator<S>{{.causal = true, .lengths = options.lengths, .eps = options.eps,
-                              .norm_eps = options.norm_eps, .gate = options.gate, .key_mask = options.key_mask}},
-             exec, step_of<compute_type<S>>{step_access::of(state)});
+void step_rfa(const char* name, rfa_state<S>& state, const kernel_views<S>& x, const rfa_step_options<S>& options,
+              execution& exec) {
+  const rfa_options<S> given{.causal = true, .lengths = options.lengths, .eps = options.eps,
+                             .norm_eps = options.norm_eps, .gate = options.gate, .key_mask = options.key_mask};
+  auto& items = step_access::of(state);
+  call_views check(name);
+  auto call = check_kernel(check, x, given, items.heads());
+  check_finite(check, "norm_eps", static_cast<double>(given.norm_eps));
+  rfa_features<compute_type<S>> map(call, given.norm_eps);
+  call.map = &map;
+  check_kernel_step(check, call, items);
+  run_rfa_step(call, items, exec);
 }
 
 }  // namespace detail
@@ -52,7 +59,7 @@ class rfa_state : public kernel_state<compute_type<S>> {
   /// rfa_step without queries: feeds k [B, Hkv, n, D] and v [B, Hkv, n, Dv].
   template <viewable K, viewable V, class Features = rfa_step_options<S>, class Options = rfa_step_options<S>>
   void append(const K& k, const V& v, const Features& features = {}, Options&& options = {}, execution_ref exec = {}) {
-    detail::run_rfa_step<S>(
+    detail::step_rfa<S>(
         "rfa_state::append", *this, detail::with_features(detail::without_queries<S>(k, v), features),
         detail::options_or_default<rfa_step_options<S>>(options), detail::execution_of(exec, options));
   }
@@ -65,7 +72,7 @@ template <element S, viewable Q, viewable K, viewable V, viewable O, class Featu
           class Options = rfa_step_options<S>>
 void rfa_step(rfa_state<S>& state, const Q& q, const K& k, const V& v, O&& out, const Features& features = {},
               Options&& options = {}, execution_ref exec = {}) {
-  detail::run_rfa_step<S>(
+  detail::step_rfa<S>(
       "rfa_step", state, detail::with_features(detail::views_of<S>(q, k, v, out), features),
       detail::options_or_default<rfa_step_options<S>>(options), detail::execution_of(exec, options));
 }

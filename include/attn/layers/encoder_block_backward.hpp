@@ -119,14 +119,8 @@ struct encoder_backward_call {
   void norm_backward(const row_norm<T>& norm, const layer_norm_weight_gradients<S>& of, const token_sum<T>& input,
                      const token_sum<T>& d, const input_tokens<T>& residual, const gradient_memory<T>& to,
                      const gradient_memory<T>& copy, execution& exec) const {
-    norm_backward_call<T>{.norm = norm,
-                          .x = input,
-                          .d = d,
-                          .residual = residual,
-                          .dx = to,
-                          .copy = copy,
-                          .gamma = list(of.gamma),
-                          .beta = list(of.beta)}
+    norm_backward_call<T>{.norm = norm, .x = input, .d = d, .residual = residual, .dx = to, .copy = copy,
+                          .gamma = list(of.gamma), .beta = list(of.beta)}
         .run(exec);
   }
 

@@ -151,13 +151,9 @@ template <class S>
   auto norm = exec.workspace([dim](arena& memory) { return row_norm<T>(memory, dim); });
   norm->set(w, eps);
   norm->centred = centred;
-  norm_backward_call<T>{.norm = *norm,
-                        .x = input_tokens<T>(x),
-                        .d = input_tokens<T>(d_out),
-                        .residual = tensor_view<const T, 3>(),
-                        .dx = {g.x, g.accumulate},
-                        .copy = {tensor_view<T, 3>(), false},
-                        .gamma = {g.gamma, g.accumulate},
+  norm_backward_call<T>{.norm = *norm, .x = input_tokens<T>(x), .d = input_tokens<T>(d_out),
+                        .residual = tensor_view<const T, 3>(), .dx = {g.x, g.accumulate},
+                        .copy = {tensor_view<T, 3>(), false}, .gamma = {g.gamma, g.accumulate},
                         .beta = {g.beta, g.accumulate}}
       .run(exec);
 }

@@ -120,11 +120,9 @@ class packed_weights {
     const detail::validator check{"packed_weights"};
     check.readable("weight", w);
     const idx_t outputs = w.extent(0), inputs = w.extent(1), padded = detail::round_up(outputs, panel::wide);
-    panels_ = {.outputs = outputs,
-               .inputs = inputs,
+    panels_ = {.outputs = outputs, .inputs = inputs,
                .stored = std::same_as<Stored, T> ? storage::numbers : in_pairs ? storage::pairs : storage::other,
-               .load = detail::load_panel<Stored>,
-               .multiply = detail::multiply_panels<Stored>};
+               .load = detail::load_panel<Stored>, .multiply = detail::multiply_panels<Stored>};
     numbers_.resize(static_cast<std::size_t>(check.fits("packed weights", {padded, panel::numbers(inputs)})));
     if (in_codes) scales_.assign(static_cast<std::size_t>(padded), T(0));
     point();

@@ -21,7 +21,8 @@
 //          or one another, before anything is written.
 #pragma once
 
-#include <attn/low_rank/detail/linformer_backward_call.hpp>
+#include <attn/low_rank/detail/linformer_backward_run.hpp>
+#include <attn/low_rank/linformer.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
 
@@ -46,7 +47,6 @@ void linformer_backward(const Q& q, const K& k, const V& v, const O& out, const 
                         const linformer_gradients<element_of<const Q&>>& gradients, Options&& options = {},
                         execution_ref exec = {}) {
   using S = element_of<const Q&>;
-  using T = compute_type<S>;
   const tensor_view<const S, 3> by_e = detail::projection_view<S>(e), by_f = detail::projection_view<S>(f);
   auto call = detail::checked_backward_call<linformer_options>("linformer_backward", q, k, v, out, d_out, gradients,
                                                                options, exec);
@@ -56,29 +56,12 @@ void linformer_backward(const Q& q, const K& k, const V& v, const O& out, const 
   detail::check_projections(call.views, s, by_e, by_f);
   call.views.gradient("e", gradients.e, by_e);
   call.views.gradient("f", gradients.f, by_f);
-  if (s.heads == 0) {
-    if (!gradients.accumulate)
-      for (const tensor_view<S, 3>& x : {gradients.e, gradients.f})
-        detail::clear_gradient(tensor_view<S>(x.data(), {1, x.extent(0), x.extent(1), x.extent(2)},
-                                              {0, x.stride(0), x.stride(1), x.stride(2)}));
-    return;
-  }
-
-  const detail::key_flags seen(call.options.key_mask);
   const detail::seen_lengths lengths(call.options.key_mask, s.batch, call.lengths, call.exec);
-  const auto heads = [&](const auto& projection) { return projection.extent(0) == 1 ? s.kv_heads : s.heads; };
-  detail::linformer_backward_call<S>{.views = call,
-                                     .d_out = as_view(d_out),
-                                     .d_lse = gradients.d_lse,
-                                     .dq = gradients.q,
-                                     .accumulate = gradients.accumulate,
-                                     .terms = detail::terms_of_sums<T>(call.options, s.dim),
-                                     .keys = {.e = by_e, .x = call.k, .heads = heads(by_e), .seen = seen},
-                                     .values = {.e = by_f, .x = call.v, .heads = heads(by_f), .seen = seen},
-                                     .key_gradients = {.e = gradients.e, .x = gradients.k},
-                                     .value_gradients = {.e = gradients.f, .x = gradients.v},
-                                     .shared = detail::shared_projection(by_e, by_f)}
-      .run(call.exec);
+  const detail::linformer_backward_call<S> checked{
+      .forward = {call, by_e, by_f, detail::terms_of_sums<compute_type<S>>(call.options, s.dim), call.options.key_mask},
+      .d_out = as_view(d_out), .d_lse = gradients.d_lse, .dq = gradients.q, .dk = gradients.k, .dv = gradients.v,
+      .de = gradients.e, .df = gradients.f, .accumulate = gradients.accumulate};
+  detail::run_linformer_backward(checked, call.exec);
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -20,7 +20,7 @@
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
 
-#include <attn/low_rank/detail/long_short_call.hpp>
+#include <attn/low_rank/detail/long_short_run.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
 
@@ -84,14 +84,12 @@ inline void check_window(const validator& check, idx_t left, idx_t right, idx_t 
 
 /// The driver of a call whose own options are checked here. In a backward call s is its shape, and `in` the forward
 /// call, which computes lse.
-template <class S, class P = product_type<S>>
-long_short_call<S, P> checked_long_short(call_views& check, const attention_shape& s,
-                                         const softmax_call<S, no_score>& in, const tensor_view<const S>& logits,
-                                         const long_short_options<S>& given) {
+template <class S>
+long_short_call<S> checked_long_short(call_views& check, const attention_shape& s, const softmax_call<S, no_score>& in,
+                                      const tensor_view<const S>& logits, const long_short_options<S>& given) {
   using T = compute_type<S>;
   check_window(check, given.left, given.right, given.block, given.causal, given.segment);
-  check.read("logits", logits, {{"logits batch = query batch", s.batch},
-                                {"logits heads = query heads", s.heads},
+  check.read("logits", logits, {{"logits batch = query batch", s.batch}, {"logits heads = query heads", s.heads},
                                 {"logits length = key length", s.keys}});
   check.fits("compressed keys", {s.keys, logits.extent(3), s.dim + s.dim_v + 1});
   if (!(given.norm_eps >= 0 && std::isfinite(given.norm_eps)))
@@ -102,15 +100,9 @@ long_short_call<S, P> checked_long_short(call_views& check, const attention_shap
   const key_norm<T> local = norm("local_gamma", given.local_gamma, "local_beta", given.local_beta);
   const key_norm<T> global = norm("global_gamma", given.global_gamma, "global_beta", given.global_beta);
   const idx_t all = s.queries + s.keys;
-  return {.in = in,
-          .logits = logits,
-          .local = local,
-          .global = global,
-          .causal_segment = given.segment,
-          .left = (std::min)(given.left, all),
-          .right = given.causal ? 0 : (std::min)(given.right, all),
-          .block = (std::min)(given.block, all),
-          .key_mask = given.key_mask};
+  return {.in = in, .logits = logits, .local = local, .global = global, .causal_segment = given.segment,
+          .left = (std::min)(given.left, all), .right = given.causal ? 0 : (std::min)(given.right, all),
+          .block = (std::min)(given.block, all), .key_mask = given.key_mask};
 }
 
 }  // namespace detail
@@ -126,9 +118,7 @@ void long_short(const Q& q, const K& k, const V& v, O&& out, const L& logits, Op
   detail::no_score none;
   auto call = detail::checked_call<long_short_options>("long_short", q, k, v, out, options, none, exec);
   const detail::seen_lengths lengths(call.options.key_mask, call.shape.batch, call.lengths, call.exec);
-  detail::with_products<S>(call.exec, [&]<class P>(std::type_identity<P>) {
-    detail::checked_long_short<S, P>(call.views, call.shape, call, weights, call.options).run();
-  });
+  detail::run_long_short(detail::checked_long_short<S>(call.views, call.shape, call, weights, call.options));
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -24,7 +24,7 @@
 // it is computed again in more digits than one number has: leave it out where scores exceed 1e4.
 #pragma once
 
-#include <attn/low_rank/detail/long_short_backward_call.hpp>
+#include <attn/low_rank/detail/long_short_backward_run.hpp>
 #include <attn/low_rank/long_short.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
@@ -68,10 +68,9 @@ void long_short_backward(const Q& q, const K& k, const V& v, const O& out, const
   call.views.gradient("local_beta", gradients.local_beta, detail::list_layout(given.local_beta));
   call.views.gradient("global_gamma", gradients.global_gamma, detail::list_layout(given.global_gamma));
   call.views.gradient("global_beta", gradients.global_beta, detail::list_layout(given.global_beta));
-  detail::softmax_backward_work work(call, 2.7 * forward.scores() * call.shape.operations_per_score());
-  if (work.needs_lse()) forward.run();
-  detail::long_short_backward_call<S, decltype(call)>{.in = call, .forward = forward}.run();
-  work.store_parameters();
+  detail::run_long_short_backward(call, forward,
+                                  {gradients.logits, gradients.local_gamma, gradients.local_beta,
+                                   gradients.global_gamma, gradients.global_beta});
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -35,7 +35,7 @@
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
 
-#include <attn/low_rank/detail/multipole_call.hpp>
+#include <attn/low_rank/detail/multipole_run.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
 
@@ -105,16 +105,10 @@ multipole_clustering<S> checked_multipole(call_views& check, const tensor_view<c
                                           const sequence_lengths& lengths, const multipole_options<S>& given) {
   const bool causal = given.causal;
   const idx_t block = given.block.value_or(causal ? 128 : 96);
-  multipole_settings o{.causal = causal,
-                       .assigned = bool(given.assignment),
-                       .block = block,
-                       .probe = given.probe,
-                       .exact = given.exact,
-                       .clusters = given.clusters.value_or(causal ? 8 : 64),
-                       .candidate_clusters = given.candidate_clusters,
-                       .segment = given.segment.value_or(256),
-                       .lookback = given.lookback.value_or(std::min<idx_t>(32, block)),
-                       .iterations = given.iterations,
+  multipole_settings o{.causal = causal, .assigned = bool(given.assignment), .block = block, .probe = given.probe,
+                       .exact = given.exact, .clusters = given.clusters.value_or(causal ? 8 : 64),
+                       .candidate_clusters = given.candidate_clusters, .segment = given.segment.value_or(256),
+                       .lookback = given.lookback.value_or(std::min<idx_t>(32, block)), .iterations = given.iterations,
                        .seed = given.seed};
   check_multipole_settings(check, o);
   check.at_least("block", 1, o.block);
@@ -146,9 +140,8 @@ void multipole(const Q& q, const K& k, const V& v, O&& out, Options&& options = 
   using S = element_of<const Q&>;
   detail::no_score none;
   auto call = detail::checked_call<multipole_options>("multipole", q, k, v, out, options, none, exec);
-  detail::multipole_call<S>{
-      call, detail::checked_multipole<S>(call.views, call.k, call.v, call.shape, call.lengths, call.options)}
-      .run();
+  detail::run_multipole(
+      call, detail::checked_multipole<S>(call.views, call.k, call.v, call.shape, call.lengths, call.options));
 }
 
 }}  // namespace attn::ATTN_ISA

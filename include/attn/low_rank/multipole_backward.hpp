@@ -26,7 +26,7 @@
 // it is computed again in more digits than one number has: leave it out where scores exceed 1e4.
 #pragma once
 
-#include <attn/low_rank/detail/multipole_backward_call.hpp>
+#include <attn/low_rank/detail/multipole_backward_run.hpp>
 #include <attn/low_rank/multipole.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
@@ -58,15 +58,7 @@ void multipole_backward(const Q& q, const K& k, const V& v, const O& out, const 
                                                                options, none, none_backward, exec);
   const auto clustering =
       detail::checked_multipole<S>(call.views, call.k, call.v, call.shape, call.lengths(), call.options);
-  const detail::standard_products standard(call.forward.exec);  // multipole always uses these
-  detail::softmax_backward_work work(call, 2.7 * clustering.operations());
-  if (work.needs_lse()) {
-    detail::multipole_call<S> forward{call.forward, clustering};
-    forward.clustering.v = call.forward.v, forward.clustering.shape = call.forward.shape;
-    forward.run();
-  }
-  detail::multipole_backward_call<S, decltype(call)>{.in = call, .clustering = clustering}.run();
-  work.store_parameters();
+  detail::run_multipole_backward(call, clustering);
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -44,13 +44,10 @@ class multipole_tokens : public kv_tokens<S> {
 
   multipole_tokens(const char* name, const state_extents& extents, const multipole_cache_options& options)
       : base(name, extents), segments_(this->lengths_) {
-    settings_ = {.causal = true,
-                 .exact = options.exact,
+    settings_ = {.causal = true, .exact = options.exact,
                  .clusters = (std::min)(options.clusters, std::max<idx_t>(1, options.segment)),
                  .candidate_clusters = options.clusters > 0 ? options.candidate_clusters : 0,
-                 .segment = options.segment,
-                 .iterations = options.iterations,
-                 .seed = options.seed};
+                 .segment = options.segment, .iterations = options.iterations, .seed = options.seed};
     const validator check{this->name_};
     check_multipole_settings(check, settings_);
     check.at_least("candidate_clusters", 0, options.candidate_clusters);
@@ -121,14 +118,9 @@ class multipole_tokens : public kv_tokens<S> {
   };
   head_clusters clusters_of(idx_t b, idx_t h) const {
     const idx_t head = b * heads() + h, row = head * room_ * settings_.clusters;
-    return {stride(),
-            stride_v(),
-            lists_.means.data() + row * stride(),
-            lists_.value_means.data() + row * stride_v(),
-            lists_.counts.data() + row,
-            lists_.logs.data() + row,
-            lists_.order.data() + head * room_ * settings_.segment,
-            lists_.begins.data() + row};
+    return {stride(), stride_v(), lists_.means.data() + row * stride(), lists_.value_means.data() + row * stride_v(),
+            lists_.counts.data() + row, lists_.logs.data() + row,
+            lists_.order.data() + head * room_ * settings_.segment, lists_.begins.data() + row};
   }
 
   /// Clusters the segments that the tokens appended since have finished.

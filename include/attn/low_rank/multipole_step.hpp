@@ -16,7 +16,7 @@
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything, the cache included, changes.
 #pragma once
 
-#include <attn/low_rank/detail/multipole_step_call.hpp>
+#include <attn/low_rank/detail/multipole_step_run.hpp>
 #include <attn/softmax/detail/softmax_step.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
@@ -45,10 +45,7 @@ void multipole_step(multipole_cache<S>& cache, const Q& q, const K& k, const V& 
   detail::no_score none;
   auto call = detail::checked_call<multipole_step_options>("multipole_step", q, k, v, out, options, none, exec);
   auto& tokens = detail::check_step(call, cache);
-  detail::cache_step(call, tokens, [&] {
-    tokens.cluster_segments(call.exec);
-    detail::multipole_step_call<S>{call, tokens}.run();
-  });
+  detail::cache_step(call, tokens, [&] { detail::run_multipole_step<S>(call, tokens); });
 }
 
 }}  // namespace attn::ATTN_ISA

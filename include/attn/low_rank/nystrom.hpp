@@ -25,7 +25,7 @@
 //          form, and no such option: a landmark is a mean over tokens on both sides of a query.
 #pragma once
 
-#include <attn/low_rank/detail/nystrom_call.hpp>
+#include <attn/low_rank/detail/nystrom_run.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
 
@@ -79,18 +79,15 @@ void check_nystrom(attention_call<S, nystrom_options<S>>& call) {
 }
 
 /// The driver of a checked call.
-template <class S, class P>
-nystrom_call<S, P> nystrom_of(const attention_call<S, nystrom_options<S>>& call) {
+template <class S>
+nystrom_call<S> nystrom_call_of(const attention_call<S, nystrom_options<S>>& call) {
   const nystrom_options<S>& given = call.options;
-  return {.views = call,
-          .convolution = given.convolution,
+  return {.views = call, .convolution = given.convolution,
           .plan = {call.shape, call.lengths, given.landmarks, given.key_mask},
           .terms = terms_of_sums<compute_type<S>>(given, call.shape.dim),
-          .inverse = {.exact = given.inverse == pseudo_inverse::exact,
-                      .iterations = given.iterations,
+          .inverse = {.exact = given.inverse == pseudo_inverse::exact, .iterations = given.iterations,
                       .cutoff = static_cast<double>(given.cutoff)},
-          .whole_batch = given.inverse == pseudo_inverse::whole_batch,
-          .exec = call.exec};
+          .whole_batch = given.inverse == pseudo_inverse::whole_batch, .exec = call.exec};
 }
 
 }  // namespace detail
@@ -98,12 +95,10 @@ nystrom_call<S, P> nystrom_of(const attention_call<S, nystrom_options<S>>& call)
 /// Nystroem attention. See the top of the file.
 template <viewable Q, viewable K, viewable V, viewable O, class Options = nystrom_options<element_of<const Q&>>>
 void nystrom(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, execution_ref exec = {}) {
-  using S = element_of<const Q&>;
   auto call = detail::checked_call<nystrom_options>("nystrom", q, k, v, out, options, exec);
   detail::check_nystrom(call);
   const detail::seen_lengths lengths(call.options.key_mask, call.shape.batch, call.lengths, call.exec);
-  detail::with_products<S>(call.exec,
-                           [&]<class P>(std::type_identity<P>) { detail::nystrom_of<S, P>(call).run(); });
+  detail::run_nystrom(detail::nystrom_call_of(call));
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -23,7 +23,7 @@
 //          share memory with an input or one another, before anything is written.
 #pragma once
 
-#include <attn/low_rank/detail/nystrom_backward_call.hpp>
+#include <attn/low_rank/detail/nystrom_backward_run.hpp>
 #include <attn/low_rank/nystrom.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
@@ -45,21 +45,15 @@ template <viewable Q, viewable K, viewable V, viewable D, class Options = nystro
 void nystrom_backward(const Q& q, const K& k, const V& v, const D& d_out,
                       const nystrom_gradients<element_of<const Q&>>& gradients, Options&& options = {},
                       execution_ref exec = {}) {
-  using S = element_of<const Q&>;
   auto call =
       detail::checked_backward_call<nystrom_options>("nystrom_backward", q, k, v, d_out, gradients, options, exec);
   detail::check_nystrom(call);
   call.views.gradient("convolution", gradients.convolution, call.options.convolution);
   const detail::seen_lengths lengths(call.options.key_mask, call.shape.batch, call.lengths, call.exec);
-  const auto forward = detail::nystrom_of<S, detail::product_type<S>>(call);
-  detail::nystrom_backward_call<S>{.forward = forward,
-                                   .d_out = as_view(d_out),
-                                   .dq = gradients.q,
-                                   .dk = gradients.k,
-                                   .dv = gradients.v,
-                                   .d_convolution = gradients.convolution,
-                                   .accumulate = gradients.accumulate}
-      .run();
+  const detail::nystrom_backward_call<element_of<const Q&>> checked{
+      .forward = {detail::nystrom_call_of(call)}, .d_out = as_view(d_out), .dq = gradients.q, .dk = gradients.k,
+      .dv = gradients.v, .d_convolution = gradients.convolution, .accumulate = gradients.accumulate};
+  detail::run_nystrom_backward(checked);
 }
 
 }}  // namespace attn::ATTN_ISA

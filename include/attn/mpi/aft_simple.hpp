@@ -25,7 +25,7 @@ namespace attn { inline namespace ATTN_ISA {
 namespace detail {
 
 template <class S>
-void run_spread(const aft_simple_call<S>& call, const spread_sequence& sequence, execution& exec) {
+void run_spread(const aft_simple_driver<S>& call, const distributed_sequence& sequence, execution& exec) {
   using T = compute_type<S>;
   const aft_tensors<T>& x = call.x;
   sums_array<T> before;
@@ -53,7 +53,7 @@ void aft_simple(const Q& q, const K& k, const V& v, O&& out, MPI_Comm communicat
   auto call = detail::unchecked_aft<aft_simple_options<S>>(name, q, k, v, out, tensor_view<const S>(), options, exec);
   auto sequence = detail::spread_sequence_of(name, communicator, call.x);
   detail::agree_on_aft<S>(sequence, call);
-  detail::run_spread(detail::aft_simple_call<S>{call.x}, sequence, call.exec);
+  detail::run_spread(detail::aft_simple_driver<S>{call.x}, sequence, call.exec);
 }
 
 }  // namespace mpi

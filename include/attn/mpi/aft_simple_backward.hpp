@@ -24,7 +24,7 @@ namespace attn { inline namespace ATTN_ISA {
 namespace detail {
 
 template <class S, class T = compute_type<S>>
-void run_spread_backward(aft_simple_backward_call<S> call, const spread_sequence& sequence, execution& exec) {
+void run_spread_backward(aft_simple_backward_driver<S> call, const distributed_sequence& sequence, execution& exec) {
   const aft_tensors<T>& x = call.x;
   const auto limit = call.limit_threads(exec);
   const idx_t heads = call.heads(), parts = call.parts, chunks = call.chunks;
@@ -87,7 +87,7 @@ void aft_simple_backward(const Q& q, const K& k, const V& v, const D& d_out,
                                                                     gradients, options, exec);
   auto sequence = detail::spread_sequence_of(name, communicator, call.x);
   detail::agree_on_aft<S>(sequence, call);
-  detail::run_spread_backward(detail::aft_simple_backward_call<S>{call.x}, sequence, call.exec);
+  detail::run_spread_backward(detail::aft_simple_backward_driver<S>{call.x}, sequence, call.exec);
 }
 
 }  // namespace mpi

@@ -21,7 +21,7 @@
 // The batch has one length: where items differ, what lies beyond their end is hidden by a score function.
 #pragma once
 
-#include <attn/mpi/detail/softmax_group.hpp>
+#include <attn/mpi/detail/distributed_softmax.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace mpi {
 
@@ -51,7 +51,7 @@ void full_softmax(const Q& q, const K& k, const V& v, O&& out, MPI_Comm communic
   namespace detail = attn::detail;
   using S = element_of<const Q&>;
   auto call = detail::unchecked_call<full_softmax_options>("mpi::full_softmax", q, k, v, out, options, score, exec);
-  const detail::softmax_group<S> group("mpi::full_softmax", communicator, call.q, call.k, call.v, call.options, 0,
+  const detail::distributed_softmax<S> group("mpi::full_softmax", communicator, call.q, call.k, call.v, call.options, 0,
                                        [&] { detail::check_call(call); });
   if (group.processes.size() == 1) return detail::run_full_softmax(call);
   group.attend(call.v, call.out, call.lse, call.terms.score, call.exec);

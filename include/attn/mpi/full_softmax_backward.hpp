@@ -23,7 +23,7 @@
 // Rules    of ranges, threads, options that differ and exceptions: README.md of this folder.
 #pragma once
 
-#include <attn/mpi/detail/softmax_group_backward.hpp>
+#include <attn/mpi/detail/distributed_softmax_backward.hpp>
 #include <attn/mpi/full_softmax.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace mpi {
@@ -47,11 +47,11 @@ void full_softmax_backward(const Q& q, const K& k, const V& v, const O& out, con
   const char* const name = "mpi::full_softmax_backward";
   auto call = detail::unchecked_backward_call<full_softmax_options>(name, q, k, v, out, d_out, gradients, options,
                                                                     score, score_backward, exec);
-  const detail::softmax_group<S> group(name, communicator, call.q, call.k, call.v, call.options,
+  const detail::distributed_softmax<S> group(name, communicator, call.q, call.k, call.v, call.options,
                                        detail::wants_of<S>(call.options, gradients, call.forward.exec),
                                        [&] { detail::check_backward_call(call); });
   if (group.processes.size() == 1) return detail::run_full_softmax_backward(call);
-  detail::softmax_group_backward{group, call}.run();
+  detail::distributed_softmax_backward{group, call}.run();
 }
 
 }}}  // namespace attn::ATTN_ISA::mpi

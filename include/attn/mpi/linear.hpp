@@ -24,23 +24,33 @@
 namespace attn { inline namespace ATTN_ISA {
 namespace detail {
 
-/// linear_operator or linear_backward_operator over processes, which share out only some of its options.
-template <class Base>
-struct spread_linear : Base {
+/// The checks and the map of linear over processes, which share out only some of its options.
+template <class S, class F, class T = compute_type<S>>
+struct spread_linear {
+  const linear_options<S>& options;
+  const F& feature;
+  idx_t count = 0;  // of features
+
+  static constexpr bool usable() { return require_feature_map<F, T>(); }
   void refuse(const validator& check) const {
-    const auto& o = this->options;
+    const auto& o = options;
     if (o.scale != 1) check.fail("scale 1 over processes", static_cast<double>(o.scale));
     if (o.log_decay) check.fail("decay in place of log_decay over processes", "log_decay");
     if (o.bonus) check.fail("no bonus over processes", "one");
     if (o.initial_state || o.initial_weights || o.final_state || o.final_weights)
       check.fail("no initial or final state over processes", "one");
   }
-  void settings(common_settings& settings) const {
-    settings.add(this->options.normalise), settings.add(static_cast<double>(this->count));
+  void validate(const validator& check, kernel_call<T>& call) {
+    count = features_of(feature, call.shape.dim);
+    check_linear(check, call, options, count);
   }
+  void settings(common_settings& settings) const {
+    settings.add(options.normalise), settings.add(static_cast<double>(count));
+  }
+  mapped_features<S, F> map(const kernel_call<T>& call) const { return {feature, call.shape.dim, count}; }
 };
-template <class Base>
-spread_linear(Base) -> spread_linear<Base>;
+template <class S, class F>
+spread_linear(const linear_options<S>&, const F&) -> spread_linear<S, F>;
 
 }  // namespace detail
 
@@ -54,9 +64,8 @@ void linear(const Q& q, const K& k, const V& v, O&& out, MPI_Comm communicator, 
   namespace detail = attn::detail;
   using S = element_of<const Q&>;
   detail::run_spread("mpi::linear", communicator, detail::views_of<S>(q, k, v, out),
-                     detail::spread_linear{
-                         detail::linear_of<S>(detail::options_or_default<linear_options<S>>(options),
-                                              detail::callable_or_default<feature_maps::elu_plus_one>(map))},
+                     detail::spread_linear{detail::options_or_default<linear_options<S>>(options),
+                                           detail::callable_or_default<feature_maps::elu_plus_one>(map)},
                      detail::execution_of(exec, options, map));
 }
 

@@ -28,17 +28,22 @@
 namespace attn { inline namespace ATTN_ISA {
 namespace detail {
 
-template <class Base>
-struct spread_linear_backward : spread_linear<Base> {
+template <class S, class F, class B, class T = compute_type<S>>
+struct spread_linear_backward : spread_linear<S, F> {
+  const B& map_backward;
+  const linear_gradients<S>& gradients;
+
+  static constexpr bool usable() { return require_map_backward<F, B, T>(); }
   void refuse(const validator& check) const {
-    spread_linear<Base>::refuse(check);
-    const auto& g = this->gradients;
+    spread_linear<S, F>::refuse(check);
+    const auto& g = gradients;
     if (g.log_decay || g.bonus || g.initial_state || g.initial_weights || g.d_final_state || g.d_final_weights)
       check.fail("gradients of q, k, v and decay over processes", "another");
   }
+  auto back(const mapped_features<S, F>& map) const { return map_features_backward(map, map_backward); }
 };
-template <class Base>
-spread_linear_backward(spread_linear<Base>) -> spread_linear_backward<Base>;
+template <class S, class F, class B>
+spread_linear_backward(spread_linear<S, F>, const B&, const linear_gradients<S>&) -> spread_linear_backward<S, F, B>;
 
 }  // namespace detail
 
@@ -55,10 +60,10 @@ void linear_backward(const Q& q, const K& k, const V& v, const D& d_out,
   using S = element_of<const Q&>;
   detail::run_spread_backward(
       "mpi::linear_backward", communicator, detail::backward_views_of<S>(q, k, v, d_out), gradients,
-      detail::spread_linear_backward{detail::spread_linear{
-          detail::linear_backward_of<S>(detail::options_or_default<linear_options<S>>(options),
-                                        detail::callable_or_default<feature_maps::elu_plus_one>(map),
-                                        detail::callable_or_default<detail::own_derivative>(map_backward), gradients)}},
+      detail::spread_linear_backward{
+          detail::spread_linear{detail::options_or_default<linear_options<S>>(options),
+                                detail::callable_or_default<feature_maps::elu_plus_one>(map)},
+          detail::callable_or_default<detail::own_derivative>(map_backward), gradients},
       detail::execution_of(exec, options, map, map_backward));
 }
 

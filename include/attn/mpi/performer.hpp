@@ -21,7 +21,7 @@ namespace detail {
 
 /// The map's shared memory: what it takes from the keys, it takes from those of all processes.
 template <class T>
-void prepare_spread(performer_features<T>& features, const spread_sequence& sequence, execution& exec) {
+void prepare_spread(performer_features<T>& features, const distributed_sequence& sequence, execution& exec) {
   const kernel_call<T>& call = features.call;
   const idx_t item_heads = features.item_heads(), dim = features.dim;
   features.pack_rows();
@@ -49,12 +49,21 @@ void prepare_spread(performer_features<T>& features, const spread_sequence& sequ
   }
 }
 
-/// performer_operator or performer_backward_operator over processes.
-template <class Base>
-struct spread_performer : Base {
+template <class T>
+struct performer_features_backward;
+
+/// The checks and the features of performer over processes.
+template <class S, class T = compute_type<S>>
+struct spread_performer {
+  const performer_options<S>& options;
+
+  static constexpr bool usable() { return true; }
   void refuse(const validator&) const {}
+  void validate(const validator& check, kernel_call<T>& call) const { check_performer(check, call, options); }
+  performer_features<T> map(const kernel_call<T>& call) const { return {call, options}; }
+  auto back(const performer_features<T>& map) const { return performer_features_backward<T>(map); }
   void settings(common_settings& settings) const {
-    const auto& o = this->options;
+    const auto& o = options;
     settings.add(o.scale), settings.add(static_cast<double>(o.kernel));
     settings.add(o.feature_eps), settings.add(o.center_keys);
   }
@@ -71,10 +80,8 @@ void performer(const Q& q, const K& k, const V& v, O&& out, const Features& feat
                Options&& options = {}, execution_ref exec = {}) {
   namespace detail = attn::detail;
   using S = element_of<const Q&>;
-  detail::run_spread("mpi::performer", communicator,
-                     detail::with_features(detail::views_of<S>(q, k, v, out), features),
-                     detail::spread_performer<detail::performer_operator<S>>{
-                         {detail::options_or_default<performer_options<S>>(options)}},
+  detail::run_spread("mpi::performer", communicator, detail::with_features(detail::views_of<S>(q, k, v, out), features),
+                     detail::spread_performer<S>{detail::options_or_default<performer_options<S>>(options)},
                      detail::execution_of(exec, options));
 }
 

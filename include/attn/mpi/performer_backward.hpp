@@ -21,9 +21,9 @@ namespace attn { inline namespace ATTN_ISA {
 namespace detail {
 
 template <class S, class T = compute_type<S>>
-struct spread_performer_backward : spread_performer<performer_backward_operator<S>> {
+struct spread_performer_backward : spread_performer<S> {
   void validate(const validator& check, kernel_call<T>& call) const {
-    performer_operator<S>::validate(check, call);
+    spread_performer<S>::validate(check, call);
     const performer_options<S>& o = this->options;
     if (o.center_keys) check.fail("no center_keys, a mean over the keys of all processes", "center_keys");
     if (o.kernel == performer_kernel::positive && o.feature_eps.value_or(0) > 0)
@@ -46,7 +46,7 @@ void performer_backward(const Q& q, const K& k, const V& v, const Features& feat
   detail::run_spread_backward(
       "mpi::performer_backward", communicator,
       detail::with_features(detail::backward_views_of<S>(q, k, v, d_out), features), gradients,
-      detail::spread_performer_backward<S>{{{{detail::options_or_default<performer_options<S>>(options)}}}},
+      detail::spread_performer_backward<S>{{detail::options_or_default<performer_options<S>>(options)}},
       detail::execution_of(exec, options));
 }
 

@@ -16,11 +16,22 @@
 namespace attn { inline namespace ATTN_ISA {
 namespace detail {
 
-/// rfa_operator or rfa_backward_operator over processes.
-template <class Base>
-struct spread_rfa : Base {
+template <class T>
+struct rfa_features_backward;
+
+/// The checks and the features of rfa over processes.
+template <class S, class T = compute_type<S>>
+struct spread_rfa {
+  const rfa_options<S>& options;
+
+  static constexpr bool usable() { return true; }
   void refuse(const validator&) const {}
-  void settings(common_settings& settings) const { settings.add(static_cast<double>(this->options.norm_eps)); }
+  void validate(const validator& check, kernel_call<T>&) const {
+    check_finite(check, "norm_eps", static_cast<double>(options.norm_eps));
+  }
+  rfa_features<T> map(const kernel_call<T>& call) const { return {call, options.norm_eps}; }
+  auto back(const rfa_features<T>& map) const { return rfa_features_backward<T>(map); }
+  void settings(common_settings& settings) const { settings.add(static_cast<double>(options.norm_eps)); }
 };
 
 }  // namespace detail
@@ -35,8 +46,7 @@ void rfa(const Q& q, const K& k, const V& v, O&& out, const Features& features, 
   namespace detail = attn::detail;
   using S = element_of<const Q&>;
   detail::run_spread("mpi::rfa", communicator, detail::with_features(detail::views_of<S>(q, k, v, out), features),
-                     detail::spread_rfa<detail::rfa_operator<S>>{
-                         {detail::options_or_default<rfa_options<S>>(options)}},
+                     detail::spread_rfa<S>{detail::options_or_default<rfa_options<S>>(options)},
                      detail::execution_of(exec, options));
 }
 

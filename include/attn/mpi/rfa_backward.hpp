@@ -29,7 +29,7 @@ void rfa_backward(const Q& q, const K& k, const V& v, const Features& features, 
   detail::run_spread_backward(
       "mpi::rfa_backward", communicator,
       detail::with_features(detail::backward_views_of<S>(q, k, v, d_out), features), gradients,
-      detail::spread_rfa<detail::rfa_backward_operator<S>>{{{detail::options_or_default<rfa_options<S>>(options)}}},
+      detail::spread_rfa<S>{detail::options_or_default<rfa_options<S>>(options)},
       detail::execution_of(exec, options));
 }
 

@@ -23,7 +23,7 @@
 // Rules    of ranges, threads, options that differ and exceptions: README.md of this folder.
 #pragma once
 
-#include <attn/mpi/detail/window_group.hpp>
+#include <attn/mpi/detail/distributed_window.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace mpi {
 
@@ -57,7 +57,7 @@ void sliding_window(const Q& q, const K& k, const V& v, O&& out, MPI_Comm commun
   using S = element_of<const Q&>;
   auto call = detail::unchecked_call<sliding_window_options>("mpi::sliding_window", q, k, v, out, options, score, exec);
   const auto& given = call.options;
-  const detail::process_group group("mpi::sliding_window", communicator);
+  const detail::process_communicator group("mpi::sliding_window", communicator);
   const attn::sliding_window_options<S> of_whole{
       .scale = given.scale, .causal = given.causal, .left = given.left, .right = given.right,
       .dilation = given.dilation, .global_positions = given.global_positions, .q_global = given.q_global,
@@ -72,7 +72,7 @@ void sliding_window(const Q& q, const K& k, const V& v, O&& out, MPI_Comm commun
     detail::check_window_options(call.views, call.shape, of_whole, call.out);
   });
   if (group.size() == 1) return detail::run_sliding_window(call, of_whole);
-  detail::window_group(group, all, call, of_whole).attend();
+  detail::distributed_window(group, all, call, of_whole).attend();
 }
 
 }}}  // namespace attn::ATTN_ISA::mpi

@@ -127,7 +127,7 @@ class zigzag_exchange {
                    {"part dim = whole dim", whole_.extent(3), part_.extent(3)}});
   }
 
-  process_group group_;
+  process_communicator group_;
   tensor_view<W> whole_;
   tensor_view<P> part_;
   idx_t tokens_ = 0;

@@ -129,7 +129,7 @@ void add_nystrom(std::vector<law_operator<T>>& all) {
                         {"causality", "bidirectional by definition"},
                         {"averages", "rows of the three factors' product sum to 1 only where the inverse is exact"},
                         {"stream", "bidirectional by definition"},
-                        {"long_rows", "landmarks attend in pieces, merged: nystrom_call.hpp"}};
+                        {"long_rows", "landmarks attend in pieces, merged: nystrom_run.hpp"}};
 }
 const law_entries entries("nystrom", [](auto& all) { add_nystrom(all); });
 

@@ -18,28 +18,6 @@
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
-/// The arguments of a backward call, whose types are checked here; w may be the null view.
-template <class Options, class Q, class K, class V, class W, class D, class Gradients, class Given>
-auto unchecked_aft_backward(const char* name, const Q& q, const K& k, const V& v, const W& w, const D& d_out,
-                            const Gradients& gradients, Given& options, execution_ref& exec) {
-  using S = element_of<const Q&>;
-  require_one_element_type<const Q&, const K&, const V&, const tensor_view<S>&>();
-  static_assert(std::same_as<S, element_of<const D&>>, "attn: q and d_out must have one element type");
-  auto call = aft_call_of<S, Options>(name, as_view(q), as_view(k), as_view(v), as_view(d_out), w, options, exec);
-  call.x.backward = true, call.x.accumulate = gradients.accumulate;
-  call.x.dq = gradients.q, call.x.dk = gradients.k, call.x.dv = gradients.v;
-  if constexpr (requires { gradients.w; }) call.x.dw = gradients.w;
-  return call;
-}
-template <class Options, class Q, class K, class V, class W, class D, class Gradients, class Given>
-auto checked_aft_backward(const char* name, const Q& q, const K& k, const V& v, const W& w, const D& d_out,
-                          const Gradients& gradients, Given& options, execution_ref& exec) {
-  auto call = unchecked_aft_backward<Options>(name, q, k, v, w, d_out, gradients, options, exec);
-  check_aft(call.views, call.x);
-  call.x.key_mask.validate(call.views, call.x.batch, call.x.length);
-  return call;
-}
-
 /// sigma(q) and its derivative; 1 and 0 without a gate.
 template <class T>
 struct gate_slopes {
@@ -166,5 +144,27 @@ void store_channels(const matrix_view<void>& to, idx_t c, idx_t begin, idx_t cou
 template <class S, class T = compute_type<S>>
 inline constexpr aft_gradient_elements<T> gradient_elements_of = {
     highest_key<T, S>, pack_backward_rows<T, S>, pack_backward_keys<T, S>, store_channels<T, S>};
+
+/// The arguments of a backward call, whose types are checked here; w may be the null view.
+template <class Options, class Q, class K, class V, class W, class D, class Gradients, class Given>
+auto unchecked_aft_backward(const char* name, const Q& q, const K& k, const V& v, const W& w, const D& d_out,
+                            const Gradients& gradients, Given& options, execution_ref& exec) {
+  using S = element_of<const Q&>;
+  require_one_element_type<const Q&, const K&, const V&, const tensor_view<S>&>();
+  static_assert(std::same_as<S, element_of<const D&>>, "attn: q and d_out must have one element type");
+  auto call = aft_call_of<S, Options>(name, as_view(q), as_view(k), as_view(v), as_view(d_out), w, options, exec);
+  call.x.backward = true, call.x.accumulate = gradients.accumulate;
+  call.x.dq = gradients.q, call.x.dk = gradients.k, call.x.dv = gradients.v;
+  if constexpr (requires { gradients.w; }) call.x.dw = gradients.w, call.x.gradients = &gradient_elements_of<S>;
+  return call;
+}
+template <class Options, class Q, class K, class V, class W, class D, class Gradients, class Given>
+auto checked_aft_backward(const char* name, const Q& q, const K& k, const V& v, const W& w, const D& d_out,
+                          const Gradients& gradients, Given& options, execution_ref& exec) {
+  auto call = unchecked_aft_backward<Options>(name, q, k, v, w, d_out, gradients, options, exec);
+  check_aft(call.views, call.x);
+  call.x.key_mask.validate(call.views, call.x.batch, call.x.length);
+  return call;
+}
 
 }}}  // namespace attn::ATTN_ISA::detail

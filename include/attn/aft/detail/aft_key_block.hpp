@@ -36,11 +36,8 @@ struct aft_stored_rows {
     const idx_t capacity = round_up(length, block_rows) + tile_rows;  // packets fall into different cache sets
     return {.panels = memory.allocate<T>(packets * capacity * panel_width<T>),
             .exact = memory.allocate<key_sums<T>>(packets * capacity),
-            .separate = memory.allocate<bool>(packets * capacity),
-            .scales = memory.allocate<T>(capacity),
-            .highest = memory.allocate<packet<T>>(heads * parts),
-            .capacity = capacity,
-            .parts = parts};
+            .separate = memory.allocate<bool>(packets * capacity), .scales = memory.allocate<T>(capacity),
+            .highest = memory.allocate<packet<T>>(heads * parts), .capacity = capacity, .parts = parts};
   }
 
   packed_rows_of<T> of(idx_t p) const {
@@ -129,15 +126,11 @@ struct aft_key_block {
 
   static aft_key_block layout(arena& memory, idx_t packets, bool biased) {
     const idx_t size = packets * block_rows * wide;
-    return {.keys = memory.allocate<T>(size),
-            .across = memory.allocate<T>(biased ? size : 0),
-            .sums = memory.allocate<T>(size),
-            .exact = memory.allocate<T>(size),
-            .any_exact = memory.allocate<bool>(packets),
-            .weights = memory.allocate<T>(row_chunk * stride),
+    return {.keys = memory.allocate<T>(size), .across = memory.allocate<T>(biased ? size : 0),
+            .sums = memory.allocate<T>(size), .exact = memory.allocate<T>(size),
+            .any_exact = memory.allocate<bool>(packets), .weights = memory.allocate<T>(row_chunk * stride),
             .products = memory.allocate<T>(biased ? (row_chunk + tile_rows) * stride : 0),
-            .split = memory.allocate<key_sums<T>>(block_rows),
-            .shared = memory.allocate<T>(block_rows * width<T>),
+            .split = memory.allocate<key_sums<T>>(block_rows), .shared = memory.allocate<T>(block_rows * width<T>),
             .biases = split_biases<T>::layout(memory, 1)};
   }
 };

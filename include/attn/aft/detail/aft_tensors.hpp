@@ -30,12 +30,23 @@ inline matrix_view<void> writable_head_of(const memory_layout& x, idx_t batch, i
   return {const_cast<void*>(m.data), m.rows, m.cols, m.row_stride, m.col_stride};
 }
 
+/// How the biases of a window lie in memory.
+enum class aft_window_layout {
+  square,  // row t, column t'
+  band,    // row t, column t' - t + side
+  kernel   // row: lines from t to t', column: columns from t to t', counted from the farthest
+};
+
+template <class T>
+struct aft_gradient_elements;
+
 /// The views of one call and their common extents; in a backward call `out` is d_out.
 template <class T>
 struct aft_tensors {
   memory_layout q, k, v, out, w;
   memory_layout dq{}, dk{}, dv{}, dw{};
   const aft_elements<T>* elements = nullptr;
+  const aft_gradient_elements<T>* gradients = nullptr;  // of a backward call
   list_view<idx_t> lengths{};
   key_flags key_mask{};
   bool causal = true, gate = true;
@@ -49,9 +60,7 @@ struct aft_tensors {
     return {.q = head_of(q, b, h), .k = head_of(k, b, h), .v = head_of(v, b, h), .out = writable_head_of(out, b, h),
             .w = head_of(w, 0, shares_biases() ? 0 : h),
             .dq = writable_head_of(dq, b, h), .dk = writable_head_of(dk, b, h), .dv = writable_head_of(dv, b, h),
-            .length = taken(b),
-            .number = n, .bias_head = shares_biases() ? 0 : h,
-            .keys = key_mask.from(b, 0)};
+            .length = taken(b), .number = n, .bias_head = shares_biases() ? 0 : h, .keys = key_mask.from(b, 0)};
   }
   static bool wants(const memory_layout& gradient) { return gradient.data && !gradient.empty(); }
   /// Zeros in rows [begin, end) of padding of the result, or of the gradients unless what is there stays.

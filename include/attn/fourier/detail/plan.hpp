@@ -10,10 +10,58 @@
 // so that results never need to be reordered.
 #pragma once
 
+#include <attn/core/execution.hpp>
 #include <attn/fourier/detail/butterfly.hpp>
-#include <attn/fourier/detail/roots.hpp>
+
+#include <cmath>
+#include <complex>
+#include <numbers>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
+
+/// e^(-2 pi i k / n) for k >= 0. The angle is brought into the first octant as a fraction, so that cos and sin never
+/// see a rounded multiple of pi.
+inline std::complex<double> root_of_unity(idx_t k, idx_t n) {
+  idx_t a = 8 * (k % n);  // the circle is 8 n, an octant n
+  const auto fold = [&a](idx_t half) {
+    const bool beyond = a > half;
+    if (beyond) a = 2 * half - a;
+    return beyond;
+  };
+  const bool below = fold(4 * n), left = fold(2 * n), steep = fold(n);
+  const double angle = std::numbers::pi / 4 * (static_cast<double>(a) / static_cast<double>(n));
+  double c = std::cos(angle), s = std::sin(angle);
+  if (steep) std::swap(c, s);
+  return {left ? -c : c, below ? s : -s};
+}
+
+/// All powers of one root of unity, each the product of two from tables of about sqrt(n): n sines and cosines would
+/// take as long as a transform.
+class root_table {
+ public:
+  static root_table layout(arena& memory, idx_t n) {
+    root_table table;
+    table.n_ = n;
+    while (table.step_ * table.step_ < n) table.step_ *= 2;
+    table.fine_ = memory.allocate<std::complex<double>>(table.step_);
+    table.coarse_ = memory.allocate<std::complex<double>>((n + table.step_ - 1) / table.step_);
+    return table;
+  }
+  void fill() const {
+    for (idx_t k = 0; k < step_; ++k) fine_[k] = root_of_unity(k, n_);
+    for (idx_t k = 0; k * step_ < n_; ++k) coarse_[k] = root_of_unity(k * step_, n_);
+  }
+
+  /// e^(-2 pi i k / n), 0 <= k < n
+  std::complex<double> operator()(idx_t k) const {
+    const std::complex<double> a = coarse_[k / step_], b = fine_[k % step_];
+    return {a.real() * b.real() - a.imag() * b.imag(), a.real() * b.imag() + a.imag() * b.real()};
+  }
+
+ private:
+  idx_t n_ = 1, step_ = 1;
+  std::complex<double>*fine_ = nullptr, *coarse_ = nullptr;
+};
 
 /// The least number of factors 2, 3 and 5 that is not below n.
 inline idx_t smooth_size(idx_t n) {
@@ -208,5 +256,32 @@ class fourier_plan {
   T *chirp_ = nullptr, *spectrum_ = nullptr;  // the spectrum as the passes leave it
   root_table roots_, chirp_roots_;
 };
+
+// The discrete Hartley transform of many real channels, H_k = sum over t of x_t (cos + sin)(2 pi t k / n). Two channels
+// make one complex one: the packets of real and of imaginary parts of a row are channels of their own. With Z the
+// Fourier transform of a + i b, sums and differences of Z_k and Z_-k are the transforms of a and b at k and -k: the rows
+// of 2 H_k and 2 H_-k are (Z_k + Z_-k) +- i (Z_k - Z_-k).
+
+/// -k modulo n
+ATTN_INLINE idx_t mirror(idx_t k, idx_t n) { return k == 0 ? 0 : n - k; }
+
+/// 2 H_k of Z_k and Z_-k; 2 H_-k if these change places.
+template <class T>
+ATTN_INLINE complex_packet<T> hartley_twice(const complex_packet<T>& z, const complex_packet<T>& z_mirrored) {
+  return add_i(add(z, z_mirrored), sub(z, z_mirrored));
+}
+
+/// Twice the Hartley transform of plan.length() rows, in place; result k is row plan.order(k).
+template <class T>
+void hartley_twice(const fourier_plan<T>& plan, T* rows, T* spare) {
+  plan.transform(rows, spare);
+  const idx_t n = plan.length();
+  for (idx_t k = 0; k <= n / 2; ++k) {
+    T *const at = rows + plan.order(k) * row_width<T>, *const other = rows + plan.order(mirror(k, n)) * row_width<T>;
+    const auto z = load_row(at), y = load_row(other);
+    store_row(at, hartley_twice<T>(z, y));
+    store_row(other, hartley_twice<T>(y, z));
+  }
+}
 
 }}}  // namespace attn::ATTN_ISA::detail

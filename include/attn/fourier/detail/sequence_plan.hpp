@@ -6,7 +6,7 @@
 // So memory is written twice and read once, whatever the length. Results stay where these transforms leave them.
 #pragma once
 
-#include <attn/fourier/detail/hartley.hpp>
+#include <attn/fourier/detail/plan.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 

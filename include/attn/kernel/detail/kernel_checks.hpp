@@ -1,9 +1,9 @@
-// attn: a call of kernel attention: its views, the checks that all operators of the family share, and how it is run.
+// attn: a call of kernel attention: its views, and the checks that all operators of the family share.
 #pragma once
 
 #include <attn/core/detail/attention_call.hpp>
 #include <attn/core/mask_view.hpp>
-#include <attn/kernel/detail/driver.hpp>
+#include <attn/kernel/detail/kernel_call.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
@@ -61,37 +61,42 @@ kernel_views<S> with_rows(kernel_views<S> x, const A& a, const B& b) {
   return x;
 }
 
-/// Names the views that a call reads, once for all operators of the family. Their extents are checked afterwards.
-template <class S, class Options>
-void read_inputs(call_views& check, const kernel_views<S>& x, const Options& o) {
+/// What all items share, as a view of rank 4.
+template <class S>
+tensor_view<S> in_one_item(const tensor_view<S, 3>& x) {
+  return {x.data(), {1, x.extent(0), x.extent(1), x.extent(2)}, {0, x.stride(0), x.stride(1), x.stride(2)}};
+}
+
+/// Names the views that a call reads and takes those of the options, once for all operators of the family. Their
+/// extents are checked afterwards. With a `gate`, keys enter with 1 - gate.
+template <class S, class Options, class T = compute_type<S>>
+kernel_call<T> name_inputs(call_views& check, const kernel_views<S>& x, const Options& o) {
+  kernel_call<T> call{.q = x.q, .k = x.k, .v = x.v, .out = x.out};
+  recurrence_parameters<T>& recurrence = call.recurrence;
+  const auto take = [&](const char* name, const auto& view, auto& to) { check.option(name, to = view); };
   check.read("q", x.q), check.read("k", x.k), check.read("v", x.v);
   check.option("d_out", x.d_out), check.option("features", x.features);
   check.option("a", x.a), check.option("b", x.b);
-  if constexpr (requires { o.decay; }) check.option("decay", o.decay);
-  if constexpr (requires { o.gate; }) check.option("gate", o.gate);
-  if constexpr (requires { o.beta; }) check.option("beta", o.beta);
-  if constexpr (requires { o.log_decay; }) check.option("log_decay", o.log_decay);
-  if constexpr (requires { o.bonus; }) check.option("bonus", o.bonus);
-  if constexpr (requires { o.initial_state; }) check.option("initial_state", o.initial_state);
-  if constexpr (requires { o.initial_weights; }) check.option("initial_weights", o.initial_weights);
+  if constexpr (requires { o.decay; }) take("decay", o.decay, call.gate);
+  if constexpr (requires { o.gate; }) take("gate", o.gate, call.gate), call.complement = true;
+  if constexpr (requires { o.beta; }) take("beta", o.beta, recurrence.beta);
+  if constexpr (requires { o.log_decay; }) take("log_decay", o.log_decay, recurrence.log_decay);
+  if constexpr (requires { o.bonus; }) take("bonus", o.bonus, recurrence.bonus);
+  if constexpr (requires { o.initial_state; }) take("initial_state", o.initial_state, recurrence.initial_state);
+  if constexpr (requires { o.initial_weights; }) take("initial_weights", o.initial_weights, recurrence.initial_weights);
+  return call;
 }
-/// Names those that a forward call writes.
+/// The same of a forward call, with those that it writes.
 template <class S, class Options>
-void write_results(call_views& check, const kernel_views<S>& x, const Options& o) {
+auto name_views(call_views& check, const kernel_views<S>& x, const Options& o) {
+  auto call = name_inputs(check, x, o);
   check.write("out", x.out);
-  if constexpr (requires { o.final_state; })
-    if (o.final_state) check.write("final_state", o.final_state);
-  if constexpr (requires { o.final_weights; })
-    if (o.final_weights) check.write("final_weights", o.final_weights);
-}
-
-/// The decays or gates per token among the options.
-template <class Options>
-auto gate_of(const Options& o) {
-  using view = tensor_view<const typename Options::real, 3>;
-  if constexpr (requires { o.decay; }) return view(o.decay);
-  else if constexpr (requires { o.gate; }) return view(o.gate);
-  else return view();
+  const auto take = [&](const char* name, const auto& view, auto& to) {
+    if (view) check.write(name, to = view);
+  };
+  if constexpr (requires { o.final_state; }) take("final_state", o.final_state, call.recurrence.final_state);
+  if constexpr (requires { o.final_weights; }) take("final_weights", o.final_weights, call.recurrence.final_weights);
+  return call;
 }
 
 /// Checks that memory can hold the sums of so many features.
@@ -143,14 +148,12 @@ void check_key_mask(call_views& check, kernel_call<T>& call, const key_mask_view
   call.key_mask.validate(check, call.shape.batch, call.shape.keys);
 }
 
-/// Checks the options and parameters of a call of this shape, and fills in the call except its map. Tokens appended
-/// without queries have as many query heads as the state. With a `gate`, keys enter with 1 - gate.
-template <class S, class Options, class T = compute_type<S>>
-kernel_call<T> check_parameters(call_views& check, const attention_shape& shape, const kernel_views<S>& x,
-                                const Options& options, idx_t state_heads) {
-  constexpr bool complement = requires { options.gate; };
-  kernel_call<T> call{.q = x.q, .k = x.k, .v = x.v, .out = x.out, .shape = shape, .causal = options.causal,
-                      .eps = options.eps, .gate = gate_of(options), .complement = complement};
+/// Checks the options and parameters of a call of this shape, whose views are named, and fills it in except its map.
+/// Tokens appended without queries have as many query heads as the state.
+template <class S, class Options, class T>
+void check_parameters(call_views& check, kernel_call<T>& call, const attention_shape& shape, const kernel_views<S>& x,
+                      const Options& options, idx_t state_heads) {
+  call.shape = shape, call.causal = options.causal, call.eps = options.eps;
   call.lengths = check_lengths(check, call.shape, options);
   attention_shape s = call.shape;
   if (s.heads == 0 && s.kv_heads > 0 && state_heads % s.kv_heads == 0) s.heads = state_heads;
@@ -158,59 +161,23 @@ kernel_call<T> check_parameters(call_views& check, const attention_shape& shape,
   call.heads = s.kv_heads;
   check_key_mask(check, call, options.key_mask);
   if (x.takes_features) {
-    const tensor_view<const S, 3>& w = x.features;
-    check_features(check, w, s);
-    call.take_heads_of(w.extent(0));
-    call.projection = tensor_view<const S>(w.data(), {1, w.extent(0), w.extent(1), w.extent(2)},
-                                         {0, w.stride(0), w.stride(1), w.stride(2)});
+    check_features(check, x.features, s);
+    call.take_heads_of(x.features.extent(0));
+    call.projection = in_one_item(x.features);
   }
   check_finite(check, "eps", static_cast<double>(options.eps));
   if (call.gate) {
-    if (!call.causal) check.fail(complement ? "causal with a gate" : "causal with decay", "no causal");
-    check_gates(check, complement ? "gate" : "decay", call.gate, s, call.lengths);
+    if (!call.causal) check.fail(call.complement ? "causal with a gate" : "causal with decay", "no causal");
+    check_gates(check, call.complement ? "gate" : "decay", call.gate, s, call.lengths);
     call.take_heads_of(call.gate.extent(1));
   }
-  return call;
 }
 /// The checks that all operators of feature sums share.
 template <class S, class Options>
 auto check_kernel(call_views& check, const kernel_views<S>& x, const Options& options, idx_t state_heads = 0) {
-  read_inputs(check, x, options);
-  write_results(check, x, options);
-  return check_parameters(check, check_attention_extents(check, x.q, x.k, x.v, x.out), x, options, state_heads);
-}
-
-/// Runs a checked call whose map is given. Operators that are never a recurrence do not compile it.
-template <bool may_recur, class T>
-void run_driver(const kernel_call<T>& call, execution& exec) {
-  if constexpr (may_recur)
-    if (call.driver == kernel_driver::recurrence) return recurrence_driver<rule::add, T>{call}.run(exec);
-  sums_driver<T>{call}.run(exec);
-}
-
-/// How a checked call is run: all of it, or as a step of a state (kernel_steps.hpp).
-struct whole_call {
-  static constexpr idx_t heads = 0;
-  template <bool may_recur, class T>
-  void run(call_views&, kernel_call<T>& call, execution& exec) const {
-    run_driver<may_recur>(call, exec);
-  }
-};
-
-/// A call or step of an operator of feature sums. Operator has its options and
-///   void check(call_views&, kernel_call&);   the checks of what it alone has, which fills in the rest of the call
-///   auto map(const kernel_call&) const;      its feature_map
-///   bool may_recur, usable();                whether it can be a recurrence; whether its map is one
-template <class S, class Operator, class Way = whole_call>
-void run_kernel(const char* name, const kernel_views<S>& x, Operator one, execution& exec, const Way& way = {}) {
-  if constexpr (Operator::usable()) {
-    call_views check{name};
-    auto call = check_kernel(check, x, one.options, way.heads);
-    one.validate(check, call);
-    auto map = one.map(call);
-    call.map = &map;
-    way.template run<Operator::may_recur>(check, call, exec);
-  }
+  auto call = name_views(check, x, options);
+  check_parameters(check, call, check_attention_extents(check, x.q, x.k, x.v, x.out), x, options, state_heads);
+  return call;
 }
 
 }}}  // namespace attn::ATTN_ISA::detail

@@ -1,7 +1,7 @@
 // attn: the sums over keys of kernel attention, and how two of them are merged.
 //
 //   values     S = sum_j phi(k_j) v_j^T     [features, value dim]
-//   weights    z = sum_j phi(k_j)           [features]; not by the rules of recurrence_rule.hpp that read the state
+//   weights    z = sum_j phi(k_j)           [features]; not by the rules that read the state
 //   log_scale  where features are exponentials: row r of S and z is 2^log_scale[r] times what is stored
 //
 // Log scales are integers, so raising one rescales exactly. There is one per feature, because the features of long keys
@@ -64,6 +64,13 @@ struct kernel_sums {
     empty = true;
   }
 };
+
+template <class T>
+void copy_sums(const kernel_sums<T>& from, kernel_sums<T>& to) {
+  to.empty = from.empty;
+  const sum_parts parts = from.log_scale ? sum_parts::log_scales : sum_parts::weights;
+  if (!from.empty) std::copy_n(from.values, kernel_sums<T>::count(from.features, from.dim_v, parts), to.values);
+}
 
 /// sum over r < n of a[r] b[r].
 template <class T>

@@ -5,7 +5,7 @@
 // per chunk, 6 % of linear_backward at a dim of 64.
 #pragma once
 
-#include <attn/kernel/detail/block_backward.hpp>
+#include <attn/kernel/detail/sums_kernel_backward.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
@@ -77,11 +77,11 @@ void rows_times_sums(const T* rows, idx_t stride, idx_t count, const kernel_sums
 
 /// Keys [begin, begin + count); `later` are R and y, `later_t` R^T.
 template <class T>
-void attend_key_rows(const kernel_backward<T>& in, idx_t b, idx_t h, idx_t begin, idx_t count,
+void attend_key_rows(const sums_kernel_backward<T>& in, idx_t b, idx_t h, idx_t begin, idx_t count,
                      const kernel_sums<T>& later, const kernel_sums<T>& later_t, const key_rows_scratch<T>& s,
                      const stored_gradient_head<T>& to_k, const stored_gradient_head<T>& to_v,
                      row_prefetcher<>& prefetch) {
-  const kernel_call<T>& call = in.call;
+  const kernel_call<T>& call = in.forward;
   const idx_t kv = call.kv_head(h), rows = later.rows();
   in.map->key_rows(call.k.head(b, kv), begin, count, s.phi, s.stride);
   if (to_k) {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <attn/kernel/detail/kernel_checks.hpp>
-#include <attn/kernel/detail/recurrence_driver.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
@@ -30,13 +29,17 @@ void check_log_decay(const validator& check, const tensor_view<const T>& g, cons
   if (x.rank == 4) same(" value dim = ", s.dim_v, x.extents[3]);
 }
 
-/// Fills in call.recurrence and call.driver, and call.heads where a parameter is per query head.
+/// The checks that only linear has, of a call with so many features. Fills in call.driver, and call.heads where a
+/// parameter is per query head.
 template <class T, class Options>
-void check_linear_options(const validator& check, kernel_call<T>& call, const Options& o, idx_t features) {
+void check_linear(const validator& check, kernel_call<T>& call, const Options& options, idx_t features) {
+  recurrence_parameters<T>& o = call.recurrence;
+  call.normalise = options.normalise, o.scale = options.scale;
+  check_feature_count(check, features, call.shape);
   const bool states = o.initial_state || o.initial_weights || o.final_state || o.final_weights;
   if (!std::isfinite(o.scale)) check.fail("a finite scale", static_cast<double>(o.scale));
   if (!o.log_decay && !o.bonus && !states && !call.key_mask && o.scale == T(1)) return;
-  if (o.log_decay && o.decay) check.fail("either decay or log_decay", "both");
+  if (o.log_decay && call.gate) check.fail("either decay or log_decay", "both");
   if (o.log_decay && !call.causal) check.fail("causal with log_decay", "no causal");
   if (o.bonus && !call.causal) check.fail("causal with a bonus", "no causal");
   attention_shape s = call.shape;
@@ -55,11 +58,8 @@ void check_linear_options(const validator& check, kernel_call<T>& call, const Op
   for (const idx_t heads : {o.final_state ? o.final_state.extent(1) : call.heads,
                             o.final_weights ? o.final_weights.extent(1) : call.heads})
     check.equal("heads of the final state = heads of sums", call.heads, heads);
-  call.recurrence = {.scale = o.scale, .log_decay = o.log_decay, .bonus = o.bonus, .initial_state = o.initial_state,
-                     .initial_weights = o.initial_weights, .final_state = o.final_state,
-                     .final_weights = o.final_weights};
   // Decays per token alone are factors of scores.
-  const bool per_token = call.recurrence.per_token() && !o.bonus && !states && !call.key_mask && o.scale == T(1);
+  const bool per_token = o.per_token() && !o.bonus && !states && !call.key_mask && o.scale == T(1);
   if (!per_token) call.driver = kernel_driver::recurrence;
 }
 

@@ -1,6 +1,7 @@
 // attn: the features of performer, as kernels take them.
 #pragma once
 
+#include <attn/kernel/detail/kernel_checks.hpp>
 #include <attn/kernel/detail/log_scales.hpp>
 #include <attn/kernel/detail/projection.hpp>
 
@@ -192,6 +193,22 @@ struct performer_features final : projected_features<T> {
     publish(phi, shift, maximum);
   }
 };
+
+/// The checks that only performer has.
+template <class T, class Options>
+void check_performer(const validator& check, kernel_call<T>& call, const Options& options) {
+  if (options.scale) check_finite(check, "scale", static_cast<double>(*options.scale));
+  if (options.feature_eps) {
+    check_finite(check, "feature_eps", static_cast<double>(*options.feature_eps));
+    if (*options.feature_eps > 0 && options.kernel != performer_kernel::relu) {
+      if (options.kernel != performer_kernel::positive)
+        check.fail("feature_eps with kernel positive or relu", "another");
+      if (options.causal) check.fail("no causal with feature_eps, which takes a maximum over all keys", "causal");
+      call.eps *= static_cast<T>(call.projection.extents[2]);  // of features that are not divided by their number
+    }
+  }
+  if (options.center_keys && options.causal) check.fail("no causal with center_keys, a mean over all keys", "causal");
+}
 
 }  // namespace detail
 }}  // namespace attn::ATTN_ISA

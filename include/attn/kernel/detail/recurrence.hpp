@@ -1,6 +1,6 @@
 // attn: recurrences over a matrix state S: linear attention with decays per channel, a bonus, a scale or states, the
 // delta rule, and dplr. A rule says how a token changes the state; chunks of tokens are computed by products. Whole
-// heads: recurrence_driver.hpp.
+// heads: recurrence_run.hpp.
 //
 // With gamma the sum of the log decays in the chunk up to a token, and S the state before the chunk:
 //
@@ -23,7 +23,7 @@
 //   2. out = scale (q_start S + P_b W + P v)
 //   3. S   = e^gamma_last S + b_end^T W + k_end^T v
 //
-// Decays are multiplied, never divided (chunk_decay.hpp). Separate from driver.hpp, because calls without decays do not
+// Decays are multiplied, never divided (chunk_decay.hpp). Separate from sums_run.hpp, because calls without decays do not
 // need a second copy of their rows: with decays per channel a call takes 1.3 to 1.4 times as long. Products need their
 // left operand by columns: names with _t are transposed matrices.
 #pragma once

@@ -25,7 +25,7 @@
 
 #include <attn/kernel/detail/chunk_decay_backward.hpp>
 #include <attn/kernel/detail/gate_gradients.hpp>
-#include <attn/kernel/detail/recurrence_backward_queries.hpp>
+#include <attn/kernel/detail/recurrence_chunk_backward.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
@@ -39,7 +39,7 @@ struct recurrence_backward_kernel : recurrence_backward_queries<R, T> {
 
   stored_gradient_head<T> to_q, to_k, to_v;  // of queries only by the rules that read the state
   T* d_bonus;                                // [group][whole vectors of features], sums over tokens
-  bool passed = false;                       // X (of v, by the rule of low rank of W) and R0 are known
+  bool state_known = false;                  // X (of v, by the rule of low rank of W) and R0 are known
 
   bool of_features() const { return in.of_queries() || in.of_keys(); }
 
@@ -55,7 +55,7 @@ struct recurrence_backward_kernel : recurrence_backward_queries<R, T> {
   [[gnu::noinline]] void solve(idx_t begin, idx_t count, const panels<T>& state, idx_t cols,
                                const panels<T>* known = nullptr) const {
     if (reads && known) {
-      if (!passed) std::copy_n(known->data, kernel_chunk * round_up(columns(), panels<T>::wide), solved().data);
+      if (!state_known) std::copy_n(known->data, kernel_chunk * round_up(columns(), panels<T>::wide), solved().data);
       if (corrects)
         each_packet(
             count, columns(), [&](idx_t row, idx_t, const auto& x) { return mul(x, broadcast<T>(s.beta[row])); }, s.u,
@@ -80,7 +80,7 @@ struct recurrence_backward_kernel : recurrence_backward_queries<R, T> {
   void advance(idx_t begin, idx_t count, const panels<T>& state, idx_t cols, const panels<T>& after) const {
     solve(begin, count, state, cols);
     row_prefetcher<> prefetch;
-    if (!passed) prefetch = call.prefetch_keys(b, h, begin + count);
+    if (!state_known) prefetch = call.prefetch_keys(b, h, begin + count);
     s.pass(count, low_rank ? s.w : s.u, 0, cols, state, false, after, prefetch);
   }
 
@@ -142,17 +142,17 @@ struct recurrence_backward_kernel : recurrence_backward_queries<R, T> {
       }
       for (idx_t r = 0; r < m; ++r) s.d_last[r] += s.decay.whole(r, count) * dot_rows(state, d_state, r, columns());
     }
-    if ((!reads && !to_v) || (corrects && passed)) return;
+    if ((!reads && !to_v) || (corrects && state_known)) return;
     if (decays()) transpose_panels(s.k_end, count, m, s.k_end_t);
     row_prefetcher<> prefetch;
-    if (!passed) prefetch = call.prefetch_keys(b, h, call.causal ? begin - kernel_chunk : begin + kernel_chunk);
+    if (!state_known) prefetch = call.prefetch_keys(b, h, call.causal ? begin - kernel_chunk : begin + kernel_chunk);
     product(s.k_end_t, count, d_state, columns(), m, [&](idx_t row, idx_t col, const packet<T>& sum) {
       fetch_rows<T>(prefetch, row, col);
       T* const x = s.x.at(row, col);
-      store<T>(x, passed ? add(load<T>(x), sum) : sum);
+      store<T>(x, state_known ? add(load<T>(x), sum) : sum);
     });
     if constexpr (low_rank)
-      if (!passed) product(writes_end_t(count), count, d_state, columns(), m, write_to(s.y));
+      if (!state_known) product(writes_end_t(count), count, d_state, columns(), m, write_to(s.y));
   }
   /// The ends of the rows with which tokens write, transposed: by the rule of low rank b.
   panels<T> writes_end_t(idx_t count) const {
@@ -165,13 +165,13 @@ struct recurrence_backward_kernel : recurrence_backward_queries<R, T> {
   /// The gradients of a block of queries that read the state; adds to the gradients d_state of that, and those of the
   /// keys at their positions.
   void attend(const recurrence_block& at, const panels<T>& state, const panels<T>& d_state) const {
-    if (!passed) this->load_queries(at);
+    if (!state_known) this->load_queries(at);
     const idx_t count = at.count, m = features(), own = at.shift(call), rows = count - own;
     const panels<T> q = s.q.from_row(own), dq = s.dq.from_row(own), dp = s.dp.from_row(own);
-    const bool decayed = decays() && at.own_keys, of_state = in.reverse() && !passed;
+    const bool decayed = decays() && at.own_keys, of_state = in.reverse() && !state_known;
     const bool of_values = reads ? of_state : bool(to_v);
     const panels<T>& q_start = decayed ? s.q_start : s.q;
-    if (decayed && !passed) {
+    if (decayed && !state_known) {
       for (idx_t col = 0; own && col < m; col += width<T>) store<T>(q_start.at(0, col), load<T>(s.q.at(0, col)));
       s.decay.from_start(q, rows, s.q_start.from_row(own));
     }
@@ -181,7 +181,7 @@ struct recurrence_backward_kernel : recurrence_backward_queries<R, T> {
     if (of_features()) {
       transpose_panels(s.d_out, count, columns(), s.d_out_t);
       row_prefetcher<> prefetch;
-      if (const idx_t end = at.origin, begin = std::max<idx_t>(end - kernel_chunk, 0); reads && !passed) {
+      if (const idx_t end = at.origin, begin = std::max<idx_t>(end - kernel_chunk, 0); reads && !state_known) {
         call.fetch(prefetch, call.q.head(b, call.query_head(at.head)), begin, end);
         call.fetch(prefetch, in.d_out.head(b, at.head), begin, end);
       }
@@ -212,7 +212,7 @@ struct recurrence_backward_kernel : recurrence_backward_queries<R, T> {
     }
     if constexpr (reads)
       if (in.reverse()) {
-        if (!passed) {
+        if (!state_known) {
           solve_back(count, columns());
           product(s.start, features(), s.y, columns(), count, [&](idx_t row, idx_t col, const packet<T>& sum) {
             T* const to = d_state.at(row, col);

@@ -15,7 +15,7 @@ struct recurrence_head_backward {
   using kernel = recurrence_backward_kernel<R, T>;
 
   const kernel_backward_call<T>& in;
-  const kernel_call<T>& call = in.call;
+  const kernel_call<T>& call = in.forward;
   const attention_shape& shape = call.shape;
   T* bonus_sums = nullptr;  // [batch][query head][bonus_lanes()]
 

@@ -1,7 +1,6 @@
 // attn: how the tokens of a step are fed to a state: all at once, or one by one where they are few.
 #pragma once
 
-#include <attn/core/detail/call_views.hpp>
 #include <attn/kernel/detail/kernel_call.hpp>
 #include <attn/kernel/detail/kernel_state.hpp>
 
@@ -9,9 +8,8 @@ namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Feeds the tokens of a checked call: at_once(call of some of them), one_by_one(from which token on).
 template <class T, class AtOnce, class OneByOne>
-void feed_state(call_views& check, kernel_call<T>& call, kernel_items<T>& state, const work_estimate& work,
-                execution& exec, AtOnce&& at_once, OneByOne&& one_by_one) {
-  check.update("the state", state.memory());
+void feed_state(kernel_call<T>& call, kernel_items<T>& state, const work_estimate& work, execution& exec,
+                AtOnce&& at_once, OneByOne&& one_by_one) {
   call.state = state.items();
   const auto limit = exec.limit_threads(work);
   state.feed(

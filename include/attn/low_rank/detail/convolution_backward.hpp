@@ -5,7 +5,7 @@
 #include <attn/core/detail/gradients.hpp>
 #include <attn/core/detail/tile_product.hpp>
 #include <attn/core/execution.hpp>
-#include <attn/low_rank/detail/seen_lengths.hpp>
+#include <attn/low_rank/detail/attend_rows.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include <attn/low_rank/detail/few_rows_backward.hpp>
-#include <attn/low_rank/detail/long_short_call.hpp>
+#include <attn/low_rank/detail/long_short_run.hpp>
 #include <attn/softmax/detail/blockwise_backward.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {

@@ -11,7 +11,7 @@
 #include <attn/core/detail/product_choice.hpp>
 #include <attn/core/detail/waves.hpp>
 #include <attn/low_rank/detail/panel_product.hpp>
-#include <attn/low_rank/detail/seen_lengths.hpp>
+#include <attn/low_rank/detail/attend_rows.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 

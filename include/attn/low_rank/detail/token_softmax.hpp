@@ -8,7 +8,7 @@
 #include <attn/core/detail/exp.hpp>
 #include <attn/core/detail/prefetch.hpp>
 #include <attn/low_rank/detail/panel_product.hpp>
-#include <attn/low_rank/detail/seen_lengths.hpp>
+#include <attn/low_rank/detail/attend_rows.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 

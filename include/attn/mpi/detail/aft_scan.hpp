@@ -8,14 +8,14 @@ namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// The tokens of this process, before anything is checked.
 template <class T>
-spread_sequence spread_sequence_of(const char* name, MPI_Comm communicator, const aft_tensors<T>& x) {
+distributed_sequence spread_sequence_of(const char* name, MPI_Comm communicator, const aft_tensors<T>& x) {
   return {name, communicator, x.q.extents[2], x.k.extents[2]};
 }
 
 /// Checks a call, and compares it with those of the other processes. It gets the lengths of this process's tokens,
 /// which lie in `sequence`.
 template <class S, class T, class Options>
-void agree_on_aft(spread_sequence& sequence, aft_call<T, Options>& call) {
+void agree_on_aft(distributed_sequence& sequence, aft_call<T, Options>& call) {
   aft_tensors<T>& x = call.x;
   const Options& options = call.options;
   const idx_t batch = std::max<idx_t>(x.q.extents[0], 0);
@@ -39,8 +39,8 @@ void agree_on_aft(spread_sequence& sequence, aft_call<T, Options>& call) {
 /// From the sums of every chunk to what lies before each; not causal, `before` becomes the sum of all keys, for every
 /// head. `before` is a state.
 template <class T>
-void scan_key_sums(const aft_tensors<T>& x, const spread_sequence& sequence, const sums_array<T>& sums, idx_t chunks,
-                   const sums_array<T>& before) {
+void scan_key_sums(const aft_tensors<T>& x, const distributed_sequence& sequence, const sums_array<T>& sums,
+                   idx_t chunks, const sums_array<T>& before) {
   const holder_list& holders = sequence.key_holders();
   const auto bytes = static_cast<std::size_t>(x.batch * x.heads * x.parts()) * sizeof(key_sums<T>);
   // As in one process, the sums of the first chunk of all are where sums begin.

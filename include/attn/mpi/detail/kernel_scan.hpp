@@ -17,6 +17,7 @@
 #pragma once
 
 #include <attn/kernel/detail/kernel_checks.hpp>
+#include <attn/kernel/detail/sums_run.hpp>
 #include <attn/mpi/detail/state_scan.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
@@ -32,9 +33,10 @@ struct spread_states {
     T decay;
   };
 
-  const spread_sequence& sequence;
+  const distributed_sequence& sequence;
   const kernel_call<T>& call;
   execution& exec;
+  const sums_kernel<T> kernel{call};
   idx_t item_heads = call.shape.batch * call.heads;  // heads of sums of all items, item by item
   idx_t segments = most_segments(call.shape.keys);
   const holder_list& holders = sequence.key_holders();
@@ -50,7 +52,7 @@ struct spread_states {
   }
   stored_sums& stored_of(idx_t item_head, idx_t n) const { return stored[item_head % stored_heads * segments + n]; }
   idx_t batch_of(idx_t item_head) const { return item_head / call.heads; }
-  idx_t head_of(idx_t item_head) const { return item_head % call.heads; }
+  idx_t head_in_item(idx_t item_head) const { return item_head % call.heads; }
   idx_t segments_of(idx_t item_head) const { return call.segments(batch_of(item_head)); }
 
   sums_type* allocate_states(arena& memory) const {
@@ -101,15 +103,16 @@ struct spread_states {
   void sum_up_keys(idx_t first, idx_t last, state_messages& messages) const {
     for_each_segment(first, last, messages, [&](idx_t item_head, idx_t n, idx_t begin, idx_t end, int worker) {
       stored_sums& x = stored_of(item_head, n);
-      x.decay = call.sum_up(batch_of(item_head), head_of(item_head), begin, end, call.scratch(exec, worker), x.sums);
+      const auto s = kernel.scratch(exec, worker);
+      x.decay = kernel.sum_up(batch_of(item_head), head_in_item(item_head), begin, end, s, x.sums);
     });
-    const auto s = call.scratch(exec, 0);
+    const auto s = kernel.scratch(exec, 0);
     scan(messages, first, last, keys, [&](idx_t item_head) {
       sums_type& sums = keys[item_head];
       for (idx_t n = 0; n < segments_of(item_head); ++n) {
         stored_sums& x = stored_of(item_head, n);
         if (!call.causal) {
-          call.add_segment(sums, x.decay, x.sums, s);
+          kernel.add_segment(sums, x.decay, x.sums, s);
         } else {
           if (!sums.empty) combine(sums, x.decay, x.sums, x.sums, s.factors);
           std::swap(sums, x.sums);
@@ -137,19 +140,19 @@ struct spread_states {
 template <class T>
 struct kernel_scan : spread_states<T> {
   using base = spread_states<T>;
-  using base::batch_of, base::call, base::exec, base::head_of, base::holders, base::item_heads, base::keys,
-      base::segments_of, base::sequence, base::twice, base::unit, base::units;
-  using segment_sums = typename kernel_call<T>::segment_sums;
+  using base::batch_of, base::call, base::exec, base::head_in_item, base::holders, base::item_heads, base::kernel,
+      base::keys, base::segments_of, base::sequence, base::twice, base::unit, base::units;
+  using segment_sums = typename sums_kernel<T>::segment_sums;
 
   segment_sums* own = nullptr;  // one a worker
   state_messages messages = holders.chain(sequence.group());
 
   idx_t first_of(idx_t u) const { return (std::min)(u * unit, item_heads); }
-  kernel_scratch<T> scratch(int worker) const { return call.scratch(exec, worker); }
+  kernel_scratch<T> scratch(int worker) const { return kernel.scratch(exec, worker); }
   void layout(arena& memory) {
     call.map->layout(memory, item_heads);
     this->layout_keys(memory, call.causal ? first_of(twice) : unit);
-    own = memory.allocate_list(exec.active_threads(), [&](arena& m) { return call.layout_sums(m); });
+    own = memory.allocate_list(exec.active_threads(), [&](arena& m) { return kernel.layout_sums(m); });
   }
   void sum_up(idx_t u) { this->sum_up_keys(first_of(u), first_of(u + 1), messages); }
   /// A unit whose keys have been summed up.
@@ -157,7 +160,7 @@ struct kernel_scan : spread_states<T> {
     this->for_each_segment(first_of(u), first_of(u + 1), messages,
                            [&](idx_t item_head, idx_t n, idx_t begin, idx_t end, int worker) {
                              segment_sums& x = own[worker];
-                             call.attend_segment(batch_of(item_head), head_of(item_head), begin, end, true,
+                             kernel.attend_segment(batch_of(item_head), head_in_item(item_head), begin, end, true,
                                                  scratch(worker), this->stored_of(item_head, n).sums, x.own, x.total);
                            });
   }
@@ -173,8 +176,8 @@ struct kernel_scan : spread_states<T> {
         const idx_t begin = n * call.segment(b), end = (std::min)(begin + call.segment(b), call.lengths.keys(b));
         const bool last = holders.last() && n == all - 1;
         const T decay =
-            call.attend_segment(b, head_of(item_head), begin, end, last, s, keys[item_head], x.own, x.total);
-        if (!last) call.add_segment(keys[item_head], decay, x.own, s);
+            kernel.attend_segment(b, head_in_item(item_head), begin, end, last, s, keys[item_head], x.own, x.total);
+        if (!last) kernel.add_segment(keys[item_head], decay, x.own, s);
         this->progress(messages, worker);
       }
     });
@@ -200,7 +203,7 @@ struct kernel_scan : spread_states<T> {
     exec.for_each(item_heads * blocks, [&](idx_t task, int worker) {
       const idx_t item_head = task / blocks, block = task % blocks, b = batch_of(item_head);
       if (block < call.blocks(b) && !keys[item_head].empty)
-        call.attend_queries(b, head_of(item_head), block, scratch(worker), keys[item_head]);
+        kernel.attend_queries(b, head_in_item(item_head), block, scratch(worker), keys[item_head]);
     });
     totals.finish();
   }
@@ -209,7 +212,7 @@ struct kernel_scan : spread_states<T> {
   void run(const Prepare& prepare) {
     const auto limit = exec.limit_threads(call.work());
     const idx_t threads = exec.active_threads();
-    // Threads share heads where there are too few, as in driver.hpp: then by segments.
+    // Threads share heads where there are too few, as in sums_run.hpp: then by segments.
     const bool share = threads > 1 && item_heads < 2 * threads && item_heads % threads != 0;
     unit = (std::min)(share ? item_heads : threads, item_heads);
     units = unit > 0 ? (item_heads + unit - 1) / unit : 0;
@@ -233,7 +236,7 @@ struct kernel_scan : spread_states<T> {
 /// process's tokens, settings) does it and returns the call. Beside what it has for one process, the operator's
 /// refuse() says what it cannot do over several, and settings() adds what must be the same on all of them.
 template <class S, class Operator, class Make, class T = compute_type<S>>
-kernel_call<T> check_spread(spread_sequence& sequence, const kernel_views<S>& x, Operator& one, const Make& make) {
+kernel_call<T> check_spread(distributed_sequence& sequence, const kernel_views<S>& x, Operator& one, const Make& make) {
   kernel_call<T> call;
   const auto& options = one.options;
   const idx_t batch = std::max<idx_t>(x.q.extent(0), 0);
@@ -255,7 +258,7 @@ kernel_call<T> check_spread(spread_sequence& sequence, const kernel_views<S>& x,
     one.settings(settings);
     settings.add(lengths);
     settings.add(options.causal), settings.add(static_cast<double>(options.eps));
-    settings.add(static_cast<double>(gate_of(options).extent(1)));  // of an empty range it may be null
+    settings.add(static_cast<double>(call.gate.extent(1)));  // of an empty range it may be null
     settings.add(width<T>);                                         // of the memory that is sent
     if (x.features) settings.add_elements(x.features);
   });
@@ -265,15 +268,15 @@ kernel_call<T> check_spread(spread_sequence& sequence, const kernel_views<S>& x,
 
 /// Fills the shared memory of a map: most need nothing of other processes.
 template <class Map>
-void prepare_spread(Map& map, const spread_sequence&, execution& exec) {
+void prepare_spread(Map& map, const distributed_sequence&, execution& exec) {
   map.prepare(exec);
 }
 
-/// A call of an operator of feature sums, as run_kernel.
+/// A call of an operator of feature sums: Operator has its checks and its map.
 template <class S, class Operator, class T = compute_type<S>>
 void run_spread(const char* name, MPI_Comm communicator, const kernel_views<S>& x, Operator one, execution& exec) {
   if constexpr (Operator::usable()) {
-    spread_sequence sequence(name, communicator, x.q.extent(2), x.k.extent(2));
+    distributed_sequence sequence(name, communicator, x.q.extent(2), x.k.extent(2));
     kernel_call<T> call = check_spread(
         sequence, x, one,
         [&](call_views& check, const auto& options, common_settings&) { return check_kernel(check, x, options); });

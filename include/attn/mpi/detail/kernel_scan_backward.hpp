@@ -10,7 +10,7 @@
 // one.
 #pragma once
 
-#include <attn/kernel/detail/kernel_backward_call.hpp>
+#include <attn/kernel/detail/sums_backward_run.hpp>
 #include <attn/mpi/detail/kernel_scan.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
@@ -18,17 +18,17 @@ namespace attn { inline namespace ATTN_ISA { namespace detail {
 template <class T>
 struct kernel_scan_backward : spread_states<T> {
   using base = spread_states<T>;
-  using base::batch_of, base::call, base::exec, base::head_of, base::holders, base::item_heads, base::keys,
-      base::segments, base::segments_of, base::sequence, base::stored_of, base::twice, base::unit, base::units;
-  using driver = backward_driver<T>;
+  using base::batch_of, base::call, base::exec, base::head_in_item, base::holders, base::item_heads, base::kernel,
+      base::keys, base::segments, base::segments_of, base::sequence, base::stored_of, base::twice, base::unit,
+      base::units;
+  using driver = sums_backward_driver<T>;
   using sums_type = kernel_sums<T>;
   using stored_sums = typename base::stored_sums;
   using worker_scratch = typename driver::worker_scratch;
   using item_head_target = typename driver::item_head_target;
 
-  const kernel_backward<T>& in;
+  const sums_kernel_backward<T>& in;
   driver& one;
-  idx_t feature_rows;
   const attention_shape& shape = call.shape;
   idx_t heads = shape.batch * shape.kv_heads;  // of keys, which make up units
   idx_t query_segments = most_segments(shape.queries);
@@ -48,7 +48,7 @@ struct kernel_scan_backward : spread_states<T> {
     one.store_before = false;
     after = this->allocate_stored(memory,
                                   call.causal ? first_item_head(twice) * segments : item_heads * query_segments);
-    one.layout_features(memory, feature_rows);
+    one.layout_features(memory, call.projection.extents[2]);
   }
 
   void sum_up() {
@@ -69,10 +69,11 @@ struct kernel_scan_backward : spread_states<T> {
       const idx_t b = batch_of(item_head), all = call.lengths.queries(b);
       if (sees_nothing(b)) return;
       const auto w = scratch(worker);
-      for (idx_t n = 0, step = segment_of(all); n * step < all; ++n) {
+      for (idx_t n = 0, step = segment_tokens(all); n * step < all; ++n) {
         const idx_t begin = n * step, end = (std::min)(begin + step, all);
-        one.attend_rows(b, head_of(item_head), begin, end, keys[item_head], after[item_head * query_segments + n].sums,
-                        w.x, in.d_features ? one.feature_sums + item_head : nullptr);
+        one.attend_rows(b, head_in_item(item_head), begin, end, keys[item_head],
+                        after[item_head * query_segments + n].sums, w.x,
+                        in.d_features ? one.feature_sums + item_head : nullptr);
       }
     });
     if (in.reverse()) {
@@ -86,8 +87,8 @@ struct kernel_scan_backward : spread_states<T> {
       const idx_t here = sequence.query_holders().holds() ? item_heads : 0;
       this->scan(messages, 0, here, queries, [&](idx_t item_head) {
         const idx_t b = batch_of(item_head), all = call.lengths.queries(b);
-        for (idx_t n = 0; !sees_nothing(b) && n * segment_of(all) < all; ++n)
-          call.add_segment(queries[item_head], T(1), after[item_head * query_segments + n].sums, s);
+        for (idx_t n = 0; !sees_nothing(b) && n * segment_tokens(all) < all; ++n)
+          kernel.add_segment(queries[item_head], T(1), after[item_head * query_segments + n].sums, s);
       });
       messages.finish();
       tell_all(sequence.query_holders(), queries);
@@ -98,7 +99,7 @@ struct kernel_scan_backward : spread_states<T> {
         const idx_t b = batch_of(item_head);
         if (one.key_rows()) transpose_sums(queries[item_head], w.later_t);
         for (idx_t begin = 0; begin < call.lengths.keys(b) && in.reverse(); begin += kernel_chunk)
-          one.attend_keys(b, head_of(item_head), begin, queries[item_head], w.later_t, w, to);
+          one.attend_keys(b, head_in_item(item_head), begin, queries[item_head], w.later_t, w, to);
       });
     });
   }
@@ -128,7 +129,7 @@ struct kernel_scan_backward : spread_states<T> {
       auto w = scratch(worker);
       stored_sums& x = after[item_head * segments + n];
       w.own_queries = x.sums;
-      x.decay = one.attend_segment(batch_of(item_head), head_of(item_head), n, stored_of(item_head, n).sums, w,
+      x.decay = one.attend_segment(batch_of(item_head), head_in_item(item_head), n, stored_of(item_head, n).sums, w,
                                    item_head_target{{}, {}, nullptr}, true);
       x.sums = w.own_queries;
     });
@@ -138,7 +139,7 @@ struct kernel_scan_backward : spread_states<T> {
       for (idx_t n = segments_of(item_head) - 1; n >= 0 && !sees_nothing(batch_of(item_head)); --n) {
         stored_sums& x = after[item_head * segments + n];
         if (x.sums.empty) {
-          call.copy(later, x.sums);
+          copy_sums(later, x.sums);
           scale(later, x.decay);
         } else {
           if (!later.empty) combine(later, x.decay, x.sums, x.sums, s.factors);
@@ -156,8 +157,8 @@ struct kernel_scan_backward : spread_states<T> {
       auto w = scratch(worker);
       const sums_type own_after = w.after;
       run_head(u * unit + n, w, [&](idx_t item_head, const item_head_target& to) {
-        const idx_t b = batch_of(item_head), h = head_of(item_head);
-        if (!known) call.copy(queries[item_head], w.after);
+        const idx_t b = batch_of(item_head), h = head_in_item(item_head);
+        if (!known) copy_sums(queries[item_head], w.after);
         for (idx_t m = segments_of(item_head) - 1; m >= 0; --m) {
           if (known) w.after = after[item_head * segments + m].sums;
           const T decay = one.attend_segment(b, h, m, stored_of(item_head, m).sums, w, to);
@@ -167,7 +168,7 @@ struct kernel_scan_backward : spread_states<T> {
         if (known)
           w.after = own_after;
         else if (in.reverse())
-          call.copy(w.after, queries[item_head]);
+          copy_sums(w.after, queries[item_head]);
       });
     });
     for (idx_t item_head = first; item_head < end && !known && in.reverse(); ++item_head)
@@ -189,8 +190,8 @@ struct kernel_scan_backward : spread_states<T> {
 
   /// The gradients of the features are summed over the processes, in the order of their ranks.
   void add_features() {
-    const process_group& group = sequence.group();
-    const idx_t each = sums_type::count(feature_rows, shape.dim, sum_parts::weights);
+    const process_communicator& group = sequence.group();
+    const idx_t each = sums_type::count(call.projection.extents[2], shape.dim, sum_parts::weights);
     std::vector<T> sums(static_cast<std::size_t>(item_heads * each));
     const auto each_number = [&](const auto& body) {
       for (idx_t item_head = 0; item_head < item_heads; ++item_head)
@@ -227,13 +228,6 @@ struct kernel_scan_backward : spread_states<T> {
   }
 };
 
-/// A gradient without elements may be null, but what is computed depends on what is wanted, not on that.
-template <class T, int Rank>
-tensor_view<T, Rank> not_null(const tensor_view<T, Rank>& x) {
-  static T none{};
-  return x.data() || !memory_layout(x).given() ? x : tensor_view<T, Rank>(&none, x.extents(), x.strides());
-}
-
 /// What a process wants must be what all do.
 template <class Gradients>
 void add_wanted(common_settings& settings, const Gradients& g) {
@@ -246,35 +240,30 @@ void add_wanted(common_settings& settings, const Gradients& g) {
   settings.add(wanted);
 }
 
-/// A backward call of an operator of feature sums, as run_kernel_backward.
+/// A backward call; back(map) gives the backward pass of its map.
 template <class S, class Gradients, class Operator, class T = compute_type<S>>
-void run_spread_backward(const char* name, MPI_Comm communicator, const kernel_views<S>& x, Gradients g, Operator one,
-                         execution& exec) {
+void run_spread_backward(const char* name, MPI_Comm communicator, const kernel_views<S>& x, const Gradients& g,
+                         Operator one, execution& exec) {
   if constexpr (Operator::usable()) {
-    spread_sequence sequence(name, communicator, x.q.extent(2), x.k.extent(2));
-    kernel_call<T> call = check_spread(
+    distributed_sequence sequence(name, communicator, x.q.extent(2), x.k.extent(2));
+    kernel_backward_call<T> wanted;
+    wanted.forward = check_spread(
         sequence, x, one, [&](call_views& check, const auto& options, common_settings& settings) {
           add_wanted(settings, g);
-          return check_kernel_backward(check, x, g, options);
+          wanted = check_kernel_backward(check, x, g, options);
+          return wanted.forward;
         });
+    kernel_call<T>& call = wanted.forward;
     auto map = one.map(call);
     auto back = one.back(map);
-    call.map = &map;
-    const bool alone = sequence.group().size() == 1;
-    if (!alone) {
-      g.q = not_null<S>(g.q), g.k = not_null<S>(g.k), g.v = not_null<S>(g.v);
-      if constexpr (requires { g.decay; }) g.decay = not_null<T>(g.decay);
-      if constexpr (requires { g.gate; }) g.gate = not_null<T>(g.gate);
-    }
-    const auto wanted = backward_call_of<S>(call, x, g, &back);
+    call.map = &map, wanted.map = &back;
     if (!wanted.any()) return;
-    if (alone) return run_sums_backward(wanted, x, g, exec);
-    const kernel_backward<T> in{wanted};
-    backward_driver<T> driver{{in}};
+    if (sequence.group().size() == 1) return run_performer_backward(wanted, exec);
+    const sums_kernel_backward<T> in{wanted};
+    sums_backward_driver<T> driver{{in}};
     driver.earlier_keys = true;
-    kernel_scan_backward<T>{{sequence, call, exec}, in, driver, x.features.extent(1)}.run(
-        [&] { prepare_spread(map, sequence, exec); });
-    store_feature_gradients(x, g, call, driver.feature_sums);
+    kernel_scan_backward<T>{{sequence, call, exec}, in, driver}.run([&] { prepare_spread(map, sequence, exec); });
+    store_feature_gradients(wanted, driver.feature_sums, exec);
   }
 }
 

@@ -9,7 +9,7 @@
 #include <attn/core/detail/tile_product.hpp>
 #include <attn/core/execution.hpp>
 #include <attn/core/tensor.hpp>
-#include <attn/mpi/detail/ranges.hpp>
+#include <attn/mpi/detail/communicator.hpp>
 
 #include <cmath>
 
@@ -56,7 +56,7 @@ inline sequence_split split_of(const std::vector<process_shape>& all, idx_t proc
 }
 
 /// The process whose keys are here in a step of the ring.
-inline int source_of(const process_group& group, int step) {
+inline int source_of(const process_communicator& group, int step) {
   return (group.rank() - step % group.size() + group.size()) % group.size();
 }
 
@@ -136,7 +136,7 @@ void copy_elements(const tensor_view<S>& from, const tensor_view<E>& to) {
 template <class S>
 class travelling_keys {
  public:
-  travelling_keys(const process_group& group, const sequence_split& split, const tensor_view<const S>& k,
+  travelling_keys(const process_communicator& group, const sequence_split& split, const tensor_view<const S>& k,
                   const tensor_view<const S>& v, const std::array<key_buffer<S>, 2>& buffers)
       : group_(group), split_(split), heads_(k.extent(1)), buffers_(buffers) {
     const key_views<S> own = here();
@@ -166,7 +166,7 @@ class travelling_keys {
  private:
   const key_buffer<S>& buffer(int step) const { return buffers_[static_cast<std::size_t>(step % 2)]; }
 
-  const process_group& group_;
+  const process_communicator& group_;
   const sequence_split& split_;
   idx_t heads_;
   std::array<key_buffer<S>, 2> buffers_;
@@ -179,7 +179,7 @@ class travelling_keys {
 template <class T>
 class travelling_gradients {
  public:
-  travelling_gradients(const process_group& group, const sequence_split& split,
+  travelling_gradients(const process_communicator& group, const sequence_split& split,
                        const std::array<key_buffer<T>, 2>& buffers, idx_t heads_of_bundle)
       : group_(group), split_(split), heads_(buffers[0].heads), heads_of_bundle_(heads_of_bundle), buffers_(buffers),
         bundles_(static_cast<std::size_t>(ceil_div(heads_, heads_of_bundle))),
@@ -226,7 +226,7 @@ class travelling_gradients {
   idx_t length(int step) const { return split_.length(source_of(group_, step)); }
   key_views<T> all(int step) const { return buffer(step).views(length(step)); }
 
-  const process_group& group_;
+  const process_communicator& group_;
   const sequence_split& split_;
   idx_t heads_, heads_of_bundle_;
   std::array<key_buffer<T>, 2> buffers_;

@@ -81,7 +81,7 @@ class row_exchange {
   /// Begins to send the rows of `own`, this process's part of a sequence, and to receive what it wants: wanted(p) are
   /// the ranges that process p wants.
   template <class Wanted>
-  row_exchange(const process_group& group, const sequence_split& split, const tensor_view<const E>& own,
+  row_exchange(const process_communicator& group, const sequence_split& split, const tensor_view<const E>& own,
                const Wanted& wanted) {
     const auto rows_of = [&](int p) {
       const sequence_range range = split.of(p)[0];

@@ -7,7 +7,7 @@
 #pragma once
 
 #include <attn/core/detail/attention_shape.hpp>
-#include <attn/mpi/detail/ranges.hpp>
+#include <attn/mpi/detail/communicator.hpp>
 
 #include <deque>
 #include <exception>
@@ -20,7 +20,7 @@ class state_messages {
  public:
   static constexpr int none = -1;
 
-  state_messages(const process_group& group, int from, std::vector<int> to)
+  state_messages(const process_communicator& group, int from, std::vector<int> to)
       : comm_(group.get()), from_(from), to_(std::move(to)) {}
 
   /// The next state will lie at `state`, once received.
@@ -56,7 +56,7 @@ void pass_on(state_messages messages, void* state, std::size_t bytes, const Add&
 }
 
 /// From process `root` to all others by a tree: each receives it from one process and sends it to up to log2 P.
-inline state_messages tree_from(int root, const process_group& group) {
+inline state_messages tree_from(int root, const process_communicator& group) {
   const int size = group.size(), place = (group.rank() - root + size) % size;  // in the tree
   std::vector<int> to;
   for (int step = 1; step < size && (place & step) == 0; step *= 2)
@@ -82,29 +82,29 @@ struct holder_list {
   bool last() const { return place == count() - 1; }
 
   /// From each to the next one, or the one before.
-  state_messages chain(const process_group& group, bool reverse = false) const {
+  state_messages chain(const process_communicator& group, bool reverse = false) const {
     const int before = place > 0 ? list[static_cast<std::size_t>(place - 1)] : state_messages::none,
               next = holds() && !last() ? list[static_cast<std::size_t>(place + 1)] : state_messages::none,
               to = reverse ? before : next;
     return {group, reverse ? next : before, to == state_messages::none ? std::vector<int>{} : std::vector<int>{to}};
   }
   /// From the last one, which has the sum of all, to every process.
-  state_messages tree(const process_group& group) const { return tree_from(list.empty() ? 0 : list.back(), group); }
+  state_messages tree(const process_communicator& group) const {
+    return tree_from(list.empty() ? 0 : list.back(), group);
+  }
 };
 
 /// A sequence of which each process holds the tokens of one range, in the order of their ranks; and the true lengths of
 /// its batch items, of which each process has a part.
-class spread_sequence {
+class distributed_sequence {
  public:
-  spread_sequence(const char* name, MPI_Comm communicator, idx_t queries, idx_t keys)
+  distributed_sequence(const char* name, MPI_Comm communicator, idx_t queries, idx_t keys)
       : group_(name, communicator),
         gathered_(group_.all_gather(std::array<idx_t, 2>{std::max<idx_t>(queries, 0), std::max<idx_t>(keys, 0)})),
-        queries_(column(0), false),
-        keys_(column(1), false),
-        query_holders_(queries_, group_.rank()),
+        queries_(column(0), false), keys_(column(1), false), query_holders_(queries_, group_.rank()),
         key_holders_(keys_, group_.rank()) {}
 
-  const process_group& group() const { return group_; }
+  const process_communicator& group() const { return group_; }
   idx_t whole_queries() const { return queries_.tokens(); }
   idx_t whole_keys() const { return keys_.tokens(); }
 
@@ -167,7 +167,7 @@ class spread_sequence {
     return std::clamp<idx_t>(whole - split.of(process)[0].begin, 0, split.length(process));
   }
 
-  process_group group_;
+  process_communicator group_;
   std::vector<std::array<idx_t, 2>> gathered_;
   sequence_split queries_, keys_;
   sequence_lengths whole_{};
@@ -211,7 +211,7 @@ struct common_settings {
 /// Runs check(common_settings&) here, and compares with the other processes what it and `own` say: throws the same
 /// std::invalid_argument on all of them, or on none.
 template <class Check>
-void agree_on(const process_group& group, process_shape own, const Check& validate) {
+void agree_on(const process_communicator& group, process_shape own, const Check& validate) {
   std::exception_ptr wrong;
   try {
     common_settings settings{own};
