@@ -121,6 +121,8 @@ foreach(level object IN ZIP_LISTS LEVELS OBJECTS)
   if(NOT globals OR NOT globals STREQUAL "${functions}")
     list(JOIN globals ", " globals)
     list(JOIN functions ", " functions)
+    string(REPLACE ".hidden " "" globals "${globals}")
+    string(REPLACE ".hidden " "" functions "${functions}")
     message(FATAL_ERROR "attn_dispatch: expected the same functions at each level of ${SOURCE}, whose parameters are of "
       "none of attn's types; found \"${globals}\" at ${level}, \"${functions}\" at ${first}")
   endif()
@@ -133,13 +135,13 @@ foreach(level object IN ZIP_LISTS LEVELS OBJECTS)
   set(arrays_${level} ${arrays})
 endforeach()
 list(TRANSFORM functions REPLACE "^\\.(hidden|internal|protected) " "" OUTPUT_VARIABLE names)
-foreach(name ${names})
-  string(REGEX REPLACE "N5Eigen(4half|8bfloat16)E" "" types ${name})
-  if(types MATCHES "5Eigen")
-    message(FATAL_ERROR "attn_dispatch: expected functions of plain types in ${SOURCE}, as pointers are; found Eigen's, "
-      "which each level aligns in its own way, in ${name}")
-  endif()
-endforeach()
+list(GET OBJECTS 0 object)
+execute_process(COMMAND ${OBJDUMP} -C -t ${object} OUTPUT_VARIABLE text COMMAND_ERROR_IS_FATAL ANY)
+string(REGEX REPLACE "Eigen::(half|bfloat16)" "\\1" text "${text}")
+if(text MATCHES "[0-9a-f]+ g    [ i]F [^\n]*\t[0-9a-f]+ +(\\.[a-z]+ )?([^\n]*Eigen::[^\n]*)")
+  message(FATAL_ERROR "attn_dispatch: expected functions of plain types in ${SOURCE}, as pointers are; found Eigen's, "
+    "which each level aligns in its own way, in ${CMAKE_MATCH_2}")
+endif()
 
 # The first function's name is in the names of all that is not the user's, for it is one in the program.
 list(GET names 0 only)
@@ -156,7 +158,7 @@ foreach(level object IN ZIP_LISTS LEVELS OBJECTS)
   foreach(name ${names})
     string(APPEND renamed "${name} ${name}.${id}\n")
     list(APPEND kept ${name} ${name}.${id})
-    string(APPEND declared "HIDDEN void f_${number}_${index}() __asm__(\"${name}.${id}\");\n")
+    string(APPEND declared "void f_${number}_${index}() HIDDEN(\"${name}.${id}\");\n")
     list(APPEND pointers f_${number}_${index})
     math(EXPR index "${index} + 1")
   endforeach()
@@ -169,8 +171,8 @@ foreach(level object IN ZIP_LISTS LEVELS OBJECTS)
   foreach(kind init fini)
     foreach(end start stop)
       if("${sections}" MATCHES "attn_${kind}_")
-        string(APPEND declared
-          "HIDDEN extern void (*const ${kind}_${end}_${number}[])() __asm__(\"__${end}_attn_${kind}_${only}_${id}\");\n")
+        string(APPEND declared "extern void (*const ${kind}_${end}_${number}[])() "
+          "HIDDEN(\"__${end}_attn_${kind}_${only}_${id}\");\n")
         list(APPEND bounds ${kind}_${end}_${number})
       else()
         list(APPEND bounds nullptr)
@@ -180,7 +182,7 @@ foreach(level object IN ZIP_LISTS LEVELS OBJECTS)
   list(JOIN pointers ", " pointers)
   list(JOIN bounds ", " bounds)
   list(JOIN kept "\n" kept)
-  string(APPEND declared "HIDDEN extern const std::uint64_t needs_${number} __asm__(\"${only}.needs.${id}\");\n"
+  string(APPEND declared "extern const std::uint64_t needs_${number} HIDDEN(\"${only}.needs.${id}\");\n"
     "static void (*const functions_${number}[])() = {${pointers}};\n")
   string(APPEND table "    {\"${level}\", &needs_${number}, functions_${number}, ${bounds}},\n")
   file(WRITE ${FOLDER}/${level}.renamed "${renamed}")
@@ -205,7 +207,7 @@ foreach(name function IN ZIP_LISTS names functions)
 endforeach()
 file(WRITE ${FOLDER}/chooser.cpp "// Written by attn_dispatch for ${SOURCE}: takes a level before the program begins.
 #include <attn/core/detail/dispatch.hpp>
-#define HIDDEN __attribute__((visibility(\"hidden\")))
+#define HIDDEN(symbol) __asm__(symbol); __asm__(\".hidden \" symbol)
 #if defined(__x86_64__)
 #define JUMP(index) \"endbr64\\njmp *attn_dispatch_chosen+8*\" index \"(%rip)\\n\"
 #else  // bti c
