@@ -3,7 +3,8 @@
 run.py levels PROGRAM QEMU LEVEL...   runs it as it is and at each level, and on a processor without AVX (QEMU: qemu-x86_64
                                       or nothing): its first line names the level, and its exit status is 0; or one
                                       sentence says that this processor has not the level
-run.py symbols OBJDUMP PROGRAM        no function that other files may share has instructions of AVX
+run.py symbols OBJDUMP PROGRAM        no function that files may share has instructions of AVX (of a program whose symbols are
+                                      not hidden, for those are local in it)
 """
 import os
 import re

@@ -218,21 +218,21 @@ file(WRITE ${FOLDER}/chooser.cpp "// Written by attn_dispatch for ${SOURCE}: tak
 extern \"C\" {
 ${declared}}
 namespace {
-constexpr attn::detail::dispatch_level levels[] = {
+constexpr attn::detail::dispatch::level levels[] = {
 ${table}};
-const attn::detail::dispatch_level* level;
-void none() { attn::detail::no_level(levels); }
+const attn::detail::dispatch::level* taken;
+void none() { attn::detail::dispatch::no_level(levels); }
 __attribute__((used)) void (*chosen[${count}])() __asm__(\"attn_dispatch_chosen\");
 __attribute__((constructor(101))) void choose() {
-  level = attn::detail::best_level(levels);
-  for (int n = 0; n < ${count}; ++n) chosen[n] = level ? level->functions[n] : none;
+  taken = attn::detail::dispatch::best_level(levels);
+  for (int n = 0; n < ${count}; ++n) chosen[n] = taken ? taken->functions[n] : none;
 }
 // Static objects of that level alone: the others' code may be for other processors.
 __attribute__((constructor)) void initialise() {
-  if (level) attn::detail::call_all(level->init_start, level->init_stop);
+  if (taken) attn::detail::dispatch::call_all(taken->init_start, taken->init_stop);
 }
 __attribute__((destructor)) void finalise() {
-  if (level) attn::detail::call_all(level->fini_start, level->fini_stop);
+  if (taken) attn::detail::dispatch::call_all(taken->fini_start, taken->fini_stop);
 }
 }  // namespace
 ${jumps}")

@@ -23,7 +23,7 @@
 #include <unistd.h>
 #endif
 
-namespace attn { inline namespace ATTN_ISA { namespace detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail { namespace dispatch {
 
 /// An instruction set: whether the compiler may use it, where the processor says that it has it, and the registers that
 /// the system must keep for it.
@@ -150,41 +150,41 @@ inline std::uint64_t processor_sets([[maybe_unused]] std::uint64_t wanted) {
 
 /// One level of a file: what the compiler was told, what it needs, its functions, and what makes and ends its static
 /// objects.
-struct dispatch_level {
+struct level {
   using function = void (*)();
   const char* name;
   const std::uint64_t* needs;
   const function *functions, *init_start, *init_stop, *fini_start, *fini_stop;
 };
 
-inline void call_all(const dispatch_level::function* begin, const dispatch_level::function* end) {
+inline void call_all(const level::function* begin, const level::function* end) {
   for (; begin != end; ++begin) (*begin)();
 }
 
 /// The level of most instructions that this processor has: the last one of several. Null where it has none, or not the
 /// one that the environment asks for.
 template <std::size_t Count>
-const dispatch_level* best_level(const dispatch_level (&levels)[Count]) {
+const level* best_level(const level (&levels)[Count]) {
   std::uint64_t wanted = 0;
-  for (const dispatch_level& level : levels) wanted |= *level.needs;
+  for (const level& each : levels) wanted |= *each.needs;
   const std::uint64_t has = processor_sets(wanted);
   const char* asked = std::getenv("ATTN_DISPATCH_LEVEL");
-  const dispatch_level* best = nullptr;
-  for (const dispatch_level& level : levels)
-    if (!(*level.needs & ~has) && (!asked || !*asked || !std::strcmp(asked, level.name)) &&
-        (!best || __builtin_popcountll(*level.needs) >= __builtin_popcountll(*best->needs)))
-      best = &level;
+  const level* best = nullptr;
+  for (const level& each : levels)
+    if (!(*each.needs & ~has) && (!asked || !*asked || !std::strcmp(asked, each.name)) &&
+        (!best || __builtin_popcountll(*each.needs) >= __builtin_popcountll(*best->needs)))
+      best = &each;
   return best;
 }
 
 /// What a call does where best_level finds none.
 template <std::size_t Count>
-[[noreturn]] void no_level(const dispatch_level (&levels)[Count]) {
+[[noreturn]] void no_level(const level (&levels)[Count]) {
   const char* asked = std::getenv("ATTN_DISPATCH_LEVEL");
   const bool any = !asked || !*asked;
   std::string text = any ? "attn_dispatch: expected a processor that has the instructions of one of"
                          : "attn_dispatch: expected in ATTN_DISPATCH_LEVEL a level that this processor has, of";
-  for (const dispatch_level& level : levels) text.append(" ").append(level.name);
+  for (const level& each : levels) text.append(" ").append(each.name);
   text += any ? "; found one that has not, or a system that does not permit them" : "; found " + std::string(asked);
 #if defined(__cpp_exceptions)
   throw std::runtime_error(text);
@@ -194,7 +194,7 @@ template <std::size_t Count>
 #endif
 }
 
-}}}  // namespace attn::ATTN_ISA::detail
+}}}}  // namespace attn::ATTN_ISA::detail::dispatch
 
 #if defined(ATTN_DISPATCH_LEVEL)
 #if defined(__ARM_FEATURE_SVE_BITS) && __ARM_FEATURE_SVE_BITS
@@ -202,6 +202,6 @@ template <std::size_t Count>
 #endif
 extern "C" {
 extern const std::uint64_t attn_dispatch_needs;
-const std::uint64_t attn_dispatch_needs = attn::detail::compiled_sets;
+const std::uint64_t attn_dispatch_needs = attn::detail::dispatch::compiled_sets;
 }
 #endif
