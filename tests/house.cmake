@@ -103,9 +103,22 @@ if(isa_flags_avx2)
   endif()
 endif()
 
+# A file compiled for several levels of processors (attn_dispatch).
+find_package(Python3 COMPONENTS Interpreter QUIET)
+find_program(ATTN_QEMU_X86_64 NAMES qemu-x86_64 qemu-x86_64-static DOC "An emulator of processors, for tests")
+if(Python3_FOUND AND CMAKE_OBJCOPY AND CMAKE_SYSTEM_NAME STREQUAL "Linux" AND CMAKE_SYSTEM_PROCESSOR STREQUAL "x86_64")
+  add_test(NAME ${prefix}house.dispatch COMMAND ${CMAKE_COMMAND} -DSOURCE=${PROJECT_SOURCE_DIR} -DWORK=${work}/dispatch
+    -DCOMPILER=${CMAKE_CXX_COMPILER} "-DEigen3_DIR=${Eigen3_DIR}" "-DEIGEN_INCLUDE_DIR=${ATTN_EIGEN_INCLUDE_DIR}"
+    -DPYTHON=${Python3_EXECUTABLE} -DOBJCOPY=${CMAKE_OBJCOPY} -DOBJDUMP=${CMAKE_OBJDUMP}
+    "-DQEMU=$<$<BOOL:${ATTN_QEMU_X86_64}>:${ATTN_QEMU_X86_64}>" -P ${CMAKE_CURRENT_SOURCE_DIR}/dispatch/try.cmake)
+  set_tests_properties(${prefix}house.dispatch PROPERTIES COST 20)
+endif()
+
 if(ATTN_TESTS_HOUSE STREQUAL "HEADERS")
   # Benchmark and examples, which GCC alone compiles otherwise: a minute on one core.
   find_path(ATTN_BENCHMARK_INCLUDE_DIR benchmark/benchmark.h DOC "Folder that holds benchmark/benchmark.h")
+  find_path(ATTN_PYBIND11_INCLUDE_DIR pybind11/pybind11.h DOC "Folder that holds pybind11/pybind11.h")
+  find_package(Python3 COMPONENTS Development.Module QUIET)
   file(GLOB sources CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/bench/*.cpp
     ${PROJECT_SOURCE_DIR}/bench/mpi/*.cpp ${PROJECT_SOURCE_DIR}/examples/*.cpp ${PROJECT_SOURCE_DIR}/examples/*/*.cpp)
   foreach(source ${sources})
@@ -122,6 +135,10 @@ if(ATTN_TESTS_HOUSE STREQUAL "HEADERS")
       list(APPEND more $<TARGET_PROPERTY:MPI::MPI_CXX,INTERFACE_INCLUDE_DIRECTORIES>)
     elseif(source MATCHES "semantic_search" AND NOT ATTN_JSON_INCLUDE_DIR)
       set(missing nlohmann/json)
+    elseif(source MATCHES "25_numpy_module" AND ATTN_PYBIND11_INCLUDE_DIR AND Python3_Development.Module_FOUND)
+      list(APPEND more ${Python3_INCLUDE_DIRS})
+    elseif(source MATCHES "25_numpy_module")
+      set(missing pybind11)
     endif()
     if(missing)
       add_test(NAME ${prefix}source.${source} COMMAND ${CMAKE_COMMAND} -E echo "skipped: ${missing} is not installed")
@@ -187,7 +204,6 @@ add_test(NAME ${prefix}house.two_units COMMAND attn_test_two_units)
 set_tests_properties(${prefix}house.two_units PROPERTIES LABELS attn_test_two_units)
 
 # README.md is short; the C++ blocks of all README files compile, and their links lead somewhere.
-find_package(Python3 COMPONENTS Interpreter QUIET)
 set(with_mpi OFF)
 set(mpi_include)
 if(TARGET attn::mpi)

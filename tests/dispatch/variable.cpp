@@ -1,0 +1,3 @@
+namespace of_each_level {
+int variable = 1;
+}

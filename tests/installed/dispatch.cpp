@@ -1,0 +1,5 @@
+#include <iostream>
+
+const char* level();
+
+int main() { std::cout << "level " << level() << '\n'; }

@@ -1,0 +1,1 @@
+const char* level() { return ATTN_DISPATCH_LEVEL; }
