@@ -189,8 +189,8 @@ struct sliding_window_backward_driver : window_parts<S, Score, ScoreBackward> {
     for (idx_t t = begin; t < end; ++t) {
       const idx_t row = p.r + p.d * t;
       if (p.globals.contains(row)) continue;
-      const bool own = t >= p.low, both = own && !first && t < before.high;
-      const part_of_class& of = !own || both ? before : p;
+      const bool after = t >= p.low, both = after && !first && t < before.high;
+      const part_of_class& of = !after || both ? before : p;
       T* const key = row_of(of.sums.d_keys, query_stride(), of.slot(t));
       T* const value = row_of(of.sums.d_values, value_stride(), of.slot(t));
       add_decay(of, t);
@@ -301,22 +301,22 @@ struct sliding_window_backward_driver : window_parts<S, Score, ScoreBackward> {
     const idx_t heads = shape.batch * shape.kv_heads, all = heads * most_steps, threads = exec.active_threads();
     const idx_t size = (std::min)(all, threads == 1 ? 1 : 3 * threads);
     // Those of a wave, and before them the last of the wave before.
-    part_of_class* const parts = exec.shared_scratch(
+    part_of_class* const wave = exec.shared_scratch(
         [&](arena& memory) { return memory.allocate_list(size + 1, [&](arena& m) { return layout_part(m); }); });
     for (idx_t first = 0; first < all; first += size) {
       const idx_t count = (std::min)(size, all - first), head = first / most_steps, step = first % most_steps;
       exec.for_each(count, [&](idx_t n, int worker) {
-        take(parts[n + 1], (first + n) / most_steps, (first + n) % most_steps, worker);
+        take(wave[n + 1], (first + n) / most_steps, (first + n) % most_steps, worker);
       });
       exec.for_each(count + ceil_div(step + count, most_steps), [&](idx_t task, int) {
-        if (task < count) return store_keys(parts[task], parts[task + 1]);
+        if (task < count) return store_keys(wave[task], wave[task + 1]);
         // What the parts of a key head leave is added to what the part before has.
         const idx_t key_head = head + task - count, from = key_head * most_steps - first, end = from + most_steps;
         for (idx_t n = std::max<idx_t>(from + 1, 0); n < (std::min)(end, count); ++n)
-          parts[n + 1].others.add(parts[n].others);
-        if (end <= count) finish(key_head, parts[end].others);
+          wave[n + 1].others.add(wave[n].others);
+        if (end <= count) finish(key_head, wave[end].others);
       });
-      std::swap(parts[0], parts[count]);
+      std::swap(wave[0], wave[count]);
     }
   }
 };
