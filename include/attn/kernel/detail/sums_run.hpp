@@ -151,10 +151,8 @@ struct sums_driver {
     auto run_whole = [&](idx_t n, int worker) {
       run_head(n / call.heads, n % call.heads, kernel.scratch(exec, worker), own[worker]);
     };
-    if (split.shared == 0)
-      exec.for_each(item_heads, run_whole);
-    else
-      run_heads(exec, split, shared, own, run_whole);
+    if (split.shared == 0) return exec.for_each(item_heads, run_whole);
+    run_heads(exec, split, shared, own, run_whole);
   }
 };
 
