@@ -1,6 +1,7 @@
 """Example 25's module against NumPy: numpy_module.py FOLDER, in which the module lies."""
 import sys
 import threading
+import time
 
 import numpy as np
 
@@ -69,19 +70,24 @@ refuses("expected aligned elements", attn.full_softmax, records["a"], k[0, 0], v
 out.flags.writeable = False
 refuses("writeable", attn.full_softmax, q, k, v, out=out)
 
-# Another thread counts while a call runs.
+# Another thread counts while a call runs: it gives way by itself, and no thread is made to.
 stop, count = threading.Event(), [0]
+
+
 def counts():
     while not stop.is_set():
         count[0] += 1
+        time.sleep(0.0005)
+
+
+sys.setswitchinterval(1000)
 thread = threading.Thread(target=counts)
 thread.start()
-long = np.ones((1, 1, 3000, 64))
-sys.setswitchinterval(1000)  # no thread gives way before it waits or calls
+long = np.ones((1, 1, 1000, 64))
 before = count[0]
 attn.full_softmax(long, long, long)
 after = count[0]
 stop.set()
 thread.join()
-print("counted", after - before)
-print("right")
+assert after - before > 2, "the interpreter was locked during a call"
+print("right; another thread ran", after - before, "times during a call")

@@ -1,9 +1,9 @@
-# attn_dispatch(TARGET SOURCE LEVELS LEVEL...): adds SOURCE to TARGET, compiled once for each LEVEL, which is a value of the
-# compiler's -march. The functions that it defines may be called as if it had been compiled once: each call goes to the
+# attn_dispatch(TARGET SOURCE LEVELS LEVEL...): adds SOURCE to TARGET, compiled once for each LEVEL, which is a value of
+# the compiler's -march. The functions that it defines may be called as if it had been compiled once: each call goes to the
 # level of most instructions that the processor has. The guide (../../README.md, "Compiler flags") says what may cross.
 #
-# How: a library of objects for each level; this file as a script, which makes the symbols of each level local and writes
-# the table of the levels (dispatch.hpp) with a jump for each function; an object of that.
+# How: a library of objects for each level; this file as a script, which makes the symbols of each level local and
+# writes the table of the levels (dispatch.hpp) with a jump for each function; an object of that.
 function(attn_dispatch target source)
   cmake_parse_arguments(PARSE_ARGV 2 given "" "" LEVELS)
   if(NOT given_LEVELS OR given_UNPARSED_ARGUMENTS)
@@ -45,8 +45,8 @@ function(attn_dispatch target source)
   set(begin ${target}.${name})
   set(folder ${CMAKE_CURRENT_BINARY_DIR}${CMAKE_FILES_DIRECTORY}/${begin}.dir/levels_$<CONFIG>)
   set(script ${CMAKE_CURRENT_FUNCTION_LIST_FILE})
-  # The chooser has the target's flags; a level has its own behind them. Objects for link-time optimisation have no symbols
-  # to make local; functions of attn::compiled are of one level only; GCC's unique symbols would be one for all levels.
+  # The chooser has the target's flags; a level has its own behind them. Objects for link-time optimisation have no
+  # symbols to make local; functions of attn::compiled are of one level only; GCC's unique symbols would be one for all levels.
   set(libraries)
   set(objects)
   set(outputs)
