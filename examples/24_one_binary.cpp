@@ -48,7 +48,8 @@ int main() try {
   const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - start;
 
   double error = 0, norm = 0;
-  for (std::ptrdiff_t n = 0; n < count; n += head) compare(q.data() + n, k.data() + n, v.data() + n, out.data() + n, shape, error, norm);
+  for (std::ptrdiff_t n = 0; n < count; n += head)
+    compare(q.data() + n, k.data() + n, v.data() + n, out.data() + n, shape, error, norm);
   error = std::sqrt(error / norm);
   std::printf("level %s: %.2f ms, error %.1e\n", attend_level(), time.count(), error);
   return error < 1e-6 ? 0 : 1;

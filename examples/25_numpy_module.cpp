@@ -14,7 +14,8 @@ static char type_of(const py::array& x) {
 
 /// An array of 2 to 4 axes where it lies.
 static numpy_view view_of(const py::array& x, char type) {
-  if (type_of(x) != type) throw py::value_error("expected arrays of q's type; found " + std::string(py::str(x.dtype())));
+  if (type_of(x) != type)
+    throw py::value_error("expected arrays of q's type; found " + std::string(py::str(x.dtype())));
   if (x.ndim() < 2 || x.ndim() > 4)
     throw py::value_error("expected 2 to 4 axes [batch, head, length, dim]; found " + std::to_string(x.ndim()));
   numpy_view view{const_cast<void*>(x.data()), {1, 1, 1, 1}, {0, 0, 0, 0}};

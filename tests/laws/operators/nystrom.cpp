@@ -118,7 +118,8 @@ void add_nystrom(std::vector<law_operator<T>>& all) {
                                      {"nystrom with a convolution", 50, attn::pseudo_inverse::per_head, 5},
                                      {"nystrom, scaled", 16, attn::pseudo_inverse::per_head, 0, true},
                                      {"nystrom, exact inverse", 12, exact},
-                                     {"nystrom with a key_mask and a convolution", 14, attn::pseudo_inverse::per_head, 5, false, true},
+                                     {"nystrom with a key_mask and a convolution", 14, attn::pseudo_inverse::per_head,
+                                      5, false, true},
                                      {"nystrom, norms of the whole batch", 9, attn::pseudo_inverse::whole_batch},
                                      {"nystrom of more landmarks than a block of rows", 110, exact, 3, false}})
     all.push_back(operator_of<T>(entry));

@@ -41,7 +41,8 @@ class distributed_softmax_backward {
     const auto log_sums = exec_.workspace([&](arena& m) { return m.allocate<T>(lacks ? o[0] * o[1] * o[2] : 0); });
     if (lacks) {  // on another process, at least: that one has its own, and takes part
       const tensor_view<T, 3> lse(*log_sums, {o[0], o[1], o[2]});
-      group_.attend(x_.v.slice(3, 0, 0), tensor_view<S>(nullptr, {o[0], o[1], o[2], 0}), lse, x_.forward.terms.score, exec_);
+      group_.attend(x_.v.slice(3, 0, 0), tensor_view<S>(nullptr, {o[0], o[1], o[2], 0}), lse, x_.forward.terms.score,
+                    exec_);
       if (!lse_) lse_ = lse;
     }
     struct memory {
