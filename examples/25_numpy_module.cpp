@@ -6,16 +6,16 @@
 
 namespace py = pybind11;
 
+static std::string text_of(const py::dtype& x) { return py::str(x); }
 static char type_of(const py::array& x) {
   for (const char* letter : {"e", "f", "d"})
     if (x.dtype().equal(py::dtype(letter))) return *letter;
-  throw py::value_error("expected arrays of float16, float32 or float64; found " + std::string(py::str(x.dtype())));
+  throw py::value_error("expected arrays of float16, float32 or float64; found " + text_of(x.dtype()));
 }
 
 /// An array of 2 to 4 axes where it lies.
 static numpy_view view_of(const py::array& x, char type) {
-  if (type_of(x) != type)
-    throw py::value_error("expected arrays of q's type; found " + std::string(py::str(x.dtype())));
+  if (type_of(x) != type) throw py::value_error("expected arrays of q's type; found " + text_of(x.dtype()));
   if (x.ndim() < 2 || x.ndim() > 4)
     throw py::value_error("expected 2 to 4 axes [batch, head, length, dim]; found " + std::to_string(x.ndim()));
   numpy_view view{const_cast<void*>(x.data()), {1, 1, 1, 1}, {0, 0, 0, 0}};
