@@ -5,8 +5,7 @@
 #include <pybind11/stl.h>
 
 namespace py = pybind11;
-
-static std::string text_of(const py::dtype& x) { return py::str(x); }
+static std::string text_of(py::handle x) { return py::str(x); }
 static char type_of(const py::array& x) {
   for (const char* letter : {"e", "f", "d"})
     if (x.dtype().equal(py::dtype(letter))) return *letter;
