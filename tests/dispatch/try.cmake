@@ -18,7 +18,8 @@ function(says regex)
 endfunction()
 
 foreach(case_and_regex "level|levels that [A-Za-z]+ [0-9.]+ knows as -march=LEVEL\; found x86-64-v9"
-    "source|a source\; found no file missing.cpp" "target|a target of this folder\; found none"
+    "source|a source\; found no file missing.cpp"
+    "target|a program of this folder, or a static or shared library or module\; found none"
     "no_levels|TARGET SOURCE LEVELS LEVEL...\; found bad\;kernels.cpp\;x86-64"
     "compiler|GCC or Clang for Linux on x86-64 or AArch64\; found MSVC for Linux on x86_64"
     "objcopy|objcopy and objdump\; found none" "fast|bad to link attn::attn\; found attn::fast")

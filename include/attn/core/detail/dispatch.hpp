@@ -33,7 +33,7 @@ struct instruction_set {
   std::uint64_t registers = 0;
 };
 
-// Those that config.hpp names.
+// Those that config.hpp names, and others that compilers use by themselves.
 #define ATTN_ISA_COMPILED(name) ATTN_ISA_BIT(name)  // whose argument is not expanded
 #if defined(__x86_64__)
 enum cpuid_word { leaf_1_c, leaf_7_b, leaf_7_c, leaf_7_d, leaf_7_1_a, leaf_7_1_d, extended_c, avx10, processor_words };
@@ -77,6 +77,15 @@ inline constexpr instruction_set instruction_sets[] = {
     {ATTN_ISA_COMPILED(__AVX10_2__), avx10, 2, zmm},
     {ATTN_ISA_COMPILED(__AVXIFMA__), leaf_7_1_a, 23, ymm},
     {ATTN_ISA_COMPILED(__AVXNECONVERT__), leaf_7_1_d, 5, ymm},
+    {ATTN_ISA_COMPILED(__SSE4A__), extended_c, 6},  // AMD's; Clang uses it in permutations
+    {ATTN_ISA_COMPILED(__GCC_HAVE_SYNC_COMPARE_AND_SWAP_16), leaf_1_c, 13},
+    {ATTN_ISA_COMPILED(__LAHF_SAHF__), extended_c, 0},
+    {ATTN_ISA_COMPILED(__PCLMUL__), leaf_1_c, 1},
+    {ATTN_ISA_COMPILED(__CMPCCXADD__), leaf_7_1_a, 7},
+    {ATTN_ISA_COMPILED(__AVXVNNIINT8__), leaf_7_1_d, 4, ymm},
+    {ATTN_ISA_COMPILED(__AVXVNNIINT16__), leaf_7_1_d, 10, ymm},
+    {ATTN_ISA_COMPILED(__AMXTILE__), leaf_7_d, 24, tiles},  // as Clang 14 writes it
+    {ATTN_ISA_COMPILED(__AMXBF16__), leaf_7_d, 22, tiles},
     {ATTN_ISA_COMPILED(__AMX_TILE__), leaf_7_d, 24, tiles},
     {ATTN_ISA_COMPILED(__AMX_BF16__), leaf_7_d, 22, tiles},
 };
