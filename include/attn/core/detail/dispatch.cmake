@@ -1,6 +1,6 @@
 # attn_dispatch(TARGET SOURCE LEVELS LEVEL...): adds SOURCE to TARGET, compiled once for each LEVEL, which is a value of
 # the compiler's -march. The functions that it defines may be called as if it had been compiled once: each call goes to the
-# level of most instructions that the processor has. The guide (../../README.md, "Compiler flags") says what may cross.
+# level with the most instructions that the processor has. The guide (../../README.md, "Compiler flags") says what may cross.
 #
 # How: a library of objects for each level; this file as a script, which makes the symbols of each level local and
 # writes the table of the levels (dispatch.hpp) with a jump for each function; an object of that.
@@ -24,7 +24,7 @@ function(attn_dispatch target source)
   list(REMOVE_DUPLICATES given_LEVELS)
   get_filename_component(path ${source} ABSOLUTE)
   get_source_file_property(generated ${path} GENERATED)
-  if(NOT EXISTS ${path} AND NOT generated)
+  if(IS_DIRECTORY ${path} OR NOT (EXISTS ${path} OR generated))
     message(FATAL_ERROR "attn_dispatch: expected a source; found no file ${source}")
   endif()
   if(NOT CMAKE_CXX_COMPILER_ID MATCHES "^(GNU|Clang)$" OR WIN32 OR APPLE OR NOT CMAKE_SIZEOF_VOID_P EQUAL 8 OR

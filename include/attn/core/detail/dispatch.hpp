@@ -194,7 +194,7 @@ template <std::size_t Count>
   std::string text = any ? "attn_dispatch: expected a processor that has the instructions of one of"
                          : "attn_dispatch: expected in ATTN_DISPATCH_LEVEL a level that this processor has, of";
   for (const level& each : levels) text.append(" ").append(each.name);
-  text += any ? "; found one that has not, or a system that does not permit them" : "; found " + std::string(asked);
+  text += any ? "; found one that lacks them, or a system that does not permit them" : "; found " + std::string(asked);
 #if defined(__cpp_exceptions)
   throw std::runtime_error(text);
 #else
