@@ -90,6 +90,18 @@ TEST_CASE("an empty view shares nothing", "[check]") {
   CHECK_FALSE(attn::detail::moving_axes(empty).elements_overlap());
 }
 
+// Found by the undefined-behaviour sanitizer: addresses are numbers, since null is no array to point into.
+TEST_CASE("a null view is told by its extents, whatever its strides", "[check]") {
+  const auto says = [](idx_t rows) {
+    return refusal([&] {
+      attn::detail::call_views views("call");
+      views.read("x", tensor_view<const float>(nullptr, {1, 3, rows, 4}, {-12, -4, -4, -1}));
+    });
+  };
+  CHECK(says(0).empty());
+  CHECK(says(2) == "attn::call: expected x with memory behind its extents; found a null view of shape [1, 3, 2, 4]");
+}
+
 TEST_CASE("what a call writes overlaps no view named before or after, and each says which", "[check]") {
   std::vector<float> memory(64);
   const auto view = [&](idx_t first, idx_t rows = 4) {

@@ -88,6 +88,15 @@ TEMPLATE_LIST_TEST_CASE("performer_backward: odd lengths and dims", "[performer_
     }
 }
 
+TEST_CASE("performer_backward: features for no head have no gradient", "[performer_backward]") {
+  float one = 5;
+  attn::detail::kernel_backward_call<float> call;
+  call.d_features = {attn::tensor_view<float>(&one, {1, 0, 10, 8}), false};
+  attn::execution exec;
+  attn::detail::store_feature_gradients<float>(call, nullptr, exec);  // divides the heads of sums by those of features
+  CHECK(one == 5);
+}
+
 // Pairs underflow where neither shares a large feature with the other: they are recomputed. Of tokens longer than these
 // the features leave the range of double, in which the reverse pass computes.
 TEMPLATE_LIST_TEST_CASE("performer_backward: long queries and keys", "[performer_backward]", exact_types) {

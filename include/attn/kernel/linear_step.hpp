@@ -85,9 +85,9 @@ template <element S, viewable Q, viewable K, viewable V, viewable O, class Optio
 void linear_step(linear_state<S>& state, const Q& q, const K& k, const V& v, O&& out, Options&& options = {},
                  Map&& map = {}, execution_ref exec = {}) {
   detail::step_linear<S>("linear_step", state, detail::views_of<S>(q, k, v, out),
-                             detail::options_or_default<linear_step_options<S>>(options),
-                             detail::callable_or_default<feature_maps::elu_plus_one>(map),
-                             detail::execution_of(exec, options, map));
+                         detail::options_or_default<linear_step_options<S>>(options),
+                         detail::callable_or_default<feature_maps::elu_plus_one>(map),
+                         detail::execution_of(exec, options, map));
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -52,7 +52,7 @@ void full_softmax(const Q& q, const K& k, const V& v, O&& out, MPI_Comm communic
   using S = element_of<const Q&>;
   auto call = detail::unchecked_call<full_softmax_options>("mpi::full_softmax", q, k, v, out, options, score, exec);
   const detail::distributed_softmax<S> group("mpi::full_softmax", communicator, call.q, call.k, call.v, call.options, 0,
-                                       [&] { detail::check_call(call); });
+                                             [&] { detail::check_call(call); });
   if (group.processes.size() == 1) return detail::run_full_softmax(call);
   group.attend(call.v, call.out, call.lse, call.terms.score, call.exec);
 }

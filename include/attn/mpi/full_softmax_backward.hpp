@@ -48,8 +48,8 @@ void full_softmax_backward(const Q& q, const K& k, const V& v, const O& out, con
   auto call = detail::unchecked_backward_call<full_softmax_options>(name, q, k, v, out, d_out, gradients, options,
                                                                     score, score_backward, exec);
   const detail::distributed_softmax<S> group(name, communicator, call.q, call.k, call.v, call.options,
-                                       detail::wants_of<S>(call.options, gradients, call.forward.exec),
-                                       [&] { detail::check_backward_call(call); });
+                                             detail::wants_of<S>(call.options, gradients, call.forward.exec),
+                                             [&] { detail::check_backward_call(call); });
   if (group.processes.size() == 1) return detail::run_full_softmax_backward(call);
   detail::distributed_softmax_backward{group, call}.run();
 }

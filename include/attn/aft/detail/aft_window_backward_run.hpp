@@ -1,8 +1,8 @@
 // attn: the gradients of attention-free mixing with biases.
 //
-// What aft_window_run.hpp does with keys and rows, with the roles changed: rows beyond the reach of every window of a block
-// of keys see these keys without a bias, and their sums are computed once, as key_sums of g and h. They overflow no
-// more than those of keys: such a row sees the key, so e^k <= den.
+// What aft_window_run.hpp does with keys and rows, with the roles changed: rows beyond the reach of every window of a
+// block of keys see these keys without a bias, and their sums are computed once, as key_sums of g and h. They overflow
+// no more than those of keys: such a row sees the key, so e^k <= den.
 #pragma once
 
 #include <attn/aft/detail/aft_key_block.hpp>

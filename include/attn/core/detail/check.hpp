@@ -83,7 +83,7 @@ struct moving_axes {
   bool endless = false;                  // more bytes than memory can hold
 
   [[gnu::noinline]] explicit moving_axes(const memory_layout& x) : item(x.item) {
-    const char* lowest = x.data;
+    auto lowest = reinterpret_cast<std::uintptr_t>(x.data);  // a number: null views have strides, too
     idx_t all = item;
     for (int n = 0; n < x.rank; ++n) {
       const idx_t extent = x.extents[n];
@@ -92,11 +92,11 @@ struct moving_axes {
       endless |= !add_bytes_of_axis(x.strides[n], extent, x.item, all);
       if (endless) continue;
       const idx_t step = x.strides[n] * x.item;
-      if (step < 0) lowest += step * (extent - 1);
+      if (step < 0) lowest += static_cast<std::uintptr_t>(step * (extent - 1));
       axes[count++] = {std::abs(step), extent};
     }
     if (empty) item = count = 0, endless = false;
-    origin = empty ? 0 : reinterpret_cast<std::uintptr_t>(lowest);
+    origin = empty ? 0 : lowest;
   }
 
   /// Bytes from the lowest address on that the axes with steps below `limit` touch.

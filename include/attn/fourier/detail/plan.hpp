@@ -259,8 +259,8 @@ class fourier_plan {
 
 // The discrete Hartley transform of many real channels, H_k = sum over t of x_t (cos + sin)(2 pi t k / n). Two channels
 // make one complex one: the packets of real and of imaginary parts of a row are channels of their own. With Z the
-// Fourier transform of a + i b, sums and differences of Z_k and Z_-k are the transforms of a and b at k and -k: the rows
-// of 2 H_k and 2 H_-k are (Z_k + Z_-k) +- i (Z_k - Z_-k).
+// Fourier transform of a + i b, sums and differences of Z_k and Z_-k are the transforms of a and b at k and -k: the
+// rows of 2 H_k and 2 H_-k are (Z_k + Z_-k) +- i (Z_k - Z_-k).
 
 /// -k modulo n
 ATTN_INLINE idx_t mirror(idx_t k, idx_t n) { return k == 0 ? 0 : n - k; }

@@ -23,9 +23,9 @@
 //   2. out = scale (q_start S + P_b W + P v)
 //   3. S   = e^gamma_last S + b_end^T W + k_end^T v
 //
-// Decays are multiplied, never divided (chunk_decay.hpp). Separate from sums_run.hpp, because calls without decays do not
-// need a second copy of their rows: with decays per channel a call takes 1.3 to 1.4 times as long. Products need their
-// left operand by columns: names with _t are transposed matrices.
+// Decays are multiplied, never divided (chunk_decay.hpp). Separate from sums_run.hpp, because calls without decays do
+// not need a second copy of their rows: with decays per channel a call takes 1.3 to 1.4 times as long. Products need
+// their left operand by columns: names with _t are transposed matrices.
 #pragma once
 
 #include <attn/kernel/detail/recurrence_keys.hpp>

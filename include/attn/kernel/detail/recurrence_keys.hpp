@@ -1,5 +1,5 @@
-// attn: the keys of a chunk of a recurrence: rows, scores and decays, and how they change a state. What the letters mean:
-// recurrence.hpp.
+// attn: the keys of a chunk of a recurrence: rows, scores and decays, and how they change a state. What the letters
+// mean: recurrence.hpp.
 #pragma once
 
 #include <attn/kernel/detail/chunk_decay.hpp>

@@ -251,7 +251,7 @@ struct sums_backward_driver : sums_head_backward<T> {
 template <class T>
 void store_feature_gradients(const kernel_backward_call<T>& in, const kernel_sums<T>* sums, execution& exec) {
   const stored_gradient<T>& to = in.d_features;
-  if (!to) return;
+  if (!to || to.extents[1] == 0) return;
   const idx_t each = in.forward.heads / to.extents[1];
   T* const row = exec.scratch(0, [&](arena& memory) { return memory.allocate<T>(to.extents[3]); });
   for (idx_t h = 0; h < to.extents[1]; ++h)

@@ -60,7 +60,7 @@ struct sums_driver {
       kernel.attend_segment(b, h, begin, to, true, s, *x.before, one.own, one.total);
     else
       kernel.attend_segment(b, h, from, to, true, s, *x.before, x.part_sums[part - 1], one.total,
-                          x.part_decays[part - 1], true);
+                            x.part_decays[part - 1], true);
   }
 
   /// One head from first to last, by one worker.

@@ -150,8 +150,8 @@ class distributed_softmax {
   /// check() checks what the process itself brings.
   template <class Options, class Check>
   distributed_softmax(const char* name, MPI_Comm communicator, const tensor_view<const S>& own_q,
-                const tensor_view<const S>& own_k, const tensor_view<const S>& v, const Options& options,
-                std::uint64_t wants, const Check& check)
+                      const tensor_view<const S>& own_k, const tensor_view<const S>& v, const Options& options,
+                      std::uint64_t wants, const Check& check)
       : processes(name, communicator), q(own_q), k(own_k), causal(options.causal), scale(options.scale),
         softcap(options.softcap), slopes(options.alibi_slopes), sinks(options.sinks) {
     const auto all =

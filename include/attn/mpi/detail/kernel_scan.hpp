@@ -161,7 +161,7 @@ struct kernel_scan : spread_states<T> {
                            [&](idx_t item_head, idx_t n, idx_t begin, idx_t end, int worker) {
                              segment_sums& x = own[worker];
                              kernel.attend_segment(batch_of(item_head), head_in_item(item_head), begin, end, true,
-                                                 scratch(worker), this->stored_of(item_head, n).sums, x.own, x.total);
+                                                   scratch(worker), this->stored_of(item_head, n).sums, x.own, x.total);
                            });
   }
   /// A unit whose keys have not.
@@ -259,7 +259,7 @@ kernel_call<T> check_spread(distributed_sequence& sequence, const kernel_views<S
     settings.add(lengths);
     settings.add(options.causal), settings.add(static_cast<double>(options.eps));
     settings.add(static_cast<double>(call.gate.extent(1)));  // of an empty range it may be null
-    settings.add(width<T>);                                         // of the memory that is sent
+    settings.add(width<T>);                                       // of the memory that is sent
     if (x.features) settings.add_elements(x.features);
   });
   if (call.causal) sequence.check_causal(call.shape.batch);

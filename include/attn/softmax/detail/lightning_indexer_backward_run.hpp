@@ -4,6 +4,7 @@
 //   dq_h = scale sum_s dz_hs k_s,  dk_s += scale sum_h dz_hs q_h
 #pragma once
 
+#include <attn/core/detail/waves.hpp>
 #include <attn/softmax/detail/indexer_call.hpp>
 #include <attn/softmax/detail/listed_gradients.hpp>
 #include <attn/softmax/detail/selected_rows.hpp>

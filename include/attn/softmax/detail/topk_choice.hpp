@@ -22,8 +22,8 @@ struct topk_shape {
       : block(std::clamp<idx_t>(block_size, 1, std::max<idx_t>(1, keys))),
         blocks(std::max<idx_t>(0, ceil_div(keys, block) - 1)), rounds((std::min)(topk - 1, blocks)) {}
 
-  /// Whether so many queries at the end of the keys read the blocks that they choose in place: up to queries_in_place of
-  /// them, and those that choose fewer than twice the blocks there are. (Float, 16384 keys, groups of 4, topk 4: 32
+  /// Whether so many queries at the end of the keys read the blocks that they choose in place: up to queries_in_place
+  /// of them, and those that choose fewer than twice the blocks there are. (Float, 16384 keys, groups of 4, topk 4: 32
   /// queries take 0.8 of the time.)
   bool streams(idx_t queries) const { return queries <= queries_in_place || queries * (rounds + 1) < 2 * (blocks + 1); }
   /// The block of a position; negative before the first key.
