@@ -177,8 +177,8 @@ struct checked_softmax : softmax_call<S, Score> {
   Options options;
 
   // As an aggregate GCC would clear all of it first, and the table is 10 KB.
-  checked_softmax(const char* name, Score* score, execution& threads, const Options& given)
-      : softmax_call<S, Score>{{}, validator(name), {.score = score}, threads}, views(name), options(given) {}
+  checked_softmax(const char* name, Score* function, execution& threads, const Options& given)
+      : softmax_call<S, Score>{{}, validator(name), {.score = function}, threads}, views(name), options(given) {}
 };
 
 /// The score function of a call, or null where there is none.
