@@ -51,7 +51,7 @@ void delta_rule(const Q& q, const K& k, const V& v, O&& out, Options&& options =
   using S = element_of<const Q&>;
   const auto& given = detail::options_or_default<delta_rule_options<S>>(options);
   execution& threads = detail::execution_of(exec, options);
-  detail::call_views check("delta_rule");
+  detail::call_views check{"delta_rule"};
   const auto views = detail::views_of<S>(q, k, v, out);
   detail::run_delta_rule(detail::check_correcting<detail::rule::correct>(check, views, given, threads), threads);
 }

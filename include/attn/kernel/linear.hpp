@@ -72,7 +72,7 @@ void linear(const Q& q, const K& k, const V& v, O&& out, Options&& options = {},
   const auto& given = detail::options_or_default<linear_options<S>>(options);
   const auto& feature = detail::callable_or_default<feature_maps::elu_plus_one>(map);
   if constexpr (detail::require_feature_map<decltype(feature), compute_type<S>>()) {
-    detail::call_views check("linear");
+    detail::call_views check{"linear"};
     auto call = detail::check_kernel(check, detail::views_of<S>(q, k, v, out), given);
     auto features = detail::map_features<S>(feature, call.shape.dim);
     detail::check_linear(check, call, given, features.features);

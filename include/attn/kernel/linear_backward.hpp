@@ -68,7 +68,7 @@ void linear_backward(const Q& q, const K& k, const V& v, const D& d_out,
   const auto& feature = detail::callable_or_default<feature_maps::elu_plus_one>(map);
   const auto& derivative = detail::callable_or_default<detail::own_derivative>(map_backward);
   if constexpr (detail::require_map_backward<decltype(feature), decltype(derivative), compute_type<S>>()) {
-    detail::call_views check("linear_backward");
+    detail::call_views check{"linear_backward"};
     const auto views = detail::backward_views_of<S>(q, k, v, d_out);
     auto call = detail::check_kernel_backward(check, views, gradients, given);
     auto features = detail::map_features<S>(feature, call.forward.shape.dim);

@@ -45,7 +45,7 @@ void step_linear(const char* name, linear_state<S>& state, const kernel_views<S>
                                   .normalise = options.normalise, .decay = options.decay, .scale = options.scale,
                                   .log_decay = options.log_decay, .bonus = options.bonus, .key_mask = options.key_mask};
     auto& items = step_access::of(state);
-    call_views check(name);
+    call_views check{name};
     auto call = check_kernel(check, x, given, items.heads());
     auto features = map_features<S>(map, call.shape.dim);
     check_linear(check, call, given, features.features);

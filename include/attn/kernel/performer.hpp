@@ -63,7 +63,7 @@ void performer(const Q& q, const K& k, const V& v, O&& out, const Features& feat
                execution_ref exec = {}) {
   using S = element_of<const Q&>;
   const auto& given = detail::options_or_default<performer_options<S>>(options);
-  detail::call_views check("performer");
+  detail::call_views check{"performer"};
   auto call = detail::check_kernel(check, detail::with_features(detail::views_of<S>(q, k, v, out), features), given);
   detail::check_performer(check, call, given);
   detail::performer_features<compute_type<S>> map(call, given);

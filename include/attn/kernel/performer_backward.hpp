@@ -47,7 +47,7 @@ void performer_backward(const Q& q, const K& k, const V& v, const Features& feat
                         execution_ref exec = {}) {
   using S = element_of<const Q&>;
   const auto& given = detail::options_or_default<performer_options<S>>(options);
-  detail::call_views check("performer_backward");
+  detail::call_views check{"performer_backward"};
   const auto views = detail::with_features(detail::backward_views_of<S>(q, k, v, d_out), features);
   auto call = detail::check_kernel_backward(check, views, gradients, given);
   detail::check_performer(check, call.forward, given);

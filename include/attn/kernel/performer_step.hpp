@@ -43,7 +43,7 @@ void step_performer(const char* name, performer_state<S>& state, const kernel_vi
                                    .kernel = state.kernel(), .eps = options.eps, .feature_eps = options.feature_eps,
                                    .key_mask = options.key_mask};
   auto& items = step_access::of(state);
-  call_views check(name);
+  call_views check{name};
   auto call = check_kernel(check, x, given, items.heads());
   check_performer(check, call, given);
   performer_features<compute_type<S>> map(call, given);

@@ -52,7 +52,7 @@ void rfa(const Q& q, const K& k, const V& v, O&& out, const Features& features =
          execution_ref exec = {}) {
   using S = element_of<const Q&>;
   const auto& given = detail::options_or_default<rfa_options<S>>(options);
-  detail::call_views check("rfa");
+  detail::call_views check{"rfa"};
   auto call = detail::check_kernel(check, detail::with_features(detail::views_of<S>(q, k, v, out), features), given);
   detail::check_finite(check, "norm_eps", static_cast<double>(given.norm_eps));
   detail::rfa_features<compute_type<S>> map(call, given.norm_eps);

@@ -48,7 +48,7 @@ void rfa_backward(const Q& q, const K& k, const V& v, const Features& features, 
                   execution_ref exec = {}) {
   using S = element_of<const Q&>;
   const auto& given = detail::options_or_default<rfa_options<S>>(options);
-  detail::call_views check("rfa_backward");
+  detail::call_views check{"rfa_backward"};
   const auto views = detail::with_features(detail::backward_views_of<S>(q, k, v, d_out), features);
   auto call = detail::check_kernel_backward(check, views, gradients, given);
   detail::check_finite(check, "norm_eps", static_cast<double>(given.norm_eps));

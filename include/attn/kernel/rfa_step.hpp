@@ -37,7 +37,7 @@ void step_rfa(const char* name, rfa_state<S>& state, const kernel_views<S>& x, c
   const rfa_options<S> given{.causal = true, .lengths = options.lengths, .eps = options.eps,
                              .norm_eps = options.norm_eps, .gate = options.gate, .key_mask = options.key_mask};
   auto& items = step_access::of(state);
-  call_views check(name);
+  call_views check{name};
   auto call = check_kernel(check, x, given, items.heads());
   check_finite(check, "norm_eps", static_cast<double>(given.norm_eps));
   rfa_features<compute_type<S>> map(call, given.norm_eps);

@@ -34,7 +34,10 @@ class kv_memory {
         given_values_(values) {
     call_views views(check);
     views.write("keys", keys);
-    values_in_keys_ ? check.writable("values", values) : views.write("values", values);
+    if (values_in_keys_)
+      check.writable("values", values);
+    else
+      views.write("values", values);
     format::validate(check, "keys", keys, true), format::validate(check, "values", values, values_in_keys_);
     check.extents({{"value batch = key batch", keys.extent(0), values.extent(0)},
                    {"value heads = key heads", keys.extent(1), values.extent(1)},

@@ -152,7 +152,7 @@ class correcting_state : public state_sequences<compute_type<S>> {
 template <rule R, class S, class Options>
 void step_correcting(const char* name, kernel_items<compute_type<S>>& state, const kernel_views<S>& x,
                      const Options& options, execution& exec) {
-  call_views check(name);
+  call_views check{name};
   auto call = check_correcting<R>(check, x, options, exec);
   check.extents({{"batch = batch of the state", state.batch(), call.shape.batch},
                  {"value heads = heads of the state", state.heads(), call.heads},
