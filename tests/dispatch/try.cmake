@@ -39,7 +39,7 @@ says("the same functions at each level of other_functions.cpp.*found \"_Z7crosse
   --target other_functions)
 if(QEMU)
   run(${CMAKE_COMMAND} --build ${WORK}/build --target no_old)
-  says("a processor that has the instructions of one of x86-64-v3\; found one that has not"
+  says("a processor that has the instructions of one of x86-64-v3\; found one that lacks them"
     ${QEMU} -cpu qemu64 ${WORK}/build/no_old)
 endif()
 
