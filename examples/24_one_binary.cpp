@@ -1,5 +1,5 @@
 // One program for every processor: one_binary/attend.cpp is compiled for several levels of processors, and each call goes to
-// the best one that this processor has. ATTN_DISPATCH_LEVEL=x86-64 in the environment asks for another one.
+// the best one that this processor has. ATTN_DISPATCH_LEVEL=x86-64 in the environment names another one.
 //
 //   add_executable(program 24_one_binary.cpp)
 //   target_link_libraries(program PRIVATE attn::attn)

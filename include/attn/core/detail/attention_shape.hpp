@@ -13,10 +13,7 @@ inline constexpr idx_t furthest_position = idx_t(1) << 40;
 struct attention_shape {
   idx_t batch = 0, heads = 0, kv_heads = 0, queries = 0, keys = 0, dim = 0, dim_v = 0;
 
-  idx_t group() const {
-    if (kv_heads == heads) return heads > 0;  // without a division, for calls of a few keys
-    return kv_heads ? heads / kv_heads : 0;
-  }
+  idx_t group() const { return kv_heads ? heads / kv_heads : 0; }
   /// Multiplications and additions of one query and one key in every head.
   double operations_per_score() const {
     return 2 * static_cast<double>(batch) * static_cast<double>(heads) * static_cast<double>(dim + dim_v);

@@ -170,8 +170,8 @@ inline void call_all(const level::function* begin, const level::function* end) {
   for (; begin != end; ++begin) (*begin)();
 }
 
-/// The level of most instructions that this processor has: the last one of several. Null where it has none, or not the
-/// one that the environment asks for.
+/// The level with the most instructions that this processor has: the last one of several. Null where it has none, or not
+/// the one that the environment names.
 template <std::size_t Count>
 const level* best_level(const level (&levels)[Count]) {
   std::uint64_t wanted = 0;

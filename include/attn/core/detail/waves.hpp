@@ -26,8 +26,8 @@ struct wave {
   template <class Body>
   void for_each(idx_t steps, Body&& body) const {
     exec.for_each(count * steps, [&](idx_t task, int worker) {
-      const idx_t n = count == 1 ? 0 : task % count;
-      body(first + n, scratch[n], count == 1 ? task : task / count, worker);
+      const idx_t n = task % count;
+      body(first + n, scratch[n], task / count, worker);
     });
   }
 };

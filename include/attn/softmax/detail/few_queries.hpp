@@ -60,9 +60,7 @@ struct few_queries_driver {
   shared_prefixes sets{};
 
   [[gnu::noinline]] work of(idx_t task) const {
-    const auto next = [&](idx_t count) {  // most counts are 1, and divisions slow
-      return count == 1 ? 0 : std::exchange(task, task / count) % count;
-    };
+    const auto next = [&](idx_t count) { return std::exchange(task, task / count) % count; };
     const idx_t group = shape.group(), chunk = next(chunks), run = next(runs), from = next(parts) * heads_of_task,
                 kv = next(shape.kv_heads);
     work w{.set = task, .head = kv * group + from, .heads = (std::min)(heads_of_task, group - from),
