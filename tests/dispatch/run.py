@@ -44,7 +44,7 @@ def symbols(objdump, program):
         if found and ".hidden" not in found[3] and int(found[1], 16):
             shared.append((int(found[1], 16), int(found[1], 16) + int(found[2], 16), found[3]))
     vectors = [int(line.split(":")[0], 16) for line in lines
-               if re.match(r" *[0-9a-f]+:\t", line) and re.search(r"%[yz]mm|\tv[a-z0-9]+ ", line)]
+               if re.match(r" *[0-9a-f]+:\s", line) and re.search(r"%[yz]mm|\tv[a-z0-9]+\s", line)]
     assert shared and vectors, "found no function, or no instruction of AVX"
     wrong = sorted({name for begin, end, name in shared if any(begin <= at < end for at in vectors)})
     assert not wrong, f"{len(wrong)} functions of AVX are shared: {', '.join(wrong[:5])}"

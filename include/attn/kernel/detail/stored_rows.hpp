@@ -161,7 +161,8 @@ inline constexpr element_access<T> access_to = {
 template <class T>
 struct stored_tensor {
   std::byte* data = nullptr;
-  idx_t extents[4] = {}, strides[4] = {};  // strides in bytes; of a null view 0, so that no address is formed from it
+  /// Strides in bytes; of a null view 0, so that no address is formed from it. They may wrap before the call is checked.
+  idx_t extents[4] = {}, strides[4] = {};
   idx_t col_stride = 1;
   const element_access<T>* access = nullptr;
 
@@ -173,7 +174,7 @@ struct stored_tensor {
         access(&access_to<std::remove_const_t<S>, T>) {
     for (int axis = 0; axis < 4; ++axis) {
       extents[axis] = x.extent(axis);
-      strides[axis] = data ? x.stride(axis) * static_cast<idx_t>(sizeof(S)) : 0;
+      if (data) strides[axis] = static_cast<idx_t>(static_cast<std::size_t>(x.stride(axis)) * sizeof(S));
     }
   }
   stored_matrix<T> head(idx_t b, idx_t h) const {
