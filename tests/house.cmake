@@ -235,6 +235,15 @@ if(Python3_FOUND)
   # What names every operator by hand is complete.
   add_test(NAME ${ATTN_TESTS_PREFIX}house.complete
     COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/compile/complete.py ${PROJECT_SOURCE_DIR} ${operators})
+  # attn::compiled holds all that runs, and links.
+  if(CMAKE_NM)
+    add_test(NAME ${ATTN_TESTS_PREFIX}house.compiled
+      COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/compile/compiled.py ${PROJECT_SOURCE_DIR}
+        ${PROJECT_BINARY_DIR} ${CMAKE_NM} ${CMAKE_CXX_COMPILER} -I ${PROJECT_SOURCE_DIR}/include
+        -isystem "$<JOIN:$<TARGET_PROPERTY:Eigen3::Eigen,INTERFACE_INCLUDE_DIRECTORIES>,;-isystem;>"
+      COMMAND_EXPAND_LISTS)
+    set_tests_properties(${ATTN_TESTS_PREFIX}house.compiled PROPERTIES COST 20)
+  endif()
   # The headers use no word that is a macro of windows.h, Qt, X11 or others, and leave no macro defined but the version,
   # the namespace and what names the compiler and the processor.
   add_test(NAME ${ATTN_TESTS_PREFIX}house.macros

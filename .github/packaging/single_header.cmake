@@ -26,6 +26,7 @@ function(append_header header)
   string(APPEND text "\n#ifndef ${guard}\n#define ${guard}\n")
   file(READ ${INCLUDE}/${header} rest)
   string(REPLACE "\n#pragma once\n" "\n" rest "\n${rest}")
+  string(REGEX REPLACE "\n#define ATTN_RUN[^#]*#include <attn/core/detail/compiled.hpp>" "" rest "${rest}")  # for attn::compiled
   while(TRUE)
     string(FIND "${rest}" "\n#include <attn/" at)
     if(at EQUAL -1)

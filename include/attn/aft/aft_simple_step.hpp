@@ -15,7 +15,7 @@
 #pragma once
 
 #include <attn/aft/aft_simple.hpp>
-#include <attn/aft/detail/aft_step_run.hpp>
+#include <attn/aft/detail/aft_simple_step_run.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
 

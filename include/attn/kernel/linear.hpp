@@ -82,3 +82,6 @@ void linear(const Q& q, const K& k, const V& v, O&& out, Options&& options = {},
 }
 
 }}  // namespace attn::ATTN_ISA
+
+#define ATTN_RUN_IN(T) void run_linear(const kernel_call<T>&, execution&)
+#include <attn/core/detail/compiled.hpp>

@@ -80,3 +80,6 @@ void linear_backward(const Q& q, const K& k, const V& v, const D& d_out,
 }
 
 }}  // namespace attn::ATTN_ISA
+
+#define ATTN_RUN_IN(T) void run_linear_backward(const kernel_backward_call<T>&, execution&)
+#include <attn/core/detail/compiled.hpp>

@@ -91,3 +91,6 @@ void linear_step(linear_state<S>& state, const Q& q, const K& k, const V& v, O&&
 }
 
 }}  // namespace attn::ATTN_ISA
+
+#define ATTN_RUN_IN(T) void run_linear_step(kernel_call<T>&, kernel_items<T>&, execution&)
+#include <attn/core/detail/compiled.hpp>

@@ -167,3 +167,7 @@ void encoder_block(const X& x, O&& out, const Weights& weights, Mixer&& mix, Opt
 }
 
 }}  // namespace attn::ATTN_ISA
+
+#define ATTN_RUN(S) void call_encoder_block<S>(const tensor_view<const S, 3>&, const tensor_view<S, 3>&,               \
+  const encoder_block_weights<S>&, const encoder_block_options<S>&, const mixer_ref<S>&, execution&)
+#include <attn/core/detail/compiled.hpp>

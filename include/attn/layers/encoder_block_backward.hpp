@@ -69,7 +69,7 @@ void norm_sum(const token_sum<T>& x, const tensor_view<T, 3>& out, const row_nor
 
 /// A call that has passed its checks.
 template <class S>
-struct encoder_backward_call {
+struct encoder_backward_driver {
   using T = compute_type<S>;
   using P = product_type<S>;
   using sequence = tensor_view<T, 3>;  // gradients and activations are kept in the compute type
@@ -112,14 +112,14 @@ struct encoder_backward_call {
   /// The gradient of the feed-forward layer's input from that of its output.
   void feed_backward(const sequence& input, const input_tokens<T>& d, const sequence& to, execution& exec) const {
     const feed_forward_backward_memory<P> memory(weights.feed_forward, gradients.feed_forward, gradients.accumulate);
-    feed_forward_backward_call<P>{input, d, {to, false}, memory, options.activation}.run(exec);
+    run_feed_forward_backward<P>({input, d, {to, false}, memory, options.activation}, exec);
   }
 
   /// d_h, in the compute type and as the mixer takes it.
   void norm_backward(const row_norm<T>& norm, const layer_norm_weight_gradients<S>& of, const token_sum<T>& input,
                      const token_sum<T>& d, const input_tokens<T>& residual, const gradient_memory<T>& to,
                      const gradient_memory<T>& copy, execution& exec) const {
-    norm_backward_call<T>{.norm = norm, .x = input, .d = d, .residual = residual, .dx = to, .copy = copy,
+    norm_backward_driver<T>{.norm = norm, .x = input, .d = d, .residual = residual, .dx = to, .copy = copy,
                           .gamma = list(of.gamma), .beta = list(of.beta)}
         .run(exec);
   }
@@ -229,7 +229,7 @@ template <class S>
                                                    const encoder_block_gradients<S>& g,
                                                    const encoder_block_options<S>& options, execution& exec) {
   check_encoder_backward<S>(x, w, d_out, g, options);
-  encoder_backward_call<S>{x, w, d_out, g, options}.run(mix, mix_backward, exec);
+  encoder_backward_driver<S>{x, w, d_out, g, options}.run(mix, mix_backward, exec);
 }
 
 }  // namespace detail
@@ -258,3 +258,8 @@ void encoder_block_backward(const X& x, const Weights& weights, Mixer&& mix, Mix
 }
 
 }}  // namespace attn::ATTN_ISA
+
+#define ATTN_RUN(S) void call_encoder_block_backward<S>(const tensor_view<const S, 3>&,                                \
+  const encoder_block_weights<S>&, const mixer_ref<S>&, const mixer_backward_ref<S>&, const tensor_view<const S, 3>&,  \
+  const encoder_block_gradients<S>&, const encoder_block_options<S>&, execution&)
+#include <attn/core/detail/compiled.hpp>

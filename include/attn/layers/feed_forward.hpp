@@ -212,3 +212,7 @@ void feed_forward(const X& x, O&& out, const Weights& weights, Options&& options
 }
 
 }}  // namespace attn::ATTN_ISA
+
+#define ATTN_RUN(S) void call_feed_forward<S>(const tensor_view<const S, 3>&, const tensor_view<S, 3>&,                \
+  const feed_forward_weights<S>&, activation, execution&)
+#include <attn/core/detail/compiled.hpp>

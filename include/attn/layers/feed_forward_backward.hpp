@@ -70,7 +70,7 @@ struct feed_forward_backward_memory {
 };
 
 template <class P>
-struct feed_forward_backward_call {
+struct feed_forward_backward_driver {
   using T = sum_type<P>;
 
   input_tokens<T> x, d;
@@ -205,6 +205,11 @@ struct feed_forward_backward_call {
   }
 };
 
+template <class P>
+void run_feed_forward_backward(const feed_forward_backward_driver<P>& call, execution& exec) {
+  call.run(exec);
+}
+
 }  // namespace detail
 
 /// The gradients of feed_forward. See the top of the file.
@@ -233,12 +238,15 @@ void feed_forward_backward(const X& x, const Weights& weights, const D& d_out,
                                                     gradients.up_bias, gradients.down_bias, gradients.gate_bias};
   using P = detail::product_type<S>;
   const detail::feed_forward_backward_memory<P> memory(w, of_weights, gradients.accumulate);
-  detail::feed_forward_backward_call<P>{detail::input_tokens<T>(from),
+  detail::run_feed_forward_backward<P>({detail::input_tokens<T>(from),
                                         detail::input_tokens<T>(d),
                                         {gradients.x, gradients.accumulate},
                                         memory,
-                                        given.activation}
-      .run(detail::execution_of(exec, options));
+                                        given.activation},
+                                       detail::execution_of(exec, options));
 }
 
 }}  // namespace attn::ATTN_ISA
+
+#define ATTN_RUN(S) void run_feed_forward_backward(const feed_forward_backward_driver<product_type<S>>&, execution&)
+#include <attn/core/detail/compiled.hpp>

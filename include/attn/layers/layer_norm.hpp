@@ -196,3 +196,7 @@ void layer_norm(const X& x, O&& out, Weights&& weights = {}, Options&& options =
 }
 
 }}  // namespace attn::ATTN_ISA
+
+#define ATTN_RUN(S) void call_norm<S>(const char*, bool, const tensor_view<const S, 3>&, const tensor_view<S, 3>&,     \
+  const layer_norm_weights<S>&, compute_type<S>, execution&)
+#include <attn/core/detail/compiled.hpp>

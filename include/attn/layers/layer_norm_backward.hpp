@@ -43,7 +43,7 @@ namespace detail {
 /// The gradients of a norm of x: dx = residual + what d leads to, written to `dx` and, if given, to `copy`. The memory
 /// of d, of the residual and of dx may be the same.
 template <class T>
-struct norm_backward_call {
+struct norm_backward_driver {
   const row_norm<T>& norm;
   token_sum<T> x, d;
   input_tokens<T> residual;
@@ -151,7 +151,7 @@ template <class S>
   auto norm = exec.workspace([dim](arena& memory) { return row_norm<T>(memory, dim); });
   norm->set(w, eps);
   norm->centred = centred;
-  norm_backward_call<T>{.norm = *norm, .x = input_tokens<T>(x), .d = input_tokens<T>(d_out),
+  norm_backward_driver<T>{.norm = *norm, .x = input_tokens<T>(x), .d = input_tokens<T>(d_out),
                         .residual = tensor_view<const T, 3>(), .dx = {g.x, g.accumulate},
                         .copy = {tensor_view<T, 3>(), false}, .gamma = {g.gamma, g.accumulate},
                         .beta = {g.beta, g.accumulate}}
@@ -175,3 +175,8 @@ void layer_norm_backward(const X& x, const Weights& weights, const D& d_out,
 }
 
 }}  // namespace attn::ATTN_ISA
+
+#define ATTN_RUN(S) void call_norm_backward<S>(const char*, bool, const tensor_view<const S, 3>&,                      \
+  const layer_norm_weights<S>&, const tensor_view<const S, 3>&, const layer_norm_gradients<S>&, compute_type<S>,       \
+  execution&)
+#include <attn/core/detail/compiled.hpp>

@@ -131,3 +131,7 @@ void mean_pool(const X& x, O&& out, Options&& options = {}, execution_ref exec =
 }
 
 }}  // namespace attn::ATTN_ISA
+
+#define ATTN_RUN(S) void call_mean_pool<S>(const tensor_view<const S, 3>&, const tensor_view<S, 3>&,                   \
+  const mean_pool_options&, execution&)
+#include <attn/core/detail/compiled.hpp>

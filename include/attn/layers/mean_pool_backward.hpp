@@ -65,3 +65,7 @@ void mean_pool_backward(const X& x, const D& d_out, const mean_pool_gradients<el
 }
 
 }}  // namespace attn::ATTN_ISA
+
+#define ATTN_RUN(S) void call_mean_pool_backward<S>(const tensor_view<const S, 3>&, const tensor_view<const S, 3>&,    \
+  const mean_pool_gradients<S>&, const mean_pool_options&, execution&)
+#include <attn/core/detail/compiled.hpp>

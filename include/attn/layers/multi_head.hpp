@@ -204,3 +204,7 @@ void multi_head(const X& x, O&& out, const Weights& weights, Operator&& op, Opti
 }
 
 }}  // namespace attn::ATTN_ISA
+
+#define ATTN_RUN(S) void call_multi_head<S>(const tensor_view<const S, 3>&, const tensor_view<S, 3>&,                  \
+  const multi_head_weights<S>&, const multi_head_options<S>&, const attend_ref<S>&, execution&)
+#include <attn/core/detail/compiled.hpp>

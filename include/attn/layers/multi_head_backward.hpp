@@ -192,3 +192,8 @@ void multi_head_backward(const X& x, const Weights& weights, Operator&& op, Oper
 }
 
 }}  // namespace attn::ATTN_ISA
+
+#define ATTN_RUN(S) void call_multi_head_backward<S>(const tensor_view<const S, 3>&, const multi_head_weights<S>&,     \
+  const attend_ref<S>&, const attend_backward_ref<S>&, const tensor_view<const S, 3>&,                                 \
+  const multi_head_gradients<S>&, const multi_head_options<S>&, execution&)
+#include <attn/core/detail/compiled.hpp>

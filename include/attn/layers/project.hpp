@@ -122,3 +122,7 @@ void project(const X& x, O&& out, const Weights& weights, execution_ref exec = {
 }
 
 }}  // namespace attn::ATTN_ISA
+
+#define ATTN_RUN(S) void call_project<S>(const tensor_view<const S, 3>&, const tensor_view<S, 3>&,                     \
+  const project_weights<S>&, execution&)
+#include <attn/core/detail/compiled.hpp>

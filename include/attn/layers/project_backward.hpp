@@ -59,7 +59,7 @@ struct projection_gradient {
 
 /// A call of run_projections_backward: several projections of one sequence x.
 template <class P>
-struct projections_backward_call {
+struct projections_backward_driver {
   using T = sum_type<P>;
 
   input_tokens<T> x;
@@ -159,7 +159,7 @@ void run_projections_backward(const input_tokens<sum_type<P>>& x, const gradient
                               std::span<const projection_gradient<P>> list, execution& exec) {
   bool any = dx.given();
   for (const auto& p : list) any = any || p.weight.given() || p.bias.given();
-  if (any) projections_backward_call<P>{x, dx, list}.run(exec);
+  if (any) projections_backward_driver<P>{x, dx, list}.run(exec);
 }
 
 }  // namespace detail
@@ -185,3 +185,7 @@ void project_backward(const X& x, const Weights& weights, const D& d_out,
 }
 
 }}  // namespace attn::ATTN_ISA
+
+#define ATTN_RUN(S) void run_projections_backward(const input_tokens<compute_type<S>>&,                                \
+  const gradient_memory<compute_type<S>>&, std::span<const projection_gradient<product_type<S>>>, execution&)
+#include <attn/core/detail/compiled.hpp>

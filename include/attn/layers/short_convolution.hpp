@@ -20,7 +20,7 @@
 // Token by token: short_convolution_step.hpp.
 #pragma once
 
-#include <attn/layers/detail/convolution_call.hpp>
+#include <attn/layers/detail/short_convolution_run.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
 
@@ -54,8 +54,9 @@ void short_convolution(const X& x, O&& out, const Weights& weights, Options&& op
   if (given.final_state) check.write("final_state", given.final_state);
   detail::check_convolution_state(check, "final_state", given.final_state, taps);
 
-  detail::make_convolution<S>(from, w, given.activation, given.lengths, given.initial_state)
-      .run(to, detail::execution_of(exec, options));
+  detail::run_short_convolution<compute_type<S>>(
+      detail::make_convolution<S>(from, w, given.activation, given.lengths, given.initial_state), to,
+      detail::execution_of(exec, options));
   if (given.final_state)
     detail::store_last_tokens<S>(from, given.lengths, given.initial_state, given.final_state);
 }

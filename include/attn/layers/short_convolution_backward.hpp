@@ -19,7 +19,7 @@
 // Sums over the tokens of all batch items are split at fixed places: any number of threads gives the same bits.
 #pragma once
 
-#include <attn/layers/detail/convolution_backward_call.hpp>
+#include <attn/layers/detail/short_convolution_backward_run.hpp>
 #include <attn/layers/short_convolution.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
@@ -60,12 +60,12 @@ void short_convolution_backward(const X& x, const Weights& weights, const D& d_o
   check.gradient("initial_state", g.initial_state, given.initial_state);
 
   const tensor_view<S, 2> d_weight = g.weight;
-  detail::convolution_backward_call<T>{
-      .forward = detail::make_convolution<S>(from, w, given.activation, given.lengths, given.initial_state),
-      .d = detail::input_tokens<T>(d), .d_final = tensor_view<const S, 3>(g.d_final_state),
-      .dx = {tensor_view<S, 3>(g.x), g.accumulate}, .d_initial = {tensor_view<S, 3>(g.initial_state), g.accumulate},
-      .d_weight = {detail::by_tap(d_weight), g.accumulate}, .d_bias = {tensor_view<S, 1>(g.bias), g.accumulate}}
-      .run(detail::execution_of(exec, options));
+  detail::run_short_convolution_backward<T>(
+      {.forward = detail::make_convolution<S>(from, w, given.activation, given.lengths, given.initial_state),
+       .d = detail::input_tokens<T>(d), .d_final = tensor_view<const S, 3>(g.d_final_state),
+       .dx = {tensor_view<S, 3>(g.x), g.accumulate}, .d_initial = {tensor_view<S, 3>(g.initial_state), g.accumulate},
+       .d_weight = {detail::by_tap(d_weight), g.accumulate}, .d_bias = {tensor_view<S, 1>(g.bias), g.accumulate}},
+      detail::execution_of(exec, options));
 }
 
 }}  // namespace attn::ATTN_ISA

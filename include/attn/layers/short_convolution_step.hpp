@@ -120,8 +120,9 @@ void short_convolution_step(short_convolution_state<S>& state, const X& x, O&& o
   check.equal("weight columns = width of the state", state.width(), taps);
   check.update("the state", inside.memory());
 
-  detail::make_convolution<S>(from, w, given.activation, given.lengths, inside.entries())
-      .run(to, detail::execution_of(exec, options));
+  detail::run_short_convolution<compute_type<S>>(
+      detail::make_convolution<S>(from, w, given.activation, given.lengths, inside.entries()), to,
+      detail::execution_of(exec, options));
   inside.feed(from, given.lengths);
 }
 

@@ -37,6 +37,7 @@
 #pragma once
 
 #include <attn/core/kv_cache.hpp>
+#include <attn/softmax/detail/full_softmax_step_run.hpp>
 #include <attn/softmax/detail/softmax_step.hpp>
 #include <attn/softmax/full_softmax.hpp>
 

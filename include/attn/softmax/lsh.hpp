@@ -133,3 +133,6 @@ void lsh(const Q& q, const V& v, O&& out, Options&& options = {}, Score&& score 
 }
 
 }}  // namespace attn::ATTN_ISA
+
+#define ATTN_RUN(S) void run_lsh(const softmax_call<S, no_score>&, const lsh_options<S>&)
+#include <attn/core/detail/compiled.hpp>

@@ -49,3 +49,6 @@ void lsh_backward(const Q& q, const V& v, const O& out, const D& d_out,
 }
 
 }}  // namespace attn::ATTN_ISA
+
+#define ATTN_RUN(S) void run_lsh_backward(softmax_backward_call<S, no_score, no_score_backward>&, const lsh_options<S>&)
+#include <attn/core/detail/compiled.hpp>

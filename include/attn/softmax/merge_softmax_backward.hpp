@@ -73,3 +73,8 @@ void merge_softmax_backward(const O& out, std::type_identity_t<Rows> lse, const 
 }
 
 }}  // namespace attn::ATTN_ISA
+
+#define ATTN_RUN(S) void run_merge_softmax_backward(const tensor_view<const S>&,                                       \
+  const tensor_view<const compute_type<S>, 3>&, const tensor_view<const S>&,                                           \
+  const tensor_view<const compute_type<S>, 3>&, const tensor_view<const S>&, const merge_softmax_gradients<S>&)
+#include <attn/core/detail/compiled.hpp>

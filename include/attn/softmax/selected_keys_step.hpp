@@ -22,7 +22,7 @@
 #pragma once
 
 #include <attn/core/kv_cache.hpp>
-#include <attn/softmax/detail/selected_rows.hpp>
+#include <attn/softmax/detail/selected_keys_step_run.hpp>
 #include <attn/softmax/detail/softmax_step.hpp>
 
 namespace attn { inline namespace ATTN_ISA {

@@ -98,3 +98,6 @@ void sliding_window(const Q& q, const K& k, const V& v, O&& out, Options&& optio
 }
 
 }}  // namespace attn::ATTN_ISA
+
+#define ATTN_RUN(S) void run_sliding_window(softmax_call<S, no_score>, const sliding_window_options<S>&, idx_t)
+#include <attn/core/detail/compiled.hpp>

@@ -60,3 +60,7 @@ void sliding_window_backward(const Q& q, const K& k, const V& v, const O& out, c
 }
 
 }}  // namespace attn::ATTN_ISA
+
+#define ATTN_RUN(S) void run_sliding_window_backward(softmax_backward_call<S, no_score, no_score_backward>&,           \
+  const sliding_window_options<S>&, const sliding_window_gradients<S>&)
+#include <attn/core/detail/compiled.hpp>

@@ -131,3 +131,15 @@ void sliding_window_cached(const Cache& cache, const sliding_window_cache_option
 }
 
 }}  // namespace attn::ATTN_ISA
+
+#define ATTN_RUN(S) void run_sliding_window_step(const softmax_call<S, no_score>&, const sliding_window_options<S>&)
+#include <attn/core/detail/compiled.hpp>
+#define ATTN_RUN_OVER(S, C) void run_sliding_window_step(const softmax_call<S, no_score, C>&,                          \
+  const sliding_window_options<S>&)
+#include <attn/core/detail/compiled.hpp>
+#define ATTN_RUN(S) void run_sliding_window_step(const softmax_call<S, no_score>&, window_tokens<S>&,                  \
+  const tensor_view<const S>&, const tensor_view<const S>&)
+#include <attn/core/detail/compiled.hpp>
+#define ATTN_RUN_OVER_ROWS(S, C) void run_sliding_window_step(const softmax_call<S, no_score, C>&, window_tokens<C>&,  \
+  const tensor_view<const S>&, const tensor_view<const S>&)
+#include <attn/core/detail/compiled.hpp>

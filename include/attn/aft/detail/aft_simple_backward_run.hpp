@@ -268,3 +268,6 @@ void run_aft_simple_backward(const aft_tensors<compute_type<S>>& call, execution
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
+
+#define ATTN_RUN(S) void run_aft_simple_backward<S>(const aft_tensors<compute_type<S>>&, execution&)
+#include <attn/core/detail/compiled.hpp>

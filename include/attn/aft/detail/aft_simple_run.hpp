@@ -126,15 +126,8 @@ template <class S>
 void run_aft_simple(const aft_tensors<compute_type<S>>& call, execution& exec) {
   aft_simple_driver<S>{call}.run(exec);
 }
-template <class S, class Items>
-void run_aft_simple_step(const aft_tensors<compute_type<S>>& call, Items& state, execution& exec) {
-  const auto limit = exec.limit_threads(call.work(20 * static_cast<double>(call.length)));
-  exec.for_each(call.batch * call.heads, [&](idx_t n, int) {
-    const auto head = call.head(n);
-    simple_rows<compute_type<S>, S, true>(head, call.gate, 0, head.length, call.parts(), state.sums(n));
-    call.clear_padding(head, head.length, call.length);
-  });
-  state.advance(call.length, call.lengths);
-}
 
 }}}  // namespace attn::ATTN_ISA::detail
+
+#define ATTN_RUN(S) void run_aft_simple<S>(const aft_tensors<compute_type<S>>&, execution&)
+#include <attn/core/detail/compiled.hpp>

@@ -241,3 +241,11 @@ class aft_state : public item_sequences<aft_items<S>> {
 
 }  // namespace detail
 }}  // namespace attn::ATTN_ISA
+
+#define ATTN_RUN_IN(T) void full_step_rows(const aft_tensors<T>&, std::span<const idx_t>, execution&)
+#include <attn/core/detail/compiled.hpp>
+#define ATTN_RUN(S) void run_aft_local_step<S>(const aft_tensors<compute_type<S>>&, aft_window_layout, aft_items<S>&,  \
+  execution&)
+#include <attn/core/detail/compiled.hpp>
+#define ATTN_RUN(S) void run_aft_conv_step<S>(const aft_tensors<compute_type<S>>&, aft_items<S>&, execution&)
+#include <attn/core/detail/compiled.hpp>

@@ -144,3 +144,10 @@ void run_aft_conv_backward(const aft_tensors<T>& call, const aft_window_grid& gr
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
+
+#define ATTN_RUN_IN(T) void run_aft_full_backward(const aft_tensors<T>&, const aft_window_grid&, execution&)
+#include <attn/core/detail/compiled.hpp>
+#define ATTN_RUN_IN(T) void run_aft_local_backward(const aft_tensors<T>&, const aft_window_grid&, execution&)
+#include <attn/core/detail/compiled.hpp>
+#define ATTN_RUN_IN(T) void run_aft_conv_backward(const aft_tensors<T>&, const aft_window_grid&, execution&)
+#include <attn/core/detail/compiled.hpp>

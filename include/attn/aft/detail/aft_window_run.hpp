@@ -322,3 +322,10 @@ void run_aft_conv(const aft_tensors<T>& call, const aft_window_grid& grid, execu
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
+
+#define ATTN_RUN_IN(T) void run_aft_full(const aft_tensors<T>&, const aft_window_grid&, execution&)
+#include <attn/core/detail/compiled.hpp>
+#define ATTN_RUN_IN(T) void run_aft_local(const aft_tensors<T>&, const aft_window_grid&, execution&)
+#include <attn/core/detail/compiled.hpp>
+#define ATTN_RUN_IN(T) void run_aft_conv(const aft_tensors<T>&, const aft_window_grid&, execution&)
+#include <attn/core/detail/compiled.hpp>

@@ -280,3 +280,8 @@ void run_fnet_backward(const fnet_call<S>& call, execution& exec) {
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
+
+#define ATTN_RUN(S) void run_fnet(const fnet_call<S>&, execution&)
+#include <attn/core/detail/compiled.hpp>
+#define ATTN_RUN(S) void run_fnet_backward(const fnet_call<S>&, execution&)
+#include <attn/core/detail/compiled.hpp>

@@ -167,3 +167,8 @@ void step_correcting(const char* name, kernel_items<compute_type<S>>& state, con
 
 }  // namespace detail
 }}  // namespace attn::ATTN_ISA
+
+#define ATTN_RUN_IN(T) void run_delta_rule_step(kernel_call<T>&, kernel_items<T>&, execution&)
+#include <attn/core/detail/compiled.hpp>
+#define ATTN_RUN_IN(T) void run_dplr_step(kernel_call<T>&, kernel_items<T>&, execution&)
+#include <attn/core/detail/compiled.hpp>

@@ -238,3 +238,8 @@ void run_linear_step(kernel_call<T>& call, kernel_items<T>& state, execution& ex
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
+
+#define ATTN_RUN_IN(T) void run_performer_step(kernel_call<T>&, kernel_items<T>&, execution&)
+#include <attn/core/detail/compiled.hpp>
+#define ATTN_RUN_IN(T) void run_rfa_step(kernel_call<T>&, kernel_items<T>&, execution&)
+#include <attn/core/detail/compiled.hpp>

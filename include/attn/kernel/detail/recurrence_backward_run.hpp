@@ -275,3 +275,8 @@ void run_dplr_backward(const kernel_backward_call<T>& call, execution& exec) {
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
+
+#define ATTN_RUN_IN(T) void run_delta_rule_backward(const kernel_backward_call<T>&, execution&)
+#include <attn/core/detail/compiled.hpp>
+#define ATTN_RUN_IN(T) void run_dplr_backward(const kernel_backward_call<T>&, execution&)
+#include <attn/core/detail/compiled.hpp>

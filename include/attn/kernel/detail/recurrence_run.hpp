@@ -285,3 +285,8 @@ void run_dplr(const kernel_call<T>& call, execution& exec) {
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
+
+#define ATTN_RUN_IN(T) void run_delta_rule(const kernel_call<T>&, execution&)
+#include <attn/core/detail/compiled.hpp>
+#define ATTN_RUN_IN(T) void run_dplr(const kernel_call<T>&, execution&)
+#include <attn/core/detail/compiled.hpp>

@@ -284,3 +284,8 @@ void run_linear_backward(const kernel_backward_call<T>& call, execution& exec) {
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
+
+#define ATTN_RUN_IN(T) void run_performer_backward(const kernel_backward_call<T>&, execution&)
+#include <attn/core/detail/compiled.hpp>
+#define ATTN_RUN_IN(T) void run_rfa_backward(const kernel_backward_call<T>&, execution&)
+#include <attn/core/detail/compiled.hpp>

@@ -172,3 +172,8 @@ void run_linear(const kernel_call<T>& call, execution& exec) {
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
+
+#define ATTN_RUN_IN(T) void run_performer(const kernel_call<T>&, execution&)
+#include <attn/core/detail/compiled.hpp>
+#define ATTN_RUN_IN(T) void run_rfa(const kernel_call<T>&, execution&)
+#include <attn/core/detail/compiled.hpp>

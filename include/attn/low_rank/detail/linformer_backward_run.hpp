@@ -297,3 +297,6 @@ void run_linformer_backward(const linformer_backward_call<S>& call, execution& e
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
+
+#define ATTN_RUN(S) void run_linformer_backward(const linformer_backward_call<S>&, execution&)
+#include <attn/core/detail/compiled.hpp>

@@ -103,3 +103,6 @@ void run_linformer(const linformer_call<S>& call, execution& exec) {
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
+
+#define ATTN_RUN(S) void run_linformer(const linformer_call<S>&, execution&)
+#include <attn/core/detail/compiled.hpp>

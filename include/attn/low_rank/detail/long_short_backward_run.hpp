@@ -379,3 +379,7 @@ void run_long_short_backward(softmax_backward_call<S, no_score, no_score_backwar
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
+
+#define ATTN_RUN(S) void run_long_short_backward(softmax_backward_call<S, no_score, no_score_backward>&,               \
+  const long_short_call<S>&, const long_short_parameter_gradients<S>&)
+#include <attn/core/detail/compiled.hpp>

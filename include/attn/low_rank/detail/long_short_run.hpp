@@ -282,3 +282,6 @@ void run_long_short(const long_short_call<S>& call) {
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
+
+#define ATTN_RUN(S) void run_long_short(const long_short_call<S>&)
+#include <attn/core/detail/compiled.hpp>

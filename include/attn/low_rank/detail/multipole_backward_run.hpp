@@ -343,3 +343,7 @@ void run_multipole_backward(softmax_backward_call<S, no_score, no_score_backward
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
+
+#define ATTN_RUN(S) void run_multipole_backward(softmax_backward_call<S, no_score, no_score_backward>&,                \
+  const multipole_clustering<S>&)
+#include <attn/core/detail/compiled.hpp>

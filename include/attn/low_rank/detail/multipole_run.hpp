@@ -255,3 +255,6 @@ void run_multipole(const softmax_call<S, no_score>& call, const multipole_cluste
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
+
+#define ATTN_RUN(S) void run_multipole(const softmax_call<S, no_score>&, const multipole_clustering<S>&)
+#include <attn/core/detail/compiled.hpp>

@@ -339,3 +339,6 @@ void run_multipole_step(const softmax_call<S, no_score>& call, multipole_tokens<
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
+
+#define ATTN_RUN(S) void run_multipole_step(const softmax_call<S, no_score>&, multipole_tokens<S>&)
+#include <attn/core/detail/compiled.hpp>

@@ -309,3 +309,6 @@ void run_nystrom_backward(const nystrom_backward_call<S>& call) {
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
+
+#define ATTN_RUN(S) void run_nystrom_backward(const nystrom_backward_call<S>&)
+#include <attn/core/detail/compiled.hpp>

@@ -222,3 +222,6 @@ void run_nystrom(const nystrom_call<S>& call) {
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
+
+#define ATTN_RUN(S) void run_nystrom(const nystrom_call<S>&)
+#include <attn/core/detail/compiled.hpp>

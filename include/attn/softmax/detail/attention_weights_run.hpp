@@ -153,3 +153,7 @@ void run_attention_weights(softmax_call<S, Score>& call, list_view<idx_t> rows,
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
+
+#define ATTN_RUN(S) void run_attention_weights(softmax_call<S, no_score>&, list_view<idx_t>,                           \
+  const tensor_view<compute_type<S>>&, const tensor_view<compute_type<S>, 3>&)
+#include <attn/core/detail/compiled.hpp>

@@ -192,3 +192,6 @@ void run_full_softmax_backward(softmax_backward_call<S, Score, ScoreBackward, G>
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
+
+#define ATTN_RUN(S) void run_full_softmax_backward(softmax_backward_call<S, no_score, no_score_backward>&)
+#include <attn/core/detail/compiled.hpp>

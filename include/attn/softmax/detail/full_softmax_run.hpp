@@ -77,3 +77,6 @@ void run_full_softmax(softmax_call<S, Score, C> call) {
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
+
+#define ATTN_RUN(S) void run_full_softmax(softmax_call<S, no_score>)
+#include <attn/core/detail/compiled.hpp>

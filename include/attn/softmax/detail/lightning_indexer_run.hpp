@@ -106,3 +106,6 @@ void run_lightning_indexer(const indexer_call<S>& call) {
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
+
+#define ATTN_RUN(S) void run_lightning_indexer(const indexer_call<S>&)
+#include <attn/core/detail/compiled.hpp>

@@ -97,3 +97,9 @@ void run_lightning_indexer_step(indexer_call<S>& call, const tensor_view<const C
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
+
+#define ATTN_RUN(S) void run_lightning_indexer_step(indexer_call<S>&, const tensor_view<const S>&, const page_tables&)
+#include <attn/core/detail/compiled.hpp>
+#define ATTN_RUN_OVER(S, C) void run_lightning_indexer_step(indexer_call<S>&, const tensor_view<const C>&,             \
+  const page_tables&)
+#include <attn/core/detail/compiled.hpp>

@@ -31,3 +31,7 @@ void run_merge_softmax(const tensor_view<S>& into, const tensor_view<T, 3>& lse,
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
+
+#define ATTN_RUN(S) void run_merge_softmax(const tensor_view<S>&, const tensor_view<compute_type<S>, 3>&,              \
+  const tensor_view<const S>&, const tensor_view<const compute_type<S>, 3>&)
+#include <attn/core/detail/compiled.hpp>

@@ -12,3 +12,7 @@ void run_neighborhood_backward(softmax_backward_call<S, Score, ScoreBackward>& c
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
+
+#define ATTN_RUN(S) void run_neighborhood_backward(softmax_backward_call<S, no_score, no_score_backward>&,             \
+  const grid_axes&)
+#include <attn/core/detail/compiled.hpp>

@@ -265,3 +265,6 @@ void run_neighborhood(softmax_call<S, Score>& call, const grid_axes& grid) {
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
+
+#define ATTN_RUN(S) void run_neighborhood(softmax_call<S, no_score>&, const grid_axes&)
+#include <attn/core/detail/compiled.hpp>

@@ -32,3 +32,7 @@ void run_pattern_softmax_backward(softmax_backward_call<S, Score, ScoreBackward>
 
 }  // namespace detail
 }}  // namespace attn::ATTN_ISA
+
+#define ATTN_RUN(S) void run_pattern_softmax_backward(softmax_backward_call<S, no_score, no_score_backward>&,          \
+  std::span<const pattern_ref>)
+#include <attn/core/detail/compiled.hpp>

@@ -216,3 +216,6 @@ void run_pattern_softmax(const softmax_call<S, Score>& call, std::span<const pat
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
+
+#define ATTN_RUN(S) void run_pattern_softmax(const softmax_call<S, no_score>&, std::span<const pattern_ref>)
+#include <attn/core/detail/compiled.hpp>

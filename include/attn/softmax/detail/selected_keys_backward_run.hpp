@@ -208,3 +208,7 @@ void run_selected_keys_backward(softmax_backward_call<S, Score, ScoreBackward>& 
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
+
+#define ATTN_RUN(S) void run_selected_keys_backward(softmax_backward_call<S, no_score, no_score_backward>&,            \
+  const selected_lists&)
+#include <attn/core/detail/compiled.hpp>

@@ -14,3 +14,6 @@ void run_selected_keys(const softmax_call<S, Score>& call, const selected_lists&
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
+
+#define ATTN_RUN(S) void run_selected_keys(const softmax_call<S, no_score>&, const selected_lists&)
+#include <attn/core/detail/compiled.hpp>

@@ -67,3 +67,6 @@ void run_selected_keys_step(const softmax_call<S, Score, C>& call, const selecte
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
+
+#define ATTN_RUN(S) void run_selected_keys_step(const softmax_call<S, no_score>&, const selected_lists&)
+#include <attn/core/detail/compiled.hpp>

@@ -11,3 +11,7 @@ void run_topk_blocks_backward(softmax_backward_call<S, Score, ScoreBackward>& ca
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
+
+#define ATTN_RUN(S) void run_topk_blocks_backward(softmax_backward_call<S, no_score, no_score_backward>&,              \
+  const topk_shape&)
+#include <attn/core/detail/compiled.hpp>

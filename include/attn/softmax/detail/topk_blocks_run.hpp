@@ -88,3 +88,6 @@ void run_topk_blocks(const softmax_call<S, Score>& call, const topk_shape& block
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
+
+#define ATTN_RUN(S) void run_topk_blocks(const softmax_call<S, no_score>&, const topk_shape&)
+#include <attn/core/detail/compiled.hpp>

@@ -170,3 +170,6 @@ void run_topk_blocks_step(const softmax_call<S, Score>& call, const topk_tokens<
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
+
+#define ATTN_RUN(S) void run_topk_blocks_step(const softmax_call<S, no_score>&, const topk_tokens<S>&, idx_t)
+#include <attn/core/detail/compiled.hpp>

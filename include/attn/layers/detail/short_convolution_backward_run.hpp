@@ -6,7 +6,7 @@
 #pragma once
 
 #include <attn/core/detail/compensated.hpp>
-#include <attn/layers/detail/convolution_call.hpp>
+#include <attn/layers/detail/short_convolution_run.hpp>
 #include <attn/layers/detail/weight_gradients.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
@@ -30,8 +30,8 @@ ATTN_INLINE void add_convolution_sums(const T* const* d, const T* const* rows, i
 }
 
 template <class T>
-struct convolution_backward_call {
-  convolution_call<T> forward;
+struct convolution_backward_driver {
+  convolution_driver<T> forward;
   input_tokens<T> d;
   any_rows<T> d_final;  // may be missing
   gradient_memory<T> dx, d_initial, d_weight, d_bias;
@@ -173,4 +173,12 @@ struct convolution_backward_call {
   }
 };
 
+template <class T>
+void run_short_convolution_backward(const convolution_backward_driver<T>& call, execution& exec) {
+  call.run(exec);
+}
+
 }}}  // namespace attn::ATTN_ISA::detail
+
+#define ATTN_RUN_IN(T) void run_short_convolution_backward(const convolution_backward_driver<T>&, execution&)
+#include <attn/core/detail/compiled.hpp>

@@ -28,9 +28,9 @@ namespace attn { inline namespace ATTN_ISA { namespace detail {
   if (state.given()) check_same_shape(check, name, state, "the last weight columns - 1 tokens", like);
 }
 
-/// A checked call. Tasks are segments of items.
+/// Of a checked call. Tasks are segments of items.
 template <class T>
-struct convolution_call {
+struct convolution_driver {
   convolution_rows<T> rows;
   any_rows<T> weight, bias;  // the weight by tap
   std::optional<activation> f;
@@ -92,12 +92,17 @@ struct convolution_call {
 };
 
 template <class S, class Weights>
-convolution_call<compute_type<S>> make_convolution(const tensor_view<const S, 3>& x, const Weights& weights,
+convolution_driver<compute_type<S>> make_convolution(const tensor_view<const S, 3>& x, const Weights& weights,
                                                    const std::optional<activation>& f, std::span<const idx_t> lengths,
                                                    const tensor_view<const S, 3>& state) {
   const tensor_view<const S, 2> weight = weights.weight;
   const tensor_view<const S, 1> bias = weights.bias;
   return {{x, state, weight.extent(1)}, by_tap(weight), bias, f, lengths};
+}
+
+template <class T>
+void run_short_convolution(const convolution_driver<T>& call, const output_tokens<T>& out, execution& exec) {
+  call.run(out, exec);
 }
 
 /// The states `to` [B, w - 1, C] after the tokens of x. `to` may be `from`, the states before them, which may be null.
@@ -116,3 +121,6 @@ void store_last_tokens(const tensor_view<const S, 3>& x, std::span<const idx_t> 
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
+
+#define ATTN_RUN_IN(T) void run_short_convolution(const convolution_driver<T>&, const output_tokens<T>&, execution&)
+#include <attn/core/detail/compiled.hpp>
