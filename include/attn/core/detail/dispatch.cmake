@@ -89,10 +89,12 @@ endfunction()
 
 function(attn_dispatch_copy_properties target begin levels)
   get_target_property(libraries ${target} LINK_LIBRARIES)
-  if("attn::fast" IN_LIST libraries)
-    message(FATAL_ERROR "attn_dispatch: expected ${target} to link attn::attn; found attn::fast, whose flags are for this "
-      "machine alone")
-  endif()
+  foreach(library attn::fast attn::compiled)
+    if(${library} IN_LIST libraries)
+      message(FATAL_ERROR "attn_dispatch: expected ${target} to link attn::attn; found ${library}, whose flags are for one "
+        "kind of machine alone")
+    endif()
+  endforeach()
   get_target_property(dependencies ${target} MANUALLY_ADDED_DEPENDENCIES)
   foreach(level ${levels} chooser)
     foreach(property LINK_LIBRARIES CXX_STANDARD CXX_STANDARD_REQUIRED CXX_EXTENSIONS CXX_VISIBILITY_PRESET
