@@ -60,7 +60,7 @@ reference::feed_forward_weights rounded(const reference::feed_forward_weights& w
 
 template <class S>
 struct multi_head_store {
-  tensor<S> query, key, value, output, query_bias, key_bias, value_bias, output_bias, gate, gate_bias;
+  tensor<S> query, key, value, output, query_bias, key_bias, value_bias, output_bias, gate, gate_bias, q_norm, k_norm;
   explicit multi_head_store(const reference::multi_head_weights& w)
       : query(cast<S>(w.query)),
         key(cast<S>(w.key)),
@@ -71,7 +71,9 @@ struct multi_head_store {
         value_bias(cast<S>(w.value_bias)),
         output_bias(cast<S>(w.output_bias)),
         gate(cast<S>(w.gate)),
-        gate_bias(cast<S>(w.gate_bias)) {}
+        gate_bias(cast<S>(w.gate_bias)),
+        q_norm(cast<S>(w.q_norm)),
+        k_norm(cast<S>(w.k_norm)) {}
   attn::multi_head_weights<S> views() const {
     return {.query = matrix(query),
             .key = matrix(key),
@@ -82,14 +84,17 @@ struct multi_head_store {
             .key_bias = vector(key_bias),
             .value_bias = vector(value_bias),
             .output_bias = vector(output_bias),
-            .gate_bias = vector(gate_bias)};
+            .gate_bias = vector(gate_bias),
+            .q_norm = vector(q_norm),
+            .k_norm = vector(k_norm)};
   }
 };
 template <class S>
 reference::multi_head_weights rounded(const reference::multi_head_weights& w) {
   return {rounded<S>(w.query),      rounded<S>(w.key),      rounded<S>(w.value),      rounded<S>(w.output),
           rounded<S>(w.query_bias), rounded<S>(w.key_bias), rounded<S>(w.value_bias), rounded<S>(w.output_bias),
-          rounded<S>(w.gate),       rounded<S>(w.gate_bias), w.silu_gate};
+          rounded<S>(w.gate),       rounded<S>(w.gate_bias), w.silu_gate,           rounded<S>(w.q_norm),
+          rounded<S>(w.k_norm)};
 }
 
 template <class S>

@@ -8,6 +8,8 @@ struct heads_case {
   idx_t batch = 2, queries = 30, keys = 30, model = 24, model_kv = 24, heads = 4, kv_heads = 4, dim = 6, dim_v = 6,
         out = 24;
   bool biases = true, key = true, output = true, causal = false, gate = false, silu = false;
+  idx_t q_norm = 0, k_norm = 0;  // numbers of them
+  reference::head_rotation rotation{};
 };
 
 reference::multi_head_weights random_weights(const heads_case& c) {
@@ -19,6 +21,8 @@ reference::multi_head_weights random_weights(const heads_case& c) {
   if (c.gate) w.gate = random_weight(9, c.heads * c.dim_v, c.model), w.gate_bias = bias(10, c.heads * c.dim_v);
   w.silu_gate = c.silu;
   if (c.output) w.output = random_weight(7, c.out, c.heads * c.dim_v), w.output_bias = bias(8, c.out);
+  if (c.q_norm) w.q_norm = random_vector(11, c.q_norm);
+  if (c.k_norm) w.k_norm = random_vector(12, c.k_norm);
   return w;
 }
 
@@ -34,11 +38,13 @@ double error_of(const heads_case& c, bool self) {
   attn::multi_head_options<S> how{.heads = c.heads, .kv_heads = c.kv_heads};
   if (!self) how.context = sequence(sy);
   if (c.silu) how.gate_activation = attn::gate_activation::silu;
+  if (const auto& r = c.rotation; r.dims)
+    how.rotary = {.first_position = r.first_position, .interleaved = r.interleaved, .dims = r.dims, .base = r.base};
   compiled_layers<S>::multi_head(sequence(sx), sequence(out), stored.views(), full_attention<S>({.causal = c.causal}),
                                  how, serial);
   reference::full_softmax_options options;
   options.causal = c.causal;
-  return relative_error(out, reference::multi_head(x, y, w, c.heads, c.kv_heads, options));
+  return relative_error(out, reference::multi_head(x, y, w, c.heads, c.kv_heads, options, c.rotation));
 }
 
 // Four steps in a row, each within the tolerance; what is projected is rounded to the storage type.
@@ -87,6 +93,22 @@ TEMPLATE_LIST_TEST_CASE("multi_head: shared queries and keys, no output weight",
       c.key = key, c.output = output;
       CHECK(error_of<TestType>(c, true) <= allowed<TestType>);
     }
+}
+
+TEMPLATE_LIST_TEST_CASE("multi_head: norms and rotations of queries and keys", "[multi_head]", all_types) {
+  for (idx_t q_norm : {0, 6, 24})
+    for (idx_t k_norm : {0, 6, 12})
+      for (idx_t dims : {0, 2, 6}) {
+        CAPTURE(q_norm, k_norm, dims);
+        heads_case c{.kv_heads = 2, .causal = true, .q_norm = q_norm, .k_norm = k_norm,
+                     .rotation = {dims, 5, 100, dims == 2}};
+        CHECK(error_of<TestType>(c, true) <= 2 * allowed<TestType>);  // two more roundings
+        c.keys = 11, c.model_kv = 17, c.biases = c.causal = false;
+        CHECK(error_of<TestType>(c, false) <= 2 * allowed<TestType>);
+        if (k_norm) continue;
+        heads_case shared{.key = false, .q_norm = q_norm, .rotation = {dims, 0, 10000, true}};
+        CHECK(error_of<TestType>(shared, true) <= 2 * allowed<TestType>);
+      }
 }
 
 // Weights with columns of stride 1 are read in place for few tokens, others packed: each decides for itself.

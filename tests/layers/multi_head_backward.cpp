@@ -12,19 +12,23 @@ struct heads_case {
   int biases = 15;  // of query, value, key, output
   bool gate = false, silu = false;
   std::vector<idx_t> lengths{};
+  idx_t q_norm = 0, k_norm = 0;  // numbers of them
+  reference::head_rotation rotation{};
 };
 
 std::string name_of(const heads_case& a) {
   return "queries " + std::to_string(a.queries) + ", keys " + std::to_string(a.keys) + ", kv_heads " +
          std::to_string(a.kv_heads) + ", context " + std::to_string(a.context) + ", key " + std::to_string(a.key) +
          ", output " + std::to_string(a.output) + ", causal " + std::to_string(a.causal) + ", attended " +
-         std::to_string(a.attended) + ", gate " + std::to_string(a.gate + a.silu) + ", biases " + std::to_string(a.biases);
+         std::to_string(a.attended) + ", gate " + std::to_string(a.gate + a.silu) + ", biases " +
+         std::to_string(a.biases) + ", norms " + std::to_string(a.q_norm) + " " + std::to_string(a.k_norm) +
+         ", rotated " + std::to_string(a.rotation.dims);
 }
 
 // The arguments of a call: all of them, given or not, in the order of the case's inputs.
 template <class T>
 struct arguments {
-  T x, context, query, value, key, output, query_bias, value_bias, key_bias, output_bias, gate, gate_bias;
+  T x, context, query, value, key, output, query_bias, value_bias, key_bias, output_bias, gate, gate_bias, q_norm, k_norm;
 
   arguments(const heads_case& a, const std::vector<T>& all) {
     next_of<T> next(all);
@@ -33,6 +37,7 @@ struct arguments {
     query_bias = next(a.biases & 1), value_bias = next(a.biases & 2);
     key_bias = next(a.key && (a.biases & 4)), output_bias = next(a.output && (a.biases & 8));
     gate = next(a.gate), gate_bias = next(a.gate && (a.biases & 1));
+    q_norm = next(a.q_norm > 0), k_norm = next(a.k_norm > 0);
   }
 };
 
@@ -47,7 +52,9 @@ attn::multi_head_weights<S> weights_of(const arguments<tensor<S>>& in) {
           .key_bias = vector(in.key_bias),
           .value_bias = vector(in.value_bias),
           .output_bias = vector(in.output_bias),
-          .gate_bias = vector(in.gate_bias)};
+          .gate_bias = vector(in.gate_bias),
+          .q_norm = vector(in.q_norm),
+          .k_norm = vector(in.k_norm)};
 }
 
 template <class S>
@@ -69,15 +76,17 @@ layer_backward_case<S> case_of(heads_case a) {
   if (a.output && (a.biases & 8)) add(r, "output_bias", random_vector(10, a.out));
   if (a.gate) add(r, "gate", random_weight(11, a.heads * a.dim_v, a.model));
   if (a.gate && (a.biases & 1)) add(r, "gate_bias", random_vector(12, a.heads * a.dim_v));
+  if (a.q_norm) add(r, "q_norm", random_vector(13, a.q_norm));
+  if (a.k_norm) add(r, "k_norm", random_vector(14, a.k_norm));
   const attention_pair<S> attention{.heads = a.heads, .causal = a.causal, .lengths = a.lengths};
   r.forward = [a, attention](const std::vector<tensor<variable>>& all) {
     const arguments<tensor<variable>> in(a, all);
     const reference::basic_multi_head_weights<variable> w{in.query,      in.key,      in.value,      in.output,
                                                           in.query_bias, in.key_bias, in.value_bias, in.output_bias,
-                                                          in.gate,       in.gate_bias, a.silu};
+                                                          in.gate,       in.gate_bias, a.silu, in.q_norm, in.k_norm};
     return std::vector{reference::multi_head_around(
         in.x, a.context ? in.context : in.x, w, a.heads, a.kv_heads,
-        [&](const auto& q, const auto& k, const auto& v) { return attention.reference(q, k, v); })};
+        [&](const auto& q, const auto& k, const auto& v) { return attention.reference(q, k, v); }, a.rotation)};
   };
   c.run = [a, attention](const std::vector<tensor<S>>& all, const tensor<S>& d_out,
                          const std::vector<tensor<S>*>& gradients, bool accumulate, attn::execution& exec) {
@@ -86,6 +95,9 @@ layer_backward_case<S> case_of(heads_case a) {
     attn::multi_head_options<S> options{.heads = a.heads, .kv_heads = a.kv_heads};
     if (a.context) options.context = sequence(in.context);
     if (a.silu) options.gate_activation = attn::gate_activation::silu;
+    if (const auto& r_of = a.rotation; r_of.dims)
+      options.rotary = {.first_position = r_of.first_position, .interleaved = r_of.interleaved, .dims = r_of.dims,
+                        .base = r_of.base};
     tensor<S> attended(a.batch, 1, a.queries, a.heads * a.dim_v), out = d_out;
     if (a.attended) {  // what the forward call leaves
       const bool separate = a.output || a.gate;
@@ -109,6 +121,8 @@ layer_backward_case<S> case_of(heads_case a) {
          .value_bias = vector_or_none(g.value_bias),
          .output_bias = vector_or_none(g.output_bias),
          .gate_bias = vector_or_none(g.gate_bias),
+         .q_norm = vector_or_none(g.q_norm),
+         .k_norm = vector_or_none(g.k_norm),
          .accumulate = accumulate},
         options, exec);
   };
@@ -148,6 +162,18 @@ TEMPLATE_LIST_TEST_CASE("multi_head_backward: gates", "[multi_head_backward]", a
                                             .attended = bool(bits & 4), .biases = bits & 1 ? 15 : 0, .gate = true,
                                             .silu = bool(bits & 8)}),
                          factor<TestType>);
+}
+
+TEMPLATE_LIST_TEST_CASE("multi_head_backward: norms and rotations", "[multi_head_backward]", all_types) {
+  for (int bits = 0; bits < 16; ++bits) {
+    const bool norms = bits & 1, all_heads = bits & 2, shared = bits & 4, context = bits & 8;
+    if (shared && context) continue;
+    check_layer_backward(case_of<TestType>({.kv_heads = shared ? 4 : 2, .dim = 4, .context = context, .key = !shared,
+                                            .attended = all_heads, .q_norm = !norms ? 0 : all_heads ? 16 : 4,
+                                            .k_norm = !norms || shared ? 0 : all_heads ? 8 : 4,
+                                            .rotation = {norms && all_heads ? 0 : norms ? 2 : 4, 3, 50, context}}),
+                         2 * factor<TestType>);  // two more roundings
+  }
 }
 
 TEMPLATE_LIST_TEST_CASE("multi_head_backward: lengths", "[multi_head_backward]", all_types) {

@@ -118,15 +118,54 @@ struct basic_multi_head_weights {
   tensor<N> query, key, value, output, query_bias, key_bias, value_bias, output_bias;  // key, output: may be empty
   tensor<N> gate{}, gate_bias{};  // may be empty
   bool silu_gate = false;
+  tensor<N> q_norm{}, k_norm{};  // may be empty
 };
 using multi_head_weights = basic_multi_head_weights<double>;
+
+// Each run of gamma's numbers of a token by the root of the mean of its squares.
+template <class N>
+tensor<N> normed_heads(tensor<N> x, const tensor<N>& gamma, double eps) {
+  using std::sqrt;
+  const idx_t count = gamma.empty() ? x.dim() : static_cast<idx_t>(gamma.data.size());
+  for (idx_t b = 0; b < x.batch() && !gamma.empty(); ++b)
+    for (idx_t i = 0; i < x.length(); ++i)
+      for (idx_t begin = 0; begin < x.dim(); begin += count) {
+        N squares = N(eps * double(count));
+        for (idx_t d = 0; d < count; ++d) squares += x(b, 0, i, begin + d) * x(b, 0, i, begin + d);
+        for (idx_t d = 0; d < count; ++d)
+          x(b, 0, i, begin + d) = x(b, 0, i, begin + d) / sqrt(squares / N(double(count))) * gamma.data[static_cast<std::size_t>(d)];
+      }
+  return x;
+}
+struct head_rotation {
+  idx_t dims = 0, first_position = 0;
+  double base = 10000;
+  bool interleaved = false;
+};
+template <class N>
+tensor<N> rotated_heads(tensor<N> x, const head_rotation& r) {
+  for (idx_t b = 0; b < x.batch(); ++b)
+    for (idx_t h = 0; h < x.heads(); ++h)
+      for (idx_t i = 0; i < x.length(); ++i)
+        for (idx_t n = 0; n < r.dims / 2; ++n) {
+          const double angle = double(i + r.first_position) * std::pow(r.base, -2.0 * double(n) / double(r.dims));
+          N &first = x(b, h, i, r.interleaved ? 2 * n : n), &second = x(b, h, i, r.interleaved ? 2 * n + 1 : n + r.dims / 2);
+          const N one = first, other = second;
+          first = one * N(std::cos(angle)) - other * N(std::sin(angle));
+          second = other * N(std::cos(angle)) + one * N(std::sin(angle));
+        }
+  return x;
+}
 
 // Around op(q, k, v).
 template <class N, class Operator>
 tensor<N> multi_head_around(const tensor<N>& x, const tensor<N>& y, const basic_multi_head_weights<N>& w, idx_t heads,
-                            idx_t kv_heads, Operator&& op) {
-  const tensor<N> q = split(project(x, w.query, w.query_bias), heads);
-  const tensor<N> k = w.key.empty() ? q : split(project(y, w.key, w.key_bias), kv_heads);
+                            idx_t kv_heads, Operator&& op, const head_rotation& rotation = {}, double norm_eps = 1e-6) {
+  const auto prepared = [&](const tensor<N>& projected, const tensor<N>& gamma, idx_t count) {
+    return rotated_heads(split(normed_heads(projected, gamma, norm_eps), count), rotation);
+  };
+  const tensor<N> q = prepared(project(x, w.query, w.query_bias), w.q_norm, heads);
+  const tensor<N> k = w.key.empty() ? q : prepared(project(y, w.key, w.key_bias), w.k_norm, kv_heads);
   tensor<N> mixed = merge(op(q, k, split(project(y, w.value, w.value_bias), kv_heads)));
   if (!w.gate.empty()) {
     using std::exp;
@@ -137,10 +176,11 @@ tensor<N> multi_head_around(const tensor<N>& x, const tensor<N>& y, const basic_
   return w.output.empty() ? mixed : project(mixed, w.output, w.output_bias);
 }
 inline tensor<double> multi_head(const tensor<double>& x, const tensor<double>& y, const multi_head_weights& w,
-                                 idx_t heads, idx_t kv_heads, const full_softmax_options& options = {}) {
-  return multi_head_around(x, y, w, heads, kv_heads, [&](const auto& q, const auto& k, const auto& v) {
-    return full_softmax(q, k, v, options).out;
-  });
+                                 idx_t heads, idx_t kv_heads, const full_softmax_options& options = {},
+                                 const head_rotation& rotation = {}) {
+  return multi_head_around(
+      x, y, w, heads, kv_heads,
+      [&](const auto& q, const auto& k, const auto& v) { return full_softmax(q, k, v, options).out; }, rotation);
 }
 
 template <class N>

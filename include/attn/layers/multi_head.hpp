@@ -5,17 +5,22 @@
 //   SiLU
 //                                                                   Qiu et al. 2025; Hua et al. 2022 (GAU), f = SiLU
 //
+//   with q_norm and k_norm, q and k are divided by the root of the mean of their squares + eps and multiplied by these,
+//   per head or over all heads (Qwen3, Gemma 3; OLMo 2); with .rotary they are rotated then (rotary.hpp)
+//
 //   const auto attend = [](auto q, auto k, auto v, auto out, attn::execution& exec) {
 //     attn::full_softmax(q, k, v, out, {.causal = true}, exec);
 //   };
 //   attn::multi_head(x, out, {.query = wq, .key = wk, .value = wv, .output = wo}, attend, {.heads = 8}, threads);
 //   attn::multi_head(x, out, weights, attend, {.heads = 8, .kv_heads = 2, .context = y});   // cross attention
+//   attn::multi_head(x, out, weights, attend, {.heads = 8, .rotary = {{.first_position = cache.tokens()}}});
 //
 // Shapes   x [B, Lq, n], y [B, Lk, m] (x itself unless a context is given), query [heads D, n], key [kv_heads D, m],
 //          value [kv_heads Dv, m], output [p, heads Dv], gate [heads Dv, n], out [B, Lq, p]; biases [rows of their
 //          weight]. Head dims follow from the weights' rows. float, double, or Eigen::half / Eigen::bfloat16 in memory
-//          with float sums. Without key weights the queries serve as keys (Reformer's shared queries and keys);
-//          without output weights out is the concatenation of the heads.
+//          with float sums. q_norm [D] or [heads D], k_norm [D] or [kv_heads D]. Without key weights the queries serve
+//          as keys (Reformer's shared queries and keys), normed and rotated once; without output weights out is the
+//          concatenation of the heads.
 // Operator op(q, k, v, out, execution) is called once, with views [B, heads, L, dim] of what was projected: of memory
 //          [B, L, heads, dim], so nothing is copied between projections and operator. Give true lengths, masks and all
 //          else to the operator as its options. Values in padding affect only their own row.
@@ -25,6 +30,7 @@
 //          passed on.
 #pragma once
 
+#include <attn/layers/detail/head_norms.hpp>
 #include <attn/layers/detail/output_gate.hpp>
 #include <attn/layers/project.hpp>
 
@@ -37,6 +43,7 @@ template <class S>
 struct multi_head_weights {
   weight_field<S> query{}, key{}, value{}, output{}, gate{};
   view_field<const S, 1> query_bias{}, key_bias{}, value_bias{}, output_bias{}, gate_bias{};
+  view_field<const S, 1> q_norm{}, k_norm{};
 };
 
 /// Options of multi_head for elements of type S.
@@ -52,6 +59,10 @@ struct multi_head_options {
   /// Written if given, where there is an output or a gate weight: the heads' output, [B, Lq, heads Dv], before the
   /// gate. multi_head_backward reads it; without it, it calls the operator once more.
   view_field<S, 3> attended{};
+  /// Of q_norm and k_norm.
+  compute_type<S> norm_eps = compute_type<S>(1e-6);
+  /// Rotates q and k, after their norms. Keys of a context are at positions of their own, from the first one on.
+  std::optional<rotary_options<S>> rotary{};
 };
 
 namespace detail {
@@ -104,11 +115,18 @@ void check_multi_head(layer_views& check, const tensor_view<const S, 3>& y, cons
   } else if (w.gate_bias) {
     check.fail("gate bias with a gate weight", "no gate weight");
   }
+  check_norm_of_heads<S>(check, "q_norm", w.q_norm, heads, dim);
+  check_norm_of_heads<S>(check, "k_norm", w.k_norm, kv_heads, dim);
+  if (w.k_norm && !w.key) check.fail("k_norm with a key weight", "no key weight");
+  if (!(options.norm_eps >= 0)) check.fail("norm_eps >= 0", static_cast<double>(options.norm_eps));
   check.out_dim(w.output ? w.output.extent(0) : heads * dim_v, w.output ? " = output weight rows" : "");
   if (options.attended) check_attended(check, w, options.attended, heads * dim_v);
   check.fits("context batch * length", {y.extent(0), y.extent(1)});
   check.fits("x batch * length * heads * dims", {x[0], x[1], heads, dim + dim_v});
   check.fits("context batch * length * heads * dims", {y.extent(0), y.extent(1), kv_heads, dim + dim_v});
+  if (!options.rotary) return;
+  check_rotary(check, tensor_view<const S>(nullptr, {x[0], heads, x[1], dim}), *options.rotary);
+  check_rotary(check, tensor_view<const S>(nullptr, {x[0], kv_heads, y.extent(1), dim}), *options.rotary);
 }
 
 /// The operator: multi_head is compiled once for an element type, not for every operator.
@@ -141,6 +159,17 @@ void project_heads(const tensor_view<const S, 3>& x, const tensor_view<const S, 
   });
 }
 
+/// Norms and rotations of the queries and keys in `from`, which may be `to`.
+template <class S>
+void prepare_heads(const projected_heads<S>& from, const projected_heads<S>& to, const multi_head_weights<S>& w,
+                   const multi_head_options<S>& options, execution& exec) {
+  if (w.q_norm) normalise_heads<S>(from.q, to.q, w.q_norm, options.norm_eps, exec);
+  if (w.k_norm) normalise_heads<S>(from.k, to.k, w.k_norm, options.norm_eps, exec);
+  if (!options.rotary) return;
+  rotate_heads<S>(to.q, options.heads, *options.rotary, false, exec);
+  if (w.key) rotate_heads<S>(to.k, options.kv_heads.value_or(options.heads), *options.rotary, false, exec);
+}
+
 template <class S>
 void run_multi_head(const tensor_view<const S, 3>& x, const tensor_view<const S, 3>& y, const tensor_view<S, 3>& out,
                     const multi_head_weights<S>& w, const multi_head_options<S>& options, const attend_ref<S>& op,
@@ -166,6 +195,7 @@ void run_multi_head(const tensor_view<const S, 3>& x, const tensor_view<const S,
   const auto& [projected, attended] = *workspace;
   const auto& [q, k, v, gate] = projected;
   project_heads<S>(x, y, w, projected, exec);
+  prepare_heads<S>(projected, projected, w, options, exec);
   op(split_heads(q, heads), split_heads(k, kv_heads), split_heads(v, kv_heads), split_heads(attended, heads), exec);
   const tensor_view<S, 3> gated = !w.gate ? attended : w.output ? gate : out;
   if (w.gate) apply_gate<S>(attended, gate, options.gate_activation, gated, exec);

@@ -2,6 +2,7 @@
 //
 //   d_heads = d_out W_o,   (dq, dk, dv) = op_backward(d_heads),   dx = dq W_q,   dy = dk W_k + dv W_v,
 //   dW_q = sum over tokens of dq^T x, and so on;  dx is the sum of all three where y is x
+//   through a rotation and a norm of q or k, where there are, as in rotary_backward and rms_norm_backward
 //   with a gate g: d_gated = d_out W_o, d_heads = d_gated * f(g), dg = d_gated * heads * f'(g), dx gets dg W_g too
 //
 //   const auto attend = [&](auto q, auto k, auto v, auto out, attn::execution& exec) {
@@ -34,6 +35,7 @@
 // whatever their x is.
 #pragma once
 
+#include <attn/layers/layer_norm_backward.hpp>
 #include <attn/layers/multi_head.hpp>
 #include <attn/layers/project_backward.hpp>
 
@@ -44,7 +46,7 @@ template <class S>
 struct multi_head_gradients {
   view_field<S, 3> x{}, context{};
   view_field<S, 2> query{}, key{}, value{}, output{}, gate{};
-  view_field<S, 1> query_bias{}, key_bias{}, value_bias{}, output_bias{}, gate_bias{};
+  view_field<S, 1> query_bias{}, key_bias{}, value_bias{}, output_bias{}, gate_bias{}, q_norm{}, k_norm{};
   /// Add to what is there, instead of writing it over.
   bool accumulate = false;
 };
@@ -56,6 +58,24 @@ using attend_backward_ref =
     function_ref<void(const tensor_view<const S>& q, const tensor_view<const S>& k, const tensor_view<const S>& v,
                       const tensor_view<const S>& out, const tensor_view<const S>& d_out, const tensor_view<S>& dq,
                       const tensor_view<S>& dk, const tensor_view<S>& dv, execution&)>;
+
+/// d, the gradient of the norm of x (with `more`, if that is given), becomes that of x; adds up that of gamma.
+template <class S>
+void normalise_heads_backward(const tensor_view<S, 3>& x, const tensor_view<const S, 1>& gamma, compute_type<S> eps,
+                              const tensor_view<S, 3>& d, const tensor_view<S, 3>& more,
+                              const tensor_view<S, 1>& d_gamma, bool accumulate, execution& exec) {
+  using T = compute_type<S>;
+  const idx_t dim = gamma.extent(0);
+  const tensor_view<S, 3> rows = rows_of_norm(d, dim);
+  const token_sum<T> sum = more ? token_sum<T>(rows, rows_of_norm(more, dim)) : token_sum<T>(rows);
+  auto norm = exec.workspace([dim](arena& memory) { return row_norm<T>(memory, dim); });
+  set_norm_of_heads<S>(*norm, gamma, eps);
+  norm_backward_driver<T>{.norm = *norm, .x = input_tokens<T>(rows_of_norm(x, dim)), .d = sum,
+                          .residual = tensor_view<const T, 3>(), .dx = {rows, false},
+                          .copy = {tensor_view<T, 3>(), false}, .gamma = {d_gamma, accumulate},
+                          .beta = {tensor_view<T, 1>(), false}}
+      .run(exec);
+}
 
 template <class S>
 void run_multi_head_backward(const tensor_view<const S, 3>& x, const multi_head_weights<S>& w,
@@ -70,6 +90,7 @@ void run_multi_head_backward(const tensor_view<const S, 3>& x, const multi_head_
   struct buffers {
     projected_heads<S> heads;
     tensor_view<S, 3> attended, gated, d_attended, dq, dk, dv;
+    projected_heads<S> before_norms;
   };
   const auto workspace = exec.workspace([&](arena& memory) {
     const auto allocate = [&](const tensor_view<const S, 3>& from, idx_t dim) {
@@ -87,18 +108,25 @@ void run_multi_head_backward(const tensor_view<const S, 3>& x, const multi_head_
     p.dq = allocate(x, p.heads.q.extent(2));
     p.dk = allocate(y, p.heads.k.extent(2));
     p.dv = allocate(y, p.heads.v.extent(2));
+    p.before_norms = p.heads;
+    if (w.q_norm) p.before_norms.q = allocate(x, w.query.extent(0));
+    if (w.k_norm) p.before_norms.k = allocate(y, w.key.extent(0));
     return p;
   });
-  const auto& [projected, attended, gated, d_attended, dq, dk, dv] = *workspace;
+  const auto& [projected, attended, gated, d_attended, dq, dk, dv, before_norms] = *workspace;
   const auto& [q, k, v, gate] = projected;
   const view q_heads = split_heads(q, heads), k_heads = split_heads(k, kv_heads), v_heads = split_heads(v, kv_heads);
   const auto heads_out = split_heads(attended, heads);
   const bool adds = g.accumulate;
   const bool through_operator =
-      g.x || g.context || g.query || g.key || g.value || g.query_bias || g.key_bias || g.value_bias;
+      g.x || g.context || g.query || g.key || g.value || g.query_bias || g.key_bias || g.value_bias || g.q_norm ||
+      g.k_norm;
   const bool through_gate = w.gate && (g.x || g.gate || g.gate_bias), below = through_operator || through_gate;
 
-  if (below || w.gate || !options.attended) project_heads<S>(x, y, w, projected, exec);
+  if (below || w.gate || !options.attended) {
+    project_heads<S>(x, y, w, before_norms, exec);
+    prepare_heads<S>(before_norms, projected, w, options, exec);
+  }
   if (!options.attended) op(q_heads, k_heads, v_heads, heads_out, exec);
   if (w.gate && w.output) apply_gate<S>(attended, gate, options.gate_activation, gated, exec);
   if (w.output) {
@@ -109,13 +137,23 @@ void run_multi_head_backward(const tensor_view<const S, 3>& x, const multi_head_
   if (!below) return;
   const auto d_gated = w.output ? tensor_view<const S, 3>(d_attended) : d_out;
   if (w.gate) apply_gate_backward<S>(attended, gate, d_gated, options.gate_activation, d_attended, gate, exec);
-  if (through_operator)
+  if (through_operator) {
     op_backward(q_heads, k_heads, v_heads, view(heads_out),
                 view(split_heads(w.output || w.gate ? tensor_view<const S, 3>(d_attended) : d_out, heads)),
                 split_heads(dq, heads), split_heads(dk, kv_heads), split_heads(dv, kv_heads), exec);
+    if (options.rotary) {
+      rotate_heads<S>(dq, heads, *options.rotary, true, exec);
+      rotate_heads<S>(dk, kv_heads, *options.rotary, true, exec);
+    }
+    if (w.q_norm)
+      normalise_heads_backward<S>(before_norms.q, w.q_norm, options.norm_eps, dq, w.key ? tensor_view<S, 3>() : dk,
+                                  g.q_norm, adds, exec);
+    if (w.k_norm)
+      normalise_heads_backward<S>(before_norms.k, w.k_norm, options.norm_eps, dk, {}, g.k_norm, adds, exec);
+  }
 
   // Queries that serve as keys take both gradients.
-  const token_sum<T> d_queries = w.key ? token_sum<T>(dq) : token_sum<T>(dq, dk);
+  const token_sum<T> d_queries = w.key || w.q_norm ? token_sum<T>(dq) : token_sum<T>(dq, dk);
   const projection_gradient<P> query{w.query, d_queries, g.query, g.query_bias, adds},
       value{w.value, token_sum<T>(dv), g.value, g.value_bias, adds},
       key{w.key, token_sum<T>(dk), g.key, g.key_bias, adds},
@@ -147,6 +185,8 @@ void check_multi_head_backward(const tensor_view<const S, 3>& x, const multi_hea
   check.gradient("key_bias", g.key_bias, w.key_bias, "key bias");
   check.gradient("value_bias", g.value_bias, w.value_bias, "value bias");
   check.gradient("output_bias", g.output_bias, w.output_bias, "output bias");
+  check.gradient("q_norm", g.q_norm, w.q_norm);
+  check.gradient("k_norm", g.k_norm, w.k_norm);
   check_multi_head<S>(check, options.context ? options.context : x, w, options);
 }
 

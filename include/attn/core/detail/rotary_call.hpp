@@ -238,6 +238,33 @@ inline void check_positions(const validator& check, const tensor_view<const idx_
     for (idx_t i = 0; i < positions.extent(1); ++i) check_one(positions(b, i));
 }
 
+/// The checks of options of a rotation of x [B, H, L, D], which `views` list. Returns the number of rotated dims.
+template <class Options>
+idx_t check_rotary(call_views& views, const memory_layout& x, const Options& o) {
+  const validator& check = views;
+  const idx_t dims = o.dims.value_or(x.extents[3]);
+  if (dims < 0 || dims % 2 != 0 || dims > x.extents[3])
+    check.fail({"an even number of dims up to ", x.extents[3]}, dims);
+  views.read("positions", o.positions), views.read("cos", o.cos), views.read("sin", o.sin);
+  std::optional<idx_t> rows;
+  if (o.cos || o.sin) {
+    rows = o.cos.extent(0);
+    check.extents({{"sin positions = cos positions", *rows, o.sin.extent(0)},
+                   {"cos columns = dims / 2 =", dims / 2, o.cos.extent(1)},
+                   {"sin columns = dims / 2 =", dims / 2, o.sin.extent(1)}});
+    if (!o.frequencies.empty()) check.fail("either frequencies or a table of cos and sin", "both");
+    if (o.magnitude != 1) check.fail("a magnitude of 1 beside a table of cos and sin", o.magnitude);
+  }
+  check_positions(check, o.positions, o.first_position, x, rows);
+  if (!o.frequencies.empty())
+    check.equal("frequencies = dims / 2 =", dims / 2, static_cast<idx_t>(o.frequencies.size()));
+  for (double f : o.frequencies)
+    if (!(std::abs(f) <= 1e100)) check.fail("finite frequencies, up to 1e100", f);
+  if (!(o.base > 0 && std::isfinite(o.base))) check.fail("a finite base > 0", o.base);
+  if (!std::isfinite(o.magnitude)) check.fail("a finite magnitude", o.magnitude);
+  return dims;
+}
+
 /// Rotates x into `to`; `names` are those of both in messages.
 template <class S, class Options>
 void run_rotary(const validator& check, const tensor_view<const S>& x, const tensor_view<S>& to,
@@ -252,31 +279,12 @@ void run_rotary(const validator& check, const tensor_view<const S>& x, const ten
     if (out.extents[n] != from.extents[n])
       check.fail({names[1], axes[n], names[0], axes[n], from.extents[n]}, out.extents[n]);
   }
-  const idx_t dims = o.dims.value_or(x.extent(3));
-  if (dims < 0 || dims % 2 != 0 || dims > x.extent(3))
-    check.fail({"an even number of dims up to ", x.extent(3)}, dims);
-  views.read("positions", o.positions), views.read("cos", o.cos), views.read("sin", o.sin);
-  std::optional<idx_t> rows;
-  if (o.cos || o.sin) {
-    rows = o.cos.extent(0);
-    check.extents({{"sin positions = cos positions", *rows, o.sin.extent(0)},
-                   {"cos columns = dims / 2 =", dims / 2, o.cos.extent(1)},
-                   {"sin columns = dims / 2 =", dims / 2, o.sin.extent(1)}});
-    if (!o.frequencies.empty()) check.fail("either frequencies or a table of cos and sin", "both");
-    if (o.magnitude != 1) check.fail("a magnitude of 1 beside a table of cos and sin", o.magnitude);
-  }
-  check_positions(check, o.positions, o.first_position, from, rows);
-  if (!o.frequencies.empty())
-    check.equal("frequencies = dims / 2 =", dims / 2, static_cast<idx_t>(o.frequencies.size()));
-  for (double f : o.frequencies)
-    if (!(std::abs(f) <= 1e100)) check.fail("finite frequencies, up to 1e100", f);
-  if (!(o.base > 0 && std::isfinite(o.base))) check.fail("a finite base > 0", o.base);
-  if (!std::isfinite(o.magnitude)) check.fail("a finite magnitude", o.magnitude);
+  const idx_t dims = check_rotary(views, from, o);
   if (x.empty()) return;
 
   using call_type = rotary_call<S, Options>;
   const idx_t angles = round_up(dims / 2, width<double>);
-  const bool many = !rows && x.extent(2) >= call_type::rests;
+  const bool many = !o.cos && x.extent(2) >= call_type::rests;
   const auto [frequency, of_rests] = exec.shared_scratch([&](arena& memory) {
     return std::array{memory.allocate<double>(angles),
                       memory.allocate<double>(many ? 2 * angles * call_type::rests : 0)};
