@@ -258,6 +258,8 @@ TEST_CASE("multi_head_backward refuses what does not fit", "[layer_backward_refu
                           [](arguments& d) { d.heads.output = {}; }},
                          {"a gradient of no key bias", "key bias, since its gradient is asked for",
                           [](arguments& d) { d.d_heads.key_bias = d.next(4); }},
+                         {"a gradient of no norm", "q_norm, since its gradient is asked for",
+                          [](arguments& d) { d.d_heads.q_norm = d.next(2); }},
                          {"the gradient of the context of another shape", "the gradient of context",
                           [](arguments& d) { d.d_heads.context = d.d_heads.context.slice(1, 0, 6); }},
                          {"the gradient of the context in that of x", "separate",

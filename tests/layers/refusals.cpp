@@ -263,6 +263,21 @@ TEST_CASE("multi_head refuses what does not fit", "[layer_refusals]") {
           {"value bias", "value bias", [](arguments& d) { d.heads.value_bias = d.vector(8); }},
           {"output bias", "output bias", [](arguments& d) { d.heads.output_bias = d.vector(4); }},
           {"a weight within out", "separate", [](arguments& d) { d.heads.value = d.within_out(d.heads.value); }},
+          {"a norm of queries", "q_norm of 2 numbers, a head's, or of all heads 8; found 3",
+           [](arguments& d) { d.heads.q_norm = d.vector(3); }},
+          {"a norm of keys", "k_norm of 2 numbers, a head's, or of all heads 4; found 8",
+           [](arguments& d) { d.heads.k_norm = d.vector(8); }},
+          {"a norm of keys that are queries", "k_norm with a key weight; found no key weight",
+           [](arguments& d) {
+             d.options.kv_heads = 4, d.heads.value = d.matrix(8, 8), d.heads.value_bias = d.vector(8);
+             d.heads.key = {}, d.heads.key_bias = {}, d.y_view = d.shaped(2, 6, 8), d.heads.k_norm = d.vector(2);
+           }},
+          {"a norm in out", "separate", [](arguments& d) { d.heads.q_norm = {d.out.data.data(), {8}}; }},
+          {"a negative norm_eps", "norm_eps >= 0; found -1", [](arguments& d) { d.options.norm_eps = -1; }},
+          {"more dims than a head's", "an even number of dims up to 2; found 4",
+           [](arguments& d) { d.options.rotary = {.dims = 4}; }},
+          {"a rotation without a base", "a finite base > 0; found 0",
+           [](arguments& d) { d.options.rotary = {.base = 0}; }},
           {"no key weight, but grouped", "kv_heads = heads",
            [](arguments& d) {
              d.heads.key = {};
