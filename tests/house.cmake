@@ -235,6 +235,9 @@ if(Python3_FOUND)
   # What names every operator by hand is complete.
   add_test(NAME ${ATTN_TESTS_PREFIX}house.complete
     COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/compile/complete.py ${PROJECT_SOURCE_DIR} ${operators})
+  # What users name is in public headers, and where the guide says.
+  add_test(NAME ${ATTN_TESTS_PREFIX}house.names
+    COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/compile/names.py ${PROJECT_SOURCE_DIR})
   # attn::compiled holds all that runs, and links.
   if(CMAKE_NM)
     add_test(NAME ${ATTN_TESTS_PREFIX}house.compiled

@@ -13,6 +13,7 @@
 #include <attn/aft/aft_simple.hpp>
 #include <attn/aft/aft_simple_backward.hpp>
 #include <attn/aft/aft_simple_step.hpp>
+#include <attn/aft/aft_step_options.hpp>
 #include <attn/core/cache_elements.hpp>
 #include <attn/core/errors.hpp>
 #include <attn/core/execution.hpp>
@@ -39,15 +40,18 @@
 #include <attn/kernel/dplr_step.hpp>
 #include <attn/kernel/draw_features.hpp>
 #include <attn/kernel/feature_maps.hpp>
+#include <attn/kernel/kernel_state.hpp>
 #include <attn/kernel/linear.hpp>
 #include <attn/kernel/linear_backward.hpp>
 #include <attn/kernel/linear_step.hpp>
 #include <attn/kernel/performer.hpp>
 #include <attn/kernel/performer_backward.hpp>
+#include <attn/kernel/performer_kernel.hpp>
 #include <attn/kernel/performer_step.hpp>
 #include <attn/kernel/rfa.hpp>
 #include <attn/kernel/rfa_backward.hpp>
 #include <attn/kernel/rfa_step.hpp>
+#include <attn/layers/activation.hpp>
 #include <attn/layers/attend_function.hpp>
 #include <attn/layers/encoder_block.hpp>
 #include <attn/layers/encoder_block_backward.hpp>
@@ -71,6 +75,7 @@
 #include <attn/layers/short_convolution_backward.hpp>
 #include <attn/layers/short_convolution_step.hpp>
 #include <attn/layers/sinusoidal_positions.hpp>
+#include <attn/layers/weight_field.hpp>
 #include <attn/low_rank/draw_projection.hpp>
 #include <attn/low_rank/linformer.hpp>
 #include <attn/low_rank/linformer_backward.hpp>
@@ -91,6 +96,7 @@
 #include <attn/softmax/full_softmax.hpp>
 #include <attn/softmax/full_softmax_backward.hpp>
 #include <attn/softmax/full_softmax_step.hpp>
+#include <attn/softmax/indexer_activation.hpp>
 #include <attn/softmax/lightning_indexer.hpp>
 #include <attn/softmax/lightning_indexer_backward.hpp>
 #include <attn/softmax/lightning_indexer_step.hpp>
@@ -110,6 +116,8 @@
 #include <attn/softmax/sliding_window.hpp>
 #include <attn/softmax/sliding_window_backward.hpp>
 #include <attn/softmax/sliding_window_step.hpp>
+#include <attn/softmax/softmax_gradients.hpp>
+#include <attn/softmax/softmax_step_options.hpp>
 #include <attn/softmax/strided.hpp>
 #include <attn/softmax/strided_backward.hpp>
 #include <attn/softmax/topk_blocks.hpp>

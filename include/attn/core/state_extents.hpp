@@ -35,6 +35,17 @@ struct kernel_state_extents {
   idx_t keep = 0;
 };
 
+/// Extents of a delta_rule_state or dplr_state.
+struct delta_rule_state_extents {
+  idx_t batch = 1;
+  /// Value heads; of the delta rule, the number of key heads divides it.
+  idx_t heads = 1;
+  /// Dims of keys and of values.
+  idx_t dim = 0, value_dim = 0;
+  /// Tokens that rollback can undo.
+  idx_t keep = 0;
+};
+
 namespace detail {
 
 /// The same with value_dim filled in. Throws std::invalid_argument for extents that are negative or beyond memory.

@@ -4,7 +4,7 @@
 //   attn::dplr_step(state, q_t, k_t, v_t, a_t, b_t, out_t, {.log_decay = g_t});    // one token or many
 //   state.append(k, v, a, b, {.log_decay = g});                                    // the same without queries
 //
-// Batch items of their own lengths, copies, writing, reading and .keep for rollback: see detail/kernel_state.hpp.
+// Batch items of their own lengths, copies, writing, reading and .keep for rollback: see kernel_state.hpp.
 //
 // A million tokens in constant memory: S [dim, value dim] for every batch item and head, value dim rounded up to two
 // vectors, and `keep` times as much again; bytes() is exact.

@@ -6,10 +6,11 @@
 //
 // A million tokens in constant memory. Every call rounds the sums, and so does every 64th of its tokens, by up to 2^-24
 // of them in float: of tokens fed one by one, those whose features are less than that share of the sums are lost. Batch
-// items of different lengths, copies, merging, writing and reading: see detail/kernel_state.hpp.
+// items of different lengths, copies, merging, writing and reading: see kernel_state.hpp.
 #pragma once
 
 #include <attn/kernel/detail/kernel_step_run.hpp>
+#include <attn/kernel/kernel_state.hpp>
 #include <attn/kernel/linear.hpp>
 
 namespace attn { inline namespace ATTN_ISA {

@@ -4,10 +4,11 @@
 //   attn::rfa_step(state, q_t, k_t, v_t, out_t, features);                                // what causal rfa gives
 //   state.append(k, v, features);                                                         // the same without queries
 //
-// Batch items of their own lengths, copies, merging, writing and reading: see detail/kernel_state.hpp.
+// Batch items of their own lengths, copies, merging, writing and reading: see kernel_state.hpp.
 #pragma once
 
 #include <attn/kernel/detail/kernel_step_run.hpp>
+#include <attn/kernel/kernel_state.hpp>
 #include <attn/kernel/rfa.hpp>
 
 namespace attn { inline namespace ATTN_ISA {

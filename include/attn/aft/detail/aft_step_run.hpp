@@ -1,25 +1,11 @@
 // attn: what the steps of the attention-free family share: checks, the state, sums of one row at a time.
 #pragma once
 
+#include <attn/aft/aft_step_options.hpp>
 #include <attn/aft/detail/aft_tensors.hpp>
 #include <attn/core/detail/item_state.hpp>
 
-namespace attn { inline namespace ATTN_ISA {
-
-/// Options of a step.
-struct aft_step_options {
-  list_view<idx_t> lengths{};  ///< item b takes the first lengths[b] tokens, the rest is padding; all unless given
-  bool gate = true;  ///< multiply by sigmoid(q); without, q is not read
-  key_mask_view key_mask{};  ///< [B or 1, n]; of aft_full_step [B or 1, tokens of the cache with the new ones]
-};
-
-/// Options of append().
-struct aft_append_options {
-  list_view<idx_t> lengths{};  ///< as of a step
-  key_mask_view key_mask{};    ///< [B or 1, n]
-};
-
-namespace detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// A call of a step over a state of element type S, checked against it too; w may be the null view.
 template <class Options, class S, class Q, class K, class V, class O, class W, class Given>
@@ -239,8 +225,7 @@ class aft_state : public item_sequences<aft_items<S>> {
       : base(name, extents, (validator(name).at_least("window", 1, tokens), tokens)) {}
 };
 
-}  // namespace detail
-}}  // namespace attn::ATTN_ISA
+}}}  // namespace attn::ATTN_ISA::detail
 
 #define ATTN_RUN_IN(T) void full_step_rows(const aft_tensors<T>&, std::span<const idx_t>, execution&)
 #include <attn/core/detail/compiled.hpp>

@@ -117,21 +117,6 @@ void run_dplr_step(kernel_call<T>& call, kernel_items<T>& state, execution& exec
   run_correcting_step<rule::low_rank>(call, state, exec);
 }
 
-}  // namespace detail
-
-/// Extents of a delta_rule_state or dplr_state.
-struct delta_rule_state_extents {
-  idx_t batch = 1;
-  /// Value heads; of the delta rule, the number of key heads divides it.
-  idx_t heads = 1;
-  /// Dims of keys and of values.
-  idx_t dim = 0, value_dim = 0;
-  /// Tokens that rollback can undo.
-  idx_t keep = 0;
-};
-
-namespace detail {
-
 /// What delta_rule_state and dplr_state have in common, for elements of type S.
 template <rule R, class S>
 class correcting_state : public state_sequences<compute_type<S>> {
@@ -165,8 +150,7 @@ void step_correcting(const char* name, kernel_items<compute_type<S>>& state, con
     run_dplr_step(call, state, exec);
 }
 
-}  // namespace detail
-}}  // namespace attn::ATTN_ISA
+}}}  // namespace attn::ATTN_ISA::detail
 
 #define ATTN_RUN_IN(T) void run_delta_rule_step(kernel_call<T>&, kernel_items<T>&, execution&)
 #include <attn/core/detail/compiled.hpp>

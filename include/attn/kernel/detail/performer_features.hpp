@@ -4,18 +4,9 @@
 #include <attn/kernel/detail/kernel_checks.hpp>
 #include <attn/kernel/detail/log_scales.hpp>
 #include <attn/kernel/detail/projection.hpp>
+#include <attn/kernel/performer_kernel.hpp>
 
-namespace attn { inline namespace ATTN_ISA {
-
-/// What the features are made of; x~ = x sqrt(scale), m features W.
-enum class performer_kernel {
-  positive,       // m^-1/2 exp(W x~ - |x~|^2 / 2)
-  hyperbolic,     // (2m)^-1/2 exp(+-W x~ - |x~|^2 / 2)
-  trigonometric,  // m^-1/2 exp(|x~|^2 / 2) [sin W x~, cos W x~]
-  relu,           // max(W x~, 0) + feature_eps
-};
-
-namespace detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Features of a token that one row of W makes.
 constexpr idx_t features_per_row(performer_kernel kernel) {
@@ -210,5 +201,4 @@ void check_performer(const validator& check, kernel_call<T>& call, const Options
   if (options.center_keys && options.causal) check.fail("no causal with center_keys, a mean over all keys", "causal");
 }
 
-}  // namespace detail
-}}  // namespace attn::ATTN_ISA
+}}}  // namespace attn::ATTN_ISA::detail

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <attn/kernel/detail/kernel_call.hpp>
-#include <attn/kernel/detail/kernel_state.hpp>
+#include <attn/kernel/detail/kernel_items.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 

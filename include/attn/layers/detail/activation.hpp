@@ -1,22 +1,10 @@
-// attn: activation functions, between the two projections of a feed-forward layer.
-//
-//   relu       max(x, 0)
-//   gelu       x Phi(x), Phi the normal distribution: x (1 + erf(x / sqrt 2)) / 2     Hendrycks & Gimpel 2016
-//   gelu_tanh  its approximation x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2, as in GPT-2
-//   silu       x / (1 + e^-x), also called swish                                       Elfwing, Uchibe & Doya 2017
-//   tanh       and sigmoid, 1 / (1 + e^-x)
-//   identity   x: with a gate, the bilinear layer of Shazeer 2020
-//
-// Both forms of GELU keep their digits where x is far below 0 and the usual formulas cancel. NaN stays NaN.
+// attn: the activation functions of layers/activation.hpp, on vectors, and their derivatives.
 #pragma once
 
 #include <attn/core/detail/exp.hpp>
+#include <attn/layers/activation.hpp>
 
-namespace attn { inline namespace ATTN_ISA {
-
-enum class activation { relu, gelu, gelu_tanh, silu, tanh, sigmoid, identity };
-
-namespace detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Phi(-a) = e^(-a^2 / 2) g(a) / (a + shift) for a >= 0, where g is smooth: a polynomial in u = base - factor / (a +
 /// shift), which takes a in [0, farthest] to [-1, 1] (own Chebyshev fits). Beyond `farthest` the tail is below every
@@ -256,5 +244,4 @@ template <class T>
   }
 }
 
-}  // namespace detail
-}}  // namespace attn::ATTN_ISA
+}}}  // namespace attn::ATTN_ISA::detail

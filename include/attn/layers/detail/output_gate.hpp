@@ -4,11 +4,7 @@
 #include <attn/layers/detail/activation.hpp>
 #include <attn/layers/detail/sequence.hpp>
 
-namespace attn { inline namespace ATTN_ISA {
-
-enum class gate_activation { sigmoid, silu };
-
-namespace detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// f(x) and f'(x) in the places of x and slope.
 template <class T>
@@ -79,5 +75,4 @@ void apply_gate_backward(const tensor_view<const S, 3>& attended, const tensor_v
   });
 }
 
-}  // namespace detail
-}}  // namespace attn::ATTN_ISA
+}}}  // namespace attn::ATTN_ISA::detail

@@ -12,7 +12,7 @@
 
 #include <attn/core/detail/prefetch.hpp>
 #include <attn/layers/detail/sequence.hpp>
-#include <attn/layers/detail/weight_field.hpp>
+#include <attn/layers/weight_field.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 

@@ -6,13 +6,9 @@
 #include <attn/core/index_view.hpp>
 #include <attn/softmax/detail/score_terms.hpp>
 #include <attn/softmax/detail/topk_keys.hpp>
+#include <attn/softmax/indexer_activation.hpp>
 
-namespace attn { inline namespace ATTN_ISA {
-
-/// What products become before the heads are added up.
-enum class indexer_activation { relu, none };
-
-namespace detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// A checked call; C: the elements of the keys.
 template <class S, class C = S>
@@ -107,5 +103,4 @@ indexer_call<S> indexer_call_of(call_views& views, const tensor_view<const S>& q
   return call;
 }
 
-}  // namespace detail
-}}  // namespace attn::ATTN_ISA
+}}}  // namespace attn::ATTN_ISA::detail

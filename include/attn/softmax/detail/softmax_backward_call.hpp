@@ -10,24 +10,9 @@
 #include <attn/softmax/detail/backward_terms.hpp>
 #include <attn/softmax/detail/blockwise_backward.hpp>
 #include <attn/softmax/detail/softmax_call.hpp>
+#include <attn/softmax/softmax_gradients.hpp>
 
-namespace attn { inline namespace ATTN_ISA {
-
-/// The gradients of operators that have no others, as topk_blocks: those given. S is the element type of the call.
-template <class S>
-struct softmax_gradients {
-  using real = compute_type<S>;
-
-  view_field<S> q{}, k{}, v{};
-  /// [H]
-  view_field<real, 1> alibi_slopes{}, sinks{};
-  /// Read, not written: the gradient of lse, [B, H, Lq].
-  view_field<const real, 3> d_lse{};
-  /// Add to what is there instead of writing it over.
-  bool accumulate = false;
-};
-
-namespace detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// A backward call after the checks that all operators share. The gradients of q, k and v have elements G: S, or the
 /// compute type where they are added up further.
@@ -360,5 +345,4 @@ auto checked_backward_call(const char* name, const Q& q, const K& k, const V& v,
   return call;
 }
 
-}  // namespace detail
-}}  // namespace attn::ATTN_ISA
+}}}  // namespace attn::ATTN_ISA::detail

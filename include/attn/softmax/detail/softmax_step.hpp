@@ -5,36 +5,9 @@
 #include <attn/core/detail/rotary_step.hpp>
 #include <attn/softmax/detail/scattered_stream.hpp>
 #include <attn/softmax/detail/softmax_call.hpp>
+#include <attn/softmax/softmax_step_options.hpp>
 
-namespace attn { inline namespace ATTN_ISA {
-
-/// Options of a step of full_softmax or sliding_window for elements of type S.
-template <class S>
-struct softmax_step_options {
-  using real = compute_type<S>;
-
-  /// As in full_softmax_options.
-  std::optional<real> scale{};
-  /// Item b has the first lengths[b] tokens of the chunk, the rest is padding; all tokens unless given.
-  list_view<idx_t> lengths{};
-  /// Rotates the new queries and keys to their positions, which follow the item's tokens so far, before anything else.
-  std::optional<rotary_options<S>> rotary{};
-  /// As in full_softmax_options: bias and mask [B or 1, H or 1, n or 1, cache.tokens() with the new ones], log_decay
-  /// and key_mask likewise for all those tokens, lse [B, H, n].
-  view_field<const real> bias{};
-  view_field<const real, 3> relative_keys{};
-  view_field<const S> relative_queries{};
-  view_field<const real, 2> relative_bias{};
-  view_field<const real, 3> log_decay{};
-  mask_view mask{};
-  key_mask_view key_mask{};
-  std::optional<real> softcap{};
-  list_view<real> alibi_slopes{}, sinks{};
-  dropout_options dropout{};
-  view_field<real, 3> lse{};
-};
-
-namespace detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Checks the tokens of a checked call against the cache that they go to, which overlaps no view of the call, and the
 /// options with an entry for every token of the cache, the new ones included. Returns its inside.
@@ -109,5 +82,4 @@ auto checked_cached_call(const char* name, const Inside& cache, const Q& q, O& o
   return call;
 }
 
-}  // namespace detail
-}}  // namespace attn::ATTN_ISA
+}}}  // namespace attn::ATTN_ISA::detail

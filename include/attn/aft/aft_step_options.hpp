@@ -1,0 +1,21 @@
+// attn: options of the steps of the attention-free family, and of append() of their states.
+#pragma once
+
+#include <attn/core/mask_view.hpp>
+
+namespace attn { inline namespace ATTN_ISA {
+
+/// Options of a step.
+struct aft_step_options {
+  list_view<idx_t> lengths{};  ///< item b takes the first lengths[b] tokens, the rest is padding; all unless given
+  bool gate = true;  ///< multiply by sigmoid(q); without, q is not read
+  key_mask_view key_mask{};  ///< [B or 1, n]; of aft_full_step [B or 1, tokens of the cache with the new ones]
+};
+
+/// Options of append().
+struct aft_append_options {
+  list_view<idx_t> lengths{};  ///< as of a step
+  key_mask_view key_mask{};    ///< [B or 1, n]
+};
+
+}}  // namespace attn::ATTN_ISA

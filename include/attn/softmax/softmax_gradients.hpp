@@ -1,0 +1,39 @@
+// attn: the gradients of operators of exact softmax attention that have none of their own: topk_blocks, selected_keys;
+// block, strided, bigbird, pattern_softmax.
+#pragma once
+
+#include <attn/core/view_field.hpp>
+
+namespace attn { inline namespace ATTN_ISA {
+
+/// The gradients of operators that have no others, as topk_blocks: those given. S is the element type of the call.
+template <class S>
+struct softmax_gradients {
+  using real = compute_type<S>;
+
+  view_field<S> q{}, k{}, v{};
+  /// [H]
+  view_field<real, 1> alibi_slopes{}, sinks{};
+  /// Read, not written: the gradient of lse, [B, H, Lq].
+  view_field<const real, 3> d_lse{};
+  /// Add to what is there instead of writing it over.
+  bool accumulate = false;
+};
+
+/// The gradients of softmax attention by a pattern: those given. S is the element type of the call.
+template <class S>
+struct pattern_gradients {
+  using real = compute_type<S>;
+
+  tensor_view<S> q{}, k{}, v{};
+  /// As relative_bias: [H or 1, 2R + 1].
+  view_field<real, 2> relative_bias{};
+  /// [H]
+  tensor_view<real, 1> alibi_slopes{}, sinks{};
+  /// Read, not written: the gradient of lse, [B, H, Lq].
+  tensor_view<const real, 3> d_lse{};
+  /// Add to what is there instead of writing it over.
+  bool accumulate = false;
+};
+
+}}  // namespace attn::ATTN_ISA
