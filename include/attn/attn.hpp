@@ -54,6 +54,8 @@
 #include <attn/layers/feed_forward.hpp>
 #include <attn/layers/feed_forward_backward.hpp>
 #include <attn/layers/kept_features.hpp>
+#include <attn/layers/group_norm.hpp>
+#include <attn/layers/group_norm_backward.hpp>
 #include <attn/layers/layer_norm.hpp>
 #include <attn/layers/layer_norm_backward.hpp>
 #include <attn/layers/mean_pool.hpp>

@@ -182,6 +182,26 @@ TEST_CASE("layer_norm_backward refuses what does not fit", "[layer_backward_refu
                      }));
 }
 
+TEST_CASE("group_norm_backward refuses what does not fit", "[layer_backward_refusals]") {
+  check_refusals(
+      "group_norm_backward",
+      [](arguments& d) {
+        compiled_layers<float>::group_norm_backward(d.x_view, d.norm, d.d_view, d.d_norm,
+                                                    {.heads = d.options.heads, .eps = d.eps}, d.serial);
+      },
+      with_sequences([](arguments & d) -> auto& { return d.d_norm.x; },
+                     {
+                         {"another dim of d_out", "d_out dim 8; found 7",
+                          [](arguments& d) { d.d_view = d.d_view.slice(2, 0, 7); }},
+                         {"heads that do not divide x", "x dim divisible by heads 3; found 8",
+                          [](arguments& d) { d.options.heads = 3; }},
+                         {"a gradient of no beta", "beta, since its gradient is asked for",
+                          [](arguments& d) { d.norm.beta = {}; }},
+                         {"gamma of one head", "gamma, one per feature: 8; found 2",
+                          [](arguments& d) { d.norm.gamma = d.vector(2), d.d_norm.gamma = {}; }},
+                     }));
+}
+
 TEST_CASE("short_convolution_backward refuses what does not fit", "[layer_backward_refusals]") {
   check_refusals(
       "short_convolution_backward",

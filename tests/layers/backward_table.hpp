@@ -41,6 +41,10 @@ void add_backward_layers(std::vector<backward_layer<S>>& all, idx_t width) {
   add("rms_norm", reach::token, {bias}, [=](auto x, auto d, auto dx, list& g, auto& exec) {
     L::rms_norm_backward(x, {.gamma = vector(bias)}, d, {.x = dx, .gamma = out_vector(g[0])}, {}, exec);
   });
+  add("group_norm", reach::token, {bias, bias}, [=](auto x, auto d, auto dx, list& g, auto& exec) {
+    L::group_norm_backward(x, {.gamma = vector(bias), .beta = vector(bias)}, d,
+                           {.x = dx, .gamma = out_vector(g[0]), .beta = out_vector(g[1])}, {.heads = 2}, exec);
+  });
   add("feed_forward, gated,", reach::token, {up, down, gate}, [=](auto x, auto d, auto dx, list& g, auto& exec) {
     L::feed_forward_backward(x, {.up = matrix(up), .down = matrix(down), .gate = matrix(gate)}, d,
                              {.x = dx, .up = out_matrix(g[0]), .down = out_matrix(g[1]), .gate = out_matrix(g[2])},

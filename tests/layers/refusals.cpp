@@ -27,6 +27,7 @@ struct arguments {
       .norm_2 = {.gamma = vector(8), .beta = vector(8)},
       .feed_forward = {.up = matrix(10, 8), .down = matrix(8, 10), .up_bias = vector(10), .down_bias = vector(8)}};
   float eps = 1e-5f;
+  idx_t norm_heads = 4;
   out_sequence<float> remainder = sequence(rest);
   in_matrix<float> taps = matrix(8, 4);
   in_sequence<float> state = shaped(2, 3, 8);
@@ -158,6 +159,27 @@ TEST_CASE("layer_norm refuses what does not fit", "[layer_refusals]") {
           {"gamma within out", "separate", [](arguments& d) { d.gamma = d.within_out(d.gamma); }},
           {"beta within out", "separate", [](arguments& d) { d.beta = d.within_out(d.beta); }},
       }));
+}
+
+TEST_CASE("group_norm refuses what does not fit", "[layer_refusals]") {
+  check_refusals("group_norm",
+                 [](arguments& d) {
+                   compiled_layers<float>::group_norm(d.x_view, d.out_view_, {.gamma = d.gamma, .beta = d.beta},
+                                                      {.heads = d.norm_heads, .eps = d.eps}, d.serial);
+                 },
+                 with_sequences({
+                     {"heads that do not divide x", "x dim divisible by heads 3; found 8",
+                      [](arguments& d) { d.norm_heads = 3; }},
+                     {"more heads than channels", "x dim divisible by heads 16; found 8",
+                      [](arguments& d) { d.norm_heads = 16; }},
+                     {"no heads", "heads >= 1; found 0", [](arguments& d) { d.norm_heads = 0; }},
+                     {"gamma of one head", "gamma, one per feature: 8; found 2",
+                      [](arguments& d) { d.gamma = d.vector(2); }},
+                     {"beta of one head", "beta, one per feature: 8; found 2",
+                      [](arguments& d) { d.beta = d.vector(2); }},
+                     {"a negative eps", "eps >= 0; found -1", [](arguments& d) { d.eps = -1; }},
+                     {"gamma within out", "separate", [](arguments& d) { d.gamma = d.within_out(d.gamma); }},
+                 }));
 }
 
 TEST_CASE("rms_norm refuses what does not fit", "[layer_refusals]") {

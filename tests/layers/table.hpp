@@ -69,6 +69,9 @@ void add_layers(std::vector<layer<S>>& all, idx_t width, const layer_parts<S>& p
   });
   add("rms_norm", reach::token,
       [&p](auto x, auto out, auto& exec) { L::rms_norm(x, out, {.gamma = vector(p.bias)}, {}, exec); });
+  add("group_norm", reach::token, [&p](auto x, auto out, auto& exec) {
+    L::group_norm(x, out, {.gamma = vector(p.bias), .beta = vector(p.bias)}, {.heads = 2}, exec);
+  });
   add("feed_forward, gated,", reach::token,
       [&p](auto x, auto out, auto& exec) { L::feed_forward(x, out, p.gated.views(), attn::activation::silu, exec); });
   add("feed_forward", reach::token,

@@ -21,6 +21,12 @@ void compiled_layers<S>::rms_norm(in_sequence<S> x, out_sequence<S> out, const a
 }
 
 template <class S>
+void compiled_layers<S>::group_norm(in_sequence<S> x, out_sequence<S> out, const attn::group_norm_weights<S>& weights,
+                                    const attn::group_norm_options<S>& options, execution& exec) {
+  attn::group_norm(x, out, weights, options, exec);
+}
+
+template <class S>
 void compiled_layers<S>::feed_forward(in_sequence<S> x, out_sequence<S> out,
                                       const attn::feed_forward_weights<S>& weights, attn::activation activation,
                                       execution& exec) {

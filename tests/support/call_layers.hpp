@@ -2,6 +2,8 @@
 // The layers with every argument as a plain view and every callable behind std::function, compiled once for all tests.
 #include <attn/layers/encoder_block.hpp>
 #include <attn/layers/encoder_block_backward.hpp>
+#include <attn/layers/group_norm.hpp>
+#include <attn/layers/group_norm_backward.hpp>
 #include <attn/layers/multi_head.hpp>
 #include <attn/layers/multi_head_backward.hpp>
 #include <attn/layers/packed_weights.hpp>
@@ -47,6 +49,8 @@ struct compiled_layers_backward {
                                   const attn::layer_norm_gradients<S>&, const attn::layer_norm_options<S>&, execution&);
   static void rms_norm_backward(in_sequence<S> x, const attn::rms_norm_weights<S>&, in_sequence<S> d_out,
                                 const attn::rms_norm_gradients<S>&, const attn::rms_norm_options<S>&, execution&);
+  static void group_norm_backward(in_sequence<S> x, const attn::group_norm_weights<S>&, in_sequence<S> d_out,
+                                  const attn::group_norm_gradients<S>&, const attn::group_norm_options<S>&, execution&);
   static void feed_forward_backward(in_sequence<S> x, const attn::feed_forward_weights<S>&, in_sequence<S> d_out,
                                     const attn::feed_forward_gradients<S>&, attn::activation, execution&);
   static void multi_head_backward(in_sequence<S> x, const attn::multi_head_weights<S>&, const attention_of<S>&,
@@ -75,6 +79,8 @@ struct compiled_layers : compiled_layers_backward<S> {
                          const attn::layer_norm_options<S>&, execution&);
   static void rms_norm(in_sequence<S> x, out_sequence<S> out, const attn::rms_norm_weights<S>&,
                        const attn::rms_norm_options<S>&, execution&);
+  static void group_norm(in_sequence<S> x, out_sequence<S> out, const attn::group_norm_weights<S>&,
+                         const attn::group_norm_options<S>&, execution&);
   static void feed_forward(in_sequence<S> x, out_sequence<S> out, const attn::feed_forward_weights<S>&,
                            attn::activation, execution&);
   static void multi_head(in_sequence<S> x, out_sequence<S> out, const attn::multi_head_weights<S>&,
