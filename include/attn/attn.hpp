@@ -73,6 +73,9 @@
 #include <attn/layers/short_convolution_backward.hpp>
 #include <attn/layers/short_convolution_step.hpp>
 #include <attn/layers/sinusoidal_positions.hpp>
+#include <attn/layers/token_shift.hpp>
+#include <attn/layers/token_shift_backward.hpp>
+#include <attn/layers/token_shift_step.hpp>
 #include <attn/low_rank/draw_projection.hpp>
 #include <attn/low_rank/linformer.hpp>
 #include <attn/low_rank/linformer_backward.hpp>

@@ -59,6 +59,9 @@ void add_backward_layers(std::vector<backward_layer<S>>& all, idx_t width) {
                                   {.x = dx, .weight = out_matrix(g[0]), .bias = out_vector(g[1])},
                                   {.activation = attn::activation::silu}, exec);
   });
+  add("token_shift", reach::past, {bias}, [=](auto x, auto d, auto dx, list& g, auto& exec) {
+    L::token_shift_backward(x, {.mix = vector(bias)}, d, {.x = dx, .mix = out_vector(g[0])}, {}, exec);
+  });
   for (bool causal : {false, true}) {
     const attention_pair<S> attention{.heads = 2, .causal = causal};
     const auto heads = [=](auto x, auto d, auto dx, tensor<S>* g, auto& exec) {
@@ -112,7 +115,7 @@ const std::vector<backward_layer<S>>& backward_layers() {
 // Whether it calls the table's attention, which allocates its callables and has one lse for all calls.
 template <class S>
 bool calls_attention(const backward_layer<S>& op) {
-  return op.sees != reach::token && !op.name.starts_with("short_convolution");
+  return op.sees != reach::token && !op.name.starts_with("short_convolution") && !op.name.starts_with("token_shift");
 }
 
 template <class S>

@@ -93,6 +93,8 @@ void add_layers(std::vector<layer<S>>& all, idx_t width, const layer_parts<S>& p
     L::short_convolution(x, out, {.weight = matrix(p.taps), .bias = vector(p.bias)},
                          {.activation = attn::activation::silu}, exec);
   });
+  add("token_shift", reach::past,
+      [&p](auto x, auto out, auto& exec) { L::token_shift(x, out, {.mix = vector(p.bias)}, {}, exec); });
   for (bool causal : {false, true}) {
     const reach sees = causal ? reach::past : reach::sequence;
     const std::string causally = causal ? ", causal," : "";

@@ -76,6 +76,20 @@ void compiled_layers<S>::short_convolution_step(attn::short_convolution_state<S>
   attn::short_convolution_step(state, x, out, weights, options, exec);
 }
 
+template <class S>
+void compiled_layers<S>::token_shift(in_sequence<S> x, out_sequence<S> out,
+                                     const attn::token_shift_weights<S>& weights,
+                                     const attn::token_shift_options<S>& options, execution& exec) {
+  attn::token_shift(x, out, weights, options, exec);
+}
+
+template <class S>
+void compiled_layers<S>::token_shift_step(attn::token_shift_state<S>& state, in_sequence<S> x, out_sequence<S> out,
+                                          const attn::token_shift_weights<S>& weights,
+                                          const attn::token_shift_step_options& options, execution& exec) {
+  attn::token_shift_step(state, x, out, weights, options, exec);
+}
+
 ATTN_TEST_FOR_ALL_TYPES(compiled_layers);
 
 }  // namespace testing

@@ -13,6 +13,8 @@
 #include <attn/layers/rms_norm_backward.hpp>
 #include <attn/layers/short_convolution_backward.hpp>
 #include <attn/layers/short_convolution_step.hpp>
+#include <attn/layers/token_shift_backward.hpp>
+#include <attn/layers/token_shift_step.hpp>
 
 #include "support/call.hpp"
 
@@ -68,6 +70,9 @@ struct compiled_layers_backward {
   static void short_convolution_backward(in_sequence<S> x, const attn::short_convolution_weights<S>&,
                                          in_sequence<S> d_out, const attn::short_convolution_gradients<S>&,
                                          const attn::short_convolution_options<S>&, execution&);
+  static void token_shift_backward(in_sequence<S> x, const attn::token_shift_weights<S>&, in_sequence<S> d_out,
+                                   const attn::token_shift_gradients<S>&, const attn::token_shift_options<S>&,
+                                   execution&);
 };
 
 // S is one of all_types.
@@ -96,6 +101,10 @@ struct compiled_layers : compiled_layers_backward<S> {
   static void short_convolution_step(attn::short_convolution_state<S>&, in_sequence<S> x, out_sequence<S> out,
                                      const attn::short_convolution_weights<S>&,
                                      const attn::short_convolution_step_options&, execution&);
+  static void token_shift(in_sequence<S> x, out_sequence<S> out, const attn::token_shift_weights<S>&,
+                          const attn::token_shift_options<S>&, execution&);
+  static void token_shift_step(attn::token_shift_state<S>&, in_sequence<S> x, out_sequence<S> out,
+                               const attn::token_shift_weights<S>&, const attn::token_shift_step_options&, execution&);
 };
 
 }  // namespace testing

@@ -74,6 +74,14 @@ void compiled_layers_backward<S>::short_convolution_backward(
   attn::short_convolution_backward(x, weights, d_out, gradients, options, exec);
 }
 
+template <class S>
+void compiled_layers_backward<S>::token_shift_backward(in_sequence<S> x, const attn::token_shift_weights<S>& weights,
+                                                       in_sequence<S> d_out,
+                                                       const attn::token_shift_gradients<S>& gradients,
+                                                       const attn::token_shift_options<S>& options, execution& exec) {
+  attn::token_shift_backward(x, weights, d_out, gradients, options, exec);
+}
+
 ATTN_TEST_FOR_ALL_TYPES(compiled_layers_backward);
 
 }  // namespace testing

@@ -1,7 +1,7 @@
 // attn: normalisation of every head by itself, as RWKV (ln_x) and RetNet normalise what their heads give.
 //
-//   out = gamma (x - mean) / sqrt(variance + eps) + beta              Wu & He 2018, per token, over the D channels of each
-//                                                                     head; variance without Bessel's correction
+//   out = gamma (x - mean) / sqrt(variance + eps) + beta           Wu & He 2018, per token, over the D channels of each
+//                                                                  head; variance without Bessel's correction
 //   attn::group_norm(x, out, {}, {.heads = 8});             // Eigen matrices [length, heads * dim]; out may be x
 //   attn::group_norm(x, out, {.gamma = g, .beta = b}, {.heads = 8, .eps = 64e-5f}, threads);        // RWKV-7
 //
