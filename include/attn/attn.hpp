@@ -58,6 +58,8 @@
 #include <attn/layers/feed_forward.hpp>
 #include <attn/layers/feed_forward_backward.hpp>
 #include <attn/layers/kept_features.hpp>
+#include <attn/layers/group_norm.hpp>
+#include <attn/layers/group_norm_backward.hpp>
 #include <attn/layers/layer_norm.hpp>
 #include <attn/layers/layer_norm_backward.hpp>
 #include <attn/layers/mean_pool.hpp>
@@ -75,6 +77,9 @@
 #include <attn/layers/short_convolution_backward.hpp>
 #include <attn/layers/short_convolution_step.hpp>
 #include <attn/layers/sinusoidal_positions.hpp>
+#include <attn/layers/token_shift.hpp>
+#include <attn/layers/token_shift_backward.hpp>
+#include <attn/layers/token_shift_step.hpp>
 #include <attn/layers/weight_field.hpp>
 #include <attn/low_rank/draw_projection.hpp>
 #include <attn/low_rank/linformer.hpp>

@@ -182,6 +182,26 @@ TEST_CASE("layer_norm_backward refuses what does not fit", "[layer_backward_refu
                      }));
 }
 
+TEST_CASE("group_norm_backward refuses what does not fit", "[layer_backward_refusals]") {
+  check_refusals(
+      "group_norm_backward",
+      [](arguments& d) {
+        compiled_layers<float>::group_norm_backward(d.x_view, d.norm, d.d_view, d.d_norm,
+                                                    {.heads = d.options.heads, .eps = d.eps}, d.serial);
+      },
+      with_sequences([](arguments & d) -> auto& { return d.d_norm.x; },
+                     {
+                         {"another dim of d_out", "d_out dim 8; found 7",
+                          [](arguments& d) { d.d_view = d.d_view.slice(2, 0, 7); }},
+                         {"heads that do not divide x", "x dim divisible by heads 3; found 8",
+                          [](arguments& d) { d.options.heads = 3; }},
+                         {"a gradient of no beta", "beta, since its gradient is asked for",
+                          [](arguments& d) { d.norm.beta = {}; }},
+                         {"gamma of one head", "gamma, one per feature: 8; found 2",
+                          [](arguments& d) { d.norm.gamma = d.vector(2), d.d_norm.gamma = {}; }},
+                     }));
+}
+
 TEST_CASE("short_convolution_backward refuses what does not fit", "[layer_backward_refusals]") {
   check_refusals(
       "short_convolution_backward",
@@ -205,6 +225,44 @@ TEST_CASE("short_convolution_backward refuses what does not fit", "[layer_backwa
                          {"one gradient for both", "separate",
                           [](arguments& d) { d.d_convolution.initial_state = d.d_convolution.x.slice(1, 0, 3); }},
                      }));
+}
+
+TEST_CASE("token_shift_backward refuses what does not fit", "[layer_backward_refusals]") {
+  attn::token_shift_gradients<float> g;
+  attn::token_shift_weights<float> w;
+  in_matrix<float> state;
+  const auto with_all = [&](arguments& d) {
+    w.mix = d.vector(8), state = d.matrix(2, 8);
+    g = {.x = d.dx, .mix = d.next(8), .initial_state = d.next(2, 8), .d_final_state = d.matrix(2, 8)};
+  };
+  const auto but = [&](std::function<void(arguments&)> change) {
+    return [=](arguments& d) { with_all(d), change(d); };
+  };
+  check_refusals(
+      "token_shift_backward",
+      [&](arguments& d) {
+        compiled_layers<float>::token_shift_backward(d.x_view, w, d.d_view, g, {.initial_state = state}, d.serial);
+      },
+      {
+          {"another dim of d_out", "d_out dim 8; found 7",
+           but([](arguments& d) { d.d_view = d.d_view.slice(2, 0, 7); })},
+          {"another length of d_out", "d_out length = x length 6; found 5",
+           but([](arguments& d) { d.d_view = d.d_view.slice(1, 0, 5); })},
+          {"a gradient of no mix", "mix, since its gradient is asked for", but([&](arguments&) { w.mix = {}; })},
+          {"a gradient of no state", "initial_state, since its gradient is asked for",
+           but([&](arguments&) { state = {}; })},
+          {"a mix of another size", "mix, one per channel: 8; found 7",
+           but([&](arguments& d) { w.mix = d.vector(7), g.mix = {}; })},
+          {"d_final_state of another size",
+           "d_final_state of the shape of one token of each batch item [2, 8]; found [2, 7]",
+           but([&](arguments& d) { g.d_final_state = d.matrix(2, 7); })},
+          {"dx of another length", "x", but([&](arguments& d) { g.x = d.dx.slice(1, 0, 5); })},
+          {"dx that is x", "separate", but([&](arguments& d) { g.x = sequence(d.x); })},
+          {"one gradient for both", "separate",
+           but([&](arguments& d) {
+             g.initial_state = {d.dx.data(), {2, 8}};
+           })},
+      });
 }
 
 TEST_CASE("feed_forward_backward refuses what does not fit", "[layer_backward_refusals]") {

@@ -41,6 +41,10 @@ void add_backward_layers(std::vector<backward_layer<S>>& all, idx_t width) {
   add("rms_norm", reach::token, {bias}, [=](auto x, auto d, auto dx, list& g, auto& exec) {
     L::rms_norm_backward(x, {.gamma = vector(bias)}, d, {.x = dx, .gamma = out_vector(g[0])}, {}, exec);
   });
+  add("group_norm", reach::token, {bias, bias}, [=](auto x, auto d, auto dx, list& g, auto& exec) {
+    L::group_norm_backward(x, {.gamma = vector(bias), .beta = vector(bias)}, d,
+                           {.x = dx, .gamma = out_vector(g[0]), .beta = out_vector(g[1])}, {.heads = 2}, exec);
+  });
   add("feed_forward, gated,", reach::token, {up, down, gate}, [=](auto x, auto d, auto dx, list& g, auto& exec) {
     L::feed_forward_backward(x, {.up = matrix(up), .down = matrix(down), .gate = matrix(gate)}, d,
                              {.x = dx, .up = out_matrix(g[0]), .down = out_matrix(g[1]), .gate = out_matrix(g[2])},
@@ -54,6 +58,9 @@ void add_backward_layers(std::vector<backward_layer<S>>& all, idx_t width) {
     L::short_convolution_backward(x, {.weight = matrix(taps), .bias = vector(bias)}, d,
                                   {.x = dx, .weight = out_matrix(g[0]), .bias = out_vector(g[1])},
                                   {.activation = attn::activation::silu}, exec);
+  });
+  add("token_shift", reach::past, {bias}, [=](auto x, auto d, auto dx, list& g, auto& exec) {
+    L::token_shift_backward(x, {.mix = vector(bias)}, d, {.x = dx, .mix = out_vector(g[0])}, {}, exec);
   });
   for (bool causal : {false, true}) {
     const attention_pair<S> attention{.heads = 2, .causal = causal};
@@ -108,7 +115,7 @@ const std::vector<backward_layer<S>>& backward_layers() {
 // Whether it calls the table's attention, which allocates its callables and has one lse for all calls.
 template <class S>
 bool calls_attention(const backward_layer<S>& op) {
-  return op.sees != reach::token && !op.name.starts_with("short_convolution");
+  return op.sees != reach::token && !op.name.starts_with("short_convolution") && !op.name.starts_with("token_shift");
 }
 
 template <class S>

@@ -27,6 +27,7 @@ struct arguments {
       .norm_2 = {.gamma = vector(8), .beta = vector(8)},
       .feed_forward = {.up = matrix(10, 8), .down = matrix(8, 10), .up_bias = vector(10), .down_bias = vector(8)}};
   float eps = 1e-5f;
+  idx_t norm_heads = 4;
   out_sequence<float> remainder = sequence(rest);
   in_matrix<float> taps = matrix(8, 4);
   in_sequence<float> state = shaped(2, 3, 8);
@@ -158,6 +159,27 @@ TEST_CASE("layer_norm refuses what does not fit", "[layer_refusals]") {
           {"gamma within out", "separate", [](arguments& d) { d.gamma = d.within_out(d.gamma); }},
           {"beta within out", "separate", [](arguments& d) { d.beta = d.within_out(d.beta); }},
       }));
+}
+
+TEST_CASE("group_norm refuses what does not fit", "[layer_refusals]") {
+  check_refusals("group_norm",
+                 [](arguments& d) {
+                   compiled_layers<float>::group_norm(d.x_view, d.out_view_, {.gamma = d.gamma, .beta = d.beta},
+                                                      {.heads = d.norm_heads, .eps = d.eps}, d.serial);
+                 },
+                 with_sequences({
+                     {"heads that do not divide x", "x dim divisible by heads 3; found 8",
+                      [](arguments& d) { d.norm_heads = 3; }},
+                     {"more heads than channels", "x dim divisible by heads 16; found 8",
+                      [](arguments& d) { d.norm_heads = 16; }},
+                     {"no heads", "heads >= 1; found 0", [](arguments& d) { d.norm_heads = 0; }},
+                     {"gamma of one head", "gamma, one per feature: 8; found 2",
+                      [](arguments& d) { d.gamma = d.vector(2); }},
+                     {"beta of one head", "beta, one per feature: 8; found 2",
+                      [](arguments& d) { d.beta = d.vector(2); }},
+                     {"a negative eps", "eps >= 0; found -1", [](arguments& d) { d.eps = -1; }},
+                     {"gamma within out", "separate", [](arguments& d) { d.gamma = d.within_out(d.gamma); }},
+                 }));
 }
 
 TEST_CASE("rms_norm refuses what does not fit", "[layer_refusals]") {
@@ -398,6 +420,71 @@ TEST_CASE("short_convolution and its step refuse what does not fit", "[layer_ref
   CHECK(well_formed(refused_state({.channels = idx_t(1) << 40, .width = 1 << 20}), "short_convolution_state"));
   arguments d;
   CHECK(well_formed(refusal([&] { state.append(d.x_view.slice(2, 0, 7)); }), "short_convolution_state::append"));
+}
+
+TEST_CASE("token_shift and its step refuse what does not fit", "[layer_refusals]") {
+  const auto row = [](arguments& d, idx_t b, idx_t c) { return in_matrix<float>(d.memory.data.data(), {b, c}); };
+  in_matrix<float> initial;
+  attn::tensor_view<float, 2> final;
+  check_refusals(
+      "token_shift",
+      [&](arguments& d) {
+        compiled_layers<float>::token_shift(d.x_view, d.out_view_, {.mix = d.bias},
+                                            {.lengths = d.lengths,
+                                             .initial_state = std::exchange(initial, {}),
+                                             .final_state = std::exchange(final, {})},
+                                            d.serial);
+      },
+      with_sequences({
+          {"mix of another size", "mix, one per channel: 8; found 7", [](arguments& d) { d.bias = d.vector(7); }},
+          {"mix within out", "separate", [](arguments& d) { d.bias = d.within_out(d.bias); }},
+          {"x that is out", "separate", [](arguments& d) { d.x_view = d.out_view_; }},
+          {"another number of lengths", "lengths, one per batch item: 2; found 1",
+           [](arguments& d) { d.lengths = {3}; }},
+          {"a length beyond x", "lengths from 0 to 6; found 7", [](arguments& d) { d.lengths = {7, 6}; }},
+          {"a state of more channels", "initial_state of the shape of one token of each batch item [2, 8]; found [2, 9]",
+           [&](arguments& d) { initial = row(d, 2, 9); }},
+          {"a state of one item", "initial_state of the shape of one token of each batch item [2, 8]; found [1, 8]",
+           [&](arguments& d) { initial = row(d, 1, 8); }},
+          {"a final state of one item", "final_state of the shape of one token of each batch item [2, 8]; found [1, 8]",
+           [&](arguments& d) {
+             final = {d.rest.data.data(), {1, 8}};
+           }},
+          {"a state that is the final one", "final_state and initial_state in separate memory",
+           [&](arguments& d) {
+             final = {d.rest.data.data(), {2, 8}};
+             initial = final;
+           }},
+          {"a final state within out", "separate",
+           [&](arguments& d) {
+             final = {d.out.data.data(), {2, 8}};
+           }},
+      }));
+  attn::token_shift_state<float> state({.batch = 2, .channels = 8});
+  check_refusals(
+      "token_shift_step",
+      [&](arguments& d) {
+        compiled_layers<float>::token_shift_step(state, d.x_view, d.out_view_, {.mix = d.bias}, {.lengths = d.lengths},
+                                                 d.serial);
+      },
+      {
+          {"another batch", "x batch = batch of the state 2; found 1",
+           [](arguments& d) { d.x_view = d.x_view.slice(0, 0, 1), d.out_view_ = d.out_view_.slice(0, 0, 1); }},
+          {"fewer channels", "x dim = channels of the state 8; found 7",
+           [](arguments& d) { d.x_view = d.x_view.slice(2, 0, 7), d.out_view_ = d.out_view_.slice(2, 0, 7); }},
+          {"mix of another size", "mix, one per channel: 8; found 9", [](arguments& d) { d.bias = d.vector(9); }},
+          {"a length beyond x", "lengths from 0 to 6; found 7", [](arguments& d) { d.lengths = {7, 6}; }},
+          {"x that is out", "separate", [](arguments& d) { d.x_view = d.out_view_; }},
+      });
+  CHECK(state.tokens() == 0);
+  const auto refused_state = [](const attn::token_shift_state_extents& e) {
+    return refusal([&] { attn::token_shift_state<float> one(e); });
+  };
+  CHECK(refused_state({.channels = -1}) == "attn::token_shift_state: expected channels >= 0; found -1");
+  CHECK(well_formed(refused_state({.batch = -1}), "token_shift_state"));
+  CHECK(well_formed(refused_state({.batch = 1 << 20, .channels = idx_t(1) << 40}), "token_shift_state"));
+  arguments d;
+  CHECK(well_formed(refusal([&] { state.append(d.x_view.slice(2, 0, 7)); }), "token_shift_state::append"));
 }
 
 TEST_CASE("reversible_block and its inverse refuse what does not fit", "[layer_refusals]") {

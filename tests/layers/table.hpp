@@ -69,6 +69,9 @@ void add_layers(std::vector<layer<S>>& all, idx_t width, const layer_parts<S>& p
   });
   add("rms_norm", reach::token,
       [&p](auto x, auto out, auto& exec) { L::rms_norm(x, out, {.gamma = vector(p.bias)}, {}, exec); });
+  add("group_norm", reach::token, [&p](auto x, auto out, auto& exec) {
+    L::group_norm(x, out, {.gamma = vector(p.bias), .beta = vector(p.bias)}, {.heads = 2}, exec);
+  });
   add("feed_forward, gated,", reach::token,
       [&p](auto x, auto out, auto& exec) { L::feed_forward(x, out, p.gated.views(), attn::activation::silu, exec); });
   add("feed_forward", reach::token,
@@ -90,6 +93,8 @@ void add_layers(std::vector<layer<S>>& all, idx_t width, const layer_parts<S>& p
     L::short_convolution(x, out, {.weight = matrix(p.taps), .bias = vector(p.bias)},
                          {.activation = attn::activation::silu}, exec);
   });
+  add("token_shift", reach::past,
+      [&p](auto x, auto out, auto& exec) { L::token_shift(x, out, {.mix = vector(p.bias)}, {}, exec); });
   for (bool causal : {false, true}) {
     const reach sees = causal ? reach::past : reach::sequence;
     const std::string causally = causal ? ", causal," : "";

@@ -36,6 +36,28 @@ tensor<N> layer_norm(const tensor<N>& x, const tensor<N>& gamma, const tensor<N>
   return out;
 }
 
+// layer_norm of the channels of each head.
+template <class N>
+tensor<N> group_norm(const tensor<N>& x, const tensor<N>& gamma, const tensor<N>& beta, idx_t heads, double eps) {
+  tensor<N> out = x;
+  const idx_t dim = x.dim() / heads;
+  for (idx_t h = 0; h < heads; ++h) {
+    const auto of_head = [&](const tensor<N>& all) {
+      if (all.empty()) return tensor<N>{};
+      tensor<N> part(all.batch(), 1, all.length(), dim);
+      for (idx_t n = 0; n < all.batch(); ++n)
+        for (idx_t i = 0; i < all.length(); ++i)
+          for (idx_t d = 0; d < dim; ++d) part(n, 0, i, d) = all(n, 0, i, h * dim + d);
+      return part;
+    };
+    const tensor<N> normed = layer_norm(of_head(x), of_head(gamma), of_head(beta), eps);
+    for (idx_t n = 0; n < normed.batch(); ++n)
+      for (idx_t i = 0; i < normed.length(); ++i)
+        for (idx_t d = 0; d < dim; ++d) out(n, 0, i, h * dim + d) = normed(n, 0, i, d);
+  }
+  return out;
+}
+
 template <class N>
 tensor<N> rms_norm(const tensor<N>& x, const tensor<N>& gamma, double eps) {
   using std::sqrt;

@@ -21,6 +21,12 @@ void compiled_layers<S>::rms_norm(in_sequence<S> x, out_sequence<S> out, const a
 }
 
 template <class S>
+void compiled_layers<S>::group_norm(in_sequence<S> x, out_sequence<S> out, const attn::group_norm_weights<S>& weights,
+                                    const attn::group_norm_options<S>& options, execution& exec) {
+  attn::group_norm(x, out, weights, options, exec);
+}
+
+template <class S>
 void compiled_layers<S>::feed_forward(in_sequence<S> x, out_sequence<S> out,
                                       const attn::feed_forward_weights<S>& weights, attn::activation activation,
                                       execution& exec) {
@@ -68,6 +74,20 @@ void compiled_layers<S>::short_convolution_step(attn::short_convolution_state<S>
                                                 const attn::short_convolution_weights<S>& weights,
                                                 const attn::short_convolution_step_options& options, execution& exec) {
   attn::short_convolution_step(state, x, out, weights, options, exec);
+}
+
+template <class S>
+void compiled_layers<S>::token_shift(in_sequence<S> x, out_sequence<S> out,
+                                     const attn::token_shift_weights<S>& weights,
+                                     const attn::token_shift_options<S>& options, execution& exec) {
+  attn::token_shift(x, out, weights, options, exec);
+}
+
+template <class S>
+void compiled_layers<S>::token_shift_step(attn::token_shift_state<S>& state, in_sequence<S> x, out_sequence<S> out,
+                                          const attn::token_shift_weights<S>& weights,
+                                          const attn::token_shift_step_options& options, execution& exec) {
+  attn::token_shift_step(state, x, out, weights, options, exec);
 }
 
 ATTN_TEST_FOR_ALL_TYPES(compiled_layers);

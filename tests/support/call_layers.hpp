@@ -2,6 +2,8 @@
 // The layers with every argument as a plain view and every callable behind std::function, compiled once for all tests.
 #include <attn/layers/encoder_block.hpp>
 #include <attn/layers/encoder_block_backward.hpp>
+#include <attn/layers/group_norm.hpp>
+#include <attn/layers/group_norm_backward.hpp>
 #include <attn/layers/multi_head.hpp>
 #include <attn/layers/multi_head_backward.hpp>
 #include <attn/layers/packed_weights.hpp>
@@ -11,6 +13,8 @@
 #include <attn/layers/rms_norm_backward.hpp>
 #include <attn/layers/short_convolution_backward.hpp>
 #include <attn/layers/short_convolution_step.hpp>
+#include <attn/layers/token_shift_backward.hpp>
+#include <attn/layers/token_shift_step.hpp>
 
 #include "support/call.hpp"
 
@@ -47,6 +51,8 @@ struct compiled_layers_backward {
                                   const attn::layer_norm_gradients<S>&, const attn::layer_norm_options<S>&, execution&);
   static void rms_norm_backward(in_sequence<S> x, const attn::rms_norm_weights<S>&, in_sequence<S> d_out,
                                 const attn::rms_norm_gradients<S>&, const attn::rms_norm_options<S>&, execution&);
+  static void group_norm_backward(in_sequence<S> x, const attn::group_norm_weights<S>&, in_sequence<S> d_out,
+                                  const attn::group_norm_gradients<S>&, const attn::group_norm_options<S>&, execution&);
   static void feed_forward_backward(in_sequence<S> x, const attn::feed_forward_weights<S>&, in_sequence<S> d_out,
                                     const attn::feed_forward_gradients<S>&, attn::activation, execution&);
   static void multi_head_backward(in_sequence<S> x, const attn::multi_head_weights<S>&, const attention_of<S>&,
@@ -64,6 +70,9 @@ struct compiled_layers_backward {
   static void short_convolution_backward(in_sequence<S> x, const attn::short_convolution_weights<S>&,
                                          in_sequence<S> d_out, const attn::short_convolution_gradients<S>&,
                                          const attn::short_convolution_options<S>&, execution&);
+  static void token_shift_backward(in_sequence<S> x, const attn::token_shift_weights<S>&, in_sequence<S> d_out,
+                                   const attn::token_shift_gradients<S>&, const attn::token_shift_options<S>&,
+                                   execution&);
 };
 
 // S is one of all_types.
@@ -75,6 +84,8 @@ struct compiled_layers : compiled_layers_backward<S> {
                          const attn::layer_norm_options<S>&, execution&);
   static void rms_norm(in_sequence<S> x, out_sequence<S> out, const attn::rms_norm_weights<S>&,
                        const attn::rms_norm_options<S>&, execution&);
+  static void group_norm(in_sequence<S> x, out_sequence<S> out, const attn::group_norm_weights<S>&,
+                         const attn::group_norm_options<S>&, execution&);
   static void feed_forward(in_sequence<S> x, out_sequence<S> out, const attn::feed_forward_weights<S>&,
                            attn::activation, execution&);
   static void multi_head(in_sequence<S> x, out_sequence<S> out, const attn::multi_head_weights<S>&,
@@ -90,6 +101,10 @@ struct compiled_layers : compiled_layers_backward<S> {
   static void short_convolution_step(attn::short_convolution_state<S>&, in_sequence<S> x, out_sequence<S> out,
                                      const attn::short_convolution_weights<S>&,
                                      const attn::short_convolution_step_options&, execution&);
+  static void token_shift(in_sequence<S> x, out_sequence<S> out, const attn::token_shift_weights<S>&,
+                          const attn::token_shift_options<S>&, execution&);
+  static void token_shift_step(attn::token_shift_state<S>&, in_sequence<S> x, out_sequence<S> out,
+                               const attn::token_shift_weights<S>&, const attn::token_shift_step_options&, execution&);
 };
 
 }  // namespace testing

@@ -25,6 +25,14 @@ void compiled_layers_backward<S>::rms_norm_backward(in_sequence<S> x, const attn
 }
 
 template <class S>
+void compiled_layers_backward<S>::group_norm_backward(in_sequence<S> x, const attn::group_norm_weights<S>& weights,
+                                                      in_sequence<S> d_out,
+                                                      const attn::group_norm_gradients<S>& gradients,
+                                                      const attn::group_norm_options<S>& options, execution& exec) {
+  attn::group_norm_backward(x, weights, d_out, gradients, options, exec);
+}
+
+template <class S>
 void compiled_layers_backward<S>::feed_forward_backward(in_sequence<S> x, const attn::feed_forward_weights<S>& weights,
                                                         in_sequence<S> d_out,
                                                         const attn::feed_forward_gradients<S>& gradients,
@@ -64,6 +72,14 @@ void compiled_layers_backward<S>::short_convolution_backward(
     const attn::short_convolution_gradients<S>& gradients, const attn::short_convolution_options<S>& options,
     execution& exec) {
   attn::short_convolution_backward(x, weights, d_out, gradients, options, exec);
+}
+
+template <class S>
+void compiled_layers_backward<S>::token_shift_backward(in_sequence<S> x, const attn::token_shift_weights<S>& weights,
+                                                       in_sequence<S> d_out,
+                                                       const attn::token_shift_gradients<S>& gradients,
+                                                       const attn::token_shift_options<S>& options, execution& exec) {
+  attn::token_shift_backward(x, weights, d_out, gradients, options, exec);
 }
 
 ATTN_TEST_FOR_ALL_TYPES(compiled_layers_backward);

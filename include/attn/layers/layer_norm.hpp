@@ -66,17 +66,18 @@ ATTN_INLINE T sum_packets(idx_t end, Take&& take) {
 /// Gamma and beta as plain numbers.
 template <class T>
 struct row_norm {
-  T *gamma, *beta;  // padded with zeros to whole packets
-  idx_t dim;
+  T *gamma, *beta;   // a row for each head, padded with zeros to whole packets
+  idx_t dim, heads;  // of a row; rows of a token that are normalised each by itself
   T eps = 0;
   T share, terms;       // a power of two below 1 / dim, with which sums do not overflow; 2 dim times that
   T inverse;            // 1 / dim
   bool centred = true;  // whether the mean is subtracted; not by rms_norm
 
-  [[gnu::noinline]] row_norm(arena& memory, idx_t features)
-      : gamma(memory.allocate<T>(round_up(features, width<T>))),
-        beta(memory.allocate<T>(round_up(features, width<T>))),
+  [[gnu::noinline]] row_norm(arena& memory, idx_t features, idx_t of_heads = 1)
+      : gamma(memory.allocate<T>(of_heads * round_up(features, width<T>))),
+        beta(memory.allocate<T>(of_heads * round_up(features, width<T>))),
         dim(features),
+        heads(of_heads),
         share(T(0.5) / static_cast<T>(std::bit_ceil(static_cast<std::uint64_t>(features) + 1))),
         terms(static_cast<T>(2 * features) * share),
         inverse(T(1) / static_cast<T>(features)) {}
@@ -84,10 +85,14 @@ struct row_norm {
   template <class S>
   [[gnu::noinline]] void set(const layer_norm_weights<S>& weights, T epsilon) {
     eps = epsilon;
-    any_rows<T>(weights.gamma).load_or(T(1), 0, dim, gamma);
-    any_rows<T>(weights.beta).load_or(T(0), 0, dim, beta);
-    for (T* list : {gamma, beta}) std::fill(list + dim, list + round_up(dim, width<T>), T(0));
+    for (idx_t h = 0; h < heads; ++h) {
+      T *const gammas = gamma + h * padded(), *const betas = beta + h * padded();
+      any_rows<T>(weights.gamma).load_or(T(1), h * dim, dim, gammas);
+      any_rows<T>(weights.beta).load_or(T(0), h * dim, dim, betas);
+      for (T* list : {gammas, betas}) std::fill(list + dim, list + padded(), T(0));
+    }
   }
+  idx_t padded() const { return round_up(dim, width<T>); }
 
   /// What normalises a row, as centre() leaves it: the row times `factor`. `slope` is 1 / sqrt(variance + eps).
   struct row_scale {
@@ -141,10 +146,11 @@ struct row_norm {
   }
 
   /// Normalises one row in place.
-  [[gnu::noinline]] void apply(T* row) const {
+  [[gnu::noinline]] void apply(T* row, idx_t head = 0) const {
     if (dim == 0) return;
     const T factor = centre(row).factor;
-    for (idx_t d = 0; d < dim; ++d) row[d] = row[d] * factor * gamma[d] + beta[d];
+    const T *const gammas = gamma + head * padded(), *const betas = beta + head * padded();
+    for (idx_t d = 0; d < dim; ++d) row[d] = row[d] * factor * gammas[d] + betas[d];
   }
 };
 
@@ -157,26 +163,36 @@ void run_layer_norm(const input_tokens<T>& x, const output_tokens<T>& out, const
     T* const row = exec.scratch(worker, [&](arena& memory) { return memory.allocate<T>(x.dim); });
     for (idx_t n = task * tokens_per_task; n < (std::min)((task + 1) * tokens_per_task, x.count); ++n) {
       x.load(n, row);
-      norm.apply(row);
+      for (idx_t h = 0; h < norm.heads; ++h) norm.apply(row + h * norm.dim, h);
       out.store(n, row);
     }
   });
 }
 
-/// layer_norm and, without means, rms_norm.
+/// What the norms and their backward passes have in common.
 template <class S>
-[[gnu::noinline]] void call_norm(const char* name, bool centred, const tensor_view<const S, 3>& x,
+void check_norm(layer_views& check, idx_t heads, const layer_norm_weights<S>& w, compute_type<S> eps) {
+  const idx_t dim = check.x.extents[2];
+  check.out_dim(dim);
+  check.at_least("heads", 1, heads);
+  if (dim % heads != 0) check.fail({"x dim divisible by heads ", heads}, dim);
+  if (!(eps >= 0)) check.fail("eps >= 0", static_cast<double>(eps));
+  check.list("gamma", w.gamma, "feature", dim);
+  check.list("beta", w.beta, "feature", dim);
+}
+
+/// group_norm, of one head layer_norm and, without means, rms_norm.
+template <class S>
+[[gnu::noinline]] void call_norm(const char* name, bool centred, idx_t heads, const tensor_view<const S, 3>& x,
                                  const tensor_view<S, 3>& out, const layer_norm_weights<S>& w, compute_type<S> eps,
                                  execution& exec) {
   using T = compute_type<S>;
   const idx_t dim = x.extent(2);
   layer_views check{name, x, out};
-  check.out_dim(dim);
-  if (!(eps >= 0)) check.fail("eps >= 0", static_cast<double>(eps));
-  check.list("gamma", w.gamma, "feature", dim);
-  check.list("beta", w.beta, "feature", dim);
+  check_norm<S>(check, heads, w, eps);
 
-  auto norm = exec.shared_scratch([dim](arena& memory) { return row_norm<T>(memory, dim); });
+  auto norm = exec.shared_scratch(
+      [=](arena& memory) { return row_norm<T>(memory, dim / heads, dim > 0 ? heads : 1); });
   norm.set(w, eps);
   norm.centred = centred;
   run_layer_norm<T>(x, out, norm, exec);
@@ -190,13 +206,13 @@ template <viewable X, viewable O, class Weights = layer_norm_weights<element_of<
 void layer_norm(const X& x, O&& out, Weights&& weights = {}, Options&& options = {}, execution_ref exec = {}) {
   using S = element_of<const X&>;
   const auto [from, to] = detail::sequences_of(x, out);
-  detail::call_norm<S>("layer_norm", true, from, to, detail::weights_of<layer_norm_weights<S>, true>(weights),
+  detail::call_norm<S>("layer_norm", true, 1, from, to, detail::weights_of<layer_norm_weights<S>, true>(weights),
                        detail::options_or_default<layer_norm_options<S>>(options).eps,
                        detail::execution_of(exec, options, weights));
 }
 
 }}  // namespace attn::ATTN_ISA
 
-#define ATTN_RUN(S) void call_norm<S>(const char*, bool, const tensor_view<const S, 3>&, const tensor_view<S, 3>&,     \
-  const layer_norm_weights<S>&, compute_type<S>, execution&)
+#define ATTN_RUN(S) void call_norm<S>(const char*, bool, idx_t, const tensor_view<const S, 3>&,                        \
+  const tensor_view<S, 3>&, const layer_norm_weights<S>&, compute_type<S>, execution&)
 #include <attn/core/detail/compiled.hpp>

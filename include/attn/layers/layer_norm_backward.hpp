@@ -50,71 +50,74 @@ struct norm_backward_driver {
   gradient_memory<T> dx, copy, gamma, beta;
 
   idx_t dim() const { return norm.dim; }
-  idx_t padded() const { return round_up(dim(), width<T>); }
+  idx_t padded() const { return norm.padded(); }
 
-  /// Rows of a task, whole packets, and its sums for gamma and beta. Numbers that fill up packets are 0.
+  /// Rows of a task, whole packets, and its sums for gamma and beta of each head. Numbers that fill up packets are 0.
   void run_tokens(idx_t begin, idx_t end, T* rows, T* sums) const {
-    T *const z = rows, *const g = rows + padded(), *const spare = rows + 2 * padded();
     std::fill_n(rows, 3 * padded(), T(0));
-    std::fill_n(sums, 2 * padded(), T(0));
-    for (idx_t n = begin; n < end; ++n) {
-      d.load(n, g, spare);
-      if (is_zero(g, dim())) {
-        store_token(n, g, spare);
-        continue;
-      }
-      x.load(n, z, spare);
-      std::fill(z + dim(), z + padded(), T(0));
-      const auto [factor, slope] = norm.centre(z);
-      packet<T> sum = zero<T>(), squares = zero<T>(), sum_z = zero<T>();
-      for (idx_t i = 0; i < padded(); i += width<T>) {
-        const packet<T> here = load<T>(g + i), scaled = mul(here, load<T>(norm.gamma + i));
-        const packet<T> unit = mul(load<T>(z + i), broadcast<T>(factor));
-        store<T>(z + i, unit);
-        store<T>(g + i, scaled);
-        store<T>(sums + i, fma(here, unit, load<T>(sums + i)));
-        store<T>(sums + padded() + i, add(here, load<T>(sums + padded() + i)));
-        sum = add(sum, scaled);
-        squares = fma(scaled, scaled, squares);
-        sum_z = fma(scaled, unit, sum_z);
-      }
-      T mean_g = norm.centred ? sum_lanes(sum) / static_cast<T>(dim()) : T(0);
-      if (sum_lanes(squares) < mean_g * mean_g * static_cast<T>(dim()) * T(1.0625)) [[unlikely]]  // as in centre()
-        norm.subtract(g, T(1), mean_g), mean_g = T(2) * norm.half_mean(g);
-      const packet<T> mean = broadcast<T>(mean_g);
-      const packet<T> mean_z = broadcast<T>(-sum_lanes(sum_z) / static_cast<T>(dim()));
-      for (idx_t i = 0; i < padded(); i += width<T>) {
-        const packet<T> away = fma(mean_z, load<T>(z + i), sub(load<T>(g + i), mean));
-        store<T>(z + i, mul(away, broadcast<T>(slope)));
-      }
-      store_token(n, z, spare);
-      std::fill(g + dim(), g + padded(), T(0));
-    }
+    std::fill_n(sums, norm.heads * 2 * padded(), T(0));
+    for (idx_t n = begin; n < end; ++n)
+      for (idx_t h = 0; h < norm.heads; ++h) run_row(n, h, rows, sums + h * 2 * padded());
   }
 
-  void store_token(idx_t n, T* row, T* spare) const {
+  ATTN_INLINE void run_row(idx_t n, idx_t head, T* rows, T* sums) const {
+    T *const z = rows, *const g = rows + padded(), *const spare = rows + 2 * padded();
+    const T* const gammas = norm.gamma + head * padded();
+    d.load(n, head * dim(), dim(), g, spare);
+    if (is_zero(g, dim())) return store_row(n, head, g, spare);
+    x.load(n, head * dim(), dim(), z, spare);
+    std::fill(z + dim(), z + padded(), T(0));
+    const auto [factor, slope] = norm.centre(z);
+    packet<T> sum = zero<T>(), squares = zero<T>(), sum_z = zero<T>();
+    for (idx_t i = 0; i < padded(); i += width<T>) {
+      const packet<T> here = load<T>(g + i), scaled = mul(here, load<T>(gammas + i));
+      const packet<T> unit = mul(load<T>(z + i), broadcast<T>(factor));
+      store<T>(z + i, unit);
+      store<T>(g + i, scaled);
+      store<T>(sums + i, fma(here, unit, load<T>(sums + i)));
+      store<T>(sums + padded() + i, add(here, load<T>(sums + padded() + i)));
+      sum = add(sum, scaled);
+      squares = fma(scaled, scaled, squares);
+      sum_z = fma(scaled, unit, sum_z);
+    }
+    T mean_g = norm.centred ? sum_lanes(sum) / static_cast<T>(dim()) : T(0);
+    if (sum_lanes(squares) < mean_g * mean_g * static_cast<T>(dim()) * T(1.0625)) [[unlikely]]  // as in centre()
+      norm.subtract(g, T(1), mean_g), mean_g = T(2) * norm.half_mean(g);
+    const packet<T> mean = broadcast<T>(mean_g);
+    const packet<T> mean_z = broadcast<T>(-sum_lanes(sum_z) / static_cast<T>(dim()));
+    for (idx_t i = 0; i < padded(); i += width<T>) {
+      const packet<T> away = fma(mean_z, load<T>(z + i), sub(load<T>(g + i), mean));
+      store<T>(z + i, mul(away, broadcast<T>(slope)));
+    }
+    store_row(n, head, z, spare);
+    std::fill(g + dim(), g + padded(), T(0));
+  }
+
+  void store_row(idx_t n, idx_t head, T* row, T* spare) const {
+    const idx_t begin = head * dim();
     if (residual.data) {
-      residual.load(n, spare);
+      residual.load(n, begin, dim(), spare);
       add_row(row, spare, dim());
     }
-    if (dx.given()) dx.put(n, 0, dim(), row);
-    if (copy.given()) copy.put(n, 0, dim(), row);
+    if (dx.given()) dx.put(n, begin, dim(), row);
+    if (copy.given()) copy.put(n, begin, dim(), row);
   }
 
   void run(execution& exec) const {
     const bool sums_wanted = gamma.given() || beta.given();
     if (!sums_wanted && !dx.given() && !copy.given()) return;
     const idx_t count = x.first.count, tasks = ceil_div(count, tokens_per_task);
-    const double numbers = static_cast<double>(count) * static_cast<double>(dim());
+    const double numbers = static_cast<double>(count) * static_cast<double>(norm.heads * dim());
     const auto limit = exec.limit_threads({.operations = 16 * numbers, .bytes = 3 * sizeof(T) * numbers});
     // The sums of so many tasks are kept until they are added in order.
-    const idx_t together = sums_wanted && exec.active_threads() > 1 ? 4 * exec.active_threads() : 1, one = 2 * padded();
+    const idx_t together = sums_wanted && exec.active_threads() > 1 ? 4 * exec.active_threads() : 1;
+    const idx_t one = norm.heads * 2 * padded();
     T* const sums = exec.shared_scratch([&](arena& memory) { return memory.allocate<T>((together + 2) * one); });
-    T *const total = sums + together * one, *const errors = total + one;
+    T *total = sums + together * one, *const errors = total + one;
     std::fill_n(total, 2 * one, T(0));
     const auto run_task = [&](idx_t task, int worker, T* task_sums) {
       const auto [rows, own] = exec.scratch(worker, [&](arena& memory) {
-        return std::array{memory.allocate<T>(3 * padded()), memory.allocate<T>(2 * padded())};
+        return std::array{memory.allocate<T>(3 * padded()), memory.allocate<T>(one)};
       });
       const idx_t begin = task * tokens_per_task;
       run_tokens(begin, (std::min)(begin + tokens_per_task, count), rows, task_sums ? task_sums : own);
@@ -127,28 +130,28 @@ struct norm_backward_driver {
       for (idx_t task = 0; task < here; ++task) move_compensated(sums + task * one, one, T(1), total, errors);
     }
     settle_compensated(total, errors, one, total);
-    if (gamma.given()) gamma.put(0, 0, dim(), total);
-    if (beta.given()) beta.put(0, 0, dim(), total + padded());
+    for (idx_t h = 0; h < norm.heads; ++h, total += 2 * padded()) {
+      if (gamma.given()) gamma.put(0, h * dim(), dim(), total);
+      if (beta.given()) beta.put(0, h * dim(), dim(), total + padded());
+    }
   }
 };
 
-/// layer_norm_backward and, without means, rms_norm_backward.
+/// group_norm_backward, of one head layer_norm_backward and, without means, rms_norm_backward.
 template <class S>
-[[gnu::noinline]] void call_norm_backward(const char* name, bool centred, const tensor_view<const S, 3>& x,
-                                          const layer_norm_weights<S>& w, const tensor_view<const S, 3>& d_out,
-                                          const layer_norm_gradients<S>& g, compute_type<S> eps, execution& exec) {
+[[gnu::noinline]] void call_norm_backward(const char* name, bool centred, idx_t heads,
+                                          const tensor_view<const S, 3>& x, const layer_norm_weights<S>& w,
+                                          const tensor_view<const S, 3>& d_out, const layer_norm_gradients<S>& g,
+                                          compute_type<S> eps, execution& exec) {
   using T = compute_type<S>;
   const idx_t dim = x.extent(2);
   layer_views check{name, x, d_out, layer_views::backward_pass{}};
   check.gradient("x", g.x, x);
   check.gradient("gamma", g.gamma, w.gamma);
   check.gradient("beta", g.beta, w.beta);
-  check.out_dim(dim);
-  if (!(eps >= 0)) check.fail("eps >= 0", static_cast<double>(eps));
-  check.list("gamma", w.gamma, "feature", dim);
-  check.list("beta", w.beta, "feature", dim);
+  check_norm<S>(check, heads, w, eps);
 
-  auto norm = exec.workspace([dim](arena& memory) { return row_norm<T>(memory, dim); });
+  auto norm = exec.workspace([=](arena& memory) { return row_norm<T>(memory, dim / heads, dim > 0 ? heads : 1); });
   norm->set(w, eps);
   norm->centred = centred;
   norm_backward_driver<T>{.norm = *norm, .x = input_tokens<T>(x), .d = input_tokens<T>(d_out),
@@ -168,7 +171,7 @@ void layer_norm_backward(const X& x, const Weights& weights, const D& d_out,
                          execution_ref exec = {}) {
   using S = element_of<const X&>;
   const auto [from, d] = detail::inputs_of(x, d_out);
-  detail::call_norm_backward<S>("layer_norm_backward", true, from,
+  detail::call_norm_backward<S>("layer_norm_backward", true, 1, from,
                                 detail::weights_of<layer_norm_weights<S>>(weights), d, gradients,
                                 detail::options_or_default<layer_norm_options<S>>(options).eps,
                                 detail::execution_of(exec, options));
@@ -176,7 +179,7 @@ void layer_norm_backward(const X& x, const Weights& weights, const D& d_out,
 
 }}  // namespace attn::ATTN_ISA
 
-#define ATTN_RUN(S) void call_norm_backward<S>(const char*, bool, const tensor_view<const S, 3>&,                      \
+#define ATTN_RUN(S) void call_norm_backward<S>(const char*, bool, idx_t, const tensor_view<const S, 3>&,               \
   const layer_norm_weights<S>&, const tensor_view<const S, 3>&, const layer_norm_gradients<S>&, compute_type<S>,       \
   execution&)
 #include <attn/core/detail/compiled.hpp>

@@ -33,7 +33,7 @@ template <viewable X, viewable O, class Weights = rms_norm_weights<element_of<co
 void rms_norm(const X& x, O&& out, Weights&& weights = {}, Options&& options = {}, execution_ref exec = {}) {
   using S = element_of<const X&>;
   const auto [from, to] = detail::sequences_of(x, out);
-  detail::call_norm<S>("rms_norm", false, from, to,
+  detail::call_norm<S>("rms_norm", false, 1, from, to,
                        {.gamma = detail::weights_of<rms_norm_weights<S>, true>(weights).gamma},
                        detail::options_or_default<rms_norm_options<S>>(options).eps,
                        detail::execution_of(exec, options, weights));

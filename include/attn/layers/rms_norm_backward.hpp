@@ -39,7 +39,7 @@ void rms_norm_backward(const X& x, const Weights& weights, const D& d_out,
                        execution_ref exec = {}) {
   using S = element_of<const X&>;
   const auto [from, d] = detail::inputs_of(x, d_out);
-  detail::call_norm_backward<S>("rms_norm_backward", false, from,
+  detail::call_norm_backward<S>("rms_norm_backward", false, 1, from,
                                 {.gamma = detail::weights_of<rms_norm_weights<S>>(weights).gamma}, d,
                                 {.x = gradients.x, .gamma = gradients.gamma, .accumulate = gradients.accumulate},
                                 detail::options_or_default<rms_norm_options<S>>(options).eps,

@@ -14,7 +14,7 @@
 // Memory   the last w - 1 tokens of every batch item, in the element type; bytes() is exact.
 #pragma once
 
-#include <attn/core/detail/item_state.hpp>
+#include <attn/layers/detail/recent_tokens.hpp>
 #include <attn/layers/short_convolution.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
@@ -33,56 +33,15 @@ struct short_convolution_step_options {
   list_view<idx_t> lengths{};
 };
 
-namespace detail {
-
-/// The inside of short_convolution_state.
-template <class S>
-class convolution_items : public item_state<convolution_items<S>, S> {
-  using base = item_state<convolution_items<S>, S>;
-
- public:
-  using base::batch;
-
-  explicit convolution_items(const short_convolution_state_extents& e)
-      : base("short_convolution_state", e.batch, 0), extents_(e) {
-    const validator check{this->name_};
-    check.at_least("channels", 0, e.channels);
-    check.at_least("width", 1, e.width);
-    check.fits("states", {std::max<idx_t>(e.batch, 1), e.width, std::max<idx_t>(e.channels, 1), 8});
-    base::allocate(e.batch, place_size());
-  }
-
-  idx_t channels() const { return extents_.channels; }
-  idx_t width() const { return extents_.width; }
-  /// [B, w - 1, C]
-  tensor_view<S, 3> entries() const { return {this->items().data, {batch(), width() - 1, channels()}}; }
-  void clear(idx_t b) { std::fill_n(this->items().data + b * place_size(), place_size(), static_cast<S>(0.0f)); }
-
-  void check_extents(const call_views& check, const memory_layout& x) const {
-    check.extents({{"x batch = batch of the state", batch(), x.extents[0]},
-                   {"x dim = channels of the state", channels(), x.extents[2]}});
-  }
-  void feed(const tensor_view<const S, 3>& x, std::span<const idx_t> lengths) {
-    store_last_tokens<S>(x, lengths, entries(), entries());
-    this->advance(x.extent(1), lengths);
-  }
-
- private:
-  idx_t place_size() const { return (width() - 1) * channels(); }
-
-  short_convolution_state_extents extents_;
-};
-
-}  // namespace detail
-
 /// The last tokens of a stream of elements of type S. Throws std::invalid_argument for negative extents or sizes no
 /// memory can hold. A moved-from state may only be assigned to or destroyed.
 template <element S>
-class short_convolution_state : public detail::item_sequences<detail::convolution_items<S>> {
-  using base = detail::item_sequences<detail::convolution_items<S>>;
+class short_convolution_state : public detail::item_sequences<detail::recent_tokens<S>> {
+  using base = detail::item_sequences<detail::recent_tokens<S>>;
 
  public:
-  explicit short_convolution_state(const short_convolution_state_extents& extents) : base(extents) {}
+  explicit short_convolution_state(const short_convolution_state_extents& extents)
+      : base("short_convolution_state", extents.batch, extents.channels, extents.width) {}
 
   using base::batch, base::channels, base::width, base::bytes;
 
@@ -93,13 +52,7 @@ class short_convolution_state : public detail::item_sequences<detail::convolutio
   template <viewable X>
   void append(const X& x, const append_options& options = {}) {
     static_assert(std::same_as<S, element_of<const X&>>, "attn: the state and x must have one element type");
-    const tensor_view<const S, 3> tokens = detail::as_sequence(x);
-    detail::call_views check{"short_convolution_state::append"};
-    check.read("x", tokens);
-    check.update("the state", this->memory());
-    base::check_extents(check, tokens);
-    detail::check_length_list(check, "lengths", options.lengths, batch(), tokens.extent(1));
-    base::feed(tokens, options.lengths);
+    base::append_tokens("short_convolution_state::append", detail::as_sequence(x), options.lengths);
   }
 };
 

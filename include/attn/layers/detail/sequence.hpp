@@ -210,7 +210,8 @@ struct input_tokens : any_rows<T> {
         length(x.extent(1)),
         dim(x.extent(2)) {}
 
-  void load(idx_t n, T* to) const { any_rows<T>::load(n, 0, dim, to); }
+  using any_rows<T>::load;
+  void load(idx_t n, T* to) const { load(n, 0, dim, to); }
 };
 
 template <class T>

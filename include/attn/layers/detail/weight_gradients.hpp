@@ -58,11 +58,13 @@ struct token_sum {
   token_sum(const input_tokens<T>& one, const input_tokens<T>& other) : first(one), second(other) {}
 
   /// `spare` is memory of one more token.
-  void load(idx_t n, T* to, T* spare) const {
-    first.load(n, to);
+  void load(idx_t n, T* to, T* spare) const { load(n, 0, first.dim, to, spare); }
+  /// Numbers [begin, begin + count) of a token.
+  void load(idx_t n, idx_t begin, idx_t count, T* to, T* spare) const {
+    first.load(n, begin, count, to);
     if (!second.data) return;
-    second.load(n, spare);
-    add_row(to, spare, first.dim);
+    second.load(n, begin, count, spare);
+    add_row(to, spare, count);
   }
 };
 
