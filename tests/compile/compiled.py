@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from functools import cache
 from pathlib import Path
 
 top, build, nm, compiler, *flags = Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:]
@@ -40,6 +41,23 @@ if missing or not called:
     sys.exit(f"attn::compiled does not hold {' '.join(sorted(missing))}; see include/attn/core/detail/compiled.hpp")
 if unused := {name for name in EXEMPT if name in held or name not in called}:
     sys.exit(f"held, or called no more: {' '.join(sorted(unused))}")
+# A source has the headers that its header includes: what a run names is defined in them, not declared alone.
+@cache
+def closure(header):
+    text = (include / header).read_text(encoding="utf-8")
+    included = re.findall(r"^#include <(attn/\S+\.hpp)>", text, re.MULTILINE)
+    return {header}.union(*map(closure, included))
+
+
+for file in include.glob("attn/**/*.hpp"):
+    runs = re.findall(r"^#define ATTN_RUN\w*\((?:.*\\\n)*.*", file.read_text(encoding="utf-8"), re.MULTILINE)
+    if not runs or file.name == "compiled.hpp":
+        continue
+    seen = "\n".join((include / header).read_text(encoding="utf-8") for header in closure(str(file.relative_to(include))))
+    for word in set(re.findall(r"\w+", " ".join(runs))):
+        if re.search(rf"^(struct|class) {word};", seen, re.MULTILINE) and not re.search(
+                rf"^(struct|class) (\[\[.*\]\] )?{word}\b[^;]*\{{", seen, re.MULTILINE):
+            sys.exit(f"{file}: {word} is declared alone; put the line of ATTN_RUN into the public header")
 print(f"{len(called)} runs are called by public headers, {len(held)} held")
 
 # --- a program --------------------------------------------------------------------------------------------------------

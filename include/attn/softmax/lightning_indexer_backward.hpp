@@ -61,3 +61,7 @@ void lightning_indexer_backward(const Q& q, const K& k, const index_view& indice
 }
 
 }}  // namespace attn::ATTN_ISA
+
+#define ATTN_RUN(S) void run_lightning_indexer_backward(const indexer_call<S>&, const index_view&,                     \
+  const tensor_view<const compute_type<S>>&, const lightning_indexer_gradients<S>&)
+#include <attn/core/detail/compiled.hpp>

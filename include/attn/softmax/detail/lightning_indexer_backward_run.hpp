@@ -147,7 +147,3 @@ void run_lightning_indexer_backward(const indexer_call<S>& call, const index_vie
 
 }  // namespace detail
 }}  // namespace attn::ATTN_ISA
-
-#define ATTN_RUN(S) void run_lightning_indexer_backward(const indexer_call<S>&, const index_view&,                     \
-  const tensor_view<const compute_type<S>>&, const lightning_indexer_gradients<S>&)
-#include <attn/core/detail/compiled.hpp>
