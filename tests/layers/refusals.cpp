@@ -442,11 +442,13 @@ TEST_CASE("token_shift and its step refuse what does not fit", "[layer_refusals]
           {"another number of lengths", "lengths, one per batch item: 2; found 1",
            [](arguments& d) { d.lengths = {3}; }},
           {"a length beyond x", "lengths from 0 to 6; found 7", [](arguments& d) { d.lengths = {7, 6}; }},
-          {"a state of more channels", "initial_state of the shape of one token of each batch item [2, 8]; found [2, 9]",
+          {"a state of more channels",
+           "initial_state of the shape of one token of each batch item [2, 8]; found [2, 9]",
            [&](arguments& d) { initial = row(d, 2, 9); }},
           {"a state of one item", "initial_state of the shape of one token of each batch item [2, 8]; found [1, 8]",
            [&](arguments& d) { initial = row(d, 1, 8); }},
-          {"a final state of one item", "final_state of the shape of one token of each batch item [2, 8]; found [1, 8]",
+          {"a final state of one item",
+           "final_state of the shape of one token of each batch item [2, 8]; found [1, 8]",
            [&](arguments& d) {
              final = {d.rest.data.data(), {1, 8}};
            }},

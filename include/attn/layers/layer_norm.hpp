@@ -145,12 +145,15 @@ struct row_norm {
     return square;
   }
 
-  /// Normalises one row in place.
-  [[gnu::noinline]] void apply(T* row, idx_t head = 0) const {
+  /// Normalises the rows of one token in place.
+  [[gnu::noinline]] void apply(T* row) const {
     if (dim == 0) return;
-    const T factor = centre(row).factor;
-    const T *const gammas = gamma + head * padded(), *const betas = beta + head * padded();
-    for (idx_t d = 0; d < dim; ++d) row[d] = row[d] * factor * gammas[d] + betas[d];
+    const T *gammas = gamma, *betas = beta;
+    for (idx_t left = heads;; row += dim, gammas += padded(), betas += padded()) {
+      const T factor = centre(row).factor;
+      for (idx_t d = 0; d < dim; ++d) row[d] = row[d] * factor * gammas[d] + betas[d];
+      if (--left == 0) return;
+    }
   }
 };
 
@@ -163,7 +166,7 @@ void run_layer_norm(const input_tokens<T>& x, const output_tokens<T>& out, const
     T* const row = exec.scratch(worker, [&](arena& memory) { return memory.allocate<T>(x.dim); });
     for (idx_t n = task * tokens_per_task; n < (std::min)((task + 1) * tokens_per_task, x.count); ++n) {
       x.load(n, row);
-      for (idx_t h = 0; h < norm.heads; ++h) norm.apply(row + h * norm.dim, h);
+      norm.apply(row);
       out.store(n, row);
     }
   });

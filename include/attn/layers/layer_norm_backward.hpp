@@ -61,46 +61,46 @@ struct norm_backward_driver {
   }
 
   ATTN_INLINE void run_row(idx_t n, idx_t head, T* rows, T* sums) const {
-    T *const z = rows, *const g = rows + padded(), *const spare = rows + 2 * padded();
-    const T* const gammas = norm.gamma + head * padded();
-    d.load(n, head * dim(), dim(), g, spare);
-    if (is_zero(g, dim())) return store_row(n, head, g, spare);
-    x.load(n, head * dim(), dim(), z, spare);
-    std::fill(z + dim(), z + padded(), T(0));
+    const idx_t count = dim(), size = padded(), first = head * count;
+    T *const z = rows, *const g = rows + size, *const spare = rows + 2 * size;
+    const T* const gammas = norm.gamma + head * size;
+    d.load(n, first, count, g, spare);
+    if (is_zero(g, count)) return store_row(n, first, g, spare);
+    x.load(n, first, count, z, spare);
+    std::fill(z + count, z + size, T(0));
     const auto [factor, slope] = norm.centre(z);
     packet<T> sum = zero<T>(), squares = zero<T>(), sum_z = zero<T>();
-    for (idx_t i = 0; i < padded(); i += width<T>) {
+    for (idx_t i = 0; i < size; i += width<T>) {
       const packet<T> here = load<T>(g + i), scaled = mul(here, load<T>(gammas + i));
       const packet<T> unit = mul(load<T>(z + i), broadcast<T>(factor));
       store<T>(z + i, unit);
       store<T>(g + i, scaled);
       store<T>(sums + i, fma(here, unit, load<T>(sums + i)));
-      store<T>(sums + padded() + i, add(here, load<T>(sums + padded() + i)));
+      store<T>(sums + size + i, add(here, load<T>(sums + size + i)));
       sum = add(sum, scaled);
       squares = fma(scaled, scaled, squares);
       sum_z = fma(scaled, unit, sum_z);
     }
-    T mean_g = norm.centred ? sum_lanes(sum) / static_cast<T>(dim()) : T(0);
-    if (sum_lanes(squares) < mean_g * mean_g * static_cast<T>(dim()) * T(1.0625)) [[unlikely]]  // as in centre()
+    T mean_g = norm.centred ? sum_lanes(sum) / static_cast<T>(count) : T(0);
+    if (sum_lanes(squares) < mean_g * mean_g * static_cast<T>(count) * T(1.0625)) [[unlikely]]  // as in centre()
       norm.subtract(g, T(1), mean_g), mean_g = T(2) * norm.half_mean(g);
     const packet<T> mean = broadcast<T>(mean_g);
-    const packet<T> mean_z = broadcast<T>(-sum_lanes(sum_z) / static_cast<T>(dim()));
-    for (idx_t i = 0; i < padded(); i += width<T>) {
+    const packet<T> mean_z = broadcast<T>(-sum_lanes(sum_z) / static_cast<T>(count));
+    for (idx_t i = 0; i < size; i += width<T>) {
       const packet<T> away = fma(mean_z, load<T>(z + i), sub(load<T>(g + i), mean));
       store<T>(z + i, mul(away, broadcast<T>(slope)));
     }
-    store_row(n, head, z, spare);
-    std::fill(g + dim(), g + padded(), T(0));
+    store_row(n, first, z, spare);
+    std::fill(g + count, g + size, T(0));
   }
 
-  void store_row(idx_t n, idx_t head, T* row, T* spare) const {
-    const idx_t begin = head * dim();
+  void store_row(idx_t n, idx_t first, T* row, T* spare) const {
     if (residual.data) {
-      residual.load(n, begin, dim(), spare);
+      residual.load(n, first, dim(), spare);
       add_row(row, spare, dim());
     }
-    if (dx.given()) dx.put(n, begin, dim(), row);
-    if (copy.given()) copy.put(n, begin, dim(), row);
+    if (dx.given()) dx.put(n, first, dim(), row);
+    if (copy.given()) copy.put(n, first, dim(), row);
   }
 
   void run(execution& exec) const {

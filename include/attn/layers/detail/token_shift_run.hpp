@@ -27,13 +27,13 @@ tensor_view<S, 3> as_last_tokens(const tensor_view<S, 2>& x) {
   return {x.data(), {x.extent(0), 1, x.extent(1)}, {x.stride(0), 0, x.stride(1)}};
 }
 
-/// Two successive rows of an item, going along it. `slots` is memory of two rows.
+/// Two successive rows of an item, going along it. `copies` is memory of two rows.
 template <class T>
 struct successive_rows {
   const convolution_rows<T>& rows;
   idx_t b, length, padded;
   const T* zeros;
-  T* slots;
+  T* copies;
   const T *before = nullptr, *here = nullptr;
 
   void begin(idx_t e) { here = rows.row(b, e, length, zeros, slot(e)); }
@@ -42,7 +42,7 @@ struct successive_rows {
     before = here;
     here = rows.row(b, e + 1, length, zeros, slot(e + 1));
   }
-  T* slot(idx_t e) const { return slots + e % 2 * padded; }
+  T* slot(idx_t e) const { return copies + e % 2 * padded; }
 };
 
 /// Rows of one number a channel.
