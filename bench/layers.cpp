@@ -3,6 +3,7 @@
 #include <attn/core/random.hpp>
 #include <attn/layers/feed_forward_backward.hpp>
 #include <attn/layers/packed_weights.hpp>
+#include <attn/layers/pooled_tokens_backward.hpp>
 #include <attn/layers/project_backward.hpp>
 #include <attn/layers/short_convolution_backward.hpp>
 #include <attn/softmax/attention_weights.hpp>
@@ -20,6 +21,7 @@ namespace {
 
 constexpr idx_t hidden_for_one = 4;  // hidden numbers of the feed-forward layer for one input
 constexpr idx_t taps = 4;            // of the short convolution, as models have them
+constexpr idx_t pooled_window = 4;   // as DeepSeek-V4's compressed sparse attention has it
 
 /// A weight [outputs, inputs] that keeps the size of what it is multiplied by.
 struct random_weight {
@@ -144,6 +146,34 @@ training_runner train_short_convolution(const problem& p) {
           }};
 }
 
+/// A token of every window of q, with logits.
+double pooled_tokens_flops(const problem& p) {
+  return 3 * static_cast<double>(p.length) * static_cast<double>(p.heads * p.dim);
+}
+/// The first windows of memory of the shape of out.
+template <class T>
+attn::tensor_view<T> pooled(const problem& p, T* memory) {
+  return {memory, {1, p.heads, p.length / pooled_window, p.dim}};
+}
+
+runner prepare_pooled_tokens(const problem& p) {
+  return [p, z = random_weight(p.heads * p.length, p.dim, 1)](input q, input, input, output out,
+                                                              attn::execution& exec) {
+    attn::pooled_tokens(q, pooled(p, out.data()),
+                        {.window = pooled_window, .logits = input(z.numbers->data(), q.extents())}, exec);
+  };
+}
+
+training_runner train_pooled_tokens(const problem& p) {
+  return {{},
+          [p, z = random_weight(p.heads * p.length, p.dim, 1), dz = random_weight(p.heads * p.length, p.dim, 2)](
+              const training_views& x, attn::execution& exec) {
+            attn::pooled_tokens_backward(
+                x.q, pooled(p, x.d_out.data()), {.x = x.dq, .logits = output(dz.numbers->data(), x.q.extents())},
+                {.window = pooled_window, .logits = input(z.numbers->data(), x.q.extents())}, exec);
+          }};
+}
+
 /// Scores twice: for lse, which is not given, and for the weights.
 double key_weights_flops(const problem& p) {
   const auto n = static_cast<double>(p.length);
@@ -209,7 +239,23 @@ family layers_family() {
                              },
                          // of inputs and of weights, and the convolution once more
                          .backward = {[](const problem& p) { return 3 * short_convolution_flops(p); },
-                                      train_short_convolution}}},
+                                      train_short_convolution}},
+                        {.name = "pooled_tokens",
+                         .colour = "#b39ddb",
+                         .cost = growth::linear,
+                         .has_causal = false,
+                         .exact = false,
+                         .uses = {},
+                         .flops = pooled_tokens_flops,
+                         .prepare = prepare_pooled_tokens,
+                         .approximates = false,
+                         .moved_bytes =
+                             [](const problem& p) {
+                               return (2 + 1.0 / pooled_window) * sizeof(element) *
+                                      static_cast<double>(p.length * p.heads * p.dim);
+                             },
+                         .backward = {[](const problem& p) { return 3 * pooled_tokens_flops(p); },
+                                      train_pooled_tokens}}},
           .decoders = {}};
 }
 

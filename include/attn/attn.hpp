@@ -67,6 +67,9 @@
 #include <attn/layers/multi_head.hpp>
 #include <attn/layers/multi_head_backward.hpp>
 #include <attn/layers/packed_weights.hpp>
+#include <attn/layers/pooled_tokens.hpp>
+#include <attn/layers/pooled_tokens_backward.hpp>
+#include <attn/layers/pooled_tokens_step.hpp>
 #include <attn/layers/project.hpp>
 #include <attn/layers/project_backward.hpp>
 #include <attn/layers/reversible_block.hpp>

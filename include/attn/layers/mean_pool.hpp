@@ -48,7 +48,7 @@ constexpr auto as_rows(X&& x) {
 }
 
 /// Which tokens are taken.
-struct pooled_tokens {
+struct pool_choice {
   std::span<const idx_t> lengths;
   key_flags mask;
   idx_t length;
@@ -61,13 +61,13 @@ struct pooled_tokens {
 };
 
 /// Checks the sequence, the means and the options.
-[[gnu::noinline]] inline pooled_tokens check_pool(call_views& check, const memory_layout& x, const char* name,
+[[gnu::noinline]] inline pool_choice check_pool(call_views& check, const memory_layout& x, const char* name,
                                                   const memory_layout& means, const mean_pool_options& options) {
   const idx_t batch = x.extents[0], length = x.extents[1];
   check.equal(name, batch, means.extents[1]);
   check.equal("dim of the means = x dim", x.extents[2], means.extents[2]);
   check_length_list(check, "lengths", options.lengths, batch, length);
-  const pooled_tokens tokens{options.lengths, options.mask, length};
+  const pool_choice tokens{options.lengths, options.mask, length};
   check.option("mask", tokens.mask.mask, {{"mask batch", batch, or_one}, {}, {}, {"mask length = x length", length}});
   check.fits("x", {batch, length, std::max<idx_t>(x.extents[2], 1)});
   return tokens;
@@ -93,7 +93,7 @@ template <class S>
   call_views check{"mean_pool"};
   check.read("x", x);
   check.write("out", out);
-  const pooled_tokens tokens = check_pool(check, x, "out rows = x batch", out, options);
+  const pool_choice tokens = check_pool(check, x, "out rows = x batch", out, options);
   const input_tokens<T> from(x);
   const output_tokens<T> to(out);
   for_each_pool(x, exec, [&](idx_t b, idx_t first, idx_t count, int worker) {

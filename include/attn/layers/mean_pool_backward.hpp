@@ -31,7 +31,7 @@ template <class S>
   check.readable("x", x);
   check.read("d_out", d_out);
   check.gradient("x", gradients.x, x);
-  const pooled_tokens tokens = check_pool(check, x, "d_out rows = x batch", d_out, options);
+  const pool_choice tokens = check_pool(check, x, "d_out rows = x batch", d_out, options);
   if (!gradients.x) return;
   const input_tokens<T> from(d_out);
   const output_tokens<T> to(gradients.x);

@@ -1,0 +1,274 @@
+// attn: what pooled_tokens, its step and its backward pass share: the rows of a window, and softmax over them for every
+// channel by itself.
+//
+// Rows are taken in tiles, from left to right: the maximum of a tile first, so that sums of the tiles before it are
+// multiplied once by a power, then its exponentials. Sums over tiles are compensated: a window may be long.
+#pragma once
+
+#include <attn/core/detail/any_rows.hpp>
+#include <attn/core/detail/compensated.hpp>
+#include <attn/core/detail/exp.hpp>
+#include <attn/core/execution.hpp>
+
+namespace attn { inline namespace ATTN_ISA { namespace detail {
+
+/// Rows of numbers by batch item, head and token, in memory of any element type. May be missing.
+template <class T>
+struct rows_of_heads : memory_layout {
+  const number_access<T>* access = nullptr;
+
+  rows_of_heads() = default;
+  template <class S>
+  rows_of_heads(const tensor_view<S, 4>& x) : memory_layout(x), access(&number_access_of<T, std::remove_const_t<S>>) {}
+
+  char* at(idx_t b, idx_t h, idx_t i, idx_t c) const {
+    return const_cast<char*>(data) + (b * strides[0] + h * strides[1] + i * strides[2] + c * strides[3]) * item;
+  }
+  /// Whether `count` numbers of a row can be used where they lie.
+  bool in_place(idx_t count) const { return item == sizeof(T) && strides[3] == 1 && count % width<T> == 0; }
+  /// `count` numbers from a place on, padded to whole packets: in `slot` unless they can be used where they lie.
+  const T* load(const char* from, idx_t count, T* slot) const {
+    if (in_place(count)) return reinterpret_cast<const T*>(from);
+    access->load(from, strides[3], count, slot);
+    std::fill(slot + count, slot + round_up(count, width<T>), T(0));
+    return slot;
+  }
+  void store(const T* from, idx_t count, char* to, bool add = false) const {
+    if (reinterpret_cast<const char*>(from) != to) access->store(from, count, to, strides[3], add);
+  }
+};
+
+/// Rows of a tile, whose logits stay in registers.
+inline constexpr int pooling_tile = 8;
+
+/// Tokens behind those of a state: `current`, of the unfinished window, and `previous`, the first halves of the last
+/// complete one. The last two may be missing.
+template <class T>
+struct pooled_source {
+  rows_of_heads<T> tokens, current{}, previous{};
+
+  explicit operator bool() const { return tokens.data != nullptr; }
+  /// `count` channels from c on of token i, counted from the unfinished window's first one, of which `held` are in the
+  /// state.
+  const T* row(idx_t b, idx_t h, idx_t i, idx_t held, idx_t c, idx_t count, T* slot) const {
+    const rows_of_heads<T>& from = i < 0 ? previous : i < held ? current : tokens;
+    const idx_t n = i < 0 ? i + previous.extents[2] : i < held ? i : i - held;
+    const char* const at = from.at(b, h, n, c);
+    // The next tile's: processors do not predict halves of rows.
+    for (idx_t byte = 0; byte < count * from.item; byte += 64)
+      __builtin_prefetch(at + pooling_tile * from.strides[2] * from.item + byte);
+    return from.load(at, count, slot);
+  }
+};
+
+/// Rows of a window. Logits or bias may be zeros.
+template <class T>
+struct pooled_rows {
+  const T *x[pooling_tile], *logits[pooling_tile], *bias[pooling_tile];
+  int count;
+
+  ATTN_INLINE packet<T> logit(int r, idx_t c) const {
+    return attn::detail::add(load<T>(logits[r] + c), load<T>(bias[r] + c));
+  }
+};
+
+/// e^(logit - top)
+template <class T>
+ATTN_INLINE packet<T> pooling_weight(const packet<T>& logit, const packet<T>& top) {
+  return exp2_weight<T>(mul(sub(logit, top), broadcast<T>(exp_constants<T>::log2_e_high)));
+}
+/// 0 where the logit is -infinity: what lies there is not seen.
+template <class T>
+ATTN_INLINE packet<T> seen_number(const packet<T>& x, const packet<T>& logit) {
+  return if_less(logit, broadcast<T>(std::numeric_limits<T>::lowest()), zero<T>(), x);
+}
+
+/// Memory of a task: sums over the rows of a window, and rows that are copied.
+template <class T>
+struct pooling_memory {
+  idx_t padded;
+  T *top, *sum, *mean, *sum_error, *mean_error;  // in the end the mean is divided by the sum
+  T *zeros, *copies, *spare;
+
+  pooling_memory(arena& memory, idx_t of_row)
+      : padded(of_row),
+        top(memory.allocate<T>(padded)),
+        sum(memory.allocate<T>(padded)),
+        mean(memory.allocate<T>(padded)),
+        sum_error(memory.allocate<T>(padded)),
+        mean_error(memory.allocate<T>(padded)),
+        zeros(memory.allocate<T>(padded)),
+        copies(memory.allocate<T>(3 * pooling_tile * padded)),
+        spare(memory.allocate<T>(padded)) {}
+
+  void clear() const { std::fill_n(zeros, padded, T(0)); }
+  T* slot(int kind, int r) const { return copies + (kind * pooling_tile + r) * padded; }
+};
+
+/// Sums over the rows of a tile, for the channels of a packet.
+template <class T>
+struct pooled_sums {
+  packet<T> top, sum = zero<T>(), mean = zero<T>();
+
+  template <int Rows>
+  ATTN_INLINE void add_rows(const pooled_rows<T>& rows, idx_t c) {
+    packet<T> logit[array_size<Rows>];
+    unroll<Rows>([&](auto r) { top = (max)(top, logit[r] = rows.logit(r, c)); });
+    unroll<Rows>([&](auto r) {
+      const packet<T> weight = pooling_weight<T>(logit[r], top);
+      sum = attn::detail::add(sum, weight), mean = fma(weight, load<T>(rows.x[r] + c), mean);
+    });
+  }
+  /// Of any number of them, whatever lies in those that are not seen.
+  [[gnu::noinline]] void add_seen(const pooled_rows<T>& rows, idx_t c) {
+    for (int r = 0; r < rows.count; ++r) top = (max)(top, rows.logit(r, c));
+    for (int r = 0; r < rows.count; ++r) {
+      const packet<T> logit = rows.logit(r, c), weight = pooling_weight<T>(logit, top);
+      sum = attn::detail::add(sum, weight), mean = fma(weight, seen_number<T>(load<T>(rows.x[r] + c), logit), mean);
+    }
+  }
+};
+
+/// The result of a window for the channels of a packet; 0 where every logit is -infinity, for the largest one adds 1.
+template <class T>
+ATTN_INLINE packet<T> divided(const packet<T>& mean, const packet<T>& sum) {
+  return if_less(sum, broadcast<T>(T(0.5)), zero<T>(), div(mean, sum));
+}
+
+/// Adds the rows of a tile, `Rows` of them; `first` where there are none before them. To `result`, unless it is null,
+/// the result of a window of this tile alone.
+template <int Rows, class T>
+void add_softmax_rows(const pooled_rows<T>& rows, bool first, const pooling_memory<T>& to, T* result) {
+  for (idx_t c = 0; c < to.padded; c += width<T>) {
+    const packet<T> before = first ? broadcast<T>(std::numeric_limits<T>::lowest()) : load<T>(to.top + c);
+    pooled_sums<T> here{before};
+    here.template add_rows<Rows>(rows, c);
+    if (!(sum_lanes(mul(here.mean, zero<T>())) == T(0))) here = {before}, here.add_seen(rows, c);
+    if (result) {
+      store<T>(to.top + c, here.top), store<T>(to.sum + c, here.sum);
+      store<T>(result + c, divided<T>(here.mean, here.sum));
+      continue;
+    }
+    packet<T> sum = here.sum, mean = here.mean, sum_error = zero<T>(), mean_error = zero<T>();
+    if (!first) {
+      const packet<T> factor = pooling_weight<T>(before, here.top);
+      sum = mul(load<T>(to.sum + c), factor), sum_error = mul(load<T>(to.sum_error + c), factor);
+      mean = mul(load<T>(to.mean + c), factor), mean_error = mul(load<T>(to.mean_error + c), factor);
+      add_compensated(sum, sum_error, here.sum), add_compensated(mean, mean_error, here.mean);
+    }
+    store<T>(to.top + c, here.top);
+    store<T>(to.sum + c, sum), store<T>(to.sum_error + c, sum_error);
+    store<T>(to.mean + c, mean), store<T>(to.mean_error + c, mean_error);
+  }
+}
+template <class T>
+void add_softmax_rows(const pooled_rows<T>& rows, bool first, const pooling_memory<T>& to, T* result) {
+  switch (rows.count) {
+    case 1: return add_softmax_rows<1>(rows, first, to, result);
+    case 2: return add_softmax_rows<2>(rows, first, to, result);
+    case 3: return add_softmax_rows<3>(rows, first, to, result);
+    case 4: return add_softmax_rows<4>(rows, first, to, result);
+    case 5: return add_softmax_rows<5>(rows, first, to, result);
+    case 6: return add_softmax_rows<6>(rows, first, to, result);
+    case 7: return add_softmax_rows<7>(rows, first, to, result);
+    default: return add_softmax_rows<pooling_tile>(rows, first, to, result);
+  }
+}
+
+/// The same without logits and bias.
+template <class T>
+void add_equal_rows(const pooled_rows<T>& rows, bool first, const pooling_memory<T>& to) {
+  for (idx_t c = 0; c < to.padded; c += width<T>) {
+    packet<T> here = zero<T>();
+    for (int r = 0; r < rows.count; ++r) here = add(here, load<T>(rows.x[r] + c));
+    packet<T> mean = here, error = zero<T>();
+    if (!first) {
+      mean = load<T>(to.mean + c), error = load<T>(to.mean_error + c);
+      add_compensated(mean, error, here);
+    }
+    store<T>(to.mean + c, mean), store<T>(to.mean_error + c, error);
+  }
+}
+
+/// The result of a window of several tiles.
+template <class T>
+void divide_pooled(const pooling_memory<T>& m, T* to) {
+  for (idx_t c = 0; c < m.padded; c += width<T>) {
+    const packet<T> sum = compensated_sum<T>(load<T>(m.sum + c), load<T>(m.sum_error + c));
+    store<T>(m.sum + c, sum);
+    store<T>(to + c, divided<T>(compensated_sum<T>(load<T>(m.mean + c), load<T>(m.mean_error + c)), sum));
+  }
+}
+
+/// Of a checked call.
+template <class T>
+struct pooled_tokens_call {
+  pooled_source<T> x, logits;
+  rows_of_heads<T> bias;
+  idx_t batch, heads, length, window, dim;  // tokens of the call, channels of a result
+  bool overlap;
+  std::span<const idx_t> lengths, before;  // tokens of the call and of the state, of each item
+
+  /// A head of a batch item: how many of its tokens are in the state, of the unfinished window, from whose first one
+  /// tokens and windows are counted, and whether a window lies before it; how many windows are complete.
+  struct head {
+    idx_t b, h, held;
+    bool follows;
+    idx_t windows;
+  };
+  head head_of(idx_t n) const {
+    const idx_t b = n / heads;
+    const auto at = static_cast<std::size_t>(b);
+    const idx_t fed = before.empty() ? 0 : before[at], held = fed % window;
+    const idx_t tokens = lengths.empty() ? length : lengths[at];
+    return {b, n % heads, held, fed >= window, (held + tokens) / window};
+  }
+  bool weighted() const { return logits || bias.data; }
+  double numbers() const {
+    return static_cast<double>(batch) * static_cast<double>(heads) * static_cast<double>(length) *
+           static_cast<double>(overlap ? 2 * dim : dim);
+  }
+
+  /// How many rows of window w are tokens of the window before it. They come first.
+  idx_t earlier_rows(const head& of, idx_t w) const { return overlap && (w > 0 || of.follows) ? window : 0; }
+  idx_t rows(const head& of, idx_t w) const { return earlier_rows(of, w) + window; }
+  /// A row of window w: its token, its row of the bias and the first of its channels.
+  struct place {
+    idx_t token, row, channel;
+  };
+  place place_of(const head& of, idx_t w, idx_t n) const {
+    const idx_t earlier = earlier_rows(of, w);
+    if (n < earlier) return {(w - 1) * window + n, n, 0};
+    return {w * window + n - earlier, n - earlier, overlap ? dim : 0};
+  }
+
+  /// Rows n, n + 1, ... of a window.
+  void load_rows(const head& of, idx_t w, idx_t n, const pooling_memory<T>& m, pooled_rows<T>& to) const {
+    to.count = static_cast<int>(std::min<idx_t>(pooling_tile, rows(of, w) - n));
+    for (int r = 0; r < to.count; ++r) {
+      const place p = place_of(of, w, n + r);
+      to.x[r] = x.row(of.b, of.h, p.token, of.held, p.channel, dim, m.slot(0, r));
+      to.logits[r] = logits ? logits.row(of.b, of.h, p.token, of.held, p.channel, dim, m.slot(1, r)) : m.zeros;
+      to.bias[r] = bias.data ? bias.load(bias.at(of.b, of.h, p.row, p.channel), dim, m.slot(2, r)) : m.zeros;
+    }
+  }
+
+  /// The result of a window, to padded memory; its maxima and sums stay in m.
+  void pool(const head& of, idx_t w, const pooling_memory<T>& m, T* to) const {
+    const idx_t count = rows(of, w);
+    const bool alone = weighted() && count <= pooling_tile;
+    pooled_rows<T> tile;
+    for (idx_t n = 0; n < count; n += pooling_tile) {
+      load_rows(of, w, n, m, tile);
+      weighted() ? add_softmax_rows(tile, n == 0, m, alone ? to : nullptr) : add_equal_rows(tile, n == 0, m);
+    }
+    if (alone) return;
+    if (!weighted()) std::fill_n(m.sum, m.padded, static_cast<T>(count)), std::fill_n(m.sum_error, m.padded, T(0));
+    divide_pooled(m, to);
+  }
+};
+
+/// Windows of a task: about so many tokens.
+inline idx_t pooling_segment(idx_t window) { return std::max<idx_t>(1, 256 / window); }
+
+}}}  // namespace attn::ATTN_ISA::detail
