@@ -212,3 +212,6 @@ void check_performer(const validator& check, kernel_call<T>& call, const Options
 
 }  // namespace detail
 }}  // namespace attn::ATTN_ISA
+
+#define ATTN_RUN_IN(T) struct performer_features<T>
+#include <attn/core/detail/compiled.hpp>
