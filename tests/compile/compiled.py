@@ -61,7 +61,7 @@ for file in include.glob("attn/**/*.hpp"):
 print(f"{len(called)} runs are called by public headers, {len(held)} held")
 
 # --- a program --------------------------------------------------------------------------------------------------------
-sources = ["softmax/full_softmax_run", "kernel/linear"]
+sources = ["softmax/full_softmax_run", "kernel/linear", "kernel/feature_maps", "kernel/log_scales"]
 marched = ["-march=x86-64-v2"] if run(compiler, "-dumpmachine").startswith("x86_64") else []
 with tempfile.TemporaryDirectory() as folder:
     folder = Path(folder)
@@ -78,6 +78,8 @@ with tempfile.TemporaryDirectory() as folder:
     own = [line for line in runs if " U " not in line and not any(f"{name}<" in line for name in EXEMPT)]
     if own or sum(" U " in line for line in runs) != 4:
         sys.exit("expected four runs, none of them the program's own; found\n" + "\n".join(runs))
+    if features := [line for line in symbols if re.search(r" [VW] .*detail::mapped_features<\w+, [^>]*>::keys", line)]:
+        sys.exit("expected no features of the program's own; found\n" + "\n".join(features))
     program, alone = compile_one(calls, "calls.o", *marched, *using), compile_one(calls, "alone.o", *marched)
     results = []
     for name, parts in ("linked", [program, *objects]), ("header_only", [alone]):

@@ -146,3 +146,6 @@ mapped_features<S, F> map_features(const F& map, idx_t dim) {
 
 }  // namespace detail
 }}  // namespace attn::ATTN_ISA
+
+#define ATTN_RUN(S) struct mapped_features<S, feature_maps::elu_plus_one>
+#include <attn/core/detail/compiled.hpp>

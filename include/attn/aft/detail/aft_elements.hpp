@@ -224,3 +224,16 @@ inline constexpr aft_elements<T> elements_of = {
     number_access_of<T, S>, split_channels<T, S>, pack_channels<T, S>, write_sums<T, S>, add_rows<T, S>};
 
 }}}  // namespace attn::ATTN_ISA::detail
+
+#define ATTN_RUN(S) void split_channels<compute_type<S>, S>(const aft_head&, idx_t, idx_t, idx_t,                      \
+  key_sums<compute_type<S>>*)
+#include <attn/core/detail/compiled.hpp>
+#define ATTN_RUN(S) packed_channels<compute_type<S>> pack_channels<compute_type<S>, S>(const aft_head&, idx_t, idx_t,  \
+  idx_t, compute_type<S>*)
+#include <attn/core/detail/compiled.hpp>
+#define ATTN_RUN(S) void write_sums<compute_type<S>, S>(const aft_head&, bool, idx_t, idx_t, idx_t,                    \
+  const key_sums<compute_type<S>>*)
+#include <attn/core/detail/compiled.hpp>
+#define ATTN_RUN(S) void add_rows<compute_type<S>, S>(const aft_head&, idx_t, idx_t, idx_t,                            \
+  key_sums<compute_type<S>>*)
+#include <attn/core/detail/compiled.hpp>

@@ -3,8 +3,9 @@
 //     #define ATTN_RUN(S) void run_full_softmax(softmax_call<S, no_score>)   // S: types of elements
 //     #include <attn/core/detail/compiled.hpp>
 // ATTN_RUN_IN(T) is of compute types; ATTN_RUN_OVER(S, C) of queries S over a cache of other elements C, and
-// ATTN_RUN_OVER_ROWS likewise without caches in blocks of channels. CMake makes a source of each such header and each
-// type that is compiled; without attn::compiled nothing is declared.
+// ATTN_RUN_OVER_ROWS likewise without caches in blocks of channels. Kernels that a call reaches by a table or by
+// virtual functions are named in the same way. CMake makes a source of each such header and each type that is compiled;
+// without attn::compiled nothing is declared.
 #ifdef ATTN_COMPILED
 #if defined(ATTN_COMPILED_SOURCE) && __INCLUDE_LEVEL__ == 2  // of the header that a source of attn::compiled is of
 #define ATTN_RUN_TEMPLATE template

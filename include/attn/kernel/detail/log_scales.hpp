@@ -224,3 +224,6 @@ struct exponential_scaling final : log_scaling<T> {
 };
 
 }}}  // namespace attn::ATTN_ISA::detail
+
+#define ATTN_RUN_IN(T) struct exponential_scaling<T>
+#include <attn/core/detail/compiled.hpp>

@@ -136,3 +136,6 @@ void check_linear_backward(const validator& check, kernel_backward_call<T>& x, c
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
+
+#define ATTN_RUN(S) struct mapped_features_backward<S, feature_maps::elu_plus_one, own_derivative>
+#include <attn/core/detail/compiled.hpp>

@@ -202,3 +202,6 @@ void check_performer(const validator& check, kernel_call<T>& call, const Options
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
+
+#define ATTN_RUN_IN(T) struct performer_features<T>
+#include <attn/core/detail/compiled.hpp>

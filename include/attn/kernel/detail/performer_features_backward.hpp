@@ -167,3 +167,6 @@ struct performer_features_backward final : projected_features_backward<T> {
 };
 
 }}}  // namespace attn::ATTN_ISA::detail
+
+#define ATTN_RUN_IN(T) struct performer_features_backward<T>
+#include <attn/core/detail/compiled.hpp>

@@ -40,3 +40,6 @@ struct rfa_features final : projected_features<T> {
 };
 
 }}}  // namespace attn::ATTN_ISA::detail
+
+#define ATTN_RUN_IN(T) struct rfa_features<T>
+#include <attn/core/detail/compiled.hpp>

@@ -57,3 +57,6 @@ struct rfa_features_backward final : projected_features_backward<T> {
 };
 
 }}}  // namespace attn::ATTN_ISA::detail
+
+#define ATTN_RUN_IN(T) struct rfa_features_backward<T>
+#include <attn/core/detail/compiled.hpp>
