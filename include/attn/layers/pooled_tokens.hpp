@@ -13,8 +13,8 @@
 // Shapes   x and z [B, H, L, C], b [H or 1, m, C], out [B, H, L / m rounded down, D]; C = 2 D with overlap, else C = D.
 //          float, double, or Eigen::half / Eigen::bfloat16 in memory with float sums; out shares no memory with others.
 //          Item b has lengths_b / m rows, rounded down, and zeros behind: an unfinished window gives nothing.
-// Cost     an exponential for each number of x. Where channels have stride 1, little more time than reading x and z
-//          from memory takes. Scratch: 32 rows of D numbers per thread.
+// Cost     an exponential for each number of x, which is most of the time; without logits and bias an addition.
+//          Scratch: 31 rows of D numbers per thread.
 // Throws   std::invalid_argument for shapes that do not fit, a window below 1, or an overlap with an odd number of
 //          channels, before anything is written.
 //
