@@ -6,6 +6,8 @@
 // ATTN_RUN_OVER_ROWS likewise without caches in blocks of channels. Kernels that a call reaches by a table or by
 // virtual functions are named in the same way. CMake makes a source of each such header and each type that is compiled;
 // without attn::compiled nothing is declared.
+#include <attn/core/detail/config.hpp>
+
 #ifdef ATTN_COMPILED
 #if defined(ATTN_COMPILED_SOURCE) && __INCLUDE_LEVEL__ == 2  // of the header that a source of attn::compiled is of
 #define ATTN_RUN_TEMPLATE template
