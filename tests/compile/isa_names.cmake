@@ -4,7 +4,7 @@ include(${CMAKE_CURRENT_LIST_DIR}/compiler.cmake)
 file(READ ${INCLUDE}/attn/core/detail/config.hpp named)
 # What headers may test that is not of instructions. EIGEN_VECTORIZE_* follow from the compiler's macros.
 set(others __linux__ __unix__ __APPLE__ _WIN32 __GNUC__ __clang__ __aarch64__ __x86_64__ __riscv __ARM_ARCH __cplusplus
-  __has_include __cpp_[a-z_]+ __FAST_MATH__ __ASSOCIATIVE_MATH__ __FINITE_MATH_ONLY__)
+  __has_include __INCLUDE_LEVEL__ __cpp_[a-z_]+ __FAST_MATH__ __ASSOCIATIVE_MATH__ __FINITE_MATH_ONLY__)
 list(JOIN others "|" others)
 file(GLOB_RECURSE headers ${INCLUDE}/*.hpp)
 set(found 0)
