@@ -1,6 +1,6 @@
 """attn::compiled: every run that a public header calls is among those that it holds, and a program leaves these to it,
-links, and gets from it what it computes itself; one compiled with other flags does not link, and the linker names both
-instruction sets.
+links, and gets from it what it computes itself; one compiled with other flags does not link, and the linker names its
+instruction set.
 
 compiled.py REPOSITORY BUILD NM COMPILER FLAGS...    BUILD has the sources that CMake made; FLAGS say where attn and Eigen are
 """
@@ -58,6 +58,11 @@ for file in include.glob("attn/**/*.hpp"):
         if re.search(rf"^(struct|class) {word};", seen, re.MULTILINE) and not re.search(
                 rf"^(struct|class) (\[\[.*\]\] )?{word}\b[^;]*\{{", seen, re.MULTILINE):
             sys.exit(f"{file}: {word} is declared alone; put the line of ATTN_RUN into the public header")
+# Nor is its header among those that are precompiled: it would not be included by the source.
+precompiled = re.search(r"target_precompile_headers\(attn_compiled PRIVATE <(.*)>\)",
+                        (include / "attn/core/detail/compiled.cmake").read_text(encoding="utf-8"))[1]
+if "attn/core/detail/compiled.hpp" in closure(precompiled):
+    sys.exit(f"{precompiled} is precompiled, so no header that it includes may name runs")
 print(f"{len(called)} runs are called by public headers, {len(held)} held")
 
 # --- a program --------------------------------------------------------------------------------------------------------

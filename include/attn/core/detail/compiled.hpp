@@ -14,22 +14,17 @@
 #else
 #define ATTN_RUN_TEMPLATE extern template
 #endif
+#ifdef ATTN_RUN_OVER
+#define ATTN_RUN_OVER_ROWS(S, C) ATTN_RUN_OVER(S, C)
+#endif
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 #ifdef ATTN_COMPILED_FLOAT
-#ifdef ATTN_RUN
+#if defined(ATTN_RUN)
 ATTN_RUN_TEMPLATE ATTN_RUN(float);
 #elif defined(ATTN_RUN_IN)
 ATTN_RUN_TEMPLATE ATTN_RUN_IN(float);
-#elif defined(ATTN_RUN_OVER)
-ATTN_RUN_TEMPLATE ATTN_RUN_OVER(float, Eigen::half);
-ATTN_RUN_TEMPLATE ATTN_RUN_OVER(float, Eigen::bfloat16);
-ATTN_RUN_TEMPLATE ATTN_RUN_OVER(float, float8_e4m3);
-ATTN_RUN_TEMPLATE ATTN_RUN_OVER(float, float8_e5m2);
-ATTN_RUN_TEMPLATE ATTN_RUN_OVER(float, std::int8_t);
-ATTN_RUN_TEMPLATE ATTN_RUN_OVER(float, int8_channels);
-ATTN_RUN_TEMPLATE ATTN_RUN_OVER(float, int4);
 #elif defined(ATTN_RUN_OVER_ROWS)
 ATTN_RUN_TEMPLATE ATTN_RUN_OVER_ROWS(float, Eigen::half);
 ATTN_RUN_TEMPLATE ATTN_RUN_OVER_ROWS(float, Eigen::bfloat16);
@@ -37,10 +32,14 @@ ATTN_RUN_TEMPLATE ATTN_RUN_OVER_ROWS(float, float8_e4m3);
 ATTN_RUN_TEMPLATE ATTN_RUN_OVER_ROWS(float, float8_e5m2);
 ATTN_RUN_TEMPLATE ATTN_RUN_OVER_ROWS(float, std::int8_t);
 #endif
+#ifdef ATTN_RUN_OVER
+ATTN_RUN_TEMPLATE ATTN_RUN_OVER(float, int8_channels);
+ATTN_RUN_TEMPLATE ATTN_RUN_OVER(float, int4);
+#endif
 #endif
 
 #ifdef ATTN_COMPILED_DOUBLE
-#ifdef ATTN_RUN
+#if defined(ATTN_RUN)
 ATTN_RUN_TEMPLATE ATTN_RUN(double);
 #elif defined(ATTN_RUN_IN)
 ATTN_RUN_TEMPLATE ATTN_RUN_IN(double);
@@ -48,26 +47,26 @@ ATTN_RUN_TEMPLATE ATTN_RUN_IN(double);
 #endif
 
 #ifdef ATTN_COMPILED_HALF
-#ifdef ATTN_RUN
+#if defined(ATTN_RUN)
 ATTN_RUN_TEMPLATE ATTN_RUN(Eigen::half);
-#elif defined(ATTN_RUN_OVER)
-ATTN_RUN_TEMPLATE ATTN_RUN_OVER(Eigen::half, std::int8_t);
-ATTN_RUN_TEMPLATE ATTN_RUN_OVER(Eigen::half, int8_channels);
-ATTN_RUN_TEMPLATE ATTN_RUN_OVER(Eigen::half, int4);
 #elif defined(ATTN_RUN_OVER_ROWS)
 ATTN_RUN_TEMPLATE ATTN_RUN_OVER_ROWS(Eigen::half, std::int8_t);
+#endif
+#ifdef ATTN_RUN_OVER
+ATTN_RUN_TEMPLATE ATTN_RUN_OVER(Eigen::half, int8_channels);
+ATTN_RUN_TEMPLATE ATTN_RUN_OVER(Eigen::half, int4);
 #endif
 #endif
 
 #ifdef ATTN_COMPILED_BFLOAT16
-#ifdef ATTN_RUN
+#if defined(ATTN_RUN)
 ATTN_RUN_TEMPLATE ATTN_RUN(Eigen::bfloat16);
-#elif defined(ATTN_RUN_OVER)
-ATTN_RUN_TEMPLATE ATTN_RUN_OVER(Eigen::bfloat16, std::int8_t);
-ATTN_RUN_TEMPLATE ATTN_RUN_OVER(Eigen::bfloat16, int8_channels);
-ATTN_RUN_TEMPLATE ATTN_RUN_OVER(Eigen::bfloat16, int4);
 #elif defined(ATTN_RUN_OVER_ROWS)
 ATTN_RUN_TEMPLATE ATTN_RUN_OVER_ROWS(Eigen::bfloat16, std::int8_t);
+#endif
+#ifdef ATTN_RUN_OVER
+ATTN_RUN_TEMPLATE ATTN_RUN_OVER(Eigen::bfloat16, int8_channels);
+ATTN_RUN_TEMPLATE ATTN_RUN_OVER(Eigen::bfloat16, int4);
 #endif
 #endif
 

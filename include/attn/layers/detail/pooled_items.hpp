@@ -52,7 +52,7 @@ class pooled_items : public item_state<pooled_items<S>, S> {
                  extents_.logits ? "none" : "logits");
     check_pooled(check, x, logits, bias, window(), lengths);
   }
-  pooled_tokens_call<compute_type<S>> call_of(const tensor_view<const S>& x, const tensor_view<const S>& logits,
+  pooled_tokens_driver<compute_type<S>> call_of(const tensor_view<const S>& x, const tensor_view<const S>& logits,
                                               const tensor_view<const S, 3>& bias,
                                               std::span<const idx_t> lengths) const {
     auto call = make_pooled<S>(x, logits, bias, window(), extents_.overlap, lengths);

@@ -10,8 +10,8 @@
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 template <class T>
-struct pooled_backward_call {
-  pooled_tokens_call<T> forward;
+struct pooled_tokens_backward_driver {
+  pooled_tokens_driver<T> forward;
   rows_of_heads<T> d, dx, d_logits, d_bias;  // gradients may be missing
   idx_t bias_heads;
   bool accumulate;
@@ -57,7 +57,7 @@ struct pooled_backward_call {
   }
 
  private:
-  using head = typename pooled_tokens_call<T>::head;
+  using head = typename pooled_tokens_driver<T>::head;
 
   /// Windows [begin, end) of a head; `last` clears what no window has.
   void run_segment(const head& of, idx_t begin, idx_t end, bool last, const pooling_memory<T>& m, T* sums) const {
@@ -107,11 +107,11 @@ struct pooled_backward_call {
 };
 
 template <class T>
-void run_pooled_tokens_backward(const pooled_backward_call<T>& call, execution& exec) {
+void run_pooled_tokens_backward(const pooled_tokens_backward_driver<T>& call, execution& exec) {
   call.run(exec);
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
 
-#define ATTN_RUN_IN(T) void run_pooled_tokens_backward(const pooled_backward_call<T>&, execution&)
+#define ATTN_RUN_IN(T) void run_pooled_tokens_backward(const pooled_tokens_backward_driver<T>&, execution&)
 #include <attn/core/detail/compiled.hpp>

@@ -36,7 +36,7 @@ tensor_view<S, 4> by_head(const tensor_view<S, 3>& bias, idx_t batch, idx_t head
 }
 
 template <class S>
-pooled_tokens_call<compute_type<S>> make_pooled(const tensor_view<const S>& x, const tensor_view<const S>& logits,
+pooled_tokens_driver<compute_type<S>> make_pooled(const tensor_view<const S>& x, const tensor_view<const S>& logits,
                                                 const tensor_view<const S, 3>& bias, idx_t window, bool overlap,
                                                 std::span<const idx_t> lengths) {
   return {{x}, {logits}, by_head(bias, x.extent(0), x.extent(1)), x.extent(0), x.extent(1), x.extent(2), window,
@@ -45,7 +45,7 @@ pooled_tokens_call<compute_type<S>> make_pooled(const tensor_view<const S>& x, c
 
 /// Tasks are segments of the windows of a head. Rows of out beyond an item's windows become 0.
 template <class T>
-void run_pooled_tokens(const pooled_tokens_call<T>& call, const rows_of_heads<T>& out, execution& exec) {
+void run_pooled_tokens(const pooled_tokens_driver<T>& call, const rows_of_heads<T>& out, execution& exec) {
   const idx_t rows = out.extents[2], segment = pooling_segment(call.window), segments = ceil_div(rows, segment);
   if (rows == 0 || call.dim == 0) return;
   const auto limit = exec.limit_threads({.operations = (call.weighted() ? 32 : 1) * call.numbers(),
@@ -67,5 +67,5 @@ void run_pooled_tokens(const pooled_tokens_call<T>& call, const rows_of_heads<T>
 
 }}}  // namespace attn::ATTN_ISA::detail
 
-#define ATTN_RUN_IN(T) void run_pooled_tokens(const pooled_tokens_call<T>&, const rows_of_heads<T>&, execution&)
+#define ATTN_RUN_IN(T) void run_pooled_tokens(const pooled_tokens_driver<T>&, const rows_of_heads<T>&, execution&)
 #include <attn/core/detail/compiled.hpp>

@@ -202,7 +202,7 @@ void divide_pooled(const pooling_memory<T>& m, T* to) {
 
 /// Of a checked call.
 template <class T>
-struct pooled_tokens_call {
+struct pooled_tokens_driver {
   pooled_source<T> x, logits;
   rows_of_heads<T> bias;
   idx_t batch, heads, length, window, dim;  // tokens of the call, channels of a result
