@@ -5,6 +5,16 @@
 
 namespace testing {
 
+// Cases of layers hold sequences as [B, L, C], which is read as [1, B, L, C].
+inline tensor<double> by_item(tensor<double> x) {
+  if (!x.empty()) x.extents = {x.extents[1], 1, x.extents[2], x.extents[3]};
+  return x;
+}
+inline tensor<double> as_read(tensor<double> x) {
+  x.extents = {1, x.extents[0], x.extents[2], x.extents[3]};
+  return x;
+}
+
 // By the reverse pass of the reference.
 inline named_tensors reverse_gradients(const gradient_case& c, const tensor<double>& d_out) {
   const auto inputs = independent(c.inputs);

@@ -5,16 +5,6 @@
 namespace testing::group_norm_golden {
 namespace {
 
-// Cases hold sequences as [B, L, C], which is read as [1, B, L, C].
-tensor<double> by_item(tensor<double> x) {
-  x.extents = {x.extents[1], 1, x.extents[2], x.extents[3]};
-  return x;
-}
-tensor<double> as_read(tensor<double> x) {
-  x.extents = {1, x.extents[0], x.extents[2], x.extents[3]};
-  return x;
-}
-
 group_norm_problem read(const golden_case& golden) {
   return {by_item(golden.array("x")), golden.optional_array("gamma"), golden.optional_array("beta"),
           golden.integer("heads"), golden.number("norm_eps")};

@@ -29,7 +29,7 @@ problem read(const golden_case& golden) {
   for (const char* name : names)
     if (golden.has_array(name)) {
       tensor<double> x = golden.array(name);
-      if (p.given.empty()) x.extents = {x.extents[1], 1, x.extents[2], x.extents[3]};  // [B, L, M] is read as [1, B, L, M]
+      if (p.given.empty()) x = by_item(std::move(x));
       p.given.push_back(name), p.inputs.push_back(std::move(x));
     }
   p.heads = golden.integer("heads"), p.kv_heads = golden.integer("kv_heads"), p.norm_eps = golden.number("norm_eps");
@@ -51,7 +51,8 @@ gradient_case case_of(const problem& p) {
             const auto in = [&](const char* name) { return p.array(all, name); };
             const reference::basic_multi_head_weights<variable> w{
                 in("w_query"), in("w_key"),   in("w_value"), in("w_output"), in("b_query"), in("b_key"),
-                in("b_value"), in("b_output"), {},           {},             false,         in("q_norm"), in("k_norm")};
+                in("b_value"), in("b_output"), {},           {},             false,         in("q_norm"),
+                in("k_norm")};
             reference::basic_full_softmax_options<variable> options;
             for (double b : p.bias.data) options.bias.data.push_back(variable(b));
             options.bias.extents = p.bias.extents;
@@ -59,8 +60,8 @@ gradient_case case_of(const problem& p) {
             const auto attend = [&](const auto& q, const auto& k, const auto& v) {
               return reference::full_softmax(q, k, v, options).out;
             };
-            return std::vector{reference::multi_head_around(in("x"), in("x"), w, p.heads, p.kv_heads, attend, p.rotation,
-                                                            p.norm_eps)};
+            return std::vector{reference::multi_head_around(in("x"), in("x"), w, p.heads, p.kv_heads, attend,
+                                                            p.rotation, p.norm_eps)};
           }};
 }
 
@@ -79,7 +80,8 @@ struct layer {
     lse = tensor<real<S>>(inputs[0].batch(), p.heads, inputs[0].length(), 1);
     options = {.heads = p.heads, .kv_heads = p.kv_heads, .norm_eps = static_cast<real<S>>(p.norm_eps)};
     if (const auto& r = p.rotation; r.dims)
-      options.rotary = {.first_position = r.first_position, .interleaved = r.interleaved, .dims = r.dims, .base = r.base};
+      options.rotary = {.first_position = r.first_position, .interleaved = r.interleaved, .dims = r.dims,
+                        .base = r.base};
     of_operator = {.bias = view(bias), .lse = row_view(lse)};
     if (p.scale != 0) of_operator.scale = static_cast<real<S>>(p.scale);
   }
@@ -104,8 +106,7 @@ struct layer {
   reference::result out() {
     tensor<S> to = inputs[0];
     compiled_layers<S>::multi_head(sequence(inputs[0]), sequence(to), weights(), attend(), options, exec);
-    to.extents = {1, to.batch(), to.length(), to.dim()};
-    return {cast<double>(to), {}};
+    return {as_read(cast<double>(to)), {}};
   }
   named_tensors gradients(const tensor<double>& d_out) {
     auto to = inputs;
@@ -129,35 +130,28 @@ struct layer {
   }
 };
 
-tensor<double> d_out_of(const golden_case& golden) {
-  tensor<double> d = golden.array("d_out");
-  d.extents = {d.extents[1], 1, d.extents[2], d.extents[3]};
-  return d;
-}
 template <class S>
 reference::result by_library(const golden_case& golden) {
   return layer<S>(golden).out();
 }
 template <class S>
 named_tensors gradients_by_library(const golden_case& golden) {
-  return layer<S>(golden).gradients(d_out_of(golden));
+  return layer<S>(golden).gradients(by_item(golden.array("d_out")));
 }
 
 const golden_entry entry({"multi_head",
-                          {"operator", "source", "tolerance", "heads", "kv_heads", "causal", "left", "scale", "norm_eps",
-                           "rotary_dims", "rotary_base", "interleaved", "first_position"},
+                          {"operator", "source", "tolerance", "heads", "kv_heads", "causal", "left", "scale",
+                           "norm_eps", "rotary_dims", "rotary_base", "interleaved", "first_position"},
                           {"x", "w_query", "w_key", "w_value", "w_output", "b_query", "b_key", "b_value", "b_output",
                            "q_norm", "k_norm", "out"},
                           [](const golden_case& golden) -> reference::result {
                             const gradient_case c = case_of(read(golden));
-                            tensor<double> out = cast<double>(c.forward(independent(c.inputs))[0]);
-                            out.extents = {1, out.batch(), out.length(), out.dim()};
-                            return {std::move(out), {}};
+                            return {as_read(cast<double>(c.forward(independent(c.inputs))[0])), {}};
                           },
                           by_library<widest_type>,
                           by_library<float>,
                           [](const golden_case& golden) {
-                            return reverse_gradients(case_of(read(golden)), d_out_of(golden));
+                            return reverse_gradients(case_of(read(golden)), by_item(golden.array("d_out")));
                           },
                           gradients_by_library<widest_type>,
                           gradients_by_library<float>});

@@ -5,16 +5,6 @@
 namespace testing::short_convolution_golden {
 namespace {
 
-// Cases hold sequences as [B, L, C], which is read as [1, B, L, C].
-tensor<double> by_item(tensor<double> x) {
-  if (!x.empty()) x.extents = {x.extents[1], 1, x.extents[2], x.extents[3]};
-  return x;
-}
-tensor<double> as_read(tensor<double> x) {
-  x.extents = {1, x.extents[0], x.extents[2], x.extents[3]};
-  return x;
-}
-
 short_convolution_problem read(const golden_case& golden) {
   short_convolution_problem p{by_item(golden.array("x")), golden.array("weight"), golden.optional_array("bias"),
                               by_item(golden.optional_array("initial_state"))};

@@ -5,15 +5,7 @@
 namespace testing::token_shift_golden {
 namespace {
 
-// Cases hold sequences as [B, L, C] and states as [B, C], which are read as [1, B, L, C] and [1, 1, B, C].
-tensor<double> by_item(tensor<double> x) {
-  x.extents = {x.extents[1], 1, x.extents[2], x.extents[3]};
-  return x;
-}
-tensor<double> as_read(tensor<double> x) {
-  x.extents = {1, x.extents[0], x.extents[2], x.extents[3]};
-  return x;
-}
+// Cases hold states as [B, C], which is read as [1, 1, B, C].
 tensor<double> state_by_item(tensor<double> x) {
   if (!x.empty()) x.extents = {x.extents[2], 1, 1, x.extents[3]};
   return x;

@@ -74,6 +74,16 @@ void add_backward_layers(std::vector<backward_layer<S>>& all, idx_t width) {
     const std::string causally = causal ? ", causal," : "";
     add("multi_head" + causally, sees, {weight},
         [=](auto x, auto d, auto dx, list& g, auto& exec) { heads(x, d, dx, &g[0], exec); });
+    add("multi_head with norms and rotations" + causally, sees, {weight, bias, bias},
+        [=](auto x, auto d, auto dx, list& g, auto& exec) {
+          L::multi_head_backward(x,
+                                 {.query = matrix(weight), .key = matrix(weight), .value = matrix(weight),
+                                  .q_norm = vector(bias), .k_norm = vector(bias)},
+                                 attention.forward(), attention.backward(), d,
+                                 {.x = dx, .key = out_matrix(g[0]), .q_norm = out_vector(g[1]),
+                                  .k_norm = out_vector(g[2])},
+                                 {.heads = 2, .rotary = attn::rotary_options<S>{.dims = width / 4 * 2}}, exec);
+        });
     for (bool norm_first : {true, false})
       add((norm_first ? "encoder_block" : "encoder_block, norm after,") + causally, sees,
           {weight, bias, bias, up, down}, [=](auto x, auto d, auto dx, list& g, auto& exec) {

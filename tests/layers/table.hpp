@@ -99,6 +99,13 @@ void add_layers(std::vector<layer<S>>& all, idx_t width, const layer_parts<S>& p
     const reach sees = causal ? reach::past : reach::sequence;
     const std::string causally = causal ? ", causal," : "";
     add(("multi_head" + causally).c_str(), sees, p.attention(causal));
+    add(("multi_head with norms and rotations" + causally).c_str(), sees,
+        [&p, attend = full_attention<S>({.causal = causal})](auto x, auto out, auto& exec) {
+          L::multi_head(x, out,
+                        {.query = matrix(p.weight), .key = matrix(p.weight), .value = matrix(p.weight),
+                         .q_norm = vector(p.bias), .k_norm = vector(p.bias)},
+                        attend, {.heads = 2, .rotary = attn::rotary_options<S>{.dims = x.extent(2) / 4 * 2}}, exec);
+        });
     for (bool norm_first : {true, false})
       add(((norm_first ? "encoder_block" : "encoder_block, norm after,") + causally).c_str(), sees,
           [&p, mix = p.attention(causal), norm_first](auto x, auto out, auto& exec) {
