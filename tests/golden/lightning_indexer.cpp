@@ -14,7 +14,12 @@ reference::indexer_options read(const golden_case& golden) {
   o.relu = f == "relu", o.topk = golden.integer("topk"), o.causal = golden.flag("causal", false);
   if (golden.has("scale")) o.scale = golden.number("scale");
   o.query_lengths = golden.integers("query_lengths"), o.key_lengths = golden.integers("key_lengths");
-  o.lengths = golden.integers("lengths"), o.w = golden.optional_array("w");
+  o.lengths = golden.integers("lengths"), o.first_position = golden.integers("first_position");
+  const auto number = [&](const char* name, idx_t absent) { return golden.has(name) ? golden.integer(name) : absent; };
+  o.span = number("span", 1), o.block = number("block", 1);
+  o.local_blocks = number("local_blocks", 0), o.first_blocks = number("first_blocks", 0);
+  o.per_head = golden.flag("per_head", false), o.tail = golden.flag("tail", false);
+  o.w = golden.optional_array("w");
   return o;
 }
 
@@ -32,14 +37,18 @@ reference::result by_library(const golden_case& golden) {
   options.activation = o.relu ? attn::indexer_activation::relu : attn::indexer_activation::none;
   if (o.scale) options.scale = static_cast<S>(*o.scale);
   if (!w.empty()) options.w = {w.data.data(), {w.heads(), w.length(), w.dim()}};
-  tensor<idx_t> indices(q.batch(), 1, q.length(), o.topk, 99);
+  options.span = o.span, options.block = o.block, options.per_head = o.per_head, options.tail = o.tail;
+  options.local_blocks = o.local_blocks, options.first_blocks = o.first_blocks;
+  if (!o.first_position.empty()) options.first_position = o.first_position;
+  tensor<idx_t> indices(q.batch(), o.per_head ? q.heads() : 1, q.length(), o.topk + o.tail, 99);
   attn::lightning_indexer(view(q), view(k), attn::tensor_view<idx_t>(indices.data.data(), indices.extents), options);
   return {cast<double>(indices), {}};
 }
 
 const golden_entry entry({.name = "lightning_indexer",
                           .keys = {"operator", "source", "tolerance", "topk", "activation", "causal", "scale",
-                                   "lengths", "query_lengths", "key_lengths"},
+                                   "lengths", "query_lengths", "key_lengths", "first_position", "span", "block",
+                                   "local_blocks", "first_blocks", "per_head", "tail"},
                           .arrays = {"q_idx", "k_idx", "w", "indices"},
                           .by_reference = by_reference,
                           .in_double = by_library<widest_type>,

@@ -31,12 +31,15 @@ struct library_call {
     options.causal = o.causal, options.topk = o.topk;
     options.lengths = o.lengths, options.query_lengths = o.query_lengths, options.key_lengths = o.key_lengths;
     options.activation = o.relu ? attn::indexer_activation::relu : attn::indexer_activation::none;
+    options.span = o.span, options.block = o.block, options.per_head = o.per_head, options.tail = o.tail;
+    options.local_blocks = o.local_blocks, options.first_blocks = o.first_blocks;
+    if (!o.first_position.empty()) options.first_position = p.options.first_position;
     if (!w.empty()) options.w = {w.data.data(), {w.heads(), w.length(), w.dim()}};
   }
   library_call(const library_call&) = delete;
 
   tensor<idx_t> run(attn::execution& exec) {
-    tensor<idx_t> indices(q.batch(), 1, q.length(), options.topk, 99);
+    tensor<idx_t> indices(q.batch(), options.per_head ? q.heads() : 1, q.length(), options.topk + options.tail, 99);
     attn::lightning_indexer(view(q), view(k), attn::tensor_view<idx_t>(indices.data.data(), indices.extents), options,
                             exec);
     return indices;
@@ -88,6 +91,39 @@ TEMPLATE_LIST_TEST_CASE("lightning_indexer: options, lengths and ties", "[lightn
   check<TestType>(whole_numbers(1, 2, 40, 3, 4, 2, 1, false));
 }
 
+TEMPLATE_LIST_TEST_CASE("lightning_indexer: blocks, lists for each head, keys of several tokens", "[lightning_indexer]",
+                        all_types) {
+  std::uint64_t seed = 1;
+  for (idx_t keys : {0, 1, 7, 64, 65, 257, 1200})
+    for (idx_t block : {1, 3, 8, 70, 2000}) {
+      const idx_t queries = std::min<idx_t>(keys, 40), topk = 3 + static_cast<idx_t>(seed % 4) * 5;
+      indexer_problem p = whole_numbers(2, 1 + static_cast<idx_t>(seed % 5), queries, keys, 9, topk, seed, seed % 3 != 0);
+      auto& o = p.options;
+      o.block = block, o.per_head = seed % 2, o.causal = seed % 5 != 0, o.relu = seed % 4 < 2;
+      o.local_blocks = static_cast<idx_t>(seed % 3), o.first_blocks = static_cast<idx_t>(seed / 3 % 2);
+      if (seed % 4 == 1) o.query_lengths = {queries, queries / 2}, o.key_lengths = {keys / 3, keys};
+      if (seed % 7 == 2) o.first_position = {keys / 2 - 3, -2};
+      CAPTURE(keys, block, topk, seed);
+      check<TestType>(p);
+      ++seed;
+    }
+  for (idx_t span : {1, 2, 4, 16})
+    for (bool tail : {false, true}) {
+      const idx_t queries = 45, keys = 50 / span + 2;  // some are of tokens to come
+      indexer_problem p = whole_numbers(2, 3, queries, keys, 9, 4, seed++, true);
+      auto& o = p.options;
+      o.span = span, o.tail = tail && span > 1, o.causal = true, o.per_head = span == 4;
+      o.first_position = tail ? std::vector<idx_t>{-3, 5} : std::vector<idx_t>{2};
+      if (tail) o.query_lengths = {queries, 30}, o.key_lengths = {keys, keys - 2};
+      CAPTURE(span, tail);
+      check<TestType>(p);
+    }
+  // All names are forced ones.
+  indexer_problem p = whole_numbers(1, 2, 30, 30, 9, 3, 77, false);
+  p.options.block = 4, p.options.local_blocks = 2, p.options.first_blocks = 1, p.options.causal = true;
+  check<TestType>(p);
+}
+
 TEMPLATE_LIST_TEST_CASE("lightning_indexer: scores, and what is not a number", "[lightning_indexer]", exact_types) {
   using S = TestType;
   indexer_problem p{random_normal(1, 1, 3, 40, 9), random_normal(2, 1, 1, 300, 9), {}};
@@ -106,6 +142,24 @@ TEMPLATE_LIST_TEST_CASE("lightning_indexer: scores, and what is not a number", "
                                        static_cast<double>(scores(0, 0, i, n))));
   CHECK(worst <= 20 * tolerance<S>::out);
 
+  // Those of blocks, the forced ones among them.
+  call.options.block = 3, call.options.local_blocks = 2, call.options.first_blocks = 1, call.options.per_head = true;
+  call.options.topk = 10;
+  p.options.block = 3;
+  tensor<S> of_blocks(1, 3, 40, 10);
+  call.options.scores = view(of_blocks);
+  const tensor<idx_t> blocks = call.run(serial);
+  worst = 0;
+  for (idx_t h = 0; h < 3; ++h)
+    for (idx_t i = 0; i < 40; ++i)
+      for (idx_t n = 0; n < 10; ++n) {
+        const idx_t best = reference::best_of_block(q, k, p.options, 0, i, blocks(0, h, i, n), i + 261, h);
+        worst = std::max(worst, std::abs(reference::index_score(q, k, p.options, 0, i, best, h) -
+                                         static_cast<double>(of_blocks(0, h, i, n))));
+      }
+  CHECK(worst <= 20 * tolerance<S>::out);
+  call.options.block = 1, call.options.local_blocks = call.options.first_blocks = 0, call.options.per_head = false;
+
   // Keys that are no numbers are chosen when there are no others; they change nothing else.
   for (idx_t d = 0; d < 9; ++d) call.k(0, 0, 17, d) = std::numeric_limits<S>::quiet_NaN();
   call.options.topk = 299, call.options.scores = {};
@@ -122,13 +176,17 @@ TEMPLATE_LIST_TEST_CASE("lightning_indexer: scores, and what is not a number", "
 TEMPLATE_LIST_TEST_CASE("lightning_indexer_backward: against the reverse pass of the reference", "[lightning_indexer]",
                         all_types) {
   using S = TestType;
-  for (int choice = 0; choice < 16; ++choice) {
-    const bool causal = choice & 1, relu = choice & 2, weighted = choice & 4, lengths = choice & 8;
-    CAPTURE(causal, relu, weighted, lengths);
+  for (int choice = 0; choice < 19; ++choice) {  // the last three: blocks, blocks for each head, keys of 4 tokens
+    const bool causal = choice & 1 || choice >= 16, relu = choice & 2, weighted = choice & 4 || choice >= 16,
+               lengths = choice & 8, blocks = choice == 16 || choice == 17;
+    CAPTURE(choice, causal, relu, weighted, lengths);
     const idx_t queries = 37, keys = 150, topk = 11, index_heads = 5, width = choice % 3 ? 9 : 16;
     indexer_problem p{rounded<S>(random_normal(1, 2, index_heads, queries, width)),
                       rounded<S>(random_normal(2, 2, 1, keys, width)), {}};
     p.options.causal = causal, p.options.relu = relu, p.options.topk = topk;
+    if (blocks) p.options.block = 5, p.options.local_blocks = 2, p.options.per_head = choice == 17;
+    if (choice == 18) p.options.span = 4, p.options.tail = true, p.options.first_position = {100};
+    const idx_t lists = p.options.per_head ? index_heads : 1, entries = topk + p.options.tail;
     if (weighted) p.options.w = rounded<real<S>>(random_normal(3, 1, 2, queries, index_heads));
     if (lengths) p.options.query_lengths = {queries, 20}, p.options.key_lengths = {140, 60};
     library_call<S> call(p);
@@ -139,14 +197,23 @@ TEMPLATE_LIST_TEST_CASE("lightning_indexer_backward: against the reverse pass of
     if (weighted) c.names.push_back("w"), c.inputs.push_back(p.options.w);
     c.forward = [&](const std::vector<tensor<variable>>& in) {
       reference::basic_indexer_options<variable> o;
-      o.relu = relu;
+      o.relu = relu, o.block = p.options.block, o.span = p.options.span, o.causal = causal;
+      o.first_position = p.options.first_position;
       if (weighted) o.w = in[2];
-      tensor<variable> scores(2, 1, queries, topk);
+      tensor<variable> scores(2, lists, queries, entries);
       for (idx_t b = 0; b < 2; ++b)
-        for (idx_t i = 0; i < queries; ++i)
-          for (idx_t n = 0; n < topk; ++n)
-            if (const idx_t j = indices(b, 0, i, n); j >= 0)
-              scores(b, 0, i, n) = reference::index_score(in[0], in[1], o, b, i, j);
+        for (idx_t list = 0; list < lists; ++list)
+          for (idx_t i = 0; i < queries; ++i) {
+            const idx_t of_item = lengths ? p.options.query_lengths[static_cast<std::size_t>(b)] : queries,
+                        to = lengths ? p.options.key_lengths[static_cast<std::size_t>(b)] : keys,
+                        seen = reference::index_end(o, reference::index_position(o, b, i, of_item, to), to);
+            for (idx_t n = 0; n < entries; ++n)
+              if (const idx_t name = indices(b, list, i, n); name >= 0 && name * o.block < seen) {
+                const idx_t head = p.options.per_head ? list : -1,
+                            j = reference::best_of_block(in[0], in[1], o, b, i, name, seen, head);
+                scores(b, list, i, n) = reference::index_score(in[0], in[1], o, b, i, j, head);
+              }
+          }
       return std::vector<tensor<variable>>{scores};
     };
     check_gradients(
@@ -200,6 +267,25 @@ TEST_CASE("lightning_indexer refuses what does not fit", "[lightning_indexer]") 
   refused("overlap", view(k), to, {.topk = 2, .w = {inside, {2, 5, 3}, {0, 0, 1}}});
   refused("w heads = query heads 3; found 2", view(k), to, {.topk = 2, .w = {w.data.data(), {2, 5, 2}}});
   refused("scale", view(k), to, {.scale = HUGE_VALF, .topk = 2});
+  refused("block >= 1; found 0", view(k), to, {.topk = 2, .block = 0});
+  refused("local_blocks >= 0; found -1", view(k), to, {.topk = 2, .local_blocks = -1});
+  refused("first_blocks >= 0; found -1", view(k), to, {.topk = 2, .first_blocks = -1});
+  refused("at most topk = 2 together; found 2 and 1", view(k), to, {.topk = 2, .local_blocks = 2, .first_blocks = 1});
+  refused("at most topk = 2 together", view(k), to, {.topk = 2, .first_blocks = std::numeric_limits<idx_t>::max()});
+  refused("[batch, heads, query length, topk] = [2, 3, 5, 2]", view(k), to, {.topk = 2, .per_head = true});
+  refused("span >= 1; found 0", view(k), to, {.first_position = 0, .span = 0, .topk = 2});
+  refused("causal attention, since span is given", view(k), to, {.first_position = 0, .span = 2, .topk = 2});
+  refused("first_position, since span is given", view(k), to, {.causal = true, .span = 2, .topk = 2});
+  refused("a block of 1, since span is given; found 2", view(k), to,
+          {.causal = true, .first_position = 0, .span = 2, .topk = 2, .block = 2});
+  refused("neither local_blocks nor first_blocks", view(k), to,
+          {.causal = true, .first_position = 0, .span = 2, .topk = 2, .local_blocks = 1});
+  refused("span, since tail is given", view(k), to, {.topk = 2, .tail = true});
+  refused("topk + 1] = [2, 1, 5, 3]", view(k), to,
+          {.causal = true, .first_position = 0, .span = 2, .topk = 2, .tail = true});
+  const std::vector<idx_t> places = {0, 1, 2};
+  refused("first_position, one per batch item: 2; found 3", view(k), to, {.first_position = places, .topk = 2});
+  refused("first_position from -2^40", view(k), to, {.first_position = idx_t(1) << 41, .topk = 2});
   const std::vector<idx_t> lengths = {5, 10};
   refused("key_lengths from 0 to 9; found 10", view(k), to, {.key_lengths = lengths, .topk = 2});
 
@@ -220,6 +306,7 @@ TEST_CASE("lightning_indexer refuses what does not fit", "[lightning_indexer]") 
            {.w = attn::tensor_view<float, 3>(dw.data.data(), {2, 5, 3})});
   lists(0, 0, 0, 0) = 9;
   backward("keys from -1 to 8; found 9", view(d), {.topk = 2});
+  backward("blocks from -1 to 4; found 9", view(d), {.topk = 2, .block = 2});
 }
 
 }  // namespace testing::lightning_indexer_tests

@@ -6,14 +6,16 @@
 //
 // Of I(t, s) = sum_h w[t, h] act(scale q_h,t . k_s) at the pairs that the indices name, given dI there:
 //   dw[t, h] = sum_s dI act(z),  dq_h,t = scale sum_s dI w act'(z) k_s,  dk_s = scale sum_t,h dI w act'(z) q_h,t
-// where z = scale q_h,t . k_s; the derivative of max(0, x) at 0 is 0. The choice itself has no gradient.
+// where z = scale q_h,t . k_s; the derivative of max(0, x) at 0 is 0. The choice itself has no gradient. The score of a
+// block is that of its key with the largest one, which alone has a gradient: of equal ones the earlier. With per_head
+// every head has its own list and dI.
 //
-// Shapes   q, k, the options: as the forward call's. indices [B, 1, Lq, topk], what it wrote or any others: -1, keys
-//          beyond the true length and, with causal, those after the query's position are skipped. d_scores as indices,
+// Shapes   q, k, the options: as the forward call's. indices of the forward call, what it wrote or any others: -1, keys
+//          beyond the true length and, with causal, those that the query does not see are skipped. d_scores as indices,
 //          in the compute type (float for 16-bit elements). Gradients have the shapes of what they are of; options.w
 //          must be given where its gradient is wanted. options.scores is not read.
-// Cost     6 B HI Lq topk DI operations. Scratch: for every batch item in progress Lk DI numbers, up to four times that
-//          for long sequences.
+// Cost     6 B HI Lq topk DI operations, with blocks 2 B HI Lq topk block DI more. Scratch: for every batch item in
+//          progress Lk DI numbers, up to four times that for long sequences.
 // Throws   std::invalid_argument for shapes, options or indices that do not fit, for gradients of what was not given or
 //          that share memory with an input or one another, before anything is written.
 #pragma once
@@ -48,12 +50,13 @@ void lightning_indexer_backward(const Q& q, const K& k, const index_view& indice
   const auto& given = detail::options_or_default<lightning_indexer_options<S>>(options);
   detail::call_views views("lightning_indexer_backward");
   const tensor_view<const T> d = as_view(d_scores);
-  auto call = detail::indexer_inputs<S>(views, as_view(q), as_view(k), given, detail::execution_of(exec, options));
-  detail::check_chosen(views, call.shape, given.topk, detail::index_layout(indices), "indices");
+  auto call = detail::indexer_inputs<S>(views, as_view(q), as_view(k), given, given.causal,
+                                        detail::execution_of(exec, options));
+  detail::check_chosen(views, call, detail::index_layout(indices), "indices");
   views.read("d_scores", d);
-  detail::check_chosen(views, call.shape, given.topk, d, "d_scores");
-  call.lengths = detail::check_lengths(views, call.shape, given), call.causal = given.causal;
-  detail::check_lists(views, call.shape, call.lengths, indices, 1);
+  detail::check_chosen(views, call, d, "d_scores");
+  call.lengths = detail::check_lengths(views, call.shape, given);
+  detail::check_lists(views, call.shape, call.lengths, indices, given.block, given.tail);
   views.gradient("q", gradients.q, call.q);
   views.gradient("k", gradients.k, call.k);
   views.gradient("w", gradients.w, call.w);

@@ -5,9 +5,13 @@
 //   attn::selected_keys_step(cache, q, k, v, out, indices);
 //
 // Appends k [B, 1, n, DI] to the cache, then writes for the n queries q [B, HI, n, DI], which are at the last n
-// positions, the keys with the largest scores among the tokens up to their own: the last n rows of one causal
-// lightning_indexer over the whole sequence, [B, 1, n, topk]. With `lengths`, item b has only the first lengths[b]
-// tokens of the chunk; rows of padding are -1.
+// positions, the keys (or blocks of keys) with the largest scores among the tokens up to their own: the last n rows of
+// one causal lightning_indexer over the whole sequence, [B, 1, n, topk]. With `lengths`, item b has only the first
+// lengths[b] tokens of the chunk; rows of padding are -1.
+//
+// With span > 1 the cache has a key for every span tokens: k [B, 1, m, DI] are those that these n tokens complete, of
+// which there may be none, item b the first key_lengths[b] of them, and first_position says where the queries are:
+//   attn::lightning_indexer_step(index_cache, q_idx, pooled, indices, {.first_position = tokens_before, .span = 4});
 //
 // The cache is a kv_cache or paged_cache with one head and a value_dim of 0. Its elements may have fewer bits than the
 // tokens (kv_cache.hpp); queries are then rounded too (full_softmax_step.hpp).
@@ -31,9 +35,13 @@ struct lightning_indexer_step_options {
   std::optional<real> scale{};
   /// Item b has the first lengths[b] tokens of the chunk, the rest is padding; all tokens unless given.
   list_view<idx_t> lengths{};
-  idx_t topk = 2048;
+  /// With span: item b has the first key_lengths[b] of the keys.
+  list_view<idx_t> key_lengths{};
+  first_positions first_position{};
+  idx_t span = 1, topk = 2048, block = 1, local_blocks = 0, first_blocks = 0;
+  bool per_head = false, tail = false;
   indexer_activation activation = indexer_activation::relu;
-  /// w is [B, n, HI], scores [B, 1, n, topk].
+  /// w is [B, n, HI], scores of the shape of indices.
   view_field<const real, 3> w{};
   view_field<real> scores{};
 };
@@ -49,16 +57,21 @@ void lightning_indexer_step(Cache& cache, const Q& q, const K& k, const index_ou
   detail::require_one_element_type<const Q&, const K&, const K&, tensor_view<S>>();
   const auto& given = detail::options_or_default<lightning_indexer_step_options<S>>(options);
   detail::call_views views("lightning_indexer_step");
-  auto call = detail::indexer_call_of<S>(views, as_view(q), as_view(k), indices, given,
+  auto call = detail::indexer_call_of<S>(views, as_view(q), as_view(k), indices, given, true,
                                          detail::execution_of(exec, options));
   auto& tokens = detail::step_access::of(cache);
   views.equal("cache value dim", 0, tokens.value_dim());
   const tensor_view<const S> values = call.k.slice(3, 0, 0);
-  tokens.check_tokens(views, call.k, values, given.lengths);
-  views.equal("query length = key length", call.shape.keys, call.shape.queries);
+  const bool pooled = given.span > 1;
+  if (!pooled && !given.key_lengths.empty()) views.fail("lengths, since keys are tokens", "key_lengths");
+  if (!pooled && given.first_position) views.fail("a span > 1, since first_position is given", given.span);
+  const list_view<idx_t> key_lengths = pooled ? given.key_lengths : given.lengths;
+  tokens.check_tokens(views, call.k, values, key_lengths);
+  if (pooled) detail::check_length_list(views, "lengths", given.lengths, call.shape.batch, call.shape.queries);
+  if (!pooled) views.equal("query length = key length", call.shape.keys, call.shape.queries);
   tokens.list_memory(views);
-  detail::append_and(tokens, call.k, values, given.lengths, [&] {
-    call.shape.keys = tokens.tokens(), call.causal = true;
+  detail::append_and(tokens, call.k, values, key_lengths, [&] {
+    call.shape.keys = tokens.tokens();
     call.lengths = {call.shape.queries, call.shape.keys, given.lengths, tokens.lengths()};
     detail::run_lightning_indexer_step(call, tokens.keys(), tokens.pages());
   });

@@ -4,11 +4,20 @@
 #include <attn/core/detail/attention_call.hpp>
 #include <attn/core/detail/cache_rows.hpp>
 #include <attn/core/index_view.hpp>
+#include <attn/softmax/detail/key_span.hpp>
 #include <attn/softmax/detail/score_terms.hpp>
 #include <attn/softmax/detail/topk_keys.hpp>
 #include <attn/softmax/indexer_activation.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
+
+/// What a list names beside the best: the first blocks, and those up to the query's own.
+struct forced_names {
+  idx_t leading = 0, begin = 0, end = 0;  // [0, leading) and [begin, end), leading <= begin
+
+  idx_t count() const { return leading + end - begin; }
+  bool has(idx_t name) const { return name < leading || (name >= begin && name < end); }
+};
 
 /// A checked call; C: the elements of the keys.
 template <class S, class C = S>
@@ -21,7 +30,9 @@ struct indexer_call {
   attention_shape shape;  // heads: those of the indexer; one key head
   sequence_lengths lengths;
   bool causal;
-  idx_t topk;
+  key_span span;
+  idx_t topk, block, local_blocks, first_blocks;  // a block is what a name stands for: a key, or several
+  bool per_head, tail;
   T scale;
   indexer_activation activation;
   tensor_view<const T, 3> w;
@@ -29,36 +40,53 @@ struct indexer_call {
   tensor_view<T> scores;
   page_tables pages{};
 
-  idx_t shift(idx_t b) const { return lengths.keys(b) - lengths.queries(b); }
+  idx_t position(idx_t b, idx_t i) const { return span.position(lengths, b, i); }
   /// Query i sees the keys below.
   idx_t end_of(idx_t b, idx_t i) const {
     const idx_t all = lengths.keys(b);
-    return causal ? std::clamp<idx_t>(i + shift(b) + 1, 0, all) : all;
+    return causal ? span.end_at(position(b, i), all) : all;
+  }
+  /// Lists of a query, and the heads that are added up for each.
+  idx_t lists() const { return per_head ? shape.heads : 1; }
+  idx_t heads_of_list() const { return per_head ? 1 : shape.heads; }
+  /// Entries of a list, and all names there are.
+  idx_t entries() const { return topk + tail; }
+  idx_t names() const { return ceil_div(shape.keys, block); }
+  forced_names forced_of(idx_t b, idx_t i) const {
+    const idx_t seen = ceil_div(end_of(b, i), block), own = floor_div(position(b, i), block);
+    const idx_t leading = (std::min)(first_blocks, seen);
+    const idx_t begin = local_blocks ? std::clamp(own - local_blocks + 1, leading, seen) : seen;
+    return {leading, begin, std::clamp(own + 1, begin, seen)};
   }
   T weight(idx_t b, idx_t i, idx_t h) const { return w ? w(b, i, h) : T(1); }
   packet<T> activated(const packet<T>& x) const {
     return activation == indexer_activation::relu ? (max)(x, zero<T>()) : x;  // NaN stays
   }
 
-  /// Stores the keys of query i, and -1 behind them.
-  void store(idx_t b, idx_t i, const topk_keys<T>& best) const {
+  /// Stores what list `list` of query i names, of `count` names; -1 behind them.
+  void store(idx_t b, idx_t list, idx_t i, const candidate<T>* named, idx_t count) const {
+    const idx_t p = position(b, i);
+    const bool unfinished = tail && count >= 0 && p >= 0 && (p + 1) % span.tokens != 0;
     indices.typed([&](const auto& to) {
       using index = typename std::remove_cvref_t<decltype(to)>::value_type;
-      for (idx_t n = 0; n < topk; ++n) to(b, 0, i, n) = static_cast<index>(n < best.count ? best.list[n].key() : -1);
+      for (idx_t n = 0; n < entries(); ++n)
+        to(b, list, i, n) = static_cast<index>(n < count                 ? named[n].key()
+                                               : n == count && unfinished ? (p + 1) / span.tokens
+                                                                          : -1);
     });
-    for (idx_t n = 0; scores && n < topk; ++n)
-      scores(b, 0, i, n) = n < best.count ? best.list[n].score() : -std::numeric_limits<T>::infinity();
+    for (idx_t n = 0; scores && n < entries(); ++n)
+      scores(b, list, i, n) = n < count ? named[n].score() : -std::numeric_limits<T>::infinity();
   }
   void clear_padding(idx_t b, idx_t begin, idx_t end) const {
-    const topk_keys<T> none;
-    for (idx_t i = (std::max)(begin, lengths.queries(b)); i < (std::min)(end, shape.queries); ++i) store(b, i, none);
+    for (idx_t i = (std::max)(begin, lengths.queries(b)); i < (std::min)(end, shape.queries); ++i)
+      for (idx_t list = 0; list < lists(); ++list) store(b, list, i, nullptr, -1);
   }
 };
 
 /// What whole calls, steps and backward passes share, checked; the views that are written follow.
 template <class S, class Options>
 indexer_call<S> indexer_inputs(call_views& views, const tensor_view<const S>& q, const tensor_view<const S>& k,
-                               const Options& options, execution& exec) {
+                               const Options& options, bool causal, execution& exec) {
   views.read("q", q), views.read("k", k);
   const attention_shape s{.batch = q.extent(0), .heads = q.extent(1), .kv_heads = 1, .queries = q.extent(2),
                           .keys = k.extent(2), .dim = q.extent(3), .dim_v = 0};
@@ -66,35 +94,49 @@ indexer_call<S> indexer_inputs(call_views& views, const tensor_view<const S>& q,
                  {"key heads", 1, k.extent(1)},
                  {"key dim = query dim", s.dim, k.extent(3)}});
   views.at_least("topk", 1, options.topk);
+  views.at_least("block", 1, options.block);
+  views.at_least("local_blocks", 0, options.local_blocks);
+  views.at_least("first_blocks", 0, options.first_blocks);
+  if (options.first_blocks > options.topk || options.local_blocks > options.topk - options.first_blocks)
+    views.fail({"local_blocks and first_blocks of at most topk = ", options.topk, " together"},
+               error_text{options.local_blocks, " and ", options.first_blocks});
+  const key_span span = check_span(views, options.first_position, options.span, causal, s.batch);
+  if (span.tokens > 1 && options.block > 1) views.fail("a block of 1, since span is given", options.block);
+  if (span.tokens > 1 && options.local_blocks + options.first_blocks > 0)
+    views.fail("neither local_blocks nor first_blocks, since span is given", "them");
+  if (options.tail && span.tokens == 1) views.fail("span, since tail is given", 1);
   check_scale(views, options.scale);
   views.option("w", options.w, {{"w batch = query batch", s.batch},
                                 {"w length = query length", s.queries},
                                 {"w heads = query heads", s.heads}});
-  return {.q = q, .k = k, .exec = exec, .shape = s, .lengths = {s.queries, s.keys, {}, {}}, .causal = false,
-          .topk = options.topk, .scale = scale_or_default(options.scale, s.dim), .activation = options.activation,
-          .w = options.w, .indices = {}, .scores = {}};
+  return {.q = q, .k = k, .exec = exec, .shape = s, .lengths = {s.queries, s.keys, {}, {}}, .causal = causal,
+          .span = span, .topk = options.topk, .block = options.block, .local_blocks = options.local_blocks,
+          .first_blocks = options.first_blocks, .per_head = options.per_head, .tail = options.tail,
+          .scale = scale_or_default(options.scale, s.dim), .activation = options.activation, .w = options.w,
+          .indices = {}, .scores = {}};
 }
 /// The layout of indices, for the checks.
 template <class Void>
 memory_layout index_layout(const any_index_view<Void>& x) {
   return x.typed([](const auto& view) { return memory_layout(view); });
 }
-/// A view with an entry for every chosen pair.
-inline void check_chosen(const validator& check, const attention_shape& s, idx_t topk, const memory_layout& x,
-                         const char* name) {
-  const idx_t wanted[] = {s.batch, 1, s.queries, topk};
+/// A view with an entry for every entry of the lists.
+template <class S>
+void check_chosen(const validator& check, const indexer_call<S>& call, const memory_layout& x, const char* name) {
+  const idx_t wanted[] = {call.shape.batch, call.lists(), call.shape.queries, call.entries()};
   if (!std::equal(wanted, wanted + 4, x.extents))
-    check.fail({name, " of shape [batch, 1, query length, topk] = ", error_text::list(wanted, 4)},
+    check.fail({name, call.per_head ? " of shape [batch, heads, query length, topk" : " of shape [batch, 1, query length, topk",
+                call.tail ? " + 1] = " : "] = ", error_text::list(wanted, 4)},
                error_text::list(x.extents, 4));
 }
 
 template <class S, class Options>
 indexer_call<S> indexer_call_of(call_views& views, const tensor_view<const S>& q, const tensor_view<const S>& k,
-                                const index_output& indices, const Options& options, execution& exec) {
-  indexer_call<S> call = indexer_inputs<S>(views, q, k, options, exec);
+                                const index_output& indices, const Options& options, bool causal, execution& exec) {
+  indexer_call<S> call = indexer_inputs<S>(views, q, k, options, causal, exec);
   const auto write = [&](const char* name, const memory_layout& x) {
     views.write(name, x);
-    check_chosen(views, call.shape, options.topk, x, name);
+    check_chosen(views, call, x, name);
   };
   write("indices", index_layout(indices));
   if (options.scores) write("scores", options.scores);

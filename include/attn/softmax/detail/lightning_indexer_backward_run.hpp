@@ -1,5 +1,6 @@
 // attn: the driver of lightning_indexer_backward, query by query, with the rows of the chosen keys read where they lie.
-// With z_hs = scale q_h . k_s and dI_s at the keys s of a list:
+// The name of a block becomes its key with the largest score, computed again. With z_hs = scale q_h . k_s and dI_s at
+// the keys s of a list:
 //   dw_h = sum_s dI_s act(z_hs),  dz_hs = dI_s w_h act'(z_hs)
 //   dq_h = scale sum_s dz_hs k_s,  dk_s += scale sum_h dz_hs q_h
 #pragma once
@@ -40,8 +41,8 @@ struct lightning_indexer_backward_driver {
   };
   scratch scratch_of(int worker) const {
     return in.exec.scratch(worker, [&](arena& memory) {
-      return scratch{.list = memory.allocate<idx_t>(in.topk), .given = memory.allocate<T>(in.topk),
-                     .keys = row_list<S>::layout(memory, in.topk),
+      return scratch{.list = memory.allocate<idx_t>(in.entries()), .given = memory.allocate<T>(in.entries()),
+                     .keys = row_list<S>::layout(memory, in.entries()),
                      .query = padded_rows<T>::layout(memory, shape.heads, shape.dim),
                      .dq = padded_rows<T>::layout(memory, shape.heads, shape.dim),
                      .z = memory.allocate<T>(shape.heads * stream_tile),
@@ -50,51 +51,89 @@ struct lightning_indexer_backward_driver {
     });
   }
 
+  /// z of heads [first, first + heads of a list) and a tile of keys.
+  template <class Keys>
+  void products(idx_t first, const Keys& keys, const scratch& s) const {
+    by_rows<T>(in.heads_of_list(), [&](idx_t r, auto R) {
+      row_scores<T, R.value>(s.query.row(first + r), s.query.stride, in.scale, keys, s.z + r * stream_tile,
+                             prefetch_nothing());
+    });
+  }
+
   /// `count` <= tile keys of a list: z becomes dz.
   template <class Keys>
-  void differentiate_tile(idx_t b, idx_t i, idx_t part, const idx_t* list, const T* given, idx_t count,
+  void differentiate_tile(idx_t b, idx_t i, idx_t first, idx_t part, const idx_t* list, const T* given, idx_t count,
                           const Keys& keys, bool finite, const listed_sums<T>& sums, const scratch& s) const {
-    by_rows<T>(shape.heads, [&](idx_t r, auto R) {
-      row_scores<T, R.value>(s.query.row(r), s.query.stride, in.scale, keys, s.z + r * stream_tile, prefetch_nothing());
-    });
-    for (idx_t h = 0; h < shape.heads; ++h) {
+    products(first, keys, s);
+    for (idx_t h = 0; h < in.heads_of_list(); ++h) {
       T* const z = s.z + h * stream_tile;
-      const T weight = in.weight(b, i, h);
+      const T weight = in.weight(b, i, first + h);
       T d_weight = 0;
       for (idx_t n = 0; n < count; ++n) {
         const bool passes = given[n] != T(0) && (in.activation == indexer_activation::none || !(z[n] <= T(0)));
         d_weight += passes ? given[n] * z[n] : T(0);
         z[n] = passes ? given[n] * weight : T(0);
       }
-      s.d_weights[h] += d_weight;
+      s.d_weights[first + h] += d_weight;
     }
     T ones[4] = {1, 1, 1, 1};
-    by_rows<T>(shape.heads, [&](idx_t r, auto R) {
+    by_rows<T>(in.heads_of_list(), [&](idx_t r, auto R) {
       if (dq)
-        row_output<T, R.value>(s.z + r * stream_tile, true, ones, keys, s.dq.row(r), s.dq.stride, prefetch_nothing());
-      sums.template add<R.value>(part, list, count, s.z + r * stream_tile, s.query, r, finite);
+        row_output<T, R.value>(s.z + r * stream_tile, true, ones, keys, s.dq.row(first + r), s.dq.stride,
+                               prefetch_nothing());
+      sums.template add<R.value>(part, list, count, s.z + r * stream_tile, s.query, first + r, finite);
     });
   }
 
-  void differentiate_query(idx_t b, idx_t i, idx_t part, const listed_sums<T>& sums, const scratch& s) const {
-    const idx_t end = in.end_of(b, i);
+  /// The key of [begin, end) with the largest score, as the forward call found it.
+  idx_t best_key(idx_t b, idx_t i, idx_t first, idx_t begin, idx_t end, const scratch& s) const {
+    const cache_rows<const S> keys(head_of(in.k, b, 0));
+    candidate<T> best(-std::numeric_limits<T>::infinity(), begin);
+    for (idx_t some; begin < end; begin += some) {
+      some = (std::min)(tile, end - begin);
+      with_whole_packets<T>(rows_from(keys, begin), some, s.key_numbers, true,
+                            [&](const auto& k) { products(first, k, s); });
+      for (idx_t n = 0; n < some; ++n) {
+        T sum = 0;
+        for (idx_t h = 0; h < in.heads_of_list(); ++h) {
+          const T z = s.z[h * stream_tile + n];
+          sum += (in.activation == indexer_activation::none || !(z <= T(0)) ? z : T(0)) * in.weight(b, i, first + h);
+        }
+        best = (std::max)(best, candidate<T>(sum, begin + n));
+      }
+    }
+    return best.key();
+  }
+
+  /// List `list` of query i.
+  void differentiate_list(idx_t b, idx_t i, idx_t list, idx_t part, bool finite, const listed_sums<T>& sums,
+                          const scratch& s) const {
+    const idx_t end = in.end_of(b, i), first = list * in.heads_of_list();
     idx_t count = 0;
     indices.typed([&](const auto& x) {
-      for (idx_t n = 0; n < in.topk; ++n)
-        if (const idx_t j = x(b, 0, i, n); j >= 0 && j < end)
-          s.list[count] = j, s.given[count++] = d_scores(b, 0, i, n);
+      for (idx_t n = 0; n < in.entries(); ++n)
+        if (const idx_t name = x(b, list, i, n); name >= 0 && name < ceil_div(end, in.block)) {
+          s.list[count] = in.block == 1 ? name
+                                        : best_key(b, i, first, name * in.block,
+                                                   (std::min)((name + 1) * in.block, end), s);
+          s.given[count++] = d_scores(b, list, i, n);
+        }
     });
-    bool finite = true;
-    for (idx_t h = 0; h < shape.heads; ++h) finite &= s.query.load(h, head_of(in.q, b, h), i);
-    std::fill_n(s.dq.data, shape.heads * s.dq.stride, T(0));
-    std::fill_n(s.d_weights, shape.heads, T(0));
     const auto keys = s.keys.of(cache_rows<const S>(head_of(in.k, b, 0)), {s.list, static_cast<std::size_t>(count)});
     for (idx_t from = 0, some; from < count; from += some) {
       some = (std::min)(tile, count - from);
       with_whole_packets<T>(rows_from(keys, from), some, s.key_numbers, true, [&](const auto& k) {
-        differentiate_tile(b, i, part, s.list + from, s.given + from, some, k, finite, sums, s);
+        differentiate_tile(b, i, first, part, s.list + from, s.given + from, some, k, finite, sums, s);
       });
     }
+  }
+
+  void differentiate_query(idx_t b, idx_t i, idx_t part, const listed_sums<T>& sums, const scratch& s) const {
+    bool finite = true;
+    for (idx_t h = 0; h < shape.heads; ++h) finite &= s.query.load(h, head_of(in.q, b, h), i);
+    std::fill_n(s.dq.data, shape.heads * s.dq.stride, T(0));
+    std::fill_n(s.d_weights, shape.heads, T(0));
+    for (idx_t list = 0; list < in.lists(); ++list) differentiate_list(b, i, list, part, finite, sums, s);
     for (idx_t h = 0; h < shape.heads; ++h) {
       if (dq) store_gradient_row(s.dq.row(h), in.scale, head_of(dq, b, h), i, accumulate);
       if (dw) store_gradient(dw(b, i, h), s.d_weights[h], accumulate);
@@ -111,7 +150,7 @@ struct lightning_indexer_backward_driver {
 
   void run() const {
     if (!dq && !dk && !dw) return;
-    const double pairs = static_cast<double>(shape.batch * shape.queries) * static_cast<double>(in.topk);
+    const double pairs = static_cast<double>(shape.batch * shape.queries) * static_cast<double>(in.topk * in.block);
     const auto limit = in.exec.limit_threads({.operations = 6 * pairs * static_cast<double>(shape.heads * shape.dim)});
     const auto layout = [&](arena& memory) {
       return listed_sums<T>::layout(memory, bool(dk), shape.keys, shape.dim, parts(), many_queries(shape.queries));

@@ -1,12 +1,12 @@
 // attn: the driver of lightning_indexer.
 //   1. the keys of a batch item are packed, some at a time
-//   2. for every tile of queries, for every block of keys: the products of all heads, each through its activation and
-//      added up where it is computed, then the best keys of every query are kept (topk_keys.hpp)
+//   2. for every tile of queries, for every block of keys, for every list: the products of its heads, each through its
+//      activation and added up where it is computed, then the best names of every query are kept (named_blocks.hpp)
 #pragma once
 
 #include <attn/core/detail/waves.hpp>
 #include <attn/softmax/detail/blockwise.hpp>
-#include <attn/softmax/detail/indexer_call.hpp>
+#include <attn/softmax/detail/named_blocks.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 template <class S>
@@ -18,35 +18,33 @@ struct lightning_indexer_driver {
   const attention_shape& shape = in.shape;
 
   struct scratch {
-    T *queries, *weights;  // per head: [dim][tile_rows], [tile_rows]
-    T* scores;             // [tile_rows][score_stride]
-    topk_keys<T>* best;    // [tile_rows]
+    T *queries, *weights;           // per head: [dim][tile_rows], [tile_rows]
+    T* scores;                      // [tile_rows][score_stride]
+    candidate<T>* named;            // [topk]
+    std::span<named_blocks<T>> lists;  // [lists][tile_rows]
   };
   scratch layout(arena& memory) const {
-    const idx_t room = topk_keys<T>::room_for(in.topk, shape.keys);
-    candidate<T>*const upper = memory.allocate<candidate<T>>(room),
-                *const lower = memory.allocate<candidate<T>>(room);
     return {.queries = memory.allocate<T>(shape.heads * tile_rows * shape.dim),
             .weights = memory.allocate<T>(shape.heads * tile_rows),
             .scores = memory.allocate<T>(tile_rows * score_stride),
-            .best = memory.allocate_list(
-                tile_rows, [&](arena& m) { return topk_keys<T>::layout(m, in.topk, shape.keys, upper, lower); })};
+            .named = memory.allocate<candidate<T>>(in.topk),
+            .lists = layout_lists<T>(memory, in, in.lists() * tile_rows)};
   }
 
-  /// Scores of M queries and the keys of `count` slots from `first` on, whole vectors.
+  /// Scores of M queries and the keys of `count` slots from `first` on, whole vectors, for one list.
   template <int M>
-  void score_tile(const packed_keys<T>& keys, idx_t first, idx_t count, const scratch& s) const {
-    const idx_t depth = shape.dim;
-    if (shape.heads == 0)
+  void score_tile(idx_t list, const packed_keys<T>& keys, idx_t first, idx_t count, const scratch& s) const {
+    const idx_t depth = shape.dim, of_list = in.heads_of_list(), first_head = list * of_list;
+    if (of_list == 0)
       for (int m = 0; m < M; ++m) std::fill_n(s.scores + m * score_stride, count, T(0));
     for (idx_t n = 0; n < count; n += panel_width<T>)
-      for (idx_t h = 0; h < shape.heads; ++h) {
+      for (idx_t h = first_head; h < first_head + of_list; ++h) {
         const T* const weights = s.weights + h * tile_rows;
         tile_product<T, M, 2>(packed_rows<T>{s.queries + h * tile_rows * depth}, keys.key_panel(first + n), depth,
                               [&](auto m, auto vector, const auto& x) __attribute__((always_inline)) {
                                 T* const to = s.scores + m * score_stride + n + vector * width<T>;
                                 const packet<T> weighted = mul(in.activated(x), broadcast<T>(weights[m]));
-                                store<T>(to, h == 0 ? weighted : add(load<T>(to), weighted));
+                                store<T>(to, h == first_head ? weighted : add(load<T>(to), weighted));
                               });
       }
   }
@@ -59,19 +57,27 @@ struct lightning_indexer_driver {
                    s.queries + h * tile_rows * shape.dim);
       for (idx_t m = 0; m < tile_rows; ++m) s.weights[h * tile_rows + m] = m < count ? in.weight(b, i + m, h) : T(0);
     }
-    for (idx_t m = 0; m < count; ++m) s.best[m].clear();
+    const auto each_list = [&](const auto& body) {
+      for (idx_t list = 0; list < in.lists(); ++list)
+        for (idx_t m = 0; m < count; ++m) body(list, i + m, s.lists[static_cast<std::size_t>(list * tile_rows + m)]);
+    };
+    each_list([&](idx_t, idx_t query, auto& names) { names.begin(in.forced_of(b, query), in.topk); });
     const idx_t end = in.end_of(b, i + count - 1);
     for (idx_t from = 0; from < end; from += key_block) {
       const idx_t some = (std::min)(key_block, end - from);
-      with_tile_height(count, [&](auto M) { score_tile<M.value>(keys, from, round_up(some, panel_width<T>), s); });
-      for (idx_t m = 0; m < count; ++m)
-        if (const idx_t seen = (std::min)(some, in.end_of(b, i + m) - from); seen > 0)
-          s.best[m].take(s.scores + m * score_stride, from, seen);
+      for (idx_t list = 0; list < in.lists(); ++list) {
+        with_tile_height(count,
+                         [&](auto M) { score_tile<M.value>(list, keys, from, round_up(some, panel_width<T>), s); });
+        for (idx_t m = 0; m < count; ++m) {
+          const idx_t below = in.end_of(b, i + m), seen = (std::min)(some, below - from);
+          if (seen > 0)
+            s.lists[static_cast<std::size_t>(list * tile_rows + m)].take(s.scores + m * score_stride, from, seen, below);
+        }
+      }
     }
-    for (idx_t m = 0; m < count; ++m) {
-      s.best[m].finish();
-      in.store(b, i + m, s.best[m]);
-    }
+    each_list([&](idx_t list, idx_t query, auto& names) {
+      in.store(b, list, query, s.named, names.finish(s.named));
+    });
   }
 
   void run() const {

@@ -1,5 +1,5 @@
 // attn: the driver of lightning_indexer_step: query by query, with the rows of the keys of a cache read where they lie.
-// Where there are fewer queries than threads, the keys of a query are divided: what is chosen does not depend on it.
+// Where there are fewer queries than threads, the blocks of a query are divided: what is chosen does not depend on it.
 #pragma once
 
 #include <attn/softmax/detail/lightning_indexer_run.hpp>
@@ -16,8 +16,10 @@ struct indexer_rows {
   const indexer_call<S, C>& in;
   const attention_shape& shape = in.shape;
 
-  /// The best keys of query i among [begin, end).
-  void choose(idx_t b, idx_t i, idx_t begin, idx_t end, topk_keys<T>& best, int worker) const {
+  using lists = std::span<named_blocks<T>>;
+
+  /// The best names of query i among the keys [begin, end).
+  void choose(idx_t b, idx_t i, idx_t begin, idx_t end, const lists& named, int worker) const {
     struct scratch {
       stream_queries<T, C> queries;
       T* scores;
@@ -25,6 +27,7 @@ struct indexer_rows {
     scratch s = in.exec.scratch(worker, [&](arena& memory) {
       return scratch{stream_queries<T, C>::layout(memory, shape.heads, shape.dim, 0), memory.allocate<T>(stream_tile)};
     });
+    const idx_t of_list = in.heads_of_list(), below = in.end_of(b, i);
     const cache_rows<const C> keys(in.k, b, 0, shape.dim, true, in.pages);
     s.queries.begin(in.q.slice(2, i, 1), {}, {b, 0, 0, 0}, shape.heads, 1, in.scale);
     for (idx_t count; begin < end; begin += count) {
@@ -37,14 +40,18 @@ struct indexer_rows {
                                  prefetcher_of(next, 0, r == 0 ? (std::min)(tile, next.rows) : 0));
         });
       });
-      for (idx_t n = 0; n < count; n += width<T>) {
-        packet<T> sum = zero<T>();
-        for (idx_t h = 0; h < shape.heads; ++h)
-          sum = add(sum, mul(in.activated(load<T>(s.queries.scores + h * stream_tile + n)),
-                             broadcast<T>(in.weight(b, i, h))));
-        store<T>(s.scores + n, sum);
+      idx_t h = 0;
+      for (named_blocks<T>& names : named) {
+        for (idx_t n = 0; n < count; n += width<T>) {
+          packet<T> sum = zero<T>();
+          for (idx_t head = h; head < h + of_list; ++head)
+            sum = add(sum, mul(in.activated(load<T>(s.queries.scores + head * stream_tile + n)),
+                               broadcast<T>(in.weight(b, i, head))));
+          store<T>(s.scores + n, sum);
+        }
+        names.take(s.scores, begin, count, below);
+        h += of_list;
       }
-      best.take(s.scores, begin, count);
     }
   }
 
@@ -56,28 +63,31 @@ struct indexer_rows {
     const idx_t queries = shape.batch * shape.queries, threads = in.exec.active_threads();
     const idx_t parts = std::clamp<idx_t>(ceil_div(threads, std::max<idx_t>(1, queries)), 1,
                                           std::max<idx_t>(1, shape.keys / stream_chunk));
-    const idx_t room = topk_keys<T>::room_for(in.topk, shape.keys);
-    const auto layout = [&](arena& memory) {
-      candidate<T>*const upper = memory.allocate<candidate<T>>(room),
-                  *const lower = memory.allocate<candidate<T>>(room);
-      return topk_keys<T>::layout(memory, in.topk, shape.keys, upper, lower);
-    };
+    const auto layout = [&](arena& memory) { return layout_lists<T>(memory, in, in.lists()); };
+    const auto named = in.exec.workspace([&](arena& memory) { return memory.allocate<candidate<T>>(in.topk); });
     // An item is a part of a query.
     const idx_t together = parts == 1 ? threads : parts * queries;
-    for_each_wave(in.exec, queries * parts, together, layout, [&](const wave<topk_keys<T>>& some) {
-      some.for_each(1, [&](idx_t item, topk_keys<T>& best, idx_t, int worker) {
+    for_each_wave(in.exec, queries * parts, together, layout, [&](const wave<lists>& some) {
+      some.for_each(1, [&](idx_t item, const lists& all, idx_t, int worker) {
         const idx_t b = item / parts / shape.queries, i = item / parts % shape.queries, part = item % parts;
-        best.clear();
-        if (i >= in.lengths.queries(b)) return;
-        const idx_t end = in.end_of(b, i);
-        choose(b, i, end * part / parts, end * (part + 1) / parts, best, worker);
+        const bool real = i < in.lengths.queries(b);
+        for (named_blocks<T>& names : all) names.begin(real ? in.forced_of(b, i) : forced_names{}, in.topk);
+        if (!real) return;
+        const idx_t end = in.end_of(b, i), blocks = ceil_div(end, in.block);
+        choose(b, i, blocks * part / parts * in.block, (std::min)(end, blocks * (part + 1) / parts * in.block), all,
+               worker);
       });
       for (idx_t n = 0; n < some.count; n += parts) {
-        topk_keys<T>& best = some.scratch[n];
-        for (idx_t part = 1; part < parts; ++part) best.merge(some.scratch[n + part]);
-        best.finish();
-        const idx_t query = (some.first + n) / parts;
-        in.store(query / shape.queries, query % shape.queries, best);
+        const idx_t query = (some.first + n) / parts, b = query / shape.queries, i = query % shape.queries;
+        if (i >= in.lengths.queries(b)) {
+          in.clear_padding(b, i, i + 1);
+          continue;
+        }
+        for (idx_t list = 0; list < in.lists(); ++list) {
+          named_blocks<T>& names = some.scratch[n][static_cast<std::size_t>(list)];
+          for (idx_t part = 1; part < parts; ++part) names.merge(some.scratch[n + part][static_cast<std::size_t>(list)]);
+          in.store(b, list, i, *named, names.finish(*named));
+        }
       }
     });
   }
@@ -91,8 +101,10 @@ void run_lightning_indexer_step(indexer_call<S>& call, const tensor_view<const C
       call.k = keys;
       return run_lightning_indexer(call);
     }
-  const indexer_call<S, C> over{call.q, keys, call.exec, call.shape, call.lengths, call.causal, call.topk, call.scale,
-                                call.activation, call.w, call.indices, call.scores, pages};
+  const indexer_call<S, C> over{
+      call.q,        keys,         call.exec,         call.shape,        call.lengths,  call.causal, call.span,
+      call.topk,     call.block,   call.local_blocks, call.first_blocks, call.per_head, call.tail,   call.scale,
+      call.activation, call.w,     call.indices,      call.scores,       pages};
   indexer_rows<S, C>{over}.run();
 }
 

@@ -77,9 +77,10 @@ struct selected_lists {
   }
 };
 
-/// The lists of a call over arrays of so many keys. Rows of padding may hold anything.
+/// The lists of a call over arrays of so many keys. Rows of padding may hold anything; `beyond`: there may be names of
+/// keys to come.
 inline selected_lists check_lists(call_views& views, const attention_shape& s, const sequence_lengths& lengths,
-                                  const index_view& indices, idx_t block) {
+                                  const index_view& indices, idx_t block, bool beyond = false) {
   views.at_least("block", 1, block);
   const idx_t names = ceil_div(s.keys, block);
   indices.typed([&](const auto& x) {
@@ -98,7 +99,7 @@ inline selected_lists check_lists(call_views& views, const attention_shape& s, c
             const idx_t name = x(b, h, i, n);
             low = (std::min)(low, name), high = (std::max)(high, name);
           }
-          if (low < -1 || high >= names)
+          if (low < -1 || (high >= names && !beyond))
             views.fail({block == 1 ? "keys from -1 to " : "blocks from -1 to ", names - 1}, low < -1 ? low : high);
         }
     }
