@@ -11,7 +11,7 @@
 // Shapes   as full_softmax, and so are the values for which `out` is finite.
 // Cost     2 B H (D + Dv) operations for every visible key of a query; keys that no query sees are not read. Scratch
 //          per thread: about (w + max(w, 768) + 300 + global positions) (D + Dv) numbers, w = left + right, whatever
-//          the length; beside these what log_decay and relative_keys need (full_softmax_options).
+//          the length; beside these what log_decay, relative_keys and position_queries need (full_softmax_options).
 // Result   A row that sees no key is 0 and its lse -infinity, whatever its sink; so are rows of padding.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 //

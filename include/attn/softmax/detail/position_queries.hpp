@@ -2,12 +2,10 @@
 //
 // Along a row of a tile the distances of the keys ascend by one. So r' lies as the keys do, [dim][distances]: a packet
 // of adjacent keys is multiplied with the packet of r' that begins at the distance of its first one, for the next row
-// with the one a distance before that. No product is taken but those of the tile's pairs. Backward, the tiles of dK and
-// dR' read the gradients of the scores along diagonals. Where rows or keys are listed, as beside global tokens,
-// products are taken one by one.
+// with the one a distance before that. No product is taken but those of the tile's pairs. Where rows or keys are listed,
+// as beside global tokens, products are taken one by one.
 #pragma once
 
-#include <attn/core/detail/compensated.hpp>
 #include <attn/core/detail/split_pair.hpp>
 #include <attn/softmax/detail/relative_keys.hpp>
 
@@ -70,16 +68,6 @@ struct packed_position_queries {
   }
 };
 
-/// What the backward pass of a block of rows adds to.
-template <class T>
-struct position_query_sums {
-  T *d_keys = nullptr, *errors = nullptr;  // [slots][sums_stride], and what these sums lost; null: not wanted
-  T* d_table = nullptr;                    // [slots of distances][sums_stride], the task's own; null: not wanted
-  T* part = nullptr;                       // [tile_rows][sums_stride]
-
-  explicit operator bool() const { return d_keys || d_table; }
-};
-
 /// Those of all heads of a call; null: none.
 template <class T>
 struct position_queries {
@@ -107,7 +95,8 @@ struct position_queries {
       packed_head one{.dim = table.extent(2), .step = range.step(h++)};
       one.reach = (std::min)(ceil_div(of.reach(), one.step), range.furthest / one.step);
       one.margin = packed_head::tile_slots + (range.rows_too ? max_rows + tile_rows : 0);
-      one.columns = m.allocate<T>(ceil_div(one.count(), packed_head::step_of_blocks) * one.depth() * packed_head::stride);
+      one.columns =
+          m.allocate<T>(ceil_div(one.count(), packed_head::step_of_blocks) * one.depth() * packed_head::stride);
       if (range.rows_too) one.rows = packed_keys<T>::layout(m, one.count(), 0, one.dim);
       return one;
     });
@@ -122,8 +111,8 @@ struct position_queries {
     T* block = to.columns;
     for (idx_t first = 0; first < to.count(); first += packed_head::step_of_blocks, block += to.depth() * to.stride) {
       for (idx_t x = 0; x < to.stride; x += width<T>)
-        pack_across<T, packed_head::stride>(row_pointers<T, T>(row, first + x, first + to.stride), to.dim, table.stride(2),
-                                            factor, block + x);
+        pack_across<T, packed_head::stride>(row_pointers<T, T>(row, first + x, first + to.stride), to.dim,
+                                            table.stride(2), factor, block + x);
       if (to.depth() > to.dim) std::fill_n(block + to.dim * to.stride, to.stride, T(0));
     }
     if (to.rows.capacity > 0) to.rows.pack_value_rows(row, table.stride(2), 0, to.count());
@@ -164,49 +153,12 @@ struct position_queries {
   [[gnu::noinline]] void add_one_by_one(const matrix_view<const T>& keys, T factor, T* s, idx_t some, idx_t h, idx_t p,
                                         const index_map& positions, idx_t slot) const {
     for (idx_t n = 0; n < some; ++n)
-      s[n] += factor * row_dot<T>(keys.row(n), keys.col_stride, row_of_table(h, positions[slot + n] - p), table.stride(2),
-                                  table.extent(2));
+      s[n] += factor * row_dot<T>(keys.row(n), keys.col_stride, row_of_table(h, positions[slot + n] - p),
+                                  table.stride(2), table.extent(2));
   }
 
-  /// The gradients of keys and r' from those of the products of `rows` rows and the `columns` slots from `base` on, d
-  /// [rows][score_stride] between tile_rows rows of zeros before and after them. `by_row` are these keys as values.
-  template <class P>
-  [[gnu::noinline]] void add_gradients(const T* d, idx_t rows, idx_t columns, const index_map& which, idx_t shift,
-                                       idx_t h, const packed_keys<P>& keys, const packed_keys<T>& by_row, idx_t base,
-                                       const position_query_sums<T>& to) const {
-    const packed_head* const of = in_a_row(h, which, keys.positions);
-    const idx_t size = sums_stride<T>(keys.dim);
-    const idx_t first = of ? (keys.positions[base] - which[0] - shift) / of->step - (rows - 1) : 0;  // the least
-    if (!of || !keys.all_finite(base, base + columns) ||
-        !of->rows.all_finite(of->slot(first), of->slot(first + rows + columns + tile_rows) + 1))
-      return add_gradients_one_by_one(d, rows, columns, which, shift, h, keys, base, to);
-    constexpr idx_t wide = panel_width<T>;
-    for (idx_t n = 0; to.d_keys && n < columns; n += tile_rows) {
-      const idx_t some = std::min<idx_t>(tile_rows, columns - n);
-      T* const all = to.d_keys + (base + n) * size;
-      T* const sums = to.errors ? to.part : all;
-      if (to.errors) std::fill_n(sums, tile_rows * size, T(0));
-      with_tile_height(some, [&](auto M) {  // key n + m with the distance first + n + k: row m + rows - 1 - k
-        panel_products<T, M.value>(left_operand<T, score_stride + 1, -score_stride>{d + (rows - 1) * score_stride + n},
-                                   of->rows.value_panel(0, of->slot(first + n, max_rows + tile_rows)),
-                                   of->rows.capacity * wide, 0, keys.dim, rows + M.value - 1,
-                                   adds_to(sums, size, some));
-      });
-      if (to.errors) move_compensated(sums, some * size, T(1), all, to.errors + (base + n) * size);
-    }
-    for (idx_t e = 0, end = rows + columns - 1; to.d_table && e < end; e += tile_rows) {
-      const idx_t some = std::min<idx_t>(tile_rows, end - e), n = std::max<idx_t>(0, e - rows + 1);
-      with_tile_height(some, [&](auto M) {  // distance first + e + m with key n + k: row n + k + rows - 1 - e - m
-        panel_products<T, M.value>(
-            left_operand<T, -score_stride, score_stride + 1>{d + (n + rows - 1 - e) * score_stride + n},
-            by_row.value_panel(0, base + n), by_row.capacity * wide, 0, keys.dim, (std::min)(e + M.value, columns) - n,
-            adds_to(to.d_table + of->slot(first + e, tile_rows) * size, size, some));
-      });
-    }
-  }
-
-  /// Numbers of the sums of r's gradient of a head.
-  static idx_t sums_size(const packed_head& of) { return of.count() * sums_stride<T>(of.dim); }
+  /// Numbers of the sums of the gradient of r' of a head, with rows that whole tiles write.
+  static idx_t sums_size(const packed_head& of) { return (of.count() + tile_rows) * sums_stride<T>(of.dim); }
   /// The slots that an entry of the table has in a head.
   key_range slots_of_entry(const packed_head& of, idx_t entry) const {
     const idx_t distance = entry - reach();
@@ -218,7 +170,6 @@ struct position_queries {
     return {slot, slot + 1};
   }
 
- private:
   const T* row_of_table(idx_t h, idx_t distance) const {
     return &table(table.extent(0) == 1 ? 0 : h, std::clamp(distance, -reach(), reach()) + reach(), 0);
   }
@@ -227,14 +178,8 @@ struct position_queries {
     const packed_head& of = head(h);
     return !which.list && !keys.list && which.step == of.step && keys.step == of.step ? &of : nullptr;
   }
-  /// Adds the first `rows` rows of a product.
-  static auto adds_to(T* sums, idx_t stride, idx_t rows) {
-    return [=](auto m, idx_t col, const auto& x) {
-      if (m >= rows) return;
-      T* const to = sums + m * stride + col;
-      store<T>(to, add(load<T>(to), x));
-    };
-  }
+
+ private:
   /// N packets of keys with M rows; the window begins at the distance of the first key from the last row.
   template <int M, int N, class P>
   static ATTN_INLINE void add_products(const P* panel, const T* window, idx_t dim, T* s) {
@@ -259,24 +204,6 @@ struct position_queries {
       }
       (store<T>(s + At / N * score_stride + At % N * width<T>, acc[At]), ...);
     }(std::make_integer_sequence<int, M * N>{});
-  }
-
-  template <class P>
-  void add_gradients_one_by_one(const T* d, idx_t rows, idx_t columns, const index_map& which, idx_t shift, idx_t h,
-                                const packed_keys<P>& keys, idx_t base, const position_query_sums<T>& to) const {
-    const packed_head& of = head(h);
-    const idx_t size = sums_stride<T>(keys.dim);
-    for (idx_t m = 0; m < rows; ++m)
-      for (idx_t slot = base; slot < base + columns; ++slot) {
-        const T x = d[m * score_stride + slot - base];
-        if (x == T(0)) continue;
-        const idx_t distance = keys.positions[slot] - which[m] - shift;
-        const T* const r = row_of_table(h, distance);
-        T* const key = to.d_keys ? to.d_keys + slot * size : nullptr;
-        T* const sum = to.d_table ? to.d_table + of.slot(distance / of.step) * size : nullptr;
-        for (idx_t c = 0; key && c < keys.dim; ++c) key[c] += x * r[c * table.stride(2)];
-        for (idx_t c = 0; sum && c < keys.dim; ++c) sum[c] += x * number_of_key(keys, slot, c);
-      }
   }
 };
 
