@@ -1,7 +1,7 @@
 // attn: the relative positions of DeBERTa (He et al. 2021, "DeBERTa: decoding-enhanced BERT with disentangled
 // attention"), in buckets, spread to the distances that relative_keys and position_queries take.
 //
-//   attn::deberta_relative<float>(key_buckets, keys_by_distance, {.max_position = 512});    // [H, 2n, D] -> [H, 2R + 1, D]
+//   attn::deberta_relative<float>(key_buckets, keys_by_distance, {.max_position = 512});  // [H, 2n, D] -> [H, 2R + 1, D]
 //   attn::deberta_relative<float>(query_buckets, queries_by_distance, {.max_position = 512});
 //   attn::full_softmax(q, k, v, out, {.scale = 1 / std::sqrt(3.0f * dim), .relative_keys = keys_by_distance,
 //                                     .position_queries = queries_by_distance});
@@ -9,7 +9,7 @@
 //
 //   table[h, e] = buckets[h, clamp(b(d) + n, 0, 2n - 1)], where e = R - d, d = p_i - j from R to -R:
 //     b(d) = d for |d| <= n / 2 =: m (rounded down)
-//     b(d) = sign(d) (m + ceil((m - 1) log(|d| / m) / log((max_position - 1) / m))) beyond, |d| at most max_position - 1
+//     b(d) = sign(d) (m + ceil((m - 1) log(|d| / m) / log((max_position - 1) / m))) beyond, |d| <= max_position - 1
 //   without max_position b(d) = d. With max_position row 0 is never used.
 //
 // key_buckets are the rows of the shared embedding times the weights of the keys (content to position), query_buckets

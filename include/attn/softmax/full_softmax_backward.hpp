@@ -19,8 +19,8 @@
 // Cost     2 B H Lq Lk (3 D + 2 Dv) operations, half of it when causal; without lse, one product more. Scratch, per key
 //          head in progress: about Lk (3 D + 2 Dv) + Lq (4 D + 2 Dv) numbers, with threads that share a head up to 7 Lq
 //          D more, with more than 32768 queries Lk (D + Dv); for drelative_bias and dlog_decay up to B H + 8 lists of
-//          2R + 1 and of Lq + Lk doubles, for drelative_keys and dposition_queries as many tables of (2R + 1) D numbers each, R
-//          up to Lq + Lk; never Lq x Lk.
+//          2R + 1 and of Lq + Lk doubles, for drelative_keys and dposition_queries as many tables of (2R + 1) D numbers
+//          each, R up to Lq + Lk; never Lq x Lk.
 // Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that
 //          share memory with an input or one another, before anything is written.
 //

@@ -2,8 +2,8 @@
 //
 // Along a row of a tile the distances of the keys ascend by one. So r' lies as the keys do, [dim][distances]: a packet
 // of adjacent keys is multiplied with the packet of r' that begins at the distance of its first one, for the next row
-// with the one a distance before that. No product is taken but those of the tile's pairs. Where rows or keys are listed,
-// as beside global tokens, products are taken one by one.
+// with the one a distance before that. No product is taken but those of the tile's pairs. Where rows or keys are
+// listed, as beside global tokens, products are taken one by one.
 #pragma once
 
 #include <attn/core/detail/split_pair.hpp>

@@ -86,8 +86,8 @@ void add_positions(const position_queries<T>& queries, const position_block<T>& 
   }
 }
 
-/// What position queries add to the gradients of the `columns` keys from slot `base` on, and their own gradient, from dS
-/// of `count` rows.
+/// What position queries add to the gradients of the `columns` keys from slot `base` on, and their own gradient, from
+/// dS of `count` rows.
 template <class P, class Score>
 [[gnu::noinline]] void add_position_gradients(idx_t count, idx_t base, idx_t columns, const index_map& positions,
                                               const backward_keys<P>& k, const score_terms<sum_type<P>, Score>& terms,
