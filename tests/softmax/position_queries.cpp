@@ -1,5 +1,8 @@
 // Queries by distance, which the keys are multiplied with: every pair of every kernel, alone and beside relative keys.
+#include <attn/softmax/deberta_relative.hpp>
+
 #include "support/catch.hpp"
+#include "support/refusal.hpp"
 #include "support/run_backward.hpp"
 
 namespace testing::position_queries_tests {
@@ -141,6 +144,65 @@ TEST_CASE("steps with position queries are rows of the whole call", "[position_q
     check(cache, 1e-6), check(ring, 1e-6);
     check(small, 2e-3);  // keys and values in half: 2^-11 of them
     check(codes, 5e-2);  // in 8 bits
+  }
+}
+
+TEST_CASE("DeBERTa's buckets", "[position_queries]") {
+  // Of 8 on each side for 16 positions, as the model's own function has them: 4 + ceil(3 log(d / 4) / log(15 / 4)).
+  const idx_t buckets[] = {0, 1, 2, 3, 4, 5, 5, 6, 6, 6, 7, 7, 7, 7, 7, 7, 7, 7};
+  for (idx_t distance = 0; distance < 18; ++distance) {
+    CAPTURE(distance);
+    CHECK(attn::deberta_bucket(distance, 8, {.max_position = 16}) == 8 + buckets[distance]);
+    CHECK(attn::deberta_bucket(-distance, 8, {.max_position = 16}) == 8 - buckets[distance]);
+    CHECK(attn::deberta_bucket(distance, 8) == std::min<idx_t>(8 + distance, 15));
+    CHECK(attn::deberta_bucket(-distance, 8) == std::max<idx_t>(8 - distance, 0));
+  }
+  CHECK(attn::deberta_bucket(129, 256, {.max_position = 512}) == 256 + 129);
+  CHECK(attn::deberta_bucket(100000, 256, {.max_position = 512}) == 511);
+  CHECK(attn::deberta_bucket(-511, 256, {.max_position = 512}) == 1);
+
+  const idx_t heads = 3, n = 8, reach = 20, dim = 5, rows = 2 * reach + 1;
+  std::vector<double> rows_of(heads * 2 * n * dim), table(heads * rows * dim), d_table(table.size()),
+      d_rows(rows_of.size(), 7);
+  random_source random(3);
+  for (auto* x : {&rows_of, &d_table})
+    for (double& number : *x) number = random.normal();
+  const auto product = [](const std::vector<double>& x, const std::vector<double>& y) {
+    double sum = 0;
+    for (std::size_t i = 0; i < x.size(); ++i) sum += x[i] * y[i];
+    return sum;
+  };
+  for (const attn::deberta_relative_options& options :
+       {attn::deberta_relative_options{}, attn::deberta_relative_options{.max_position = 16}}) {
+    const attn::tensor_view<double, 3> to(table.data(), {heads, rows, dim}), back(d_rows.data(), {heads, 2 * n, dim});
+    attn::deberta_relative<double>({rows_of.data(), {heads, 2 * n, dim}}, to, options);
+    CHECK(to(1, reach - 7, 2) == rows_of[static_cast<std::size_t>((2 * n + n + (options.max_position ? 6 : 7)) * dim + 2)]);
+    for (int times : {1, 2}) {
+      attn::deberta_relative_backward<double>({d_table.data(), {heads, rows, dim}}, back, options, times == 2);
+      CHECK(std::abs(product(rows_of, d_rows) - times * product(table, d_table)) <=
+            1e-12 * static_cast<double>(table.size()));
+    }
+    const auto refuses = [&](idx_t h, idx_t some, idx_t d, idx_t entries, std::optional<idx_t> max_position) {
+      const std::string message = refusal([&] {
+        attn::deberta_relative<double>({rows_of.data(), {h, some, d}}, {table.data(), {heads, entries, dim}},
+                                       {.max_position = max_position});
+      });
+      INFO(message);
+      CHECK(well_formed(message, "deberta_relative"));
+      CHECK(well_formed(refusal([&] {
+                          attn::deberta_relative_backward<double>({table.data(), {heads, entries, dim}},
+                                                                  {d_rows.data(), {h, some, d}},
+                                                                  {.max_position = max_position});
+                        }),
+                        "deberta_relative_backward"));
+    };
+    refuses(1, 2 * n, dim, rows, 16);
+    refuses(heads, 2 * n, dim - 1, rows, 16);
+    refuses(heads, 2 * n, dim, rows - 1, 16);
+    refuses(heads, 2 * n - 1, dim, rows, std::nullopt);
+    refuses(heads, 0, dim, rows, std::nullopt);
+    refuses(heads, 2, dim, rows, 16);
+    refuses(heads, 2 * n, dim, rows, 5);
   }
 }
 
