@@ -34,6 +34,7 @@ const known_flag known[] = {
      "full_softmax, sliding_window: a bias by distance up to this one; 0: none",
      false},
     {"relative-keys", &flags::relative_keys, 0, "the same: keys by distance up to this one; 0: none", false},
+    {"position-queries", &flags::position_queries, 0, "the same: queries by distance up to this one; 0: none", false},
     {"log-decay", &flags::log_decay, 0, "the same, causal: 1: log decays, of which all are 0", false},
     {"key-mask", &flags::key_mask, 0, "the same: 1: a mask of keys, which hides none", false},
     {"dropout", &flags::dropout, 0, "the same: percent of the weights that are dropped; not in errors", false},

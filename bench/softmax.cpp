@@ -85,16 +85,17 @@ struct sliding_window_stream final : stream {
 /// Options beside the plain ones, such that results stay those of softmax.
 struct parameters {
   bool causal;
-  idx_t heads, length, dim, reach, key_reach;
+  idx_t heads, length, dim, reach, key_reach, query_reach;
   double dropout;
-  std::vector<real> bias, d_bias, keys, d_keys, decay, d_decay;
+  std::vector<real> bias, d_bias, keys, d_keys, queries, d_queries, decay, d_decay;
   std::vector<std::uint8_t> seen;
 
   explicit parameters(const problem& p)
       : causal(p.causal), heads(p.heads), length(p.length), dim(p.dim), reach(p.set.relative_bias),
-        key_reach(p.set.relative_keys),
+        key_reach(p.set.relative_keys), query_reach(p.set.position_queries),
         dropout(static_cast<double>(p.set.dropout) / 100), bias(size(reach > 0 ? 2 * reach + 1 : 0)), d_bias(bias),
         keys(size(key_reach > 0 ? (2 * key_reach + 1) * dim : 0)), d_keys(keys),
+        queries(size(query_reach > 0 ? (2 * query_reach + 1) * dim : 0)), d_queries(queries),
         decay(size(p.set.log_decay && causal ? length : 0)), d_decay(decay),
         seen(static_cast<std::size_t>(p.set.key_mask ? length : 0), 1) {}
 
@@ -104,6 +105,7 @@ struct parameters {
     o.causal = causal;
     o.relative_bias = table(bias.data());
     if (!keys.empty()) o.relative_keys = {keys.data(), {heads, 2 * key_reach + 1, dim}};
+    if (!queries.empty()) o.position_queries = {queries.data(), {heads, 2 * query_reach + 1, dim}};
     if (!decay.empty()) o.log_decay = {decay.data(), {1, heads, length}};
     if (!seen.empty()) o.key_mask = attn::tensor_view<const std::uint8_t, 2>(seen.data(), {1, length});
     o.dropout = {dropout, 1};
@@ -115,6 +117,7 @@ struct parameters {
     Gradients g{.q = x.dq, .k = x.dk, .v = x.dv};
     g.relative_bias = table(d_bias.data());
     if (!keys.empty()) g.relative_keys = {d_keys.data(), {heads, 2 * key_reach + 1, dim}};
+    if (!queries.empty()) g.position_queries = {d_queries.data(), {heads, 2 * query_reach + 1, dim}};
     if (!decay.empty()) g.log_decay = {d_decay.data(), {1, heads, length}};
     return g;
   }
@@ -234,7 +237,7 @@ family softmax_family() {
                      .cost = growth::quadratic,
                      .has_causal = true,
                      .exact = true,
-                     .uses = {"relative-bias", "relative-keys", "log-decay", "key-mask", "dropout"},
+                     .uses = {"relative-bias", "relative-keys", "position-queries", "log-decay", "key-mask", "dropout"},
                      .flops = [](const problem& p) { return score_flops(p, full_scores(p)); },
                      .prepare = prepare_full,
                      .backward = {[](const problem& p) { return five_for_two(score_flops(p, full_scores(p)), p); },
@@ -242,6 +245,7 @@ family softmax_family() {
                      .settings = {{{&flags::relative_bias, 128}},
                                   {{&flags::relative_bias, 16384}},
                                   {{&flags::relative_keys, 16384}},
+                                  {{&flags::position_queries, 16384}},
                                   {{&flags::key_mask, 1}},
                                   {{&flags::dropout, 10}}},
                      .causal_settings = {{{&flags::relative_bias, 128}},
@@ -252,7 +256,8 @@ family softmax_family() {
                      .cost = growth::linear,
                      .has_causal = true,
                      .exact = false,
-                     .uses = {"window", "relative-bias", "relative-keys", "log-decay", "key-mask", "dropout"},
+                     .uses = {"window", "relative-bias", "relative-keys", "position-queries", "log-decay", "key-mask",
+                              "dropout"},
                      .flops = [](const problem& p) { return score_flops(p, window_scores(p)); },
                      .prepare = prepare_window,
                      .backward = {[](const problem& p) { return five_for_two(score_flops(p, window_scores(p)), p); },

@@ -100,6 +100,7 @@
 #include <attn/softmax/bigbird_backward.hpp>
 #include <attn/softmax/block.hpp>
 #include <attn/softmax/block_backward.hpp>
+#include <attn/softmax/deberta_relative.hpp>
 #include <attn/softmax/dropout.hpp>
 #include <attn/softmax/full_softmax.hpp>
 #include <attn/softmax/full_softmax_backward.hpp>

@@ -16,7 +16,7 @@ using matrix_type = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::
 attn::idx_t batch = 1, heads = 8, key_heads = 8, length = 512, dim = 64, value_dim = 48, products = 2, sb = 1, sh = 1,
             sl = 1, sd = 1, slots = 64, rows = 16, columns = 32;
 float *pointer = nullptr, *qkv = nullptr, *k_rows = nullptr, *v_rows = nullptr, *b_rows = nullptr, *c_rows = nullptr,
-      lambda = 0;
+      lambda = 0, scale_of_three = 0;
 std::uint16_t* bits = nullptr;
 
 attn::tensor_view<float> q, k, v, out, x, part_out, logits, a, b, q_t, k_t, v_t, a_t, b_t, out_t, bias, d_out, dq, dk,
@@ -25,7 +25,7 @@ attn::tensor_view<float> q, k, v, out, x, part_out, logits, a, b, q_t, k_t, v_t,
 attn::tensor<std::int32_t> lists;
 attn::tensor_view<float, 2> buckets, d_buckets;
 attn::tensor_view<float, 3> w, band, kernel, lse, part_lse, beta, sums_of_keys, decays, d_decays, decays_so_far,
-    keys_by_distance;
+    keys_by_distance, queries_by_distance, d_by_distance, key_buckets, query_buckets, d_query_buckets;
 matrix_type q_matrix, k_matrix, v_matrix, out_matrix, matrix, x_matrix, wq, wk, wv, wo, up, down;
 Eigen::VectorXf bq, bk, bv, bo, b_up, b_down, gamma_1, beta_1, gamma_2, beta_2;
 auto features = attn::draw_features<float>(256, 64, {.seed = 7});

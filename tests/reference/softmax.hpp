@@ -32,6 +32,7 @@ struct basic_softmax_options {
   tensor<N> relative_bias;  // [1, 1, H|1, 2R + 1]: entry clamp(j - p, -R, R) + R
   tensor<N> relative_keys;     // [1, H|1, 2R + 1, D]
   tensor<N> relative_queries;  // [B, H, Lq, D]; q unless given
+  tensor<N> position_queries;  // [1, H|1, 2R + 1, D]
   tensor<N> log_decay;         // [B, H, Lk, 1]
   tensor<double> key_mask;  // [B|1, 1, 1, Lk], 0: hidden
   double dropout_rate = 0;
@@ -104,6 +105,10 @@ N plain_score(const basic_softmax_options<N>& options, const tensor<N>& q, const
     const tensor<N>& queries = options.relative_queries.empty() ? q : options.relative_queries;
     const idx_t reach = table.length() / 2, entry = std::clamp(-distance, -reach, reach) + reach;
     for (idx_t d = 0; d < q.dim(); ++d) dot += queries(b, h, i, d) * table(0, table.heads() == 1 ? 0 : h, entry, d);
+  }
+  if (const tensor<N>& table = options.position_queries; !table.empty()) {
+    const idx_t reach = table.length() / 2, entry = std::clamp(-distance, -reach, reach) + reach;
+    for (idx_t d = 0; d < k.dim(); ++d) dot += k(b, kv_head, j, d) * table(0, table.heads() == 1 ? 0 : h, entry, d);
   }
   N score = dot * options.scale.value_or(1 / std::sqrt(static_cast<double>(q.dim())));
   if (options.softcap) score = *options.softcap * tanh(score / *options.softcap);

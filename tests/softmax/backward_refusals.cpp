@@ -177,6 +177,16 @@ std::vector<refused<Inputs>> gradient_refusals() {
            d.g.relative_bias = {d.d_parameter.data.data(), {4, 9}};
          }},
     });
+  if constexpr (requires(Inputs & d) { d.g.position_queries; })
+    add({
+        {"position queries that are not given", "position_queries",
+         [](auto& d) { d.g.position_queries = {d.d_parameter.data.data(), {1, 3, 8}}; }},
+        {"a gradient of another shape than the position queries", "the gradient of position_queries",
+         [](auto& d) {
+           d.options.position_queries = {d.other.data.data(), {1, 3, 8}};
+           d.g.position_queries = {d.d_parameter.data.data(), {4, 3, 8}};
+         }},
+    });
   if constexpr (requires(Inputs & d) { d.g.log_decay; })
     add({
         {"log decays that are not given", "log_decay",

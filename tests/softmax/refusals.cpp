@@ -60,6 +60,22 @@ TEST_CASE("full_softmax refuses what does not fit", "[refusals]") {
   list.push_back({"a null relative bias", "null", [](here& d) { d.options.relative_bias = {nullptr, {4, 9}}; }});
   list.push_back({"lse in the relative bias", "overlap",
                   [](here& d) { d.options.relative_bias = {d.lse.data.data(), {1, 9}}; }});
+  using rows = attn::tensor_view<const float, 3>;
+  const auto keys = [](idx_t h, idx_t entries, idx_t dim) {
+    return [=](here& d) { d.options.relative_keys = rows(d.other.data.data(), {h, entries, dim}); };
+  };
+  const auto queries = [](idx_t h, idx_t entries, idx_t dim) {
+    return [=](here& d) { d.options.position_queries = rows(d.other.data.data(), {h, entries, dim}); };
+  };
+  list.push_back({"relative keys of the key heads", "relative_keys heads", keys(2, 3, 8)});
+  list.push_back({"relative keys without a middle", "2 R + 1 rows of relative_keys; found 4", keys(4, 4, 8)});
+  list.push_back({"relative keys of another dim", "relative_keys dim = query dim 8; found 5", keys(1, 3, 5)});
+  list.push_back({"position queries of the key heads", "position_queries heads", queries(2, 3, 8)});
+  list.push_back({"position queries without a middle", "2 R + 1 rows of position_queries; found 4", queries(4, 4, 8)});
+  list.push_back({"position queries of another dim", "position_queries dim = key dim 8; found 5", queries(1, 3, 5)});
+  list.push_back({"null position queries", "null", [](here& d) { d.options.position_queries = {nullptr, {1, 3, 8}}; }});
+  list.push_back({"out in the position queries", "overlap",
+                  [](here& d) { d.options.position_queries = {d.out.data.data(), {1, 3, 8}}; }});
   for (auto& one : decay_refusals<here>()) list.push_back(one);
   list.push_back({"out in bias", "overlap", [](here& d) { d.options.bias = {d.out.data.data(), {1, 1, 6, 9}}; }});
   list.push_back({"lse in bias", "overlap", [](here& d) { d.options.bias = {d.lse.data.data(), {1, 1, 1, 9}}; }});

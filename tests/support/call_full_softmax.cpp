@@ -16,6 +16,7 @@ void compiled_full_softmax<S>::step(attn::kv_cache<S>& cache, in_view<S> q, in_v
                                     const options& given, const score_of<S>& score, attn::execution& execution) {
   attn::full_softmax_step_options<S> chosen{.scale = given.scale, .lengths = given.lengths,  .bias = given.bias,
                                             .relative_keys = given.relative_keys,
+                                            .position_queries = given.position_queries,
                                             .relative_bias = given.relative_bias, .softcap = given.softcap,
                                             .alibi_slopes = given.alibi_slopes, .sinks = given.sinks,
                                             .dropout = given.dropout, .lse = given.lse};

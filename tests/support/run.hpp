@@ -82,6 +82,7 @@ void round_options(reference::softmax_options& options) {
   options.relative_bias = cast<double>(cast<real<S>>(options.relative_bias));
   options.log_decay = cast<double>(cast<real<S>>(options.log_decay));
   options.relative_keys = cast<double>(cast<real<S>>(options.relative_keys));
+  options.position_queries = cast<double>(cast<real<S>>(options.position_queries));
   options.relative_queries = cast<double>(cast<S>(options.relative_queries));
 }
 template <class S>
@@ -163,7 +164,8 @@ class stored_options {
   explicit stored_options(const Options& from)
       : from_(from), slopes_(cast<real<S>>(from.alibi_slopes)), sinks_(cast<real<S>>(from.sinks)),
         relative_(cast<real<S>>(from.relative_bias)), decay_(cast<real<S>>(from.log_decay)),
-        relative_keys_(cast<real<S>>(from.relative_keys)), relative_queries_(cast<S>(from.relative_queries)) {
+        relative_keys_(cast<real<S>>(from.relative_keys)), position_queries_(cast<real<S>>(from.position_queries)),
+        relative_queries_(cast<S>(from.relative_queries)) {
     if (from_.scale) options.scale = static_cast<real<S>>(*from_.scale);
     if (from_.softcap) options.softcap = static_cast<real<S>>(*from_.softcap);
     options.causal = from_.causal;
@@ -174,8 +176,11 @@ class stored_options {
     options.alibi_slopes = slopes_;
     options.sinks = sinks_;
     options.relative_bias = table_view(relative_);
-    if (const auto& r = relative_keys_; !r.empty())
-      options.relative_keys = {r.data.data(), {r.heads(), r.length(), r.dim()}};
+    const auto by_distance = [](const tensor<real<S>>& r) {
+      return attn::tensor_view<const real<S>, 3>(r.data.data(), {r.heads(), r.length(), r.dim()});
+    };
+    if (!relative_keys_.empty()) options.relative_keys = by_distance(relative_keys_);
+    if (!position_queries_.empty()) options.position_queries = by_distance(position_queries_);
     if (!relative_queries_.empty()) options.relative_queries = view(std::as_const(relative_queries_));
     if (!decay_.empty()) options.log_decay = row_view(decay_);
     options.key_mask = seen_.view();
@@ -203,7 +208,7 @@ class stored_options {
   static constexpr bool windowed = std::is_same_v<Options, reference::sliding_window_options>;
   Options from_;
   std::vector<real<S>> slopes_, sinks_;
-  tensor<real<S>> relative_, decay_, relative_keys_, bias_;
+  tensor<real<S>> relative_, decay_, relative_keys_, position_queries_, bias_;
   tensor<S> relative_queries_;
   key_mask_bytes seen_{from_.key_mask};
   tensor<S> global_[3];

@@ -41,6 +41,7 @@ void each_input(Problem& p, F&& f) {
   f("alibi_slopes", p.options.alibi_slopes), f("sinks", p.options.sinks);
   f("relative_bias", p.options.relative_bias), f("log_decay", p.options.log_decay);
   f("relative_keys", p.options.relative_keys), f("relative_queries", p.options.relative_queries);
+  f("position_queries", p.options.position_queries);
   if constexpr (requires { p.options.q_global; })
     f("q_global", p.options.q_global), f("k_global", p.options.k_global), f("v_global", p.options.v_global);
 }
@@ -55,7 +56,8 @@ void each_gradient(Gradients& g, F&& f) {
   if constexpr (requires { g.relative_bias; }) f("relative_bias", g.relative_bias);
   if constexpr (requires { g.log_decay; }) f("log_decay", g.log_decay);
   if constexpr (requires { g.relative_keys; })
-    f("relative_keys", g.relative_keys), f("relative_queries", g.relative_queries);
+    f("relative_keys", g.relative_keys), f("relative_queries", g.relative_queries),
+        f("position_queries", g.position_queries);
   f("sinks", g.sinks);
   if constexpr (requires { g.q_global; })
     f("q_global", g.q_global), f("k_global", g.k_global), f("v_global", g.v_global);
@@ -174,9 +176,9 @@ named_tensors library_gradients(const problem<Options>& p, const gradient_case& 
         if constexpr (asked::rank == 1)
           to = {memory.data.data(), {memory.dim()}};
         else if constexpr (asked::rank == 3)
-          to = name == "relative_keys" ? attn::tensor_view<number, 3>(memory.data.data(),
-                                                                      {memory.heads(), memory.length(), memory.dim()})
-                                       : row_view(memory);
+          to = name == "log_decay" ? row_view(memory)
+                                   : attn::tensor_view<number, 3>(memory.data.data(),
+                                                                  {memory.heads(), memory.length(), memory.dim()});
         else if constexpr (asked::rank == 2)
           to = {memory.data.data(), {memory.length(), memory.dim()}};
         else

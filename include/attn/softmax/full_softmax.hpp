@@ -53,6 +53,10 @@ struct full_softmax_options {
   /// v). Scratch: up to (Lq + Lk) D numbers for each head of r; one product of Lq x Lk x D more.
   view_field<const real, 3> relative_keys{};
   view_field<const S> relative_queries{};
+  /// Position queries r' [H or 1, 2R + 1, D]: + k_j.r'[clamp(j - p_i, -R, R) + R], what relative_keys are for queries
+  /// (He 2021, "DeBERTa", position to content; deberta_relative.hpp spreads its buckets). The two R may differ. Scratch:
+  /// up to 1.4 (Lq + Lk) D numbers for each head of r'; one product of Lq x Lk x D more.
+  view_field<const real, 3> position_queries{};
   /// Added to the scores by distance: entry clamp(j - p_i, -R, R) + R of [H or 1, 2R + 1]; R may exceed the lengths
   /// (relative_bias.hpp expands the buckets of T5). -infinity masks a key.
   view_field<const real, 2> relative_bias{};

@@ -9,8 +9,8 @@
 //   dk_j = scale sum_i ds'_ij q_i, ds' = ds times the derivative of softcap and score function; dbias_ij = ds_ij before
 //   softcap's, drelative_bias its sums over the pairs of a distance, dlog_decay_t its sum over the pairs j < t <= p_i;
 //   drelative_queries_i = scale sum_j ds'_ij r[j - p_i], drelative_keys = scale times the sums of ds'_ij q'_i by
-//   distance; dsink = -sum_i e^(sink - lse_i) D_i. With dropout P_ij m_ij / (1 - rate) in dv, d_out_i . v_j times the
-//   same in ds.
+//   distance, likewise dposition_queries of ds'_ij k_j, whose dk_j also has scale sum_i ds'_ij r'[j - p_i]; dsink =
+//   -sum_i e^(sink - lse_i) D_i. With dropout P_ij m_ij / (1 - rate) in dv, d_out_i . v_j times the same in ds.
 //                                                            Dao et al. 2022, "FlashAttention", appendix B
 //
 // Shapes   q, k, v, out, the options: as the forward call's; out and options.lse are what it wrote. d_out as out,
@@ -19,8 +19,8 @@
 // Cost     2 B H Lq Lk (3 D + 2 Dv) operations, half of it when causal; without lse, one product more. Scratch, per key
 //          head in progress: about Lk (3 D + 2 Dv) + Lq (4 D + 2 Dv) numbers, with threads that share a head up to 7 Lq
 //          D more, with more than 32768 queries Lk (D + Dv); for drelative_bias and dlog_decay up to B H + 8 lists of
-//          2R + 1 and of Lq + Lk doubles, for drelative_keys as many tables of (2R + 1) D numbers, R up to Lq + Lk;
-//          never Lq x Lk.
+//          2R + 1 and of Lq + Lk doubles, for drelative_keys and dposition_queries as many tables of (2R + 1) D numbers
+//          each, R up to Lq + Lk; never Lq x Lk.
 // Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that
 //          share memory with an input or one another, before anything is written.
 //
@@ -54,6 +54,8 @@ struct full_softmax_gradients {
   /// As relative_keys, [H or 1, 2R + 1, D], and relative_queries, [B, H, Lq, D].
   view_field<real, 3> relative_keys{};
   view_field<S> relative_queries{};
+  /// As position_queries: [H or 1, 2R + 1, D].
+  view_field<real, 3> position_queries{};
   /// As log_decay: [B, H, Lk].
   view_field<real, 3> log_decay{};
   /// [H]

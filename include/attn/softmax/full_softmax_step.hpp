@@ -61,6 +61,7 @@ struct full_softmax_cached_options {
   view_field<const real> bias{};
   view_field<const real, 3> relative_keys{};
   view_field<const S> relative_queries{};
+  view_field<const real, 3> position_queries{};
   view_field<const real, 2> relative_bias{};
   view_field<const real, 3> log_decay{};
   mask_view mask{};

@@ -11,7 +11,7 @@
 // Shapes   as full_softmax, and so are the values for which `out` is finite.
 // Cost     2 B H (D + Dv) operations for every visible key of a query; keys that no query sees are not read. Scratch
 //          per thread: about (w + max(w, 768) + 300 + global positions) (D + Dv) numbers, w = left + right, whatever
-//          the length; beside these what log_decay and relative_keys need (full_softmax_options).
+//          the length; beside these what log_decay, relative_keys and position_queries need (full_softmax_options).
 // Result   A row that sees no key is 0 and its lse -infinity, whatever its sink; so are rows of padding.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 //
@@ -53,6 +53,7 @@ struct sliding_window_options {
   /// As in full_softmax_options.
   view_field<const real, 3> relative_keys{};
   view_field<const S> relative_queries{};
+  view_field<const real, 3> position_queries{};
   view_field<const real, 2> relative_bias{};
   view_field<const real, 3> log_decay{};
   mask_view mask{};

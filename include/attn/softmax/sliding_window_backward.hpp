@@ -12,8 +12,8 @@
 //          thread, whatever the length: about (9 (768 + 2 w) + 1800) max(D, Dv) numbers for windows of w keys on each
 //          side, above 192 of them 6 w instead of 768 + 2 w, and 7 in place of 9 on one thread; for n global positions
 //          n (D + Dv) for each of three parts of 768 positions; where the heads of a group differ in dilation, Lk (D +
-//          Dv). For the gradients of relative_bias, relative_keys and log_decay as in full_softmax_backward.hpp, the
-//          first two for distances within the window, and for every part.
+//          Dv). For the gradients of relative_bias, relative_keys, position_queries and log_decay as in
+//          full_softmax_backward.hpp, the first three for distances within the window, and for every part.
 #pragma once
 
 #include <attn/softmax/detail/sliding_window_backward_run.hpp>
@@ -32,6 +32,8 @@ struct sliding_window_gradients {
   /// As relative_keys, [H or 1, 2R + 1, D], and relative_queries, [B, H, Lq, D].
   view_field<real, 3> relative_keys{};
   view_field<S> relative_queries{};
+  /// As position_queries: [H or 1, 2R + 1, D].
+  view_field<real, 3> position_queries{};
   /// As log_decay: [B, H, Lk].
   view_field<real, 3> log_decay{};
   /// [H]

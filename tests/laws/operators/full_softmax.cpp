@@ -27,7 +27,7 @@ struct parameters {
   full_softmax_entry entry;
   law_shape shape;
   std::vector<T> slopes, sinks;
-  tensor<T> bias, relative, relative_keys, decay;
+  tensor<T> bias, relative, relative_keys, position_queries, decay;
   std::vector<std::uint8_t> key_mask;  // [B, Lk]
   law_mask mask;
   score_of<T> score;
@@ -43,7 +43,9 @@ struct parameters {
             for (idx_t j = 0; j < s.keys; ++j)
               bias(b, h, i, j) = bias_value<T>(s.first_batch + b, s.first_head + h, i, j);
     }
-    if (e.relative) relative = law_relative_bias<T>(s, e.bias), relative_keys = law_relative_keys<T>(s);
+    if (e.relative)
+      relative = law_relative_bias<T>(s, e.bias), relative_keys = law_relative_keys<T>(s),
+      position_queries = law_position_queries<T>(s);
     if (e.forgets) decay = law_log_decay<T>(s);
     if (e.mask) mask = law_mask(s), key_mask = law_key_mask(s);
     if (e.score) score = own_score_of<T>(s);
@@ -58,7 +60,10 @@ struct parameters {
     o.alibi_slopes = slopes, o.sinks = sinks;
     if (entry.bias) o.bias = view(bias);
     o.relative_bias = table_view(relative);
-    if (entry.relative) o.relative_keys = {relative_keys.data.data(), {shape.heads, 15, shape.dim}};
+    if (entry.relative) {
+      o.relative_keys = {relative_keys.data.data(), {shape.heads, 15, shape.dim}};
+      o.position_queries = {position_queries.data.data(), {shape.heads, 7, shape.dim}};
+    }
     if (entry.forgets) o.log_decay = {decay.data.data(), {decay.batch(), decay.heads(), decay.length()}};
     if (entry.mask) o.key_mask = attn::tensor_view<const std::uint8_t, 2>(key_mask.data(), {shape.batch, shape.keys});
     if (entry.mask) o.mask = mask.view(), o.scale = T(0.3), o.first_position = first_position;
@@ -71,7 +76,7 @@ struct parameters {
     if (entry.softcap) o.softcap = 2;
     o.alibi_slopes = call.parameter(slopes), o.sinks = call.parameter(sinks), o.bias = call.parameter(bias);
     o.relative_bias = call.parameter(relative), o.log_decay = call.parameter(decay);
-    o.relative_keys = call.parameter(relative_keys);
+    o.relative_keys = call.parameter(relative_keys), o.position_queries = call.parameter(position_queries);
     if (entry.mask) o.key_mask = key_mask_for_reference(key_mask, shape);
     if (entry.mask) o.scale = static_cast<double>(T(0.3)), o.first_position = first_position;
     o.score = mask_for_reference(shape, call, entry.mask, entry.score, o.first_position);
@@ -95,19 +100,21 @@ law_operator<T> operator_of(const full_softmax_entry& entry) {
     auto p = std::make_shared<parameters<T>>(entry, shape);
     auto d_slopes = std::make_shared<std::vector<T>>(p->slopes), d_sinks = std::make_shared<std::vector<T>>(p->sinks);
     auto d_bias = std::make_shared<tensor<T>>(p->bias), d_relative = std::make_shared<tensor<T>>(p->relative),
-         d_keys = std::make_shared<tensor<T>>(p->relative_keys), d_decay = std::make_shared<tensor<T>>(p->decay);
+         d_keys = std::make_shared<tensor<T>>(p->relative_keys), d_decay = std::make_shared<tensor<T>>(p->decay),
+         d_queries = std::make_shared<tensor<T>>(p->position_queries);
     return [=](const law_backward_call<T>& call) {
       attn::full_softmax_gradients<T> g{.q = call.dq, .k = call.dk, .v = call.dv};
       if (entry.alibi) g.alibi_slopes = *d_slopes;
       if (entry.sinks) g.sinks = *d_sinks;
       if (entry.bias) g.bias = view(*d_bias);
       if (entry.relative) g.relative_keys = {d_keys->data.data(), {d_keys->heads(), 15, d_keys->dim()}};
+      if (entry.relative) g.position_queries = {d_queries->data.data(), {d_queries->heads(), 7, d_queries->dim()}};
       if (entry.relative)
         g.relative_bias = {d_relative->data.data(), {d_relative->length(), d_relative->dim()}};
       if (entry.forgets) g.log_decay = row_view(*d_decay);
       compiled_full_softmax<T>::backward(call.q, call.k, call.v, call.out, call.d_out, g, p->options(call), p->score,
                                          own_score_backward<T>, *call.execution);
-      call.give(*d_slopes, *d_sinks, d_bias->data, d_relative->data, d_keys->data, d_decay->data);
+      call.give(*d_slopes, *d_sinks, d_bias->data, d_relative->data, d_keys->data, d_queries->data, d_decay->data);
     };
   };
   op.reference = [entry](const law_shape& shape) {

@@ -64,6 +64,17 @@ tensor<T> law_relative_keys(const law_shape& s) {
   return table;
 }
 
+// Position queries up to distance 3, [1, H, 7, D].
+template <class T>
+tensor<T> law_position_queries(const law_shape& s) {
+  tensor<T> table(1, s.heads, 7, s.dim);
+  for (idx_t h = 0; h < s.heads; ++h)
+    for (idx_t e = 0; e < 7; ++e)
+      for (idx_t d = 0; d < s.dim; ++d)
+        table(0, h, e, d) = static_cast<T>((3 * e + 5 * d + 2 * (s.first_head + h)) % 13 - 6) / 8;
+  return table;
+}
+
 // A mask of keys, which never hides the first.
 inline bool key_mask_sees(idx_t b, idx_t j) { return (3 * j + b) % 7 != 5 || j == 0; }
 inline std::vector<std::uint8_t> law_key_mask(const law_shape& s) {

@@ -37,7 +37,7 @@ struct parameters {
   std::vector<idx_t> dilation;
   law_shape shape;
   std::vector<T> slopes, sinks;
-  tensor<T> q_global, k_global, v_global, relative, relative_keys, decay;
+  tensor<T> q_global, k_global, v_global, relative, relative_keys, position_queries, decay;
   law_mask mask;
   std::vector<std::uint8_t> key_mask;  // [B, Lk]
   score_of<T> score;
@@ -48,7 +48,7 @@ struct parameters {
       for (idx_t h = 0; h < s.heads; ++h)
         dilation.push_back(e.dilation[static_cast<std::size_t>(s.first_head + h) % e.dilation.size()]);
     }
-    if (e.scores) relative_keys = law_relative_keys<T>(s);
+    if (e.scores) relative_keys = law_relative_keys<T>(s), position_queries = law_position_queries<T>(s);
     if (e.scores) slopes = law_slopes<T>(s), sinks = law_sinks<T>(s), relative = law_relative_bias<T>(s);
     if (e.mask) mask = law_mask(s), key_mask = law_key_mask(s), score = own_score_of<T>(s);
     if (e.forgets) decay = law_log_decay<T>(s);
@@ -69,7 +69,10 @@ struct parameters {
     o.alibi_slopes = slopes, o.sinks = sinks, o.relative_bias = table_view(relative);
     if (entry.mask) o.mask = mask.view(), o.first_position = first_position;
     if (entry.mask) o.key_mask = attn::tensor_view<const std::uint8_t, 2>(key_mask.data(), {shape.batch, shape.keys});
-    if (entry.scores) o.relative_keys = {relative_keys.data.data(), {shape.heads, 15, shape.dim}};
+    if (entry.scores) {
+      o.relative_keys = {relative_keys.data.data(), {shape.heads, 15, shape.dim}};
+      o.position_queries = {position_queries.data.data(), {shape.heads, 7, shape.dim}};
+    }
     if (entry.forgets) o.log_decay = {decay.data.data(), {decay.batch(), decay.heads(), decay.length()}};
     if (entry.own_projections) o.q_global = view(q_global), o.k_global = view(k_global), o.v_global = view(v_global);
     return o;
@@ -84,7 +87,7 @@ struct parameters {
     o.q_global = call.parameter(q_global), o.k_global = call.parameter(k_global);
     o.v_global = call.parameter(v_global);
     o.relative_bias = call.parameter(relative), o.log_decay = call.parameter(decay);
-    o.relative_keys = call.parameter(relative_keys);
+    o.relative_keys = call.parameter(relative_keys), o.position_queries = call.parameter(position_queries);
     if (entry.mask) o.key_mask = key_mask_for_reference(key_mask, shape);
     if (entry.mask) o.first_position = first_position;
     o.score = mask_for_reference(shape, call, entry.mask, entry.mask, o.first_position);
@@ -120,11 +123,12 @@ backward_binder<T> window_backward(const sliding_window_entry& entry) {
     struct memory {
       parameters<T> given;
       std::vector<T> slopes, sinks;
-      tensor<T> q_global, k_global, v_global, relative, keys, decay;
+      tensor<T> q_global, k_global, v_global, relative, keys, queries, decay;
     };
-    auto m = std::make_shared<memory>(memory{parameters<T>(entry, shape), {}, {}, {}, {}, {}, {}, {}, {}});
+    auto m = std::make_shared<memory>(memory{parameters<T>(entry, shape), {}, {}, {}, {}, {}, {}, {}, {}, {}});
     m->slopes = m->given.slopes, m->sinks = m->given.sinks, m->relative = m->given.relative;
     m->decay = m->given.decay, m->keys = m->given.relative_keys;
+    m->queries = m->given.position_queries;
     m->q_global = m->given.q_global, m->k_global = m->given.k_global, m->v_global = m->given.v_global;
     return [m](const law_backward_call<T>& call) {
       const sliding_window_entry& e = m->given.entry;
@@ -132,6 +136,7 @@ backward_binder<T> window_backward(const sliding_window_entry& entry) {
       if (e.scores) {
         g.alibi_slopes = m->slopes, g.sinks = m->sinks;
         g.relative_keys = {m->keys.data.data(), {m->keys.heads(), 15, m->keys.dim()}};
+        g.position_queries = {m->queries.data.data(), {m->queries.heads(), 7, m->queries.dim()}};
         g.relative_bias = {m->relative.data.data(), {m->relative.length(), m->relative.dim()}};
       }
       if (e.forgets) g.log_decay = row_view(m->decay);
@@ -140,7 +145,7 @@ backward_binder<T> window_backward(const sliding_window_entry& entry) {
       compiled_sliding_window<T>::backward(call.q, call.k, call.v, call.out, call.d_out, g, m->given.options(call),
                                            m->given.score, own_score_backward<T>, *call.execution);
       call.give(m->slopes, m->sinks, m->q_global.data, m->k_global.data, m->v_global.data,
-                m->relative.data, m->keys.data, m->decay.data);
+                m->relative.data, m->keys.data, m->queries.data, m->decay.data);
     };
   };
 }
@@ -175,6 +180,7 @@ bound<T> stream_window(const sliding_window_entry& entry, const law_shape& shape
     options.scale = chosen.scale, options.softcap = chosen.softcap, options.lse = chosen.lse;
     options.alibi_slopes = chosen.alibi_slopes, options.sinks = chosen.sinks;
     options.relative_bias = chosen.relative_bias, options.relative_keys = chosen.relative_keys;
+    options.position_queries = chosen.position_queries;
     if (chosen.log_decay) options.log_decay = chosen.log_decay.slice(2, 0, shared->cache.tokens() + call.k.extent(2));
     compiled_sliding_window<T>::step(shared->cache, call.q, call.k, call.v, call.out, options, {}, *call.execution);
   };

@@ -198,8 +198,24 @@ struct backward_scratch {
   T* part = nullptr;                               // [tile_rows][stride]: what a block of rows adds to sums with errors
   T *long_dq = nullptr, *long_errors = nullptr;    // [max_rows][stride]: dq of rows that see many keys
   T* relative = nullptr;                           // one tile [dim][tile_rows] of the queries of relative keys
+  T* position_d = nullptr;                         // of position queries: dS, between tile_rows rows of zeros
+  T* key_rows = nullptr;                           // with pairs: the keys as rows of numbers, as values
 
-  static backward_scratch layout(arena& memory, idx_t dim, idx_t dim_v, bool with_raw, bool with_relative = false) {
+  static constexpr idx_t key_row_count = backward_key_block + panel_width<T>;
+
+  static backward_scratch layout(arena& memory, idx_t dim, idx_t dim_v, bool with_raw, bool with_relative = false,
+                                 bool with_positions = false) {
+    constexpr idx_t paired = numbers_of<P> > 1, tile = tile_rows * score_stride;
+    backward_scratch s = layout_blocks(memory, dim, dim_v, with_raw, with_relative);
+    if (!with_positions) return s;
+    s.position_d = memory.allocate<T>((max_rows + 2 * tile_rows) * score_stride) + tile;
+    s.key_rows = memory.allocate<T>(paired * key_row_count * round_up(dim, panel_width<T>));
+    if constexpr (!paired) s.d_scores = s.position_d;
+    return s;
+  }
+
+ private:
+  static backward_scratch layout_blocks(arena& memory, idx_t dim, idx_t dim_v, bool with_raw, bool with_relative) {
     constexpr idx_t paired = numbers_of<P> > 1, tile = tile_rows * score_stride;
     return {.weights = memory.allocate<P>(operands<P>(max_rows) * score_stride),
             .d_scores = memory.allocate<P>(operands<P>(max_rows) * score_stride),

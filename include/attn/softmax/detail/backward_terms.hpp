@@ -51,6 +51,7 @@ struct backward_terms {
   relative_sums relative{};  // they belong to this task
   decay_gradients decay{};
   relative_key_sums<T> by_distance{};
+  T* d_positions = nullptr;  // the task's sums of the gradient of position queries, by slot
   double slope_sum = 0;      // over all pairs of queries and keys
 
   /// Whether the gradients need the scores as they were before the terms.

@@ -204,7 +204,7 @@ bool masked_scores(const P* queries, const T* relative, const key_range* ranges,
   if (coverage == mask_coverage::none) return false;
   with_tile_height(t.rows, [&](auto M) { tile_scores<P, M.value>(queries, keys, first, count, s); });
   const bool any = terms.any_but_mask() || coverage == mask_coverage::some;
-  if (left && !terms.any_but_mask() && !relative && factor > 0)
+  if (left && !terms.any_but_mask() && !relative && !terms.by_position && factor > 0)
     *left = factor;
   else if (numbers_of<P> > 1)
     for (idx_t m = 0; m < t.rows; ++m)
@@ -212,6 +212,8 @@ bool masked_scores(const P* queries, const T* relative, const key_range* ranges,
         store<T>(x, mul(load<T>(x), broadcast<T>(factor)));
   if (relative)
     terms.by_distance.add_tile(relative, positions.from(t.row), terms.query_shift, terms.head, keys.positions, t, s);
+  if (terms.by_position)
+    terms.by_position.add_tile(keys, positions.from(t.row), terms.query_shift, terms.head, t, terms.query_factor(), s);
   for (idx_t m = 0; raw && m < t.rows; ++m) std::copy_n(s + m * score_stride, count, raw + m * score_stride);
   for (idx_t m = 0; m < t.rows && (t.masked || any); ++m) {
     T* const row = s + m * score_stride;

@@ -25,7 +25,7 @@
 // pairs of rows.
 #pragma once
 
-#include <attn/softmax/detail/backward_memory.hpp>
+#include <attn/softmax/detail/position_query_gradients.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
@@ -226,6 +226,8 @@ void backward_block(const backward_rows<P>& rows, idx_t count, const key_range* 
     add_to(p, d_out, rows.dim_v, k.d_values, k.value_errors, stride_v);
     add_to(ds, queries, rows.dim, k.d_keys, k.key_errors, stride_k);
   }
+  if (terms.by_position && (k.d_keys || back.d_positions))
+    add_position_gradients(count, base, columns, positions, k, terms, s, back.d_positions);
 }
 
 /// One block of rows with all slots that its ranges name, as attend() does.

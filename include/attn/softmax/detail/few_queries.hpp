@@ -236,7 +236,7 @@ struct few_queries_driver {
 
   void attend_in_blocks(const work& w, const online_softmax<T>& state, int worker) const {
     // Terms are those of one head; without any, short tiles of several heads become tall ones.
-    const bool alone = in.terms.any() || in.terms.dropout || in.terms.by_distance;
+    const bool alone = in.terms.any() || in.terms.dropout || in.terms.by_distance || in.terms.by_position;
     const auto heads_of_block = [&](idx_t number) {
       return alone ? 1 : std::clamp<idx_t>(max_rows / std::max<idx_t>(1, queries(w, number)), 1, w.heads);
     };

@@ -57,7 +57,7 @@ struct full_softmax_backward_driver {
                                              bool(in.terms().by_distance)),
             .dq = in.dq ? memory.allocate<T>((parts + 1) * dq_size()) : nullptr,
             .slopes = memory.allocate<T>(parts), .sums = memory.allocate<double>(parts * in.head_entries()),
-            .tables = in.d_relative_keys ? memory.allocate<T>(parts * in.table_size()) : nullptr,
+            .tables = memory.allocate<T>(parts * in.table_size()),
             .d_relative = in.d_relative_queries ? memory.allocate<T>((parts + 1) * dq_size()) : nullptr};
   }
 
@@ -68,16 +68,17 @@ struct full_softmax_backward_driver {
     const auto scratch = in.forward.exec.scratch(worker, [&](arena& memory) { return in.layout_scratch(memory); });
     T* const dq = in.dq ? s.dq + (part + 1) * dq_size() : nullptr;
     T* const d_relative = in.d_relative_queries ? s.d_relative + (part + 1) * dq_size() : nullptr;
-    T* const table = in.d_relative_keys ? s.tables + part * in.table_size() : nullptr;
+    T* const table = s.tables + part * in.table_size();
     for (T* x : {dq, d_relative})
       if (x) std::fill_n(x, row_blocks(b) * max_rows * dq_stride(), T(0));
-    if (table) std::fill_n(table, in.table_size(), T(0));
+    std::fill_n(table, in.table_size(), T(0));
     const auto head_terms = in.terms().for_head(b, h, shift);
     auto back = in.back(head_terms);
     double* const sums = s.sums + part * in.head_entries();
     std::fill_n(sums, in.head_entries(), 0.0);
     back.relative = in.relative_list(sums, 0);
     back.decay = in.decay_list(sums);
+    back.d_positions = in.position_sums(table);
     key_range ranges[max_rows];
     for (idx_t from = begin; from < end; from += backward_key_block)
       for (idx_t i0 = 0; i0 < queries; i0 += max_rows) {
@@ -119,7 +120,7 @@ struct full_softmax_backward_driver {
         for (idx_t part = 0; part < parts_of(b); ++part) {
           if (in.d_slopes) in.slope_sums[head] += s.slopes[part];
           in.add_sums(head, s.sums + part * in.head_entries(), in.head_entries());
-          if (in.d_relative_keys) in.add_table(head, s.tables + part * in.table_size());
+          in.add_table(head, s.tables + part * in.table_size());
         }
       }
       if (!in.dq && !in.d_relative_queries) continue;

@@ -13,6 +13,7 @@
 #include <attn/softmax/detail/dropped_weights.hpp>
 #include <attn/softmax/detail/online_softmax.hpp>
 #include <attn/softmax/detail/packed_keys.hpp>
+#include <attn/softmax/detail/position_queries.hpp>
 #include <attn/softmax/detail/relative_bias.hpp>
 #include <attn/softmax/detail/relative_keys.hpp>
 #include <attn/softmax/detail/score_loops.hpp>
@@ -79,7 +80,8 @@ struct score_terms {
   tensor_view<const T> bias{};
   relative_bias<T> relative{};
   decay_sums<T> decay{};
-  relative_keys<T> by_distance{};  // part of the product: added before the terms
+  relative_keys<T> by_distance{};  // parts of the product: added before the terms
+  position_queries<T> by_position{};
   dropout_options dropout{};  // of the weights, after the softmax
   tensor_view<const unsigned char> mask{}, key_mask{};  // the latter only beside the former
   std::span<const T> slopes{};
@@ -268,6 +270,7 @@ score_terms<T, Score> terms_of(const Options& options, idx_t dim, Score* score =
   if constexpr (requires { options.bias; }) terms.bias = options.bias;
   if constexpr (requires { options.relative_bias; }) terms.relative = {options.relative_bias};
   if constexpr (requires { options.relative_keys; }) terms.by_distance.table = options.relative_keys;
+  if constexpr (requires { options.position_queries; }) terms.by_position.table = options.position_queries;
   if constexpr (requires { options.log_decay; }) terms.decay.log_decay = options.log_decay;
   if constexpr (requires { options.dropout; }) terms.dropout = options.dropout;
   if constexpr (requires { options.mask; }) terms.mask = options.mask.bytes();
@@ -318,6 +321,10 @@ void check_softmax_numbers(call_views& views, const attention_shape& s, const Op
     views.option("relative_keys", table,
                  {{"relative_keys heads", s.heads, or_one}, {}, {"relative_keys dim = query dim", s.dim}});
     if (table && table.extent(1) % 2 == 0) views.fail("2 R + 1 rows of relative_keys", table.extent(1));
+    const auto& positions = options.position_queries;
+    views.option("position_queries", positions,
+                 {{"position_queries heads", s.heads, or_one}, {}, {"position_queries dim = key dim", s.dim}});
+    if (positions && positions.extent(1) % 2 == 0) views.fail("2 R + 1 rows of position_queries", positions.extent(1));
     views.option("relative_queries", options.relative_queries, {{"relative_queries batch = query batch", s.batch},
                                                                 {"relative_queries heads = query heads", s.heads},
                                                                 {"relative_queries length = query length", s.queries},

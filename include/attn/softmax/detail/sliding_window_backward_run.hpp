@@ -41,7 +41,7 @@ struct sliding_window_backward_driver : window_parts<S, Score, ScoreBackward> {
   }
 
   T* table_of(const partial& sums, idx_t in_group) const {
-    return in.d_relative_keys ? sums.tables() + in_group * in.table_size() : nullptr;
+    return sums.tables() + in_group * in.table_size();
   }
   /// The same by global key, of a query head.
   decay_gradients of_globals(decay_gradients of, const partial& sums, idx_t in_group) const {
@@ -63,6 +63,7 @@ struct sliding_window_backward_driver : window_parts<S, Score, ScoreBackward> {
     T* const dq = in.dq ? s.dq : nullptr;
     T* const d_relative = in.d_relative_queries ? s.d_relative : nullptr;
     back.by_distance = in.distance_sums(table_of(sums, in_group), dq, d_relative, query_stride());
+    back.d_positions = in.position_sums(table_of(sums, in_group));
     const idx_t all = in.lengths().keys(p.b);
     for (idx_t t = begin; t < end; t += max_rows) {
       index_map which;
@@ -109,6 +110,7 @@ struct sliding_window_backward_driver : window_parts<S, Score, ScoreBackward> {
     T* const dq = wanted ? s.dq : nullptr;
     T* const d_relative = in.d_relative_queries ? s.d_relative : nullptr;
     back.by_distance = in.distance_sums(table_of(part, in_group), dq, d_relative, query_stride());
+    back.d_positions = in.position_sums(table_of(part, in_group));
     for (idx_t g = g0; g < g1; g += max_rows) {
       const idx_t rows = (std::min)(max_rows, g1 - g);
       for (idx_t row = 0; row < rows; ++row) p.row_list[row] = p.globals[g + row] - p.shift;
@@ -282,7 +284,7 @@ struct sliding_window_backward_driver : window_parts<S, Score, ScoreBackward> {
         store(own() ? gradients.q_global : in.dq, i, queries + g * query_stride());
         store(in.d_relative_queries, i, sums.relative_queries() + (in_group * global_count() + g) * query_stride());
       }
-      if (in.d_relative_keys) in.add_table(b * shape.heads + h, sums.tables() + in_group * in.table_size());
+      in.add_table(b * shape.heads + h, sums.tables() + in_group * in.table_size());
       if (in.d_slopes) in.slope_sums[b * shape.heads + h] += sums.slopes()[in_group];
       in.add_sums(b * shape.heads + h, sums.relative() + in_group * in.relative_entries(), in.relative_entries());
       if (const decay_gradients to = in.decay_list(in.sums_of(b * shape.heads + h))) {

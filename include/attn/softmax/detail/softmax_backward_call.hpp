@@ -27,7 +27,7 @@ struct softmax_backward_call {
   tensor_view<T, 1> d_slopes{}, d_sinks{};
   tensor_view<T> d_bias{};
   tensor_view<T, 2> d_relative_bias{};
-  tensor_view<T, 3> d_log_decay{}, d_relative_keys{};
+  tensor_view<T, 3> d_log_decay{}, d_relative_keys{}, d_position_queries{};
   tensor_view<G> d_relative_queries{};
   tensor_view<const T, 3> d_lse;
   bool accumulate;
@@ -38,7 +38,8 @@ struct softmax_backward_call {
   // Of a softmax_backward_work:
   T *slope_sums = nullptr, *sinks = nullptr;  // [batch * heads]: the gradients of each head's slope and sink
   double* head_sums = nullptr;                // [batch * heads][head_entries()]: those of the relative bias and of decays
-  T* table_sums = nullptr;                    // [batch * heads][table_size()]: those of relative keys, by slot
+  T* table_sums = nullptr;                    // [batch * heads][table_size()]: those of relative keys
+                                              // and of position queries, by slot
 
   const sequence_lengths& lengths() const { return forward.lengths; }
   const score_terms<T, Score>& terms() const { return forward.terms; }
@@ -65,19 +66,17 @@ struct softmax_backward_call {
     double* const queries = sums + relative_entries();
     return {.queries = queries, .keys = queries + shape.queries, .end = shape.keys};
   }
-  /// Numbers of a head's sums of the gradient of relative keys.
-  idx_t table_size() const {
-    idx_t most = 0;
-    for (idx_t n = 0; d_relative_keys && n < terms().by_distance.count; ++n)
-      most = (std::max)(most, relative_keys<T>::sums_size(terms().by_distance.heads[n]));
-    return most;
-  }
+  /// Numbers of a head's sums of the gradients of relative keys, and of position queries, which follow.
+  idx_t relative_size() const { return sums_size(d_relative_keys, terms().by_distance); }
+  idx_t table_size() const { return relative_size() + sums_size(d_position_queries, terms().by_position); }
   /// What a task adds to for a block of rows: its sums by slot, and those of the queries of relative keys, which are
   /// rows of `relative` where these are others than q, else of `of_q`.
   relative_key_sums<T> distance_sums(T* by_slot, T* of_q, T* relative, idx_t stride) const {
     if (!terms().by_distance) return {};
-    return {forward.relative_queries ? relative : of_q, stride, by_slot};
+    return {forward.relative_queries ? relative : of_q, stride, d_relative_keys ? by_slot : nullptr};
   }
+  /// Those of position queries.
+  T* position_sums(T* by_slot) const { return d_position_queries ? by_slot + relative_size() : nullptr; }
   /// Adds a task's sums by slot.
   void add_table(idx_t head, const T* sums) const {
     T* const to = table_sums + head * table_size();
@@ -91,7 +90,7 @@ struct softmax_backward_call {
   template <class P = product_type<S>>
   backward_scratch<P> layout_scratch(arena& memory) const {
     return backward_scratch<P>::layout(memory, shape.dim, shape.dim_v, back(terms()).need_raw(),
-                                       bool(terms().by_distance));
+                                       bool(terms().by_distance), bool(terms().by_position));
   }
 
   /// Packs `count` rows which[...] of head h, from `query`, with their lse and D, into one block, which they fill
@@ -128,12 +127,20 @@ struct softmax_backward_call {
       exec.for_each(heads, [&](idx_t n, int) { store_log_decay(n / shape.heads, n % shape.heads); });
     if (d_relative_keys)
       exec.for_each(d_relative_keys.extent(1), [&](idx_t entry, int) { store_relative_keys(entry); });
+    if (d_position_queries)
+      exec.for_each(d_position_queries.extent(1), [&](idx_t entry, int) { store_position_queries(entry); });
     if (!d_sinks) return;
     exec.for_each(heads, [&](idx_t n, int) { sinks[n] = sink_gradient(n / shape.heads, n % shape.heads); });
     store_per_head(sinks, d_sinks);
   }
 
  private:
+  template <class Table>
+  static idx_t sums_size(const tensor_view<T, 3>& wanted, const Table& table) {
+    idx_t most = 0;
+    for (idx_t n = 0; wanted && n < table.count; ++n) most = (std::max)(most, Table::sums_size(table.heads[n]));
+    return most;
+  }
   /// The gradient of the sink of one head: - sum_i e^(sink - lse_i) D_i. A weight is at most 1, however lse is rounded.
   T sink_gradient(idx_t b, idx_t h) const {
     const auto o = head_of(out, b, h), d = head_of(d_out, b, h);
@@ -170,6 +177,21 @@ struct softmax_backward_call {
           if (slot >= 0) sum += static_cast<double>(table_sums[n * size + slot * sums_stride<T>(shape.dim) + d]);
         }
         store_gradient(d_relative_keys(h, entry, d), static_cast<T>(sum) * terms().scale, accumulate);
+      }
+  }
+  /// The same of position queries, whose first and last entry have several slots.
+  void store_position_queries(idx_t entry) const {
+    const auto& queries = terms().by_position;
+    const idx_t tables = d_position_queries.extent(0), size = table_size(), stride = sums_stride<T>(shape.dim);
+    for (idx_t h = 0; h < tables; ++h)
+      for (idx_t d = 0; d < shape.dim; ++d) {
+        double sum = 0;
+        for (idx_t n = h; n < shape.batch * shape.heads; n += tables) {
+          const key_range slots = queries.slots_of_entry(queries.head(n % shape.heads), entry);
+          const T* const sums = table_sums + n * size + relative_size();
+          for (idx_t slot = slots.begin; slot < slots.end; ++slot) sum += static_cast<double>(sums[slot * stride + d]);
+        }
+        store_gradient(d_position_queries(h, entry, d), static_cast<T>(sum) * terms().scale, accumulate);
       }
   }
   /// The gradients of a head's log decays: a token's is in c of the queries and keys at its position and after it.
@@ -319,6 +341,7 @@ void check_backward_call(Call& call) {
   if constexpr (requires { gradients.relative_keys; }) {
     take("relative_keys", call.d_relative_keys, gradients.relative_keys, given.relative_keys);
     take("relative_queries", call.d_relative_queries, gradients.relative_queries, given.relative_queries);
+    take("position_queries", call.d_position_queries, gradients.position_queries, given.position_queries);
   }
   if constexpr (requires { gradients.log_decay; })
     take("log_decay", call.d_log_decay, gradients.log_decay, given.log_decay);

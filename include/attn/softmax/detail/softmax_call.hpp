@@ -104,19 +104,22 @@ struct softmax_call : softmax_inputs<S, C> {
   score_terms<T, Score> terms;
   execution& exec;
 
-  /// What terms have in memory: the sums of log decays, and packed relative keys.
+  /// What terms have in memory: the sums of log decays, and packed relative keys and position queries.
   struct term_memory {
     decay_sums<T> decay;
     relative_keys<T> by_distance;
+    position_queries<T> by_position;
   };
   /// Memory for them, where they are given and not there yet. Without a range relative keys are not packed: the
   /// streaming kernel reads them in place.
   term_memory layout_terms(arena& memory, const std::optional<distance_range>& range) const {
     const tensor_view<const T, 3> none;
-    const bool packs = range && !terms.by_distance.packed();
+    const distance_range of = range.value_or(distance_range{});
+    const auto packed = [&]<class Term>(const Term& term) {
+      return Term::layout(memory, range && !term.packed() ? term.table : none, this->shape.heads, of);
+    };
     return {decay_sums<T>::layout(memory, terms.decay.summed() ? none : terms.decay.log_decay),
-            relative_keys<T>::layout(memory, packs ? terms.by_distance.table : none, this->shape.heads,
-                                     range.value_or(distance_range{}))};
+            packed(terms.by_distance), packed(terms.by_position)};
   }
   /// No query and key are further apart.
   idx_t furthest() const {
@@ -134,6 +137,11 @@ struct softmax_call : softmax_inputs<S, C> {
     if (memory.by_distance) {
       terms.by_distance = memory.by_distance;
       exec.for_each(memory.by_distance.count, [&](idx_t n, int) { memory.by_distance.pack(n); });
+    }
+    if (memory.by_position) {
+      terms.by_position = memory.by_position;
+      exec.for_each(memory.by_position.count,
+                    [&](idx_t n, int) { memory.by_position.pack(n, terms.query_factor()); });
     }
   }
   void prepare_terms(const term_memory& memory) {

@@ -137,6 +137,15 @@ matrix_view<const T> expanded_rows(const Rows& x, idx_t count, T* buffer) {
   return {buffer, count, stride, stride, 1};
 }
 
+/// The same of any rows.
+template <class T, class Rows>
+matrix_view<const T> number_rows(const Rows& x, idx_t count, T* buffer) {
+  if constexpr (requires { x.expand(0, count, buffer, 0); })
+    return expanded_rows(x, count, buffer);
+  else
+    return converted_rows(x, count, buffer);
+}
+
 /// Calls f(tile) with the first `count` rows, of whole packets: in place and in their own type where their layout
 /// allows it, else converted into `buffer` and padded.
 template <class T, class S, class F>
@@ -257,6 +266,8 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
                                prefetcher_of(v_rows, part(wanted, r), part(wanted, r + R)));
       });
     });
+    matrix_view<const T> key_rows{};
+    if (terms.by_position) key_rows = number_rows<T>(k_rows, count, q.keys);
     with_whole_packets<T>(v_rows, count, q.values, false, [&](const auto& values) {
       using factors = value_factors<std::remove_cvref_t<decltype(values)>>;
       const factors of_values(values);
@@ -268,6 +279,8 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
         const idx_t seen = causal ? std::clamp(i + shift + 1 - begin, idx_t(0), count) : count;
         if (terms.by_distance && seen > 0)
           terms.by_distance.add_one_by_one(q.relative_row(r), 1, s, seen, h, i + shift, positions, begin);
+        if (terms.by_position && seen > 0)
+          terms.by_position.add_one_by_one(key_rows, terms.query_factor(), s, seen, h, i + shift, positions, begin);
         if (terms.any() && seen > 0) terms.for_head(b, h, shift).apply(s, seen, i, positions, begin);
         std::fill(s + seen, s + padded, minus_infinity);
         packet<T> highest = broadcast<T>(minus_infinity);
