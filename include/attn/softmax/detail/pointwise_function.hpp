@@ -16,8 +16,7 @@ struct no_function {};
 // The functions: of x `scale` times too large. weight(x), and weight and derivative; both are exactly 0 for the score
 // -infinity, and NaN for NaN.
 
-/// e = e^-s for scores s = -z / log2 e, for z up to `most`, beyond which 1 / (1 + e) counts as 0: e stays finite, and
-/// no result is subnormal.
+/// e = e^-s for scores s = -z / log2 e, for z up to `most`, beyond which 1 / (1 + e) counts as 0, so that e is finite.
 template <class T>
 struct inverse_exponential {
   static constexpr T scale = -log2_e<T>, most = T(float_bits<T>::bias - 2);
@@ -37,7 +36,9 @@ struct sigmoid_weights {
   static constexpr T scale = exponential::scale;
 
   static ATTN_INLINE packet<T> weight(const packet<T>& z) {
-    return div(exponential::seen(z, broadcast<T>(T(1))), exponential(z).under);
+    // 2^z is infinity for the largest z.
+    const packet<T> e = exp2_weight<T>((min)(z, broadcast<T>(T(float_bits<T>::bias + 1))));
+    return div(broadcast<T>(T(1)), add(e, broadcast<T>(T(1))));
   }
   static ATTN_INLINE void both(const packet<T>& z, packet<T>& w, packet<T>& slope) {
     const exponential x(z);
