@@ -51,6 +51,7 @@ struct backward_terms {
   relative_sums relative{};  // they belong to this task
   decay_gradients decay{};
   relative_key_sums<T> by_distance{};
+  double* rows = nullptr;    // by query: sums of the gradients of weights times these, where there is no softmax
   double slope_sum = 0;      // over all pairs of queries and keys
 
   /// Whether the gradients need the scores as they were before the terms.

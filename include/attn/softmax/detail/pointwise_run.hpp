@@ -15,16 +15,37 @@ constexpr void require_function() {
                 "attn: f must be callable as f(s) and return a number");
 }
 
-/// The function of a call: that of the options, or the caller's, each of which may be an execution instead.
+/// Checks at compile time that a derivative is given exactly where a function is.
+template <class F, class D, class T>
+constexpr void require_derivative() {
+  if constexpr (std::same_as<std::remove_cvref_t<F>, no_function>)
+    static_assert(std::same_as<std::remove_cvref_t<D>, no_function>, "attn: f_derivative without a function f");
+  else
+    static_assert(!std::same_as<std::remove_cvref_t<D>, no_function> && std::is_invocable_r_v<T, D&, T>,
+                  "attn: the gradients of pointwise with a function f need its derivative: pass f_derivative(s) after f");
+}
+
+template <class F>
+using function_in = std::conditional_t<is_execution<F>, no_function, F>;
+
+/// The function of a call: that of the options, or the caller's, in whose place an execution may be.
 template <class S, class Options, class F, class D = no_function>
 auto pointwise_function_of(const Options& given, F& f, D* derivative = nullptr) {
   using T = compute_type<S>;
-  using function = std::conditional_t<is_execution<F>, no_function, F>;
-  require_function<function, T>();
-  pointwise_function<T, function, D> weights{given.activation, given.shift, given.weight, given.row_weights};
-  if constexpr (std::same_as<function, F>) weights.function = &f;
+  require_function<function_in<F>, T>();
+  pointwise_function<T, function_in<F>, D> weights{given.activation, given.shift, given.weight, given.row_weights};
+  if constexpr (!is_execution<F>) weights.function = &f;
   weights.derivative = derivative;
   return weights;
+}
+/// The same with its derivative.
+template <class S, class Options, class F, class D>
+auto pointwise_function_of(const Options& given, F& f, D& derivative) {
+  require_derivative<function_in<F>, function_in<D>, compute_type<S>>();
+  if constexpr (is_execution<D>)
+    return pointwise_function_of<S>(given, f);
+  else
+    return pointwise_function_of<S>(given, f, &derivative);
 }
 
 /// Checks what only pointwise has.
