@@ -41,7 +41,7 @@ struct parameters {
     if constexpr (requires { o.causal; }) {
       o.causal = entry.causal;
       if (entry.right >= 0) o.right = entry.right;
-      if (entry.scores) o.mask = mask.view(), o.row_weights = table_view(rows);
+      if (entry.scores) o.mask = mask.view(), o.row_weights = {rows.data.data(), {rows.length(), rows.dim()}};
     }
     if (entry.scores) o.softcap = T(2), o.scale = T(0.3), o.relative_bias = table_view(table);
     o.alibi_slopes = slopes;
@@ -111,12 +111,13 @@ law_operator<T> operator_of(const pointwise_entry& entry) {
       return reference::pointwise(call.q, call.k, call.v, o);
     };
   };
-  op.sees = [entry](const law_shape& s, idx_t b, idx_t h, idx_t i, idx_t j) {
-    const idx_t p = i + s.keys - s.queries;
-    return !(entry.causal && j > p) && !(entry.left >= 0 && p - j > entry.left) &&
-           !(entry.right >= 0 && j - p > entry.right) &&
-           !(entry.scores && !mask_sees(s.first_batch + b, s.first_head + h, i, j));
-  };
+  if (entry.f == kind::sigmoid || entry.f == kind::silu)  // weights that are exactly 0 add nothing, whatever the value
+    op.sees = [entry](const law_shape& s, idx_t b, idx_t h, idx_t i, idx_t j) {
+      const idx_t p = i + s.keys - s.queries;
+      return !(entry.causal && j > p) && !(entry.left >= 0 && p - j > entry.left) &&
+             !(entry.right >= 0 && j - p > entry.right) &&
+             !(entry.scores && !mask_sees(s.first_batch + b, s.first_head + h, i, j));
+    };
   return op;
 }
 
@@ -131,9 +132,9 @@ void add_pointwise(std::vector<law_operator<T>>& all) {
                 {"lse", "there is no denominator"},
                 {"long_rows", "no weight of a sigmoid is larger than 1"}};
   all.push_back(op);
-  all.push_back(operator_of<T>({.name = "pointwise, silu in a window", .f = kind::silu, .causal = true, .left = 40}));
-  all.push_back(operator_of<T>({.name = "pointwise, relu of everything", .f = kind::relu, .left = 90, .right = 20,
+  all.push_back(operator_of<T>({.name = "pointwise, silu of everything", .f = kind::silu, .left = 90, .right = 20,
                                 .scores = true}));
+  all.push_back(operator_of<T>({.name = "pointwise, relu in a window", .f = kind::relu, .causal = true, .left = 40}));
   all.push_back(operator_of<T>({.name = "pointwise, squared relu", .f = kind::squared_relu}));
 }
 const law_entries entries("pointwise", [](auto& all) { add_pointwise(all); });
