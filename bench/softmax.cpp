@@ -226,6 +226,7 @@ void add_decoders(std::vector<decode_entry>& to, const char* cache_type, double 
 
 std::vector<operator_entry> pattern_operators();
 std::vector<decode_entry> pattern_decoders();
+std::vector<operator_entry> pointwise_operators();
 std::vector<operator_entry> selected_operators();
 std::vector<decode_entry> selected_decoders();
 
@@ -271,6 +272,7 @@ family softmax_family() {
   for (operator_entry& entry : pattern_operators()) softmax.operators.push_back(std::move(entry));
   for (operator_entry& entry : softmax.operators) entry.has_fast = true;
   for (decode_entry& entry : pattern_decoders()) softmax.decoders.push_back(std::move(entry));
+  for (operator_entry& entry : pointwise_operators()) softmax.operators.push_back(std::move(entry));
   for (operator_entry& entry : selected_operators()) softmax.operators.push_back(std::move(entry));
   for (decode_entry& entry : selected_decoders()) softmax.decoders.push_back(std::move(entry));
   return softmax;

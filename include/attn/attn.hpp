@@ -118,6 +118,10 @@
 #include <attn/softmax/pattern.hpp>
 #include <attn/softmax/pattern_softmax.hpp>
 #include <attn/softmax/pattern_softmax_backward.hpp>
+#include <attn/softmax/pointwise.hpp>
+#include <attn/softmax/pointwise_activation.hpp>
+#include <attn/softmax/pointwise_backward.hpp>
+#include <attn/softmax/pointwise_step.hpp>
 #include <attn/softmax/relative_bias.hpp>
 #include <attn/softmax/selected_keys.hpp>
 #include <attn/softmax/selected_keys_backward.hpp>

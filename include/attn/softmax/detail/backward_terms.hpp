@@ -52,6 +52,7 @@ struct backward_terms {
   decay_gradients decay{};
   relative_key_sums<T> by_distance{};
   T* d_positions = nullptr;  // the task's sums of the gradient of position queries, by slot
+  double* rows = nullptr;    // by query: sums of the gradients of weights times these, where there is no softmax
   double slope_sum = 0;      // over all pairs of queries and keys
 
   /// Whether the gradients need the scores as they were before the terms.

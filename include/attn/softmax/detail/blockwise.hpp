@@ -283,6 +283,20 @@ template <class P, class Score>
     weights = s;
   else if (last.weights_in_use() && last.weights_in_use() < block.second_weights())
     weights = block.second_weights();
+  if constexpr (makes_weights<Score>) {
+    alignas(64) T ones[round_up(tile_rows, width<T>)];
+    std::fill_n(ones, std::size(ones), T(1));
+    for (idx_t m = 0; m < t.rows; ++m) {
+      terms.score->weigh(s + m * score_stride, t.count, factor);
+      to_operands(s + m * score_stride, t.count, weights + m * operands<P>(score_stride));
+      state.maximum[t.row + m] = 0, state.sum[(t.row + m) * width<T>] = 1;
+      last.go_on();
+    }
+    last.finish();
+    last.begin(t, weights, ones);
+    if constexpr (!rows_for_matrix_unit<P>) last.finish();
+    return;
+  }
   alignas(64) T reference[tile_rows], rescale[round_up(tile_rows, width<T>)] = {}, largest[std::size(rescale)] = {};
   for (idx_t m = 0; m < t.rows; ++m)
     rescale[m] = row_maximum(s + m * score_stride, t.count, factor, state.maximum[t.row + m], reference[m], largest[m]);

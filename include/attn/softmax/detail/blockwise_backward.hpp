@@ -133,7 +133,12 @@ template <class P, class Score, class Terms>
       if (begin < end) terms.drop(x + begin - t.first, end - begin, positions[t.row + m], k.keys.positions, begin);
     };
     drop(d);
-    row_gradients<P>(weight, d, t.count, rows.maximum[t.row + m], rows.log_sum[t.row + m], rows.delta[t.row + m]);
+    if constexpr (makes_weights<Score>) {
+      const T sum = terms.score->differentiate(weight, d, t.count, rows.maximum[t.row + m]);
+      if (back.rows) back.rows[positions[t.row + m]] += static_cast<double>(sum);
+    } else {
+      row_gradients<P>(weight, d, t.count, rows.maximum[t.row + m], rows.log_sum[t.row + m], rows.delta[t.row + m]);
+    }
     drop(weight);
     if (back.any())
       back(s.raw ? s.raw + m * score_stride : nullptr, d, t.count, positions[t.row + m], k.keys.positions, t.first);

@@ -79,12 +79,12 @@ struct full_softmax_backward_driver {
     back.relative = in.relative_list(sums, 0);
     back.decay = in.decay_list(sums);
     back.d_positions = in.position_sums(table);
+    back.rows = in.row_list(sums);
     key_range ranges[max_rows];
     for (idx_t from = begin; from < end; from += backward_key_block)
       for (idx_t i0 = 0; i0 < queries; i0 += max_rows) {
         const idx_t count = (std::min)(max_rows, queries - i0);
-        for (idx_t r = 0; r < count; ++r)
-          ranges[r] = {0, in.forward.causal ? std::clamp(i0 + r + shift + 1, idx_t(0), keys) : keys};
+        for (idx_t r = 0; r < count; ++r) ranges[r] = in.seen_by(i0 + r + shift, keys);
         const auto rows_of = [&](T* x) { return x ? x + i0 * dq_stride() : nullptr; };
         back.by_distance = in.distance_sums(table, rows_of(dq), rows_of(d_relative), dq_stride());
         backward_block(s.rows.from(i0), count, ranges, {i0, 1, nullptr}, s.keys, from,

@@ -106,7 +106,6 @@ struct online_softmax {
   /// given, it becomes the maximum, and lse the logarithm of the sum beside it, both in base 2.
   template <class S>
   void finish_row(idx_t r, const T* sink, S* to, idx_t to_stride, T* lse, T* maximum_to = nullptr) const {
-    const T* const o = row(r);
     T total = row_sum(r), highest = maximum[r], factor = T(1);
     if (sink && highest != -std::numeric_limits<T>::infinity()) {
       const T logit = to_base_2(*sink), higher = (std::max)(highest, logit);
@@ -116,7 +115,12 @@ struct online_softmax {
     }
     if (lse) *lse = maximum_to ? std::log2(total) : (highest + std::log2(total)) * ln_2<T>;
     if (maximum_to) *maximum_to = highest == -std::numeric_limits<T>::infinity() ? T(0) : highest;
-    const T normal = total == T(0) ? T(0) : factor / total;
+    store_row(r, total == T(0) ? T(0) : factor / total, to, to_stride);
+  }
+  /// Stores the output of row r times `normal`; one without a key is 0.
+  template <class S>
+  ATTN_INLINE void store_row(idx_t r, T normal, S* to, idx_t to_stride) const {
+    const T* const o = row(r);
     if (to_stride == 1)
       for (idx_t d = 0; d < cols; ++d) to[d] = static_cast<S>(o[d] * normal);
     else

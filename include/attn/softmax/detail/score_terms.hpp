@@ -26,6 +26,10 @@ namespace detail {
 /// Stands for a score function where there is none.
 struct no_score {};
 
+/// Stands in its place and makes weights of scores, which stay in base e, without a softmax (pointwise_function.hpp).
+template <class Score>
+concept makes_weights = requires { typename std::remove_const_t<Score>::makes_weights_of; };
+
 /// Keys a query does not see though they lie in its range of slots: its own, or its own and all later ones.
 struct excluded_keys {
   enum class kind { none, own, own_and_later };
@@ -92,7 +96,8 @@ struct score_terms {
 
   idx_t batch = 0, head = 0, query_shift = 0;  // query i is at position i + query_shift
 
-  static constexpr bool scored = !std::same_as<std::remove_const_t<Score>, no_score>;
+  static constexpr bool pointwise = makes_weights<Score>;
+  static constexpr bool scored = !pointwise && !std::same_as<std::remove_const_t<Score>, no_score>;
 
   /// Whether there is a term that needs scores in base e.
   bool change_scores() const { return scored || softcap || bias || relative || !slopes.empty(); }
@@ -101,7 +106,7 @@ struct score_terms {
 
   /// The factor of queries as they are packed. Scores enter the softmax in base 2; where a term needs them in base e,
   /// the change of base follows the terms.
-  T query_factor() const { return change_scores() ? scale : scale * log2_e<T>; }
+  T query_factor() const { return pointwise || change_scores() ? scale : scale * log2_e<T>; }
 
   score_terms for_head(idx_t b, idx_t h, idx_t shift) const {
     score_terms one = *this;
@@ -206,7 +211,7 @@ struct score_terms {
       add_relative(s, count, row, slope, position, positions, slot);
     else if (plain && (row || slope != T(0)))
       add_linear_terms(s, count, row ? row + positions[slot] : nullptr, slope, position - positions[slot],
-                       positions.step, scored ? T(1) : log2_e<T>);
+                       positions.step, scored || pointwise ? T(1) : log2_e<T>);
     else if (row || slope != T(0))
       for (idx_t n = 0; n < count; ++n) {
         const idx_t j = positions[slot + n];
@@ -219,6 +224,7 @@ struct score_terms {
       else
         ask_caller(s, count, i, [first = positions[slot], step = positions.step](idx_t n) { return first + step * n; });
     }
+    if constexpr (pointwise) return;
     if (scored || !(plain || relative) || (!relative && !row && slope == T(0))) scores_to_base_2(s, count);
   }
   /// The bias of the distance with the other linear terms, in base 2 unless a function follows. Its entries are used
@@ -226,7 +232,7 @@ struct score_terms {
   void add_relative(T* s, idx_t count, const T* row, T slope, idx_t position, const index_map& positions,
                     idx_t slot) const {
     constexpr idx_t block = 256;
-    const T factor = scored ? T(1) : log2_e<T>;
+    const T factor = scored || pointwise ? T(1) : log2_e<T>;
     const std::optional<T> one = relative.constant(head, position, positions, slot, count);
     if (one && !row && slope == T(0)) return add_constant(s, count, *one, factor);
     T sums[block];
@@ -372,7 +378,7 @@ void check_softmax_options(call_views& views, const attention_shape& s, const Op
 template <class Score, class T>
 constexpr void require_score() {
   static_assert(std::is_invocable_r_v<T, Score&, T, idx_t, idx_t, idx_t, idx_t> ||
-                    std::same_as<std::remove_cvref_t<Score>, no_score>,
+                    std::same_as<std::remove_cvref_t<Score>, no_score> || makes_weights<Score>,
                 "attn: score must be callable as score(s, batch, head, i, j) and return a number");
 }
 

@@ -35,6 +35,8 @@ struct softmax_backward_call {
 
   idx_t furthest = 0;       // no query sees a key further away
   list_view<idx_t> steps{};  // of distances, as in distance_range
+  bool sum_rows = false;     // of weights without a softmax: whether the gradients of rows' factors are summed
+  idx_t left = (std::numeric_limits<idx_t>::max)(), right = left;  // of the driver of full_softmax_backward: a window
   // Of a softmax_backward_work:
   T *slope_sums = nullptr, *sinks = nullptr;  // [batch * heads]: the gradients of each head's slope and sink
   double* head_sums = nullptr;                // [batch * heads][head_entries()]: those of the relative bias and of decays
@@ -59,7 +61,11 @@ struct softmax_backward_call {
     return {sums + n * relative_entries() + relative_reach(), relative_reach()};
   }
   /// Entries of a head: of the relative bias, then of the gradients of scores by query and by key.
-  idx_t head_entries() const { return relative_entries() + (d_log_decay ? shape.queries + shape.keys : 0); }
+  idx_t head_entries() const {
+    return relative_entries() + (sum_rows ? shape.queries : 0) + (d_log_decay ? shape.queries + shape.keys : 0);
+  }
+  /// Those by query of the gradients of rows' factors, in the place of decays.
+  double* row_list(double* sums) const { return sum_rows ? sums + relative_entries() : nullptr; }
   /// Those by query and by key, in the list of a head.
   decay_gradients decay_list(double* sums) const {
     if (!d_log_decay) return {};
@@ -82,6 +88,12 @@ struct softmax_backward_call {
     T* const to = table_sums + head * table_size();
     for (idx_t x = 0, size = table_size(); x < size; ++x) to[x] += sums[x];
   }
+  /// The keys that the query at position p sees, of so many.
+  key_range seen_by(idx_t p, idx_t keys) const {
+    if constexpr (!makes_weights<Score>) return {0, forward.causal ? std::clamp(p + 1, idx_t(0), keys) : keys};
+    const idx_t end = std::clamp(p + (forward.causal ? idx_t(0) : right) + 1, idx_t(0), keys);
+    return {std::clamp(p - left, idx_t(0), end), end};
+  }
   double* sums_of(idx_t head) const { return head_sums + head * head_entries(); }
   /// Adds the first `count` entries of what a task has summed for query head `head` of all batch items.
   void add_sums(idx_t head, const double* sums, idx_t count) const {
@@ -102,6 +114,10 @@ struct softmax_backward_call {
     to.pack(query, d, which, count, terms().query_factor());
     if (terms().by_distance)
       to.pack_relative(forward.relative_queries ? head_of(forward.relative_queries, b, h) : query, which, count);
+    if constexpr (makes_weights<Score>) {
+      for (idx_t r = 0; r < count; ++r) to.maximum[r] = terms().score->factor(b, which[r]);
+      return;
+    }
     for (idx_t r = 0; r < count; ++r) {
       const idx_t i = which[r];
       const auto of = forward.lse_of(b, h, i);
@@ -235,7 +251,7 @@ class softmax_backward_work {
           return call.forward.layout_terms(m, distance_range{call.furthest, call.steps, true});
         })),
         sums_(prepare_terms().workspace([&](arena& m) {
-          return sums{call.forward.layout_lse(m), m.allocate<T>(call.d_slopes ? heads() : 0),
+          return sums{makes_weights<Score> ? lse_memory() : call.forward.layout_lse(m), m.allocate<T>(call.d_slopes ? heads() : 0),
                       m.allocate<T>(call.d_sinks ? heads() : 0), m.allocate<double>(heads() * call.head_entries()),
                       m.allocate<T>(heads() * call.table_size())};
         })) {
@@ -244,15 +260,16 @@ class softmax_backward_work {
     std::fill_n(call.slope_sums, call.d_slopes ? heads() : 0, T(0));
     std::fill_n(call.head_sums, heads() * call.head_entries(), 0.0);
     std::fill_n(call.table_sums, heads() * call.table_size(), T(0));
-    needs_lse_ = call.forward.needs_lse(sums_->lse);
+    needs_lse_ = !makes_weights<Score> && call.forward.needs_lse(sums_->lse);
   }
   /// Whether the forward call has to be computed again, which writes lse.
   bool needs_lse() const { return needs_lse_; }
   void store_parameters() const { call_.store_parameters(); }
 
  private:
+  using lse_memory = typename softmax_call<S, Score>::lse_memory;
   struct sums {
-    typename softmax_call<S, Score>::lse_memory lse;
+    lse_memory lse;
     T *slopes, *sinks;
     double* by_head;
     T* tables;

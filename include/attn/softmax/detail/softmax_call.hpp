@@ -83,10 +83,6 @@ struct softmax_inputs : attention_views<S, C> {
     if (out_sums) return finish_in(head_of(out_sums, b, h));
     finish_in(this->result(b, h));
   }
-  template <class P>
-  void finish(const row_block<P>& block, idx_t b, idx_t h) const {
-    for (idx_t r = 0; r < block.rows; ++r) finish_row(block.state, r, b, h, block.positions[r]);
-  }
   /// Clears the rows of padding in [begin, end).
   void clear_padding(idx_t b, idx_t h, idx_t begin = 0, idx_t end = (std::numeric_limits<idx_t>::max)()) const {
     const idx_t from = (std::max)(begin, lengths.queries(b)), to = (std::min)(end, shape.queries);
@@ -158,6 +154,20 @@ struct softmax_call : softmax_inputs<S, C> {
                            terms.query_factor());
   }
 
+  /// Stores row r of the state as the result of query i.
+  template <int Lanes>
+  void finish_row(const online_softmax<T, Lanes>& state, idx_t r, idx_t b, idx_t h, idx_t i) const {
+    if constexpr (makes_weights<Score>)
+      state.store_row(r, state.sum[r * Lanes] == T(0) ? T(0) : terms.score->factor(b, i),
+                      this->result(b, h).row(i), this->out.stride(3));
+    else
+      softmax_inputs<S, C>::finish_row(state, r, b, h, i);
+  }
+  template <class P>
+  void finish(const row_block<P>& block, idx_t b, idx_t h) const {
+    for (idx_t r = 0; r < block.rows; ++r) finish_row(block.state, r, b, h, block.positions[r]);
+  }
+
   /// The same over the keys and values of a cache.
   template <class Cache>
   softmax_call<S, Score, typename Cache::value_type> over(const Cache& cache) const {
@@ -205,7 +215,7 @@ void set_options(softmax_call<S, Score>& call, const attention_shape& shape, con
   if constexpr (requires { given.causal; }) call.causal = given.causal;
   if constexpr (requires { given.first_position; })
     call.first_position = checked_position(call.check, given.first_position);
-  call.sinks = given.sinks, call.lse = given.lse;
+  if constexpr (requires { given.sinks; }) call.sinks = given.sinks, call.lse = given.lse;
   if constexpr (requires { given.sums; }) call.out_sums = given.sums;
   if constexpr (requires { given.relative_queries; }) call.relative_queries = given.relative_queries;
   call.terms = terms_of<compute_type<S>>(given, shape.dim, call.terms.score);
@@ -243,7 +253,7 @@ void check_decays(const validator& check, const Options& given, const Lengths& l
 template <class S, class Score, class Options>
 void check_call(checked_softmax<S, Score, Options>& call) {
   const Options& given = call.options;
-  set_options(call, check_attention(call.views, call.q, call.k, call.v, call.out, given.lse), given);
+  set_options(call, check_attention(call.views, call.q, call.k, call.v, call.out, lse_of(given)), given);
   check_softmax_options(call.views, call.shape, given);
   if constexpr (requires { given.key_lengths; }) check_decays(call.check, given, call.lengths, call.exec);
 }

@@ -283,6 +283,19 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
           terms.by_position.add_one_by_one(key_rows, terms.query_factor(), s, seen, h, i + shift, positions, begin);
         if (terms.any() && seen > 0) terms.for_head(b, h, shift).apply(s, seen, i, positions, begin);
         std::fill(s + seen, s + padded, minus_infinity);
+        if constexpr (makes_weights<Score>) {
+          terms.score->weigh(s, padded, T(1));
+          packet<T> smallest = broadcast<T>(T(1)), largest = zero<T>(), sum = zero<T>();
+          for (idx_t j = 0; j < padded; j += width<T>) {
+            const packet<T> times = of_values.times(load<T>(s + j), j);
+            store<T>(s + j, times);
+            smallest = (min)(smallest, abs(times)), largest = (max)(largest, abs(times)), sum = add(sum, times);
+          }
+          range.largest[n] = std::isnan(sum_lanes(sum)) ? sum_lanes(sum) : max_lanes(largest);
+          range.zeros |= !(min_lanes(smallest) >= (std::numeric_limits<T>::min)());
+          state.maximum[r] = rescale[n] = 0, sums[n] = 1;
+          return;
+        }
         packet<T> highest = broadcast<T>(minus_infinity);
         for (idx_t j = 0; j < padded; j += width<T>) highest = (max)(highest, load<T>(s + j));
         const T maximum = (std::max)(state.maximum[r], max_lanes(highest));
