@@ -58,12 +58,7 @@ void latent_attention(const Q& q, const QR& q_rotary, const L& latent, const KR&
   auto views = detail::latent_views<S>::of(q, q_rotary, latent, k_rotary, w_key, w_value);
   detail::require_one_element_type<const Q&, const L&, const L&, O&>();
   detail::call_views check("latent_attention");
-  const detail::attention_shape shape = views.validate(check, as_view(out));
-  if (given.lse) check.write("lse", given.lse, {{"lse batch = query batch", shape.batch},
-                                                {"lse heads = query heads", shape.heads},
-                                                {"lse length = query length", shape.queries}});
-  check.write("out", as_view(out));
-  detail::run_latent_attention(detail::checked_latent_call(check, views, tensor_view<S>(as_view(out)), shape, given,
+  detail::run_latent_attention(detail::checked_latent_call(check, views, tensor_view<S>(as_view(out)), given,
                                                            detail::execution_of(exec, options)));
 }
 

@@ -110,10 +110,15 @@ inline bool absorbed_is_shorter(const attention_shape& s, idx_t latent_dim, idx_
          keys * r * dims + pairs * (dims + static_cast<double>(rotary_dim));
 }
 
-/// The call after the checks of its views; checks the options.
 template <class S, class Options>
-latent_call<S> checked_latent_call(call_views& check, const latent_views<S>& views, const tensor_view<S>& out,
-                                   const attention_shape& shape, const Options& given, execution& exec) {
+latent_call<S> checked_latent_call(call_views& check, latent_views<S>& views, const tensor_view<S>& out,
+                                   const Options& given, execution& exec) {
+  const attention_shape shape = views.validate(check, out);
+  if (given.lse)
+    check.write("lse", given.lse, {{"lse batch = query batch", shape.batch},
+                                   {"lse heads = query heads", shape.heads},
+                                   {"lse length = query length", shape.queries}});
+  check.write("out", out);
   latent_call<S> call{views, {{}, check, {}, exec}, false};
   call.attend.out = out;
   check_softmax_options(check, shape, given);
@@ -226,8 +231,8 @@ void run_expanded(const latent_call<S>& call) {
 
 /// One product for each head: to_h = from_h W_h^T, or from_h W_h where `turned`.
 template <class S>
-void project_heads(const tensor_view<const S>& from, const tensor_view<const S, 3>& weights, bool turned,
-                   const tensor_view<S>& to, execution& exec) {
+void project_each_head(const tensor_view<const S>& from, const tensor_view<const S, 3>& weights, bool turned,
+                       const tensor_view<S>& to, execution& exec) {
   with_products<S>(exec, [&]<class P>(std::type_identity<P>) {
     for (idx_t h = 0; h < from.extent(1); ++h) {
       auto w = weight_of_head(weights, h);
@@ -238,42 +243,60 @@ void project_heads(const tensor_view<const S>& from, const tensor_view<const S, 
   });
 }
 
-/// The absorbed form: attend(part) is to attend latents, by a call whose queries, dims and result are those of them.
-template <class S, class Attend>
-void run_absorbed(const latent_call<S>& call, Attend&& attend) {
-  const attention_shape& s = call.attend.shape;
-  const latent_views<S>& views = call.views;
+/// The absorbed form: queries over latents [B, H, Lq, r + Dr], and what they attend to, [B, H, Lq, r].
+template <class S>
+struct absorbed_rows {
+  tensor_view<S> q, out;
+
+  static absorbed_rows layout(arena& memory, const latent_call<S>& call) {
+    const attention_shape& s = call.attend.shape;
+    const auto allocate = [&](idx_t dim) {
+      return tensor_view<S>(memory.allocate<S>(s.batch * s.heads * s.queries * dim),
+                            {s.batch, s.heads, s.queries, dim});
+    };
+    return {allocate(call.views.latent_dim() + call.views.rotary_dim()), allocate(call.views.latent_dim())};
+  }
+};
+
+/// Fills the queries; returns the call over latents, which are one key head, but for its k and v.
+template <class S>
+softmax_call<S, no_score> absorb_queries(const latent_call<S>& call, const absorbed_rows<S>& rows) {
   execution& exec = call.attend.exec;
-  auto part = call.attend;
-  const idx_t r = part.shape.dim_v = views.latent_dim(), dim = part.shape.dim = r + views.rotary_dim(),
-              rows = s.batch * s.heads * s.queries;
-  part.shape.kv_heads = 1;
-  const auto memory = exec.workspace([&](arena& m) { return std::pair(m.allocate<S>(rows * dim), m.allocate<S>(rows * r)); });
-  const tensor_view<S> q(memory->first, {s.batch, s.heads, s.queries, dim}),
-      of_latents(memory->second, {s.batch, s.heads, s.queries, r});
-  project_heads(views.q, views.w_key, true, q.slice(3, 0, r), exec);
-  copy_channels(views.q_rotary, q, r, exec);
-  part.q = q, part.out = of_latents;
-  attend(part);
-  project_heads<S>(of_latents, views.w_value, false, call.attend.out, exec);
+  const idx_t r = call.views.latent_dim();
+  project_each_head(call.views.q, call.views.w_key, true, rows.q.slice(3, 0, r), exec);
+  copy_channels(call.views.q_rotary, rows.q, r, exec);
+  auto over_latents = call.attend;
+  over_latents.q = rows.q, over_latents.out = rows.out;
+  over_latents.shape.kv_heads = 1, over_latents.shape.dim = rows.q.extent(3), over_latents.shape.dim_v = r;
+  return over_latents;
+}
+/// The result, from what the queries attended to.
+template <class S>
+void finish_absorbed(const latent_call<S>& call, const absorbed_rows<S>& rows) {
+  project_each_head<S>(rows.out, call.views.w_value, false, call.attend.out, call.attend.exec);
 }
 
 template <class S>
 void run_latent_attention(const latent_call<S>& call) {
   if (call.attend.shape.heads == 0) return;
   if (!call.absorbed) return run_expanded(call);
-  const auto& views = call.views;
+  const latent_views<S>& views = call.views;
   execution& exec = call.attend.exec;
-  const auto memory =
-      exec.workspace([&](arena& m) { return memory_of_both(m, views.latent, views.k_rotary); });
-  const tensor_view<const S> keys = together(views.latent, views.k_rotary, *memory, exec);
-  run_absorbed(call, [&](softmax_call<S, no_score>& part) {
-    part.k = keys, part.v = keys.slice(3, 0, views.latent_dim());
-    run_full_softmax(part);
+  const auto memory = exec.workspace([&](arena& m) {
+    return std::pair(absorbed_rows<S>::layout(m, call), memory_of_both(m, views.latent, views.k_rotary));
   });
+  auto over_latents = absorb_queries(call, memory->first);
+  over_latents.k = together(views.latent, views.k_rotary, memory->second, exec);
+  over_latents.v = over_latents.k.slice(3, 0, views.latent_dim());
+  run_full_softmax(over_latents);
+  finish_absorbed(call, memory->first);
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
 
 #define ATTN_RUN(S) void run_latent_attention(const latent_call<S>&)
+#include <attn/core/detail/compiled.hpp>
+#define ATTN_RUN(S) softmax_call<S, no_score> absorb_queries(const latent_call<S>&, const absorbed_rows<S>&)
+#include <attn/core/detail/compiled.hpp>
+#define ATTN_RUN(S) void finish_absorbed(const latent_call<S>&, const absorbed_rows<S>&)
 #include <attn/core/detail/compiled.hpp>
