@@ -60,6 +60,9 @@
 #include <attn/layers/kept_features.hpp>
 #include <attn/layers/group_norm.hpp>
 #include <attn/layers/group_norm_backward.hpp>
+#include <attn/layers/latent_attention.hpp>
+#include <attn/layers/latent_attention_backward.hpp>
+#include <attn/layers/latent_attention_step.hpp>
 #include <attn/layers/layer_norm.hpp>
 #include <attn/layers/layer_norm_backward.hpp>
 #include <attn/layers/mean_pool.hpp>
