@@ -146,6 +146,22 @@ TEST_CASE("project_backward refuses what does not fit", "[layer_backward_refusal
                [](arguments& d) { d.one.bias = {}; }},
               {"a gradient of the weight of another shape", "the gradient of weight of the shape of weight [8, 8]",
                [](arguments& d) { d.d_one.weight = d.d_one.weight.slice(0, 0, 7); }},
+              {"a gradient of heads of one weight", "the gradient of weight of the shape of weight [8, 8]; found [2, 4, 8]",
+               [](arguments& d) {
+                 d.d_one.weight = {d.d_one.weight.data(), {2, 4, 8}};
+               }},
+              {"a gradient of one weight of heads", "the gradient of weight as a view [heads, outputs, inputs]",
+               [](arguments& d) {
+                 d.one.weight = {d.memory.data.data(), {2, 4, 4}}, d.d_one.weight = {d.d_one.weight.data(), {2, 4}};
+               }},
+              {"a gradient of heads of another shape", "the gradient of weight of the shape of weight [2, 4, 4]",
+               [](arguments& d) {
+                 d.one.weight = {d.memory.data.data(), {2, 4, 4}}, d.d_one.weight = {d.d_one.weight.data(), {2, 4, 3}};
+               }},
+              {"heads that are not x", "weight [heads, outputs, inputs] with heads x inputs = x dim 8; found [2, 4, 3]",
+               [](arguments& d) {
+                 d.one.weight = {d.memory.data.data(), {2, 4, 3}}, d.d_one.weight = {};
+               }},
               {"a gradient of the bias of another size", "the gradient of bias",
                [](arguments& d) { d.d_one.bias = d.d_one.bias.slice(0, 0, 7); }},
               {"gradients that overlap", "the gradient of weight and the gradient of bias in separate memory",
@@ -312,6 +328,13 @@ TEST_CASE("multi_head_backward refuses what does not fit", "[layer_backward_refu
                           [](arguments& d) { d.options.context = {}; }},
                          {"a gradient of no key weight", "key weight, since its gradient is asked for",
                           [](arguments& d) { d.heads.key = {}; }},
+                         {"a gradient of no value weight", "value weight, since its gradient is asked for",
+                          [](arguments& d) { d.heads.value = {}; }},
+                         {"a gradient of the operator's own context", "context, since its gradient is asked for",
+                          [](arguments& d) {
+                            d.heads.key = d.heads.value = {}, d.d_heads.key = d.d_heads.value = {};
+                            d.options.context = {};
+                          }},
                          {"a gradient of no output weight", "output weight, since its gradient is asked for",
                           [](arguments& d) { d.heads.output = {}; }},
                          {"a gradient of no key bias", "key bias, since its gradient is asked for",

@@ -26,7 +26,8 @@ void add_backward_layers(std::vector<backward_layer<S>>& all, idx_t width) {
   const auto out_vector = [](tensor<S>& g) { return vector_or_none(&g); };
   const tensor<S> weight = cast<S>(random_weight(1, width, width)), bias = cast<S>(random_vector(2, width)),
                   up = cast<S>(random_weight(3, 600, width)), gate = cast<S>(random_weight(5, 600, width)),
-                  down = cast<S>(random_weight(4, width, 600)), taps = cast<S>(random_weight(6, width, 4));
+                  down = cast<S>(random_weight(4, width, 600)), taps = cast<S>(random_weight(6, width, 4)),
+                  of_heads = cast<S>(random_normal(7, 1, 2, width / 2, width / 2, 0.3));
   const auto add = [&](std::string name, reach sees, list weights, auto run) {
     all.push_back({name + " of width " + std::to_string(width), width, sees, weights, run});
   };
@@ -34,6 +35,27 @@ void add_backward_layers(std::vector<backward_layer<S>>& all, idx_t width) {
     L::project_backward(x, {.weight = matrix(weight), .bias = vector(bias)}, d,
                         {.x = dx, .weight = out_matrix(g[0]), .bias = out_vector(g[1])}, exec);
   });
+  add("project, a weight for each head,", reach::token, {of_heads, bias},
+      [=](auto x, auto d, auto dx, list& g, auto& exec) {
+        const attn::project_gradients<S> to{
+            .x = dx, .weight = {g[0].data.data(), {2, width / 2, width / 2}}, .bias = out_vector(g[1])};
+        L::project_backward(x, {.weight = matrices(of_heads), .bias = vector(bias)}, d, to, exec);
+      });
+  add("multi_head with keys and values of its operator", reach::token, {weight},
+      [=](auto x, auto d, auto dx, list& g, auto& exec) {
+        const auto twice = [](in_view<S> from, out_view<S> to) {
+          for (idx_t b = 0; b < to.extent(0); ++b)
+            for (idx_t h = 0; h < to.extent(1); ++h)
+              for (idx_t i = 0; i < to.extent(2); ++i)
+                for (idx_t c = 0; c < to.extent(3); ++c) to(b, h, i, c) = S(2) * from(b, h, i, c);
+        };
+        const attention_of<S> op = [=](auto q, auto, auto, auto out, auto&) { twice(q, out); };
+        const attention_backward_of<S> back = [=](auto, auto, auto, auto, auto d_heads, auto dq, auto, auto, auto&) {
+          twice(d_heads, dq);
+        };
+        L::multi_head_backward(x, {.query = matrix(weight), .output = matrix(weight)}, op, back, d,
+                               {.x = dx, .query = out_matrix(g[0])}, {.heads = 2}, exec);
+      });
   add("layer_norm", reach::token, {bias, bias}, [=](auto x, auto d, auto dx, list& g, auto& exec) {
     L::layer_norm_backward(x, {.gamma = vector(bias), .beta = vector(bias)}, d,
                            {.x = dx, .gamma = out_vector(g[0]), .beta = out_vector(g[1])}, {}, exec);
@@ -74,6 +96,11 @@ void add_backward_layers(std::vector<backward_layer<S>>& all, idx_t width) {
     const std::string causally = causal ? ", causal," : "";
     add("multi_head" + causally, sees, {weight},
         [=](auto x, auto d, auto dx, list& g, auto& exec) { heads(x, d, dx, &g[0], exec); });
+    add("multi_head without value weights" + causally, sees, {weight},
+        [=](auto x, auto d, auto dx, list& g, auto& exec) {
+          L::multi_head_backward(x, {.query = matrix(weight), .key = matrix(weight)}, attention.forward(),
+                                 attention.backward(), d, {.x = dx, .key = out_matrix(g[0])}, {.heads = 2}, exec);
+        });
     add("multi_head with norms and rotations" + causally, sees, {weight, bias, bias},
         [=](auto x, auto d, auto dx, list& g, auto& exec) {
           L::multi_head_backward(x,

@@ -22,6 +22,11 @@ in_matrix<S> matrix(const tensor<S>& x) {
   if (x.extents == std::array<idx_t, 4>{}) return {};
   return {x.data.data(), {x.length(), x.dim()}};
 }
+// One for each head.
+template <class S>
+attn::tensor_view<const S, 3> matrices(const tensor<S>& x) {
+  return {x.data.data(), {x.heads(), x.length(), x.dim()}};
+}
 template <class S>
 in_vector<S> vector(const tensor<S>& x) {
   if (x.extents == std::array<idx_t, 4>{}) return {};

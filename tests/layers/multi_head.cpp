@@ -7,7 +7,7 @@ namespace {
 struct heads_case {
   idx_t batch = 2, queries = 30, keys = 30, model = 24, model_kv = 24, heads = 4, kv_heads = 4, dim = 6, dim_v = 6,
         out = 24;
-  bool biases = true, key = true, output = true, causal = false, gate = false, silu = false;
+  bool biases = true, key = true, output = true, causal = false, gate = false, silu = false, value = true;
   idx_t q_norm = 0, k_norm = 0;  // numbers of them
   reference::head_rotation rotation{};
 };
@@ -16,7 +16,8 @@ reference::multi_head_weights random_weights(const heads_case& c) {
   const auto bias = [&](std::uint64_t seed, idx_t n) { return c.biases ? random_vector(seed, n) : tensor<double>{}; };
   reference::multi_head_weights w;
   w.query = random_weight(1, c.heads * c.dim, c.model), w.query_bias = bias(2, c.heads * c.dim);
-  w.value = random_weight(3, c.kv_heads * c.dim_v, c.model_kv), w.value_bias = bias(4, c.kv_heads * c.dim_v);
+  const idx_t values = c.kv_heads * c.dim_v;
+  if (c.value) w.value = random_weight(3, values, c.model_kv), w.value_bias = bias(4, values);
   if (c.key) w.key = random_weight(5, c.kv_heads * c.dim, c.model_kv), w.key_bias = bias(6, c.kv_heads * c.dim);
   if (c.gate) w.gate = random_weight(9, c.heads * c.dim_v, c.model), w.gate_bias = bias(10, c.heads * c.dim_v);
   w.silu_gate = c.silu;
@@ -109,6 +110,60 @@ TEMPLATE_LIST_TEST_CASE("multi_head: norms and rotations of queries and keys", "
         heads_case shared{.key = false, .q_norm = q_norm, .rotation = {dims, 0, 10000, true}};
         CHECK(error_of<TestType>(shared, true) <= 2 * allowed<TestType>);
       }
+}
+
+TEMPLATE_LIST_TEST_CASE("multi_head: without value weights the values are the context", "[multi_head]", all_types) {
+  for (bool self : {true, false})
+    for (bool output : {true, false})
+      for (idx_t queries : {0, 3, 30}) {
+        CAPTURE(self, output, queries);
+        heads_case c{.queries = queries, .keys = self ? queries : 11, .kv_heads = 2, .dim_v = 12, .output = output,
+                     .causal = self, .value = false};
+        CHECK(error_of<TestType>(c, self) <= allowed<TestType>);
+        c.gate = true, c.k_norm = 6, c.rotation = {4, 3, 100, false};
+        CHECK(error_of<TestType>(c, self) <= 2 * allowed<TestType>);
+      }
+}
+
+// Keys and values that were projected before, as those of an encoder, or are in a cache.
+TEMPLATE_LIST_TEST_CASE("multi_head: an operator with keys and values of its own", "[multi_head]", all_types) {
+  using S = TestType;
+  const idx_t heads = 4, keys = 11, dim = 6, dim_v = 5;
+  const auto k = rounded<S>(random_normal(31, 2, 2, keys, dim)), v = rounded<S>(random_normal(32, 2, 2, keys, dim_v));
+  const tensor<S> stored_k = cast<S>(k), stored_v = cast<S>(v);
+  attn::execution serial;
+  for (int bits = 0; bits < 16; ++bits) {
+    const bool output = bits & 1, gate = bits & 2, norm = bits & 4;
+    const idx_t queries = bits & 8 ? 30 : 1;
+    CAPTURE(output, gate, norm, queries);
+    const heads_case c{.dim_v = dim_v, .key = false, .output = output, .gate = gate, .value = false,
+                       .q_norm = norm ? 6 : 0};
+    const auto x = rounded<S>(random_sequence(21, 2, queries, c.model));
+    const auto w = rounded<S>(random_weights(c));
+    const multi_head_store<S> weights(w);
+    const reference::head_rotation rotation{norm ? 4 : 0, 7, 10000, false};
+    const auto expected = reference::multi_head_around(
+        x, x, w, heads, heads, [&](const auto& q, const auto&, const auto&) {
+          return reference::full_softmax(q, k, v, {}).out;
+        }, rotation);
+    attn::multi_head_options<S> how{.heads = heads};
+    if (norm) how.rotary = {.first_position = 7, .dims = 4};
+    const tensor<S> sx = cast<S>(x);
+    tensor<S> out(2, 1, queries, output ? c.out : heads * dim_v, S(7)), other = out;
+    const auto views = weights.views();
+    compiled_layers<S>::multi_head(sequence(sx), sequence(out), views,
+                                   [&](auto q, auto no_k, auto no_v, auto to, auto& exec) {
+                                     CHECK(!no_k);
+                                     CHECK(!no_v);
+                                     full_attention<S>()(q, view(stored_k), view(stored_v), to, exec);
+                                   },
+                                   how, serial);
+    CHECK(relative_error(out, expected) <= (norm ? 2 : 1) * allowed<S>);
+    attn::multi_head(sequence(sx), sequence(other), views, [&](in_view<S> q, out_view<S> to, attn::execution& exec) {
+      full_attention<S>()(q, view(stored_k), view(stored_v), to, exec);
+    }, how, serial);
+    CHECK(other == out);
+  }
 }
 
 // Weights with columns of stride 1 are read in place for few tokens, others packed: each decides for itself.

@@ -14,6 +14,9 @@ struct heads_case {
   std::vector<idx_t> lengths{};
   idx_t q_norm = 0, k_norm = 0;  // numbers of them
   reference::head_rotation rotation{};
+  bool value = true;
+
+  bool own_keys() const { return !key && !value; }  // the operator has keys and values of its own
 };
 
 std::string name_of(const heads_case& a) {
@@ -22,7 +25,7 @@ std::string name_of(const heads_case& a) {
          ", output " + std::to_string(a.output) + ", causal " + std::to_string(a.causal) + ", attended " +
          std::to_string(a.attended) + ", gate " + std::to_string(a.gate + a.silu) + ", biases " +
          std::to_string(a.biases) + ", norms " + std::to_string(a.q_norm) + " " + std::to_string(a.k_norm) +
-         ", rotated " + std::to_string(a.rotation.dims);
+         ", rotated " + std::to_string(a.rotation.dims) + ", value " + std::to_string(a.value);
 }
 
 // The arguments of a call: all of them, given or not, in the order of the case's inputs.
@@ -32,9 +35,9 @@ struct arguments {
 
   arguments(const heads_case& a, const std::vector<T>& all) {
     next_of<T> next(all);
-    x = next(), context = next(a.context), query = next(), value = next();
+    x = next(), context = next(a.context), query = next(), value = next(a.value);
     key = next(a.key), output = next(a.output);
-    query_bias = next(a.biases & 1), value_bias = next(a.biases & 2);
+    query_bias = next(a.biases & 1), value_bias = next(a.value && (a.biases & 2));
     key_bias = next(a.key && (a.biases & 4)), output_bias = next(a.output && (a.biases & 8));
     gate = next(a.gate), gate_bias = next(a.gate && (a.biases & 1));
     q_norm = next(a.q_norm > 0), k_norm = next(a.k_norm > 0);
@@ -67,11 +70,11 @@ layer_backward_case<S> case_of(heads_case a) {
   add(r, "x", random_sequence(1, a.batch, a.queries, a.model));
   if (a.context) add(r, "context", random_sequence(2, a.batch, a.keys, model_kv));
   add(r, "query", random_weight(3, a.heads * a.dim, a.model));
-  add(r, "value", random_weight(4, a.kv_heads * a.dim_v, model_kv));
+  if (a.value) add(r, "value", random_weight(4, a.kv_heads * a.dim_v, model_kv));
   if (a.key) add(r, "key", random_weight(5, a.kv_heads * a.dim, model_kv));
   if (a.output) add(r, "output", random_weight(6, a.out, a.heads * a.dim_v));
   if (a.biases & 1) add(r, "query_bias", random_vector(7, a.heads * a.dim));
-  if (a.biases & 2) add(r, "value_bias", random_vector(8, a.kv_heads * a.dim_v));
+  if (a.value && (a.biases & 2)) add(r, "value_bias", random_vector(8, a.kv_heads * a.dim_v));
   if (a.key && (a.biases & 4)) add(r, "key_bias", random_vector(9, a.kv_heads * a.dim));
   if (a.output && (a.biases & 8)) add(r, "output_bias", random_vector(10, a.out));
   if (a.gate) add(r, "gate", random_weight(11, a.heads * a.dim_v, a.model));
@@ -79,16 +82,36 @@ layer_backward_case<S> case_of(heads_case a) {
   if (a.q_norm) add(r, "q_norm", random_vector(13, a.q_norm));
   if (a.k_norm) add(r, "k_norm", random_vector(14, a.k_norm));
   const attention_pair<S> attention{.heads = a.heads, .causal = a.causal, .lengths = a.lengths};
-  r.forward = [a, attention](const std::vector<tensor<variable>>& all) {
+  const tensor<double> own_k = rounded<S>(random_normal(15, a.batch, a.kv_heads, 6, a.dim)),
+                       own_v = rounded<S>(random_normal(16, a.batch, a.kv_heads, 6, a.dim_v));
+  r.forward = [=](const std::vector<tensor<variable>>& all) {
     const arguments<tensor<variable>> in(a, all);
     const reference::basic_multi_head_weights<variable> w{in.query,      in.key,      in.value,      in.output,
                                                           in.query_bias, in.key_bias, in.value_bias, in.output_bias,
                                                           in.gate,       in.gate_bias, a.silu, in.q_norm, in.k_norm};
     return std::vector{reference::multi_head_around(
         in.x, a.context ? in.context : in.x, w, a.heads, a.kv_heads,
-        [&](const auto& q, const auto& k, const auto& v) { return attention.reference(q, k, v); }, a.rotation)};
+        [&](const auto& q, const auto& k, const auto& v) {
+          return a.own_keys() ? attention.reference(q, cast<variable>(own_k), cast<variable>(own_v))
+                              : attention.reference(q, k, v);
+        },
+        a.rotation)};
   };
-  c.run = [a, attention](const std::vector<tensor<S>>& all, const tensor<S>& d_out,
+  const auto attend_own = [=, k = cast<S>(own_k), v = cast<S>(own_v)](in_view<S> q, in_view<S> no_k, in_view<S> no_v,
+                                                                      out_view<S> out, attn::execution& exec) {
+    CHECK((!no_k && !no_v));
+    attention.forward()(q, view(k), view(v), out, exec);
+  };
+  const auto own_backward = [=, k = cast<S>(own_k), v = cast<S>(own_v)](
+                                in_view<S> q, in_view<S>, in_view<S>, in_view<S> out, in_view<S> d_out,
+                                out_view<S> dq, out_view<S> dk, out_view<S> dv, attn::execution& exec) {
+    CHECK((!dk && !dv));
+    attention.backward()(q, view(k), view(v), out, d_out, dq, dk, dv, exec);
+  };
+  const attention_of<S> attend = a.own_keys() ? attention_of<S>(attend_own) : attention.forward();
+  const attention_backward_of<S> attend_backward =
+      a.own_keys() ? attention_backward_of<S>(own_backward) : attention.backward();
+  c.run = [=](const std::vector<tensor<S>>& all, const tensor<S>& d_out,
                          const std::vector<tensor<S>*>& gradients, bool accumulate, attn::execution& exec) {
     const arguments<tensor<S>> in(a, all);
     const arguments<tensor<S>*> g(a, gradients);
@@ -102,12 +125,12 @@ layer_backward_case<S> case_of(heads_case a) {
     if (a.attended) {  // what the forward call leaves
       const bool separate = a.output || a.gate;
       if (separate) options.attended = sequence(attended);
-      compiled_layers<S>::multi_head(sequence(in.x), sequence(out), weights_of(in), attention.forward(), options, exec);
+      compiled_layers<S>::multi_head(sequence(in.x), sequence(out), weights_of(in), attend, options, exec);
       options.attended = separate ? sequence(attended) : sequence(out);
     }
     compiled_layers<S>::multi_head_backward(
         sequence(in.x), weights_of(in),
-        a.attended ? [](auto&&...) { FAIL("the operator was called"); } : attention.forward(), attention.backward(),
+        a.attended ? [](auto&&...) { FAIL("the operator was called"); } : attend, attend_backward,
         sequence(d_out),
         {.x = sequence_or_none(g.x),
          .context = sequence_or_none(g.context),
@@ -173,6 +196,28 @@ TEMPLATE_LIST_TEST_CASE("multi_head_backward: norms and rotations", "[multi_head
                                             .k_norm = !norms || shared ? 0 : all_heads ? 8 : 4,
                                             .rotation = {norms && all_heads ? 0 : norms ? 2 : 4, 3, 50, context}}),
                          2 * factor<TestType>);  // two more roundings
+  }
+}
+
+TEMPLATE_LIST_TEST_CASE("multi_head_backward: values that are the context", "[multi_head_backward]", all_types) {
+  for (int bits = 0; bits < 16; ++bits) {
+    const bool context = bits & 1, norms = bits & 8;
+    check_layer_backward(case_of<TestType>({.model = 8, .model_kv = 10, .kv_heads = 2, .dim_v = context ? 5 : 4,
+                                            .context = context, .output = bool(bits & 2), .gate = bool(bits & 4),
+                                            .q_norm = norms ? 3 : 0, .k_norm = norms ? 6 : 0,
+                                            .rotation = {norms ? 2 : 0, 3, 50, false}, .value = false}),
+                         (norms ? 2 : 1) * factor<TestType>);
+  }
+}
+
+TEMPLATE_LIST_TEST_CASE("multi_head_backward: an operator with keys and values of its own", "[multi_head_backward]",
+                        all_types) {
+  for (int bits = 0; bits < 16; ++bits) {
+    const bool norm = bits & 8;
+    check_layer_backward(case_of<TestType>({.kv_heads = 2, .key = false, .output = bool(bits & 2),
+                                            .attended = bool(bits & 1), .gate = bool(bits & 4), .q_norm = norm ? 3 : 0,
+                                            .rotation = {norm ? 2 : 0, 3, 50, false}, .value = false}),
+                         (norm ? 2 : 1) * factor<TestType>);
   }
 }
 
@@ -253,6 +298,32 @@ TEST_CASE("multi_head_backward: the operator's callables see views of what was p
   attn::multi_head_backward(sequence(in.x), weights_of(in), op, op_backward, sequence(d_out),
                             {.output = matrix_or_none(&dw)}, {.heads = 4, .kv_heads = 2}, serial);
   CHECK(calls == 1);
+}
+
+TEST_CASE("multi_head_backward: without key and value weights the operator takes none", "[multi_head_backward]") {
+  const auto c = case_of<float>({.key = false, .value = false});
+  std::vector<tensor<float>> inputs;
+  for (const auto& x : c.reference.inputs) inputs.push_back(cast<float>(x));
+  const arguments<tensor<float>> in({.key = false, .value = false}, inputs);
+  const tensor<float> d_out = cast<float>(random_sequence(1, 2, 21, 9));
+  tensor<float> dx = in.x, same = in.x;
+  attn::execution serial;
+  const auto twice = [](in_view<float> from, out_view<float> to) {  // between heads of 3 dims and of 5
+    for (idx_t b = 0; b < 2; ++b)
+      for (idx_t h = 0; h < 4; ++h)
+        for (idx_t i = 0; i < 21; ++i)
+          for (idx_t d = 0; d < to.extent(3); ++d) to(b, h, i, d) = d < 3 ? 2 * from(b, h, i, d) : 0;
+  };
+  attn::multi_head_backward(
+      sequence(in.x), weights_of(in), [&](auto q, auto out, auto&) { twice(q, out); },
+      [&](auto, auto, auto d, auto dq, auto&) { twice(d, dq); }, sequence(d_out), {.x = sequence(dx)}, {.heads = 4},
+      serial);
+  attn::multi_head_backward(
+      sequence(in.x), weights_of(in), [&](auto q, auto, auto, auto out, auto&) { twice(q, out); },
+      [&](auto, auto, auto, auto, auto d, auto dq, auto, auto, auto&) { twice(d, dq); }, sequence(d_out),
+      {.x = sequence(same)}, {.heads = 4}, serial);
+  CHECK(dx == same);
+  CHECK(dx != in.x);
 }
 
 }  // namespace testing::multi_head_backward_tests

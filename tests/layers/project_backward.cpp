@@ -34,7 +34,36 @@ layer_backward_case<S> case_of(idx_t batch, idx_t length, idx_t inputs, idx_t ou
   return c;
 }
 
+// With one weight for each head.
+template <class S>
+layer_backward_case<S> case_of_heads(idx_t length, idx_t heads, idx_t inputs, idx_t outputs, bool bias) {
+  layer_backward_case<S> c;
+  auto& r = c.reference;
+  r.name = std::to_string(heads) + " heads of " + std::to_string(inputs) + ", length " + std::to_string(length);
+  add(r, "x", random_sequence(1, 2, length, heads * inputs));
+  add(r, "weight", random_normal(2, 1, heads, outputs, inputs, 0.4));
+  if (bias) add(r, "bias", random_vector(3, heads * outputs));
+  r.forward = [bias](const std::vector<tensor<variable>>& in) {
+    return std::vector{reference::project(in[0], in[1], bias ? in[2] : tensor<variable>())};
+  };
+  c.run = [=](const std::vector<tensor<S>>& in, const tensor<S>& d_out, const std::vector<tensor<S>*>& g,
+              bool accumulate, attn::execution& exec) {
+    attn::project_gradients<S> to{.x = sequence_or_none(g[0]), .accumulate = accumulate};
+    if (g[1]) to.weight = {g[1]->data.data(), {heads, outputs, inputs}};
+    if (bias) to.bias = vector_or_none(g[2]);
+    compiled_layers<S>::project_backward(
+        sequence(in[0]), {.weight = matrices(in[1]), .bias = bias ? vector(in[2]) : in_vector<S>()}, sequence(d_out),
+        to, exec);
+  };
+  return c;
+}
+
 }  // namespace
+
+TEMPLATE_LIST_TEST_CASE("project_backward: one weight for each head", "[project_backward]", all_types) {
+  for (idx_t length : {0, 1, 7, 65})
+    for (idx_t heads : {1, 2, 6}) check_layer_backward(case_of_heads<TestType>(length, heads, 5, 4, heads == 2));
+}
 
 TEMPLATE_LIST_TEST_CASE("project_backward: against the reverse pass", "[project_backward]", all_types) {
   int n = 0;

@@ -133,6 +133,44 @@ TEMPLATE_LIST_TEST_CASE("project: a transposed weight is a view", "[projection]"
   }
 }
 
+TEMPLATE_LIST_TEST_CASE("project: one weight for each head", "[projection]", all_types) {
+  using S = TestType;
+  attn::execution serial, several(3, 0);
+  for (idx_t length : {0, 1, 7, 50, 130})
+    for (idx_t heads : {1, 2, 5})
+      for (bool bias : {false, true}) {
+        CAPTURE(length, heads, bias);
+        const idx_t inputs = 7, outputs = 9;
+        const auto x = rounded<S>(random_sequence(1, 2, length, heads * inputs));
+        const auto w = rounded<S>(random_normal(2, 1, heads, outputs, inputs, 0.4));
+        const auto b = bias ? rounded<S>(random_vector(3, heads * outputs)) : tensor<double>{};
+        const tensor<S> sx = cast<S>(x), sw = cast<S>(w), sb = cast<S>(b);
+        tensor<S> out(2, 1, length, heads * outputs, S(7)), other = out, alone = out;
+        compiled_layers<S>::project(sequence(sx), sequence(out), {.weight = matrices(sw), .bias = vector(sb)}, serial);
+        CHECK(relative_error(out, reference::project(x, w, b)) <= tolerance<S>::out);
+        for (idx_t h = 0; h < heads; ++h)
+          compiled_layers<S>::project(
+              sequence(std::as_const(sx)).slice(2, h * inputs, inputs), sequence(alone).slice(2, h * outputs, outputs),
+              {.weight = {sw.data.data() + h * outputs * inputs, {outputs, inputs}},
+               .bias = bias ? vector(sb).slice(0, h * outputs, outputs) : in_vector<S>()},
+              serial);
+        CHECK(out == alone);
+        compiled_layers<S>::project(sequence(sx), sequence(other), {.weight = matrices(sw), .bias = vector(sb)},
+                                    several);
+        CHECK(out == other);
+        // with the heads' weights side by side in one matrix, [outputs, heads * inputs]
+        tensor<S> beside(1, 1, outputs, heads * inputs);
+        for (idx_t h = 0; h < heads; ++h)
+          for (idx_t o = 0; o < outputs; ++o)
+            for (idx_t d = 0; d < inputs; ++d) beside(0, 0, o, h * inputs + d) = sw(0, h, o, d);
+        const idx_t row = heads * inputs;
+        compiled_layers<S>::project(
+            sequence(sx), sequence(other),
+            {.weight = {beside.data.data(), {heads, outputs, inputs}, {inputs, row, 1}}, .bias = vector(sb)}, serial);
+        CHECK(out == other);
+      }
+}
+
 TEST_CASE("weights: a matrix of one row or one column is a vector", "[projection]") {
   const Eigen::MatrixXf x = Eigen::MatrixXf::Random(6, 4), w = Eigen::MatrixXf::Random(3, 4);
   const Eigen::MatrixXf row = Eigen::MatrixXf::Random(1, 3), column = row.transpose();

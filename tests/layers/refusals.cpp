@@ -26,13 +26,28 @@ TEST_CASE("project refuses what does not fit", "[layer_refusals]") {
                       [](arguments& d) {
                         d.weight = {nullptr, {8, 8}};
                       }},
+                     {"heads that are not x",
+                      "weight [heads, outputs, inputs] with heads x inputs = x dim 8; found [2, 4, 3]",
+                      [](arguments& d) { d.weight = d.matrices(2, 4, 3); }},
+                     {"heads that are not out", "out dim = heads x outputs of weight 6; found 8",
+                      [](arguments& d) { d.weight = d.matrices(2, 3, 4), d.bias = d.vector(6); }},
+                     {"a bias of one head", "bias, one per output of all heads: 8; found 4",
+                      [](arguments& d) { d.weight = d.matrices(2, 4, 4), d.bias = d.vector(4); }},
+                     {"a null weight of heads", "null",
+                      [](arguments& d) {
+                        d.weight = {nullptr, {2, 4, 4}};
+                      }},
+                     {"a weight of heads in out", "separate",
+                      [](arguments& d) {
+                        d.weight = {d.out.data.data(), {2, 4, 4}};
+                      }},
                      {"a bias of another size", "bias, one per row of its weight: 8; found 7",
                       [](arguments& d) { d.bias = d.vector(7); }},
                      {"a null bias", "null",
                       [](arguments& d) {
                         d.bias = {nullptr, {8}};
                       }},
-                     {"a weight within out", "separate", [](arguments& d) { d.weight = d.within_out(d.weight); }},
+                     {"a weight within out", "separate", [](arguments& d) { d.weight = d.within_out(d.matrix(8, 8)); }},
                      {"a bias within out", "separate", [](arguments& d) { d.bias = d.within_out(d.bias); }},
                      {"x that is out", "separate", [](arguments& d) { d.x_view = d.out_view_; }},
                  }));
@@ -164,8 +179,41 @@ TEST_CASE("multi_head refuses what does not fit", "[layer_refusals]") {
           {"value columns", "value weight [outputs, inputs]", [](arguments& d) { d.heads.value = d.matrix(4, 9); }},
           {"output columns", "output weight [outputs, inputs] with columns = dim of its input 8; found [8, 4]",
            [](arguments& d) { d.heads.output = d.matrix(8, 4); }},
-          {"no value weight", "value weight [outputs, inputs] with columns = dim of its input 8; found none",
+          {"no value weight, but its bias", "value bias with a value weight; found no value weight",
            [](arguments& d) { d.heads.value = {}; }},
+          {"no value weight, and an output weight of other heads",
+           "output weight [outputs, inputs] with columns = dim of its input 16; found [8, 8]",
+           [](arguments& d) { d.heads.value = {}, d.heads.value_bias = {}; }},
+          {"no value weight, and heads that do not divide the context",
+           "a value weight, or context dim divisible by heads 2; found 7",
+           [](arguments& d) {
+             d.heads.value = {}, d.heads.value_bias = {}, d.heads.key = d.matrix(4, 7), d.y_view = d.shaped(2, 9, 7);
+           }},
+          {"neither key nor value weight, but a context",
+           "a key or value weight, since there is a context; found neither",
+           [](arguments& d) { d.heads.key = d.heads.value = {}, d.heads.key_bias = d.heads.value_bias = {}; }},
+          {"neither key nor value weight, and an output weight that heads do not divide",
+           "output weight columns divisible by heads 4; found 7",
+           [](arguments& d) {
+             d.heads.key = d.heads.value = {}, d.heads.key_bias = d.heads.value_bias = {};
+             d.heads.output = d.matrix(8, 7);
+           }},
+          {"neither key nor value weight, and a gate of other heads",
+           "gate weight rows = heads x value head dim 8; found 4",
+           [](arguments& d) {
+             d.heads.key = d.heads.value = {}, d.heads.key_bias = d.heads.value_bias = {};
+             d.heads.gate = d.matrix(4, 8);
+           }},
+          {"neither key nor value nor output weight, and an out that heads do not divide",
+           "out dim divisible by heads 4; found 6",
+           [](arguments& d) {
+             const auto query = d.heads.query;
+             d.heads = {}, d.heads.query = query, d.out_view_ = d.out_view_.slice(2, 0, 6);
+           }},
+          {"a norm of keys that the operator has", "k_norm with a key weight; found no key weight",
+           [](arguments& d) {
+             d.heads.key = d.heads.value = {}, d.heads.key_bias = d.heads.value_bias = {}, d.heads.k_norm = d.vector(2);
+           }},
           {"output rows", "out dim = output weight rows 7; found 8",
            [](arguments& d) { d.heads.output = d.matrix(7, 8), d.heads.output_bias = d.vector(7); }},
           {"gate columns", "gate weight [outputs, inputs]", [](arguments& d) { d.heads.gate = d.matrix(8, 7); }},
@@ -235,9 +283,24 @@ TEST_CASE("multi_head refuses what does not fit", "[layer_refusals]") {
       }));
 }
 
+TEST_CASE("multi_head refuses weights of keys and values that its operator does not take", "[layer_refusals]") {
+  check_refusals(
+      "multi_head",
+      [](arguments& d) {
+        attn::multi_head(d.x_view, d.out_view_, d.heads,
+                         [](in_view<float>, out_view<float>, attn::execution&) { FAIL("the operator was called"); },
+                         d.options, d.serial);
+      },
+      {{"a key and a value weight", "an operator that takes keys and values, since there are weights of them",
+        [](arguments&) {}},
+       {"a value weight", "found one without", [](arguments& d) { d.heads.key = {}, d.heads.key_bias = {}; }}});
+}
+
 TEST_CASE("encoder_block refuses what does not fit", "[layer_refusals]") {
   auto list = with_sequences(feed_refusals);
   const std::vector<refused> more = {
+      {"a residual weight for each head", "residual weight as one matrix; found one for each head",
+       [](arguments& d) { d.block.residual.weight = d.matrices(1, 8, 8); }},
       {"gamma of norm 1", "gamma of norm_1, one per feature: 8; found 7",
        [](arguments& d) { d.block.norm_1.gamma = d.vector(7); }},
       {"beta of norm 1", "beta of norm_1", [](arguments& d) { d.block.norm_1.beta = d.vector(9); }},

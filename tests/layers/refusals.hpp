@@ -11,7 +11,7 @@ struct arguments {
   tensor<float> memory{1, 1, 40, 40, 0.1f};  // what every weight points to
   in_sequence<float> x_view = sequence(std::as_const(x)), y_view = sequence(std::as_const(y));
   out_sequence<float> out_view_ = sequence(out);
-  in_matrix<float> weight = matrix(8, 8);
+  attn::project_weight<float> weight = matrix(8, 8);
   in_vector<float> bias = vector(8), gamma = vector(8), beta = vector(8);
   attn::multi_head_weights<float> heads{.query = matrix(8, 8),
                                         .key = matrix(4, 8),
@@ -37,6 +37,9 @@ struct arguments {
   arguments() = default;
   arguments(const arguments&) = delete;
   in_matrix<float> matrix(idx_t rows, idx_t columns) const { return {memory.data.data(), {rows, columns}}; }
+  attn::tensor_view<const float, 3> matrices(idx_t heads_of, idx_t rows, idx_t columns) const {
+    return {memory.data.data(), {heads_of, rows, columns}};
+  }
   in_vector<float> vector(idx_t n) const { return {memory.data.data(), {n}}; }
   in_sequence<float> shaped(idx_t b, idx_t l, idx_t d) const { return {memory.data.data(), {b, l, d}}; }
   template <class View>

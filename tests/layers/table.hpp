@@ -19,7 +19,7 @@ struct layer {
 template <class S>
 struct layer_parts {
   using L = compiled_layers<S>;
-  tensor<S> weight, bias, half_weight, taps;
+  tensor<S> weight, bias, half_weight, taps, of_heads;
   feed_forward_store<S> feed, gated;
   using codes = std::conditional_t<std::same_as<S, double>, double, std::int8_t>;
   attn::packed_weights<S> packed_weight{matrix(weight)}, packed_up{matrix(feed.up)};
@@ -30,6 +30,7 @@ struct layer_parts {
         bias(cast<S>(random_vector(2, width))),
         half_weight(cast<S>(random_weight(3, width / 2, width / 2))),
         taps(cast<S>(random_weight(4, width, 4))),
+        of_heads(cast<S>(random_normal(5, 1, 2, width / 2, width / 2, 0.3))),
         feed(random_feed_forward(width, 600, width)),
         gated(random_feed_forward(width, 600, width, true, true)) {
     taps(0, 0, 0, 3) = S(1);  // of what is infinite silu leaves the positive
@@ -64,6 +65,15 @@ void add_layers(std::vector<layer<S>>& all, idx_t width, const layer_parts<S>& p
   add("project", reach::token, [&p](auto x, auto out, auto& exec) {
     L::project(x, out, {.weight = matrix(p.weight), .bias = vector(p.bias)}, exec);
   });
+  add("project, a weight for each head,", reach::token, [&p](auto x, auto out, auto& exec) {
+    L::project(x, out, {.weight = matrices(p.of_heads), .bias = vector(p.bias)}, exec);
+  });
+  add("multi_head with keys and values of its operator", reach::token,
+      [&p, width, attend = full_attention<S>()](auto x, auto out, auto& exec) {
+        const in_view<S> keys(p.weight.data.data(), {x.extent(0), 2, 5, width / 2}, {0, width / 2, width, 1});
+        L::multi_head(x, out, {.query = matrix(p.weight), .output = matrix(p.weight)},
+                      [&](auto q, auto, auto, auto to, auto& e) { attend(q, keys, keys, to, e); }, {.heads = 2}, exec);
+      });
   add("layer_norm", reach::token, [&p](auto x, auto out, auto& exec) {
     L::layer_norm(x, out, {.gamma = vector(p.bias), .beta = vector(p.bias)}, {}, exec);
   });
@@ -99,6 +109,10 @@ void add_layers(std::vector<layer<S>>& all, idx_t width, const layer_parts<S>& p
     const reach sees = causal ? reach::past : reach::sequence;
     const std::string causally = causal ? ", causal," : "";
     add(("multi_head" + causally).c_str(), sees, p.attention(causal));
+    add(("multi_head without value weights" + causally).c_str(), sees,
+        [&p, attend = full_attention<S>({.causal = causal})](auto x, auto out, auto& exec) {
+          L::multi_head(x, out, {.query = matrix(p.weight), .key = matrix(p.weight)}, attend, {.heads = 2}, exec);
+        });
     add(("multi_head with norms and rotations" + causally).c_str(), sees,
         [&p, attend = full_attention<S>({.causal = causal})](auto x, auto out, auto& exec) {
           L::multi_head(x, out,

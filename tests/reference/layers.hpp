@@ -5,15 +5,17 @@
 
 namespace reference {
 
-// x W^T + b (b may be empty).
+// x W^T + b (b may be empty). W [1, heads, rows, columns] is one for each head of x.
 template <class N>
 tensor<N> project(const tensor<N>& x, const tensor<N>& w, const tensor<N>& b = {}) {
-  tensor<N> out(x.batch(), 1, x.length(), w.length());
+  const idx_t rows = w.length(), columns = w.dim();
+  tensor<N> out(x.batch(), 1, x.length(), w.heads() * rows);
   for (idx_t n = 0; n < x.batch(); ++n)
     for (idx_t i = 0; i < x.length(); ++i)
-      for (idx_t o = 0; o < w.length(); ++o) {
+      for (idx_t o = 0; o < w.heads() * rows; ++o) {
         N sum = b.empty() ? N(0) : b(0, 0, 0, o);
-        for (idx_t d = 0; d < x.dim(); ++d) sum += x(n, 0, i, d) * w(0, 0, o, d);
+        const idx_t h = o / rows;
+        for (idx_t d = 0; d < columns; ++d) sum += x(n, 0, i, h * columns + d) * w(0, h, o % rows, d);
         out(n, 0, i, o) = sum;
       }
   return out;
@@ -137,7 +139,7 @@ tensor<N> merge(const tensor<N>& x) {
 
 template <class N>
 struct basic_multi_head_weights {
-  tensor<N> query, key, value, output, query_bias, key_bias, value_bias, output_bias;  // key, output: may be empty
+  tensor<N> query, key, value, output, query_bias, key_bias, value_bias, output_bias;  // all but query may be empty
   tensor<N> gate{}, gate_bias{};  // may be empty
   bool silu_gate = false;
   tensor<N> q_norm{}, k_norm{};  // may be empty
@@ -179,7 +181,7 @@ tensor<N> rotated_heads(tensor<N> x, const head_rotation& r) {
   return x;
 }
 
-// Around op(q, k, v).
+// Around op(q, k, v): without key weights k is q, without value weights v is y, without both they are empty.
 template <class N, class Operator>
 tensor<N> multi_head_around(const tensor<N>& x, const tensor<N>& y, const basic_multi_head_weights<N>& w, idx_t heads,
                             idx_t kv_heads, Operator&& op, const head_rotation& rotation = {}, double norm_eps = 1e-6) {
@@ -187,8 +189,12 @@ tensor<N> multi_head_around(const tensor<N>& x, const tensor<N>& y, const basic_
     return rotated_heads(split(normed_heads(projected, gamma, norm_eps), count), rotation);
   };
   const tensor<N> q = prepared(project(x, w.query, w.query_bias), w.q_norm, heads);
-  const tensor<N> k = w.key.empty() ? q : prepared(project(y, w.key, w.key_bias), w.k_norm, kv_heads);
-  tensor<N> mixed = merge(op(q, k, split(project(y, w.value, w.value_bias), kv_heads)));
+  tensor<N> k, v;
+  if (!w.key.empty()) k = prepared(project(y, w.key, w.key_bias), w.k_norm, kv_heads);
+  if (!w.value.empty()) v = split(project(y, w.value, w.value_bias), kv_heads);
+  if (w.key.empty() && !w.value.empty()) k = q;
+  if (w.value.empty() && !w.key.empty()) v = split(y, kv_heads);
+  tensor<N> mixed = merge(op(q, k, v));
   if (!w.gate.empty()) {
     using std::exp;
     const tensor<N> gate = project(x, w.gate, w.gate_bias);

@@ -119,6 +119,7 @@ void check_encoder_block(layer_views& check, const encoder_block_weights<S>& w,
   const idx_t dim_1 = options.norm_first ? inputs : dim;
   const tensor_view<S, 3>& mixed = options.mixed;
   check.out_dim(dim);
+  if (w.residual.weight.per_head()) check.fail("residual weight as one matrix", "one for each head");
   if (!(options.eps >= 0)) check.fail("eps >= 0", static_cast<double>(options.eps));
   check.list("gamma of norm_1", w.norm_1.gamma, "feature", dim_1);
   check.list("beta of norm_1", w.norm_1.beta, "feature", dim_1);

@@ -22,7 +22,9 @@
 //          then that of this layer, whatever other layers wrote there. With options.attended, which the forward call
 //          wrote, it is not called, and lse must be kept as well; without an output and a gate weight the forward
 //          call's out serves as attended. Then op_backward(q, k, v, out, d_out, dq, dk, dv, execution) writes dq, dk
-//          and dv over, with views [B, heads, L, dim] as in the forward call.
+//          and dv over, with views [B, heads, L, dim] as in the forward call. Without key and value weights both are
+//          given null views for k, v, dk and dv, or called as op(q, out, execution) and
+//          op_backward(q, out, d_out, dq, execution); what they compute for their own keys is theirs.
 // Cost     three times that of the forward call for the projections of q, k and v, twice for that of the output, and
 //          the operator (without options.attended) and its backward pass. Scratch, beside the operator's: q, k, v, the
 //          heads' output and the gradients of these, twice what the forward call needs, and what project_backward.hpp
@@ -35,9 +37,8 @@
 // whatever their x is.
 #pragma once
 
-#include <attn/layers/layer_norm_backward.hpp>
+#include <attn/layers/detail/multi_head_backward_run.hpp>
 #include <attn/layers/multi_head.hpp>
-#include <attn/layers/project_backward.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
 
@@ -51,156 +52,6 @@ struct multi_head_gradients {
   bool accumulate = false;
 };
 
-namespace detail {
-
-template <class S>
-using attend_backward_ref =
-    function_ref<void(const tensor_view<const S>& q, const tensor_view<const S>& k, const tensor_view<const S>& v,
-                      const tensor_view<const S>& out, const tensor_view<const S>& d_out, const tensor_view<S>& dq,
-                      const tensor_view<S>& dk, const tensor_view<S>& dv, execution&)>;
-
-/// d, the gradient of the norm of x (with `more`, if that is given), becomes that of x; adds up that of gamma.
-template <class S>
-void normalise_heads_backward(const tensor_view<S, 3>& x, const tensor_view<const S, 1>& gamma, compute_type<S> eps,
-                              const tensor_view<S, 3>& d, const tensor_view<S, 3>& more,
-                              const tensor_view<S, 1>& d_gamma, bool accumulate, execution& exec) {
-  using T = compute_type<S>;
-  const idx_t dim = gamma.extent(0);
-  const tensor_view<S, 3> rows = rows_of_norm(d, dim);
-  const token_sum<T> sum = more ? token_sum<T>(rows, rows_of_norm(more, dim)) : token_sum<T>(rows);
-  auto norm = exec.workspace([dim](arena& memory) { return row_norm<T>(memory, dim); });
-  set_norm_of_heads<S>(*norm, gamma, eps);
-  norm_backward_driver<T>{.norm = *norm, .x = input_tokens<T>(rows_of_norm(x, dim)), .d = sum,
-                          .residual = tensor_view<const T, 3>(), .dx = {rows, false},
-                          .copy = {tensor_view<T, 3>(), false}, .gamma = {d_gamma, accumulate},
-                          .beta = {tensor_view<T, 1>(), false}}
-      .run(exec);
-}
-
-template <class S>
-void run_multi_head_backward(const tensor_view<const S, 3>& x, const multi_head_weights<S>& w,
-                             const attend_ref<S>& op, const attend_backward_ref<S>& op_backward,
-                             const tensor_view<const S, 3>& d_out,
-                             const multi_head_gradients<S>& g, const multi_head_options<S>& options, execution& exec) {
-  using T = compute_type<S>;
-  using P = product_type<S>;
-  using view = tensor_view<const S>;
-  const auto& y = options.context ? options.context : x;
-  const idx_t heads = options.heads, kv_heads = options.kv_heads.value_or(heads);
-  struct buffers {
-    projected_heads<S> heads;
-    tensor_view<S, 3> attended, gated, d_attended, dq, dk, dv;
-    projected_heads<S> before_norms;
-  };
-  const auto workspace = exec.workspace([&](arena& memory) {
-    const auto allocate = [&](const tensor_view<const S, 3>& from, idx_t dim) {
-      return allocate_sequence<S>(memory, from.extent(0), from.extent(1), dim);
-    };
-    const idx_t attended_dim = heads * (w.value.extent(0) / kv_heads);
-    buffers p;
-    p.heads.q = allocate(x, w.query.extent(0));
-    p.heads.k = w.key ? allocate(y, w.key.extent(0)) : p.heads.q;
-    p.heads.v = allocate(y, w.value.extent(0));
-    if (w.gate) p.heads.gate = allocate(x, attended_dim);
-    p.attended = options.attended ? tensor_view<S, 3>(options.attended) : allocate(x, attended_dim);
-    p.gated = w.gate && w.output ? allocate(x, attended_dim) : p.attended;
-    if (w.output || w.gate) p.d_attended = allocate(x, attended_dim);
-    p.dq = allocate(x, p.heads.q.extent(2));
-    p.dk = allocate(y, p.heads.k.extent(2));
-    p.dv = allocate(y, p.heads.v.extent(2));
-    p.before_norms = p.heads;
-    if (w.q_norm) p.before_norms.q = allocate(x, w.query.extent(0));
-    if (w.k_norm) p.before_norms.k = allocate(y, w.key.extent(0));
-    return p;
-  });
-  const auto& [projected, attended, gated, d_attended, dq, dk, dv, before_norms] = *workspace;
-  const auto& [q, k, v, gate] = projected;
-  const view q_heads = split_heads(q, heads), k_heads = split_heads(k, kv_heads), v_heads = split_heads(v, kv_heads);
-  const auto heads_out = split_heads(attended, heads);
-  const bool adds = g.accumulate;
-  const bool through_operator =
-      g.x || g.context || g.query || g.key || g.value || g.query_bias || g.key_bias || g.value_bias || g.q_norm ||
-      g.k_norm;
-  const bool through_gate = w.gate && (g.x || g.gate || g.gate_bias), below = through_operator || through_gate;
-
-  if (below || w.gate || !options.attended) {
-    project_heads<S>(x, y, w, before_norms, exec);
-    prepare_heads<S>(before_norms, projected, w, options, exec);
-  }
-  if (!options.attended) op(q_heads, k_heads, v_heads, heads_out, exec);
-  if (w.gate && w.output) apply_gate<S>(attended, gate, options.gate_activation, gated, exec);
-  if (w.output) {
-    const projection_gradient<P> last(w.output, input_tokens<T>(d_out), g.output, g.output_bias, adds);
-    const tensor_view<S, 3> to = below ? d_attended : tensor_view<S, 3>();
-    run_projections_backward<P>(gated, {to, false}, {&last, 1}, exec);
-  }
-  if (!below) return;
-  const auto d_gated = w.output ? tensor_view<const S, 3>(d_attended) : d_out;
-  if (w.gate) apply_gate_backward<S>(attended, gate, d_gated, options.gate_activation, d_attended, gate, exec);
-  if (through_operator) {
-    op_backward(q_heads, k_heads, v_heads, view(heads_out),
-                view(split_heads(w.output || w.gate ? tensor_view<const S, 3>(d_attended) : d_out, heads)),
-                split_heads(dq, heads), split_heads(dk, kv_heads), split_heads(dv, kv_heads), exec);
-    if (options.rotary) {
-      rotate_heads<S>(dq, heads, *options.rotary, true, exec);
-      rotate_heads<S>(dk, kv_heads, *options.rotary, true, exec);
-    }
-    if (w.q_norm)
-      normalise_heads_backward<S>(before_norms.q, w.q_norm, options.norm_eps, dq, w.key ? tensor_view<S, 3>() : dk,
-                                  g.q_norm, adds, exec);
-    if (w.k_norm)
-      normalise_heads_backward<S>(before_norms.k, w.k_norm, options.norm_eps, dk, {}, g.k_norm, adds, exec);
-  }
-
-  // Queries that serve as keys take both gradients.
-  const token_sum<T> d_queries = w.key || w.q_norm ? token_sum<T>(dq) : token_sum<T>(dq, dk);
-  const projection_gradient<P> query{w.query, d_queries, g.query, g.query_bias, adds},
-      value{w.value, token_sum<T>(dv), g.value, g.value_bias, adds},
-      key{w.key, token_sum<T>(dk), g.key, g.key_bias, adds},
-      of_gate{w.gate, w.gate ? token_sum<T>(gate) : token_sum<T>(dq), g.gate, g.gate_bias, adds};
-  if (!through_operator) return run_projections_backward<P>(x, {tensor_view<S, 3>(), adds}, {&of_gate, 1}, exec);
-  const projection_gradient<P> list[] = {query, w.gate ? of_gate : value, w.gate ? value : key, key};
-  const std::size_t of_x = w.gate ? 2 : 1;
-  const std::span all(list, of_x + (w.key ? 2 : 1));
-  if (!options.context) return run_projections_backward<P>(x, {g.x, adds}, all, exec);
-  run_projections_backward<P>(x, {g.x, adds}, all.first(of_x), exec);
-  run_projections_backward<P>(y, {g.context, adds}, all.subspan(of_x), exec);
-}
-
-/// All checks of multi_head_backward.
-template <class S>
-void check_multi_head_backward(const tensor_view<const S, 3>& x, const multi_head_weights<S>& w,
-                               const tensor_view<const S, 3>& d_out, const multi_head_gradients<S>& g,
-                               const multi_head_options<S>& options) {
-  layer_views check{"multi_head_backward", x, d_out, layer_views::backward_pass{}};
-  check.gradient("x", g.x, x);
-  check.gradient("context", g.context, options.context);
-  check.gradient("query", g.query, w.query, "query weight");
-  check.gradient("key", g.key, w.key, "key weight");
-  check.gradient("value", g.value, w.value, "value weight");
-  check.gradient("output", g.output, w.output, "output weight");
-  check.gradient("gate", g.gate, w.gate, "gate weight");
-  check.gradient("gate_bias", g.gate_bias, w.gate_bias, "gate bias");
-  check.gradient("query_bias", g.query_bias, w.query_bias, "query bias");
-  check.gradient("key_bias", g.key_bias, w.key_bias, "key bias");
-  check.gradient("value_bias", g.value_bias, w.value_bias, "value bias");
-  check.gradient("output_bias", g.output_bias, w.output_bias, "output bias");
-  check.gradient("q_norm", g.q_norm, w.q_norm);
-  check.gradient("k_norm", g.k_norm, w.k_norm);
-  check_multi_head<S>(check, options.context ? options.context : x, w, options);
-}
-
-template <class S>
-[[gnu::noinline]] void call_multi_head_backward(const tensor_view<const S, 3>& x, const multi_head_weights<S>& w,
-                                                const attend_ref<S>& op, const attend_backward_ref<S>& op_backward,
-                                                const tensor_view<const S, 3>& d_out, const multi_head_gradients<S>& g,
-                                                const multi_head_options<S>& options, execution& exec) {
-  check_multi_head_backward<S>(x, w, d_out, g, options);
-  run_multi_head_backward<S>(x, w, op, op_backward, d_out, g, options, exec);
-}
-
-}  // namespace detail
-
 /// The gradients of multi_head. See the top of the file.
 template <viewable X, class Operator, class OperatorBackward, viewable D,
           class Weights = multi_head_weights<element_of<const X&>>,
@@ -209,25 +60,12 @@ void multi_head_backward(const X& x, const Weights& weights, Operator&& op, Oper
                          const D& d_out, const multi_head_gradients<element_of<const X&>>& gradients,
                          Options&& options = {}, execution_ref exec = {}) {
   using S = element_of<const X&>;
-  using view = tensor_view<const S>;
-  using out_view = tensor_view<S>;
-  static_assert(std::invocable<Operator&, view, view, view, out_view, execution&>,
-                "attn: the operator must be callable as op(q, k, v, out, execution)");
-  static_assert(
-      std::invocable<OperatorBackward&, view, view, view, view, view, out_view, out_view, out_view, execution&>,
-      "attn: the operator's gradient must be callable as op_backward(q, k, v, out, d_out, dq, dk, dv, execution)");
   const auto [from, d] = detail::inputs_of(x, d_out);
   const auto& w = detail::weights_of<multi_head_weights<S>>(weights);
   const auto& given = detail::options_or_default<multi_head_options<S>>(options);
-  const auto attend = [&op](const view& q, const view& k, const view& v, const out_view& heads, execution& e) {
-    op(view(q), view(k), view(v), out_view(heads), e);
-  };
-  const auto attend_backward = [&op_backward](const view& q, const view& k, const view& v, const view& heads,
-                                              const view& d_heads, const out_view& dq, const out_view& dk,
-                                              const out_view& dv, execution& e) {
-    op_backward(view(q), view(k), view(v), view(heads), view(d_heads), out_view(dq), out_view(dk), out_view(dv), e);
-  };
-  detail::call_multi_head_backward<S>(from, w, attend, attend_backward, d, gradients, given,
+  constexpr const char* name = "multi_head_backward";
+  detail::call_multi_head_backward<S>(from, w, detail::attend_of<S>(name, op, w),
+                                      detail::attend_backward_of<S>(name, op_backward, w), d, gradients, given,
                                       detail::execution_of(exec, options));
 }
 
