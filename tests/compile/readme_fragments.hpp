@@ -27,10 +27,10 @@ attn::tensor_view<float, 2> buckets, d_buckets;
 attn::tensor_view<float, 3> w, band, kernel, lse, part_lse, beta, sums_of_keys, decays, d_decays, decays_so_far,
     keys_by_distance, queries_by_distance, d_by_distance, key_buckets, query_buckets, d_query_buckets;
 matrix_type q_matrix, k_matrix, v_matrix, out_matrix, matrix, x_matrix, wq, wk, wv, wo, up, down, encoded,
-    cross_q, cross_k, cross_v, cross_o;
+    cross_q, cross_k, cross_v, cross_o, q_a, q_b, kv_a, kv_b;
 Eigen::VectorXf bq, bk, bv, bo, b_up, b_down, gamma_1, beta_1, gamma_2, beta_2, gamma_3, beta_3;
 auto features = attn::draw_features<float>(256, 64, {.seed = 7});
-std::vector<float> slope, sinks, q_gamma, bonus, decay;
+std::vector<float> slope, sinks, q_gamma, kv_gamma, bonus, decay;
 attn::tensor_view<bool, 2> tokens_seen;
 std::uint64_t step = 0;
 std::vector<std::uint8_t> mask;

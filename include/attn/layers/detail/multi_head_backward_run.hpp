@@ -1,8 +1,8 @@
 // attn: the checks and the run of multi_head_backward.
 #pragma once
 
+#include <attn/layers/detail/head_norms_backward.hpp>
 #include <attn/layers/detail/multi_head_run.hpp>
-#include <attn/layers/layer_norm_backward.hpp>
 #include <attn/layers/project_backward.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
