@@ -51,7 +51,7 @@ golden_gradients of_buckets(golden_gradients by_table) {
 
 golden_operator golden_full_softmax() {
   golden_operator one = with_gradients(
-      {"full_softmax", with(softmax_keys, {"buckets", "max_position"}),
+      {"full_softmax", with(softmax_keys, {"buckets", "max_position", "span", "first_position"}),
        with(softmax_arrays, {"relative_bias", "relative_keys", "relative_queries", "position_queries", "key_buckets",
                              "query_buckets", "log_decay", "bias"}),
        [](const golden_case& golden) { return expected(read(golden)); },

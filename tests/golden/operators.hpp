@@ -58,6 +58,10 @@ inline void read_softmax_options(const golden_case& golden, reference::softmax_o
   options.lengths = golden.integers("lengths");
   options.query_lengths = golden.integers("query_lengths");
   options.key_lengths = golden.integers("key_lengths");
+  if (golden.has("span")) options.span = golden.integer("span");
+  const std::vector<idx_t> first = golden.integers("first_position");
+  if (first.size() == 1) options.first_position = first[0];
+  if (first.size() > 1) options.first_positions = first;
   options.alibi_slopes = golden.vector("alibi_slopes");
   options.sinks = golden.vector("sinks");
   options.relative_bias = golden.optional_array("relative_bias");

@@ -14,7 +14,7 @@ selected_problem read(const golden_case& golden) {
 }
 
 golden_operator golden_selected_keys() {
-  return with_gradients({"selected_keys", with(softmax_keys, {"block"}), with(softmax_arrays, {"indices"}),
+  return with_gradients({"selected_keys", with(softmax_keys, {"block", "span", "first_position"}), with(softmax_arrays, {"indices"}),
                          [](const golden_case& golden) { return expected(read(golden)); },
                          [](const golden_case& golden) { return run_pattern<widest_type>(read(golden)); },
                          [](const golden_case& golden) { return run_pattern<float>(read(golden)); }},

@@ -19,11 +19,11 @@ basic_result<N> full_softmax(const tensor<N>& q, const tensor<N>& k, const tenso
     const idx_t keys = true_length(options.lengths, options.key_lengths, b, k.length());
     for (idx_t h = 0; h < q.heads(); ++h)
       for (idx_t i = 0; i < queries; ++i) {
-        const idx_t position = i + options.first_position.value_or(keys - queries);
+        const idx_t position = i + first_of(options, b, queries, keys);
         std::vector<N> scores;
         std::vector<idx_t> seen;
         for (idx_t j = 0; j < keys; ++j) {
-          if (options.causal && j > position) continue;
+          if (hides_later(options, position, j)) continue;
           const N bias = options.bias.empty() ? N(0) : options.bias.broadcast(b, h, i, j);
           if (bias == -infinity) continue;
           N score = plain_score(options, q, k, b, h, i, j, position - j) + bias;

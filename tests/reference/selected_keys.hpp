@@ -38,11 +38,11 @@ basic_result<N> selected_keys(const tensor<N>& q, const tensor<N>& k, const tens
     const idx_t keys = true_length(o.lengths, o.key_lengths, b, k.length());
     for (idx_t h = 0; h < q.heads(); ++h)
       for (idx_t i = 0; i < queries; ++i) {
-        const idx_t position = i + keys - queries;
+        const idx_t position = i + first_of(o, b, queries, keys);
         std::vector<N> scores;
         std::vector<idx_t> seen;
         for (idx_t j = 0; j < keys; ++j) {
-          if (!names(o.indices, o.block, q.heads(), k.heads(), b, h, i, j) || (o.causal && j > position)) continue;
+          if (!names(o.indices, o.block, q.heads(), k.heads(), b, h, i, j) || hides_later(o, position, j)) continue;
           N score = plain_score(o, q, k, b, h, i, j, position - j);
           if (score == -infinity) continue;
           if (o.score) score = o.score(score, b, h, position, j);

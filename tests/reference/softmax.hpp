@@ -27,6 +27,8 @@ struct basic_softmax_options {
   bool causal = false;
   std::vector<idx_t> lengths, query_lengths, key_lengths;
   std::optional<idx_t> first_position;  // of the first query among the keys
+  std::vector<idx_t> first_positions;   // in its place one for each batch item
+  idx_t span = 1;                       // tokens that a key stands for
   std::optional<double> softcap;
   std::vector<N> alibi_slopes, sinks;
   tensor<N> relative_bias;  // [1, 1, H|1, 2R + 1]: entry clamp(j - p, -R, R) + R
@@ -46,8 +48,20 @@ template <class N>
 void copy_choices(const softmax_options& from, basic_softmax_options<N>& to) {
   to.scale = from.scale, to.softcap = from.softcap, to.causal = from.causal;
   to.lengths = from.lengths, to.query_lengths = from.query_lengths, to.key_lengths = from.key_lengths;
-  to.first_position = from.first_position;
+  to.first_position = from.first_position, to.first_positions = from.first_positions, to.span = from.span;
   to.key_mask = from.key_mask, to.dropout_rate = from.dropout_rate, to.dropout_seed = from.dropout_seed;
+}
+
+// The position of the first query of an item.
+template <class N>
+idx_t first_of(const basic_softmax_options<N>& o, idx_t b, idx_t queries, idx_t keys) {
+  return o.first_positions.empty() ? o.first_position.value_or(keys - queries)
+                                   : o.first_positions[static_cast<std::size_t>(b)];
+}
+// Whether the query at `position` comes before the last token of key j, and must not see it.
+template <class N>
+bool hides_later(const basic_softmax_options<N>& o, idx_t position, idx_t j) {
+  return o.causal && (j + 1) * o.span - 1 > position;
 }
 
 // Whether dropout keeps the weight of the key at j for the query at position p, by the formula of the generator: the

@@ -241,6 +241,39 @@ TEST_CASE("selected_keys_cached and topk_blocks_cached give what the step gave",
   }
 }
 
+TEST_CASE("full_softmax_cached, selected_keys_cached, lightning_indexer_cached: caches of pooled keys", "[cached]") {
+  const inputs memory(1, 40);
+  attn::kv_cache<float> cache(extents), index_cache({.batch = batch, .dim = dim, .value_dim = 0});
+  cache.append(view(memory.k), view(memory.v));
+  const auto index_keys = view(memory.k).slice(1, 0, 1);
+  index_cache.append(index_keys, index_keys.slice(3, 0, 0));
+  const std::vector<idx_t> first = {100, 7, -4};
+  for (const idx_t count : {2, 13}) {
+    const inputs x(9, count);
+    results cached(count), called(count), chosen(count), chosen_called(count);
+    attn::full_softmax_cached(cache, view(x.q), view(cached.out),
+                              {.first_position = first, .span = 4, .lse = cached.lse_view()});
+    attn::full_softmax(view(x.q), view(memory.k), view(memory.v), view(called.out),
+                       {.causal = true, .first_position = first, .span = 4, .lse = called.lse_view()});
+    CHECK(relative_error(cached.out, called.out) <= 1e-6);
+
+    attn::tensor<std::int32_t> lists({batch, 1, count, 6}), lists_called({batch, 1, count, 6});
+    attn::lightning_indexer_cached(index_cache, view(x.q), lists,
+                                   {.first_position = first, .span = 4, .topk = 5, .tail = true});
+    attn::lightning_indexer(view(x.q), index_keys, lists_called,
+                            {.causal = true, .first_position = first, .span = 4, .topk = 5, .tail = true});
+    CHECK(std::equal(lists.data(), lists.data() + batch * count * 6, lists_called.data()));
+    const auto without_tail = lists.view().slice(3, 0, 5);
+    attn::selected_keys_cached(cache, view(x.q), view(chosen.out), without_tail,
+                               {.first_position = first, .span = 4, .lse = chosen.lse_view()});
+    attn::selected_keys(view(x.q), view(memory.k), view(memory.v), view(chosen_called.out), without_tail,
+                        {.causal = true, .first_position = first, .span = 4, .lse = chosen_called.lse_view()});
+    CHECK(relative_error(chosen.out, chosen_called.out) <= 1e-6);
+    CHECK(chosen.out(0, 0, 0, 0) != 0);
+    CHECK(chosen.out(2, 0, 0, 0) == 0);
+  }
+}
+
 TEST_CASE("full_softmax_cached: the naive reference, in pages and in fewer bits", "[cached]") {
   const auto pages_of = [](idx_t page) {
     return attn::page_pool_extents{
@@ -352,6 +385,8 @@ TEST_CASE("full_softmax_cached, sliding_window_cached refuse what does not fit",
   full({.key_mask = attn::tensor_view<const std::uint8_t, 2>(mask.data.data(), {1, 9})}, view(x.q),
        "key_mask length = key length 8; found 9");
   full({.causal = false, .log_decay = {decays.data.data(), {batch, heads, 8}}}, view(x.q), "causal attention");
+  full({.span = 2}, view(x.q), "first_position, since span is given");
+  full({.causal = false, .first_position = 0, .span = 2}, view(x.q), "causal attention, since span is given");
   window({.left = -1}, {}, "left >= 0; found -1");
   window({.dilation = two}, {}, "query heads");
   window({}, {.rotary = attn::rotary_options<float>{}}, "no rotary");
@@ -361,12 +396,13 @@ TEST_CASE("full_softmax_cached, sliding_window_cached refuse what does not fit",
   blocks.append(view(memory.k), view(memory.v));
   const std::vector<std::int32_t> list = {0, 8};
   const attn::tensor_view<const std::int32_t> beyond(list.data(), {1, 1, 2, 1});
-  const auto listed = [&](const attn::selected_keys_step_options<float>& o, const char* text) {
+  const auto listed = [&](const attn::selected_keys_cached_options<float>& o, const char* text) {
     says(refusal([&] { attn::selected_keys_cached(cache, view(x.q), view(r.out), beyond, o); }), "selected_keys_cached",
          text);
   };
   listed({}, "found 8");
-  listed({.rotary = attn::rotary_options<float>{}}, "no rotary");
+  listed({.span = 2}, "first_position, since span is given");
+  listed({.first_position = 0, .block = 2, .span = 2}, "a block of 1, since span is given; found 2");
   const auto chosen = [&](const attn::topk_blocks_step_options<float>& o, const char* text) {
     says(refusal([&] { attn::topk_blocks_cached(blocks, view(x.q), view(r.out), o); }), "topk_blocks_cached", text);
   };

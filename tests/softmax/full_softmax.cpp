@@ -269,6 +269,21 @@ TEMPLATE_LIST_TEST_CASE("full_softmax: queries at any position", "[full_softmax]
       }
 }
 
+TEMPLATE_LIST_TEST_CASE("full_softmax: keys that stand for several tokens", "[full_softmax]", all_types) {
+  for (idx_t queries : {1, 3, 21, 60, 200})
+    for (idx_t span : {1, 2, 5, 16})
+      for (idx_t keys : {35, 600}) {  // with 600 a few queries are attended in blocks
+        full_softmax_problem p = problem_of({.queries = queries, .keys = keys, .dim = 9, .value_dim = 12});
+        p.options.causal = true, p.options.span = span, p.options.sinks = {0.5, -1, 0, 2};
+        p.options.first_positions = {keys * span / 2, -3};  // keys of tokens to come are there
+        if (span == 2) p.options.first_position = 70, p.options.first_positions = {}, p.options.softcap = 2;
+        if (span == 5) p.options.query_lengths = {queries / 2, queries}, p.options.key_lengths = {35, 11};
+        if (span == 16) p.options.key_mask = tensor<double>(1, 1, 1, keys, 1), p.options.key_mask(0, 0, 0, 2) = 0;
+        CAPTURE(queries, span, keys);
+        check<TestType>(p);
+      }
+}
+
 TEST_CASE("full_softmax: the position queries have anyway changes no bit", "[full_softmax]") {
   for (idx_t queries : {2, 130}) {
     full_softmax_problem p = problem_of({.queries = queries, .keys = 300});

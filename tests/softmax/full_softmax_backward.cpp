@@ -190,6 +190,20 @@ TEMPLATE_LIST_TEST_CASE("full_softmax_backward: queries at any position", "[full
     }
 }
 
+TEMPLATE_LIST_TEST_CASE("full_softmax_backward: keys that stand for several tokens", "[full_softmax_backward]",
+                        exact_types) {
+  for (idx_t span : {1, 3, 8})
+    for (bool saved_lse : {true, false}) {
+      full_softmax_problem p = problem_of(
+          {.heads = 2, .kv_heads = 1, .queries = 37, .keys = 11, .dim = 5, .value_dim = 7});
+      p.options.causal = true, p.options.span = span, p.options.sinks = {0.3, -1};
+      p.options.first_positions = {4, -9};
+      if (span == 3) p.options.query_lengths = {37, 8}, p.options.key_lengths = {4, 11};
+      CAPTURE(span, saved_lse);
+      check_backward<TestType>(p, true, {.saved_lse = saved_lse});
+    }
+}
+
 // In base 2 these end at the range of float: lse, in base e, is back in it.
 TEMPLATE_LIST_TEST_CASE("full_softmax_backward: sinks at the end of the range", "[full_softmax_backward]",
                         exact_types) {

@@ -55,6 +55,19 @@ TEMPLATE_LIST_TEST_CASE("selected_keys: every combination of options", "[selecte
     }
 }
 
+TEMPLATE_LIST_TEST_CASE("selected_keys: queries at any position, keys that stand for several tokens",
+                        "[selected_keys]", exact_types) {
+  for (idx_t span : {1, 4})
+    for (setting s : {setting{1, 11, 4}, {1, 11, 2}, {20, 3, 2}}) {
+      if (span > 1 && s.block > 1) continue;
+      selected_problem p = problem_of({.queries = 130, .keys = 41, .dim = 9, .value_dim = 12}, s);
+      p.options.causal = true, p.options.span = span, p.options.first_positions = {-5, 17};
+      p.options.sinks = {0.3, -1, 2, 0};
+      CAPTURE(span, s.block, s.lists);
+      check<TestType>(p);
+    }
+}
+
 TEMPLATE_LIST_TEST_CASE("selected_keys: 16-bit storage computes in float", "[selected_keys]", storage_types) {
   check<TestType>({.queries = 257, .keys = 257, .dim = 33, .value_dim = 64}, {1, 60, 4});
   check<TestType>({.queries = 257, .keys = 257, .dim = 64, .value_dim = 64}, {1, 61, 2});

@@ -159,7 +159,7 @@ void check_index_steps(Cache& cache, idx_t topk, bool relu) {
   CHECK(different <= (std::same_as<S, C> && sizeof(S) > 2 ? 0 : wanted.size() / 10));
 }
 
-// Blocks for each head, of every size of chunk, and keys of four tokens, of which a step adds those that it completes.
+// Blocks for each head, of every size of chunk; over pooled keys, of which a chunk completes some.
 template <class S>
 void check_block_steps(attn::execution& exec) {
   constexpr idx_t tokens = 90, index_heads = 3, topk = 5;
@@ -168,11 +168,10 @@ void check_block_steps(attn::execution& exec) {
   for (bool pooled : {false, true}) {
     const idx_t lists = pooled ? 1 : index_heads, entries = topk + pooled;
     attn::lightning_indexer_options<S> whole{.causal = true, .topk = topk};
-    attn::lightning_indexer_step_options<S> o{.topk = topk};
     if (pooled)
-      whole.span = o.span = 4, whole.tail = o.tail = true, whole.first_position = 0;
+      whole.span = 4, whole.tail = true, whole.first_position = 0;
     else
-      whole.block = o.block = 6, whole.per_head = o.per_head = true, whole.local_blocks = o.local_blocks = 1;
+      whole.block = 6, whole.per_head = true, whole.local_blocks = 1;
     tensor<idx_t> wanted(batch, lists, tokens, entries), found(batch, lists, tokens, entries);
     const attn::tensor_view<idx_t> to(found.data.data(), found.extents);
     attn::lightning_indexer(view(q), view(k).slice(2, 0, pooled ? tokens / 4 : tokens),
@@ -180,10 +179,16 @@ void check_block_steps(attn::execution& exec) {
     attn::kv_cache<S> cache({.batch = batch, .dim = dim, .value_dim = 0});
     for (idx_t first = 0, count = 1; first < tokens; first += count, count = 1 + count * 3 % 7) {
       count = std::min(count, tokens - first);
-      if (pooled) o.first_position = first;
-      const idx_t begin = pooled ? first / 4 : first, end = pooled ? (first + count) / 4 : first + count;
-      attn::lightning_indexer_step(cache, view(q).slice(2, first, count), view(k).slice(2, begin, end - begin),
-                                   to.slice(2, first, count), o, exec);
+      const auto some = view(q).slice(2, first, count);
+      if (pooled) {
+        const auto keys = view(k).slice(2, first / 4, (first + count) / 4 - first / 4);
+        cache.append(keys, keys.slice(3, 0, 0));
+        attn::lightning_indexer_cached(cache, some, to.slice(2, first, count),
+                                       {.first_position = first, .span = 4, .topk = topk, .tail = true}, exec);
+      } else {
+        attn::lightning_indexer_step(cache, some, view(k).slice(2, first, count), to.slice(2, first, count),
+                                     {.topk = topk, .block = 6, .local_blocks = 1, .per_head = true}, exec);
+      }
     }
     CAPTURE(pooled);
     CHECK(found == wanted);
@@ -242,17 +247,16 @@ TEST_CASE("lightning_indexer_step: a cache of eight bits, items of their own len
   check("indices of shape", [&] { attn::lightning_indexer_step(cache, view(q), view(k), to, {.topk = 2}); });
   check("query length = key length",
         [&] { attn::lightning_indexer_step(cache, view(q), view(k).slice(2, 0, 1), to, {.topk = 3}); });
-  check("lengths, since keys are tokens; found key_lengths",
-        [&] { attn::lightning_indexer_step(cache, view(q), view(k), to, {.key_lengths = lengths, .topk = 3}); });
-  check("a span > 1, since first_position is given; found 1",
-        [&] { attn::lightning_indexer_step(cache, view(q), view(k), to, {.first_position = 0, .topk = 3}); });
-  check("first_position, since span is given",
-        [&] { attn::lightning_indexer_step(cache, view(q), view(k), to, {.span = 2, .topk = 3}); });
   const std::vector<idx_t> long_chunk = {3, 1};
-  check("lengths from 0 to 2; found 3", [&] {
-    attn::lightning_indexer_step(cache, view(q), view(k), to,
-                                 {.lengths = long_chunk, .first_position = 0, .span = 2, .topk = 3});
-  });
+  const auto cached = [&](const char* says, const attn::lightning_indexer_cached_options<float>& o) {
+    const std::string said = refusal([&] { attn::lightning_indexer_cached(cache, view(q), to, o); });
+    INFO(said << " should mention " << says);
+    CHECK(well_formed(said, "lightning_indexer_cached"));
+    CHECK(said.find(says) != std::string::npos);
+  };
+  cached("first_position, since span is given", {.span = 2, .topk = 3});
+  cached("lengths from 0 to 2; found 3", {.lengths = long_chunk, .topk = 3});
+  cached("indices of shape", {.topk = 2});
 }
 
 }  // namespace testing::selected_keys_step_tests

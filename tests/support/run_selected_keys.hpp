@@ -13,7 +13,9 @@ inline attn::tensor_view<const idx_t> lists_view(const tensor<idx_t>& x) { retur
 template <class S>
 struct library_form<S, reference::selected_keys_options> : compiled_selected_keys<S> {
   static void set(const reference::selected_keys_options& from, with_lists<attn::selected_keys_options<S>>& to) {
-    to.block = from.block, to.indices = lists_view(from.indices);
+    to.block = from.block, to.span = from.span, to.indices = lists_view(from.indices);
+    to.first_position = from.first_position;
+    if (!from.first_positions.empty()) to.first_position = from.first_positions;
   }
 };
 

@@ -43,9 +43,13 @@ struct full_softmax_options {
   bool causal = false;
   /// True lengths, one per batch item: for queries and keys alike, or separately. Rows of padding are 0 in out.
   list_view<idx_t> lengths{}, query_lengths{}, key_lengths{};
-  /// Position of the first query of every batch item among its keys, which may be negative or beyond them; Lk - Lq
-  /// (true lengths) unless given. merge_softmax() combines the results over several sets of keys.
-  std::optional<idx_t> first_position{};
+  /// Position of the first query among its keys, for all batch items or for each, which may be negative or beyond them;
+  /// Lk - Lq (true lengths) unless given. merge_softmax() combines the results over several sets of keys.
+  first_positions first_position{};
+  /// Tokens that a key stands for, >= 1: key s is seen from position (s + 1) span - 1 on (DeepSeek-V4; pooled_tokens.hpp
+  /// makes such keys). More than 1 only with causal and first_position, and without terms of the distance, log_decay
+  /// and alibi_slopes.
+  idx_t span = 1;
   /// Added to the scores: [B or 1, H or 1, Lq or 1, Lk]; -infinity masks a key.
   view_field<const real> bias{};
   /// Relative keys r [H or 1, 2R + 1, D]: the product becomes q_i.k_j + q'_i.r[clamp(j - p_i, -R, R) + R], with q' =

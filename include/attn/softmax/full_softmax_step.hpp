@@ -15,8 +15,8 @@
 // `rotary` are their places in it, and keep() of the cache leaves the branch that is accepted (kv_cache.hpp).
 //
 // full_softmax_cached attends n queries to the tokens a cache has, which stays as it is: for layers that share the
-// cache of another one, causally, the queries at the last n positions of their item; and for cross attention, not
-// causally. q is used as it is; rotary.hpp rotates it.
+// cache of another one, causally, the queries at the last n positions of their item or where first_position says; for
+// caches of pooled keys, with span; and for cross attention, not causally. q is used as it is; rotary.hpp rotates it.
 //
 // The elements of a cache may have fewer bits than the tokens (kv_cache.hpp); queries and weights are then rounded too:
 // to bf16 for a cache of bf16 if the processor multiplies such numbers, to 16-bit integers for one of codes: steps of
@@ -55,6 +55,9 @@ struct full_softmax_cached_options {
   /// As in full_softmax_options; a query sees the tokens up to its own position, or all of its item.
   std::optional<real> scale{};
   bool causal = true;
+  /// As in full_softmax_options: of a cache of pooled keys, which has one for every span tokens.
+  first_positions first_position{};
+  idx_t span = 1;
   /// Item b has the first lengths[b] queries, the rest is padding; all of them unless given.
   list_view<idx_t> lengths{};
   /// As in full_softmax_step_options, for the tokens of the cache.

@@ -74,7 +74,8 @@ void lightning_indexer(const Q& q, const K& k, const index_output& indices, Opti
   detail::require_one_element_type<const Q&, const K&, const K&, tensor_view<S>>();
   const auto& given = detail::options_or_default<lightning_indexer_options<S>>(options);
   detail::call_views views("lightning_indexer");
-  auto call = detail::indexer_call_of<S>(views, as_view(q), as_view(k), indices, given, given.causal,
+  auto call = detail::indexer_call_of<S>(views, as_view(q), as_view(k), indices, given,
+                                         {{given.causal, given.span}, given.first_position, given.tail},
                                          detail::execution_of(exec, options));
   call.lengths = detail::check_lengths(views, call.shape, given);
   detail::run_lightning_indexer(call);

@@ -50,7 +50,8 @@ void lightning_indexer_backward(const Q& q, const K& k, const index_view& indice
   const auto& given = detail::options_or_default<lightning_indexer_options<S>>(options);
   detail::call_views views("lightning_indexer_backward");
   const tensor_view<const T> d = as_view(d_scores);
-  auto call = detail::indexer_inputs<S>(views, as_view(q), as_view(k), given, given.causal,
+  auto call = detail::indexer_inputs<S>(views, as_view(q), as_view(k), given,
+                                        {{given.causal, given.span}, given.first_position, given.tail},
                                         detail::execution_of(exec, options));
   detail::check_chosen(views, call, detail::index_layout(indices), "indices");
   views.read("d_scores", d);

@@ -7,12 +7,14 @@
 //   attn::selected_keys(q, k, v, out, indices, {.causal = true});                  // indices: std::int32_t or int64_t
 //   attn::selected_keys(q, k, v, out, blocks, {.causal = true, .block = 64, .lse = lse}, threads);
 //
+// With span keys stand for several tokens, as in full_softmax.hpp (DeepSeek-V4).
+//
 // indices [B or 1, H or Hkv or 1, Lq, n]: keys, in any order; -1 is none. With block > 1 they name blocks: b is the
 // keys b block ... (b + 1) block - 1, of which there may be fewer in the last one. What is named twice counts once.
 // Keys beyond the true length, and with causal those after the query's position, are left out. Lists for key heads
 // serve all their query heads, and their keys are read once for these. The order of a list changes no bit.
 //
-// Shapes   as full_softmax: query i is at position i + Lk - Lq, with true lengths.
+// Shapes   as full_softmax: query i is at position i + Lk - Lq, with true lengths, or i + first_position.
 // Cost     2 B H Lq n block (D + Dv) operations. Scratch: per thread the sorted names of a query; with blocks of 16
 //          keys and more, which are attended by all queries together that name them, the packed keys and values of
 //          one key head (or of as many as fill the threads), about Lk (D + Dv) numbers, and where rows of out cannot
@@ -38,8 +40,9 @@ struct selected_keys_options {
   std::optional<real> scale{};
   bool causal = false;
   list_view<idx_t> lengths{}, query_lengths{}, key_lengths{};
-  /// Keys of a name, >= 1.
-  idx_t block = 1;
+  first_positions first_position{};
+  /// Keys of a name, and tokens of a key, >= 1; one of the two.
+  idx_t block = 1, span = 1;
   mask_view mask{};
   key_mask_view key_mask{};
   std::optional<real> softcap{};
@@ -54,6 +57,7 @@ template <viewable Q, viewable K, viewable V, viewable O, class Options = select
 void selected_keys(const Q& q, const K& k, const V& v, O&& out, const index_view& indices, Options&& options = {},
                    Score&& score = {}, execution_ref exec = {}) {
   auto call = detail::checked_call<selected_keys_options>("selected_keys", q, k, v, out, options, score, exec);
+  detail::check_block_of_span(call.views, call.options);
   const auto lists = detail::check_lists(call.views, call.shape, call.lengths, indices, call.options.block);
   detail::run_selected_keys(call, lists);
 }

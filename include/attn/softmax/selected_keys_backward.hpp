@@ -33,6 +33,7 @@ void selected_keys_backward(const Q& q, const K& k, const V& v, const O& out, co
                             Score&& score = {}, ScoreBackward&& score_backward = {}, execution_ref exec = {}) {
   auto call = detail::checked_backward_call<selected_keys_options>("selected_keys_backward", q, k, v, out, d_out,
                                                                    gradients, options, score, score_backward, exec);
+  detail::check_block_of_span(call.views, call.options);
   const auto lists = detail::check_lists(call.views, call.shape, call.lengths(), indices, call.options.block);
   detail::run_selected_keys_backward(call, lists);
 }

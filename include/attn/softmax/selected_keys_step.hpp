@@ -47,6 +47,24 @@ struct selected_keys_step_options {
   view_field<real, 3> lse{};
 };
 
+/// Options of a call over what is cached, for elements of type S, as in selected_keys_options; lengths as in a step.
+template <class S>
+struct selected_keys_cached_options {
+  using real = compute_type<S>;
+
+  std::optional<real> scale{};
+  bool causal = true;
+  list_view<idx_t> lengths{};
+  /// Where the queries are; of a cache of pooled keys, which has one for every span tokens.
+  first_positions first_position{};
+  idx_t block = 1, span = 1;
+  mask_view mask{};
+  key_mask_view key_mask{};
+  std::optional<real> softcap{};
+  list_view<real> alibi_slopes{}, sinks{};
+  view_field<real, 3> lse{};
+};
+
 /// Feeds n tokens and attends their queries; options, score and execution may each be left out. The cache is a kv_cache
 /// or a paged_cache. See the top of the file.
 template <detail::key_value_cache Cache, viewable Q, viewable K, viewable V, viewable O,
@@ -62,15 +80,16 @@ void selected_keys_step(Cache& cache, const Q& q, const K& k, const V& v, O&& ou
   detail::cache_step(call, tokens, [&] { detail::run_selected_keys_step(call.over(tokens), lists); });
 }
 
-/// The same for tokens that the cache has already: nothing is appended, and the queries q [B, H, n, D] are at the last
-/// n positions of their item (full_softmax_cached). `rotary` is refused: q is used as it is.
+/// The same for tokens that the cache has already: nothing is appended, and the queries q [B, H, n, D], which are used as
+/// they are, are at the last n positions of their item, or where first_position says (full_softmax_cached).
 template <detail::key_value_cache Cache, viewable Q, viewable O,
-          class Options = selected_keys_step_options<element_of<const Q&>>, class Score = detail::no_score>
+          class Options = selected_keys_cached_options<element_of<const Q&>>, class Score = detail::no_score>
 void selected_keys_cached(const Cache& cache, const Q& q, O&& out, const index_view& indices, Options&& options = {},
                           Score&& score = {}, execution_ref exec = {}) {
   const auto& tokens = detail::step_access::of(cache);
-  auto call = detail::checked_cached_call<selected_keys_step_options>("selected_keys_cached", tokens, q, out, options,
+  auto call = detail::checked_cached_call<selected_keys_cached_options>("selected_keys_cached", tokens, q, out, options,
                                                                       score, exec);
+  detail::check_block_of_span(call.views, call.options);
   const auto lists = detail::check_lists(call.views, call.shape, call.lengths, indices, call.options.block);
   detail::run_selected_keys_step(call.over(tokens), lists);
 }

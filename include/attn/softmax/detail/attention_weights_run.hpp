@@ -57,9 +57,8 @@ struct attention_weights_driver {
   /// Rows which[0 .. count) with the keys they see among [begin, end).
   void begin(row_block<P>& block, idx_t b, idx_t h, const index_map& which, idx_t count, idx_t begin, idx_t end) const {
     in.begin(block, b, h, in.query(b, h), which, count);
-    const idx_t all = in.lengths.keys(b);
     for (idx_t r = 0; r < count; ++r) {
-      const idx_t seen = in.causal ? std::clamp(which[r] + in.shift(b) + 1, idx_t(0), all) : all;
+      const idx_t seen = in.end_of(b, which[r]);
       const bool any = in.lse_of(b, h, which[r]).sees();
       block.ranges[r] = {begin, any ? (std::max)(begin, (std::min)(seen, end)) : begin};
     }

@@ -86,9 +86,7 @@ struct few_queries_driver {
   bool is_long(idx_t number) const { return lengths.keys(sets.items[number]) > long_segment; }
   /// The keys that an item attends end here.
   idx_t end(const work& w, idx_t number) const {
-    const idx_t b = sets.items[number], all = lengths.keys(b),
-                seen = in.causal ? in.shift(b) + w.first + queries(w, number) : all;
-    return (std::min)(w.begin + stream_chunk, std::clamp<idx_t>(seen, 0, all));
+    return (std::min)(w.begin + stream_chunk, in.end_of(sets.items[number], w.first + queries(w, number) - 1));
   }
   /// The keys whose sums are moved together with those of key j: up to places where tiles of every item end, long or
   /// not, that is, within pages or between them.
@@ -207,7 +205,7 @@ struct few_queries_driver {
   void attend_keys(const work& w, idx_t b, const stream_queries<T, C>& rows, idx_t from, idx_t to,
                    const online_softmax<T>& state) const {
     const idx_t kv = w.head / shape.group();
-    attend_stream(rows, in.key_rows(b, kv), in.value_rows(b, kv), {}, from, to, in.terms, in.causal, state,
+    attend_stream(rows, in.key_rows(b, kv), in.value_rows(b, kv), {}, from, to, in.terms, in.limit(), state,
                   in.visible_keys(b));
   }
   /// Moves the sums of the keys up to `end`, of the long rows of some items, to `total`. Where one key has nearly all
@@ -295,10 +293,8 @@ struct few_queries_driver {
         }
         for_each_block(from, to, [&](row_block<P>& block, idx_t number, idx_t h) {
           const idx_t item = sets.items[number], each = queries(w, number), shift = in.shift(item);
-          for (idx_t r = 0; r < block.rows; ++r) {
-            const idx_t seen = in.causal ? w.first + r % each + shift + 1 : end;
-            block.ranges[r] = {0, std::clamp(seen, begin, end) - begin};
-          }
+          for (idx_t r = 0; r < block.rows; ++r)
+            block.ranges[r] = {0, std::clamp(in.end_of(item, w.first + r % each), begin, end) - begin};
           long_row_sums<P> sums = block.sums(is_long(number));
           attend(block, packed, in.terms.for_head(item, h, shift), no_prefetch{}, &sums);
         });

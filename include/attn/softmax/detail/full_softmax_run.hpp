@@ -35,7 +35,7 @@ struct full_softmax_driver {
       in.begin(block, b, h, in.query(b, h), {i0, 1, nullptr}, i1 - i0);
       const idx_t all = lengths.keys(b), shift = in.shift(b);
       for (idx_t i = i0; i < i1; ++i)
-        block.ranges[i - i0] = {0, in.causal ? std::clamp(i + shift + 1, idx_t(0), all) : all};
+        block.ranges[i - i0] = {0, in.limit().end(i + shift, all)};
       attend(block, keys, in.terms.for_head(b, h, shift));
       in.finish(block, b, h);
     });

@@ -19,6 +19,13 @@ struct forced_names {
   bool has(idx_t name) const { return name < leading || (name >= begin && name < end); }
 };
 
+/// Which keys the queries of a call see.
+struct indexer_positions {
+  key_limit limit{};
+  first_positions first{};
+  bool tail = false;
+};
+
 /// A checked call; C: the elements of the keys.
 template <class S, class C = S>
 struct indexer_call {
@@ -29,10 +36,9 @@ struct indexer_call {
   execution& exec;
   attention_shape shape;  // heads: those of the indexer; one key head
   sequence_lengths lengths;
-  bool causal;
-  key_span span;
+  indexer_positions seen;
   idx_t topk, block, local_blocks, first_blocks;  // a block is what a name stands for: a key, or several
-  bool per_head, tail;
+  bool per_head;
   T scale;
   indexer_activation activation;
   tensor_view<const T, 3> w;
@@ -40,23 +46,22 @@ struct indexer_call {
   tensor_view<T> scores;
   page_tables pages{};
 
-  idx_t position(idx_t b, idx_t i) const { return span.position(lengths, b, i); }
-  /// Query i sees the keys below.
-  idx_t end_of(idx_t b, idx_t i) const {
-    const idx_t all = lengths.keys(b);
-    return causal ? span.end_at(position(b, i), all) : all;
+  idx_t position(idx_t b, idx_t i) const {
+    return i + (seen.first ? seen.first.of(b) : lengths.keys(b) - lengths.queries(b));
   }
+  /// Query i sees the keys below.
+  idx_t end_of(idx_t b, idx_t i) const { return seen.limit.end(position(b, i), lengths.keys(b)); }
   /// Lists of a query, and the heads that are added up for each.
   idx_t lists() const { return per_head ? shape.heads : 1; }
   idx_t heads_of_list() const { return per_head ? 1 : shape.heads; }
   /// Entries of a list, and all names there are.
-  idx_t entries() const { return topk + tail; }
+  idx_t entries() const { return topk + seen.tail; }
   idx_t names() const { return ceil_div(shape.keys, block); }
   forced_names forced_of(idx_t b, idx_t i) const {
-    const idx_t seen = ceil_div(end_of(b, i), block), own = floor_div(position(b, i), block);
-    const idx_t leading = (std::min)(first_blocks, seen);
-    const idx_t begin = local_blocks ? std::clamp(own - local_blocks + 1, leading, seen) : seen;
-    return {leading, begin, std::clamp(own + 1, begin, seen)};
+    const idx_t all = ceil_div(end_of(b, i), block), own = floor_div(position(b, i), block);
+    const idx_t leading = (std::min)(first_blocks, all);
+    const idx_t begin = local_blocks ? std::clamp(own - local_blocks + 1, leading, all) : all;
+    return {leading, begin, std::clamp(own + 1, begin, all)};
   }
   T weight(idx_t b, idx_t i, idx_t h) const { return w ? w(b, i, h) : T(1); }
   packet<T> activated(const packet<T>& x) const {
@@ -66,12 +71,12 @@ struct indexer_call {
   /// Stores what list `list` of query i names, of `count` names; -1 behind them.
   void store(idx_t b, idx_t list, idx_t i, const candidate<T>* named, idx_t count) const {
     const idx_t p = position(b, i);
-    const bool unfinished = tail && count >= 0 && p >= 0 && (p + 1) % span.tokens != 0;
+    const bool unfinished = seen.tail && count >= 0 && p >= 0 && (p + 1) % seen.limit.span != 0;
     indices.typed([&](const auto& to) {
       using index = typename std::remove_cvref_t<decltype(to)>::value_type;
       for (idx_t n = 0; n < entries(); ++n)
         to(b, list, i, n) = static_cast<index>(n < count                 ? named[n].key()
-                                               : n == count && unfinished ? (p + 1) / span.tokens
+                                               : n == count && unfinished ? (p + 1) / seen.limit.span
                                                                           : -1);
     });
     for (idx_t n = 0; scores && n < entries(); ++n)
@@ -86,7 +91,8 @@ struct indexer_call {
 /// What whole calls, steps and backward passes share, checked; the views that are written follow.
 template <class S, class Options>
 indexer_call<S> indexer_inputs(call_views& views, const tensor_view<const S>& q, const tensor_view<const S>& k,
-                               const Options& options, bool causal, execution& exec) {
+                               const Options& options, const indexer_positions& seen,
+                               execution& exec) {
   views.read("q", q), views.read("k", k);
   const attention_shape s{.batch = q.extent(0), .heads = q.extent(1), .kv_heads = 1, .queries = q.extent(2),
                           .keys = k.extent(2), .dim = q.extent(3), .dim_v = 0};
@@ -100,18 +106,19 @@ indexer_call<S> indexer_inputs(call_views& views, const tensor_view<const S>& q,
   if (options.first_blocks > options.topk || options.local_blocks > options.topk - options.first_blocks)
     views.fail({"local_blocks and first_blocks of at most topk = ", options.topk, " together"},
                error_text{options.local_blocks, " and ", options.first_blocks});
-  const key_span span = check_span(views, options.first_position, options.span, causal, s.batch);
-  if (span.tokens > 1 && options.block > 1) views.fail("a block of 1, since span is given", options.block);
-  if (span.tokens > 1 && options.local_blocks + options.first_blocks > 0)
+  const bool pooled = seen.limit.span > 1;
+  check_span(views, seen.first, seen.limit, s.batch);
+  if (pooled && options.block > 1) views.fail("a block of 1, since span is given", options.block);
+  if (pooled && options.local_blocks + options.first_blocks > 0)
     views.fail("neither local_blocks nor first_blocks, since span is given", "them");
-  if (options.tail && span.tokens == 1) views.fail("span, since tail is given", 1);
+  if (seen.tail && !pooled) views.fail("span, since tail is given", 1);
   check_scale(views, options.scale);
   views.option("w", options.w, {{"w batch = query batch", s.batch},
                                 {"w length = query length", s.queries},
                                 {"w heads = query heads", s.heads}});
-  return {.q = q, .k = k, .exec = exec, .shape = s, .lengths = {s.queries, s.keys, {}, {}}, .causal = causal,
-          .span = span, .topk = options.topk, .block = options.block, .local_blocks = options.local_blocks,
-          .first_blocks = options.first_blocks, .per_head = options.per_head, .tail = options.tail,
+  return {.q = q, .k = k, .exec = exec, .shape = s, .lengths = {s.queries, s.keys, {}, {}}, .seen = seen,
+          .topk = options.topk, .block = options.block, .local_blocks = options.local_blocks,
+          .first_blocks = options.first_blocks, .per_head = options.per_head,
           .scale = scale_or_default(options.scale, s.dim), .activation = options.activation, .w = options.w,
           .indices = {}, .scores = {}};
 }
@@ -125,15 +132,16 @@ template <class S>
 void check_chosen(const validator& check, const indexer_call<S>& call, const memory_layout& x, const char* name) {
   const idx_t wanted[] = {call.shape.batch, call.lists(), call.shape.queries, call.entries()};
   if (!std::equal(wanted, wanted + 4, x.extents))
-    check.fail({name, call.per_head ? " of shape [batch, heads, query length, topk" : " of shape [batch, 1, query length, topk",
-                call.tail ? " + 1] = " : "] = ", error_text::list(wanted, 4)},
+    check.fail({name, " of shape [batch, ", call.per_head ? "heads" : "1", ", query length, topk",
+                call.seen.tail ? " + 1] = " : "] = ", error_text::list(wanted, 4)},
                error_text::list(x.extents, 4));
 }
 
 template <class S, class Options>
 indexer_call<S> indexer_call_of(call_views& views, const tensor_view<const S>& q, const tensor_view<const S>& k,
-                                const index_output& indices, const Options& options, bool causal, execution& exec) {
-  indexer_call<S> call = indexer_inputs<S>(views, q, k, options, causal, exec);
+                                const index_output& indices, const Options& options, const indexer_positions& seen,
+                                execution& exec) {
+  indexer_call<S> call = indexer_inputs<S>(views, q, k, options, seen, exec);
   const auto write = [&](const char* name, const memory_layout& x) {
     views.write(name, x);
     check_chosen(views, call, x, name);

@@ -1,5 +1,5 @@
-// attn: which keys causal queries see where the caller says at which positions they are, and how many tokens a key
-// stands for: key s for the tokens s span, ..., s span + span - 1, seen from the last of them on.
+// attn: which keys a query sees by its position, where a key may stand for several tokens: key s for the tokens s span,
+// ..., s span + span - 1, seen from the last of them on.
 #pragma once
 
 #include <attn/core/detail/attention_shape.hpp>
@@ -8,30 +8,34 @@
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
-struct key_span {
-  first_positions first{};  // unless given, the last query is at the last key
-  idx_t tokens = 1;         // of a key
+/// Which keys a query sees by its position: all of them, or with causal those that are complete at it.
+struct key_limit {
+  bool causal = false;
+  idx_t span = 1;  // tokens of a key
 
-  idx_t position(const sequence_lengths& lengths, idx_t b, idx_t i) const {
-    return i + (first ? first.of(b) : lengths.keys(b) - lengths.queries(b));
-  }
-  /// A causal query at this position sees the keys below.
-  idx_t end_at(idx_t position, idx_t keys) const {
-    return std::clamp<idx_t>(tokens == 1 ? position + 1 : floor_div(position + 1, tokens), 0, keys);
+  /// A query at this position sees the keys below.
+  idx_t end(idx_t position, idx_t keys) const {
+    if (!causal) return keys;
+    return std::clamp<idx_t>(span == 1 ? position + 1 : floor_div(position + 1, span), 0, keys);
   }
 };
 
-/// The span and the positions that the options of a call say.
-inline key_span check_span(const validator& check, const first_positions& first, idx_t span, bool causal, idx_t batch) {
-  check.at_least("span", 1, span);
+/// Checks the span and the positions that the options of a call say.
+inline void check_span(const validator& check, const first_positions& first, const key_limit& limit, idx_t batch) {
+  check.at_least("span", 1, limit.span);
   const idx_t count = first.list().empty() ? idx_t(bool(first)) : std::ssize(first.list());
   if (count > 1) check.one_per("first_position", "batch item", batch, count);
   for (idx_t b = 0; b < count; ++b)
     if (const idx_t p = first.of(b); p < -furthest_position || p > furthest_position)
       check.fail("a first_position from -2^40 to 2^40", p);
-  if (span > 1 && !causal) check.fail("causal attention, since span is given", "causal = false");
-  if (span > 1 && !first) check.fail("first_position, since span is given", "none");
-  return {first, span};
+  if (limit.span > 1 && !limit.causal) check.fail("causal attention, since span is given", "causal = false");
+  if (limit.span > 1 && !first) check.fail("first_position, since span is given", "none");
+}
+
+/// A name stands for several keys, or a key for several tokens.
+template <class Options>
+void check_block_of_span(const validator& check, const Options& options) {
+  if (options.span > 1 && options.block > 1) check.fail("a block of 1, since span is given", options.block);
 }
 
 }}}  // namespace attn::ATTN_ISA::detail

@@ -102,10 +102,18 @@ void run_lightning_indexer_step(indexer_call<S>& call, const tensor_view<const C
       return run_lightning_indexer(call);
     }
   const indexer_call<S, C> over{
-      call.q,        keys,         call.exec,         call.shape,        call.lengths,  call.causal, call.span,
-      call.topk,     call.block,   call.local_blocks, call.first_blocks, call.per_head, call.tail,   call.scale,
+      call.q,        keys,         call.exec,         call.shape,        call.lengths,  call.seen,
+      call.topk,     call.block,   call.local_blocks, call.first_blocks, call.per_head, call.scale,
       call.activation, call.w,     call.indices,      call.scores,       pages};
   indexer_rows<S, C>{over}.run();
+}
+
+/// The same over all keys that a cache has; item b has lengths[b] queries.
+template <class S, class Cache>
+void run_lightning_indexer_over(indexer_call<S>& call, const Cache& cache, list_view<idx_t> lengths) {
+  call.shape.keys = cache.tokens();
+  call.lengths = {call.shape.queries, call.shape.keys, lengths, cache.lengths()};
+  run_lightning_indexer_step(call, cache.keys(), cache.pages());
 }
 
 }}}  // namespace attn::ATTN_ISA::detail

@@ -285,13 +285,6 @@ score_terms<T, Score> terms_of(const Options& options, idx_t dim, Score* score =
   return terms;
 }
 
-/// The position of the first query, so that sums of positions cannot overflow.
-inline std::optional<idx_t> checked_position(const validator& check, std::optional<idx_t> first) {
-  constexpr idx_t furthest = idx_t(1) << 40;
-  if (first && (*first < -furthest || *first > furthest)) check.fail("a first_position from -2^40 to 2^40", *first);
-  return first;
-}
-
 /// Checks the scale, which must be finite in base 2 too.
 template <class T>
 void check_scale(const validator& check, const std::optional<T>& scale) {

@@ -5,7 +5,8 @@
 // named and it is not known which, every query set packs its own.
 //
 // Names are the part of the plan that says which blocks a query names: beside what a row_plan has
-//   shape, lengths, causal          those of the call
+//   shape, lengths                  those of the call
+//   end_of(head, i)                 query i sees the keys below
 //   block, all, most                keys of a block; blocks there are; blocks that a query names, at most
 //   naming_scratch, layout_naming(memory)                      of a thread
 //   begin(scratch), named_by(head, i, end, scratch, list)      what query i names below `end`, ascending, in `list`; i
@@ -78,7 +79,7 @@ struct selected_plan : Names {
     std::fill_n(s.begin, blind + 2, idx_t(0));
     for (idx_t r = 0; r < count; ++r) {
       idx_t* const list = s.of_row + r * most;
-      const idx_t end = ceil_div(end_of(h, first + r), block);
+      const idx_t end = ceil_div(this->end_of(h, first + r), block);
       const idx_t named = s.counts[r] = this->named_by(h, first + r, end, s.names, list);
       for (idx_t n = 0; n < named; ++n) ++s.begin[4 * list[n] + kind(n, named) + 1];
       if (named == 0) ++s.begin[blind + 1];
@@ -102,7 +103,7 @@ struct selected_plan : Names {
     const idx_t from = shared() ? 0 : begin / panel * panel, first = shared() ? begin : from;
     visit(seen_keys{.positions = {first, 1, nullptr}, .slot_count = end - first, .in_place = shared()},
           [&, begin, end, from](idx_t row) {
-            return key_range{begin - from, (std::min)(end, end_of(h, set.rows[row])) - from};
+            return key_range{begin - from, (std::min)(end, this->end_of(h, set.rows[row])) - from};
           });
   }
 
@@ -119,11 +120,6 @@ struct selected_plan : Names {
   static constexpr idx_t least_segment = 512;
 
   static idx_t parts_for(idx_t queries) { return parts_of(queries, 4, 2 * least_segment); }
-
-  /// The keys that query i may see are those below.
-  idx_t end_of(const head& h, idx_t i) const {
-    return this->causal ? std::clamp<idx_t>(i + h.keys - h.queries + 1, 0, h.keys) : h.keys;
-  }
 };
 
 /// Names that lists give.
@@ -133,12 +129,16 @@ struct listed_names : row_plan {
   const attention_shape& shape;
   const sequence_lengths& lengths;
   const selected_lists& lists;
-  bool causal;
+  key_limit limit;
+  first_positions first_position;
   idx_t block = lists.block, all = lists.names, most = lists.longest();
 
   using naming_scratch = std::uint64_t*;
   naming_scratch layout_naming(arena& memory) const { return lists.layout(memory); }
 
+  idx_t end_of(const naming_head<item_scratch>& h, idx_t i) const {
+    return limit.end(i + (first_position ? first_position.of(h.batch) : h.keys - h.queries), h.keys);
+  }
   void begin(std::uint64_t* bits) const { lists.clear(bits); }
   idx_t named_by(const naming_head<item_scratch>& h, idx_t i, idx_t end, std::uint64_t* bits, idx_t* list) const {
     return lists.named_by(h.batch, h.head, i, end, bits, list);
@@ -165,7 +165,7 @@ struct listed_names : row_plan {
 
 template <class S, class Score>
 selected_plan<listed_names> selected_plan_of(const softmax_call<S, Score>& in, const selected_lists& lists) {
-  return {{{}, in.shape, in.lengths, lists, in.causal}, panel_width<compute_type<S>>};
+  return {{{}, in.shape, in.lengths, lists, in.limit(), in.first_position}, panel_width<compute_type<S>>};
 }
 
 }}}  // namespace attn::ATTN_ISA::detail

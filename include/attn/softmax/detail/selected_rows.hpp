@@ -45,8 +45,7 @@ struct selected_rows : stream_plan<S, Score, C> {
   void begin_task(const scratch& s) const { lists.clear(s.bits); }
   /// The keys that query i of a head sees.
   std::span<const idx_t> list_of(idx_t b, idx_t h, idx_t i, const scratch& s) const {
-    const idx_t all = in.lengths.keys(b), end = in.causal ? std::clamp<idx_t>(i + in.shift(b) + 1, 0, all) : all;
-    return {s.list, static_cast<std::size_t>(lists.keys_of(b, h, i, end, s.bits, s.names, s.list))};
+    return {s.list, static_cast<std::size_t>(lists.keys_of(b, h, i, in.end_of(b, i), s.bits, s.names, s.list))};
   }
   template <class Take>
   void rows(idx_t b, idx_t h, idx_t i, const scratch& s, const Take& take) const {

@@ -90,7 +90,7 @@ struct softmax_backward_call {
   }
   /// The keys that the query at position p sees, of so many.
   key_range seen_by(idx_t p, idx_t keys) const {
-    if constexpr (!makes_weights<Score>) return {0, forward.causal ? std::clamp(p + 1, idx_t(0), keys) : keys};
+    if constexpr (!makes_weights<Score>) return {0, forward.limit().end(p, keys)};
     const idx_t end = std::clamp(p + (forward.causal ? idx_t(0) : right) + 1, idx_t(0), keys);
     return {std::clamp(p - left, idx_t(0), end), end};
   }

@@ -8,6 +8,7 @@
 #include <attn/core/detail/cache_rows.hpp>
 #include <attn/core/detail/product_choice.hpp>
 #include <attn/softmax/detail/blockwise.hpp>
+#include <attn/softmax/detail/key_span.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
@@ -18,7 +19,8 @@ struct softmax_inputs : attention_views<S, C> {
   using attention_views<S, C>::shape, attention_views<S, C>::lengths;
 
   bool causal = false;
-  std::optional<idx_t> first_position{};
+  idx_t span = 1;  // tokens that a key stands for
+  first_positions first_position{};
   list_view<T> sinks{};
   tensor_view<T, 3> lse{};
   tensor_view<T, 3> maximum{};  // where given, lse and this are in base 2: the log of the sum beside the maximum
@@ -27,12 +29,15 @@ struct softmax_inputs : attention_views<S, C> {
   tensor_view<T> out_sums{};  // receives the results in place of out, not rounded, where they are added up further
 
   /// The position of the first query, and the one after the last query's.
-  idx_t shift(idx_t b) const { return first_position.value_or(lengths.keys(b) - lengths.queries(b)); }
-  idx_t last_shift(idx_t b) const { return shift(b) + lengths.queries(b); }
-  /// Number of keys that any query sees, which are the first ones.
-  idx_t visible_keys(idx_t b) const {
-    return causal ? std::clamp(last_shift(b), idx_t(0), lengths.keys(b)) : lengths.keys(b);
+  idx_t shift(idx_t b) const {
+    return first_position ? first_position.of(b) : lengths.keys(b) - lengths.queries(b);
   }
+  idx_t last_shift(idx_t b) const { return shift(b) + lengths.queries(b); }
+  key_limit limit() const { return {causal, span}; }
+  /// Query i sees the keys below.
+  idx_t end_of(idx_t b, idx_t i) const { return limit().end(i + shift(b), lengths.keys(b)); }
+  /// Number of keys that any query sees, which are the first ones.
+  idx_t visible_keys(idx_t b) const { return limit().end(last_shift(b) - 1, lengths.keys(b)); }
 
   /// The rows of a key head, also of a cache.
   cache_rows<const C> key_rows(idx_t b, idx_t kv) const { return {this->k, b, kv, shape.dim, true, pages}; }
@@ -119,7 +124,10 @@ struct softmax_call : softmax_inputs<S, C> {
   }
   /// No query and key are further apart.
   idx_t furthest() const {
-    return this->shape.queries + this->shape.keys + std::abs(this->first_position.value_or(0));
+    idx_t first = 0;
+    for (idx_t b = 0; this->first_position && b < this->shape.batch; ++b)
+      first = (std::max)(first, std::abs(this->first_position.of(b)));
+    return this->shape.queries + this->shape.keys + first;
   }
   /// Fills them; item b has keys_of(b) keys.
   template <class Keys>
@@ -174,7 +182,7 @@ struct softmax_call : softmax_inputs<S, C> {
     softmax_inputs<S, typename Cache::value_type> in;
     static_cast<attention_views<S, typename Cache::value_type>&>(in) = {
         this->q, cache.keys(), cache.values(), this->out, this->shape, this->lengths};
-    in.causal = this->causal, in.first_position = this->first_position, in.sinks = this->sinks, in.lse = this->lse;
+    in.causal = this->causal, in.span = this->span, in.first_position = this->first_position, in.sinks = this->sinks, in.lse = this->lse;
     in.pages = cache.pages(), in.out_sums = this->out_sums, in.relative_queries = this->relative_queries;
     return {in, check, terms, exec};
   }
@@ -213,12 +221,16 @@ template <class S, class Score, class Options>
 void set_options(softmax_call<S, Score>& call, const attention_shape& shape, const Options& given) {
   set_shape(call, call.check, shape, given);
   if constexpr (requires { given.causal; }) call.causal = given.causal;
-  if constexpr (requires { given.first_position; })
-    call.first_position = checked_position(call.check, given.first_position);
+  if constexpr (requires { given.first_position; }) call.first_position = given.first_position;
+  if constexpr (requires { given.span; }) call.span = given.span;
   if constexpr (requires { given.sinks; }) call.sinks = given.sinks, call.lse = given.lse;
   if constexpr (requires { given.sums; }) call.out_sums = given.sums;
   if constexpr (requires { given.relative_queries; }) call.relative_queries = given.relative_queries;
   call.terms = terms_of<compute_type<S>>(given, shape.dim, call.terms.score);
+  check_span(call.check, call.first_position, call.limit(), shape.batch);
+  const auto& t = call.terms;
+  if (call.span > 1 && (t.relative || t.by_distance || t.by_position || t.decay || !t.slopes.empty()))
+    call.check.fail("no term of the distance, no log_decay and no alibi_slopes, since span is given", "one");
 }
 
 /// The arguments of a call, whose types are checked here.

@@ -79,7 +79,7 @@ void attend_streamed(const softmax_call<S, Score, C>& in, const Plan& plan) {
     plan.rows(b, h, i, s.plan, [&](const auto& keys, const auto& values, const index_map& positions, idx_t begin,
                                    idx_t end, idx_t wanted_next) {
       sums.next(end - begin);
-      attend_stream(s.queries, keys, values, positions, begin, end, terms, false, s.state, wanted_next);
+      attend_stream(s.queries, keys, values, positions, begin, end, terms, {}, s.state, wanted_next);
     });
     sums.finish();
     for (idx_t r = 0; r < count; ++r) in.finish_row(s.state, r, b, h + r, i);

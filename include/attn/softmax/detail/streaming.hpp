@@ -240,7 +240,7 @@ ATTN_INLINE packet<T> stream_weight(const packet<T>& x) {
 /// the time).
 template <class T, class C, class Rows, class Score>
 void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, const index_map& positions,
-                   idx_t begin, idx_t end, const score_terms<T, Score>& terms, bool causal,
+                   idx_t begin, idx_t end, const score_terms<T, Score>& terms, const key_limit& limit,
                    const online_softmax<T>& state, idx_t wanted_next = 0) {
   constexpr T minus_infinity = -std::numeric_limits<T>::infinity();
   constexpr idx_t tile = stream_tile_of<C>;
@@ -276,7 +276,7 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
         const idx_t r = r0 + n;
         T* const s = q.scores + r * stream_tile;
         const auto [b, h, i, shift] = q.of[r];
-        const idx_t seen = causal ? std::clamp(i + shift + 1 - begin, idx_t(0), count) : count;
+        const idx_t seen = std::clamp(limit.end(i + shift, begin + count) - begin, idx_t(0), count);
         if (terms.by_distance && seen > 0)
           terms.by_distance.add_one_by_one(q.relative_row(r), 1, s, seen, h, i + shift, positions, begin);
         if (terms.by_position && seen > 0)

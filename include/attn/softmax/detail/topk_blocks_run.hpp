@@ -10,7 +10,6 @@ namespace attn { inline namespace ATTN_ISA { namespace detail {
 template <class S>
 struct topk_names : row_plan {
   using T = compute_type<S>;
-  static constexpr bool causal = true;
 
   const attention_shape& shape;
   const sequence_lengths& lengths;
@@ -52,6 +51,9 @@ struct topk_names : row_plan {
     });
   }
 
+  idx_t end_of(const naming_head<item_scratch>& h, idx_t i) const {
+    return std::clamp<idx_t>(i + h.keys - h.queries + 1, 0, h.keys);
+  }
   void begin(const naming_scratch& s) const { s.tile[0] = s.tile[1] = 0; }
   idx_t named_by(const naming_head<item_scratch>& h, idx_t i, idx_t end, const naming_scratch& s, idx_t* list) const {
     if (end == 0 || streamed(h.batch)) return 0;  // before the first key, or elsewhere
