@@ -1,6 +1,9 @@
 // Attending what a cache has, without appending: to the last bit what the step gave that appended its last tokens.
 #include <attn/core/paged_cache.hpp>
+#include <attn/core/tensor.hpp>
 #include <attn/softmax/full_softmax_step.hpp>
+#include <attn/softmax/lightning_indexer_step.hpp>
+#include <attn/softmax/selected_keys.hpp>
 #include <attn/softmax/selected_keys_step.hpp>
 #include <attn/softmax/sliding_window_step.hpp>
 #include <attn/softmax/topk_blocks_step.hpp>

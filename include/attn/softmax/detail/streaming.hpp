@@ -13,6 +13,7 @@
 #pragma once
 
 #include <attn/softmax/detail/blockwise.hpp>
+#include <attn/softmax/detail/key_span.hpp>
 #include <attn/softmax/detail/stream_rows.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
