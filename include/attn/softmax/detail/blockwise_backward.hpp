@@ -232,7 +232,7 @@ void backward_block(const backward_rows<P>& rows, idx_t count, const key_range* 
     add_to(ds, queries, rows.dim, k.d_keys, k.key_errors, stride_k);
   }
   if (terms.by_position && (k.d_keys || back.d_positions))
-    add_position_gradients(count, base, columns, positions, k, terms, s, back.d_positions);
+    add_position_gradients(count, base, high - base, positions, k, terms, s, back.d_positions);
 }
 
 /// One block of rows with all slots that its ranges name, as attend() does.

@@ -70,30 +70,18 @@ struct packed_position_queries {
 
 /// Those of all heads of a call; null: none.
 template <class T>
-struct position_queries {
-  tensor_view<const T, 3> table{};              // [H or 1, 2R + 1, D]
-  packed_position_queries<T>* heads = nullptr;  // one for all, or one per head
-  idx_t count = 0;
-
+struct position_queries : distance_tables<T, packed_position_queries<T>> {
   using packed_head = packed_position_queries<T>;
-
-  explicit operator bool() const { return bool(table); }
-  bool packed() const { return heads != nullptr; }
-  const packed_head& head(idx_t h) const { return heads[count == 1 ? 0 : h]; }
-  idx_t reach() const { return table.extent(1) / 2; }
+  using distance_tables<T, packed_head>::table, distance_tables<T, packed_head>::heads;
+  using distance_tables<T, packed_head>::reach, distance_tables<T, packed_head>::row_of_table;
+  using distance_tables<T, packed_head>::in_a_row;
 
   /// Memory for those of a range.
   static position_queries layout(arena& memory, const tensor_view<const T, 3>& table, idx_t query_heads,
                                  const distance_range& range) {
-    position_queries of{.table = table};
-    if (!table || query_heads == 0) return of;
-    bool alike = table.extent(0) == 1;
-    for (idx_t h = 1; h < query_heads; ++h) alike &= range.step(h) == range.step(0);
-    of.count = alike ? 1 : query_heads;
-    idx_t h = 0;
-    of.heads = memory.allocate_list(of.count, [&](arena& m) {
-      packed_head one{.dim = table.extent(2), .step = range.step(h++)};
-      one.reach = (std::min)(ceil_div(of.reach(), one.step), range.furthest / one.step);
+    position_queries of;
+    of.layout_heads(memory, table, query_heads, range, [&](arena& m, idx_t step, idx_t reach) {
+      packed_head one{.dim = table.extent(2), .reach = reach, .step = step};
       one.margin = packed_head::tile_slots + (range.rows_too ? max_rows + tile_rows : 0);
       one.columns =
           m.allocate<T>(ceil_div(one.count(), packed_head::step_of_blocks) * one.depth() * packed_head::stride);
@@ -105,9 +93,7 @@ struct position_queries {
   /// `factor`: that of the queries.
   void pack(idx_t n, T factor) const {
     packed_head& to = heads[n];
-    const auto row = [&](idx_t slot) {
-      return row_of_table(n, to.step * ((std::min)(slot, to.count() - 1) - to.middle()));
-    };
+    const distance_rows<T> row{table, n, to.step, to.middle()};
     T* block = to.columns;
     for (idx_t first = 0; first < to.count(); first += packed_head::step_of_blocks, block += to.depth() * to.stride) {
       for (idx_t x = 0; x < to.stride; x += width<T>)
@@ -125,19 +111,17 @@ struct position_queries {
     constexpr idx_t wide = panel_width<T>;
     if (const packed_head* of = in_a_row(h, which, keys.positions)) {
       const idx_t first = (keys.positions[t.first] - which[0] - shift) / of->step;
-      with_tile_height(t.rows, [&](auto M) {
-        for (idx_t n = 0; n < t.count;) {
-          const idx_t slot = t.first + n, half = slot % wide;
-          const T* const window = of->window(first + n - (M.value - 1));
-          if (half == 0 && t.count - n >= wide) {
-            add_products<M.value, 2>(keys.key_panel(slot), window, keys.dim, s + n);
-            n += wide;
-          } else {
-            add_products<M.value, 1>(keys.key_panel(slot - half) + half, window, keys.dim, s + n);
-            n += width<T>;
-          }
+      for (idx_t n = 0; n < t.count;) {
+        const idx_t slot = t.first + n, half = slot % wide;
+        const T* const window = of->window(first + n - (tile_rows - 1));
+        if (half == 0 && t.count - n >= wide) {
+          add_products<2>(keys.key_panel(slot), window, keys.dim, s + n);
+          n += wide;
+        } else {
+          add_products<1>(keys.key_panel(slot - half) + half, window, keys.dim, s + n);
+          n += width<T>;
         }
-      });
+      }
       return;
     }
     for (idx_t m = 0; m < t.rows; ++m)
@@ -170,20 +154,13 @@ struct position_queries {
     return {slot, slot + 1};
   }
 
-  const T* row_of_table(idx_t h, idx_t distance) const {
-    return &table(table.extent(0) == 1 ? 0 : h, std::clamp(distance, -reach(), reach()) + reach(), 0);
-  }
-  /// The packed head, where rows and keys are in its steps.
-  const packed_head* in_a_row(idx_t h, const index_map& which, const index_map& keys) const {
-    const packed_head& of = head(h);
-    return !which.list && !keys.list && which.step == of.step && keys.step == of.step ? &of : nullptr;
-  }
-
  private:
-  /// N packets of keys with M rows; the window begins at the distance of the first key from the last row.
-  template <int M, int N, class P>
+  /// N packets of keys with all rows that a tile may have: one copy serves those that have fewer. The window begins at
+  /// the distance of the first key from the last row.
+  template <int N, class P>
   static ATTN_INLINE void add_products(const P* panel, const T* window, idx_t dim, T* s) {
     constexpr idx_t wide = panel_width<T>;
+    constexpr int M = tile_rows;
     [&]<int... At>(std::integer_sequence<int, At...>) __attribute__((always_inline)) {
       packet<T> acc[array_size<M * N>] = {load<T>(s + At / N * score_stride + At % N * width<T>)...};
       const auto add_row = [&](const packet<T>(&key)[array_size<N>], const T* r) __attribute__((always_inline)) {

@@ -22,6 +22,19 @@ T row_dot(const X* x, idx_t x_stride, const Y* y, idx_t y_stride, idx_t count) {
   return sum_lanes(sum);
 }
 
+/// Rows by distance of a table [H or 1, 2R + 1, D]: row(slot) is that of distance step (slot - middle); those beyond the
+/// table are its first and its last.
+template <class T>
+struct distance_rows {
+  tensor_view<const T, 3> table;
+  idx_t head, step = 1, middle = 0;
+
+  const T* operator()(idx_t slot) const {
+    const idx_t reach = table.extent(1) / 2;
+    return &table(table.extent(0) == 1 ? 0 : head, std::clamp(step * (slot - middle), -reach, reach) + reach, 0);
+  }
+};
+
 /// The keys r of a head packed: slot e + reach is that of distance step e. Backward also as rows, in the place of
 /// values.
 template <class T>
@@ -39,6 +52,41 @@ struct distance_range {
   idx_t step(idx_t h) const { return step_of_head(steps, h); }
 };
 
+/// The table of a term by distance, and what is packed of it; null: none.
+template <class T, class Packed>
+struct distance_tables {
+  tensor_view<const T, 3> table{};  // [H or 1, 2R + 1, D]
+  Packed* heads = nullptr;          // one for all, or one per head
+  idx_t count = 0;
+
+  explicit operator bool() const { return bool(table); }
+  bool packed() const { return heads != nullptr; }
+  const Packed& head(idx_t h) const { return heads[count == 1 ? 0 : h]; }
+  idx_t reach() const { return table.extent(1) / 2; }
+  const T* row_of_table(idx_t h, idx_t distance) const { return distance_rows<T>{table, h}(distance); }
+
+  /// Memory for a range: layout_head(arena, step, reach in steps) for each.
+  template <class Layout>
+  void layout_heads(arena& memory, const tensor_view<const T, 3>& of, idx_t query_heads, const distance_range& range,
+                    const Layout& layout_head) {
+    table = of;
+    if (!table || query_heads == 0) return;
+    bool alike = table.extent(0) == 1;
+    for (idx_t h = 1; h < query_heads; ++h) alike &= range.step(h) == range.step(0);
+    count = alike ? 1 : query_heads;
+    idx_t h = 0;
+    heads = memory.allocate_list(count, [&](arena& m) {
+      const idx_t step = range.step(h++);
+      return layout_head(m, step, (std::min)(ceil_div(reach(), step), range.furthest / step));
+    });
+  }
+  /// The packed head, where rows and keys are in its steps.
+  const Packed* in_a_row(idx_t h, const index_map& which, const index_map& keys) const {
+    const Packed& of = head(h);
+    return !which.list && !keys.list && which.step == of.step && keys.step == of.step ? &of : nullptr;
+  }
+};
+
 /// Of a block of rows, what the backward pass adds to.
 template <class T>
 struct relative_key_sums {
@@ -51,27 +99,16 @@ struct relative_key_sums {
 
 /// Those of all heads of a call; null: none.
 template <class T>
-struct relative_keys {
-  tensor_view<const T, 3> table{};      // [H or 1, 2R + 1, D]
-  packed_distances<T>* heads = nullptr;  // one for all, or one per head
-  idx_t count = 0;
-
-  explicit operator bool() const { return bool(table); }
-  bool packed() const { return heads != nullptr; }
-  const packed_distances<T>& head(idx_t h) const { return heads[count == 1 ? 0 : h]; }
-  idx_t reach() const { return table.extent(1) / 2; }
+struct relative_keys : distance_tables<T, packed_distances<T>> {
+  using distance_tables<T, packed_distances<T>>::table, distance_tables<T, packed_distances<T>>::heads;
+  using distance_tables<T, packed_distances<T>>::head, distance_tables<T, packed_distances<T>>::reach;
+  using distance_tables<T, packed_distances<T>>::row_of_table, distance_tables<T, packed_distances<T>>::in_a_row;
 
   /// Memory for the keys of a range.
   static relative_keys layout(arena& memory, const tensor_view<const T, 3>& table, idx_t query_heads,
                               const distance_range& range) {
-    relative_keys of{.table = table};
-    if (!table || query_heads == 0) return of;
-    bool alike = table.extent(0) == 1;
-    for (idx_t h = 1; h < query_heads; ++h) alike &= range.step(h) == range.step(0);
-    of.count = alike ? 1 : query_heads;
-    idx_t h = 0;
-    of.heads = memory.allocate_list(of.count, [&](arena& m) {
-      const idx_t step = range.step(h++), reach = (std::min)(ceil_div(of.reach(), step), range.furthest / step);
+    relative_keys of;
+    of.layout_heads(memory, table, query_heads, range, [&](arena& m, idx_t step, idx_t reach) {
       return packed_distances<T>{
           packed_keys<T>::layout(m, slot_count(reach), table.extent(2), range.rows_too ? table.extent(2) : 0),
           reach, step};
@@ -81,7 +118,7 @@ struct relative_keys {
   static idx_t slot_count(idx_t reach) { return 2 * reach + 1; }
   void pack(idx_t n) const {
     packed_distances<T>& to = heads[n];
-    const auto row = [&](idx_t slot) { return row_of_table(n, to.step * (slot - to.reach)); };
+    const distance_rows<T> row{table, n, to.step, to.reach};
     to.keys.pack_keys(row, table.stride(2), 0, slot_count(to.reach));
     if (to.keys.dim_v > 0) to.keys.pack_value_rows(row, table.stride(2), 0, slot_count(to.reach));
   }
@@ -92,7 +129,7 @@ struct relative_keys {
                              const tile& t, T* s) const {
     const packed_distances<T>& of = head(h);
     const idx_t dim = of.keys.dim;
-    if (!in_a_row(of, which, keys)) {
+    if (!in_a_row(h, which, keys)) {
       for (idx_t m = 0; m < t.rows; ++m)
         add_one_by_one(queries + m, tile_rows, s + m * score_stride + t.low - t.first, t.high - t.low, h,
                        which[m] + shift, keys, t.low);
@@ -139,7 +176,7 @@ struct relative_keys {
     const idx_t dim = of.keys.dim, d_stride = sums_stride<T>(dim);
     T* const d_queries = to.d_queries ? to.d_queries + t.row * to.stride : nullptr;
     const T* const queries = panels + t.row * panel_width<T>;
-    if (!in_a_row(of, which, keys)) {
+    if (!in_a_row(h, which, keys)) {
       for (idx_t m = 0; m < t.rows; ++m)
         for (idx_t slot = t.low; slot < t.high; ++slot) {
           const T x = d[m * score_stride + slot - t.first];
@@ -194,12 +231,6 @@ struct relative_keys {
   }
 
  private:
-  const T* row_of_table(idx_t h, idx_t distance) const {
-    return &table(table.extent(0) == 1 ? 0 : h, std::clamp(distance, -reach(), reach()) + reach(), 0);
-  }
-  static bool in_a_row(const packed_distances<T>& of, const index_map& which, const index_map& keys) {
-    return !which.list && !keys.list && which.step == of.step && keys.step == of.step;
-  }
   /// The slot of a distance, which may be no multiple of the step only beyond the table.
   static idx_t slot_of(const packed_distances<T>& of, idx_t distance) {
     return std::clamp(distance / of.step, -of.reach, of.reach) + of.reach;

@@ -140,7 +140,7 @@ matrix_view<const T> expanded_rows(const Rows& x, idx_t count, T* buffer) {
 
 /// The same of any rows.
 template <class T, class Rows>
-matrix_view<const T> number_rows(const Rows& x, idx_t count, T* buffer) {
+[[gnu::noinline]] matrix_view<const T> number_rows(const Rows& x, idx_t count, T* buffer) {
   if constexpr (requires { x.expand(0, count, buffer, 0); })
     return expanded_rows(x, count, buffer);
   else
