@@ -22,7 +22,8 @@ constexpr void require_derivative() {
     static_assert(std::same_as<std::remove_cvref_t<D>, no_function>, "attn: f_derivative without a function f");
   else
     static_assert(!std::same_as<std::remove_cvref_t<D>, no_function> && std::is_invocable_r_v<T, D&, T>,
-                  "attn: the gradients of pointwise with a function f need its derivative: pass f_derivative(s) after f");
+                  "attn: the gradients of pointwise with a function f need its derivative: pass f_derivative(s) after "
+                  "it");
 }
 
 template <class F>
