@@ -52,7 +52,7 @@ void pointwise_backward(const Q& q, const K& k, const V& v, const D& d_out,
                         F&& f = {}, FDerivative&& f_derivative = {}, execution_ref exec = {}) {
   using S = element_of<const Q&>;
   const auto& given = detail::options_or_default<pointwise_options<S>>(options);
-  auto weights = detail::pointwise_function_of<S>(given, f, f_derivative);
+  auto weights = detail::differentiable_function_of<S>(given, f, f_derivative);
   execution_ref threads(detail::execution_of(exec, options, f, f_derivative));
   auto call = detail::checked_pointwise_backward<pointwise_options>(q, k, v, d_out, gradients, given, weights, threads);
   detail::run_pointwise_backward(call);

@@ -41,7 +41,7 @@ auto pointwise_function_of(const Options& given, F& f, D* derivative = nullptr) 
 }
 /// The same with its derivative.
 template <class S, class Options, class F, class D>
-auto pointwise_function_of(const Options& given, F& f, D& derivative) {
+auto differentiable_function_of(const Options& given, F& f, D& derivative) {
   require_derivative<function_in<F>, function_in<D>, compute_type<S>>();
   if constexpr (is_execution<D>)
     return pointwise_function_of<S>(given, f);
