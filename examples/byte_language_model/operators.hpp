@@ -96,6 +96,17 @@ inline list<mixer> mixers(const sizes& s) {
     attn::sliding_window_step(cache, c.q, c.k, c.v, c.out, c.exec);
   });
   add(
+      "pointwise",
+      attn::pointwise_options<float>{.causal = causal, .shift = -std::log(static_cast<float>(s.context))},
+      [](auto& c, auto& o) { attn::pointwise(c.q, c.k, c.v, c.out, o, c.exec); },
+      [](auto& c, auto& o) {
+        attn::pointwise_backward(c.q, c.k, c.v, c.d_out, {.q = c.dq, .k = c.dk, .v = c.dv}, o, c.exec);
+      });
+  all.back().stream = stream(attn::kv_cache<float>(extents), [shift = -std::log(static_cast<float>(s.context))](
+                                                                 auto& cache, auto& c) {
+    attn::pointwise_step(cache, c.q, c.k, c.v, c.out, {.shift = shift}, c.exec);
+  });
+  add(
       "block", attn::block_options<float>{.causal = causal, .size = near},
       [](auto& c, auto& o) { attn::block(c.q, c.k, c.v, c.out, o, c.exec); },
       [](auto& c, auto& o) {

@@ -96,14 +96,16 @@ TEST_CASE("pointwise_backward: NaN in what is not seen changes no bit", "[pointw
 }
 
 TEST_CASE("pointwise_backward refuses what does not fit", "[pointwise_backward]") {
-  const tensor<float> q(2, 4, 6, 8, 0.5f), v(2, 2, 9, 5, 2), k(2, 2, 9, 8, 0.25f), rows(1, 1, 2, 6, 1), bias(1, 1, 1, 9);
+  const tensor<float> q(2, 4, 6, 8, 0.5f), v(2, 2, 9, 5, 2), k(2, 2, 9, 8, 0.25f), rows(1, 1, 2, 6, 1),
+      bias(1, 1, 1, 9);
   tensor<float> d_out(2, 4, 6, 5, 1), dq = q, dk = k, d_rows = rows, d_bias = bias;
   using form = compiled_pointwise<float>;
   attn::execution serial;
   const auto check_message = [&](const char* says, const form::gradients& g, const form::options& o = {},
                                  in_view<float> d = {}) {
-    const std::string said = refusal(
-        [&] { form::backward(view(q), view(k), view(v), {}, d ? d : view(std::as_const(d_out)), g, o, {}, {}, serial); });
+    const std::string said = refusal([&] {
+      form::backward(view(q), view(k), view(v), {}, d ? d : view(std::as_const(d_out)), g, o, {}, {}, serial);
+    });
     INFO(said << " should mention " << says);
     CHECK(said.find(says) != std::string::npos);
     if (*says) CHECK(well_formed(said, "pointwise_backward"));

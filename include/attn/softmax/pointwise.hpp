@@ -17,15 +17,15 @@
 //          window as sliding_window; never Lq x Lk. n is yours: it is usually the longest length in training, not that
 //          of the call.
 // Result   A key that is not seen (causal, window, lengths, masks, a bias of -infinity) adds nothing, whatever
-//          f(-infinity) is. A row that sees no key is 0, and so are rows of padding. There is no denominator and no lse:
-//          results over disjoint sets of keys, with one shift and weight, add up. A sigmoid below 2^-127 (double:
+//          f(-infinity) is. A row that sees no key is 0, and so are rows of padding. There is no denominator and no
+//          lse: results over disjoint sets of keys, with one shift and weight, add up. A sigmoid below 2^-127 (double:
 //          2^-1023) counts as 0. A key of weight 0, as of relu, adds nothing, even if its value is NaN.
 // Values   `out` is finite where the sums of f(s) v are.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 //
-// f(s), a function of the caller's, may stand in the place of `activation`. It is inlined, and is called in no particular
-// order, from all threads of the execution at once. For keys that are hidden it may be called with 0; what it returns is
-// not used.
+// f(s), a function of the caller's, may stand in the place of `activation`. It is inlined, and is called in no
+// particular order, from all threads of the execution at once. For keys that are hidden it may be called with 0; what
+// it returns is not used.
 #pragma once
 
 #include <attn/softmax/detail/pointwise_run.hpp>

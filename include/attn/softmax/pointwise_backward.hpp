@@ -5,14 +5,15 @@
 //
 // With s_ij and a_i as in pointwise.hpp, and dp_ij = d_out_i . v_j:
 //   dv_j = sum_i a_i f(s_ij) d_out_i,  ds_ij = a_i f'(s_ij) dp_ij,  dq_i = scale sum_j ds'_ij k_j,
-//   dk_j = scale sum_i ds'_ij q_i, ds' = ds times the derivative of softcap; dbias_ij = ds_ij, drelative_bias its sums
-//   over the pairs of a distance; drow_weights_i = weight sum_hj f(s_ij) dp_ij. The derivative of relu at 0 is 0.
+//   dk_j = scale sum_i ds'_ij q_i, ds' = ds times the derivative of softcap; dbias_ij = ds_ij, drelative_bias its
+//   sums over the pairs of a distance, dalibi_slopes minus the sums of ds_ij |p_i - j|; drow_weights_i = weight times
+//   the sum over heads and keys of f(s_ij) dp_ij. The derivative of relu at 0 is 0.
 //
-// Shapes   q, k, v, the options: as the forward call's; d_out as its out, which is not needed. Gradients have the shapes
-//          of what they are of; those of keys and values are summed over the query heads of a group, those of bias and
-//          row_weights over what these were broadcast over.
-// Cost     2 B H (3 D + 2 Dv) operations for every visible key of a query. Scratch as in full_softmax_backward.hpp, with
-//          a window too, and for drow_weights B H + 8 lists of Lq doubles.
+// Shapes   q, k, v, the options: as the forward call's; d_out as its out, which is not needed. Gradients have the
+//          shapes of what they are of; those of keys and values are summed over the query heads of a group, those of
+//          bias and row_weights over what these were broadcast over.
+// Cost     2 B H (3 D + 2 Dv) operations for every visible key of a query. Scratch as in full_softmax_backward.hpp,
+//          with a window too, and for drow_weights B H + 8 lists of Lq doubles.
 // Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that
 //          share memory with an input or one another, before anything is written.
 //
@@ -51,7 +52,7 @@ void pointwise_backward(const Q& q, const K& k, const V& v, const D& d_out,
                         F&& f = {}, FDerivative&& f_derivative = {}, execution_ref exec = {}) {
   using S = element_of<const Q&>;
   const auto& given = detail::options_or_default<pointwise_options<S>>(options);
-  auto weights = detail::pointwise_function_of<S>(given, f, f_derivative);
+  auto weights = detail::differentiable_function_of<S>(given, f, f_derivative);
   execution_ref threads(detail::execution_of(exec, options, f, f_derivative));
   auto call = detail::checked_pointwise_backward<pointwise_options>(q, k, v, d_out, gradients, given, weights, threads);
   detail::run_pointwise_backward(call);

@@ -1,15 +1,15 @@
 // attn: decoding without a softmax, with a cache of keys and values.
 //
 //   attn::kv_cache<float> cache({.batch = batch, .heads = kv_heads, .dim = 64});
-//   attn::pointwise_step(cache, q_t, k_t, v_t, out_t, {.shift = -8});     // one token, or a chunk: as causal pointwise
+//   attn::pointwise_step(cache, q_t, k_t, v_t, out_t, {.shift = -8});    // one token, or a chunk: as causal pointwise
 //   attn::pointwise_cached(cache, q, out, {.causal = false});             // attends what is cached, and appends nothing
 //
 // Appends k [B, Hkv, n, D] and v [B, Hkv, n, Dv] to the cache, a kv_cache or paged_cache of any elements, then attends
-// the n queries q [B, H, n, D], which are at the last n positions: the last n rows of one causal pointwise over the whole
-// sequence. With `lengths`, item b has only the first lengths[b] tokens of the chunk.
+// the n queries q [B, H, n, D], which are at the last n positions: the last n rows of one causal pointwise over the
+// whole sequence. With `lengths`, item b has only the first lengths[b] tokens of the chunk.
 //
-// Cost     as full_softmax_step, and with `left` as sliding_window_step over a cache of all tokens. Over a cache of fewer
-//          bits than the tokens', queries and weights are rounded likewise.
+// Cost     as full_softmax_step, and with `left` as sliding_window_step over a cache of all tokens. Over a cache of
+//          fewer bits than the tokens', queries and weights are rounded likewise.
 // Values   `out` is finite where that of pointwise is.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything, the cache included, changes.
 //          Exceptions of `f` leave the tokens of the cache as they were (full_softmax_step.hpp).

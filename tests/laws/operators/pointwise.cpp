@@ -28,7 +28,8 @@ struct parameters {
     mask = law_mask(s), slopes = law_slopes<T>(s), table = law_relative_bias<T>(s);
     rows = tensor<T>(1, 1, s.batch, s.queries);
     for (idx_t b = 0; b < s.batch; ++b)
-      for (idx_t i = 0; i < s.queries; ++i) rows(0, 0, b, i) = static_cast<T>((3 * (s.first_batch + b) + i) % 5 + 1) / 4;
+      for (idx_t i = 0; i < s.queries; ++i)
+        rows(0, 0, b, i) = static_cast<T>((3 * (s.first_batch + b) + i) % 5 + 1) / 4;
     d_slopes = slopes, d_table = table, d_rows = rows;
   }
 

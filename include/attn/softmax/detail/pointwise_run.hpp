@@ -22,7 +22,8 @@ constexpr void require_derivative() {
     static_assert(std::same_as<std::remove_cvref_t<D>, no_function>, "attn: f_derivative without a function f");
   else
     static_assert(!std::same_as<std::remove_cvref_t<D>, no_function> && std::is_invocable_r_v<T, D&, T>,
-                  "attn: the gradients of pointwise with a function f need its derivative: pass f_derivative(s) after f");
+                  "attn: the gradients of pointwise with a function f need its derivative: pass f_derivative(s) after "
+                  "it");
 }
 
 template <class F>
@@ -40,7 +41,7 @@ auto pointwise_function_of(const Options& given, F& f, D* derivative = nullptr) 
 }
 /// The same with its derivative.
 template <class S, class Options, class F, class D>
-auto pointwise_function_of(const Options& given, F& f, D& derivative) {
+auto differentiable_function_of(const Options& given, F& f, D& derivative) {
   require_derivative<function_in<F>, function_in<D>, compute_type<S>>();
   if constexpr (is_execution<D>)
     return pointwise_function_of<S>(given, f);

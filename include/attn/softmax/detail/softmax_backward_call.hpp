@@ -251,7 +251,8 @@ class softmax_backward_work {
           return call.forward.layout_terms(m, distance_range{call.furthest, call.steps, true});
         })),
         sums_(prepare_terms().workspace([&](arena& m) {
-          return sums{makes_weights<Score> ? lse_memory() : call.forward.layout_lse(m), m.allocate<T>(call.d_slopes ? heads() : 0),
+          return sums{makes_weights<Score> ? lse_memory() : call.forward.layout_lse(m),
+                      m.allocate<T>(call.d_slopes ? heads() : 0),
                       m.allocate<T>(call.d_sinks ? heads() : 0), m.allocate<double>(heads() * call.head_entries()),
                       m.allocate<T>(heads() * call.table_size())};
         })) {
