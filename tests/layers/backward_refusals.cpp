@@ -146,7 +146,8 @@ TEST_CASE("project_backward refuses what does not fit", "[layer_backward_refusal
                [](arguments& d) { d.one.bias = {}; }},
               {"a gradient of the weight of another shape", "the gradient of weight of the shape of weight [8, 8]",
                [](arguments& d) { d.d_one.weight = d.d_one.weight.slice(0, 0, 7); }},
-              {"a gradient of heads of one weight", "the gradient of weight of the shape of weight [8, 8]; found [2, 4, 8]",
+              {"a gradient of heads of one weight",
+               "the gradient of weight of the shape of weight [8, 8]; found [2, 4, 8]",
                [](arguments& d) {
                  d.d_one.weight = {d.d_one.weight.data(), {2, 4, 8}};
                }},

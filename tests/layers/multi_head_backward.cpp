@@ -31,7 +31,8 @@ std::string name_of(const heads_case& a) {
 // The arguments of a call: all of them, given or not, in the order of the case's inputs.
 template <class T>
 struct arguments {
-  T x, context, query, value, key, output, query_bias, value_bias, key_bias, output_bias, gate, gate_bias, q_norm, k_norm;
+  T x, context, query, value, key, output, query_bias, value_bias, key_bias, output_bias, gate, gate_bias, q_norm,
+      k_norm;
 
   arguments(const heads_case& a, const std::vector<T>& all) {
     next_of<T> next(all);

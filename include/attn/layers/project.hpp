@@ -12,12 +12,12 @@
 //          weight for each head (RWKV, xLSTM; block-diagonal): [heads, m, n], x [B, L, heads n], bias [heads m], out
 //          [B, L, heads m]; each head gives what its matrix alone gives.
 // Cost     2 B L n m operations, for every head. Scratch: the packed weight, about n m numbers, unless it was packed
-//          before, and 48 (n + m) numbers per thread. With L up to eight, as in decoding, a weight with rows or columns of stride 1
-//          is read in place, and with B L up to 48 any is packed 64 outputs at a time: scratch is then 96 n numbers at
-//          most and 40000 per thread, and threads share the outputs.
+//          before, and 48 (n + m) numbers per thread. With L up to eight, as in decoding, a weight with rows or columns
+//          of stride 1 is read in place, and with B L up to 48 any is packed 64 outputs at a time: scratch is then 96 n
+//          numbers at most and 40000 per thread, and threads share the outputs; or the heads, where there are as many.
 //          In place a batch of many short sequences is multiplied at .5 to .6 of the peak, since each gets the numbers
 //          it gets alone; packed weights, or the tokens of all items as one sequence [1, B L, n], reach the rate of
-//          many tokens.
+//          many tokens. Packed weights are of one matrix, not of heads.
 // Throws   std::invalid_argument for shapes that do not fit, before anything is written.
 //
 // Every number of out is one sum whose order depends on L, n and the weight's storage only, not on other rows. Eigen's
@@ -42,7 +42,7 @@ struct project_weights {
 
 namespace detail {
 
-/// What the heads of a projection read and write, or all of it where there is one matrix.
+/// What a head of a projection reads and writes.
 template <class T>
 tensor_view<T, 3> head_of_tokens(const tensor_view<T, 3>& x, idx_t h, idx_t dim) {
   return x ? x.slice(2, h * dim, dim) : x;
@@ -59,20 +59,23 @@ work_estimate work_of_heads(const tensor_view<const S, 3>& x, const tensor_view<
           .bytes = products * sizeof(S) * numbers};
 }
 
+/// With one matrix: what other layers call.
 template <class S>
 void run_project(const tensor_view<const S, 3>& x, const tensor_view<S, 3>& out, const project_weights<S>& w,
                  execution& exec) {
   with_products<S>(exec, [&]<class P>(std::type_identity<P>) {
-    const tensor_view<const S, 3>& all = w.weight.per_head();
-    if (!all) {
-      const projection<P> one{{w.weight, w.bias}, out};
-      return run_projections<P>(x, {&one, 1}, exec);
-    }
-    for_each_head(all.extent(0), work_of_heads<S>(x, all, 1), exec, [&](idx_t h, execution& e) {
-      const projection<P> one{{w.weight.head(h), head_of_list<const S>(w.bias, h, all.extent(1))},
-                              head_of_tokens(out, h, all.extent(1))};
-      run_projections<P>(head_of_tokens(x, h, all.extent(2)), {&one, 1}, e);
-    });
+    const projection<P> one{{w.weight, w.bias}, out};
+    run_projections<P>(x, {&one, 1}, exec);
+  });
+}
+
+template <class S>
+void run_project_per_head(const tensor_view<const S, 3>& x, const tensor_view<S, 3>& out, const project_weights<S>& w,
+                          execution& exec) {
+  const tensor_view<const S, 3>& all = w.weight.per_head();
+  for_each_head(all.extent(0), work_of_heads<S>(x, all, 1), exec, [&](idx_t h, execution& e) {
+    run_project<S>(head_of_tokens(x, h, all.extent(2)), head_of_tokens(out, h, all.extent(1)),
+                   {w.weight.head(h), head_of_list<const S>(w.bias, h, all.extent(1))}, e);
   });
 }
 
@@ -100,7 +103,7 @@ template <class S>
                                     const project_weights<S>& w, execution& exec) {
   layer_views check{"project", x, out, false};
   check_project<S>(check, w);
-  run_project<S>(x, out, w, exec);
+  w.weight.per_head() ? run_project_per_head<S>(x, out, w, exec) : run_project<S>(x, out, w, exec);
 }
 
 }  // namespace detail
