@@ -149,6 +149,7 @@ void softmax_row(const basic_softmax_options<N>& options, const std::vector<N>& 
   double largest = -infinity;  // what only stabilises is a constant
   for (const N& x : scores)
     if (const double score = static_cast<double>(x); score > largest || std::isnan(score)) largest = score;
+  if (largest == -infinity && !options.sinks.empty()) into.lse(b, h, i, 0) = options.sinks[static_cast<std::size_t>(h)];
   if (largest == -infinity) return;
   if (!options.sinks.empty())
     largest = std::max(largest, static_cast<double>(options.sinks[static_cast<std::size_t>(h)]));

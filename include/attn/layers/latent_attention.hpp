@@ -20,7 +20,7 @@
 //          + Dr)); causal half of the terms in Lq Lk. Scratch: the packed weights; expanded, keys and values of some
 //          heads, 32 MiB of a batch item or those of one head; absorbed, B H Lq (2 r + Dr) numbers; and what
 //          full_softmax takes. Never Lq x Lk.
-// Result   as full_softmax: a row that sees no key is 0 and its lse -infinity; so are rows of padding.
+// Result   as full_softmax, for rows that see no key too.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
 

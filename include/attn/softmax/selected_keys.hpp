@@ -24,8 +24,8 @@
 // Throws   std::invalid_argument for shapes or options that do not fit, for names beyond the arrays or below -1 (rows
 //          of padding may hold anything), before anything is written.
 //
-// A row that sees no key is 0 and its lse -infinity. The lists have no gradient (selected_keys_backward.hpp). Token by
-// token: selected_keys_step.hpp.
+// A row that sees no key is 0, its lse the sink or -infinity. The lists have no gradient (selected_keys_backward.hpp).
+// Token by token: selected_keys_step.hpp.
 #pragma once
 
 #include <attn/softmax/detail/selected_keys_run.hpp>

@@ -12,7 +12,7 @@
 // Cost     2 B H (D + Dv) operations for every visible key of a query; keys that no query sees are not read. Scratch
 //          per thread: about (w + max(w, 768) + 300 + global positions) (D + Dv) numbers, w = left + right, whatever
 //          the length; beside these what log_decay, relative_keys and position_queries need (full_softmax_options).
-// Result   A row that sees no key is 0 and its lse -infinity, whatever its sink; so are rows of padding.
+// Result   A row that sees no key is 0 and its lse the sink, -infinity without one, as in rows of padding.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 //
 // score(s, batch, head, i, j) may replace the score s of the query at position i and the key at position j, after every

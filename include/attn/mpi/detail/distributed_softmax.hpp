@@ -85,8 +85,8 @@ void add_sinks(std::span<const T> sinks, const tensor_view<T>& sums, const tenso
   for_each_row(sums, [&](idx_t b, idx_t h, idx_t i) {
     T& log_sum = lse(b, h, i);
     T factor = 1;
-    if (!sinks.empty() && log_sum != -std::numeric_limits<T>::infinity()) {
-      const T sink = sinks[static_cast<std::size_t>(h)], highest = (std::max)(sink, log_sum);
+    const T sink = sinks.empty() ? log_sum : sinks[static_cast<std::size_t>(h)], highest = (std::max)(sink, log_sum);
+    if (!sinks.empty() && highest != -std::numeric_limits<T>::infinity()) {
       const T with = highest + std::log(std::exp(sink - highest) + std::exp(log_sum - highest));
       factor = std::exp(log_sum - with);
       log_sum = with;

@@ -102,13 +102,13 @@ struct online_softmax {
   }
 
   /// Ends row r: the output and the natural log-sum-exp, `sink` (a logit without a value, base e) included; one of
-  /// -infinity is none. A row that has seen no key becomes 0 and its lse -infinity, sink or not. Where `maximum_to` is
+  /// -infinity is none. A row that has seen no key becomes 0 and its lse the sink, or -infinity. Where `maximum_to` is
   /// given, it becomes the maximum, and lse the logarithm of the sum beside it, both in base 2.
   template <class S>
   void finish_row(idx_t r, const T* sink, S* to, idx_t to_stride, T* lse, T* maximum_to = nullptr) const {
     T total = row_sum(r), highest = maximum[r], factor = T(1);
-    if (sink && highest != -std::numeric_limits<T>::infinity()) {
-      const T logit = to_base_2(*sink), higher = (std::max)(highest, logit);
+    const T logit = sink ? to_base_2(*sink) : -std::numeric_limits<T>::infinity(), higher = (std::max)(highest, logit);
+    if (sink && higher != -std::numeric_limits<T>::infinity()) {
       factor = std::exp2(highest - higher);
       total = total * factor + std::exp2(logit - higher);
       highest = higher;
