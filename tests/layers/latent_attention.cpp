@@ -59,7 +59,8 @@ TEMPLATE_LIST_TEST_CASE("latent_attention: against its reference", "[latent_atte
         p.options.causal = causal;
         check<TestType>(p);
       }
-  for (idx_t latent : {1, 33}) check<TestType>(random_latent({.queries = 3, .keys = 70, .dim = 9, .rotary = 3, .latent = latent}));
+  for (idx_t latent : {1, 33})
+    check<TestType>(random_latent({.queries = 3, .keys = 70, .dim = 9, .rotary = 3, .latent = latent}));
   check<TestType>(with_everything());
   for (idx_t queries : {0, 9}) check<TestType>(random_latent({.queries = queries, .keys = 0}));
   check<TestType>(random_latent({.batch = 0}));
@@ -128,7 +129,8 @@ TEMPLATE_LIST_TEST_CASE("latent_attention: independence, layout, causality, quie
     for (idx_t h = 0; h < 3; ++h)
       for (idx_t i = 0; i < 40; ++i)
         for (idx_t d = 0; d < 5; ++d)
-          quiet = quiet && (i < 30 ? other.out(0, h, i, d) == m.out(0, h, i, d) : other.out(0, h, i, d) != other.out(0, h, i, d));
+          quiet = quiet && (i < 30 ? other.out(0, h, i, d) == m.out(0, h, i, d)
+                                   : other.out(0, h, i, d) != other.out(0, h, i, d));
     CHECK(quiet);
   }
 }
@@ -153,7 +155,8 @@ TEST_CASE("latent_attention: heads of several groups are what each is alone", "[
   }
 }
 
-TEMPLATE_LIST_TEST_CASE("latent_attention_step: tokens and chunks give the whole", "[latent_attention_step]", all_types) {
+TEMPLATE_LIST_TEST_CASE("latent_attention_step: tokens and chunks give the whole", "[latent_attention_step]",
+                        all_types) {
   using S = TestType;
   for (idx_t rotary : {0, 4}) {
     latent_problem p = rounded<S>(random_latent({.queries = 70, .keys = 70, .rotary = rotary}));
@@ -192,7 +195,8 @@ TEST_CASE("latent_attention_step: lengths, and a step that is refused changes no
     CHECK(well_formed(text, "latent_attention_step"));
     CHECK(text.find(says) != std::string::npos);
   };
-  attn::kv_cache<float> apart({.batch = 2, .dim = 20, .value_dim = 16}), wide({.batch = 2, .dim = 21, .value_dim = 16}, {.values_in_keys = true}),
+  attn::kv_cache<float> apart({.batch = 2, .dim = 20, .value_dim = 16}),
+      wide({.batch = 2, .dim = 21, .value_dim = 16}, {.values_in_keys = true}),
       values({.batch = 2, .dim = 20, .value_dim = 15}, {.values_in_keys = true}),
       heads({.batch = 2, .heads = 3, .dim = 20, .value_dim = 16}, {.values_in_keys = true}),
       items({.batch = 3, .dim = 20, .value_dim = 16}, {.values_in_keys = true});
@@ -225,10 +229,12 @@ TEST_CASE("latent_attention refuses what does not fit", "[latent_attention]") {
     CHECK(out == m.out);
   };
   refused("q_rotary heads = query heads 3; found 2", [](auto& x, auto&...) { x.q_rotary = x.q_rotary.slice(1, 0, 2); });
-  refused("q_rotary length = query length 20; found 19", [](auto& x, auto&...) { x.q_rotary = x.q_rotary.slice(2, 0, 19); });
+  refused("q_rotary length = query length 20; found 19",
+          [](auto& x, auto&...) { x.q_rotary = x.q_rotary.slice(2, 0, 19); });
   refused("latent batch = query batch 2; found 1", [](auto& x, auto&...) { x.latent = x.latent.slice(0, 0, 1); });
   refused("latent heads 1; found 3", [](auto& x, auto&...) { x.latent = x.q; });
-  refused("k_rotary length = latent length 20; found 7", [](auto& x, auto&...) { x.k_rotary = x.k_rotary.slice(2, 0, 7); });
+  refused("k_rotary length = latent length 20; found 7",
+          [](auto& x, auto&...) { x.k_rotary = x.k_rotary.slice(2, 0, 7); });
   refused("k_rotary dim = q_rotary dim 4; found 3", [](auto& x, auto&...) { x.k_rotary = x.k_rotary.slice(3, 0, 3); });
   refused("k_rotary dim = q_rotary dim 4; found 0", [](auto& x, auto&...) { x.k_rotary = {}; });
   refused("k_rotary heads 1; found 3", [](auto& x, auto&...) { x.k_rotary = x.q_rotary; });
@@ -236,7 +242,8 @@ TEST_CASE("latent_attention refuses what does not fit", "[latent_attention]") {
   refused("w_key rows = query dim 8; found 7", [](auto& x, auto&...) { x.w_key = x.w_key.slice(1, 0, 7); });
   refused("w_key columns = latent dim 16; found 15", [](auto& x, auto&...) { x.w_key = x.w_key.slice(2, 0, 15); });
   refused("w_value heads = query heads 3; found 2", [](auto& x, auto&...) { x.w_value = x.w_value.slice(0, 0, 2); });
-  refused("w_value columns = latent dim 16; found 15", [](auto& x, auto&...) { x.w_value = x.w_value.slice(2, 0, 15); });
+  refused("w_value columns = latent dim 16; found 15",
+          [](auto& x, auto&...) { x.w_value = x.w_value.slice(2, 0, 15); });
   refused("out dim = value dim 5; found 4", [](auto&, auto& to, auto&...) { to = to.slice(3, 0, 4); });
   refused("sinks, one per head: 3; found 2", [](auto&, auto&, auto&, auto& sinks) { sinks = {1, 2}; });
   refused("lse heads = query heads 3; found 2", [](auto&, auto&, auto& o, auto&) {

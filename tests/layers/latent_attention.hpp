@@ -139,9 +139,11 @@ void latent_gradients_of(const latent_problem& p, const std::vector<tensor<S>>& 
   const std::size_t of_bias = n;
   n += bias;
   if (sinks && to[n])
-    d_sinks = cast<real<S>>(cast<double>(*to[n])), g.sinks = attn::tensor_view<real<S>, 1>(d_sinks.data.data(), {d_sinks.dim()});
+    d_sinks = cast<real<S>>(cast<double>(*to[n])),
+    g.sinks = attn::tensor_view<real<S>, 1>(d_sinks.data.data(), {d_sinks.dim()});
   m.run(exec);
-  if (!d_lse.empty()) g.d_lse = attn::tensor_view<const real<S>, 3>(d_lse.data.data(), {d_lse.batch(), d_lse.heads(), d_lse.length()});
+  if (!d_lse.empty())
+    g.d_lse = {d_lse.data.data(), {d_lse.batch(), d_lse.heads(), d_lse.length()}};
   if (!save_lse) m.options.lse = {};
   compiled_latent_attention<S>::backward(m.inputs(), view(std::as_const(m.out)), view(d_out), g, m.options, exec);
   if (!d_bias.empty()) *to[of_bias] = cast<S>(cast<double>(d_bias));

@@ -19,7 +19,8 @@ void check(const latent_problem& given) {
 
 }  // namespace
 
-TEMPLATE_LIST_TEST_CASE("latent_attention_backward: against the reverse pass", "[latent_attention_backward]", all_types) {
+TEMPLATE_LIST_TEST_CASE("latent_attention_backward: against the reverse pass", "[latent_attention_backward]",
+                        all_types) {
   for (auto form : {attn::latent_form::expanded, attn::latent_form::absorbed})
     for (idx_t rotary : {0, 4}) {
       latent_problem p = random_latent({.queries = 13, .keys = 20, .rotary = rotary});
@@ -28,16 +29,17 @@ TEMPLATE_LIST_TEST_CASE("latent_attention_backward: against the reverse pass", "
     }
 }
 
-TEMPLATE_LIST_TEST_CASE("latent_attention_backward: lse with a gradient, bias, lengths", "[latent_attention_backward]",
-                        exact_types) {
+TEMPLATE_LIST_TEST_CASE("latent_attention_backward: lse with a gradient, bias, lengths",
+                        "[latent_attention_backward]", exact_types) {
   using S = TestType;
   latent_problem p = random_latent({.queries = 9, .keys = 12});
   auto& o = p.options;
   o.causal = true, o.sinks = {0.5, -0.25, 1}, o.softcap = 2, o.bias = random_normal(9, 1, 3, 9, 12);
   o.query_lengths = {9, 5}, o.key_lengths = {12, 7};
   p = rounded<S>(p);
-  for (bool save_lse : {true, false})
-    check_gradients(case_of(p, true), factor<S> * product_gradient_tolerance<S>, [&](const tensors& inputs, const tensors& d) {
+  for (bool save_lse : {true, false}) {
+    const double most = factor<S> * product_gradient_tolerance<S>;
+    check_gradients(case_of(p, true), most, [&](const tensors& inputs, const tensors& d) {
       std::vector<tensor<S>> in;
       for (const auto& x : inputs) in.push_back(cast<S>(x));
       auto all = in;
@@ -49,6 +51,7 @@ TEMPLATE_LIST_TEST_CASE("latent_attention_backward: lse with a gradient, bias, l
       for (const auto& g : all) gradients.push_back(cast<double>(g));
       return gradients;
     });
+  }
   check_central_differences(case_of(random_latent({.batch = 1, .heads = 2, .queries = 5, .keys = 5})));
 }
 

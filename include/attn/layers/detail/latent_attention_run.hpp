@@ -163,7 +163,7 @@ tensor_view<const S> together(const tensor_view<const S>& x, const tensor_view<c
 }
 template <class S>
 S* memory_of_both(arena& memory, const tensor_view<const S>& x, const tensor_view<const S>& y) {
-  return joined(x, y) ? nullptr : memory.allocate<S>(x.extent(0) * x.extent(1) * x.extent(2) * (x.extent(3) + y.extent(3)));
+  return joined(x, y) ? nullptr : memory.allocate<S>(x.size() + y.size());
 }
 
 /// Heads [first, first + count) of what a call has for each of them.
@@ -242,7 +242,8 @@ void run_expanded(const latent_call<S>& call) {
 template <class S>
 void project_each_head(const tensor_view<const S>& from, const tensor_view<const S, 3>& weights, bool turned,
                        const tensor_view<S>& to, execution& exec) {
-  const double numbers = static_cast<double>(weights.size()), tokens = static_cast<double>(from.extent(0) * from.extent(2));
+  const double numbers = static_cast<double>(weights.size()),
+               tokens = static_cast<double>(from.extent(0) * from.extent(2));
   const auto limit = exec.limit_threads({.operations = 2 * tokens * numbers, .bytes = double(sizeof(S)) * numbers});
   const auto project = [&]<class P>(std::type_identity<P>, idx_t h, execution& by) {
     const auto w = weight_of_head(weights, h);
