@@ -2,6 +2,7 @@
 #pragma once
 
 #include <attn/layers/latent_form.hpp>
+#include <attn/layers/detail/weight_gradients.hpp>
 #include <attn/layers/project.hpp>
 #include <attn/softmax/detail/full_softmax_run.hpp>
 
@@ -11,8 +12,8 @@ namespace attn { inline namespace ATTN_ISA { namespace detail {
 template <class S>
 tensor_view<S> joined(const tensor_view<S>& x, const tensor_view<S>& y) {
   const idx_t dim = x.extent(3) + y.extent(3);
-  tensor_view<S> both = x.extent(3) > 0 ? x : y;
-  if (x.extent(3) > 0 && y.extent(3) > 0) {
+  const tensor_view<S> both = x.extent(3) > 0 ? x : y;
+  if (!x.empty() && !y.empty()) {
     if (x.stride(3) != y.stride(3) || y.data() != x.data() + x.extent(3) * x.stride(3)) return {};
     for (int axis = 0; axis < 3; ++axis)
       if (x.extent(axis) > 1 && x.stride(axis) != y.stride(axis)) return {};
@@ -162,8 +163,7 @@ tensor_view<const S> together(const tensor_view<const S>& x, const tensor_view<c
 }
 template <class S>
 S* memory_of_both(arena& memory, const tensor_view<const S>& x, const tensor_view<const S>& y) {
-  const bool one = bool(joined(x, y)) || x.extent(0) * x.extent(1) * x.extent(2) == 0;
-  return one ? nullptr : memory.allocate<S>(x.extent(0) * x.extent(1) * x.extent(2) * (x.extent(3) + y.extent(3)));
+  return joined(x, y) ? nullptr : memory.allocate<S>(x.size() + y.size());
 }
 
 /// Heads [first, first + count) of what a call has for each of them.
@@ -237,16 +237,27 @@ void run_expanded(const latent_call<S>& call) {
   }
 }
 
-/// One product for each head: to_h = from_h W_h^T, or from_h W_h where `turned`.
+/// One product for each head: to_h = from_h W_h^T, or from_h W_h where `turned`. Threads share the heads: the weight of
+/// one is too little work for several of them.
 template <class S>
 void project_each_head(const tensor_view<const S>& from, const tensor_view<const S, 3>& weights, bool turned,
                        const tensor_view<S>& to, execution& exec) {
-  with_products<S>(exec, [&]<class P>(std::type_identity<P>) {
-    for (idx_t h = 0; h < from.extent(1); ++h) {
-      auto w = weight_of_head(weights, h);
-      if (turned) w = {w.data(), {w.extent(1), w.extent(0)}, {w.stride(1), w.stride(0)}};
-      const projection<P> one{{w, tensor_view<const S, 1>()}, sequence_of_head(to, h)};
-      run_projections<P>(sequence_of_head(from, h), {&one, 1}, exec);
+  const double numbers = static_cast<double>(weights.size()),
+               tokens = static_cast<double>(from.extent(0) * from.extent(2));
+  const auto limit = exec.limit_threads({.operations = 2 * tokens * numbers, .bytes = double(sizeof(S)) * numbers});
+  const auto project = [&]<class P>(std::type_identity<P>, idx_t h, execution& by) {
+    const auto w = weight_of_head(weights, h);
+    const projection<P> one{{turned ? transposed(w) : w, tensor_view<const S, 1>()}, sequence_of_head(to, h)};
+    run_projections<P>(sequence_of_head(from, h), {&one, 1}, by);
+  };
+  with_products<S>(exec, [&]<class P>(std::type_identity<P> products) {
+    if (exec.active_threads() == 1) {
+      for (idx_t h = 0; h < from.extent(1); ++h) project(products, h, exec);
+    } else {
+      const auto serial = exec.serial_executions();
+      exec.for_each(from.extent(1), [&](idx_t h, int worker) {
+        project(products, h, serial[static_cast<std::size_t>(worker)]);
+      });
     }
   });
 }
