@@ -203,9 +203,9 @@ struct softmax_backward_call {
       for (idx_t d = 0; d < shape.dim; ++d) {
         double sum = 0;
         for (idx_t n = h; n < shape.batch * shape.heads; n += tables) {
-          const key_range slots = queries.slots_of_entry(queries.head(n % shape.heads), entry);
+          const key_range range = queries.slots_of_entry(queries.head(n % shape.heads), entry);
           const T* const sums = table_sums + n * size + relative_size();
-          for (idx_t slot = slots.begin; slot < slots.end; ++slot) sum += static_cast<double>(sums[slot * stride + d]);
+          for (idx_t slot = range.begin; slot < range.end; ++slot) sum += static_cast<double>(sums[slot * stride + d]);
         }
         store_gradient(d_position_queries(h, entry, d), static_cast<T>(sum) * terms().scale, accumulate);
       }
