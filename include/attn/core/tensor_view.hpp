@@ -303,7 +303,7 @@ namespace detail {
 template <class T>
 class list_view : public std::span<const T> {
  public:
-  constexpr list_view() = default;
+  constexpr list_view() noexcept = default;
   constexpr list_view(const T* data, std::size_t count) : std::span<const T>(data, count) {}
   template <class List>
     requires(!std::same_as<List, list_view>)

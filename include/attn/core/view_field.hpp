@@ -81,7 +81,7 @@ class view_field : public tensor_view<T, Rank> {
   using view = tensor_view<T, Rank>;
 
  public:
-  constexpr view_field() = default;
+  constexpr view_field() noexcept = default;
   constexpr view_field(const view& x) : view(x) {}
   template <class X>
   constexpr view_field(X&& x) : view(detail::view_of_field<T, Rank, X>(x)) {}
