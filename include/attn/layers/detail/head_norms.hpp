@@ -6,9 +6,10 @@
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
-/// x [B, L, n], of whole memory, as rows of `dim` numbers, [B, L n / dim, dim].
+/// x [B, L, n] as rows of `dim` numbers, [B, L n / dim, dim]; where those are not whole tokens, of whole memory.
 template <class S>
 tensor_view<S, 3> rows_of_norm(const tensor_view<S, 3>& x, idx_t dim) {
+  if (x.extent(2) == dim) return x;
   return {x.data(), {x.extent(0), dim == 0 ? 0 : x.extent(1) * (x.extent(2) / dim), dim}};
 }
 
