@@ -53,7 +53,7 @@ template <class S>
   layer_views check{"multi_head_latent", x, out, false};
   check_multi_head_latent<S>(check, w, options.heads, options.norm_eps, options.rotary, options.attended);
   run_multi_head_latent<S>(
-      {x, out, w, options.heads, options.norm_eps, options.rotary, options.attended},
+      {"multi_head_latent", x, out, w, options.heads, options.norm_eps, options.rotary, options.attended},
       [&](const latent_heads<S>& h, const tensor_view<S>& attended, execution& e) {
         latent_attention(h.q, h.q_rotary, h.latent, h.k_rotary, h.w_key, h.w_value, attended, options.attention, e);
       },

@@ -151,6 +151,7 @@ void rotate_latents(const char* name, const projected_latents<S>& p, const laten
 /// A checked call of the layer, or the way back through it.
 template <class S>
 struct multi_head_latent_call {
+  const char* name;
   tensor_view<const S, 3> x;
   tensor_view<S, 3> out;
   const multi_head_latent_weights<S>& w;
@@ -164,8 +165,8 @@ struct multi_head_latent_call {
 
 /// From x to queries and latents.
 template <class S>
-latent_heads<S> project_latents(const char* name, const multi_head_latent_call<S>& call,
-                                const projected_latents<S>& p, execution& exec) {
+latent_heads<S> project_latents(const multi_head_latent_call<S>& call, const projected_latents<S>& p,
+                                execution& exec) {
   const auto& w = call.w;
   const latent_dims d = call.dims();
   const tensor_view<const S, 1> no_bias;
@@ -179,7 +180,7 @@ latent_heads<S> project_latents(const char* name, const multi_head_latent_call<S
     run_project<S>(p.normed_down, p.q, {w.query_up}, exec);
   }
   if (w.latent_norm) normalise_heads<S>(p.raw_latent(), p.latent, w.latent_norm, call.norm_eps, exec);
-  rotate_latents<S>(name, p, d, call.rotary, false, exec);
+  rotate_latents<S>(call.name, p, d, call.rotary, false, exec);
   return {p.q_own(d), p.q_rotary(d), split_heads(p.latent, 1), p.k_rotary(d),
           rows_of_heads<const S>(w.latent_up, d.heads, 0, d.key),
           rows_of_heads<const S>(w.latent_up, d.heads, d.key, d.value)};
@@ -204,7 +205,7 @@ void run_multi_head_latent(const multi_head_latent_call<S>& call, const attend_l
                                    : allocate_sequence<S>(memory, batch, length, call.w.output.extent(1))};
   });
   const auto& [projected, attended] = *workspace;
-  attend(project_latents<S>("multi_head_latent", call, projected, exec), split_heads(attended, call.heads), exec);
+  attend(project_latents<S>(call, projected, exec), split_heads(attended, call.heads), exec);
   if (call.w.output) run_project<S>(attended, call.out, {call.w.output}, exec);
 }
 
