@@ -35,7 +35,7 @@
 // whatever their x is.
 #pragma once
 
-#include <attn/layers/layer_norm_backward.hpp>
+#include <attn/layers/detail/head_norms_backward.hpp>
 #include <attn/layers/multi_head.hpp>
 #include <attn/layers/project_backward.hpp>
 
@@ -58,24 +58,6 @@ using attend_backward_ref =
     function_ref<void(const tensor_view<const S>& q, const tensor_view<const S>& k, const tensor_view<const S>& v,
                       const tensor_view<const S>& out, const tensor_view<const S>& d_out, const tensor_view<S>& dq,
                       const tensor_view<S>& dk, const tensor_view<S>& dv, execution&)>;
-
-/// d, the gradient of the norm of x (with `more`, if that is given), becomes that of x; adds up that of gamma.
-template <class S>
-void normalise_heads_backward(const tensor_view<S, 3>& x, const tensor_view<const S, 1>& gamma, compute_type<S> eps,
-                              const tensor_view<S, 3>& d, const tensor_view<S, 3>& more,
-                              const tensor_view<S, 1>& d_gamma, bool accumulate, execution& exec) {
-  using T = compute_type<S>;
-  const idx_t dim = gamma.extent(0);
-  const tensor_view<S, 3> rows = rows_of_norm(d, dim);
-  const token_sum<T> sum = more ? token_sum<T>(rows, rows_of_norm(more, dim)) : token_sum<T>(rows);
-  auto norm = exec.workspace([dim](arena& memory) { return row_norm<T>(memory, dim); });
-  set_norm_of_heads<S>(*norm, gamma, eps);
-  norm_backward_driver<T>{.norm = *norm, .x = input_tokens<T>(rows_of_norm(x, dim)), .d = sum,
-                          .residual = tensor_view<const T, 3>(), .dx = {rows, false},
-                          .copy = {tensor_view<T, 3>(), false}, .gamma = {d_gamma, accumulate},
-                          .beta = {tensor_view<T, 1>(), false}}
-      .run(exec);
-}
 
 template <class S>
 void run_multi_head_backward(const tensor_view<const S, 3>& x, const multi_head_weights<S>& w,

@@ -1,4 +1,4 @@
-// attn: what multi_head_latent, its step and its backward pass share: weights, their checks, and the way from x to
+// attn: what multi_head_latent, its step and its backward pass share: the checks of weights, and the way from x to
 // queries and latents, and from the heads' output to out.
 //
 // The queries of a head and its shared dims are neighbours in memory, and so are the latent of a token and its rotated
@@ -6,26 +6,12 @@
 #pragma once
 
 #include <attn/layers/detail/head_norms.hpp>
+#include <attn/layers/multi_head_latent_weights.hpp>
 #include <attn/layers/project.hpp>
 
 #include <optional>
 
-namespace attn { inline namespace ATTN_ISA {
-
-/// Weights of multi_head_latent: one row for every projected number. Either query, or the three that follow.
-template <class S>
-struct multi_head_latent_weights {
-  weight_field<S> query{};
-  weight_field<S> query_down{};
-  view_field<const S, 1> q_norm{};
-  weight_field<S> query_up{};
-  weight_field<S> latent{};
-  view_field<const S, 1> latent_norm{};
-  view_field<const S, 2> latent_up{};
-  weight_field<S> output{};
-};
-
-namespace detail {
+namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Numbers of a head: of a query and key that are its own, of a value, and of those that all heads share; of a latent.
 struct latent_dims {
@@ -139,14 +125,6 @@ struct projected_latents {
   tensor_view<S> k_rotary(const latent_dims& d) const { return columns_of_heads(rows, 1, d.latent, d.rotary); }
 };
 
-/// Rotates the shared dims in place, or back.
-template <class S>
-void rotate_latents(const char* name, const projected_latents<S>& p, const latent_dims& d,
-                    const std::optional<rotary_options<S>>& rotary, bool back, execution& exec) {
-  if (!rotary) return;
-  for (const tensor_view<S>& x : {p.q_rotary(d), p.k_rotary(d)})
-    run_rotary<S>(validator(name), x, x, {"the shared dims", "the shared dims"}, *rotary, back, false, exec);
-}
 
 /// A checked call of the layer, or the way back through it.
 template <class S>
@@ -161,6 +139,11 @@ struct multi_head_latent_call {
   tensor_view<S, 3> attended;
 
   latent_dims dims() const { return {w, heads}; }
+
+  /// Rotates shared dims in place, or back.
+  void rotate(const tensor_view<S>& shared, bool back, execution& exec) const {
+    if (rotary) run_rotary<S>(validator(name), shared, shared, {"shared dims", "shared dims"}, *rotary, back, false, exec);
+  }
 };
 
 /// From x to queries and latents.
@@ -180,7 +163,8 @@ latent_heads<S> project_latents(const multi_head_latent_call<S>& call, const pro
     run_project<S>(p.normed_down, p.q, {w.query_up}, exec);
   }
   if (w.latent_norm) normalise_heads<S>(p.raw_latent(), p.latent, w.latent_norm, call.norm_eps, exec);
-  rotate_latents<S>(call.name, p, d, call.rotary, false, exec);
+  call.rotate(p.q_rotary(d), false, exec);
+  call.rotate(p.k_rotary(d), false, exec);
   return {p.q_own(d), p.q_rotary(d), split_heads(p.latent, 1), p.k_rotary(d),
           rows_of_heads<const S>(w.latent_up, d.heads, 0, d.key),
           rows_of_heads<const S>(w.latent_up, d.heads, d.key, d.value)};
@@ -209,5 +193,4 @@ void run_multi_head_latent(const multi_head_latent_call<S>& call, const attend_l
   if (call.w.output) run_project<S>(attended, call.out, {call.w.output}, exec);
 }
 
-}  // namespace detail
-}}  // namespace attn::ATTN_ISA
+}}}  // namespace attn::ATTN_ISA::detail
