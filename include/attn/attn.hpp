@@ -69,6 +69,10 @@
 #include <attn/layers/mean_pool_backward.hpp>
 #include <attn/layers/multi_head.hpp>
 #include <attn/layers/multi_head_backward.hpp>
+#include <attn/layers/multi_head_latent.hpp>
+#include <attn/layers/multi_head_latent_backward.hpp>
+#include <attn/layers/multi_head_latent_step.hpp>
+#include <attn/layers/multi_head_latent_weights.hpp>
 #include <attn/layers/packed_weights.hpp>
 #include <attn/layers/pooled_tokens.hpp>
 #include <attn/layers/pooled_tokens_backward.hpp>

@@ -84,6 +84,18 @@ void add_backward_layers(std::vector<backward_layer<S>>& all, idx_t width) {
                                   .k_norm = out_vector(g[2])},
                                  {.heads = 2, .rotary = attn::rotary_options<S>{.dims = width / 4 * 2}}, exec);
         });
+    const latent_layer_store<S> latents(width);
+    add("multi_head_latent" + causally, sees,
+        {latents.query_down, latents.q_norm, latents.query_up, latents.latent, latents.latent_norm, latents.latent_up,
+         latents.output},
+        [=](auto x, auto d, auto dx, list& g, auto& exec) {
+          compiled_multi_head_latent<S>::backward(x, latents.views(), d,
+                                                  {.x = dx, .query_down = out_matrix(g[0]), .q_norm = out_vector(g[1]),
+                                                   .query_up = out_matrix(g[2]), .latent = out_matrix(g[3]),
+                                                   .latent_norm = out_vector(g[4]), .latent_up = out_matrix(g[5]),
+                                                   .output = out_matrix(g[6])},
+                                                  latents.options(causal), exec);
+        });
     for (bool norm_first : {true, false})
       add((norm_first ? "encoder_block" : "encoder_block, norm after,") + causally, sees,
           {weight, bias, bias, up, down}, [=](auto x, auto d, auto dx, list& g, auto& exec) {
@@ -125,7 +137,8 @@ const std::vector<backward_layer<S>>& backward_layers() {
 // Whether it calls the table's attention, which allocates its callables and has one lse for all calls.
 template <class S>
 bool calls_attention(const backward_layer<S>& op) {
-  return op.sees != reach::token && !op.name.starts_with("short_convolution") && !op.name.starts_with("token_shift");
+  const auto of = [&](const char* name) { return op.name.starts_with(name); };
+  return op.sees != reach::token && !of("short_convolution") && !of("token_shift") && !of("multi_head_latent");
 }
 
 template <class S>

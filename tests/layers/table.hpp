@@ -1,6 +1,7 @@
 #pragma once
 // The layers as a table, for the laws.
 #include "layers/layers.hpp"
+#include "support/call_multi_head_latent.hpp"
 
 namespace testing {
 
@@ -15,12 +16,38 @@ struct layer {
   std::function<void(in_sequence<S>, out_sequence<S>, attn::execution&)> run;
 };
 
+// Of multi_head_latent, of one width.
+template <class S>
+struct latent_layer_store {
+  tensor<S> query_down, q_norm, query_up, latent, latent_norm, latent_up, output;
+
+  explicit latent_layer_store(idx_t width)
+      : query_down(cast<S>(random_weight(5, 9, width))),
+        q_norm(cast<S>(random_vector(6, 9))),
+        query_up(cast<S>(random_weight(7, 2 * (5 + 4), 9))),
+        latent(cast<S>(random_weight(8, 7 + 4, width))),
+        latent_norm(cast<S>(random_vector(10, 7))),
+        latent_up(cast<S>(random_weight(11, 2 * (5 + 6), 7))),
+        output(cast<S>(random_weight(12, width, 2 * 6))) {}
+  attn::multi_head_latent_weights<S> views() const {
+    return {.query_down = matrix(query_down), .q_norm = vector(q_norm), .query_up = matrix(query_up),
+            .latent = matrix(latent), .latent_norm = vector(latent_norm), .latent_up = matrix(latent_up),
+            .output = matrix(output)};
+  }
+  attn::multi_head_latent_options<S> options(bool causal) const {
+    attn::multi_head_latent_options<S> o;
+    o.heads = 2, o.attention.causal = causal, o.rotary = attn::rotary_options<S>{.interleaved = true};
+    return o;
+  }
+};
+
 // The weights of the layers of one width, and what mixes the tokens in them.
 template <class S>
 struct layer_parts {
   using L = compiled_layers<S>;
   tensor<S> weight, bias, half_weight, taps;
   feed_forward_store<S> feed, gated;
+  latent_layer_store<S> latents;
   using codes = std::conditional_t<std::same_as<S, double>, double, std::int8_t>;
   attn::packed_weights<S> packed_weight{matrix(weight)}, packed_up{matrix(feed.up)};
   attn::packed_weights<codes> packed_down{matrix(feed.down)};
@@ -31,7 +58,8 @@ struct layer_parts {
         half_weight(cast<S>(random_weight(3, width / 2, width / 2))),
         taps(cast<S>(random_weight(4, width, 4))),
         feed(random_feed_forward(width, 600, width)),
-        gated(random_feed_forward(width, 600, width, true, true)) {
+        gated(random_feed_forward(width, 600, width, true, true)),
+        latents(width) {
     taps(0, 0, 0, 3) = S(1);  // of what is infinite silu leaves the positive
   }
 
@@ -106,6 +134,9 @@ void add_layers(std::vector<layer<S>>& all, idx_t width, const layer_parts<S>& p
                          .q_norm = vector(p.bias), .k_norm = vector(p.bias)},
                         attend, {.heads = 2, .rotary = attn::rotary_options<S>{.dims = x.extent(2) / 4 * 2}}, exec);
         });
+    add(("multi_head_latent" + causally).c_str(), sees, [&p, causal](auto x, auto out, auto& exec) {
+      compiled_multi_head_latent<S>::call(x, out, p.latents.views(), p.latents.options(causal), exec);
+    });
     for (bool norm_first : {true, false})
       add(((norm_first ? "encoder_block" : "encoder_block, norm after,") + causally).c_str(), sees,
           [&p, mix = p.attention(causal), norm_first](auto x, auto out, auto& exec) {

@@ -11,7 +11,9 @@
 //          values_in_keys, of 1 head, dim r + R and value_dim r, of every element type it may have: latents in eight or
 //          four bits too.
 // Cost     the projections of n tokens without latent_up, and latent_attention_step, which reads latent_up and the cache
-//          once for all heads.
+//          once for all heads. A prompt, more than 64 tokens for a cache without tokens, is attended as
+//          multi_head_latent does, which takes a third of the operations in DeepSeek's dims; where the elements of the
+//          cache have fewer bits, before they are rounded.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything, the cache included, changes;
 //          those of .attention and of the cache by the name of latent_attention_step.
 #pragma once
@@ -54,6 +56,35 @@ template <class S>
   run_multi_head_latent<S>({name, x, out, w, options.heads, options.norm_eps, rotary, {}}, attend, exec);
 }
 
+/// Attends the tokens of a prompt, which are all that there are.
+template <class S>
+[[gnu::noinline]] void attend_prompt(const latent_heads<S>& h, const tensor_view<S>& out,
+                                     const latent_attention_step_options<S>& o, execution& exec) {
+  latent_attention(h.q, h.q_rotary, h.latent, h.k_rotary, h.w_key, h.w_value, out,
+                   latent_attention_options<S>{.scale = o.scale, .causal = true, .lengths = o.lengths, .bias = o.bias,
+                                               .mask = o.mask, .key_mask = o.key_mask, .softcap = o.softcap,
+                                               .alibi_slopes = o.alibi_slopes, .sinks = o.sinks, .lse = o.lse},
+                   exec);
+}
+
+/// latent_attention_step of one call of the layer.
+template <class S, class Cache>
+void attend_latents(Cache& cache, const latent_heads<S>& h, const tensor_view<S>& out,
+                    const latent_attention_step_options<S>& o, execution& exec) {
+  auto& tokens = step_access::of(cache);
+  const idx_t count = h.q.extent(2);
+  // Options for every token of the cache are for as many as the longest item has.
+  const bool options_fit = o.lengths.empty() || !(o.bias || o.mask || o.key_mask);
+  if (tokens.tokens() > 0 || count <= 64 || !options_fit)
+    return latent_attention_step(cache, h.q, h.q_rotary, h.latent, h.k_rotary, h.w_key, h.w_value, out, o, exec);
+  check_stores<typename Cache::value_type, S>();
+  const validator check("latent_attention_step");
+  check_latent_cache(check, latent_views<S>{h.q, h.q_rotary, h.latent, h.k_rotary, h.w_key, h.w_value}, tokens);
+  const tensor_view<const S> rows(h.latent.data(), {h.latent.extent(0), 1, count, tokens.dim()}, h.latent.strides());
+  tokens.check_tokens(check, rows, h.latent, o.lengths);
+  append_and(tokens, rows, h.latent, o.lengths, [&] { attend_prompt<S>(h, out, o, exec); });
+}
+
 }  // namespace detail
 
 /// Feeds n tokens. See the top of the file.
@@ -66,8 +97,7 @@ void multi_head_latent_step(Cache& cache, const X& x, O&& out, const Weights& we
   const auto [from, to] = detail::sequences_of(x, out);
   const auto& given = detail::options_or_default<multi_head_latent_step_options<S>>(options);
   const auto attend = [&](const detail::latent_heads<S>& h, const tensor_view<S>& attended, execution& e) {
-    latent_attention_step(cache, h.q, h.q_rotary, h.latent, h.k_rotary, h.w_key, h.w_value, attended, given.attention,
-                          e);
+    detail::attend_latents<S>(cache, h, attended, given.attention, e);
   };
   const auto& tokens = detail::step_access::of(cache);
   detail::layer_views check{"multi_head_latent_step", from, to, false};
@@ -78,6 +108,9 @@ void multi_head_latent_step(Cache& cache, const X& x, O&& out, const Weights& we
 
 }}  // namespace attn::ATTN_ISA
 
+#define ATTN_RUN(S) void attend_prompt<S>(const latent_heads<S>&, const tensor_view<S>&,                               \
+  const latent_attention_step_options<S>&, execution&)
+#include <attn/core/detail/compiled.hpp>
 #define ATTN_RUN(S) void call_multi_head_latent_step<S>(layer_views&, const tensor_view<const S, 3>&,                  \
   const tensor_view<S, 3>&, const multi_head_latent_weights<S>&, const multi_head_latent_step_options<S>&,             \
   std::span<const idx_t>, const attend_latents_ref<S>&, execution&)

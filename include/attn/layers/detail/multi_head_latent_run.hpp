@@ -38,11 +38,13 @@ void check_multi_head_latent(layer_views& check, const multi_head_latent_weights
       check.fail("either a query weight, or query_down, q_norm and query_up", "both");
     check.linear("query weight", w.query, "", no_bias, x[2]);
   } else {
+    if (!w.query_down) check.fail("a query weight, or query_down and query_up", "none");
     check.linear("query_down weight", w.query_down, "", no_bias, x[2]);
     check.list("q_norm", w.q_norm, "row of query_down", w.query_down.extent(0));
     check.linear("query_up weight", w.query_up, "", no_bias, w.query_down.extent(0));
   }
   check.linear("latent weight", w.latent, "", no_bias, x[2]);
+  if (!w.latent_up) check.fail("a latent_up weight [heads (D + Dv), r]", "none");
   check.read("latent_up weight", w.latent_up);
   const auto head_rows = [&](const char* what, idx_t rows) {
     if (rows % heads != 0) check.fail({what, " rows divisible by heads ", heads}, rows);
