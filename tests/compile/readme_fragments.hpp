@@ -26,10 +26,10 @@ attn::tensor<std::int32_t> lists;
 attn::tensor_view<float, 2> buckets, d_buckets;
 attn::tensor_view<float, 3> w, band, kernel, lse, part_lse, beta, sums_of_keys, decays, d_decays, decays_so_far,
     keys_by_distance;
-matrix_type q_matrix, k_matrix, v_matrix, out_matrix, matrix, x_matrix, wq, wk, wv, wo, up, down;
+matrix_type q_matrix, k_matrix, v_matrix, out_matrix, matrix, x_matrix, wq, wk, wv, wo, up, down, q_a, q_b, kv_a, kv_b;
 Eigen::VectorXf bq, bk, bv, bo, b_up, b_down, gamma_1, beta_1, gamma_2, beta_2;
 auto features = attn::draw_features<float>(256, 64, {.seed = 7});
-std::vector<float> slope, sinks, q_gamma, bonus, decay;
+std::vector<float> slope, sinks, q_gamma, kv_gamma, bonus, decay;
 attn::tensor_view<bool, 2> tokens_seen;
 std::uint64_t step = 0;
 std::vector<std::uint8_t> mask;

@@ -61,8 +61,8 @@ void run_multi_head_latent_backward(const multi_head_latent_call<S>& call, const
   if (of_queries) of_core.q = gradients.q_own(d), of_core.q_rotary = gradients.q_rotary(d);
   if (of_latents) of_core.latent = split_heads(gradients.latent, 1), of_core.k_rotary = gradients.k_rotary(d);
   if (g.latent_up) {
-    of_core.w_key = rows_of_heads<S>(g.latent_up, d.heads, 0, d.key);
-    of_core.w_value = rows_of_heads<S>(g.latent_up, d.heads, d.key, d.value);
+    of_core.w_key = head_rows_of<S>(g.latent_up, d.heads, 0, d.key);
+    of_core.w_value = head_rows_of<S>(g.latent_up, d.heads, d.key, d.value);
   }
   if (of_core.accumulate)
     for (const auto& x : {gradients.q, gradients.rows}) std::fill_n(x.data(), x.size(), S(0));

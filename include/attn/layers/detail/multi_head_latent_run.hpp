@@ -88,7 +88,7 @@ tensor_view<S> columns_of_heads(const tensor_view<S, 3>& x, idx_t heads, idx_t b
 
 /// Rows [begin, begin + count) of every head of a weight [heads n, columns], as [heads, count, columns].
 template <class S>
-tensor_view<S, 3> rows_of_heads(const tensor_view<S, 2>& w, idx_t heads, idx_t begin, idx_t count) {
+tensor_view<S, 3> head_rows_of(const tensor_view<S, 2>& w, idx_t heads, idx_t begin, idx_t count) {
   return tensor_view<S, 3>(w.data(), {heads, w.extent(0) / heads, w.extent(1)},
                            {w.extent(0) / heads * w.stride(0), w.stride(0), w.stride(1)})
       .slice(1, begin, count);
@@ -168,8 +168,8 @@ latent_heads<S> project_latents(const multi_head_latent_call<S>& call, const pro
   call.rotate(p.q_rotary(d), false, exec);
   call.rotate(p.k_rotary(d), false, exec);
   return {p.q_own(d), p.q_rotary(d), split_heads(p.latent, 1), p.k_rotary(d),
-          rows_of_heads<const S>(w.latent_up, d.heads, 0, d.key),
-          rows_of_heads<const S>(w.latent_up, d.heads, d.key, d.value)};
+          head_rows_of<const S>(w.latent_up, d.heads, 0, d.key),
+          head_rows_of<const S>(w.latent_up, d.heads, d.key, d.value)};
 }
 
 /// latent_attention, or its step.
