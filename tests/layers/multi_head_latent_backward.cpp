@@ -56,7 +56,8 @@ TEMPLATE_LIST_TEST_CASE("multi_head_latent_backward: padding", "[multi_head_late
 
 TEST_CASE("multi_head_latent_backward: the reverse pass against central differences", "[multi_head_latent_backward]") {
   check_central_differences(case_of<float>(random_latent_layer({.length = 6})).reference);
-  check_central_differences(case_of<float>(random_latent_layer({.length = 5, .low_rank = false, .output = false})).reference);
+  const latent_layer_case alone{.length = 5, .low_rank = false, .output = false};
+  check_central_differences(case_of<float>(random_latent_layer(alone)).reference);
 }
 
 }  // namespace testing::multi_head_latent_backward_tests

@@ -79,9 +79,9 @@ void multi_head_latent_backward(const X& x, const Weights& weights, const D& d_o
                                 Options&& options = {}, execution_ref exec = {}) {
   using S = element_of<const X&>;
   const auto [from, d] = detail::inputs_of(x, d_out);
+  const auto& given = detail::options_or_default<multi_head_latent_options<S>>(options);
   detail::call_multi_head_latent_backward<S>(from, detail::weights_of<multi_head_latent_weights<S>>(weights), d,
-                                             gradients, detail::options_or_default<multi_head_latent_options<S>>(options),
-                                             detail::execution_of(exec, options));
+                                             gradients, given, detail::execution_of(exec, options));
 }
 
 }}  // namespace attn::ATTN_ISA

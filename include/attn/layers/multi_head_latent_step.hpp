@@ -1,7 +1,7 @@
 // attn: multi_head_latent token by token, with a cache of latents.
 //
 //   attn::kv_cache<float> cache({.batch = batch, .dim = 512 + 64, .value_dim = 512}, {.values_in_keys = true});
-//   attn::multi_head_latent_step(cache, x_t, out_t, weights, {.heads = 128, .rotary = {{.interleaved = true}}}, threads);
+//   attn::multi_head_latent_step(cache, x_t, out_t, weights, {.heads = 128, .rotary = {{.interleaved = true}}});
 //
 // Appends the latents of the n new tokens x [B, n, ...] to the cache, normed, and their rotated keys, r + R numbers a
 // token, and attends their queries to all tokens up to their own: out is the last n rows of one causal
@@ -10,8 +10,8 @@
 // Shapes   x, weights and out as multi_head_latent has them. The cache is a kv_cache or a paged_cache with
 //          values_in_keys, of 1 head, dim r + R and value_dim r, of every element type it may have: latents in eight or
 //          four bits too.
-// Cost     the projections of n tokens without latent_up, and latent_attention_step, which reads latent_up and the cache
-//          once for all heads. A prompt, more than 64 tokens for a cache without tokens, is attended as
+// Cost     the projections of n tokens without latent_up, and latent_attention_step, which reads latent_up and the
+//          cache once for all heads. A prompt, more than 64 tokens for a cache without tokens, is attended as
 //          multi_head_latent does, which takes a third of the operations in DeepSeek's dims; where the elements of the
 //          cache have fewer bits, before they are rounded.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything, the cache included, changes;

@@ -6,10 +6,10 @@
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
-/// Gives the options the positions of `count` new tokens of every item, which are kept in `positions` [B, count]. Item b
-/// has before[b] tokens so far: its next one is at that position, plus first_position, unless positions are given. It
-/// has the first lengths[b] tokens of the chunk, or all; the rest is padding, at any valid position. Returns whether all
-/// of it is: it needs no position then, and a table may have none.
+/// Gives the options the positions of `count` new tokens of every item, which are kept in `positions` [B, count]. Item
+/// b has before[b] tokens so far: its next one is at that position, plus first_position, unless positions are given. It
+/// has the first lengths[b] tokens of the chunk, or all; the rest is padding, at any valid position. Returns whether
+/// all of it is: it needs no position then, and a table may have none.
 template <class S>
 bool place_new_tokens(const validator& check, rotary_options<S>& options, std::span<const idx_t> before,
                       std::span<const idx_t> lengths, idx_t count, idx_t* positions) {

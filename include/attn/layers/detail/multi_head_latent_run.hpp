@@ -144,7 +144,8 @@ struct multi_head_latent_call {
 
   /// Rotates shared dims in place, or back.
   void rotate(const tensor_view<S>& shared, bool back, execution& exec) const {
-    if (rotary) run_rotary<S>(validator(name), shared, shared, {"shared dims", "shared dims"}, *rotary, back, false, exec);
+    constexpr const char* what = "shared dims";
+    if (rotary) run_rotary<S>(validator(name), shared, shared, {what, what}, *rotary, back, false, exec);
   }
 };
 
