@@ -19,9 +19,9 @@
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written; those of
 //          .attention by the name of latent_attention.
 //
-// Lengths, masks, scale and all else of attention are given in .attention. DeepSeek's pairs of dims are interleaved. For
-// longer contexts its .rotary has .frequencies of rotary_yarn(), and .attention.scale, otherwise 1 / sqrt(D + R), is
-// multiplied by the square of rotary_magnitude(). Decoding: multi_head_latent_step.hpp.
+// Lengths, masks, scale and all else of attention are given in .attention. DeepSeek's pairs of dims are interleaved.
+// For longer contexts its .rotary has .frequencies of rotary_yarn(), and .attention.scale, otherwise 1 / sqrt(D + R),
+// is multiplied by the square of rotary_magnitude(). Decoding: multi_head_latent_step.hpp.
 #pragma once
 
 #include <attn/layers/detail/multi_head_latent_run.hpp>
