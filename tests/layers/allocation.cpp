@@ -42,6 +42,27 @@ TEMPLATE_LIST_TEST_CASE("layers backward: no allocation once scratch has grown",
   }
 }
 
+TEMPLATE_LIST_TEST_CASE("multi_head_latent_step: no allocation once scratch has grown", "[layer_allocation]",
+                        exact_types) {
+  using S = TestType;
+  const latent_layer_store<S> latents(24);
+  attn::multi_head_latent_step_options<S> options{.heads = 2};
+  options.rotary = attn::rotary_options<S>{.interleaved = true};
+  attn::kv_cache<S> cache({.batch = 2, .dim = 11, .value_dim = 7}, {.values_in_keys = true});
+  cache.reserve(400);
+  attn::execution serial;
+  for (bool grown : {false, true})
+    for (idx_t tokens : {70, 3, 1, 1}) {
+      const tensor<S> x = cast<S>(random_sequence(1, 2, tokens, 24));
+      tensor<S> out = x;
+      if (tokens == 70) cache.reset();
+      const std::size_t before = allocations();
+      compiled_multi_head_latent<S>::step(cache, sequence(x), sequence(out), latents.views(), options, serial);
+      const std::size_t after = allocations();
+      CHECK((!grown || after == before));
+    }
+}
+
 TEMPLATE_LIST_TEST_CASE("multi_head_backward, encoder_block_backward: no allocation once scratch has grown",
                         "[layer_allocation]", exact_types) {
   using S = TestType;

@@ -103,6 +103,31 @@ TEMPLATE_LIST_TEST_CASE("multi_head_latent_step: a prompt, then tokens", "[multi
   }
 }
 
+TEST_CASE("multi_head_latent_step: a prompt that is refused leaves the cache as it was", "[multi_head_latent]") {
+  const auto p = random_latent_layer({.batch = 1, .length = 75});
+  std::vector<tensor<float>> in;
+  for (const auto& x : p.inputs) in.push_back(cast<float>(x));
+  auto options = latent_options_of<float, attn::multi_head_latent_step_options<float>>(p);
+  const std::vector<float> sinks(2);  // of 3 heads
+  options.attention.sinks = sinks;
+  attn::execution serial;
+  tensor<float> out(1, 1, 75, 8, 7.0f);
+  const auto says = [&](idx_t dim, idx_t value_dim, bool values_in_keys) {
+    attn::kv_cache<float> cache({.dim = dim, .value_dim = value_dim}, {.values_in_keys = values_in_keys});
+    const auto step = [&] {
+      compiled_multi_head_latent<float>::step(cache, sequence(std::as_const(in[0])), sequence(out),
+                                              latent_weights_of(p, in), options, serial);
+    };
+    const std::string message = refusal(step);
+    CHECK(cache.tokens() == 0);
+    return message;
+  };
+  CHECK(says(13, 7, true).find("sinks, one per head: 3; found 2") != std::string::npos);
+  CHECK(says(13, 7, false).find("a cache with values_in_keys") != std::string::npos);
+  CHECK(says(14, 7, true).find("cache dim = latent dim + rotary dim 13; found 14") != std::string::npos);
+  CHECK(out == tensor<float>(1, 1, 75, 8, 7.0f));
+}
+
 // Items of different lengths: each goes on at its own position; padding is neither fed nor seen, and its rows are 0.
 TEST_CASE("multi_head_latent_step: items of different lengths", "[multi_head_latent]") {
   auto p = rounded_to<float>(random_latent_layer({.length = 9}));

@@ -12,7 +12,7 @@
 //          four bits too.
 // Cost     the projections of n tokens without latent_up, and latent_attention_step, which reads latent_up and the
 //          cache once for all heads. A prompt, more than 64 tokens for a cache without tokens, is attended as
-//          multi_head_latent does, which takes a third of the operations in DeepSeek's dims; where the elements of the
+//          multi_head_latent does, in a third of the operations with DeepSeek's dims; where the elements of the
 //          cache have fewer bits, before they are rounded.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything, the cache included, changes;
 //          those of .attention and of the cache by the name of latent_attention_step.
