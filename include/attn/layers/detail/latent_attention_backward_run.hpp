@@ -99,7 +99,8 @@ struct latent_backward_driver {
   void store(const tensor_view<From>& from, const tensor_view<S>& to) const {
     const idx_t heads = to.extent(1);
     exec.for_each(to.extent(0) * heads, [&](idx_t n, int) {
-      const auto rows = head_of(to, n / heads, n % heads), of = head_of(from, n / heads, n % heads);
+      const auto rows = head_of(to, n / heads, n % heads);
+      const auto of = head_of(from, n / heads, n % heads);
       for (idx_t i = 0; i < rows.rows; ++i)
         for (idx_t d = 0; d < rows.cols; ++d)
           store_gradient(rows.row(i)[d * rows.col_stride], static_cast<T>(of.row(i)[d]), in.accumulate);
