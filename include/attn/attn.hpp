@@ -63,6 +63,7 @@
 #include <attn/layers/latent_attention.hpp>
 #include <attn/layers/latent_attention_backward.hpp>
 #include <attn/layers/latent_attention_step.hpp>
+#include <attn/layers/latent_form.hpp>
 #include <attn/layers/layer_norm.hpp>
 #include <attn/layers/layer_norm_backward.hpp>
 #include <attn/layers/mean_pool.hpp>

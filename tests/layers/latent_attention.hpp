@@ -42,7 +42,7 @@ attn::tensor_view<S, 3> weights_view(tensor<S>& x) {
 }
 template <class S>
 in_view<S> rotary_view(const tensor<S>& x) {  // the null view where there is none
-  return x.empty() ? in_view<S>() : view(x);
+  return x.extents == tensor<S>().extents ? in_view<S>() : view(x);
 }
 
 // Everything of one call in S.
@@ -80,7 +80,7 @@ struct latent_memory {
 };
 
 // What is differentiated, in order: q, q_rotary, latent, k_rotary, w_key, w_value, bias, sinks, those that are given.
-inline gradient_case case_of(const latent_problem& p) {
+inline gradient_case case_of(const latent_problem& p, bool with_lse = false) {
   gradient_case c;
   c.name = std::to_string(p.q.length()) + " queries, " + std::to_string(p.latent.length()) + " latents of " +
            std::to_string(p.latent.dim()) + (p.options.causal ? ", causal" : "");
@@ -105,7 +105,7 @@ inline gradient_case case_of(const latent_problem& p) {
     o.bias = next(bias);
     o.sinks = next(sinks).data;
     const auto all = reference::latent_attention(q, q_rotary, latent, k_rotary, w, u, o);
-    return std::vector{all.out, all.lse};
+    return with_lse ? std::vector{all.out, all.lse} : std::vector{all.out};
   };
   return c;
 }
@@ -139,9 +139,11 @@ void latent_gradients_of(const latent_problem& p, const std::vector<tensor<S>>& 
   const std::size_t of_bias = n;
   n += bias;
   if (sinks && to[n])
-    d_sinks = cast<real<S>>(cast<double>(*to[n])), g.sinks = attn::tensor_view<real<S>, 1>(d_sinks.data.data(), {d_sinks.dim()});
+    d_sinks = cast<real<S>>(cast<double>(*to[n])),
+    g.sinks = attn::tensor_view<real<S>, 1>(d_sinks.data.data(), {d_sinks.dim()});
   m.run(exec);
-  if (!d_lse.empty()) g.d_lse = attn::tensor_view<const real<S>, 3>(d_lse.data.data(), {d_lse.batch(), d_lse.heads(), d_lse.length()});
+  if (!d_lse.empty())
+    g.d_lse = {d_lse.data.data(), {d_lse.batch(), d_lse.heads(), d_lse.length()}};
   if (!save_lse) m.options.lse = {};
   compiled_latent_attention<S>::backward(m.inputs(), view(std::as_const(m.out)), view(d_out), g, m.options, exec);
   if (!d_bias.empty()) *to[of_bias] = cast<S>(cast<double>(d_bias));

@@ -1,13 +1,14 @@
 // attn: multi-head latent attention, the core: keys and values of all heads are made from latents that they share.
 //
-//   k_hj = [W_h c_j; k_rotary_j],  v_hj = U_h c_j,   s_hij = softcap(scale (q_hi . W_h c_j + q_rotary_hi . k_rotary_j)) + ...
+//   k_hj = [W_h c_j; k_rotary_j],  v_hj = U_h c_j,
+//   s_hij = softcap(scale (q_hi . W_h c_j + q_rotary_hi . k_rotary_j)) + bias_ij - slope |p_i - j|
 //   out_hi = sum_j softmax_j(s_hij) U_h c_j                   DeepSeek-AI 2024, "DeepSeek-V2", section 2.1
 //
 //   attn::latent_attention(q, q_rotary, latent, k_rotary, w_key, w_value, out, {.causal = true}, threads);
 //
 // Two forms give the same to rounding (16-bit elements: to that of what is made, which is rounded to them):
 //   expanded   keys and values are made for every head, then attended as full_softmax does: for prompts and training
-//   absorbed   (W_h^T q_h; q_rotary_h) attends [c; k_rotary], one key head whose values are c; U_h follows: for decoding
+//   absorbed   [W_h^T q_h; q_rotary_h] attends [c; k_rotary], one key head whose values are c; then U_h: for decoding
 // Which takes fewer operations decides, by lengths and dims alone, unless `form` is given.
 //
 // Shapes   q [B, H, Lq, Dn], q_rotary [B, H, Lq, Dr], latent [B, 1, Lk, r], k_rotary [B, 1, Lk, Dr], w_key [H, Dn, r],
@@ -16,8 +17,8 @@
 //          queries and keys are where full_softmax has them. float, double, or Eigen::half / Eigen::bfloat16.
 //          Where q_rotary follows q in memory, as channels of the same rows, and k_rotary the latents, they are read
 //          in place, else copied.
-// Cost     expanded 2 B H (Lk r (Dn + Dv) + Lq Lk (Dn + Dr + Dv)) operations, absorbed 2 B H (Lq r (Dn + Dv) + Lq Lk (2 r
-//          + Dr)); causal half of the terms in Lq Lk. Scratch: the packed weights; expanded, keys and values of some
+// Cost     expanded 2 B H (Lk r (Dn + Dv) + Lq Lk (Dn + Dr + Dv)) operations, absorbed 2 B H (Lq r (Dn + Dv) + Lq Lk
+//          (2 r + Dr)); causal half of the terms in Lq Lk. Scratch: packed weights; expanded, keys and values of some
 //          heads, 32 MiB of a batch item or those of one head; absorbed, B H Lq (2 r + Dr) numbers; and what
 //          full_softmax takes. Never Lq x Lk.
 // Result   as full_softmax: a row that sees no key is 0 and its lse -infinity; so are rows of padding.

@@ -14,8 +14,8 @@
 // Cost     2 B H (Lq Lk (3 (Dn + Dr) + 2 Dv) + 3 Lk r (Dn + Dv)) operations, in the term of Lq half where causal;
 //          without lse one product more. It runs in the expanded form, whichever `form` the forward call had: gradients
 //          are those of the formula. With 16-bit elements the lse of an absorbed call is computed again. Scratch: keys,
-//          values and their gradients of some heads, 32 MiB of an item each or those of one head; Lk (r + Dr) numbers of
-//          each item; and what full_softmax_backward and project_backward take.
+//          values and their gradients of some heads, 32 MiB of an item each or those of one head; Lk (r + Dr) numbers
+//          of each item; and what full_softmax_backward and project_backward take.
 // Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that
 //          share memory with an input or one another, before anything is written.
 #pragma once

@@ -5,15 +5,16 @@
 //   attn::paged_cache<float> cache(pool, batch);               // or pages of a pool with values_in_keys
 //
 // Appends [c; k_rotary] of n new tokens to the cache, one key head of r + Dr numbers a token, then attends the n
-// queries, which are at the last n positions, to all tokens up to their own. The result is the last n rows of one causal
-// latent_attention over the whole sequence. The form is the absorbed one: the cache is read once for all heads, and no
-// key or value of a head is ever made. A long prompt is faster by latent_attention and cache.append().
+// queries, which are at the last n positions, to all tokens up to their own. The result is the last n rows of one
+// causal latent_attention over the whole sequence. The form is the absorbed one: the cache is read once for all heads,
+// and no key or value of a head is ever made. A long prompt is faster by latent_attention and cache.append().
 //
 // Shapes   q [B, H, n, Dn], q_rotary [B, H, n, Dr], latent [B, 1, n, r], k_rotary [B, 1, n, Dr], weights and out as
 //          latent_attention has them. The cache is a kv_cache or paged_cache with values_in_keys, of 1 head, dim r + Dr
 //          and value_dim r, of every element type it may have (kv_cache.hpp): rounding is as full_softmax_step says.
 // Cost     2 B H n (r (Dn + Dv) + tokens (2 r + Dr)) operations; one reading of the weights, and of the cache for every
-//          64 queries and all heads of up to 256 rows. Scratch: B H n (2 r + Dr) numbers, and what full_softmax_step takes.
+//          64 queries and all heads of up to 256 rows. Scratch: B H n (2 r + Dr) numbers, and what
+//          full_softmax_step takes.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything, the cache included, changes.
 #pragma once
 

@@ -125,7 +125,8 @@ struct latent_backward_driver {
       idx_t n = 0;
       return memory.allocate_list(sides * count, [&](arena&) {
         const idx_t h = n / sides;
-        const bool of_key = by_key && n++ % sides == 0;
+        const bool of_key = by_key && n % sides == 0;
+        ++n;
         const auto& dw = of_key ? in.dw_key : in.dw_value;
         const auto d = sequence_of_head(of_key ? dk.slice(3, 0, views.q.extent(3)) : dv, h);
         return projection_gradient<P>(weight_of_head(of_key ? views.w_key : views.w_value, first + h),

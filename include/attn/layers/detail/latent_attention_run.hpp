@@ -12,8 +12,8 @@ namespace attn { inline namespace ATTN_ISA { namespace detail {
 template <class S>
 tensor_view<S> joined(const tensor_view<S>& x, const tensor_view<S>& y) {
   const idx_t dim = x.extent(3) + y.extent(3);
-  tensor_view<S> both = x.extent(3) > 0 ? x : y;
-  if (x.extent(3) > 0 && y.extent(3) > 0) {
+  const tensor_view<S> both = x.extent(3) > 0 ? x : y;
+  if (!x.empty() && !y.empty()) {
     if (x.stride(3) != y.stride(3) || y.data() != x.data() + x.extent(3) * x.stride(3)) return {};
     for (int axis = 0; axis < 3; ++axis)
       if (x.extent(axis) > 1 && x.stride(axis) != y.stride(axis)) return {};
@@ -163,8 +163,7 @@ tensor_view<const S> together(const tensor_view<const S>& x, const tensor_view<c
 }
 template <class S>
 S* memory_of_both(arena& memory, const tensor_view<const S>& x, const tensor_view<const S>& y) {
-  const bool one = bool(joined(x, y)) || x.extent(0) * x.extent(1) * x.extent(2) == 0;
-  return one ? nullptr : memory.allocate<S>(x.extent(0) * x.extent(1) * x.extent(2) * (x.extent(3) + y.extent(3)));
+  return joined(x, y) ? nullptr : memory.allocate<S>(x.size() + y.size());
 }
 
 /// Heads [first, first + count) of what a call has for each of them.
@@ -243,7 +242,8 @@ void run_expanded(const latent_call<S>& call) {
 template <class S>
 void project_each_head(const tensor_view<const S>& from, const tensor_view<const S, 3>& weights, bool turned,
                        const tensor_view<S>& to, execution& exec) {
-  const double numbers = static_cast<double>(weights.size()), tokens = static_cast<double>(from.extent(0) * from.extent(2));
+  const double numbers = static_cast<double>(weights.size()),
+               tokens = static_cast<double>(from.extent(0) * from.extent(2));
   const auto limit = exec.limit_threads({.operations = 2 * tokens * numbers, .bytes = double(sizeof(S)) * numbers});
   const auto project = [&]<class P>(std::type_identity<P>, idx_t h, execution& by) {
     const auto w = weight_of_head(weights, h);

@@ -26,6 +26,7 @@ void run_latent_attention_step(latent_call<S>& call, checked_softmax<S, no_score
   });
   step.k = together(views.latent, views.k_rotary, memory->second, exec);
   step.v = step.k.slice(3, 0, views.latent_dim());
+  step.shape = call.attend.shape, step.shape.kv_heads = 1;
   auto& tokens = check_step(step, cache);
   const auto& given = step.options.lengths;
   append_and(tokens, step.k, step.v, given, [&] {
