@@ -120,6 +120,8 @@ TEST_CASE("multi_head_latent refuses what does not fit", "[layer_refusals]") {
              }},
             {"a log-sum of another shape", "lse",
              [](latents& w, arguments& d) { w.options.attention.lse = {d.rest.data.data(), {2, 4, 5}}; }},
+            {"a log-sum within out", "separate",
+             [](latents& w, arguments& d) { w.options.attention.lse = {d.out.data.data(), {2, 4, 6}}; }},
         });
 }
 
@@ -176,6 +178,8 @@ TEST_CASE("multi_head_latent_backward refuses what does not fit", "[layer_backwa
              }},
             {"one gradient for both", "separate",
              [](latents& w, arguments&) { w.g.latent_up = {w.written.data.data(), {28, 5}}; }},
+            {"a gradient within the log-sums", "separate",
+             [](latents& w, arguments&) { w.options.attention.lse = {w.written.data.data(), {2, 4, 6}}; }},
             {"a gradient that is d_out", "separate", [](latents& w, arguments& d) { w.g.x = d.out_view_; }},
             {"attended of another length", "attended length = x length 6; found 3",
              [](latents& w, arguments& d) { w.options.attended = {d.rest.data.data(), {2, 3, 16}}; }},

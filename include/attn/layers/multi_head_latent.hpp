@@ -15,7 +15,7 @@
 //          Eigen::half / Eigen::bfloat16 in memory with float sums.
 // Cost     2 operations per token and number of a weight, latent_up only where latent_attention makes keys and values,
 //          and that. Scratch, beside that of latent_attention: queries, latents and the heads' output; nothing is
-//          copied between them, and keys and values lie nowhere.
+//          copied between them.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written; those of
 //          .attention by the name of latent_attention.
 //
@@ -51,6 +51,7 @@ template <class S>
                                               const multi_head_latent_weights<S>& w,
                                               const multi_head_latent_options<S>& options, execution& exec) {
   layer_views check{"multi_head_latent", x, out, false};
+  if (options.attention.lse) check.update("lse", options.attention.lse);
   check_multi_head_latent<S>(check, w, options.heads, options.norm_eps, options.rotary, options.attended);
   run_multi_head_latent<S>(
       {"multi_head_latent", x, out, w, options.heads, options.norm_eps, options.rotary, options.attended},

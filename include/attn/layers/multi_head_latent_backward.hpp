@@ -54,6 +54,7 @@ template <class S>
                                                        const multi_head_latent_options<S>& options, execution& exec) {
   const char* const name = "multi_head_latent_backward";
   layer_views check{name, x, d_out, layer_views::backward_pass{}};
+  if (options.attention.lse) check.update("lse", options.attention.lse);
   check.gradient("x", g.x, x);
   check.gradient("query", g.query, w.query, "query weight");
   check.gradient("query_down", g.query_down, w.query_down, "query_down weight");

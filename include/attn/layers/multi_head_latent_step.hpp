@@ -46,6 +46,7 @@ template <class S>
                                                    execution& exec) {
   const char* const name = "multi_head_latent_step";
   const idx_t batch = static_cast<idx_t>(before.size()), count = x.extent(1);
+  if (options.attention.lse) check.update("lse", options.attention.lse);
   check.equal("x batch = cache batch", batch, x.extent(0));
   check_length_list(check, "lengths", options.attention.lengths, batch, count);
   auto rotary = options.rotary;
