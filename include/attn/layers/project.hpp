@@ -73,9 +73,23 @@ template <class S>
 void run_project_per_head(const tensor_view<const S, 3>& x, const tensor_view<S, 3>& out, const project_weights<S>& w,
                           execution& exec) {
   const tensor_view<const S, 3>& all = w.weight.per_head();
-  for_each_head(all.extent(0), work_of_heads<S>(x, all, 1), exec, [&](idx_t h, execution& e) {
-    run_project<S>(head_of_tokens(x, h, all.extent(2)), head_of_tokens(out, h, all.extent(1)),
-                   {w.weight.head(h), head_of_list<const S>(w.bias, h, all.extent(1))}, e);
+  const idx_t heads = all.extent(0);
+  if (heads == 0 || x.extent(0) * x.extent(1) == 0) return;
+  const auto limit = exec.limit_threads(work_of_heads<S>(x, all, 1));
+  with_products<S>(exec, [&]<class P>(std::type_identity<P>) {
+    const auto list = exec.workspace([&](arena& memory) {
+      idx_t h = -1;
+      return memory.allocate_list(heads, [&](arena&) {
+        ++h;
+        return head_projection<P>{head_of_tokens(x, h, all.extent(2)),
+                                  {{w.weight.head(h), head_of_list<const S>(w.bias, h, all.extent(1))},
+                                   head_of_tokens(out, h, all.extent(1))}};
+      });
+    });
+    const head_projection<P>* const parts = *list;
+    if (!has_few_tokens(parts->x, parts->to.weight))
+      return project_heads_of_many_tokens<P>({parts, static_cast<std::size_t>(heads)}, exec);
+    for_each_head(heads, exec, [&](idx_t h, execution& e) { run_projections<P>(parts[h].x, {&parts[h].to, 1}, e); });
   });
 }
 

@@ -60,8 +60,7 @@ class field_per_head : public Field {
 
 /// run(head, execution) for every head, by several threads at once where there are as many heads.
 template <class Run>
-void for_each_head(idx_t heads, const work_estimate& work, execution& exec, Run&& run) {
-  const auto limit = exec.limit_threads(work);
+void for_each_head(idx_t heads, execution& exec, Run&& run) {
   if (exec.active_threads() == 1 || heads < exec.active_threads()) {
     for (idx_t h = 0; h < heads; ++h) run(h, exec);
     return;

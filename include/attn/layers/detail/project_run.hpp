@@ -64,4 +64,36 @@ void run_projections(const input_tokens<sum_type<P>>& x, std::span<const project
   for (const auto& p : list) project_few_tokens<P>(x, p, exec);
 }
 
+/// A head's part of a sequence, and its projection.
+template <class P>
+struct head_projection {
+  input_tokens<sum_type<P>> x;
+  projection<P> to;
+};
+
+/// Every head by its own weight: all heads of a block of tokens together, which are adjacent in memory.
+template <class P>
+void project_heads_of_many_tokens(std::span<const head_projection<P>> list, execution& exec) {
+  using T = sum_type<P>;
+  const head_projection<P>& first = list.front();  // of the shape of all
+  const weight_panels<P>* const weights = exec.shared_scratch([&](arena& memory) {
+    auto next = list.begin();
+    return memory.allocate_list(std::ssize(list), [&](arena& m) { return weight_panels<P>(m, (next++)->to.weight); });
+  });
+  pack_weights<P>({weights, list.size()}, exec);
+  exec.for_each(ceil_div(first.x.count, token_block), [&](idx_t task, int worker) {
+    const idx_t begin = task * token_block, rows = (std::min)(token_block, first.x.count - begin);
+    auto [packed, sums] = exec.scratch(worker, [&](arena& memory) {
+      return std::pair{packed_tokens<P>(memory, first.x.dim),
+                       row_buffer<T>(memory, token_block, first.to.weight.outputs, panel_width<T>)};
+    });
+    for (std::size_t h = 0; h < list.size(); ++h) {
+      const input_tokens<T>& x = list[h].x;
+      packed.pack([&](idx_t r) { return x.at(begin + r); }, rows, x.strides[2], x.packing->template as<P>());
+      multiply_tokens(packed, weights[h], 0, list[h].to.weight.outputs, sums);
+      for (idx_t r = 0; r < rows; ++r) list[h].to.out.store(begin + r, sums.row(r));
+    }
+  });
+}
+
 }}}  // namespace attn::ATTN_ISA::detail
