@@ -304,7 +304,7 @@ struct multipole_step_driver {
     s.own.rows = s.distant.rows = group;
     s.own.clear(), s.distant.clear();
     const auto keys = head_of(all_keys, b, kv), values = head_of(all_values, b, kv);
-    attend_stream(s.rows, keys, values, {}, past, p + 1, in.terms, false, s.own);
+    attend_stream(s.rows, keys, values, {}, past, p + 1, in.terms, {}, s.own);
     if (past > 0) {
       const clusters_of_head c = cache.clusters_of(b, kv);
       score_clusters(c, clusters, s);
