@@ -32,8 +32,8 @@ struct inverse_exponential {
   }
 };
 
-/// 1 + 2^z for z up to bias + 1, where it is infinity; by two operations fewer than exp2_weight(), whose constant term is
-/// two numbers (pointwise, sigmoid, Zen 1: 0.97 of the time).
+/// 1 + 2^z for z up to bias + 1, where it is infinity; by two operations fewer than exp2_weight(), whose constant term
+/// is two numbers (pointwise, sigmoid, Zen 1: 0.97 of the time).
 template <class T>
 ATTN_INLINE packet<T> one_plus_exp2(const packet<T>& z) {
   using constants = exp_constants<T>;
