@@ -227,6 +227,8 @@ void add_decoders(std::vector<decode_entry>& to, const char* cache_type, double 
 std::vector<operator_entry> pattern_operators();
 std::vector<decode_entry> pattern_decoders();
 std::vector<operator_entry> pointwise_operators();
+std::vector<operator_entry> latent_operators();
+std::vector<decode_entry> latent_decoders();
 std::vector<operator_entry> selected_operators();
 std::vector<decode_entry> selected_decoders();
 
@@ -273,6 +275,8 @@ family softmax_family() {
   for (operator_entry& entry : softmax.operators) entry.has_fast = true;
   for (decode_entry& entry : pattern_decoders()) softmax.decoders.push_back(std::move(entry));
   for (operator_entry& entry : pointwise_operators()) softmax.operators.push_back(std::move(entry));
+  for (operator_entry& entry : latent_operators()) softmax.operators.push_back(std::move(entry));
+  for (decode_entry& entry : latent_decoders()) softmax.decoders.push_back(std::move(entry));
   for (operator_entry& entry : selected_operators()) softmax.operators.push_back(std::move(entry));
   for (decode_entry& entry : selected_decoders()) softmax.decoders.push_back(std::move(entry));
   return softmax;

@@ -1,6 +1,6 @@
 #pragma once
-// What scores highest by I(t, s) = sum_h w[t, h] act(scale q_h,t . k_s): keys, or blocks of keys, for all heads together or
-// for each; and I itself.
+// What scores highest by I(t, s) = sum_h w[t, h] act(scale q_h,t . k_s): keys, or blocks of keys, for all heads together
+// or for each; and I itself.
 #include <algorithm>
 #include <numeric>
 
@@ -50,8 +50,8 @@ idx_t index_end(const basic_indexer_options<N>& o, idx_t position, idx_t keys) {
 
 // The key of block `name` that scores highest among those that are seen, the earliest of equals.
 template <class N>
-idx_t best_of_block(const tensor<N>& q, const tensor<N>& k, const basic_indexer_options<N>& o, idx_t b, idx_t t, idx_t name,
-                    idx_t seen, idx_t head) {
+idx_t best_of_block(const tensor<N>& q, const tensor<N>& k, const basic_indexer_options<N>& o, idx_t b, idx_t t,
+                    idx_t name, idx_t seen, idx_t head) {
   idx_t best = name * o.block;
   double most = -infinity;
   for (idx_t s = best; s < std::min((name + 1) * o.block, seen); ++s)

@@ -81,8 +81,8 @@ TEMPLATE_LIST_TEST_CASE("selected_keys_backward: options in all pairs", "[select
 TEMPLATE_LIST_TEST_CASE("selected_keys_backward: keys that stand for several tokens", "[selected_keys_backward]",
                         exact_types) {
   for (setting s : {setting{1, 9}, {20, 2}}) {  // of blocks, by position alone
-    selected_problem p = problem_of({.batch = 2, .heads = 4, .kv_heads = 2, .queries = 60, .keys = 30, .dim = 9, .value_dim = 5},
-                                    s, 4, 1);
+    selected_problem p = problem_of(
+        {.batch = 2, .heads = 4, .kv_heads = 2, .queries = 60, .keys = 30, .dim = 9, .value_dim = 5}, s, 4, 1);
     p.options.causal = true, p.options.first_positions = {-5, 40}, p.options.span = s.block == 1 ? 4 : 1;
     p.options.sinks = {0.3, -1, 2, 0};
     CAPTURE(s.block);

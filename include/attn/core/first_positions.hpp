@@ -22,7 +22,9 @@ class first_positions {
   constexpr first_positions(const List& of_each) : list_(of_each), given_(!list_.empty()) {}
 
   constexpr explicit operator bool() const { return given_; }
-  constexpr idx_t of(idx_t item) const { return list_.empty() ? one_ : list_[list_.size() == 1 ? 0 : static_cast<std::size_t>(item)]; }
+  constexpr idx_t of(idx_t item) const {
+    return list_.empty() ? one_ : list_[list_.size() == 1 ? 0 : static_cast<std::size_t>(item)];
+  }
   /// Those of a list, one or one for each batch item; empty where a number was given.
   constexpr list_view<idx_t> list() const { return list_; }
 

@@ -1,5 +1,5 @@
-// attn: the lightning indexer: for every query the keys, or blocks of keys, that many light heads together score highest,
-// as lists for selected_keys.hpp.
+// attn: the lightning indexer: for every query the keys, or blocks of keys, that many light heads together score
+// highest, as lists for selected_keys.hpp.
 //
 //   I(t, s) = sum_h w[t, h] act(scale q_h,t . k_s)      act = max(0, x), or none
 //   indices[t] = the topk keys that query t sees with the largest I(t, s)

@@ -82,7 +82,7 @@ void lightning_indexer_step(Cache& cache, const Q& q, const K& k, const index_ou
                      [&] { detail::run_lightning_indexer_over(call, tokens, given.lengths); });
 }
 
-/// Writes what the queries q [B, HI, n, DI] choose among the keys of a kv_cache or a paged_cache. See the top of the file.
+/// Writes what the queries q [B, HI, n, DI] choose among the keys of a kv_cache or a paged_cache.
 template <detail::key_value_cache Cache, viewable Q,
           class Options = lightning_indexer_cached_options<element_of<const Q&>>>
 void lightning_indexer_cached(const Cache& cache, const Q& q, const index_output& indices, Options&& options = {},
