@@ -16,8 +16,8 @@
 //          (or of as many as fill the threads), about Lk (D + Dv) numbers; never Lq x Lk. With up to 64 queries, as in
 //          the steps of a cache, keys are read in place or packed by blocks, and scratch does not depend on Lk.
 // Result   A row that sees no key is 0 and its lse the sink, -infinity without one, as in rows of padding. Scores must
-//          be finite in the compute type, those beyond 2.3e38 in size count as that (double: 1.2e308); -infinity masks the
-//          key. Over 524288 keys of which one has .99 of the weight, out and lse err by less than 2e-5 in float.
+//          be finite in the compute type, those beyond 2.3e38 in size count as that (double: 1.2e308); -infinity masks
+//          the key. Over 524288 keys of which one has .99 of the weight, out and lse err by less than 2e-5 in float.
 // Values   `out` is finite where |v| times the number of keys that a row sees is below the largest number of the
 //          compute type (float: 3.4e38), for sums precede the division.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
