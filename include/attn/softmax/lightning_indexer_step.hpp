@@ -78,8 +78,10 @@ void lightning_indexer_step(Cache& cache, const Q& q, const K& k, const index_ou
   tokens.check_tokens(views, call.k, values, given.lengths);
   views.equal("query length = key length", call.shape.keys, call.shape.queries);
   tokens.list_memory(views);
-  detail::append_and(tokens, call.k, values, given.lengths,
-                     [&] { detail::run_lightning_indexer_over(call, tokens, given.lengths); });
+  detail::append_and(tokens, call.k, values, given.lengths, [&] {
+    detail::set_keys_of_cache(call, tokens, given.lengths);
+    detail::run_lightning_indexer_step(call, tokens.keys(), tokens.pages());
+  });
 }
 
 /// Writes what the queries q [B, HI, n, DI] choose among the keys of a kv_cache or a paged_cache.
@@ -98,7 +100,8 @@ void lightning_indexer_cached(const Cache& cache, const Q& q, const index_output
                                          detail::execution_of(exec, options));
   detail::check_length_list(views, "lengths", given.lengths, call.shape.batch, call.shape.queries);
   tokens.list_memory(views);
-  detail::run_lightning_indexer_over(call, tokens, given.lengths);
+  detail::set_keys_of_cache(call, tokens, given.lengths);
+  detail::run_lightning_indexer_step(call, tokens.keys(), tokens.pages());
 }
 
 }}  // namespace attn::ATTN_ISA

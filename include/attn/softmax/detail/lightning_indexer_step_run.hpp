@@ -108,12 +108,11 @@ void run_lightning_indexer_step(indexer_call<S>& call, const tensor_view<const C
   indexer_rows<S, C>{over}.run();
 }
 
-/// The same over all keys that a cache has; item b has lengths[b] queries.
+/// The keys of a call become all that a cache has; item b has lengths[b] queries.
 template <class S, class Cache>
-void run_lightning_indexer_over(indexer_call<S>& call, const Cache& cache, list_view<idx_t> lengths) {
+void set_keys_of_cache(indexer_call<S>& call, const Cache& cache, list_view<idx_t> lengths) {
   call.shape.keys = cache.tokens();
   call.lengths = {call.shape.queries, call.shape.keys, lengths, cache.lengths()};
-  run_lightning_indexer_step(call, cache.keys(), cache.pages());
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
