@@ -1,5 +1,6 @@
 // Law 9. Extremes: logits of ±1e4, rows that see no key and large values never give NaN, never overflow.
 #include "laws/law.hpp"
+#include "laws/operators/mask.hpp"
 #include "support/catch.hpp"
 
 namespace testing::extremes_tests {

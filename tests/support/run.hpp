@@ -172,8 +172,11 @@ class stored_options {
     options.lengths = from_.lengths;
     options.query_lengths = from_.query_lengths;
     options.key_lengths = from_.key_lengths;
-    options.first_position = from_.first_position, options.span = from_.span;
-    if (!from_.first_positions.empty()) options.first_position = from_.first_positions;
+    options.first_position = from_.first_position;
+    if constexpr (requires { options.span; }) {
+      options.span = from_.span;
+      if (!from_.first_positions.empty()) options.first_position = from_.first_positions;
+    }
     options.alibi_slopes = slopes_;
     options.sinks = sinks_;
     options.relative_bias = table_view(relative_);
