@@ -1,10 +1,33 @@
 #include <attn/softmax/lightning_indexer.hpp>
 
+#include "golden/indexer.hpp"
 #include "golden/operators.hpp"
-#include "reference/lightning_indexer.hpp"
 #include "support/run.hpp"
 
-namespace testing::lightning_indexer_golden {
+namespace testing {
+
+template <class S>
+tensor<idx_t> chosen_by_library(const tensor<S>& q, const tensor<S>& k, const reference::indexer_options& o) {
+  const tensor<S> w = cast<S>(o.w);
+  attn::lightning_indexer_options<S> options{.causal = o.causal, .topk = o.topk};
+  options.lengths = o.lengths, options.query_lengths = o.query_lengths, options.key_lengths = o.key_lengths;
+  options.activation = o.relu ? attn::indexer_activation::relu : attn::indexer_activation::none;
+  if (o.scale) options.scale = static_cast<S>(*o.scale);
+  if (!w.empty()) options.w = {w.data.data(), {w.heads(), w.length(), w.dim()}};
+  options.span = o.span, options.block = o.block, options.per_head = o.per_head, options.tail = o.tail;
+  options.local_blocks = o.local_blocks, options.first_blocks = o.first_blocks;
+  if (!o.first_position.empty()) options.first_position = o.first_position;
+  tensor<idx_t> indices(q.batch(), o.per_head ? q.heads() : 1, q.length(), o.topk + o.tail, 99);
+  attn::lightning_indexer(view(q), view(k), attn::tensor_view<idx_t>(indices.data.data(), indices.extents), options);
+  return indices;
+}
+template tensor<idx_t> chosen_by_library(const tensor<float>&, const tensor<float>&, const reference::indexer_options&);
+#if !defined(ATTN_TEST_FEW_TYPES)
+template tensor<idx_t> chosen_by_library(const tensor<double>&, const tensor<double>&,
+                                         const reference::indexer_options&);
+#endif
+
+namespace lightning_indexer_golden {
 namespace {
 
 reference::indexer_options read(const golden_case& golden) {
@@ -30,19 +53,8 @@ reference::result by_reference(const golden_case& golden) {
 
 template <class S>
 reference::result by_library(const golden_case& golden) {
-  const reference::indexer_options o = read(golden);
-  const tensor<S> q = cast<S>(golden.array("q_idx")), k = cast<S>(golden.array("k_idx")), w = cast<S>(o.w);
-  attn::lightning_indexer_options<S> options{.causal = o.causal, .topk = o.topk};
-  options.lengths = o.lengths, options.query_lengths = o.query_lengths, options.key_lengths = o.key_lengths;
-  options.activation = o.relu ? attn::indexer_activation::relu : attn::indexer_activation::none;
-  if (o.scale) options.scale = static_cast<S>(*o.scale);
-  if (!w.empty()) options.w = {w.data.data(), {w.heads(), w.length(), w.dim()}};
-  options.span = o.span, options.block = o.block, options.per_head = o.per_head, options.tail = o.tail;
-  options.local_blocks = o.local_blocks, options.first_blocks = o.first_blocks;
-  if (!o.first_position.empty()) options.first_position = o.first_position;
-  tensor<idx_t> indices(q.batch(), o.per_head ? q.heads() : 1, q.length(), o.topk + o.tail, 99);
-  attn::lightning_indexer(view(q), view(k), attn::tensor_view<idx_t>(indices.data.data(), indices.extents), options);
-  return {cast<double>(indices), {}};
+  return {cast<double>(chosen_by_library(cast<S>(golden.array("q_idx")), cast<S>(golden.array("k_idx")), read(golden))),
+          {}};
 }
 
 const golden_entry entry({.name = "lightning_indexer",
@@ -56,4 +68,5 @@ const golden_entry entry({.name = "lightning_indexer",
                           .result = "indices"});
 
 }  // namespace
-}  // namespace testing::lightning_indexer_golden
+}  // namespace lightning_indexer_golden
+}  // namespace testing

@@ -165,6 +165,9 @@ struct head_rotation {
   idx_t dims = 0, first_position = 0;
   double base = 10000;
   bool interleaved = false;
+  idx_t begin = 0;  // the first of the dims
+  idx_t step = 1;   // from row to row
+  bool back = false;
 };
 template <class N>
 tensor<N> rotated_heads(tensor<N> x, const head_rotation& r) {
@@ -172,8 +175,10 @@ tensor<N> rotated_heads(tensor<N> x, const head_rotation& r) {
     for (idx_t h = 0; h < x.heads(); ++h)
       for (idx_t i = 0; i < x.length(); ++i)
         for (idx_t n = 0; n < r.dims / 2; ++n) {
-          const double angle = double(i + r.first_position) * std::pow(r.base, -2.0 * double(n) / double(r.dims));
-          N &first = x(b, h, i, r.interleaved ? 2 * n : n), &second = x(b, h, i, r.interleaved ? 2 * n + 1 : n + r.dims / 2);
+          const double at = double(i * r.step + r.first_position) * (r.back ? -1 : 1);
+          const double angle = at * std::pow(r.base, -2.0 * double(n) / double(r.dims));
+          N& first = x(b, h, i, r.begin + (r.interleaved ? 2 * n : n));
+          N& second = x(b, h, i, r.begin + (r.interleaved ? 2 * n + 1 : n + r.dims / 2));
           const N one = first, other = second;
           first = one * N(std::cos(angle)) - other * N(std::sin(angle));
           second = other * N(std::cos(angle)) + one * N(std::sin(angle));
