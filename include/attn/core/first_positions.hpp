@@ -16,13 +16,20 @@ class first_positions {
  public:
   constexpr first_positions() = default;
   constexpr first_positions(idx_t of_all) : one_(of_all), given_(true) {}
-  constexpr first_positions(std::optional<idx_t> of_all) : one_(of_all.value_or(0)), given_(of_all) {}
+  template <class Position>
+    requires std::convertible_to<const Position&, std::optional<idx_t>>
+  constexpr first_positions(const Position& of_all) {
+    const std::optional<idx_t> one(of_all);
+    one_ = one.value_or(0), given_ = one.has_value();
+  }
   template <class List>
     requires(!std::convertible_to<const List&, std::optional<idx_t>> && !std::same_as<List, first_positions>)
   constexpr first_positions(const List& of_each) : list_(of_each), given_(!list_.empty()) {}
 
   constexpr explicit operator bool() const { return given_; }
-  constexpr idx_t of(idx_t item) const { return list_.empty() ? one_ : list_[list_.size() == 1 ? 0 : static_cast<std::size_t>(item)]; }
+  constexpr idx_t of(idx_t item) const {
+    return list_.empty() ? one_ : list_[list_.size() == 1 ? 0 : static_cast<std::size_t>(item)];
+  }
   /// Those of a list, one or one for each batch item; empty where a number was given.
   constexpr list_view<idx_t> list() const { return list_; }
 
