@@ -182,7 +182,8 @@ struct softmax_call : softmax_inputs<S, C> {
     softmax_inputs<S, typename Cache::value_type> in;
     static_cast<attention_views<S, typename Cache::value_type>&>(in) = {
         this->q, cache.keys(), cache.values(), this->out, this->shape, this->lengths};
-    in.causal = this->causal, in.span = this->span, in.first_position = this->first_position, in.sinks = this->sinks, in.lse = this->lse;
+    in.causal = this->causal, in.span = this->span, in.first_position = this->first_position;
+    in.sinks = this->sinks, in.lse = this->lse;
     in.pages = cache.pages(), in.out_sums = this->out_sums, in.relative_queries = this->relative_queries;
     return {in, check, terms, exec};
   }
