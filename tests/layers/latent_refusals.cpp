@@ -156,6 +156,14 @@ TEST_CASE("multi_head_latent_step refuses what does not fit", "[layer_refusals]"
         });
 }
 
+// With attended, which leaves the options of attention to the backward pass, and the gradient that it writes first.
+void attended_of_batch_3(latents& w) {
+  static const std::vector<idx_t> three = {1, 2, 3};
+  static tensor<float> attended(2, 1, 6, 16, 1);
+  w.options.attention.lengths = three, w.options.attended = sequence(attended);
+  w.g.output = {w.written.data.data() + 200, {8, 16}};
+}
+
 TEST_CASE("multi_head_latent_backward refuses what does not fit", "[layer_backward_refusals]") {
   const auto call = [](latents& l, arguments& d) {
     compiled_multi_head_latent<float>::backward(d.x_view, l.w, d.out_view_, l.g, l.options, d.serial);
@@ -183,6 +191,9 @@ TEST_CASE("multi_head_latent_backward refuses what does not fit", "[layer_backwa
             {"a gradient that is d_out", "separate", [](latents& w, arguments& d) { w.g.x = d.out_view_; }},
             {"attended of another length", "attended length = x length 6; found 3",
              [](latents& w, arguments& d) { w.options.attended = {d.rest.data.data(), {2, 3, 16}}; }},
+            {"lengths of another batch", "lengths", [](latents& w, arguments&) { attended_of_batch_3(w); }},
+            {"lengths of another batch, the output's gradient alone", "lengths",
+             [](latents& w, arguments&) { attended_of_batch_3(w), w.g.x = {}; }},
         });
 }
 

@@ -200,7 +200,10 @@ basic_result<N> multipole(const tensor<N>& q, const tensor<N>& k, const tensor<N
       idx_t block_end = 0;
       for (idx_t i = 0; i < queries; ++i) {
         const idx_t position = i + shift;
-        if (o.causal && position < 0) continue;
+        if (o.causal && position < 0) {
+          if (!o.sinks.empty()) into.lse(b, h, i, 0) = o.sinks[static_cast<std::size_t>(h)];
+          continue;
+        }
         const idx_t past = o.causal ? position / o.segment * o.segment : keys;
         if (i >= block_end) {  // a block begins
           idx_t first = i, end;

@@ -251,6 +251,12 @@ TEST_CASE("full_softmax: a query of NaN has a result of NaN, however many querie
   }
 }
 
+// What first_position took when it was an optional number, and takes as a list.
+static_assert(std::is_convertible_v<std::nullopt_t, attn::first_positions>);
+static_assert(std::is_convertible_v<std::optional<int>, attn::first_positions>);
+static_assert(std::is_convertible_v<const std::vector<idx_t>&, attn::first_positions>);
+static_assert(!attn::first_positions(std::nullopt) && attn::first_positions(std::optional<idx_t>(0)));
+
 TEMPLATE_LIST_TEST_CASE("full_softmax: queries at any position", "[full_softmax]", all_types) {
   for (idx_t queries : {3, 21, 200})
     for (idx_t first : {idx_t(-250), idx_t(-20), idx_t(-2), idx_t(0), idx_t(7), idx_t(34), idx_t(35), idx_t(400)})

@@ -176,15 +176,17 @@ TEMPLATE_LIST_TEST_CASE("lightning_indexer: scores, and what is not a number", "
 TEMPLATE_LIST_TEST_CASE("lightning_indexer_backward: against the reverse pass of the reference", "[lightning_indexer]",
                         all_types) {
   using S = TestType;
-  for (int choice = 0; choice < 19; ++choice) {  // the last three: blocks, blocks for each head, keys of 4 tokens
+  // The last four: blocks, blocks for each head, keys of 4 tokens, one block of any size.
+  for (int choice = 0; choice < 20; ++choice) {
     const bool causal = choice & 1 || choice >= 16, relu = choice & 2, weighted = choice & 4 || choice >= 16,
-               lengths = choice & 8, blocks = choice == 16 || choice == 17;
+               lengths = choice & 8, one_block = choice == 19, blocks = choice == 16 || choice == 17 || one_block;
     CAPTURE(choice, causal, relu, weighted, lengths);
     const idx_t queries = 37, keys = 150, topk = 11, index_heads = 5, width = choice % 3 ? 9 : 16;
     indexer_problem p{rounded<S>(random_normal(1, 2, index_heads, queries, width)),
                       rounded<S>(random_normal(2, 2, 1, keys, width)), {}};
     p.options.causal = causal, p.options.relu = relu, p.options.topk = topk;
     if (blocks) p.options.block = 5, p.options.local_blocks = 2, p.options.per_head = choice == 17;
+    if (one_block) p.options.block = std::numeric_limits<idx_t>::max();
     if (choice == 18) p.options.span = 4, p.options.tail = true, p.options.first_position = {100};
     const idx_t lists = p.options.per_head ? index_heads : 1, entries = topk + p.options.tail;
     if (weighted) p.options.w = rounded<real<S>>(random_normal(3, 1, 2, queries, index_heads));

@@ -16,7 +16,12 @@ class first_positions {
  public:
   constexpr first_positions() = default;
   constexpr first_positions(idx_t of_all) : one_(of_all), given_(true) {}
-  constexpr first_positions(std::optional<idx_t> of_all) : one_(of_all.value_or(0)), given_(of_all) {}
+  template <class Position>
+    requires std::convertible_to<const Position&, std::optional<idx_t>>
+  constexpr first_positions(const Position& of_all) {
+    const std::optional<idx_t> one(of_all);
+    one_ = one.value_or(0), given_ = one.has_value();
+  }
   template <class List>
     requires(!std::convertible_to<const List&, std::optional<idx_t>> && !std::same_as<List, first_positions>)
   constexpr first_positions(const List& of_each) : list_(of_each), given_(!list_.empty()) {}

@@ -15,9 +15,11 @@
 //          call's out serves as attended.
 // Cost     three times that of the forward call for the projections of queries and latents, twice for that of the
 //          output, and latent_attention (without .attended) and its backward pass. Scratch, beside theirs: queries,
-//          latents and the heads' output, the gradients of these, and what project_backward.hpp needs.
+//          latents and the heads' output, the gradients of these, with lengths a copy of d_out, and what
+//          project_backward.hpp needs.
 // Throws   std::invalid_argument for shapes or options that do not fit, and for gradients of what was not given or that
-//          share memory with an input or one another, before anything is written.
+//          share memory with an input or one another, before anything is written; for those of .attention by the name
+//          of latent_attention.
 //
 // Sums over the tokens of all batch items are split at fixed places: any number of threads gives the same bits. What
 // lies in padding (.attention.lengths) has gradient 0 and adds nothing, NaN or not.

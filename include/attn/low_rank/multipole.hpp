@@ -22,8 +22,8 @@
 //   attn::multipole(q, k, v, out, {.causal = true});
 //
 // Shapes   as full_softmax.
-// Result   zeros and lse -infinity where a query sees no key. Keys and values must be finite: taking an infinite one
-//          out of its cluster leaves NaN there.
+// Result   zeros where a query sees no key, and lse the sink, -infinity without one. Keys and values must be finite:
+//          taking an infinite one out of its cluster leaves NaN there.
 // Cost     per head 2 (D + Dv) operations for each of Lq (exact + clusters) scores, causal Lq (exact + segment / 2 +
 //          clusters Lk / (2 segment)); 2 D for each of Lq Lk / probe scores, causal Lq Lk lookback / (2 block probe),
 //          and, per key head, for each of Lk clusters (iterations + 1); an exponential for each of Lq Lk / block keys,

@@ -8,6 +8,28 @@
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
+/// Checks the options of attention, which has no other checks before gradients are written. Returns its lengths.
+template <class S>
+sequence_lengths check_attention_options(const latent_dims& d, idx_t batch, idx_t length,
+                                         const latent_attention_options<S>& given, execution& exec) {
+  call_views check("latent_attention");
+  const attention_shape shape{.batch = batch, .heads = d.heads, .kv_heads = d.heads, .queries = length, .keys = length,
+                              .dim = d.key + d.rotary, .dim_v = d.value};
+  const tensor_view<const compute_type<S>, 3> rows(nullptr, {batch, d.heads, length});
+  if (given.lse) check.read_like("lse", given.lse, "the rows of out", rows);
+  return latent_call_of<S>(check, {}, shape, given, exec).attend.lengths;
+}
+
+/// Copies d_out, but for the rows of padding, which become 0.
+template <class S>
+void copy_real_rows(const tensor_view<const S, 3>& d_out, const sequence_lengths& lengths,
+                    const tensor_view<S, 3>& to, execution& exec) {
+  exec.for_each(to.extent(0), [&](idx_t b, int) {
+    for (idx_t i = 0; i < to.extent(1); ++i)
+      for (idx_t d = 0; d < to.extent(2); ++d) to(b, i, d) = i < lengths.queries(b) ? d_out(b, i, d) : S(0);
+  });
+}
+
 /// The gradients wanted, those of multi_head_latent_gradients.
 template <class S, class Gradients>
 void run_multi_head_latent_backward(const multi_head_latent_call<S>& call, const tensor_view<const S, 3>& d_out,
@@ -21,11 +43,13 @@ void run_multi_head_latent_backward(const multi_head_latent_call<S>& call, const
   const bool adds = g.accumulate;
   const bool of_queries = g.x || g.query || g.query_down || g.q_norm || g.query_up,
              of_latents = g.x || g.latent || g.latent_norm, below = of_queries || of_latents || g.latent_up;
+  const sequence_lengths lengths = check_attention_options<S>(d, batch, length, given, exec);
+  const bool padded = !given.lengths.empty() || !given.query_lengths.empty();
   if (!below && !g.output) return;
 
   struct buffers {
     projected_latents<S> forward, gradients;
-    tensor_view<S, 3> attended, d_attended;
+    tensor_view<S, 3> attended, d_attended, d_real;
     tensor_view<T, 3> lse;
   };
   const auto workspace = exec.workspace([&](arena& memory) {
@@ -35,12 +59,13 @@ void run_multi_head_latent_backward(const multi_head_latent_call<S>& call, const
     all.gradients = projected_latents<S>::layout(memory, w, batch, length, false);
     all.attended = call.attended ? call.attended : allocate(d.heads * d.value);
     if (w.output) all.d_attended = allocate(d.heads * d.value);
+    if (g.output && padded) all.d_real = allocate(d_out.extent(2));
     all.lse = given.lse;
     if (!call.attended && !given.lse)
       all.lse = {memory.allocate<T>(batch * d.heads * length), {batch, d.heads, length}};
     return all;
   });
-  const auto& [forward, gradients, attended, d_attended, lse] = *workspace;
+  const auto& [forward, gradients, attended, d_attended, d_real, lse] = *workspace;
   latent_attention_options<S> options = given;
   options.lse = lse;
 
@@ -50,7 +75,9 @@ void run_multi_head_latent_backward(const multi_head_latent_call<S>& call, const
   if (!call.attended)
     latent_attention(h.q, h.q_rotary, h.latent, h.k_rotary, h.w_key, h.w_value, heads_out, options, exec);
   if (w.output) {
-    const projection_gradient<P> last(w.output, input_tokens<T>(d_out), g.output, tensor_view<S, 1>(), adds);
+    if (d_real) copy_real_rows<S>(d_out, lengths, d_real, exec);
+    const tensor_view<const S, 3> d_rows = d_real ? tensor_view<const S, 3>(d_real) : d_out;
+    const projection_gradient<P> last(w.output, input_tokens<T>(d_rows), g.output, tensor_view<S, 1>(), adds);
     const tensor_view<S, 3> to = below ? d_attended : tensor_view<S, 3>();
     run_projections_backward<P>(attended, {to, false}, {&last, 1}, exec);
   }

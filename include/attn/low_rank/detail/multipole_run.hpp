@@ -206,12 +206,22 @@ struct multipole_driver {
     }
   }
 
+  /// The first `count` rows, which see no key: their denominator is the sink's.
+  void clear_unseeing(idx_t b, idx_t h, idx_t count) const {
+    clear_rows(in.result(b, h), idx_t(0), count, row_of(in.lse, b, h), in.lse.stride(2));
+    const T* const sink = per_head<T>(in.sinks, h);
+    if (!in.lse || !sink || *sink == -std::numeric_limits<T>::infinity()) return;
+    for (idx_t i = 0; i < count; ++i) {
+      in.lse(b, h, i) = in.maximum ? T(0) : *sink;
+      if (in.maximum) in.maximum(b, h, i) = to_base_2(*sink);
+    }
+  }
+
   void run_task(const multipole_head<T>& p, idx_t b, idx_t h, idx_t task, scratch& s) const {
     const idx_t n = in.lengths.keys(b), queries = in.lengths.queries(b);
     const multipole_keys<T, S> k = clustering.keys_of(p, b, h / shape().group());
     if (task == 0) {
-      clear_rows(in.result(b, h), idx_t(0), o.causal ? std::clamp<idx_t>(queries - n, 0, queries) : 0,
-                 row_of(in.lse, b, h), in.lse.stride(2));
+      clear_unseeing(b, h, o.causal ? std::clamp<idx_t>(queries - n, 0, queries) : 0);
       in.clear_padding(b, h);
     }
     bool packed = !o.causal;

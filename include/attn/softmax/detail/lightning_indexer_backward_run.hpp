@@ -150,7 +150,8 @@ struct lightning_indexer_backward_driver {
 
   void run() const {
     if (!dq && !dk && !dw) return;
-    const double pairs = static_cast<double>(shape.batch * shape.queries) * static_cast<double>(in.topk * in.block);
+    const double keys = static_cast<double>(in.topk) * static_cast<double>((std::min)(in.block, shape.keys)),
+                 pairs = static_cast<double>(shape.batch * shape.queries) * keys;
     const auto limit = in.exec.limit_threads({.operations = 6 * pairs * static_cast<double>(shape.heads * shape.dim)});
     const auto layout = [&](arena& memory) {
       return listed_sums<T>::layout(memory, bool(dk), shape.keys, shape.dim, parts(), many_queries(shape.queries));
