@@ -16,6 +16,7 @@ include, here = top / "include", Path(__file__).parent
 # Runs that a public header calls, which are not instantiated by themselves, and why.
 EXEMPT = {
     "run_aft_full_step": "appends to the caller's cache; full_step_rows is held",
+    "run_latent_attention_step": "appends to the caller's cache; absorb_queries, finish_absorbed are held",
     "run_reversible_backward": "of the caller's functions",
     "run_rotary": "a few lines around tables of the caller's types",
 }
