@@ -17,6 +17,7 @@
 #include <attn/core/cache_elements.hpp>
 #include <attn/core/errors.hpp>
 #include <attn/core/execution.hpp>
+#include <attn/core/first_positions.hpp>
 #include <attn/core/index_view.hpp>
 #include <attn/core/kv_cache.hpp>
 #include <attn/core/mask_view.hpp>
