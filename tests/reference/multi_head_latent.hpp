@@ -1,6 +1,7 @@
 #pragma once
 // DeepSeek's layer of latent attention: keys and values of every head are made from the latents, then attended by full
 // softmax. Tensors as in reference/layers.hpp.
+#include "reference/latent_attention.hpp"
 #include "reference/layers.hpp"
 
 namespace reference {
@@ -20,17 +21,6 @@ tensor<N> columns(const tensor<N>& x, idx_t begin, idx_t count) {
       for (idx_t i = 0; i < x.length(); ++i)
         for (idx_t d = 0; d < count; ++d) part(b, h, i, d) = x(b, h, i, begin + d);
   return part;
-}
-// [a; b], of which b may be one for all heads.
-template <class N>
-tensor<N> joined(const tensor<N>& a, const tensor<N>& b) {
-  tensor<N> both(a.batch(), a.heads(), a.length(), a.dim() + b.dim());
-  for (idx_t n = 0; n < a.batch(); ++n)
-    for (idx_t h = 0; h < a.heads(); ++h)
-      for (idx_t i = 0; i < a.length(); ++i)
-        for (idx_t d = 0; d < both.dim(); ++d)
-          both(n, h, i, d) = d < a.dim() ? a(n, h, i, d) : b(n, b.heads() == 1 ? 0 : h, i, d - a.dim());
-  return both;
 }
 
 template <class N>
