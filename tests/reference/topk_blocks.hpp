@@ -95,7 +95,10 @@ basic_result<N> topk_blocks(const tensor<N>& q, const tensor<N>& k, const tensor
       const block_matches<N> blocks(q, k, keys, b, h / (q.heads() / k.heads()), o.block);
       for (idx_t i = 0; i < queries; ++i) {
         const idx_t position = i + keys - queries;
-        if (position < 0) continue;
+        if (position < 0) {
+          softmax_row(o, std::vector<N>(), {}, v, b, h, i, into);
+          continue;
+        }
         const idx_t own = position / o.block;
         std::vector<idx_t> chosen = blocks.ranked(b, h, i, own);
         if (std::ssize(chosen) > o.topk - 1) chosen.resize(static_cast<std::size_t>(o.topk - 1));
