@@ -101,7 +101,7 @@ problem read(const golden_case& golden) {
 // The parts that are references; N is double or variable --------------------------------------------------------------
 
 template <class N>
-tensor<N> joined(const tensor<N>& x, const tensor<N>& y) {
+tensor<N> one_after_another(const tensor<N>& x, const tensor<N>& y) {
   tensor<N> all(x.batch(), x.heads(), x.length() + y.length(), x.dim());
   for (idx_t b = 0; b < all.batch(); ++b)
     for (idx_t h = 0; h < all.heads(); ++h)
@@ -145,7 +145,8 @@ struct of_references {
                                     (chosen.empty() || reference::names(chosen, 1, heads, kv_heads, b, h, i, c));
       return seen ? s : N(-reference::infinity);
     };
-    return reference::full_softmax(x.at("q"), joined(x.at("k_near"), x.at("k")), joined(x.at("v_near"), x.at("v")), o);
+    return reference::full_softmax(x.at("q"), one_after_another(x.at("k_near"), x.at("k")),
+                                   one_after_another(x.at("v_near"), x.at("v")), o);
   }
 };
 

@@ -54,7 +54,7 @@ void latent_attention_backward(const Q& q, const QR& q_rotary, const L& latent, 
   detail::require_one_element_type<const Q&, const O&, const D&, tensor_view<S>>();
   const auto& given = detail::options_or_default<latent_attention_options<S>>(options);
   auto views = detail::latent_views<S>::of(q, q_rotary, latent, k_rotary, w_key, w_value);
-  detail::call_views check("latent_attention_backward");
+  detail::call_views check{"latent_attention_backward"};
   const tensor_view<const S> result = as_view(out), d = as_view(d_out);
   const auto& g = gradients;
   const detail::attention_shape shape = views.validate(check, result);

@@ -79,7 +79,7 @@ void attend_latents(Cache& cache, const latent_heads<S>& h, const tensor_view<S>
   if (tokens.tokens() > 0 || count <= 64 || !options_fit)
     return latent_attention_step(cache, h.q, h.q_rotary, h.latent, h.k_rotary, h.w_key, h.w_value, out, o, exec);
   check_stores<typename Cache::value_type, S>();
-  const validator check("latent_attention_step");
+  const validator check{"latent_attention_step"};
   check_latent_cache(check, latent_views<S>{h.q, h.q_rotary, h.latent, h.k_rotary, h.w_key, h.w_value}, tokens);
   const tensor_view<const S> rows(h.latent.data(), {h.latent.extent(0), 1, count, tokens.dim()}, h.latent.strides());
   tokens.check_tokens(check, rows, h.latent, o.lengths);

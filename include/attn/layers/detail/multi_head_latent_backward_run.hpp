@@ -12,7 +12,7 @@ namespace attn { inline namespace ATTN_ISA { namespace detail {
 template <class S>
 sequence_lengths check_attention_options(const latent_dims& d, idx_t batch, idx_t length,
                                          const latent_attention_options<S>& given, execution& exec) {
-  call_views check("latent_attention");
+  call_views check{"latent_attention"};
   const attention_shape shape{.batch = batch, .heads = d.heads, .kv_heads = d.heads, .queries = length, .keys = length,
                               .dim = d.key + d.rotary, .dim_v = d.value};
   const tensor_view<const compute_type<S>, 3> rows(nullptr, {batch, d.heads, length});
