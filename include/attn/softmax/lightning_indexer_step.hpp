@@ -17,7 +17,7 @@
 // tokens (kv_cache.hpp); queries are then rounded too (full_softmax_step.hpp).
 //
 // Cost     2 B HI n tokens DI operations, and for each of up to four queries one reading of the cache. Scratch: 12 topk
-//          candidates per thread.
+//          candidates per thread and list.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything, the cache included, changes.
 #pragma once
 

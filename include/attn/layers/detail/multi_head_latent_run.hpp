@@ -127,7 +127,6 @@ struct projected_latents {
   tensor_view<S> k_rotary(const latent_dims& d) const { return columns_of_heads(rows, 1, d.latent, d.rotary); }
 };
 
-
 /// A checked call of the layer, or the way back through it.
 template <class S>
 struct multi_head_latent_call {
