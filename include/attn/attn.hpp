@@ -104,6 +104,7 @@
 #include <attn/low_rank/multipole_step.hpp>
 #include <attn/low_rank/nystrom.hpp>
 #include <attn/low_rank/nystrom_backward.hpp>
+#include <attn/softmax/antidiagonal_blocks.hpp>
 #include <attn/softmax/attention_weights.hpp>
 #include <attn/softmax/bigbird.hpp>
 #include <attn/softmax/bigbird_backward.hpp>
@@ -122,6 +123,7 @@
 #include <attn/softmax/lsh_backward.hpp>
 #include <attn/softmax/merge_softmax.hpp>
 #include <attn/softmax/merge_softmax_backward.hpp>
+#include <attn/softmax/min_max_blocks.hpp>
 #include <attn/softmax/neighborhood.hpp>
 #include <attn/softmax/neighborhood_backward.hpp>
 #include <attn/softmax/pattern.hpp>
@@ -145,3 +147,4 @@
 #include <attn/softmax/topk_blocks.hpp>
 #include <attn/softmax/topk_blocks_backward.hpp>
 #include <attn/softmax/topk_blocks_step.hpp>
+#include <attn/softmax/vertical_slash_blocks.hpp>

@@ -37,6 +37,7 @@ struct topk_shape {
 template <class Number>
 struct block_sums {
   using T = std::remove_const_t<Number>;
+  static constexpr const char* name = "sums of blocks";
 
   Number* data = nullptr;
   idx_t dim = 0;

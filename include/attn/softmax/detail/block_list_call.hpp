@@ -1,0 +1,139 @@
+// attn: the checked call of what makes lists of blocks without training, and the choice among the scores of blocks. The
+// call is that of the indexer (indexer_call.hpp), of whose "heads" each has a list: a query head, or all of a key head.
+#pragma once
+
+#include <attn/softmax/detail/named_blocks.hpp>
+
+namespace attn { inline namespace ATTN_ISA { namespace detail {
+
+template <class S, class Options>
+indexer_call<S> block_list_call_of(call_views& views, const tensor_view<const S>& q, const tensor_view<const S>& k,
+                                   const index_output& indices, const Options& options, idx_t block, bool causal,
+                                   execution& exec) {
+  views.read("q", q), views.read("k", k), views.write("indices", index_layout(indices));
+  const idx_t heads = q.extent(1), key_heads = k.extent(1), lists = indices.extent(1), topk = indices.extent(3);
+  if (heads > 0 && (key_heads == 0 || heads % key_heads != 0))
+    views.fail({"key heads that divide the query heads ", heads}, key_heads);
+  views.extents({{"key batch = query batch", q.extent(0), k.extent(0)},
+                 {"key dim = query dim", q.extent(3), k.extent(3)},
+                 {"index batch = query batch", q.extent(0), indices.extent(0)},
+                 {"index rows = query length", q.extent(2), indices.extent(2)}});
+  if (lists != heads && lists != key_heads) views.fail({"index heads ", key_heads, " or ", heads}, lists);
+  views.at_least("entries of a list", 1, topk);
+  views.at_least("block", 1, block);
+  views.at_least("local_blocks", 0, options.local_blocks);
+  views.at_least("first_blocks", 0, options.first_blocks);
+  if (options.first_blocks > topk || options.local_blocks > topk - options.first_blocks)
+    views.fail({"local_blocks and first_blocks of at most the ", topk, " entries of a list together"},
+               error_text{options.local_blocks, " and ", options.first_blocks});
+  first_positions first;
+  if constexpr (requires { options.first_position; }) first = options.first_position;
+  check_span(views, first, {causal, 1}, q.extent(0));
+  std::optional<compute_type<S>> scale;
+  if constexpr (requires { options.scale; }) scale = options.scale;
+  check_scale(views, scale);
+  if (k.extent(2) >= candidate<compute_type<S>>::most_keys) views.fail("fewer than 2^32 keys", k.extent(2));
+  indexer_call<S> call{.q = q, .k = k, .exec = exec,
+                       .shape = {.batch = q.extent(0), .heads = lists, .kv_heads = key_heads, .queries = q.extent(2),
+                                 .keys = k.extent(2), .dim = q.extent(3), .dim_v = 0},
+                       .lengths = {q.extent(2), k.extent(2), {}, {}},
+                       .seen = {.limit = {causal, 1}, .first = first}, .topk = topk,
+                       .block = (std::min)(block, std::max<idx_t>(1, k.extent(2))),
+                       .local_blocks = options.local_blocks, .first_blocks = options.first_blocks, .per_head = true,
+                       .scale = scale_or_default(scale, q.extent(3)),
+                       .activation = indexer_activation::none, .w = {}, .indices = indices, .scores = {}};
+  if constexpr (requires { options.key_lengths; }) call.lengths = check_lengths(views, call.shape, options);
+  return call;
+}
+
+/// Query heads whose scores a list adds up: those from the first on.
+template <class S>
+struct heads_of_list {
+  idx_t first, count, key_head;
+
+  heads_of_list(const indexer_call<S>& call, idx_t list)
+      : first(0), count(call.shape.heads > 0 ? call.q.extent(1) / call.shape.heads : 0), key_head(0) {
+    first = list * count;
+    key_head = list / std::max<idx_t>(1, call.shape.group());
+  }
+};
+
+/// A list for all queries of a block: the best of the scores that it gives the blocks of keys.
+template <class S>
+struct block_list_maker {
+  using T = compute_type<S>;
+
+  const indexer_call<S>& in;
+  named_blocks<T>* names;
+  candidate<T>* named;  // [topk]
+
+  static block_list_maker layout(arena& memory, const indexer_call<S>& call) {
+    named_blocks<T>* const names = layout_lists<T>(memory, call, 1).data();
+    return {call, names, memory.allocate<candidate<T>>(call.topk)};
+  }
+  /// The queries of block `block` by position, [begin, end), end <= begin where there are none.
+  static std::pair<idx_t, idx_t> queries_of(const indexer_call<S>& in, idx_t b, idx_t block) {
+    const idx_t first = in.position(b, 0);
+    return {std::max<idx_t>(0, block * in.block - first),
+            (std::min)(in.lengths.queries(b), (block + 1) * in.block - first)};
+  }
+  /// Blocks of queries of a batch item, and the block that the first query is in.
+  static std::pair<idx_t, idx_t> blocks_of(const indexer_call<S>& in, idx_t b) {
+    const idx_t first = floor_div(in.position(b, 0), in.block), queries = in.lengths.queries(b);
+    return {first, queries > 0 ? floor_div(in.position(b, queries - 1), in.block) + 1 - first : 0};
+  }
+  static idx_t most_blocks(const indexer_call<S>& in) { return ceil_div(in.shape.queries, in.block) + 1; }
+
+  /// Names of one block of queries the forced ones and the best, of these the fewest that have `share` of all scores
+  /// together, and stores them.
+  void store(idx_t b, idx_t list, idx_t block, const T* scores, T share) const {
+    const auto [begin, end] = queries_of(in, b, block);
+    if (begin >= end) return;
+    const idx_t all = ceil_div(in.end_of(b, end - 1), in.block);
+    const forced_names forced = in.forced_of(b, end - 1);
+    names->begin(forced, in.topk);
+    names->block = 1;  // scores are those of names
+    names->take(scores, 0, all, all);
+    idx_t count = names->finish(named);
+    if (share < T(1)) {
+      T wanted = 0;
+      for (idx_t n = 0; n < all; ++n) wanted += scores[n];
+      count = reaching(count, forced, share * wanted);
+    }
+    for (idx_t i = begin; i < end; ++i) in.store(b, list, i, named, count);
+  }
+
+ private:
+  idx_t reaching(idx_t count, const forced_names& forced, T wanted) const {
+    candidate<T>* const best = std::partition(named, named + count, [&](const auto& x) { return forced.has(x.key()); });
+    const auto by_key = [](const candidate<T>& a, const candidate<T>& b) { return a.key() < b.key(); };
+    std::sort(named, best, by_key);
+    std::sort(best, named + count, [](const candidate<T>& a, const candidate<T>& b) { return b < a; });
+    T sum = 0;
+    idx_t n = 0;
+    for (; n < count && (named + n < best || sum < wanted); ++n) sum += named[n].score();
+    std::sort(named, named + n, by_key);
+    return n;
+  }
+};
+
+/// Weights e^(x - the largest), in place; NaN and -infinity have none. Returns their largest.
+template <class T>
+void weigh_row(T* scores, idx_t count) {
+  const packet<T> lowest = broadcast<T>(std::numeric_limits<T>::lowest()),
+                  highest = broadcast<T>((std::numeric_limits<T>::max)());
+  const idx_t padded = round_up(count, width<T>);
+  std::fill(scores + count, scores + padded, -std::numeric_limits<T>::infinity());
+  packet<T> most = lowest;
+  for (idx_t n = 0; n < padded; n += width<T>) {
+    const packet<T> x = load<T>(scores + n);
+    most = if_less(most, x, x, most);
+  }
+  const packet<T> top = (min)(broadcast<T>(max_lanes(most)), highest);
+  for (idx_t n = 0; n < padded; n += width<T>) {
+    const packet<T> x = load<T>(scores + n);
+    store<T>(scores + n, if_less(lowest, x, exp_weight<T>(sub((min)(x, highest), top)), zero<T>()));
+  }
+}
+
+}}}  // namespace attn::ATTN_ISA::detail
