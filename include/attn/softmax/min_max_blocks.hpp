@@ -61,8 +61,8 @@ struct min_max_cache_options {
 ///
 /// Memory   that of kv_cache, and batch * heads * 2 dim numbers of the compute type for every `block` tokens.
 template <class S>
-class min_max_cache : public detail::cached_sequences<detail::block_tokens<S, detail::block_bounds>> {
-  using base = detail::cached_sequences<detail::block_tokens<S, detail::block_bounds>>;
+class min_max_cache : public detail::cached_sequences<detail::summarised_tokens<S, detail::block_bounds>> {
+  using base = detail::cached_sequences<detail::summarised_tokens<S, detail::block_bounds>>;
 
  public:
   using value_type = S;

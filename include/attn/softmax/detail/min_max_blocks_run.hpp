@@ -4,7 +4,7 @@
 
 #include <attn/core/detail/waves.hpp>
 #include <attn/softmax/detail/block_list_call.hpp>
-#include <attn/softmax/detail/block_tokens.hpp>
+#include <attn/softmax/detail/summarised_tokens.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 

@@ -1,7 +1,7 @@
 // attn: the driver of topk_blocks_step.
 #pragma once
 
-#include <attn/softmax/detail/block_tokens.hpp>
+#include <attn/softmax/detail/summarised_tokens.hpp>
 #include <attn/softmax/detail/stream_driver.hpp>
 #include <attn/softmax/detail/topk_blocks_run.hpp>
 
@@ -9,7 +9,7 @@ namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// The inside of topk_blocks_cache.
 template <class S>
-using topk_tokens = block_tokens<S, block_sums>;
+using topk_tokens = summarised_tokens<S, block_sums>;
 
 /// The plan of a few queries of a call whose keys are those of a cache.
 template <class S, class Score>

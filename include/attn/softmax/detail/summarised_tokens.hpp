@@ -8,7 +8,7 @@ namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// All tokens, and the sums of the keys of every block, or another summary of them: Table<T> (block_sums).
 template <class S, template <class> class Table>
-class block_tokens : public kv_tokens<S> {
+class summarised_tokens : public kv_tokens<S> {
   static_assert(check_cache_element<S, true>());
   using base = kv_tokens<S>;
   using T = compute_type<S>;
@@ -16,16 +16,16 @@ class block_tokens : public kv_tokens<S> {
  public:
   using base::batch, base::heads, base::dim, base::capacity, base::keys, base::length;
 
-  block_tokens(const char* name, const state_extents& extents, idx_t block) : base(name, extents), block_(block) {
+  summarised_tokens(const char* name, const state_extents& extents, idx_t block) : base(name, extents), block_(block) {
     validator(name).at_least("block", 1, block);
   }
 
-  block_tokens(const block_tokens& other) : base(other), block_(other.block_) {
+  summarised_tokens(const summarised_tokens& other) : base(other), block_(other.block_) {
     reserve_sums();
     copy_sums(other);
   }
-  block_tokens(block_tokens&&) noexcept = default;
-  block_tokens& operator=(const block_tokens& other) {
+  summarised_tokens(summarised_tokens&&) noexcept = default;
+  summarised_tokens& operator=(const summarised_tokens& other) {
     base::operator=(other);
     block_ = other.block_;
     if (std::ssize(sums_) != batch() * heads() * sums_stride_) sums_.clear(), sums_stride_ = 0;
@@ -33,7 +33,7 @@ class block_tokens : public kv_tokens<S> {
     copy_sums(other);
     return *this;
   }
-  block_tokens& operator=(block_tokens&&) noexcept = default;
+  summarised_tokens& operator=(summarised_tokens&&) noexcept = default;
 
   idx_t block() const { return block_; }
   std::size_t bytes() const { return base::bytes() + sums_.capacity() * sizeof(T); }
@@ -76,11 +76,11 @@ class block_tokens : public kv_tokens<S> {
   }
 
  private:
-  void copy_sums(const block_tokens& other) {
+  void copy_sums(const summarised_tokens& other) {
     for (idx_t b = 0; b < batch() && this != &other; ++b) copy_sums(other, b, b);
   }
   /// The sums of the tokens that an item has.
-  void copy_sums(const block_tokens& other, idx_t from, idx_t to) {
+  void copy_sums(const summarised_tokens& other, idx_t from, idx_t to) {
     const idx_t numbers = sums_of(other.length(from));
     for (idx_t h = 0; h < heads(); ++h)
       std::copy_n(other.sums_.data() + (from * heads() + h) * other.sums_stride_, numbers,
