@@ -40,7 +40,7 @@ const known_flag known[] = {
     {"dropout", &flags::dropout, 0, "the same: percent of the weights that are dropped; not in errors", false},
     {"rounds", &flags::rounds, 1, "hashes of every token"},
     {"topk", &flags::topk, 1, "blocks of --block keys that a query sees, its own among them"},
-    {"selected", &flags::selected, 1, "entries of a list"},
+    {"selected", &flags::selected, 1, "entries of a list, or keys of a list of blocks"},
     {"list-block", &flags::list_block, 1, "keys that an entry of a list names", false},
     {"shared-lists", &flags::shared_lists, 0, "one list and one key head for all heads, not one for each", false},
     {"axes", &flags::axes, 1, "axes of the grid, 1 to 3"},

@@ -230,6 +230,7 @@ std::vector<operator_entry> pointwise_operators();
 std::vector<operator_entry> latent_operators();
 std::vector<decode_entry> latent_decoders();
 std::vector<operator_entry> selected_operators();
+std::vector<operator_entry> block_list_operators();
 std::vector<decode_entry> selected_decoders();
 
 family softmax_family() {
@@ -278,6 +279,7 @@ family softmax_family() {
   for (operator_entry& entry : latent_operators()) softmax.operators.push_back(std::move(entry));
   for (decode_entry& entry : latent_decoders()) softmax.decoders.push_back(std::move(entry));
   for (operator_entry& entry : selected_operators()) softmax.operators.push_back(std::move(entry));
+  for (operator_entry& entry : block_list_operators()) softmax.operators.push_back(std::move(entry));
   for (decode_entry& entry : selected_decoders()) softmax.decoders.push_back(std::move(entry));
   return softmax;
 }

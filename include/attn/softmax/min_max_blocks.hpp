@@ -7,7 +7,7 @@
 //
 //   attn::tensor<std::int32_t> blocks({batch, heads, length, 32});
 //   attn::min_max_blocks(q, k, blocks, {.causal = true});
-//   attn::selected_keys(q, k, v, out, blocks, {.causal = true, .block = 32});
+//   attn::selected_keys(q, k, v, out, blocks, {.causal = true, .block = 64});
 //
 //   attn::min_max_cache<float> cache({.batch = batch, .heads = kv_heads, .dim = 64});   // a kv_cache that keeps bounds
 //   cache.append(k_t, v_t);
@@ -38,7 +38,7 @@ struct min_max_blocks_options {
   list_view<idx_t> lengths{}, query_lengths{}, key_lengths{};
   first_positions first_position{};
   /// Tokens of a block, >= 1.
-  idx_t block = 32;
+  idx_t block = 64;
   /// Blocks that are named first, as in lightning_indexer_options; with causal local_blocks >= 1.
   idx_t local_blocks = 1, first_blocks = 0;
 };
@@ -53,7 +53,7 @@ struct min_max_cached_options {
 
 struct min_max_cache_options {
   /// Tokens of a block, >= 1.
-  idx_t block = 32;
+  idx_t block = 64;
 };
 
 /// A kv_cache that keeps the bounds of every block, for all that takes a kv_cache. A moved-from cache may only be

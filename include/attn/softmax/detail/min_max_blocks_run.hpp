@@ -70,6 +70,7 @@ struct cached_bounds {
 template <class S>
 struct min_max_driver {
   using T = compute_type<S>;
+  static constexpr idx_t few_names = 32;  // that are sorted out together, at least
 
   const indexer_call<S>& in;
   cached_bounds<T> cached;  // none in a call over keys
@@ -89,8 +90,15 @@ struct min_max_driver {
 
   /// max(q, 0) and min(q, 0), beside one another.
   void gather(const matrix_view<const S>& q, idx_t i, T* to) const {
-    for (idx_t d = 0; d < shape.dim; ++d) {
-      const T x = static_cast<T>(q.row(i)[d * q.col_stride]);
+    const S* const row = q.row(i);
+    idx_t d = 0;
+    for (; q.col_stride == 1 && d + width<T> <= shape.dim; d += width<T>) {
+      const packet<T> x = load_as<T>(row + d);
+      store<T>(to + d, if_less(zero<T>(), x, x, zero<T>()));
+      store<T>(to + shape.dim + d, if_less(x, zero<T>(), x, zero<T>()));
+    }
+    for (; d < shape.dim; ++d) {
+      const T x = static_cast<T>(row[d * q.col_stride]);
       to[d] = x > T(0) ? x : T(0), to[shape.dim + d] = x < T(0) ? x : T(0);
     }
   }
@@ -103,14 +111,17 @@ struct min_max_driver {
     const idx_t heads = heads_of_list<S>(in, 0).count;
     for (idx_t m = 0; m < count; ++m) {
       names(m).block = 1;  // scores are those of names
+      names(m).best.capacity = (std::min)(names(m).best.capacity, std::max<idx_t>(4 * in.topk, few_names));
       names(m).begin(in.forced_of(b, query(m)), in.topk);
     }
     for (idx_t from = 0, end = seen(count - 1); from < end; from += key_block) {
       const idx_t some = (std::min)(key_block, end - from), wide = round_up(some, width<T>);
       for (idx_t h = 0; h < heads; ++h) {
-        for (idx_t m = 0; m < count; ++m)
-          gather(head_of(in.q, b, list(m) * heads + h), query(m), s.gathered + m * depth);
-        pack_rows<T>([&](idx_t m) { return s.gathered + m * depth; }, count, depth, 1, T(1), s.queries);
+        if (heads > 1 || from == 0) {
+          for (idx_t m = 0; m < count; ++m)
+            gather(head_of(in.q, b, list(m) * heads + h), query(m), s.gathered + m * depth);
+          pack_rows<T>([&](idx_t m) { return s.gathered + m * depth; }, count, depth, 1, T(1), s.queries);
+        }
         T* const to = h == 0 ? s.sums : s.scores;
         with_tile_height(count, [&](auto M) { tile_scores<T, M.value>(s.queries, bounds, from, wide, to); });
         for (idx_t m = 0; h > 0 && m < count; ++m)
