@@ -68,8 +68,7 @@ template <class Maker>
 double attended_flops(const problem& p) {
   const idx_t most = std::max<idx_t>(3, p.set.selected / Maker::block) * Maker::block;
   double scores = 0;
-  for (idx_t i = 0; i < p.length; ++i)
-    scores += static_cast<double>(std::min(most, p.causal ? i + 1 : p.length));
+  for (idx_t i = 0; i < p.length; ++i) scores += static_cast<double>(std::min(most, p.causal ? i + 1 : p.length));
   return score_flops(p, scores) + Maker::flops(p);
 }
 

@@ -37,7 +37,8 @@ void set(Given& to, const options& o) {
 struct antidiagonal {
   static constexpr bool always_causal = false;
   template <class S>
-  static void run(const tensor<S>& q, const tensor<S>& k, tensor<idx_t>& lists, const options& o, attn::execution& exec) {
+  static void run(const tensor<S>& q, const tensor<S>& k, tensor<idx_t>& lists, const options& o,
+                  attn::execution& exec) {
     attn::antidiagonal_blocks_options<S> given;
     set(given, o);
     attn::antidiagonal_blocks(view(q), view(k), view(lists), given, exec);
@@ -48,7 +49,8 @@ struct antidiagonal {
 struct min_max {
   static constexpr bool always_causal = false;
   template <class S>
-  static void run(const tensor<S>& q, const tensor<S>& k, tensor<idx_t>& lists, const options& o, attn::execution& exec) {
+  static void run(const tensor<S>& q, const tensor<S>& k, tensor<idx_t>& lists, const options& o,
+                  attn::execution& exec) {
     attn::min_max_blocks_options<S> given;
     set(given, o);
     attn::min_max_blocks(view(q), view(k), view(lists), given, exec);
@@ -62,7 +64,8 @@ struct min_max {
 struct vertical_slash {
   static constexpr bool always_causal = true;
   template <class S>
-  static void run(const tensor<S>& q, const tensor<S>& k, tensor<idx_t>& lists, const options& o, attn::execution& exec) {
+  static void run(const tensor<S>& q, const tensor<S>& k, tensor<idx_t>& lists, const options& o,
+                  attn::execution& exec) {
     attn::vertical_slash_blocks_options<S> given;
     set(given, o);
     attn::vertical_slash_blocks(view(q), view(k), view(lists), given, exec);
@@ -87,7 +90,8 @@ void check_agreement() {
   attn::execution serial, three(3, 0);
   for (idx_t keys : {0, 1, 7, 65, 130, 301})
     for (idx_t block : {4, 12, 400}) {
-      const idx_t queries = seed % 3 == 0 ? keys : std::min<idx_t>(keys, 45), key_heads = 1 + static_cast<idx_t>(seed % 2);
+      const idx_t queries = seed % 3 == 0 ? keys : std::min<idx_t>(keys, 45),
+                  key_heads = 1 + static_cast<idx_t>(seed % 2);
       const idx_t heads = 2 * key_heads, lists = seed % 4 < 2 ? heads : key_heads, dim = seed % 2 ? 5 : 16;
       const auto q = normal<S>(seed, 2, heads, queries, dim), k = normal<S>(seed + 1, 2, key_heads, keys, dim);
       options o;
@@ -163,11 +167,11 @@ void check_structure() {
 
 }  // namespace
 
-#define ATTN_TEST_CHOOSER(chooser)                                                                             \
-  TEMPLATE_LIST_TEST_CASE(#chooser "_blocks: against the reference", "[block_lists]", all_types) {             \
-    check_agreement<TestType, chooser>();                                                                      \
-    check_laws<TestType, chooser>();                                                                           \
-  }                                                                                                            \
+#define ATTN_TEST_CHOOSER(chooser)                                                                 \
+  TEMPLATE_LIST_TEST_CASE(#chooser "_blocks: against the reference", "[block_lists]", all_types) { \
+    check_agreement<TestType, chooser>();                                                          \
+    check_laws<TestType, chooser>();                                                               \
+  }                                                                                                \
   TEST_CASE(#chooser "_blocks: a structure that is there", "[block_lists]") { check_structure<chooser>(); }
 
 ATTN_TEST_CHOOSER(antidiagonal)
@@ -202,7 +206,8 @@ TEMPLATE_LIST_TEST_CASE("min_max_cache: lists of steps are those of the whole", 
   tensor<S> out(2, 4, 1, 16), wanted(2, 4, 90, 16);
   const attn::tensor_view<const idx_t> last = view(std::as_const(found)).slice(2, 89, 1);
   attn::selected_keys_cached(cache, view(q).slice(2, 89, 1), view(out), last, {.block = cache.block()});
-  attn::selected_keys(view(q), view(k), view(k), view(wanted), view(std::as_const(found)), {.causal = true, .block = 8});
+  attn::selected_keys(view(q), view(k), view(k), view(wanted), view(std::as_const(found)),
+                      {.causal = true, .block = 8});
   double worst = 0;
   for (idx_t b = 0; b < 2; ++b)
     for (idx_t h = 0; h < 4; ++h)

@@ -1,5 +1,5 @@
-// attn: lists of blocks for selected_keys.hpp, chosen by sums along antidiagonals: for models trained with full softmax,
-// without training.
+// attn: lists of blocks for selected_keys.hpp, chosen by sums along antidiagonals: for models trained with full
+// softmax, without training.
 //
 //   A(I, J) = scale / stride * sum_{n < stride} q_{(I + 1) stride - 1 - n} . k_{J stride + n}
 //   score of a block of keys for a block of queries = the sum of softmax_J(A(I, J)) over the I and J in them

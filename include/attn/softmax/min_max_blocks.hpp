@@ -11,7 +11,7 @@
 //
 //   attn::min_max_cache<float> cache({.batch = batch, .heads = kv_heads, .dim = 64});   // a kv_cache that keeps bounds
 //   cache.append(k_t, v_t);
-//   attn::min_max_blocks_cached(cache, q_t, blocks);                                    // n tokens, at the last n positions
+//   attn::min_max_blocks_cached(cache, q_t, blocks);                          // n tokens, at the last n positions
 //   attn::selected_keys_cached(cache, q_t, out_t, blocks, {.block = cache.block()});
 //
 // Query i is at position i + Lk - Lq, with true lengths, or i + first_position; position p is in block p / block. With

@@ -1,6 +1,6 @@
 // attn: the driver of antidiagonal_blocks.
-//   1. stride keys become one row [stride dim], packed; stride queries, in reverse order, one row of a tile, so that one
-//      product adds up an antidiagonal
+//   1. stride keys become one row [stride dim], packed; stride queries, in reverse order, one row of a tile, so that
+//      one product adds up an antidiagonal
 //   2. for some blocks of queries: the products with all keys they see, softmax per row, added up by blocks of keys
 //   3. each block of queries names its best
 #pragma once
@@ -38,7 +38,8 @@ struct antidiagonal_driver {
     return {.gathered = memory.allocate<S>(tile_rows * depth),
             .queries = memory.allocate<T>(round_up(rows, tile_rows) * depth),
             .scores = memory.allocate<T>(round_up(rows, tile_rows) * row_stride),
-            .sums = memory.allocate<T>(together * in.names()), .lists = maker::layout(memory, in)};
+            .sums = memory.allocate<T>(together * in.names()),
+            .lists = maker::layout(memory, in)};
   }
 
   /// Rows first ... first + stride - 1 of x, in one row; zeros for those outside [0, count).
@@ -83,10 +84,11 @@ struct antidiagonal_driver {
         for (idx_t n = 0, end = seen(row + of_part - 1); n < end; n += panel_width<T>)
           for (idx_t r = 0; r < of_part; r += tile_rows)
             with_tile_height(std::min<idx_t>(tile_rows, of_part - r), [&](auto M) {
-              tile_product<T, M.value, 2>(packed_rows<T>{s.queries + r * depth}, keys.key_panel(n), depth,
-                                          [&](auto m, auto vector, const auto& x) __attribute__((always_inline)) {
-                                            store<T>(s.scores + (r + m) * row_stride + n + vector * width<T>, x);
-                                          });
+              tile_product<T, M.value, 2>(
+                  packed_rows<T>{s.queries + r * depth}, keys.key_panel(n),
+                  depth, [&](auto m, auto vector, const auto& x) __attribute__((always_inline)) {
+                    store<T>(s.scores + (r + m) * row_stride + n + vector * width<T>, x);
+                  });
             });
         for (idx_t r = 0; r < of_part; ++r) {
           // A row whose queries are all outside adds nothing.
@@ -108,13 +110,15 @@ struct antidiagonal_driver {
     };
     const idx_t names = ceil_div(end, of_block);
     T all = 0;
-    for (idx_t name = 0; name < names; ++name) all += scores[name] = sum_of(name);  // reads what is not yet written over
+    for (idx_t name = 0; name < names; ++name)
+      all += scores[name] = sum_of(name);  // reads what is not yet written over
     if (all > T(0))
       for (idx_t name = 0; name < names; ++name) sums[name] += scores[name] / all;
   }
 
   void run() const {
-    const double pairs = static_cast<double>(shape.queries) * static_cast<double>(shape.keys) / static_cast<double>(stride);
+    const double pairs =
+        static_cast<double>(shape.queries) * static_cast<double>(shape.keys) / static_cast<double>(stride);
     const auto limit = in.exec.limit_threads(
         {.operations = 2 * pairs * static_cast<double>(shape.batch * in.q.extent(1) * (shape.dim + 2))});
     const idx_t lists = shape.kv_heads > 0 ? shape.heads / shape.kv_heads : 0;

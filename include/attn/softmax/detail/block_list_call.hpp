@@ -33,15 +33,28 @@ indexer_call<S> block_list_call_of(call_views& views, const tensor_view<const S>
   if constexpr (requires { options.scale; }) scale = options.scale;
   check_scale(views, scale);
   if (k.extent(2) >= candidate<compute_type<S>>::most_keys) views.fail("fewer than 2^32 keys", k.extent(2));
-  indexer_call<S> call{.q = q, .k = k, .exec = exec,
-                       .shape = {.batch = q.extent(0), .heads = lists, .kv_heads = key_heads, .queries = q.extent(2),
-                                 .keys = k.extent(2), .dim = q.extent(3), .dim_v = 0},
+  indexer_call<S> call{.q = q,
+                       .k = k,
+                       .exec = exec,
+                       .shape = {.batch = q.extent(0),
+                                 .heads = lists,
+                                 .kv_heads = key_heads,
+                                 .queries = q.extent(2),
+                                 .keys = k.extent(2),
+                                 .dim = q.extent(3),
+                                 .dim_v = 0},
                        .lengths = {q.extent(2), k.extent(2), {}, {}},
-                       .seen = {.limit = {causal, 1}, .first = first}, .topk = topk,
+                       .seen = {.limit = {causal, 1}, .first = first},
+                       .topk = topk,
                        .block = (std::min)(block, std::max<idx_t>(1, k.extent(2))),
-                       .local_blocks = options.local_blocks, .first_blocks = options.first_blocks, .per_head = true,
+                       .local_blocks = options.local_blocks,
+                       .first_blocks = options.first_blocks,
+                       .per_head = true,
                        .scale = scale_or_default(scale, q.extent(3)),
-                       .activation = indexer_activation::none, .w = {}, .indices = indices, .scores = {}};
+                       .activation = indexer_activation::none,
+                       .w = {},
+                       .indices = indices,
+                       .scores = {}};
   if constexpr (requires { options.key_lengths; }) call.lengths = check_lengths(views, call.shape, options);
   return call;
 }

@@ -83,9 +83,12 @@ struct min_max_driver {
     std::span<named_blocks<T>> names;       // [tile_rows]
   };
   scratch layout(arena& memory) const {
-    return {.gathered = memory.allocate<T>(tile_rows * depth), .queries = memory.allocate<T>(depth * tile_rows),
-            .scores = memory.allocate<T>(tile_rows * score_stride), .sums = memory.allocate<T>(tile_rows * score_stride),
-            .named = memory.allocate<candidate<T>>(in.topk), .names = layout_lists<T>(memory, in, tile_rows)};
+    return {.gathered = memory.allocate<T>(tile_rows * depth),
+            .queries = memory.allocate<T>(depth * tile_rows),
+            .scores = memory.allocate<T>(tile_rows * score_stride),
+            .sums = memory.allocate<T>(tile_rows * score_stride),
+            .named = memory.allocate<candidate<T>>(in.topk),
+            .names = layout_lists<T>(memory, in, tile_rows)};
   }
 
   /// max(q, 0) and min(q, 0), beside one another.
@@ -143,8 +146,7 @@ struct min_max_driver {
                        (cached.data ? 0 : static_cast<double>(items * shape.keys) * static_cast<double>(depth)),
          .bytes = static_cast<double>(items * blocks) * static_cast<double>(depth * static_cast<idx_t>(sizeof(T)))});
     for_each_wave(
-        in.exec, items,
-        cached.data ? items : wave_size(in.exec, items, tables * depth * static_cast<idx_t>(sizeof(T))),
+        in.exec, items, cached.data ? items : wave_size(in.exec, items, tables * depth * static_cast<idx_t>(sizeof(T))),
         [&](arena& memory) { return packed_keys<T>::layout(memory, cached.data ? 0 : blocks, depth, 0); },
         [&](const wave<packed_keys<T>>& some) {
           if (!cached.data)

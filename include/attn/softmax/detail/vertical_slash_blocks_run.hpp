@@ -19,17 +19,19 @@ struct vertical_slash_driver {
   const indexer_call<S>& in;
   idx_t last;  // queries that attend
   const attention_shape& shape = in.shape;
-  idx_t together = std::clamp<idx_t>(4096 / in.block, 1, 64);  // blocks of queries of a task
+  idx_t together = std::clamp<idx_t>(4096 / in.block, 1, 64);   // blocks of queries of a task
   idx_t distances = in.names() + ceil_div(last, in.block) + 2;  // in blocks, that diagonals have
 
   struct sums {
     packed_keys<T> keys;
-    T *vertical, *slash;                 // [keys], [keys + last]: the first diagonal is that of nearest()
-    T *of_block, *apart;                 // [names], [distances]
+    T *vertical, *slash;  // [keys], [keys + last]: the first diagonal is that of nearest()
+    T *of_block, *apart;  // [names], [distances]
   };
   sums layout_sums(arena& memory) const {
-    return {.keys = packed_keys<T>::layout(memory, shape.keys, shape.dim, 0), .vertical = memory.allocate<T>(shape.keys),
-            .slash = memory.allocate<T>(shape.keys + last), .of_block = memory.allocate<T>(in.names()),
+    return {.keys = packed_keys<T>::layout(memory, shape.keys, shape.dim, 0),
+            .vertical = memory.allocate<T>(shape.keys),
+            .slash = memory.allocate<T>(shape.keys + last),
+            .of_block = memory.allocate<T>(in.names()),
             .apart = memory.allocate<T>(distances)};
   }
   struct scratch {
@@ -55,10 +57,11 @@ struct vertical_slash_driver {
         pack_rows<T>([&](idx_t m) { return q.row(i + m); }, count, shape.dim, q.col_stride, in.scale, s.queries);
         for (idx_t n = 0; n < end; n += panel_width<T>)
           with_tile_height(count, [&](auto M) {
-            tile_product<T, M.value, 2>(packed_rows<T>{s.queries}, to.keys.key_panel(n), shape.dim,
-                                        [&](auto m, auto vector, const auto& x) __attribute__((always_inline)) {
-                                          store<T>(s.scores + m * row_stride + n + vector * width<T>, x);
-                                        });
+            tile_product<T, M.value, 2>(
+                packed_rows<T>{s.queries}, to.keys.key_panel(n),
+                shape.dim, [&](auto m, auto vector, const auto& x) __attribute__((always_inline)) {
+                  store<T>(s.scores + m * row_stride + n + vector * width<T>, x);
+                });
           });
         for (idx_t m = 0; m < count; ++m) {
           const idx_t seen = in.end_of(b, i + m);
@@ -111,8 +114,7 @@ struct vertical_slash_driver {
             const idx_t b = item / shape.heads, list = item % shape.heads;
             const auto k = head_of(in.k, b, heads_of_list<S>(in, list).key_head);
             const idx_t begin = step * pack_step, end = (std::min)(begin + pack_step, in.lengths.keys(b));
-            if (begin < end)
-              to.keys.pack_keys([&](idx_t n) { return k.row(begin + n); }, k.col_stride, begin, end);
+            if (begin < end) to.keys.pack_keys([&](idx_t n) { return k.row(begin + n); }, k.col_stride, begin, end);
           });
           some.for_each(1, [&](idx_t item, const sums& to, idx_t, int worker) {
             const scratch s = in.exec.scratch(worker, [&](arena& memory) { return layout(memory); });
