@@ -18,63 +18,12 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <random>
 
-#include "support/rwkv_weights.hpp"
+#include "rwkv/weights.hpp"
 
-namespace {
+namespace rwkv {
 
-using matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;  // a row for every token
-using attn::idx_t;
-
-constexpr idx_t vocabulary = 256;
 constexpr float most_difference = 2e-5f;
-
-// The arrays of a file by name, or random ones where there is no file.
-class weights {
- public:
-  std::string path;
-  idx_t width = 64, heads = 8, layers = 3;
-  bool version_7 = false;
-
-  explicit weights(bool seven) : version_7(seven) {}
-  explicit weights(const std::string& file_path) : path(file_path) {
-    const support::rwkv_file file = support::read_rwkv(path);
-    if (file.vocabulary != vocabulary)
-      support::fail(path, "expected a vocabulary of 256 bytes; found " + std::to_string(file.vocabulary));
-    arrays_ = file.arrays, width = file.width, layers = file.layers;
-    version_7 = arrays_.contains("blocks.0.att.r_k");
-    const auto heads_of = arrays_.find(version_7 ? "blocks.0.att.r_k" : "blocks.0.att.time_faaaa");
-    if (heads_of == arrays_.end()) support::fail(path, "expected RWKV-5.2 or RWKV-7; found neither's arrays");
-    heads = heads_of->second.shape[0];
-    if (heads < 1 || width < 1 || width % heads != 0 || layers < 1)
-      support::fail(path, "expected layers, and heads that divide the width " + std::to_string(width));
-  }
-
-  /// As a matrix, whatever the axes are in the file; of -1 rows, as many as there are.
-  matrix get(const std::string& name, idx_t rows, idx_t cols) const {
-    if (path.empty()) {
-      if (rows < 0) rows = name.ends_with(".weight") ? 4 * cols : 16;
-      std::normal_distribution<float> normal(0, 1 / std::sqrt(float(cols)));
-      return matrix::NullaryExpr(rows, cols, [&] { return normal(source_); });
-    }
-    const auto found = arrays_.find(name);
-    if (found == arrays_.end()) support::fail(path, "expected an array " + name + "; found none");
-    const support::array& x = found->second;
-    const idx_t count = std::ssize(x.numbers);
-    if (rows < 0 && count > 0 && count % cols == 0) rows = count / cols;
-    if (rows < 0 || count != rows * cols)
-      support::fail(path, name + ": expected shape " + support::text_of({rows, cols}) + "; found " +
-                              support::text_of(x.shape));
-    return Eigen::Map<const matrix>(x.numbers.data(), rows, cols);
-  }
-  matrix row(const std::string& name) const { return get(name, 1, width); }
-  matrix square(const std::string& name) const { return get(name, width, width); }
-
- private:
-  support::arrays arrays_;
-  mutable std::mt19937 source_{2};
-};
 
 matrix project(const matrix& x, const matrix& weight) {
   matrix out(x.rows(), weight.rows());
@@ -222,8 +171,8 @@ class model {
 
   /// The logits after each byte; `from` is then after the last one.
   matrix feed(std::string_view bytes, state& from) const {
-    matrix x(bytes.size(), embedding_.cols()), first_values;
-    for (idx_t t = 0; t < x.rows(); ++t) x.row(t) = embedding_.row(static_cast<unsigned char>(bytes[t]));
+    matrix x(std::ssize(bytes), embedding_.cols()), first_values;
+    for (idx_t t = 0; t < x.rows(); ++t) x.row(t) = embedding_.row(static_cast<unsigned char>(bytes[std::size_t(t)]));
     x = first_norm_(x);
     for (std::size_t n = 0; n < layers_.size() && x.rows() > 0; ++n) {
       const layer& l = layers_[n];
@@ -270,9 +219,9 @@ struct task {
 
 template <class Mixing>
 int run(const weights& w, const task& to_do) {
-  const model<Mixing> rwkv(w);
-  auto state = rwkv.start(), fresh = rwkv.start();
-  matrix logits = rwkv.feed(to_do.prompt, state).bottomRows(1);
+  const model<Mixing> trained(w);
+  auto state = trained.start(), fresh = trained.start();
+  matrix logits = trained.feed(to_do.prompt, state).bottomRows(1);
   std::printf("RWKV-%s, %td layers of %td\n", w.version_7 ? "7" : "5.2", w.layers, w.width);
   bool right = true;
   if (!to_do.expected.empty()) {
@@ -290,11 +239,11 @@ int run(const weights& w, const task& to_do) {
     idx_t next = 0;
     logits.row(0).maxCoeff(&next);
     text += static_cast<char>(next);
-    logits = rwkv.feed({&text.back(), 1}, state);
+    logits = trained.feed({&text.back(), 1}, state);
     steps.row(n) = logits;
   }
   const double alone = seconds();
-  const matrix all = rwkv.feed(text, fresh);
+  const matrix all = trained.feed(text, fresh);
   const double at_once = seconds() - alone;
   const float most = to_do.bytes > 0 ? (all.bottomRows(to_do.bytes) - steps).cwiseAbs().maxCoeff() : 0;
   std::size_t size = 0;
@@ -329,10 +278,10 @@ int run(const std::vector<std::string>& arguments) {
   return w.version_7 ? run<mixing_7>(w, to_do) : run<mixing_5>(w, to_do);
 }
 
-}  // namespace
+}  // namespace rwkv
 
 int main(int argc, char** argv) try {
-  return run({argv + 1, argv + argc});
+  return rwkv::run({argv + 1, argv + argc});
 } catch (const std::exception& error) {
   std::fprintf(stderr, "%s\n", error.what());
   return 1;
