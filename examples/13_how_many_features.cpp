@@ -1,7 +1,7 @@
 // How many random features does Performer need for a given error? Once it is small, the error falls as 1 /
 // sqrt(features), with a factor that grows with the norms of queries and keys: measure it once, on data like yours.
 // And what redrawing the features changes: the part of the error that is chance, which the mean of several drawings
-// loses. What is left stems from the division by the sum of the weights, an estimate too; more features make it smaller.
+// loses. What is left stems from the division by the sum of the weights, which is an estimate too.
 #include <attn/kernel/performer.hpp>
 #include <attn/softmax/full_softmax.hpp>
 
@@ -50,11 +50,10 @@ int main() {
     std::printf("  about %.0f: %s\n", needed, needed < length ? "fewer than tokens" : "softmax is cheaper");
   }
 
-  // A model that is trained with one drawing learns its errors, too. Redrawn every some steps (another seed), errors are
-  // others each time, and what is learned is nearer to softmax.
+  // Training with one drawing fits the model to its errors; with another seed every so many steps they differ.
   const int drawings = 16;
-  std::printf("\n%10s%22s%20s%20s   256 features, %d drawings\n", "|q|, |k|", "error of a drawing", "two drawings differ",
-              "error of their mean", drawings);
+  std::printf("\n%10s%22s%20s%20s   256 features, %d drawings\n", "|q|, |k|", "error of a drawing",
+              "two drawings differ", "error of their mean", drawings);
   for (float size : {0.25f, 0.5f}) {
     const matrix q = size * q0, k = size * k0;
     matrix exact(length, dim), out(length, dim), before(length, dim), mean = matrix::Zero(length, dim);
