@@ -1,9 +1,12 @@
-// Patterns as text: which query (row) sees which key (column).
+// Patterns as text: which query (row) sees which key (column); and what the last token of stacked windows depends on.
 // Usage: 06_patterns_drawn [length]
 #include <attn/softmax/bigbird.hpp>
 #include <attn/softmax/block.hpp>
+#include <attn/softmax/sliding_window.hpp>
 #include <attn/softmax/strided.hpp>
 
+#include <Eigen/Core>
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -21,6 +24,30 @@ void print(const std::vector<std::string>& names, const std::vector<std::string>
   std::puts("");
 }
 
+using matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+
+// The derivatives of the last token by all tokens' values after each layer of a causal window, drawn where they are not
+// 0. They are products of weights: with the identity as values each call multiplies by one more layer's. False where
+// the field is not the sum of the windows.
+bool draw_field(attn::idx_t length, bool doubling) {
+  const attn::idx_t left = 3;
+  const matrix q = matrix::Random(length, 8), k = matrix::Random(length, 8);
+  matrix derivatives = matrix::Identity(length, length), next(length, length);
+  bool right = true;
+  for (attn::idx_t layer = 0, reach = 0, dilation = 1; layer < 4; ++layer) {
+    attn::sliding_window(q, k, derivatives, next, {.causal = true, .left = left, .dilation = {&dilation, 1}});
+    derivatives.swap(next);
+    reach += left * dilation;
+    const auto last = derivatives.row(length - 1);
+    for (const float x : last) std::putchar(x != 0 ? '#' : '.');
+    std::printf("  layer %td, dilation %td: %td tokens\n", layer + 1, dilation, (last.array() != 0).count());
+    right &= (last.array() != 0).count() == std::min(length, reach + 1);
+    if (doubling) dilation *= 2;
+  }
+  std::puts("");
+  return right;
+}
+
 int main(int argc, char** argv) {
   const attn::idx_t length = argc > 1 ? std::atoi(argv[1]) : 24;
   if (length < 1) return std::fprintf(stderr, "usage: %s [length >= 1]\n", argv[0]), 1;
@@ -36,4 +63,7 @@ int main(int argc, char** argv) {
     print({"window 3 + 3", "block 4, 1 neighbour", "strided 4"}, {text(window), text(block), text(strided)}, length);
     print({"fixed 4", "bigbird 2, 1 random"}, {text(fixed), text(bigbird)}, length);
   }
+  std::puts("What the last token depends on, through layers of the window 3 + 0:\n");
+  const bool constant = draw_field(2 * length, false), doubled = draw_field(2 * length, true);
+  return constant && doubled ? 0 : 1;
 }

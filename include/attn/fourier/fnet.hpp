@@ -6,7 +6,9 @@
 //   attn::fnet(x, out);                            // Eigen matrices [length, dim]
 //   attn::fnet(x, out, {.lengths = lengths}, threads);
 //
-// F_L is the discrete Fourier transform over tokens, F_D that over the hidden dim; nothing is normalised.
+// F_L is the discrete Fourier transform over tokens, F_D that over the hidden dim; nothing is normalised. Of the
+// transform only the real part is kept, so it has no inverse: x_td and its reflection x_(-t mod L, -d mod D) have
+// the same result.
 //
 // Shapes   x and out [B, H, L, D]; every [b, h] is transformed separately, so pass the whole hidden dim of a model as
 //          D. Any L and D, primes too. float, double, or Eigen::half / Eigen::bfloat16 in memory with float arithmetic.
