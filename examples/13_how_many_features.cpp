@@ -1,7 +1,7 @@
 // How many random features does Performer need for a given error? Once it is small, the error falls as 1 /
 // sqrt(features), with a factor that grows with the norms of queries and keys: measure it once, on data like yours.
 // And what redrawing the features changes: the part of the error that is chance, which the mean of several drawings
-// loses. What is left stems from the division by the sum of the weights, which is an estimate too.
+// loses. What is left is the chance of 16 draws, and the error of a quotient of two estimates.
 #include <attn/kernel/performer.hpp>
 #include <attn/softmax/full_softmax.hpp>
 

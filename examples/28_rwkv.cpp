@@ -164,7 +164,7 @@ class model {
   explicit model(const weights& w)
       : embedding_(w.get("emb.weight", vocabulary, w.width)), head_(w.get("head.weight", vocabulary, w.width)),
         first_norm_(w, "blocks.0.ln0"), last_norm_(w, "ln_out"),
-        empty_(w.layers, {matrix::Zero(1, w.width), matrix::Zero(1, w.width), Mixing::make_state(w)}) {
+        empty_(std::size_t(w.layers), {matrix::Zero(1, w.width), matrix::Zero(1, w.width), Mixing::make_state(w)}) {
     for (idx_t n = 0; n < w.layers; ++n) layers_.emplace_back(w, "blocks." + std::to_string(n) + ".");
   }
   state start() const { return empty_; }
