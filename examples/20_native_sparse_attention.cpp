@@ -2,6 +2,7 @@
 // far; the blocks that its heads find in these, together with the first, its own and the one before it; and a window of
 // the latest keys. Gates add the three up. As published, blocks are chosen for the query heads of a key head together.
 #include <attn/core/tensor.hpp>
+#include <attn/layers/pooled_tokens.hpp>
 #include <attn/softmax/attention_weights.hpp>
 #include <attn/softmax/selected_keys.hpp>
 #include <attn/softmax/sliding_window.hpp>
@@ -24,10 +25,7 @@ struct nsa_options {
 // The means of complete blocks.
 floats block_means(const floats& x, idx_t block) {
   floats means({x.extent(0), x.extent(1), x.extent(2) / block, x.extent(3)});
-  for (idx_t b = 0; b < x.extent(0); ++b)
-    for (idx_t h = 0; h < x.extent(1); ++h)
-      for (idx_t j = 0; j < means.extent(2) * block; ++j)
-        for (idx_t d = 0; d < x.extent(3); ++d) means(b, h, j / block, d) += x(b, h, j, d) / float(block);
+  attn::pooled_tokens(x, means, {.window = block});
   return means;
 }
 
@@ -59,16 +57,13 @@ void native_sparse_attention(const floats& q, const floats& k, const floats& v, 
                              const nsa_options& o, attn::execution& exec) {
   const idx_t heads = q.extent(1), tokens = q.extent(2);
   const floats keys = block_means(k, o.block), values = block_means(v, o.block);
-  std::vector<std::uint8_t> complete;  // a query sees the means of the blocks that end before or with it
-  for (idx_t i = 0; i < tokens; ++i)
-    for (idx_t c = 0; c < keys.extent(2); ++c) complete.push_back((c + 1) * o.block <= i + 1);
-  const attn::tensor_view<std::uint8_t> seen(complete.data(), {1, 1, tokens, keys.extent(2)});
-
   floats compressed(out.extents()), selected(out.extents()), window(out.extents());
   attn::tensor<float, 3> lse({1, heads, tokens});
-  attn::full_softmax(q, keys, values, compressed, {.mask = seen, .lse = lse}, exec);
+  // A query sees the means of the blocks that end before or with it.
+  const attn::full_softmax_options<float> of_means{.causal = true, .first_position = 0, .span = o.block, .lse = lse};
+  attn::full_softmax(q, keys, values, compressed, of_means, exec);
   floats weights({1, heads, tokens, keys.extent(2)});
-  attn::attention_weights(q, keys, {}, weights, {.mask = seen, .lse = lse}, exec);
+  attn::attention_weights(q, keys, {}, weights, of_means, exec);
   const auto blocks = select_blocks(weights, k.extent(1), o);
   attn::selected_keys(q, k, v, selected, blocks, {.causal = true, .block = o.block}, exec);
   attn::sliding_window(q, k, v, window, {.causal = true, .left = o.window - 1}, exec);
