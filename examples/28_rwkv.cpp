@@ -123,7 +123,8 @@ struct mixing_7 {
     const auto shifted = [&](idx_t n) { return shift(x, last, mixes.row(n)); };
     const auto same = [](const auto& h) -> matrix { return h; };
     const matrix r = project(shifted(0), receptance);
-    const matrix w = -0.606531f * decay(shifted(1), [](const auto& h) -> matrix { return h.tanh(); }).array().logistic();
+    const auto tanh = [](const auto& h) -> matrix { return h.tanh(); };
+    const matrix w = -0.606531f * decay(shifted(1), tanh).array().logistic();
     matrix k = project(shifted(2), key), v = project(shifted(3), value);
     const matrix a = rate(shifted(4), same).array().logistic();
     const matrix g = gate(shifted(5), [](const auto& h) -> matrix { return h.logistic(); });
@@ -199,7 +200,8 @@ class model {
 
     layer(const weights& w, const std::string& name)
         : norm_1(w, name + "ln1"), norm_2(w, name + "ln2"), mixing(w, name + "att."),
-          key(w.get(name + "ffn.key.weight", -1, w.width)), value(w.get(name + "ffn.value.weight", w.width, key.rows())) {
+          key(w.get(name + "ffn.key.weight", -1, w.width)),
+          value(w.get(name + "ffn.value.weight", w.width, key.rows())) {
       mix_k = w.row(name + (w.version_7 ? "ffn.x_k" : "ffn.time_mix_k"));
       if (w.version_7) return;
       mix_k = 1 - mix_k.array(), mix_r = 1 - w.row(name + "ffn.time_mix_r").array();
