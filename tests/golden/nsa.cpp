@@ -96,10 +96,7 @@ tensor<N> by_references(const nsa_problem& p, const tensor<N>& q, const tensor<N
   reference::basic_selected_keys_options<N> selected;
   reference::basic_sliding_window_options<N> window;
   means.scale = selected.scale = window.scale = p.scale;
-  means.first_position = 0;
-  means.score = [&p](N s, idx_t, idx_t, idx_t i, idx_t c) {
-    return sees_block(i, c, p.block) ? s : N(-reference::infinity);
-  };
+  means.causal = true, means.first_position = 0, means.span = p.block;
   const reference::basic_result<N> compressed = reference::full_softmax(q, keys, values, means);
   const double scale = p.scale.value_or(1 / std::sqrt(static_cast<double>(q.dim())));
   selected.indices = choose(p, [&](idx_t b, idx_t h, idx_t i, idx_t c) {
@@ -131,7 +128,6 @@ struct composed {
   tensor<S> q = cast<S>(p.q), k = cast<S>(p.k), v = cast<S>(p.v), keys = block_means(k, p.block),
             values = block_means(v, p.block);
   std::array<tensor<S>, 3> out;
-  std::vector<std::uint8_t> seen;
   tensor<idx_t> blocks;
   attn::full_softmax_options<S> of_means;
   attn::sliding_window_options<S> of_window{.causal = true, .left = p.window - 1};
@@ -141,9 +137,7 @@ struct composed {
   explicit composed(const nsa_problem& given) : p(given) {
     for (int n = 0; n < branches(); ++n) out[n] = tensor<S>(q.batch(), q.heads(), q.length(), v.dim());
     if (p.scale) of_means.scale = of_window.scale = of_selected.scale = static_cast<S>(*p.scale);
-    for (idx_t i = 0; i < q.length(); ++i)
-      for (idx_t c = 0; c < keys.length(); ++c) seen.push_back(sees_block(i, c, p.block));
-    of_means.mask = attn::tensor_view<std::uint8_t>(seen.data(), {1, 1, q.length(), keys.length()});
+    of_means.causal = true, of_means.first_position = 0, of_means.span = p.block;
     compiled_full_softmax<S>::call(view(q), view(keys), view(values), view(out[0]), of_means, {}, exec);
     tensor<S> weights(q.batch(), q.heads(), q.length(), keys.length());
     attn::attention_weights(view(q), view(keys), {}, view(weights), of_means, exec);
