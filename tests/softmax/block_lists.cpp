@@ -7,6 +7,7 @@
 #include <attn/softmax/vertical_slash_blocks.hpp>
 
 #include "reference/block_lists.hpp"
+#include "support/allocations.hpp"
 #include "support/call.hpp"
 #include "support/catch.hpp"
 #include "support/measure.hpp"
@@ -165,14 +166,32 @@ void check_structure() {
   }
 }
 
+// Law 11: once the scratch has grown to the largest shape.
+template <class Chooser>
+void check_allocation() {
+  attn::execution serial;
+  options o;
+  o.causal = true, o.block = 8, o.stride = 4;
+  for (bool grown : {false, true})
+    for (idx_t length : {70, 1, 33}) {
+      const auto q = normal<float>(1, 2, 4, length, 12), k = normal<float>(2, 2, 2, length, 12);
+      tensor<idx_t> lists(2, 4, length, 3);
+      const std::size_t before = allocations(), scratch = serial.scratch_bytes();
+      Chooser::run(q, k, lists, o, serial);
+      const std::size_t after = allocations();
+      CHECK((!grown || (after == before && serial.scratch_bytes() == scratch)));
+    }
+}
+
 }  // namespace
 
-#define ATTN_TEST_CHOOSER(chooser)                                                                 \
-  TEMPLATE_LIST_TEST_CASE(#chooser "_blocks: against the reference", "[block_lists]", all_types) { \
-    check_agreement<TestType, chooser>();                                                          \
-    check_laws<TestType, chooser>();                                                               \
-  }                                                                                                \
-  TEST_CASE(#chooser "_blocks: a structure that is there", "[block_lists]") { check_structure<chooser>(); }
+#define ATTN_TEST_CHOOSER(chooser)                                                                          \
+  TEMPLATE_LIST_TEST_CASE(#chooser "_blocks: against the reference", "[block_lists]", all_types) {          \
+    check_agreement<TestType, chooser>();                                                                   \
+    check_laws<TestType, chooser>();                                                                        \
+  }                                                                                                         \
+  TEST_CASE(#chooser "_blocks: a structure that is there", "[block_lists]") { check_structure<chooser>(); } \
+  TEST_CASE(#chooser "_blocks: no allocation once grown", "[block_lists]") { check_allocation<chooser>(); }
 
 ATTN_TEST_CHOOSER(antidiagonal)
 ATTN_TEST_CHOOSER(min_max)

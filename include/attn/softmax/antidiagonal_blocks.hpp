@@ -55,8 +55,12 @@ void antidiagonal_blocks(const Q& q, const K& k, const index_output& indices, Op
   detail::require_one_element_type<const Q&, const K&, const K&, tensor_view<S>>();
   const auto& given = detail::options_or_default<antidiagonal_blocks_options<S>>(options);
   detail::call_views views("antidiagonal_blocks");
-  auto call = detail::block_list_call_of<S>(views, as_view(q), as_view(k), indices, given,
-                                            given.block, given.causal, detail::execution_of(exec, options));
+  auto call = detail::block_list_call_of<S>(views, as_view(q), as_view(k), indices,
+                                            {.block = given.block, .local_blocks = given.local_blocks,
+                                             .first_blocks = given.first_blocks, .causal = given.causal,
+                                             .first = given.first_position, .scale = given.scale},
+                                            detail::execution_of(exec, options));
+  call.lengths = detail::check_lengths(views, call.shape, given);
   if (given.stride < 1 || given.stride > 1024) views.fail("a stride from 1 to 1024", given.stride);
   if (given.block % given.stride != 0) views.fail({"a stride that divides block = ", given.block}, given.stride);
   if (!(given.threshold > 0 && given.threshold <= 1)) views.fail("threshold above 0, up to 1", given.threshold);

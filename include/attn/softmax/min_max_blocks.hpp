@@ -84,8 +84,12 @@ void min_max_blocks(const Q& q, const K& k, const index_output& indices, Options
   const auto& given = detail::options_or_default<min_max_blocks_options<S>>(options);
   detail::call_views views("min_max_blocks");
   if (given.causal) views.at_least("local_blocks", 1, given.local_blocks);
-  const auto call = detail::block_list_call_of<S>(views, as_view(q), as_view(k), indices, given, given.block,
-                                                  given.causal, detail::execution_of(exec, options));
+  auto call = detail::block_list_call_of<S>(views, as_view(q), as_view(k), indices,
+                                            {.block = given.block, .local_blocks = given.local_blocks,
+                                             .first_blocks = given.first_blocks, .causal = given.causal,
+                                             .first = given.first_position},
+                                            detail::execution_of(exec, options));
+  call.lengths = detail::check_lengths(views, call.shape, given);
   detail::run_min_max_blocks(call, {});
 }
 
@@ -98,7 +102,9 @@ void min_max_blocks_cached(const min_max_cache<S>& cache, const Q& q, const inde
   detail::call_views views("min_max_blocks_cached");
   const auto& tokens = detail::step_access::of(cache);
   views.at_least("local_blocks", 1, given.local_blocks);
-  auto call = detail::block_list_call_of<S>(views, as_view(q), tokens.keys(), indices, given, cache.block(), true,
+  auto call = detail::block_list_call_of<S>(views, as_view(q), tokens.keys(), indices,
+                                            {.block = cache.block(), .local_blocks = given.local_blocks,
+                                             .first_blocks = given.first_blocks, .causal = true},
                                             detail::execution_of(exec, options));
   detail::check_length_list(views, "lengths", given.lengths, call.shape.batch, call.shape.queries);
   call.lengths = {call.shape.queries, call.shape.keys, given.lengths, tokens.lengths()};

@@ -51,8 +51,12 @@ void vertical_slash_blocks(const Q& q, const K& k, const index_output& indices, 
   detail::require_one_element_type<const Q&, const K&, const K&, tensor_view<S>>();
   const auto& given = detail::options_or_default<vertical_slash_blocks_options<S>>(options);
   detail::call_views views("vertical_slash_blocks");
-  const auto call = detail::block_list_call_of<S>(views, as_view(q), as_view(k), indices, given, given.block, true,
-                                                  detail::execution_of(exec, options));
+  auto call = detail::block_list_call_of<S>(views, as_view(q), as_view(k), indices,
+                                            {.block = given.block, .local_blocks = given.local_blocks,
+                                             .first_blocks = given.first_blocks, .causal = true,
+                                             .first = given.first_position, .scale = given.scale},
+                                            detail::execution_of(exec, options));
+  call.lengths = detail::check_lengths(views, call.shape, given);
   views.at_least("queries", 1, given.queries);
   detail::run_vertical_slash_blocks(call, (std::min)(given.queries, call.shape.queries));
 }

@@ -7,7 +7,6 @@
 
 #include <attn/core/detail/waves.hpp>
 #include <attn/softmax/detail/block_list_call.hpp>
-#include <attn/softmax/detail/blockwise.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
@@ -83,13 +82,8 @@ struct antidiagonal_driver {
         }
         for (idx_t n = 0, end = seen(row + of_part - 1); n < end; n += panel_width<T>)
           for (idx_t r = 0; r < of_part; r += tile_rows)
-            with_tile_height(std::min<idx_t>(tile_rows, of_part - r), [&](auto M) {
-              tile_product<T, M.value, 2>(
-                  packed_rows<T>{s.queries + r * depth}, keys.key_panel(n),
-                  depth, [&](auto m, auto vector, const auto& x) __attribute__((always_inline)) {
-                    store<T>(s.scores + (r + m) * row_stride + n + vector * width<T>, x);
-                  });
-            });
+            panel_scores(s.queries + r * depth, std::min<idx_t>(tile_rows, of_part - r), keys, n,
+                         s.scores + r * row_stride, row_stride);
         for (idx_t r = 0; r < of_part; ++r) {
           // A row whose queries are all outside adds nothing.
           const idx_t last = (row + r + 1) * stride - 1 - first, end = seen(row + r);

@@ -2,14 +2,24 @@
 // call is that of the indexer (indexer_call.hpp), of whose "heads" each has a list: a query head, or all of a key head.
 #pragma once
 
+#include <attn/softmax/detail/blockwise.hpp>
 #include <attn/softmax/detail/named_blocks.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
-template <class S, class Options>
+/// What the options of such a call say beside lengths.
+template <class S>
+struct block_choice {
+  idx_t block, local_blocks, first_blocks;
+  bool causal;
+  first_positions first{};
+  std::optional<compute_type<S>> scale{};
+};
+
+/// The lengths are those of the tensors: the caller sets others.
+template <class S>
 indexer_call<S> block_list_call_of(call_views& views, const tensor_view<const S>& q, const tensor_view<const S>& k,
-                                   const index_output& indices, const Options& options, idx_t block, bool causal,
-                                   execution& exec) {
+                                   const index_output& indices, const block_choice<S>& choice, execution& exec) {
   views.read("q", q), views.read("k", k), views.write("indices", index_layout(indices));
   const idx_t heads = q.extent(1), key_heads = k.extent(1), lists = indices.extent(1), topk = indices.extent(3);
   if (heads > 0 && (key_heads == 0 || heads % key_heads != 0))
@@ -20,43 +30,37 @@ indexer_call<S> block_list_call_of(call_views& views, const tensor_view<const S>
                  {"index rows = query length", q.extent(2), indices.extent(2)}});
   if (lists != heads && lists != key_heads) views.fail({"index heads ", key_heads, " or ", heads}, lists);
   views.at_least("entries of a list", 1, topk);
-  views.at_least("block", 1, block);
-  views.at_least("local_blocks", 0, options.local_blocks);
-  views.at_least("first_blocks", 0, options.first_blocks);
-  if (options.first_blocks > topk || options.local_blocks > topk - options.first_blocks)
+  views.at_least("block", 1, choice.block);
+  views.at_least("local_blocks", 0, choice.local_blocks);
+  views.at_least("first_blocks", 0, choice.first_blocks);
+  if (choice.first_blocks > topk || choice.local_blocks > topk - choice.first_blocks)
     views.fail({"local_blocks and first_blocks of at most the ", topk, " entries of a list together"},
-               error_text{options.local_blocks, " and ", options.first_blocks});
-  first_positions first;
-  if constexpr (requires { options.first_position; }) first = options.first_position;
-  check_span(views, first, {causal, 1}, q.extent(0));
-  std::optional<compute_type<S>> scale;
-  if constexpr (requires { options.scale; }) scale = options.scale;
-  check_scale(views, scale);
+               error_text{choice.local_blocks, " and ", choice.first_blocks});
+  check_span(views, choice.first, {choice.causal, 1}, q.extent(0));
+  check_scale(views, choice.scale);
   if (k.extent(2) >= candidate<compute_type<S>>::most_keys) views.fail("fewer than 2^32 keys", k.extent(2));
-  indexer_call<S> call{.q = q,
-                       .k = k,
-                       .exec = exec,
-                       .shape = {.batch = q.extent(0),
-                                 .heads = lists,
-                                 .kv_heads = key_heads,
-                                 .queries = q.extent(2),
-                                 .keys = k.extent(2),
-                                 .dim = q.extent(3),
-                                 .dim_v = 0},
-                       .lengths = {q.extent(2), k.extent(2), {}, {}},
-                       .seen = {.limit = {causal, 1}, .first = first},
-                       .topk = topk,
-                       .block = (std::min)(block, std::max<idx_t>(1, k.extent(2))),
-                       .local_blocks = options.local_blocks,
-                       .first_blocks = options.first_blocks,
-                       .per_head = true,
-                       .scale = scale_or_default(scale, q.extent(3)),
-                       .activation = indexer_activation::none,
-                       .w = {},
-                       .indices = indices,
-                       .scores = {}};
-  if constexpr (requires { options.key_lengths; }) call.lengths = check_lengths(views, call.shape, options);
-  return call;
+  return {.q = q,
+          .k = k,
+          .exec = exec,
+          .shape = {.batch = q.extent(0),
+                    .heads = lists,
+                    .kv_heads = key_heads,
+                    .queries = q.extent(2),
+                    .keys = k.extent(2),
+                    .dim = q.extent(3),
+                    .dim_v = 0},
+          .lengths = {q.extent(2), k.extent(2), {}, {}},
+          .seen = {.limit = {choice.causal, 1}, .first = choice.first},
+          .topk = topk,
+          .block = (std::min)(choice.block, std::max<idx_t>(1, k.extent(2))),
+          .local_blocks = choice.local_blocks,
+          .first_blocks = choice.first_blocks,
+          .per_head = true,
+          .scale = scale_or_default(choice.scale, q.extent(3)),
+          .activation = indexer_activation::none,
+          .w = {},
+          .indices = indices,
+          .scores = {}};
 }
 
 /// Query heads whose scores a list adds up: those from the first on.
@@ -129,6 +133,19 @@ struct block_list_maker {
     return n;
   }
 };
+
+/// Scores of `count` packed queries and a panel of keys, slots [slot, slot + panel_width), beside those of the panels
+/// before it in rows of `row_stride`.
+template <class T>
+void panel_scores(const T* queries, idx_t count, const packed_keys<T>& keys, idx_t slot, T* scores, idx_t row_stride) {
+  with_tile_height(count, [&](auto M) {
+    tile_product<T, M.value, 2>(
+        packed_rows<T>{queries}, keys.key_panel(slot), keys.dim,
+        [&](auto m, auto vector, const auto& x) __attribute__((always_inline)) {
+          store<T>(scores + m * row_stride + slot + vector * width<T>, x);
+        });
+  });
+}
 
 /// Weights e^(x - the largest), in place; NaN and -infinity have none. Returns their largest.
 template <class T>

@@ -6,7 +6,6 @@
 
 #include <attn/core/detail/waves.hpp>
 #include <attn/softmax/detail/block_list_call.hpp>
-#include <attn/softmax/detail/blockwise.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
@@ -56,13 +55,7 @@ struct vertical_slash_driver {
         const idx_t count = std::min<idx_t>(tile_rows, queries - i), end = in.end_of(b, i + count - 1);
         pack_rows<T>([&](idx_t m) { return q.row(i + m); }, count, shape.dim, q.col_stride, in.scale, s.queries);
         for (idx_t n = 0; n < end; n += panel_width<T>)
-          with_tile_height(count, [&](auto M) {
-            tile_product<T, M.value, 2>(
-                packed_rows<T>{s.queries}, to.keys.key_panel(n),
-                shape.dim, [&](auto m, auto vector, const auto& x) __attribute__((always_inline)) {
-                  store<T>(s.scores + m * row_stride + n + vector * width<T>, x);
-                });
-          });
+          panel_scores(s.queries, count, to.keys, n, s.scores, row_stride);
         for (idx_t m = 0; m < count; ++m) {
           const idx_t seen = in.end_of(b, i + m);
           T* const row = s.scores + m * row_stride;
