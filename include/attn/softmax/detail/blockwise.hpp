@@ -127,7 +127,8 @@ void tile_scores(const P* queries, const packed_keys<P>& keys, idx_t first, idx_
       tile_product<P, M, 2>(prefetching_rows<P>{{queries}, {lines(), lines()}}, keys.key_panel(slot), depth, put);
       n += panel_width<T>;
     } else {
-      tile_product<P, M, 1>(packed_rows<P>{queries}, keys.key_panel(slot - half) + half, depth, put);
+      tile_product<P, M, 1>(prefetching_rows<P>{{queries}, {lines(), lines()}}, keys.key_panel(slot - half) + half,
+                            depth, put);
       n += width<T>;
     }
   }
