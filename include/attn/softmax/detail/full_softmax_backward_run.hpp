@@ -151,12 +151,26 @@ struct full_softmax_backward_driver {
       const idx_t end = (std::min)(begin + pack_step, lengths.keys(b));
       if (begin < end) s.keys.pack(head_of(in.k, b, h), head_of(in.v, b, h), begin, end);
     });
+    line_prefetcher next;
+    if (key_heads.count == 1 && prefetch_short(key_heads.first + 1, next)) {
+      backward_keys<P>& keys = key_heads.scratch->keys;
+      keys.keys.next = keys.values.next = &next;
+    }
     for (idx_t in_group = 0; in_group < shape.group(); ++in_group) attend_heads(key_heads, in_group, parts);
     key_heads.for_each(ceil_div(shape.keys, pack_step), [&](idx_t key_head, const head_scratch& s, idx_t step, int) {
       const idx_t b = item_of(key_head), h = key_head % shape.kv_heads, begin = step * pack_step;
       s.keys.store(in.dk, in.dv, b, h, begin, (std::min)(begin + pack_step, shape.keys), lengths.keys(b),
                    in.terms().scale, in.accumulate);
     });
+  }
+
+  /// Whether `rows` fetches the rows of a key head and of its first query head.
+  bool prefetch_short(idx_t key_head, line_prefetcher& rows) const {
+    const idx_t b = item_of(key_head), kv = key_head % shape.kv_heads, h = kv * shape.group();
+    if (b == shape.batch || !is_short<S>(shape)) return false;
+    rows.add(head_of(in.k, b, kv), 0, lengths.keys(b)), rows.add(head_of(in.v, b, kv), 0, lengths.keys(b));
+    rows.add(head_of(in.q, b, h), 0, lengths.queries(b)), rows.add(head_of(in.d_out, b, h), 0, lengths.queries(b));
+    return true;
   }
 
   void run() const {
