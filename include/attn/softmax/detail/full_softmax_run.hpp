@@ -42,8 +42,7 @@ struct full_softmax_driver {
       });
       in.begin(block, b, h, in.query(b, h), {i0, 1, nullptr}, i1 - i0);
       line_prefetcher next;
-      if (key_heads.count == 1 && step + 1 == row_blocks * group && prefetch_short(key_head + 1, next))
-        keys.next = &next;
+      if (step + 1 == row_blocks * group && prefetch_short(key_head + key_heads.count, next)) keys.next = &next;
       const idx_t all = lengths.keys(b), shift = in.shift(b);
       for (idx_t i = i0; i < i1; ++i)
         block.ranges[i - i0] = {0, in.limit().end(i + shift, all)};
@@ -55,7 +54,7 @@ struct full_softmax_driver {
   /// Whether `rows` fetches keys, values and the first queries of a key head.
   bool prefetch_short(idx_t key_head, line_prefetcher& rows) const {
     const idx_t b = key_head / shape.kv_heads, h = key_head % shape.kv_heads;
-    if (b == shape.batch || !is_short<C>(shape)) return false;
+    if (b >= shape.batch || !is_short<C>(shape)) return false;
     rows.add(in.key_rows(b, h), 0, in.visible_keys(b));
     rows.add(in.value_rows(b, h), 0, in.visible_keys(b));
     rows.add(in.query(b, h * shape.group()), 0, (std::min)(max_rows, lengths.queries(b)));
