@@ -101,9 +101,9 @@ void add(std::vector<operator_entry>& all, const char* name, const char* attende
 
 std::vector<operator_entry> block_list_operators() {
   std::vector<operator_entry> all;
-  add<antidiagonal>(all, "antidiagonal_blocks", "selected_antidiagonal", "#90a4ae", "#2e7d9a", false);
-  add<min_max>(all, "min_max_blocks", "selected_min_max", "#78909c", "#5b8def", false);
-  add<vertical_slash>(all, "vertical_slash_blocks", "selected_vertical_slash", "#607d8b", "#1b3f73", true);
+  add<antidiagonal>(all, "antidiagonal_blocks", "selected_antidiagonal", "#90a4ae", "#c2187a", false);
+  add<min_max>(all, "min_max_blocks", "selected_min_max", "#78909c", "#ee6fb5", false);
+  add<vertical_slash>(all, "vertical_slash_blocks", "selected_vertical_slash", "#607d8b", "#7a1059", true);
   return all;
 }
 

@@ -1,7 +1,6 @@
 """Error against time: one curve per operator over its settings."""
 import math
 import textwrap
-from collections import defaultdict
 
 import matplotlib.pyplot as plt
 from matplotlib.text import Text
@@ -58,19 +57,27 @@ def label_curves(axes, curves):
             text.remove()
 
 
-def approximating(c, length):
-    """The rows of its settings, fastest first, without those that see every token of the data: they are exact there,
-    which says nothing of another length."""
-    return [row for row in c.trade(length) if not row.get("sees_every_token")]
+def parted(c, length, full):
+    """The rows of its settings, fastest first: those drawn; those that see every token of the data, which are exact
+    there and say nothing of another length; approximations slower than full softmax. The setting of the other pictures
+    is drawn even if it is slower."""
+    drawn, seeing, slower = [], [], []
+    for row in c.trade(length):
+        if row.get("sees_every_token"):
+            seeing.append(row)
+        elif not full or row is c.at[length] or row["best_ms"] <= full.at[length]["best_ms"]:
+            drawn.append(row)
+        elif row["rel_error"] > EXACT:
+            slower.append(row)
+    return drawn, seeing, slower
 
 
 def panel(upper, lower, curves, suffix, length):
     """One set of real data: approximations above; what is exact but for rounding, below the break of the axis. Every
-    point is at its time at `length`."""
+    point is at its time at `length`. `curves`: pairs of a curve and its rows."""
     for axes in (upper, lower):
         drawn = []
-        for c in curves:
-            rows = approximating(c, length)
+        for c, rows in curves:
             points = [(row["best_ms"], max(row["rel_error" + suffix], 3e-8)) for row in rows]
             if (max(error for _, error in points) > EXACT) != (axes is upper):
                 continue
@@ -95,27 +102,25 @@ def error_picture(context, curves, folder, name, heading):
         return
     length = common_length(measured)
     timed = [c for c in measured if length in c.at]
-    curves = [c for c in timed if approximating(c, length)]
+    full = next((c for c in timed if c.operator == "full_softmax"), None)
+    parts = [(c, *parted(c, length, full)) for c in timed]
+    curves = [(c, drawn) for c, drawn, _, _ in parts if drawn]
     if not curves:
         return
     at = f"at {tokens(length)} tokens"
     absent = [c.operator for c in measured if c not in timed]
     lines = textwrap.wrap(f"no time {at}, so not in this picture: {', '.join(absent)}", 190) if absent else []
     data = context.get("error_tokens", "")
-    seeing = defaultdict(list)  # operator -> its settings that see every token
-    for c in timed:
-        for row in c.trade(length):
-            if row.get("sees_every_token"):
-                seeing[c.operator].append(row.get("label") or "as it is")
-    if seeing:
-        names = "; ".join(f"{name} ({' / '.join(settings)})" for name, settings in seeing.items())
-        lines += textwrap.wrap(f"left out, as they see every one of the data's {data} tokens: {names}", 190)
-    layers = [s for s in ("", "_1") if "rel_error" + s in curves[0].at[length]]
+    for n, why in ((2, f"see every one of the data's {data} tokens"), (3, "take longer than full softmax")):
+        names = [f"{part[0].operator} ({' / '.join(row.get('label') or 'as it is' for row in part[n])})"
+                 for part in parts if part[n]]
+        if names:
+            lines += textwrap.wrap(f"left out, as they {why}: {'; '.join(names)}", 190)
+    layers = [s for s in ("", "_1") if "rel_error" + s in timed[0].at[length]]
     names = [name.strip() for name in context.get("error_data", "").split(",")] + ["", ""]
-    rows = [row for c in curves for row in approximating(c, length)]
+    rows = [row for _, drawn in curves for row in drawn]
     times = [row["best_ms"] for row in rows]
     errors = [row["rel_error" + s] for row in rows for s in layers]
-    full = next((c for c in curves if c.operator == "full_softmax"), None)
     foot, high = 0.6 + 0.15 * len(lines), 7 + 0.15 * len(lines)  # inches
     figure = plt.figure(figsize=(12, high))
     grid = figure.add_gridspec(2, len(layers), height_ratios=(8, 1), left=0.07, right=0.985, bottom=foot / high,
@@ -132,7 +137,7 @@ def error_picture(context, curves, folder, name, heading):
         lower.set_ylim(2e-8, 2e-5)
         upper.tick_params(which="both", bottom=False, labelbottom=False)
         upper.spines["bottom"].set_visible(False)
-        mean = (full or curves[0]).at[length]["mean_error" + suffix]
+        mean = (full or timed[0]).at[length]["mean_error" + suffix]
         upper.axhline(mean, color="#999999", linewidth=1.2, linestyle=(0, (1, 1.5)), zorder=0)
         panel(upper, lower, curves, suffix, length)
         upper.set_title(f"{names[column]}   ·····  baseline: mean of the values, {mean:.2f}", fontsize=10,

@@ -181,12 +181,12 @@ std::string settings_summary(sweep& s) {
   // Where the lengths of operators differ, those that are not this one say theirs (@).
   const idx_t length = forms[0][0]->length;
   std::string table =
-      text("\n%-22s %-32s %12s %8s", "operator", "setting", text("time at %td", length).c_str(), "of full") +
+      text("\n%-31s %-32s %12s %8s", "operator", "setting", text("time at %td", length).c_str(), "of full") +
       names_of(s.data()) + "\n";
   for (points& all : forms) {
     std::ranges::sort(all, {}, &record::best);
     for (const record* r : all)
-      table += text("%-22s %-32s %12s %8s", r == all[0] ? r->of->form.c_str() : "",
+      table += text("%-31s %-32s %12s %8s", r == all[0] ? r->of->form.c_str() : "",
                     r->of->label.empty() ? "default" : r->of->label.c_str(), time_shown(*r, length).c_str(),
                     of_rival(s, *r, "%.3f").c_str()) +
                error_text(s, *r->of) + "\n";
@@ -199,11 +199,11 @@ std::string backward_summary(const sweep& s, const machine& m, const flags& set)
   const auto groups = by_operator(s, is_backward);
   if (groups.empty()) return "";
   const idx_t common = summary_length(groups, set);
-  std::string table = text("\n%-30s %11s %17s %10s %8s %10s\n", "backward pass", "exponent",
+  std::string table = text("\n%-31s %11s %17s %10s %8s %10s\n", "backward pass", "exponent",
                            text("time at %td", common).c_str(), "of forward", "of_peak", "scratch");
   for (const points& all : groups) {
     const record& shown = shown_of(all, common);
-    table += text("%-30s %11s %17s %10s %8.2f %10s\n", shown.of->name.c_str(), exponent_text(all, set).c_str(),
+    table += text("%-31s %11s %17s %10s %8.2f %10s\n", shown.of->name.c_str(), exponent_text(all, set).c_str(),
                   time_shown(shown, common).c_str(), of_rival(s, shown, "%.2f").c_str(), of_peak(shown, m, set),
                   memory_text(static_cast<double>(shown.scratch_bytes)).c_str());
   }
@@ -238,9 +238,9 @@ std::string forward_summary(sweep& s, const machine& m, const flags& set) {
   if (groups.empty()) return "";
   const idx_t common = summary_length(groups, set);
   const auto& data = s.data();
-  std::string table = text("\n%-26s %11s %17s %8s %8s %10s", "", "", "", "", "", "") +
+  std::string table = text("\n%-31s %11s %17s %8s %8s %10s", "", "", "", "", "", "") +
                       text("%*s\n", column_width(data[0]), "error on") +
-                      text("%-26s %11s %17s %8s %8s %10s", "operator", "exponent", text("time at %td", common).c_str(),
+                      text("%-31s %11s %17s %8s %8s %10s", "operator", "exponent", text("time at %td", common).c_str(),
                            "of full", "of_peak", "scratch");
   table += names_of(data) + "  faster than full from\n";
   bool elsewhere = false, some_see_all = false;
@@ -250,7 +250,7 @@ std::string forward_summary(sweep& s, const machine& m, const flags& set) {
     elsewhere = elsewhere || shown.length != common;
     const variant& x = *shown.of;
     const auto from = beats_from(all, s);
-    table += text("%-26s %11s %17s %8s %8.2f %10s", x.name.c_str(), exponent_text(all, set).c_str(),
+    table += text("%-31s %11s %17s %8s %8.2f %10s", x.name.c_str(), exponent_text(all, set).c_str(),
                   time_shown(shown, common).c_str(), of_rival(s, shown, "%.3f").c_str(), of_peak(shown, m, set),
                   memory_text(static_cast<double>(shown.scratch_bytes)).c_str());
     table += error_text(s, x);
@@ -262,7 +262,7 @@ std::string forward_summary(sweep& s, const machine& m, const flags& set) {
     for (const points& all : groups)
       if (all[0]->of->name == name)
         table +=
-            text("%-26s %11s %17s %8s %8s %10s",
+            text("%-31s %11s %17s %8s %8s %10s",
                  all[0]->of->name == "full_softmax" ? "mean of values" : "mean of values, causal", "", "", "", "", "") +
             error_text(s.errors_of(*all[0]->of).mean_of_values, data) + "\n";
   table +=

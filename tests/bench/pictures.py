@@ -182,6 +182,17 @@ class Pictures(unittest.TestCase):
         asked_for = draw(others, **{**own, "comparison_length": "4096"})["error"]
         self.assertTrue(said(asked_for, "time at 4K tokens (the data has 300)"))
 
+    def test_settings_slower_than_full_softmax(self):
+        """They are named, not drawn, but for the setting of the other pictures."""
+        rows = [r for r in results() if r["name"] != f"{OTHER}/4096"] + [
+            row(OTHER, 4096, 170, **errors(0.3)), row(OTHER, 4096, 200, "landmarks:512", label="512", **errors(0.2)),
+            row(FULL, 4096, 300, "dropout:10", label="dropout=10", **errors(3e-7))]
+        figure = draw(rows)["error"]
+        self.assertTrue(said(figure, f"left out, as they take longer than full softmax: {OTHER} (512)"))
+        self.assertFalse(said(figure, "dropout"))
+        self.assertIn(170.0, dots(figure))
+        self.assertTrue({200.0, 300.0}.isdisjoint(dots(figure)))
+
     def test_decoding_is_of_one_sequence_and_told_apart(self):
         """A step of 16 sequences counts as 16; no two curves of a panel look alike, and no name leaves its panel."""
         rows = [row(f"{FULL}_decode", n, n / 1024, of_bandwidth=0.5) for n in MAIN]
