@@ -32,11 +32,12 @@ def covered(axes, curves):
     return boxes
 
 
-def label_curves(axes, curves):
-    """The name of every operator beside one of its points (time, error), at the nearest free place."""
+def label_curves(axes, curves, baseline):
+    """The name of every operator beside one of its points (time, error), at the nearest free place, not on the line at
+    the error `baseline`."""
     renderer = axes.figure.canvas.get_renderer()
     inside = axes.get_window_extent(renderer).padded(-1)
-    taken = covered(axes, [points for points, _ in curves])
+    taken = covered(axes, [points for points, _ in curves] + [[(x, baseline) for x in axes.get_xlim()]])
     ups = sorted(range(-132, 133, 6), key=abs)
     for points, c in sorted(curves, key=lambda p: -p[0][-1][0]):
         anchors = [points[-1], points[0], *points[1:-1]] if len(points) > 1 else points
@@ -72,7 +73,7 @@ def parted(c, length, full):
     return drawn, seeing, slower
 
 
-def panel(upper, lower, curves, suffix, length):
+def panel(upper, lower, curves, suffix, length, baseline):
     """One set of real data: approximations above; what is exact but for rounding, below the break of the axis. Every
     point is at its time at `length`. `curves`: pairs of a curve and its rows."""
     for axes in (upper, lower):
@@ -81,12 +82,13 @@ def panel(upper, lower, curves, suffix, length):
             points = [(row["best_ms"], max(row["rel_error" + suffix], 3e-8)) for row in rows]
             if (max(error for _, error in points) > EXACT) != (axes is upper):
                 continue
-            axes.plot(*zip(*points), "o-", markersize=3.5, linewidth=1.4, color=c.colour, zorder=2)
-            for row, point in zip(rows, points):
-                if row is c.at[length]:
-                    axes.plot(*point, "o", markersize=7.5, color=c.colour, markeredgecolor="white", zorder=3)
+            axes.plot(*zip(*points), linewidth=1.4, color=c.colour, zorder=2)
+            for row, point in zip(rows, points):  # small dots lie on large ones, not beneath
+                usual = row is c.at[length]
+                axes.plot(*point, "o", markersize=7.5 if usual else 3.5, color=c.colour,
+                          markeredgecolor="white" if usual else c.colour, zorder=3 if usual else 4)
             drawn.append((points, c))
-        label_curves(axes, drawn)
+        label_curves(axes, drawn, baseline)
         value_axis(axes.xaxis, seconds)
     upper.yaxis.set_major_locator(FixedLocator([0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10]))
     upper.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
@@ -139,7 +141,7 @@ def error_picture(context, curves, folder, name, heading):
         upper.spines["bottom"].set_visible(False)
         mean = (full or timed[0]).at[length]["mean_error" + suffix]
         upper.axhline(mean, color="#999999", linewidth=1.2, linestyle=(0, (1, 1.5)), zorder=0)
-        panel(upper, lower, curves, suffix, length)
+        panel(upper, lower, curves, suffix, length, mean)
         upper.set_title(f"{names[column]}   ·····  baseline: mean of the values, {mean:.2f}", fontsize=10,
                         color="#666666", loc="left")
         other = f" (the data has {data})" if "own_data" in context and data != str(length) else ""
