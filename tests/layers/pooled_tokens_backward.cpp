@@ -72,9 +72,11 @@ TEST_CASE("pooled_tokens_backward: tokens that are not seen", "[pooled_tokens_ba
 TEST_CASE("pooled_tokens_backward refuses what does not fit", "[pooled_tokens_backward]") {
   const tensor<float> x(2, 2, 9, 8), d(2, 2, 2, 4);
   tensor<float> dx = x;
-  const auto refused = [&](const attn::tensor_view<const float>& d_out, const attn::pooled_tokens_gradients<float>& g) {
-    const std::string text = refusal(
-        [&] { attn::pooled_tokens_backward(view(x), d_out, g, {.window = 4, .overlap = true}); });
+  const auto refused = [&](const attn::tensor_view<const float>& d_out, const attn::pooled_tokens_gradients<float>& g,
+                           idx_t channels = 8) {
+    const std::string text = refusal([&] {
+      attn::pooled_tokens_backward(view(x).slice(3, 0, channels), d_out, g, {.window = 4, .overlap = true});
+    });
     CHECK(well_formed(text, "pooled_tokens_backward"));
     return text.substr(text.find("expected"));
   };
@@ -82,6 +84,7 @@ TEST_CASE("pooled_tokens_backward refuses what does not fit", "[pooled_tokens_ba
   CHECK(refused(view(d).slice(2, 0, 1), {.x = view(dx)}) == "expected d_out length = complete windows of x 2; found 1");
   CHECK(refused(view(d), {.x = view(dx).slice(2, 0, 8)}).starts_with(
       "expected the gradient of x of the shape of x"));
+  CHECK(refused(view(d), {}, 7) == "expected an even number of channels of x, where windows overlap; found 7");
 }
 
 }  // namespace testing::pooled_tokens_backward_tests

@@ -11,7 +11,7 @@
 #include "support/run.hpp"
 #include "support/catch.hpp"
 #include "support/random.hpp"
-#include "support/refusal.hpp"
+#include "support/refusals.hpp"
 #include "support/window_pages.hpp"
 
 namespace testing::cached_tests {
@@ -358,6 +358,34 @@ TEST_CASE("selected_keys_cached, topk_blocks_cached: queries before the first to
     }
 }
 
+namespace {
+
+// Calls over a cache of the keys and values.
+template <class Options>
+struct cached_call {
+  using options = Options;
+  static void call(call_inputs<Options>& d, attn::execution& exec) {
+    attn::kv_cache<float> cache({.batch = 2, .heads = 2, .dim = 8, .value_dim = 5});
+    cache.append(d.k_view, d.v_view);
+    static const attn::tensor<std::int32_t> lists({1, 1, 6, 3});
+    if constexpr (requires { d.options.block; })
+      attn::selected_keys_cached(cache, d.q_view, d.out_view_, lists, d.options, exec);
+    else
+      attn::full_softmax_cached(cache, d.q_view, d.out_view_, d.options, exec);
+  }
+};
+template <class Options>
+void check_span_refused(const std::string& name) {
+  check_refused<cached_call<Options>>(name, span_refusals<call_inputs<Options>>());
+}
+
+}  // namespace
+
+TEST_CASE("full_softmax_cached, selected_keys_cached refuse what does not fit keys of several tokens", "[cached]") {
+  check_span_refused<attn::full_softmax_cached_options<float>>("full_softmax_cached");
+  check_span_refused<attn::selected_keys_cached_options<float>>("selected_keys_cached");
+}
+
 TEST_CASE("full_softmax_cached, sliding_window_cached refuse what does not fit", "[cached]") {
   const inputs memory(1, 8), x(9, 2);
   attn::kv_cache<float> cache(extents);
@@ -388,8 +416,6 @@ TEST_CASE("full_softmax_cached, sliding_window_cached refuse what does not fit",
   full({.key_mask = attn::tensor_view<const std::uint8_t, 2>(mask.data.data(), {1, 9})}, view(x.q),
        "key_mask length = key length 8; found 9");
   full({.causal = false, .log_decay = {decays.data.data(), {batch, heads, 8}}}, view(x.q), "causal attention");
-  full({.span = 2}, view(x.q), "first_position, since span is given");
-  full({.causal = false, .first_position = 0, .span = 2}, view(x.q), "causal attention, since span is given");
   window({.left = -1}, {}, "left >= 0; found -1");
   window({.dilation = two}, {}, "query heads");
   window({}, {.rotary = attn::rotary_options<float>{}}, "no rotary");
@@ -404,8 +430,6 @@ TEST_CASE("full_softmax_cached, sliding_window_cached refuse what does not fit",
          text);
   };
   listed({}, "found 8");
-  listed({.span = 2}, "first_position, since span is given");
-  listed({.first_position = 0, .block = 2, .span = 2}, "a block of 1, since span is given; found 2");
   const auto chosen = [&](const attn::topk_blocks_step_options<float>& o, const char* text) {
     says(refusal([&] { attn::topk_blocks_cached(blocks, view(x.q), view(r.out), o); }), "topk_blocks_cached", text);
   };

@@ -290,6 +290,24 @@ TEMPLATE_LIST_TEST_CASE("full_softmax: keys that stand for several tokens", "[fu
       }
 }
 
+// Few queries are attended in blocks of keys, the last of which some see.
+TEST_CASE("full_softmax: keys of tokens to come are not read", "[full_softmax]") {
+  for (idx_t queries : {1, 3, 60}) {
+    full_softmax_problem p = problem_of({.queries = queries, .keys = 600});
+    p.options.causal = true, p.options.span = 5, p.options.first_positions = {1502, -3};
+    const reference::result clean = run<float>(p);
+    for (idx_t b = 0; b < 2; ++b)
+      for (auto* x : {&p.k, &p.v})
+        for (idx_t h = 0; h < x->heads(); ++h)
+          for (idx_t j = (p.options.first_positions[static_cast<std::size_t>(b)] + queries) / 5; j < 600; ++j)
+            for (idx_t d = 0; d < x->dim(); ++d) (*x)(b, h, j, d) = d % 2 ? 1e30 : std::nan("");
+    const reference::result poisoned = run<float>(p);
+    CAPTURE(queries);
+    CHECK(poisoned.out == clean.out);
+    CHECK(poisoned.lse == clean.lse);
+  }
+}
+
 TEST_CASE("full_softmax: the position queries have anyway changes no bit", "[full_softmax]") {
   for (idx_t queries : {2, 130}) {
     full_softmax_problem p = problem_of({.queries = queries, .keys = 300});

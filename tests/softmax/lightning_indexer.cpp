@@ -269,20 +269,30 @@ TEST_CASE("lightning_indexer refuses what does not fit", "[lightning_indexer]") 
   refused("overlap", view(k), to, {.topk = 2, .w = {inside, {2, 5, 3}, {0, 0, 1}}});
   refused("w heads = query heads 3; found 2", view(k), to, {.topk = 2, .w = {w.data.data(), {2, 5, 2}}});
   refused("scale", view(k), to, {.scale = HUGE_VALF, .topk = 2});
-  refused("block >= 1; found 0", view(k), to, {.topk = 2, .block = 0});
-  refused("local_blocks >= 0; found -1", view(k), to, {.topk = 2, .local_blocks = -1});
-  refused("first_blocks >= 0; found -1", view(k), to, {.topk = 2, .first_blocks = -1});
-  refused("at most topk = 2 together; found 2 and 1", view(k), to, {.topk = 2, .local_blocks = 2, .first_blocks = 1});
-  refused("at most topk = 2 together", view(k), to, {.topk = 2, .first_blocks = std::numeric_limits<idx_t>::max()});
+  struct wrong {
+    const char* says;
+    options o;
+  };
+  constexpr idx_t most = std::numeric_limits<idx_t>::max();
+  const wrong of_both_passes[] = {
+      {"block >= 1; found 0", {.topk = 2, .block = 0}},
+      {"local_blocks >= 0; found -1", {.topk = 2, .local_blocks = -1}},
+      {"first_blocks >= 0; found -1", {.topk = 2, .first_blocks = -1}},
+      {"at most topk = 2 together; found 2 and 1", {.topk = 2, .local_blocks = 2, .first_blocks = 1}},
+      {"at most topk = 2 together", {.topk = 2, .first_blocks = most}},
+      {"span >= 1; found 0", {.causal = true, .first_position = 0, .span = 0, .topk = 2}},
+      {"causal attention, since span is given", {.first_position = 0, .span = 2, .topk = 2}},
+      {"first_position, since span is given", {.causal = true, .span = 2, .topk = 2}},
+      {"a block of 1, since span is given; found 2",
+       {.causal = true, .first_position = 0, .span = 2, .topk = 2, .block = 2}},
+      {"neither local_blocks nor first_blocks",
+       {.causal = true, .first_position = 0, .span = 2, .topk = 2, .local_blocks = 1}},
+      {"span, since tail is given", {.topk = 2, .tail = true}}};
+  for (const wrong& w : of_both_passes) refused(w.says, view(k), to, w.o);
   refused("[batch, heads, query length, topk] = [2, 3, 5, 2]", view(k), to, {.topk = 2, .per_head = true});
-  refused("span >= 1; found 0", view(k), to, {.first_position = 0, .span = 0, .topk = 2});
-  refused("causal attention, since span is given", view(k), to, {.first_position = 0, .span = 2, .topk = 2});
-  refused("first_position, since span is given", view(k), to, {.causal = true, .span = 2, .topk = 2});
-  refused("a block of 1, since span is given; found 2", view(k), to,
-          {.causal = true, .first_position = 0, .span = 2, .topk = 2, .block = 2});
-  refused("neither local_blocks nor first_blocks", view(k), to,
-          {.causal = true, .first_position = 0, .span = 2, .topk = 2, .local_blocks = 1});
-  refused("span, since tail is given", view(k), to, {.topk = 2, .tail = true});
+  tensor<std::int32_t> of_heads(2, 3, 5, 2, 7);
+  refused("[batch, 1, query length, topk] = [2, 1, 5, 2]; found [2, 3, 5, 2]", view(k),
+          {of_heads.data.data(), of_heads.extents}, {.topk = 2});
   refused("topk + 1] = [2, 1, 5, 3]", view(k), to,
           {.causal = true, .first_position = 0, .span = 2, .topk = 2, .tail = true});
   const std::vector<idx_t> places = {0, 1, 2};
@@ -306,6 +316,7 @@ TEST_CASE("lightning_indexer refuses what does not fit", "[lightning_indexer]") 
   backward("indices of shape", view(d), {.topk = 3});
   backward("w, since its gradient is asked for", view(d), {.topk = 2},
            {.w = attn::tensor_view<float, 3>(dw.data.data(), {2, 5, 3})});
+  for (const wrong& w : of_both_passes) backward(w.says, view(d), w.o);
   lists(0, 0, 0, 0) = 9;
   backward("keys from -1 to 8; found 9", view(d), {.topk = 2});
   backward("blocks from -1 to 4; found 9", view(d), {.topk = 2, .block = 2});

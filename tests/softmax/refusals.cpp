@@ -38,6 +38,12 @@ std::vector<refused<Call>> decay_refusals() {
           {"a rate of NaN", "a dropout rate", rate(std::numeric_limits<double>::quiet_NaN())}};
 }
 
+// A window is of tokens, and a step appends tokens: for keys that stand for several, neither can be asked.
+template <class Options>
+concept has_span = requires(Options o) { o.span; };
+static_assert(!has_span<attn::sliding_window_options<float>> && !has_span<attn::sliding_window_step_options<float>> &&
+              !has_span<attn::full_softmax_step_options<float>>);
+
 }  // namespace
 
 TEST_CASE("full_softmax refuses what does not fit", "[refusals]") {

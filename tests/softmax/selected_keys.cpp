@@ -137,9 +137,11 @@ TEMPLATE_LIST_TEST_CASE("selected_keys: neither order, repeats nor the type of a
 }
 
 TEMPLATE_LIST_TEST_CASE("selected_keys: what is hidden is not read", "[selected_keys]", exact_types) {
-  for (idx_t block : {1, 16}) {
+  for (auto [block, span] : {std::pair<idx_t, idx_t>{1, 1}, {16, 1}, {1, 4}}) {
     selected_problem p = problem_of({.queries = 50, .keys = 70}, {block, 9, 4});
     p.options.query_lengths = {50, 33}, p.options.key_lengths = {61, 44};
+    p.options.causal = span > 1, p.options.span = span;
+    if (span > 1) p.options.first_positions = {61 * 4 - 50, 44 * 4 - 33};
     const reference::result clean = run_pattern<TestType>(p);
     for (idx_t b = 0; b < 2; ++b) {
       const auto poison = [&](tensor<double>& x, idx_t from) {
@@ -157,6 +159,19 @@ TEMPLATE_LIST_TEST_CASE("selected_keys: what is hidden is not read", "[selected_
     CHECK(padded.lse == clean.lse);
     check<TestType>(p);
   }
+}
+
+TEST_CASE("selected_keys: keys of tokens to come are not read", "[selected_keys]") {
+  selected_problem p = problem_of({.queries = 50, .keys = 70}, {1, 9, 2});
+  p.options.causal = true, p.options.span = 4, p.options.first_positions = {101, -6};
+  const reference::result clean = run_pattern<float>(p);
+  for (idx_t b = 0; b < 2; ++b)
+    for (auto* x : {&p.k, &p.v})
+      for (idx_t h = 0; h < x->heads(); ++h)
+        for (idx_t j = b ? 11 : 37; j < 70; ++j) (*x)(b, h, j, j % x->dim()) = std::nan("");
+  const reference::result poisoned = run_pattern<float>(p);
+  CHECK(poisoned.out == clean.out);
+  CHECK(poisoned.lse == clean.lse);
 }
 
 TEST_CASE("selected_keys: options, score and execution may each be left out", "[selected_keys]") {

@@ -245,6 +245,9 @@ TEST_CASE("lightning_indexer_step: a cache of eight bits, items of their own len
         [&] { attn::lightning_indexer_step(valued, view(q), view(k), to, {.topk = 3}); });
   check("topk >= 1; found 0", [&] { attn::lightning_indexer_step(cache, view(q), view(k), to, {.topk = 0}); });
   check("indices of shape", [&] { attn::lightning_indexer_step(cache, view(q), view(k), to, {.topk = 2}); });
+  check("at most topk = 3 together; found 2 and 2", [&] {
+    attn::lightning_indexer_step(cache, view(q), view(k), to, {.topk = 3, .local_blocks = 2, .first_blocks = 2});
+  });
   check("query length = key length",
         [&] { attn::lightning_indexer_step(cache, view(q), view(k).slice(2, 0, 1), to, {.topk = 3}); });
   const std::vector<idx_t> long_chunk = {3, 1};
@@ -255,6 +258,11 @@ TEST_CASE("lightning_indexer_step: a cache of eight bits, items of their own len
     CHECK(said.find(says) != std::string::npos);
   };
   cached("first_position, since span is given", {.span = 2, .topk = 3});
+  cached("span >= 1; found 0", {.first_position = 0, .span = 0, .topk = 3});
+  cached("a block of 1, since span is given; found 2", {.first_position = 0, .span = 2, .topk = 3, .block = 2});
+  cached("neither local_blocks nor first_blocks", {.first_position = 0, .span = 2, .topk = 3, .first_blocks = 1});
+  cached("span, since tail is given", {.topk = 3, .tail = true});
+  cached("at most topk = 3 together; found 4 and 0", {.topk = 3, .local_blocks = 4});
   cached("lengths from 0 to 2; found 3", {.lengths = long_chunk, .topk = 3});
   cached("indices of shape", {.topk = 2});
 }

@@ -74,6 +74,8 @@ struct compiled_full_softmax : compiled_full_softmax_backward<S> {
   // The options that steps have, too.
   static void step(attn::kv_cache<S>&, in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, const options&,
                    const score_of<S>&, attn::execution&);
+  using cached_options = attn::full_softmax_cached_options<S>;
+  static void cached(const attn::kv_cache<S>&, in_view<S> q, out_view<S> out, const cached_options&, attn::execution&);
 };
 
 template <class S>

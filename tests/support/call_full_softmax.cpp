@@ -27,6 +27,12 @@ void compiled_full_softmax<S>::step(attn::kv_cache<S>& cache, in_view<S> q, in_v
     attn::full_softmax_step(cache, q, k, v, out, chosen, execution);
 }
 
+template <class S>
+void compiled_full_softmax<S>::cached(const attn::kv_cache<S>& cache, in_view<S> q, out_view<S> out,
+                                      const cached_options& given, attn::execution& execution) {
+  attn::full_softmax_cached(cache, q, out, given, execution);
+}
+
 ATTN_TEST_FOR_ALL_TYPES(compiled_full_softmax);
 
 }  // namespace testing

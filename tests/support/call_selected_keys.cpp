@@ -34,6 +34,13 @@ void compiled_selected_keys<S>::step(attn::kv_cache<S>& cache, in_view<S> q, in_
     attn::selected_keys_step(cache, q, k, v, out, chosen.indices, given, execution);
 }
 
+template <class S>
+void compiled_selected_keys<S>::cached(const attn::kv_cache<S>& cache, in_view<S> q, out_view<S> out,
+                                       const cached_options& chosen, attn::execution& execution) {
+  const attn::selected_keys_cached_options<S>& given = chosen;
+  attn::selected_keys_cached(cache, q, out, chosen.indices, given, execution);
+}
+
 ATTN_TEST_FOR_ALL_TYPES(compiled_selected_keys);
 
 }  // namespace testing

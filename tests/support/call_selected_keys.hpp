@@ -24,6 +24,8 @@ struct compiled_selected_keys {
                        const options&, const score_of<S>&, const score_backward_of<S>&, attn::execution&);
   static void step(attn::kv_cache<S>&, in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, const step_options&,
                    const score_of<S>&, attn::execution&);
+  using cached_options = with_lists<attn::selected_keys_cached_options<S>>;
+  static void cached(const attn::kv_cache<S>&, in_view<S> q, out_view<S> out, const cached_options&, attn::execution&);
 };
 
 }  // namespace testing

@@ -62,6 +62,43 @@ std::vector<refused<Call>> key_mask_refusals() {
            }}};
 }
 
+// What those refuse whose keys may stand for several tokens.
+template <class Call>
+std::vector<refused<Call>> span_refusals() {
+  const auto with_span = [](idx_t span, auto alter) {
+    return [=](Call& d) { d.options.causal = true, d.options.first_position = 0, d.options.span = span, alter(d); };
+  };
+  const auto nothing = [](Call&) {};
+  std::vector<refused<Call>> list = {
+      {"a span of 0", "span >= 1; found 0", with_span(0, nothing)},
+      {"a negative span", "span >= 1; found -3", with_span(-3, nothing)},
+      {"a span without causal", "causal attention, since span is given; found causal = false",
+       with_span(2, [](Call& d) { d.options.causal = false; })},
+      {"a span without positions", "first_position, since span is given; found none",
+       with_span(2, [](Call& d) { d.options.first_position = {}; })},
+      {"positions of other items", "first_position, one per batch item: 2; found 3",
+       with_span(2, [](Call& d) { d.options.first_position = d.list({0, 1, 2}); })},
+  };
+  if constexpr (requires(Call& d) { d.options.block; })
+    list.push_back({"a span and blocks", "a block of 1, since span is given; found 2",
+                    with_span(2, [](Call& d) { d.options.block = 2; })});
+  const auto by_distance = [&](const char* what, auto alter) {
+    list.push_back({what, "no term of the distance, no log_decay and no alibi_slopes, since span is given; found one",
+                    with_span(2, alter)});
+  };
+  by_distance("a span and ALiBi", [](Call& d) { d.options.alibi_slopes = d.values(4); });
+  if constexpr (requires(Call& d) { d.options.relative_bias; }) {
+    using rows = attn::tensor_view<const float, 3>;
+    by_distance("a span and a relative bias", [](Call& d) { d.options.relative_bias = {d.other.data.data(), {4, 9}}; });
+    by_distance("a span and relative keys",
+                [](Call& d) { d.options.relative_keys = rows(d.other.data.data(), {4, 3, 8}); });
+    by_distance("a span and position queries",
+                [](Call& d) { d.options.position_queries = rows(d.other.data.data(), {1, 3, 8}); });
+    by_distance("a span and log decays", [](Call& d) { d.options.log_decay = rows(d.other.data.data(), {2, 4, 9}); });
+  }
+  return list;
+}
+
 // What all of them refuse.
 template <class Call>
 std::vector<refused<Call>> common_refusals() {
@@ -200,6 +237,7 @@ std::vector<refused<Call>> common_refusals() {
         {"a softcap of NaN", "softcap", [nan](auto& d) { d.options.softcap = nan; }},
         {"a softcap whose inverse overflows", "softcap", [](auto& d) { d.options.softcap = 1e-40f; }},
     });
+  if constexpr (requires(Call& d) { d.options.span; }) add(span_refusals<Call>());
   if constexpr (requires(Call& d) { d.options.first_position; })
     add({
         {"a position beyond all", "first_position from -2^40 to 2^40; found 1099511627777",
