@@ -110,6 +110,8 @@ template <class T>
 struct law_limit {
   std::string name;
   binder<T> at_limit, equals;
+  bool to_the_bit = false;
+  backward_binder<T> backward_at_limit{}, backward_equals{};  // of those equal to the bit
 };
 
 // Law 12: a form whose queries see every key, with weights e^(q k) for dim 1; other weights have a reference.
@@ -154,6 +156,12 @@ struct law_operator {
   // Why no entry of the operator has a part in a law: {"stream", "there is no step"} (census.cpp).
   std::map<std::string, std::string> without{};
 };
+
+// Law 8, to the bit and with gradients.
+template <class T>
+law_limit<T> same_form(std::string name, const law_operator<T>& at_limit, const law_operator<T>& equals) {
+  return {std::move(name), at_limit.bind, equals.bind, true, at_limit.backward, equals.backward};
+}
 
 // The table: each file operators/NAME.cpp registers its operator's entries by one object of this type,
 //   const law_entries entries("linear", [](auto& all) { add_linear(all); });

@@ -1,6 +1,7 @@
 #include "reference/full_softmax.hpp"
 
 #include "laws/operators/mask.hpp"
+#include "laws/operators/span.hpp"
 #include "laws/stored.hpp"
 
 namespace testing::full_softmax_law {
@@ -11,6 +12,7 @@ struct full_softmax_entry {
   bool causal = false, bias = false, softcap = false, alibi = false, sinks = false, score = false;
   bool mask = false;  // and a scale, and where the first query is
   bool relative = false, forgets = false;
+  idx_t span = 0;  // if not 0, it is given, and where the first queries are
 };
 constexpr idx_t first_position = 2;
 
@@ -31,8 +33,10 @@ struct parameters {
   std::vector<std::uint8_t> key_mask;  // [B, Lk]
   law_mask mask;
   score_of<T> score;
+  mutable std::vector<idx_t> first;  // of the last call
 
-  parameters(const full_softmax_entry& e, const law_shape& s) : entry(e), shape(s) {
+  parameters(const full_softmax_entry& e, const law_shape& s)
+      : entry(e), shape(s), first(static_cast<std::size_t>(s.batch)) {
     if (e.alibi) slopes = law_slopes<T>(s);
     if (e.sinks) sinks = law_sinks<T>(s);
     if (e.bias) {
@@ -67,7 +71,12 @@ struct parameters {
     if (entry.forgets) o.log_decay = {decay.data.data(), {decay.batch(), decay.heads(), decay.length()}};
     if (entry.mask) o.key_mask = attn::tensor_view<const std::uint8_t, 2>(key_mask.data(), {shape.batch, shape.keys});
     if (entry.mask) o.mask = mask.view(), o.scale = T(0.3), o.first_position = first_position;
+    if (entry.span) set_first_positions(shape, call, first), o.span = entry.span, o.first_position = first;
     return o;
+  }
+  attn::full_softmax_cached_options<T> cached_options(const law_call<T>& call) const {
+    const auto o = options(call);
+    return {.first_position = o.first_position, .span = o.span, .lengths = o.lengths, .sinks = o.sinks, .lse = o.lse};
   }
   reference::result reference_of(const law_reference_call& call) const {
     reference::full_softmax_options o;
@@ -79,6 +88,7 @@ struct parameters {
     o.relative_keys = call.parameter(relative_keys), o.position_queries = call.parameter(position_queries);
     if (entry.mask) o.key_mask = key_mask_for_reference(key_mask, shape);
     if (entry.mask) o.scale = static_cast<double>(T(0.3)), o.first_position = first_position;
+    if (entry.span) set_first_positions(shape, call, first), o.span = entry.span, o.first_positions = first;
     o.score = mask_for_reference(shape, call, entry.mask, entry.score, o.first_position);
     return reference::full_softmax(call.q, call.k, call.v, o);
   }
@@ -126,9 +136,19 @@ law_operator<T> operator_of(const full_softmax_entry& entry) {
     if (entry.bias && std::isinf(bias_value<T>(s.first_batch + b, s.first_head + h, i, j))) return false;
     if (entry.mask && !(mask_sees(s.first_batch + b, s.first_head + h, i, j) && key_mask_sees(s.first_batch + b, j)))
       return false;
-    return !entry.causal || j <= i + (entry.mask ? first_position : s.keys - s.queries);
+    const idx_t tokens = entry.span ? (j + 1) * entry.span - 1 : j;
+    return !entry.causal || tokens <= i + (entry.mask ? first_position : s.keys - s.queries);
   };
-  if (op.causal && !entry.bias)
+  if (entry.span)
+    op.stream = [entry](const law_shape& shape) -> bound<T> {
+      auto feed = std::make_shared<span_feed<T>>(shape, entry.span);
+      return [feed, p = std::make_shared<parameters<T>>(entry, shape)](const law_call<T>& call) {
+        auto options = p->cached_options(call);
+        feed->append(call), options.first_position = feed->first;
+        compiled_full_softmax<T>::cached(feed->cache, call.q, call.out, options, *call.execution);
+      };
+    };
+  else if (op.causal && !entry.bias)
     op.stream = [entry](const law_shape& shape) -> bound<T> {
       auto cache = std::make_shared<attn::kv_cache<T>>(attn::state_extents{
           .batch = shape.batch, .heads = shape.kv_heads, .dim = shape.dim, .value_dim = shape.value_dim});
@@ -139,6 +159,19 @@ law_operator<T> operator_of(const full_softmax_entry& entry) {
       };
     };
   return op;
+}
+
+// A cache of all keys.
+template <class T>
+binder<T> bind_cached(const full_softmax_entry& entry) {
+  return [entry](const law_shape& s) -> bound<T> {
+    return [p = std::make_shared<parameters<T>>(entry, s)](const law_call<T>& call) {
+      attn::kv_cache<T> cache({.batch = p->shape.batch, .heads = p->shape.kv_heads, .dim = p->shape.dim,
+                               .value_dim = p->shape.value_dim});
+      cache.append(call.k, call.v);
+      compiled_full_softmax<T>::cached(cache, call.q, call.out, p->cached_options(call), *call.execution);
+    };
+  };
 }
 
 template <class T>
@@ -165,11 +198,18 @@ void add_full_softmax(std::vector<law_operator<T>>& all) {
                                           {.name = "full_softmax masked by pair and key, scaled, ALiBi, from a position on",
                                           .causal = true,
                                           .alibi = true,
-                                          .mask = true}})
+                                          .mask = true},
+                                          {.name = "full_softmax causal, keys of 3 tokens, sinks",
+                                          .causal = true,
+                                          .sinks = true,
+                                          .span = 3}})
     all.push_back(operator_of<T>(entry));
-  law_operator<T>& plain = all[all.size() - 9];
+  law_operator<T>& plain = all[all.size() - 10];
   plain.long_rows = {{"all keys", plain.bind, plain.backward}};
-  all.back().without = {{"limits", "it is what others become"}};
+  const full_softmax_entry causal{.name = "", .causal = true, .sinks = true},
+      placed{.name = "", .causal = true, .sinks = true, .span = 1};
+  all.back().limits = {same_form<T>("a token a key", operator_of<T>(placed), operator_of<T>(causal)),
+                       {"a token a key of a cache", bind_cached<T>(placed), bind_cached<T>(causal), true}};
 }
 const law_entries entries("full_softmax", [](auto& all) { add_full_softmax(all); });
 
@@ -178,6 +218,8 @@ void add_stored(std::vector<stored_operator<S>>& all) {
   const auto nothing = [](auto&) {};
   all.push_back(stored_softmax<compiled_full_softmax, S>("full_softmax", false, nothing));
   all.push_back(stored_softmax<compiled_full_softmax, S>("full_softmax causal", true, nothing));
+  all.push_back(stored_softmax<compiled_full_softmax, S>("full_softmax causal, keys of 3 tokens", true,
+                                                         [](auto& o) { o.span = 3, o.first_position = 0; }));
 }
 const stored_entries stored_form("full_softmax", [](auto& all) { add_stored(all); });
 

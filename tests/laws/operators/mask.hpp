@@ -38,14 +38,19 @@ T own_score_backward(T, T d, idx_t, idx_t, idx_t, idx_t) {
   return d / 2;
 }
 
+// Where the queries of a call begin, so that the last one is at the last key.
+inline void set_first_positions(const law_shape& s, const auto& call, std::vector<idx_t>& to) {
+  for (idx_t b = 0; b < s.batch; ++b)
+    to[static_cast<std::size_t>(b)] = reference::true_length(call.lengths, call.key_lengths, b, s.keys) -
+                                      reference::true_length(call.lengths, call.query_lengths, b, s.queries);
+}
+
 // The same for a reference, whose score functions get the position of a query; that of row 0 is `first`, if given.
 inline reference::score_function mask_for_reference(const law_shape& s, const law_reference_call& call, bool masked,
                                                     bool scored, std::optional<idx_t> first = {}) {
   if (!masked && !scored) return {};
-  std::vector<idx_t> begin;
-  for (idx_t b = 0; b < s.batch; ++b)
-    begin.push_back(first.value_or(reference::true_length(call.lengths, call.key_lengths, b, s.keys) -
-                                   reference::true_length(call.lengths, call.query_lengths, b, s.queries)));
+  std::vector<idx_t> begin(static_cast<std::size_t>(s.batch), first.value_or(0));
+  if (!first) set_first_positions(s, call, begin);
   return [=](double x, idx_t b, idx_t h, idx_t position, idx_t j) {
     const idx_t i = position - begin[static_cast<std::size_t>(b)];
     if (masked && !mask_sees(s.first_batch + b, s.first_head + h, i, j)) return -reference::infinity;

@@ -1,6 +1,7 @@
 #include "reference/selected_keys.hpp"
 
 #include "laws/operators/patterns.hpp"
+#include "laws/operators/span.hpp"
 #include "laws/stored.hpp"
 #include "support/run_selected_keys.hpp"
 
@@ -13,14 +14,19 @@ struct selected_entry {
   bool causal = true, of_heads = true;
   bool scores = false;  // softcap, sinks, ALiBi, scale, a mask, a score function
   bool all = false;     // lists name all keys
+  bool sinks = false;
+  idx_t span = 0;  // if not 0, it is given, and where the first queries are
+
+  idx_t tokens() const { return block * std::max<idx_t>(span, 1); }  // of a name
 };
 
-// Entry m of the list of a query: its own key, and others that may be anywhere up to some way behind it.
+// Entry m of the list of a query: its own key, or the last complete one, and others that may be anywhere up to some
+// way behind it.
 idx_t name_of(const selected_entry& e, idx_t h, idx_t i, idx_t m) {
   if (e.all) return (m * 37 + i) % e.count;
-  if (m == 2) return i / e.block;
+  if (m == 2) return e.span ? (i + 1) / e.span - 1 : i / e.block;
   random_source random(static_cast<std::uint64_t>(((e.of_heads ? h : 0) * 1000 + i) * 16 + m));
-  return random.below(i / e.block + 9) - 1;
+  return random.below(i / e.tokens() + 9) - 1;
 }
 
 // Rows [first, first + queries) of the lists, over so many keys, or over those up to each query's position.
@@ -30,7 +36,7 @@ void fill(const selected_entry& e, const law_shape& s, idx_t b, idx_t first, idx
     for (idx_t i = 0; i < queries; ++i)
       for (idx_t m = 0; m < e.count; ++m) {
         const idx_t name = name_of(e, s.first_head + h, first + i, m);
-        const idx_t end = keys < 0 ? first + i + 1 : keys;
+        const idx_t end = keys < 0 ? (first + i + 1) * e.block / e.tokens() : keys;
         to(b, h, i, m) = static_cast<std::int32_t>(name * e.block < end ? name : -1);
       }
 }
@@ -46,11 +52,14 @@ struct parameters {
   law_mask mask{};
   std::vector<T> slopes{}, sinks{}, d_slopes{}, d_sinks{};
   score_of<T> score{};
+  mutable std::vector<idx_t> first{};  // of the last call
 
   parameters(const selected_entry& e, const law_shape& s, idx_t batch = 1)
       : entry(e), shape(s), lists(lists_for(e, s, batch)) {
     for (idx_t b = 0; b < batch; ++b) fill(e, s, b, 0, s.queries, s.keys, lists);
     if (e.scores) slopes = law_slopes<T>(s), sinks = law_sinks<T>(s), score = own_score_of<T>(s), mask = law_mask(s);
+    if (e.sinks) sinks = law_sinks<T>(s);
+    first.resize(static_cast<std::size_t>(s.batch));
     d_slopes = slopes, d_sinks = sinks;
   }
 
@@ -66,6 +75,8 @@ struct parameters {
     o.alibi_slopes = slopes, o.sinks = sinks;
     o.lse = call.lse;
     call.set_lengths(o);
+    if constexpr (requires { o.span; })
+      if (entry.span) set_first_positions(shape, call, first), o.span = entry.span, o.first_position = first;
     o.indices = attn::tensor_view<const std::int32_t>(lists.data.data(), lists.extents);
     return o;
   }
@@ -86,7 +97,8 @@ backward_binder<T> selected_backward(const selected_entry& entry) {
     return [p = std::make_shared<parameters<T>>(entry, s)](const law_backward_call<T>& call) {
       using form = compiled_selected_keys<T>;
       typename form::gradients g{.q = call.dq, .k = call.dk, .v = call.dv};
-      if (p->entry.scores) g.alibi_slopes = p->d_slopes, g.sinks = p->d_sinks;
+      if (p->entry.scores) g.alibi_slopes = p->d_slopes;
+      if (!p->sinks.empty()) g.sinks = p->d_sinks;
       form::backward(call.q, call.k, call.v, call.out, call.d_out, g,
                      p->template options<typename form::options>(call), p->score, own_score_backward<T>,
                      *call.execution);
@@ -116,14 +128,31 @@ binder<T> selected_stream(const selected_entry& entry) {
 }
 
 template <class T>
+binder<T> span_stream(const selected_entry& entry) {
+  return [entry](const law_shape& s) -> bound<T> {
+    auto feed = std::make_shared<span_feed<T>>(s, entry.span);
+    return [feed, s, p = std::make_shared<parameters<T>>(entry, s, s.batch)](const law_call<T>& call) {
+      using form = compiled_selected_keys<T>;
+      const idx_t n = call.q.extent(2);
+      const std::vector<idx_t>& first = feed->first;
+      feed->append(call);
+      for (idx_t b = 0; b < s.batch; ++b) fill(p->entry, s, b, first[static_cast<std::size_t>(b)], n, -1, p->lists);
+      auto options = p->template options<typename form::cached_options>(call);
+      options.indices = options.indices.slice(2, 0, n), options.first_position = first;
+      form::cached(feed->cache, call.q, call.out, options, *call.execution);
+    };
+  };
+}
+
+template <class T>
 law_operator<T> operator_of(const selected_entry& entry) {
   law_operator<T> op;
   op.name = entry.name;
   op.causal = entry.causal;
-  op.averages = !entry.scores;
+  op.averages = !entry.scores && !entry.sinks;
   op.bind = [entry](const law_shape& s) { return bind_selected<T>(entry, s); };
   op.backward = selected_backward<T>(entry);
-  if (entry.causal && !entry.scores) op.stream = selected_stream<T>(entry);
+  if (entry.causal && !entry.scores) op.stream = entry.span ? span_stream<T>(entry) : selected_stream<T>(entry);
   op.reference = [entry](const law_shape& s) {
     return [p = std::make_shared<parameters<T>>(entry, s)](const law_reference_call& call) {
       reference::selected_keys_options o;
@@ -132,11 +161,14 @@ law_operator<T> operator_of(const selected_entry& entry) {
       o.alibi_slopes = call.parameter(p->slopes), o.sinks = call.parameter(p->sinks);
       o.score = mask_for_reference(p->shape, call, p->entry.scores, p->entry.scores);
       call.set_lengths(o);
+      if (p->entry.span)
+        set_first_positions(p->shape, call, p->first), o.span = p->entry.span, o.first_positions = p->first;
       return reference::selected_keys(call.q, call.k, call.v, o);
     };
   };
   op.sees = [entry](const law_shape& s, idx_t b, idx_t h, idx_t i, idx_t j) {
-    if (entry.causal && j > i + s.keys - s.queries) return false;
+    const idx_t tokens = entry.span ? (j + 1) * entry.span - 1 : j;
+    if (entry.causal && tokens > i + s.keys - s.queries) return false;
     if (entry.scores && !mask_sees(s.first_batch + b, s.first_head + h, i, j)) return false;
     for (idx_t m = 0; m < entry.count; ++m)
       if (name_of(entry, s.first_head + h, i, m) == j / entry.block) return true;
@@ -166,6 +198,9 @@ void add_selected_keys(std::vector<law_operator<T>>& all) {
   all.push_back(operator_of<T>({.name = "selected_keys, blocks", .block = 16, .count = 4}));
   all.push_back(operator_of<T>({.name = "selected_keys, blocks, of everything", .block = 20, .count = 5,
                                 .causal = false, .scores = true}));
+  all.push_back(operator_of<T>({.name = "selected_keys, keys of 3 tokens, sinks", .sinks = true, .span = 3}));
+  all.back().limits.push_back(same_form<T>("a token a key", operator_of<T>({.name = "", .sinks = true, .span = 1}),
+                                           operator_of<T>({.name = "", .sinks = true})));
 }
 const law_entries entries("selected_keys", [](auto& all) { add_selected_keys(all); });
 
@@ -175,6 +210,9 @@ void add_stored(std::vector<stored_operator<S>>& all) {
                              blocks = random_lists(6, 1, 1, stored::length, 4, (stored::length + 23) / 24);
   all.push_back(stored_softmax<compiled_selected_keys, S>("selected_keys", true,
                                                           [](auto& o) { o.indices = lists_view(keys); }));
+  all.push_back(stored_softmax<compiled_selected_keys, S>("selected_keys, keys of 3 tokens", true, [](auto& o) {
+    o.span = 3, o.first_position = 0, o.indices = lists_view(keys);
+  }));
   all.push_back(stored_softmax<compiled_selected_keys, S>(
       "selected_keys, blocks", false, [](auto& o) { o.block = 24, o.indices = lists_view(blocks); }));
 }
