@@ -5,7 +5,7 @@
 #include "support/call.hpp"
 #include "support/catch.hpp"
 #include "support/measure.hpp"
-#include "support/random.hpp"
+#include "support/run.hpp"
 
 namespace testing::lightning_indexer_span_tests {
 namespace {
