@@ -83,7 +83,7 @@ int main() {
     const double steps = support::milliseconds([&] {
       for (idx_t t = 0; t < tokens; ++t) decoder.attend(all.token(t), decoded.view().slice(2, t, 1), lse_t);
     });
-    // The gradient of |out|^2 / 2 along q and kv, and how it changes where they grow and shrink by half a percent.
+    // The derivative of |out|^2 / 2 along q and kv: by the gradient, and where they grow and shrink by half a percent.
     const double back = support::milliseconds([&] { prompt.backward(all, out, lse, out, dq, dkv, d_keys); });
     const auto grown = [&](float h) {
       floats q_h = q, kv_h = kv, o = out;

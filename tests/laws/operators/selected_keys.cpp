@@ -144,6 +144,19 @@ binder<T> span_stream(const selected_entry& entry) {
   };
 }
 
+// Over a cache of all keys.
+template <class T>
+binder<T> bind_cached(const selected_entry& entry) {
+  return [entry](const law_shape& s) -> bound<T> {
+    return [s, p = std::make_shared<parameters<T>>(entry, s)](const law_call<T>& call) {
+      using form = compiled_selected_keys<T>;
+      attn::kv_cache<T> cache({.batch = s.batch, .heads = s.kv_heads, .dim = s.dim, .value_dim = s.value_dim});
+      cache.append(call.k, call.v);
+      form::cached(cache, call.q, call.out, p->template options<typename form::cached_options>(call), *call.execution);
+    };
+  };
+}
+
 template <class T>
 law_operator<T> operator_of(const selected_entry& entry) {
   law_operator<T> op;
@@ -199,8 +212,9 @@ void add_selected_keys(std::vector<law_operator<T>>& all) {
   all.push_back(operator_of<T>({.name = "selected_keys, blocks, of everything", .block = 20, .count = 5,
                                 .causal = false, .scores = true}));
   all.push_back(operator_of<T>({.name = "selected_keys, keys of 3 tokens, sinks", .sinks = true, .span = 3}));
-  all.back().limits.push_back(same_form<T>("a token a key", operator_of<T>({.name = "", .sinks = true, .span = 1}),
-                                           operator_of<T>({.name = "", .sinks = true})));
+  const selected_entry causal{.name = "", .sinks = true}, placed{.name = "", .sinks = true, .span = 1};
+  all.back().limits = {same_form<T>("a token a key", operator_of<T>(placed), operator_of<T>(causal)),
+                       {"a token a key of a cache", bind_cached<T>(placed), bind_cached<T>(causal), true}};
 }
 const law_entries entries("selected_keys", [](auto& all) { add_selected_keys(all); });
 
