@@ -1,258 +1,49 @@
-// A decoder in the shape of Llama (RMS norm, rotary positions, grouped queries, SwiGLU) that serves many prompts at
-// once: a prompt that ends makes room for the next one, prompts are read in chunks while others decode, and all of them
-// share the pages of a common beginning. The tokens are the same as those of one prompt at a time.
+// A decoder in the shape of Llama (RMS norm, rotary positions, grouped queries, SwiGLU) tells a story, with the weights
+// and the tokenizer of a model of llama2.c. It then decodes in all ways that attn has, and compares:
 //
-// With --operator=full it also decodes speculatively: what followed the last two tokens where they occurred before is
-// fed as a tree of drafts, in one step with a mask; of the tree the caches keep the branch that the model takes. The
-// tokens are the same again, in fewer rounds.
+//   prompts  many at once: one that ends makes room for the next one, prompts are read in chunks while others decode,
+//            and all of them share the pages of what they begin with. The tokens are those of one prompt at a time.
+//   drafts   what followed the last two tokens where they occurred before is fed as a tree, in one step with a mask; of
+//            the tree the caches keep the branch that the model takes. The tokens are the same again, in fewer rounds.
+//   beams    the likeliest of several texts, whose caches are put in order after each token.
+//   caches   in fewer bits: after how many tokens the text is another one.
 //
-//   19_decoder [--operator=full|window|topk_blocks|multipole|linear] [--weights=DIR]
+//   19_decoder [--model=MODEL.bin --tokenizer=TOKENIZER.bin] [--prompt=TEXT] [--tokens=N] [--beams=N]
+//              [--operator=full|window|topk_blocks|multipole|linear]
 //
-// Without weights, which decoder/weights.hpp describes, they are random, and the text is noise.
-#include <attn/attn.hpp>
-
-#include <array>
+// Without a model the weights are random, tokens are bytes, and the text, which is noise, is not shown.
+#include <charconv>
 #include <chrono>
 #include <cstdio>
-#include <functional>
-#include <memory>
-#include <numeric>
-#include <string_view>
 
-#include "decoder/weights.hpp"
+#include "decoder/model.hpp"
+#include "decoder/tokenizer.hpp"
 
 namespace decoder {
 
-using view = attn::tensor_view<const float>;
-using out_view = attn::tensor_view<float>;
-using sequence = attn::tensor_view<float, 3>;  // [batch, length, width]
-
-const shape sizes;
-const attn::rotary_options<float> positions{.base = 10000};
-
-// Tokens for an item: a chunk of its text, or the last token of it and a tree of drafts that may follow.
-struct fed_tokens {
-  std::vector<int> tokens;
-  std::vector<idx_t> parents;  // of a tree: the token before each one, -1 for the first; of a chunk: empty
-
-  idx_t size() const { return std::ssize(tokens); }
-  bool is_tree() const { return !parents.empty(); }
-};
-
-// Where the tokens of a step are and what they see, if some of them are trees: a draft is at the place that it has in
-// its branch, and sees what was fed before and its branch.
-class tree_options {
- public:
-  tree_options(const std::vector<fed_tokens>& fed, const std::vector<idx_t>& before, idx_t length) {
-    if (std::none_of(fed.begin(), fed.end(), [](const fed_tokens& x) { return x.is_tree(); })) return;
-    const idx_t items = std::ssize(fed);
-    idx_t keys = 0;
-    for (idx_t b = 0; b < items; ++b) keys = std::max(keys, before[b] + fed[b].size());
-    extents_ = {items, 1, length, keys};
-    places_.assign(items * length, 0);
-    seen_.assign(items * length * keys, 0);
-    for (idx_t b = 0; b < items; ++b)
-      for (idx_t t = 0; t < fed[b].size(); ++t) {
-        const idx_t row = b * length + t, parent = fed[b].is_tree() ? fed[b].parents[t] : t - 1;
-        places_[row] = parent < 0 ? before[b] : places_[b * length + parent] + 1;
-        std::uint8_t* const seen = &seen_[row * keys];
-        if (parent < 0) std::fill_n(seen, before[b], 1);
-        else std::copy_n(&seen_[(b * length + parent) * keys], keys, seen);
-        seen[before[b] + t] = 1;
-      }
-  }
-
-  attn::rotary_options<float> rotary() const {
-    attn::rotary_options<float> options = positions;
-    if (!places_.empty()) options.positions = {places_.data(), {extents_[0], extents_[2]}};
-    return options;
-  }
-  attn::mask_view mask() const {
-    if (seen_.empty()) return {};
-    return attn::tensor_view<const std::uint8_t>(seen_.data(), extents_);
-  }
-
- private:
-  std::array<idx_t, 4> extents_{};
-  std::vector<idx_t> places_;
-  std::vector<std::uint8_t> seen_;
-};
-
-// What a layer attends with: a cache or state of several items, and the step that feeds it.
-struct attention {
-  std::function<void(view q, view k, view v, out_view out, const std::vector<idx_t>& lengths, const tree_options& trees,
-                     attn::execution&)>
-      step;
-  std::function<void(idx_t from, idx_t to)> copy_item;
-  std::function<void(idx_t item)> reset;
-  std::function<void(idx_t item, const std::vector<idx_t>& positions)> keep;
-};
-
-template <class Cache, class Step>
-attention attention_over(std::shared_ptr<Cache> cache, Step step) {
-  attention made{
-      [=](auto q, auto k, auto v, auto out, const auto& n, const auto& trees, auto& exec) {
-        step(*cache, q, k, v, out, n, trees, exec);
-      },
-      [=](idx_t from, idx_t to) { cache->copy_item(from, to); }, [=](idx_t item) { cache->reset(item); }, {}};
-  if constexpr (requires { cache->keep(0, {}); })
-    made.keep = [=](idx_t item, const std::vector<idx_t>& kept) { cache->keep(item, kept); };
-  return made;
-}
-
-attention make_attention(std::string_view name, idx_t items, attn::page_pool<float>& pool) {
-  const attn::state_extents extents{.batch = items, .heads = sizes.kv_heads, .dim = sizes.head_dim};
-  if (name == "full")
-    return attention_over(std::make_shared<attn::paged_cache<float>>(pool, items),
-                          [](auto& cache, auto q, auto k, auto v, auto out, const auto& n, const auto& t, auto& exec) {
-                            attn::full_softmax_step(cache, q, k, v, out,
-                                                    {.lengths = n, .rotary = t.rotary(), .mask = t.mask()}, exec);
-                          });
-  if (name == "window")
-    return attention_over(
-        std::make_shared<attn::sliding_window_cache<float>>(extents, attn::sliding_window_cache_options{.left = 32}),
-        [](auto& cache, auto q, auto k, auto v, auto out, const auto& n, const auto&, auto& exec) {
-          attn::sliding_window_step(cache, q, k, v, out, {.lengths = n, .rotary = positions}, exec);
-        });
-  if (name == "topk_blocks")
-    return attention_over(
-        std::make_shared<attn::topk_blocks_cache<float>>(extents, attn::topk_blocks_cache_options{.block = 16}),
-        [](auto& cache, auto q, auto k, auto v, auto out, const auto& n, const auto&, auto& exec) {
-          attn::topk_blocks_step(cache, q, k, v, out, {.lengths = n, .rotary = positions}, exec);
-        });
-  if (name == "multipole")
-    return attention_over(std::make_shared<attn::multipole_cache<float>>(
-                              extents, attn::multipole_cache_options{.exact = 32, .segment = 64}),
-                          [](auto& cache, auto q, auto k, auto v, auto out, const auto& n, const auto&, auto& exec) {
-                            attn::multipole_step(cache, q, k, v, out, {.lengths = n, .rotary = positions}, exec);
-                          });
-  if (name == "linear")
-    return attention_over(std::make_shared<attn::linear_state<float>>(attn::kernel_state_extents{
-                              items, sizes.kv_heads, sizes.head_dim, sizes.head_dim}),
-                          [](auto& state, auto q, auto k, auto v, auto out, const auto& n, const auto&, auto& exec) {
-                            attn::linear_step(state, q, k, v, out, {.lengths = n}, exec);
-                          });
-  throw std::runtime_error("--operator: expected full, window, topk_blocks, multipole or linear");
-}
-
-// A model and the sequences in progress, its batch items.
-class engine {
- public:
-  engine(const weights& w, std::string_view operator_name, idx_t items, attn::page_pool<float>& pool)
-      : weights_(w), items_(items), tokens_(items, 0) {
-    for (idx_t n = 0; n < sizes.layers; ++n) layers_.push_back(make_attention(operator_name, items, pool));
-  }
-
-  // Item b takes fed[b], if any; gives the likeliest token after each of those.
-  std::vector<std::vector<int>> feed(const std::vector<fed_tokens>& fed) {
-    std::vector<idx_t> lengths;
-    for (const fed_tokens& x : fed) lengths.push_back(x.size());
-    const idx_t length = *std::max_element(lengths.begin(), lengths.end()), rows = items_ * length;
-    const tree_options trees(fed, tokens_, length);
-    matrix x = matrix::Zero(rows, sizes.width()), normed(rows, sizes.width()), mixed(rows, sizes.width());
-    for (idx_t b = 0; b < items_; ++b)
-      for (idx_t t = 0; t < lengths[b]; ++t) x.row(b * length + t) = weights_.embedding.row(fed[b].tokens[t]);
-    const auto by_item = [&](matrix& m) { return sequence(m.data(), {items_, length, m.cols()}); };
-
-    for (std::size_t n = 0; n < layers_.size(); ++n) {
-      const layer_weights& w = weights_.layers[n];
-      const auto attend = [&](auto q, auto k, auto v, auto out, attn::execution& exec) {
-        layers_[n].step(q, k, v, out, lengths, trees, exec);
-      };
-      attn::rms_norm(x, normed);
-      attn::multi_head(by_item(normed), by_item(mixed),
-                       {.query = w.query, .key = w.key, .value = w.value, .output = w.output}, attend,
-                       {.heads = sizes.heads, .kv_heads = sizes.kv_heads}, exec_);
-      x += mixed;
-      attn::rms_norm(x, normed);
-      attn::feed_forward(normed, mixed, {.up = w.up, .down = w.down, .gate = w.gate},
-                         {.activation = attn::activation::silu}, exec_);
-      x += mixed;
-    }
-
-    matrix logits(rows, sizes.vocabulary);
-    attn::rms_norm(x, normed);
-    attn::project(normed, logits, {.weight = weights_.embedding}, exec_);
-    std::vector<std::vector<int>> next(items_);
-    for (idx_t b = 0; b < items_; ++b) {
-      next[b].resize(lengths[b]);
-      for (idx_t t = 0; t < lengths[b]; ++t) logits.row(b * length + t).maxCoeff(&next[b][t]);
-      tokens_[b] += lengths[b];
-    }
-    return next;
-  }
-  void copy_item(idx_t from, idx_t to) {
-    for (attention& layer : layers_) layer.copy_item(from, to);
-    tokens_[to] = tokens_[from];
-  }
-  void reset(idx_t item) {
-    for (attention& layer : layers_) layer.reset(item);
-    tokens_[item] = 0;
-  }
-  // Of the `count` tokens that an item took last only those of a branch remain.
-  void keep(idx_t item, idx_t count, const std::vector<idx_t>& branch) {
-    std::vector<idx_t> kept(tokens_[item] - count);
-    std::iota(kept.begin(), kept.end(), 0);
-    for (idx_t n : branch) kept.push_back(tokens_[item] - count + n);
-    for (attention& layer : layers_) layer.keep(item, kept);
-    tokens_[item] = std::ssize(kept);
-  }
-
- private:
-  const weights& weights_;
-  idx_t items_;
-  std::vector<idx_t> tokens_;  // of the items
-  std::vector<attention> layers_;
-  attn::execution exec_{2};
-};
-
 struct request {
   std::vector<int> tokens;  // the prompt, then what follows it
-  idx_t wanted = 0;         // tokens in the end
+  idx_t wanted = 0;         // tokens in the end, unless the text ends before
   idx_t fed = 0;
 };
-
-constexpr idx_t chunk = 16;  // tokens of a prompt that are read at a time
-
-idx_t child_of(const fed_tokens& tree, idx_t parent, int token) {
-  for (idx_t n = parent + 1; n < tree.size(); ++n)
-    if (tree.parents[n] == parent && tree.tokens[n] == token) return n;
-  return -1;
-}
-
-// The last token of a text and a tree of drafts: up to four tokens that followed the last two where those occurred
-// before, the latest places first. (A small model would guess better.)
-fed_tokens with_drafts(const std::vector<int>& text) {
-  constexpr idx_t most = 12, depth = 4;
-  fed_tokens tree{{text.back()}, {-1}};
-  const idx_t last = std::ssize(text) - 1;
-  for (idx_t at = last - 1; at > 0 && tree.size() <= most; --at) {
-    if (text[at] != text[last] || text[at - 1] != text[last - 1]) continue;
-    idx_t node = 0;
-    for (idx_t n = at + 1; n <= std::min(at + depth, last) && tree.size() <= most; ++n) {
-      idx_t child = child_of(tree, node, text[n]);
-      if (child < 0) {
-        child = tree.size();
-        tree.tokens.push_back(text[n]), tree.parents.push_back(node);
-      }
-      node = child;
-    }
-  }
-  return tree;
-}
 
 struct served {
   idx_t rounds = 0, drafts = 0, accepted = 0;
 };
 
-// Serves all requests, `slots` of them at a time, each after the common beginning.
-served serve(engine& model, idx_t slots, const std::vector<int>& beginning, std::vector<request>& requests,
-             bool drafts) {
+// Serves all requests, `slots` of them at a time, each after the common beginning, which the model's last item keeps.
+served serve(model& m, idx_t slots, const tokenizer& pieces, std::vector<request>& requests, bool drafts) {
+  constexpr idx_t chunk = 16;  // tokens of a prompt that are read at a time
   std::vector<fed_tokens> fed(slots + 1);
-  for (std::size_t at = 0; at < beginning.size(); at += chunk) {  // the last item keeps the beginning for all others
-    const auto end = std::min(at + chunk, beginning.size());
-    fed[slots].tokens.assign(beginning.begin() + at, beginning.begin() + end);
-    model.feed(fed);
+  const std::vector<int>& first = requests[0].tokens;
+  idx_t common = std::ssize(first) - 1;
+  for (const request& r : requests) {
+    common = std::min(common, std::ssize(r.tokens) - 1);
+    common = std::mismatch(first.begin(), first.begin() + common, r.tokens.begin()).first - first.begin();
+  }
+  for (idx_t at = 0; at < common; at += chunk) {
+    fed[slots].tokens.assign(first.begin() + at, first.begin() + std::min(at + chunk, common));
+    m.feed(fed);
   }
   fed[slots] = {};
   std::vector<request*> active(slots, nullptr);
@@ -262,7 +53,8 @@ served serve(engine& model, idx_t slots, const std::vector<int>& beginning, std:
       request*& r = active[slot];
       if (!r && waiting < requests.size()) {
         r = &requests[waiting++];
-        model.copy_item(slots, slot);
+        r->fed = common;
+        m.copy_item(slots, slot);
       }
       fed[slot] = {};
       if (!r) continue;
@@ -272,74 +64,181 @@ served serve(engine& model, idx_t slots, const std::vector<int>& beginning, std:
       r->fed += count;
     }
     if (std::all_of(active.begin(), active.end(), [](const request* r) { return !r; })) return all;
-    const std::vector<std::vector<int>> next = model.feed(fed);
+    const std::vector<matrix> logits = m.feed(fed);
     for (idx_t slot = 0; slot < slots; ++slot) {
       request*& r = active[slot];
       if (!r || r->fed < std::ssize(r->tokens)) continue;  // of a prompt's chunks, the last one says what follows
+      idx_t last = fed[slot].size() - 1;
       if (fed[slot].is_tree()) {  // along the drafts that are what follows
-        std::vector<idx_t> branch = {0};
-        for (idx_t n = 0; std::ssize(r->tokens) + 1 < r->wanted; branch.push_back(n)) {
-          n = child_of(fed[slot], n, next[slot][n]);
-          if (n < 0) break;
+        std::vector<idx_t> branch = {last = 0};
+        while (std::ssize(r->tokens) + 1 < r->wanted) {
+          const idx_t n = child_of(fed[slot], last, likeliest(logits[slot], last));
+          if (n < 0 || pieces.is_mark(fed[slot].tokens[n])) break;
+          branch.push_back(last = n);
           r->tokens.push_back(fed[slot].tokens[n]);
         }
-        model.keep(slot, fed[slot].size(), branch);
+        m.keep(slot, fed[slot].size(), branch);
         r->fed += std::ssize(branch) - 1;
-        r->tokens.push_back(next[slot][branch.back()]);
         all.drafts += fed[slot].size() - 1, all.accepted += std::ssize(branch) - 1;
-      } else {
-        r->tokens.push_back(next[slot].back());
       }
-      if (std::ssize(r->tokens) < r->wanted) continue;
-      model.reset(slot);
+      r->tokens.push_back(likeliest(logits[slot], last));
+      if (std::ssize(r->tokens) < r->wanted && !pieces.is_mark(r->tokens.back())) continue;
+      m.reset(slot);
       r = nullptr;
     }
   }
 }
 
-int run(const std::vector<std::string_view>& arguments) {
-  std::string operator_name = "full", folder;
-  for (const std::string_view argument : arguments) {
-    if (argument.starts_with("--operator=")) operator_name = argument.substr(11);
-    else if (argument.starts_with("--weights=")) folder = argument.substr(10);
-    else throw std::runtime_error("usage: 19_decoder [--operator=NAME] [--weights=DIR]");
-  }
-  const weights all_weights = make_weights(sizes, folder);
-  const std::string text = "You are a helpful assistant. Answer in one sentence. ";
-  const std::vector<int> beginning(text.begin(), text.end());
-  std::vector<request> requests;
-  for (const std::string prompt : {"What is attention?", "Name a bird.", "Why?",
-                                   "How long is the Danube, and where does it begin?", "2 + 2 =",
-                                   "Tell me a short story about a fox who reads.", "Hi", "Which year?"})
-    requests.push_back({{prompt.begin(), prompt.end()}, std::ssize(prompt) + 24 + 8 * std::ssize(requests), 0});
+struct beam {
+  std::vector<int> tokens;
+  double log_probability = 0;
+};
 
-  // One pool for all layers: 4 prompts at a time take at most what is needed for 4 sequences and the beginning.
-  const auto serve_all = [&](idx_t slots, bool drafts = false) {
-    attn::page_pool<float> pool({.pages = sizes.layers * (slots + 1) * 12, .page_tokens = 16, .heads = sizes.kv_heads,
-                                 .dim = sizes.head_dim});
-    std::vector<request> all = requests;
+// The likeliest of the texts that remain where after every token the `width` likeliest ones do.
+beam best_of_beams(model& m, idx_t width, const tokenizer& pieces, const request& r) {
+  struct candidate {
+    double log_probability;
+    idx_t from;
+    int token;
+  };
+  std::vector<beam> beams{{r.tokens}};
+  std::vector<fed_tokens> fed(width);
+  for (fed[0].tokens = r.tokens;;) {
+    const std::vector<matrix> logits = m.feed(fed);
+    std::vector<candidate> all;
+    for (idx_t b = 0; b < std::ssize(beams); ++b) {
+      if (fed[b].size() == 0) all.push_back({beams[b].log_probability, b, -1});  // it has ended
+      else
+        for (int token = 0; const double more : log_probabilities(logits[b], fed[b].size() - 1))
+          all.push_back({beams[b].log_probability + more, b, token++});
+    }
+    std::stable_sort(all.begin(), all.end(),
+                     [](const auto& a, const auto& b) { return a.log_probability > b.log_probability; });
+    std::vector<beam> next;
+    std::vector<idx_t> order;
+    bool done = true;
+    for (idx_t n = 0; n < width; ++n) {
+      order.push_back(all[n].from);
+      next.push_back({beams[all[n].from].tokens, all[n].log_probability});
+      fed[n] = {};
+      if (all[n].token < 0) continue;
+      next[n].tokens.push_back(all[n].token);
+      if (pieces.is_mark(all[n].token) || std::ssize(next[n].tokens) >= r.wanted) continue;
+      fed[n].tokens = {all[n].token};
+      done = false;
+    }
+    beams = std::move(next);
+    if (done) return beams[0];
+    m.reorder(order);
+  }
+}
+
+struct task {
+  std::string model, tokenizer, prompt = "Once upon a time", operator_name = "full";
+  idx_t tokens = 256, beams = 4;
+};
+
+int run(const task& to_do) {
+  const weights w = to_do.model.empty() ? draw_weights() : read_weights(to_do.model);
+  const tokenizer pieces = to_do.tokenizer.empty() ? tokenizer() : tokenizer(to_do.tokenizer);
+  const shape& s = w.sizes;
+  if (pieces.size() != s.vocabulary)
+    throw std::runtime_error("--tokenizer: expected one of " + std::to_string(s.vocabulary) + " pieces, as the model " +
+                             "has; found " + std::to_string(pieces.size()));
+  const auto asked = [&](const std::string& prompt, idx_t more) {
+    const std::vector<int> tokens = pieces.tokens_of(prompt, s.positions);
+    if (tokens.empty()) throw std::runtime_error("--prompt=: expected a text; found none");
+    return request{tokens, std::min(std::ssize(tokens) + more, s.positions + 1)};  // the last token is not fed
+  };
+  const request story = asked(to_do.prompt, to_do.tokens);
+  std::vector<request> requests;
+  for (const char* prompt : {"girl named Lily.", "boy who had a red ball.", "dog. The dog liked to", "bird", "cat and a big",
+                             "fish that lived in the sea. One day,", "tree. The tree was very old, but", "car"})
+    requests.push_back(asked("Once upon a time, there was a little " + std::string(prompt),
+                             24 + 8 * std::ssize(requests)));
+
+  const auto serve_all = [&](const char* how, std::vector<request> all, idx_t slots, bool drafts = false,
+                             const char* cache = "float") {
+    idx_t before = 0, after = 0;
+    for (const request& r : all) before += std::ssize(r.tokens);
     const auto start = std::chrono::steady_clock::now();
-    engine model(all_weights, operator_name, slots + 1, pool);
-    const served of = serve(model, slots, beginning, all, drafts);
+    model m(w, to_do.operator_name, cache, slots + 1);
+    const served of = serve(m, slots, pieces, all, drafts);
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-    std::size_t tokens = 0;
-    for (const request& r : all) tokens += r.tokens.size();
-    std::printf("%td at a time: %zu tokens of %zu prompts in %td rounds, %.0f tokens a second; pages kept: %td\n",
-                slots, tokens, all.size(), of.rounds, double(tokens) / seconds.count(),
-                pool.pages() - pool.free_pages());
-    if (drafts) std::printf("%td drafts in trees, of which %td were what follows\n", of.drafts, of.accepted);
+    for (const request& r : all) after += std::ssize(r.tokens);
+    std::printf("%s: %td tokens after %td in %td rounds, %.0f a second", how, after - before, before, of.rounds,
+                double(after - before) / seconds.count());
+    if (drafts) std::printf("; of %td drafts %td were what follows", of.drafts, of.accepted);
+    if (slots > 1) std::printf("; pages kept: %td", m.pages());
+    std::printf("\n");
     return all;
   };
-  const std::vector<request> together = serve_all(4), alone = serve_all(1);
-  const auto compare = [&](const std::vector<request>& others, const char* what) {
-    bool same = true;
-    for (std::size_t n = 0; n < alone.size(); ++n) same &= others[n].tokens == alone[n].tokens;
-    std::printf("the same tokens as %s: %s\n", what, same ? "yes" : "no");
-    return same;
+  bool right = true;
+  const auto same = [&](const std::vector<request>& a, const std::vector<request>& b) {
+    bool all = true;
+    for (std::size_t n = 0; n < a.size(); ++n) all &= a[n].tokens == b[n].tokens;
+    right &= all;
+    return all ? "yes" : "no";
   };
-  bool same = compare(together, "one prompt at a time");
-  if (operator_name == "full") same &= compare(serve_all(4, true), "without drafts");  // the step that takes a mask
-  return same ? 0 : 1;
+
+  std::printf("a decoder of %td layers of %td, %td heads over %td key heads, vocabulary %td\n", s.layers, s.width(),
+              s.heads, s.kv_heads, s.vocabulary);
+  const std::vector<request> told = serve_all("one token at a time", {story}, 1);
+  if (!to_do.model.empty()) std::printf("\n%s\n\n", pieces.text_of(told[0].tokens).c_str());
+  const bool full = to_do.operator_name == "full";  // whose step takes a mask, and whose caches have elements
+  if (full) std::printf("the same text: %s\n", same(serve_all("drafts in trees", {story}, 1, true), told));
+
+  const std::vector<request> alone = serve_all("1 prompt at a time", requests, 1);
+  std::printf("the same texts: %s\n", same(serve_all("4 prompts at a time", requests, 4), alone));
+  if (full) std::printf("the same texts: %s\n", same(serve_all("4 with drafts", requests, 4, true), alone));
+
+  // What the model gives to the tokens after the prompt, read at once.
+  const auto score = [&](const std::vector<int>& tokens) {
+    model m(w, to_do.operator_name, "float", 1);
+    const matrix logits = m.feed({{tokens, {}}})[0];
+    double sum = 0;
+    for (idx_t n = std::ssize(story.tokens); n < std::ssize(tokens); ++n)
+      sum += log_probabilities(logits, n - 1)[tokens[n]];
+    return sum;
+  };
+  for (const idx_t width : {idx_t(1), to_do.beams}) {
+    model m(w, to_do.operator_name, "float", width);
+    const beam best = best_of_beams(m, width, pieces, story);
+    std::printf("beams: %td, log probability %.3f, read at once %.3f, one token at a time %.3f\n", width,
+                best.log_probability, score(best.tokens), score(told[0].tokens));
+    if (width == 1) std::printf("the same text: %s\n", same({{best.tokens}}, told));
+    else if (!to_do.model.empty()) std::printf("%s\n", pieces.text_of(best.tokens).c_str());
+  }
+  for (const char* cache : {"bf16", "int8", "int4"}) {
+    if (!full) break;
+    const std::vector<int> other = serve_all(cache, {story}, 1, false, cache)[0].tokens, &own = told[0].tokens;
+    const auto until = std::mismatch(own.begin(), own.end(), other.begin(), other.end()).first - own.begin();
+    std::printf("the same text for %td of %td tokens\n", until, std::ssize(own));
+  }
+  return right ? 0 : 1;
+}
+
+int run(const std::vector<std::string>& arguments) {
+  task to_do;
+  const auto number = [](const std::string& name, const std::string& text, idx_t& n, idx_t most) {
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n);
+    if (error != std::errc() || end != text.data() + text.size() || n < 1 || n > most)
+      throw std::runtime_error(name + ": expected a number from 1 to " + std::to_string(most) + "; found " + text);
+  };
+  for (const std::string& x : arguments) {
+    const std::size_t end = std::min(x.find('='), x.size());
+    const std::string name = x.substr(0, end), value = x.substr(std::min(end + 1, x.size()));
+    if (name == "--model") to_do.model = value;
+    else if (name == "--tokenizer") to_do.tokenizer = value;
+    else if (name == "--prompt") to_do.prompt = value;
+    else if (name == "--operator") to_do.operator_name = value;
+    else if (name == "--tokens") number(name, value, to_do.tokens, 1000000);
+    else if (name == "--beams") number(name, value, to_do.beams, 64);
+    else
+      throw std::runtime_error("usage: 19_decoder [--model=MODEL.bin --tokenizer=TOKENIZER.bin] [--prompt=TEXT] "
+                               "[--tokens=N] [--beams=N] [--operator=NAME]");
+  }
+  return run(to_do);
 }
 
 }  // namespace decoder
