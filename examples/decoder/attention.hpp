@@ -2,10 +2,8 @@
 #pragma once
 
 #include <attn/core/cache_elements.hpp>
-#include <attn/core/paged_cache.hpp>
 #include <attn/kernel/linear_step.hpp>
 #include <attn/low_rank/multipole_step.hpp>
-#include <attn/softmax/full_softmax_step.hpp>
 #include <attn/softmax/sliding_window_step.hpp>
 #include <attn/softmax/topk_blocks_step.hpp>
 
@@ -44,24 +42,10 @@ attention attention_over(std::shared_ptr<Cache> cache, Step step) {
           [=](const std::vector<idx_t>& order) { cache->reorder(order); }, [=](idx_t item) { cache->reset(item); }, {}};
 }
 
-// Exact attention over pages of elements S, for `tokens` tokens of each item.
+// Exact attention over pages of elements S, for `tokens` tokens of each item: in full_softmax.cpp, which takes as long
+// to compile as all else.
 template <class S>
-attentions full_attentions(const shape& sizes, idx_t items, idx_t tokens) {
-  constexpr idx_t page_tokens = 16;
-  const auto pool = std::make_shared<attn::page_pool<S>>(attn::page_pool_extents{
-      .pages = sizes.layers * items * (tokens / page_tokens + 1), .page_tokens = page_tokens, .heads = sizes.kv_heads,
-      .dim = sizes.head_dim});
-  attentions made{{}, [=] { return pool->pages() - pool->free_pages(); }};
-  for (idx_t n = 0; n < sizes.layers; ++n) {
-    const auto cache = std::make_shared<attn::paged_cache<S>>(*pool, items);
-    made.layers.push_back(attention_over(
-        cache, [pool](auto& c, auto q, auto k, auto v, auto out, const auto& lengths, const auto& t, auto& exec) {
-          attn::full_softmax_step(c, q, k, v, out, {.lengths = lengths, .rotary = t.rotary(), .mask = t.mask()}, exec);
-        }));
-    made.layers.back().keep = [=](idx_t item, const std::vector<idx_t>& kept) { cache->keep(item, kept); };
-  }
-  return made;
-}
+attentions full_attentions(const shape& sizes, idx_t items, idx_t tokens);
 
 inline attentions make_attentions(const std::string& name, const std::string& elements, const shape& sizes, idx_t items,
                                   idx_t tokens) {
