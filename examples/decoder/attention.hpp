@@ -27,10 +27,10 @@ struct attention {
   std::function<void(idx_t item, const std::vector<idx_t>& positions)> keep;
 };
 
-// Those of all layers, and how many pages they have taken of the pool that they share.
+// Those of all layers, and how many pages they have taken of the pool that they share, which outlives them.
 struct attentions {
-  std::vector<attention> layers;
   std::function<idx_t()> pages = [] { return 0; };
+  std::vector<attention> layers;
 };
 
 template <class Cache, class Step>
@@ -54,7 +54,7 @@ inline attentions make_attentions(const std::string& name, const std::string& el
     if (elements == "bf16") return full_attentions<Eigen::bfloat16>(sizes, items, tokens);
     if (elements == "int8") return full_attentions<std::int8_t>(sizes, items, tokens);
     if (elements == "int4") return full_attentions<attn::int4>(sizes, items, tokens);
-    throw std::runtime_error("--cache: expected float, bf16, int8 or int4; found " + elements);
+    throw std::runtime_error("full: expected caches of float, bf16, int8 or int4; found " + elements);
   }
   const attn::state_extents extents{.batch = items, .heads = sizes.kv_heads, .dim = sizes.head_dim};
   const auto layer = [&]() -> attention {
@@ -71,11 +71,12 @@ inline attentions make_attentions(const std::string& name, const std::string& el
             attn::topk_blocks_step(cache, q, k, v, out, {.lengths = n, .rotary = t.rotary()}, exec);
           });
     if (name == "multipole")
-      return attention_over(std::make_shared<attn::multipole_cache<float>>(
-                                extents, attn::multipole_cache_options{.exact = 32, .segment = 64}),
-                            [](auto& cache, auto q, auto k, auto v, auto out, const auto& n, const auto& t, auto& exec) {
-                              attn::multipole_step(cache, q, k, v, out, {.lengths = n, .rotary = t.rotary()}, exec);
-                            });
+      return attention_over(
+          std::make_shared<attn::multipole_cache<float>>(
+              extents, attn::multipole_cache_options{.exact = 32, .segment = 64}),
+          [](auto& cache, auto q, auto k, auto v, auto out, const auto& n, const auto& t, auto& exec) {
+            attn::multipole_step(cache, q, k, v, out, {.lengths = n, .rotary = t.rotary()}, exec);
+          });
     if (name == "linear")
       return attention_over(std::make_shared<attn::linear_state<float>>(attn::kernel_state_extents{
                                 items, sizes.kv_heads, sizes.head_dim, sizes.head_dim}),
@@ -84,7 +85,7 @@ inline attentions make_attentions(const std::string& name, const std::string& el
                             });
     throw std::runtime_error("--operator: expected full, window, topk_blocks, multipole or linear; found " + name);
   };
-  if (elements != "float") throw std::runtime_error("--cache: expected float with --operator=" + name + "; found " + elements);
+  if (elements != "float") throw std::runtime_error(name + ": expected caches of float; found " + elements);
   attentions made;
   for (idx_t n = 0; n < sizes.layers; ++n) made.layers.push_back(layer());
   return made;

@@ -12,11 +12,11 @@ attentions full_attentions(const shape& sizes, idx_t items, idx_t tokens) {
   const auto pool = std::make_shared<attn::page_pool<S>>(attn::page_pool_extents{
       .pages = sizes.layers * items * (tokens / page_tokens + 1), .page_tokens = page_tokens, .heads = sizes.kv_heads,
       .dim = sizes.head_dim});
-  attentions made{{}, [=] { return pool->pages() - pool->free_pages(); }};
+  attentions made{[=] { return pool->pages() - pool->free_pages(); }, {}};
   for (idx_t n = 0; n < sizes.layers; ++n) {
     const auto cache = std::make_shared<attn::paged_cache<S>>(*pool, items);
     made.layers.push_back(attention_over(
-        cache, [pool](auto& c, auto q, auto k, auto v, auto out, const auto& lengths, const auto& t, auto& exec) {
+        cache, [](auto& c, auto q, auto k, auto v, auto out, const auto& lengths, const auto& t, auto& exec) {
           attn::full_softmax_step(c, q, k, v, out, {.lengths = lengths, .rotary = t.rotary(), .mask = t.mask()}, exec);
         }));
     made.layers.back().keep = [=](idx_t item, const std::vector<idx_t>& kept) { cache->keep(item, kept); };

@@ -63,7 +63,7 @@ inline weights draw_weights() {
   std::normal_distribution<float> normal;
   weights w;
   for_each_matrix(w, false, [&](matrix& m, idx_t rows, idx_t cols) {
-    const float size = (&m == &w.embedding ? 16 : 1) / std::sqrt(float(cols));
+    const float size = (&m == &w.embedding ? 4 : 1) / std::sqrt(float(cols));
     m = matrix::NullaryExpr(rows, cols, [&] { return rows == 1 ? 1.0f : normal(source) * size; });  // a row is a norm's
   });
   return w;
