@@ -5,7 +5,7 @@
 //            and all of them share the pages of what they begin with. The tokens are those of one prompt at a time.
 //   drafts   what followed the last two tokens where they occurred before is fed as a tree, in one step with a mask; of
 //            the tree the caches keep the branch that the model takes. The tokens are the same again, in fewer rounds.
-//   beams    the likeliest of several texts, whose caches are put in order after each token.
+//   beams    the likeliest of several texts, whose caches are reordered after each token.
 //   caches   in fewer bits: after how many tokens the text is another one.
 //
 //   19_decoder [--model=MODEL.bin --tokenizer=TOKENIZER.bin] [--prompt=TEXT] [--tokens=N] [--beams=N]
@@ -182,9 +182,9 @@ int run(const task& to_do) {
     return all ? "yes" : "no";
   };
 
-  std::printf("a decoder of %td layers of %td, %td heads over %td key heads, vocabulary %td\n", s.layers, s.width(),
-              s.heads, s.kv_heads, s.vocabulary);
   const std::vector<request> told = serve_all("one token at a time", {story}, 1);
+  std::printf("(%td layers of %td, %td heads over %td key heads, vocabulary %td)\n", s.layers, s.width(), s.heads,
+              s.kv_heads, s.vocabulary);
   if (!to_do.model.empty()) std::printf("\n%s\n\n", pieces.text_of(told[0].tokens).c_str());
   const bool full = to_do.operator_name == "full";  // whose step takes a mask, and whose caches have elements
   if (full) std::printf("the same text: %s\n", same(serve_all("drafts in trees", {story}, 1, true), told));
@@ -206,7 +206,7 @@ int run(const task& to_do) {
     model m(w, to_do.operator_name, "float", width);
     const beam best = best_of_beams(m, width, pieces, story);
     const double again = read_at_once(best.tokens), difference = std::abs(again - best.log_probability);
-    right &= difference <= 1e-4 * double(best.tokens.size());  // the caches of another beam would err by 1 or more
+    right &= difference <= 1e-3 * double(best.tokens.size());  // the caches of another beam would err by 1 or more
     std::printf("%td %s: log probability %.2f, %.2f where the text is read at once\n", width,
                 width > 1 ? "beams" : "beam", best.log_probability, again);
     if (width == 1) std::printf("the same text: %s\n", same({{best.tokens}}, told));

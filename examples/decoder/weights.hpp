@@ -19,7 +19,7 @@ using matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMa
 using idx_t = std::ptrdiff_t;
 
 struct shape {
-  idx_t vocabulary = 256, layers = 4, heads = 8, kv_heads = 2, head_dim = 32, hidden = 512, positions = 512;
+  idx_t vocabulary = 256, layers = 4, heads = 4, kv_heads = 2, head_dim = 32, hidden = 256, positions = 512;
   idx_t width() const { return heads * head_dim; }
 };
 
