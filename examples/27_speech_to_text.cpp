@@ -1,6 +1,6 @@
 // Speech to text with trained weights: Moonshine, an encoder of the sound and a decoder with cross attention to it.
 //
-//   27_speech_to_text PACKAGE WAV... [--size=tiny] [--weights=float] [--cache=float] [--threads=1] [--compare]
+//   27_speech_to_text PACKAGE WAV... [--size=tiny] [--weights=half] [--cache=float] [--threads=1] [--compare]
 //
 // PACKAGE is the folder of the model, 21.5 MB under the licence MIT, which this command makes; a WAV file has integers
 // of 16 bits, one channel, 16000 Hz:
@@ -16,7 +16,7 @@
 //   --compare          which tokens change by --weights= and --cache=; tokens and times of ONNX Runtime, where node has
 //                      onnxruntime-node (npm install onnxruntime-node)
 //
-// speech_to_text/ has the model, its weights by name, the package and the reader of WAV files; support/ reads ONNX files.
+// speech_to_text/ has the model, its weights by name, the package and the reader of WAV files; support/ reads ONNX.
 //
 //   g++ -std=c++20 -O3 -march=native -DNDEBUG -I attn/include -I /usr/include/eigen3 27_speech_to_text.cpp
 #include <attn/core/threads.hpp>
@@ -140,9 +140,9 @@ idx_t changes(const std::vector<idx_t>& from, const std::vector<idx_t>& to) {
 
 void print_times(const transcript& t, double seconds) {
   const double all = t.front_end + t.encoder + t.decoder;
-  std::printf("%.1f s of speech: front end %.0f ms, encoder %.0f ms, %zu tokens at %.0f a second; %.0f times real time\n",
-              seconds, 1e3 * t.front_end, 1e3 * t.encoder, t.tokens.size(),
-              double(t.tokens.size() + 1) / t.decoder, seconds / all);
+  std::printf("%.1f s of speech: front end %.0f ms, encoder %.0f ms, %zu tokens at %.0f a second; ", seconds,
+              1e3 * t.front_end, 1e3 * t.encoder, t.tokens.size(), double(t.tokens.size() + 1) / t.decoder);
+  std::printf("%.0f times real time\n", seconds / all);
 }
 
 void compare(const package& files, const model& m, const std::vector<std::vector<float>>& sounds,
@@ -164,7 +164,7 @@ void compare(const package& files, const model& m, const std::vector<std::vector
                 tokens, there.first, here.first, there.second, here.second);
   };
   if (given.stored.weights != "float" || given.stored.cache != "float") {
-    const model exact({files.encoder, "", "", ""}, {files.decoder, "/model/decoder", "model.decoder.", "_merged_0"}, {});
+    const model exact(weights::of_encoder(files.encoder), weights::of_decoder(files.decoder), {"float", "float"});
     std::vector<transcript> others;
     for (const auto& samples : sounds) others.push_back(best_of_three(exact, samples, exec));
     print("float", others);
@@ -197,15 +197,11 @@ int self_test(const arguments& given) {
 
 int run(const arguments& given) {
   if (given.package.empty()) return self_test(given);
-  std::vector<std::vector<float>> sounds;
-  for (const std::string& path : given.sounds) sounds.push_back(read_wav(path));
-  for (std::size_t n = 0; n < sounds.size(); ++n)
-    if (std::ssize(sounds[n]) < least_samples)
-      support::fail(given.sounds[n], "expected " + std::to_string(least_samples) + " samples or more; found " +
-                                         std::to_string(sounds[n].size()));
   const package files(given.package, given.size);
-  const model m({files.encoder, "", "", ""}, {files.decoder, "/model/decoder", "model.decoder.", "_merged_0"},
-                given.stored);
+  const weights encoder = weights::of_encoder(files.encoder), decoder = weights::of_decoder(files.decoder);
+  std::vector<std::vector<float>> sounds;
+  for (const std::string& path : given.sounds) sounds.push_back(read_wav(path, least_samples));
+  const model m(encoder, decoder, given.stored);
   files.check();
   attn::execution exec(given.threads);
   for (std::size_t n = 0; n < sounds.size(); ++n) {

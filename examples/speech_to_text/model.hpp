@@ -26,9 +26,9 @@ namespace speech {
 constexpr idx_t heads = 8, vocabulary = 32768, first_token = 1, last_token = 2;
 constexpr idx_t least_samples = 895;  // which give the encoder one row
 
-/// In how many bits numbers are kept: float, half (16) or int8.
+/// How numbers are kept: float, half (16 bits) or int8. The codes of the package's weights fit into 16 bits.
 struct storage {
-  std::string weights = "float", cache = "float";
+  std::string weights = "half", cache = "float";
 };
 
 class model {
@@ -39,7 +39,8 @@ class model {
     std::vector<cache> self, cross;  // of the layers
   };
 
-  model(const weights& encoder, const weights& decoder, const storage& stored) : stored_(stored), width_(encoder.width) {
+  model(const weights& encoder, const weights& decoder, const storage& stored)
+      : stored_(stored), width_(encoder.width) {
     const idx_t wide = 2 * width_, hidden = 4 * width_;
     if (decoder.width != width_ || width_ % (2 * heads) != 0 || width_ < 32 * heads)
       throw std::runtime_error("expected an encoder and a decoder of one width for 8 heads; found " +
@@ -77,6 +78,7 @@ class model {
     }
     for (idx_t n = 0; n < decoder.layers; ++n) {
       const std::string node = "/layers." + std::to_string(n), name = node.substr(1);
+      const matrix down = decoder.product(node + "/mlp/down_proj", hidden, width_).transpose();
       const matrix up = decoder.product(node + "/mlp/up_proj", width_, 2 * hidden).transpose();
       const matrix& bias = keep(decoder.row(name + ".mlp.up_proj.bias", 2 * hidden));
       const attention_weights cross = attention(decoder, node + "/encoder_attn");
@@ -89,7 +91,7 @@ class model {
            .block = {.norm_1 = {.gamma = keep(decoder.row(name + ".post_attention_layernorm.weight", width_))},
                      .norm_2 = {.gamma = keep(decoder.row(name + ".final_layernorm.weight", width_))},
                      .feed_forward = {.up = pack(up.topRows(hidden)),
-                                      .down = pack(decoder.product(node + "/mlp/down_proj", hidden, width_).transpose()),
+                                      .down = pack(down),
                                       .gate = pack(up.bottomRows(hidden)),
                                       .up_bias = bias.leftCols(hidden),
                                       .down_bias = keep(decoder.row(name + ".mlp.down_proj.bias", width_)),
@@ -98,11 +100,8 @@ class model {
   }
   model(const model&) = delete;  // layers point to their weights
 
-  /// The rows that the encoder takes: [samples, 1] to [rows, width].
+  /// The rows that the encoder takes: [samples, 1] to [rows, width]; least_samples or more.
   matrix front_end(std::span<const float> samples, attn::execution& exec) const {
-    if (std::ssize(samples) < least_samples)
-      throw std::runtime_error("expected " + std::to_string(least_samples) + " samples or more; found " +
-                               std::to_string(samples.size()));
     const auto gelu = [](float v) { return 0.5f * v * (1 + std::erf(v * 0.70710678f)); };
     matrix x = convolve({samples.data(), {1, std::ssize(samples), 1}}, 0, 127, 64, exec);
     x = x.array().tanh();

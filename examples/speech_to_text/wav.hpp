@@ -1,11 +1,12 @@
-// Samples of a WAV file: integers of 16 bits, one channel, 16000 Hz. Throws std::runtime_error for every other file.
+// Samples of a WAV file: integers of 16 bits, one channel, 16000 Hz. Throws std::runtime_error for every other
+// file, and for one of too few samples.
 #pragma once
 
 #include "../support/arrays.hpp"
 
 namespace speech {
 
-inline std::vector<float> read_wav(const std::string& path) {
+inline std::vector<float> read_wav(const std::string& path, std::ptrdiff_t least) {
   using support::fail;
   const std::string file = support::read_file(path);
   const auto number = [&](std::size_t at, std::size_t bytes) {
@@ -34,6 +35,8 @@ inline std::vector<float> read_wav(const std::string& path) {
         fail(path, "expected " + std::to_string(size) + " bytes of samples; the file ends after " +
                        std::to_string(rest));
       std::vector<float> samples(size / 2);
+      if (std::ssize(samples) < least)
+        fail(path, "expected " + std::to_string(least) + " samples or more; found " + std::to_string(samples.size()));
       for (std::size_t n = 0; n < samples.size(); ++n)
         samples[n] = static_cast<float>(static_cast<std::int16_t>(number(at + 8 + 2 * n, 2))) / 32768;
       return samples;

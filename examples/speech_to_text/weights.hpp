@@ -19,13 +19,10 @@ class weights {
 
   /// Random ones, for the tiny model.
   explicit weights(std::uint64_t seed) : random_(seed) {}
-  /// Those of a file. `nodes` begins the names of its layers' nodes, `tensors` and `ending` surround those of tensors.
-  weights(const support::onnx_file& file, const std::string& nodes, const std::string& tensors,
-          const std::string& ending)
-      : file_(&file), nodes_(nodes), tensors_(tensors), ending_(ending), random_(0) {
-    const auto name_of = [&](idx_t n) { return tensors + "layers." + std::to_string(n) + ".input_layernorm.weight"; };
-    width = std::ssize(file.tensor(name_of(0) + ending).numbers);
-    for (layers = 0; file.has(name_of(layers) + ending);) ++layers;
+  /// Those of a file, which has to stay.
+  static weights of_encoder(const support::onnx_file& file) { return {file, "", "", ""}; }
+  static weights of_decoder(const support::onnx_file& file) {
+    return {file, "/model/decoder", "model.decoder.", "_merged_0"};
   }
 
   /// A vector, as a matrix of one row.
@@ -37,7 +34,9 @@ class weights {
     return codes(input_of(nodes_ + layer + "/MatMul_output_0_output_quantized"), {inputs, outputs});
   }
   /// A row for every word of the vocabulary.
-  matrix embedding(idx_t rows) const { return codes(tensors_ + "embed_tokens.weight" + ending_ + suffix, {rows, width}); }
+  matrix embedding(idx_t rows) const {
+    return codes(tensors_ + "embed_tokens.weight" + ending_ + suffix, {rows, width});
+  }
 
   /// [outputs, kernel * inputs], from [outputs, inputs, kernel]: code scale + offset.
   matrix convolution(const std::string& name, idx_t outputs, idx_t inputs, idx_t kernel) const {
@@ -50,6 +49,17 @@ class weights {
   }
 
  private:
+  /// `nodes` begins the names of the nodes of layers, `tensors` and `ending` surround those of tensors.
+  weights(const support::onnx_file& file, const std::string& nodes, const std::string& tensors,
+          const std::string& ending)
+      : file_(&file), nodes_(nodes), tensors_(tensors), ending_(ending), random_(0) {
+    const auto name_of = [&](idx_t n) {
+      return tensors_ + "layers." + std::to_string(n) + ".input_layernorm.weight" + ending_;
+    };
+    width = std::ssize(file.tensor(name_of(0)).numbers);
+    for (layers = 0; file.has(name_of(layers));) ++layers;
+  }
+
   static constexpr const char* suffix = "_quantized";
 
   std::string input_of(const std::string& node) const {

@@ -1,5 +1,6 @@
 // What the examples read files with: numbers of every type, and one sentence for a file that is broken.
 #include "support/npy.hpp"
+#include "support/onnx_weights.hpp"
 #include "support/safetensors.hpp"
 #include "support/sha256.hpp"
 #include "support/tfjs_weights.hpp"
@@ -13,6 +14,8 @@
 #include "decoder/weights.hpp"
 #include "semantic_search/package.hpp"
 #include "semantic_search/tokenizer.hpp"
+#include "speech_to_text/package.hpp"
+#include "speech_to_text/wav.hpp"
 
 namespace {
 
@@ -22,6 +25,7 @@ struct temporary_folder {
   temporary_folder() { std::filesystem::create_directories(path); }
   ~temporary_folder() { std::filesystem::remove_all(path); }
   std::string write(const std::string& name, const std::string& bytes) const {
+    std::filesystem::create_directories((path / name).parent_path());
     std::ofstream(path / name, std::ios::binary) << bytes;
     return (path / name).string();
   }
@@ -53,6 +57,34 @@ std::string npy(const std::string& type, const std::string& axes, const std::str
   header.resize(118, ' ');
   return std::string("\x93NUMPY\x01\x00\x76\x00", 10) + header + data;
 }
+
+// A field of a protocol buffer: a number, or bytes with their length.
+std::string field(unsigned number, unsigned value) {
+  std::string result(1, static_cast<char>(number << 3));
+  for (; value >= 128; value >>= 7) result += static_cast<char>((value & 127) | 128);
+  return result + static_cast<char>(value);
+}
+std::string field(unsigned number, const std::string& bytes) {
+  std::string result = field(number, static_cast<unsigned>(bytes.size()));
+  result[0] |= 2;
+  return result + bytes;
+}
+std::string tensor(const std::string& name, const std::string& fields) { return field(5, field(8, name) + fields); }
+
+std::string little_endian(unsigned value, int bytes) {
+  std::string result;
+  for (; bytes > 0; --bytes, value >>= 8) result += static_cast<char>(value & 255);
+  return result;
+}
+std::string chunk(const std::string& name, const std::string& bytes) {
+  return name + little_endian(static_cast<unsigned>(bytes.size()), 4) + bytes + std::string(bytes.size() % 2, '\0');
+}
+std::string wav_format(unsigned channels, unsigned rate, unsigned bits, unsigned format = 1) {
+  const unsigned block = channels * bits / 8;
+  return chunk("fmt ", little_endian(format, 2) + little_endian(channels, 2) + little_endian(rate, 4) +
+                           little_endian(rate * block, 4) + little_endian(block, 2) + little_endian(bits, 2));
+}
+std::string wav(const std::string& chunks) { return chunk("RIFF", "WAVE" + chunks); }
 
 std::string safetensors(const std::string& header, const std::string& data) {
   return bytes_of<std::uint64_t>({header.size()}) + header + data;
@@ -175,6 +207,96 @@ TEST_CASE("TensorFlow.js: a manifest and its files", "[tfjs]") {
       has(message(model(R"({"name":"a","shape":[4],"dtype":"uint8"})")), "a: expected float32 or int32; found uint8"));
   CHECK(has(message(model(R"({"name":"a","shape":[16],"dtype":"float32","quantization":{"dtype":"uint8"}})")),
             "a: expected float32 or int32; found quantised numbers"));
+}
+
+TEST_CASE("ONNX: tensors of every type, nodes, graphs within a graph", "[onnx]") {
+  const temporary_folder folder;
+  const std::string shape_of_2 = field(1, 1) + field(1, 2), packed_shape = field(1, std::string("\x01\x02"));
+  const std::string node = field(1, field(1, "x") + field(1, "w") + field(2, "y") + field(4, "MatMul"));
+  const std::string branch = field(5, field(1, "else_branch") + field(6, node)),
+                    inner = field(1, field(2, "z") + field(4, "If") + branch);
+  const std::string graph =
+      tensor("raw", packed_shape + field(2, 1) + field(9, bytes_of<float>({1.5f, -2}))) +
+      tensor("list", shape_of_2 + field(2, 1) + field(4, bytes_of<float>({3, 4}))) +
+      tensor("codes", shape_of_2 + field(2, 2) + field(9, std::string("\xff\x01"))) +
+      tensor("signed", shape_of_2 + field(2, 3) + field(9, std::string("\xff\x01"))) +
+      tensor("one", field(2, 2) + field(5, std::string("\xc8\x01"))) + tensor("single", field(2, 2) + field(5, 7)) +
+      tensor("half", field(1, 1) + field(2, 10) + field(9, bytes_of<Eigen::half>({Eigen::half(0.5f)}))) +
+      tensor("text", field(2, 8)) + tensor("short", packed_shape + field(2, 1) + field(9, "1234")) +
+      tensor("few", shape_of_2 + field(2, 2) + field(5, 7)) + inner;
+  const std::string good = field(1, 8) + field(7, graph);
+  const support::onnx_file file(folder.write("x.onnx", good));
+  CHECK(file.tensor("raw").shape == shape{1, 2});
+  CHECK(file.tensor("raw").numbers == numbers{1.5f, -2});
+  CHECK(file.tensor("list").numbers == numbers{3, 4});
+  CHECK(file.tensor("codes").numbers == numbers{255, 1});
+  CHECK(file.tensor("signed").numbers == numbers{-1, 1});
+  CHECK(file.tensor("one").numbers == numbers{200});
+  CHECK(file.tensor("single").numbers == numbers{7});
+  CHECK(file.tensor("half").numbers == numbers{0.5f});
+  CHECK(file.node_of("y").inputs == std::vector<std::string>{"x", "w"});
+  CHECK(file.node_of("z").type == "If");
+  CHECK(file.bytes() == good);
+
+  const auto message = [](auto&& f) { return message_of([&] { f(); }); };
+  CHECK(has(message([&] { file.tensor("none"); }), "x.onnx: expected the tensor none; found none"));
+  CHECK(has(message([&] { file.node_of("raw"); }), "expected a node that writes the tensor raw; found none"));
+  CHECK(has(message([&] { file.tensor("text"); }), "text: expected floats or whole numbers; found ONNX's type 8"));
+  CHECK(has(message([&] { file.tensor("short"); }), "short: expected 8 bytes for the shape [1, 2]; found 4"));
+  CHECK(has(message([&] { file.tensor("few"); }), "few: expected numbers for the shape [1, 2]; found 1"));
+  const auto read = [&](const std::string& bytes) {
+    return message_of([&] { support::onnx_file again(folder.write("x.onnx", bytes)); });
+  };
+  CHECK(has(message_of([] { support::onnx_file missing("missing.onnx"); }), "missing.onnx: file not found"));
+  CHECK(has(read("text"), "x.onnx: expected an ONNX file"));
+  CHECK(has(read(""), "x.onnx: expected an ONNX file; found no graph in it"));
+  for (std::size_t n = 0; n < good.size(); ++n) CHECK(has(read(good.substr(0, n)), "x.onnx: expected an ONNX file"));
+  std::string deep = node;
+  for (int n = 0; n < 10; ++n) deep = field(1, field(5, field(6, deep)));
+  CHECK(has(read(field(7, deep)), "found graphs within graphs"));
+}
+
+TEST_CASE("WAV: chunks before the samples, and what is refused", "[wav]") {
+  const temporary_folder folder;
+  const auto read = [&](const std::string& bytes) { return speech::read_wav(folder.write("x.wav", bytes), 3); };
+  const auto message = [&](const std::string& bytes) { return message_of([&] { read(bytes); }); };
+  const std::string samples = little_endian(16384, 2) + little_endian(65536 - 32768, 2) + little_endian(1, 2),
+                    format = wav_format(1, 16000, 16), list = chunk("LIST", "abc"), data = chunk("data", samples);
+  const numbers expected = {0.5f, -1, 1.0f / 32768};
+  CHECK(read(wav(format + data)) == expected);
+  CHECK(read(wav(list + format + list + data + list)) == expected);
+  CHECK(has(message(wav(wav_format(2, 44100, 24) + data)),
+            "x.wav: expected integers of 16 bits, 1 channel, 16000 Hz; found integers of 24 bits, 2 channels, 44100 Hz"
+            ": ffmpeg -i "));
+  CHECK(has(message(wav(wav_format(1, 16000, 32, 3) + data)), "found other numbers of 32 bits"));
+  CHECK(has(message(wav(format + data).substr(0, 48)), "x.wav: expected 6 bytes of samples; the file ends after 4"));
+  CHECK(has(message(wav(format + chunk("data", ""))), "x.wav: expected 3 samples or more; found 0"));
+  CHECK(has(message(wav(format + list)), "x.wav: expected samples in a WAV file; found none"));
+  CHECK(has(message(wav(data)), "x.wav: expected a WAV file with a format"));
+  CHECK(has(message("text"), "x.wav: expected a WAV file"));
+  CHECK(has(message(""), "x.wav: expected a WAV file"));
+  CHECK(has(message_of([] { speech::read_wav("missing.wav", 3); }), "missing.wav: file not found"));
+  const std::string good = wav(format + data);
+  for (std::size_t n = 0; n < good.size(); ++n) CHECK(message(good.substr(0, n)) != "nothing thrown");
+}
+
+TEST_CASE("the package of speech to text", "[package]") {
+  const temporary_folder folder;
+  const auto open = [&] { return speech::package(folder.path.string(), "tiny"); };
+  CHECK(has(message_of([&] { open(); }),
+            "expected the unpacked package with dist/model/tiny/quantized/encoder_model.onnx, as made by npm pack "
+            "@moonshine-ai/moonshine-js@0.1.29"));
+  for (const char* name : {"encoder_model.onnx", "decoder_model_merged.onnx"})
+    folder.write("dist/model/tiny/quantized/" + std::string(name), field(7, field(1, field(4, "X"))));
+  CHECK(has(message_of([&] { open(); }), "expected the unpacked package with dist/moonshine.min.js"));
+  std::string digits = "YQpiYg";  // a, bb
+  while (digits.size() < 200004) digits += "AAAA";
+  folder.write("dist/moonshine.min.js", "let x=\"" + digits + "==\";");
+  const speech::package files = open();
+  CHECK(files.pieces.size() == 2);
+  CHECK(files.pieces[0] == "a");
+  CHECK(files.pieces[1].starts_with("bb"));
+  CHECK(has(message_of([&] { files.check(); }), "expected files with SHA-256 e258033a"));
 }
 
 TEST_CASE("SHA-256: the examples of FIPS 180-4", "[sha256]") {
