@@ -12,7 +12,7 @@
 // tokens at once then have to give the logits that they gave one by one.
 //
 //   --size=base        the larger model, of npm's @usefulsensors/moonshine-js@0.1.16
-//   --weights=, --cache=   float, half (16 bits) or int8: how the weights, keys and values are kept
+//   --weights=float, half (16 bits) or int8, --cache=float or int8: how the weights, keys and values are kept
 //   --compare          which tokens change by --weights= and --cache=; tokens and times of ONNX Runtime, where node has
 //                      onnxruntime-node (npm install onnxruntime-node)
 //
@@ -60,7 +60,7 @@ arguments read_arguments(const std::vector<std::string>& list) {
     } else if (x.starts_with("--weights=")) {
       result.stored.weights = one_of("--weights=", x.substr(10), {"float", "half", "int8"});
     } else if (x.starts_with("--cache=")) {
-      result.stored.cache = one_of("--cache=", x.substr(8), {"float", "half", "int8"});
+      result.stored.cache = one_of("--cache=", x.substr(8), {"float", "int8"});
     } else if (x.starts_with("--threads=")) {
       const auto [end, error] = std::from_chars(x.data() + 10, x.data() + x.size(), result.threads);
       if (error != std::errc() || end != x.data() + x.size() || result.threads < 1 || result.threads > 1024)
@@ -69,7 +69,7 @@ arguments read_arguments(const std::vector<std::string>& list) {
       result.compare = true;
     } else if (x.starts_with("--")) {
       throw std::runtime_error("usage: 27_speech_to_text PACKAGE WAV... [--size=tiny|base] "
-                               "[--weights=float|half|int8] [--cache=float|half|int8] [--threads=N] [--compare]");
+                               "[--weights=float|half|int8] [--cache=float|int8] [--threads=N] [--compare]");
     } else {
       others.push_back(x);
     }

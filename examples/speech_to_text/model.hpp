@@ -26,14 +26,14 @@ namespace speech {
 constexpr idx_t heads = 8, vocabulary = 32768, first_token = 1, last_token = 2;
 constexpr idx_t least_samples = 895;  // which give the encoder one row
 
-/// How numbers are kept: float, half (16 bits) or int8. The codes of the package's weights fit into 16 bits.
+/// How numbers are kept: float, half (16 bits; weights only) or int8. The codes of the package's weights fit into 16 bits.
 struct storage {
   std::string weights = "half", cache = "float";
 };
 
 class model {
  public:
-  using cache = std::variant<attn::kv_cache<float>, attn::kv_cache<Eigen::half>, attn::kv_cache<std::int8_t>>;
+  using cache = std::variant<attn::kv_cache<float>, attn::kv_cache<std::int8_t>>;
   /// What a sound was encoded to, and the tokens so far.
   struct state {
     std::vector<cache> self, cross;  // of the layers
@@ -184,7 +184,6 @@ class model {
   cache make_cache() const {
     const attn::state_extents extents{.heads = heads, .dim = width_ / heads};
     if (stored_.cache == "int8") return attn::kv_cache<std::int8_t>(extents);
-    if (stored_.cache == "half") return attn::kv_cache<Eigen::half>(extents);
     return attn::kv_cache<float>(extents);
   }
   /// [outputs, inputs], packed once.
