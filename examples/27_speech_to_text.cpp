@@ -8,9 +8,9 @@
 //   npm pack @moonshine-ai/moonshine-js@0.1.29 && tar xf moonshine-ai-moonshine-js-0.1.29.tgz
 //   27_speech_to_text package speech.wav
 //
-// Words are printed as they come, then the times. A sound longer than some 30 s, which the model was not trained with,
-// should be cut in pauses: words get lost. Without arguments the weights are random, and so is the sound; all
-// tokens at once then have to give the logits that they gave one by one.
+// Words are printed as they come, then the times. A sound of more than some 30 s should be cut at pauses: beyond that
+// the decoder repeats itself. Without arguments the weights are random, and so is the sound; all tokens at once then
+// have to give the logits that they gave one by one.
 //
 //   --size=base        the larger model, of npm's @usefulsensors/moonshine-js@0.1.16
 //   --weights=float, half (16 bits) or int8, --cache=float or int8: how the weights, keys and values are kept
@@ -22,11 +22,13 @@
 //   g++ -std=c++20 -O3 -march=native -DNDEBUG -I attn/include -I /usr/include/eigen3 27_speech_to_text.cpp
 #include <attn/core/threads.hpp>
 
+#include <algorithm>
 #include <charconv>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <numeric>
-#include <optional>
+#include <utility>
 
 #include "speech_to_text/model.hpp"
 #include "speech_to_text/onnx_runtime.hpp"

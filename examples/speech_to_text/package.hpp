@@ -65,7 +65,7 @@ struct package {
 
  private:
   static std::string find(const std::string& folder, const std::string& size, const std::string& file) {
-    const std::string path = folder + (std::filesystem::exists(folder + "/dist") ? "/dist/" : "/") + file;
+    std::string path = folder + (std::filesystem::exists(folder + "/dist") ? "/dist/" : "/") + file;
     if (!std::filesystem::is_regular_file(path))
       support::fail(folder, "expected the unpacked package with dist/" + file + ", as made by " +
                                 (size == "tiny" ? fetch_command : fetch_base));
