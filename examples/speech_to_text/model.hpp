@@ -26,7 +26,7 @@ namespace speech {
 constexpr idx_t heads = 8, vocabulary = 32768, first_token = 1, last_token = 2;
 constexpr idx_t least_samples = 895;  // which give the encoder one row
 
-/// How numbers are kept: float, half (16 bits; weights only) or int8. The codes of the package's weights fit into 16 bits.
+/// How numbers are kept: float, half (16 bits; weights only) or int8. The weights of the package are codes of 8 bits.
 struct storage {
   std::string weights = "half", cache = "float";
 };
