@@ -232,6 +232,8 @@ std::vector<decode_entry> latent_decoders();
 std::vector<operator_entry> selected_operators();
 std::vector<operator_entry> block_list_operators();
 std::vector<decode_entry> selected_decoders();
+std::vector<operator_entry> compressed_operators();
+std::vector<decode_entry> compressed_decoders();
 
 family softmax_family() {
   family softmax{
@@ -281,6 +283,8 @@ family softmax_family() {
   for (operator_entry& entry : selected_operators()) softmax.operators.push_back(std::move(entry));
   for (operator_entry& entry : block_list_operators()) softmax.operators.push_back(std::move(entry));
   for (decode_entry& entry : selected_decoders()) softmax.decoders.push_back(std::move(entry));
+  for (operator_entry& entry : compressed_operators()) softmax.operators.push_back(std::move(entry));
+  for (decode_entry& entry : compressed_decoders()) softmax.decoders.push_back(std::move(entry));
   return softmax;
 }
 
