@@ -289,6 +289,15 @@ ATTN_INLINE void unroll(F&& f) {
   }(std::make_integer_sequence<int, N>{});
 }
 
+/// x, in a register: GCC repeats a load in every instruction that uses it, and loads are then what takes the time.
+template <class P>
+ATTN_INLINE P loaded_once(P x) {
+#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__)
+  __asm__("" : "+v"(x));
+#endif
+  return x;
+}
+
 /// Lane i of the result is lane lane_of(i) of a, or lane lane_of(i) - width<T> of b. Eigen has no such permutation.
 template <class T, class F>
 ATTN_INLINE packet<T> shuffle(const packet<T>& a, const packet<T>& b, F lane_of) {
@@ -321,23 +330,31 @@ ATTN_INLINE void transpose(packet<T> (&rows)[width<T>]) {
   }
 }
 
-/// Sums of adjacent lanes: those of a, then those of b.
-template <class T>
-ATTN_INLINE packet<T> add_pairs(const packet<T>& a, const packet<T>& b) {
-  return add(shuffle<T>(a, b, [](int i) { return 2 * i; }), shuffle<T>(a, b, [](int i) { return 2 * i + 1; }));
+/// Sums of adjacent groups of Group lanes. Those of a, then those of b, within every part of Part lanes.
+template <class T, int Group, int Part>
+ATTN_INLINE packet<T> add_groups(const packet<T>& a, const packet<T>& b) {
+  constexpr auto first = [](int i) {
+    const int n = 2 * (i % Part - i % Group) + i % Group;
+    return i - i % Part + (n < Part ? n : width<T> + n - Part);
+  };
+  constexpr auto second = [](int i) {
+    const int n = 2 * (i % Part - i % Group) + i % Group + Group;
+    return i - i % Part + (n < Part ? n : width<T> + n - Part);
+  };
+  return add(shuffle<T>(a, b, first), shuffle<T>(a, b, second));
 }
 
-/// Lane i of the result is the sum of the lanes of x[i]; x is overwritten. All sums are taken in the same order.
+/// Lane i of the result is the sum of the lanes of x[i]; x is overwritten. All sums are taken in the same order, that of
+/// adjacent lanes: within 16 bytes first, which is what processors shuffle by one instruction without an index.
 template <class T>
 ATTN_INLINE packet<T> sums_across(packet<T> (&x)[width<T>]) {
-  if constexpr (width<T> > 1) x[0] = add_pairs<T>(x[0], x[1]);
-  if constexpr (width<T> > 2) x[0] = add_pairs<T>(x[0], add_pairs<T>(x[2], x[3]));
-  if constexpr (width<T> > 4)
-    x[0] = add_pairs<T>(x[0], add_pairs<T>(add_pairs<T>(x[4], x[5]), add_pairs<T>(x[6], x[7])));
-  if constexpr (width<T> > 8)
-    x[0] = add_pairs<T>(x[0], add_pairs<T>(add_pairs<T>(add_pairs<T>(x[8], x[9]), add_pairs<T>(x[10], x[11])),
-                                           add_pairs<T>(add_pairs<T>(x[12], x[13]), add_pairs<T>(x[14], x[15]))));
-  static_assert(width<T> <= 16);
+  constexpr int w = width<T>, part = (std::min)(w, static_cast<int>(16 / sizeof(T)));
+  static_assert(w <= 16 && part <= 4);
+  if constexpr (part > 1) unroll<w / 2>([&](auto n) { x[n] = add_groups<T, 1, part>(x[2 * n], x[2 * n + 1]); });
+  if constexpr (part > 2) unroll<w / 4>([&](auto n) { x[n] = add_groups<T, 1, part>(x[2 * n], x[2 * n + 1]); });
+  if constexpr (w > part)
+    unroll<w / part / 2>([&](auto n) { x[n] = add_groups<T, part, w>(x[2 * n], x[2 * n + 1]); });
+  if constexpr (w > 2 * part) x[0] = add_groups<T, part, w>(x[0], x[1]);
   return x[0];
 }
 

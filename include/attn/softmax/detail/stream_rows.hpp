@@ -180,15 +180,16 @@ void row_scores(const P* q, idx_t q_stride, sum_type<P> factor, const Rows& k, s
           x = load_as<T>(row[n] + d);
         else
           std::memcpy(&x, row[n] + d, sizeof x);
-        return x;
+        return loaded_once(x);
       };
-      for (idx_t d = 0; d < whole; d += step)
+      for (idx_t d = 0; d < whole; d += step) {
+        packet<P> query[array_size<R>];
+        unroll<R>([&](auto r) { query[r] = loaded_once(load<P>(q + r * q_stride + d / numbers_of<P>)); });
         unroll<few>([&](auto n) {
           const packet<P> x = load_numbers(n, d);
-          unroll<R>([&](auto r) {
-            some[r][n] = multiply_add<P>(load<P>(q + r * q_stride + d / numbers_of<P>), x, some[r][n]);
-          });
+          unroll<R>([&](auto r) { some[r][n] = multiply_add<P>(query[r], x, some[r][n]); });
         });
+      }
       if (whole < k.cols)
         unroll<few>([&](auto n) {
           const packet<P> x = keep<T>(load_numbers(n, k.cols - step), rest);
@@ -255,7 +256,7 @@ void row_output(const T* weights, bool zeros, const T* rescale, const Rows& v, T
       const auto x = v.row(j) + col;
       if (col == 0) keys.next(1);
       packet<T> value[array_size<N>];
-      unroll<N>([&](auto n) { value[n] = load_as<T>(x + n * width<T>); });
+      unroll<N>([&](auto n) { value[n] = loaded_once(load_as<T>(x + n * width<T>)); });
       unroll<R>([&](auto r) {
         const T weight = weights[r * stream_tile + j];
         if (zeros && weight == T(0)) return;
