@@ -38,6 +38,10 @@ struct cache_rows {
   S* row(idx_t j) const {
     return pages ? data + pages[j / page_rows] * page_stride + j % page_rows * row_stride : data + j * row_stride;
   }
+  /// Whether rows of both are in the same places, as those of values that are the keys.
+  bool same_places(const cache_rows& x) const {
+    return data == x.data && row_stride == x.row_stride && pages == x.pages && page_stride == x.page_stride;
+  }
   /// The contiguous rows from j on.
   matrix_view<S> from(idx_t j) const {
     const idx_t count = pages ? page_rows - j % page_rows : rows - j;

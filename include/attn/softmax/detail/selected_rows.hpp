@@ -53,7 +53,7 @@ struct selected_rows : stream_plan<S, Score, C> {
     const cache_rows<const C> k = in.key_rows(b, h / shape.group()),
                               v = in.value_rows(b, h / shape.group());
     const auto k_rows = s.keys.of(k, list);
-    const auto v_rows = s.values.of(v, list);
+    const auto v_rows = s.values.of(v, list, k, k_rows);
     for (idx_t from = 0, keys = std::ssize(list); from < keys; from += stream_chunk)
       take(k_rows, v_rows, {0, 1, list.data()}, from, (std::min)(from + stream_chunk, keys), keys);
   }

@@ -42,12 +42,22 @@ struct row_list {
     for (const idx_t j : list) at[n++] = x.row(j);
     return {at, n, x.cols, x.col_stride};
   }
+  /// Those of values, which may be the keys k, of the same list.
+  listed_rows<C> of(const cache_rows<const C>& x, std::span<const idx_t> list, const cache_rows<const C>& k,
+                    const listed_rows<C>& keys) const {
+    if (x.same_places(k)) return {keys.at, keys.rows, x.cols, x.col_stride};
+    return of(x, list);
+  }
 };
 template <coded C>
 struct row_list<C> {
   static row_list layout(arena&, idx_t) { return {}; }
   listed_codes<C> of(const cache_rows<const C>& x, std::span<const idx_t> list) const {
     return {&x, list.data(), std::ssize(list), x.from(0).cols};
+  }
+  listed_codes<C> of(const cache_rows<const C>& x, std::span<const idx_t> list, const cache_rows<const C>&,
+                     const listed_codes<C>&) const {
+    return of(x, list);
   }
 };
 

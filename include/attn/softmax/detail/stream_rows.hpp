@@ -99,6 +99,16 @@ constexpr bool in_whole_pairs(idx_t cols) {
   return numbers_of<P> > 1 && (cols % all == 0 || (cols % w != 0 && cols > all));
 }
 
+/// Whether both are the same rows, which then need no prefetching twice.
+template <class K, class V>
+bool same_rows(const K&, const V&) {
+  return false;
+}
+template <class S>
+bool same_rows(const listed_rows<S>& a, const listed_rows<S>& b) {
+  return a.at == b.at;
+}
+
 struct prefetch_nothing {
   void next(idx_t) const {}
 };

@@ -259,7 +259,7 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
     count = alike(v_rows, alike(k_rows, (std::min)({tile, end - begin, k_rows.rows})));
     const idx_t padded = round_up(count, width<T>), next = begin + count;
     const auto next_rows = next < last ? rows_from(k, next) : decltype(rows_from(k, next)){};
-    const idx_t wanted = (std::min)(count, prefetched);
+    const idx_t wanted = same_rows(k_rows, v_rows) ? 0 : (std::min)(count, prefetched);
     if (terms.mask && hidden_from_all(q, positions, begin, count, terms)) continue;
     with_whole_packets<T>(k_rows, count, q.keys, true, [&](const auto& keys) {
       by_rows<T, !listed>(q.rows, [&](idx_t r, auto R) {
