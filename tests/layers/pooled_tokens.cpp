@@ -59,8 +59,37 @@ TEMPLATE_LIST_TEST_CASE("pooled_tokens: against its reference", "[pooled_tokens]
 }
 
 TEMPLATE_LIST_TEST_CASE("pooled_tokens: windows of one token are the tokens", "[pooled_tokens]", all_types) {
-  const auto p = rounded<TestType>(random_pooled_tokens({2, 2, 70, 17}, 1, false));
-  CHECK(by_library<TestType>(p) == cast<TestType>(p.x));
+  for (int given : {0, 1, 2, 3})
+    for (idx_t channels : {16, 17}) {
+      const auto p = rounded<TestType>(random_pooled_tokens({2, 2, 70, channels}, 1, false, given));
+      CHECK(by_library<TestType>(p) == cast<TestType>(p.x));
+    }
+}
+
+TEST_CASE("pooled_tokens: averages, of the tokens that are seen", "[pooled_tokens]") {
+  for (idx_t window : {4, 8, 20})
+    for (bool overlap : {false, true}) {
+      auto p = random_pooled_tokens({1, 2, 60, 32}, window, overlap);
+      for (double& x : p.x.data) x = 1.7;
+      for (std::size_t n = 0; n < p.x.data.size(); n += 3) p.x.data[n] = nan, p.logits.data[n] = -infinity;
+      for (idx_t c = 0; c < 32; ++c) p.logits(0, 0, window + 1, c) = p.logits(0, 0, window + 2, c) = 0.5;
+      for (idx_t c = 0; c < 32; ++c) p.x(0, 0, window + 1, c) = p.x(0, 0, window + 2, c) = 1.7;
+      for (float mean : by_library<float>(p).data) CHECK((std::abs(mean - 1.7f) <= 1e-6f || mean == 0));
+    }
+}
+
+TEST_CASE("pooled_tokens: what is not finite reaches its own channel and windows", "[pooled_tokens]") {
+  for (idx_t window : {4, 20}) {
+    auto p = random_pooled_tokens({1, 1, 60, 32}, window, false);
+    const tensor<float> clean = by_library<float>(p);
+    p.x(0, 0, window + 1, 3) = nan, p.logits(0, 0, window + 2, 9) = nan, p.x(0, 0, window, 20) = infinity;
+    const tensor<float> out = by_library<float>(p);
+    for (idx_t w = 0; w < out.length(); ++w)
+      for (idx_t c = 0; c < 32; ++c) {
+        const bool reached = w == 1 && (c == 3 || c == 9 || c == 20);
+        CHECK((reached ? !std::isfinite(out(0, 0, w, c)) : out(0, 0, w, c) == clean(0, 0, w, c)));
+      }
+  }
 }
 
 TEMPLATE_LIST_TEST_CASE("pooled_tokens: lengths, with anything in the padding", "[pooled_tokens]", all_types) {

@@ -63,19 +63,23 @@ struct pooled_tokens_backward_driver {
   void run_segment(const head& of, idx_t begin, idx_t end, bool last, const pooling_memory<T>& m, T* sums) const {
     const auto& f = forward;
     for (idx_t w = begin; w < (std::min)(end, of.windows); ++w) {
-      f.pool(of, w, m, m.mean);
-      const T* const g = d.load(d.at(of.b, of.h, w, 0), f.dim, m.spare);
       pooled_rows<T> tile;
+      f.pool(of, w, m, tile, m.mean);
+      // Shares in the place of sums; where no token is seen, all weights are 0.
+      for (idx_t c = 0; c < m.padded; c += width<T>)
+        store<T>(m.sum + c, div(broadcast<T>(T(1)), (max)(load<T>(m.sum + c), broadcast<T>(T(0.5)))));
+      const T* const g = d.load(d.at(of.b, of.h, w, 0), f.dim, m.spare);
       const idx_t rows = f.rows(of, w);
       for (idx_t n = 0; n < rows; n += pooling_tile) {
-        f.load_rows(of, w, n, m, tile);
+        if (rows > pooling_tile) f.load_rows(of, w, n, m, tile);
         for (int r = 0; r < tile.count; ++r) {
           const auto place = f.place_of(of, w, n + r);
           const idx_t sum = place.row + (f.overlap && place.channel > 0 ? f.window : 0);
-          add_row(tile, r, g, m, sums ? sums + sum * m.padded : nullptr);
-          if (dx.data) dx.store(m.sum_error, f.dim, dx.at(of.b, of.h, place.token, place.channel), accumulate);
-          if (d_logits.data)
-            d_logits.store(m.mean_error, f.dim, d_logits.at(of.b, of.h, place.token, place.channel), accumulate);
+          char* const x = at(dx, of, place), * const logit = at(d_logits, of, place);
+          T *const d_x = row(dx, x, m.sum_error), *const d_logit = row(d_logits, logit, m.mean_error);
+          add_row(tile, r, g, m, d_x, d_logit, sums ? sums + sum * m.padded : nullptr);
+          if (x) dx.store(d_x, f.dim, x, accumulate);
+          if (logit) d_logits.store(d_logit, f.dim, logit, accumulate);
         }
       }
     }
@@ -87,20 +91,26 @@ struct pooled_tokens_backward_driver {
           to->store(m.zeros, f.dim, to->at(of.b, of.h, i, half * f.dim));
   }
 
-  /// The gradients of a row: of x to sum_error, of its logits to mean_error, and added to the sums.
-  void add_row(const pooled_rows<T>& rows, int r, const T* g, const pooling_memory<T>& m, T* sums) const {
+  /// Where the gradient of a row lies, if it is wanted, and where it is computed: there or in `spare`.
+  static char* at(const rows_of_heads<T>& to, const head& of, const typename pooled_tokens_driver<T>::place& p) {
+    return to.data ? to.at(of.b, of.h, p.token, p.channel) : nullptr;
+  }
+  T* row(const rows_of_heads<T>& to, char* at, T* spare) const {
+    return at && !accumulate && to.in_place(forward.dim) ? reinterpret_cast<T*>(at) : spare;
+  }
+
+  /// The gradients of a row: of x, of its logits, and those added to the sums.
+  void add_row(const pooled_rows<T>& rows, int r, const T* g, const pooling_memory<T>& m, T* to_x, T* to_logit,
+               T* sums) const {
     const bool weighted = forward.weighted();
     for (idx_t c = 0; c < m.padded; c += width<T>) {
-      const packet<T> sum = load<T>(m.sum + c), d_out = load<T>(g + c);
-      packet<T> weight = broadcast<T>(T(1)), x = load<T>(rows.x[r] + c);
+      packet<T> weight = load<T>(m.sum + c), x = load<T>(rows.x[r] + c);
       if (weighted) {
         const packet<T> logit = rows.logit(r, c);
-        weight = pooling_weight<T>(logit, load<T>(m.top + c)), x = seen_number<T>(x, logit);
+        weight = mul(weight, pooling_weight<T>(logit, load<T>(m.top + c))), x = seen_number<T>(x, logit);
       }
-      // where no token is seen, all weights are 0
-      const packet<T> d_x = mul(div(weight, (max)(sum, broadcast<T>(T(0.5)))), d_out);
-      const packet<T> d_logit = mul(d_x, sub(x, load<T>(m.mean + c)));
-      store<T>(m.sum_error + c, d_x), store<T>(m.mean_error + c, d_logit);
+      const packet<T> d_x = mul(weight, load<T>(g + c)), d_logit = mul(d_x, sub(x, load<T>(m.mean + c)));
+      store<T>(to_x + c, d_x), store<T>(to_logit + c, d_logit);
       if (sums) store<T>(sums + c, add(load<T>(sums + c), d_logit));
     }
   }

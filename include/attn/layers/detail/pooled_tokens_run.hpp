@@ -59,7 +59,8 @@ void run_pooled_tokens(const pooled_tokens_driver<T>& call, const rows_of_heads<
     for (idx_t w = begin; w < end; ++w) {
       char* const to = out.at(head.b, head.h, w, 0);
       T* const result = out.in_place(call.dim) ? reinterpret_cast<T*>(to) : memory.spare;
-      if (w < head.windows) call.pool(head, w, memory, result);
+      pooled_rows<T> tile;
+      if (w < head.windows) call.pool(head, w, memory, tile, result);
       out.store(w < head.windows ? result : memory.zeros, call.dim, to);
     }
   });

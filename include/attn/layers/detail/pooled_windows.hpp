@@ -40,6 +40,8 @@ struct rows_of_heads : memory_layout {
 
 /// Rows of a tile, whose logits stay in registers.
 inline constexpr int pooling_tile = 8;
+/// Bytes of rows of which two tiles stay in the first-level cache.
+inline constexpr idx_t cached_row = 1024;
 
 /// Tokens behind those of a state: `current`, of the unfinished window, and `previous`, the first halves of the last
 /// complete one. The last two may be missing.
@@ -48,16 +50,23 @@ struct pooled_source {
   rows_of_heads<T> tokens, current{}, previous{};
 
   explicit operator bool() const { return tokens.data != nullptr; }
-  /// `count` channels from c on of token i, counted from the unfinished window's first one, of which `held` are in the
-  /// state.
-  const T* row(idx_t b, idx_t h, idx_t i, idx_t held, idx_t c, idx_t count, T* slot) const {
+  /// Channel c of token i, counted from the unfinished window's first one, of which `held` are in the state.
+  const char* at(idx_t b, idx_t h, idx_t i, idx_t held, idx_t c) const {
     const rows_of_heads<T>& from = i < 0 ? previous : i < held ? current : tokens;
-    const idx_t n = i < 0 ? i + previous.extents[2] : i < held ? i : i - held;
-    const char* const at = from.at(b, h, n, c);
-    // The next tile's: processors do not predict halves of rows.
-    for (idx_t byte = 0; byte < count * from.item; byte += 64)
-      __builtin_prefetch(at + pooling_tile * from.strides[2] * from.item + byte);
-    return from.load(at, count, slot);
+    return from.at(b, h, i < 0 ? i + previous.extents[2] : i < held ? i : i - held, c);
+  }
+};
+
+/// Rows that are needed next, read one after another while others are computed, with every packet of these some:
+/// processors predict what is read from begin to end, but not columns of several rows, nor prefetches.
+struct pooled_ahead {
+  const char* rows[2 * pooling_tile];
+  idx_t count = 0, bytes = 0;
+
+  /// With packet n of `packets`.
+  ATTN_INLINE void read(idx_t n, idx_t packets, idx_t& next) const {
+    for (; next * packets < (n + 1) * count; ++next)
+      for (idx_t at = 0; at < bytes; at += 64) static_cast<void>(*static_cast<const volatile char*>(rows[next] + at));
   }
 };
 
@@ -105,30 +114,6 @@ struct pooling_memory {
   T* slot(int kind, int r) const { return copies + (kind * pooling_tile + r) * padded; }
 };
 
-/// Sums over the rows of a tile, for the channels of a packet.
-template <class T>
-struct pooled_sums {
-  packet<T> top, sum = zero<T>(), mean = zero<T>();
-
-  template <int Rows>
-  ATTN_INLINE void add_rows(const pooled_rows<T>& rows, idx_t c) {
-    packet<T> logit[array_size<Rows>];
-    unroll<Rows>([&](auto r) { top = (max)(top, logit[r] = rows.logit(r, c)); });
-    unroll<Rows>([&](auto r) {
-      const packet<T> weight = pooling_weight<T>(logit[r], top);
-      sum = attn::detail::add(sum, weight), mean = fma(weight, load<T>(rows.x[r] + c), mean);
-    });
-  }
-  /// Of any number of them, whatever lies in those that are not seen.
-  [[gnu::noinline]] void add_seen(const pooled_rows<T>& rows, idx_t c) {
-    for (int r = 0; r < rows.count; ++r) top = (max)(top, rows.logit(r, c));
-    for (int r = 0; r < rows.count; ++r) {
-      const packet<T> logit = rows.logit(r, c), weight = pooling_weight<T>(logit, top);
-      sum = attn::detail::add(sum, weight), mean = fma(weight, seen_number<T>(load<T>(rows.x[r] + c), logit), mean);
-    }
-  }
-};
-
 /// The result of a window for the channels of a packet; 0 where every logit is -infinity, for the largest one adds 1.
 template <class T>
 ATTN_INLINE packet<T> divided(const packet<T>& mean, const packet<T>& sum) {
@@ -138,47 +123,55 @@ ATTN_INLINE packet<T> divided(const packet<T>& mean, const packet<T>& sum) {
 /// Adds the rows of a tile, `Rows` of them; `first` where there are none before them. To `result`, unless it is null,
 /// the result of a window of this tile alone.
 template <int Rows, class T>
-void add_softmax_rows(const pooled_rows<T>& rows, bool first, const pooling_memory<T>& to, T* result) {
+void add_softmax_rows(const pooled_rows<T>& rows, bool first, const pooled_ahead& ahead, const pooling_memory<T>& to,
+                      T* result) {
+  idx_t next = 0;
   for (idx_t c = 0; c < to.padded; c += width<T>) {
+    ahead.read(c, to.padded, next);
     const packet<T> before = first ? broadcast<T>(std::numeric_limits<T>::lowest()) : load<T>(to.top + c);
-    pooled_sums<T> here{before};
-    here.template add_rows<Rows>(rows, c);
-    if (!(sum_lanes(mul(here.mean, zero<T>())) == T(0))) here = {before}, here.add_seen(rows, c);
+    packet<T> logits[array_size<Rows>], top = before, sum = zero<T>(), mean = zero<T>();
+    unroll<Rows>([&](auto r) { top = (max)(top, logits[r] = rows.logit(r, c)); });
+    unroll<Rows>([&](auto r) {
+      const packet<T> weight = pooling_weight<T>(logits[r], top);
+      sum = add(sum, weight), mean = fma(weight, seen_number<T>(load<T>(rows.x[r] + c), logits[r]), mean);
+    });
+    store<T>(to.top + c, top);
     if (result) {
-      store<T>(to.top + c, here.top), store<T>(to.sum + c, here.sum);
-      store<T>(result + c, divided<T>(here.mean, here.sum));
+      store<T>(to.sum + c, sum), store<T>(result + c, divided<T>(mean, sum));
       continue;
     }
-    packet<T> sum = here.sum, mean = here.mean, sum_error = zero<T>(), mean_error = zero<T>();
+    packet<T> sum_error = zero<T>(), mean_error = zero<T>();
     if (!first) {
-      const packet<T> factor = pooling_weight<T>(before, here.top);
+      const packet<T> factor = pooling_weight<T>(before, top), more = sum, more_mean = mean;
       sum = mul(load<T>(to.sum + c), factor), sum_error = mul(load<T>(to.sum_error + c), factor);
       mean = mul(load<T>(to.mean + c), factor), mean_error = mul(load<T>(to.mean_error + c), factor);
-      add_compensated(sum, sum_error, here.sum), add_compensated(mean, mean_error, here.mean);
+      add_compensated(sum, sum_error, more), add_compensated(mean, mean_error, more_mean);
     }
-    store<T>(to.top + c, here.top);
     store<T>(to.sum + c, sum), store<T>(to.sum_error + c, sum_error);
     store<T>(to.mean + c, mean), store<T>(to.mean_error + c, mean_error);
   }
 }
 template <class T>
-void add_softmax_rows(const pooled_rows<T>& rows, bool first, const pooling_memory<T>& to, T* result) {
+void add_softmax_rows(const pooled_rows<T>& rows, bool first, const pooled_ahead& ahead, const pooling_memory<T>& to,
+                      T* result) {
   switch (rows.count) {
-    case 1: return add_softmax_rows<1>(rows, first, to, result);
-    case 2: return add_softmax_rows<2>(rows, first, to, result);
-    case 3: return add_softmax_rows<3>(rows, first, to, result);
-    case 4: return add_softmax_rows<4>(rows, first, to, result);
-    case 5: return add_softmax_rows<5>(rows, first, to, result);
-    case 6: return add_softmax_rows<6>(rows, first, to, result);
-    case 7: return add_softmax_rows<7>(rows, first, to, result);
-    default: return add_softmax_rows<pooling_tile>(rows, first, to, result);
+    case 1: return add_softmax_rows<1>(rows, first, ahead, to, result);
+    case 2: return add_softmax_rows<2>(rows, first, ahead, to, result);
+    case 3: return add_softmax_rows<3>(rows, first, ahead, to, result);
+    case 4: return add_softmax_rows<4>(rows, first, ahead, to, result);
+    case 5: return add_softmax_rows<5>(rows, first, ahead, to, result);
+    case 6: return add_softmax_rows<6>(rows, first, ahead, to, result);
+    case 7: return add_softmax_rows<7>(rows, first, ahead, to, result);
+    default: return add_softmax_rows<pooling_tile>(rows, first, ahead, to, result);
   }
 }
 
 /// The same without logits and bias.
 template <class T>
-void add_equal_rows(const pooled_rows<T>& rows, bool first, const pooling_memory<T>& to) {
+void add_equal_rows(const pooled_rows<T>& rows, bool first, const pooled_ahead& ahead, const pooling_memory<T>& to) {
+  idx_t next = 0;
   for (idx_t c = 0; c < to.padded; c += width<T>) {
+    ahead.read(c, to.padded, next);
     packet<T> here = zero<T>();
     for (int r = 0; r < rows.count; ++r) here = add(here, load<T>(rows.x[r] + c));
     packet<T> mean = here, error = zero<T>();
@@ -242,25 +235,46 @@ struct pooled_tokens_driver {
     return {w * window + n - earlier, n - earlier, overlap ? dim : 0};
   }
 
+  int tile_rows(const head& of, idx_t w, idx_t n) const {
+    return static_cast<int>(std::min<idx_t>(pooling_tile, rows(of, w) - n));
+  }
+  const char* at(const pooled_source<T>& from, const head& of, const place& p) const {
+    return from.at(of.b, of.h, p.token, of.held, p.channel);
+  }
   /// Rows n, n + 1, ... of a window.
   void load_rows(const head& of, idx_t w, idx_t n, const pooling_memory<T>& m, pooled_rows<T>& to) const {
-    to.count = static_cast<int>(std::min<idx_t>(pooling_tile, rows(of, w) - n));
+    to.count = tile_rows(of, w, n);
     for (int r = 0; r < to.count; ++r) {
       const place p = place_of(of, w, n + r);
-      to.x[r] = x.row(of.b, of.h, p.token, of.held, p.channel, dim, m.slot(0, r));
-      to.logits[r] = logits ? logits.row(of.b, of.h, p.token, of.held, p.channel, dim, m.slot(1, r)) : m.zeros;
+      to.x[r] = x.tokens.load(at(x, of, p), dim, m.slot(0, r));
+      to.logits[r] = logits ? logits.tokens.load(at(logits, of, p), dim, m.slot(1, r)) : m.zeros;
       to.bias[r] = bias.data ? bias.load(bias.at(of.b, of.h, p.row, p.channel), dim, m.slot(2, r)) : m.zeros;
     }
   }
+  /// The tokens behind those, where a cache has room for them; with overlap both halves of them.
+  pooled_ahead rows_after(const head& of, idx_t w, idx_t n) const {
+    pooled_ahead ahead;
+    ahead.bytes = (overlap ? 2 : 1) * dim * x.tokens.item;
+    if ((n += pooling_tile) >= rows(of, w)) ++w, n = 0;
+    if (w >= of.windows || !x.tokens.in_place(dim) || ahead.bytes > cached_row) return ahead;
+    const int count = tile_rows(of, w, n);
+    for (const pooled_source<T>* from : {&logits, &x})
+      for (int r = 0; r < count && *from; ++r) {
+        const place p = place_of(of, w, n + r);
+        if (p.token >= w * window) ahead.rows[ahead.count++] = at(*from, of, {p.token, p.row, 0});
+      }
+    return ahead;
+  }
 
-  /// The result of a window, to padded memory; its maxima and sums stay in m.
-  void pool(const head& of, idx_t w, const pooling_memory<T>& m, T* to) const {
+  /// The result of a window, to padded memory; its maxima and sums stay in m, its last rows in `tile`.
+  void pool(const head& of, idx_t w, const pooling_memory<T>& m, pooled_rows<T>& tile, T* to) const {
     const idx_t count = rows(of, w);
     const bool alone = weighted() && count <= pooling_tile;
-    pooled_rows<T> tile;
     for (idx_t n = 0; n < count; n += pooling_tile) {
       load_rows(of, w, n, m, tile);
-      weighted() ? add_softmax_rows(tile, n == 0, m, alone ? to : nullptr) : add_equal_rows(tile, n == 0, m);
+      const pooled_ahead ahead = rows_after(of, w, n);
+      weighted() ? add_softmax_rows(tile, n == 0, ahead, m, alone ? to : nullptr)
+                 : add_equal_rows(tile, n == 0, ahead, m);
     }
     if (alone) return;
     if (!weighted()) std::fill_n(m.sum, m.padded, static_cast<T>(count)), std::fill_n(m.sum_error, m.padded, T(0));
