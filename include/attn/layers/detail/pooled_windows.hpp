@@ -57,16 +57,24 @@ struct pooled_source {
   }
 };
 
-/// Rows that are needed next, read one after another while others are computed, with every packet of these some:
-/// processors predict what is read from begin to end, but not columns of several rows, nor prefetches.
+/// Rows of x and of the logits that are needed next, read line by line while others are computed: processors predict
+/// what is read from begin to end, but not columns of several rows, nor prefetches.
 struct pooled_ahead {
-  const char* rows[2 * pooling_tile];
-  idx_t count = 0, bytes = 0;
+  const char* rows[2][pooling_tile];
+  int count[2] = {};
+  idx_t bytes = 0;
 
-  /// With packet n of `packets`.
-  ATTN_INLINE void read(idx_t n, idx_t packets, idx_t& next) const {
-    for (; next * packets < (n + 1) * count; ++next)
-      for (idx_t at = 0; at < bytes; at += 64) static_cast<void>(*static_cast<const volatile char*>(rows[next] + at));
+  /// Where it is, and lines of each kind for a packet of those that are computed.
+  struct place {
+    idx_t lines, row = 0, at = 0;
+  };
+  place begin(idx_t packets) const { return {ceil_div(count[0] * ceil_div(bytes, 64), packets)}; }
+  ATTN_INLINE void read(place& p) const {
+    for (idx_t n = 0; n < p.lines && p.row < count[0]; ++n) {
+      for (int kind = 0; kind < 2; ++kind)
+        if (p.row < count[kind]) static_cast<void>(*static_cast<const volatile char*>(rows[kind][p.row] + p.at));
+      if ((p.at += 64) >= bytes) p.at = 0, ++p.row;
+    }
   }
 };
 
@@ -125,9 +133,9 @@ ATTN_INLINE packet<T> divided(const packet<T>& mean, const packet<T>& sum) {
 template <int Rows, class T>
 void add_softmax_rows(const pooled_rows<T>& rows, bool first, const pooled_ahead& ahead, const pooling_memory<T>& to,
                       T* result) {
-  idx_t next = 0;
+  auto next = ahead.begin(to.padded / width<T>);
   for (idx_t c = 0; c < to.padded; c += width<T>) {
-    ahead.read(c, to.padded, next);
+    ahead.read(next);
     const packet<T> before = first ? broadcast<T>(std::numeric_limits<T>::lowest()) : load<T>(to.top + c);
     packet<T> logits[array_size<Rows>], top = before, sum = zero<T>(), mean = zero<T>();
     unroll<Rows>([&](auto r) { top = (max)(top, logits[r] = rows.logit(r, c)); });
@@ -169,9 +177,9 @@ void add_softmax_rows(const pooled_rows<T>& rows, bool first, const pooled_ahead
 /// The same without logits and bias.
 template <class T>
 void add_equal_rows(const pooled_rows<T>& rows, bool first, const pooled_ahead& ahead, const pooling_memory<T>& to) {
-  idx_t next = 0;
+  auto next = ahead.begin(to.padded / width<T>);
   for (idx_t c = 0; c < to.padded; c += width<T>) {
-    ahead.read(c, to.padded, next);
+    ahead.read(next);
     packet<T> here = zero<T>();
     for (int r = 0; r < rows.count; ++r) here = add(here, load<T>(rows.x[r] + c));
     packet<T> mean = here, error = zero<T>();
@@ -258,11 +266,13 @@ struct pooled_tokens_driver {
     if ((n += pooling_tile) >= rows(of, w)) ++w, n = 0;
     if (w >= of.windows || !x.tokens.in_place(dim) || ahead.bytes > cached_row) return ahead;
     const int count = tile_rows(of, w, n);
-    for (const pooled_source<T>* from : {&logits, &x})
-      for (int r = 0; r < count && *from; ++r) {
-        const place p = place_of(of, w, n + r);
-        if (p.token >= w * window) ahead.rows[ahead.count++] = at(*from, of, {p.token, p.row, 0});
-      }
+    for (int r = 0; r < count; ++r) {
+      place p = place_of(of, w, n + r);
+      if (p.token < w * window) continue;
+      p.channel = 0;
+      ahead.rows[0][ahead.count[0]++] = at(x, of, p);
+      if (logits) ahead.rows[1][ahead.count[1]++] = at(logits, of, p);
+    }
     return ahead;
   }
 
