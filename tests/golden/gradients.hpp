@@ -25,6 +25,29 @@ inline named_tensors reverse_gradients(const gradient_case& c, const tensor<doub
   return all;
 }
 
+// The gradients of a case's inputs by the library in S, by their names: gradients(in) gives them in that order.
+template <class S, class Gradients>
+named_tensors named_gradients(const gradient_case& c, const Gradients& gradients) {
+  std::vector<tensor<S>> in;
+  for (const auto& x : c.inputs) in.push_back(cast<S>(x));
+  const std::vector<tensor<S>> all = gradients(in);
+  named_tensors named;
+  for (std::size_t n = 0; n < all.size(); ++n) named[c.names[n]] = cast<double>(all[n]);
+  return named;
+}
+
+// The same of a function that writes them: write(in, to).
+template <class S, class Write>
+named_tensors written_gradients(const gradient_case& c, const Write& write) {
+  return named_gradients<S>(c, [&](const std::vector<tensor<S>>& in) {
+    std::vector<tensor<S>> all = in;
+    std::vector<tensor<S>*> to;
+    for (auto& g : all) to.push_back(&g);
+    write(in, to);
+    return all;
+  });
+}
+
 // The entry with its gradients: read(case) gives the problem, as_case(problem) the case of the reverse pass, and
 // library(problem, d_out, T()) the library's gradients in T.
 template <class Problem, class AsCase, class Library>

@@ -41,17 +41,10 @@ const golden_entry entry(with_gradients(
     entry_of, read, [](const latent_problem& p) { return case_of(p); },
     [](const latent_problem& p, const tensor<double>& d_out, auto zero) {
       using S = decltype(zero);
-      const gradient_case c = case_of(p);
-      std::vector<tensor<S>> in;
-      for (const auto& x : c.inputs) in.push_back(cast<S>(x));
-      auto all = in;
-      std::vector<tensor<S>*> to;
-      for (auto& g : all) to.push_back(&g);
-      attn::execution serial;
-      latent_gradients_of<S>(p, in, cast<S>(d_out), to, false, serial);
-      named_tensors named;
-      for (std::size_t n = 0; n < all.size(); ++n) named[c.names[n]] = cast<double>(all[n]);
-      return named;
+      return written_gradients<S>(case_of(p), [&](const auto& in, const auto& to) {
+        attn::execution serial;
+        latent_gradients_of<S>(p, in, cast<S>(d_out), to, false, serial);
+      });
     }));
 
 }  // namespace

@@ -25,13 +25,10 @@ reference::result by_library(const golden_case& golden) {
 template <class S>
 named_tensors gradients_by_library(const golden_case& golden) {
   const auto c = case_of<S>(read(golden));
-  std::vector<tensor<S>> in;
-  for (const auto& x : c.reference.inputs) in.push_back(cast<S>(x));
-  attn::execution serial;
-  const auto all = all_gradients(c, in, cast<S>(by_item(golden.array("d_out"))), serial);
-  named_tensors named;
-  for (std::size_t n = 0; n < all.size(); ++n) named[c.reference.names[n]] = cast<double>(all[n]);
-  return named;
+  return named_gradients<S>(c.reference, [&](const auto& in) {
+    attn::execution serial;
+    return all_gradients(c, in, cast<S>(by_item(golden.array("d_out"))), serial);
+  });
 }
 
 const golden_entry entry({"multi_head_latent",
