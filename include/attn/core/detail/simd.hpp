@@ -344,8 +344,8 @@ ATTN_INLINE packet<T> add_groups(const packet<T>& a, const packet<T>& b) {
   return add(shuffle<T>(a, b, first), shuffle<T>(a, b, second));
 }
 
-/// Lane i of the result is the sum of the lanes of x[i]; x is overwritten. All sums are taken in the same order, that of
-/// adjacent lanes: within 16 bytes first, which is what processors shuffle by one instruction without an index.
+/// Lane i of the result is the sum of the lanes of x[i]; x is overwritten. All sums are taken in the same order, that
+/// of adjacent lanes: within 16 bytes first, which is what processors shuffle by one instruction without an index.
 template <class T>
 ATTN_INLINE packet<T> sums_across(packet<T> (&x)[width<T>]) {
   constexpr int w = width<T>, part = (std::min)(w, static_cast<int>(16 / sizeof(T)));

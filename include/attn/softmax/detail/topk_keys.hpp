@@ -83,7 +83,7 @@ idx_t keep_from(candidate<T>* list, idx_t all, const candidate<T>& pivot) {
 }
 
 // The same, and candidates of scores, where the processor moves chosen lanes together (4096 keys, topk 512, Zen 4:
-// choosing takes .4 of the time).
+// choosing takes half the time).
 #if defined(__AVX512F__) && defined(EIGEN_VECTORIZE_AVX512)
 /// Eight of them, of which those of `real` count; up to seven numbers behind what is written change.
 struct eight_candidates {
