@@ -40,8 +40,8 @@ struct rows_of_heads : memory_layout {
 
 /// Rows of a tile, whose logits stay in registers.
 inline constexpr int pooling_tile = 8;
-/// Bytes of rows of which two tiles stay in the first-level cache.
-inline constexpr idx_t cached_row = 1024;
+/// Bytes of rows that are read ahead: of longer ones a cache has no room for two tiles, shorter ones do not need it.
+inline constexpr idx_t shortest_ahead = 512, longest_ahead = 1024;
 
 /// Tokens behind those of a state: `current`, of the unfinished window, and `previous`, the first halves of the last
 /// complete one. The last two may be missing.
@@ -249,22 +249,34 @@ struct pooled_tokens_driver {
   const char* at(const pooled_source<T>& from, const head& of, const place& p) const {
     return from.at(of.b, of.h, p.token, of.held, p.channel);
   }
-  /// Rows n, n + 1, ... of a window.
+  /// Whether rows are used where they lie, and read ahead of it.
+  bool reads_ahead() const {
+    const idx_t bytes = token_bytes();
+    return x.tokens.in_place(dim) && bytes >= shortest_ahead && bytes <= longest_ahead;
+  }
+  idx_t token_bytes() const { return (overlap ? 2 : 1) * dim * x.tokens.item; }
+  /// Rows n, n + 1, ... of a window. Whole ones are read from begin to end here, unless that is done before.
   void load_rows(const head& of, idx_t w, idx_t n, const pooling_memory<T>& m, pooled_rows<T>& to) const {
+    const bool at_once = !overlap && x.tokens.in_place(dim) && !reads_ahead();
     to.count = tile_rows(of, w, n);
     for (int r = 0; r < to.count; ++r) {
       const place p = place_of(of, w, n + r);
       to.x[r] = x.tokens.load(at(x, of, p), dim, m.slot(0, r));
       to.logits[r] = logits ? logits.tokens.load(at(logits, of, p), dim, m.slot(1, r)) : m.zeros;
+      for (idx_t c = 0; c < dim && at_once; c += 64 / idx_t(sizeof(T))) {
+        static_cast<void>(*static_cast<const volatile T*>(to.logits[r] + c));
+        static_cast<void>(*static_cast<const volatile T*>(to.x[r] + c));
+      }
       to.bias[r] = bias.data ? bias.load(bias.at(of.b, of.h, p.row, p.channel), dim, m.slot(2, r)) : m.zeros;
     }
   }
-  /// The tokens behind those, where a cache has room for them; with overlap both halves of them.
+  /// The tokens behind those, if they are read ahead; with overlap both halves of them.
   pooled_ahead rows_after(const head& of, idx_t w, idx_t n) const {
     pooled_ahead ahead;
-    ahead.bytes = (overlap ? 2 : 1) * dim * x.tokens.item;
+    ahead.bytes = token_bytes();
+    if (!reads_ahead()) return ahead;
     if ((n += pooling_tile) >= rows(of, w)) ++w, n = 0;
-    if (w >= of.windows || !x.tokens.in_place(dim) || ahead.bytes > cached_row) return ahead;
+    if (w >= of.windows) return ahead;
     const int count = tile_rows(of, w, n);
     for (int r = 0; r < count; ++r) {
       place p = place_of(of, w, n + r);
