@@ -176,10 +176,8 @@ void add_softmax_rows(const pooled_rows<T>& rows, bool first, const pooled_ahead
 
 /// The same without logits and bias.
 template <class T>
-void add_equal_rows(const pooled_rows<T>& rows, bool first, const pooled_ahead& ahead, const pooling_memory<T>& to) {
-  auto next = ahead.begin(to.padded / width<T>);
+void add_equal_rows(const pooled_rows<T>& rows, bool first, const pooling_memory<T>& to) {
   for (idx_t c = 0; c < to.padded; c += width<T>) {
-    ahead.read(next);
     packet<T> here = zero<T>();
     for (int r = 0; r < rows.count; ++r) here = add(here, load<T>(rows.x[r] + c));
     packet<T> mean = here, error = zero<T>();
@@ -252,17 +250,26 @@ struct pooled_tokens_driver {
   /// Whether rows are used where they lie, and read ahead of it.
   bool reads_ahead() const {
     const idx_t bytes = token_bytes();
-    return x.tokens.in_place(dim) && bytes >= shortest_ahead && bytes <= longest_ahead;
+    return logits && x.tokens.in_place(dim) && bytes >= shortest_ahead && bytes <= longest_ahead;
   }
   idx_t token_bytes() const { return (overlap ? 2 : 1) * dim * x.tokens.item; }
-  /// Rows n, n + 1, ... of a window. Whole ones are read from begin to end here, unless that is done before.
+  /// Rows n, n + 1, ... of a window. Those with logits are read from begin to end here, unless that is done before; of
+  /// the others the next tile is prefetched.
   void load_rows(const head& of, idx_t w, idx_t n, const pooling_memory<T>& m, pooled_rows<T>& to) const {
-    const bool at_once = !overlap && x.tokens.in_place(dim) && !reads_ahead();
+    const bool at_once = logits && !overlap && x.tokens.in_place(dim) && !reads_ahead();
+    const bool prefetch = !x.tokens.in_place(dim) || !logits;  // rows that are copied, or added alone
+    const auto load = [&](const pooled_source<T>& from, const place& p, T* slot) {
+      const char* const row = at(from, of, p);
+      const idx_t item = from.tokens.item;
+      for (idx_t byte = 0; prefetch && byte < dim * item; byte += 64)
+        __builtin_prefetch(row + pooling_tile * from.tokens.strides[2] * item + byte);
+      return from.tokens.load(row, dim, slot);
+    };
     to.count = tile_rows(of, w, n);
     for (int r = 0; r < to.count; ++r) {
       const place p = place_of(of, w, n + r);
-      to.x[r] = x.tokens.load(at(x, of, p), dim, m.slot(0, r));
-      to.logits[r] = logits ? logits.tokens.load(at(logits, of, p), dim, m.slot(1, r)) : m.zeros;
+      to.x[r] = load(x, p, m.slot(0, r));
+      to.logits[r] = logits ? load(logits, p, m.slot(1, r)) : m.zeros;
       for (idx_t c = 0; c < dim && at_once; c += 64 / idx_t(sizeof(T))) {
         static_cast<void>(*static_cast<const volatile T*>(to.logits[r] + c));
         static_cast<void>(*static_cast<const volatile T*>(to.x[r] + c));
@@ -294,9 +301,8 @@ struct pooled_tokens_driver {
     const bool alone = weighted() && count <= pooling_tile;
     for (idx_t n = 0; n < count; n += pooling_tile) {
       load_rows(of, w, n, m, tile);
-      const pooled_ahead ahead = rows_after(of, w, n);
-      weighted() ? add_softmax_rows(tile, n == 0, ahead, m, alone ? to : nullptr)
-                 : add_equal_rows(tile, n == 0, ahead, m);
+      weighted() ? add_softmax_rows(tile, n == 0, rows_after(of, w, n), m, alone ? to : nullptr)
+                 : add_equal_rows(tile, n == 0, m);
     }
     if (alone) return;
     if (!weighted()) std::fill_n(m.sum, m.padded, static_cast<T>(count)), std::fill_n(m.sum_error, m.padded, T(0));
