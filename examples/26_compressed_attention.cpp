@@ -95,6 +95,7 @@ int main() {
                  off = std::abs((support::product(dq, q) + support::product(dkv, kv)) / slope - 1);
     std::printf("%s of %td tokens a key: %.0f ms; %.0f us a step, off by %.1e; gradient: %.0f ms, off by %.1e\n",
                 csa ? "CSA" : "HCA", fresh.span, whole, 1000 * steps / tokens, error, back, off);
-    if (error > 3e-3 || off > 1e-3) return 1;  // of keys with all but the same index score either may be chosen
+    // Of keys with all but the same index score CSA may choose either.
+    if (error > (csa ? 3e-3 : 1e-5) || off > 1e-3) return 1;
   }
 }

@@ -70,7 +70,7 @@ arguments read_arguments(const std::vector<std::string>& list) {
         throw std::runtime_error("--threads=: expected a number from 1 to 1024; found " + x.substr(10));
     } else if (x == "--compare") {
       result.compare = true;
-    } else if (x.starts_with("--")) {
+    } else if (x.starts_with("-")) {
       throw std::runtime_error("usage: 27_speech_to_text PACKAGE WAV... [--size=tiny|base] "
                                "[--weights=float|half|int8] [--cache=float|int8] [--threads=N] [--compare]");
     } else {

@@ -26,9 +26,11 @@ using attn::idx_t;
 using matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 using view = attn::tensor_view<const float>;
 
-view view_of(const support::array& x) {
+view view_of(const support::array& x, const std::string& name) {
   if (x.shape.size() != 4 || x.shape[0] != 1 || x.numbers.empty())
-    throw std::runtime_error("expected arrays [1, heads, length, dim]; found " + support::text_of(x.shape));
+    support::fail(name, "expected an array [1, heads, length, dim]; found " + support::text_of(x.shape));
+  for (const float number : x.numbers)
+    if (!std::isfinite(number)) support::fail(name, "expected finite numbers; found " + std::to_string(number));
   return {x.numbers.data(), {1, x.shape[1], x.shape[2], x.shape[3]}};
 }
 
@@ -64,8 +66,15 @@ const char* const names[] = {"singular values", "nystrom", "linformer, means", "
 // Prints what each rank gives. False if what the first lines of this file say is wrong.
 bool study(const std::string& name, const view& q, const view& k, const view& v) {
   const idx_t heads = q.extent(1), length = q.extent(2);
-  if (k.extents() != q.extents() || v.extent(1) != heads || v.extent(2) != length || length <= 8)
-    throw std::runtime_error(name + ": expected as many queries, keys and values, of as many heads, and more than 8");
+  const auto differs = [&](const view& x) { return x.extent(1) != heads || x.extent(2) != length; };
+  if (length <= 8 || differs(k) || differs(v))
+    support::fail(name, "expected more than 8 queries, as many keys and values, of as many heads; found " +
+                            std::to_string(length) + ", " + std::to_string(k.extent(2)) + " and " +
+                            std::to_string(v.extent(2)) + " of " + std::to_string(heads) + ", " +
+                            std::to_string(k.extent(1)) + " and " + std::to_string(v.extent(1)));
+  if (k.extent(3) != q.extent(3))
+    support::fail(name, "expected keys of dim " + std::to_string(q.extent(3)) + "; found " +
+                            std::to_string(k.extent(3)));
   std::vector<idx_t> ranks;
   for (const idx_t rank : {8, 16, 32, 64, 128, 256})
     if (rank < length) ranks.push_back(rank);
@@ -115,6 +124,7 @@ bool study(const std::string& name, const view& q, const view& k, const view& v)
     right &= (found - weights).norm() < 1e-5f * weights.norm();
   }
 
+  if (!(rest[0].results > 0)) support::fail(name, "expected values whose attention is not 0 everywhere");
   const auto error = [&](const distance& d) {
     return std::array{std::sqrt(d.weights / rest[0].weights), std::sqrt(d.results / rest[0].results)};
   };
@@ -162,13 +172,14 @@ int main(int argc, char** argv) try {
     const std::string folder = argv[n];
     const auto read = [&](const char* file) { return support::read_npy(folder + file); };
     const support::array q = read("/q.npy"), k = read("/k.npy"), v = read("/v.npy");
-    right &= study(folder, view_of(q), view_of(k), view_of(v));
+    right &= study(folder, view_of(q, folder + "/q.npy"), view_of(k, folder + "/k.npy"), view_of(v, folder + "/v.npy"));
   }
   if (argc > 1) return right ? 0 : 1;
   const support::array v = make(1, 3);
   for (const float size : {2.0f, 0.7f}) {
     const support::array q = make(size, 1), k = make(size, 2);
-    right &= study(size > 1 ? "Attention to a few keys" : "Attention to most keys", view_of(q), view_of(k), view_of(v));
+    right &= study(size > 1 ? "Attention to a few keys" : "Attention to most keys", view_of(q, "q"), view_of(k, "k"),
+                   view_of(v, "v"));
   }
   return right ? 0 : 1;
 } catch (const std::exception& error) {

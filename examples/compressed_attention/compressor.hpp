@@ -18,7 +18,7 @@ struct compressor {
   bool overlap;
   attn::idx_t channels = overlap ? 2 * dim : dim;
   attn::tensor<float, 3> bias = support::random<attn::tensor<float, 3>>({1, span, channels});
-  std::vector<double> frequencies = attn::rotary_linear(32, {.factor = 1.0 / double(span)});  // of every span-th position
+  std::vector<double> frequencies = attn::rotary_linear(32, {.factor = 1.0 / double(span)});  // every span-th position
   attn::pooled_tokens_state<float> state{{.channels = channels, .window = span, .overlap = overlap, .logits = true}};
   attn::kv_cache<float> keys{{.dim = dim}, {.values_in_keys = true}};  // the values are the keys
 

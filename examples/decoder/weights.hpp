@@ -1,7 +1,6 @@
 // The weights of the decoder: drawn from a seed, or read from a file of llama2.c, which has seven numbers of 32 bits
 // (width, hidden width, layers, heads, key heads, vocabulary, positions; a vocabulary < 0 says that the classifier is
-// not the embedding), then the matrices as float in the order of for_each_matrix, one row for every number that comes
-// out.
+// not the embedding), then the matrices as float in the order of for_each_matrix, each [outputs, inputs].
 //
 // Throws std::runtime_error, which names the file and what is wrong with it.
 #pragma once
@@ -96,6 +95,7 @@ inline weights read_weights(const std::string& path) {
     const std::size_t size = sizeof(float) * std::size_t(rows) * std::size_t(cols);
     const auto x = support::array_of<float>(path, {rows, cols}, std::string_view(file).substr(at, size));
     m = Eigen::Map<const matrix>(x.numbers.data(), rows, cols);
+    if (!m.allFinite()) support::fail(path, "expected finite weights; found another number");
     at += size;
   });
   return w;

@@ -27,7 +27,8 @@ inline std::vector<float> read_wav(const std::string& path, std::ptrdiff_t least
       if (!integers || channels != 1 || rate != 16000 || bits != 16)
         fail(path, "expected integers of 16 bits, 1 channel, 16000 Hz; found " +
                        std::string(integers ? "integers" : "other numbers") + " of " + std::to_string(bits) +
-                       " bits, " + std::to_string(channels) + " channels, " + std::to_string(rate) +
+                       " bits, " + std::to_string(channels) + (channels == 1 ? " channel, " : " channels, ") +
+                       std::to_string(rate) +
                        " Hz: ffmpeg -i " + path + " -ar 16000 -ac 1 -c:a pcm_s16le 16k.wav converts it");
       has_format = true;
     } else if (file.compare(at, 4, "data") == 0 && has_format) {

@@ -30,6 +30,8 @@ using arrays = std::map<std::string, array>;
 inline std::string read_file(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file) fail(path, "file not found");
+  file.peek();
+  if (file.bad()) fail(path, "expected a file that can be read");  // as a folder cannot
   return {std::istreambuf_iterator<char>(file), {}};
 }
 

@@ -113,6 +113,7 @@ TEST_CASE("npy: what is broken", "[npy]") {
   };
   const std::string good = npy("<f4", "(2, 3)", bytes_of<float>({1, 2, 3, 4, 5, 6}));
   CHECK(has(message_of([] { support::read_npy("missing.npy"); }), "missing.npy: file not found"));
+  CHECK(message_of([&] { support::read_npy(folder.path.string()); }) != "nothing thrown");
   CHECK(has(message("text"), "x.npy: expected an .npy file"));
   CHECK(has(message(good.substr(0, 60)), "the file ends within its header"));
   CHECK(has(message(good.substr(0, good.size() - 1)), "expected 24 bytes for the shape [2, 3]; found 23"));
@@ -223,7 +224,7 @@ TEST_CASE("ONNX: tensors of every type, nodes, graphs within a graph", "[onnx]")
       tensor("one", field(2, 2) + field(5, std::string("\xc8\x01"))) + tensor("single", field(2, 2) + field(5, 7)) +
       tensor("half", field(1, 1) + field(2, 10) + field(9, bytes_of<Eigen::half>({Eigen::half(0.5f)}))) +
       tensor("text", field(2, 8)) + tensor("short", packed_shape + field(2, 1) + field(9, "1234")) +
-      tensor("few", shape_of_2 + field(2, 2) + field(5, 7)) + inner;
+      tensor("few", shape_of_2 + field(2, 2) + field(5, 7)) + tensor("bits", field(2, 10) + field(5, 7)) + inner;
   const std::string good = field(1, 8) + field(7, graph);
   const support::onnx_file file(folder.write("x.onnx", good));
   CHECK(file.tensor("raw").shape == shape{1, 2});
@@ -244,6 +245,7 @@ TEST_CASE("ONNX: tensors of every type, nodes, graphs within a graph", "[onnx]")
   CHECK(has(message([&] { file.tensor("text"); }), "text: expected floats or whole numbers; found ONNX's type 8"));
   CHECK(has(message([&] { file.tensor("short"); }), "short: expected 8 bytes for the shape [1, 2]; found 4"));
   CHECK(has(message([&] { file.tensor("few"); }), "few: expected numbers for the shape [1, 2]; found 1"));
+  CHECK(has(message([&] { file.tensor("bits"); }), "bits: expected 2 bytes for the shape []; found 0"));
   const auto read = [&](const std::string& bytes) {
     return message_of([&] { support::onnx_file again(folder.write("x.onnx", bytes)); });
   };
@@ -380,6 +382,9 @@ TEST_CASE("llama2.c: a model", "[decoder]") {
   CHECK((other.sizes.vocabulary == 5 && &other.classifier() != &other.embedding));
   CHECK(other.classifier()(4, 3) == float(count + 19));
 
+  std::string nan = good;
+  nan.replace(28, 4, bytes_of<float>({std::numeric_limits<float>::quiet_NaN()}));
+  CHECK(has(message(nan), "m.bin: expected finite weights"));
   for (std::size_t n = 0; n < 28; ++n) CHECK(has(message(good.substr(0, n)), "m.bin: expected a model of llama2.c"));
   const std::string bytes = std::to_string(good.size());
   CHECK(has(message(good.substr(0, 28)), "expected " + bytes + " bytes, as its first numbers say; found 28"));
