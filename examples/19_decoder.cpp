@@ -160,10 +160,10 @@ int run(const task& to_do) {
 
   const auto serve_all = [&](const char* how, std::vector<request> all, idx_t slots, bool drafts = false,
                              const char* cache = "float") {
-    idx_t before = 0, after = 0;
-    for (const request& r : all) before += std::ssize(r.tokens);
+    idx_t before = 0, after = 0, longest = 0;
+    for (const request& r : all) before += std::ssize(r.tokens), longest = std::max(longest, r.wanted);
     const auto start = std::chrono::steady_clock::now();
-    model m(w, to_do.operator_name, cache, slots + 1);
+    model m(w, to_do.operator_name, cache, slots + 1, longest);
     const served of = serve(m, slots, pieces, all, drafts);
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
     for (const request& r : all) after += std::ssize(r.tokens);
@@ -194,7 +194,7 @@ int run(const task& to_do) {
   if (full) std::printf("the same texts: %s\n", same(serve_all("4 with drafts", requests, 4, true), alone));
 
   const auto read_at_once = [&](const std::vector<int>& tokens) {  // the log probability after the prompt
-    model m(w, to_do.operator_name, "float", 1);
+    model m(w, to_do.operator_name, "float", 1, std::ssize(tokens));
     const matrix logits = m.feed({{{tokens.begin(), tokens.end() - 1}, {}}})[0];
     double sum = 0;
     for (idx_t n = std::ssize(story.tokens); n < std::ssize(tokens); ++n)
@@ -203,7 +203,7 @@ int run(const task& to_do) {
   };
   const double own = read_at_once(told[0].tokens);
   for (const idx_t width : {idx_t(1), to_do.beams}) {
-    model m(w, to_do.operator_name, "float", width);
+    model m(w, to_do.operator_name, "float", width, story.wanted);
     const beam best = best_of_beams(m, width, pieces, story);
     const double again = read_at_once(best.tokens), difference = std::abs(again - best.log_probability);
     right &= difference <= 1e-3 * double(best.tokens.size());  // the caches of another beam would err by 1 or more

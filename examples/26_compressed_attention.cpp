@@ -7,6 +7,8 @@
 
 #include "compressed_attention/compressor.hpp"
 
+namespace deepseek {
+
 using attn::idx_t, support::floats, support::random, support::vector;  // floats: [1, heads, tokens, dim]
 using rows = attn::tensor<float, 3>;
 constexpr idx_t tokens = 2048, heads = 8, dim = 64, index_heads = 4, index_dim = 32, window = 128;
@@ -65,7 +67,7 @@ struct compressed_attention {
   }
 };
 
-int main() {
+int run() {
   floats q = random({1, heads, tokens, dim}), kv = random({1, 1, tokens, dim}), full(q.extents()),
          q_idx = random({1, index_heads, tokens, index_dim});
   for (floats* x : {&q, &kv, &q_idx}) attn::rotary(last_dims(*x), last_dims(*x), {.interleaved = true});
@@ -98,4 +100,9 @@ int main() {
     // Of keys with all but the same index score CSA may choose either.
     if (error > (csa ? 3e-3 : 1e-5) || off > 1e-3) return 1;
   }
+  return 0;
 }
+
+}  // namespace deepseek
+
+int main() { return deepseek::run(); }

@@ -15,9 +15,10 @@ namespace decoder {
 // A model and the sequences in progress, its batch items.
 class model {
  public:
-  model(const weights& w, const std::string& operator_name, const std::string& cache, idx_t items)
+  // `tokens`: of an item, without drafts, in the end.
+  model(const weights& w, const std::string& operator_name, const std::string& cache, idx_t items, idx_t tokens)
       : weights_(w), items_(items), tokens_(items, 0),
-        attentions_(make_attentions(operator_name, cache, w.sizes, items, w.sizes.positions + 1 + most_drafts)) {}
+        attentions_(make_attentions(operator_name, cache, w.sizes, items, tokens + most_drafts)) {}
 
   // Item b takes fed[b], if any; gives the logits after each of those.
   std::vector<matrix> feed(const std::vector<fed_tokens>& fed) {
