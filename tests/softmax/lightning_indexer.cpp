@@ -288,7 +288,7 @@ TEST_CASE("lightning_indexer refuses what does not fit", "[lightning_indexer]") 
       {"neither local_blocks nor first_blocks",
        {.causal = true, .first_position = 0, .span = 2, .topk = 2, .local_blocks = 1}},
       {"span, since tail is given", {.topk = 2, .tail = true}}};
-  for (const wrong& w : of_both_passes) refused(w.says, view(k), to, w.o);
+  for (const wrong& one : of_both_passes) refused(one.says, view(k), to, one.o);
   refused("[batch, heads, query length, topk] = [2, 3, 5, 2]", view(k), to, {.topk = 2, .per_head = true});
   tensor<std::int32_t> of_heads(2, 3, 5, 2, 7);
   refused("[batch, 1, query length, topk] = [2, 1, 5, 2]; found [2, 3, 5, 2]", view(k),
@@ -316,7 +316,7 @@ TEST_CASE("lightning_indexer refuses what does not fit", "[lightning_indexer]") 
   backward("indices of shape", view(d), {.topk = 3});
   backward("w, since its gradient is asked for", view(d), {.topk = 2},
            {.w = attn::tensor_view<float, 3>(dw.data.data(), {2, 5, 3})});
-  for (const wrong& w : of_both_passes) backward(w.says, view(d), w.o);
+  for (const wrong& one : of_both_passes) backward(one.says, view(d), one.o);
   lists(0, 0, 0, 0) = 9;
   backward("keys from -1 to 8; found 9", view(d), {.topk = 2});
   backward("blocks from -1 to 4; found 9", view(d), {.topk = 2, .block = 2});
