@@ -137,17 +137,14 @@ template <class T, int Stride, class S>
   }
 }
 
-/// The half of the last panel that no row is for: filled, or left as it is, if it is not read.
-enum class last_half { filled, unused };
-
 /// Packs rows [0, rows) of X as the columns of panels: panel p holds rows p * panel_width ..., as [col][panel_width],
 /// and repeats the last row to fill the panel. Takes round_up(rows, panel_width) * cols operands.
-template <class T, last_half Half = last_half::filled, class Row>
+template <class T, class Row>
 void pack_panels_across(Row&& row, idx_t rows, idx_t cols, idx_t col_stride, T* panels) {
   using S = std::remove_cvref_t<decltype(*row(0))>;
   constexpr int wide = panel_width<T>;
   for (idx_t r = 0; r < rows; r += wide, panels += operands<T>(cols) * wide)
-    for (int half = 0; half < wide && (Half == last_half::filled || r + half < rows); half += width<T>) {
+    for (int half = 0; half < wide; half += width<T>) {
       const row_pointers<T, S> some(row, (std::min)(r + half, rows - 1), rows);
       if constexpr (is_split<T>)
         pack_split_across<T, wide>(some, cols, col_stride, panels + half);

@@ -51,8 +51,7 @@ struct packed_keys {
   }
 
   /// Fills slots [begin, end) from the rows `positions` names of matrices, or of cache_rows; begin is a multiple of
-  /// the panel width. While a panel is packed, the rows of the next one are fetched. Tiles of scores end with a vector,
-  /// not with a panel.
+  /// the panel width. While a panel is packed, the rows of the next one are fetched.
   template <class Keys, class Values>
   void pack(const Keys& k, const Values& v, idx_t begin, idx_t end) {
     for (idx_t slot = begin; slot < end; slot += wide) {
@@ -61,14 +60,14 @@ struct packed_keys {
         prefetch_row(k, positions[n]);
         prefetch_row(v, positions[n]);
       }
-      pack_keys<last_half::unused>([&](idx_t n) { return k.row(positions[slot + n]); }, k.col_stride, slot, stop);
+      pack_keys([&](idx_t n) { return k.row(positions[slot + n]); }, k.col_stride, slot, stop);
       pack_values(v, slot, stop);
     }
   }
   /// The keys of these slots are key_row(0), key_row(1), ...
-  template <last_half Half = last_half::filled, class Row>
+  template <class Row>
   void pack_keys(Row&& key_row, idx_t col_stride, idx_t begin, idx_t end) {
-    pack_panels_across<T, Half>(key_row, end - begin, dim, col_stride, keys + begin * operands<T>(dim));
+    pack_panels_across<T>(key_row, end - begin, dim, col_stride, keys + begin * operands<T>(dim));
   }
   template <class Values>
   void pack_values(const Values& v, idx_t begin, idx_t end) {
