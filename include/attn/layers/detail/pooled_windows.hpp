@@ -52,9 +52,9 @@ struct pooled_source {
   explicit operator bool() const { return tokens.data != nullptr; }
   /// Channel c of token i, counted from the unfinished window's first one, of which `held` are in the state.
   const char* at(idx_t b, idx_t h, idx_t i, idx_t held, idx_t c) const {
-    const rows_of_heads<T>& from = i < 0 ? previous : i < held ? current : tokens;
-    return from.at(b, h, i < 0 ? i + previous.extents[2] : i < held ? i : i - held, c);
+    return rows(i, held).at(b, h, i < 0 ? i + previous.extents[2] : i < held ? i : i - held, c);
   }
+  const rows_of_heads<T>& rows(idx_t i, idx_t held) const { return i < 0 ? previous : i < held ? current : tokens; }
 };
 
 /// Rows of x and of the logits that are needed next, read line by line while others are computed: processors predict
@@ -263,7 +263,7 @@ struct pooled_tokens_driver {
       const idx_t item = from.tokens.item;
       for (idx_t byte = 0; prefetch && byte < dim * item; byte += 64)
         __builtin_prefetch(row + pooling_tile * from.tokens.strides[2] * item + byte);
-      return from.tokens.load(row, dim, slot);
+      return from.rows(p.token, of.held).load(row, dim, slot);
     };
     to.count = tile_rows(of, w, n);
     for (int r = 0; r < to.count; ++r) {
@@ -290,7 +290,7 @@ struct pooled_tokens_driver {
       if (p.token < w * window) continue;
       p.channel = 0;
       ahead.rows[0][ahead.count[0]++] = at(x, of, p);
-      if (logits) ahead.rows[1][ahead.count[1]++] = at(logits, of, p);
+      if (logits.tokens.in_place(dim)) ahead.rows[1][ahead.count[1]++] = at(logits, of, p);
     }
     return ahead;
   }
