@@ -180,6 +180,31 @@ TEMPLATE_LIST_TEST_CASE("pooled_tokens_state: steps and chunks give the bits of 
       }
 }
 
+TEST_CASE("pooled_tokens_state: tokens whose channels lie apart join those of the state", "[pooled_tokens]") {
+  constexpr idx_t length = 23, channels = 128, window = 4, dim = channels / 2, windows = length / window;
+  std::vector<float> rows(length * channels), columns(rows.size()), whole(windows * dim), steps(whole.size());
+  for (idx_t t = 0; t < length; ++t)
+    for (idx_t c = 0; c < channels; ++c)
+      columns[static_cast<std::size_t>(c * length + t)] = rows[static_cast<std::size_t>(t * channels + c)] =
+          std::sin(1.3f * static_cast<float>(t * channels + c));
+  using tokens = attn::tensor_view<const float>;
+  const tokens dense(rows.data(), {1, 1, length, channels}),
+      apart(columns.data(), {1, 1, length, channels}, {0, 0, 1, length});
+  attn::pooled_tokens(dense, attn::tensor_view<float>(whole.data(), {1, 1, windows, dim}),
+                      {.window = window, .overlap = true, .logits = dense});
+  for (const auto& [x, logits] : {std::pair(apart, dense), std::pair(dense, apart), std::pair(apart, apart)}) {
+    attn::pooled_tokens_state<float> state({.channels = channels, .window = window, .overlap = true, .logits = true});
+    float* to = steps.data();
+    for (idx_t t = 0; t < length; t += 3) {
+      const idx_t count = (std::min)(idx_t(3), length - t), made = state.rows(count);
+      attn::pooled_tokens_step(state, x.slice(2, t, count), attn::tensor_view<float>(to, {1, 1, made, dim}),
+                               {.logits = logits.slice(2, t, count)});
+      to += made * dim;
+    }
+    CHECK(steps == whole);
+  }
+}
+
 TEST_CASE("pooled_tokens_state: items, lengths, append", "[pooled_tokens]") {
   const auto p = random_pooled_tokens({2, 1, 12, 6}, 3, true);
   const pooled_tokens_memory<float> m(p);
