@@ -33,6 +33,8 @@ namespace attn { inline namespace ATTN_ISA {
 template <class S>
 struct latent_attention_options {
   using real = compute_type<S>;
+  static constexpr unsigned shared = detail::fields::causal | detail::fields::lengths | detail::fields::first_position |
+                                     detail::fields::bias | detail::fields::masks | detail::fields::of_softmax;
 
   /// Factor of the products; 1 / sqrt(Dn + Dr) unless given.
   std::optional<real> scale{};

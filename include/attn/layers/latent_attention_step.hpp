@@ -28,6 +28,8 @@ namespace attn { inline namespace ATTN_ISA {
 template <class S>
 struct latent_attention_step_options {
   using real = compute_type<S>;
+  static constexpr unsigned shared = detail::fields::of_cache | detail::fields::bias | detail::fields::masks |
+                                     detail::fields::of_softmax;
 
   /// As in latent_attention_options.
   std::optional<real> scale{};

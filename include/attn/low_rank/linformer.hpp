@@ -30,6 +30,7 @@ template <class S>
 struct linformer_options {
   static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   using real = compute_type<S>;
+  static constexpr unsigned shared = detail::fields::lengths | detail::fields::key_mask | detail::fields::lse;
 
   /// Factor of q.(E k); 1 / sqrt(D) unless given.
   std::optional<real> scale{};
@@ -50,10 +51,11 @@ void linformer(const Q& q, const K& k, const V& v, O&& out, const E& e, const F&
   const tensor_view<const S, 3> by_e = detail::projection_view<S>(e), by_f = detail::projection_view<S>(f);
   auto call = detail::checked_call<linformer_options>("linformer", q, k, v, out, options, exec);
   const detail::attention_shape& s = call.shape;
-  detail::check_softmax_options(call.views, s, call.options);
+  const auto given = detail::parameters_of<S>(call.options);
+  detail::check_softmax_options(call.views, s, given);
   detail::check_projections(call.views, s, by_e, by_f);
   const detail::seen_lengths lengths(call.options.key_mask, s.batch, call.lengths, call.exec);
-  const detail::linformer_call<S> checked{call, by_e, by_f, detail::terms_of_sums<compute_type<S>>(call.options, s.dim),
+  const detail::linformer_call<S> checked{call, by_e, by_f, detail::terms_of_sums(given, s.dim),
                                           call.options.key_mask, call.options.lse};
   detail::run_linformer(checked, call.exec);
 }

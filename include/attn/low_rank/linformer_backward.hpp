@@ -51,14 +51,14 @@ void linformer_backward(const Q& q, const K& k, const V& v, const O& out, const 
   auto call = detail::checked_backward_call<linformer_options>("linformer_backward", q, k, v, out, d_out, gradients,
                                                                options, exec);
   const detail::attention_shape& s = call.shape;
-  detail::check_softmax_numbers(call.views, s, call.options);
-  detail::check_key_options(call.views, s, call.options);
+  const auto given = detail::parameters_of<S>(call.options);
+  detail::check_softmax_options(call.views, s, given);
   detail::check_projections(call.views, s, by_e, by_f);
   call.views.gradient("e", gradients.e, by_e);
   call.views.gradient("f", gradients.f, by_f);
   const detail::seen_lengths lengths(call.options.key_mask, s.batch, call.lengths, call.exec);
   const detail::linformer_backward_call<S> checked{
-      .forward = {call, by_e, by_f, detail::terms_of_sums<compute_type<S>>(call.options, s.dim), call.options.key_mask},
+      .forward = {call, by_e, by_f, detail::terms_of_sums(given, s.dim), call.options.key_mask},
       .d_out = as_view(d_out), .d_lse = gradients.d_lse, .dq = gradients.q, .dk = gradients.k, .dv = gradients.v,
       .de = gradients.e, .df = gradients.f, .accumulate = gradients.accumulate};
   detail::run_linformer_backward(checked, call.exec);

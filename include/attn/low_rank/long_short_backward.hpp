@@ -33,6 +33,7 @@ namespace attn { inline namespace ATTN_ISA {
 template <class S>
 struct long_short_gradients {
   using real = compute_type<S>;
+  static constexpr unsigned shared = detail::fields::k;
 
   view_field<S> q{}, k{}, v{};
   /// [B, H, Lk, r]

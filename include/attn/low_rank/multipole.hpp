@@ -44,6 +44,8 @@ template <class S>
 struct multipole_options {
   static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   using real = compute_type<S>;
+  static constexpr unsigned shared = detail::fields::causal | detail::fields::lengths | detail::fields::softcap |
+                                     detail::fields::sinks | detail::fields::lse;
 
   /// Factor of q.k; 1 / sqrt(D) unless given.
   std::optional<real> scale{};

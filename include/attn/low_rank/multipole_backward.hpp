@@ -35,6 +35,7 @@ namespace attn { inline namespace ATTN_ISA {
 template <class S>
 struct multipole_gradients {
   using real = compute_type<S>;
+  static constexpr unsigned shared = detail::fields::k;
 
   view_field<S> q{}, k{}, v{};
   /// [H]

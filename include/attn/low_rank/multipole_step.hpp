@@ -25,6 +25,8 @@ namespace attn { inline namespace ATTN_ISA {
 template <class S>
 struct multipole_step_options {
   using real = compute_type<S>;
+  static constexpr unsigned shared = detail::fields::of_cache | detail::fields::rotary | detail::fields::softcap |
+                                     detail::fields::sinks | detail::fields::lse;
 
   /// As in multipole_options; lse is [B, H, n].
   std::optional<real> scale{};

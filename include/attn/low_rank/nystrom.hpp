@@ -41,6 +41,7 @@ template <class S>
 struct nystrom_options {
   static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   using real = compute_type<S>;
+  static constexpr unsigned shared = detail::fields::lengths | detail::fields::key_mask;
 
   /// Factor of q.k; 1 / sqrt(D) unless given.
   std::optional<real> scale{};
@@ -69,7 +70,7 @@ void check_nystrom(attention_call<S, nystrom_options<S>>& call) {
   call_views& views = call.views;
   const nystrom_options<S>& given = call.options;
   check_scale(views, given.scale);
-  check_key_options(views, call.shape, given);
+  check_key_options(views, call.shape, parameters_of<S>(given));
   views.at_least("landmarks", 1, given.landmarks);
   views.at_least("iterations", 0, given.iterations);
   if (!(given.cutoff >= 0 && given.cutoff < 1)) views.fail("a cutoff from 0 to below 1", given.cutoff);
@@ -84,7 +85,7 @@ nystrom_call<S> nystrom_call_of(const attention_call<S, nystrom_options<S>>& cal
   const nystrom_options<S>& given = call.options;
   return {.views = call, .convolution = given.convolution,
           .plan = {call.shape, call.lengths, given.landmarks, given.key_mask},
-          .terms = terms_of_sums<compute_type<S>>(given, call.shape.dim),
+          .terms = terms_of_sums(parameters_of<S>(given), call.shape.dim),
           .inverse = {.exact = given.inverse == pseudo_inverse::exact, .iterations = given.iterations,
                       .cutoff = static_cast<double>(given.cutoff)},
           .whole_batch = given.inverse == pseudo_inverse::whole_batch, .exec = call.exec};

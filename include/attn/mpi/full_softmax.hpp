@@ -30,6 +30,7 @@ namespace attn { inline namespace ATTN_ISA { namespace mpi {
 template <class S>
 struct full_softmax_options {
   using real = compute_type<S>;
+  static constexpr unsigned shared = attn::detail::fields::causal | attn::detail::fields::of_softmax;
 
   std::optional<real> scale{};
   bool causal = false;

@@ -115,6 +115,7 @@ inline tensor<idx_t, 3> draw_random_blocks(idx_t blocks, idx_t count, const rand
 template <class S>
 struct bigbird_options {
   using real = compute_type<S>;
+  static constexpr unsigned shared = detail::fields::of_pattern;
 
   std::optional<real> scale{};
   bool causal = false;

@@ -54,6 +54,7 @@ struct block_pattern {
 template <class S>
 struct block_options {
   using real = compute_type<S>;
+  static constexpr unsigned shared = detail::fields::of_pattern;
 
   std::optional<real> scale{};
   bool causal = false;

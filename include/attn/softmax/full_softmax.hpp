@@ -36,6 +36,8 @@ namespace attn { inline namespace ATTN_ISA {
 template <class S>
 struct full_softmax_options {
   using real = compute_type<S>;
+  static constexpr unsigned shared = detail::fields::causal | detail::fields::lengths | detail::fields::first_position |
+                                     detail::fields::span | detail::fields::all_terms;
 
   /// Factor of q.k; 1 / sqrt(D) unless given.
   std::optional<real> scale{};

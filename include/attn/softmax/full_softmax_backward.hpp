@@ -45,6 +45,8 @@ namespace attn { inline namespace ATTN_ISA {
 template <class S>
 struct full_softmax_gradients {
   using real = compute_type<S>;
+  static constexpr unsigned shared = detail::fields::k | detail::fields::bias | detail::fields::distances |
+                                     detail::fields::alibi_slopes;
 
   view_field<S> q{}, k{}, v{};
   /// As bias: [B or 1, H or 1, Lq or 1, Lk], summed over what it is broadcast over.

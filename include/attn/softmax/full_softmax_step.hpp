@@ -51,6 +51,8 @@ using full_softmax_step_options = softmax_step_options<S>;
 template <class S>
 struct full_softmax_cached_options {
   using real = compute_type<S>;
+  static constexpr unsigned shared = detail::fields::of_cache | detail::fields::causal |
+                                     detail::fields::first_position | detail::fields::span | detail::fields::all_terms;
 
   /// As in full_softmax_options; a query sees the tokens up to its own position, or all of its item.
   std::optional<real> scale{};

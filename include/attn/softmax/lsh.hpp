@@ -60,6 +60,7 @@ tensor<T> draw_rotations(idx_t rounds, idx_t dim, idx_t buckets, const rotations
 template <class S>
 struct lsh_options {
   using real = compute_type<S>;
+  static constexpr unsigned shared = detail::fields::causal | detail::fields::of_softmax;
 
   /// Factor of q.k: `scale` if given, else 1 / sqrt(D), or 1 unless `scaled`, as in the original.
   std::optional<real> scale{};

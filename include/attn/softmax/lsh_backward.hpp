@@ -25,6 +25,7 @@ namespace attn { inline namespace ATTN_ISA {
 template <class S>
 struct lsh_gradients {
   using real = compute_type<S>;
+  static constexpr unsigned shared = detail::fields::alibi_slopes;
 
   view_field<S> q{}, v{};
   /// [H]

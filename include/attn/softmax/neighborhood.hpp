@@ -50,6 +50,8 @@ class per_axis {
 template <class S>
 struct neighborhood_options {
   using real = compute_type<S>;
+  static constexpr unsigned shared = detail::fields::relative_bias | detail::fields::softcap | detail::fields::sinks |
+                                     detail::fields::lse;
 
   /// Tokens along each of 1 to 3 axes.
   per_axis grid{};

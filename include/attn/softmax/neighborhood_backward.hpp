@@ -22,6 +22,7 @@ namespace attn { inline namespace ATTN_ISA {
 template <class S>
 struct neighborhood_gradients {
   using real = compute_type<S>;
+  static constexpr unsigned shared = detail::fields::k | detail::fields::relative_bias;
 
   view_field<S> q{}, k{}, v{};
   /// As the option.

@@ -26,6 +26,7 @@ namespace attn { inline namespace ATTN_ISA {
 template <class S>
 struct pattern_softmax_options {
   using real = compute_type<S>;
+  static constexpr unsigned shared = detail::fields::of_pattern;
 
   /// Factor of q.k; 1 / sqrt(D) unless given.
   std::optional<real> scale{};

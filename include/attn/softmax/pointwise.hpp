@@ -36,6 +36,8 @@ namespace attn { inline namespace ATTN_ISA {
 template <class S>
 struct pointwise_options {
   using real = compute_type<S>;
+  static constexpr unsigned shared = detail::fields::causal | detail::fields::lengths | detail::fields::first_position |
+                                     detail::fields::of_pointwise;
 
   /// f: sigmoid, silu, relu or squared_relu (pointwise_activation.hpp).
   pointwise_activation activation = pointwise_activation::sigmoid;
@@ -74,7 +76,9 @@ void pointwise(const Q& q, const K& k, const V& v, O&& out, Options&& options = 
   execution_ref threads(detail::execution_of(exec, options, f));
   auto call = detail::checked_call<pointwise_options>("pointwise", q, k, v, out, given, weights, threads);
   detail::check_pointwise(call);
-  detail::run_pointwise(call, detail::pointwise_window<S>(call.options));
+  call.views.at_least("right", 0, given.right);
+  detail::run_pointwise(call, sliding_window_options<S>{.causal = given.causal, .first_position = given.first_position,
+                                                        .left = given.left, .right = given.right});
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -25,6 +25,7 @@ namespace attn { inline namespace ATTN_ISA {
 template <class S>
 struct pointwise_step_options {
   using real = compute_type<S>;
+  static constexpr unsigned shared = detail::fields::of_cache | detail::fields::rotary | detail::fields::of_pointwise;
 
   /// As in pointwise_options.
   pointwise_activation activation = pointwise_activation::sigmoid;
@@ -53,6 +54,7 @@ struct pointwise_step_options {
 template <class S>
 struct pointwise_cached_options {
   using real = compute_type<S>;
+  static constexpr unsigned shared = detail::fields::of_cache | detail::fields::causal | detail::fields::of_pointwise;
 
   /// As in pointwise_options; a query sees the tokens up to its own position, or all of its item.
   pointwise_activation activation = pointwise_activation::sigmoid;

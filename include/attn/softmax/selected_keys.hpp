@@ -36,6 +36,9 @@ namespace attn { inline namespace ATTN_ISA {
 template <class S>
 struct selected_keys_options {
   using real = compute_type<S>;
+  static constexpr unsigned shared = detail::fields::causal | detail::fields::lengths | detail::fields::first_position |
+                                     detail::fields::span | detail::fields::masks | detail::fields::of_softmax |
+                                     detail::fields::dropout;
 
   std::optional<real> scale{};
   bool causal = false;

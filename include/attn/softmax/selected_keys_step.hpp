@@ -31,6 +31,8 @@ namespace attn { inline namespace ATTN_ISA {
 template <class S>
 struct selected_keys_step_options {
   using real = compute_type<S>;
+  static constexpr unsigned shared = detail::fields::of_cache | detail::fields::rotary | detail::fields::masks |
+                                     detail::fields::of_softmax;
 
   /// As in selected_keys_options; lse is [B, H, n], mask [B or 1, H or 1, n or 1, cache.tokens() with the new ones]
   /// and key_mask as long.
@@ -51,6 +53,9 @@ struct selected_keys_step_options {
 template <class S>
 struct selected_keys_cached_options {
   using real = compute_type<S>;
+  static constexpr unsigned shared = detail::fields::of_cache | detail::fields::causal |
+                                     detail::fields::first_position | detail::fields::span | detail::fields::masks |
+                                     detail::fields::of_softmax;
 
   std::optional<real> scale{};
   bool causal = true;

@@ -30,6 +30,9 @@ inline constexpr idx_t unlimited = (std::numeric_limits<idx_t>::max)();
 template <class S>
 struct sliding_window_options {
   using real = compute_type<S>;
+  static constexpr unsigned shared = detail::fields::causal | detail::fields::lengths | detail::fields::first_position |
+                                     detail::fields::distances | detail::fields::masks | detail::fields::of_softmax |
+                                     detail::fields::dropout;
 
   /// Factor of q.k; 1 / sqrt(D) unless given.
   std::optional<real> scale{};

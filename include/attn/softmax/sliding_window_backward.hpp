@@ -25,6 +25,7 @@ namespace attn { inline namespace ATTN_ISA {
 template <class S>
 struct sliding_window_gradients {
   using real = compute_type<S>;
+  static constexpr unsigned shared = detail::fields::k | detail::fields::distances | detail::fields::alibi_slopes;
 
   view_field<S> q{}, k{}, v{}, q_global{}, k_global{}, v_global{};
   /// As relative_bias: [H or 1, 2R + 1].

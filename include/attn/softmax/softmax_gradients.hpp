@@ -3,6 +3,7 @@
 #pragma once
 
 #include <attn/core/view_field.hpp>
+#include <attn/softmax/detail/softmax_parameters.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
 
@@ -10,6 +11,7 @@ namespace attn { inline namespace ATTN_ISA {
 template <class S>
 struct softmax_gradients {
   using real = compute_type<S>;
+  static constexpr unsigned shared = detail::fields::k | detail::fields::alibi_slopes;
 
   view_field<S> q{}, k{}, v{};
   /// [H]
@@ -24,6 +26,7 @@ struct softmax_gradients {
 template <class S>
 struct pattern_gradients {
   using real = compute_type<S>;
+  static constexpr unsigned shared = detail::fields::k | detail::fields::relative_bias | detail::fields::alibi_slopes;
 
   tensor_view<S> q{}, k{}, v{};
   /// As relative_bias: [H or 1, 2R + 1].

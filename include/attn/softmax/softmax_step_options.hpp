@@ -3,12 +3,8 @@
 //   attn::full_softmax_step(cache, q_t, k_t, v_t, out_t, {.rotary = rope, .sinks = sinks});
 #pragma once
 
-#include <attn/core/mask_view.hpp>
 #include <attn/core/rotary.hpp>
-#include <attn/core/view_field.hpp>
-#include <attn/softmax/dropout.hpp>
-
-#include <optional>
+#include <attn/softmax/detail/softmax_parameters.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
 
@@ -16,6 +12,7 @@ namespace attn { inline namespace ATTN_ISA {
 template <class S>
 struct softmax_step_options {
   using real = compute_type<S>;
+  static constexpr unsigned shared = detail::fields::of_cache | detail::fields::rotary | detail::fields::all_terms;
 
   /// As in full_softmax_options.
   std::optional<real> scale{};

@@ -78,6 +78,7 @@ enum class strided_kind { strided, fixed };
 template <class S>
 struct strided_options {
   using real = compute_type<S>;
+  static constexpr unsigned shared = detail::fields::of_pattern;
 
   std::optional<real> scale{};
   bool causal = false;

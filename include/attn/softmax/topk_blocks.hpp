@@ -30,6 +30,7 @@ namespace attn { inline namespace ATTN_ISA {
 template <class S>
 struct topk_blocks_options {
   using real = compute_type<S>;
+  static constexpr unsigned shared = detail::fields::lengths | detail::fields::of_softmax;
 
   std::optional<real> scale{};
   list_view<idx_t> lengths{}, query_lengths{}, key_lengths{};

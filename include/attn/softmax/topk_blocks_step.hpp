@@ -26,6 +26,7 @@ namespace attn { inline namespace ATTN_ISA {
 template <class S>
 struct topk_blocks_step_options {
   using real = compute_type<S>;
+  static constexpr unsigned shared = detail::fields::of_cache | detail::fields::rotary | detail::fields::of_softmax;
 
   /// As in topk_blocks_options; lse is [B, H, n].
   std::optional<real> scale{};

@@ -22,15 +22,18 @@ namespace attn { inline namespace ATTN_ISA { namespace detail {
 template <class X>
 concept is_execution = std::same_as<std::remove_cvref_t<X>, execution>;
 
+template <class Options>
+inline const Options default_options{};
+
 /// The options given, or the defaults where an execution is given in their place.
 template <class Options, class Given>
-decltype(auto) options_or_default(const Given& given) {
+const Options& options_or_default(const Given& given) {
   if constexpr (std::same_as<Given, Options>) {
-    return (given);
+    return given;
   } else {
     static_assert(is_execution<Given>,
                   "attn: expected the operator's own options for this element type, or an execution");
-    return Options{};
+    return default_options<Options>;
   }
 }
 

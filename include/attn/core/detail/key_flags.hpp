@@ -83,6 +83,7 @@ struct key_flags {
 
   key_flags() = default;
   key_flags(const key_mask_view& given) : mask(given.bytes()) {}
+  explicit key_flags(const tensor_view<const unsigned char>& given) : mask(given) {}
 
   /// Lists and checks the option of this name for `keys` keys of `batch` items.
   void validate(call_views& views, idx_t batch, idx_t keys) const {

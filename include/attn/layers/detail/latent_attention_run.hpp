@@ -116,8 +116,9 @@ template <class S, class Options>
 latent_call<S> latent_call_of(call_views& check, const latent_views<S>& views, const attention_shape& shape,
                               const Options& given, execution& exec) {
   latent_call<S> call{views, {{}, check, {}, exec}, false};
-  check_softmax_options(check, shape, given);
-  set_options(call.attend, shape, given);
+  const auto parameters = parameters_of<S>(given);
+  check_softmax_options(check, shape, parameters);
+  set_options(call.attend, shape, parameters);
   if constexpr (requires { given.form; })
     call.absorbed = given.form == latent_form::absorbed ||
                     (given.form == latent_form::automatic &&

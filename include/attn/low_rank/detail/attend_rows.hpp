@@ -27,9 +27,9 @@ class seen_lengths {
 };
 
 /// The terms of scores of rows that are sums of keys, none of which is hidden.
-template <class T, class Options>
-score_terms<T, no_score> terms_of_sums(const Options& options, idx_t dim) {
-  score_terms<T, no_score> terms = terms_of<T>(options, dim);
+template <class S>
+score_terms<compute_type<S>, no_score> terms_of_sums(const softmax_parameters<S>& given, idx_t dim) {
+  score_terms<compute_type<S>, no_score> terms = terms_of(given, dim);
   terms.mask = {};
   return terms;
 }

@@ -10,6 +10,7 @@ namespace attn { inline namespace ATTN_ISA { namespace detail {
 /// The options of a call whose results are part of a sum, with where they go instead of out: in the compute type.
 template <class S>
 struct partial_softmax_options : full_softmax_options<S> {
+  static constexpr unsigned shared = full_softmax_options<S>::shared | fields::sums;
   tensor_view<compute_type<S>> sums{};
 };
 

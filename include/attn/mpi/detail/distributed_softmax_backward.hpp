@@ -11,6 +11,7 @@ namespace attn { inline namespace ATTN_ISA { namespace detail {
 template <class S>
 struct full_softmax_sums {
   using real = compute_type<S>;
+  static constexpr unsigned shared = fields::k | fields::bias | fields::alibi_slopes;
 
   tensor_view<real> q{}, k{}, v{}, bias{};
   tensor_view<real, 1> alibi_slopes{}, sinks{};

@@ -16,6 +16,7 @@ namespace attn { inline namespace ATTN_ISA { namespace detail {
 /// partial_softmax_options of sliding_window.
 template <class S>
 struct partial_window_options : sliding_window_options<S> {
+  static constexpr unsigned shared = sliding_window_options<S>::shared | fields::sums;
   tensor_view<compute_type<S>> sums{};
 };
 

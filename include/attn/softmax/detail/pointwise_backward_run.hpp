@@ -21,7 +21,9 @@ auto checked_pointwise_backward(const Q& q, const K& k, const V& v, const D& d_o
   call_views& views = checked.views;
   const attention_shape& s = checked.shape;
   check_pointwise(checked);
-  check_softmax_options(views, s, given);
+  views.at_least("right", 0, given.right);
+  const auto parameters = parameters_of<S>(given);
+  check_softmax_options(views, s, parameters);
   views.gradient("bias", gradients.bias, given.bias);
   views.gradient("relative_bias", gradients.relative_bias, given.relative_bias);
   views.gradient("alibi_slopes", gradients.alibi_slopes, list_layout(given.alibi_slopes));
@@ -36,7 +38,7 @@ auto checked_pointwise_backward(const Q& q, const K& k, const V& v, const D& d_o
   auto& forward = call.forward;
   static_cast<attention_views<S>&>(forward) = {
       checked.q, checked.k, checked.v.slice(3, 0, 0), {nullptr, {s.batch, s.heads, s.queries, 0}}};
-  set_options(forward, s, given);
+  set_options(forward, s, parameters);
   forward.shape.dim_v = 0;
   call.furthest = forward.furthest();
   call.sum_rows = bool(gradients.row_weights);

@@ -62,16 +62,6 @@ void check_pointwise(Call& call) {
   views.option("row_weights", given.row_weights, {{"row_weights batch", call.shape.batch, or_one},
                                                   {"row_weights length = query length", call.shape.queries}});
   views.at_least("left", 0, given.left);
-  if constexpr (requires { given.right; }) views.at_least("right", 0, given.right);
-}
-
-/// The window of a call as sliding_window has it; steps are causal.
-template <class S, class Options>
-sliding_window_options<S> pointwise_window(const Options& given) {
-  sliding_window_options<S> window{.causal = true, .left = given.left, .right = 0};
-  if constexpr (requires { given.right; })
-    window.causal = given.causal, window.first_position = given.first_position, window.right = given.right;
-  return window;
 }
 
 template <class S, class F>

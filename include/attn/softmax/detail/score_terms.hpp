@@ -17,8 +17,7 @@
 #include <attn/softmax/detail/relative_bias.hpp>
 #include <attn/softmax/detail/relative_keys.hpp>
 #include <attn/softmax/detail/score_loops.hpp>
-
-#include <optional>
+#include <attn/softmax/detail/softmax_parameters.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
 namespace detail {
@@ -269,19 +268,15 @@ T scale_or_default(const std::optional<T>& scale, idx_t dim) {
 }
 
 /// The terms an operator's options ask for.
-template <class T, class Options, class Score = no_score>
-score_terms<T, Score> terms_of(const Options& options, idx_t dim, Score* score = nullptr) {
-  score_terms<T, Score> terms{.score = score, .scale = scale_or_default(options.scale, dim)};
-  if constexpr (requires { options.softcap; }) terms.softcap = options.softcap;
-  if constexpr (requires { options.bias; }) terms.bias = options.bias;
-  if constexpr (requires { options.relative_bias; }) terms.relative = {options.relative_bias};
-  if constexpr (requires { options.relative_keys; }) terms.by_distance.table = options.relative_keys;
-  if constexpr (requires { options.position_queries; }) terms.by_position.table = options.position_queries;
-  if constexpr (requires { options.log_decay; }) terms.decay.log_decay = options.log_decay;
-  if constexpr (requires { options.dropout; }) terms.dropout = options.dropout;
-  if constexpr (requires { options.mask; }) terms.mask = options.mask.bytes();
-  if constexpr (requires { options.key_mask; }) (terms.mask ? terms.key_mask : terms.mask) = options.key_mask.bytes();
-  if constexpr (requires { options.alibi_slopes; }) terms.slopes = options.alibi_slopes;
+template <class S, class Score = no_score>
+score_terms<compute_type<S>, Score> terms_of(const softmax_parameters<S>& given, idx_t dim, Score* score = nullptr) {
+  score_terms<compute_type<S>, Score> terms{
+      .softcap = given.softcap, .bias = *given.bias, .relative = {*given.relative_bias}, .dropout = given.dropout,
+      .mask = *given.mask, .slopes = given.alibi_slopes, .score = score, .scale = scale_or_default(given.scale, dim)};
+  terms.by_distance.table = *given.relative_keys;
+  terms.by_position.table = *given.position_queries;
+  terms.decay.log_decay = *given.log_decay;
+  (terms.mask ? terms.key_mask : terms.mask) = *given.key_mask;
   return terms;
 }
 
@@ -292,14 +287,13 @@ void check_scale(const validator& check, const std::optional<T>& scale) {
 }
 
 /// Checks the numbers that every operator with a softmax over keys may be given: scale, softcap, slopes, sinks.
-template <class Options>
-void check_softmax_numbers(call_views& views, const attention_shape& s, const Options& options) {
-  using T = std::remove_cvref_t<decltype(*options.scale)>;
-  check_scale(views, options.scale);
-  if constexpr (requires { options.softcap; })
-    if (options.softcap &&
-        !(*options.softcap > 0 && std::isfinite(*options.softcap) && std::isfinite(T(1) / *options.softcap)))
-      views.fail("a finite softcap > 0 whose inverse is finite", *options.softcap);
+template <class S>
+void check_softmax_numbers(call_views& views, const attention_shape& s, const softmax_parameters<S>& given) {
+  using T = compute_type<S>;
+  check_scale(views, given.scale);
+  if (given.softcap &&
+      !(*given.softcap > 0 && std::isfinite(*given.softcap) && std::isfinite(T(1) / *given.softcap)))
+    views.fail("a finite softcap > 0 whose inverse is finite", *given.softcap);
   const auto check_list = [&](const char* what, const char* numbers, std::span<const T> list, T least) {
     if (list.empty()) return;
     check_per_head(views, what, list, s.heads);
@@ -307,64 +301,52 @@ void check_softmax_numbers(call_views& views, const attention_shape& s, const Op
       if (!(x >= least && x <= (std::numeric_limits<T>::max)())) views.fail({what, numbers}, x);
     views.read(what, list_layout(list));
   };
-  if constexpr (requires { options.dropout; })
-    if (!(options.dropout.rate >= 0 && options.dropout.rate < 1))
-      views.fail("a dropout rate from 0 to less than 1", options.dropout.rate);
-  if constexpr (requires { options.relative_bias; }) {
-    const auto& table = options.relative_bias;
-    views.option("relative_bias", table, {{"relative_bias heads", s.heads, or_one}});
-    if (table && table.extent(1) % 2 == 0) views.fail("2 R + 1 entries of relative_bias", table.extent(1));
-  }
-  if constexpr (requires { options.relative_keys; }) {
-    const auto& table = options.relative_keys;
-    views.option("relative_keys", table,
-                 {{"relative_keys heads", s.heads, or_one}, {}, {"relative_keys dim = query dim", s.dim}});
-    if (table && table.extent(1) % 2 == 0) views.fail("2 R + 1 rows of relative_keys", table.extent(1));
-    const auto& positions = options.position_queries;
-    views.option("position_queries", positions,
-                 {{"position_queries heads", s.heads, or_one}, {}, {"position_queries dim = key dim", s.dim}});
-    if (positions && positions.extent(1) % 2 == 0) views.fail("2 R + 1 rows of position_queries", positions.extent(1));
-    views.option("relative_queries", options.relative_queries, {{"relative_queries batch = query batch", s.batch},
-                                                                {"relative_queries heads = query heads", s.heads},
-                                                                {"relative_queries length = query length", s.queries},
-                                                                {"relative_queries dim = query dim", s.dim}});
-    if (options.relative_queries && !table) views.fail("relative_keys, since relative_queries are given", "none");
-  }
-  if constexpr (requires { options.alibi_slopes; })
-    check_list("alibi_slopes", " that are finite", options.alibi_slopes, std::numeric_limits<T>::lowest());
-  if constexpr (requires { options.sinks; })
-    check_list("sinks", " that are finite, or -infinity for none", options.sinks, -std::numeric_limits<T>::infinity());
+  if (!(given.dropout.rate >= 0 && given.dropout.rate < 1))
+    views.fail("a dropout rate from 0 to less than 1", given.dropout.rate);
+  const auto check_odd = [&](const char* expected, const auto& table) {
+    if (table && table.extent(1) % 2 == 0) views.fail(expected, table.extent(1));
+  };
+  views.option("relative_bias", *given.relative_bias, {{"relative_bias heads", s.heads, or_one}});
+  check_odd("2 R + 1 entries of relative_bias", *given.relative_bias);
+  views.option("relative_keys", *given.relative_keys,
+               {{"relative_keys heads", s.heads, or_one}, {}, {"relative_keys dim = query dim", s.dim}});
+  check_odd("2 R + 1 rows of relative_keys", *given.relative_keys);
+  views.option("position_queries", *given.position_queries,
+               {{"position_queries heads", s.heads, or_one}, {}, {"position_queries dim = key dim", s.dim}});
+  check_odd("2 R + 1 rows of position_queries", *given.position_queries);
+  views.option("relative_queries", *given.relative_queries, {{"relative_queries batch = query batch", s.batch},
+                                                             {"relative_queries heads = query heads", s.heads},
+                                                             {"relative_queries length = query length", s.queries},
+                                                             {"relative_queries dim = query dim", s.dim}});
+  if (*given.relative_queries && !*given.relative_keys)
+    views.fail("relative_keys, since relative_queries are given", "none");
+  check_list("alibi_slopes", " that are finite", given.alibi_slopes, std::numeric_limits<T>::lowest());
+  check_list("sinks", " that are finite, or -infinity for none", given.sinks, -std::numeric_limits<T>::infinity());
 }
 
 /// The options with an entry for every key; a step's keys are those of its cache.
-template <class Options>
-void check_key_options(call_views& views, const attention_shape& s, const Options& options) {
-  if constexpr (requires { options.mask; })
-    views.option("mask", options.mask.bytes(), {{"mask batch", s.batch, or_one},
-                                                {"mask heads", s.heads, or_one},
-                                                {"mask query length", s.queries, or_one},
-                                                {"mask key length = key length", s.keys}});
-  if constexpr (requires { options.key_mask; })
-    key_flags(options.key_mask).validate(views, s.batch, s.keys);
-  if constexpr (requires { options.log_decay; }) {
-    views.option("log_decay", options.log_decay, {{"log_decay batch = query batch", s.batch},
-                                                  {"log_decay heads = query heads", s.heads},
-                                                  {"log_decay length = key length", s.keys}});
-    if constexpr (requires { options.causal; })
-      if (options.log_decay && !options.causal) views.fail("causal attention, since log_decay is given", "causal = false");
-  }
-  if constexpr (requires { options.bias; })
-    views.option("bias", options.bias, {{"bias batch", s.batch, or_one},
-                                        {"bias heads", s.heads, or_one},
-                                        {"bias query length", s.queries, or_one},
-                                        {"bias key length = key length", s.keys}});
+template <class S>
+void check_key_options(call_views& views, const attention_shape& s, const softmax_parameters<S>& given) {
+  views.option("mask", *given.mask, {{"mask batch", s.batch, or_one},
+                                     {"mask heads", s.heads, or_one},
+                                     {"mask query length", s.queries, or_one},
+                                     {"mask key length = key length", s.keys}});
+  key_flags(*given.key_mask).validate(views, s.batch, s.keys);
+  views.option("log_decay", *given.log_decay, {{"log_decay batch = query batch", s.batch},
+                                               {"log_decay heads = query heads", s.heads},
+                                               {"log_decay length = key length", s.keys}});
+  if (*given.log_decay && !given.causal) views.fail("causal attention, since log_decay is given", "causal = false");
+  views.option("bias", *given.bias, {{"bias batch", s.batch, or_one},
+                                     {"bias heads", s.heads, or_one},
+                                     {"bias query length", s.queries, or_one},
+                                     {"bias key length = key length", s.keys}});
 }
 
 /// The checks every operator with a softmax over keys shares.
-template <class Options>
-void check_softmax_options(call_views& views, const attention_shape& s, const Options& options) {
-  check_softmax_numbers(views, s, options);
-  if constexpr (requires { options.key_lengths; }) check_key_options(views, s, options);
+template <class S>
+void check_softmax_options(call_views& views, const attention_shape& s, const softmax_parameters<S>& given) {
+  check_softmax_numbers(views, s, given);
+  if (!given.of_cache) check_key_options(views, s, given);
 }
 
 /// Checks at compile time that the caller's score function can be called, or that there is none.

@@ -301,12 +301,13 @@ class softmax_backward_work {
 template <class S, class Score, class ScoreBackward, class Options, class Gradients, class G>
 struct checked_softmax_backward : softmax_backward_call<S, Score, ScoreBackward, G> {
   call_views views;
-  Options options;
+  const Options& options;
+  const softmax_parameters<S> given = parameters_of<S>(options);
   const Gradients& gradients;
 
   checked_softmax_backward(const char* name, softmax_backward_call<S, Score, ScoreBackward, G>&& call,
-                           const Options& given, const Gradients& wanted)
-      : softmax_backward_call<S, Score, ScoreBackward, G>(call), views(name), options(given), gradients(wanted) {}
+                           const Options& all, const Gradients& wanted)
+      : softmax_backward_call<S, Score, ScoreBackward, G>(call), views(name), options(all), gradients(wanted) {}
 };
 
 /// The arguments of a call, whose types are checked here.
@@ -335,44 +336,54 @@ auto unchecked_backward_call(const char* name, const Q& q, const K& k, const V& 
   return call;
 }
 
+/// The gradients that are asked for.
+template <class S, class Score, class ScoreBackward, class G, class Gradients>
+void set_gradients(softmax_backward_call<S, Score, ScoreBackward, G>& call, const Gradients& x) {
+  constexpr auto has = [](unsigned field) { return (Gradients::shared & field) != 0; };
+  call.dq = x.q, call.dv = x.v, call.d_sinks = x.sinks;
+  if constexpr (has(fields::k)) call.dk = x.k;
+  if constexpr (has(fields::bias)) call.d_bias = x.bias;
+  if constexpr (has(fields::relative_bias)) call.d_relative_bias = x.relative_bias;
+  if constexpr (has(fields::relative_keys))
+    call.d_relative_keys = x.relative_keys, call.d_relative_queries = x.relative_queries,
+    call.d_position_queries = x.position_queries;
+  if constexpr (has(fields::log_decay)) call.d_log_decay = x.log_decay;
+  if constexpr (has(fields::alibi_slopes)) call.d_slopes = x.alibi_slopes;
+}
+
 /// Checks what the options of all operators have in common, and fills in what follows from them.
-template <class Call>
-void check_backward_call(Call& call) {
-  const auto& given = call.options;
-  const auto& gradients = call.gradients;
-  call_views& views = call.views;
+template <class S, class Score, class ScoreBackward, class G>
+void check_backward_call(softmax_backward_call<S, Score, ScoreBackward, G>& call, call_views& views,
+                         const softmax_parameters<S>& given) {
   const attention_shape s = call.shape = check_attention_extents(views, call.q, call.k, call.v, call.out);
   views.read("q", call.q), views.read("k", call.k), views.read("v", call.v), views.read("out", call.out);
-  read_gradient_of_out(views, s, call.out, call.d_out, given.lse, call.d_lse);
+  read_gradient_of_out(views, s, call.out, call.d_out, *given.lse, call.d_lse);
   check_softmax_numbers(views, s, given);
   check_key_options(views, s, given);
-  const auto take = [&](const char* name, auto& to, const auto& gradient, const memory_layout& of) {
-    views.gradient(name, gradient, of);
-    to = gradient;
+  const auto check = [&](const char* name, const auto& gradient, const memory_layout& of) {
+    if (gradient) views.gradient(name, gradient, of);
   };
-  take("q", call.dq, gradients.q, call.q);
-  if constexpr (requires { gradients.k; }) take("k", call.dk, gradients.k, call.k);
-  take("v", call.dv, gradients.v, call.v);
-  if constexpr (requires { gradients.bias; }) take("bias", call.d_bias, gradients.bias, given.bias);
-  if constexpr (requires { gradients.relative_bias; })
-    take("relative_bias", call.d_relative_bias, gradients.relative_bias, given.relative_bias);
-  if constexpr (requires { gradients.relative_keys; }) {
-    take("relative_keys", call.d_relative_keys, gradients.relative_keys, given.relative_keys);
-    take("relative_queries", call.d_relative_queries, gradients.relative_queries, given.relative_queries);
-    take("position_queries", call.d_position_queries, gradients.position_queries, given.position_queries);
-  }
-  if constexpr (requires { gradients.log_decay; })
-    take("log_decay", call.d_log_decay, gradients.log_decay, given.log_decay);
-  if constexpr (requires { gradients.alibi_slopes; })
-    take("alibi_slopes", call.d_slopes, gradients.alibi_slopes, list_layout(given.alibi_slopes));
-  take("sinks", call.d_sinks, gradients.sinks, list_layout(given.sinks));
+  check("q", call.dq, call.q), check("k", call.dk, call.k), check("v", call.dv, call.v);
+  check("bias", call.d_bias, *given.bias);
+  check("relative_bias", call.d_relative_bias, *given.relative_bias);
+  check("relative_keys", call.d_relative_keys, *given.relative_keys);
+  check("relative_queries", call.d_relative_queries, *given.relative_queries);
+  check("position_queries", call.d_position_queries, *given.position_queries);
+  check("log_decay", call.d_log_decay, *given.log_decay);
+  check("alibi_slopes", call.d_slopes, list_layout(given.alibi_slopes));
+  check("sinks", call.d_sinks, list_layout(given.sinks));
   auto& forward = call.forward;
-  static_cast<attention_views<typename decltype(call.q)::value_type>&>(forward) = {
+  static_cast<attention_views<S>&>(forward) = {
       call.q, call.k, call.v.slice(3, 0, 0), {nullptr, {s.batch, s.heads, s.queries, 0}}};
   set_options(forward, s, given);
-  check_decays(views, given, forward.lengths, forward.exec);
+  check_decays(views, *given.log_decay, forward.lengths, forward.exec);
   forward.shape.dim_v = 0;
   call.furthest = forward.furthest();
+}
+template <class S, class Score, class ScoreBackward, class Options, class Gradients, class G>
+void check_backward_call(checked_softmax_backward<S, Score, ScoreBackward, Options, Gradients, G>& call) {
+  set_gradients(call, call.gradients);
+  check_backward_call(call, call.views, call.given);
 }
 
 template <template <class> class Options, class Q, class K, class V, class O, class D, class Gradients, class Given,

@@ -201,11 +201,12 @@ struct softmax_call : softmax_inputs<S, C> {
 template <class S, class Score, class Options>
 struct checked_softmax : softmax_call<S, Score> {
   call_views views;
-  Options options;
+  const Options& options;
+  const softmax_parameters<S> given = parameters_of<S>(options);
 
   // As an aggregate GCC would clear all of it first, and the table is 10 KB.
-  checked_softmax(const char* name, Score* function, execution& threads, const Options& given)
-      : softmax_call<S, Score>{{}, validator(name), {.score = function}, threads}, views(name), options(given) {}
+  checked_softmax(const char* name, Score* function, execution& threads, const Options& all)
+      : softmax_call<S, Score>{{}, validator(name), {.score = function}, threads}, views(name), options(all) {}
 };
 
 /// The score function of a call, or null where there is none.
@@ -218,16 +219,13 @@ Function* score_in(Given& score) {
 }
 
 /// What follows from the shape of a call and its options.
-template <class S, class Score, class Options>
-void set_options(softmax_call<S, Score>& call, const attention_shape& shape, const Options& given) {
+template <class S, class Score>
+void set_options(softmax_call<S, Score>& call, const attention_shape& shape, const softmax_parameters<S>& given) {
   set_shape(call, call.check, shape, given);
-  if constexpr (requires { given.causal; }) call.causal = given.causal;
-  if constexpr (requires { given.first_position; }) call.first_position = given.first_position;
-  if constexpr (requires { given.span; }) call.span = given.span;
-  if constexpr (requires { given.sinks; }) call.sinks = given.sinks, call.lse = given.lse;
-  if constexpr (requires { given.sums; }) call.out_sums = given.sums;
-  if constexpr (requires { given.relative_queries; }) call.relative_queries = given.relative_queries;
-  call.terms = terms_of<compute_type<S>>(given, shape.dim, call.terms.score);
+  call.causal = given.causal, call.first_position = given.first_position, call.span = given.span;
+  call.sinks = given.sinks, call.lse = *given.lse, call.out_sums = *given.sums;
+  call.relative_queries = *given.relative_queries;
+  call.terms = terms_of(given, shape.dim, call.terms.score);
   check_span(call.check, call.first_position, call.limit(), shape.batch);
   const auto& t = call.terms;
   if (call.span > 1 && (t.relative || t.by_distance || t.by_position || t.decay || !t.slopes.empty()))
@@ -252,23 +250,21 @@ auto unchecked_call(const char* name, const Q& q, const K& k, const V& v, O& out
 /// Checks the log decays of the real keys, lengths.keys(b) of item b, where the operator has any. A step checks those of
 /// all its tokens: they are memory of the caller, who may have changed it since the last step, and all are added up anew
 /// once the cache has changed, in thirty times the time (4096 tokens: 0.7 us of a step of 185).
-template <class Options, class Lengths>
-void check_decays(const validator& check, const Options& given, const Lengths& lengths, execution& exec) {
-  if constexpr (requires { given.log_decay; })
-    if (const auto& x = given.log_decay)
-      check_log_decays(check, tensor_view<std::remove_pointer_t<decltype(x.data())>>(
-                                  x.data(), {x.extent(0), x.extent(1), x.extent(2), 1},
-                                  {x.stride(0), x.stride(1), x.stride(2), 1}),
-                       lengths, &exec);
+template <class T, class Lengths>
+void check_decays(const validator& check, const tensor_view<const T, 3>& x, const Lengths& lengths, execution& exec) {
+  if (!x) return;
+  check_log_decays(check, tensor_view<const T>(x.data(), {x.extent(0), x.extent(1), x.extent(2), 1},
+                                               {x.stride(0), x.stride(1), x.stride(2), 1}),
+                   lengths, &exec);
 }
 
 /// Checks what the options of all operators have in common, and fills in what follows from them.
 template <class S, class Score, class Options>
 void check_call(checked_softmax<S, Score, Options>& call) {
-  const Options& given = call.options;
-  set_options(call, check_attention(call.views, call.q, call.k, call.v, call.out, lse_of(given)), given);
+  const softmax_parameters<S>& given = call.given;
+  set_options(call, check_attention(call.views, call.q, call.k, call.v, call.out, *given.lse), given);
   check_softmax_options(call.views, call.shape, given);
-  if constexpr (requires { given.key_lengths; }) check_decays(call.check, given, call.lengths, call.exec);
+  if (!given.of_cache) check_decays(call.check, *given.log_decay, call.lengths, call.exec);
 }
 
 template <template <class> class Options, class Q, class K, class V, class O, class Given, class Score>

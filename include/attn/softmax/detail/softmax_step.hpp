@@ -20,7 +20,7 @@ auto& check_step(Call& call, Cache& cache) {
   inside.list_memory(call.views);
   attention_shape stream = call.shape;
   stream.keys = inside.tokens_after(call.shape.queries, call.options.lengths);
-  check_key_options(call.views, stream, call.options);
+  check_key_options(call.views, stream, call.given);
   struct {
     std::span<const idx_t> before, given;
     idx_t chunk;
@@ -29,7 +29,7 @@ auto& check_step(Call& call, Cache& cache) {
       return before[n] + (given.empty() ? chunk : given[n]);
     }
   } const lengths{inside.lengths(), call.options.lengths, call.shape.queries};
-  check_decays(call.check, call.options, lengths, call.exec);
+  check_decays(call.check, *call.given.log_decay, lengths, call.exec);
   return inside;
 }
 
@@ -55,7 +55,6 @@ void cache_step(Call& call, Inside& cache, Attend&& attend) {
   with_rotated_tokens(call, cache, [&] {
     append_and(cache, call.k, call.v, given, [&] {
       call.lengths = {call.shape.queries, call.shape.keys = cache.tokens(), given, cache.lengths()};
-      call.causal = true;
       attend();
     });
   });
@@ -70,15 +69,13 @@ auto checked_cached_call(const char* name, const Inside& cache, const Q& q, O& o
   const tensor_view<const S> k(nullptr, {cache.batch(), cache.heads(), 0, cache.dim()}),
       v(nullptr, {cache.batch(), cache.heads(), 0, cache.value_dim()});
   auto call = checked_call<Options>(name, q, k, v, out, options, score, exec);
-  if constexpr (requires { call.options.rotary; })
-    if (call.options.rotary) call.check.fail("no rotary, since nothing is appended", "one");
-  if constexpr (!requires { call.options.causal; }) call.causal = true;
+  if (call.given.rotary) call.check.fail("no rotary, since nothing is appended", "one");
   check_length_list(call.check, "lengths", call.options.lengths, call.shape.batch, call.shape.queries);
   cache.list_memory(call.views);
   call.shape.keys = cache.tokens();
   call.lengths = {call.shape.queries, call.shape.keys, call.options.lengths, cache.lengths()};
-  check_key_options(call.views, call.shape, call.options);
-  check_decays(call.check, call.options, call.lengths, call.exec);
+  check_key_options(call.views, call.shape, call.given);
+  check_decays(call.check, *call.given.log_decay, call.lengths, call.exec);
   return call;
 }
 

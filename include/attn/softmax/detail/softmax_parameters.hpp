@@ -1,0 +1,86 @@
+// attn: the options that operators of softmax attention share, as their calls, checks and terms read them: one type for
+// all operators. Options and gradients of an operator say which of them they have:
+//
+//   static constexpr unsigned shared = detail::fields::causal | detail::fields::lengths | detail::fields::lse;
+//
+// A field that is listed and is not there, or has another name, does not compile.
+#pragma once
+
+#include <attn/core/first_positions.hpp>
+#include <attn/core/mask_view.hpp>
+#include <attn/softmax/dropout.hpp>
+
+#include <optional>
+
+namespace attn { inline namespace ATTN_ISA { namespace detail {
+
+/// Fields of options and gradients that not all operators have, and sets of them.
+namespace fields {
+inline constexpr unsigned causal = 1u << 0, first_position = 1u << 1, span = 1u << 2, bias = 1u << 3,
+                          relative_bias = 1u << 4, log_decay = 1u << 5, mask = 1u << 6, key_mask = 1u << 7,
+                          softcap = 1u << 8, alibi_slopes = 1u << 9, sinks = 1u << 10, dropout = 1u << 11,
+                          lse = 1u << 12, k = 1u << 13, sums = 1u << 14, rotary = 1u << 15,
+                          lengths = 1u << 16,        // and query_lengths, key_lengths
+                          relative_keys = 1u << 17,  // and relative_queries, position_queries
+                          of_cache = 1u << 18;       // no field: the keys are those of a cache, and `lengths` of chunks
+inline constexpr unsigned masks = mask | key_mask, distances = relative_keys | relative_bias | log_decay,
+                          of_softmax = softcap | alibi_slopes | sinks | lse,
+                          all_terms = distances | bias | masks | of_softmax | dropout,
+                          of_pattern = causal | lengths | masks | relative_bias | of_softmax | dropout,
+                          of_pointwise = bias | relative_bias | masks | softcap | alibi_slopes;
+}  // namespace fields
+
+template <class T, int Rank>
+inline constexpr tensor_view<T, Rank> no_view{};
+
+/// Refers to the options. Fields that these have not are as if they were not given.
+template <class S>
+struct softmax_parameters {
+  using real = compute_type<S>;
+
+  std::optional<real> scale{}, softcap{};
+  bool causal = false;    // steps are, unless their options have the field
+  bool of_cache = false;  // options with an entry for each key are checked against those of a cache
+  bool rotary = false;
+  list_view<idx_t> lengths{}, query_lengths{}, key_lengths{};
+  first_positions first_position{};
+  idx_t span = 1;
+  list_view<real> alibi_slopes{}, sinks{};
+  dropout_options dropout{};
+  const tensor_view<const S>* relative_queries = &no_view<const S, 4>;
+  const tensor_view<const real>* bias = &no_view<const real, 4>;
+  const tensor_view<const real, 2>* relative_bias = &no_view<const real, 2>;
+  const tensor_view<const real, 3>*relative_keys = &no_view<const real, 3>, *position_queries = relative_keys,
+                                   *log_decay = relative_keys;
+  const tensor_view<const unsigned char>*mask = &no_view<const unsigned char, 4>, *key_mask = mask;
+  const tensor_view<real, 3>* lse = &no_view<real, 3>;
+  const tensor_view<real>* sums = &no_view<real, 4>;  // receives the results in place of out, in the compute type
+};
+
+template <class S, class Options>
+softmax_parameters<S> parameters_of(const Options& x) {
+  constexpr auto has = [](unsigned field) { return (Options::shared & field) != 0; };
+  softmax_parameters<S> p{.scale = x.scale, .causal = has(fields::of_cache), .of_cache = has(fields::of_cache)};
+  if constexpr (has(fields::causal)) p.causal = x.causal;
+  if constexpr (has(fields::lengths))
+    p.lengths = x.lengths, p.query_lengths = x.query_lengths, p.key_lengths = x.key_lengths;
+  if constexpr (has(fields::first_position)) p.first_position = x.first_position;
+  if constexpr (has(fields::span)) p.span = x.span;
+  if constexpr (has(fields::rotary)) p.rotary = x.rotary.has_value();
+  if constexpr (has(fields::softcap)) p.softcap = x.softcap;
+  if constexpr (has(fields::alibi_slopes)) p.alibi_slopes = x.alibi_slopes;
+  if constexpr (has(fields::sinks)) p.sinks = x.sinks;
+  if constexpr (has(fields::dropout)) p.dropout = x.dropout;
+  if constexpr (has(fields::bias)) p.bias = &x.bias;
+  if constexpr (has(fields::relative_bias)) p.relative_bias = &x.relative_bias;
+  if constexpr (has(fields::relative_keys))
+    p.relative_keys = &x.relative_keys, p.relative_queries = &x.relative_queries, p.position_queries = &x.position_queries;
+  if constexpr (has(fields::log_decay)) p.log_decay = &x.log_decay;
+  if constexpr (has(fields::mask)) p.mask = &x.mask.bytes();
+  if constexpr (has(fields::key_mask)) p.key_mask = &x.key_mask.bytes();
+  if constexpr (has(fields::lse)) p.lse = &x.lse;
+  if constexpr (has(fields::sums)) p.sums = &x.sums;
+  return p;
+}
+
+}}}  // namespace attn::ATTN_ISA::detail
