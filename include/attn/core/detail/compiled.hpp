@@ -1,6 +1,6 @@
 // attn: the runs that the library attn::compiled holds. A header of runs names each of them at its end, by a macro,
 // and includes this file, which has no guard for that reason:
-//     #define ATTN_RUN(S) void run_full_softmax(softmax_call<S, no_score>)   // S: types of elements
+//     #define ATTN_RUN(S) void run_full_softmax(const softmax_call<S, no_score>&) // S: types of elements
 //     #include <attn/core/detail/compiled.hpp>
 // ATTN_RUN_IN(T) is of compute types; ATTN_RUN_OVER(S, C) of queries S over a cache of other elements C, and
 // ATTN_RUN_OVER_ROWS likewise without caches in blocks of channels. Kernels that a call reaches by a table or by

@@ -29,7 +29,8 @@ class seen_lengths {
 /// The terms of scores of rows that are sums of keys, none of which is hidden.
 template <class S>
 score_terms<compute_type<S>, no_score> terms_of_sums(const softmax_parameters<S>& given, idx_t dim) {
-  score_terms<compute_type<S>, no_score> terms = terms_of(given, dim);
+  score_terms<compute_type<S>, no_score> terms;
+  set_terms(terms, given, dim);
   terms.mask = {};
   return terms;
 }

@@ -110,13 +110,17 @@ struct few_queries_driver {
     const auto order =
         in.exec.workspace([&](arena& memory) { return shared_prefixes::layout(memory, shape.batch); });
     sets = *order;
-    for (idx_t b = 0; b < shape.batch; ++b)
-      sets.kinds()[b] = takes(in, b) ? 1 + in_place(lengths.queries(b)) : 0;
+    bool any_in_place = false;
+    for (idx_t b = 0; b < shape.batch; ++b) {
+      const bool taken = takes(in, b), streamed = taken && in_place(lengths.queries(b));
+      sets.kinds()[b] = taken ? 1 + streamed : 0;
+      any_in_place |= streamed;
+    }
     sets.find(in.pages, shape.batch,
               (std::min)(task_rows / (heads_of_task * queries_of_task), ceil_div(shape.batch * of_item, threads)));
-    const auto layout = [&](arena& memory) {
-      return online_softmax<T>::layout(memory, sets.largest * heads_of_task * queries_of_task, shape.dim_v);
-    };
+    const idx_t most_rows = sets.largest * heads_of_task * queries_of_task;
+    const auto layout = [&](arena& memory) { return online_softmax<T>::layout(memory, most_rows, shape.dim_v); };
+    if (chunks == 1) return run_in_one_chunk(sets.sets * of_item, most_rows, any_in_place ? most_rows : 0);
     const bool any_long = shape.keys > long_segment;
     const auto workspace = in.exec.workspace([&](arena& memory) {
       return std::pair(layout(memory), any_long ? layout(memory) : online_softmax<T>{});
@@ -156,6 +160,36 @@ struct few_queries_driver {
     });
   }
 
+  /// The same where a task sees all keys of its rows: a thread has one memory for all its tasks, which end their rows.
+  void run_in_one_chunk(idx_t tasks, idx_t rows, idx_t rows_in_place) const {
+    struct memory {
+      online_softmax<T> state;
+      stream_queries<T, C> queries;
+    };
+    const auto* const list = in.exec.shared_scratch([&](arena& all) {
+      return all.allocate_list(in.exec.active_threads(), [&](arena& m) {
+        return memory{online_softmax<T>::layout(m, rows, shape.dim_v), layout_queries(m, rows_in_place)};
+      });
+    });
+    in.exec.for_each(tasks, [&](idx_t task, int worker) {
+      const work w = of(task);
+      if (w.rows == 0) return;
+      auto [state, streamed] = list[worker];
+      state.rows = w.rows;
+      state.clear();
+      if (in_place(queries(w, first_item(w))))
+        attend_in_place(w, state, streamed, nullptr);
+      else if constexpr (!in_codes)
+        attend_in_blocks(w, state, worker);
+      for (idx_t number = first_item(w), row = 0; number < last_item(w); ++number)
+        for (idx_t r = 0, each = queries(w, number); r < w.heads * each; ++r, ++row)
+          in.finish_row(state, row, sets.items[number], w.head + r / each, w.first + r % each);
+    });
+  }
+  stream_queries<T, C> layout_queries(arena& memory, idx_t rows) const {
+    return stream_queries<T, C>::layout(memory, rows, shape.dim, shape.dim_v, bool(in.relative_queries));
+  }
+
   /// attend(begin, end, first, last) for the keys [first, last) that the items [begin, end) see together, from
   /// `first_key` on; then for what some of them have in common, and for what each has alone.
   [[gnu::noinline]] void share_keys(const work& w, idx_t begin, idx_t end_item, idx_t first_key,
@@ -174,10 +208,17 @@ struct few_queries_driver {
   void attend_in_place(const work& w, const online_softmax<T>& state, int worker) const {
     const bool any_long = std::same_as<stream_operand<T, C>, T> && shape.keys > long_segment;  // others err by more
     long_softmax<T> total{};
-    auto all = in.exec.scratch(worker, [&](arena& memory) {
+    const auto all = in.exec.scratch(worker, [&](arena& memory) {
       if (any_long) total = long_softmax<T>::layout(memory, state.rows, shape.dim_v);
-      return stream_queries<T, C>::layout(memory, state.rows, shape.dim, shape.dim_v, bool(in.relative_queries));
+      return layout_queries(memory, state.rows);
     });
+    attend_in_place(w, state, all, any_long ? &total : nullptr);
+  }
+  /// With the sums of long rows, if there are any.
+  void attend_in_place(const work& w, const online_softmax<T>& state, stream_queries<T, C> all,
+                       const long_softmax<T>* long_rows) const {
+    const bool any_long = long_rows != nullptr;
+    const long_softmax<T> total = any_long ? *long_rows : long_softmax<T>{};
     all.rows = 0;
     for (idx_t number = first_item(w); number < last_item(w); ++number) {
       const idx_t b = sets.items[number];
@@ -188,9 +229,11 @@ struct few_queries_driver {
     share_keys(w, first_item(w), last_item(w), w.begin, [&](idx_t begin, idx_t end, idx_t first, idx_t last) {
       const idx_t row = rows(w, first_item(w), begin), count = rows(w, begin, end);
       for (idx_t from = first, to = last; from < last; from = to) {
-        const key_range moved = moved_range(w, from);
-        if (any_long) to = (std::min)(last, moved.end);
-        if (any_long && from == moved.begin) move_sums(w, begin, end, from, all, state, total);
+        if (any_long) {
+          const key_range moved = moved_range(w, from);
+          to = (std::min)(last, moved.end);
+          if (from == moved.begin) move_sums(w, begin, end, from, all, state, total);
+        }
         attend_keys(w, sets.items[begin], all.part(row, count), from, to, state.part(row, count));
       }
     });

@@ -84,19 +84,24 @@ struct full_softmax_driver {
 };
 
 template <class S, class Score, class C>
-void run_full_softmax(softmax_call<S, Score, C> call) {
+void run_full_softmax(const softmax_call<S, Score, C>& given) {
   using Elements = std::conditional_t<std::same_as<C, Eigen::bfloat16>, C, S>;  // that are multiplied
   using few = few_queries_driver<S, Score, C, product_type<Elements>>;
+  const auto attend = [](const softmax_call<S, Score, C>& call) {
+    with_products<Elements>(
+        call.exec, [&]<class P>(std::type_identity<P>) { full_softmax_driver<S, Score, C, P>{call}.run(); });
+  };
+  if (!given.terms.need_memory()) return attend(given);
+  softmax_call<S, Score, C> call = given;
   std::optional<distance_range> range;  // where an item is attended by the blockwise kernel
   for (idx_t b = 0; b < call.shape.batch; ++b)
     if (!few::takes(call, b) || !few::in_place(call.lengths.queries(b))) range = {call.furthest()};
   const auto terms = call.exec.workspace([&](arena& memory) { return call.layout_terms(memory, range); });
   call.prepare_terms(*terms);
-  with_products<Elements>(
-      call.exec, [&]<class P>(std::type_identity<P>) { full_softmax_driver<S, Score, C, P>{call}.run(); });
+  attend(call);
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
 
-#define ATTN_RUN(S) void run_full_softmax(softmax_call<S, no_score>)
+#define ATTN_RUN(S) void run_full_softmax(const softmax_call<S, no_score>&)
 #include <attn/core/detail/compiled.hpp>

@@ -5,5 +5,5 @@
 #include <attn/softmax/detail/full_softmax_run.hpp>
 #include <attn/softmax/detail/scattered_stream.hpp>
 
-#define ATTN_RUN_OVER(S, C) void run_full_softmax(softmax_call<S, no_score, C>)
+#define ATTN_RUN_OVER(S, C) void run_full_softmax(const softmax_call<S, no_score, C>&)
 #include <attn/core/detail/compiled.hpp>

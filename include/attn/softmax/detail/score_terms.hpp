@@ -103,6 +103,9 @@ struct score_terms {
   bool any_but_mask() const { return change_scores() || decay || excluded || counts; }
   bool any() const { return any_but_mask() || mask; }
 
+  /// Whether there is a term that the memory of a call is laid out for.
+  bool need_memory() const { return decay.log_decay || by_distance.table || by_position.table; }
+
   /// The factor of queries as they are packed. Scores enter the softmax in base 2; where a term needs them in base e,
   /// the change of base follows the terms.
   T query_factor() const { return pointwise || change_scores() ? scale : scale * log2_e<T>; }
@@ -268,16 +271,17 @@ T scale_or_default(const std::optional<T>& scale, idx_t dim) {
 }
 
 /// The terms an operator's options ask for.
-template <class S, class Score = no_score>
-score_terms<compute_type<S>, Score> terms_of(const softmax_parameters<S>& given, idx_t dim, Score* score = nullptr) {
-  score_terms<compute_type<S>, Score> terms{
-      .softcap = given.softcap, .bias = *given.bias, .relative = {*given.relative_bias}, .dropout = given.dropout,
-      .mask = *given.mask, .slopes = given.alibi_slopes, .score = score, .scale = scale_or_default(given.scale, dim)};
-  terms.by_distance.table = *given.relative_keys;
-  terms.by_position.table = *given.position_queries;
-  terms.decay.log_decay = *given.log_decay;
-  (terms.mask ? terms.key_mask : terms.mask) = *given.key_mask;
-  return terms;
+template <class S, class Score>
+void set_terms(score_terms<compute_type<S>, Score>& terms, const softmax_parameters<S>& given, idx_t dim) {
+  terms.scale = scale_or_default(given.scale, dim);
+  terms.softcap = given.softcap, terms.slopes = given.alibi_slopes, terms.dropout = given.dropout;
+  const auto set = [](auto& to, const auto& view) {  // most are not given
+    if (view) to = view;
+  };
+  set(terms.bias, *given.bias), set(terms.relative.table, *given.relative_bias);
+  set(terms.by_distance.table, *given.relative_keys), set(terms.by_position.table, *given.position_queries);
+  set(terms.decay.log_decay, *given.log_decay);
+  set(terms.mask, *given.mask), set(terms.mask ? terms.key_mask : terms.mask, *given.key_mask);
 }
 
 /// Checks the scale, which must be finite in base 2 too.
@@ -303,6 +307,9 @@ void check_softmax_numbers(call_views& views, const attention_shape& s, const so
   };
   if (!(given.dropout.rate >= 0 && given.dropout.rate < 1))
     views.fail("a dropout rate from 0 to less than 1", given.dropout.rate);
+  check_list("alibi_slopes", " that are finite", given.alibi_slopes, std::numeric_limits<T>::lowest());
+  check_list("sinks", " that are finite, or -infinity for none", given.sinks, -std::numeric_limits<T>::infinity());
+  if (!*given.relative_bias && !*given.relative_keys && !*given.position_queries && !*given.relative_queries) return;
   const auto check_odd = [&](const char* expected, const auto& table) {
     if (table && table.extent(1) % 2 == 0) views.fail(expected, table.extent(1));
   };
@@ -320,13 +327,12 @@ void check_softmax_numbers(call_views& views, const attention_shape& s, const so
                                                              {"relative_queries dim = query dim", s.dim}});
   if (*given.relative_queries && !*given.relative_keys)
     views.fail("relative_keys, since relative_queries are given", "none");
-  check_list("alibi_slopes", " that are finite", given.alibi_slopes, std::numeric_limits<T>::lowest());
-  check_list("sinks", " that are finite, or -infinity for none", given.sinks, -std::numeric_limits<T>::infinity());
 }
 
 /// The options with an entry for every key; a step's keys are those of its cache.
 template <class S>
 void check_key_options(call_views& views, const attention_shape& s, const softmax_parameters<S>& given) {
+  if (!*given.mask && !*given.key_mask && !*given.log_decay && !*given.bias) return;
   views.option("mask", *given.mask, {{"mask batch", s.batch, or_one},
                                      {"mask heads", s.heads, or_one},
                                      {"mask query length", s.queries, or_one},

@@ -223,9 +223,10 @@ template <class S, class Score>
 void set_options(softmax_call<S, Score>& call, const attention_shape& shape, const softmax_parameters<S>& given) {
   set_shape(call, call.check, shape, given);
   call.causal = given.causal, call.first_position = given.first_position, call.span = given.span;
-  call.sinks = given.sinks, call.lse = *given.lse, call.out_sums = *given.sums;
-  call.relative_queries = *given.relative_queries;
-  call.terms = terms_of(given, shape.dim, call.terms.score);
+  call.sinks = given.sinks, call.lse = *given.lse;
+  if (*given.sums) call.out_sums = *given.sums;
+  if (*given.relative_queries) call.relative_queries = *given.relative_queries;
+  set_terms(call.terms, given, shape.dim);
   check_span(call.check, call.first_position, call.limit(), shape.batch);
   const auto& t = call.terms;
   if (call.span > 1 && (t.relative || t.by_distance || t.by_position || t.decay || !t.slopes.empty()))
