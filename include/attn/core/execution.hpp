@@ -175,7 +175,7 @@ class execution {
   /// While the returned object lives, the execution uses as many threads as this much work is worth: all of them, or
   /// the caller's alone. Every operator makes one on entry; it also decides for the operators that are called within.
   [[nodiscard]] auto limit_threads(const detail::work_estimate& work) {
-    return thread_limit(*this, work.seconds() < least_seconds_ ? 1 : threads());
+    return thread_limit(*this, threads() == 1 || work.seconds() < least_seconds_ ? 1 : threads());
   }
 
   class thread_limit {

@@ -54,14 +54,15 @@ struct few_queries_driver {
 
   /// How the rows of all batch items are divided into tasks.
   const idx_t queries_of_task = std::clamp<idx_t>(shape.queries, 1, most_queries),
-              heads_of_task = std::clamp<idx_t>(task_rows / queries_of_task, 1, std::max<idx_t>(1, shape.group())),
-              parts = ceil_div(shape.group(), heads_of_task), runs = ceil_div(shape.queries, queries_of_task),
+              group = shape.group(),
+              heads_of_task = std::clamp<idx_t>(task_rows / queries_of_task, 1, std::max<idx_t>(1, group)),
+              parts = ceil_div(group, heads_of_task), runs = ceil_div(shape.queries, queries_of_task),
               chunks = std::max<idx_t>(1, ceil_div(shape.keys, stream_chunk));
   shared_prefixes sets{};
 
   [[gnu::noinline]] work of(idx_t task) const {
     const auto next = [&](idx_t count) { return std::exchange(task, task / count) % count; };
-    const idx_t group = shape.group(), chunk = next(chunks), run = next(runs), from = next(parts) * heads_of_task,
+    const idx_t chunk = next(chunks), run = next(runs), from = next(parts) * heads_of_task,
                 kv = next(shape.kv_heads);
     work w{.set = task, .head = kv * group + from, .heads = (std::min)(heads_of_task, group - from),
            .first = run * queries_of_task, .begin = chunk * stream_chunk, .rows = 0};
@@ -106,21 +107,20 @@ struct few_queries_driver {
   }
 
   void run() {
+    bool alone = chunks == 1 && !in.pages;
+    for (idx_t b = 0; b < shape.batch; ++b) alone = alone && (in_place(lengths.queries(b)) || !takes(in, b));
+    if (alone) return run_in_place();
     const idx_t threads = in.exec.active_threads(), of_item = shape.kv_heads * parts * runs * chunks;
     const auto order =
         in.exec.workspace([&](arena& memory) { return shared_prefixes::layout(memory, shape.batch); });
     sets = *order;
-    bool any_in_place = false;
-    for (idx_t b = 0; b < shape.batch; ++b) {
-      const bool taken = takes(in, b), streamed = taken && in_place(lengths.queries(b));
-      sets.kinds()[b] = taken ? 1 + streamed : 0;
-      any_in_place |= streamed;
-    }
+    for (idx_t b = 0; b < shape.batch; ++b)
+      sets.kinds()[b] = takes(in, b) ? 1 + in_place(lengths.queries(b)) : 0;
     sets.find(in.pages, shape.batch,
               (std::min)(task_rows / (heads_of_task * queries_of_task), ceil_div(shape.batch * of_item, threads)));
-    const idx_t most_rows = sets.largest * heads_of_task * queries_of_task;
-    const auto layout = [&](arena& memory) { return online_softmax<T>::layout(memory, most_rows, shape.dim_v); };
-    if (chunks == 1) return run_in_one_chunk(sets.sets * of_item, most_rows, any_in_place ? most_rows : 0);
+    const auto layout = [&](arena& memory) {
+      return online_softmax<T>::layout(memory, sets.largest * heads_of_task * queries_of_task, shape.dim_v);
+    };
     const bool any_long = shape.keys > long_segment;
     const auto workspace = in.exec.workspace([&](arena& memory) {
       return std::pair(layout(memory), any_long ? layout(memory) : online_softmax<T>{});
@@ -160,30 +160,34 @@ struct few_queries_driver {
     });
   }
 
-  /// The same where a task sees all keys of its rows: a thread has one memory for all its tasks, which end their rows.
-  void run_in_one_chunk(idx_t tasks, idx_t rows, idx_t rows_in_place) const {
+  /// The same where a task sees all keys of its rows in place, and batch items share none: it ends its rows, and a
+  /// thread has one memory for all its tasks.
+  void run_in_place() const {
     struct memory {
-      online_softmax<T> state;
       stream_queries<T, C> queries;
+      online_softmax<T> state;
     };
-    const auto* const list = in.exec.shared_scratch([&](arena& all) {
+    const idx_t most = heads_of_task * queries_of_task, tasks = shape.kv_heads * parts * runs;
+    const memory* const list = in.exec.shared_scratch([&](arena& all) {
       return all.allocate_list(in.exec.active_threads(), [&](arena& m) {
-        return memory{online_softmax<T>::layout(m, rows, shape.dim_v), layout_queries(m, rows_in_place)};
+        return memory{layout_queries(m, most), online_softmax<T>::layout(m, most, shape.dim_v)};
       });
     });
-    in.exec.for_each(tasks, [&](idx_t task, int worker) {
-      const work w = of(task);
-      if (w.rows == 0) return;
-      auto [state, streamed] = list[worker];
-      state.rows = w.rows;
+    in.exec.for_each(shape.batch * tasks, [&](idx_t task, int worker) {
+      const idx_t b = task / tasks, n = task % tasks, kv = n / (parts * runs), part = n / runs % parts,
+                  first = n % runs * queries_of_task, head = kv * group + part * heads_of_task,
+                  heads = (std::min)(heads_of_task, (kv + 1) * group - head),
+                  each = (std::min)(queries_of_task, lengths.queries(b) - first);
+      if (each <= 0 || !takes(in, b)) return;
+      auto [queries, state] = list[worker];
+      state.rows = heads * each;
       state.clear();
-      if (in_place(queries(w, first_item(w))))
-        attend_in_place(w, state, streamed, nullptr);
-      else if constexpr (!in_codes)
-        attend_in_blocks(w, state, worker);
-      for (idx_t number = first_item(w), row = 0; number < last_item(w); ++number)
-        for (idx_t r = 0, each = queries(w, number); r < w.heads * each; ++r, ++row)
-          in.finish_row(state, row, sets.items[number], w.head + r / each, w.first + r % each);
+      queries.begin(in.q, in.relative_queries, {b, head, first, in.shift(b)}, state.rows, each,
+                    in.terms.query_factor());
+      attend_stream(queries, in.key_rows(b, kv), in.value_rows(b, kv), {}, 0, in.end_of(b, first + each - 1), in.terms,
+                    in.limit(), state, in.visible_keys(b));
+      for (idx_t h = 0, row = 0; h < heads; ++h)
+        for (idx_t i = 0; i < each; ++i) in.finish_row(state, row++, b, head + h, first + i);
     });
   }
   stream_queries<T, C> layout_queries(arena& memory, idx_t rows) const {
@@ -208,17 +212,10 @@ struct few_queries_driver {
   void attend_in_place(const work& w, const online_softmax<T>& state, int worker) const {
     const bool any_long = std::same_as<stream_operand<T, C>, T> && shape.keys > long_segment;  // others err by more
     long_softmax<T> total{};
-    const auto all = in.exec.scratch(worker, [&](arena& memory) {
+    auto all = in.exec.scratch(worker, [&](arena& memory) {
       if (any_long) total = long_softmax<T>::layout(memory, state.rows, shape.dim_v);
       return layout_queries(memory, state.rows);
     });
-    attend_in_place(w, state, all, any_long ? &total : nullptr);
-  }
-  /// With the sums of long rows, if there are any.
-  void attend_in_place(const work& w, const online_softmax<T>& state, stream_queries<T, C> all,
-                       const long_softmax<T>* long_rows) const {
-    const bool any_long = long_rows != nullptr;
-    const long_softmax<T> total = any_long ? *long_rows : long_softmax<T>{};
     all.rows = 0;
     for (idx_t number = first_item(w); number < last_item(w); ++number) {
       const idx_t b = sets.items[number];
@@ -229,11 +226,9 @@ struct few_queries_driver {
     share_keys(w, first_item(w), last_item(w), w.begin, [&](idx_t begin, idx_t end, idx_t first, idx_t last) {
       const idx_t row = rows(w, first_item(w), begin), count = rows(w, begin, end);
       for (idx_t from = first, to = last; from < last; from = to) {
-        if (any_long) {
-          const key_range moved = moved_range(w, from);
-          to = (std::min)(last, moved.end);
-          if (from == moved.begin) move_sums(w, begin, end, from, all, state, total);
-        }
+        const key_range moved = moved_range(w, from);
+        if (any_long) to = (std::min)(last, moved.end);
+        if (any_long && from == moved.begin) move_sums(w, begin, end, from, all, state, total);
         attend_keys(w, sets.items[begin], all.part(row, count), from, to, state.part(row, count));
       }
     });
@@ -247,7 +242,7 @@ struct few_queries_driver {
   /// The rows of batch item b and of those beside it attend keys [from, to).
   void attend_keys(const work& w, idx_t b, const stream_queries<T, C>& rows, idx_t from, idx_t to,
                    const online_softmax<T>& state) const {
-    const idx_t kv = w.head / shape.group();
+    const idx_t kv = w.head / group;
     attend_stream(rows, in.key_rows(b, kv), in.value_rows(b, kv), {}, from, to, in.terms, in.limit(), state,
                   in.visible_keys(b));
   }

@@ -205,8 +205,10 @@ struct checked_softmax : softmax_call<S, Score> {
   const softmax_parameters<S> given = parameters_of<S>(options);
 
   // As an aggregate GCC would clear all of it first, and the table is 10 KB.
-  checked_softmax(const char* name, Score* function, execution& threads, const Options& all)
-      : softmax_call<S, Score>{{}, validator(name), {.score = function}, threads}, views(name), options(all) {}
+  checked_softmax(const char* name, Score* function, execution& threads, const Options& all,
+                  const attention_views<S>& given_views = {})
+      : softmax_call<S, Score>{{given_views}, validator(name), {.score = function}, threads}, views(name),
+        options(all) {}
 };
 
 /// The score function of a call, or null where there is none.
@@ -221,7 +223,7 @@ Function* score_in(Given& score) {
 /// What follows from the shape of a call and its options.
 template <class S, class Score>
 void set_options(softmax_call<S, Score>& call, const attention_shape& shape, const softmax_parameters<S>& given) {
-  set_shape(call, call.check, shape, given);
+  call.shape = shape, call.lengths = check_lengths(call.check, shape, given);
   call.causal = given.causal, call.first_position = given.first_position, call.span = given.span;
   call.sinks = given.sinks, call.lse = *given.lse;
   if (*given.sums) call.out_sums = *given.sums;
@@ -242,10 +244,9 @@ auto unchecked_call(const char* name, const Q& q, const K& k, const V& v, O& out
   using T = compute_type<S>;
   using function = std::remove_reference_t<decltype(callable_or_default<no_score>(score))>;
   require_score<function, T>();
-  checked_softmax<S, function, Options<S>> call(name, score_in<function>(score), execution_of(exec, options, score),
-                                                options_or_default<Options<S>>(options));
-  static_cast<attention_views<S>&>(call) = {as_view(q), as_view(k), as_view(v), as_view(out)};
-  return call;
+  return checked_softmax<S, function, Options<S>>(
+      name, score_in<function>(score), execution_of(exec, options, score), options_or_default<Options<S>>(options),
+      {as_view(q), as_view(k), as_view(v), as_view(out)});
 }
 
 /// Checks the log decays of the real keys, lengths.keys(b) of item b, where the operator has any. A step checks those of
