@@ -82,11 +82,12 @@ struct block_list_maker {
 
   const indexer_call<S>& in;
   named_blocks<T>* names;
-  candidate<T>* named;  // [topk]
+  scored_keys<T> named;    // [topk]
+  candidate<T>* by_score;  // the same
 
   static block_list_maker layout(arena& memory, const indexer_call<S>& call) {
     named_blocks<T>* const names = layout_lists<T>(memory, call, 1).data();
-    return {call, names, memory.allocate<candidate<T>>(call.topk)};
+    return {call, names, scored_keys<T>::layout(memory, call.topk), memory.allocate<candidate<T>>(call.topk)};
   }
   /// The queries of block `block` by position, [begin, end), end <= begin where there are none.
   static std::pair<idx_t, idx_t> queries_of(const indexer_call<S>& in, idx_t b, idx_t block) {
@@ -111,26 +112,31 @@ struct block_list_maker {
     names->begin(forced, in.topk);
     names->block = 1;  // scores are those of names
     names->take(scores, 0, all, all);
-    idx_t count = names->finish(named);
+    scored_keys<T> best = names->finish(named);
     if (share < T(1)) {
       T wanted = 0;
       for (idx_t n = 0; n < all; ++n) wanted += scores[n];
-      count = reaching(count, forced, share * wanted);
+      best = reaching(best, forced, share * wanted);
     }
-    for (idx_t i = begin; i < end; ++i) in.store(b, list, i, named, count);
+    for (idx_t i = begin; i < end; ++i) in.store(b, list, i, best);
   }
 
  private:
-  idx_t reaching(idx_t count, const forced_names& forced, T wanted) const {
-    candidate<T>* const best = std::partition(named, named + count, [&](const auto& x) { return forced.has(x.key()); });
+  scored_keys<T> reaching(const scored_keys<T>& from, const forced_names& forced, T wanted) const {
+    for (idx_t n = 0; n < from.count; ++n) by_score[n] = from[n];
+    candidate<T>* const end = by_score + from.count;
+    candidate<T>* const best = std::partition(by_score, end, [&](const auto& x) { return forced.has(x.key()); });
     const auto by_key = [](const candidate<T>& a, const candidate<T>& b) { return a.key() < b.key(); };
-    std::sort(named, best, by_key);
-    std::sort(best, named + count, [](const candidate<T>& a, const candidate<T>& b) { return b < a; });
+    std::sort(by_score, best, by_key);
+    std::sort(best, end, [](const candidate<T>& a, const candidate<T>& b) { return b < a; });
     T sum = 0;
-    idx_t n = 0;
-    for (; n < count && (named + n < best || sum < wanted); ++n) sum += named[n].score();
-    std::sort(named, named + n, by_key);
-    return n;
+    candidate<T>* last = by_score;
+    for (; last < end && (last < best || sum < wanted); ++last) sum += last->score();
+    std::sort(by_score, last, by_key);
+    scored_keys<T> to = named;
+    to.count = 0;
+    for (const candidate<T>* x = by_score; x < last; ++x) to.add(*x);
+    return to;
   }
 };
 

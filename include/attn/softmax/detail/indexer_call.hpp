@@ -68,23 +68,27 @@ struct indexer_call {
     return activation == indexer_activation::relu ? (max)(x, zero<T>()) : x;  // NaN stays
   }
 
-  /// Stores what list `list` of query i names, of `count` names; -1 behind them.
-  void store(idx_t b, idx_t list, idx_t i, const candidate<T>* named, idx_t count) const {
-    const idx_t p = position(b, i);
-    const bool unfinished = seen.tail && count >= 0 && p >= 0 && (p + 1) % seen.limit.span != 0;
+  /// Stores what list `list` of query i names; -1 behind them. None (a count of -1): a row of padding.
+  void store(idx_t b, idx_t list, idx_t i, const scored_keys<T>& named) const {
+    const idx_t p = position(b, i), count = (std::max)(named.count, idx_t(0));
+    const bool unfinished = seen.tail && named.count >= 0 && p >= 0 && (p + 1) % seen.limit.span != 0;
     indices.typed([&](const auto& to) {
       using index = typename std::remove_cvref_t<decltype(to)>::value_type;
-      for (idx_t n = 0; n < entries(); ++n)
-        to(b, list, i, n) = static_cast<index>(n < count                 ? named[n].key()
-                                               : n == count && unfinished ? (p + 1) / seen.limit.span
-                                                                          : -1);
+      index* const row = &to(b, list, i, 0);
+      const idx_t stride = to.stride(3);
+      if (stride == 1)
+        for (idx_t n = 0; n < count; ++n) row[n] = static_cast<index>(named.keys[n]);
+      else
+        for (idx_t n = 0; n < count; ++n) row[n * stride] = static_cast<index>(named.keys[n]);
+      for (idx_t n = count; n < entries(); ++n) row[n * stride] = -1;
+      if (unfinished) row[count * stride] = static_cast<index>((p + 1) / seen.limit.span);
     });
     for (idx_t n = 0; scores && n < entries(); ++n)
       scores(b, list, i, n) = n < count ? named[n].score() : -std::numeric_limits<T>::infinity();
   }
   void clear_padding(idx_t b, idx_t begin, idx_t end) const {
     for (idx_t i = (std::max)(begin, lengths.queries(b)); i < (std::min)(end, shape.queries); ++i)
-      for (idx_t list = 0; list < lists(); ++list) store(b, list, i, nullptr, -1);
+      for (idx_t list = 0; list < lists(); ++list) store(b, list, i, {.count = -1});
   }
 };
 

@@ -20,14 +20,14 @@ struct lightning_indexer_driver {
   struct scratch {
     T *queries, *weights;           // per head: [dim][tile_rows], [tile_rows]
     T* scores;                      // [tile_rows][score_stride]
-    candidate<T>* named;            // [topk]
+    scored_keys<T> named;           // [topk]
     std::span<named_blocks<T>> lists;  // [lists][tile_rows]
   };
   scratch layout(arena& memory) const {
     return {.queries = memory.allocate<T>(shape.heads * tile_rows * shape.dim),
             .weights = memory.allocate<T>(shape.heads * tile_rows),
             .scores = memory.allocate<T>(tile_rows * score_stride),
-            .named = memory.allocate<candidate<T>>(in.topk),
+            .named = scored_keys<T>::layout(memory, in.topk),
             .lists = layout_lists<T>(memory, in, in.lists() * tile_rows)};
   }
 
@@ -76,7 +76,7 @@ struct lightning_indexer_driver {
       }
     }
     each_list([&](idx_t list, idx_t query, auto& names) {
-      in.store(b, list, query, s.named, names.finish(s.named));
+      in.store(b, list, query, names.finish(s.named));
     });
   }
 

@@ -64,7 +64,7 @@ struct indexer_rows {
     const idx_t parts = std::clamp<idx_t>(ceil_div(threads, std::max<idx_t>(1, queries)), 1,
                                           std::max<idx_t>(1, shape.keys / stream_chunk));
     const auto layout = [&](arena& memory) { return layout_lists<T>(memory, in, in.lists()); };
-    const auto named = in.exec.workspace([&](arena& memory) { return memory.allocate<candidate<T>>(in.topk); });
+    const auto named = in.exec.workspace([&](arena& memory) { return scored_keys<T>::layout(memory, in.topk); });
     // An item is a part of a query.
     const idx_t together = parts == 1 ? threads : parts * queries;
     for_each_wave(in.exec, queries * parts, together, layout, [&](const wave<lists>& some) {
@@ -86,7 +86,7 @@ struct indexer_rows {
         for (idx_t list = 0; list < in.lists(); ++list) {
           named_blocks<T>& names = some.scratch[n][static_cast<std::size_t>(list)];
           for (idx_t part = 1; part < parts; ++part) names.merge(some.scratch[n + part][static_cast<std::size_t>(list)]);
-          in.store(b, list, i, *named, names.finish(*named));
+          in.store(b, list, i, names.finish(*named));
         }
       }
     });

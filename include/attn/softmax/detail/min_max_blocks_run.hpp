@@ -79,7 +79,7 @@ struct min_max_driver {
 
   struct scratch {
     T *gathered, *queries, *scores, *sums;  // [tile_rows][depth], [depth][tile_rows], [tile_rows][score_stride] twice
-    candidate<T>* named;                    // [topk]
+    scored_keys<T> named;                   // [topk]
     std::span<named_blocks<T>> names;       // [tile_rows]
   };
   scratch layout(arena& memory) const {
@@ -87,7 +87,7 @@ struct min_max_driver {
             .queries = memory.allocate<T>(depth * tile_rows),
             .scores = memory.allocate<T>(tile_rows * score_stride),
             .sums = memory.allocate<T>(tile_rows * score_stride),
-            .named = memory.allocate<candidate<T>>(in.topk),
+            .named = scored_keys<T>::layout(memory, in.topk),
             .names = layout_lists<T>(memory, in, tile_rows)};
   }
 
@@ -135,7 +135,7 @@ struct min_max_driver {
         if (const idx_t below = seen(m); below > from)
           names(m).take(s.sums + m * score_stride, from, (std::min)(some, below - from), below);
     }
-    for (idx_t m = 0; m < count; ++m) in.store(b, list(m), query(m), s.named, names(m).finish(s.named));
+    for (idx_t m = 0; m < count; ++m) in.store(b, list(m), query(m), names(m).finish(s.named));
   }
 
   void run() const {

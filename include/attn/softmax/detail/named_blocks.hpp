@@ -10,21 +10,21 @@ template <class T>
 struct named_blocks {
   static constexpr idx_t most_at_once = 64;  // blocks whose largest scores are handed on together
 
-  topk_keys<T> best;                // of what is not forced
-  candidate<T>* forced = nullptr;   // ascending
+  topk_keys<T> best;       // of what is not forced
+  scored_keys<T> forced;   // ascending
   forced_names of_query{};
-  idx_t forced_count = 0, block = 1, room = 0;     // room: for forced names
+  idx_t block = 1, room = 0;                       // room: for forced names
   T open = -std::numeric_limits<T>::infinity();    // the largest score of the block that is not complete
 
   template <class Call>
-  static named_blocks layout(arena& memory, const Call& call, candidate<T>* upper, candidate<T>* lower) {
+  static named_blocks layout(arena& memory, const Call& call, T* some, T* others) {
     const idx_t names = call.names(), room = (std::min)(call.local_blocks + call.first_blocks, names);
-    return {.best = topk_keys<T>::layout(memory, call.topk, names, upper, lower),
-            .forced = memory.allocate<candidate<T>>(room), .block = call.block, .room = room};
+    return {.best = topk_keys<T>::layout(memory, call.topk, names, some, others),
+            .forced = scored_keys<T>::layout(memory, room), .block = call.block, .room = room};
   }
   void begin(const forced_names& names, idx_t topk) {
     best.clear();
-    of_query = names, forced_count = 0, open = -std::numeric_limits<T>::infinity();
+    of_query = names, forced.count = 0, open = -std::numeric_limits<T>::infinity();
     best.topk = topk - names.count();
   }
 
@@ -48,14 +48,18 @@ struct named_blocks {
   /// Those of a list of later keys.
   void merge(const named_blocks& later) {
     if (best.topk > 0) best.merge(later.best);
-    forced_count = static_cast<idx_t>(std::copy_n(later.forced, later.forced_count, forced + forced_count) - forced);
+    for (idx_t n = 0; n < later.forced.count; ++n) forced.add(later.forced[n]);
   }
-  /// Everything that is named, ascending, in `list` with room for topk. Returns how many.
-  idx_t finish(candidate<T>* list) {
+  /// Everything that is named, ascending: in `both`, which has room for topk, or where it is.
+  scored_keys<T> finish(scored_keys<T> both) {
     best.finish();
-    return static_cast<idx_t>(
-        std::merge(best.list, best.list + best.count, forced, forced + forced_count, list,
-                   [](const candidate<T>& a, const candidate<T>& b) { return a.key() < b.key(); }) - list);
+    if (forced.count == 0) return best;
+    both.count = 0;
+    idx_t next = 0;  // of the forced ones
+    for (idx_t n = 0; n < best.count; both.add(best[n++]))
+      while (next < forced.count && forced.keys[next] < best.keys[n]) both.add(forced[next++]);
+    while (next < forced.count) both.add(forced[next++]);
+    return both;
   }
 
  private:
@@ -65,7 +69,7 @@ struct named_blocks {
     for (int part = 0; part < 4; ++part) {
       const idx_t from = std::clamp(stops[part], first, end), to = std::clamp(stops[part + 1], first, end);
       if (part % 2 == 1 && best.topk > 0 && from < to) best.take(scores + (from - first), from, to - from);
-      for (idx_t n = from; part % 2 == 0 && n < to; ++n) forced[forced_count++] = {scores[n - first], n};
+      for (idx_t n = from; part % 2 == 0 && n < to; ++n) forced.add({scores[n - first], n});
     }
   }
   /// NaN counts as -infinity.
@@ -86,9 +90,9 @@ struct named_blocks {
 template <class T, class Call>
 std::span<named_blocks<T>> layout_lists(arena& memory, const Call& call, idx_t count) {
   const idx_t room = topk_keys<T>::room_for(call.topk, call.names());
-  candidate<T>*const upper = memory.allocate<candidate<T>>(room), *const lower = memory.allocate<candidate<T>>(room);
+  T *const some = memory.allocate<T>(room), *const others = memory.allocate<T>(room);
   named_blocks<T>* const lists = memory.allocate_list(
-      count, [&](arena& m) { return named_blocks<T>::layout(m, call, upper, lower); });
+      count, [&](arena& m) { return named_blocks<T>::layout(m, call, some, others); });
   return {lists, static_cast<std::size_t>(count)};
 }
 

@@ -1,9 +1,8 @@
 // attn: the keys of a query with the largest scores, which come a few at a time in the order of the keys.
 //
-// Scores above a threshold are kept, in that order. When there are too many, the topk-th largest is found by a
-// quickselect without branches on the numbers (std::nth_element: 3 times as long), becomes the threshold, and those
-// below are dropped. A candidate is its score and its key as one number, so that of equal scores the earlier key is the
-// larger one.
+// Scores above a threshold are kept, in that order, beside their keys. When there are too many, the topk-th largest is
+// found by a quickselect without branches on the numbers (std::nth_element: 3 times as long), becomes the threshold, and
+// those below are dropped. Of equal scores the earlier keys are kept.
 #pragma once
 
 #include <attn/core/detail/simd.hpp>
@@ -14,225 +13,244 @@
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
-/// NaN counts as -infinity, -0 as 0.
+using key_number = std::uint32_t;
+
+/// A key and its score. NaN counts as -infinity, -0 as 0; of equal scores that of the later key is less.
 template <class T>
-struct candidate {
-  using bits = std::uint64_t;
-  static constexpr idx_t most_keys = idx_t(1) << 60;
-
-  bits order = 0, before = 0;  // larger ones come first
-
-  candidate() = default;
-  candidate(T score, idx_t key) : order(ordered(score)), before(~static_cast<bits>(key)) {}
-  idx_t key() const { return static_cast<idx_t>(~before); }
-  T score() const { return std::bit_cast<T>(order >> 63 ? order ^ bits(1) << 63 : ~order); }
-  friend bool operator<(const candidate& a, const candidate& b) {
-    return a.order < b.order || (a.order == b.order && a.before < b.before);
-  }
-
-  static bits ordered(T score) {
-    const bits x = std::bit_cast<bits>(score == score ? score + T(0) : -std::numeric_limits<T>::infinity());
-    return x >> 63 ? ~x : x | bits(1) << 63;
-  }
-};
-template <>
-struct candidate<float> {
+class candidate {
+ public:
   static constexpr idx_t most_keys = idx_t(1) << 32;
 
-  std::uint64_t number = 0;
-
   candidate() = default;
-  candidate(float score, idx_t key) : number(ordered(score) << 32 | static_cast<std::uint32_t>(~key)) {}
-  idx_t key() const { return static_cast<idx_t>(static_cast<std::uint32_t>(~number)); }
-  float score() const {
-    const std::uint32_t x = static_cast<std::uint32_t>(number >> 32);
-    return std::bit_cast<float>(x >> 31 ? x ^ 0x80000000u : ~x);
+  candidate(T score, idx_t key) : score_(counted(score)), key_(static_cast<key_number>(key)) {}
+  idx_t key() const { return static_cast<idx_t>(key_); }
+  T score() const { return score_; }
+  friend bool operator<(const candidate& a, const candidate& b) {
+    return a.score_ < b.score_ || (a.score_ == b.score_ && a.key_ > b.key_);
   }
-  friend bool operator<(const candidate& a, const candidate& b) { return a.number < b.number; }
 
-  static std::uint64_t ordered(float score) {
-    const std::uint32_t x = std::bit_cast<std::uint32_t>(score == score ? score + 0.0f
-                                                                        : -std::numeric_limits<float>::infinity());
-    return x ^ ((0u - (x >> 31)) | 0x80000000u);
-  }
+  static T counted(T score) { return score == score ? score + T(0) : -std::numeric_limits<T>::infinity(); }
+
+ private:
+  T score_ = 0;
+  key_number key_ = 0;
 };
 
-/// Copies to `upper` the candidates above the pivot, to `lower` the others. Either may be `from`: what is written never
-/// passes what is read. Returns how many are above.
-template <class T>
-idx_t split(const candidate<T>* from, idx_t count, const candidate<T>& pivot, candidate<T>* upper,
-            candidate<T>* lower) {
-  idx_t above = 0, below = 0;
+enum class side { above, below };
+
+/// Copies to `to`, which may be `from`, the numbers on one side of the pivot. Returns how many.
+template <side Side, class T>
+idx_t part_of(const T* from, idx_t count, T pivot, T* to) {
+  idx_t found = 0;
   for (idx_t n = 0; n < count; ++n) {
-    const candidate<T> x = from[n];
-    const bool larger = pivot < x;
-    upper[above] = x, above += larger;
-    lower[below] = x, below += !larger;
+    const T x = from[n];
+    to[found] = x, found += Side == side::above ? x > pivot : x < pivot;
   }
-  return above;
+  return found;
 }
-/// Removes those below the pivot. Returns how many are left.
+/// A number among `count` that is about the k-th largest; of a few, the k-th largest.
 template <class T>
-idx_t keep_from(candidate<T>* list, idx_t all, const candidate<T>& pivot) {
+T pivot_of(const T* from, idx_t count, idx_t k) {
+  for (idx_t n = 0; count <= 8 && n < count; ++n) {
+    idx_t larger = 0, equal = 0;
+    for (idx_t m = 0; m < count; ++m) larger += from[n] < from[m], equal += from[n] == from[m];
+    if (larger < k && k <= larger + equal) return from[n];
+  }
+  const auto median = [](T a, T b, T c) { return (std::max)((std::min)(a, b), (std::min)((std::max)(a, b), c)); };
+  const auto middle = [&](idx_t a, idx_t b, idx_t c) { return median(from[a], from[b], from[c]); };
+  return median(middle(0, count / 8, count / 4), middle(count * 3 / 8, count / 2, count * 5 / 8),
+                middle(count * 3 / 4, count * 7 / 8, count - 1));
+}
+/// Scores that are to be added to a list with their keys, from `first` on: those above the threshold, or all. `scores`
+/// and `keys` have room for all of them. Returns how many.
+template <class T>
+idx_t append_keys(const T* from, idx_t some, idx_t first, bool all, T threshold, T* scores, key_number* keys) {
+  idx_t count = 0;
+  for (idx_t n = 0; n < some; ++n) {  // without branches: which ones are above cannot be predicted
+    scores[count] = candidate<T>::counted(from[n]), keys[count] = static_cast<key_number>(first + n);
+    count += all | (from[n] > threshold);
+  }
+  return count;
+}
+/// Removes the scores below the least, and all but the first `equal` of those that equal it. Returns how many are left.
+template <class T>
+idx_t keep_from(T* scores, key_number* keys, idx_t all, T least, idx_t equal) {
   idx_t count = 0;
   for (idx_t n = 0; n < all; ++n) {
-    const candidate<T> x = list[n];
-    list[count] = x, count += !(x < pivot);
+    const T x = scores[n];
+    const bool another = (x == least) & (equal > 0);
+    scores[count] = x, keys[count] = keys[n];
+    equal -= another, count += another | (x > least);
   }
   return count;
 }
 
-// The same, and candidates of scores, where the processor moves chosen lanes together (4096 keys, topk 512, Zen 4:
-// choosing takes half the time).
+// The same where the processor moves chosen lanes together (16384 queries of up to 4096 keys, topk 512, Zen 4: choosing
+// takes a third of the time).
 #if defined(__AVX512F__) && defined(EIGEN_VECTORIZE_AVX512)
-/// Eight of them, of which those of `real` count; up to seven numbers behind what is written change.
-struct eight_candidates {
-  __m512i numbers;
-  __mmask8 real;
+/// Up to 16 of them; up to 15 numbers behind what is written change.
+struct sixteen_scores {
+  __m512 numbers;
+  __mmask16 real;
 
-  static eight_candidates load(const candidate<float>* from, idx_t count) {
-    const __mmask8 real = static_cast<__mmask8>(count < 8 ? (1u << count) - 1 : 0xffu);
-    return {_mm512_maskz_loadu_epi64(real, from), real};
+  static sixteen_scores load(const float* from, idx_t count) {
+    const __mmask16 real = static_cast<__mmask16>(count < 16 ? (1u << count) - 1 : 0xffffu);
+    return {_mm512_maskz_loadu_ps(real, from), real};
   }
-  idx_t store(candidate<float>* to, __mmask8 these) const {
-    _mm512_storeu_si512(to, _mm512_maskz_compress_epi64(these, numbers));
+  __mmask16 above(__m512 x) const { return _mm512_mask_cmp_ps_mask(real, numbers, x, _CMP_GT_OQ); }
+  __mmask16 below(__m512 x) const { return _mm512_mask_cmp_ps_mask(real, numbers, x, _CMP_LT_OQ); }
+  idx_t store(float* to, __mmask16 these) const {
+    _mm512_storeu_ps(to, _mm512_maskz_compress_ps(these, numbers));
     return std::popcount(static_cast<unsigned>(these));
   }
-};
-inline idx_t split(const candidate<float>* from, idx_t count, const candidate<float>& pivot, candidate<float>* upper,
-                   candidate<float>* lower) {
-  const __m512i limit = _mm512_set1_epi64(static_cast<long long>(pivot.number));
-  idx_t above = 0, below = 0;
-  for (idx_t n = 0; n < count; n += 8) {
-    const auto x = eight_candidates::load(from + n, count - n);
-    const __mmask8 larger = _mm512_mask_cmpgt_epu64_mask(x.real, x.numbers, limit);
-    above += x.store(upper + above, larger);
-    below += x.store(lower + below, static_cast<__mmask8>(x.real & ~larger));
+  static void store_keys(key_number* to, __m512i keys, __mmask16 these) {
+    _mm512_storeu_si512(to, _mm512_maskz_compress_epi32(these, keys));
   }
-  return above;
+  /// The k-th largest lane.
+  float kth_largest(idx_t k) const {
+    const __m512 x = _mm512_mask_mov_ps(_mm512_set1_ps(-std::numeric_limits<float>::infinity()), real, numbers);
+    __m512i larger = _mm512_setzero_si512();
+    unroll<15>([&](auto n) {
+      const __m512i bits = _mm512_castps_si512(x);
+      const __m512 other = _mm512_castsi512_ps(_mm512_alignr_epi32(bits, bits, n + 1));
+      larger = _mm512_mask_sub_epi32(larger, _mm512_cmp_ps_mask(other, x, _CMP_GT_OQ), larger, _mm512_set1_epi32(-1));
+    });
+    const __mmask16 first = _mm512_cmp_epi32_mask(larger, _mm512_set1_epi32(static_cast<int>(k)), _MM_CMPINT_LT);
+    return _mm512_mask_reduce_min_ps(first, x);
+  }
+};
+template <side Side>
+idx_t part_of(const float* from, idx_t count, float pivot, float* to) {
+  const __m512 limit = _mm512_set1_ps(pivot);
+  idx_t found = 0;
+  for (idx_t n = 0; n < count; n += 16) {
+    const auto x = sixteen_scores::load(from + n, count - n);
+    found += x.store(to + found, Side == side::above ? x.above(limit) : x.below(limit));
+  }
+  return found;
 }
-inline idx_t keep_from(candidate<float>* list, idx_t all, const candidate<float>& pivot) {
-  const __m512i limit = _mm512_set1_epi64(static_cast<long long>(pivot.number));
+/// By the same place among 16 of them, but nearer to the middle: the k-th largest is then in the smaller part.
+inline float pivot_of(const float* from, idx_t count, idx_t k) {
+  if (count <= 16) return sixteen_scores::load(from, count).kth_largest(k);
+  const auto four = [&](idx_t n) { return _mm_loadu_ps(from + (count - 4) * n / 3); };
+  const __m256 low = _mm256_set_m128(four(1), four(0)), high = _mm256_set_m128(four(3), four(2));
+  const __m512 sample = _mm512_castpd_ps(_mm512_insertf64x4(_mm512_castpd256_pd512(_mm256_castps_pd(low)),
+                                                            _mm256_castps_pd(high), 1));
+  const idx_t place = (16 * k + count / 2) / count;
+  return sixteen_scores{sample, 0xffff}.kth_largest(2 * k < count ? (std::min)(place + 2, idx_t(8))
+                                                                  : (std::max)(place - 1, idx_t(9)));
+}
+inline idx_t append_keys(const float* from, idx_t some, idx_t first, bool all, float threshold, float* scores,
+                         key_number* keys) {
+  const __m512 limit = _mm512_set1_ps(threshold), lowest = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
+  const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
   idx_t count = 0;
-  for (idx_t n = 0; n < all; n += 8) {
-    const auto x = eight_candidates::load(list + n, all - n);
-    count += x.store(list + count, _mm512_mask_cmpge_epu64_mask(x.real, x.numbers, limit));
+  for (idx_t n = 0; n < some; n += 16) {
+    auto x = sixteen_scores::load(from + n, some - n);
+    const __mmask16 these = all ? x.real : x.above(limit);
+    x.numbers = _mm512_add_ps(_mm512_max_ps(x.numbers, lowest), _mm512_setzero_ps());  // NaN becomes the second operand
+    sixteen_scores::store_keys(keys + count, _mm512_add_epi32(lanes, _mm512_set1_epi32(static_cast<int>(first + n))),
+                               these);
+    count += x.store(scores + count, these);
   }
   return count;
 }
-/// Appends those of the first `some` scores, of 16 at most, that are above the threshold, or all of them.
-inline idx_t append_candidates(const float* scores, idx_t some, idx_t first, bool all, float threshold,
-                               candidate<float>* to) {
-  const __mmask16 real = static_cast<__mmask16>(some < 16 ? (1u << some) - 1 : 0xffffu);
-  __m512 x = _mm512_maskz_loadu_ps(real, scores);
-  const __mmask16 these = all ? real : _mm512_mask_cmp_ps_mask(real, x, _mm512_set1_ps(threshold), _CMP_GT_OQ);
-  if (these == 0) return 0;
-  const __m512 lowest = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
-  x = _mm512_mask_mov_ps(_mm512_add_ps(x, _mm512_setzero_ps()), _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), lowest);
-  const __m512i bits = _mm512_castps_si512(x), sign = _mm512_set1_epi32(std::numeric_limits<int>::min());
-  const __m512i ordered = _mm512_xor_si512(bits, _mm512_or_si512(_mm512_srai_epi32(bits, 31), sign));
-  const auto eight = [&](__m256i half, idx_t key) {
-    const __m512i before = _mm512_sub_epi64(_mm512_set1_epi64(static_cast<std::uint32_t>(~key)),
-                                            _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0));
-    return _mm512_or_si512(_mm512_slli_epi64(_mm512_cvtepu32_epi64(half), 32), before);
-  };
-  const eight_candidates low{eight(_mm512_castsi512_si256(ordered), first), 0xff},
-      high{eight(_mm512_extracti64x4_epi64(ordered, 1), first + 8), 0xff};
-  const idx_t count = low.store(to, static_cast<__mmask8>(these));
-  return count + high.store(to + count, static_cast<__mmask8>(these >> 8));
+inline idx_t keep_from(float* scores, key_number* keys, idx_t all, float least, idx_t equal) {
+  const __m512 limit = _mm512_set1_ps(least);
+  idx_t count = 0;
+  for (idx_t n = 0; n < all; n += 16) {
+    const auto x = sixteen_scores::load(scores + n, all - n);
+    const __mmask16 larger = x.above(limit);
+    unsigned others = x.real & ~larger & ~x.below(limit);
+    for (; std::popcount(others) > equal; others ^= std::bit_floor(others)) {}
+    equal -= std::popcount(others);
+    const __mmask16 these = static_cast<__mmask16>(larger | others);
+    sixteen_scores::store_keys(keys + count, _mm512_loadu_si512(keys + n), these);
+    count += x.store(scores + count, these);
+  }
+  return count;
 }
 #endif
 
-/// The `k`-th largest of `count` different candidates, 1 <= k <= count. upper and lower [count] are scratch.
+/// The k-th largest of `count` numbers, 1 <= k <= count, and how many are above it. `to` and `spare` have room for them.
 template <class T>
-candidate<T> kth_largest(const candidate<T>* from, idx_t count, idx_t k, candidate<T>* upper, candidate<T>* lower) {
-  for (;;) {
-    for (idx_t n = 0; count <= 8 && n < count; ++n) {
-      idx_t larger = 0;
-      for (idx_t m = 0; m < count; ++m) larger += from[n] < from[m];
-      if (larger + 1 == k) return from[n];
+std::pair<T, idx_t> kth_largest(const T* from, idx_t count, idx_t k, T* to, T* spare) {
+  for (idx_t passed = 0;; std::swap(to, spare)) {
+    const T pivot = pivot_of(from, count, k);
+    const bool upper_first = 2 * k < count;  // which part it is in, as a rule
+    idx_t above = upper_first ? part_of<side::above>(from, count, pivot, to) : 0;
+    if (k > above) {
+      const idx_t below = part_of<side::below>(from, count, pivot, to), others = count - below;
+      if (k > others) {
+        from = to, count = below, k -= others, passed += others;
+        continue;
+      }
+      if (!upper_first) above = part_of<side::above>(from, count, pivot, to);
+      if (k > above) return {pivot, passed + above};
     }
-    const auto middle = [&](idx_t a, idx_t b, idx_t c) {
-      return (std::max)((std::min)(from[a], from[b]), (std::min)((std::max)(from[a], from[b]), from[c]));
-    };
-    const candidate<T> of_three[] = {middle(0, count / 8, count / 4), middle(count * 3 / 8, count / 2, count * 5 / 8),
-                                     middle(count * 3 / 4, count * 7 / 8, count - 1)};
-    const candidate<T> pivot = (std::max)((std::min)(of_three[0], of_three[1]),
-                                        (std::min)((std::max)(of_three[0], of_three[1]), of_three[2]));
-    const idx_t above = split(from, count, pivot, upper, lower);
-    if (k <= above)
-      from = upper, count = above;
-    else
-      from = lower, count -= above, k -= above;
+    from = to, count = above;
   }
 }
 
+/// Keys with their scores.
+template <class T>
+struct scored_keys {
+  T* scores = nullptr;
+  key_number* keys = nullptr;
+  idx_t count = 0;
+
+  static scored_keys layout(arena& memory, idx_t room) {
+    return {.scores = memory.allocate<T>(room), .keys = memory.allocate<key_number>(room)};
+  }
+  candidate<T> operator[](idx_t n) const { return {scores[n], static_cast<idx_t>(keys[n])}; }
+  void add(const candidate<T>& x) { scores[count] = x.score(), keys[count++] = static_cast<key_number>(x.key()); }
+};
+
 /// Of one query.
 template <class T>
-struct topk_keys {
-  candidate<T> *list = nullptr, *upper = nullptr, *lower = nullptr;  // [room_for(..)]; the last two may be shared
-  idx_t topk = 0, capacity = 0, count = 0;  // of more than `capacity` candidates some are dropped
+struct topk_keys : scored_keys<T> {
+  using scored_keys<T>::scores, scored_keys<T>::keys, scored_keys<T>::count;
+
+  T *some = nullptr, *others = nullptr;  // [room_for(..)]; may be shared
+  idx_t topk = 0, capacity = 0;          // of more than `capacity` candidates some are dropped
   T threshold = -std::numeric_limits<T>::infinity();  // keys of scores that are not above it are not wanted
   bool full = false;                                  // whether there are so many
 
+  static constexpr idx_t at_once = 64;  // keys that are looked at between two looks at the capacity
   static idx_t capacity_of(idx_t topk, idx_t keys) { return (std::min)(std::max<idx_t>(4 * topk, 256), keys); }
-  static idx_t room_for(idx_t topk, idx_t keys) { return capacity_of(topk, keys) + width<T>; }
+  static idx_t room_for(idx_t topk, idx_t keys) { return capacity_of(topk, keys) + at_once + width<T>; }
 
-  static topk_keys layout(arena& memory, idx_t topk, idx_t keys, candidate<T>* upper, candidate<T>* lower) {
-    return {.list = memory.allocate<candidate<T>>(room_for(topk, keys)), .upper = upper, .lower = lower, .topk = topk,
-            .capacity = capacity_of(topk, keys)};
+  static topk_keys layout(arena& memory, idx_t topk, idx_t keys, T* some, T* others) {
+    return {scored_keys<T>::layout(memory, room_for(topk, keys)), some, others, topk, capacity_of(topk, keys)};
   }
   void clear() { count = 0, full = false, threshold = -std::numeric_limits<T>::infinity(); }
 
   /// The scores of `some` keys from `first` on.
-  void take(const T* scores, idx_t first, idx_t some) {
-    idx_t n = 0;
-#if defined(__AVX512F__) && defined(EIGEN_VECTORIZE_AVX512)
-    if constexpr (std::same_as<T, float>) {
-      for (; n < some; n += 16) {
-        count += append_candidates(scores + n, some - n, first + n, !full, threshold, list + count);
-        if (count >= capacity && count > topk) drop();
-      }
-      return;
+  void take(const T* of_keys, idx_t first, idx_t some) {
+    for (idx_t n = 0; n < some; n += at_once) {
+      count += append_keys(of_keys + n, (std::min)(some - n, at_once), first + n, !full, threshold, scores + count,
+                           keys + count);
+      drop_beyond(capacity);
     }
-#endif
-    for (; n < some && !full; ++n) {
-      list[count++] = {scores[n], first + n};
-      if (count >= capacity && count > topk) drop();
-    }
-    for (; n + width<T> <= some; n += width<T>)
-      if (max_lanes(above(load<T>(scores + n))) > T(0)) add_some(scores + n, first + n, width<T>);
-    if (n < some) add_some(scores + n, first + n, some - n);
   }
   /// The candidates of a list of later keys.
   void merge(const topk_keys& later) {
     for (idx_t n = 0; n < later.count; ++n) {
-      list[count++] = later.list[n];
-      if (count >= capacity && count > topk) drop();
+      this->add(later[n]);
+      drop_beyond(capacity);
     }
   }
-  /// The topk best, in the order of keys: list[0], ..., list[count - 1].
-  void finish() {
-    if (count > topk) drop();
-  }
+  /// Leaves the topk best, in the order of keys.
+  void finish() { drop_beyond(topk); }
 
  private:
-  /// 1 where a score is above the threshold.
-  packet<T> above(const packet<T>& x) const {
-    return if_less(broadcast<T>(threshold), x, broadcast<T>(T(1)), zero<T>());
-  }
-  void add_some(const T* scores, idx_t first, idx_t some) {
-    for (idx_t n = 0; n < some; ++n) {  // without branches: which ones are above cannot be predicted
-      list[count] = {scores[n], first + n};
-      count += scores[n] > threshold;
-    }
-    if (count >= capacity) drop();
+  void drop_beyond(idx_t most) {
+    if (count > topk && count >= most) drop();
   }
   [[gnu::noinline]] void drop() {
-    const idx_t all = std::exchange(count, 0);
-    const candidate<T> least = kth_largest(list, all, topk, upper, lower);
-    count = keep_from(list, all, least);
-    threshold = least.score(), full = true;
+    const auto [least, above] = kth_largest<T>(scores, count, topk, some, others);
+    count = keep_from(scores, keys, count, least, topk - above);
+    threshold = least, full = true;
   }
 };
 
