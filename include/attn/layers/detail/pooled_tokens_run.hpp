@@ -56,12 +56,15 @@ void run_pooled_tokens(const pooled_tokens_driver<T>& call, const rows_of_heads<
     memory.clear();
     const auto head = call.head_of(task / segments);
     const idx_t begin = task % segments * segment, end = (std::min)(begin + segment, rows);
-    for (idx_t w = begin; w < end; ++w) {
+    const idx_t complete = (std::min)(end, head.windows);
+    const bool in_place = out.in_place(call.dim);
+    for (idx_t w = begin, count; w < end; w += count) {
       char* const to = out.at(head.b, head.h, w, 0);
-      T* const result = out.in_place(call.dim) ? reinterpret_cast<T*>(to) : memory.spare;
+      T* const result = in_place ? reinterpret_cast<T*>(to) : memory.spare;
       pooled_rows<T> tile;
-      if (w < head.windows) call.pool(head, w, memory, tile, result);
-      out.store(w < head.windows ? result : memory.zeros, call.dim, to);
+      count = in_place && w < complete ? call.windows_together(head, w, complete) : 1;
+      if (w < complete) call.pool(head, w, memory, tile, result, count, out.strides[2]);
+      out.store(w < complete ? result : memory.zeros, call.dim, to);
     }
   });
 }

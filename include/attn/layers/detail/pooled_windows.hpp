@@ -36,12 +36,20 @@ struct rows_of_heads : memory_layout {
   void store(const T* from, idx_t count, char* to, bool add = false) const {
     if (reinterpret_cast<const char*>(from) != to) access->store(from, count, to, strides[3], add);
   }
+  /// `rows` rows from `first` on, each as load has it: slots are `padded` numbers apart.
+  void load_rows(const char* first, int rows, idx_t count, T* slots, idx_t padded, const T** to) const {
+    const idx_t stride = strides[2] * item;
+    if (in_place(count))
+      for (int r = 0; r < rows; ++r) to[r] = reinterpret_cast<const T*>(first + r * stride);
+    else
+      for (int r = 0; r < rows; ++r) to[r] = load(first + r * stride, count, slots + r * padded);
+  }
 };
 
 /// Rows of a tile, whose logits stay in registers.
 inline constexpr int pooling_tile = 8;
-/// Bytes of rows that are read ahead: of longer ones a cache has no room for two tiles, shorter ones do not need it.
-inline constexpr idx_t shortest_ahead = 512, longest_ahead = 1024;
+/// How many bytes after a tile lie the tokens that are prefetched while it is computed.
+inline constexpr idx_t pooling_distance = 16384;
 
 /// Tokens behind those of a state: `current`, of the unfinished window, and `previous`, the first halves of the last
 /// complete one. The last two may be missing.
@@ -57,35 +65,58 @@ struct pooled_source {
   const rows_of_heads<T>& rows(idx_t i, idx_t held) const { return i < 0 ? previous : i < held ? current : tokens; }
 };
 
-/// Rows of x and of the logits that are needed next, read line by line while others are computed: processors predict
-/// what is read from begin to end, but not columns of several rows, nor prefetches.
-struct pooled_ahead {
-  const char* rows[2][pooling_tile];
-  int count[2] = {};
-  idx_t bytes = 0;
+/// Tokens and their logits, prefetched line by line in the order in which they lie: processors fetch no columns of
+/// several rows ahead, and memory is at full speed only where it is read from begin to end. Into the second cache: the
+/// first one's list of lines on their way is too short. Some lines of x, then as many of the logits: line by line in
+/// turn is as slow as none. (Windows of 4 tokens of 64 channels: 5.0 ns a packet, in turn 8.7; of 512 channels: 4.7,
+/// into the first cache 6.5, where a window is read from begin to end before it is computed 9.)
+struct pooled_prefetch {
+  const char *x = nullptr, *logits = nullptr;
+  idx_t at = 0, bytes = 0, x_stride = 0, logits_stride = 0;  // of a row, and from row to row; 0 bytes: rows touch
 
-  /// Where it is, and lines of each kind for a packet of those that are computed.
-  struct place {
-    idx_t lines, row = 0, at = 0;
-  };
-  place begin(idx_t packets) const { return {ceil_div(count[0] * ceil_div(bytes, 64), packets)}; }
-  ATTN_INLINE void read(place& p) const {
-    for (idx_t n = 0; n < p.lines && p.row < count[0]; ++n) {
-      for (int kind = 0; kind < 2; ++kind)
-        if (p.row < count[kind]) static_cast<void>(*static_cast<const volatile char*>(rows[kind][p.row] + p.at));
-      if ((p.at += 64) >= bytes) p.at = 0, ++p.row;
+  /// As many lines as `Rows` packets have. (Plain loops: GCC takes a lambda that prefetches alone for one that does
+  /// nothing.)
+  template <int Rows>
+  ATTN_INLINE void next() {
+    constexpr idx_t line = cache_line;
+    if (bytes == 0) {
+      for (int n = 0; n < Rows; ++n) __builtin_prefetch(x + at + n * line, 0, 2);
+      for (int n = 0; n < Rows; ++n) __builtin_prefetch(logits + at + n * line, 0, 2);
+      at += Rows * line;
+    } else {
+      const idx_t from = at;
+      prefetch_lines(Rows, x, x_stride);
+      at = from, prefetch_lines(Rows, logits, logits_stride);
+    }
+  }
+
+ private:
+  ATTN_INLINE void prefetch_lines(int count, const char*& row, idx_t stride) {
+    for (int n = 0; n < count; ++n) {
+      __builtin_prefetch(row + at, 0, 2);
+      if ((at += idx_t(cache_line)) >= bytes) at = 0, row += stride;
     }
   }
 };
 
-/// Rows of a window. Logits or bias may be zeros.
+/// Rows of a window. Logits or bias may be zeros. More windows may follow, whose rows lie `step` numbers behind.
 template <class T>
 struct pooled_rows {
   const T *x[pooling_tile], *logits[pooling_tile], *bias[pooling_tile];
   int count;
+  T* result;  // of a window of this tile alone; null else
+  idx_t windows, step, logits_step, result_step;
 
   ATTN_INLINE packet<T> logit(int r, idx_t c) const {
     return attn::detail::add(load<T>(logits[r] + c), load<T>(bias[r] + c));
+  }
+  /// The next window, unless this is the last one.
+  template <int Rows>
+  ATTN_INLINE bool next_window() {
+    if (--windows <= 0) return false;
+    for (int r = 0; r < Rows; ++r) x[r] += step, logits[r] += logits_step;
+    result += result_step;
+    return true;
   }
 };
 
@@ -128,14 +159,11 @@ ATTN_INLINE packet<T> divided(const packet<T>& mean, const packet<T>& sum) {
   return if_less(sum, broadcast<T>(T(0.5)), zero<T>(), div(mean, sum));
 }
 
-/// Adds the rows of a tile, `Rows` of them; `first` where there are none before them. To `result`, unless it is null,
-/// the result of a window of this tile alone.
+/// Adds the rows of a tile, `Rows` of them; `first` where there are none before them.
 template <int Rows, class T>
-void add_softmax_rows(const pooled_rows<T>& rows, bool first, const pooled_ahead& ahead, const pooling_memory<T>& to,
-                      T* result) {
-  auto next = ahead.begin(to.padded / width<T>);
-  for (idx_t c = 0; c < to.padded; c += width<T>) {
-    ahead.read(next);
+void add_softmax_rows(pooled_rows<T>& rows, bool first, pooled_prefetch next, const pooling_memory<T>& to) {
+  do for (idx_t c = 0; c < to.padded; c += width<T>) {
+    next.template next<Rows>();
     const packet<T> before = first ? broadcast<T>(std::numeric_limits<T>::lowest()) : load<T>(to.top + c);
     packet<T> logits[array_size<Rows>], top = before, sum = zero<T>(), mean = zero<T>();
     unroll<Rows>([&](auto r) { top = (max)(top, logits[r] = rows.logit(r, c)); });
@@ -144,8 +172,8 @@ void add_softmax_rows(const pooled_rows<T>& rows, bool first, const pooled_ahead
       sum = add(sum, weight), mean = fma(weight, seen_number<T>(load<T>(rows.x[r] + c), logits[r]), mean);
     });
     store<T>(to.top + c, top);
-    if (result) {
-      store<T>(to.sum + c, sum), store<T>(result + c, divided<T>(mean, sum));
+    if (rows.result) {
+      store<T>(to.sum + c, sum), store<T>(rows.result + c, divided<T>(mean, sum));
       continue;
     }
     packet<T> sum_error = zero<T>(), mean_error = zero<T>();
@@ -157,36 +185,38 @@ void add_softmax_rows(const pooled_rows<T>& rows, bool first, const pooled_ahead
     }
     store<T>(to.sum + c, sum), store<T>(to.sum_error + c, sum_error);
     store<T>(to.mean + c, mean), store<T>(to.mean_error + c, mean_error);
-  }
-}
-template <class T>
-void add_softmax_rows(const pooled_rows<T>& rows, bool first, const pooled_ahead& ahead, const pooling_memory<T>& to,
-                      T* result) {
-  switch (rows.count) {
-    case 1: return add_softmax_rows<1>(rows, first, ahead, to, result);
-    case 2: return add_softmax_rows<2>(rows, first, ahead, to, result);
-    case 3: return add_softmax_rows<3>(rows, first, ahead, to, result);
-    case 4: return add_softmax_rows<4>(rows, first, ahead, to, result);
-    case 5: return add_softmax_rows<5>(rows, first, ahead, to, result);
-    case 6: return add_softmax_rows<6>(rows, first, ahead, to, result);
-    case 7: return add_softmax_rows<7>(rows, first, ahead, to, result);
-    default: return add_softmax_rows<pooling_tile>(rows, first, ahead, to, result);
-  }
+  } while (rows.template next_window<Rows>());
 }
 
-/// The same without logits and bias.
-template <class T>
-void add_equal_rows(const pooled_rows<T>& rows, bool first, const pooling_memory<T>& to) {
-  for (idx_t c = 0; c < to.padded; c += width<T>) {
-    packet<T> here = zero<T>();
-    for (int r = 0; r < rows.count; ++r) here = add(here, load<T>(rows.x[r] + c));
-    packet<T> mean = here, error = zero<T>();
-    if (!first) {
-      mean = load<T>(to.mean + c), error = load<T>(to.mean_error + c);
-      add_compensated(mean, error, here);
+/// The same without logits and bias, of a window of `count` rows.
+template <int Rows, class T>
+void add_equal_rows(pooled_rows<T>& rows, bool first, pooled_prefetch next, idx_t count,
+                    const pooling_memory<T>& to) {
+  const packet<T> sum = broadcast<T>(static_cast<T>(count));
+  do for (idx_t c = 0; c < to.padded; c += width<T>) {
+    next.template next<Rows>();
+    packet<T> mean = zero<T>(), error = zero<T>();
+    unroll<Rows>([&](auto r) { mean = add(mean, load<T>(rows.x[r] + c)); });
+    store<T>(to.sum + c, sum);
+    if (rows.result) {
+      store<T>(rows.result + c, div(mean, sum));
+      continue;
     }
-    store<T>(to.mean + c, mean), store<T>(to.mean_error + c, error);
-  }
+    if (!first) {
+      const packet<T> more = mean;
+      mean = load<T>(to.mean + c), error = load<T>(to.mean_error + c);
+      add_compensated(mean, error, more);
+    }
+    store<T>(to.sum_error + c, zero<T>()), store<T>(to.mean + c, mean), store<T>(to.mean_error + c, error);
+  } while (rows.template next_window<Rows>());
+}
+
+/// f(number of rows), known when it is compiled.
+template <class F>
+void with_rows(int count, F&& f) {
+  unroll<pooling_tile>([&](auto r) {
+    if (count == r + 1) f(std::integral_constant<int, r + 1>{});
+  });
 }
 
 /// The result of a window of several tiles.
@@ -209,18 +239,19 @@ struct pooled_tokens_driver {
   std::span<const idx_t> lengths, before;  // tokens of the call and of the state, of each item
 
   /// A head of a batch item: how many of its tokens are in the state, of the unfinished window, from whose first one
-  /// tokens and windows are counted, and whether a window lies before it; how many windows are complete.
+  /// tokens and windows are counted, and whether a window lies before it; how many windows are complete. Tokens that
+  /// are prefetched are `distance` tokens ahead.
   struct head {
     idx_t b, h, held;
     bool follows;
-    idx_t windows;
+    idx_t windows, distance;
   };
   head head_of(idx_t n) const {
     const idx_t b = n / heads;
     const auto at = static_cast<std::size_t>(b);
     const idx_t fed = before.empty() ? 0 : before[at], held = fed % window;
     const idx_t tokens = lengths.empty() ? length : lengths[at];
-    return {b, n % heads, held, fed >= window, (held + tokens) / window};
+    return {b, n % heads, held, fed >= window, (held + tokens) / window, ceil_div(pooling_distance, token_bytes())};
   }
   bool weighted() const { return logits || bias.data; }
   double numbers() const {
@@ -241,72 +272,64 @@ struct pooled_tokens_driver {
     return {w * window + n - earlier, n - earlier, overlap ? dim : 0};
   }
 
-  int tile_rows(const head& of, idx_t w, idx_t n) const {
-    return static_cast<int>(std::min<idx_t>(pooling_tile, rows(of, w) - n));
-  }
-  const char* at(const pooled_source<T>& from, const head& of, const place& p) const {
-    return from.at(of.b, of.h, p.token, of.held, p.channel);
-  }
-  /// Whether rows are used where they lie, and read ahead of it.
-  bool reads_ahead() const {
-    const idx_t bytes = token_bytes();
-    return logits && x.tokens.in_place(dim) && bytes >= shortest_ahead && bytes <= longest_ahead;
-  }
   idx_t token_bytes() const { return (overlap ? 2 : 1) * dim * x.tokens.item; }
-  /// Rows n, n + 1, ... of a window. Those with logits are read from begin to end here, unless that is done before; of
-  /// the others the next tile is prefetched.
+  /// Rows n, n + 1, ... of a window: its next tile.
   void load_rows(const head& of, idx_t w, idx_t n, const pooling_memory<T>& m, pooled_rows<T>& to) const {
-    const bool at_once = logits && !overlap && x.tokens.in_place(dim) && !reads_ahead();
-    const bool prefetch = !x.tokens.in_place(dim) || !logits;  // rows that are copied, or added alone
-    const auto load = [&](const pooled_source<T>& from, const place& p, T* slot) {
-      const char* const row = at(from, of, p);
-      const idx_t item = from.tokens.item;
-      for (idx_t byte = 0; prefetch && byte < dim * item; byte += 64)
-        __builtin_prefetch(row + pooling_tile * from.tokens.strides[2] * item + byte);
-      return from.rows(p.token, of.held).load(row, dim, slot);
-    };
-    to.count = tile_rows(of, w, n);
-    for (int r = 0; r < to.count; ++r) {
+    const idx_t earlier = earlier_rows(of, w), all = earlier + window;
+    to.count = static_cast<int>(std::min<idx_t>(pooling_tile, all - n));
+    for (int r = 0, count; r < to.count; r += count) {
       const place p = place_of(of, w, n + r);
-      to.x[r] = load(x, p, m.slot(0, r));
-      to.logits[r] = logits ? load(logits, p, m.slot(1, r)) : m.zeros;
-      for (idx_t c = 0; c < dim && at_once; c += 64 / idx_t(sizeof(T))) {
-        static_cast<void>(*static_cast<const volatile T*>(to.logits[r] + c));
-        static_cast<void>(*static_cast<const volatile T*>(to.x[r] + c));
-      }
-      to.bias[r] = bias.data ? bias.load(bias.at(of.b, of.h, p.row, p.channel), dim, m.slot(2, r)) : m.zeros;
+      // Rows of one source, with the same channels.
+      const idx_t end = p.token < 0 ? 0 : p.token < of.held ? of.held : p.token + all;
+      count = static_cast<int>((std::min)({to.count - idx_t(r), (n + r < earlier ? earlier : all) - (n + r),
+                                           end - p.token}));
+      const auto load = [&](const pooled_source<T>& from, int kind, const T** rows) {
+        from.rows(p.token, of.held).load_rows(from.at(of.b, of.h, p.token, of.held, p.channel), count, dim,
+                                              m.slot(kind, r), m.padded, rows + r);
+      };
+      load(x, 0, to.x);
+      if (logits) load(logits, 1, to.logits);
+      if (bias.data)
+        bias.load_rows(bias.at(of.b, of.h, p.row, p.channel), count, dim, m.slot(2, r), m.padded, to.bias + r);
     }
+    if (!logits) std::fill_n(to.logits, to.count, m.zeros);
+    if (!bias.data) std::fill_n(to.bias, to.count, m.zeros);
   }
-  /// The tokens behind those, if they are read ahead; with overlap both halves of them.
-  pooled_ahead rows_after(const head& of, idx_t w, idx_t n) const {
-    pooled_ahead ahead;
-    ahead.bytes = token_bytes();
-    if (!reads_ahead()) return ahead;
-    if ((n += pooling_tile) >= rows(of, w)) ++w, n = 0;
-    if (w >= of.windows) return ahead;
-    const int count = tile_rows(of, w, n);
-    for (int r = 0; r < count; ++r) {
-      place p = place_of(of, w, n + r);
-      if (p.token < w * window) continue;
-      p.channel = 0;
-      ahead.rows[0][ahead.count[0]++] = at(x, of, p);
-      if (logits.tokens.in_place(dim)) ahead.rows[1][ahead.count[1]++] = at(logits, of, p);
-    }
-    return ahead;
+  /// What is prefetched during that tile: as many bytes as it has, of whole tokens. Without logits x in their place.
+  pooled_prefetch prefetch(const head& of, idx_t w, idx_t n) const {
+    const rows_of_heads<T>&from = x.tokens, &other = logits ? logits.tokens : from;
+    const idx_t token = w * window - of.held + of.distance, first = n * dim * from.item, bytes = token_bytes();
+    const idx_t stride = from.strides[2] * from.item, other_stride = other.strides[2] * other.item;
+    const char *const row = from.at(of.b, of.h, token, 0), *const other_row = other.at(of.b, of.h, token, 0);
+    if (stride == bytes && other_stride == bytes) return {row, other_row, first};
+    const idx_t before = first / bytes;
+    return {row + before * stride, other_row + before * other_stride, first % bytes, bytes, stride, other_stride};
   }
-
-  /// The result of a window, to padded memory; its maxima and sums stay in m, its last rows in `tile`.
-  void pool(const head& of, idx_t w, const pooling_memory<T>& m, pooled_rows<T>& tile, T* to) const {
+  /// How many windows of [w, end) are computed as one: all, if each is a tile whose rows are used where they lie.
+  idx_t windows_together(const head& of, idx_t w, idx_t end) const {
+    const idx_t first = overlap ? w - 1 : w;
+    const bool alike = rows(of, w) <= pooling_tile && first >= 0 && first * window >= of.held &&
+                       x.tokens.in_place(dim) && (!logits || logits.tokens.in_place(dim));
+    return alike ? end - w : 1;
+  }
+  /// The results of windows, of one or those that are computed together, to padded memory `step` numbers apart; the
+  /// maxima and sums of the last one stay in m, its last rows in `tile`.
+  void pool(const head& of, idx_t w, const pooling_memory<T>& m, pooled_rows<T>& tile, T* to, idx_t windows = 1,
+            idx_t step = 0) const {
     const idx_t count = rows(of, w);
-    const bool alone = weighted() && count <= pooling_tile;
+    tile.result = count <= pooling_tile ? to : nullptr;
+    tile.step = window * x.tokens.strides[2], tile.logits_step = logits ? window * logits.tokens.strides[2] : 0;
+    tile.result_step = step;
     for (idx_t n = 0; n < count; n += pooling_tile) {
+      tile.windows = windows;
       load_rows(of, w, n, m, tile);
-      weighted() ? add_softmax_rows(tile, n == 0, rows_after(of, w, n), m, alone ? to : nullptr)
-                 : add_equal_rows(tile, n == 0, m);
+      const pooled_prefetch next = prefetch(of, w, n);
+      with_rows(tile.count, [&](auto r) {
+        weighted() ? add_softmax_rows<r.value>(tile, n == 0, next, m)
+                   : add_equal_rows<r.value>(tile, n == 0, next, count, m);
+      });
     }
-    if (alone) return;
-    if (!weighted()) std::fill_n(m.sum, m.padded, static_cast<T>(count)), std::fill_n(m.sum_error, m.padded, T(0));
-    divide_pooled(m, to);
+    if (count > pooling_tile) divide_pooled(m, to);
   }
 };
 
