@@ -43,6 +43,12 @@ struct delta_rule_options {
   view_field<real> final_state{};            // written if given: the state after the true length
   /// If given, q and k are first divided by sqrt(|row|^2 + unit_norm_eps); > 0.
   std::optional<real> unit_norm_eps{};
+
+  operator detail::kernel_parameters<real>() const {
+    return {.both_lengths = lengths, .key_mask = key_mask, .given_scale = scale, .given_unit_norm_eps = unit_norm_eps,
+            .recurrence = {.log_decay = log_decay, .beta = beta, .initial_state = initial_state,
+                           .final_state = final_state}};
+  }
 };
 
 /// The delta rule; options and execution may be left out. See the top of the file.

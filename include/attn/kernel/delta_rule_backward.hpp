@@ -40,6 +40,11 @@ struct delta_rule_gradients {
   view_field<const real> d_final_state{};   // an input, as final_state; 0 unless given
   /// Add to what is there instead of writing it over.
   bool accumulate = false;
+
+  operator detail::kernel_gradients<S>() const {
+    return {.q = q, .k = k, .v = v, .beta = beta, .log_decay = log_decay, .initial_state = initial_state,
+            .d_final_state = d_final_state, .accumulate = accumulate};
+  }
 };
 
 /// The gradients of delta_rule; options and execution may be left out. See the top of the file.

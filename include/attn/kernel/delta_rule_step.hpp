@@ -30,6 +30,11 @@ struct delta_rule_step_options {
   view_field<const real> log_decay{};   // [B, Hv, n, 1 or D]
   key_mask_view key_mask{};             // [B or 1, n]
   std::optional<real> unit_norm_eps{};
+
+  operator detail::kernel_parameters<real>() const {
+    return {.both_lengths = lengths, .key_mask = key_mask, .given_scale = scale, .given_unit_norm_eps = unit_norm_eps,
+            .recurrence = {.log_decay = log_decay, .beta = beta}};
+  }
 };
 
 /// The state of the delta rule for elements of type S. Throws std::invalid_argument for negative extents or sizes no

@@ -45,6 +45,11 @@ struct dplr_options {
   key_mask_view key_mask{};                  // [B or 1, L] of bool or bytes; false for a k and b taken as 0
   view_field<const real> initial_state{};    // S_0 [B, H, D, Dv]; 0 unless given
   view_field<real> final_state{};            // written if given: the state after the true length
+
+  operator detail::kernel_parameters<real>() const {
+    return {.both_lengths = lengths, .key_mask = key_mask, .given_scale = scale,
+            .recurrence = {.log_decay = log_decay, .initial_state = initial_state, .final_state = final_state}};
+  }
 };
 
 /// The generalised delta rule; options and execution may be left out. See the top of the file.

@@ -36,6 +36,11 @@ struct dplr_gradients {
   view_field<const real> d_final_state{};   // an input, as final_state; 0 unless given
   /// Add to what is there instead of writing it over.
   bool accumulate = false;
+
+  operator detail::kernel_gradients<S>() const {
+    return {.q = q, .k = k, .v = v, .a = a, .b = b, .log_decay = log_decay, .initial_state = initial_state,
+            .d_final_state = d_final_state, .accumulate = accumulate};
+  }
 };
 
 /// The gradients of dplr; options and execution may be left out. See the top of the file.

@@ -31,6 +31,11 @@ struct dplr_step_options {
   list_view<idx_t> lengths{};
   view_field<const real> log_decay{};   // [B, H, n, 1 or D]
   key_mask_view key_mask{};             // [B or 1, n]
+
+  operator detail::kernel_parameters<real>() const {
+    return {.both_lengths = lengths, .key_mask = key_mask, .given_scale = scale,
+            .recurrence = {.log_decay = log_decay}};
+  }
 };
 
 /// The state of dplr for elements of type S. Throws std::invalid_argument for negative extents or sizes no memory can

@@ -61,6 +61,14 @@ struct linear_options {
   view_field<const real, 3> initial_weights{};
   view_field<real> final_state{};
   view_field<real, 3> final_weights{};
+
+  operator detail::kernel_parameters<real>() const {
+    return {.both_lengths = lengths, .query_lengths = query_lengths, .key_lengths = key_lengths, .causal = causal,
+            .normalise = normalise, .eps = eps, .gate = decay, .key_mask = key_mask,
+            .recurrence = {.scale = scale, .log_decay = log_decay, .bonus = bonus, .initial_state = initial_state,
+                           .initial_weights = initial_weights, .final_state = final_state,
+                           .final_weights = final_weights}};
+  }
 };
 
 /// Linear attention; options, feature map and execution may each be left out. See the top of the file.
@@ -75,7 +83,7 @@ void linear(const Q& q, const K& k, const V& v, O&& out, Options&& options = {},
     detail::call_views check{"linear"};
     auto call = detail::check_kernel(check, detail::views_of<S>(q, k, v, out), given);
     auto features = detail::map_features<S>(feature, call.shape.dim);
-    detail::check_linear(check, call, given, features.features);
+    detail::check_linear(check, call, features.features);
     call.map = &features;
     detail::run_linear(call, detail::execution_of(exec, options, map));
   }

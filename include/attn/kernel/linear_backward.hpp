@@ -54,6 +54,12 @@ struct linear_gradients {
   view_field<const real, 3> d_final_weights{};
   /// Add to what is there instead of writing it over.
   bool accumulate = false;
+
+  operator detail::kernel_gradients<S>() const {
+    return {.q = q, .k = k, .v = v, .gate = decay, .log_decay = log_decay, .bonus = bonus,
+            .initial_state = initial_state, .initial_weights = initial_weights, .d_final_state = d_final_state,
+            .d_final_weights = d_final_weights, .accumulate = accumulate};
+  }
 };
 
 /// The gradients of linear; options, feature map, its derivative and execution may each be left out. See the top of the
@@ -72,7 +78,7 @@ void linear_backward(const Q& q, const K& k, const V& v, const D& d_out,
     const auto views = detail::backward_views_of<S>(q, k, v, d_out);
     auto call = detail::check_kernel_backward(check, views, gradients, given);
     auto features = detail::map_features<S>(feature, call.forward.shape.dim);
-    detail::check_linear_backward(check, call, given, features.features);
+    detail::check_linear_backward(check, call, features.features);
     auto back = detail::map_features_backward(features, derivative);
     call.forward.map = &features, call.map = &back;
     detail::run_linear_backward(call, detail::execution_of(exec, options, map, map_backward));

@@ -39,17 +39,17 @@ namespace detail {
 
 /// A step or append of linear.
 template <class S, class F>
-void step_linear(const char* name, linear_state<S>& state, const kernel_views<S>& x,
-                 const linear_step_options<S>& options, const F& map, execution& exec) {
+void step_linear(const char* name, linear_state<S>& state, const kernel_views<S>& x, const linear_step_options<S>& o,
+                 const F& map, execution& exec) {
   if constexpr (require_feature_map<F, compute_type<S>>()) {
-    const linear_options<S> given{.causal = true, .lengths = options.lengths, .eps = options.eps,
-                                  .normalise = options.normalise, .decay = options.decay, .scale = options.scale,
-                                  .log_decay = options.log_decay, .bonus = options.bonus, .key_mask = options.key_mask};
+    const kernel_parameters<compute_type<S>> given{
+        .both_lengths = o.lengths, .normalise = o.normalise, .eps = o.eps, .gate = o.decay, .key_mask = o.key_mask,
+        .recurrence = {.scale = o.scale, .log_decay = o.log_decay, .bonus = o.bonus}};
     auto& items = step_access::of(state);
     call_views check{name};
     auto call = check_kernel(check, x, given, items.heads());
     auto features = map_features<S>(map, call.shape.dim);
-    check_linear(check, call, given, features.features);
+    check_linear(check, call, features.features);
     call.map = &features;
     check_kernel_step(check, call, items);
     run_linear_step(call, items, exec);

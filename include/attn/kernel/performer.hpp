@@ -54,6 +54,12 @@ struct performer_options {
   bool center_keys = false;  // subtract the mean key from all: same softmax, features of less spread; not causal
   /// [B or 1, Lk] of bool or bytes; false for a key that adds nothing to sums, maxima and the mean key, whatever it is.
   key_mask_view key_mask{};
+
+  operator detail::kernel_parameters<real>() const {
+    return {.both_lengths = lengths, .query_lengths = query_lengths, .key_lengths = key_lengths, .causal = causal,
+            .eps = eps, .key_mask = key_mask, .given_scale = scale, .feature_eps = feature_eps, .kernel = kernel,
+            .center_keys = center_keys};
+  }
 };
 
 /// FAVOR+ attention; options and execution may each be left out. See the top of the file.
@@ -65,8 +71,8 @@ void performer(const Q& q, const K& k, const V& v, O&& out, const Features& feat
   const auto& given = detail::options_or_default<performer_options<S>>(options);
   detail::call_views check{"performer"};
   auto call = detail::check_kernel(check, detail::with_features(detail::views_of<S>(q, k, v, out), features), given);
-  detail::check_performer(check, call, given);
-  detail::performer_features<compute_type<S>> map(call, given);
+  detail::check_performer(check, call);
+  detail::performer_features<compute_type<S>> map(call);
   call.map = &map;
   detail::run_performer(call, detail::execution_of(exec, options));
 }

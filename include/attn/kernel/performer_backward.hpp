@@ -37,6 +37,10 @@ struct performer_gradients {
   view_field<S, 3> features{};   // as features, summed over what shares them
   /// Add to what is there instead of writing it over.
   bool accumulate = false;
+
+  operator detail::kernel_gradients<S>() const {
+    return {.q = q, .k = k, .v = v, .features = features, .accumulate = accumulate};
+  }
 };
 
 /// The gradients of performer; options and execution may each be left out. See the top of the file.
@@ -50,8 +54,8 @@ void performer_backward(const Q& q, const K& k, const V& v, const Features& feat
   detail::call_views check{"performer_backward"};
   const auto views = detail::with_features(detail::backward_views_of<S>(q, k, v, d_out), features);
   auto call = detail::check_kernel_backward(check, views, gradients, given);
-  detail::check_performer(check, call.forward, given);
-  detail::performer_features<compute_type<S>> map(call.forward, given);
+  detail::check_performer(check, call.forward);
+  detail::performer_features<compute_type<S>> map(call.forward);
   detail::performer_features_backward<compute_type<S>> back(map);
   call.forward.map = &map, call.map = &back;
   detail::run_performer_backward(call, detail::execution_of(exec, options));

@@ -39,15 +39,15 @@ namespace detail {
 /// A step or append of performer.
 template <class S>
 void step_performer(const char* name, performer_state<S>& state, const kernel_views<S>& x,
-                    const performer_step_options<S>& options, execution& exec) {
-  const performer_options<S> given{.scale = options.scale, .causal = true, .lengths = options.lengths,
-                                   .kernel = state.kernel(), .eps = options.eps, .feature_eps = options.feature_eps,
-                                   .key_mask = options.key_mask};
+                    const performer_step_options<S>& o, execution& exec) {
+  const kernel_parameters<compute_type<S>> given{
+      .both_lengths = o.lengths, .eps = o.eps, .key_mask = o.key_mask, .given_scale = o.scale,
+      .feature_eps = o.feature_eps, .kernel = state.kernel()};
   auto& items = step_access::of(state);
   call_views check{name};
   auto call = check_kernel(check, x, given, items.heads());
-  check_performer(check, call, given);
-  performer_features<compute_type<S>> map(call, given);
+  check_performer(check, call);
+  performer_features<compute_type<S>> map(call);
   call.map = &map;
   check_kernel_step(check, call, items);
   run_performer_step(call, items, exec);

@@ -43,6 +43,11 @@ struct rfa_options {
   view_field<const real, 3> gate{};   // per token, from 0 to 1: [B, H or Hkv, Lk]; causal only
   /// [B or 1, Lk] of bool or bytes; false for a key that adds nothing to the sums, whatever it is. Its gate applies.
   key_mask_view key_mask{};
+
+  operator detail::kernel_parameters<real>() const {
+    return {.both_lengths = lengths, .query_lengths = query_lengths, .key_lengths = key_lengths, .causal = causal,
+            .eps = eps, .norm_eps = norm_eps, .gate = gate, .complement = true, .key_mask = key_mask};
+  }
 };
 
 /// Random feature attention; options and execution may each be left out. See the top of the file.
@@ -54,8 +59,7 @@ void rfa(const Q& q, const K& k, const V& v, O&& out, const Features& features =
   const auto& given = detail::options_or_default<rfa_options<S>>(options);
   detail::call_views check{"rfa"};
   auto call = detail::check_kernel(check, detail::with_features(detail::views_of<S>(q, k, v, out), features), given);
-  detail::check_finite(check, "norm_eps", static_cast<double>(given.norm_eps));
-  detail::rfa_features<compute_type<S>> map(call, given.norm_eps);
+  detail::rfa_features<compute_type<S>> map(call);
   call.map = &map;
   detail::run_rfa(call, detail::execution_of(exec, options));
 }

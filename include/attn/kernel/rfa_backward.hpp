@@ -38,6 +38,10 @@ struct rfa_gradients {
   view_field<real, 3> gate{};    // as gate: [B, H or Hkv, Lk]
   /// Add to what is there instead of writing it over.
   bool accumulate = false;
+
+  operator detail::kernel_gradients<S>() const {
+    return {.q = q, .k = k, .v = v, .features = features, .gate = gate, .accumulate = accumulate};
+  }
 };
 
 /// The gradients of rfa; options and execution may each be left out. See the top of the file.
@@ -51,8 +55,7 @@ void rfa_backward(const Q& q, const K& k, const V& v, const Features& features, 
   detail::call_views check{"rfa_backward"};
   const auto views = detail::with_features(detail::backward_views_of<S>(q, k, v, d_out), features);
   auto call = detail::check_kernel_backward(check, views, gradients, given);
-  detail::check_finite(check, "norm_eps", static_cast<double>(given.norm_eps));
-  detail::rfa_features<compute_type<S>> map(call.forward, given.norm_eps);
+  detail::rfa_features<compute_type<S>> map(call.forward);
   detail::rfa_features_backward<compute_type<S>> back(map);
   call.forward.map = &map, call.map = &back;
   detail::run_rfa_backward(call, detail::execution_of(exec, options));

@@ -33,15 +33,14 @@ namespace detail {
 
 /// A step or append of rfa.
 template <class S>
-void step_rfa(const char* name, rfa_state<S>& state, const kernel_views<S>& x, const rfa_step_options<S>& options,
+void step_rfa(const char* name, rfa_state<S>& state, const kernel_views<S>& x, const rfa_step_options<S>& o,
               execution& exec) {
-  const rfa_options<S> given{.causal = true, .lengths = options.lengths, .eps = options.eps,
-                             .norm_eps = options.norm_eps, .gate = options.gate, .key_mask = options.key_mask};
+  const kernel_parameters<compute_type<S>> given{.both_lengths = o.lengths, .eps = o.eps, .norm_eps = o.norm_eps,
+                                                 .gate = o.gate, .complement = true, .key_mask = o.key_mask};
   auto& items = step_access::of(state);
   call_views check{name};
   auto call = check_kernel(check, x, given, items.heads());
-  check_finite(check, "norm_eps", static_cast<double>(given.norm_eps));
-  rfa_features<compute_type<S>> map(call, given.norm_eps);
+  rfa_features<compute_type<S>> map(call);
   call.map = &map;
   check_kernel_step(check, call, items);
   run_rfa_step(call, items, exec);

@@ -27,13 +27,13 @@ namespace detail {
 /// The checks and the map of linear over processes, which share out only some of its options.
 template <class S, class F, class T = compute_type<S>>
 struct spread_linear {
-  const linear_options<S>& options;
+  kernel_parameters<T> given;
   const F& feature;
   idx_t count = 0;  // of features
 
   static constexpr bool usable() { return require_feature_map<F, T>(); }
   void refuse(const validator& check) const {
-    const auto& o = options;
+    const recurrence_parameters<T>& o = given.recurrence;
     if (o.scale != 1) check.fail("scale 1 over processes", static_cast<double>(o.scale));
     if (o.log_decay) check.fail("decay in place of log_decay over processes", "log_decay");
     if (o.bonus) check.fail("no bonus over processes", "one");
@@ -42,10 +42,10 @@ struct spread_linear {
   }
   void validate(const validator& check, kernel_call<T>& call) {
     count = features_of(feature, call.shape.dim);
-    check_linear(check, call, options, count);
+    check_linear(check, call, count);
   }
   void settings(common_settings& settings) const {
-    settings.add(options.normalise), settings.add(static_cast<double>(count));
+    settings.add(given.normalise), settings.add(static_cast<double>(count));
   }
   mapped_features<S, F> map(const kernel_call<T>& call) const { return {feature, call.shape.dim, count}; }
 };

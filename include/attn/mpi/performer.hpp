@@ -55,17 +55,16 @@ struct performer_features_backward;
 /// The checks and the features of performer over processes.
 template <class S, class T = compute_type<S>>
 struct spread_performer {
-  const performer_options<S>& options;
+  kernel_parameters<T> given;
 
   static constexpr bool usable() { return true; }
   void refuse(const validator&) const {}
-  void validate(const validator& check, kernel_call<T>& call) const { check_performer(check, call, options); }
-  performer_features<T> map(const kernel_call<T>& call) const { return {call, options}; }
+  void validate(const validator& check, kernel_call<T>& call) const { check_performer(check, call); }
+  performer_features<T> map(const kernel_call<T>& call) const { return performer_features<T>(call); }
   auto back(const performer_features<T>& map) const { return performer_features_backward<T>(map); }
   void settings(common_settings& settings) const {
-    const auto& o = options;
-    settings.add(o.scale), settings.add(static_cast<double>(o.kernel));
-    settings.add(o.feature_eps), settings.add(o.center_keys);
+    settings.add(given.given_scale), settings.add(static_cast<double>(given.kernel));
+    settings.add(given.feature_eps), settings.add(given.center_keys);
   }
 };
 

@@ -22,16 +22,14 @@ struct rfa_features_backward;
 /// The checks and the features of rfa over processes.
 template <class S, class T = compute_type<S>>
 struct spread_rfa {
-  const rfa_options<S>& options;
+  kernel_parameters<T> given;
 
   static constexpr bool usable() { return true; }
   void refuse(const validator&) const {}
-  void validate(const validator& check, kernel_call<T>&) const {
-    check_finite(check, "norm_eps", static_cast<double>(options.norm_eps));
-  }
-  rfa_features<T> map(const kernel_call<T>& call) const { return {call, options.norm_eps}; }
+  void validate(const validator&, kernel_call<T>&) const {}
+  rfa_features<T> map(const kernel_call<T>& call) const { return rfa_features<T>(call); }
   auto back(const rfa_features<T>& map) const { return rfa_features_backward<T>(map); }
-  void settings(common_settings& settings) const { settings.add(static_cast<double>(options.norm_eps)); }
+  void settings(common_settings& settings) const { settings.add(static_cast<double>(given.norm_eps)); }
 };
 
 }  // namespace detail

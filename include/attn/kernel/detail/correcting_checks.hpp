@@ -87,10 +87,13 @@ T check_correcting_number(const validator& check, const char* name, const std::o
   return *given;
 }
 
+template <class S>
+struct kernel_gradients;
+
 /// The checks of a call whose views are named: forward, a step, or backward, where d_out stands for out.
-template <rule R, class S, class Options, class T>
-void check_correcting_call(call_views& check, kernel_call<T>& call, const kernel_views<S>& x, const Options& options,
-                           execution& exec, bool backward) {
+template <rule R, class S, class T>
+void check_correcting_call(call_views& check, kernel_call<T>& call, const kernel_views<S>& x, execution& exec,
+                           bool backward) {
   const attention_shape s = call.shape = check_correcting_extents(check, x.k, x.v);
   if constexpr (R == rule::low_rank) {
     check.extents({{"key heads = value heads", s.heads, s.kv_heads}});
@@ -100,35 +103,37 @@ void check_correcting_call(call_views& check, kernel_call<T>& call, const kernel
   }
   if (x.queries)
     check_correcting_queries(check, s, x.q, backward ? memory_layout(x.d_out) : memory_layout(x.out), backward);
-  check_length_list(check, "lengths", options.lengths, s.batch, s.keys);
-  call.lengths = {s.keys, s.keys, options.lengths, options.lengths};
+  check_length_list(check, "lengths", call.both_lengths, s.batch, s.keys);
+  call.lengths = {s.keys, s.keys, call.both_lengths, call.both_lengths};
   call.heads = call.query_heads = s.heads;
   call.causal = true, call.normalise = false, call.driver = kernel_driver::recurrence;
   if (!x.queries) call.shape.heads = 0;
   check_correcting_parameters(check, call, s, exec);
-  check_key_mask(check, call, options.key_mask);
+  call.key_mask.validate(check, s.batch, s.keys);
   recurrence_parameters<T>& given = call.recurrence;
   check_correcting_state(check, "initial_state", s, given.initial_state);
   check_correcting_state(check, "final_state", s, given.final_state);
-  given.scale = check_correcting_number(check, "scale", options.scale,
+  given.scale = check_correcting_number(check, "scale", call.given_scale,
                                         T(1) / std::sqrt(static_cast<T>(std::max<idx_t>(1, s.dim))));
   if constexpr (R == rule::correct)
-    given.unit_norm_eps = check_correcting_number(check, "unit_norm_eps", options.unit_norm_eps, T(-1), true);
+    given.unit_norm_eps = check_correcting_number(check, "unit_norm_eps", call.given_unit_norm_eps, T(-1), true);
 }
 
 /// A checked call, forward or a step.
-template <rule R, class S, class Options>
-auto check_correcting(call_views& check, const kernel_views<S>& x, const Options& options, execution& exec) {
-  auto call = name_views(check, x, options);
-  check_correcting_call<R>(check, call, x, options, exec, false);
+template <rule R, class S>
+auto check_correcting(call_views& check, const kernel_views<S>& x, const kernel_parameters<compute_type<S>>& given,
+                      execution& exec) {
+  auto call = name_views(check, x, given);
+  check_correcting_call<R>(check, call, x, exec, false);
   return call;
 }
 /// A checked backward call with the gradients g (kernel_backward_call.hpp).
-template <rule R, class S, class Gradients, class Options>
-auto check_correcting_backward(call_views& check, const kernel_views<S>& x, const Gradients& g, const Options& options,
-                               execution& exec) {
-  auto one = name_gradients(check, x, g, options);
-  check_correcting_call<R>(check, one.forward, x, options, exec, true);
+template <rule R, class S>
+auto check_correcting_backward(call_views& check, const kernel_views<S>& x,
+                               const std::type_identity_t<kernel_gradients<S>>& g,
+                               const kernel_parameters<compute_type<S>>& given, execution& exec) {
+  auto one = name_gradients(check, x, g, given);
+  check_correcting_call<R>(check, one.forward, x, exec, true);
   check_correcting_state(check, "d_final_state", one.forward.shape, one.d_final_state);
   return one;
 }

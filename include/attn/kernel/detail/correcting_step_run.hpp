@@ -134,11 +134,11 @@ class correcting_state : public state_sequences<compute_type<S>> {
 };
 
 /// A step or append of delta_rule or dplr.
-template <rule R, class S, class Options>
+template <rule R, class S>
 void step_correcting(const char* name, kernel_items<compute_type<S>>& state, const kernel_views<S>& x,
-                     const Options& options, execution& exec) {
+                     const kernel_parameters<compute_type<S>>& given, execution& exec) {
   call_views check{name};
-  auto call = check_correcting<R>(check, x, options, exec);
+  auto call = check_correcting<R>(check, x, given, exec);
   check.extents({{"batch = batch of the state", state.batch(), call.shape.batch},
                  {"value heads = heads of the state", state.heads(), call.heads},
                  {"key dim = dim of the state", state.features(), call.shape.dim},

@@ -45,43 +45,59 @@ struct kernel_backward_call {
   bool any() const { return of_queries() || reverse(); }
 };
 
-/// Names the views of a backward call and takes what it is asked for, once for all operators of the family.
-template <class S, class Gradients, class Options, class T = compute_type<S>>
-kernel_backward_call<T> name_gradients(call_views& check, const kernel_views<S>& x, const Gradients& g,
-                                       const Options& o) {
-  kernel_backward_call<T> one{.forward = name_inputs(check, x, o), .d_out = x.d_out, .accumulate = g.accumulate};
-  const auto tokens = [&](const char* name, const auto& gradient, const auto& of, stored_gradient<T>& to) {
+/// What a backward call is asked for: what the gradients of each operator convert to.
+template <class S>
+struct kernel_gradients {
+  using T = compute_type<S>;
+
+  tensor_view<S> q{}, k{}, v{}, a{}, b{};
+  tensor_view<S, 3> features{};
+  tensor_view<T, 3> gate{}, beta{};
+  tensor_view<T> log_decay{};
+  tensor_view<T, 2> bonus{};
+  tensor_view<T> initial_state{};
+  tensor_view<T, 3> initial_weights{};
+  tensor_view<const T> d_final_state{};
+  tensor_view<const T, 3> d_final_weights{};
+  bool accumulate = false;
+};
+
+/// A backward call whose views are named, once for all operators of the family. The final state is not written again.
+template <class S, class T>
+kernel_backward_call<T> name_gradients(call_views& check, const kernel_views<S>& x, const kernel_gradients<S>& g,
+                                       const kernel_parameters<T>& given) {
+  kernel_backward_call<T> one{.forward = name_inputs(check, x, given), .d_out = x.d_out, .accumulate = g.accumulate};
+  recurrence_parameters<T>& o = one.forward.recurrence;
+  o.final_state = {}, o.final_weights = {};
+  const auto tokens = [&](const char* name, const tensor_view<S>& gradient, const tensor_view<const S>& of) {
     check.gradient(name, gradient, of);
-    to = {gradient, g.accumulate};
+    return stored_gradient<T>(gradient, g.accumulate);
   };
-  const auto numbers = [&](const char* name, const auto& gradient, const auto& of, auto& to) {
-    check.gradient(name, to = gradient, of);
+  const auto numbers = [&](const char* name, const auto& gradient, const auto& of) {
+    check.gradient(name, gradient, of);
+    return gradient;
   };
-  if constexpr (requires { g.d_final_state; }) check.option("d_final_state", one.d_final_state = g.d_final_state);
-  if constexpr (requires { g.d_final_weights; })
-    check.option("d_final_weights", one.d_final_weights = g.d_final_weights);
-  tokens("q", g.q, x.q, one.dq), tokens("k", g.k, x.k, one.dk), tokens("v", g.v, x.v, one.dv);
-  if constexpr (requires { g.a; }) tokens("a", g.a, x.a, one.da), tokens("b", g.b, x.b, one.db);
-  if constexpr (requires { g.features; }) {
-    check.gradient("features", g.features, x.features);
-    if (g.features) one.d_features = {in_one_item(tensor_view<S, 3>(g.features)), g.accumulate};
-  }
-  if constexpr (requires { g.decay; }) numbers("decay", g.decay, o.decay, one.d_gate);
-  if constexpr (requires { g.gate; }) numbers("gate", g.gate, o.gate, one.d_gate);
-  if constexpr (requires { g.beta; }) numbers("beta", g.beta, o.beta, one.d_beta);
-  if constexpr (requires { g.log_decay; }) numbers("log_decay", g.log_decay, o.log_decay, one.d_log_decay);
-  if constexpr (requires { g.bonus; }) numbers("bonus", g.bonus, o.bonus, one.d_bonus);
-  if constexpr (requires { g.initial_state; })
-    numbers("initial_state", g.initial_state, o.initial_state, one.d_initial_state);
-  if constexpr (requires { g.initial_weights; })
-    numbers("initial_weights", g.initial_weights, o.initial_weights, one.d_initial_weights);
+  check.option("d_final_state", one.d_final_state = g.d_final_state);
+  check.option("d_final_weights", one.d_final_weights = g.d_final_weights);
+  one.dq = tokens("q", g.q, x.q), one.dk = tokens("k", g.k, x.k), one.dv = tokens("v", g.v, x.v);
+  one.da = tokens("a", g.a, x.a), one.db = tokens("b", g.b, x.b);
+  check.gradient("features", g.features, x.features);
+  if (g.features) one.d_features = {in_one_item(g.features), g.accumulate};
+  one.d_gate = numbers(given.gate_name(), g.gate, given.gate);
+  one.d_beta = numbers("beta", g.beta, o.beta);
+  one.d_log_decay = numbers("log_decay", g.log_decay, o.log_decay);
+  one.d_bonus = numbers("bonus", g.bonus, o.bonus);
+  one.d_initial_state = numbers("initial_state", g.initial_state, o.initial_state);
+  one.d_initial_weights = numbers("initial_weights", g.initial_weights, o.initial_weights);
   return one;
 }
 
 /// A checked backward call of an operator of feature sums, but for what it has of its own.
-template <class S, class Gradients, class Options>
-auto check_kernel_backward(call_views& check, const kernel_views<S>& x, const Gradients& g, const Options& options) {
-  auto one = name_gradients(check, x, g, options);
+template <class S>
+auto check_kernel_backward(call_views& check, const kernel_views<S>& x,
+                           const std::type_identity_t<kernel_gradients<S>>& g,
+                           const kernel_parameters<compute_type<S>>& given) {
+  auto one = name_gradients(check, x, g, given);
   memory_layout out = x.q;  // of the shape out has
   out.extents[3] = x.v.extent(3);
   const attention_shape s = check_attention_extents(check, x.q, x.k, x.v, out);
@@ -89,7 +105,7 @@ auto check_kernel_backward(call_views& check, const kernel_views<S>& x, const Gr
                  {"d_out heads = query heads", s.heads, x.d_out.extent(1)},
                  {"d_out length = query length", s.queries, x.d_out.extent(2)},
                  {"d_out dim = value dim", s.dim_v, x.d_out.extent(3)}});
-  check_parameters(check, one.forward, s, x, options, 0);
+  check_parameters(check, one.forward, s, x, 0);
   return one;
 }
 

@@ -6,6 +6,9 @@
 #include <attn/core/detail/key_flags.hpp>
 #include <attn/kernel/detail/features.hpp>
 #include <attn/kernel/detail/stored_rows.hpp>
+#include <attn/kernel/performer_kernel.hpp>
+
+#include <optional>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
@@ -63,9 +66,29 @@ inline constexpr idx_t kernel_segment = 16 * kernel_chunk;
 /// What computes a call: sums of features, decays per token included, or a recurrence.
 enum class kernel_driver { sums, recurrence };
 
+/// What the options of an operator say, which convert to it. What an operator does not have keeps its default.
+template <class T>
+struct kernel_parameters {
+  std::span<const idx_t> both_lengths{}, query_lengths{}, key_lengths{};
+  bool causal = true, normalise = true;
+  T eps = T(0), norm_eps = T(0);
+  tensor_view<const T, 3> gate{};
+  bool complement = false;  // keys enter with 1 - gate
+  key_flags key_mask{};     // a hidden key adds nothing to the state; its decay applies
+  std::optional<T> given_scale{}, feature_eps{}, given_unit_norm_eps{};
+  performer_kernel kernel = performer_kernel::positive;
+  bool center_keys = false;
+  recurrence_parameters<T> recurrence{};
+
+  const char* gate_name() const { return complement ? "gate" : "decay"; }
+};
+
 /// One call, after its checks.
 template <class T>
-struct kernel_call {
+struct kernel_call : kernel_parameters<T> {
+  using kernel_parameters<T>::causal, kernel_parameters<T>::gate, kernel_parameters<T>::key_mask,
+      kernel_parameters<T>::recurrence;
+
   stored_tensor<T> q, k, v, out;
   stored_tensor<T> projection{};  // of performer and rfa: [1, heads, features, dim]
   attention_shape shape{};
@@ -73,14 +96,8 @@ struct kernel_call {
   feature_map<T>* map = nullptr;
   idx_t heads = 0;        // of sums: as key heads or, where features or gates are per query head, as query heads
   idx_t query_heads = 0;  // of parameters: shape.heads, or those of the state for tokens without queries
-  bool causal = false, normalise = true;
-  T eps = T(0);
-  tensor_view<const T, 3> gate{};
-  bool complement = false;                      // keys enter with 1 - gate
-  key_flags key_mask{};  // a hidden key adds nothing to the state; its decay applies
   item_memory<T> state{};  // where given, the sums before the call, which become those after it
   kernel_driver driver = kernel_driver::sums;
-  recurrence_parameters<T> recurrence{};
 
   /// Whether there is a decay or gate per token, or its logarithm.
   bool gated() const { return gate.data() != nullptr || recurrence.per_token(); }

@@ -67,35 +67,27 @@ tensor_view<S> in_one_item(const tensor_view<S, 3>& x) {
   return {x.data(), {1, x.extent(0), x.extent(1), x.extent(2)}, {0, x.stride(0), x.stride(1), x.stride(2)}};
 }
 
-/// Names the views that a call reads and takes those of the options, once for all operators of the family. Their
-/// extents are checked afterwards. With a `gate`, keys enter with 1 - gate.
-template <class S, class Options, class T = compute_type<S>>
-kernel_call<T> name_inputs(call_views& check, const kernel_views<S>& x, const Options& o) {
-  kernel_call<T> call{.q = x.q, .k = x.k, .v = x.v, .out = x.out};
-  recurrence_parameters<T>& recurrence = call.recurrence;
-  const auto take = [&](const char* name, const auto& view, auto& to) { check.option(name, to = view); };
+/// A call whose views that it reads are named, once for all operators of the family. Their extents are checked
+/// afterwards.
+template <class S, class T>
+kernel_call<T> name_inputs(call_views& check, const kernel_views<S>& x, const kernel_parameters<T>& given) {
+  kernel_call<T> call{given, x.q, x.k, x.v, x.out};
+  const recurrence_parameters<T>& o = call.recurrence;
   check.read("q", x.q), check.read("k", x.k), check.read("v", x.v);
   check.option("d_out", x.d_out), check.option("features", x.features);
   check.option("a", x.a), check.option("b", x.b);
-  if constexpr (requires { o.decay; }) take("decay", o.decay, call.gate);
-  if constexpr (requires { o.gate; }) take("gate", o.gate, call.gate), call.complement = true;
-  if constexpr (requires { o.beta; }) take("beta", o.beta, recurrence.beta);
-  if constexpr (requires { o.log_decay; }) take("log_decay", o.log_decay, recurrence.log_decay);
-  if constexpr (requires { o.bonus; }) take("bonus", o.bonus, recurrence.bonus);
-  if constexpr (requires { o.initial_state; }) take("initial_state", o.initial_state, recurrence.initial_state);
-  if constexpr (requires { o.initial_weights; }) take("initial_weights", o.initial_weights, recurrence.initial_weights);
+  check.option(call.gate_name(), call.gate), check.option("beta", o.beta), check.option("log_decay", o.log_decay);
+  check.option("bonus", o.bonus);
+  check.option("initial_state", o.initial_state), check.option("initial_weights", o.initial_weights);
   return call;
 }
 /// The same of a forward call, with those that it writes.
-template <class S, class Options>
-auto name_views(call_views& check, const kernel_views<S>& x, const Options& o) {
-  auto call = name_inputs(check, x, o);
+template <class S, class T>
+kernel_call<T> name_views(call_views& check, const kernel_views<S>& x, const kernel_parameters<T>& given) {
+  auto call = name_inputs(check, x, given);
   check.write("out", x.out);
-  const auto take = [&](const char* name, const auto& view, auto& to) {
-    if (view) check.write(name, to = view);
-  };
-  if constexpr (requires { o.final_state; }) take("final_state", o.final_state, call.recurrence.final_state);
-  if constexpr (requires { o.final_weights; }) take("final_weights", o.final_weights, call.recurrence.final_weights);
+  if (given.recurrence.final_state) check.write("final_state", given.recurrence.final_state);
+  if (given.recurrence.final_weights) check.write("final_weights", given.recurrence.final_weights);
   return call;
 }
 
@@ -141,42 +133,37 @@ void check_gates(const validator& check, const char* what, const tensor_view<con
   if (!(x >= 0) || x == std::numeric_limits<double>::infinity()) check.fail({what, " >= 0, and finite"}, x);
 }
 
-/// Checks a mask of keys, and gives it to the call.
-template <class T>
-void check_key_mask(call_views& check, kernel_call<T>& call, const key_mask_view& mask) {
-  call.key_mask = mask;
-  call.key_mask.validate(check, call.shape.batch, call.shape.keys);
-}
-
-/// Checks the options and parameters of a call of this shape, whose views are named, and fills it in except its map.
-/// Tokens appended without queries have as many query heads as the state.
-template <class S, class Options, class T>
+/// Checks the parameters of a call of this shape, whose views are named, and fills it in except its map. Tokens appended
+/// without queries have as many query heads as the state.
+template <class S, class T>
 void check_parameters(call_views& check, kernel_call<T>& call, const attention_shape& shape, const kernel_views<S>& x,
-                      const Options& options, idx_t state_heads) {
-  call.shape = shape, call.causal = options.causal, call.eps = options.eps;
-  call.lengths = check_lengths(check, call.shape, options);
+                      idx_t state_heads) {
+  call.shape = shape;
+  call.lengths = check_lengths(check, shape, call.both_lengths, call.query_lengths, call.key_lengths);
   attention_shape s = call.shape;
   if (s.heads == 0 && s.kv_heads > 0 && state_heads % s.kv_heads == 0) s.heads = state_heads;
   call.query_heads = s.heads;
   call.heads = s.kv_heads;
-  check_key_mask(check, call, options.key_mask);
+  call.key_mask.validate(check, s.batch, s.keys);
   if (x.takes_features) {
     check_features(check, x.features, s);
     call.take_heads_of(x.features.extent(0));
     call.projection = in_one_item(x.features);
   }
-  check_finite(check, "eps", static_cast<double>(options.eps));
+  check_finite(check, "eps", static_cast<double>(call.eps));
+  check_finite(check, "norm_eps", static_cast<double>(call.norm_eps));
   if (call.gate) {
     if (!call.causal) check.fail(call.complement ? "causal with a gate" : "causal with decay", "no causal");
-    check_gates(check, call.complement ? "gate" : "decay", call.gate, s, call.lengths);
+    check_gates(check, call.gate_name(), call.gate, s, call.lengths);
     call.take_heads_of(call.gate.extent(1));
   }
 }
 /// The checks that all operators of feature sums share.
-template <class S, class Options>
-auto check_kernel(call_views& check, const kernel_views<S>& x, const Options& options, idx_t state_heads = 0) {
-  auto call = name_views(check, x, options);
-  check_parameters(check, call, check_attention_extents(check, x.q, x.k, x.v, x.out), x, options, state_heads);
+template <class S>
+auto check_kernel(call_views& check, const kernel_views<S>& x, const kernel_parameters<compute_type<S>>& given,
+                  idx_t state_heads = 0) {
+  auto call = name_views(check, x, given);
+  check_parameters(check, call, check_attention_extents(check, x.q, x.k, x.v, x.out), x, state_heads);
   return call;
 }
 

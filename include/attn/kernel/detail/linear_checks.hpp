@@ -31,10 +31,9 @@ void check_log_decay(const validator& check, const tensor_view<const T>& g, cons
 
 /// The checks that only linear has, of a call with so many features. Fills in call.driver, and call.heads where a
 /// parameter is per query head.
-template <class T, class Options>
-void check_linear(const validator& check, kernel_call<T>& call, const Options& options, idx_t features) {
-  recurrence_parameters<T>& o = call.recurrence;
-  call.normalise = options.normalise, o.scale = options.scale;
+template <class T>
+void check_linear(const validator& check, kernel_call<T>& call, idx_t features) {
+  const recurrence_parameters<T>& o = call.recurrence;
   check_feature_count(check, features, call.shape);
   const bool states = o.initial_state || o.initial_weights || o.final_state || o.final_weights;
   if (!std::isfinite(o.scale)) check.fail("a finite scale", static_cast<double>(o.scale));

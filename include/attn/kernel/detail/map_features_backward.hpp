@@ -121,10 +121,10 @@ mapped_features_backward<S, F, B> map_features_backward(const mapped_features<S,
 }
 
 /// The checks that only linear_backward has.
-template <class T, class Options>
-void check_linear_backward(const validator& check, kernel_backward_call<T>& x, const Options& options, idx_t features) {
+template <class T>
+void check_linear_backward(const validator& check, kernel_backward_call<T>& x, idx_t features) {
   kernel_call<T>& call = x.forward;
-  check_linear(check, call, options, features);
+  check_linear(check, call, features);
   check_linear_state(check, "d_final_state", x.d_final_state, call.shape, features);
   check_linear_state(check, "d_final_weights", x.d_final_weights, call.shape, features);
   for (const idx_t heads : {x.d_final_state.extent(1), x.d_final_weights.extent(1)}) call.take_heads_of(heads);

@@ -4,7 +4,6 @@
 #include <attn/kernel/detail/kernel_checks.hpp>
 #include <attn/kernel/detail/log_scales.hpp>
 #include <attn/kernel/detail/projection.hpp>
-#include <attn/kernel/performer_kernel.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
@@ -26,13 +25,12 @@ struct performer_features final : projected_features<T> {
   exponential_scaling<T> exponential{};
   T *centres = nullptr, *maxima = nullptr;  // [batch * heads][dim], [batch * heads]
 
-  template <class Options>
-  performer_features(const kernel_call<T>& c, const Options& options)
-      : projected_features<T>(c, features_per_row(options.kernel)),
-        kernel(options.kernel),
-        scale(options.scale.value_or(T(1) / std::sqrt(static_cast<T>(std::max<idx_t>(dim, 1))))),
-        feature_eps(options.feature_eps.value_or(kernel == performer_kernel::relu ? T(1e-3) : T(0))),
-        centred(options.center_keys) {
+  explicit performer_features(const kernel_call<T>& c)
+      : projected_features<T>(c, features_per_row(c.kernel)),
+        kernel(c.kernel),
+        scale(c.given_scale.value_or(T(1) / std::sqrt(static_cast<T>(std::max<idx_t>(dim, 1))))),
+        feature_eps(c.feature_eps.value_or(kernel == performer_kernel::relu ? T(1e-3) : T(0))),
+        centred(c.center_keys) {
     exponential.features = this->features;
     exponential.divisor = is_signed ? rows : this->features;
     exponential.is_signed = is_signed;
@@ -186,19 +184,18 @@ struct performer_features final : projected_features<T> {
 };
 
 /// The checks that only performer has.
-template <class T, class Options>
-void check_performer(const validator& check, kernel_call<T>& call, const Options& options) {
-  if (options.scale) check_finite(check, "scale", static_cast<double>(*options.scale));
-  if (options.feature_eps) {
-    check_finite(check, "feature_eps", static_cast<double>(*options.feature_eps));
-    if (*options.feature_eps > 0 && options.kernel != performer_kernel::relu) {
-      if (options.kernel != performer_kernel::positive)
-        check.fail("feature_eps with kernel positive or relu", "another");
-      if (options.causal) check.fail("no causal with feature_eps, which takes a maximum over all keys", "causal");
+template <class T>
+void check_performer(const validator& check, kernel_call<T>& call) {
+  if (call.given_scale) check_finite(check, "scale", static_cast<double>(*call.given_scale));
+  if (call.feature_eps) {
+    check_finite(check, "feature_eps", static_cast<double>(*call.feature_eps));
+    if (*call.feature_eps > 0 && call.kernel != performer_kernel::relu) {
+      if (call.kernel != performer_kernel::positive) check.fail("feature_eps with kernel positive or relu", "another");
+      if (call.causal) check.fail("no causal with feature_eps, which takes a maximum over all keys", "causal");
       call.eps *= static_cast<T>(call.projection.extents[2]);  // of features that are not divided by their number
     }
   }
-  if (options.center_keys && options.causal) check.fail("no causal with center_keys, a mean over all keys", "causal");
+  if (call.center_keys && call.causal) check.fail("no causal with center_keys, a mean over all keys", "causal");
 }
 
 }}}  // namespace attn::ATTN_ISA::detail

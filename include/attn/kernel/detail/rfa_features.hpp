@@ -11,7 +11,7 @@ struct rfa_features final : projected_features<T> {
 
   const T norm_eps;
 
-  rfa_features(const kernel_call<T>& c, T eps) : projected_features<T>(c, 2), norm_eps(eps) {}
+  explicit rfa_features(const kernel_call<T>& c) : projected_features<T>(c, 2), norm_eps(c.norm_eps) {}
 
   void prepare(execution&) override { this->pack(T(1)); }
 

@@ -232,32 +232,33 @@ struct kernel_scan : spread_states<T> {
   }
 };
 
-/// Checks a call of an operator on one of several processes: make(call_views, options with the lengths of this
+/// Checks a call of an operator on one of several processes: make(call_views, parameters with the lengths of this
 /// process's tokens, settings) does it and returns the call. Beside what it has for one process, the operator's
 /// refuse() says what it cannot do over several, and settings() adds what must be the same on all of them.
 template <class S, class Operator, class Make, class T = compute_type<S>>
 kernel_call<T> check_spread(distributed_sequence& sequence, const kernel_views<S>& x, Operator& one, const Make& make) {
   kernel_call<T> call;
-  const auto& options = one.options;
+  const kernel_parameters<T>& given = one.given;
   const idx_t batch = std::max<idx_t>(x.q.extent(0), 0);
   const process_shape own{.batch = x.q.extent(0), .heads = x.q.extent(1), .kv_heads = x.k.extent(1),
                           .dim = x.q.extent(3), .dim_v = x.v.extent(3), .element_bytes = element_code<S>,
                           .queries = x.q.extent(2), .keys = x.k.extent(2)};
   agree_on(sequence.group(), own, [&](common_settings& settings) {
     call_views check{sequence.group().name()};
-    if (options.key_mask) check.fail("no key_mask over processes", "one");
+    if (given.key_mask) check.fail("no key_mask over processes", "one");
     one.refuse(check);
     const auto lengths = check_lengths(
-        check, {.batch = batch, .queries = sequence.whole_queries(), .keys = sequence.whole_keys()}, options);
+        check, {.batch = batch, .queries = sequence.whole_queries(), .keys = sequence.whole_keys()},
+        given.both_lengths, given.query_lengths, given.key_lengths);
     sequence.set_lengths(batch, lengths);
-    auto own_options = options;
-    own_options.lengths = {};
-    own_options.query_lengths = sequence.own_queries(), own_options.key_lengths = sequence.own_keys();
-    call = make(check, own_options, settings);
+    auto own_given = given;
+    own_given.both_lengths = {};
+    own_given.query_lengths = sequence.own_queries(), own_given.key_lengths = sequence.own_keys();
+    call = make(check, own_given, settings);
     one.validate(check, call);
     one.settings(settings);
     settings.add(lengths);
-    settings.add(options.causal), settings.add(static_cast<double>(options.eps));
+    settings.add(given.causal), settings.add(static_cast<double>(given.eps));
     settings.add(static_cast<double>(call.gate.extent(1)));  // of an empty range it may be null
     settings.add(width<T>);                                       // of the memory that is sent
     if (x.features) settings.add_elements(x.features);
@@ -279,7 +280,7 @@ void run_spread(const char* name, MPI_Comm communicator, const kernel_views<S>& 
     distributed_sequence sequence(name, communicator, x.q.extent(2), x.k.extent(2));
     kernel_call<T> call = check_spread(
         sequence, x, one,
-        [&](call_views& check, const auto& options, common_settings&) { return check_kernel(check, x, options); });
+        [&](call_views& check, const auto& given, common_settings&) { return check_kernel(check, x, given); });
     auto map = one.map(call);
     call.map = &map;
     if (sequence.group().size() == 1) return sums_driver<T>{call}.run(exec);

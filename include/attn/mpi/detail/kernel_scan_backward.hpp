@@ -229,28 +229,26 @@ struct kernel_scan_backward : spread_states<T> {
 };
 
 /// What a process wants must be what all do.
-template <class Gradients>
-void add_wanted(common_settings& settings, const Gradients& g) {
+template <class S>
+void add_wanted(common_settings& settings, const kernel_gradients<S>& g) {
   double wanted = g.accumulate;
-  const auto add = [&](const memory_layout& one) { wanted = 2 * wanted + one.given(); };
-  add(g.q), add(g.k), add(g.v);
-  if constexpr (requires { g.features; }) add(g.features);
-  if constexpr (requires { g.decay; }) add(g.decay);
-  if constexpr (requires { g.gate; }) add(g.gate);
+  for (const memory_layout& one : {memory_layout(g.q), memory_layout(g.k), memory_layout(g.v),
+                                   memory_layout(g.features), memory_layout(g.gate)})
+    wanted = 2 * wanted + one.given();
   settings.add(wanted);
 }
 
 /// A backward call; back(map) gives the backward pass of its map.
-template <class S, class Gradients, class Operator, class T = compute_type<S>>
-void run_spread_backward(const char* name, MPI_Comm communicator, const kernel_views<S>& x, const Gradients& g,
-                         Operator one, execution& exec) {
+template <class S, class Operator, class T = compute_type<S>>
+void run_spread_backward(const char* name, MPI_Comm communicator, const kernel_views<S>& x,
+                         const std::type_identity_t<kernel_gradients<S>>& g, Operator one, execution& exec) {
   if constexpr (Operator::usable()) {
     distributed_sequence sequence(name, communicator, x.q.extent(2), x.k.extent(2));
     kernel_backward_call<T> wanted;
     wanted.forward = check_spread(
-        sequence, x, one, [&](call_views& check, const auto& options, common_settings& settings) {
+        sequence, x, one, [&](call_views& check, const auto& given, common_settings& settings) {
           add_wanted(settings, g);
-          wanted = check_kernel_backward(check, x, g, options);
+          wanted = check_kernel_backward(check, x, g, given);
           return wanted.forward;
         });
     kernel_call<T>& call = wanted.forward;
