@@ -39,6 +39,8 @@ struct aft_conv_options {
   std::optional<token_grid> grid{};  ///< the tokens are those of an image; otherwise they form one line
   bool gate = true;                  ///< multiply by sigmoid(q); without, q is not read
   key_mask_view key_mask{};          ///< [B or 1, L] of bool or bytes; false for a key that no row sees
+
+  operator detail::aft_parameters() const { return {lengths, causal, gate, key_mask, true}; }
 };
 
 /// Attention-free mixing with a convolution's biases. See the top of the file. Options and an execution may be left
@@ -48,8 +50,9 @@ template <viewable Q, viewable K, viewable V, viewable O, viewable W,
 void aft_conv(const Q& q, const K& k, const V& v, O&& out, const W& w, Options&& options = {},
               execution_ref exec = {}) {
   using S = element_of<const Q&>;
+  const auto& given = detail::options_or_default<aft_conv_options<S>>(options);
   auto call = detail::checked_aft<aft_conv_options<S>>("aft_conv", q, k, v, out, w, options, exec);
-  const auto grid = detail::check_aft_conv_grid(call.views, call.x, call.options.grid);
+  const auto grid = detail::check_aft_conv_grid(call.views, call.x, given.grid);
   if (call.x.length == 0) return;
   detail::run_aft_conv(call.x, grid, call.exec);
 }

@@ -39,9 +39,12 @@ void aft_conv_backward(const Q& q, const K& k, const V& v, const W& w, const D& 
                        const aft_conv_gradients<element_of<const Q&>>& gradients, Options&& options = {},
                        execution_ref exec = {}) {
   using S = element_of<const Q&>;
-  auto call = detail::checked_aft_backward<aft_conv_options<S>>("aft_conv_backward", q, k, v, w, d_out, gradients,
-                                                                options, exec);
-  const auto grid = detail::check_aft_conv_grid(call.views, call.x, call.options.grid);
+  const auto& given = detail::options_or_default<aft_conv_options<S>>(options);
+  auto call = detail::checked_aft_backward<aft_conv_options<S>>(
+      "aft_conv_backward", q, k, v, w, d_out,
+      {gradients.q, gradients.k, gradients.v, gradients.accumulate, gradients.w, &detail::gradient_elements_of<S>},
+      options, exec);
+  const auto grid = detail::check_aft_conv_grid(call.views, call.x, given.grid);
   detail::run_aft_conv_backward(call.x, grid, call.exec);
 }
 

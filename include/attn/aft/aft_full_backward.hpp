@@ -44,8 +44,10 @@ void aft_full_backward(const Q& q, const K& k, const V& v, const W& w, const D& 
                        const aft_full_gradients<element_of<const Q&>>& gradients, Options&& options = {},
                        execution_ref exec = {}) {
   using S = element_of<const Q&>;
-  auto call = detail::checked_aft_backward<aft_full_options<S>>("aft_full_backward", q, k, v, w, d_out, gradients,
-                                                                options, exec);
+  auto call = detail::checked_aft_backward<aft_full_options<S>>(
+      "aft_full_backward", q, k, v, w, d_out,
+      {gradients.q, gradients.k, gradients.v, gradients.accumulate, gradients.w, &detail::gradient_elements_of<S>},
+      options, exec);
   const auto grid = detail::check_aft_full(call.views, call.x);
   detail::run_aft_full_backward(call.x, grid, call.exec);
 }

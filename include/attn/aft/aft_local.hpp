@@ -32,6 +32,8 @@ struct aft_local_options {
   bool band = false;           ///< w is a band [L, 2 s - 1] instead of [L, L]
   bool gate = true;            ///< multiply by sigmoid(q); without, q is not read
   key_mask_view key_mask{};    ///< [B or 1, L] of bool or bytes; false for a key that no row sees
+
+  operator detail::aft_parameters() const { return {lengths, causal, gate, key_mask}; }
 };
 
 /// Attention-free mixing with biases for near positions. See the top of the file. Options and an execution may be left
@@ -41,8 +43,9 @@ template <viewable Q, viewable K, viewable V, viewable O, viewable W,
 void aft_local(const Q& q, const K& k, const V& v, O&& out, const W& w, Options&& options = {},
                execution_ref exec = {}) {
   using S = element_of<const Q&>;
+  const auto& given = detail::options_or_default<aft_local_options<S>>(options);
   auto call = detail::checked_aft<aft_local_options<S>>("aft_local", q, k, v, out, w, options, exec);
-  const auto grid = detail::check_aft_local(call.views, call.x, call.options.window, call.options.band);
+  const auto grid = detail::check_aft_local(call.views, call.x, given.window, given.band);
   detail::run_aft_local(call.x, grid, call.exec);
 }
 

@@ -41,9 +41,12 @@ void aft_local_backward(const Q& q, const K& k, const V& v, const W& w, const D&
                         const aft_local_gradients<element_of<const Q&>>& gradients, Options&& options = {},
                         execution_ref exec = {}) {
   using S = element_of<const Q&>;
-  auto call = detail::checked_aft_backward<aft_local_options<S>>("aft_local_backward", q, k, v, w, d_out, gradients,
-                                                                options, exec);
-  const auto grid = detail::check_aft_local(call.views, call.x, call.options.window, call.options.band);
+  const auto& given = detail::options_or_default<aft_local_options<S>>(options);
+  auto call = detail::checked_aft_backward<aft_local_options<S>>(
+      "aft_local_backward", q, k, v, w, d_out,
+      {gradients.q, gradients.k, gradients.v, gradients.accumulate, gradients.w, &detail::gradient_elements_of<S>},
+      options, exec);
+  const auto grid = detail::check_aft_local(call.views, call.x, given.window, given.band);
   detail::run_aft_local_backward(call.x, grid, call.exec);
 }
 

@@ -33,6 +33,8 @@ struct aft_local_step_options {
   bool band = false;  ///< w is a band [L, 2 window - 1] instead of [L, L]
   bool gate = true;   ///< multiply by sigmoid(q); without, q is not read
   key_mask_view key_mask{};  ///< [B or 1, n]
+
+  operator detail::aft_parameters() const { return {lengths, true, gate, key_mask}; }
 };
 
 /// Feeds n tokens k, v [B, H, n, D] and writes the rows of their queries q [B, H, n, D]: the next n rows of one causal
@@ -43,6 +45,7 @@ struct aft_local_step_options {
 template <element S, viewable Q, viewable K, viewable V, viewable O, viewable W, class Options = aft_local_step_options>
 void aft_local_step(aft_local_state<S>& state, const Q& q, const K& k, const V& v, O&& out, const W& w,
                     Options&& options = {}, execution_ref exec = {}) {
+  const bool band = detail::options_or_default<aft_local_step_options>(options).band;
   auto& inside = detail::step_access::of(state);
   auto call = detail::checked_aft_step<aft_local_step_options, S>("aft_local_step", inside.extents(), false, q, k, v,
                                                                   out, w, options, exec);
@@ -52,12 +55,12 @@ void aft_local_step(aft_local_state<S>& state, const Q& q, const K& k, const V& 
   detail::check_biases(check, x);
   const idx_t window = state.window(), tokens = inside.tokens_after(x.length, x.lengths);
   check.at_least("w rows", tokens, x.w.extents[2]);
-  if (call.options.band)
+  if (band)
     check.equal("w columns = 2 * window - 1 =", 2 * window - 1, x.w.extents[3]);
   else
     check.at_least("w columns", tokens, x.w.extents[3]);
-  detail::run_aft_local_step<S>(
-      x, call.options.band ? detail::aft_window_layout::band : detail::aft_window_layout::square, inside, call.exec);
+  const auto layout = band ? detail::aft_window_layout::band : detail::aft_window_layout::square;
+  detail::run_aft_local_step<S>(x, layout, inside, call.exec);
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -30,6 +30,8 @@ struct aft_simple_options {
   list_view<idx_t> lengths{};  ///< true lengths, one per batch item; rows of padding are 0 in out
   bool gate = true;            ///< multiply by sigmoid(q); without, q is not read
   key_mask_view key_mask{};    ///< [B or 1, L] of bool or bytes; false for a key that no row sees
+
+  operator detail::aft_parameters() const { return {lengths, causal, gate, key_mask}; }
 };
 
 /// Attention-free mixing without biases. See the top of the file. Options and an execution may be left out.

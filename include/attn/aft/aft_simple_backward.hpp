@@ -37,7 +37,8 @@ void aft_simple_backward(const Q& q, const K& k, const V& v, const D& d_out,
                          execution_ref exec = {}) {
   using S = element_of<const Q&>;
   const auto call = detail::checked_aft_backward<aft_simple_options<S>>(
-      "aft_simple_backward", q, k, v, tensor_view<const S>(), d_out, gradients, options, exec);
+      "aft_simple_backward", q, k, v, tensor_view<const S>(), d_out,
+      {gradients.q, gradients.k, gradients.v, gradients.accumulate}, options, exec);
   detail::run_aft_simple_backward<S>(call.x, call.exec);
 }
 

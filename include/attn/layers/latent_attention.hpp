@@ -62,7 +62,7 @@ void latent_attention(const Q& q, const QR& q_rotary, const L& latent, const KR&
   detail::require_one_element_type<const Q&, const L&, const L&, O&>();
   detail::call_views check{"latent_attention"};
   detail::run_latent_attention(detail::checked_latent_call(check, views, tensor_view<S>(as_view(out)), given,
-                                                           detail::execution_of(exec, options)));
+                                                           given.form, detail::execution_of(exec, options)));
 }
 
 }}  // namespace attn::ATTN_ISA

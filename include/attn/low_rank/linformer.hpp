@@ -49,7 +49,8 @@ void linformer(const Q& q, const K& k, const V& v, O&& out, const E& e, const F&
                execution_ref exec = {}) {
   using S = element_of<const Q&>;
   const tensor_view<const S, 3> by_e = detail::projection_view<S>(e), by_f = detail::projection_view<S>(f);
-  auto call = detail::checked_call<linformer_options>("linformer", q, k, v, out, options, exec);
+  const detail::memory_layout lse = detail::options_or_default<linformer_options<S>>(options).lse;
+  auto call = detail::checked_call<linformer_options>("linformer", q, k, v, out, options, exec, lse);
   const detail::attention_shape& s = call.shape;
   const auto given = detail::parameters_of<S>(call.options);
   detail::check_softmax_options(call.views, s, given);

@@ -145,22 +145,32 @@ template <class S, class T = compute_type<S>>
 inline constexpr aft_gradient_elements<T> gradient_elements_of = {
     highest_key<T, S>, pack_backward_rows<T, S>, pack_backward_keys<T, S>, store_channels<T, S>};
 
+/// What a backward call is asked for.
+template <class S>
+struct aft_gradients {
+  memory_layout q, k, v;
+  bool accumulate = false;
+  memory_layout w{};
+  const aft_gradient_elements<compute_type<S>>* elements = nullptr;  // where there are biases
+};
+
 /// The arguments of a backward call, whose types are checked here; w may be the null view.
-template <class Options, class Q, class K, class V, class W, class D, class Gradients, class Given>
+template <class Options, class Q, class K, class V, class W, class D, class Given>
 auto unchecked_aft_backward(const char* name, const Q& q, const K& k, const V& v, const W& w, const D& d_out,
-                            const Gradients& gradients, Given& options, execution_ref& exec) {
+                            const aft_gradients<element_of<const Q&>>& gradients, Given& options, execution_ref& exec) {
   using S = element_of<const Q&>;
   require_one_element_type<const Q&, const K&, const V&, const tensor_view<S>&>();
   static_assert(std::same_as<S, element_of<const D&>>, "attn: q and d_out must have one element type");
-  auto call = aft_call_of<S, Options>(name, as_view(q), as_view(k), as_view(v), as_view(d_out), w, options, exec);
+  auto call = aft_call_of<S>(name, as_view(q), as_view(k), as_view(v), as_view(d_out), w,
+                             options_or_default<Options>(options), execution_of(exec, options));
   call.x.backward = true, call.x.accumulate = gradients.accumulate;
-  call.x.dq = gradients.q, call.x.dk = gradients.k, call.x.dv = gradients.v;
-  if constexpr (requires { gradients.w; }) call.x.dw = gradients.w, call.x.gradients = &gradient_elements_of<S>;
+  call.x.dq = gradients.q, call.x.dk = gradients.k, call.x.dv = gradients.v, call.x.dw = gradients.w;
+  call.x.gradients = gradients.elements;
   return call;
 }
-template <class Options, class Q, class K, class V, class W, class D, class Gradients, class Given>
+template <class Options, class Q, class K, class V, class W, class D, class Given>
 auto checked_aft_backward(const char* name, const Q& q, const K& k, const V& v, const W& w, const D& d_out,
-                          const Gradients& gradients, Given& options, execution_ref& exec) {
+                          const aft_gradients<element_of<const Q&>>& gradients, Given& options, execution_ref& exec) {
   auto call = unchecked_aft_backward<Options>(name, q, k, v, w, d_out, gradients, options, exec);
   check_aft(call.views, call.x);
   call.x.key_mask.validate(call.views, call.x.batch, call.x.length);

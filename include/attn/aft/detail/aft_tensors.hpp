@@ -3,9 +3,9 @@
 #pragma once
 
 #include <attn/aft/detail/aft_block.hpp>
+#include <attn/aft/detail/aft_parameters.hpp>
 #include <attn/core/detail/arguments.hpp>
 #include <attn/core/detail/attention_shape.hpp>
-#include <attn/core/mask_view.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
@@ -82,28 +82,22 @@ struct aft_tensors {
 };
 
 /// A checked call, and what its own checks and its driver need.
-template <class T, class Options>
+template <class T>
 struct aft_call {
   aft_tensors<T> x;
   call_views views;
-  Options options;
   execution& exec;
 };
 
-/// The views and options of a call; w may be the null view.
-template <class S, class Options, class W, class Given>
-auto aft_call_of(const char* name, const memory_layout& q, const memory_layout& k, const memory_layout& v,
-                 const memory_layout& out, const W& w, Given& options, execution_ref& exec) {
+/// The views and parameters of a call; w may be the null view.
+template <class S, class W>
+aft_call<compute_type<S>> aft_call_of(const char* name, const memory_layout& q, const memory_layout& k,
+                                      const memory_layout& v, const memory_layout& out, const W& w,
+                                      const aft_parameters& given, execution& exec) {
   static_assert(std::same_as<S, element_of<const W&>>, "attn: w must have the element type of q, k, v and out");
-  aft_call<compute_type<S>, Options> call{{q, k, v, out, of_rank_4(as_view(w))}, call_views(name),
-                                          options_or_default<Options>(options), execution_of(exec, options)};
-  auto& x = call.x;
-  const Options& given = call.options;
-  x.elements = &elements_of<S>, x.gate = given.gate, x.key_mask = given.key_mask;
-  if constexpr (requires { given.causal; }) x.causal = given.causal;
-  if constexpr (requires { given.lengths; }) x.lengths = given.lengths;
-  if constexpr (requires { given.grid; }) x.one_key = true;
-  return call;
+  return {{.q = q, .k = k, .v = v, .out = out, .w = of_rank_4(as_view(w)), .elements = &elements_of<S>,
+           .lengths = given.lengths, .key_mask = given.key_mask, .causal = given.causal, .gate = given.gate,
+           .one_key = given.one_key}, call_views(name), exec};
 }
 
 /// The arguments of a call, whose types are checked here.
@@ -111,8 +105,8 @@ template <class Options, class Q, class K, class V, class O, class W, class Give
 auto unchecked_aft(const char* name, const Q& q, const K& k, const V& v, O& out, const W& w, Given& options,
                    execution_ref& exec) {
   require_one_element_type<const Q&, const K&, const V&, O&>();
-  return aft_call_of<element_of<const Q&>, Options>(name, as_view(q), as_view(k), as_view(v), as_view(out), w, options,
-                                                    exec);
+  return aft_call_of<element_of<const Q&>>(name, as_view(q), as_view(k), as_view(v), as_view(out), w,
+                                           options_or_default<Options>(options), execution_of(exec, options));
 }
 
 /// Checks the views against one another, and sets the extents.

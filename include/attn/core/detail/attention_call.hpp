@@ -45,53 +45,58 @@ void set_shape(attention_views<S, C>& x, const validator& check, const attention
   if constexpr (requires { options.key_lengths; }) x.lengths = check_lengths(check, shape, options);
 }
 
-/// Checks views and lengths.
+/// Checks views and lengths; lse may be the null view.
 template <template <class> class Options, class Q, class K, class V, class O, class Given>
-auto checked_call(const char* name, const Q& q, const K& k, const V& v, O& out, Given& options,
-                  execution_ref& exec) {
+auto checked_call(const char* name, const Q& q, const K& k, const V& v, O& out, Given& options, execution_ref& exec,
+                  const memory_layout& lse = {}) {
   require_one_element_type<const Q&, const K&, const V&, O&>();
   using S = element_of<const Q&>;
   attention_call<S, Options<S>> call{{as_view(q), as_view(k), as_view(v), as_view(out)}, call_views(name),
                                      options_or_default<Options<S>>(options), execution_of(exec, options)};
-  set_shape(call, call.views, check_attention(call.views, call.q, call.k, call.v, call.out, lse_of(call.options)),
-            call.options);
+  call.shape = check_attention(call.views, call.q, call.k, call.v, call.out, lse);
+  call.lengths = check_lengths(call.views, call.shape, call.options);
   return call;
 }
 
-/// Checks views, lengths and the gradients of q, k and v. Of the forward call's out, if the operator takes it, only the
-/// extents are read.
+/// What the backward pass of a softmax has of the forward call, of out only the extents, and the gradient of lse.
+struct forward_rows {
+  memory_layout out, lse, d_lse;
+};
+
+/// Checks views, lengths and the gradients of q, k and v.
 template <template <class> class Options, class Q, class K, class V, class D, class Gradients, class Given>
 auto checked_backward_call(const char* name, const Q& q, const K& k, const V& v, const D& d_out,
                            const Gradients& gradients, Given& options, execution_ref& exec,
-                           const tensor_view<const element_of<const Q&>>* out = nullptr) {
+                           const forward_rows* rows = nullptr) {
   using S = element_of<const Q&>;
   require_one_element_type<const Q&, const K&, const V&, tensor_view<S>>();
   require_one_element_type<const Q&, const Q&, const D&, tensor_view<S>>();
   attention_call<S, Options<S>> call{{as_view(q), as_view(k), as_view(v)}, call_views(name),
                                      options_or_default<Options<S>>(options), execution_of(exec, options)};
   call_views& views = call.views;
-  tensor_view<const S> result(nullptr, {call.q.extent(0), call.q.extent(1), call.q.extent(2), call.v.extent(3)});
-  if (out) result = *out;
+  const tensor_view<const S> none(nullptr, {call.q.extent(0), call.q.extent(1), call.q.extent(2), call.v.extent(3)});
+  const memory_layout result = rows ? rows->out : memory_layout(none);
   views.read("q", call.q), views.read("k", call.k), views.read("v", call.v);
-  if (out) views.read("out", result);
-  const attention_shape s = check_attention_extents(views, call.q, call.k, call.v, result);
-  if constexpr (requires { gradients.d_lse; })
-    read_gradient_of_out(views, s, result, as_view(d_out), call.options.lse, gradients.d_lse);
+  if (rows) views.read("out", result);
+  const attention_shape s = call.shape = check_attention_extents(views, call.q, call.k, call.v, result);
+  if (rows)
+    read_gradient_of_out(views, s, result, as_view(d_out), rows->lse, rows->d_lse);
   else
     views.read_like("d_out", as_view(d_out), "the result", result);
   views.gradient("q", gradients.q, call.q);
   views.gradient("k", gradients.k, call.k);
   views.gradient("v", gradients.v, call.v);
-  set_shape(call, views, s, call.options);
+  call.lengths = check_lengths(views, s, call.options);
   return call;
 }
+/// The same of a softmax, which takes the forward call's out.
 template <template <class> class Options, class Q, class K, class V, class O, class D, class Gradients, class Given>
 auto checked_backward_call(const char* name, const Q& q, const K& k, const V& v, const O& out, const D& d_out,
                            const Gradients& gradients, Given& options, execution_ref& exec) {
   using S = element_of<const Q&>;
   require_one_element_type<const Q&, const O&, const D&, tensor_view<S>>();
-  const tensor_view<const S> result = as_view(out);
-  return checked_backward_call<Options>(name, q, k, v, d_out, gradients, options, exec, &result);
+  const forward_rows rows{as_view(out), options_or_default<Options<S>>(options).lse, gradients.d_lse};
+  return checked_backward_call<Options>(name, q, k, v, d_out, gradients, options, exec, &rows);
 }
 
 }}}  // namespace attn::ATTN_ISA::detail

@@ -114,28 +114,26 @@ inline bool absorbed_is_shorter(const attention_shape& s, idx_t latent_dim, idx_
 /// The call after the checks of its views; checks the options.
 template <class S, class Options>
 latent_call<S> latent_call_of(call_views& check, const latent_views<S>& views, const attention_shape& shape,
-                              const Options& given, execution& exec) {
-  latent_call<S> call{views, {{}, check, {}, exec}, false};
+                              const Options& given, latent_form form, execution& exec) {
+  latent_call<S> call{views, {{}, check, {}, exec}, form == latent_form::absorbed};
   const auto parameters = parameters_of<S>(given);
   check_softmax_options(check, shape, parameters);
   set_options(call.attend, shape, parameters);
-  if constexpr (requires { given.form; })
-    call.absorbed = given.form == latent_form::absorbed ||
-                    (given.form == latent_form::automatic &&
-                     absorbed_is_shorter(shape, views.latent_dim(), views.rotary_dim(), call.attend.causal));
+  if (form == latent_form::automatic)
+    call.absorbed = absorbed_is_shorter(shape, views.latent_dim(), views.rotary_dim(), call.attend.causal);
   return call;
 }
 /// The call of latent_attention, and of its step.
 template <class S, class Options>
 latent_call<S> checked_latent_call(call_views& check, latent_views<S>& views, const tensor_view<S>& out,
-                                   const Options& given, execution& exec) {
+                                   const Options& given, latent_form form, execution& exec) {
   const attention_shape s = views.validate(check, out);
   if (given.lse)
     check.write("lse", given.lse, {{"lse batch = query batch", s.batch},
                                    {"lse heads = query heads", s.heads},
                                    {"lse length = query length", s.queries}});
   check.write("out", out);
-  auto call = latent_call_of(check, views, s, given, exec);
+  auto call = latent_call_of(check, views, s, given, form, exec);
   call.attend.out = out;
   return call;
 }

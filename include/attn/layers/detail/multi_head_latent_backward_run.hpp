@@ -17,7 +17,7 @@ sequence_lengths check_attention_options(const latent_dims& d, idx_t batch, idx_
                               .dim = d.key + d.rotary, .dim_v = d.value};
   const tensor_view<const compute_type<S>, 3> rows(nullptr, {batch, d.heads, length});
   if (given.lse) check.read_like("lse", given.lse, "the rows of out", rows);
-  return latent_call_of<S>(check, {}, shape, given, exec).attend.lengths;
+  return latent_call_of<S>(check, {}, shape, given, given.form, exec).attend.lengths;
 }
 
 /// Copies d_out, but for the rows of padding, which become 0.

@@ -14,10 +14,10 @@ distributed_sequence spread_sequence_of(const char* name, MPI_Comm communicator,
 
 /// Checks a call, and compares it with those of the other processes. It gets the lengths of this process's tokens,
 /// which lie in `sequence`.
-template <class S, class T, class Options>
-void agree_on_aft(distributed_sequence& sequence, aft_call<T, Options>& call) {
+template <class S, class T>
+void agree_on_aft(distributed_sequence& sequence, aft_call<T>& call) {
   aft_tensors<T>& x = call.x;
-  const Options& options = call.options;
+  const std::span<const idx_t> lengths = x.lengths;
   const idx_t batch = std::max<idx_t>(x.q.extents[0], 0);
   const process_shape own{.batch = x.q.extents[0], .heads = x.q.extents[1], .kv_heads = x.k.extents[1],
                           .dim = x.q.extents[3], .dim_v = x.v.extents[3], .element_bytes = element_code<S>,
@@ -25,13 +25,13 @@ void agree_on_aft(distributed_sequence& sequence, aft_call<T, Options>& call) {
   agree_on(sequence.group(), own, [&](common_settings& settings) {
     const validator check{sequence.group().name()};
     const idx_t whole = sequence.whole_keys();
-    if (options.key_mask) check.fail("no key_mask over processes", "one");
-    check_length_list(check, "lengths", options.lengths, batch, whole);
-    sequence.set_lengths(batch, {whole, whole, options.lengths, options.lengths});
+    if (x.key_mask) check.fail("no key_mask over processes", "one");
+    check_length_list(check, "lengths", lengths, batch, whole);
+    sequence.set_lengths(batch, {whole, whole, lengths, lengths});
     x.lengths = sequence.own_keys();
     check_aft(call.views, x);
-    settings.add(checksum<idx_t>(options.lengths));
-    settings.add(options.causal), settings.add(options.gate);
+    settings.add(checksum<idx_t>(lengths));
+    settings.add(x.causal), settings.add(x.gate);
     settings.add(width<T>);  // of the memory that is sent
   });
 }
