@@ -57,7 +57,16 @@ namespace attn { inline namespace ATTN_ISA {
 struct kv_cache_options {
   /// Values are the first value_dim dims of the keys, and not stored: `v` of a step or append must be that part of `k`.
   bool values_in_keys = false;
+  /// Keys are stored times an orthogonal matrix, as at the top of the file: std::int8_t alone, an even dim up to 2048,
+  /// and values of their own.
+  bool rotate = false;
 };
+
+namespace detail {
+
+inline key_storage storage_of(const kv_cache_options& options) { return {options.values_in_keys, options.rotate}; }
+
+}  // namespace detail
 
 /// Keys [B, Hkv, tokens, D] and values [B, Hkv, tokens, Dv], each head contiguous unless the memory is the caller's.
 /// With std::int8_t they are blocks of 16 tokens, [B, Hkv, blocks, 64 + 18 D] and [B, Hkv, blocks, 64 + 16 Dv] bytes.
@@ -72,16 +81,19 @@ class kv_cache : public detail::cached_sequences<detail::kv_tokens<S>> {
  public:
   using value_type = S;
 
-  /// An empty cache; heads are key heads. Throws std::invalid_argument for a negative extent.
+  /// An empty cache; heads are key heads. Throws std::invalid_argument for a negative extent, and for options that do
+  /// not fit.
   explicit kv_cache(const state_extents& extents, const kv_cache_options& options = {})
-      : base("kv_cache", extents, options.values_in_keys) {}
+      : base("kv_cache", extents, detail::storage_of(options)) {}
 
   /// A cache in the caller's memory, [B, Hkv, capacity, D] and [B, Hkv, capacity, Dv], with any strides (blocks must be
   /// contiguous, and at even addresses), which has the first lengths[b] tokens of item b already, none unless given.
   /// `v` may be the first dims of `k`. A copy of the cache is in the same memory. Throws
   /// std::invalid_argument for views that do not fit.
-  kv_cache(const tensor_view<S>& k, const tensor_view<S>& v, list_view<idx_t> lengths = {})
-      : base("kv_cache", detail::kv_memory<S>(detail::validator("kv_cache"), k, v), lengths) {}
+  kv_cache(const tensor_view<S>& k, const tensor_view<S>& v, list_view<idx_t> lengths = {},
+           const kv_cache_options& options = {})
+      : base("kv_cache", detail::kv_memory<S>(detail::validator("kv_cache"), k, v, detail::storage_of(options)),
+             lengths) {}
 
   /// capacity(): number of tokens of an item that there is room for; bytes(): of the memory that the cache owns.
   /// Copies, copy_item and reorder cost the tokens, not the room: a new copy has room for twice its tokens, or for 16.

@@ -76,7 +76,11 @@ class page_pool {
   /// The caller's: keys [pages, Hkv, page tokens, D], values [pages, Hkv, page tokens, Dv], with any strides; the
   /// values may be the first dims of the keys. Of fewer than 16 bits blocks, as in a kv_cache.
   page_pool(const tensor_view<S>& keys, const tensor_view<S>& values, page_allocator* allocator = nullptr)
-      : page_pool(detail::kv_memory<S>(detail::validator("page_pool"), keys, values), allocator) {}
+      : page_pool(keys, values, {}, allocator) {}
+  page_pool(const tensor_view<S>& keys, const tensor_view<S>& values, const kv_cache_options& options,
+            page_allocator* allocator = nullptr)
+      : page_pool(detail::kv_memory<S>(detail::validator("page_pool"), keys, values, detail::storage_of(options)),
+                  allocator) {}
 
   page_pool(const page_pool&) = delete;
   page_pool& operator=(const page_pool&) = delete;
@@ -120,7 +124,7 @@ class page_pool {
     const detail::validator check{"page_pool"};
     check.at_least("pages", 0, e.pages);
     check.fits("pages", {e.pages, static_cast<idx_t>(sizeof(idx_t))});
-    detail::kv_memory<S> memory(check, {e.pages, e.heads, e.dim, e.value_dim}, options.values_in_keys);
+    detail::kv_memory<S> memory(check, {e.pages, e.heads, e.dim, e.value_dim}, detail::storage_of(options));
     check.at_least("tokens of a page", 1, e.page_tokens);
     memory.make_pages(check, e.page_tokens);
     return memory;

@@ -55,6 +55,7 @@ class paged_tokens : public cached_tokens {
   tensor_view<const S> keys() const { return pool_->keys(); }
   tensor_view<const S> values() const { return pool_->values(); }
   bool values_in_keys() const { return memory().values_in_keys(); }
+  bool rotated() const { return memory().rotated(); }
   page_tables pages() const { return {tables_.data(), pool_->page_tokens()}; }
 
   template <class E>

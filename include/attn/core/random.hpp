@@ -21,9 +21,10 @@ namespace attn { inline namespace ATTN_ISA {
 /// independent.
 class random_numbers {
  public:
-  explicit random_numbers(std::uint64_t seed, std::uint64_t stream = 0) : state_(mixed(seed + step) ^ mixed(~stream)) {}
+  constexpr explicit random_numbers(std::uint64_t seed, std::uint64_t stream = 0)
+      : state_(mixed(seed + step) ^ mixed(~stream)) {}
 
-  std::uint64_t bits() { return mixed(state_ += step); }
+  constexpr std::uint64_t bits() { return mixed(state_ += step); }
 
   /// A whole number from 0 to n - 1 (n >= 1), without bias (Lemire 2019).
   idx_t below(idx_t n) {
@@ -60,7 +61,7 @@ class random_numbers {
   static constexpr std::uint64_t step = 0x9e3779b97f4a7c15;
   static constexpr double two_ln_2 = 1.386294361119890618834464242916353136;
 
-  static std::uint64_t mixed(std::uint64_t z) {
+  static constexpr std::uint64_t mixed(std::uint64_t z) {
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
     z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
     return z ^ (z >> 31);

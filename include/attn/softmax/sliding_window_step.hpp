@@ -46,6 +46,8 @@ struct sliding_window_cache_options {
   /// many of them each batch item has, whose positions follow those of the item before; unless given, every item has
   /// all.
   list_view<idx_t> global_positions{}, global_counts{};
+  /// Of a sliding_window_cache: whether keys are stored rotated, as in kv_cache_options.
+  bool rotate = false;
 };
 
 /// The last tokens of a stream, and those at its global positions, which copy_item and reorder take along, and reset
@@ -59,13 +61,13 @@ class sliding_window_cache : public detail::cached_sequences<detail::window_toke
   /// An empty stream; heads are key heads, and the lists of the options are copied. Throws std::invalid_argument for
   /// options that do not fit or sizes no memory can hold.
   explicit sliding_window_cache(const state_extents& extents, const sliding_window_cache_options& options = {})
-      : base(memory(detail::validator("sliding_window_cache"), extents, false), options) {}
+      : base(memory(detail::validator("sliding_window_cache"), extents, {.rotated = options.rotate}), options) {}
   /// The same in the caller's memory, [B, Hkv, rows, D] and [B, Hkv, rows, Dv], with any strides, of at least rows()
   /// rows: the ring and the global positions. With std::int8_t it consists of blocks of 16 rows, as in a kv_cache. A
   /// copy of the cache is in the same memory.
   sliding_window_cache(const tensor_view<S>& keys, const tensor_view<S>& values,
                        const sliding_window_cache_options& options = {})
-      : base(memory(detail::validator("sliding_window_cache"), keys, values), options) {}
+      : base(memory(detail::validator("sliding_window_cache"), keys, values, {.rotated = options.rotate}), options) {}
 
   /// Number of tokens in the ring, and of rows of memory: those and the global positions.
   using base::capacity, base::rows, base::bytes;
@@ -78,6 +80,7 @@ template <class S>
 sliding_window_options<S> window_of_call(const validator& check, const sliding_window_cache_options& window,
                                          const attention_shape& shape) {
   check_window(check, window, shape.batch);
+  if (window.rotate) check.fail("no rotate in a window, which is an option of the cache", "one");
   stream_window{window.left, window.dilation}.check_heads(check, shape.heads);
   return {.causal = true, .left = window.left, .dilation = window.dilation,
           .global_positions = window.global_positions, .global_counts = window.global_counts};

@@ -144,8 +144,8 @@ class kv_tokens : public cached_tokens {
  public:
   using value_type = S;
 
-  kv_tokens(const char* name, const state_extents& extents, bool values_in_keys = false)
-      : cached_tokens(name, extents), memory_(validator(name), extents_, values_in_keys) {}
+  kv_tokens(const char* name, const state_extents& extents, const key_storage& storage = {})
+      : cached_tokens(name, extents), memory_(validator(name), extents_, storage) {}
   kv_tokens(const char* name, kv_memory<S> given, std::span<const idx_t> lengths)
       : cached_tokens(name, given.extents()), memory_(std::move(given)) {
     check_length_list(validator(name), "lengths", lengths, batch(), capacity());
@@ -178,6 +178,7 @@ class kv_tokens : public cached_tokens {
   tensor_view<const S> keys() const { return memory_.keys(tokens()); }
   tensor_view<const S> values() const { return memory_.values(tokens()); }
   bool values_in_keys() const { return memory_.values_in_keys(); }
+  bool rotated() const { return memory_.rotated(); }
   page_tables pages() const { return {}; }
 
   template <class E>

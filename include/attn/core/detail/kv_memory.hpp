@@ -2,6 +2,7 @@
 #pragma once
 
 #include <attn/core/detail/cache_rows.hpp>
+#include <attn/core/detail/hadamard.hpp>
 #include <attn/core/detail/pages.hpp>
 #include <attn/core/detail/row_format.hpp>
 #include <attn/core/state_extents.hpp>
@@ -9,6 +10,11 @@
 #include <vector>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
+
+/// How keys are stored.
+struct key_storage {
+  bool values_in_keys = false, rotated = false;
+};
 
 /// Keys [items, heads, rows, D] and values [items, heads, rows, Dv]; of elements that are codes [items, heads, blocks,
 /// bytes], blocks of rows (row_format.hpp). Values that are the first dims of the keys are not stored. A copy of the
@@ -20,13 +26,16 @@ class kv_memory {
 
  public:
   /// Own memory, without rows.
-  kv_memory(const validator& check, const state_extents& e, bool values_in_keys)
-      : extents_(check_state_extents(check, e)), values_in_keys_(values_in_keys) {
+  kv_memory(const validator& check, const state_extents& e, const key_storage& storage)
+      : extents_(check_state_extents(check, e)), values_in_keys_(storage.values_in_keys) {
     format::validate(check, "dim", extents_.dim), format::validate(check, "value dim", extents_.value_dim);
-    if (values_in_keys && extents_.value_dim > extents_.dim)
+    if (values_in_keys_ && extents_.value_dim > extents_.dim)
       check.fail({"a value dim up to the key dim ", extents_.dim}, extents_.value_dim);
+    set_rotated(check, storage);
   }
-  kv_memory(const validator& check, const tensor_view<S>& keys, const tensor_view<S>& values)
+  /// The caller's, where the views say whether values are in the keys.
+  kv_memory(const validator& check, const tensor_view<S>& keys, const tensor_view<S>& values,
+            const key_storage& storage = {})
       : extents_{keys.extent(0), keys.extent(1), format::cols(keys.extent(3), true),
                  format::cols(values.extent(3), is_part(values, keys))},
         values_in_keys_(is_part(values, keys)), given_(true),
@@ -42,12 +51,17 @@ class kv_memory {
     check.extents({{"value batch = key batch", keys.extent(0), values.extent(0)},
                    {"value heads = key heads", keys.extent(1), values.extent(1)},
                    {"value length = key length", keys.extent(2), values.extent(2)}});
+    if (storage.values_in_keys && !values_in_keys_)
+      check.fail("values that are the first dims of the keys, since values_in_keys is given", "other memory");
+    set_rotated(check, storage);
   }
 
   const state_extents& extents() const { return extents_; }
   idx_t rows() const { return rows_; }
   bool given() const { return given_; }
   bool values_in_keys() const { return values_in_keys_; }
+  /// Whether keys are stored rotated (hadamard.hpp): queries are, too, before they are multiplied with them.
+  bool rotated() const { return rotated_; }
   std::size_t bytes() const {
     return own_keys_.get_deleter().bytes + own_values_.get_deleter().bytes + moved_.bytes();
   }
@@ -73,7 +87,7 @@ class kv_memory {
   }
   /// A copy, by which the caller's memory is the same memory, and memory of its own has no rows yet.
   kv_memory(const kv_memory& other)
-      : extents_(other.extents_), values_in_keys_(other.values_in_keys_), given_(other.given_),
+      : extents_(other.extents_), values_in_keys_(other.values_in_keys_), rotated_(other.rotated_), given_(other.given_),
         heads_first_(other.heads_first_), rows_(given_ ? other.rows_ : 0), given_keys_(other.given_keys_),
         given_values_(other.given_values_) {}
   kv_memory(kv_memory&&) noexcept = default;
@@ -82,7 +96,7 @@ class kv_memory {
   bool has_room_of(const kv_memory& other, idx_t rows) const {
     const state_extents &a = extents_, &b = other.extents_;
     return own_keys_ && !other.given_ && rows <= rows_ && a.batch == b.batch && a.heads == b.heads && a.dim == b.dim &&
-           a.value_dim == b.value_dim && values_in_keys_ == other.values_in_keys_;
+           a.value_dim == b.value_dim && values_in_keys_ == other.values_in_keys_ && rotated_ == other.rotated_;
   }
 
   /// Rows of a pool, whose items are pages. All pages of one head are adjacent, so that the processor's prefetching
@@ -96,7 +110,11 @@ class kv_memory {
   template <class E>
   void put(const tensor_view<const E>& k, const tensor_view<const E>& v, idx_t b, idx_t h, idx_t i, idx_t item,
            idx_t row) {
-    format::put(head_of(k, b, h).row(i), k.stride(3), true, head_of(keys(), item, h), row);
+    const E* const key = head_of(k, b, h).row(i);
+    if (rotated_)
+      put_rotated(key, k.stride(3), head_of(keys(), item, h), row);
+    else
+      format::put(key, k.stride(3), true, head_of(keys(), item, h), row);
     if (!values_in_keys_) format::put(head_of(v, b, h).row(i), v.stride(3), false, head_of(values(), item, h), row);
   }
 
@@ -144,7 +162,8 @@ class kv_memory {
   void check_tokens(const validator& check, const tensor_view<const E>& k, const tensor_view<const E>& v,
                     std::span<const idx_t> given) const {
     if constexpr (format::rows > 1 || sizeof(S) < sizeof(E))
-      check_size(check, "k", k, given), check_size(check, "v", v, given);
+      check_size(check, "k", k, given, rotated_ ? rotated_most : format::most),
+          check_size(check, "v", v, given, format::most);
     if (values_in_keys_ && !k.empty() && !is_part(v, k)) check.fail("v to be the first dims of k", "other memory");
   }
   /// This memory, which a step updates, and which overlaps no view of its call.
@@ -162,7 +181,7 @@ class kv_memory {
   }
   template <class E>
   static void check_size(const validator& check, const char* what, const tensor_view<const E>& x,
-                         std::span<const idx_t> given) {
+                         std::span<const idx_t> given, float most) {
     for (idx_t b = 0; b < x.extent(0); ++b)
       for (idx_t h = 0; h < x.extent(1); ++h)
         for (idx_t t = 0; t < (given.empty() ? x.extent(2) : given[static_cast<std::size_t>(b)]); ++t) {
@@ -170,15 +189,40 @@ class kv_memory {
           for (idx_t d = 0; d < x.extent(3); ++d)
             largest = (std::max)(largest, std::bit_cast<std::uint32_t>(static_cast<float>(x(b, h, t, d))) &
                                               0x7fffffffu);
-          if (largest <= std::bit_cast<std::uint32_t>(format::most)) continue;
+          if (largest <= std::bit_cast<std::uint32_t>(most)) continue;
           for (idx_t d = 0; d < x.extent(3); ++d)
             if (const float number = static_cast<float>(x(b, h, t, d));
-                !(std::abs(number) <= format::most) && (format::finite || std::isfinite(number)))
-              check.fail({what, format::finite ? " of finite numbers up to " : " of numbers up to ", format::most,
+                !(std::abs(number) <= most) && (format::finite || std::isfinite(number)))
+              check.fail({what, format::finite ? " of finite numbers up to " : " of numbers up to ", most,
                           " for a cache of ", format::numbers},
                          number);
         }
   }
+  static constexpr float rotated_most = 1e34f;       // the largest number of keys that are to be rotated
+  static constexpr idx_t rotated_most_dim = 2048;
+
+  void set_rotated(const validator& check, const key_storage& storage) {
+    if (!(rotated_ = storage.rotated)) return;
+    if (!format::one_scale)
+      check.fail("elements of type std::int8_t, since rotate is given: only those have one scale for all channels",
+                 "others");
+    if (values_in_keys_) check.fail("values of their own, since rotate is given", "values that are dims of the keys");
+    if (rotation_block(extents_.dim) < 2 || extents_.dim > rotated_most_dim)
+      check.fail({"an even dim up to ", rotated_most_dim, ", since rotate is given"}, extents_.dim);
+  }
+  template <class E>
+  static void put_rotated([[maybe_unused]] const E* x, [[maybe_unused]] idx_t stride,
+                          [[maybe_unused]] const matrix_view<S>& memory, [[maybe_unused]] idx_t row) {
+    if constexpr (format::one_scale) {
+      const idx_t cols = format::cols(memory.cols, true);
+      alignas(64) float numbers[rotated_most_dim + width<float>];
+      for (idx_t c = 0; c < cols; ++c) numbers[c] = static_cast<float>(x[c * stride]);
+      std::fill_n(numbers + cols, width<float>, 0.0f);
+      rotate_row(numbers, cols);
+      format::put(numbers, 1, true, memory, row);
+    }
+  }
+
   static idx_t stored(idx_t rows) { return rows / format::rows + (rows % format::rows != 0); }
   static idx_t with_tail(idx_t stored_rows) { return stored_rows == 0 ? 0 : stored_rows + format::tail; }
   static tensor_view<const S> first(const tensor_view<const S>& x, idx_t rows) {
@@ -231,7 +275,7 @@ class kv_memory {
   }
 
   state_extents extents_;
-  bool values_in_keys_, given_ = false, heads_first_ = false;
+  bool values_in_keys_, rotated_ = false, given_ = false, heads_first_ = false;
   idx_t rows_ = 0;
   memory_block own_keys_, own_values_;
   tensor_view<S> given_keys_{}, given_values_{};

@@ -12,10 +12,11 @@
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// How memory holds rows of numbers: `rows` of them together in as many elements. Of an item the last `tail` of these
-/// are for rows that are not together yet.
+/// are for rows that are not together yet. one_scale: whether a row has one scale for all its numbers.
 template <class C>
 struct row_format {
   static constexpr idx_t rows = 1, tail = 0;
+  static constexpr bool one_scale = false;
   static constexpr bool finite = sizeof(C) == 1;  // whether numbers must be
   static constexpr float most = [] {              // the largest number
     if constexpr (eight_bit_float<C>)
@@ -43,7 +44,7 @@ struct row_format {
 template <>
 struct row_format<std::int8_t> {
   static constexpr idx_t rows = quantised_block, tail = 0, largest_code = 127;
-  static constexpr bool finite = true;
+  static constexpr bool finite = true, one_scale = true;
   static constexpr const char* numbers = "eight-bit ones";
   static constexpr float most = quantised_most;
   static std::int32_t code_most(idx_t dim) { return code_most_of(dim, largest_code); }
@@ -83,7 +84,7 @@ template <channel_coded C>
 struct row_format<C> {
   using layout = channel_layout<C>;
   static constexpr idx_t rows = channel_block, tail = layout::tail, largest_code = layout::most;
-  static constexpr bool finite = true;
+  static constexpr bool finite = true, one_scale = false;
   static constexpr const char* numbers = layout::bits == 4 ? "four-bit ones" : "eight-bit ones";
   static constexpr float most = quantised_most;
   static std::int32_t code_most(idx_t dim) { return code_most_of(dim, largest_code); }

@@ -180,6 +180,7 @@ struct few_queries_driver {
                   each = (std::min)(queries_of_task, lengths.queries(b) - first);
       if (each <= 0 || !takes(in, b)) return;
       auto [queries, state] = list[worker];
+      queries.rotated = in.rotated_keys;
       state.rows = heads * each;
       state.clear();
       queries.begin(in.q, in.relative_queries, {b, head, first, in.shift(b)}, state.rows, each,
@@ -191,7 +192,7 @@ struct few_queries_driver {
     });
   }
   stream_queries<T, C> layout_queries(arena& memory, idx_t rows) const {
-    return stream_queries<T, C>::layout(memory, rows, shape.dim, shape.dim_v, bool(in.relative_queries));
+    return stream_queries<T, C>::layout(memory, rows, shape.dim, shape.dim_v, in.own_relative());
   }
 
   /// attend(begin, end, first, last) for the keys [first, last) that the items [begin, end) see together, from
@@ -216,7 +217,7 @@ struct few_queries_driver {
       if (any_long) total = long_softmax<T>::layout(memory, state.rows, shape.dim_v);
       return layout_queries(memory, state.rows);
     });
-    all.rows = 0;
+    all.rows = 0, all.rotated = in.rotated_keys;
     for (idx_t number = first_item(w); number < last_item(w); ++number) {
       const idx_t b = sets.items[number];
       all.add(in.q, in.relative_queries, {b, w.head, w.first, in.shift(b)}, rows(w, number), queries(w, number),

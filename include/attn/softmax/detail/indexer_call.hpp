@@ -45,6 +45,7 @@ struct indexer_call {
   index_output indices;
   tensor_view<T> scores;
   page_tables pages{};
+  bool rotated_keys = false;  // of a cache: queries are to be rotated as well
 
   idx_t position(idx_t b, idx_t i) const {
     return i + (seen.first ? seen.first.of(b) : lengths.keys(b) - lengths.queries(b));

@@ -29,6 +29,7 @@ struct indexer_rows {
     });
     const idx_t of_list = in.heads_of_list(), below = in.end_of(b, i);
     const cache_rows<const C> keys(in.k, b, 0, shape.dim, true, in.pages);
+    s.queries.rotated = in.rotated_keys;
     s.queries.begin(in.q.slice(2, i, 1), {}, {b, 0, 0, 0}, shape.heads, 1, in.scale);
     for (idx_t count; begin < end; begin += count) {
       const auto rows = rows_from(keys, begin);
@@ -104,14 +105,15 @@ void run_lightning_indexer_step(indexer_call<S>& call, const tensor_view<const C
   const indexer_call<S, C> over{
       call.q,        keys,         call.exec,         call.shape,        call.lengths,  call.seen,
       call.topk,     call.block,   call.local_blocks, call.first_blocks, call.per_head, call.scale,
-      call.activation, call.w,     call.indices,      call.scores,       pages};
+      call.activation, call.w,     call.indices,      call.scores,       pages,
+      call.rotated_keys};
   indexer_rows<S, C>{over}.run();
 }
 
 /// The keys of a call become all that a cache has; item b has lengths[b] queries.
 template <class S, class Cache>
 void set_keys_of_cache(indexer_call<S>& call, const Cache& cache, list_view<idx_t> lengths) {
-  call.shape.keys = cache.tokens();
+  call.shape.keys = cache.tokens(), call.rotated_keys = cache.rotated();
   call.lengths = {call.shape.queries, call.shape.keys, lengths, cache.lengths()};
 }
 

@@ -25,6 +25,7 @@ struct softmax_inputs : attention_views<S, C> {
   tensor_view<T, 3> lse{};
   tensor_view<T, 3> maximum{};  // where given, lse and this are in base 2: the log of the sum beside the maximum
   page_tables pages{};    // in steps with pages, where k and v are [pages, Hkv, page rows, ..]
+  bool rotated_keys = false;  // of a cache: queries are to be rotated as well
   tensor_view<const S> relative_queries{};  // q unless given
   tensor_view<T> out_sums{};  // receives the results in place of out, not rounded, where they are added up further
 
@@ -58,6 +59,8 @@ struct softmax_inputs : attention_views<S, C> {
     if (maximum) return {maximum(b, h, i), lse(b, h, i)};
     return {to_base_2(lse(b, h, i)), T(0)};
   }
+  /// Whether relative keys are multiplied with other numbers than those of the queries' products with keys.
+  bool own_relative() const { return bool(relative_queries) || rotated_keys; }
   /// Memory for lse in two parts, where it is not given and therefore computed again.
   struct lse_memory {
     T *lse, *maximum;
@@ -185,6 +188,7 @@ struct softmax_call : softmax_inputs<S, C> {
     in.causal = this->causal, in.span = this->span, in.first_position = this->first_position;
     in.sinks = this->sinks, in.lse = this->lse;
     in.pages = cache.pages(), in.out_sums = this->out_sums, in.relative_queries = this->relative_queries;
+    in.rotated_keys = cache.rotated();
     return {in, check, terms, exec};
   }
 

@@ -74,11 +74,12 @@ void attend_streamed(const softmax_call<S, Score, C>& in, const Plan& plan) {
   const auto layout = [&](arena& memory) {
     const idx_t rows = plan.together();
     return scratch{plan.layout(memory),
-                   stream_queries<T, C>::layout(memory, rows, shape.dim, shape.dim_v, bool(in.relative_queries)),
+                   stream_queries<T, C>::layout(memory, rows, shape.dim, shape.dim_v, in.own_relative()),
                    online_softmax<T>::layout(memory, rows, shape.dim_v),
                    long_softmax<T>::layout(memory, rows, shape.dim_v)};
   };
   const auto attend_query = [&](idx_t b, idx_t h, idx_t count, idx_t i, scratch& s) {
+    s.queries.rotated = in.rotated_keys;
     const auto query = [&](const auto& q) { return q ? q.slice(2, i, 1) : q; };
     s.queries.begin(query(in.q), query(in.relative_queries), {b, h, 0, plan.position(b, i)}, count, 1,
                     in.terms.query_factor());

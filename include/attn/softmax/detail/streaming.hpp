@@ -12,6 +12,7 @@
 // share the chunks of one head; the result does not depend on which thread computes which chunk.
 #pragma once
 
+#include <attn/core/detail/hadamard.hpp>
 #include <attn/softmax/detail/blockwise.hpp>
 #include <attn/softmax/detail/key_span.hpp>
 #include <attn/softmax/detail/stream_rows.hpp>
@@ -41,6 +42,7 @@ struct stream_queries {
   float* factors = nullptr;              // [rows]
   T* scores = nullptr;                   // [rows][stream_tile]
   T *keys = nullptr, *values = nullptr;  // a tile in T, padded, where it cannot be read in place
+  bool rotated = false;                  // whether the rows in codes are rotated keys (hadamard.hpp)
 
   static stream_queries layout(arena& memory, idx_t rows, idx_t dim, idx_t dim_v, bool with_relative = false) {
     constexpr idx_t codes = 8;  // in a word (channel_stream.hpp)
@@ -68,12 +70,14 @@ struct stream_queries {
     for (idx_t r = begin; r < rows; ++r) {
       const idx_t n = r - begin;
       of[r] = {first.batch, first.head + n / per_head, first.query + n % per_head, first.shift};
-      if (relative_queries) {
-        T* const row = load(relative_queries, r, relative);
+      if (relative != data) {
+        T* const row = load(relative_queries ? relative_queries : q, r, relative);
         for (idx_t d = 0; d < stride; d += width<T>)
           store<T>(row + d, mul(detail::load<T>(row + d), broadcast<T>(factor)));
       }
       T* const row = load(q, r, data);
+      if constexpr (in_codes)
+        if (rotated) rotate_row(row, dim);
       if constexpr (numbers_of<P> > 1) {
         lanes_to_pairs(row, stride, operands + r * stride / 2);
         factors[r] = factor;
@@ -268,7 +272,11 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
       });
     });
     matrix_view<const T> key_rows{};
-    if (terms.by_position) key_rows = number_rows<T>(k_rows, count, q.keys);
+    if (terms.by_position) {
+      key_rows = number_rows<T>(k_rows, count, q.keys);
+      if constexpr (coded<C>)
+        for (idx_t n = 0; q.rotated && n < count; ++n) rotate_row_back(q.keys + n * key_rows.row_stride, q.dim);
+    }
     with_whole_packets<T>(v_rows, count, q.values, false, [&](const auto& values) {
       using factors = value_factors<std::remove_cvref_t<decltype(values)>>;
       const factors of_values(values);

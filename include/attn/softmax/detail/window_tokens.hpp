@@ -70,6 +70,7 @@ class window_tokens : public cached_tokens {
   std::size_t bytes() const { return memory_.bytes(); }
   stream_window window() const { return {left_, dilation_, globals()}; }
   bool values_in_keys() const { return memory_.values_in_keys(); }
+  bool rotated() const { return memory_.rotated(); }
   static page_tables pages() { return {}; }
   /// [B, Hkv, rows, D]: for each head first the `capacity` rows of the ring, with position p in row p % capacity, then
   /// those of the item's global positions in order.
