@@ -155,7 +155,8 @@ TEST_CASE("All that reads a cache rotates its queries", "[rotated_caches]") {
                });
 }
 
-// Their products are those of queries and keys as they were given.
+// Their products are those of queries and keys as they were given. Weights are 16-bit whole numbers: with other sums one
+// may differ by 1/32767 of the largest.
 TEST_CASE("Relative keys and position queries over rotated keys", "[rotated_caches]") {
   const cache_shape s;
   const attn::state_extents extents = extents_of(s, 2);
@@ -169,7 +170,7 @@ TEST_CASE("Relative keys and position queries over rotated keys", "[rotated_cach
                  attn::full_softmax_step(cache, view(q), view(k), view(v), view(out),
                                          {.relative_keys = rows(table), .relative_queries = view(given)});
                },
-               3e-6);
+               1.0 / 32767);
   for (const bool by_position : {false, true})
     check_chunks(attn::kv_cache<int8>(extents, {.rotate = true}), attn::kv_cache<int8>(extents), s,
                  [&](auto& cache, const auto& q, const auto& k, const auto& v, auto& out, bool by_hand) {
@@ -177,7 +178,7 @@ TEST_CASE("Relative keys and position queries over rotated keys", "[rotated_cach
                    (by_position ? o.position_queries : o.relative_keys) = rows(by_hand ? turned_table : table);
                    attn::full_softmax_step(cache, view(q), view(k), view(v), view(out), o);
                  },
-                 3e-6);
+                 1.0 / 32767);
 }
 
 TEST_CASE("Items, tokens forgotten and kept, copies, and memory of the caller's", "[rotated_caches]") {

@@ -48,6 +48,9 @@ struct row_format;
 template <class C>
 struct scattered_rows;
 struct code_pair;
+/// Rotated rows (hadamard.hpp).
+inline void rotate_row(float* x, idx_t dim);
+inline void rotate_row_back(float* x, idx_t dim);
 
 /// The first `count` rows that a tile may have, which is `count` for rows that are all alike.
 template <class Rows>

@@ -12,7 +12,6 @@
 // share the chunks of one head; the result does not depend on which thread computes which chunk.
 #pragma once
 
-#include <attn/core/detail/hadamard.hpp>
 #include <attn/softmax/detail/blockwise.hpp>
 #include <attn/softmax/detail/key_span.hpp>
 #include <attn/softmax/detail/stream_rows.hpp>
