@@ -207,8 +207,10 @@ idx_t alike(const channel_rows<C>& x, idx_t count) {
 /// Writes rows of one head: a matrix of blocks, the tail included.
 template <class C>
 struct channel_code_writer {
+  using layout_type = channel_layout<C>;
+
   matrix_view<C> memory;
-  channel_layout<C> layout;
+  layout_type layout;
   channel_rows<C> all{{memory.data, memory.rows, memory.cols, memory.row_stride, 1}, layout, layout.cols};
 
   /// Stores x, `stride` apart, as row `row`; the rows of its block before it are there already.
@@ -230,14 +232,67 @@ struct channel_code_writer {
  private:
   Eigen::bfloat16* tail_row(idx_t row) const { return const_cast<Eigen::bfloat16*>(all.tail_row(row)); }
 
-  /// Makes codes of the rows from `first` on, which are in the tail. The smallest number of a channel is its offset, as
-  /// which it is exact; the scale is rounded up, so that the largest one has a code.
+  static constexpr idx_t some = 16;  // columns that are encoded at a time
+  struct grids {
+    alignas(64) float offset[some], scale[some], inverse[some];
+
+    /// Of channel c, from `least` to `largest`; the scale is rounded up, so that `largest` has a code.
+    void set(idx_t c, float least, float largest) {
+      const float exact = (largest - least) / static_cast<float>(layout_type::most);
+      const std::uint32_t up = std::bit_cast<std::uint32_t>(exact) + 0xffffu;
+      offset[c] = least, scale[c] = exact >= 0x1p-120f ? std::bit_cast<float>(up & 0xffff0000u) : 0.0f;
+      inverse[c] = scale[c] > 0 ? 1 / scale[c] : 0;
+    }
+  };
+  /// The sums of the squares of what channels lose by the codes of a grid.
+  static void losses_of(const float (&numbers)[channel_block][some], const grids& grid, float (&losses)[some]) {
+    using T = packet<float>;
+    const T whole = broadcast<float>(whole_number), most = broadcast<float>(layout_type::most);
+    for (idx_t c = 0; c < some; c += width<float>) {
+      const T offset = load<float>(grid.offset + c), scale = load<float>(grid.scale + c),
+              inverse = load<float>(grid.inverse + c);
+      T sum = zero<float>();
+      for (idx_t r = 0; r < channel_block; ++r) {
+        const T number = sub(load<float>(numbers[r] + c), offset),
+                code = (max)((min)(sub(fma(number, inverse, whole), whole), most), zero<float>()),
+                rest = sub(number, mul(code, scale));
+        sum = fma(rest, rest, sum);
+      }
+      store<float>(losses + c, sum);
+    }
+  }
+  /// Of four bits, grids that begin and end up to half of a step within the numbers, where those lose less: none errs by
+  /// more than half of the step from the smallest to the largest. Nine grids in all; 25 lose 2 % less.
+  static void choose_grids(const float (&numbers)[channel_block][some], const float* least, const float* largest,
+                           grids& best) {
+    constexpr int choices = 3;
+    alignas(64) float fewest[some], losses[some];
+    losses_of(numbers, best, fewest);
+    for (int n = 1; n < choices * choices; ++n) {
+      grids grid;
+      for (idx_t c = 0; c < some; ++c) {
+        const float part = (largest[c] - least[c]) / (2 * layout_type::most * (choices - 1));
+        const float from = static_cast<float>(Eigen::bfloat16(least[c] + static_cast<float>(n % choices) * part));
+        grid.set(c, from, largest[c] - static_cast<float>(n / choices) * part);
+      }
+      losses_of(numbers, grid, losses);
+      for (idx_t c = 0; c < some; ++c)
+        if (losses[c] < fewest[c]) {
+          fewest[c] = losses[c], best.offset[c] = grid.offset[c], best.scale[c] = grid.scale[c];
+          best.inverse[c] = grid.inverse[c];
+        }
+    }
+  }
+
+  /// Makes codes of the rows from `first` on, which are in the tail. The grid of a channel is that from its smallest
+  /// number, which is then exact, to its largest, or a finer one (choose_grids).
   void encode(idx_t first, C* block) const {
-    constexpr idx_t some = 16;  // columns at a time
     const idx_t cols = layout.cols;
     auto* const scales = const_cast<Eigen::bfloat16*>(channel_scales(block));
     std::fill_n(block + 4 * cols, layout.bytes() - 4 * cols, C{});
-    float numbers[channel_block][some], least[some], largest[some], inverse[some];
+    alignas(64) float numbers[channel_block][some] = {};
+    float least[some] = {}, largest[some] = {};
+    grids grid;
     for (idx_t begin = 0; begin < cols; begin += some) {
       const idx_t count = (std::min)(some, cols - begin);
       for (idx_t r = 0; r < channel_block; ++r) {
@@ -248,16 +303,15 @@ struct channel_code_writer {
           largest[c] = r == 0 ? number : (std::max)(largest[c], number);
         }
       }
+      for (idx_t c = 0; c < some; ++c) grid.set(c, least[c], largest[c]);
+      if constexpr (layout_type::bits == 4) choose_grids(numbers, least, largest, grid);
       for (idx_t c = 0; c < count; ++c) {
-        const float exact = (largest[c] - least[c]) / static_cast<float>(layout.most);
-        const std::uint32_t up = std::bit_cast<std::uint32_t>(exact) + 0xffffu;
-        const float scale = exact >= 0x1p-120f ? std::bit_cast<float>(up & 0xffff0000u) : 0.0f;
-        scales[begin + c] = Eigen::bfloat16(scale), scales[cols + begin + c] = Eigen::bfloat16(least[c]);
-        inverse[c] = scale > 0 ? 1 / scale : 0;
+        scales[begin + c] = Eigen::bfloat16(grid.scale[c]);
+        scales[cols + begin + c] = Eigen::bfloat16(grid.offset[c]);
       }
       for (idx_t r = 0; r < channel_block; ++r)
         for (idx_t c = 0; c < count; ++c) {
-          const float shifted = (numbers[r][c] - least[c]) * inverse[c] + whole_number;
+          const float shifted = (std::max)(numbers[r][c] - grid.offset[c], 0.0f) * grid.inverse[c] + whole_number;
           const std::uint32_t code =
               std::min<std::uint32_t>(std::bit_cast<std::uint32_t>(shifted) & 0xffffu, std::uint32_t(layout.most));
           const auto at = layout.code(r, begin + c);
