@@ -13,6 +13,7 @@
 // thread stay on the caller's thread.
 //
 //   threads.set_precision(attn::precision::fast);   // from here on; see precision
+//   threads.set_invariant(true);                    // from here on; see set_invariant()
 #pragma once
 
 #include <attn/core/detail/amx.hpp>
@@ -103,6 +104,13 @@ class execution {
 
   attn::precision precision() const { return precision_; }
   void set_precision(attn::precision p) { precision_ = p; }
+
+  /// With true, a row of a result has the same bits however it is asked for: they depend on its own inputs and on the
+  /// keys that it sees, not on how many queries a call has, on chunks, padding, the batch, threads, or on whether keys
+  /// lie in a tensor, a cache or pages. Operators without such a form refuse the call. include/attn/README.md lists the
+  /// operators and what it costs.
+  bool invariant() const { return invariant_; }
+  void set_invariant(bool on) { invariant_ = on; }
 
   /// Bytes of scratch memory allocated now; they grow to the largest call so far.
   std::size_t scratch_bytes() const {
@@ -195,7 +203,7 @@ class execution {
   /// A serial execution for every worker, for operators that are called from within for_each. Call it outside for_each.
   std::span<execution> serial_executions() {
     if (serial_.empty()) serial_ = std::vector<execution>(static_cast<std::size_t>(threads()));
-    for (execution& serial : serial_) serial.set_precision(precision_);
+    for (execution& serial : serial_) serial.set_precision(precision_), serial.set_invariant(invariant_);
     return serial_;
   }
 
@@ -231,6 +239,7 @@ class execution {
   int active_threads_ = 0;  // 0: all
   double least_seconds_ = 0;
   attn::precision precision_ = attn::precision::standard;
+  bool invariant_ = false;
   std::unique_ptr<detail::worker_pool> pool_;  // of more than one thread
 };
 

@@ -47,6 +47,7 @@ struct row_block {
   index_map positions{};  // the query of each row
   long_softmax<T, width<T>> total{};  // of sums()
   T* relative = nullptr;              // the queries of relative keys, per tile [dim][tile_rows]
+  bool fixed = false;  // whether tiles have fixed places among the slots, whatever rows see (execution::set_invariant)
 
   /// For up to `most` rows, a multiple of tile_rows.
   static row_block layout(arena& memory, idx_t dim, idx_t dim_v, bool with_relative = false, idx_t most = max_rows) {
@@ -136,16 +137,19 @@ void tile_scores(const P* queries, const packed_keys<P>& keys, idx_t first, idx_
 
 /// visit(tile) for every tile of rows with the given ranges of slots, block of keys by block of keys. Forward and
 /// backward passes thus visit the same tiles in the same order. next(n) is called before the tiles of up to n more
-/// keys.
+/// keys. `fixed`: blocks begin at multiples of Step, and tiles are whole panels of them: what a row gets does not depend
+/// on which slots others see, but for zeros that are added.
 template <class T, idx_t Step = key_block, class Visit, class Next>
-void visit_tiles(const key_range* ranges, idx_t rows, Visit&& visit, Next&& next) {
+void visit_tiles(const key_range* ranges, idx_t rows, Visit&& visit, Next&& next, bool fixed = false) {
+  const idx_t unit = fixed ? panel_width<T> : width<T>;
   idx_t begin = (std::numeric_limits<idx_t>::max)(), end = 0;
   for (idx_t r = 0; r < rows; ++r) {
     if (ranges[r].begin >= ranges[r].end) continue;
     begin = (std::min)(begin, ranges[r].begin);
     end = (std::max)(end, ranges[r].end);
   }
-  for (idx_t from = begin / panel_width<T> * panel_width<T>; from < end; from += Step) {
+  const idx_t place = fixed ? Step : panel_width<T>;
+  for (idx_t from = begin / place * place; from < end; from += Step) {
     next(Step);
     const idx_t to = (std::min)(from + Step, end);
     for (idx_t row = 0; row < rows; row += tile_rows) {
@@ -159,8 +163,9 @@ void visit_tiles(const key_range* ranges, idx_t rows, Visit&& visit, Next&& next
         t.high = (std::max)(t.high, (std::min)(ranges[r].end, to));
       }
       if (t.low >= t.high) continue;
-      t.first = t.low / width<T> * width<T>;
-      t.count = round_up(t.high, width<T>) - t.first;
+      t.first = t.low / unit * unit;
+      t.count = round_up(t.high, unit) - t.first;
+      t.fixed = fixed;
       t.masked = t.first < all_from || t.first + t.count > all_to;
       visit(t);
     }
@@ -335,7 +340,7 @@ void attend(const row_block<P>& block, const packed_keys<P>& keys, const score_t
   long_row_sums<P> own = block.sums(), &sums = common ? *common : own;
   idx_t asked = 0, most = 0;  // most: keys of a row
   for (idx_t r = 0; r < block.rows; ++r) most = (std::max)(most, block.ranges[r].end - block.ranges[r].begin);
-  if (!common && most > long_segment) own.begin();
+  if (!common && !block.fixed && most > long_segment) own.begin();
   tile_output<P> last{block.state, keys};
   const bool long_rows = sums.begun();
   visit_tiles<sum_type<P>, tile_keys<P>>(
@@ -345,12 +350,13 @@ void attend(const row_block<P>& block, const packed_keys<P>& keys, const score_t
           const idx_t begin = std::exchange(asked, end);
           prefetch(begin, end - begin);
         }
-        attend_tile(block, keys, t, terms, last, long_rows);
+        attend_tile(block, keys, t, terms, last, block.fixed ? sums.begun() : long_rows);
       },
       [&](idx_t count) {
         if (sums.full(count)) last.finish();
         sums.next(count);
-      });
+      },
+      block.fixed);
   last.finish();
   own.finish();
 }

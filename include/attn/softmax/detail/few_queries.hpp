@@ -5,6 +5,9 @@
 //   in blocks   the blockwise kernel; block_keys keys at a time are packed, and attended by all rows while they are in
 //               the second-level cache
 //
+// With execution::set_invariant() all rows take the second, whose tiles then have fixed places, and keys are not divided
+// into chunks: a row gets the bits that it gets among the many queries of full_softmax_run.hpp.
+//
 // So the keys are read once, and scratch memory does not depend on their number. The chunks of a row are merged in
 // order; kernels, chunks and blocks depend on the shape alone.
 //
@@ -28,23 +31,27 @@ struct few_queries_driver {
   static constexpr bool in_codes = coded<C>;
   static constexpr idx_t most_queries = 64;  // of a task
   static constexpr idx_t task_rows = 256;    // their states stay in the second-level cache
-  static constexpr idx_t block_keys = 256;   // packed at a time
   static constexpr idx_t moved_keys = 1024;  // in place: the sums of long rows are moved after so many keys
 
   const softmax_call<S, Score, C>& in;
   const attention_shape& shape = in.shape;
   const sequence_lengths& lengths = in.lengths;
+  const bool fixed = in.exec.invariant();
+  const idx_t block_keys = fixed ? key_block : 256;                                            // packed at a time
+  const idx_t chunk_keys = fixed ? std::max<idx_t>(1, shape.keys) : stream_chunk;
 
   /// Whether the driver takes the queries of a batch item. More of them, and few keys, are attended sooner if all keys
   /// are packed once; rows in codes are multiplied faster as they are (64 queries: 0.53 of the time).
   static bool takes(const softmax_call<S, Score, C>& call, idx_t b) {
     if (in_codes) return true;
     const idx_t queries = call.lengths.queries(b);
-    return !call.maximum && (in_place(queries) || (queries <= most_queries && call.lengths.keys(b) > 2 * block_keys));
+    return !call.maximum && (queries <= queries_in_place || (queries <= most_queries && call.lengths.keys(b) > 512));
   }
   /// By the queries alone, though heads without groups gain by reading more of them in place (8 queries, bf16: 0.55 of
   /// the time): a head gets the bits that it gets without the others of its group.
-  static bool in_place(idx_t queries) { return in_codes || queries <= queries_in_place; }
+  static bool in_place(const softmax_call<S, Score, C>& call, idx_t b) {
+    return in_codes || (!call.exec.invariant() && call.lengths.queries(b) <= queries_in_place);
+  }
 
   /// What a task attends: some queries, from `first` on, of heads [head, head + heads) of a set of batch items, to keys
   /// from `begin` on. `number` is that of an item in the order of `sets`; rows are those of one item after another.
@@ -57,7 +64,7 @@ struct few_queries_driver {
               group = shape.group(),
               heads_of_task = std::clamp<idx_t>(task_rows / queries_of_task, 1, std::max<idx_t>(1, group)),
               parts = ceil_div(group, heads_of_task), runs = ceil_div(shape.queries, queries_of_task),
-              chunks = std::max<idx_t>(1, ceil_div(shape.keys, stream_chunk));
+              chunks = std::max<idx_t>(1, ceil_div(shape.keys, chunk_keys));
   shared_prefixes sets{};
 
   [[gnu::noinline]] work of(idx_t task) const {
@@ -65,7 +72,7 @@ struct few_queries_driver {
     const idx_t chunk = next(chunks), run = next(runs), from = next(parts) * heads_of_task,
                 kv = next(shape.kv_heads);
     work w{.set = task, .head = kv * group + from, .heads = (std::min)(heads_of_task, group - from),
-           .first = run * queries_of_task, .begin = chunk * stream_chunk, .rows = 0};
+           .first = run * queries_of_task, .begin = chunk * chunk_keys, .rows = 0};
     w.rows = rows(w, first_item(w), last_item(w));
     return w;
   }
@@ -84,10 +91,10 @@ struct few_queries_driver {
   }
   /// Whether the rows of an item are long: their large weights are added by themselves (move_large_weights), though a
   /// state takes no more than stream_chunk keys.
-  bool is_long(idx_t number) const { return lengths.keys(sets.items[number]) > long_segment; }
+  bool is_long(idx_t number) const { return !fixed && lengths.keys(sets.items[number]) > long_segment; }
   /// The keys that an item attends end here.
   idx_t end(const work& w, idx_t number) const {
-    return (std::min)(w.begin + stream_chunk, in.end_of(sets.items[number], w.first + queries(w, number) - 1));
+    return (std::min)(w.begin + chunk_keys, in.end_of(sets.items[number], w.first + queries(w, number) - 1));
   }
   /// The keys whose sums are moved together with those of key j: up to places where tiles of every item end, long or
   /// not, that is, within pages or between them.
@@ -102,26 +109,26 @@ struct few_queries_driver {
   [[gnu::noinline]] idx_t common_end(const work& w, idx_t number) const {
     const idx_t common = sets.common[number], one = end(w, number - 1), other = end(w, number);
     if (one == other && common >= one) return one;
-    const idx_t step = in_place(queries(w, number)) ? in.pages.page_rows : block_keys;
+    const idx_t step = in_place(in, sets.items[number]) ? in.pages.page_rows : block_keys;
     return (std::min)({common, one, other}) / step * step;
   }
 
   void run() {
     bool alone = chunks == 1 && !in.pages;
-    for (idx_t b = 0; b < shape.batch; ++b) alone = alone && (in_place(lengths.queries(b)) || !takes(in, b));
+    for (idx_t b = 0; b < shape.batch; ++b) alone = alone && (in_place(in, b) || !takes(in, b));
     if (alone) return run_in_place();
     const idx_t threads = in.exec.active_threads(), of_item = shape.kv_heads * parts * runs * chunks;
     const auto order =
         in.exec.workspace([&](arena& memory) { return shared_prefixes::layout(memory, shape.batch); });
     sets = *order;
     for (idx_t b = 0; b < shape.batch; ++b)
-      sets.kinds()[b] = takes(in, b) ? 1 + in_place(lengths.queries(b)) : 0;
+      sets.kinds()[b] = takes(in, b) ? 1 + in_place(in, b) : 0;
     sets.find(in.pages, shape.batch,
               (std::min)(task_rows / (heads_of_task * queries_of_task), ceil_div(shape.batch * of_item, threads)));
     const auto layout = [&](arena& memory) {
       return online_softmax<T>::layout(memory, sets.largest * heads_of_task * queries_of_task, shape.dim_v);
     };
-    const bool any_long = shape.keys > long_segment;
+    const bool any_long = !fixed && shape.keys > long_segment;
     const auto workspace = in.exec.workspace([&](arena& memory) {
       return std::pair(layout(memory), any_long ? layout(memory) : online_softmax<T>{});
     });
@@ -137,7 +144,8 @@ struct few_queries_driver {
         if constexpr (in_codes)
           attend_in_place(w, state, worker);
         else
-          in_place(queries(w, first_item(w))) ? attend_in_place(w, state, worker) : attend_in_blocks(w, state, worker);
+          in_place(in, sets.items[first_item(w)]) ? attend_in_place(w, state, worker)
+                                                  : attend_in_blocks(w, state, worker);
       });
       for (idx_t n = 0; n < some.count; ++n) {
         const idx_t chunk = (some.first + n) % chunks;
@@ -271,6 +279,13 @@ struct few_queries_driver {
     }
   }
 
+  /// Those of a block of this item that has attended the keys up to `end`.
+  long_row_sums<P> sums_of(const row_block<P>& block, idx_t number, idx_t end) const {
+    long_row_sums<P> sums = block.sums(is_long(number));
+    if (fixed) sums.go_on(end);
+    return sums;
+  }
+
   void attend_in_blocks(const work& w, const online_softmax<T>& state, int worker) const {
     // Terms are those of one head; without any, short tiles of several heads become tall ones.
     const bool alone = in.terms.any() || in.terms.dropout || in.terms.by_distance || in.terms.by_position;
@@ -311,6 +326,7 @@ struct few_queries_driver {
       else
         block.begin([&](idx_t r) { return in.query(b, h + r / each).row(w.first + r % each); }, in.q.stride(3), which,
                     rows, in.terms.query_factor());
+      block.fixed = fixed;
       if (is_long(number)) block.total.clear(rows);
     });
 
@@ -334,14 +350,14 @@ struct few_queries_driver {
           const idx_t item = sets.items[number], each = queries(w, number), shift = in.shift(item);
           for (idx_t r = 0; r < block.rows; ++r)
             block.ranges[r] = {0, std::clamp(in.end_of(item, w.first + r % each), begin, end) - begin};
-          long_row_sums<P> sums = block.sums(is_long(number));
+          long_row_sums<P> sums = sums_of(block, number, begin);
           attend(block, packed, in.terms.for_head(item, h, shift), no_prefetch{}, &sums);
         });
       }
     });
     idx_t row = 0;
     for_each_block(first_item(w), last_item(w), [&](row_block<P>& block, idx_t number, idx_t) {
-      block.sums(is_long(number)).finish();
+      sums_of(block, number, end(w, number)).finish();
       for (idx_t r = 0; r < block.rows; ++r) state.copy_row(row++, block.state, r);
     });
   }

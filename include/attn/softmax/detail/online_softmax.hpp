@@ -66,6 +66,11 @@ struct online_softmax {
     maximum[r] = from.maximum[from_row];
   }
 
+  /// Row r without the signs of zeros, which tell what was added to it.
+  void clear_signs(idx_t r) const {
+    for (idx_t d = 0; d < cols; ++d) row(r)[d] += T(0);
+  }
+
   /// Merges another state of the same rows into this one.
   void merge(const online_softmax& other) const
     requires(Lanes == 1)
@@ -204,6 +209,12 @@ class long_sums {
   long_sums(const online_softmax<T, Lanes>& state, const long_softmax<T, Lanes>& total, idx_t rows, idx_t most,
             bool begun = false)
       : state_(state), total_(total), rows_(rows), most_(most), begun_(begun) {}
+
+  /// Goes on after `keys` keys, all of which an earlier one has counted.
+  void go_on(idx_t keys) {
+    taken_ = keys == 0 ? 0 : (keys - 1) % most_ + 1;
+    begun_ = added_ = keys > most_;
+  }
 
   /// Call before the first key where the kernel is to move large weights by themselves (move_large_weights).
   void begin() {

@@ -76,9 +76,14 @@ struct packed_keys {
   /// The values of these slots are value_row(begin), value_row(begin + 1), ...
   template <class Row>
   void pack_value_rows(Row&& value_row, idx_t col_stride, idx_t begin, idx_t end) {
-    for (idx_t slot = begin; slot < end; slot += wide)
-      finite[slot / wide] =
-          pack_panels<T>(value_row, slot, (std::min)(wide, end - slot), dim_v, col_stride, values, capacity);
+    for (idx_t slot = begin; slot < end; slot += wide) {
+      const idx_t count = (std::min)(wide, end - slot);
+      finite[slot / wide] = pack_panels<T>(value_row, slot, count, dim_v, col_stride, values, capacity);
+      if constexpr (rows_for_matrix_unit<T>)  // tiles of fixed places take whole panels
+        for (idx_t col = 0, from = operands<T>(count), to = operands<T>(wide); from < to && col < dim_v; col += wide)
+          std::fill(values + col * operands<T>(capacity) + (operands<T>(slot) + from) * wide,
+                    values + col * operands<T>(capacity) + (operands<T>(slot) + to) * wide, T{});
+    }
   }
 
   /// The slots from `slot` on, a multiple of the panel width, with a map of their own.

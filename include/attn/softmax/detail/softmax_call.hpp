@@ -159,6 +159,7 @@ struct softmax_call : softmax_inputs<S, C> {
   template <class P>
   void begin(row_block<P>& block, idx_t b, idx_t h, const matrix_view<const S>& query, const index_map& which,
              idx_t count) const {
+    block.fixed = exec.invariant();
     block.begin(query, which, count, terms.query_factor());
     if (terms.by_distance)
       block.begin_relative(this->relative_queries ? head_of(this->relative_queries, b, h) : query,
@@ -168,6 +169,7 @@ struct softmax_call : softmax_inputs<S, C> {
   /// Stores row r of the state as the result of query i.
   template <int Lanes>
   void finish_row(const online_softmax<T, Lanes>& state, idx_t r, idx_t b, idx_t h, idx_t i) const {
+    if (exec.invariant()) state.clear_signs(r);
     if constexpr (makes_weights<Score>)
       state.store_row(r, state.sum[r * Lanes] == T(0) ? T(0) : terms.score->factor(b, i),
                       this->result(b, h).row(i), this->out.stride(3));

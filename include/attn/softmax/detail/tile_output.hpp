@@ -22,6 +22,7 @@ struct tile {
   idx_t low, high;             // slots seen
   idx_t first = 0, count = 0;  // the same in whole vectors
   bool masked = false;         // whether there are slots among them that a row does not see
+  bool fixed = false;          // whether `first` and `count` are whole panels (execution::set_invariant)
 };
 
 /// The weights of a tile, on the left of the product with the values.
@@ -90,7 +91,8 @@ class tile_output {
 
   /// Begins a tile: `first_weights` are those of its first slot, `factors` those of its rows, in whole packets.
   void begin(const tile& t, const P* first_weights, const T* factors) {
-    constexpr idx_t step = numbers_of<P>;
+    // The matrix unit adds whole panels of pairs in an order of its own.
+    const idx_t step = rows_for_matrix_unit<P> && t.fixed ? panel_width<T> : numbers_of<P>;
     row = t.row, rows = t.rows;
     low = t.low / step * step, high = round_up(t.high, step);
     weights = first_weights + operands<P>(low - t.first);
