@@ -102,6 +102,7 @@ struct row_block {
 template <class P, int M>
 void tile_scores(const P* queries, const packed_keys<P>& keys, idx_t first, idx_t count, sum_type<P>* scores) {
   using T = sum_type<P>;
+  if (keys.key_rows) return scores_in_place<P, M>(queries, keys, first, count, scores, score_stride);
   const idx_t depth = operands<P>(keys.dim);
   const auto lines = [&] {
     return keys.next ? keys.next->next(depth, queries) : prefetched_lines{reinterpret_cast<const char*>(queries)};
@@ -252,8 +253,8 @@ template <class T, class Score>
           const T weight = std::exchange(row[lane], T(0));
           T kept = weight;
           if (terms.dropout) terms.drop(&kept, 1, block.positions[r], keys.positions, t.first + lane);
-          block.total.add_key(r, maximum, weight, kept, keys.value_panel(0, t.first + lane),
-                              keys.capacity * panel_width<T>);
+          block.total.add_key(r, maximum, weight, kept, keys.value_row(t.first + lane),
+                              keys.value_stride());
         }
     sum = add(sum, load<T>(row + n));
   }

@@ -1,8 +1,8 @@
 // attn: step 4 of blockwise attention: out = out * rescale + weights times values.
 #pragma once
 
+#include <attn/softmax/detail/keys_in_place.hpp>
 #include <attn/softmax/detail/online_softmax.hpp>
-#include <attn/softmax/detail/packed_keys.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
@@ -124,7 +124,11 @@ class tile_output {
       while (steps > 0) unit_step();
 #endif
     T* const out = state.row(row);
-    if (finite) [[likely]]
+    if (keys.value_rows)
+      with_tile_height(rows, [&](auto M) {
+        output_in_place<P, M.value>(weight_rows<P>{weights}, rescale, keys, low, high, out, state.stride);
+      });
+    else if (finite) [[likely]]
       with_tile_height(rows, [&](auto M) {
         add_output<P, M.value>(weights, rescale, keys, low, high, out, state.stride, col);
       });
