@@ -273,12 +273,14 @@ template <class P, class Score>
   to_operands(row, t.count, weights);
 }
 
-/// Computes the weights of a tile; its output is left to `last`. Large weights of long rows go to their total.
+/// Computes the weights of a tile; its output is left to `last`. Large weights of long rows, whose slots begin before
+/// `long_from`, go to their total.
 template <class P, class Score>
 [[gnu::noinline]] void attend_tile(const row_block<P>& block, const packed_keys<P>& keys, const tile& t,
                                    const score_terms<sum_type<P>, Score>& terms, tile_output<P>& last,
-                                   bool long_rows) {
+                                   idx_t long_from) {
   using T = sum_type<P>;
+  const bool long_rows = long_from > 0;
   const auto& state = block.state;
   T *const s = block.scores, factor = 1;
   if (!masked_scores(block.queries_from(t.row), block.relative_from(t.row), block.ranges, block.positions, keys, t,
@@ -316,7 +318,7 @@ template <class P, class Score>
                                   : row_weights(s + m * score_stride, t.count, factor, reference[m],
                                                 weights + m * operands<P>(score_stride));
     if constexpr (numbers_of<P> == 1)
-      if (long_rows)
+      if (block.ranges[t.row + m].begin < long_from)
         if (largest[m] > (std::max)(sum_lanes(sum) / 4, T(1) / 16)) [[unlikely]]  // the row has a weight of 1
           sum = move_large_weights(block, keys, t, terms, t.row + m, s + m * score_stride, rescale[m], largest[m], sum);
     if (terms.dropout) drop_row(block, keys, t, terms, m, weights + m * operands<P>(score_stride));
@@ -344,6 +346,18 @@ void attend(const row_block<P>& block, const packed_keys<P>& keys, const score_t
   if (!common && !block.fixed && most > long_segment) own.begin();
   tile_output<P> last{block.state, keys};
   const bool long_rows = sums.begun();
+  // Of tiles at fixed places a row is long by the slots that it has seen, whatever others see.
+  const auto long_from = [&](const tile& t) -> idx_t {
+    if (!block.fixed || common)
+      return (block.fixed ? sums.begun() : long_rows) ? (std::numeric_limits<idx_t>::max)() : 0;
+    return t.first / long_segment * long_segment;
+  };
+  if (block.fixed && !common) {
+    idx_t first = (std::numeric_limits<idx_t>::max)();
+    for (idx_t r = 0; r < block.rows; ++r)
+      if (block.ranges[r].begin < block.ranges[r].end) first = (std::min)(first, block.ranges[r].begin);
+    own.count_from(first / tile_keys<P> * tile_keys<P>);
+  }
   visit_tiles<sum_type<P>, tile_keys<P>>(
       block.ranges, block.rows,
       [&](const tile& t) {
@@ -351,7 +365,7 @@ void attend(const row_block<P>& block, const packed_keys<P>& keys, const score_t
           const idx_t begin = std::exchange(asked, end);
           prefetch(begin, end - begin);
         }
-        attend_tile(block, keys, t, terms, last, block.fixed ? sums.begun() : long_rows);
+        attend_tile(block, keys, t, terms, last, long_from(t));
       },
       [&](idx_t count) {
         if (sums.full(count)) last.finish();

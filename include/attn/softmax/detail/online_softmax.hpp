@@ -210,10 +210,12 @@ class long_sums {
             bool begun = false)
       : state_(state), total_(total), rows_(rows), most_(most), begun_(begun) {}
 
-  /// Goes on after `keys` keys, all of which an earlier one has counted.
-  void go_on(idx_t keys) {
-    taken_ = keys == 0 ? 0 : (keys - 1) % most_ + 1;
-    begun_ = added_ = keys > most_;
+  /// Moves the sums at multiples of `most` of the keys' places, of which the first is `place`.
+  void count_from(idx_t place) { taken_ = place % most_; }
+  /// The same where an earlier one has taken the keys up to there, from 0 on.
+  void go_on(idx_t place) {
+    taken_ = place == 0 ? 0 : (place - 1) % most_ + 1;
+    begun_ = added_ = place > most_;
   }
 
   /// Call before the first key where the kernel is to move large weights by themselves (move_large_weights).

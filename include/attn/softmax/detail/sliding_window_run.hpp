@@ -1,5 +1,8 @@
 // attn: the driver of sliding_window. A task is a chunk of the queries of one residue class of a head's dilation, whose
 // keys are packed as the blockwise kernel goes on, or a block of global queries, which attend all keys.
+//
+// With execution::set_invariant() the slots of the keys of a class are its numbers among all of them, less a multiple of
+// the keys of a tile: tiles have the same places for every chunk.
 #pragma once
 
 #include <attn/softmax/detail/global_positions.hpp>
@@ -27,6 +30,12 @@ struct class_rows {
   }
 
   bool listed() const { return !globals.empty(); }
+  /// Begins with an earlier key, whose number among all that are packed is a multiple of `unit`.
+  void align(idx_t unit) {
+    idx_t before = 0;  // global positions of the class before the first key
+    for (idx_t g = 0; listed() && g < globals.before(r + d * low); ++g) before += globals[g] % d == r;
+    for (idx_t over = (low - before) % unit; over > 0;) over -= !globals.contains(r + d * --low);
+  }
   /// Where the keys [low, high) are to be packed: their map, and their number.
   idx_t keys_to_pack(index_map& positions) const {
     positions = {r + d * low, d, nullptr};
@@ -72,13 +81,17 @@ struct window_scratch {
 struct window_sets {
   list_view<idx_t> dilations;
   idx_t left, right, most;           // the window in keys of a class, and all positions, clamped
+  idx_t unit;                        // of the places of tiles, where they are fixed: longer where rows may be long
   global_lists globals{};
 
   template <class Options>
   static window_sets of(const attention_shape& s, const Options& options) {
     idx_t all = s.queries + s.keys;  // no query and key are further apart
     if (options.first_position) all += std::abs(*options.first_position);
-    return {options.dilation, (std::min)(options.left, all), options.causal ? 0 : (std::min)(options.right, all), all};
+    const idx_t right = options.causal ? 0 : options.right;
+    const bool may_be_long = options.left > long_segment / 2 || right > long_segment / 2;
+    return {options.dilation, (std::min)(options.left, all), (std::min)(right, all), all,
+            may_be_long ? long_segment : key_block};
   }
 
   /// The dilation of one head, clamped so that there are no more classes than positions.
@@ -100,6 +113,7 @@ struct sliding_window_driver : window_sets {
   idx_t chunk;  // queries of a task
   idx_t left_out = 0;  // heads of up to so many queries of a residue class are attended elsewhere
   const attention_shape& shape = in.shape;
+  const bool fixed = in.exec.invariant();
 
   /// Keys or values of a query head, those that are given for global queries or the call's.
   cache_rows<const C> rows_of(idx_t b, idx_t h, bool of_keys, bool for_globals = false) const {
@@ -124,6 +138,8 @@ struct sliding_window_driver : window_sets {
     class_rows& of = s.rows;
     of.d = d, of.r = r, of.shift = shift, of.globals = globals(b);
     of.low = std::clamp(t0 - left, idx_t(0), keys), of.high = std::clamp(t1 + right, of.low, keys);
+    const idx_t seen = of.low;
+    if (fixed) of.align(unit);
     if (of.listed()) {
       s.global_keys.positions.list = of.globals.data();
       s.global_keys.pack(rows_of(b, h, true), rows_of(b, h, false), 0, of.globals.before(n));
@@ -133,7 +149,7 @@ struct sliding_window_driver : window_sets {
     const auto query = in.query(b, h);
     const idx_t count = of.keys_to_pack(s.keys.positions);
     const auto head_terms = in.terms.for_head(b, h, shift);
-    for (idx_t t = t0, packed = 0; t < t1; t += max_rows) {
+    for (idx_t t = t0, packed = of.slot(seen) / s.keys.wide * s.keys.wide; t < t1; t += max_rows) {
       const idx_t stop = (std::min)(t + max_rows, t1), next_stop = (std::min)(stop + max_rows, t1);
       const idx_t needed = (std::min)(round_up(of.slot(stop + right), s.keys.wide), count);
       if (packed < needed) s.keys.pack(key, value, packed, needed);
@@ -177,9 +193,10 @@ struct sliding_window_driver : window_sets {
     const auto key = rows_of(b, h, true, true), value = rows_of(b, h, false, true);
     in.begin(s.block, b, h, own ? head_of(options.q_global, b, h) : in.query(b, h), {0, 1, row_list}, rows);
     const idx_t stop = in.causal ? (std::min)(row_list[rows - 1] + shift + 1, n) : n;
-    const idx_t step = (std::min)(s.keys.capacity, long_segment);
+    const idx_t most_keys = (std::min)(s.keys.capacity, long_segment),
+                step = fixed ? most_keys / key_block * key_block : most_keys;
     long_row_sums<P> sums = s.block.sums();
-    if (stop > long_segment) sums.begin();
+    if (stop > long_segment && !fixed) sums.begin();
     for (idx_t at = 0; at < stop; at += step) {
       const idx_t count = (std::min)(step, stop - at);
       s.keys.positions = {at, 1, nullptr};
@@ -198,7 +215,7 @@ struct sliding_window_driver : window_sets {
     const auto limit = in.limit_threads(seen, static_cast<double>(seen));
     const idx_t reach = (std::min)(left + right, shape.keys);
     const auto layout = [&](arena& memory) {
-      const idx_t slot_count = chunk + reach, n = globals.most;
+      const idx_t n = globals.most, slot_count = chunk + reach + (fixed ? unit + n : 0);
       return window_scratch<P>{row_block<P>::layout(memory, shape.dim, shape.dim_v, bool(in.terms.by_distance)),
                                packed_keys<P>::layout(memory, slot_count, shape.dim, shape.dim_v),
                                packed_keys<P>::layout(memory, n, shape.dim, shape.dim_v),

@@ -151,6 +151,7 @@ void run_sliding_window_step(const softmax_call<S, Score, C>& call, const slidin
   const stream_window seen{(std::min)(options.left, furthest_position), options.dilation, lists->set(options)};
   all_tokens tokens{seen, call.lengths};
   if constexpr (!coded<C>) {
+    if (call.exec.invariant()) return run_sliding_window(call, options);
     tokens.in_place = false;
     idx_t taken = 0;
     const attention_shape& s = call.shape;

@@ -9,12 +9,22 @@
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
+/// Rows in codes and rings are read by kernels whose sums depend on where the rows lie.
+template <class Inside>
+void check_invariant_cache(const validator& check, const execution& exec) {
+  if (!exec.invariant()) return;
+  if (coded<typename Inside::value_type>) check.fail("a cache of numbers, since the execution is invariant", "codes");
+  if constexpr (requires(const Inside& x) { x.window(); })
+    check.fail("a cache of all tokens, since the execution is invariant", "one of a window");
+}
+
 /// Checks the tokens of a checked call against the cache that they go to, which overlaps no view of the call, and the
 /// options with an entry for every token of the cache, the new ones included. Returns its inside.
 template <class Call, class Cache>
 auto& check_step(Call& call, Cache& cache) {
   auto& inside = step_access::of(cache);
   check_stores<typename std::remove_reference_t<decltype(inside)>::value_type, typename decltype(call.q)::value_type>();
+  check_invariant_cache<std::remove_reference_t<decltype(inside)>>(call.check, call.exec);
   inside.check_tokens(call.check, call.k, call.v, call.options.lengths);
   call.check.equal("query length = key length", call.shape.keys, call.shape.queries);
   inside.list_memory(call.views);
@@ -69,6 +79,7 @@ auto checked_cached_call(const char* name, const Inside& cache, const Q& q, O& o
   const tensor_view<const S> k(nullptr, {cache.batch(), cache.heads(), 0, cache.dim()}),
       v(nullptr, {cache.batch(), cache.heads(), 0, cache.value_dim()});
   auto call = checked_call<Options>(name, q, k, v, out, options, score, exec);
+  check_invariant_cache<Inside>(call.check, call.exec);
   if (call.given.rotary) call.check.fail("no rotary, since nothing is appended", "one");
   check_length_list(call.check, "lengths", call.options.lengths, call.shape.batch, call.shape.queries);
   cache.list_memory(call.views);
