@@ -162,7 +162,7 @@ void feed_tokens(const input_tokens<sum_type<P>>& x, const feed_forward_memory<P
       static_cast<double>(w.up.outputs) * static_cast<double>((w.gated ? 2 : 1) * w.up.inputs + w.down.outputs);
   const auto limit = exec.limit_threads(
       {.operations = 2 * static_cast<double>(x.count) * numbers, .bytes = double(sizeof(P)) / numbers_of<P> * numbers});
-  if (has_few_tokens(x, w.up) || has_few_tokens(x, w.down) || (w.gated && has_few_tokens(x, w.gate)))
+  if (has_few_tokens(x, w.up, exec) || has_few_tokens(x, w.down, exec) || (w.gated && has_few_tokens(x, w.gate, exec)))
     feed_few_tokens(x.count, x.length, w, f, around, exec);
   else
     feed_many_tokens(x.count, w, f, around, exec);

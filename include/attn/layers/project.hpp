@@ -87,7 +87,7 @@ void run_project_per_head(const tensor_view<const S, 3>& x, const tensor_view<S,
       });
     });
     const head_projection<P>* const parts = *list;
-    if (!has_few_tokens(parts->x, parts->to.weight))
+    if (!has_few_tokens(parts->x, parts->to.weight, exec))
       return project_heads_of_many_tokens<P>({parts, static_cast<std::size_t>(heads)}, exec);
     for_each_head(heads, exec, [&](idx_t h, execution& e) { run_projections<P>(parts[h].x, {&parts[h].to, 1}, e); });
   });

@@ -59,7 +59,7 @@ void run_projections(const input_tokens<sum_type<P>>& x, std::span<const project
   for (const auto& p : list) weights += static_cast<double>(p.weight.outputs) * static_cast<double>(x.dim);
   const auto limit = exec.limit_threads(
       {.operations = 2 * static_cast<double>(x.count) * weights, .bytes = double(sizeof(P)) / numbers_of<P> * weights});
-  if (std::ranges::none_of(list, [&](const projection<P>& p) { return has_few_tokens(x, p.weight); }))
+  if (std::ranges::none_of(list, [&](const projection<P>& p) { return has_few_tokens(x, p.weight, exec); }))
     return project_many_tokens<P>(x, list, exec);
   for (const auto& p : list) project_few_tokens<P>(x, p, exec);
 }

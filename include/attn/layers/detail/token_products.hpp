@@ -51,8 +51,9 @@ struct linear_weight {
   bool has_rows() const { return weight.strides[1] == 1; }
   bool has_columns() const { return weight.strides[0] == 1; }
   /// Whether products with sequences of this length read the weight in place. Where its panels are operands already, a
-  /// tile of eight rows is as fast for six tokens.
-  bool in_place(idx_t length) const {
+  /// tile of eight rows is as fast for six tokens. Sums in place have an order of their own.
+  bool in_place(idx_t length, const execution& exec) const {
+    if (exec.invariant()) return false;
     return packed ? length <= (panels(0, 0, 0) ? tokens_together + 1 : tokens_in_place)
                   : length <= tokens_in_place && (has_rows() || has_columns());
   }
@@ -262,8 +263,8 @@ void multiply_tokens(const packed_tokens<P>& x, const weight_panels<P>& weight, 
 /// Whether few_token_products is used. Its sums are those of multiply_tokens, except where it reads a weight in place,
 /// which the length of a sequence decides, not the number of all tokens: a batch gives what its items alone give.
 template <class P>
-bool has_few_tokens(const input_tokens<sum_type<P>>& x, const linear_weight<P>& weight) {
-  return x.count <= token_block || weight.in_place(x.length);
+bool has_few_tokens(const input_tokens<sum_type<P>>& x, const linear_weight<P>& weight, const execution& exec) {
+  return x.count <= token_block || weight.in_place(x.length, exec);
 }
 
 /// A worker's panels of a block of inputs, and sums of up to token_block rows.
@@ -306,7 +307,7 @@ void few_token_products(const row_buffer<T>& x, idx_t rows, idx_t length, const 
       run(task * together, (std::min)(together, weight.outputs - task * together), worker);
     });
   };
-  if (!weight.in_place(length)) {
+  if (!weight.in_place(length, exec)) {
     packed.inputs = weight.inputs;
     packed.pack([&](idx_t r) { return x.row(r); }, rows);
     return for_outputs(few_outputs<P>::outputs, [&](idx_t begin, idx_t count, int worker) {
