@@ -23,7 +23,7 @@
 #pragma once
 
 #include <attn/kernel/detail/correcting_checks.hpp>
-#include <attn/kernel/detail/recurrence_run.hpp>
+#include <attn/kernel/detail/correcting_step_run.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
 

@@ -29,8 +29,7 @@
 #pragma once
 
 #include <attn/kernel/detail/linear_checks.hpp>
-#include <attn/kernel/detail/recurrence_run.hpp>
-#include <attn/kernel/detail/sums_run.hpp>
+#include <attn/kernel/detail/kernel_step_run.hpp>
 #include <attn/kernel/feature_maps.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
@@ -85,7 +84,9 @@ void linear(const Q& q, const K& k, const V& v, O&& out, Options&& options = {},
     auto features = detail::map_features<S>(feature, call.shape.dim);
     detail::check_linear(check, call, features.features);
     call.map = &features;
-    detail::run_linear(call, detail::execution_of(exec, options, map));
+    execution& threads = detail::execution_of(exec, options, map);
+    detail::check_invariant_tokens(check, call, threads);
+    detail::run_linear(call, threads);
   }
 }
 

@@ -92,13 +92,13 @@ class item_state : public sequence_items {
   }
 
   /// Feeds the tokens of a chunk. Of each item, those that cannot be undone come first: all at once by at_once(lengths)
-  /// if they are more than few_tokens. All others are fed one by one by one_by_one(first), from token first.keys(b) on,
-  /// which also clears the padding. An exception leaves all items reset.
+  /// if they are more than `few`. All others are fed one by one by one_by_one(first), from token first.keys(b) on, which
+  /// also clears the padding. An exception leaves all items reset.
   template <class AtOnce, class OneByOne>
-  void feed(const sequence_lengths& tokens, AtOnce&& at_once, OneByOne&& one_by_one) {
+  void feed(const sequence_lengths& tokens, AtOnce&& at_once, OneByOne&& one_by_one, idx_t few = few_tokens) {
     const auto of = [&](idx_t count) {
       const idx_t first = items().beyond_kept(count);
-      return first > few_tokens ? first : 0;
+      return first > few ? first : 0;
     };
     bool any_at_once = false, any_one_by_one = false;
     for (idx_t b = 0; b < batch(); ++b) {

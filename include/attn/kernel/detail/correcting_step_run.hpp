@@ -3,8 +3,7 @@
 #pragma once
 
 #include <attn/kernel/detail/correcting_checks.hpp>
-#include <attn/kernel/detail/recurrence_run.hpp>
-#include <attn/kernel/detail/state_feed.hpp>
+#include <attn/kernel/detail/by_tokens_run.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
@@ -107,6 +106,13 @@ void run_correcting_step(kernel_call<T>& call, kernel_items<T>& state, execution
       call, state, recurrence_driver<R, T>{call}.work(), exec,
       [&](const kernel_call<T>& some) { recurrence_driver<R, T>{some}.run(exec); },
       [&](const sequence_lengths& first) { correcting_steps<R>(call, first, exec); });
+}
+template <class T>
+void run_delta_rule_by_tokens(const kernel_call<T>& call, execution& exec) {
+  const auto limit = exec.limit_threads(recurrence_driver<rule::correct, T>{call}.work());
+  run_by_tokens<rule::correct>(call, exec, [&](const kernel_call<T>& with_state, const sequence_lengths& first) {
+    correcting_steps<rule::correct>(with_state, first, exec);
+  });
 }
 template <class T>
 void run_delta_rule_step(kernel_call<T>& call, kernel_items<T>& state, execution& exec) {

@@ -201,6 +201,9 @@ struct kernel_call : kernel_parameters<T> {
     }
   }
 
+  /// Whether a whole call is computed token by token: one whose queries see the keys up to their own.
+  bool by_tokens(const execution& exec) const { return exec.invariant() && causal && !state; }
+
   work_estimate work() const {
     const auto tokens = static_cast<double>(shape.batch * (shape.heads * shape.queries + heads * shape.keys));
     const auto features = static_cast<double>(map->features), dim_v = static_cast<double>(shape.dim_v);

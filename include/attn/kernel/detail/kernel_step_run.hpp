@@ -4,7 +4,7 @@
 
 #include <attn/kernel/detail/chunk.hpp>
 #include <attn/kernel/detail/kernel_checks.hpp>
-#include <attn/kernel/detail/state_feed.hpp>
+#include <attn/kernel/detail/by_tokens_run.hpp>
 #include <attn/kernel/detail/sums_run.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
@@ -229,6 +229,13 @@ void run_performer_step(kernel_call<T>& call, kernel_items<T>& state, execution&
 template <class T>
 void run_rfa_step(kernel_call<T>& call, kernel_items<T>& state, execution& exec) {
   run_performer_step(call, state, exec);
+}
+template <class T>
+void run_linear_by_tokens(const kernel_call<T>& call, execution& exec) {
+  const auto limit = exec.limit_threads(call.work());
+  run_by_tokens<rule::add>(call, exec, [&](const kernel_call<T>& with_state, const sequence_lengths& first) {
+    kernel_steps<true, T>{with_state, first}.run(exec);
+  });
 }
 template <class T>
 void run_linear_step(kernel_call<T>& call, kernel_items<T>& state, execution& exec) {

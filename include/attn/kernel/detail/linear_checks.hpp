@@ -62,4 +62,13 @@ void check_linear(const validator& check, kernel_call<T>& call, idx_t features) 
   if (!per_token) call.driver = kernel_driver::recurrence;
 }
 
+/// Token by token, a query is that of a key.
+template <class T>
+void check_invariant_tokens(const validator& check, const kernel_call<T>& call, const execution& exec) {
+  for (idx_t b = 0; exec.invariant() && call.causal && b < call.shape.batch; ++b)
+    if (call.lengths.queries(b) != call.lengths.keys(b))
+      check.fail({"as many queries as keys, since the execution is invariant: ", call.lengths.keys(b)},
+                 call.lengths.queries(b));
+}
+
 }}}  // namespace attn::ATTN_ISA::detail

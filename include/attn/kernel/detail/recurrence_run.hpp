@@ -276,7 +276,11 @@ struct recurrence_driver {
 };
 
 template <class T>
+void run_delta_rule_by_tokens(const kernel_call<T>& call, execution& exec);
+/// Needs correcting_step_run.hpp.
+template <class T>
 void run_delta_rule(const kernel_call<T>& call, execution& exec) {
+  if (call.by_tokens(exec)) return run_delta_rule_by_tokens(call, exec);
   recurrence_driver<rule::correct, T>{call}.run(exec);
 }
 template <class T>

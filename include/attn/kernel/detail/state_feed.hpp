@@ -6,7 +6,8 @@
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
-/// Feeds the tokens of a checked call: at_once(call of some of them), one_by_one(from which token on).
+/// Feeds the tokens of a checked call: at_once(call of some of them), one_by_one(from which token on). All of them one
+/// by one where the execution is invariant.
 template <class T, class AtOnce, class OneByOne>
 void feed_state(kernel_call<T>& call, kernel_items<T>& state, const work_estimate& work, execution& exec,
                 AtOnce&& at_once, OneByOne&& one_by_one) {
@@ -19,7 +20,7 @@ void feed_state(kernel_call<T>& call, kernel_items<T>& state, const work_estimat
         some.lengths = first;
         at_once(some);
       },
-      one_by_one);
+      one_by_one, exec.invariant() ? (std::numeric_limits<idx_t>::max)() : few_tokens);
 }
 
 /// Token t of head h of batch item b.

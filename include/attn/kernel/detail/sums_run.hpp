@@ -164,9 +164,12 @@ template <class T>
 void run_rfa(const kernel_call<T>& call, execution& exec) {
   sums_driver<T>{call}.run(exec);
 }
-/// Needs recurrence_run.hpp.
+template <class T>
+void run_linear_by_tokens(const kernel_call<T>& call, execution& exec);
+/// Needs recurrence_run.hpp and kernel_step_run.hpp.
 template <class T>
 void run_linear(const kernel_call<T>& call, execution& exec) {
+  if (call.by_tokens(exec)) return run_linear_by_tokens(call, exec);
   if (call.driver == kernel_driver::recurrence) return recurrence_driver<rule::add, T>{call}.run(exec);
   sums_driver<T>{call}.run(exec);
 }

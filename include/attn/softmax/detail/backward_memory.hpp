@@ -200,6 +200,7 @@ struct backward_scratch {
   T* relative = nullptr;                           // one tile [dim][tile_rows] of the queries of relative keys
   T* position_d = nullptr;                         // of position queries: dS, between tile_rows rows of zeros
   T* key_rows = nullptr;                           // with pairs: the keys as rows of numbers, as values
+  bool fixed = false;                              // whether blocks and tiles have fixed places (blockwise.hpp)
 
   static constexpr idx_t key_row_count = backward_key_block + panel_width<T>;
 

@@ -157,7 +157,8 @@ template <class P, class Score, class Terms>
   if (!dq) return true;
   alignas(64) T ones[round_up(tile_rows, width<T>)];
   std::fill_n(ones, round_up(tile_rows, width<T>), T(1));
-  const idx_t low = t.low / step * step, high = round_up(t.high, step);
+  const idx_t unit = rows_for_matrix_unit<P> && t.fixed ? panel_width<T> : step;
+  const idx_t low = t.low / unit * unit, high = round_up(t.high, unit);
   const P* const seen = by_slots + (low - t.first) / step;
   T* const to = dq + t.row * dq_stride;
   if (k.keys.all_finite(low, high)) [[likely]]
@@ -187,17 +188,22 @@ void backward_block(const backward_rows<P>& rows, idx_t count, const key_range* 
     high = (std::max)(high, s.ranges[r].end);
   }
   if (low >= high) return;
-  const idx_t base = low / width<T> * width<T>, columns = round_up(high, width<T>) - base;
+  const idx_t unit = s.fixed ? panel_width<T> : width<T>;
+  const idx_t base = low / unit * unit, columns = round_up(high, unit) - base;
   const bool all_seen = all_low <= low && all_high >= high;  // by every row
   for (idx_t r = 0; r < operands<P>(count) && !all_seen; ++r) {  // entries that no tile writes are 0
     std::fill_n(s.weights + r * score_stride, columns, P{});
     std::fill_n(s.d_scores + r * score_stride, columns, P{});
   }
   bool seen[max_rows / tile_rows + 1] = {};  // whether a tile of these rows has keys that the mask does not hide
-  visit_tiles<T>(s.ranges, count, [&](const tile& t) {
+  const auto take = [&](const tile& t) {
     seen[t.row / tile_rows] |=
         backward_tile(rows, k, t, positions, terms, s, t.first - base, dq, dq_stride, back);
-  });
+  };
+  if (s.fixed)
+    visit_tiles<T, backward_key_block>(s.ranges, count, take, [](idx_t) {}, true);
+  else
+    visit_tiles<T>(s.ranges, count, take);
 
   const idx_t stride_k = k.stride(rows.dim), stride_v = k.stride(rows.dim_v);
   for (idx_t j = base; j < high; j += tile_rows) {
@@ -248,14 +254,16 @@ void differentiate(const backward_rows<P>& rows, idx_t count, const key_range* r
   }
   using T = sum_type<P>;
   const idx_t size = dq ? round_up(count, tile_rows) * dq_stride : 0;
-  idx_t taken = 0;  // keys since the sums were moved
+  const idx_t first = begin / (s.fixed ? backward_key_block : panel_width<P>) *
+                      (s.fixed ? backward_key_block : panel_width<P>);
+  idx_t taken = s.fixed ? first % long_segment : 0;  // keys since the sums were moved
   bool moved = false;
   const auto move = [&] {
     if (!std::exchange(moved, true))
       for (T* x : {s.long_dq, s.long_errors}) std::fill_n(x, size, T(0));
     move_compensated(dq, size, T(1), s.long_dq, s.long_errors);
   };
-  for (idx_t from = begin / panel_width<P> * panel_width<P>; from < end; from += backward_key_block) {
+  for (idx_t from = first; from < end; from += backward_key_block) {
     if (taken >= long_segment) move(), taken = 0;
     taken += backward_key_block;
     backward_block(rows, count, ranges, positions, k, from, (std::min)(from + backward_key_block, end), terms, s, dq,

@@ -18,7 +18,7 @@ template <class S, class Score, class ScoreBackward, class G>
 struct full_softmax_backward_driver {
   using T = compute_type<S>;
   using P = product_type<S>;
-  static constexpr idx_t pack_step = 512;
+  static constexpr idx_t pack_step = 512, fixed_segment = 1024;
 
   const softmax_backward_call<S, Score, ScoreBackward, G>& in;
   const attention_shape& shape = in.shape;
@@ -37,7 +37,9 @@ struct full_softmax_backward_driver {
 
   idx_t dq_stride() const { return round_up(shape.dim, panel_width<T>); }
   idx_t dq_size() const { return round_up(shape.queries, max_rows) * dq_stride(); }
-  idx_t segment() const { return backward_segment(shape.keys); }
+  /// Of an invariant execution they do not depend on the shape either: a row of dq gets the sums that it gets over fewer
+  /// keys.
+  idx_t segment() const { return in.forward.exec.invariant() ? fixed_segment : backward_segment(shape.keys); }
   idx_t segments() const { return ceil_div(shape.keys, segment()); }
   idx_t row_blocks() const { return ceil_div(shape.queries, max_rows); }
   /// The same of a batch item, by its true lengths.

@@ -155,6 +155,7 @@ struct sliding_window_backward_driver : window_parts<S, Score, ScoreBackward> {
     p.k0 = number * keys / all, p.k1 = (number + 1) * keys / all;
     p.low = std::max<idx_t>(0, p.k0 - left);
     p.high = (std::min)(keys, p.k1 + right);
+    if (in.forward.exec.invariant()) p.align(this->places());
     const idx_t count = pack(p, s);
     for (idx_t g = 0; in.d_log_decay && g < shape.group(); ++g) std::fill_n(p.decay + g * slot_count(), count, 0.0);
 
@@ -327,6 +328,8 @@ template <class S, class Score, class ScoreBackward>
 void run_sliding_window_backward(softmax_backward_call<S, Score, ScoreBackward>& call,
                                  const sliding_window_options<S>& options,
                                  const sliding_window_gradients<S>& gradients) {
+  if (call.forward.exec.invariant() && !options.global_positions.empty())
+    call.forward.check.fail("no global_positions, since the execution is invariant", "some");
   sliding_window_backward_driver<S, Score, ScoreBackward> driver{
       {window_sets::of(call.shape, options), call, options, gradients}};
   if (options.global_positions.empty()) {

@@ -101,8 +101,10 @@ struct softmax_backward_call {
   }
   template <class P = product_type<S>>
   backward_scratch<P> layout_scratch(arena& memory) const {
-    return backward_scratch<P>::layout(memory, shape.dim, shape.dim_v, back(terms()).need_raw(),
-                                       bool(terms().by_distance), bool(terms().by_position));
+    auto s = backward_scratch<P>::layout(memory, shape.dim, shape.dim_v, back(terms()).need_raw(),
+                                         bool(terms().by_distance), bool(terms().by_position));
+    s.fixed = forward.exec.invariant();
+    return s;
   }
 
   /// Packs `count` rows which[...] of head h, from `query`, with their lse and D, into one block, which they fill

@@ -96,7 +96,12 @@ struct window_parts : window_sets {
   /// The parts of so many keys.
   idx_t parts_of_keys(idx_t keys) const { return std::max<idx_t>(1, ceil_div(keys, std::max<idx_t>(1, most_keys()))); }
   /// Keys that a part sees, at most.
-  idx_t slot_count() const { return (std::min)(most_keys() + left + right, shape.keys); }
+  idx_t slot_count() const {
+    const idx_t before = in.forward.exec.invariant() ? places() : 0;
+    return (std::min)(most_keys() + left + right + before, shape.keys);
+  }
+  /// The first slot of a part of an invariant execution is a multiple of this among the keys of its class.
+  idx_t places() const { return unit > key_block ? unit : backward_key_block; }
   idx_t decay_entries() const { return in.d_log_decay ? 2 * global_count() : 0; }
   idx_t query_stride() const { return backward_keys<P>::stride(shape.dim); }
   idx_t value_stride() const { return backward_keys<P>::stride(shape.dim_v); }
