@@ -9,6 +9,7 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -152,6 +153,9 @@ struct law_operator {
   bool reads_values = true;       // has v a gradient?
   idx_t reach = 0;                // law 10 of gradients: how many rows after its own a query's gradient may depend on
   bool queries_mix = false;       // law 10 of gradients: is a row of out made of other queries too?
+  // Law 13: does it obey it, in its streaming form and backward too? Can some of its queries be asked for alone, none of
+  // its parameters being by their number?
+  bool invariant = false, invariant_stream = false, invariant_backward = false, queries_alone = false;
   std::string of{};               // the operator it is a form of; set by law_entries
   // Why no entry of the operator has a part in a law: {"stream", "there is no step"} (census.cpp).
   std::map<std::string, std::string> without{};
@@ -335,10 +339,9 @@ law_result<T> attend(const law_operator<T>& op, const law_shape& s, const law_in
 // By the streaming form, chunk after chunk.
 template <class T>
 law_result<T> attend_in_chunks(const law_operator<T>& op, const law_shape& s, const law_inputs<T>& in,
-                               const std::vector<idx_t>& chunks) {
+                               const std::vector<idx_t>& chunks, attn::execution& serial) {
   const bound<T> state = op.stream(s);
   law_result<T> r = fresh_result(op, s);
-  attn::execution serial;
   idx_t begin = 0;
   for (idx_t count : chunks) {
     law_call<T> call = call_of(in, r, serial);
@@ -349,6 +352,13 @@ law_result<T> attend_in_chunks(const law_operator<T>& op, const law_shape& s, co
     begin += count;
   }
   return r;
+}
+
+template <class T>
+law_result<T> attend_in_chunks(const law_operator<T>& op, const law_shape& s, const law_inputs<T>& in,
+                               const std::vector<idx_t>& chunks) {
+  attn::execution serial;
+  return attend_in_chunks(op, s, in, chunks, serial);
 }
 
 // Values that must not get through: NaN and both infinities, by turns.

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "layers/table.hpp"
+#include "support/refusal.hpp"
 
 namespace testing::laws_tests {
 
@@ -104,6 +105,40 @@ TEMPLATE_LIST_TEST_CASE("layers: what is not finite reaches only rows that see i
           CHECK(!std::isfinite(found(1, 0, at, 0)));
         }
     }
+}
+
+// Law 13: with execution::set_invariant() a row has the bits that it has among fewer tokens, or the call is refused.
+TEMPLATE_LIST_TEST_CASE("layers: rows have the same bits however many there are", "[layer_laws]", exact_types) {
+  attn::execution serial, four(4, 0);
+  serial.set_invariant(true), four.set_invariant(true);
+  constexpr idx_t length = 65;
+  for (const auto& op : layers<TestType>()) {
+    INFO(op.name);
+    const auto x = input(op, 2, length);
+    tensor<TestType> whole;
+    const std::string message = refusal([&] { whole = result(op, x, serial); });
+    const std::string name = op.name.substr(0, op.name.find_first_of(", "));
+    if (name == "short_convolution" || name == "token_shift" || name == "multi_head_latent") {
+      CHECK(well_formed(message, name));
+      continue;
+    }
+    CAPTURE(message);
+    REQUIRE(message.empty());
+    CHECK(result(op, x, four) == whole);
+    const auto rows = [&](const tensor<TestType>& all, idx_t begin, idx_t count) {
+      tensor<TestType> some(2, 1, count, op.width);
+      for (idx_t b = 0; b < 2; ++b)
+        for (idx_t i = 0; i < count; ++i)
+          for (idx_t d = 0; d < op.width; ++d) some(b, 0, i, d) = all(b, 0, begin + i, d);
+      return some;
+    };
+    for (const idx_t count : {1, 2, 7, 9, 48})
+      for (const idx_t begin : {idx_t(0), idx_t(5), length - count}) {
+        if (op.sees == reach::sequence || (op.sees == reach::past && begin > 0)) continue;
+        INFO(count << " tokens from " << begin << " on");
+        CHECK(result(op, rows(x, begin, count), count == 7 ? four : serial) == rows(whole, begin, count));
+      }
+  }
 }
 
 }  // namespace testing::laws_tests

@@ -4,6 +4,7 @@
 
 #include "support/catch.hpp"
 #include "support/random.hpp"
+#include "support/refusal.hpp"
 #include "support/run.hpp"
 
 namespace testing::shared_prefixes_tests {
@@ -158,6 +159,34 @@ void check_alone(idx_t page) {
   }
 }
 
+// Law 13 over caches: pages, shared or not, give the bits of a contiguous cache that is fed token by token.
+template <class S>
+void check_invariance(idx_t page) {
+  CAPTURE(page);
+  sequences<S> s(page);
+  attn::execution one, three(3, 0);
+  one.set_invariant(true), three.set_invariant(true);
+  const lengths taken = of_steps[2];
+  const chunk<S> x(11, 9);
+  const attn::full_softmax_step_options<S> options{.lengths = taken};
+  const results<S> together = step(s.shared, x, options, attn::detail::no_score(), one);
+  CHECK(step(s.own, x, options, attn::detail::no_score(), three) == together);
+  for (const idx_t b : {0, 3, 5, 6}) {
+    attn::kv_cache<S> alone({.batch = 1, .heads = kv_heads, .dim = dim, .value_dim = value_dim});
+    alone.append(view(s.k[stems[b]]).slice(2, 0, begun[b]), view(s.v[stems[b]]).slice(2, 0, begun[b]));
+    bool same = true;
+    for (idx_t t = 0; t < taken[static_cast<std::size_t>(b)]; ++t) {
+      const auto token = [&](const auto& all) { return view(all).slice(0, b, 1).slice(2, t, 1); };
+      tensor<S> out(1, heads, 1, value_dim);
+      attn::full_softmax_step(alone, token(x.q), token(x.k), token(x.v), view(out), one);
+      for (idx_t h = 0; h < heads; ++h)
+        for (idx_t d = 0; d < value_dim; ++d) same &= out(0, h, 0, d) == together.out(b, h, t, d);
+    }
+    CAPTURE(b);
+    CHECK(same);
+  }
+}
+
 // The options that know of which item and position a row is.
 template <class S, class C = S>
 void check_options(idx_t page) {
@@ -220,6 +249,27 @@ TEST_CASE("Shared pages give the bits of own ones", "[shared_prefixes]") {
   SECTION("eight bits, channels") { check_alone<attn::int8_channels>(64); }
   if constexpr (std::tuple_size_v<exact_types> > 1) {
     SECTION("double") { check_steps<double>(16); }
+  }
+}
+
+TEST_CASE("Shared pages: the bits of a contiguous cache", "[shared_prefixes]") {
+  SECTION("float") {
+    for (idx_t page : {5, 64}) check_invariance<float>(page);
+  }
+  SECTION("bfloat16") { check_invariance<Eigen::bfloat16>(48); }
+  if constexpr (std::tuple_size_v<exact_types> > 1) {
+    SECTION("double") { check_invariance<double>(16); }
+  }
+  SECTION("codes are refused") {
+    sequences<float, std::int8_t> s(48);
+    attn::execution exec;
+    exec.set_invariant(true);
+    const chunk<float> x(11, 1);
+    const std::string message =
+        refusal([&] { step(s.own, x, attn::full_softmax_step_options<float>{}, attn::detail::no_score(), exec); });
+    CAPTURE(message);
+    CHECK(well_formed(message, "full_softmax_step"));
+    CHECK(message.find("a cache of numbers, since the execution is invariant") != std::string::npos);
   }
 }
 

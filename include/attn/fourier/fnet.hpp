@@ -57,7 +57,8 @@ void fnet(const X& x, O&& out, Options&& options = {}, execution_ref exec = {}) 
   const tensor_view<S> to = as_view(out);
   const auto& given = detail::options_or_default<fnet_options<S>>(options);
   detail::check_fnet(from, to, given.lengths);
-  detail::run_fnet<S>({.x = from, .out = to, .lengths = given.lengths}, detail::execution_of(exec, options));
+  detail::run_fnet<S>({.x = from, .out = to, .lengths = given.lengths},
+                      detail::plain_execution_of("fnet", exec, options));
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -52,7 +52,7 @@ void fnet_backward(const D& d_out, const fnet_gradients<element_of<const D&>>& g
   const tensor_view<S> to = gradients.x;
   if (to)
     detail::run_fnet_backward<S>({.x = from, .out = to, .lengths = given.lengths, .accumulate = gradients.accumulate},
-                                 detail::execution_of(exec, options));
+                                 detail::plain_execution_of("fnet_backward", exec, options));
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -54,7 +54,7 @@ void delta_rule_backward(const Q& q, const K& k, const V& v, const D& d_out,
                          execution_ref exec = {}) {
   using S = element_of<const Q&>;
   const auto& given = detail::options_or_default<delta_rule_options<S>>(options);
-  execution& threads = detail::execution_of(exec, options);
+  execution& threads = detail::plain_execution_of("delta_rule_backward", exec, options);
   detail::call_views check{"delta_rule_backward"};
   const auto views = detail::backward_views_of<S>(q, k, v, d_out);
   const auto call = detail::check_correcting_backward<detail::rule::correct>(check, views, gradients, given, threads);

@@ -59,7 +59,7 @@ void dplr(const Q& q, const K& k, const V& v, const A& a, const B& b, O&& out, O
           execution_ref exec = {}) {
   using S = element_of<const Q&>;
   const auto& given = detail::options_or_default<dplr_options<S>>(options);
-  execution& threads = detail::execution_of(exec, options);
+  execution& threads = detail::plain_execution_of("dplr", exec, options);
   detail::call_views check{"dplr"};
   const auto views = detail::with_rows(detail::views_of<S>(q, k, v, out), a, b);
   detail::run_dplr(detail::check_correcting<detail::rule::low_rank>(check, views, given, threads), threads);

@@ -51,7 +51,7 @@ void dplr_backward(const Q& q, const K& k, const V& v, const A& a, const B& b, c
                    execution_ref exec = {}) {
   using S = element_of<const Q&>;
   const auto& given = detail::options_or_default<dplr_options<S>>(options);
-  execution& threads = detail::execution_of(exec, options);
+  execution& threads = detail::plain_execution_of("dplr_backward", exec, options);
   detail::call_views check{"dplr_backward"};
   const auto views = detail::with_rows(detail::backward_views_of<S>(q, k, v, d_out), a, b);
   const auto call = detail::check_correcting_backward<detail::rule::low_rank>(check, views, gradients, given, threads);

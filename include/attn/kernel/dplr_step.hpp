@@ -49,10 +49,10 @@ class dplr_state : public detail::correcting_state<detail::rule::low_rank, S> {
   /// dplr_step without queries: feeds k, a, b [B, heads, n, D] and v [B, heads, n, Dv].
   template <viewable K, viewable V, viewable A, viewable B, class Options = dplr_step_options<S>>
   void append(const K& k, const V& v, const A& a, const B& b, Options&& options = {}, execution_ref exec = {}) {
-    detail::step_correcting<detail::rule::low_rank>(
-        "dplr_state::append", detail::step_access::of(*this),
-        detail::with_rows(detail::without_queries<S>(k, v), a, b),
-        detail::options_or_default<dplr_step_options<S>>(options), detail::execution_of(exec, options));
+    detail::step_correcting<detail::rule::low_rank>("dplr_state::append", detail::step_access::of(*this),
+                                                    detail::with_rows(detail::without_queries<S>(k, v), a, b),
+                                                    detail::options_or_default<dplr_step_options<S>>(options),
+                                                    detail::plain_execution_of("dplr_state::append", exec, options));
   }
 };
 
@@ -63,9 +63,10 @@ template <element S, viewable Q, viewable K, viewable V, viewable A, viewable B,
           class Options = dplr_step_options<S>>
 void dplr_step(dplr_state<S>& state, const Q& q, const K& k, const V& v, const A& a, const B& b, O&& out,
                Options&& options = {}, execution_ref exec = {}) {
-  detail::step_correcting<detail::rule::low_rank>(
-      "dplr_step", detail::step_access::of(state), detail::with_rows(detail::views_of<S>(q, k, v, out), a, b),
-      detail::options_or_default<dplr_step_options<S>>(options), detail::execution_of(exec, options));
+  detail::step_correcting<detail::rule::low_rank>("dplr_step", detail::step_access::of(state),
+                                                  detail::with_rows(detail::views_of<S>(q, k, v, out), a, b),
+                                                  detail::options_or_default<dplr_step_options<S>>(options),
+                                                  detail::plain_execution_of("dplr_step", exec, options));
 }
 
 }}  // namespace attn::ATTN_ISA

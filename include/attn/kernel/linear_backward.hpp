@@ -81,7 +81,7 @@ void linear_backward(const Q& q, const K& k, const V& v, const D& d_out,
     detail::check_linear_backward(check, call, features.features);
     auto back = detail::map_features_backward(features, derivative);
     call.forward.map = &features, call.map = &back;
-    detail::run_linear_backward(call, detail::execution_of(exec, options, map, map_backward));
+    detail::run_linear_backward(call, detail::plain_execution_of("linear_backward", exec, options, map, map_backward));
   }
 }
 

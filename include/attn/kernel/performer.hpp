@@ -74,7 +74,7 @@ void performer(const Q& q, const K& k, const V& v, O&& out, const Features& feat
   detail::check_performer(check, call);
   detail::performer_features<compute_type<S>> map(call);
   call.map = &map;
-  detail::run_performer(call, detail::execution_of(exec, options));
+  detail::run_performer(call, detail::plain_execution_of("performer", exec, options));
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -74,9 +74,10 @@ class performer_state : public kernel_state<compute_type<S>> {
   template <viewable K, viewable V, class Features = performer_step_options<S>,
             class Options = performer_step_options<S>>
   void append(const K& k, const V& v, const Features& features = {}, Options&& options = {}, execution_ref exec = {}) {
-    detail::step_performer<S>(
-        "performer_state::append", *this, detail::with_features(detail::without_queries<S>(k, v), features),
-        detail::options_or_default<performer_step_options<S>>(options), detail::execution_of(exec, options));
+    detail::step_performer<S>("performer_state::append", *this,
+                              detail::with_features(detail::without_queries<S>(k, v), features),
+                              detail::options_or_default<performer_step_options<S>>(options),
+                              detail::plain_execution_of("performer_state::append", exec, options));
   }
 };
 
@@ -87,9 +88,9 @@ template <element S, viewable Q, viewable K, viewable V, viewable O, class Featu
           class Options = performer_step_options<S>>
 void performer_step(performer_state<S>& state, const Q& q, const K& k, const V& v, O&& out,
                     const Features& features = {}, Options&& options = {}, execution_ref exec = {}) {
-  detail::step_performer<S>(
-      "performer_step", state, detail::with_features(detail::views_of<S>(q, k, v, out), features),
-      detail::options_or_default<performer_step_options<S>>(options), detail::execution_of(exec, options));
+  detail::step_performer<S>("performer_step", state, detail::with_features(detail::views_of<S>(q, k, v, out), features),
+                            detail::options_or_default<performer_step_options<S>>(options),
+                            detail::plain_execution_of("performer_step", exec, options));
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -59,9 +59,9 @@ class rfa_state : public kernel_state<compute_type<S>> {
   /// rfa_step without queries: feeds k [B, Hkv, n, D] and v [B, Hkv, n, Dv].
   template <viewable K, viewable V, class Features = rfa_step_options<S>, class Options = rfa_step_options<S>>
   void append(const K& k, const V& v, const Features& features = {}, Options&& options = {}, execution_ref exec = {}) {
-    detail::step_rfa<S>(
-        "rfa_state::append", *this, detail::with_features(detail::without_queries<S>(k, v), features),
-        detail::options_or_default<rfa_step_options<S>>(options), detail::execution_of(exec, options));
+    detail::step_rfa<S>("rfa_state::append", *this, detail::with_features(detail::without_queries<S>(k, v), features),
+                        detail::options_or_default<rfa_step_options<S>>(options),
+                        detail::plain_execution_of("rfa_state::append", exec, options));
   }
 };
 
@@ -74,7 +74,7 @@ void rfa_step(rfa_state<S>& state, const Q& q, const K& k, const V& v, O&& out, 
               Options&& options = {}, execution_ref exec = {}) {
   detail::step_rfa<S>(
       "rfa_step", state, detail::with_features(detail::views_of<S>(q, k, v, out), features),
-      detail::options_or_default<rfa_step_options<S>>(options), detail::execution_of(exec, options));
+      detail::options_or_default<rfa_step_options<S>>(options), detail::plain_execution_of("rfa_step", exec, options));
 }
 
 }}  // namespace attn::ATTN_ISA

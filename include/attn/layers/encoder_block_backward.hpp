@@ -254,7 +254,7 @@ void encoder_block_backward(const X& x, const Weights& weights, Mixer&& mix, Mix
       [&mix_backward](const auto& in, const auto& mixed, const auto& d_mixed, const auto& dx, execution& e) {
         mix_backward(in, mixed, d_mixed, dx, e);
       },
-      d, gradients, given, detail::execution_of(exec, options));
+      d, gradients, given, detail::plain_execution_of("encoder_block_backward", exec, options));
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -243,7 +243,7 @@ void feed_forward_backward(const X& x, const Weights& weights, const D& d_out,
                                         {gradients.x, gradients.accumulate},
                                         memory,
                                         given.activation},
-                                       detail::execution_of(exec, options));
+                                       detail::plain_execution_of("feed_forward_backward", exec, options));
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -37,7 +37,7 @@ void group_norm_backward(const X& x, const Weights& weights, const D& d_out,
   const auto& given = detail::options_or_default<group_norm_options<S>>(options);
   detail::call_norm_backward<S>("group_norm_backward", true, given.heads, from,
                                 detail::weights_of<group_norm_weights<S>>(weights), d, gradients, given.eps,
-                                detail::execution_of(exec, options));
+                                detail::plain_execution_of("group_norm_backward", exec, options));
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -61,8 +61,9 @@ void latent_attention(const Q& q, const QR& q_rotary, const L& latent, const KR&
   auto views = detail::latent_views<S>::of(q, q_rotary, latent, k_rotary, w_key, w_value);
   detail::require_one_element_type<const Q&, const L&, const L&, O&>();
   detail::call_views check{"latent_attention"};
-  detail::run_latent_attention(detail::checked_latent_call(check, views, tensor_view<S>(as_view(out)), given,
-                                                           given.form, detail::execution_of(exec, options)));
+  detail::run_latent_attention(
+      detail::checked_latent_call(check, views, tensor_view<S>(as_view(out)), given, given.form,
+                                  detail::plain_execution_of("latent_attention", exec, options)));
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -67,7 +67,8 @@ void latent_attention_backward(const Q& q, const QR& q_rotary, const L& latent, 
   check.gradient("alibi_slopes", g.alibi_slopes, detail::list_layout(given.alibi_slopes));
   check.gradient("sinks", g.sinks, detail::list_layout(given.sinks));
   detail::latent_backward_call<S> call{
-      detail::latent_call_of(check, views, shape, given, given.form, detail::execution_of(exec, options)), result, d,
+      detail::latent_call_of(check, views, shape, given, given.form,
+                             detail::plain_execution_of("latent_attention_backward", exec, options)), result, d,
       g.d_lse, g.q, g.q_rotary, g.latent, g.k_rotary, g.w_key, g.w_value, g.bias, g.alibi_slopes, g.sinks,
       g.accumulate};
   detail::run_latent_attention_backward(call);

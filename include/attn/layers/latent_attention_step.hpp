@@ -54,7 +54,7 @@ void latent_attention_step(Cache& cache, const Q& q, const QR& q_rotary, const L
   const auto& given = detail::options_or_default<latent_attention_step_options<S>>(options);
   auto views = detail::latent_views<S>::of(q, q_rotary, latent, k_rotary, w_key, w_value);
   detail::checked_softmax<S, detail::no_score, latent_attention_step_options<S>> step(
-      "latent_attention_step", nullptr, detail::execution_of(exec, options), given);
+      "latent_attention_step", nullptr, detail::plain_execution_of("latent_attention_step", exec, options), given);
   auto call = detail::checked_latent_call(step.views, views, tensor_view<S>(as_view(out)), given,
                                           latent_form::absorbed, step.exec);
   detail::check_latent_cache(step.views, call.views, detail::step_access::of(cache));

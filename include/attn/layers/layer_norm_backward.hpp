@@ -174,7 +174,7 @@ void layer_norm_backward(const X& x, const Weights& weights, const D& d_out,
   detail::call_norm_backward<S>("layer_norm_backward", true, 1, from,
                                 detail::weights_of<layer_norm_weights<S>>(weights), d, gradients,
                                 detail::options_or_default<layer_norm_options<S>>(options).eps,
-                                detail::execution_of(exec, options));
+                                detail::plain_execution_of("layer_norm_backward", exec, options));
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -127,7 +127,7 @@ void mean_pool(const X& x, O&& out, Options&& options = {}, execution_ref exec =
   static_assert(std::same_as<S, element_of<O&>>, "attn: the sequences of a layer must have one element type");
   detail::call_mean_pool<S>(detail::as_sequence(x), detail::as_rows(out),
                             detail::options_or_default<mean_pool_options>(options),
-                            detail::execution_of(exec, options));
+                            detail::plain_execution_of("mean_pool", exec, options));
 }
 
 }}  // namespace attn::ATTN_ISA

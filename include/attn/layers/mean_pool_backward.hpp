@@ -61,7 +61,7 @@ void mean_pool_backward(const X& x, const D& d_out, const mean_pool_gradients<el
   static_assert(std::same_as<S, element_of<const D&>>, "attn: the sequences of a layer must have one element type");
   detail::call_mean_pool_backward<S>(detail::as_sequence(x), detail::as_rows(d_out), gradients,
                                      detail::options_or_default<mean_pool_options>(options),
-                                     detail::execution_of(exec, options));
+                                     detail::plain_execution_of("mean_pool_backward", exec, options));
 }
 
 }}  // namespace attn::ATTN_ISA

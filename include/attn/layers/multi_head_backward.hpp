@@ -66,7 +66,7 @@ void multi_head_backward(const X& x, const Weights& weights, Operator&& op, Oper
   constexpr const char* name = "multi_head_backward";
   detail::call_multi_head_backward<S>(from, w, detail::attend_of<S>(name, op, w),
                                       detail::attend_backward_of<S>(name, op_backward, w), d, gradients, given,
-                                      detail::execution_of(exec, options));
+                                      detail::plain_execution_of("multi_head_backward", exec, options));
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -71,7 +71,7 @@ void multi_head_latent(const X& x, O&& out, const Weights& weights, Options&& op
   const auto [from, to] = detail::sequences_of(x, out);
   detail::call_multi_head_latent<S>(from, to, detail::weights_of<multi_head_latent_weights<S>>(weights),
                                     detail::options_or_default<multi_head_latent_options<S>>(options),
-                                    detail::execution_of(exec, options));
+                                    detail::plain_execution_of("multi_head_latent", exec, options));
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -84,7 +84,8 @@ void multi_head_latent_backward(const X& x, const Weights& weights, const D& d_o
   const auto [from, d] = detail::inputs_of(x, d_out);
   const auto& given = detail::options_or_default<multi_head_latent_options<S>>(options);
   detail::call_multi_head_latent_backward<S>(from, detail::weights_of<multi_head_latent_weights<S>>(weights), d,
-                                             gradients, given, detail::execution_of(exec, options));
+                                             gradients, given,
+                                             detail::plain_execution_of("multi_head_latent_backward", exec, options));
 }
 
 }}  // namespace attn::ATTN_ISA

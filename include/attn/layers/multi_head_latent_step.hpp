@@ -104,7 +104,8 @@ void multi_head_latent_step(Cache& cache, const X& x, O&& out, const Weights& we
   detail::layer_views check{"multi_head_latent_step", from, to, false};
   tokens.list_memory(check);
   detail::call_multi_head_latent_step<S>(check, from, to, detail::weights_of<multi_head_latent_weights<S>>(weights),
-                                         given, tokens.lengths(), attend, detail::execution_of(exec, options));
+                                         given, tokens.lengths(), attend,
+                                         detail::plain_execution_of("multi_head_latent_step", exec, options));
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -58,7 +58,7 @@ void pooled_tokens(const X& x, O&& out, Options&& options = {}, execution_ref ex
                           {given.overlap ? "out dim = half of x channels" : "out dim = x channels", dim}});
   detail::run_pooled_tokens<compute_type<S>>(
       detail::make_pooled<S>(from, given.logits, given.bias, given.window, given.overlap, given.lengths), to,
-      detail::execution_of(exec, options));
+      detail::plain_execution_of("pooled_tokens", exec, options));
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -58,7 +58,7 @@ void pooled_tokens_backward(const X& x, const D& d_out, const pooled_tokens_grad
   detail::run_pooled_tokens_backward<compute_type<S>>(
       {detail::make_pooled<S>(from, given.logits, given.bias, given.window, given.overlap, given.lengths), d, dx,
        d_logits, detail::by_head(d_bias, 1, d_bias.extent(0)), d_bias.extent(0), gradients.accumulate},
-      detail::execution_of(exec, options));
+      detail::plain_execution_of("pooled_tokens_backward", exec, options));
 }
 
 }}  // namespace attn::ATTN_ISA

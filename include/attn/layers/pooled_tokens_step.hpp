@@ -110,7 +110,7 @@ void pooled_tokens_step(pooled_tokens_state<S>& state, const X& x, O&& out, Opti
   check.update("the state", inside.memory());
 
   detail::run_pooled_tokens<compute_type<S>>(inside.call_of(from, given.logits, given.bias, given.lengths), to,
-                                             detail::execution_of(exec, options));
+                                             detail::plain_execution_of("pooled_tokens_step", exec, options));
   inside.feed(from, given.logits, given.lengths);
 }
 

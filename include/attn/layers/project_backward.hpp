@@ -87,7 +87,8 @@ void project_backward(const X& x, const Weights& weights, const D& d_out,
                       const project_gradients<element_of<const X&>>& gradients, execution_ref exec = {}) {
   using S = element_of<const X&>;
   const auto [from, d] = detail::inputs_of(x, d_out);
-  detail::call_project_backward<S>(from, detail::weights_of<project_weights<S>>(weights), d, gradients, exec.get());
+  detail::call_project_backward<S>(from, detail::weights_of<project_weights<S>>(weights), d, gradients,
+                                   detail::plain_execution_of("project_backward", exec));
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -113,7 +113,7 @@ void reversible_block_backward(const Y& out, X&& x, F&& f, G&& g, FBackward&& f_
   const auto remainder = detail::options_or_default<reversible_block_options<S>>(options).remainder;
   detail::check_reversible_backward<S>(from, to, d, gradients, remainder);
   detail::run_reversible_backward<S>(from, to, f, g, f_backward, g_backward, d, gradients, remainder,
-                                     detail::execution_of(exec, options));
+                                     detail::plain_execution_of("reversible_block_backward", exec, options));
 }
 
 }}  // namespace attn::ATTN_ISA

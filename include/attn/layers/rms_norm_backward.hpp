@@ -43,7 +43,7 @@ void rms_norm_backward(const X& x, const Weights& weights, const D& d_out,
                                 {.gamma = detail::weights_of<rms_norm_weights<S>>(weights).gamma}, d,
                                 {.x = gradients.x, .gamma = gradients.gamma, .accumulate = gradients.accumulate},
                                 detail::options_or_default<rms_norm_options<S>>(options).eps,
-                                detail::execution_of(exec, options));
+                                detail::plain_execution_of("rms_norm_backward", exec, options));
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -56,7 +56,7 @@ void short_convolution(const X& x, O&& out, const Weights& weights, Options&& op
 
   detail::run_short_convolution<compute_type<S>>(
       detail::make_convolution<S>(from, w, given.activation, given.lengths, given.initial_state), to,
-      detail::execution_of(exec, options));
+      detail::plain_execution_of("short_convolution", exec, options));
   if (given.final_state)
     detail::store_last_tokens<S>(from, given.lengths, given.initial_state, given.final_state);
 }

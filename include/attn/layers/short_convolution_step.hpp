@@ -75,7 +75,7 @@ void short_convolution_step(short_convolution_state<S>& state, const X& x, O&& o
 
   detail::run_short_convolution<compute_type<S>>(
       detail::make_convolution<S>(from, w, given.activation, given.lengths, inside.entries()), to,
-      detail::execution_of(exec, options));
+      detail::plain_execution_of("short_convolution_step", exec, options));
   inside.feed(from, given.lengths);
 }
 

@@ -52,7 +52,7 @@ void token_shift(const X& x, O&& out, Weights&& weights = {}, Options&& options 
   detail::check_shift_state(check, "final_state", after);
 
   detail::run_token_shift<compute_type<S>>({{from, before, 2}, tensor_view<const S, 1>(w.mix), given.lengths}, to,
-                                           detail::execution_of(exec, options, weights));
+                                           detail::plain_execution_of("token_shift", exec, options, weights));
   if (given.final_state)
     detail::store_last_tokens<S>(from, given.lengths, detail::as_last_tokens(before), detail::as_last_tokens(after));
 }

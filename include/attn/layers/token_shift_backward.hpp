@@ -63,7 +63,7 @@ void token_shift_backward(const X& x, const Weights& weights, const D& d_out,
        .d = {d, tensor_view<const S, 2>(), 2}, .d_final = d_final,
        .dx = {tensor_view<S, 3>(g.x), g.accumulate}, .d_initial = {tensor_view<S, 2>(g.initial_state), g.accumulate},
        .d_mix = {tensor_view<S, 1>(g.mix), g.accumulate}},
-      detail::execution_of(exec, options));
+      detail::plain_execution_of("token_shift_backward", exec, options));
 }
 
 }}  // namespace attn::ATTN_ISA

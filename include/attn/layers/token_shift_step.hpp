@@ -71,7 +71,7 @@ void token_shift_step(token_shift_state<S>& state, const X& x, O&& out, Weights&
   check.update("the state", inside.memory());
 
   detail::run_token_shift<compute_type<S>>({{from, inside.entries(), 2}, tensor_view<const S, 1>(w.mix), given.lengths},
-                                           to, detail::execution_of(exec, options, weights));
+                                           to, detail::plain_execution_of("token_shift_step", exec, options, weights));
   inside.feed(from, given.lengths);
 }
 

@@ -271,8 +271,9 @@ class multipole_cache : public detail::cached_sequences<detail::multipole_tokens
     const auto& given = detail::options_or_default<append_options>(options);
     this->check_append(k_new, v_new, given.lengths);
     auto& inside = detail::step_access::of(*this);
-    detail::append_and(inside, k_new, v_new, given.lengths,
-                       [&] { inside.cluster_segments(detail::execution_of(exec, options)); });
+    detail::append_and(inside, k_new, v_new, given.lengths, [&] {
+      inside.cluster_segments(detail::plain_execution_of("multipole_cache::append", exec, options));
+    });
   }
 };
 

@@ -66,7 +66,7 @@ void linear(const Q& q, const K& k, const V& v, O&& out, MPI_Comm communicator, 
   detail::run_spread("mpi::linear", communicator, detail::views_of<S>(q, k, v, out),
                      detail::spread_linear{detail::options_or_default<linear_options<S>>(options),
                                            detail::callable_or_default<feature_maps::elu_plus_one>(map)},
-                     detail::execution_of(exec, options, map));
+                     detail::plain_execution_of("mpi::linear", exec, options, map));
 }
 
 }  // namespace mpi

@@ -64,7 +64,7 @@ void linear_backward(const Q& q, const K& k, const V& v, const D& d_out,
           detail::spread_linear{detail::options_or_default<linear_options<S>>(options),
                                 detail::callable_or_default<feature_maps::elu_plus_one>(map)},
           detail::callable_or_default<detail::own_derivative>(map_backward), gradients},
-      detail::execution_of(exec, options, map, map_backward));
+      detail::plain_execution_of("mpi::linear_backward", exec, options, map, map_backward));
 }
 
 }  // namespace mpi

@@ -81,7 +81,7 @@ void performer(const Q& q, const K& k, const V& v, O&& out, const Features& feat
   using S = element_of<const Q&>;
   detail::run_spread("mpi::performer", communicator, detail::with_features(detail::views_of<S>(q, k, v, out), features),
                      detail::spread_performer<S>{detail::options_or_default<performer_options<S>>(options)},
-                     detail::execution_of(exec, options));
+                     detail::plain_execution_of("mpi::performer", exec, options));
 }
 
 }  // namespace mpi

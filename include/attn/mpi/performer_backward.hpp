@@ -47,7 +47,7 @@ void performer_backward(const Q& q, const K& k, const V& v, const Features& feat
       "mpi::performer_backward", communicator,
       detail::with_features(detail::backward_views_of<S>(q, k, v, d_out), features), gradients,
       detail::spread_performer_backward<S>{{detail::options_or_default<performer_options<S>>(options)}},
-      detail::execution_of(exec, options));
+      detail::plain_execution_of("mpi::performer_backward", exec, options));
 }
 
 }  // namespace mpi

@@ -45,7 +45,7 @@ void rfa(const Q& q, const K& k, const V& v, O&& out, const Features& features, 
   using S = element_of<const Q&>;
   detail::run_spread("mpi::rfa", communicator, detail::with_features(detail::views_of<S>(q, k, v, out), features),
                      detail::spread_rfa<S>{detail::options_or_default<rfa_options<S>>(options)},
-                     detail::execution_of(exec, options));
+                     detail::plain_execution_of("mpi::rfa", exec, options));
 }
 
 }  // namespace mpi

@@ -30,7 +30,7 @@ void rfa_backward(const Q& q, const K& k, const V& v, const Features& features, 
       "mpi::rfa_backward", communicator,
       detail::with_features(detail::backward_views_of<S>(q, k, v, d_out), features), gradients,
       detail::spread_rfa<S>{detail::options_or_default<rfa_options<S>>(options)},
-      detail::execution_of(exec, options));
+      detail::plain_execution_of("mpi::rfa_backward", exec, options));
 }
 
 }  // namespace mpi

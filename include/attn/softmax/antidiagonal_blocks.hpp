@@ -59,7 +59,7 @@ void antidiagonal_blocks(const Q& q, const K& k, const index_output& indices, Op
                                             {.block = given.block, .local_blocks = given.local_blocks,
                                              .first_blocks = given.first_blocks, .causal = given.causal,
                                              .first = given.first_position, .scale = given.scale},
-                                            detail::execution_of(exec, options));
+                                            detail::plain_execution_of("antidiagonal_blocks", exec, options));
   call.lengths = detail::check_lengths(views, call.shape, given);
   if (given.stride < 1 || given.stride > 1024) views.fail("a stride from 1 to 1024", given.stride);
   if (given.block % given.stride != 0) views.fail({"a stride that divides block = ", given.block}, given.stride);

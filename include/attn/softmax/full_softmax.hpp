@@ -92,7 +92,8 @@ template <viewable Q, viewable K, viewable V, viewable O, class Options = full_s
           class Score = detail::no_score>
 void full_softmax(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, Score&& score = {},
                   execution_ref exec = {}) {
-  const auto call = detail::checked_call<full_softmax_options>("full_softmax", q, k, v, out, options, score, exec);
+  const auto call = detail::checked_call<full_softmax_options, detail::invariant_form::rows>("full_softmax", q, k, v,
+                                                                                             out, options, score, exec);
   detail::run_full_softmax(call);
 }
 

@@ -75,8 +75,8 @@ template <viewable Q, viewable K, viewable V, viewable O, viewable D,
 void full_softmax_backward(const Q& q, const K& k, const V& v, const O& out, const D& d_out,
                            const full_softmax_gradients<element_of<const Q&>>& gradients, Options&& options = {},
                            Score&& score = {}, ScoreBackward&& score_backward = {}, execution_ref exec = {}) {
-  auto call = detail::checked_backward_call<full_softmax_options>("full_softmax_backward", q, k, v, out, d_out,
-                                                                  gradients, options, score, score_backward, exec);
+  auto call = detail::checked_backward_call<full_softmax_options, detail::invariant_form::rows>(
+      "full_softmax_backward", q, k, v, out, d_out, gradients, options, score, score_backward, exec);
   detail::run_full_softmax_backward(call);
 }
 

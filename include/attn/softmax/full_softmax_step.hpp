@@ -83,7 +83,8 @@ template <detail::key_value_cache Cache, viewable Q, viewable K, viewable V, vie
           class Options = full_softmax_step_options<element_of<const Q&>>, class Score = detail::no_score>
 void full_softmax_step(Cache& cache, const Q& q, const K& k, const V& v, O&& out, Options&& options = {},
                        Score&& score = {}, execution_ref exec = {}) {
-  auto call = detail::checked_call<full_softmax_step_options>("full_softmax_step", q, k, v, out, options, score, exec);
+  auto call = detail::checked_call<full_softmax_step_options, detail::invariant_form::rows>(
+      "full_softmax_step", q, k, v, out, options, score, exec);
   auto& tokens = detail::check_step(call, cache);
   detail::cache_step(call, tokens, [&] { detail::run_full_softmax(call.over(tokens)); });
 }
@@ -95,8 +96,8 @@ template <detail::key_value_cache Cache, viewable Q, viewable O,
 void full_softmax_cached(const Cache& cache, const Q& q, O&& out, Options&& options = {}, Score&& score = {},
                          execution_ref exec = {}) {
   const auto& tokens = detail::step_access::of(cache);
-  auto call = detail::checked_cached_call<full_softmax_cached_options>("full_softmax_cached", tokens, q, out, options,
-                                                                       score, exec);
+  auto call = detail::checked_cached_call<full_softmax_cached_options, detail::invariant_form::rows>(
+      "full_softmax_cached", tokens, q, out, options, score, exec);
   detail::run_full_softmax(call.over(tokens));
 }
 

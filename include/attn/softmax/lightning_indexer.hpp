@@ -76,7 +76,7 @@ void lightning_indexer(const Q& q, const K& k, const index_output& indices, Opti
   detail::call_views views("lightning_indexer");
   auto call = detail::indexer_call_of<S>(views, as_view(q), as_view(k), indices, given,
                                          {{given.causal, given.span}, given.first_position, given.tail},
-                                         detail::execution_of(exec, options));
+                                         detail::plain_execution_of("lightning_indexer", exec, options));
   call.lengths = detail::check_lengths(views, call.shape, given);
   detail::run_lightning_indexer(call);
 }

@@ -52,7 +52,7 @@ void lightning_indexer_backward(const Q& q, const K& k, const index_view& indice
   const tensor_view<const T> d = as_view(d_scores);
   auto call = detail::indexer_inputs<S>(views, as_view(q), as_view(k), given,
                                         {{given.causal, given.span}, given.first_position, given.tail},
-                                        detail::execution_of(exec, options));
+                                        detail::plain_execution_of("lightning_indexer_backward", exec, options));
   detail::check_chosen(views, call, detail::index_layout(indices), "indices");
   views.read("d_scores", d);
   detail::check_chosen(views, call, d, "d_scores");

@@ -72,7 +72,7 @@ void lightning_indexer_step(Cache& cache, const Q& q, const K& k, const index_ou
   auto& tokens = detail::step_access::of(cache);
   detail::check_stores<typename Cache::value_type, S>();
   auto call = detail::indexer_call_of<S>(views, as_view(q), as_view(k), indices, given, {.limit = {.causal = true}},
-                                         detail::execution_of(exec, options));
+                                         detail::plain_execution_of("lightning_indexer_step", exec, options));
   views.equal("cache value dim", 0, tokens.value_dim());
   const tensor_view<const S> values = call.k.slice(3, 0, 0);
   tokens.check_tokens(views, call.k, values, given.lengths);
@@ -97,7 +97,7 @@ void lightning_indexer_cached(const Cache& cache, const Q& q, const index_output
   const tensor_view<const S> no_keys(nullptr, {tokens.batch(), tokens.heads(), 0, tokens.dim()});
   auto call = detail::indexer_call_of<S>(views, as_view(q), no_keys, indices, given,
                                          {{true, given.span}, given.first_position, given.tail},
-                                         detail::execution_of(exec, options));
+                                         detail::plain_execution_of("lightning_indexer_cached", exec, options));
   detail::check_length_list(views, "lengths", given.lengths, call.shape.batch, call.shape.queries);
   tokens.list_memory(views);
   detail::set_keys_of_cache(call, tokens, given.lengths);

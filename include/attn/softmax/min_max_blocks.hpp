@@ -88,7 +88,7 @@ void min_max_blocks(const Q& q, const K& k, const index_output& indices, Options
                                             {.block = given.block, .local_blocks = given.local_blocks,
                                              .first_blocks = given.first_blocks, .causal = given.causal,
                                              .first = given.first_position},
-                                            detail::execution_of(exec, options));
+                                            detail::plain_execution_of("min_max_blocks", exec, options));
   call.lengths = detail::check_lengths(views, call.shape, given);
   detail::run_min_max_blocks(call, {});
 }
@@ -105,7 +105,7 @@ void min_max_blocks_cached(const min_max_cache<S>& cache, const Q& q, const inde
   auto call = detail::block_list_call_of<S>(views, as_view(q), tokens.keys(), indices,
                                             {.block = cache.block(), .local_blocks = given.local_blocks,
                                              .first_blocks = given.first_blocks, .causal = true},
-                                            detail::execution_of(exec, options));
+                                            detail::plain_execution_of("min_max_blocks", exec, options));
   detail::check_length_list(views, "lengths", given.lengths, call.shape.batch, call.shape.queries);
   call.lengths = {call.shape.queries, call.shape.keys, given.lengths, tokens.lengths()};
   detail::run_min_max_blocks(call, {tokens.sums(), tokens.sums_stride()});

@@ -96,7 +96,8 @@ template <viewable Q, viewable K, viewable V, viewable O, class Options = slidin
           class Score = detail::no_score>
 void sliding_window(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, Score&& score = {},
                     execution_ref exec = {}) {
-  auto call = detail::checked_call<sliding_window_options>("sliding_window", q, k, v, out, options, score, exec);
+  auto call = detail::checked_call<sliding_window_options, detail::invariant_form::rows>("sliding_window", q, k, v, out,
+                                                                                         options, score, exec);
   detail::check_window_options(call.views, call.shape, call.options, call.out);
   detail::run_sliding_window(call, call.options);
 }

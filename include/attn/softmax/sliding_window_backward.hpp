@@ -52,8 +52,8 @@ template <viewable Q, viewable K, viewable V, viewable O, viewable D,
 void sliding_window_backward(const Q& q, const K& k, const V& v, const O& out, const D& d_out,
                              const sliding_window_gradients<element_of<const Q&>>& gradients, Options&& options = {},
                              Score&& score = {}, ScoreBackward&& score_backward = {}, execution_ref exec = {}) {
-  auto call = detail::checked_backward_call<sliding_window_options>("sliding_window_backward", q, k, v, out, d_out,
-                                                                    gradients, options, score, score_backward, exec);
+  auto call = detail::checked_backward_call<sliding_window_options, detail::invariant_form::rows>(
+      "sliding_window_backward", q, k, v, out, d_out, gradients, options, score, score_backward, exec);
   const auto& given = call.options;
   detail::check_window_options(call.views, call.shape, given, call.out);
   call.views.gradient("q_global", gradients.q_global, given.q_global);

@@ -94,8 +94,8 @@ template <detail::cache_element C, viewable Q, viewable K, viewable V, viewable 
           class Options = sliding_window_step_options<element_of<const Q&>>, class Score = detail::no_score>
 void sliding_window_step(sliding_window_cache<C>& cache, const Q& q, const K& k, const V& v, O&& out,
                          Options&& options = {}, Score&& score = {}, execution_ref exec = {}) {
-  auto call =
-      detail::checked_call<sliding_window_step_options>("sliding_window_step", q, k, v, out, options, score, exec);
+  auto call = detail::checked_call<sliding_window_step_options, detail::invariant_form::rows>(
+      "sliding_window_step", q, k, v, out, options, score, exec);
   auto& tokens = detail::check_step(call, cache);
   tokens.window().check_heads(call.check, call.shape.heads);
   call.lengths.given_queries = call.options.lengths;
@@ -113,8 +113,8 @@ template <detail::key_value_cache Cache, viewable Q, viewable K, viewable V, vie
           class Options = sliding_window_step_options<element_of<const Q&>>, class Score = detail::no_score>
 void sliding_window_step(Cache& cache, const sliding_window_cache_options& window, const Q& q, const K& k, const V& v,
                          O&& out, Options&& options = {}, Score&& score = {}, execution_ref exec = {}) {
-  auto call =
-      detail::checked_call<sliding_window_step_options>("sliding_window_step", q, k, v, out, options, score, exec);
+  auto call = detail::checked_call<sliding_window_step_options, detail::invariant_form::rows>(
+      "sliding_window_step", q, k, v, out, options, score, exec);
   auto& tokens = detail::check_step(call, cache);
   const auto given = detail::window_of_call<element_of<const Q&>>(call.check, window, call.shape);
   detail::cache_step(call, tokens, [&] { detail::run_sliding_window_step(call.over(tokens), given); });
@@ -127,8 +127,8 @@ template <detail::key_value_cache Cache, viewable Q, viewable O,
 void sliding_window_cached(const Cache& cache, const sliding_window_cache_options& window, const Q& q, O&& out,
                            Options&& options = {}, Score&& score = {}, execution_ref exec = {}) {
   const auto& tokens = detail::step_access::of(cache);
-  auto call = detail::checked_cached_call<sliding_window_step_options>("sliding_window_cached", tokens, q, out, options,
-                                                                       score, exec);
+  auto call = detail::checked_cached_call<sliding_window_step_options, detail::invariant_form::rows>(
+      "sliding_window_cached", tokens, q, out, options, score, exec);
   detail::run_sliding_window_step(call.over(tokens),
                                   detail::window_of_call<element_of<const Q&>>(call.check, window, call.shape));
 }

@@ -55,7 +55,7 @@ void vertical_slash_blocks(const Q& q, const K& k, const index_output& indices, 
                                             {.block = given.block, .local_blocks = given.local_blocks,
                                              .first_blocks = given.first_blocks, .causal = true,
                                              .first = given.first_position, .scale = given.scale},
-                                            detail::execution_of(exec, options));
+                                            detail::plain_execution_of("vertical_slash_blocks", exec, options));
   call.lengths = detail::check_lengths(views, call.shape, given);
   views.at_least("queries", 1, given.queries);
   detail::run_vertical_slash_blocks(call, (std::min)(given.queries, call.shape.queries));

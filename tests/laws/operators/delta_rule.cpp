@@ -58,6 +58,7 @@ law_operator<T> operator_of(const delta_rule_entry& entry) {
   op.causal = true;
   op.bounded = entry.unit_norm;  // else beta |k|^2 > 2 makes the state grow with every token
   op.averages = op.positive = op.grouped = op.cross = op.lse = false;
+  op.invariant = op.invariant_stream = true;
   op.bind = [entry](const law_shape& shape) -> bound<T> {
     return [p = std::make_shared<delta_rule_parameters<T>>(entry, shape)](const law_call<T>& call) {
       compiled_delta_rule<T>::call(call.q, call.k, call.v, call.out, p->options(call), *call.execution);

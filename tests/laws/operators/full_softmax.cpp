@@ -100,6 +100,8 @@ law_operator<T> operator_of(const full_softmax_entry& entry) {
   op.name = entry.name;
   op.causal = entry.causal && !entry.mask;  // law 5 speaks of positions that end with the keys
   op.averages = !entry.sinks;
+  op.invariant = op.invariant_stream = op.invariant_backward = true;
+  op.queries_alone = !entry.bias && !entry.mask && !entry.score && !entry.span;
   op.bind = [entry](const law_shape& shape) -> bound<T> {
     return [p = std::make_shared<parameters<T>>(entry, shape)](const law_call<T>& call) {
       compiled_full_softmax<T>::call(call.q, call.k, call.v, call.out,

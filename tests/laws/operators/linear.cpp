@@ -100,6 +100,7 @@ law_operator<T> operator_of(const linear_entry& entry) {
   op.averages = entry.normalise && !entry.others;
   op.cross = !entry.others;  // rows that see no key are not 0
   op.lse = false;
+  op.invariant = op.invariant_stream = true;
   op.bind = [entry](const law_shape& shape) -> bound<T> {
     return [p = std::make_shared<parameters<T>>(entry, shape)](const law_call<T>& call) {
       compiled_linear<T>::call(call.q, call.k, call.v, call.out, p->options(call), p->entry.feature, *call.execution);

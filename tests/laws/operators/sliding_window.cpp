@@ -192,6 +192,9 @@ law_operator<T> operator_of(const sliding_window_entry& entry) {
   op.name = entry.name;
   op.causal = entry.causal;
   op.averages = !entry.scores && !entry.own_projections;
+  op.invariant = true;  // but for steps over a ring, and gradients of global positions
+  op.invariant_backward = entry.globals.empty();
+  op.queries_alone = !entry.mask && !entry.own_projections;
   op.cross = !entry.own_projections;  // `sees` speaks of k and v alone
   op.bind = [entry](const law_shape& shape) { return bind_window<T>(entry, shape); };
   op.backward = window_backward<T>(entry);

@@ -162,7 +162,7 @@ auto unchecked_aft_backward(const char* name, const Q& q, const K& k, const V& v
   require_one_element_type<const Q&, const K&, const V&, const tensor_view<S>&>();
   static_assert(std::same_as<S, element_of<const D&>>, "attn: q and d_out must have one element type");
   auto call = aft_call_of<S>(name, as_view(q), as_view(k), as_view(v), as_view(d_out), w,
-                             options_or_default<Options>(options), execution_of(exec, options));
+                             options_or_default<Options>(options), plain_execution_of(name, exec, options));
   call.x.backward = true, call.x.accumulate = gradients.accumulate;
   call.x.dq = gradients.q, call.x.dk = gradients.k, call.x.dv = gradients.v, call.x.dw = gradients.w;
   call.x.gradients = gradients.elements;

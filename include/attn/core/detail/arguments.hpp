@@ -14,6 +14,7 @@
 //     execution& e = execution_of(exec, options, score);
 #pragma once
 
+#include <attn/core/detail/check.hpp>
 #include <attn/core/execution.hpp>
 #include <attn/core/view_field.hpp>
 
@@ -61,6 +62,21 @@ execution& execution_of(execution_ref& last, Others&... others) {
   execution* given = nullptr;
   ((given = given ? given : execution_in(others)), ...);
   return given ? *given : last.get();
+}
+
+/// Whether the rows of an operator may have the same bits however they are asked for (execution::set_invariant). One
+/// without such a form refuses an execution that wants it, before anything is written.
+enum class invariant_form { none, rows };
+
+inline void check_invariant(const validator& check, const execution& exec) {
+  if (exec.invariant()) check.fail("an execution that is not invariant, since the operator has no such form", "one");
+}
+/// The execution of an operator that has none.
+template <class... Others>
+execution& plain_execution_of(const char* name, execution_ref& last, Others&... others) {
+  execution& exec = execution_of(last, others...);
+  check_invariant(validator(name), exec);
+  return exec;
 }
 
 }}}  // namespace attn::ATTN_ISA::detail

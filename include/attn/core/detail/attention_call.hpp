@@ -52,7 +52,7 @@ auto checked_call(const char* name, const Q& q, const K& k, const V& v, O& out, 
   require_one_element_type<const Q&, const K&, const V&, O&>();
   using S = element_of<const Q&>;
   attention_call<S, Options<S>> call{{as_view(q), as_view(k), as_view(v), as_view(out)}, call_views(name),
-                                     options_or_default<Options<S>>(options), execution_of(exec, options)};
+                                     options_or_default<Options<S>>(options), plain_execution_of(name, exec, options)};
   call.shape = check_attention(call.views, call.q, call.k, call.v, call.out, lse);
   call.lengths = check_lengths(call.views, call.shape, call.options);
   return call;
@@ -72,7 +72,7 @@ auto checked_backward_call(const char* name, const Q& q, const K& k, const V& v,
   require_one_element_type<const Q&, const K&, const V&, tensor_view<S>>();
   require_one_element_type<const Q&, const Q&, const D&, tensor_view<S>>();
   attention_call<S, Options<S>> call{{as_view(q), as_view(k), as_view(v)}, call_views(name),
-                                     options_or_default<Options<S>>(options), execution_of(exec, options)};
+                                     options_or_default<Options<S>>(options), plain_execution_of(name, exec, options)};
   call_views& views = call.views;
   const tensor_view<const S> none(nullptr, {call.q.extent(0), call.q.extent(1), call.q.extent(2), call.v.extent(3)});
   const memory_layout result = rows ? rows->out : memory_layout(none);

@@ -313,11 +313,11 @@ struct checked_softmax_backward : softmax_backward_call<S, Score, ScoreBackward,
 };
 
 /// The arguments of a call, whose types are checked here.
-template <template <class> class Options, class Q, class K, class V, class O, class D, class Gradients, class Given,
-          class Score, class ScoreBackward>
+template <template <class> class Options, invariant_form Form = invariant_form::none, class Q, class K, class V,
+          class O, class D, class Gradients, class Given, class Score, class ScoreBackward>
 auto unchecked_backward_call(const char* name, const Q& q, const K& k, const V& v, const O& out, const D& d_out,
-                             const Gradients& gradients, Given& options, Score& score,
-                             ScoreBackward& score_backward, execution_ref& exec) {
+                             const Gradients& gradients, Given& options, Score& score, ScoreBackward& score_backward,
+                             execution_ref& exec) {
   using S = element_of<const Q&>;
   using T = compute_type<S>;
   require_one_element_type<const Q&, const K&, const V&, tensor_view<S>>();
@@ -335,6 +335,7 @@ auto unchecked_backward_call(const char* name, const Q& q, const K& k, const V& 
        .d_lse = gradients.d_lse, .accumulate = gradients.accumulate,
        .score_backward = score_in<derivative>(score_backward)},
       options_or_default<Options<S>>(options), gradients);
+  if constexpr (Form == invariant_form::none) check_invariant(call.forward.check, call.forward.exec);
   return call;
 }
 
@@ -388,13 +389,13 @@ void check_backward_call(checked_softmax_backward<S, Score, ScoreBackward, Optio
   check_backward_call(call, call.views, call.given);
 }
 
-template <template <class> class Options, class Q, class K, class V, class O, class D, class Gradients, class Given,
-          class Score, class ScoreBackward>
+template <template <class> class Options, invariant_form Form = invariant_form::none, class Q, class K, class V,
+          class O, class D, class Gradients, class Given, class Score, class ScoreBackward>
 auto checked_backward_call(const char* name, const Q& q, const K& k, const V& v, const O& out, const D& d_out,
-                           const Gradients& gradients, Given& options, Score& score,
-                           ScoreBackward& score_backward, execution_ref& exec) {
-  auto call = unchecked_backward_call<Options>(name, q, k, v, out, d_out, gradients, options, score, score_backward,
-                                               exec);
+                           const Gradients& gradients, Given& options, Score& score, ScoreBackward& score_backward,
+                           execution_ref& exec) {
+  auto call = unchecked_backward_call<Options, Form>(name, q, k, v, out, d_out, gradients, options, score,
+                                                     score_backward, exec);
   check_backward_call(call);
   return call;
 }

@@ -242,7 +242,8 @@ void set_options(softmax_call<S, Score>& call, const attention_shape& shape, con
 }
 
 /// The arguments of a call, whose types are checked here.
-template <template <class> class Options, class Q, class K, class V, class O, class Given, class Score>
+template <template <class> class Options, invariant_form Form = invariant_form::none, class Q, class K, class V,
+          class O, class Given, class Score>
 auto unchecked_call(const char* name, const Q& q, const K& k, const V& v, O& out, Given& options, Score& score,
                     execution_ref& exec) {
   require_one_element_type<const Q&, const K&, const V&, O&>();
@@ -250,9 +251,11 @@ auto unchecked_call(const char* name, const Q& q, const K& k, const V& v, O& out
   using T = compute_type<S>;
   using function = std::remove_reference_t<decltype(callable_or_default<no_score>(score))>;
   require_score<function, T>();
-  return checked_softmax<S, function, Options<S>>(
-      name, score_in<function>(score), execution_of(exec, options, score), options_or_default<Options<S>>(options),
-      {as_view(q), as_view(k), as_view(v), as_view(out)});
+  checked_softmax<S, function, Options<S>> call(name, score_in<function>(score), execution_of(exec, options, score),
+                                                options_or_default<Options<S>>(options),
+                                                {as_view(q), as_view(k), as_view(v), as_view(out)});
+  if constexpr (Form == invariant_form::none) check_invariant(call.check, call.exec);
+  return call;
 }
 
 /// Checks the log decays of the real keys, lengths.keys(b) of item b, where the operator has any. A step checks those of
@@ -275,10 +278,11 @@ void check_call(checked_softmax<S, Score, Options>& call) {
   if (!given.of_cache) check_decays(call.check, *given.log_decay, call.lengths, call.exec);
 }
 
-template <template <class> class Options, class Q, class K, class V, class O, class Given, class Score>
+template <template <class> class Options, invariant_form Form = invariant_form::none, class Q, class K, class V,
+          class O, class Given, class Score>
 auto checked_call(const char* name, const Q& q, const K& k, const V& v, O& out, Given& options, Score& score,
                   execution_ref& exec) {
-  auto call = unchecked_call<Options>(name, q, k, v, out, options, score, exec);
+  auto call = unchecked_call<Options, Form>(name, q, k, v, out, options, score, exec);
   check_call(call);
   return call;
 }

@@ -71,14 +71,15 @@ void cache_step(Call& call, Inside& cache, Attend&& attend) {
 }
 
 /// A checked call of queries over the tokens that a cache has, with the options that have an entry for each of them.
-template <template <class> class Options, class Inside, class Q, class O, class Given, class Score>
+template <template <class> class Options, invariant_form Form = invariant_form::none, class Inside, class Q, class O,
+          class Given, class Score>
 auto checked_cached_call(const char* name, const Inside& cache, const Q& q, O& out, Given& options, Score& score,
                          execution_ref& exec) {
   using S = element_of<const Q&>;
   check_stores<typename Inside::value_type, S>();
   const tensor_view<const S> k(nullptr, {cache.batch(), cache.heads(), 0, cache.dim()}),
       v(nullptr, {cache.batch(), cache.heads(), 0, cache.value_dim()});
-  auto call = checked_call<Options>(name, q, k, v, out, options, score, exec);
+  auto call = checked_call<Options, Form>(name, q, k, v, out, options, score, exec);
   check_invariant_cache<Inside>(call.check, call.exec);
   if (call.given.rotary) call.check.fail("no rotary, since nothing is appended", "one");
   check_length_list(call.check, "lengths", call.options.lengths, call.shape.batch, call.shape.queries);
