@@ -106,7 +106,8 @@ auto unchecked_aft(const char* name, const Q& q, const K& k, const V& v, O& out,
                    execution_ref& exec) {
   require_one_element_type<const Q&, const K&, const V&, O&>();
   return aft_call_of<element_of<const Q&>>(name, as_view(q), as_view(k), as_view(v), as_view(out), w,
-                                           options_or_default<Options>(options), plain_execution_of(name, exec, options));
+                                           options_or_default<Options>(options),
+                                           plain_execution_of(name, exec, options));
 }
 
 /// Checks the views against one another, and sets the extents.
