@@ -137,6 +137,7 @@
 #include <attn/softmax/selected_keys.hpp>
 #include <attn/softmax/selected_keys_backward.hpp>
 #include <attn/softmax/selected_keys_step.hpp>
+#include <attn/softmax/skipped_tiles.hpp>
 #include <attn/softmax/sliding_window.hpp>
 #include <attn/softmax/sliding_window_backward.hpp>
 #include <attn/softmax/sliding_window_step.hpp>

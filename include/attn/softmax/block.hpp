@@ -73,6 +73,8 @@ struct block_options {
   list_view<real> alibi_slopes{}, sinks{};
   dropout_options dropout{};
   view_field<real, 3> lse{};
+  std::optional<real> skip_below{}, skip_share{};
+  skipped_tiles* skipped = nullptr;
 };
 
 namespace detail {

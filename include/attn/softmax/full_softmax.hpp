@@ -85,6 +85,10 @@ struct full_softmax_options {
   dropout_options dropout{};
   /// Written if given: the natural logarithm of the denominator, sink included, [B, H, Lq].
   view_field<real, 3> lse{};
+  /// Leaves out tiles whose scores lie so far below the largest that their queries have met so far (skip-softmax): by
+  /// the natural logarithm, >= 0, or by the key length, > 0. Counted in `skipped`, if given (skipped_tiles.hpp).
+  std::optional<real> skip_below{}, skip_share{};
+  skipped_tiles* skipped = nullptr;
 };
 
 /// Exact softmax attention; options, score and execution may each be left out. See the top of the file.

@@ -75,6 +75,8 @@ struct full_softmax_cached_options {
   list_view<real> alibi_slopes{}, sinks{};
   dropout_options dropout{};
   view_field<real, 3> lse{};
+  std::optional<real> skip_below{}, skip_share{};
+  skipped_tiles* skipped = nullptr;
 };
 
 /// Feeds n tokens and attends their queries; options, score and execution may each be left out. The cache is a kv_cache

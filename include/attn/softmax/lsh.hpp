@@ -60,7 +60,7 @@ tensor<T> draw_rotations(idx_t rounds, idx_t dim, idx_t buckets, const rotations
 template <class S>
 struct lsh_options {
   using real = compute_type<S>;
-  static constexpr unsigned shared = detail::fields::causal | detail::fields::of_softmax;
+  static constexpr unsigned shared = detail::fields::causal | detail::fields::of_softmax | detail::fields::skip;
 
   /// Factor of q.k: `scale` if given, else 1 / sqrt(D), or 1 unless `scaled`, as in the original.
   std::optional<real> scale{};
@@ -86,6 +86,8 @@ struct lsh_options {
   std::optional<real> softcap{};
   list_view<real> alibi_slopes{}, sinks{};
   view_field<real, 3> lse{};
+  std::optional<real> skip_below{}, skip_share{};
+  skipped_tiles* skipped = nullptr;
 };
 
 namespace detail {

@@ -51,7 +51,7 @@ template <class S>
 struct neighborhood_options {
   using real = compute_type<S>;
   static constexpr unsigned shared = detail::fields::relative_bias | detail::fields::softcap | detail::fields::sinks |
-                                     detail::fields::lse;
+                                     detail::fields::lse | detail::fields::skip;
 
   /// Tokens along each of 1 to 3 axes.
   per_axis grid{};
@@ -74,6 +74,8 @@ struct neighborhood_options {
   std::optional<real> softcap{};
   list_view<real> sinks{};
   view_field<real, 3> lse{};
+  std::optional<real> skip_below{}, skip_share{};
+  skipped_tiles* skipped = nullptr;
 };
 
 namespace detail {

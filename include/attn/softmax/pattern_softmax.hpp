@@ -48,6 +48,8 @@ struct pattern_softmax_options {
   dropout_options dropout{};
   /// Written if given: the natural logarithm of the denominator, sink included, [B, H, Lq].
   view_field<real, 3> lse{};
+  std::optional<real> skip_below{}, skip_share{};
+  skipped_tiles* skipped = nullptr;
 };
 
 /// Attention by a pattern; score as in full_softmax.hpp.

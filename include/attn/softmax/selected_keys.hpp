@@ -38,7 +38,7 @@ struct selected_keys_options {
   using real = compute_type<S>;
   static constexpr unsigned shared = detail::fields::causal | detail::fields::lengths | detail::fields::first_position |
                                      detail::fields::span | detail::fields::masks | detail::fields::of_softmax |
-                                     detail::fields::dropout;
+                                     detail::fields::dropout | detail::fields::skip;
 
   std::optional<real> scale{};
   bool causal = false;
@@ -52,6 +52,8 @@ struct selected_keys_options {
   list_view<real> alibi_slopes{}, sinks{};
   dropout_options dropout{};
   view_field<real, 3> lse{};
+  std::optional<real> skip_below{}, skip_share{};
+  skipped_tiles* skipped = nullptr;
 };
 
 /// Attention over the keys that lists name; score as in full_softmax.hpp.

@@ -32,7 +32,7 @@ template <class S>
 struct selected_keys_step_options {
   using real = compute_type<S>;
   static constexpr unsigned shared = detail::fields::of_cache | detail::fields::rotary | detail::fields::masks |
-                                     detail::fields::of_softmax;
+                                     detail::fields::of_softmax | detail::fields::skip;
 
   /// As in selected_keys_options; lse is [B, H, n], mask [B or 1, H or 1, n or 1, cache.tokens() with the new ones]
   /// and key_mask as long.
@@ -47,6 +47,8 @@ struct selected_keys_step_options {
   std::optional<real> softcap{};
   list_view<real> alibi_slopes{}, sinks{};
   view_field<real, 3> lse{};
+  std::optional<real> skip_below{}, skip_share{};
+  skipped_tiles* skipped = nullptr;
 };
 
 /// Options of a call over what is cached, for elements of type S, as in selected_keys_options; lengths as in a step.
@@ -55,7 +57,7 @@ struct selected_keys_cached_options {
   using real = compute_type<S>;
   static constexpr unsigned shared = detail::fields::of_cache | detail::fields::causal |
                                      detail::fields::first_position | detail::fields::span | detail::fields::masks |
-                                     detail::fields::of_softmax;
+                                     detail::fields::of_softmax | detail::fields::skip;
 
   std::optional<real> scale{};
   bool causal = true;
@@ -68,6 +70,8 @@ struct selected_keys_cached_options {
   std::optional<real> softcap{};
   list_view<real> alibi_slopes{}, sinks{};
   view_field<real, 3> lse{};
+  std::optional<real> skip_below{}, skip_share{};
+  skipped_tiles* skipped = nullptr;
 };
 
 /// Feeds n tokens and attends their queries; options, score and execution may each be left out. The cache is a kv_cache

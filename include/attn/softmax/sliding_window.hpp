@@ -32,7 +32,7 @@ struct sliding_window_options {
   using real = compute_type<S>;
   static constexpr unsigned shared = detail::fields::causal | detail::fields::lengths | detail::fields::first_position |
                                      detail::fields::distances | detail::fields::masks | detail::fields::of_softmax |
-                                     detail::fields::dropout;
+                                     detail::fields::dropout | detail::fields::skip;
 
   /// Factor of q.k; 1 / sqrt(D) unless given.
   std::optional<real> scale{};
@@ -65,6 +65,8 @@ struct sliding_window_options {
   list_view<real> alibi_slopes{}, sinks{};
   dropout_options dropout{};
   view_field<real, 3> lse{};
+  std::optional<real> skip_below{}, skip_share{};
+  skipped_tiles* skipped = nullptr;
 };
 
 namespace detail {

@@ -30,7 +30,7 @@ namespace attn { inline namespace ATTN_ISA {
 template <class S>
 struct topk_blocks_options {
   using real = compute_type<S>;
-  static constexpr unsigned shared = detail::fields::lengths | detail::fields::of_softmax;
+  static constexpr unsigned shared = detail::fields::lengths | detail::fields::of_softmax | detail::fields::skip;
 
   std::optional<real> scale{};
   list_view<idx_t> lengths{}, query_lengths{}, key_lengths{};
@@ -41,6 +41,8 @@ struct topk_blocks_options {
   std::optional<real> softcap{};
   list_view<real> alibi_slopes{}, sinks{};
   view_field<real, 3> lse{};
+  std::optional<real> skip_below{}, skip_share{};
+  skipped_tiles* skipped = nullptr;
 };
 
 namespace detail {

@@ -26,7 +26,8 @@ namespace attn { inline namespace ATTN_ISA {
 template <class S>
 struct topk_blocks_step_options {
   using real = compute_type<S>;
-  static constexpr unsigned shared = detail::fields::of_cache | detail::fields::rotary | detail::fields::of_softmax;
+  static constexpr unsigned shared = detail::fields::of_cache | detail::fields::rotary | detail::fields::of_softmax |
+                                     detail::fields::skip;
 
   /// As in topk_blocks_options; lse is [B, H, n].
   std::optional<real> scale{};
@@ -38,6 +39,8 @@ struct topk_blocks_step_options {
   std::optional<real> softcap{};
   list_view<real> alibi_slopes{}, sinks{};
   view_field<real, 3> lse{};
+  std::optional<real> skip_below{}, skip_share{};
+  skipped_tiles* skipped = nullptr;
 };
 
 /// Options that are the same in all steps.

@@ -23,6 +23,7 @@
 
 #include <attn/softmax/detail/score_terms.hpp>
 #include <attn/softmax/detail/tile_output.hpp>
+#include <attn/softmax/detail/tile_skip.hpp>
 #include <attn/softmax/detail/tile_weights.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
@@ -273,19 +274,60 @@ template <class P, class Score>
   to_operands(row, t.count, weights);
 }
 
+/// Which keys of a tile are kept, by its scores and the maxima of its rows so far. A row without a key keeps none.
+template <class T>
+kept_blocks kept_of_tile(const tile& t, const T* s, T factor, const T* maximum, T limit) {
+  alignas(64) T least[tile_rows];
+  for (idx_t m = 0; m < t.rows; ++m)
+    least[m] = maximum[m] == -std::numeric_limits<T>::infinity() ? std::numeric_limits<T>::lowest()
+                                                                 : maximum[m] - limit;
+  return kept_blocks::of(s, score_stride, t.rows, t.count, factor, least);
+}
+
+/// The weights of a row of a tile of which some keys are left out; theirs are 0. Returns the sums of the others.
+template <class P, class T>
+[[gnu::noinline]] packet<T> kept_weights(const kept_blocks& kept, T* row, idx_t count, T factor, T reference,
+                                         P* weights) {
+  packet<T> sum = zero<T>();
+  kept.for_each_run(count, [&](idx_t begin, idx_t end, bool is_kept) {
+    if (is_kept)
+      sum = add(sum, row_weights(row + begin, end - begin, factor, reference));
+    else
+      std::fill(row + begin, row + end, T(0));
+  });
+  to_operands(row, count, weights);
+  return sum;
+}
+
+/// The output of the keys of a tile that are kept, run by run; that of the last run is left to `last`.
+template <class P>
+[[gnu::noinline]] void begin_kept(const kept_blocks& kept, const tile& t, const P* weights, const sum_type<P>* rescale,
+                                  tile_output<P>& last) {
+  using T = sum_type<P>;
+  alignas(64) T ones[round_up(tile_rows, width<T>)];
+  std::fill_n(ones, std::size(ones), T(1));
+  kept.for_each_run(t.count, [&](idx_t begin, idx_t end, bool is_kept) {
+    tile run = t;
+    run.low = (std::max)(t.low, t.first + begin), run.high = (std::min)(t.high, t.first + end);
+    if (!is_kept || run.low >= run.high) return;
+    last.finish();
+    last.begin(run, weights, std::exchange(rescale, ones));
+  });
+}
+
 /// Computes the weights of a tile; its output is left to `last`. Large weights of long rows, whose slots begin before
-/// `long_from`, go to their total.
+/// `long_from`, go to their total. Returns which keys it has kept.
 template <class P, class Score>
-[[gnu::noinline]] void attend_tile(const row_block<P>& block, const packed_keys<P>& keys, const tile& t,
-                                   const score_terms<sum_type<P>, Score>& terms, tile_output<P>& last,
-                                   idx_t long_from) {
+[[gnu::noinline]] kept_blocks attend_tile(const row_block<P>& block, const packed_keys<P>& keys, const tile& t,
+                                          const score_terms<sum_type<P>, Score>& terms, tile_output<P>& last,
+                                          idx_t long_from) {
   using T = sum_type<P>;
   const bool long_rows = long_from > 0;
   const auto& state = block.state;
   T *const s = block.scores, factor = 1;
   if (!masked_scores(block.queries_from(t.row), block.relative_from(t.row), block.ranges, block.positions, keys, t,
                      terms, s, static_cast<T*>(nullptr), block.factor, &factor))
-    return;
+    return {};
 
   P* weights = block.weights;
   if constexpr (numbers_of<P> == 1)
@@ -304,19 +346,28 @@ template <class P, class Score>
     last.finish();
     last.begin(t, weights, ones);
     if constexpr (!rows_for_matrix_unit<P>) last.finish();
-    return;
+    return {};
   }
   alignas(64) T reference[tile_rows], rescale[round_up(tile_rows, width<T>)] = {}, largest[std::size(rescale)] = {};
   for (idx_t m = 0; m < t.rows; ++m)
     rescale[m] = row_maximum(s + m * score_stride, t.count, factor, state.maximum[t.row + m], reference[m], largest[m]);
+  kept_blocks kept;
+  bool all_kept = true;
+  if (terms.skip) {
+    kept = kept_of_tile(t, s, factor, state.maximum + t.row, terms.skip.limit);
+    if (kept.none(t.count)) return kept;  // no maximum was raised
+    all_kept = kept.all(t.count);
+  }
   for (idx_t m = 0; m < t.rows; m += width<T>) store<T>(rescale + m, exp2_weight<T>(load<T>(rescale + m)));
   if (numbers_of<P> == 1 && long_rows)
     for (idx_t m = 0; m < t.rows; m += width<T>) store<T>(largest + m, exp2_weight<T>(load<T>(largest + m)));
   for (idx_t m = 0; m < t.rows; ++m) {
     T* const total = state.sum + (t.row + m) * width<T>;
-    packet<T> sum = terms.dropout ? row_weights(s + m * score_stride, t.count, factor, reference[m])
-                                  : row_weights(s + m * score_stride, t.count, factor, reference[m],
-                                                weights + m * operands<P>(score_stride));
+    packet<T> sum = !all_kept       ? kept_weights(kept, s + m * score_stride, t.count, factor, reference[m],
+                                                   weights + m * operands<P>(score_stride))
+                    : terms.dropout ? row_weights(s + m * score_stride, t.count, factor, reference[m])
+                                    : row_weights(s + m * score_stride, t.count, factor, reference[m],
+                                                  weights + m * operands<P>(score_stride));
     if constexpr (numbers_of<P> == 1)
       if (block.ranges[t.row + m].begin < long_from)
         if (largest[m] > (std::max)(sum_lanes(sum) / 4, T(1) / 16)) [[unlikely]]  // the row has a weight of 1
@@ -326,8 +377,12 @@ template <class P, class Score>
     last.go_on();
   }
   last.finish();
-  last.begin(t, weights, rescale);
+  if (all_kept)
+    last.begin(t, weights, rescale);
+  else
+    begin_kept(kept, t, weights, rescale, last);
   if constexpr (!rows_for_matrix_unit<P>) last.finish();
+  return kept;
 }
 
 struct no_prefetch {
@@ -358,6 +413,7 @@ void attend(const row_block<P>& block, const packed_keys<P>& keys, const score_t
       if (block.ranges[r].begin < block.ranges[r].end) first = (std::min)(first, block.ranges[r].begin);
     own.count_from(first / tile_keys<P> * tile_keys<P>);
   }
+  idx_t seen = 0, left_out = 0;
   visit_tiles<sum_type<P>, tile_keys<P>>(
       block.ranges, block.rows,
       [&](const tile& t) {
@@ -365,7 +421,8 @@ void attend(const row_block<P>& block, const packed_keys<P>& keys, const score_t
           const idx_t begin = std::exchange(asked, end);
           prefetch(begin, end - begin);
         }
-        attend_tile(block, keys, t, terms, last, long_from(t));
+        const kept_blocks kept = attend_tile(block, keys, t, terms, last, long_from(t));
+        if (terms.skip) seen += ceil_div(t.count, skip_keys), left_out += kept.left_out(t.count);
       },
       [&](idx_t count) {
         if (sums.full(count)) last.finish();
@@ -374,6 +431,7 @@ void attend(const row_block<P>& block, const packed_keys<P>& keys, const score_t
       block.fixed);
   last.finish();
   own.finish();
+  if (terms.skip) terms.skip.count(seen, left_out);
 }
 
 /// Ends the block: stores its rows in out.row(which[r]) and lse[which[r] * lse_stride].

@@ -191,7 +191,7 @@ struct few_queries_driver {
       queries.rotated = in.rotated_keys;
       state.rows = heads * each;
       state.clear();
-      queries.begin(in.q, in.relative_queries, {b, head, first, in.shift(b)}, state.rows, each,
+      queries.begin(in.q, in.relative_queries, {b, head, first, in.shift(b), in.skip_limit(b)}, state.rows, each,
                     in.terms.query_factor());
       attend_stream(queries, in.key_rows(b, kv), in.value_rows(b, kv), {}, 0, in.end_of(b, first + each - 1), in.terms,
                     in.limit(), state, in.visible_keys(b));
@@ -228,8 +228,8 @@ struct few_queries_driver {
     all.rows = 0, all.rotated = in.rotated_keys;
     for (idx_t number = first_item(w); number < last_item(w); ++number) {
       const idx_t b = sets.items[number];
-      all.add(in.q, in.relative_queries, {b, w.head, w.first, in.shift(b)}, rows(w, number), queries(w, number),
-              in.terms.query_factor());
+      all.add(in.q, in.relative_queries, {b, w.head, w.first, in.shift(b), in.skip_limit(b)}, rows(w, number),
+              queries(w, number), in.terms.query_factor());
     }
     if (any_long) total.clear(state.rows);
     share_keys(w, first_item(w), last_item(w), w.begin, [&](idx_t begin, idx_t end, idx_t first, idx_t last) {
@@ -250,10 +250,10 @@ struct few_queries_driver {
 
   /// The rows of batch item b and of those beside it attend keys [from, to).
   void attend_keys(const work& w, idx_t b, const stream_queries<T, C>& rows, idx_t from, idx_t to,
-                   const online_softmax<T>& state) const {
+                   const online_softmax<T>& state, bool counted = true) const {
     const idx_t kv = w.head / group;
     attend_stream(rows, in.key_rows(b, kv), in.value_rows(b, kv), {}, from, to, in.terms, in.limit(), state,
-                  in.visible_keys(b));
+                  in.visible_keys(b), counted);
   }
   /// Moves the sums of the keys up to `end`, of the long rows of some items, to `total`. Where one key has nearly all
   /// of their weight, it has swallowed others of its tile: they are attended again, a few at a time.
@@ -270,7 +270,7 @@ struct few_queries_driver {
         if (*one.sum > T(1) && *one.sum < T(1) + T(1) / 1024) {
           std::fill_n(one.row(0), one.stride, T(0)), *one.sum = 0;
           for (idx_t from = first; from < end; from += some) {
-            attend_keys(w, sets.items[number], queries.part(r, 1), from, (std::min)(end, from + some), one);
+            attend_keys(w, sets.items[number], queries.part(r, 1), from, (std::min)(end, from + some), one, false);
             sums.add(one, 1);
           }
         }
@@ -295,8 +295,10 @@ struct few_queries_driver {
   }
 
   void attend_in_blocks(const work& w, const online_softmax<T>& state, int worker) const {
-    // Terms are those of one head; without any, short tiles of several heads become tall ones.
-    const bool alone = in.terms.any() || in.terms.dropout || in.terms.by_distance || in.terms.by_position;
+    // Terms are those of one head, and so is what is left out; without any, short tiles of several heads become tall
+    // ones.
+    const bool alone = in.terms.any() || in.terms.skip.given() || in.terms.dropout || in.terms.by_distance ||
+                       in.terms.by_position;
     const auto heads_of_block = [&](idx_t number) {
       return alone ? 1 : std::clamp<idx_t>(max_rows / std::max<idx_t>(1, queries(w, number)), 1, w.heads);
     };
@@ -311,12 +313,12 @@ struct few_queries_driver {
     const idx_t count = blocks_of(first_item(w), last_item(w));
     // One tile reads keys and values in place; packing them would take longer than its products (one token, 4 heads a
     // key head, 128 channels, Zen 4: 0.6 of the time).
-    using number = typename packed_keys<P>::number;
+    using stored = typename packed_keys<P>::number;
     const bool in_rows = fixed && count == 1 && most <= tile_rows && reads_rows();
     struct scratch {
       packed_keys<P> keys;
       row_block<P>* rows;
-      const number **key_rows, **value_rows;
+      const stored **key_rows, **value_rows;
     };
     const scratch s = in.exec.scratch(worker, [&](arena& memory) {
       const idx_t slots = in_rows ? block_keys + 2 * panel_width<T> : 0;
@@ -325,7 +327,7 @@ struct few_queries_driver {
                        return row_block<P>::layout(m, shape.dim, shape.dim_v, bool(in.terms.by_distance),
                                                    round_up(most, tile_rows));
                      }),
-                     memory.allocate<const number*>(slots), memory.allocate<const number*>(slots)};
+                     memory.allocate<const stored*>(slots), memory.allocate<const stored*>(slots)};
     });
     // visit(block, batch item, head) for the blocks of some items.
     const auto for_each_block = [&](idx_t begin, idx_t end, const auto& visit) {
@@ -371,11 +373,11 @@ struct few_queries_driver {
           packed.pack(keys, values, j - begin, (std::min)(j + some, end) - begin);
         }
         for_each_block(from, to, [&](row_block<P>& block, idx_t number, idx_t h) {
-          const idx_t item = sets.items[number], each = queries(w, number), shift = in.shift(item);
+          const idx_t item = sets.items[number], each = queries(w, number);
           for (idx_t r = 0; r < block.rows; ++r)
             block.ranges[r] = {0, std::clamp(in.end_of(item, w.first + r % each), begin, end) - begin};
           long_row_sums<P> sums = sums_of(block, number, begin);
-          attend(block, packed, in.terms.for_head(item, h, shift), no_prefetch{}, &sums);
+          attend(block, packed, in.terms_for(item, h), no_prefetch{}, &sums);
         });
       }
     });

@@ -74,7 +74,7 @@ struct full_softmax_backward_driver {
     for (T* x : {dq, d_relative})
       if (x) std::fill_n(x, row_blocks(b) * max_rows * dq_stride(), T(0));
     std::fill_n(table, in.table_size(), T(0));
-    const auto head_terms = in.terms().for_head(b, h, shift);
+    const auto head_terms = in.forward.terms_for(b, h);
     auto back = in.back(head_terms);
     double* const sums = s.sums + part * in.head_entries();
     std::fill_n(sums, in.head_entries(), 0.0);

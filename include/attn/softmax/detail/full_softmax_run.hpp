@@ -46,7 +46,7 @@ struct full_softmax_driver {
       const idx_t all = lengths.keys(b), shift = in.shift(b);
       for (idx_t i = i0; i < i1; ++i)
         block.ranges[i - i0] = {0, in.limit().end(i + shift, all)};
-      attend(block, keys, in.terms.for_head(b, h, shift));
+      attend(block, keys, in.terms_for(b, h));
       in.finish(block, b, h);
     });
   }

@@ -18,6 +18,7 @@
 #include <attn/softmax/detail/relative_keys.hpp>
 #include <attn/softmax/detail/score_loops.hpp>
 #include <attn/softmax/detail/softmax_parameters.hpp>
+#include <attn/softmax/detail/tile_skip.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
 namespace detail {
@@ -92,6 +93,7 @@ struct score_terms {
   T scale = T(1);
   excluded_keys excluded{};
   slot_counts<T> counts{};
+  tile_skip<T> skip{};
 
   idx_t batch = 0, head = 0, query_shift = 0;  // query i is at position i + query_shift
 
@@ -275,6 +277,7 @@ template <class S, class Score>
 void set_terms(score_terms<compute_type<S>, Score>& terms, const softmax_parameters<S>& given, idx_t dim) {
   terms.scale = scale_or_default(given.scale, dim);
   terms.softcap = given.softcap, terms.slopes = given.alibi_slopes, terms.dropout = given.dropout;
+  terms.skip = {given.skip_below, given.skip_share, given.skipped};
   const auto set = [](auto& to, const auto& view) {  // most are not given
     if (view) to = view;
   };
@@ -307,6 +310,12 @@ void check_softmax_numbers(call_views& views, const attention_shape& s, const so
   };
   if (!(given.dropout.rate >= 0 && given.dropout.rate < 1))
     views.fail("a dropout rate from 0 to less than 1", given.dropout.rate);
+  if (given.skip_below && given.skip_share) views.fail("either skip_below or skip_share", "both");
+  if (given.skip_below && !(*given.skip_below >= 0)) views.fail("skip_below >= 0", *given.skip_below);
+  if (given.skip_share && !(*given.skip_share > 0 && std::isfinite(*given.skip_share)))
+    views.fail("a finite skip_share > 0", *given.skip_share);
+  if (given.skipped && !given.skip_below && !given.skip_share)
+    views.fail("skip_below or skip_share, since skipped is given", "neither");
   check_list("alibi_slopes", " that are finite", given.alibi_slopes, std::numeric_limits<T>::lowest());
   check_list("sinks", " that are finite, or -infinity for none", given.sinks, -std::numeric_limits<T>::infinity());
   if (!*given.relative_bias && !*given.relative_keys && !*given.position_queries && !*given.relative_queries) return;

@@ -53,7 +53,7 @@ struct sliding_window_backward_driver : window_parts<S, Score, ScoreBackward> {
   /// Queries [begin, end) of the part's class and head h.
   void take_queries(const part_of_class& p, const part_scratch& s, idx_t h, idx_t begin, idx_t end) const {
     const partial& sums = p.others;
-    const auto head_terms = in.terms().for_head(p.b, h, p.shift);
+    const auto head_terms = in.forward.terms_for(p.b, h);
     auto back = in.back(head_terms);
     const idx_t in_group = h - p.kv * shape.group();
     back.relative = in.relative_list(sums.relative(), in_group);
@@ -98,7 +98,7 @@ struct sliding_window_backward_driver : window_parts<S, Score, ScoreBackward> {
     const partial& part = p.others;
     const idx_t in_group = h - p.kv * shape.group();
     T* const sums = part.queries() + in_group * global_count() * query_stride();
-    const auto head_terms = in.terms().for_head(p.b, h, p.shift);
+    const auto head_terms = in.forward.terms_for(p.b, h);
     auto back = in.back(head_terms);
     back.relative = in.relative_list(part.relative(), in_group);
     decay_gradients decay = p.owned(in.decay_list(in.sums_of(p.b * shape.heads + h)));

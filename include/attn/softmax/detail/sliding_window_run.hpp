@@ -148,7 +148,7 @@ struct sliding_window_driver : window_sets {
     const auto key = rows_of(b, h, true), value = rows_of(b, h, false);
     const auto query = in.query(b, h);
     const idx_t count = of.keys_to_pack(s.keys.positions);
-    const auto head_terms = in.terms.for_head(b, h, shift);
+    const auto head_terms = in.terms_for(b, h);
     for (idx_t t = t0, packed = of.slot(seen) / s.keys.wide * s.keys.wide; t < t1; t += max_rows) {
       const idx_t stop = (std::min)(t + max_rows, t1), next_stop = (std::min)(stop + max_rows, t1);
       const idx_t needed = (std::min)(round_up(of.slot(stop + right), s.keys.wide), count);
@@ -189,7 +189,7 @@ struct sliding_window_driver : window_sets {
       if (global[g] >= shift) row_list[rows++] = global[g] - shift;
     if (rows == 0) return;
     const bool own = static_cast<bool>(options.q_global);
-    const auto head_terms = in.terms.for_head(b, h, shift);
+    const auto head_terms = in.terms_for(b, h);
     const auto key = rows_of(b, h, true, true), value = rows_of(b, h, false, true);
     in.begin(s.block, b, h, own ? head_of(options.q_global, b, h) : in.query(b, h), {0, 1, row_list}, rows);
     const idx_t stop = in.causal ? (std::min)(row_list[rows - 1] + shift + 1, n) : n;

@@ -155,6 +155,15 @@ struct softmax_call : softmax_inputs<S, C> {
     prepare_terms(memory, [&](idx_t b) { return this->lengths.keys(b); });
   }
 
+  /// The terms of a head.
+  score_terms<T, Score> terms_for(idx_t b, idx_t h) const {
+    score_terms<T, Score> one = terms.for_head(b, h, this->shift(b));
+    one.skip = terms.skip.of_item(this->lengths.keys(b));
+    return one;
+  }
+  /// In base 2 what the rows of an item leave out lies so far below their maxima; negative where they leave out nothing.
+  T skip_limit(idx_t b) const { return terms.skip.of_item(this->lengths.keys(b)).limit; }
+
   /// Begins a block with the rows `which` of `query`, of head h.
   template <class P>
   void begin(row_block<P>& block, idx_t b, idx_t h, const matrix_view<const S>& query, const index_map& which,
@@ -275,6 +284,8 @@ void check_call(checked_softmax<S, Score, Options>& call) {
   const softmax_parameters<S>& given = call.given;
   set_options(call, check_attention(call.views, call.q, call.k, call.v, call.out, *given.lse), given);
   check_softmax_options(call.views, call.shape, given);
+  if (call.terms.skip.given() && call.exec.invariant())
+    call.check.fail("an execution that is not invariant, since tiles are left out", "one");
   if (!given.of_cache) check_decays(call.check, *given.log_decay, call.lengths, call.exec);
 }
 

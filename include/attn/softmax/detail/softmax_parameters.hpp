@@ -9,6 +9,7 @@
 #include <attn/core/first_positions.hpp>
 #include <attn/core/mask_view.hpp>
 #include <attn/softmax/dropout.hpp>
+#include <attn/softmax/skipped_tiles.hpp>
 
 #include <optional>
 
@@ -22,11 +23,12 @@ inline constexpr unsigned causal = 1u << 0, first_position = 1u << 1, span = 1u 
                           lse = 1u << 12, k = 1u << 13, sums = 1u << 14, rotary = 1u << 15,
                           lengths = 1u << 16,        // and query_lengths, key_lengths
                           relative_keys = 1u << 17,  // and relative_queries, position_queries
-                          of_cache = 1u << 18;       // no field: the keys are those of a cache, and `lengths` of chunks
+                          skip = 1u << 18,           // skip_below, skip_share, skipped
+                          of_cache = 1u << 19;       // no field: the keys are those of a cache, and `lengths` of chunks
 inline constexpr unsigned masks = mask | key_mask, distances = relative_keys | relative_bias | log_decay,
                           of_softmax = softcap | alibi_slopes | sinks | lse,
-                          all_terms = distances | bias | masks | of_softmax | dropout,
-                          of_pattern = causal | lengths | masks | relative_bias | of_softmax | dropout,
+                          all_terms = distances | bias | masks | of_softmax | dropout | skip,
+                          of_pattern = causal | lengths | masks | relative_bias | of_softmax | dropout | skip,
                           of_pointwise = bias | relative_bias | masks | softcap | alibi_slopes;
 }  // namespace fields
 
@@ -38,7 +40,8 @@ template <class S>
 struct softmax_parameters {
   using real = compute_type<S>;
 
-  std::optional<real> scale{}, softcap{};
+  std::optional<real> scale{}, softcap{}, skip_below{}, skip_share{};
+  skipped_tiles* skipped = nullptr;
   bool causal = false;    // steps are, unless their options have the field
   bool of_cache = false;  // options with an entry for each key are checked against those of a cache
   bool rotary = false;
@@ -71,6 +74,7 @@ softmax_parameters<S> parameters_of(const Options& x) {
   if constexpr (has(fields::alibi_slopes)) p.alibi_slopes = x.alibi_slopes;
   if constexpr (has(fields::sinks)) p.sinks = x.sinks;
   if constexpr (has(fields::dropout)) p.dropout = x.dropout;
+  if constexpr (has(fields::skip)) p.skip_below = x.skip_below, p.skip_share = x.skip_share, p.skipped = x.skipped;
   if constexpr (has(fields::bias)) p.bias = &x.bias;
   if constexpr (has(fields::relative_bias)) p.relative_bias = &x.relative_bias;
   if constexpr (has(fields::relative_keys))

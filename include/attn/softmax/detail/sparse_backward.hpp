@@ -211,7 +211,7 @@ struct sparse_backward {
     const bool of_rows = side == 0, of_values = side == sides - 1, of_keys = sides < 3 ? of_rows : side == 1;
     task_keys of{p.keys, p.begun + (part + side * plan.parts()) * slot_count()};
     of.keys.take_sums(p.keys, part * slot_count());
-    auto terms = in.terms().for_head(h.batch, h.head, in.forward.shift(h.batch));
+    auto terms = in.forward.terms_for(h.batch, h.head);
     auto back = in.back(terms);
     if (of_rows) back.relative = in.relative_list(p.relative, task);
     thread_scratch s = scratch(worker);

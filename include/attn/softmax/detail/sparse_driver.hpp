@@ -111,7 +111,7 @@ struct sparse_driver {
     });
     const matrix_view<T> stored{states.out, states.rows, states.cols, states.stride, 1};
     row_block<P> rows = s.rows;
-    auto terms = in.terms.for_head(b, h.head, in.shift(b));
+    auto terms = in.terms_for(b, h.head);
     for_each_row_block(set, [&](const index_map& which, idx_t count, idx_t row) {
       rows.begin(x.query, which, count, in.terms.query_factor());
       const bool accumulates = plan.accumulates();

@@ -81,7 +81,7 @@ void attend_streamed(const softmax_call<S, Score, C>& in, const Plan& plan) {
   const auto attend_query = [&](idx_t b, idx_t h, idx_t count, idx_t i, scratch& s) {
     s.queries.rotated = in.rotated_keys;
     const auto query = [&](const auto& q) { return q ? q.slice(2, i, 1) : q; };
-    s.queries.begin(query(in.q), query(in.relative_queries), {b, h, 0, plan.position(b, i)}, count, 1,
+    s.queries.begin(query(in.q), query(in.relative_queries), {b, h, 0, plan.position(b, i), in.skip_limit(b)}, count, 1,
                     in.terms.query_factor());
     s.state.rows = count;
     s.state.clear();

@@ -15,14 +15,16 @@
 #include <attn/softmax/detail/blockwise.hpp>
 #include <attn/softmax/detail/key_span.hpp>
 #include <attn/softmax/detail/stream_rows.hpp>
+#include <attn/softmax/detail/tile_skip.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 inline constexpr idx_t stream_chunk = 2048;  // keys with a softmax of their own
 
-/// The query of a row, at position query + shift.
+/// The query of a row, at position query + shift. It leaves out tiles as tile_skip::limit says.
 struct stream_query {
   idx_t batch, head, query, shift;
+  double skip = -1;
 };
 
 /// Queries of one key head, and memory to attend them. They are multiplied with rows of elements C. No bit of a row's
@@ -68,7 +70,7 @@ struct stream_queries {
     const idx_t begin = std::exchange(rows, rows + count);
     for (idx_t r = begin; r < rows; ++r) {
       const idx_t n = r - begin;
-      of[r] = {first.batch, first.head + n / per_head, first.query + n % per_head, first.shift};
+      of[r] = {first.batch, first.head + n / per_head, first.query + n % per_head, first.shift, first.skip};
       if (relative != data) {
         T* const row = load(relative_queries ? relative_queries : q, r, relative);
         for (idx_t d = 0; d < stride; d += width<T>)
@@ -245,7 +247,7 @@ ATTN_INLINE packet<T> stream_weight(const packet<T>& x) {
 template <class T, class C, class Rows, class Score>
 void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, const index_map& positions,
                    idx_t begin, idx_t end, const score_terms<T, Score>& terms, const key_limit& limit,
-                   const online_softmax<T>& state, idx_t wanted_next = 0) {
+                   const online_softmax<T>& state, idx_t wanted_next = 0, bool counted = true) {
   constexpr T minus_infinity = -std::numeric_limits<T>::infinity();
   constexpr idx_t tile = stream_tile_of<C>;
   const idx_t last = (std::max)(end, wanted_next);
@@ -257,12 +259,15 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
       in_order && q.rows == 1 ? ceil_div(idx_t(1024 / sizeof(C)), std::max<idx_t>(1, q.dim)) : tile;
   // Each of the rows prefetches its part of what is needed next: processors stall where too many lines are pending.
   const auto part = [&](idx_t fetched, idx_t row) { return std::max<idx_t>(0, fetched) * row / q.rows; };
+  idx_t looked_at = 0, left_out = 0;
+  bool expected = true;  // that a row keeps the tile
   for (idx_t count; begin < end; begin += count) {
     const auto k_rows = rows_from(k, begin), v_rows = rows_from(v, begin);
     count = alike(v_rows, alike(k_rows, (std::min)({tile, end - begin, k_rows.rows})));
     const idx_t padded = round_up(count, width<T>), next = begin + count;
     const auto next_rows = next < last ? rows_from(k, next) : decltype(rows_from(k, next)){};
-    const idx_t wanted = same_rows(k_rows, v_rows) ? 0 : (std::min)(count, prefetched);
+    const idx_t wanted = same_rows(k_rows, v_rows) || !expected ? 0 : (std::min)(count, prefetched);
+    const idx_t looked_at_before = looked_at, left_out_before = left_out;
     if (terms.mask && hidden_from_all(q, positions, begin, count, terms)) continue;
     with_whole_packets<T>(k_rows, count, q.keys, true, [&](const auto& keys) {
       by_rows<T, !listed>(q.rows, [&](idx_t r, auto R) {
@@ -280,10 +285,11 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
       using factors = value_factors<std::remove_cvref_t<decltype(values)>>;
       const factors of_values(values);
       // Turns the scores of row r0 + n into weights; the sum of the earlier ones is to be multiplied with 2^rescale[n].
+      // Returns false where all are 0 because the row leaves them out.
       const auto weigh = [&](idx_t r0, idx_t n, weight_range<T>& range, T* sums, T* rescale) {
         const idx_t r = r0 + n;
         T* const s = q.scores + r * stream_tile;
-        const auto [b, h, i, shift] = q.of[r];
+        const auto [b, h, i, shift, skip] = q.of[r];
         const idx_t seen = std::clamp(limit.end(i + shift, begin + count) - begin, idx_t(0), count);
         if (terms.by_distance && seen > 0)
           terms.by_distance.add_one_by_one(q.relative_row(r), 1, s, seen, h, i + shift, positions, begin);
@@ -302,11 +308,21 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
           range.largest[n] = std::isnan(sum_lanes(sum)) ? sum_lanes(sum) : max_lanes(largest);
           range.zeros |= !(min_lanes(smallest) >= (std::numeric_limits<T>::min)());
           state.maximum[r] = rescale[n] = 0, sums[n] = 1;
-          return;
+          return true;
         }
         packet<T> highest = broadcast<T>(minus_infinity);
         for (idx_t j = 0; j < padded; j += width<T>) highest = (max)(highest, load<T>(s + j));
         const T maximum = (std::max)(state.maximum[r], max_lanes(highest));
+        if (skip >= 0) {
+          const T threshold = maximum == minus_infinity ? std::numeric_limits<T>::lowest() : maximum - static_cast<T>(skip);
+          const bool kept = any_reaches(s, padded, T(1), threshold);
+          looked_at += seen > 0, left_out += seen > 0 && !kept;
+          if (!kept) {
+            std::fill_n(s, padded, T(0));
+            range.zeros = true, sums[n] = rescale[n] = 0;
+            return false;
+          }
+        }
         const T reference = maximum == minus_infinity ? T(0) : maximum;
         packet<T> sum = zero<T>(), least = broadcast<T>(T(1)), most = zero<T>();
         for (idx_t j = 0; j < padded; j += width<T>) {
@@ -330,21 +346,27 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
         rescale[n] = state.maximum[r] - reference;
         state.maximum[r] = maximum;
         sums[n] = sum_lanes(sum);
+        return true;
       };
       by_rows<T, !listed>(q.rows, [&](idx_t r0, auto R) {
         T sums[R.value];
         alignas(64) T rescale[width<T>] = {};
         weight_range<T> range;
-        for (idx_t n = 0; n < R.value; ++n) weigh(r0, n, range, sums, rescale);
+        bool kept = false;
+        for (idx_t n = 0; n < R.value; ++n) kept |= weigh(r0, n, range, sums, rescale);
         static_assert(R.value <= width<T>);
         store<T>(rescale, exp2_weight<T>(load<T>(rescale)));
         for (int r = 0; r < R; ++r) state.sum[r0 + r] = state.sum[r0 + r] * rescale[r] + sums[r];
         const idx_t fetched = (std::min)({prefetched, last - next, next_rows.rows});
+        auto prefetcher = prefetcher_of(next_rows, part(fetched, r0), part(fetched, r0 + R));
+        if (!kept) return prefetcher.next(count);
         stream_output<R.value>(q.scores + r0 * stream_tile, range, rescale, values, state.row(r0), state.stride,
-                               prefetcher_of(next_rows, part(fetched, r0), part(fetched, r0 + R)));
+                               prefetcher);
       });
     });
+    expected = left_out == left_out_before || left_out - left_out_before < looked_at - looked_at_before;
   }
+  if (counted) terms.skip.count(looked_at, left_out);
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
