@@ -140,9 +140,10 @@ void tile_scores(const P* queries, const packed_keys<P>& keys, idx_t first, idx_
 /// visit(tile) for every tile of rows with the given ranges of slots, block of keys by block of keys. Forward and
 /// backward passes thus visit the same tiles in the same order. next(n) is called before the tiles of up to n more
 /// keys. `fixed`: blocks begin at multiples of Step, and tiles are whole panels of them: what a row gets does not depend
-/// on which slots others see, but for zeros that are added.
+/// on which slots others see, but for zeros that are added. Where a slot `own` >= 0 is given, the first block is that
+/// with this slot, or the last one; then the first, then those before `own`, backward, then the others.
 template <class T, idx_t Step = key_block, class Visit, class Next>
-void visit_tiles(const key_range* ranges, idx_t rows, Visit&& visit, Next&& next, bool fixed = false) {
+void visit_tiles(const key_range* ranges, idx_t rows, Visit&& visit, Next&& next, bool fixed = false, idx_t own = -1) {
   const idx_t unit = fixed ? panel_width<T> : width<T>;
   idx_t begin = (std::numeric_limits<idx_t>::max)(), end = 0;
   for (idx_t r = 0; r < rows; ++r) {
@@ -151,7 +152,10 @@ void visit_tiles(const key_range* ranges, idx_t rows, Visit&& visit, Next&& next
     end = (std::max)(end, ranges[r].end);
   }
   const idx_t place = fixed ? Step : panel_width<T>;
-  for (idx_t from = begin / place * place; from < end; from += Step) {
+  const idx_t start = begin / place * place, blocks = begin < end ? ceil_div(end - start, Step) : 0;
+  if (own >= 0) own = std::clamp(own - start, idx_t(0), end - 1 - start) / Step;
+  for (idx_t n = 0; n < blocks; ++n) {
+    const idx_t block = n > own ? n : n == 0 ? own : n == 1 ? 0 : own - n + 1, from = start + block * Step;
     next(Step);
     const idx_t to = (std::min)(from + Step, end);
     for (idx_t row = 0; row < rows; row += tile_rows) {
@@ -389,6 +393,21 @@ struct no_prefetch {
   void operator()(idx_t, idx_t) const {}
 };
 
+/// The slot of the key at the position of the last query, or the last slot. Where rows leave out keys, the block with
+/// this slot and the first one are attended first: then the maxima are soon the final ones (where a head looks at its
+/// neighbours, of 4096 keys .90 in place of .12 are left out at an error of 1e-3).
+template <class P>
+idx_t own_slot(const row_block<P>& block, const packed_keys<P>& keys, idx_t shift) {
+  idx_t begin = (std::numeric_limits<idx_t>::max)(), end = 0;
+  for (idx_t r = 0; r < block.rows; ++r) {
+    begin = (std::min)(begin, block.ranges[r].begin);
+    end = (std::max)(end, block.ranges[r].end);
+  }
+  if (begin >= end) return 0;
+  const idx_t own = keys.positions.find(block.positions[block.rows - 1] + shift, begin, end);
+  return own < 0 ? end - 1 : own;
+}
+
 /// Attends the block to the slots of `keys` that the ranges of its rows name. prefetch(r, n) is called once for the
 /// rows from r to r + n - 1, before they are first attended: it may prefetch memory that is needed when they are done.
 /// `common`, sums of the block, may be those of several calls; the caller finishes them.
@@ -428,7 +447,7 @@ void attend(const row_block<P>& block, const packed_keys<P>& keys, const score_t
         if (sums.full(count)) last.finish();
         sums.next(count);
       },
-      block.fixed);
+      block.fixed, terms.skip.leaves_out() ? own_slot(block, keys, terms.query_shift) : -1);
   last.finish();
   own.finish();
   if (terms.skip) terms.skip.count(seen, left_out);

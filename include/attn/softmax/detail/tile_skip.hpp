@@ -20,16 +20,18 @@ template <class T>
 struct tile_skip {
   std::optional<T> below{}, share{};
   skipped_tiles* counts = nullptr;
-  T limit = T(-1);  // in base 2; negative where nothing is left out
+  T limit = T(-1);  // in base 2; negative without the options, infinity where all that it leaves out is 0
 
   /// Whether the options leave out anything.
   bool given() const { return below || share; }
   explicit operator bool() const { return limit >= T(0); }
+  bool leaves_out() const { return limit >= T(0) && limit != std::numeric_limits<T>::infinity(); }
 
   tile_skip of_item(idx_t keys) const {
     tile_skip one = *this;
     if (below) one.limit = *below * log2_e<T>;
     if (share) one.limit = (std::max)(T(0), std::log2(static_cast<T>(keys) / *share));
+    if (one.limit >= T(-std::numeric_limits<T>::min_exponent)) one.limit = std::numeric_limits<T>::infinity();
     return one;
   }
   /// Adds to the counts; called by several threads at once.
