@@ -5,16 +5,15 @@
 //   std::cout << tiles.share() << "\n";
 //
 // skip_below: a tile, some queries of a head by some keys, is left out where its scores lie more than skip_below
-// (natural logarithm, >= 0) below the largest score that each of its queries has met so far: its weights, which are
-// below e^-skip_below of the largest, are not computed, and neither is their product with the values. lse is that of
-// what was kept. Infinity leaves out nothing: the bits are those without the option.
-// skip_share: in its place, the threshold by the length: e^-skip_below = skip_share / Lk (at most 1), with Lk the true
-// key length, in steps the tokens so far. The results depend on the size of tiles, which depends on the processor's
-// vectors and on the number of queries: 6 or 12 queries by 64 keys, with up to four queries and over codes one query
-// by 64 to 256 keys.
-// Gradients leave out those tiles of theirs in which every weight, by the final lse, is below e^-skip_below: what the
-// call has left out, and what it took before it met the largest score.
-//                                       Yuan et al. 2025, "BLASST: Dynamic blocked attention sparsity via softmax thresholding"
+// (natural logarithm, >= 0) below the largest score that each of its queries has met so far: neither its weights, which
+// are below e^-skip_below of the largest, nor their product with the values are computed. lse is that of what is kept.
+// Infinity leaves out nothing; the bits are those without the option.
+// skip_share: in its place the threshold by the length, e^-skip_below = skip_share / Lk (at most 1), with the true key
+// length, in steps the tokens so far. Results depend on the size of tiles: 6 or 12 queries, by the processor's vectors,
+// by 64 keys; one query by 64 to 256 keys for up to four queries, for keys in codes and for lists of single keys.
+// Gradients leave out those of their tiles whose scores lie so far below the final maxima of the rows, sinks included:
+// what the call has left out, and what it took before it met the largest scores. They compute lse again.
+//                                Yuan et al. 2025, "BLASST: Dynamic blocked attention sparsity via softmax thresholding"
 #pragma once
 
 #include <attn/core/tensor_view.hpp>

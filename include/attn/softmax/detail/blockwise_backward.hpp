@@ -99,13 +99,22 @@ ATTN_INLINE void row_gradients(sum_type<P>* weight, sum_type<P>* d, idx_t count,
   }
 }
 
-/// Steps 1 to 4 for one tile. Its slots lie at `column` in the rows of weights and dS. Returns false where a mask hides
-/// the whole tile: these are then 0.
+/// Which keys of a tile are kept, by its scores and the maxima of its rows: what the forward pass has left out lies
+/// below these too. (By lse, rows of many small weights would keep none.)
+template <class P, class T>
+kept_blocks kept_of_tile(const tile& t, const T* s, const backward_rows<P>& rows, T limit) {
+  T least[tile_rows];
+  for (idx_t m = 0; m < t.rows; ++m) least[m] = rows.maximum[t.row + m] - limit;
+  return kept_blocks::of(s, score_stride, t.rows, t.count, T(1), least);
+}
+
+/// Steps 1 to 4 for one tile. Its slots lie at `column` in the rows of weights and dS. Returns which keys it has kept:
+/// none where a mask hides the whole tile. Those of the others are 0.
 template <class P, class Score, class Terms>
-[[gnu::noinline]] bool backward_tile(const backward_rows<P>& rows, const backward_keys<P>& k, const tile& t,
-                                     const index_map& positions, const score_terms<sum_type<P>, Score>& terms,
-                                     const backward_scratch<P>& s, idx_t column, sum_type<P>* dq, idx_t dq_stride,
-                                     Terms& back) {
+[[gnu::noinline]] kept_blocks backward_tile(const backward_rows<P>& rows, const backward_keys<P>& k, const tile& t,
+                                            const index_map& positions, const score_terms<sum_type<P>, Score>& terms,
+                                            const backward_scratch<P>& s, idx_t column, sum_type<P>* dq,
+                                            idx_t dq_stride, Terms& back) {
   using T = sum_type<P>;
   constexpr idx_t step = numbers_of<P>;
   P *const weights = s.weights + t.row / step * score_stride + column,
@@ -116,15 +125,26 @@ template <class P, class Score, class Terms>
   if constexpr (step == 1) p = weights, ds = d_scores;
   rows.prefetch_tile(t.row + tile_rows, dq, dq_stride);
   if (rows.relative) tile_of_panels(rows.relative, t.row, t.rows, rows.dim, terms.query_factor(), s.relative);
+  kept_blocks kept;
   if (!masked_scores(queries, rows.relative ? s.relative : nullptr, s.ranges, positions, k.keys, t, terms, p, s.raw,
-                     terms.query_factor())) {
+                     terms.query_factor()))
+    kept.bits = 0;
+  else if (terms.skip.leaves_out())
+    kept = kept_of_tile(t, p, rows, terms.skip.limit);
+  if (kept.none(t.count)) {
     for (idx_t m = 0; m < operands<P>(t.rows); ++m) {
       std::fill_n(weights + m * score_stride, t.count, P{});
       std::fill_n(d_scores + m * score_stride, t.count, P{});
     }
-    return false;
+    return kept;
   }
-  with_tile_height(t.rows, [&](auto M) { tile_scores<P, M.value>(d_out, k.values, t.first, t.count, ds); });
+  kept.for_each_run(t.count, [&](idx_t begin, idx_t end, bool is_kept) {
+    if (is_kept)
+      return with_tile_height(
+          t.rows, [&](auto M) { tile_scores<P, M.value>(d_out, k.values, t.first + begin, end - begin, ds + begin); });
+    for (idx_t m = 0; m < t.rows; ++m)
+      for (T* x : {p, ds}) std::fill(x + m * score_stride + begin, x + m * score_stride + end, T(0));
+  });
   for (idx_t m = 0; m < t.rows; ++m) {
     T *const d = ds + m * score_stride, *const weight = p + m * score_stride;
     const key_range seen = terms.dropout ? s.ranges[t.row + m] : key_range{};
@@ -137,7 +157,11 @@ template <class P, class Score, class Terms>
       const T sum = terms.score->differentiate(weight, d, t.count, rows.maximum[t.row + m]);
       if (back.rows) back.rows[positions[t.row + m]] += static_cast<double>(sum);
     } else {
-      row_gradients<P>(weight, d, t.count, rows.maximum[t.row + m], rows.log_sum[t.row + m], rows.delta[t.row + m]);
+      kept.for_each_run(t.count, [&](idx_t begin, idx_t end, bool is_kept) {
+        if (is_kept)
+          row_gradients<P>(weight + begin, d + begin, end - begin, rows.maximum[t.row + m], rows.log_sum[t.row + m],
+                           rows.delta[t.row + m]);
+      });
     }
     drop(weight);
     if (back.any())
@@ -154,19 +178,23 @@ template <class P, class Score, class Terms>
       lanes_to_pairs(ds + m * score_stride, t.count, s.tile_pairs + m * score_stride / 2);
     by_slots = s.tile_pairs;
   }
-  if (!dq) return true;
+  if (!dq) return kept;
   alignas(64) T ones[round_up(tile_rows, width<T>)];
   std::fill_n(ones, round_up(tile_rows, width<T>), T(1));
   const idx_t unit = rows_for_matrix_unit<P> && t.fixed ? panel_width<T> : step;
-  const idx_t low = t.low / unit * unit, high = round_up(t.high, unit);
-  const P* const seen = by_slots + (low - t.first) / step;
   T* const to = dq + t.row * dq_stride;
-  if (k.keys.all_finite(low, high)) [[likely]]
-    with_tile_height(t.rows,
-                     [&](auto M) { add_output<P, M.value>(seen, ones, k.keys, low, high, to, dq_stride); });
-  else
-    careful_output(seen, ones, k.keys, low, high, t.rows, to, dq_stride);
-  return true;
+  kept.for_each_run(t.count, [&](idx_t begin, idx_t end, bool is_kept) {
+    const idx_t low = (std::max)(t.low, t.first + begin) / unit * unit,
+                high = round_up((std::min)(t.high, t.first + end), unit);
+    if (!is_kept || low >= high) return;
+    const P* const seen = by_slots + (low - t.first) / step;
+    if (k.keys.all_finite(low, high)) [[likely]]
+      with_tile_height(t.rows,
+                       [&](auto M) { add_output<P, M.value>(seen, ones, k.keys, low, high, to, dq_stride); });
+    else
+      careful_output(seen, ones, k.keys, low, high, t.rows, to, dq_stride);
+  });
+  return kept;
 }
 
 /// One block of rows with slots [from, to) of the keys, to - from <= backward_key_block, from a multiple of the panel
@@ -195,10 +223,17 @@ void backward_block(const backward_rows<P>& rows, idx_t count, const key_range* 
     std::fill_n(s.weights + r * score_stride, columns, P{});
     std::fill_n(s.d_scores + r * score_stride, columns, P{});
   }
-  bool seen[max_rows / tile_rows + 1] = {};  // whether a tile of these rows has keys that the mask does not hide
+  struct {
+    kept_blocks kept{0};  // that a mask does not hide, and that are not left out
+    idx_t first = 0;      // the slot where they begin
+
+    bool any(idx_t begin, idx_t end) const {
+      return first < end && kept.any((std::max)(begin - first, idx_t(0)), end - first);
+    }
+  } seen[max_rows / tile_rows + 1];  // by tiles of rows
   const auto take = [&](const tile& t) {
-    seen[t.row / tile_rows] |=
-        backward_tile(rows, k, t, positions, terms, s, t.first - base, dq, dq_stride, back);
+    seen[t.row / tile_rows] = {backward_tile(rows, k, t, positions, terms, s, t.first - base, dq, dq_stride, back),
+                               t.first};
   };
   if (s.fixed)
     visit_tiles<T, backward_key_block>(s.ranges, count, take, [](idx_t) {}, true);
@@ -206,36 +241,43 @@ void backward_block(const backward_rows<P>& rows, idx_t count, const key_range* 
     visit_tiles<T>(s.ranges, count, take);
 
   const idx_t stride_k = k.stride(rows.dim), stride_v = k.stride(rows.dim_v);
+  const bool leaves_out = terms.skip.leaves_out();
   for (idx_t j = base; j < high; j += tile_rows) {
     const idx_t keys = std::min<idx_t>(tile_rows, base + columns - j);
-    idx_t begin = 0, end = count;  // rows that see any of them
-    if (!all_seen || terms.mask) {
-      const auto blind = [&](idx_t r) {
-        return s.ranges[r].begin >= j + keys || s.ranges[r].end <= j || !seen[r / tile_rows];
-      };
-      while (begin < end && blind(begin)) ++begin;
-      while (begin < end && blind(end - 1)) --end;
-    }
-    if (begin >= end) continue;
-    begin /= step;
-    const idx_t offset = begin * score_stride + j - base, depth = operands<P>(end) - begin;
-    const P *const p = s.weights + offset, *const ds = s.d_scores + offset;
-    const P *const queries = rows.queries + begin * panel_width<T>,
-                   *const d_out = rows.d_out + begin * panel_width<T>;
-    const auto add_to = [&](const P* weights, const P* panels, idx_t size, T* all, T* errors, idx_t stride) {
-      if (!all) return;
-      T* const sum = errors ? s.part : all + j * stride;
-      if (errors) std::fill_n(sum, tile_rows * stride, T(0));
-      if (*rows.finite) [[likely]]
-        with_tile_height(keys, [&](auto M) {
-          transposed_output<P, M.value>(weights, panels, depth, keys, size, sum, stride);
-        });
-      else
-        transposed_output_checked(weights, panels, depth, keys, size, sum, stride);
-      if (errors) move_compensated(sum, keys * stride, T(1), all + j * stride, errors + j * stride);
+    idx_t first = 0, last = count;  // rows that see any of them
+    const auto blind = [&](idx_t r) {
+      return s.ranges[r].begin >= j + keys || s.ranges[r].end <= j || !seen[r / tile_rows].any(j, j + keys);
     };
-    add_to(p, d_out, rows.dim_v, k.d_values, k.value_errors, stride_v);
-    add_to(ds, queries, rows.dim, k.d_keys, k.key_errors, stride_k);
+    if (!all_seen || terms.mask || leaves_out) {
+      while (first < last && blind(first)) ++first;
+      while (first < last && blind(last - 1)) --last;
+    }
+    const auto leave_out = [&](idx_t r) { return leaves_out && !seen[r / tile_rows].any(j, j + keys); };
+    for (idx_t next = first; first < last; first = next) {  // tiles of rows that leave them out divide these
+      const bool is_left_out = leave_out(first);
+      do next = leaves_out ? (std::min)(last, round_up(next + 1, tile_rows)) : last;
+      while (next < last && leave_out(next) == is_left_out);
+      if (is_left_out) continue;
+      const idx_t begin = first / step, depth = operands<P>(next) - begin;
+      const idx_t offset = begin * score_stride + j - base;
+      const P *const p = s.weights + offset, *const ds = s.d_scores + offset;
+      const P *const queries = rows.queries + begin * panel_width<T>,
+                     *const d_out = rows.d_out + begin * panel_width<T>;
+      const auto add_to = [&](const P* weights, const P* panels, idx_t size, T* all, T* errors, idx_t stride) {
+        if (!all) return;
+        T* const sum = errors ? s.part : all + j * stride;
+        if (errors) std::fill_n(sum, tile_rows * stride, T(0));
+        if (*rows.finite) [[likely]]
+          with_tile_height(keys, [&](auto M) {
+            transposed_output<P, M.value>(weights, panels, depth, keys, size, sum, stride);
+          });
+        else
+          transposed_output_checked(weights, panels, depth, keys, size, sum, stride);
+        if (errors) move_compensated(sum, keys * stride, T(1), all + j * stride, errors + j * stride);
+      };
+      add_to(p, d_out, rows.dim_v, k.d_values, k.value_errors, stride_v);
+      add_to(ds, queries, rows.dim, k.d_keys, k.key_errors, stride_k);
+    }
   }
   if (terms.by_position && (k.d_keys || back.d_positions))
     add_position_gradients(count, base, high - base, positions, k, terms, s, back.d_positions);

@@ -87,7 +87,7 @@ struct selected_rows_backward {
   void differentiate_tile(idx_t b, idx_t h, idx_t heads, idx_t i, const idx_t* list, idx_t count, const Keys& keys,
                           const Values& values, idx_t part, bool finite, const item_scratch& p,
                           const thread_scratch& s) const {
-    const T factor = scaled_before ? T(1) : in.terms().query_factor();
+    const T factor = scaled_before ? T(1) : in.terms().query_factor(), limit = in.forward.skip_limit(b);
     const idx_t padded = round_up(count, width<T>);
     by_rows<T>(heads, [&](idx_t r, auto R) {
       const prefetch_nothing nothing;
@@ -102,6 +102,10 @@ struct selected_rows_backward {
       if (terms.any()) terms.apply(weights, count, 0, {0, 1, list}, 0);
       std::fill(weights + count, weights + padded, -std::numeric_limits<T>::infinity());
       if (terms.dropout) terms.drop(d, count, 0, {0, 1, list}, 0);
+      if (limit >= T(0) && !any_reaches(weights, padded, T(1), s.maximum[r] - limit)) {
+        for (T* x : {weights, d}) std::fill_n(x, padded, T(0));
+        continue;
+      }
       row_gradients<T>(weights, d, padded, s.maximum[r], s.log_sum[r], s.delta[r]);
       if (terms.dropout) terms.drop(weights, count, 0, {0, 1, list}, 0);
       std::fill(d + count, d + padded, T(0));

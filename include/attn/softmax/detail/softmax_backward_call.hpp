@@ -280,9 +280,11 @@ class softmax_backward_work {
   using term_memory = typename softmax_call<S, Score>::term_memory;
 
   idx_t heads() const { return call_.shape.batch * call_.shape.heads; }
-  /// Weights are e^(score - lse): lse must come from the same kind of products as the scores.
+  /// Weights are e^(score - lse): lse must come from the same kind of products as the scores. What is left out is
+  /// decided by the maxima of rows, which lse does not tell.
   static execution& drop_fast_lse(call_type& call) {
-    if (uses_fast_products<S>(call.forward.exec)) call.forward.lse = {};
+    if (uses_fast_products<S>(call.forward.exec) || call.forward.terms.skip.of_item(1).leaves_out())
+      call.forward.lse = {};
     return call.forward.exec;
   }
   execution& prepare_terms() {
@@ -379,6 +381,9 @@ void check_backward_call(softmax_backward_call<S, Score, ScoreBackward, G>& call
   static_cast<attention_views<S>&>(forward) = {
       call.q, call.k, call.v.slice(3, 0, 0), {nullptr, {s.batch, s.heads, s.queries, 0}}};
   set_options(forward, s, given);
+  forward.terms.skip.counts = nullptr;
+  if (forward.terms.skip.given() && forward.exec.invariant())
+    views.fail("an execution that is not invariant, since tiles are left out", "one");
   check_decays(views, *given.log_decay, forward.lengths, forward.exec);
   forward.shape.dim_v = 0;
   call.furthest = forward.furthest();
