@@ -38,6 +38,7 @@ const known_flag known[] = {
     {"log-decay", &flags::log_decay, 0, "the same, causal: 1: log decays, of which all are 0", false},
     {"key-mask", &flags::key_mask, 0, "the same: 1: a mask of keys, which hides none", false},
     {"dropout", &flags::dropout, 0, "the same: percent of the weights that are dropped; not in errors", false},
+    {"skip", &flags::skip, 0, "tiles are left out whose scores lie so far below the largest so far"},
     {"rounds", &flags::rounds, 1, "hashes of every token"},
     {"topk", &flags::topk, 1, "blocks of --block keys that a query sees, its own among them"},
     {"selected", &flags::selected, 1, "entries of a list, or keys of a list of blocks"},

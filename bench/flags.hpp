@@ -15,7 +15,7 @@ struct flags {
   idx_t virtual_threads = 0;  // 0: real ones; otherwise `threads`, too
   idx_t window = 128, block = 128, stride = 64, rounds = 4, rank = 256, landmarks = 64, features = 256;
   idx_t random = 3, topk = 3, relative_bias = 0, relative_keys = 0, position_queries = 0;
-  idx_t log_decay = 0, dropout = 0, key_mask = 0;
+  idx_t log_decay = 0, dropout = 0, key_mask = 0, skip = 7;
   idx_t selected = 256, list_block = 1, axes = 2, kernel = 13;
   idx_t exact = 0, clusters = 0, probe = 0, query_block = 0;  // 0: the operator's own
   bool exact_inverse = false, shared_lists = false;

@@ -144,6 +144,14 @@ runner prepare_full(const problem& p) {
   };
 }
 
+/// On normal numbers nothing is left out: times that tell something are those on data (--input).
+runner prepare_skip(const problem& p) {
+  return [causal = p.causal, below = static_cast<real>(p.set.skip)](input q, input k, input v, output out,
+                                                                    attn::execution& exec) {
+    attn::full_softmax(q, k, v, out, {.causal = causal, .skip_below = below}, exec);
+  };
+}
+
 runner prepare_window(const problem& p) {
   return [of = parameters(p), w = p.set.window](input q, input k, input v, output out, attn::execution& exec) {
     attn::sliding_window(q, k, v, out, window_options(of, w), exec);
@@ -257,6 +265,15 @@ family softmax_family() {
                      .causal_settings = {{{&flags::relative_bias, 128}},
                                          {{&flags::relative_bias, 16384}},
                                          {{&flags::log_decay, 1}}}},
+                    {.name = "skip_softmax",
+                     .colour = "#6a6a6a",
+                     .cost = growth::quadratic,
+                     .has_causal = true,
+                     .exact = false,
+                     .uses = {"skip"},
+                     .flops = [](const problem& p) { return score_flops(p, full_scores(p)); },
+                     .prepare = prepare_skip,
+                     .settings = settings_of(&flags::skip, {3, 4, 5, 10})},
                     {.name = "sliding_window",
                      .colour = "#1f77d0",
                      .cost = growth::linear,

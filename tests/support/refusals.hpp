@@ -230,6 +230,16 @@ std::vector<refused<Call>> common_refusals() {
         {"lse of other heads", "lse", [](auto& d) { d.options.lse = d.options.lse.slice(1, 0, 2); }},
         {"lse of another length", "lse", [](auto& d) { d.options.lse = d.options.lse.slice(2, 0, 5); }},
     });
+  if constexpr (requires(Call& d) { d.options.skip_below; })
+    add({{"a negative threshold", "skip_below >= 0; found -1", [](auto& d) { d.options.skip_below = -1; }},
+         {"a threshold of NaN", "skip_below >= 0; found nan", [nan](auto& d) { d.options.skip_below = nan; }},
+         {"a share of 0", "a finite skip_share > 0; found 0", [](auto& d) { d.options.skip_share = 0; }},
+         {"a share of NaN", "a finite skip_share > 0; found nan", [nan](auto& d) { d.options.skip_share = nan; }},
+         {"an infinite share", "a finite skip_share > 0; found inf", [](auto& d) { d.options.skip_share = HUGE_VALF; }},
+         {"two thresholds", "either skip_below or skip_share; found both",
+          [](auto& d) { d.options.skip_below = 7, d.options.skip_share = 1; }},
+         {"a count of nothing", "skip_below or skip_share, since skipped is given; found neither",
+          [](auto& d) { d.options.skipped = reinterpret_cast<attn::skipped_tiles*>(d.other.data.data()); }}});
   if constexpr (requires(Call& d) { d.options.softcap; })
     add({
         {"a softcap of 0", "softcap", [](auto& d) { d.options.softcap = 0.0f; }},
