@@ -359,7 +359,7 @@ struct few_queries_driver {
         const idx_t end = (std::min)(begin + block_keys, last);
         next.set_end((std::min)(end + block_keys, in.visible_keys(b)));
         packed.positions = {begin, 1, nullptr};
-        if constexpr (std::same_as<C, number>)
+        if constexpr (std::same_as<C, stored>)
           if (in_rows) {
             const idx_t all = in.visible_keys(b);
             for (idx_t n = 0; n < block_keys + 2 * panel_width<T>; ++n) {
