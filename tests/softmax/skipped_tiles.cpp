@@ -1,6 +1,5 @@
-// Skip-softmax: keys whose scores lie far below those of others, block by block, are left out, as if a mask hid them; in
-// gradients too, in steps over every kind of cache, and under every plan of keys.
-#include <attn/core/paged_cache.hpp>
+// Skip-softmax: keys whose scores lie far below those of others, block by block, are left out as if a mask hid them: in
+// gradients, in steps over caches, and under every plan of keys too.
 #include <attn/softmax/full_softmax_step.hpp>
 
 #include "support/call_patterns.hpp"
@@ -21,12 +20,12 @@ template <class S>
 struct inputs {
   idx_t batch, heads, kv_heads, queries, keys;
   double depth = 7;
-  tensor<S> q, k, v, mask_of_near{};
+  tensor<S> q, k, v;
   std::vector<std::uint8_t> near{};
 
   static bool is_far(idx_t j) {
     const idx_t block = j / 64;
-    return block == 2 || (block >= 4 && block < 7) || (block >= 8 && block < 10) || (block > 11 && block % 4 != 3);
+    return block == 2 || block == 4 || block == 5 || block == 8 || block == 9 || (block > 11 && block % 4 != 3);
   }
   inputs(idx_t b, idx_t h, idx_t kv, idx_t n, idx_t m, double deep = 7)
       : batch(b), heads(h), kv_heads(kv), queries(n), keys(m), depth(deep) {
@@ -78,24 +77,24 @@ TEMPLATE_LIST_TEST_CASE("skip: far tiles are left out as if a mask hid them", "[
     const result<S> r = full<S>(x, options);
     CHECK(relative_error(r.out, expected.out) <= same_tolerance<S>);
     CHECK(relative_error(r.lse, expected.lse) <= 4 * tolerance<S>::lse);
-    CHECK(relative_error(exact.lse, expected.lse) > 16 * tolerance<S>::lse);
+    if (sizeof(S) >= sizeof(float)) CHECK(relative_error(exact.out, expected.out) > 1e-4);
     if (share > 0) CHECK(tiles.share() == share);
     CHECK(tiles.skipped > 0);
     options.skip_below = {}, options.skip_share = std::exp(real<S>(-4)) * static_cast<real<S>>(x.keys);
     CHECK(relative_error(full<S>(x, options).out, expected.out) <= same_tolerance<S>);
   };
-  const inputs<S> many(2, 2, 1, 130, 700);  // 11 blocks of keys, 6 of them far
-  check(many, {}, 6.0 / 11);
-  check(many, {.softcap = real<S>(30)}, 6.0 / 11);
+  const inputs<S> many(2, 2, 1, 130, 700);  // 11 blocks of keys, 5 of them far
+  check(many, {}, 5.0 / 11);
+  check(many, {.softcap = real<S>(30)}, 5.0 / 11);
   const std::vector<real<S>> sinks = {real<S>(0.5), real<S>(-1)}, slopes = {real<S>(1e-4), real<S>(0)};
-  check(many, {.alibi_slopes = slopes, .sinks = sinks}, 6.0 / 11);
-  check(many, {.dropout = {.rate = 0.2, .seed = 3}}, 6.0 / 11);
+  check(many, {.alibi_slopes = slopes, .sinks = sinks}, 5.0 / 11);
+  check(many, {.dropout = {.rate = 0.2, .seed = 3}}, 5.0 / 11);
   const tensor<real<S>> bias = cast<real<S>>(random_normal(5, 1, 1, 130, 700));
   tensor<real<S>> small = bias;
   for (auto& b : small.data) b *= real<S>(0.05);
-  check(many, {.bias = view(small)}, 6.0 / 11);
+  check(many, {.bias = view(small)}, 5.0 / 11);
   check(inputs<S>(1, 2, 2, 9, 1500), {}, 0);   // packed by blocks
-  check(inputs<S>(1, 1, 1, 700, 700), {.causal = true, .key_mask = {}}, 0);
+  check(inputs<S>(1, 1, 1, 700, 700), {.causal = true}, 0);
 }
 
 TEMPLATE_LIST_TEST_CASE("skip: a threshold without effect changes no bit", "[skip]", all_types) {
@@ -231,20 +230,18 @@ tensor<float> step_over(const inputs<float>& x, attn::softmax_step_options<float
 TEMPLATE_TEST_CASE("skip: steps over caches", "[skip]", attn::kv_cache<float>, (attn::kv_cache<std::int8_t>),
                    (attn::kv_cache<attn::int4>)) {
   for (idx_t queries : {1, 3, 20}) {
-    const inputs<float> x(2, 4, 2, queries, 830);
+    inputs<float> x(2, 4, 2, queries, 830);
     attn::skipped_tiles tiles;
-    // Rows in codes take 256 keys at a time: those of the last ones that are far.
+    // Rows in codes take 256 keys at a time, of which only the last ones are all far.
+    constexpr bool coded = !std::same_as<TestType, attn::kv_cache<float>>;
+    if (coded)
+      for (idx_t j = 0; j < x.keys; ++j) x.near[static_cast<std::size_t>(j)] = j < 768;
     const tensor<float> exact = step_over<TestType>(x, {}), same = step_over<TestType>(x, {.skip_below = HUGE_VALF}),
                         r = step_over<TestType>(x, {.skip_below = 4, .skipped = &tiles});
     CHECK(same == exact);
     CHECK(tiles.seen > 0);
-    const bool in_blocks = std::same_as<TestType, attn::kv_cache<float>>;
-    CHECK((tiles.skipped > 0) == in_blocks);
-    if (!in_blocks) {
-      CHECK(relative_error(r, exact) == 0);
-      continue;
-    }
-    CHECK(relative_error(r, step_over<TestType>(x, {.key_mask = x.near_keys()})) < 4e-6);
+    CHECK(tiles.skipped > 0);
+    CHECK(relative_error(r, step_over<TestType>(x, {.key_mask = x.near_keys()})) < (coded ? 5e-5 : 4e-6));
     CHECK(relative_error(r, exact) > 1e-4);
   }
   // All of a tile of 256.

@@ -114,7 +114,7 @@ struct few_queries_driver {
   }
 
   void run() {
-    bool alone = chunks == 1 && !in.pages;
+    bool alone = chunks == 1 && !in.pages && !in.terms.skip.given();
     for (idx_t b = 0; b < shape.batch; ++b) alone = alone && (in_place(in, b) || !takes(in, b));
     if (alone) return run_in_place();
     const idx_t threads = in.exec.active_threads(), of_item = shape.kv_heads * parts * runs * chunks;
@@ -232,6 +232,7 @@ struct few_queries_driver {
               queries(w, number), in.terms.query_factor());
     }
     if (any_long) total.clear(state.rows);
+    if (in.terms.skip.given()) raise_maxima(w, all, state);
     share_keys(w, first_item(w), last_item(w), w.begin, [&](idx_t begin, idx_t end, idx_t first, idx_t last) {
       const idx_t row = rows(w, first_item(w), begin), count = rows(w, begin, end);
       for (idx_t from = first, to = last; from < last; from = to) {
@@ -248,12 +249,25 @@ struct few_queries_driver {
     }
   }
 
+  /// Where keys may be left out, the maxima are raised by a few of those that are often the largest, the first and the
+  /// queries' own, whether they are of the chunk or not.
+  [[gnu::noinline]] void raise_maxima(const work& w, const stream_queries<T, C>& all,
+                                      const online_softmax<T>& state) const {
+    constexpr idx_t some = 16, least = 1024;  // keys
+    for (idx_t number = first_item(w); number < last_item(w); ++number) {
+      const idx_t b = sets.items[number], row = rows(w, first_item(w), number), count = rows(w, number),
+                  own = count > 0 ? in.end_of(b, w.first + queries(w, number) - 1) : 0;
+      if (end(w, number) - w.begin < least || !in.terms.skip.of_item(lengths.keys(b)).leaves_out()) continue;
+      for (idx_t from : {idx_t(0), own - some})
+        attend_keys(w, b, all.part(row, count), from, from + some, state.part(row, count), stream_pass::maxima);
+    }
+  }
   /// The rows of batch item b and of those beside it attend keys [from, to).
   void attend_keys(const work& w, idx_t b, const stream_queries<T, C>& rows, idx_t from, idx_t to,
-                   const online_softmax<T>& state, bool counted = true) const {
+                   const online_softmax<T>& state, stream_pass pass = stream_pass::weights) const {
     const idx_t kv = w.head / group;
     attend_stream(rows, in.key_rows(b, kv), in.value_rows(b, kv), {}, from, to, in.terms, in.limit(), state,
-                  in.visible_keys(b), counted);
+                  in.visible_keys(b), pass);
   }
   /// Moves the sums of the keys up to `end`, of the long rows of some items, to `total`. Where one key has nearly all
   /// of their weight, it has swallowed others of its tile: they are attended again, a few at a time.
@@ -270,7 +284,7 @@ struct few_queries_driver {
         if (*one.sum > T(1) && *one.sum < T(1) + T(1) / 1024) {
           std::fill_n(one.row(0), one.stride, T(0)), *one.sum = 0;
           for (idx_t from = first; from < end; from += some) {
-            attend_keys(w, sets.items[number], queries.part(r, 1), from, (std::min)(end, from + some), one, false);
+            attend_keys(w, sets.items[number], queries.part(r, 1), from, (std::min)(end, from + some), one, stream_pass::again);
             sums.add(one, 1);
           }
         }

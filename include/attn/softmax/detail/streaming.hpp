@@ -240,6 +240,10 @@ ATTN_INLINE packet<T> stream_weight(const packet<T>& x) {
     return exp2_rounded(x);
 }
 
+/// What a pass over keys is for: their weights; the same, though the tiles have been counted before; or only to raise the
+/// maxima of the rows, by which keys that are attended later are left out.
+enum class stream_pass { weights, again, maxima };
+
 /// Attends the queries to rows [begin, end) of k and v, which are at positions[row]; where causal, a query sees those
 /// up to its own position. `terms` is of any head. Rows are cache_rows, matrices or those in codes; the next call
 /// begins with those from `end` up to `wanted_next`: the last tile prefetches some of them (decoding from int8: 0.92 of
@@ -247,7 +251,8 @@ ATTN_INLINE packet<T> stream_weight(const packet<T>& x) {
 template <class T, class C, class Rows, class Score>
 void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, const index_map& positions,
                    idx_t begin, idx_t end, const score_terms<T, Score>& terms, const key_limit& limit,
-                   const online_softmax<T>& state, idx_t wanted_next = 0, bool counted = true) {
+                   const online_softmax<T>& state, idx_t wanted_next = 0,
+                   stream_pass pass = stream_pass::weights) {
   constexpr T minus_infinity = -std::numeric_limits<T>::infinity();
   constexpr idx_t tile = stream_tile_of<C>;
   const idx_t last = (std::max)(end, wanted_next);
@@ -260,19 +265,21 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
   // Each of the rows prefetches its part of what is needed next: processors stall where too many lines are pending.
   const auto part = [&](idx_t fetched, idx_t row) { return std::max<idx_t>(0, fetched) * row / q.rows; };
   idx_t looked_at = 0, left_out = 0;
-  bool expected = true;  // that a row keeps the tile
+  bool expected = pass != stream_pass::maxima;  // that a row keeps the tile
   for (idx_t count; begin < end; begin += count) {
     const auto k_rows = rows_from(k, begin), v_rows = rows_from(v, begin);
     count = alike(v_rows, alike(k_rows, (std::min)({tile, end - begin, k_rows.rows})));
     const idx_t padded = round_up(count, width<T>), next = begin + count;
     const auto next_rows = next < last ? rows_from(k, next) : decltype(rows_from(k, next)){};
-    const idx_t wanted = same_rows(k_rows, v_rows) || !expected ? 0 : (std::min)(count, prefetched);
+    const idx_t wanted = same_rows(k_rows, v_rows) ? 0 : (std::min)(count, prefetched),
+                fetched = (std::min)({prefetched, last - next, next_rows.rows});
     const idx_t looked_at_before = looked_at, left_out_before = left_out;
     if (terms.mask && hidden_from_all(q, positions, begin, count, terms)) continue;
     with_whole_packets<T>(k_rows, count, q.keys, true, [&](const auto& keys) {
       by_rows<T, !listed>(q.rows, [&](idx_t r, auto R) {
         stream_scores<R.value>(q.row(r), keys, q.scores + r * stream_tile,
-                               prefetcher_of(v_rows, part(wanted, r), part(wanted, r + R)));
+                               expected ? prefetcher_of(v_rows, part(wanted, r), part(wanted, r + R))
+                                        : prefetcher_of(next_rows, part(fetched, r), part(fetched, r + R)));
       });
     });
     matrix_view<const T> key_rows{};
@@ -313,6 +320,10 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
         packet<T> highest = broadcast<T>(minus_infinity);
         for (idx_t j = 0; j < padded; j += width<T>) highest = (max)(highest, load<T>(s + j));
         const T maximum = (std::max)(state.maximum[r], max_lanes(highest));
+        if (pass == stream_pass::maxima) {
+          state.maximum[r] = maximum, sums[n] = rescale[n] = 0;
+          return false;
+        }
         if (skip >= 0) {
           const T threshold = maximum == minus_infinity ? std::numeric_limits<T>::lowest() : maximum - static_cast<T>(skip);
           const bool kept = any_reaches(s, padded, T(1), threshold);
@@ -357,16 +368,15 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
         static_assert(R.value <= width<T>);
         store<T>(rescale, exp2_weight<T>(load<T>(rescale)));
         for (int r = 0; r < R; ++r) state.sum[r0 + r] = state.sum[r0 + r] * rescale[r] + sums[r];
-        const idx_t fetched = (std::min)({prefetched, last - next, next_rows.rows});
         auto prefetcher = prefetcher_of(next_rows, part(fetched, r0), part(fetched, r0 + R));
-        if (!kept) return prefetcher.next(count);
+        if (!kept) return expected ? prefetcher.next(count) : void();
         stream_output<R.value>(q.scores + r0 * stream_tile, range, rescale, values, state.row(r0), state.stride,
                                prefetcher);
       });
     });
     expected = left_out == left_out_before || left_out - left_out_before < looked_at - looked_at_before;
   }
-  if (counted) terms.skip.count(looked_at, left_out);
+  if (pass == stream_pass::weights) terms.skip.count(looked_at, left_out);
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
