@@ -144,6 +144,24 @@ struct shared_stream final : stream {
   }
 };
 
+/// With execution::set_invariant().
+struct invariant_stream final : stream {
+  attn::kv_cache<element> cache;
+
+  explicit invariant_stream(const problem& p)
+      : cache({.batch = 1, .heads = p.kv_heads, .dim = p.dim, .value_dim = p.dim_v}) {
+    cache.reserve(p.length);
+  }
+  std::unique_ptr<stream> copy() const override { return std::make_unique<invariant_stream>(*this); }
+  void feed(input k, input v) override { cache.append(k, v); }
+  void step(input q, input k, input v, output out, attn::execution& exec) override {
+    exec.set_invariant(true);
+    attn::full_softmax_step(cache, q, k, v, out, exec);
+    exec.set_invariant(false);
+  }
+  void rewind(idx_t tokens) override { cache.truncate(tokens); }
+};
+
 /// Tokens that a step of those reads.
 double tokens_read(const problem& p) {
   const idx_t common = shared_stream::common_of(p);
@@ -163,6 +181,12 @@ family cache_family() {
            .flops = [](const problem& p) { return score_flops(p, static_cast<double>(p.length)); },
            .cache_bytes = [](const problem& p) { return static_cast<double>(p.length) * token_bytes(p); },
            .prepare = [](const problem& p) -> std::unique_ptr<stream> { return std::make_unique<paged_stream>(p); }},
+          {.name = "full_softmax_invariant_decode",
+           .exact = true,
+           .uses = {},
+           .flops = [](const problem& p) { return score_flops(p, static_cast<double>(p.length)); },
+           .cache_bytes = [](const problem& p) { return static_cast<double>(p.length) * token_bytes(p); },
+           .prepare = [](const problem& p) -> std::unique_ptr<stream> { return std::make_unique<invariant_stream>(p); }},
           {.name = "full_softmax_ragged_decode",
            .exact = true,
            .uses = {},

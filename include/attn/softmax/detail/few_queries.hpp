@@ -5,8 +5,9 @@
 //   in blocks   the blockwise kernel; block_keys keys at a time are packed, and attended by all rows while they are in
 //               the second-level cache
 //
-// With execution::set_invariant() all rows take the second, whose tiles then have fixed places, and keys are not divided
-// into chunks: a row gets the bits that it gets among the many queries of full_softmax_run.hpp.
+// With execution::set_invariant() all rows take the second, whose tiles then have fixed places, and keys are not
+// divided into chunks: a row gets the bits that it gets among the many queries of full_softmax_run.hpp. Where there is
+// one tile of rows, nothing is packed (keys_in_place.hpp).
 //
 // So the keys are read once, and scratch memory does not depend on their number. The chunks of a row are merged in
 // order; kernels, chunks and blocks depend on the shape alone.
@@ -38,6 +39,7 @@ struct few_queries_driver {
   const sequence_lengths& lengths = in.lengths;
   const bool fixed = in.exec.invariant();
   const idx_t block_keys = fixed ? key_block : 256;                                            // packed at a time
+  static constexpr idx_t slots_in_place = key_block + 64;  // of the lists of rows: those that are fetched next, too
   const idx_t chunk_keys = fixed ? std::max<idx_t>(1, shape.keys) : stream_chunk;
 
   /// Whether the driver takes the queries of a batch item. More of them, and few keys, are attended sooner if all keys
@@ -335,7 +337,7 @@ struct few_queries_driver {
       const stored **key_rows, **value_rows;
     };
     const scratch s = in.exec.scratch(worker, [&](arena& memory) {
-      const idx_t slots = in_rows ? block_keys + 2 * panel_width<T> : 0;
+      const idx_t slots = in_rows ? slots_in_place : 0;
       return scratch{packed_keys<P>::layout(memory, in_rows ? 0 : block_keys, shape.dim, shape.dim_v),
                      memory.allocate_list(count, [&](arena& m) {
                        return row_block<P>::layout(m, shape.dim, shape.dim_v, bool(in.terms.by_distance),
@@ -376,7 +378,7 @@ struct few_queries_driver {
         if constexpr (std::same_as<C, stored>)
           if (in_rows) {
             const idx_t all = in.visible_keys(b);
-            for (idx_t n = 0; n < block_keys + 2 * panel_width<T>; ++n) {
+            for (idx_t n = 0; n < slots_in_place; ++n) {
               const idx_t j = (std::min)(begin + n, all - 1);
               s.key_rows[n] = keys.row(j), s.value_rows[n] = values.row(j);
             }

@@ -7,31 +7,38 @@
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
-/// How far ahead rows are fetched: keys while others are multiplied, and values.
-inline constexpr idx_t keys_ahead = 2, values_ahead = 8;
+/// Values are taken so many slots at a time, which stay in the first-level cache.
+inline constexpr idx_t values_together = 32;
 
-/// Step 1: products of M rows and slots [first, first + count), both multiples of a vector.
+/// Step 1: products of M rows and slots [first, first + count), both multiples of a vector. The rows of the next packet
+/// of slots are fetched line by line meanwhile (one token, 4 heads a key head, 128 channels, Zen 4: 0.45 of the time).
 template <class P, int M>
 void scores_in_place(const P* queries, const packed_keys<P>& keys, idx_t first, idx_t count, sum_type<P>* scores,
                      idx_t score_stride) {
   using T = sum_type<P>;
+  using number = typename packed_keys<P>::number;
   constexpr int w = width<T>;
   const packed_rows<P> left{queries};
   const idx_t depth = operands<P>(keys.dim);
   for (idx_t n = 0; n < count; n += w) {
-    const auto* const* const rows = keys.key_rows + first + n;
-    const row_pointers<P, typename packed_keys<P>::number> some([&](idx_t i) { return rows[i]; }, 0, w);
+    const number* const* const rows = keys.key_rows + first + n;
+    const row_pointers<P, number> some([&](idx_t i) { return rows[i]; }, 0, w);
     packet<T> acc[M];
     for (packet<T>& x : acc) x = zero<T>();
+    const number *const *next = rows + w, *const *const next_end = next + w;
+    idx_t line = 0;
     for (idx_t k = 0; k < depth; k += w) {
-      // In the order of memory: whole rows, some in each step.
-      for (idx_t i = k * w / depth; i < (std::min)((k + w) * w / depth, idx_t(w)); ++i)
-        prefetch_bytes<cache_level::first>(reinterpret_cast<const char*>(rows[keys_ahead * w + i]),
-                                           keys.dim * static_cast<idx_t>(sizeof(*rows[0])));
       packet<P> square[w];
       load_across(square, some, k * numbers_of<P>, keys.dim, 1);
       const auto add_column = [&](auto j) __attribute__((always_inline)) {
-        unroll<M>([&](auto m) { acc[m] = multiply_add<P>(broadcast<P>(left.at(m, k + j)), square[j], acc[m]); });
+        if (next != next_end) {
+          __builtin_prefetch(*next + line, 0, 3);
+          line += idx_t(cache_line / sizeof(number));
+          if (line >= keys.dim) line = 0, ++next;
+        }
+        unroll<M>([&](auto m) __attribute__((always_inline)) {
+          acc[m] = multiply_add<P>(broadcast<P>(left.at(m, k + j)), square[j], acc[m]);
+        });
       };
       if (k + w <= depth)
         unroll<w>(add_column);
@@ -74,45 +81,60 @@ template <class P, class Left>
 }
 
 /// Step 4: out[m] = out[m] * rescale[m] + weights of M rows times the values of slots [low, high); of pairs both are
-/// even. left.at(m, k) are the weights.
+/// even. left.at(m, k) are the weights. Some columns and slots at a time: sums wait in memory meanwhile.
 template <class P, int M, class Left>
 void output_in_place(const Left& left, const sum_type<P>* rescale, const packed_keys<P>& keys, idx_t low, idx_t high,
                      sum_type<P>* out, idx_t out_stride) {
   using T = sum_type<P>;
   constexpr int most = registers >= 32 ? (M <= 4 ? 4 : 2) : (M <= 2 ? 4 : M <= 4 ? 2 : 1);  // packets of a pass
+  constexpr idx_t columns = 8 * width<T>;
   const auto* const* const rows = keys.value_rows + low;
-  const idx_t depth = operands<P>(high - low);
-  const auto pass = [&]<int N>(std::integral_constant<int, N>, idx_t col) {
-    packet<T> acc[M][N];
-    unroll<M>([&](auto m) { unroll<N>([&](auto n) { acc[m][n] = zero<T>(); }); });
-    for (idx_t k = 0; k < depth; ++k) {
-      if (col == 0)
+  const idx_t depth = operands<P>(high - low), together = operands<P>(values_together);
+  alignas(64) T sums[M * columns];
+  for (idx_t first = 0; first < keys.dim_v; first += columns) {
+    const idx_t end = (std::min)(first + columns, keys.dim_v);
+    const auto pass = [&]<int N>(std::integral_constant<int, N>, idx_t col, idx_t begin, idx_t stop) {
+      packet<T> acc[M][N];
+      T* const from = sums + col - first;
+      unroll<M>([&](auto m) {
+        unroll<N>([&](auto n) { acc[m][n] = begin == 0 ? zero<T>() : load<T>(from + m * columns + n * width<T>); });
+      });
+      for (idx_t k = begin; k < stop; ++k) {
         for (idx_t of = 0; of < numbers_of<P>; ++of)
           prefetch_bytes<cache_level::first>(
-              reinterpret_cast<const char*>(rows[numbers_of<P> * (k + values_ahead) + of]),
-              keys.dim_v * static_cast<idx_t>(sizeof(*rows[0])));
-      packet<P> b[N];
-      unroll<N>([&](auto n) { b[n] = value_operands<P>(rows, k, col + n * width<T>); });
+              reinterpret_cast<const char*>(rows[numbers_of<P> * (k + together) + of] + col),
+              N * width<T> * static_cast<idx_t>(sizeof(*rows[0])));
+        packet<P> b[N];
+        unroll<N>([&](auto n) { b[n] = value_operands<P>(rows, k, col + n * width<T>); });
+        unroll<M>([&](auto m) {
+          const packet<P> a = broadcast<P>(left.at(m, k));
+          unroll<N>([&](auto n) { acc[m][n] = multiply_add<P>(a, b[n], acc[m][n]); });
+        });
+      }
       unroll<M>([&](auto m) {
-        const packet<P> a = broadcast<P>(left.at(m, k));
-        unroll<N>([&](auto n) { acc[m][n] = multiply_add<P>(a, b[n], acc[m][n]); });
+        unroll<N>([&](auto n) { store<T>(from + m * columns + n * width<T>, acc[m][n]); });
       });
+    };
+    for (idx_t begin = 0; begin < depth; begin += together) {
+      const idx_t stop = (std::min)(begin + together, depth);
+      idx_t col = first;
+      for (; col + most * width<T> <= end; col += most * width<T>)
+        pass(std::integral_constant<int, most>{}, col, begin, stop);
+      for (; col < end; col += width<T>) pass(std::integral_constant<int, 1>{}, col, begin, stop);
     }
     packet<T> trace = zero<T>();  // NaN where a sum is not finite
-    unroll<M>([&](auto m) { unroll<N>([&](auto n) { trace = fma(acc[m][n], zero<T>(), trace); }); });
-    if (!(sum_lanes(trace) == T(0))) [[unlikely]]
-      for (int m = 0; m < M; ++m)
-        for (int n = 0; n < N; ++n) acc[m][n] = seen_values<P>(left, m, rows, depth, col + n * width<T>);
-    unroll<M>([&](auto m) {
-      unroll<N>([&](auto n) {
-        T* const o = out + m * out_stride + col + n * width<T>;
-        store<T>(o, fma(load<T>(o), broadcast<T>(rescale[m]), acc[m][n]));
-      });
-    });
-  };
-  idx_t col = 0;
-  for (; col + most * width<T> <= keys.dim_v; col += most * width<T>) pass(std::integral_constant<int, most>{}, col);
-  for (; col < keys.dim_v; col += width<T>) pass(std::integral_constant<int, 1>{}, col);
+    for (int m = 0; m < M; ++m)
+      for (idx_t col = first; col < end; col += width<T>)
+        trace = fma(load<T>(sums + m * columns + col - first), zero<T>(), trace);
+    const bool finite = sum_lanes(trace) == T(0);
+    for (int m = 0; m < M; ++m)
+      for (idx_t col = first; col < end; col += width<T>) {
+        T* const o = out + m * out_stride + col;
+        const packet<T> sum =
+            finite ? load<T>(sums + m * columns + col - first) : seen_values<P>(left, m, rows, depth, col);
+        store<T>(o, fma(load<T>(o), broadcast<T>(rescale[m]), sum));
+      }
+  }
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
