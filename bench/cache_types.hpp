@@ -7,12 +7,19 @@
 
 namespace bench::inline ATTN_BENCH_TYPE {
 
+/// std::int8_t, of which keys are rotated.
+enum class int8_rotated : std::int8_t {};
+template <class C>
+inline constexpr bool rotates = std::same_as<C, int8_rotated>;
+template <class C>
+using elements_of = std::conditional_t<rotates<C>, std::int8_t, C>;
+
 /// Bytes of a token of a cache of C.
 template <class C>
 double token_bytes(const problem& p) {
-  using format = attn::detail::row_format<C>;
+  using format = attn::detail::row_format<elements_of<C>>;
   return static_cast<double>(p.kv_heads * (format::elements(p.dim, true) + format::elements(p.dim_v, false))) *
-         sizeof(C) / format::rows;
+         sizeof(elements_of<C>) / format::rows;
 }
 
 /// visit.operator()<C>(name, rounding): the elements' own type, which has no name, and those --cache-type asks for,
@@ -20,7 +27,7 @@ double token_bytes(const problem& p) {
 template <class Visit>
 void each_cache_type(Visit&& visit) {
   const auto type = [&]<class C>([[maybe_unused]] const char* name, [[maybe_unused]] double rounding) {
-    if constexpr (attn::detail::stores<C, element> && !std::same_as<C, element>)
+    if constexpr (attn::detail::stores<elements_of<C>, element> && !std::same_as<C, element>)
       visit.template operator()<C>(name, rounding);
   };
   visit.template operator()<element>("", 0);
@@ -33,6 +40,9 @@ void each_cache_type(Visit&& visit) {
 #endif
 #ifdef ATTN_BENCH_CACHE_int8
   type.template operator()<std::int8_t>("int8", 1.5e-2);
+#endif
+#ifdef ATTN_BENCH_CACHE_int8_rotated
+  type.template operator()<int8_rotated>("int8_rotated", 1.5e-2);
 #endif
 #ifdef ATTN_BENCH_CACHE_float8_e4m3
   type.template operator()<attn::float8_e4m3>("float8_e4m3", 0.1);

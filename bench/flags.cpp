@@ -61,8 +61,8 @@ const known_flag known[] = {
     {"type", &flags::type, 0,
      "type of elements: float, or others this was built for, several with commas between them"},
     {"cache-type", &flags::cache_type, 0,
-     "types of caches, each a line more for a decoder: half, bfloat16, float8_e4m3, float8_e5m2, int8, int8_channels, "
-     "int4, several with commas between them"},
+     "types of caches, each a line more for a decoder: half, bfloat16, float8_e4m3, float8_e5m2, int8, int8_rotated, "
+     "int8_channels, int4, several with commas between them"},
     {"weights", &flags::weights, 0,
      "how weights are given: rows [outputs, inputs], columns (its transpose), packed; packed as half, bfloat16, int8",
      false},

@@ -137,13 +137,13 @@ double indexer_cache_bytes(const problem& p) {
 template <class C>
 struct selected_stream final : stream {
   static constexpr idx_t most_turns = 64;
-  attn::kv_cache<C> cache;
+  attn::kv_cache<elements_of<C>> cache;
   idx_t count, block, turn = 0;
   index_table lists;  // [1, heads, turns, count]
 
   explicit selected_stream(const problem& p)
-      : cache({.heads = p.kv_heads, .dim = p.dim, .value_dim = p.dim_v}), count(p.set.selected),
-        block(p.set.list_block), lists({1, p.kv_heads, most_turns, p.set.selected}) {
+      : cache({.heads = p.kv_heads, .dim = p.dim, .value_dim = p.dim_v}, {.rotate = rotates<C>}),
+        count(p.set.selected), block(p.set.list_block), lists({1, p.kv_heads, most_turns, p.set.selected}) {
     cache.reserve(p.length);
   }
   std::unique_ptr<stream> copy() const override { return std::make_unique<selected_stream>(*this); }

@@ -29,11 +29,11 @@ double seen_by_last(const problem& p) { return static_cast<double>(std::min(p.le
 /// C: elements of the cache.
 template <class C>
 struct full_softmax_stream final : stream {
-  attn::kv_cache<C> cache;
+  attn::kv_cache<elements_of<C>> cache;
 
   explicit full_softmax_stream(const problem& p) : full_softmax_stream(p, p.dim, p.dim_v) {}
   full_softmax_stream(const problem& p, idx_t dim, idx_t dim_v)
-      : cache({.heads = p.kv_heads, .dim = dim, .value_dim = dim_v}) {
+      : cache({.heads = p.kv_heads, .dim = dim, .value_dim = dim_v}, {.rotate = rotates<C>}) {
     cache.reserve(p.length);
   }
   std::unique_ptr<stream> copy() const override { return std::make_unique<full_softmax_stream>(*this); }
@@ -70,10 +70,11 @@ struct odd_dim_stream final : stream {
 
 template <class C>
 struct sliding_window_stream final : stream {
-  attn::sliding_window_cache<C> cache;
+  attn::sliding_window_cache<elements_of<C>> cache;
 
   explicit sliding_window_stream(const problem& p)
-      : cache({.heads = p.kv_heads, .dim = p.dim, .value_dim = p.dim_v}, {.left = p.set.window}) {}
+      : cache({.heads = p.kv_heads, .dim = p.dim, .value_dim = p.dim_v},
+              {.left = p.set.window, .rotate = rotates<C>}) {}
   std::unique_ptr<stream> copy() const override { return std::make_unique<sliding_window_stream>(*this); }
   void feed(input k, input v) override { cache.append(k, v); }
   void step(input q, input k, input v, output out, attn::execution& exec) override {
@@ -217,7 +218,7 @@ void add_decoders(std::vector<decode_entry>& to, const char* cache_type, double 
                 },
                 .approximates = false,
                 .cache_type = cache_type});
-  if constexpr (attn::detail::row_format<C>::tail == 0) {
+  if constexpr (attn::detail::row_format<elements_of<C>>::tail == 0) {
     to.push_back({.name = "sliding_window_decode",
                   .exact = false,
                   .uses = {"window"},

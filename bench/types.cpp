@@ -37,9 +37,9 @@ std::vector<variant> make_variants(const flags& set) {
   for (const element_type& type : element_types()) names += (names.empty() ? "" : " or ") + type.name;
   if (!set.cache_type.empty())
     each_name(set.cache_type, [](const std::string& name) {
-      if (!lists("half,bfloat16,float8_e4m3,float8_e5m2,int8,int8_channels,int4", name))
+      if (!lists("half,bfloat16,float8_e4m3,float8_e5m2,int8,int8_rotated,int8_channels,int4", name))
         throw std::invalid_argument("attn_bench: --cache-type expects half, bfloat16, float8_e4m3, float8_e5m2, int8, "
-                                    "int8_channels or int4; found \"" + name + "\"");
+                                    "int8_rotated, int8_channels or int4; found \"" + name + "\"");
       if (!lists(ATTN_BENCH_CACHE_TYPES, name))
         throw std::invalid_argument("attn_bench: this attn_bench was not built for caches of " + name +
                                     " (cmake -DATTN_BENCH_CACHE_TYPES=..., which bench/run sets)");
