@@ -155,8 +155,8 @@ TEST_CASE("All that reads a cache rotates its queries", "[rotated_caches]") {
                });
 }
 
-// Their products are those of queries and keys as they were given. Weights are 16-bit whole numbers: with other sums one
-// may differ by 1/32767 of the largest.
+// Their products are those of queries and keys as they were given. Weights are 16-bit whole numbers: with other sums
+// one may differ by 1/32767 of the largest.
 TEST_CASE("Relative keys and position queries over rotated keys", "[rotated_caches]") {
   const cache_shape s;
   const attn::state_extents extents = extents_of(s, 2);

@@ -27,14 +27,14 @@
 // for keys of bf16. Over codes (std::int8_t, attn::int4, int8_channels) queries and weights of every type, bf16 too, are
 // 16-bit integers (full_softmax_step.hpp).
 //
-// With `rotate` a cache of std::int8_t stores keys times an orthogonal matrix, and steps multiply queries with it, which
-// keeps the products (core/detail/hadamard.hpp; Ashkboos et al. 2024, "QuaRot"). It spreads channels that are far larger
-// than others, beside which one scale for a token leaves little to those: with two channels of the keys 50 times as
-// large as the others the error becomes 1.9 % in place of 11; without such channels it stays, or grows by an eighth.
-// Memory is the same, a step takes up to 1.03 times as long. The matrix depends on the dim alone; where that is no power
-// of two, blocks of the largest power that divides it are rotated. Keys must be no larger than 1e34. Other elements
-// refuse it: channels with scales of their own, or numbers with exponents, would become as coarse as the largest channel
-// (bench/README.md). Values are stored as they are.
+// With `rotate` a cache of std::int8_t stores keys times an orthogonal matrix, and steps multiply queries with it,
+// which keeps the products (core/detail/hadamard.hpp; Ashkboos et al. 2024, "QuaRot"). It spreads channels that are
+// far larger than others, beside which one scale for a token leaves little to those: with two channels of the keys 50
+// times as large as the others the error becomes 1.9 % in place of 11; without such channels it stays, or grows by an
+// eighth. Memory is the same, a step takes up to 1.03 times as long. The matrix depends on the dim alone; where that
+// is no power of two, blocks of the largest power that divides it are rotated. Keys must be no larger than 1e34. Other
+// elements refuse it: channels with scales of their own, or numbers with exponents, would become as coarse as the
+// largest channel (bench/README.md). Values are stored as they are.
 //
 // With attn::int4 and attn::int8_channels each channel of 32 tokens has a scale and an offset, of keys and of values
 // (formula in core/detail/channel_codes.hpp): channels that are far larger than others, as the keys of many models

@@ -264,7 +264,8 @@ struct channel_code_writer {
     }
   }
   /// Of four bits: grids that begin and end up to half of a step within the numbers, where those lose less. No number
-  /// errs by more than half of the step from the smallest to the largest. There are nine; of 25 the best loses 2 % less.
+  /// errs by more than half of the step from the smallest to the largest. There are nine; of 25 the best loses 2 %
+  /// less.
   static void choose_grids(const float (&numbers)[channel_block][some], const float* least, const float* largest,
                            grids& best) {
     constexpr int choices = 3;

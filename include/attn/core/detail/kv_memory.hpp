@@ -88,8 +88,8 @@ class kv_memory {
   /// A copy, by which the caller's memory is the same memory, and memory of its own has no rows yet.
   kv_memory(const kv_memory& other)
       : extents_(other.extents_), values_in_keys_(other.values_in_keys_), rotated_(other.rotated_),
-        given_(other.given_), heads_first_(other.heads_first_), rows_(given_ ? other.rows_ : 0), given_keys_(other.given_keys_),
-        given_values_(other.given_values_) {}
+        given_(other.given_), heads_first_(other.heads_first_), rows_(given_ ? other.rows_ : 0),
+        given_keys_(other.given_keys_), given_values_(other.given_values_) {}
   kv_memory(kv_memory&&) noexcept = default;
   kv_memory& operator=(kv_memory&&) noexcept = default;
   /// Whether this memory, of its own, has room for the rows of another one of the same shape.
