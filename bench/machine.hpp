@@ -33,6 +33,9 @@ class machine {
   double read_bandwidth_ = 0, rewrite_bandwidth_ = 0;
 };
 
+/// What a call costs beside its work: seconds of full_softmax for one token of one head of 16.
+double small_call_seconds();
+
 std::size_t last_level_cache_bytes();
 std::size_t available_memory_bytes();
 std::string processor_name();

@@ -314,6 +314,7 @@ std::string listing(const sweep& s, const machine& m, const flags& set) {
           m.peak_quantile(0.9, kind) * 1e-9);
   lines += text("Memory: %.1f GB/s read, %.1f GB/s read and written back\n", m.read_bandwidth() * 1e-9,
                 m.rewrite_bandwidth() * 1e-9);
+  lines += text("A call: %.0f ns, full_softmax for one token of one head of 16\n", small_call_seconds() * 1e9);
   lines += text("\n%-36s %10s %10s %10s %8s %10s %7s\n", "operator/length", "best", "median", "Gflop/s", "of_peak",
                 "scratch", "runs");
   for (const points& all : groups)

@@ -134,9 +134,7 @@ class execution {
   /// claimed in ascending order, so put the long ones first. An exception stops further claims and is rethrown here.
   template <class Body>
   void for_each(idx_t tasks, Body&& body) {
-    run(tasks, {&body, [](void* b, idx_t task, int worker) {
-                  (*static_cast<std::remove_reference_t<Body>*>(b))(task, worker);
-                }});
+    run(tasks, {&body, detail::task_body::call_of<std::remove_reference_t<Body>>});
   }
 
   /// Scratch memory of one worker, laid out by layout(arena&); it is valid until the next call of scratch().

@@ -14,6 +14,10 @@ struct task_body {
   void run_serially(idx_t tasks) const {
     for (idx_t task = 0; task < tasks; ++task) call(body, task, 0);
   }
+  template <class Body>
+  static void call_of(void* body, idx_t task, int worker) {
+    (*static_cast<Body*>(body))(task, worker);
+  }
 };
 
 /// Threads that share the tasks of a for_each. An execution knows no more of them, so a file that calls operators but
