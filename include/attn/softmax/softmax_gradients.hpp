@@ -3,7 +3,7 @@
 #pragma once
 
 #include <attn/core/view_field.hpp>
-#include <attn/softmax/detail/softmax_parameters.hpp>
+#include <attn/softmax/detail/shared_fields.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
 
