@@ -365,18 +365,18 @@ void check_backward_call(softmax_backward_call<S, Score, ScoreBackward, G>& call
   read_gradient_of_out(views, s, call.out, call.d_out, *given.lse, call.d_lse);
   check_softmax_numbers(views, s, given);
   check_key_options(views, s, given);
-  const auto check = [&](const char* name, const auto& gradient, const memory_layout& of) {
+  const auto take = [&](const char* name, const auto& gradient, const memory_layout& of) {
     if (gradient) views.gradient(name, gradient, of);
   };
-  check("q", call.dq, call.q), check("k", call.dk, call.k), check("v", call.dv, call.v);
-  check("bias", call.d_bias, *given.bias);
-  check("relative_bias", call.d_relative_bias, *given.relative_bias);
-  check("relative_keys", call.d_relative_keys, *given.relative_keys);
-  check("relative_queries", call.d_relative_queries, *given.relative_queries);
-  check("position_queries", call.d_position_queries, *given.position_queries);
-  check("log_decay", call.d_log_decay, *given.log_decay);
-  check("alibi_slopes", call.d_slopes, list_layout(given.alibi_slopes));
-  check("sinks", call.d_sinks, list_layout(given.sinks));
+  take("q", call.dq, call.q), take("k", call.dk, call.k), take("v", call.dv, call.v);
+  take("bias", call.d_bias, *given.bias);
+  take("relative_bias", call.d_relative_bias, *given.relative_bias);
+  take("relative_keys", call.d_relative_keys, *given.relative_keys);
+  take("relative_queries", call.d_relative_queries, *given.relative_queries);
+  take("position_queries", call.d_position_queries, *given.position_queries);
+  take("log_decay", call.d_log_decay, *given.log_decay);
+  take("alibi_slopes", call.d_slopes, list_layout(given.alibi_slopes));
+  take("sinks", call.d_sinks, list_layout(given.sinks));
   auto& forward = call.forward;
   static_cast<attention_views<S>&>(forward) = {
       call.q, call.k, call.v.slice(3, 0, 0), {nullptr, {s.batch, s.heads, s.queries, 0}}};
