@@ -71,7 +71,6 @@ void performer(const Q& q, const K& k, const V& v, O&& out, const Features& feat
   const auto& given = detail::options_or_default<performer_options<S>>(options);
   detail::call_views check{"performer"};
   auto call = detail::check_kernel(check, detail::with_features(detail::views_of<S>(q, k, v, out), features), given);
-  detail::check_performer(check, call);
   detail::performer_features<compute_type<S>> map(call);
   call.map = &map;
   detail::run_performer(call, detail::plain_execution_of("performer", exec, options));

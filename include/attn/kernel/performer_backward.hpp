@@ -54,7 +54,6 @@ void performer_backward(const Q& q, const K& k, const V& v, const Features& feat
   detail::call_views check{"performer_backward"};
   const auto views = detail::with_features(detail::backward_views_of<S>(q, k, v, d_out), features);
   auto call = detail::check_kernel_backward(check, views, gradients, given);
-  detail::check_performer(check, call.forward);
   detail::performer_features<compute_type<S>> map(call.forward);
   detail::performer_features_backward<compute_type<S>> back(map);
   call.forward.map = &map, call.map = &back;

@@ -46,7 +46,6 @@ void step_performer(const char* name, performer_state<S>& state, const kernel_vi
   auto& items = step_access::of(state);
   call_views check{name};
   auto call = check_kernel(check, x, given, items.heads());
-  check_performer(check, call);
   performer_features<compute_type<S>> map(call);
   call.map = &map;
   check_kernel_step(check, call, items);

@@ -51,7 +51,7 @@ void aft_simple(const Q& q, const K& k, const V& v, O&& out, MPI_Comm communicat
   using S = element_of<const Q&>;
   const char* const name = "mpi::aft_simple";
   auto call = detail::unchecked_aft<aft_simple_options<S>>(name, q, k, v, out, tensor_view<const S>(), options, exec);
-  auto sequence = detail::spread_sequence_of(name, communicator, call.x);
+  auto sequence = detail::sequence_of(name, communicator, call.x);
   detail::agree_on_aft<S>(sequence, call);
   detail::run_spread(detail::aft_simple_driver<S>{call.x}, sequence, call.exec);
 }

@@ -86,7 +86,7 @@ void aft_simple_backward(const Q& q, const K& k, const V& v, const D& d_out,
   auto call = detail::unchecked_aft_backward<aft_simple_options<S>>(
       name, q, k, v, tensor_view<const S>(), d_out, {gradients.q, gradients.k, gradients.v, gradients.accumulate},
       options, exec);
-  auto sequence = detail::spread_sequence_of(name, communicator, call.x);
+  auto sequence = detail::sequence_of(name, communicator, call.x);
   detail::agree_on_aft<S>(sequence, call);
   detail::run_spread_backward(detail::aft_simple_backward_driver<S>{call.x}, sequence, call.exec);
 }

@@ -44,9 +44,7 @@ struct spread_linear {
     count = features_of(feature, call.shape.dim);
     check_linear(check, call, count);
   }
-  void settings(common_settings& settings) const {
-    settings.add(given.normalise), settings.add(static_cast<double>(count));
-  }
+  void settings(common_settings& settings) const { settings.add(static_cast<double>(count)); }
   mapped_features<S, F> map(const kernel_call<T>& call) const { return {feature, call.shape.dim, count}; }
 };
 template <class S, class F>

@@ -51,22 +51,8 @@ void prepare_spread(performer_features<T>& features, const distributed_sequence&
 
 template <class T>
 struct performer_features_backward;
-
-/// The checks and the features of performer over processes.
-template <class S, class T = compute_type<S>>
-struct spread_performer {
-  kernel_parameters<T> given;
-
-  static constexpr bool usable() { return true; }
-  void refuse(const validator&) const {}
-  void validate(const validator& check, kernel_call<T>& call) const { check_performer(check, call); }
-  performer_features<T> map(const kernel_call<T>& call) const { return performer_features<T>(call); }
-  auto back(const performer_features<T>& map) const { return performer_features_backward<T>(map); }
-  void settings(common_settings& settings) const {
-    settings.add(given.given_scale), settings.add(static_cast<double>(given.kernel));
-    settings.add(given.feature_eps), settings.add(given.center_keys);
-  }
-};
+template <class S>
+using spread_performer = spread_features<compute_type<S>, performer_features, performer_features_backward>;
 
 }  // namespace detail
 

@@ -22,9 +22,7 @@ namespace detail {
 
 template <class S, class T = compute_type<S>>
 struct spread_performer_backward : spread_performer<S> {
-  void validate(const validator& check, kernel_call<T>& call) const {
-    spread_performer<S>::validate(check, call);
-    const auto& o = this->given;
+  void validate(const validator& check, kernel_call<T>& o) const {
     if (o.center_keys) check.fail("no center_keys, a mean over the keys of all processes", "center_keys");
     if (o.kernel == performer_kernel::positive && o.feature_eps.value_or(0) > 0)
       check.fail("no feature_eps of positive features, with a maximum over the keys of all processes", "one");

@@ -18,19 +18,8 @@ namespace detail {
 
 template <class T>
 struct rfa_features_backward;
-
-/// The checks and the features of rfa over processes.
-template <class S, class T = compute_type<S>>
-struct spread_rfa {
-  kernel_parameters<T> given;
-
-  static constexpr bool usable() { return true; }
-  void refuse(const validator&) const {}
-  void validate(const validator&, kernel_call<T>&) const {}
-  rfa_features<T> map(const kernel_call<T>& call) const { return rfa_features<T>(call); }
-  auto back(const rfa_features<T>& map) const { return rfa_features_backward<T>(map); }
-  void settings(common_settings& settings) const { settings.add(static_cast<double>(given.norm_eps)); }
-};
+template <class S>
+using spread_rfa = spread_features<compute_type<S>, rfa_features, rfa_features_backward>;
 
 }  // namespace detail
 

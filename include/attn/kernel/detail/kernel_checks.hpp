@@ -133,6 +133,21 @@ void check_gates(const validator& check, const char* what, const tensor_view<con
   if (!(x >= 0) || x == std::numeric_limits<double>::infinity()) check.fail({what, " >= 0, and finite"}, x);
 }
 
+/// The checks of what only performer has.
+template <class T>
+void check_performer(const validator& check, kernel_call<T>& call) {
+  if (call.given_scale) check_finite(check, "scale", static_cast<double>(*call.given_scale));
+  if (call.feature_eps) {
+    check_finite(check, "feature_eps", static_cast<double>(*call.feature_eps));
+    if (*call.feature_eps > 0 && call.kernel != performer_kernel::relu) {
+      if (call.kernel != performer_kernel::positive) check.fail("feature_eps with kernel positive or relu", "another");
+      if (call.causal) check.fail("no causal with feature_eps, which takes a maximum over all keys", "causal");
+      call.eps *= static_cast<T>(call.projection.extents[2]);  // of features that are not divided by their number
+    }
+  }
+  if (call.center_keys && call.causal) check.fail("no causal with center_keys, a mean over all keys", "causal");
+}
+
 /// Checks the parameters of a call of this shape, whose views are named, and fills it in except its map. Tokens appended
 /// without queries have as many query heads as the state.
 template <class S, class T>
@@ -157,6 +172,7 @@ void check_parameters(call_views& check, kernel_call<T>& call, const attention_s
     check_gates(check, call.gate_name(), call.gate, s, call.lengths);
     call.take_heads_of(call.gate.extent(1));
   }
+  check_performer(check, call);
 }
 /// The checks that all operators of feature sums share.
 template <class S>

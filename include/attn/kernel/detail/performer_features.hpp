@@ -183,21 +183,6 @@ struct performer_features final : projected_features<T> {
   }
 };
 
-/// The checks that only performer has.
-template <class T>
-void check_performer(const validator& check, kernel_call<T>& call) {
-  if (call.given_scale) check_finite(check, "scale", static_cast<double>(*call.given_scale));
-  if (call.feature_eps) {
-    check_finite(check, "feature_eps", static_cast<double>(*call.feature_eps));
-    if (*call.feature_eps > 0 && call.kernel != performer_kernel::relu) {
-      if (call.kernel != performer_kernel::positive) check.fail("feature_eps with kernel positive or relu", "another");
-      if (call.causal) check.fail("no causal with feature_eps, which takes a maximum over all keys", "causal");
-      call.eps *= static_cast<T>(call.projection.extents[2]);  // of features that are not divided by their number
-    }
-  }
-  if (call.center_keys && call.causal) check.fail("no causal with center_keys, a mean over all keys", "causal");
-}
-
 }}}  // namespace attn::ATTN_ISA::detail
 
 #define ATTN_RUN_IN(T) struct performer_features<T>

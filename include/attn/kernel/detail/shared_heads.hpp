@@ -96,8 +96,8 @@ struct wave_plan {
   idx_t slot(idx_t head, idx_t n) const { return (n / wave % waves() * heads + head) * wave + n % wave; }
 
   /// load(head, chunk, worker) for chunks [0, all) of every head; then pass(head, begin, end, part, worker), wave by
-  /// wave, in independent parts of the columns; then, if they are apart, answer(head, chunk, worker). A wave is passed,
-  /// the one before is answered and the next one is loaded at the same time.
+  /// wave, in independent parts of the columns; then, with `answers_apart`, answer(head, chunk, worker). At the same
+  /// time as a wave passes, the one before it is answered and the next one is loaded.
   template <class Load, class Pass, class Answer>
   void run(execution& exec, idx_t all, idx_t parts, const Load& load, const Pass& pass, const Answer& answer) const {
     const auto chunks = [&](idx_t begin) { return begin < 0 ? 0 : std::clamp<idx_t>(all - begin, 0, wave); };

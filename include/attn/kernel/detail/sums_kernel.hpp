@@ -56,12 +56,8 @@ struct sums_kernel {
     add_keys(sums, s, count, prefetch);
   }
 
-  /// Sums up keys [begin, end): whole chunks except the last. Returns the product of their gates.
-  T sum_up(idx_t b, idx_t h, idx_t begin, idx_t end, const kernel_scratch<T>& s, kernel_sums<T>& sums) const {
-    sums.clear();
-    return add_keys_to(sums, T(1), b, h, begin, end, s);
-  }
-  /// The same, added to sums of the same segment; `decay` is the product of the gates of both.
+  /// Adds keys [begin, end), whole chunks except the last, to sums of the same segment; `decay` is the product of the
+  /// gates of both.
   [[gnu::noinline]] T add_keys_to(kernel_sums<T>& sums, T decay, idx_t b, idx_t h, idx_t begin, idx_t end,
                                   const kernel_scratch<T>& s) const {
     for (idx_t c = begin; c < end; c += kernel_chunk) {
@@ -179,7 +175,8 @@ struct sums_kernel {
   }
 
   T sum_up_segment(idx_t b, idx_t h, idx_t n, const kernel_scratch<T>& s, kernel_sums<T>& sums) const {
-    return sum_up(b, h, n * call.segment(b), call.end_of_segment(b, n), s, sums);
+    sums.clear();
+    return add_keys_to(sums, T(1), b, h, n * call.segment(b), call.end_of_segment(b, n), s);
   }
 
   void attend_queries(idx_t b, idx_t h, idx_t block, const kernel_scratch<T>& s, const kernel_sums<T>& total) const {

@@ -8,7 +8,7 @@ namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// The tokens of this process, before anything is checked.
 template <class T>
-distributed_sequence spread_sequence_of(const char* name, MPI_Comm communicator, const aft_tensors<T>& x) {
+distributed_sequence sequence_of(const char* name, MPI_Comm communicator, const aft_tensors<T>& x) {
   return {name, communicator, x.q.extents[2], x.k.extents[2]};
 }
 

@@ -104,7 +104,8 @@ struct spread_states {
     for_each_segment(first, last, messages, [&](idx_t item_head, idx_t n, idx_t begin, idx_t end, int worker) {
       stored_sums& x = stored_of(item_head, n);
       const auto s = kernel.scratch(exec, worker);
-      x.decay = kernel.sum_up(batch_of(item_head), head_in_item(item_head), begin, end, s, x.sums);
+      x.sums.clear();
+      x.decay = kernel.add_keys_to(x.sums, T(1), batch_of(item_head), head_in_item(item_head), begin, end, s);
     });
     const auto s = kernel.scratch(exec, 0);
     scan(messages, first, last, keys, [&](idx_t item_head) {
@@ -258,7 +259,9 @@ kernel_call<T> check_spread(distributed_sequence& sequence, const kernel_views<S
     one.validate(check, call);
     one.settings(settings);
     settings.add(lengths);
-    settings.add(given.causal), settings.add(static_cast<double>(given.eps));
+    settings.add(given.causal), settings.add(given.normalise), settings.add(static_cast<double>(given.eps));
+    settings.add(given.given_scale), settings.add(static_cast<double>(given.norm_eps));
+    settings.add(given.feature_eps), settings.add(given.center_keys), settings.add(static_cast<double>(given.kernel));
     settings.add(static_cast<double>(call.gate.extent(1)));  // of an empty range it may be null
     settings.add(width<T>);                                       // of the memory that is sent
     if (x.features) settings.add_elements(x.features);
@@ -266,6 +269,19 @@ kernel_call<T> check_spread(distributed_sequence& sequence, const kernel_views<S
   if (call.causal) sequence.check_causal(call.shape.batch);
   return call;
 }
+
+/// An operator of random features, which shares out all of its options.
+template <class T, template <class> class Features, template <class> class FeaturesBackward>
+struct spread_features {
+  kernel_parameters<T> given;
+
+  static constexpr bool usable() { return true; }
+  void refuse(const validator&) const {}
+  void validate(const validator&, kernel_call<T>&) const {}
+  void settings(common_settings&) const {}
+  Features<T> map(const kernel_call<T>& call) const { return Features<T>(call); }
+  auto back(const Features<T>& map) const { return FeaturesBackward<T>(map); }
+};
 
 /// Fills the shared memory of a map: most need nothing of other processes.
 template <class Map>

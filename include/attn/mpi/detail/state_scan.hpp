@@ -123,7 +123,7 @@ class distributed_sequence {
   /// Those of the whole.
   idx_t queries(idx_t b) const { return whole_.queries(b); }
   idx_t keys(idx_t b) const { return whole_.keys(b); }
-  /// Does batch item b have keys, or queries, before those of this process; has it keys after them?
+  /// Whether batch item b has keys or queries before those of this process, or keys after them.
   bool has_earlier_keys(idx_t b) const { return keys(b) > 0 && keys_.of(group_.rank())[0].begin > 0; }
   bool has_earlier_queries(idx_t b) const { return queries(b) > 0 && queries_.of(group_.rank())[0].begin > 0; }
   bool has_later_keys(idx_t b) const {
