@@ -1,6 +1,6 @@
 // attn: the driver of lightning_indexer.
 //   1. the keys of a batch item are packed, some at a time
-//   2. for every tile of queries, for every block of keys, for every list: the products of its heads, each through its
+//   2. for every tile of queries, for every part of the keys, for every list: the products of its heads, each through its
 //      activation and added up where it is computed, then the best names of every query are kept (named_blocks.hpp)
 #pragma once
 
@@ -13,36 +13,40 @@ template <class S>
 struct lightning_indexer_driver {
   using T = compute_type<S>;
   static constexpr idx_t pack_step = 512;
+  static constexpr idx_t most_scores = 2048;  // of a query at a time: with those of a tile they fit in the second cache
 
   const indexer_call<S>& in;
   const attention_shape& shape = in.shape;
 
   struct scratch {
     T *queries, *weights;           // per head: [dim][tile_rows], [tile_rows]
-    T* scores;                      // [tile_rows][score_stride]
+    T* scores;                      // [tile_rows][row_stride()]
     scored_keys<T> named;           // [topk]
     std::span<named_blocks<T>> lists;  // [lists][tile_rows]
   };
   scratch layout(arena& memory) const {
     return {.queries = memory.allocate<T>(shape.heads * tile_rows * shape.dim),
             .weights = memory.allocate<T>(shape.heads * tile_rows),
-            .scores = memory.allocate<T>(tile_rows * score_stride),
+            .scores = memory.allocate<T>(tile_rows * row_stride()),
             .named = scored_keys<T>::layout(memory, in.topk),
             .lists = layout_lists<T>(memory, in, in.lists() * tile_rows)};
   }
 
+  /// No power of two, which rows would share their places in the cache by.
+  idx_t row_stride() const { return (std::min)(round_up(shape.keys, panel_width<T>), most_scores) + width<T>; }
+
   /// Scores of M queries and the keys of `count` slots from `first` on, whole vectors, for one list.
   template <int M>
   void score_tile(idx_t list, const packed_keys<T>& keys, idx_t first, idx_t count, const scratch& s) const {
-    const idx_t depth = shape.dim, of_list = in.heads_of_list(), first_head = list * of_list;
+    const idx_t depth = shape.dim, of_list = in.heads_of_list(), first_head = list * of_list, stride = row_stride();
     if (of_list == 0)
-      for (int m = 0; m < M; ++m) std::fill_n(s.scores + m * score_stride, count, T(0));
+      for (int m = 0; m < M; ++m) std::fill_n(s.scores + m * stride, count, T(0));
     for (idx_t n = 0; n < count; n += panel_width<T>)
       for (idx_t h = first_head; h < first_head + of_list; ++h) {
         const T* const weights = s.weights + h * tile_rows;
         tile_product<T, M, 2>(packed_rows<T>{s.queries + h * tile_rows * depth}, keys.key_panel(first + n), depth,
                               [&](auto m, auto vector, const auto& x) __attribute__((always_inline)) {
-                                T* const to = s.scores + m * score_stride + n + vector * width<T>;
+                                T* const to = s.scores + m * stride + n + vector * width<T>;
                                 const packet<T> weighted = mul(in.activated(x), broadcast<T>(weights[m]));
                                 store<T>(to, h == first_head ? weighted : add(load<T>(to), weighted));
                               });
@@ -63,15 +67,15 @@ struct lightning_indexer_driver {
     };
     each_list([&](idx_t, idx_t query, auto& names) { names.begin(in.forced_of(b, query), in.topk); });
     const idx_t end = in.end_of(b, i + count - 1);
-    for (idx_t from = 0; from < end; from += key_block) {
-      const idx_t some = (std::min)(key_block, end - from);
+    for (idx_t from = 0; from < end; from += most_scores) {
+      const idx_t some = (std::min)(most_scores, end - from);
       for (idx_t list = 0; list < in.lists(); ++list) {
         with_tile_height(count,
                          [&](auto M) { score_tile<M.value>(list, keys, from, round_up(some, panel_width<T>), s); });
         for (idx_t m = 0; m < count; ++m) {
           const idx_t below = in.end_of(b, i + m), seen = (std::min)(some, below - from);
           if (seen > 0)
-            s.lists[static_cast<std::size_t>(list * tile_rows + m)].take(s.scores + m * score_stride, from, seen, below);
+            s.lists[static_cast<std::size_t>(list * tile_rows + m)].take(s.scores + m * row_stride(), from, seen, below);
         }
       }
     }
