@@ -60,8 +60,9 @@ struct pooled_tokens_backward_driver {
   using head = typename pooled_tokens_driver<T>::head;
 
   /// Windows [begin, end) of a head; `last` clears what no window has.
-  void run_segment(const head& of, idx_t begin, idx_t end, bool last, const pooling_memory<T>& m, T* sums) const {
+  void run_segment(head of, idx_t begin, idx_t end, bool last, const pooling_memory<T>& m, T* sums) const {
     const auto& f = forward;
+    if (!f.weighted()) of.distance = 0;  // gradients are then all that takes time: 6.5 ns a packet, prefetching 8.3
     for (idx_t w = begin; w < (std::min)(end, of.windows); ++w) {
       pooled_rows<T> tile;
       f.pool(of, w, m, tile, m.mean);
