@@ -38,18 +38,8 @@ std::optional<law_result<T>> try_attend(const law_operator<T>& op, const law_sha
 
 // Rows [begin, begin + count) of every head.
 template <class T>
-tensor<T> rows(const tensor<T>& x, idx_t begin, idx_t count) {
-  if (x.extents == tensor<T>().extents) return {};
-  tensor<T> some(x.batch(), x.heads(), count, x.dim());
-  for (idx_t b = 0; b < x.batch(); ++b)
-    for (idx_t h = 0; h < x.heads(); ++h)
-      for (idx_t i = 0; i < count; ++i)
-        for (idx_t d = 0; d < x.dim(); ++d) some(b, h, i, d) = x(b, h, begin + i, d);
-  return some;
-}
-template <class T>
 law_result<T> rows(const law_result<T>& x, idx_t begin, idx_t count) {
-  return {rows(x.out, begin, count), rows(x.lse, begin, count)};
+  return {rows(x.out, begin, count), x.lse.empty() ? tensor<T>() : rows(x.lse, begin, count)};
 }
 template <class T>
 law_inputs<T> rows(const law_inputs<T>& x, idx_t begin, idx_t count, idx_t keys) {
