@@ -131,9 +131,13 @@ TEST_CASE("All that reads a cache rotates its queries", "[rotated_caches]") {
   });
   auto of_ring = window;
   of_ring.rotate = true;
+  attn::execution two(2);
   check_chunks(attn::sliding_window_cache<int8>(extents, of_ring), attn::sliding_window_cache<int8>(extents, window), s,
-               [](auto& cache, const auto& q, const auto& k, const auto& v, auto& out, bool) {
-                 attn::sliding_window_step(cache, view(q), view(k), view(v), view(out));
+               [&](auto& cache, const auto& q, const auto& k, const auto& v, auto& out, bool by_hand) {
+                 if (by_hand)
+                   attn::sliding_window_step(cache, view(q), view(k), view(v), view(out));
+                 else
+                   attn::sliding_window_step(cache, view(q), view(k), view(v), view(out), two);
                });
   check([](auto& cache, const auto& q, const auto& k, const auto& v, auto& out, bool) {
     attn::pointwise_step(cache, view(q), view(k), view(v), view(out), {.left = q.length() > 40 ? 15 : attn::unlimited});
