@@ -16,7 +16,8 @@
 // Shapes   q, k, v, out, the options: as the forward call's; out and options.lse are what it wrote. d_out as out,
 //          d_lse as lse. Gradients have the shapes of what they are of; those of keys and values are summed over the
 //          query heads of a group, dbias over what bias was broadcast over.
-// Cost     2 B H Lq Lk (3 D + 2 Dv) operations, half of it when causal; without lse, one product more. Scratch, per key
+// Cost     2 B H Lq Lk (3 D + 2 Dv) operations, half of it when causal; without lse, or where tiles may be left out
+//          (skipped_tiles.hpp), one product more. Scratch, per key
 //          head in progress: about Lk (3 D + 2 Dv) + Lq (4 D + 2 Dv) numbers, with threads that share a head up to 7 Lq
 //          D more, with more than 32768 queries Lk (D + Dv); for drelative_bias and dlog_decay up to B H + 8 lists of
 //          2R + 1 and of Lq + Lk doubles, for drelative_keys and dposition_queries as many tables of (2R + 1) D numbers

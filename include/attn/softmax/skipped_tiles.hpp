@@ -5,7 +5,7 @@
 //   std::cout << tiles.share() << "\n";
 //
 // skip_below: a tile, some queries of a head by some keys, is left out where its scores lie more than skip_below
-// (natural logarithm, >= 0) below the largest score that each of its queries has met so far: neither its weights, which
+// (natural logarithm, >= 0) below the largest score that each of its queries has met so far: neither weights, which
 // are below e^-skip_below of the largest, nor their product with the values are computed. lse is that of what is kept.
 // Infinity leaves out nothing; the bits are those without the option.
 // skip_share: in its place the threshold by the length, e^-skip_below = skip_share / Lk (at most 1), with the true key

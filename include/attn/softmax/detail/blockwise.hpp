@@ -138,8 +138,8 @@ void tile_scores(const P* queries, const packed_keys<P>& keys, idx_t first, idx_
 /// visit(tile) for every tile of rows with the given ranges of slots, block of keys by block of keys. Forward and
 /// backward passes thus visit the same tiles in the same order. next(n) is called before the tiles of up to n more
 /// keys. `fixed`: blocks begin at multiples of Step, and tiles are whole panels of them: what a row gets does not depend
-/// on which slots others see, but for zeros that are added. Where a slot `own` >= 0 is given, the first block is that
-/// with this slot, or the last one; then the first, then those before `own`, backward, then the others.
+/// on which slots others see, but for zeros that are added. Where a slot `own` >= 0 is given, the block with this slot
+/// comes first, then the first block, then those before `own`, backward, then the others.
 template <class T, idx_t Step = key_block, class Visit, class Next>
 void visit_tiles(const key_range* ranges, idx_t rows, Visit&& visit, Next&& next, bool fixed = false, idx_t own = -1) {
   const idx_t unit = fixed ? panel_width<T> : width<T>;
@@ -151,7 +151,7 @@ void visit_tiles(const key_range* ranges, idx_t rows, Visit&& visit, Next&& next
   }
   const idx_t place = fixed ? Step : panel_width<T>;
   const idx_t start = begin / place * place, blocks = begin < end ? ceil_div(end - start, Step) : 0;
-  if (own >= 0) own = std::clamp(own - start, idx_t(0), end - 1 - start) / Step;
+  if (own >= 0 && blocks > 0) own = std::clamp(own - start, idx_t(0), end - 1 - start) / Step;
   for (idx_t n = 0; n < blocks; ++n) {
     const idx_t block = n > own ? n : n == 0 ? own : n == 1 ? 0 : own - n + 1, from = start + block * Step;
     next(Step);

@@ -286,7 +286,8 @@ struct few_queries_driver {
         if (*one.sum > T(1) && *one.sum < T(1) + T(1) / 1024) {
           std::fill_n(one.row(0), one.stride, T(0)), *one.sum = 0;
           for (idx_t from = first; from < end; from += some) {
-            attend_keys(w, sets.items[number], queries.part(r, 1), from, (std::min)(end, from + some), one, stream_pass::again);
+            attend_keys(w, sets.items[number], queries.part(r, 1), from, (std::min)(end, from + some), one,
+                        stream_pass::again);
             sums.add(one, 1);
           }
         }

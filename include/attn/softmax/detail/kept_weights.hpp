@@ -1,4 +1,4 @@
-// attn: steps 3 and 4 of blockwise attention (blockwise.hpp) for a tile of which some keys are left out (tile_skip.hpp).
+// attn: steps 3 and 4 of blockwise attention (blockwise.hpp) for tiles of which some keys are left out (tile_skip.hpp).
 #pragma once
 
 #include <attn/softmax/detail/tile_output.hpp>

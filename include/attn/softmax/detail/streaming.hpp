@@ -240,8 +240,8 @@ ATTN_INLINE packet<T> stream_weight(const packet<T>& x) {
     return exp2_rounded(x);
 }
 
-/// What a pass over keys is for: their weights; the same, though the tiles have been counted before; or only to raise the
-/// maxima of the rows, by which keys that are attended later are left out.
+/// What a pass over keys is for: their weights; the same, of tiles that have been counted before; or only to raise the
+/// maxima of rows, by which keys that are attended later are left out.
 enum class stream_pass { weights, again, maxima };
 
 /// Attends the queries to rows [begin, end) of k and v, which are at positions[row]; where causal, a query sees those
@@ -325,7 +325,8 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
           return false;
         }
         if (skip >= 0) {
-          const T threshold = maximum == minus_infinity ? std::numeric_limits<T>::lowest() : maximum - static_cast<T>(skip);
+          const T threshold =
+              maximum == minus_infinity ? std::numeric_limits<T>::lowest() : maximum - static_cast<T>(skip);
           const bool kept = any_reaches(s, padded, T(1), threshold);
           looked_at += seen > 0, left_out += seen > 0 && !kept;
           if (!kept) {
