@@ -276,7 +276,6 @@ TEST_CASE("skip: every plan of keys leaves out what is far", "[skip]") {
       if (n < 14) blocks.push_back(n);
       singles.push_back(2 * n);
     }
-  attn::skipped_tiles tiles;
   compiled_selected_keys<float>::options by_block, one_by_one;
   by_block.block = 64, by_block.indices = attn::tensor_view<const std::int32_t>(blocks.data(), {1, 1, 900, 14});
   one_by_one.indices = attn::tensor_view<const std::int32_t>(singles.data(), {1, 1, 900, 256});
