@@ -32,6 +32,7 @@ struct flags {
   idx_t max_length = 0;    // 0: by the operator's growth
   double max_seconds = 0;  // a run that takes longer is left out; 0: none for that reason
   double budget = 150;     // seconds the sweep may take; the main curve is run whatever it takes
+  bool efficiency = true;  // of several threads, beside processes
   bool smoke = false;
   bool help = false;
 };

@@ -7,9 +7,12 @@
 #include <attn/core/detail/pages.hpp>
 
 #include <algorithm>
+#include <barrier>
 #include <chrono>
 #include <cstdio>
 #include <fstream>
+#include <numeric>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -26,9 +29,9 @@ constexpr bool has_fma = false;
 #endif
 
 // What is measured reads its operands from here and leaves its result there, so that no compiler can compute it
-// beforehand or leave it out.
+// beforehand or leave it out. Every thread has a result of its own.
 volatile float operands[] = {0.5F, 1.0F};
-volatile float result;
+thread_local volatile float result;
 
 template <class Work>
 double seconds_of(Work&& work) {
@@ -119,11 +122,22 @@ double quantile(std::vector<double> values, double share) {
   return *at;
 }
 
-}  // namespace
+/// Calls work(thread) on `threads` threads, begun together, the caller's among them.
+template <class Work>
+void at_once(int threads, Work&& work) {
+  std::vector<std::thread> others;
+  std::barrier start(threads);
+  const auto begin = [&](int thread) {
+    start.arrive_and_wait();
+    work(thread);
+  };
+  for (int thread = 1; thread < threads; ++thread) others.emplace_back(begin, thread);
+  begin(0);
+  for (std::thread& other : others) other.join();
+}
 
-double machine::peak_quantile(double share, arithmetic a) const { return quantile(peaks_[static_cast<int>(a)], share); }
-
-void machine::sample_peak(arithmetic a) {
+/// Operations per second of this thread.
+double sustained_peak(arithmetic a) {
   constexpr std::ptrdiff_t rounds = 40'000;
   constexpr int trials = 30;  // their median: one that another process interrupts does not count
   std::vector<double> seconds;
@@ -135,7 +149,52 @@ void machine::sample_peak(arithmetic a) {
              : a == arithmetic::of_double ? multiply_add<double>(rounds, sums)
                                           : multiply_add_pairs(rounds, sums);
     }));
-  peaks_[static_cast<int>(a)].push_back(2.0 * static_cast<double>(made) / quantile(seconds, 0.5));
+  return 2.0 * static_cast<double>(made) / quantile(seconds, 0.5);
+}
+
+/// Bytes per second that `threads` threads read, and read and write back, at once, a part of the memory each.
+struct bandwidths {
+  double read = 0, rewrite = 0;
+
+  void measure(float* x, std::ptrdiff_t n, int threads) {
+    constexpr int trials = 5;  // the fastest counts: nothing but disturbance makes memory slower
+    const std::ptrdiff_t part = n / threads / 64 * 64;
+    const double bytes = static_cast<double>(part * threads) * sizeof(float);
+    std::barrier together(threads);
+    at_once(threads, [&](int thread) {
+      const auto time_all = [&](auto&& work) {
+        together.arrive_and_wait();
+        return seconds_of([&] {
+          work();
+          together.arrive_and_wait();
+        });
+      };
+      Eigen::Map<Eigen::ArrayXf> own(x + thread * part, part);
+      for (int trial = 0; trial < trials; ++trial) {
+        const double reading = time_all([&] { result = sum_of(own.data(), part); }),
+                     rewriting = time_all([&] { own *= float(operands[1]); });
+        if (thread != 0) continue;
+        read = std::max(read, bytes / reading);
+        rewrite = std::max(rewrite, 2 * bytes / rewriting);
+      }
+    });
+  }
+};
+
+}  // namespace
+
+double machine::peak_quantile(double share, arithmetic a) const { return quantile(peaks_[static_cast<int>(a)], share); }
+
+double machine::peak_of_all(arithmetic a) const {
+  return measures_all() ? quantile(all_peaks_[static_cast<int>(a)], 0.5) : threads_ * peak_flops(a);
+}
+
+void machine::sample_peak(arithmetic a) {
+  peaks_[static_cast<int>(a)].push_back(sustained_peak(a));
+  if (!measures_all()) return;
+  std::vector<double> each(static_cast<std::size_t>(threads_));
+  at_once(threads_, [&](int thread) { each[static_cast<std::size_t>(thread)] = sustained_peak(a); });
+  all_peaks_[static_cast<int>(a)].push_back(std::accumulate(each.begin(), each.end(), 0.0));
 }
 
 void machine::measure(arithmetic a) {
@@ -145,18 +204,17 @@ void machine::measure(arithmetic a) {
   const auto n = static_cast<std::ptrdiff_t>(bytes / sizeof(float));
   // Allocated as caches are, in large pages where there are any: small ones take up to a third of the bandwidth.
   attn::detail::memory_vector<float> memory(static_cast<std::size_t>(n), 1.0f);
-  Eigen::Map<Eigen::ArrayXf> x(memory.data(), n);
-  double read = 1e30, rewrite = 1e30;  // the fastest of many: nothing but disturbance makes memory slower
+  bandwidths of_one, of_all;
   for (int round = 0; round < 6; ++round) {
     sample_peak(a);
-    for (int trial = 0; trial < 5; ++trial) {
-      read = std::min(read, seconds_of([&] { result = sum_of(x.data(), n); }));
-      rewrite = std::min(rewrite, seconds_of([&] { x *= float(operands[1]); }));
-    }
+    of_one.measure(memory.data(), n, 1);
+    if (measures_all()) of_all.measure(memory.data(), n, threads_);
   }
-  result = x[n / 2];
-  read_bandwidth_ = std::max(read_bandwidth_, static_cast<double>(bytes) / read);
-  rewrite_bandwidth_ = std::max(rewrite_bandwidth_, 2.0 * static_cast<double>(bytes) / rewrite);
+  result = memory[static_cast<std::size_t>(n / 2)];
+  read_bandwidth_ = std::max(read_bandwidth_, of_one.read);
+  rewrite_bandwidth_ = std::max(rewrite_bandwidth_, of_one.rewrite);
+  all_read_bandwidth_ = std::max(all_read_bandwidth_, of_all.read);
+  all_rewrite_bandwidth_ = std::max(all_rewrite_bandwidth_, of_all.rewrite);
 }
 
 std::size_t last_level_cache_bytes() {
@@ -173,6 +231,16 @@ std::size_t available_memory_bytes() {
     if (std::sscanf(line.c_str(), "MemAvailable: %llu", &kibibytes) == 1) return std::size_t{kibibytes} << 10;
   }
   return std::size_t{4} << 30;
+}
+
+int processors() { return static_cast<int>(std::max(1U, std::thread::hardware_concurrency())); }
+
+bool matrix_unit_is_refused() {
+#if ATTN_HAS_AMX
+  return attn::detail::amx::present() && !attn::detail::amx::available();
+#else
+  return false;
+#endif
 }
 
 std::string bf16_arithmetic() {

@@ -87,6 +87,11 @@ void add_context(const flags& set, const machine& m, const std::vector<dataset>&
   add("dim", std::to_string(set.dim));
   add("threads", std::to_string(set.threads));
   if (set.virtual_threads > 0) add("virtual_threads", std::to_string(set.virtual_threads));
+  if (m.measures_all()) {
+    add("peak_gflops_of_all", figure(m.peak_of_all() * 1e-9));
+    add("read_gb_per_s_of_all", figure(m.read_bandwidth_of_all() * 1e-9));
+    add("rewrite_gb_per_s_of_all", figure(m.rewrite_bandwidth_of_all() * 1e-9));
+  }
   add("type", set.type);
   add("precision", set.precision);
   add("bf16_arithmetic", bf16_arithmetic());
@@ -198,7 +203,7 @@ int run(std::vector<std::string> arguments) {
 
   const auto data = read_data(set);
   if (!set.input.empty()) take_shape(set, data[0], given);
-  machine m;
+  machine m(static_cast<int>(set.threads), set.virtual_threads > 0);
   sweep s(set, m, data);
   auto defaults = default_flags(arguments);
   initialize(defaults);

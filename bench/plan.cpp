@@ -32,9 +32,13 @@ std::vector<idx_t> lengths_of(const variant& x, const flags& set) {
     std::erase_if(lengths, [](idx_t n) { return !is_power_of_4(n); });
   if (set.own_length > 0 && !x.backward && !contains(lengths, set.own_length))
     lengths.insert(std::ranges::lower_bound(lengths, set.own_length), set.own_length);
-  const idx_t compared = comparison_length(set);
-  if (x.has_setting() && !lengths.empty()) lengths = {contains(lengths, compared) ? compared : lengths.back()};
+  if (x.has_setting() && !lengths.empty()) lengths = {compared_length(lengths, set)};
   return lengths;
+}
+
+idx_t compared_length(const std::vector<idx_t>& lengths, const flags& set) {
+  const idx_t compared = comparison_length(set);
+  return contains(lengths, compared) ? compared : lengths.back();
 }
 
 std::vector<idx_t> main_lengths(const flags& set) {

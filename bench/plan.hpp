@@ -18,6 +18,9 @@ idx_t comparison_length(const flags&);
 /// flags', one. The length of --input's data is among them, however long it is.
 std::vector<idx_t> lengths_of(const variant&, const flags&);
 
+/// The one of them at which the operator is compared: the longest where comparison_length is not among them.
+idx_t compared_length(const std::vector<idx_t>&, const flags&);
+
 /// Those of the main lengths that are in the flags' range; where none is, every second length.
 std::vector<idx_t> main_lengths(const flags&);
 

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "peers"))
 
 import matplotlib.pyplot as plt
 
-from cases import LENGTH, case, shape_of, times_as_long
+from cases import LENGTH, case, shape_of, threads_of, times_as_long
 from plot_common import FAINT, INK, save, seconds, value_axis
 
 SHADES = ["#e07b00", "#1f77d0", "#2e8b3d", "#8e3bb0"]  # of peers; attn is black
@@ -68,7 +68,7 @@ def draw(results):
     commit = f" {context['commit']}" if context.get("commit") else ""
     figure.text(0.012, 1 - 0.15 / height, "attn beside other libraries", fontsize=14, fontweight="bold", va="top",
                 color="#111111")
-    lines = (f"{LENGTH} tokens, {USUAL}, unless named; one thread, in turns  ·  {context.get('processor')}, "
+    lines = (f"{LENGTH} tokens, {USUAL}, unless named; {threads_of(context)}, in turns  ·  {context.get('processor')}, "
              f"{context.get('compiler')}: {context.get('peak_gflops')} Gflop/s per core  ·  attn{commit}, "
              f"{context.get('date')}")
     figure.text(0.012, 1 - 0.47 / height, lines, fontsize=9, va="top", color="#666666")

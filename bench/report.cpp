@@ -29,8 +29,20 @@ std::string threads_of(const flags& set) {
   return text("%td %sthread%s", set.threads, set.virtual_threads > 0 ? "virtual " : "", set.threads == 1 ? "" : "s");
 }
 
-double of_peak(const record& r, const machine& m, const flags& set) {
-  return r.of->flops(r.length) / r.best() / (m.peak_flops(r.of->products) * static_cast<double>(set.threads));
+double of_peak(const record& r, const machine& m) {
+  return r.of->flops(r.length) / r.best() / m.peak_of_all(r.of->products);
+}
+
+/// A column of the tables, where there are several threads.
+std::string efficiency_text(const record& r) { return r.efficiency > 0 ? text("%.2f", r.efficiency) : "-"; }
+std::string efficiency_column(const machine& m, const std::string& content) {
+  return m.measures_all() ? text(" %10s", content.c_str()) : "";
+}
+/// What it says.
+std::string efficiency_note(const machine& m) {
+  if (!m.measures_all()) return "";
+  return text("efficiency: calls per second over those that %d processes of one thread each make at the same time.\n",
+              m.threads());
 }
 
 /// Slope of log time over log length, from lengths of the main curve: the same for all operators.
@@ -199,13 +211,15 @@ std::string backward_summary(const sweep& s, const machine& m, const flags& set)
   const auto groups = by_operator(s, is_backward);
   if (groups.empty()) return "";
   const idx_t common = summary_length(groups, set);
-  std::string table = text("\n%-31s %11s %17s %10s %8s %10s\n", "backward pass", "exponent",
-                           text("time at %td", common).c_str(), "of forward", "of_peak", "scratch");
+  std::string table = text("\n%-31s %11s %17s %10s %8s", "backward pass", "exponent",
+                           text("time at %td", common).c_str(), "of forward", "of_peak") +
+                      efficiency_column(m, "efficiency") + text(" %10s\n", "scratch");
   for (const points& all : groups) {
     const record& shown = shown_of(all, common);
-    table += text("%-31s %11s %17s %10s %8.2f %10s\n", shown.of->name.c_str(), exponent_text(all, set).c_str(),
-                  time_shown(shown, common).c_str(), of_rival(s, shown, "%.2f").c_str(), of_peak(shown, m, set),
-                  memory_text(static_cast<double>(shown.scratch_bytes)).c_str());
+    table += text("%-31s %11s %17s %10s %8.2f", shown.of->name.c_str(), exponent_text(all, set).c_str(),
+                  time_shown(shown, common).c_str(), of_rival(s, shown, "%.2f").c_str(), of_peak(shown, m)) +
+             efficiency_column(m, efficiency_text(shown)) +
+             text(" %10s\n", memory_text(static_cast<double>(shown.scratch_bytes)).c_str());
   }
   return table + "of forward: time relative to the forward call, which is not part of it.\n";
 }
@@ -238,10 +252,15 @@ std::string forward_summary(sweep& s, const machine& m, const flags& set) {
   if (groups.empty()) return "";
   const idx_t common = summary_length(groups, set);
   const auto& data = s.data();
-  std::string table = text("\n%-31s %11s %17s %8s %8s %10s", "", "", "", "", "", "") +
-                      text("%*s\n", column_width(data[0]), "error on") +
-                      text("%-31s %11s %17s %8s %8s %10s", "operator", "exponent", text("time at %td", common).c_str(),
-                           "of full", "of_peak", "scratch");
+  const auto titles = [&](const char* of_operators, const char* of_exponents, const std::string& of_times,
+                          const char* of_full, const char* peak, const char* efficiency, const char* scratch) {
+    return text("%-31s %11s %17s %8s %8s", of_operators, of_exponents, of_times.c_str(), of_full, peak) +
+           efficiency_column(m, efficiency) + text(" %10s", scratch);
+  };
+  const std::string nothing = titles("", "", "", "", "", "", "");
+  std::string table = '\n' + nothing + text("%*s\n", column_width(data[0]), "error on") +
+                      titles("operator", "exponent", text("time at %td", common), "of full", "of_peak", "efficiency",
+                             "scratch");
   table += names_of(data) + "  faster than full from\n";
   bool elsewhere = false, some_see_all = false;
   std::string several;
@@ -250,9 +269,10 @@ std::string forward_summary(sweep& s, const machine& m, const flags& set) {
     elsewhere = elsewhere || shown.length != common;
     const variant& x = *shown.of;
     const auto from = beats_from(all, s);
-    table += text("%-31s %11s %17s %8s %8.2f %10s", x.name.c_str(), exponent_text(all, set).c_str(),
-                  time_shown(shown, common).c_str(), of_rival(s, shown, "%.3f").c_str(), of_peak(shown, m, set),
-                  memory_text(static_cast<double>(shown.scratch_bytes)).c_str());
+    table += titles(x.name.c_str(), exponent_text(all, set).c_str(), time_shown(shown, common),
+                    of_rival(s, shown, "%.3f").c_str(), text("%.2f", of_peak(shown, m)).c_str(),
+                    efficiency_text(shown).c_str(),
+                    memory_text(static_cast<double>(shown.scratch_bytes)).c_str());
     table += error_text(s, x);
     if (x.sequences > 1) several += text("%s: one token of each of %td sequences.\n", x.name.c_str(), x.sequences);
     some_see_all = some_see_all || x.sees_every_token(s.errors_of(x).operators);
@@ -262,8 +282,8 @@ std::string forward_summary(sweep& s, const machine& m, const flags& set) {
     for (const points& all : groups)
       if (all[0]->of->name == name)
         table +=
-            text("%-31s %11s %17s %8s %8s %10s",
-                 all[0]->of->name == "full_softmax" ? "mean of values" : "mean of values, causal", "", "", "", "", "") +
+            titles(all[0]->of->name == "full_softmax" ? "mean of values" : "mean of values, causal", "", "", "", "", "",
+                   "") +
             error_text(s.errors_of(*all[0]->of).mean_of_values, data) + "\n";
   table +=
       text("\nBest times; %td heads of %td, %s%s. ", set.heads, set.dim, threads_of(set).c_str(),
@@ -274,7 +294,8 @@ std::string forward_summary(sweep& s, const machine& m, const flags& set) {
       (elsewhere ? text("@: the figures of this line are those at this length, the longest that was run.\n") : "") +
       "of full: time relative to full_softmax at the same length. of_peak: useful operations per second over the "
       "sustained peak of the "
-      "threads used.\n"
+      "threads used.\n" +
+      efficiency_note(m) +
       "error: relative to full softmax in double precision, on queries, keys and values " +
       (set.input.empty() ? "of a real model (bench/data)" : "of --input") + text(", %td tokens;\n", data[0].length()) +
       "lsh's with its queries as keys.\n" +
@@ -303,7 +324,13 @@ std::string listing(const sweep& s, const machine& m, const flags& set) {
   if (groups.empty()) return not_run(s, set);
   std::string lines;
   if (set.virtual_threads > 0) lines += text("\nTimes are simulated: %s.\n", threads_of(set).c_str());
-  lines += text("\n%s, one core, sustained:\n", processor_name().c_str());
+  if (set.threads > processors() && set.virtual_threads == 0)
+    lines += text("\n%td threads on %d processor%s take turns: their times do not say what as many processors give.\n",
+                  set.threads, processors(), processors() == 1 ? "" : "s");
+  if (matrix_unit_is_refused())
+    lines += text("\nThe operating system does not permit the use of AMX: bf16 numbers are multiplied by %s.\n",
+                  bf16_arithmetic().c_str());
+  lines += text("\n%s, one thread alone, sustained:\n", processor_name().c_str());
   for (const auto& [kind, name] : {std::pair(arithmetic::of_float, "float"), std::pair(arithmetic::of_double, "double"),
                                    std::pair(arithmetic::of_bf16, "bf16, summed in float")})
     if (m.peak_samples(kind) > 0)
@@ -311,9 +338,16 @@ std::string listing(const sweep& s, const machine& m, const flags& set) {
           "%.1f Gflop/s of fused multiply-adds in %s\n(median of %zu measurements between the operators; a tenth below "
           "%.1f, a tenth above %.1f)\n",
           m.peak_flops(kind) * 1e-9, name, m.peak_samples(kind), m.peak_quantile(0.1, kind) * 1e-9,
-          m.peak_quantile(0.9, kind) * 1e-9);
+          m.peak_quantile(0.9, kind) * 1e-9) +
+               (m.measures_all() ? text("%d threads at once: %.1f Gflop/s, %.2f of as many alone\n", m.threads(),
+                                        m.peak_of_all(kind) * 1e-9,
+                                        m.peak_of_all(kind) / (m.threads() * m.peak_flops(kind)))
+                                 : "");
   lines += text("Memory: %.1f GB/s read, %.1f GB/s read and written back\n", m.read_bandwidth() * 1e-9,
                 m.rewrite_bandwidth() * 1e-9);
+  if (m.measures_all())
+    lines += text("%d threads at once: %.1f GB/s read, %.1f GB/s read and written back\n", m.threads(),
+                  m.read_bandwidth_of_all() * 1e-9, m.rewrite_bandwidth_of_all() * 1e-9);
   lines += text("A call: %.0f ns, full_softmax for one token of one head of 16\n", small_call_seconds() * 1e9);
   lines += text("\n%-36s %10s %10s %10s %8s %10s %7s\n", "operator/length", "best", "median", "Gflop/s", "of_peak",
                 "scratch", "runs");
@@ -321,13 +355,14 @@ std::string listing(const sweep& s, const machine& m, const flags& set) {
     for (const record* r : all) {
       const double per_second = 1 / r->best();
       lines += text("%-36s %10s %10s %10.1f %8.2f %10s %7zu", r->name().c_str(), time_text(r->best()).c_str(),
-                    time_text(r->median()).c_str(), r->of->flops(r->length) * per_second * 1e-9, of_peak(*r, m, set),
+                    time_text(r->median()).c_str(), r->of->flops(r->length) * per_second * 1e-9, of_peak(*r, m),
                     memory_text(static_cast<double>(r->scratch_bytes)).c_str(), r->seconds.size());
       // The fastest run is one whose state happened to be in a cache: the median says what memory gives.
       if (const auto moved = traffic_of(*r->of, r->length, r->median(), m))
         lines += moved->share > 1.05
                      ? text("   %.1f GB/s: more than the %s measured", moved->bytes_per_second * 1e-9, moved->of)
                      : text("   %.1f GB/s: %.2f of the %s", moved->bytes_per_second * 1e-9, moved->share, moved->of);
+      if (r->efficiency > 0) lines += text("   %.2f of %d processes", r->efficiency, m.threads());
       if (r->seconds.size() == 1) lines += "   a single run";
       lines += '\n';
     }

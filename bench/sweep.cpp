@@ -10,6 +10,7 @@
 #include <stdexcept>
 
 #include "inputs.hpp"
+#include "processes.hpp"
 #include "save.hpp"
 #include "terminal.hpp"
 #include "virtual_threads.hpp"
@@ -139,7 +140,8 @@ double sweep::preparation_seconds(const record& r) const {
 double sweep::visit_seconds(const record& r) const {
   constexpr double overhead = 0.01;
   const double one_run = expected_seconds(r), warm_up = one_run > long_run ? 0 : one_run;
-  return overhead + preparation_seconds(r) + warm_up + std::max(1.1 * asked_.min_seconds, one_run);
+  const double beside = wants_efficiency(r) ? static_cast<double>(flags_.threads) * 3 * one_run : 0;
+  return overhead + preparation_seconds(r) + warm_up + std::max(1.1 * asked_.min_seconds, one_run) + beside;
 }
 
 void sweep::run(double closing_seconds) {
@@ -189,6 +191,9 @@ void sweep::visit(record& r, const char* what) {
   const std::size_t before = results_.size();
   collector reporter(results_);
   benchmark::RunSpecifiedBenchmarks(&reporter, "all");  // it is one of those that the filter keeps
+  if (r.measured() && r.failure.empty() && wants_efficiency(r)) measure_efficiency(r);
+  for (std::size_t n = before; r.efficiency > 0 && n < results_.size(); ++n)
+    results_[n].counters["efficiency"] = r.efficiency;
   if (asked_.most_visits > 1)
     for (std::size_t n = before; n < results_.size(); ++n) results_[n].repetition_index = r.visits;
   ++r.visits;
@@ -253,9 +258,9 @@ void sweep::count(benchmark::State& state, const record& r, const std::vector<do
   state.SetLabel(r.of->label);
   const double flops = r.of->flops(r.length) / mean;
   state.counters["flops"] = flops;
-  const double peak = machine_.peak_flops(r.of->products);  // the median up to now: that of the last row counts
-  state.counters["peak_flops"] = peak;
-  state.counters["of_peak"] = flops / (peak * static_cast<double>(flags_.threads));
+  // The medians up to now: those of the last row count.
+  state.counters["peak_flops"] = machine_.peak_flops(r.of->products);
+  state.counters["of_peak"] = flops / machine_.peak_of_all(r.of->products);
   state.counters["runs"] = static_cast<double>(seconds.size());
   state.counters["best_ms"] = 1e3 * *std::ranges::min_element(seconds);
   state.counters["sequences"] = static_cast<double>(r.of->sequences);
@@ -271,6 +276,19 @@ void sweep::count(benchmark::State& state, const record& r, const std::vector<do
     state.counters["mean_error" + suffix] = error.mean_of_values[i];
   }
   if (r.of->sees_every_token(error.operators)) state.counters["sees_every_token"] = 1;
+}
+
+/// Once for every operator, at one length.
+bool sweep::wants_efficiency(const record& r) const {
+  return flags_.efficiency && machine_.measures_all() && r.efficiency == 0 && !r.of->has_setting() &&
+         r.length == compared_length(lengths_of(*r.of, flags_), flags_) &&
+         static_cast<double>(flags_.threads) * r.of->memory_bytes(r.length) <= memory_;
+}
+
+void sweep::measure_efficiency(record& r) {
+  show_progress(r, "beside processes");
+  const double calls = calls_per_second(static_cast<int>(flags_.threads), r.of->prepare(r.length), asked_.min_seconds);
+  if (calls > 0) r.efficiency = 1 / (r.median() * calls);
 }
 
 void sweep::show_progress(const record& r, const char* what) {

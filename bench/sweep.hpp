@@ -24,6 +24,7 @@ struct record {
   double run_seconds = 1e30;       // of the fastest; with virtual threads as it really was
   double preparation_seconds = 0;  // of the last visit: parameters made, caches filled; not numbers drawn once for all
   std::size_t scratch_bytes = 0;
+  double efficiency = 0;     // calls of all threads over those of as many processes; 0: not measured
   std::ptrdiff_t batch = 0;  // runs of a visit
   int visits = 0;
   std::string failure{};
@@ -87,6 +88,8 @@ class sweep {
   void measure(benchmark::State&, record&);
   void time(benchmark::State&, record&);
   void count(benchmark::State&, const record&, const std::vector<double>& seconds);
+  bool wants_efficiency(const record&) const;
+  void measure_efficiency(record&);
   void show_progress(const record&, const char* what);
 
   const flags& flags_;

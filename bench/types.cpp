@@ -78,7 +78,8 @@ std::map<std::string, std::string> users_of_flags() {
 std::optional<traffic> traffic_of(const variant& x, idx_t length, double seconds, const machine& m) {
   const double bytes_moved = x.moved_bytes ? x.moved_bytes(length) : 0;
   if (bytes_moved == 0) return {};
-  const double rate = bytes_moved / seconds, most = x.rewrites ? m.rewrite_bandwidth() : m.read_bandwidth();
+  const double rate = bytes_moved / seconds,
+               most = x.rewrites ? m.rewrite_bandwidth_of_all() : m.read_bandwidth_of_all();
   return traffic{rate, rate / most, x.rewrites ? "read-and-write bandwidth" : "read bandwidth"};
 }
 

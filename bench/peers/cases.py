@@ -4,6 +4,7 @@ A peer is a program that `bench/run --peers` starts. PEER --version prints one l
 with another status than 0 if the library is missing. PEER reads a list of cases as JSON from its standard input and
 prints one line of JSON for each case it knows: {"name": the case's key, "ms", "runs", "error"}, or {"name", "note"}
 where there is no figure. error: how far its result is from attn's, relative to the norm, where the case has a folder.
+The variable ATTN_PEER_THREADS says how many threads it may use.
 """
 
 LENGTH, CACHE, CHECKED = 4096, 8192, 512  # tokens of a call, of a cache, and where results are compared
@@ -24,7 +25,8 @@ FLOAT = [case("full_softmax"), case("full_softmax", dim=128), case("full_softmax
          case("full_softmax_backward"), case("full_softmax_backward_causal"), case("linear_backward"),
          case("aft_simple_backward"), case("aft_full_backward")]
 BFLOAT16 = [case(form, element="bfloat16")
-            for form in ("full_softmax", "full_softmax_causal", "linformer", "linear", "full_softmax_backward")]
+            for form in ("full_softmax", "full_softmax_causal", "linformer", "linear", "full_softmax_backward",
+                         "full_softmax_backward_causal")] + [case("full_softmax_decode", dim=128, element="bfloat16")]
 
 
 def shape_of(one):
@@ -32,6 +34,12 @@ def shape_of(one):
     heads = one["heads"]
     shape = f"{heads} heads" if "_decode" not in one["form"] else f"{QUERIES_PER_KEY_HEAD * heads} over {heads} heads"
     return f"{shape} of {one['dim']}"
+
+
+def threads_of(context):
+    """"one thread", "16 threads"."""
+    threads = int(context.get("threads", 1))
+    return "one thread" if threads == 1 else f"{threads} threads"
 
 
 def times_as_long(ratio):

@@ -39,7 +39,8 @@ async function prepare(one, length, folder = '') {
   const tensor = (name, h) => new ort.Tensor('float32', rows(numbers(folder, name, h * fresh * dim), h, fresh, dim),
     [1, fresh, h * dim]);
   const feeds = { q: tensor('query', queries), k: tensor('key', heads), v: tensor('value', heads) };
-  const session = await ort.InferenceSession.create(one.model, { intraOpNumThreads: 1, interOpNumThreads: 1 });
+  const session = await ort.InferenceSession.create(one.model, {
+    intraOpNumThreads: Number(process.env.ATTN_PEER_THREADS || 1), interOpNumThreads: 1 });
   if (one.form === 'full_softmax') return () => session.run(feeds);
   const int = (x, dims) => new ort.Tensor('int32', Int32Array.from([x]), dims);
   Object.assign(feeds, { sl: int(length - 1, [1]), tl: int(length, []) });

@@ -1,4 +1,5 @@
 """ONNX Runtime beside attn: its fused MultiHeadAttention and GroupQueryAttention."""
+import os
 import sys
 
 sys.dont_write_bytecode = True
@@ -26,7 +27,8 @@ def numbers(folder, name, *shape):
 
 def session(case):
     options = ort.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.intra_op_num_threads = int(os.environ.get("ATTN_PEER_THREADS", "1"))
+    options.inter_op_num_threads = 1
     options.log_severity_level = 3
     return ort.InferenceSession(case["model"], options, providers=["CPUExecutionProvider"])
 

@@ -1,9 +1,9 @@
 """attn beside other libraries, in turns: peers.py ATTN_BENCH FOLDER [flags]; bench/run --peers starts it.
 
 Flags: --python=PROGRAM (default $PYTHON or python3), --node=PROGRAM (default node), --peer=PROGRAM (one more peer, as
-cases.py describes; may be given several times), --type=float,bfloat16, --rounds=3, --seconds=0.3 (of a case in a
-round), --max-seconds=15 (cases of which one run takes longer are left out), --only=REGEX (of names), --check (only says
-what is installed).
+cases.py describes; may be given several times), --type=float,bfloat16, --threads=1 (of each), --rounds=3,
+--seconds=0.3 (of a case in a round), --max-seconds=15 (cases of which one run takes longer are left out), --only=REGEX
+(of names), --check (only says what is installed).
 """
 import datetime
 import json
@@ -22,7 +22,7 @@ here = Path(__file__).resolve().parent
 sys.path.insert(0, str(here))
 
 import onnx_models
-from cases import BFLOAT16, CHECKED, FLOAT, QUERIES_PER_KEY_HEAD, shape_of, times_as_long
+from cases import BFLOAT16, CHECKED, FLOAT, QUERIES_PER_KEY_HEAD, shape_of, threads_of, times_as_long
 
 WINDOW = 128
 TOLERANCE = {"float": 1e-4, "bfloat16": 3e-2}  # of results, relative to the norm
@@ -38,10 +38,11 @@ FROM = {  # how to get it
                               "NODE_PATH=.build/peers/node_modules bench/run --peers"}
 
 
-def environment():
-    """One thread, and OpenBLAS free to choose its kernels."""
+def environment(threads=1):
+    """So many threads, and OpenBLAS free to choose its kernels."""
     given = {k: v for k, v in os.environ.items() if k not in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")}
-    return {**given, **{f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}}
+    return {**given, "ATTN_PEER_THREADS": str(threads),
+            **{f"{name}_NUM_THREADS": str(threads) for name in ("OMP", "OPENBLAS", "MKL")}}
 
 
 def value_of(arguments, name, otherwise):
@@ -80,10 +81,10 @@ def installed(arguments):
     return found, missing
 
 
-def pin():
-    """This process, and with it all that it starts, to the last processor that it may use."""
+def pin(threads):
+    """This process, and with it all that it starts, to the last processors that it may use, one for each thread."""
     if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-threads:])
 
 
 # --- attn -------------------------------------------------------------------------------------------------------------
@@ -99,19 +100,21 @@ def attn_bench(program, json_path, cases, dim, length, budget, more=()):
     names = "|".join(case["name"].rsplit("/", 1)[0] for case in cases)
     types = ",".join(dict.fromkeys(case["element"] for case in cases))
     command = [program, f"--benchmark_out={json_path}", f"--benchmark_filter=^({names})/{length}$", f"--dim={dim}",
-               f"--type={types}", f"--min-length={length}", f"--max-length={length}", f"--budget={budget:.0f}", *more]
+               f"--type={types}", f"--min-length={length}", f"--max-length={length}", f"--budget={budget:.0f}",
+               "--efficiency=false", *more]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"peers.py: {shlex.join(command)} failed:\n{done.stderr}")
     return json.loads(Path(json_path).read_text())
 
 
-def measure_attn(program, folder, cases, seconds):
+def measure_attn(program, folder, cases, seconds, threads):
     """{key: ms}, and what attn_bench says of the machine."""
     times, context = {}, {}
     for (dim, length), group in of_dims(cases):
         # First each once, then as many visits as it has time for, up to five.
-        results = attn_bench(program, folder / "attn.json", group, dim, length, 10 + 3 * seconds * len(group))
+        results = attn_bench(program, folder / "attn.json", group, dim, length, 10 + 3 * seconds * len(group),
+                             [f"--threads={threads}"])
         context = {**results["context"], **{"peak_gflops": context.get("peak_gflops")}}
         for row in results["benchmarks"]:
             if row.get("run_type") == "iteration" and "best_ms" in row:
@@ -146,28 +149,28 @@ def tasks(cases, folder, first, seconds, most_seconds):
     return asked
 
 
-def measure_peer(command, asked):
-    done = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True, env=environment())
+def measure_peer(command, asked, threads):
+    done = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True, env=environment(threads))
     if done.returncode != 0:
         say(f"{shlex.join(command)} failed ({done.returncode}):", *done.stderr.strip().splitlines()[-3:])
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
-def measure(program, folder, peers, cases, rounds, seconds, most_seconds):
+def measure(program, folder, peers, cases, rounds, seconds, most_seconds, threads):
     """One row for each case: attn's time and what is known of each peer."""
     attn, times, facts, context = {}, {}, {}, {}
     say("comparing with attn's results, at", CHECKED, "tokens")
     save_results(program, folder, cases)
     for turn in range(rounds):
         say(f"round {turn + 1} of {rounds}: attn")
-        found, context = measure_attn(program, folder, cases, seconds)
+        found, context = measure_attn(program, folder, cases, seconds, threads)
         for key, ms in found.items():
             attn.setdefault(key, []).append(ms)
         for version, command in peers.items():
             say(f"round {turn + 1} of {rounds}: {version}")
             # What was too slow in the first round is not asked again.
             wanted = [c for c in cases if "note" not in facts.get((c["key"], version), {})]
-            for line in measure_peer(command, tasks(wanted, folder, turn == 0, seconds, most_seconds)):
+            for line in measure_peer(command, tasks(wanted, folder, turn == 0, seconds, most_seconds), threads):
                 at = line["name"], version
                 facts.setdefault(at, {}).update({k: line[k] for k in ("error", "note") if k in line})
                 if "ms" in line:
@@ -254,15 +257,16 @@ def main():
     if not cases:
         sys.exit(f"peers.py: no operator is called like {only.pattern} (--only)")
     rounds = int(value_of(arguments, "rounds", "3"))
-    pin()
+    threads = int(value_of(arguments, "threads", "1"))
+    pin(threads)
     rows, context = measure(program, work, peers, cases, rounds, float(value_of(arguments, "seconds", "0.3")),
-                            float(value_of(arguments, "max-seconds", "15")))
+                            float(value_of(arguments, "max-seconds", "15")), threads)
     shutil.rmtree(work)
-    context.update(date=datetime.date.today().isoformat(), commit=commit(), rounds=str(rounds))
+    context.update(threads=str(threads), date=datetime.date.today().isoformat(), commit=commit(), rounds=str(rounds))
     (folder / "peers.json").write_text(json.dumps({"context": context, "peers": list(peers), "rows": rows}, indent=1))
     state = f"attn {context['commit']}, " if context["commit"] else ""
     text = table(rows, list(peers))
-    text += (f"\n\nMilliseconds, one thread, in turns: the best of a round, the median of {rounds} "
+    text += (f"\n\nMilliseconds, {threads_of(context)}, in turns: the best of a round, the median of {rounds} "
              f"round{'s' * (rounds > 1)}. ×: times as long as attn.\n"
              f"{context.get('processor')}, {context.get('compiler')}, {state}{context['date']}\n")
     (folder / "peers.md").write_text(text)

@@ -1,4 +1,5 @@
 """PyTorch beside attn: scaled_dot_product_attention where it has an operator, straightforward tensor code elsewhere."""
+import os
 import sys
 
 sys.dont_write_bytecode = True
@@ -177,7 +178,7 @@ def decode(case, length, numbers):
 
 def prepare(case, length, folder=""):
     form, numbers = case["form"], Numbers(case, folder)
-    if form == "full_softmax_decode":
+    if "_decode" in form:
         return decode(case, length, numbers)
     operator = OPERATORS.get(form.replace("_backward", ""))
     if operator is None:
@@ -209,9 +210,16 @@ def error_of(case):
     return worst
 
 
+def version():
+    """With what multiplies its matrices: builds differ more by that than by their age."""
+    blas = next((name for key, name in (("BLAS_INFO=mkl", "MKL"), ("BLAS_INFO=open", "OpenBLAS"))
+                 if key in torch.__config__.show()), "")
+    return f"PyTorch {torch.__version__.split('+')[0]}" + (f" {blas}" if blas else "")
+
+
 def main():
-    cases = asked(f"PyTorch {torch.__version__.split('+')[0]}")
-    torch.set_num_threads(1)
+    cases = asked(version())
+    torch.set_num_threads(int(os.environ.get("ATTN_PEER_THREADS", "1")))
     torch.set_grad_enabled(False)
     torch.manual_seed(1)
     answer(cases, prepare, error_of)

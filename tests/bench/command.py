@@ -68,6 +68,19 @@ class Program(unittest.TestCase):
         self.refused("--max-length=99999999999999999999", says="--max-length expects a number <= 1099511627776")
         self.refused("--heads=0", says="--heads expects a number >= 1; found \"0\"")
 
+    def test_several_threads(self):
+        done = run(PROGRAM, *TINY, "--threads=2")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertRegex(done.stdout, r"\n2 threads at once: [\d.]+ Gflop/s, [\d.]+ of as many alone\n")
+        self.assertRegex(done.stdout, r"\n2 threads at once: [\d.]+ GB/s read")
+        self.assertRegex(done.stdout, r"linear/16 .* [\d.]+ of 2 processes")
+        self.assertIn("efficiency: calls per second over those that 2 processes", done.stdout)
+        more = 1 + len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1024
+        done = run(PROGRAM, *TINY, f"--threads={more}", "--efficiency=false")
+        self.assertRegex(done.stdout, rf"\n{more} threads on {more - 1} processors? take turns")
+        self.assertNotIn("processes", done.stdout)
+        self.assertNotIn("at once", run(PROGRAM, *TINY, "--virtual-threads=2").stdout)
+
     def test_filters(self):
         self.refused("--benchmark_filter=nothing", says="--benchmark_filter expects .*; found \"nothing\", which no name")
         self.refused("--benchmark_filter=(", says="--benchmark_filter expects a regular expression; found \"\\(\"")

@@ -29,11 +29,13 @@ context = {"processor": "made up", "compiler": "none", "heads": "8", "dim": flag
 json.dump({"context": context, "benchmarks": rows}, open(flags["benchmark_out"], "w"))
 """
 PEER = """
-import json, sys
+import json, os, sys
 if sys.argv[1:] == ["--version"]:
     sys.exit(print("Made up 1.2"))
 for case in json.load(sys.stdin):
-    if case["form"] == "nystrom":
+    if os.environ["ATTN_PEER_THREADS"] != "1" and case["form"] == "linear_causal":
+        print(json.dumps({"name": case["key"], "note": os.environ["ATTN_PEER_THREADS"] + " threads"}))
+    elif case["form"] == "nystrom":
         print(json.dumps({"name": case["key"], "note": "expected to take 99 s"}))
     elif "aft" not in case["form"]:
         error = {"error": 0.5 if case["form"] == "fnet" else 1e-6} if case["folder"] else {}
@@ -70,9 +72,9 @@ class Peers(unittest.TestCase):
             self.assertEqual(done.returncode, 1)
             self.assertIn("pip install numpy torch", done.stderr)
             self.assertNotIn("Building", done.stdout)
-            done = subprocess.run([*command, "--threads=2"], capture_output=True, text=True)
+            done = subprocess.run([*command, "--window=64"], capture_output=True, text=True)
             self.assertEqual(done.returncode, 2)
-            self.assertIn("does not take --threads=2", done.stderr)
+            self.assertIn("does not take --window=64", done.stderr)
 
     def test_table_and_picture(self):
         with tempfile.TemporaryDirectory() as text:
@@ -98,7 +100,11 @@ class Peers(unittest.TestCase):
             done = run(str(attn_bench), str(folder / "results"), *more, "--only=^linear")
             self.assertEqual(done.returncode, 0, done.stderr)
             results = json.loads((folder / "results" / "peers.json").read_text())
+            self.assertIn("Milliseconds, one thread, in turns", done.stdout)
             self.assertEqual({row["form"] for row in results["rows"]}, {"linear", "linear_causal", "linear_backward"})
+            many = run(str(attn_bench), str(folder / "results"), *more, "--only=^linear_causal", "--threads=3")
+            self.assertIn("Milliseconds, 3 threads, in turns", many.stdout)
+            self.assertIn("| 3 threads", many.stdout)
             peer.write_text(PEER.replace("0.5", "None"))  # what Node.js makes of a NaN
             done = run(str(attn_bench), str(folder / "results"), *more, "--only=^fnet")
             self.assertEqual(done.returncode, 1)

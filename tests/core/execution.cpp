@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <stdexcept>
@@ -70,6 +71,35 @@ TEST_CASE("a worker is one of the threads and runs one task at a time", "[execut
     busy[static_cast<std::size_t>(worker)] = 0;
   });
   CHECK(good);
+}
+
+TEST_CASE("threads that look for the next call find it, or sleep", "[execution]") {
+  execution run(4);
+  for (double spin : {1e-3, 1e-6, 0.0, 5e-5}) {  // found always; hardly ever; not looked for; by some
+    CAPTURE(spin);
+    run.set_spin(spin);
+    bool good = true;
+    for (int call = 0; call < 300; ++call) {
+      const idx_t tasks = call % 7;
+      std::vector<std::atomic<int>> times(static_cast<std::size_t>(tasks)), busy(4);
+      run.for_each(tasks, [&](idx_t task, int worker) {
+        if (busy[static_cast<std::size_t>(worker)].exchange(1)) times[static_cast<std::size_t>(task)] = 100;
+        ++times[static_cast<std::size_t>(task)];
+        if (call % 3 == 0) std::this_thread::yield();
+        busy[static_cast<std::size_t>(worker)] = 0;
+      });
+      for (const auto& n : times) good = good && n == 1;
+    }
+    CHECK(good);
+    CHECK_THROWS_AS(run.for_each(9, [](idx_t, int) { throw std::runtime_error("a task"); }), std::runtime_error);
+  }
+  execution serial;
+  serial.set_spin(1);  // has no threads
+  run.set_spin(10);
+  const auto begin = std::chrono::steady_clock::now();
+  run.for_each(4, [](idx_t, int) {});
+  run = execution(2);  // threads that look are told to end
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(5));
 }
 
 TEST_CASE("serial work stays on the caller's thread, in order", "[execution]") {

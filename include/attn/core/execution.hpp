@@ -14,6 +14,7 @@
 //
 //   threads.set_precision(attn::precision::fast);   // from here on; see precision
 //   threads.set_invariant(true);                    // from here on; see set_invariant()
+//   threads.set_spin(50e-6);                        // threads look for the next call so long before they sleep
 #pragma once
 
 #include <attn/core/detail/amx.hpp>
@@ -111,6 +112,13 @@ class execution {
   /// operators and what it costs.
   bool invariant() const { return invariant_; }
   void set_invariant(bool on) { invariant_ = on; }
+
+  /// For so many seconds after a call the threads look for the next one before they sleep: 50e-6 where the calls of a
+  /// model follow one another, so that none of them waits for threads to wake. They keep their processors busy
+  /// meanwhile, so 0 is the default. A pool of your own is not told.
+  void set_spin(double seconds) {
+    if (pool_) pool_->set_spin(seconds);
+  }
 
   /// Bytes of scratch memory allocated now; they grow to the largest call so far.
   std::size_t scratch_bytes() const {

@@ -54,6 +54,7 @@ struct model_tiles {
 };
 inline thread_local model_tiles model{};
 
+inline bool present() { return true; }
 inline bool available() { return true; }
 inline void configure(const tile_shapes& = shapes) { std::memset(&model, 0x7f, sizeof model); }
 inline void release() {}
@@ -95,11 +96,15 @@ void multiply_add() {
 
 #else
 
+/// Whether the processor has it.
+inline bool present() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  constexpr unsigned has_bf16 = 1u << 22, has_tiles = 1u << 24;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & has_bf16) && (d & has_tiles);
+}
 inline bool available() {
   static const bool allowed = [] {
-    unsigned a = 0, b = 0, c = 0, d = 0;
-    constexpr unsigned has_bf16 = 1u << 22, has_tiles = 1u << 24;
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & has_bf16) || !(d & has_tiles)) return false;
+    if (!present()) return false;
     constexpr long request_permission = 0x1023, tile_data = 18;
     return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
   }();

@@ -1,7 +1,7 @@
 // attn: the threads of Eigen's pool.
 #pragma once
 
-#include <attn/core/detail/shared_tasks.hpp>
+#include <attn/core/detail/spinning_worker.hpp>
 
 #if __has_include(<Eigen/ThreadPool>)
 #include <Eigen/ThreadPool>
@@ -99,7 +99,11 @@ class eigen_threads final : public worker_pool {
   static constexpr int most = 1024;
 
   explicit eigen_threads(int threads) { start(threads); }
+  ~eigen_threads() override {
+    for (int n = 0; n < threads_; ++n) places_[static_cast<std::size_t>(n)].close();
+  }
   int threads() const { return threads_; }
+  void set_spin(double seconds) override { spin_ = seconds; }
 
   void run(idx_t tasks, int workers, const task_body& body) override {
     if (pool_.get_deleter().process != this_process()) start(threads_);
@@ -107,7 +111,11 @@ class eigen_threads final : public worker_pool {
     if (workers == 1) return body.run_serially(tasks);
     const auto shared = std::make_shared<shared_tasks>(tasks, workers, body);
     (void)error_of([&] {  // where memory runs out, those that were asked share the work
-      for (int worker = 1; worker < workers; ++worker) pool_->Schedule([shared, worker] { shared->work(worker); });
+      for (int worker = 1; worker < workers; ++worker) {
+        spinning_worker& at = places_[static_cast<std::size_t>(worker - 1)];
+        if (at.give(shared)) continue;
+        pool_->Schedule([shared, worker, &at, spin = spin_] { at.work(shared, worker, spin); });
+      }
     });
     shared->work(0);
     shared->end();
@@ -124,10 +132,13 @@ class eigen_threads final : public worker_pool {
   void start(int threads) {
     const pool_environment environment(threads);
     threads_ = environment.started();
+    places_.reset(new spinning_worker[static_cast<std::size_t>(threads_)]);
     pool_ = {threads_ > 0 ? new pool(threads_, environment) : nullptr, {this_process()}};
   }
 
   int threads_ = 0;
+  double spin_ = 0;
+  std::unique_ptr<spinning_worker[]> places_;  // of all workers but the caller
   std::unique_ptr<pool, deleter> pool_{nullptr, {0}};
 };
 

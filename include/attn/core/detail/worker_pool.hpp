@@ -27,6 +27,8 @@ class worker_pool {
   virtual ~worker_pool() = default;
   /// body(task, worker) for every task in [0, tasks), by `workers` threads at most. Throws what a task has thrown.
   virtual void run(idx_t tasks, int workers, const task_body& body) = 0;
+  /// How long threads without work look for the next call. A pool of the caller's decides that itself.
+  virtual void set_spin(double) {}
 };
 
 }}}  // namespace attn::ATTN_ISA::detail
