@@ -35,12 +35,13 @@ double of_peak(const record& r, const machine& m) {
 
 /// A column of the tables, where there are several threads.
 std::string efficiency_text(const record& r) { return r.efficiency > 0 ? text("%.2f", r.efficiency) : "-"; }
-std::string efficiency_column(const machine& m, const std::string& content) {
-  return m.measures_all() ? text(" %10s", content.c_str()) : "";
+bool shows_efficiency(const machine& m, const flags& set) { return m.measures_all() && set.efficiency; }
+std::string efficiency_column(const machine& m, const flags& set, const std::string& content) {
+  return shows_efficiency(m, set) ? text(" %10s", content.c_str()) : "";
 }
 /// What it says.
-std::string efficiency_note(const machine& m) {
-  if (!m.measures_all()) return "";
+std::string efficiency_note(const machine& m, const flags& set) {
+  if (!shows_efficiency(m, set)) return "";
   return text("efficiency: calls per second over those that %d processes of one thread each make at the same time.\n",
               m.threads());
 }
@@ -213,12 +214,12 @@ std::string backward_summary(const sweep& s, const machine& m, const flags& set)
   const idx_t common = summary_length(groups, set);
   std::string table = text("\n%-31s %11s %17s %10s %8s", "backward pass", "exponent",
                            text("time at %td", common).c_str(), "of forward", "of_peak") +
-                      efficiency_column(m, "efficiency") + text(" %10s\n", "scratch");
+                      efficiency_column(m, set, "efficiency") + text(" %10s\n", "scratch");
   for (const points& all : groups) {
     const record& shown = shown_of(all, common);
     table += text("%-31s %11s %17s %10s %8.2f", shown.of->name.c_str(), exponent_text(all, set).c_str(),
                   time_shown(shown, common).c_str(), of_rival(s, shown, "%.2f").c_str(), of_peak(shown, m)) +
-             efficiency_column(m, efficiency_text(shown)) +
+             efficiency_column(m, set, efficiency_text(shown)) +
              text(" %10s\n", memory_text(static_cast<double>(shown.scratch_bytes)).c_str());
   }
   return table + "of forward: time relative to the forward call, which is not part of it.\n";
@@ -255,7 +256,7 @@ std::string forward_summary(sweep& s, const machine& m, const flags& set) {
   const auto titles = [&](const char* of_operators, const char* of_exponents, const std::string& of_times,
                           const char* of_full, const char* peak, const char* efficiency, const char* scratch) {
     return text("%-31s %11s %17s %8s %8s", of_operators, of_exponents, of_times.c_str(), of_full, peak) +
-           efficiency_column(m, efficiency) + text(" %10s", scratch);
+           efficiency_column(m, set, efficiency) + text(" %10s", scratch);
   };
   const std::string nothing = titles("", "", "", "", "", "", "");
   std::string table = '\n' + nothing + text("%*s\n", column_width(data[0]), "error on") +
@@ -295,7 +296,7 @@ std::string forward_summary(sweep& s, const machine& m, const flags& set) {
       "of full: time relative to full_softmax at the same length. of_peak: useful operations per second over the "
       "sustained peak of the "
       "threads used.\n" +
-      efficiency_note(m) +
+      efficiency_note(m, set) +
       "error: relative to full softmax in double precision, on queries, keys and values " +
       (set.input.empty() ? "of a real model (bench/data)" : "of --input") + text(", %td tokens;\n", data[0].length()) +
       "lsh's with its queries as keys.\n" +
