@@ -288,8 +288,8 @@ struct pooled_tokens_driver {
     const idx_t stride = from.strides[2] * from.item, other_stride = other.strides[2] * other.item;
     const char *const row = from.at(of.b, of.h, token, 0), *const other_row = other.at(of.b, of.h, token, 0);
     if (stride == bytes && other_stride == bytes) return {row, other_row, first, (std::numeric_limits<idx_t>::max)()};
-    const idx_t before = first / bytes;
-    return {row + before * stride, other_row + before * other_stride, first % bytes, bytes, stride, other_stride};
+    const idx_t tokens = first / bytes;
+    return {row + tokens * stride, other_row + tokens * other_stride, first % bytes, bytes, stride, other_stride};
   }
   /// How many windows of [w, end) are computed as one: all, if each is a tile whose rows are used where they lie.
   idx_t windows_together(const head& of, idx_t w, idx_t end) const {
