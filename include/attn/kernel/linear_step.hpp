@@ -30,6 +30,11 @@ struct linear_step_options {
   view_field<const real> log_decay{};   // [B, H or Hkv, n, 1 or D]
   view_field<const real, 2> bonus{};    // [H, D]
   key_mask_view key_mask{};             // [B or 1, n]
+
+  operator detail::kernel_parameters<real>() const {
+    return {.both_lengths = lengths, .normalise = normalise, .eps = eps, .gate = decay, .key_mask = key_mask,
+            .recurrence = {.scale = scale, .log_decay = log_decay, .bonus = bonus}};
+  }
 };
 
 template <element S>
@@ -39,12 +44,9 @@ namespace detail {
 
 /// A step or append of linear.
 template <class S, class F>
-void step_linear(const char* name, linear_state<S>& state, const kernel_views<S>& x, const linear_step_options<S>& o,
-                 const F& map, execution& exec) {
+void step_linear(const char* name, linear_state<S>& state, const kernel_views<S>& x,
+                 const linear_step_options<S>& given, const F& map, execution& exec) {
   if constexpr (require_feature_map<F, compute_type<S>>()) {
-    const kernel_parameters<compute_type<S>> given{
-        .both_lengths = o.lengths, .normalise = o.normalise, .eps = o.eps, .gate = o.decay, .key_mask = o.key_mask,
-        .recurrence = {.scale = o.scale, .log_decay = o.log_decay, .bonus = o.bonus}};
     auto& items = step_access::of(state);
     call_views check{name};
     auto call = check_kernel(check, x, given, items.heads());

@@ -120,18 +120,18 @@ void check_correcting_call(call_views& check, kernel_call<T>& call, const kernel
 }
 
 /// A checked call, forward or a step.
-template <rule R, class S>
-auto check_correcting(call_views& check, const kernel_views<S>& x, const kernel_parameters<compute_type<S>>& given,
-                      execution& exec) {
-  auto call = name_views(check, x, given);
+template <rule R, class S, class Options>
+auto check_correcting(call_views& check, const kernel_views<S>& x, const Options& given, execution& exec) {
+  kernel_call<compute_type<S>> call{given, x.q, x.k, x.v, x.out};
+  name_views(check, x, call);
   check_correcting_call<R>(check, call, x, exec, false);
   return call;
 }
 /// A checked backward call with the gradients g (kernel_backward_call.hpp).
-template <rule R, class S>
+template <rule R, class S, class Options>
 auto check_correcting_backward(call_views& check, const kernel_views<S>& x,
-                               const std::type_identity_t<kernel_gradients<S>>& g,
-                               const kernel_parameters<compute_type<S>>& given, execution& exec) {
+                               const std::type_identity_t<kernel_gradients<S>>& g, const Options& given,
+                               execution& exec) {
   auto one = name_gradients(check, x, g, given);
   check_correcting_call<R>(check, one.forward, x, exec, true);
   check_correcting_state(check, "d_final_state", one.forward.shape, one.d_final_state);

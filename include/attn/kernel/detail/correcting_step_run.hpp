@@ -140,9 +140,9 @@ class correcting_state : public state_sequences<compute_type<S>> {
 };
 
 /// A step or append of delta_rule or dplr.
-template <rule R, class S>
+template <rule R, class S, class Options>
 void step_correcting(const char* name, kernel_items<compute_type<S>>& state, const kernel_views<S>& x,
-                     const kernel_parameters<compute_type<S>>& given, execution& exec) {
+                     const Options& given, execution& exec) {
   call_views check{name};
   auto call = check_correcting<R>(check, x, given, exec);
   check.extents({{"batch = batch of the state", state.batch(), call.shape.batch},

@@ -63,10 +63,12 @@ struct kernel_gradients {
 };
 
 /// A backward call whose views are named, once for all operators of the family. The final state is not written again.
-template <class S, class T>
+template <class S, class Options, class T = compute_type<S>>
 kernel_backward_call<T> name_gradients(call_views& check, const kernel_views<S>& x, const kernel_gradients<S>& g,
-                                       const kernel_parameters<T>& given) {
-  kernel_backward_call<T> one{.forward = name_inputs(check, x, given), .d_out = x.d_out, .accumulate = g.accumulate};
+                                       const Options& given) {
+  kernel_backward_call<T> one{
+      .forward = {given, x.q, x.k, x.v, x.out}, .d_out = x.d_out, .accumulate = g.accumulate};
+  name_inputs(check, x, one.forward);
   recurrence_parameters<T>& o = one.forward.recurrence;
   o.final_state = {}, o.final_weights = {};
   const auto tokens = [&](const char* name, const tensor_view<S>& gradient, const tensor_view<const S>& of) {
@@ -83,7 +85,7 @@ kernel_backward_call<T> name_gradients(call_views& check, const kernel_views<S>&
   one.da = tokens("a", g.a, x.a), one.db = tokens("b", g.b, x.b);
   check.gradient("features", g.features, x.features);
   if (g.features) one.d_features = {in_one_item(g.features), g.accumulate};
-  one.d_gate = numbers(given.gate_name(), g.gate, given.gate);
+  one.d_gate = numbers(one.forward.gate_name(), g.gate, one.forward.gate);
   one.d_beta = numbers("beta", g.beta, o.beta);
   one.d_log_decay = numbers("log_decay", g.log_decay, o.log_decay);
   one.d_bonus = numbers("bonus", g.bonus, o.bonus);
@@ -93,10 +95,9 @@ kernel_backward_call<T> name_gradients(call_views& check, const kernel_views<S>&
 }
 
 /// A checked backward call of an operator of feature sums, but for what it has of its own.
-template <class S>
+template <class S, class Options>
 auto check_kernel_backward(call_views& check, const kernel_views<S>& x,
-                           const std::type_identity_t<kernel_gradients<S>>& g,
-                           const kernel_parameters<compute_type<S>>& given) {
+                           const std::type_identity_t<kernel_gradients<S>>& g, const Options& given) {
   auto one = name_gradients(check, x, g, given);
   memory_layout out = x.q;  // of the shape out has
   out.extents[3] = x.v.extent(3);

@@ -67,11 +67,9 @@ tensor_view<S> in_one_item(const tensor_view<S, 3>& x) {
   return {x.data(), {1, x.extent(0), x.extent(1), x.extent(2)}, {0, x.stride(0), x.stride(1), x.stride(2)}};
 }
 
-/// A call whose views that it reads are named, once for all operators of the family. Their extents are checked
-/// afterwards.
+/// Names the views that a call reads, once for all operators of the family. Their extents are checked afterwards.
 template <class S, class T>
-kernel_call<T> name_inputs(call_views& check, const kernel_views<S>& x, const kernel_parameters<T>& given) {
-  kernel_call<T> call{given, x.q, x.k, x.v, x.out};
+void name_inputs(call_views& check, const kernel_views<S>& x, const kernel_call<T>& call) {
   const recurrence_parameters<T>& o = call.recurrence;
   check.read("q", x.q), check.read("k", x.k), check.read("v", x.v);
   check.option("d_out", x.d_out), check.option("features", x.features);
@@ -79,16 +77,14 @@ kernel_call<T> name_inputs(call_views& check, const kernel_views<S>& x, const ke
   check.option(call.gate_name(), call.gate), check.option("beta", o.beta), check.option("log_decay", o.log_decay);
   check.option("bonus", o.bonus);
   check.option("initial_state", o.initial_state), check.option("initial_weights", o.initial_weights);
-  return call;
 }
 /// The same of a forward call, with those that it writes.
 template <class S, class T>
-kernel_call<T> name_views(call_views& check, const kernel_views<S>& x, const kernel_parameters<T>& given) {
-  auto call = name_inputs(check, x, given);
+void name_views(call_views& check, const kernel_views<S>& x, const kernel_call<T>& call) {
+  name_inputs(check, x, call);
   check.write("out", x.out);
-  if (given.recurrence.final_state) check.write("final_state", given.recurrence.final_state);
-  if (given.recurrence.final_weights) check.write("final_weights", given.recurrence.final_weights);
-  return call;
+  if (const auto& state = call.recurrence.final_state) check.write("final_state", state);
+  if (const auto& weights = call.recurrence.final_weights) check.write("final_weights", weights);
 }
 
 /// Checks that memory can hold the sums of so many features.
@@ -174,11 +170,11 @@ void check_parameters(call_views& check, kernel_call<T>& call, const attention_s
   }
   check_performer(check, call);
 }
-/// The checks that all operators of feature sums share.
-template <class S>
-auto check_kernel(call_views& check, const kernel_views<S>& x, const kernel_parameters<compute_type<S>>& given,
-                  idx_t state_heads = 0) {
-  auto call = name_views(check, x, given);
+/// The checks that all operators of feature sums share. The options become the parameters in their place in the call.
+template <class S, class Options>
+auto check_kernel(call_views& check, const kernel_views<S>& x, const Options& given, idx_t state_heads = 0) {
+  kernel_call<compute_type<S>> call{given, x.q, x.k, x.v, x.out};
+  name_views(check, x, call);
   check_parameters(check, call, check_attention_extents(check, x.q, x.k, x.v, x.out), x, state_heads);
   return call;
 }
