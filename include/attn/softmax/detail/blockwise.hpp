@@ -135,14 +135,20 @@ void tile_scores(const P* queries, const packed_keys<P>& keys, idx_t first, idx_
   }
 }
 
+/// Slots whose sums the matrix unit adds in an order of its own are whole in tiles of fixed places.
+template <class P>
+constexpr idx_t unit_of_tiles(bool fixed) {
+  return fixed && rows_for_matrix_unit<P> ? panel_width<sum_type<P>> : width<sum_type<P>>;
+}
+
 /// visit(tile) for every tile of rows with the given ranges of slots, block of keys by block of keys. Forward and
 /// backward passes thus visit the same tiles in the same order. next(n) is called before the tiles of up to n more
-/// keys. `fixed`: blocks begin at multiples of Step, and tiles are whole panels of them: what a row gets does not depend
-/// on which slots others see, but for zeros that are added. Where a slot `own` >= 0 is given, the block with this slot
-/// comes first, then the first block, then those before `own`, backward, then the others.
+/// keys. `fixed`: blocks begin at multiples of Step: what a row gets does not depend on which slots others see, but for
+/// zeros that are added. Tiles are whole units. Where a slot `own` >= 0 is given, the block with this slot comes first,
+/// then the first block, then those before `own`, backward, then the others.
 template <class T, idx_t Step = key_block, class Visit, class Next>
-void visit_tiles(const key_range* ranges, idx_t rows, Visit&& visit, Next&& next, bool fixed = false, idx_t own = -1) {
-  const idx_t unit = fixed ? panel_width<T> : width<T>;
+void visit_tiles(const key_range* ranges, idx_t rows, Visit&& visit, Next&& next, bool fixed = false,
+                 idx_t unit = width<T>, idx_t own = -1) {
   idx_t begin = (std::numeric_limits<idx_t>::max)(), end = 0;
   for (idx_t r = 0; r < rows; ++r) {
     if (ranges[r].begin >= ranges[r].end) continue;
@@ -404,7 +410,8 @@ void attend(const row_block<P>& block, const packed_keys<P>& keys, const score_t
         if (sums.full(count)) last.finish();
         sums.next(count);
       },
-      block.fixed, terms.skip.leaves_out() ? own_slot(block, keys, terms.query_shift) : -1);
+      block.fixed, unit_of_tiles<P>(block.fixed),
+      terms.skip.leaves_out() ? own_slot(block, keys, terms.query_shift) : -1);
   last.finish();
   own.finish();
   if (terms.skip) terms.skip.count(seen, left_out);

@@ -216,7 +216,7 @@ void backward_block(const backward_rows<P>& rows, idx_t count, const key_range* 
     high = (std::max)(high, s.ranges[r].end);
   }
   if (low >= high) return;
-  const idx_t unit = s.fixed ? panel_width<T> : width<T>;
+  const idx_t unit = unit_of_tiles<P>(s.fixed);
   const idx_t base = low / unit * unit, columns = round_up(high, unit) - base;
   const bool all_seen = all_low <= low && all_high >= high;  // by every row
   for (idx_t r = 0; r < operands<P>(count) && !all_seen; ++r) {  // entries that no tile writes are 0
@@ -236,7 +236,7 @@ void backward_block(const backward_rows<P>& rows, idx_t count, const key_range* 
                                t.first};
   };
   if (s.fixed)
-    visit_tiles<T, backward_key_block>(s.ranges, count, take, [](idx_t) {}, true);
+    visit_tiles<T, backward_key_block>(s.ranges, count, take, [](idx_t) {}, true, unit);
   else
     visit_tiles<T>(s.ranges, count, take);
 

@@ -39,7 +39,6 @@ struct few_queries_driver {
   const sequence_lengths& lengths = in.lengths;
   const bool fixed = in.exec.invariant();
   const idx_t block_keys = fixed ? key_block : 256;                                            // packed at a time
-  static constexpr idx_t slots_in_place = key_block + 64;  // of the lists of rows: those that are fetched next, too
   const idx_t chunk_keys = fixed ? std::max<idx_t>(1, shape.keys) : stream_chunk;
 
   /// Whether the driver takes the queries of a batch item. More of them, and few keys, are attended sooner if all keys
@@ -303,14 +302,6 @@ struct few_queries_driver {
     return sums;
   }
 
-  /// Whether the kernel may read rows of keys and values where they lie.
-  bool reads_rows() const {
-    const auto adjacent = [](const auto& x) { return x.stride(3) == 1; };
-    if constexpr (std::same_as<C, typename packed_keys<P>::number> && !rows_for_matrix_unit<P>)
-      return adjacent(in.k) && adjacent(in.v) && shape.dim_v % width<T> == 0 && !in.terms.by_position;
-    return false;
-  }
-
   void attend_in_blocks(const work& w, const online_softmax<T>& state, int worker) const {
     // Terms are those of one head, and so is what is left out; without any, short tiles of several heads become tall
     // ones.
@@ -331,14 +322,14 @@ struct few_queries_driver {
     // One tile reads keys and values in place; packing them would take longer than its products (one token, 4 heads a
     // key head, 128 channels, Zen 4: 0.6 of the time).
     using stored = typename packed_keys<P>::number;
-    const bool in_rows = fixed && count == 1 && most <= tile_rows && reads_rows();
+    const bool in_rows = fixed && count == 1 && most <= tile_rows && detail::in_rows<P>(in);
     struct scratch {
       packed_keys<P> keys;
       row_block<P>* rows;
       const stored **key_rows, **value_rows;
     };
     const scratch s = in.exec.scratch(worker, [&](arena& memory) {
-      const idx_t slots = in_rows ? slots_in_place : 0;
+      const idx_t slots = in_rows ? key_block + slots_ahead : 0;
       return scratch{packed_keys<P>::layout(memory, in_rows ? 0 : block_keys, shape.dim, shape.dim_v),
                      memory.allocate_list(count, [&](arena& m) {
                        return row_block<P>::layout(m, shape.dim, shape.dim_v, bool(in.terms.by_distance),
@@ -379,7 +370,7 @@ struct few_queries_driver {
         if constexpr (std::same_as<C, stored>)
           if (in_rows) {
             const idx_t all = in.visible_keys(b);
-            for (idx_t n = 0; n < slots_in_place; ++n) {
+            for (idx_t n = 0; n < key_block + slots_ahead; ++n) {
               const idx_t j = (std::min)(begin + n, all - 1);
               s.key_rows[n] = keys.row(j), s.value_rows[n] = values.row(j);
             }

@@ -37,8 +37,8 @@ struct full_softmax_backward_driver {
 
   idx_t dq_stride() const { return round_up(shape.dim, panel_width<T>); }
   idx_t dq_size() const { return round_up(shape.queries, max_rows) * dq_stride(); }
-  /// Of an invariant execution they do not depend on the shape either: a row of dq gets the sums that it gets over fewer
-  /// keys.
+  /// Of an invariant execution they do not depend on the shape either: a row of dq gets the sums that it gets over
+  /// fewer keys.
   idx_t segment() const { return in.forward.exec.invariant() ? fixed_segment : backward_segment(shape.keys); }
   idx_t segments() const { return ceil_div(shape.keys, segment()); }
   idx_t row_blocks() const { return ceil_div(shape.queries, max_rows); }

@@ -9,6 +9,8 @@ namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Values are taken so many slots at a time, which stay in the first-level cache.
 inline constexpr idx_t values_together = 32;
+/// Slots beyond the last that the lists of rows have: rows that are fetched.
+inline constexpr idx_t slots_ahead = 64;
 
 /// Step 1: products of M rows and slots [first, first + count), both multiples of a vector. The rows of the next packet
 /// of slots are fetched line by line meanwhile (one token, 4 heads a key head, 128 channels, Zen 4: 0.45 of the time).

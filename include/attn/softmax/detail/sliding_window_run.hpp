@@ -1,8 +1,8 @@
 // attn: the driver of sliding_window. A task is a chunk of the queries of one residue class of a head's dilation, whose
 // keys are packed as the blockwise kernel goes on, or a block of global queries, which attend all keys.
 //
-// With execution::set_invariant() the slots of the keys of a class are its numbers among all of them, less a multiple of
-// the keys of a tile: tiles have the same places for every chunk.
+// With execution::set_invariant() the slots of the keys of a class are its numbers among all of them, less a multiple
+// of the keys of a tile: tiles have the same places for every chunk. Few rows read keys in place.
 #pragma once
 
 #include <attn/softmax/detail/global_positions.hpp>
@@ -74,6 +74,7 @@ struct window_scratch {
   row_block<P> block;
   packed_keys<P> keys, global_keys;
   class_rows rows;
+  const typename packed_keys<P>::number **key_rows, **value_rows;  // of few rows that read them in place
 };
 
 /// Which keys a window has. Keys and queries of residue class r of a head's dilation d are at positions r + d t; in
@@ -126,6 +127,59 @@ struct sliding_window_driver : window_sets {
 
   /// Number of chunks of one residue class of head h, for the longest batch item.
   idx_t chunks(idx_t h) const { return ceil_div(ceil_div(shape.queries, dilation(h)), chunk); }
+
+  /// Whether few rows of an invariant execution read keys in place, those of the heads of a group together: packing the
+  /// keys of a window for every head takes several times as long.
+  bool reads_rows(idx_t b, idx_t h) const {
+    if (!fixed || options.q_global || !in_rows<P>(in)) return false;
+    if (in.terms.any() || in.terms.dropout || in.terms.by_distance) return false;
+    const idx_t first = h / shape.group() * shape.group();
+    for (idx_t other = first; other < first + shape.group(); ++other)
+      if (dilation(other) != dilation(first)) return false;
+    return ceil_div(in.lengths.queries(b), dilation(h)) * shape.group() <= tile_rows;
+  }
+  /// The queries of a residue class of the heads of a group from h on, which make one tile. It has one chunk.
+  void attend_few(idx_t b, idx_t h, idx_t r, window_scratch<P>& s) const {
+    const idx_t d = dilation(h), n = in.lengths.keys(b), shift = in.shift(b), keys = n > r ? ceil_div(n - r, d) : 0;
+    const idx_t t0 = first_of(shift, r, d), t1 = first_of(in.last_shift(b), r, d);
+    if (t0 >= t1) return;
+    class_rows& of = s.rows;
+    of.d = d, of.r = r, of.shift = shift, of.globals = globals(b);
+    of.low = std::clamp(t0 - left, idx_t(0), keys), of.high = std::clamp(t1 + right, of.low, keys);
+    const idx_t seen = of.low;
+    of.align(unit);
+    const auto key = rows_of(b, h, true), value = rows_of(b, h, false);
+    const idx_t count = of.keys_to_pack(s.keys.positions);
+    index_map positions;
+    const idx_t each = of.rows_of(t0, t1, positions), rows = each * shape.group();
+    if (rows == 0) return;
+    s.block.fixed = true;
+    s.block.begin([&](idx_t row) { return in.query(b, h + row / each).row(positions[row % each]); }, in.q.stride(3),
+                  positions, rows, in.terms.query_factor());
+    const auto attend_rows = [&](packed_keys<P> set, idx_t first, idx_t slots, const auto& range_of) {
+      if constexpr (std::same_as<C, typename packed_keys<P>::number>) {
+        for (idx_t slot = first; slots > 0 && slot < slots + slots_ahead; ++slot) {
+          const idx_t j = set.positions[(std::min)(slot, slots - 1)];
+          s.key_rows[slot] = key.row(j), s.value_rows[slot] = value.row(j);
+        }
+        set.key_rows = s.key_rows, set.value_rows = s.value_rows;
+      }
+      for (idx_t row = 0; row < rows; ++row) s.block.ranges[row] = range_of(positions[row % each]);
+      attend(s.block, set, in.terms.for_head(b, h, shift));
+    };
+    attend_rows(s.keys, of.slot(seen) / s.keys.wide * s.keys.wide, count, [&](idx_t i) {
+      const idx_t u = of.entry(i);
+      return key_range{of.slot(u - left), of.slot(u + right + 1)};
+    });
+    if (of.listed()) {
+      s.global_keys.positions.list = of.globals.data();
+      attend_rows(s.global_keys, 0, of.globals.before(n), [&](idx_t i) {
+        return key_range{0, of.globals.before(in.causal ? (std::min)(n, i + shift + 1) : n)};
+      });
+    }
+    for (idx_t row = 0; row < rows; ++row)
+      in.finish_row(s.block.state, row, b, h + row / each, positions[row % each]);
+  }
 
   /// Attends one chunk of the queries of head h whose positions are r modulo its dilation d. In such a class positions
   /// are r + d t, and in terms of t the window has no dilation.
@@ -214,12 +268,17 @@ struct sliding_window_driver : window_sets {
     const idx_t seen = (std::min)(left + right + 1 + globals.most, shape.keys);
     const auto limit = in.limit_threads(seen, static_cast<double>(seen));
     const idx_t reach = (std::min)(left + right, shape.keys);
+    bool any_few = false;
+    for (idx_t x = 0; x < shape.batch * shape.heads; ++x) any_few |= reads_rows(x / shape.heads, x % shape.heads);
     const auto layout = [&](arena& memory) {
       const idx_t n = globals.most, slot_count = chunk + reach + (fixed ? unit + n : 0);
+      const idx_t listed = any_few ? slot_count + n + slots_ahead : 0;
+      using number = typename packed_keys<P>::number;
       return window_scratch<P>{row_block<P>::layout(memory, shape.dim, shape.dim_v, bool(in.terms.by_distance)),
                                packed_keys<P>::layout(memory, slot_count, shape.dim, shape.dim_v),
                                packed_keys<P>::layout(memory, n, shape.dim, shape.dim_v),
-                               class_rows::layout(memory, slot_count, n > 0, n > 0 ? max_rows : 0)};
+                               class_rows::layout(memory, slot_count, n > 0, n > 0 ? max_rows : 0),
+                               memory.allocate<const number*>(listed), memory.allocate<const number*>(listed)};
     };
     idx_t chunk_count = 0;  // of the head that has most of them
     for (idx_t h = 0; h < shape.heads; ++h) chunk_count = (std::max)(chunk_count, chunks(h) * dilation(h));
@@ -236,6 +295,11 @@ struct sliding_window_driver : window_sets {
       n -= global_blocks;
       if (n == chunk_count) return in.clear_padding(b, h);
       if (n >= chunks(h) * d) return;
+      if (reads_rows(b, h)) {
+        if (n / d > 0 || h % shape.group() != 0) return;
+        auto scratch = in.exec.scratch(worker, layout);
+        return attend_few(b, h, n % d, scratch);
+      }
       auto scratch = in.exec.scratch(worker, layout);
       attend_chunk(b, h, n % d, n / d, scratch);
     });

@@ -212,6 +212,15 @@ struct softmax_call : softmax_inputs<S, C> {
   }
 };
 
+/// Whether one tile of rows with products of operands P may read keys and values where they lie (keys_in_place.hpp).
+template <class P, class S, class Score, class C>
+bool in_rows(const softmax_call<S, Score, C>& in) {
+  if constexpr (std::same_as<C, typename packed_keys<P>::number> && !rows_for_matrix_unit<P>)
+    return in.k.stride(3) == 1 && in.v.stride(3) == 1 && in.shape.dim_v % width<sum_type<P>> == 0 &&
+           !in.terms.by_position;
+  return false;
+}
+
 /// A call with its table of views and its options, for the checks of one operator.
 template <class S, class Score, class Options>
 struct checked_softmax : softmax_call<S, Score> {
