@@ -38,9 +38,13 @@ struct row_list {
 
   static row_list layout(arena& memory, idx_t most) { return {memory.allocate<const C*>(most)}; }
   listed_rows<C> of(const cache_rows<const C>& x, std::span<const idx_t> list) const {
-    idx_t n = 0;
-    for (const idx_t j : list) at[n++] = x.row(j);
-    return {at, n, x.cols, x.col_stride};
+    const idx_t count = std::ssize(list);
+    const idx_t* const row = list.data();
+    if (x.pages)
+      for (idx_t n = 0; n < count; ++n) at[n] = x.row(row[n]);
+    else
+      for (idx_t n = 0; n < count; ++n) at[n] = x.data + row[n] * x.row_stride;
+    return {at, count, x.cols, x.col_stride};
   }
   /// Those of values, which may be the keys k, of the same list.
   listed_rows<C> of(const cache_rows<const C>& x, std::span<const idx_t> list, const cache_rows<const C>& k,

@@ -240,6 +240,42 @@ ATTN_INLINE packet<T> stream_weight(const packet<T>& x) {
     return exp2_rounded(x);
 }
 
+/// Turns scores of R rows, whole packets, into weights, whose sums are stored; the sums of earlier ones are to be
+/// multiplied with 2^rescale. The rows take turns: one alone waits for its own results.
+template <int R, class C, class T, class Factors>
+ATTN_INLINE void softmax_weights(T* scores, idx_t count, const Factors& of_values, T* maximum, weight_range<T>& range,
+                                 T* sums, T* rescale) {
+  constexpr T minus_infinity = -std::numeric_limits<T>::infinity();
+  packet<T> highest[array_size<R>], sum[array_size<R>], most[array_size<R>], least = broadcast<T>(T(1));
+  unroll<R>([&](auto r) { highest[r] = broadcast<T>(minus_infinity), sum[r] = most[r] = zero<T>(); });
+  for (idx_t j = 0; j < count; j += width<T>)
+    unroll<R>([&](auto r) { highest[r] = (max)(highest[r], load<T>(scores + r * stream_tile + j)); });
+  T reference[R];
+  unroll<R>([&](auto r) {
+    const T before = maximum[r], raised = (std::max)(before, max_lanes(highest[r]));
+    reference[r] = raised == minus_infinity ? T(0) : raised;
+    rescale[r] = before - reference[r], maximum[r] = raised;
+  });
+  for (idx_t j = 0; j < count; j += width<T>)
+    unroll<R>([&](auto r) {
+      T* const s = scores + r * stream_tile + j;
+      const packet<T> weight = stream_weight<T, C>(sub(load<T>(s), broadcast<T>(reference[r])));
+      const packet<T> times = of_values.times(weight, j);
+      store<T>(s, times);
+      sum[r] = add(sum[r], weight);
+      if constexpr (Factors::in_codes)
+        most[r] = (max)(most[r], times);
+      else
+        least = (min)(least, weight);
+    });
+  unroll<R>([&](auto r) {
+    sums[r] = sum_lanes(sum[r]);
+    if constexpr (Factors::in_codes) range.largest[r] = max_lanes(most[r]);
+  });
+  if constexpr (!Factors::in_codes)
+    range.zeros |= !(min_lanes(least) >= (std::numeric_limits<T>::min)());  // smaller ones become 0 as bf16
+}
+
 /// What a pass over keys is for: their weights; the same, of tiles that have been counted before; or only to raise the
 /// maxima of rows, by which keys that are attended later are left out.
 enum class stream_pass { weights, again, maxima };
@@ -256,6 +292,7 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
   constexpr T minus_infinity = -std::numeric_limits<T>::infinity();
   constexpr idx_t tile = stream_tile_of<C>;
   const idx_t last = (std::max)(end, wanted_next);
+  const bool any_terms = terms.any(), some_rows = terms.skip.given() || pass == stream_pass::maxima;
   // Rows that one query reads in order the processor fetches by itself, from their first lines on; it is hindered where
   // more are fetched here (float: 1.2 times the time).
   constexpr bool listed = requires { k.at; } || requires { k.list; };
@@ -291,82 +328,84 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
     with_whole_packets<T>(v_rows, count, q.values, false, [&](const auto& values) {
       using factors = value_factors<std::remove_cvref_t<decltype(values)>>;
       const factors of_values(values);
-      // Turns the scores of row r0 + n into weights; the sum of the earlier ones is to be multiplied with 2^rescale[n].
-      // Returns false where all are 0 because the row leaves them out.
-      const auto weigh = [&](idx_t r0, idx_t n, weight_range<T>& range, T* sums, T* rescale) {
-        const idx_t r = r0 + n;
+      const auto seen_by = [&](idx_t r) {
+        return std::clamp(limit.end(q.of[r].query + q.of[r].shift, begin + count) - begin, idx_t(0), count);
+      };
+      // Applies the terms to the scores of row r.
+      const auto complete = [&](idx_t r) {
         T* const s = q.scores + r * stream_tile;
         const auto [b, h, i, shift, skip] = q.of[r];
-        const idx_t seen = std::clamp(limit.end(i + shift, begin + count) - begin, idx_t(0), count);
+        const idx_t seen = seen_by(r);
         if (terms.by_distance && seen > 0)
           terms.by_distance.add_one_by_one(q.relative_row(r), 1, s, seen, h, i + shift, positions, begin);
         if (terms.by_position && seen > 0)
           terms.by_position.add_one_by_one(key_rows, terms.query_factor(), s, seen, h, i + shift, positions, begin);
-        if (terms.any() && seen > 0) terms.for_head(b, h, shift).apply(s, seen, i, positions, begin);
+        if (any_terms && seen > 0) terms.for_head(b, h, shift).apply(s, seen, i, positions, begin);
         std::fill(s + seen, s + padded, minus_infinity);
-        if constexpr (makes_weights<Score>) {
-          terms.score->weigh(s, padded, T(1));
-          packet<T> smallest = broadcast<T>(T(1)), largest = zero<T>(), sum = zero<T>();
-          for (idx_t j = 0; j < padded; j += width<T>) {
-            const packet<T> times = of_values.times(load<T>(s + j), j);
-            store<T>(s + j, times);
-            smallest = (min)(smallest, abs(times)), largest = (max)(largest, abs(times)), sum = add(sum, times);
-          }
-          range.largest[n] = std::isnan(sum_lanes(sum)) ? sum_lanes(sum) : max_lanes(largest);
-          range.zeros |= !(min_lanes(smallest) >= (std::numeric_limits<T>::min)());
-          state.maximum[r] = rescale[n] = 0, sums[n] = 1;
-          return true;
+      };
+      // Turns scores of row r0 + n into weights without a softmax.
+      const auto weigh = [&](idx_t r0, idx_t n, weight_range<T>& range, T* sums, T* rescale) {
+        T* const s = q.scores + (r0 + n) * stream_tile;
+        if constexpr (makes_weights<Score>) terms.score->weigh(s, padded, T(1));
+        packet<T> smallest = broadcast<T>(T(1)), largest = zero<T>(), sum = zero<T>();
+        for (idx_t j = 0; j < padded; j += width<T>) {
+          const packet<T> times = of_values.times(load<T>(s + j), j);
+          store<T>(s + j, times);
+          smallest = (min)(smallest, abs(times)), largest = (max)(largest, abs(times)), sum = add(sum, times);
         }
-        packet<T> highest = broadcast<T>(minus_infinity);
-        for (idx_t j = 0; j < padded; j += width<T>) highest = (max)(highest, load<T>(s + j));
-        const T maximum = (std::max)(state.maximum[r], max_lanes(highest));
+        range.largest[n] = std::isnan(sum_lanes(sum)) ? sum_lanes(sum) : max_lanes(largest);
+        range.zeros |= !(min_lanes(smallest) >= (std::numeric_limits<T>::min)());
+        state.maximum[r0 + n] = rescale[n] = 0, sums[n] = 1;
+      };
+      // The same with a softmax, where the row does not leave them out: then all are 0. Returns whether it has weights.
+      const auto weigh_kept = [&](idx_t r0, idx_t n, weight_range<T>& range, T* sums, T* rescale) {
+        const idx_t r = r0 + n;
+        T *const s = q.scores + r * stream_tile, *const maximum = state.maximum + r;
         if (pass == stream_pass::maxima) {
-          state.maximum[r] = maximum, sums[n] = rescale[n] = 0;
+          for (idx_t j = 0; j < padded; j += width<T>) *maximum = (std::max)(*maximum, max_lanes(load<T>(s + j)));
           return false;
         }
-        if (skip >= 0) {
-          const T threshold =
-              maximum == minus_infinity ? std::numeric_limits<T>::lowest() : maximum - static_cast<T>(skip);
+        if (const T skip = static_cast<T>(q.of[r].skip); skip >= 0) {
+          T highest = *maximum;
+          for (idx_t j = 0; j < padded; j += width<T>) highest = (std::max)(highest, max_lanes(load<T>(s + j)));
+          const T threshold = highest == minus_infinity ? std::numeric_limits<T>::lowest() : highest - skip;
           const bool kept = any_reaches(s, padded, T(1), threshold);
-          looked_at += seen > 0, left_out += seen > 0 && !kept;
+          const idx_t sees = seen_by(r) > 0;
+          looked_at += sees, left_out += sees && !kept;
           if (!kept) {
             std::fill_n(s, padded, T(0));
             range.zeros = true, sums[n] = rescale[n] = 0;
             return false;
           }
         }
-        const T reference = maximum == minus_infinity ? T(0) : maximum;
-        packet<T> sum = zero<T>(), least = broadcast<T>(T(1)), most = zero<T>();
-        for (idx_t j = 0; j < padded; j += width<T>) {
-          const packet<T> weight = stream_weight<T, C>(sub(load<T>(s + j), broadcast<T>(reference)));
-          const packet<T> times = of_values.times(weight, j);
-          store<T>(s + j, times);
-          sum = add(sum, weight);
-          if constexpr (factors::in_codes)
-            most = (max)(most, times);
-          else
-            least = (min)(least, weight);
-        }
-        if constexpr (factors::in_codes)
-          range.largest[n] = max_lanes(most);
-        else
-          range.zeros |= !(min_lanes(least) >= (std::numeric_limits<T>::min)());  // smaller ones become 0 as bf16
-        if (terms.dropout && seen > 0) {
-          terms.for_head(b, h, shift).drop(s, seen, i, positions, begin);
-          range.zeros = true, range.largest[n] *= T(terms.dropout.factor());
-        }
-        rescale[n] = state.maximum[r] - reference;
-        state.maximum[r] = maximum;
-        sums[n] = sum_lanes(sum);
+        weight_range<T> one;
+        softmax_weights<1, C>(s, padded, of_values, maximum, one, sums + n, rescale + n);
+        range.largest[n] = one.largest[0], range.zeros |= one.zeros;
         return true;
       };
       by_rows<T, !listed>(q.rows, [&](idx_t r0, auto R) {
-        T sums[R.value];
+        T sums[R.value] = {};
         alignas(64) T rescale[width<T>] = {};
         weight_range<T> range;
-        bool kept = false;
-        for (idx_t n = 0; n < R.value; ++n) kept |= weigh(r0, n, range, sums, rescale);
         static_assert(R.value <= width<T>);
+        for (idx_t n = 0; n < R.value; ++n) complete(r0 + n);
+        bool kept = true;
+        if constexpr (makes_weights<Score>) {
+          for (idx_t n = 0; n < R.value; ++n) weigh(r0, n, range, sums, rescale);
+        } else if (some_rows) {
+          kept = false;
+          for (idx_t n = 0; n < R.value; ++n) kept |= weigh_kept(r0, n, range, sums, rescale);
+        } else {
+          softmax_weights<R.value, C>(q.scores + r0 * stream_tile, padded, of_values, state.maximum + r0, range, sums,
+                                      rescale);
+        }
+        for (idx_t n = 0; terms.dropout && !makes_weights<Score> && n < R.value; ++n) {
+          const auto [b, h, i, shift, skip] = q.of[r0 + n];
+          if (const idx_t seen = seen_by(r0 + n); seen > 0) {
+            terms.for_head(b, h, shift).drop(q.scores + (r0 + n) * stream_tile, seen, i, positions, begin);
+            range.zeros = true, range.largest[n] *= T(terms.dropout.factor());
+          }
+        }
         store<T>(rescale, exp2_weight<T>(load<T>(rescale)));
         for (int r = 0; r < R; ++r) state.sum[r0 + r] = state.sum[r0 + r] * rescale[r] + sums[r];
         auto prefetcher = prefetcher_of(next_rows, part(fetched, r0), part(fetched, r0 + R));
