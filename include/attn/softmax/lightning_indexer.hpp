@@ -25,7 +25,8 @@
 //          or std::int64_t, with per_head [B, HI, Lq, topk], with tail topk + 1. Query t is at position t + Lk - Lq, with
 //          true lengths, or t + first_position; rows of padding are -1.
 // Cost     2 B HI Lq Lk DI operations, half of it when causal; never Lq x Lk numbers. Scratch: the packed keys of one
-//          batch item (or of as many as fill the threads), Lk DI numbers, and per thread 40 topk candidates a list.
+//          batch item (or of as many as fill the threads), Lk DI numbers, and per thread 50 topk candidates a list and
+//          the scores of 12 queries and up to 2048 keys.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 //
 // Token by token: lightning_indexer_step.hpp. The gradient of I: lightning_indexer_backward.hpp.

@@ -1,7 +1,7 @@
 // attn: the driver of lightning_indexer.
 //   1. the keys of a batch item are packed, some at a time
-//   2. for every tile of queries, for every part of the keys, for every list: the products of its heads, each through its
-//      activation and added up where it is computed, then the best names of every query are kept (named_blocks.hpp)
+//   2. for every tile of queries, for every part of the keys, for every list: the products of its heads, each through
+//      its activation and added up where it is computed, then the best names of every query are kept (named_blocks.hpp)
 #pragma once
 
 #include <attn/core/detail/waves.hpp>
@@ -75,7 +75,8 @@ struct lightning_indexer_driver {
         for (idx_t m = 0; m < count; ++m) {
           const idx_t below = in.end_of(b, i + m), seen = (std::min)(some, below - from);
           if (seen > 0)
-            s.lists[static_cast<std::size_t>(list * tile_rows + m)].take(s.scores + m * row_stride(), from, seen, below);
+            s.lists[static_cast<std::size_t>(list * tile_rows + m)].take(s.scores + m * row_stride(), from, seen,
+                                                                         below);
         }
       }
     }

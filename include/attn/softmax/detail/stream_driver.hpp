@@ -84,6 +84,10 @@ void attend_streamed(const softmax_call<S, Score, C>& in, const Plan& plan) {
   };
   const auto attend_query = [&](idx_t b, idx_t h, idx_t count, idx_t i, scratch& s) {
     s.queries.rotated = in.rotated_keys;
+    for (idx_t r = 0; r < count; ++r) {  // what is needed when this query is done
+      if (i + 1 < in.lengths.queries(b)) prefetch_row(head_of(in.q, b, h + r), i + 1);
+      if (!in.out_sums) prefetch_row(in.result(b, h + r), i);
+    }
     const auto query = [&](const auto& q) { return q ? q.slice(2, i, 1) : q; };
     s.queries.begin(query(in.q), query(in.relative_queries), {b, h, 0, plan.position(b, i), in.skip_limit(b)}, count, 1,
                     in.terms.query_factor());

@@ -1,8 +1,8 @@
 // attn: the keys of a query with the largest scores, which come a few at a time in the order of the keys.
 //
 // Scores above a threshold are kept, in that order, beside their keys. When there are too many, the topk-th largest is
-// found by a quickselect without branches on the numbers (std::nth_element: 3 times as long), becomes the threshold, and
-// those below are dropped. Of equal scores the earlier keys are kept.
+// found by a quickselect without branches on the numbers (std::nth_element: 3 times as long), becomes the threshold,
+// and those below are dropped. Of equal scores the earlier keys are kept.
 #pragma once
 
 #include <attn/core/detail/simd.hpp>
@@ -183,7 +183,7 @@ inline idx_t keep_from(float* scores, key_number* keys, idx_t all, float least, 
 }
 #endif
 
-/// The k-th largest of `count` numbers, 1 <= k <= count, and how many are above it. `to` and `spare` have room for them.
+/// The k-th largest of `count` numbers, 1 <= k <= count, and how many are above it. `to` and `spare` have room for all.
 template <class T>
 std::pair<T, idx_t> kth_largest(const T* from, idx_t count, idx_t k, T* to, T* spare) {
   for (idx_t passed = 0;; std::swap(to, spare)) {
