@@ -173,7 +173,7 @@ inline idx_t keep_from(float* scores, key_number* keys, idx_t all, float least, 
     if (unsigned others = these & ~x.above(limit); others != 0) [[unlikely]] {
       const int wanted = static_cast<int>((std::min)(equal, idx_t(16)));
       equal -= (std::min)(equal, idx_t(std::popcount(others)));
-      for (int n = 0; n < wanted; ++n) others &= others - 1;
+      for (int kept = 0; kept < wanted; ++kept) others &= others - 1;
       these = static_cast<__mmask16>(these & ~others);
     }
     sixteen_scores::store_keys(keys + count, _mm512_loadu_si512(keys + n), these);
@@ -236,13 +236,13 @@ struct topk_keys : scored_keys<T> {
   }
   void clear() { count = 0, full = false, threshold = -std::numeric_limits<T>::infinity(); }
 
-  /// The scores of `some` keys from `first` on.
-  void take(const T* of_keys, idx_t first, idx_t some) {
-    const bool seeded = count == 0 && !full && some >= 2 * topk && some >= 2 * sampled && seed(of_keys, some);
-    append(of_keys, first, some);
+  /// The scores of n_keys keys from `first` on.
+  void take(const T* of_keys, idx_t first, idx_t n_keys) {
+    const bool seeded = count == 0 && !full && n_keys >= 2 * topk && n_keys >= 2 * sampled && seed(of_keys, n_keys);
+    append(of_keys, first, n_keys);
     if (!seeded || count >= topk) return;
     clear();
-    append(of_keys, first, some);
+    append(of_keys, first, n_keys);
   }
   /// The candidates of a list of later keys.
   void merge(const topk_keys& later) {
