@@ -25,12 +25,12 @@ void scores_in_place(const P* queries, const packed_keys<P>& keys, idx_t first, 
   for (idx_t n = 0; n < count; n += w) {
     const number* const* const rows = keys.key_rows + first + n;
     const row_pointers<P, number> some([&](idx_t i) { return rows[i]; }, 0, w);
-    packet<T> acc[M];
+    packet<T> acc[array_size<M>];
     for (packet<T>& x : acc) x = zero<T>();
     const number *const *next = rows + w, *const *const next_end = next + w;
     idx_t line = 0;
     for (idx_t k = 0; k < depth; k += w) {
-      packet<P> square[w];
+      packet<P> square[array_size<w>];
       load_across(square, some, k * numbers_of<P>, keys.dim, 1);
       const auto add_column = [&](auto j) __attribute__((always_inline)) {
         if (next != next_end) {
@@ -92,11 +92,11 @@ void output_in_place(const Left& left, const sum_type<P>* rescale, const packed_
   constexpr idx_t columns = 8 * width<T>;
   const auto* const* const rows = keys.value_rows + low;
   const idx_t depth = operands<P>(high - low), together = operands<P>(values_together);
-  alignas(64) T sums[M * columns];
+  alignas(64) T sums[array_size<M * columns>];
   for (idx_t first = 0; first < keys.dim_v; first += columns) {
     const idx_t end = (std::min)(first + columns, keys.dim_v);
     const auto pass = [&]<int N>(std::integral_constant<int, N>, idx_t col, idx_t begin, idx_t stop) {
-      packet<T> acc[M][N];
+      packet<T> acc[array_size<M>][array_size<N>];
       T* const from = sums + col - first;
       unroll<M>([&](auto m) {
         unroll<N>([&](auto n) { acc[m][n] = begin == 0 ? zero<T>() : load<T>(from + m * columns + n * width<T>); });
@@ -106,7 +106,7 @@ void output_in_place(const Left& left, const sum_type<P>* rescale, const packed_
           prefetch_bytes<cache_level::first>(
               reinterpret_cast<const char*>(rows[numbers_of<P> * (k + together) + of] + col),
               N * width<T> * static_cast<idx_t>(sizeof(*rows[0])));
-        packet<P> b[N];
+        packet<P> b[array_size<N>];
         unroll<N>([&](auto n) { b[n] = value_operands<P>(rows, k, col + n * width<T>); });
         unroll<M>([&](auto m) {
           const packet<P> a = broadcast<P>(left.at(m, k));
