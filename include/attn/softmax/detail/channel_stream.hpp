@@ -116,7 +116,7 @@ void stream_scores(const stream_row<T, C>& q, const channel_rows<C>& k, T* score
   float* const all = tile.shift == 0 ? scores : of_blocks;
   const idx_t stride = tile.shift == 0 ? stream_tile : channel_tile<C>::most_rows;
   for (idx_t b = 0; b < tile.blocks; ++b) {
-    values.next(1);
+    values.fetch(tile.of.block_stride);
     float factors[array_size<R>];
     scale_operands<R>(q, tile.scales(b), k.cols, factors);
     for (idx_t j = 0; j < channel_block; j += N * w)
@@ -165,7 +165,7 @@ void stream_output(const T* weights, const weight_range<T>& range, const T* resc
   const auto columns = [&](idx_t col, T* to, idx_t to_stride, auto vectors) {
     constexpr int N = vectors.value;
     for (idx_t b = 0; b < tile.blocks; ++b) {
-      if (col == 0) keys.next(1);
+      if (col == 0) keys.fetch(v.block_stride);
       whole_lanes whole[array_size<R>][array_size<N>];
       unroll<R>([&](auto r) { unroll<N>([&](auto n) { whole[r][n] = whole_lanes{}; }); });
       const C* words = tile.words(b) + 4 * col;

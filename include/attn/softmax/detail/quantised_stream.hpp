@@ -121,7 +121,7 @@ void stream_scores(const stream_row<T, C>& q, const quantised_rows& k, T* scores
   constexpr int w = width<float>, together = registers >= 32 ? R : (std::min)(R, R == 3 ? 3 : 2),
                 N = together == 1 && w > 1 && 2 * w <= quantised_block ? 2 : 1;
   for (idx_t b = 0; b < tile.blocks; ++b) {
-    values.next(1);
+    values.fetch(tile.of.block_stride);
     for (int r = 0; r < R; r += together)
       for (idx_t j = 0; j < quantised_block; j += N * w)
         code_scores<together, N>(q.from(r), tile, b, j, shifts + r * stream_tile, all + r * stride, stride);
@@ -174,7 +174,7 @@ void stream_output(const T* weights, const weight_range<T>& range, const T* resc
     unroll<R>([&](auto r) { unroll<N>([&](auto n) { acc[r][n] = whole_lanes{}; }); });
     for (idx_t b = 0; b < tile.blocks; ++b) {
       const std::int8_t* const codes = tile.codes(b) + 2 * col;
-      if (col == 0) keys.next(1);
+      if (col == 0) keys.fetch(v.block_stride);
       for (idx_t j = 0; j < quantised_block / 2; ++j) {
         const code_pair* const weight = pairs[0] + b * (quantised_block / 2) + j;
         whole_lanes pair[array_size<R>];

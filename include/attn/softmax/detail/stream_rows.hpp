@@ -14,6 +14,7 @@
 #include <attn/core/detail/cache_rows.hpp>
 #include <attn/core/detail/coded.hpp>
 #include <attn/core/detail/prefetch.hpp>
+#include <attn/core/detail/row_format.hpp>
 #include <attn/core/detail/tile_product.hpp>
 
 // Casts between vectors of the same bits, or to rows that need no alignment, for users who warn of them.
@@ -28,8 +29,50 @@ template <class C>
 inline constexpr idx_t stream_tile_of = sizeof(C) == 1 ? 256 : sizeof(C) <= 2 ? 128 : 64;
 inline constexpr idx_t stream_tile = 256;  // the largest
 
-/// Rows prefetched while others are processed: values during the scores, the next keys during the output.
-using stream_prefetcher = row_prefetcher<1, cache_level::second>;
+/// Lines of some rows, fetched in equal parts while others are processed: values during the scores, the next keys
+/// during the output. They go to the second-level cache: products wait where they go to the first (Zen 4, four queries
+/// of D 128: 1.7 times the time).
+class stream_prefetcher {
+ public:
+  stream_prefetcher() = default;
+  /// Rows [begin, end) of x.
+  template <class S>
+  stream_prefetcher(const matrix_view<S>& x, idx_t begin, idx_t end) {
+    if (begin < end && x.col_stride == 1)
+      set(x.row(begin), x.row_stride * idx_t(sizeof(S)), x.cols * idx_t(sizeof(S)), end - begin);
+  }
+  /// For rows in codes, their blocks take the place of rows.
+  template <class Rows>
+    requires requires(const Rows& x) { x.block_stride; }
+  stream_prefetcher(const Rows& x, idx_t begin, idx_t end) {
+    if (begin >= end || x.step != 1) return;
+    constexpr idx_t of_block = row_format<std::remove_cvref_t<decltype(*x.block(0))>>::rows;
+    set(x.block(begin), x.block_stride, x.layout.bytes(),
+        (x.first + end - 1) / of_block - (x.first + begin) / of_block + 1);
+  }
+
+  /// The next `bytes` of them, or `nothing` where none are left. The caller prefetches them between its products: where
+  /// many lines are fetched at once, processors wait.
+  ATTN_INLINE const char* next(idx_t bytes, const void* nothing) {
+    if (rows_ <= 0) return static_cast<const char*>(nothing);
+    const char* const lines = at_;
+    if ((at_ += bytes) >= end_) at_ = end_ + gap_, end_ = at_ + bytes_, --rows_;
+    return lines;
+  }
+  /// Prefetches the next `bytes`.
+  void fetch(idx_t bytes) {
+    if (rows_ > 0) prefetch_bytes<cache_level::second>(next(bytes, nullptr), bytes);
+  }
+
+ private:
+  void set(const void* row, idx_t stride, idx_t bytes, idx_t rows) {
+    if (stride == bytes) stride = bytes *= std::exchange(rows, 1);
+    at_ = static_cast<const char*>(row), end_ = at_ + bytes, gap_ = stride - bytes, bytes_ = bytes, rows_ = rows;
+  }
+
+  const char *at_ = nullptr, *end_ = nullptr;
+  idx_t gap_ = 0, bytes_ = 0, rows_ = 0;
+};
 
 /// Rows in any order: row n is at at[n].
 template <class S>
@@ -79,11 +122,13 @@ struct listed_codes {
 template <class S>
 struct listed_prefetcher {
   const S* const* at = nullptr;
-  idx_t rows = 0, bytes = 0;
+  idx_t rows = 0, bytes = 0, done = 0;
 
-  void next(idx_t count) {
-    for (count = (std::min)(count, rows), rows -= count; count > 0; --count)
-      prefetch_bytes<cache_level::second>(reinterpret_cast<const char*>(*at++), bytes);
+  const char* next(idx_t some, const void* nothing) {
+    if (rows <= 0) return static_cast<const char*>(nothing);
+    const char* const lines = reinterpret_cast<const char*>(*at) + done;
+    if ((done += some) >= bytes) done = 0, ++at, --rows;
+    return lines;
   }
 };
 
@@ -110,7 +155,7 @@ bool same_rows(const listed_rows<S>& a, const listed_rows<S>& b) {
 }
 
 struct prefetch_nothing {
-  void next(idx_t) const {}
+  const char* next(idx_t, const void* nothing) const { return static_cast<const char*>(nothing); }
 };
 template <class C>
 idx_t alike(const listed_codes<C>& x, idx_t count) {
@@ -155,19 +200,20 @@ struct stream_row {
 };
 
 /// scores[r][j] = factor q_r . k_j for R rows, with arbitrary values in the scores just beyond the last key: width<T>
-/// sums at a time, each along a register, then all added across at once. R keys at a time, so that memory is read
-/// nearly in order: a single query then needs no prefetching.
+/// sums at a time, each along a register, then all added across at once. Two keys at a time share the queries; more
+/// would not be read in order any more, and processors fetch by themselves only what is (one query: one key).
 template <class P, int R, class Rows, class Prefetcher>
 void row_scores(const P* q, idx_t q_stride, sum_type<P> factor, const Rows& k, sum_type<P>* scores,
                 Prefetcher values) {
   using T = sum_type<P>;
   constexpr int places = static_cast<int>(std::bit_ceil(unsigned(R))), keys = width<T> / places;
-  constexpr int few = (std::min)(keys, places);
+  constexpr int few = (std::min)(keys, R > 1 ? 2 : 1);
   constexpr idx_t step = numbers_of<P> * width<T>;
   // The last packet, where it is not whole, without the numbers that the one before has too.
   const idx_t whole = k.cols / step * step;
   using number = std::conditional_t<numbers_of<P> == 1, T, Eigen::bfloat16>;
   using bits = std::conditional_t<numbers_of<P> == 1, typename float_bits<T>::integer, std::int16_t>;
+  const idx_t row_bytes = k.cols * idx_t(sizeof *k.row(0));
   const lane_mask<T> rest = last_numbers<T, bits>(k.cols - whole);
   packet<P> last[array_size<R>] = {};  // GCC 16 warns of it otherwise
   if (whole < k.cols)
@@ -177,7 +223,6 @@ void row_scores(const P* q, idx_t q_stride, sum_type<P> factor, const Rows& k, s
       last[r] = keep<T>(last[r], rest);
     }
   for (idx_t j = 0; j < k.rows; j += keys) {
-    values.next(keys);
     packet<T> sums[width<T>];
     for (int first = 0; first < keys; first += few) {
       packet<T> some[array_size<R>][array_size<few>];
@@ -192,9 +237,14 @@ void row_scores(const P* q, idx_t q_stride, sum_type<P> factor, const Rows& k, s
           std::memcpy(&x, row[n] + d, sizeof x);
         return loaded_once(x);
       };
+      const char* const lines = values.next(few * row_bytes, row[0]);
       for (idx_t d = 0; d < whole; d += step) {
+        for (int n = 0; n < few; ++n) __builtin_prefetch(lines + n * row_bytes + d * idx_t(sizeof *row[0]), 0, 2);
         packet<P> query[array_size<R>];
-        unroll<R>([&](auto r) { query[r] = loaded_once(load<P>(q + r * q_stride + d / numbers_of<P>)); });
+        unroll<R>([&](auto r) {
+          query[r] = load<P>(q + r * q_stride + d / numbers_of<P>);
+          if constexpr (few > 1) query[r] = loaded_once(query[r]);
+        });
         unroll<few>([&](auto n) {
           const packet<P> x = load_numbers(n, d);
           unroll<R>([&](auto r) { some[r][n] = multiply_add<P>(query[r], x, some[r][n]); });
@@ -241,12 +291,13 @@ ATTN_INLINE void by_columns(idx_t cols, T* out, idx_t out_stride, F&& columns) {
 
 /// out[r] = out[r] * rescale[r] + sum_j weights[r][j] v_j for R rows. Where `zeros` says that a weight may be 0, values
 /// of weight 0 are skipped, because they may be NaN. Where there are more columns than registers for their sums, these
-/// are left in memory after some rows, so that values are read nearly in order (4 queries, D 128: 0.65 of the time).
+/// are left in memory after some rows, so that values are read nearly in order (4 queries, D 128: 0.65 of the time);
+/// more than four queries have too many sums for that.
 template <class T, int R, class Rows, class Prefetcher>
 void row_output(const T* weights, bool zeros, const T* rescale, const Rows& v, T* out, idx_t out_stride,
                 Prefetcher keys) {
-  constexpr int most = R == 1 && registers >= 32 ? 8 : 4;
-  constexpr bool in_parts = R > 1;
+  constexpr int most = registers < 32 ? 4 : R <= 3 ? 8 : R <= 6 ? 4 : 3;
+  constexpr bool in_parts = R > 1 && R <= 4;
   constexpr idx_t most_cols = 256, some_rows = 4;
   [[maybe_unused]] alignas(64) T sums[array_size<R>][array_size<in_parts ? most_cols + width<T> : 1>];
   // The last packet, where it is not whole, as in by_columns(); its sums come after all others.
@@ -264,7 +315,9 @@ void row_output(const T* weights, bool zeros, const T* rescale, const Rows& v, T
         });
     for (idx_t j = begin; j < end; ++j) {
       const auto x = v.row(j) + col;
-      if (col == 0) keys.next(1);
+      constexpr idx_t bytes = N * width<T> * idx_t(sizeof *v.row(0));
+      const char* const lines = keys.next(bytes, x);
+      for (idx_t byte = 0; byte < bytes; byte += idx_t(cache_line)) __builtin_prefetch(lines + byte, 0, 2);
       packet<T> value[array_size<N>];
       unroll<N>([&](auto n) { value[n] = loaded_once(load_as<T>(x + n * width<T>)); });
       unroll<R>([&](auto r) {
@@ -316,8 +369,10 @@ void pair_output(const float* weights, bool zeros, const float* rescale, const R
     packet<float> even[array_size<R>][array_size<N>], odd[array_size<R>][array_size<N>];
     unroll<R>([&](auto r) { unroll<N>([&](auto n) { even[r][n] = odd[r][n] = zero<float>(); }); });
     for (idx_t j = 0; j < v.rows; j += 2) {
-      if (col == 0) keys.next(2);
       const Eigen::bfloat16* const x = v.row(j) + col;
+      constexpr idx_t bytes = N * 2 * 2 * w * idx_t(sizeof *x);  // of two rows
+      const char* const lines = keys.next(bytes, x);
+      for (idx_t byte = 0; byte < bytes; byte += idx_t(cache_line)) __builtin_prefetch(lines + byte, 0, 2);
       const Eigen::bfloat16* const y = j + 1 < v.rows ? v.row(j + 1) + col : nullptr;
       packet<bf16_pair> low[array_size<N>], high[array_size<N>];
       unroll<N>([&](auto n) {
@@ -363,7 +418,7 @@ void pair_output(const float* weights, bool zeros, const float* rescale, const R
 template <class T>
 struct weight_range {
   bool zeros = false;  // whether a weight may be 0
-  T largest[4] = {};   // in a row; only for rows in codes
+  T largest[8] = {};   // in a row; only for rows in codes
 };
 
 /// Multiplies weights with the factors of the rows of v, where they have any; rows of a matrix have none.
