@@ -13,9 +13,8 @@
 
 #include <attn/core/detail/cache_rows.hpp>
 #include <attn/core/detail/coded.hpp>
-#include <attn/core/detail/prefetch.hpp>
-#include <attn/core/detail/row_format.hpp>
 #include <attn/core/detail/tile_product.hpp>
+#include <attn/softmax/detail/stream_prefetcher.hpp>
 
 // Casts between vectors of the same bits, or to rows that need no alignment, for users who warn of them.
 #pragma GCC diagnostic push
@@ -28,51 +27,6 @@ namespace attn { inline namespace ATTN_ISA { namespace detail {
 template <class C>
 inline constexpr idx_t stream_tile_of = sizeof(C) == 1 ? 256 : sizeof(C) <= 2 ? 128 : 64;
 inline constexpr idx_t stream_tile = 256;  // the largest
-
-/// Lines of some rows, fetched in equal parts while others are processed: values during the scores, the next keys
-/// during the output. They go to the second-level cache: products wait where they go to the first (Zen 4, four queries
-/// of D 128: 1.7 times the time).
-class stream_prefetcher {
- public:
-  stream_prefetcher() = default;
-  /// Rows [begin, end) of x.
-  template <class S>
-  stream_prefetcher(const matrix_view<S>& x, idx_t begin, idx_t end) {
-    if (begin < end && x.col_stride == 1)
-      set(x.row(begin), x.row_stride * idx_t(sizeof(S)), x.cols * idx_t(sizeof(S)), end - begin);
-  }
-  /// For rows in codes, their blocks take the place of rows.
-  template <class Rows>
-    requires requires(const Rows& x) { x.block_stride; }
-  stream_prefetcher(const Rows& x, idx_t begin, idx_t end) {
-    if (begin >= end || x.step != 1) return;
-    constexpr idx_t of_block = row_format<std::remove_cvref_t<decltype(*x.block(0))>>::rows;
-    set(x.block(begin), x.block_stride, x.layout.bytes(),
-        (x.first + end - 1) / of_block - (x.first + begin) / of_block + 1);
-  }
-
-  /// The next `bytes` of them, or `nothing` where none are left. The caller prefetches them between its products: where
-  /// many lines are fetched at once, processors wait.
-  ATTN_INLINE const char* next(idx_t bytes, const void* nothing) {
-    if (rows_ <= 0) return static_cast<const char*>(nothing);
-    const char* const lines = at_;
-    if ((at_ += bytes) >= end_) at_ = end_ + gap_, end_ = at_ + bytes_, --rows_;
-    return lines;
-  }
-  /// Prefetches the next `bytes`.
-  void fetch(idx_t bytes) {
-    if (rows_ > 0) prefetch_bytes<cache_level::second>(next(bytes, nullptr), bytes);
-  }
-
- private:
-  void set(const void* row, idx_t stride, idx_t bytes, idx_t rows) {
-    if (stride == bytes) stride = bytes *= std::exchange(rows, 1);
-    at_ = static_cast<const char*>(row), end_ = at_ + bytes, gap_ = stride - bytes, bytes_ = bytes, rows_ = rows;
-  }
-
-  const char *at_ = nullptr, *end_ = nullptr;
-  idx_t gap_ = 0, bytes_ = 0, rows_ = 0;
-};
 
 /// Rows in any order: row n is at at[n].
 template <class S>
@@ -201,13 +155,14 @@ struct stream_row {
 
 /// scores[r][j] = factor q_r . k_j for R rows, with arbitrary values in the scores just beyond the last key: width<T>
 /// sums at a time, each along a register, then all added across at once. Two keys at a time share the queries; more
-/// would not be read in order any more, and processors fetch by themselves only what is (one query: one key).
+/// would not be read in order any more, and processors fetch by themselves only what is. Up to two queries read one
+/// key.
 template <class P, int R, class Rows, class Prefetcher>
 void row_scores(const P* q, idx_t q_stride, sum_type<P> factor, const Rows& k, sum_type<P>* scores,
                 Prefetcher values) {
   using T = sum_type<P>;
   constexpr int places = static_cast<int>(std::bit_ceil(unsigned(R))), keys = width<T> / places;
-  constexpr int few = (std::min)(keys, R > 1 ? 2 : 1);
+  constexpr int few = (std::min)(keys, R > 2 ? 2 : 1);
   constexpr idx_t step = numbers_of<P> * width<T>;
   // The last packet, where it is not whole, without the numbers that the one before has too.
   const idx_t whole = k.cols / step * step;
