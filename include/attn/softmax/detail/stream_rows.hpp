@@ -154,15 +154,14 @@ struct stream_row {
 };
 
 /// scores[r][j] = factor q_r . k_j for R rows, with arbitrary values in the scores just beyond the last key: width<T>
-/// sums at a time, each along a register, then all added across at once. Two keys at a time share the queries; more
-/// would not be read in order any more, and processors fetch by themselves only what is. Up to two queries read one
-/// key.
+/// sums at a time, each along a register, then all added across at once. Some keys at a time share the queries, but one
+/// or two queries read one key after another: processors fetch by themselves only what is read in order.
 template <class P, int R, class Rows, class Prefetcher>
 void row_scores(const P* q, idx_t q_stride, sum_type<P> factor, const Rows& k, sum_type<P>* scores,
                 Prefetcher values) {
   using T = sum_type<P>;
   constexpr int places = static_cast<int>(std::bit_ceil(unsigned(R))), keys = width<T> / places;
-  constexpr int few = (std::min)(keys, R > 2 ? 2 : 1);
+  constexpr int few = (std::min)(keys, R > 4 ? 2 : R > 2 ? 4 : 1);
   constexpr idx_t step = numbers_of<P> * width<T>;
   // The last packet, where it is not whole, without the numbers that the one before has too.
   const idx_t whole = k.cols / step * step;

@@ -294,8 +294,7 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
                    const online_softmax<T>& state, idx_t wanted_next = 0,
                    stream_pass pass = stream_pass::weights) {
   constexpr T minus_infinity = -std::numeric_limits<T>::infinity();
-  // Short rows of numbers in tiles of the same bytes (D 64, float, two and four queries: 0.85 of the time).
-  const idx_t tile = sizeof(C) >= sizeof(float) && q.dim <= 64 ? stream_tile_of<C> / 2 : stream_tile_of<C>;
+  constexpr idx_t tile = stream_tile_of<C>;
   const idx_t last = (std::max)(end, wanted_next);
   const bool any_terms = terms.any(), some_rows = terms.skip.given() || pass == stream_pass::maxima;
   // Rows that one query reads in order, or two short ones, the processor fetches by itself, from their first lines on;
