@@ -38,6 +38,10 @@ class stream_prefetcher {
     if ((at_ += bytes) >= end_) at_ = end_ + gap_, end_ = at_ + bytes_, --rows_;
     return lines;
   }
+  /// Prefetches what is left of them.
+  void fetch_all() {
+    while (rows_ > 0) fetch(end_ - at_);
+  }
   /// Prefetches the next `bytes`.
   void fetch(idx_t bytes) {
     if (rows_ > 0) prefetch_bytes<cache_level::second>(next(bytes, nullptr), bytes);

@@ -84,6 +84,9 @@ struct listed_prefetcher {
     if ((done += some) >= bytes) done = 0, ++at, --rows;
     return lines;
   }
+  void fetch_all() {
+    for (; rows > 0; --rows) prefetch_bytes<cache_level::second>(reinterpret_cast<const char*>(*at++), bytes);
+  }
 };
 
 /// Whether rows of so many columns are read in whole packets: the last one ends with the last column.
@@ -110,6 +113,7 @@ bool same_rows(const listed_rows<S>& a, const listed_rows<S>& b) {
 
 struct prefetch_nothing {
   const char* next(idx_t, const void* nothing) const { return static_cast<const char*>(nothing); }
+  void fetch_all() const {}
 };
 template <class C>
 idx_t alike(const listed_codes<C>& x, idx_t count) {

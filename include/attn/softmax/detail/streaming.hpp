@@ -414,7 +414,7 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
         store<T>(rescale, exp2_weight<T>(load<T>(rescale)));
         for (int r = 0; r < R; ++r) state.sum[r0 + r] = state.sum[r0 + r] * rescale[r] + sums[r];
         auto prefetcher = prefetcher_of(next_rows, part(fetched, r0), part(fetched, r0 + R));
-        if (!kept) return expected ? prefetcher.next(count) : void();
+        if (!kept) return expected ? prefetcher.fetch_all() : void();
         stream_output<R.value>(q.scores + r0 * stream_tile, range, rescale, values, state.row(r0), state.stride,
                                prefetcher);
       });
