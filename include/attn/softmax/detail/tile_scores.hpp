@@ -1,0 +1,157 @@
+// attn: steps 1 and 2 of blockwise attention (blockwise.hpp), forward and backward: which tiles there are, and their
+// scores.
+#pragma once
+
+#include <attn/softmax/detail/score_terms.hpp>
+#include <attn/softmax/detail/tile_output.hpp>
+
+namespace attn { inline namespace ATTN_ISA { namespace detail {
+
+/// Step 1: products of M rows and slots [first, first + count), both multiples of a vector; the first and the last
+/// panel may be half used.
+template <class P, int M>
+void tile_scores(const P* queries, const packed_keys<P>& keys, idx_t first, idx_t count, sum_type<P>* scores) {
+  using T = sum_type<P>;
+  if (keys.key_rows) return scores_in_place<P, M>(queries, keys, first, count, scores, score_stride);
+  const idx_t depth = operands<P>(keys.dim);
+  const auto lines = [&] {
+    return keys.next ? keys.next->next(depth, queries) : prefetched_lines{reinterpret_cast<const char*>(queries)};
+  };
+  for (idx_t n = 0; n < count;) {
+    const idx_t slot = first + n, half = slot % panel_width<T>;
+#if ATTN_HAS_AMX
+    if constexpr (rows_for_matrix_unit<P>)  // whole tiles of sums are stored in place
+      if (half == 0 && count - n >= 2 * panel_width<T> && depth % unit_pairs == 0 && prepare_matrix_unit()) {
+        for (int of = 0; of < 2 && keys.next; ++of) {
+          const prefetched_lines some = keys.next->next(2 * depth, queries);
+          for (idx_t line = 0; line < 2 * depth; ++line) some(line);
+        }
+        unit_product<4, panel_width<T>, P, packed_rows<P>>{{queries}, keys.key_panel(slot), depth * panel_width<T>}.run(
+            depth, scores + n, score_stride);
+        n += 2 * panel_width<T>;
+        continue;
+      }
+#endif
+    const auto put = [&](auto m, auto vector, const auto& x) {
+      store<T>(scores + m * score_stride + n + vector * width<T>, x);
+    };
+    if (half == 0 && count - n >= panel_width<T>) {
+      tile_product<P, M, 2>(prefetching_rows<P>{{queries}, {lines(), lines()}}, keys.key_panel(slot), depth, put);
+      n += panel_width<T>;
+    } else {
+      tile_product<P, M, 1>(prefetching_rows<P>{{queries}, {lines(), lines()}}, keys.key_panel(slot - half) + half,
+                            depth, put);
+      n += width<T>;
+    }
+  }
+}
+
+/// Slots whose sums the matrix unit adds in an order of its own are whole in tiles of fixed places.
+template <class P>
+constexpr idx_t unit_of_tiles(bool fixed) {
+  return fixed && rows_for_matrix_unit<P> ? panel_width<sum_type<P>> : width<sum_type<P>>;
+}
+
+/// visit(tile) for every tile of rows with the given ranges of slots, block of keys by block of keys. Forward and
+/// backward passes thus visit the same tiles in the same order. next(n) is called before the tiles of up to n more
+/// keys. `fixed`: blocks begin at multiples of Step: what a row gets does not depend on which slots others see, but for
+/// zeros that are added. Tiles are whole units. Where a slot `own` >= 0 is given, the block with this slot comes first,
+/// then the first block, then those before `own`, backward, then the others.
+template <class T, idx_t Step = key_block, class Visit, class Next>
+void visit_tiles(const key_range* ranges, idx_t rows, Visit&& visit, Next&& next, bool fixed = false,
+                 idx_t unit = width<T>, idx_t own = -1) {
+  idx_t begin = (std::numeric_limits<idx_t>::max)(), end = 0;
+  for (idx_t r = 0; r < rows; ++r) {
+    if (ranges[r].begin >= ranges[r].end) continue;
+    begin = (std::min)(begin, ranges[r].begin);
+    end = (std::max)(end, ranges[r].end);
+  }
+  const idx_t place = fixed ? Step : panel_width<T>;
+  const idx_t start = begin / place * place, blocks = begin < end ? ceil_div(end - start, Step) : 0;
+  if (own >= 0 && blocks > 0) own = std::clamp(own - start, idx_t(0), end - 1 - start) / Step;
+  for (idx_t n = 0; n < blocks; ++n) {
+    const idx_t block = n > own ? n : n == 0 ? own : n == 1 ? 0 : own - n + 1, from = start + block * Step;
+    next(Step);
+    const idx_t to = (std::min)(from + Step, end);
+    for (idx_t row = 0; row < rows; row += tile_rows) {
+      tile t{.row = row, .rows = std::min<idx_t>(tile_rows, rows - row), .low = to, .high = from};
+      idx_t all_from = from, all_to = to;
+      for (idx_t r = row; r < row + t.rows; ++r) {
+        all_from = (std::max)(all_from, ranges[r].begin);
+        all_to = (std::min)(all_to, ranges[r].end);
+        if (ranges[r].begin >= ranges[r].end) continue;
+        t.low = (std::min)(t.low, (std::max)(ranges[r].begin, from));
+        t.high = (std::max)(t.high, (std::min)(ranges[r].end, to));
+      }
+      if (t.low >= t.high) continue;
+      t.first = t.low / unit * unit;
+      t.count = round_up(t.high, unit) - t.first;
+      t.fixed = fixed;
+      t.masked = t.first < all_from || t.first + t.count > all_to;
+      visit(t);
+    }
+  }
+}
+
+template <class T, idx_t Step = key_block, class Visit>
+void visit_tiles(const key_range* ranges, idx_t rows, Visit&& visit) {
+  visit_tiles<T, Step>(ranges, rows, visit, [](idx_t) {});
+}
+
+/// Which keys of a tile the mask leaves visible: all, some or none.
+template <class T, class Score>
+mask_coverage seen_of_tile(const key_range* ranges, const index_map& positions, const index_map& keys, const tile& t,
+                           const score_terms<T, Score>& terms) {
+  bool any = false, all = true;
+  const idx_t rows = terms.mask.extent(2) == 1 ? 1 : t.rows;  // one row serves all queries of the tile
+  for (idx_t m = 0; m < t.rows && rows > 1 && !positions.list; ++m)  // prefetch the next tile: rows are far apart
+    terms.prefetch_mask(positions[t.row + t.rows + m], t.high - t.low, keys, t.low);
+  for (idx_t m = 0; m < rows && (all || !any); ++m) {
+    const key_range seen = rows == 1 ? key_range{t.low, t.high} : ranges[t.row + m];
+    const idx_t begin = (std::max)(seen.begin, t.low), end = (std::min)(seen.end, t.high);
+    if (begin >= end) continue;
+    const mask_coverage row = terms.seen(positions[t.row + m], end - begin, keys, begin);
+    any |= row != mask_coverage::none, all &= row == mask_coverage::all;
+  }
+  return any ? (all ? mask_coverage::all : mask_coverage::some) : mask_coverage::none;
+}
+
+/// Steps 1 and 2 for a tile: scores of its packed queries, in base 2, with -infinity where a row does not see a slot.
+/// `relative` are the queries of relative keys, null where there are none.
+/// `raw`, if given, receives the scores as they were before the terms. With bf16 pairs scores are multiplied by
+/// `factor` here, unless `left` is given, `factor` is positive and there is no term but a mask: then `factor` is stored
+/// in `left` for later. Where a mask hides the whole tile, nothing is computed, and it returns false.
+template <class P, class T, class Score>
+bool masked_scores(const P* queries, const T* relative, const key_range* ranges, const index_map& positions,
+                   const packed_keys<P>& keys, const tile& t, const score_terms<T, Score>& terms, T* s,
+                   T* raw = nullptr, T factor = 1, T* left = nullptr) {
+  const idx_t first = t.first, count = t.count;
+  const mask_coverage coverage =
+      terms.mask ? seen_of_tile(ranges, positions, keys.positions, t, terms) : mask_coverage::all;
+  if (coverage == mask_coverage::none) return false;
+  with_tile_height(t.rows, [&](auto M) { tile_scores<P, M.value>(queries, keys, first, count, s); });
+  const bool any = terms.any_but_mask() || coverage == mask_coverage::some;
+  if (left && !terms.any_but_mask() && !relative && !terms.by_position && factor > 0)
+    *left = factor;
+  else if (numbers_of<P> > 1)
+    for (idx_t m = 0; m < t.rows; ++m)
+      for (T* x = s + m * score_stride; x < s + m * score_stride + count; x += width<T>)
+        store<T>(x, mul(load<T>(x), broadcast<T>(factor)));
+  if (relative)
+    terms.by_distance.add_tile(relative, positions.from(t.row), terms.query_shift, terms.head, keys.positions, t, s);
+  if (terms.by_position)
+    terms.by_position.add_tile(keys, positions.from(t.row), terms.query_shift, terms.head, t, terms.query_factor(), s);
+  for (idx_t m = 0; raw && m < t.rows; ++m) std::copy_n(s + m * score_stride, count, raw + m * score_stride);
+  for (idx_t m = 0; m < t.rows && (t.masked || any); ++m) {
+    T* const row = s + m * score_stride;
+    const key_range seen = ranges[t.row + m];
+    const idx_t begin = std::clamp(seen.begin - first, idx_t(0), count);
+    const idx_t end = std::clamp(seen.end - first, begin, count);
+    if (any && begin < end) terms.apply(row + begin, end - begin, positions[t.row + m], keys.positions, first + begin);
+    std::fill(row, row + begin, -std::numeric_limits<T>::infinity());
+    std::fill(row + end, row + count, -std::numeric_limits<T>::infinity());
+  }
+  return true;
+}
+
+}}}  // namespace attn::ATTN_ISA::detail
