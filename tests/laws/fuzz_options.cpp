@@ -90,6 +90,10 @@ options_case<T> draw(random_source& random) {
     w.dropout_seed = 5;
     both([&](auto& o) { o.dropout = {w.dropout_rate, w.dropout_seed}; });
   }
+  if (sometimes("skip")) {  // what is left out is less than the tolerance
+    const T below = static_cast<T>(pick(real_choices{{50}, {80}, {inf}, {none, false}, {-1, false}}));
+    both([&](auto& o) { o.skip_below = below; });
+  }
   if (sometimes("mask of keys")) {
     w.key_mask = tensor<double>(random.below(2) ? idx_t(1) : s.batch, 1, 1, s.keys);
     for (double& x : w.key_mask.data) c.seen.push_back(x = random.below(3) != 0);

@@ -98,6 +98,7 @@ results<S> step(Cache cache, const chunk<S>& x, Options options, Score&& score, 
 
 template <class S, class C = S>
 void check_steps(idx_t page) {
+  using T = attn::compute_type<S>;
   CAPTURE(page);
   sequences<S, C> s(page);
   attn::execution one, two(2, 0), three(3, 0);
@@ -114,6 +115,12 @@ void check_steps(idx_t page) {
     CHECK(step(s.shared, x, options, attn::detail::no_score(), three) == wanted);
     CHECK(step(s.shared, x, options, attn::detail::no_score(), one) == wanted);
     CHECK(one.scratch_bytes() == bytes);
+    attn::skipped_tiles tiles;  // with what is below the largest score so far left out
+    options.skip_below = T(0), options.skipped = &tiles;
+    const results<S> of_kept = step(s.own, x, options, attn::detail::no_score(), one);
+    CHECK(tiles.skipped > 0);
+    CHECK_FALSE(of_kept == wanted);
+    CHECK(step(s.shared, x, options, attn::detail::no_score(), two) == of_kept);
   }
   // Copies whose last page is theirs too, and queries that lie in what is shared.
   const chunk<S> x(seed += 5, 6);
@@ -187,6 +194,30 @@ void check_invariance(idx_t page) {
   }
 }
 
+// Skip-softmax decides tile by tile: pages of whole tiles leave out what contiguous memory does.
+template <class S, class C = S>
+void check_skipped(idx_t page) {
+  const sequences<S, C> s(page);
+  attn::kv_cache<C> whole({.batch = batch, .heads = kv_heads, .dim = dim, .value_dim = value_dim});
+  for (idx_t b = 0; b < batch; ++b) {
+    lengths taken(batch, 0);
+    taken[static_cast<std::size_t>(b)] = begun[b];
+    const auto rows = [](const tensor<S>& x) {
+      return attn::tensor_view<const S>(x.data.data(), {batch, kv_heads, 2100, x.dim()},
+                                        {0, 2100 * x.dim(), x.dim(), 1});
+    };
+    whole.append(rows(s.k[stems[b]]), rows(s.v[stems[b]]), {.lengths = taken});
+  }
+  attn::execution one;
+  for (const lengths& taken : of_steps) {
+    const chunk<S> x(11, *std::max_element(taken.begin(), taken.end()));
+    CAPTURE(page, x.q.length());
+    const attn::full_softmax_step_options<S> options{.lengths = taken, .skip_below = 0};
+    const attn::detail::no_score none;
+    CHECK(step(s.own, x, options, none, one) == step(whole, x, options, none, one));
+  }
+}
+
 // The options that know of which item and position a row is.
 template <class S, class C = S>
 void check_options(idx_t page) {
@@ -250,6 +281,12 @@ TEST_CASE("Shared pages give the bits of own ones", "[shared_prefixes]") {
   if constexpr (std::tuple_size_v<exact_types> > 1) {
     SECTION("double") { check_steps<double>(16); }
   }
+}
+
+TEST_CASE("Pages of whole tiles leave out what contiguous memory does", "[shared_prefixes]") {
+  check_skipped<float>(64);
+  check_skipped<Eigen::bfloat16>(256);
+  check_skipped<float, std::int8_t>(256);
 }
 
 TEST_CASE("Shared pages: the bits of a contiguous cache", "[shared_prefixes]") {

@@ -1,60 +1,19 @@
 // Skip-softmax: keys whose scores lie far below those of others, block by block, are left out as if a mask hid them: in
-// gradients, in steps over caches, and under every plan of keys too.
+// gradients and in steps over caches too. Of other operators: skipped_plans.cpp.
 #include <attn/softmax/full_softmax_step.hpp>
 
-#include "support/call_patterns.hpp"
-#include "support/call_selected_keys.hpp"
+#include <algorithm>
+
 #include "support/catch.hpp"
-#include "support/random.hpp"
-#include "support/run.hpp"
+#include "support/far_keys.hpp"
 
 namespace testing::skipped_tiles_tests {
 namespace {
 
-constexpr idx_t dim = 8;
+using namespace far_keys;
+
 attn::execution serial;
 
-// Scores of keys in far blocks of 64 are about -`depth`, the others about 0: with a threshold of 4 it is clear which
-// tiles are left out, on every processor. A far key has 1e-3 of the weight of another one.
-template <class S>
-struct inputs {
-  idx_t batch, heads, kv_heads, queries, keys;
-  double depth = 7;
-  tensor<S> q, k, v;
-  std::vector<std::uint8_t> near{};
-
-  static bool is_far(idx_t j) {
-    const idx_t block = j / 64;
-    return block == 2 || block == 4 || block == 5 || block == 8 || block == 9 || (block > 11 && block % 4 != 3);
-  }
-  inputs(idx_t b, idx_t h, idx_t kv, idx_t n, idx_t m, double deep = 7)
-      : batch(b), heads(h), kv_heads(kv), queries(n), keys(m), depth(deep) {
-    tensor<double> q0 = random_normal(1, b, h, n, dim), k0 = random_normal(2, b, kv, m, dim);
-    for (double& x : q0.data) x *= 0.25;
-    for (double& x : k0.data) x *= 0.5;
-    for (idx_t r = 0; r < b * h * n; ++r) q0.data[static_cast<std::size_t>(r * dim)] = 1;
-    for (idx_t r = 0; r < b * kv * m; ++r) k0.data[static_cast<std::size_t>(r * dim)] = is_far(r % m) ? -depth : 0;
-    q = cast<S>(q0), k = cast<S>(k0), v = cast<S>(random_normal(3, b, kv, m, dim));
-    for (idx_t j = 0; j < m; ++j) near.push_back(!is_far(j));
-  }
-  attn::tensor_view<const std::uint8_t, 2> near_keys() const { return {near.data(), {1, keys}}; }
-};
-
-template <class S>
-struct result {
-  tensor<S> out;
-  tensor<real<S>> lse;
-  bool operator==(const result&) const = default;
-};
-
-template <class S, class Operator, class Options>
-result<S> run(const inputs<S>& x, Options options, attn::execution& exec) {
-  result<S> r{tensor<S>(x.batch, x.heads, x.queries, dim), tensor<real<S>>(x.batch, x.heads, x.queries, 1)};
-  options.scale = real<S>(1);
-  options.lse = row_view(r.lse);
-  Operator::call(view(x.q), view(x.k), view(x.v), view(r.out), options, {}, exec);
-  return r;
-}
 template <class S>
 result<S> full(const inputs<S>& x, const attn::full_softmax_options<S>& options = {}) {
   return run<S, compiled_full_softmax<S>>(x, options, serial);
@@ -213,9 +172,9 @@ TEST_CASE("skip: gradients agree with central differences", "[skip]") {
 
 namespace {
 
-template <class Cache>
+template <class C>
 tensor<float> step_over(const inputs<float>& x, attn::softmax_step_options<float> options) {
-  Cache cache({.batch = x.batch, .heads = x.kv_heads, .dim = dim});
+  attn::kv_cache<C> cache({.batch = x.batch, .heads = x.kv_heads, .dim = dim});
   const idx_t n = x.queries;
   tensor<float> out(x.batch, x.heads, n, dim);
   const auto part = [&](const tensor<float>& t, idx_t from, idx_t count) { return view(t).slice(2, from, count); };
@@ -227,21 +186,29 @@ tensor<float> step_over(const inputs<float>& x, attn::softmax_step_options<float
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("skip: steps over caches", "[skip]", attn::kv_cache<float>, (attn::kv_cache<std::int8_t>),
-                   (attn::kv_cache<attn::int4>)) {
+TEMPLATE_TEST_CASE("skip: steps over caches", "[skip]", float, Eigen::bfloat16, attn::float8_e4m3, std::int8_t,
+                   attn::int4) {
   for (idx_t queries : {1, 3, 20}) {
     inputs<float> x(2, 4, 2, queries, 830);
     attn::skipped_tiles tiles;
-    // Rows in codes take 256 keys at a time, of which only the last ones are all far.
-    constexpr bool coded = !std::same_as<TestType, attn::kv_cache<float>>;
-    if (coded)
-      for (idx_t j = 0; j < x.keys; ++j) x.near[static_cast<std::size_t>(j)] = j < 768;
+    // As many keys are left out together as are attended together.
+    constexpr bool coded = attn::detail::coded<TestType>;
+    const idx_t tile = coded || queries <= 4 ? attn::detail::stream_tile_of<TestType> : 64;
+    const auto is_near = [&](idx_t from) {
+      const auto begin = x.near.begin() + from, end = x.near.begin() + std::min(from + tile, x.keys);
+      return std::any_of(begin, end, [](std::uint8_t near) { return near != 0; });
+    };
+    for (idx_t j = 0; j < x.keys; j += tile)
+      std::fill(x.near.begin() + j, x.near.begin() + std::min(j + tile, x.keys), is_near(j));
+    constexpr double error = std::same_as<TestType, Eigen::bfloat16> ? tolerance<Eigen::bfloat16>::out
+                             : coded                                 ? 5e-5
+                                                                     : 4e-6;
     const tensor<float> exact = step_over<TestType>(x, {}), same = step_over<TestType>(x, {.skip_below = HUGE_VALF}),
                         r = step_over<TestType>(x, {.skip_below = 4, .skipped = &tiles});
     CHECK(same == exact);
     CHECK(tiles.seen > 0);
     CHECK(tiles.skipped > 0);
-    CHECK(relative_error(r, step_over<TestType>(x, {.key_mask = x.near_keys()})) < (coded ? 5e-5 : 4e-6));
+    CHECK(relative_error(r, step_over<TestType>(x, {.key_mask = x.near_keys()})) < error);
     CHECK(relative_error(r, exact) > 1e-4);
   }
   // All of a tile of 256.
@@ -251,36 +218,6 @@ TEMPLATE_TEST_CASE("skip: steps over caches", "[skip]", attn::kv_cache<float>, (
   attn::skipped_tiles tiles;
   step_over<TestType>(x, {.skip_below = 4, .skipped = &tiles});
   CHECK(tiles.skipped > 0);
-}
-
-TEST_CASE("skip: every plan of keys leaves out what is far", "[skip]") {
-  const inputs<float> x(1, 2, 2, 900, 900, 40);  // nothing of them is left in float
-  const auto check = [&]<class Operator>(std::type_identity<Operator>, typename Operator::options options) {
-    attn::skipped_tiles tiles;
-    const result<float> exact = run<float, Operator>(x, options, serial);
-    options.skip_below = HUGE_VALF, options.skipped = &tiles;
-    CHECK(run<float, Operator>(x, options, serial) == exact);
-    CHECK(tiles.skipped == 0);
-    options.skip_below = 12;
-    const result<float> r = run<float, Operator>(x, options, serial);
-    CHECK(tiles.skipped > 0);
-    CHECK(relative_error(r.out, exact.out) <= 4e-6);
-    CHECK(relative_error(r.lse, exact.lse) <= 4e-6);
-  };
-  check(std::type_identity<compiled_sliding_window<float>>(), {.left = 300, .right = 200});
-  check(std::type_identity<compiled_block<float>>(), {.size = 450});
-  check(std::type_identity<compiled_strided<float>>(), {.stride = 2});
-  std::vector<std::int32_t> blocks, singles;
-  for (idx_t i = 0; i < 900; ++i)
-    for (std::int32_t n = 0; n < 256; ++n) {
-      if (n < 14) blocks.push_back(n);
-      singles.push_back(2 * n);
-    }
-  compiled_selected_keys<float>::options by_block, one_by_one;
-  by_block.block = 64, by_block.indices = attn::tensor_view<const std::int32_t>(blocks.data(), {1, 1, 900, 14});
-  one_by_one.indices = attn::tensor_view<const std::int32_t>(singles.data(), {1, 1, 900, 256});
-  check(std::type_identity<compiled_selected_keys<float>>(), by_block);
-  check(std::type_identity<compiled_selected_keys<float>>(), one_by_one);
 }
 
 }  // namespace testing::skipped_tiles_tests

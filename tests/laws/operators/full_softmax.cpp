@@ -13,6 +13,7 @@ struct full_softmax_entry {
   bool mask = false;  // and a scale, and where the first query is
   bool relative = false, forgets = false;
   idx_t span = 0;  // if not 0, it is given, and where the first queries are
+  bool skips = false;  // and slopes by which what is far away is left out
 };
 constexpr idx_t first_position = 2;
 
@@ -38,6 +39,7 @@ struct parameters {
   parameters(const full_softmax_entry& e, const law_shape& s)
       : entry(e), shape(s), first(static_cast<std::size_t>(s.batch)) {
     if (e.alibi) slopes = law_slopes<T>(s);
+    if (e.skips) slopes = law_steep_slopes<T>(s);
     if (e.sinks) sinks = law_sinks<T>(s);
     if (e.bias) {
       bias = tensor<T>(s.batch, s.heads, s.queries, s.keys);
@@ -72,6 +74,7 @@ struct parameters {
     if (entry.mask) o.key_mask = attn::tensor_view<const std::uint8_t, 2>(key_mask.data(), {shape.batch, shape.keys});
     if (entry.mask) o.mask = mask.view(), o.scale = T(0.3), o.first_position = first_position;
     if (entry.span) set_first_positions(shape, call, first), o.span = entry.span, o.first_position = first;
+    if (entry.skips) o.skip_below = law_skip_below<T>;
     return o;
   }
   attn::full_softmax_cached_options<T> cached_options(const law_call<T>& call) const {
@@ -98,9 +101,9 @@ template <class T>
 law_operator<T> operator_of(const full_softmax_entry& entry) {
   law_operator<T> op;
   op.name = entry.name;
-  op.causal = entry.causal && !entry.mask;  // law 5 speaks of positions that end with the keys
+  op.causal = entry.causal && !entry.mask && !entry.skips;  // law 5 speaks of positions that end with the keys
   op.averages = !entry.sinks;
-  op.invariant = op.invariant_stream = op.invariant_backward = true;
+  op.invariant = op.invariant_stream = op.invariant_backward = !entry.skips;
   op.queries_alone = !entry.bias && !entry.mask && !entry.score && !entry.span;
   op.bind = [entry](const law_shape& shape) -> bound<T> {
     return [p = std::make_shared<parameters<T>>(entry, shape)](const law_call<T>& call) {
@@ -134,7 +137,7 @@ law_operator<T> operator_of(const full_softmax_entry& entry) {
       return p->reference_of(call);
     };
   };
-  op.sees = [entry](const law_shape& s, idx_t b, idx_t h, idx_t i, idx_t j) {
+  if (!entry.skips) op.sees = [entry](const law_shape& s, idx_t b, idx_t h, idx_t i, idx_t j) {
     if (entry.bias && std::isinf(bias_value<T>(s.first_batch + b, s.first_head + h, i, j))) return false;
     if (entry.mask && !(mask_sees(s.first_batch + b, s.first_head + h, i, j) && key_mask_sees(s.first_batch + b, j)))
       return false;
@@ -201,12 +204,15 @@ void add_full_softmax(std::vector<law_operator<T>>& all) {
                                           .causal = true,
                                           .alibi = true,
                                           .mask = true},
+                                          {.name = "full_softmax causal, without what is far below",
+                                          .causal = true,
+                                          .skips = true},
                                           {.name = "full_softmax causal, keys of 3 tokens, sinks",
                                           .causal = true,
                                           .sinks = true,
                                           .span = 3}})
     all.push_back(operator_of<T>(entry));
-  law_operator<T>& plain = all[all.size() - 10];
+  law_operator<T>& plain = all[all.size() - 11];
   plain.long_rows = {{"all keys", plain.bind, plain.backward}};
   const full_softmax_entry causal{.name = "", .causal = true, .sinks = true},
       placed{.name = "", .causal = true, .sinks = true, .span = 1};

@@ -112,6 +112,18 @@ std::vector<T> law_slopes(const law_shape& s) {
   for (idx_t h = 0; h < s.heads; ++h) slopes.push_back(static_cast<T>(std::exp2(-(s.first_head + h + 1))));
   return slopes;
 }
+// Of skip-softmax: slopes by which keys at a distance of 64 are left out, and a threshold so low that what is left out
+// is less than the tolerance. The rows of a tile leave out keys together, so that a row does not depend on what it sees
+// alone (law 5, law 10).
+template <class T>
+std::vector<T> law_steep_slopes(const law_shape& s) {
+  std::vector<T> slopes;
+  for (idx_t h = 0; h < s.heads; ++h) slopes.push_back(1 + static_cast<T>(s.first_head + h) / 4);
+  return slopes;
+}
+template <class T>
+inline constexpr T law_skip_below = sizeof(T) > sizeof(float) ? T(38) : T(18);
+
 template <class T>
 std::vector<T> law_sinks(const law_shape& s) {
   std::vector<T> sinks;

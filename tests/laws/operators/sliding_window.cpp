@@ -14,6 +14,7 @@ struct sliding_window_entry {
   bool scores = false;  // softcap, sinks, ALiBi, relative bias, scale
   bool mask = false;    // and a score function, and where the first query is
   bool forgets = false;
+  bool skips = false;  // and slopes by which what is far away is left out
 };
 constexpr idx_t first_position = 2;
 
@@ -52,6 +53,7 @@ struct parameters {
     if (e.scores) slopes = law_slopes<T>(s), sinks = law_sinks<T>(s), relative = law_relative_bias<T>(s);
     if (e.mask) mask = law_mask(s), key_mask = law_key_mask(s), score = own_score_of<T>(s);
     if (e.forgets) decay = law_log_decay<T>(s);
+    if (e.skips) slopes = law_steep_slopes<T>(s);
     if (!e.own_projections) return;
     const idx_t first_kv_head = s.first_head / 2;  // two query heads share one
     q_global = own_projection<T>(1, s, s.first_head, s.heads, s.queries, s.dim);
@@ -75,6 +77,7 @@ struct parameters {
     }
     if (entry.forgets) o.log_decay = {decay.data.data(), {decay.batch(), decay.heads(), decay.length()}};
     if (entry.own_projections) o.q_global = view(q_global), o.k_global = view(k_global), o.v_global = view(v_global);
+    if (entry.skips) o.skip_below = law_skip_below<T>;
     return o;
   }
   reference::result reference_of(const law_reference_call& call) const {
@@ -190,9 +193,9 @@ template <class T>
 law_operator<T> operator_of(const sliding_window_entry& entry) {
   law_operator<T> op;
   op.name = entry.name;
-  op.causal = entry.causal;
+  op.causal = entry.causal && !entry.skips;
   op.averages = !entry.scores && !entry.own_projections;
-  op.invariant = true;  // but for steps over a ring, and gradients of global positions
+  op.invariant = !entry.skips;  // but for steps over a ring, and gradients of global positions
   op.invariant_backward = entry.globals.empty();
   op.queries_alone = !entry.mask && !entry.own_projections;
   op.cross = !entry.own_projections;  // `sees` speaks of k and v alone
@@ -203,8 +206,9 @@ law_operator<T> operator_of(const sliding_window_entry& entry) {
       return p->reference_of(call);
     };
   };
-  op.sees = [entry](const law_shape& s, idx_t b, idx_t h, idx_t i, idx_t j) { return sees(entry, s, b, h, i, j); };
-  if (entry.causal && entry.left != attn::unlimited && !entry.own_projections)
+  if (!entry.skips)
+    op.sees = [entry](const law_shape& s, idx_t b, idx_t h, idx_t i, idx_t j) { return sees(entry, s, b, h, i, j); };
+  if (op.causal && entry.left != attn::unlimited && !entry.own_projections)
     op.stream = [entry](const law_shape& shape) { return stream_window<T>(entry, shape); };
   return op;
 }
@@ -267,6 +271,7 @@ void add_sliding_window(std::vector<law_operator<T>>& all) {
        .left = attn::unlimited,
        .causal = true,
        .dilation = {6}},
+      {.name = "sliding_window causal, without what is far below", .left = 190, .causal = true, .skips = true},
       {.name = "sliding_window masked by pair and key, with a score function, from a position on",
        .left = 9,
        .right = 4,
