@@ -91,7 +91,8 @@ void check(const char* name, typename Operator::options options) {
   CHECK(relative_error(r.out, exact.out) <= 4e-6);
   CHECK(relative_error(r.lse, exact.lse) <= 4e-6);
   const gradients g = differentiate<Operator>(x, r, options, serial);
-  CHECK(g.unread() > of_exact.unread());
+  CHECK_FALSE(g == of_exact);
+  if (!std::same_as<Operator, hashed>) CHECK(g.unread() > of_exact.unread());  // there tokens near it see each key
   for (const auto member : {&gradients::q, &gradients::k, &gradients::v})
     CHECK(relative_error(g.*member, of_exact.*member) <= 1e-5);
   tiles = {}, options.skipped = &again;

@@ -19,7 +19,8 @@ void compiled_full_softmax<S>::step(attn::kv_cache<S>& cache, in_view<S> q, in_v
                                             .position_queries = given.position_queries,
                                             .relative_bias = given.relative_bias, .softcap = given.softcap,
                                             .alibi_slopes = given.alibi_slopes, .sinks = given.sinks,
-                                            .dropout = given.dropout, .lse = given.lse};
+                                            .dropout = given.dropout, .lse = given.lse, .skip_below = given.skip_below,
+                                            .skip_share = given.skip_share, .skipped = given.skipped};
   if (given.log_decay) chosen.log_decay = given.log_decay.slice(2, 0, cache.tokens() + k.extent(2));
   if (score)
     attn::full_softmax_step(cache, q, k, v, out, chosen, score, execution);
