@@ -83,7 +83,8 @@ const known_flag known[] = {
      "lengths, "
      "then repetitions, up to 5 of each line"},
     {"efficiency", &flags::efficiency, 0,
-     "with --threads, every operator beside as many processes of one thread each, at one length; --efficiency=false: not"},
+     "with --threads, every operator beside as many processes of one thread each, at one length; --efficiency=false: "
+     "not"},
     {"smoke", &flags::smoke, 0, "short lengths, one short repetition: does everything run? (some seconds)"},
     {"help", &flags::help, 0, "print this text"},
 };
