@@ -119,7 +119,7 @@ law_operator<T> operator_of(const full_softmax_entry& entry) {
          d_queries = std::make_shared<tensor<T>>(p->position_queries);
     return [=](const law_backward_call<T>& call) {
       attn::full_softmax_gradients<T> g{.q = call.dq, .k = call.dk, .v = call.dv};
-      if (entry.alibi) g.alibi_slopes = *d_slopes;
+      if (entry.alibi || entry.skips) g.alibi_slopes = *d_slopes;
       if (entry.sinks) g.sinks = *d_sinks;
       if (entry.bias) g.bias = view(*d_bias);
       if (entry.relative) g.relative_keys = {d_keys->data.data(), {d_keys->heads(), 15, d_keys->dim()}};

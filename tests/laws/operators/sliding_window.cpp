@@ -136,8 +136,9 @@ backward_binder<T> window_backward(const sliding_window_entry& entry) {
     return [m](const law_backward_call<T>& call) {
       const sliding_window_entry& e = m->given.entry;
       attn::sliding_window_gradients<T> g{.q = call.dq, .k = call.dk, .v = call.dv};
+      if (e.scores || e.skips) g.alibi_slopes = m->slopes;
       if (e.scores) {
-        g.alibi_slopes = m->slopes, g.sinks = m->sinks;
+        g.sinks = m->sinks;
         g.relative_keys = {m->keys.data.data(), {m->keys.heads(), 15, m->keys.dim()}};
         g.position_queries = {m->queries.data.data(), {m->queries.heads(), 7, m->queries.dim()}};
         g.relative_bias = {m->relative.data.data(), {m->relative.length(), m->relative.dim()}};
