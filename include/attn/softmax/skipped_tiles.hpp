@@ -10,7 +10,8 @@
 // Infinity leaves out nothing; the bits are those without the option.
 // skip_share: in its place the threshold by the length, e^-skip_below = skip_share / Lk (at most 1), with the true key
 // length, in steps the tokens so far. Results depend on the size of tiles: 6 or 12 queries, by the processor's vectors,
-// by 64 keys; one query by 64 to 256 keys for up to four queries, for keys in codes and for lists of single keys.
+// by 64 keys; one query by 64 to 256 keys, within a page of a cache in pages, for up to four queries, for keys in codes
+// and for lists of single keys.
 // Gradients leave out those of their tiles whose scores lie so far below the final maxima of the rows, sinks included:
 // what the call has left out, and what it took before it met the largest scores. They compute lse again.
 //                                Yuan et al. 2025, "BLASST: Dynamic blocked attention sparsity via softmax thresholding"

@@ -34,7 +34,7 @@ struct tile_skip {
     if (one.limit >= T(-std::numeric_limits<T>::min_exponent)) one.limit = std::numeric_limits<T>::infinity();
     return one;
   }
-  /// Adds to the counts; called by several threads at once.
+  /// Adds to the counts; called by several threads at once. (libc++ has no std::atomic_ref before 19.)
   void count(idx_t seen, idx_t skipped) const {
     if (!counts || seen == 0) return;
     __atomic_fetch_add(&counts->seen, seen, __ATOMIC_RELAXED);
