@@ -2,7 +2,7 @@
 #pragma once
 
 #include <attn/core/detail/prefetch.hpp>
-#include <attn/core/detail/row_format.hpp>
+#include <attn/core/detail/coded.hpp>
 
 #include <utility>
 
