@@ -3,6 +3,7 @@
 
 #include <attn/core/detail/shared_tasks.hpp>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -37,10 +38,11 @@ class spinning_worker {
       tasks.reset();
       int expected = absent;
       // Another thread may be here, where a call did not wait for this one.
-      if (seconds <= 0 || !state_.compare_exchange_strong(expected, waiting)) return;
+      if (!(seconds > 0) || !state_.compare_exchange_strong(expected, waiting)) return;
       if (!next_call(seconds)) return;
       tasks = std::move(next_);
-      state_ = absent;
+      expected = given;
+      state_.compare_exchange_strong(expected, absent);  // unless it has been closed meanwhile, for good
     }
   }
 
@@ -62,7 +64,9 @@ class spinning_worker {
 
   bool next_call(double seconds) {
     using clock = std::chrono::steady_clock;
-    const auto end = clock::now() + std::chrono::duration_cast<clock::duration>(std::chrono::duration<double>(seconds));
+    constexpr double most = 1e6;  // which a clock can count
+    const auto end = clock::now() + std::chrono::duration_cast<clock::duration>(
+                                        std::chrono::duration<double>((std::min)(seconds, most)));
     do {
       for (int n = 0; n < 64; ++n, pause_thread())
         if (const int now = state_; now != waiting) return now == given;
