@@ -1,6 +1,6 @@
 // Law 13. Invariance (execution::set_invariant): a row has the same bits however it is asked for: with other rows or
 // alone, in chunks of any length, in a batch, with padding, by any number of threads. An operator obeys it, or refuses
-// the call before anything is written. Caches in pages: softmax/invariant_caches.cpp; layers: layers/invariance.cpp.
+// the call before anything is written. Caches in pages: softmax/shared_prefixes.cpp; layers: layers/laws.cpp.
 #include <optional>
 
 #include "laws/gradient_law.hpp"
