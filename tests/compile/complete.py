@@ -79,6 +79,11 @@ for line in re.sub(r"//.*", "", text("include/attn/*/*.hpp", "include/attn/mpi/d
         fields |= set(re.findall(r"(\w+)(?:{.*?}| = .*?)?[,;]", re.sub(r"<.*?>+", "", line)))
 missing += [f"options that have a {name}, for which include/ asks" for name in sorted(asked - fields)]
 missing += [f"reader of the option {name}" for name in sorted(fields - set(re.findall(r"(?<=[\w\])])[.>](\w+)", code)))]
+# What has a list of shared fields is compared with it (softmax/detail/shared_fields.hpp).
+code = text("include/attn/softmax/*.hpp", "include/attn/low_rank/*.hpp", "include/attn/layers/*.hpp")
+listed = re.findall(r"^struct (\w+) {(?:(?!^};).)*? unsigned shared =", code, re.MULTILINE | re.DOTALL)
+compared = text("tests/softmax/shared_fields.cpp")
+missing += [f"tests/softmax/shared_fields.cpp: {name}" for name in listed if not re.search(rf"::{name}\b", compared)]
 if missing:
     sys.exit("missing:\n  " + "\n  ".join(missing))
 print(f"{len(operators)} operators are in {len(places) + len(own)} places each, {len(fields)} options are read")
