@@ -166,6 +166,31 @@ TEST_CASE("Numbers err by half of a step of their channel, before a block is ful
   check(int4{}), check(int8_channels{});
 }
 
+// Where numbers are large beside what they differ by, offsets are coarse: as bfloat16 a step of 1 to 8 numbers apart.
+TEST_CASE("Numbers of int4 that are far from 0 err by half of a step of their channel", "[channel_caches]") {
+  const idx_t dim = 32, tokens = 32;
+  const auto whole = [](double x) { return static_cast<float>(2 * std::round(x / 2)); };
+  const tensor<float> normal = cast<float>(random_normal(3, 1, 1, tokens, dim));
+  tensor<float> x(1, 1, tokens, dim);
+  for (idx_t t = 0; t < tokens; ++t)
+    for (idx_t d = 0; d < dim; ++d)
+      x(0, 0, t, d) = whole(300.0 + (1.0 + static_cast<double>(d)) * (0.5 * normal(0, 0, t, d) - (t % 11 == 0)));
+  attn::kv_cache<int4> cache({.dim = dim});
+  cache.append(view(x), view(x));
+  const std::vector<float> found = decoded(cache, false, tokens);
+  double beyond = 0;  // half of a step, the scale of which is rounded up to 8 bits
+  for (idx_t d = 0; d < dim; ++d) {
+    float least = x(0, 0, 0, d), largest = least, error = 0;
+    for (idx_t t = 0; t < tokens; ++t) {
+      const float number = x(0, 0, t, d);
+      least = std::min(least, number), largest = std::max(largest, number);
+      error = std::max(error, std::abs(number - found[static_cast<std::size_t>(t * dim + d)]));
+    }
+    beyond = std::max(beyond, static_cast<double>(error - (largest - least) / 30 * (1 + 1.0f / 128)));
+  }
+  CHECK(beyond <= 1e-4);
+}
+
 TEST_CASE("Tokens forgotten, kept and overwritten within blocks of int4", "[channel_caches]") {
   const idx_t dim = 10, tokens = 100;
   const tensor<float> k = cast<float>(random_normal(1, 1, 1, tokens, dim)),

@@ -276,7 +276,9 @@ struct channel_code_writer {
       for (idx_t c = 0; c < some; ++c) {
         const float part = (largest[c] - least[c]) / (2 * layout_type::most * (choices - 1));
         const float from = static_cast<float>(Eigen::bfloat16(least[c] + static_cast<float>(n % choices) * part));
-        grid.set(c, from, largest[c] - static_cast<float>(n / choices) * part);
+        // An offset that is rounded up beyond half of a step is left out.
+        grid.set(c, from - least[c] <= static_cast<float>(choices - 1) * part ? from : least[c],
+                 largest[c] - static_cast<float>(n / choices) * part);
       }
       losses_of(numbers, grid, losses);
       for (idx_t c = 0; c < some; ++c)
