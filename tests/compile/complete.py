@@ -73,7 +73,8 @@ if not count or int(count[1]) != len(operators):
 code = re.sub(r"//.*", "", text("include/attn/**/*.hpp"))
 asked = set(re.findall(r"requires \{ (?:\w+\.)?(?:options|given|gradients)\.(\w+); \}", code))
 fields, inside = set(), False
-for line in re.sub(r"//.*", "", text("include/attn/*/*.hpp", "include/attn/mpi/detail/*.hpp")).splitlines():
+public = text("include/attn/*/*.hpp", "include/attn/mpi/detail/*.hpp")
+for line in re.sub(r"//.*|static constexpr[^;]*;", "", public).splitlines():
     inside = line != "};" and (inside or re.match(r"struct \w+_(options|gradients)( : .*)? {$", line) is not None)
     if inside and re.match(r"  (?!using|static)[\w:<>, ]+ \w+[^()]*;$", line):
         fields |= set(re.findall(r"(\w+)(?:{.*?}| = .*?)?[,;]", re.sub(r"<.*?>+", "", line)))
