@@ -124,11 +124,14 @@ class tile_output {
       while (steps > 0) unit_step();
 #endif
     T* const out = state.row(row);
-    if (keys.value_rows)
-      with_tile_height(rows, [&](auto M) {
-        output_in_place<P, M.value>(weight_rows<P>{weights}, rescale, keys, low, high, out, state.stride);
-      });
-    else if (finite) [[likely]]
+    if constexpr (!rows_for_matrix_unit<P>)
+      if (keys.value_rows) {
+        with_tile_height(std::exchange(rows, 0), [&](auto M) {
+          output_in_place<P, M.value>(weight_rows<P>{weights}, rescale, keys, low, high, out, state.stride);
+        });
+        return;
+      }
+    if (finite) [[likely]]
       with_tile_height(rows, [&](auto M) {
         add_output<P, M.value>(weights, rescale, keys, low, high, out, state.stride, col);
       });

@@ -12,7 +12,8 @@ namespace attn { inline namespace ATTN_ISA { namespace detail {
 template <class P, int M>
 void tile_scores(const P* queries, const packed_keys<P>& keys, idx_t first, idx_t count, sum_type<P>* scores) {
   using T = sum_type<P>;
-  if (keys.key_rows) return scores_in_place<P, M>(queries, keys, first, count, scores, score_stride);
+  if constexpr (!rows_for_matrix_unit<P>)
+    if (keys.key_rows) return scores_in_place<P, M>(queries, keys, first, count, scores, score_stride);
   const idx_t depth = operands<P>(keys.dim);
   const auto lines = [&] {
     return keys.next ? keys.next->next(depth, queries) : prefetched_lines{reinterpret_cast<const char*>(queries)};
