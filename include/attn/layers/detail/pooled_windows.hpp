@@ -36,13 +36,13 @@ struct rows_of_heads : memory_layout {
   void store(const T* from, idx_t count, char* to, bool add = false) const {
     if (reinterpret_cast<const char*>(from) != to) access->store(from, count, to, strides[3], add);
   }
-  /// `rows` rows from `first` on, each as load has it: slots are `padded` numbers apart.
-  void load_rows(const char* first, int rows, idx_t count, T* slots, idx_t padded, const T** to) const {
+  /// `rows` rows from `first` on, each as load has it: places are `padded` numbers apart.
+  void load_rows(const char* first, int rows, idx_t count, T* places, idx_t padded, const T** to) const {
     const idx_t stride = strides[2] * item;
     if (in_place(count))
       for (int r = 0; r < rows; ++r) to[r] = reinterpret_cast<const T*>(first + r * stride);
     else
-      for (int r = 0; r < rows; ++r) to[r] = load(first + r * stride, count, slots + r * padded);
+      for (int r = 0; r < rows; ++r) to[r] = load(first + r * stride, count, places + r * padded);
   }
 };
 

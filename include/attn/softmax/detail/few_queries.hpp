@@ -329,13 +329,13 @@ struct few_queries_driver {
       const stored **key_rows, **value_rows;
     };
     const scratch s = in.exec.scratch(worker, [&](arena& memory) {
-      const idx_t slots = in_rows ? key_block + slots_ahead : 0;
+      const idx_t listed = in_rows ? key_block + slots_ahead : 0;
       return scratch{packed_keys<P>::layout(memory, in_rows ? 0 : block_keys, shape.dim, shape.dim_v),
                      memory.allocate_list(count, [&](arena& m) {
                        return row_block<P>::layout(m, shape.dim, shape.dim_v, bool(in.terms.by_distance),
                                                    round_up(most, tile_rows));
                      }),
-                     memory.allocate<const stored*>(slots), memory.allocate<const stored*>(slots)};
+                     memory.allocate<const stored*>(listed), memory.allocate<const stored*>(listed)};
     });
     // visit(block, batch item, head) for the blocks of some items.
     const auto for_each_block = [&](idx_t begin, idx_t end, const auto& visit) {
