@@ -156,10 +156,10 @@ struct sliding_window_driver : window_sets {
     s.block.fixed = true;
     s.block.begin([&](idx_t row) { return in.query(b, h + row / each).row(positions[row % each]); }, in.q.stride(3),
                   positions, rows, in.terms.query_factor());
-    const auto attend_rows = [&](packed_keys<P> set, idx_t first, idx_t keys, const auto& range_of) {
+    const auto attend_rows = [&](packed_keys<P> set, idx_t first, idx_t seen_slots, const auto& range_of) {
       if constexpr (std::same_as<C, typename packed_keys<P>::number>) {
-        for (idx_t slot = first; keys > 0 && slot < keys + slots_ahead; ++slot) {
-          const idx_t j = set.positions[(std::min)(slot, keys - 1)];
+        for (idx_t slot = first; seen_slots > 0 && slot < seen_slots + slots_ahead; ++slot) {
+          const idx_t j = set.positions[(std::min)(slot, seen_slots - 1)];
           s.key_rows[slot] = key.row(j), s.value_rows[slot] = value.row(j);
         }
         set.key_rows = s.key_rows, set.value_rows = s.value_rows;
