@@ -180,13 +180,13 @@ TEST_CASE("Numbers of int4 that are far from 0 err by half of a step of their ch
   const std::vector<float> found = decoded(cache, false, tokens);
   double beyond = 0;  // half of a step, the scale of which is rounded up to 8 bits
   for (idx_t d = 0; d < dim; ++d) {
-    float least = x(0, 0, 0, d), largest = least, error = 0;
+    float least = x(0, 0, 0, d), largest = least, worst = 0;
     for (idx_t t = 0; t < tokens; ++t) {
       const float number = x(0, 0, t, d);
       least = std::min(least, number), largest = std::max(largest, number);
-      error = std::max(error, std::abs(number - found[static_cast<std::size_t>(t * dim + d)]));
+      worst = std::max(worst, std::abs(number - found[static_cast<std::size_t>(t * dim + d)]));
     }
-    beyond = std::max(beyond, static_cast<double>(error - (largest - least) / 30 * (1 + 1.0f / 128)));
+    beyond = std::max(beyond, static_cast<double>(worst - (largest - least) / 30 * (1 + 1.0f / 128)));
   }
   CHECK(beyond <= 1e-4);
 }
