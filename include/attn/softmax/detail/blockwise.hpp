@@ -211,7 +211,7 @@ struct no_prefetch {
 
 /// The slot of the key at the position of the last query, or the last slot. Where rows leave out keys, the block with
 /// this slot and the first one are attended first: then the maxima are soon the final ones (where a head looks at its
-/// neighbours, of 4096 keys .90 in place of .12 are left out at an error of 1e-3).
+/// neighbours, of 4096 keys .90 in place of .06 are left out at an error below 1e-3).
 template <class P>
 idx_t own_slot(const row_block<P>& block, const packed_keys<P>& keys, idx_t shift) {
   idx_t begin = (std::numeric_limits<idx_t>::max)(), end = 0;

@@ -32,13 +32,14 @@ struct few_queries_driver {
   static constexpr bool in_codes = coded<C>;
   static constexpr idx_t most_queries = 64;  // of a task
   static constexpr idx_t task_rows = 256;    // their states stay in the second-level cache
+  static constexpr idx_t usual_block = 256;  // keys that are packed at a time
   static constexpr idx_t moved_keys = 1024;  // in place: the sums of long rows are moved after so many keys
 
   const softmax_call<S, Score, C>& in;
   const attention_shape& shape = in.shape;
   const sequence_lengths& lengths = in.lengths;
   const bool fixed = in.exec.invariant();
-  const idx_t block_keys = fixed ? key_block : 256;                                            // packed at a time
+  const idx_t block_keys = fixed ? key_block : usual_block;  // packed at a time
   const idx_t chunk_keys = fixed ? std::max<idx_t>(1, shape.keys) : stream_chunk;
 
   /// Whether the driver takes the queries of a batch item. More of them, and few keys, are attended sooner if all keys
@@ -46,7 +47,8 @@ struct few_queries_driver {
   static bool takes(const softmax_call<S, Score, C>& call, idx_t b) {
     if (in_codes) return true;
     const idx_t queries = call.lengths.queries(b);
-    return !call.maximum && (queries <= queries_in_place || (queries <= most_queries && call.lengths.keys(b) > 512));
+    const bool many_keys = call.lengths.keys(b) > 2 * usual_block;
+    return !call.maximum && (queries <= queries_in_place || (queries <= most_queries && many_keys));
   }
   /// By the queries alone, though heads without groups gain by reading more of them in place (8 queries, bf16: 0.55 of
   /// the time): a head gets the bits that it gets without the others of its group.

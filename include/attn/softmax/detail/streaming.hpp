@@ -15,6 +15,7 @@
 #include <attn/softmax/detail/blockwise.hpp>
 #include <attn/softmax/detail/key_span.hpp>
 #include <attn/softmax/detail/stream_rows.hpp>
+#include <attn/softmax/detail/stream_weights.hpp>
 #include <attn/softmax/detail/tile_skip.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
@@ -188,7 +189,7 @@ void with_whole_packets(const listed_codes<C>& x, idx_t count, T* buffer, bool k
 
 /// Runs f(r, integral_constant<int, R>) over all rows, R at a time: four, then two, then one. Three that are left are
 /// taken together, if so asked: they read rows as nearly in order as four do (float, D 128: 0.62 of the time of two and
-/// one). So are eight, and six that are left, where there are registers for their sums (D 128: 0.8 of the time).
+/// one). So are eight, and six that are left, where there are registers for their sums (eight, D 128: 0.7 of the time).
 template <class T, bool together = false, class F>
 void by_rows(idx_t rows, F&& f) {
   constexpr int most = (std::min)(4, width<T>);
@@ -235,51 +236,6 @@ auto rows_from(const Rows& x, idx_t j) {
   }
 }
 
-/// 2^x, as exact as the products it is used in.
-template <class T, class C>
-ATTN_INLINE packet<T> stream_weight(const packet<T>& x) {
-  if constexpr (std::same_as<stream_operand<T, C>, T>)
-    return exp2_weight<T>(x);
-  else
-    return exp2_rounded(x);
-}
-
-/// Turns scores of R rows, whole packets, into weights, whose sums are stored; the sums of earlier ones are to be
-/// multiplied with 2^rescale. The rows take turns: one alone waits for its own results.
-template <int R, class C, class T, class Factors>
-ATTN_INLINE void softmax_weights(T* scores, idx_t count, const Factors& of_values, T* maximum, weight_range<T>& range,
-                                 T* sums, T* rescale) {
-  constexpr T minus_infinity = -std::numeric_limits<T>::infinity();
-  packet<T> highest[array_size<R>], sum[array_size<R>], most[array_size<R>], least = broadcast<T>(T(1));
-  unroll<R>([&](auto r) { highest[r] = broadcast<T>(minus_infinity), sum[r] = most[r] = zero<T>(); });
-  for (idx_t j = 0; j < count; j += width<T>)
-    unroll<R>([&](auto r) { highest[r] = (max)(highest[r], load<T>(scores + r * stream_tile + j)); });
-  T reference[R];
-  unroll<R>([&](auto r) {
-    const T before = maximum[r], raised = (std::max)(before, max_lanes(highest[r]));
-    reference[r] = raised == minus_infinity ? T(0) : raised;
-    rescale[r] = before - reference[r], maximum[r] = raised;
-  });
-  for (idx_t j = 0; j < count; j += width<T>)
-    unroll<R>([&](auto r) {
-      T* const s = scores + r * stream_tile + j;
-      const packet<T> weight = stream_weight<T, C>(sub(load<T>(s), broadcast<T>(reference[r])));
-      const packet<T> times = of_values.times(weight, j);
-      store<T>(s, times);
-      sum[r] = add(sum[r], weight);
-      if constexpr (Factors::in_codes)
-        most[r] = (max)(most[r], times);
-      else
-        least = (min)(least, weight);
-    });
-  unroll<R>([&](auto r) {
-    sums[r] = sum_lanes(sum[r]);
-    if constexpr (Factors::in_codes) range.largest[r] = max_lanes(most[r]);
-  });
-  if constexpr (!Factors::in_codes)
-    range.zeros |= !(min_lanes(least) >= (std::numeric_limits<T>::min)());  // smaller ones become 0 as bf16
-}
-
 /// What a pass over keys is for: their weights; the same, of tiles that have been counted before; or only to raise the
 /// maxima of rows, by which keys that are attended later are left out.
 enum class stream_pass { weights, again, maxima };
@@ -298,7 +254,7 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
   const idx_t last = (std::max)(end, wanted_next);
   const bool any_terms = terms.any(), some_rows = terms.skip.given() || pass == stream_pass::maxima;
   // Rows that one query reads in order, or two short ones, the processor fetches by itself, from their first lines on;
-  // it is hindered where more are fetched here (float: 1.2 times the time; two queries of D 192: 0.7).
+  // it is hindered where more are fetched here (float: 1.2 times the time).
   constexpr bool listed = requires { k.at; } || requires { k.list; };
   constexpr bool in_order = sizeof(C) >= sizeof(float) && !listed;
   const bool by_itself = in_order && (q.rows == 1 || (q.rows == 2 && q.dim * idx_t(sizeof(C)) <= 512));
@@ -366,13 +322,14 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
       const auto weigh_kept = [&](idx_t r0, idx_t n, weight_range<T>& range, T* sums, T* rescale) {
         const idx_t r = r0 + n;
         T *const s = q.scores + r * stream_tile, *const maximum = state.maximum + r;
+        packet<T> largest = broadcast<T>(minus_infinity);
+        for (idx_t j = 0; j < padded; j += width<T>) largest = (max)(largest, load<T>(s + j));
+        const T highest = (std::max)(*maximum, max_lanes(largest));
         if (pass == stream_pass::maxima) {
-          for (idx_t j = 0; j < padded; j += width<T>) *maximum = (std::max)(*maximum, max_lanes(load<T>(s + j)));
+          *maximum = highest;
           return false;
         }
         if (const T skip = static_cast<T>(q.of[r].skip); skip >= 0) {
-          T highest = *maximum;
-          for (idx_t j = 0; j < padded; j += width<T>) highest = (std::max)(highest, max_lanes(load<T>(s + j)));
           const T threshold = highest == minus_infinity ? std::numeric_limits<T>::lowest() : highest - skip;
           const bool kept = any_reaches(s, padded, T(1), threshold);
           const idx_t sees = seen_by(r) > 0;
