@@ -106,8 +106,8 @@ ATTN_INLINE packet<T> seen_or_hidden(const packet<T>& x, const unsigned char* by
       return (packet<float>)(words{} + word);
     };
     const auto nearby = shuffle<float>(eight_from(0), eight_from(width<T> / 16 * 8), [](int lane) {
-      const int byte = lane / lanes_each;
-      return byte / 8 * count + byte % 8 / 4;
+      const int number = lane / lanes_each;
+      return number / 8 * count + number % 8 / 4;
     });
     const lanes own = [&]<int... Lane>(std::integer_sequence<int, Lane...>) {
       constexpr int first = std::endian::native == std::endian::little ? 0 : 3;  // the lowest byte of a lane

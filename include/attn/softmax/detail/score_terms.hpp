@@ -278,8 +278,8 @@ void set_terms(score_terms<compute_type<S>, Score>& terms, const softmax_paramet
   terms.scale = scale_or_default(given.scale, dim);
   terms.softcap = given.softcap, terms.slopes = given.alibi_slopes, terms.dropout = given.dropout;
   terms.skip = {given.skip_below, given.skip_share, given.skipped};
-  const auto set = [](auto& to, const auto& view) {  // most are not given
-    if (view) to = view;
+  const auto set = [](auto& to, const auto& from) {  // most are not given
+    if (from) to = from;
   };
   set(terms.bias, *given.bias), set(terms.relative.table, *given.relative_bias);
   set(terms.by_distance.table, *given.relative_keys), set(terms.by_position.table, *given.position_queries);

@@ -274,8 +274,7 @@ void row_output(const T* weights, bool zeros, const T* rescale, const Rows& v, T
     for (idx_t j = begin; j < end; ++j) {
       const auto x = v.row(j) + col;
       constexpr idx_t bytes = N * width<T> * idx_t(sizeof *v.row(0));
-      const char* const lines = keys.next(bytes, x);
-      for (idx_t byte = 0; byte < bytes; byte += idx_t(cache_line)) __builtin_prefetch(lines + byte, 0, 2);
+      prefetch_bytes(keys.next(bytes, x), bytes);
       packet<T> value[array_size<N>];
       unroll<N>([&](auto n) { value[n] = loaded_once(load_as<T>(x + n * width<T>)); });
       unroll<R>([&](auto r) {
@@ -329,8 +328,7 @@ void pair_output(const float* weights, bool zeros, const float* rescale, const R
     for (idx_t j = 0; j < v.rows; j += 2) {
       const Eigen::bfloat16* const x = v.row(j) + col;
       constexpr idx_t bytes = N * 2 * 2 * w * idx_t(sizeof *x);  // of two rows
-      const char* const lines = keys.next(bytes, x);
-      for (idx_t byte = 0; byte < bytes; byte += idx_t(cache_line)) __builtin_prefetch(lines + byte, 0, 2);
+      prefetch_bytes(keys.next(bytes, x), bytes);
       const Eigen::bfloat16* const y = j + 1 < v.rows ? v.row(j + 1) + col : nullptr;
       packet<bf16_pair> low[array_size<N>], high[array_size<N>];
       unroll<N>([&](auto n) {
