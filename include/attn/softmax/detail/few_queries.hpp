@@ -187,18 +187,18 @@ struct few_queries_driver {
     in.exec.for_each(shape.batch * tasks, [&](idx_t task, int worker) {
       const idx_t b = task / tasks, n = task % tasks, kv = n / (parts * runs), part = n / runs % parts,
                   first = n % runs * queries_of_task, head = kv * group + part * heads_of_task,
-                  head_count = (std::min)(heads_of_task, (kv + 1) * group - head),
+                  own_heads = (std::min)(heads_of_task, (kv + 1) * group - head),
                   each = (std::min)(queries_of_task, lengths.queries(b) - first);
       if (each <= 0 || !takes(in, b)) return;
       auto [queries, state] = list[worker];
       queries.rotated = in.rotated_keys;
-      state.rows = head_count * each;
+      state.rows = own_heads * each;
       state.clear();
       queries.begin(in.q, in.relative_queries, {b, head, first, in.shift(b), in.skip_limit(b)}, state.rows, each,
                     in.terms.query_factor());
       attend_stream(queries, in.key_rows(b, kv), in.value_rows(b, kv), {}, 0, in.end_of(b, first + each - 1), in.terms,
                     in.limit(), state, in.visible_keys(b));
-      for (idx_t h = 0, row = 0; h < head_count; ++h)
+      for (idx_t h = 0, row = 0; h < own_heads; ++h)
         for (idx_t i = 0; i < each; ++i) in.finish_row(state, row++, b, head + h, first + i);
     });
   }
