@@ -32,14 +32,45 @@ struct wave {
   }
 };
 
-/// body(wave) for [0, items), `size` at a time, each with scratch laid out by layout(arena&).
-template <class Layout, class Body>
-void for_each_wave(execution& exec, idx_t items, idx_t size, Layout&& layout, Body&& body) {
+/// Items [0, items), a wave after the other: for (const auto& some : waves_of(...)) some.for_each(...).
+template <class Scratch>
+class wave_range {
+ public:
+  wave_range(execution& exec, idx_t items, idx_t size, Scratch* scratch)
+      : exec_(exec), items_(items), size_(size), scratch_(scratch) {}
+
+  struct iterator {
+    const wave_range& all;
+    idx_t first;
+    wave<Scratch> operator*() const {
+      return {all.exec_, first, (std::min)(all.size_, all.items_ - first), all.scratch_};
+    }
+    void operator++() { first += all.size_; }
+    bool operator!=(const iterator& end) const { return first < end.first; }
+  };
+  iterator begin() const { return {*this, 0}; }
+  iterator end() const { return {*this, items_}; }
+
+ private:
+  execution& exec_;
+  idx_t items_, size_;
+  Scratch* scratch_;
+};
+
+/// Waves of `size` items, each item with scratch laid out by layout(arena&).
+template <class Layout>
+auto waves_of(execution& exec, idx_t items, idx_t size, Layout&& layout) {
   size = (std::min)(size, items);
   auto* const list = exec.shared_scratch([&](arena& memory) { return memory.allocate_list(size, layout); });
-  using scratch = std::remove_pointer_t<decltype(list)>;
-  for (idx_t first = 0; first < items; first += size)
-    body(wave<std::remove_const_t<scratch>>{exec, first, (std::min)(size, items - first), list});
+  return wave_range(exec, items, size, list);
+}
+
+/// As large as suits the scratch of an item.
+template <class Layout>
+auto waves_of(execution& exec, idx_t items, Layout&& layout) {
+  arena one;
+  layout(one);
+  return waves_of(exec, items, wave_size(exec, items, static_cast<idx_t>(one.used())), layout);
 }
 
 }}}  // namespace attn::ATTN_ISA::detail

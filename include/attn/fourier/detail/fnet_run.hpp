@@ -261,10 +261,10 @@ struct fnet_driver : fnet_call<S> {
         transform(over_channels, over_tokens, {serial[static_cast<std::size_t>(worker)], first + slice, 1, &rows},
                   spare_rows);
       });
-      for_each_wave(exec, shared, together, memory_of_slice, [&](slices w) {
+      for (slices w : waves_of(exec, shared, together, memory_of_slice)) {
         w.first += first + whole;
         transform(over_channels, over_tokens, w, spare_rows);
-      });
+      }
     }
   }
 };

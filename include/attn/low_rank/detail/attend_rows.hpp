@@ -67,14 +67,6 @@ void attend_rows(const attention_views<S>& x, idx_t b, idx_t h, idx_t i0, const 
   clear_padding(x, b, h, i0, i0 + max_rows, lse);
 }
 
-/// body(wave) for all `items`, as many at a time as their scratch memory allows.
-template <class Layout, class Body>
-void for_each_wave(execution& exec, idx_t items, Layout&& layout, Body&& body) {
-  arena one;
-  layout(one);
-  for_each_wave(exec, items, wave_size(exec, items, static_cast<idx_t>(one.used())), layout, body);
-}
-
 /// step(scratch, batch item, head, number of the step, worker), a member function of `call`, `steps` times for every
 /// head of a wave.
 template <class Scratch, class Call, class Step>

@@ -276,9 +276,9 @@ struct linformer_backward_driver {
     for (const projection_gradients<S>* x : {&key_gradients, &value_gradients})
       x->clear(shape().batch > 0 ? views.lengths.keys(0) : 0);
     // As in the forward pass, 32 heads share the packing of E and F.
-    for_each_wave(
-        exec, shape().batch, std::max<idx_t>(1, 32 / shape().heads), [&](arena& m) { return layout(m); },
-        [&](const wave<item>& w) { run_wave(w); });
+    const auto layout_item = [&](arena& m) { return layout(m); };
+    for (const auto& w : waves_of(exec, shape().batch, std::max<idx_t>(1, 32 / shape().heads), layout_item))
+      run_wave(w);
     store_projection(key_gradients, exec);
     store_projection(value_gradients, exec);
   }

@@ -74,8 +74,7 @@ struct linformer_driver {
                                .packed = memory.allocate_list(heads, packed_head)};
     };
     // 32 heads share the packing of E and F.
-    for_each_wave(exec, shape.batch, std::max<idx_t>(1, 32 / shape.heads), layout,
-                  [&](const wave<linformer_item<P>>& w) { run_wave(w, heads); });
+    for (const auto& w : waves_of(exec, shape.batch, std::max<idx_t>(1, 32 / shape.heads), layout)) run_wave(w, heads);
   }
 
   /// `heads` are those of the packed keys.

@@ -361,8 +361,7 @@ struct long_short_backward_driver {
     local_sums = (*sums)[0], global_sums = (*sums)[1];
     std::fill_n(local_sums, item_heads * size, T(0));
     std::fill_n(global_sums, heads * size, T(0));
-    for_each_wave(
-        exec(), item_heads, [&](arena& memory) { return layout(memory); }, [&](const wave<head>& w) { run_wave(w); });
+    for (const auto& w : waves_of(exec(), item_heads, [&](arena& memory) { return layout(memory); })) run_wave(w);
     store_norm(local_sums, item_heads, wanted.local_gamma, wanted.local_beta);
     store_norm(global_sums, heads, wanted.global_gamma, wanted.global_beta);
   }

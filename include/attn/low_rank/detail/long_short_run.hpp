@@ -270,9 +270,8 @@ struct long_short_driver : long_short_call<S> {
 
   void run() const {
     const auto limit = in.exec.limit_threads({.operations = scores() * shape().operations_per_score()});
-    for_each_wave(
-        in.exec, shape().batch * shape().heads, [&](arena& memory) { return head_layout(memory); },
-        [&](const wave<long_short_head<P>>& w) { run_wave(w); });
+    const auto layout_item = [&](arena& memory) { return head_layout(memory); };
+    for (const auto& w : waves_of(in.exec, shape().batch * shape().heads, layout_item)) run_wave(w);
   }
 };
 

@@ -322,9 +322,8 @@ struct multipole_backward_driver {
     const idx_t item_heads = shape().batch * shape().kv_heads;
     if (in.dq && in.dk && in.dv)
       sides = std::clamp<idx_t>(in.forward.exec.active_threads() / std::max<idx_t>(1, item_heads * parts()), 1, 3);
-    for_each_wave(
-        in.forward.exec, item_heads, [&](arena& memory) { return layout(memory); },
-        [&](const wave<head>& w) { run_wave(w); });
+    for (const auto& w : waves_of(in.forward.exec, item_heads, [&](arena& memory) { return layout(memory); }))
+      run_wave(w);
   }
 };
 

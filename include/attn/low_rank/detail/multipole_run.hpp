@@ -245,17 +245,16 @@ struct multipole_driver {
     const auto limit = in.exec.limit_threads({.operations = clustering.operations()});
     const idx_t group = shape().group();
     const idx_t tasks = std::max<idx_t>(1, multipole_blocks::tasks(o, shape().keys, shape().queries));
-    for_each_wave(
-        in.exec, shape().batch * shape().kv_heads, [&](arena& memory) { return clustering.layout(memory); },
-        [&](const wave<multipole_head<T>>& w) {
-          clustering.run(w);
-          // In causal calls the last tasks are the longest: they go first.
-          w.for_each(tasks * group, [&](idx_t item_head, const multipole_head<T>& p, idx_t step, int worker) {
-            auto s = in.exec.scratch(worker, [&](arena& memory) { return layout(memory); });
-            const idx_t b = item_head / shape().kv_heads, h = item_head % shape().kv_heads * group + step % group;
-            run_task(p, b, h, tasks - 1 - step / group, s);
-          });
-        });
+    const auto layout_item = [&](arena& memory) { return clustering.layout(memory); };
+    for (const auto& w : waves_of(in.exec, shape().batch * shape().kv_heads, layout_item)) {
+      clustering.run(w);
+      // In causal calls the last tasks are the longest: they go first.
+      w.for_each(tasks * group, [&](idx_t item_head, const multipole_head<T>& p, idx_t step, int worker) {
+        auto s = in.exec.scratch(worker, [&](arena& memory) { return layout(memory); });
+        const idx_t b = item_head / shape().kv_heads, h = item_head % shape().kv_heads * group + step % group;
+        run_task(p, b, h, tasks - 1 - step / group, s);
+      });
+    }
   }
 };
 

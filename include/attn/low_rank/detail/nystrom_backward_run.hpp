@@ -273,9 +273,8 @@ struct nystrom_backward_driver : nystrom_backward_call<S> {
   }
 
   void run_waves(idx_t item_heads) {
-    for_each_wave(
-        exec, item_heads, [&](arena& memory) { return head::layout(memory, plan(), query_parts(), kind, bool(dq)); },
-        [&](const wave<head>& w) { run_wave(w); });
+    const auto layout_item = [&](arena& memory) { return head::layout(memory, plan(), query_parts(), kind, bool(dq)); };
+    for (const auto& w : waves_of(exec, item_heads, layout_item)) run_wave(w);
   }
 
   void run() {

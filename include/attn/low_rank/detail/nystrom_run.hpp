@@ -210,9 +210,8 @@ struct nystrom_driver : nystrom_call<S> {
   void run() {
     const auto limit = exec.limit_threads({.operations = operations()});
     if (whole_batch) inverse.norms = common_norms();
-    for_each_wave(
-        exec, shape().batch * shape().kv_heads, [&](arena& memory) { return head::layout(memory, plan); },
-        [&](const wave<head>& w) { run_wave(w); });
+    const auto layout_item = [&](arena& memory) { return head::layout(memory, plan); };
+    for (const auto& w : waves_of(exec, shape().batch * shape().kv_heads, layout_item)) run_wave(w);
   }
 };
 

@@ -117,26 +117,23 @@ struct antidiagonal_driver {
         {.operations = 2 * pairs * static_cast<double>(shape.batch * in.q.extent(1) * (shape.dim + 2))});
     const idx_t lists = shape.kv_heads > 0 ? shape.heads / shape.kv_heads : 0;
     const idx_t tasks = ceil_div(maker::most_blocks(in), together);
-    for_each_wave(
-        in.exec, shape.batch * shape.kv_heads,
-        wave_size(in.exec, shape.batch * shape.kv_heads, shape.keys * shape.dim * static_cast<idx_t>(sizeof(T))),
-        [&](arena& memory) { return packed_keys<T>::layout(memory, key_rows, depth, 0); },
-        [&](const wave<packed_keys<T>>& items) {
-          items.for_each(ceil_div(key_rows, pack_step), [&](idx_t item, packed_keys<T>& keys, idx_t step, int worker) {
-            S* const gathered =
-                in.exec.scratch(worker, [&](arena& memory) { return memory.allocate<S>(panel_width<T> * depth); });
-            pack(item, keys, step, gathered);
-          });
-          // The last queries of a causal call see most keys: they go first.
-          items.for_each(tasks * lists, [&](idx_t item, const packed_keys<T>& keys, idx_t step, int worker) {
-            const scratch s = in.exec.scratch(worker, [&](arena& memory) { return layout(memory); });
-            const idx_t b = item / shape.kv_heads, list = item % shape.kv_heads * lists + step % lists;
-            const auto [block, count] = maker::blocks_of(in, b);
-            const idx_t from = (tasks - 1 - step / lists) * together;
-            if (from < count) choose(b, list, block + from, (std::min)(together, count - from), keys, s);
-            if (step == 0 && item % shape.kv_heads == 0) in.clear_padding(b, 0, shape.queries);
-          });
-        });
+    const auto layout_item = [&](arena& memory) { return packed_keys<T>::layout(memory, key_rows, depth, 0); };
+    for (const auto& items : waves_of(in.exec, shape.batch * shape.kv_heads, layout_item)) {
+      items.for_each(ceil_div(key_rows, pack_step), [&](idx_t item, packed_keys<T>& keys, idx_t step, int worker) {
+        S* const gathered =
+            in.exec.scratch(worker, [&](arena& memory) { return memory.allocate<S>(panel_width<T> * depth); });
+        pack(item, keys, step, gathered);
+      });
+      // The last queries of a causal call see most keys: they go first.
+      items.for_each(tasks * lists, [&](idx_t item, const packed_keys<T>& keys, idx_t step, int worker) {
+        const scratch s = in.exec.scratch(worker, [&](arena& memory) { return layout(memory); });
+        const idx_t b = item / shape.kv_heads, list = item % shape.kv_heads * lists + step % lists;
+        const auto [block, count] = maker::blocks_of(in, b);
+        const idx_t from = (tasks - 1 - step / lists) * together;
+        if (from < count) choose(b, list, block + from, (std::min)(together, count - from), keys, s);
+        if (step == 0 && item % shape.kv_heads == 0) in.clear_padding(b, 0, shape.queries);
+      });
+    }
   }
 };
 

@@ -69,18 +69,16 @@ struct attention_weights_driver {
   void run(idx_t steps, const Task& task) const {
     const idx_t key_heads = shape.batch * shape.kv_heads,
                 bytes = shape.keys * shape.dim * static_cast<idx_t>(sizeof(T));
-    for_each_wave(
-        in.exec, key_heads, wave_size(in.exec, key_heads, bytes),
-        [&](arena& memory) { return packed_keys<P>::layout(memory, shape.keys, shape.dim, 0); },
-        [&](const wave<packed_keys<P>>& w) {
-          w.for_each(ceil_div(shape.keys, pack_step), [&](idx_t key_head, packed_keys<P>& keys, idx_t step, int) {
-            const idx_t b = key_head / shape.kv_heads, from = step * pack_step;
-            const idx_t to = (std::min)(from + pack_step, in.visible_keys(b));
-            const auto k = head_of(in.k, b, key_head % shape.kv_heads);
-            if (from < to) keys.pack(k, head_of(in.v, b, key_head % shape.kv_heads), from, to);
-          });
-          w.for_each(steps, task);
-        });
+    const auto layout_item = [&](arena& memory) { return packed_keys<P>::layout(memory, shape.keys, shape.dim, 0); };
+    for (const auto& w : waves_of(in.exec, key_heads, wave_size(in.exec, key_heads, bytes), layout_item)) {
+      w.for_each(ceil_div(shape.keys, pack_step), [&](idx_t key_head, packed_keys<P>& keys, idx_t step, int) {
+        const idx_t b = key_head / shape.kv_heads, from = step * pack_step;
+        const idx_t to = (std::min)(from + pack_step, in.visible_keys(b));
+        const auto k = head_of(in.k, b, key_head % shape.kv_heads);
+        if (from < to) keys.pack(k, head_of(in.v, b, key_head % shape.kv_heads), from, to);
+      });
+      w.for_each(steps, task);
+    }
   }
 
   /// to[b, h, n, j] = the weight of key j for query rows[n].

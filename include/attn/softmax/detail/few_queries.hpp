@@ -138,7 +138,7 @@ struct few_queries_driver {
     // Of the rows in progress, which may continue in the next wave.
     online_softmax<T> total = workspace->first, lost = workspace->second;
     const idx_t size = threads == 1 ? 1 : 4 * threads;
-    for_each_wave(in.exec, sets.sets * of_item, size, layout, [&](const wave<online_softmax<T>>& some) {
+    for (const auto& some : waves_of(in.exec, sets.sets * of_item, size, layout)) {
       some.for_each(1, [&](idx_t task, online_softmax<T>& state, idx_t, int worker) {
         const work w = of(task);
         state.rows = w.rows;
@@ -168,7 +168,7 @@ struct few_queries_driver {
           }
         }
       }
-    });
+    }
   }
 
   /// The same where a task sees all keys of its rows in place, and batch items share none: it ends its rows, and a

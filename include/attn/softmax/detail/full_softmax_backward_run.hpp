@@ -191,9 +191,8 @@ struct full_softmax_backward_driver {
       return count % threads == 0 || count >= 4 * threads ? 1 : std::clamp<idx_t>(segments(), 1, 8);
     };
     const idx_t most = size > 0 ? (std::max)(parts_of(size), parts_of(key_heads % size)) : 1;
-    for_each_wave(
-        exec, key_heads, size, [&](arena& memory) { return layout(memory, most); },
-        [&](const wave<head_scratch>& w) { attend_wave(w, parts_of(w.count)); });
+    for (const auto& w : waves_of(exec, key_heads, size, [&](arena& memory) { return layout(memory, most); }))
+      attend_wave(w, parts_of(w.count));
   }
 };
 template <class S, class Score, class ScoreBackward, class G>

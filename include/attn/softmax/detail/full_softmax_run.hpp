@@ -72,10 +72,11 @@ struct full_softmax_driver {
       if (few_items < shape.batch) {
         const idx_t key_heads = shape.batch * shape.kv_heads;
         const idx_t bytes = shape.keys * (shape.dim + shape.dim_v) * static_cast<idx_t>(sizeof(T));
-        for_each_wave(
-            in.exec, key_heads, wave_size(in.exec, key_heads, bytes),
-            [&](arena& memory) { return packed_keys<P>::layout(memory, shape.keys, shape.dim, shape.dim_v); },
-            [&](const wave<packed_keys<P>>& some) { attend_wave(some); });
+        const auto layout_item = [&](arena& memory) {
+          return packed_keys<P>::layout(memory, shape.keys, shape.dim, shape.dim_v);
+        };
+        for (const auto& some : waves_of(in.exec, key_heads, wave_size(in.exec, key_heads, bytes), layout_item))
+          attend_wave(some);
       }
     if (padded)
       in.exec.for_each(shape.batch * shape.heads,

@@ -156,25 +156,22 @@ struct lightning_indexer_backward_driver {
     const auto layout = [&](arena& memory) {
       return listed_sums<T>::layout(memory, bool(dk), shape.keys, shape.dim, parts(), many_queries(shape.queries));
     };
-    for_each_wave(
-        in.exec, shape.batch,
-        wave_size(in.exec, shape.batch, parts() * shape.keys * shape.dim * static_cast<idx_t>(sizeof(T))), layout,
-        [&](const wave<listed_sums<T>>& items) {
-          items.for_each(parts(), [&](idx_t b, const listed_sums<T>& sums, idx_t part, int worker) {
-            const idx_t queries = in.lengths.queries(b), own = parts_of(queries, 4);
-            sums.clear(part);
-            if (part == 0) clear_padding(b);
-            const scratch s = scratch_of(worker);
-            for (idx_t i = queries * part / own; part < own && i < queries * (part + 1) / own; ++i)
-              differentiate_query(b, i, part, sums, s);
-          });
-          if (!dk) return;
-          items.for_each(ceil_div(shape.keys, store_step), [&](idx_t b, const listed_sums<T>& sums, idx_t step, int) {
-            const idx_t begin = step * store_step;
-            sums.store_rows(head_of(dk, b, 0), begin, (std::min)(begin + store_step, shape.keys), in.lengths.keys(b),
-                            parts_of(in.lengths.queries(b), 4), in.scale, accumulate);
-          });
-        });
+    for (const auto& items : waves_of(in.exec, shape.batch, layout)) {
+      items.for_each(parts(), [&](idx_t b, const listed_sums<T>& sums, idx_t part, int worker) {
+        const idx_t queries = in.lengths.queries(b), own = parts_of(queries, 4);
+        sums.clear(part);
+        if (part == 0) clear_padding(b);
+        const scratch s = scratch_of(worker);
+        for (idx_t i = queries * part / own; part < own && i < queries * (part + 1) / own; ++i)
+          differentiate_query(b, i, part, sums, s);
+      });
+      if (!dk) return;
+      items.for_each(ceil_div(shape.keys, store_step), [&](idx_t b, const listed_sums<T>& sums, idx_t step, int) {
+        const idx_t begin = step * store_step;
+        sums.store_rows(head_of(dk, b, 0), begin, (std::min)(begin + store_step, shape.keys), in.lengths.keys(b),
+                        parts_of(in.lengths.queries(b), 4), in.scale, accumulate);
+      });
+    }
   }
 };
 

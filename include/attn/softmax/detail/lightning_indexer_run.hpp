@@ -89,25 +89,22 @@ struct lightning_indexer_driver {
     const double pairs = static_cast<double>(shape.batch * shape.queries) * static_cast<double>(shape.keys);
     const auto limit =
         in.exec.limit_threads({.operations = 2 * pairs * static_cast<double>(shape.heads * (shape.dim + 2))});
-    for_each_wave(
-        in.exec, shape.batch, wave_size(in.exec, shape.batch, shape.keys * shape.dim * static_cast<idx_t>(sizeof(T))),
-        [&](arena& memory) { return packed_keys<T>::layout(memory, shape.keys, shape.dim, 0); },
-        [&](const wave<packed_keys<T>>& items) {
-          items.for_each(ceil_div(shape.keys, pack_step), [&](idx_t b, packed_keys<T>& keys, idx_t step, int) {
-            const auto k = head_of(in.k, b, 0);
-            const idx_t begin = step * pack_step, end = (std::min)(begin + pack_step, in.lengths.keys(b));
-            if (begin < end)
-              keys.pack_keys([&](idx_t slot) { return k.row(begin + slot); }, k.col_stride, begin, end);
-          });
-          // The last queries of a causal call see most keys: they go first.
-          const idx_t tiles = ceil_div(shape.queries, tile_rows);
-          items.for_each(tiles, [&](idx_t b, const packed_keys<T>& keys, idx_t step, int worker) {
-            const scratch s = in.exec.scratch(worker, [&](arena& memory) { return layout(memory); });
-            const idx_t i = (tiles - 1 - step) * tile_rows, end = (std::min)(i + tile_rows, in.lengths.queries(b));
-            if (i < end) choose(b, i, end - i, keys, s);
-            in.clear_padding(b, i, i + tile_rows);
-          });
-        });
+    const auto layout_item = [&](arena& memory) { return packed_keys<T>::layout(memory, shape.keys, shape.dim, 0); };
+    for (const auto& items : waves_of(in.exec, shape.batch, layout_item)) {
+      items.for_each(ceil_div(shape.keys, pack_step), [&](idx_t b, packed_keys<T>& keys, idx_t step, int) {
+        const auto k = head_of(in.k, b, 0);
+        const idx_t begin = step * pack_step, end = (std::min)(begin + pack_step, in.lengths.keys(b));
+        if (begin < end) keys.pack_keys([&](idx_t slot) { return k.row(begin + slot); }, k.col_stride, begin, end);
+      });
+      // The last queries of a causal call see most keys: they go first.
+      const idx_t tiles = ceil_div(shape.queries, tile_rows);
+      items.for_each(tiles, [&](idx_t b, const packed_keys<T>& keys, idx_t step, int worker) {
+        const scratch s = in.exec.scratch(worker, [&](arena& memory) { return layout(memory); });
+        const idx_t i = (tiles - 1 - step) * tile_rows, end = (std::min)(i + tile_rows, in.lengths.queries(b));
+        if (i < end) choose(b, i, end - i, keys, s);
+        in.clear_padding(b, i, i + tile_rows);
+      });
+    }
   }
 };
 

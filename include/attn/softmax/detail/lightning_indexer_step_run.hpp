@@ -68,7 +68,7 @@ struct indexer_rows {
     const auto named = in.exec.workspace([&](arena& memory) { return scored_keys<T>::layout(memory, in.topk); });
     // An item is a part of a query.
     const idx_t together = parts == 1 ? threads : parts * queries;
-    for_each_wave(in.exec, queries * parts, together, layout, [&](const wave<lists>& some) {
+    for (const auto& some : waves_of(in.exec, queries * parts, together, layout)) {
       some.for_each(1, [&](idx_t item, const lists& all, idx_t, int worker) {
         const idx_t b = item / parts / shape.queries, i = item / parts % shape.queries, part = item % parts;
         const bool real = i < in.lengths.queries(b);
@@ -86,11 +86,12 @@ struct indexer_rows {
         }
         for (idx_t list = 0; list < in.lists(); ++list) {
           named_blocks<T>& names = some.scratch[n][static_cast<std::size_t>(list)];
-          for (idx_t part = 1; part < parts; ++part) names.merge(some.scratch[n + part][static_cast<std::size_t>(list)]);
+          for (idx_t part = 1; part < parts; ++part)
+            names.merge(some.scratch[n + part][static_cast<std::size_t>(list)]);
           in.store(b, list, i, names.finish(*named));
         }
       }
-    });
+    }
   }
 };
 

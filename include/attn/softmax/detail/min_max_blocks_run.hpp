@@ -145,29 +145,31 @@ struct min_max_driver {
         {.operations = 2 * pairs * static_cast<double>(in.q.extent(1) * (depth + 2)) +
                        (cached.data ? 0 : static_cast<double>(items * shape.keys) * static_cast<double>(depth)),
          .bytes = static_cast<double>(items * blocks) * static_cast<double>(depth * static_cast<idx_t>(sizeof(T)))});
-    for_each_wave(
-        in.exec, items, cached.data ? items : wave_size(in.exec, items, tables * depth * static_cast<idx_t>(sizeof(T))),
-        [&](arena& memory) { return packed_keys<T>::layout(memory, cached.data ? 0 : blocks, depth, 0); },
-        [&](const wave<packed_keys<T>>& some) {
-          if (!cached.data)
-            some.for_each(tables / panel_width<T>, [&](idx_t item, const packed_keys<T>& bounds, idx_t panel, int) {
-              const idx_t b = item / shape.kv_heads;
-              const block_bounds<T> to{bounds.keys, shape.dim};
-              for (idx_t n = panel * panel_width<T>; n < (panel + 1) * panel_width<T>; ++n)
-                to.fill(head_of(in.k, b, item % shape.kv_heads), in.block, n, in.lengths.keys(b));
-            });
-          // The last queries of a causal call see most keys: they go first.
-          const idx_t tiles = ceil_div(shape.queries * lists, tile_rows);
-          some.for_each(tiles, [&](idx_t item, packed_keys<T>& bounds, idx_t step, int worker) {
-            const scratch s = in.exec.scratch(worker, [&](arena& memory) { return layout(memory); });
-            packed_keys<T> of = bounds;
-            if (cached.data) of.keys = const_cast<T*>(cached.data + item * cached.stride);  // which are only read
-            const idx_t b = item / shape.kv_heads, row = (tiles - 1 - step) * tile_rows;
-            const idx_t end = (std::min)(row + tile_rows, in.lengths.queries(b) * lists);
-            if (row < end) choose(b, item % shape.kv_heads, row, end - row, of, s);
-            if (step == 0 && item % shape.kv_heads == 0) in.clear_padding(b, 0, shape.queries);
-          });
+    const auto layout_item = [&](arena& memory) {
+      return packed_keys<T>::layout(memory, cached.data ? 0 : blocks, depth, 0);
+    };
+    const idx_t bytes = tables * depth * static_cast<idx_t>(sizeof(T));
+    for (const auto& some :
+         waves_of(in.exec, items, cached.data ? items : wave_size(in.exec, items, bytes), layout_item)) {
+      if (!cached.data)
+        some.for_each(tables / panel_width<T>, [&](idx_t item, const packed_keys<T>& bounds, idx_t panel, int) {
+          const idx_t b = item / shape.kv_heads;
+          const block_bounds<T> to{bounds.keys, shape.dim};
+          for (idx_t n = panel * panel_width<T>; n < (panel + 1) * panel_width<T>; ++n)
+            to.fill(head_of(in.k, b, item % shape.kv_heads), in.block, n, in.lengths.keys(b));
         });
+      // The last queries of a causal call see most keys: they go first.
+      const idx_t tiles = ceil_div(shape.queries * lists, tile_rows);
+      some.for_each(tiles, [&](idx_t item, packed_keys<T>& bounds, idx_t step, int worker) {
+        const scratch s = in.exec.scratch(worker, [&](arena& memory) { return layout(memory); });
+        packed_keys<T> of = bounds;
+        if (cached.data) of.keys = const_cast<T*>(cached.data + item * cached.stride);  // which are only read
+        const idx_t b = item / shape.kv_heads, row = (tiles - 1 - step) * tile_rows;
+        const idx_t end = (std::min)(row + tile_rows, in.lengths.queries(b) * lists);
+        if (row < end) choose(b, item % shape.kv_heads, row, end - row, of, s);
+        if (step == 0 && item % shape.kv_heads == 0) in.clear_padding(b, 0, shape.queries);
+      });
+    }
   }
 };
 

@@ -176,24 +176,22 @@ struct selected_rows_backward {
                 bytes = 3 * shape.keys * (shape.dim + shape.dim_v) * static_cast<idx_t>(sizeof(T));
     if (in.dq && in.dk && in.dv)
       sides = std::clamp<idx_t>(exec.active_threads() / std::max<idx_t>(1, key_heads * parts()), 1, 3);
-    for_each_wave(
-        exec, key_heads, wave_size(exec, key_heads, bytes), [&](arena& memory) { return layout(memory); },
-        [&](const wave<item_scratch>& items) {
-          items.for_each(sides * parts(), [&](idx_t x, const item_scratch& p, idx_t step, int worker) {
-            differentiate_part(x, step % parts(), step / parts(), p, worker);
-          });
-          items.for_each(steps, [&](idx_t x, const item_scratch& p, idx_t step, int) {
-            const idx_t b = x / shape.kv_heads, kv = x % shape.kv_heads, begin = step * store_step,
-                        end = (std::min)(begin + store_step, shape.keys), real = in.lengths().keys(b),
-                        own = parts_of(in.lengths().queries(b), 4);
-            if (in.dk)
-              p.keys.store_rows(head_of(in.dk, b, kv), begin, end, real, own, in.terms().scale, in.accumulate);
-            if (in.dv) p.values.store_rows(head_of(in.dv, b, kv), begin, end, real, own, T(1), in.accumulate);
-          });
-          for (idx_t n = 0; in.d_slopes && n < items.count; ++n)
-            for (idx_t x = 0; x < parts() * group; ++x)
-              in.slope_sums[(items.first + n) * group + x % group] += static_cast<T>(items.scratch[n].slopes[x]);
-        });
+    for (const auto& items :
+         waves_of(exec, key_heads, wave_size(exec, key_heads, bytes), [&](arena& memory) { return layout(memory); })) {
+      items.for_each(sides * parts(), [&](idx_t x, const item_scratch& p, idx_t step, int worker) {
+        differentiate_part(x, step % parts(), step / parts(), p, worker);
+      });
+      items.for_each(steps, [&](idx_t x, const item_scratch& p, idx_t step, int) {
+        const idx_t b = x / shape.kv_heads, kv = x % shape.kv_heads, begin = step * store_step,
+                    end = (std::min)(begin + store_step, shape.keys), real = in.lengths().keys(b),
+                    own = parts_of(in.lengths().queries(b), 4);
+        if (in.dk) p.keys.store_rows(head_of(in.dk, b, kv), begin, end, real, own, in.terms().scale, in.accumulate);
+        if (in.dv) p.values.store_rows(head_of(in.dv, b, kv), begin, end, real, own, T(1), in.accumulate);
+      });
+      for (idx_t n = 0; in.d_slopes && n < items.count; ++n)
+        for (idx_t x = 0; x < parts() * group; ++x)
+          in.slope_sums[(items.first + n) * group + x % group] += static_cast<T>(items.scratch[n].slopes[x]);
+    }
     for (idx_t b = 0; in.dq && !in.accumulate && b < shape.batch; ++b)
       for (idx_t h = 0; h < shape.heads; ++h) clear_rows(head_of(in.dq, b, h), in.lengths().queries(b), shape.queries);
   }

@@ -309,9 +309,9 @@ struct sparse_backward {
       const idx_t tasks = key_heads * (std::min)(plan.busy_tasks(), plan.part_tasks(0));
       sides = std::clamp<idx_t>(exec.active_threads() / std::max<idx_t>(1, tasks), 1, 3);
     }
-    for_each_wave(
-        exec, key_heads, wave_size(exec, key_heads, bytes), [&](arena& memory) { return layout(memory); },
-        [&](const wave<item_scratch>& w) { differentiate_wave(w); });
+    for (const auto& w :
+         waves_of(exec, key_heads, wave_size(exec, key_heads, bytes), [&](arena& memory) { return layout(memory); }))
+      differentiate_wave(w);
     for (idx_t b = 0; in.dq && !in.accumulate && b < shape.batch; ++b)
       for (idx_t h = 0; h < shape.heads; ++h) clear_rows(head_of(in.dq, b, h), in.lengths().queries(b), shape.queries);
   }

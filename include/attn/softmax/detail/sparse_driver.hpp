@@ -182,9 +182,9 @@ struct sparse_driver {
     const auto limit = exec.limit_threads({.operations = plan.operations(2 * (shape.dim + shape.dim_v))});
     const idx_t items = shape.batch * shape.heads / std::max<idx_t>(1, together()),
                 bytes = plan.numbers(shape) * static_cast<idx_t>(sizeof(T));
-    for_each_wave(
-        exec, items, wave_size(exec, items, bytes), [&](arena& memory) { return layout(memory); },
-        [&](const wave<item_scratch>& w) { attend_wave(w); });
+    for (const auto& w :
+         waves_of(exec, items, wave_size(exec, items, bytes), [&](arena& memory) { return layout(memory); }))
+      attend_wave(w);
   }
 };
 

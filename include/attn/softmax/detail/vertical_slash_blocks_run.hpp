@@ -99,40 +99,38 @@ struct vertical_slash_driver {
                          static_cast<double>((std::min)(last, shape.queries));
     const auto limit = in.exec.limit_threads({.operations = 2 * pairs * static_cast<double>(shape.dim + 8)});
     const idx_t items = shape.batch * shape.heads, blocks = maker::most_blocks(in);
-    for_each_wave(
-        in.exec, items, wave_size(in.exec, items, shape.keys * shape.dim * static_cast<idx_t>(sizeof(T))),
-        [&](arena& memory) { return layout_sums(memory); },
-        [&](const wave<sums>& some) {
-          some.for_each(ceil_div(shape.keys, pack_step), [&](idx_t item, sums& to, idx_t step, int) {
-            const idx_t b = item / shape.heads, list = item % shape.heads;
-            const auto k = head_of(in.k, b, heads_of_list<S>(in, list).key_head);
-            const idx_t begin = step * pack_step, end = (std::min)(begin + pack_step, in.lengths.keys(b));
-            if (begin < end) to.keys.pack_keys([&](idx_t n) { return k.row(begin + n); }, k.col_stride, begin, end);
-          });
-          some.for_each(1, [&](idx_t item, const sums& to, idx_t, int worker) {
-            const scratch s = in.exec.scratch(worker, [&](arena& memory) { return layout(memory); });
-            estimate(item / shape.heads, item % shape.heads, to, s);
-          });
-          some.for_each(ceil_div(blocks, together), [&](idx_t item, const sums& to, idx_t step, int worker) {
-            struct lists {
-              maker make;
-              T* scores;  // [names]
-            };
-            const lists s = in.exec.scratch(worker, [&](arena& memory) {
-              return lists{maker::layout(memory, in), memory.allocate<T>(in.names())};
-            });
-            const idx_t b = item / shape.heads, list = item % shape.heads;
-            const auto [first, count] = maker::blocks_of(in, b);
-            for (idx_t n = step * together; n < (std::min)((step + 1) * together, count); ++n) {
-              for (idx_t c = 0; c < in.names(); ++c) {
-                const idx_t x = first + n - c - first_block(b);
-                s.scores[c] = to.of_block[c] + (x >= 0 && x < distances ? to.apart[x] : T(0));
-              }
-              s.make.store(b, list, first + n, s.scores, T(1));
-            }
-            if (step == 0 && list == 0) in.clear_padding(b, 0, shape.queries);
-          });
+    const auto layout_item = [&](arena& memory) { return layout_sums(memory); };
+    for (const auto& some : waves_of(in.exec, items, layout_item)) {
+      some.for_each(ceil_div(shape.keys, pack_step), [&](idx_t item, sums& to, idx_t step, int) {
+        const idx_t b = item / shape.heads, list = item % shape.heads;
+        const auto k = head_of(in.k, b, heads_of_list<S>(in, list).key_head);
+        const idx_t begin = step * pack_step, end = (std::min)(begin + pack_step, in.lengths.keys(b));
+        if (begin < end) to.keys.pack_keys([&](idx_t n) { return k.row(begin + n); }, k.col_stride, begin, end);
+      });
+      some.for_each(1, [&](idx_t item, const sums& to, idx_t, int worker) {
+        const scratch s = in.exec.scratch(worker, [&](arena& memory) { return layout(memory); });
+        estimate(item / shape.heads, item % shape.heads, to, s);
+      });
+      some.for_each(ceil_div(blocks, together), [&](idx_t item, const sums& to, idx_t step, int worker) {
+        struct lists {
+          maker make;
+          T* scores;  // [names]
+        };
+        const lists s = in.exec.scratch(worker, [&](arena& memory) {
+          return lists{maker::layout(memory, in), memory.allocate<T>(in.names())};
         });
+        const idx_t b = item / shape.heads, list = item % shape.heads;
+        const auto [first, count] = maker::blocks_of(in, b);
+        for (idx_t n = step * together; n < (std::min)((step + 1) * together, count); ++n) {
+          for (idx_t c = 0; c < in.names(); ++c) {
+            const idx_t x = first + n - c - first_block(b);
+            s.scores[c] = to.of_block[c] + (x >= 0 && x < distances ? to.apart[x] : T(0));
+          }
+          s.make.store(b, list, first + n, s.scores, T(1));
+        }
+        if (step == 0 && list == 0) in.clear_padding(b, 0, shape.queries);
+      });
+    }
   }
 };
 
