@@ -100,8 +100,8 @@ struct row_block {
 /// fill the sums to which smaller ones are added are moved to the total, and become 0: those of more than a quarter of
 /// the tile and a sixteenth of the row so far. Returns the sums of the others. (full_softmax, 65536 keys: 1.00 to 1.03
 /// of the time.)
-template <class T, class Score>
-[[gnu::noinline]] packet<T> move_large_weights(const row_block<T>& block, const packed_keys<T>& keys, const tile& t,
+template <class T, class Keys, class Score>
+[[gnu::noinline]] packet<T> move_large_weights(const row_block<T>& block, const Keys& keys, const tile& t,
                                                const score_terms<T, Score>& terms, idx_t r, T* row, T rescale,
                                                T largest, packet<T> sum) {
   const T own = sum_lanes(sum), maximum = block.state.maximum[r];
@@ -137,9 +137,9 @@ template <class P, class Score>
 
 /// Computes the weights of a tile; its output is left to `last`. Large weights of long rows, whose slots begin before
 /// `long_from`, go to their total. Returns which keys it has kept.
-template <class P, class Score>
-[[gnu::noinline]] kept_blocks attend_tile(const row_block<P>& block, const packed_keys<P>& keys, const tile& t,
-                                          const score_terms<sum_type<P>, Score>& terms, tile_output<P>& last,
+template <class P, class Keys, class Score>
+[[gnu::noinline]] kept_blocks attend_tile(const row_block<P>& block, const Keys& keys, const tile& t,
+                                          const score_terms<sum_type<P>, Score>& terms, tile_output<P, Keys>& last,
                                           idx_t long_from) {
   using T = sum_type<P>;
   const bool long_rows = long_from > 0;
@@ -227,14 +227,14 @@ idx_t own_slot(const row_block<P>& block, const packed_keys<P>& keys, idx_t shif
 /// Attends the block to the slots of `keys` that the ranges of its rows name. prefetch(r, n) is called once for the
 /// rows from r to r + n - 1, before they are first attended: it may prefetch memory that is needed when they are done.
 /// `common`, sums of the block, may be those of several calls; the caller finishes them.
-template <class P, class Score, class Prefetch = no_prefetch>
-void attend(const row_block<P>& block, const packed_keys<P>& keys, const score_terms<sum_type<P>, Score>& terms,
+template <class P, class Keys, class Score, class Prefetch = no_prefetch>
+void attend(const row_block<P>& block, const Keys& keys, const score_terms<sum_type<P>, Score>& terms,
             const Prefetch& prefetch = {}, long_row_sums<P>* common = nullptr) {
   long_row_sums<P> own = block.sums(), &sums = common ? *common : own;
   idx_t asked = 0, most = 0;  // most: keys of a row
   for (idx_t r = 0; r < block.rows; ++r) most = (std::max)(most, block.ranges[r].end - block.ranges[r].begin);
   if (!common && !block.fixed && most > long_segment) own.begin();
-  tile_output<P> last{block.state, keys};
+  tile_output<P, Keys> last{block.state, keys};
   const bool long_rows = sums.begun();
   // Of tiles at fixed places a row is long by the slots that it has seen, whatever others see.
   const auto long_from = [&](const tile& t) -> idx_t {

@@ -323,16 +323,16 @@ struct few_queries_driver {
     const idx_t count = blocks_of(first_item(w), last_item(w));
     // One tile reads keys and values in place; packing them would take longer than its products (one token, 4 heads a
     // key head, 128 channels, Zen 4: 0.6 of the time).
-    using stored = typename packed_keys<P>::number;
+    using stored = typename row_keys<P>::number;
     const bool in_rows = fixed && count == 1 && most <= tile_rows && detail::in_rows<P>(in);
     struct scratch {
-      packed_keys<P> keys;
+      row_keys<P> keys;
       row_block<P>* rows;
       const stored **key_rows, **value_rows;
     };
     const scratch s = in.exec.scratch(worker, [&](arena& memory) {
       const idx_t listed = in_rows ? key_block + slots_ahead : 0;
-      return scratch{packed_keys<P>::layout(memory, in_rows ? 0 : block_keys, shape.dim, shape.dim_v),
+      return scratch{row_keys<P>::layout(memory, in_rows ? 0 : block_keys, shape.dim, shape.dim_v),
                      memory.allocate_list(count, [&](arena& m) {
                        return row_block<P>::layout(m, shape.dim, shape.dim_v, bool(in.terms.by_distance),
                                                    round_up(most, tile_rows));
@@ -361,7 +361,7 @@ struct few_queries_driver {
       const idx_t b = sets.items[from], kv = w.head / shape.group();
       const auto keys = in.key_rows(b, kv);
       const auto values = in.value_rows(b, kv);
-      packed_keys<P> packed = s.keys;
+      row_keys<P> packed = s.keys;
       line_prefetcher next;
       next.add(keys, first), next.add(values, first);
       packed.next = &next;

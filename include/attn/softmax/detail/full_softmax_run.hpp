@@ -23,17 +23,17 @@ struct full_softmax_driver {
   const sequence_lengths& lengths = in.lengths;
 
   /// The batch items with many queries, by the blockwise kernel, a wave of key heads: keys are packed, then attended.
-  void attend_wave(const wave<packed_keys<P>>& key_heads) const {
+  void attend_wave(const wave<row_keys<P>>& key_heads) const {
     constexpr idx_t pack_step = 512;
     const idx_t group = shape.group(), row_blocks = ceil_div(shape.queries, max_rows);
     const idx_t steps = ceil_div(shape.keys, pack_step);
-    key_heads.for_each(steps, [&](idx_t key_head, packed_keys<P>& keys, idx_t step, int) {
+    key_heads.for_each(steps, [&](idx_t key_head, row_keys<P>& keys, idx_t step, int) {
       const idx_t b = key_head / shape.kv_heads, h = key_head % shape.kv_heads;
       const idx_t begin = step * pack_step, end = (std::min)(begin + pack_step, in.visible_keys(b));
       if (begin < end && !few::takes(in, b)) keys.pack(in.key_rows(b, h), in.value_rows(b, h), begin, end);
     });
     // The last row blocks of a causal call are the longest: they go first.
-    key_heads.for_each(row_blocks * group, [&](idx_t key_head, packed_keys<P> keys, idx_t step, int worker) {
+    key_heads.for_each(row_blocks * group, [&](idx_t key_head, row_keys<P> keys, idx_t step, int worker) {
       const idx_t b = key_head / shape.kv_heads, h = key_head % shape.kv_heads * group + step % group;
       const idx_t i0 = (row_blocks - 1 - step / group) * max_rows, i1 = (std::min)(i0 + max_rows, lengths.queries(b));
       if (i0 >= i1 || few::takes(in, b)) return;
@@ -73,7 +73,7 @@ struct full_softmax_driver {
         const idx_t key_heads = shape.batch * shape.kv_heads;
         const idx_t bytes = shape.keys * (shape.dim + shape.dim_v) * static_cast<idx_t>(sizeof(T));
         const auto layout_item = [&](arena& memory) {
-          return packed_keys<P>::layout(memory, shape.keys, shape.dim, shape.dim_v);
+          return row_keys<P>::layout(memory, shape.keys, shape.dim, shape.dim_v);
         };
         for (const auto& some : waves_of(in.exec, key_heads, wave_size(in.exec, key_heads, bytes), layout_item))
           attend_wave(some);

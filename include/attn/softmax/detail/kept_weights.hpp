@@ -33,9 +33,9 @@ template <class P, class T>
 }
 
 /// The output of the keys of a tile that are kept, run by run; that of the last run is left to `last`.
-template <class P>
+template <class P, class Keys>
 [[gnu::noinline]] void begin_kept(const kept_blocks& kept, const tile& t, const P* weights, const sum_type<P>* rescale,
-                                  tile_output<P>& last) {
+                                  tile_output<P, Keys>& last) {
   using T = sum_type<P>;
   alignas(64) T ones[round_up(tile_rows, width<T>)];
   std::fill_n(ones, std::size(ones), T(1));

@@ -7,6 +7,33 @@
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
+/// Keys and values of the drivers that may read them where they lie: packed, or the rows of every slot. The kernel is
+/// compiled for the rows with these alone.
+template <class T>
+struct row_keys : packed_keys<T> {
+  using number = std::conditional_t<numbers_of<T> == 1, T, Eigen::bfloat16>;
+
+  /// Given where nothing is packed: the row of every slot, and of those that come next. Rows of values are whole
+  /// packets.
+  const number *const *key_rows = nullptr, *const *value_rows = nullptr;
+
+  static row_keys layout(arena& memory, idx_t slot_count, idx_t dim, idx_t dim_v) {
+    return {packed_keys<T>::layout(memory, slot_count, dim, dim_v)};
+  }
+  const T* value_row(idx_t slot) const {
+    if constexpr (std::same_as<T, number>)
+      if (value_rows) return value_rows[slot];
+    return packed_keys<T>::value_row(slot);
+  }
+  idx_t value_stride() const { return value_rows ? packed_keys<T>::wide : packed_keys<T>::value_stride(); }
+  /// Of rows in place it is not known: their products see to it.
+  bool all_finite(idx_t begin, idx_t end) const { return value_rows || packed_keys<T>::all_finite(begin, end); }
+};
+template <class Keys>
+inline constexpr bool may_be_rows = false;
+template <class P>
+inline constexpr bool may_be_rows<row_keys<P>> = !rows_for_matrix_unit<P>;
+
 /// Values are taken so many slots at a time, which stay in the first-level cache.
 inline constexpr idx_t values_together = 32;
 /// Slots beyond the last that the lists of rows have: rows that are fetched.
@@ -15,10 +42,10 @@ inline constexpr idx_t slots_ahead = 64;
 /// Step 1: products of M rows and slots [first, first + count), both multiples of a vector. The rows of the next packet
 /// of slots are fetched line by line meanwhile (one token, 4 heads a key head, 128 channels, Zen 4: 0.45 of the time).
 template <class P, int M>
-void scores_in_place(const P* queries, const packed_keys<P>& keys, idx_t first, idx_t count, sum_type<P>* scores,
+void scores_in_place(const P* queries, const row_keys<P>& keys, idx_t first, idx_t count, sum_type<P>* scores,
                      idx_t score_stride) {
   using T = sum_type<P>;
-  using number = typename packed_keys<P>::number;
+  using number = typename row_keys<P>::number;
   constexpr int w = width<T>;
   const packed_rows<P> left{queries};
   const idx_t depth = operands<P>(keys.dim);
@@ -53,7 +80,7 @@ void scores_in_place(const P* queries, const packed_keys<P>& keys, idx_t first, 
 
 /// The operands of values at `col` of the slots of pair k, or of slot k.
 template <class P>
-ATTN_INLINE packet<P> value_operands(const typename packed_keys<P>::number* const* rows, idx_t k, idx_t col) {
+ATTN_INLINE packet<P> value_operands(const typename row_keys<P>::number* const* rows, idx_t k, idx_t col) {
   if constexpr (numbers_of<P> == 1)
     return load<P>(rows[k] + col);
   else
@@ -63,7 +90,7 @@ ATTN_INLINE packet<P> value_operands(const typename packed_keys<P>::number* cons
 /// The sum of one row over its weights that are not 0.
 template <class P, class Left>
 [[gnu::noinline]] packet<sum_type<P>> seen_values(const Left& left, int m,
-                                                  const typename packed_keys<P>::number* const* rows, idx_t depth,
+                                                  const typename row_keys<P>::number* const* rows, idx_t depth,
                                                   idx_t col) {
   packet<sum_type<P>> x = zero<sum_type<P>>();
   for (idx_t k = 0; k < depth; ++k) {
@@ -85,7 +112,7 @@ template <class P, class Left>
 /// Step 4: out[m] = out[m] * rescale[m] + weights of M rows times the values of slots [low, high); of pairs both are
 /// even. left.at(m, k) are the weights. Some columns and slots at a time: sums wait in memory meanwhile.
 template <class P, int M, class Left>
-void output_in_place(const Left& left, const sum_type<P>* rescale, const packed_keys<P>& keys, idx_t low, idx_t high,
+void output_in_place(const Left& left, const sum_type<P>* rescale, const row_keys<P>& keys, idx_t low, idx_t high,
                      sum_type<P>* out, idx_t out_stride) {
   using T = sum_type<P>;
   constexpr int most = registers >= 32 ? (M <= 4 ? 4 : 2) : (M <= 2 ? 4 : M <= 4 ? 2 : 1);  // packets of a pass

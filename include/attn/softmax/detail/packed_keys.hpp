@@ -35,17 +35,12 @@ struct key_range {
 template <class T>
 struct packed_keys {
   static constexpr idx_t wide = panel_width<T>;
-  /// Of rows that may be read in place.
-  using number = std::conditional_t<numbers_of<T> == 1, T, Eigen::bfloat16>;
 
   T *keys = nullptr, *values = nullptr;
   bool* finite = nullptr;
   idx_t capacity = 0, dim = 0, dim_v = 0;
   index_map positions{};
   line_prefetcher* next = nullptr;  // what the products with these keys prefetch
-  /// Given where nothing is packed: the row of every slot, and of those that come next (keys_in_place.hpp). Rows of
-  /// values are whole packets.
-  const number *const *key_rows = nullptr, *const *value_rows = nullptr;
 
   /// Memory for `slots` slots; (slots + panel) * (dim + dim_v + panel) numbers at most.
   static packed_keys layout(arena& memory, idx_t slot_count, idx_t dim, idx_t dim_v) {
@@ -107,16 +102,10 @@ struct packed_keys {
   }
 
   /// The value of one slot, in pieces of a panel that are value_stride() apart.
-  const T* value_row(idx_t slot) const {
-    if constexpr (std::same_as<T, number>)
-      if (value_rows) return value_rows[slot];
-    return value_panel(0, slot);
-  }
-  idx_t value_stride() const { return value_rows ? wide : operands<T>(capacity) * wide; }
+  const T* value_row(idx_t slot) const { return value_panel(0, slot); }
+  idx_t value_stride() const { return operands<T>(capacity) * wide; }
 
-  /// Of rows in place it is not known: their products see to it.
   bool all_finite(idx_t begin, idx_t end) const {
-    if (value_rows) return true;
     bool all = true;
     for (idx_t panel = begin / wide; panel * wide < end; ++panel) all &= finite[panel];
     return all;

@@ -72,9 +72,9 @@ struct class_rows {
 template <class P>
 struct window_scratch {
   row_block<P> block;
-  packed_keys<P> keys, global_keys;
+  row_keys<P> keys, global_keys;
   class_rows rows;
-  const typename packed_keys<P>::number **key_rows, **value_rows;  // of few rows that read them in place
+  const typename row_keys<P>::number **key_rows, **value_rows;  // of few rows that read them in place
 };
 
 /// Which keys a window has. Keys and queries of residue class r of a head's dilation d are at positions r + d t; in
@@ -156,8 +156,8 @@ struct sliding_window_driver : window_sets {
     s.block.fixed = true;
     s.block.begin([&](idx_t row) { return in.query(b, h + row / each).row(positions[row % each]); }, in.q.stride(3),
                   positions, rows, in.terms.query_factor());
-    const auto attend_rows = [&](packed_keys<P> set, idx_t first, idx_t seen_slots, const auto& range_of) {
-      if constexpr (std::same_as<C, typename packed_keys<P>::number>) {
+    const auto attend_rows = [&](row_keys<P> set, idx_t first, idx_t seen_slots, const auto& range_of) {
+      if constexpr (std::same_as<C, typename row_keys<P>::number>) {
         for (idx_t slot = first; seen_slots > 0 && slot < seen_slots + slots_ahead; ++slot) {
           const idx_t j = set.positions[(std::min)(slot, seen_slots - 1)];
           s.key_rows[slot] = key.row(j), s.value_rows[slot] = value.row(j);
@@ -273,10 +273,10 @@ struct sliding_window_driver : window_sets {
     const auto layout = [&](arena& memory) {
       const idx_t n = globals.most, slot_count = chunk + reach + (fixed ? unit + n : 0);
       const idx_t listed = any_few ? slot_count + n + slots_ahead : 0;
-      using number = typename packed_keys<P>::number;
+      using number = typename row_keys<P>::number;
       return window_scratch<P>{row_block<P>::layout(memory, shape.dim, shape.dim_v, bool(in.terms.by_distance)),
-                               packed_keys<P>::layout(memory, slot_count, shape.dim, shape.dim_v),
-                               packed_keys<P>::layout(memory, n, shape.dim, shape.dim_v),
+                               row_keys<P>::layout(memory, slot_count, shape.dim, shape.dim_v),
+                               row_keys<P>::layout(memory, n, shape.dim, shape.dim_v),
                                class_rows::layout(memory, slot_count, n > 0, n > 0 ? max_rows : 0),
                                memory.allocate<const number*>(listed), memory.allocate<const number*>(listed)};
     };

@@ -215,7 +215,7 @@ struct softmax_call : softmax_inputs<S, C> {
 /// Whether one tile of rows with products of operands P may read keys and values where they lie (keys_in_place.hpp).
 template <class P, class S, class Score, class C>
 bool in_rows(const softmax_call<S, Score, C>& in) {
-  if constexpr (std::same_as<C, typename packed_keys<P>::number> && !rows_for_matrix_unit<P>)
+  if constexpr (std::same_as<C, typename row_keys<P>::number> && may_be_rows<row_keys<P>>)
     return in.k.stride(3) == 1 && in.v.stride(3) == 1 && in.shape.dim_v % width<sum_type<P>> == 0 &&
            !in.terms.by_position;
   return false;

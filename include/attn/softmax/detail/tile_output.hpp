@@ -82,12 +82,12 @@ template <class P>
 
 /// Step 4 of a tile, after its weights were computed. The matrix unit does it in small steps while the weights of the
 /// next tile are computed, so that nothing waits for its loads (1.1 times as fast, full_softmax on Sapphire Rapids).
-template <class P>
+template <class P, class Keys = packed_keys<P>>
 class tile_output {
  public:
   using T = sum_type<P>;
 
-  tile_output(const online_softmax<T, width<T>>& to, const packed_keys<P>& from) : state(to), keys(from) {}
+  tile_output(const online_softmax<T, width<T>>& to, const Keys& from) : state(to), keys(from) {}
 
   /// Begins a tile: `first_weights` are those of its first slot, `factors` those of its rows, in whole packets.
   void begin(const tile& t, const P* first_weights, const T* factors) {
@@ -124,7 +124,7 @@ class tile_output {
       while (steps > 0) unit_step();
 #endif
     T* const out = state.row(row);
-    if constexpr (!rows_for_matrix_unit<P>)
+    if constexpr (may_be_rows<Keys>)
       if (keys.value_rows) {
         with_tile_height(std::exchange(rows, 0), [&](auto M) {
           output_in_place<P, M.value>(weight_rows<P>{weights}, rescale, keys, low, high, out, state.stride);
@@ -164,7 +164,7 @@ class tile_output {
 #endif
 
   const online_softmax<T, width<T>>& state;
-  const packed_keys<P>& keys;
+  const Keys& keys;
   idx_t row = 0, rows = 0;     // no tile where there are no rows
   idx_t low = 0, high = 0;     // slots; pairs begin at an even slot; weights of unseen slots are 0
   const P* weights = nullptr;  // from slot `low` on

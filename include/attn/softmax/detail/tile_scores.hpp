@@ -12,8 +12,6 @@ namespace attn { inline namespace ATTN_ISA { namespace detail {
 template <class P, int M>
 void tile_scores(const P* queries, const packed_keys<P>& keys, idx_t first, idx_t count, sum_type<P>* scores) {
   using T = sum_type<P>;
-  if constexpr (!rows_for_matrix_unit<P>)
-    if (keys.key_rows) return scores_in_place<P, M>(queries, keys, first, count, scores, score_stride);
   const idx_t depth = operands<P>(keys.dim);
   const auto lines = [&] {
     return keys.next ? keys.next->next(depth, queries) : prefetched_lines{reinterpret_cast<const char*>(queries)};
@@ -45,6 +43,13 @@ void tile_scores(const P* queries, const packed_keys<P>& keys, idx_t first, idx_
       n += width<T>;
     }
   }
+}
+
+template <class P, int M>
+void tile_scores(const P* queries, const row_keys<P>& keys, idx_t first, idx_t count, sum_type<P>* scores) {
+  if constexpr (may_be_rows<row_keys<P>>)
+    if (keys.key_rows) return scores_in_place<P, M>(queries, keys, first, count, scores, score_stride);
+  tile_scores<P, M>(queries, static_cast<const packed_keys<P>&>(keys), first, count, scores);
 }
 
 /// Slots whose sums the matrix unit adds in an order of its own are whole in tiles of fixed places.
@@ -122,9 +127,9 @@ mask_coverage seen_of_tile(const key_range* ranges, const index_map& positions, 
 /// `raw`, if given, receives the scores as they were before the terms. With bf16 pairs scores are multiplied by
 /// `factor` here, unless `left` is given, `factor` is positive and there is no term but a mask: then `factor` is stored
 /// in `left` for later. Where a mask hides the whole tile, nothing is computed, and it returns false.
-template <class P, class T, class Score>
+template <class P, class Keys, class T, class Score>
 bool masked_scores(const P* queries, const T* relative, const key_range* ranges, const index_map& positions,
-                   const packed_keys<P>& keys, const tile& t, const score_terms<T, Score>& terms, T* s,
+                   const Keys& keys, const tile& t, const score_terms<T, Score>& terms, T* s,
                    T* raw = nullptr, T factor = 1, T* left = nullptr) {
   const idx_t first = t.first, count = t.count;
   const mask_coverage coverage =
