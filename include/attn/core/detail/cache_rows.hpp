@@ -27,7 +27,7 @@ struct cache_rows {
       : data(x.data), rows(x.rows), cols(x.cols), row_stride(x.row_stride), col_stride(x.col_stride) {}
 
   /// Of a batch item and head of x, which is [B, H, rows, D], or [pages, H, page_rows, D].
-  cache_rows(const tensor_view<S>& x, idx_t b, idx_t h, idx_t, bool, const page_tables& given)
+  [[gnu::noinline]] cache_rows(const tensor_view<S>& x, idx_t b, idx_t h, idx_t, bool, const page_tables& given)
       : cache_rows(head_of(x, given ? 0 : b, h)) {
     if (!given) return;
     const std::vector<idx_t>& table = given.tables[b];

@@ -242,7 +242,7 @@ struct few_queries_driver {
         const key_range moved = moved_range(w, from);
         if (any_long) to = (std::min)(last, moved.end);
         if (any_long && from == moved.begin) move_sums(w, begin, end, from, all, state, total);
-        attend_keys(w, sets.items[begin], all.part(row, count), from, to, state.part(row, count));
+        attend_keys(w, sets.items[begin], all, state, row, count, from, to);
       }
     });
     for (idx_t number = first_item(w); any_long && number < last_item(w); ++number) {
@@ -262,15 +262,16 @@ struct few_queries_driver {
                   own = count > 0 ? in.end_of(b, w.first + queries(w, number) - 1) : 0;
       if (end(w, number) - w.begin < least || !in.terms.skip.of_item(lengths.keys(b)).leaves_out()) continue;
       for (idx_t from : {idx_t(0), own - some})
-        attend_keys(w, b, all.part(row, count), from, from + some, state.part(row, count), stream_pass::maxima);
+        attend_keys(w, b, all, state, row, count, from, from + some, stream_pass::maxima);
     }
   }
-  /// The rows of batch item b and of those beside it attend keys [from, to).
-  void attend_keys(const work& w, idx_t b, const stream_queries<T, C>& rows, idx_t from, idx_t to,
-                   const online_softmax<T>& state, stream_pass pass = stream_pass::weights) const {
+  /// Rows [row, row + count), of batch item b and of those beside it, attend keys [from, to).
+  [[gnu::noinline]] void attend_keys(const work& w, idx_t b, const stream_queries<T, C>& all,
+                                     const online_softmax<T>& state, idx_t row, idx_t count, idx_t from, idx_t to,
+                                     stream_pass pass = stream_pass::weights) const {
     const idx_t kv = w.head / group;
-    attend_stream(rows, in.key_rows(b, kv), in.value_rows(b, kv), {}, from, to, in.terms, in.limit(), state,
-                  in.visible_keys(b), pass);
+    attend_stream(all.part(row, count), in.key_rows(b, kv), in.value_rows(b, kv), {}, from, to, in.terms, in.limit(),
+                  state.part(row, count), in.visible_keys(b), pass);
   }
   /// Moves the sums of the keys up to `end`, of the long rows of some items, to `total`. Where one key has nearly all
   /// of their weight, it has swallowed others of its tile: they are attended again, a few at a time.
@@ -287,7 +288,7 @@ struct few_queries_driver {
         if (*one.sum > T(1) && *one.sum < T(1) + T(1) / 1024) {
           std::fill_n(one.row(0), one.stride, T(0)), *one.sum = 0;
           for (idx_t from = first; from < end; from += some) {
-            attend_keys(w, sets.items[number], queries.part(r, 1), from, (std::min)(end, from + some), one,
+            attend_keys(w, sets.items[number], queries, state, r, 1, from, (std::min)(end, from + some),
                         stream_pass::again);
             sums.add(one, 1);
           }

@@ -177,7 +177,7 @@ struct softmax_call : softmax_inputs<S, C> {
 
   /// Stores row r of the state as the result of query i.
   template <int Lanes>
-  void finish_row(const online_softmax<T, Lanes>& state, idx_t r, idx_t b, idx_t h, idx_t i) const {
+  [[gnu::noinline]] void finish_row(const online_softmax<T, Lanes>& state, idx_t r, idx_t b, idx_t h, idx_t i) const {
     if (exec.invariant()) state.clear_signs(r);
     if constexpr (makes_weights<Score>)
       state.store_row(r, state.sum[r * Lanes] == T(0) ? T(0) : terms.score->factor(b, i),

@@ -245,10 +245,11 @@ enum class stream_pass { weights, again, maxima };
 /// begins with those from `end` up to `wanted_next`: the last tile prefetches some of them (decoding from int8: 0.92 of
 /// the time).
 template <class T, class C, class Rows, class Score>
-void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, const index_map& positions,
-                   idx_t begin, idx_t end, const score_terms<T, Score>& terms, const key_limit& limit,
-                   const online_softmax<T>& state, idx_t wanted_next = 0,
-                   stream_pass pass = stream_pass::weights) {
+[[gnu::noinline]] void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v,
+                                     const index_map& positions, idx_t begin, idx_t end,
+                                     const score_terms<T, Score>& terms, const key_limit& limit,
+                                     const online_softmax<T>& state, idx_t wanted_next = 0,
+                                     stream_pass pass = stream_pass::weights) {
   constexpr T minus_infinity = -std::numeric_limits<T>::infinity();
   constexpr idx_t tile = stream_tile_of<C>;
   const idx_t last = (std::max)(end, wanted_next);
@@ -286,24 +287,24 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
       if constexpr (coded<C>)
         for (idx_t n = 0; q.rotated && n < count; ++n) rotate_row_back(q.keys + n * key_rows.row_stride, q.dim);
     }
+    const auto seen_by = [&](idx_t r) {
+      return std::clamp(limit.end(q.of[r].query + q.of[r].shift, begin + count) - begin, idx_t(0), count);
+    };
+    // Applies the terms to the scores of row r. (Not inlined, as others below: it would be for every number of rows.)
+    const auto complete = [&](idx_t r) __attribute__((noinline)) {
+      T* const s = q.scores + r * stream_tile;
+      const auto [b, h, i, shift, skip] = q.of[r];
+      const idx_t seen = seen_by(r);
+      if (terms.by_distance && seen > 0)
+        terms.by_distance.add_one_by_one(q.relative_row(r), 1, s, seen, h, i + shift, positions, begin);
+      if (terms.by_position && seen > 0)
+        terms.by_position.add_one_by_one(key_rows, terms.query_factor(), s, seen, h, i + shift, positions, begin);
+      if (any_terms && seen > 0) terms.for_head(b, h, shift).apply(s, seen, i, positions, begin);
+      std::fill(s + seen, s + padded, minus_infinity);
+    };
     with_whole_packets<T>(v_rows, count, q.values, false, [&](const auto& values) {
       using factors = value_factors<std::remove_cvref_t<decltype(values)>>;
       const factors of_values(values);
-      const auto seen_by = [&](idx_t r) {
-        return std::clamp(limit.end(q.of[r].query + q.of[r].shift, begin + count) - begin, idx_t(0), count);
-      };
-      // Applies the terms to the scores of row r.
-      const auto complete = [&](idx_t r) {
-        T* const s = q.scores + r * stream_tile;
-        const auto [b, h, i, shift, skip] = q.of[r];
-        const idx_t seen = seen_by(r);
-        if (terms.by_distance && seen > 0)
-          terms.by_distance.add_one_by_one(q.relative_row(r), 1, s, seen, h, i + shift, positions, begin);
-        if (terms.by_position && seen > 0)
-          terms.by_position.add_one_by_one(key_rows, terms.query_factor(), s, seen, h, i + shift, positions, begin);
-        if (any_terms && seen > 0) terms.for_head(b, h, shift).apply(s, seen, i, positions, begin);
-        std::fill(s + seen, s + padded, minus_infinity);
-      };
       // Turns scores of row r0 + n into weights without a softmax.
       const auto weigh = [&](idx_t r0, idx_t n, weight_range<T>& range, T* sums, T* rescale) {
         T* const s = q.scores + (r0 + n) * stream_tile;
@@ -319,7 +320,8 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
         state.maximum[r0 + n] = rescale[n] = 0, sums[n] = 1;
       };
       // The same with a softmax, where the row does not leave them out: then all are 0. Returns whether it has weights.
-      const auto weigh_kept = [&](idx_t r0, idx_t n, weight_range<T>& range, T* sums, T* rescale) {
+      const auto weigh_kept = [&](idx_t r0, idx_t n, weight_range<T>& range, T* sums,
+                                  T* rescale) __attribute__((noinline)) {
         const idx_t r = r0 + n;
         T *const s = q.scores + r * stream_tile, *const maximum = state.maximum + r;
         packet<T> largest = broadcast<T>(minus_infinity);
