@@ -372,11 +372,9 @@ struct few_queries_driver {
         packed.positions = {begin, 1, nullptr};
         if constexpr (std::same_as<C, stored>)
           if (in_rows) {
-            const idx_t all = in.visible_keys(b);
-            for (idx_t n = 0; n < key_block + slots_ahead; ++n) {
-              const idx_t j = (std::min)(begin + n, all - 1);
-              s.key_rows[n] = keys.row(j), s.value_rows[n] = values.row(j);
-            }
+            const idx_t last_slot = in.visible_keys(b) - 1 - begin;
+            list_rows(keys, packed.positions, 0, key_block + slots_ahead, last_slot, s.key_rows);
+            list_rows(values, packed.positions, 0, key_block + slots_ahead, last_slot, s.value_rows);
             packed.key_rows = s.key_rows, packed.value_rows = s.value_rows;
           }
         for (idx_t j = begin, some = packed.wide; j < end && !in_rows; j += some) {

@@ -39,6 +39,13 @@ inline constexpr idx_t values_together = 32;
 /// Slots beyond the last that the lists of rows have: rows that are fetched.
 inline constexpr idx_t slots_ahead = 64;
 
+/// The rows of x of slots [begin, end), into `rows`; those after slot `last` are its row.
+template <class Rows, class S>
+[[gnu::noinline]] void list_rows(const Rows& x, const index_map& positions, idx_t begin, idx_t end, idx_t last,
+                                 const S** rows) {
+  for (idx_t slot = begin; slot < end; ++slot) rows[slot] = x.row(positions[(std::min)(slot, last)]);
+}
+
 /// Step 1: products of M rows and slots [first, first + count), both multiples of a vector. The rows of the next packet
 /// of slots are fetched line by line meanwhile (one token, 4 heads a key head, 128 channels, Zen 4: 0.45 of the time).
 template <class P, int M>

@@ -158,10 +158,9 @@ struct sliding_window_driver : window_sets {
                   positions, rows, in.terms.query_factor());
     const auto attend_rows = [&](row_keys<P> set, idx_t first, idx_t seen_slots, const auto& range_of) {
       if constexpr (std::same_as<C, typename row_keys<P>::number>) {
-        for (idx_t slot = first; seen_slots > 0 && slot < seen_slots + slots_ahead; ++slot) {
-          const idx_t j = set.positions[(std::min)(slot, seen_slots - 1)];
-          s.key_rows[slot] = key.row(j), s.value_rows[slot] = value.row(j);
-        }
+        const idx_t listed = seen_slots > 0 ? seen_slots + slots_ahead : 0;
+        list_rows(key, set.positions, first, listed, seen_slots - 1, s.key_rows);
+        list_rows(value, set.positions, first, listed, seen_slots - 1, s.value_rows);
         set.key_rows = s.key_rows, set.value_rows = s.value_rows;
       }
       for (idx_t row = 0; row < rows; ++row) s.block.ranges[row] = range_of(positions[row % each]);

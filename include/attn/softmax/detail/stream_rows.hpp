@@ -370,11 +370,14 @@ void pair_output(const float* weights, bool zeros, const float* rescale, const R
   by_columns<R, 2 * w, registers >= 32 ? 2 : 1>(v.cols, out, out_stride, columns);
 }
 
-/// Properties of R rows of weights.
+/// Rows that are taken together, at most.
+inline constexpr idx_t rows_together = 8;
+
+/// Properties of some rows of weights.
 template <class T>
 struct weight_range {
-  bool zeros = false;  // whether a weight may be 0
-  T largest[8] = {};   // in a row; only for rows in codes
+  bool zeros = false;             // whether a weight may be 0
+  T largest[rows_together] = {};  // in a row; only for rows in codes
 };
 
 /// Multiplies weights with the factors of the rows of v, where they have any; rows of a matrix have none.

@@ -15,9 +15,10 @@ ATTN_INLINE packet<T> stream_weight(const packet<T>& x) {
 }
 
 /// Turns scores of R rows, whole packets, into weights, whose sums are stored; the sums of earlier ones are to be
-/// multiplied with 2^rescale. The rows take turns: one alone waits for its own results.
+/// multiplied with 2^rescale. `zeros` is set where a weight may be 0; `largest` are those of the rows, for rows in
+/// codes. The rows take turns: one alone waits for its own results.
 template <int R, class C, class T, class Factors>
-ATTN_INLINE void softmax_weights(T* scores, idx_t count, const Factors& of_values, T* maximum, weight_range<T>& range,
+ATTN_INLINE void softmax_weights(T* scores, idx_t count, const Factors& of_values, T* maximum, bool& zeros, T* largest,
                                  T* sums, T* rescale) {
   constexpr T minus_infinity = -std::numeric_limits<T>::infinity();
   packet<T> highest[array_size<R>], sum[array_size<R>], most[array_size<R>], least = broadcast<T>(T(1));
@@ -44,10 +45,10 @@ ATTN_INLINE void softmax_weights(T* scores, idx_t count, const Factors& of_value
     });
   unroll<R>([&](auto r) {
     sums[r] = sum_lanes(sum[r]);
-    if constexpr (Factors::in_codes) range.largest[r] = max_lanes(most[r]);
+    if constexpr (Factors::in_codes) largest[r] = max_lanes(most[r]);
   });
   if constexpr (!Factors::in_codes)
-    range.zeros |= !(min_lanes(least) >= (std::numeric_limits<T>::min)());  // smaller ones become 0 as bf16
+    zeros |= !(min_lanes(least) >= (std::numeric_limits<T>::min)());  // smaller ones become 0 as bf16
 }
 
 }}}  // namespace attn::ATTN_ISA::detail

@@ -261,6 +261,8 @@ template <class T, class C, class Rows, class Score>
   const bool by_itself = in_order && (q.rows == 1 || (q.rows == 2 && q.dim * idx_t(sizeof(C)) <= 512));
   const idx_t prefetched =
       by_itself ? ceil_div(idx_t(1024 / sizeof(C)), std::max<idx_t>(1, q.dim)) : tile;
+  // R, which is a constant, as a number that GCC does not know: it would clone functions for each.
+  const auto some = [&](idx_t r, idx_t R) { return (std::min)(R, q.rows - r); };
   // Each of the rows prefetches its part of what is needed next: processors stall where too many lines are pending.
   const auto part = [&](idx_t fetched, idx_t row) { return std::max<idx_t>(0, fetched) * row / q.rows; };
   idx_t looked_at = 0, left_out = 0;
@@ -272,13 +274,16 @@ template <class T, class C, class Rows, class Score>
     const auto next_rows = next < last ? rows_from(k, next) : decltype(rows_from(k, next)){};
     const idx_t wanted = same_rows(k_rows, v_rows) ? 0 : (std::min)(count, prefetched),
                 fetched = (std::min)({prefetched, last - next, next_rows.rows});
+    // What some rows prefetch: keys of the next tile, or values of this one.
+    const auto fetched_by = [&](idx_t r, idx_t rows, bool next_keys) __attribute__((noinline)) {
+      return next_keys ? prefetcher_of(next_rows, part(fetched, r), part(fetched, r + rows))
+                       : prefetcher_of(v_rows, part(wanted, r), part(wanted, r + rows));
+    };
     const idx_t looked_at_before = looked_at, left_out_before = left_out;
     if (terms.mask && hidden_from_all(q, positions, begin, count, terms)) continue;
     with_whole_packets<T>(k_rows, count, q.keys, true, [&](const auto& keys) {
       by_rows<T, !listed>(q.rows, [&](idx_t r, auto R) {
-        stream_scores<R.value>(q.row(r), keys, q.scores + r * stream_tile,
-                               expected ? prefetcher_of(v_rows, part(wanted, r), part(wanted, r + R))
-                                        : prefetcher_of(next_rows, part(fetched, r), part(fetched, r + R)));
+        stream_scores<R.value>(q.row(r), keys, q.scores + r * stream_tile, fetched_by(r, some(r, R), !expected));
       });
     });
     matrix_view<const T> key_rows{};
@@ -290,8 +295,8 @@ template <class T, class C, class Rows, class Score>
     const auto seen_by = [&](idx_t r) {
       return std::clamp(limit.end(q.of[r].query + q.of[r].shift, begin + count) - begin, idx_t(0), count);
     };
-    // Applies the terms to the scores of row r. (Not inlined, as others below: it would be for every number of rows.)
-    const auto complete = [&](idx_t r) __attribute__((noinline)) {
+    // Applies the terms to the scores of row r.
+    const auto complete = [&](idx_t r) {
       T* const s = q.scores + r * stream_tile;
       const auto [b, h, i, shift, skip] = q.of[r];
       const idx_t seen = seen_by(r);
@@ -320,8 +325,7 @@ template <class T, class C, class Rows, class Score>
         state.maximum[r0 + n] = rescale[n] = 0, sums[n] = 1;
       };
       // The same with a softmax, where the row does not leave them out: then all are 0. Returns whether it has weights.
-      const auto weigh_kept = [&](idx_t r0, idx_t n, weight_range<T>& range, T* sums,
-                                  T* rescale) __attribute__((noinline)) {
+      const auto weigh_kept = [&](idx_t r0, idx_t n, weight_range<T>& range, T* sums, T* rescale) {
         const idx_t r = r0 + n;
         T *const s = q.scores + r * stream_tile, *const maximum = state.maximum + r;
         packet<T> largest = broadcast<T>(minus_infinity);
@@ -342,28 +346,28 @@ template <class T, class C, class Rows, class Score>
             return false;
           }
         }
-        weight_range<T> one;
-        softmax_weights<1, C>(s, padded, of_values, maximum, one, sums + n, rescale + n);
-        range.largest[n] = one.largest[0], range.zeros |= one.zeros;
+        softmax_weights<1, C>(s, padded, of_values, maximum, range.zeros, range.largest + n, sums + n, rescale + n);
         return true;
       };
-      by_rows<T, !listed>(q.rows, [&](idx_t r0, auto R) {
-        T sums[R.value] = {};
-        alignas(64) T rescale[width<T>] = {};
-        weight_range<T> range;
-        static_assert(R.value <= width<T>);
-        for (idx_t n = 0; n < R.value; ++n) complete(r0 + n);
+      // The weights of some rows, and the factors of their sums so far. Returns whether there are any. (Not inlined: it
+      // would be for every number of rows.)
+      const auto weights_of = [&](idx_t r0, idx_t rows, weight_range<T>& range,
+                                  T* rescale) __attribute__((noinline)) {
+        T sums[rows_together] = {};
         bool kept = true;
+        for (idx_t n = 0; n < rows; ++n) complete(r0 + n);
         if constexpr (makes_weights<Score>) {
-          for (idx_t n = 0; n < R.value; ++n) weigh(r0, n, range, sums, rescale);
+          for (idx_t n = 0; n < rows; ++n) weigh(r0, n, range, sums, rescale);
         } else if (some_rows) {
           kept = false;
-          for (idx_t n = 0; n < R.value; ++n) kept |= weigh_kept(r0, n, range, sums, rescale);
+          for (idx_t n = 0; n < rows; ++n) kept |= weigh_kept(r0, n, range, sums, rescale);
         } else {
-          softmax_weights<R.value, C>(q.scores + r0 * stream_tile, padded, of_values, state.maximum + r0, range, sums,
-                                      rescale);
+          by_rows<T>(rows, [&](idx_t n, auto R) {
+            softmax_weights<R.value, C>(q.scores + (r0 + n) * stream_tile, padded, of_values, state.maximum + r0 + n,
+                                        range.zeros, range.largest + n, sums + n, rescale + n);
+          });
         }
-        for (idx_t n = 0; terms.dropout && !makes_weights<Score> && n < R.value; ++n) {
+        for (idx_t n = 0; terms.dropout && !makes_weights<Score> && n < rows; ++n) {
           const auto [b, h, i, shift, skip] = q.of[r0 + n];
           if (const idx_t seen = seen_by(r0 + n); seen > 0) {
             terms.for_head(b, h, shift).drop(q.scores + (r0 + n) * stream_tile, seen, i, positions, begin);
@@ -371,8 +375,15 @@ template <class T, class C, class Rows, class Score>
           }
         }
         store<T>(rescale, exp2_weight<T>(load<T>(rescale)));
-        for (int r = 0; r < R; ++r) state.sum[r0 + r] = state.sum[r0 + r] * rescale[r] + sums[r];
-        auto prefetcher = prefetcher_of(next_rows, part(fetched, r0), part(fetched, r0 + R));
+        for (idx_t n = 0; n < rows; ++n) state.sum[r0 + n] = state.sum[r0 + n] * rescale[n] + sums[n];
+        return kept;
+      };
+      by_rows<T, !listed>(q.rows, [&](idx_t r0, auto R) {
+        alignas(64) T rescale[width<T>] = {};
+        weight_range<T> range;
+        static_assert(R.value <= (std::min)(idx_t(width<T>), rows_together));
+        const bool kept = weights_of(r0, some(r0, R), range, rescale);
+        auto prefetcher = fetched_by(r0, some(r0, R), true);
         if (!kept) return expected ? prefetcher.fetch_all() : void();
         stream_output<R.value>(q.scores + r0 * stream_tile, range, rescale, values, state.row(r0), state.stride,
                                prefetcher);

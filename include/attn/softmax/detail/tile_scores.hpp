@@ -58,6 +58,34 @@ constexpr idx_t unit_of_tiles(bool fixed) {
   return fixed && rows_for_matrix_unit<P> ? panel_width<sum_type<P>> : width<sum_type<P>>;
 }
 
+/// The slots that any of `rows` rows sees; none where begin >= end.
+[[gnu::noinline]] inline key_range seen_of_any(const key_range* ranges, idx_t rows) {
+  key_range all{(std::numeric_limits<idx_t>::max)(), 0};
+  for (idx_t r = 0; r < rows; ++r)
+    if (ranges[r].begin < ranges[r].end)
+      all = {(std::min)(all.begin, ranges[r].begin), (std::max)(all.end, ranges[r].end)};
+  return all;
+}
+
+/// The tile of `rows` rows from `row` on and slots [from, to), in whole units. No slot is seen where low >= high.
+[[gnu::noinline]] inline tile tile_of(const key_range* ranges, idx_t row, idx_t rows, idx_t from, idx_t to, bool fixed,
+                                      idx_t unit) {
+  tile t{.row = row, .rows = rows, .low = to, .high = from};
+  idx_t all_from = from, all_to = to;
+  for (idx_t r = row; r < row + rows; ++r) {
+    all_from = (std::max)(all_from, ranges[r].begin);
+    all_to = (std::min)(all_to, ranges[r].end);
+    if (ranges[r].begin >= ranges[r].end) continue;
+    t.low = (std::min)(t.low, (std::max)(ranges[r].begin, from));
+    t.high = (std::max)(t.high, (std::min)(ranges[r].end, to));
+  }
+  t.first = t.low / unit * unit;
+  t.count = round_up(t.high, unit) - t.first;
+  t.fixed = fixed;
+  t.masked = t.first < all_from || t.first + t.count > all_to;
+  return t;
+}
+
 /// visit(tile) for every tile of rows with the given ranges of slots, block of keys by block of keys. Forward and
 /// backward passes thus visit the same tiles in the same order. next(n) is called before the tiles of up to n more
 /// keys. `fixed`: blocks begin at multiples of Step: what a row gets does not depend on which slots others see, but for
@@ -66,12 +94,7 @@ constexpr idx_t unit_of_tiles(bool fixed) {
 template <class T, idx_t Step = key_block, class Visit, class Next>
 void visit_tiles(const key_range* ranges, idx_t rows, Visit&& visit, Next&& next, bool fixed = false,
                  idx_t unit = width<T>, idx_t own = -1) {
-  idx_t begin = (std::numeric_limits<idx_t>::max)(), end = 0;
-  for (idx_t r = 0; r < rows; ++r) {
-    if (ranges[r].begin >= ranges[r].end) continue;
-    begin = (std::min)(begin, ranges[r].begin);
-    end = (std::max)(end, ranges[r].end);
-  }
+  const auto [begin, end] = seen_of_any(ranges, rows);
   const idx_t place = fixed ? Step : panel_width<T>;
   const idx_t start = begin / place * place, blocks = begin < end ? ceil_div(end - start, Step) : 0;
   if (own >= 0 && blocks > 0) own = std::clamp(own - start, idx_t(0), end - 1 - start) / Step;
@@ -80,21 +103,8 @@ void visit_tiles(const key_range* ranges, idx_t rows, Visit&& visit, Next&& next
     next(Step);
     const idx_t to = (std::min)(from + Step, end);
     for (idx_t row = 0; row < rows; row += tile_rows) {
-      tile t{.row = row, .rows = std::min<idx_t>(tile_rows, rows - row), .low = to, .high = from};
-      idx_t all_from = from, all_to = to;
-      for (idx_t r = row; r < row + t.rows; ++r) {
-        all_from = (std::max)(all_from, ranges[r].begin);
-        all_to = (std::min)(all_to, ranges[r].end);
-        if (ranges[r].begin >= ranges[r].end) continue;
-        t.low = (std::min)(t.low, (std::max)(ranges[r].begin, from));
-        t.high = (std::max)(t.high, (std::min)(ranges[r].end, to));
-      }
-      if (t.low >= t.high) continue;
-      t.first = t.low / unit * unit;
-      t.count = round_up(t.high, unit) - t.first;
-      t.fixed = fixed;
-      t.masked = t.first < all_from || t.first + t.count > all_to;
-      visit(t);
+      const tile t = tile_of(ranges, row, std::min<idx_t>(tile_rows, rows - row), from, to, fixed, unit);
+      if (t.low < t.high) visit(t);
     }
   }
 }
@@ -122,20 +132,12 @@ mask_coverage seen_of_tile(const key_range* ranges, const index_map& positions, 
   return any ? (all ? mask_coverage::all : mask_coverage::some) : mask_coverage::none;
 }
 
-/// Steps 1 and 2 for a tile: scores of its packed queries, in base 2, with -infinity where a row does not see a slot.
-/// `relative` are the queries of relative keys, null where there are none.
-/// `raw`, if given, receives the scores as they were before the terms. With bf16 pairs scores are multiplied by
-/// `factor` here, unless `left` is given, `factor` is positive and there is no term but a mask: then `factor` is stored
-/// in `left` for later. Where a mask hides the whole tile, nothing is computed, and it returns false.
-template <class P, class Keys, class T, class Score>
-bool masked_scores(const P* queries, const T* relative, const key_range* ranges, const index_map& positions,
-                   const Keys& keys, const tile& t, const score_terms<T, Score>& terms, T* s,
-                   T* raw = nullptr, T factor = 1, T* left = nullptr) {
+/// Step 2 of masked_scores(), which see.
+template <class P, class T, class Score>
+[[gnu::noinline]] void finish_scores(const T* relative, const key_range* ranges, const index_map& positions,
+                                     const packed_keys<P>& keys, const tile& t, const score_terms<T, Score>& terms,
+                                     mask_coverage coverage, T* s, T* raw, T factor, T* left) {
   const idx_t first = t.first, count = t.count;
-  const mask_coverage coverage =
-      terms.mask ? seen_of_tile(ranges, positions, keys.positions, t, terms) : mask_coverage::all;
-  if (coverage == mask_coverage::none) return false;
-  with_tile_height(t.rows, [&](auto M) { tile_scores<P, M.value>(queries, keys, first, count, s); });
   const bool any = terms.any_but_mask() || coverage == mask_coverage::some;
   if (left && !terms.any_but_mask() && !relative && !terms.by_position && factor > 0)
     *left = factor;
@@ -157,6 +159,22 @@ bool masked_scores(const P* queries, const T* relative, const key_range* ranges,
     std::fill(row, row + begin, -std::numeric_limits<T>::infinity());
     std::fill(row + end, row + count, -std::numeric_limits<T>::infinity());
   }
+}
+
+/// Steps 1 and 2 for a tile: scores of its packed queries, in base 2, with -infinity where a row does not see a slot.
+/// `relative` are the queries of relative keys, null where there are none.
+/// `raw`, if given, receives the scores as they were before the terms. With bf16 pairs scores are multiplied by
+/// `factor` here, unless `left` is given, `factor` is positive and there is no term but a mask: then `factor` is stored
+/// in `left` for later. Where a mask hides the whole tile, nothing is computed, and it returns false.
+template <class P, class Keys, class T, class Score>
+bool masked_scores(const P* queries, const T* relative, const key_range* ranges, const index_map& positions,
+                   const Keys& keys, const tile& t, const score_terms<T, Score>& terms, T* s,
+                   T* raw = nullptr, T factor = 1, T* left = nullptr) {
+  const mask_coverage coverage =
+      terms.mask ? seen_of_tile(ranges, positions, keys.positions, t, terms) : mask_coverage::all;
+  if (coverage == mask_coverage::none) return false;
+  with_tile_height(t.rows, [&](auto M) { tile_scores<P, M.value>(queries, keys, t.first, t.count, s); });
+  finish_scores<P>(relative, ranges, positions, keys, t, terms, coverage, s, raw, factor, left);
   return true;
 }
 
