@@ -51,7 +51,7 @@ auto checked_call(const char* name, const Q& q, const K& k, const V& v, O& out, 
                   const memory_layout& lse = {}) {
   require_one_element_type<const Q&, const K&, const V&, O&>();
   using S = element_of<const Q&>;
-  attention_call<S, Options<S>> call{{as_view(q), as_view(k), as_view(v), as_view(out)}, call_views(name),
+  attention_call<S, Options<S>> call{{view_in(q), view_in(k), view_in(v), view_in(out)}, call_views(name),
                                      options_or_default<Options<S>>(options), plain_execution_of(name, exec, options)};
   call.shape = check_attention(call.views, call.q, call.k, call.v, call.out, lse);
   call.lengths = check_lengths(call.views, call.shape, call.options);

@@ -47,7 +47,7 @@ class call_views : public validator {
 
   /// A view that is read. The first axes are as listed.
   [[gnu::noinline]] void read(const char* name, const memory_layout& x, std::initializer_list<axis> axes = {}) {
-    const named& one = next("", name, x, false, readable(name, x));
+    const named& one = next("", name, x, false);
     for (std::size_t n = 0; n < count_; ++n)
       if (views_[n].written) separate(views_[n], one);
     check_axes(x, axes);
@@ -77,7 +77,7 @@ class call_views : public validator {
   }
   /// The same, named before the others: what a call updates or keeps for another one, such as a cache.
   [[gnu::noinline]] void update(const char* name, const memory_layout& x) {
-    const named& one = next("", name, x, true, writable(name, x));
+    const named& one = next("", name, x, true);
     for (std::size_t n = 0; n < count_; ++n) separate(one, views_[n]);
     keep();
   }
@@ -100,27 +100,27 @@ class call_views : public validator {
     const char *before, *name;
     memory_layout view;
     bool written;
-    std::uintptr_t begin, end;  // all addresses it touches: most views need no closer look
+    address_range at;  // all addresses it touches: most views need no closer look
   };
   static constexpr std::size_t most = 64;
 
   /// The view after those that are kept.
-  named& next(const char* before, const char* name, const memory_layout& x, bool written, const moving_axes& axes) {
+  [[gnu::noinline]] named& next(const char* before, const char* name, const memory_layout& x, bool written) {
     if (count_ == most) fail({"at most ", most, " views"}, "more: call_views::most is too small");
     named& one = views_[count_];
-    one.before = before, one.name = name, one.view = x, one.written = written;
-    one.begin = axes.origin;
-    one.end = one.begin + static_cast<std::uintptr_t>(axes.covered((std::numeric_limits<idx_t>::max)()));
+    one.before = before, one.name = name, one.view.copy(x), one.written = written;
+    if (!plain_addresses(x, written, one.at))
+      one.at = (written ? writable(name, x, before) : readable(name, x, before)).addresses();
     return one;
   }
-  void keep() { count_ += views_[count_].end > views_[count_].begin; }  // an empty one overlaps nothing
+  void keep() { count_ += views_[count_].at.end > views_[count_].at.begin; }  // an empty one overlaps nothing
 
   void separate(const named& x, const named& y) const {
-    if (x.end > y.begin && y.end > x.begin && may_share(x.view, y.view))
+    if (x.at.end > y.at.begin && y.at.end > x.at.begin && may_share(x.view, y.view))
       fail({x.before, x.name, " and ", y.before, y.name, " in separate memory"}, "an overlap");
   }
   void add_written(const char* before, const char* name, const memory_layout& x) {
-    const named& one = next(before, name, x, true, writable(name, x, before));
+    const named& one = next(before, name, x, true);
     for (std::size_t n = 0; n < count_; ++n)
       views_[n].written ? separate(views_[n], one) : separate(one, views_[n]);
   }

@@ -22,7 +22,7 @@ template <class S, class Q, class K, class V, class O>
 kernel_views<S> views_of(const Q& q, const K& k, const V& v, O& out) {
   require_one_element_type<const Q&, const K&, const V&, O&>();
   static_assert(std::same_as<S, element_of<const Q&>>, "attn: the state and q must have one element type");
-  return {as_view(q), as_view(k), as_view(v), as_view(out)};
+  return {view_in(q), view_in(k), view_in(v), view_in(out)};
 }
 /// Tokens to be fed without queries: q has 0 heads.
 template <class S, class K, class V>

@@ -229,9 +229,9 @@ struct checked_softmax : softmax_call<S, Score> {
   const softmax_parameters<S> given = parameters_of<S>(options);
 
   // As an aggregate GCC would clear all of it first, and the table is 10 KB.
-  checked_softmax(const char* name, Score* function, execution& threads, const Options& all,
-                  const attention_views<S>& given_views = {})
-      : softmax_call<S, Score>{{given_views}, validator(name), {.score = function}, threads}, views(name),
+  template <class... Views>
+  checked_softmax(const char* name, Score* function, execution& threads, const Options& all, Views&&... qkv_out)
+      : softmax_call<S, Score>{{{view_in(qkv_out)...}}, validator(name), {.score = function}, threads}, views(name),
         options(all) {}
 };
 
@@ -270,8 +270,7 @@ auto unchecked_call(const char* name, const Q& q, const K& k, const V& v, O& out
   using function = std::remove_reference_t<decltype(callable_or_default<no_score>(score))>;
   require_score<function, T>();
   checked_softmax<S, function, Options<S>> call(name, score_in<function>(score), execution_of(exec, options, score),
-                                                options_or_default<Options<S>>(options),
-                                                {as_view(q), as_view(k), as_view(v), as_view(out)});
+                                                options_or_default<Options<S>>(options), q, k, v, out);
   if constexpr (Form == invariant_form::none) check_invariant(call.check, call.exec);
   return call;
 }
