@@ -28,7 +28,9 @@ struct cache_rows {
 
   /// Of a batch item and head of x, which is [B, H, rows, D], or [pages, H, page_rows, D].
   [[gnu::noinline]] cache_rows(const tensor_view<S>& x, idx_t b, idx_t h, idx_t, bool, const page_tables& given)
-      : cache_rows(head_of(x, given ? 0 : b, h)) {
+      : data(x.data()), rows(x.extent(2)), cols(x.extent(3)), row_stride(x.stride(2)), col_stride(x.stride(3)) {
+    if (!data) row_stride = 0;  // as head_of(), whose view would be copied
+    if (data) data += (given ? 0 : b) * x.stride(0) + h * x.stride(1);
     if (!given) return;
     const std::vector<idx_t>& table = given.tables[b];
     pages = table.data(), page_rows = given.page_rows, page_stride = x.stride(0);

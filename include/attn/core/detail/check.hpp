@@ -43,8 +43,7 @@ struct memory_layout {
   template <class T, int Rank>
   [[gnu::noinline]] memory_layout(const tensor_view<T, Rank>& x)
       : data(reinterpret_cast<const char*>(x.data())), item(sizeof(T)), rank(Rank) {
-    std::copy(x.extents().begin(), x.extents().end(), extents);
-    std::copy(x.strides().begin(), x.strides().end(), strides);
+    for (int n = 0; n < Rank; ++n) extents[n] = x.extent(n), strides[n] = x.stride(n);
   }
 
   /// Copies another in the parts that it was written in: processors read larger ones late.

@@ -34,6 +34,8 @@ struct row_format {
   template <class S>
   static void put(const S* x, idx_t stride, bool, const matrix_view<C>& memory, idx_t row) {
     C* const to = memory.row(row);
+    if constexpr (std::same_as<S, C>)
+      if (stride == 1 && memory.col_stride == 1) return void(std::copy_n(x, memory.cols, to));
     for (idx_t c = 0; c < memory.cols; ++c) to[c * memory.col_stride] = static_cast<C>(x[c * stride]);
   }
   /// A row becomes what another one is, of memory in the same layout.

@@ -277,7 +277,7 @@ template <class S, class Score>
 void set_terms(score_terms<compute_type<S>, Score>& terms, const softmax_parameters<S>& given, idx_t dim) {
   terms.scale = scale_or_default(given.scale, dim);
   terms.softcap = given.softcap, terms.slopes = given.alibi_slopes, terms.dropout = given.dropout;
-  terms.skip = {given.skip_below, given.skip_share, given.skipped};
+  terms.skip.below = given.skip_below, terms.skip.share = given.skip_share, terms.skip.counts = given.skipped;
   const auto set = [](auto& to, const auto& from) {  // most are not given
     if (from) to = from;
   };

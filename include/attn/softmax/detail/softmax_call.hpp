@@ -249,7 +249,8 @@ template <class S, class Score>
 void set_options(softmax_call<S, Score>& call, const attention_shape& shape, const softmax_parameters<S>& given) {
   call.shape = shape, call.lengths = check_lengths(call.check, shape, given);
   call.causal = given.causal, call.first_position = given.first_position, call.span = given.span;
-  call.sinks = given.sinks, call.lse = *given.lse;
+  call.sinks = given.sinks;
+  if (*given.lse) call.lse = *given.lse;
   if (*given.sums) call.out_sums = *given.sums;
   if (*given.relative_queries) call.relative_queries = *given.relative_queries;
   set_terms(call.terms, given, shape.dim);

@@ -162,8 +162,9 @@ struct stream_row {
 /// or two queries read one key after another: processors fetch by themselves only what is read in order.
 template <class P, int R, class Rows, class Prefetcher>
 void row_scores(const P* q, idx_t q_stride, sum_type<P> factor, const Rows& k, sum_type<P>* scores,
-                Prefetcher values) {
+                const Prefetcher& prefetcher) {
   using T = sum_type<P>;
+  Prefetcher values = prefetcher;  // by its members: an argument would be copied in larger parts than it was written
   constexpr int places = static_cast<int>(std::bit_ceil(unsigned(R))), keys = width<T> / places;
   constexpr int few = (std::min)(keys, R > 4 ? 2 : R > 2 ? 4 : 1);
   constexpr idx_t step = numbers_of<P> * width<T>;
@@ -182,7 +183,8 @@ void row_scores(const P* q, idx_t q_stride, sum_type<P> factor, const Rows& k, s
     }
   for (idx_t j = 0; j < k.rows; j += keys) {
     packet<T> sums[width<T>];
-    for (int first = 0; first < keys; first += few) {
+    const int some_keys = few == 1 ? static_cast<int>(std::min<idx_t>(keys, k.rows - j)) : keys;
+    for (int first = 0; first < some_keys; first += few) {
       packet<T> some[array_size<R>][array_size<few>];
       unroll<R>([&](auto r) { unroll<few>([&](auto n) { some[r][n] = zero<T>(); }); });
       decltype(k.row(0)) row[array_size<few>];
@@ -215,6 +217,8 @@ void row_scores(const P* q, idx_t q_stride, sum_type<P> factor, const Rows& k, s
         });
       unroll<R>([&](auto r) { unroll<few>([&](auto n) { sums[r * keys + first + n] = some[r][n]; }); });
     }
+    for (int r = 0; r < R; ++r)
+      for (int n = some_keys; n < keys; ++n) sums[r * keys + n] = zero<T>();
     for (int n = R * keys; n < width<T>; ++n) sums[n] = zero<T>();  // three queries leave one place
     alignas(64) T lanes[width<T>];
     store<T>(lanes, mul(sums_across<T>(sums), broadcast<T>(factor)));
@@ -223,7 +227,7 @@ void row_scores(const P* q, idx_t q_stride, sum_type<P> factor, const Rows& k, s
 }
 
 template <int R, class T, class C, class Rows, class Prefetcher>
-void stream_scores(const stream_row<T, C>& q, const Rows& k, T* scores, Prefetcher values) {
+void stream_scores(const stream_row<T, C>& q, const Rows& k, T* scores, const Prefetcher& values) {
   using P = stream_operand<T, C>;
   if constexpr (std::same_as<row_element<Rows>, C> && numbers_of<P> > 1)
     if (in_whole_pairs<P>(k.cols))
@@ -253,7 +257,8 @@ ATTN_INLINE void by_columns(idx_t cols, T* out, idx_t out_stride, F&& columns) {
 /// more than four queries have too many sums for that.
 template <class T, int R, class Rows, class Prefetcher>
 void row_output(const T* weights, bool zeros, const T* rescale, const Rows& v, T* out, idx_t out_stride,
-                Prefetcher keys) {
+                const Prefetcher& prefetcher) {
+  Prefetcher keys = prefetcher;
   constexpr int most = registers < 32 ? 4 : R <= 3 ? 8 : R <= 6 ? 4 : 3;
   constexpr bool in_parts = R > 1 && R <= 4;
   constexpr idx_t most_cols = 256, some_rows = 4;
@@ -393,7 +398,7 @@ struct value_factors {
 
 template <int R, class T, class Rows, class Prefetcher>
 void stream_output(const T* weights, const weight_range<T>& range, const T* rescale, const Rows& v, T* out,
-                   idx_t out_stride, Prefetcher keys) {
+                   idx_t out_stride, const Prefetcher& keys) {
   if constexpr (numbers_of<stream_operand<T, row_element<Rows>>> > 1)
     if (in_whole_pairs<stream_operand<T, row_element<Rows>>>(v.cols))
       return pair_output<R>(weights, range.zeros, rescale, v, out, out_stride, keys);

@@ -264,7 +264,9 @@ template <class T, class C, class Rows, class Score>
   // R, which is a constant, as a number that GCC does not know: it would clone functions for each.
   const auto some = [&](idx_t r, idx_t R) { return (std::min)(R, q.rows - r); };
   // Each of the rows prefetches its part of what is needed next: processors stall where too many lines are pending.
-  const auto part = [&](idx_t fetched, idx_t row) { return std::max<idx_t>(0, fetched) * row / q.rows; };
+  const auto part = [&](idx_t fetched, idx_t row) {
+    return fetched <= 0 || row == 0 ? 0 : row == q.rows ? fetched : fetched * row / q.rows;
+  };
   idx_t looked_at = 0, left_out = 0;
   bool expected = pass != stream_pass::maxima;  // that a row keeps the tile
   for (idx_t count; begin < end; begin += count) {
