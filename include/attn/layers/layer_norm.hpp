@@ -66,7 +66,8 @@ ATTN_INLINE T sum_packets(idx_t end, Take&& take) {
 /// Gamma and beta as plain numbers.
 template <class T>
 struct row_norm {
-  T *gamma, *beta;   // a row for each head, padded with zeros to whole packets
+  T *gamma, *beta;   // a row for each head, padded with zeros to whole packets, or a packet for all
+  idx_t gamma_step = 1, beta_step = 1;  // 0 for a packet
   idx_t dim, heads;  // of a row; rows of a token that are normalised each by itself
   T eps = 0;
   T share, terms;       // a power of two below 1 / dim, with which sums do not overflow; 2 dim times that
@@ -85,12 +86,18 @@ struct row_norm {
   template <class S>
   [[gnu::noinline]] void set(const layer_norm_weights<S>& weights, T epsilon) {
     eps = epsilon;
-    for (idx_t h = 0; h < heads; ++h) {
-      T *const gammas = gamma + h * padded(), *const betas = beta + h * padded();
-      any_rows<T>(weights.gamma).load_or(T(1), h * dim, dim, gammas);
-      any_rows<T>(weights.beta).load_or(T(0), h * dim, dim, betas);
-      for (T* list : {gammas, betas}) std::fill(list + dim, list + padded(), T(0));
+    gamma_step = set_list<S>(weights.gamma, T(1), gamma), beta_step = set_list<S>(weights.beta, T(0), beta);
+  }
+  /// Fills gamma or beta; returns its step.
+  template <class S>
+  [[gnu::noinline]] idx_t set_list(const tensor_view<const S, 1>& list, T otherwise, T* to) const {
+    if (dim > 0 && !list.data()) return store<T>(to, broadcast<T>(otherwise)), 0;
+    const any_rows<T> numbers(list);
+    for (idx_t h = 0; h < heads; ++h, to += padded()) {
+      numbers.load(0, h * dim, dim, to);
+      std::fill(to + dim, to + padded(), T(0));
     }
+    return 1;
   }
   idx_t padded() const { return round_up(dim, width<T>); }
 
@@ -101,9 +108,11 @@ struct row_norm {
 
   /// Subtracts the mean from a row that is not empty, without means nothing, and scales it by a power of two for which
   /// sums and squares stay in the range of T.
-  row_scale centre(T* row) const {
-    const T mean = centred ? half_mean(row) : T(0);  // halves of numbers do not overflow where a mean is subtracted
-    T square = subtract(row, T(0.5), mean);
+  row_scale centre(T* row) const { return centre(row, row); }
+  /// The same of a row `from`, into `row`.
+  ATTN_INLINE row_scale centre(const T* from, T* row) const {
+    const T mean = centred ? half_mean(from) : T(0);  // halves of numbers do not overflow where a mean is subtracted
+    T square = subtract(from, row, T(0.5), mean);
     // Of a row whose numbers are nearly equal the rounding of the mean is a part that counts.
     if (square * inverse < mean * mean * T(0.0625)) [[unlikely]] square = correct_mean(row);
     const T variance = square * inverse + eps * T(0.25);
@@ -130,34 +139,42 @@ struct row_norm {
   }
   /// Subtracts from a row what the rounding of a mean left of it; returns the sum of its squares.
   [[gnu::noinline]] T correct_mean(T* row) const { return subtract(row, T(1), T(2) * half_mean(row)); }
-  /// row = row * factor - mean; returns the sum of its squares.
-  ATTN_INLINE T subtract(T* row, T factor, T mean) const {
+  ATTN_INLINE T subtract(T* row, T factor, T mean) const { return subtract(row, row, factor, mean); }
+  /// row = from * factor - mean; returns the sum of its squares.
+  ATTN_INLINE T subtract(const T* from, T* row, T factor, T mean) const {
     const idx_t whole = dim / width<T> * width<T>;
     T square = sum_packets<T>(whole, [&](idx_t d, packet<T>& some) {
-      const packet<T> away = fma(load<T>(row + d), broadcast<T>(factor), broadcast<T>(-mean));
+      const packet<T> away = fma(load<T>(from + d), broadcast<T>(factor), broadcast<T>(-mean));
       store<T>(row + d, away);
       some = fma(away, away, some);
     });
     for (idx_t d = whole; d < dim; ++d) {
-      row[d] = row[d] * factor - mean;
+      row[d] = from[d] * factor - mean;
       square += row[d] * row[d];
     }
     return square;
   }
 
   /// Normalises the rows of one token in place.
-  [[gnu::noinline]] void apply(T* row) const {
+  void apply(T* row) const { apply(row, row); }
+  /// The same of rows `from`.
+  [[gnu::noinline]] void apply(const T* from, T* row) const {
     if (dim == 0) return;
+    const idx_t whole = dim / width<T> * width<T>;
     const T *gammas = gamma, *betas = beta;
-    for (idx_t left = heads;; row += dim, gammas += padded(), betas += padded()) {
-      const T factor = centre(row).factor;
-      for (idx_t d = 0; d < dim; ++d) row[d] = row[d] * factor * gammas[d] + betas[d];
+    for (idx_t left = heads;;
+         from += dim, row += dim, gammas += padded() * gamma_step, betas += padded() * beta_step) {
+      const T factor = centre(from, row).factor;
+      for (idx_t d = 0; d < whole; d += width<T>)
+        store<T>(row + d, fma(mul(load<T>(row + d), broadcast<T>(factor)), load<T>(gammas + d * gamma_step),
+                              load<T>(betas + d * beta_step)));
+      for (idx_t d = whole; d < dim; ++d) row[d] = row[d] * factor * gammas[d * gamma_step] + betas[d * beta_step];
       if (--left == 0) return;
     }
   }
 };
 
-/// Rows of x into rows of out, which may be the same.
+/// Rows of x into rows of out, which may be the same. Numbers of T are read and written where they lie.
 template <class T>
 void run_layer_norm(const input_tokens<T>& x, const output_tokens<T>& out, const row_norm<T>& norm, execution& exec) {
   const double numbers = static_cast<double>(x.count) * static_cast<double>(x.dim);
@@ -165,9 +182,11 @@ void run_layer_norm(const input_tokens<T>& x, const output_tokens<T>& out, const
   exec.for_each(ceil_div(x.count, tokens_per_task), [&](idx_t task, int worker) {
     T* const row = exec.scratch(worker, [&](arena& memory) { return memory.allocate<T>(x.dim); });
     for (idx_t n = task * tokens_per_task; n < (std::min)((task + 1) * tokens_per_task, x.count); ++n) {
-      x.load(n, row);
-      norm.apply(row);
-      out.store(n, row);
+      const T* from = x.numbers(n);
+      T *const there = out.numbers(n), *const to = there ? there : row;
+      if (!from) x.load(n, row), from = row;
+      norm.apply(from, to);
+      if (!there) out.store(n, row);
     }
   });
 }

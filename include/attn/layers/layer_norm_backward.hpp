@@ -63,7 +63,7 @@ struct norm_backward_driver {
   ATTN_INLINE void run_row(idx_t n, idx_t head, T* rows, T* sums) const {
     const idx_t count = dim(), size = padded(), first = head * count;
     T *const z = rows, *const g = rows + size, *const spare = rows + 2 * size;
-    const T* const gammas = norm.gamma + head * size;
+    const T* const gammas = norm.gamma + head * size * norm.gamma_step;
     d.load(n, first, count, g, spare);
     if (is_zero(g, count)) return store_row(n, first, g, spare);
     x.load(n, first, count, z, spare);
@@ -71,7 +71,7 @@ struct norm_backward_driver {
     const auto [factor, slope] = norm.centre(z);
     packet<T> sum = zero<T>(), squares = zero<T>(), sum_z = zero<T>();
     for (idx_t i = 0; i < size; i += width<T>) {
-      const packet<T> here = load<T>(g + i), scaled = mul(here, load<T>(gammas + i));
+      const packet<T> here = load<T>(g + i), scaled = mul(here, load<T>(gammas + i * norm.gamma_step));
       const packet<T> unit = mul(load<T>(z + i), broadcast<T>(factor));
       store<T>(z + i, unit);
       store<T>(g + i, scaled);

@@ -66,6 +66,10 @@ struct any_rows : memory_layout {
     if (rank == 3) offset += n / extents[1] * strides[0] + n % extents[1] * strides[1];
     return const_cast<char*>(data) + offset * item;
   }
+  /// Row n where it lies, if it has numbers of T one after another, else null.
+  T* numbers(idx_t n) const {
+    return item == idx_t(sizeof(T)) && strides[rank - 1] == 1 ? static_cast<T*>(static_cast<void*>(at(n))) : nullptr;
+  }
   /// Numbers [begin, begin + count) of row n.
   void load(idx_t n, idx_t begin, idx_t count, T* to) const {
     access->load(at(n, begin), strides[rank - 1], count, to);

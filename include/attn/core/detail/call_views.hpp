@@ -47,11 +47,7 @@ class call_views : public validator {
 
   /// A view that is read. The first axes are as listed.
   [[gnu::noinline]] void read(const char* name, const memory_layout& x, std::initializer_list<axis> axes = {}) {
-    const named& one = next("", name, x, false);
-    for (std::size_t n = 0; n < count_; ++n)
-      if (views_[n].written) separate(views_[n], one);
-    check_axes(x, axes);
-    keep();
+    add(name, x, use::read, axes);
   }
   /// The same for one that may be left out.
   [[gnu::noinline]] void option(const char* name, const memory_layout& x, std::initializer_list<axis> axes = {}) {
@@ -71,31 +67,27 @@ class call_views : public validator {
 
   /// A view that is written.
   [[gnu::noinline]] void write(const char* name, const memory_layout& x, std::initializer_list<axis> axes = {}) {
-    add_written("", name, x);
-    check_axes(x, axes);
-    keep();
+    add(name, x, use::written, axes);
   }
   /// The same, named before the others: what a call updates or keeps for another one, such as a cache.
   [[gnu::noinline]] void update(const char* name, const memory_layout& x) {
-    const named& one = next("", name, x, true);
-    for (std::size_t n = 0; n < count_; ++n) separate(one, views_[n]);
-    keep();
+    add(name, x, use::updated);
   }
 
   /// The gradient of view x, where it is asked for: x must be given, and the gradient have its shape. `of` is the full
   /// name of x, if it has a longer one.
   [[gnu::noinline]] void gradient(const char* name, const memory_layout& gradient, const memory_layout& x,
                                   const char* of = nullptr) {
-    constexpr const char* before = "the gradient of ";
     if (!gradient.given()) return;
-    add_written(before, name, gradient);
+    add(name, gradient, use::gradient);
     if (!of) of = name;
     if (!x.given()) fail({of, ", since its gradient is asked for"}, "none");
-    check_same_shape(*this, of, gradient, of, x, before);
-    keep();
+    check_same_shape(*this, of, gradient, of, x, of_gradients);
   }
 
  private:
+  static constexpr const char* of_gradients = "the gradient of ";
+  enum class use { read, written, updated, gradient };
   struct named {
     const char *before, *name;
     memory_layout view;
@@ -104,25 +96,26 @@ class call_views : public validator {
   };
   static constexpr std::size_t most = 64;
 
-  /// The view after those that are kept.
-  [[gnu::noinline]] named& next(const char* before, const char* name, const memory_layout& x, bool written) {
+  /// Checks a view against those before it, and keeps it; an empty one overlaps nothing.
+  [[gnu::noinline]] void add(const char* name, const memory_layout& x, use how,
+                             std::initializer_list<axis> axes = {}) {
     if (count_ == most) fail({"at most ", most, " views"}, "more: call_views::most is too small");
     named& one = views_[count_];
-    one.before = before, one.name = name, one.view.copy(x), one.written = written;
-    if (!plain_addresses(x, written, one.at))
-      one.at = (written ? writable(name, x, before) : readable(name, x, before)).addresses();
-    return one;
+    one.before = how == use::gradient ? of_gradients : "", one.name = name, one.written = how != use::read;
+    one.view.copy(x);
+    if (!plain_addresses(x, one.written, one.at))
+      one.at = (one.written ? writable(name, x, one.before) : readable(name, x, one.before)).addresses();
+    for (std::size_t n = 0; n < count_; ++n) {
+      const named& other = views_[n];
+      if (other.at.end <= one.at.begin || one.at.end <= other.at.begin || !(one.written || other.written)) continue;
+      if (may_share(one.view, other.view))
+        how == use::updated || !other.written ? overlap(one, other) : overlap(other, one);
+    }
+    check_axes(x, axes);
+    count_ += one.at.end > one.at.begin;
   }
-  void keep() { count_ += views_[count_].at.end > views_[count_].at.begin; }  // an empty one overlaps nothing
-
-  void separate(const named& x, const named& y) const {
-    if (x.at.end > y.at.begin && y.at.end > x.at.begin && may_share(x.view, y.view))
-      fail({x.before, x.name, " and ", y.before, y.name, " in separate memory"}, "an overlap");
-  }
-  void add_written(const char* before, const char* name, const memory_layout& x) {
-    const named& one = next(before, name, x, true);
-    for (std::size_t n = 0; n < count_; ++n)
-      views_[n].written ? separate(views_[n], one) : separate(one, views_[n]);
+  [[noreturn, gnu::cold, gnu::noinline]] void overlap(const named& x, const named& y) const {
+    fail({x.before, x.name, " and ", y.before, y.name, " in separate memory"}, "an overlap");
   }
   void check_axes(const memory_layout& x, std::initializer_list<axis> axes) const {
     int n = 0;

@@ -42,10 +42,16 @@ struct memory_layout {
   memory_layout() = default;
   template <class T, int Rank>
   [[gnu::noinline]] memory_layout(const tensor_view<T, Rank>& x)
-      : data(reinterpret_cast<const char*>(x.data())), item(sizeof(T)), rank(Rank) {
-    for (int n = 0; n < Rank; ++n) extents[n] = x.extent(n), strides[n] = x.stride(n);
-  }
+      : data(reinterpret_cast<const char*>(x.data())),
+        item(sizeof(T)),
+        rank(Rank),
+        extents{axis(x.extents(), 0), axis(x.extents(), 1), axis(x.extents(), 2), axis(x.extents(), 3)},
+        strides{axis(x.strides(), 0), axis(x.strides(), 1), axis(x.strides(), 2), axis(x.strides(), 3)} {}
 
+  template <class Axes>
+  static idx_t axis(const Axes& of, std::size_t n) {
+    return n < of.size() ? of[n] : 0;
+  }
   /// Copies another in the parts that it was written in: processors read larger ones late.
   void copy(const memory_layout& x) {
     data = x.data, item = x.item, rank = x.rank;

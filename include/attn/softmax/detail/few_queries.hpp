@@ -171,26 +171,22 @@ struct few_queries_driver {
     }
   }
 
-  /// The same where a task sees all keys of its rows in place, and batch items share none: it ends its rows, and a
-  /// thread has one memory for all its tasks.
+  /// The same where a task sees all keys of its rows in place, and batch items share none: it ends its rows.
   void run_in_place() const {
     struct memory {
       stream_queries<T, C> queries;
       online_softmax<T> state;
     };
     const idx_t most = heads_of_task * queries_of_task, tasks = shape.kv_heads * parts * runs;
-    const memory* const list = in.exec.shared_scratch([&](arena& all) {
-      return all.allocate_list(in.exec.active_threads(), [&](arena& m) {
-        return memory{layout_queries(m, most), online_softmax<T>::layout(m, most, shape.dim_v)};
-      });
-    });
     in.exec.for_each(shape.batch * tasks, [&](idx_t task, int worker) {
       const idx_t b = task / tasks, n = task % tasks, kv = n / (parts * runs), part = n / runs % parts,
                   first = n % runs * queries_of_task, head = kv * group + part * heads_of_task,
                   own_heads = (std::min)(heads_of_task, (kv + 1) * group - head),
                   each = (std::min)(queries_of_task, lengths.queries(b) - first);
       if (each <= 0 || !takes(in, b)) return;
-      auto [queries, state] = list[worker];
+      auto [queries, state] = in.exec.scratch(worker, [&](arena& m) {
+        return memory{layout_queries(m, most), online_softmax<T>::layout(m, most, shape.dim_v)};
+      });
       queries.rotated = in.rotated_keys;
       state.rows = own_heads * each;
       state.clear();
