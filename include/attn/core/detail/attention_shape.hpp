@@ -131,7 +131,10 @@ inline void check_length_list(const validator& check, const char* what, std::spa
 }
 template <class Options>
 sequence_lengths check_lengths(const validator& check, const attention_shape& s, const Options& options) {
-  return check_lengths(check, s, options.lengths, options.query_lengths, options.key_lengths);
+  sequence_lengths all{s.queries, s.keys, {}, {}};
+  if (!options.lengths.empty() || !options.query_lengths.empty() || !options.key_lengths.empty())
+    all = check_lengths(check, s, options.lengths, options.query_lengths, options.key_lengths);
+  return all;
 }
 
 /// A list with one setting per head, or an empty one.

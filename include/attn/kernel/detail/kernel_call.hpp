@@ -50,11 +50,13 @@ inline constexpr idx_t kernel_segment = 16 * kernel_chunk;
 
 /// Tokens of a segment of so many: about as many chunks as there are segments, so that no sum has many terms.
 [[gnu::noinline]] inline idx_t segment_tokens(idx_t tokens) {
+  if (tokens <= kernel_segment * kernel_segment / kernel_chunk) return kernel_segment;
   const double chunks = std::sqrt(static_cast<double>(tokens) / kernel_chunk);
   return (std::max)(kernel_segment, static_cast<idx_t>(std::ceil(chunks)) * kernel_chunk);
 }
 /// Segments of at most so many tokens.
 [[gnu::noinline]] inline idx_t most_segments(idx_t tokens) {
+  if (tokens <= 16 * kernel_segment) return ceil_div(tokens, kernel_segment);
   const double of_many = std::ceil(std::sqrt(static_cast<double>(tokens) / kernel_chunk));
   return (std::min)(ceil_div(tokens, kernel_segment), std::max<idx_t>(16, static_cast<idx_t>(of_many)));
 }
