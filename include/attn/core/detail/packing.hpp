@@ -7,7 +7,8 @@
 //
 //   1. pack_panels         rows of a matrix become k:        B = X      (X [k, n], e.g. values)
 //   2. pack_panels_across  rows of a matrix become columns:  B = X^T    (X [n, k], e.g. keys)
-//   3. pack_rows           the A operand as [k][tile_rows]   (queries)
+//   3. pack_rows           the A operand as [k][tile_rows]
+//   4. pack_row_chunks     the A operand as [k / width][tile_rows][width], without a transposition   (queries)
 #pragma once
 
 #include <attn/core/detail/amx.hpp>
@@ -138,13 +139,14 @@ template <class T, int Stride, class S>
 }
 
 /// Packs rows [0, rows) of X as the columns of panels: panel p holds rows p * panel_width ..., as [col][panel_width],
-/// and repeats the last row to fill the panel. Takes round_up(rows, panel_width) * cols operands.
+/// and repeats the last row to fill the last `unit` of columns, a vector or a panel. Takes round_up(rows, panel_width) *
+/// cols operands.
 template <class T, class Row>
-void pack_panels_across(Row&& row, idx_t rows, idx_t cols, idx_t col_stride, T* panels) {
+void pack_panels_across(Row&& row, idx_t rows, idx_t cols, idx_t col_stride, T* panels, idx_t unit = panel_width<T>) {
   using S = std::remove_cvref_t<decltype(*row(0))>;
   constexpr int wide = panel_width<T>;
   for (idx_t r = 0; r < rows; r += wide, panels += operands<T>(cols) * wide)
-    for (int half = 0; half < wide; half += width<T>) {
+    for (idx_t half = 0; half < std::min<idx_t>(wide, round_up(rows - r, unit)); half += width<T>) {
       const row_pointers<T, S> some(row, (std::min)(r + half, rows - 1), rows);
       if constexpr (is_split<T>)
         pack_split_across<T, wide>(some, cols, col_stride, panels + half);
@@ -214,51 +216,65 @@ bool pack_panels(Row&& row, idx_t first, idx_t rows, idx_t cols, idx_t col_strid
 template <class P>
 inline constexpr bool rows_for_matrix_unit = numbers_of<P> > 1 && matrix_unit_compiled;
 
+/// Number of operands of a row of n numbers in chunks.
+template <class P>
+constexpr idx_t chunk_operands(idx_t n) {
+  return round_up(operands<P>(n), width<P>);
+}
+
 /// Number of operands of a packed row of n numbers.
 template <class P>
 constexpr idx_t row_operands(idx_t n) {
+  return rows_for_matrix_unit<P> ? chunk_operands<P>(n) : operands<P>(n);
+}
+
+/// Packs `rows` <= tile_rows rows as [col / width][tile_rows][width], each number times `factor`, which for pairs is 1;
+/// the last row is repeated to fill a tile height, for the matrix unit the tile, and zeros come after the last column.
+/// Takes tile_rows * chunk_operands(cols) operands, and nothing beyond them is written: other threads may pack what
+/// follows.
+template <class T, class Row>
+void pack_row_chunks(Row&& row, idx_t rows, idx_t cols, idx_t col_stride, [[maybe_unused]] sum_type<T> factor,
+                     T* packed) {
+  using S = std::remove_cvref_t<decltype(*row(0))>;
+  constexpr idx_t step = width<T>, of_step = numbers_of<T> * step;
+  const idx_t length = chunk_operands<T>(cols), height = rows_for_matrix_unit<T> ? tile_rows : round_up(rows, tile_step);
+  for (idx_t r = 0; r < height; ++r) {
+    const S* const from = row((std::min)(r, rows - 1));
+    T* const to = packed + r * step;
 #if ATTN_HAS_AMX
-  if constexpr (rows_for_matrix_unit<P>) return round_up(operands<P>(n), unit_pairs);
+    if constexpr (is_split<T>) {
+      const auto part = [&](idx_t col) {
+        return load_part<float>(from + (std::min)(col, cols) * col_stride, col_stride, std::max<idx_t>(cols - col, 0));
+      };
+      for (idx_t k = 0, col = 0; k < length; k += 3 * step, col += 2 * step) {
+        T parts[array_size<3 * step>];
+        split_neighbours(part(col), part(col + step)).store_left(parts);
+        for (idx_t n = k; n < (std::min)(k + 3 * step, length); n += step)
+          store<T>(to + n * tile_rows, load<T>(parts + (n - k)));
+      }
+    }
 #endif
-  return operands<P>(n);
+    if constexpr (!is_split<T>)
+      for (idx_t k = 0, col = 0; k < length; k += step, col += of_step) {
+        const packet<T> x = load_part<T>(from + col * col_stride, col_stride, cols - col);
+        if constexpr (numbers_of<T> == 1)
+          store<T>(to + k * tile_rows, mul(x, broadcast<T>(factor)));
+        else
+          store<T>(to + k * tile_rows, x);
+      }
+  }
 }
 
 /// Packs `rows` <= tile_rows rows as [col][tile_rows], each number times `factor`, which for pairs is 1; the last row
 /// is repeated to fill the tile. Takes tile_rows * row_operands(cols) operands, and nothing beyond them is written:
-/// other threads may pack what follows. For the matrix unit as [col / unit_pairs][tile_rows][unit_pairs], with zeros
-/// after the last column.
+/// other threads may pack what follows. For the matrix unit in chunks.
 template <class T, class Row>
 void pack_rows(Row&& row, idx_t rows, idx_t cols, idx_t col_stride, sum_type<T> factor, T* packed) {
   using S = std::remove_cvref_t<decltype(*row(0))>;
-#if ATTN_HAS_AMX
-  if constexpr (rows_for_matrix_unit<T>) {
-    constexpr idx_t step = width<T>;
-    static_assert(step == unit_pairs);
-    const idx_t length = row_operands<T>(cols);
-    for (idx_t r = 0; r < tile_rows; ++r) {
-      const S* const from = row((std::min)(r, rows - 1));
-      T* const to = packed + r * unit_pairs;
-      const auto part = [&](auto type, idx_t col) {
-        return load_part<typename decltype(type)::type>(from + (std::min)(col, cols) * col_stride, col_stride,
-                                                        std::max<idx_t>(cols - col, 0));
-      };
-      if constexpr (is_split<T>) {
-        for (idx_t k = 0, col = 0; k < length; k += 3 * step, col += 2 * step) {
-          T parts[array_size<3 * step>];
-          split_neighbours(part(std::type_identity<float>(), col), part(std::type_identity<float>(), col + step))
-              .store_left(parts);
-          for (idx_t n = k; n < (std::min)(k + 3 * step, length); n += step)
-            store<T>(to + n * tile_rows, load<T>(parts + (n - k)));
-        }
-      } else {
-        for (idx_t k = 0; k < length; k += step) store<T>(to + k * tile_rows, part(std::type_identity<T>(), 2 * k));
-      }
-    }
-  }
-#endif
-  // Packets overlap the one before where w does not divide tile_rows.
-  if constexpr (!rows_for_matrix_unit<T>)
-    for (int r = 0; r < tile_rows; r += width<T>) {
+  if constexpr (rows_for_matrix_unit<T>)
+    pack_row_chunks(row, rows, cols, col_stride, factor, packed);
+  else
+    for (int r = 0; r < tile_rows; r += width<T>) {  // packets overlap the one before where w does not divide tile_rows
       const int r0 = r > 0 ? (std::min)(r, tile_rows - width<T>) : 0;
       pack_across<T, tile_rows>(row_pointers<T, S>(row, r0, rows), cols, col_stride, factor, packed + r0);
     }

@@ -34,10 +34,14 @@ ATTN_INLINE void tile_product(A a, const T* panel, idx_t depth, Done&& done, [[m
     [&]<int... At, int... J>(std::integer_sequence<int, At...>, std::integer_sequence<int, J...>)
         __attribute__((always_inline)) {
       packet<sum_type<T>> acc[array_size<M * Count>] = {first(At / Count, At % Count)...};
-      for (idx_t k = begin; k < depth; ++k) {
-        if constexpr (requires { a.prefetch(k); }) a.prefetch(k);
-        const packet<T> b[array_size<Count>] = {load<T>(b_panel + k * Stride + J * width<T>)...};
-        ((acc[At] = multiply_add<T>(broadcast<T>(a.at(At / Count, k)), b[At % Count], acc[At])), ...);
+      for (idx_t from = begin, to = depth; from < depth; from = to) {
+        if constexpr (chunk_of<A> > 0) to = (std::min)(depth, from + chunk_of<A>);
+        const auto left = left_from<T>(a, from);
+        for (idx_t k = from; k < to; ++k) {
+          if constexpr (requires { a.prefetch(k); }) a.prefetch(k);
+          const packet<T> b[array_size<Count>] = {load<T>(b_panel + k * Stride + J * width<T>)...};
+          ((acc[At] = multiply_add<T>(broadcast<T>(left.at(At / Count, k)), b[At % Count], acc[At])), ...);
+        }
       }
       (take(std::integral_constant<int, At / Count>{}, std::integral_constant<int, At % Count>{}, acc[At]), ...);
     }(std::make_integer_sequence<int, M * Count>{}, std::make_integer_sequence<int, Count>{});

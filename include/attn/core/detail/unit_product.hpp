@@ -26,6 +26,15 @@ struct packed_rows {
   }
 };
 
+/// What pack_row_chunks packs.
+template <class T>
+struct row_chunks {
+  const T* data;
+  ATTN_INLINE T at(int m, idx_t k) const {
+    return data[k / width<T> * width<T> * tile_rows + m * width<T> + k % width<T>];
+  }
+};
+
 /// Cache lines of adjacent rows: line n is fetched with step n of a product.
 struct prefetched_lines {
   const char* first = nullptr;
@@ -37,13 +46,30 @@ struct prefetched_lines {
   }
 };
 
-/// What pack_rows packs, whose products fetch lines of memory as they go. (Where nothing is to be fetched, that costs
-/// no time: full_softmax, 1024 keys.)
-template <class T>
-struct prefetching_rows : packed_rows<T> {
+/// Packed rows whose products fetch lines of memory as they go. (Where nothing is to be fetched, that costs no time:
+/// full_softmax, 1024 keys.)
+template <class T, class Rows = packed_rows<T>>
+struct prefetching_rows : Rows {
   prefetched_lines lines[2];
   ATTN_INLINE void prefetch(idx_t k) const { lines[0](k), lines[1](k); }
 };
+
+/// Columns of a left operand that lie in chunks, or 0.
+template <class A>
+inline constexpr idx_t chunk_of = 0;
+template <class T>
+inline constexpr idx_t chunk_of<row_chunks<T>> = width<T>;
+template <class T, class Rows>
+inline constexpr idx_t chunk_of<prefetching_rows<T, Rows>> = chunk_of<Rows>;
+
+/// The left operand of the columns from k on, up to the end of their chunk, at constant strides.
+template <class T, class A>
+ATTN_INLINE auto left_from(const A& a, [[maybe_unused]] idx_t k) {
+  if constexpr (chunk_of<A> > 0)
+    return left_operand<T, width<T>, 1>{a.data + k * (tile_rows - 1)};  // element (0, k) is at data + k * tile_rows
+  else
+    return a;
+}
 
 #if ATTN_HAS_AMX
 /// Rows of a left operand as the matrix unit takes them, pairs [k, k + unit_pairs) of each: in place, or in `buffer`.
@@ -54,6 +80,10 @@ struct unit_operand {
 };
 template <class T>
 unit_operand<T> rows_for_unit(const packed_rows<T>& a, idx_t k, T*) {
+  return {a.data + k * tile_rows, unit_pairs};
+}
+template <class T>
+unit_operand<T> rows_for_unit(const row_chunks<T>& a, idx_t k, T*) {
   return {a.data + k * tile_rows, unit_pairs};
 }
 template <class T, int RowStride>

@@ -36,7 +36,7 @@ template <class P>
 struct row_block {
   using T = sum_type<P>;
 
-  P* queries = nullptr;         // per tile [dim][tile_rows]
+  P* queries = nullptr;         // per tile in chunks
   T* scores = nullptr;          // [tile_rows][score_stride]
   P* weights = nullptr;         // the same of pairs, twice; otherwise they take the place of the scores
   online_softmax<T, width<T>> state;
@@ -51,7 +51,7 @@ struct row_block {
   /// For up to `most` rows, a multiple of tile_rows.
   static row_block layout(arena& memory, idx_t dim, idx_t dim_v, bool with_relative = false, idx_t most = max_rows) {
     constexpr bool paired = numbers_of<P> > 1;
-    return {.queries = memory.allocate<P>(most * row_operands<P>(dim)),
+    return {.queries = memory.allocate<P>(most * chunk_operands<P>(dim)),
             .scores = memory.allocate<T>(tile_rows * score_stride),
             .weights = memory.allocate<P>(paired ? 2 * tile_rows * operands<P>(score_stride) : 0),
             .state = online_softmax<T, width<T>>::layout(memory, most, dim_v, panel_width<T>),
@@ -73,8 +73,8 @@ struct row_block {
     positions = which;
     if constexpr (numbers_of<P> > 1) factor = std::exchange(scale, T(1));
     for (idx_t r = 0; r < rows; r += tile_rows)
-      pack_rows<P>([&](idx_t i) { return row(r + i); }, std::min<idx_t>(tile_rows, rows - r), dim, col_stride, scale,
-                   queries_from(r));
+      pack_row_chunks<P>([&](idx_t i) { return row(r + i); }, std::min<idx_t>(tile_rows, rows - r), dim, col_stride,
+                         scale, queries_from(r));
     const idx_t padded = round_up(rows, tile_rows);
     state.clear(padded);
     std::fill_n(ranges, padded, key_range{});
@@ -92,7 +92,7 @@ struct row_block {
   long_row_sums<P> sums(bool begun = false) const { return {state, total, rows, long_segment, begun}; }
   P* second_weights() const { return weights + tile_rows * operands<P>(score_stride); }
   /// The packed queries of the tile that begins with this row.
-  P* queries_from(idx_t row) const { return queries + row * row_operands<P>(dim); }
+  P* queries_from(idx_t row) const { return queries + row * chunk_operands<P>(dim); }
   const T* relative_from(idx_t row) const { return relative ? relative + row * row_operands<T>(dim) : nullptr; }
 };
 

@@ -54,7 +54,7 @@ void scores_in_place(const P* queries, const row_keys<P>& keys, idx_t first, idx
   using T = sum_type<P>;
   using number = typename row_keys<P>::number;
   constexpr int w = width<T>, wide = panel_width<T>;
-  const packed_rows<P> left{queries};
+  const row_chunks<P> left{queries};
   alignas(64) P columns[array_size<w * wide>];  // as in a panel of packed keys: one function packs for all heights
   for (idx_t n = 0; n < count; n += w) {
     const number* const* const rows = keys.key_rows + first + n;
@@ -66,6 +66,7 @@ void scores_in_place(const P* queries, const row_keys<P>& keys, idx_t first, idx
       numbers = std::min<idx_t>(w * numbers_of<P>, keys.dim - d);
       const row_pointers<P, number> some([&](idx_t i) { return rows[i] + d; }, 0, w);
       pack_across<P, wide>(some, numbers, 1, T(1), columns);
+      const auto of_chunk = left_from<P>(left, k);
       const idx_t end = k + operands<P>(numbers);
       for (const P* column = columns; k < end; ++k, column += wide) {
         if (next != next_end) {
@@ -75,7 +76,7 @@ void scores_in_place(const P* queries, const row_keys<P>& keys, idx_t first, idx
         }
         const packet<P> x = load<P>(column);
         unroll<M>([&](auto m) __attribute__((always_inline)) {
-          acc[m] = multiply_add<P>(broadcast<P>(left.at(m, k)), x, acc[m]);
+          acc[m] = multiply_add<P>(broadcast<P>(of_chunk.at(m, k)), x, acc[m]);
         });
       }
     }

@@ -84,7 +84,7 @@ struct min_max_driver {
   };
   scratch layout(arena& memory) const {
     return {.gathered = memory.allocate<T>(tile_rows * depth),
-            .queries = memory.allocate<T>(depth * tile_rows),
+            .queries = memory.allocate<T>(chunk_operands<T>(depth) * tile_rows),
             .scores = memory.allocate<T>(tile_rows * score_stride),
             .sums = memory.allocate<T>(tile_rows * score_stride),
             .named = scored_keys<T>::layout(memory, in.topk),
@@ -123,7 +123,7 @@ struct min_max_driver {
         if (heads > 1 || from == 0) {
           for (idx_t m = 0; m < count; ++m)
             gather(head_of(in.q, b, list(m) * heads + h), query(m), s.gathered + m * depth);
-          pack_rows<T>([&](idx_t m) { return s.gathered + m * depth; }, count, depth, 1, T(1), s.queries);
+          pack_row_chunks<T>([&](idx_t m) { return s.gathered + m * depth; }, count, depth, 1, T(1), s.queries);
         }
         T* const to = h == 0 ? s.sums : s.scores;
         with_tile_height(count, [&](auto M) { tile_scores<T, M.value>(s.queries, bounds, from, wide, to); });

@@ -60,14 +60,16 @@ struct packed_keys {
         prefetch_row(k, positions[n]);
         prefetch_row(v, positions[n]);
       }
-      pack_keys([&](idx_t n) { return k.row(positions[slot + n]); }, k.col_stride, slot, stop);
+      // Products of the kernel read whole vectors, the matrix unit whole panels.
+      pack_keys([&](idx_t n) { return k.row(positions[slot + n]); }, k.col_stride, slot, stop,
+                rows_for_matrix_unit<T> ? wide : width<T>);
       pack_values(v, slot, stop);
     }
   }
-  /// The keys of these slots are key_row(0), key_row(1), ...
+  /// The keys of these slots are key_row(0), key_row(1), ... They fill whole units.
   template <class Row>
-  void pack_keys(Row&& key_row, idx_t col_stride, idx_t begin, idx_t end) {
-    pack_panels_across<T>(key_row, end - begin, dim, col_stride, keys + begin * operands<T>(dim));
+  void pack_keys(Row&& key_row, idx_t col_stride, idx_t begin, idx_t end, idx_t unit = wide) {
+    pack_panels_across<T>(key_row, end - begin, dim, col_stride, keys + begin * operands<T>(dim), unit);
   }
   template <class Values>
   void pack_values(const Values& v, idx_t begin, idx_t end) {

@@ -7,7 +7,7 @@
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
-/// Step 1: products of M rows and slots [first, first + count), both multiples of a vector; the first and the last
+/// Step 1: products of M rows in chunks and slots [first, first + count), both multiples of a vector; the first and the last
 /// panel may be half used.
 template <class P, int M>
 void tile_scores(const P* queries, const packed_keys<P>& keys, idx_t first, idx_t count, sum_type<P>* scores) {
@@ -25,7 +25,7 @@ void tile_scores(const P* queries, const packed_keys<P>& keys, idx_t first, idx_
           const prefetched_lines some = keys.next->next(2 * depth, queries);
           for (idx_t line = 0; line < 2 * depth; ++line) some(line);
         }
-        unit_product<4, panel_width<T>, P, packed_rows<P>>{{queries}, keys.key_panel(slot), depth * panel_width<T>}.run(
+        unit_product<4, panel_width<T>, P, row_chunks<P>>{{queries}, keys.key_panel(slot), depth * panel_width<T>}.run(
             depth, scores + n, score_stride);
         n += 2 * panel_width<T>;
         continue;
@@ -35,10 +35,10 @@ void tile_scores(const P* queries, const packed_keys<P>& keys, idx_t first, idx_
       store<T>(scores + m * score_stride + n + vector * width<T>, x);
     };
     if (half == 0 && count - n >= panel_width<T>) {
-      tile_product<P, M, 2>(prefetching_rows<P>{{queries}, {lines(), lines()}}, keys.key_panel(slot), depth, put);
+      tile_product<P, M, 2>(prefetching_rows<P, row_chunks<P>>{{queries}, {lines(), lines()}}, keys.key_panel(slot), depth, put);
       n += panel_width<T>;
     } else {
-      tile_product<P, M, 1>(prefetching_rows<P>{{queries}, {lines(), lines()}}, keys.key_panel(slot - half) + half,
+      tile_product<P, M, 1>(prefetching_rows<P, row_chunks<P>>{{queries}, {lines(), lines()}}, keys.key_panel(slot - half) + half,
                             depth, put);
       n += width<T>;
     }

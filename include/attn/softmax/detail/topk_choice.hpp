@@ -77,13 +77,13 @@ struct block_sums {
 /// Chooses the blocks of a tile of queries.
 template <class T>
 struct block_chooser {
-  T *queries, *products;  // [dim][tile_rows], [tile_rows][score_stride]
+  T *queries, *products;  // a tile in chunks, [tile_rows][score_stride]
   T* best;                // [tile_rows][rounds], descending
   idx_t* chosen;          // [tile_rows][rounds]: their blocks
   idx_t rounds;
 
   static block_chooser layout(arena& memory, idx_t dim, idx_t rounds) {
-    return {.queries = memory.allocate<T>(tile_rows * dim),
+    return {.queries = memory.allocate<T>(tile_rows * chunk_operands<T>(dim)),
             .products = memory.allocate<T>(tile_rows * score_stride),
             .best = memory.allocate<T>(tile_rows * rounds),
             .chosen = memory.allocate<idx_t>(tile_rows * rounds),
@@ -101,7 +101,7 @@ struct block_chooser {
         for (idx_t r = 0; r < blocks.choices(position + m); ++r) chosen[m * rounds + r] = r;
       return;
     }
-    pack_rows<T>([&](idx_t m) { return q.row(first + m); }, count, sums.dim, q.col_stride, T(1), queries);
+    pack_row_chunks<T>([&](idx_t m) { return q.row(first + m); }, count, sums.dim, q.col_stride, T(1), queries);
     const packed_keys<T> panels{.keys = const_cast<T*>(sums.data), .dim = sums.dim};  // which are only read
     for (idx_t from = 0; from < most; from += key_block) {
       const idx_t some = (std::min)(key_block, most - from);
