@@ -95,6 +95,7 @@ class line_prefetcher {
     add(cache_rows<S>(x), begin, end);
   }
 
+  explicit operator bool() const { return count_ > 0; }
   /// Lines are fetched of the rows before `end` alone.
   void set_end(idx_t end) {
     for (int n = 0; n < count_; ++n) streams_[n].end = end;

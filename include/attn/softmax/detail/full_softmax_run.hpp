@@ -7,10 +7,11 @@
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 /// Whether keys and values of a head are so few that those of the next head are fetched while it is attended: without
-/// that, short sequences wait for memory (12 heads of 64, Zen 4: sequences of 32 take 0.7, of 128 0.86 of the time).
+/// that, short sequences wait for memory (12 heads of 64, Zen 4: sequences of 32 take 0.7, of 128 0.86, of 512 0.97 of
+/// the time).
 template <class C>
 bool is_short(const attention_shape& s) {
-  return s.keys * (s.dim + s.dim_v) * static_cast<idx_t>(sizeof(C)) <= idx_t(1) << 17;
+  return s.keys * (s.dim + s.dim_v) * static_cast<idx_t>(sizeof(C)) <= idx_t(1) << 18;
 }
 
 template <class S, class Score, class C = S, class P = product_type<S>>
@@ -26,23 +27,24 @@ struct full_softmax_driver {
   void attend_wave(const wave<row_keys<P>>& key_heads) const {
     constexpr idx_t pack_step = 512;
     const idx_t group = shape.group(), row_blocks = ceil_div(shape.queries, max_rows);
-    const idx_t steps = ceil_div(shape.keys, pack_step);
-    key_heads.for_each(steps, [&](idx_t key_head, row_keys<P>& keys, idx_t step, int) {
+    const idx_t pack_steps = ceil_div(shape.keys, pack_step), steps = row_blocks * group;
+    key_heads.for_each(pack_steps, [&](idx_t key_head, row_keys<P>& keys, idx_t step, int) {
       const idx_t b = key_head / shape.kv_heads, h = key_head % shape.kv_heads;
       const idx_t begin = step * pack_step, end = (std::min)(begin + pack_step, in.visible_keys(b));
       if (begin < end && !few::takes(in, b)) keys.pack(in.key_rows(b, h), in.value_rows(b, h), begin, end);
     });
     // The last row blocks of a causal call are the longest: they go first.
-    key_heads.for_each(row_blocks * group, [&](idx_t key_head, row_keys<P> keys, idx_t step, int worker) {
-      const idx_t b = key_head / shape.kv_heads, h = key_head % shape.kv_heads * group + step % group;
-      const idx_t i0 = (row_blocks - 1 - step / group) * max_rows, i1 = (std::min)(i0 + max_rows, lengths.queries(b));
+    key_heads.for_each(steps, [&](idx_t key_head, row_keys<P> keys, idx_t step, int worker) {
+      const auto [b, h, i0, i1] = rows_of_step(key_head, step);
       if (i0 >= i1 || few::takes(in, b)) return;
       auto block = in.exec.scratch(worker, [&](arena& memory) {
         return row_block<P>::layout(memory, shape.dim, shape.dim_v, bool(in.terms.by_distance));
       });
       in.begin(block, b, h, in.query(b, h), {i0, 1, nullptr}, i1 - i0);
       line_prefetcher next;
-      if (step + 1 == row_blocks * group && prefetch_short(key_head + key_heads.count, next)) keys.next = &next;
+      if (key_heads.count == 1 && step + 1 < steps) prefetch_queries(rows_of_step(key_head, step + 1), next);
+      prefetch_short(key_head + key_heads.count, step, steps, next);
+      if (next) keys.next = &next;
       const idx_t all = lengths.keys(b), shift = in.shift(b);
       for (idx_t i = i0; i < i1; ++i)
         block.ranges[i - i0] = {0, in.limit().end(i + shift, all)};
@@ -51,14 +53,29 @@ struct full_softmax_driver {
     });
   }
 
-  /// Whether `rows` fetches keys, values and the first queries of a key head.
-  bool prefetch_short(idx_t key_head, line_prefetcher& rows) const {
+  /// Queries [begin, end) of a head.
+  struct query_rows {
+    idx_t b, h, begin, end;
+  };
+  query_rows rows_of_step(idx_t key_head, idx_t step) const {
+    const idx_t group = shape.group(), b = key_head / shape.kv_heads,
+                begin = (ceil_div(shape.queries, max_rows) - 1 - step / group) * max_rows;
+    return {b, key_head % shape.kv_heads * group + step % group, begin,
+            (std::min)(begin + max_rows, lengths.queries(b))};
+  }
+
+  void prefetch_queries(const query_rows& some, line_prefetcher& to) const {
+    to.add(in.query(some.b, some.h), some.begin, some.end);
+  }
+  /// Of a short key head, if there is one, a step out of `steps` fetches its part of keys and values, the last one its
+  /// first queries as well.
+  void prefetch_short(idx_t key_head, idx_t step, idx_t steps, line_prefetcher& to) const {
     const idx_t b = key_head / shape.kv_heads, h = key_head % shape.kv_heads;
-    if (b >= shape.batch || !is_short<C>(shape)) return false;
-    rows.add(in.key_rows(b, h), 0, in.visible_keys(b));
-    rows.add(in.value_rows(b, h), 0, in.visible_keys(b));
-    rows.add(in.query(b, h * shape.group()), 0, (std::min)(max_rows, lengths.queries(b)));
-    return true;
+    if (b >= shape.batch || !is_short<C>(shape)) return;
+    const idx_t keys = in.visible_keys(b), begin = keys * step / steps, end = keys * (step + 1) / steps;
+    to.add(in.key_rows(b, h), begin, end);
+    to.add(in.value_rows(b, h), begin, end);
+    if (step + 1 == steps) prefetch_queries(rows_of_step(key_head, 0), to);
   }
 
   void run() const {
