@@ -5,6 +5,7 @@
 #include <attn/core/detail/amx.hpp>
 #include <attn/core/detail/bf16_pair.hpp>
 #include <attn/core/detail/pages.hpp>
+#include <attn/core/detail/prefetch.hpp>
 
 #include <algorithm>
 #include <barrier>
@@ -12,6 +13,7 @@
 #include <cstdio>
 #include <fstream>
 #include <numeric>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -105,12 +107,24 @@ std::ptrdiff_t multiply_add_pairs(std::ptrdiff_t rounds, std::integer_sequence<i
   return rounds * accumulators * 2 * width;
 }
 
+constexpr std::ptrdiff_t block = 512;  // numbers, 2 KiB
+
+/// The sum of n numbers, a multiple of 4 blocks. `Streams` equal parts are read in turn, a block of each, while the
+/// part's next block is fetched: a processor may have more lines on their way from several places than from one.
+template <int Streams>
 float sum_of(const float* x, std::ptrdiff_t n) {
   namespace ei = Eigen::internal;
+  constexpr std::ptrdiff_t step = 8 * width;
   packet sum[8];
   for (packet& s : sum) s = ei::pset1<packet>(0.F);
-  for (std::ptrdiff_t i = 0; i + 8 * width <= n; i += 8 * width)
-    for (std::ptrdiff_t p = 0; p < 8; ++p) sum[p] = ei::padd(sum[p], ei::ploadu<packet>(x + i + p * width));
+  const std::ptrdiff_t part = n / Streams;
+  for (std::ptrdiff_t begin = 0; begin < part; begin += block)
+    for (std::ptrdiff_t stream = 0; stream < Streams; ++stream)
+      for (std::ptrdiff_t i = 0; i < block; i += step) {
+        const float* const at = x + stream * part + begin + i;
+        attn::detail::prefetch_bytes(reinterpret_cast<const char*>(at + block), step * sizeof(float));
+        for (std::ptrdiff_t p = 0; p < 8; ++p) sum[p] = ei::padd(sum[p], ei::ploadu<packet>(at + p * width));
+      }
   for (std::ptrdiff_t p = 1; p < 8; ++p) sum[0] = ei::padd(sum[0], sum[p]);
   return ei::predux(sum[0]);
 }
@@ -152,33 +166,62 @@ double sustained_peak(arithmetic a) {
   return 2.0 * static_cast<double>(made) / quantile(seconds, 0.5);
 }
 
-/// Bytes per second that `threads` threads read, and read and write back, at once, a part of the memory each.
-struct bandwidths {
-  double read = 0, rewrite = 0;
+/// Bytes, and how many processors share them.
+std::pair<std::size_t, int> last_level_cache() {
+  std::pair<std::size_t, int> largest;
+  for (const auto& cache : benchmark::CPUInfo::Get().caches)
+    largest = std::max(largest, std::pair(static_cast<std::size_t>(cache.size), cache.num_sharing));
+  return largest.first > 0 ? largest : std::pair(std::size_t{32} << 20, 1);
+}
 
-  void measure(float* x, std::ptrdiff_t n, int threads) {
-    constexpr int trials = 5;  // the fastest counts: nothing but disturbance makes memory slower
-    const std::ptrdiff_t part = n / threads / 64 * 64;
-    const double bytes = static_cast<double>(part * threads) * sizeof(float);
+/// How many numbers each of `threads` threads reads so that no cache holds them: together four times a last-level cache
+/// for those that share one. Where more than 16 do, that is taken for the word of a virtual machine.
+std::ptrdiff_t uncached_numbers(int threads) {
+  const auto [bytes, sharing] = last_level_cache();
+  const std::size_t all = std::clamp(4 * bytes, std::size_t{64} << 20, std::size_t{1} << 30),
+                    each = all / static_cast<std::size_t>(std::clamp(threads, 1, std::clamp(sharing, 1, 16))),
+                    most = available_memory_bytes() / 8 / static_cast<std::size_t>(threads);
+  return static_cast<std::ptrdiff_t>(std::min(each, most) / sizeof(float)) / (4 * block) * (4 * block);
+}
+
+/// Bytes per second that `threads` threads read, and read and write back, at once, each memory of its own.
+class bandwidths {
+ public:
+  explicit bandwidths(int threads) : of_thread_(static_cast<std::size_t>(threads)) {
+    // Allocated as caches are, in large pages where there are any: small ones take up to a third of the bandwidth.
+    const auto n = static_cast<std::size_t>(uncached_numbers(threads));
+    at_once(threads, [&](int thread) { of_thread_[static_cast<std::size_t>(thread)].assign(n, 1.0F); });
+  }
+
+  void measure() {
+    constexpr int trials = 4;  // the fastest counts: nothing but disturbance makes memory slower
+    const auto threads = static_cast<int>(of_thread_.size());
+    const double bytes = static_cast<double>(of_thread_.size() * of_thread_[0].size() * sizeof(float));
     std::barrier together(threads);
     at_once(threads, [&](int thread) {
-      const auto time_all = [&](auto&& work) {
+      auto& numbers = of_thread_[static_cast<std::size_t>(thread)];
+      Eigen::Map<Eigen::ArrayXf> own(numbers.data(), static_cast<std::ptrdiff_t>(numbers.size()));
+      const auto rate = [&](double moved, auto&& work) {
         together.arrive_and_wait();
-        return seconds_of([&] {
-          work();
-          together.arrive_and_wait();
-        });
+        return moved / seconds_of([&] {
+                 work();
+                 together.arrive_and_wait();
+               });
       };
-      Eigen::Map<Eigen::ArrayXf> own(x + thread * part, part);
+      double reading = 0, rewriting = 0;
       for (int trial = 0; trial < trials; ++trial) {
-        const double reading = time_all([&] { result = sum_of(own.data(), part); }),
-                     rewriting = time_all([&] { own *= float(operands[1]); });
-        if (thread != 0) continue;
-        read = std::max(read, bytes / reading);
-        rewrite = std::max(rewrite, 2 * bytes / rewriting);
+        for (const auto sum : {sum_of<1>, sum_of<2>, sum_of<4>})
+          reading = std::max(reading, rate(bytes, [&] { result = sum(own.data(), own.size()); }));
+        rewriting = std::max(rewriting, rate(2 * bytes, [&] { own *= float(operands[1]); }));
       }
+      if (thread == 0) read = std::max(read, reading), rewrite = std::max(rewrite, rewriting);
     });
   }
+
+  double read = 0, rewrite = 0;
+
+ private:
+  std::vector<attn::detail::memory_vector<float>> of_thread_;
 };
 
 }  // namespace
@@ -198,30 +241,22 @@ void machine::sample_peak(arithmetic a) {
 }
 
 void machine::measure(arithmetic a) {
-  const std::size_t bytes =
-      std::clamp<std::size_t>(4 * last_level_cache_bytes(), std::size_t{64} << 20,
-                              std::min<std::size_t>(available_memory_bytes() / 8, std::size_t{1} << 30));
-  const auto n = static_cast<std::ptrdiff_t>(bytes / sizeof(float));
-  // Allocated as caches are, in large pages where there are any: small ones take up to a third of the bandwidth.
-  attn::detail::memory_vector<float> memory(static_cast<std::size_t>(n), 1.0f);
-  bandwidths of_one, of_all;
+  bandwidths of_one(1);
+  std::optional<bandwidths> of_all;
+  if (measures_all()) of_all.emplace(threads_);
   for (int round = 0; round < 6; ++round) {
     sample_peak(a);
-    of_one.measure(memory.data(), n, 1);
-    if (measures_all()) of_all.measure(memory.data(), n, threads_);
+    of_one.measure();
+    if (of_all) of_all->measure();
   }
-  result = memory[static_cast<std::size_t>(n / 2)];
   read_bandwidth_ = std::max(read_bandwidth_, of_one.read);
   rewrite_bandwidth_ = std::max(rewrite_bandwidth_, of_one.rewrite);
-  all_read_bandwidth_ = std::max(all_read_bandwidth_, of_all.read);
-  all_rewrite_bandwidth_ = std::max(all_rewrite_bandwidth_, of_all.rewrite);
+  if (!of_all) return;
+  all_read_bandwidth_ = std::max(all_read_bandwidth_, of_all->read);
+  all_rewrite_bandwidth_ = std::max(all_rewrite_bandwidth_, of_all->rewrite);
 }
 
-std::size_t last_level_cache_bytes() {
-  int largest = 0;
-  for (const auto& cache : benchmark::CPUInfo::Get().caches) largest = std::max(largest, cache.size);
-  return largest > 0 ? static_cast<std::size_t>(largest) : std::size_t{32} << 20;
-}
+std::size_t last_level_cache_bytes() { return last_level_cache().first; }
 
 std::size_t available_memory_bytes() {
   std::ifstream file("/proc/meminfo");
