@@ -139,8 +139,8 @@ template <class T, int Stride, class S>
 }
 
 /// Packs rows [0, rows) of X as the columns of panels: panel p holds rows p * panel_width ..., as [col][panel_width],
-/// and repeats the last row to fill the last `unit` of columns, a vector or a panel. Takes round_up(rows, panel_width) *
-/// cols operands.
+/// and repeats the last row to fill the last `unit` of columns, a vector or a panel. Takes round_up(rows, panel_width)
+/// * cols operands.
 template <class T, class Row>
 void pack_panels_across(Row&& row, idx_t rows, idx_t cols, idx_t col_stride, T* panels, idx_t unit = panel_width<T>) {
   using S = std::remove_cvref_t<decltype(*row(0))>;
@@ -218,26 +218,27 @@ inline constexpr bool rows_for_matrix_unit = numbers_of<P> > 1 && matrix_unit_co
 
 /// Number of operands of a row of n numbers in chunks.
 template <class P>
-constexpr idx_t chunk_operands(idx_t n) {
+constexpr idx_t row_chunk_operands(idx_t n) {
   return round_up(operands<P>(n), width<P>);
 }
 
 /// Number of operands of a packed row of n numbers.
 template <class P>
 constexpr idx_t row_operands(idx_t n) {
-  return rows_for_matrix_unit<P> ? chunk_operands<P>(n) : operands<P>(n);
+  return rows_for_matrix_unit<P> ? row_chunk_operands<P>(n) : operands<P>(n);
 }
 
 /// Packs `rows` <= tile_rows rows as [col / width][tile_rows][width], each number times `factor`, which for pairs is 1;
 /// the last row is repeated to fill a tile height, for the matrix unit the tile, and zeros come after the last column.
-/// Takes tile_rows * chunk_operands(cols) operands, and nothing beyond them is written: other threads may pack what
+/// Takes tile_rows * row_chunk_operands(cols) operands, and nothing beyond them is written: other threads may pack what
 /// follows.
 template <class T, class Row>
 void pack_row_chunks(Row&& row, idx_t rows, idx_t cols, idx_t col_stride, [[maybe_unused]] sum_type<T> factor,
                      T* packed) {
   using S = std::remove_cvref_t<decltype(*row(0))>;
   constexpr idx_t step = width<T>, of_step = numbers_of<T> * step;
-  const idx_t length = chunk_operands<T>(cols), height = rows_for_matrix_unit<T> ? tile_rows : round_up(rows, tile_step);
+  const idx_t length = row_chunk_operands<T>(cols),
+              height = rows_for_matrix_unit<T> ? tile_rows : round_up(rows, tile_step);
   for (idx_t r = 0; r < height; ++r) {
     const S* const from = row((std::min)(r, rows - 1));
     T* const to = packed + r * step;

@@ -28,7 +28,7 @@ struct backward_rows {
 
   static backward_rows layout(arena& memory, idx_t rows, idx_t dim, idx_t dim_v, bool with_relative = false) {
     const idx_t padded = round_up(rows, max_rows);
-    const auto tiles = [&](idx_t depth) { return memory.allocate<P>(padded * chunk_operands<P>(depth)); };
+    const auto tiles = [&](idx_t depth) { return memory.allocate<P>(padded * row_chunk_operands<P>(depth)); };
     return {.queries = memory.allocate<P>(operands<P>(padded) * round_up(dim, panel_width<T>)),
             .d_out = memory.allocate<P>(operands<P>(padded) * round_up(dim_v, panel_width<T>)),
             .query_tiles = tiles(dim), .d_out_tiles = tiles(dim_v), .maximum = memory.allocate<T>(padded),
@@ -43,7 +43,7 @@ struct backward_rows {
     backward_rows rest = *this;
     rest.queries += first / numbers_of<P> * round_up(dim, panel_width<T>);
     rest.d_out += first / numbers_of<P> * round_up(dim_v, panel_width<T>);
-    rest.query_tiles += first * chunk_operands<P>(dim), rest.d_out_tiles += first * chunk_operands<P>(dim_v);
+    rest.query_tiles += first * row_chunk_operands<P>(dim), rest.d_out_tiles += first * row_chunk_operands<P>(dim_v);
     if (relative) rest.relative += first * round_up(dim, panel_width<T>);
     rest.capacity -= first;
     rest.maximum += first, rest.log_sum += first, rest.delta += first, rest.finite += first / max_rows;
@@ -58,7 +58,7 @@ struct backward_rows {
     const auto fetch = [first](const auto* rows, idx_t size) {
       prefetch_bytes(reinterpret_cast<const char*>(rows + first * size), tile_rows * size * idx_t(sizeof *rows));
     };
-    fetch(query_tiles, chunk_operands<P>(dim)), fetch(d_out_tiles, chunk_operands<P>(dim_v));
+    fetch(query_tiles, row_chunk_operands<P>(dim)), fetch(d_out_tiles, row_chunk_operands<P>(dim_v));
     if (sums) fetch(sums, stride);
   }
 
@@ -70,7 +70,7 @@ struct backward_rows {
     const auto pack_one = [&](const matrix_view<const S>& x, idx_t depth, T by, P* panels, P* tiles) {
       for (idx_t r = 0; r < rows; r += tile_rows)
         pack_row_chunks<P>([&](idx_t i) { return x.row(positions[r + i]); }, std::min<idx_t>(tile_rows, rows - r),
-                           depth, x.col_stride, by, tiles + r * chunk_operands<P>(depth));
+                           depth, x.col_stride, by, tiles + r * row_chunk_operands<P>(depth));
       return pack_panels<P>([&](idx_t i) { return x.row(positions[i]); }, 0, rows, depth, x.col_stride, panels,
                             max_rows);
     };

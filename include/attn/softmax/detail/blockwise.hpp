@@ -51,7 +51,7 @@ struct row_block {
   /// For up to `most` rows, a multiple of tile_rows.
   static row_block layout(arena& memory, idx_t dim, idx_t dim_v, bool with_relative = false, idx_t most = max_rows) {
     constexpr bool paired = numbers_of<P> > 1;
-    return {.queries = memory.allocate<P>(most * chunk_operands<P>(dim)),
+    return {.queries = memory.allocate<P>(most * row_chunk_operands<P>(dim)),
             .scores = memory.allocate<T>(tile_rows * score_stride),
             .weights = memory.allocate<P>(paired ? 2 * tile_rows * operands<P>(score_stride) : 0),
             .state = online_softmax<T, width<T>>::layout(memory, most, dim_v, panel_width<T>),
@@ -92,7 +92,7 @@ struct row_block {
   long_row_sums<P> sums(bool begun = false) const { return {state, total, rows, long_segment, begun}; }
   P* second_weights() const { return weights + tile_rows * operands<P>(score_stride); }
   /// The packed queries of the tile that begins with this row.
-  P* queries_from(idx_t row) const { return queries + row * chunk_operands<P>(dim); }
+  P* queries_from(idx_t row) const { return queries + row * row_chunk_operands<P>(dim); }
   const T* relative_from(idx_t row) const { return relative ? relative + row * row_operands<T>(dim) : nullptr; }
 };
 

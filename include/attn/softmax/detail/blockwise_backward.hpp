@@ -119,8 +119,8 @@ template <class P, class Score, class Terms>
   constexpr idx_t step = numbers_of<P>;
   P *const weights = s.weights + t.row / step * score_stride + column,
           *const d_scores = s.d_scores + t.row / step * score_stride + column;
-  const P* const queries = rows.query_tiles + t.row * chunk_operands<P>(rows.dim);
-  const P* const d_out = rows.d_out_tiles + t.row * chunk_operands<P>(rows.dim_v);
+  const P* const queries = rows.query_tiles + t.row * row_chunk_operands<P>(rows.dim);
+  const P* const d_out = rows.d_out_tiles + t.row * row_chunk_operands<P>(rows.dim_v);
   T *p = s.tile_weights, *ds = s.tile_d;
   if constexpr (step == 1) p = weights, ds = d_scores;
   rows.prefetch_tile(t.row + tile_rows, dq, dq_stride);

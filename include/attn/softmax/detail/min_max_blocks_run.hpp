@@ -84,7 +84,7 @@ struct min_max_driver {
   };
   scratch layout(arena& memory) const {
     return {.gathered = memory.allocate<T>(tile_rows * depth),
-            .queries = memory.allocate<T>(chunk_operands<T>(depth) * tile_rows),
+            .queries = memory.allocate<T>(row_chunk_operands<T>(depth) * tile_rows),
             .scores = memory.allocate<T>(tile_rows * score_stride),
             .sums = memory.allocate<T>(tile_rows * score_stride),
             .named = scored_keys<T>::layout(memory, in.topk),

@@ -83,7 +83,7 @@ struct block_chooser {
   idx_t rounds;
 
   static block_chooser layout(arena& memory, idx_t dim, idx_t rounds) {
-    return {.queries = memory.allocate<T>(tile_rows * chunk_operands<T>(dim)),
+    return {.queries = memory.allocate<T>(tile_rows * row_chunk_operands<T>(dim)),
             .products = memory.allocate<T>(tile_rows * score_stride),
             .best = memory.allocate<T>(tile_rows * rounds),
             .chosen = memory.allocate<idx_t>(tile_rows * rounds),
