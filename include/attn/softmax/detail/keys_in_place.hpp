@@ -53,32 +53,33 @@ void scores_in_place(const P* queries, const row_keys<P>& keys, idx_t first, idx
                      idx_t score_stride) {
   using T = sum_type<P>;
   using number = typename row_keys<P>::number;
-  constexpr int w = width<T>, wide = panel_width<T>;
+  constexpr int w = width<T>;
   const row_chunks<P> left{queries};
-  alignas(64) P columns[array_size<w * wide>];  // as in a panel of packed keys: one function packs for all heights
+  const idx_t depth = operands<P>(keys.dim);
   for (idx_t n = 0; n < count; n += w) {
     const number* const* const rows = keys.key_rows + first + n;
+    const row_pointers<P, number> some([&](idx_t i) { return rows[i]; }, 0, w);
     packet<T> acc[array_size<M>];
     for (packet<T>& x : acc) x = zero<T>();
     const number *const *next = rows + w, *const *const next_end = next + w;
     idx_t line = 0;
-    for (idx_t d = 0, k = 0, numbers; d < keys.dim; d += numbers) {
-      numbers = std::min<idx_t>(w * numbers_of<P>, keys.dim - d);
-      const row_pointers<P, number> some([&](idx_t i) { return rows[i] + d; }, 0, w);
-      pack_across<P, wide>(some, numbers, 1, T(1), columns);
-      const auto of_chunk = left_from<P>(left, k);
-      const idx_t end = k + operands<P>(numbers);
-      for (const P* column = columns; k < end; ++k, column += wide) {
+    for (idx_t k = 0; k < depth; k += w) {
+      packet<P> square[array_size<w>];
+      load_across(square, some, k * numbers_of<P>, keys.dim, 1);
+      const auto add_column = [&](auto j) __attribute__((always_inline)) {
         if (next != next_end) {
           __builtin_prefetch(*next + line, 0, 3);
           line += idx_t(cache_line / sizeof(number));
           if (line >= keys.dim) line = 0, ++next;
         }
-        const packet<P> x = load<P>(column);
         unroll<M>([&](auto m) __attribute__((always_inline)) {
-          acc[m] = multiply_add<P>(broadcast<P>(of_chunk.at(m, k)), x, acc[m]);
+          acc[m] = multiply_add<P>(broadcast<P>(left.at(m, k + j)), square[j], acc[m]);
         });
-      }
+      };
+      if (k + w <= depth)
+        unroll<w>(add_column);
+      else
+        for (idx_t j = 0; j < depth - k; ++j) add_column(j);
     }
     for (int m = 0; m < M; ++m) store<T>(scores + m * score_stride + n, acc[m]);
   }
@@ -113,26 +114,6 @@ template <class P, class Left>
     x = multiply_add<P>(broadcast<P>(weight), values, x);
   }
   return x;
-}
-
-/// The end of step 4 for `rows` rows and columns [first, end): their sums, `stride` apart, are added to `out`.
-template <class P, class Left>
-[[gnu::noinline]] void add_sums(const Left& left, int rows, const sum_type<P>* rescale, const sum_type<P>* sums,
-                                idx_t stride, const typename row_keys<P>::number* const* values, idx_t depth,
-                                idx_t first, idx_t end, sum_type<P>* out, idx_t out_stride) {
-  using T = sum_type<P>;
-  packet<T> trace = zero<T>();  // NaN where a sum is not finite
-  for (int m = 0; m < rows; ++m)
-    for (idx_t col = first; col < end; col += width<T>)
-      trace = fma(load<T>(sums + m * stride + col - first), zero<T>(), trace);
-  const bool finite = sum_lanes(trace) == T(0);
-  for (int m = 0; m < rows; ++m)
-    for (idx_t col = first; col < end; col += width<T>) {
-      T* const o = out + m * out_stride + col;
-      const packet<T> sum =
-          finite ? load<T>(sums + m * stride + col - first) : seen_values<P>(left, m, values, depth, col);
-      store<T>(o, fma(load<T>(o), broadcast<T>(rescale[m]), sum));
-    }
 }
 
 /// Step 4: out[m] = out[m] * rescale[m] + weights of M rows times the values of slots [low, high); of pairs both are
@@ -177,7 +158,18 @@ void output_in_place(const Left& left, const sum_type<P>* rescale, const row_key
         pass(std::integral_constant<int, most>{}, col, begin, stop);
       for (; col < end; col += width<T>) pass(std::integral_constant<int, 1>{}, col, begin, stop);
     }
-    add_sums<P>(left, M, rescale, sums, columns, rows, depth, first, end, out, out_stride);
+    packet<T> trace = zero<T>();  // NaN where a sum is not finite
+    for (int m = 0; m < M; ++m)
+      for (idx_t col = first; col < end; col += width<T>)
+        trace = fma(load<T>(sums + m * columns + col - first), zero<T>(), trace);
+    const bool finite = sum_lanes(trace) == T(0);
+    for (int m = 0; m < M; ++m)
+      for (idx_t col = first; col < end; col += width<T>) {
+        T* const o = out + m * out_stride + col;
+        const packet<T> sum =
+            finite ? load<T>(sums + m * columns + col - first) : seen_values<P>(left, m, rows, depth, col);
+        store<T>(o, fma(load<T>(o), broadcast<T>(rescale[m]), sum));
+      }
   }
 }
 

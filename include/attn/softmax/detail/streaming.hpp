@@ -261,8 +261,6 @@ template <class T, class C, class Rows, class Score>
   const bool by_itself = in_order && (q.rows == 1 || (q.rows == 2 && q.dim * idx_t(sizeof(C)) <= 512));
   const idx_t prefetched =
       by_itself ? ceil_div(idx_t(1024 / sizeof(C)), std::max<idx_t>(1, q.dim)) : tile;
-  // R, which is a constant, as a number that GCC does not know: it would clone functions for each.
-  const auto some = [&](idx_t r, idx_t R) { return (std::min)(R, q.rows - r); };
   // Each of the rows prefetches its part of what is needed next: processors stall where too many lines are pending.
   const auto part = [&](idx_t fetched, idx_t row) {
     return fetched <= 0 || row == 0 ? 0 : row == q.rows ? fetched : fetched * row / q.rows;
@@ -276,16 +274,13 @@ template <class T, class C, class Rows, class Score>
     const auto next_rows = next < last ? rows_from(k, next) : decltype(rows_from(k, next)){};
     const idx_t wanted = same_rows(k_rows, v_rows) ? 0 : (std::min)(count, prefetched),
                 fetched = (std::min)({prefetched, last - next, next_rows.rows});
-    // What some rows prefetch: keys of the next tile, or values of this one.
-    const auto fetched_by = [&](idx_t r, idx_t rows, bool next_keys) __attribute__((noinline)) {
-      return next_keys ? prefetcher_of(next_rows, part(fetched, r), part(fetched, r + rows))
-                       : prefetcher_of(v_rows, part(wanted, r), part(wanted, r + rows));
-    };
     const idx_t looked_at_before = looked_at, left_out_before = left_out;
     if (terms.mask && hidden_from_all(q, positions, begin, count, terms)) continue;
     with_whole_packets<T>(k_rows, count, q.keys, true, [&](const auto& keys) {
       by_rows<T, !listed>(q.rows, [&](idx_t r, auto R) {
-        stream_scores<R.value>(q.row(r), keys, q.scores + r * stream_tile, fetched_by(r, some(r, R), !expected));
+        stream_scores<R.value>(q.row(r), keys, q.scores + r * stream_tile,
+                               expected ? prefetcher_of(v_rows, part(wanted, r), part(wanted, r + R))
+                                        : prefetcher_of(next_rows, part(fetched, r), part(fetched, r + R)));
       });
     });
     matrix_view<const T> key_rows{};
@@ -384,8 +379,9 @@ template <class T, class C, class Rows, class Score>
         alignas(64) T rescale[width<T>] = {};
         weight_range<T> range;
         static_assert(R.value <= (std::min)(idx_t(width<T>), rows_together));
-        const bool kept = weights_of(r0, some(r0, R), range, rescale);
-        auto prefetcher = fetched_by(r0, some(r0, R), true);
+        // R, but no constant, for which GCC would clone the function.
+        const bool kept = weights_of(r0, (std::min)(idx_t(R), q.rows - r0), range, rescale);
+        auto prefetcher = prefetcher_of(next_rows, part(fetched, r0), part(fetched, r0 + R));
         if (!kept) return expected ? prefetcher.fetch_all() : void();
         stream_output<R.value>(q.scores + r0 * stream_tile, range, rescale, values, state.row(r0), state.stride,
                                prefetcher);
