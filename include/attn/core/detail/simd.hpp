@@ -125,8 +125,15 @@ template <class P>
 ATTN_INLINE P if_less(const P& a, const P& b, const P& x, const P& y) {
   return Eigen::internal::pselect(Eigen::internal::pcmp_lt(a, b), x, y);
 }
+/// Whether a < b in any lane.
+template <class P>
+ATTN_INLINE bool any_less(const P& a, const P& b) {
+  return Eigen::internal::predux_any(Eigen::internal::pcmp_lt(a, b));
+}
 #ifdef EIGEN_VECTORIZE_AVX512
 // Eigen 3.4 makes a vector of the mask, and a mask of the vector.
+ATTN_INLINE bool any_less(const __m512& a, const __m512& b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ) != 0; }
+ATTN_INLINE bool any_less(const __m512d& a, const __m512d& b) { return _mm512_cmp_pd_mask(a, b, _CMP_LT_OQ) != 0; }
 ATTN_INLINE __m512 if_less(const __m512& a, const __m512& b, const __m512& x, const __m512& y) {
   return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), y, x);
 }

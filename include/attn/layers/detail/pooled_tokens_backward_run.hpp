@@ -71,7 +71,7 @@ struct pooled_tokens_backward_driver {
         store<T>(m.sum + c, div(broadcast<T>(T(1)), (max)(load<T>(m.sum + c), broadcast<T>(T(0.5)))));
       const T* const g = d.load(d.at(of.b, of.h, w, 0), f.dim, m.spare);
       const idx_t rows = f.rows(of, w);
-      for (idx_t n = 0; n < rows; n += pooling_tile) {
+      for (idx_t n = 0; n < rows; n += tile.count) {
         if (rows > pooling_tile) f.load_rows(of, w, n, m, tile);
         for (int r = 0; r < tile.count; ++r) {
           const auto place = f.place_of(of, w, n + r);
@@ -108,7 +108,7 @@ struct pooled_tokens_backward_driver {
       packet<T> weight = load<T>(m.sum + c), x = load<T>(rows.x[r] + c);
       if (weighted) {
         const packet<T> logit = rows.logit(r, c);
-        weight = mul(weight, pooling_weight<T>(logit, load<T>(m.top + c))), x = seen_number<T>(x, logit);
+        weight = mul(weight, pooling_weight<T>(logit, load<T>(m.reference + c))), x = seen_number<T>(x, logit);
       }
       const packet<T> d_x = mul(weight, load<T>(g + c)), d_logit = mul(d_x, sub(x, load<T>(m.mean + c)));
       store<T>(to_x + c, d_x), store<T>(to_logit + c, d_logit);

@@ -1,8 +1,10 @@
 // attn: what pooled_tokens, its step and its backward pass share: the rows of a window, and softmax over them for every
 // channel by itself.
 //
-// Rows are taken in tiles, from left to right: the maximum of a tile first, so that sums of the tiles before it are
-// multiplied once by a power, then its exponentials. Sums over tiles are compensated: a window may be long.
+// Short windows lie in registers, packet by packet: their largest logits first, then exponentials. Longer ones are read
+// row by row, as they lie in memory, with sums beside them: weights are relative to a logit that is replaced only where
+// a later one is larger by a margin, which is seldom; sums over blocks of rows are compensated, for a window may be
+// long.
 #pragma once
 
 #include <attn/core/detail/any_rows.hpp>
@@ -46,8 +48,12 @@ struct rows_of_heads : memory_layout {
   }
 };
 
-/// Rows of a tile, whose logits stay in registers.
+/// Rows that are loaded at once; the logits of a window of so many stay in registers.
 inline constexpr int pooling_tile = 8;
+/// Rows that are summed before their sums are added to those of a window, a multiple of pooling_tile.
+inline constexpr idx_t pooling_block = 16;
+/// How much larger than the reference a logit may be: weights are at most e^16.
+inline constexpr int pooling_margin = 16;
 /// How many bytes after a tile lie the tokens that are prefetched while it is computed.
 inline constexpr idx_t pooling_distance = 16384;
 
@@ -67,21 +73,21 @@ struct pooled_source {
 
 /// Tokens and their logits, prefetched line by line in the order in which they lie: processors fetch no columns of
 /// several rows ahead, and memory is at full speed only where it is read from begin to end. Into the second cache: the
-/// first one's list of lines on their way is too short. (ns a packet for windows of 4 tokens of 64 channels: 5.0; 8.7
-/// if lines of x and of the logits alternate, 7.8 if one of each is late. Of 512 channels: 4.7, into the first cache
-/// 6.5, and 9 where a window is read from begin to end before it is computed.)
+/// first one's list of lines on their way is too short. (ns a packet of float, Zen 4, in large pages: windows of 4
+/// tokens 4.6 to 5.4, where reading x and the logits takes 4.2; windows of 128 row by row 5, in tiles of 8 rows 7. Into
+/// the first cache, 4 KiB ahead: 4.5 to 5.2 for windows of up to 4 KiB, 8 to 10 for larger ones.)
 struct pooled_prefetch {
   const char *x = nullptr, *logits = nullptr;
   idx_t at = 0, bytes = 0, x_stride = 0, logits_stride = 0;  // of a row, and from row to row
+  idx_t packet_bytes = 0;
 
-  /// As many lines as `Rows` packets have; those behind a row that ends among them are left out. (No lambda: GCC takes
+  /// As many bytes as `Rows` packets have; those behind a row that ends among them are left out. (No lambda: GCC takes
   /// one that prefetches for one that does nothing.)
   template <int Rows>
   ATTN_INLINE void next() {
-    constexpr idx_t line = cache_line;
-    for (int n = 0; n < Rows; ++n) __builtin_prefetch(x + at + n * line, 0, 2);
-    for (int n = 0; n < Rows; ++n) __builtin_prefetch(logits + at + n * line, 0, 2);
-    if ((at += Rows * line) >= bytes) at = 0, x += x_stride, logits += logits_stride;
+    for (int n = 0; n < Rows; ++n) __builtin_prefetch(x + at + n * packet_bytes, 0, 2);
+    for (int n = 0; n < Rows; ++n) __builtin_prefetch(logits + at + n * packet_bytes, 0, 2);
+    if ((at += Rows * packet_bytes) >= bytes) at = 0, x += x_stride, logits += logits_stride;
   }
 };
 
@@ -90,7 +96,7 @@ template <class T>
 struct pooled_rows {
   const T *x[pooling_tile], *logits[pooling_tile], *bias[pooling_tile];
   int count;
-  T* result;  // of a window of this tile alone; null else
+  T* result;
   idx_t windows, step, logits_step, result_step;
 
   ATTN_INLINE packet<T> logit(int r, idx_t c) const {
@@ -106,10 +112,10 @@ struct pooled_rows {
   }
 };
 
-/// e^(logit - top)
+/// e^(logit - reference)
 template <class T>
-ATTN_INLINE packet<T> pooling_weight(const packet<T>& logit, const packet<T>& top) {
-  return exp2_weight<T>(mul(sub(logit, top), broadcast<T>(exp_constants<T>::log2_e_high)));
+ATTN_INLINE packet<T> pooling_weight(const packet<T>& logit, const packet<T>& reference) {
+  return exp2_weight<T>(mul(sub(logit, reference), broadcast<T>(exp_constants<T>::log2_e_high)));
 }
 /// 0 where the logit is -infinity: what lies there is not seen.
 template <class T>
@@ -121,21 +127,26 @@ ATTN_INLINE packet<T> seen_number(const packet<T>& x, const packet<T>& logit) {
 template <class T>
 struct pooling_memory {
   idx_t padded;
-  T *top, *sum, *mean, *sum_error, *mean_error;  // in the end the mean is divided by the sum
+  T *reference, *sum, *mean, *sum_error, *mean_error;  // in the end the mean is divided by the sum
+  T *block_sum, *block_mean;                           // of the last rows; 0 between windows
   T *zeros, *copies, *spare;
 
   pooling_memory(arena& memory, idx_t of_row)
       : padded(of_row),
-        top(memory.allocate<T>(padded)),
+        reference(memory.allocate<T>(padded)),
         sum(memory.allocate<T>(padded)),
         mean(memory.allocate<T>(padded)),
         sum_error(memory.allocate<T>(padded)),
         mean_error(memory.allocate<T>(padded)),
+        block_sum(memory.allocate<T>(padded)),
+        block_mean(memory.allocate<T>(padded)),
         zeros(memory.allocate<T>(padded)),
         copies(memory.allocate<T>(3 * pooling_tile * padded)),
         spare(memory.allocate<T>(padded)) {}
 
-  void clear() const { std::fill_n(zeros, padded, T(0)); }
+  void clear() const {
+    for (T* const to : {zeros, block_sum, block_mean}) std::fill_n(to, padded, T(0));
+  }
   T* slot(int kind, int r) const { return copies + (kind * pooling_tile + r) * padded; }
 };
 
@@ -145,56 +156,65 @@ ATTN_INLINE packet<T> divided(const packet<T>& mean, const packet<T>& sum) {
   return if_less(sum, broadcast<T>(T(0.5)), zero<T>(), div(mean, sum));
 }
 
-/// Adds the rows of a tile, `Rows` of them; `first` where there are none before them.
+/// The results of windows of `Rows` rows.
 template <int Rows, class T>
-void add_softmax_rows(pooled_rows<T>& rows, bool first, pooled_prefetch next, const pooling_memory<T>& to) {
+void pool_softmax(pooled_rows<T>& rows, pooled_prefetch next, const pooling_memory<T>& to) {
   do for (idx_t c = 0; c < to.padded; c += width<T>) {
     next.template next<Rows>();
-    const packet<T> before = first ? broadcast<T>(std::numeric_limits<T>::lowest()) : load<T>(to.top + c);
-    packet<T> logits[array_size<Rows>], top = before, sum = zero<T>(), mean = zero<T>();
-    unroll<Rows>([&](auto r) { top = (max)(top, logits[r] = rows.logit(r, c)); });
+    packet<T> logits[array_size<Rows>], largest = broadcast<T>(std::numeric_limits<T>::lowest()), sum = zero<T>(),
+                                        mean = zero<T>();
+    unroll<Rows>([&](auto r) { largest = (max)(largest, logits[r] = rows.logit(r, c)); });
     unroll<Rows>([&](auto r) {
-      const packet<T> weight = pooling_weight<T>(logits[r], top);
+      const packet<T> weight = pooling_weight<T>(logits[r], largest);
       sum = add(sum, weight), mean = fma(weight, seen_number<T>(load<T>(rows.x[r] + c), logits[r]), mean);
     });
-    store<T>(to.top + c, top);
-    if (rows.result) {
-      store<T>(to.sum + c, sum), store<T>(rows.result + c, divided<T>(mean, sum));
-      continue;
-    }
-    packet<T> sum_error = zero<T>(), mean_error = zero<T>();
-    if (!first) {
-      const packet<T> factor = pooling_weight<T>(before, top), more = sum, more_mean = mean;
-      sum = mul(load<T>(to.sum + c), factor), sum_error = mul(load<T>(to.sum_error + c), factor);
-      mean = mul(load<T>(to.mean + c), factor), mean_error = mul(load<T>(to.mean_error + c), factor);
-      add_compensated(sum, sum_error, more), add_compensated(mean, mean_error, more_mean);
-    }
-    store<T>(to.sum + c, sum), store<T>(to.sum_error + c, sum_error);
-    store<T>(to.mean + c, mean), store<T>(to.mean_error + c, mean_error);
+    store<T>(to.reference + c, largest), store<T>(to.sum + c, sum), store<T>(rows.result + c, divided<T>(mean, sum));
+  } while (rows.template next_window<Rows>());
+}
+/// The same without logits and bias.
+template <int Rows, class T>
+void pool_equal(pooled_rows<T>& rows, pooled_prefetch next, const pooling_memory<T>& to) {
+  do for (idx_t c = 0; c < to.padded; c += width<T>) {
+    next.template next<Rows>();
+    packet<T> sum = broadcast<T>(T(Rows)), mean = zero<T>();
+    unroll<Rows>([&](auto r) { mean = add(mean, load<T>(rows.x[r] + c)); });
+    store<T>(to.sum + c, sum), store<T>(rows.result + c, div(mean, sum));
   } while (rows.template next_window<Rows>());
 }
 
-/// The same without logits and bias, of a window of `count` rows.
-template <int Rows, class T>
-void add_equal_rows(pooled_rows<T>& rows, bool first, pooled_prefetch next, idx_t count,
-                    const pooling_memory<T>& to) {
-  const packet<T> sum = broadcast<T>(static_cast<T>(count));
-  do for (idx_t c = 0; c < to.padded; c += width<T>) {
-    next.template next<Rows>();
-    packet<T> mean = zero<T>(), error = zero<T>();
-    unroll<Rows>([&](auto r) { mean = add(mean, load<T>(rows.x[r] + c)); });
-    store<T>(to.sum + c, sum);
-    if (rows.result) {
-      store<T>(rows.result + c, div(mean, sum));
-      continue;
+/// Adds rows to the sums of a block; `first` where there are none before them in their window. Without logits and bias
+/// all weights are 1.
+template <bool Weighted, class T>
+void add_rows(const pooled_rows<T>& rows, bool first, pooled_prefetch next, const pooling_memory<T>& to) {
+  const packet<T> lowest = broadcast<T>(std::numeric_limits<T>::lowest()), margin = broadcast<T>(T(pooling_margin));
+  for (int r = 0; r < rows.count; ++r, first = false)
+    for (idx_t c = 0; c < to.padded; c += width<T>) {
+      next.template next<1>();
+      packet<T> x = load<T>(rows.x[r] + c), weight = broadcast<T>(T(1));
+      packet<T> sum = load<T>(to.block_sum + c), mean = load<T>(to.block_mean + c);
+      if constexpr (Weighted) {
+        const packet<T> logit = rows.logit(r, c);
+        packet<T> reference = first ? (max)(lowest, logit) : load<T>(to.reference + c);
+        if (first)
+          store<T>(to.reference + c, reference);
+        else if (const packet<T> most = add(reference, margin); any_less(most, logit)) {
+          const packet<T> larger = if_less(most, logit, logit, reference);
+          const packet<T> factor = pooling_weight<T>(reference, larger);
+          for (T* const sums : {to.sum, to.mean, to.sum_error, to.mean_error})
+            store<T>(sums + c, mul(load<T>(sums + c), factor));
+          sum = mul(sum, factor), mean = mul(mean, factor), reference = larger;
+          store<T>(to.reference + c, reference);
+        }
+        weight = pooling_weight<T>(logit, reference), x = seen_number<T>(x, logit);
+      }
+      store<T>(to.block_sum + c, add(sum, weight)), store<T>(to.block_mean + c, fma(weight, x, mean));
     }
-    if (!first) {
-      const packet<T> more = mean;
-      mean = load<T>(to.mean + c), error = load<T>(to.mean_error + c);
-      add_compensated(mean, error, more);
-    }
-    store<T>(to.sum_error + c, zero<T>()), store<T>(to.mean + c, mean), store<T>(to.mean_error + c, error);
-  } while (rows.template next_window<Rows>());
+}
+/// Adds the sums of a block to those of the window.
+template <class T>
+void add_block(const pooling_memory<T>& m) {
+  move_compensated(m.block_sum, m.padded, T(1), m.sum, m.sum_error);
+  move_compensated(m.block_mean, m.padded, T(1), m.mean, m.mean_error);
 }
 
 /// f(number of rows), known when it is compiled.
@@ -205,13 +225,19 @@ void with_rows(int count, F&& f) {
   });
 }
 
-/// The result of a window of several tiles.
+/// The result of a window that add_rows() has read; of one block if it is `short_window`.
 template <class T>
-void divide_pooled(const pooling_memory<T>& m, T* to) {
+void divide_pooled(const pooling_memory<T>& m, bool short_window, T* to) {
   for (idx_t c = 0; c < m.padded; c += width<T>) {
-    const packet<T> sum = compensated_sum<T>(load<T>(m.sum + c), load<T>(m.sum_error + c));
-    store<T>(m.sum + c, sum);
-    store<T>(to + c, divided<T>(compensated_sum<T>(load<T>(m.mean + c), load<T>(m.mean_error + c)), sum));
+    packet<T> sum, mean;
+    if (short_window) {
+      sum = load<T>(m.block_sum + c), mean = load<T>(m.block_mean + c);
+      store<T>(m.block_sum + c, zero<T>()), store<T>(m.block_mean + c, zero<T>());
+    } else {
+      sum = compensated_sum<T>(load<T>(m.sum + c), load<T>(m.sum_error + c));
+      mean = compensated_sum<T>(load<T>(m.mean + c), load<T>(m.mean_error + c));
+    }
+    store<T>(m.sum + c, sum), store<T>(to + c, divided<T>(mean, sum));
   }
 }
 
@@ -287,9 +313,12 @@ struct pooled_tokens_driver {
     const idx_t token = w * window - of.held + of.distance, first = n * dim * from.item, bytes = token_bytes();
     const idx_t stride = from.strides[2] * from.item, other_stride = other.strides[2] * other.item;
     const char *const row = from.at(of.b, of.h, token, 0), *const other_row = other.at(of.b, of.h, token, 0);
-    if (stride == bytes && other_stride == bytes) return {row, other_row, first, (std::numeric_limits<idx_t>::max)()};
+    const idx_t packet_bytes = width<T> * from.item;
+    if (stride == bytes && other_stride == bytes)
+      return {row, other_row, first, (std::numeric_limits<idx_t>::max)(), 0, 0, packet_bytes};
     const idx_t tokens = first / bytes;
-    return {row + tokens * stride, other_row + tokens * other_stride, first % bytes, bytes, stride, other_stride};
+    return {row + tokens * stride, other_row + tokens * other_stride, first % bytes, bytes, stride, other_stride,
+            packet_bytes};
   }
   /// How many windows of [w, end) are computed as one: all, if each is a tile whose rows are used where they lie.
   idx_t windows_together(const head& of, idx_t w, idx_t end) const {
@@ -298,24 +327,33 @@ struct pooled_tokens_driver {
                        x.tokens.in_place(dim) && (!logits || logits.tokens.in_place(dim));
     return alike ? end - w : 1;
   }
-  /// The results of windows, of one or those that are computed together, to padded memory `step` numbers apart; the
-  /// maxima and sums of the last one stay in m, its last rows in `tile`.
+  /// The results of windows, of one or those that are computed together, to padded memory `step` numbers apart; what
+  /// weights of the last one are relative to, and their sums, stay in m, its last rows in `tile`.
   void pool(const head& of, idx_t w, const pooling_memory<T>& m, pooled_rows<T>& tile, T* to, idx_t windows = 1,
             idx_t step = 0) const {
     const idx_t count = rows(of, w);
-    tile.result = count <= pooling_tile ? to : nullptr;
+    if (count > pooling_tile) return pool_by_rows(of, w, m, tile, to);
+    load_rows(of, w, 0, m, tile);
+    tile.result = to, tile.result_step = step, tile.windows = windows;
     tile.step = window * x.tokens.strides[2], tile.logits_step = logits ? window * logits.tokens.strides[2] : 0;
-    tile.result_step = step;
-    for (idx_t n = 0; n < count; n += pooling_tile) {
-      tile.windows = windows;
+    const pooled_prefetch next = prefetch(of, w, 0);
+    with_rows(tile.count, [&](auto r) {
+      weighted() ? pool_softmax<r.value>(tile, next, m) : pool_equal<r.value>(tile, next, m);
+    });
+  }
+  void pool_by_rows(const head& of, idx_t w, const pooling_memory<T>& m, pooled_rows<T>& tile, T* to) const {
+    const idx_t count = rows(of, w);
+    const bool short_window = count <= pooling_block;
+    if (!short_window)
+      for (T* const sums : {m.sum, m.mean, m.sum_error, m.mean_error}) std::fill_n(sums, m.padded, T(0));
+    for (idx_t n = 0; n < count; n += tile.count) {
       load_rows(of, w, n, m, tile);
       const pooled_prefetch next = prefetch(of, w, n);
-      with_rows(tile.count, [&](auto r) {
-        weighted() ? add_softmax_rows<r.value>(tile, n == 0, next, m)
-                   : add_equal_rows<r.value>(tile, n == 0, next, count, m);
-      });
+      weighted() ? add_rows<true>(tile, n == 0, next, m) : add_rows<false>(tile, n == 0, next, m);
+      const idx_t end = n + tile.count;
+      if (!short_window && (end == count || end % pooling_block == 0)) add_block(m);
     }
-    if (count > pooling_tile) divide_pooled(m, to);
+    divide_pooled(m, short_window, to);
   }
 };
 
