@@ -1,5 +1,6 @@
 // Layers with weights. They have no heads: they are timed on what a model's tokens are before they are split into
 // heads, x [length, heads * dim], which q's memory holds.
+#include <attn/core/detail/pages.hpp>
 #include <attn/core/random.hpp>
 #include <attn/layers/feed_forward_backward.hpp>
 #include <attn/layers/packed_weights.hpp>
@@ -23,13 +24,14 @@ constexpr idx_t hidden_for_one = 4;  // hidden numbers of the feed-forward layer
 constexpr idx_t taps = 4;            // of the short convolution, as models have them
 constexpr idx_t pooled_window = 4;   // as DeepSeek-V4's compressed sparse attention has it
 
-/// A weight [outputs, inputs] that keeps the size of what it is multiplied by.
+/// A weight [outputs, inputs] that keeps the size of what it is multiplied by; in memory as the inputs' is.
 struct random_weight {
+  using memory = attn::detail::memory_vector<element>;
   idx_t outputs, inputs;
-  std::shared_ptr<std::vector<element>> numbers;
+  std::shared_ptr<memory> numbers;
 
   random_weight(idx_t m, idx_t n, std::uint64_t seed)
-      : outputs(m), inputs(n), numbers(std::make_shared<std::vector<element>>(static_cast<std::size_t>(m * n))) {
+      : outputs(m), inputs(n), numbers(std::make_shared<memory>(static_cast<std::size_t>(m * n))) {
     attn::random_numbers draw(seed, 1);
     const double size = 1 / std::sqrt(static_cast<double>(n));
     for (element& x : *numbers) x = static_cast<element>(static_cast<float>(size * draw.normal()));
