@@ -132,7 +132,8 @@ struct backward_keys {
   template <class Keys, class S>
   void fill(const Keys& k, const matrix_view<const S>& v, idx_t begin, idx_t end) {
     keys.pack(k, k, begin, end);
-    values.pack_keys([&](idx_t slot) { return v.row(keys.positions[begin + slot]); }, v.col_stride, begin, end);
+    values.pack_keys([&](idx_t slot) { return v.row(keys.positions[begin + slot]); }, v.col_stride, begin, end,
+                     packed_keys<P>::read_together);
   }
   void clear(idx_t begin, idx_t end) const { clear_rows(begin, round_up(end, panel_width<T>)); }
   /// Clears the sums of slots [begin, end) alone.

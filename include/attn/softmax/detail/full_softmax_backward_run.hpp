@@ -45,6 +45,10 @@ struct full_softmax_backward_driver {
   /// The same of a batch item, by its true lengths.
   idx_t segments(idx_t b) const { return ceil_div(lengths.keys(b), segment()); }
   idx_t row_blocks(idx_t b) const { return ceil_div(lengths.queries(b), max_rows); }
+  /// Rows of dq that blocks of this item up to number `block` write: the last one whole tiles.
+  idx_t rows_to(idx_t b, idx_t block) const {
+    return (std::min)((block + 1) * max_rows, round_up(lengths.queries(b), tile_rows));
+  }
   idx_t most_segments(const wave<head_scratch>& key_heads) const {
     idx_t most = 0;
     for (idx_t n = 0; n < key_heads.count; ++n) most = (std::max)(most, segments(item_of(key_heads.first + n)));
@@ -72,7 +76,7 @@ struct full_softmax_backward_driver {
     T* const d_relative = in.d_relative_queries ? s.d_relative + (part + 1) * dq_size() : nullptr;
     T* const table = s.tables + part * in.table_size();
     for (T* x : {dq, d_relative})
-      if (x) std::fill_n(x, row_blocks(b) * max_rows * dq_stride(), T(0));
+      if (x) std::fill_n(x, rows_to(b, row_blocks(b)) * dq_stride(), T(0));
     std::fill_n(table, in.table_size(), T(0));
     const auto head_terms = in.forward.terms_for(b, h);
     auto back = in.back(head_terms);
@@ -99,14 +103,13 @@ struct full_softmax_backward_driver {
   /// Query head `in_group` of the group of every key head.
   void attend_heads(const wave<head_scratch>& key_heads, idx_t in_group, idx_t parts) const {
     const auto query_head = [&](idx_t key_head) { return key_head % shape.kv_heads * shape.group() + in_group; };
-    const idx_t block_size = max_rows * dq_stride();
     key_heads.for_each(row_blocks(), [&](idx_t key_head, const head_scratch& s, idx_t block, int) {
       const idx_t b = item_of(key_head), h = query_head(key_head), i0 = block * max_rows;
       const idx_t count = (std::min)(max_rows, lengths.queries(b) - i0);
       if (count <= 0) return;
       in.pack_rows(s.rows.from(i0), b, h, head_of(in.q, b, h), {i0, 1, nullptr}, count);
       for (T* x : {s.dq, s.d_relative})
-        if (x) std::fill_n(x + block * block_size, block_size, T(0));
+        if (x) std::fill_n(x + i0 * dq_stride(), (rows_to(b, block) - i0) * dq_stride(), T(0));
     });
     for (idx_t first = 0, end = most_segments(key_heads); first < end; first += parts) {
       const idx_t together = (std::min)(parts, end - first);
@@ -131,7 +134,7 @@ struct full_softmax_backward_driver {
         for (T* x : {s.dq, s.d_relative}) {
           if (!x || count == 0) continue;
           const sums_in_parts<T> sums{x, count + 1, round_up(shape.queries, max_rows), dq_stride()};
-          for (idx_t n = 1; n <= count; ++n) sums.add_part(n, block * max_rows, (block + 1) * max_rows);
+          for (idx_t n = 1; n <= count; ++n) sums.add_part(n, block * max_rows, rows_to(b, block));
         }
       });
     }

@@ -35,6 +35,7 @@ struct key_range {
 template <class T>
 struct packed_keys {
   static constexpr idx_t wide = panel_width<T>;
+  static constexpr idx_t read_together = rows_for_matrix_unit<T> ? wide : width<T>;  // keys, by the blockwise kernel
 
   T *keys = nullptr, *values = nullptr;
   bool* finite = nullptr;
@@ -60,9 +61,7 @@ struct packed_keys {
         prefetch_row(k, positions[n]);
         prefetch_row(v, positions[n]);
       }
-      // Products of the kernel read whole vectors, the matrix unit whole panels.
-      pack_keys([&](idx_t n) { return k.row(positions[slot + n]); }, k.col_stride, slot, stop,
-                rows_for_matrix_unit<T> ? wide : width<T>);
+      pack_keys([&](idx_t n) { return k.row(positions[slot + n]); }, k.col_stride, slot, stop, read_together);
       pack_values(v, slot, stop);
     }
   }
