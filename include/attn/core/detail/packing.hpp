@@ -8,11 +8,12 @@
 //   1. pack_panels         rows of a matrix become k:        B = X      (X [k, n], e.g. values)
 //   2. pack_panels_across  rows of a matrix become columns:  B = X^T    (X [n, k], e.g. keys)
 //   3. pack_rows           the A operand as [k][tile_rows]
-//   4. pack_row_chunks     the A operand as [k / width][tile_rows][width], without a transposition   (queries)
+//   4. pack_row_chunks     the A operand as [k / chunk][tile_rows][chunk], without a transposition   (queries)
 #pragma once
 
 #include <attn/core/detail/amx.hpp>
 #include <attn/core/detail/bf16_pair.hpp>
+#include <attn/core/detail/pages.hpp>
 #include <attn/core/detail/split_pair.hpp>
 
 #include <algorithm>
@@ -216,10 +217,13 @@ bool pack_panels(Row&& row, idx_t first, idx_t rows, idx_t cols, idx_t col_strid
 template <class P>
 inline constexpr bool rows_for_matrix_unit = numbers_of<P> > 1 && matrix_unit_compiled;
 
+/// Columns of a chunk: those of a cache line, at least a vector, as the matrix unit takes them.
+template <class P>
+inline constexpr idx_t chunk_columns = idx_t(cache_line / sizeof(P));
 /// Number of operands of a row of n numbers in chunks.
 template <class P>
 constexpr idx_t row_chunk_operands(idx_t n) {
-  return round_up(operands<P>(n), width<P>);
+  return round_up(operands<P>(n), chunk_columns<P>);
 }
 
 /// Number of operands of a packed row of n numbers.
@@ -228,20 +232,21 @@ constexpr idx_t row_operands(idx_t n) {
   return rows_for_matrix_unit<P> ? row_chunk_operands<P>(n) : operands<P>(n);
 }
 
-/// Packs `rows` <= tile_rows rows as [col / width][tile_rows][width], each number times `factor`, which for pairs is 1;
-/// the last row is repeated to fill a tile height, for the matrix unit the tile, and zeros come after the last column.
+/// Packs `rows` <= tile_rows rows as [col / chunk][tile_rows][chunk], each number times `factor`, which for pairs is 1;
+/// the last row is repeated to fill a tile height, for the matrix unit the tile, and zeros its last chunk.
 /// Takes tile_rows * row_chunk_operands(cols) operands, and nothing beyond them is written: other threads may pack what
 /// follows.
 template <class T, class Row>
 void pack_row_chunks(Row&& row, idx_t rows, idx_t cols, idx_t col_stride, [[maybe_unused]] sum_type<T> factor,
                      T* packed) {
   using S = std::remove_cvref_t<decltype(*row(0))>;
-  constexpr idx_t step = width<T>, of_step = numbers_of<T> * step;
-  const idx_t length = row_chunk_operands<T>(cols),
-              height = rows_for_matrix_unit<T> ? tile_rows : round_up(rows, tile_step);
+  constexpr idx_t step = width<T>, chunk = chunk_columns<T>;
+  static_assert(step <= chunk);
+  const idx_t length = round_up(operands<T>(cols), step);
+  const idx_t height = rows_for_matrix_unit<T> ? tile_rows : round_up(rows, tile_step);
   for (idx_t r = 0; r < height; ++r) {
     const S* const from = row((std::min)(r, rows - 1));
-    T* const to = packed + r * step;
+    T* const to = packed + r * chunk;
 #if ATTN_HAS_AMX
     if constexpr (is_split<T>) {
       const auto part = [&](idx_t col) {
@@ -256,12 +261,14 @@ void pack_row_chunks(Row&& row, idx_t rows, idx_t cols, idx_t col_stride, [[mayb
     }
 #endif
     if constexpr (!is_split<T>)
-      for (idx_t k = 0, col = 0; k < length; k += step, col += of_step) {
+      for (idx_t k = 0; k < length; k += step) {
+        const idx_t col = numbers_of<T> * k;
         const packet<T> x = load_part<T>(from + col * col_stride, col_stride, cols - col);
+        T* const at = to + k / chunk * chunk * tile_rows + k % chunk;
         if constexpr (numbers_of<T> == 1)
-          store<T>(to + k * tile_rows, mul(x, broadcast<T>(factor)));
+          store<T>(at, mul(x, broadcast<T>(factor)));
         else
-          store<T>(to + k * tile_rows, x);
+          store<T>(at, x);
       }
   }
 }

@@ -31,7 +31,8 @@ template <class T>
 struct row_chunks {
   const T* data;
   ATTN_INLINE T at(int m, idx_t k) const {
-    return data[k / width<T> * width<T> * tile_rows + m * width<T> + k % width<T>];
+    constexpr idx_t chunk = chunk_columns<T>;
+    return data[k / chunk * chunk * tile_rows + m * chunk + k % chunk];
   }
 };
 
@@ -58,15 +59,15 @@ struct prefetching_rows : Rows {
 template <class A>
 inline constexpr idx_t chunk_of = 0;
 template <class T>
-inline constexpr idx_t chunk_of<row_chunks<T>> = width<T>;
+inline constexpr idx_t chunk_of<row_chunks<T>> = chunk_columns<T>;
 template <class T, class Rows>
 inline constexpr idx_t chunk_of<prefetching_rows<T, Rows>> = chunk_of<Rows>;
 
-/// The left operand of the columns from k on, up to the end of their chunk, at constant strides.
+/// The left operand of the columns of the chunk that column k is in, at constant strides.
 template <class T, class A>
 ATTN_INLINE auto left_from(const A& a, [[maybe_unused]] idx_t k) {
-  if constexpr (chunk_of<A> > 0)
-    return left_operand<T, width<T>, 1>{a.data + k * (tile_rows - 1)};  // element (0, k) is at data + k * tile_rows
+  if constexpr (constexpr idx_t chunk = chunk_of<A>; chunk > 0)  // its column k is at data + k * tile_rows
+    return left_operand<T, int(chunk), 1>{a.data + k / chunk * chunk * (tile_rows - 1)};
   else
     return a;
 }

@@ -66,6 +66,7 @@ void scores_in_place(const P* queries, const row_keys<P>& keys, idx_t first, idx
     for (idx_t k = 0; k < depth; k += w) {
       packet<P> square[array_size<w>];
       load_across(square, some, k * numbers_of<P>, keys.dim, 1);
+      const auto part = left_from<P>(left, k);
       const auto add_column = [&](auto j) __attribute__((always_inline)) {
         if (next != next_end) {
           __builtin_prefetch(*next + line, 0, 3);
@@ -73,7 +74,7 @@ void scores_in_place(const P* queries, const row_keys<P>& keys, idx_t first, idx
           if (line >= keys.dim) line = 0, ++next;
         }
         unroll<M>([&](auto m) __attribute__((always_inline)) {
-          acc[m] = multiply_add<P>(broadcast<P>(left.at(m, k + j)), square[j], acc[m]);
+          acc[m] = multiply_add<P>(broadcast<P>(part.at(m, k + j)), square[j], acc[m]);
         });
       };
       if (k + w <= depth)
