@@ -140,8 +140,8 @@ template <class T, int Stride, class S>
 }
 
 /// Packs rows [0, rows) of X as the columns of panels: panel p holds rows p * panel_width ..., as [col][panel_width],
-/// and repeats the last row to fill the last `unit` of columns, a vector or a panel. Takes round_up(rows, panel_width)
-/// * cols operands.
+/// and repeats the last row to fill the last `unit` of columns, a vector or a panel. Takes
+/// round_up(rows, panel_width) * cols operands.
 template <class T, class Row>
 void pack_panels_across(Row&& row, idx_t rows, idx_t cols, idx_t col_stride, T* panels, idx_t unit = panel_width<T>) {
   using S = std::remove_cvref_t<decltype(*row(0))>;

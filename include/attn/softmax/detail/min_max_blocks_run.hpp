@@ -78,7 +78,7 @@ struct min_max_driver {
   idx_t depth = 2 * shape.dim, lists = shape.kv_heads > 0 ? shape.heads / shape.kv_heads : 0;  // of a key head
 
   struct scratch {
-    T *gathered, *queries, *scores, *sums;  // [tile_rows][depth], [depth][tile_rows], [tile_rows][score_stride] twice
+    T *gathered, *queries, *scores, *sums;  // [tile_rows][depth], in chunks, [tile_rows][score_stride] twice
     scored_keys<T> named;                   // [topk]
     std::span<named_blocks<T>> names;       // [tile_rows]
   };

@@ -7,11 +7,12 @@
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
-/// Step 1: products of M rows in chunks and slots [first, first + count), both multiples of a vector; the first and the last
-/// panel may be half used.
+/// Step 1: products of M rows in chunks and slots [first, first + count), both multiples of a vector; the first and the
+/// last panel may be half used.
 template <class P, int M>
 void tile_scores(const P* queries, const packed_keys<P>& keys, idx_t first, idx_t count, sum_type<P>* scores) {
   using T = sum_type<P>;
+  using left = prefetching_rows<P, row_chunks<P>>;
   const idx_t depth = operands<P>(keys.dim);
   const auto lines = [&] {
     return keys.next ? keys.next->next(depth, queries) : prefetched_lines{reinterpret_cast<const char*>(queries)};
@@ -35,11 +36,10 @@ void tile_scores(const P* queries, const packed_keys<P>& keys, idx_t first, idx_
       store<T>(scores + m * score_stride + n + vector * width<T>, x);
     };
     if (half == 0 && count - n >= panel_width<T>) {
-      tile_product<P, M, 2>(prefetching_rows<P, row_chunks<P>>{{queries}, {lines(), lines()}}, keys.key_panel(slot), depth, put);
+      tile_product<P, M, 2>(left{{queries}, {lines(), lines()}}, keys.key_panel(slot), depth, put);
       n += panel_width<T>;
     } else {
-      tile_product<P, M, 1>(prefetching_rows<P, row_chunks<P>>{{queries}, {lines(), lines()}}, keys.key_panel(slot - half) + half,
-                            depth, put);
+      tile_product<P, M, 1>(left{{queries}, {lines(), lines()}}, keys.key_panel(slot - half) + half, depth, put);
       n += width<T>;
     }
   }
