@@ -275,13 +275,6 @@ constexpr auto as_view(X&& x) {
 
 namespace detail {
 
-/// The same for what is copied at once: a view itself.
-template <viewable X>
-constexpr decltype(auto) view_in(X& x) {
-  if constexpr (is_view<std::remove_const_t<X>>) return (x);
-  else return as_view(x);
-}
-
 /// The view of an argument; of one that is not viewable some view, so that the concept gives the error message.
 template <class X>
 constexpr auto view_or_any() {

@@ -160,15 +160,14 @@ struct row_norm {
   /// The same of rows `from`.
   [[gnu::noinline]] void apply(const T* from, T* row) const {
     if (dim == 0) return;
-    const idx_t whole = dim / width<T> * width<T>;
+    const idx_t whole = dim / width<T> * width<T>, of_gamma = gamma_step, of_beta = beta_step;
     const T *gammas = gamma, *betas = beta;
-    for (idx_t left = heads;;
-         from += dim, row += dim, gammas += padded() * gamma_step, betas += padded() * beta_step) {
+    for (idx_t left = heads;; from += dim, row += dim, gammas += padded() * of_gamma, betas += padded() * of_beta) {
       const T factor = centre(from, row).factor;
       for (idx_t d = 0; d < whole; d += width<T>)
-        store<T>(row + d, fma(mul(load<T>(row + d), broadcast<T>(factor)), load<T>(gammas + d * gamma_step),
-                              load<T>(betas + d * beta_step)));
-      for (idx_t d = whole; d < dim; ++d) row[d] = row[d] * factor * gammas[d * gamma_step] + betas[d * beta_step];
+        store<T>(row + d, fma(mul(load<T>(row + d), broadcast<T>(factor)), load<T>(gammas + d * of_gamma),
+                              load<T>(betas + d * of_beta)));
+      for (idx_t d = whole; d < dim; ++d) row[d] = row[d] * factor * gammas[d * of_gamma] + betas[d * of_beta];
       if (--left == 0) return;
     }
   }

@@ -20,6 +20,13 @@
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
+/// The view of an argument that is copied at once: a view itself, where it is one.
+template <viewable X>
+constexpr decltype(auto) view_in(X& x) {
+  if constexpr (is_view<std::remove_const_t<X>>) return (x);
+  else return as_view(x);
+}
+
 template <class X>
 concept is_execution = std::same_as<std::remove_cvref_t<X>, execution>;
 

@@ -24,6 +24,31 @@ struct axis {
   broadcast_axis broadcast = broadcast_axis::no;
 };
 
+/// Addresses from `begin` on, below `end`.
+struct address_range {
+  std::uintptr_t begin, end;
+
+  static address_range of(const moving_axes& axes) {
+    constexpr idx_t all = (std::numeric_limits<idx_t>::max)();
+    return {axes.origin, axes.origin + static_cast<std::uintptr_t>(axes.covered(all))};
+  }
+};
+
+/// The addresses that a view touches, where that is easily said, as for most: memory is behind it, no extent is 0, none
+/// and no stride negative or large and, of one that is written, every axis steps over all that those after it touch.
+inline bool plain_addresses(const memory_layout& x, bool written, address_range& to) {
+  std::size_t furthest = 0, steps = 0, numbers = 1;
+  bool apart = x.data != nullptr;
+  for (int n = x.rank; n-- > 0;) {
+    const auto last = static_cast<std::size_t>(x.extents[n]) - 1, stride = static_cast<std::size_t>(x.strides[n]);
+    apart &= !written | (last == 0) | (stride >= numbers);
+    furthest |= last, steps |= stride, numbers += last * stride;
+  }
+  to.begin = reinterpret_cast<std::uintptr_t>(x.data);
+  to.end = to.begin + numbers * static_cast<std::size_t>(x.item);
+  return apart && furthest < (std::size_t(1) << 18) && steps < (std::size_t(1) << 24);
+}
+
 /// A view of the shape of another.
 [[gnu::noinline]] inline void check_same_shape(const validator& check, const char* what, const memory_layout& x,
                                                const char* other, const memory_layout& like, const char* before = "") {
@@ -102,9 +127,12 @@ class call_views : public validator {
     if (count_ == most) fail({"at most ", most, " views"}, "more: call_views::most is too small");
     named& one = views_[count_];
     one.before = how == use::gradient ? of_gradients : "", one.name = name, one.written = how != use::read;
-    one.view.copy(x);
+    // In the parts that it was written in: processors read larger ones late.
+    one.view.data = x.data, one.view.item = x.item, one.view.rank = x.rank;
+    std::memcpy(one.view.extents, x.extents, sizeof x.extents);
+    std::memcpy(one.view.strides, x.strides, sizeof x.strides);
     if (!plain_addresses(x, one.written, one.at))
-      one.at = (one.written ? writable(name, x, one.before) : readable(name, x, one.before)).addresses();
+      one.at = address_range::of(one.written ? writable(name, x, one.before) : readable(name, x, one.before));
     for (std::size_t n = 0; n < count_; ++n) {
       const named& other = views_[n];
       if (other.at.end <= one.at.begin || one.at.end <= other.at.begin || !(one.written || other.written)) continue;

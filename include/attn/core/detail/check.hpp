@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
-#include <cstring>
 #include <initializer_list>
 #include <limits>
 #include <numeric>
@@ -48,16 +47,7 @@ struct memory_layout {
         extents{axis(x.extents(), 0), axis(x.extents(), 1), axis(x.extents(), 2), axis(x.extents(), 3)},
         strides{axis(x.strides(), 0), axis(x.strides(), 1), axis(x.strides(), 2), axis(x.strides(), 3)} {}
 
-  template <class Axes>
-  static idx_t axis(const Axes& of, std::size_t n) {
-    return n < of.size() ? of[n] : 0;
-  }
-  /// Copies another in the parts that it was written in: processors read larger ones late.
-  void copy(const memory_layout& x) {
-    data = x.data, item = x.item, rank = x.rank;
-    std::memcpy(extents, x.extents, sizeof extents);
-    std::memcpy(strides, x.strides, sizeof strides);
-  }
+  static idx_t axis(const auto& of, std::size_t n) { return n < of.size() ? of[n] : 0; }
 
   [[gnu::noinline]] bool empty() const {
     return std::any_of(extents, extents + rank, [](idx_t n) { return n == 0; });
@@ -81,26 +71,6 @@ inline bool same_memory(const memory_layout& x, const memory_layout& y) {
   for (int n = 0; n < 4; ++n)
     same = same && x.extents[n] == y.extents[n] && (x.extents[n] < 2 || x.strides[n] == y.strides[n]);
   return same;
-}
-
-/// Addresses from `begin` on, below `end`.
-struct address_range {
-  std::uintptr_t begin, end;
-};
-
-/// The addresses that a view touches, where that is easily said, as for most: memory is behind it, no extent is 0, none
-/// and no stride negative or large and, of one that is written, every axis steps over all that those after it touch.
-inline bool plain_addresses(const memory_layout& x, bool written, address_range& to) {
-  std::size_t furthest = 0, steps = 0, numbers = 1;
-  bool apart = x.data != nullptr;
-  for (int n = x.rank; n-- > 0;) {
-    const auto last = static_cast<std::size_t>(x.extents[n]) - 1, stride = static_cast<std::size_t>(x.strides[n]);
-    apart &= !written | (last == 0) | (stride >= numbers);
-    furthest |= last, steps |= stride, numbers += last * stride;
-  }
-  to.begin = reinterpret_cast<std::uintptr_t>(x.data);
-  to.end = to.begin + numbers * static_cast<std::size_t>(x.item);
-  return apart && furthest < (std::size_t(1) << 18) && steps < (std::size_t(1) << 24);
 }
 
 /// The axes of a view that move: byte steps made positive, and the lowest address touched. Of an empty view none.
@@ -138,9 +108,6 @@ struct moving_axes {
     for (int n = 0; n < count; ++n)
       if (axes[n].stride < limit) bytes += axes[n].stride * (axes[n].extent - 1);
     return bytes;
-  }
-  address_range addresses() const {
-    return {origin, origin + static_cast<std::uintptr_t>(covered((std::numeric_limits<idx_t>::max)()))};
   }
   /// The greatest common divisor of the steps from `limit` on, and of `period`.
   [[gnu::noinline]] idx_t period(idx_t limit, idx_t period) const {
